@@ -28,6 +28,11 @@ def pytest_runtest_makereport(item: pytest.Item, call: Any) -> Any:
     return report
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if " at 0x" in item.nodeid:  # the workers of one run would not agree on what there is to run
+        raise pytest.UsageError(f"{item.nodeid}: a test is not called by an address: say ids=")
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """What there is so far is no garbage: it is left out of the many collections to come."""
     gc.collect()

@@ -283,7 +283,11 @@ def test_a_node_without_edges_returns_nothing() -> None:
 
 
 @pytest.mark.rule("E9", "V3")
-@pytest.mark.parametrize("new", [ones(3), np.ones(2), "text", NoArray(), ones(2) * 1j], ids=repr)
+@pytest.mark.parametrize(
+    "new",
+    [ones(3), np.ones(2), "text", NoArray(), ones(2) * 1j],
+    ids=["a shape", "a dtype", "a text", "an object", "complex"],
+)
 @pytest.mark.parametrize("where", ["slot", "pre", "post", "leaf"])
 def test_hooks_that_return_nonsense(where: str, new: Any) -> None:
     w = leaf()

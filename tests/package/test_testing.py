@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 import fanin  # NumPy is imported once per process: here, not in a pytest within
@@ -147,3 +149,16 @@ def test_the_plugin_imports_no_torch() -> None:
     run_python(
         "import sys, fanin.testing.plugin; assert 'torch' not in sys.modules and 'matplotlib' not in sys.modules"
     )
+
+
+def test_a_test_of_ours_is_not_called_by_an_address(pytester: pytest.Pytester) -> None:
+    text = (Path(__file__).parents[1] / "conftest.py").read_text()
+    hook = next(f for f in text.split("\n\n\n") if f.startswith("def pytest_itemcollected"))
+    pytester.makeconftest("from __future__ import annotations\nimport pytest\n\n" + hook)
+    called = "import pytest\n@pytest.mark.parametrize('x', [{}], ids={})\ndef test_x(x): pass\n"
+    pytester.makepyfile(test_well=called.format("object()", "['an object']"))
+    assert pytester.runpytest_inprocess("-p", "no:cacheprovider").ret == pytest.ExitCode.OK
+    pytester.makepyfile(test_badly=called.format("object()", "repr"))
+    done = pytester.runpytest_inprocess("-p", "no:cacheprovider")
+    assert done.ret != pytest.ExitCode.OK
+    assert "a test is not called by an address" in done.stdout.str() + done.stderr.str()
