@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -235,6 +236,63 @@ def test_functions_of_the_users_own(used: tuple[bool, bool], second: bool) -> No
         assert (a is None and b is None) or torch.equal(a, b)
 
 
+class Undefined(torch.autograd.Function):
+    """Gives two results, and says whether it wants zeros where one is not used."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, zeros: bool) -> Any:
+        ctx.set_materialize_grads(zeros)
+        return x * 2, x * 3
+
+    @staticmethod
+    def backward(ctx: Any, a: Any, b: Any) -> Any:
+        return (2 * a if b is None else 2 * a + 3 * b + 1), None
+
+
+@pytest.mark.parametrize("zeros", [True, False])
+def test_a_function_is_given_zeros_where_it_wants_them(zeros: bool) -> None:
+    def run(backward: Callable[[Any], None]) -> Any:
+        x = torch.ones(3, requires_grad=True)
+        backward(Undefined.apply(x, zeros)[0].sum())
+        return x.grad
+
+    assert torch.equal(run(fanin_torch.backward), run(torch_own))
+    assert run(fanin_torch.backward).tolist() == [2 + zeros] * 3
+
+
+class Gives(torch.autograd.Function):
+    """Its backward gives what it is told."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, gives: Any) -> Any:
+        ctx.gives = gives
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        return ctx.gives(g)
+
+
+@pytest.mark.parametrize(
+    ("gives", "kind", "text"),
+    [
+        (lambda g: (g, None, g), RuntimeError, "incorrect number of gradients: expected 2, got 3"),
+        (lambda g: (), RuntimeError, "incorrect number of gradients: expected 2, got 0"),
+        (lambda g: (5, None), TypeError, "invalid gradient at index 0: expected a tensor or None, got a int"),
+    ],
+    ids=["too many", "too few", "a number"],
+)
+def test_what_a_function_returns_is_checked(gives: Any, kind: Any, text: str) -> None:
+    x = torch.ones(3, requires_grad=True)
+    with pytest.raises(kind, match=text):
+        fanin_torch.backward(Gives.apply(x, gives).sum())
+    with pytest.raises(Exception):  # as torch does, in its words
+        torch_own(Gives.apply(x, gives).sum())
+    assert x.grad is None
+    fanin_torch.backward(Gives.apply(x, lambda g: (g, None, None)).sum())  # what is None may be too many
+    assert x.grad.tolist() == [1, 1, 1]
+
+
 PROGRAMS: dict[str, Callable[[Any], Any]] = {
     "unused outputs": lambda x: x.unbind(1)[0].sum() + torch.svd(x)[1].sum(),
     "split and joined": lambda x: torch.cat([x[:1] * 2, x[1:].flip(0)]).cumsum(0).prod(),
@@ -382,6 +440,12 @@ def with_module_hooks() -> Any:
     return model(torch.ones(1, 2, requires_grad=True)).sum()
 
 
+def nested() -> Any:
+    with warnings.catch_warnings(action="ignore"):  # it says that it is a prototype
+        x = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], requires_grad=True)
+    return torch.nested.to_padded_tensor(x * 2, 0.0).sum()
+
+
 def one(**how: Any) -> Any:
     return torch.ones(1, requires_grad=True, **how)
 
@@ -399,6 +463,9 @@ REFUSED: list[tuple[Callable[[], Any], Any, str]] = [
     (lambda: BACKWARD(one(), torch.ones(7, 2)), ValueError, r"gradient 0: expected shape \(1,\), got \(7, 2\)"),
     (lambda: BACKWARD(one(), "x"), TypeError, "expected a tensor"),
     (lambda: BACKWARD(one(), inputs=[one() * 2]), ValueError, "input 0 is no leaf"),
+    (lambda: BACKWARD(one(), inputs=[]), ValueError, "inputs is empty"),
+    (lambda: BACKWARD(one(dtype=torch.complex64) * 2), ValueError, "complex and has no gradient"),
+    (lambda: BACKWARD(nested()), RuntimeError, "nested tensor, which has no one shape"),
     (lambda: BACKWARD(one(device="meta") * 2), RuntimeError, "meta: this pass knows CPU tensors alone"),
 ]
 

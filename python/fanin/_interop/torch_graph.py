@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.autograd.graph import get_gradient_edge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 import fanin
 
@@ -31,12 +31,14 @@ def backward(
 ) -> None:
     """`torch.autograd.backward` on fanin's engine: hooks of tensors in between and of nodes do NOT run (they cannot be
     seen from Python; `retain_grad` on such a tensor leaves its `.grad` as it was), the graph keeps its saved tensors
-    until it is dropped, CPU tensors alone, no `create_graph`.
+    until it is dropped (as with `retain_graph=True`), CPU tensors alone, no nested ones, no `create_graph`, one thread.
 
     Hooks of leaves (`register_hook`, `register_post_accumulate_grad_hook`) run. What can be seen to be missed is a
     RuntimeError: a hook or `retain_grad` of one of `tensors`, full backward hooks of modules, tensors that are not on
-    the CPU. A segment of `torch.utils.checkpoint` without reentrance is computed anew for each tensor that it saved:
-    right, and slow; with `use_reentrant=True` it is computed once.
+    the CPU, nested ones. A segment of `torch.utils.checkpoint` without reentrance is computed anew for each tensor that
+    it saved: right, and slow; with `use_reentrant=True` it is computed once. A `torch.autograd.Function` of several
+    results, of which one is not used, is asked by torch's own engine whether it wants zeros there
+    (`ctx.set_materialize_grads`): hooks of that node run then, once, with zeros.
 
     Every fan-in is an input buffer: the gradients of a bfloat16 tensor that is used many times are summed in float32
     and rounded once, the order of a sum is the graph's. `accumulate` names the dtype of the sums (rule A11).
@@ -58,6 +60,8 @@ def backward(
     firsts = _gradients(roots, gradients)
     ends = [_end(i, t) for i, t in enumerate(roots)]
     leaves = None if inputs is None else _leaves([inputs] if isinstance(inputs, torch.Tensor) else list(inputs))
+    if leaves == []:
+        raise ValueError("backward: inputs is empty: leave it out for all leaves")
     graph = _Graph(ends, accumulate)
     wanted = None if leaves is None else [graph.leaves[x] for x in leaves if x in graph.leaves]
     if wanted == []:
@@ -83,6 +87,8 @@ def _gradients(roots: list[torch.Tensor], given: Any) -> list[torch.Tensor]:
             raise ValueError(
                 f"backward: tensor {i} has {t.numel()} elements and no gradient to begin with: give gradients="
             )
+        if g is None and t.is_complex():
+            raise ValueError(f"backward: tensor {i} is complex and has no gradient to begin with: give gradients=")
         if g is not None and not isinstance(g, torch.Tensor):
             raise TypeError(f"backward: gradient {i}: expected a tensor, got a {type(g).__name__}")
         if g is not None and g.shape != t.shape:
@@ -194,6 +200,11 @@ def _takes(node: Any) -> list[Takes]:
                 f"backward: {node.name()} takes gradients on {meta.device}: this pass knows CPU tensors alone; use"
                 " torch's own backward()"
             )
+        if meta.is_nested_tensor:
+            raise RuntimeError(
+                f"backward: {node.name()} takes a gradient that is a nested tensor, which has no one shape: use torch's"
+                " own backward()"
+            )
         takes.append((torch.Size(meta.shape), meta.dtype))
     return takes
 
@@ -235,24 +246,58 @@ def _custom(node: Any) -> Callable[..., Any]:
     metas = node._input_metadata
 
     def call(*sums: torch.Tensor | None) -> Any:
-        if getattr(node, "materialize_grads", True):
+        if any(g is None for g in sums) and _materializes(node):
             sums = tuple(
                 torch.zeros(tuple(meta.shape), dtype=meta.dtype, device=meta.device) if g is None else g
                 for g, meta in zip(sums, metas, strict=True)
             )
         made = node.apply(*sums)
         made = made if isinstance(made, tuple) else (made,)
-        if needed and len(made) <= needed[-1]:
+        expected = len(node.needs_input_grad)
+        if (needed and len(made) <= needed[-1]) or any(g is not None for g in made[expected:]):
             raise RuntimeError(
-                f"{node.name()} returned an incorrect number of gradients: expected {len(node.needs_input_grad)}, got"
-                f" {len(made)}"
+                f"{node.name()} returned an incorrect number of gradients: expected {expected}, got {len(made)}"
             )
+        for i in needed:
+            if not (made[i] is None or isinstance(made[i], torch.Tensor)):
+                raise TypeError(
+                    f"{node.name()} returned an invalid gradient at index {i}: expected a tensor or None, got a"
+                    f" {type(made[i]).__name__}"
+                )
         gradients: list[torch.Tensor | None] = [None] * len(node.next_functions)
         for place, i in zip(places, needed, strict=True):
             gradients[place] = made[i]
         return tuple(gradients)
 
     return call
+
+
+class _Asked(Exception):
+    """Ends a pass of torch's that only asked."""
+
+
+def _materializes(node: Any) -> bool:
+    """Whether a Function wants zeros for gradients that are undefined (`ctx.set_materialize_grads`): torch lets nobody
+    read that, so its engine is had call the node, up to the `backward` of the user's.
+    """
+    got: list[torch.Tensor | None] = []
+
+    def asks(ctx: Any, *gradients: torch.Tensor | None) -> Any:
+        got.extend(gradients)
+        raise _Asked
+
+    meta = node._input_metadata[0]
+    zeros = torch.zeros(tuple(meta.shape), dtype=meta.dtype, device=meta.device)
+    further = next(GradientEdge(to, slot) for to, slot in node.next_functions if to is not None)
+    # Of this object alone, before that of its class.
+    node._forward_cls = type("Asks", (torch.autograd.Function,), {"backward": staticmethod(asks)})
+    try:
+        torch.autograd.grad([GradientEdge(node, 0)], [further], [zeros], allow_unused=True)
+    except _Asked:
+        pass
+    finally:
+        del node._forward_cls
+    return all(g is not None for g in got)
 
 
 def _in_order(ends: list[Any]) -> tuple[list[Any], dict[Any, Any]]:
