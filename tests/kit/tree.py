@@ -86,8 +86,9 @@ def c_files(csrc: Path) -> list[Path]:
 
 
 def included(path: Path, csrc: Path) -> list[Path]:
-    """The files of the tree that a file includes, as it writes them."""
-    return [csrc / name for name, _ in INCLUDE.findall(path.read_text()) if name and (csrc / name).exists()]
+    """The files of the tree that a file includes, as it writes them: in angles, too, the compiler finds them."""
+    found = (csrc / (quoted or angled) for quoted, angled in INCLUDE.findall(path.read_text()))
+    return [name for name in found if name.is_file()]
 
 
 def closure(path: Path, csrc: Path) -> list[Path]:

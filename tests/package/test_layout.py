@@ -63,6 +63,8 @@ def broken_includes(csrc: Path) -> list[str]:
                     wrong.append(f"{here}: includes Python.h itself: py/py.h is the one header with Python.h")
                 continue
             if not quoted:
+                if (csrc / angled).is_file():
+                    wrong.append(f'{here}: <{angled}> is our own: write "{angled}", that who includes whom is seen')
                 continue
             target = Path(quoted)
             if rung == FAKE == target.parts[0] and (csrc / target).exists():
@@ -113,6 +115,10 @@ PLANTED_INCLUDES = {
         'py/z.c: "../base/mem.h" is not written from csrc/ on, as in "array/dtype.h"',
     ),
     "array/z.c": ('#include "base/nowhere.h"\n', 'array/z.c: "base/nowhere.h" does not exist'),
+    "device/y.c": (
+        "#include <buffer/buffer.h>\n",
+        'device/y.c: <buffer/buffer.h> is our own: write "buffer/buffer.h", that who includes whom is seen',
+    ),
     "array/w.c": ('#include "buffer/buffer.h"\n', f"array/w.c: array/ may not include buffer/: {SAID}"),
     "util/x.h": ("", f"util/x.h: stands in no folder of the ladder: {SAID}"),
 }
@@ -301,14 +307,17 @@ def test_a_tree_without_circles_is_well(tmp_path: Path) -> None:
     assert planted_tree(tmp_path) == []
 
 
-def test_a_planted_circle_of_includes_is_found(tmp_path: Path) -> None:
-    """low and high need no function of each other, but each must know the other's types."""
+@pytest.mark.parametrize("angles", [False, True])
+def test_a_planted_circle_of_includes_is_found(angles: bool, tmp_path: Path) -> None:
+    """low and high need no function of each other, but each must know the other's types; -I csrc finds <both>, too."""
     high = {
         "base_high_h": '#include "base/low.h"\ntypedef fan_low fan_high_t;\nint fan_high(void);\n',
         "base_high_c": '#include "base/high.h"\nint fan_high(void) { return fan_low_get(); }\n',
     }
     assert planted_tree(tmp_path, **high) == []
     knows = '#include "base/high.h"\nfan_low fan_low_get(void) { return (fan_high_t)1; }\n'
+    if angles:
+        knows = knows.replace('"base/high.h"', "<base/high.h>")
     assert planted_tree(tmp_path, **high, base_low_c=knows) == [
         "csrc/base: base/high -> base/low -> base/high is a circle: base/high.h includes base/low.h; base/low.c "
         "includes base/high.h"
