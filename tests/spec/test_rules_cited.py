@@ -96,6 +96,7 @@ def all_marks() -> dict[str, list[str]]:
 
 
 KNOWN = rules_of(RULES.read_text())
+KNOWN_COUNTS = {family: sum(k[0] == family for k in KNOWN) for family in FAMILIES}
 
 
 def test_the_page_of_rules_is_whole() -> None:
@@ -104,6 +105,81 @@ def test_the_page_of_rules_is_whole() -> None:
         mine = [k for k in KNOWN if k[0] == family]
         whole = [f"{family}{n}" for n in range(1, count + 1)]
         assert mine == [k for k in whole if k not in TO_COME], f"family {family}: {mine}"
+
+
+def counts_in(root: Path) -> dict[str, dict[str, int]]:
+    """Each place that says how many rules S and A have, and what it says; of a bit the position counts."""
+    explain = (root / "tests/buffer/test_explain.py").read_text()
+    bits = re.search(r"rules_of\(0b1 \| 1 << (\d+) \| 1 << (\d+) \| 1 << (\d+)\)", explain)
+    assert bits, "tests/buffer/test_explain.py no longer asks rules_of for the first and last rules of both families"
+    last_s, first_a, last_a = map(int, bits.groups())
+    header = (root / "csrc/buffer/rules.h").read_text()
+    words = (root / "python/fanin/_words.py").read_text()
+    own = (root / "tests/spec/test_rules_cited.py").read_text()
+    page = rules_of((root / "docs/rules.md").read_text())
+
+    def number(pattern: str, text: str) -> int:
+        found = re.search(pattern, text, re.MULTILINE)
+        assert found, f"{pattern} is nowhere"
+        return int(found[1])
+
+    return {
+        "docs/rules.md": {family: sum(k[0] == family for k in page) for family in FAMILIES},
+        "csrc/buffer/rules.h": {f: number(rf"^#define FAN_{f}_RULES (\d+)$", header) for f in FAMILIES},
+        "python/fanin/_words.py": {"S": number(r"^S_RULES = (\d+)\b", words)},
+        "tests/spec/test_rules_cited.py": {f: number(rf'^COUNTS = .*"{f}": (\d+)', own) for f in FAMILIES},
+        "tests/buffer/test_explain.py": {"S": last_s + 1, "A": last_a - first_a + 1, "S again": first_a},
+    }
+
+
+def stale_counts(root: Path) -> list[str]:
+    """The places whose number of rules is not that of the page, which has them."""
+    found = counts_in(root)
+    page = found["docs/rules.md"]
+    return [
+        f"{place} says {count} rules of {family[0]}, docs/rules.md has {page[family[0]]}"
+        for place, counts in found.items()
+        for family, count in counts.items()
+        if count != page[family[0]]
+    ]
+
+
+def test_every_place_that_counts_the_rules_counts_those_of_the_page() -> None:
+    assert stale_counts(ROOT) == []
+
+
+@pytest.mark.parametrize(
+    ("place", "old", "new", "said"),
+    [
+        ("csrc/buffer/rules.h", "FAN_S_RULES 22", "FAN_S_RULES 21", "21 rules of S"),
+        ("csrc/buffer/rules.h", "FAN_A_RULES 16", "FAN_A_RULES 17", "17 rules of A"),
+        ("python/fanin/_words.py", "S_RULES = 22", "S_RULES = 23", "23 rules of S"),
+        ("tests/spec/test_rules_cited.py", '"A": 16,', '"A": 15,', "15 rules of A"),
+        ("tests/buffer/test_explain.py", "| 1 << 37", "| 1 << 36", "15 rules of A"),
+    ],
+)
+def test_a_planted_stale_count_is_named(place: str, old: str, new: str, said: str, tmp_path: Path) -> None:
+    for name in counts_in(ROOT):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text((ROOT / name).read_text())
+    text = (tmp_path / place).read_text()
+    assert old in text
+    (tmp_path / place).write_text(text.replace(old, new, 1))
+    page = KNOWN_COUNTS[said[-1]]
+    assert stale_counts(tmp_path) == [f"{place} says {said}, docs/rules.md has {page}"]
+
+
+def test_a_rule_more_on_the_page_names_every_place(tmp_path: Path) -> None:
+    for name in counts_in(ROOT):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text((ROOT / name).read_text())
+    with (tmp_path / "docs/rules.md").open("a") as page:
+        page.write(f"\n| A{KNOWN_COUNTS['A'] + 1} | one more | |\n")
+    assert [said.partition(" ")[0] for said in stale_counts(tmp_path)] == [
+        "csrc/buffer/rules.h",
+        "tests/spec/test_rules_cited.py",
+        "tests/buffer/test_explain.py",
+    ]
 
 
 @pytest.mark.parametrize("rule", [k for k in KNOWN if k[0] in (*FAMILIES, *MARKED)])
