@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 from fractions import Fraction
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
+import fanin
 from kit.values import BFLOAT16, added_up, bits, same, show
 
 pytestmark = pytest.mark.core
@@ -232,6 +234,42 @@ def test_dense_after_sparse_is_dense_in_the_dense_ones_memory_only_if_donated(ma
     if not donate:
         assert d.tolist() == np.ones((2, 3)).tolist()
         assert not np.may_share_memory(y, d)
+
+
+# Cast
+
+
+@pytest.mark.rule("A10")
+@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("general", [False, True], ids=["fast path", "general path"])
+def test_a_dense_float64_gradient_is_cast_to_the_float32_that_is_declared(
+    make_buffer: Any, lib: Any, general: bool, budget: Any
+) -> None:
+    """Each by itself, before it is summed: bit by bit what NumPy casts and adds in float32, whatever comes beside."""
+    tie = 1 + 2.0**-24  # between two numbers of float32: to the even one
+    wide = row(tie, tie + 2.0**-40, 2.0**24 + 1, 1e300, -1e-60, -0.0, 1e-45, np.inf, np.nan, dtype=f64)
+    narrow = row(*(1.5,) * 9)
+    for terms, how in product(
+        [(wide,), (wide, narrow), (narrow, wide), (wide, wide), (wide, wide[::-1], narrow), (narrow, wide, wide, wide)],
+        [{}, {"copy": True}, {"donate": True}],
+    ):
+        with np.errstate(all="ignore"):
+            cast = [t.astype(f32) for t in terms]
+            expected = cast[0]
+            for t in cast[1:]:
+                expected = expected + t
+        b = make_buffer([lib.Slot(dtype="float32")], budget=budget)
+        given = [t.copy() for t in terms]
+        before = [bits(g) for g in given]
+        with fanin.trace() if general else contextlib.nullcontext():
+            for key, g in enumerate(given):
+                b.add(0, g, key=key, **how)
+            (y,) = b.take()
+        assert (type(y), y.dtype, y.shape) == (np.ndarray, f32, (9,))
+        assert bits(y) == bits(expected), (len(terms), how)
+        for g, was in zip(given, before, strict=True):
+            assert g.dtype == f32 or bits(g) == was, "what was given is not written: the cast is in memory of its own"
+            assert g.dtype == f32 or not np.may_share_memory(g, y)
 
 
 # Sparse
