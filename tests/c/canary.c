@@ -11,14 +11,16 @@
 
 static long canary_raced; /* written by two threads without a lock */
 
-static void *canary_race(void *ignored) {
+static void *canary_race(void *ignored)
+{
     (void)ignored;
     for (int i = 0; i < 100000; i++)
         canary_raced++;
     return NULL;
 }
 
-__attribute__((constructor)) static void canary_sings(void) {
+__attribute__((constructor)) static void canary_sings(void)
+{
     const char *which = getenv("FANIN_CANARY");
     if (which == NULL)
         return;

@@ -17,7 +17,8 @@
 static _Atomic long check_count;
 static _Atomic long check_failed;
 
-__attribute__((unused)) static bool check_at(bool holds, const char *file, int line, const char *what) {
+__attribute__((unused)) static bool check_at(bool holds, const char *file, int line, const char *what)
+{
     check_count++;
     if (holds)
         return true;
@@ -33,31 +34,32 @@ __attribute__((unused)) static bool check_at(bool holds, const char *file, int l
 #define CHECK_OK(expr) check_at((int)(expr) == 0, __FILE__, __LINE__, #expr)
 
 /* CHECK_INT: two integers are equal; prints both. */
-#define CHECK_INT(got, expected)                                                                                      \
-    do {                                                                                                              \
-        long long check_a = (long long)(got), check_b = (long long)(expected);                                        \
-        if (!check_at(check_a == check_b, __FILE__, __LINE__, #got " == " #expected))                                 \
-            fprintf(stderr, "    got %lld, expected %lld\n", check_a, check_b);                                       \
+#define CHECK_INT(got, expected)                                                      \
+    do {                                                                              \
+        long long check_a = (long long)(got), check_b = (long long)(expected);        \
+        if (!check_at(check_a == check_b, __FILE__, __LINE__, #got " == " #expected)) \
+            fprintf(stderr, "    got %lld, expected %lld\n", check_a, check_b);       \
     } while (0)
 
 /* CHECK_STR: two strings are equal; prints both. */
-#define CHECK_STR(got, expected)                                                                                      \
-    do {                                                                                                              \
-        const char *check_a = (got), *check_b = (expected);                                                           \
-        if (!check_at(strcmp(check_a, check_b) == 0, __FILE__, __LINE__, #got " == " #expected))                      \
-            fprintf(stderr, "    got \"%s\", expected \"%s\"\n", check_a, check_b);                                   \
+#define CHECK_STR(got, expected)                                                                 \
+    do {                                                                                         \
+        const char *check_a = (got), *check_b = (expected);                                      \
+        if (!check_at(strcmp(check_a, check_b) == 0, __FILE__, __LINE__, #got " == " #expected)) \
+            fprintf(stderr, "    got \"%s\", expected \"%s\"\n", check_a, check_b);              \
     } while (0)
 
 /* CHECK_HAS: a string contains another; prints both. */
-#define CHECK_HAS(got, part)                                                                                          \
-    do {                                                                                                              \
-        const char *check_a = (got), *check_b = (part);                                                               \
-        if (!check_at(strstr(check_a, check_b) != NULL, __FILE__, __LINE__, #got " has " #part))                      \
-            fprintf(stderr, "    got \"%s\", looked for \"%s\"\n", check_a, check_b);                                 \
+#define CHECK_HAS(got, part)                                                                     \
+    do {                                                                                         \
+        const char *check_a = (got), *check_b = (part);                                          \
+        if (!check_at(strstr(check_a, check_b) != NULL, __FILE__, __LINE__, #got " has " #part)) \
+            fprintf(stderr, "    got \"%s\", looked for \"%s\"\n", check_a, check_b);            \
     } while (0)
 
 /* check_done: the last line of main. */
-static int check_done(void) {
+static int check_done(void)
+{
     fflush(stderr);
     if (check_failed != 0) {
         printf("FAILED %ld of %ld checks\n", (long)check_failed, (long)check_count);

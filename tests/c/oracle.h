@@ -1,6 +1,8 @@
-/* oracle: numbers of every dtype in plain code, one element at a time, sharing nothing with csrc but the list of dtypes.
+/* oracle: numbers of every dtype in plain code, one element at a time, sharing nothing with csrc but the list of
+ * dtypes.
  *
- * A low float is decoded by the definition of its bits and encoded by looking for its nearest neighbours among all codes.
+ * A low float is decoded by the definition of its bits and encoded by looking for its nearest neighbours among all
+ * codes.
  */
 #ifndef FAN_TESTS_ORACLE_H
 #define FAN_TESTS_ORACLE_H
@@ -14,40 +16,26 @@
 
 typedef struct low_float {
     int mant, bias;
-    uint32_t last;  /* code of the largest finite value, without sign */
-    uint32_t over;  /* what stands for anything larger */
+    uint32_t last; /* code of the largest finite value, without sign */
+    uint32_t over; /* what stands for anything larger */
 } low_float;
 
 static inline low_float low_of(fan_dtype d)
 {
     switch (d) {
-    case FAN_DT_FLOAT16:
-        return (low_float){10, 15, 0x7bff, 0x7c00};
-    case FAN_DT_BFLOAT16:
-        return (low_float){7, 127, 0x7f7f, 0x7f80};
-    case FAN_DT_FLOAT8_E5M2:
-        return (low_float){2, 15, 0x7b, 0x7c};
-    case FAN_DT_FLOAT8_E4M3FN:
-        return (low_float){3, 7, 0x7e, 0x7f};
-    default:
-        return (low_float){0, 0, 0, 0};
+    case FAN_DT_FLOAT16: return (low_float){10, 15, 0x7bff, 0x7c00};
+    case FAN_DT_BFLOAT16: return (low_float){7, 127, 0x7f7f, 0x7f80};
+    case FAN_DT_FLOAT8_E5M2: return (low_float){2, 15, 0x7b, 0x7c};
+    case FAN_DT_FLOAT8_E4M3FN: return (low_float){3, 7, 0x7e, 0x7f};
+    default: return (low_float){0, 0, 0, 0};
     }
 }
 
-static inline bool is_low(fan_dtype d)
-{
-    return low_of(d).mant != 0;
-}
+static inline bool is_low(fan_dtype d) { return low_of(d).mant != 0; }
 
-static inline bool is_complex(fan_dtype d)
-{
-    return fan_dtype_kind(d) == 'c';
-}
+static inline bool is_complex(fan_dtype d) { return fan_dtype_kind(d) == 'c'; }
 
-static inline uint32_t sign_bit(fan_dtype d)
-{
-    return fan_dtype_size(d) == 2 ? 0x8000u : 0x80u;
-}
+static inline uint32_t sign_bit(fan_dtype d) { return fan_dtype_size(d) == 2 ? 0x8000u : 0x80u; }
 
 /* The value of a code without sign as if all exponents were finite; worked out once. */
 static inline double decode_plain(low_float f, uint32_t code)
@@ -57,7 +45,8 @@ static inline double decode_plain(low_float f, uint32_t code)
     int which = f.mant == 10 ? 0 : f.mant == 7 ? 1 : f.mant == 2 ? 2 : 3;
     for (uint32_t c = 0; !filled[which] && c <= f.last + 1; c++) {
         uint32_t e = c >> f.mant, m = c & ((1u << f.mant) - 1);
-        known[which][c] = e ? ldexp((double)(m + (1u << f.mant)), (int)e - f.bias - f.mant) : ldexp((double)m, 1 - f.bias - f.mant);
+        known[which][c] =
+            e ? ldexp((double)(m + (1u << f.mant)), (int)e - f.bias - f.mant) : ldexp((double)m, 1 - f.bias - f.mant);
     }
     filled[which] = true;
     return known[which][code];
@@ -127,12 +116,8 @@ static inline number load_number(fan_dtype d, const void *p)
     case FAN_DT_UINT32: x.whole = v.u32; break;
     case FAN_DT_INT64:
     case FAN_DT_UINT64: x.whole = v.u64; break;
-    case FAN_DT_FLOAT32:
-        x.re = (double)v.f;
-        break;
-    case FAN_DT_FLOAT64:
-        x.re = v.d;
-        break;
+    case FAN_DT_FLOAT32: x.re = (double)v.f; break;
+    case FAN_DT_FLOAT64: x.re = v.d; break;
     case FAN_DT_COMPLEX64:
         x.re = (double)v.c[0];
         x.im = (double)v.c[1];
@@ -141,9 +126,7 @@ static inline number load_number(fan_dtype d, const void *p)
         x.re = v.z[0];
         x.im = v.z[1];
         break;
-    default:
-        x.re = decode_low(d, fan_dtype_size(d) == 2 ? v.u16 : v.u8);
-        break;
+    default: x.re = decode_low(d, fan_dtype_size(d) == 2 ? v.u16 : v.u8); break;
     }
     return x;
 }
@@ -160,13 +143,9 @@ static inline void store_number(fan_dtype d, number x, void *p)
         break;
     }
     case FAN_DT_FLOAT32:
-    case FAN_DT_COMPLEX64:
-        memcpy(p, c, fan_dtype_size(d));
-        break;
+    case FAN_DT_COMPLEX64: memcpy(p, c, fan_dtype_size(d)); break;
     case FAN_DT_FLOAT64:
-    case FAN_DT_COMPLEX128:
-        memcpy(p, z, fan_dtype_size(d));
-        break;
+    case FAN_DT_COMPLEX128: memcpy(p, z, fan_dtype_size(d)); break;
     case FAN_DT_FLOAT16:
     case FAN_DT_BFLOAT16:
     case FAN_DT_FLOAT8_E4M3FN:
@@ -174,9 +153,7 @@ static inline void store_number(fan_dtype d, number x, void *p)
         u16 = (uint16_t)encode_low(d, (long double)x.re);
         memcpy(p, &u16, fan_dtype_size(d)); /* little-endian, as all that runs these tests */
         break;
-    default:
-        memcpy(p, &x.whole, fan_dtype_size(d));
-        break;
+    default: memcpy(p, &x.whole, fan_dtype_size(d)); break;
     }
 }
 
@@ -279,10 +256,7 @@ static inline uint64_t random_bits(void)
     return z ^ z >> 31;
 }
 
-static inline int64_t random_below(int64_t n)
-{
-    return (int64_t)(random_bits() % (uint64_t)n);
-}
+static inline int64_t random_below(int64_t n) { return (int64_t)(random_bits() % (uint64_t)n); }
 
 /* A random element: mostly tame numbers, where sums cancel and round; one in sixteen any bits at all. */
 static inline void random_element(fan_dtype d, void *p)
@@ -307,10 +281,7 @@ static inline char *element(const fan_array *a, int64_t i)
     return p;
 }
 
-static inline number get(const fan_array *a, int64_t i)
-{
-    return load_number(a->dtype, element(a, i));
-}
+static inline number get(const fan_array *a, int64_t i) { return load_number(a->dtype, element(a, i)); }
 
 static inline void put(const fan_array *a, int64_t i, number x)
 {
@@ -319,7 +290,7 @@ static inline void put(const fan_array *a, int64_t i, number x)
     memcpy(element(a, i), buf, fan_dtype_size(a->dtype));
 }
 
-/* A view with random geometry over memory of its own; the caller drops it. Elements do not overlap unless `may_repeat`. */
+/* A view with random geometry over memory of its own; the caller drops it. Elements overlap only if `may_repeat`. */
 static inline fan_array *random_view(fan_dtype d, int ndim, const int64_t *shape, bool may_repeat)
 {
     int64_t strides[4], axes[4] = {0, 1, 2, 3}, step = (int64_t)fan_dtype_size(d), lo = 0, hi = step;

@@ -1,16 +1,19 @@
 /* The proof of the stream rules on the buffer's own code (docs/proof.md).
  *
- *   proof whole K D S [few|most|all] [raw] [full] [first] [part=i/n] [fault=..]         adds are steps
- *   proof split D S [scene=..] [imports] [raw] [full] [first] [part=i/n] [limit=n] [fault=..]  lock, unlock and device calls are steps
- *   proof values K D S [samples=n] [seed=n] [fault=..]..                               order and values judge each other
- *   proof check K D S [few|most] [names] [part=i/n] fault=..                           the reductions against the search without them
- *   proof sample D S [samples=n] [seed=n] fault=..                                     split locks: random orders against the search
- *   proof kill [shallow|deep] NAME..                                                   for each planted fault: who finds it
- *   proof replay "CONFIGURATION" SCHEDULE [fault=..]                                   one run of `whole`
- *   proof sizes                                                                        how many configurations there are
+ *   proof whole K D S [few|most|all] [raw] [full] [first] [part=i/n] [fault=..]
+ *                                                                 adds are steps
+ *   proof split D S [scene=..] [imports] [raw] [full] [first] [part=i/n] [limit=n] [fault=..]
+ *                                                                 lock, unlock and device calls are steps
+ *   proof values K D S [samples=n] [seed=n] [fault=..]..          order and values judge each other
+ *   proof check K D S [few|most] [names] [part=i/n] fault=..      the reductions against the search without them
+ *   proof sample D S [samples=n] [seed=n] fault=..                split locks: random orders against the search
+ *   proof kill [shallow|deep] NAME..                              for each planted fault: who finds it
+ *   proof replay "CONFIGURATION" SCHEDULE [fault=..]              one run of `whole`
+ *   proof sizes                                                   how many configurations there are
  *
- * few, most, all: how many options (config_options). raw: each configuration, not one of each class. full: no sleep sets. first: a configuration
- * is done with when it has failed once. part: the i-th of n, of the shapes or (check) of the classes.
+ * few, most, all: how many options (config_options). raw: each configuration, not one of each class. full: no sleep
+ * sets. first: a configuration is done with when it has failed once. part: the i-th of n, of the shapes or (check) of
+ * the classes.
  * Each line of results is words and name=number pairs; the last line is "ok N checks".
  */
 #define _GNU_SOURCE
@@ -37,7 +40,8 @@ double seconds(void)
 
 /* ---- faults ---- */
 
-static const char *const driver_words[] = {"count", "import-wait", "alias-wait", "alias-mark", "sync", "elide", "donate"};
+static const char *const driver_words[] = {"count", "import-wait", "alias-wait", "alias-mark",
+                                           "sync",  "elide",       "donate"};
 
 bool fault_parse(fault *f, const char *text)
 {
@@ -91,7 +95,8 @@ static void note(tally *out, const config *c, const fault *f, const char *schedu
     char text[320];
     if (out->worst[0])
         return;
-    snprintf(out->worst, sizeof out->worst, "\"%s\" %s fault=%s", config_text(c, text, sizeof text), schedule[0] ? schedule : "-", f->name);
+    snprintf(out->worst, sizeof out->worst, "\"%s\" %s fault=%s", config_text(c, text, sizeof text),
+             schedule[0] ? schedule : "-", f->name);
     snprintf(out->sentence, sizeof out->sentence, "%s: %.900s", verdict_words[r->verdict], r->why);
 }
 
@@ -167,7 +172,8 @@ bool search_whole(const search *how, tally *out)
         config_shape(&c, i);
         for (unsigned n = 0; config_options(&c, how->options, n) && sound && !stuck; n++) {
             verdict v;
-            if ((!how->raw && !config_first(&c)) || (how->by_class && !config_part(config_least(&c), how->from, how->step)))
+            if ((!how->raw && !config_first(&c)) ||
+                (how->by_class && !config_part(config_least(&c), how->from, how->step)))
                 continue;
             any = true;
             sound = search_config(&w, how, &c, out, &v);
@@ -187,9 +193,10 @@ static void say(const char *what, const tally *t, double since)
     uint64_t wrong = 0;
     for (int i = FINE + 1; i < VERDICTS; i++)
         wrong += t->by[i];
-    printf("%s shapes=%" PRIu64 " configurations=%" PRIu64 " traces=%" PRIu64 " abandoned=%" PRIu64 " steps=%" PRIu64 " races=%" PRIu64
-           " others=%" PRIu64 " failing=%" PRIu64 " seconds=%.2f\n", what, t->shapes, t->configs, t->traces, t->abandoned, t->steps,
-           t->by[RACED], wrong - t->by[RACED], t->failing, seconds() - since);
+    printf("%s shapes=%" PRIu64 " configurations=%" PRIu64 " traces=%" PRIu64 " abandoned=%" PRIu64 " steps=%" PRIu64
+           " races=%" PRIu64 " others=%" PRIu64 " failing=%" PRIu64 " seconds=%.2f\n",
+           what, t->shapes, t->configs, t->traces, t->abandoned, t->steps, t->by[RACED], wrong - t->by[RACED],
+           t->failing, seconds() - since);
     if (t->worst[0])
         printf("  first: %s\n  %s\n", t->worst, t->sentence);
     fflush(stdout);
@@ -220,14 +227,19 @@ static uint64_t number(int argc, char **argv, const char *which, uint64_t otherw
     return text ? strtoull(text, NULL, 10) : otherwise;
 }
 
+static void fault_asked(fault *f, const char *text)
+{
+    if (!fault_parse(f, text)) {
+        fprintf(stderr, "no such fault: %s\n", text);
+        exit(2);
+    }
+}
+
 static fault the_fault(int argc, char **argv)
 {
     fault f;
     const char *text = option(argc, argv, "fault");
-    if (!fault_parse(&f, text ? text : "none")) {
-        fprintf(stderr, "no such fault: %s\n", text);
-        exit(2);
-    }
+    fault_asked(&f, text ? text : "none");
     return f;
 }
 
@@ -250,8 +262,13 @@ static void do_whole(int argc, char **argv)
     double since = seconds();
     char title[64];
     tally t;
-    search how = {.K = atoi(argv[0]), .D = atoi(argv[1]), .S = atoi(argv[2]), .options = how_rich(argc, argv), .raw = word(argc, argv, "raw"),
-                  .reduce = !word(argc, argv, "full"), .first = word(argc, argv, "first"),
+    search how = {.K = atoi(argv[0]),
+                  .D = atoi(argv[1]),
+                  .S = atoi(argv[2]),
+                  .options = how_rich(argc, argv),
+                  .raw = word(argc, argv, "raw"),
+                  .reduce = !word(argc, argv, "full"),
+                  .first = word(argc, argv, "first"),
                   .fault = the_fault(argc, argv)};
     part(argc, argv, &how.from, &how.step);
     CHECK(search_whole(&how, &t));
@@ -267,8 +284,14 @@ static void do_split(int argc, char **argv)
     double since = seconds();
     char title[64];
     tally t;
-    split_search how = {.D = atoi(argv[0]), .S = atoi(argv[1]), .raw = word(argc, argv, "raw"), .reduce = !word(argc, argv, "full"),
-                        .first = word(argc, argv, "first"), .imports = word(argc, argv, "imports"), .limit = number(argc, argv, "limit", 0), .fault = the_fault(argc, argv)};
+    split_search how = {.D = atoi(argv[0]),
+                        .S = atoi(argv[1]),
+                        .raw = word(argc, argv, "raw"),
+                        .reduce = !word(argc, argv, "full"),
+                        .first = word(argc, argv, "first"),
+                        .imports = word(argc, argv, "imports"),
+                        .limit = number(argc, argv, "limit", 0),
+                        .fault = the_fault(argc, argv)};
     const char *scene = option(argc, argv, "scene");
     part(argc, argv, &how.from, &how.step);
     for (int i = 0; i < SPLIT_SCENES; i++) {
@@ -345,20 +368,25 @@ static void see(void *ctx, const config *c, verdict v)
 static void do_check(int argc, char **argv)
 {
     int K = atoi(argv[0]), D = atoi(argv[1]), S = atoi(argv[2]);
-    uint64_t faults = 0, different = 0, full_failing = 0, reduced_failing = 0, full_traces = 0, reduced_traces = 0, configs = 0, classes = 0;
+    uint64_t faults = 0, different = 0, full_failing = 0, reduced_failing = 0, full_traces = 0, reduced_traces = 0,
+             configs = 0, classes = 0;
     double since = seconds();
     bool names = !word(argc, argv, "names"); /* faults that look at names: only the sleep sets are checked */
     for (int i = 3; i < argc; i++) {
         if (strncmp(argv[i], "fault=", 6) != 0)
             continue;
-        search full = {.K = K, .D = D, .S = S, .options = how_rich(argc, argv), .raw = true, .first = true, .by_class = true}, reduced;
+        search full = {.K = K,
+                       .D = D,
+                       .S = S,
+                       .options = how_rich(argc, argv),
+                       .raw = true,
+                       .first = true,
+                       .by_class = true},
+               reduced;
         table a = {0}, b = {0};
         tally ta, tb;
         uint64_t wrong = 0;
-        if (!fault_parse(&full.fault, argv[i] + 6)) {
-            fprintf(stderr, "no such fault: %s\n", argv[i] + 6);
-            exit(2);
-        }
+        fault_asked(&full.fault, argv[i] + 6);
         part(argc, argv, &full.from, &full.step);
         reduced = full;
         reduced.raw = !names;
@@ -371,12 +399,15 @@ static void do_check(int argc, char **argv)
         for (size_t k = 0; k < a.cap; k++)
             if (a.entries[k].key)
                 if (a.entries[k].seen != entry_of(&b, a.entries[k].key)->seen && wrong++ < 3 && getenv("PROOF_SHOW"))
-                    fprintf(stderr, "    class %" PRIu64 ": %d, reduced %d\n", a.entries[k].key, a.entries[k].seen, entry_of(&b, a.entries[k].key)->seen);
+                    fprintf(stderr, "    class %" PRIu64 ": %d, reduced %d\n", a.entries[k].key, a.entries[k].seen,
+                            entry_of(&b, a.entries[k].key)->seen);
         CHECK_INT(a.n, b.n);
         if (!CHECK(wrong == 0))
-            fprintf(stderr, "    %s: %" PRIu64 " classes differ; full %s\n    reduced %s\n", full.fault.name, wrong, ta.worst, tb.worst);
-        printf("check K=%d D=%d S=%d %s failing=%" PRIu64 " configurations=%" PRIu64 " failing_reduced=%" PRIu64 " classes=%" PRIu64
-               " different=%" PRIu64 "\n", K, D, S, full.fault.name, a.failing, a.all, b.failing, b.all, wrong);
+            fprintf(stderr, "    %s: %" PRIu64 " classes differ; full %s\n    reduced %s\n", full.fault.name, wrong,
+                    ta.worst, tb.worst);
+        printf("check K=%d D=%d S=%d %s failing=%" PRIu64 " configurations=%" PRIu64 " failing_reduced=%" PRIu64
+               " classes=%" PRIu64 " different=%" PRIu64 "\n",
+               K, D, S, full.fault.name, a.failing, a.all, b.failing, b.all, wrong);
         faults++;
         different += wrong;
         configs += a.all;
@@ -388,9 +419,11 @@ static void do_check(int argc, char **argv)
         free(a.entries);
         free(b.entries);
     }
-    printf("checked K=%d D=%d S=%d faults=%" PRIu64 " different=%" PRIu64 " configurations=%" PRIu64 " classes=%" PRIu64 " failing=%" PRIu64
-           " failing_reduced=%" PRIu64 " traces=%" PRIu64 " traces_reduced=%" PRIu64 " seconds=%.2f\n", K, D, S, faults, different, configs, classes,
-           full_failing, reduced_failing, full_traces, reduced_traces, seconds() - since);
+    printf("checked K=%d D=%d S=%d faults=%" PRIu64 " different=%" PRIu64 " configurations=%" PRIu64 " classes=%" PRIu64
+           " failing=%" PRIu64 " failing_reduced=%" PRIu64 " traces=%" PRIu64 " traces_reduced=%" PRIu64
+           " seconds=%.2f\n",
+           K, D, S, faults, different, configs, classes, full_failing, reduced_failing, full_traces, reduced_traces,
+           seconds() - since);
 }
 
 static void do_values(int argc, char **argv)
@@ -405,13 +438,11 @@ static void do_values(int argc, char **argv)
         if (i < argc && strncmp(argv[i], "fault=", 6) != 0)
             continue;
         any = true;
-        if (!fault_parse(&f, i < argc ? argv[i] + 6 : "none")) {
-            fprintf(stderr, "no such fault: %s\n", argv[i] + 6);
-            exit(2);
-        }
+        fault_asked(&f, i < argc ? argv[i] + 6 : "none");
         CHECK(search_values(K, D, S, &f, samples, seed, &t));
-        printf("values K=%d D=%d S=%d %s runs=%" PRIu64 " schedules=%" PRIu64 " racy=%" PRIu64 " racy_wrong=%" PRIu64 " clean=%" PRIu64
-               " clean_wrong=%" PRIu64 "\n", K, D, S, f.name, t.runs, t.schedules, t.racy, t.racy_wrong, t.clean, t.clean_wrong);
+        printf("values K=%d D=%d S=%d %s runs=%" PRIu64 " schedules=%" PRIu64 " racy=%" PRIu64 " racy_wrong=%" PRIu64
+               " clean=%" PRIu64 " clean_wrong=%" PRIu64 "\n",
+               K, D, S, f.name, t.runs, t.schedules, t.racy, t.racy_wrong, t.clean, t.clean_wrong);
         CHECK_INT(t.clean_wrong, 0);
         all.runs += t.runs;
         all.schedules += t.schedules;
@@ -420,12 +451,14 @@ static void do_values(int argc, char **argv)
         all.clean += t.clean;
         all.clean_wrong += t.clean_wrong;
     }
-    printf("judged K=%d D=%d S=%d seed=%" PRIu64 " runs=%" PRIu64 " schedules=%" PRIu64 " racy=%" PRIu64 " racy_wrong=%" PRIu64 " clean=%" PRIu64
-           " clean_wrong=%" PRIu64 " seconds=%.2f\n", K, D, S, seed, all.runs, all.schedules, all.racy, all.racy_wrong, all.clean, all.clean_wrong,
+    printf("judged K=%d D=%d S=%d seed=%" PRIu64 " runs=%" PRIu64 " schedules=%" PRIu64 " racy=%" PRIu64
+           " racy_wrong=%" PRIu64 " clean=%" PRIu64 " clean_wrong=%" PRIu64 " seconds=%.2f\n",
+           K, D, S, seed, all.runs, all.schedules, all.racy, all.racy_wrong, all.clean, all.clean_wrong,
            seconds() - since);
 }
 
-/* Split locks cannot be searched without the reduction. What random orders find, the reduced search must have found too. */
+/* Split locks cannot be searched without the reduction. What random orders find, the reduced search must have found
+ * too. */
 static void see_split(void *ctx, const config *c, int scene, verdict v)
 {
     table *t = ctx;
@@ -442,8 +475,14 @@ static void do_sample(int argc, char **argv)
         table a = {0}, b = {0};
         tally ta, tb;
         uint64_t wrong = 0;
-        split_search how = {.D = atoi(argv[0]), .S = atoi(argv[1]), .scenes = (1u << SPLIT_SCENES) - 1, .reduce = true, .first = true,
-                            .seed = number(argc, argv, "seed", 1), .seen = see_split, .ctx = &a};
+        split_search how = {.D = atoi(argv[0]),
+                            .S = atoi(argv[1]),
+                            .scenes = (1u << SPLIT_SCENES) - 1,
+                            .reduce = true,
+                            .first = true,
+                            .seed = number(argc, argv, "seed", 1),
+                            .seen = see_split,
+                            .ctx = &a};
         if (strncmp(argv[i], "fault=", 6) != 0)
             continue;
         if (!fault_parse(&how.fault, argv[i] + 6))
@@ -457,8 +496,9 @@ static void do_sample(int argc, char **argv)
                 wrong += entry_of(&a, b.entries[k].key)->seen != 2;
         if (!CHECK(wrong == 0))
             fprintf(stderr, "    %s: %" PRIu64 " found by samples alone; %s\n", how.fault.name, wrong, tb.worst);
-        printf("sample D=%d S=%d %s failing=%" PRIu64 " failing_sampled=%" PRIu64 " of=%" PRIu64 " missed=%" PRIu64 "\n", how.D, how.S, how.fault.name,
-               a.failing, b.failing, a.all, wrong);
+        printf("sample D=%d S=%d %s failing=%" PRIu64 " failing_sampled=%" PRIu64 " of=%" PRIu64 " missed=%" PRIu64
+               "\n",
+               how.D, how.S, how.fault.name, a.failing, b.failing, a.all, wrong);
         faults++;
         missed += wrong;
         searched += a.failing;
@@ -467,7 +507,8 @@ static void do_sample(int argc, char **argv)
         free(a.entries);
         free(b.entries);
     }
-    printf("sampled D=%s S=%s faults=%" PRIu64 " failing=%" PRIu64 " failing_sampled=%" PRIu64 " missed=%" PRIu64 " runs=%" PRIu64 " seconds=%.2f\n",
+    printf("sampled D=%s S=%s faults=%" PRIu64 " failing=%" PRIu64 " failing_sampled=%" PRIu64 " missed=%" PRIu64
+           " runs=%" PRIu64 " seconds=%.2f\n",
            argv[0], argv[1], faults, searched, sampled, missed, runs, seconds() - since);
 }
 
@@ -493,7 +534,8 @@ static void bury(death *d, const tally *t)
     }
 }
 
-/* How far a hunt goes: without split locks; until the fault is found; and on to sizes that no fault that is found needs. */
+/* How far a hunt goes: without split locks; until the fault is found; and on to sizes that no fault that is found
+ * needs. */
 typedef enum depth { SHALLOW, USUAL, DEEP } depth;
 
 /* hunt: what the fault does, in a process of its own; *d is shared with it and says how far it came. */
@@ -518,7 +560,8 @@ static bool hunt(const fault *f, depth how_deep, death *d)
         if (grounds[i].from > how_deep || (grounds[i].late && d->failing))
             continue;
         if (!grounds[i].split) {
-            search how = {.K = K, .D = D, .S = S, .options = grounds[i].options, .reduce = true, .first = true, .fault = *f};
+            search how = {
+                .K = K, .D = D, .S = S, .options = grounds[i].options, .reduce = true, .first = true, .fault = *f};
             /* Faults that look at names: a class is not alike. */
             how.raw = f->planted == FAN_FAULT_STREAMS_BY_NUMBER || f->planted == FAN_FAULT_STREAMS_BY_DEVICE;
             snprintf(d->at, sizeof d->at, "whole K=%d D=%d S=%d", K, D, S);
@@ -552,10 +595,7 @@ static void do_kill(int argc, char **argv)
             how_deep = argv[i][0] == 's' ? SHALLOW : DEEP;
             continue;
         }
-        if (!fault_parse(&f, argv[i])) {
-            fprintf(stderr, "no such fault: %s\n", argv[i]);
-            exit(2);
-        }
+        fault_asked(&f, argv[i]);
         memset(d, 0, sizeof *d);
         fflush(stdout);
         fflush(stderr);
@@ -583,14 +623,15 @@ static void do_kill(int argc, char **argv)
             if (d->by[v] > (most ? d->by[most] : 0))
                 most = v;
         killed += d->failing > 0;
-        printf("kill %s failing=%" PRIu64 " of=%" PRIu64 " verdict=%s where=%s\n", f.name, d->failing, d->all, d->failing ? verdict_words[most] : "none",
-               d->where[0] ? d->where : "-");
+        printf("kill %s failing=%" PRIu64 " of=%" PRIu64 " verdict=%s where=%s\n", f.name, d->failing, d->all,
+               d->failing ? verdict_words[most] : "none", d->where[0] ? d->where : "-");
         if (d->failing && (d->worst[0] || d->sentence[0]))
             printf("  %s\n  %s\n", d->worst, d->sentence);
     }
     times(&after);
     printf("killed=%" PRIu64 " faults=%" PRIu64 " seconds=%.2f\n", killed, faults,
-           (double)(after.tms_cutime - before.tms_cutime + after.tms_cstime - before.tms_cstime) / (double)sysconf(_SC_CLK_TCK));
+           (double)(after.tms_cutime - before.tms_cutime + after.tms_cstime - before.tms_cstime) /
+               (double)sysconf(_SC_CLK_TCK));
     munmap(d, sizeof *d);
 }
 
@@ -623,8 +664,8 @@ static void do_replay(int argc, char **argv)
         printf("verdict %s: %s\n", verdict_words[r.verdict], r.why);
         fan_race race;
         if (fan_sim_first_race(w.m, &race))
-            printf("first race: '%s' lane %u then '%s' lane %u%s\n", race.first.name, race.first.lane, race.second.name, race.second.lane,
-                   race.release ? ", a release" : "");
+            printf("first race: '%s' lane %u then '%s' lane %u%s\n", race.first.name, race.first.lane, race.second.name,
+                   race.second.lane, race.release ? ", a release" : "");
         run_close(&r);
         fan_explore_free(x);
     } else {
@@ -639,7 +680,8 @@ static void do_replay(int argc, char **argv)
 
 static void do_sizes(void)
 {
-    static const int sizes[][3] = {{1, 1, 1}, {1, 1, 2}, {1, 2, 1}, {1, 2, 2}, {2, 1, 2}, {2, 2, 1}, {2, 2, 2}, {2, 3, 3}, {3, 2, 2}, {3, 2, 3}, {3, 3, 2}, {4, 2, 2}};
+    static const int sizes[][3] = {{1, 1, 1}, {1, 1, 2}, {1, 2, 1}, {1, 2, 2}, {2, 1, 2}, {2, 2, 1},
+                                   {2, 2, 2}, {2, 3, 3}, {3, 2, 2}, {3, 2, 3}, {3, 3, 2}, {4, 2, 2}};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         config c;
         uint64_t raw = config_raw(sizes[i][0], sizes[i][1], sizes[i][2]), keyed = 0, unkeyed = 0;
@@ -651,7 +693,8 @@ static void do_sizes(void)
             c.keyed = false;
             unkeyed += config_first(&c);
         }
-        printf("sizes K=%d D=%d S=%d raw=%" PRIu64 " keyed=%" PRIu64 " unkeyed=%" PRIu64 "\n", sizes[i][0], sizes[i][1], sizes[i][2], raw, keyed, unkeyed);
+        printf("sizes K=%d D=%d S=%d raw=%" PRIu64 " keyed=%" PRIu64 " unkeyed=%" PRIu64 "\n", sizes[i][0], sizes[i][1],
+               sizes[i][2], raw, keyed, unkeyed);
         CHECK(raw > 0);
     }
 }

@@ -5,23 +5,25 @@
 #include "base/fault.h"
 #include "proof_run.h"
 
-/* A planted fault: plan bits left out on the machine, a fault in the buffer's own code (FAN_FAULT), or one of the driver's. */
+/* A planted fault: plan bits left out on the machine, a fault in the buffer's own code (FAN_FAULT), or one of the
+ * driver's. */
 typedef struct fault {
     char name[96];
     uint64_t bits;
     fan_fault_id planted;
     unsigned driver; /* DRIVER_COUNT .. */
 } fault;
-bool fault_parse(fault *f, const char *text); /* "none", "plan:S9.mark", "plan:S9.mark+S13.mark", "fault:SLOT_KEPT", "driver:count" */
+/* fault_parse: "none", "plan:S9.mark", "plan:S9.mark+S13.mark", "fault:SLOT_KEPT", "driver:count". */
+bool fault_parse(fault *f, const char *text);
 void fault_plant(const fault *f, world *w);
 
 /* How a search goes. */
 typedef struct search {
     int K, D, S;
     richness options;
-    bool raw;        /* every configuration, not one of each class */
-    bool reduce;     /* sleep sets */
-    bool first;      /* a configuration is done with when it has failed once */
+    bool raw;            /* every configuration, not one of each class */
+    bool reduce;         /* sleep sets */
+    bool first;          /* a configuration is done with when it has failed once */
     uint64_t from, step; /* one part of the shapes (config_part) */
     bool by_class;       /* .. of the classes: alike for every search that sees all or one of each */
     fault fault;
@@ -32,9 +34,9 @@ typedef struct search {
 
 typedef struct tally {
     uint64_t shapes, configs, traces, abandoned, steps;
-    uint64_t failing;              /* configurations */
-    uint64_t by[VERDICTS];         /* traces */
-    char worst[512];               /* the first failing configuration, its schedule and its sentence */
+    uint64_t failing;      /* configurations */
+    uint64_t by[VERDICTS]; /* traces */
+    char worst[512];       /* the first failing configuration, its schedule and its sentence */
     char sentence[FAN_ERROR_TEXT];
 } tally;
 
@@ -44,7 +46,7 @@ bool search_config(world *w, const search *how, const config *c, tally *out, ver
 /* search_split: the buffer's own yield points are steps (proof_split.c). */
 typedef struct split_search {
     int D, S;
-    unsigned scenes;  /* mask of split_scene */
+    unsigned scenes; /* mask of split_scene */
     bool raw, reduce, first;
     bool imports;     /* the first gradient may be imported; else none has kin */
     uint64_t limit;   /* runs for each configuration; 0: all */

@@ -111,7 +111,8 @@ static const renaming *renamings(int D, int S, int *n)
 
 static uint64_t push(uint64_t code, int digit, int base) { return code * (uint64_t)base + (uint64_t)digit; }
 
-/* code: the configuration's shape and the streams among its options as a number, after a renaming and with its producers in another order. */
+/* code: the configuration's shape and the streams among its options as a number, after a renaming and with its
+ * producers in another order. */
 static uint64_t code(const config *c, const renaming *r, const int *order)
 {
     int n = streams(c) + 1;
@@ -158,7 +159,8 @@ static uint64_t least(const config *c, bool stop_below, uint64_t own)
     uint64_t best = UINT64_MAX;
     for (int i = 0; i < n; i++) {
         int order[MAX_K] = {0, 1, 2, 3};
-        int from = c->keyed ? c->K : c->kin != KIN_NONE ? 1 : 0; /* the first producer is like the others unless its gradient has kin */
+        /* the first producer is like the others unless its gradient has kin */
+        int from = c->keyed ? c->K : c->kin != KIN_NONE ? 1 : 0;
         do {
             uint64_t k = code(c, &all[i], order);
             if (k < best)
@@ -191,9 +193,9 @@ char *config_text(const config *c, char *buf, size_t size)
     for (int i = 0; i < c->K && n < size; i++)
         n += (size_t)snprintf(buf + n, size - n, " p%d/%d", c->p[i], c->q[i]);
     if (n < size)
-        snprintf(buf + n, size - n, " c%d e%d %s x%d donate%d budget%d keyed%d let%d %s undeclared%d sum%d t%d o%d n%d", c->c, c->e, kin_words[c->kin],
-                 c->x, c->donate, c->budget, c->keyed, c->let_go, mode_words[c->mode], c->undeclared, c->sum_to_caller, c->taker, c->out,
-                 c->snapshot);
+        snprintf(buf + n, size - n, " c%d e%d %s x%d donate%d budget%d keyed%d let%d %s undeclared%d sum%d t%d o%d n%d",
+                 c->c, c->e, kin_words[c->kin], c->x, c->donate, c->budget, c->keyed, c->let_go, mode_words[c->mode],
+                 c->undeclared, c->sum_to_caller, c->taker, c->out, c->snapshot);
     return buf;
 }
 
@@ -202,13 +204,15 @@ bool config_parse(config *c, const char *text)
     int at = 0, more = 0, donate, keyed, let, undeclared, sum;
     char kin_word[16], mode_word[16];
     memset(c, 0, sizeof *c);
-    if (sscanf(text, "K%d D%d S%d d%d%n", &c->K, &c->D, &c->S, &c->d, &at) != 4 || c->K > MAX_K || c->D > MAX_D || c->S > MAX_S)
+    if (sscanf(text, "K%d D%d S%d d%d%n", &c->K, &c->D, &c->S, &c->d, &at) != 4 || c->K > MAX_K || c->D > MAX_D ||
+        c->S > MAX_S)
         return false;
     for (int i = 0; i < c->K; i++, at += more)
         if (sscanf(text + at, " p%d/%d%n", &c->p[i], &c->q[i], &more) != 2)
             return false;
-    if (sscanf(text + at, " c%d e%d %15s x%d donate%d budget%d keyed%d let%d %15s undeclared%d sum%d t%d o%d n%d", &c->c, &c->e, kin_word, &c->x,
-               &donate, &c->budget, &keyed, &let, mode_word, &undeclared, &sum, &c->taker, &c->out, &c->snapshot) != 14)
+    if (sscanf(text + at, " c%d e%d %15s x%d donate%d budget%d keyed%d let%d %15s undeclared%d sum%d t%d o%d n%d",
+               &c->c, &c->e, kin_word, &c->x, &donate, &c->budget, &keyed, &let, mode_word, &undeclared, &sum,
+               &c->taker, &c->out, &c->snapshot) != 14)
         return false;
     c->donate = donate;
     c->keyed = keyed;
@@ -229,7 +233,8 @@ bool config_parse(config *c, const char *text)
 bool config_options(config *c, richness how, unsigned n)
 {
     /* Budgets and keys in every combination; of the rest one thing at a time, or, for OPTIONS_FEW, nothing. */
-    static const int budgets[3][3] = {{BUDGET_NONE, BUDGET_ALL}, {BUDGET_NONE, BUDGET_ALL}, {BUDGET_NONE, BUDGET_ONE, BUDGET_ALL}};
+    static const int budgets[3][3] = {
+        {BUDGET_NONE, BUDGET_ALL}, {BUDGET_NONE, BUDGET_ALL}, {BUDGET_NONE, BUDGET_ONE, BUDGET_ALL}};
     unsigned nb = how == OPTIONS_ALL ? 3 : 2, ns = (unsigned)streams(c);
     c->let_go = LET_GO_ADDED;
     c->mode = MODE_PLAIN;

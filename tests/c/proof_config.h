@@ -1,13 +1,15 @@
 /* proof_config: every way in which producers, a consumer and their neighbours can be spread over devices and streams.
  *
- * Streams are numbered device * S + k. A configuration is a shape, as in the sizes that docs/proof.md gives, and a choice of options.
+ * Streams are numbered device * S + k. A configuration is a shape, as in the sizes that docs/proof.md gives, and a
+ * choice of options.
  *
- *   shape   the gradients' device d; for each producer its stream p, and, where p is not on d, the stream q of d that is current while it adds;
- *           the consumer's stream c; the caller's stream, the e-th of the taker's device; donated or not; who else knows the first gradient (kin)
+ *   shape   the gradients' device d; for each producer its stream p, and, where p is not on d, the stream q of d that
+ *           is current while it adds; the consumer's stream c; the caller's stream, the e-th of the taker's device;
+ *           donated or not; who else knows the first gradient (kin)
  *   raw     D * (S + (D-1) S^2)^K * D S * S * 2 * (1 + 2 S + D S)
  *
- * Two configurations that differ by names of devices, of streams within a device, or (without keys) of producers are the same: of each such
- * class one is run. That this loses nothing is checked (docs/proof.md, Reductions).
+ * Two configurations that differ by names of devices, of streams within a device, or (without keys) of producers are
+ * the same: of each such class one is run. That this loses nothing is checked (docs/proof.md, Reductions).
  */
 #ifndef FAN_TESTS_PROOF_CONFIG_H
 #define FAN_TESTS_PROOF_CONFIG_H
@@ -31,15 +33,16 @@ typedef enum kin {
 
 typedef enum mode {
     MODE_PLAIN,
-    MODE_COPY,  /* add(copy=True): a conversion (S21) */
-    MODE_SCALE, /* take(scale=): the sum is finished (S22) */
-    MODE_OUT,   /* take(out=): the taker's own memory is written */
-    MODE_CLEAR, /* clear() in place of take() */
+    MODE_COPY,   /* add(copy=True): a conversion (S21) */
+    MODE_SCALE,  /* take(scale=): the sum is finished (S22) */
+    MODE_OUT,    /* take(out=): the taker's own memory is written */
+    MODE_CLEAR,  /* clear() in place of take() */
     MODE_UNREAD, /* take(out=) into fresh memory of another stream's, which is let go unread */
     MODES
 } mode;
 
-typedef enum let_go { LET_GO_ADDED, LET_GO_LATER, LET_GO_LAST, LET_GOS } let_go; /* the caller's hold: moved by add; dropped by a step of its own; kept to the end */
+/* The caller's hold: moved by add; dropped by a step of its own; kept to the end. */
+typedef enum let_go { LET_GO_ADDED, LET_GO_LATER, LET_GO_LAST, LET_GOS } let_go;
 
 enum { BUDGET_NONE, BUDGET_ONE, BUDGET_ALL, BUDGETS };
 
@@ -55,7 +58,8 @@ typedef struct config {
     bool keyed;
     let_go let_go;
     mode mode;
-    bool undeclared;    /* the buffer is not told its consumer's stream: the slot's C is the first producer's current stream */
+    bool undeclared;    /* the buffer is not told its consumer's stream: the slot's C is the first producer's current
+                           stream */
     bool sum_to_caller; /* the caller reads the sum itself, not what the consumer made of it */
     int taker;          /* stream that takes; -1: c */
     int out;            /* stream that owns out's memory, for MODE_OUT and MODE_UNREAD; -1: the taker's */
@@ -81,7 +85,8 @@ bool config_parse(config *c, const char *text);
 static inline int config_taker(const config *c) { return c->taker >= 0 ? c->taker : c->c; }
 static inline int config_caller(const config *c) { return config_taker(c) / c->S * c->S + c->e; }
 
-/* config_next: the next choice of options over which a proof goes; `n` counts from 0; false behind the last. The rich ones are for kin NONE. */
+/* config_next: the next choice of options over which a proof goes; `n` counts from 0; false behind the last. The rich
+ * ones are for kin NONE. */
 typedef enum richness { OPTIONS_FEW, OPTIONS_MOST, OPTIONS_ALL } richness;
 bool config_options(config *c, richness how, unsigned n);
 

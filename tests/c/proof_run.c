@@ -5,7 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-const char *const verdict_words[VERDICTS] = {"fine", "race", "miscount", "written", "failed", "unsound", "stuck", "wrong", "crashed"};
+const char *const verdict_words[VERDICTS] = {"fine",    "race",  "miscount", "written", "failed",
+                                             "unsound", "stuck", "wrong",    "crashed"};
 
 /* ---- content ---- */
 
@@ -101,10 +102,17 @@ void world_close(world *w)
 
 static void hold(void *object) { (void)object; }
 static void drop(void *object) { (void)object; }
-static bool unshared(void *object) { (void)object; return false; }
+static bool unshared(void *object)
+{
+    (void)object;
+    return false;
+}
 static fan_status combine(void *c, const fan_value *a, const fan_value *b, fan_value *out, fan_error *err)
 {
-    (void)c; (void)a; (void)b; (void)out;
+    (void)c;
+    (void)a;
+    (void)b;
+    (void)out;
     return fan_fail(err, FAN_ERR_TYPE, "no objects here");
 }
 /* poll: a wait between two steps of a thread that is alone is a wait for nobody. */
@@ -112,13 +120,17 @@ static fan_status poll(fan_error *err)
 {
     return fan_thread_get_hooks() ? FAN_OK : fan_fail(err, FAN_ERR_DEADLOCK, "the only thread waits for another");
 }
-static const fan_frontend frontend = {.hold = hold, .drop = drop, .unshared = unshared, .combine = combine, .check_signals = poll};
+static const fan_frontend frontend = {
+    .hold = hold, .drop = drop, .unshared = unshared, .combine = combine, .check_signals = poll};
 
 bool run_buffer(run *r)
 {
     static const uint64_t budgets[BUDGETS] = {0, sizeof(double), UINT64_MAX};
     const config *c = r->c;
-    fan_buffer_config how = {.slots = 1, .budget = budgets[c->budget], .accumulate = FAN_DT_NONE, .frontend = &frontend,
+    fan_buffer_config how = {.slots = 1,
+                             .budget = budgets[c->budget],
+                             .accumulate = FAN_DT_NONE,
+                             .frontend = &frontend,
                              .stream = c->undeclared ? NULL : r->w->stream[c->c]};
     fan_buffer_free(r->b);
     r->b = NULL;
@@ -259,12 +271,14 @@ static bool kernel(run *r, int stream, const char *name, fan_array *from, fan_ar
 {
     fan_error err = {0};
     fan_array *reads[1] = {from}, *writes[1] = {to};
-    fan_sim_kernel k = {.name = name, .reads = reads, .nreads = from != NULL, .writes = writes, .nwrites = to != NULL, .us = 1};
+    fan_sim_kernel k = {
+        .name = name, .reads = reads, .nreads = from != NULL, .writes = writes, .nwrites = to != NULL, .us = 1};
     if (r->w->work) {
         kernel_work *work = malloc(sizeof *work);
         if (!work)
             abort();
-        *work = (kernel_work){from ? (const double *)(const void *)from->data : NULL, to ? (double *)(void *)to->data : NULL, value_of(what)};
+        *work = (kernel_work){from ? (const double *)(const void *)from->data : NULL,
+                              to ? (double *)(void *)to->data : NULL, value_of(what)};
         k.fn = kernel_fn;
         k.fini = free;
         k.ctx = work;
@@ -316,7 +330,8 @@ bool run_produce(run *r, int i)
     return true;
 }
 
-/* others_use: whether the gradient may not be donated, for another reads it; or, with DRIVER_DONATE, whether he still holds it. */
+/* others_use: whether the gradient may not be donated, for another reads it; or, with DRIVER_DONATE, whether he still
+ * holds it. */
 static bool others_use(const run *r, int i)
 {
     bool known = i == 0 && (r->c->kin == KIN_ALIAS || r->c->kin == KIN_IMPORT_READ);
@@ -328,8 +343,11 @@ bool run_add(run *r, int i)
     const config *c = r->c;
     fan_error err = {0};
     fan_stream *current = r->w->stream[c->q[i]];
-    fan_contribution one = {.value = fan_value_dense(fan_array_hold(r->g[i]), r->w->device[c->d]), .key = c->keyed ? i : -1,
-                            .stream = r->w->stream[c->p[i]], .donate = c->donate && !others_use(r, i), .copy = c->mode == MODE_COPY};
+    fan_contribution one = {.value = fan_value_dense(fan_array_hold(r->g[i]), r->w->device[c->d]),
+                            .key = c->keyed ? i : -1,
+                            .stream = r->w->stream[c->p[i]],
+                            .donate = c->donate && !others_use(r, i),
+                            .copy = c->mode == MODE_COPY};
     if (c->let_go == LET_GO_ADDED) {
         fan_array_drop(r->g[i]);
         r->g[i] = NULL;
@@ -352,7 +370,8 @@ bool run_let_go(run *r, int i)
     return r->verdict == FINE;
 }
 
-/* judge_sum: the contributions in it; notes whether a sum holds each contribution of `mask` once, in the order of keys where there are any. */
+/* judge_sum: the contributions in it; notes whether a sum holds each contribution of `mask` once, in the order of keys
+ * where there are any. */
 static uint32_t judge_sum(run *r, uint64_t what, uint32_t mask, bool all)
 {
     uint32_t seen = 0;
@@ -528,14 +547,10 @@ static int steps_of(const run *r, int actor)
         return c->let_go == LET_GO_LATER ? 3 : 2;
     switch (actor) {
     case ACTOR_C:
-    case ACTOR_E:
-        return 1;
-    case ACTOR_X:
-        return c->kin == KIN_ALIAS || c->kin == KIN_IMPORT_READ;
-    case ACTOR_N:
-        return c->snapshot >= 0;
-    default:
-        return 0;
+    case ACTOR_E: return 1;
+    case ACTOR_X: return c->kin == KIN_ALIAS || c->kin == KIN_IMPORT_READ;
+    case ACTOR_N: return c->snapshot >= 0;
+    default: return 0;
     }
 }
 
@@ -571,8 +586,9 @@ static void touch(fan_explore *x, int object, bool write)
         (void)fan_explore_touched(x, (uint64_t)object, write);
 }
 
-/* What a step touches, or may: streams, the slot, the holds of each gradient. A release reads the streams that used the memory; memory that is
- * written in place has an event recorded on each of them. A, once there is one, is where the sums are taken. */
+/* What a step touches, or may: streams, the slot, the holds of each gradient. A release reads the streams that used the
+ * memory; memory that is written in place has an event recorded on each of them. A, once there is one, is where the
+ * sums are taken. */
 static void footprint(const run *r, int actor, fan_explore *x)
 {
     const config *c = r->c;

@@ -5,12 +5,13 @@
  *   X     who else knows the first gradient reads it on x
  *   N     a snapshot, read on its stream
  *   C     the consumer takes the sum, its kernel reads it, it lets go
- *   E     the end of the pass: the caller's stream comes after the consumer's, its kernel reads what the consumer made, which is let go
+ *   E     the end of the pass: the caller's stream comes after the consumer's, its kernel reads what the consumer made,
+ *         which is let go
  *   H     the host waits for the caller's stream and reads what its kernel made
  *
- * P_i, A_i, L_i are the steps of actor i; the others are an actor each. X comes after P_0, C after every A_i, E after C, and H last: one thread plays
- * all actors, so what that wait teaches the host, no other may know. What memory holds is followed in symbols too (content): which contributions,
- * in which order they were added.
+ * P_i, A_i, L_i are the steps of actor i; the others are an actor each. X comes after P_0, C after every A_i, E after
+ * C, and H last: one thread plays all actors, so what that wait teaches the host, no other may know. What memory holds
+ * is followed in symbols too (content): which contributions, in which order they were added.
  */
 #ifndef FAN_TESTS_PROOF_RUN_H
 #define FAN_TESTS_PROOF_RUN_H
@@ -65,22 +66,22 @@ enum {
 typedef struct run {
     world *w;
     const config *c;
-    fan_buffer *b;      /* of this configuration; empty between runs */
-    unsigned driver;    /* planted faults of whoever drives the buffer */
-    int done[ACTORS];   /* steps so far */
+    fan_buffer *b;    /* of this configuration; empty between runs */
+    unsigned driver;  /* planted faults of whoever drives the buffer */
+    int done[ACTORS]; /* steps so far */
     int added;
-    int accum;              /* stream on which the slot takes its sums; -1: no gradient yet */
-    uint32_t arrived;   /* producers that have added: a mask */
+    int accum;           /* stream on which the slot takes its sums; -1: no gradient yet */
+    uint32_t arrived;    /* producers that have added: a mask */
     fan_array *g[MAX_K]; /* the caller's holds */
     fan_array *g_kin;
     fan_event *kin_event;
-    fan_array *y, *z;   /* what the consumer made, or the sum; what the caller made of it */
+    fan_array *y, *z;         /* what the consumer made, or the sum; what the caller made of it */
     fan_array *x_saw, *n_saw; /* with work: what they read */
     uint64_t want_x, want_y;
     verdict verdict;
     char why[FAN_ERROR_TEXT];
     bool took;
-    uint32_t taken;     /* contributions in the sums so far: a mask */
+    uint32_t taken; /* contributions in the sums so far: a mask */
 } run;
 
 /* run_open, run_close: for one configuration; run_begin, run_end: one run of it. */
@@ -106,8 +107,8 @@ bool run_snapshot(run *r);
 bool run_end_of_pass(run *r);
 bool run_read_back(run *r);
 
-/* content: what memory holds, in symbols: the contributions i + 1 in the order in which they were added, one octal digit each, the first one
- * highest. Followed through every job of the buffer's. */
+/* content: what memory holds, in symbols: the contributions i + 1 in the order in which they were added, one octal
+ * digit each, the first one highest. Followed through every job of the buffer's. */
 void content_reset(void);
 void content_set(const void *memory, uint64_t what);
 uint64_t content_of(const void *memory);

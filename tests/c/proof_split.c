@@ -1,15 +1,17 @@
-/* Split locks: the buffer's own yield points (before each lock, after each unlock, before each device call) are the steps. Every host thread is an
- * OS thread of its own, and the machine lets one of them act at a time (csrc/device/sim/host_sched.h).
+/* Split locks: the buffer's own yield points (before each lock, after each unlock, before each device call) are the
+ * steps. Every host thread is an OS thread of its own, and the machine lets one of them act at a time
+ * (csrc/device/sim/host_sched.h).
  *
  *   adds    two producers; who returns last takes
  *   take    one contribution is there; a producer adds another while the consumer takes
- *   ready   two are expected, one is there; a producer adds the other while the consumer asks whether they are through; if so, every one must have
- *           been parked, and he takes
+ *   ready   two are expected, one is there; a producer adds the other while the consumer asks whether they are through;
+ *           if so, every one must have been parked, and he takes
  *   look    one contribution is there; a producer adds another while a snapshot is made
  *   clear   one contribution is there; a producer adds another while the slot is cleared
  *   takes   two contributions are there; two consumers take
  *
- * What is left is taken after the join: each contribution must come out once, of whichever take (none twice and none lost where nothing is cleared).
+ * What is left is taken after the join: each contribution must come out once, of whichever take (none twice and none
+ * lost where nothing is cleared).
  */
 #define _GNU_SOURCE
 #include "proof.h"
@@ -33,7 +35,7 @@ typedef struct stage {
     world w;
     int scene;
     fan_explore *x;
-    int left;         /* adds that have not returned */
+    int left; /* adds that have not returned */
     int actor[THREADS];
 } stage;
 
@@ -43,7 +45,7 @@ typedef struct worker {
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t woken;
-    stage *job;       /* NULL: nothing to do */
+    stage *job; /* NULL: nothing to do */
     int part;
     bool idle, quit;
 } worker;
@@ -127,10 +129,7 @@ static void finish(int part)
 /* ---- the scenes ---- */
 
 /* What is there before the threads begin, by the main thread. */
-static int before(int scene)
-{
-    return scene == ADDS ? 0 : scene == TAKES ? 2 : 1;
-}
+static int before(int scene) { return scene == ADDS ? 0 : scene == TAKES ? 2 : 1; }
 
 static void count(stage *s)
 {
@@ -153,7 +152,8 @@ static bool all_parked(stage *s)
     for (size_t i = 0; parked && i < slot.items; i++)
         parked = items[i].ready;
     if (!parked)
-        run_fail(&s->r, err.text[0] ? FAILED : MISCOUNT, err.text[0] ? err.text : "ready, but a contribution has not been parked");
+        run_fail(&s->r, err.text[0] ? FAILED : MISCOUNT,
+                 err.text[0] ? err.text : "ready, but a contribution has not been parked");
     return parked;
 }
 
@@ -180,18 +180,14 @@ static void play(stage *s, int part)
     }
     switch (s->scene) {
     case TAKE:
-    case TAKES:
-        (void)run_consume(r, false);
-        return;
+    case TAKES: (void)run_consume(r, false); return;
     case READY:
         if (fan_buffer_ready(r->b, 0, &ready, &err) != FAN_OK)
             run_fail(r, FAILED, err.text);
         else if (ready && all_parked(s))
             (void)run_consume(r, true);
         return;
-    case LOOK:
-        (void)run_snapshot(r);
-        return;
+    case LOOK: (void)run_snapshot(r); return;
     default:
         if (fan_buffer_clear(r->b, &err) != FAN_OK)
             run_fail(r, FAILED, err.text);
@@ -320,8 +316,8 @@ static bool search_scene(stage *s, const split_search *how, const config *c, tal
         *worst = *worst == FINE ? r->verdict : *worst;
         if (!out->worst[0]) {
             char text[320];
-            snprintf(out->worst, sizeof out->worst, "\"%s\" scene=%s %.80s fault=%s", config_text(c, text, sizeof text), split_scene_words[s->scene],
-                     schedule, how->fault.name);
+            snprintf(out->worst, sizeof out->worst, "\"%s\" scene=%s %.80s fault=%s", config_text(c, text, sizeof text),
+                     split_scene_words[s->scene], schedule, how->fault.name);
             snprintf(out->sentence, sizeof out->sentence, "%s: %.900s", verdict_words[r->verdict], r->why);
         }
         if (how->first || r->verdict == STUCK)
@@ -370,7 +366,8 @@ bool search_split(const split_search *how, tally *out)
     for (uint64_t i = 0; i < raw && sound && !lost; i++) {
         bool any = false;
         config_shape(&c, i);
-        if (c.e != 0 || (c.kin != KIN_NONE && !(c.kin == KIN_IMPORT && how->imports)) || !config_part(i, how->from, how->step))
+        if (c.e != 0 || (c.kin != KIN_NONE && !(c.kin == KIN_IMPORT && how->imports)) ||
+            !config_part(i, how->from, how->step))
             continue;
         for (unsigned n = 0; config_options(&c, OPTIONS_FEW, n); n++)
             for (int scene = 0; scene < SPLIT_SCENES && sound && !lost; scene++) {

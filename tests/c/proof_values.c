@@ -1,7 +1,8 @@
-/* The second oracle: sampled runs are judged by order (happens-before), and again by value, with bytes that are moved late and in other orders.
+/* The second oracle: sampled runs are judged by order (happens-before), and again by value, with bytes that are moved
+ * late and in other orders.
  *
- * A run that the first judge finds clean must give the right values under every schedule. A run that it finds racy gives a wrong value under some
- * order of the device; a fair share of these is met by the few that are tried here.
+ * A run that the first judge finds clean must give the right values under every schedule. A run that it finds racy
+ * gives a wrong value under some order of the device; a fair share of these is met by the few that are tried here.
  */
 #include "proof.h"
 
@@ -19,8 +20,10 @@ static uint64_t draw(uint64_t *state)
 
 enum { SEEDS = 6, MOST_WORLDS = 3 + SEEDS + MAX_STREAMS };
 
-/* One run along `schedule`; with work, the device goes on a little between the steps, so that memory comes back and is used again. */
-static verdict along(world *w, const config *c, const fault *f, const char *schedule, uint64_t random, char *why, size_t size)
+/* One run along `schedule`; with work, the device goes on a little between the steps, so that memory comes back and is
+ * used again. */
+static verdict along(world *w, const config *c, const fault *f, const char *schedule, uint64_t random, char *why,
+                     size_t size)
 {
     run r;
     uint32_t can;
@@ -84,7 +87,8 @@ bool search_values(int K, int D, int S, const fault *f, uint64_t samples, uint64
         run r;
         uint32_t can;
         config_shape(&c, draw(&random) % raw);
-        if (!config_options(&c, OPTIONS_MOST, (unsigned)(draw(&random) % options)) && !config_options(&c, OPTIONS_MOST, (unsigned)(draw(&random) % 4)))
+        if (!config_options(&c, OPTIONS_MOST, (unsigned)(draw(&random) % options)) &&
+            !config_options(&c, OPTIONS_MOST, (unsigned)(draw(&random) % 4)))
             continue;
         fan_explore *x = fan_explore_new(false, 0);
         if (!x || !run_open(&r, &judge, &c))
@@ -115,8 +119,8 @@ bool search_values(int K, int D, int S, const fault *f, uint64_t samples, uint64
             wrong = true;
             if (by_order == FINE) {
                 sound = false;
-                fprintf(stderr, "clean by order, %s by value: \"%s\" %s world %d fault=%s: %s\n", verdict_words[v], config_text(&c, text, sizeof text),
-                        schedule, k, f->name, why);
+                fprintf(stderr, "clean by order, %s by value: \"%s\" %s world %d fault=%s: %s\n", verdict_words[v],
+                        config_text(&c, text, sizeof text), schedule, k, f->name, why);
                 break;
             }
         }

@@ -24,15 +24,9 @@
 
 static uint64_t state = 1;
 
-static inline uint64_t draw(void)
-{
-    return fan_rng(&state);
-}
+static inline uint64_t draw(void) { return fan_rng(&state); }
 
-static inline int below(int n)
-{
-    return (int)(draw() % (uint64_t)n);
-}
+static inline int below(int n) { return (int)(draw() % (uint64_t)n); }
 
 static inline uint64_t mix(uint64_t a, uint64_t b)
 {
@@ -89,7 +83,12 @@ static inline void warn(void *ctx, const char *text)
 
 static inline fan_sim_config config_of(int devices, uint64_t seed, fan_sim_schedule schedule)
 {
-    return (fan_sim_config){.devices = devices, .seed = seed, .schedule = schedule, .starve = seed + 2, .memory = 1 << 16, .run_work = true};
+    return (fan_sim_config){.devices = devices,
+                            .seed = seed,
+                            .schedule = schedule,
+                            .starve = seed + 2,
+                            .memory = 1 << 16,
+                            .run_work = true};
 }
 
 static inline void add_array(world *w, int i, int device)
@@ -140,8 +139,15 @@ static inline fan_status launch(world *w, fan_stream *s, const char *name, int t
         writes[0] = w->x[to];
         k->to = (uint64_t *)(void *)w->x[to]->data;
     }
-    fan_sim_kernel kernel = {.name = name, .fn = run_mixing, .fini = fan_free, .ctx = k, .reads = reads, .nreads = (size_t)k->n, .writes = writes,
-                             .nwrites = to >= 0, .us = -1};
+    fan_sim_kernel kernel = {.name = name,
+                             .fn = run_mixing,
+                             .fini = fan_free,
+                             .ctx = k,
+                             .reads = reads,
+                             .nreads = (size_t)k->n,
+                             .writes = writes,
+                             .nwrites = to >= 0,
+                             .us = -1};
     fan_status status = fan_sim_launch(w->m, s, &kernel, &err);
     if (status != FAN_OK) {
         fan_free(k);

@@ -7,12 +7,27 @@
 #include <string.h>
 
 static int64_t held;
-static void hold(void *o) { (void)o; held++; }
-static void drop(void *o) { (void)o; held--; }
-static bool unshared(void *o) { (void)o; return false; }
+static void hold(void *o)
+{
+    (void)o;
+    held++;
+}
+static void drop(void *o)
+{
+    (void)o;
+    held--;
+}
+static bool unshared(void *o)
+{
+    (void)o;
+    return false;
+}
 static fan_status combine(void *c, const fan_value *a, const fan_value *b, fan_value *out, fan_error *err)
 {
-    (void)c; (void)a; (void)b; (void)out;
+    (void)c;
+    (void)a;
+    (void)b;
+    (void)out;
     return fan_fail(err, FAN_ERR_TYPE, "no objects here");
 }
 static const fan_frontend frontend = {.hold = hold, .drop = drop, .unshared = unshared, .combine = combine};

@@ -103,10 +103,14 @@ static void test_unsafe(void)
         uint64_t thread;
         bool forbidden;
     } rows[] = {
-        {FAN_CAPTURE_GLOBAL, FAN_CAPTURE_GLOBAL, 1, true},         {FAN_CAPTURE_GLOBAL, FAN_CAPTURE_GLOBAL, 2, true},
-        {FAN_CAPTURE_GLOBAL, FAN_CAPTURE_THREAD_LOCAL, 2, false},  {FAN_CAPTURE_GLOBAL, FAN_CAPTURE_THREAD_LOCAL, 1, true},
-        {FAN_CAPTURE_GLOBAL, FAN_CAPTURE_RELAXED, 1, false},       {FAN_CAPTURE_THREAD_LOCAL, FAN_CAPTURE_GLOBAL, 1, true},
-        {FAN_CAPTURE_THREAD_LOCAL, FAN_CAPTURE_GLOBAL, 2, false},  {FAN_CAPTURE_RELAXED, FAN_CAPTURE_GLOBAL, 1, false},
+        {FAN_CAPTURE_GLOBAL, FAN_CAPTURE_GLOBAL, 1, true},
+        {FAN_CAPTURE_GLOBAL, FAN_CAPTURE_GLOBAL, 2, true},
+        {FAN_CAPTURE_GLOBAL, FAN_CAPTURE_THREAD_LOCAL, 2, false},
+        {FAN_CAPTURE_GLOBAL, FAN_CAPTURE_THREAD_LOCAL, 1, true},
+        {FAN_CAPTURE_GLOBAL, FAN_CAPTURE_RELAXED, 1, false},
+        {FAN_CAPTURE_THREAD_LOCAL, FAN_CAPTURE_GLOBAL, 1, true},
+        {FAN_CAPTURE_THREAD_LOCAL, FAN_CAPTURE_GLOBAL, 2, false},
+        {FAN_CAPTURE_RELAXED, FAN_CAPTURE_GLOBAL, 1, false},
         {FAN_CAPTURE_RELAXED, FAN_CAPTURE_GLOBAL, 2, false},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {

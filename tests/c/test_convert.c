@@ -1,4 +1,5 @@
-/* Conversions against the oracle: every bit pattern of the low floats, every tie between two of them, every pair of dtypes. */
+/* Conversions against the oracle: every bit pattern of the low floats, every tie between two of them, every pair of
+ * dtypes. */
 #include "array/convert.h"
 
 #include "check.h"
@@ -46,7 +47,8 @@ static void every_pattern_goes_up_and_comes_back(fan_dtype low)
     }
 }
 
-/* Around each midpoint between two neighbours: the tie goes to the even one, the next numbers on either side to their side. */
+/* Around each midpoint between two neighbours: the tie goes to the even one, the next numbers on either side to their
+ * side. */
 static void every_tie_goes_to_the_even(fan_dtype low)
 {
     low_float f = low_of(low);
@@ -95,7 +97,8 @@ static void integers_round_once(void)
     for (int i = 0; i < 60000; i++) {
         uint64_t bits = random_bits() >> random_below(64);
         if (random_below(4) == 0) /* next to a power of two, where ties lie */
-            bits = (bits & (uint64_t)random_below(4)) + ((uint64_t)1 << random_below(64)) + ((uint64_t)1 << random_below(64));
+            bits = (bits & (uint64_t)random_below(4)) + ((uint64_t)1 << random_below(64)) +
+                   ((uint64_t)1 << random_below(64));
         static const fan_dtype to[] = {FAN_DT_FLOAT16, FAN_DT_BFLOAT16, FAN_DT_FLOAT8_E4M3FN, FAN_DT_FLOAT8_E5M2,
                                        FAN_DT_FLOAT32, FAN_DT_FLOAT64,  FAN_DT_COMPLEX64,     FAN_DT_COMPLEX128};
         for (size_t k = 0; k < sizeof to / sizeof to[0]; k++) {
@@ -108,7 +111,8 @@ static void integers_round_once(void)
     }
 }
 
-/* Every pair of dtypes, gap-free and with steps of every sign, at every alignment, in runs longer than the pieces inside. */
+/* Every pair of dtypes, gap-free and with steps of every sign, at every alignment, in runs longer than the pieces
+ * inside. */
 static void every_pair_equals_the_oracle(void)
 {
     enum { MANY = 700 };

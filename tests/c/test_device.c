@@ -1,5 +1,5 @@
-/* What all backends share: elision, pools, current streams, use sets and leaving memory, sparse sums; on the CPU, on the simulated device, and on a
- * backend made for this test that knows the truth about every order. */
+/* What all backends share: elision, pools, current streams, use sets and leaving memory, sparse sums; on the CPU, on
+ * the simulated device, and on a backend made for this test that knows the truth about every order. */
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
 
@@ -45,10 +45,7 @@ static void shake(void)
         sched_yield();
 }
 
-static int number_of(const fan_stream *s)
-{
-    return (int)s->handle;
-}
+static int number_of(const fan_stream *s) { return (int)s->handle; }
 
 static fan_status true_init(fan_event *e, fan_error *err)
 {
@@ -112,8 +109,14 @@ static void true_device_fini(fan_device *d)
     fan_free(d);
 }
 
-static const fan_backend true_backend = {
-    .name = "true", .has_streams = true, .event_init = true_init, .event_fini = true_fini, .record = true_record, .wait = true_wait, .query = true_query, .device_fini = true_device_fini};
+static const fan_backend true_backend = {.name = "true",
+                                         .has_streams = true,
+                                         .event_init = true_init,
+                                         .event_fini = true_fini,
+                                         .record = true_record,
+                                         .wait = true_wait,
+                                         .query = true_query,
+                                         .device_fini = true_device_fini};
 
 static fan_device *true_device_new(int index)
 {
@@ -202,9 +205,7 @@ static void *work(void *arg)
             if (versions(w->users[at % 3]) < VERSIONS - 16)
                 CHECK_OK(fan_event_rerecord(w->users[at % 3], s, NULL));
             break;
-        case 3:
-            ask_covers(w, at);
-            break;
+        case 3: ask_covers(w, at); break;
         default: {
             bool elided;
             if (fan_rng(&me->state) % 4 == 0) {
@@ -252,8 +253,8 @@ static void a_wait_is_left_out_only_where_its_order_holds(void)
     }
     for (int i = 0; i < 4; i++)
         pthread_join(threads[i], NULL);
-    printf("4 threads: %ld waits, %ld left out, %ld of them wrongly; %ld pairs covered, %ld wrongly\n", w.waits, w.elided, w.wrong, w.covered,
-           w.covered_wrong);
+    printf("4 threads: %ld waits, %ld left out, %ld of them wrongly; %ld pairs covered, %ld wrongly\n", w.waits,
+           w.elided, w.wrong, w.covered, w.covered_wrong);
     CHECK_INT(w.wrong, 0);
     CHECK_INT(w.covered_wrong, 0);
     CHECK(w.elided > 1000 && w.waits - w.elided > 1000 && w.covered > 50);
@@ -304,7 +305,8 @@ static void devices_that_share_nothing_keep_each_other(void)
 static void one_thread_leaves_out_all_that_it_can(void)
 {
     fan_device *d = true_device_new(0);
-    fan_stream *a = fan_stream_new(d, 2, NULL), *b = fan_stream_new(d, 3, NULL), *c = fan_stream_new(d, 0, NULL), *legacy = fan_stream_new(d, FAN_LEGACY, NULL);
+    fan_stream *a = fan_stream_new(d, 2, NULL), *b = fan_stream_new(d, 3, NULL), *c = fan_stream_new(d, 0, NULL),
+               *legacy = fan_stream_new(d, FAN_LEGACY, NULL);
     fan_event *e, *f, *g, *never;
     bool elided;
     CHECK_OK(fan_event_record(a, &e, NULL));
@@ -435,7 +437,8 @@ static void the_cpu_has_no_streams(void)
     fan_trace *t = fan_trace_new(16);
     fan_trace_begin(t);
     CHECK_OK(fan_device_run(cpu, NULL, &(fan_job){.kind = FAN_JOB_COPY, .out = b, .in = in, .n = 1}, NULL));
-    CHECK_OK(fan_device_run(cpu, NULL, &(fan_job){.kind = FAN_JOB_SUM, .out = b, .in = in, .n = 2, .label = "two"}, NULL));
+    CHECK_OK(
+        fan_device_run(cpu, NULL, &(fan_job){.kind = FAN_JOB_SUM, .out = b, .in = in, .n = 2, .label = "two"}, NULL));
     fan_operand one = {b, FAN_DT_FLOAT64};
     CHECK_OK(fan_device_run(cpu, NULL, &(fan_job){.kind = FAN_JOB_UPLOAD, .out = c, .in = &one, .n = 1}, NULL));
     fan_trace_end(t);
@@ -699,7 +702,8 @@ static void the_trace_tells_records_waits_marks_and_frees(void)
     CHECK_INT(fan_trace_count(t), 8);
     for (size_t i = 0; i < 8; i++)
         CHECK_INT(fan_trace_at(t, i)->kind, expect[i]);
-    const fan_trace_line *first = fan_trace_at(t, 0), *second = fan_trace_at(t, 5), *left = fan_trace_at(t, 3), *wait = fan_trace_at(t, 2);
+    const fan_trace_line *first = fan_trace_at(t, 0), *second = fan_trace_at(t, 5), *left = fan_trace_at(t, 3),
+                         *wait = fan_trace_at(t, 2);
     CHECK(first->start_us >= 0 && first->end_us > first->start_us && second->start_us >= first->end_us);
     CHECK_INT(first->stream, a->handle);
     CHECK_INT(wait->stream, b->handle);
@@ -778,7 +782,8 @@ static bool same_part(fan_stream *s, const fan_array *on, const fan_array *host)
     fan_array *back = NULL;
     CHECK_OK(fan_array_new(on->dtype, on->ndim, on->shape, NULL, &back, NULL));
     CHECK_OK(s->device->backend->read(s, back, on, NULL));
-    bool same = back->dtype == host->dtype && fan_array_same_shape(back, host) && fan_array_hash(back) == fan_array_hash(host);
+    bool same =
+        back->dtype == host->dtype && fan_array_same_shape(back, host) && fan_array_hash(back) == fan_array_hash(host);
     fan_array_drop(back);
     return same;
 }
@@ -800,8 +805,10 @@ static void a_sparse_sum_on_a_device_is_that_on_the_host(void)
             fan_dtype dtype = widens && i == 0 ? FAN_DT_FLOAT32 : FAN_DT_FLOAT64;
             host[i] = random_sparse(fan_rng(&state) % 8 ? f : FAN_FORMAT_COO, dtype, &state);
             plain = plain && host[i]->format == FAN_FORMAT_COO && (!widens || n == 1);
-            fan_array *indices = moved(s, host[i]->indices), *pointers = moved(s, host[i]->pointers), *values = moved(s, host[i]->values);
-            CHECK_OK(fan_sparse_new(host[i]->format, 2, host[i]->shape, indices, pointers, values, false, &on[i], NULL));
+            fan_array *indices = moved(s, host[i]->indices), *pointers = moved(s, host[i]->pointers),
+                      *values = moved(s, host[i]->values);
+            CHECK_OK(
+                fan_sparse_new(host[i]->format, 2, host[i]->shape, indices, pointers, values, false, &on[i], NULL));
             fan_array_drop(indices);
             fan_array_drop(pointers);
             fan_array_drop(values);

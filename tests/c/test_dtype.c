@@ -66,10 +66,7 @@ static const char *const castable[] = {
 
 static const fan_dtype foreign[] = {FAN_DT_BFLOAT16, FAN_DT_FLOAT8_E4M3FN, FAN_DT_FLOAT8_E5M2};
 
-static fan_dtype letter(char c)
-{
-    return numpy[c - 'a'];
-}
+static fan_dtype letter(char c) { return numpy[c - 'a']; }
 
 static void numpy_dtypes_promote_as_numpy_has_it(void)
 {

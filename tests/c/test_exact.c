@@ -1,4 +1,5 @@
-/* Exact sums against whole numbers: the terms of one element in one long integer, rounded by looking for the nearest code. */
+/* Exact sums against whole numbers: the terms of one element in one long integer, rounded by looking for the nearest
+ * code. */
 #include "array/exact.h"
 
 #include "array/convert.h"
@@ -13,32 +14,25 @@
 #define DIGITS 72 /* of 32 bits */
 
 typedef struct format {
-    int mant, unit; /* the smallest step is 2^-unit */
+    int mant, unit;            /* the smallest step is 2^-unit */
     uint64_t last, over, none; /* codes without sign: the largest number, what is beyond it, NaN */
 } format;
 
 static format format_of(fan_dtype d)
 {
     switch (d) {
-    case FAN_DT_FLOAT16:
-        return (format){10, 24, 0x7bff, 0x7c00, 0x7e00};
-    case FAN_DT_BFLOAT16:
-        return (format){7, 133, 0x7f7f, 0x7f80, 0x7fc0};
-    case FAN_DT_FLOAT8_E5M2:
-        return (format){2, 16, 0x7b, 0x7c, 0x7e};
-    case FAN_DT_FLOAT8_E4M3FN:
-        return (format){3, 9, 0x7e, 0x7f, 0x7f};
-    case FAN_DT_FLOAT32:
-        return (format){23, 149, 0x7f7fffff, 0x7f800000, 0x7fc00000};
+    case FAN_DT_FLOAT16: return (format){10, 24, 0x7bff, 0x7c00, 0x7e00};
+    case FAN_DT_BFLOAT16: return (format){7, 133, 0x7f7f, 0x7f80, 0x7fc0};
+    case FAN_DT_FLOAT8_E5M2: return (format){2, 16, 0x7b, 0x7c, 0x7e};
+    case FAN_DT_FLOAT8_E4M3FN: return (format){3, 9, 0x7e, 0x7f, 0x7f};
+    case FAN_DT_FLOAT32: return (format){23, 149, 0x7f7fffff, 0x7f800000, 0x7fc00000};
     default:
-        return (format){52, 1074, UINT64_C(0x7fefffffffffffff), UINT64_C(0x7ff0000000000000), UINT64_C(0x7ff8000000000000)};
+        return (format){52, 1074, UINT64_C(0x7fefffffffffffff), UINT64_C(0x7ff0000000000000),
+                        UINT64_C(0x7ff8000000000000)};
     }
 }
 
-static int bits_of(fan_dtype d)
-{
-    return (int)fan_dtype_size(d) * 8;
-}
+static int bits_of(fan_dtype d) { return (int)fan_dtype_size(d) * 8; }
 
 typedef struct whole { /* an integer in two's complement, in units of 2^-1074 and `less` bits more */
     uint32_t digit[DIGITS];
@@ -161,11 +155,8 @@ static void hostile(fan_dtype d, uint64_t *codes, size_t n, int way)
     for (size_t k = 0; k < n; k++) {
         uint64_t m = random_bits() & ((UINT64_C(1) << f.mant) - 1), e = (uint64_t)random_below((int64_t)top + 1);
         switch (way) {
-        case 0: /* any exponent */
-            break;
-        case 1: /* near one another */
-            e = middle > 3 ? middle - (uint64_t)random_below(4) : middle;
-            break;
+        case 0: /* any exponent */ break;
+        case 1: /* near one another */ e = middle > 3 ? middle - (uint64_t)random_below(4) : middle; break;
         case 2: /* pairs that cancel, and something small */
             if (k % 3 == 1) {
                 codes[k] = codes[k - 1] ^ sign;
@@ -175,14 +166,19 @@ static void hostile(fan_dtype d, uint64_t *codes, size_t n, int way)
             break;
         case 3: /* a tie, and something far below it */
             if (k == 0) {
-                e = at = (uint64_t)f.mant + 2 < top ? (uint64_t)f.mant + 2 + (uint64_t)random_below((int64_t)(top - (uint64_t)f.mant - 2)) : top;
+                e = at = (uint64_t)f.mant + 2 < top
+                             ? (uint64_t)f.mant + 2 + (uint64_t)random_below((int64_t)(top - (uint64_t)f.mant - 2))
+                             : top;
             } else if (k == 1) {
-                uint64_t gap = random_below(2) ? (uint64_t)f.mant + 1 : random_below(2) ? 24 : 8; /* of its own dtype, of a narrower one */
+                /* of its own dtype, of a narrower one */
+                uint64_t gap = random_below(2) ? (uint64_t)f.mant + 1 : random_below(2) ? 24 : 8;
                 e = at > gap ? at - gap : 0;
                 m = 0;
-                codes[0] = gap <= (uint64_t)f.mant ? codes[0] >> (f.mant - (int)gap + 1) << (f.mant - (int)gap + 1) : codes[0];
+                codes[0] =
+                    gap <= (uint64_t)f.mant ? codes[0] >> (f.mant - (int)gap + 1) << (f.mant - (int)gap + 1) : codes[0];
             } else if (random_below(2)) {
-                uint64_t near = 2 * (uint64_t)f.mant + (uint64_t)random_below(12); /* just out of a float64's reach, or anywhere below */
+                /* just out of a float64's reach, or anywhere below */
+                uint64_t near = 2 * (uint64_t)f.mant + (uint64_t)random_below(12);
                 e = random_below(2) && at > near ? at - near : (uint64_t)random_below((int64_t)at + 1) / 3;
                 m = random_below(2) ? m : 0;
             } else {
@@ -194,9 +190,7 @@ static void hostile(fan_dtype d, uint64_t *codes, size_t n, int way)
             e = (uint64_t)random_below(3) / 2;
             m = random_below(3) ? m : 0;
             break;
-        case 5: /* zeros */
-            codes[k] = random_below(4) ? sign : random_below(8) ? sign : 0;
-            continue;
+        case 5: /* zeros */ codes[k] = random_below(4) ? sign : random_below(8) ? sign : 0; continue;
         case 6: /* the largest, which must not overflow on the way */
             codes[k] = (f.last - (uint64_t)random_below(3)) | (k % 2 ? sign : 0);
             if (random_below(4) == 0)
@@ -234,10 +228,7 @@ static uint64_t load(const char *p, fan_dtype d)
     return u;
 }
 
-static void store(char *p, fan_dtype d, uint64_t code)
-{
-    memcpy(p, &code, fan_dtype_size(d));
-}
+static void store(char *p, fan_dtype d, uint64_t code) { memcpy(p, &code, fan_dtype_size(d)); }
 
 static void terms_make(terms *t, fan_dtype d, size_t n, size_t size, int way)
 {
@@ -252,7 +243,8 @@ static void terms_make(terms *t, fan_dtype d, size_t n, size_t size, int way)
         CHECK_OK(fan_array_new(d, gaps ? 2 : 1, shape, NULL, &whole_one, NULL));
         t->array[k] = whole_one;
         if (gaps) {
-            CHECK_OK(fan_array_view(whole_one->storage, whole_one->data, d, 1, shape, whole_one->strides, true, &t->array[k], NULL));
+            CHECK_OK(fan_array_view(whole_one->storage, whole_one->data, d, 1, shape, whole_one->strides, true,
+                                    &t->array[k], NULL));
             fan_array_drop(whole_one);
         }
     }
@@ -326,8 +318,8 @@ static void check_terms(terms *t, fan_dtype to, const char *what, bool planted)
             if (planted || shown++ > 2)
                 continue;
             CHECK(same_code(to, got, want));
-            fprintf(stderr, "    %s: out %d: element %zu, %zu terms of %s into %s: got %llx, want %llx:", what, o, i, t->n, fan_dtype_name(t->d),
-                    fan_dtype_name(to), (unsigned long long)got, (unsigned long long)want);
+            fprintf(stderr, "    %s: out %d: element %zu, %zu terms of %s into %s: got %llx, want %llx:", what, o, i,
+                    t->n, fan_dtype_name(t->d), fan_dtype_name(to), (unsigned long long)got, (unsigned long long)want);
             for (size_t k = 0; k < t->n && k < 9; k++)
                 fprintf(stderr, " %llx", (unsigned long long)t->codes[i * t->n + k]);
             fprintf(stderr, "\n");
@@ -339,7 +331,8 @@ static void check_terms(terms *t, fan_dtype to, const char *what, bool planted)
         fan_array_drop(out[o]);
 }
 
-static const fan_dtype reals[] = {FAN_DT_FLOAT32, FAN_DT_BFLOAT16, FAN_DT_FLOAT16, FAN_DT_FLOAT8_E4M3FN, FAN_DT_FLOAT8_E5M2, FAN_DT_FLOAT64};
+static const fan_dtype reals[] = {FAN_DT_FLOAT32,       FAN_DT_BFLOAT16,    FAN_DT_FLOAT16,
+                                  FAN_DT_FLOAT8_E4M3FN, FAN_DT_FLOAT8_E5M2, FAN_DT_FLOAT64};
 #define REALS 6
 
 static void a_million_sums(double share)
@@ -349,7 +342,8 @@ static void a_million_sums(double share)
     for (int r = 0; r < REALS; r++) {
         int left = (int)(elements[r] * share);
         for (int round = 0; left > 0; round++) {
-            size_t n = round % 16 == 0 ? 1 + (size_t)random_below(200) : 1 + (size_t)random_below(12), size = round % 16 == 0 ? 200 : 4000;
+            size_t n = round % 16 == 0 ? 1 + (size_t)random_below(200) : 1 + (size_t)random_below(12),
+                   size = round % 16 == 0 ? 200 : 4000;
             terms t;
             terms_make(&t, reals[r], n, size, round % 3 == 0 ? -1 : round % 8);
             check_terms(&t, random_below(2) ? reals[r] : reals[random_below(REALS)], "random", false);
@@ -430,7 +424,7 @@ static double sum_of(const float *x, size_t n, fan_dtype to, const fan_scale *sc
 static void named_cases(void)
 {
     const float big = 0x1.fffffep127f;
-#define SUM(to, ...) sum_of((const float[]){__VA_ARGS__}, sizeof(float[]){__VA_ARGS__} / sizeof(float), to, NULL)
+#define SUM(to, ...) sum_of((const float[]){__VA_ARGS__}, sizeof (float[]){__VA_ARGS__} / sizeof(float), to, NULL)
     CHECK(SUM(FAN_DT_FLOAT32, big, big, -big) == (double)big);
     CHECK(SUM(FAN_DT_FLOAT32, big, big) == (double)INFINITY);
     CHECK(SUM(FAN_DT_FLOAT64, big, big) == 2 * (double)big);
@@ -478,7 +472,8 @@ static void a_factor_is_exact(void)
             CHECK(isnan(want) ? isnan(got) : memcmp(&want, &got, 4) == 0);
             continue;
         }
-        /* base: sum * factor is a whole number of 2^-(149 + 1074): too long for the model's integers; so shift the factor's exponent into the sum */
+        /* base: sum * factor is a whole number of 2^-(149 + 1074): too long for the model's integers; so shift the
+         * factor's exponent into the sum */
         int e;
         int64_t m = (int64_t)ldexp(frexp(by, &e), 53);
         whole w = {{0}};
@@ -524,16 +519,19 @@ static void complex_and_wider_states(void)
     fan_exact_sum(out, (const fan_array *const *)in, 6, FAN_DT_COMPLEX64, NULL);
     for (int which = 0; which < 2; which++) {
         for (int k = 0; k < 6; k++)
-            CHECK_OK(fan_array_view(in[k]->storage, in[k]->data + 4 * which, FAN_DT_FLOAT32, 1, &size, in[k]->strides, true, &part[k], NULL));
+            CHECK_OK(fan_array_view(in[k]->storage, in[k]->data + 4 * which, FAN_DT_FLOAT32, 1, &size, in[k]->strides,
+                                    true, &part[k], NULL));
         fan_exact_sum(re, (const fan_array *const *)part, 6, FAN_DT_FLOAT32, NULL);
         for (int64_t i = 0; i < size; i++)
             CHECK(load(re->data + 4 * i, FAN_DT_FLOAT32) == load(out->data + 8 * i + 4 * which, FAN_DT_FLOAT32));
         for (int k = 0; k < 6; k++)
             fan_array_drop(part[k]);
     }
-    void *narrow = malloc(fan_superacc_size(FAN_DT_FLOAT32) * (size_t)size), *wide = malloc(fan_superacc_size(FAN_DT_COMPLEX64) * (size_t)size);
+    void *narrow = malloc(fan_superacc_size(FAN_DT_FLOAT32) * (size_t)size),
+         *wide = malloc(fan_superacc_size(FAN_DT_COMPLEX64) * (size_t)size);
     for (int k = 0; k < 3; k++)
-        CHECK_OK(fan_array_view(in[k]->storage, in[k]->data, FAN_DT_FLOAT32, 1, &size, in[k]->strides, true, &part[k], NULL));
+        CHECK_OK(fan_array_view(in[k]->storage, in[k]->data, FAN_DT_FLOAT32, 1, &size, in[k]->strides, true, &part[k],
+                                NULL));
     fan_superacc_start(narrow, FAN_DT_FLOAT32, size);
     fan_superacc_add(narrow, FAN_DT_FLOAT32, (const fan_array *const *)part, 3);
     fan_superacc_widen(wide, FAN_DT_COMPLEX64, narrow, FAN_DT_FLOAT32, size);
@@ -553,7 +551,8 @@ static void complex_and_wider_states(void)
     fan_array_drop(wide_out);
 
     /* float16 into float32, bfloat16 into float64, by way of states */
-    static const fan_dtype from[] = {FAN_DT_FLOAT16, FAN_DT_BFLOAT16, FAN_DT_FLOAT8_E5M2, FAN_DT_FLOAT32}, to[] = {FAN_DT_FLOAT32, FAN_DT_FLOAT64, FAN_DT_FLOAT16, FAN_DT_FLOAT64};
+    static const fan_dtype from[] = {FAN_DT_FLOAT16, FAN_DT_BFLOAT16, FAN_DT_FLOAT8_E5M2, FAN_DT_FLOAT32},
+                           to[] = {FAN_DT_FLOAT32, FAN_DT_FLOAT64, FAN_DT_FLOAT16, FAN_DT_FLOAT64};
     for (int r = 0; r < 4; r++) {
         terms t;
         terms_make(&t, from[r], 7, 400, -1);
@@ -567,7 +566,8 @@ static void complex_and_wider_states(void)
         CHECK_OK(fan_array_new(to[r], 1, &size, NULL, &out, NULL));
         fan_superacc_round(out, wide, to[r], NULL);
         for (int64_t i = 0; i < size; i++)
-            CHECK(same_code(to[r], load(out->data + i * out->strides[0], to[r]), model(from[r], t.codes + i * 7, 7, to[r])));
+            CHECK(same_code(to[r], load(out->data + i * out->strides[0], to[r]),
+                            model(from[r], t.codes + i * 7, 7, to[r])));
         fan_array_drop(out);
         free(narrow);
         free(wide);
@@ -640,7 +640,8 @@ static void terms_of_other_dtypes(void)
 /* A fault planted in the sums is found by what is above. */
 static void planted_faults_are_found(void)
 {
-    static const fan_fault_id faults[] = {FAN_FAULT_EXACT_NO_INTEGER_PATH, FAN_FAULT_EXACT_NO_ODD, FAN_FAULT_EXACT_NO_RANGE};
+    static const fan_fault_id faults[] = {FAN_FAULT_EXACT_NO_INTEGER_PATH, FAN_FAULT_EXACT_NO_ODD,
+                                          FAN_FAULT_EXACT_NO_RANGE};
     for (int f = 0; f < 3; f++) {
         for (int r = 0; r < 2; r++) {
             int64_t before = wrong;
@@ -668,7 +669,8 @@ int main(int argc, char **argv)
 #endif
     if (argc > 1)
         share = atof(argv[1]);
-    CHECK(fan_exact_fits(FAN_DT_FLOAT32) && fan_exact_fits(FAN_DT_COMPLEX64) && !fan_exact_fits(FAN_DT_INT32) && !fan_exact_fits(FAN_DT_BOOL));
+    CHECK(fan_exact_fits(FAN_DT_FLOAT32) && fan_exact_fits(FAN_DT_COMPLEX64) && !fan_exact_fits(FAN_DT_INT32) &&
+          !fan_exact_fits(FAN_DT_BOOL));
     CHECK_INT(fan_superacc_size(FAN_DT_FLOAT32), 40);
     named_cases();
     every_order_of_five();

@@ -1,4 +1,4 @@
-/* The search over host orders: the reduction against the whole search, on random programs; replay, samples, the limit. */
+/* The search over host orders: the reduction against the whole search, on random programs; replay, samples, limit. */
 #include "check.h"
 
 #include "base/rng.h"
@@ -9,21 +9,16 @@
 
 static uint64_t state = 1;
 
-static uint64_t draw(void)
-{
-    return fan_rng(&state);
-}
+static uint64_t draw(void) { return fan_rng(&state); }
 
-static int below(int n)
-{
-    return (int)(draw() % (uint64_t)n);
-}
+static int below(int n) { return (int)(draw() % (uint64_t)n); }
 
 #define ACTORS 4
 #define STEPS 6
 #define OBJECTS 4
 
-/* A step reads some objects into its actor's own state and then writes that to some; or takes or gives a lock; or adds to a number, or decides by it; or asks. */
+/* A step reads some objects into its actor's own state and then writes that to some; or takes or gives a lock; or adds
+ * to a number, or decides by it; or asks. */
 typedef enum { WORK, LOCK, UNLOCK, COUNT, WEIGH, ASK } kind;
 
 #define THE_NUMBER 200
@@ -213,7 +208,8 @@ static void the_reduction_loses_no_outcome(bool with_tries)
         program p = random_program(actors, actors == 2 ? 6 : actors == 3 ? 4 : 3);
         uint64_t runs, few, abandoned, none;
         bool stuck[2];
-        size_t n = search(&p, false, found[0], &runs, &none, &stuck[0]), m = search(&p, true, found[1], &few, &abandoned, &stuck[1]);
+        size_t n = search(&p, false, found[0], &runs, &none, &stuck[0]),
+               m = search(&p, true, found[1], &few, &abandoned, &stuck[1]);
         CHECK_INT(none, 0);
         CHECK_INT(m, n);
         CHECK(m == n && memcmp(found[0], found[1], n * sizeof(uint64_t)) == 0);
@@ -225,8 +221,8 @@ static void the_reduction_loses_no_outcome(bool with_tries)
         outcomes += n;
         *(stuck[0] ? &deadlocks : &free_of_them) += 1;
     }
-    printf("1500 programs: %" PRIu64 " orders, %" PRIu64 " outcomes; by the reduction %" PRIu64 " runs and %" PRIu64 " abandoned; deadlocks in %" PRIu64
-           ", none in %" PRIu64 "\n",
+    printf("1500 programs: %" PRIu64 " orders, %" PRIu64 " outcomes; by the reduction %" PRIu64 " runs and %" PRIu64
+           " abandoned; deadlocks in %" PRIu64 ", none in %" PRIu64 "\n",
            whole, outcomes, reduced, gone, deadlocks, free_of_them);
     printf("%" PRIu64 " searches began anew\n", again);
     CHECK(!tries || again > 20);

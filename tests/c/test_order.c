@@ -1,4 +1,5 @@
-/* The happens-before checker: its verdicts by example, against a checker that keeps everything, byte by byte, and its speed. */
+/* The happens-before checker: its verdicts by example, against a checker that keeps everything, byte by byte, and its
+ * speed. */
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
 
@@ -11,15 +12,9 @@
 
 static uint64_t state = 1;
 
-static uint64_t draw(void)
-{
-    return fan_rng(&state);
-}
+static uint64_t draw(void) { return fan_rng(&state); }
 
-static uint32_t below(uint32_t n)
-{
-    return (uint32_t)(draw() % n);
-}
+static uint32_t below(uint32_t n) { return (uint32_t)(draw() % n); }
 
 static uint32_t lane_new(fan_race_check *o)
 {
@@ -28,7 +23,8 @@ static uint32_t lane_new(fan_race_check *o)
     return lane;
 }
 
-static fan_status access_at(fan_race_check *o, uint32_t lane, uint32_t host, const char *name, uintptr_t lo, uintptr_t hi, bool write, fan_race *race)
+static fan_status access_at(fan_race_check *o, uint32_t lane, uint32_t host, const char *name, uintptr_t lo,
+                            uintptr_t hi, bool write, fan_race *race)
 {
     uint64_t op;
     fan_status status = fan_race_check_begin(o, lane, host, name, "x.py:1", &op, NULL);
@@ -101,7 +97,8 @@ static void the_host_knows_what_it_waited_for(void)
     CHECK_INT(access_at(o, h, h, "host", 0, 8, false, &race), FAN_ERR_RACE);
     CHECK_OK(fan_race_check_sync(o, h, fan_race_check_clock(o, a)));
     CHECK_OK(access_at(o, h, h, "host", 0, 8, false, &race));
-    CHECK_INT(access_at(o, a, g, "other", 0, 8, true, &race), FAN_ERR_RACE); /* h's own read: g and a know nothing of it */
+    /* h's own read: g and a know nothing of it */
+    CHECK_INT(access_at(o, a, g, "other", 0, 8, true, &race), FAN_ERR_RACE);
     CHECK_INT(race.first.lane, h);
     fan_race_check_reset(o);
     CHECK_OK(WRITE(a, 0, 8));
@@ -190,7 +187,8 @@ static bool naive_access(naive *x, uint32_t lane, const bool *bytes, bool write)
     bool raced = false;
     for (int i = 0; i < x->n; i++)
         for (int b = 0; b < BYTES; b++)
-            if (bytes[b] && x->all[i].bytes[b] && (write || x->all[i].write) && x->v[lane][x->all[i].lane] < x->all[i].count)
+            if (bytes[b] && x->all[i].bytes[b] && (write || x->all[i].write) &&
+                x->v[lane][x->all[i].lane] < x->all[i].count)
                 raced = true;
     kept *k = &x->all[x->n++];
     k->lane = lane;
@@ -253,7 +251,8 @@ static void a_view_is_its_bytes_and_no_others(void)
     CHECK(inside > 10000 && outside > 10000);
 }
 
-/* Random programs up to their first race: the same verdict at every step as a checker that keeps everything. Some allocations fail: then nothing happened. */
+/* Random programs up to their first race: the same verdict at every step as a checker that keeps everything. Some
+ * allocations fail: then nothing happened. */
 static void it_says_what_a_checker_says_that_keeps_everything(void)
 {
     static char memory[BYTES];
@@ -313,7 +312,9 @@ static void it_says_what_a_checker_says_that_keeps_everything(void)
                 for (int i = 0; i < x.n; i++)
                     for (uint32_t b = lo; b < hi; b++)
                         bad |= x.all[i].bytes[b] && x.all[i].lane >= 2 && gate[x.all[i].lane] < x.all[i].count;
-                CHECK_INT(fan_race_check_release(o, host, lanes, 2, (uintptr_t)memory + lo, (uintptr_t)memory + hi, "", NULL), bad ? FAN_ERR_RACE : FAN_OK);
+                CHECK_INT(
+                    fan_race_check_release(o, host, lanes, 2, (uintptr_t)memory + lo, (uintptr_t)memory + hi, "", NULL),
+                    bad ? FAN_ERR_RACE : FAN_OK);
                 released++;
                 race = bad;
                 step = OPS;
@@ -332,7 +333,8 @@ static void it_says_what_a_checker_says_that_keeps_everything(void)
                     fan_mem_fail_at(below(2), 2);
                 fan_status status = fan_race_check_begin(o, on, host, "op", "", &op, NULL);
                 if (status == FAN_OK) {
-                    fan_status first = fan_race_check_access(o, op, a, write, NULL), second = fan_race_check_access(o, op, b, false, NULL);
+                    fan_status first = fan_race_check_access(o, op, a, write, NULL),
+                               second = fan_race_check_access(o, op, b, false, NULL);
                     fan_mem_fail_at(-1, 0);
                     CHECK(first != FAN_ERR_NOMEM && second != FAN_ERR_NOMEM);
                     naive_join(x.v[on], x.v[host]);
@@ -358,8 +360,9 @@ static void it_says_what_a_checker_says_that_keeps_everything(void)
     }
     fan_race_check_free(o);
     fan_storage_drop(st);
-    printf("random programs: %ld with a race, %ld without, %ld releases judged, %ld operations refused for want of memory\n", raced, clean, released,
-           refused);
+    printf("random programs: %ld with a race, %ld without, %ld releases judged, %ld operations refused for want of "
+           "memory\n",
+           raced, clean, released, refused);
     CHECK(raced > 1000 && clean > 1000 && released > 1000 && refused > 100);
 }
 
@@ -389,7 +392,8 @@ static void many_ranges_are_kept(void)
     }
     for (uint32_t i = 0; i < N; i++)
         for (uint8_t lane = (uint8_t)a; lane <= b; lane++) {
-            CHECK_INT(access_at(o, lane, h, "probe", 10 * i + 3, 10 * i + 4, false, &race), owner[i] && owner[i] != lane ? FAN_ERR_RACE : FAN_OK);
+            CHECK_INT(access_at(o, lane, h, "probe", 10 * i + 3, 10 * i + 4, false, &race),
+                      owner[i] && owner[i] != lane ? FAN_ERR_RACE : FAN_OK);
         }
     for (uint32_t i = N; i-- > 0;) /* backwards, so that chunks empty from behind */
         fan_race_check_forget(o, 10 * i, 10 * i + 10);
@@ -404,7 +408,8 @@ static double now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* What a proof does: 8 lanes, 16 blocks, operations of two reads and a write, with records and waits; a reset now and then. No allocation. */
+/* What a proof does: 8 lanes, 16 blocks, operations of two reads and a write, with records and waits; a reset now and
+ * then. No allocation. */
 static void a_step_is_fast_and_allocates_nothing(void)
 {
     fan_race_check *o = fan_race_check_new();
@@ -433,7 +438,8 @@ static void a_step_is_fast_and_allocates_nothing(void)
         fan_race_check_range(o, op, y, y + 256, true, NULL);
     }
     t = now() - t;
-    printf("%.0f ns for a record, a wait and an operation of three accesses; %.0f ns by access\n", 1e9 * t / STEPS, 1e9 * t / STEPS / 3);
+    printf("%.0f ns for a record, a wait and an operation of three accesses; %.0f ns by access\n", 1e9 * t / STEPS,
+           1e9 * t / STEPS / 3);
     CHECK_INT(fan_mem_get().total - before, 0);
     fan_clock_fini(&e);
     fan_race_check_free(o);
@@ -448,7 +454,8 @@ static void a_lane_is_used_again_where_that_adds_no_order(void)
     fan_race_check_name(o, a, 7);
     CHECK_OK(WRITE(a, 0, 8));
     fan_race_check_leave(o, a);
-    CHECK(!fan_race_check_reuse(o, fan_race_check_clock(o, h), &again)); /* it is in the history, and h does not know it */
+    /* it is in the history, and h does not know it */
+    CHECK(!fan_race_check_reuse(o, fan_race_check_clock(o, h), &again));
     CHECK_OK(fan_race_check_sync(o, b, fan_race_check_clock(o, h)));
     fan_clock seen; /* of one who knows */
     fan_clock_init(&seen);

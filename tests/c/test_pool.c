@@ -13,10 +13,7 @@
 
 #define MB ((size_t)1 << 20)
 
-static uintptr_t page_of(const void *p)
-{
-    return (uintptr_t)p / 4096;
-}
+static uintptr_t page_of(const void *p) { return (uintptr_t)p / 4096; }
 
 static void what_is_given_back_comes_again(void)
 {

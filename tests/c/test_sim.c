@@ -245,8 +245,10 @@ static void races_name_both_sides_and_the_wait_that_is_missing(void)
     fan_operand in[1] = {{w.x[2], FAN_DT_UINT64}};
     fan_job job = {.kind = FAN_JOB_SUM, .out = w.x[0], .in = in, .n = 1, .label = "sum[0]"};
     CHECK_INT(fan_device_run(w.s[2]->device, w.s[2], &job, &err), FAN_ERR_RACE);
-    CHECK_STR(err.text, "race on 8 bytes of sim:0: 'sum[0]' (stream 4 of sim:0, train.py:31) writes what 'mul' (stream 2 of sim:0, train.py:28) wrote: nothing orders them; "
-                        "missing: stream 4 of sim:0 must wait for stream 2 of sim:0 after 'mul' (Stream(\"sim:0\", 4).wait(Stream(\"sim:0\", 2)))");
+    CHECK_STR(err.text, "race on 8 bytes of sim:0: 'sum[0]' (stream 4 of sim:0, train.py:31) writes what 'mul' (stream "
+                        "2 of sim:0, train.py:28) wrote: nothing orders them; "
+                        "missing: stream 4 of sim:0 must wait for stream 2 of sim:0 after 'mul' (Stream(\"sim:0\", "
+                        "4).wait(Stream(\"sim:0\", 2)))");
     fan_race race;
     CHECK(fan_sim_first_race(w.m, &race));
     CHECK_STR(race.first.name, "mul");
@@ -256,11 +258,14 @@ static void races_name_both_sides_and_the_wait_that_is_missing(void)
 
     site_now[0] = '\0';
     CHECK_INT(launch(&w, w.s[1], "far", -1, 1, 1), FAN_ERR_RACE); /* a stream of the other device reads */
-    CHECK_STR(w.text, "race on 8 bytes of sim:0: 'far' (stream 3 of sim:1) reads what 'sum[0]' (stream 4 of sim:0, train.py:31) wrote: nothing orders them; missing: "
-                      "stream 3 of sim:1 must wait for stream 4 of sim:0 after 'sum[0]' (Stream(\"sim:1\", 3).wait(Stream(\"sim:0\", 4)))");
+    CHECK_STR(w.text, "race on 8 bytes of sim:0: 'far' (stream 3 of sim:1) reads what 'sum[0]' (stream 4 of sim:0, "
+                      "train.py:31) wrote: nothing orders them; missing: "
+                      "stream 3 of sim:1 must wait for stream 4 of sim:0 after 'sum[0]' (Stream(\"sim:1\", "
+                      "3).wait(Stream(\"sim:0\", 4)))");
     strcpy(site_now, "train.py:40");
     CHECK_INT(fan_sim_host_read(w.m, w.s[3], host, w.x[0], &err), FAN_ERR_RACE);
-    CHECK_STR(err.text, "race on 8 bytes of sim:0: the host (train.py:40) reads what 'sum[0]' (stream 4 of sim:0, train.py:31) wrote: nothing orders them; missing: the "
+    CHECK_STR(err.text, "race on 8 bytes of sim:0: the host (train.py:40) reads what 'sum[0]' (stream 4 of sim:0, "
+                        "train.py:31) wrote: nothing orders them; missing: the "
                         "host must wait for stream 4 of sim:0 after 'sum[0]' (Stream(\"sim:0\", 4).synchronize())");
     CHECK_INT(fan_sim_races(w.m), 3);
     close(&w);
@@ -281,14 +286,19 @@ static void races_name_both_sides_and_the_wait_that_is_missing(void)
     fan_array_drop(y);
     CHECK_INT(fan_sim_races(w.m), 1);
     CHECK_INT(fan_sim_pending(w.m, &err), FAN_ERR_RACE);
-    CHECK_STR(err.text, "race on 8 bytes of sim:0: memory is given back at train.py:51 while 'sum[0]' (stream 3 of sim:0, train.py:50) writes it: nothing that is "
-                        "waited for comes after that; missing: mark as used on stream 3 of sim:0 (array.record_stream(Stream(\"sim:0\", 3)))");
+    CHECK_STR(err.text, "race on 8 bytes of sim:0: memory is given back at train.py:51 while 'sum[0]' (stream 3 of "
+                        "sim:0, train.py:50) writes it: nothing that is "
+                        "waited for comes after that; missing: mark as used on stream 3 of sim:0 "
+                        "(array.record_stream(Stream(\"sim:0\", 3)))");
     CHECK_OK(fan_sim_pending(w.m, &err));
     /* .. and whoever still has the address meets the release. */
     strcpy(site_now, "train.py:52");
     fan_operand dead[1] = {{&copy, FAN_DT_UINT64}};
-    CHECK_INT(fan_device_run(w.s[0]->device, w.s[0], &(fan_job){.kind = FAN_JOB_COPY, .out = w.x[0], .in = dead, .n = 1}, &err), FAN_ERR_RACE);
-    CHECK_STR(err.text, "race on 8 bytes of sim:0: 'copy' (stream 2 of sim:0, train.py:52) reads memory that was given back at train.py:51; missing: a hold on it");
+    CHECK_INT(fan_device_run(w.s[0]->device, w.s[0],
+                             &(fan_job){.kind = FAN_JOB_COPY, .out = w.x[0], .in = dead, .n = 1}, &err),
+              FAN_ERR_RACE);
+    CHECK_STR(err.text, "race on 8 bytes of sim:0: 'copy' (stream 2 of sim:0, train.py:52) reads memory that was given "
+                        "back at train.py:51; missing: a hold on it");
     close(&w);
 
     open(&w, config_of(1, 0, FAN_SIM_SEEDED), 0);
@@ -353,10 +363,7 @@ static fan_status fails(void *ctx, fan_error *err)
     return fan_fail(err, FAN_ERR_EXTERN, "the kernel failed");
 }
 
-static void done(void *ctx)
-{
-    (*(int *)ctx) += 100;
-}
+static void done(void *ctx) { (*(int *)ctx) += 100; }
 
 typedef struct inside {
     world *w;
@@ -410,10 +417,7 @@ static void kernels_may_fail_and_may_call_in(void)
     CHECK_INT(ran, 100);
 }
 
-static bool near(double a, double b)
-{
-    return a - b < 1e-6 && b - a < 1e-6;
-}
+static bool near(double a, double b) { return a - b < 1e-6 && b - a < 1e-6; }
 
 static void the_clock_shows_overlap(void)
 {
@@ -541,7 +545,8 @@ static void set_to(fan_array *a, double first)
     }
 }
 
-/* Every kind of job gives on the machine, late, what it gives at once on the host; and it reads and writes what it says, no more and no less. */
+/* Every kind of job gives on the machine, late, what it gives at once on the host; and it reads and writes what it
+ * says, no more and no less. */
 static void every_job_touches_what_it_says(void)
 {
     enum { SPARSE = 4, ALL = 7 };
@@ -560,7 +565,8 @@ static void every_job_touches_what_it_says(void)
                 for (int i = 0; i < ALL; i++) {
                     bool few = i == 3, index = i == SPARSE, vector = i == SPARSE + 1;
                     const int64_t *sh = few ? small : index ? grid : vector ? &two : shape;
-                    CHECK_OK(fan_array_new(index ? FAN_DT_INT64 : FAN_DT_FLOAT64, vector ? 1 : 2, sh, NULL, &host[i], NULL));
+                    CHECK_OK(
+                        fan_array_new(index ? FAN_DT_INT64 : FAN_DT_FLOAT64, vector ? 1 : 2, sh, NULL, &host[i], NULL));
                     if (index)
                         memcpy(host[i]->data, (int64_t[]){0, 1, 2, 0}, 32);
                     else
@@ -568,18 +574,25 @@ static void every_job_touches_what_it_says(void)
                     CHECK_OK(fan_sim_array(m, 0, host[i]->dtype, host[i]->ndim, sh, host[i], &on[i], NULL));
                 }
                 fan_sparse *sparse[2];
-                CHECK_OK(fan_sparse_new(FAN_FORMAT_COO, 2, shape, host[SPARSE], NULL, host[SPARSE + 1], true, &sparse[0], NULL));
-                CHECK_OK(fan_sparse_new(FAN_FORMAT_COO, 2, shape, on[SPARSE], NULL, on[SPARSE + 1], true, &sparse[1], NULL));
+                CHECK_OK(fan_sparse_new(FAN_FORMAT_COO, 2, shape, host[SPARSE], NULL, host[SPARSE + 1], true,
+                                        &sparse[0], NULL));
+                CHECK_OK(
+                    fan_sparse_new(FAN_FORMAT_COO, 2, shape, on[SPARSE], NULL, on[SPARSE + 1], true, &sparse[1], NULL));
                 fan_scale scale = {.on = true, .re = 3, .i = 3};
-                fan_operand in[2][2] = {{{host[1], FAN_DT_FLOAT64}, {host[2], FAN_DT_FLOAT64}}, {{on[1], FAN_DT_FLOAT64}, {on[2], FAN_DT_FLOAT64}}};
+                fan_operand in[2][2] = {{{host[1], FAN_DT_FLOAT64}, {host[2], FAN_DT_FLOAT64}},
+                                        {{on[1], FAN_DT_FLOAT64}, {on[2], FAN_DT_FLOAT64}}};
                 if (what == FAN_JOB_UPLOAD)
                     in[1][0].array = host[1];
                 int out = what == FAN_JOB_REDUCE ? 3 : 0;
                 size_t n = what == FAN_JOB_SUM ? 2 : what == FAN_JOB_ZERO || what == FAN_JOB_SCATTER ? 0 : 1;
                 fan_job job[2];
                 for (int i = 0; i < 2; i++)
-                    job[i] = (fan_job){.kind = (fan_job_kind)what, .out = i ? on[out] : host[out], .in = in[i], .n = n,
-                                       .scale = what == FAN_JOB_SUM ? &scale : NULL, .sparse = what == FAN_JOB_SCATTER ? sparse[i] : NULL};
+                    job[i] = (fan_job){.kind = (fan_job_kind)what,
+                                       .out = i ? on[out] : host[out],
+                                       .in = in[i],
+                                       .n = n,
+                                       .scale = what == FAN_JOB_SUM ? &scale : NULL,
+                                       .sparse = what == FAN_JOB_SCATTER ? sparse[i] : NULL};
                 bool reads = (what != FAN_JOB_UPLOAD && who >= 1 && who <= (int)n) ||
                              (what == FAN_JOB_SCATTER && (who == SPARSE || who == SPARSE + 1));
                 bool expect = who == out || (reads && wrote);
@@ -744,11 +757,13 @@ static void judging_alone_is_fast(void)
         CHECK_OK(fan_device_array(w.s[1]->device, w.s[1], FAN_DT_FLOAT32, 1, &one, NULL, &b, NULL));
         fan_operand in[2] = {{a, FAN_DT_FLOAT32}, {b, FAN_DT_FLOAT32}};
         for (int i = 0; i < 4; i++) {
-            CHECK_OK(fan_device_run(w.s[0]->device, w.s[0], &(fan_job){.kind = FAN_JOB_ZERO, .out = a, .label = "z"}, NULL));
+            CHECK_OK(
+                fan_device_run(w.s[0]->device, w.s[0], &(fan_job){.kind = FAN_JOB_ZERO, .out = a, .label = "z"}, NULL));
             CHECK_OK(fan_event_record(w.s[0], &e, NULL));
             CHECK_OK(fan_stream_wait(w.s[1], e, NULL, NULL));
             fan_event_drop(e);
-            CHECK_OK(fan_device_run(w.s[1]->device, w.s[1], &(fan_job){.kind = FAN_JOB_SUM, .out = b, .in = in, .n = 2, .label = "sum"}, NULL));
+            CHECK_OK(fan_device_run(w.s[1]->device, w.s[1],
+                                    &(fan_job){.kind = FAN_JOB_SUM, .out = b, .in = in, .n = 2, .label = "sum"}, NULL));
             CHECK_OK(fan_event_record(w.s[1], &e, NULL));
             CHECK_OK(fan_stream_wait(w.s[0], e, NULL, NULL));
             fan_event_drop(e);
@@ -763,7 +778,9 @@ static void judging_alone_is_fast(void)
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t1);
     CHECK_INT(fan_mem_get().live, before);
     double ns = 1e9 * (double)(t1.tv_sec - t0.tv_sec) + (double)(t1.tv_nsec - t0.tv_nsec);
-    printf("judging alone: %.0f ns by step (records, waits, kernels of up to three accesses; two arrays and a reset in 24)\n", ns / (double)steps);
+    printf("judging alone: %.0f ns by step (records, waits, kernels of up to three accesses; two arrays and a reset in "
+           "24)\n",
+           ns / (double)steps);
     close(&w);
 }
 

@@ -27,7 +27,8 @@ static program random_program(void)
     int most = 8 + below(OPS - 8), work = 2 + below(WORK - 1);
     while (p.n < most) {
         step *s = &p.all[p.n];
-        *s = (step){.stream = below(12) ? below(3) : STREAMS, .event = below(3), .to = below(3), .from = (uint32_t)below(8)};
+        *s = (step){
+            .stream = below(12) ? below(3) : STREAMS, .event = below(3), .to = below(3), .from = (uint32_t)below(8)};
         switch (below(10)) {
         case 0:
         case 1:
@@ -46,22 +47,18 @@ static program random_program(void)
             break;
         case 4:
         case 5:
-        case 6:
-            s->kind = RECORD;
-            break;
+        case 6: s->kind = RECORD; break;
         case 7:
-        case 8:
-            s->kind = WAIT;
-            break;
-        default:
-            s->kind = below(2) ? SYNC : READ;
+        case 8: s->kind = WAIT; break;
+        default: s->kind = below(2) ? SYNC : READ;
         }
         p.n++;
     }
     return p;
 }
 
-/* The partial order, worked out here from the axioms: before[i] has the works that come before work i. Reads of the host are works that run when queued. */
+/* The partial order, worked out here from the axioms: before[i] has the works that come before work i. Reads of the
+ * host are works that run when queued. */
 typedef struct order_of {
     int n;
     uint32_t before[OPS];
@@ -101,9 +98,7 @@ static order_of work_out(const program *p)
             if (recorded[s->event])
                 stream[t] |= host | event[s->event];
             break;
-        case SYNC:
-            host |= stream[t];
-            break;
+        case SYNC: host |= stream[t]; break;
         case READ:
             host |= stream[t];
             o.before[o.n] = host;
@@ -162,7 +157,8 @@ static void extensions(run *r)
     }
 }
 
-/* play: the program on a machine; its number of races. `elide` false: every wait goes to the backend. verdicts (may be NULL): of each step. */
+/* play: the program on a machine; its number of races. `elide` false: every wait goes to the backend. verdicts (may be
+ * NULL): of each step. */
 static uint64_t play(world *w, const program *p, bool elide, fan_status *verdicts)
 {
     fan_event *e[3];
@@ -178,24 +174,16 @@ static uint64_t play(world *w, const program *p, bool elide, fan_status *verdict
         fan_stream *on = s->stream == STREAMS ? d : w->s[s->stream];
         fan_status status = FAN_OK;
         switch (s->kind) {
-        case LAUNCH:
-            status = launch(w, on, "k", s->to, s->from, ++work);
-            break;
-        case RECORD:
-            CHECK_OK(fan_event_rerecord(e[s->event], on, NULL));
-            break;
+        case LAUNCH: status = launch(w, on, "k", s->to, s->from, ++work); break;
+        case RECORD: CHECK_OK(fan_event_rerecord(e[s->event], on, NULL)); break;
         case WAIT:
             if (elide)
                 CHECK_OK(fan_stream_wait(on, e[s->event], NULL, NULL));
             else
                 CHECK_OK(on->device->backend->wait(on, e[s->event], NULL));
             break;
-        case SYNC:
-            CHECK_OK(fan_stream_sync(on, NULL));
-            break;
-        case READ:
-            status = fan_sim_host_read(w->m, on, host, w->x[s->to], NULL);
-            break;
+        case SYNC: CHECK_OK(fan_stream_sync(on, NULL)); break;
+        case READ: status = fan_sim_host_read(w->m, on, host, w->x[s->to], NULL); break;
         }
         CHECK(status == FAN_OK || status == FAN_ERR_RACE);
         if (verdicts)
@@ -260,8 +248,9 @@ static void happens_before_and_values_agree(void)
             CHECK(!differs);
         differed += differs;
     }
-    printf("%d programs: %ld with a race, %ld without (%ld orders run by hand); %ld gave other values on the machine; %ld waits left out\n", PROGRAMS, racy, clean, orders,
-           differed, elided);
+    printf("%d programs: %ld with a race, %ld without (%ld orders run by hand); %ld gave other values on the machine; "
+           "%ld waits left out\n",
+           PROGRAMS, racy, clean, orders, differed, elided);
     CHECK(racy > 300 && clean > 300 && elided > 300 && differed > 100);
 }
 

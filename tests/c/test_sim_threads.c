@@ -75,15 +75,9 @@ static void half_main(void *arg)
     launch(w, s, "own", h->i, 0, (uint64_t)h->i + 20);
 }
 
-static int choose(void *ctx, uint32_t enabled)
-{
-    return fan_explore_choose(ctx, enabled);
-}
+static int choose(void *ctx, uint32_t enabled) { return fan_explore_choose(ctx, enabled); }
 
-static void touched(void *ctx, uint64_t object, fan_touch how)
-{
-    fan_explore_touched(ctx, object, how);
-}
+static void touched(void *ctx, uint64_t object, fan_touch how) { fan_explore_touched(ctx, object, how); }
 
 /* run_pair: one run under the search. false: abandoned. The outcome says whether it raced and what came out. */
 static bool run_pair(fan_explore *x, bool use_lock, bool use_event, uint64_t *outcome, char *schedule, size_t size)
@@ -176,8 +170,9 @@ static void the_reduction_loses_nothing_on_real_threads(void)
             fan_explore_free(x);
         }
         size_t a = distinct(found[0], n[0]), b = distinct(found[1], n[1]);
-        printf("lock %d, event %d: %" PRIu64 " orders, %zu outcomes; reduced: %" PRIu64 " runs, %" PRIu64 " abandoned, %zu outcomes\n", ways[way][0],
-               ways[way][1], runs[0], a, runs[1], gone, b);
+        printf("lock %d, event %d: %" PRIu64 " orders, %zu outcomes; reduced: %" PRIu64 " runs, %" PRIu64
+               " abandoned, %zu outcomes\n",
+               ways[way][0], ways[way][1], runs[0], a, runs[1], gone, b);
         CHECK_INT(b, a);
         CHECK(a == b && memcmp(found[0], found[1], a * sizeof(uint64_t)) == 0);
         CHECK(runs[1] < runs[0]);
@@ -385,15 +380,18 @@ static void races_between_threads_name_them(void)
         pthread_join(t[i].os, NULL);
     CHECK_OK(a.status);
     CHECK_INT(b.status, FAN_ERR_RACE);
-    CHECK_STR(w.text, "race on 8 bytes of sim:0: 'write' (stream 3 of sim:0) writes what host thread 0 reads: nothing orders them; missing: what is queued on stream 3 "
+    CHECK_STR(w.text, "race on 8 bytes of sim:0: 'write' (stream 3 of sim:0) writes what host thread 0 reads: nothing "
+                      "orders them; missing: what is queued on stream 3 "
                       "of sim:0 must be queued after host thread 0 has read (a lock, or a join)");
     close(&w);
     open(&w, config_of(1, 0, FAN_SIM_SEEDED), 1);
     fan_stream *d = legacy_of(&w, 0);
     CHECK_OK(launch(&w, d, "first", 0, 0, 1));
     CHECK_INT(launch(&w, w.s[1], "second", 0, 0, 1), FAN_ERR_RACE);
-    CHECK_STR(w.text, "race on 8 bytes of sim:0: 'second' (stream 3 of sim:0) writes what 'first' (the legacy default stream of sim:0) wrote: nothing orders them; "
-                      "missing: stream 3 of sim:0 must wait for the legacy default stream of sim:0 after 'first' (Stream(\"sim:0\", 3).wait(Stream(\"sim:0\", 1)))");
+    CHECK_STR(w.text, "race on 8 bytes of sim:0: 'second' (stream 3 of sim:0) writes what 'first' (the legacy default "
+                      "stream of sim:0) wrote: nothing orders them; "
+                      "missing: stream 3 of sim:0 must wait for the legacy default stream of sim:0 after 'first' "
+                      "(Stream(\"sim:0\", 3).wait(Stream(\"sim:0\", 1)))");
     fan_stream_drop(d);
     close(&w);
 }
@@ -459,7 +457,8 @@ static void a_wait_for_nobody_is_named_and_ends_the_join(void)
     for (int i = 0; i < 2; i++)
         start(&t[i], w.m, waiter_main, &both[i]);
     CHECK_INT(fan_sim_join(w.m, &err), FAN_ERR_DEADLOCK);
-    CHECK_STR(err.text, "deadlock: host thread 0 waits for a change that no other makes; host thread 1 waits for a change that no other makes");
+    CHECK_STR(err.text, "deadlock: host thread 0 waits for a change that no other makes; host thread 1 waits for a "
+                        "change that no other makes");
     for (int i = 0; i < 2; i++)
         pthread_join(t[i].os, NULL);
     close(&w);
@@ -492,7 +491,8 @@ static void a_deadlock_is_named_and_ends_the_join(void)
             pthread_join(stays[1].os, NULL);
             fan_free(stays);
         } else {
-            CHECK_STR(err.text, "deadlock: host thread 0 waits for a lock that host thread 1 holds; host thread 1 waits for a lock that host thread 0 holds");
+            CHECK_STR(err.text, "deadlock: host thread 0 waits for a lock that host thread 1 holds; host thread 1 "
+                                "waits for a lock that host thread 0 holds");
         }
         close(&w); /* the stuck threads stay, and the machine with them */
     }

@@ -1,4 +1,5 @@
-/* Sparse sums against a dense model: every number of the dense shape is folded by itself, in the order (key, position). */
+/* Sparse sums against a dense model: every number of the dense shape is folded by itself, in the order (key, position).
+ */
 #include "array/reduce.h"
 #include "array/sparse.h"
 
@@ -17,21 +18,16 @@ typedef struct model {
     fan_dtype acc;
 } model;
 
-static int64_t load_at(const fan_array *a, int64_t i)
-{
-    return (int64_t)get(a, i).whole;
-}
+static int64_t load_at(const fan_array *a, int64_t i) { return (int64_t)get(a, i).whole; }
 
-static int dims_of(const fan_sparse *s)
-{
-    return s->format == FAN_FORMAT_COO ? (int)s->indices->shape[0] : 2;
-}
+static int dims_of(const fan_sparse *s) { return s->format == FAN_FORMAT_COO ? (int)s->indices->shape[0] : 2; }
 
 /* place_of: the linear index in the dense shape of number c of stored entry e. */
 static int64_t place_of(const fan_sparse *s, int64_t e, int64_t c)
 {
     int64_t index[FAN_MAX_NDIM] = {0};
-    bool by_column = s->format == FAN_FORMAT_CSC || s->format == FAN_FORMAT_BSC, blocks = s->format == FAN_FORMAT_BSR || s->format == FAN_FORMAT_BSC;
+    bool by_column = s->format == FAN_FORMAT_CSC || s->format == FAN_FORMAT_BSC,
+         blocks = s->format == FAN_FORMAT_BSR || s->format == FAN_FORMAT_BSC;
     if (s->format == FAN_FORMAT_COO) {
         int dim = dims_of(s);
         for (int i = s->ndim - 1; i >= dim; i--) {
@@ -148,7 +144,8 @@ static void put_index(const fan_array *a, int64_t i, int64_t x)
 }
 
 /* dims: sparse_dim for COO; h, w: blocks. Entries are in any order, with duplicates. */
-static fan_sparse *random_sparse(fan_format f, fan_dtype d, int ndim, const int64_t *shape, int dims, int64_t h, int64_t w)
+static fan_sparse *random_sparse(fan_format f, fan_dtype d, int ndim, const int64_t *shape, int dims, int64_t h,
+                                 int64_t w)
 {
     int64_t nnz = random_below(6) ? random_below(40) : 0, part[FAN_MAX_NDIM];
     fan_array *indices, *pointers = NULL, *values;
@@ -167,7 +164,8 @@ static fan_sparse *random_sparse(fan_format f, fan_dtype d, int ndim, const int6
             part[n++] = shape[i];
     } else {
         int axis = f == FAN_FORMAT_CSC || f == FAN_FORMAT_BSC;
-        int64_t rows = axis ? shape[1] / w : shape[0] / h, others = axis ? shape[0] / h : shape[1] / w, count = rows + 1;
+        int64_t rows = axis ? shape[1] / w : shape[0] / h, others = axis ? shape[0] / h : shape[1] / w,
+                count = rows + 1;
         nnz = rows && others ? nnz : 0;
         pointers = random_index(1, &count);
         indices = random_index(1, &nnz);
@@ -238,7 +236,8 @@ static void random_sum(sum *s, int kind)
             w = 1 + random_below(2);
         }
         bool blocks = f == FAN_FORMAT_BSR || f == FAN_FORMAT_BSC;
-        s->part[k] = random_sparse(kind < 2 ? FAN_FORMAT_COO : f, d, ndim, shape, dims, kind >= 2 && blocks ? h : 1, kind >= 2 && blocks ? w : 1);
+        s->part[k] = random_sparse(kind < 2 ? FAN_FORMAT_COO : f, d, ndim, shape, dims, kind >= 2 && blocks ? h : 1,
+                                   kind >= 2 && blocks ? w : 1);
         s->in[k] = (fan_sparse_operand){s->part[k], own ? s->dtype : fan_dtype_accumulate(s->dtype)};
         s->alike &= s->part[k]->format == s->part[0]->format && dims_of(s->part[k]) == dims_of(s->part[0]) &&
                     memcmp(s->part[k]->values->shape + 1, s->part[0]->values->shape + 1,
@@ -365,7 +364,8 @@ static void keys_may_have_several_columns(void)
         CHECK_OK(fan_array_new(FAN_DT_INT32, 1, &nnz, NULL, &values, NULL));
         for (int64_t e = 0; e < nnz; e++) {
             for (int i = 0; i < 4; i++)
-                put_index(indices, i * nnz + e, shape[i] == 3 ? random_below(3) : random_below(2) * (huge - 2 + random_below(2)));
+                put_index(indices, i * nnz + e,
+                          shape[i] == 3 ? random_below(3) : random_below(2) * (huge - 2 + random_below(2)));
             put_index(values, e, random_below(1000000));
         }
         CHECK_OK(fan_sparse_new(FAN_FORMAT_COO, 4, shape, indices, NULL, values, false, &s, &err));
@@ -458,7 +458,8 @@ static void long_rows_are_scattered_whole(void)
     for (int round = 0; round < 40; round++) {
         int64_t row = 1 + random_below(1500), shape[] = {3, row}, nnz = 5, index_shape[] = {1, 5}, part[] = {5, row};
         fan_dtype d = round % 2 ? FAN_DT_FLOAT32 : FAN_DT_FLOAT16;
-        fan_array *indices, *values = random_view(d, 2, part, true), *into = random_view(FAN_DT_FLOAT32, 2, shape, false);
+        fan_array *indices, *values = random_view(d, 2, part, true),
+                            *into = random_view(FAN_DT_FLOAT32, 2, shape, false);
         fan_sparse *s;
         CHECK_OK(fan_array_new(FAN_DT_INT64, 2, index_shape, NULL, &indices, NULL));
         for (int64_t e = 0; e < nnz; e++)
@@ -554,7 +555,8 @@ static void bad_parts_are_refused(void)
 {
     fan_error err;
     fan_sparse *s = NULL;
-    const int64_t shape[] = {4, 6}, two[] = {2, 3}, three = 3, five = 5, six = 6, block[] = {3, 2, 3}, odd[] = {3, 3, 3};
+    const int64_t shape[] = {4, 6}, two[] = {2, 3}, three = 3, five = 5, six = 6, block[] = {3, 2, 3},
+                  odd[] = {3, 3, 3};
     fan_array *coo, *values, *floats, *index, *rows, *columns, *blocks, *odd_blocks;
     CHECK_OK(fan_array_new(FAN_DT_INT64, 2, two, NULL, &coo, NULL));
     CHECK_OK(fan_array_new(FAN_DT_FLOAT32, 1, &three, NULL, &values, NULL));
@@ -592,7 +594,8 @@ static void bad_parts_are_refused(void)
         {FAN_FORMAT_COO, FAN_MAX_NDIM + 1, coo, NULL, values, FAN_ERR_VALUE, "axes"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        fan_status got = fan_sparse_new(cases[i].f, cases[i].ndim, shape, cases[i].indices, cases[i].pointers, cases[i].values, false, &s, &err);
+        fan_status got = fan_sparse_new(cases[i].f, cases[i].ndim, shape, cases[i].indices, cases[i].pointers,
+                                        cases[i].values, false, &s, &err);
         CHECK_INT(got, cases[i].want);
         CHECK((s != NULL) == (got == FAN_OK));
         if (got)

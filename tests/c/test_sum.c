@@ -40,12 +40,15 @@ static void random_shape(sum *s)
     for (int i = 0; i < s->ndim; i++)
         s->shape[i] = 1 + random_below(5);
     if (s->ndim && random_below(6) == 0)
-        s->shape[random_below(s->ndim)] = s->ndim == 1 ? 1 + random_below(5000) : s->ndim < 4 ? 120 + random_below(200) : 5;
+        s->shape[random_below(s->ndim)] = s->ndim == 1  ? 1 + random_below(5000)
+                                          : s->ndim < 4 ? 120 + random_below(200)
+                                                        : 5;
     if (s->ndim && random_below(40) == 0)
         s->shape[random_below(s->ndim)] = 0;
 }
 
-/* Operands of random dtypes that widen as D3 says; `own`: all of one dtype, added in that very dtype; `wish`: in a wider one. */
+/* Operands of random dtypes that widen as D3 says; `own`: all of one dtype, added in that very dtype; `wish`: in a
+ * wider one. */
 static void random_operands(sum *s, int kind)
 {
     bool one_dtype = kind != 0;
@@ -124,8 +127,8 @@ static bool check_sum(const sum *s, const fan_array *out, const char *what)
     for (int64_t i = 0; i < size; i++) {
         good &= same_number(get(out, i), want[i]);
         if (!CHECK(same_number(get(out, i), want[i]))) {
-            fprintf(stderr, "    %s: element %lld of %lld, %zu operands into %s:", what, (long long)i, (long long)size, s->n,
-                    fan_dtype_name(out->dtype));
+            fprintf(stderr, "    %s: element %lld of %lld, %zu operands into %s:", what, (long long)i, (long long)size,
+                    s->n, fan_dtype_name(out->dtype));
             for (size_t k = 0; k < s->n; k++)
                 fprintf(stderr, " %s/%s", fan_dtype_name(s->array[k]->dtype), fan_dtype_name(s->in[k].acc));
             fprintf(stderr, "\n");
@@ -179,7 +182,7 @@ static void in_place_at_every_position(void)
             }
         }
         fan_dtype d = mine->dtype;
-        for (int try = 0; try < 20; try++) {
+        for (int try = 0; try < 20; try ++) {
             fan_dtype other = (fan_dtype)random_below(FAN_DT_COUNT);
             if (fan_dtype_size(other) == fan_dtype_size(mine->dtype) && fan_dtype_can_cast(last, other))
                 d = other;
@@ -199,7 +202,8 @@ static void in_place_at_every_position(void)
     CHECK(as_other > 100);
 }
 
-/* Every number of operands around the groups inside, and lengths around the tiles: gap-free float32, in place at each position too. */
+/* Every number of operands around the groups inside, and lengths around the tiles: gap-free float32, in place at each
+ * position too. */
 static void every_count_and_length(void)
 {
     static const int64_t lengths[] = {1, 2, 3, 7, 16, 17, 2047, 2048, 2049, 4096, 4099};
@@ -337,7 +341,8 @@ static void reductions_equal_the_left_fold(void)
             shape[random_below(ndim)] = 60 + random_below(260);
         for (int i = 0; i < fewer; i++)
             small[i] = random_below(2) ? 1 : shape[ndim - fewer + i];
-        fan_dtype d = (fan_dtype)random_below(FAN_DT_COUNT), to = random_below(2) ? d : (fan_dtype)random_below(FAN_DT_COUNT);
+        fan_dtype d = (fan_dtype)random_below(FAN_DT_COUNT),
+                  to = random_below(2) ? d : (fan_dtype)random_below(FAN_DT_COUNT);
         if (!fan_dtype_can_cast(d, to))
             to = d;
         fan_array *in = random_view(d, ndim, shape, true), *out = random_view(to, fewer, small, false);
@@ -370,7 +375,8 @@ static fan_array *fresh(fan_dtype d, int64_t n, size_t off)
     return a;
 }
 
-/* fill: numbers of many sizes, with signed zeros, subnormals and (`wild`) infinities and NaNs among them; one array in many is enough of them. */
+/* fill: numbers of many sizes, with signed zeros, subnormals and (`wild`) infinities and NaNs among them; one array in
+ * many is enough of them. */
 static void fill(fan_array *a, bool wild)
 {
     size_t size = fan_dtype_size(a->dtype), known = 0;
@@ -407,8 +413,8 @@ static uint64_t hash_of(const fan_array *a)
 
 static bool same_stats(fan_stats a, fan_stats b)
 {
-    return a.count == b.count && memcmp(&a.sumsq, &b.sumsq, sizeof a.sumsq) == 0 && a.absmax == b.absmax && a.nonfinite == b.nonfinite &&
-           a.bad == b.bad;
+    return a.count == b.count && memcmp(&a.sumsq, &b.sumsq, sizeof a.sumsq) == 0 && a.absmax == b.absmax &&
+           a.nonfinite == b.nonfinite && a.bad == b.bad;
 }
 
 /* model_stats: what the header of stats.h says, element by element, of a gap-free array. */
@@ -460,7 +466,8 @@ static size_t model_bad(const fan_operand *in, size_t n, const fan_array *out)
     return SIZE_MAX;
 }
 
-/* every_way: the sum and its statistics on each instruction set, with one thread and two, alone and beside statistics, in place and not: one hash. */
+/* every_way: the sum and its statistics on each instruction set, with one thread and two, alone and beside statistics,
+ * in place and not: one hash. */
 static void every_way(fan_dtype d, fan_dtype acc, size_t n, int64_t size, size_t off, bool wild, bool in_place)
 {
     fan_array *a[70];
@@ -473,7 +480,8 @@ static void every_way(fan_dtype d, fan_dtype acc, size_t n, int64_t size, size_t
         fill(a[k], wild && k % 3 == 1);
         in[k] = (fan_operand){a[k], acc};
     }
-    fan_array *keep = fresh(d, size, 0), *out = in_place ? fan_array_hold(a[n / 2]) : fresh(d, size, off ? fan_dtype_size(d) : 0);
+    fan_array *keep = fresh(d, size, 0),
+              *out = in_place ? fan_array_hold(a[n / 2]) : fresh(d, size, off ? fan_dtype_size(d) : 0);
     memcpy(keep->data, a[n / 2]->data, (size_t)size * fan_dtype_size(d));
     for (size_t i = 0; fan_sum_isa_at(i); i++) {
         CHECK(fan_sum_set_isa(fan_sum_isa_at(i)));
@@ -504,8 +512,9 @@ static void every_way(fan_dtype d, fan_dtype acc, size_t n, int64_t size, size_t
                 }
                 met = true;
                 if (!same)
-                    fprintf(stderr, "    %s/%s, %zu x %lld, offset %zu, %s, %d threads, stats %d, in place %d\n", fan_dtype_name(d),
-                            fan_dtype_name(acc), n, (long long)size, off, fan_sum_isa(), threads, stats, in_place);
+                    fprintf(stderr, "    %s/%s, %zu x %lld, offset %zu, %s, %d threads, stats %d, in place %d\n",
+                            fan_dtype_name(d), fan_dtype_name(acc), n, (long long)size, off, fan_sum_isa(), threads,
+                            stats, in_place);
             }
         }
     }
@@ -520,16 +529,21 @@ static void all_ways_are_one(void)
 {
     static const size_t offsets[] = {0, 1, 64, 1088};
     for (int d = 0; d < FAN_DT_COUNT; d++) {
-        fan_dtype accs[] = {(fan_dtype)d, fan_dtype_accumulate((fan_dtype)d), d == FAN_DT_FLOAT32 ? FAN_DT_FLOAT64 : d == FAN_DT_COMPLEX64 ? FAN_DT_COMPLEX128 : (fan_dtype)d};
+        fan_dtype accs[] = {(fan_dtype)d, fan_dtype_accumulate((fan_dtype)d),
+                            d == FAN_DT_FLOAT32     ? FAN_DT_FLOAT64
+                            : d == FAN_DT_COMPLEX64 ? FAN_DT_COMPLEX128
+                                                    : (fan_dtype)d};
         for (int k = 0; k < 3; k++) {
             if (k && accs[k] == accs[0])
                 continue;
             for (size_t n = 1; n <= 18; n++) {
                 bool in_place = random_below(3) == 0;
-                every_way((fan_dtype)d, accs[k], n == 18 ? 64 : n, 1 + random_below(1 + random_below(3000)), offsets[n % 4], n % 2, in_place);
+                every_way((fan_dtype)d, accs[k], n == 18 ? 64 : n, 1 + random_below(1 + random_below(3000)),
+                          offsets[n % 4], n % 2, in_place);
             }
             bool large = d == FAN_DT_FLOAT32 || d == FAN_DT_BFLOAT16 || d == FAN_DT_COMPLEX128 || d == FAN_DT_INT64;
-            every_way((fan_dtype)d, accs[k], 3, large ? 700001 : 40001, 64, true, false); /* several pieces, two threads */
+            /* several pieces, two threads */
+            every_way((fan_dtype)d, accs[k], 3, large ? 700001 : 40001, 64, true, false);
         }
     }
     every_way(FAN_DT_FLOAT32, FAN_DT_FLOAT32, 3, 700001, 64, true, true);
@@ -543,7 +557,8 @@ static void what_is_larger_than_the_caches(void)
 {
     int64_t n = (int64_t)9 << 20;
     for (size_t off = 0; off <= 4; off = off ? off + 3 : 1) { /* 0, 1, 4 */
-        fan_array *a = fresh(FAN_DT_FLOAT32, n, 0), *out = fresh(FAN_DT_FLOAT32, n, off), *plain = fresh(FAN_DT_FLOAT32, n, 0);
+        fan_array *a = fresh(FAN_DT_FLOAT32, n, 0), *out = fresh(FAN_DT_FLOAT32, n, off),
+                  *plain = fresh(FAN_DT_FLOAT32, n, 0);
         fill(a, false);
         for (int64_t i = 0; i < n; i++) {
             float x;
@@ -556,7 +571,8 @@ static void what_is_larger_than_the_caches(void)
             CHECK(fan_sum_set_isa(fan_sum_isa_at(i)));
             for (int stats = 0; stats < 2; stats++) {
                 memset(out->data, 1, (size_t)n * 4);
-                fan_sum(out, (fan_operand[]){{a, FAN_DT_FLOAT32}, {a, FAN_DT_FLOAT32}}, 2, &(fan_sum_how){.stats = stats ? &s : NULL, .parallel = i % 2});
+                fan_sum(out, (fan_operand[]){{a, FAN_DT_FLOAT32}, {a, FAN_DT_FLOAT32}}, 2,
+                        &(fan_sum_how){.stats = stats ? &s : NULL, .parallel = i % 2});
                 CHECK(memcmp(out->data, plain->data, (size_t)n * 4) == 0);
             }
             fan_stats_of(plain, &want);
@@ -576,7 +592,8 @@ static void every_low_float(void)
             continue;
         size_t size = fan_dtype_size((fan_dtype)d);
         int64_t codes = size == 1 ? 256 : 65536;
-        fan_array *a = fresh((fan_dtype)d, codes, 0), *zero = fresh((fan_dtype)d, codes, 0), *out = fresh((fan_dtype)d, codes, 0);
+        fan_array *a = fresh((fan_dtype)d, codes, 0), *zero = fresh((fan_dtype)d, codes, 0),
+                  *out = fresh((fan_dtype)d, codes, 0);
         for (int64_t i = 0; i < codes; i++) {
             int64_t minus = INT64_C(1) << (8 * size - 1); /* -0.0: what adds nothing */
             memcpy(a->data + (size_t)i * size, &i, size);
@@ -587,7 +604,8 @@ static void every_low_float(void)
             for (int own = 0; own < 2; own++) {
                 for (size_t n = 1; n <= 2; n++) {
                     int64_t wrong = 0;
-                    CHECK(fan_sum_flat(out->data, (const char *[]){a->data, zero->data}, n, (size_t)codes, (fan_dtype)d, own ? (fan_dtype)d : FAN_DT_FLOAT32, NULL));
+                    CHECK(fan_sum_flat(out->data, (const char *[]){a->data, zero->data}, n, (size_t)codes, (fan_dtype)d,
+                                       own ? (fan_dtype)d : FAN_DT_FLOAT32, NULL));
                     for (int64_t c = 0; c < codes; c++)
                         wrong += !same_number(get(a, c), get(out, c));
                     CHECK_INT(wrong, 0);
@@ -624,10 +642,11 @@ static void statistics_of_any_layout(void)
         want.bad = model_bad(s.in, s.n, out);
         culprits += want.bad != SIZE_MAX;
         bool close = got.sumsq == want.sumsq || fabs(got.sumsq - want.sumsq) <= 1e-12 * want.sumsq;
-        if (!CHECK(close && got.count == want.count && got.absmax == want.absmax && got.nonfinite == want.nonfinite && got.bad == want.bad))
-            fprintf(stderr, "    round %d: %s, %lld elements: %g %g, %g %g, %llu %llu, %zu %zu\n", round, fan_dtype_name(d), (long long)out->size,
-                    got.sumsq, want.sumsq, got.absmax, want.absmax, (unsigned long long)got.nonfinite, (unsigned long long)want.nonfinite, got.bad,
-                    want.bad);
+        if (!CHECK(close && got.count == want.count && got.absmax == want.absmax && got.nonfinite == want.nonfinite &&
+                   got.bad == want.bad))
+            fprintf(stderr, "    round %d: %s, %lld elements: %g %g, %g %g, %llu %llu, %zu %zu\n", round,
+                    fan_dtype_name(d), (long long)out->size, got.sumsq, want.sumsq, got.absmax, want.absmax,
+                    (unsigned long long)got.nonfinite, (unsigned long long)want.nonfinite, got.bad, want.bad);
         fan_array_drop(out);
         fan_array_drop(flat);
         drop(&s);
@@ -661,7 +680,8 @@ static void a_sum_allocates_nothing(void)
     fan_stats s;
     memset(a->data, 0, (size_t)a->size * 4);
     int64_t made = fan_mem_get().total;
-    fan_sum(out, (fan_operand[]){{a, FAN_DT_FLOAT32}, {a, FAN_DT_FLOAT32}}, 2, &(fan_sum_how){.stats = &s, .parallel = true});
+    fan_sum(out, (fan_operand[]){{a, FAN_DT_FLOAT32}, {a, FAN_DT_FLOAT32}}, 2,
+            &(fan_sum_how){.stats = &s, .parallel = true});
     CHECK_INT(fan_mem_get().total, made);
     fan_array_drop(a);
     fan_array_drop(out);

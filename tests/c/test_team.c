@@ -44,7 +44,8 @@ static void every_task_is_done_once(void)
     }
 }
 
-/* Tasks that wait for each other: they end only where as many threads as there are tasks are at work, on one core, too. */
+/* Tasks that wait for each other: they end only where as many threads as there are tasks are at work, on one core, too.
+ */
 typedef struct meeting {
     pthread_mutex_t lock;
     pthread_cond_t all_here;
@@ -105,10 +106,7 @@ static void several_callers_at_once(void)
 }
 
 #if defined(__SANITIZE_THREAD__)
-static void a_child_starts_its_own(void) /* the thread sanitizer ends such a child */
-{
-    fan_workers_set(1);
-}
+static void a_child_starts_its_own(void) /* the thread sanitizer ends such a child */ { fan_workers_set(1); }
 #else
 static void a_child_starts_its_own(void)
 {

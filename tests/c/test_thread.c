@@ -1,4 +1,5 @@
-/* The hooks of mutexes and conditions, watched from a scheduler of one page: threads take turns, and only the one whose turn it is acts. */
+/* The hooks of mutexes and conditions, watched from a scheduler of one page: threads take turns, and only the one whose
+ * turn it is acts. */
 #include "base/thread.h"
 
 #include "check.h"
@@ -51,7 +52,8 @@ static void hooks_see_each_step_in_order(void)
     fan_mutex m, other;
     fan_cond c;
     fan_mutex *held_elsewhere = NULL;
-    const fan_thread_hooks hooks = {.yield = on_yield, .wait = on_wait, .locked = on_locked, .unlocking = on_unlocking, .ctx = &held_elsewhere};
+    const fan_thread_hooks hooks = {
+        .yield = on_yield, .wait = on_wait, .locked = on_locked, .unlocking = on_unlocking, .ctx = &held_elsewhere};
     CHECK_INT(fan_mutex_init(&m), 0);
     CHECK_INT(fan_mutex_init(&other), 0);
     CHECK(m.id != other.id);

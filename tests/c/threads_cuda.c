@@ -1,5 +1,6 @@
-/* threads_cuda FAKE: the buffer on CUDA's devices, over the fake driver, used by several threads with no interpreter's lock between them: for the thread sanitizer to see.
- * What comes out is checked as well. tests/device/test_threads_cuda.py runs it. */
+/* threads_cuda FAKE: the buffer on CUDA's devices, over the fake driver, used by several threads with no interpreter's
+ * lock between them: for the thread sanitizer to see. What comes out is checked as well.
+ * tests/device/test_threads_cuda.py runs it. */
 #define _POSIX_C_SOURCE 200809L
 #include "buffer/buffer.h"
 #include "check.h"
@@ -96,10 +97,10 @@ typedef struct world {
     fan_stream *s[THREADS + 1];
     pthread_barrier_t begin;
     fan_buffer *b;
-    fan_event *event;        /* everybody's */
+    fan_event *event; /* everybody's */
     fan_storage *shared;
     atomic_long released, taken;
-    atomic_int adding;       /* threads that still add */
+    atomic_int adding; /* threads that still add */
 } world;
 
 typedef struct one {
@@ -109,10 +110,17 @@ typedef struct one {
 } one;
 
 static void nothing(void *o) { (void)o; }
-static bool unshared(void *o) { (void)o; return false; }
+static bool unshared(void *o)
+{
+    (void)o;
+    return false;
+}
 static fan_status combine(void *c, const fan_value *a, const fan_value *b, fan_value *out, fan_error *err)
 {
-    (void)c; (void)a; (void)b; (void)out;
+    (void)c;
+    (void)a;
+    (void)b;
+    (void)out;
     return fan_fail(err, FAN_ERR_TYPE, "no objects here");
 }
 static const fan_frontend frontend = {.hold = nothing, .drop = nothing, .unshared = unshared, .combine = combine};
@@ -186,7 +194,8 @@ static fan_array *on_device(fan_device *d, fan_stream *s, double x)
     fan_error err = {0};
     int64_t n = LENGTH;
     fan_array *host = NULL, *a = NULL;
-    if (!fine(fan_array_new(FAN_DT_FLOAT64, 1, &n, NULL, &host, &err), &err) || !fine(fan_device_array(d, s, FAN_DT_FLOAT64, 1, &n, NULL, &a, &err), &err))
+    if (!fine(fan_array_new(FAN_DT_FLOAT64, 1, &n, NULL, &host, &err), &err) ||
+        !fine(fan_device_array(d, s, FAN_DT_FLOAT64, 1, &n, NULL, &a, &err), &err))
         exit(1);
     for (int64_t i = 0; i < n; i++)
         memcpy(host->data + 8 * i, &x, sizeof x);
@@ -205,13 +214,15 @@ static double read_first(fan_stream *s, const fan_array *a)
     fan_error err = {0};
     fan_array *host = NULL;
     double x = -1;
-    if (fine(fan_array_new(FAN_DT_FLOAT64, 1, a->shape, NULL, &host, &err), &err) && fine(s->device->backend->read(s, host, a, &err), &err))
+    if (fine(fan_array_new(FAN_DT_FLOAT64, 1, a->shape, NULL, &host, &err), &err) &&
+        fine(s->device->backend->read(s, host, a, &err), &err))
         memcpy(&x, host->data, sizeof x);
     fan_array_drop(host);
     return x;
 }
 
-static fan_status add(fan_buffer *b, size_t slot, fan_device *d, fan_stream *s, fan_array *a, int64_t key, fan_error *err)
+static fan_status add(fan_buffer *b, size_t slot, fan_device *d, fan_stream *s, fan_array *a, int64_t key,
+                      fan_error *err)
 {
     fan_contribution c = {.value = fan_value_dense(a, d), .key = key, .stream = s};
     fan_status status = fan_buffer_add(b, slot, &c, err);
@@ -223,7 +234,8 @@ static fan_buffer *buffer_new(fan_stream *s, uint64_t budget)
 {
     fan_buffer *b = NULL;
     fan_error err = {0};
-    fan_buffer_config config = {.slots = SLOTS, .budget = budget, .accumulate = FAN_DT_NONE, .frontend = &frontend, .stream = s};
+    fan_buffer_config config = {
+        .slots = SLOTS, .budget = budget, .accumulate = FAN_DT_NONE, .frontend = &frontend, .stream = s};
     if (!fine(fan_buffer_new(&config, &b, &err), &err))
         exit(1);
     return b;
@@ -282,7 +294,9 @@ static void *adding(void *ctx)
         context_in(0);
     (void)pthread_barrier_wait(&w->begin);
     for (int i = 0; i < TURNS; i++) {
-        fine(add(w->b, (size_t)(i + me->k) % SLOTS, w->d[0], w->s[me->k], on_device(w->d[0], w->s[me->k], i + 1), -1, &err), &err);
+        fine(add(w->b, (size_t)(i + me->k) % SLOTS, w->d[0], w->s[me->k], on_device(w->d[0], w->s[me->k], i + 1), -1,
+                 &err),
+             &err);
         if (me->k == 0 && i % 3 == 2)
             taken += (long)take_all(w->b, w->s[THREADS]);
         if (me->k == 1 && i % 3 == 0) {

@@ -519,8 +519,10 @@ def functions(root: Path) -> list[Function]:
 
 
 def wide_lines(root: Path, columns: int = 120) -> list[str]:
-    """The lines of the product that are longer than that, without what a line says to a checker at its end."""
-    files = [*c_files(root / "csrc"), *sorted((root / "python").glob("**/*.py*"))]
+    """The lines of the product and of its tests that are longer, without what a line says to a checker at its end."""
+    tests = (p for p in (root / "tests").glob("**/*") if p.suffix in (".py", ".c", ".h"))
+    files = [*c_files(root / "csrc"), *sorted((root / "python").glob("**/*.py*")), *sorted(tests)]
+    files += [p for p in [root / ".ci" / "run"] if p.exists()]
     return [
         f"{path.relative_to(root).as_posix()}:{at}"
         for path in files

@@ -116,14 +116,15 @@ def test_no_line_is_wider_than_120_columns() -> None:
 
 
 def test_a_planted_wide_line_is_found(tmp_path: Path) -> None:
-    (tmp_path / "csrc/base").mkdir(parents=True)
-    (tmp_path / "python/fanin").mkdir(parents=True)
-    (tmp_path / "csrc/base/x.h").write_text("\n/* " + "x" * 114 + " */\n")
-    (tmp_path / "python/fanin/x.py").write_text("x = 1  # " + "x" * 111 + "\n")
-    assert wide_lines(tmp_path) == []
-    (tmp_path / "csrc/base/x.h").write_text("\n/* " + "x" * 115 + " */\n")
-    (tmp_path / "python/fanin/x.py").write_text("x = 1  # " + "x" * 112 + "\n")
-    assert wide_lines(tmp_path) == ["csrc/base/x.h:2", "python/fanin/x.py:1"]
+    for name in ("csrc/base", "python/fanin", "tests/c", ".ci"):
+        (tmp_path / name).mkdir(parents=True)
+    where = ["csrc/base/x.h", "python/fanin/x.py", "tests/c/test_x.c", "tests/test_x.py", ".ci/run"]
+    for columns, found in ((120, []), (121, ["csrc/base/x.h:2", *(f"{name}:2" for name in where[1:])])):
+        for name in where:
+            begin, end = ("/* ", " */") if name.endswith((".h", ".c")) else ("# ", "")
+            text = begin + "x" * (columns - len(begin + end)) + end
+            (tmp_path / name).write_text(f"\n{text}\n")
+        assert wide_lines(tmp_path) == found
 
 
 # Names

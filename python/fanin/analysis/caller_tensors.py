@@ -76,7 +76,7 @@ def geometry_of(t: Tensor) -> Geometry:
 
 
 def start_of(t: Tensor) -> int:
-    """StoragePlace a tensor's first element lies, or would: of an empty one torch tells no address."""
+    """Where a tensor's first element lies, or would: of an empty one torch tells no address."""
     return int(t.untyped_storage().data_ptr() + t.storage_offset() * t.element_size())
 
 
@@ -117,7 +117,7 @@ class StoragePlace:
         )
 
 
-#: StoragePlace a tensor keeps its hooks.
+#: Where a tensor keeps its hooks.
 HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
@@ -282,7 +282,7 @@ class CallerTensors(CallerArrays):
 
     @functools.cached_property
     def lows(self) -> dict[int, int]:
-        """StoragePlace the memory of each group begins."""
+        """Where the memory of each group begins."""
         found = {}
         for g in self.copied:
             first = self.plan.groups[g].members[0]
@@ -291,7 +291,7 @@ class CallerTensors(CallerArrays):
         return found
 
     def span(self, number: int) -> tuple[int, int]:
-        """StoragePlace a group's memory begins and ends."""
+        """Where a group's memory begins and ends."""
         return self.lows[number], self.lows[number] + max(self.plan.groups[number].size, 1)
 
     def geometry(self, o: Array | Tensor) -> Geometry:
@@ -299,7 +299,7 @@ class CallerTensors(CallerArrays):
         return Geometry.of(o) if isinstance(o, np.ndarray) else geometry_of(o)
 
     def begin(self, o: Array | Tensor) -> int:
-        """StoragePlace an array's first element lies."""
+        """Where an array's first element lies."""
         return super().begin(o) if isinstance(o, np.ndarray) else start_of(o)
 
     def is_array(self, o: Any) -> bool:
