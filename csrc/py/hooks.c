@@ -26,6 +26,16 @@ node_more *fan_node_more(node_object *self)
     return self->more;
 }
 
+/* tuple_quietly: a new tuple; the collector does not run meanwhile, so that hooks stay as they are. */
+static PyObject *tuple_quietly(Py_ssize_t n)
+{
+    int ran = PyGC_Disable();
+    PyObject *all = PyTuple_New(n);
+    if (ran)
+        PyGC_Enable();
+    return all;
+}
+
 PyObject *fan_hooks_add(node_object *owner, PyObject *fn, fan_hook_when when, uint32_t slot)
 {
     PyTypeObject *type = fan_state_get()->hook_type;
@@ -38,9 +48,9 @@ PyObject *fan_hooks_add(node_object *owner, PyObject *fn, fan_hook_when when, ui
     self = more ? (hook_object *)type->tp_alloc(type, 0) : NULL;
     if (!self)
         return NULL;
-    before = more->hooks[when];
+    before = more->hooks[when]; /* of now: the collector may have run */
     Py_ssize_t n = before ? PyTuple_GET_SIZE(before) : 0;
-    all = PyTuple_New(n + 1);
+    all = tuple_quietly(n + 1);
     if (!all) {
         Py_DECREF(self);
         return NULL;
@@ -61,13 +71,15 @@ static int hook_remove(hook_object *self)
 {
     node_more *more = self->owner ? self->owner->more : NULL;
     PyObject *before = more ? more->hooks[self->when] : NULL, *all = NULL;
-    Py_ssize_t n = before ? PyTuple_GET_SIZE(before) : 0;
-    if (!before)
-        return 0;
-    if (n > 1 && !(all = PyTuple_New(n - 1)))
+    Py_ssize_t n = before ? PyTuple_GET_SIZE(before) : 0, at = 0;
+    while (at < n && PyTuple_GET_ITEM(before, at) != (PyObject *)self)
+        at++;
+    if (at == n)
+        return 0; /* the collector has emptied the list */
+    if (n > 1 && !(all = tuple_quietly(n - 1)))
         return -1;
     for (Py_ssize_t i = 0, k = 0; i < n; i++)
-        if (all && PyTuple_GET_ITEM(before, i) != (PyObject *)self)
+        if (all && i != at)
             PyTuple_SET_ITEM(all, k++, Py_NewRef(PyTuple_GET_ITEM(before, i)));
     self->owner = NULL;
     more->hooks[self->when] = all;

@@ -219,10 +219,24 @@ static int accumulate_claimed(leaf_object *self, void **sum)
     return bad;
 }
 
-int fan_leaf_accumulate(leaf_object *self, void **sum)
+/* claim: 0, or -1 with an exception. */
+static int claim(leaf_object *self)
 {
     FAN_RAW fan_error err;
     fan_status status;
+    fan_error_clear(&err);
+    status = fan_leaf_claim_begin(&self->claim, &fan_python, &err);
+    if (status == FAN_ERR_STATE) {
+        char name[128];
+        PyErr_Format(PyExc_RuntimeError, "%s: %s", fan_node_said(&self->base.node, name, sizeof name), err.text);
+    } else if (status != FAN_OK) {
+        fan_raise(status, &err);
+    }
+    return status == FAN_OK ? 0 : -1;
+}
+
+int fan_leaf_accumulate(leaf_object *self, void **sum)
+{
     int bad;
     if (self->accumulate) { /* outside of any claim: it may start a pass */
         PyObject *call = Py_NewRef(self->accumulate), *ignored = PyObject_CallOneArg(call, *sum);
@@ -230,12 +244,8 @@ int fan_leaf_accumulate(leaf_object *self, void **sum)
         Py_XDECREF(ignored);
         return ignored ? 0 : -1;
     }
-    fan_error_clear(&err);
-    status = fan_leaf_claim_begin(&self->claim, &fan_python, &err);
-    if (status != FAN_OK) {
-        fan_raise(status, &err);
+    if (claim(self) < 0)
         return -1;
-    }
     bad = accumulate_claimed(self, sum);
     fan_leaf_claim_end(&self->claim);
     return bad;
@@ -243,21 +253,24 @@ int fan_leaf_accumulate(leaf_object *self, void **sum)
 
 /* ---- grad, as users see it ---- */
 
-/* show_wide: what was summed in the wider dtype, rounded, in the array that there is, if there is one (L5). */
+/* show_wide: what was summed in the wider dtype, rounded, in the array that there is, if there is one (L5). Claimed:
+ * NumPy lets the interpreter go while it sums and copies. */
 static int show_wide(leaf_object *self)
 {
-    PyObject *now = PySequence_GetItem(self->wide, 0), *same = NULL;
+    PyObject *now = PySequence_GetItem(self->wide, 0), *same = NULL, *grad = Py_XNewRef(self->grad);
     fan_leaf_form form = FAN_LEAF_ABSENT;
-    int bad = now ? form_of(self, self->grad, &form) : -1;
+    int bad = now ? form_of(self, grad, &form) : -1;
     if (!bad && form == FAN_LEAF_DENSE) {
-        same = summed(self, now, NULL, self->grad, false);
+        same = summed(self, now, NULL, grad, false);
         bad = same ? 0 : -1;
     } else if (!bad) {
         Py_XSETREF(self->grad, now == Py_None ? NULL : Py_NewRef(now));
     }
     Py_XDECREF(same);
     Py_XDECREF(now);
-    self->stale = bad < 0;
+    Py_XDECREF(grad);
+    if (!bad)
+        self->stale = false;
     return bad;
 }
 
@@ -265,8 +278,15 @@ static PyObject *leaf_get_grad(PyObject *o, void *Py_UNUSED(closure))
 {
     leaf_object *self = of(o);
     PyObject *grad;
-    if (self->stale && show_wide(self) < 0)
-        return NULL;
+    if (self->wide) {
+        int bad = claim(self);
+        if (bad < 0)
+            return NULL;
+        bad = self->stale ? show_wide(self) : 0;
+        grad = bad < 0 ? NULL : grad_now(self);
+        fan_leaf_claim_end(&self->claim);
+        return grad || PyErr_Occurred() ? grad : Py_NewRef(Py_None);
+    }
     grad = grad_now(self);
     return grad || PyErr_Occurred() ? grad : Py_NewRef(Py_None);
 }
@@ -296,6 +316,26 @@ static int check_grad(const leaf_object *self, PyObject *value)
     return bad ? -1 : 0;
 }
 
+/* set_wide: what passes have summed is given up for `value`, NULL for none. */
+static int set_wide(leaf_object *self, PyObject *value)
+{
+    PyObject *none, *was = NULL;
+    int bad = claim(self);
+    if (bad < 0)
+        return -1;
+    none = PyObject_CallMethod(self->wide, "clear", NULL);
+    bad = !none || (value && add_wide(self, value) < 0) ? -1 : 0;
+    Py_XDECREF(none);
+    if (!bad) {
+        was = self->grad;
+        self->grad = Py_XNewRef(value);
+        self->stale = false;
+    }
+    fan_leaf_claim_end(&self->claim);
+    Py_XDECREF(was); /* unclaimed: what it holds may ask for the leaf */
+    return bad;
+}
+
 static int leaf_set_grad(PyObject *o, PyObject *value, void *Py_UNUSED(closure))
 {
     leaf_object *self = of(o);
@@ -309,14 +349,7 @@ static int leaf_set_grad(PyObject *o, PyObject *value, void *Py_UNUSED(closure))
     }
     if (value && check_grad(self, value) < 0)
         return -1;
-    if (self->wide) {
-        PyObject *none = PyObject_CallMethod(self->wide, "clear", NULL);
-        Py_XDECREF(none);
-        if (!none || (value && add_wide(self, value) < 0))
-            return -1;
-        self->stale = false;
-    }
-    return grad_put(self, Py_XNewRef(value));
+    return self->wide ? set_wide(self, value) : grad_put(self, Py_XNewRef(value));
 }
 
 static PyObject *leaf_get_array(PyObject *o, void *Py_UNUSED(closure)) { return Py_NewRef(of(o)->array); }

@@ -1,0 +1,76 @@
+"""`leaf.grad` while others use the leaf: read, set and summed by threads at once."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import fanin
+from kit.support import run_python
+
+pytestmark = pytest.mark.core
+
+F = np.float32
+
+
+@pytest.fixture
+def hasty() -> Iterator[None]:
+    """Threads take turns as often as the interpreter lets them."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.threads
+@pytest.mark.rule("E15", "L5")
+@pytest.mark.usefixtures("hasty")
+def test_a_pass_beside_a_read_of_a_wider_leaf_is_seen_by_the_next_read() -> None:
+    g = np.ones(300_000, F)
+    for _ in range(30):
+        w = fanin.Leaf(np.zeros_like(g), accumulate="float64")
+        for _ in range(2):
+            fanin.backward([(w, 0, g)])
+            assert w.grad is not None
+        fanin.backward([(w, 0, g)])
+        reads = threading.Thread(target=lambda w=w: w.grad)
+        reads.start()
+        fanin.backward([(w, 0, g)])
+        reads.join()
+        assert w.grad[0] == w.grad[-1] == 4
+
+
+#: Reads a wider leaf, which rounds into the array that `.grad` is, while the collector would let go of that array.
+LET_GO = """
+import gc, numpy as np, fanin
+g = np.ones(16_000_000, np.float32)  # memory of its own, which is unmapped when it is let go
+w = fanin.Leaf(np.zeros_like(g), accumulate="float64")
+for _ in range(2):
+    fanin.backward([(w, 0, g)])
+    assert w.grad[0]
+fanin.backward([(w, 0, g)])
+refused = []
+def let_go(phase, info):
+    try:
+        w.grad = None
+    except RuntimeError as e:
+        refused.append(str(e))
+gc.callbacks.append(let_go)
+gc.set_threshold(1)
+try:
+    print(w.grad[0])
+finally:
+    gc.callbacks.clear()
+print(refused[:1])
+"""
+
+
+@pytest.mark.rule("E15", "L5")
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="the collector no longer runs in the midst of a call")
+def test_a_wider_leafs_grad_is_not_let_go_while_a_read_rounds_into_it() -> None:
+    said = run_python(LET_GO).stdout
+    assert said == "3.0\n['leaf 0: a gradient comes to this leaf from within its own accumulation']\n"
