@@ -16,6 +16,13 @@ typedef struct fan_extent {
 /* fan_extent_of: the bytes that an array reaches. */
 fan_extent fan_extent_of(const fan_array *a);
 
+/* fan_extent_flat: of `bytes` of memory without a gap. */
+static inline fan_extent fan_extent_flat(const void *data, uint64_t bytes)
+{
+    uint64_t at = (uint64_t)(uintptr_t)data;
+    return bytes ? (fan_extent){at, at + bytes - 1} : (fan_extent){1, 0};
+}
+
 static inline bool fan_extent_empty(fan_extent a) { return a.first > a.last; }
 /* fan_extents_may_overlap: whether a byte may belong to both; never where one of them is empty. */
 static inline bool fan_extents_may_overlap(fan_extent a, fan_extent b)

@@ -126,7 +126,6 @@ typedef struct fan_target {
     fan_stream *producer;    /* held; NULL without streams */
     bool direct;             /* it is the running sum itself; the slot is busy until the end */
     uint64_t thread;         /* the thread that began it */
-    uint64_t rules;          /* of its plan */
     struct fan_target *next; /* the next target of the slot that has begun: *t must not move until its end */
 } fan_target;
 /* fan_buffer_target: begins one, for a slot that declares shape and dtype. The running sum is lent if it is the

@@ -33,7 +33,9 @@ static void commit_sum(fan_pass *p, fan_gathered *g, old_sum *old)
     value_moves(&p->value, &f->result);
     p->value.origin = origin;
     p->value.rank = rank;
-    p->value_exposed = p->value_exposed && p->value_ours && f->ours && old->value.array == p->value.array;
+    bool same = p->value_ours && f->ours && old->value.array == p->value.array;
+    p->value_exposed = p->value_exposed && same;
+    p->value_shown = p->value_shown && same;
     p->value_ours = f->ours;
     p->value_donated = f->donated;
     p->value_hashed = false;
@@ -56,6 +58,7 @@ static void commit_first(fan_pass *p, fan_item *it, old_sum *old)
     value_moves(&p->value, &it->value);
     p->value_ours = it->ours;
     p->value_exposed = it->exposed;
+    p->value_shown = it->shown;
     p->value_donated = it->donated;
     p->ready = it->producer;
     p->ready_event = it->event;

@@ -1,6 +1,7 @@
 /* fast_add: one gradient, or a batch, by the fast path. */
 #include "buffer/fast_part.h"
 
+#include "array/extents.h"
 #include "array/sum.h"
 #include "base/mem.h"
 
@@ -96,13 +97,25 @@ typedef struct inplace_add {
     fan_dtype dtype;
 } inplace_add;
 
-/* sum_for: the slot's sum, where one more gradient of this kind goes straight into it (A6): it is the buffer's own and
- * nobody else sees it, gap-free, complete up to `key`, and nothing waits behind it. Else NULL. */
-static fan_array *sum_for(const fan_slot *s, const fan_fast_kind *k, int64_t key)
+/* is_flat: the sum is of this kind, in C order. */
+static bool is_flat(const fan_array *a, const fan_fast_kind *k)
+{
+    int64_t step = (int64_t)fan_dtype_size(k->dtype);
+    if (a->ndim != k->ndim)
+        return false;
+    for (int i = k->ndim - 1; i >= 0; step *= k->shape[i--])
+        if (a->shape[i] != k->shape[i] || (a->strides[i] != step && a->shape[i] > 1))
+            return false;
+    return true;
+}
+
+/* sum_for: the slot's sum, where one more gradient of this kind goes straight into it (A6): it was made by the buffer,
+ * is complete up to `key`, and nothing waits behind it. Else NULL. */
+static fan_array *sum_for(const fan_slot *s, const fan_fast_kind *k, const char *data, int64_t key)
 {
     const fan_pass *p = s->p;
     fan_array *a = p->value.array;
-    if (k->check_at_use || k->weak || p->value.form != FAN_FORM_DENSE || !p->value_ours || p->value_exposed ||
+    if (k->check_at_use || k->weak || p->value.form != FAN_FORM_DENSE || !p->value_ours ||
         p->value.origin != k->origin || p->accum || p->exact || p->poison)
         return NULL;
     if (s->busy || p->nitems || p->arriving || p->seen != fan_dtype_set_add(0, k->dtype, false))
@@ -110,13 +123,17 @@ static fan_array *sum_for(const fan_slot *s, const fan_fast_kind *k, int64_t key
     if ((p->keyed < 0) != (key < 0) || (key >= 0 && key != p->next_key) ||
         (s->expected >= 0 && p->count >= s->expected))
         return NULL;
-    if (fan_accum_dtype(k->dtype, s->spec->accumulate) != k->dtype || a->ndim != k->ndim)
-        return NULL;
-    int64_t step = (int64_t)fan_dtype_size(k->dtype);
-    for (int i = k->ndim - 1; i >= 0; step *= k->shape[i--])
-        if (a->shape[i] != k->shape[i] || (a->strides[i] != step && a->shape[i] > 1))
-            return NULL;
-    return fan_fast_fits(k->dtype, k->dtype, (uint64_t)step) ? a : NULL;
+    uint64_t bytes = fan_fast_bytes(k);
+    fan_reuse facts = {.dense = is_flat(a, k),
+                       .writable = true,
+                       .same_dtype = fan_accum_dtype(k->dtype, s->spec->accumulate) == k->dtype,
+                       .disjoint =
+                           !fan_extents_may_overlap(fan_extent_flat(a->data, bytes), fan_extent_flat(data, bytes)),
+                       .borrowed = p->value.borrowed,
+                       .ours = true,
+                       .exposed = p->value_exposed,
+                       .host = true};
+    return fan_reusable(&facts) == FAN_REUSE_YES && fan_fast_fits(k->dtype, k->dtype, bytes) ? a : NULL;
 }
 
 /* over_with: whether the budget is passed with `bytes` more that somebody else holds. */
@@ -137,7 +154,7 @@ static bool can_add_inplace(const fan_buffer *b, size_t slot, const fan_fast_kin
     /* What is the buffer's alone would have to be asked later, which costs more than to add it. */
     if (!(alone && b->budget == FAN_BUDGET_AUTO) && !over_with(b, fan_fast_kind_bytes(kind)))
         return false;
-    const fan_array *a = sum_for(s, kind, key);
+    const fan_array *a = sum_for(s, kind, data, key);
     if (a)
         *out = (inplace_add){s->p, (char *)a->data, data, (size_t)a->size, key, a->dtype};
     return a != NULL;

@@ -10,6 +10,19 @@
 
 #define BUSY_BYTES 65536 /* from here on the frontend is left while a job runs */
 
+fan_reuse fan_term_holders(const fan_buffer *b, const fan_term *t, bool host)
+{
+    fan_reuse facts = {.disjoint = true,
+                       .borrowed = t->v->borrowed,
+                       .ours = t->ours,
+                       .exposed = t->exposed,
+                       .donated = t->donated,
+                       .host = host};
+    if (!facts.ours && !facts.donated && !facts.exposed && host && t->v->object)
+        facts.unshared = b->frontend->unshared(t->v->object);
+    return facts;
+}
+
 /* A wish holds the whole sum (each add saw to that), and so every prefix of it, of whatever kind that is. */
 fan_dtype fan_fold_accumulated(const fan_fold *f, fan_dtype_set seen)
 {

@@ -22,6 +22,10 @@ fan_dtype fan_fold_accumulated(const fan_fold *f, fan_dtype_set seen);
 /* fan_fold_expanded: axes along which every term is expanded (A13); 0 unless all are dense. */
 uint64_t fan_fold_expanded(const fan_fold *f);
 
+/* fan_term_holders: of *Reusable*, what is to be said of a dense or sparse term whoever asks: who can see its memory.
+ * `host`: it is on a device without streams. What is to be written, and how, is the asker's to add. */
+fan_reuse fan_term_holders(const fan_buffer *b, const fan_term *t, bool host);
+
 /* fan_fold_job: queues the job on A, or puts it into the fold's batch; counted. */
 fan_status fan_fold_job(fan_fold *f, fan_job *job, fan_error *err);
 /* fan_fold_job_to_fresh: the same, into memory that is dropped where the user ends a take meanwhile. */

@@ -25,18 +25,11 @@ static fan_reuse_answer may_write(const fan_fold *f, size_t which, bool mixed)
     uint64_t expanded = fan_array_expanded(a);
     fan_dtype target = fan_fold_accumulated(f, f->seen);
     bool host = !fan_fold_device(f)->backend->has_streams;
-    fan_reuse facts = {
-        .writable = a->writable || t->ours,
-        .same_dtype = a->dtype == target && (!mixed || fan_fold_accumulated(f, f->terms[0].seen) == target),
-        .disjoint = true,
-        .borrowed = t->v->borrowed,
-        .ours = t->ours,
-        .exposed = t->exposed,
-        .donated = t->donated,
-        .host = host,
-        .exclusive = true, /* fan_order_wait_users makes A wait */
-        .read_later = mixed && f->b->sum_stats && !(which == 0 && fan_fold_first_suspect(f) && host),
-    };
+    fan_reuse facts = fan_term_holders(f->b, t, host);
+    facts.writable = a->writable || t->ours;
+    facts.same_dtype = a->dtype == target && (!mixed || fan_fold_accumulated(f, f->terms[0].seen) == target);
+    facts.exclusive = true; /* fan_order_wait_users makes A wait */
+    facts.read_later = mixed && f->b->sum_stats && !(which == 0 && fan_fold_first_suspect(f) && host);
     facts.dense = fan_array_dense(a);
     /* The compact base of our own expanded sum may be written as long as the sum stays expanded (A13). */
     if (!facts.dense && expanded && t->ours && fan_array_compact(a, expanded, &compact, NULL) == FAN_OK) {
@@ -54,8 +47,6 @@ static fan_reuse_answer may_write(const fan_fold *f, size_t which, bool mixed)
             facts.disjoint = facts.disjoint &&
                              (fan_array_extents_disjoint(a, others[k]) || fan_array_disjoint(a, others[k])); /* D43 */
     }
-    if (!facts.ours && !facts.donated && !t->exposed && facts.host && t->v->object)
-        facts.unshared = f->b->frontend->unshared(t->v->object);
     if (FAN_FAULT(WRITE_SHARED) ||
         (FAN_FAULT(REFCOUNT_IS_ENOUGH) && atomic_load(&a->refs) == 1 && atomic_load(&a->storage->refs) == 1))
         facts.ours = true;

@@ -141,8 +141,8 @@ fan_take_plan fan_plan_take(const fan_take_facts *f)
 
 fan_target_plan fan_plan_target(const fan_target_facts *f)
 {
-    fan_target_plan plan = {.direct = f->idle && f->own && f->complete && fan_stream_id_same(f->producer, f->accum) &&
+    fan_target_plan plan = {.direct = f->idle && f->reuse == FAN_REUSE_YES && f->complete &&
+                                      fan_stream_id_same(f->producer, f->accum) &&
                                       fan_stream_id_same(f->ready, f->accum)};
-    plan.rules = plan.direct ? FAN_A(6) : 0;
     return plan;
 }

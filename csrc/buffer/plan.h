@@ -167,15 +167,16 @@ fan_take_plan fan_plan_take(const fan_take_facts *facts);
 /* ---- target: a producer that adds into the slot by itself ---- */
 
 typedef struct fan_target_facts {
-    bool idle;     /* nobody has the slot; nothing is parked or on its way */
-    bool own;      /* its value is dense memory of the buffer's own, gap-free, in the accumulation dtype */
-    bool complete; /* .. of all keys before this one */
+    bool idle;              /* nobody has the slot; nothing is parked or on its way */
+    fan_reuse_answer reuse; /* of its value, where earlier targets count as nobody (D34) */
+    bool complete;          /* it is of all keys before this one */
     fan_stream_id producer, accum, ready;
 } fan_target_facts;
 
 typedef struct fan_target_plan {
-    bool direct; /* the running sum itself is lent (A6); else zeros, which are added when they come back */
-    uint64_t rules;
+    /* The running sum itself is lent; else zeros, which are added when they come back. By no rule: A6 would not have it
+     * written once an earlier target has seen it (D34). */
+    bool direct;
 } fan_target_plan;
 
 fan_target_plan fan_plan_target(const fan_target_facts *facts);

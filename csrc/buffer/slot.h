@@ -17,7 +17,8 @@ typedef struct fan_item {
     bool parked;          /* false while its add still carries out its plan */
     bool donated;
     bool ours;         /* a copy or conversion that the buffer made */
-    bool exposed;      /* .. and its producer has it, too (target) */
+    bool exposed;      /* .. and its producer has it, too (target); or it was shown to the user by a take */
+    bool shown;        /* .. it is the latter */
     fan_dtype_set own; /* the dtype that it had when it was added (A10) */
     bool alone;        /* only the buffer holds it, as far as is known */
     uint64_t bytes;
@@ -73,17 +74,18 @@ typedef struct fan_pass {
     size_t arriving; /* items whose add still carries out its plan */
     size_t ask;      /* with an automatic budget: the number of items from which on it is asked again who holds them */
     fan_value value; /* the sum so far (folder) */
-    bool value_ours, value_exposed, value_donated; /* (folder) */
-    fan_dtype_set value_seen;                      /* of what is in it (folder) */
-    bool value_hashed;       /* with debug: it is still the contribution itself, and .. (folder) */
-    uint64_t value_hash;     /* .. of its elements at add */
-    int64_t value_key;       /* the key of the contribution whose kind it comes back as (folder) */
-    int64_t next_key;        /* the lowest key that is not in it (folder) */
-    fan_stream *ready;       /* held (folder) */
-    fan_event *ready_event;  /* held (folder) */
-    fan_exact_state *exact;  /* NULL: none (folder) */
-    fan_sum_stats sum_stats; /* with stats: of `value`, where it was summed (folder) */
-    fan_error *poison;       /* the first failed device call, NULL: none */
+    /* as an item has them (folder) */
+    bool value_ours, value_exposed, value_shown, value_donated;
+    fan_dtype_set value_seen; /* of what is in it (folder) */
+    bool value_hashed;        /* with debug: it is still the contribution itself, and .. (folder) */
+    uint64_t value_hash;      /* .. of its elements at add */
+    int64_t value_key;        /* the key of the contribution whose kind it comes back as (folder) */
+    int64_t next_key;         /* the lowest key that is not in it (folder) */
+    fan_stream *ready;        /* held (folder) */
+    fan_event *ready_event;   /* held (folder) */
+    fan_exact_state *exact;   /* NULL: none (folder) */
+    fan_sum_stats sum_stats;  /* with stats: of `value`, where it was summed (folder) */
+    fan_error *poison;        /* the first failed device call, NULL: none */
 } fan_pass;
 
 /* What a slot was declared to be. */

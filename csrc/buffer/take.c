@@ -188,10 +188,14 @@ static fan_status show_all(fan_buffer *b, const fan_take *how, fan_slot_take *ta
                 FAN_TRY(how->show(how->ctx, i, NULL, err));
             continue;
         }
-        for (size_t k = 0; k < p->nitems; k++)
-            p->items[k]->exposed = true;
-        if (p != &fan_pass_none)
-            p->value_exposed = true;
+        for (size_t k = 0; k < p->nitems; k++) {
+            p->items[k]->exposed = p->items[k]->shown = true;
+            p->items[k]->donated = false; /* the promise was one until the take */
+        }
+        if (p != &fan_pass_none) {
+            p->value_exposed = p->value_shown = true;
+            p->value_donated = false;
+        }
         name_origin(c);
         FAN_TRY(how->show(how->ctx, i, &c->result, err));
     }

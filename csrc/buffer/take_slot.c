@@ -71,16 +71,16 @@ fan_status fan_take_check_out(const fan_buffer *b, size_t slot, const fan_gather
     return FAN_OK;
 }
 
-static bool plain_copy_needed(fan_buffer *b, const fan_take *how, const fan_fold *f)
+/* Whether the taker may write into the only term (*Reusable*). */
+static fan_reuse_answer may_write(const fan_buffer *b, const fan_term *t)
 {
-    const fan_term *t = &f->terms[0];
-    if (!how->writable || t->v->form == FAN_FORM_OBJECT)
-        return false;
-    if (t->v->form == FAN_FORM_DENSE && (!t->v->array->writable || fan_array_expanded(t->v->array)))
-        return true;
-    if ((t->ours && !t->exposed) || t->donated)
-        return false;
-    return !(t->v->object && b->frontend->unshared(t->v->object));
+    const fan_array *a = t->v->array;
+    fan_reuse facts = fan_term_holders(b, t, !t->v->device->backend->has_streams);
+    facts.dense = t->v->form == FAN_FORM_SPARSE || fan_array_dense(a);
+    facts.writable = t->v->form == FAN_FORM_SPARSE || a->writable;
+    facts.same_dtype = true; /* else it is not handed through */
+    facts.exclusive = true;  /* the taker's stream waits (S18) */
+    return fan_reusable(&facts);
 }
 
 /* D13: a slot fed only zeros gives the first one, or one of the sum's dtype and the declared shape. */
@@ -147,7 +147,7 @@ static fan_take_facts facts_of(fan_buffer *b, const fan_take *how, const fan_ext
     }
     if (f->n == 1 && !facts.has_out && !facts.scaled) {
         facts.overwritten = fan_written_by_out(outs, f->terms[0].v);
-        facts.must_copy = plain_copy_needed(b, how, f);
+        facts.must_copy = how->writable && !facts.objects && may_write(b, &f->terms[0]) != FAN_REUSE_YES;
     }
     return facts;
 }

@@ -19,9 +19,18 @@ static fan_target_facts facts_of(const fan_buffer *b, size_t slot, int64_t key, 
     const fan_slot *s = &b->slots[slot];
     const fan_pass *p = s->p;
     bool dense = p->value.form == FAN_FORM_DENSE;
+    /* A running sum that earlier targets have seen is lent again (D34), one that was donated is not. */
+    fan_reuse sum = {.dense = dense && fan_array_dense(p->value.array),
+                     .writable = true,
+                     .same_dtype = dense && p->value.array->dtype == acc,
+                     .disjoint = true,
+                     .borrowed = p->value.borrowed,
+                     .ours = p->value_ours,
+                     .exposed = p->value_shown,
+                     .host = !p->accum,
+                     .exclusive = p->ready == p->accum};
     return (fan_target_facts){.idle = !s->busy && !p->nitems && !p->arriving,
-                              .own = dense && p->value_ours && p->value.array->dtype == acc &&
-                                     fan_array_dense(p->value.array),
+                              .reuse = fan_reusable(&sum),
                               .complete = key < 0 || key == p->next_key,
                               .producer = fan_stream_id_of(P),
                               .accum = fan_stream_id_of(p->accum),
@@ -78,7 +87,6 @@ static fan_status begin(fan_buffer *b, const fan_contribution *c, fan_stream *cu
     fan_target_facts facts = facts_of(b, t->slot, t->key, t->producer, c->value.dtype);
     fan_target_plan plan = fan_plan_target(&facts);
     t->direct = plan.direct;
-    t->rules = plan.rules;
     t->thread = fan_thread_id();
     t->next = s->targets;
     s->targets = t;
@@ -193,7 +201,6 @@ static fan_status take_back_direct(fan_buffer *b, fan_target *t, bool good, fan_
         p->value_exposed = true;
         if (b->sum_stats)
             last = fan_sum_stats_forget(b, t->slot);
-        p->rules |= t->rules;
         FAN_COUNT(b, adds, 1);
         FAN_COUNT(b, in_place, 1);
     }

@@ -310,6 +310,28 @@ def shown(sums: list[Any]) -> list[Any]:
     return [getattr(s, "x", s).tolist() for s in sums]
 
 
+@pytest.mark.rule("A6")
+@pytest.mark.parametrize("again", ["target", "add", "donated"])
+def test_what_a_library_kept_of_a_sum_that_it_refused_is_not_written_any_more(again: str) -> None:
+    donate = again == "donated"
+    buf = fanin.InputBuffer([fanin.Slot(shape=(5,), dtype="float64")], budget=0)
+    for x in (np.arange(5.0), np.ones(5)):
+        buf.add(0, Foreign(x), donate=donate)
+    space.calls, space.fails, space.seen = 0, {1: RuntimeError}, []
+    with pytest.raises(RuntimeError, match="no room at export"):
+        buf.take(scale=1.0 if donate else None)
+    kept = space.seen[0].copy()
+    if again == "target":
+        with buf.target(0) as out:
+            assert out.tolist() == [0] * 5, "zeros are lent: somebody has seen the sum"
+            out += 1
+    else:
+        buf.add(0, np.ones(5))
+    space.fails = {}
+    assert shown(buf.take()) == [(np.arange(5) + 2).tolist()]
+    assert space.seen[0].tolist() == kept.tolist()
+
+
 @pytest.mark.parametrize("way", TAKES)
 def test_a_result_that_its_library_refuses_loses_no_sum(way: str) -> None:
     faults = 0

@@ -61,6 +61,21 @@ def test_the_running_sum_is_lent_where_it_is_next() -> None:
     assert sum_.tolist() == (4 * G).tolist() and sum_.ctypes.data == addresses[0]
 
 
+def test_a_sum_that_is_lent_again_is_so_by_no_rule() -> None:
+    """An earlier target has seen it: A6 would not have it written (D34)."""
+    buf = one(budget=0)
+    with buf.target(0) as kept:
+        kept += G
+    assert "A6" not in buf.explain(0)
+    with buf.target(0) as out:
+        out += G
+    assert buf.counters.in_place == 1
+    assert kept.tolist() == (2 * G).tolist(), "whoever keeps what was lent sees what is added later"
+    assert buf.explain(0).splitlines()[-1] == "Rules that decided so far: S3."
+    buf.add(0, G)
+    assert buf.explain(0).splitlines()[-1] == "Rules that decided so far: S3, A7."
+
+
 def test_zeros_are_lent_where_it_is_not() -> None:
     buf = one(budget=0)
     mine = G.copy()

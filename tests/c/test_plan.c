@@ -111,14 +111,13 @@ static void targets(void)
     int direct = 0;
     for (int bits = 0; bits < 32; bits++) {
         fan_target_facts f = {.idle = bits & 1,
-                              .own = bits & 2,
+                              .reuse = bits & 2 ? FAN_REUSE_YES : FAN_REUSE_HELD,
                               .complete = bits & 4,
                               .producer = HERE,
                               .accum = bits & 8 ? HERE : THERE,
                               .ready = bits & 16 ? HERE : THERE};
         fan_target_plan p = fan_plan_target(&f);
         CHECK(p.direct == (bits == 31));
-        CHECK_INT(p.rules, p.direct ? FAN_A(6) : 0);
         direct += p.direct;
     }
     CHECK_INT(direct, 1);

@@ -103,6 +103,31 @@ def test_a_single_one_that_is_changed_on_the_way_out_is_not_written(
     assert memory.tobytes() == before
 
 
+@pytest.mark.rule("A6", "A14")
+def test_a_donated_one_is_handed_to_who_writes_if_it_is_reusable(make_buffer: Any) -> None:
+    memory = ones(4, 6)
+    overlapping = np.lib.stride_tricks.as_strided(memory, (2, 3), (4, 4))
+    for g, handed in (
+        (overlapping, False),
+        (np.broadcast_to(memory[0], (2, 6)), False),
+        (read_only(memory), False),
+        (memory[::2, ::2], False),
+        (memory.T, True),
+        (memory, True),
+    ):
+        b = make_buffer(1)
+        b.add(0, g, donate=True)
+        (result,) = b.take(writable=True)
+        assert (result is g) == handed
+        assert result.tolist() == g.tolist()
+        assert handed or not np.shares_memory(result, memory)
+        before = result.copy()
+        result[0, 0] += 1
+        before[0, 0] += 1
+        assert result.tolist() == before.tolist(), "one element was written, and one changed"
+        memory[...] = 1
+
+
 @pytest.mark.rule("A6", "A7")
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_one_array_sent_to_two_slots_is_not_written_by_either(make_buffer: Any, budget: Any) -> None:
