@@ -76,7 +76,7 @@ typedef struct fan_backward_config {
     bool limited; /* inputs= was given */
     bool capture; /* what is wanted is handed out; else its leaves accumulate */
     bool keep_graph;
-    void *schedule; /* NULL: E2's order */
+    void *schedule; /* held from begin on; NULL: E2's order */
 } fan_backward_config;
 
 /* fan_backward_begin: collects. Failing, it changes nothing; else the pass is to be ended. */
@@ -94,16 +94,18 @@ fan_status fan_backward_next(fan_backward *p, fan_node **out, fan_error *err);
 fan_status fan_backward_sums(fan_backward *p, void **sums, void **later, fan_error *err);
 fan_status fan_backward_give(fan_backward *p, void **gradients, fan_error *err);
 
-/* fan_backward_by_hand: the node at work is so until its gradients are given, on whatever thread. */
-void fan_backward_by_hand(fan_backward *p);
+/* fan_backward_by_hand: the node at work is so until its gradients are given: inside a call, on this thread; between
+ * calls, on any. */
+void fan_backward_by_hand(fan_backward *p, bool inside);
 /* fan_backward_ready: the first ready node from a place on, and its place; NULL: none. */
 fan_node *fan_backward_ready(const fan_backward *p, size_t *place);
 /* fan_backward_edges: how many gradients the node at work is to give. */
 uint32_t fan_backward_edges(const fan_backward *p);
 /* fan_backward_at: the node at work, or at fault; NULL: none. *ran of *all nodes have run. */
 const fan_node *fan_backward_at(const fan_backward *p, uint32_t *ran, uint32_t *all);
-/* fan_backward_needs: whether anybody needs the gradient of an edge: what the pass knows in which this thread runs the
- * node; where it runs in none, whether the edge leads anywhere. */
+bool fan_backward_seeded(const fan_backward *p);
+/* fan_backward_needs: whether anybody needs the gradient of an edge: what the innermost pass knows in which this thread
+ * runs the node; else the latest by hand that stands at it; else whether the edge leads anywhere. */
 bool fan_backward_needs(const fan_node *n, uint32_t edge);
 /* fan_backward_visit: calls `visit` for every object, and `node` for every node, that the pass holds (garbage
  * collection); stops at the first answer that is not 0. */

@@ -7,7 +7,10 @@
 #include <string.h>
 
 static atomic_uint_fast64_t numbers, marks;
-static bool backward_edges; /* some edge leads to a node that was made later: numbers no longer rule out a cycle */
+
+/* Edges that lead to later nodes: of all that ever were, the smallest number that one begins at, and the largest that
+ * one leads to. Elsewhere numbers alone rule out a cycle. */
+static uint64_t lowest = UINT64_MAX, highest;
 
 uint64_t fan_mark_new(void) { return atomic_fetch_add_explicit(&marks, 1, memory_order_relaxed) + 1; }
 
@@ -49,12 +52,19 @@ fan_status fan_node_room(fan_node *n, size_t edges, fan_error *err)
     return FAN_OK;
 }
 
-void fan_node_link(fan_node *n, fan_node *next, uint32_t slot)
+static void add_edge(fan_node *n, fan_node *next, uint32_t slot)
 {
     assert(n->nedges < n->cap && (!next || slot < next->inputs));
     if (next)
         next->kind->hold(next);
     n->edges[n->nedges++] = (fan_edge){next, slot};
+}
+
+void fan_node_link(fan_node *n, fan_node *next, uint32_t slot)
+{
+    if (next && next->number > n->number) /* made while n was */
+        n->number = atomic_fetch_add_explicit(&numbers, 1, memory_order_relaxed);
+    add_edge(n, next, slot);
 }
 
 /* reaches: whether a way leads from one node to another; FAN_ERR_NOMEM. */
@@ -83,20 +93,30 @@ static fan_status reaches(fan_node *from, const fan_node *to, bool *yes, fan_err
     return FAN_OK;
 }
 
+/* may_reach: whether numbers leave open that a way leads to n from what was made before it: down, up by edges to later
+ * nodes, and down again. */
+static bool may_reach(const fan_node *from, const fan_node *n)
+{
+    return from->number >= n->number || (from->number >= lowest && n->number <= highest);
+}
+
 fan_status fan_node_append(fan_node *n, fan_node *next, uint32_t slot, fan_error *err)
 {
     char one[128], two[128];
-    bool cycle = false, back = next && next->number >= n->number;
+    bool cycle = false;
     FAN_TRY(fan_node_room(n, 1, err));
-    if (next && (back || backward_edges))
+    if (next && may_reach(next, n))
         FAN_TRY(reaches(next, n, &cycle, err));
     if (cycle) {
         n->kind->text(n, one, sizeof one);
         next->kind->text(next, two, sizeof two);
         return fan_fail(err, FAN_ERR_VALUE, "%s: an edge to %s closes a cycle", one, two);
     }
-    backward_edges |= back;
-    fan_node_link(n, next, slot);
+    if (next && next->number > n->number) {
+        lowest = n->number < lowest ? n->number : lowest;
+        highest = next->number > highest ? next->number : highest;
+    }
+    add_edge(n, next, slot);
     return FAN_OK;
 }
 

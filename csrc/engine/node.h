@@ -37,6 +37,7 @@ typedef struct fan_edge {
 } fan_edge;
 
 #define FAN_FEW_EDGES 2
+#define FAN_FEW_SUMS 8 /* sums or gradients for which who runs a node asks no memory */
 
 struct fan_node {
     const fan_node_kind *kind;
@@ -56,7 +57,8 @@ struct fan_node {
 /* fan_node_init: of zeroed memory; nothing can fail. fan_node_room: room for so many edges more. */
 void fan_node_init(fan_node *n, const fan_node_kind *kind, uint32_t inputs);
 fan_status fan_node_room(fan_node *n, size_t edges, fan_error *err);
-/* fan_node_link: adds an edge to a node that nobody leads to yet, and that has room: holds `next`, which may be NULL.
+/* fan_node_link: adds an edge to a node that nobody leads to yet, and that has room: holds `next`, which may be NULL;
+ * the node's number becomes larger than that of `next`.
  * fan_node_append: to any node: FAN_ERR_VALUE where it would close a cycle. The slot is one of next's. */
 void fan_node_link(fan_node *n, fan_node *next, uint32_t slot);
 fan_status fan_node_append(fan_node *n, fan_node *next, uint32_t slot, fan_error *err);

@@ -15,7 +15,6 @@
 #include <assert.h>
 #include <string.h>
 
-#define FEW 8      /* sums or gradients for which no memory is asked */
 #define DEPTH 1000 /* passes inside passes */
 
 static fan_running *running; /* of all threads, the newest first (node.h, One thread at a time) */
@@ -29,6 +28,8 @@ static fan_status no_memory(fan_error *err) { return fan_fail(err, FAN_ERR_NOMEM
 static fan_status config_copy(fan_backward *p, const fan_backward_config *config, fan_error *err)
 {
     p->config = *config;
+    if (config->schedule)
+        config->frontend->hold(config->schedule);
     p->config.roots = fan_alloc(config->nroots * sizeof *config->roots);
     p->config.wanted = fan_alloc(config->nwanted * sizeof *config->wanted);
     if (!p->config.roots || !p->config.wanted) {
@@ -114,6 +115,7 @@ void fan_backward_end(fan_backward *p)
         p->config.roots[i].node->kind->drop(p->config.roots[i].node);
     for (size_t i = 0; i < p->config.nwanted; i++)
         p->config.wanted[i].node->kind->drop(p->config.wanted[i].node);
+    drop_all(p, &p->config.schedule, 1);
     fan_ready_fini(&p->ready);
     fan_free(p->visits);
     fan_free(p->slots);
@@ -179,6 +181,7 @@ fan_status fan_backward_seed(fan_backward *p, fan_error *err)
         FAN_TRY(give_one(p, &p->edges[i], r->slot, &r->gradient, &giver, err));
         drop_all(p, &r->gradient, 1);
     }
+    p->seeded = true;
     return FAN_OK;
 }
 
@@ -243,9 +246,9 @@ fan_status fan_backward_sums(fan_backward *p, void **sums, void **later, fan_err
 static fan_status end_here(fan_backward *p, fan_error *err)
 {
     fan_visit *v = &p->visits[p->now];
-    void *few[FEW] = {NULL}, **sums = few, *later = NULL;
+    void *few[FAN_FEW_SUMS] = {NULL}, **sums = few, *later = NULL;
     fan_status status;
-    if (v->node->inputs > FEW && !(sums = fan_calloc(v->node->inputs * sizeof *sums)))
+    if (v->node->inputs > FAN_FEW_SUMS && !(sums = fan_calloc(v->node->inputs * sizeof *sums)))
         return no_memory(err);
     status = fan_backward_sums(p, sums, &later, err);
     if (status == FAN_OK && v->runs && sums[0])
@@ -300,11 +303,11 @@ fan_status fan_backward_next(fan_backward *p, fan_node **out, fan_error *err)
 static fan_status step(fan_backward *p, fan_error *err)
 {
     const fan_visit *v = &p->visits[p->now];
-    void *few[2 * FEW], **sums = few, **gradients, *later = NULL;
+    void *few[2 * FAN_FEW_SUMS], **sums = few, **gradients, *later = NULL;
     size_t n = v->node->inputs, all = n + v->nedges;
     fan_running here;
     fan_status status;
-    if (all > 2 * FEW && !(sums = fan_alloc(all * sizeof *sums)))
+    if (all > 2 * FAN_FEW_SUMS && !(sums = fan_alloc(all * sizeof *sums)))
         return no_memory(err);
     memset(sums, 0, all * sizeof *sums);
     gradients = sums + n;
@@ -342,9 +345,11 @@ fan_status fan_backward_run(fan_backward *p, fan_error *err)
 
 /* ---- what a pass says of itself ---- */
 
-void fan_backward_by_hand(fan_backward *p)
+void fan_backward_by_hand(fan_backward *p, bool inside)
 {
-    running_begin(p, &p->running, 0);
+    if (p->is_running)
+        running_end(&p->running);
+    running_begin(p, &p->running, inside ? fan_thread_id() : 0);
     p->is_running = true;
 }
 
@@ -370,21 +375,26 @@ const fan_node *fan_backward_at(const fan_backward *p, uint32_t *ran, uint32_t *
     return p->now == FAN_NOWHERE ? NULL : p->visits[p->now].node;
 }
 
+bool fan_backward_seeded(const fan_backward *p) { return p->seeded; }
+
 bool fan_backward_needs(const fan_node *n, uint32_t edge)
 {
     uint64_t thread = fan_thread_id();
-    for (const fan_running *r = running; r; r = r->outer) {
+    const fan_running *in = NULL;
+    for (const fan_running *r = running; r && !(in && in->thread); r = r->outer) {
         const fan_visit *v = &r->pass->visits[r->at];
-        if (v->node == n && (r->thread == thread || !r->thread) && edge < v->nedges)
-            return r->pass->edges[v->edges + edge].to != FAN_NOWHERE;
+        if (v->node == n && edge < v->nedges && (r->thread == thread || (!r->thread && !in)))
+            in = r;
     }
+    if (in)
+        return in->pass->edges[in->pass->visits[in->at].edges + edge].to != FAN_NOWHERE;
     return edge < n->nedges && n->edges[edge].next;
 }
 
 int fan_backward_visit(fan_backward *p, int (*object)(void *object, void *arg), int (*node)(fan_node *n, void *arg),
                        void *arg)
 {
-    int answer = 0;
+    int answer = p->config.schedule ? object(p->config.schedule, arg) : 0;
     for (size_t i = 0; i < p->nslots && !answer; i++)
         answer = p->slots[i].handed ? object(p->slots[i].handed, arg) : 0;
     for (size_t i = 0; i < p->nvisits && !answer; i++)

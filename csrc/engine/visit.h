@@ -49,7 +49,7 @@ typedef struct fan_visit_edge {
 typedef struct fan_running {
     const struct fan_backward *pass;
     uint32_t at;
-    uint64_t thread; /* 0: any (by hand) */
+    uint64_t thread; /* 0: any (by hand, between calls) */
     struct fan_running *outer;
 } fan_running;
 
@@ -68,6 +68,7 @@ struct fan_backward {
     uint32_t ran, to_run;         /* nodes and leaves */
     fan_running running;          /* by hand: between a node's sums and its gradients */
     bool is_running;
+    bool seeded;
     uint32_t arrivals; /* of a planted fault alone */
 };
 

@@ -75,7 +75,10 @@ int fan_node_declare(node_object *self, PyObject *slots, uint32_t *inputs);
 node_object *fan_node_arg(PyObject *o);
 int fan_node_run(node_object *self, void **sums, PyObject *later, void **gradients, uint32_t ngradients);
 int fan_node_release(node_object *self);
-/* for leaf.c: the parts of its type that both have. */
+/* for leaf.c: the parts of its kind and type that both have. */
+void fan_node_text(const fan_node *n, char *buf, size_t size);
+void fan_node_hold(fan_node *n);
+void fan_node_drop(fan_node *n);
 int fan_node_traverse(PyObject *o, visitproc visit, void *arg);
 int fan_node_clear(PyObject *o);
 void fan_node_dealloc(PyObject *o);

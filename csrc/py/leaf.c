@@ -356,18 +356,6 @@ static PyObject *leaf_get_array(PyObject *o, void *Py_UNUSED(closure)) { return 
 
 /* ---- made and ended ---- */
 
-static void leaf_hold(fan_node *n) { Py_INCREF((PyObject *)fan_node_object(n)); }
-static void leaf_drop(fan_node *n) { Py_DECREF((PyObject *)fan_node_object(n)); }
-
-static void leaf_text(const fan_node *n, char *buf, size_t size)
-{
-    const char *name = fan_node_object(n)->name ? PyUnicode_AsUTF8(fan_node_object(n)->name) : NULL;
-    if (name)
-        snprintf(buf, size, "%s", name);
-    else
-        snprintf(buf, size, "leaf %llu", (unsigned long long)n->number);
-}
-
 static void leaf_free(fan_node *n)
 {
     leaf_object *self = (leaf_object *)fan_node_object(n);
@@ -380,7 +368,7 @@ static void leaf_free(fan_node *n)
 }
 
 static const fan_node_kind kind = {
-    .leaf = true, .hold = leaf_hold, .drop = leaf_drop, .free = leaf_free, .text = leaf_text};
+    .leaf = true, .hold = fan_node_hold, .drop = fan_node_drop, .free = leaf_free, .text = fan_node_text};
 
 static int leaf_traverse(PyObject *o, visitproc visit, void *arg)
 {

@@ -10,17 +10,24 @@ static node_object *of(PyObject *o) { return (node_object *)o; }
 
 /* ---- made and ended ---- */
 
-static void node_text(const fan_node *n, char *buf, size_t size)
+void fan_node_text(const fan_node *n, char *buf, size_t size)
 {
-    const char *name = fan_node_object(n)->name ? PyUnicode_AsUTF8(fan_node_object(n)->name) : NULL;
-    if (name)
-        snprintf(buf, size, "%s", name);
-    else
-        snprintf(buf, size, "node %llu", (unsigned long long)n->number);
+    Py_ssize_t all, end = (Py_ssize_t)size - 1;
+    const char *name = fan_node_object(n)->name ? PyUnicode_AsUTF8AndSize(fan_node_object(n)->name, &all) : NULL;
+    if (!name) {
+        snprintf(buf, size, "%s %llu", n->kind->leaf ? "leaf" : "node", (unsigned long long)n->number);
+        return;
+    }
+    if (end > all)
+        end = all;
+    while (end > 0 && ((unsigned char)name[end] & 0xC0) == 0x80) /* in the middle of a character */
+        end--;
+    memcpy(buf, name, (size_t)end);
+    buf[end] = '\0';
 }
 
-static void node_hold(fan_node *n) { Py_INCREF((PyObject *)fan_node_object(n)); }
-static void node_drop(fan_node *n) { Py_DECREF((PyObject *)fan_node_object(n)); }
+void fan_node_hold(fan_node *n) { Py_INCREF((PyObject *)fan_node_object(n)); }
+void fan_node_drop(fan_node *n) { Py_DECREF((PyObject *)fan_node_object(n)); }
 
 void fan_node_free_parts(node_object *self)
 {
@@ -44,7 +51,8 @@ void fan_node_free_parts(node_object *self)
 
 static void node_free(fan_node *n) { fan_node_free_parts(fan_node_object(n)); }
 
-static const fan_node_kind kind = {.hold = node_hold, .drop = node_drop, .free = node_free, .text = node_text};
+static const fan_node_kind kind = {
+    .hold = fan_node_hold, .drop = fan_node_drop, .free = node_free, .text = fan_node_text};
 
 void fan_node_dealloc(PyObject *o)
 {
@@ -271,42 +279,51 @@ PyObject *fan_node_call(PyObject *type, PyObject *const *args, size_t nargsf, Py
         PyErr_SetString(PyExc_TypeError, "Node() needs 'fn'");
         return NULL;
     }
-    self = (node_object *)((PyTypeObject *)type)->tp_alloc((PyTypeObject *)type, 0);
+    self = PyObject_GC_New(node_object, (PyTypeObject *)type);
     if (!self)
         return NULL;
+    memset((char *)self + sizeof(PyObject), 0, sizeof *self - sizeof(PyObject));
     fan_node_init(&self->node, &kind, 1);
     if (fill_in(self, &a) < 0)
         Py_CLEAR(self);
+    else
+        PyObject_GC_Track((PyObject *)self); /* not before: gc.get_objects() would find it half made */
     return (PyObject *)self;
 }
 
 /* ---- run and freed ---- */
 
-#define FEW 8
-
-static int lost(const node_object *self)
+/* check_fn: that it has its function still: 0, or -1 with an exception. */
+static int check_fn(const node_object *self)
 {
+    FAN_RAW fan_error err;
     char name[128];
-    PyErr_Format(PyExc_RuntimeError, "%s has lost its function to the garbage collector",
-                 fan_node_said(&self->node, name, sizeof name));
+    if (self->fn)
+        return 0;
+    fan_error_clear(&err);
+    if (self->node.freed_by)
+        fan_raise(fan_node_freed(&self->node, &err), &err);
+    else
+        PyErr_Format(PyExc_RuntimeError, "%s has lost its function to the garbage collector",
+                     fan_node_said(&self->node, name, sizeof name));
     return -1;
 }
 
 int fan_node_run(node_object *self, void **sums, PyObject *later, void **gradients, uint32_t ngradients)
 {
-    PyObject *few[FEW + 1], **args = few, *result, *fn = self->fn;
+    PyObject *few[FAN_FEW_SUMS + 1], **args = few, *result, *fn;
     uint32_t n = self->node.inputs;
-    if (!fn)
-        return lost(self);
-    if (later && fan_hooks_pre(self, later, sums) < 0)
+    if (check_fn(self) < 0)
         return -1;
-    if (n > FEW && !(args = fan_alloc((n + 1) * sizeof *args))) {
+    if (later && (fan_hooks_pre(self, later, sums) < 0 || check_fn(self) < 0)) /* they may have run it */
+        return -1;
+    if (n > FAN_FEW_SUMS && !(args = fan_alloc((n + 1) * sizeof *args))) {
         PyErr_NoMemory();
         return -1;
     }
     for (uint32_t i = 0; i < n; i++)
         args[i + 1] = sums[i] ? (PyObject *)sums[i] : Py_None;
-    Py_INCREF(fn);
+    fn = Py_NewRef(self->fn);
     result = PyObject_Vectorcall(fn, args + 1, n | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
     Py_DECREF(fn);
     if (args != few)
@@ -516,7 +533,7 @@ static PyMethodDef methods[] = {
     {"needs", node_needs, METH_O,
      "needs($self, edge, /)\n--\n\n"
      "Whether anybody needs the gradient of an edge: not where it is None, nor, while the node runs, where inputs= "
-     "leaves it out."},
+     "leaves it out. Of several passes the innermost on this thread answers, else the latest walk that waits for it."},
     {"register_hook", (PyCFunction)(void (*)(void))fan_node_register_hook, METH_FASTCALL | METH_KEYWORDS,
      "register_hook($self, hook, slot=0)\n--\n\n"
      "Let `hook(sum)` see the sum of a slot, where it is defined, once in each pass; what it returns, if not None, "

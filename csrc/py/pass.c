@@ -216,9 +216,11 @@ void fan_pass_failed(const fan_backward *p, fan_status status, const fan_error *
     e = fan_exception_take();
     if (n && fan_node_object(n)->name)
         PyOS_snprintf(own, sizeof own, n->kind->leaf ? " (leaf %llu)" : " (node %llu)", (unsigned long long)n->number);
-    note =
-        n ? PyUnicode_FromFormat("in %s%s: %u of %u nodes had run", fan_node_said(n, name, sizeof name), own, ran, all)
-          : PyUnicode_FromFormat("in the roots: %u of %u nodes had run", ran, all);
+    if (n)
+        fan_node_said(n, name, sizeof name);
+    note = n ? PyUnicode_FromFormat("in %s%s: %u of %u nodes had run", name, own, ran, all)
+             : PyUnicode_FromFormat("%s: %u of %u nodes had run",
+                                    fan_backward_seeded(p) ? "between nodes" : "in the roots", ran, all);
     none = note && e ? PyObject_CallMethod(e, "add_note", "O", note) : NULL;
     PyErr_Clear(); /* the error itself matters */
     Py_XDECREF(none);

@@ -9,7 +9,6 @@ typedef struct walk_object {
     PyObject *sums;                   /* .. its sums */
     PyObject *later;                  /* .. and its post-hooks (engine/engine.h, hooks); NULL: none */
     bool busy;                        /* a call is inside */
-    bool seeded;
 } walk_object;
 
 static walk_object *of(PyObject *o) { return (walk_object *)o; }
@@ -24,10 +23,14 @@ static void forget_node(walk_object *self)
 static void end(walk_object *self)
 {
     PyObject *live = fan_exception_take();
-    fan_backward *p = self->pass;
-    self->pass = NULL;
-    fan_backward_end(p);
-    forget_node(self);
+    const walk_object was = *self;
+    self->pass = NULL; /* all of it, before anybody is called */
+    self->now = NULL;
+    self->sums = self->later = NULL;
+    fan_backward_end(was.pass);
+    Py_XDECREF((PyObject *)was.now);
+    Py_XDECREF(was.sums);
+    Py_XDECREF(was.later);
     fan_exception_put(live);
 }
 
@@ -77,9 +80,8 @@ static PyObject *next_node(walk_object *self)
     fan_status status = FAN_OK;
     fan_node *n = NULL;
     fan_error_clear(&err);
-    if (!self->seeded)
+    if (!fan_backward_seeded(self->pass))
         status = fan_backward_seed(self->pass, &err);
-    self->seeded = true;
     if (status == FAN_OK)
         status = fan_backward_next(self->pass, &n, &err);
     if (status == FAN_OK && !n) {
@@ -89,8 +91,11 @@ static PyObject *next_node(walk_object *self)
     if (status == FAN_OK) {
         self->now = fan_node_object(n);
         Py_INCREF((PyObject *)self->now);
-        fan_backward_by_hand(self->pass);
+        fan_backward_by_hand(self->pass, true);
         status = sums_now(self, &err);
+        if (status == FAN_OK && n->freed_by) /* by a hook's own pass */
+            status = fan_node_freed(n, &err);
+        fan_backward_by_hand(self->pass, false);
     }
     return status == FAN_OK ? PyTuple_Pack(2, (PyObject *)self->now, self->sums) : failed(self, status, &err);
 }
@@ -121,6 +126,7 @@ static int gradients_given(walk_object *self, PyObject *result)
     FAN_RAW fan_error err;
     fan_status status = FAN_ERR_NOMEM;
     fan_error_clear(&err);
+    fan_backward_by_hand(self->pass, true);
     if (gradients && sums) {
         for (uint32_t i = 0; i < inputs; i++)
             sums[i] = PyTuple_GET_ITEM(self->sums, i) == Py_None ? NULL : PyTuple_GET_ITEM(self->sums, i);
