@@ -1,6 +1,10 @@
 #include "array/extents.h"
 
+#include "array/convert.h"
+#include "base/mem.h"
+
 #include <stdlib.h>
+#include <string.h>
 
 fan_extent fan_extent_of(const fan_array *a)
 {
@@ -124,4 +128,108 @@ bool fan_extents_independent(const fan_extents *e)
             reach_add(&written, x);
     }
     return true;
+}
+
+/* ---- memory without gaps ---- */
+
+static int by_address(const void *a, const void *b)
+{
+    const fan_flat *x = a, *y = b;
+    return (x->data > y->data) - (x->data < y->data);
+}
+
+#define DIGIT 11 /* bits; where there are few, 8 */
+#define FEW 48   /* and less than that are sorted otherwise */
+
+/* By address, a digit at a time: those of one heap differ in few. */
+static void flats_sort(fan_flat *all, size_t n)
+{
+    uintptr_t least = UINTPTR_MAX, most = 0;
+    for (size_t i = 0; i < n; i++) {
+        uintptr_t at = (uintptr_t)all[i].data;
+        least = at < least ? at : least;
+        most = at > most ? at : most;
+    }
+    const int bits = n < (size_t)1 << DIGIT ? 8 : DIGIT;
+    const size_t digits = (size_t)1 << bits;
+    fan_flat *room = n >= FEW && n <= UINT32_MAX ? fan_alloc(n * sizeof *room) : NULL, *from = all, *to = room;
+    if (!room) {
+        qsort(all, n, sizeof *all, by_address);
+        return;
+    }
+    for (int shift = 0; shift < 64 && (most - least) >> shift; shift += bits) {
+        FAN_UNCLEARED uint32_t ends[(1 << DIGIT) + 1];
+        memset(ends, 0, (digits + 1) * sizeof *ends);
+#define DIGIT_OF(one) (((uintptr_t)(one).data - least) >> shift & (digits - 1))
+        for (size_t i = 0; i < n; i++)
+            ends[DIGIT_OF(from[i]) + 1]++;
+        for (size_t i = 0; i < digits; i++)
+            ends[i + 1] += ends[i];
+        for (size_t i = 0; i < n; i++)
+            to[ends[DIGIT_OF(from[i])]++] = from[i];
+        fan_flat *swap = from;
+        from = to;
+        to = swap;
+    }
+    if (from != all)
+        memcpy(all, from, n * sizeof *all);
+    fan_free(room);
+}
+
+bool fan_flats_apart(fan_flat *all, size_t n)
+{
+    bool sorted = true;
+    for (size_t i = 1; i < n; i++)
+        sorted = sorted && all[i - 1].data < all[i].data;
+    if (!sorted)
+        flats_sort(all, n);
+    size_t last = 0; /* that has a byte */
+    for (size_t i = 1; i < n; i++) {
+        if (fan_flats_meet(all[last].data, all[last].bytes, all[i].data, all[i].bytes))
+            return false;
+        last = all[i].bytes ? i : last;
+    }
+    return true;
+}
+
+/* How many begin before `end`, looked for around `from`: who asks often mostly asks in order. */
+static size_t flats_before(const fan_flat *all, size_t n, const char *end, size_t from)
+{
+    size_t lo = 0, hi = n;
+    if (from < n && all[from].data < end) {
+        lo = from + 1;
+        for (size_t step = 1; lo + step <= n; step *= 2) {
+            if (all[lo + step - 1].data >= end) {
+                hi = lo + step - 1;
+                break;
+            }
+            lo += step;
+        }
+    } else {
+        hi = from;
+        for (size_t step = 1; step <= hi; step *= 2) {
+            if (all[hi - step].data < end) {
+                lo = hi - step + 1;
+                break;
+            }
+            hi -= step;
+        }
+    }
+    while (lo < hi) {
+        size_t mid = lo + (hi - lo) / 2;
+        if (all[mid].data < end)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return lo;
+}
+
+const fan_flat *fan_flats_last_met(const fan_flat *all, size_t n, const char *data, uint64_t bytes, size_t *near)
+{
+    size_t at = flats_before(all, n, data + bytes, *near);
+    *near = at;
+    while (at && !all[at - 1].bytes)
+        at--;
+    return at && fan_flats_meet(all[at - 1].data, all[at - 1].bytes, data, bytes) ? &all[at - 1] : NULL;
 }

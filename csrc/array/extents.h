@@ -33,6 +33,24 @@ static inline bool fan_extents_may_overlap(fan_extent a, fan_extent b)
 /* fan_array_extents_disjoint: true only if no byte belongs to both arrays: their extents do not meet. */
 bool fan_array_extents_disjoint(const fan_array *a, const fan_array *b);
 
+/* ---- memory without gaps ---- */
+
+typedef struct fan_flat {
+    char *data;
+    uint64_t bytes;
+    size_t owner; /* the list's maker says what that is */
+} fan_flat;
+
+/* fan_flats_meet: whether a byte belongs to both of two runs of memory. */
+static inline bool fan_flats_meet(const void *a, uint64_t a_bytes, const void *b, uint64_t b_bytes)
+{
+    return fan_extents_may_overlap(fan_extent_flat(a, a_bytes), fan_extent_flat(b, b_bytes));
+}
+/* fan_flats_apart: whether none of n meets another; sorts them by address. fan_flats_last_met: of a list that is so,
+ * the one farthest behind that a run of memory meets; NULL: none. *near: about where it is, 0 at first. */
+bool fan_flats_apart(fan_flat *all, size_t n);
+const fan_flat *fan_flats_last_met(const fan_flat *all, size_t n, const char *data, uint64_t bytes, size_t *near);
+
 /* ---- lists ---- */
 
 typedef struct fan_extent_entry {

@@ -127,8 +127,7 @@ static fan_array *sum_for(const fan_slot *s, const fan_fast_kind *k, const char 
     fan_reuse facts = {.dense = is_flat(a, k),
                        .writable = true,
                        .same_dtype = fan_accum_dtype(k->dtype, s->spec->accumulate) == k->dtype,
-                       .disjoint =
-                           !fan_extents_may_overlap(fan_extent_flat(a->data, bytes), fan_extent_flat(data, bytes)),
+                       .disjoint = !fan_flats_meet(a->data, bytes, data, bytes),
                        .borrowed = p->value.borrowed,
                        .ours = true,
                        .exposed = p->value_exposed,

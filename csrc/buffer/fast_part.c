@@ -33,6 +33,6 @@ bool fan_fast_reusable(const fan_buffer *b, size_t slot, size_t n, fan_dtype acc
     facts.unshared = unshared;
     facts.writable = !facts.donated || facts.ours || fast->writable(first->object, &p->kind);
     for (size_t k = 1; k < n && facts.disjoint; k++)
-        facts.disjoint = p->terms[k].data + p->bytes <= first->data || first->data + p->bytes <= p->terms[k].data;
+        facts.disjoint = !fan_flats_meet(p->terms[k].data, p->bytes, first->data, p->bytes);
     return fan_reusable(&facts) == FAN_REUSE_YES;
 }

@@ -3,6 +3,7 @@
 #define FAN_BUFFER_FAST_PART_H
 
 #include "array/convert.h"
+#include "array/extents.h"
 #include "buffer/fast.h"
 #include "buffer/lock.h"
 #include "buffer/materialize.h"
@@ -48,14 +49,8 @@ bool fan_fast_reusable(const fan_buffer *b, size_t slot, size_t n, fan_dtype acc
 /* fan_fast_fold_due: after `object` was parked in `slot`, and perhaps the budget passed. */
 fan_status fan_fast_fold_due(fan_buffer *b, size_t slot, const void *object, bool alone, fan_error *err);
 
-/* An array that a sum is to be written into. */
-typedef struct fan_fast_out {
-    char *data;
-    uint64_t bytes;
-    size_t slot;
-} fan_fast_out;
-/* fan_fast_outs_apart: whether sums may be written to n outs, in any order: none meets another, nor what is still read,
- * but for a term of its own slot that is all of it. Sorts them by address. */
-bool fan_fast_outs_apart(const fan_buffer *b, fan_span span, fan_fast_out *outs, size_t n);
+/* fan_fast_outs_apart: whether sums may be written to n outs, of slots, in any order: none meets another, nor what is
+ * still read, but for a term of its own slot that is all of it. Sorts them by address. */
+bool fan_fast_outs_apart(const fan_buffer *b, fan_span span, fan_flat *outs, size_t n);
 
 #endif

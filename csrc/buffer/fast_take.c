@@ -17,8 +17,8 @@ typedef struct taking {
     const fan_fast_outs *outs;
     void **results;
     fan_fast_scratch scratch;
-    fan_fast_out inline_outs[FEW_OUTS], *written; /* the arrays of the caller's that are written */
-    bool inline_given[FEW_OUTS], *given;          /* of each slot: the caller named an array for its sum */
+    fan_flat inline_outs[FEW_OUTS], *written; /* the arrays of the caller's that are written */
+    bool inline_given[FEW_OUTS], *given;      /* of each slot: the caller named an array for its sum */
     size_t nwritten;
     bool asks;     /* some terms are of a kind that is checked at use */
     bool announce; /* some of the arrays that are written are of a library that counts writes */
@@ -154,13 +154,13 @@ static void *result_of(taking *t, size_t slot)
 static bool place_out(taking *t, size_t slot)
 {
     fan_fast_list *p = list_at(t->b, slot);
-    fan_fast_out *to = &t->written[t->nwritten];
+    fan_flat *to = &t->written[t->nwritten];
     bool some = defined(p);
     void *object = NULL;
     fan_fast_where where = t->outs->at(t->outs->ctx, slot, some ? &p->kind : NULL, &object, &to->data, &to->bytes);
     if (where != FAN_FAST_THERE)
         return where != FAN_FAST_REFUSED;
-    to->slot = slot;
+    to->owner = slot;
     t->nwritten++;
     t->given[slot - t->span.first] = true;
     if (some) {
@@ -244,7 +244,7 @@ static bool ask_libraries(const taking *t)
                 return false;
     }
     for (size_t i = 0; t->announce && i < t->nwritten; i++) {
-        void *to = t->results[t->written[i].slot - t->span.first];
+        void *to = t->results[t->written[i].owner - t->span.first];
         if (to && !fast->wrote(to))
             return false;
     }
@@ -264,8 +264,8 @@ static bool all_readable(const taking *t)
             return false;
     }
     for (size_t i = 0; (t->asks || t->announce) && i < t->nwritten; i++) {
-        void *to = t->results[t->written[i].slot - t->span.first];
-        if (to && !f->fast->is_unchanged(to, &list_at(t->b, t->written[i].slot)->kind, t->written[i].data))
+        void *to = t->results[t->written[i].owner - t->span.first];
+        if (to && !f->fast->is_unchanged(to, &list_at(t->b, t->written[i].owner)->kind, t->written[i].data))
             return false;
     }
     return true;

@@ -1,4 +1,5 @@
 /* add_n: the sum of arrays, without a buffer of the caller's. */
+#include "array/extents.h"
 #include "py/buffer_part.h"
 #include "py/turn.h"
 
@@ -70,7 +71,7 @@ static PyObject *add_n_fast(PyObject *arrays, PyObject *out)
             return NULL;
         uint64_t bytes = fan_fast_bytes(&kind);
         for (Py_ssize_t i = 0; i < n; i++)
-            if (src[i] != to && src[i] < to + bytes && to < src[i] + bytes)
+            if (src[i] != to && fan_flats_meet(src[i], bytes, to, bytes))
                 return NULL;
     }
     for (Py_ssize_t i = 0; i < n; i++)

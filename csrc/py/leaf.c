@@ -1,6 +1,8 @@
 /* leaf: fanin.Leaf, where gradients end (rules L; engine/leaf.h decides). */
 #include "py/engine_part.h"
 
+#include "array/extents.h"
+
 #include <stdio.h>
 #include <string.h>
 
@@ -127,11 +129,6 @@ static PyObject *copied(const leaf_object *self, PyObject *sum)
     return copy;
 }
 
-static bool apart(const char *a, const char *b, uint64_t bytes)
-{
-    return (uintptr_t)a + bytes <= (uintptr_t)b || (uintptr_t)b + bytes <= (uintptr_t)a;
-}
-
 /* add: L5: 0, or -1 with an exception. */
 static int add(const leaf_object *self, PyObject *grad, PyObject *sum)
 {
@@ -141,8 +138,8 @@ static int add(const leaf_object *self, PyObject *grad, PyObject *sum)
     if (PyArray_CheckExact(grad) && PyArray_CheckExact(sum) && fan_fast_import(grad, &one, &to) &&
         fan_fast_import(sum, &two, &from) && fan_fast_same(&one, &two) && PyArray_ISWRITEABLE((PyArrayObject *)grad) &&
         fan_fast_fits(one.dtype, fan_dtype_accumulate(one.dtype), fan_fast_bytes(&one)) &&
-        apart(to, from, fan_fast_bytes(&one)) && fan_fast_is_unchanged(grad, &one, to) &&
-        fan_fast_is_unchanged(sum, &two, from)) {
+        !fan_flats_meet(to, fan_fast_bytes(&one), from, fan_fast_bytes(&one)) &&
+        fan_fast_is_unchanged(grad, &one, to) && fan_fast_is_unchanged(sum, &two, from)) {
         const char *terms[2] = {to, from};
         fan_fast_sum(&fan_python, &one, terms, 2, to);
         return 0;

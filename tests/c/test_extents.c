@@ -51,6 +51,34 @@ static void pairs_and_independence(const fan_extents *e, long *pairs, long *inde
     independent[apart]++;
 }
 
+/* flats: runs of memory, some empty, few or as many as are sorted a digit at a time. */
+static void flats(uint64_t *seed, long *apart, long *met)
+{
+    static char room[1 << 14];
+    enum { MANY = 120 };
+    fan_flat all[MANY];
+    size_t n = fan_rng(seed) % (fan_rng(seed) % 2 ? 6 : MANY), near = 0;
+    bool expected = true;
+    for (size_t i = 0; i < n; i++)
+        all[i] = (fan_flat){room + fan_rng(seed) % sizeof room, fan_rng(seed) % (n > 5 ? 8 : 2000), i};
+    for (size_t i = 0; i < n; i++)
+        for (size_t j = 0; j < i; j++)
+            expected &= all[i].data + all[i].bytes <= all[j].data || all[j].data + all[j].bytes <= all[i].data ||
+                        !all[i].bytes || !all[j].bytes;
+    CHECK(fan_flats_apart(all, n) == expected);
+    apart[expected]++;
+    for (int ask = 0; expected && ask < 8; ask++) {
+        const char *data = room + fan_rng(seed) % sizeof room;
+        uint64_t bytes = 1 + fan_rng(seed) % 300;
+        const fan_flat *last = NULL, *found = fan_flats_last_met(all, n, data, bytes, &near);
+        for (size_t i = 0; i < n; i++)
+            if (all[i].bytes && all[i].data < data + bytes && data < all[i].data + all[i].bytes)
+                last = !last || all[i].data > last->data ? &all[i] : last;
+        CHECK(found == last);
+        met[found != NULL]++;
+    }
+}
+
 int main(void)
 {
     static char memory[BYTES];
@@ -74,6 +102,10 @@ int main(void)
             fan_array_drop(made[i]);
     }
     fan_storage_drop(s);
+    long flats_apart[2] = {0}, flats_met[2] = {0};
+    for (int turn = 0; turn < 5000; turn++)
+        flats(&seed, flats_apart, flats_met);
+    CHECK(flats_apart[0] > 500 && flats_apart[1] > 500 && flats_met[0] > 500 && flats_met[1] > 500);
     printf("met %ld, lists with a pair %ld of %ld, independent %ld of %ld, empty %ld\n", met, pairs[1],
            pairs[0] + pairs[1], independent[1], independent[0] + independent[1], empty);
     CHECK(met > 1000 && pairs[0] > 1000 && pairs[1] > 1000 && independent[0] > 1000 && independent[1] > 1000);

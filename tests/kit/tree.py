@@ -448,6 +448,32 @@ def rule_bits_set(csrc: Path) -> list[str]:
     return wrong
 
 
+# Whose bytes meet
+
+_ORDER = r"(?<![<>=-])(?:<=|>=|<|>)(?![<>=])"
+_PLACE = r"(?:\bdata\b|\(uintptr_t\)\s*\w+)"
+_TERM = r"(?:[\w.]|\[[^\]]*\])+"
+#: Two places in memory compared by order, or the end of a run of bytes with what follows it.
+_MEETS = re.compile(
+    rf"{_PLACE}(?:\)|\s*\+\s*{_TERM})*\s*{_ORDER}"
+    rf"|{_ORDER}\s*(?:\([\w *]+\))?[\w.\[\]() +-]*?{_PLACE}"
+    rf"|{_TERM}\s*\+\s*\w*bytes\s*{_ORDER}"
+    rf"|{_ORDER}\s*{_TERM}\s*\+\s*[\w.]*bytes"
+)
+
+
+def places_compared(csrc: Path) -> list[str]:
+    """Where it is asked whether bytes meet, in the buffer and above it: array/extents answers that for all."""
+    wrong = []
+    for path in c_files(csrc):
+        name = path.relative_to(csrc).as_posix()
+        if not name.startswith(("array/", "base/", "fake/")):
+            for at, line in enumerate(without_comments(path.read_text()).split("\n"), 1):
+                if not line.startswith("#") and (place := _MEETS.search(line.replace("->", "."))):
+                    wrong.append(f"{name}:{at}: {place[0].strip()!r}: array/extents says whose bytes meet")
+    return wrong
+
+
 # Lengths
 
 

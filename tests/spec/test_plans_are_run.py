@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kit.support import CSRC, cache_dir, compiler
-from kit.tree import plan_fields, rule_bits_set
+from kit.tree import places_compared, plan_fields, rule_bits_set
 
 pytestmark = pytest.mark.core
 
@@ -64,6 +64,10 @@ def test_every_field_of_a_plan_is_carried_out() -> None:
 
 def test_a_rule_s_bit_is_set_by_the_rules_alone() -> None:
     assert not setters(rule_bits_set(CSRC), KNOWN_SETTERS)
+
+
+def test_whose_bytes_meet_is_asked_in_one_place() -> None:
+    assert not places_compared(CSRC)
 
 
 # The checkers themselves
@@ -149,3 +153,26 @@ def test_a_planted_bit_is_found(line: str, found: int, tmp_path: Path) -> None:
     assert setters(wrong, {"buffer/fold.c": "2026-11-22"}) == (
         [] if found else ["buffer/fold.c sets no rule's bit any more: take it off KNOWN_SETTERS"]
     )
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("facts.disjoint = p->terms[k].data + p->bytes <= first->data;", True),
+        ("if (outs[at - 1].data + outs[at - 1].bytes > end)", True),
+        ("return (x->data > y->data) - (x->data < y->data);", True),
+        ("return (uintptr_t)a + bytes <= (uintptr_t)b;", True),
+        ("if (src[i] < to + bytes && to < src[i] + bytes)", True),
+        ("return !fan_flats_meet(a->data, bytes, data, bytes);", False),
+        ("if (src[i] != to && data == a->data && n < 3)", False),
+        ("return parked + b->bytes << 2;", False),
+        ('/* a->data < b->data */ "a.data < b"', False),
+    ],
+)
+def test_a_planted_comparison_of_places_is_found(line: str, found: bool, tmp_path: Path) -> None:
+    for folder in ("array", "buffer"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "array/extents.c").write_text("return a->data < b->data;\n")
+    (tmp_path / "buffer/fold.c").write_text(f"#include <data.h>\n{line}\n")
+    wrong = places_compared(tmp_path)
+    assert len(wrong) == found and all(w.startswith("buffer/fold.c:2: ") for w in wrong)
