@@ -43,6 +43,23 @@ static int showable(const fan_value *v)
     return 0;
 }
 
+/* check_object: whether a slot that declares something takes what sums by its own + (A8). */
+static int check_object(const PyObject *gradient, unsigned flags)
+{
+    const char *name = Py_TYPE(gradient)->tp_name;
+    if ((flags & FAN_NUMBERS) && PyArray_CheckExact(gradient))
+        return fan_refuse(PyExc_TypeError,
+                          "expected an array of numbers, as the slot declares its shape or dtype, got a %.200s of "
+                          "objects: convert it, x.astype(float), or give Slot(combine=f)",
+                          name);
+    if (flags & FAN_ARRAYS)
+        return fan_refuse(PyExc_TypeError,
+                          "expected an array that can be added to the leaf's .grad in place, got a %.200s, which sums "
+                          "by its own +: pass np.asarray(x)",
+                          name);
+    return 0;
+}
+
 /* stream_arg_for: the producer's stream, as it was given for a slot. */
 static int stream_arg_for(const buffer_object *self, size_t slot, PyObject *stream, fan_stream **out)
 {
@@ -79,6 +96,8 @@ int fan_contribution_of(buffer_object *self, size_t slot, PyObject *gradient, Py
     bad = !own || fan_import(own, self->create_graph, (flags & FAN_HAS_COMBINE) != 0, &c->value) < 0;
     if (!bad && (flags & FAN_LOW_DTYPE))
         bad = showable(&c->value) < 0;
+    if (!bad && (flags & (FAN_NUMBERS | FAN_ARRAYS)) && c->value.form == FAN_FORM_OBJECT)
+        bad = check_object(own, flags) < 0;
     fan_where_pop(&w);
     Py_XDECREF(own);
     return bad ? -1 : 0;

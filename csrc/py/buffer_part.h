@@ -6,6 +6,8 @@
 
 #define FAN_HAS_COMBINE 1u /* what the slot takes need not be an array */
 #define FAN_LOW_DTYPE 2u   /* its declared dtype is one that NumPy knows through ml_dtypes alone */
+#define FAN_NUMBERS 8u     /* shape or dtype, and no combine: an ndarray of objects has none such */
+#define FAN_ARRAYS 16u     /* an array's leaf: what has a + of its own cannot be added to its .grad */
 #define FAN_DECLARED 4u    /* shape or dtype, in a buffer that records itself (A1): conversions are Python's */
 
 typedef struct buffer_object {

@@ -205,6 +205,8 @@ int fan_slot_specs_note(buffer_object *self, const fan_slot_specs *d)
             self->flags[i] |= FAN_HAS_COMBINE;
         if (low)
             self->flags[i] |= FAN_LOW_DTYPE;
+        if (!self->create_graph && !s->combine && (s->has_shape || s->dtype != FAN_DT_NONE))
+            self->flags[i] |= FAN_NUMBERS;
         if (!self->declared)
             continue;
         if (s->has_shape || s->dtype != FAN_DT_NONE)

@@ -31,6 +31,7 @@ typedef struct leaf_object {
     PyObject *accumulate; /* the owner's; NULL: none */
     PyObject *wide;       /* an InputBuffer that sums over passes; NULL: none */
     bool stale;           /* .. and has more in it than `grad` shows */
+    bool arrays;          /* of an array: .grad is one that is added to in place, and no object of another kind */
     bool outside;         /* the gradient is array.grad, as torch has it */
     fan_leaf_claim claim;
 } leaf_object;

@@ -288,16 +288,43 @@ static PyObject *leaf_get_grad(PyObject *o, void *Py_UNUSED(closure))
     return grad || PyErr_Occurred() ? grad : Py_NewRef(Py_None);
 }
 
-/* check_grad: what is set is what a pass could have made: 0, or -1 with an exception. */
+/* check_array: whether a pass can add to it in place (L5): 0, or -1 with an exception. */
+static int check_array(const leaf_object *self, PyObject *value, const fan_value *v, const char *name)
+{
+    if (v->form == FAN_FORM_OBJECT || (is_number(value) && PyArray_Check(self->array))) {
+        PyErr_Format(PyExc_TypeError,
+                     "%s: grad: expected an array that can be added to in place, got a %.200s: set np.%s", name,
+                     Py_TYPE(value)->tp_name, v->form == FAN_FORM_OBJECT ? "asarray(x)" : "array(x)");
+        return -1;
+    }
+    if (PyArray_Check(value) && !PyArray_ISWRITEABLE((PyArrayObject *)value)) {
+        PyErr_Format(PyExc_ValueError,
+                     "%s: grad: expected an array that can be written, got one that is read-only: "
+                     "set a copy, x.copy()",
+                     name);
+        return -1;
+    }
+    return 0;
+}
+
+/* check_grad: what is set is what a pass could have made, and can add to: 0, or -1 with an exception. */
 static int check_grad(const leaf_object *self, PyObject *value)
 {
     const fan_slot_spec *spec = spec_of(self);
     char name[128], has[160], wants[160];
     const int64_t *shape;
     fan_value v;
-    int ndim, bad = 0;
-    if (fan_import(value, false, false, &v) < 0)
+    fan_where w = {.buffer = fan_node_said(&self->base.node, name, sizeof name), .slot = -1, .key = -1};
+    int ndim, bad;
+    fan_where_push(&w);
+    bad = fan_import(value, false, false, &v);
+    fan_where_pop(&w);
+    if (bad < 0)
         return -1;
+    if (self->arrays && check_array(self, value, &v, name) < 0) {
+        fan_value_release(&v);
+        return -1;
+    }
     ndim = fan_value_shape(&v, &shape);
     if (spec && spec->has_shape && ndim >= 0 &&
         (ndim != spec->ndim || (ndim && memcmp(shape, spec->shape, (size_t)ndim * sizeof *shape) != 0)))
@@ -305,10 +332,10 @@ static int check_grad(const leaf_object *self, PyObject *value)
     if (!bad && spec && spec->dtype != FAN_DT_NONE && ndim >= 0 && v.dtype != spec->dtype)
         bad = 2;
     if (bad)
-        PyErr_Format(
-            PyExc_ValueError, "%s: grad: expected %s, got %s", fan_node_said(&self->base.node, name, sizeof name),
-            bad == 1 ? fan_shape_text(spec->ndim, spec->shape, wants, sizeof wants) : fan_dtype_name(spec->dtype),
-            bad == 1 ? fan_shape_text(ndim, shape, has, sizeof has) : fan_dtype_name(v.dtype));
+        PyErr_Format(PyExc_ValueError, "%s: grad: expected %s, got %s", name,
+                     bad == 1 ? fan_shape_text(spec->ndim, spec->shape, wants, sizeof wants)
+                              : fan_dtype_name(spec->dtype),
+                     bad == 1 ? fan_shape_text(ndim, shape, has, sizeof has) : fan_dtype_name(v.dtype));
     fan_value_release(&v);
     return bad ? -1 : 0;
 }
@@ -458,24 +485,23 @@ static PyObject *wide_of(const leaf_object *self, PyObject *accumulate)
     return made;
 }
 
-static int grads_outside(leaf_object *self)
+static void grads_outside(leaf_object *self)
 {
     PyObject *asks;
     if (PyArray_Check(self->array) || is_number(self->array))
-        return 0;
+        return;
     asks = PyObject_GetAttr(self->array, fan_state_get()->str_requires_grad);
     if (!asks)
         PyErr_Clear();
     self->outside = asks == Py_True;
     Py_XDECREF(asks);
-    return 0;
 }
 
 static int fill_in(leaf_object *self, const leaf_args *a)
 {
     PyObject *slot = NULL, *list = NULL;
     bool calls = a->accumulate && PyCallable_Check(a->accumulate) && !PyType_Check(a->accumulate);
-    fan_dtype dtype = FAN_DT_NONE;
+    fan_dtype dtype = FAN_DT_NONE, array;
     uint32_t inputs = 1;
     int bad;
     self->array = Py_NewRef(a->like ? Py_None : a->array);
@@ -490,6 +516,7 @@ static int fill_in(leaf_object *self, const leaf_args *a)
     Py_XDECREF(list);
     if (bad || (a->grad_dtype && fan_dtype_parse(a->grad_dtype, &dtype) < 0))
         return -1;
+    array = self->base.more->slots.specs[0].dtype;
     if (dtype != FAN_DT_NONE)
         self->base.more->slots.specs[0].dtype = dtype;
     if (calls)
@@ -499,7 +526,9 @@ static int fill_in(leaf_object *self, const leaf_args *a)
         return -1;
     } else if (a->accumulate && !(self->wide = wide_of(self, a->accumulate)))
         return -1;
-    return grads_outside(self);
+    grads_outside(self);
+    self->arrays = array != FAN_DT_NONE && !calls && !self->outside;
+    return 0;
 }
 
 static int check_args(const leaf_args *a)

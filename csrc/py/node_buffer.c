@@ -5,9 +5,13 @@ buffer_object *fan_node_buffer(const node_object *n)
 {
     char name[128];
     const node_more *more = n->more;
-    if (more && more->slots.specs)
-        return (buffer_object *)fan_buffer_declared(&more->slots, more->names,
-                                                    fan_node_said(&n->node, name, sizeof name));
+    if (more && more->slots.specs) {
+        buffer_object *made =
+            (buffer_object *)fan_buffer_declared(&more->slots, more->names, fan_node_said(&n->node, name, sizeof name));
+        if (made && n->node.kind->leaf && ((const leaf_object *)n)->arrays)
+            made->flags[0] |= FAN_ARRAYS;
+        return made;
+    }
     if (atomic_load_explicit(&fan_traces, memory_order_relaxed)) { /* its lines bear the node's name */
         PyObject *args[2] = {PyLong_FromUnsignedLong(n->node.inputs),
                              PyUnicode_FromString(fan_node_said(&n->node, name, sizeof name))};

@@ -337,10 +337,88 @@ def test_what_is_no_hook() -> None:
             node.register_hook(passed_on, slot=slot)
 
 
+@pytest.mark.rule("A8", "V2", "V3")
+@pytest.mark.parametrize("slot", [Slot((2,), "float64"), Slot((2,)), Slot(dtype="float64")], ids=repr)
+@pytest.mark.parametrize("ways", [1, 2])
+def test_an_array_of_objects_is_none_of_a_slot_that_declares_something(e: Any, slot: Any, ways: int) -> None:
+    called: list[Any] = []
+    objects = np.ones(7, object)
+    to = e.Node(called.append, slots=[slot], name="to")
+    mul = e.Node(lambda g: (objects,) * ways, edges=[(to, 0)] * ways, name="Mul")
+    with pytest.raises(TypeError, match=r"^Mul returned an invalid gradient at index 0: expected an array of numbers"):
+        e.backward([(mul, 0, np.ones(2))])
+    assert called == []
+    as_object = fanin.Slot((2,), combine=lambda a, b: a + b)
+    e.backward([(e.Node(called.append, slots=[as_object], name="to"), 0, objects)])
+    assert len(called) == 1 and called[0] is objects
+
+
+class Own:
+    """Sums by its own +."""
+
+    def __add__(self, other: object) -> Own:
+        return self
+
+
+class Loud(np.ndarray[Any, Any]):
+    """Has operators of its own."""
+
+    def __array_ufunc__(self, *args: Any, **kwargs: Any) -> Any:
+        return self
+
+
+@pytest.mark.rule("L5", "V2", "V3")
+@pytest.mark.parametrize("ways", [1, 2])
+@pytest.mark.parametrize(
+    "g", [np.ones(2, object), Own(), np.ma.ones(2), np.ones(2).view(Loud)], ids=lambda g: type(g).__name__
+)
+def test_what_sums_by_its_own_plus_is_no_gradient_of_an_arrays_leaf(e: Any, g: Any, ways: int) -> None:
+    for before in (None, np.ones(2)):
+        w = e.Leaf(np.zeros(2), name="w")
+        if before is not None:
+            e.backward([(w, 0, before)])
+        mul = e.Node(lambda s: (g,) * ways, edges=[(w, 0)] * ways, name="Mul")
+        with pytest.raises(TypeError, match=r"^Mul returned an invalid gradient at index 0: expected an array"):
+            e.backward([(mul, 0, 1.0)])
+        assert w.grad is None if before is None else w.grad.tolist() == [1, 1]
+    with pytest.raises(TypeError, match=r"^w: grad: expected an array"):
+        fanin.Leaf(np.zeros(2), name="w").grad = g
+    whole = e.Leaf(np.zeros(2), accumulate="float64", name="w")
+    with pytest.raises(TypeError, match="expected an array"):
+        e.backward([(whole, 0, g)])
+    assert whole.grad is None
+
+
+def read_only(x: Any) -> Any:
+    x.flags.writeable = False
+    return x
+
+
+@pytest.mark.rule("L5")
+@pytest.mark.parametrize("accumulate", [None, "float64"])
+@pytest.mark.parametrize(
+    ("bad", "kind"), [(1.0, TypeError), (F(1), TypeError), (read_only(ones()), ValueError), (np.array(1j), ValueError)]
+)
+def test_a_grad_that_no_pass_could_add_to_is_refused_when_it_is_set(bad: Any, kind: Any, accumulate: Any) -> None:
+    w = Leaf(np.zeros((), F), accumulate=accumulate, name="w")
+    fanin.backward([(w, 0, ones())])
+    with pytest.raises(kind, match=r"^w: grad: expected"):
+        w.grad = bad
+    fanin.backward([(w, 0, ones())])
+    assert w.grad == 2
+
+
+def test_a_numbers_leaf_has_numbers() -> None:
+    w = Leaf(2.0)
+    w.grad = 1.0
+    fanin.backward([(w, 0, 3.0)])
+    assert w.grad == 4.0
+
+
 @pytest.mark.parametrize("bad", [ones(3), "text", ones(2) * 1j, 7])
 def test_what_is_no_grad(bad: Any) -> None:
     w = leaf()
-    with pytest.raises((TypeError, ValueError, BufferError)):
+    with pytest.raises((TypeError, ValueError, BufferError), match=r"^w: "):
         w.grad = bad
     assert w.grad is None
     fanin.backward([(w, 0, ones(2))])

@@ -165,6 +165,9 @@ def copy_of(x: Any) -> Any:
 def fitted(g: Gradient, slot: Slot, shape: Shape | None) -> Gradient:
     """A9, A10: g summed to the declared shape, cast to the declared dtype. `shape`: the declared, or the first's."""
     if g.form in ("undefined", "object"):
+        objects = type(g.source) is np.ndarray and slot.combine is None
+        need(not objects or (slot.shape is None and slot.dtype is None), TypeError,
+             "expected an array of numbers, as the slot declares its shape or dtype, got one of objects")  # fmt: skip
         return g
     old = dtype_of(WEAK.get(g.type, g.type))
     new = slot.dtype or old

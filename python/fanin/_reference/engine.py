@@ -232,7 +232,9 @@ class Pass:
             if edge is not None:
                 slot = edge[0].slots[edge[1]]
                 try:
-                    fitted(read(g, slot.combine is not None), slot, slot.shape)
+                    fits = fitted(read(g, slot.combine is not None), slot, slot.shape)
+                    need(fits.form != "object" or not isinstance(edge[0], Leaf), TypeError,
+                         f"expected an array to add to .grad, got a {type(g).__name__}")  # fmt: skip
                 except (TypeError, ValueError, BufferError) as e:
                     raise type(e)(f"{who} an invalid gradient at index {i}: {e}") from None  # V3
 
