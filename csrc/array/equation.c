@@ -8,7 +8,7 @@
 
 #define QUICK 10000  /* tries: a tenth of a millisecond or so */
 #define LONG 2000000 /* .. and tens of milliseconds */
-#define FEW 200      /* tries, where the work of a call is done */
+#define CHEAP 200    /* tries, where the work of a call is done */
 #define TRY 20       /* the work of a try */
 
 typedef enum found { NOTHING, FOUND, GIVEN_UP } found;
@@ -303,7 +303,7 @@ static fan_status solve_by_table(equation *e, fan_effort *left, found *out, fan_
 static found try_some(equation *e, int64_t tries, fan_effort *left)
 {
     int64_t most = left->work / TRY, given;
-    most = most > FEW ? most : FEW;
+    most = most > CHEAP ? most : CHEAP;
     given = tries < most ? tries : most;
     tries = given;
     found f = search(e, e->n, e->target, &tries);

@@ -168,7 +168,7 @@ typedef struct work {
     fan_stretch *run; /* all that are not empty, by their first bytes; room for 2n, as in the next three, which are made
                      when they are needed */
     fan_stretch *arc, *best; /* arcs modulo the step that is tried, and modulo the best so far */
-    fan_stretch *spare;      /* for sorting */
+    fan_stretch *scratch;    /* for sorting */
     list *lists;             /* 2n: for components; for pairs the heads are the open stretches */
     uint32_t *parent;        /* components: towards the root; NULL: pairs are wanted */
     fan_pair *pairs;
@@ -180,7 +180,7 @@ static void work_fini(work *w)
     fan_free(w->run);
     fan_free(w->arc);
     fan_free(w->best);
-    fan_free(w->spare);
+    fan_free(w->scratch);
     fan_free(w->lists);
 }
 
@@ -196,8 +196,8 @@ static fan_status sort(work *w, fan_stretch *s, size_t n, fan_error *err)
 {
     if (fan__stretch_run_end(s, n, 0) >= n)
         return FAN_OK;
-    FAN_TRY(room(w, &w->spare, err));
-    fan__stretch_merge(s, n, w->spare);
+    FAN_TRY(room(w, &w->scratch, err));
+    fan__stretch_merge(s, n, w->scratch);
     return FAN_OK;
 }
 

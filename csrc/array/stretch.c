@@ -10,16 +10,16 @@ size_t fan__stretch_run_end(const fan_stretch *s, size_t n, size_t at)
     return at < n ? at : n;
 }
 
-void fan__stretch_merge(fan_stretch *s, size_t n, fan_stretch *spare)
+void fan__stretch_merge(fan_stretch *s, size_t n, fan_stretch *scratch)
 {
     while (fan__stretch_run_end(s, n, 0) < n) {
         for (size_t at = 0, end; at < n; at = end) {
             size_t a = at, mid = fan__stretch_run_end(s, n, at), b = mid;
             end = mid < n ? fan__stretch_run_end(s, n, mid) : n;
             for (size_t to = at; to < end; to++)
-                spare[to] = b == end || (a < mid && s[a].from <= s[b].from) ? s[a++] : s[b++];
+                scratch[to] = b == end || (a < mid && s[a].from <= s[b].from) ? s[a++] : s[b++];
         }
-        memcpy(s, spare, n * sizeof *s);
+        memcpy(s, scratch, n * sizeof *s);
     }
 }
 

@@ -15,9 +15,9 @@ typedef struct fan_stretch {
 
 /* fan__stretch_run_end: where the ascending run that begins at `at` ends. */
 size_t fan__stretch_run_end(const fan_stretch *s, size_t n, size_t at);
-/* fan__stretch_merge: sorts by `from`, by merging the runs that are there, of which there are often few; `spare` has
+/* fan__stretch_merge: sorts by `from`, by merging the runs that are there, of which there are often few; `scratch` has
  * room for n. */
-void fan__stretch_merge(fan_stretch *s, size_t n, fan_stretch *spare);
+void fan__stretch_merge(fan_stretch *s, size_t n, fan_stretch *scratch);
 /* fan__stretch_meetings: how many pairs of sorted stretches meet. */
 uint64_t fan__stretch_meetings(const fan_stretch *s, size_t n);
 

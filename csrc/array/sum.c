@@ -95,7 +95,7 @@ typedef struct running {
     fan_dtype acc;
     const fan_loops *loops; /* of acc */
     char *tile, *scratch;
-    bool begun, spare_used;
+    bool begun, scratch_used;
     fan_fold_loop *fold; /* of the sources that wait, all of one dtype */
     fan_dtype from;
     const char *src[GROUP];
@@ -108,7 +108,7 @@ static void flush(running *r, int64_t len)
         r->fold(r->tile, r->src, r->sources, (size_t)len * r->loops->parts,
                 &(fan_fold_how){.start = r->begun ? r->tile : NULL, .raw = true});
     r->begun = true;
-    r->spare_used = false;
+    r->scratch_used = false;
     r->sources = 0;
 }
 
@@ -139,11 +139,11 @@ static void fold_tile(const job *j, int64_t at, int64_t len, char *tile, char *s
             from = r.acc;
             fold = r.loops->own;
         }
-        if (r.sources == GROUP || (r.sources && r.from != from) || (!p && r.spare_used))
+        if (r.sources == GROUP || (r.sources && r.from != from) || (!p && r.scratch_used))
             flush(&r, len);
         if (!p) {
             fan_nditer_read(&j->iter, one->array, at, len, r.acc, r.scratch);
-            r.spare_used = true;
+            r.scratch_used = true;
             p = r.scratch;
         }
         r.fold = fold;

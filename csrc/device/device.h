@@ -17,7 +17,7 @@ struct fan_device {
     void *self;  /* the backend's */
     int index;   /* ordinal within the backend */
     uint64_t id; /* never reused; 0 is the CPU alone */
-    /* Guards what follows: `known` and `count` of the streams of this device, its events, the users of its memory.
+    /* Guards what follows: `clock` and `count` of the streams of this device, its events, the users of its memory.
      * Nothing is called while it is held, so that for a scheduled thread taking it is no step (D30). */
     pthread_mutex_t lock;
     fan_event *pool; /* free events */

@@ -23,7 +23,7 @@ static fan_status event_make(fan_device *d, bool pooled, fan_event **out, fan_er
             return fan_fail(err, FAN_ERR_NOMEM, "out of memory for an event");
         e->device = d;
         e->own = !pooled;
-        fan_clock_init(&e->known);
+        fan_clock_init(&e->clock);
         fan_yield();
         fan_status status = d->backend->event_init(e, err);
         if (status != FAN_OK) {
@@ -42,7 +42,7 @@ static void event_free_whole(fan_event *e)
 {
     if (e->device->backend->event_fini)
         e->device->backend->event_fini(e);
-    fan_clock_fini(&e->known);
+    fan_clock_fini(&e->clock);
     fan_free(e);
 }
 
@@ -50,7 +50,7 @@ static void event_free_whole(fan_event *e)
 static void event_to_pool(fan_event *e)
 {
     fan_device *d = e->device;
-    e->known.n = 0; /* its room stays */
+    e->clock.n = 0; /* its room stays */
     e->count = 0;
     fan__device_lock(d);
     e->next = d->pool;
@@ -58,16 +58,16 @@ static void event_to_pool(fan_event *e)
     fan__device_unlock(d);
 }
 
-/* event_ticket_begin: takes the ticket `first` of a record on s (event.h, Elision). `known` becomes the clock that a
+/* event_ticket_begin: takes the ticket `first` of a record on s (event.h, Elision). `clock` becomes the clock that a
  * stream which waits for the event will know. FAN_ERR_NOMEM. */
-static fan_status event_ticket_begin(fan_stream *s, uint64_t *first, fan_clock *known)
+static fan_status event_ticket_begin(fan_stream *s, uint64_t *first, fan_clock *clock)
 {
     *first = UINT64_MAX;
     if (s->lane == FAN_NO_LANE)
         return FAN_OK;
     fan__device_lock(s->device);
     *first = ++s->count;
-    bool failed = fan_clock_copy(known, &s->known) || fan_clock_set(known, s->lane, *first);
+    bool failed = fan_clock_copy(clock, &s->clock) || fan_clock_set(clock, s->lane, *first);
     fan__device_unlock(s->device);
     return failed ? FAN_ERR_NOMEM : FAN_OK;
 }
@@ -97,7 +97,7 @@ fan_status fan_event_record(fan_stream *s, fan_event **out, fan_error *err)
     FAN_TRY(event_make(d, true, &e, err));
     fan_status status = fan_stream_capture(s, &e->capture, err);
     uint64_t first = 0;
-    if (status == FAN_OK && event_ticket_begin(s, &first, &e->known) != FAN_OK)
+    if (status == FAN_OK && event_ticket_begin(s, &first, &e->clock) != FAN_OK)
         status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for an event");
     if (status == FAN_OK) {
         fan_yield();
@@ -126,12 +126,12 @@ fan_status fan_event_rerecord(fan_event *e, fan_stream *s, fan_error *err)
         return fan_fail(err, FAN_ERR_VALUE, "an event of %s cannot be recorded on a stream of %s",
                         fan_device_text(d, mine, sizeof mine), fan_device_text(s->device, theirs, sizeof theirs));
     }
-    fan_clock known;
+    fan_clock clock;
     uint64_t first, capture;
     FAN_TRY(fan_stream_capture(s, &capture, err));
-    fan_clock_init(&known);
-    if (event_ticket_begin(s, &first, &known) != FAN_OK) {
-        fan_clock_fini(&known);
+    fan_clock_init(&clock);
+    if (event_ticket_begin(s, &first, &clock) != FAN_OK) {
+        fan_clock_fini(&clock);
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for an event");
     }
     fan__device_lock(d);
@@ -150,17 +150,17 @@ fan_status fan_event_rerecord(fan_event *e, fan_stream *s, fan_error *err)
         e->stream = fan_stream_hold(s);
         e->capture = capture;
         if (alone && number == e->records && s->lane != FAN_NO_LANE) {
-            fan_clock was = e->known;
-            e->known = known;
-            known = was;
+            fan_clock was = e->clock;
+            e->clock = clock;
+            clock = was;
             e->count = event_ticket_end(s, first);
         } else { /* which of several records came last is not known */
-            e->known.n = 0;
+            e->clock.n = 0;
             e->count = UINT64_MAX;
         }
     }
     fan__device_unlock(d);
-    fan_clock_fini(&known);
+    fan_clock_fini(&clock);
     fan_stream_drop(old);
     if (status != FAN_OK)
         return status;
@@ -212,14 +212,14 @@ fan_status fan_event_sync(fan_event *e, fan_error *err)
     return e->device->backend->event_sync(e, err);
 }
 
-bool fan_event_covers(const fan_event *later, const fan_event *e)
+bool fan_event_covers(const fan_event *newer, const fan_event *e)
 {
     fan_device *d = e->device;
-    if (later->device != d)
+    if (newer->device != d)
         return false;
     fan__device_lock(d);
-    bool covers = later->stream && later->stream == e->stream && later->recording == 0 && e->recording == 0 &&
-                  later->capture == e->capture && fan_clock_get(&later->known, e->stream->lane) >= e->count;
+    bool covers = newer->stream && newer->stream == e->stream && newer->recording == 0 && e->recording == 0 &&
+                  newer->capture == e->capture && fan_clock_get(&newer->clock, e->stream->lane) >= e->count;
     fan__device_unlock(d);
     return covers;
 }
@@ -234,18 +234,18 @@ typedef struct event_clock {
     bool any, never; /* never: it was not recorded so far */
     uint32_t lane;
     uint64_t count, number;
-    fan_clock known;
+    fan_clock clock;
 } event_clock;
 
 static void event_clock_take(event_clock *l, fan_event *e)
 {
-    fan_clock_init(&l->known);
+    fan_clock_init(&l->clock);
     fan__device_lock(e->device);
     l->never = !e->stream && e->recording == 0;
     /* What a captured event stands for holds only inside its graph: a stream that is pulled into a capture leaves
      * behind what it had queued before. */
     l->any = e->stream && e->recording == 0 && e->count != UINT64_MAX && !e->capture &&
-             fan_clock_copy(&l->known, &e->known) == 0;
+             fan_clock_copy(&l->clock, &e->clock) == 0;
     l->number = e->records;
     l->count = e->count;
     l->lane = l->any ? e->stream->lane : FAN_NO_LANE;
@@ -262,7 +262,7 @@ static void event_clock_learn(event_clock *l, fan_event *e, fan_stream *s)
     if (same) {
         fan__device_lock(s->device);
         /* out of memory: s learns nothing, so no later wait is left out because of it */
-        (void)fan_clock_join(&s->known, &l->known);
+        (void)fan_clock_join(&s->clock, &l->clock);
         fan__device_unlock(s->device);
     }
 }
@@ -309,14 +309,14 @@ fan_status fan_stream_wait(fan_stream *s, fan_event *e, bool *elided, fan_error 
     }
     event_clock l;
     event_clock_take(&l, e);
-    bool known = false;
+    bool elide = false;
     if (l.any && s->handle != FAN_LEGACY) {
         fan__device_lock(d);
-        known = l.lane == s->lane || fan_clock_get(&s->known, l.lane) >= l.count; /* a stream never waits for itself */
+        elide = l.lane == s->lane || fan_clock_get(&s->clock, l.lane) >= l.count; /* a stream never waits for itself */
         fan__device_unlock(d);
     }
-    if (known) {
-        fan_clock_fini(&l.known);
+    if (elide) {
+        fan_clock_fini(&l.clock);
         atomic_fetch_add_explicit(&d->elided, 1, memory_order_relaxed);
         if (d->backend->elided)
             d->backend->elided(s, e);
@@ -340,7 +340,7 @@ fan_status fan_stream_wait(fan_stream *s, fan_event *e, bool *elided, fan_error 
             fan_stream_drop(on);
         }
     }
-    fan_clock_fini(&l.known);
+    fan_clock_fini(&l.clock);
     return status;
 }
 

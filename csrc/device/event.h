@@ -1,7 +1,7 @@
 /* event: points in the queues of streams, and waits for them.
  *
  * Title: Elision. A wait is left out, and counted, if the waiting stream already waits for what the event stands for.
- * Each stream has a lane; what a stream is known to wait for is a clock over lanes (`known`), and an event carries the
+ * Each stream has a lane; what a stream is known to wait for is a clock over lanes (`clock`), and an event carries the
  * clock of its stream at the record. Exception: a wait of the legacy default stream is never left out, because each
  * call that names that stream is a barrier between the blocking streams.
  *
@@ -23,7 +23,7 @@ struct fan_event {
     uint64_t id;        /* of this use of the event: a pooled event gets a new one each time */
     uint64_t count; /* `last` (Elision): the count of the stream when the record had returned; UINT64_MAX: unknown */
     /* The clock that a stream which waits for the event will know. Its own lane stands at `first` (Elision). */
-    fan_clock known;
+    fan_clock clock;
     uint32_t recording; /* records under way */
     uint64_t records;   /* records begun */
     uint64_t capture;   /* the capture that its last record belongs to; 0: none */
@@ -49,9 +49,9 @@ void fan_event_drop(
 /* fan_stream_wait: s waits for e, across devices of one backend (FAN_ERR_TYPE otherwise), and by the table of S7 where
  * one of them is captured (FAN_ERR_CAPTURE); *elided (may be NULL) says that it was left out (Elision). */
 fan_status fan_stream_wait(fan_stream *s, fan_event *e, bool *elided, fan_error *err);
-/* fan_event_covers: whether a stream that waits for `later` need not wait for `e` as well: both were recorded on one
- * stream, and the record of `later` began after that of `e` had returned. */
-bool fan_event_covers(const fan_event *later, const fan_event *e);
+/* fan_event_covers: whether a stream that waits for `newer` need not wait for `e` as well: both were recorded on one
+ * stream, and the record of `newer` began after that of `e` had returned. */
+bool fan_event_covers(const fan_event *newer, const fan_event *e);
 /* fan_sync_trace: a line of trace for backends: the host waited for a stream, or an event (the other is NULL). */
 void fan_sync_trace(const fan_device *d, const fan_stream *s, const fan_event *e);
 

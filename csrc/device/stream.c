@@ -60,7 +60,7 @@ fan_stream *fan_stream_new(fan_device *d, uint64_t handle, void *impl)
     s->id = atomic_fetch_add(&last_stream, 1) + 1;
     s->handle = handle;
     s->impl = impl;
-    fan_clock_init(&s->known);
+    fan_clock_init(&s->clock);
     stream_take_lane(s);
     return s;
 }
@@ -90,7 +90,7 @@ void fan_stream_drop(fan_stream *s)
     if (d->backend->stream_fini)
         d->backend->stream_fini(s);
     stream_give_lane(s);
-    fan_clock_fini(&s->known);
+    fan_clock_fini(&s->clock);
     fan_free(s);
     fan_device_drop(d);
 }

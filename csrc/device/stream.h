@@ -14,7 +14,7 @@ struct fan_stream {
     /* its lane in the clocks (Elision); FAN_NO_LANE: there are too many streams, and no wait of this one is left out */
     uint32_t lane;
     uint64_t count;  /* records begun on it; a stream that inherits a lane goes on counting */
-    fan_clock known; /* what it is known to wait for (Elision) */
+    fan_clock clock; /* what it is known to wait for (Elision) */
     void *impl;      /* the backend's */
 };
 

@@ -10,7 +10,7 @@ static fan_status no_memory(fan_error *err) { return fan_fail(err, FAN_ERR_NOMEM
 /* ---- 1. what is reached ---- */
 
 typedef struct found {
-    int64_t later; /* the smaller, the later it was made */
+    int64_t age; /* the smaller, the later it was made */
     fan_node *node;
 } found;
 
@@ -31,7 +31,7 @@ static fan_status reach(reached *r, fan_node *n, uint64_t id, fan_error *err)
     n->mark = id;
     n->at = (uint32_t)r->n;
     found one = {INT64_MAX - (int64_t)n->number, n};
-    r->sorted = r->sorted && (r->n == 0 || r->all[r->n - 1].later < one.later);
+    r->sorted = r->sorted && (r->n == 0 || r->all[r->n - 1].age < one.age);
     r->all[r->n++] = one;
     return FAN_OK;
 }
@@ -59,7 +59,7 @@ static fan_status place_all(fan_backward *p, const reached *r, fan_error *err)
     uint64_t slots = 0, edges = p->config.nroots;
     if (!r->sorted) {
         order = fan_alloc(r->n * sizeof *order);
-        if (!order || !fan_keys_order(&r->all[0].later, sizeof *r->all, r->n, order)) {
+        if (!order || !fan_keys_order(&r->all[0].age, sizeof *r->all, r->n, order)) {
             fan_free(order);
             return no_memory(err);
         }

@@ -38,14 +38,15 @@ typedef struct fan_engine_frontend {
     fan_status (*add)(void *buffer, uint32_t slot, uint32_t key, void *gradient, const fan_giver *giver,
                       fan_error *err);
     fan_status (*take)(void *buffer, uint32_t slot, void **sum, fan_error *err);
-    /* hooks: those of the slots, which may replace sums (E9). *later: those that are there now, for afterwards: a hold;
-     * NULL: none. */
-    fan_status (*hooks)(fan_node *n, void **sums, void **later, fan_error *err);
+    /* hooks: those of the slots, which may replace sums (E9). *node_hooks: those that are there now, for afterwards: a
+     * hold; NULL: none. */
+    fan_status (*hooks)(fan_node *n, void **sums, void **node_hooks, fan_error *err);
     /* run: the node's function, with its other hooks: `gradients`, all NULL before, get holds; those that fail too.
      * The sums, which hooks may replace, stay the caller's. */
-    fan_status (*run)(fan_node *n, void **sums, void *later, void **gradients, uint32_t ngradients, fan_error *err);
+    fan_status (*run)(fan_node *n, void **sums, void *node_hooks, void **gradients, uint32_t ngradients,
+                      fan_error *err);
     /* accumulate: a leaf's sum, which is defined (L). *sum stays the caller's, or is taken and NULL. */
-    fan_status (*accumulate)(fan_node *leaf, void **sum, void *later, fan_error *err);
+    fan_status (*accumulate)(fan_node *leaf, void **sum, void *node_hooks, fan_error *err);
     /* release: the node's function is let go (E10). */
     fan_status (*release)(fan_node *n, fan_error *err);
     /* check_signals: between nodes (E14); anything but FAN_OK ends the pass. */
@@ -88,10 +89,10 @@ void fan_backward_end(fan_backward *p); /* NULL is welcome */
 void *fan_backward_result(fan_backward *p, size_t i);
 
 /* By hand, instead of fan_backward_run. fan_backward_next: leaves accumulate; then the next node that is ready is at
- * work; NULL: the pass is done. fan_backward_sums: the holds of its sums, after the hooks of its slots, and of `later`.
- * fan_backward_give: its gradients, of which it takes the holds, failing too. */
+ * work; NULL: the pass is done. fan_backward_sums: the holds of its sums, after the hooks of its slots, and of
+ * `node_hooks`. fan_backward_give: its gradients, of which it takes the holds, failing too. */
 fan_status fan_backward_next(fan_backward *p, fan_node **out, fan_error *err);
-fan_status fan_backward_sums(fan_backward *p, void **sums, void **later, fan_error *err);
+fan_status fan_backward_sums(fan_backward *p, void **sums, void **node_hooks, fan_error *err);
 fan_status fan_backward_give(fan_backward *p, void **gradients, fan_error *err);
 
 /* fan_backward_by_hand: the node at work is so until its gradients are given: inside a call, on this thread; between

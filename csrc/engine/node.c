@@ -28,8 +28,8 @@ void fan_node_init(fan_node *n, const fan_node_kind *kind, uint32_t inputs)
     n->kind = kind;
     n->number = atomic_fetch_add_explicit(&numbers, 1, memory_order_relaxed);
     n->inputs = inputs;
-    n->edges = n->few;
-    n->cap = FAN_FEW_EDGES;
+    n->edges = n->inline_edges;
+    n->cap = FAN_INLINE_EDGES;
 }
 
 fan_status fan_node_room(fan_node *n, size_t edges, fan_error *err)
@@ -38,15 +38,15 @@ fan_status fan_node_room(fan_node *n, size_t edges, fan_error *err)
     fan_edge *more;
     if (want <= cap)
         return FAN_OK;
-    if (n->edges != n->few && want < cap + cap / 2)
+    if (n->edges != n->inline_edges && want < cap + cap / 2)
         want = cap + cap / 2; /* it grows edge by edge */
     if (want > UINT32_MAX)
         return fan_fail(err, FAN_ERR_OVERFLOW, "a node has at most %u edges", UINT32_MAX);
-    more = fan_realloc(n->edges == n->few ? NULL : n->edges, want * sizeof *more);
+    more = fan_realloc(n->edges == n->inline_edges ? NULL : n->edges, want * sizeof *more);
     if (!more)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
-    if (n->edges == n->few)
-        memcpy(more, n->few, n->nedges * sizeof *more);
+    if (n->edges == n->inline_edges)
+        memcpy(more, n->inline_edges, n->nedges * sizeof *more);
     n->edges = more;
     n->cap = (uint32_t)want;
     return FAN_OK;
@@ -122,13 +122,13 @@ fan_status fan_node_append(fan_node *n, fan_node *next, uint32_t slot, fan_error
 
 void fan_node_unlink(fan_node *n)
 {
-    fan_edge *edges = n->edges, few[FAN_FEW_EDGES];
+    fan_edge *edges = n->edges, on_stack[FAN_INLINE_EDGES];
     uint32_t nedges = n->nedges;
-    bool heap = edges != n->few;
+    bool heap = edges != n->inline_edges;
     if (!heap)
-        edges = memcpy(few, n->few, sizeof few);
-    n->edges = n->few;
-    n->cap = FAN_FEW_EDGES;
+        edges = memcpy(on_stack, n->inline_edges, sizeof on_stack);
+    n->edges = n->inline_edges;
+    n->cap = FAN_INLINE_EDGES;
     n->nedges = 0; /* before anybody is called */
     for (uint32_t i = 0; i < nedges; i++)
         if (edges[i].next)

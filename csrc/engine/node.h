@@ -36,8 +36,8 @@ typedef struct fan_edge {
     uint32_t slot;  /* of next */
 } fan_edge;
 
-#define FAN_FEW_EDGES 2
-#define FAN_FEW_SUMS 8 /* sums or gradients for which who runs a node asks no memory */
+#define FAN_INLINE_EDGES 2
+#define FAN_SUMS_ON_STACK 8 /* sums or gradients for which who runs a node asks no memory */
 
 struct fan_node {
     const fan_node_kind *kind;
@@ -50,8 +50,8 @@ struct fan_node {
     uint32_t at;       /* its place there */
     uint32_t inputs;   /* slots; at least 1 */
     uint32_t nedges, cap;
-    fan_edge *edges; /* `few`, or on the heap */
-    fan_edge few[FAN_FEW_EDGES];
+    fan_edge *edges; /* `inline_edges`, or on the heap */
+    fan_edge inline_edges[FAN_INLINE_EDGES];
 };
 
 /* fan_node_init: of zeroed memory; nothing can fail. fan_node_room: room for so many edges more. */

@@ -218,7 +218,7 @@ static void capture(fan_backward *p, const fan_visit *v, void **sums)
                 p->config.frontend->hold(sums[i]);
 }
 
-fan_status fan_backward_sums(fan_backward *p, void **sums, void **later, fan_error *err)
+fan_status fan_backward_sums(fan_backward *p, void **sums, void **node_hooks, fan_error *err)
 {
     const fan_engine_frontend *f = p->config.frontend;
     fan_visit *v = &p->visits[p->now];
@@ -236,7 +236,7 @@ fan_status fan_backward_sums(fan_backward *p, void **sums, void **later, fan_err
         f->buffer_free(buffer);
     }
     if (status == FAN_OK)
-        status = f->hooks(v->node, sums, later, err);
+        status = f->hooks(v->node, sums, node_hooks, err);
     if (status == FAN_OK && v->captured)
         capture(p, v, sums);
     return status;
@@ -246,16 +246,16 @@ fan_status fan_backward_sums(fan_backward *p, void **sums, void **later, fan_err
 static fan_status end_here(fan_backward *p, fan_error *err)
 {
     fan_visit *v = &p->visits[p->now];
-    void *few[FAN_FEW_SUMS] = {NULL}, **sums = few, *later = NULL;
+    void *on_stack[FAN_SUMS_ON_STACK] = {NULL}, **sums = on_stack, *node_hooks = NULL;
     fan_status status;
-    if (v->node->inputs > FAN_FEW_SUMS && !(sums = fan_calloc(v->node->inputs * sizeof *sums)))
+    if (v->node->inputs > FAN_SUMS_ON_STACK && !(sums = fan_calloc(v->node->inputs * sizeof *sums)))
         return no_memory(err);
-    status = fan_backward_sums(p, sums, &later, err);
+    status = fan_backward_sums(p, sums, &node_hooks, err);
     if (status == FAN_OK && v->runs && sums[0])
-        status = p->config.frontend->accumulate(v->node, &sums[0], later, err);
+        status = p->config.frontend->accumulate(v->node, &sums[0], node_hooks, err);
     drop_all(p, sums, v->node->inputs);
-    drop_all(p, &later, 1);
-    if (sums != few)
+    drop_all(p, &node_hooks, 1);
+    if (sums != on_stack)
         fan_free(sums);
     p->ran += status == FAN_OK;
     if (status == FAN_OK)
@@ -303,26 +303,26 @@ fan_status fan_backward_next(fan_backward *p, fan_node **out, fan_error *err)
 static fan_status step(fan_backward *p, fan_error *err)
 {
     const fan_visit *v = &p->visits[p->now];
-    void *few[2 * FAN_FEW_SUMS], **sums = few, **gradients, *later = NULL;
+    void *on_stack[2 * FAN_SUMS_ON_STACK], **sums = on_stack, **gradients, *node_hooks = NULL;
     size_t n = v->node->inputs, all = n + v->nedges;
     fan_running here;
     fan_status status;
-    if (all > 2 * FAN_FEW_SUMS && !(sums = fan_alloc(all * sizeof *sums)))
+    if (all > 2 * FAN_SUMS_ON_STACK && !(sums = fan_alloc(all * sizeof *sums)))
         return no_memory(err);
     memset(sums, 0, all * sizeof *sums);
     gradients = sums + n;
     running_begin(p, &here, fan_thread_id());
-    status = fan_backward_sums(p, sums, &later, err);
+    status = fan_backward_sums(p, sums, &node_hooks, err);
     if (status == FAN_OK)
-        status = p->config.frontend->run(v->node, sums, later, gradients, v->nedges, err);
+        status = p->config.frontend->run(v->node, sums, node_hooks, gradients, v->nedges, err);
     running_end(&here);
     drop_all(p, sums, n);
-    drop_all(p, &later, 1);
+    drop_all(p, &node_hooks, 1);
     if (status == FAN_OK)
         status = fan_backward_give(p, gradients, err);
     else
         drop_all(p, gradients, v->nedges);
-    if (sums != few)
+    if (sums != on_stack)
         fan_free(sums);
     return status;
 }

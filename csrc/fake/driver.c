@@ -156,10 +156,10 @@ fan_cu_result fan_fake_CtxPushCurrent(fan_cu_context c)
 {
     CALL(CtxPushCurrent);
     (void)fan__fake_current();
-    bool known = false;
+    bool ours = false;
     for (int i = 0; i < fan__fake.devices; i++)
-        known |= c == &fan__fake.contexts[i];
-    if (!known || !c->retained)
+        ours |= c == &fan__fake.contexts[i];
+    if (!ours || !c->retained)
         return INVALID_CONTEXT;
     if (fan__fake_here.depth == MOST_DEPTH)
         return OUT_OF_MEMORY;

@@ -88,11 +88,11 @@ static int take_index(subscript *s, PyObject *k)
 PyObject *fan_array_getitem(PyObject *o, PyObject *key)
 {
     const fan_array *a = fan_array_self(o)->a;
-    bool many = PyTuple_Check(key);
-    Py_ssize_t n = many ? PyTuple_GET_SIZE(key) : 1, used = 0, dots = 0;
+    bool several = PyTuple_Check(key);
+    Py_ssize_t n = several ? PyTuple_GET_SIZE(key) : 1, used = 0, dots = 0;
     FAN_RAW subscript s;
     for (Py_ssize_t i = 0; i < n; i++) {
-        PyObject *k = many ? PyTuple_GET_ITEM(key, i) : key;
+        PyObject *k = several ? PyTuple_GET_ITEM(key, i) : key;
         dots += k == Py_Ellipsis;
         used += k != Py_Ellipsis && k != Py_None;
     }
@@ -104,7 +104,7 @@ PyObject *fan_array_getitem(PyObject *o, PyObject *key)
     s.data = a->data;
     s.ndim = s.axis = 0;
     for (Py_ssize_t i = 0; i < n; i++) {
-        PyObject *k = many ? PyTuple_GET_ITEM(key, i) : key;
+        PyObject *k = several ? PyTuple_GET_ITEM(key, i) : key;
         int result = k == Py_Ellipsis   ? take_whole(&s, a->ndim - (int)used)
                      : k == Py_None     ? put_axis(&s, 1, 0)
                      : PySlice_Check(k) ? take_slice(&s, k)

@@ -67,15 +67,15 @@ int fan_buffer_fast_add(buffer_object *self, PyObject *const *args, PyObject *kw
 
 /* ---- add_many ---- */
 
-typedef struct many {
+typedef struct batch_source {
     const fan_batch_args *args;
     const buffer_object *self;
     bool donate;
-} many;
+} batch_source;
 
-static bool many_read(void *ctx, size_t k, size_t *slot, fan_fast_kind *kind, fan_fast_term *one)
+static bool source_read(void *ctx, size_t k, size_t *slot, fan_fast_kind *kind, fan_fast_term *one)
 {
-    const many *m = ctx;
+    const batch_source *m = ctx;
     Py_ssize_t at = fan_small_index(PyTuple_GET_ITEM(m->args->slots, (Py_ssize_t)k)), key = -1;
     PyObject *gradient = PyTuple_GET_ITEM(m->args->gradients, (Py_ssize_t)k);
     char *data = NULL;
@@ -91,10 +91,10 @@ static bool many_read(void *ctx, size_t k, size_t *slot, fan_fast_kind *kind, fa
     return true;
 }
 
-/* many_prefetch: what is needed AHEAD gradients later. */
-static void many_prefetch(void *ctx, size_t at)
+/* source_prefetch: what is needed AHEAD gradients later. */
+static void source_prefetch(void *ctx, size_t at)
 {
-    const many *m = ctx;
+    const batch_source *m = ctx;
     Py_ssize_t k = (Py_ssize_t)at, n = m->args->n;
     if (k + 2 * AHEAD < n) {
         PyObject *o = PyTuple_GET_ITEM(m->args->gradients, k + 2 * AHEAD);
@@ -112,8 +112,8 @@ static void many_prefetch(void *ctx, size_t at)
 int fan_buffer_fast_add_many(buffer_object *self, const fan_batch_args *args, bool donate)
 {
     FAN_RAW fan_error err;
-    many m = {args, self, donate};
-    fan_fast_batch batch = {(size_t)args->n, self->n >= FAR, many_read, many_prefetch, &m};
+    batch_source m = {args, self, donate};
+    fan_fast_batch batch = {(size_t)args->n, self->n >= FAR, source_read, source_prefetch, &m};
     bool added;
     if (self->create_graph)
         return 0;

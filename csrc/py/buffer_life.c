@@ -90,14 +90,14 @@ PyObject *fan_buffer_new_object(PyTypeObject *type, PyObject *args, PyObject *kw
 
 /* An engine makes a buffer for each node: a few that are as InputBuffer(n) makes them, and that nobody has any more,
  * are kept for their next lives. */
-static PyObject *spare_take(PyTypeObject *type, size_t n, uint64_t budget)
+static PyObject *freelist_take(PyTypeObject *type, size_t n, uint64_t budget)
 {
     fan_state *st = fan_state_get();
-    for (unsigned i = st->nspares; i-- > 0;) {
-        PyObject *o = st->spares[i];
+    for (unsigned i = st->nfreelist; i-- > 0;) {
+        PyObject *o = st->freelist[i];
         if (fan_buffer_self(o)->n != n || Py_TYPE(o) != type)
             continue;
-        st->spares[i] = st->spares[--st->nspares];
+        st->freelist[i] = st->freelist[--st->nfreelist];
         Py_INCREF(type);
         _Py_NewReference(o);
         fan_buffer_reuse(fan_buffer_self(o)->core, budget);
@@ -107,8 +107,8 @@ static PyObject *spare_take(PyTypeObject *type, size_t n, uint64_t budget)
     return NULL;
 }
 
-/* spare_put: true: it is kept. */
-static bool spare_put(buffer_object *self)
+/* freelist_put: true: it is kept. */
+static bool freelist_put(buffer_object *self)
 {
 #ifdef Py_GIL_DISABLED
     return false;
@@ -117,16 +117,16 @@ static bool spare_put(buffer_object *self)
     if (!st || self->flags || self->names || self->declared || !self->core || fan_finalizing() ||
         !fan_buffer_empty_for_reuse(self->core))
         return false;
-    if (st->nspares == FAN_SPARES) /* asked last: what was dropped may have filled it */
+    if (st->nfreelist == FAN_FREELIST) /* asked last: what was dropped may have filled it */
         return false;
-    st->spares[st->nspares++] = (PyObject *)self;
+    st->freelist[st->nfreelist++] = (PyObject *)self;
     return true;
 }
 
-void fan_buffer_spares_free(fan_state *st)
+void fan_buffer_freelist_free(fan_state *st)
 {
-    while (st->nspares) {
-        PyObject *o = st->spares[--st->nspares];
+    while (st->nfreelist) {
+        PyObject *o = st->freelist[--st->nfreelist];
         fan_buffer_free(fan_buffer_self(o)->core);
         PyObject_GC_Del(o);
     }
@@ -135,9 +135,9 @@ void fan_buffer_spares_free(fan_state *st)
 /* made_plain: InputBuffer(n), or InputBuffer(n, budget=..). */
 static PyObject *made_plain(PyTypeObject *type, Py_ssize_t n, uint64_t budget)
 {
-    PyObject *spare = spare_take(type, (size_t)n, budget);
-    if (spare)
-        return spare;
+    PyObject *reused = freelist_take(type, (size_t)n, budget);
+    if (reused)
+        return reused;
     fan_buffer_config config = {
         .slots = (size_t)n, .accumulate = FAN_DT_NONE, .budget = budget, .frontend = &fan_python};
     FAN_RAW fan_error err;
@@ -231,7 +231,7 @@ void fan_buffer_dealloc(PyObject *o)
     if (self->weakrefs)
         PyObject_ClearWeakRefs(o);
     live = PyErr_Occurred() ? fan_exception_take() : NULL;
-    kept = spare_put(self);
+    kept = freelist_put(self);
     if (!kept && self->core)
         fan_buffer_free(self->core);
     if (live)

@@ -147,24 +147,24 @@ static fan_status take(void *buffer, uint32_t slot, void **sum, fan_error *err)
 
 static fan_status status_of(int bad, fan_error *err) { return bad < 0 ? fan_from_python(err) : FAN_OK; }
 
-static fan_status hooks(fan_node *n, void **sums, void **later, fan_error *err)
+static fan_status hooks(fan_node *n, void **sums, void **node_hooks, fan_error *err)
 {
     node_object *self = fan_node_object(n);
     if (!self->more)
         return FAN_OK;
-    return status_of(fan_hooks_later(self, later) < 0 || fan_hooks_slots(self, sums) < 0 ? -1 : 0, err);
+    return status_of(fan_hooks_of_node(self, node_hooks) < 0 || fan_hooks_slots(self, sums) < 0 ? -1 : 0, err);
 }
 
-static fan_status run(fan_node *n, void **sums, void *later, void **gradients, uint32_t ngradients, fan_error *err)
+static fan_status run(fan_node *n, void **sums, void *node_hooks, void **gradients, uint32_t ngradients, fan_error *err)
 {
-    return status_of(fan_node_run(fan_node_object(n), sums, later, gradients, ngradients), err);
+    return status_of(fan_node_run(fan_node_object(n), sums, node_hooks, gradients, ngradients), err);
 }
 
-static fan_status accumulate(fan_node *leaf, void **sum, void *later, fan_error *err)
+static fan_status accumulate(fan_node *leaf, void **sum, void *node_hooks, fan_error *err)
 {
     node_object *self = fan_node_object(leaf);
     return status_of(
-        fan_leaf_accumulate((leaf_object *)self, sum) < 0 || fan_hooks_accumulated(self, later) < 0 ? -1 : 0, err);
+        fan_leaf_accumulate((leaf_object *)self, sum) < 0 || fan_hooks_accumulated(self, node_hooks) < 0 ? -1 : 0, err);
 }
 
 static fan_status release(fan_node *n, fan_error *err) { return status_of(fan_node_release(fan_node_object(n)), err); }

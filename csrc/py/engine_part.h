@@ -61,12 +61,12 @@ node_more *fan_node_more(node_object *self); /* made where there is none; NULL w
 /* fan_hooks_add: a new HookHandle. fan_hooks_leave: the node ends: its handles do nothing any more. */
 PyObject *fan_hooks_add(node_object *owner, PyObject *fn, fan_hook_when when, uint32_t slot);
 void fan_hooks_leave(node_object *owner);
-/* fan_hooks_slots, _pre, _post, _accumulated: -1 with an exception. later: of fan_engine_frontend.hooks. */
+/* fan_hooks_slots, _pre, _post, _accumulated: -1 with an exception. node_hooks: of fan_engine_frontend.hooks. */
 int fan_hooks_slots(node_object *self, void **sums);
-int fan_hooks_later(node_object *self, void **later);
-int fan_hooks_pre(node_object *self, PyObject *later, void **sums);
-int fan_hooks_post(node_object *self, PyObject *later, void **sums, void **gradients, uint32_t ngradients);
-int fan_hooks_accumulated(node_object *self, PyObject *later);
+int fan_hooks_of_node(node_object *self, void **node_hooks);
+int fan_hooks_pre(node_object *self, PyObject *node_hooks, void **sums);
+int fan_hooks_post(node_object *self, PyObject *node_hooks, void **sums, void **gradients, uint32_t ngradients);
+int fan_hooks_accumulated(node_object *self, PyObject *node_hooks);
 
 /* ---- node.c ---- */
 
@@ -74,7 +74,7 @@ int fan_hooks_accumulated(node_object *self, PyObject *later);
 int fan_node_declare(node_object *self, PyObject *slots, uint32_t *inputs);
 /* fan_node_arg: a Node or a Leaf, borrowed; NULL, without an exception, of anything else. */
 node_object *fan_node_arg(PyObject *o);
-int fan_node_run(node_object *self, void **sums, PyObject *later, void **gradients, uint32_t ngradients);
+int fan_node_run(node_object *self, void **sums, PyObject *node_hooks, void **gradients, uint32_t ngradients);
 int fan_node_release(node_object *self);
 /* for leaf.c: the parts of its kind and type that both have. */
 void fan_node_text(const fan_node *n, char *buf, size_t size);

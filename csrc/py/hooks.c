@@ -199,25 +199,25 @@ int fan_hooks_slots(node_object *self, void **sums)
     return bad ? -1 : 0;
 }
 
-int fan_hooks_later(node_object *self, void **later)
+int fan_hooks_of_node(node_object *self, void **node_hooks)
 {
     const node_more *more = self->more;
     if (!more || (!more->hooks[FAN_HOOK_PRE] && !more->hooks[FAN_HOOK_POST]))
         return 0;
-    *later = PyTuple_Pack(2, more->hooks[FAN_HOOK_PRE] ? more->hooks[FAN_HOOK_PRE] : Py_None,
-                          more->hooks[FAN_HOOK_POST] ? more->hooks[FAN_HOOK_POST] : Py_None);
-    return *later ? 0 : -1;
+    *node_hooks = PyTuple_Pack(2, more->hooks[FAN_HOOK_PRE] ? more->hooks[FAN_HOOK_PRE] : Py_None,
+                               more->hooks[FAN_HOOK_POST] ? more->hooks[FAN_HOOK_POST] : Py_None);
+    return *node_hooks ? 0 : -1;
 }
 
-static PyObject *hooks_in(PyObject *later, Py_ssize_t which)
+static PyObject *hooks_in(PyObject *node_hooks, Py_ssize_t which)
 {
-    PyObject *all = later ? PyTuple_GET_ITEM(later, which) : Py_None;
+    PyObject *all = node_hooks ? PyTuple_GET_ITEM(node_hooks, which) : Py_None;
     return all == Py_None ? NULL : all;
 }
 
-int fan_hooks_pre(node_object *self, PyObject *later, void **sums)
+int fan_hooks_pre(node_object *self, PyObject *node_hooks, void **sums)
 {
-    PyObject *all = hooks_in(later, 0);
+    PyObject *all = hooks_in(node_hooks, 0);
     uint32_t n = self->node.inputs;
     char name[128], who[192];
     for (Py_ssize_t i = 0; all && i < PyTuple_GET_SIZE(all); i++) {
@@ -251,9 +251,9 @@ int fan_hooks_pre(node_object *self, PyObject *later, void **sums)
     return 0;
 }
 
-int fan_hooks_post(node_object *self, PyObject *later, void **sums, void **gradients, uint32_t ngradients)
+int fan_hooks_post(node_object *self, PyObject *node_hooks, void **sums, void **gradients, uint32_t ngradients)
 {
-    PyObject *all = hooks_in(later, 1);
+    PyObject *all = hooks_in(node_hooks, 1);
     char name[128], who[192];
     for (Py_ssize_t i = 0; all && i < PyTuple_GET_SIZE(all); i++) {
         hook_object *hook = of(PyTuple_GET_ITEM(all, i));
@@ -280,9 +280,9 @@ int fan_hooks_post(node_object *self, PyObject *later, void **sums, void **gradi
     return 0;
 }
 
-int fan_hooks_accumulated(node_object *self, PyObject *later)
+int fan_hooks_accumulated(node_object *self, PyObject *node_hooks)
 {
-    PyObject *all = hooks_in(later, 1);
+    PyObject *all = hooks_in(node_hooks, 1);
     for (Py_ssize_t i = 0; all && i < PyTuple_GET_SIZE(all); i++) {
         hook_object *hook = of(PyTuple_GET_ITEM(all, i));
         PyObject *ignored = hook->fn ? PyObject_CallOneArg(hook->fn, (PyObject *)self) : Py_NewRef(Py_None);

@@ -27,7 +27,7 @@ static void *before_block(void *Py_UNUSED(ctx)) { return fan_allow_threads_begin
 static void after_block(void *Py_UNUSED(ctx), void *left) { fan_allow_threads_end(left); }
 
 /* An event that was never recorded is warned of where the user waits for it (stream.c): `warn` is left out. */
-static const fan_sim_hooks hooks = {.site = hook_site, .before_block = before_block, .after_block = after_block};
+static const fan_sim_hooks hooks = {.call_site = hook_site, .before_block = before_block, .after_block = after_block};
 
 /* Making and unmaking */
 

@@ -136,7 +136,7 @@ static int module_traverse(PyObject *m, visitproc visit, void *arg)
 static int module_clear(PyObject *m)
 {
     fan_state *st = PyModule_GetState(m);
-    fan_buffer_spares_free(st);
+    fan_buffer_freelist_free(st);
 #define X(type, field) Py_CLEAR(st->field);
     FAN_STATE_LIST(X)
 #undef X

@@ -309,15 +309,15 @@ static int check_fn(const node_object *self)
     return -1;
 }
 
-int fan_node_run(node_object *self, void **sums, PyObject *later, void **gradients, uint32_t ngradients)
+int fan_node_run(node_object *self, void **sums, PyObject *node_hooks, void **gradients, uint32_t ngradients)
 {
-    PyObject *few[FAN_FEW_SUMS + 1], **args = few, *result, *fn;
+    PyObject *on_stack[FAN_SUMS_ON_STACK + 1], **args = on_stack, *result, *fn;
     uint32_t n = self->node.inputs;
     if (check_fn(self) < 0)
         return -1;
-    if (later && (fan_hooks_pre(self, later, sums) < 0 || check_fn(self) < 0)) /* they may have run it */
+    if (node_hooks && (fan_hooks_pre(self, node_hooks, sums) < 0 || check_fn(self) < 0)) /* they may have run it */
         return -1;
-    if (n > FAN_FEW_SUMS && !(args = fan_alloc((n + 1) * sizeof *args))) {
+    if (n > FAN_SUMS_ON_STACK && !(args = fan_alloc((n + 1) * sizeof *args))) {
         PyErr_NoMemory();
         return -1;
     }
@@ -326,7 +326,7 @@ int fan_node_run(node_object *self, void **sums, PyObject *later, void **gradien
     fn = Py_NewRef(self->fn);
     result = PyObject_Vectorcall(fn, args + 1, n | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
     Py_DECREF(fn);
-    if (args != few)
+    if (args != on_stack)
         fan_free(args);
     if (!result)
         return -1;
@@ -334,7 +334,7 @@ int fan_node_run(node_object *self, void **sums, PyObject *later, void **gradien
         gradients[0] = result; /* as mostly */
     else if (fan_gradients_of(result, &self->node, NULL, gradients, ngradients) < 0)
         return -1;
-    return later ? fan_hooks_post(self, later, sums, gradients, ngradients) : 0;
+    return node_hooks ? fan_hooks_post(self, node_hooks, sums, gradients, ngradients) : 0;
 }
 
 int fan_node_release(node_object *self)

@@ -128,7 +128,7 @@ static PyObject *trim(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 {
     size_t gone;
     if (fan_state_get())
-        fan_buffer_spares_free(fan_state_get());
+        fan_buffer_freelist_free(fan_state_get());
     Py_BEGIN_ALLOW_THREADS gone = fan_pool_trim();
     Py_END_ALLOW_THREADS return PyLong_FromSize_t(gone);
 }
@@ -167,7 +167,7 @@ static PyObject *test_fail_at(PyObject *Py_UNUSED(module), PyObject *args)
 static PyObject *test_memory(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 {
     fan_mem_counts n = fan_mem_get();
-    n.live -= (int64_t)fan_state_get()->nspares; /* kept for the next buffers: no leak */
+    n.live -= (int64_t)fan_state_get()->nfreelist; /* kept for the next buffers: no leak */
     return Py_BuildValue("(LLL)", (long long)n.live, (long long)n.total, (long long)n.failed);
 }
 

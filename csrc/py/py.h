@@ -83,7 +83,7 @@
     X(PyObject, zero)        /* the int 0 */                                                                \
     X(PyObject, site_cache)
 
-#define FAN_SPARES 8
+#define FAN_FREELIST 8
 #define FAN_COUNTERS_ALL (sizeof(fan_counters) / sizeof(uint64_t) + 4) /* those of the pool */
 typedef struct fan_state {
 #define X(type, field) type *field;
@@ -95,8 +95,8 @@ typedef struct fan_state {
     const struct fan_dl_api *tables[256]; /* the exchange table of each origin (fan_origin); NULL: none is known */
     const struct fan_dl_api *torch_api;   /* how torch tensors are read without a call (dlpack.h); NULL: not known */
     uint8_t torch_origin;
-    PyObject *spares[FAN_SPARES]; /* InputBuffers without references, for their next lives */
-    unsigned nspares;
+    PyObject *freelist[FAN_FREELIST]; /* InputBuffers without references, for their next lives */
+    unsigned nfreelist;
     Py_ssize_t counter_offsets[FAN_COUNTERS_ALL]; /* of the slots of these two classes, once `counters_known` */
     bool counters_known;
     uint64_t budget;         /* of buffers that name none (set_options) */
@@ -260,7 +260,7 @@ bool fan_alone(PyObject *o, Py_ssize_t refs);
 bool fan_only_ours(PyObject *o, Py_ssize_t refs);
 /* target.c: the context of InputBuffer.target. */
 PyObject *fan_target_new(PyObject *buffer, size_t slot, int64_t key, fan_stream *stream);
-void fan_buffer_spares_free(fan_state *st);
+void fan_buffer_freelist_free(fan_state *st);
 PyObject *fan_buffer_call(PyObject *type, PyObject *const *args, size_t nargsf,
                           PyObject *kwnames); /* InputBuffer's vectorcall; Node's, Leaf's: */
 PyObject *fan_node_call(PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames);

@@ -22,8 +22,8 @@ static int wrong_number(PyObject *result, const fan_node *n, const char *who, ui
 
 int fan_gradients_of(PyObject *result, const fan_node *n, const char *who, void **gradients, uint32_t ngradients)
 {
-    bool many = PyTuple_Check(result) || PyList_Check(result);
-    if (many && PySequence_Fast_GET_SIZE(result) == (Py_ssize_t)ngradients) {
+    bool several = PyTuple_Check(result) || PyList_Check(result);
+    if (several && PySequence_Fast_GET_SIZE(result) == (Py_ssize_t)ngradients) {
         for (uint32_t i = 0; i < ngradients; i++) {
             PyObject *one = PySequence_Fast_GET_ITEM(result, (Py_ssize_t)i);
             gradients[i] = one == Py_None ? NULL : Py_NewRef(one);
@@ -31,7 +31,7 @@ int fan_gradients_of(PyObject *result, const fan_node *n, const char *who, void 
         Py_DECREF(result);
         return 0;
     }
-    if (many || (ngradients != 1 && (ngradients || result != Py_None)))
+    if (several || (ngradients != 1 && (ngradients || result != Py_None)))
         return wrong_number(result, n, who, ngradients);
     if (result != Py_None)
         gradients[0] = result;

@@ -7,7 +7,7 @@ typedef struct walk_object {
     PyObject_HEAD fan_backward *pass; /* NULL: it has ended */
     node_object *now;                 /* held: whose gradients are to be given; NULL: none */
     PyObject *sums;                   /* .. its sums */
-    PyObject *later;                  /* .. and its post-hooks (engine/engine.h, hooks); NULL: none */
+    PyObject *node_hooks;             /* .. and its post-hooks (engine/engine.h, hooks); NULL: none */
     bool busy;                        /* a call is inside */
 } walk_object;
 
@@ -17,7 +17,7 @@ static void forget_node(walk_object *self)
 {
     Py_CLEAR(self->now);
     Py_CLEAR(self->sums);
-    Py_CLEAR(self->later);
+    Py_CLEAR(self->node_hooks);
 }
 
 static void end(walk_object *self)
@@ -26,11 +26,11 @@ static void end(walk_object *self)
     const walk_object was = *self;
     self->pass = NULL; /* all of it, before anybody is called */
     self->now = NULL;
-    self->sums = self->later = NULL;
+    self->sums = self->node_hooks = NULL;
     fan_backward_end(was.pass);
     Py_XDECREF((PyObject *)was.now);
     Py_XDECREF(was.sums);
-    Py_XDECREF(was.later);
+    Py_XDECREF(was.node_hooks);
     fan_exception_put(live);
 }
 
@@ -54,14 +54,14 @@ static PyObject *failed(walk_object *self, fan_status status, const fan_error *e
 static fan_status sums_now(walk_object *self, fan_error *err)
 {
     uint32_t n = self->now->node.inputs;
-    void **sums = fan_calloc(n * sizeof *sums), *later = NULL;
+    void **sums = fan_calloc(n * sizeof *sums), *node_hooks = NULL;
     fan_status status;
     if (!sums)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
-    status = fan_backward_sums(self->pass, sums, &later, err);
-    if (status == FAN_OK && later && fan_hooks_pre(self->now, later, sums) < 0)
+    status = fan_backward_sums(self->pass, sums, &node_hooks, err);
+    if (status == FAN_OK && node_hooks && fan_hooks_pre(self->now, node_hooks, sums) < 0)
         status = fan_from_python(err);
-    self->later = later;
+    self->node_hooks = node_hooks;
     if (status == FAN_OK && !(self->sums = PyTuple_New(n)))
         status = fan_from_python(err);
     for (uint32_t i = 0; i < n; i++) {
@@ -131,7 +131,7 @@ static int gradients_given(walk_object *self, PyObject *result)
         for (uint32_t i = 0; i < inputs; i++)
             sums[i] = PyTuple_GET_ITEM(self->sums, i) == Py_None ? NULL : PyTuple_GET_ITEM(self->sums, i);
         status = fan_gradients_of(Py_NewRef(result), &self->now->node, NULL, gradients, n) < 0 ||
-                         (self->later && fan_hooks_post(self->now, self->later, sums, gradients, n) < 0)
+                         (self->node_hooks && fan_hooks_post(self->now, self->node_hooks, sums, gradients, n) < 0)
                      ? fan_from_python(&err)
                      : FAN_OK;
         if (status == FAN_OK)
@@ -197,7 +197,7 @@ static int walk_traverse(PyObject *o, visitproc visit, void *arg)
     Py_VISIT(Py_TYPE(o));
     Py_VISIT((PyObject *)self->now);
     Py_VISIT(self->sums);
-    Py_VISIT(self->later);
+    Py_VISIT(self->node_hooks);
     return self->pass ? fan_backward_visit(self->pass, visit_object, visit_node, &v) : 0;
 }
 

@@ -69,7 +69,7 @@ static inline fan_status run_mixing(void *ctx, fan_error *err)
 
 static char site_now[96] = "";
 
-static inline void site(void *ctx, char *buf, size_t size)
+static inline void call_site(void *ctx, char *buf, size_t size)
 {
     (void)ctx;
     snprintf(buf, size, "%s", site_now);
@@ -106,7 +106,7 @@ static inline void add_array(world *w, int i, int device)
 static inline void open(world *w, fan_sim_config config, uint32_t blocking)
 {
     memset(w, 0, sizeof *w);
-    fan_sim_hooks hooks = {.site = site, .warn = warn, .ctx = w};
+    fan_sim_hooks hooks = {.call_site = call_site, .warn = warn, .ctx = w};
     CHECK_OK(fan_sim_new(&config, &hooks, &w->m, NULL));
     for (int i = 0; i < STREAMS; i++)
         CHECK_OK(fan_sim_stream(w->m, i % config.devices, blocking >> i & 1, &w->s[i], NULL));

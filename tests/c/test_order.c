@@ -51,7 +51,7 @@ static void an_event_orders_two_streams(void)
     CHECK_INT(race.first.lane, a);
     CHECK_INT(race.second.lane, b);
     CHECK_STR(race.first.name, "write");
-    CHECK_STR(race.first.site, "x.py:1");
+    CHECK_STR(race.first.call_site, "x.py:1");
     CHECK_OK(fan_race_check_record(o, a, h, &e));
     CHECK_OK(WRITE(a, 300, 400)); /* after the record: not in it */
     CHECK_OK(fan_race_check_wait(o, b, h, &e));
@@ -132,7 +132,7 @@ static void a_release_comes_after_all_uses(void)
     CHECK_OK(fan_race_check_release(o, h, &a, 1, 0, 64, "free.py:1", &race));
     CHECK_INT(READ(a, 8, 16), FAN_ERR_RACE); /* whoever touches it later meets the release */
     CHECK(race.released && !race.release);
-    CHECK_STR(race.first.site, "free.py:1");
+    CHECK_STR(race.first.call_site, "free.py:1");
     CHECK_INT(fan_race_check_release(o, h, &a, 1, 0, 64, "", &race), FAN_ERR_RACE);
     CHECK(race.released && race.release);
     fan_race_check_forget(o, 0, 64);

@@ -252,7 +252,7 @@ static void races_name_both_sides_and_the_wait_that_is_missing(void)
     fan_race race;
     CHECK(fan_sim_first_race(w.m, &race));
     CHECK_STR(race.first.name, "mul");
-    CHECK_STR(race.second.site, "train.py:31");
+    CHECK_STR(race.second.call_site, "train.py:31");
     CHECK_INT(race.lo, (uintptr_t)w.x[0]->data);
     CHECK_INT(fan_sim_races(w.m), 1);
 

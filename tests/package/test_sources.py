@@ -266,7 +266,18 @@ OLD_WORDS = {
     r"fan_k_tell": "fan_k_stats_end",
     r"\w*short_way\w*": "fast path",
 }
-WORD = re.compile("|".join(f"(?P<w{i}>{pattern})" for i, pattern in enumerate(OLD_WORDS)))
+#: Words that are plain English elsewhere, and had a meaning of ours in these folders: names there are not called so.
+OLD_WORDS_IN = {
+    "csrc": {
+        r"site": "call_site",
+        r"n?spares?(_\w+)?|FAN_SPARES": "freelist, scratch",
+        r"few|FAN_FEW_\w+": "inline_edges, on_stack",
+        r"later": "node_hooks, newer",
+    },
+    "csrc/device": {r"known": "clock, event_clock"},
+    "csrc/py": {r"many(_\w+)?": "batch_source, several"},
+    "tests/spec": {r"Place": "StreamId"},
+}
 
 
 def everything(root: Path) -> list[Path]:
@@ -277,18 +288,25 @@ def everything(root: Path) -> list[Path]:
     return [*c_files(root / "csrc"), *sources, *sorted(pages)]
 
 
-def old_words(paths: Iterable[Path]) -> dict[str, str]:
+def old_word(name: str, path: Path, root: Path) -> str | None:
+    """The word that stands for this one in that file today; None: it is no old one."""
+    lists = [OLD_WORDS]
+    lists += [words for folder, words in OLD_WORDS_IN.items() if (root / folder) in path.parents]
+    return next((new for words in lists for old, new in words.items() if re.fullmatch(old, name)), None)
+
+
+def old_words(paths: Iterable[Path], root: Path = ROOT) -> dict[str, str]:
     """Each old word that is a name in these files, with a sentence that says where first."""
     found: dict[str, str] = {}
+    asked: dict[tuple[str, Path], str | None] = {}
     for path in paths:
         names = [] if path.suffix == ".md" else identifiers(path)
         for line, name in [*names, *names_in_text(path)]:
-            match = WORD.fullmatch(name)
-            if match and match.lastgroup:
-                index = next(i for i in range(len(OLD_WORDS)) if match[f"w{i}"])
-                found.setdefault(
-                    name, f"{path.name}:{line}: {name} has another word: {list(OLD_WORDS.values())[index]}"
-                )
+            key = (name, path.parent)
+            if key not in asked:
+                asked[key] = old_word(name, path, root)
+            if asked[key]:
+                found.setdefault(name, f"{path.name}:{line}: {name} has another word: {asked[key]}")
     return found
 
 
@@ -308,6 +326,28 @@ def test_a_planted_old_word_is_found(tmp_path: Path) -> None:
         "x.c:2: fan_low has another word: fan_lowp",
         "x.py:3: unadd has another word: remove_last",
     ]
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "new"),
+    [
+        ("csrc/device/x.c", "known", "clock, event_clock"),
+        ("csrc/py/x.c", "site", "call_site"),
+        ("csrc/py/x.c", "nspares", "freelist, scratch"),
+        ("csrc/engine/x.h", "few", "inline_edges, on_stack"),
+        ("csrc/py/x.c", "many", "batch_source, several"),
+        ("csrc/py/x.c", "later", "node_hooks, newer"),
+        ("tests/spec/x.py", "Place", "StreamId"),
+    ],
+)
+def test_a_word_that_is_old_in_a_folder_is_found_there_alone(where: str, name: str, new: str, tmp_path: Path) -> None:
+    path, other = tmp_path / where, tmp_path / "python/fanin" / Path(where).name
+    for one in (path, other):
+        one.parent.mkdir(parents=True)
+        one.write_text(f"/* the {name} ones */ int {name};\n" if one.suffix != ".py" else f"{name} = 1  # {name}\n")
+    assert list(old_words([path, other], tmp_path).values()) == [f"{path.name}:1: {name} has another word: {new}"]
+    path.write_text("/* many a site is known to few, later */\n" if path.suffix != ".py" else "# Place\n")
+    assert old_words([path, other], tmp_path) == {}
 
 
 def test_a_sentence_may_tell_what_a_name_must_not(tmp_path: Path) -> None:

@@ -9,30 +9,30 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-Place = tuple[int, int]  # (device, stream); device 0 is every device without streams, stream 0 is "not set"
-NOWHERE: Place = (0, 0)
+StreamId = tuple[int, int]  # (device, stream); device 0 is every device without streams, stream 0 is "not set"
+NOWHERE: StreamId = (0, 0)
 Rules = frozenset[str]
 
 
 class Slot(NamedTuple):
     """What a slot remembers of streams."""
 
-    C: Place = NOWHERE
-    A: Place = NOWHERE
-    R: Place = NOWHERE
+    C: StreamId = NOWHERE
+    A: StreamId = NOWHERE
+    R: StreamId = NOWHERE
     has_event: bool = False
 
 
 class Add(NamedTuple):
     how: str  # "-" no streams, "A" same stream, "a" other, "B" producer only, "C" neither, "+" a later gradient
-    P: Place
+    P: StreamId
     slot: Slot
     record: bool  # an event on P
     mark: bool  # the gradient is used on A from now on
     rules: Rules
 
 
-def sync_add(D: int, P: Place, C: Place, current: Place, slot: Slot) -> Add:
+def sync_add(D: int, P: StreamId, C: StreamId, current: StreamId, slot: Slot) -> Add:
     """S3-S5, S8-S12: a gradient arrives; `current` is D's current stream, or, under a capture that cannot have it (S7),
     one of D's pool.
     """
@@ -64,7 +64,7 @@ class Convert(NamedTuple):
     rules: Rules
 
 
-def sync_convert(D: int, P: Place, A: Place) -> Convert:
+def sync_convert(D: int, P: StreamId, A: StreamId) -> Convert:
     """S21: a conversion runs on P, before P's event, if P is on D; else on A, after A waited for P."""
     here = D == 0 or P[0] == D
     return Convert(here, frozenset({"S21"}))
@@ -76,7 +76,7 @@ class Term(NamedTuple):
     rules: Rules
 
 
-def sync_term(A: Place, P: Place, first: bool) -> Term:
+def sync_term(A: StreamId, P: StreamId, first: bool) -> Term:
     """S12, S13: one term of a sum on A; the first is the slot's value, or what was its first gradient.
 
     It is used on A wherever it was made: its memory may be a third stream's (Lifetime).
@@ -106,7 +106,7 @@ class Take(NamedTuple):
     rules: Rules
 
 
-def sync_take(slot: Slot, consumer: Place) -> Take:
+def sync_take(slot: Slot, consumer: StreamId) -> Take:
     """S18, S19: the consumer's stream waits for a defined value, and uses it."""
     if not slot.R[1] or not consumer[1]:
         return Take(False, False, False, frozenset())
@@ -122,7 +122,7 @@ class Finish(NamedTuple):
     rules: Rules
 
 
-def sync_finish(slot: Slot, has_out: bool, taker: Place) -> Finish:
+def sync_finish(slot: Slot, has_out: bool, taker: StreamId) -> Finish:
     """S22: rounding, `scale` and `out` run on A, after A waited for the taker's stream if `out` is given.
 
     The event on A is left to S18 where the consumer is on A already, as in S16.

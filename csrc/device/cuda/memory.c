@@ -256,16 +256,16 @@ fan_status fan__cuda_retain(fan_cuda_part *p, uint64_t address, uint64_t capture
     fan_status status = FAN_OK;
     (void)pthread_mutex_lock(&p->lock);
     fan__cuda_block *b = block_holding(p, address);
-    bool known = !b || b->capture == capture; /* not ours, or the capture has it already */
-    if (!known && !b->graphs) {
+    bool recorded = !b || b->capture == capture; /* not ours, or the capture has it already */
+    if (!recorded && !b->graphs) {
         b->graphs = fan_alloc(sizeof *b->graphs);
         if (b->graphs)
             atomic_init(b->graphs, 1);
     }
-    if (!known && (graphs = b->graphs))
+    if (!recorded && (graphs = b->graphs))
         atomic_fetch_add_explicit(graphs, 1, memory_order_relaxed);
     (void)pthread_mutex_unlock(&p->lock);
-    if (known)
+    if (recorded)
         return FAN_OK;
     if (!graphs)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph's hold on memory of cuda:%d", p->index);

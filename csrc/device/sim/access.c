@@ -77,7 +77,7 @@ void fan__access_touch(fan_sim *m, fan__visit *next, const void *what)
     }
 }
 
-fan_status fan__access_judge(fan_sim *m, uint32_t lane, const char *name, const char *site, fan__keeper kept,
+fan_status fan__access_judge(fan_sim *m, uint32_t lane, const char *name, const char *call_site, fan__keeper kept,
                              fan__visit *next, const void *what, fan_race *race, fan_error *err)
 {
     const fan_array *a = NULL;
@@ -89,7 +89,7 @@ fan_status fan__access_judge(fan_sim *m, uint32_t lane, const char *name, const 
     for (size_t i = 0; next(what, i, &a, &write); i++)
         if (a)
             fan_race_check_plan(m->race_check, a);
-    FAN_TRY(fan_race_check_begin(m->race_check, lane, fan__sim_lane(m), name, site, &op, err));
+    FAN_TRY(fan_race_check_begin(m->race_check, lane, fan__sim_lane(m), name, call_site, &op, err));
     if (kept != KEPT_BY_NOBODY)
         fan_race_check_over(m->race_check, op, kept == KEPT_BY_HOST);
     for (size_t i = 0; next(what, i, &a, &write); i++) {

@@ -21,7 +21,7 @@ typedef enum keeper { KEPT_BY_NOBODY, KEPT_BY_GRAPH, KEPT_BY_HOST } fan__keeper;
 
 /* fan__access_judge: holds an operation on `lane` against all before it. FAN_ERR_RACE with *race; FAN_ERR_NOMEM leaves
  * the history as it was. */
-fan_status fan__access_judge(fan_sim *m, uint32_t lane, const char *name, const char *site, fan__keeper kept,
+fan_status fan__access_judge(fan_sim *m, uint32_t lane, const char *name, const char *call_site, fan__keeper kept,
                              fan__visit *next, const void *what, fan_race *race, fan_error *err);
 
 #endif

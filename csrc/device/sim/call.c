@@ -6,8 +6,8 @@
 void fan__sim_call_site(const fan_sim *m, char *buf, size_t size)
 {
     buf[0] = '\0';
-    if (m->hooks.site)
-        m->hooks.site(m->hooks.ctx, buf, size);
+    if (m->hooks.call_site)
+        m->hooks.call_site(m->hooks.ctx, buf, size);
 }
 
 fan_status fan__sim_alive(fan_sim *m, fan_error *err)

@@ -40,7 +40,7 @@ void fan_explore_free(fan_explore *x)
     fan_free(x->order);
     fan_free(x->script);
     fan_free(x->weighed);
-    fan_free(x->known);
+    fan_free(x->known_prints);
     fan_free(x);
 }
 

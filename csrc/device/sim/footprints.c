@@ -64,13 +64,13 @@ static fan__print_known *print_row(fan_explore *x, uint64_t object)
         if (!more)
             return NULL;
         for (size_t i = 0; i < x->known_cap; i++)
-            if (x->known[i].used)
-                *print_place(more, cap, x->known[i].object) = x->known[i];
-        fan_free(x->known);
-        x->known = more;
+            if (x->known_prints[i].used)
+                *print_place(more, cap, x->known_prints[i].object) = x->known_prints[i];
+        fan_free(x->known_prints);
+        x->known_prints = more;
         x->known_cap = cap;
     }
-    fan__print_known *row = print_place(x->known, x->known_cap, object);
+    fan__print_known *row = print_place(x->known_prints, x->known_cap, object);
     x->nknown += !row->used;
     row->used = true;
     row->object = object;
@@ -100,7 +100,7 @@ fan_status fan__print_learn(fan_explore *x, uint64_t object, int actor, unsigned
 bool fan__print_alone(const fan_explore *x, int actor, const fan__print *f)
 {
     for (size_t i = 0; i < f->n; i++)
-        if (print_meets(x, print_place(x->known, x->known_cap, f->items[i].object), actor, f->items[i].how))
+        if (print_meets(x, print_place(x->known_prints, x->known_cap, f->items[i].object), actor, f->items[i].how))
             return false;
     return true;
 }

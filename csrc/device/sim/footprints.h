@@ -62,15 +62,15 @@ struct fan_explore {
     char *script;      /* of a replay */
     uint64_t *weighed; /* objects by which somebody decided */
     size_t nweighed, weighed_cap;
-    fan__print_known *known;  /* a hash table */
-    size_t nknown, known_cap; /* a power of 2 */
-    bool prune;               /* All alone */
-    bool pruned;              /* something was left out because its actor was all alone */
-    bool again;               /* what was left out before may have been left out wrongly */
-    uint64_t anew;            /* how often it was begun again */
-    uint64_t spent;           /* runs of all beginnings */
-    uint64_t vain;            /* .. and those that were abandoned */
-    size_t longest;           /* run so far */
+    fan__print_known *known_prints; /* a hash table */
+    size_t nknown, known_cap;       /* a power of 2 */
+    bool prune;                     /* All alone */
+    bool pruned;                    /* something was left out because its actor was all alone */
+    bool again;                     /* what was left out before may have been left out wrongly */
+    uint64_t anew;                  /* how often it was begun again */
+    uint64_t spent;                 /* runs of all beginnings */
+    uint64_t vain;                  /* .. and those that were abandoned */
+    size_t longest;                 /* run so far */
     uint64_t random;
     uint32_t rank[FAN__PRINT_ACTORS]; /* of an odd sample; 0 chooses evenly */
     size_t change[4];

@@ -199,7 +199,7 @@ static fan_status graph_replay_work(fan_sim *m, fan_sim_graph *g, const fan_sim_
         w.op->fini = graph_work_fini;
         w.op->ctx = r;
     }
-    fan_status status = fan__work_enqueue(m, g->queues[c->member], &w, c->site, err);
+    fan_status status = fan__work_enqueue(m, g->queues[c->member], &w, c->call_site, err);
     if (status != FAN_OK && status != FAN_ERR_RACE) {
         if (r)
             g->queued--;

@@ -30,7 +30,7 @@ typedef struct actor {
     bool woken;     /* another actor has changed something under the mutex since */
     int asked;      /* in vain, in a row, since another acted */
     bool freed;     /* the one wake of those who give up was spent */
-    char site[SITE];
+    char call_site[SITE];
 } actor;
 
 typedef struct holding {
@@ -182,8 +182,8 @@ static void explain(fan_host_sched *t)
         if (a->state != WAITING)
             continue;
         int other = holder(t, a->mutex);
-        fan_append(t->text, sizeof t->text, "%shost thread %d%s%s%s waits for ", sep, i, a->site[0] ? " (" : "",
-                   a->site, a->site[0] ? ")" : "");
+        fan_append(t->text, sizeof t->text, "%shost thread %d%s%s%s waits for ", sep, i, a->call_site[0] ? " (" : "",
+                   a->call_site, a->call_site[0] ? ")" : "");
         if (other == NOBODY)
             fan_append(t->text, sizeof t->text, "a change that no other makes");
         else
@@ -308,7 +308,7 @@ fan_status fan_host_sched_spawn(fan_host_sched *t, int *out, bool *first, fan_er
         a->state = NEW;
         a->freed = false;
         a->asked = 0;
-        a->site[0] = '\0';
+        a->call_site[0] = '\0';
     }
     (void)pthread_mutex_unlock(&t->lock);
     *out = i;
@@ -345,7 +345,7 @@ void fan_host_sched_yield(fan_host_sched *t, int me)
     (void)pthread_mutex_unlock(&t->lock);
 }
 
-void fan_host_sched_wait(fan_host_sched *t, int me, uint64_t mutex, const char *site)
+void fan_host_sched_wait(fan_host_sched *t, int me, uint64_t mutex, const char *call_site)
 {
     (void)pthread_mutex_lock(&t->lock);
     actor *a = &t->actors[me];
@@ -353,7 +353,7 @@ void fan_host_sched_wait(fan_host_sched *t, int me, uint64_t mutex, const char *
     a->mutex = mutex;
     a->condition = holder(t, mutex) == NOBODY;
     a->woken = false;
-    snprintf(a->site, sizeof a->site, "%s", site);
+    snprintf(a->call_site, sizeof a->call_site, "%s", call_site);
     hand_on(t);
     (void)await(t, a);
     (void)pthread_mutex_unlock(&t->lock);

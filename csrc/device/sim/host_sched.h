@@ -55,8 +55,8 @@ size_t fan_host_sched_count(fan_host_sched *t); /* actors of this round that hav
 bool fan_host_sched_begin(fan_host_sched *t, int actor);
 void fan_host_sched_yield(fan_host_sched *t, int actor);
 /* fan_host_sched_wait: the actor, which has the turn, cannot go on: another one holds `mutex`, or it waits for a change
- * made under it. `site`: where in the source of the user. Returns when it may look again. */
-void fan_host_sched_wait(fan_host_sched *t, int actor, uint64_t mutex, const char *site);
+ * made under it. `call_site`: where in the source of the user. Returns when it may look again. */
+void fan_host_sched_wait(fan_host_sched *t, int actor, uint64_t mutex, const char *call_site);
 /* fan_host_sched_idle: the actor has asked something and the answer was "not yet". fan_host_sched_busy: it did
  * something else. */
 void fan_host_sched_idle(fan_host_sched *t, int actor);

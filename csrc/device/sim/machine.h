@@ -52,7 +52,7 @@ typedef struct fan_sim_command {
     struct fan_sim_command *next;
     enum { FAN_COMMAND_WORK, FAN_COMMAND_RECORD, FAN_COMMAND_WAIT } kind;
     uint32_t member, event;
-    char name[48], site[96];
+    char name[48], call_site[96];
     double us;
     const fan_job *jobs; /* copies behind this struct */
     size_t njobs;        /* 0: a kernel; else `kernel` is what several jobs touch. Its arrays are only geometry */

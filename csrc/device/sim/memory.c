@@ -87,8 +87,8 @@ void fan__sim_dropped(fan_device *d, void *data, size_t bytes, fan_stream *const
     fan_sim *m = fan__sim_machine(d);
     lane_list after = {0};
     fan_race race;
-    char site[FAN__SITE];
-    fan__sim_call_site(m, site, sizeof site);
+    char call_site[FAN__SITE];
+    fan__sim_call_site(m, call_site, sizeof call_site);
     fan__sim_lock(m);
     if (!m->checking || m->dying || fan_host_sched_given_up(m->host_sched) != FAN_GOING)
         goto done;
@@ -112,8 +112,8 @@ void fan__sim_dropped(fan_device *d, void *data, size_t bytes, fan_stream *const
     fan_status (*release)(fan_race_check *, uint32_t, const uint32_t *, size_t, uintptr_t, uintptr_t, const char *,
                           fan_race *) =
         b && b->graphs ? fan_race_check_let_go : fan_race_check_release; /* a graph's work may be to come */
-    if (release(m->race_check, fan__sim_lane(m), after.list, after.n, (uintptr_t)data, (uintptr_t)data + bytes, site,
-                &race) == FAN_ERR_RACE) {
+    if (release(m->race_check, fan__sim_lane(m), after.list, after.n, (uintptr_t)data, (uintptr_t)data + bytes,
+                call_site, &race) == FAN_ERR_RACE) {
         fan__sim_keep_race(m, &race);
         if (!m->has_pending) {
             m->pending = race;
@@ -130,9 +130,9 @@ fan_status fan__sim_read(fan_stream *s, const fan_array *dst, const fan_array *s
     fan_sim *m = fan__sim_machine(s->device);
     fan_sim_queue *q = fan__queue_of(s);
     fan_race race;
-    char site[FAN__SITE];
+    char call_site[FAN__SITE];
     fan_status status, found;
-    fan__sim_call_site(m, site, sizeof site);
+    fan__sim_call_site(m, call_site, sizeof call_site);
     fan__sim_lock(m);
     FAN_GO(fan__sim_enter(m, "read", err));
     FAN_GO(fan__sim_raise_pending(m, err));
@@ -141,7 +141,7 @@ fan_status fan__sim_read(fan_stream *s, const fan_array *dst, const fan_array *s
     fan__sim_touch(m, q->name, true);
     fan__sim_touch(m, FAN__NAME(OF_PROGRESS, 0), false);
     fan__access_touch(m, fan__visit_read, src);
-    found = fan__access_judge(m, q->lane, "read", site, KEPT_BY_HOST, fan__visit_read, src, &race,
+    found = fan__access_judge(m, q->lane, "read", call_site, KEPT_BY_HOST, fan__visit_read, src, &race,
                               err); /* a copy on q, for which the host waits */
     if (found != FAN_OK && found != FAN_ERR_RACE) {
         status = found;

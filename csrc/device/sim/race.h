@@ -13,7 +13,7 @@ typedef struct fan_op {
     uint64_t who;        /* whose the lane was then (fan_race_check_name) */
     bool over, awaited;  /* fan_race_check_over */
     char name[48];       /* "mul", "sum" */
-    char site[96];       /* "train.py:31", or "" */
+    char call_site[96];  /* "train.py:31", or "" */
 } fan_op;
 
 typedef struct fan_race {

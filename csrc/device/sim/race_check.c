@@ -153,7 +153,7 @@ void fan_race_check_plan(fan_race_check *o, const fan_array *a)
         while (fan__runs_next(&r));
 }
 
-fan_status fan_race_check_begin(fan_race_check *o, uint32_t at, uint32_t host, const char *name, const char *site,
+fan_status fan_race_check_begin(fan_race_check *o, uint32_t at, uint32_t host, const char *name, const char *call_site,
                                 uint64_t *op, fan_error *err)
 {
     assert(at < o->nlanes && host < o->nlanes);
@@ -183,7 +183,7 @@ fan_status fan_race_check_begin(fan_race_check *o, uint32_t at, uint32_t host, c
     who->count = fan__count_in(&l->clock, at) + 1;
     fan_clock_set(&l->clock, at, who->count); /* cannot fail: there is room */
     race_put_text(who->name, sizeof who->name, name);
-    race_put_text(who->site, sizeof who->site, site);
+    race_put_text(who->call_site, sizeof who->call_site, call_site);
     *op = new_;
     return FAN_OK;
 }
@@ -240,7 +240,7 @@ static bool race_left_behind(const fan_race_check *o, const fan__range *r, const
 }
 
 fan_status fan_race_check_let_go(fan_race_check *o, uint32_t host, const uint32_t *lanes, size_t n, uintptr_t lo,
-                                 uintptr_t hi, const char *site, fan_race *race)
+                                 uintptr_t hi, const char *call_site, fan_race *race)
 {
     if (lo >= hi)
         return FAN_OK;
@@ -255,7 +255,7 @@ fan_status fan_race_check_let_go(fan_race_check *o, uint32_t host, const uint32_
                   .who = o->lanes[host].who,
                   .count = fan__count_in(&o->gate, host) + 1};
     race_put_text(who.name, sizeof who.name, "release");
-    race_put_text(who.site, sizeof who.site, site);
+    race_put_text(who.call_site, sizeof who.call_site, call_site);
     bool raced = false;
     for (fan__place p = fan__history_find(o, lo);
          !raced && !fan__history_is_end(o, p) && fan__history_at(o, p)->lo < hi; p = fan__history_after(o, p))
@@ -266,16 +266,16 @@ fan_status fan_race_check_let_go(fan_race_check *o, uint32_t host, const uint32_
 }
 
 fan_status fan_race_check_release(fan_race_check *o, uint32_t host, const uint32_t *lanes, size_t n, uintptr_t lo,
-                                  uintptr_t hi, const char *site, fan_race *race)
+                                  uintptr_t hi, const char *call_site, fan_race *race)
 {
-    fan_status status = fan_race_check_let_go(o, host, lanes, n, lo, hi, site, race);
+    fan_status status = fan_race_check_let_go(o, host, lanes, n, lo, hi, call_site, race);
     if (lo >= hi)
         return FAN_OK;
     size_t ranges = 0, reads = 0, crossed = 0;
     uint64_t op;
     fan__history_measure(o, lo, hi, &ranges, &reads, &crossed);
     if (fan__history_reserve(o, ranges, reads, crossed) == 0 &&
-        fan_race_check_begin(o, host, host, "release", site, &op, NULL) == FAN_OK)
+        fan_race_check_begin(o, host, host, "release", call_site, &op, NULL) == FAN_OK)
         fan__history_note_write(o, (uint32_t)op, lo, hi, true);
     return status;
 }

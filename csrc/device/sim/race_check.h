@@ -33,8 +33,8 @@ void fan_race_check_plan(fan_race_check *o, const fan_array *a);
 /* fan_race_check_begin: a new operation on `lane`, queued by host lane `host` (may be the same lane): ticks the lane.
  * What it is called by in *op, good until the next operation of that lane begins. FAN_ERR_NOMEM leaves all as it was.
  */
-fan_status fan_race_check_begin(fan_race_check *o, uint32_t lane, uint32_t host, const char *name, const char *site,
-                                uint64_t *op, fan_error *err);
+fan_status fan_race_check_begin(fan_race_check *o, uint32_t lane, uint32_t host, const char *name,
+                                const char *call_site, uint64_t *op, fan_error *err);
 /* fan_race_check_access: operation `op` touches every byte run of `a`. Returns FAN_ERR_RACE with *race (may be NULL)
  * filled on a conflict (history is updated all the same); FAN_ERR_NOMEM. */
 fan_status fan_race_check_access(fan_race_check *o, uint64_t op, const fan_array *a, bool write, fan_race *race);
@@ -46,9 +46,9 @@ void fan_race_check_over(fan_race_check *o, uint64_t op, bool awaited);
  * memory is short the check is made and no mark is left. fan_race_check_let_go: the check alone: the bytes are kept by
  * something else for now. */
 fan_status fan_race_check_release(fan_race_check *o, uint32_t host, const uint32_t *lanes, size_t n, uintptr_t lo,
-                                  uintptr_t hi, const char *site, fan_race *race);
+                                  uintptr_t hi, const char *call_site, fan_race *race);
 fan_status fan_race_check_let_go(fan_race_check *o, uint32_t host, const uint32_t *lanes, size_t n, uintptr_t lo,
-                                 uintptr_t hi, const char *site, fan_race *race);
+                                 uintptr_t hi, const char *call_site, fan_race *race);
 /* fan_race_check_forget: drops the history of [lo, hi), releases included (memory that is handed out afresh: its
  * release was checked). Cannot fail. */
 void fan_race_check_forget(fan_race_check *o, uintptr_t lo, uintptr_t hi);

@@ -34,8 +34,8 @@ static void host_text(const fan_sim *m, const fan_op *op, char *buf, size_t size
 
 static void site_text(const fan_op *op, const char *before, char *buf, size_t size)
 {
-    if (op->site[0])
-        fan_append(buf, size, "%s%s", before, op->site);
+    if (op->call_site[0])
+        fan_append(buf, size, "%s%s", before, op->call_site);
 }
 
 /* who: "'mul' (stream 1 of sim:0, train.py:28)", "the host (train.py:33)". */
@@ -46,8 +46,8 @@ static void who(const fan_sim *m, const fan_op *op, char *buf, size_t size)
     if (on_host(op)) {
         host_text(m, op, text, sizeof text);
         fan_append(buf, size, "%s", text);
-        if (op->site[0])
-            fan_append(buf, size, " (%s)", op->site);
+        if (op->call_site[0])
+            fan_append(buf, size, " (%s)", op->call_site);
         return;
     }
     stream_text(op, text, sizeof text);

@@ -58,9 +58,9 @@ typedef struct fan_sim_config {
     double launch_us, gbytes_per_s; /* the clock's cost model; 0: defaults (3 us, 1000 GB/s) */
 } fan_sim_config;
 
-/* Call-outs of the frontend; may be NULL. site: writes "file.py:31" of the calling thread's user code. */
+/* Call-outs of the frontend; may be NULL. call_site: writes "file.py:31" of the calling thread's user code. */
 typedef struct fan_sim_hooks {
-    void (*site)(void *ctx, char *buf, size_t size);
+    void (*call_site)(void *ctx, char *buf, size_t size);
     void (*warn)(void *ctx, const char *text); /* waiting for an event never recorded */
     void *ctx;
     /* before_block, after_block: around whatever blocks the calling thread in the machine (its turn, another's work);

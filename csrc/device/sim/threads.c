@@ -116,12 +116,12 @@ static uint64_t thread_mutex_name(const fan_sim *m, uint64_t id)
 static bool thread_wait(void *ctx, uint64_t mutex)
 {
     fan_sim *m = ctx;
-    char site[FAN__SITE];
-    fan__sim_call_site(m, site, sizeof site);
+    char call_site[FAN__SITE];
+    fan__sim_call_site(m, call_site, sizeof call_site);
     fan__sim_lock(m);
     fan__sim_touch(m, thread_mutex_name(m, mutex), false);
     fan__sim_unlock(m);
-    fan_host_sched_wait(m->host_sched, fan__sim_here.actor, mutex, site);
+    fan_host_sched_wait(m->host_sched, fan__sim_here.actor, mutex, call_site);
     return true;
 }
 

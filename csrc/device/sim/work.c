@@ -15,12 +15,12 @@
 
 #define KERNEL_US 1.0 /* at least */
 
-fan_status fan__work_enqueue(fan_sim *m, fan_sim_queue *q, fan__work *w, const char *site, fan_error *err)
+fan_status fan__work_enqueue(fan_sim *m, fan_sim_queue *q, fan__work *w, const char *call_site, fan_error *err)
 {
     fan_race race;
     double *host = &m->host_us[fan__sim_host(m)];
     FAN_TRY(fan__stream_barrier(m, q, err));
-    fan_status status = fan__access_judge(m, q->lane, w->name, site, w->kept, w->next, w->what, &race, err);
+    fan_status status = fan__access_judge(m, q->lane, w->name, call_site, w->kept, w->next, w->what, &race, err);
     if (status != FAN_OK && status != FAN_ERR_RACE)
         return status;
     fan__sim_touch(m, q->name, true);
@@ -52,10 +52,10 @@ static int work_keep_blocks(fan_sim *m, fan_sim_graph *g, fan__visit *next, cons
         return -1;
     for (size_t i = 0; !m->config.bare && next(what, i, &a, &write); i++) {
         fan_block *b = a && a->size ? fan__access_block(m, a->data) : NULL;
-        bool known = false;
+        bool used = false;
         for (size_t k = 0; b && k < g->nblocks; k++)
-            known |= g->blocks[k] == b->lo;
-        if (b && !known) {
+            used |= g->blocks[k] == b->lo;
+        if (b && !used) {
             b->graphs++;
             g->blocks[g->nblocks++] = b->lo;
         }
@@ -63,8 +63,8 @@ static int work_keep_blocks(fan_sim *m, fan_sim_graph *g, fan__visit *next, cons
     return 0;
 }
 
-static fan_status work_record(fan_sim *m, fan_sim_queue *q, fan_sim_command *c, const fan__work *w, const char *site,
-                              fan_error *err)
+static fan_status work_record(fan_sim *m, fan_sim_queue *q, fan_sim_command *c, const fan__work *w,
+                              const char *call_site, fan_error *err)
 {
     fan_sim_recording *r = q->recording;
     if (!c)
@@ -80,13 +80,13 @@ static fan_status work_record(fan_sim *m, fan_sim_queue *q, fan_sim_command *c, 
     c->member = q->member;
     c->us = w->us;
     snprintf(c->name, sizeof c->name, "%s", w->name);
-    snprintf(c->site, sizeof c->site, "%s", site);
+    snprintf(c->call_site, sizeof c->call_site, "%s", call_site);
     fan__command_put(r->graph, c);
     return FAN_OK;
 }
 
 static fan_status work_record_job(fan_sim *m, fan_sim_queue *q, const fan_job *job, const fan__work *w,
-                                  const char *site, fan_error *err)
+                                  const char *call_site, fan_error *err)
 {
     fan__packer p = {NULL, 0};
     if (job->kind == FAN_JOB_UPLOAD || job->stats_out)
@@ -103,12 +103,12 @@ static fan_status work_record_job(fan_sim *m, fan_sim_queue *q, const fan_job *j
         c->jobs = fan__pack_jobs(&p, job, 1);
         c->njobs = 1;
     }
-    return work_record(m, q, c, w, site, err);
+    return work_record(m, q, c, w, call_site, err);
 }
 
 /* work_record_kernel: n > 0: what it does is these jobs. */
 static fan_status work_record_kernel(fan_sim *m, fan_sim_queue *q, const fan_sim_kernel *k, const fan_job *jobs,
-                                     size_t n, const fan__work *w, const char *site, fan_error *err)
+                                     size_t n, const fan__work *w, const char *call_site, fan_error *err)
 {
     fan__packer p = {NULL, 0};
     fan__pack(&p, sizeof(fan_sim_command));
@@ -125,16 +125,16 @@ static fan_status work_record_kernel(fan_sim *m, fan_sim_queue *q, const fan_sim
         c->jobs = fan__pack_jobs(&p, jobs, n);
         c->njobs = n;
     }
-    return work_record(m, q, c, w, site, err);
+    return work_record(m, q, c, w, call_site, err);
 }
 
 fan_status fan__sim_run(fan_device *d, fan_stream *s, const fan_job *job, fan_error *err)
 {
     fan_sim *m = fan__sim_machine(d);
-    char site[FAN__SITE];
+    char call_site[FAN__SITE];
     fan_status status;
     fan__work w = {.name = job->label ? job->label : fan_job_word(job->kind), .next = fan__visit_job, .what = job};
-    fan__sim_call_site(m, site, sizeof site);
+    fan__sim_call_site(m, call_site, sizeof call_site);
     if (m->config.run_work && !(w.op = fan__op_new(job, 1)))
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for queued work");
     fan__sim_lock(m);
@@ -142,10 +142,10 @@ fan_status fan__sim_run(fan_device *d, fan_stream *s, const fan_job *job, fan_er
     FAN_GO(fan__sim_raise_pending(m, err));
     w.us = work_us(m, fan_job_bytes(job));
     if (fan__queue_of(s)->recording) {
-        status = work_record_job(m, fan__queue_of(s), job, &w, site, err);
+        status = work_record_job(m, fan__queue_of(s), job, &w, call_site, err);
         goto done;
     }
-    status = fan__work_enqueue(m, fan__queue_of(s), &w, site, err);
+    status = fan__work_enqueue(m, fan__queue_of(s), &w, call_site, err);
     if (status == FAN_OK || status == FAN_ERR_RACE)
         w.op = NULL;
 done:
@@ -181,7 +181,7 @@ fan_status fan__sim_run_many(fan_device *d, fan_stream *s, const fan_job *jobs, 
                              fan_error *err)
 {
     fan_sim *m = fan__sim_machine(d);
-    char site[FAN__SITE], label[FAN_TRACE_LABEL];
+    char call_site[FAN__SITE], label[FAN_TRACE_LABEL];
     fan_status status;
     fan_sim_kernel k;
     uint64_t bytes;
@@ -190,7 +190,7 @@ fan_status fan__sim_run_many(fan_device *d, fan_stream *s, const fan_job *jobs, 
             return FAN_OK;
     FAN_TRY(work_as_kernel(jobs, n, &k, &bytes, err));
     fan__work w = {.name = fan_jobs_label(jobs, n, label, sizeof label), .next = fan__visit_kernel, .what = &k};
-    fan__sim_call_site(m, site, sizeof site);
+    fan__sim_call_site(m, call_site, sizeof call_site);
     fan__sim_lock(m);
     if (m->config.run_work && !(w.op = fan__op_new(jobs, n)))
         FAN_GO(fan_fail(err, FAN_ERR_NOMEM, "out of memory for queued work"));
@@ -198,10 +198,10 @@ fan_status fan__sim_run_many(fan_device *d, fan_stream *s, const fan_job *jobs, 
     FAN_GO(fan__sim_raise_pending(m, err));
     w.us = work_us(m, bytes);
     if (fan__queue_of(s)->recording) {
-        status = work_record_kernel(m, fan__queue_of(s), &k, jobs, n, &w, site, err);
+        status = work_record_kernel(m, fan__queue_of(s), &k, jobs, n, &w, call_site, err);
         goto done;
     }
-    status = fan__work_enqueue(m, fan__queue_of(s), &w, site, err);
+    status = fan__work_enqueue(m, fan__queue_of(s), &w, call_site, err);
     if (status == FAN_OK || status == FAN_ERR_RACE)
         w.op = NULL;
 done:
@@ -260,13 +260,13 @@ static void work_trace_kernel(const fan_stream *s, const fan__work *w, uint64_t 
 
 fan_status fan_sim_launch(fan_sim *m, fan_stream *s, const fan_sim_kernel *k, fan_error *err)
 {
-    char site[FAN__SITE];
+    char call_site[FAN__SITE];
     bool captured = false;
     fan_status status;
     if (s->device->self != m)
         return fan_fail(err, FAN_ERR_VALUE, "the stream belongs to another machine");
     fan_yield();
-    fan__sim_call_site(m, site, sizeof site);
+    fan__sim_call_site(m, call_site, sizeof call_site);
     FAN_TRY(work_mark_automatic(m, s, k, err));
     uint64_t bytes = work_kernel_bytes(k);
     fan__work w = {.name = k->name ? k->name : "kernel", .next = fan__visit_kernel, .what = k};
@@ -278,11 +278,11 @@ fan_status fan_sim_launch(fan_sim *m, fan_stream *s, const fan_sim_kernel *k, fa
     FAN_GO(fan__sim_raise_pending(m, err));
     w.us = k->us >= 0 ? k->us : work_us(m, bytes);
     if (fan__queue_of(s)->recording) {
-        status = work_record_kernel(m, fan__queue_of(s), k, NULL, 0, &w, site, err);
+        status = work_record_kernel(m, fan__queue_of(s), k, NULL, 0, &w, call_site, err);
         captured = status == FAN_OK;
         goto done;
     }
-    status = fan__work_enqueue(m, fan__queue_of(s), &w, site, err);
+    status = fan__work_enqueue(m, fan__queue_of(s), &w, call_site, err);
     if (status == FAN_OK && op) {
         op->fn = k->fn;
         op->fini = k->fini;

@@ -16,7 +16,7 @@ typedef struct fan__work {
 
 /* fan__work_enqueue: judges work and puts it into q's queue. On FAN_ERR_RACE it is queued, and *err says which race;
  * otherwise a failure changes nothing. */
-fan_status fan__work_enqueue(fan_sim *m, fan_sim_queue *q, fan__work *w, const char *site, fan_error *err);
+fan_status fan__work_enqueue(fan_sim *m, fan_sim_queue *q, fan__work *w, const char *call_site, fan_error *err);
 fan_status fan__sim_run(fan_device *d, fan_stream *s, const fan_job *job, fan_error *err);
 fan_status fan__sim_run_many(fan_device *d, fan_stream *s, const fan_job *jobs, size_t n, fan_job_state *states,
                              fan_error *err);
