@@ -106,7 +106,8 @@ static char *said(const fan_value *v, char *buf, size_t size)
     int ndim = fan_value_shape(v, &shape);
     if (ndim < 0)
         return strcpy(buf, "an object");
-    PyOS_snprintf(buf, size, "%s %s on %s", fan_shape_text(ndim, shape, text, sizeof text), fan_dtype_name(v->dtype),
+    PyOS_snprintf(buf, size, "%s%s %s on %s", v->form == FAN_FORM_SPARSE ? "sparse " : "",
+                  fan_shape_text(ndim, shape, text, sizeof text), fan_dtype_name(v->dtype),
                   fan_device_text(v->device ? v->device : fan_cpu(), device, sizeof device));
     return buf;
 }
@@ -115,6 +116,8 @@ static bool alike(const fan_value *a, const fan_value *b)
 {
     const int64_t *one, *two;
     int ndim = fan_value_shape(a, &one);
+    if (a->form != b->form)
+        return false;
     if (ndim != fan_value_shape(b, &two) || a->dtype != b->dtype || a->device != b->device)
         return ndim < 0; /* an object is asked nothing */
     for (int i = 0; i < ndim; i++)
@@ -148,20 +151,26 @@ static int check_replaced(PyObject *was, PyObject *is, const char *who)
     return good ? 0 : -1;
 }
 
-/* replace: *sum becomes `to`, whose hold it takes; None of a defined one: undefined. */
+/* replace: *sum becomes `to`, whose hold it takes. What is undefined stays so, and what is defined. */
 static int replace(void **sum, PyObject *to, const char *who)
 {
     void *was = *sum;
-    if (to == Py_None) {
-        *sum = NULL;
-        Py_DECREF(to);
-    } else if (was && to != was && check_replaced(was, to, who) < 0) {
+    if (!was != (to == Py_None)) {
+        PyErr_Format(PyExc_ValueError, "%s returned an invalid gradient: expected %s, got %.200s", who,
+                     was ? "one, as there is a sum" : "None, as there is no sum", was ? "None" : Py_TYPE(to)->tp_name);
         Py_DECREF(to);
         return -1;
-    } else {
-        *sum = to;
     }
-    Py_XDECREF((PyObject *)was);
+    if (!was) {
+        Py_DECREF(to);
+        return 0;
+    }
+    if (to != was && check_replaced(was, to, who) < 0) {
+        Py_DECREF(to);
+        return -1;
+    }
+    *sum = to;
+    Py_DECREF((PyObject *)was);
     return 0;
 }
 

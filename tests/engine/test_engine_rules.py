@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 
 import fanin
 
@@ -217,6 +218,47 @@ def test_what_a_hook_returns_is_like_what_it_saw(e: Any, new: Any) -> None:
     with pytest.raises((ValueError, TypeError), match=r"a hook of .*Mul returned an invalid gradient: expected"):
         e.backward([(node, 0, ones())])
     assert w.grad is None
+
+
+@pytest.mark.rule("E9")
+@pytest.mark.parametrize(
+    ("new", "kind"),
+    [
+        ((None, None), ValueError),
+        ((ones(), ones()), ValueError),
+        ([ones(), None], TypeError),
+        ((ones(),), TypeError),
+        ((sp.coo_array(ones()), None), ValueError),
+    ],
+    ids=["forgets", "makes up", "a list", "too few", "sparse for dense"],
+)
+def test_a_pre_hook_gives_each_sum_as_it_was(e: Any, log: Any, new: Any, kind: Any) -> None:
+    node = e.Node(log.node("fn"), 2, name="Mul")
+    node.register_prehook(lambda sums: new)
+    with pytest.raises(kind, match=r"hook of Mul returned") as caught:
+        e.backward([(node, 0, ones())])
+    assert log == [] and "0 of 1 node" in caught.value.__notes__[0]
+    as_it_was = e.Node(lambda *sums: log.append([s is None for s in sums]), 2, name="Mul")
+    as_it_was.register_prehook(lambda sums: (ones() * 2, None))
+    e.backward([(as_it_was, 0, ones())])
+    assert log == [[False, True]]
+
+
+@pytest.mark.rule("E9")
+def test_a_slot_hook_keeps_dense_dense_and_sparse_sparse(e: Any) -> None:
+    for was, new in ((ones(), sp.coo_array(ones())), (sp.coo_array(ones()), ones())):
+        node = e.Node(lambda g: None, name="Mul")
+        node.register_hook(lambda g, new=new: new)
+        with pytest.raises(ValueError, match=r"hook of .*Mul returned an invalid gradient: expected"):
+            e.backward([(node, 0, was)])
+
+
+@pytest.mark.rule("E14", "V2")
+def test_a_node_whose_gradients_are_refused_had_run(e: Any) -> None:
+    node = e.Node(lambda g: np.ones(7), edges=[(leaf(e), 0)], name="Mul")
+    with pytest.raises(ValueError, match=r"^Mul returned an invalid gradient at index 0") as caught:
+        e.backward([(node, 0, ones())])
+    assert caught.value.__notes__[0].endswith("1 of 2 nodes had run")
 
 
 @pytest.mark.rule("E9")

@@ -106,7 +106,7 @@ def test_what_is_left_would_be_seen() -> None:
 def all_outcomes(seen: Counter[str]) -> None:
     """What was to be drawn was drawn."""
     wanted = ("well", "Boom", "RuntimeError", "ValueError", "call", "hook", "pre", "post", "leaf", "after", "release",
-              "nested", "sink", "another order", "defined", "undefined", *graphs.KINDS)  # fmt: skip
+              "nested", "sink", "note", "another order", "defined", "undefined", *graphs.KINDS)  # fmt: skip
     assert not [x for x in wanted if seen[x] < 5], seen
 
 

@@ -12,6 +12,7 @@ must give can be said in float64 by a few lines that know of no engine (`plain`)
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -27,6 +28,10 @@ Place = tuple[int, int]  # node, slot
 
 #: What an edge's gradient is of the sum that it is made of.
 TIMES, SAME, NOTHING, SPARSE, WRONG = "times", "same", "nothing", "sparse", "wrong"
+
+
+#: What a hook before or behind a node does: looks, halves all; and what is refused: another kind, or defined at will.
+LOOK, HALVE, A_LIST, FORGETS, MAKES_UP, A_KIND = "look", "halve", "a list", "forgets", "makes up", "a kind"
 
 
 class Boom(Exception):
@@ -61,8 +66,8 @@ class NodeSpec:
     throws: bool = False
     nested: int = 0  # a pass of so many steps inside it
     slot_hook: float | None = None  # replaces the sum by so many times it; 0: looks at it
-    pre_hook: bool = False
-    post_hook: bool = False
+    pre_hook: str | None = None
+    post_hook: str | None = None
 
 
 @dataclass
@@ -102,6 +107,21 @@ def number(values: str, c: float) -> Any:
 def times(g: Any, c: float) -> Any:
     """c times g, as the kind of thing that g is."""
     return g * (c if isinstance(g, float | Word) else np.asarray(c, g.dtype)[()])
+
+
+def notes(e: BaseException) -> list[str]:
+    return getattr(e, "__notes__", [])
+
+
+def halved(gradients: Any) -> Any:
+    return tuple(None if g is None else times(g, 0.5) for g in gradients)
+
+
+def other_kind(g: Any) -> Any:
+    """As large as g, but sparse where g is dense, dense where it is sparse."""
+    if sp.issparse(g):
+        return g.toarray()
+    return sp.coo_array(g) if isinstance(g, np.ndarray) and g.ndim else np.ones((2, 2))
 
 
 def inside(engine: Any, steps: int) -> Any:
@@ -157,7 +177,11 @@ def draw_node(r: random.Random, values: str, before: Sequence[NodeSpec]) -> Node
     node.throws = r.random() < 0.008
     node.nested = r.randint(1, 3) if r.random() < 0.03 else 0
     node.slot_hook = r.choice((0.0, 0.5, 3.0)) if r.random() < 0.1 else None
-    node.pre_hook, node.post_hook = r.random() < 0.05, r.random() < 0.05
+    if r.random() < 0.05:
+        hooks = (LOOK, HALVE, A_LIST, FORGETS, MAKES_UP, A_KIND)
+        node.pre_hook = r.choices(hooks, (8, 8, 1, 1, 1, 1))[0]
+    if r.random() < 0.05:
+        node.post_hook = r.choice((LOOK, HALVE))
     return node
 
 
@@ -200,15 +224,37 @@ class Built:
         if n.slot_hook is not None:
             node.register_hook(self.slot_hook(i, n.slot_hook), slot=0)
         if n.pre_hook:
-            node.register_prehook(lambda sums: self.log.append(("pre", i)))
+            node.register_prehook(self.pre_hook(i, n.pre_hook))
         if n.post_hook:
-            node.register_posthook(lambda sums, gradients: self.log.append(("post", i, len(sums), len(gradients))))
+            node.register_posthook(self.post_hook(i, n.post_hook))
         return node
 
     def slot_hook(self, i: int, c: float) -> Callable[[Any], Any]:
         def hook(g: Any) -> Any:
             self.log.append(("hook", i))
             return times(g, c) if c else None
+
+        return hook
+
+    def pre_hook(self, i: int, what: str) -> Callable[[Any], Any]:
+        def hook(sums: Any) -> Any:
+            self.log.append(("pre", i))
+            if what == A_LIST:
+                return list(sums)
+            if what == FORGETS:
+                return (None,) * len(sums)
+            if what == MAKES_UP:
+                return tuple(self.value(1.0) if s is None else s for s in sums)
+            if what == A_KIND:
+                return tuple(None if s is None else other_kind(s) for s in sums)
+            return halved(sums) if what == HALVE else None
+
+        return hook
+
+    def post_hook(self, i: int, what: str) -> Callable[[Any, Any], Any]:
+        def hook(sums: Any, gradients: Any) -> Any:
+            self.log.append(("post", i, len(sums), len(gradients)))
+            return halved(gradients) if what == HALVE else None
 
         return hook
 
@@ -245,6 +291,7 @@ class Built:
                 return [show(x) for x in self.engine.grad(self.roots(), inputs, keep_graph=keep, **how)]
             return self.engine.backward(self.roots(), inputs, keep_graph=keep, **how)
         except Exception as e:
+            self.log += [("note", *re.findall(r"in (\w+).*: (\d+ of \d+) node", note)) for note in notes(e)]
             return type(e).__name__
 
     def input(self, i: int, slot: int) -> Any:
@@ -261,7 +308,9 @@ class Built:
     @property
     def whole(self) -> bool:
         """Whether nothing throws, so that all runs in any order."""
-        return not any(n.throws or any(kind == WRONG for _, kind, _ in n.makes) for n in self.spec.nodes)
+        hooks = (None, LOOK, HALVE)
+        wrong = (any(kind == WRONG for _, kind, _ in n.makes) or n.pre_hook not in hooks for n in self.spec.nodes)
+        return not any(n.throws for n in self.spec.nodes) and not any(wrong)
 
     def changed(self) -> list[Any]:
         """Gradients that somebody else held and that were written (A6, L7)."""
@@ -287,8 +336,9 @@ def plain(spec: Spec) -> dict[int, tuple[float, float]]:
         if n.slot_hook and (i, 0) in total:
             total[i, 0] *= n.slot_hook
             size[i, 0] *= n.slot_hook
+        scale = 0.5 ** ((n.pre_hook == HALVE) + (n.post_hook == HALVE))
         for edge, (slot, kind, c) in zip(n.edges, n.makes, strict=True):
             if edge is not None and kind != NOTHING and (i, slot) in total:
-                factor = 1.0 if kind == SAME else c
+                factor = scale * (1.0 if kind == SAME else c)
                 arrives(edge, total[i, slot] * factor, size[i, slot] * abs(factor))
     return {i: (total.get((i, 0), float("nan")), size.get((i, 0), 0.0)) for i in spec.leaves}

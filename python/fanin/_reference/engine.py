@@ -257,18 +257,20 @@ class Pass:
             sums = self.buffers.pop(node).take()
             for slot, hook in list(node.slot_hooks.values()):
                 if sums[slot] is not None:
-                    [sums[slot]] = replaced(node, [sums[slot]], hook(sums[slot]))
+                    new = hook(sums[slot])
+                    [sums[slot]] = [sums[slot]] if new is None else replaced(node, [sums[slot]], new)
             for slot, value in enumerate(sums):
                 if self.captured is not None and (node, slot) in (self.wanted or ()):
                     self.captured[node, slot] = value
             if isinstance(node, Leaf):
                 self.finish(node, sums[0])
-            elif self.goes_on(node):
-                self.apply(node, sums)
+            gradients = self.apply(node, sums) if not isinstance(node, Leaf) and self.goes_on(node) else None
+            self.ran += 1
+            if gradients is not None:
+                self.send(node, gradients)
         except BaseException as e:
             e.add_note(f"in {node!r}: {self.ran} of {counted(len(self.needed), 'node')} had run")  # E14
             raise
-        self.ran += 1
 
     def finish(self, leaf: Leaf, g: Any) -> None:
         if g is None or self.captured is not None:
@@ -277,10 +279,13 @@ class Pass:
         for hook in list(leaf.after.values()):
             hook(leaf)  # L9
 
-    def apply(self, node: Node, sums: list[Any]) -> None:
+    def apply(self, node: Node, sums: list[Any]) -> list[Any]:
         for hook in list(node.prehooks.values()):
             new = hook(tuple(sums))
-            sums = sums if new is None else replaced(node, sums, *new)
+            if new is not None:
+                need(isinstance(new, tuple) and len(new) == node.inputs, TypeError,
+                     f"a pre-hook of {node.name} returned no tuple of {counted(node.inputs, 'sum')}")  # fmt: skip
+                sums = replaced(node, sums, *new)
         assert node.fn is not None
         node.running = {i for i, e in enumerate(node.edges) if e is not None and e[0] in self.needed}
         try:
@@ -292,6 +297,10 @@ class Pass:
             gradients = gradients if new is None else self.counted(node, new)
         if not self.keep_graph:
             self.free(node)
+        return gradients
+
+    def send(self, node: Node, gradients: list[Any]) -> None:
+        """V2, E1."""
         wanted = [e if (node, i) in self.keys else None for i, e in enumerate(node.edges)]
         self.check(f"{node.name} returned", gradients, wanted)
         for i, (edge, g) in enumerate(zip(wanted, gradients, strict=True)):
@@ -318,12 +327,14 @@ class Pass:
 
 
 def replaced(node: Node, old: Sequence[Any], *new: Any) -> list[Any]:
-    """E9: a hook may give other sums, each of the shape and dtype of the one before; None leaves it."""
+    """E9: a hook may give other sums, each of the shape and dtype of the one before; None is for None."""
     result = []
     for before, after in zip(old, new, strict=False):
-        if after is not None and before is not None:
+        need((after is None) == (before is None), ValueError,
+             f"a hook of {node.name} returned an invalid gradient: None is for the undefined")  # fmt: skip
+        if after is not None:
             a, b = read(before, anything=True), read(after, anything=True)
             need(a.form == b.form and a.shape == b.shape and a.type == b.type, ValueError,
                  f"a hook of {node.name} returned an invalid gradient: expected {a.shape}, got {b.shape}")  # fmt: skip
-        result.append(before if after is None else after)
+        result.append(after)
     return result
