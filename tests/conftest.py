@@ -28,6 +28,23 @@ def pytest_runtest_makereport(item: pytest.Item, call: Any) -> Any:
     return report
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--rule", action="append", default=[], metavar="RULE", help="only tests that state this rule of docs/rules.md"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """--rule A10 --rule S9: the tests that state one of them."""
+    wanted = {word for given in config.getoption("--rule") for word in given.upper().split(",")}
+    if wanted:
+        kept = [i for i in items if any(wanted & set(mark.args) for mark in i.iter_markers("rule"))]
+        if not kept:
+            raise pytest.UsageError(f"--rule {','.join(sorted(wanted))}: no test here is marked with it")
+        config.hook.pytest_deselected(items=[i for i in items if i not in set(kept)])
+        items[:] = kept
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
     if " at 0x" in item.nodeid:  # the workers of one run would not agree on what there is to run
         raise pytest.UsageError(f"{item.nodeid}: a test is not called by an address: say ids=")

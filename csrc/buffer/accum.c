@@ -75,8 +75,6 @@ fan_reuse_answer fan_reusable(const fan_reuse *f)
         return FAN_REUSE_TYPE;
     if (!f->disjoint)
         return FAN_REUSE_MEETS;
-    if (f->borrowed)
-        return FAN_REUSE_BORROWED;
     if (!((f->ours && !f->exposed) || f->donated || (f->unshared && f->host)))
         return FAN_REUSE_HELD;
     if (!f->host && !f->exclusive)

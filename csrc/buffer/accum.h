@@ -66,7 +66,6 @@ typedef struct fan_reuse {
     bool writable;
     bool same_dtype; /* its dtype is the accumulation dtype and its shape the sum's after this fold */
     bool disjoint;   /* its bytes are disjoint from every other operand of the fold */
-    bool borrowed;   /* L8: memory that will be overwritten later */
     bool ours;       /* the buffer made it .. */
     bool exposed;    /* .. and somebody outside has seen it since: a snapshot, a target or a hook */
     bool donated;
@@ -83,7 +82,6 @@ typedef struct fan_reuse {
     X(READONLY, "it is read-only")                    \
     X(TYPE, "its dtype or shape is not the sum's")    \
     X(MEETS, "its memory may meet another operand's") \
-    X(BORROWED, "its memory is borrowed")             \
     X(HELD, "someone else may hold it")               \
     X(USED, "another stream may still use it")        \
     X(READ, "its elements are still to be looked at")

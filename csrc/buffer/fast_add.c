@@ -128,7 +128,6 @@ static fan_array *sum_for(const fan_slot *s, const fan_fast_kind *k, const char 
                        .writable = true,
                        .same_dtype = fan_accum_dtype(k->dtype, s->spec->accumulate) == k->dtype,
                        .disjoint = !fan_flats_meet(a->data, bytes, data, bytes),
-                       .borrowed = p->value.borrowed,
                        .ours = true,
                        .exposed = p->value_exposed,
                        .host = true};

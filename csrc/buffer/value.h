@@ -16,7 +16,6 @@ typedef struct fan_value {
     fan_form form;
     fan_dtype dtype; /* FAN_DT_NONE for objects */
     bool weak;       /* a Python scalar (D5) */
-    bool borrowed;   /* L8: memory that will be overwritten later */
     /* the frontend's: the object itself says where the memory of the array lies, and may be asked again (is_unchanged)
      */
     bool own_memory;

@@ -325,7 +325,6 @@ FAN_TURN_TUPLE(machine_leave_out, seen_calls)
 FAN_TURN_NONE(fan_machine_spawn, fan_seen_nothing)
 FAN_TURN_ONE(fan_machine_saw_thread, fan_seen_nothing)
 FAN_TURN_GET(fan_machine_get_races, seen_calls)
-FAN_TURN_GET(fan_machine_get_calls, seen_calls)
 FAN_TURN_GET(fan_machine_get_unsound, seen_calls)
 FAN_TURN_GET(fan_machine_get_host_us, seen_calls)
 FAN_TURN_GET(fan_machine_get_device_us, seen_calls)
@@ -390,7 +389,6 @@ static PyGetSetDef getset[] = {
     {"seed", fan_machine_get_seed, NULL, "The seed that picks what runs next.", NULL},
     {"races", fan_machine_get_races_turn, NULL, "How many races were found.", NULL},
     {"_steps", fan_machine_get_steps, NULL, "How often one of the host threads was chosen.", NULL},
-    {"_calls", fan_machine_get_calls_turn, NULL, "Calls of the backend so far.", NULL},
     {"_unsound", fan_machine_get_unsound_turn, NULL, "Waits left out whose order did not hold: must be 0.", NULL},
     {"host_us", fan_machine_get_host_us_turn, NULL, "The clock of the host, in microseconds.", NULL},
     {"device_us", fan_machine_get_device_us_turn, NULL, "When the last work queued ends, in microseconds.", NULL},

@@ -62,7 +62,6 @@ PyObject *fan_machine_give_up(PyObject *o, PyObject *none);
 PyObject *fan_machine_get_devices(PyObject *o, void *closure);
 PyObject *fan_machine_get_seed(PyObject *o, void *closure);
 PyObject *fan_machine_get_races(PyObject *o, void *closure);
-PyObject *fan_machine_get_calls(PyObject *o, void *closure);
 PyObject *fan_machine_get_unsound(PyObject *o, void *closure);
 PyObject *fan_machine_get_host_us(PyObject *o, void *closure);
 PyObject *fan_machine_get_device_us(PyObject *o, void *closure);

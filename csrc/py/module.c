@@ -98,10 +98,10 @@ static int add_constants(PyObject *m)
 static int module_exec(PyObject *m)
 {
     fan_state *st = PyModule_GetState(m);
-    PyMethodDef *const tables[] = {fan_buffer_functions,  fan_stream_functions,  fan_machine_functions,
-                                   fan_trace_functions,   fan_option_functions,  fan_exchange_functions,
-                                   fan_overlap_functions, fan_address_functions, fan_cuda_functions,
-                                   fan_engine_functions,  fan_by_hand_functions};
+    PyMethodDef *const tables[] = {fan_buffer_functions,  fan_stream_functions,   fan_machine_functions,
+                                   fan_option_functions,  fan_exchange_functions, fan_overlap_functions,
+                                   fan_address_functions, fan_cuda_functions,     fan_engine_functions,
+                                   fan_by_hand_functions};
     if (PyInterpreterState_Get() != PyInterpreterState_Main()) {
         PyErr_SetString(PyExc_ImportError, "fanin is of the main interpreter alone, as NumPy is");
         return -1;

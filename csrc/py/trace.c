@@ -143,15 +143,3 @@ PyType_Spec fan_trace_spec = {
     .flags = Py_TPFLAGS_DEFAULT,
     .slots = slots,
 };
-
-/* Functions */
-
-static PyObject *trace_on(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
-{
-    return PyBool_FromLong(fan_trace_on());
-}
-
-PyMethodDef fan_trace_functions[] = {
-    {"trace_on", trace_on, METH_NOARGS, "trace_on()\n--\n\nTrue where a trace records this thread."},
-    {NULL, NULL, 0, NULL},
-};

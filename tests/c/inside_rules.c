@@ -207,14 +207,14 @@ static PyObject *accum(PyObject *Py_UNUSED(module), PyObject *args)
 
 static PyObject *reusable(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"dense",   "writable", "same_dtype", "disjoint",  "borrowed",   "ours", "exposed",
+    static char *names[] = {"dense",   "writable", "same_dtype", "disjoint",  "ours",       "exposed",
                             "donated", "unshared", "host",       "exclusive", "read_later", NULL};
-    int f[12] = {0};
+    int f[11] = {0};
     fan_reuse facts;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$pppppppppppp:rules_reusable", names, f, f + 1, f + 2, f + 3,
-                                     f + 4, f + 5, f + 6, f + 7, f + 8, f + 9, f + 10, f + 11))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$ppppppppppp:rules_reusable", names, f, f + 1, f + 2, f + 3, f + 4,
+                                     f + 5, f + 6, f + 7, f + 8, f + 9, f + 10))
         return NULL;
-    facts = (fan_reuse){f[0], f[1], f[2], f[3], f[4], f[5], f[6], f[7], f[8], f[9], f[10], f[11]};
+    facts = (fan_reuse){f[0], f[1], f[2], f[3], f[4], f[5], f[6], f[7], f[8], f[9], f[10]};
     return PyUnicode_FromString(fan_reuse_words(fan_reusable(&facts)));
 }
 

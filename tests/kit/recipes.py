@@ -92,7 +92,7 @@ def recipe(kinds: list[str], dtypes: list[int], shapes: list[tuple[int, ...]], d
 
 
 @dataclass
-class World:
+class Given:
     """What one of the two buffers was given, and the memory behind it."""
 
     things: list[Any] = field(default_factory=list)  # in the order in which they were made

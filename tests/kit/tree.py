@@ -433,6 +433,28 @@ def uses_in(path: Path, csrc: Path, cc: list[str], cache: Path, folder: Path) ->
     return {(int(line), name) for line, name in own}
 
 
+def facts_nobody_sets(csrc: Path) -> list[str]:
+    """The facts that a rule asks (the fields of the structs that it is handed) and that nothing under `csrc` decides:
+    to copy a field of the same name from another struct is not to decide it.
+    """
+    headers = [p for name in RULE_FILES if (p := csrc / f"{name}.h").exists()]
+    texts = {p.relative_to(csrc).as_posix(): without_comments(p.read_text()) for p in headers}
+    structs = {name: (file, body) for file, text in texts.items() for name, body in STRUCT.findall(text)}
+    asked = {n for text in texts.values() for n in re.findall(r"\bconst (\w+) \*\w+[,)]", text) if n in structs}
+    sources = [without_comments(p.read_text()) for p in c_files(csrc)]
+    written: set[str] = set()
+    for text in sources:
+        for name, value in re.findall(r"(?:\.|->)(\w+)(?:\[[^\]]*\])?\s*[|&]?=(?!=)\s*([^;,}]*)", text):
+            if not re.fullmatch(rf"[\w.>-]*(?:\.|->){name}", value.strip()):
+                written.add(name)
+    return [
+        f"{structs[name][0]}: {name}.{field[1]} is asked for and set by nobody"
+        for name in sorted(asked)
+        for field in FIELD.finditer(structs[name][1])
+        if field[1] not in written
+    ]
+
+
 def rule_bits_set(csrc: Path) -> list[str]:
     """Where a rule's bit is put into a word of rules outside the files that decide. To ask for one (`rules & FAN_A(6)`)
     is not to set it.

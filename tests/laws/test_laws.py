@@ -14,7 +14,7 @@ import pytest
 
 import fanin
 from fanin._reference import buffer as reference
-from kit.recipes import KINDS, SCALARS, SHAPES, Sub, World, parts_of, recipe
+from kit.recipes import KINDS, SCALARS, SHAPES, Given, Sub, parts_of, recipe
 from kit.values import DTYPES, FLOATS, LOW, added_up, show, stored
 
 pytestmark = pytest.mark.core
@@ -37,7 +37,7 @@ def cases(kinds: list[str] | None = None, count: int = CASES) -> Iterator[tuple[
         shape = draw.choice(SHAPES)
         dtypes = draw.sample(range(len(DTYPES)), draw.choice([1, 2, 3]))
         some = kinds or [k for k in (KINDS if shape else SCALARS) if k not in ("wrong shape", "nonsense", "fraction")]
-        world = World()
+        world = Given()
         terms = [world.make(recipe(some, dtypes, [shape], draw), False) for _ in range(draw.randint(1, 6))]
         if any(type(x) is int and not 0 <= x < 128 for x in terms):
             continue  # whether it fits is asked at each add, of what is there then
@@ -90,7 +90,7 @@ def test_the_budget_never_changes_a_bit(buffer: Any) -> None:
 def test_a_gradient_someone_else_holds_is_never_written(buffer: Any) -> None:
     written = 0
     for draw, terms in cases():
-        world = World(memory=[y for x in terms for y in parts_of(x) if isinstance(y, np.ndarray)])
+        world = Given(memory=[y for x in terms for y in parts_of(x) if isinstance(y, np.ndarray)])
         before = world.image()
         take = draw.choice([{}, {"writable": True}, {"scale": 1}])
         if not (take and any(type(x).__name__ == "Word" for x in terms)):

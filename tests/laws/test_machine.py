@@ -37,7 +37,7 @@ from hypothesis.stateful import (
 import fanin
 from fanin._reference import buffer as reference
 from fanin._reference import numbers as reference_numbers
-from kit.recipes import KINDS, SCALARS, SHAPES, World, joined, recipe
+from kit.recipes import KINDS, SCALARS, SHAPES, Given, joined, recipe
 from kit.values import DTYPES, LOW, show
 
 PLAIN = [i for i, d in enumerate(DTYPES) if d.kind in "buifc"]  # those that NumPy knows
@@ -139,7 +139,7 @@ class Twins(RuleBasedStateMachine):
 
         gradients = {id(world): world.make(made, donate) for world in self.worlds}
 
-        def call(buffer: Any, world: World) -> None:
+        def call(buffer: Any, world: Given) -> None:
             buffer.add(slot, gradients[id(world)], key=key, donate=donate, copy=copy)
 
         if self.both("add", call) is None and donate:
@@ -169,7 +169,7 @@ class Twins(RuleBasedStateMachine):
 
         given = {id(w): self.outs(w, random.Random(seed)) if "out" in how else None for w in self.worlds}
 
-        def call(buffer: Any, world: World) -> Any:
+        def call(buffer: Any, world: Given) -> Any:
             outs = given[id(world)]
             result = buffer.take(out=outs, scale=scale if "scale" in how else None, writable=how == "writable")
             assert outs is None or all(r is None or o is None or r is o for r, o in zip(result, outs, strict=True))
@@ -209,7 +209,7 @@ class Twins(RuleBasedStateMachine):
         given = {id(w): self.outs(w, random.Random(seed))[slot] if "out" in how else None for w in self.worlds}
         count = [len(p.came) for p in self.ours.passes]
 
-        def call(buffer: Any, world: World) -> Any:
+        def call(buffer: Any, world: Given) -> Any:
             return buffer.take(
                 slot=slot, out=given[id(world)], scale=scale if "scale" in how else None, writable=how == "writable"
             )
@@ -238,13 +238,13 @@ class Twins(RuleBasedStateMachine):
             self.both("miss", lambda buffer, _: buffer.add([-1, 3, 2**70][n % 3], 1.0))
 
     def begin_pass(self, seed: int) -> None:
-        self.worlds = (World(), World())
+        self.worlds = (Given(), Given())
         self.keyed = [random.Random(seed + i).random() < 0.5 for i in range(len(self.keyed))]
         self.added = 0
 
     # What is compared
 
-    def outs(self, world: World, draw: random.Random) -> list[Any]:
+    def outs(self, world: Given, draw: random.Random) -> list[Any]:
         """One array a slot: fresh, or one that was added, or, rarely, what does not fit."""
         outs = []
         for shape in self.shapes:

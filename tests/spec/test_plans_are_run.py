@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kit.support import CSRC, cache_dir, compiler
-from kit.tree import places_compared, plan_fields, rule_bits_set
+from kit.tree import facts_nobody_sets, places_compared, plan_fields, rule_bits_set
 
 pytestmark = pytest.mark.core
 
@@ -176,3 +176,24 @@ def test_a_planted_comparison_of_places_is_found(line: str, found: bool, tmp_pat
     (tmp_path / "buffer/fold.c").write_text(f"#include <data.h>\n{line}\n")
     wrong = places_compared(tmp_path)
     assert len(wrong) == found and all(w.startswith("buffer/fold.c:2: ") for w in wrong)
+
+
+# The questions
+
+
+def test_every_fact_that_a_rule_asks_is_set_by_somebody() -> None:
+    assert facts_nobody_sets(CSRC) == []
+
+
+def test_a_planted_fact_that_nobody_sets_is_found(tmp_path: Path) -> None:
+    """A field that is only handed on from one of the same name is set by nobody."""
+    (tmp_path / "buffer").mkdir()
+    rule = "typedef struct fan_reuse {\n    bool dense; /* x */\n    bool lent;\n} fan_reuse;\n"
+    rule += "int ask(const fan_reuse *f);\n"
+    (tmp_path / "buffer/accum.h").write_text(rule)
+    (tmp_path / "buffer/x.c").write_text("fan_reuse f = {.dense = a->dense && b,\n .lent = v->lent};\n")
+    assert facts_nobody_sets(tmp_path) == ["buffer/accum.h: fan_reuse.lent is asked for and set by nobody"]
+    (tmp_path / "buffer/y.c").write_text("void lend(fan_value *v) { if (v->lent == 1) v->other = 2; }\n")
+    assert len(facts_nobody_sets(tmp_path)) == 1, "to compare is not to set"
+    (tmp_path / "buffer/y.c").write_text("void lend(fan_value *v) { v->lent = true; }\n")
+    assert facts_nobody_sets(tmp_path) == []

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import ast
 import functools
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -211,6 +214,31 @@ def test_the_core_cites_the_rules() -> None:
     cited = set().union(*(cited_in(words) for path, words in files() if CSRC in path.parents))
     missing = [k for k in KNOWN if k[0] in FAMILIES and k not in cited]
     assert len(missing) <= 8, f"cited nowhere in csrc/: {missing}"
+
+
+def test_the_option_rule_selects_the_tests_that_state_it(tmp_path: Path) -> None:
+    marked = "import pytest\n@pytest.mark.rule('A9', 'A10')\ndef test_a(): pass\n"
+    (tmp_path / "test_x.py").write_text(
+        marked + "@pytest.mark.rule('A1')\ndef test_b(): pass\ndef test_c(): pass\n"
+        "@pytest.mark.rule('S9')\nclass TestD:\n    def test_d(self): pass\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml")]
+
+    def selected(*options: str) -> tuple[list[str], str]:
+        done = subprocess.run(
+            [*command, "--collect-only", "-p", "conftest", *options, str(tmp_path)],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "python"), str(TESTS)])},
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+        )
+        return re.findall(r"::(test_\w)$", done.stdout, re.MULTILINE), done.stdout + done.stderr
+
+    assert selected()[0] == ["test_a", "test_b", "test_c", "test_d"]
+    assert selected("--rule", "A10")[0] == ["test_a"]
+    assert selected("--rule", "a1", "--rule", "S9")[0] == ["test_b", "test_d"]
+    _, said = selected("--rule", "A99")
+    assert "--rule A99: no test here is marked with it" in said
 
 
 # The checkers themselves

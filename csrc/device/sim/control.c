@@ -133,7 +133,9 @@ void fan_sim_fail_at(fan_sim *m, int64_t index, fan_status status)
     fan__sim_unlock(m);
 }
 
+#ifdef FAN_TEST
 uint64_t fan_sim_calls(const fan_sim *m) { return control_count(m, &m->calls); }
+#endif
 
 uint64_t fan_sim_unsound(const fan_sim *m) { return control_count(m, &m->unsound); }
 

@@ -143,7 +143,9 @@ void fan_sim_leave_out(fan_sim *m, uint64_t plan_bits);
  * wait, query, event_sync, run, launch) fails with `status` (FAN_ERR_DEVICE, FAN_ERR_DEVICE_NOMEM), once, and changes
  * nothing. < 0: none does. fan_sim_calls: calls so far. */
 void fan_sim_fail_at(fan_sim *m, int64_t index, fan_status status);
+#ifdef FAN_TEST
 uint64_t fan_sim_calls(const fan_sim *m);
+#endif
 /* fan_sim_unsound: waits left out whose order did not hold (must be 0: Elision). */
 uint64_t fan_sim_unsound(const fan_sim *m);
 double fan_sim_host_us(const fan_sim *m);   /* the clock: host time spent queueing */
