@@ -194,7 +194,7 @@ void run_begin(run *r)
     if (r->driver & DRIVER_ELIDE)
         for (int i = 0; i < r->w->D * r->w->S; i++)
             for (int k = 0; k < r->w->D * r->w->S; k++)
-                (void)fan_clock_set(&r->w->stream[i]->known, r->w->stream[k]->lane, UINT64_MAX / 2);
+                (void)fan_clock_set(&r->w->stream[i]->clock, r->w->stream[k]->lane, UINT64_MAX / 2);
 }
 
 static double value_of(uint64_t what)

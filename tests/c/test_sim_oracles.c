@@ -263,7 +263,7 @@ static void a_wait_wrongly_left_out_is_found(void)
     open(&w, config_of(1, 0, FAN_SIM_SEEDED), 0);
     CHECK_OK(launch(&w, w.s[0], "k", 0, 0, 1));
     CHECK_OK(fan_event_record(w.s[0], &e, NULL));
-    CHECK_INT(fan_clock_set(&w.s[1]->known, w.s[0]->lane, e->count), 0); /* planted */
+    CHECK_INT(fan_clock_set(&w.s[1]->clock, w.s[0]->lane, e->count), 0); /* planted */
     CHECK_OK(fan_stream_wait(w.s[1], e, &elided, NULL));
     CHECK(elided);
     CHECK_INT(fan_sim_unsound(w.m), 1);
