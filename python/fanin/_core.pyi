@@ -311,8 +311,8 @@ class Node:
         """Whether a pass without keep_graph has run it."""
     def needs(self, edge: int, /) -> bool:
         """Whether anybody needs the gradient of an edge: not where it is None, nor, while the node runs, where
-        inputs= leaves it out. Of several passes the innermost on this thread answers, else the latest walk that waits
-        for it.
+        inputs= leaves it out. Of several passes the innermost on this thread answers, else the latest walk that
+        waits for it.
         """
     def register_hook(self, hook: Hook, slot: int = 0) -> HookHandle:
         """Let `hook(sum)` see the sum of a slot, where it is defined, once in each pass; what it returns, if not
