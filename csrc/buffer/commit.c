@@ -37,6 +37,7 @@ static void commit_sum(fan_pass *p, fan_gathered *g, old_sum *old)
     p->value_exposed = p->value_exposed && same;
     p->value_shown = p->value_shown && same;
     p->value_ours = f->ours;
+    p->value_summed = true;
     p->value_donated = f->donated;
     p->value_hashed = false;
     p->sum_stats = fan_sum_stats_move(&f->sum_stats);
@@ -57,6 +58,7 @@ static void commit_first(fan_pass *p, fan_item *it, old_sum *old)
     *old = (old_sum){.value = p->value, .ready = p->ready, .ready_event = p->ready_event};
     value_moves(&p->value, &it->value);
     p->value_ours = it->ours;
+    p->value_summed = false;
     p->value_exposed = it->exposed;
     p->value_shown = it->shown;
     p->value_donated = it->donated;

@@ -168,7 +168,8 @@ static void add_inplace(fan_buffer *b, const inplace_add *one)
     (void)fan_sum_flat(one->sum, (const char *const[]){one->sum, one->data}, 2, one->count, one->dtype, one->dtype,
                        NULL);
     p->count++;
-    p->rules |= fan_plan_fast_add();
+    p->value_summed = true;
+    p->rules |= fan_plan_fast_slot(true, false) | fan_plan_fast_fold(true);
     if (one->key >= 0)
         p->next_key = one->key + 1;
     FAN_FAST_COUNT(b, adds, 1);

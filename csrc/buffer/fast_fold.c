@@ -148,6 +148,7 @@ static void merge_commit(fan_buffer *b, size_t slot, merge *m, void *object, cha
     FAN_FAST_COUNT(b, bytes_written, p->bytes);
     FAN_FAST_COUNT(b, in_place, first ? m->n - 1 : 0);
     fan_fast_unpark(b, p, parked);
+    p->rules = (p->summed ? p->rules : 0) | fan_plan_fast_fold(first);
     p->summed += (int64_t)parked;
     p->terms[0] = fan_fast_term_of(object, data, p->terms[m->n - 1].key, false, false);
     memmove(&p->terms[1], &p->terms[m->n], (p->n - m->n) * sizeof *p->terms);

@@ -62,6 +62,7 @@ typedef struct fan_fast_list {
     /* 0: the first of the list is a contribution like the others. Else it is the sum of so many contributions: it is
      * memory of the buffer and no longer parked. */
     int64_t summed;
+    uint64_t rules;       /* by which that sum was made; where `summed` is 0 they mean nothing */
     size_t alone;         /* how many of those parked were the buffer's alone when that was asked */
     size_t ask;           /* and the length of the list from which on it is asked again */
     size_t undefined;     /* how many of the n are undefined; while a take has the slot they stand behind the others */

@@ -71,6 +71,7 @@ static fan_status items_of(fan_buffer *b, size_t slot, fan_item **items, size_t 
         fan_item *it = fan_calloc(sizeof *it);
         if (!it)
             return fan_fail(err, FAN_ERR_NOMEM, "%s: slot %zu: out of memory", b->name, slot);
+        it->value.dtype = FAN_DT_NONE;
         fan_status status =
             one->object ? b->frontend->fast_value(one->object, one->data, &list->kind, &it->value, err) : FAN_OK;
         if (status != FAN_OK) {
@@ -103,13 +104,13 @@ static void pass_fill(fan_pass *p, const fan_slot *s, fan_item **items, size_t m
     p->keyed = list->terms[0].key < 0 ? -1 : 1;
     p->count = fan_fast_list_count(list);
     p->device = some ? fan_device_hold(fan_cpu()) : NULL;
-    p->rules = fan_plan_fast_slot(some, list->summed > 0);
+    p->rules = fan_plan_fast_slot(some, list->undefined > 0) | (list->summed ? list->rules : 0);
     p->items = items;
     p->nitems = made;
     p->cap = list->n;
     if (list->summed) {
         p->value = *sum;
-        p->value_ours = true;
+        p->value_ours = p->value_summed = true;
         p->value_seen = p->seen;
         p->value_key = list->terms[0].key < 0 ? -1 : 0;
         p->next_key = list->terms[0].key + 1;

@@ -56,9 +56,16 @@ fan_add_plan fan_plan_add(const fan_add_facts *f)
     return plan;
 }
 
-uint64_t fan_plan_fast_add(void) { return FAN_S(3) | FAN_A(6); }
+uint64_t fan_plan_fast_slot(bool defined, bool undefined)
+{
+    return (undefined ? FAN_S(2) : 0) | (defined ? FAN_S(3) : 0);
+}
 
-uint64_t fan_plan_fast_slot(bool defined, bool summed) { return (defined ? FAN_S(3) : 0) | (summed ? FAN_A(6) : 0); }
+uint64_t fan_plan_fast_fold(bool reusable)
+{
+    fan_side first = {.form = FAN_FORM_DENSE, .reusable = reusable}, other = {.form = FAN_FORM_DENSE};
+    return fan_accum(first, other, false).rules;
+}
 
 static fan_dtype accumulated(const fan_fold_facts *f)
 {
@@ -135,7 +142,7 @@ fan_take_plan fan_plan_take(const fan_take_facts *f)
     fan_take_plan plan = {.way = way_of(f)};
     plan.copy_out = f->has_out && plan.way != FAN_TAKE_INTO_OUT && (f->terms || f->has_state || f->has_zero);
     plan.counts = plan.way == FAN_TAKE_FINISH && f->terms == 1;
-    plan.rules = plan.way == FAN_TAKE_HAND ? FAN_A(14) : 0;
+    plan.rules = plan.way == FAN_TAKE_HAND && !f->summed ? FAN_A(14) : 0;
     return plan;
 }
 

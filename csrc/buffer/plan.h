@@ -70,11 +70,10 @@ typedef struct fan_add_plan {
 
 fan_add_plan fan_plan_add(const fan_add_facts *facts);
 
-/* fan_plan_fast_add: the rules of a gradient of the fast path (fast.h) that is added into the slot's own sum at once.
- */
-uint64_t fan_plan_fast_add(void);
-/* fan_plan_fast_slot: the rules that have decided in a slot of the fast path; `summed`: a sum has been made there. */
-uint64_t fan_plan_fast_slot(bool defined, bool summed);
+/* fan_plan_fast_slot: the rules by which gradients of the fast path (fast.h) came to a slot, of which some are defined,
+ * some not. fan_plan_fast_fold: those of a sum of them; `reusable`: fan_reusable said so of the first. */
+uint64_t fan_plan_fast_slot(bool defined, bool undefined);
+uint64_t fan_plan_fast_fold(bool reusable);
 
 /* ---- fold: a running sum and what came since, in one pass (A1-A8, A11, A13, S12-S17, S22) ---- */
 
@@ -132,7 +131,7 @@ fan_fold_plan fan_plan_fold(const fan_fold_facts *facts);
 typedef enum fan_take_way {
     FAN_TAKE_NOTHING,  /* nothing was added, or zeros that go into out */
     FAN_TAKE_ZERO,     /* zeros were */
-    FAN_TAKE_HAND,     /* the only term itself (A14) */
+    FAN_TAKE_HAND,     /* the only term itself: a sum that is there already, or the only contribution (A14) */
     FAN_TAKE_COMMIT,   /* the running sum, which the slot keeps should a later one fail */
     FAN_TAKE_FINISH,   /* made apart from it */
     FAN_TAKE_INTO_OUT, /* written straight into out, after all sums */
@@ -152,6 +151,7 @@ typedef struct fan_take_facts {
     bool first_donated;
     bool same_dtype;  /* the first term is of the sum's dtype */
     bool overwritten; /* some out= lies where the only term lies */
+    bool summed;      /* the only term is the sum of several contributions */
     bool must_copy;   /* the taker will write, and somebody else may hold the only term */
 } fan_take_facts;
 

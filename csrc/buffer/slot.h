@@ -76,6 +76,7 @@ typedef struct fan_pass {
     fan_value value; /* the sum so far (folder) */
     /* as an item has them (folder) */
     bool value_ours, value_exposed, value_shown, value_donated;
+    bool value_summed;        /* it is the sum of several contributions (folder) */
     fan_dtype_set value_seen; /* of what is in it (folder) */
     bool value_hashed;        /* with debug: it is still the contribution itself, and .. (folder) */
     uint64_t value_hash;      /* .. of its elements at add */

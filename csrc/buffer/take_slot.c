@@ -144,6 +144,7 @@ static fan_take_facts facts_of(fan_buffer *b, const fan_take *how, const fan_ext
     if (f->n) {
         facts.first_donated = f->terms[0].donated;
         facts.same_dtype = f->terms[0].v->dtype == sum;
+        facts.summed = f->terms[0].is_value && s->p->value_summed;
     }
     if (f->n == 1 && !facts.has_out && !facts.scaled) {
         facts.overwritten = fan_written_by_out(outs, f->terms[0].v);

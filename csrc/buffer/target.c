@@ -197,7 +197,7 @@ static fan_status take_back_direct(fan_buffer *b, fan_target *t, bool good, fan_
     if (good) {
         old = p->ready_event;
         p->ready_event = e;
-        p->value_exposed = true;
+        p->value_exposed = p->value_summed = true;
         if (b->sum_stats)
             last = fan_sum_stats_forget(b, t->slot);
         FAN_COUNT(b, adds, 1);

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -143,6 +145,50 @@ def test_what_is_said_of_the_next_sum_is_what_it_does(stats: bool, dense_first: 
     assert rule in fold.rules
     if stats and dense_first:
         assert "a fresh array will take the sum: its elements are still to be looked at (A7)." in said
+
+
+@pytest.mark.core
+@pytest.mark.rule("A6", "A7")
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize(
+    ("held", "bytes_each", "rules"),
+    [(True, 4000, "S3, A6, A7"), (False, 4000, "S3, A6"), (True, 0, "S3"), (True, 2000, "S3, A7")],
+)
+def test_the_rules_of_sums_that_were_made_are_those_that_ran(
+    traced: bool, held: bool, bytes_each: int, rules: str
+) -> None:
+    """The same by the fast path and, inside a trace, by the general one."""
+    budget = {4000: 5000, 2000: 7000, 0: 5000}[bytes_each]
+    gradients = [np.ones(bytes_each // 4, np.float32) for _ in range(4)]
+    buf = InputBuffer(1, budget=budget)
+    with fanin.trace() if traced else contextlib.nullcontext():
+        for i in range(4):
+            if held:
+                buf.add(0, gradients[i])
+            else:
+                buf.add(0, gradients.pop())
+        assert buf.explain(0).splitlines()[-1] == f"Rules that decided so far: {rules}."
+
+
+@pytest.mark.core
+@pytest.mark.rule("A14")
+@pytest.mark.parametrize(
+    ("budget", "contributions", "single"),
+    [(0, 4, False), (0, 2, False), (0, 1, True), (None, 1, True), (None, 4, False)],
+)
+@pytest.mark.parametrize("undefined", [False, True])
+def test_a_sum_of_several_is_not_handed_through_as_a_single_one(
+    budget: Any, contributions: int, single: bool, undefined: bool
+) -> None:
+    buf = InputBuffer(1, budget=budget)
+    with fanin.trace() as t:
+        for _ in range(contributions):
+            buf.add(0, np.ones(3))
+        if undefined:
+            buf.add(0, None)
+        buf.take()
+    (line,) = [line for line in t if line.kind == "take"]
+    assert ("A14" in line.rules) == single
 
 
 @pytest.mark.core

@@ -87,6 +87,8 @@ static void takes(void)
     CHECK(fan_plan_take(&f).way == FAN_TAKE_NOTHING && fan_plan_take(&f).copy_out);
     f = (fan_take_facts){.terms = 1, .dense = 1, .same_dtype = true, .whole = true};
     CHECK(fan_plan_take(&f).way == FAN_TAKE_HAND && fan_plan_take(&f).rules == FAN_A(14));
+    f.summed = true; /* a sum is no single contribution */
+    CHECK(fan_plan_take(&f).way == FAN_TAKE_HAND && !fan_plan_take(&f).rules);
     f.must_copy = true;
     CHECK(fan_plan_take(&f).way == FAN_TAKE_FINISH && fan_plan_take(&f).counts && !fan_plan_take(&f).rules);
     f = (fan_take_facts){.terms = 2, .dense = 2, .whole = true};
@@ -129,8 +131,9 @@ int main(void)
     folds();
     takes();
     targets();
-    CHECK_INT(fan_plan_fast_add(), FAN_S(3) | FAN_A(6));
-    CHECK_INT(fan_plan_fast_slot(false, false), 0);
-    CHECK_INT(fan_plan_fast_slot(true, true), FAN_S(3) | FAN_A(6));
+    CHECK_INT(fan_plan_fast_slot(true, false), FAN_S(3));
+    CHECK_INT(fan_plan_fast_slot(true, true), FAN_S(2) | FAN_S(3));
+    CHECK_INT(fan_plan_fast_fold(true), FAN_A(6));
+    CHECK_INT(fan_plan_fast_fold(false), FAN_A(7));
     return check_done();
 }

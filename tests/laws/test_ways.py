@@ -194,13 +194,15 @@ class World:
 
     def asked(self) -> None:
         r, i = self.r, self.r.randrange(self.nslots)
-        what = r.choice(["snapshot", "expect", "ready", "stats", "clear"])
+        what = r.choice(["snapshot", "expect", "ready", "stats", "clear", "explain"])
         if what == "snapshot":
             self.seen.append(self.described(self.buf[i]))
         elif what == "expect":
             self.buf.expect(i, r.randrange(6))
         elif what == "ready":
             self.seen.append(self.buf.ready(i))
+        elif what == "explain":
+            self.seen.append(self.buf.explain(i))
         elif what == "stats":
             self.seen.append(repr(self.buf.stats(i)))
         elif r.random() < 0.3:
@@ -227,6 +229,10 @@ class World:
             self.r = random.Random(mark)
             if self.strict:
                 self.seen.append(dict(self.buf.counters))
+        self.explained = [
+            self.buf.explain(i) for i in range(self.nslots)
+        ]  # last: it ends the fast path of what is parked
+        self.seen += self.explained
         return [self.seen, [bits(x) for x in [*self.donated, *self.given]]]
 
 
@@ -264,6 +270,10 @@ def compare(
             counts["refused" if isinstance(a, tuple) and len(a) == 3 and isinstance(a[2], str) else "done"] += 1
         assert one[1] == other[1], f"seed {seed}: what was given"
         counts["narrow"] += twin.narrow
+        for rule in ("S2", "A6", "A7"):
+            counts[rule] += sum(
+                rule in text.splitlines()[-1].replace(".", "").split(": ")[-1].split(", ") for text in twin.explained
+            )
     return counts
 
 
@@ -273,6 +283,7 @@ def test_both_ways_give_the_same() -> None:
     assert counts["done"] > 5000
     assert counts["refused"] > 300
     assert counts["narrow"] > 5
+    assert min(counts[rule] for rule in ("S2", "A6", "A7")) > 10, f"what explain said: {counts}"
 
 
 def test_both_ways_give_the_same_for_large_arrays() -> None:
