@@ -153,7 +153,7 @@ NEAR_IN_C = {
     "array/convert": "convert",
     "array/": "array or extents",
     "base/pool": "pool",
-    "base/": "keys or trace or team or mem or thread or clock or fork or status",
+    "base/": "keys or trace or workers or mem or thread or clock or fork or status",
     "device/sim/explore": "explore",
     "device/sim/footprint": "explore",
     "device/sim/race": "order or sim",
