@@ -117,7 +117,9 @@ def peak(work: Callable[[], object]) -> int:
     """By how many bytes the resident memory grows at most."""
     reads, writes = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # it forks where threads are: the child uses none of them
+        # Python and jax warn of a fork where threads are: this child uses none of them.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.simplefilter("ignore", RuntimeWarning)
         child = os.fork()
     if child == 0:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
