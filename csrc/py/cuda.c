@@ -141,11 +141,6 @@ static PyObject *cuda_leave_out(PyObject *Py_UNUSED(module), PyObject *words)
     Py_RETURN_NONE;
 }
 
-static PyObject *kernels_hash(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
-{
-    return PyUnicode_FromString(fan_kernels_hash);
-}
-
 static PyObject *kernels_made(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 {
     return PyUnicode_FromString(fan_kernels_made);
@@ -209,8 +204,6 @@ PyMethodDef fan_cuda_functions[] = {
      "values unless `empty`."},
     {"cuda_leave_out", cuda_leave_out, METH_VARARGS,
      "cuda_leave_out(*words)\n--\n\nPlan bits that the CUDA backend leaves out, and no others: for proofs."},
-    {"kernels_hash", kernels_hash, METH_NOARGS,
-     "kernels_hash()\n--\n\nThe hash of the sources that the CUDA kernels were made of."},
     {"kernels_made", kernels_made, METH_NOARGS,
      "kernels_made()\n--\n\nWhat nvcc made of them when the package was built; \"\": it was built without."},
     {NULL, NULL, 0, NULL},

@@ -124,13 +124,3 @@ PyObject *fan_machine_launch_graph(PyObject *o, PyObject *args)
     Py_END_ALLOW_THREADS fan_stream_drop(s);
     return fan_sim_done(status, &err);
 }
-
-PyObject *fan_machine_capture_state(PyObject *o, PyObject *where)
-{
-    fan_stream *s = stream_here(fan_machine_self(o), where);
-    if (!s)
-        return NULL;
-    int state = fan_sim_capture_state(fan_machine_self(o)->m, s, NULL, NULL);
-    fan_stream_drop(s);
-    return PyLong_FromLong(state);
-}

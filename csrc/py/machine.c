@@ -264,12 +264,6 @@ static PyObject *machine_check(PyObject *o, PyObject *on)
     Py_RETURN_NONE;
 }
 
-static PyObject *machine_unsafe(PyObject *o, PyObject *Py_UNUSED(none))
-{
-    fan_error err = {0};
-    return fan_sim_done(fan_sim_unsafe(fan_machine_self(o)->m, "an unsafe call", &err), &err);
-}
-
 static PyObject *machine_leave_out(PyObject *o, PyObject *words)
 {
     uint64_t bits = 0;
@@ -293,16 +287,6 @@ static PyObject *machine_leave_out(PyObject *o, PyObject *words)
     Py_RETURN_NONE;
 }
 
-static PyObject *machine_fail_at(PyObject *o, PyObject *args)
-{
-    long long index;
-    int memory = 0;
-    if (!PyArg_ParseTuple(args, "L|p:_fail_at", &index, &memory))
-        return NULL;
-    fan_sim_fail_at(fan_machine_self(o)->m, index, memory ? FAN_ERR_DEVICE_NOMEM : FAN_ERR_DEVICE);
-    Py_RETURN_NONE;
-}
-
 static void seen_calls(PyObject *o, PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(nargs),
                        PyObject *Py_UNUSED(kwnames))
 {
@@ -319,13 +303,10 @@ FAN_TURN_NONE(machine_step, fan_seen_nothing)
 FAN_TURN_TUPLE(fan_machine_begin_capture, fan_seen_nothing)
 FAN_TURN_ONE(fan_machine_end_capture, fan_seen_nothing)
 FAN_TURN_TUPLE(fan_machine_launch_graph, fan_seen_nothing)
-FAN_TURN_ONE(fan_machine_capture_state, fan_seen_nothing)
-FAN_TURN_NONE(machine_unsafe, fan_seen_nothing)
 FAN_TURN_TUPLE(machine_leave_out, seen_calls)
 FAN_TURN_NONE(fan_machine_spawn, fan_seen_nothing)
 FAN_TURN_ONE(fan_machine_saw_thread, fan_seen_nothing)
 FAN_TURN_GET(fan_machine_get_races, seen_calls)
-FAN_TURN_GET(fan_machine_get_unsound, seen_calls)
 FAN_TURN_GET(fan_machine_get_host_us, seen_calls)
 FAN_TURN_GET(fan_machine_get_device_us, seen_calls)
 FAN_TURN_GET(fan_machine_get_host_schedule, seen_calls)
@@ -351,15 +332,8 @@ static PyMethodDef methods[] = {
      "_end_capture($self, stream, /)\n--\n\nThe graph of what was captured."},
     {"_launch_graph", fan_machine_launch_graph_turn, METH_VARARGS,
      "_launch_graph($self, graph, stream, /)\n--\n\nQueue a graph."},
-    {"_capture_state", fan_machine_capture_state_turn, METH_O,
-     "_capture_state($self, stream, /)\n--\n\n0: not captured, 1: captured, 2: the capture is broken."},
-    {"_unsafe", machine_unsafe_turn, METH_NOARGS,
-     "_unsafe($self, /)\n--\n\nA call that CUDA forbids beside a capture."},
     {"_leave_out", machine_leave_out_turn, METH_VARARGS,
      "_leave_out($self, /, *words)\n--\n\nLeave out these of the plans, and no others."},
-    {"_fail_at", machine_fail_at, METH_VARARGS,
-     "_fail_at($self, index, memory=False, /)\n--\n\nThe backend's call number `index` from now fails, once; below 0: "
-     "none does."},
     {"_spawn", fan_machine_spawn_turn, METH_NOARGS, "_spawn($self, /)\n--\n\nRegister a host thread; its number."},
     {"_thread_begin", fan_machine_thread_begin, METH_O,
      "_thread_begin($self, actor, /)\n--\n\nFirst on the new thread; False: return at once."},
@@ -389,7 +363,6 @@ static PyGetSetDef getset[] = {
     {"seed", fan_machine_get_seed, NULL, "The seed that picks what runs next.", NULL},
     {"races", fan_machine_get_races_turn, NULL, "How many races were found.", NULL},
     {"_steps", fan_machine_get_steps, NULL, "How often one of the host threads was chosen.", NULL},
-    {"_unsound", fan_machine_get_unsound_turn, NULL, "Waits left out whose order did not hold: must be 0.", NULL},
     {"host_us", fan_machine_get_host_us_turn, NULL, "The clock of the host, in microseconds.", NULL},
     {"device_us", fan_machine_get_device_us_turn, NULL, "When the last work queued ends, in microseconds.", NULL},
     {"abandoned", fan_machine_get_abandoned, NULL, "True after the host threads were told to end.", NULL},

@@ -62,7 +62,6 @@ PyObject *fan_machine_give_up(PyObject *o, PyObject *none);
 PyObject *fan_machine_get_devices(PyObject *o, void *closure);
 PyObject *fan_machine_get_seed(PyObject *o, void *closure);
 PyObject *fan_machine_get_races(PyObject *o, void *closure);
-PyObject *fan_machine_get_unsound(PyObject *o, void *closure);
 PyObject *fan_machine_get_host_us(PyObject *o, void *closure);
 PyObject *fan_machine_get_device_us(PyObject *o, void *closure);
 PyObject *fan_machine_get_abandoned(PyObject *o, void *closure);
@@ -81,7 +80,6 @@ PyObject *fan_machine_launch(PyObject *o, PyObject *args);
 PyObject *fan_machine_begin_capture(PyObject *o, PyObject *args);
 PyObject *fan_machine_end_capture(PyObject *o, PyObject *where);
 PyObject *fan_machine_launch_graph(PyObject *o, PyObject *args);
-PyObject *fan_machine_capture_state(PyObject *o, PyObject *where);
 
 /* ---- search.c ---- */
 

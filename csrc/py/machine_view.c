@@ -18,11 +18,6 @@ PyObject *fan_machine_get_races(PyObject *o, void *Py_UNUSED(closure))
     return PyLong_FromUnsignedLongLong(fan_sim_races(fan_machine_self(o)->m));
 }
 
-PyObject *fan_machine_get_unsound(PyObject *o, void *Py_UNUSED(closure))
-{
-    return PyLong_FromUnsignedLongLong(fan_sim_unsound(fan_machine_self(o)->m));
-}
-
 PyObject *fan_machine_get_host_us(PyObject *o, void *Py_UNUSED(closure))
 {
     return PyFloat_FromDouble(fan_sim_host_us(fan_machine_self(o)->m));

@@ -70,24 +70,6 @@ static int add_errors(PyObject *m, fan_state *st)
 
 static int add_constants(PyObject *m)
 {
-    static const char *const counters[] = {
-#define X(name) #name,
-        FAN_COUNTER_LIST(X)
-#undef X
-    };
-    PyObject *names = PyTuple_New(sizeof counters / sizeof *counters);
-    for (size_t i = 0; names && i < sizeof counters / sizeof *counters; i++) {
-        PyObject *name = PyUnicode_FromString(counters[i]);
-        if (name)
-            PyTuple_SET_ITEM(names, (Py_ssize_t)i, name);
-        else
-            Py_CLEAR(names);
-    }
-    if (!names || PyModule_AddObjectRef(m, "COUNTERS", names) < 0) {
-        Py_XDECREF(names);
-        return -1;
-    }
-    Py_DECREF(names);
     return PyModule_AddIntConstant(m, "FROM_NDARRAY", FAN_FROM_NDARRAY) < 0 ||
                    PyModule_AddIntConstant(m, "FROM_SPARSE", FAN_FROM_FANIN_SPARSE) < 0 ||
                    PyModule_AddIntConstant(m, "FROM_FOREIGN", FAN_FROM_FOREIGN) < 0
@@ -98,10 +80,14 @@ static int add_constants(PyObject *m)
 static int module_exec(PyObject *m)
 {
     fan_state *st = PyModule_GetState(m);
-    PyMethodDef *const tables[] = {fan_buffer_functions,  fan_stream_functions,   fan_machine_functions,
-                                   fan_option_functions,  fan_exchange_functions, fan_overlap_functions,
-                                   fan_address_functions, fan_cuda_functions,     fan_engine_functions,
-                                   fan_by_hand_functions};
+    PyMethodDef *const tables[] = {
+        fan_buffer_functions,   fan_stream_functions,  fan_machine_functions, fan_option_functions,
+        fan_exchange_functions, fan_overlap_functions, fan_address_functions, fan_cuda_functions,
+        fan_engine_functions,   fan_by_hand_functions,
+#ifdef FAN_TEST
+        fan_test_functions,
+#endif
+    };
     if (PyInterpreterState_Get() != PyInterpreterState_Main()) {
         PyErr_SetString(PyExc_ImportError, "fanin is of the main interpreter alone, as NumPy is");
         return -1;

@@ -1,4 +1,4 @@
-/* options: process-wide switches and counters; in test builds what tests/kit/hooks.py asks for. */
+/* options: process-wide switches and counters. */
 #include "py/turn.h"
 
 #include "array/sum_isa.h"
@@ -133,61 +133,10 @@ static PyObject *trim(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
     Py_END_ALLOW_THREADS return PyLong_FromSize_t(gone);
 }
 
-static PyObject *auto_budget(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
-{
-    fan_auto_budget now = fan_budget_auto();
-    return Py_BuildValue("(KK)", (unsigned long long)now.alone, (unsigned long long)now.held);
-}
-
 static PyObject *workers(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 {
     return PyLong_FromLong(fan_workers_get());
 }
-
-#ifdef FAN_TEST
-/* What tests/kit/hooks.py asks for. */
-static PyObject *test_auto_budget(PyObject *Py_UNUSED(module), PyObject *args)
-{
-    unsigned long long alone = 0, held = 0;
-    if (!PyArg_ParseTuple(args, "|KK:_test_auto_budget", &alone, &held))
-        return NULL;
-    fan_budget_auto_set(PyTuple_GET_SIZE(args) ? &(fan_auto_budget){alone, held} : NULL);
-    Py_RETURN_NONE;
-}
-
-static PyObject *test_fail_at(PyObject *Py_UNUSED(module), PyObject *args)
-{
-    long long skip, count = 1;
-    if (!PyArg_ParseTuple(args, "L|L:_test_fail_at", &skip, &count))
-        return NULL;
-    fan_mem_fail_at(skip, count);
-    Py_RETURN_NONE;
-}
-
-static PyObject *test_memory(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
-{
-    fan_mem_counts n = fan_mem_get();
-    n.live -= (int64_t)fan_state_get()->nfreelist; /* kept for the next buffers: no leak */
-    return Py_BuildValue("(LLL)", (long long)n.live, (long long)n.total, (long long)n.failed);
-}
-
-static PyObject *test_helpers(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
-{
-    return PyLong_FromLong(fan_workers_alive());
-}
-
-static PyObject *test_fault(PyObject *Py_UNUSED(module), PyObject *name)
-{
-    const char *text = name == Py_None ? "NONE" : PyUnicode_AsUTF8(name);
-    if (!text)
-        return NULL;
-    fan_fault_id id = fan_fault_named(text);
-    if (id == FAN_FAULT_NONE && name != Py_None)
-        return PyErr_Format(PyExc_ValueError, "no fault is called %R: base/fault.h has the list", name);
-    fan_fault_plant(id);
-    Py_RETURN_NONE;
-}
-#endif
 
 static void seen_counters(PyObject *Py_UNUSED(module), PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(nargs),
                           PyObject *Py_UNUSED(kwnames))
@@ -199,9 +148,6 @@ FAN_TURN_NONE(counters, seen_counters)
 
 PyMethodDef fan_option_functions[] = {
     {"get_options", get_options, METH_NOARGS, "get_options()\n--\n\nThe process's options, as a dict."},
-    {"auto_budget", auto_budget, METH_NOARGS,
-     "auto_budget()\n--\n\nWhat budget=\"auto\" allows, in bytes: of what a buffer alone keeps alive, and of what "
-     "somebody else holds."},
     {"workers", workers, METH_NOARGS, "workers()\n--\n\nHow many threads make a large sum together."},
     {"set_options", set_options, METH_VARARGS,
      "set_options(debug, warn_stream_mismatch, budget, isa, threads, pool_bytes, capture_redirect, /)\n--\n\nSet those "
@@ -219,19 +165,5 @@ PyMethodDef fan_option_functions[] = {
      "True\n"
      ">>> fanin.trim()\n"
      "0\n"},
-#ifdef FAN_TEST
-    {"_test_auto_budget", test_auto_budget, METH_VARARGS,
-     "_test_auto_budget(alone, held, /)\n--\n\nTests: other limits than auto_budget's, of buffers made from now on; "
-     "without arguments: those again."},
-    {"_test_fail_at", test_fail_at, METH_VARARGS,
-     "_test_fail_at(skip, count=1, /)\n--\n\nTests: let `skip` allocations pass and fail the `count` after them (-1: "
-     "all); skip -1: off."},
-    {"_test_memory", test_memory, METH_NOARGS,
-     "_test_memory()\n--\n\nTests: blocks alive, allocations ever, allocations refused."},
-    {"_test_helpers", test_helpers, METH_NOARGS,
-     "_test_helpers()\n--\n\nTests: threads that stand ready to help with large sums."},
-    {"_test_fault", test_fault, METH_O,
-     "_test_fault(name, /)\n--\n\nTests: plant the fault of that name (base/fault.h); None: none."},
-#endif
     {NULL, NULL, 0, NULL},
 };

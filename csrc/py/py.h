@@ -305,5 +305,8 @@ PyObject *fan_process_counters(void);               /* a fanin.options.ProcessCo
 extern PyMethodDef fan_buffer_functions[], fan_stream_functions[], fan_machine_functions[], fan_option_functions[],
     fan_exchange_functions[], fan_overlap_functions[], fan_address_functions[], fan_cuda_functions[],
     fan_engine_functions[], fan_by_hand_functions[];
+#ifdef FAN_TEST
+extern PyMethodDef fan_test_functions[];
+#endif
 
 #endif

@@ -61,7 +61,7 @@ def test_what_is_no_budget_is_told_what_one_is(bad: Any, error: type[Exception])
 
 
 def test_its_limits_are_a_part_of_the_cache_and_64_mib() -> None:
-    alone, held = _core.auto_budget()
+    alone, held = hooks.auto_budget()
     assert 16 << 10 <= alone <= 16 * MIB and held == 64 * MIB
 
 

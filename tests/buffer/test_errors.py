@@ -21,6 +21,7 @@ import pytest
 import fanin
 from fanin import InputBuffer, Slot, Sparse, Zero, _core
 from kit import hooks
+from kit.support import CSRC
 
 pytestmark = pytest.mark.core
 
@@ -529,8 +530,10 @@ def test_counters_read_as_attributes_and_as_a_mapping() -> None:
     buf.add(0, None)
     c = buf.counters
     assert c.adds == c["adds"] == dict(c)["adds"] == 2
-    assert tuple(c) == _core.COUNTERS
-    assert len(c) == len(_core.COUNTERS)
+    header = (CSRC / "buffer/buffer.h").read_text()
+    counted = re.search(r"#define FAN_COUNTER_LIST\(X\)(.*?[^\\])\n", header, re.DOTALL)
+    assert counted and list(c) == re.findall(r"X\((\w+)\)", counted[1])
+    assert len(c) == len(list(c)) > 10
     with pytest.raises(KeyError):
         c["nothing"]
     with pytest.raises(AttributeError):

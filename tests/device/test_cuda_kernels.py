@@ -15,7 +15,7 @@ import pytest
 import fanin
 from fanin import _core
 from fanin.testing import FakeDriver
-from kit.support import ROOT
+from kit.support import ROOT, core_file
 
 pytestmark = pytest.mark.core
 
@@ -150,4 +150,7 @@ def test_the_kernels_that_were_built_in_are_named() -> None:
 
 
 def test_the_built_library_has_the_ptx_of_the_tree() -> None:
-    assert _core.kernels_hash() in (ROOT / "csrc/device/kernels/ptx.c").read_text()[:400]
+    tree, library = (ROOT / "csrc/device/kernels/ptx.c").read_text(), core_file()
+    ptx = "".join(re.findall(r'^    "(.*)"', tree, re.MULTILINE)).replace("\\n", "\n").replace('\\"', '"')
+    assert len(ptx) > 100_000 and library
+    assert ptx.encode() in library.read_bytes()

@@ -44,8 +44,7 @@ def a_race(w: Any) -> None:
 
 
 def a_wait_that_was_needed(w: Any) -> None:
-    machine = w.machine
-    w.on = type("Counted", (), {"_unsound": 2, "__getattr__": lambda self, name: getattr(machine, name)})()
+    w.unsound = lambda: 2
 
 
 def memory(w: Any) -> None:

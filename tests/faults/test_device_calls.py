@@ -21,7 +21,7 @@ def one_pass(m: fanin.sim.Machine, budget: Any, fail: int, memory: bool) -> tupl
     p, q, c = (m.stream() for _ in range(3))
     buf = fanin.InputBuffer([fanin.Slot(dtype="float32")], stream=c, budget=budget)
     g = [m.array(np.full(4, k, dtype)) for k, dtype in ((1, np.float32), (2, np.float64), (4, np.float32))]
-    m._fail_at(fail, memory)
+    hooks.fail_call(m, fail, memory)
     happened = "nothing"
     try:
         for k, (x, s) in enumerate(zip(g, (p, q, p), strict=True)):
@@ -32,7 +32,7 @@ def one_pass(m: fanin.sim.Machine, budget: Any, fail: int, memory: bool) -> tupl
     except fanin.DeviceError:
         happened = "failed"
     finally:
-        m._fail_at(-1)
+        hooks.fail_call(m, -1)
     if happened == "nothing":
         with fanin.stream(c):
             assert result.numpy().tolist() == [7] * 4

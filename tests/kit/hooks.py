@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+import fanin
 from fanin import _core
+from fanin.sim import Machine
 
 #: Whether the library under test is a development build (FANIN_DEV=1, or sanitized).
 DEVELOPMENT = hasattr(_core, "_test_fault")
@@ -36,11 +38,37 @@ def fail_at(skip: int, count: int = 1) -> None:
     _hook("fail_at")(skip, count)
 
 
-def auto_budget(*limits: int) -> None:
-    """Other limits than those of budget="auto", alone and held, for buffers made from now on; none: those again."""
-    _hook("auto_budget")(*limits)
+def auto_budget(*limits: int) -> tuple[int, int]:
+    """Other limits than those of budget="auto", alone and held, for buffers made from now on; none: those again.
+
+    Gives the limits.
+    """
+    return _hook("auto_budget")(*limits)  # type: ignore[no-any-return]
 
 
 def fault(name: str | None) -> None:
     """Plants a fault of base/fault.h; None takes it away."""
     _hook("fault")(name)
+
+
+# The simulated machine
+
+
+def unsound(machine: Machine) -> int:
+    """Waits left out whose order did not hold: must be 0; in a release, which does not tell, it is."""
+    return int(_hook("unsound")(machine)) if DEVELOPMENT else 0
+
+
+def fail_call(machine: Machine, index: int, memory: bool = False) -> None:
+    """The device's call number `index` from now fails, once, of a device or for want of its memory; below 0: none."""
+    _hook("fail_call")(machine, index, memory)
+
+
+def unsafe(machine: Machine) -> None:
+    """A call that CUDA forbids beside a capture."""
+    _hook("unsafe")(machine)
+
+
+def capture_state(stream: fanin.Stream) -> int:
+    """0: not captured; 1: captured; 2: in a capture that is broken."""
+    return int(_hook("capture_state")(stream))

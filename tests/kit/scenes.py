@@ -11,6 +11,7 @@ import numpy as np
 
 import fanin
 from fanin.sim import Machine
+from kit import hooks
 
 
 def pair(m: Machine, one: Callable[[], Any], two: Callable[[], Any]) -> tuple[Any, Any]:
@@ -56,7 +57,7 @@ def faults(m: Machine) -> Any:
             return False
         return True
 
-    m._fail_at(0)
+    hooks.fail_call(m, 0)
     return pair(m, lambda: record(s), lambda: record(t))
 
 

@@ -238,9 +238,12 @@ class Sim(World):
 
     def run_out(self) -> list[str]:
         wrong = super().run_out()
-        if self.on._unsound:
-            wrong.append(f"{self.on._unsound} waits were left out whose order did not hold")
+        if unsound := self.unsound():
+            wrong.append(f"{unsound} waits were left out whose order did not hold")
         return wrong
+
+    def unsound(self) -> int:
+        return hooks.unsound(self.machine)
 
     def close(self, bad: bool) -> None:
         self.on.__exit__(AssertionError if bad else None, None, None)
@@ -276,11 +279,11 @@ class Sim(World):
 
     def unsafe(self) -> None:
         """A call that no capture allows."""
-        self.on._unsafe()
+        hooks.unsafe(self.machine)
 
     def state(self, s: Any) -> int:
         """0: not captured; 1: captured; 2: in a capture that is broken."""
-        return int(self.on._capture_state(s))
+        return hooks.capture_state(s)
 
 
 class Raw(World):

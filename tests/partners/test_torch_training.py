@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import fanin
+from kit import hooks
 
 pytestmark = [
     pytest.mark.partners,
@@ -402,5 +403,5 @@ def test_gradients_of_micro_batches_do_not_pile_up() -> None:
         for _ in range(40):
             model(torch.ones(2, 256)).sum().backward()
         waiting = block._buffer.counters.peak_parked_bytes
-    assert waiting <= size + max(fanin._core.auto_budget()[0], size), waiting
+    assert waiting <= size + max(hooks.auto_budget()[0], size), waiting
     assert all(p.grad is not None for p in model.parameters())

@@ -53,7 +53,7 @@ def source_hash() -> str:
 
 def kept_hash() -> str:
     """What ptx.c says."""
-    found = re.search(r"fan_kernels_hash\[\] = \"(\w+)\"", OUT.read_text()) if OUT.exists() else None
+    found = re.search(r"^/\* Sources: (\w+) \*/$", OUT.read_text(), re.MULTILINE) if OUT.exists() else None
     return found[1] if found else ""
 
 
@@ -155,7 +155,7 @@ def c_file(ptx: str, by: str) -> str:
     return (
         f"/* Made by build.py from kernels.cu for {LOWEST}, PTX {VERSION}, by nvcc {by}. Not to be edited. */\n"
         '#include "device/kernels/image.h"\n\n'
-        f'const char fan_kernels_hash[] = "{source_hash()}";\n\nconst char fan_kernels_ptx[] =\n{body};\n'
+        f"/* Sources: {source_hash()} */\n\nconst char fan_kernels_ptx[] =\n{body};\n"
     )
 
 

@@ -4,8 +4,8 @@
 
 #include <stddef.h>
 
-/* ptx.c: as PTX, and the hash of the sources that it was made of. */
-extern const char fan_kernels_ptx[], fan_kernels_hash[];
+/* ptx.c: as PTX. */
+extern const char fan_kernels_ptx[];
 /* fatbin.c: the same for the architectures that fan_kernels_made names; no bytes and "" where the package was
  * built without nvcc. */
 extern const unsigned char fan_kernels_fatbin[];

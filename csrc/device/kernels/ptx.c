@@ -1,7 +1,7 @@
 /* Made by build.py from kernels.cu for compute_75, PTX 7.0, by nvcc 13.0. Not to be edited. */
 #include "device/kernels/image.h"
 
-const char fan_kernels_hash[] = "a623ae25d839353f72bcf489ea32aabc39027079e39d8a3cd1300f2c6275a886";
+/* Sources: a623ae25d839353f72bcf489ea32aabc39027079e39d8a3cd1300f2c6275a886 */
 
 const char fan_kernels_ptx[] =
     ".version 7.0\n"

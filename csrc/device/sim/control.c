@@ -124,6 +124,7 @@ void fan_sim_leave_out(fan_sim *m, uint64_t plan_bits)
     fan__sim_unlock(m);
 }
 
+#ifdef FAN_TEST
 void fan_sim_fail_at(fan_sim *m, int64_t index, fan_status status)
 {
     fan__sim_lock(m);
@@ -133,11 +134,10 @@ void fan_sim_fail_at(fan_sim *m, int64_t index, fan_status status)
     fan__sim_unlock(m);
 }
 
-#ifdef FAN_TEST
 uint64_t fan_sim_calls(const fan_sim *m) { return control_count(m, &m->calls); }
-#endif
 
 uint64_t fan_sim_unsound(const fan_sim *m) { return control_count(m, &m->unsound); }
+#endif
 
 double fan_sim_host_us(const fan_sim *m)
 {

@@ -146,9 +146,11 @@ struct fan_sim {
     fan_race pending; /* found by a release */
     bool has_pending;
     uint64_t left_out;
+#ifdef FAN_TEST
     int64_t fail_at; /* calls to go; < 0: no plan */
     bool planned;    /* there was one */
     fan_status fail_with;
+#endif
     fan_host_sched *host_sched;
     fan_sim_chooser chooser;
     bool has_chooser;

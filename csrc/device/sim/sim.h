@@ -139,15 +139,15 @@ fan_status fan_sim_pending(fan_sim *m, fan_error *err);
 void fan_sim_check(fan_sim *m, bool on);
 
 void fan_sim_leave_out(fan_sim *m, uint64_t plan_bits);
+#ifdef FAN_TEST
 /* fan_sim_fail_at: the backend's call number `index` from now (0: the next; alloc, read, sync, event_init, record,
  * wait, query, event_sync, run, launch) fails with `status` (FAN_ERR_DEVICE, FAN_ERR_DEVICE_NOMEM), once, and changes
- * nothing. < 0: none does. fan_sim_calls: calls so far. */
+ * nothing. < 0: none does. */
 void fan_sim_fail_at(fan_sim *m, int64_t index, fan_status status);
-#ifdef FAN_TEST
-uint64_t fan_sim_calls(const fan_sim *m);
-#endif
+uint64_t fan_sim_calls(const fan_sim *m); /* calls so far */
 /* fan_sim_unsound: waits left out whose order did not hold (must be 0: Elision). */
 uint64_t fan_sim_unsound(const fan_sim *m);
+#endif
 double fan_sim_host_us(const fan_sim *m);   /* the clock: host time spent queueing */
 double fan_sim_device_us(const fan_sim *m); /* end of the last work queued */
 

@@ -107,8 +107,10 @@ static void sim_begin_anew(fan_sim *m)
     m->has_first = m->has_pending = false;
     m->last = 0;
     m->device_us = 0;
+#ifdef FAN_TEST
     m->fail_at = -1;
     m->planned = false;
+#endif
     memset(m->host_us, 0, sizeof m->host_us);
     memset(m->made, 0, sizeof m->made);
     for (int i = 0; m->parts && i < m->config.devices; i++)

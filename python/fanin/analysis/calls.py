@@ -265,12 +265,6 @@ def outcome_of(run: RunArrays, result: Any, outputs: list[Any], bases: list[Any]
     return Outcome(frozenset(run.written), geometry, resized, flags, form, places, shared)
 
 
-def member_of(run: RunArrays, number: int) -> Any:
-    """The place of an array in its group."""
-    group, place = run.plan.where[number]
-    return run.plan.groups[group].members[place]
-
-
 def places_of(run: RunArrays, outputs: Sequence[Any], bases: list[Any]) -> list[Place]:
     """Where each output lies."""
     inputs = {id(p): u for u, p in enumerate(run.private)}

@@ -1,0 +1,138 @@
+/* for_tests: what a development build lets tests do to it, as tests/kit/hooks.py asks. A release has nothing of it. */
+#include "py/machine_part.h"
+#include "py/turn.h"
+
+#ifdef FAN_TEST
+
+#include "base/mem.h"
+#include "base/workers.h"
+
+static PyObject *test_auto_budget(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    unsigned long long alone = 0, held = 0;
+    if (!PyArg_ParseTuple(args, "|KK:_test_auto_budget", &alone, &held))
+        return NULL;
+    fan_budget_auto_set(PyTuple_GET_SIZE(args) ? &(fan_auto_budget){alone, held} : NULL);
+    fan_auto_budget now = fan_budget_auto();
+    return Py_BuildValue("(KK)", (unsigned long long)now.alone, (unsigned long long)now.held);
+}
+
+static PyObject *test_fail_at(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    long long skip, count = 1;
+    if (!PyArg_ParseTuple(args, "L|L:_test_fail_at", &skip, &count))
+        return NULL;
+    fan_mem_fail_at(skip, count);
+    Py_RETURN_NONE;
+}
+
+static PyObject *test_memory(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+{
+    fan_mem_counts n = fan_mem_get();
+    n.live -= (int64_t)fan_state_get()->nfreelist; /* kept for the next buffers: no leak */
+    return Py_BuildValue("(LLL)", (long long)n.live, (long long)n.total, (long long)n.failed);
+}
+
+static PyObject *test_helpers(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+{
+    return PyLong_FromLong(fan_workers_alive());
+}
+
+static PyObject *test_fault(PyObject *Py_UNUSED(module), PyObject *name)
+{
+    const char *text = name == Py_None ? "NONE" : PyUnicode_AsUTF8(name);
+    if (!text)
+        return NULL;
+    fan_fault_id id = fan_fault_named(text);
+    if (id == FAN_FAULT_NONE && name != Py_None)
+        return PyErr_Format(PyExc_ValueError, "no fault is called %R: base/fault.h has the list", name);
+    fan_fault_plant(id);
+    Py_RETURN_NONE;
+}
+
+/* The simulated machine. */
+
+static fan_sim *machine_arg(PyObject *o)
+{
+    if (PyObject_TypeCheck(o, fan_state_get()->machine_type))
+        return fan_machine_self(o)->m;
+    PyErr_Format(PyExc_TypeError, "expected a machine, not %.80s", Py_TYPE(o)->tp_name);
+    return NULL;
+}
+
+static PyObject *test_unsound(PyObject *Py_UNUSED(module), PyObject *machine)
+{
+    fan_sim *m = machine_arg(machine);
+    return m ? PyLong_FromUnsignedLongLong(fan_sim_unsound(m)) : NULL;
+}
+
+static PyObject *test_unsafe(PyObject *Py_UNUSED(module), PyObject *machine)
+{
+    fan_error err = {0};
+    fan_sim *m = machine_arg(machine);
+    return m ? fan_sim_done(fan_sim_unsafe(m, "an unsafe call", &err), &err) : NULL;
+}
+
+static PyObject *test_fail_call(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *machine;
+    long long index;
+    int memory = 0;
+    fan_sim *m;
+    if (!PyArg_ParseTuple(args, "OL|p:_test_fail_call", &machine, &index, &memory) || !(m = machine_arg(machine)))
+        return NULL;
+    fan_sim_fail_at(m, index, memory ? FAN_ERR_DEVICE_NOMEM : FAN_ERR_DEVICE);
+    Py_RETURN_NONE;
+}
+
+static PyObject *test_capture_state(PyObject *Py_UNUSED(module), PyObject *where)
+{
+    fan_stream *s = NULL;
+    if (fan_stream_arg(where, &s) < 0)
+        return NULL;
+    fan_sim *m = s ? fan_sim_of(s->device) : NULL;
+    PyObject *state = m ? PyLong_FromLong(fan_sim_capture_state(m, s, NULL, NULL)) : NULL;
+    if (!m)
+        PyErr_SetString(PyExc_ValueError, "expected a stream of a simulated machine");
+    fan_stream_drop(s);
+    return state;
+}
+
+static void seen_machine(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t Py_UNUSED(nargs),
+                         PyObject *Py_UNUSED(kwnames))
+{
+    if (PyObject_TypeCheck(*args, fan_state_get()->machine_type))
+        fan_sim_saw_all(fan_machine_self(*args)->m);
+}
+
+FAN_TURN_ONE(test_unsound, seen_machine)
+FAN_TURN_ONE(test_unsafe, fan_seen_nothing)
+FAN_TURN_ONE(test_capture_state, fan_seen_nothing)
+
+PyMethodDef fan_test_functions[] = {
+    {"_test_auto_budget", test_auto_budget, METH_VARARGS,
+     "_test_auto_budget(alone, held, /)\n--\n\nOther limits than those of budget=\"auto\", of buffers made from now "
+     "on, "
+     "without arguments: those again. Gives them."},
+    {"_test_fail_at", test_fail_at, METH_VARARGS,
+     "_test_fail_at(skip, count=1, /)\n--\n\nLet `skip` allocations pass and fail the `count` after them (-1: all); "
+     "skip -1: off."},
+    {"_test_memory", test_memory, METH_NOARGS,
+     "_test_memory()\n--\n\nBlocks alive, allocations ever, allocations refused."},
+    {"_test_helpers", test_helpers, METH_NOARGS,
+     "_test_helpers()\n--\n\nThreads that stand ready to help with large sums."},
+    {"_test_fault", test_fault, METH_O,
+     "_test_fault(name, /)\n--\n\nPlant the fault of that name (base/fault.h); None: none."},
+    {"_test_unsound", test_unsound_turn, METH_O,
+     "_test_unsound(machine, /)\n--\n\nWaits left out whose order did not hold: must be 0."},
+    {"_test_unsafe", test_unsafe_turn, METH_O,
+     "_test_unsafe(machine, /)\n--\n\nA call that CUDA forbids beside a capture."},
+    {"_test_fail_call", test_fail_call, METH_VARARGS,
+     "_test_fail_call(machine, index, memory=False, /)\n--\n\nThe backend's call number `index` from now fails, once; "
+     "below 0: none does."},
+    {"_test_capture_state", test_capture_state_turn, METH_O,
+     "_test_capture_state(stream, /)\n--\n\n0: not captured, 1: captured, 2: the capture is broken."},
+    {NULL, NULL, 0, NULL},
+};
+
+#endif
