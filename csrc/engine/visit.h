@@ -53,6 +53,12 @@ typedef struct fan_running {
     struct fan_running *outer;
 } fan_running;
 
+/* A thread that runs nodes of a pass. */
+typedef struct fan_worker {
+    struct fan_backward *pass;
+    uint32_t now; /* the place of the node at work, or at fault; FAN_NOWHERE: none */
+} fan_worker;
+
 struct fan_backward {
     uint64_t id;
     fan_backward_config config; /* its arrays are the pass's own */
@@ -64,8 +70,8 @@ struct fan_backward {
     void **results; /* of each wanted: the sum, a hold; NULL: none */
     fan_ready ready;
     uint32_t leaves, leaves_last; /* a list: those that are ready, in that order; FAN_NOWHERE: none */
-    uint32_t now;                 /* at work, or at fault; FAN_NOWHERE: none */
     uint32_t ran, to_run;         /* nodes and leaves */
+    fan_worker caller;            /* who asked for the pass */
     fan_running running;          /* by hand: between a node's sums and its gradients */
     bool is_running;
     bool seeded;

@@ -1,0 +1,15 @@
+/* queue: which node of a pass is ready, and which is the next (E1, E2). */
+#ifndef FAN_ENGINE_QUEUE_H
+#define FAN_ENGINE_QUEUE_H
+
+#include "engine/visit.h"
+
+/* fan__queue_arrived: a gradient has come to the node at that place: one less is due; with the last one it is ready. */
+void fan__queue_arrived(fan_backward *p, uint32_t at);
+/* fan__queue_next: the worker has the next node: a leaf that is ready, else the first of the nodes, or what the
+ * schedule picks. FAN_NOWHERE: none is left. */
+fan_status fan__queue_next(fan_worker *w, fan_error *err);
+/* fan__queue_ran: a node has run. */
+static inline void fan__queue_ran(fan_worker *w) { w->pass->ran++; }
+
+#endif

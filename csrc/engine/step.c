@@ -1,0 +1,191 @@
+/* A gradient's way, from the node that made it to the one that gets it:
+ *
+ *   hand_over   one producer, and it is what the slot takes: kept as it is; else into the node's buffer, by its key
+ *   arrived     then, and not before, one gradient less is due (E1); with the last one the node is ready
+ *   sums        what was handed over, or a take of the buffer; hooks of the slots; captured (E8)
+ *   step        the function and its other hooks; release (E10); its gradients go on
+ */
+#include "engine/step.h"
+
+#include "base/fault.h"
+#include "base/mem.h"
+#include "base/thread.h"
+#include "engine/queue.h"
+
+#include <string.h>
+
+static fan_status no_memory(fan_error *err) { return fan_fail(err, FAN_ERR_NOMEM, "out of memory"); }
+
+void fan__drop_all(const fan_backward *p, void **objects, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (objects[i]) {
+            void *object = objects[i];
+            objects[i] = NULL;
+            p->config.frontend->drop(object);
+        }
+}
+
+/* ---- who runs ---- */
+
+static fan_running *running; /* of all threads, the newest first (node.h, One thread at a time) */
+
+void fan__running_begin(fan_running *r, const fan_worker *w, uint64_t thread)
+{
+    *r = (fan_running){w->pass, w->now, thread, running};
+    running = r;
+}
+
+void fan__running_end(fan_running *r)
+{
+    for (fan_running **at = &running; *at; at = &(*at)->outer)
+        if (*at == r) {
+            *at = r->outer;
+            return;
+        }
+}
+
+bool fan_backward_needs(const fan_node *n, uint32_t edge)
+{
+    uint64_t thread = fan_thread_id();
+    const fan_running *in = NULL;
+    for (const fan_running *r = running; r && !(in && in->thread); r = r->outer) {
+        const fan_visit *v = &r->pass->visits[r->at];
+        if (v->node == n && edge < v->nedges && (r->thread == thread || (!r->thread && !in)))
+            in = r;
+    }
+    if (in)
+        return in->pass->edges[in->pass->visits[in->at].edges + edge].to != FAN_NOWHERE;
+    return edge < n->nedges && n->edges[edge].next;
+}
+
+/* ---- a gradient goes on ---- */
+
+static fan_status hand_over(fan_backward *p, const fan_visit_edge *edge, uint32_t slot, void **gradient,
+                            const fan_giver *giver, fan_error *err)
+{
+    const fan_engine_frontend *f = p->config.frontend;
+    fan_visit *to = &p->visits[edge->to];
+    fan_visit_slot *s = &p->slots[to->slots + slot];
+    if (s->producers == 1 && (!*gradient || f->hand(to->node, slot, *gradient))) {
+        s->handed = *gradient;
+        *gradient = NULL;
+        return FAN_OK;
+    }
+    if (!to->buffer)
+        FAN_TRY(f->buffer_new(to->node, &to->buffer, err));
+    return f->add(to->buffer, slot, FAN_FAULT(KEY_BY_ARRIVAL) ? p->arrivals++ : edge->key, *gradient, giver, err);
+}
+
+fan_status fan__give_one(fan_backward *p, const fan_visit_edge *edge, uint32_t slot, void **gradient,
+                         const fan_giver *giver, fan_error *err)
+{
+    if (edge->to == FAN_NOWHERE)
+        return FAN_OK;
+    FAN_TRY(hand_over(p, edge, slot, gradient, giver, err));
+    fan__queue_arrived(p, edge->to);
+    return FAN_OK;
+}
+
+fan_status fan__step_give(fan_worker *w, void **gradients, fan_error *err)
+{
+    fan_backward *p = w->pass;
+    fan_visit *v = &p->visits[w->now];
+    fan_giver giver = {v->node, NULL, 0};
+    fan_status status = FAN_OK;
+    fan__queue_ran(w);
+    if (!p->config.keep_graph) {
+        v->node->freed_by = v->node->freed_by ? v->node->freed_by : p->id;
+        status = p->config.frontend->release(v->node, err);
+    }
+    for (; giver.index < v->nedges && status == FAN_OK; giver.index++)
+        status = fan__give_one(p, &p->edges[v->edges + giver.index], v->node->edges[giver.index].slot,
+                               &gradients[giver.index], &giver, err);
+    fan__drop_all(p, gradients, v->nedges);
+    return status;
+}
+
+/* ---- a node ---- */
+
+/* capture: what is wanted of a node's slots is kept for the caller (E8). */
+static void capture(fan_backward *p, const fan_visit *v, void **sums)
+{
+    for (uint32_t i = 0; i < v->node->inputs; i++)
+        for (uint32_t w = p->slots[v->slots + i].wanted; w; w = p->same[w - 1])
+            if ((p->results[w - 1] = sums[i]))
+                p->config.frontend->hold(sums[i]);
+}
+
+fan_status fan__step_sums(fan_worker *w, void **sums, void **node_hooks, fan_error *err)
+{
+    fan_backward *p = w->pass;
+    const fan_engine_frontend *f = p->config.frontend;
+    fan_visit *v = &p->visits[w->now];
+    fan_status status = FAN_OK;
+    for (uint32_t i = 0; i < v->node->inputs; i++) {
+        sums[i] = p->slots[v->slots + i].handed;
+        p->slots[v->slots + i].handed = NULL;
+    }
+    for (uint32_t i = 0; v->buffer && i < v->node->inputs && status == FAN_OK; i++)
+        if (!sums[i] && p->slots[v->slots + i].producers)
+            status = f->take(v->buffer, i, &sums[i], err);
+    if (v->buffer) {
+        void *buffer = v->buffer;
+        v->buffer = NULL;
+        f->buffer_free(buffer);
+    }
+    if (status == FAN_OK)
+        status = f->hooks(v->node, sums, node_hooks, err);
+    if (status == FAN_OK && v->captured)
+        capture(p, v, sums);
+    return status;
+}
+
+/* L1: where something has come. */
+fan_status fan__step_end(fan_worker *w, fan_error *err)
+{
+    const fan_backward *p = w->pass;
+    const fan_visit *v = &p->visits[w->now];
+    void *on_stack[FAN_SUMS_ON_STACK] = {NULL}, **sums = on_stack, *node_hooks = NULL;
+    fan_status status;
+    if (v->node->inputs > FAN_SUMS_ON_STACK && !(sums = fan_calloc(v->node->inputs * sizeof *sums)))
+        return no_memory(err);
+    status = fan__step_sums(w, sums, &node_hooks, err);
+    if (status == FAN_OK && v->runs && sums[0])
+        status = p->config.frontend->accumulate(v->node, &sums[0], node_hooks, err);
+    fan__drop_all(p, sums, v->node->inputs);
+    fan__drop_all(p, &node_hooks, 1);
+    if (sums != on_stack)
+        fan_free(sums);
+    if (status == FAN_OK)
+        fan__queue_ran(w);
+    return status;
+}
+
+fan_status fan__step(fan_worker *w, fan_error *err)
+{
+    const fan_backward *p = w->pass;
+    const fan_visit *v = &p->visits[w->now];
+    void *on_stack[2 * FAN_SUMS_ON_STACK], **sums = on_stack, **gradients, *node_hooks = NULL;
+    size_t n = v->node->inputs, all = n + v->nedges;
+    fan_running here;
+    fan_status status;
+    if (all > 2 * FAN_SUMS_ON_STACK && !(sums = fan_alloc(all * sizeof *sums)))
+        return no_memory(err);
+    memset(sums, 0, all * sizeof *sums);
+    gradients = sums + n;
+    fan__running_begin(&here, w, fan_thread_id());
+    status = fan__step_sums(w, sums, &node_hooks, err);
+    if (status == FAN_OK)
+        status = p->config.frontend->run(v->node, sums, node_hooks, gradients, v->nedges, err);
+    fan__running_end(&here);
+    fan__drop_all(p, sums, n);
+    fan__drop_all(p, &node_hooks, 1);
+    if (status == FAN_OK)
+        status = fan__step_give(w, gradients, err);
+    else
+        fan__drop_all(p, gradients, v->nedges);
+    if (sums != on_stack)
+        fan_free(sums);
+    return status;
+}

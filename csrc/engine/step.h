@@ -1,0 +1,22 @@
+/* step: a node's turn on a worker, and a gradient's way from the node that made it to the one that gets it. */
+#ifndef FAN_ENGINE_STEP_H
+#define FAN_ENGINE_STEP_H
+
+#include "engine/visit.h"
+
+/* fan__drop_all: the holds of so many objects; NULLs are passed over, and left behind. */
+void fan__drop_all(const fan_backward *p, void **objects, size_t n);
+/* fan__give_one: a gradient goes along an edge. Its hold stays the caller's, or is taken and NULL. */
+fan_status fan__give_one(fan_backward *p, const fan_visit_edge *edge, uint32_t slot, void **gradient,
+                         const fan_giver *giver, fan_error *err);
+/* Of the node that the worker has (queue.h). fan__step_sums, fan__step_give: see fan_backward_sums, fan_backward_give.
+ * fan__step: all of it. fan__step_end: of one that does not run: it accumulates, or is there to be captured. */
+fan_status fan__step_sums(fan_worker *w, void **sums, void **node_hooks, fan_error *err);
+fan_status fan__step_give(fan_worker *w, void **gradients, fan_error *err);
+fan_status fan__step(fan_worker *w, fan_error *err);
+fan_status fan__step_end(fan_worker *w, fan_error *err);
+/* fan__running_begin: the node at that place runs, on a thread; 0: any. */
+void fan__running_begin(fan_running *r, const fan_worker *w, uint64_t thread);
+void fan__running_end(fan_running *r);
+
+#endif
