@@ -78,6 +78,9 @@
     X(NO_FOOTPRINT_BUDGET, ".. of the budget") \
     X(NO_FOOTPRINT_COUNTERS, ".. of counters") \
     X(NO_FOOTPRINT_HOST, ".. of objects of the host") \
+    X(NO_FOOTPRINT_OPTIONS, ".. of the options of the process") \
+    X(NO_FOOTPRINT_POOL, ".. of memory that is kept for the next result") \
+    X(NO_FOOTPRINT_GRAPH, ".. of nodes and passes backward") \
     X(NO_FOOTPRINT_WAITED, ".. of what a thread has waited for")
 /* The engine. */
 #define FAN_ENGINE_FAULTS(X) \

@@ -7,7 +7,7 @@
 #define _DEFAULT_SOURCE /* madvise, MAP_ANONYMOUS */
 #include "base/pool.h"
 
-#include "base/fork.h"
+#include "base/thread.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -132,6 +132,13 @@ static block remove_at(size_t i)
     return b;
 }
 
+/* touched: a step of a scheduled thread changes what is kept: what `fan_pool_get` and `fan_pool_trim` tell. */
+static void touched(fan_touch how)
+{
+    if (fan_watched())
+        fan_touch_thing(FAN_THING_POOL, 0, how);
+}
+
 /* oldest: the oldest block, where more than `keep` bytes are held. Without the lock. */
 static bool oldest(size_t keep, block *b)
 {
@@ -158,6 +165,7 @@ void *fan_pool_take(size_t n)
     if (b.size == 0)
         return NULL;
     (void)pthread_once(&once, begin);
+    touched(FAN_TOUCH_COUNTS);
     enter();
     for (size_t i = now.blocks; i-- > 0;) {
         if (held[i].size == b.size) { /* the newest: it may still be in a cache */
@@ -191,6 +199,7 @@ void fan_pool_give(void *p, size_t n)
 {
     size_t offset = (uintptr_t)p % PAGE;
     block b = {.base = (char *)p - offset, .size = size_of(n)};
+    touched(FAN_TOUCH_COUNTS);
     enter();
     b.filled = poison && b.size <= now.limit;
     leave();
@@ -220,17 +229,23 @@ void fan_pool_give(void *p, size_t n)
 void fan_pool_set_limit(size_t bytes)
 {
     (void)pthread_once(&once, begin);
+    touched(FAN_TOUCH_WRITES);
     enter();
     now.limit = bytes;
     leave();
     shrink(bytes);
 }
 
-size_t fan_pool_trim(void) { return shrink(0); }
+size_t fan_pool_trim(void)
+{
+    touched(FAN_TOUCH_WRITES);
+    return shrink(0);
+}
 
 fan_pool_counts fan_pool_get(void)
 {
     (void)pthread_once(&once, begin);
+    touched(FAN_TOUCH_WEIGHS);
     enter();
     fan_pool_counts c = now;
     leave();

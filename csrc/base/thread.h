@@ -35,8 +35,16 @@ typedef struct fan_cond {
 typedef enum fan_touch { FAN_TOUCH_READS, FAN_TOUCH_WRITES, FAN_TOUCH_COUNTS, FAN_TOUCH_WEIGHS } fan_touch;
 
 /* Such things, beside what a scheduler knows itself; each has a number: that of a mutex which stands for it, or 0.
- * LOCKED: what the mutex guards. */
-typedef enum fan_thing { FAN_THING_LOCKED, FAN_THING_BUDGET, FAN_THING_COUNTERS, FAN_THING_HOST_MEMORY } fan_thing;
+ * LOCKED: what the mutex guards. OPTIONS, POOL: of the process. GRAPH: all nodes of passes backward. */
+typedef enum fan_thing {
+    FAN_THING_LOCKED,
+    FAN_THING_BUDGET,
+    FAN_THING_COUNTERS,
+    FAN_THING_HOST_MEMORY,
+    FAN_THING_OPTIONS,
+    FAN_THING_POOL,
+    FAN_THING_GRAPH
+} fan_thing;
 
 /* A scheduler's hooks; any may be NULL. `yield`: this thread may be set aside here (it holds no fan_mutex, or it is
  * about to take a second one). `wait`: called by fan_cond_wait instead of sleeping, with the mutex released, and by

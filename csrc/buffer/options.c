@@ -2,7 +2,8 @@
 
 #include "base/cache.h"
 
-static atomic_bool debug_on, warn_on = true, warned, redirect_on;
+atomic_bool fan_debug_on;
+static atomic_bool warn_on = true, warned, redirect_on;
 static struct {
 #define X(name) atomic_uint_fast64_t name;
     FAN_COUNTER_LIST(X)
@@ -10,17 +11,25 @@ static struct {
 } total;
 fan_counters fan_fast_total;
 
-void fan_set_debug(bool on) { atomic_store(&debug_on, on); }
-bool fan_get_debug(void) { return atomic_load(&debug_on); }
+/* get: an option, as a step of a scheduled thread reads it. */
+static bool get(const atomic_bool *option)
+{
+    if (fan_watched())
+        fan_touch_thing(FAN_THING_OPTIONS, 0, FAN_TOUCH_READS);
+    return atomic_load(option);
+}
+
+void fan_set_debug(bool on) { atomic_store(&fan_debug_on, on); }
+bool fan_get_debug(void) { return get(&fan_debug_on); }
 void fan_set_warn_mismatch(bool on)
 {
     atomic_store(&warn_on, on);
     if (on)
         atomic_store(&warned, false);
 }
-bool fan_get_warn_mismatch(void) { return atomic_load(&warn_on); }
+bool fan_get_warn_mismatch(void) { return get(&warn_on); }
 void fan_set_capture_redirect(bool on) { atomic_store(&redirect_on, on); }
-bool fan_get_capture_redirect(void) { return atomic_load(&redirect_on); }
+bool fan_get_capture_redirect(void) { return get(&redirect_on); }
 
 static void touch_counters(const fan_buffer *b)
 {
@@ -52,7 +61,7 @@ void fan_count_parked(fan_buffer *b, uint64_t bytes)
     raise_to(&total.peak_parked_bytes, atomic_load_explicit(&b->parked, memory_order_relaxed));
 }
 
-bool fan_warn_mismatch_now(void) { return atomic_load(&warn_on) && !atomic_exchange(&warned, true); }
+bool fan_warn_mismatch_now(void) { return get(&warn_on) && !atomic_exchange(&warned, true); }
 
 static void counted(const fan_counters *quick, fan_counters *out)
 {

@@ -169,7 +169,13 @@ static fan_status accumulate(fan_node *leaf, void **sum, void *node_hooks, fan_e
 
 static fan_status release(fan_node *n, fan_error *err) { return status_of(fan_node_release(fan_node_object(n)), err); }
 
-static fan_status check_signals(fan_error *err) { return status_of(PyErr_CheckSignals(), err); }
+/* check_signals: what a scheduled thread does between two nodes is done to the graph. */
+static fan_status check_signals(fan_error *err)
+{
+    if (fan_watched())
+        fan_touch_thing(FAN_THING_GRAPH, 0, FAN_TOUCH_WRITES);
+    return status_of(PyErr_CheckSignals(), err);
+}
 
 static void hold(void *object) { Py_INCREF((PyObject *)object); }
 static void drop(void *object) { Py_DECREF((PyObject *)object); }

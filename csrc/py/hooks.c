@@ -3,6 +3,7 @@
  *
  * The hooks of a node are tuples that are replaced and never changed: who runs some has the tuple of before. */
 #include "py/engine_part.h"
+#include "py/turn.h"
 
 #include "base/mem.h"
 
@@ -342,10 +343,13 @@ static PyObject *hook_exit(PyObject *o, PyObject *Py_UNUSED(args))
     Py_RETURN_FALSE;
 }
 
+FAN_TURN_NONE(hook_remove_it, fan_seen_graph)
+FAN_TURN_TUPLE(hook_exit, fan_seen_graph)
+
 static PyMethodDef methods[] = {
-    {"remove", hook_remove_it, METH_NOARGS, "remove($self, /)\n--\n\nTake the hook out; again does nothing."},
+    {"remove", hook_remove_it_turn, METH_NOARGS, "remove($self, /)\n--\n\nTake the hook out; again does nothing."},
     {"__enter__", hook_enter, METH_NOARGS, NULL},
-    {"__exit__", hook_exit, METH_VARARGS, NULL},
+    {"__exit__", hook_exit_turn, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

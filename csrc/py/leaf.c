@@ -1,5 +1,6 @@
 /* leaf: fanin.Leaf, where gradients end (rules L; engine/leaf.h decides). */
 #include "py/engine_part.h"
+#include "py/turn.h"
 
 #include "array/extents.h"
 
@@ -594,13 +595,27 @@ static PyObject *leaf_repr(PyObject *o)
                                 fan_dtype_name(spec->dtype));
 }
 
+FAN_TURN_FAST(fan_node_register_hook, fan_seen_graph)
+FAN_TURN_ONE(leaf_register_post, fan_seen_graph)
+FAN_TURN_GET(leaf_get_grad, fan_seen_nothing)
+
+static int leaf_set_grad_turn(PyObject *o, PyObject *value, void *closure)
+{
+    if (fan_watched() && fan_call_begin_or_raise() < 0)
+        return -1;
+    int bad = leaf_set_grad(o, value, closure);
+    if (fan_watched())
+        fan_call_end();
+    return bad;
+}
+
 static PyMethodDef methods[] = {
-    {"register_hook", (PyCFunction)(void (*)(void))fan_node_register_hook, METH_FASTCALL | METH_KEYWORDS,
+    {"register_hook", (PyCFunction)(void (*)(void))fan_node_register_hook_turn, METH_FASTCALL | METH_KEYWORDS,
      "register_hook($self, hook, slot=0)\n--\n\n"
      "Let `hook(sum)` see the pass's sum, where it is defined, before it is accumulated; what it returns, if not None, "
      "replaces it.\n\n"
      "It must be of the same shape, dtype and device. Gives a handle with `remove()`."},
-    {"register_post_accumulate_grad_hook", leaf_register_post, METH_O,
+    {"register_post_accumulate_grad_hook", leaf_register_post_turn, METH_O,
      "register_post_accumulate_grad_hook($self, hook, /)\n--\n\n"
      "Let `hook(leaf)` see the leaf once `.grad` has the pass's sum.\n\n"
      "Gives a handle with `remove()`."},
@@ -608,8 +623,8 @@ static PyMethodDef methods[] = {
 };
 
 static PyGetSetDef getset[] = {
-    {"grad", leaf_get_grad, leaf_set_grad, "The sum of the gradients of all passes since it was None; may be set.",
-     NULL},
+    {"grad", leaf_get_grad_turn, leaf_set_grad_turn,
+     "The sum of the gradients of all passes since it was None; may be set.", NULL},
     {"array", leaf_get_array, NULL, "What it was made of; None with like=.", NULL},
     {"name", fan_node_get_name, NULL, "What messages call it; None without a name.", NULL},
     {"sequence_nr", fan_node_get_number, NULL, "Its number among all nodes and leaves: the later made, the larger.",

@@ -1,5 +1,5 @@
 /* module: fanin._core. */
-#include "py/py.h"
+#include "py/turn.h"
 
 /* X(spec, field, name): the types; a NULL name is not public. */
 #define TYPE_LIST(X)                                 \
@@ -36,6 +36,13 @@
       "A leaf consumes on another stream than its gradient was made on: each pass waits there (rule S6). Given once " \
       "per process.")
 
+#define MAKING(call, seen)                                                               \
+    FAN_TURN((PyObject * type, PyObject *const *args, size_t nargsf, PyObject *kwnames), \
+             (type, args, nargsf, kwnames), (type, args, PyVectorcall_NARGS(nargsf), kwnames), call, seen)
+MAKING(fan_buffer_call, fan_seen_nothing)
+MAKING(fan_node_call, fan_seen_graph)
+MAKING(fan_leaf_call, fan_seen_graph)
+
 static int add_types(PyObject *m, fan_state *st)
 {
 #define X(spec, field, name)                                                     \
@@ -44,9 +51,9 @@ static int add_types(PyObject *m, fan_state *st)
         return -1;
     TYPE_LIST(X)
 #undef X
-    st->buffer_type->tp_vectorcall = fan_buffer_call;
-    st->node_type->tp_vectorcall = fan_node_call;
-    st->leaf_type->tp_vectorcall = fan_leaf_call;
+    st->buffer_type->tp_vectorcall = fan_buffer_call_turn;
+    st->node_type->tp_vectorcall = fan_node_call_turn;
+    st->leaf_type->tp_vectorcall = fan_leaf_call_turn;
     return 0;
 }
 

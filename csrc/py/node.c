@@ -1,5 +1,6 @@
 /* node: fanin.Node, and the view of its edges. */
 #include "py/engine_part.h"
+#include "py/turn.h"
 
 #include "base/mem.h"
 
@@ -412,8 +413,11 @@ static void edges_dealloc(PyObject *o)
     Py_DECREF(type);
 }
 
+FAN_TURN_ONE(edges_append, fan_seen_graph)
+FAN_TURN_REPR(edges_repr, fan_seen_graph)
+
 static PyMethodDef edges_methods[] = {
-    {"append", edges_append, METH_O,
+    {"append", edges_append_turn, METH_O,
      "append($self, edge, /)\n--\n\n"
      "Add (node, slot), or None; it counts from the next pass on.\n\n"
      "Raises ValueError where it would close a cycle, TypeError and IndexError as Node does."},
@@ -425,7 +429,7 @@ static PyType_Slot edges_slots[] = {
     {Py_tp_dealloc, edges_dealloc},
     {Py_tp_traverse, edges_traverse},
     {Py_tp_clear, edges_clear},
-    {Py_tp_repr, edges_repr},
+    {Py_tp_repr, edges_repr_turn},
     {Py_tp_methods, edges_methods},
     {Py_sq_length, edges_length},
     {Py_sq_item, edges_item},
@@ -529,22 +533,32 @@ static PyObject *node_repr(PyObject *o)
                                 n->freed_by ? ", freed" : "");
 }
 
+FAN_TURN_ONE(node_needs, fan_seen_graph)
+FAN_TURN_ONE(node_register_prehook, fan_seen_graph)
+FAN_TURN_ONE(node_register_posthook, fan_seen_graph)
+FAN_TURN_GET(node_get_fn, fan_seen_graph)
+FAN_TURN_GET(node_get_edges, fan_seen_graph)
+FAN_TURN_GET(node_get_freed, fan_seen_graph)
+FAN_TURN_REPR(node_repr, fan_seen_graph)
+
+FAN_TURN_FAST(fan_node_register_hook, fan_seen_graph)
+
 static PyMethodDef methods[] = {
-    {"needs", node_needs, METH_O,
+    {"needs", node_needs_turn, METH_O,
      "needs($self, edge, /)\n--\n\n"
      "Whether anybody needs the gradient of an edge: not where it is None, nor, while the node runs, where inputs= "
      "leaves it out. Of several passes the innermost on this thread answers, else the latest walk that waits for it."},
-    {"register_hook", (PyCFunction)(void (*)(void))fan_node_register_hook, METH_FASTCALL | METH_KEYWORDS,
+    {"register_hook", (PyCFunction)(void (*)(void))fan_node_register_hook_turn, METH_FASTCALL | METH_KEYWORDS,
      "register_hook($self, hook, slot=0)\n--\n\n"
      "Let `hook(sum)` see the sum of a slot, where it is defined, once in each pass; what it returns, if not None, "
      "replaces it.\n\n"
      "It must be of the same shape, dtype and device. Gives a handle with `remove()`."},
-    {"register_prehook", node_register_prehook, METH_O,
+    {"register_prehook", node_register_prehook_turn, METH_O,
      "register_prehook($self, hook, /)\n--\n\n"
      "Let `hook(sums)` see the tuple of all sums before the node runs; what it returns, if not None, replaces them "
      "all.\n\n"
      "Gives a handle with `remove()`."},
-    {"register_posthook", node_register_posthook, METH_O,
+    {"register_posthook", node_register_posthook_turn, METH_O,
      "register_posthook($self, hook, /)\n--\n\n"
      "Let `hook(sums, gradients)` see both tuples once the node has run; what it returns, if not None, replaces the "
      "gradients.\n\n"
@@ -553,14 +567,14 @@ static PyMethodDef methods[] = {
 };
 
 static PyGetSetDef getset[] = {
-    {"fn", node_get_fn, NULL, "Its function; None once the graph was freed there.", NULL},
+    {"fn", node_get_fn_turn, NULL, "Its function; None once the graph was freed there.", NULL},
     {"inputs", node_get_inputs, NULL, "How many gradients it receives.", NULL},
-    {"edges", node_get_edges, NULL, "Where its gradients go: a sequence of (node, slot) and None, with append().",
+    {"edges", node_get_edges_turn, NULL, "Where its gradients go: a sequence of (node, slot) and None, with append().",
      NULL},
     {"name", fan_node_get_name, NULL, "What messages call it; None without a name.", NULL},
     {"sequence_nr", fan_node_get_number, NULL, "Its number among all nodes and leaves: the later made, the larger.",
      NULL},
-    {"freed", node_get_freed, NULL, "Whether a pass without keep_graph has run it.", NULL},
+    {"freed", node_get_freed_turn, NULL, "Whether a pass without keep_graph has run it.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
@@ -590,7 +604,7 @@ static PyType_Slot slots[] = {
     {Py_tp_dealloc, fan_node_dealloc},
     {Py_tp_traverse, fan_node_traverse},
     {Py_tp_clear, fan_node_clear},
-    {Py_tp_repr, node_repr},
+    {Py_tp_repr, node_repr_turn},
     {Py_tp_methods, methods},
     {Py_tp_members, members},
     {Py_tp_getset, getset},

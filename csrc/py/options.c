@@ -73,8 +73,8 @@ static int pool_arg(PyObject *o, size_t *out)
     return 0;
 }
 
-/* set_options: each argument None, or the new value; all are checked before any is set. */
-static PyObject *set_options(PyObject *Py_UNUSED(module), PyObject *args)
+/* set_options: each argument None, or the new value; all are checked before any is set. The options of before. */
+static PyObject *set_options(PyObject *module, PyObject *args)
 {
     PyObject *debug, *warn, *budget, *isa, *threads, *pool, *redirect;
     const char *set = NULL;
@@ -91,6 +91,9 @@ static PyObject *set_options(PyObject *Py_UNUSED(module), PyObject *args)
         (pool != Py_None && pool_arg(pool, &most) < 0))
         return NULL;
     if ((isa != Py_None && !(set = isa_arg(isa))) || (threads != Py_None && (count = threads_arg(threads)) < 0))
+        return NULL;
+    PyObject *before = get_options(module, NULL);
+    if (!before)
         return NULL;
     if (debug != Py_None) {
         fan_set_debug(on);
@@ -112,7 +115,7 @@ static PyObject *set_options(PyObject *Py_UNUSED(module), PyObject *args)
         Py_BEGIN_ALLOW_THREADS fan_workers_set(count); /* waits for a sum under way */
         Py_END_ALLOW_THREADS
     }
-    Py_RETURN_NONE;
+    return before;
 }
 
 static PyObject *counters(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none)) { return fan_process_counters(); }
@@ -145,17 +148,22 @@ static void seen_counters(PyObject *Py_UNUSED(module), PyObject *const *Py_UNUSE
 }
 
 FAN_TURN_NONE(counters, seen_counters)
+FAN_TURN_NONE(get_options, fan_seen_nothing)
+FAN_TURN_TUPLE(set_options, fan_seen_options)
+FAN_TURN_NONE(workers, fan_seen_nothing)
+FAN_TURN_NONE(pool, fan_seen_nothing)
+FAN_TURN_NONE(trim, fan_seen_nothing)
 
 PyMethodDef fan_option_functions[] = {
-    {"get_options", get_options, METH_NOARGS, "get_options()\n--\n\nThe process's options, as a dict."},
-    {"workers", workers, METH_NOARGS, "workers()\n--\n\nHow many threads make a large sum together."},
-    {"set_options", set_options, METH_VARARGS,
+    {"get_options", get_options_turn, METH_NOARGS, "get_options()\n--\n\nThe process's options, as a dict."},
+    {"workers", workers_turn, METH_NOARGS, "workers()\n--\n\nHow many threads make a large sum together."},
+    {"set_options", set_options_turn, METH_VARARGS,
      "set_options(debug, warn_stream_mismatch, budget, isa, threads, pool_bytes, capture_redirect, /)\n--\n\nSet those "
-     "that are not None."},
+     "that are not None; returns the options of before, as a dict."},
     {"counters", counters_turn, METH_NOARGS,
      "counters()\n--\n\nWhat all buffers of this process have done so far: a fanin.Counters."},
-    {"pool", pool, METH_NOARGS, "pool()\n--\n\nThe figures of the pool of memory, as a dict."},
-    {"trim", trim, METH_NOARGS,
+    {"pool", pool_turn, METH_NOARGS, "pool()\n--\n\nThe figures of the pool of memory, as a dict."},
+    {"trim", trim_turn, METH_NOARGS,
      "trim()\n--\n\nGive back to the system what is kept of the memory of large results that are gone; returns how "
      "many bytes that were.\n\n"
      "How much is kept at most is `set_options(pool_bytes=)`.\n\n"

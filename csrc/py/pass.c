@@ -1,5 +1,6 @@
 /* pass: fanin.backward and fanin.grad (engine/engine.h). */
 #include "py/engine_part.h"
+#include "py/turn.h"
 
 #include "base/mem.h"
 
@@ -273,8 +274,11 @@ static PyObject *grad(PyObject *Py_UNUSED(m), PyObject *const *args, Py_ssize_t 
     return sums;
 }
 
+FAN_TURN_FAST(backward, fan_seen_graph)
+FAN_TURN_FAST(grad, fan_seen_graph)
+
 PyMethodDef fan_engine_functions[] = {
-    {"backward", (PyCFunction)(void (*)(void))backward, METH_FASTCALL | METH_KEYWORDS,
+    {"backward", (PyCFunction)(void (*)(void))backward_turn, METH_FASTCALL | METH_KEYWORDS,
      "backward($module, roots, inputs=None, *, keep_graph=False, schedule=None)\n--\n\n"
      "Go backward over the graph behind some nodes, and add what reaches leaves to their `.grad`.\n\n"
      "roots: a sequence of (node, slot, gradient); without a gradient, or with None, it is one where the slot declares "
@@ -296,7 +300,7 @@ PyMethodDef fan_engine_functions[] = {
      ">>> fanin.backward([total])\n"
      ">>> w.grad\n"
      "array([2., 4.])\n"},
-    {"grad", (PyCFunction)(void (*)(void))grad, METH_FASTCALL | METH_KEYWORDS,
+    {"grad", (PyCFunction)(void (*)(void))grad_turn, METH_FASTCALL | METH_KEYWORDS,
      "grad($module, roots, inputs, *, keep_graph=False, schedule=None)\n--\n\n"
      "The sums that reach `inputs`, as a list, None where nothing does; no leaf changes.\n\n"
      "inputs: leaves, nodes (slot 0) and (node, slot). Their slots' hooks have seen the sums. The rest is as for "

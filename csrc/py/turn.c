@@ -3,8 +3,10 @@
 
 int fan_call_begin_or_raise(void)
 {
-    if (fan_call_begin())
+    if (fan_call_begin()) {
+        fan_touch_thing(FAN_THING_OPTIONS, 0, FAN_TOUCH_READS); /* whatever a call does may hang on them */
         return 0;
+    }
     PyObject *sim = PyImport_ImportModule("fanin._sim.machine");
     PyObject *type = sim ? PyObject_GetAttrString(sim, "Abandoned") : NULL;
     if (type)

@@ -12,9 +12,22 @@
 /* fan_call_begin_or_raise: -1 with an exception: the machine ends this run. */
 int fan_call_begin_or_raise(void);
 
+/* fan_seen_nothing: the step says by itself what it does. fan_seen_options, fan_seen_graph: what it may change. */
 static inline void fan_seen_nothing(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     (void)o, (void)args, (void)nargs, (void)kwnames;
+}
+
+static inline void fan_seen_options(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    (void)o, (void)args, (void)nargs, (void)kwnames;
+    fan_touch_thing(FAN_THING_OPTIONS, 0, FAN_TOUCH_WRITES);
+}
+
+static inline void fan_seen_graph(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    (void)o, (void)args, (void)nargs, (void)kwnames;
+    fan_touch_thing(FAN_THING_GRAPH, 0, FAN_TOUCH_WRITES);
 }
 
 /* Two functions, so that the usual way saves no registers for the other. */

@@ -1,5 +1,6 @@
 /* walk: `fanin.walk(roots)`, a pass by hand (E16). */
 #include "py/engine_part.h"
+#include "py/turn.h"
 
 #include "base/mem.h"
 
@@ -232,12 +233,17 @@ static PyObject *walk(PyObject *Py_UNUSED(m), PyObject *const *args, Py_ssize_t 
     return (PyObject *)self;
 }
 
+FAN_TURN_FAST(walk, fan_seen_graph)
+FAN_TURN_REPR(walk_next, fan_seen_graph)
+FAN_TURN_ONE(walk_give, fan_seen_graph)
+FAN_TURN_NONE(walk_close, fan_seen_graph)
+
 static PyMethodDef methods[] = {
-    {"give", walk_give, METH_O,
+    {"give", walk_give_turn, METH_O,
      "give($self, gradients, /)\n--\n\n"
      "The gradients of the node that came last, as its function would have returned them.\n\n"
      "Raises what `backward` raises for a node that returned them; the pass has ended then."},
-    {"close", walk_close, METH_NOARGS, "close($self, /)\n--\n\nEnd the pass here; again does nothing."},
+    {"close", walk_close_turn, METH_NOARGS, "close($self, /)\n--\n\nEnd the pass here; again does nothing."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -247,7 +253,7 @@ static PyType_Slot slots[] = {
     {Py_tp_traverse, walk_traverse},
     {Py_tp_clear, walk_clear},
     {Py_tp_iter, PyObject_SelfIter},
-    {Py_tp_iternext, walk_next},
+    {Py_tp_iternext, walk_next_turn},
     {Py_tp_methods, methods},
     {0, NULL},
 };
@@ -260,7 +266,7 @@ PyType_Spec fan_by_hand_spec = {
 };
 
 PyMethodDef fan_by_hand_functions[] = {
-    {"walk", (PyCFunction)(void (*)(void))walk, METH_FASTCALL | METH_KEYWORDS,
+    {"walk", (PyCFunction)(void (*)(void))walk_turn, METH_FASTCALL | METH_KEYWORDS,
      "walk($module, roots, inputs=None, *, keep_graph=False, schedule=None)\n--\n\n"
      "A pass by hand: an iterator of (node, sums), in the order in which `backward` runs the nodes.\n\n"
      "`give(gradients)` takes what the node's function would have returned; then comes the next. Leaves accumulate by "

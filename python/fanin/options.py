@@ -126,8 +126,8 @@ def set_options(
     """
     if threads == 0:
         raise ValueError(f"threads={threads!r}: expected a number of threads from 1 to 1024")
-    old, raw = _core.get_options(), cuda_interface.raw_addresses
-    _core.set_options(debug, warn_stream_mismatch, budget, isa, threads, pool_bytes, capture_redirect)
+    old = _core.set_options(debug, warn_stream_mismatch, budget, isa, threads, pool_bytes, capture_redirect)
+    raw = cuda_interface.raw_addresses  # the same turn of a thread of `Machine.spawn`
     if raw_addresses is not None:
         cuda_interface.raw_addresses = bool(raw_addresses)
     return Restore(

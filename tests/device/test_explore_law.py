@@ -117,9 +117,24 @@ STILL = {
         ),
     },
     _core.Target: set(),
+    _core.Node: {"inputs", "name", "sequence_nr"},
+    _core.Leaf: {"array", "name", "sequence_nr"},
+    _core.Edges: set(),  # its length and items are read by whoever asked for it
+    _core.HookHandle: set(),
+    _core.Walk: set(),
     Machine: {"devices", "seed", "join", "abandoned"},
     fanin.sim.Thread: set(),
 }
+#: The rest of the package's public names. Types of data, modules and errors are no calls; of the others each reads what
+#: never changes, or what is the calling thread's own, or is made of calls that are turns.
+NO_CALLS = {"Counters", "Event", "InputBuffer", "Leaf", "Node", "Overlaps", "Slot", "Sparse", "Stats", "Stream"} | {
+    "Verdict",
+    "Zero",
+    "__version__",
+    "sim",
+}
+OWN_THREAD = {"current_stream", "stream", "trace"}
+UNCHANGING = {"devices", "overlap", "overlaps", "overlaps_itself"}
 
 
 def public(kind: type) -> set[str]:
@@ -142,10 +157,17 @@ class World:
         self.graph = m.end_capture(self.captured)
         self.target = self.buf.target(0)
         self.thread = m.spawn(lambda: 1)
+        self.leaf = fanin.Leaf(np.zeros(2))
+        self.node = fanin.Node(lambda g: g, edges=[(self.leaf, 0)])
+        self.root = (self.node, 0, np.zeros(2))
+        self.hook = self.node.register_hook(lambda g: g)
+        self.walk = fanin.walk([self.root], keep_graph=True)
 
     def calls(self) -> dict[tuple[type, str], Callable[[], Any]]:
-        buf, m, one = self.buf, self.m, np.zeros(2, np.float32)
-        begin = functools.partial(m.begin_capture, self.t)
+        return self.calls_of_buffers() | self.calls_of_machines() | self.calls_of_the_engine()
+
+    def calls_of_buffers(self) -> dict[tuple[type, str], Callable[[], Any]]:
+        buf, one = self.buf, np.zeros(2, np.float32)
         return {
             (_core.InputBuffer, "add"): lambda: buf.add(0, one),
             (_core.InputBuffer, "add_many"): lambda: buf.add_many([0], [one]),
@@ -168,6 +190,23 @@ class World:
             (_core.Array, "users"): lambda: self.x.users,
             (_core.Target, "__enter__"): self.target.__enter__,
             (_core.Target, "__exit__"): lambda: self.target.__exit__(None, None, None),
+            (type(None), "InputBuffer"): lambda: fanin.InputBuffer(1),
+            (type(None), "set_options"): lambda: fanin.set_options(debug=False),
+            (type(None), "trim"): fanin.trim,
+            (type(None), "info"): fanin.info,
+            (type(None), "clip_norm"): lambda: fanin.clip_norm(buf, [None], 1.0),
+            (type(None), "global_norm"): lambda: fanin.global_norm(buf),
+            (type(None), "add_n"): lambda: fanin.add_n([one, one]),
+            (type(None), "counters"): fanin.counters,
+            (type(None), "buf[0]"): lambda: buf[0],
+            (type(None), "repr(buf)"): lambda: repr(buf),
+            (type(None), "repr(event)"): lambda: repr(self.e),
+        }
+
+    def calls_of_machines(self) -> dict[tuple[type, str], Callable[[], Any]]:
+        m, one = self.m, np.zeros(2, np.float32)
+        begin = functools.partial(m.begin_capture, self.t)
+        return {
             (Machine, "stream"): m.stream,
             (Machine, "event"): m.event,
             (Machine, "array"): lambda: m.array(one),
@@ -187,11 +226,37 @@ class World:
             (Machine, "host_schedule"): lambda: m.host_schedule,
             (Machine, "streams"): lambda: m.streams,
             (fanin.sim.Thread, "result"): lambda: self.thread.result,
-            (type(None), "add_n"): lambda: fanin.add_n([one, one]),
-            (type(None), "counters"): fanin.counters,
-            (type(None), "buf[0]"): lambda: buf[0],
-            (type(None), "repr(buf)"): lambda: repr(buf),
-            (type(None), "repr(event)"): lambda: repr(self.e),
+            (fanin.sim.Thread, "exception"): lambda: self.thread.exception,
+            (type(None), "repr(thread)"): lambda: repr(self.thread),
+        }
+
+    def calls_of_the_engine(self) -> dict[tuple[type, str], Callable[[], Any]]:
+        node = self.node
+        return {
+            (_core.Node, "fn"): lambda: node.fn,
+            (_core.Node, "edges"): lambda: node.edges,
+            (_core.Node, "freed"): lambda: node.freed,
+            (_core.Node, "needs"): lambda: node.needs(0),
+            (_core.Node, "register_hook"): lambda: node.register_hook(lambda g: g),
+            (_core.Node, "register_prehook"): lambda: node.register_prehook(lambda g: g),
+            (_core.Node, "register_posthook"): lambda: node.register_posthook(lambda s, g: g),
+            (_core.Leaf, "grad"): lambda: self.leaf.grad,
+            (_core.Leaf, "register_hook"): lambda: self.leaf.register_hook(lambda g: g),
+            (_core.Leaf, "register_post_accumulate_grad_hook"): lambda: self.leaf.register_post_accumulate_grad_hook(
+                lambda leaf: None
+            ),
+            (_core.Edges, "append"): lambda: node.edges.append(None),
+            (_core.HookHandle, "remove"): self.hook.remove,
+            (_core.Walk, "give"): lambda: self.walk.give(np.zeros(2)),
+            (_core.Walk, "close"): self.walk.close,
+            (type(None), "next(walk)"): lambda: next(self.walk),
+            (type(None), "leaf.grad ="): lambda: setattr(self.leaf, "grad", None),
+            (type(None), "repr(node)"): lambda: repr(node),
+            (type(None), "backward"): lambda: fanin.backward([self.root]),
+            (type(None), "grad"): lambda: fanin.grad([self.root], [self.leaf]),
+            (type(None), "walk"): lambda: fanin.walk([self.root]),
+            (type(None), "Node"): lambda: fanin.Node(lambda g: g),
+            (type(None), "Leaf"): lambda: fanin.Leaf(np.zeros(2)),
         }
 
 
@@ -231,6 +296,30 @@ def test_every_public_method_is_a_turn_or_reads_what_never_changes() -> None:
     base = turns_of(None)
     for key in called:
         assert turns_of(key) > base, f"{key[0].__name__}.{key[1]} makes no turn"
+
+
+def errors_and_warnings() -> set[str]:
+    return {n for n in fanin.__all__ if isinstance(x := getattr(fanin, n), type) and issubclass(x, Exception)}
+
+
+def test_every_public_function_is_a_turn_or_needs_none() -> None:
+    with Machine() as m:
+        called = {name for kind, name in World(m).calls() if kind is type(None)}
+        m.join()
+    named = NO_CALLS | OWN_THREAD | UNCHANGING | errors_and_warnings()
+    assert named <= set(fanin.__all__) and not named & called - {"InputBuffer", "Leaf", "Node"}
+    assert set(fanin.__all__) - named <= called, "give it a turn (csrc/py/turn.h), or say above why it needs none"
+
+
+def test_a_call_without_a_turn_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checks above can fail: a function of the package that calls nothing of the core, and one that is new."""
+    monkeypatch.setattr(fanin, "trim", lambda: 0)
+    with pytest.raises(AssertionError, match="trim makes no turn"):
+        test_every_public_method_is_a_turn_or_reads_what_never_changes()
+    monkeypatch.setattr(fanin, "__all__", [*fanin.__all__, "unheard"])
+    monkeypatch.setattr(fanin, "unheard", lambda: 0, raising=False)
+    with pytest.raises(AssertionError, match="give it a turn"):
+        test_every_public_function_is_a_turn_or_needs_none()
 
 
 # Queries are choices

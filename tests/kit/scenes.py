@@ -132,6 +132,40 @@ def host_memory(m: Machine) -> Any:
     return pair(m, lambda: buf.take(out=[out]) and None, lambda: fanin.add_n([out, out]))[1]
 
 
+def options(m: Machine) -> Any:
+    """A fold is due at once where the budget was set before the buffer was made."""
+
+    def made() -> object:
+        return fanin.InputBuffer(1).budget
+
+    def set_budget() -> None:
+        fanin.set_options(budget=0)
+
+    try:
+        return pair(m, set_budget, made)
+    finally:
+        fanin.set_options(budget="auto")
+
+
+def pools(m: Machine) -> Any:
+    """A large sum takes memory that is kept, unless it was given back before."""
+    terms = [np.ones(1 << 17)] * 2
+    fanin.add_n(terms)  # its memory is kept
+    before = fanin.counters().pool_hits
+    kept = pair(m, lambda: fanin.add_n(terms), fanin.trim)[0]
+    return fanin.counters().pool_hits - before, len(kept)
+
+
+def graphs(m: Machine) -> Any:
+    leaf = fanin.Leaf(np.zeros(2))
+    node = fanin.Node(lambda g: g, edges=[(leaf, 0)])
+
+    def freed() -> bool:
+        return node.freed
+
+    return pair(m, lambda: fanin.backward([(node, 0, np.ones(2))]), freed)[1]
+
+
 SCENES = {
     "OF_STREAM": streams,
     "OF_EVENT": events,
@@ -148,4 +182,7 @@ SCENES = {
     "OF_BUDGET": budgets,
     "OF_COUNTERS": counters,
     "OF_HOST": host_memory,
+    "OF_OPTIONS": options,
+    "OF_POOL": pools,
+    "OF_GRAPH": graphs,
 }

@@ -24,6 +24,9 @@ enum {
     OF_BUDGET,
     OF_COUNTERS,
     OF_HOST,
+    OF_OPTIONS,
+    OF_POOL,
+    OF_GRAPH,
     OF_WAITED
 };
 

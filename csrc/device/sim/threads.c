@@ -93,10 +93,10 @@ static uint64_t thread_name(void *ctx)
 
 static void thread_touch(void *ctx, fan_thing thing, uint64_t id, fan_touch how)
 {
-    static const int kinds[] = {[FAN_THING_LOCKED] = OF_MUTEX,
-                                [FAN_THING_BUDGET] = OF_BUDGET,
-                                [FAN_THING_COUNTERS] = OF_COUNTERS,
-                                [FAN_THING_HOST_MEMORY] = OF_HOST};
+    static const int kinds[] = {[FAN_THING_LOCKED] = OF_MUTEX,      [FAN_THING_BUDGET] = OF_BUDGET,
+                                [FAN_THING_COUNTERS] = OF_COUNTERS, [FAN_THING_HOST_MEMORY] = OF_HOST,
+                                [FAN_THING_OPTIONS] = OF_OPTIONS,   [FAN_THING_POOL] = OF_POOL,
+                                [FAN_THING_GRAPH] = OF_GRAPH};
     fan_sim *m = ctx;
     fan__sim_touch(m, FAN__NAME(kinds[thing], id ? thread_mutex_number(m, id) : 0), how);
     if (thing != FAN_THING_LOCKED)

@@ -55,7 +55,7 @@ class Thread(Generic[T]):
 
     def __init__(self, machine: Machine, actor: int, name: str, call: Callable[[], T]) -> None:
         self.name = name
-        self.exception: BaseException | None = None
+        self._exception: BaseException | None = None
         self._machine, self._actor, self._call = machine, actor, call
         self._turn = machine._turns[actor] = machine._turns.get(actor, 0) + 1
         self._value: T
@@ -76,7 +76,7 @@ class Thread(Generic[T]):
             self._value = self._call()
             self._ended = True
         except BaseException as e:
-            self.exception = e
+            self._exception = e
             machine._failed.append(self)
         finally:
             for core in cores:
@@ -85,16 +85,27 @@ class Thread(Generic[T]):
             machine._thread_end(self._actor)
 
     @property
+    def exception(self) -> BaseException | None:
+        """What the function raised; None if it raised nothing, or has not ended."""
+        self._look()
+        return self._exception
+
+    @property
     def result(self) -> T:
         """What the function returned. What it raised, if it raised. RuntimeError before it has ended."""
-        self._machine._saw_thread(self._actor)
-        if self.exception is None and not self._ended:
+        if not self._look():
             raise RuntimeError(f"thread {self.name!r} has not ended: threads run at Machine.join()")
-        if self._machine._turns[self._actor] == self._turn:  # else whoever asks was spawned after it was joined
-            self._machine._after_thread(self._actor)
-        if self.exception is not None:
-            raise self.exception
+        if self._exception is not None:
+            raise self._exception
         return self._value
+
+    def _look(self) -> bool:
+        """Whether it has ended; what whoever asks does next comes after that."""
+        self._machine._saw_thread(self._actor)
+        ended = self._ended or self._exception is not None
+        if ended and self._machine._turns[self._actor] == self._turn:  # else he was spawned after it was joined
+            self._machine._after_thread(self._actor)
+        return ended
 
     def _stack(self) -> str:
         """Where it is now."""
@@ -103,7 +114,8 @@ class Thread(Generic[T]):
         return f"host thread {self.name!r}:\n{''.join(lines)}" if lines else ""
 
     def __repr__(self) -> str:
-        state = "raised" if self.exception is not None else "ended" if self._ended else "not ended"
+        ended = self._look()
+        state = "raised" if self._exception is not None else "ended" if ended else "not ended"
         return f"<fanin.sim.Thread {self.name!r}, {state}>"
 
 
@@ -373,10 +385,10 @@ class Machine(_core.Machine):
             raise Abandoned
         failed, self._failed = self._failed, []
         if failed:
-            first = cast(BaseException, failed[0].exception)
+            first = cast(BaseException, failed[0]._exception)
             first.add_note(f"raised in host thread {failed[0].name!r} of {self!r}, order {self.host_schedule!r}")
             for other in failed[1:]:
-                first.add_note(f"then thread {other.name!r} raised {other.exception!r}")
+                first.add_note(f"then thread {other.name!r} raised {other._exception!r}")
             raise first
 
     def _run_threads(self) -> None:
