@@ -16,6 +16,7 @@
 #include "engine/node.h"
 
 typedef struct fan_backward fan_backward;
+typedef struct fan_backward_config fan_backward_config;
 
 /* Who gives a gradient, for messages (V3). */
 typedef struct fan_giver {
@@ -32,7 +33,7 @@ typedef struct fan_engine_frontend {
      * needs no conversion. Else it goes through a buffer, which knows what to do or to say. */
     bool (*hand)(const fan_node *to, uint32_t slot, void *gradient);
     /* buffer_new: for the fan-ins of a node. buffer_free: whatever it holds still. */
-    fan_status (*buffer_new)(const fan_node *n, void **buffer, fan_error *err);
+    fan_status (*buffer_new)(const fan_backward_config *c, const fan_node *n, void **buffer, fan_error *err);
     void (*buffer_free)(void *buffer);
     /* add: one gradient, NULL for undefined; the buffer takes a hold of its own. take: a hold in *sum. */
     fan_status (*add)(void *buffer, uint32_t slot, uint32_t key, void *gradient, const fan_giver *giver,
@@ -46,7 +47,8 @@ typedef struct fan_engine_frontend {
     fan_status (*run)(fan_node *n, void **sums, void *node_hooks, void **gradients, uint32_t ngradients,
                       fan_error *err);
     /* accumulate: a leaf's sum, which is defined (L). *sum stays the caller's, or is taken and NULL. */
-    fan_status (*accumulate)(fan_node *leaf, void **sum, void *node_hooks, fan_error *err);
+    fan_status (*accumulate)(const fan_backward_config *c, fan_node *leaf, void **sum, void *node_hooks,
+                             fan_error *err);
     /* release: the node's function is let go (E10). */
     fan_status (*release)(fan_node *n, fan_error *err);
     /* check_signals: between nodes (E14); anything but FAN_OK ends the pass. */
@@ -67,7 +69,7 @@ typedef struct fan_wanted {
 } fan_wanted;
 
 /* Nodes and gradients are held by the pass from begin on; the arrays are copied. */
-typedef struct fan_backward_config {
+struct fan_backward_config {
     const fan_engine_frontend *frontend;
     const char *call; /* "backward"; lives longer */
     fan_root *roots;
@@ -77,8 +79,10 @@ typedef struct fan_backward_config {
     bool limited; /* inputs= was given */
     bool capture; /* what is wanted is handed out; else its leaves accumulate */
     bool keep_graph;
-    void *schedule; /* held from begin on; NULL: E2's order */
-} fan_backward_config;
+    bool create_graph; /* the pass records itself (A1, L6) */
+    bool detect;       /* it ends at the first gradient that is not finite (E11) */
+    void *schedule;    /* held from begin on; NULL: E2's order */
+};
 
 /* fan_backward_begin: collects. Failing, it changes nothing; else the pass is to be ended. */
 fan_status fan_backward_begin(const fan_backward_config *config, fan_backward **out, fan_error *err);

@@ -67,13 +67,13 @@ static fan_status hand_over(fan_backward *p, const fan_visit_edge *edge, uint32_
     const fan_engine_frontend *f = p->config.frontend;
     fan_visit *to = &p->visits[edge->to];
     fan_visit_slot *s = &p->slots[to->slots + slot];
-    if (s->producers == 1 && (!*gradient || f->hand(to->node, slot, *gradient))) {
+    if (s->producers == 1 && !p->config.detect && (!*gradient || f->hand(to->node, slot, *gradient))) {
         s->handed = *gradient;
         *gradient = NULL;
         return FAN_OK;
     }
     if (!to->buffer)
-        FAN_TRY(f->buffer_new(to->node, &to->buffer, err));
+        FAN_TRY(f->buffer_new(&p->config, to->node, &to->buffer, err));
     return f->add(to->buffer, slot, FAN_FAULT(KEY_BY_ARRIVAL) ? p->arrivals++ : edge->key, *gradient, giver, err);
 }
 
@@ -152,7 +152,7 @@ fan_status fan__step_end(fan_worker *w, fan_error *err)
         return no_memory(err);
     status = fan__step_sums(w, sums, &node_hooks, err);
     if (status == FAN_OK && v->runs && sums[0])
-        status = p->config.frontend->accumulate(v->node, &sums[0], node_hooks, err);
+        status = p->config.frontend->accumulate(&p->config, v->node, &sums[0], node_hooks, err);
     fan__drop_all(p, sums, v->node->inputs);
     fan__drop_all(p, &node_hooks, 1);
     if (sums != on_stack)

@@ -53,6 +53,10 @@ static int buffer_begin(buffer_object *self, const new_args *a, fan_buffer_confi
     self->n = d->n;
     if (fan_slot_specs_note(self, d) < 0)
         return -1;
+    for (size_t i = 0; self->declared && i < d->n; i++) { /* the core must not convert what records itself */
+        fan_free((void *)d->specs[i].shape);
+        fan_slot_spec_open(&d->specs[i]);
+    }
     config->slots = d->n;
     config->specs = d->specs;
     fan_error_clear(&err);
@@ -158,29 +162,47 @@ PyObject *fan_buffer_plain(size_t n)
     return made_plain(fan_state_get()->buffer_type, (Py_ssize_t)n, fan_state_get()->budget);
 }
 
-PyObject *fan_buffer_declared(const fan_slot_specs *d, PyObject *names, const char *name)
+/* open_specs: those of a buffer that records itself: it conforms what comes by its own operators. */
+static fan_slot_spec *open_specs(const fan_slot_specs *d)
+{
+    fan_slot_spec *specs = fan_alloc(d->n * sizeof *specs);
+    for (size_t i = 0; specs && i < d->n; i++) {
+        specs[i] = d->specs[i];
+        fan_slot_spec_open(&specs[i]);
+    }
+    if (!specs)
+        PyErr_NoMemory();
+    return specs;
+}
+
+PyObject *fan_buffer_declared(const fan_slot_specs *d, PyObject *names, fan_buffer_config config)
 {
     PyTypeObject *type = fan_state_get()->buffer_type;
-    fan_buffer_config config = {.slots = d->n,
-                                .specs = d->specs,
-                                .accumulate = FAN_DT_NONE,
-                                .budget = fan_state_get()->budget,
-                                .name = name,
-                                .frontend = &fan_python};
+    fan_slot_spec *open = NULL;
     FAN_RAW fan_error err;
-    buffer_object *self = (buffer_object *)type->tp_alloc(type, 0);
-    if (!self)
+    fan_status status;
+    buffer_object *self;
+    if (d->specs && config.create_graph && !(open = open_specs(d)))
         return NULL;
-    fan_error_clear(&err);
-    self->n = d->n;
-    self->names = Py_XNewRef(names);
-    fan_status status = fan_buffer_new(&config, &self->core, &err);
-    if (status != FAN_OK)
-        fan_raise(status, &err);
-    if (status == FAN_OK && fan_slot_specs_note(self, d) == 0)
-        return (PyObject *)self;
-    Py_DECREF(self);
-    return NULL;
+    config.slots = d->n;
+    config.specs = open ? open : d->specs;
+    config.accumulate = FAN_DT_NONE;
+    config.budget = fan_state_get()->budget;
+    config.frontend = &fan_python;
+    self = (buffer_object *)type->tp_alloc(type, 0);
+    if (self) {
+        fan_error_clear(&err);
+        self->n = d->n;
+        self->names = Py_XNewRef(names);
+        self->create_graph = config.create_graph;
+        status = fan_buffer_new(&config, &self->core, &err);
+        if (status != FAN_OK)
+            fan_raise(status, &err);
+        if (status != FAN_OK || fan_slot_specs_note(self, d) < 0)
+            Py_CLEAR(self);
+    }
+    fan_free(open);
+    return (PyObject *)self;
 }
 
 /* fan_buffer_call: the type's vectorcall. */

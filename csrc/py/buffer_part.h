@@ -41,6 +41,13 @@ int fan_slot_specs_of(PyObject *slots, const char *name, fan_slot_specs *d, PyOb
 /* fan_slot_specs_note: what add must know of each slot. */
 int fan_slot_specs_note(buffer_object *self, const fan_slot_specs *d);
 void fan_slot_specs_fini(fan_slot_specs *d);
+/* fan_slot_spec_open: it declares no shape any more, which its owner has freed. */
+static inline void fan_slot_spec_open(fan_slot_spec *s)
+{
+    s->has_shape = false;
+    s->shape = NULL;
+    s->ndim = 0;
+}
 
 /* ---- buffer_life.c ---- */
 
@@ -49,9 +56,10 @@ void fan_buffer_dealloc(PyObject *o);
 int fan_buffer_traverse(PyObject *o, visitproc visit, void *arg);
 int fan_buffer_clear_refs(PyObject *o);
 
-/* fan_buffer_plain: InputBuffer(n). fan_buffer_declared: of slots that were declared; `names`: of slots, or NULL. */
+/* fan_buffer_plain: InputBuffer(n). fan_buffer_declared: of slots that were declared (specs NULL: of so many), with
+ * the name, stats and create_graph of `config`; `names`: of slots, or NULL. */
 PyObject *fan_buffer_plain(size_t n);
-PyObject *fan_buffer_declared(const fan_slot_specs *d, PyObject *names, const char *name);
+PyObject *fan_buffer_declared(const fan_slot_specs *d, PyObject *names, fan_buffer_config config);
 
 /* ---- buffer_add.c: the general path ---- */
 

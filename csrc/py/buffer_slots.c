@@ -198,7 +198,7 @@ int fan_slot_specs_note(buffer_object *self, const fan_slot_specs *d)
     if (self->create_graph && !(self->declared = PyTuple_New((Py_ssize_t)self->n)))
         return -1;
     for (size_t i = 0; i < self->n; i++) {
-        fan_slot_spec *s = &d->specs[i];
+        const fan_slot_spec *s = &d->specs[i];
         bool low = s->dtype == FAN_DT_BFLOAT16 || s->dtype == FAN_DT_FLOAT8_E4M3FN || s->dtype == FAN_DT_FLOAT8_E5M2;
         PyObject *shape, *pair;
         if (s->combine)
@@ -223,11 +223,6 @@ int fan_slot_specs_note(buffer_object *self, const fan_slot_specs *d)
         if (!pair)
             return -1;
         PyTuple_SET_ITEM(self->declared, (Py_ssize_t)i, pair);
-        /* The core must not convert what records itself. */
-        fan_free((void *)s->shape);
-        s->has_shape = false;
-        s->shape = NULL;
-        s->ndim = 0;
     }
     return 0;
 }

@@ -37,9 +37,9 @@ static bool hand(const fan_node *to, uint32_t slot, void *gradient)
 
 /* ---- buffers ---- */
 
-static fan_status buffer_new(const fan_node *n, void **buffer, fan_error *err)
+static fan_status buffer_new(const fan_backward_config *c, const fan_node *n, void **buffer, fan_error *err)
 {
-    *buffer = fan_node_buffer(fan_node_object(n));
+    *buffer = fan_node_buffer(fan_node_object(n), c->create_graph, c->detect);
     return *buffer ? FAN_OK : fan_from_python(err);
 }
 
@@ -104,7 +104,7 @@ static fan_status add(void *buffer, uint32_t slot, uint32_t key, void *gradient,
     buffer_object *b = buffer;
     char *data = NULL;
     bool added = false;
-    if (!gradient || fan_fast_import(gradient, &kind, &data)) {
+    if (!b->create_graph && (!gradient || fan_fast_import(gradient, &kind, &data))) {
         fan_fast_term one = fan_fast_term_of(gradient, data, key, false, false);
         fan_status status =
             fan_fast_add(b->core, slot, gradient ? &kind : NULL, &one, gradient && fan_alone(gradient, 1), &added, err);
@@ -131,7 +131,7 @@ static fan_status take(void *buffer, uint32_t slot, void **sum, fan_error *err)
     buffer_object *b = buffer;
     const size_t only = slot;
     PyObject *list;
-    if (fan_fast_take(b->core, (fan_span){slot, (size_t)slot + 1}, &how, NULL, sum))
+    if (!b->create_graph && fan_fast_take(b->core, (fan_span){slot, (size_t)slot + 1}, &how, NULL, sum))
         return FAN_OK;
     PyErr_Clear(); /* the general path says it, if there is anything to say */
     list = fan_take_all(b->core, &only, b->names, NULL, Py_None, Py_None, false);
@@ -160,11 +160,14 @@ static fan_status run(fan_node *n, void **sums, void *node_hooks, void **gradien
     return status_of(fan_node_run(fan_node_object(n), sums, node_hooks, gradients, ngradients), err);
 }
 
-static fan_status accumulate(fan_node *leaf, void **sum, void *node_hooks, fan_error *err)
+static fan_status accumulate(const fan_backward_config *c, fan_node *leaf, void **sum, void *node_hooks, fan_error *err)
 {
     node_object *self = fan_node_object(leaf);
-    return status_of(
-        fan_leaf_accumulate((leaf_object *)self, sum) < 0 || fan_hooks_accumulated(self, node_hooks) < 0 ? -1 : 0, err);
+    return status_of(fan_leaf_accumulate((leaf_object *)self, sum, c->create_graph) < 0 ||
+                             fan_hooks_accumulated(self, node_hooks) < 0
+                         ? -1
+                         : 0,
+                     err);
 }
 
 static fan_status release(fan_node *n, fan_error *err) { return status_of(fan_node_release(fan_node_object(n)), err); }

@@ -90,13 +90,14 @@ PyObject *fan_node_register_hook(PyObject *o, PyObject *const *args, Py_ssize_t 
 
 /* ---- node_buffer.c ---- */
 
-/* fan_node_buffer: a new buffer for what comes to a node; NULL with an exception. */
-buffer_object *fan_node_buffer(const node_object *n);
+/* fan_node_buffer: a new buffer for what comes to a node, in a pass that records itself (A1), or wants statistics of
+ * the sums (E11); NULL with an exception. */
+buffer_object *fan_node_buffer(const node_object *n, bool create_graph, bool stats);
 
 /* ---- leaf.c ---- */
 
-/* fan_leaf_accumulate: *sum may be taken (NULL then). */
-int fan_leaf_accumulate(leaf_object *self, void **sum);
+/* fan_leaf_accumulate: *sum may be taken (NULL then). recording: L6. */
+int fan_leaf_accumulate(leaf_object *self, void **sum, bool recording);
 
 /* ---- carry.c: gradients on their way; pass.c ---- */
 

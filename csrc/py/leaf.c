@@ -82,10 +82,11 @@ static bool same_layout(const leaf_object *self, PyObject *sum)
 }
 
 /* summed: of one or two gradients, by a buffer: in `out`, which may be None. New reference. */
-static PyObject *summed(const leaf_object *self, PyObject *one, PyObject *two, PyObject *out, bool writable)
+static PyObject *summed(const leaf_object *self, PyObject *one, PyObject *two, PyObject *out, bool writable,
+                        bool recording)
 {
     static const size_t slot = 0;
-    buffer_object *b = fan_node_buffer(&self->base);
+    buffer_object *b = fan_node_buffer(&self->base, recording, false);
     PyObject *both[2] = {one, two}, *list = NULL, *sum = NULL;
     int bad = !b;
     for (int i = 0; i < 2 && !bad && both[i]; i++) {
@@ -103,16 +104,18 @@ static PyObject *summed(const leaf_object *self, PyObject *one, PyObject *two, P
 }
 
 /* copied: L4. New reference. */
-static PyObject *copied(const leaf_object *self, PyObject *sum)
+static PyObject *copied(const leaf_object *self, PyObject *sum, bool recording)
 {
     const fan_slot_spec *spec = spec_of(self);
     PyArray_Descr *d;
     PyObject *copy;
     fan_leaf_form form;
+    if (recording && PyObject_HasAttrString(sum, "clone")) /* as torch's copies lead back */
+        return PyObject_CallMethod(sum, "clone", NULL);
     if (!PyArray_Check(self->array) || (!PyArray_CheckExact(sum) && !is_number(sum))) {
         if (form_of(self, sum, &form) < 0)
             return NULL;
-        return summed(self, sum, NULL, Py_None, true);
+        return summed(self, sum, NULL, Py_None, true, recording);
     }
     if (PyArray_CheckExact(sum))
         d = (PyArray_Descr *)Py_NewRef((PyObject *)PyArray_DESCR((PyArrayObject *)sum));
@@ -145,7 +148,7 @@ static int add(const leaf_object *self, PyObject *grad, PyObject *sum)
         fan_fast_sum(&fan_python, &one, terms, 2, to);
         return 0;
     }
-    same = summed(self, grad, sum, grad, false);
+    same = summed(self, grad, sum, grad, false, false);
     Py_XDECREF(same);
     return same ? 0 : -1;
 }
@@ -164,7 +167,7 @@ static int add_wide(leaf_object *self, PyObject *sum)
     return none ? 0 : -1;
 }
 
-static int carry_out(leaf_object *self, fan_leaf_action action, PyObject *grad, void **sum)
+static int carry_out(leaf_object *self, fan_leaf_action action, PyObject *grad, void **sum, bool recording)
 {
     PyObject *made = NULL;
     switch (action) {
@@ -180,10 +183,10 @@ static int carry_out(leaf_object *self, fan_leaf_action action, PyObject *grad, 
         *sum = NULL;
         break;
     case FAN_LEAF_COPY:
-        made = copied(self, *sum);
+        made = copied(self, *sum, recording);
         break;
     case FAN_LEAF_REPLACE:
-        made = summed(self, grad, *sum, Py_None, false);
+        made = summed(self, grad, *sum, Py_None, false, recording);
         break;
     }
     return made ? grad_put(self, made) : -1;
@@ -202,9 +205,9 @@ static bool parts_only_ours(PyObject *sum)
     return ours;
 }
 
-static int accumulate_claimed(leaf_object *self, void **sum)
+static int accumulate_claimed(leaf_object *self, void **sum, bool recording)
 {
-    fan_leaf_facts facts = {.wide = self->wide != NULL};
+    fan_leaf_facts facts = {.wide = self->wide != NULL, .recording = recording};
     PyObject *grad = grad_now(self);
     int bad = !grad && PyErr_Occurred() ? -1 : 0;
     if (!bad)
@@ -212,7 +215,7 @@ static int accumulate_claimed(leaf_object *self, void **sum)
     facts.unshared = !bad && (facts.sum == FAN_LEAF_SPARSE ? parts_only_ours(*sum) : fan_only_ours(*sum, 1));
     facts.same_layout = !bad && same_layout(self, *sum);
     if (!bad)
-        bad = carry_out(self, fan_plan_leaf(&facts).action, grad, sum);
+        bad = carry_out(self, fan_plan_leaf(&facts).action, grad, sum, recording);
     Py_XDECREF(grad);
     return bad;
 }
@@ -233,7 +236,7 @@ static int claim(leaf_object *self)
     return status == FAN_OK ? 0 : -1;
 }
 
-int fan_leaf_accumulate(leaf_object *self, void **sum)
+int fan_leaf_accumulate(leaf_object *self, void **sum, bool recording)
 {
     int bad;
     if (self->accumulate) { /* outside of any claim: it may start a pass */
@@ -244,7 +247,7 @@ int fan_leaf_accumulate(leaf_object *self, void **sum)
     }
     if (claim(self) < 0)
         return -1;
-    bad = accumulate_claimed(self, sum);
+    bad = accumulate_claimed(self, sum, recording);
     fan_leaf_claim_end(&self->claim);
     return bad;
 }
@@ -259,7 +262,7 @@ static int show_wide(leaf_object *self)
     fan_leaf_form form = FAN_LEAF_ABSENT;
     int bad = now ? form_of(self, grad, &form) : -1;
     if (!bad && form == FAN_LEAF_DENSE) {
-        same = summed(self, now, NULL, grad, false);
+        same = summed(self, now, NULL, grad, false, false);
         bad = same ? 0 : -1;
     } else if (!bad) {
         Py_XSETREF(self->grad, now == Py_None ? NULL : Py_NewRef(now));

@@ -116,27 +116,69 @@ static PyObject *with_slots(PyObject *slots)
     return list;
 }
 
-int fan_node_declare(node_object *self, PyObject *slots, uint32_t *inputs)
+/* declare_arrays: slots= of ndarrays alone, as mostly: 1; 0: not so, or -1 with an exception. */
+static int declare_arrays(fan_slot_specs *d, PyObject *slots)
 {
-    node_more *more = fan_node_more(self);
-    char name[128];
-    fan_where w = {.buffer = fan_node_said(&self->node, name, sizeof name), .slot = -1, .key = -1};
-    int bare, bad = -1;
+    Py_ssize_t n = PyList_CheckExact(slots) || PyTuple_CheckExact(slots) ? PySequence_Fast_GET_SIZE(slots) : 0;
+    fan_slot_spec *specs;
+    for (Py_ssize_t i = 0; i < n; i++) {
+        PyObject *o = PySequence_Fast_GET_ITEM(slots, i);
+        if (!PyArray_CheckExact(o) || fan_dtype_of_descr(PyArray_DESCR((PyArrayObject *)o)) == FAN_DT_NONE)
+            return 0;
+    }
+    if (!n || !(specs = fan_calloc((size_t)n * sizeof *specs)))
+        return n ? (PyErr_NoMemory(), -1) : 0;
+    d->specs = specs;
+    d->n = (size_t)n;
+    for (Py_ssize_t i = 0; i < n; i++) {
+        const PyArrayObject *a = (PyArrayObject *)PySequence_Fast_GET_ITEM(slots, i);
+        size_t bytes = (size_t)PyArray_NDIM(a) * sizeof *specs->shape;
+        int64_t *shape = fan_alloc(bytes ? bytes : 1);
+        if (!shape) {
+            PyErr_NoMemory();
+            return -1;
+        }
+        memcpy(shape, PyArray_DIMS(a), bytes);
+        specs[i] = (fan_slot_spec){.has_shape = true, .ndim = PyArray_NDIM(a), .shape = shape};
+        specs[i].dtype = fan_dtype_of_descr(PyArray_DESCR(a));
+        specs[i].accumulate = FAN_DT_NONE;
+        specs[i].device = fan_device_hold(fan_cpu());
+    }
+    return 1;
+}
+
+/* declare_any: slots= of arrays, Slots and Nones: 0, or -1 with an exception. */
+static int declare_any(node_more *more, PyObject *slots, const char *name)
+{
+    int bare = PyList_Check(slots) || PyTuple_Check(slots) ? 0 : fan_is_bare(slots), bad = -1;
     PyObject *list = NULL;
-    if (!more)
-        return -1;
-    fan_where_push(&w);
-    bare = PyList_Check(slots) || PyTuple_Check(slots) ? 0 : fan_is_bare(slots);
     if (bare > 0 || (bare == 0 && !Py_TYPE(slots)->tp_iter))
         fan_refuse(PyExc_TypeError, "slots: expected a sequence of arrays, Slots and Nones, got one %.200s: give [it]",
                    Py_TYPE(slots)->tp_name);
     else if (bare == 0 && (list = with_slots(slots)))
-        bad = fan_slot_specs_of(list, w.buffer, &more->slots, &more->names);
+        bad = fan_slot_specs_of(list, name, &more->slots, &more->names);
+    Py_XDECREF(list);
+    return bad;
+}
+
+int fan_node_declare(node_object *self, PyObject *slots, uint32_t *inputs)
+{
+    node_more *more = fan_node_more(self);
+    int arrays = more ? declare_arrays(&more->slots, slots) : -1, bad;
+    char name[128];
+    if (arrays > 0 && (!*inputs || *inputs == more->slots.n)) { /* as mostly */
+        *inputs = (uint32_t)more->slots.n;
+        return 0;
+    }
+    if (arrays < 0)
+        return -1;
+    fan_where w = {.buffer = fan_node_said(&self->node, name, sizeof name), .slot = -1, .key = -1};
+    fan_where_push(&w);
+    bad = arrays ? 0 : declare_any(more, slots, w.buffer);
     if (!bad && (more->slots.n == 0 || more->slots.n > UINT32_MAX || (*inputs && *inputs != more->slots.n)))
         bad = fan_refuse(PyExc_ValueError, "slots: expected one for each of %u input%s, got %zu", *inputs ? *inputs : 1,
                          FAN_PLURAL(*inputs ? *inputs : 1), more->slots.n);
     fan_where_pop(&w);
-    Py_XDECREF(list);
     if (!bad)
         *inputs = (uint32_t)more->slots.n;
     return bad;

@@ -166,18 +166,22 @@ static int fill_in(pass_parts *parts)
 
 static int parse(pass_parts *parts, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static const char *const names[] = {"roots", "inputs", "keep_graph", "schedule"};
+    static const char *const names[] = {"roots", "inputs", "keep_graph", "create_graph", "schedule"};
     fan_backward_config *c = &parts->config;
     struct {
-        PyObject *roots, *inputs, *keep_graph, *schedule;
+        PyObject *roots, *inputs, *keep_graph, *create_graph, *schedule;
     } a;
-    if (fan_parse_call(c->call, names, 4, 2, "roots and inputs", args, nargs, kwnames, &a.roots) < 0)
+    if (fan_parse_call(c->call, names, 5, 2, "roots and inputs", args, nargs, kwnames, &a.roots) < 0)
         return -1;
     if (!a.roots || (c->capture && strcmp(c->call, "grad") == 0 && (!a.inputs || a.inputs == Py_None))) {
         PyErr_Format(PyExc_TypeError, "%s() needs '%s'", c->call, a.roots ? "inputs" : "roots");
         return -1;
     }
-    if (fan_flag_arg(a.keep_graph, &c->keep_graph) < 0 || sequence_of(parts, "roots", a.roots, &parts->roots) < 0 ||
+    if (fan_flag_arg(a.create_graph, &c->create_graph) < 0)
+        return -1;
+    c->keep_graph = c->create_graph; /* what was recorded leads back over this graph */
+    if ((a.keep_graph && a.keep_graph != Py_None && fan_flag_arg(a.keep_graph, &c->keep_graph) < 0) ||
+        sequence_of(parts, "roots", a.roots, &parts->roots) < 0 ||
         (a.inputs && a.inputs != Py_None && sequence_of(parts, "inputs", a.inputs, &parts->inputs) < 0))
         return -1;
     c->schedule = a.schedule == Py_None ? NULL : a.schedule;
@@ -279,15 +283,19 @@ FAN_TURN_FAST(grad, fan_seen_graph)
 
 PyMethodDef fan_engine_functions[] = {
     {"backward", (PyCFunction)(void (*)(void))backward_turn, METH_FASTCALL | METH_KEYWORDS,
-     "backward($module, roots, inputs=None, *, keep_graph=False, schedule=None)\n--\n\n"
+     "backward($module, roots, inputs=None, *, keep_graph=None, create_graph=False, schedule=None)\n--\n\n"
      "Go backward over the graph behind some nodes, and add what reaches leaves to their `.grad`.\n\n"
      "roots: a sequence of (node, slot, gradient); without a gradient, or with None, it is one where the slot declares "
      "a shape of one\n"
      "element; a node alone is its slot 0. inputs: leaves: no others accumulate, and nodes run only where they lead to "
      "one.\n"
-     "keep_graph: nodes keep their functions, for another pass. schedule: `schedule(ready)` picks the next of the "
-     "nodes that are\n"
-     "ready; the bits are the same whatever it picks.\n\n"
+     "keep_graph: nodes keep their functions, for another pass; None: as create_graph says. create_graph: the pass "
+     "records itself: sums\n"
+     "are made by the arrays' own `+`, and each `.grad` becomes a new object (rules A1, L6), so that functions whose "
+     "operations make\n"
+     "nodes give gradients that can be differentiated. schedule: `schedule(ready)` picks the next of the nodes that "
+     "are ready; the\n"
+     "bits are the same whatever it picks.\n\n"
      "A node runs when all its gradients have come; of several, the one that was made last. An error ends the pass at "
      "that node and\n"
      "has a note that names it; each leaf then has its whole gradient, or none of it.\n\n"
@@ -301,7 +309,7 @@ PyMethodDef fan_engine_functions[] = {
      ">>> w.grad\n"
      "array([2., 4.])\n"},
     {"grad", (PyCFunction)(void (*)(void))grad_turn, METH_FASTCALL | METH_KEYWORDS,
-     "grad($module, roots, inputs, *, keep_graph=False, schedule=None)\n--\n\n"
+     "grad($module, roots, inputs, *, keep_graph=None, create_graph=False, schedule=None)\n--\n\n"
      "The sums that reach `inputs`, as a list, None where nothing does; no leaf changes.\n\n"
      "inputs: leaves, nodes (slot 0) and (node, slot). Their slots' hooks have seen the sums. The rest is as for "
      "`backward`.\n\n"

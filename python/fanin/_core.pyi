@@ -429,8 +429,10 @@ def backward(
 
     roots: a sequence of (node, slot, gradient); without a gradient, or with None, it is one where the slot declares
     a shape of one element; a node alone is its slot 0. inputs: leaves: no others accumulate, and nodes run only
-    where they lead to one. keep_graph: nodes keep their functions, for another pass. schedule: `schedule(ready)`
-    picks the next of the nodes that are ready; the bits are the same whatever it picks.
+    where they lead to one. keep_graph: nodes keep their functions, for another pass; None: as create_graph says.
+    create_graph: the pass records itself: sums are made by the arrays' own `+`, and each `.grad` becomes a new
+    object (rules A1, L6), so that functions whose operations make nodes give gradients that can be differentiated.
+    schedule: `schedule(ready)` picks the next of the nodes that are ready; the bits are the same whatever it picks.
 
     A node runs when all its gradients have come; of several, the one that was made last. An error ends the pass at
     that node and has a note that names it; each leaf then has its whole gradient, or none of it.

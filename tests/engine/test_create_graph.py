@@ -1,0 +1,93 @@
+"""Passes that record themselves: sums by the arrays' own +, leaves out of place, graphs that are kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fanin
+
+
+class Recorded:
+    """A number that writes down what it was made of."""
+
+    def __init__(self, value: float, made_of: str) -> None:
+        self.value, self.made_of = value, made_of
+
+    def __add__(self, other: Recorded) -> Recorded:
+        return Recorded(self.value + other.value, f"({self.made_of} + {other.made_of})")
+
+
+def two_ways(end: Any) -> list[tuple[Any, int, Any]]:
+    """Two nodes that each hand an object to `end`."""
+    nodes = [fanin.Node(lambda g: g, edges=[(end, 0)], name=name) for name in "ab"]
+    return [(node, 0, Recorded(1.0, name)) for node, name in zip(nodes, "ab", strict=True)]
+
+
+@pytest.mark.rule("A1", "L6")
+def test_a_leaf_of_an_array_takes_what_records_itself_and_only_in_such_a_pass() -> None:
+    w = fanin.Leaf(np.zeros(()), name="w")
+    fanin.backward(two_ways(w), create_graph=True)
+    assert w.grad.made_of == "(b + a)", "keys: the node made later comes first"
+    with pytest.raises(TypeError, match="sums by its own"):
+        fanin.backward(two_ways(w))
+    assert w.grad.made_of == "(b + a)"
+
+
+@pytest.mark.rule("L6")
+def test_while_recording_grad_becomes_a_new_object_and_the_old_one_is_as_it_was() -> None:
+    w = fanin.Leaf(np.zeros(2))
+    roots = [(w, 0, np.array([1.0, 2.0])), (w, 0, np.array([3.0, 4.0]))]
+    fanin.backward(roots, create_graph=True)
+    first = w.grad
+    assert first.tolist() == [4, 6]
+    fanin.backward(roots, create_graph=True)
+    assert w.grad is not first
+    assert w.grad.tolist() == [8, 12]
+    assert first.tolist() == [4, 6]
+    second = w.grad
+    fanin.backward(roots)
+    assert w.grad is second, "a pass that does not record itself adds in place again (L5)"
+    assert second.tolist() == [12, 18]
+
+
+@pytest.mark.parametrize(
+    ("given", "freed"), [({}, False), ({"keep_graph": False}, True), ({"keep_graph": None}, False)]
+)
+def test_a_pass_that_records_itself_keeps_the_graph_unless_told_otherwise(given: Any, freed: bool) -> None:
+    node = fanin.Node(lambda g: g, edges=[(fanin.Leaf(np.zeros(1)), 0)])
+    fanin.backward([(node, 0, np.ones(1))], create_graph=True, **given)
+    assert node.freed is freed
+    other = fanin.Node(lambda g: g, edges=[(fanin.Leaf(np.zeros(1)), 0)])
+    fanin.backward([(other, 0, np.ones(1))])
+    assert other.freed
+
+
+@pytest.mark.rule("A9", "A10")
+def test_what_is_given_to_a_declared_slot_is_conformed_while_recording_and_declared_still_afterwards() -> None:
+    w = fanin.Leaf(np.zeros(2, "f4"))
+    node = fanin.Node(lambda g: g, slots=[np.zeros(2, "f4")], edges=[(w, 0)])
+    for _ in range(2):
+        fanin.backward([(node, 0, np.ones((3, 2), "f4")), (node, 0, np.ones(2, "f4"))], create_graph=True)
+    assert w.grad.tolist() == [8, 8]
+    for create_graph in (True, False):
+        with pytest.raises(ValueError, match=r"expected a gradient of shape \(2,\).*got \(5,\)|expected .*2.*got .*5"):
+            fanin.backward([(node, 0, np.ones(5, "f4")), (node, 0, np.ones(2, "f4"))], create_graph=create_graph)
+
+
+def test_torchs_gradients_can_be_differentiated_again() -> None:
+    torch = pytest.importorskip("torch")
+    x = torch.tensor([1.0, 2.0], requires_grad=True)
+    leaf = fanin.Leaf(x)
+    square = fanin.Node(lambda g: g * 2 * x, edges=[(leaf, 0)])
+    cube = fanin.Node(lambda g: g * 3 * x * x, edges=[(leaf, 0)])
+    roots = [(square, 0, torch.ones(2)), (cube, 0, torch.ones(2))]
+    (g,) = fanin.grad(roots, [leaf], create_graph=True)
+    assert torch.autograd.grad(g.sum(), x)[0].tolist() == [8, 14]
+    fanin.backward(roots, create_graph=True)
+    first = x.grad
+    fanin.backward(roots[:1], create_graph=True)
+    assert x.grad is not first
+    assert torch.autograd.grad(x.grad.sum(), x)[0].tolist() == [10, 16]
