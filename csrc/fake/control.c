@@ -1,5 +1,6 @@
 /* What tests ask: machines, plans of faults, counts, kernels of their own. */
 #include "base/mem.h"
+#include "fake/block.h"
 #include "fake/fake.h"
 #include "fake/graph.h"
 #include "fake/thing.h"
@@ -33,6 +34,8 @@ FAN_FAKE_SHOWN int64_t fanFakeLive(int which);
 FAN_FAKE_SHOWN int fanFakeDepth(void);
 
 FAN_FAKE_SHOWN int fanFakeMode(void);
+
+FAN_FAKE_SHOWN void fanFakeBarriers(int hold);
 
 FAN_FAKE_SHOWN int fanFakeLaunch(fan_cu_stream handle, const char *name, void (*call)(int64_t), int64_t token,
                                  const int64_t *reads, int nreads, const int64_t *writes, int nwrites);
@@ -109,6 +112,8 @@ void fanFakeHide(int place, const char *name)
     if (place >= 0 && place < MOST_HIDDEN)
         snprintf(fan__fake.hidden[place], sizeof fan__fake.hidden[place], "%s", name);
 }
+
+void fanFakeBarriers(int hold) { fan__block_forget_barriers(!hold); }
 
 uint64_t fanFakeCalls(const char *name)
 {

@@ -18,6 +18,7 @@
     X(201, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context")                                                 \
     X(209, "CUDA_ERROR_NO_BINARY_FOR_GPU", "no kernel image is available for execution on the device")             \
     X(214, "CUDA_ERROR_ECC_UNCORRECTABLE", "uncorrectable ECC error encountered")                                  \
+    X(226, "CUDA_ERROR_CONTAINED", "Invalid access of peer GPU memory over nvlink or a hardware error")            \
     X(400, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle")                                                 \
     X(500, "CUDA_ERROR_NOT_FOUND", "named symbol not found")                                                       \
     X(600, "CUDA_ERROR_NOT_READY", "device not ready")                                                             \
@@ -26,8 +27,10 @@
     X(709, "CUDA_ERROR_CONTEXT_IS_DESTROYED", "context is destroyed")                                              \
     X(716, "CUDA_ERROR_MISALIGNED_ADDRESS", "misaligned address")                                                  \
     X(719, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure")                                               \
+    X(802, "CUDA_ERROR_SYSTEM_NOT_READY", "system not yet initialized")                                            \
     X(803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "system has unsupported display driver / cuda driver combination") \
     X(804, "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE", "forward compatibility was attempted on non supported HW") \
+    X(810, "CUDA_ERROR_MPS_CLIENT_TERMINATED", "MPS client has been terminated by the server")                     \
     X(900, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "operation not permitted when stream is capturing")            \
     X(901, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED", "operation failed due to a previous error during capture")     \
     X(902, "CUDA_ERROR_STREAM_CAPTURE_MERGE", "operation would result in a merge of separate capture sequences")   \
@@ -39,6 +42,7 @@
     X(907, "CUDA_ERROR_CAPTURED_EVENT", "operation not permitted on an event last recorded in a capturing stream") \
     X(908, "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD",                                                               \
       "attempt to terminate a thread-local capture sequence from another thread")                                  \
+    X(911, "CUDA_ERROR_EXTERNAL_DEVICE", "external device failure")                                                \
     X(999, "CUDA_ERROR_UNKNOWN", "unknown error")
 
 fan_cu_result fan_fake_Init(unsigned flags)

@@ -27,9 +27,9 @@ typedef struct fan_fake_access {
 
 typedef struct fan_fake_kernel {
     const char *name;
-    size_t bytes; /* of its arguments */
-    bool table;   /* its arguments are a fan_k_many */
-    void (*run)(const void *args, int64_t threads);
+    size_t bytes;                                            /* of its arguments */
+    bool table;                                              /* its arguments are a fan_k_many */
+    fan_cu_result (*run)(const void *args, int64_t threads); /* a code that loses the context */
     /* most: room for its accesses. accesses: what it reads and writes, those that it writes last; their number.
      * `table`: what lies where a fan_k_many says, on the host */
     size_t (*most)(const void *args);

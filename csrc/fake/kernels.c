@@ -1,5 +1,7 @@
 /* The kernels for the host, and what each touches. */
+#include "fake/block.h"
 #include "fake/fake.h"
+#include "fake/state.h"
 
 #include <assert.h>
 
@@ -163,13 +165,30 @@ static size_t scatter_accesses(const void *args, fan_fake_access *out)
     return n;
 }
 
-/* The last thread first: no GPU promises another order. */
-#define RUN(name, T, kernel)                                  \
-    static void run_##name(const void *args, int64_t threads) \
-    {                                                         \
-        fan_k_threads = threads;                              \
-        for (fan_k_thread = threads; fan_k_thread-- > 0;)     \
-            kernel(*(const T *)args);                         \
+static fan_cu_result run_end(bool fine) { return fan_k_misaligned ? MISALIGNED_ADDRESS : fine ? OK : LAUNCH_FAILED; }
+
+/* RUN: a kernel without barriers, the last thread first: no GPU promises another order. RUN_BLOCKS: one with. */
+#define RUN(name, T, kernel)                                           \
+    static fan_cu_result run_##name(const void *args, int64_t threads) \
+    {                                                                  \
+        fan_k_threads = threads;                                       \
+        fan_k_misaligned = false;                                      \
+        for (fan_k_thread = threads; fan_k_thread-- > 0;)              \
+            kernel(*(const T *)args);                                  \
+        return run_end(true);                                          \
+    }
+#define RUN_BLOCKS(name, T, kernel)                                        \
+    static void thread_##name(const void *args, int64_t thread)            \
+    {                                                                      \
+        fan_k_thread = thread;                                             \
+        kernel(*(const T *)args);                                          \
+    }                                                                      \
+    static fan_cu_result run_##name(const void *args, int64_t threads)     \
+    {                                                                      \
+        fan_k_threads = threads;                                           \
+        fan_k_misaligned = false;                                          \
+        fan__block_end end = fan__block_run(thread_##name, args, threads); \
+        return run_end(end == FAN__BLOCK_FINE);                            \
     }
 #define ACCESSES(name, call) ACCESSES_OF(name, 1, call)
 #define ACCESSES_OF(name, writes, call)                                                                       \
@@ -184,12 +203,12 @@ static size_t scatter_accesses(const void *args, fan_fake_access *out)
     RUN(many_##name, fan_k_many, fan_many_##name)                                  \
     ACCESSES(name, fold_accesses(args, FAN_DT_##from, out))                        \
     ACCESSES(many_##name, many_accesses(args, table, FAN_DT_##from, out, written)) \
-    RUN(stats_##name, fan_k_fold, fan_fold_stats_##name)                           \
+    RUN_BLOCKS(stats_##name, fan_k_fold, fan_fold_stats_##name)                    \
     ACCESSES_OF(stats_##name, 2, fold_stats_accesses(args, FAN_DT_##from, out))
 FAN_K_FOLD_LIST(FOLD_RUN)
 RUN(any, fan_k_any, fan_any)
-RUN(stats_any, fan_k_any, fan_fold_stats_any)
-RUN(stats_end, fan_k_stats_end, fan_fold_stats_end)
+RUN_BLOCKS(stats_any, fan_k_any, fan_fold_stats_any)
+RUN_BLOCKS(stats_end, fan_k_stats_end, fan_fold_stats_end)
 RUN(nonfinite, fan_k_any, fan_nonfinite_any)
 RUN(reduce, fan_k_reduce, fan_reduce_any)
 RUN(scatter, fan_k_scatter, fan_scatter_any)

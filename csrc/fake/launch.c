@@ -57,7 +57,18 @@ fan_cu_result fan_fake_ModuleGetFunction(fan_cu_function *out, fan_cu_module m, 
     return OK;
 }
 
-static void launch_run_kernel(fan__fake_work *w) { w->kernel->run(w->payload, w->threads); }
+/* launch_lose: from now on every call in the context fails: what a kernel does wrong shows when it runs. */
+static void launch_lose(const fan__fake_work *w, fan_cu_result code)
+{
+    fan_cu_result none = OK;
+    if (code) /* the first cause stays */
+        (void)atomic_compare_exchange_strong(&fan__fake.contexts[w->device->index].lost, &none, code);
+}
+
+static void launch_run_kernel(fan__fake_work *w) { launch_lose(w, w->kernel->run(w->payload, w->threads)); }
+
+/* launch_run_stray: a kernel that touches what is no memory. */
+static void launch_run_stray(fan__fake_work *w) { launch_lose(w, ILLEGAL_ADDRESS); }
 
 /* launch_run_table: behind the arguments lies the table as it was to be when the kernel was queued. Where something
  * else is there now the kernel would stray. */
@@ -66,10 +77,10 @@ static void launch_run_table(fan__fake_work *w)
     fan_k_many *a = (fan_k_many *)(void *)w->payload;
     const char *table = w->payload + w->kernel->bytes;
     if (memcmp(fan__host(a->table), table, fan_fake_table_bytes(a)) != 0) {
-        fan__fake.contexts[w->device->index].lost = ILLEGAL_ADDRESS;
+        launch_lose(w, ILLEGAL_ADDRESS);
         return;
     }
-    w->kernel->run(w->payload, w->threads);
+    launch_lose(w, w->kernel->run(w->payload, w->threads));
 }
 
 /* launch_table: what will lie where a kernel's table is once its turn comes: what the host sent there last, in the
@@ -98,16 +109,21 @@ static size_t launch_accesses(const fan_fake_kernel *k, const void *args, const 
     return n;
 }
 
-/* launch_queue: a kernel that touches what is no memory loses the context, as it would when it runs. */
-static fan_cu_result launch_queue(struct fan_cu_context *c, fan_stream *s, const fan_fake_kernel *k, const void *args,
-                                  int64_t threads)
+static fan_cu_result launch_queue_stray(fan_stream *s, const fan_fake_kernel *k)
+{
+    fan__fake_work *w = fan__work_new(launch_run_stray, 0, 0, 0);
+    if (!w)
+        return OUT_OF_MEMORY;
+    w->device = s->device;
+    return fan__work_queue(s, k->name, w, NULL, 0, NULL, 0);
+}
+
+static fan_cu_result launch_queue(fan_stream *s, const fan_fake_kernel *k, const void *args, int64_t threads)
 {
     fan_cu_result code = OUT_OF_MEMORY;
     const char *table = k->table ? launch_table(args) : NULL;
-    if (k->table && !table) {
-        c->lost = ILLEGAL_ADDRESS;
-        return OK;
-    }
+    if (k->table && !table)
+        return launch_queue_stray(s, k);
     size_t behind = k->table ? fan_fake_table_bytes(args) : 0, most = k->most(args), written;
     fan_fake_access *a = fan_calloc(most * sizeof *a);
     fan_array **all = fan_calloc(most * sizeof *all);
@@ -116,9 +132,8 @@ static fan_cu_result launch_queue(struct fan_cu_context *c, fan_stream *s, const
         bool stray = false;
         size_t n = launch_accesses(k, args, table, a, all, &written, &stray);
         if (stray) {
-            c->lost = ILLEGAL_ADDRESS;
             fan_free(w);
-            code = OK;
+            code = launch_queue_stray(s, k);
         } else {
             w->kernel = k;
             w->threads = threads;
@@ -145,12 +160,15 @@ fan_cu_result fan_fake_LaunchKernel(fan_cu_function f, unsigned gx, unsigned gy,
     const fan__thing *t = fan__thing_find(A_FUNCTION, f);
     if (!t || t->device != c->device)
         return INVALID_HANDLE;
-    if (!gx || gy != 1 || gz != 1 || !bx || bx > 1024 || by != 1 || bz != 1 || shared || extra || !params)
+    if (!gx || gx > INT32_MAX || gy != 1 || gz != 1 || !bx || bx > 1024 || by != 1 || bz != 1 || shared || extra ||
+        !params)
         return INVALID_VALUE;
+    if (bx > FAN_K_BLOCK) /* its launch bounds */
+        return LAUNCH_OUT_OF_RESOURCES;
     fan_cu_result code = fan__thing_stream(c, handle, &s);
     if (code)
         return code;
-    code = s->device->index == c->device ? launch_queue(c, s, t->kernel, params[0], (int64_t)gx * bx) : INVALID_HANDLE;
+    code = s->device->index == c->device ? launch_queue(s, t->kernel, params[0], (int64_t)gx * bx) : INVALID_HANDLE;
     fan_stream_drop(s);
     return code;
 }

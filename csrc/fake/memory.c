@@ -183,6 +183,7 @@ fan_cu_result fan_fake_MemcpyDtoHAsync(void *to, fan_cu_pointer from, size_t byt
     if (code == OK) { /* into pageable memory: the call returns when it is there */
         fan_error err = {.status = FAN_OK};
         code = fan__fake_done(s->device->backend->sync(s, &err), &err);
+        code = code ? code : c->lost;
     }
     fan_stream_drop(s);
     return code;

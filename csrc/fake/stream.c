@@ -7,7 +7,8 @@ fan_cu_result fan_fake_CtxSynchronize(void)
     CALL(CtxSynchronize);
     INSIDE(c);
     fan__fake_note_races();
-    return fan__fake_done(fan_sim_synchronize(fan__fake.m, &err), &err);
+    fan_cu_result code = fan__fake_done(fan_sim_synchronize(fan__fake.m, &err), &err);
+    return code ? code : c->lost;
 }
 
 fan_cu_result fan_fake_StreamCreate(fan_cu_stream *out, unsigned flags)

@@ -51,6 +51,7 @@ def test_without_a_driver_the_error_says_so_and_all_else_works() -> None:
         (34, "stub library of a toolkit"),
         (35, "older than this library asks for"),
         (100, "finds no GPU"),
+        (802, "nvidia-fabricmanager must run"),
         (803, "different releases"),
         (804, "compatibility library"),
         (999, "could not be initialised"),

@@ -70,6 +70,10 @@ static const char *advice(fan_cu_result code)
     case 100:
         return "the driver finds no GPU: is one plugged in, passed into the container, or hidden by "
                "CUDA_VISIBLE_DEVICES?";
+    case 802:
+        return "the machine's GPUs are not connected yet: on HGX and DGX machines nvidia-fabricmanager must run "
+               "(systemctl "
+               "status nvidia-fabricmanager)";
     case 803:
         return "the driver's kernel module and its library are of different releases: restart the machine after an "
                "update";
@@ -140,6 +144,7 @@ bool fan_cuda_sticky(fan_cu_result code)
     case 201: /* invalid context: of another library's making, or reset */
     case 214: /* ECC */
     case 220: /* NVLink */
+    case 226: /* contained error */
     case 700: /* illegal address */
     case 702: /* timeout */
     case 709: /* context is destroyed */
@@ -150,7 +155,9 @@ bool fan_cuda_sticky(fan_cu_result code)
     case 717: /* address space */
     case 718: /* program counter */
     case 719: /* launch failed */
-    case 721: /* contained error */
+    case 721: /* tensor memory leak */
+    case 810: /* the MPS server terminated this client */
+    case 911: /* an external device failed */
         return true;
     default:
         return false;

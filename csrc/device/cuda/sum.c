@@ -10,6 +10,7 @@
 #include "device/cuda/sum.h"
 
 #include "array/extents.h"
+#include "base/fault.h"
 #include "device/cuda/context.h"
 #include "device/cuda/memory.h"
 
@@ -59,7 +60,7 @@ static fan_status sum_fold(const fan__launch_ctx *s, size_t which, const fan_arr
         a.in[k] = fan__address_of(in[k].array);
         low |= a.in[k];
     }
-    a.wide = ((low | a.out) & 15) == 0;
+    a.wide = ((low | a.out) & 15) == 0 || FAN_FAULT(CUDA_ALWAYS_WIDE);
     if (s->stats_out) {
         int64_t rows = fan_stats_partials(out->size);
         a.rows = sum_rows_of(s->stats_out);

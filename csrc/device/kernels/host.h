@@ -1,5 +1,6 @@
 /* host: kernels.cu as C, for the fake driver: a kernel is a function that is called once for each thread of its grid.
- */
+ * Where it has barriers the threads of a block run by turns (fake/block.h, which whoever includes this gives). An
+ * access of a GPU must lie on a multiple of its size: fan_k_misaligned says that one did not. */
 #ifndef FAN_DEVICE_KERNELS_HOST_H
 #define FAN_DEVICE_KERNELS_HOST_H
 
@@ -10,6 +11,22 @@
 #include <string.h>
 
 static _Thread_local int64_t fan_k_thread, fan_k_threads;
+static _Thread_local bool fan_k_misaligned;
+
+static inline uint64_t fan_k_host(uint64_t address, size_t alignment)
+{
+    if (address % alignment)
+        fan_k_misaligned = true;
+    return address & ~FAN_FAKE_TAG & ~(uint64_t)(alignment - 1);
+}
+
+/* fan_k_meet: the thread goes on as the one that it was. */
+static inline void fan_k_meet(void)
+{
+    int64_t mine = fan_k_thread;
+    fan__block_meet();
+    fan_k_thread = mine;
+}
 
 #define KERNEL static void
 #define ARGS(T, a) const T a
@@ -17,19 +34,16 @@ static _Thread_local int64_t fan_k_thread, fan_k_threads;
 #define CALLED static
 #define THREAD fan_k_thread
 #define THREADS fan_k_threads
-#define AT(T, address) ((T *)(uintptr_t)((address) & ~FAN_FAKE_TAG))
+#define AT(T, address) ((T *)(uintptr_t)fan_k_host((address), _Alignof(T)))
 #define UNROLL(n)
-/* A block: what its threads have in common; where they meet, the first of them, which runs last, goes on for all. */
-#define SHARED static _Thread_local
+#define SHARED static _Thread_local /* the threads of a block are run by one thread of the host */
 #define LANE ((int)(fan_k_thread % FAN_K_BLOCK))
 #define BLOCK (fan_k_thread / FAN_K_BLOCK)
-#define MEET       \
-    if (LANE != 0) \
-    return false
-#define EACH_LANE(i, n) for (int i = 0; i < (n); i++)
-#define GOES_ON true
+#define MEET fan_k_meet()
+#define EACH_LANE(i, n) for (int i = LANE; i < (n); i += FAN_K_BLOCK)
+#define GOES_ON (LANE == 0)
 typedef struct sixteen {
-    uint64_t halves[2];
+    _Alignas(16) uint64_t halves[2];
 } sixteen;
 
 #endif
