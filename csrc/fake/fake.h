@@ -18,6 +18,26 @@
 
 #define FAN_FAKE_SHOWN __attribute__((visibility("default")))
 
+/* The driver's codes that are named in here. */
+enum {
+    OK = 0,
+    INVALID_VALUE = 1,
+    OUT_OF_MEMORY = 2,
+    NOT_INITIALIZED = 3,
+    INVALID_DEVICE = 101,
+    INVALID_IMAGE = 200,
+    INVALID_CONTEXT = 201,
+    INVALID_HANDLE = 400,
+    NOT_FOUND = 500,
+    NOT_READY = 600,
+    ILLEGAL_ADDRESS = 700,
+    LAUNCH_OUT_OF_RESOURCES = 701,
+    CONTEXT_IS_DESTROYED = 709,
+    MISALIGNED_ADDRESS = 716,
+    LAUNCH_FAILED = 719,
+    UNKNOWN = 999
+};
+
 /* kernels.c. An access of a kernel: a view of the device's memory; the geometry is in dims. */
 
 typedef struct fan_fake_access {

@@ -1,7 +1,6 @@
 /* The kernels for the host, and what each touches. */
 #include "fake/block.h"
 #include "fake/fake.h"
-#include "fake/state.h"
 
 #include <assert.h>
 

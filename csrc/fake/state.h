@@ -5,25 +5,6 @@
 #include "device/event.h"
 #include "fake/fake.h"
 
-enum {
-    OK = 0,
-    INVALID_VALUE = 1,
-    OUT_OF_MEMORY = 2,
-    NOT_INITIALIZED = 3,
-    INVALID_DEVICE = 101,
-    INVALID_IMAGE = 200,
-    INVALID_CONTEXT = 201,
-    INVALID_HANDLE = 400,
-    NOT_FOUND = 500,
-    NOT_READY = 600,
-    ILLEGAL_ADDRESS = 700,
-    LAUNCH_OUT_OF_RESOURCES = 701,
-    CONTEXT_IS_DESTROYED = 709,
-    MISALIGNED_ADDRESS = 716,
-    LAUNCH_FAILED = 719,
-    UNKNOWN = 999
-};
-
 enum { MOST_DEVICES = 8, MOST_DEPTH = 16, MOST_HIDDEN = 8 };
 
 typedef enum kind {
