@@ -19,7 +19,7 @@ pytestmark = pytest.mark.core
 # Blocks of threads
 
 
-def figures(driver: FakeDriver, x: Any) -> fanin.Stats:
+def summed_stats(driver: FakeDriver, x: Any) -> fanin.Stats:
     s = driver.stream()
     buf = fanin.InputBuffer(1, stats=True, stream=s)
     for _ in range(2):
@@ -34,10 +34,10 @@ def test_statistics_need_the_barriers_of_their_kernels(driver: FakeDriver) -> No
     """Which run as on a GPU: without the barriers the threads of a block add up what is not there yet."""
     x = np.arange(5000.0)
     right = float(np.sum((2 * x) ** 2))
-    assert figures(driver, x).sumsq == pytest.approx(right, rel=1e-12)
+    assert summed_stats(driver, x).sumsq == pytest.approx(right, rel=1e-12)
     driver._lib.fanFakeBarriers(0)
     try:
-        assert figures(driver, x).sumsq != pytest.approx(right, rel=1e-3)
+        assert summed_stats(driver, x).sumsq != pytest.approx(right, rel=1e-3)
     finally:
         driver._lib.fanFakeBarriers(1)
 
