@@ -27,10 +27,11 @@ from kit.support import CSRC
 # ---------------------------------------------------------------- one of each, and what it prints
 
 
-def one_of_each() -> dict[str, tuple[Any, str, str]]:
-    """By class: an instance, its expr(), its repr."""
-    x, y = d.PlainAOTInput(0), d.PlainAOTOutput(3)
-    rows = [
+Row = tuple[Any, str, str]  #: an instance, its expr(), its repr
+
+
+def inputs(x: Any, y: Any) -> list[Row]:
+    return [
         (d.ParamAOTInput("w.x"), "self.get_parameter('w.x')", "ParamAOTInput(target='w.x')"),
         (d.BufferAOTInput("bn.mean"), "self.get_buffer('bn.mean')", "BufferAOTInput(target='bn.mean')"),
         (x, "args[0]", "PlainAOTInput(idx=0)"),
@@ -60,6 +61,11 @@ def one_of_each() -> dict[str, tuple[Any, str, str]]:
         (d.BackwardTokenAOTInput(5), "__backward_token5", "BackwardTokenAOTInput(idx=5)"),
         (d.OpaqueRefAOTInput(6, object()), "__opaque_ref6", "OpaqueRefAOTInput(idx=6)"),
         (d.TangentAOTInput(y), "__output_tangent(output[3])", "TangentAOTInput(output=PlainAOTOutput(idx=3))"),
+    ]
+
+
+def outputs(x: Any, y: Any) -> list[Row]:
+    return [
         (y, "output[3]", "PlainAOTOutput(idx=3)"),
         (
             d.InputMutationAOTOutput(x),
@@ -108,7 +114,12 @@ def one_of_each() -> dict[str, tuple[Any, str, str]]:
             "SavedForBackwardsNoVcCheckAOTOutput(idx=9)",
         ),
     ]
-    return {type(o).__name__: (o, expr, text) for o, expr, text in rows}
+
+
+def one_of_each() -> dict[str, Row]:
+    """By class: one of each, and what it prints."""
+    x, y = d.PlainAOTInput(0), d.PlainAOTOutput(3)
+    return {type(o).__name__: (o, expr, text) for o, expr, text in [*inputs(x, y), *outputs(x, y)]}
 
 
 def test_there_are_17_kinds_of_inputs_and_15_of_outputs_each_in_the_table() -> None:

@@ -56,17 +56,11 @@ def check_strides_that_mean_nothing_are_no_part_of_the_layout() -> None:
         f(np.zeros((1, 4)))
 
 
-def check_the_guard_names_what_changed() -> None:
-    w = np.zeros((6, 6))
-    first = (w[0], w[1], w[1], {"p": w[2]}, 3)
-    first = (*first[:2], first[1], *first[3:])
-
-    def fn(a: Any, b: Any, c: Any, e: Any, n: Any) -> None:
-        a += 1
-
+def changed(w: Any) -> list[tuple[tuple[Any, ...], str, Any]]:
+    """Arguments (args[2] is args[1] where it is None), what is said of them, the descriptor that the error names."""
     frozen = np.zeros(6)
     frozen.flags.writeable = False
-    cases: list[tuple[tuple[Any, ...], str, Any]] = [
+    return [
         (
             (w[0], w[1], w[2], {"p": w[3]}, 3),
             r"args\[2\]: identity: expected the very array that is args\[1\], found another",
@@ -114,9 +108,19 @@ def check_the_guard_names_what_changed() -> None:
             None,
         ),
     ]
+
+
+def check_the_guard_names_what_changed() -> None:
+    w = np.zeros((6, 6))
+    first = (w[0], w[1], w[1], {"p": w[2]}, 3)
+    first = (*first[:2], first[1], *first[3:])
+
+    def fn(a: Any, b: Any, c: Any, e: Any, n: Any) -> None:
+        a += 1
+
     f = F.functionalize(fn, first, guard="error")
     f(*first)
-    for args, words, descriptor in cases:
+    for args, words, descriptor in changed(w):
         if len(args) > 2 and args[2] is None:
             args = (*args[:2], args[1], *args[3:])
         before = w.copy()

@@ -230,12 +230,12 @@ bool config_parse(config *c, const char *text)
 
 /* ---- options ---- */
 
-bool config_options(config *c, richness how, unsigned n)
+/* budget_and_keys: the n-th combination of both, with nothing else; what is left of n counts the rest. */
+static unsigned budget_and_keys(config *c, richness how, unsigned n)
 {
-    /* Budgets and keys in every combination; of the rest one thing at a time, or, for OPTIONS_FEW, nothing. */
     static const int budgets[3][3] = {
         {BUDGET_NONE, BUDGET_ALL}, {BUDGET_NONE, BUDGET_ALL}, {BUDGET_NONE, BUDGET_ONE, BUDGET_ALL}};
-    unsigned nb = how == OPTIONS_ALL ? 3 : 2, ns = (unsigned)streams(c);
+    unsigned nb = how == OPTIONS_ALL ? 3 : 2;
     c->let_go = LET_GO_ADDED;
     c->mode = MODE_PLAIN;
     c->undeclared = c->sum_to_caller = false;
@@ -243,7 +243,14 @@ bool config_options(config *c, richness how, unsigned n)
     c->budget = budgets[how][n % nb];
     n /= nb;
     c->keyed = n % 2 == 1;
-    n /= 2;
+    return n / 2;
+}
+
+/* Budgets and keys in every combination; of the rest one thing at a time, or, for OPTIONS_FEW, nothing. */
+bool config_options(config *c, richness how, unsigned n)
+{
+    unsigned ns = (unsigned)streams(c);
+    n = budget_and_keys(c, how, n);
     if (n == 0)
         return true;
     n--;

@@ -586,54 +586,34 @@ static void touch(fan_explore *x, int object, bool write)
         (void)fan_explore_touched(x, (uint64_t)object, write);
 }
 
-/* What a step touches, or may: streams, the slot, the holds of each gradient. A release reads the streams that used the
- * memory; memory that is written in place has an event recorded on each of them. A, once there is one, is where the
- * sums are taken. */
-static void footprint(const run *r, int actor, fan_explore *x)
+/* The streams that may have used a gradient: what a release of it reads. */
+static void touch_users(const run *r, int p, fan_explore *x)
 {
     const config *c = r->c;
-    bool import = c->kin == KIN_IMPORT || c->kin == KIN_IMPORT_READ;
-    int step = r->done[actor]; /* about to be taken */
-    if (actor < c->K && step == 0) {
-        touch(x, c->p[actor], true);
-        if (import && actor == 0)
-            touch(x, c->x, true);
-        touch(x, GRADIENT + actor, true);
+    touch(x, p, false);
+    touch(x, r->accum, false);
+    touch(x, c->c, false);
+    touch(x, config_taker(c), false);
+    touch(x, c->snapshot, false);
+}
+
+/* The end of the pass. */
+static void touch_end(const config *c, fan_explore *x)
+{
+    touch(x, config_caller(c), true);
+    touch(x, config_taker(c), true);
+    if (!c->sum_to_caller)
         return;
-    }
-    if (actor < c->K && step == 2) { /* lets go: a release, if it is the last hold */
-        touch(x, GRADIENT + actor, true);
-        touch(x, c->p[actor], false);
-        touch(x, r->accum, false);
-        touch(x, c->c, false);
-        touch(x, config_taker(c), false);
-        if (actor == 0)
-            touch(x, c->x, false);
-        touch(x, c->snapshot, false);
-        return;
-    }
-    if (actor == ACTOR_X) {
-        touch(x, c->x, true);
-        touch(x, GRADIENT, true);
-        touch(x, c->p[0], false);
-        touch(x, r->accum, false);
-        touch(x, c->c, false);
-        touch(x, config_taker(c), false);
-        touch(x, c->snapshot, false);
-        return;
-    }
-    if (actor == ACTOR_E) {
-        touch(x, config_caller(c), true);
-        touch(x, config_taker(c), true);
-        if (c->sum_to_caller) { /* the sum goes back here, or a gradient that was handed through */
-            for (int i = 0; i < c->D * c->S; i++)
-                touch(x, i, false);
-            for (int i = 0; i < c->K; i++)
-                touch(x, GRADIENT + i, true);
-        }
-        return;
-    }
-    /* add, take, snapshot */
+    for (int i = 0; i < c->D * c->S; i++) /* the sum goes back here, or a gradient that was handed through */
+        touch(x, i, false);
+    for (int i = 0; i < c->K; i++)
+        touch(x, GRADIENT + i, true);
+}
+
+/* An add, the take, a snapshot: what is about the slot. */
+static void touch_slot(const run *r, int actor, fan_explore *x)
+{
+    const config *c = r->c;
     bool in_place = c->donate || c->mode != MODE_PLAIN || actor == ACTOR_N || c->K == 1;
     bool folds = actor >= c->K || (c->budget != BUDGET_ALL && r->arrived);
     touch(x, THE_SLOT, true);
@@ -662,6 +642,35 @@ static void footprint(const run *r, int actor, fan_explore *x)
         touch(x, config_taker(c), true);
         touch(x, c->out, true);
         touch(x, c->snapshot, false);
+    }
+}
+
+/* What a step touches, or may: streams, the slot, the holds of each gradient. A release reads the streams that used the
+ * memory; memory that is written in place has an event recorded on each of them. A, once there is one, is where the
+ * sums are taken. */
+static void footprint(const run *r, int actor, fan_explore *x)
+{
+    const config *c = r->c;
+    bool import = c->kin == KIN_IMPORT || c->kin == KIN_IMPORT_READ;
+    int step = r->done[actor]; /* about to be taken */
+    if (actor < c->K && step == 0) {
+        touch(x, c->p[actor], true);
+        if (import && actor == 0)
+            touch(x, c->x, true);
+        touch(x, GRADIENT + actor, true);
+    } else if (actor < c->K && step == 2) { /* lets go: a release, if it is the last hold */
+        touch(x, GRADIENT + actor, true);
+        touch_users(r, c->p[actor], x);
+        if (actor == 0)
+            touch(x, c->x, false);
+    } else if (actor == ACTOR_X) {
+        touch(x, c->x, true);
+        touch(x, GRADIENT, true);
+        touch_users(r, c->p[0], x);
+    } else if (actor == ACTOR_E) {
+        touch_end(c, x);
+    } else {
+        touch_slot(r, actor, x);
     }
 }
 

@@ -53,29 +53,58 @@ static verdict along(world *w, const config *c, const fault *f, const char *sche
     return v;
 }
 
+/* open_works: machines that move bytes, each in another order; how many, or 0. Streams bear the same handles in every
+ * world as in `judge`. */
+static int open_works(world works[MOST_WORLDS], const world *judge, int D, int S, const fault *f, uint64_t *random)
+{
+    static const fan_sim_schedule named[] = {FAN_SIM_FIFO, FAN_SIM_LIFO, FAN_SIM_ROUND_ROBIN};
+    int n = 0;
+    for (; n < 3 + SEEDS + D * S; n++) {
+        fan_sim_config how = {.run_work = true, .seed = draw(random)};
+        how.schedule = n < 3 ? named[n] : n < 3 + SEEDS ? FAN_SIM_SEEDED : FAN_SIM_STARVE;
+        if (how.schedule == FAN_SIM_STARVE)
+            how.starve = judge->stream[n - 3 - SEEDS]->handle;
+        if (!world_open(&works[n], D, S, &how))
+            return 0;
+        fault_plant(f, &works[n]);
+    }
+    return n;
+}
+
+/* by_order: a sampled run of c is judged by happens-before; its verdict, and the order of the host's steps. */
+static verdict by_order(world *judge, const config *c, const fault *f, uint64_t seed, char *schedule, size_t size)
+{
+    run r;
+    uint32_t can;
+    fan_explore *x = fan_explore_new(false, 0);
+    if (!x || !run_open(&r, judge, c))
+        abort();
+    fan_explore_sample(x, seed);
+    (void)fan_explore_begin(x);
+    r.driver = f->driver;
+    run_begin(&r);
+    while ((can = run_enabled(&r)) != 0 && r.verdict == FINE)
+        run_step(&r, fan_explore_choose(x, can), NULL);
+    fan_explore_schedule(x, schedule, size);
+    run_end(&r);
+    verdict v = r.verdict;
+    run_close(&r);
+    fan_explore_end(x);
+    fan_explore_free(x);
+    return v;
+}
+
 bool search_values(int K, int D, int S, const fault *f, uint64_t samples, uint64_t seed, values_tally *out)
 {
     world judge, works[MOST_WORLDS];
-    int n = 0;
     bool sound = true;
     uint64_t random = seed, raw = config_raw(K, D, S);
     memset(out, 0, sizeof *out);
     if (!world_open(&judge, D, S, NULL))
         return false;
-    static const fan_sim_schedule named[] = {FAN_SIM_FIFO, FAN_SIM_LIFO, FAN_SIM_ROUND_ROBIN};
-    for (int i = 0; i < 3 + SEEDS + D * S; i++) {
-        fan_sim_config how = {.run_work = true, .seed = draw(&random)};
-        how.schedule = i < 3 ? named[i] : i < 3 + SEEDS ? FAN_SIM_SEEDED : FAN_SIM_STARVE;
-        if (!world_open(&works[n], D, S, &how))
-            return false;
-        if (how.schedule == FAN_SIM_STARVE) { /* streams bear the same handles in every world */
-            how.starve = judge.stream[i - 3 - SEEDS]->handle;
-            world_close(&works[n]);
-            if (!world_open(&works[n], D, S, &how))
-                return false;
-        }
-        fault_plant(f, &works[n++]);
-    }
+    int n = open_works(works, &judge, D, S, f, &random);
+    if (!n)
+        return false;
     fault_plant(f, &judge);
     config c;
     config_plain(&c, K, D, S);
@@ -84,47 +113,30 @@ bool search_values(int K, int D, int S, const fault *f, uint64_t samples, uint64
         options++;
     for (uint64_t i = 0; i < samples && sound; i++) {
         char schedule[64], why[FAN_ERROR_TEXT], text[320];
-        run r;
-        uint32_t can;
         config_shape(&c, draw(&random) % raw);
         if (!config_options(&c, OPTIONS_MOST, (unsigned)(draw(&random) % options)) &&
             !config_options(&c, OPTIONS_MOST, (unsigned)(draw(&random) % 4)))
             continue;
-        fan_explore *x = fan_explore_new(false, 0);
-        if (!x || !run_open(&r, &judge, &c))
-            return false;
-        fan_explore_sample(x, draw(&random));
-        (void)fan_explore_begin(x);
         /* The order of the host's steps alone is chosen here; it is run to its end whatever is found. */
-        r.driver = f->driver;
-        run_begin(&r);
-        verdict by_order = FINE;
-        while ((can = run_enabled(&r)) != 0 && r.verdict == FINE)
-            run_step(&r, fan_explore_choose(x, can), NULL);
-        fan_explore_schedule(x, schedule, sizeof schedule);
-        run_end(&r);
-        by_order = r.verdict;
-        run_close(&r);
-        fan_explore_end(x);
-        fan_explore_free(x);
-        if (by_order != FINE && by_order != RACED)
+        verdict judged = by_order(&judge, &c, f, draw(&random), schedule, sizeof schedule);
+        if (judged != FINE && judged != RACED)
             continue; /* seen without either */
         out->runs++;
         bool wrong = false;
-        for (int k = 0; k < n && !(wrong && by_order == RACED); k++) {
+        for (int k = 0; k < n && !(wrong && judged == RACED); k++) {
             verdict v = along(&works[k], &c, f, schedule, draw(&random), why, sizeof why);
             out->schedules++;
             if (v == FINE)
                 continue;
             wrong = true;
-            if (by_order == FINE) {
+            if (judged == FINE) {
                 sound = false;
                 fprintf(stderr, "clean by order, %s by value: \"%s\" %s world %d fault=%s: %s\n", verdict_words[v],
                         config_text(&c, text, sizeof text), schedule, k, f->name, why);
                 break;
             }
         }
-        if (by_order == RACED) {
+        if (judged == RACED) {
             out->racy++;
             out->racy_wrong += wrong;
         } else {

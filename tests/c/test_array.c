@@ -77,47 +77,47 @@ static void fresh_arrays_follow_the_order_of_another(void)
     fan_storage_drop(s);
 }
 
-/* Rows 11 to 22 of hostile geometry: each is refused, or accepted and never read. */
+/* Rows 11 to 22 of hostile geometry, of int64 in 64 bytes: each is refused, or accepted and never read. */
+static const struct {
+    int ndim;
+    int64_t shape[3], strides[3];
+    fan_status want;
+} geometries[] = {
+    {1, {4}, {8}, FAN_OK},
+    {1, {8}, {8}, FAN_OK},
+    {1, {9}, {8}, FAN_ERR_VALUE},  /* past the end */
+    {1, {2}, {-8}, FAN_ERR_VALUE}, /* before the start */
+    {1, {2}, {57}, FAN_ERR_VALUE}, /* last element sticks out by one byte */
+    {1, {2}, {56}, FAN_OK},
+    {1, {-1}, {8}, FAN_ERR_VALUE},
+    {2, {1 << 16, -5}, {8, 8}, FAN_ERR_VALUE},
+    {3, {(int64_t)1 << 32, (int64_t)1 << 32, 16}, {0, 0, 0}, FAN_ERR_VALUE}, /* product wraps to 0 */
+    {2, {INT64_MAX, 2}, {0, 0}, FAN_ERR_VALUE},
+    {2, {(int64_t)1 << 60, 0}, {1, 1}, FAN_ERR_VALUE}, /* empty, but its strides cannot be counted */
+    {2, {3, 0}, {INT64_MAX, INT64_MIN}, FAN_OK},       /* empty: strides never used */
+    {2, {1, 1}, {INT64_MAX, INT64_MIN}, FAN_OK},       /* extent 1: stride never used */
+    {1, {3}, {INT64_MAX / 2}, FAN_ERR_VALUE},
+    {1, {3}, {INT64_MIN / 2}, FAN_ERR_VALUE},
+    {1, {2}, {INT64_MIN}, FAN_ERR_VALUE},
+    {2, {2, 2}, {INT64_MAX / 2, INT64_MAX / 2}, FAN_ERR_VALUE}, /* the sum wraps */
+    {2, {1000, 1000}, {0, 0}, FAN_OK},
+    {0, {0}, {0}, FAN_OK},
+};
+
 static void bad_geometry_is_refused(void)
 {
     static char memory[64];
     fan_error err;
     fan_array *a = NULL;
-    fan_storage *s = fan_storage_wrap(memory, sizeof memory, NULL, NULL),
-                *unknown = fan_storage_wrap(memory, 0, NULL, NULL);
+    fan_storage *s = fan_storage_wrap(memory, sizeof memory, NULL, NULL);
     int64_t ones[FAN_MAX_NDIM + 1];
     for (int i = 0; i <= FAN_MAX_NDIM; i++)
         ones[i] = 1;
     int64_t size = -1;
-    const struct {
-        int ndim;
-        int64_t shape[3], strides[3];
-        fan_status want;
-    } cases[] = {
-        {1, {4}, {8}, FAN_OK},
-        {1, {8}, {8}, FAN_OK},
-        {1, {9}, {8}, FAN_ERR_VALUE},  /* past the end */
-        {1, {2}, {-8}, FAN_ERR_VALUE}, /* before the start */
-        {1, {2}, {57}, FAN_ERR_VALUE}, /* last element sticks out by one byte */
-        {1, {2}, {56}, FAN_OK},
-        {1, {-1}, {8}, FAN_ERR_VALUE},
-        {2, {1 << 16, -5}, {8, 8}, FAN_ERR_VALUE},
-        {3, {(int64_t)1 << 32, (int64_t)1 << 32, 16}, {0, 0, 0}, FAN_ERR_VALUE}, /* product wraps to 0 */
-        {2, {INT64_MAX, 2}, {0, 0}, FAN_ERR_VALUE},
-        {2, {(int64_t)1 << 60, 0}, {1, 1}, FAN_ERR_VALUE}, /* empty, but its strides cannot be counted */
-        {2, {3, 0}, {INT64_MAX, INT64_MIN}, FAN_OK},       /* empty: strides never used */
-        {2, {1, 1}, {INT64_MAX, INT64_MIN}, FAN_OK},       /* extent 1: stride never used */
-        {1, {3}, {INT64_MAX / 2}, FAN_ERR_VALUE},
-        {1, {3}, {INT64_MIN / 2}, FAN_ERR_VALUE},
-        {1, {2}, {INT64_MIN}, FAN_ERR_VALUE},
-        {2, {2, 2}, {INT64_MAX / 2, INT64_MAX / 2}, FAN_ERR_VALUE}, /* the sum wraps */
-        {2, {1000, 1000}, {0, 0}, FAN_OK},
-        {0, {0}, {0}, FAN_OK},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        fan_status got =
-            fan_array_view(s, memory, FAN_DT_INT64, cases[i].ndim, cases[i].shape, cases[i].strides, true, &a, &err);
-        CHECK_INT(got, cases[i].want);
+    for (size_t i = 0; i < sizeof geometries / sizeof geometries[0]; i++) {
+        fan_status got = fan_array_view(s, memory, FAN_DT_INT64, geometries[i].ndim, geometries[i].shape,
+                                        geometries[i].strides, true, &a, &err);
+        CHECK_INT(got, geometries[i].want);
         CHECK((a != NULL) == (got == FAN_OK));
         if (a) {
             int64_t lo, hi;
@@ -136,14 +136,21 @@ static void bad_geometry_is_refused(void)
     CHECK_HAS(err.text, "NULL");
     CHECK_INT(fan_array_view(s, memory, FAN_DT_NONE, 0, NULL, NULL, true, &a, &err), FAN_ERR_TYPE);
     CHECK_INT(fan_array_new(FAN_DT_NONE, 0, NULL, NULL, &a, &err), FAN_ERR_TYPE);
-    /* memory of unknown extent: only the address space bounds it */
+    fan_storage_drop(s);
+}
+
+static void memory_of_unknown_extent_is_bound_by_the_address_space(void)
+{
+    static char memory[64];
+    fan_error err;
+    fan_array *a = NULL;
+    fan_storage *unknown = fan_storage_wrap(memory, 0, NULL, NULL);
     int64_t two = 2, far = INT64_MIN / 4;
     CHECK_INT(fan_array_view(unknown, memory, FAN_DT_INT8, 1, &two, &far, true, &a, &err), FAN_ERR_VALUE);
     CHECK_HAS(err.text, "address space");
     int64_t near = -100;
     CHECK_OK(fan_array_view(unknown, memory, FAN_DT_INT8, 1, &two, &near, true, &a, &err));
     fan_array_drop(a);
-    fan_storage_drop(s);
     fan_storage_drop(unknown);
 }
 
@@ -362,6 +369,7 @@ int main(void)
     a_storage_is_released_once_by_the_last_drop();
     fresh_arrays_follow_the_order_of_another();
     bad_geometry_is_refused();
+    memory_of_unknown_extent_is_bound_by_the_address_space();
     geometry_equals_looking_at_every_element();
     views_say_when_they_are_the_same();
     broadcasting_follows_numpys_rules();

@@ -146,6 +146,29 @@ static uint64_t model(fan_dtype d, const uint64_t *codes, size_t n, fan_dtype to
 
 /* ---- hostile terms ---- */
 
+/* tie: term k of a tie: its exponent and bits. The first is anywhere (`at`), the second half of its last bit, of its
+ * own dtype or of a narrower one; others lie just out of a float64's reach, or anywhere below. false: a zero, rather.
+ */
+static bool tie(const format *f, uint64_t *codes, size_t k, uint64_t *at, uint64_t *e, uint64_t *m)
+{
+    uint64_t mant = (uint64_t)f->mant, top = f->last >> f->mant;
+    if (k == 0) {
+        *e = *at = mant + 2 < top ? mant + 2 + (uint64_t)random_below((int64_t)(top - mant - 2)) : top;
+    } else if (k == 1) {
+        uint64_t gap = random_below(2) ? mant + 1 : random_below(2) ? 24 : 8;
+        *e = *at > gap ? *at - gap : 0;
+        *m = 0;
+        codes[0] = gap <= mant ? codes[0] >> (mant - gap + 1) << (mant - gap + 1) : codes[0];
+    } else if (random_below(2)) {
+        uint64_t near = 2 * mant + (uint64_t)random_below(12);
+        *e = random_below(2) && *at > near ? *at - near : (uint64_t)random_below((int64_t)*at + 1) / 3;
+        *m = random_below(2) ? *m : 0;
+    } else {
+        return false;
+    }
+    return true;
+}
+
 /* hostile: n terms of one element. */
 static void hostile(fan_dtype d, uint64_t *codes, size_t n, int way)
 {
@@ -165,23 +188,7 @@ static void hostile(fan_dtype d, uint64_t *codes, size_t n, int way)
             e = k % 3 == 2 ? (uint64_t)random_below((int64_t)middle + 1) : e;
             break;
         case 3: /* a tie, and something far below it */
-            if (k == 0) {
-                e = at = (uint64_t)f.mant + 2 < top
-                             ? (uint64_t)f.mant + 2 + (uint64_t)random_below((int64_t)(top - (uint64_t)f.mant - 2))
-                             : top;
-            } else if (k == 1) {
-                /* of its own dtype, of a narrower one */
-                uint64_t gap = random_below(2) ? (uint64_t)f.mant + 1 : random_below(2) ? 24 : 8;
-                e = at > gap ? at - gap : 0;
-                m = 0;
-                codes[0] =
-                    gap <= (uint64_t)f.mant ? codes[0] >> (f.mant - (int)gap + 1) << (f.mant - (int)gap + 1) : codes[0];
-            } else if (random_below(2)) {
-                /* just out of a float64's reach, or anywhere below */
-                uint64_t near = 2 * (uint64_t)f.mant + (uint64_t)random_below(12);
-                e = random_below(2) && at > near ? at - near : (uint64_t)random_below((int64_t)at + 1) / 3;
-                m = random_below(2) ? m : 0;
-            } else {
+            if (!tie(&f, codes, k, &at, &e, &m)) {
                 codes[k] = random_below(2) ? sign : 0;
                 continue;
             }
@@ -500,7 +507,7 @@ static void a_factor_is_exact(void)
     CHECK(fan_exact_slow() > slow_before);
 }
 
-/* Parts of complex numbers are sums of their own; states widen without loss. */
+/* Parts of complex numbers are sums of their own; states of theirs widen without loss. */
 static void complex_and_wider_states(void)
 {
     int64_t size = 300;
@@ -549,16 +556,20 @@ static void complex_and_wider_states(void)
     fan_array_drop(out);
     fan_array_drop(re);
     fan_array_drop(wide_out);
+}
 
-    /* float16 into float32, bfloat16 into float64, by way of states */
+/* float16 into float32, bfloat16 into float64, by way of states */
+static void states_widen_without_loss(void)
+{
     static const fan_dtype from[] = {FAN_DT_FLOAT16, FAN_DT_BFLOAT16, FAN_DT_FLOAT8_E5M2, FAN_DT_FLOAT32},
                            to[] = {FAN_DT_FLOAT32, FAN_DT_FLOAT64, FAN_DT_FLOAT16, FAN_DT_FLOAT64};
     for (int r = 0; r < 4; r++) {
         terms t;
         terms_make(&t, from[r], 7, 400, -1);
-        size = 400;
-        narrow = malloc(fan_superacc_size(from[r]) * 400);
-        wide = malloc(fan_superacc_size(to[r]) * 400);
+        int64_t size = 400;
+        fan_array *out;
+        void *narrow = malloc(fan_superacc_size(from[r]) * 400);
+        void *wide = malloc(fan_superacc_size(to[r]) * 400);
         fan_superacc_start(narrow, from[r], size);
         fan_superacc_add(narrow, from[r], (const fan_array *const *)t.array, 4);
         fan_superacc_widen(wide, to[r], narrow, from[r], size);
@@ -676,6 +687,7 @@ int main(int argc, char **argv)
     every_order_of_five();
     a_factor_is_exact();
     complex_and_wider_states();
+    states_widen_without_loss();
     in_place_and_strided();
     terms_of_other_dtypes();
     thousands_of_terms();

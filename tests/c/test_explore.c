@@ -287,6 +287,30 @@ static void independent_actors_need_one_run(void)
     tries = false;
 }
 
+/* Behind the limit of a search; they are the same for the same seed. */
+static void samples_go_on(fan_explore *x, const program *p)
+{
+    uint64_t seen[200], distinct = 0;
+    for (uint64_t seed = 0; seed < 400; seed++) {
+        bool stuck;
+        fan_explore_sample(x, seed % 200);
+        CHECK(fan_explore_begin(x));
+        uint64_t r;
+        CHECK(run_once(p, x, &r, &stuck));
+        fan_explore_end(x);
+        if (seed < 200)
+            seen[seed] = r;
+        else
+            CHECK(seen[seed - 200] == r);
+    }
+    qsort(seen, 200, sizeof *seen, by_value);
+    for (int i = 0; i < 200; i++)
+        distinct += i == 0 || seen[i] != seen[i - 1];
+    printf("200 samples: %" PRIu64 " outcomes\n", distinct);
+    CHECK(distinct > 1);
+    CHECK(!fan_explore_complete(x));
+}
+
 static void a_schedule_is_replayed_and_a_limit_kept(void)
 {
     program p = random_program(3, 4);
@@ -315,27 +339,13 @@ static void a_schedule_is_replayed_and_a_limit_kept(void)
     CHECK(!fan_explore_complete(x));
     CHECK(!fan_explore_strayed(y));
     CHECK(!fan_explore_begin(x));
-    /* Samples go on behind the limit, and are the same for the same seed. */
-    uint64_t seen[200], distinct = 0;
-    for (uint64_t seed = 0; seed < 400; seed++) {
-        bool stuck;
-        fan_explore_sample(x, seed % 200);
-        CHECK(fan_explore_begin(x));
-        uint64_t r;
-        CHECK(run_once(&p, x, &r, &stuck));
-        fan_explore_end(x);
-        if (seed < 200)
-            seen[seed] = r;
-        else
-            CHECK(seen[seed - 200] == r);
-    }
-    qsort(seen, 200, sizeof *seen, by_value);
-    for (int i = 0; i < 200; i++)
-        distinct += i == 0 || seen[i] != seen[i - 1];
-    printf("200 samples: %" PRIu64 " outcomes\n", distinct);
-    CHECK(distinct > 1);
-    CHECK(!fan_explore_complete(x));
-    /* The samples between do not disturb a search. */
+    samples_go_on(x, &p);
+    fan_explore_free(x);
+    fan_explore_free(y);
+}
+
+static void samples_do_not_disturb_a_search(void)
+{
     program q = random_program(3, 3);
     uint64_t runs, abandoned;
     bool stuck;
@@ -359,8 +369,6 @@ static void a_schedule_is_replayed_and_a_limit_kept(void)
     CHECK(run_once(&q, z, &r, &stuck));
     fan_explore_end(z);
     CHECK(fan_explore_strayed(z));
-    fan_explore_free(x);
-    fan_explore_free(y);
     fan_explore_free(z);
 }
 
@@ -410,6 +418,7 @@ int main(void)
     a_footprint_that_lies_is_found();
     independent_actors_need_one_run();
     a_schedule_is_replayed_and_a_limit_kept();
+    samples_do_not_disturb_a_search();
     a_scenario_that_does_not_repeat_itself_is_noticed();
     memory_that_fails_ends_the_search();
     CHECK_INT(fan_mem_get().live, live);

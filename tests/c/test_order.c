@@ -251,119 +251,145 @@ static void a_view_is_its_bytes_and_no_others(void)
     CHECK(inside > 10000 && outside > 10000);
 }
 
-/* Random programs up to their first race: the same verdict at every step as a checker that keeps everything. Some
- * allocations fail: then nothing happened. */
-static void it_says_what_a_checker_says_that_keeps_everything(void)
+/* The checker under test beside one that keeps everything. */
+typedef struct both {
+    fan_race_check *o;
+    naive x;
+    fan_clock events[4];
+    uint64_t naive_events[4][LANES];
+    fan_storage *st;
+    long released, refused;
+} both;
+
+static fan_race_check *checker_new(void)
 {
-    static char memory[BYTES];
-    fan_storage *st = fan_storage_wrap(memory, BYTES, NULL, NULL);
     fan_race_check *o = fan_race_check_new();
-    long raced = 0, clean = 0, released = 0, refused = 0;
     for (uint32_t i = 0; i < LANES; i++)
         lane_new(o);
     CHECK_OK(fan_race_check_host(o, 0));
     CHECK_OK(fan_race_check_host(o, 1));
-    for (int round = 0; round < 60000; round++) {
-        naive x;
-        memset(&x, 0, sizeof x);
-        fan_clock events[4];
-        uint64_t naive_events[4][LANES] = {{0}};
-        bool bytes[BYTES], race = false;
-        for (int i = 0; i < 4; i++)
-            fan_clock_init(&events[i]);
-        fan_race_check_reset(o);
-        if (round % 16 == 0) { /* a new one has no room yet: its allocations can fail */
-            fan_race_check_free(o);
-            o = fan_race_check_new();
-            for (uint32_t i = 0; i < LANES; i++)
-                lane_new(o);
-            CHECK_OK(fan_race_check_host(o, 0));
-            CHECK_OK(fan_race_check_host(o, 1));
-        }
-        for (int step = 0; step < OPS && !race; step++) {
-            uint32_t host = below(2), lane = 2 + below(LANES - 2), e = below(4);
-            switch (below(8)) {
-            case 0:
-                CHECK_OK(fan_race_check_record(o, lane, host, &events[e]));
-                naive_join(x.v[lane], x.v[host]);
-                memcpy(naive_events[e], x.v[lane], sizeof x.v[lane]);
-                break;
-            case 1:
-            case 2:
-            case 3:
-                CHECK_OK(fan_race_check_wait(o, lane, host, &events[e]));
-                naive_join(x.v[lane], x.v[host]);
-                naive_join(x.v[lane], naive_events[e]);
-                break;
-            case 4:
-                CHECK_OK(fan_race_check_sync(o, host, &events[e]));
-                naive_join(x.v[host], naive_events[e]);
-                break;
-            case 5: { /* a release is judged, and ends the program: what comes later would always race */
-                if (below(4))
-                    break;
-                uint32_t lanes[2] = {lane, 2 + below(LANES - 2)};
-                uint64_t gate[LANES];
-                bool bad = false;
-                uint32_t lo = below(BYTES), hi = lo + 1 + below(BYTES - lo);
-                memcpy(gate, x.v[host], sizeof gate);
-                naive_join(gate, x.v[lanes[0]]);
-                naive_join(gate, x.v[lanes[1]]);
-                for (int i = 0; i < x.n; i++)
-                    for (uint32_t b = lo; b < hi; b++)
-                        bad |= x.all[i].bytes[b] && x.all[i].lane >= 2 && gate[x.all[i].lane] < x.all[i].count;
-                CHECK_INT(
-                    fan_race_check_release(o, host, lanes, 2, (uintptr_t)memory + lo, (uintptr_t)memory + hi, "", NULL),
-                    bad ? FAN_ERR_RACE : FAN_OK);
-                released++;
-                race = bad;
-                step = OPS;
-                break;
-            }
-            default: {
-                fan_array *a = random_view(st, bytes), *b;
-                bool more[BYTES], write = below(3) == 0, on_host = below(6) == 0;
-                b = random_view(st, more);
-                uint32_t on = on_host ? host : lane;
-                uint64_t op;
-                fan_race_check_plan(o, a);
-                fan_race_check_plan(o, b);
-                bool failing = below(3) == 0;
-                if (failing)
-                    fan_mem_fail_at(below(2), 2);
-                fan_status status = fan_race_check_begin(o, on, host, "op", "", &op, NULL);
-                if (status == FAN_OK) {
-                    fan_status first = fan_race_check_access(o, op, a, write, NULL),
-                               second = fan_race_check_access(o, op, b, false, NULL);
-                    fan_mem_fail_at(-1, 0);
-                    CHECK(first != FAN_ERR_NOMEM && second != FAN_ERR_NOMEM);
-                    naive_join(x.v[on], x.v[host]);
-                    x.v[on][on]++;
-                    bool r1 = naive_access(&x, on, bytes, write), r2 = naive_access(&x, on, more, false);
-                    CHECK_INT(first, r1 ? FAN_ERR_RACE : FAN_OK);
-                    if (!r1)
-                        CHECK_INT(second, r2 ? FAN_ERR_RACE : FAN_OK);
-                    race = r1 || r2;
-                } else {
-                    CHECK_INT(status, FAN_ERR_NOMEM);
-                    refused++;
-                }
-                fan_mem_fail_at(-1, 0);
-                fan_array_drop(a);
-                fan_array_drop(b);
-            }
-            }
-        }
-        *(race ? &raced : &clean) += 1;
-        for (int i = 0; i < 4; i++)
-            fan_clock_fini(&events[i]);
+    return o;
+}
+
+/* A release of some bytes, which two lanes may have used: is it a race? */
+static bool release_some(both *p, uint32_t host, uint32_t lane)
+{
+    uint32_t lanes[2] = {lane, 2 + below(LANES - 2)};
+    uint64_t gate[LANES];
+    bool bad = false;
+    uint32_t lo = below(BYTES), hi = lo + 1 + below(BYTES - lo);
+    uintptr_t memory = (uintptr_t)p->st->data;
+    memcpy(gate, p->x.v[host], sizeof gate);
+    naive_join(gate, p->x.v[lanes[0]]);
+    naive_join(gate, p->x.v[lanes[1]]);
+    for (int i = 0; i < p->x.n; i++)
+        for (uint32_t b = lo; b < hi; b++)
+            bad |= p->x.all[i].bytes[b] && p->x.all[i].lane >= 2 && gate[p->x.all[i].lane] < p->x.all[i].count;
+    CHECK_INT(fan_race_check_release(p->o, host, lanes, 2, memory + lo, memory + hi, "", NULL),
+              bad ? FAN_ERR_RACE : FAN_OK);
+    p->released++;
+    return bad;
+}
+
+/* An operation that touches two views: is it a race? Some find no memory, and then nothing happened. */
+static bool operate(both *p, uint32_t host, uint32_t lane)
+{
+    bool bytes[BYTES], more[BYTES], race = false;
+    fan_array *a = random_view(p->st, bytes);
+    bool write = below(3) == 0, on_host = below(6) == 0;
+    fan_array *b = random_view(p->st, more);
+    uint32_t on = on_host ? host : lane;
+    uint64_t op;
+    fan_race_check_plan(p->o, a);
+    fan_race_check_plan(p->o, b);
+    bool failing = below(3) == 0;
+    if (failing)
+        fan_mem_fail_at(below(2), 2);
+    fan_status status = fan_race_check_begin(p->o, on, host, "op", "", &op, NULL);
+    if (status == FAN_OK) {
+        fan_status first = fan_race_check_access(p->o, op, a, write, NULL),
+                   second = fan_race_check_access(p->o, op, b, false, NULL);
+        fan_mem_fail_at(-1, 0);
+        CHECK(first != FAN_ERR_NOMEM && second != FAN_ERR_NOMEM);
+        naive_join(p->x.v[on], p->x.v[host]);
+        p->x.v[on][on]++;
+        bool r1 = naive_access(&p->x, on, bytes, write), r2 = naive_access(&p->x, on, more, false);
+        CHECK_INT(first, r1 ? FAN_ERR_RACE : FAN_OK);
+        if (!r1)
+            CHECK_INT(second, r2 ? FAN_ERR_RACE : FAN_OK);
+        race = r1 || r2;
+    } else {
+        CHECK_INT(status, FAN_ERR_NOMEM);
+        p->refused++;
     }
-    fan_race_check_free(o);
-    fan_storage_drop(st);
+    fan_mem_fail_at(-1, 0);
+    fan_array_drop(a);
+    fan_array_drop(b);
+    return race;
+}
+
+/* A random program up to its first race; was there one? */
+static bool run_both(both *p)
+{
+    for (int step = 0; step < OPS; step++) {
+        uint32_t host = below(2), lane = 2 + below(LANES - 2), e = below(4);
+        switch (below(8)) {
+        case 0:
+            CHECK_OK(fan_race_check_record(p->o, lane, host, &p->events[e]));
+            naive_join(p->x.v[lane], p->x.v[host]);
+            memcpy(p->naive_events[e], p->x.v[lane], sizeof p->x.v[lane]);
+            break;
+        case 1:
+        case 2:
+        case 3:
+            CHECK_OK(fan_race_check_wait(p->o, lane, host, &p->events[e]));
+            naive_join(p->x.v[lane], p->x.v[host]);
+            naive_join(p->x.v[lane], p->naive_events[e]);
+            break;
+        case 4:
+            CHECK_OK(fan_race_check_sync(p->o, host, &p->events[e]));
+            naive_join(p->x.v[host], p->naive_events[e]);
+            break;
+        case 5: /* a release is judged, and ends the program: what comes later would always race */
+            if (below(4) == 0)
+                return release_some(p, host, lane);
+            break;
+        default:
+            if (operate(p, host, lane))
+                return true;
+        }
+    }
+    return false;
+}
+
+/* The same verdict at every step as a checker that keeps everything. */
+static void it_says_what_a_checker_says_that_keeps_everything(void)
+{
+    static char memory[BYTES];
+    static both p;
+    long raced = 0, clean = 0;
+    p.st = fan_storage_wrap(memory, BYTES, NULL, NULL);
+    p.o = checker_new();
+    for (int round = 0; round < 60000; round++) {
+        memset(&p.x, 0, sizeof p.x);
+        memset(p.naive_events, 0, sizeof p.naive_events);
+        for (int i = 0; i < 4; i++)
+            fan_clock_init(&p.events[i]);
+        fan_race_check_reset(p.o);
+        if (round % 16 == 0) { /* a new one has no room yet: its allocations can fail */
+            fan_race_check_free(p.o);
+            p.o = checker_new();
+        }
+        *(run_both(&p) ? &raced : &clean) += 1;
+        for (int i = 0; i < 4; i++)
+            fan_clock_fini(&p.events[i]);
+    }
+    fan_race_check_free(p.o);
+    fan_storage_drop(p.st);
     printf("random programs: %ld with a race, %ld without, %ld releases judged, %ld operations refused for want of "
            "memory\n",
-           raced, clean, released, refused);
-    CHECK(raced > 1000 && clean > 1000 && released > 1000 && refused > 100);
+           raced, clean, p.released, p.refused);
+    CHECK(raced > 1000 && clean > 1000 && p.released > 1000 && p.refused > 100);
 }
 
 /* Many ranges: chunks split and empty again, in every order. */

@@ -232,9 +232,9 @@ static void every_count_and_length(void)
     }
 }
 
-static void named_cases(void)
+/* One contribution alone is unchanged: -0.0 stays -0.0; nothing is added to the first. */
+static void nothing_is_added_to_the_first(void)
 {
-    /* one contribution alone is unchanged: -0.0 stays -0.0; nothing is added to the first */
     double minus = -0.0, got = 1, also = -0.0;
     fan_storage *st = fan_storage_new(64);
     double *memory = st->data;
@@ -260,8 +260,14 @@ static void named_cases(void)
     fan_array_drop(a);
     fan_array_drop(b);
     fan_array_drop(out);
+    fan_storage_drop(st);
+}
 
-    /* int8 wraps, bool is "or" of any nonzero bytes, a low float rounds once at the end or at each add, as acc says */
+/* int8 wraps, bool is "or" of any nonzero bytes, a low float rounds once at the end or at each add, as acc says. */
+static void each_kind_sums_in_its_way(void)
+{
+    fan_storage *st = fan_storage_new(64);
+    fan_array *a, *b, *out;
     int64_t none = 0, one = 1;
     int8_t *bytes = st->data;
     CHECK_OK(fan_array_view(st, (char *)bytes, FAN_DT_INT8, 1, &one, &none, true, &a, NULL));
@@ -690,7 +696,8 @@ static void a_sum_allocates_nothing(void)
 int main(void)
 {
     int64_t live = fan_mem_get().live;
-    named_cases();
+    nothing_is_added_to_the_first();
+    each_kind_sums_in_its_way();
     every_count_and_length();
     sums_equal_the_left_fold(0, "widening");
     sums_equal_the_left_fold(1, "one dtype");

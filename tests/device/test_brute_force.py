@@ -24,96 +24,95 @@ def random_view(rng: random.Random, array: str, widths: tuple[int, ...]) -> tupl
     return array, first, first + rng.choice(widths), rng.choice((1, 1, 2, 3))
 
 
-def random_program(rng: random.Random, threads: int, calls: int) -> list[Call]:
-    program: list[Call] = []
-    arrays, graphs, events = "xz", 0, 2
-    widths = rng.choice(((1, 2), (1, 2, 4), (4, 8), (12,)))  # so that some race soon, and some late
+#: What a program may do, by weight; with more threads than one, what they tell each other, too.
+KINDS = ["launch"] * 8 + ["record", "wait"] + ["order"] * 5
+KINDS += ["sync", "sync_event", "tell", "read", "capture", "graph", "graph", "record_stream", "drop", "keep", "barrier"]
+BETWEEN_THREADS = ["see", "sync", "pass", "pass", "both", "both"]
 
-    def work(touched: str = "") -> tuple[list[Any], list[Any]]:
-        reads = [random_view(rng, rng.choice(touched or arrays), widths) for _ in range(rng.choice((0, 1, 1)))]
-        return reads, [
-            random_view(rng, rng.choice(touched or arrays), widths) for _ in range(rng.choice((0, 1)) if reads else 1)
-        ]
 
-    kinds = (
-        ["launch"] * 8
-        + ["record", "wait"]
-        + ["order"] * 5
-        + [
-            "sync",
-            "sync_event",
-            "tell",
-            "read",
-            "capture",
-            "graph",
-            "graph",
-            "record_stream",
-            "drop",
-            "keep",
-            "barrier",
-        ]
-    )
-    streams = rng.sample(range(STREAMS), rng.choice((2, 2, 3)))
-    while len(program) < calls:
-        t, s, e = rng.randrange(threads), rng.choice(streams), rng.randrange(events)
-        match rng.choice(kinds + ["see", "sync", "pass", "pass", "both", "both"] * (threads > 1)):
+class Draw:
+    """Random calls of a program of so many threads, and what of its arrays and graphs is left."""
+
+    def __init__(self, rng: random.Random, threads: int) -> None:
+        self.rng, self.threads = rng, threads
+        self.arrays, self.graphs, self.events = "xz", 0, 2
+        self.widths = rng.choice(((1, 2), (1, 2, 4), (4, 8), (12,)))  # so that some race soon, and some late
+        self.streams = rng.sample(range(STREAMS), rng.choice((2, 2, 3)))
+
+    def view(self, touched: str) -> tuple[Any, ...]:
+        return random_view(self.rng, self.rng.choice(touched), self.widths)
+
+    def work(self, touched: str = "") -> tuple[list[Any], list[Any]]:
+        touched = touched or self.arrays
+        reads = [self.view(touched) for _ in range(self.rng.choice((0, 1, 1)))]
+        return reads, [self.view(touched) for _ in range(self.rng.choice((0, 1)) if reads else 1)]
+
+    def calls(self) -> list[Call]:
+        rng = self.rng
+        t, s, e = rng.randrange(self.threads), rng.choice(self.streams), rng.randrange(self.events)
+        kind = rng.choice(KINDS + BETWEEN_THREADS * (self.threads > 1))
+        match kind:
             case "launch":
-                program.append((t, "launch", s, *work()))
-            case "pass":  # what t knows another thread knows
-                other = rng.randrange(threads)
-                program += [(t, "sync", s), (other, "see", t), (other, "launch", rng.choice(streams), *work())]
-            case "both":  # what t knows nobody knows, for all that they wait for the same
-                other, b = rng.randrange(threads), rng.choice(BLOCKING)
-                program += [
-                    (t, "sync", s),
-                    (t, "sync", b),
-                    (other, "sync", b),
-                    (other, "launch", rng.choice(streams), *work()),
-                ]
-            case "record":
-                program.append((t, "record", e, s))
+                return [(t, "launch", s, *self.work())]
+            case "record" | "sync_event" | "sync":
+                return [(t, kind, *{"record": (e, s), "sync_event": (e,), "sync": (s,)}[kind])]
             case "wait":
-                program.append((t, "wait", s, e))
+                return [(t, "wait", s, e)]
             case "order":
-                program += [(t, "record", e, s), (t, "wait", rng.choice(streams), e)]
+                return [(t, "record", e, s), (t, "wait", rng.choice(self.streams), e)]
             case "tell":
-                program += [(t, "record", e, s), (t, "sync_event", e)]
+                return [(t, "record", e, s), (t, "sync_event", e)]
             case "barrier":  # of two blocking streams, by an event of neither
                 one, other = rng.sample(BLOCKING, 2)
-                program += [
-                    (t, "record", e, 3),
-                    (t, "launch", one, *work()),
-                    (t, "wait", 0, e),
-                    (t, "launch", other, *work()),
-                ]
-            case "sync":
-                program.append((t, "sync", s))
-            case "sync_event":
-                program.append((t, "sync_event", e))
+                first = [(t, "record", e, 3), (t, "launch", one, *self.work())]
+                return [*first, (t, "wait", 0, e), (t, "launch", other, *self.work())]
+            case "see" | "pass" | "both":
+                return self.between(kind, t, s)
+            case _:
+                return self.kept(kind, t, s)
+
+    def between(self, kind: str, t: int, s: int) -> list[Call]:
+        """Of what one thread knows of another."""
+        other = self.rng.randrange(self.threads)
+        if kind == "see":
+            return [(t, "see", other)]
+        if kind == "pass":  # what t knows another thread knows
+            return [(t, "sync", s), (other, "see", t), (other, "launch", self.rng.choice(self.streams), *self.work())]
+        b = self.rng.choice(BLOCKING)  # both: what t knows nobody knows, for all that they wait for the same
+        launch = (other, "launch", self.rng.choice(self.streams), *self.work())
+        return [(t, "sync", s), (t, "sync", b), (other, "sync", b), launch]
+
+    def kept(self, kind: str, t: int, s: int) -> list[Call]:
+        """Of arrays and graphs, as far as there are any."""
+        rng = self.rng
+        match kind:
             case "read":
-                program.append((t, "read", s, random_view(rng, rng.choice(arrays), widths)))
-            case "capture" if graphs < 2:
+                return [(t, "read", s, self.view(self.arrays))]
+            case "capture" if self.graphs < 2:
                 a, b = rng.sample(range(1, STREAMS), 2)
-                works = [(w, *work()) for w in (0, rng.choice((0, 1)), 0, 0, 1)[: rng.choice((1, 2, 5))]]
-                fork = b if any(w for w, *_ in works) else None
-                program.append((t, "capture", graphs, a, fork, works))
-                graphs += 1
-            case "keep" if graphs < 2 and "z" in arrays:  # a graph's memory
-                program += [
-                    (t, "capture", graphs, rng.randrange(1, STREAMS), None, [(0, *work("z"))]),
-                    (t, "graph", graphs, s),
-                    (t, "drop", "z"),
-                ]
-                arrays, graphs = "x", graphs + 1
-            case "graph" if graphs:
-                program.append((t, "graph", rng.randrange(graphs), s))
-            case "record_stream" if "z" in arrays:
-                program.append((t, "record_stream", "z", s))
-            case "drop" if "z" in arrays:
-                program.append((t, "drop", "z"))
-                arrays = "x"
-            case "see":
-                program.append((t, "see", rng.randrange(threads)))
+                works = [(w, *self.work()) for w in (0, rng.choice((0, 1)), 0, 0, 1)[: rng.choice((1, 2, 5))]]
+                self.graphs += 1
+                return [(t, "capture", self.graphs - 1, a, b if any(w for w, *_ in works) else None, works)]
+            case "keep" if self.graphs < 2 and "z" in self.arrays:  # a graph's memory
+                on, works = rng.randrange(1, STREAMS), [(0, *self.work("z"))]
+                self.arrays, self.graphs = "x", self.graphs + 1
+                n = self.graphs - 1
+                return [(t, "capture", n, on, None, works), (t, "graph", n, s), (t, "drop", "z")]
+            case "graph" if self.graphs:
+                return [(t, "graph", rng.randrange(self.graphs), s)]
+            case "record_stream" if "z" in self.arrays:
+                return [(t, "record_stream", "z", s)]
+            case "drop" if "z" in self.arrays:
+                self.arrays = "x"
+                return [(t, "drop", "z")]
+        return []
+
+
+def random_program(rng: random.Random, threads: int, calls: int) -> list[Call]:
+    program: list[Call] = []
+    draw = Draw(rng, threads)
+    while len(program) < calls:
+        program += draw.calls()
     return program
 
 

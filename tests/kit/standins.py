@@ -437,9 +437,8 @@ def numba(library: Library) -> Any:
     return module
 
 
-def torch(library: Library, *, table: bool = True) -> Any:
-    """torch, as far as it is asked of a CUDA tensor."""
-    module: Any = types.ModuleType("torch")
+def torch_tensor(library: Library) -> Any:
+    """The type of torch's tensors."""
 
     class Tensor(Array):
         __module__ = "torch"
@@ -470,6 +469,14 @@ def torch(library: Library, *, table: bool = True) -> Any:
 
         def record_stream(self, s: Any) -> None:
             library.recorded.append((self.address, s.cuda_stream))
+
+    return Tensor
+
+
+def torch(library: Library, *, table: bool = True) -> Any:
+    """torch, as far as it is asked of a CUDA tensor."""
+    module: Any = types.ModuleType("torch")
+    Tensor = torch_tensor(library)
 
     class ExternalStream:
         __module__ = "torch.cuda"

@@ -323,6 +323,72 @@ def restrided(x: Any, c: Choices) -> None:
 GEOMETRY: dict[str, Callable[[Any, Choices], None]] = {"shape": reshaped, "dtype": retyped, "strides": restrided}
 
 
+def rewritten(x: Any, y: Any, seen: Counter[str]) -> None:
+    """x[...] = y where NumPy says what that gives: not where it may fail half-way, and not where it leaves open which
+    element is written last.
+    """
+    if x.dtype.kind in "SU" and x.dtype != y.dtype:
+        return
+    if y.size == 1 or not fanin.overlaps_itself(x):
+        x[...] = y
+        seen["write: another's"] += 1
+
+
+def boxes_changed(args: tuple[Any, ...], c: Choices, pool: list[Any], seen: Counter[str]) -> None:
+    for box in args:
+        if isinstance(box, list):
+            box.append(c.among(pool))
+            seen["list changed"] += 1
+        elif isinstance(box, dict):
+            box["new"] = c.among(pool)
+            box.pop("p", None)
+            seen["dict changed"] += 1
+
+
+def step(args: tuple[Any, ...], c: Choices, pool: list[Any], seen: Counter[str], containers: bool) -> None:
+    """One line of the function: a view is made, something is written, or changed."""
+    x, kind = c.among(pool), c.of(20)
+    if kind < 9:
+        name = c.among(list(VIEWS))
+        made = VIEWS[name](x, c)
+        seen[f"view: {name}"] += 1
+        pool += [o for o in (made if isinstance(made, list) else [made]) if isinstance(o, np.ndarray)]
+    elif kind < 16:
+        name = c.among(list(WRITES))
+        WRITES[name](x, c)
+        seen[f"write: {name}"] += 1
+    elif kind == 16:
+        rewritten(x, c.among(pool), seen)
+    elif kind == 17:
+        name = c.among(list(GEOMETRY))
+        GEOMETRY[name](x, c)
+        seen[f"geometry: {name}"] += 1
+    elif kind == 18 and c.of(4) == 0:
+        x.flags.writeable = bool(c.of(2))
+        seen["flags"] += 1
+    elif kind == 19 and c.of(6) == 0:
+        raise Stop
+    elif kind == 19 and containers:
+        boxes_changed(args, c, pool, seen)
+
+
+def result(args: tuple[Any, ...], c: Choices, pool: list[Any], containers: bool) -> Any:
+    """What the function returns."""
+    picked = [c.among(pool) for _ in range(c.of(5))]
+    shape = c.of(7)
+    if shape == 0:
+        return None
+    if shape == 1 and picked:
+        return picked[0]
+    if shape == 2:
+        return {"a": picked, "b": (picked[:1], 7)}
+    if shape == 3 and containers:
+        return [args[0], *picked, picked]
+    if shape == 4:
+        return (*picked, np.float32(3), None)
+    return tuple(picked) + tuple(pool[-2:])
+
+
 def program(numbers: list[int], seen: Counter[str], containers: bool = True) -> Callable[..., Any]:
     """The function that a list of numbers is."""
 
@@ -330,61 +396,13 @@ def program(numbers: list[int], seen: Counter[str], containers: bool = True) -> 
         c = Choices(numbers)
         pool = [x for x in leaves(args) if isinstance(x, np.ndarray)]
         for _ in range(2 + c.of(5)):
-            x, kind = c.among(pool), c.of(20)
             try:
                 with np.errstate(all="ignore"), warnings.catch_warnings():
                     warnings.simplefilter("ignore")
-                    if kind < 9:
-                        name = c.among(list(VIEWS))
-                        made = VIEWS[name](x, c)
-                        seen[f"view: {name}"] += 1
-                        pool += [o for o in (made if isinstance(made, list) else [made]) if isinstance(o, np.ndarray)]
-                    elif kind < 16:
-                        name = c.among(list(WRITES))
-                        WRITES[name](x, c)
-                        seen[f"write: {name}"] += 1
-                    elif kind == 16:
-                        y = c.among(pool)
-                        if x.dtype.kind in "SU" and x.dtype != y.dtype:
-                            continue  # it may fail half-way: how much is written by then NumPy leaves open
-                        if y.size == 1 or not fanin.overlaps_itself(
-                            x
-                        ):  # which element is written last NumPy leaves open
-                            x[...] = y
-                            seen["write: another's"] += 1
-                    elif kind == 17:
-                        name = c.among(list(GEOMETRY))
-                        GEOMETRY[name](x, c)
-                        seen[f"geometry: {name}"] += 1
-                    elif kind == 18 and c.of(4) == 0:
-                        x.flags.writeable = bool(c.of(2))
-                        seen["flags"] += 1
-                    elif kind == 19 and c.of(6) == 0:
-                        raise Stop
-                    elif kind == 19 and containers:
-                        for box in args:
-                            if isinstance(box, list):
-                                box.append(c.among(pool))
-                                seen["list changed"] += 1
-                            elif isinstance(box, dict):
-                                box["new"] = c.among(pool)
-                                box.pop("p", None)
-                                seen["dict changed"] += 1
+                    step(args, c, pool, seen, containers)
             except (ValueError, TypeError, IndexError, AttributeError, RuntimeError) as e:
                 seen[f"refused: {type(e).__name__}"] += 1
-        picked = [c.among(pool) for _ in range(c.of(5))]
-        shape = c.of(7)
-        if shape == 0:
-            return None
-        if shape == 1 and picked:
-            return picked[0]
-        if shape == 2:
-            return {"a": picked, "b": (picked[:1], 7)}
-        if shape == 3 and containers:
-            return [args[0], *picked, picked]
-        if shape == 4:
-            return (*picked, np.float32(3), None)
-        return tuple(picked) + tuple(pool[-2:])
+        return result(args, c, pool, containers)
 
     return fn
 

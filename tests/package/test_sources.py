@@ -31,29 +31,6 @@ pytestmark = pytest.mark.core
 
 LINES = 60
 FILE_LINES = 1000  #: of tests
-#: Functions of tests that are longer, since when that is known: the list may only shrink.
-KNOWN_LONG_TESTS = dict.fromkeys(
-    [
-        "one_of_each in tests/analysis/test_descriptors.py",
-        "check_the_guard_names_what_changed in tests/analysis/test_functionalize_guard.py",
-        "config_options in tests/c/proof_config.c",
-        "footprint in tests/c/proof_run.c",
-        "search_values in tests/c/proof_values.c",
-        "bad_geometry_is_refused in tests/c/test_array.c",
-        "hostile in tests/c/test_exact.c",
-        "complex_and_wider_states in tests/c/test_exact.c",
-        "a_schedule_is_replayed_and_a_limit_kept in tests/c/test_explore.c",
-        "it_says_what_a_checker_says_that_keeps_everything in tests/c/test_order.c",
-        "races_name_both_sides_and_the_wait_that_is_missing in tests/c/test_sim.c",
-        "every_job_touches_what_it_says in tests/c/test_sim.c",
-        "named_cases in tests/c/test_sum.c",
-        "random_program in tests/device/test_brute_force.py",
-        "torch in tests/kit/standins.py",
-        "program in tests/laws/programs.py",
-        "test_metadata_with_bases_is_that_of_the_function_of_bases in tests/partners/test_analysis_torch.py",
-    ],
-    "2026-11-22",
-)
 
 # Lengths
 
@@ -85,9 +62,7 @@ def test_no_function_of_tests_is_longer_and_no_file_of_theirs_than_1000_lines() 
         read = python_functions if path.suffix == ".py" else c_functions
         found += read(path.read_text(), path.relative_to(ROOT).as_posix())
     assert len(found) > 3000, "hardly a test was read"
-    long = {said.partition(" is longer")[0] for said in long_functions(found)}
-    assert sorted(long - set(KNOWN_LONG_TESTS)) == []
-    assert sorted(set(KNOWN_LONG_TESTS) - long) == [], "these are short now: take them off KNOWN_LONG_TESTS"
+    assert long_functions(found) == []
     assert long_files(ROOT) == []
 
 

@@ -801,6 +801,36 @@ BASES = (
 )
 
 
+def check_against_the_truth(seed: int, truth: Any, ours: Any, inner_args: Any, fake: Any) -> None:
+    """Geometry is compared by value where both know it."""
+    skip = {"subclass_inp_meta", "subclass_fw_graph_out_meta", "view_meta_sequence"}
+    for what, i, name in differences(truth, ours):
+        if name in skip:
+            continue
+        if name != "output_type" or truth.output_info[i].output_type is not OutputType.alias_of_input:
+            raise AssertionError((seed, what, i, name, truth, ours))
+        found = ours.output_info[i]
+        assert found.output_type is OutputType.is_input and inner_args[found.base_idx] in fake
+
+
+def check_against_theirs(seed: int, theirs: Any, ours: Any, outer: Any, counts: Counter[str]) -> None:
+    """They differ where PyTorch is known to be wrong, and nowhere else."""
+    outs = outer.output_info
+    for what, i, name in differences(theirs, ours):
+        if name in ("traced_tangents", "traced_tangents_descs", "subclass_tangent_meta"):
+            before = torch_collect.from_torch(outer).num_input_tangents
+            assert before != ours.num_input_tangents or name == "subclass_tangent_meta", (seed, name)
+            counts[TAIL] += name == "traced_tangents_descs"
+        elif name == "base_idx":
+            assert outs[i].output_type.name not in ("is_input", "alias_of_input"), (seed, what, i)
+            counts[BASES] += 1
+        elif name == "output_type":
+            assert outs[i].output_type.name == "is_input" and ours.output_info[i].output_type is OutputType.is_input
+            counts[MOVED_INPUT] += 1
+        elif name != "view_meta_sequence":
+            raise AssertionError((seed, what, i, name))
+
+
 def test_metadata_with_bases_is_that_of_the_function_of_bases() -> None:
     """The bases are those that PyTorch makes; the truth is its own metadata of the function that takes them and
     rebuilds the views.
@@ -841,19 +871,7 @@ def test_metadata_with_bases_is_that_of_the_function_of_bases() -> None:
             torch_collect.from_torch(outer), info, fake, inner_args, [d.parse(repr(x)) for x in inner_descs]
         )
         assert extra == []
-        skip = {"subclass_inp_meta", "subclass_fw_graph_out_meta"}
-        for what, i, name in differences(truth, ours):
-            if name in skip:
-                continue
-            if name == "view_meta_sequence":
-                continue  # geometry is compared by value where both know it
-            if name == "output_type" and truth.output_info[i].output_type is OutputType.alias_of_input:
-                assert (
-                    ours.output_info[i].output_type is OutputType.is_input
-                    and inner_args[ours.output_info[i].base_idx] in fake
-                )
-                continue
-            raise AssertionError((seed, what, i, name, truth, ours))
+        check_against_the_truth(seed, truth, ours, inner_args, fake)
         counts["programs"] += 1
         theirs, e = attempt(
             functools.partial(ioa.create_synthetic_base_metadata, outer, info, fake, inner_args, inner_descs)
@@ -861,20 +879,7 @@ def test_metadata_with_bases_is_that_of_the_function_of_bases() -> None:
         if e is not None:
             counts[BASES] += 1
             continue
-        for what, i, name in differences(torch_collect.from_torch(theirs[0]), ours):
-            outs = outer.output_info
-            if name in ("traced_tangents", "traced_tangents_descs", "subclass_tangent_meta"):
-                before = torch_collect.from_torch(outer).num_input_tangents
-                assert before != ours.num_input_tangents or name == "subclass_tangent_meta", (seed, name)
-                counts[TAIL] += name == "traced_tangents_descs"
-            elif name == "base_idx":
-                assert outs[i].output_type.name not in ("is_input", "alias_of_input"), (seed, what, i)
-                counts[BASES] += 1
-            elif name == "output_type":
-                assert outs[i].output_type.name == "is_input" and ours.output_info[i].output_type is OutputType.is_input
-                counts[MOVED_INPUT] += 1
-            elif name != "view_meta_sequence":
-                raise AssertionError((seed, what, i, name))
+        check_against_theirs(seed, torch_collect.from_torch(theirs[0]), ours, outer, counts)
     print(f"seeds 0 to 119: {dict(counts)}")
     assert counts["programs"] > 100 and counts[TAIL] and counts[BASES] and counts[MOVED_INPUT], counts
 
