@@ -88,7 +88,12 @@
     X(TAKEN_BEFORE_LAST, "a node's sums are taken before the last gradient has come") \
     X(RUN_TWICE, "a node without edges that runs stays among the ready ones") \
     X(KEY_BY_ARRIVAL, "a key says when a gradient came, not by which edge") \
-    X(LEAF_UNCLAIMED, "a leaf accumulates while another pass does")
+    X(LEAF_UNCLAIMED, "a leaf accumulates while another pass does") \
+    X(END_WITHOUT_WAIT, "the caller's streams do not wait at the end of a pass") \
+    X(LEAF_WITHOUT_WAIT, "a leaf's stream does not wait for the caller's before it writes") \
+    X(HOOK_ON_CALLER, "hooks run on the caller's streams, which have not waited") \
+    X(SUM_FOR_PRODUCER, "a sum is taken for the stream of its first producer") \
+    X(HAND_WITHOUT_WAIT, "a single gradient is handed through without a wait")
 #define FAN_FAULTS(X) \
     FAN_BUFFER_FAULTS(X) FAN_BATCH_FAULTS(X) FAN_EXACT_FAULTS(X) FAN_CUDA_FAULTS(X) FAN_SEARCH_FAULTS(X) \
     FAN_ENGINE_FAULTS(X)

@@ -95,19 +95,106 @@ void fan_stream_drop(fan_stream *s)
     fan_device_drop(d);
 }
 
-typedef struct pushed_stream {
-    struct pushed_stream *outer;
-    fan_stream *stream;
-} pushed_stream;
+/* ---- current streams ---- */
 
-static _Thread_local pushed_stream *innermost;
+typedef struct fan_pushed_stream {
+    struct fan_pushed_stream *outer;
+    fan_stream *stream;
+    fan_stream_set *set; /* what is current with this one as the last; held; NULL: nobody has asked yet */
+} fan_pushed_stream;
+
+static _Thread_local fan_pushed_stream *pushed; /* the last */
+static _Thread_local fan_stream_set *entered;   /* below them; whoever entered it holds it */
+
+fan_stream_set *fan_stream_set_hold(fan_stream_set *set)
+{
+    if (set)
+        atomic_fetch_add_explicit(&set->refs, 1, memory_order_relaxed);
+    return set;
+}
+
+void fan_stream_set_drop(fan_stream_set *set)
+{
+    if (!set || atomic_fetch_sub_explicit(&set->refs, 1, memory_order_acq_rel) > 1)
+        return;
+    for (size_t i = 0; i < set->n; i++)
+        fan_stream_drop(set->all[i]);
+    fan_free(set);
+}
+
+fan_stream *fan_stream_set_find(const fan_stream_set *set, const fan_device *d)
+{
+    for (size_t i = 0; set && i < set->n; i++)
+        if (set->all[i]->device == d)
+            return set->all[i];
+    return NULL;
+}
+
+/* set_add: unless it has one of that device. */
+static void set_add(fan_stream_set *set, fan_stream *s)
+{
+    if (!fan_stream_set_find(set, s->device))
+        set->all[set->n++] = fan_stream_hold(s);
+}
+
+static fan_stream_set *set_new(size_t cap)
+{
+    fan_stream_set *set = fan_alloc(sizeof *set + cap * sizeof *set->all);
+    if (set) {
+        atomic_init(&set->refs, 1);
+        set->n = 0;
+    }
+    return set;
+}
+
+static fan_status no_memory(fan_error *err)
+{
+    return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a current stream");
+}
+
+fan_status fan_stream_set_now(fan_stream_set **out, fan_error *err)
+{
+    size_t cap = entered ? entered->n : 0;
+    *out = NULL;
+    if (!pushed || pushed->set) {
+        *out = fan_stream_set_hold(pushed ? pushed->set : entered);
+        return FAN_OK;
+    }
+    for (const fan_pushed_stream *p = pushed; p; p = p->outer)
+        cap++;
+    fan_stream_set *set = set_new(cap);
+    if (!set)
+        return no_memory(err);
+    for (const fan_pushed_stream *p = pushed; p; p = p->outer)
+        set_add(set, p->stream);
+    for (size_t i = 0; entered && i < entered->n; i++)
+        set_add(set, entered->all[i]);
+    pushed->set = set;
+    *out = fan_stream_set_hold(set);
+    return FAN_OK;
+}
+
+fan_status fan_stream_set_with(fan_stream_set *set, fan_stream *s, fan_stream_set **out, fan_error *err)
+{
+    if (set && set->all[0] == s) {
+        *out = fan_stream_set_hold(set);
+        return FAN_OK;
+    }
+    *out = set_new((set ? set->n : 0) + 1);
+    if (!*out)
+        return no_memory(err);
+    set_add(*out, s);
+    for (size_t i = 0; set && i < set->n; i++)
+        set_add(*out, set->all[i]);
+    return FAN_OK;
+}
 
 fan_stream *fan_stream_pushed(fan_device *d)
 {
-    for (const pushed_stream *p = innermost; p; p = p->outer)
+    for (const fan_pushed_stream *p = pushed; p; p = p->outer)
         if (p->stream->device == d)
             return fan_stream_hold(p->stream);
-    return NULL;
+    return fan_stream_hold(fan_stream_set_find(entered, d));
 }
 
 fan_stream *fan_stream_current(fan_device *d)
@@ -120,26 +207,56 @@ fan_stream *fan_stream_current(fan_device *d)
 
 fan_status fan_stream_push(fan_stream *s, fan_error *err)
 {
-    pushed_stream *p = fan_alloc(sizeof *p);
+    fan_pushed_stream *p = fan_calloc(sizeof *p);
     if (!p)
-        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a current stream");
+        return no_memory(err);
     p->stream = fan_stream_hold(s);
-    p->outer = innermost;
-    innermost = p;
+    p->outer = pushed;
+    pushed = p;
     return FAN_OK;
+}
+
+/* take_off: a pushed stream that is off the list. */
+static void take_off(fan_pushed_stream *p)
+{
+    fan_stream_set_drop(p->set);
+    fan_stream_drop(p->stream);
+    fan_free(p);
 }
 
 void fan_stream_pop(fan_stream *s)
 {
-    for (pushed_stream **at = &innermost; *at; at = &(*at)->outer) {
-        pushed_stream *p = *at;
-        if (p->stream != s)
-            continue;
-        *at = p->outer;
-        fan_free(p);
-        fan_stream_drop(s);
+    fan_pushed_stream **at = &pushed;
+    while (*at && (*at)->stream != s)
+        at = &(*at)->outer;
+    fan_pushed_stream *found = *at;
+    if (!found)
         return;
+    for (fan_pushed_stream *p = pushed; p != found; p = p->outer) {
+        fan_stream_set *had_it = p->set;
+        p->set = NULL;
+        fan_stream_set_drop(had_it);
     }
+    *at = found->outer;
+    take_off(found);
+}
+
+void fan_streams_enter(fan_stream_set *set, fan_streams_outer *outer)
+{
+    *outer = (fan_streams_outer){pushed, entered};
+    pushed = NULL;
+    entered = set;
+}
+
+void fan_streams_leave(const fan_streams_outer *outer)
+{
+    while (pushed) {
+        fan_pushed_stream *p = pushed;
+        pushed = p->outer;
+        take_off(p);
+    }
+    pushed = outer->pushed;
+    entered = outer->set;
 }
 
 fan_status fan_stream_sync(fan_stream *s, fan_error *err)

@@ -1,4 +1,10 @@
-/* stream: streams as the rules see them, and which one is current on a thread. */
+/* stream: streams as the rules see them, and which one is current on a thread.
+ *
+ * Title: Current streams. On a thread one stream of each device is current: the one that was pushed there last, else
+ * the backend's own. A fan_stream_set is what was current at one moment, to be made so again elsewhere: the pushed
+ * ones, one for each device; on all other devices the backend's own. NULL: none was pushed. It never changes, and many
+ * hold it.
+ */
 #ifndef FAN_DEVICE_STREAM_H
 #define FAN_DEVICE_STREAM_H
 
@@ -36,6 +42,31 @@ fan_stream *fan_stream_pushed(fan_device *d);
  * innermost push of `s`. */
 fan_status fan_stream_push(fan_stream *s, fan_error *err);
 void fan_stream_pop(fan_stream *s);
+
+typedef struct fan_stream_set {
+    atomic_size_t refs;
+    size_t n;          /* at least 1 */
+    fan_stream *all[]; /* held; the one that was pushed last comes first */
+} fan_stream_set;
+
+/* fan_stream_set_now: what is current on this thread: a hold in *out; FAN_ERR_NOMEM. fan_stream_set_with: `set`, which
+ * may be NULL, with `s` as the first and for its device. */
+fan_status fan_stream_set_now(fan_stream_set **out, fan_error *err);
+fan_status fan_stream_set_with(fan_stream_set *set, fan_stream *s, fan_stream_set **out, fan_error *err);
+fan_stream_set *fan_stream_set_hold(fan_stream_set *set); /* takes NULL and gives it back */
+void fan_stream_set_drop(fan_stream_set *set);            /* NULL is fine */
+/* fan_stream_set_find: its stream of a device, borrowed; NULL: none. */
+fan_stream *fan_stream_set_find(const fan_stream_set *set, const fan_device *d);
+
+/* fan_streams_enter: a set, held by the caller meanwhile, becomes all that is current on this thread, until
+ * fan_streams_leave, which takes off what was pushed since. They nest. */
+typedef struct fan_streams_outer {
+    struct fan_pushed_stream *pushed;
+    fan_stream_set *set;
+} fan_streams_outer;
+void fan_streams_enter(fan_stream_set *set, fan_streams_outer *outer);
+void fan_streams_leave(const fan_streams_outer *outer);
+
 fan_status fan_stream_sync(fan_stream *s, fan_error *err);
 /* fan_stream_capture: the capture that s is in; 0: none. */
 fan_status fan_stream_capture(fan_stream *s, uint64_t *id, fan_error *err);

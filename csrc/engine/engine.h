@@ -13,6 +13,7 @@
 #ifndef FAN_ENGINE_ENGINE_H
 #define FAN_ENGINE_ENGINE_H
 
+#include "buffer/value.h"
 #include "engine/node.h"
 
 typedef struct fan_backward fan_backward;
@@ -23,6 +24,8 @@ typedef struct fan_giver {
     const fan_node *node; /* NULL: the caller of the pass */
     const char *call;     /* his call, "backward" */
     uint32_t index;       /* of the edge, or of the root */
+    fan_stream *stream;   /* P; NULL: what is current where it is added */
+    fan_stream_set *to;   /* what is current where it is consumed: there C is, where the consumer has no stream (S5) */
 } fan_giver;
 
 /* What the engine asks of its frontend. A hold is given where it says so. */
@@ -32,8 +35,13 @@ typedef struct fan_engine_frontend {
     /* hand: whether a slot's only gradient may be handed through as it is (A14): it is what the slot declares, and
      * needs no conversion. Else it goes through a buffer, which knows what to do or to say. */
     bool (*hand)(const fan_node *to, uint32_t slot, void *gradient);
-    /* buffer_new: for the fan-ins of a node. buffer_free: whatever it holds still. */
-    fan_status (*buffer_new)(const fan_backward_config *c, const fan_node *n, void **buffer, fan_error *err);
+    /* place: where a gradient, or NULL, lies on a device with streams: its value, with holds for place_drop, and the
+     * stream that is current there for it (S4). Both NULL on the CPU, which costs next to nothing. */
+    fan_status (*place)(void *gradient, fan_value *value, fan_stream **current, fan_error *err);
+    void (*place_drop)(fan_value *value);
+    /* buffer_new: for the fan-ins of a node; C; the first gradient that comes. buffer_free: whatever it holds still. */
+    fan_status (*buffer_new)(const fan_backward_config *c, const fan_node *n, fan_stream *consumer, void *gradient,
+                             void **buffer, fan_error *err);
     void (*buffer_free)(void *buffer);
     /* add: one gradient, NULL for undefined; the buffer takes a hold of its own. take: a hold in *sum. */
     fan_status (*add)(void *buffer, uint32_t slot, uint32_t key, void *gradient, const fan_giver *giver,
@@ -49,6 +57,8 @@ typedef struct fan_engine_frontend {
     /* accumulate: a leaf's sum, which is defined (L). *sum stays the caller's, or is taken and NULL. */
     fan_status (*accumulate)(const fan_backward_config *c, fan_node *leaf, void **sum, void *node_hooks,
                              fan_error *err);
+    /* leaf_grad: what a leaf has now: a hold; NULL: nothing, or it cannot be told. */
+    void *(*leaf_grad)(fan_node *leaf);
     /* release: the node's function is let go (E10). */
     fan_status (*release)(fan_node *n, fan_error *err);
     /* check_signals: between nodes (E14); anything but FAN_OK ends the pass. */
@@ -88,6 +98,9 @@ struct fan_backward_config {
 fan_status fan_backward_begin(const fan_backward_config *config, fan_backward **out, fan_error *err);
 fan_status fan_backward_seed(fan_backward *p, fan_error *err);
 fan_status fan_backward_run(fan_backward *p, fan_error *err);
+/* fan_backward_join: what comes at the end of every pass, one that failed too: the caller's streams wait (S20). On the
+ * CPU there is nothing to do. */
+fan_status fan_backward_join(fan_backward *p, fan_error *err);
 void fan_backward_end(fan_backward *p); /* NULL is welcome */
 /* fan_backward_result: of the i-th that is wanted: the caller's hold; NULL: none. */
 void *fan_backward_result(fan_backward *p, size_t i);
@@ -102,6 +115,9 @@ fan_status fan_backward_give(fan_backward *p, void **gradients, fan_error *err);
 /* fan_backward_by_hand: the node at work is so until its gradients are given: inside a call, on this thread; between
  * calls, on any. */
 void fan_backward_by_hand(fan_backward *p, bool inside);
+/* fan_backward_enter: the streams of the node at work are current on this thread (E4), until fan_streams_leave: around
+ * what by hand is done with its sums and gradients. */
+void fan_backward_enter(const fan_backward *p, fan_streams_outer *outer);
 /* fan_backward_ready: the first ready node from a place on, and its place; NULL: none. */
 fan_node *fan_backward_ready(const fan_backward *p, size_t *place);
 /* fan_backward_edges: how many gradients the node at work is to give. */

@@ -149,6 +149,7 @@ void fan_node_end(fan_node *n)
     while ((n = list)) {
         list = n->after;
         fan_node_unlink(n);
+        fan_stream_set_drop(n->streams);
         n->kind->free(n);
     }
     busy = false;

@@ -12,7 +12,7 @@
 #ifndef FAN_ENGINE_NODE_H
 #define FAN_ENGINE_NODE_H
 
-#include "base/status.h"
+#include "device/stream.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -45,10 +45,12 @@ struct fan_node {
         uint64_t number; /* the larger, the later it was made; from 0 */
         fan_node *after; /* of one that ends: the next of the list (Without recursion) */
     };
-    uint64_t mark;     /* who numbered it last (fan_mark_new); 0: nobody */
-    uint64_t freed_by; /* the pass that freed it (E10); 0: none */
-    uint32_t at;       /* its place there */
-    uint32_t inputs;   /* slots; at least 1 */
+    uint64_t mark;           /* who numbered it last (fan_mark_new); 0: nobody */
+    uint64_t freed_by;       /* the pass that freed it (E10); 0: none */
+    fan_stream_set *streams; /* current where it was made, its own first (E4); held; NULL: none was pushed */
+    bool host;               /* it is of the CPU, and has no stream of its own */
+    uint32_t at;             /* its place there */
+    uint32_t inputs;         /* slots; at least 1 */
     uint32_t nedges, cap;
     fan_edge *edges; /* `inline_edges`, or on the heap */
     fan_edge inline_edges[FAN_INLINE_EDGES];
@@ -66,6 +68,17 @@ fan_status fan_node_append(fan_node *n, fan_node *next, uint32_t slot, fan_error
 void fan_node_unlink(fan_node *n);
 /* fan_node_end: the last reference has gone: unlinked and freed now, or, from within this function, soon. */
 void fan_node_end(fan_node *n);
+
+/* fan_node_stream: its own; NULL: none is known. fan_node_device: where it runs (E3). Both borrowed. */
+static inline fan_stream *fan_node_stream(const fan_node *n)
+{
+    return n->streams && !n->host ? n->streams->all[0] : NULL;
+}
+static inline fan_device *fan_node_device(const fan_node *n)
+{
+    const fan_stream *own = fan_node_stream(n);
+    return own ? own->device : fan_cpu();
+}
 
 /* fan_node_freed: FAN_ERR_STATE, and which pass freed it (E10). */
 fan_status fan_node_freed(const fan_node *n, fan_error *err);

@@ -4,6 +4,7 @@
 #include "engine/collect.h"
 #include "engine/queue.h"
 #include "engine/step.h"
+#include "engine/streams.h"
 
 #define DEPTH 1000 /* passes inside passes */
 
@@ -51,6 +52,8 @@ fan_status fan_backward_begin(const fan_backward_config *config, fan_backward **
     p->caller = (fan_worker){p, FAN_NOWHERE};
     status = config_copy(p, config, err);
     if (status == FAN_OK)
+        status = fan_pass_streams_begin(p, err);
+    if (status == FAN_OK)
         status = fan_collect(p, err);
     if (status == FAN_OK)
         *out = p;
@@ -67,6 +70,7 @@ void fan_backward_end(fan_backward *p)
     f = p->config.frontend;
     if (p->is_running)
         fan__running_end(&p->running);
+    (void)fan_backward_join(p, NULL);
     for (size_t i = 0; i < p->nslots; i++)
         fan__drop_all(p, &p->slots[i].handed, 1);
     for (size_t i = 0; i < p->nvisits; i++)
@@ -82,6 +86,7 @@ void fan_backward_end(fan_backward *p)
         p->config.wanted[i].node->kind->drop(p->config.wanted[i].node);
     fan__drop_all(p, &p->config.schedule, 1);
     fan_ready_fini(&p->ready);
+    fan_pass_streams_fini(p);
     fan_free(p->visits);
     fan_free(p->slots);
     fan_free(p->edges);
@@ -96,14 +101,19 @@ void fan_backward_end(fan_backward *p)
 
 fan_status fan_backward_seed(fan_backward *p, fan_error *err)
 {
-    for (size_t i = 0; i < p->config.nroots; i++) {
+    fan_streams_outer outer;
+    fan_status status = FAN_OK;
+    fan_streams_enter(p->streams.caller, &outer);
+    for (size_t i = 0; i < p->config.nroots && status == FAN_OK; i++) {
         fan_root *r = &p->config.roots[i];
-        fan_giver giver = {NULL, p->config.call, (uint32_t)i};
-        FAN_TRY(fan__give_one(p, &p->edges[i], r->slot, &r->gradient, &giver, err));
-        fan__drop_all(p, &r->gradient, 1);
+        fan_giver giver = {.call = p->config.call, .index = (uint32_t)i};
+        status = fan__give_one(p, &p->edges[i], r->slot, &r->gradient, &giver, err);
+        if (status == FAN_OK)
+            fan__drop_all(p, &r->gradient, 1);
     }
-    p->seeded = true;
-    return FAN_OK;
+    fan_streams_leave(&outer);
+    p->seeded = status == FAN_OK;
+    return status;
 }
 
 /* next_node: leaves accumulate, what is there to be captured is; then the next node that runs; FAN_NOWHERE. */
@@ -160,6 +170,11 @@ fan_status fan_backward_give(fan_backward *p, void **gradients, fan_error *err)
         fan__running_end(&p->running);
     p->is_running = false;
     return fan__step_give(&p->caller, gradients, err);
+}
+
+void fan_backward_enter(const fan_backward *p, fan_streams_outer *outer)
+{
+    fan_streams_enter(fan_pass_on(p, p->visits[p->caller.now].node).set, outer);
 }
 
 /* ---- what a pass says of itself ---- */

@@ -11,6 +11,7 @@
 #include "base/mem.h"
 #include "base/thread.h"
 #include "engine/queue.h"
+#include "engine/streams.h"
 
 #include <string.h>
 
@@ -62,7 +63,7 @@ bool fan_backward_needs(const fan_node *n, uint32_t edge)
 /* ---- a gradient goes on ---- */
 
 static fan_status hand_over(fan_backward *p, const fan_visit_edge *edge, uint32_t slot, void **gradient,
-                            const fan_giver *giver, fan_error *err)
+                            fan_giver *giver, fan_error *err)
 {
     const fan_engine_frontend *f = p->config.frontend;
     fan_visit *to = &p->visits[edge->to];
@@ -72,13 +73,16 @@ static fan_status hand_over(fan_backward *p, const fan_visit_edge *edge, uint32_
         *gradient = NULL;
         return FAN_OK;
     }
+    fan_on there = fan_pass_on(p, to->node);
+    giver->to = there.set;
     if (!to->buffer)
-        FAN_TRY(f->buffer_new(&p->config, to->node, &to->buffer, err));
+        FAN_TRY(f->buffer_new(&p->config, to->node, FAN_FAULT(SUM_FOR_PRODUCER) ? giver->stream : there.own, *gradient,
+                              &to->buffer, err));
     return f->add(to->buffer, slot, FAN_FAULT(KEY_BY_ARRIVAL) ? p->arrivals++ : edge->key, *gradient, giver, err);
 }
 
-fan_status fan__give_one(fan_backward *p, const fan_visit_edge *edge, uint32_t slot, void **gradient,
-                         const fan_giver *giver, fan_error *err)
+fan_status fan__give_one(fan_backward *p, const fan_visit_edge *edge, uint32_t slot, void **gradient, fan_giver *giver,
+                         fan_error *err)
 {
     if (edge->to == FAN_NOWHERE)
         return FAN_OK;
@@ -87,17 +91,29 @@ fan_status fan__give_one(fan_backward *p, const fan_visit_edge *edge, uint32_t s
     return FAN_OK;
 }
 
+/* gives: whether one of its gradients goes anywhere. */
+static bool gives(const fan_backward *p, const fan_visit *v, void **gradients)
+{
+    for (uint32_t i = 0; i < v->nedges; i++)
+        if (gradients[i] && p->edges[v->edges + i].to != FAN_NOWHERE)
+            return true;
+    return false;
+}
+
 fan_status fan__step_give(fan_worker *w, void **gradients, fan_error *err)
 {
     fan_backward *p = w->pass;
     fan_visit *v = &p->visits[w->now];
-    fan_giver giver = {v->node, NULL, 0};
+    fan_on on = fan_pass_on(p, v->node);
+    fan_giver giver = {.node = v->node, .stream = on.own};
     fan_status status = FAN_OK;
     fan__queue_ran(w);
     if (!p->config.keep_graph) {
         v->node->freed_by = v->node->freed_by ? v->node->freed_by : p->id;
         status = p->config.frontend->release(v->node, err);
     }
+    if (on.own && status == FAN_OK && !gives(p, v, gradients))
+        status = fan_pass_gave_nothing(p, &on, err);
     for (; giver.index < v->nedges && status == FAN_OK; giver.index++)
         status = fan__give_one(p, &p->edges[v->edges + giver.index], v->node->edges[giver.index].slot,
                                &gradients[giver.index], &giver, err);
@@ -107,13 +123,40 @@ fan_status fan__step_give(fan_worker *w, void **gradients, fan_error *err)
 
 /* ---- a node ---- */
 
-/* capture: what is wanted of a node's slots is kept for the caller (E8). */
-static void capture(fan_backward *p, const fan_visit *v, void **sums)
+/* capture: what is wanted of a node's slots is kept for the caller (E8, S20). */
+static fan_status capture(fan_backward *p, const fan_visit *v, void **sums, fan_error *err)
 {
-    for (uint32_t i = 0; i < v->node->inputs; i++)
+    fan_on on = fan_pass_on(p, v->node);
+    for (uint32_t i = 0; i < v->node->inputs; i++) {
+        if (p->slots[v->slots + i].wanted)
+            FAN_TRY(fan_pass_keeps(p, sums[i], &on, err));
         for (uint32_t w = p->slots[v->slots + i].wanted; w; w = p->same[w - 1])
             if ((p->results[w - 1] = sums[i]))
                 p->config.frontend->hold(sums[i]);
+    }
+    return FAN_OK;
+}
+
+/* order: what waits for the sums of a node, beside itself: K1; S20 of one that gives to nobody, where nothing but its
+ * sums says which streams it uses. */
+static fan_status order(fan_backward *p, const fan_visit *v, void **sums, fan_error *err)
+{
+    fan_on on = fan_pass_on(p, v->node);
+    FAN_TRY(fan_pass_pull_in(p, &on, err));
+    for (uint32_t i = 0; !on.own && !v->nedges && v->runs && !v->node->kind->leaf && i < v->node->inputs; i++)
+        FAN_TRY(fan_pass_keeps(p, sums[i], &on, err));
+    return FAN_OK;
+}
+
+static fan_status hooks(fan_backward *p, const fan_visit *v, void **sums, void **node_hooks, fan_error *err)
+{
+    fan_streams_outer outer;
+    if (!FAN_FAULT(HOOK_ON_CALLER))
+        return p->config.frontend->hooks(v->node, sums, node_hooks, err);
+    fan_streams_enter(p->streams.caller, &outer);
+    fan_status status = p->config.frontend->hooks(v->node, sums, node_hooks, err);
+    fan_streams_leave(&outer);
+    return status;
 }
 
 fan_status fan__step_sums(fan_worker *w, void **sums, void **node_hooks, fan_error *err)
@@ -133,18 +176,33 @@ fan_status fan__step_sums(fan_worker *w, void **sums, void **node_hooks, fan_err
         void *buffer = v->buffer;
         v->buffer = NULL;
         f->buffer_free(buffer);
+        if (status == FAN_OK)
+            status = order(p, v, sums, err);
     }
     if (status == FAN_OK)
-        status = f->hooks(v->node, sums, node_hooks, err);
+        status = hooks(p, v, sums, node_hooks, err);
     if (status == FAN_OK && v->captured)
-        capture(p, v, sums);
+        status = capture(p, v, sums, err);
     return status;
 }
 
-/* L1: where something has come. */
-fan_status fan__step_end(fan_worker *w, fan_error *err)
+/* accumulate: L, and S20: before and behind it. */
+static fan_status accumulate(fan_backward *p, fan_node *leaf, void **sum, void *node_hooks, fan_error *err)
 {
-    const fan_backward *p = w->pass;
+    fan_on where = fan_pass_on(p, leaf);
+    fan_stream *on;
+    fan_error rest = {0};
+    fan_status status = fan_pass_leaf_begin(p, *sum, &where, &on, err), after;
+    if (status == FAN_OK)
+        status = p->config.frontend->accumulate(&p->config, leaf, sum, node_hooks, err);
+    after = fan_pass_leaf_end(p, leaf, on, status == FAN_OK ? err : &rest);
+    return status == FAN_OK ? after : status;
+}
+
+/* L1: where something has come. */
+static fan_status end_here(fan_worker *w, fan_error *err)
+{
+    fan_backward *p = w->pass;
     const fan_visit *v = &p->visits[w->now];
     void *on_stack[FAN_SUMS_ON_STACK] = {NULL}, **sums = on_stack, *node_hooks = NULL;
     fan_status status;
@@ -152,7 +210,7 @@ fan_status fan__step_end(fan_worker *w, fan_error *err)
         return no_memory(err);
     status = fan__step_sums(w, sums, &node_hooks, err);
     if (status == FAN_OK && v->runs && sums[0])
-        status = p->config.frontend->accumulate(&p->config, v->node, &sums[0], node_hooks, err);
+        status = accumulate(p, v->node, &sums[0], node_hooks, err);
     fan__drop_all(p, sums, v->node->inputs);
     fan__drop_all(p, &node_hooks, 1);
     if (sums != on_stack)
@@ -162,7 +220,7 @@ fan_status fan__step_end(fan_worker *w, fan_error *err)
     return status;
 }
 
-fan_status fan__step(fan_worker *w, fan_error *err)
+static fan_status run_here(fan_worker *w, fan_error *err)
 {
     const fan_backward *p = w->pass;
     const fan_visit *v = &p->visits[w->now];
@@ -189,3 +247,16 @@ fan_status fan__step(fan_worker *w, fan_error *err)
         fan_free(sums);
     return status;
 }
+
+/* on_its_streams: E4. */
+static fan_status on_its_streams(fan_worker *w, fan_status (*call)(fan_worker *w, fan_error *err), fan_error *err)
+{
+    fan_streams_outer outer;
+    fan_streams_enter(fan_pass_on(w->pass, w->pass->visits[w->now].node).set, &outer);
+    fan_status status = call(w, err);
+    fan_streams_leave(&outer);
+    return status;
+}
+
+fan_status fan__step(fan_worker *w, fan_error *err) { return on_its_streams(w, run_here, err); }
+fan_status fan__step_end(fan_worker *w, fan_error *err) { return on_its_streams(w, end_here, err); }

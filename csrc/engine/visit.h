@@ -59,6 +59,28 @@ typedef struct fan_worker {
     uint32_t now; /* the place of the node at work, or at fault; FAN_NOWHERE: none */
 } fan_worker;
 
+typedef struct fan_stream_list {
+    fan_stream **all; /* held */
+    size_t n, cap;
+} fan_stream_list;
+
+/* What one stream of the caller's waits for at the end of the pass (S20). */
+typedef struct fan_pass_tail {
+    fan_stream *caller; /* held */
+    fan_stream_list streams;
+    fan_stream_list waited; /* those that have waited for the caller's, before they wrote a leaf */
+    fan_value *values;      /* used on the caller's stream from then on */
+    size_t nvalues, cap;
+} fan_pass_tail;
+
+/* What a pass knows of streams (streams.h). */
+typedef struct fan_pass_streams {
+    fan_stream_set *caller; /* what was current where the pass began; NULL: none was pushed */
+    fan_stream *captured;   /* the first of those that is in a capture, borrowed; NULL: none */
+    fan_pass_tail *tails;   /* one for each of the caller's streams that must wait */
+    size_t n, cap;
+} fan_pass_streams;
+
 struct fan_backward {
     uint64_t id;
     fan_backward_config config; /* its arrays are the pass's own */
@@ -75,6 +97,7 @@ struct fan_backward {
     fan_running running;          /* by hand: between a node's sums and its gradients */
     bool is_running;
     bool seeded;
+    fan_pass_streams streams;
     uint32_t arrivals; /* of a planted fault alone */
 };
 

@@ -57,7 +57,7 @@ int fan_buffer_traverse(PyObject *o, visitproc visit, void *arg);
 int fan_buffer_clear_refs(PyObject *o);
 
 /* fan_buffer_plain: InputBuffer(n). fan_buffer_declared: of slots that were declared (specs NULL: of so many), with
- * the name, stats and create_graph of `config`; `names`: of slots, or NULL. */
+ * the name, stream, leaf, stats and create_graph of `config`; `names`: of slots, or NULL. */
 PyObject *fan_buffer_plain(size_t n);
 PyObject *fan_buffer_declared(const fan_slot_specs *d, PyObject *names, fan_buffer_config config);
 

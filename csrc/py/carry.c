@@ -2,6 +2,8 @@
  * (engine/engine.h, fan_engine_frontend). */
 #include "py/engine_part.h"
 
+#include "base/fault.h"
+
 #include <string.h>
 
 /* ---- handed through (A14) ---- */
@@ -23,6 +25,8 @@ static bool hand(const fan_node *to, uint32_t slot, void *gradient)
     PyObject *o = gradient;
     FAN_RAW fan_fast_kind kind;
     char *data;
+    if (FAN_FAULT(HAND_WITHOUT_WAIT) && fan_array_arg(o, NULL))
+        return true;
     if (PyArray_CheckExact(o)) {
         const PyArrayObject *a = gradient;
         fan_dtype dtype = fan_dtype_of_descr(PyArray_DESCR(a));
@@ -37,9 +41,46 @@ static bool hand(const fan_node *to, uint32_t slot, void *gradient)
 
 /* ---- buffers ---- */
 
-static fan_status buffer_new(const fan_backward_config *c, const fan_node *n, void **buffer, fan_error *err)
+/* on_host: whether a gradient lies on the CPU, as can be said without a call. */
+static bool on_host(PyObject *gradient)
 {
-    *buffer = fan_node_buffer(fan_node_object(n), c->create_graph, c->detect);
+    FAN_RAW fan_fast_kind kind;
+    char *data;
+    return PyArray_CheckExact(gradient) || fan_fast_import(gradient, &kind, &data);
+}
+
+static fan_status place(void *gradient, fan_value *value, fan_stream **current, fan_error *err)
+{
+    *value = (fan_value){.dtype = FAN_DT_NONE};
+    *current = NULL;
+    if (!gradient || on_host(gradient))
+        return FAN_OK;
+    if (fan_import(gradient, false, true, value) < 0)
+        return fan_from_python(err);
+    if (value->device && value->device->backend->has_streams) {
+        if (fan_library_stream(value, current) < 0)
+            PyErr_Clear(); /* it knows none */
+        if (!*current)
+            *current = fan_stream_current(value->device);
+        if (*current)
+            return FAN_OK;
+        fan_value_release(value);
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for the current stream");
+    }
+    fan_value_release(value);
+    return FAN_OK;
+}
+
+static void place_drop(fan_value *value) { fan_value_release(value); }
+
+/* buffer_new: with a stream, but for the one slot of a node that takes what lies on the CPU (A12): that buffer can
+ * serve again. */
+static fan_status buffer_new(const fan_backward_config *c, const fan_node *n, fan_stream *consumer, void *gradient,
+                             void **buffer, fan_error *err)
+{
+    bool host = n->inputs == 1 && gradient && on_host(gradient);
+    fan_buffer_config how = {.stream = host ? NULL : consumer, .create_graph = c->create_graph, .stats = c->detect};
+    *buffer = fan_node_buffer(fan_node_object(n), how);
     return *buffer ? FAN_OK : fan_from_python(err);
 }
 
@@ -86,12 +127,36 @@ static void name_giver(const buffer_object *b, const fan_giver *giver)
     fan_exception_put(e);
 }
 
-static int add_any(buffer_object *b, uint32_t slot, uint32_t key, PyObject *gradient)
+/* add_between: P is what is current where the gradient was made, unless giver->stream says it; C, and S11's, is what is
+ * current where it is consumed. */
+static int add_between(buffer_object *b, uint32_t slot, fan_contribution *c, const fan_giver *giver)
 {
-    fan_contribution c = {.key = -1, .value = {.dtype = FAN_DT_NONE}, .alone = gradient && fan_alone(gradient, 1)};
+    bool device = c->value.device && c->value.device->backend->has_streams;
+    fan_streams_outer outer;
+    fan_stream *current = NULL;
+    if (device && !giver->stream && fan_library_stream(&c->value, &current) < 0)
+        return -1;
+    if (device && !giver->stream && !current && !(current = fan_stream_current(c->value.device))) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    c->stream = !device ? NULL : current ? current : giver->stream;
+    fan_streams_enter(giver->to, &outer);
+    int bad = fan_add_on(b->core, slot, c);
+    fan_streams_leave(&outer);
+    fan_stream_drop(current);
+    return bad;
+}
+
+static int add_any(buffer_object *b, uint32_t slot, uint32_t key, PyObject *gradient, const fan_giver *giver)
+{
+    fan_contribution c = {.key = -1,
+                          .value = {.dtype = FAN_DT_NONE},
+                          .stream = giver->stream,
+                          .alone = gradient && fan_alone(gradient, 1)};
     PyObject *number = PyLong_FromUnsignedLong(key);
     int bad = !number || fan_contribution_of(b, slot, gradient ? gradient : Py_None, number, &c) < 0 ||
-              fan_add_on(b->core, slot, &c) < 0;
+              add_between(b, slot, &c, giver) < 0;
     if (c.value.form != FAN_FORM_UNDEFINED)
         fan_value_release(&c.value);
     Py_XDECREF(number);
@@ -117,7 +182,7 @@ static fan_status add(void *buffer, uint32_t slot, uint32_t key, void *gradient,
             return fan_from_python(err);
         }
     }
-    if (add_any(b, slot, key, gradient) == 0)
+    if (add_any(b, slot, key, gradient, giver) == 0)
         return FAN_OK;
     name_giver(b, giver);
     return fan_from_python(err);
@@ -170,6 +235,14 @@ static fan_status accumulate(const fan_backward_config *c, fan_node *leaf, void 
                      err);
 }
 
+static void *leaf_grad(fan_node *leaf)
+{
+    PyObject *grad = fan_leaf_grad_now((leaf_object *)fan_node_object(leaf));
+    if (!grad)
+        PyErr_Clear();
+    return grad;
+}
+
 static fan_status release(fan_node *n, fan_error *err) { return status_of(fan_node_release(fan_node_object(n)), err); }
 
 /* check_signals: what a scheduled thread does between two nodes is done to the graph. */
@@ -213,6 +286,8 @@ const fan_engine_frontend fan_python_engine = {
     .hold = hold,
     .drop = drop,
     .hand = hand,
+    .place = place,
+    .place_drop = place_drop,
     .buffer_new = buffer_new,
     .buffer_free = buffer_free,
     .add = add,
@@ -220,6 +295,7 @@ const fan_engine_frontend fan_python_engine = {
     .hooks = hooks,
     .run = run,
     .accumulate = accumulate,
+    .leaf_grad = leaf_grad,
     .release = release,
     .check_signals = check_signals,
     .pick = pick,

@@ -72,6 +72,9 @@ int fan_hooks_accumulated(node_object *self, PyObject *node_hooks);
 
 /* fan_node_declare: slots=: as many as there are `inputs`, or, where that is 0, as it names; *inputs. */
 int fan_node_declare(node_object *self, PyObject *slots, uint32_t *inputs);
+/* fan_node_place: where it is made: stream=, device=, else what `slots` (or NULL) declare, else what is current. */
+int fan_node_place(node_object *self, PyObject *stream, PyObject *device, PyObject *slots);
+PyObject *fan_node_get_stream(PyObject *o, void *closure);
 /* fan_node_arg: a Node or a Leaf, borrowed; NULL, without an exception, of anything else. */
 node_object *fan_node_arg(PyObject *o);
 int fan_node_run(node_object *self, void **sums, PyObject *node_hooks, void **gradients, uint32_t ngradients);
@@ -90,14 +93,16 @@ PyObject *fan_node_register_hook(PyObject *o, PyObject *const *args, Py_ssize_t 
 
 /* ---- node_buffer.c ---- */
 
-/* fan_node_buffer: a new buffer for what comes to a node, in a pass that records itself (A1), or wants statistics of
- * the sums (E11); NULL with an exception. */
-buffer_object *fan_node_buffer(const node_object *n, bool create_graph, bool stats);
+/* fan_node_buffer: a new buffer for what comes to a node, with the stream of `how`, NULL: what is current, in a pass
+ * that records itself (A1), or wants statistics of the sums (E11); NULL with an exception. */
+buffer_object *fan_node_buffer(const node_object *n, fan_buffer_config how);
 
 /* ---- leaf.c ---- */
 
 /* fan_leaf_accumulate: *sum may be taken (NULL then). recording: L6. */
 int fan_leaf_accumulate(leaf_object *self, void **sum, bool recording);
+/* fan_leaf_grad_now: its gradient, if it is an object that is kept; new reference; NULL: none, or an exception. */
+PyObject *fan_leaf_grad_now(leaf_object *self);
 
 /* ---- carry.c: gradients on their way; pass.c ---- */
 

@@ -86,7 +86,8 @@ static PyObject *summed(const leaf_object *self, PyObject *one, PyObject *two, P
                         bool recording)
 {
     static const size_t slot = 0;
-    buffer_object *b = fan_node_buffer(&self->base, recording, false);
+    fan_buffer_config how = {.create_graph = recording};
+    buffer_object *b = fan_node_buffer(&self->base, how);
     PyObject *both[2] = {one, two}, *list = NULL, *sum = NULL;
     int bad = !b;
     for (int i = 0; i < 2 && !bad && both[i]; i++) {
@@ -220,6 +221,8 @@ static int accumulate_claimed(leaf_object *self, void **sum, bool recording)
     return bad;
 }
 
+PyObject *fan_leaf_grad_now(leaf_object *self) { return self->accumulate || self->wide ? NULL : grad_now(self); }
+
 /* claim: 0, or -1 with an exception. */
 static int claim(leaf_object *self)
 {
@@ -275,6 +278,45 @@ static int show_wide(leaf_object *self)
     return bad;
 }
 
+/* reader_waits: S20 for who reads it: his stream waits for the leaf's, behind which it is shown. */
+static int reader_waits(leaf_object *self, fan_stream *own, fan_stream *reader)
+{
+    FAN_RAW fan_error err;
+    fan_value v = {.dtype = FAN_DT_NONE};
+    if (self->grad && fan_import(self->grad, false, true, &v) < 0)
+        return -1;
+    fan_error_clear(&err);
+    fan_status status = fan_pass_end(reader, &own, 1, &v, self->grad != NULL, &err);
+    fan_value_release(&v);
+    if (status != FAN_OK)
+        fan_raise(status, &err);
+    return status == FAN_OK ? 0 : -1;
+}
+
+/* show_on_stream: show_wide of a leaf on a device, on its stream, behind what the reader's stream did with `.grad`. */
+static int show_on_stream(leaf_object *self, fan_stream *own)
+{
+    FAN_RAW fan_error err;
+    fan_streams_outer outer;
+    fan_stream *reader = fan_stream_current(own->device);
+    int bad = reader ? 0 : -1;
+    fan_error_clear(&err);
+    if (!reader)
+        PyErr_NoMemory();
+    if (!bad && self->stale) {
+        fan_status status = fan_pass_end(own, &reader, 1, NULL, 0, &err);
+        if (status != FAN_OK)
+            fan_raise(status, &err);
+        fan_streams_enter(self->base.node.streams, &outer);
+        bad = status != FAN_OK || show_wide(self) < 0 ? -1 : 0;
+        fan_streams_leave(&outer);
+    }
+    if (!bad)
+        bad = reader_waits(self, own, reader);
+    fan_stream_drop(reader);
+    return bad;
+}
+
 static PyObject *leaf_get_grad(PyObject *o, void *Py_UNUSED(closure))
 {
     leaf_object *self = of(o);
@@ -283,7 +325,8 @@ static PyObject *leaf_get_grad(PyObject *o, void *Py_UNUSED(closure))
         int bad = claim(self);
         if (bad < 0)
             return NULL;
-        bad = self->stale ? show_wide(self) : 0;
+        fan_stream *own = fan_node_stream(&self->base.node);
+        bad = own ? show_on_stream(self, own) : self->stale ? show_wide(self) : 0;
         grad = bad < 0 ? NULL : grad_now(self);
         fan_leaf_claim_end(&self->claim);
         return grad || PyErr_Occurred() ? grad : Py_NewRef(Py_None);
@@ -418,7 +461,7 @@ static int leaf_clear(PyObject *o)
 }
 
 typedef struct leaf_args {
-    PyObject *array, *like, *accumulate, *grad_dtype, *name;
+    PyObject *array, *like, *accumulate, *grad_dtype, *name, *stream;
 } leaf_args;
 
 /* slot_like: fanin.Slot(shape, dtype, device) of like=; new reference. */
@@ -481,7 +524,13 @@ static PyObject *wide_of(const leaf_object *self, PyObject *accumulate)
     list = slot ? PyList_New(1) : NULL;
     if (list) {
         PyList_SET_ITEM(list, 0, Py_NewRef(slot));
-        made = PyObject_CallOneArg((PyObject *)fan_state_get()->buffer_type, list);
+        fan_stream *own = fan_node_stream(&self->base.node);
+        PyObject *on = own ? fan_stream_wrap(own) : Py_NewRef(Py_None);
+        PyObject *args = on ? PyTuple_Pack(1, list) : NULL, *named = args ? Py_BuildValue("{sO}", "stream", on) : NULL;
+        made = named ? PyObject_Call((PyObject *)fan_state_get()->buffer_type, args, named) : NULL;
+        Py_XDECREF(on);
+        Py_XDECREF(args);
+        Py_XDECREF(named);
     }
     Py_XDECREF(shape);
     Py_XDECREF(slot);
@@ -515,7 +564,8 @@ static int fill_in(leaf_object *self, const leaf_args *a)
     list = slot ? PyList_New(1) : NULL;
     if (list)
         PyList_SET_ITEM(list, 0, Py_NewRef(slot));
-    bad = !list || fan_node_declare(&self->base, list, &inputs) < 0;
+    bad = !list || fan_node_declare(&self->base, list, &inputs) < 0 ||
+          fan_node_place(&self->base, a->stream, NULL, list) < 0;
     Py_XDECREF(slot);
     Py_XDECREF(list);
     if (bad || (a->grad_dtype && fan_dtype_parse(a->grad_dtype, &dtype) < 0))
@@ -553,13 +603,14 @@ static PyObject *given(PyObject *o) { return o == Py_None ? NULL : o; }
 
 PyObject *fan_leaf_call(PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames)
 {
-    static const char *const names[] = {"array", "like", "accumulate", "grad_dtype", "name"};
+    static const char *const names[] = {"array", "like", "accumulate", "grad_dtype", "name", "stream"};
     FAN_RAW fan_error err;
     leaf_args a;
     leaf_object *self;
-    if (fan_parse_call("Leaf", names, 5, 1, "array", args, PyVectorcall_NARGS(nargsf), kwnames, &a.array) < 0)
+    if (fan_parse_call("Leaf", names, 6, 1, "array", args, PyVectorcall_NARGS(nargsf), kwnames, &a.array) < 0)
         return NULL;
-    a = (leaf_args){given(a.array), given(a.like), given(a.accumulate), given(a.grad_dtype), given(a.name)};
+    a = (leaf_args){given(a.array),      given(a.like), given(a.accumulate),
+                    given(a.grad_dtype), given(a.name), given(a.stream)};
     if (check_args(&a) < 0)
         return NULL;
     self = (leaf_object *)((PyTypeObject *)type)->tp_alloc((PyTypeObject *)type, 0);
@@ -629,6 +680,7 @@ static PyGetSetDef getset[] = {
     {"grad", leaf_get_grad_turn, leaf_set_grad_turn,
      "The sum of the gradients of all passes since it was None; may be set.", NULL},
     {"array", leaf_get_array, NULL, "What it was made of; None with like=.", NULL},
+    {"stream", fan_node_get_stream, NULL, "The stream on which it accumulates; None on the CPU.", NULL},
     {"name", fan_node_get_name, NULL, "What messages call it; None without a name.", NULL},
     {"sequence_nr", fan_node_get_number, NULL, "Its number among all nodes and leaves: the later made, the larger.",
      NULL},
@@ -642,7 +694,7 @@ static PyMemberDef members[] = {
 
 static PyType_Slot slots[] = {
     {Py_tp_doc,
-     "Leaf(array=None, *, like=None, accumulate=None, grad_dtype=None, name=None)\n--\n\n"
+     "Leaf(array=None, *, like=None, accumulate=None, grad_dtype=None, name=None, stream=None)\n--\n\n"
      "Where gradients end: each pass adds what comes to `.grad`, in place once that exists.\n\n"
      "array: gradients are of its shape, dtype and device; of a torch tensor that requires one they are in its own "
      "`.grad`.\n"
@@ -650,8 +702,10 @@ static PyType_Slot slots[] = {
      "read; to change\n"
      "such a gradient, set it. Or a function that takes each pass's sum, for memory that somebody else owns, whose "
      "shape, dtype and\n"
-     "device are then given by like. name: what messages call it.\n\n"
-     "Raises TypeError (no array), ValueError (dtypes).\n\n"
+     "device are then given by like. name: what messages call it. stream: where it accumulates; without one what is "
+     "now the current\n"
+     "stream of the array's device.\n\n"
+     "Raises TypeError (no array), ValueError (dtypes, a stream of another device).\n\n"
      ">>> w = fanin.Leaf(np.zeros(2), name=\"w\")\n"
      ">>> for _ in range(2):\n"
      "...     fanin.backward([(w, 0, np.array([1.0, 2.0]))])\n"

@@ -285,7 +285,7 @@ static int inputs_arg(PyObject *inputs, uint32_t *out)
 }
 
 typedef struct node_args {
-    PyObject *fn, *inputs, *edges, *slots, *release, *name;
+    PyObject *fn, *inputs, *edges, *slots, *release, *name, *stream, *device;
 } node_args;
 
 static int fill_in(node_object *self, const node_args *a)
@@ -304,6 +304,8 @@ static int fill_in(node_object *self, const node_args *a)
     if (inputs_arg(a->inputs, &inputs) < 0 ||
         (a->slots && a->slots != Py_None && fan_node_declare(self, a->slots, &inputs) < 0))
         return -1;
+    if (fan_node_place(self, a->stream, a->device, a->slots) < 0)
+        return -1;
     self->node.inputs = inputs ? inputs : 1;
     self->fn = Py_NewRef(a->fn);
     self->release = a->release && a->release != Py_None ? Py_NewRef(a->release) : NULL;
@@ -312,10 +314,10 @@ static int fill_in(node_object *self, const node_args *a)
 
 PyObject *fan_node_call(PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames)
 {
-    static const char *const names[] = {"fn", "inputs", "edges", "slots", "release", "name"};
+    static const char *const names[] = {"fn", "inputs", "edges", "slots", "release", "name", "stream", "device"};
     node_args a;
     node_object *self;
-    if (fan_parse_call("Node", names, 6, 3, "fn, inputs and edges", args, PyVectorcall_NARGS(nargsf), kwnames, &a.fn) <
+    if (fan_parse_call("Node", names, 8, 3, "fn, inputs and edges", args, PyVectorcall_NARGS(nargsf), kwnames, &a.fn) <
         0)
         return NULL;
     if (!a.fn) {
@@ -497,6 +499,12 @@ static PyObject *node_get_inputs(PyObject *o, void *Py_UNUSED(closure))
     return PyLong_FromUnsignedLong(of(o)->node.inputs);
 }
 
+static PyObject *node_get_device(PyObject *o, void *Py_UNUSED(closure))
+{
+    char text[32];
+    return PyUnicode_FromString(fan_device_text(fan_node_device(&of(o)->node), text, sizeof text));
+}
+
 static PyObject *node_get_freed(PyObject *o, void *Py_UNUSED(closure))
 {
     return PyBool_FromLong(of(o)->node.freed_by != 0);
@@ -616,6 +624,9 @@ static PyGetSetDef getset[] = {
     {"name", fan_node_get_name, NULL, "What messages call it; None without a name.", NULL},
     {"sequence_nr", fan_node_get_number, NULL, "Its number among all nodes and leaves: the later made, the larger.",
      NULL},
+    {"stream", fan_node_get_stream, NULL,
+     "Its stream: its gradients are ready there, and its sums for it; None where none is known.", NULL},
+    {"device", node_get_device, NULL, "The name of the device where it runs; \"cpu\" too where none is known.", NULL},
     {"freed", node_get_freed_turn, NULL, "Whether a pass without keep_graph has run it.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
@@ -627,7 +638,7 @@ static PyMemberDef members[] = {
 
 static PyType_Slot slots[] = {
     {Py_tp_doc,
-     "Node(fn, inputs=1, edges=(), *, slots=None, release=None, name=None)\n--\n\n"
+     "Node(fn, inputs=1, edges=(), *, slots=None, release=None, name=None, stream=None, device=None)\n--\n\n"
      "An operation of a graph that a pass goes backward over.\n\n"
      "fn: `fn(*sums)` gets the sums of the `inputs` gradients that come to its slots, None where one is undefined, and "
      "returns one\n"
@@ -635,14 +646,24 @@ static PyType_Slot slots[] = {
      "slot) of a Node\n"
      "or Leaf, or None where nobody needs that gradient. slots: for each input an example array, a fanin.Slot, or "
      "None: what comes is\n"
-     "checked against it. release: called when the graph is freed there. name: what messages call it.\n\n"
+     "checked against it. release: called when the graph is freed there. name: what messages call it. stream: where "
+     "its sums are\n"
+     "ready for it, where it runs, and where its gradients are then ready; device: that device's current stream, or "
+     "\"cpu\".\n"
+     "Without either: the current stream of the device that `slots` declare, else the one that was made current "
+     "last.\n\n"
      "Raises TypeError (fn, an edge that is no pair), IndexError (a slot that is not there), ValueError (inputs, "
-     "slots).\n\n"
+     "slots, a stream of\n"
+     "another device).\n\n"
      ">>> w = fanin.Leaf(np.ones(2), name=\"w\")\n"
      ">>> double = fanin.Node(lambda g: 2 * g, edges=[(w, 0)], name=\"double\")\n"
      ">>> fanin.backward([(double, 0, np.array([1.0, 2.0]))])\n"
      ">>> w.grad\n"
-     "array([2., 4.])\n"},
+     "array([2., 4.])\n"
+     ">>> with fanin.sim.Machine() as m, fanin.stream(m.stream()) as s:\n"
+     "...     there = fanin.Node(lambda g: g, name=\"there\")\n"
+     "...     there.stream == s, there.device\n"
+     "(True, 'sim:0')\n"},
     {Py_tp_dealloc, fan_node_dealloc},
     {Py_tp_traverse, fan_node_traverse},
     {Py_tp_clear, fan_node_clear},

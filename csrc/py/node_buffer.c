@@ -1,16 +1,16 @@
 /* node_buffer: the buffer of a node, for slots with several producers, and for what must be converted on its way in. */
 #include "py/engine_part.h"
 
-buffer_object *fan_node_buffer(const node_object *n, bool create_graph, bool stats)
+buffer_object *fan_node_buffer(const node_object *n, fan_buffer_config how)
 {
     char name[128];
     const node_more *more = n->more;
-    if ((more && more->slots.specs) || create_graph || stats) {
+    if ((more && more->slots.specs) || how.create_graph || how.stats || how.stream) {
         const fan_slot_specs none = {.n = n->node.inputs}, *slots = more && more->slots.specs ? &more->slots : &none;
-        const fan_buffer_config config = {
-            .name = fan_node_said(&n->node, name, sizeof name), .create_graph = create_graph, .stats = stats};
-        buffer_object *made = (buffer_object *)fan_buffer_declared(slots, more ? more->names : NULL, config);
-        if (made && !create_graph && n->node.kind->leaf && ((const leaf_object *)n)->arrays)
+        how.name = fan_node_said(&n->node, name, sizeof name);
+        how.leaf = how.stream && n->node.kind->leaf;
+        buffer_object *made = (buffer_object *)fan_buffer_declared(slots, more ? more->names : NULL, how);
+        if (made && !how.create_graph && n->node.kind->leaf && ((const leaf_object *)n)->arrays)
             made->flags[0] |= FAN_ARRAYS;
         return made;
     }

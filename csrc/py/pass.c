@@ -244,6 +244,8 @@ static int run_all(fan_backward *p)
     status = fan_backward_seed(p, &err);
     if (status == FAN_OK)
         status = fan_backward_run(p, &err);
+    if (status == FAN_OK)
+        status = fan_backward_join(p, &err);
     if (status != FAN_OK)
         fan_pass_failed(p, status, &err);
     return status == FAN_OK ? 0 : -1;

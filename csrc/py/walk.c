@@ -56,12 +56,15 @@ static fan_status sums_now(walk_object *self, fan_error *err)
 {
     uint32_t n = self->now->node.inputs;
     void **sums = fan_calloc(n * sizeof *sums), *node_hooks = NULL;
+    fan_streams_outer outer;
     fan_status status;
     if (!sums)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+    fan_backward_enter(self->pass, &outer);
     status = fan_backward_sums(self->pass, sums, &node_hooks, err);
     if (status == FAN_OK && node_hooks && fan_hooks_pre(self->now, node_hooks, sums) < 0)
         status = fan_from_python(err);
+    fan_streams_leave(&outer);
     self->node_hooks = node_hooks;
     if (status == FAN_OK && !(self->sums = PyTuple_New(n)))
         status = fan_from_python(err);
@@ -86,6 +89,9 @@ static PyObject *next_node(walk_object *self)
     if (status == FAN_OK)
         status = fan_backward_next(self->pass, &n, &err);
     if (status == FAN_OK && !n) {
+        status = fan_backward_join(self->pass, &err);
+        if (status != FAN_OK)
+            return failed(self, status, &err);
         end(self);
         return NULL;
     }
@@ -126,8 +132,10 @@ static int gradients_given(walk_object *self, PyObject *result)
     void **gradients = fan_calloc(n * sizeof *gradients), **sums = fan_calloc(inputs * sizeof *sums);
     FAN_RAW fan_error err;
     fan_status status = FAN_ERR_NOMEM;
+    fan_streams_outer outer;
     fan_error_clear(&err);
     fan_backward_by_hand(self->pass, true);
+    fan_backward_enter(self->pass, &outer);
     if (gradients && sums) {
         for (uint32_t i = 0; i < inputs; i++)
             sums[i] = PyTuple_GET_ITEM(self->sums, i) == Py_None ? NULL : PyTuple_GET_ITEM(self->sums, i);
@@ -141,6 +149,7 @@ static int gradients_given(walk_object *self, PyObject *result)
             for (uint32_t i = 0; i < n; i++)
                 Py_XDECREF((PyObject *)gradients[i]);
     }
+    fan_streams_leave(&outer);
     fan_free(gradients);
     fan_free(sums);
     if (status == FAN_OK)

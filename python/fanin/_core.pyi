@@ -271,15 +271,22 @@ class Node:
     returns one gradient, or None, per edge, as a tuple or list; a bare one where there is one edge. edges: for each
     (node, slot) of a Node or Leaf, or None where nobody needs that gradient. slots: for each input an example
     array, a fanin.Slot, or None: what comes is checked against it. release: called when the graph is freed there.
-    name: what messages call it.
+    name: what messages call it. stream: where its sums are ready for it, where it runs, and where its gradients are
+    then ready; device: that device's current stream, or "cpu". Without either: the current stream of the device
+    that `slots` declare, else the one that was made current last.
 
-    Raises TypeError (fn, an edge that is no pair), IndexError (a slot that is not there), ValueError (inputs, slots).
+    Raises TypeError (fn, an edge that is no pair), IndexError (a slot that is not there), ValueError (inputs,
+    slots, a stream of another device).
 
     >>> w = fanin.Leaf(np.ones(2), name="w")
     >>> double = fanin.Node(lambda g: 2 * g, edges=[(w, 0)], name="double")
     >>> fanin.backward([(double, 0, np.array([1.0, 2.0]))])
     >>> w.grad
     array([2., 4.])
+    >>> with fanin.sim.Machine() as m, fanin.stream(m.stream()) as s:
+    ...     there = fanin.Node(lambda g: g, name="there")
+    ...     there.stream == s, there.device
+    (True, 'sim:0')
     """
     def __init__(
         self,
@@ -290,6 +297,8 @@ class Node:
         slots: Iterable[object] | None = None,
         release: Callable[[], object] | None = None,
         name: object = None,
+        stream: StreamLike | None = None,
+        device: str | None = None,
     ) -> None: ...
     @property
     def fn(self) -> Callable[..., Any] | None:
@@ -306,6 +315,12 @@ class Node:
     @property
     def sequence_nr(self) -> int:
         """Its number among all nodes and leaves: the later made, the larger."""
+    @property
+    def stream(self) -> Stream | None:
+        """Its stream: its gradients are ready there, and its sums for it; None where none is known."""
+    @property
+    def device(self) -> str:
+        """The name of the device where it runs; "cpu" too where none is known."""
     @property
     def freed(self) -> bool:
         """Whether a pass without keep_graph has run it."""
@@ -340,9 +355,10 @@ class Leaf:
     array: gradients are of its shape, dtype and device; of a torch tensor that requires one they are in its own
     `.grad`. grad_dtype: another dtype for them. accumulate: a dtype in which passes are summed, rounded when
     `.grad` is read; to change such a gradient, set it. Or a function that takes each pass's sum, for memory that
-    somebody else owns, whose shape, dtype and device are then given by like. name: what messages call it.
+    somebody else owns, whose shape, dtype and device are then given by like. name: what messages call it. stream:
+    where it accumulates; without one what is now the current stream of the array's device.
 
-    Raises TypeError (no array), ValueError (dtypes).
+    Raises TypeError (no array), ValueError (dtypes, a stream of another device).
 
     >>> w = fanin.Leaf(np.zeros(2), name="w")
     >>> for _ in range(2):
@@ -359,6 +375,7 @@ class Leaf:
         accumulate: DTypeLike | Callable[[Any], object] | None = None,
         grad_dtype: DTypeLike | None = None,
         name: object = None,
+        stream: StreamLike | None = None,
     ) -> None: ...
     @overload
     def __init__(
@@ -369,6 +386,7 @@ class Leaf:
         accumulate: Callable[[Any], object],
         grad_dtype: DTypeLike | None = None,
         name: object = None,
+        stream: StreamLike | None = None,
     ) -> None: ...
     @property
     def grad(self) -> Any:
@@ -382,6 +400,9 @@ class Leaf:
     @property
     def array(self) -> Any:
         """What it was made of; None with like=."""
+    @property
+    def stream(self) -> Stream | None:
+        """The stream on which it accumulates; None on the CPU."""
     @property
     def name(self) -> str | None:
         """What messages call it; None without a name."""

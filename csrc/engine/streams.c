@@ -1,0 +1,249 @@
+#include "engine/streams.h"
+
+#include "base/fault.h"
+#include "base/mem.h"
+#include "buffer/buffer.h"
+
+static fan_status no_memory(fan_error *err) { return fan_fail(err, FAN_ERR_NOMEM, "out of memory"); }
+
+fan_status fan_pass_streams_begin(fan_backward *p, fan_error *err)
+{
+    fan_pass_streams *s = &p->streams;
+    uint64_t id = 0;
+    FAN_TRY(fan_stream_set_now(&s->caller, err));
+    for (size_t i = 0; s->caller && i < s->caller->n && !id; i++) {
+        FAN_TRY(fan_stream_capture(s->caller->all[i], &id, err));
+        s->captured = id ? s->caller->all[i] : NULL;
+    }
+    return FAN_OK;
+}
+
+static void list_fini(fan_stream_list *list)
+{
+    for (size_t i = 0; i < list->n; i++)
+        fan_stream_drop(list->all[i]);
+    fan_free(list->all);
+}
+
+/* list_add: unless it is there; *is_new: it was not. */
+static fan_status list_add(fan_stream_list *list, fan_stream *s, bool *is_new, fan_error *err)
+{
+    *is_new = false;
+    for (size_t i = 0; i < list->n; i++)
+        if (list->all[i] == s)
+            return FAN_OK;
+    if (fan_grow((void **)&list->all, &list->cap, list->n + 1, sizeof(fan_stream *)) != 0)
+        return no_memory(err);
+    list->all[list->n++] = fan_stream_hold(s);
+    *is_new = true;
+    return FAN_OK;
+}
+
+static void tail_fini(const fan_backward *p, fan_pass_tail *t)
+{
+    list_fini(&t->streams);
+    list_fini(&t->waited);
+    for (size_t i = 0; i < t->nvalues; i++)
+        p->config.frontend->place_drop(&t->values[i]);
+    fan_stream_drop(t->caller);
+    fan_free(t->values);
+}
+
+void fan_pass_streams_fini(fan_backward *p)
+{
+    fan_pass_streams *s = &p->streams;
+    for (size_t i = 0; i < s->n; i++)
+        tail_fini(p, &s->tails[i]);
+    fan_free(s->tails);
+    fan_stream_set_drop(s->caller);
+    *s = (fan_pass_streams){0};
+}
+
+/* stands_in: the caller's stream, where a node's is the legacy default and the caller's is captured; else NULL. */
+static fan_stream *stands_in(const fan_backward *p, const fan_stream *own)
+{
+    if (own->handle != FAN_LEGACY)
+        return NULL;
+    return fan_stream_set_find(p->streams.caller, own->device);
+}
+
+fan_on fan_pass_on(const fan_backward *p, const fan_node *n)
+{
+    fan_on on = {n->streams, fan_node_stream(n)};
+    if (!p->streams.captured || !fan_get_capture_redirect())
+        return on;
+    fan_stream *instead = on.own ? stands_in(p, on.own) : NULL;
+    if (instead || !on.set)
+        on = (fan_on){p->streams.caller, instead};
+    return on;
+}
+
+/* ---- S20 ---- */
+
+/* tail_of: of the caller's stream; NULL when out of memory. */
+static fan_pass_tail *tail_of(fan_backward *p, fan_stream *caller)
+{
+    fan_pass_streams *s = &p->streams;
+    for (size_t i = 0; i < s->n; i++)
+        if (s->tails[i].caller == caller)
+            return &s->tails[i];
+    if (fan_grow((void **)&s->tails, &s->cap, s->n + 1, sizeof *s->tails) != 0)
+        return NULL;
+    s->tails[s->n] = (fan_pass_tail){.caller = fan_stream_hold(caller)};
+    return &s->tails[s->n++];
+}
+
+/* tail_keep: takes the value, failing too. */
+static fan_status tail_keep(const fan_backward *p, fan_pass_tail *t, fan_value *v, fan_error *err)
+{
+    if (fan_grow((void **)&t->values, &t->cap, t->nvalues + 1, sizeof *t->values) != 0) {
+        p->config.frontend->place_drop(v);
+        return no_memory(err);
+    }
+    t->values[t->nvalues++] = *v;
+    return FAN_OK;
+}
+
+/* place_for_caller: where a gradient lies, and the caller's stream there; fan_streams_enter'ed elsewhere. */
+static fan_status place_for_caller(const fan_backward *p, void *gradient, fan_value *v, fan_stream **caller,
+                                   fan_error *err)
+{
+    fan_streams_outer outer;
+    fan_streams_enter(p->streams.caller, &outer);
+    fan_status status = p->config.frontend->place(gradient, v, caller, err);
+    fan_streams_leave(&outer);
+    return status;
+}
+
+static fan_stream *current_of_caller(const fan_backward *p, fan_device *d)
+{
+    fan_streams_outer outer;
+    fan_streams_enter(p->streams.caller, &outer);
+    fan_stream *s = fan_stream_current(d);
+    fan_streams_leave(&outer);
+    return s;
+}
+
+static fan_status wait_for(fan_stream *s, fan_stream *other, fan_error *err)
+{
+    fan_event *e = NULL;
+    FAN_TRY(fan_event_record(other, &e, err));
+    fan_status status = fan_stream_wait(s, e, NULL, err);
+    fan_event_drop(e);
+    return status;
+}
+
+/* note: at the end the caller's stream waits for `on`. */
+static fan_status note(fan_backward *p, fan_stream *caller, fan_stream *on, fan_error *err)
+{
+    fan_pass_tail *t = tail_of(p, caller);
+    bool is_new;
+    return t ? list_add(&t->streams, on, &is_new, err) : no_memory(err);
+}
+
+/* before_write: `on` waits for the caller's stream, once in a pass. */
+static fan_status before_write(fan_backward *p, fan_stream *caller, fan_stream *on, fan_error *err)
+{
+    bool is_new;
+    FAN_TRY(note(p, caller, on, err));
+    FAN_TRY(list_add(&tail_of(p, caller)->waited, on, &is_new, err));
+    return is_new && caller != on && !FAN_FAULT(LEAF_WITHOUT_WAIT) ? wait_for(on, caller, err) : FAN_OK;
+}
+
+fan_status fan_pass_leaf_begin(fan_backward *p, void *sum, const fan_on *where, fan_stream **on, fan_error *err)
+{
+    fan_stream *current = NULL, *caller = NULL;
+    fan_value v, same;
+    *on = NULL;
+    FAN_TRY(p->config.frontend->place(sum, &v, &current, err));
+    if (!current)
+        return FAN_OK;
+    *on = fan_stream_hold(where->own ? where->own : current);
+    fan_status status = place_for_caller(p, sum, &same, &caller, err);
+    if (status == FAN_OK) {
+        status = before_write(p, caller, *on, err);
+        p->config.frontend->place_drop(&same);
+        fan_stream_drop(caller);
+    }
+    p->config.frontend->place_drop(&v);
+    fan_stream_drop(current);
+    return status;
+}
+
+/* keep: a value goes to the caller, from `on`, or, where that is NULL, from where it is current now. */
+static fan_status keep(fan_backward *p, void *gradient, fan_stream *on, fan_error *err)
+{
+    fan_stream *current = NULL, *caller = NULL;
+    fan_value v, same;
+    FAN_TRY(p->config.frontend->place(gradient, &same, &current, err));
+    if (!current)
+        return FAN_OK;
+    fan_status status = place_for_caller(p, gradient, &v, &caller, err);
+    if (status == FAN_OK) {
+        status = note(p, caller, on ? on : current, err);
+        if (status == FAN_OK)
+            status = tail_keep(p, tail_of(p, caller), &v, err);
+        else
+            p->config.frontend->place_drop(&v);
+        fan_stream_drop(caller);
+    }
+    p->config.frontend->place_drop(&same);
+    fan_stream_drop(current);
+    return status;
+}
+
+fan_status fan_pass_leaf_end(fan_backward *p, fan_node *leaf, fan_stream *on, fan_error *err)
+{
+    void *grad = on ? p->config.frontend->leaf_grad(leaf) : NULL;
+    fan_status status = grad ? keep(p, grad, on, err) : FAN_OK;
+    if (grad)
+        p->config.frontend->drop(grad);
+    fan_stream_drop(on);
+    return status;
+}
+
+fan_status fan_pass_keeps(fan_backward *p, void *sum, const fan_on *where, fan_error *err)
+{
+    return sum ? keep(p, sum, where->own, err) : FAN_OK;
+}
+
+fan_status fan_pass_gave_nothing(fan_backward *p, const fan_on *where, fan_error *err)
+{
+    fan_stream *caller;
+    if (!where->own)
+        return FAN_OK;
+    if (!(caller = current_of_caller(p, where->own->device)))
+        return no_memory(err);
+    fan_status status = note(p, caller, where->own, err);
+    fan_stream_drop(caller);
+    return status;
+}
+
+fan_status fan_backward_join(fan_backward *p, fan_error *err)
+{
+    fan_status status = FAN_OK, one;
+    for (size_t i = 0; i < p->streams.n; i++) {
+        const fan_pass_tail *t = &p->streams.tails[i];
+        if (FAN_FAULT(END_WITHOUT_WAIT))
+            continue;
+        one =
+            fan_pass_end(t->caller, t->streams.all, t->streams.n, t->values, t->nvalues, status == FAN_OK ? err : NULL);
+        status = status == FAN_OK ? one : status;
+    }
+    for (size_t i = 0; i < p->streams.n; i++)
+        tail_fini(p, &p->streams.tails[i]);
+    p->streams.n = 0;
+    return status;
+}
+
+/* ---- capture ---- */
+
+fan_status fan_pass_pull_in(const fan_backward *p, const fan_on *where, fan_error *err)
+{
+    uint64_t id;
+    if (!p->streams.captured || !where->own || where->own->handle == FAN_LEGACY ||
+        where->own->device->backend != p->streams.captured->device->backend)
+        return FAN_OK;
+    FAN_TRY(fan_stream_capture(where->own, &id, err));
+    return id ? FAN_OK : wait_for(where->own, p->streams.captured, err);
+}

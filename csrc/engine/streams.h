@@ -1,0 +1,51 @@
+/* streams: on which streams does a pass run, and who waits for whom at its end? (E4, S20; docs/rules.md)
+ *
+ * The rest of the waiting is the buffers': a gradient is added with its producer's stream for P, a buffer has its
+ * consumer's for C, so that a sum is taken, or a single gradient handed over, by S4 to S19. What is left for the pass:
+ *
+ *   which streams are current while a node is at work    those of where it was made; its own is the first of them
+ *   a leaf's first write in a pass                       its stream waits for the caller's
+ *   the end                                              the caller's stream of each device waits for those of leaves,
+ *                                                        of nodes that gave nothing on, and of captured inputs
+ *   a pass that is captured into a graph                 the caller's stream stands in for the legacy default stream,
+ *                                                        which cannot be captured (S7); any other stream joins (K1)
+ *
+ * A worked case. A leaf of stream w gets a gradient of a node on s; the caller is on c:
+ *
+ *   c  ==zero .grad==*1                      ^3 [step]     S20   c waits for w
+ *   s      ==g==*2
+ *   w              ^1^2 [.grad += g]*3                     S18   w waits for s, and before it writes for c
+ *
+ * What can go wrong: a hook that runs before the wait; a node made on the legacy stream that is run on the caller's;
+ * the end of a pass that failed and waits for nothing, so that the caller reads a `.grad` that is being written.
+ *
+ * Everything here costs a pass on the CPU a few comparisons.
+ */
+#ifndef FAN_ENGINE_STREAMS_H
+#define FAN_ENGINE_STREAMS_H
+
+#include "engine/visit.h"
+
+/* Where a node is at work. Borrowed. */
+typedef struct fan_on {
+    fan_stream_set *set; /* current; NULL: none is pushed */
+    fan_stream *own;     /* P of what it gives, C of what it gets; NULL: what is current on a gradient's device */
+} fan_on;
+
+fan_status fan_pass_streams_begin(fan_backward *p, fan_error *err);
+void fan_pass_streams_fini(fan_backward *p);
+fan_on fan_pass_on(const fan_backward *p, const fan_node *n);
+
+/* A leaf that accumulates `sum`, on its streams: *on: the stream that does, a hold; NULL: it is on the CPU.
+ * fan_pass_leaf_end: its `.grad` is written, or something has failed; drops *on. */
+fan_status fan_pass_leaf_begin(fan_backward *p, void *sum, const fan_on *where, fan_stream **on, fan_error *err);
+fan_status fan_pass_leaf_end(fan_backward *p, fan_node *leaf, fan_stream *on, fan_error *err);
+/* fan_pass_keeps: a sum goes to the caller (E8), or to a node without edges, NULL for none: at the end the caller's
+ * stream waits for the node's. */
+fan_status fan_pass_keeps(fan_backward *p, void *sum, const fan_on *where, fan_error *err);
+/* fan_pass_gave_nothing: so does it for a node that ran and gave no gradient on. */
+fan_status fan_pass_gave_nothing(fan_backward *p, const fan_on *where, fan_error *err);
+/* fan_pass_pull_in: K1: a node is about to run. */
+fan_status fan_pass_pull_in(const fan_backward *p, const fan_on *where, fan_error *err);
+
+#endif

@@ -1,0 +1,147 @@
+/* place: where a node or a leaf is made: which streams are its (E4). */
+#include "py/engine_part.h"
+
+#include "device/cuda/cuda.h"
+
+/* What a call says of it. */
+typedef struct place_args {
+    fan_stream *stream; /* held; NULL: not given */
+    fan_device *device; /* held; NULL: not given */
+    fan_stream_set *now;
+} place_args;
+
+static const fan_slot_specs *specs_of(const node_object *self)
+{
+    return self->more && self->more->slots.specs ? &self->more->slots : NULL;
+}
+
+/* current_for: the current stream of a device, as that of an example array's library knows it; a hold; NULL with an
+ * exception. */
+static fan_stream *current_for(fan_device *d, PyObject *example)
+{
+    fan_stream *s = NULL;
+    fan_value v;
+    if (example && fan_cuda_of(d)) {
+        if (fan_import(example, false, true, &v) < 0 || fan_library_stream(&v, &s) < 0)
+            PyErr_Clear(); /* a Slot, or a library that tells none */
+        fan_value_release(&v);
+    }
+    if (!s && !(s = fan_stream_current(d)))
+        PyErr_NoMemory();
+    return s;
+}
+
+/* own_by_slots: the current stream of the first device with streams that a slot declares, a hold in *own; *host: all
+ * are declared, and on the CPU. */
+static int own_by_slots(const fan_slot_specs *specs, PyObject *slots, fan_stream **own, bool *host)
+{
+    *host = specs != NULL;
+    for (size_t i = 0; specs && i < specs->n; i++) {
+        fan_device *d = specs->specs[i].device;
+        if (d && d->backend->has_streams) {
+            PyObject *example = slots && PyList_Check(slots) && (Py_ssize_t)i < PyList_GET_SIZE(slots)
+                                    ? PyList_GET_ITEM(slots, (Py_ssize_t)i)
+                                    : NULL;
+            *host = false;
+            *own = current_for(d, example);
+            return *own ? 0 : -1;
+        }
+        *host = *host && d;
+    }
+    return 0;
+}
+
+/* check_slots: that a stream which was given is of a device where a slot may be. */
+static int check_slots(const fan_slot_specs *specs, const fan_stream *own)
+{
+    char one[32], two[32];
+    for (size_t i = 0; specs && i < specs->n; i++)
+        if (!specs->specs[i].device || specs->specs[i].device == own->device)
+            return 0;
+    if (!specs)
+        return 0;
+    const fan_device *d = specs->specs[0].device;
+    bool machine = d->backend == own->device->backend && d->self != own->device->self;
+    return fan_refuse(PyExc_ValueError, "stream: expected one of %s, where slot 0 is, got stream %llu of %s%s",
+                      fan_device_text(d, one, sizeof one), (unsigned long long)own->handle,
+                      fan_device_text(own->device, two, sizeof two), machine ? " of another machine" : "");
+}
+
+static int own_of(node_object *self, place_args *a, PyObject *slots)
+{
+    char one[32], two[32];
+    if (a->stream && a->device && a->device != a->stream->device)
+        return fan_refuse(PyExc_ValueError, "stream: expected one of %s, its device, got stream %llu of %s",
+                          fan_device_text(a->device, one, sizeof one), (unsigned long long)a->stream->handle,
+                          fan_device_text(a->stream->device, two, sizeof two));
+    if (!a->stream && a->device && a->device->backend->has_streams && !(a->stream = current_for(a->device, NULL)))
+        return -1;
+    if (a->stream)
+        return check_slots(specs_of(self), a->stream);
+    if (a->device)
+        self->node.host = true;
+    else if (own_by_slots(specs_of(self), slots, &a->stream, &self->node.host) < 0)
+        return -1;
+    return 0;
+}
+
+static int place_in(node_object *self, place_args *a, PyObject *slots)
+{
+    FAN_RAW fan_error err;
+    fan_error_clear(&err);
+    if (own_of(self, a, slots) < 0)
+        return -1;
+    fan_status status = fan_stream_set_now(&a->now, &err);
+    if (status == FAN_OK && a->stream)
+        status = fan_stream_set_with(a->now, a->stream, &self->node.streams, &err);
+    else if (status == FAN_OK)
+        self->node.streams = fan_stream_set_hold(a->now);
+    if (status != FAN_OK)
+        fan_raise(status, &err);
+    return status == FAN_OK ? 0 : -1;
+}
+
+/* said_of: an exception begins with what it is about: "Mul: stream: ..". */
+static int said_of(const char *name, const char *what)
+{
+    PyObject *e = fan_exception_take(), *type = (PyObject *)Py_TYPE(e);
+    PyErr_Format(type, "%s: %s: %S", name, what, e);
+    Py_DECREF(e);
+    return -1;
+}
+
+int fan_node_place(node_object *self, PyObject *stream, PyObject *device, PyObject *slots)
+{
+    char name[128];
+    fan_where w = {.slot = -1, .key = -1};
+    place_args a = {0};
+    int bad;
+    if (!(stream && stream != Py_None) && !(device && device != Py_None) && !specs_of(self)) {
+        FAN_RAW fan_error err; /* as mostly */
+        fan_error_clear(&err);
+        fan_status status = fan_stream_set_now(&self->node.streams, &err);
+        if (status != FAN_OK)
+            fan_raise(status, &err);
+        return status == FAN_OK ? 0 : -1;
+    }
+    w.buffer = fan_node_said(&self->node, name, sizeof name);
+    if (fan_stream_arg(stream, &a.stream) < 0)
+        return said_of(name, "stream");
+    if (fan_device_arg(device, &a.device) < 0) {
+        fan_stream_drop(a.stream);
+        return said_of(name, "device");
+    }
+    fan_where_push(&w);
+    bad = place_in(self, &a, slots);
+    fan_where_pop(&w);
+    fan_stream_drop(a.stream);
+    fan_device_drop(a.device);
+    fan_stream_set_drop(a.now);
+    return bad;
+}
+
+PyObject *fan_node_get_stream(PyObject *o, void *Py_UNUSED(closure))
+{
+    fan_stream *own = fan_node_stream(&((const node_object *)o)->node);
+    return own ? fan_stream_wrap(own) : Py_NewRef(Py_None);
+}
