@@ -162,7 +162,7 @@ static fan_visit_edge count(const fan_backward *p, const fan_node *next, uint32_
     if (!to || !to->needed)
         return (fan_visit_edge){.to = FAN_NOWHERE};
     to->due++;
-    return (fan_visit_edge){next->at, p->slots[to->slots + slot].producers++};
+    return (fan_visit_edge){.to = next->at, .key = p->slots[to->slots + slot].producers++};
 }
 
 static fan_status count_all(fan_backward *p, fan_error *err)

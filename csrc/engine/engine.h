@@ -28,6 +28,21 @@ typedef struct fan_giver {
     fan_stream_set *to;   /* what is current where it is consumed: there C is, where the consumer has no stream (S5) */
 } fan_giver;
 
+/* A sum that is not finite (E11). */
+typedef struct fan_nonfinite {
+    const fan_node *to;
+    uint32_t slot;
+    uint64_t elements; /* of the sum, that are an inf or NaN; 0: none */
+    uint64_t of;       /* .. all that it has */
+    uint32_t key;      /* of the first gradient that has one; UINT32_MAX: none has, the sum overflows */
+} fan_nonfinite;
+
+/* Where text goes, piece by piece. */
+typedef struct fan_text {
+    void (*write)(void *to, const char *text);
+    void *to;
+} fan_text;
+
 /* What the engine asks of its frontend. A hold is given where it says so. */
 typedef struct fan_engine_frontend {
     void (*hold)(void *object);
@@ -47,6 +62,10 @@ typedef struct fan_engine_frontend {
     fan_status (*add)(void *buffer, uint32_t slot, uint32_t key, void *gradient, const fan_giver *giver,
                       fan_error *err);
     fan_status (*take)(void *buffer, uint32_t slot, void **sum, fan_error *err);
+    /* look: after a take, in a pass that detects: *found's elements and key. nonfinite: the error for it; giver NULL:
+     * no gradient had one. */
+    fan_status (*look)(void *buffer, uint32_t slot, fan_nonfinite *found, fan_error *err);
+    fan_status (*nonfinite)(const fan_nonfinite *found, const fan_giver *giver, fan_error *err);
     /* hooks: those of the slots, which may replace sums (E9). *node_hooks: those that are there now, for afterwards: a
      * hold; NULL: none. */
     fan_status (*hooks)(fan_node *n, void **sums, void **node_hooks, fan_error *err);
@@ -105,6 +124,11 @@ void fan_backward_end(fan_backward *p); /* NULL is welcome */
 /* fan_backward_result: of the i-th that is wanted: the caller's hold; NULL: none. */
 void *fan_backward_result(fan_backward *p, size_t i);
 
+/* fan_backward_depth: this thread is in one pass more (1), or less (-1); whether they are not too many. To be undone
+ * where they are, too. fan_backward_too_deep: the error then (E7). */
+bool fan_backward_depth(int by);
+fan_status fan_backward_too_deep(fan_error *err);
+
 /* By hand, instead of fan_backward_run. fan_backward_next: leaves accumulate; then the next node that is ready is at
  * work; NULL: the pass is done. fan_backward_sums: the holds of its sums, after the hooks of its slots, and of
  * `node_hooks`. fan_backward_give: its gradients, of which it takes the holds, failing too. */
@@ -125,6 +149,10 @@ uint32_t fan_backward_edges(const fan_backward *p);
 /* fan_backward_at: the node at work, or at fault; NULL: none. *ran of *all nodes have run. */
 const fan_node *fan_backward_at(const fan_backward *p, uint32_t *ran, uint32_t *all);
 bool fan_backward_seeded(const fan_backward *p);
+/* fan_backward_explain: for each node that has not run, or for `only`: which edges it waits for, and what it holds
+ * (E17). fan_backward_lost: of a pass that ends early: what its nodes hold. Nothing where there is nothing. */
+void fan_backward_explain(const fan_backward *p, const fan_node *only, const fan_text *out);
+void fan_backward_lost(const fan_backward *p, const fan_text *out);
 /* fan_backward_needs: whether anybody needs the gradient of an edge: what the innermost pass knows in which this thread
  * runs the node; else the latest by hand that stands at it; else whether the edge leads anywhere. */
 bool fan_backward_needs(const fan_node *n, uint32_t edge);

@@ -141,19 +141,31 @@ fan_status fan_backward_next(fan_backward *p, fan_node **out, fan_error *err)
     return FAN_OK;
 }
 
+bool fan_backward_depth(int by)
+{
+    depth += (unsigned)by;
+    return depth <= DEPTH;
+}
+
+fan_status fan_backward_too_deep(fan_error *err)
+{
+    return fan_fail(err, FAN_ERR_STATE, "a pass inside a pass, %d deep: is it started for ever? (E7)", DEPTH);
+}
+
 fan_status fan_backward_run(fan_backward *p, fan_error *err)
 {
     fan_worker *w = &p->caller;
     fan_status status;
-    if (depth >= DEPTH)
-        return fan_fail(err, FAN_ERR_STATE, "a pass inside a pass, %d deep: is it started for ever? (E7)", DEPTH);
-    depth++;
+    if (!fan_backward_depth(1)) {
+        fan_backward_depth(-1);
+        return fan_backward_too_deep(err);
+    }
     do {
         status = next_node(w, err);
         if (status == FAN_OK && w->now != FAN_NOWHERE)
             status = fan__step(w, err);
     } while (status == FAN_OK && w->now != FAN_NOWHERE);
-    depth--;
+    fan_backward_depth(-1);
     return status;
 }
 

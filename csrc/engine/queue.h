@@ -10,6 +10,10 @@ void fan__queue_arrived(fan_backward *p, uint32_t at);
  * schedule picks. FAN_NOWHERE: none is left. */
 fan_status fan__queue_next(fan_worker *w, fan_error *err);
 /* fan__queue_ran: a node has run. */
-static inline void fan__queue_ran(fan_worker *w) { w->pass->ran++; }
+static inline void fan__queue_ran(fan_worker *w)
+{
+    w->pass->visits[w->now].ran = true;
+    w->pass->ran++;
+}
 
 #endif

@@ -10,6 +10,7 @@
 #include "base/fault.h"
 #include "base/mem.h"
 #include "base/thread.h"
+#include "engine/explain.h"
 #include "engine/queue.h"
 #include "engine/streams.h"
 
@@ -81,12 +82,14 @@ static fan_status hand_over(fan_backward *p, const fan_visit_edge *edge, uint32_
     return f->add(to->buffer, slot, FAN_FAULT(KEY_BY_ARRIVAL) ? p->arrivals++ : edge->key, *gradient, giver, err);
 }
 
-fan_status fan__give_one(fan_backward *p, const fan_visit_edge *edge, uint32_t slot, void **gradient, fan_giver *giver,
+fan_status fan__give_one(fan_backward *p, fan_visit_edge *edge, uint32_t slot, void **gradient, fan_giver *giver,
                          fan_error *err)
 {
     if (edge->to == FAN_NOWHERE)
         return FAN_OK;
+    edge->defined = *gradient != NULL;
     FAN_TRY(hand_over(p, edge, slot, gradient, giver, err));
+    edge->arrived = true;
     fan__queue_arrived(p, edge->to);
     return FAN_OK;
 }
@@ -170,8 +173,11 @@ fan_status fan__step_sums(fan_worker *w, void **sums, void **node_hooks, fan_err
         p->slots[v->slots + i].handed = NULL;
     }
     for (uint32_t i = 0; v->buffer && i < v->node->inputs && status == FAN_OK; i++)
-        if (!sums[i] && p->slots[v->slots + i].producers)
+        if (!sums[i] && p->slots[v->slots + i].producers) {
             status = f->take(v->buffer, i, &sums[i], err);
+            if (status == FAN_OK && sums[i] && p->config.detect)
+                status = fan__explain_sum(w, i, v->buffer, err);
+        }
     if (v->buffer) {
         void *buffer = v->buffer;
         v->buffer = NULL;

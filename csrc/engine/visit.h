@@ -32,6 +32,7 @@ typedef struct fan_visit {
     bool needed;    /* something in it is wanted, or lies behind it; without inputs=: true */
     bool runs;      /* its function does, or its leaf accumulates; else it is there to be captured */
     bool captured;  /* one of its slots at least */
+    bool ran;
 } fan_visit;
 
 typedef struct fan_visit_slot {
@@ -43,6 +44,7 @@ typedef struct fan_visit_slot {
 typedef struct fan_visit_edge {
     uint32_t to; /* a place; FAN_NOWHERE: nobody needs it */
     uint32_t key;
+    bool arrived, defined; /* its gradient has come; it is one, and not None */
 } fan_visit_edge;
 
 /* A node that runs: which pass, where, and on which thread. */

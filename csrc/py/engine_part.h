@@ -13,6 +13,7 @@ typedef struct node_more {
     fan_slot_specs slots;            /* what they declare; specs NULL: nothing */
     PyObject *names;                 /* of the slots: a tuple of str or None; NULL: none has one */
     PyObject *hooks[FAN_HOOK_TIMES]; /* tuples of HookHandles; NULL: none. Replaced, never changed */
+    PyObject *call_site;             /* where it was made, "file.py:3"; NULL: nobody asked (set_options(detect=)) */
 } node_more;
 
 typedef struct node_object {
@@ -30,6 +31,7 @@ typedef struct leaf_object {
     PyObject *grad;       /* NULL: None */
     PyObject *accumulate; /* the owner's; NULL: none */
     PyObject *wide;       /* an InputBuffer that sums over passes; NULL: none */
+    PyObject *wide_slots; /* .. what it is made of */
     bool stale;           /* .. and has more in it than `grad` shows */
     bool arrays;          /* of an array: .grad is one that is added to in place, and no object of another kind */
     bool outside;         /* the gradient is array.grad, as torch has it */
@@ -103,6 +105,15 @@ buffer_object *fan_node_buffer(const node_object *n, fan_buffer_config how);
 int fan_leaf_accumulate(leaf_object *self, void **sum, bool recording);
 /* fan_leaf_grad_now: its gradient, if it is an object that is kept; new reference; NULL: none, or an exception. */
 PyObject *fan_leaf_grad_now(leaf_object *self);
+
+/* ---- explain.c ---- */
+
+fan_status fan_explain_look(void *buffer, uint32_t slot, fan_nonfinite *found, fan_error *err);
+fan_status fan_explain_nonfinite(const fan_nonfinite *found, const fan_giver *giver, fan_error *err);
+PyObject *fan_node_call_site(const fan_node *n); /* borrowed; NULL: not known */
+/* fan_explain_pass, fan_explain_lost: fan_backward_explain and _lost as a str; NULL with an exception. */
+PyObject *fan_explain_pass(const fan_backward *p, const fan_node *only);
+PyObject *fan_explain_lost(const fan_backward *p);
 
 /* ---- carry.c: gradients on their way; pass.c ---- */
 

@@ -154,9 +154,9 @@ static int add(const leaf_object *self, PyObject *grad, PyObject *sum)
     return same ? 0 : -1;
 }
 
-static int add_wide(leaf_object *self, PyObject *sum)
+static int add_wide(leaf_object *self, PyObject *wide, PyObject *sum)
 {
-    PyObject *method = PyObject_GetAttrString(self->wide, "add");
+    PyObject *method = PyObject_GetAttrString(wide, "add");
     PyObject *args = method ? Py_BuildValue("(iO)", 0, sum) : NULL;
     PyObject *copy = args ? Py_BuildValue("{sO}", "copy", Py_True) : NULL;
     PyObject *none = copy ? PyObject_Call(method, args, copy) : NULL;
@@ -176,7 +176,7 @@ static int carry_out(leaf_object *self, fan_leaf_action action, PyObject *grad, 
     case FAN_LEAF_CALL:
         return 0;
     case FAN_LEAF_WIDE:
-        return add_wide(self, *sum);
+        return add_wide(self, self->wide, *sum);
     case FAN_LEAF_ADD:
         return add(self, grad, *sum);
     case FAN_LEAF_STEAL:
@@ -339,9 +339,13 @@ static PyObject *leaf_get_grad(PyObject *o, void *Py_UNUSED(closure))
 static int check_array(const leaf_object *self, PyObject *value, const fan_value *v, const char *name)
 {
     if (v->form == FAN_FORM_OBJECT || (is_number(value) && PyArray_Check(self->array))) {
+        bool objects = PyArray_Check(value);
         PyErr_Format(PyExc_TypeError,
-                     "%s: grad: expected an array that can be added to in place, got a %.200s: set np.%s", name,
-                     Py_TYPE(value)->tp_name, v->form == FAN_FORM_OBJECT ? "asarray(x)" : "array(x)");
+                     "%s: grad: expected an array that can be added to in place, got a %.200s%s: set %s", name,
+                     Py_TYPE(value)->tp_name, objects ? " of objects" : "",
+                     objects                      ? "x.astype(float)"
+                     : v->form == FAN_FORM_OBJECT ? "np.asarray(x)"
+                                                  : "np.array(x)");
         return -1;
     }
     if (PyArray_Check(value) && !PyArray_ISWRITEABLE((PyArrayObject *)value)) {
@@ -390,20 +394,25 @@ static int check_grad(const leaf_object *self, PyObject *value)
 /* set_wide: what passes have summed is given up for `value`, NULL for none. */
 static int set_wide(leaf_object *self, PyObject *value)
 {
-    PyObject *none, *was = NULL;
+    PyObject *wide, *was = NULL;
+    bool stale;
     int bad = claim(self);
     if (bad < 0)
         return -1;
-    none = PyObject_CallMethod(self->wide, "clear", NULL);
-    bad = !none || (value && add_wide(self, value) < 0) ? -1 : 0;
-    Py_XDECREF(none);
+    stale = self->stale;
+    wide = PyObject_CallOneArg((PyObject *)fan_state_get()->buffer_type, self->wide_slots); /* the old sum stays */
+    bad = !wide || (value && add_wide(self, wide, value) < 0) ? -1 : 0;
+    self->stale = bad && stale;
     if (!bad) {
+        PyObject *old = self->wide;
+        self->wide = wide;
+        wide = old;
         was = self->grad;
         self->grad = Py_XNewRef(value);
-        self->stale = false;
     }
     fan_leaf_claim_end(&self->claim);
-    Py_XDECREF(was); /* unclaimed: what it holds may ask for the leaf */
+    Py_XDECREF(wide); /* unclaimed: what they hold may ask for the leaf */
+    Py_XDECREF(was);
     return bad;
 }
 
@@ -434,6 +443,7 @@ static void leaf_free(fan_node *n)
     Py_CLEAR(self->grad);
     Py_CLEAR(self->accumulate);
     Py_CLEAR(self->wide);
+    Py_CLEAR(self->wide_slots);
     fan_leaf_claim_fini(&self->claim);
     fan_node_free_parts(&self->base);
 }
@@ -447,6 +457,7 @@ static int leaf_traverse(PyObject *o, visitproc visit, void *arg)
     Py_VISIT(of(o)->grad);
     Py_VISIT(of(o)->accumulate);
     Py_VISIT(of(o)->wide);
+    Py_VISIT(of(o)->wide_slots);
     return fan_node_traverse(o, visit, arg);
 }
 
@@ -456,6 +467,7 @@ static int leaf_clear(PyObject *o)
     Py_CLEAR(of(o)->grad);
     Py_CLEAR(of(o)->accumulate);
     Py_CLEAR(of(o)->wide);
+    Py_CLEAR(of(o)->wide_slots);
     of(o)->outside = of(o)->stale = false;
     return fan_node_clear(o);
 }
@@ -509,7 +521,7 @@ static PyObject *declared(const leaf_args *a)
 }
 
 /* wide_of: an InputBuffer that sums in another dtype; new reference. */
-static PyObject *wide_of(const leaf_object *self, PyObject *accumulate)
+static PyObject *wide_of(leaf_object *self, PyObject *accumulate)
 {
     const fan_slot_spec *spec = spec_of(self);
     PyObject *type = fan_lazy(&fan_state_get()->slot_type, "fanin.slots", "Slot");
@@ -533,8 +545,8 @@ static PyObject *wide_of(const leaf_object *self, PyObject *accumulate)
         Py_XDECREF(named);
     }
     Py_XDECREF(shape);
+    self->wide_slots = list;
     Py_XDECREF(slot);
-    Py_XDECREF(list);
     return made;
 }
 
@@ -613,9 +625,10 @@ PyObject *fan_leaf_call(PyObject *type, PyObject *const *args, size_t nargsf, Py
                     given(a.grad_dtype), given(a.name), given(a.stream)};
     if (check_args(&a) < 0)
         return NULL;
-    self = (leaf_object *)((PyTypeObject *)type)->tp_alloc((PyTypeObject *)type, 0);
+    self = PyObject_GC_New(leaf_object, (PyTypeObject *)type);
     if (!self)
         return NULL;
+    memset((char *)self + sizeof(PyObject), 0, sizeof *self - sizeof(PyObject));
     fan_node_init(&self->base.node, &kind, 1);
     self->array = Py_NewRef(Py_None);
     fan_error_clear(&err);
@@ -627,6 +640,8 @@ PyObject *fan_leaf_call(PyObject *type, PyObject *const *args, size_t nargsf, Py
         Py_DECREF(self->array);
         if (fill_in(self, &a) < 0)
             Py_CLEAR(self);
+        else
+            PyObject_GC_Track((PyObject *)self); /* not before: gc.get_objects() would find it half made */
     }
     return (PyObject *)self;
 }

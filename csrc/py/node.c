@@ -44,6 +44,7 @@ void fan_node_free_parts(node_object *self)
             Py_XDECREF(more->hooks[when]);
         fan_slot_specs_fini(&more->slots);
         Py_XDECREF(more->names);
+        Py_XDECREF(more->call_site);
         fan_free(more);
     }
     type->tp_free((PyObject *)self);
@@ -284,6 +285,17 @@ static int inputs_arg(PyObject *inputs, uint32_t *out)
     return -1;
 }
 
+/* remember_site: where it is made, as far as Python knows: 0, or -1 with an exception. */
+static int remember_site(node_object *self)
+{
+    char line[256];
+    node_more *more = fan_node_more(self);
+    fan_call_site(line, sizeof line);
+    if (more && line[0])
+        more->call_site = PyUnicode_DecodeUTF8(line, (Py_ssize_t)strlen(line), "replace");
+    return more && (more->call_site || !line[0]) ? 0 : -1;
+}
+
 typedef struct node_args {
     PyObject *fn, *inputs, *edges, *slots, *release, *name, *stream, *device;
 } node_args;
@@ -307,6 +319,8 @@ static int fill_in(node_object *self, const node_args *a)
     if (fan_node_place(self, a->stream, a->device, a->slots) < 0)
         return -1;
     self->node.inputs = inputs ? inputs : 1;
+    if (fan_state_get()->detect && remember_site(self) < 0)
+        return -1;
     self->fn = Py_NewRef(a->fn);
     self->release = a->release && a->release != Py_None ? Py_NewRef(a->release) : NULL;
     return a->edges && a->edges != Py_None ? link_edges(self, a->edges) : 0;

@@ -11,11 +11,12 @@
 static PyObject *get_options(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 {
     size_t pool = fan_pool_get().limit;
-    return Py_BuildValue("{s:N,s:N,s:N,s:s,s:i,s:N,s:N}", "debug", PyBool_FromLong(fan_get_debug()),
+    return Py_BuildValue("{s:N,s:N,s:N,s:s,s:i,s:N,s:N,s:N}", "debug", PyBool_FromLong(fan_get_debug()),
                          "warn_stream_mismatch", PyBool_FromLong(fan_get_warn_mismatch()), "budget",
                          fan_budget_wrap(fan_state_get()->budget), "isa", fan_sum_isa(), "threads",
                          fan_workers_chosen(), "pool_bytes", fan_budget_wrap(pool == SIZE_MAX ? UINT64_MAX : pool),
-                         "capture_redirect", PyBool_FromLong(fan_get_capture_redirect()));
+                         "capture_redirect", PyBool_FromLong(fan_get_capture_redirect()), "detect",
+                         PyBool_FromLong(fan_state_get()->detect));
 }
 
 /* isa_arg: the name of an instruction set that this machine has. */
@@ -76,18 +77,21 @@ static int pool_arg(PyObject *o, size_t *out)
 /* set_options: each argument None, or the new value; all are checked before any is set. The options of before. */
 static PyObject *set_options(PyObject *module, PyObject *args)
 {
-    PyObject *debug, *warn, *budget, *isa, *threads, *pool, *redirect;
+    PyObject *debug, *warn, *budget, *isa, *threads, *pool, *redirect, *detect;
     const char *set = NULL;
     int count = 0;
     uint64_t bytes = 0;
     size_t most = 0;
-    int on = 0, warns = 0, redirects = 0;
-    if (!PyArg_ParseTuple(args, "OOOOOOO:set_options", &debug, &warn, &budget, &isa, &threads, &pool, &redirect))
+    int on = 0, warns = 0, redirects = 0, detects = 0;
+    if (!PyArg_ParseTuple(args, "OOOOOOOO:set_options", &debug, &warn, &budget, &isa, &threads, &pool, &redirect,
+                          &detect))
         return NULL;
     on = debug == Py_None ? 0 : PyObject_IsTrue(debug);
     warns = warn == Py_None ? 0 : PyObject_IsTrue(warn);
     redirects = redirect == Py_None ? 0 : PyObject_IsTrue(redirect);
-    if (on < 0 || warns < 0 || redirects < 0 || (budget != Py_None && fan_buffer_budget_arg(budget, &bytes) < 0) ||
+    detects = detect == Py_None ? 0 : PyObject_IsTrue(detect);
+    if (on < 0 || warns < 0 || redirects < 0 || detects < 0 ||
+        (budget != Py_None && fan_buffer_budget_arg(budget, &bytes) < 0) ||
         (pool != Py_None && pool_arg(pool, &most) < 0))
         return NULL;
     if ((isa != Py_None && !(set = isa_arg(isa))) || (threads != Py_None && (count = threads_arg(threads)) < 0))
@@ -107,6 +111,8 @@ static PyObject *set_options(PyObject *module, PyObject *args)
         fan_set_warn_mismatch(warns);
     if (redirect != Py_None)
         fan_set_capture_redirect(redirects);
+    if (detect != Py_None)
+        fan_state_get()->detect = detects;
     if (budget != Py_None)
         fan_state_get()->budget = bytes;
     if (set)
@@ -158,7 +164,8 @@ PyMethodDef fan_option_functions[] = {
     {"get_options", get_options_turn, METH_NOARGS, "get_options()\n--\n\nThe process's options, as a dict."},
     {"workers", workers_turn, METH_NOARGS, "workers()\n--\n\nHow many threads make a large sum together."},
     {"set_options", set_options_turn, METH_VARARGS,
-     "set_options(debug, warn_stream_mismatch, budget, isa, threads, pool_bytes, capture_redirect, /)\n--\n\nSet those "
+     "set_options(debug, warn_stream_mismatch, budget, isa, threads, pool_bytes, capture_redirect, detect, "
+     "/)\n--\n\nSet those "
      "that are not None; returns the options of before, as a dict."},
     {"counters", counters_turn, METH_NOARGS,
      "counters()\n--\n\nWhat all buffers of this process have done so far: a fanin.Counters."},

@@ -166,18 +166,20 @@ static int fill_in(pass_parts *parts)
 
 static int parse(pass_parts *parts, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static const char *const names[] = {"roots", "inputs", "keep_graph", "create_graph", "schedule"};
+    static const char *const names[] = {"roots", "inputs", "keep_graph", "create_graph", "detect", "schedule"};
     fan_backward_config *c = &parts->config;
     struct {
-        PyObject *roots, *inputs, *keep_graph, *create_graph, *schedule;
+        PyObject *roots, *inputs, *keep_graph, *create_graph, *detect, *schedule;
     } a;
-    if (fan_parse_call(c->call, names, 5, 2, "roots and inputs", args, nargs, kwnames, &a.roots) < 0)
+    if (fan_parse_call(c->call, names, 6, 2, "roots and inputs", args, nargs, kwnames, &a.roots) < 0)
         return -1;
     if (!a.roots || (c->capture && strcmp(c->call, "grad") == 0 && (!a.inputs || a.inputs == Py_None))) {
         PyErr_Format(PyExc_TypeError, "%s() needs '%s'", c->call, a.roots ? "inputs" : "roots");
         return -1;
     }
-    if (fan_flag_arg(a.create_graph, &c->create_graph) < 0)
+    c->detect = fan_state_get()->detect;
+    if (fan_flag_arg(a.create_graph, &c->create_graph) < 0 ||
+        (a.detect && a.detect != Py_None && fan_flag_arg(a.detect, &c->detect) < 0))
         return -1;
     c->keep_graph = c->create_graph; /* what was recorded leads back over this graph */
     if ((a.keep_graph && a.keep_graph != Py_None && fan_flag_arg(a.keep_graph, &c->keep_graph) < 0) ||
@@ -211,25 +213,36 @@ fan_backward *fan_pass_begin_args(const char *call, PyObject *const *args, Py_ss
 
 /* ---- errors ---- */
 
+/* add_note: of a str, whose reference it takes; NULL, and an empty one, is none. */
+static void add_note(PyObject *e, PyObject *note)
+{
+    PyObject *none = note && e && PyUnicode_GET_LENGTH(note) ? PyObject_CallMethod(e, "add_note", "O", note) : NULL;
+    PyErr_Clear(); /* the error itself matters */
+    Py_XDECREF(none);
+    Py_XDECREF(note);
+}
+
 void fan_pass_failed(const fan_backward *p, fan_status status, const fan_error *err)
 {
     uint32_t ran, all;
     const fan_node *n = fan_backward_at(p, &ran, &all);
-    PyObject *e, *note, *none;
+    PyObject *e, *call_site = n ? fan_node_call_site(n) : NULL;
     char name[128], own[32] = "";
     fan_raise(status, err);
     e = fan_exception_take();
     if (n && fan_node_object(n)->name)
-        PyOS_snprintf(own, sizeof own, n->kind->leaf ? " (leaf %llu)" : " (node %llu)", (unsigned long long)n->number);
+        PyOS_snprintf(own, sizeof own, n->kind->leaf ? "leaf %llu" : "node %llu", (unsigned long long)n->number);
     if (n)
-        fan_node_said(n, name, sizeof name);
-    note = n ? PyUnicode_FromFormat("in %s%s: %u of %u nodes had run", name, own, ran, all)
-             : PyUnicode_FromFormat("%s: %u of %u nodes had run",
-                                    fan_backward_seeded(p) ? "between nodes" : "in the roots", ran, all);
-    none = note && e ? PyObject_CallMethod(e, "add_note", "O", note) : NULL;
-    PyErr_Clear(); /* the error itself matters */
-    Py_XDECREF(none);
-    Py_XDECREF(note);
+        add_note(e, PyUnicode_FromFormat("in %s%s%s%s%V%s: %u of %u nodes had run", fan_node_said(n, name, sizeof name),
+                                         own[0] || call_site ? " (" : "", own,
+                                         !call_site ? ""
+                                         : own[0]   ? ", made at "
+                                                    : "made at ",
+                                         call_site, "", own[0] || call_site ? ")" : "", ran, all));
+    else
+        add_note(e, PyUnicode_FromFormat("%s: %u of %u nodes had run",
+                                         fan_backward_seeded(p) ? "between nodes" : "in the roots", ran, all));
+    add_note(e, fan_explain_lost(p));
     fan_exception_put(e);
 }
 
@@ -285,7 +298,7 @@ FAN_TURN_FAST(grad, fan_seen_graph)
 
 PyMethodDef fan_engine_functions[] = {
     {"backward", (PyCFunction)(void (*)(void))backward_turn, METH_FASTCALL | METH_KEYWORDS,
-     "backward($module, roots, inputs=None, *, keep_graph=None, create_graph=False, schedule=None)\n--\n\n"
+     "backward($module, roots, inputs=None, *, keep_graph=None, create_graph=False, detect=None, schedule=None)\n--\n\n"
      "Go backward over the graph behind some nodes, and add what reaches leaves to their `.grad`.\n\n"
      "roots: a sequence of (node, slot, gradient); without a gradient, or with None, it is one where the slot declares "
      "a shape of one\n"
@@ -295,9 +308,11 @@ PyMethodDef fan_engine_functions[] = {
      "records itself: sums\n"
      "are made by the arrays' own `+`, and each `.grad` becomes a new object (rules A1, L6), so that functions whose "
      "operations make\n"
-     "nodes give gradients that can be differentiated. schedule: `schedule(ready)` picks the next of the nodes that "
-     "are ready; the\n"
-     "bits are the same whatever it picks.\n\n"
+     "nodes give gradients that can be differentiated. detect: the first gradient with an inf or NaN ends the pass "
+     "(FloatingPointError),\n"
+     "with the node that made it; None: as `set_options(detect=)` says. schedule: `schedule(ready)` picks the next of "
+     "the nodes that\n"
+     "are ready; the bits are the same whatever it picks.\n\n"
      "A node runs when all its gradients have come; of several, the one that was made last. An error ends the pass at "
      "that node and\n"
      "has a note that names it; each leaf then has its whole gradient, or none of it.\n\n"
@@ -311,7 +326,7 @@ PyMethodDef fan_engine_functions[] = {
      ">>> w.grad\n"
      "array([2., 4.])\n"},
     {"grad", (PyCFunction)(void (*)(void))grad_turn, METH_FASTCALL | METH_KEYWORDS,
-     "grad($module, roots, inputs, *, keep_graph=None, create_graph=False, schedule=None)\n--\n\n"
+     "grad($module, roots, inputs, *, keep_graph=None, create_graph=False, detect=None, schedule=None)\n--\n\n"
      "The sums that reach `inputs`, as a list, None where nothing does; no leaf changes.\n\n"
      "inputs: leaves, nodes (slot 0) and (node, slot). Their slots' hooks have seen the sums. The rest is as for "
      "`backward`.\n\n"

@@ -100,6 +100,7 @@ typedef struct fan_state {
     Py_ssize_t counter_offsets[FAN_COUNTERS_ALL]; /* of the slots of these two classes, once `counters_known` */
     bool counters_known;
     uint64_t budget;         /* of buffers that name none (set_options) */
+    bool detect;             /* of passes that do not say; nodes remember where they are made (set_options) */
     struct fan_state *older; /* of an earlier load of the module in this process, if it still lives */
 } fan_state;
 

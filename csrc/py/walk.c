@@ -9,6 +9,7 @@ typedef struct walk_object {
     node_object *now;                 /* held: whose gradients are to be given; NULL: none */
     PyObject *sums;                   /* .. its sums */
     PyObject *node_hooks;             /* .. and its post-hooks (engine/engine.h, hooks); NULL: none */
+    PyObject *last;                   /* what `explain` said at an early end; NULL: nothing */
     bool busy;                        /* a call is inside */
 } walk_object;
 
@@ -43,12 +44,31 @@ static int enter(walk_object *self)
     return -1;
 }
 
+/* keep_last: what `explain` says, for after the end. */
+static void keep_last(walk_object *self)
+{
+    PyObject *live = fan_exception_take();
+    Py_XSETREF(self->last, self->pass ? fan_explain_pass(self->pass, NULL) : Py_XNewRef(self->last));
+    PyErr_Clear();
+    fan_exception_put(live);
+}
+
 /* failed: the pass ends with an exception; NULL. */
 static PyObject *failed(walk_object *self, fan_status status, const fan_error *err)
 {
     fan_pass_failed(self->pass, status, err);
+    keep_last(self);
     end(self);
     return NULL;
+}
+
+/* deeper: one pass more on this thread's stack: 0, or -1: the pass has ended. */
+static int deeper(walk_object *self)
+{
+    FAN_RAW fan_error err;
+    fan_error_clear(&err);
+    fan_status status = fan_backward_depth(1) ? FAN_OK : fan_backward_too_deep(&err);
+    return status == FAN_OK ? 0 : (failed(self, status, &err), -1);
 }
 
 /* sums_now: the tuple of sums of the node at work, after all hooks that come before it. */
@@ -120,7 +140,8 @@ static PyObject *walk_next(PyObject *o)
         return NULL;
     }
     self->busy = true;
-    pair = next_node(self);
+    pair = deeper(self) < 0 ? NULL : next_node(self);
+    fan_backward_depth(-1);
     self->busy = false;
     return pair;
 }
@@ -168,7 +189,8 @@ static PyObject *walk_give(PyObject *o, PyObject *result)
     if (!self->now)
         return PyErr_Format(PyExc_RuntimeError, "walk: no node waits for gradients: take the next one first");
     self->busy = true;
-    bad = gradients_given(self, result);
+    bad = deeper(self) < 0 ? -1 : gradients_given(self, result);
+    fan_backward_depth(-1);
     self->busy = false;
     return bad ? NULL : Py_NewRef(Py_None);
 }
@@ -177,6 +199,7 @@ static PyObject *walk_close(PyObject *o, PyObject *Py_UNUSED(none))
 {
     if (enter(of(o)) < 0)
         return NULL;
+    keep_last(of(o));
     end(of(o));
     Py_RETURN_NONE;
 }
@@ -222,6 +245,7 @@ static void walk_dealloc(PyObject *o)
     PyTypeObject *type = Py_TYPE(o);
     PyObject_GC_UnTrack(o);
     end(of(o));
+    Py_CLEAR(of(o)->last);
     type->tp_free(o);
     Py_DECREF(type);
 }
@@ -247,7 +271,35 @@ FAN_TURN_REPR(walk_next, fan_seen_graph)
 FAN_TURN_ONE(walk_give, fan_seen_graph)
 FAN_TURN_NONE(walk_close, fan_seen_graph)
 
+static PyObject *walk_explain(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    static const char *const names[] = {"node"};
+    walk_object *self = of(o);
+    const node_object *only = NULL;
+    PyObject *node;
+    if (fan_parse_call("explain", names, 1, 1, "node", args, nargs, kwnames, &node) < 0)
+        return NULL;
+    if (node && node != Py_None && !(only = fan_node_arg(node)))
+        return PyErr_Format(PyExc_TypeError, "explain: expected a fanin.Node, a fanin.Leaf or None, got a %.200s",
+                            Py_TYPE(node)->tp_name);
+    if (!self->pass)
+        return self->last ? Py_NewRef(self->last) : PyUnicode_FromString("");
+    return fan_explain_pass(self->pass, only ? &only->node : NULL);
+}
+
 static PyMethodDef methods[] = {
+    {"explain", (PyCFunction)(void (*)(void))walk_explain, METH_FASTCALL | METH_KEYWORDS,
+     "explain($self, node=None)\n--\n\n"
+     "Why a node, or each that has not run, has not run: which edges have not brought their gradients, and which have, "
+     "in sentences.\n\n"
+     "Of a pass that has ended early: what it said then. Empty where all have run.\n\n"
+     ">>> w = fanin.Leaf(np.zeros(2), name=\"w\")\n"
+     ">>> low = fanin.Node(lambda g: g, edges=[(w, 0)], name=\"low\")\n"
+     ">>> top = fanin.Node(lambda g: g, edges=[(low, 0)], name=\"top\")\n"
+     ">>> p = fanin.walk([(top, 0, np.ones(2)), (low, 0, np.ones(2))])\n"
+     ">>> node, sums = next(p)\n"
+     ">>> print(p.explain(low))  # doctest: +ELLIPSIS\n"
+     "low (node ...) has not run: slot 0 waits for edge 0 of top (node ...); slot 0 holds root 1\n"},
     {"give", walk_give_turn, METH_O,
      "give($self, gradients, /)\n--\n\n"
      "The gradients of the node that came last, as its function would have returned them.\n\n"
@@ -276,7 +328,7 @@ PyType_Spec fan_by_hand_spec = {
 
 PyMethodDef fan_by_hand_functions[] = {
     {"walk", (PyCFunction)(void (*)(void))walk_turn, METH_FASTCALL | METH_KEYWORDS,
-     "walk($module, roots, inputs=None, *, keep_graph=None, create_graph=False, schedule=None)\n--\n\n"
+     "walk($module, roots, inputs=None, *, keep_graph=None, create_graph=False, detect=None, schedule=None)\n--\n\n"
      "A pass by hand: an iterator of (node, sums), in the order in which `backward` runs the nodes.\n\n"
      "`give(gradients)` takes what the node's function would have returned; then comes the next. Leaves accumulate by "
      "themselves.\n"

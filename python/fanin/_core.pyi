@@ -453,7 +453,9 @@ def backward(
     where they lead to one. keep_graph: nodes keep their functions, for another pass; None: as create_graph says.
     create_graph: the pass records itself: sums are made by the arrays' own `+`, and each `.grad` becomes a new
     object (rules A1, L6), so that functions whose operations make nodes give gradients that can be differentiated.
-    schedule: `schedule(ready)` picks the next of the nodes that are ready; the bits are the same whatever it picks.
+    detect: the first gradient with an inf or NaN ends the pass (FloatingPointError), with the node that made it;
+    None: as `set_options(detect=)` says. schedule: `schedule(ready)` picks the next of the nodes that are ready;
+    the bits are the same whatever it picks.
 
     A node runs when all its gradients have come; of several, the one that was made last. An error ends the pass at
     that node and has a note that names it; each leaf then has its whole gradient, or none of it.
@@ -790,6 +792,7 @@ class _Options(TypedDict):
     threads: int
     pool_bytes: float
     capture_redirect: bool
+    detect: bool
 
 class _Pool(TypedDict):
     pool_bytes: int
@@ -806,6 +809,7 @@ def set_options(
     threads: int | None,
     pool_bytes: float | None,
     capture_redirect: bool | None,
+    detect: bool | None,
     /,
 ) -> _Options: ...
 def counters() -> ProcessCounters: ...

@@ -73,7 +73,14 @@ class Restore:
     def __init__(
         self,
         before: tuple[
-            bool | None, bool | None, float | Literal["auto"] | None, str | None, int | None, float | None, bool | None
+            bool | None,
+            bool | None,
+            float | Literal["auto"] | None,
+            str | None,
+            int | None,
+            float | None,
+            bool | None,
+            bool | None,
         ],
         raw: bool | None,
     ) -> None:
@@ -101,6 +108,7 @@ def set_options(
     isa: str | None = None,
     threads: int | None = None,
     raw_addresses: bool | None = None,
+    detect: bool | None = None,
 ) -> Restore:
     """Set process-wide options; in a `with` statement, for its block.
 
@@ -117,8 +125,9 @@ def set_options(
     has; the widest is taken unasked. threads: how many threads share a large sum on the CPU, from 1 to 1024; unasked as
     many as the process may use, at most 8. Neither changes a bit of a result. raw_addresses: whether what has
     `__cuda_array_interface__` and no DLPack (Numba's device arrays) is an array: what it says of its address, its
-    extent and its stream is believed, and a wrong extent ends the process; at first False. None leaves an option as it
-    is.
+    extent and its stream is believed, and a wrong extent ends the process; at first False. detect: passes that do not
+    say end at the first gradient with an inf or NaN (`fanin.backward(detect=True)`), and each `fanin.Node` that is made
+    remembers file and line, which errors of passes name. None leaves an option as it is.
 
     >>> with fanin.set_options(debug=True):
     ...     fanin.add_n([np.ones(2), np.ones(2)])
@@ -126,7 +135,7 @@ def set_options(
     """
     if threads == 0:
         raise ValueError(f"threads={threads!r}: expected a number of threads from 1 to 1024")
-    old = _core.set_options(debug, warn_stream_mismatch, budget, isa, threads, pool_bytes, capture_redirect)
+    old = _core.set_options(debug, warn_stream_mismatch, budget, isa, threads, pool_bytes, capture_redirect, detect)
     raw = cuda_interface.raw_addresses  # the same turn of a thread of `Machine.spawn`
     if raw_addresses is not None:
         cuda_interface.raw_addresses = bool(raw_addresses)
@@ -139,6 +148,7 @@ def set_options(
             None if threads is None else old["threads"],  # 0: unasked
             None if pool_bytes is None else old["pool_bytes"],
             None if capture_redirect is None else old["capture_redirect"],
+            None if detect is None else old["detect"],
         ),
         None if raw_addresses is None else raw,
     )

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("base", "array", "device", "buffer", "py")
+FOLDERS = ("base", "array", "device", "buffer", "engine", "py")
 COPIED = (
     "csrc",
     "python",
@@ -109,6 +109,10 @@ NEAR = {
     "buffer/order": ["spec/test_streams_on_sim.py", "graph/test_capture.py", "spec/test_streams_on_cuda.py"],
     "buffer/": ["spec/test_accumulate.py", "spec/test_ledger.py", "buffer/test_kinds.py", "buffer/test_out.py"]
     + ["buffer/test_budget.py", "buffer/test_target.py", "buffer/test_errors.py", "spec/test_streams_on_sim.py"],
+    "engine/leaf": ["engine/test_leaf_rules.py", "engine/test_leaf_grad.py", "engine/test_create_graph.py"],
+    "engine/explain": ["engine/test_detect_and_explain.py"],
+    "engine/": ["engine/test_engine_rules.py", "engine/test_bad_graphs.py", "engine/test_turned_on_itself.py"]
+    + ["engine/test_random_passes.py", "engine/test_detect_and_explain.py"],
     "py/overlap": ["array/test_overlap.py"],
     "py/verdict": ["array/test_overlap.py"],
     "py/snapshot": ["analysis/test_functionalize.py"],

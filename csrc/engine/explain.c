@@ -1,0 +1,174 @@
+#include "engine/explain.h"
+
+#include "engine/engine.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define NODES 16 /* of so many, and of so many of the edges that lead to each, something is said */
+#define EDGES 8
+
+/* An edge that leads to a node: who gives, along which of his edges; node NULL: a root. */
+typedef struct way {
+    const fan_node *from;
+    uint32_t index, slot;
+    const fan_visit_edge *edge;
+} way;
+
+/* next_way: the next edge that leads to a place, from *at on, which counts all edges of the pass, and `of` the visits:
+ * both from 0. */
+static bool next_way(const fan_backward *p, uint32_t to, size_t *at, size_t *of, way *out)
+{
+    for (; *at < p->nedges; ++*at) {
+        const fan_visit_edge *e = &p->edges[*at];
+        if (e->to != to)
+            continue;
+        if (*at < p->config.nroots) {
+            *out = (way){NULL, (uint32_t)*at, p->config.roots[*at].slot, e};
+        } else {
+            while (*at >= (size_t)p->visits[*of].edges + p->visits[*of].nedges)
+                ++*of;
+            const fan_visit *v = &p->visits[*of];
+            uint32_t index = (uint32_t)(*at - v->edges);
+            *out = (way){v->node, index, v->node->edges[index].slot, e};
+        }
+        ++*at;
+        return true;
+    }
+    return false;
+}
+
+/* ---- E11 ---- */
+
+fan_status fan__explain_sum(const fan_worker *w, uint32_t slot, void *buffer, fan_error *err)
+{
+    const fan_backward *p = w->pass;
+    fan_nonfinite found = {.to = p->visits[w->now].node, .slot = slot, .key = FAN_NOWHERE};
+    size_t at = 0, of = 0;
+    way e;
+    FAN_TRY(p->config.frontend->look(buffer, slot, &found, err));
+    if (!found.elements)
+        return FAN_OK;
+    while (found.key != FAN_NOWHERE && next_way(p, w->now, &at, &of, &e))
+        if (e.slot == slot && e.edge->key == found.key) {
+            const fan_giver giver = {.node = e.from, .call = p->config.call, .index = e.index};
+            return p->config.frontend->nonfinite(&found, &giver, err);
+        }
+    return p->config.frontend->nonfinite(&found, NULL, err);
+}
+
+/* ---- E17 ---- */
+
+static void say_node(const fan_text *out, const fan_node *n)
+{
+    char name[128], number[40];
+    n->kind->text(n, name, sizeof name);
+    snprintf(number, sizeof number, "%s %llu", n->kind->leaf ? "leaf" : "node", (unsigned long long)n->number);
+    out->write(out->to, name);
+    if (strcmp(name, number) == 0) /* it has no name */
+        return;
+    out->write(out->to, " (");
+    out->write(out->to, number);
+    out->write(out->to, ")");
+}
+
+static void say_way(const fan_text *out, const way *e)
+{
+    char text[32];
+    snprintf(text, sizeof text, e->from ? "edge %u of " : "root %u", e->index);
+    out->write(out->to, text);
+    if (e->from)
+        say_node(out, e->from);
+}
+
+/* say_all: of the edges that lead to a place those that have arrived, or those that have not. */
+static void say_all(const fan_backward *p, uint32_t to, bool arrived, const fan_text *out)
+{
+    size_t at = 0, of = 0, n = 0;
+    char text[64];
+    way e;
+    while (next_way(p, to, &at, &of, &e)) {
+        if (e.edge->arrived != arrived || n++ >= EDGES)
+            continue;
+        snprintf(text, sizeof text, n > 1 ? ", slot %u %s " : " slot %u %s ", e.slot,
+                 !arrived          ? "waits for"
+                 : e.edge->defined ? "holds"
+                                   : "got None by");
+        out->write(out->to, text);
+        say_way(out, &e);
+    }
+    snprintf(text, sizeof text, ", and %zu more", n - EDGES);
+    if (n > EDGES)
+        out->write(out->to, text);
+}
+
+/* has_arrived: whether anything has come to a place. */
+static bool has_arrived(const fan_backward *p, uint32_t to)
+{
+    size_t at = 0, of = 0;
+    way e;
+    while (next_way(p, to, &at, &of, &e))
+        if (e.edge->arrived)
+            return true;
+    return false;
+}
+
+static void say_visit(const fan_backward *p, uint32_t i, const fan_text *out)
+{
+    const fan_visit *v = &p->visits[i];
+    say_node(out, v->node);
+    if (!v->needed || v->ran || i == p->caller.now) {
+        out->write(out->to, !v->needed ? " is not needed" : v->ran ? " has run" : " is at work");
+        return;
+    }
+    out->write(out->to, v->due ? " has not run:" : " is ready:");
+    say_all(p, i, false, out);
+    if (v->due && has_arrived(p, i))
+        out->write(out->to, ";");
+    say_all(p, i, true, out);
+}
+
+void fan_backward_explain(const fan_backward *p, const fan_node *only, const fan_text *out)
+{
+    char text[64];
+    size_t n = 0;
+    for (uint32_t i = 0; i < p->nvisits; i++) {
+        const fan_visit *v = &p->visits[i];
+        if (only ? v->node != only : !v->needed || v->ran)
+            continue;
+        if (n++ >= NODES)
+            continue;
+        if (n > 1)
+            out->write(out->to, "\n");
+        say_visit(p, i, out);
+    }
+    snprintf(text, sizeof text, "\nand %zu more", n - NODES);
+    if (n > NODES)
+        out->write(out->to, text);
+    if (!n && only) {
+        say_node(out, only);
+        out->write(out->to, " is not in this pass");
+    }
+}
+
+void fan_backward_lost(const fan_backward *p, const fan_text *out)
+{
+    char text[64];
+    size_t n = 0, of = 0;
+    for (size_t i = 0; i < p->nedges; i++) {
+        const fan_visit_edge *e = &p->edges[i];
+        const fan_visit *to = e->to == FAN_NOWHERE ? NULL : &p->visits[e->to];
+        size_t at = i;
+        way found;
+        if (!to || !e->arrived || !e->defined || to->ran || e->to == p->caller.now || n++ >= EDGES ||
+            !next_way(p, e->to, &at, &of, &found))
+            continue;
+        out->write(out->to, n > 1 ? ", " : "lost with the pass: ");
+        say_way(out, &found);
+        out->write(out->to, " to ");
+        say_node(out, to->node);
+    }
+    snprintf(text, sizeof text, ", and %zu more", n - EDGES);
+    if (n > EDGES)
+        out->write(out->to, text);
+}
