@@ -494,7 +494,11 @@ def test_every_call_of_the_simulated_device_failed_once_poisons_or_changes_nothi
     quiet = 0
     while quiet < 40:
         with world("sim", seed=tried) as w:
-            failed, poisoned = one_pass(w, lambda: w.machine._fail_at(tried, memory), lambda: w.machine._fail_at(-1))  # noqa: B023
+            failed, poisoned = one_pass(
+                w,
+                lambda m=w.machine, n=tried: hooks.fail_call(m, n, memory),
+                lambda m=w.machine: hooks.fail_call(m, -1),
+            )
         tried += 1
         shown += failed
         poisonings += poisoned

@@ -702,7 +702,7 @@ def test_every_call_of_the_simulated_device_failed_once_loses_no_figures(memory:
     retried = quiet = 0
     for n in range(400):
         with Machine(1) as m:
-            end, again = scenario(m, lambda on, n=n, m=m: m._fail_at(n if on else -1, memory))
+            end, again = scenario(m, lambda on, n=n, m=m: hooks.fail_call(m, n if on else -1, memory))
             assert m.races == 0
         ends[end] = ends.get(end, 0) + 1
         retried += again

@@ -8,6 +8,7 @@ import pytest
 import fanin
 from fanin import InputBuffer, Slot
 from fanin.sim import Machine
+from kit import hooks
 
 pytestmark = pytest.mark.core
 
@@ -43,7 +44,7 @@ def test_a_buffer_shows_which_slots_are_poisoned() -> None:
             buf = InputBuffer([Slot(dtype="float32"), Slot()], budget=0, name="p")
             streams = [m.stream(), m.stream()]
             given = [m.array(np.full(4, k, np.float32)) for k in (1, 2)]
-            m._fail_at(fail)
+            hooks.fail_call(m, fail)
             try:
                 for x, s in zip(given, streams, strict=True):
                     buf.add(0, x, stream=s)
@@ -51,7 +52,7 @@ def test_a_buffer_shows_which_slots_are_poisoned() -> None:
             except fanin.DeviceError:
                 pass
             finally:
-                m._fail_at(-1)
+                hooks.fail_call(m, -1)
             poisoned = "poisoned" in buf.explain(0)
             assert repr(buf).endswith(", 1 poisoned>") == poisoned
             seen += poisoned
