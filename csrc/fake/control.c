@@ -13,7 +13,9 @@ FAN_FAKE_SHOWN int fanFakeReset(int devices, uint64_t seed, int schedule, uint64
 
 FAN_FAKE_SHOWN void fanFakeFail(const char *name, int64_t at, int code, int sticks);
 
-FAN_FAKE_SHOWN void fanFakeSet(int version, int pools, int initialised);
+FAN_FAKE_SHOWN void fanFakeSet(int version, int pools, int coherent, int initialised);
+
+FAN_FAKE_SHOWN uint64_t fanFakeMapped(void);
 
 FAN_FAKE_SHOWN void fanFakeHide(int place, const char *name);
 
@@ -72,6 +74,7 @@ int fanFakeReset(int devices, uint64_t seed, int schedule, uint64_t starve, uint
     fan__fake.fail_at = -1;
     fan__fake.pools = true;
     fan__fake.devices = devices;
+    fan__fake.capacity = memory ? memory : UINT64_C(1) << 30;
     if (devices == 0)
         return 0;
     fan_sim_config config = {.devices = devices > 0 && devices <= MOST_DEVICES ? devices : 1,
@@ -100,8 +103,17 @@ void fanFakeFail(const char *name, int64_t at, int code, int sticks)
     fan__fake_unlock();
 }
 
-void fanFakeSet(int version, int pools, int initialised)
+uint64_t fanFakeMapped(void)
 {
+    fan__fake_lock();
+    uint64_t n = fan__fake.mapped;
+    fan__fake_unlock();
+    return n;
+}
+
+void fanFakeSet(int version, int pools, int coherent, int initialised)
+{
+    fan__fake.coherent = coherent;
     fan__fake.version = version;
     fan__fake.pools = pools;
     fan__fake.initialised = initialised;

@@ -111,6 +111,9 @@ fan_cu_result fan_fake_DeviceGetAttribute(int *out, int which, fan_cu_device d)
     case FAN_CU_ATTRIBUTE_MULTIPROCESSORS:
         *out = 1;
         return OK;
+    case FAN_CU_ATTRIBUTE_PAGEABLE_ACCESS:
+        *out = fan__fake.coherent;
+        return OK;
     case FAN_CU_ATTRIBUTE_MEMORY_POOLS:
         *out = fan__fake.pools;
         return OK;
@@ -125,6 +128,8 @@ fan_cu_result fan_fake_DevicePrimaryCtxRetain(fan_cu_context *out, fan_cu_device
     CALL(DevicePrimaryCtxRetain);
     if (d < 0 || d >= fan__fake.devices)
         return INVALID_DEVICE;
+    if (!fan__fake.contexts[d].retained)
+        BESIDE(DevicePrimaryCtxRetain);
     fan__fake.contexts[d].retained++;
     *out = &fan__fake.contexts[d];
     return OK;
@@ -135,6 +140,8 @@ fan_cu_result fan_fake_DevicePrimaryCtxRelease(fan_cu_device d)
     CALL(DevicePrimaryCtxRelease);
     if (d < 0 || d >= fan__fake.devices || fan__fake.contexts[d].retained == 0)
         return INVALID_CONTEXT;
+    if (fan__fake.contexts[d].retained == 1)
+        BESIDE(DevicePrimaryCtxRelease);
     fan__fake.contexts[d].retained--;
     return OK;
 }

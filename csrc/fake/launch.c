@@ -12,7 +12,7 @@ fan_cu_result fan_fake_ModuleLoadData(fan_cu_module *out, const void *image)
 {
     CALL(ModuleLoadData);
     INSIDE(c);
-    UNSAFE("cuModuleLoadData");
+    BESIDE(ModuleLoadData);
     uint32_t magic = 0;
     if (!image)
         return INVALID_VALUE;
@@ -31,7 +31,7 @@ fan_cu_result fan_fake_ModuleUnload(fan_cu_module m)
 {
     CALL(ModuleUnload);
     INSIDE(c);
-    UNSAFE("cuModuleUnload");
+    BESIDE(ModuleUnload);
     fan__thing *t = fan__thing_find(A_MODULE, m);
     if (!t)
         return INVALID_HANDLE;
@@ -43,6 +43,7 @@ fan_cu_result fan_fake_ModuleGetFunction(fan_cu_function *out, fan_cu_module m, 
 {
     CALL(ModuleGetFunction);
     INSIDE(c);
+    BESIDE(ModuleGetFunction);
     if (!fan__thing_find(A_MODULE, m))
         return INVALID_HANDLE;
     const fan_fake_kernel *k = fan_fake_kernel_find(name);

@@ -11,9 +11,60 @@ static void memory_run_copy_out(fan__fake_work *w) { memcpy(w->to, fan__host(w->
 
 static void memory_run_fill(fan__fake_work *w) { memset(fan__host(w->address), w->byte, w->bytes); }
 
-static void memory_run_free(fan__fake_work *w) { w->device->backend->free(w->device, fan__host(w->address), w->bytes); }
+/* memory_run_copy_late: the device reads the host's memory itself, whoever has it by now. */
+static void memory_run_copy_late(fan__fake_work *w) { memcpy(fan__host(w->address), w->to, w->bytes); }
 
-static fan_cu_result memory_allocate(const struct fan_cu_context *c, fan_stream *s, size_t bytes, uint64_t *out)
+static void memory_run_free(fan__fake_work *w)
+{
+    fan__thing *pool = w->to;
+    fan__fake_lock();
+    pool->used -= w->bytes;
+    pool->freed -= w->bytes;
+    fan__fake_unlock();
+    w->device->backend->free(w->device, fan__host(w->address), w->bytes);
+}
+
+/* memory_fits: whether the device has so many bytes that nobody has; a pool takes them from the system, if it has not
+ * got them. Locked. */
+static bool memory_fits(int device, fan__thing *pool, size_t bytes)
+{
+    uint64_t taken = fan__fake.plain[device], more = bytes;
+    for (const fan__thing *t = fan__fake.things[A_POOL]; t; t = t->next)
+        taken += t->device == device ? t->reserved : 0;
+    if (pool)
+        more = pool->used + bytes > pool->reserved ? pool->used + bytes - pool->reserved : 0;
+    if (taken + more > fan__fake.capacity)
+        return false;
+    if (pool) {
+        pool->used += bytes;
+        pool->reserved += more;
+        fan__fake.mapped += more > 0;
+    } else {
+        fan__fake.plain[device] += bytes;
+    }
+    return true;
+}
+
+static bool memory_claim(int device, fan__thing *pool, size_t bytes)
+{
+    fan__fake_lock();
+    bool fits = memory_fits(device, pool, bytes);
+    fan__fake_unlock();
+    return fits;
+}
+
+static void memory_unclaim(int device, fan__thing *pool, size_t bytes)
+{
+    fan__fake_lock();
+    if (pool)
+        pool->used -= bytes;
+    else
+        fan__fake.plain[device] -= bytes;
+    fan__fake_unlock();
+}
+
+static fan_cu_result memory_allocate(const struct fan_cu_context *c, fan_stream *s, fan__thing *pool, size_t bytes,
+                                     uint64_t *out)
 {
     fan_error err = {.status = FAN_OK};
     fan_device *d = fan_sim_device(fan__fake.m, c->device);
@@ -27,13 +78,19 @@ static fan_cu_result memory_allocate(const struct fan_cu_context *c, fan_stream 
     fan__thing *t = failed ? NULL : fan__thing_new(MEMORY, c->device);
     if (!t)
         return OUT_OF_MEMORY;
-    fan_cu_result code = fan__fake_code(d->backend->alloc(d, s, bytes, &data, &err), &err);
+    fan_cu_result code = OUT_OF_MEMORY;
+    if (memory_claim(c->device, pool, bytes)) {
+        code = fan__fake_code(d->backend->alloc(d, s, bytes, &data, &err), &err);
+        if (code)
+            memory_unclaim(c->device, pool, bytes);
+    }
     if (code) {
         fan__thing_drop(t);
         return code;
     }
     t->address = (uint64_t)(uintptr_t)data | FAN_FAKE_TAG;
     t->bytes = bytes;
+    t->pool = pool;
     fan__thing_add(t);
     *out = t->address;
     return OK;
@@ -43,19 +100,34 @@ fan_cu_result fan_fake_MemAlloc(fan_cu_pointer *out, size_t bytes)
 {
     CALL(MemAlloc);
     INSIDE(c);
-    UNSAFE("cuMemAlloc");
-    return memory_allocate(c, NULL, bytes, out);
+    BESIDE(MemAlloc);
+    return memory_allocate(c, NULL, NULL, bytes, out);
 }
 
-fan_cu_result fan_fake_MemAllocAsync(fan_cu_pointer *out, size_t bytes, fan_cu_stream handle)
+/* memory_from_pool: where there is no more memory, what was freed on streams that have not come to it yet is waited
+ * for, as by the dependencies that a driver puts in. */
+static fan_cu_result memory_from_pool(const struct fan_cu_context *c, fan__thing *pool, size_t bytes, fan_stream *s,
+                                      uint64_t *out)
+{
+    fan_error err = {.status = FAN_OK};
+    bool ran = true;
+    fan_cu_result code = memory_allocate(c, s, pool, bytes, out);
+    while (code == OUT_OF_MEMORY && ran && pool->freed && fan_sim_step(fan__fake.m, &ran, &err) == FAN_OK)
+        code = memory_allocate(c, s, pool, bytes, out);
+    return code;
+}
+
+fan_cu_result fan_fake_MemAllocFromPoolAsync(fan_cu_pointer *out, size_t bytes, fan_cu_pool pool, fan_cu_stream handle)
 {
     fan_stream *s;
-    CALL(MemAllocAsync);
+    CALL(MemAllocFromPoolAsync);
     INSIDE(c);
-    fan_cu_result code = fan__thing_stream(c, handle, &s);
+    BESIDE(MemAllocFromPoolAsync);
+    fan__thing *t = fan__thing_find(A_POOL, pool);
+    fan_cu_result code = t ? fan__thing_stream(c, handle, &s) : INVALID_VALUE;
     if (code)
         return code;
-    code = memory_allocate(c, s, bytes, out);
+    code = memory_from_pool(c, t, bytes, s, out);
     fan_stream_drop(s);
     return code;
 }
@@ -70,18 +142,24 @@ static void memory_tell_release(const fan__thing *t, fan_stream *s)
 
 fan_cu_result fan_fake_MemFree(fan_cu_pointer p)
 {
+    fan_error err = {.status = FAN_OK};
     CALL(MemFree);
     INSIDE(c);
-    UNSAFE("cuMemFree");
+    BESIDE(MemFree);
     fan__thing *t = fan__thing_memory(p, 1);
     if (!t || t->address != p)
         return INVALID_VALUE;
     fan_device *d = fan_sim_device(fan__fake.m, t->device);
     size_t bytes = t->bytes;
+    fan__fake_note_races();
+    (void)fan__fake_done(fan_sim_synchronize(fan__fake.m, &err),
+                         &err); /* it waits: whoever frees too early is not hurt */
+    fan__fake_synchronized();
     memory_tell_release(t, NULL);
+    memory_unclaim(t->device, t->pool, bytes);
     fan__thing_drop(t); /* before its address is anybody else's */
     d->backend->free(d, fan__host(p), bytes);
-    return OK;
+    return c->lost;
 }
 
 fan_cu_result fan_fake_MemFreeAsync(fan_cu_pointer p, fan_cu_stream handle)
@@ -89,8 +167,9 @@ fan_cu_result fan_fake_MemFreeAsync(fan_cu_pointer p, fan_cu_stream handle)
     fan_stream *s;
     CALL(MemFreeAsync);
     INSIDE(c);
+    BESIDE(MemFreeAsync);
     fan__thing *t = fan__thing_memory(p, 1);
-    if (!t || t->address != p)
+    if (!t || t->address != p || !t->pool)
         return INVALID_VALUE;
     fan_cu_result code = fan__thing_stream(c, handle, &s);
     if (code)
@@ -98,7 +177,11 @@ fan_cu_result fan_fake_MemFreeAsync(fan_cu_pointer p, fan_cu_stream handle)
     fan__fake_work *w = fan__work_new(memory_run_free, p, t->bytes, 0);
     if (w) {
         w->device = fan_sim_device(fan__fake.m, t->device);
+        w->to = t->pool;
         memory_tell_release(t, s);
+        fan__fake_lock();
+        t->pool->freed += t->bytes;
+        fan__fake_unlock();
         fan__thing_drop(t);
         code = fan__work_queue(s, "free", w, NULL, 0, NULL, 0);
     }
@@ -116,23 +199,71 @@ fan_cu_result fan_fake_PointerGetAttribute(void *out, int which, fan_cu_pointer 
     return OK;
 }
 
-fan_cu_result fan_fake_DeviceGetDefaultMemPool(fan_cu_pool *out, fan_cu_device d)
+fan_cu_result fan_fake_MemPoolCreate(fan_cu_pool *out, const fan_cu_pool_props *props)
 {
-    CALL(DeviceGetDefaultMemPool);
-    *out = (fan_cu_pool)(void *)&fan__fake.contexts[d];
+    CALL(MemPoolCreate);
+    BESIDE(MemPoolCreate);
+    if (props->allocation != FAN_CU_ALLOCATION_PINNED || props->location != FAN_CU_LOCATION_DEVICE || props->handles ||
+        props->device < 0 || props->device >= fan__fake.devices)
+        return INVALID_VALUE;
+    fan__thing *t = fan__thing_new(A_POOL, props->device);
+    if (!t)
+        return OUT_OF_MEMORY;
+    fan__thing_add(t);
+    *out = (fan_cu_pool)(void *)t;
     return OK;
 }
 
+/* Its memory may be in use: the pool goes with the machine. */
+fan_cu_result fan_fake_MemPoolDestroy(fan_cu_pool pool)
+{
+    CALL(MemPoolDestroy);
+    BESIDE(MemPoolDestroy);
+    fan__thing *t = fan__thing_find(A_POOL, pool);
+    if (!t)
+        return INVALID_VALUE;
+    fan__fake_lock();
+    fan__thing_remove(t);
+    t->kind = RETIRED;
+    fan__fake_unlock();
+    fan__thing_add(t);
+    return OK;
+}
+
+fan_cu_result fan_fake_MemPoolSetAttribute(fan_cu_pool pool, int which, void *value)
+{
+    CALL(MemPoolSetAttribute);
+    BESIDE(MemPoolSetAttribute);
+    fan__thing *t = fan__thing_find(A_POOL, pool);
+    if (!t || which != FAN_CU_POOL_RELEASE_THRESHOLD)
+        return INVALID_VALUE;
+    memcpy(&t->threshold, value, sizeof t->threshold);
+    return OK;
+}
+
+fan_cu_result fan_fake_MemPoolGetAttribute(fan_cu_pool pool, int which, void *value)
+{
+    CALL(MemPoolGetAttribute);
+    BESIDE(MemPoolGetAttribute);
+    const fan__thing *t = fan__thing_find(A_POOL, pool);
+    if (!t || which != FAN_CU_POOL_RESERVED)
+        return INVALID_VALUE;
+    memcpy(value, &t->reserved, sizeof t->reserved);
+    return OK;
+}
+
+/* What is freed by work that has not run is in use. */
 fan_cu_result fan_fake_MemPoolTrimTo(fan_cu_pool pool, size_t keep)
 {
-    fan_error err = {.status = FAN_OK};
-    bool ran = true;
     CALL(MemPoolTrimTo);
-    UNSAFE("cuMemPoolTrimTo");
-    (void)pool, (void)keep;
-    while (ran) /* what was freed in the order of a stream goes */
-        if (fan_sim_step(fan__fake.m, &ran, &err) != FAN_OK)
-            break;
+    BESIDE(MemPoolTrimTo);
+    fan__thing *t = fan__thing_find(A_POOL, pool);
+    if (!t)
+        return INVALID_VALUE;
+    fan__fake_lock();
+    uint64_t least = t->used > keep ? t->used : keep;
+    t->reserved = t->reserved > least ? least : t->reserved;
+    fan__fake_unlock();
     return OK;
 }
 
@@ -151,14 +282,17 @@ fan_cu_result fan_fake_MemcpyHtoDAsync(fan_cu_pointer to, const void *from, size
     int64_t dims[2];
     CALL(MemcpyHtoDAsync);
     INSIDE(c);
+    BESIDE(MemcpyHtoDAsync);
     fan_cu_result code = memory_transfer(c, to, bytes, handle, &s);
     if (code)
         return code;
-    fan__fake_work *w = fan__work_new(memory_run_copy_in, to, bytes, bytes);
+    fan__fake_work *w = fan__work_new(fan__fake.coherent ? memory_run_copy_late : memory_run_copy_in, to, bytes, bytes);
     fan_array a = fan__bytes_at(to, bytes, dims);
     fan__thing *t = fan__thing_memory(to, bytes);
-    if (w)
+    if (w) {
         memcpy(w->payload, from, bytes);
+        w->to = (void *)(uintptr_t)from; /* only read */
+    }
     if (t && (t->sent || (t->sent = fan_calloc(t->bytes)) != NULL))
         memcpy(t->sent + (to - t->address), from, bytes);
     code = w ? fan__work_queue(s, "copy in", w, NULL, 0, (fan_array *const[]){&a}, 1) : OUT_OF_MEMORY;
@@ -172,6 +306,7 @@ fan_cu_result fan_fake_MemcpyDtoHAsync(void *to, fan_cu_pointer from, size_t byt
     int64_t dims[2];
     CALL(MemcpyDtoHAsync);
     INSIDE(c);
+    BESIDE(MemcpyDtoHAsync);
     fan_cu_result code = memory_transfer(c, from, bytes, handle, &s);
     if (code)
         return code;
@@ -205,4 +340,29 @@ fan_cu_result fan_fake_MemsetD8Async(fan_cu_pointer p, unsigned char byte, size_
     code = w ? fan__work_queue(s, "fill", w, NULL, 0, (fan_array *const[]){&a}, 1) : OUT_OF_MEMORY;
     fan_stream_drop(s);
     return code;
+}
+
+/* What callers of the driver use, and the backend does not. */
+
+API cuMemAllocAsync(fan_cu_pointer *out, size_t bytes, fan_cu_stream handle);
+
+/* From the pool of the device, which keeps nothing: here a pool that is made for the first who asks. */
+fan_cu_result cuMemAllocAsync(fan_cu_pointer *out, size_t bytes, fan_cu_stream handle)
+{
+    fan_cu_pool pool = NULL;
+    INSIDE(c);
+    BESIDE(MemAllocFromPoolAsync);
+    fan__fake_lock();
+    for (fan__thing *t = fan__fake.things[A_POOL]; t && !pool; t = t->next)
+        pool = t->device == c->device && t->refs ? (fan_cu_pool)(void *)t : NULL;
+    fan__fake_unlock();
+    if (!pool) {
+        fan__thing *t = fan__thing_new(A_POOL, c->device);
+        if (!t)
+            return OUT_OF_MEMORY;
+        t->refs = 1;
+        fan__thing_add(t);
+        pool = (fan_cu_pool)(void *)t;
+    }
+    return fan_fake_MemAllocFromPoolAsync(out, bytes, pool, handle);
 }

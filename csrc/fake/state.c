@@ -95,8 +95,52 @@ fan_cu_result fan__fake_done(fan_status status, const fan_error *err)
     return fan__fake_code(work_note_race(status, err), err);
 }
 
-fan_cu_result fan__fake_unsafe(const char *call)
+/* What a call does beside somebody's capture. This is the one place for it: what a GPU answers otherwise is put right
+ * here. Where the documents are silent the worst is taken, but for what users do inside torch.cuda.graph (to make an
+ * event is one such thing) and for what is asked of every stream (cuStreamGetId). */
+enum { LEGAL, UNLESS_RELAXED, ALWAYS_BREAKS };
+static const unsigned char beside[NUMBERS] = {
+    /* refused, and the captures that it disturbs are broken, unless the thread is in relaxed mode */
+    [NUMBER_DevicePrimaryCtxRetain] = UNLESS_RELAXED,  /* where it makes the context */
+    [NUMBER_DevicePrimaryCtxRelease] = UNLESS_RELAXED, /* .. where it ends it */
+    [NUMBER_ModuleLoadData] = UNLESS_RELAXED,
+    [NUMBER_ModuleUnload] = UNLESS_RELAXED,
+    [NUMBER_ModuleGetFunction] = UNLESS_RELAXED,
+    [NUMBER_MemAlloc] = UNLESS_RELAXED,
+    [NUMBER_MemAllocFromPoolAsync] = UNLESS_RELAXED,
+    [NUMBER_MemFreeAsync] = UNLESS_RELAXED,
+    [NUMBER_MemPoolCreate] = UNLESS_RELAXED,
+    [NUMBER_MemPoolDestroy] = UNLESS_RELAXED,
+    [NUMBER_MemPoolSetAttribute] = UNLESS_RELAXED,
+    [NUMBER_MemPoolGetAttribute] = UNLESS_RELAXED,
+    [NUMBER_MemPoolTrimTo] = UNLESS_RELAXED,
+    [NUMBER_MemcpyHtoDAsync] = UNLESS_RELAXED, /* from pageable memory */
+    [NUMBER_MemcpyDtoHAsync] = UNLESS_RELAXED,
+    [NUMBER_StreamCreate] = UNLESS_RELAXED,
+    [NUMBER_StreamDestroy] = UNLESS_RELAXED,
+    [NUMBER_StreamGetCtx] = UNLESS_RELAXED,
+    [NUMBER_EventQuery] = UNLESS_RELAXED,
+    [NUMBER_EventSynchronize] = UNLESS_RELAXED,
+    /* refused, and every capture is broken, in whatever mode: it waits for the whole context */
+    [NUMBER_CtxSynchronize] = ALWAYS_BREAKS,
+    [NUMBER_MemFree] = ALWAYS_BREAKS,
+};
+
+fan_cu_result fan__fake_beside(int number)
 {
     fan_error err = {.status = FAN_OK};
-    return fan__fake_done(fan_sim_unsafe(fan__fake.m, call, &err), &err);
+    if (beside[number] == LEGAL || !fan__fake.m)
+        return OK;
+    return fan__fake_done(fan_sim_unsafe(fan__fake.m, fan__fake_names[number], beside[number] == ALWAYS_BREAKS, &err),
+                          &err);
+}
+
+void fan__fake_synchronized(void)
+{
+    fan__fake_lock();
+    for (fan__thing *t = fan__fake.things[A_POOL]; t; t = t->next) {
+        uint64_t keep = t->used > t->threshold ? t->used : t->threshold;
+        t->reserved = t->reserved > keep ? keep : t->reserved;
+    }
+    fan__fake_unlock();
 }

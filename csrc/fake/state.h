@@ -14,9 +14,11 @@ typedef enum kind {
     A_FUNCTION,
     AN_OBJECT,
     MEMORY,
+    A_POOL,
     DESTROYED,
+    RETIRED,
     KINDS
-} fan__kind; /* DESTROYED: a stream that was */
+} fan__kind; /* DESTROYED: a stream that was; RETIRED: one whose handle is another's now */
 
 /* Whatever the driver gave a handle for. */
 typedef struct fan__thing {
@@ -25,14 +27,17 @@ typedef struct fan__thing {
     int device;
     fan_stream *stream; /* A_STREAM */
     uint64_t thread;    /* of a per-thread stream; else 0 */
+    uint64_t id;        /* A_STREAM: no other one ever has it */
     fan_event *event;
     const fan_fake_kernel *kernel; /* A_FUNCTION */
     uint64_t address;              /* MEMORY, tagged */
     size_t bytes;
-    char *sent;           /* .. what the host copied there, in the order of its calls; NULL: nothing */
-    fan_cu_call *destroy; /* AN_OBJECT */
+    struct fan__thing *pool; /* .. the pool that it is of; NULL: none */
+    char *sent;              /* .. what the host copied there, in the order of its calls; NULL: nothing */
+    fan_cu_call *destroy;    /* AN_OBJECT */
     void *ctx;
     size_t refs;
+    uint64_t threshold, reserved, used, freed; /* A_POOL: bytes; freed: of `used`, once the work before it has run */
 } fan__thing;
 
 struct fan_cu_context {
@@ -49,7 +54,12 @@ extern struct fan__fake {
     unsigned era; /* machines so far */
     atomic_bool initialised;
     bool pools;
+    bool coherent; /* devices read the host's memory: a copy from there may read it after the call */
     int version;
+    uint64_t ids;                 /* of streams so far */
+    uint64_t capacity;            /* of each device, in bytes */
+    uint64_t plain[MOST_DEVICES]; /* of them, given out by cuMemAlloc */
+    uint64_t mapped;              /* how often a pool had to get memory from the system */
     fan__thing *things[KINDS];
     fan__thing **memory; /* MEMORY by address */
     size_t nmemory, memory_cap;
@@ -110,13 +120,15 @@ fan_cu_result fan__fake_code(fan_status status, const fan_error *err);
 /* fan__fake_note_races: a race that a release found is taken note of, so that no later call stumbles over it. */
 void fan__fake_note_races(void);
 fan_cu_result fan__fake_done(fan_status status, const fan_error *err);
-/* fan__fake_unsafe: a call that disturbs the captures of others unless this thread is in relaxed mode. */
-fan_cu_result fan__fake_unsafe(const char *call);
-#define UNSAFE(call)                                        \
-    do {                                                    \
-        fan_cu_result unsafe_code = fan__fake_unsafe(call); \
-        if (unsafe_code)                                    \
-            return unsafe_code;                             \
+/* fan__fake_beside: what a call does while somebody captures (state.c has the table). */
+fan_cu_result fan__fake_beside(int number);
+#define BESIDE(name)                                                 \
+    do {                                                             \
+        fan_cu_result beside_code = fan__fake_beside(NUMBER_##name); \
+        if (beside_code)                                             \
+            return beside_code;                                      \
     } while (0)
+/* fan__fake_synchronized: somebody waited: pools give back to the system what is beyond their threshold. */
+void fan__fake_synchronized(void);
 
 #endif

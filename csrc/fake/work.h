@@ -9,7 +9,7 @@ typedef struct fan__fake_work {
     void (*run)(struct fan__fake_work *w);
     const fan_fake_kernel *kernel;
     int64_t threads;
-    void *to;
+    void *to; /* what else it needs: memory of the host, a pool */
     uint64_t address;
     size_t bytes;
     unsigned char byte;

@@ -29,6 +29,14 @@ fan_status fan_driver_open(fan_cuda **out, fan_error *err)
     return status;
 }
 
+fan_cuda *fan_driver_opened(void)
+{
+    (void)pthread_mutex_lock(&driver.lock);
+    fan_cuda *c = driver.cuda ? fan_cuda_hold(driver.cuda) : NULL;
+    (void)pthread_mutex_unlock(&driver.lock);
+    return c;
+}
+
 int fan_cuda_device_at(long index, fan_device **out)
 {
     fan_cuda *c = NULL;

@@ -9,6 +9,8 @@
 
 /* fan_driver_open: the driver; a hold in *out. Without the GIL, or with it where it is known to be open. */
 fan_status fan_driver_open(fan_cuda **out, fan_error *err);
+/* fan_driver_opened: the driver, if it was opened: a hold; NULL: it was not. Without the GIL. */
+fan_cuda *fan_driver_opened(void);
 /* fan_driver_use: another one from now on: its path, of PyMem_RawMalloc, which is taken; NULL: the system's. Without
  * the GIL. */
 void fan_driver_use(char *path);

@@ -70,7 +70,7 @@ static PyObject *test_unsafe(PyObject *Py_UNUSED(module), PyObject *machine)
 {
     fan_error err = {0};
     fan_sim *m = machine_arg(machine);
-    return m ? fan_sim_done(fan_sim_unsafe(m, "an unsafe call", &err), &err) : NULL;
+    return m ? fan_sim_done(fan_sim_unsafe(m, "an unsafe call", false, &err), &err) : NULL;
 }
 
 static PyObject *test_fail_call(PyObject *Py_UNUSED(module), PyObject *args)

@@ -1,4 +1,5 @@
 /* options: process-wide switches and counters. */
+#include "py/driver.h"
 #include "py/turn.h"
 
 #include "array/sum_isa.h"
@@ -45,6 +46,17 @@ static int threads_arg(PyObject *o)
     PyErr_Clear();
     PyErr_Format(PyExc_ValueError, "threads=%R: expected a number of threads from 1 to %d", o, FAN_WORKERS_MOST);
     return -1;
+}
+
+/* set_pool: of the host's memory, and of each device's. */
+static void set_pool(size_t most)
+{
+    fan_pool_set_limit(most);
+    Py_BEGIN_ALLOW_THREADS fan_cuda *c = fan_driver_opened();
+    if (c)
+        fan_cuda_keep(c, most);
+    fan_cuda_drop(c);
+    Py_END_ALLOW_THREADS
 }
 
 /* pool_arg: a number of bytes that may be held, math.inf for no bound. */
@@ -106,7 +118,7 @@ static PyObject *set_options(PyObject *module, PyObject *args)
 #endif
     }
     if (pool != Py_None)
-        fan_pool_set_limit(most);
+        set_pool(most);
     if (warn != Py_None)
         fan_set_warn_mismatch(warns);
     if (redirect != Py_None)
@@ -138,7 +150,9 @@ static PyObject *trim(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
     size_t gone;
     if (fan_state_get())
         fan_buffer_freelist_free(fan_state_get());
-    Py_BEGIN_ALLOW_THREADS gone = fan_pool_trim();
+    Py_BEGIN_ALLOW_THREADS fan_cuda *c = fan_driver_opened();
+    gone = fan_pool_trim() + (c ? fan_cuda_trim(c) : 0);
+    fan_cuda_drop(c);
     Py_END_ALLOW_THREADS return PyLong_FromSize_t(gone);
 }
 
@@ -171,9 +185,11 @@ PyMethodDef fan_option_functions[] = {
      "counters()\n--\n\nWhat all buffers of this process have done so far: a fanin.Counters."},
     {"pool", pool_turn, METH_NOARGS, "pool()\n--\n\nThe figures of the pool of memory, as a dict."},
     {"trim", trim_turn, METH_NOARGS,
-     "trim()\n--\n\nGive back to the system what is kept of the memory of large results that are gone; returns how "
-     "many bytes that were.\n\n"
-     "How much is kept at most is `set_options(pool_bytes=)`.\n\n"
+     "trim()\n--\n\nGive back to the system what is kept of the memory of large results that are gone, on CUDA devices "
+     "of "
+     "all memory that is not in use; returns how many bytes that were.\n\n"
+     "How much is kept at most is `set_options(pool_bytes=)`. On a device it waits for streams that were destroyed, so "
+     "no stream that fanin does not know may be captured meanwhile.\n\n"
      ">>> total = fanin.add_n([np.ones(1 << 18), np.ones(1 << 18)])\n"
      ">>> del total\n"
      ">>> fanin.trim() >= 2 ** 21\n"

@@ -816,10 +816,11 @@ def counters() -> ProcessCounters: ...
 def workers() -> int: ...
 def pool() -> _Pool: ...
 def trim() -> int:
-    """Give back to the system what is kept of the memory of large results that are gone; returns how many bytes
-    that were.
+    """Give back to the system what is kept of the memory of large results that are gone, on CUDA devices of all
+    memory that is not in use; returns how many bytes that were.
 
-    How much is kept at most is `set_options(pool_bytes=)`.
+    How much is kept at most is `set_options(pool_bytes=)`. On a device it waits for streams that were destroyed, so
+    no stream that fanin does not know may be captured meanwhile.
 
     >>> total = fanin.add_n([np.ones(1 << 18), np.ones(1 << 18)])
     >>> del total

@@ -116,18 +116,19 @@ def set_options(
     RuntimeError that names the contribution; memory that is kept for another result is filled with a pattern meanwhile,
     and the process ends where somebody wrote to it. budget: bytes that may wait in a buffer that was given no budget of
     its own (buffers made from now on); at first "auto" (`fanin.InputBuffer`). pool_bytes: bytes that may be kept of
-    large results (1 MiB and more) that are gone, for the next ones (at first an eighth of the machine's memory, 1 GiB
-    at most; 0: none are; `trim` gives them back). warn_stream_mismatch: whether a leaf that consumes on another stream
-    than its gradient was made on gets a `StreamMismatchWarning`, once (rule S6). capture_redirect: whether a consumer's
-    stream that is in no capture gives way to the captured stream that it would have to wait for (rule S7): the sum is
-    ready on that one then, and nothing outside is pulled into the graph; at first False. isa: the instruction set of
-    sums, "sse2", "avx2" or "avx512" ("plain" where the processor is no x86); a ValueError names those that this machine
-    has; the widest is taken unasked. threads: how many threads share a large sum on the CPU, from 1 to 1024; unasked as
-    many as the process may use, at most 8. Neither changes a bit of a result. raw_addresses: whether what has
-    `__cuda_array_interface__` and no DLPack (Numba's device arrays) is an array: what it says of its address, its
-    extent and its stream is believed, and a wrong extent ends the process; at first False. detect: passes that do not
-    say end at the first gradient with an inf or NaN (`fanin.backward(detect=True)`), and each `fanin.Node` that is made
-    remembers file and line, which errors of passes name. None leaves an option as it is.
+    large results (1 MiB and more) that are gone, for the next ones, and of each CUDA device's memory while somebody
+    synchronizes (at first an eighth of the machine's memory, 1 GiB at most; 0: none are; `trim` gives them back).
+    warn_stream_mismatch: whether a leaf that consumes on another stream than its gradient was made on gets a
+    `StreamMismatchWarning`, once (rule S6). capture_redirect: whether a consumer's stream that is in no capture gives
+    way to the captured stream that it would have to wait for (rule S7): the sum is ready on that one then, and nothing
+    outside is pulled into the graph; at first False. isa: the instruction set of sums, "sse2", "avx2" or "avx512"
+    ("plain" where the processor is no x86); a ValueError names those that this machine has; the widest is taken
+    unasked. threads: how many threads share a large sum on the CPU, from 1 to 1024; unasked as many as the process may
+    use, at most 8. Neither changes a bit of a result. raw_addresses: whether what has `__cuda_array_interface__` and no
+    DLPack (Numba's device arrays) is an array: what it says of its address, its extent and its stream is believed, and
+    a wrong extent ends the process; at first False. detect: passes that do not say end at the first gradient with an
+    inf or NaN (`fanin.backward(detect=True)`), and each `fanin.Node` that is made remembers file and line, which errors
+    of passes name. None leaves an option as it is.
 
     >>> with fanin.set_options(debug=True):
     ...     fanin.add_n([np.ones(2), np.ones(2)])

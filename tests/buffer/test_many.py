@@ -406,7 +406,7 @@ def test_a_launch_that_fails_poisons_its_slots_and_says_which(a_world: Any) -> N
     assert [read(x, s).tolist() for x in buf.take()] == [[3.0] * 8] * 6
 
 
-@pytest.mark.parametrize("call", ["MemAllocAsync", "MemcpyHtoDAsync"])
+@pytest.mark.parametrize("call", ["MemAllocFromPoolAsync", "MemcpyHtoDAsync"])
 def test_memory_that_is_short_for_the_table_costs_launches_and_no_sum(a_world: Any, call: str) -> None:
     w = a_world("fake")
     s = w.stream()
@@ -416,7 +416,7 @@ def test_memory_that_is_short_for_the_table_costs_launches_and_no_sum(a_world: A
     buf.add_many(range(5), parts[1], stream=s)
     w.driver.fail(0, NO_MEMORY, call=call)
     launches = w.launches(lambda: buf.add_many(range(5), parts[2], stream=s))
-    assert launches == (1 if call == "MemAllocAsync" else 5)  # the pool is trimmed and asked once more
+    assert launches == (1 if call == "MemAllocFromPoolAsync" else 5)  # the pool is trimmed and asked once more
     assert [read(x, s).tolist() for x in buf.take()] == [[6.0] * 8] * 5
 
 

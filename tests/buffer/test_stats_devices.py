@@ -378,7 +378,7 @@ def test_the_sum_waits_for_nobody_and_the_figures_are_read_once(a_world: Any) ->
                 "EventSynchronize",
                 "MemcpyDtoHAsync",
                 "LaunchKernel",
-                "MemAllocAsync",
+                "MemAllocFromPoolAsync",
             )
         }
         buf = fanin.InputBuffer(1, stats=stats, stream=c)

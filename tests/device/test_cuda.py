@@ -78,7 +78,14 @@ def test_a_driver_without_a_function_that_must_be_there_is_told_by_name() -> Non
 
 @pytest.mark.parametrize(
     "name",
-    ["MemAllocAsync", "MemPoolTrimTo", "ThreadExchangeStreamCaptureMode", "StreamGetCaptureInfo", "UserObjectCreate"],
+    [
+        "MemAllocFromPoolAsync",
+        "MemPoolTrimTo",
+        "StreamGetId",
+        "ThreadExchangeStreamCaptureMode",
+        "StreamGetCaptureInfo",
+        "UserObjectCreate",
+    ],
 )
 def test_a_feature_that_a_driver_lacks_is_off_and_named(a_world: Any, name: str) -> None:
     driver = a_world("fake", devices=1).driver
@@ -102,7 +109,12 @@ def test_an_old_driver_has_what_its_version_has(a_world: Any) -> None:
     buf.add(0, driver.array(np.ones(3)), stream=s)
     assert values(buf.take()[0], s) == [2, 2, 2]
     missing = _core.cuda_info()["missing"]
-    assert set(missing.values()) == {"cuMemAllocAsync", "cuStreamGetCaptureInfo", "cuUserObjectCreate"}
+    assert set(missing.values()) == {
+        "cuMemAllocFromPoolAsync",
+        "cuStreamGetId",
+        "cuStreamGetCaptureInfo",
+        "cuUserObjectCreate",
+    }
 
 
 def test_a_device_without_memory_pools_gets_plain_memory(a_world: Any) -> None:
@@ -113,7 +125,7 @@ def test_a_device_without_memory_pools_gets_plain_memory(a_world: Any) -> None:
     for _ in range(2):
         buf.add(0, driver.array(np.ones(3)), stream=s)
     assert values(buf.take()[0], s) == [2, 2, 2]
-    assert driver.calls("MemAllocAsync") == 0 and driver.calls("MemAlloc") > 2
+    assert driver.calls("MemAllocFromPoolAsync") == 0 and driver.calls("MemAlloc") > 2
 
 
 def test_a_device_that_the_driver_has_not_is_told_how_many_there_are(driver: FakeDriver) -> None:
@@ -166,7 +178,7 @@ def test_the_context_is_restored_when_a_call_fails(driver: FakeDriver) -> None:
         ("EventRecord", lambda: e.record(s)),
         ("StreamWaitEvent", lambda: t.wait(e)),
         ("StreamSynchronize", s.synchronize),
-        ("MemAlloc", lambda: driver.array(np.ones(3))),
+        ("MemAllocFromPoolAsync", lambda: driver.array(np.ones(3))),
         ("EventCreate", lambda: fanin.Event("cuda:0")),
     ):
         e.record(s)
@@ -452,7 +464,7 @@ def test_short_memory_is_trimmed_and_asked_for_once_more(driver: FakeDriver) -> 
     g = driver.array(np.ones(4))
     buf.add(0, g, stream=s)
     buf.add(0, g, stream=s)
-    driver.fail(0, NO_MEMORY, call="MemAllocAsync")
+    driver.fail(0, NO_MEMORY, call="MemAllocFromPoolAsync")
     trims = driver.calls("MemPoolTrimTo")
     assert values(buf.take()[0], s) == [2] * 4
     assert driver.calls("MemPoolTrimTo") == trims + 1
@@ -461,7 +473,8 @@ def test_short_memory_is_trimmed_and_asked_for_once_more(driver: FakeDriver) -> 
 def test_memory_that_is_really_short_is_told_and_the_device_goes_on(a_world: Any) -> None:
     driver = a_world("fake", 1, memory=1 << 16).driver
     with pytest.raises(
-        fanin.DeviceOutOfMemoryError, match=r"cuMemAlloc\(\d+ bytes\) on cuda:0 failed: CUDA_ERROR_OUT_OF_MEMORY"
+        fanin.DeviceOutOfMemoryError,
+        match=r"cuMemAllocFromPoolAsync\(\d+ bytes\) on cuda:0 failed: CUDA_ERROR_OUT_OF_MEMORY",
     ) as caught:
         driver.empty(1 << 16)
     assert caught.value.code == 2  # type: ignore[attr-defined]

@@ -65,9 +65,11 @@ def test_a_destroyed_streams_handle_is_not_asked_twice_and_may_be_another_stream
         fanin.Stream("cuda:0", s.handle)
 
 
-def test_memory_that_a_destroyed_stream_used_goes_back_when_memory_is_short(a_world: Any) -> None:
+@pytest.mark.parametrize("pools", [False, True])
+def test_memory_that_a_destroyed_stream_used_goes_back_when_it_is_asked_for(a_world: Any, pools: bool) -> None:
+    """Only a wait for the whole device would tell that nothing runs there any more, and that breaks every capture."""
     driver = a_world("fake", 1, memory=4 * MIB).driver
-    driver.set(pools=False)
+    driver.set(pools=pools)
     s, t = driver.stream(), driver.stream()
     keep, used = ([driver.array(np.ones(MIB // 8)) for _ in range(2)] for _ in range(2))
     for x in used:
@@ -76,6 +78,14 @@ def test_memory_that_a_destroyed_stream_used_goes_back_when_memory_is_short(a_wo
     del used, x
     gc.collect()
     buf = fanin.InputBuffer(1, stream=t)
+    for g in keep:
+        buf.add(0, g, stream=t)
+    with pytest.raises(fanin.DeviceOutOfMemoryError):
+        buf.take()
+    assert driver.calls("CtxSynchronize") == 0
+    fanin.trim()
+    assert driver.calls("CtxSynchronize") == 1
+    buf.clear()
     for g in keep:
         buf.add(0, g, stream=t)
     with fanin.stream(t):
@@ -181,17 +191,46 @@ def test_the_legacy_stream_is_refused_beside_a_captured_blocking_stream_and_the_
     assert x.numpy().tolist() == [2] * 4
 
 
-def test_a_whole_device_is_not_waited_for_while_a_stream_of_it_is_captured(driver: FakeDriver) -> None:
-    """Another thread's own stream is out of reach: all would be waited for, and every capture broken."""
+@pytest.mark.parametrize("known", [False, True])
+def test_another_threads_own_stream_is_waited_for_beside_a_capture(driver: FakeDriver, known: bool) -> None:
+    """By the legacy stream, which waits for all such streams: to wait for the device would break every capture, of
+    streams that fanin has never heard of too.
+    """
+    theirs: list[fanin.Stream] = []
+    x, y = driver.array(np.ones(4)), driver.array(np.ones(4))
+
+    def their_work() -> None:
+        theirs.append(fanin.Stream("cuda:0", 2))
+        driver.launch(theirs[0], lambda v: v.fill(5), writes=[y])
+
+    thread = threading.Thread(target=their_work)
+    thread.start()
+    thread.join()
+    made = ctypes.c_void_p()
+    with driver.context():
+        driver.call("cuStreamCreate", ctypes.byref(made), 1)
+    c = fanin.Stream("cuda:0", made.value or 0) if known else None
+    with driver.context():
+        driver.call("cuStreamBeginCapture_v2", made, 0)
+    theirs[0].synchronize()
+    assert y.numpy().tolist() == [5] * 4
+    graph = ctypes.c_void_p()
+    with driver.context():
+        driver.call("cuStreamEndCapture", made, ctypes.byref(graph))  # whole
+        driver.call("cuGraphDestroy", graph)
+        driver.call("cuStreamDestroy_v2", made)
+    assert driver.calls("CtxSynchronize") == 0 and x.numpy().tolist() == [1] * 4
+    del c
+
+
+def test_beside_a_captured_blocking_stream_another_threads_own_stream_cannot_be_waited_for(driver: FakeDriver) -> None:
     theirs: list[fanin.Stream] = []
     thread = threading.Thread(target=lambda: theirs.append(fanin.Stream("cuda:0", 2)))
     thread.start()
     thread.join()
-    gone, c, x = driver.stream(), driver.stream(), driver.array(np.ones(4))
-    destroy(driver, gone)
-    theirs[0].synchronize()  # of that one nothing is known
+    c, x = driver.stream(blocking=True), driver.array(np.ones(4))
     driver.begin_capture(c)
-    with pytest.raises(fanin.CaptureError, match="is captured and cannot be waited for with its whole device"):
+    with pytest.raises(fanin.CaptureError, match=r"\(906\).*use other streams"):
         theirs[0].synchronize()
     driver.launch(c, lambda v: np.multiply(v, 2, out=v), writes=[x])
     driver.launch_graph(driver.end_capture(c), c)
@@ -205,7 +244,9 @@ def test_a_broken_capture_is_told_before_the_driver_hears_of_more_work(driver: F
     driver.begin_capture(s)
     with pytest.raises(Exception, match="900"), driver.context():
         driver.call("cuStreamSynchronize", ctypes.c_void_p(s.handle))
-    calls = {name: driver.calls(name) for name in ("EventRecord", "LaunchKernel", "StreamWaitEvent", "MemAllocAsync")}
+    calls = {
+        name: driver.calls(name) for name in ("EventRecord", "LaunchKernel", "StreamWaitEvent", "MemAllocFromPoolAsync")
+    }
     buf = fanin.InputBuffer(1, stream=s)
 
     def total() -> None:

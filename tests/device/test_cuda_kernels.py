@@ -15,7 +15,7 @@ import pytest
 import fanin
 from fanin import _core
 from fanin.testing import FakeDriver
-from kit.support import ROOT, core_file
+from kit.support import CSRC, ROOT, RUNGS, core_file
 
 pytestmark = pytest.mark.core
 
@@ -133,11 +133,11 @@ def test_machine_code_that_the_driver_cannot_use_gives_way_to_the_ptx(driver: Fa
     assert fanin.add_n([x, x]).numpy().tolist() == [2, 2, 2]
 
 
-def test_a_driver_that_cannot_load_the_kernels_for_another_reason_is_asked_once(driver: FakeDriver) -> None:
-    driver.fail(0, 999, call="ModuleLoadData")
-    with pytest.raises(fanin.DeviceError, match=r"cuModuleLoadData.*999"):
+def test_a_driver_that_cannot_load_the_kernels_is_told_by_call_and_code(driver: FakeDriver) -> None:
+    driver.fail(0, 2, call="ModuleGetFunction")
+    with pytest.raises(fanin.DeviceError, match=r"cuModuleGetFunction.*\(2\)"):
         driver.array(np.ones(3))
-    assert driver.calls("ModuleLoadData") == 1
+    assert driver.calls("ModuleLoadData") == driver.calls("ModuleUnload") == 1
 
 
 def test_the_kernels_that_were_built_in_are_named() -> None:
@@ -154,3 +154,28 @@ def test_the_built_library_has_the_ptx_of_the_tree() -> None:
     ptx = "".join(re.findall(r'^    "(.*)"', tree, re.MULTILINE)).replace("\\n", "\n").replace('\\"', '"')
     assert len(ptx) > 100_000 and library
     assert ptx.encode() in library.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("codes", "loaded"),
+    [
+        ((0, 0, 0), "machine code | 1 loads 0 unloads | fine"),
+        ((209, 0, 0), "machine code ptx | 2 loads 0 unloads | fine"),
+        ((0, 200, 0), "machine code ptx | 2 loads 1 unloads | fine"),  # a driver that loads lazily says it late
+        ((0, 500, 0), "machine code ptx | 2 loads 1 unloads | fine"),
+        ((999, 0, 0), "machine code ptx | 2 loads 0 unloads | fine"),  # in whatever words
+        ((2, 0, 0), "machine code | 1 loads 0 unloads | failed"),
+        ((0, 2, 0), "machine code | 1 loads 1 unloads | failed"),
+        ((700, 0, 0), "machine code | 1 loads 0 unloads | failed"),
+        ((0, 719, 0), "machine code | 1 loads 0 unloads | failed"),
+        ((209, 0, 218), "machine code ptx | 2 loads 0 unloads | failed"),
+    ],
+)
+def test_an_image_that_cannot_be_used_gives_way_whenever_that_is_said(
+    c_program: Any, codes: tuple[int, ...], loaded: str
+) -> None:
+    """At the load or at a look-up, by any code but that of short memory and those after which nothing works."""
+    sources = [str(p) for rung in RUNGS for p in sorted((CSRC / rung).glob("**/*.c")) if p.parent.name != "kernels"]
+    done = c_program("load_kernels.c", *sources, core=False)(*map(str, codes))
+    assert done.stdout.startswith(loaded), done.stdout
+    assert ("cuModule" in done.stdout) == loaded.endswith("failed")

@@ -4,13 +4,20 @@ handles out again, tells of errors late. Each of these once hid a defect of the 
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import gc
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
 import fanin
+from fanin import _core
 from fanin.testing import FakeDriver
+from fanin.testing.driver import DriverError
 from kit import hooks
 
 pytestmark = pytest.mark.core
@@ -96,3 +103,276 @@ def test_a_code_after_which_a_process_must_end_loses_the_device_and_its_first_ca
     ):
         s.synchronize()
     assert driver.calls() == calls
+
+
+# Handles that come back
+
+
+def destroy(driver: FakeDriver, s: fanin.Stream) -> None:
+    with driver.context():
+        driver.call("cuStreamDestroy_v2", ctypes.c_void_p(s.handle))
+
+
+def test_a_handle_that_comes_back_is_another_stream(driver: FakeDriver) -> None:
+    old = driver.stream()
+    destroy(driver, old)
+    new = driver.stream()
+    assert new.handle == old.handle and new != old
+    new.record().synchronize()
+    with pytest.raises(fanin.DeviceError, match="was destroyed: keep a stream until"):
+        old.record()
+    assert fanin.Stream("cuda:0", old.handle) == new
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        False,
+        pytest.param(True, marks=pytest.mark.skipif(not hooks.DEVELOPMENT, reason="FANIN_DEV=1 plants faults")),
+    ],
+)
+def test_what_a_destroyed_stream_had_waited_for_its_successor_waits_for_again(
+    driver: FakeDriver, planted: bool
+) -> None:
+    p, old = driver.stream(), driver.stream()
+    x = driver.empty(8)
+    driver.launch(p, lambda v: v.fill(1), writes=[x])
+    e = p.record()
+    old.wait(e)
+    destroy(driver, old)
+    hooks.fault("CUDA_SAME_HANDLE" if planted else None)
+    try:
+        new = driver.stream()
+        new.wait(e)
+        driver.launch(new, lambda v: v.sum(), reads=[x])
+    finally:
+        hooks.fault(None)
+    if planted:
+        driver.world.races_are_planted()
+    driver.synchronize()
+    assert (driver.races > 0) == planted
+
+
+def test_without_numbers_for_streams_a_handle_is_all_that_is_known(a_world: Any) -> None:
+    driver = a_world("fake", 1).driver
+    driver.set(version=11080)
+    old = driver.stream()
+    destroy(driver, old)
+    assert driver.stream() == old
+
+
+# What waits, and what breaks a capture
+
+
+@contextlib.contextmanager
+def captured_by_others(driver: FakeDriver) -> Iterator[None]:
+    """The capture of a stream that fanin has never heard of: it is whole at the end."""
+    s, graph = ctypes.c_void_p(), ctypes.c_void_p()
+    with driver.context():
+        driver.call("cuStreamCreate", ctypes.byref(s), 1)
+        driver.call("cuStreamBeginCapture_v2", s, 0)
+    try:
+        yield
+    finally:
+        with driver.context():
+            try:
+                driver.call("cuStreamEndCapture", s, ctypes.byref(graph))
+                driver.call("cuGraphDestroy", graph)
+            finally:
+                driver.call("cuStreamDestroy_v2", s)
+
+
+def all_that_it_does(driver: FakeDriver) -> dict[str, Callable[[], object]]:
+    s, t = driver.stream(), driver.stream()
+    x, y = driver.array(np.ones(4)), driver.array(np.ones((4, 4)))
+    xs = [driver.array(np.ones(16, "f4")) for _ in range(40)]
+    e = s.record()
+
+    def total(stats: bool = False, **how: Any) -> None:
+        buf = fanin.InputBuffer(1, stream=s, stats=stats, **how)
+        for g, on in ((x, t), (x, s), (x, t)):
+            buf.add(0, g, stream=on)
+        buf.take()
+        assert not stats or buf.stats(0).count == 4  # type: ignore[union-attr]
+
+    def many() -> None:
+        buf = fanin.InputBuffer(20, stream=s, budget=0)
+        buf.add_many(range(20), xs[:20], stream=s)
+        buf.add_many(range(20), xs[20:], stream=t)
+        assert all(g is not None for g in buf.take())
+
+    def handle() -> None:
+        made = ctypes.c_void_p()
+        mode = ctypes.c_int(2)
+        driver.call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+        with driver.context():
+            driver.call("cuStreamCreate", ctypes.byref(made), 1)
+        driver.call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+        driver._streams.append(made.value or 0)
+        fanin.Stream("cuda:0", made.value or 0).synchronize()
+
+    return {
+        "a copy to the device": lambda: driver.array(np.ones(5)),
+        "memory alone": lambda: driver.empty(1 << 20),
+        "a read": x.numpy,
+        "a read of what has gaps": lambda: y[:, ::2].numpy(),
+        "a sum": total,
+        "a sum with statistics": lambda: total(stats=True),
+        "an exact sum": lambda: total(accumulate="exact"),
+        "many sums": many,
+        "memory that goes": lambda: (xs.clear(), gc.collect()),
+        "events": lambda: (e.query(), e.synchronize(), fanin.Event("cuda:0")),
+        "a wait": s.synchronize,
+        "a handle that is new": handle,
+        "the first use of a device": lambda: fanin.Stream("cuda:1", 1),
+        "trim": fanin.trim,
+        "pool_bytes": lambda: fanin.set_options(pool_bytes=1 << 20),
+    }
+
+
+@pytest.mark.parametrize("pools", [True, False])
+@pytest.mark.parametrize("theirs", [False, True])
+def test_nothing_that_fanin_does_breaks_a_capture_that_it_does_not_know(
+    a_world: Any, pools: bool, theirs: bool
+) -> None:
+    """In the capturing thread, and in another one."""
+    driver = a_world("fake").driver
+    driver.set(pools=pools)
+    kept = _core.get_options()["pool_bytes"]
+    broken = []
+    for what, act in all_that_it_does(driver).items():
+        if what == "trim" and not pools:
+            continue  # it frees what is kept, which waits for the device: a user says when
+        try:
+            with captured_by_others(driver):
+                if theirs:
+                    thread = threading.Thread(target=act)
+                    thread.start()
+                    thread.join()
+                else:
+                    act()
+        except DriverError as e:
+            broken.append(f"{what}: {e}")
+    fanin.set_options(pool_bytes=kept)
+    assert not broken, broken
+    assert driver.calls("CtxSynchronize") == 0 and driver.calls("MemFree") == 0
+
+
+def test_a_wait_for_the_device_breaks_the_captures_of_all(driver: FakeDriver) -> None:
+    """The control: what this driver does when cuMemFree is called, in whatever mode."""
+    at, mode = ctypes.c_uint64(), ctypes.c_int(2)
+    with driver.context():
+        driver.call("cuMemAlloc_v2", ctypes.byref(at), ctypes.c_size_t(64))
+        driver.call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+
+    def free() -> None:
+        with pytest.raises(DriverError, match="900"), driver.context():
+            driver.call("cuMemFree_v2", at)
+
+    with pytest.raises(DriverError, match="901"), captured_by_others(driver):
+        free()
+    with driver.context():
+        driver.call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+        driver.call("cuMemFree_v2", at)
+
+
+def test_without_pools_memory_is_kept_for_the_next_and_goes_when_it_is_asked_for(a_world: Any) -> None:
+    driver = a_world("fake", 1).driver
+    driver.set(pools=False)
+    s = driver.stream()
+    x = driver.array(np.ones(1000))
+    s.synchronize()
+    for _ in range(5):
+        made = driver.calls("MemAlloc")
+        with fanin.stream(s):
+            y = fanin.add_n([x, x])
+        s.synchronize()
+        del y
+        gc.collect()
+    assert driver.calls("MemAlloc") == made and driver.calls("MemFree") == 0
+    live = driver.live()
+    assert fanin.trim() >= 8000 and driver.live() < live
+    assert x.numpy().tolist() == [1] * 1000
+
+
+# Memory pools
+
+
+@pytest.mark.parametrize("kept", [0, 1 << 20])
+def test_memory_stays_when_somebody_else_synchronizes(driver: FakeDriver, kept: int) -> None:
+    """The control: a pool that keeps nothing maps its memory again in each turn."""
+    with fanin.set_options(pool_bytes=kept):
+        s = driver.stream()
+        xs = [driver.array(np.ones(4000)) for _ in range(2)]
+        mapped = []
+        for _ in range(6):
+            with fanin.stream(s):
+                total = fanin.add_n(xs)
+            s.synchronize()
+            del total
+            driver.array(np.zeros(1))
+            with driver.context():  # as loss.item() does
+                driver.call("cuStreamSynchronize", ctypes.c_void_p(s.handle))
+            mapped.append(driver.mapped)
+        assert (mapped[-1] == mapped[1]) == (kept > 0), mapped
+
+
+def test_the_pool_is_our_own_and_trim_gives_back_what_nobody_uses(driver: FakeDriver) -> None:
+    x = driver.array(np.ones(1 << 17))
+    fanin.trim()
+    y = driver.empty(1 << 17)
+    del y
+    gc.collect()
+    assert driver.live("pools") == 1
+    given = fanin.trim()
+    assert 1 << 20 <= given < 1 << 21  # not x's
+    assert fanin.trim() == 0 and x.numpy()[0] == 1
+
+
+def test_pool_bytes_is_told_to_devices_that_are_there_already(driver: FakeDriver) -> None:
+    driver.array(np.ones(4))
+    calls = driver.calls("MemPoolSetAttribute")
+    with fanin.set_options(pool_bytes=0):
+        assert driver.calls("MemPoolSetAttribute") == calls + 1
+    assert driver.calls("MemPoolSetAttribute") == calls + 2
+
+
+def test_a_device_that_makes_no_pool_gets_plain_memory(driver: FakeDriver) -> None:
+    driver.fail(0, 801, call="MemPoolCreate")
+    x = driver.array(np.ones(3))
+    assert fanin.add_n([x, x]).numpy().tolist() == [2] * 3
+    assert driver.calls("MemAllocFromPoolAsync") == 0
+
+
+# Copies that read late
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        False,
+        pytest.param(True, marks=pytest.mark.skipif(not hooks.DEVELOPMENT, reason="FANIN_DEV=1 plants faults")),
+    ],
+)
+def test_memory_of_the_host_is_used_again_only_when_a_device_that_reads_it_has(a_world: Any, planted: bool) -> None:
+    """The table of many sums lies in memory that the next batch writes over."""
+    driver = a_world("fake", 1).driver
+    driver.set(coherent=True)
+    s = driver.stream()
+    xs = [driver.array(np.full(16, k, "f4")) for k in range(120)]
+    if planted:
+        driver.world.device_is_lost()
+    hooks.fault("CUDA_EARLY_HOST" if planted else None)
+    try:
+        buf = fanin.InputBuffer(40, stream=s, budget=0)
+        for part in range(3):
+            buf.add_many(range(40), xs[40 * part : 40 * part + 40], stream=s)
+        sums = buf.take()
+        if not planted:
+            with fanin.stream(s):
+                assert sums[7].numpy().tolist() == [7 + 47 + 87] * 16
+        else:
+            with pytest.raises(fanin.DeviceError, match="700"):
+                s.synchronize()
+    finally:
+        hooks.fault(None)

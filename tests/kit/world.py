@@ -334,9 +334,10 @@ class Raw(World):
         self.call("cuCtxSynchronize")
 
     def unsafe(self) -> None:
+        """A call that the mode of a capture may allow. To free the memory waits for the device: none allows that."""
         out = ctypes.c_uint64()
         self.call("cuMemAlloc_v2", ctypes.byref(out), ctypes.c_size_t(64))
-        self.call("cuMemFree_v2", out)
+        self.on.at_end.append(lambda: self.call("cuMemFree_v2", out))
 
     def state(self, s: Any) -> int:
         status = ctypes.c_int()
@@ -447,6 +448,7 @@ class Driver(FakeDriver):
         self._lib = ctypes.CDLL("libcuda.so.1")
         self._streams: list[int] = []
         self._mine: dict[int, Any] = {}
+        self.at_end: list[Callable[[], None]] = []
         self._runs: dict[int, int] = {}
         context, module, self._spin = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
         self.call("cuInit", 0)
@@ -524,6 +526,8 @@ class Gpu(Raw):
     def close(self, bad: bool) -> None:
         gc.collect()
         try:
+            for call in self.on.at_end:
+                call()
             for e in self._events:
                 self.call("cuEventDestroy_v2", e)
             for s in self.on._streams:

@@ -27,11 +27,22 @@ typedef struct fan_cu_object *fan_cu_object;
 typedef struct fan_cu_pool *fan_cu_pool;
 typedef void fan_cu_call(void *ctx); /* a host function of the driver's */
 
+/* What a pool is to be. Zero but for what is named. */
+typedef struct fan_cu_pool_props {
+    int allocation; /* FAN_CU_ALLOCATION_PINNED */
+    int handles;
+    int location, device; /* FAN_CU_LOCATION_DEVICE, and which */
+    void *security;
+    size_t most;
+    unsigned char reserved[56];
+} fan_cu_pool_props;
+
 /* What a feature is for, in words: X(NAME, words) */
-#define FAN_CUDA_FEATURE_LIST(X)            \
-    X(MUST, "everything")                   \
-    X(POOLS, "stream-ordered memory")       \
-    X(CAPTURE, "work under stream capture") \
+#define FAN_CUDA_FEATURE_LIST(X)                                                   \
+    X(MUST, "everything")                                                          \
+    X(POOLS, "stream-ordered memory")                                              \
+    X(STREAM_IDS, "telling a new stream from a destroyed one that had its handle") \
+    X(CAPTURE, "work under stream capture")                                        \
     X(GRAPHS, "memory that lives as long as the graph that uses it")
 
 typedef enum fan_cuda_feature {
@@ -80,10 +91,15 @@ typedef enum fan_cuda_feature {
     X(EventRecord, "", 2000, MUST, (fan_cu_event e, fan_cu_stream s))                                           \
     X(EventQuery, "", 2000, MUST, (fan_cu_event e))                                                             \
     X(EventSynchronize, "", 2000, MUST, (fan_cu_event e))                                                       \
-    X(MemAllocAsync, "", 11020, POOLS, (fan_cu_pointer * out, size_t bytes, fan_cu_stream s))                   \
+    X(MemAllocFromPoolAsync, "", 11020, POOLS,                                                                  \
+      (fan_cu_pointer * out, size_t bytes, fan_cu_pool pool, fan_cu_stream s))                                  \
     X(MemFreeAsync, "", 11020, POOLS, (fan_cu_pointer p, fan_cu_stream s))                                      \
-    X(DeviceGetDefaultMemPool, "", 11020, POOLS, (fan_cu_pool * out, fan_cu_device d))                          \
+    X(MemPoolCreate, "", 11020, POOLS, (fan_cu_pool * out, const fan_cu_pool_props *props))                     \
+    X(MemPoolDestroy, "", 11020, POOLS, (fan_cu_pool pool))                                                     \
+    X(MemPoolSetAttribute, "", 11020, POOLS, (fan_cu_pool pool, int which, void *value))                        \
+    X(MemPoolGetAttribute, "", 11020, POOLS, (fan_cu_pool pool, int which, void *value))                        \
     X(MemPoolTrimTo, "", 11020, POOLS, (fan_cu_pool pool, size_t keep))                                         \
+    X(StreamGetId, "", 12000, STREAM_IDS, (fan_cu_stream s, uint64_t *id))                                      \
     X(ThreadExchangeStreamCaptureMode, "", 10010, CAPTURE, (int *mode))                                         \
     X(StreamGetCaptureInfo, "_v2", 11030, CAPTURE,                                                              \
       (fan_cu_stream s, int *status, uint64_t *id, fan_cu_graph *graph, const void **frontier, size_t *count))  \
@@ -108,11 +124,17 @@ enum {
     FAN_CU_OUT_OF_MEMORY = 2,
     FAN_CU_DEINITIALIZED = 4,
     FAN_CU_NOT_READY = 600,
+    FAN_CU_NOT_SUPPORTED = 801,
     FAN_CU_STREAM_NON_BLOCKING = 1,
     FAN_CU_POINTER_DEVICE_ORDINAL = 9,
     FAN_CU_EVENT_DISABLE_TIMING = 2,
     FAN_CU_ATTRIBUTE_MULTIPROCESSORS = 16,
+    FAN_CU_ATTRIBUTE_PAGEABLE_ACCESS = 88, /* the device reads memory of the host that nobody registered */
     FAN_CU_ATTRIBUTE_MEMORY_POOLS = 115,
+    FAN_CU_ALLOCATION_PINNED = 1,
+    FAN_CU_LOCATION_DEVICE = 1,
+    FAN_CU_POOL_RELEASE_THRESHOLD = 4, /* uint64_t: bytes that are kept when somebody synchronizes */
+    FAN_CU_POOL_RESERVED = 5,          /* uint64_t: bytes that the pool has now */
     FAN_CU_ATTRIBUTE_MAJOR = 75,
     FAN_CU_ATTRIBUTE_MINOR = 76,
     FAN_CU_CAPTURE_NONE = 0,

@@ -127,6 +127,7 @@ static void batch_staging_give(fan_cuda_part *p, char *staging, size_t bytes)
     fan_free(gone);
 }
 
+/* batch_send: `from` may be used again when this returns. Blocks where the device itself reads such memory. */
 static fan_status batch_send(const fan__launch_ctx *s, uint64_t to, const char *from, size_t bytes, fan_error *err)
 {
     fan_status status = FAN_OK;
@@ -135,6 +136,8 @@ static fan_status batch_send(const fan__launch_ctx *s, uint64_t to, const char *
         status = fan__cuda_check(s->part, fan__cuda_api_of(s->part)->MemcpyHtoDAsync(to + at, from + at, piece, s->on),
                                  "cuMemcpyHtoDAsync", err);
     }
+    if (status == FAN_OK && s->part->reads_host && !FAN_FAULT(CUDA_EARLY_HOST))
+        status = fan__cuda_pass(s->part, s->on, err);
     return status;
 }
 
@@ -237,6 +240,7 @@ fan_status fan__cuda_run_many(fan_device *d, fan_stream *s, const fan_job *jobs,
     batch_sorted o = {.nkinds = 0};
     FAN_TRY(fan__cuda_queue_of(s, &w.on, err));
     FAN_TRY(fan__cuda_enter(w.part, &scope, err));
+    int mode = fan__cuda_relax(w.part, FAN_CU_CAPTURE_MODE_RELAXED); /* once for all calls below */
     FAN_GO(fan__cuda_capture_of(s, &capture, NULL, err));
     if (capture || !w.part->pools)
         goto done;
@@ -250,6 +254,7 @@ fan_status fan__cuda_run_many(fan_device *d, fan_stream *s, const fan_job *jobs,
 done:
     fan_free(o.kind);
     fan_free(o.some);
+    (void)fan__cuda_relax(w.part, mode);
     fan__cuda_leave(&scope);
     return status;
 }

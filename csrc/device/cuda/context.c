@@ -173,17 +173,25 @@ fan_status fan__cuda_check(fan_cuda_part *p, fan_cu_result code, const char *cal
     return status;
 }
 
+#define UNDO 0x100 /* in what fan__cuda_relax returns */
+
+/* The driver whose relaxed mode this thread is in by our doing. */
+static _Thread_local const fan_cuda *relaxed;
+
 int fan__cuda_relax(const fan_cuda_part *p, int mode)
 {
     const fan_cuda_api *api = fan__cuda_api_of(p);
-    if (!api->has[FAN_CUDA_CAPTURE] || mode < 0)
+    bool undo = mode >= UNDO;
+    if (!api->has[FAN_CUDA_CAPTURE] || mode < 0 || (!undo && relaxed == p->cuda))
         return -1;
+    relaxed = undo ? NULL : p->cuda;
     for (int i = 0; i < 2;
          i++) { /* tried twice: a thread that stayed in relaxed mode would break the captures of others */
-        int was = mode;
+        int was = mode & ~UNDO;
         if (api->ThreadExchangeStreamCaptureMode(&was) == 0)
-            return was;
+            return UNDO | was;
     }
+    relaxed = NULL;
     return -1;
 }
 

@@ -20,7 +20,7 @@ const char *fan__cuda_capture_advice(fan_cu_result code);
 /* fan__cuda_lives: whether the driver says that the primary context is there. */
 bool fan__cuda_lives(const fan_cuda_part *p);
 /* fan__cuda_relax: puts this thread into a capture mode in which its unsafe calls do not disturb the captures of other
- * threads. Returns what a second call takes to undo it (-1: nothing was changed). */
+ * threads. Returns what a second call takes to undo it (-1: nothing was changed: it was in that mode already). */
 int fan__cuda_relax(const fan_cuda_part *p, int mode);
 /* fan__cuda_pass: blocks until all that is queued on a stream, which is not captured, has run. The captures of others
  * are not disturbed. */

@@ -1,6 +1,7 @@
 #include "device/cuda/copy.h"
 
 #include "array/elements.h"
+#include "base/fault.h"
 #include "base/mem.h"
 #include "device/cuda/context.h"
 #include "device/cuda/memory.h"
@@ -55,6 +56,17 @@ static fan_status copy_packed(const fan__launch_ctx *s, const fan_array *like, f
     return FAN_OK;
 }
 
+/* copy_send: from memory of the host, which may be used again when this returns. Blocks where the device itself reads
+ * such memory. */
+static fan_status copy_send(const fan__launch_ctx *s, uint64_t to, const char *from, size_t bytes, fan_error *err)
+{
+    int mode = fan__cuda_relax(s->part, FAN_CU_CAPTURE_MODE_RELAXED);
+    fan_cu_result code = fan__cuda_api_of(s->part)->MemcpyHtoDAsync(to, from, bytes, s->on);
+    (void)fan__cuda_relax(s->part, mode);
+    FAN_TRY(fan__cuda_check(s->part, code, "cuMemcpyHtoDAsync", err));
+    return s->part->reads_host && !FAN_FAULT(CUDA_EARLY_HOST) ? fan__cuda_pass(s->part, s->on, err) : FAN_OK;
+}
+
 fan_status fan__cuda_upload(const fan__launch_ctx *s, const fan_array *out, const fan_array *in, fan_error *err)
 {
     fan_status status;
@@ -71,13 +83,9 @@ fan_status fan__cuda_upload(const fan__launch_ctx *s, const fan_array *out, cons
         fan__cuda_scratch_free(s->stream, fan__address_of(&near));
         return status;
     }
-    FAN_GO(
-        copy_twin_begin(&t, out, err)); /* memory that is surely not pinned: the call returns when it has been read */
+    FAN_GO(copy_twin_begin(&t, out, err)); /* memory that is surely not pinned */
     fan_array_copy(&t.array, in);
-    status = fan__cuda_check(
-        s->part,
-        fan__cuda_api_of(s->part)->MemcpyHtoDAsync(fan__address_of(out) + (uint64_t)t.lo, t.bytes, t.size, s->on),
-        "cuMemcpyHtoDAsync", err);
+    status = copy_send(s, fan__address_of(out) + (uint64_t)t.lo, t.bytes, t.size, err);
 done:
     copy_twin_end(&t);
     return status;
@@ -101,8 +109,10 @@ fan_status fan__cuda_download(const fan__launch_ctx *s, const fan_array *dst, co
         return status;
     }
     FAN_GO(copy_twin_begin(&t, src, err));
-    FAN_GO(fan__cuda_check(s->part, api->MemcpyDtoHAsync(t.bytes, fan__address_of(src) + (uint64_t)t.lo, t.size, s->on),
-                           "cuMemcpyDtoHAsync", err));
+    int mode = fan__cuda_relax(s->part, FAN_CU_CAPTURE_MODE_RELAXED);
+    fan_cu_result code = api->MemcpyDtoHAsync(t.bytes, fan__address_of(src) + (uint64_t)t.lo, t.size, s->on);
+    (void)fan__cuda_relax(s->part, mode);
+    FAN_GO(fan__cuda_check(s->part, code, "cuMemcpyDtoHAsync", err));
     FAN_GO(fan__cuda_pass(s->part, s->on, err));
     fan_array_copy(dst, &t.array);
 done:

@@ -47,6 +47,12 @@ int fan_cuda_here(fan_cuda *c);
 bool fan_cuda_active(fan_cuda *c, int index);
 /* fan_cuda_holding: the device on which the driver has memory at `address`; -1: it knows none there. */
 int fan_cuda_holding(fan_cuda *c, uint64_t address);
+/* fan_cuda_trim: memory that is kept for next sums and not in use goes back to the system; returns how many bytes.
+ * Waits for a device where streams that used memory were destroyed. No stream may be captured that fanin does not know.
+ */
+size_t fan_cuda_trim(fan_cuda *c);
+/* fan_cuda_keep: how many bytes of each device may be kept so when somebody synchronizes. */
+void fan_cuda_keep(fan_cuda *c, size_t bytes);
 void fan_cuda_leave_out(fan_cuda *c, uint64_t plan_bits); /* as fan_sim_leave_out */
 
 

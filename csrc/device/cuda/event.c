@@ -34,7 +34,10 @@ fan_status fan__cuda_record(fan_event *e, fan_stream *s, fan_error *err)
     fan_cuda_part *p = fan__cuda_part_of(s->device);
     fan__cuda_scope scope;
     fan_cu_stream on;
-    FAN_TRY(fan__cuda_queue_of(s, &on, err));
+    if (!err && atomic_load_explicit(&fan__cuda_queue(s)->passed, memory_order_relaxed))
+        on = p->free_stream; /* memory that leaves asks, and nothing of the stream runs any more */
+    else
+        FAN_TRY(fan__cuda_queue_of(s, &on, err));
     FAN_TRY(fan__cuda_enter(p, &scope, err));
     fan_status status =
         FAN_FAULT(CUDA_NO_RECORD)

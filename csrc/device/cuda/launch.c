@@ -18,45 +18,42 @@ _Static_assert(sizeof(fan_k_fold) <= 4096 && sizeof(fan_k_any) <= 4096 && sizeof
 
 _Static_assert(sizeof(fan_k_stats_end) <= 4096, "the same");
 
-/* launch_is_foreign: whether the driver says that it cannot use the code: made for other GPUs, or by a compiler that is
- * newer than the driver. */
-static bool launch_is_foreign(fan_cu_result code)
+/* launch_load: loads an image and looks all kernels up in it: a driver that loads lazily says only then that it cannot
+ * use one. What was loaded is unloaded where that fails; `call`: what failed. */
+static fan_cu_result launch_load(fan_cuda_part *p, const void *image, const char **call)
 {
-    enum {
-        INVALID_IMAGE = 200,
-        NO_BINARY_FOR_GPU = 209,
-        INVALID_PTX = 218,
-        UNSUPPORTED_PTX_VERSION = 222,
-        INVALID_SOURCE = 300
-    };
-    return code == INVALID_IMAGE || code == NO_BINARY_FOR_GPU || code == INVALID_PTX ||
-           code == UNSUPPORTED_PTX_VERSION || code == INVALID_SOURCE;
+    const fan_cuda_api *api = fan__cuda_api_of(p);
+    fan_cu_module m = NULL;
+    *call = "cuModuleLoadData";
+    fan_cu_result code = api->ModuleLoadData(&m, image);
+    if (code)
+        return code;
+    *call = "cuModuleGetFunction";
+    for (size_t i = 0; i < FAN__FOLDS && code == 0; i++) {
+        code = api->ModuleGetFunction(&p->folds[i], m, fan__folds[i].name);
+        code = code ? code : api->ModuleGetFunction(&p->many[i], m, fan__folds[i].many);
+        code = code ? code : api->ModuleGetFunction(&p->fold_stats[i], m, fan__folds[i].stats);
+    }
+#define X(field, name) code = code ? code : api->ModuleGetFunction(&p->field, m, name);
+    FAN__CUDA_KERNEL_LIST(X)
+#undef X
+    if (code && !fan_cuda_sticky(code))
+        (void)api->ModuleUnload(m);
+    p->module = code ? NULL : m;
+    return code;
 }
 
 fan_status fan__cuda_load_kernels(fan_cuda_part *p, fan_error *err)
 {
-    const fan_cuda_api *api = fan__cuda_api_of(p);
-    fan_status status;
+    const void *image = fan_kernels_fatbin_bytes ? (const void *)fan_kernels_fatbin : fan_kernels_ptx;
+    const char *call;
     int mode = fan__cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED);
-    fan_cu_result code = fan_kernels_fatbin_bytes ? api->ModuleLoadData(&p->module, fan_kernels_fatbin) : 0;
-    if (!fan_kernels_fatbin_bytes || launch_is_foreign(code))
-        code = api->ModuleLoadData(&p->module, fan_kernels_ptx);
-    FAN_GO(fan__cuda_check(p, code, "cuModuleLoadData", err));
-    for (size_t i = 0; i < FAN__FOLDS; i++) {
-        FAN_GO(fan__cuda_check(p, api->ModuleGetFunction(&p->folds[i], p->module, fan__folds[i].name),
-                               "cuModuleGetFunction", err));
-        FAN_GO(fan__cuda_check(p, api->ModuleGetFunction(&p->many[i], p->module, fan__folds[i].many),
-                               "cuModuleGetFunction", err));
-        FAN_GO(fan__cuda_check(p, api->ModuleGetFunction(&p->fold_stats[i], p->module, fan__folds[i].stats),
-                               "cuModuleGetFunction", err));
-    }
-#define X(field, name) \
-    FAN_GO(fan__cuda_check(p, api->ModuleGetFunction(&p->field, p->module, name), "cuModuleGetFunction", err));
-    FAN__CUDA_KERNEL_LIST(X)
-#undef X
-done:
+    fan_cu_result code = launch_load(p, image, &call);
+    /* Machine code is of a compiler that may be newer than the driver, and drivers say that in many ways. */
+    if (code && image != fan_kernels_ptx && code != FAN_CU_OUT_OF_MEMORY && !fan_cuda_sticky(code))
+        code = launch_load(p, fan_kernels_ptx, &call);
     (void)fan__cuda_relax(p, mode);
-    return status;
+    return fan__cuda_check(p, code, call, err);
 }
 
 fan_status fan__launch_blocks(const fan__launch_ctx *w, fan_cu_function f, int64_t blocks, void *args, fan_error *err)

@@ -1,10 +1,16 @@
 /* Memory of the CUDA backend.
  *
- * A block comes from the default pool of the device, in the order of the stream that uses it first. Exception: without
- * pools, without such a stream, or under a capture it comes from cuMemAlloc, and can be used anywhere at once. A block
- * is freed only when all its users have passed, so a pooled block goes back on a stream of our own, for which nobody
- * else waits. The block table, sorted by address, has an entry for each block: where it came from, and which graphs use
- * it. */
+ * A block comes from a pool of our own, in the order of the stream that uses it first. Memory that may be used anywhere
+ * at once comes from the same pool in the order of a stream of our own, which is waited for: nothing runs there but
+ * frees. A block is freed only when all its users have passed, so it goes back on that stream, for which nobody else
+ * waits.
+ *
+ * Without pools, and under a capture, it comes from cuMemAlloc. cuMemFree waits for the device, and may break the
+ * capture of a stream that nobody here has heard of: so what is freed is kept for the next one who asks. The driver
+ * gets it back when memory is short, by fan_cuda_trim and in the end, and never while a stream that is known here is
+ * captured.
+ *
+ * The block table, sorted by address, has an entry for each block: where it came from, and which graphs use it. */
 #include "device/cuda/memory.h"
 
 #include "base/fault.h"
@@ -32,7 +38,8 @@ static size_t block_place(const fan_cuda_part *p, uint64_t address)
 static fan__cuda_block *block_holding(fan_cuda_part *p, uint64_t address)
 {
     size_t i = block_place(p, address + 1);
-    return i > 0 && address - p->blocks[i - 1].address < p->blocks[i - 1].bytes ? &p->blocks[i - 1] : NULL;
+    fan__cuda_block *b = i > 0 ? &p->blocks[i - 1] : NULL;
+    return b && !b->kept && address - b->address < b->bytes ? b : NULL;
 }
 
 /* block_reserve: makes room in the block table for one block more, before the driver is asked. */
@@ -67,15 +74,71 @@ static void block_remove(fan_cuda_part *p, const fan__cuda_block *b)
     memmove(p->blocks + i, p->blocks + i + 1, (p->nblocks - i) * sizeof *p->blocks);
 }
 
-/* block_give: gives a block back to the driver, in the order of `on` if the pool takes it; the context is current. A
- * failure is reported by the next call that can report one. */
+/* block_give: gives a pooled block back to the driver, in the order of `on`; the context is current. A failure is
+ * reported by the next call that can report one. */
 static void block_give(fan_cuda_part *p, const fan__cuda_block *b, fan_cu_stream on)
 {
-    const fan_cuda_api *api = fan__cuda_api_of(p);
     int mode = fan__cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED);
-    fan_cu_result code = b->pooled ? api->MemFreeAsync(b->address, on) : api->MemFree(b->address);
+    fan_cu_result code = fan__cuda_api_of(p)->MemFreeAsync(b->address, on);
     (void)fan__cuda_relax(p, mode);
-    (void)fan__cuda_check(p, code, b->pooled ? "cuMemFreeAsync" : "cuMemFree", NULL);
+    (void)fan__cuda_check(p, code, "cuMemFreeAsync", NULL);
+}
+
+/* block_out: a block that nobody uses leaves the table (true: *gone is to be given back), or, of cuMemAlloc, is kept.
+ * The part's lock is held. */
+static bool block_out(fan_cuda_part *p, fan__cuda_block *b, fan__cuda_block *gone)
+{
+    *gone = *b;
+    if (b->pooled) {
+        block_remove(p, b);
+        return true;
+    }
+    p->nleft -= b->left;
+    *b = (fan__cuda_block){.address = b->address, .bytes = b->bytes, .kept = true};
+    return false;
+}
+
+/* block_reuse: a kept block of at least so many bytes, and not of more than twice as many. */
+static bool block_reuse(fan_cuda_part *p, size_t bytes, fan__cuda_block *out)
+{
+    fan__cuda_block *best = NULL;
+    (void)pthread_mutex_lock(&p->lock);
+    for (size_t i = 0; i < p->nblocks; i++) {
+        fan__cuda_block *b = &p->blocks[i];
+        if (b->kept && b->bytes >= bytes && b->bytes / 2 <= bytes && (!best || b->bytes < best->bytes))
+            best = b;
+    }
+    if (best) {
+        *out = *best; /* out->kept: the table has it */
+        best->kept = false;
+    }
+    (void)pthread_mutex_unlock(&p->lock);
+    return best != NULL;
+}
+
+/* block_give_kept: gives the kept blocks back to the driver, unless a known stream is captured; returns their bytes. */
+static size_t block_give_kept(fan_cuda_part *p)
+{
+    size_t bytes = 0;
+    bool more = true;
+    if (fan__cuda_none_captured(p, "waited for", NULL) != FAN_OK)
+        return 0;
+    int mode = fan__cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED);
+    while (more) {
+        fan__cuda_block gone = {.address = 0};
+        (void)pthread_mutex_lock(&p->lock);
+        for (size_t i = 0; i < p->nblocks && !gone.address; i++)
+            if (p->blocks[i].kept) {
+                gone = p->blocks[i];
+                block_remove(p, &p->blocks[i]);
+            }
+        (void)pthread_mutex_unlock(&p->lock);
+        more =
+            gone.address && fan__cuda_check(p, fan__cuda_api_of(p)->MemFree(gone.address), "cuMemFree", NULL) == FAN_OK;
+        bytes += more ? gone.bytes : 0;
+    }
+    (void)fan__cuda_relax(p, mode);
+    return bytes;
 }
 
 /* block_free_pending: frees the blocks whose last hold went while a graph used them, and whose graphs are gone by now.
@@ -86,35 +149,52 @@ static void block_free_pending(fan_cuda_part *p)
         fan__cuda_block gone = {.address = 0};
         (void)pthread_mutex_lock(&p->lock);
         for (size_t i = 0; p->nleft && i < p->nblocks && !gone.address; i++) {
-            const fan__cuda_block *b = &p->blocks[i];
+            fan__cuda_block *b = &p->blocks[i];
             /* the count of the block table itself */
-            if (b->left && atomic_load_explicit(b->graphs, memory_order_acquire) == 1) {
-                gone = *b;
-                block_remove(p, b);
-            }
+            if (b->left && atomic_load_explicit(b->graphs, memory_order_acquire) == 1)
+                (void)block_out(p, b, &gone);
         }
         (void)pthread_mutex_unlock(&p->lock);
         if (!gone.address)
             return;
         fan_free(gone.graphs);
-        block_give(p, &gone, p->free_stream);
+        if (gone.pooled)
+            block_give(p, &gone, p->free_stream);
     }
 }
 
-/* block_ask: one try. */
+/* block_ask: one try. on NULL: on the stream of our own, which is then waited for. */
 static fan_cu_result block_ask(fan_cuda_part *p, fan_cu_stream on, bool pooled, size_t bytes, uint64_t *out)
 {
     const fan_cuda_api *api = fan__cuda_api_of(p);
-    if (pooled)
-        return api->MemAllocAsync(out, bytes, on);
     int mode = fan__cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED);
-    fan_cu_result code = api->MemAlloc(out, bytes);
+    fan_cu_result code =
+        pooled ? api->MemAllocFromPoolAsync(out, bytes, p->pool, on ? on : p->free_stream) : api->MemAlloc(out, bytes);
+    if (pooled && !on && code == 0 && (code = api->StreamSynchronize(p->free_stream)) != 0)
+        (void)api->MemFreeAsync(*out, p->free_stream);
     (void)fan__cuda_relax(p, mode);
     return code;
 }
 
-/* block_take: gets a block; the context is current. If memory is short, the pool gives back what it keeps, and it is
- * tried once more. */
+/* block_trim: gives back to the driver what is kept and not in use; returns how many bytes that were. */
+static size_t block_trim(fan_cuda_part *p)
+{
+    const fan_cuda_api *api = fan__cuda_api_of(p);
+    size_t bytes = block_give_kept(p);
+    uint64_t had = 0, has = 0;
+    if (!p->pools)
+        return bytes;
+    int mode = fan__cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED);
+    (void)api->StreamSynchronize(p->free_stream); /* what was freed there is unused from then on */
+    (void)api->MemPoolGetAttribute(p->pool, FAN_CU_POOL_RESERVED, &had);
+    (void)fan__cuda_check(p, api->MemPoolTrimTo(p->pool, 0), "cuMemPoolTrimTo", NULL);
+    (void)api->MemPoolGetAttribute(p->pool, FAN_CU_POOL_RESERVED, &has);
+    (void)fan__cuda_relax(p, mode);
+    return bytes + (had > has ? (size_t)(had - has) : 0);
+}
+
+/* block_take: gets a block; the context is current. If memory is short, the driver gets what is kept, and it is tried
+ * once more. */
 static fan_status block_take(fan_cuda_part *p, fan_stream *stream, size_t bytes, fan__cuda_block *b, fan_error *err)
 {
     char call[64];
@@ -124,18 +204,18 @@ static fan_status block_take(fan_cuda_part *p, fan_stream *stream, size_t bytes,
         FAN_TRY(fan__cuda_queue_of(stream, &on, err));
         FAN_TRY(fan__cuda_capture_of(stream, &capture, NULL, err));
     }
-    *b = (fan__cuda_block){.bytes = bytes, .pooled = p->pools && stream && !capture};
-    fan_cu_result code = block_ask(p, on, b->pooled, bytes, &b->address);
+    bool pooled = p->pools && !capture;
+    if (!pooled && block_reuse(p, bytes, b))
+        return FAN_OK;
+    *b = (fan__cuda_block){.bytes = bytes, .pooled = pooled};
+    fan_cu_result code = block_ask(p, on, pooled, bytes, &b->address);
     if (code == FAN_CU_OUT_OF_MEMORY) {
         block_free_pending(p);
-        if (p->pools) {
-            int mode = fan__cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED);
-            (void)fan__cuda_api_of(p)->MemPoolTrimTo(p->pool, 0);
-            (void)fan__cuda_relax(p, mode);
-        }
-        code = block_ask(p, on, b->pooled, bytes, &b->address);
+        if (!capture) /* inside one nothing is waited for */
+            (void)block_trim(p);
+        code = block_ask(p, on, pooled, bytes, &b->address);
     }
-    snprintf(call, sizeof call, "%s(%zu bytes)", b->pooled ? "cuMemAllocAsync" : "cuMemAlloc", bytes);
+    snprintf(call, sizeof call, "%s(%zu bytes)", pooled ? "cuMemAllocFromPoolAsync" : "cuMemAlloc", bytes);
     return fan__cuda_check(p, code, call, err);
 }
 
@@ -143,13 +223,14 @@ fan_status fan__cuda_alloc(fan_device *d, fan_stream *stream, size_t bytes, void
 {
     fan_cuda_part *p = fan__cuda_part_of(d);
     fan__cuda_scope scope;
-    fan__cuda_block b;
+    fan__cuda_block b = {.address = 0};
     FAN_TRY(block_reserve(p, err));
     FAN_TRY(fan__cuda_enter(p, &scope, err));
     block_free_pending(p);
     fan_status status = block_take(p, stream, bytes, &b, err);
-    if (status == FAN_OK && block_add(p, b.address, bytes, b.pooled)) {
-        block_give(p, &b, p->free_stream);
+    if (status == FAN_OK && !b.kept && block_add(p, b.address, b.bytes, b.pooled)) {
+        if (b.pooled) /* else it stays: there is no room to keep it */
+            block_give(p, &b, p->free_stream);
         status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for the books of cuda:%d", p->index);
     }
     fan__cuda_leave(&scope);
@@ -164,7 +245,7 @@ void fan__cuda_free(fan_device *d, void *data, size_t bytes)
     fan__cuda_scope scope;
     fan__cuda_block gone = {.address = 0};
     (void)bytes;
-    bool usable = fan__cuda_usable(p);
+    bool usable = fan__cuda_usable(p), give = false;
     (void)pthread_mutex_lock(&p->lock);
     fan__cuda_block *b = block_holding(p, (uint64_t)(uintptr_t)data);
     if (b && b->graphs && usable && atomic_load_explicit(b->graphs, memory_order_acquire) > 1 &&
@@ -172,19 +253,28 @@ void fan__cuda_free(fan_device *d, void *data, size_t bytes)
         b->left = true;
         p->nleft++;
     } else if (b) {
-        gone = *b;
-        block_remove(p, b);
+        give = block_out(p, b, &gone);
     }
     (void)pthread_mutex_unlock(&p->lock);
-    if (!gone.address)
-        return;
     if (gone.graphs && atomic_fetch_sub_explicit(gone.graphs, 1, memory_order_acq_rel) == 1)
         fan_free(gone.graphs); /* else the last graph frees it */
-    if (!usable || fan__cuda_enter(p, &scope, NULL) != FAN_OK)
+    if (!gone.address || !usable || fan__cuda_enter(p, &scope, NULL) != FAN_OK)
         return;
-    block_give(p, &gone, p->free_stream);
+    if (give)
+        block_give(p, &gone, p->free_stream);
     block_free_pending(p);
     fan__cuda_leave(&scope);
+}
+
+size_t fan__cuda_trim(fan_cuda_part *p)
+{
+    fan__cuda_scope scope;
+    if (!fan__cuda_usable(p) || fan__cuda_enter(p, &scope, NULL) != FAN_OK)
+        return 0;
+    block_free_pending(p);
+    size_t bytes = block_trim(p);
+    fan__cuda_leave(&scope);
+    return bytes;
 }
 
 fan_status fan__cuda_scratch(fan_stream *s, size_t bytes, uint64_t *out, fan_error *err)
@@ -209,24 +299,25 @@ void fan__cuda_scratch_free(fan_stream *s, uint64_t address)
     fan__cuda_scope scope;
     fan__cuda_block found = {.address = 0};
     fan_cu_stream on;
-    (void)pthread_mutex_lock(&p->lock);
-    fan__cuda_block *b = block_holding(p, address);
-    if (b && !b->graphs) {
-        found = *b;
-        block_remove(p, b);
-    }
-    (void)pthread_mutex_unlock(&p->lock);
-    if (!found.address) { /* it was made by a graph */
-        fan__cuda_free(s->device, (void *)(uintptr_t)address, 0);
-        return;
-    }
     if (fan__cuda_enter(p, &scope, NULL) != FAN_OK)
         return;
-    if (fan__cuda_queue_of(s, &on, NULL) == FAN_OK) {
-        if (!found.pooled)
-            (void)fan__cuda_pass(p, on, NULL);
+    if (fan__cuda_queue_of(s, &on, NULL) != FAN_OK)
+        goto done;
+    (void)pthread_mutex_lock(&p->lock);
+    const fan__cuda_block *plain = block_holding(p, address);
+    bool pass = plain && !plain->pooled && !plain->graphs;
+    (void)pthread_mutex_unlock(&p->lock);
+    if (pass)
+        (void)fan__cuda_pass(p, on, NULL);
+    (void)pthread_mutex_lock(&p->lock);
+    fan__cuda_block *b = block_holding(p, address);
+    bool of_graph = b && b->graphs, give = b && !of_graph && block_out(p, b, &found);
+    (void)pthread_mutex_unlock(&p->lock);
+    if (of_graph)
+        fan__cuda_free(s->device, (void *)(uintptr_t)address, 0);
+    if (give)
         block_give(p, &found, on);
-    }
+done:
     fan__cuda_leave(&scope);
 }
 
@@ -293,10 +384,12 @@ void fan__cuda_blocks_fini(fan_cuda_part *p)
 {
     for (size_t i = 0; i < p->nblocks; i++) {
         fan__cuda_block *b = &p->blocks[i];
-        if (b->left && atomic_load_explicit(b->graphs, memory_order_acquire) == 1 && fan__cuda_usable(p))
-            block_give(
-                p, b,
-                p->free_stream); /* else a graph may still be launched: what it uses stays until the process ends */
+        bool unused = b->kept || (b->left && atomic_load_explicit(b->graphs, memory_order_acquire) == 1);
+        if (unused && b->pooled && fan__cuda_usable(p))
+            block_give(p, b, p->free_stream);
+        else if (unused && fan__cuda_usable(p))
+            (void)fan__cuda_api_of(p)->MemFree(b->address);
+        /* else a graph may still be launched: what it uses stays until the process ends */
         if (b->graphs && atomic_fetch_sub_explicit(b->graphs, 1, memory_order_acq_rel) == 1)
             fan_free(b->graphs);
     }

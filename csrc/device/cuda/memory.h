@@ -11,6 +11,8 @@ fan_status fan__cuda_scratch(fan_stream *s, size_t bytes, uint64_t *out, fan_err
 void fan__cuda_scratch_free(fan_stream *s, uint64_t address);
 /* fan__cuda_retain: captured work uses the memory at `address`: it is kept as long as the graph. */
 fan_status fan__cuda_retain(fan_cuda_part *p, uint64_t address, uint64_t capture, fan_cu_graph graph, fan_error *err);
+/* fan__cuda_trim: gives back to the driver what is kept and not in use; returns how many bytes that were. Blocks. */
+size_t fan__cuda_trim(fan_cuda_part *p);
 void fan__cuda_blocks_fini(fan_cuda_part *p);
 
 #endif

@@ -20,7 +20,8 @@
 typedef struct fan__cuda_block {
     uint64_t address;
     size_t bytes;
-    bool pooled;           /* of cuMemAllocAsync */
+    bool pooled;           /* of the pool */
+    bool kept;             /* of cuMemAlloc, and nobody uses it: it waits for the next who asks */
     bool left;             /* its last hold is gone, but a graph uses it */
     uint64_t capture;      /* the last capture whose graph has it */
     atomic_size_t *graphs; /* graphs that use it; counted down on threads of the driver. NULL: no graph ever did */
@@ -48,8 +49,9 @@ typedef struct fan_cuda_part {
 #define X(field, name) fan_cu_function field;
     FAN__CUDA_KERNEL_LIST(X)
 #undef X
-    fan_cu_stream free_stream; /* of our own, for work that nobody waits for */
-    fan_cu_pool pool;
+    fan_cu_stream free_stream; /* of our own: nothing runs on it but frees */
+    fan_cu_pool pool;          /* of our own */
+    bool reads_host;           /* the device may read memory of the host after a copy from there has returned */
     int processors;
     fan_stream **streams; /* those that somebody holds; no holds */
     size_t nstreams, streams_cap;
@@ -77,7 +79,9 @@ struct fan_cuda {
 /* A stream as the backend sees it. */
 typedef struct fan__cuda_stream {
     fan_cu_stream handle;
-    uint64_t thread; /* of handle 2; else 0 */
+    uint64_t thread;    /* of handle 2; else 0 */
+    uint64_t id;        /* the driver's, which no other stream ever has; 0: not told */
+    atomic_bool passed; /* gone, and since then the whole device was waited for */
     atomic_bool
         /* the driver said that it was destroyed: the handle is not used again, and may already be that of another
            stream */

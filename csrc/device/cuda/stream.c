@@ -52,20 +52,36 @@ static bool stream_is(const fan_stream *s, uint64_t handle, uint64_t thread)
            !atomic_load_explicit(&fan__cuda_queue(s)->gone, memory_order_relaxed);
 }
 
-static fan_stream *stream_known(fan_cuda_part *p, uint64_t handle, uint64_t thread)
+/* stream_among: the stream of a handle in the list of the part, with a hold. One that has another id was destroyed, and
+ * its handle is another stream's now. The part's lock is held. */
+static fan_stream *stream_among(fan_cuda_part *p, uint64_t handle, uint64_t thread, uint64_t id)
 {
-    fan_stream *found = NULL;
+    for (size_t i = 0; i < p->nstreams; i++) {
+        fan_stream *s = p->streams[i];
+        if (!stream_is(s, handle, thread))
+            continue;
+        if (id && fan__cuda_queue(s)->id != id && !FAN_FAULT(CUDA_SAME_HANDLE))
+            atomic_store_explicit(&fan__cuda_queue(s)->gone, true, memory_order_relaxed);
+        else if (fan_stream_try_hold(s))
+            return s;
+    }
+    return NULL;
+}
+
+static fan_stream *stream_known(fan_cuda_part *p, uint64_t handle, uint64_t thread, uint64_t id)
+{
     (void)pthread_mutex_lock(&p->lock);
-    for (size_t i = 0; i < p->nstreams && !found; i++)
-        if (stream_is(p->streams[i], handle, thread) && fan_stream_try_hold(p->streams[i]))
-            found = p->streams[i];
+    fan_stream *found = stream_among(p, handle, thread, id);
     (void)pthread_mutex_unlock(&p->lock);
     return found;
 }
 
-/* stream_make: makes a stream and puts it into the list, unless another thread was first. */
-static fan_stream *stream_make(fan_cuda_part *p, uint64_t handle, uint64_t thread)
+/* stream_make: the stream of a handle that is in the list, or a new one in it. */
+static fan_stream *stream_make(fan_cuda_part *p, uint64_t handle, uint64_t thread, uint64_t id)
 {
+    fan_stream *there = stream_known(p, handle, thread, id);
+    if (there)
+        return there;
     fan__cuda_stream *q = fan_calloc(sizeof *q);
     fan_stream *s = q ? fan_stream_new(&p->device, handle, q) : NULL, *other = NULL;
     if (!s) {
@@ -74,10 +90,9 @@ static fan_stream *stream_make(fan_cuda_part *p, uint64_t handle, uint64_t threa
     }
     q->handle = (fan_cu_stream)(uintptr_t)handle;
     q->thread = thread;
+    q->id = id;
     (void)pthread_mutex_lock(&p->lock);
-    for (size_t i = 0; i < p->nstreams && !other; i++)
-        if (stream_is(p->streams[i], handle, thread) && fan_stream_try_hold(p->streams[i]))
-            other = p->streams[i];
+    other = stream_among(p, handle, thread, id);
     bool failed = !other && fan_grow((void **)&p->streams, &p->streams_cap, p->nstreams + 1, sizeof *p->streams);
     if (!other && !failed)
         p->streams[p->nstreams++] = s;
@@ -89,30 +104,50 @@ static fan_stream *stream_make(fan_cuda_part *p, uint64_t handle, uint64_t threa
     return s;
 }
 
+/* stream_id: the driver's number of a stream that somebody made; 0: none is told. */
+static fan_status stream_id(fan_cuda_part *p, uint64_t handle, uint64_t *id, fan_error *err)
+{
+    const fan_cuda_api *api = fan__cuda_api_of(p);
+    *id = 0;
+    if (!api->has[FAN_CUDA_STREAM_IDS])
+        return FAN_OK;
+    return fan__cuda_check(p, api->StreamGetId((fan_cu_stream)(uintptr_t)handle, id), "cuStreamGetId", err);
+}
+
+/* stream_is_of: FAN_ERR_VALUE where a handle is of another context than the part's. */
+static fan_status stream_is_of(fan_cuda_part *p, uint64_t handle, fan_error *err)
+{
+    fan_cu_context of = NULL;
+    int mode = fan__cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED);
+    fan_cu_result code = fan__cuda_api_of(p)->StreamGetCtx((fan_cu_stream)(uintptr_t)handle, &of);
+    (void)fan__cuda_relax(p, mode);
+    FAN_TRY(fan__cuda_check(p, code, "cuStreamGetCtx", err));
+    return of == p->context
+               ? FAN_OK
+               : fan_fail(err, FAN_ERR_VALUE,
+                          "stream %#llx is not of cuda:%d's primary context: it belongs to another device, or to a "
+                          "context of its own, as the streams of a green context do",
+                          (unsigned long long)handle, p->index);
+}
+
 fan_status fan_cuda_stream(fan_device *d, uint64_t handle, fan_stream **out, fan_error *err)
 {
     fan_cuda_part *p = fan__cuda_part_of(d);
     fan__cuda_scope scope;
-    fan_cu_context of = NULL;
+    fan_status status;
     handle = handle ? handle : 1;
-    uint64_t thread = handle == 2 ? fan_thread_id() : 0;
-    *out = stream_known(p, handle, thread);
-    if (*out)
-        return FAN_OK;
+    uint64_t thread = handle == 2 ? fan_thread_id() : 0, id = 0;
+    *out = NULL;
     if (handle > 2) {
         FAN_TRY(fan__cuda_enter(p, &scope, err));
-        fan_status status = fan__cuda_check(p, fan__cuda_api_of(p)->StreamGetCtx((fan_cu_stream)(uintptr_t)handle, &of),
-                                            "cuStreamGetCtx", err);
+        status = stream_id(p, handle, &id, err);
+        if (status == FAN_OK && !(*out = stream_known(p, handle, thread, id)))
+            status = stream_is_of(p, handle, err);
         fan__cuda_leave(&scope);
-        if (status != FAN_OK)
+        if (status != FAN_OK || *out)
             return status;
-        if (of != p->context)
-            return fan_fail(err, FAN_ERR_VALUE,
-                            "stream %#llx is not of cuda:%d's primary context: it belongs to another device, or to a "
-                            "context of its own",
-                            (unsigned long long)handle, p->index);
     }
-    *out = stream_make(p, handle, thread);
+    *out = stream_make(p, handle, thread, id);
     return *out ? FAN_OK : fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream");
 }
 
@@ -141,7 +176,7 @@ fan_status fan__cuda_capture(fan_stream *s, uint64_t *id, fan_error *err)
     fan_cuda_part *p = fan__cuda_part_of(s->device);
     fan__cuda_scope scope;
     *id = 0;
-    if (!fan__cuda_usable(p))
+    if (!fan__cuda_usable(p) || (!err && atomic_load_explicit(&fan__cuda_queue(s)->passed, memory_order_relaxed)))
         return FAN_OK;
     FAN_TRY(fan__cuda_enter(p, &scope, err));
     fan_status status = fan__cuda_capture_of(s, id, NULL, err);
@@ -233,9 +268,7 @@ static fan_status stream_not_captured(fan_stream *s, const char *what, fan_error
               : FAN_OK;
 }
 
-/* stream_none_captured: a wait for a whole context breaks every capture in it: refused while one of the known streams
- * is captured. */
-static fan_status stream_none_captured(fan_cuda_part *p, const char *what, fan_error *err)
+fan_status fan__cuda_none_captured(fan_cuda_part *p, const char *what, fan_error *err)
 {
     bool more = true, captured = false;
     fan_error mine = {.status = FAN_OK};
@@ -256,20 +289,47 @@ static fan_status stream_none_captured(fan_cuda_part *p, const char *what, fan_e
     return FAN_ERR_CAPTURE;
 }
 
+void fan__cuda_await_gone(fan_cuda_part *p)
+{
+    bool some = false;
+    (void)pthread_mutex_lock(&p->lock);
+    for (size_t i = 0; i < p->nstreams; i++)
+        some |= atomic_load_explicit(&fan__cuda_queue(p->streams[i])->gone, memory_order_relaxed);
+    (void)pthread_mutex_unlock(&p->lock);
+    if (!some || fan__cuda_none_captured(p, "waited for", NULL) != FAN_OK ||
+        fan__cuda_check(p, fan__cuda_api_of(p)->CtxSynchronize(), "cuCtxSynchronize", NULL) != FAN_OK)
+        return;
+    (void)pthread_mutex_lock(&p->lock);
+    for (size_t i = 0; i < p->nstreams; i++)
+        if (atomic_load_explicit(&fan__cuda_queue(p->streams[i])->gone, memory_order_relaxed))
+            atomic_store_explicit(&fan__cuda_queue(p->streams[i])->passed, true, memory_order_relaxed);
+    (void)pthread_mutex_unlock(&p->lock);
+}
+
+/* stream_sync_all: waits for another thread's own stream by the legacy stream, which waits for all such streams and
+ * disturbs nobody who captures; where it must not be used, nothing can wait. */
+static fan_status stream_sync_all(fan_cuda_part *p, fan_error *err)
+{
+    fan_stream *legacy = fan__cuda_current(&p->device);
+    uint64_t id;
+    if (!legacy)
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream");
+    fan_status status = fan__cuda_capture_of(legacy, &id, NULL, err);
+    if (status == FAN_OK)
+        status = fan__cuda_pass(p, fan__cuda_queue(legacy)->handle, err);
+    fan_stream_drop(legacy);
+    return status;
+}
+
 fan_status fan__cuda_sync(fan_stream *s, fan_error *err)
 {
     fan_cuda_part *p = fan__cuda_part_of(s->device);
-    const fan_cuda_api *api = fan__cuda_api_of(p);
     fan__cuda_scope scope;
     fan_cu_stream on;
     fan_status status;
     FAN_TRY(fan__cuda_enter(p, &scope, err));
-    bool gone = atomic_load_explicit(&fan__cuda_queue(s)->gone, memory_order_relaxed) &&
-                !err; /* memory that leaves asks: what ran there may run still */
-    if (gone || (fan__cuda_queue(s)->thread &&
-                 fan__cuda_queue(s)->thread != fan_thread_id())) { /* out of reach: everything is waited for */
-        FAN_GO(stream_none_captured(p, "waited for with its whole device", err));
-        status = fan__cuda_check(p, api->CtxSynchronize(), "cuCtxSynchronize", err);
+    if (fan__cuda_queue(s)->thread && fan__cuda_queue(s)->thread != fan_thread_id()) {
+        status = stream_sync_all(p, err);
         goto done;
     }
     FAN_GO(stream_not_captured(s, "waited for", err));

@@ -2,6 +2,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "base/fork.h"
 #include "base/mem.h"
+#include "base/pool.h"
 #include "device/cuda/batch.h"
 #include "device/cuda/context.h"
 #include "device/cuda/event.h"
@@ -53,6 +54,8 @@ static void table_part_fini(fan_cuda_part *p)
         if (fan__cuda_enter(p, &scope, NULL) == FAN_OK) {
             int mode = fan__cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED);
             fan__cuda_blocks_fini(p);
+            if (p->pool)
+                (void)api->MemPoolDestroy(p->pool);
             if (p->free_stream)
                 (void)api->StreamDestroy(p->free_stream);
             for (size_t i = 0; i < p->ncapture_streams; i++)
@@ -76,6 +79,7 @@ static void table_part_fini(fan_cuda_part *p)
     p->capture_streams = NULL;
     p->ncapture_streams = p->capture_streams_cap = 0;
     p->free_stream = NULL;
+    p->pool = NULL;
     p->module = NULL;
     p->context = NULL;
 }
@@ -187,9 +191,65 @@ bool fan_cuda_active(fan_cuda *c, int index)
            c->api.DevicePrimaryCtxGetState(ordinal, &flags, &active) == 0 && active;
 }
 
+size_t fan_cuda_trim(fan_cuda *c)
+{
+    size_t bytes = 0;
+    for (int i = 0; i < c->count; i++) {
+        fan_cuda_part *p = &c->parts[i];
+        fan__cuda_scope scope;
+        if (!atomic_load_explicit(&p->ready, memory_order_acquire) || fan__cuda_enter(p, &scope, NULL) != FAN_OK)
+            continue;
+        fan__cuda_await_gone(p);
+        fan_device_poll(&p->device);
+        bytes += fan__cuda_trim(p);
+        fan__cuda_leave(&scope);
+    }
+    return bytes;
+}
+
+void fan_cuda_keep(fan_cuda *c, size_t bytes)
+{
+    uint64_t keep = bytes;
+    for (int i = 0; i < c->count; i++) {
+        fan_cuda_part *p = &c->parts[i];
+        fan__cuda_scope scope;
+        if (!atomic_load_explicit(&p->ready, memory_order_acquire) || !p->pools ||
+            fan__cuda_enter(p, &scope, NULL) != FAN_OK)
+            continue;
+        int mode = fan__cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED);
+        (void)fan__cuda_check(p, c->api.MemPoolSetAttribute(p->pool, FAN_CU_POOL_RELEASE_THRESHOLD, &keep),
+                              "cuMemPoolSetAttribute", NULL);
+        (void)fan__cuda_relax(p, mode);
+        fan__cuda_leave(&scope);
+    }
+}
+
 fan_cuda *fan_cuda_of(const fan_device *d) { return d->backend == &backend ? d->self : NULL; }
 
 void fan_cuda_leave_out(fan_cuda *c, uint64_t plan_bits) { c->left_out = plan_bits; }
+
+/* table_make_pool: memory of the pool of a device goes back to the system whenever somebody synchronizes, unless it is
+ * told to keep some; and it is everybody's. So a pool of our own. Where
+ * there can be none, memory is plain. */
+static fan_status table_make_pool(fan_cuda_part *p, fan_error *err)
+{
+    const fan_cuda_api *api = fan__cuda_api_of(p);
+    fan_cu_pool_props props = {
+        .allocation = FAN_CU_ALLOCATION_PINNED, .location = FAN_CU_LOCATION_DEVICE, .device = p->ordinal};
+    uint64_t keep = fan_pool_get().limit;
+    int pools = 0;
+    FAN_TRY(fan__cuda_check(p, api->DeviceGetAttribute(&pools, FAN_CU_ATTRIBUTE_MEMORY_POOLS, p->ordinal),
+                            "cuDeviceGetAttribute", err));
+    if (!pools || !api->has[FAN_CUDA_POOLS])
+        return FAN_OK;
+    fan_cu_result code = api->MemPoolCreate(&p->pool, &props);
+    if (code == FAN_CU_NOT_SUPPORTED)
+        return FAN_OK;
+    FAN_TRY(fan__cuda_check(p, code, "cuMemPoolCreate", err));
+    p->pools = true;
+    return fan__cuda_check(p, api->MemPoolSetAttribute(p->pool, FAN_CU_POOL_RELEASE_THRESHOLD, &keep),
+                           "cuMemPoolSetAttribute", err);
+}
 
 /* table_make_ready: its context, its kernels, its pool. The part's own lock is not held: what fails is told through
  * fan__cuda_check, which takes it. */
@@ -198,19 +258,17 @@ static fan_status table_make_ready(fan_cuda_part *p, fan_error *err)
     const fan_cuda_api *api = fan__cuda_api_of(p);
     fan__cuda_scope scope = {.part = NULL};
     fan_status status;
-    int pools = 0;
+    int reads = 0;
     FAN_GO(fan__cuda_check(p, api->DeviceGet(&p->ordinal, p->index), "cuDeviceGet", err));
     FAN_GO(fan__cuda_check(p, api->DevicePrimaryCtxRetain(&p->context, p->ordinal), "cuDevicePrimaryCtxRetain", err));
     FAN_GO(fan__cuda_enter(p, &scope, err));
     FAN_GO(fan__cuda_check(p, api->DeviceGetAttribute(&p->processors, FAN_CU_ATTRIBUTE_MULTIPROCESSORS, p->ordinal),
                            "cuDeviceGetAttribute", err));
-    FAN_GO(fan__cuda_check(p, api->DeviceGetAttribute(&pools, FAN_CU_ATTRIBUTE_MEMORY_POOLS, p->ordinal),
+    FAN_GO(fan__cuda_check(p, api->DeviceGetAttribute(&reads, FAN_CU_ATTRIBUTE_PAGEABLE_ACCESS, p->ordinal),
                            "cuDeviceGetAttribute", err));
+    p->reads_host = reads != 0;
     FAN_GO(fan__cuda_check(p, api->StreamCreate(&p->free_stream, FAN_CU_STREAM_NON_BLOCKING), "cuStreamCreate", err));
-    p->pools = pools && api->has[FAN_CUDA_POOLS];
-    if (p->pools)
-        FAN_GO(
-            fan__cuda_check(p, api->DeviceGetDefaultMemPool(&p->pool, p->ordinal), "cuDeviceGetDefaultMemPool", err));
+    FAN_GO(table_make_pool(p, err));
     FAN_GO(fan__cuda_load_kernels(p, err));
 done:
     if (scope.part)

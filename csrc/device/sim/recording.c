@@ -183,14 +183,14 @@ int fan_sim_capture_state(fan_sim *m, fan_stream *s, uint64_t *id, fan_sim_graph
     return state;
 }
 
-fan_status fan_sim_unsafe(fan_sim *m, const char *call, fan_error *err)
+fan_status fan_sim_unsafe(fan_sim *m, const char *call, bool always, fan_error *err)
 {
     fan_status status = FAN_OK;
     uint64_t thread = fan_thread_id();
     fan__sim_lock(m);
     fan__sim_touch(m, FAN__NAME(OF_CAPTURES, 0), m->recordings ? FAN_TOUCH_WRITES : FAN_TOUCH_READS);
     for (fan_sim_recording *r = m->recordings; r; r = r->next)
-        if (fan_capture_forbids(&r->capture, thread, thread_mode)) {
+        if ((always && !r->capture.ended) || fan_capture_forbids(&r->capture, thread, thread_mode)) {
             int code = fan_capture_break(&r->capture, FAN_CAPTURE_UNSUPPORTED);
             status = fan_fail_code(err, FAN_ERR_CAPTURE, code, "%s: %s (CUDA's code %d)", call, fan_capture_words(code),
                                    code);

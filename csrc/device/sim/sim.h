@@ -93,9 +93,9 @@ int fan_sim_capture_state(fan_sim *m, fan_stream *s, uint64_t *id, fan_sim_graph
 fan_status fan_sim_graph_launch(fan_sim_graph *g, fan_stream *s, fan_error *err);
 fan_sim_graph *fan_sim_graph_hold(fan_sim_graph *g);
 void fan_sim_graph_drop(fan_sim_graph *g); /* NULL is fine */
-/* fan_sim_unsafe: a call that must not be made beside a capture (cudaMalloc and its like): FAN_ERR_CAPTURE, and the
- * captures that it disturbs are broken. */
-fan_status fan_sim_unsafe(fan_sim *m, const char *call, fan_error *err);
+/* fan_sim_unsafe: a call that must not be made beside a capture (cudaMalloc and its like; `always`: in whatever mode,
+ * as one that waits for the whole device): FAN_ERR_CAPTURE, and the captures that it disturbs are broken. */
+fan_status fan_sim_unsafe(fan_sim *m, const char *call, bool always, fan_error *err);
 /* fan_sim_event_captured: whether e was last recorded on a captured stream. */
 bool fan_sim_event_captured(fan_sim *m, const fan_event *e);
 /* fan_sim_capture_mode: sets the mode of the calling thread, which decides what its unsafe calls may do; returns the

@@ -37,7 +37,7 @@ __all__ = ["FakeDriver", "fake_library", "use_driver"]
 
 TAG = 1 << 62
 #: What `FakeDriver.live` counts, in the library's order.
-KINDS = ("contexts", "streams", "events", "modules", "functions", "objects", "memory")
+KINDS = ("contexts", "streams", "events", "modules", "functions", "objects", "memory", "pools")
 #: The core's element types, in its order (csrc/array/dtype.h).
 DTYPES = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16"),
@@ -103,7 +103,7 @@ class FakeDriver:
         self.devices = devices
         self._lib = ctypes.CDLL(str(self.path))
         self._lib.fanFakeRace.restype = self._lib.fanFakeSaid.restype = ctypes.c_char_p
-        for name in ("fanFakeCalls", "fanFakeRaces"):
+        for name in ("fanFakeCalls", "fanFakeRaces", "fanFakeMapped"):
             getattr(self._lib, name).restype = ctypes.c_uint64
         self._lib.fanFakeLive.restype = ctypes.c_int64
         self._kernels: dict[int, Callable[[], object]] = {}
@@ -245,9 +245,11 @@ class FakeDriver:
         for place, name in enumerate(names):
             self._lib.fanFakeHide(place, name.encode())
 
-    def set(self, *, version: int = 12040, pools: bool = True) -> None:
-        """The driver's version, and whether its devices have memory pools. Before it is opened."""
-        self._lib.fanFakeSet(version, int(pools), 0)
+    def set(self, *, version: int = 12040, pools: bool = True, coherent: bool = False) -> None:
+        """The driver's version, whether its devices have memory pools, and whether they read the host's memory (then a
+        copy from there may read it after the call has returned). Before it is opened.
+        """
+        self._lib.fanFakeSet(version, int(pools), int(coherent), 0)
 
     def calls(self, name: str = "") -> int:
         """How often a function ("EventRecord") was called; all of them without a name."""
@@ -256,6 +258,11 @@ class FakeDriver:
     def live(self, kind: str = "memory") -> int:
         """How many contexts are retained, or how many things of a kind (KINDS) were made and not given back."""
         return int(self._lib.fanFakeLive(KINDS.index(kind)))
+
+    @property
+    def mapped(self) -> int:
+        """How often a pool had to get memory from the system."""
+        return int(self._lib.fanFakeMapped())
 
     @property
     def depth(self) -> int:
