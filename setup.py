@@ -38,7 +38,8 @@ FAKE = [
     if name.split("/")[1] in ("base", "array", "device", "fake")
     and not name.startswith(("csrc/device/cuda/", "csrc/device/kernels/"))
 ]
-HEADERS = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "csrc").glob("**/*.h"))
+PUBLIC = "python/fanin/include"  # fanin.h, which others include, too
+HEADERS = sorted(str(p.relative_to(ROOT)) for where in ("csrc", PUBLIC) for p in (ROOT / where).glob("**/*.h"))
 
 DEV = os.environ.get("FANIN_DEV", "") not in ("", "0")
 SANITIZE = os.environ.get("FANIN_SANITIZE", "").replace(" ", "")
@@ -239,7 +240,7 @@ setup(
         Extension(
             "fanin._core",
             sources=SOURCES,
-            include_dirs=["csrc"],
+            include_dirs=["csrc", PUBLIC],
             define_macros=MACROS,
             depends=HEADERS,
             language="c",

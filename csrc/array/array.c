@@ -7,6 +7,7 @@
 /* ---- storage ---- */
 
 static void release_ours(fan_storage *s) { fan_free_data(s->data, s->bytes); }
+static void release_block(fan_storage *s) { (void)s; } /* the data goes with the storage */
 
 fan_storage *fan_storage_wrap(void *data, size_t n, void (*release)(fan_storage *), void *ctx)
 {
@@ -39,6 +40,12 @@ void fan_storage_drop(fan_storage *s)
     if (s->release)
         s->release(s);
     fan_free(s);
+}
+
+bool fan_storage_only_ours(const fan_storage *s)
+{
+    return (s->release == release_ours || s->release == release_block) &&
+           atomic_load_explicit(&s->refs, memory_order_acquire) == 1;
 }
 
 /* ---- geometry: all of it by checked arithmetic, and the reach in one place ---- */
@@ -194,22 +201,68 @@ char *fan_shape_text(int ndim, const int64_t *shape, char *buf, size_t size)
 
 /* ---- arrays ---- */
 
-/* blank: an array with room for its dims, geometry not yet set; NULL when out of memory. */
-static fan_array *blank(fan_dtype dtype, int ndim, int64_t size)
+/* room_of: what an array takes, with its dims behind it. */
+static size_t room_of(int ndim)
 {
-    size_t more = ndim > FAN_INLINE_NDIM ? 2 * (size_t)ndim * sizeof(int64_t) : 0;
-    fan_array *a = fan_alloc(sizeof *a + more);
-    if (!a)
-        return NULL;
+    return sizeof(fan_array) + (ndim > FAN_INLINE_NDIM ? 2 * (size_t)ndim * sizeof(int64_t) : 0);
+}
+
+static void begin(fan_array *a, fan_dtype dtype, int ndim, int64_t size)
+{
     atomic_init(&a->refs, 1);
     a->storage = NULL;
     a->data = NULL;
     a->dtype = dtype;
     a->ndim = ndim;
     a->size = size;
-    a->shape = more ? (int64_t *)(void *)(a + 1) : a->dims;
+    a->shape = ndim > FAN_INLINE_NDIM ? (int64_t *)(void *)(a + 1) : a->dims;
     a->strides = a->shape + ndim;
     a->writable = true;
+    a->in_storage = false;
+}
+
+/* blank: an array with room for its dims, geometry not yet set; NULL when out of memory. */
+static fan_array *blank(fan_dtype dtype, int ndim, int64_t size)
+{
+    fan_array *a = fan_alloc(room_of(ndim));
+    if (a)
+        begin(a, dtype, ndim, size);
+    return a;
+}
+
+#define DATA_ALIGN 64
+#define SMALL_BYTES 4096 /* of data, up to which an array, its storage and its data are one block */
+
+/* small: an array with its memory, geometry not yet set; NULL when out of memory. */
+static fan_array *small(fan_dtype dtype, int ndim, int64_t size)
+{
+    size_t head = sizeof(fan_storage) + room_of(ndim), bytes = (size_t)size * fan_dtype_size(dtype);
+    fan_storage *s = fan_alloc(head + DATA_ALIGN - 1 + bytes);
+    fan_array *a = (fan_array *)(void *)(s + 1);
+    if (!s)
+        return NULL;
+    _Static_assert(sizeof(fan_storage) % _Alignof(fan_array) == 0, "an array may stand behind its storage");
+    atomic_init(&s->refs, 1);
+    s->data = (void *)(((uintptr_t)s + head + DATA_ALIGN - 1) & ~(uintptr_t)(DATA_ALIGN - 1));
+    s->bytes = bytes;
+    s->release = release_block;
+    s->ctx = NULL;
+    begin(a, dtype, ndim, size);
+    a->storage = s;
+    a->in_storage = true;
+    return a;
+}
+
+/* large: the same, with the pool's memory or a block of its own. */
+static fan_array *large(fan_dtype dtype, int ndim, int64_t size)
+{
+    fan_array *a = blank(dtype, ndim, size);
+    fan_storage *s = a ? fan_storage_new((size_t)size * fan_dtype_size(dtype)) : NULL;
+    if (!s) {
+        fan_free(a);
+        return NULL;
+    }
+    a->storage = s;
     return a;
 }
 
@@ -222,19 +275,52 @@ fan_status fan_array_new(fan_dtype dtype, int ndim, const int64_t *shape, const 
     if (itemsize == 0)
         return fan_fail(err, FAN_ERR_TYPE, "an array needs a dtype");
     FAN_TRY(fan_shape_check(ndim, shape, itemsize, &size, err));
-    fan_array *a = blank(dtype, ndim, size);
-    fan_storage *s = a ? fan_storage_new((size_t)size * itemsize) : NULL;
-    if (!s) {
-        fan_free(a);
+    fan_array *a = (size_t)size * itemsize <= SMALL_BYTES ? small(dtype, ndim, size) : large(dtype, ndim, size);
+    if (!a)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for an array of %lld bytes",
                         (long long)size * (long long)itemsize);
-    }
     if (ndim)
         memcpy(a->shape, shape, (size_t)ndim * sizeof *shape);
     fan_dense_strides(ndim, shape, itemsize, like, a->strides);
-    a->storage = s;
-    a->data = size ? s->data : NULL;
+    a->data = size ? a->storage->data : NULL;
     *out = a;
+    return FAN_OK;
+}
+
+/* outside: why a view is none of `storage`. lo == hi: it reaches farther than can be counted. */
+__attribute__((noinline, cold)) static fan_status outside(const fan_storage *storage, const char *data, int ndim,
+                                                          const int64_t *shape, int64_t lo, int64_t hi, fan_error *err)
+{
+    uintptr_t at = (uintptr_t)data, first = at + (uintptr_t)lo, end = at + (uintptr_t)hi;
+    uintptr_t from = (uintptr_t)storage->data;
+    char text[128];
+    fan_shape_text(ndim, shape, text, sizeof text);
+    if (lo == hi)
+        return fan_fail(err, FAN_ERR_VALUE, "the strides of an array of shape %s reach farther than can be counted",
+                        text);
+    if (!data)
+        return fan_fail(err, FAN_ERR_VALUE, "an array of shape %s has no memory: its address is NULL", text);
+    if (first > at || end < at || end < first)
+        return fan_fail(err, FAN_ERR_VALUE, "the strides of an array of shape %s leave the address space", text);
+    return fan_fail(err, FAN_ERR_VALUE,
+                    "an array of shape %s reaches from byte %lld to %lld of memory that has %zu byte%s", text,
+                    (long long)(first - from), (long long)(end - from), storage->bytes, FAN_PLURAL(storage->bytes));
+}
+
+fan_status fan_array_like(const fan_array *a, fan_array **out, fan_error *err)
+{
+    size_t bytes = (size_t)a->size * fan_dtype_size(a->dtype);
+    fan_array *made = bytes <= SMALL_BYTES ? small(a->dtype, a->ndim, a->size) : large(a->dtype, a->ndim, a->size);
+    *out = made;
+    if (!made)
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for an array of %zu bytes", bytes);
+    int64_t step = (int64_t)fan_dtype_size(a->dtype);
+    for (int i = a->ndim - 1; i >= 0; i--) {
+        made->shape[i] = a->shape[i];
+        made->strides[i] = step;
+        step *= a->shape[i] > 0 ? a->shape[i] : 1;
+    }
+    made->data = a->size ? made->storage->data : NULL;
     return FAN_OK;
 }
 
@@ -247,22 +333,14 @@ fan_status fan_array_view(fan_storage *storage, char *data, fan_dtype dtype, int
     if (itemsize == 0)
         return fan_fail(err, FAN_ERR_TYPE, "an array needs a dtype");
     FAN_TRY(fan_shape_check(ndim, shape, itemsize, &size, err));
-    char text[128];
-    fan_shape_text(ndim, shape, text, sizeof text);
     if (!reach(ndim, shape, strides, (int64_t)itemsize, &lo, &hi))
-        return fan_fail(err, FAN_ERR_VALUE, "the strides of an array of shape %s reach farther than can be counted",
-                        text);
+        return outside(storage, NULL, ndim, shape, 0, 0, err);
     if (size) {
         uintptr_t at = (uintptr_t)data, first = at + (uintptr_t)lo, end = at + (uintptr_t)hi;
-        if (!data)
-            return fan_fail(err, FAN_ERR_VALUE, "an array of shape %s has no memory: its address is NULL", text);
-        if (first > at || end < at || end < first)
-            return fan_fail(err, FAN_ERR_VALUE, "the strides of an array of shape %s leave the address space", text);
         uintptr_t from = (uintptr_t)storage->data;
-        if (storage->bytes && (first < from || end - from > storage->bytes))
-            return fan_fail(
-                err, FAN_ERR_VALUE, "an array of shape %s reaches from byte %lld to %lld of memory that has %zu byte%s",
-                text, (long long)(first - from), (long long)(end - from), storage->bytes, FAN_PLURAL(storage->bytes));
+        if (!data || first > at || end < at || end < first ||
+            (storage->bytes && (first < from || end - from > storage->bytes)))
+            return outside(storage, data, ndim, shape, lo, hi, err);
     }
     fan_array *a = blank(dtype, ndim, size);
     if (!a)
@@ -293,8 +371,10 @@ void fan_array_drop(fan_array *a)
 {
     if (!a || atomic_fetch_sub_explicit(&a->refs, 1, memory_order_acq_rel) > 1)
         return;
-    fan_storage_drop(a->storage);
-    fan_free(a);
+    fan_storage *s = a->storage;
+    if (!a->in_storage)
+        fan_free(a);
+    fan_storage_drop(s);
 }
 
 /* revise: a view of `a` with other extents and strides, whose elements are some of a's, and which starts at `data`. */

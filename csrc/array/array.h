@@ -40,6 +40,8 @@ static inline fan_storage *fan_storage_hold(fan_storage *s)
     return s;
 }
 void fan_storage_drop(fan_storage *s); /* NULL is fine */
+/* fan_storage_only_ours: memory of the core's own, with one hold. */
+bool fan_storage_only_ours(const fan_storage *s);
 
 typedef struct fan_array {
     atomic_size_t refs;
@@ -51,6 +53,7 @@ typedef struct fan_array {
     int64_t *shape;   /* points into `dims`, or to the heap */
     int64_t *strides; /* bytes */
     bool writable;
+    bool in_storage; /* it stands in the block of its storage, and goes with that */
     int64_t dims[2 * FAN_INLINE_NDIM];
 } fan_array;
 
@@ -58,6 +61,8 @@ typedef struct fan_array {
  */
 fan_status fan_array_new(fan_dtype dtype, int ndim, const int64_t *shape, const fan_array *like, fan_array **out,
                          fan_error *err);
+/* fan_array_like: the same of another's dtype and shape, in C order. */
+fan_status fan_array_like(const fan_array *a, fan_array **out, fan_error *err);
 /* fan_array_view: a view into `storage` (held by the view; the caller keeps its own hold). Checks ndim, extents >= 0,
  * products and reach with checked arithmetic and, if storage->bytes > 0, that every element lies inside; FAN_ERR_VALUE
  * otherwise. */

@@ -1,5 +1,6 @@
 /* buffer_life: InputBuffers are made, kept for their next lives, shown to the collector, and end. */
 #include "py/buffer_part.h"
+#include "py/native.h"
 
 #include "base/mem.h"
 
@@ -277,8 +278,8 @@ typedef struct visitor {
 static int visit_object(void *object, const fan_value *value, void *arg)
 {
     const visitor *v = arg;
-    int answer = v->visit((PyObject *)object, v->arg);
-    return answer ? answer : fan_visit_behind(object, value, v->visit, v->arg);
+    int answer = fan_is_native(object) ? 0 : v->visit((PyObject *)object, v->arg);
+    return answer || fan_is_native(object) ? answer : fan_visit_behind(object, value, v->visit, v->arg);
 }
 
 int fan_buffer_traverse(PyObject *o, visitproc visit, void *arg)

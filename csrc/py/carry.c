@@ -25,6 +25,10 @@ static bool hand(const fan_node *to, uint32_t slot, void *gradient)
     PyObject *o = gradient;
     FAN_RAW fan_fast_kind kind;
     char *data;
+    if (fan_is_native(o)) {
+        const fan_array *a = fan_native_array(o);
+        return !spec || declares(spec, a->dtype, a->ndim, a->shape);
+    }
     if (FAN_FAULT(HAND_WITHOUT_WAIT) && fan_array_arg(o, NULL))
         return true;
     if (PyArray_CheckExact(o)) {
@@ -163,6 +167,19 @@ static int add_any(buffer_object *b, uint32_t slot, uint32_t key, PyObject *grad
     return bad ? -1 : 0;
 }
 
+/* add_shown: by the general path, to which what is native comes as an ndarray. */
+static int add_shown(buffer_object *b, uint32_t slot, uint32_t key, void *gradient, const fan_giver *giver)
+{
+    void *shown = gradient;
+    int bad;
+    if (!gradient || !fan_is_native(gradient))
+        return add_any(b, slot, key, gradient, giver);
+    fan_array_hold(fan_native_array(gradient));
+    bad = fan_native_show(&shown) < 0 || add_any(b, slot, key, shown, giver) < 0 ? -1 : 0;
+    fan_object_drop(shown);
+    return bad;
+}
+
 static fan_status add(void *buffer, uint32_t slot, uint32_t key, void *gradient, const fan_giver *giver, fan_error *err)
 {
     FAN_RAW fan_fast_kind kind;
@@ -182,7 +199,7 @@ static fan_status add(void *buffer, uint32_t slot, uint32_t key, void *gradient,
             return fan_from_python(err);
         }
     }
-    if (add_any(b, slot, key, gradient, giver) == 0)
+    if (add_shown(b, slot, key, gradient, giver) == 0)
         return FAN_OK;
     name_giver(b, giver);
     return fan_from_python(err);
@@ -215,9 +232,14 @@ static fan_status status_of(int bad, fan_error *err) { return bad < 0 ? fan_from
 static fan_status hooks(fan_node *n, void **sums, void **node_hooks, fan_error *err)
 {
     node_object *self = fan_node_object(n);
-    if (!self->more)
+    const node_more *more = self->more;
+    if (!more || !(more->hooks[FAN_HOOK_SLOT] || more->hooks[FAN_HOOK_PRE] || more->hooks[FAN_HOOK_POST]))
         return FAN_OK;
-    return status_of(fan_hooks_of_node(self, node_hooks) < 0 || fan_hooks_slots(self, sums) < 0 ? -1 : 0, err);
+    return status_of(fan_native_show_all(sums, n->inputs) < 0 || fan_hooks_of_node(self, node_hooks) < 0 ||
+                             fan_hooks_slots(self, sums) < 0
+                         ? -1
+                         : 0,
+                     err);
 }
 
 static fan_status run(fan_node *n, void **sums, void *node_hooks, void **gradients, uint32_t ngradients, fan_error *err)
@@ -253,8 +275,21 @@ static fan_status check_signals(fan_error *err)
     return status_of(PyErr_CheckSignals(), err);
 }
 
-static void hold(void *object) { Py_INCREF((PyObject *)object); }
-static void drop(void *object) { Py_DECREF((PyObject *)object); }
+static void hold(void *object)
+{
+    if (fan_is_native(object))
+        fan_array_hold(fan_native_array(object));
+    else
+        Py_INCREF((PyObject *)object);
+}
+
+static void drop(void *object)
+{
+    if (fan_is_native(object))
+        fan_array_drop(fan_native_array(object));
+    else
+        Py_DECREF((PyObject *)object);
+}
 
 /* pick: the user's schedule, of the tuple of nodes that are ready. */
 static fan_status pick(void *schedule, const fan_backward *p, size_t *place, fan_error *err)

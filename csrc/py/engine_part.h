@@ -5,6 +5,8 @@
 #include "engine/leaf.h"
 #include "engine/engine.h"
 #include "py/buffer_part.h"
+#include "py/c_function.h"
+#include "py/native.h"
 
 typedef enum fan_hook_when { FAN_HOOK_SLOT, FAN_HOOK_PRE, FAN_HOOK_POST, FAN_HOOK_TIMES } fan_hook_when;
 
@@ -83,6 +85,8 @@ int fan_node_run(node_object *self, void **sums, PyObject *node_hooks, void **gr
 int fan_node_release(node_object *self);
 /* for leaf.c: the parts of its kind and type that both have. */
 void fan_node_text(const fan_node *n, char *buf, size_t size);
+/* fan_node_new: of a function in C, with edges to Nodes and Leaves or NULL; new reference. */
+PyObject *fan_node_new(function_object *fn, const fanin_edge *edges, size_t nedges, PyObject *name);
 void fan_node_hold(fan_node *n);
 void fan_node_drop(fan_node *n);
 int fan_node_traverse(PyObject *o, visitproc visit, void *arg);

@@ -1,6 +1,6 @@
 /* frontend: Python as the core sees it: who holds objects, who sums them, when other threads may run (buffer/value.h).
  */
-#include "py/py.h"
+#include "py/native.h"
 
 #include <stdio.h>
 
@@ -9,6 +9,8 @@ bool fan_only_ours(PyObject *o, Py_ssize_t refs)
 #ifdef Py_GIL_DISABLED
     return false; /* counts say nothing here */
 #endif
+    if (fan_is_native(o))
+        return fan_native_only_ours(o);
     if (Py_REFCNT(o) != refs || !PyArray_CheckExact(o))
         return false;
     PyArrayObject *a = (PyArrayObject *)o;
@@ -32,6 +34,8 @@ bool fan_alone(PyObject *o, Py_ssize_t refs)
 #ifdef Py_GIL_DISABLED
     return false;
 #endif
+    if (fan_is_native(o))
+        return fan_native_only_ours(o);
     return Py_REFCNT(o) == refs && (!PyArray_CheckExact(o) || owns((PyArrayObject *)o));
 }
 
@@ -39,7 +43,8 @@ bool fan_alone(PyObject *o, Py_ssize_t refs)
  * Python has is not seen. */
 static bool alone(void *object, const fan_value *v)
 {
-    return fan_gil_held() && fan_alone(object, v && PyArray_CheckExact((PyObject *)object) ? 2 : 1);
+    return fan_gil_held() &&
+           fan_alone(object, v && !fan_is_native(object) && PyArray_CheckExact((PyObject *)object) ? 2 : 1);
 }
 
 /* Two references: the value's, and that of the storage over it (import_memory.c). */
@@ -124,15 +129,32 @@ static fan_status mismatch(const char *buffer, size_t slot, const fan_stream *pr
 
 static fan_status fast_value(void *object, char *data, const fan_fast_kind *kind, fan_value *out, fan_error *err)
 {
+    if (fan_is_native(object)) {
+        *out = fan_native_value(object);
+        return FAN_OK;
+    }
     if (!fan_fast_is_unchanged(object, kind, data))
         return fan_fail(err, FAN_ERR_STATE, "a gradient was changed after it was added");
     return fan_import(object, false, false, out) == 0 ? FAN_OK : fan_from_python(err);
 }
 
-static void fast_hold(void *object) { Py_INCREF((PyObject *)object); }
+static void fast_hold(void *object)
+{
+    if (fan_is_native(object))
+        fan_array_hold(fan_native_array(object));
+    else
+        Py_INCREF((PyObject *)object);
+}
 
 static bool fast_drop_if_shared(void *object)
 {
+    if (fan_is_native(object)) {
+        fan_array *a = fan_native_array(object);
+        bool calls = atomic_load_explicit(&a->refs, memory_order_acquire) == 1 && !fan_storage_only_ours(a->storage);
+        if (!calls)
+            fan_array_drop(a);
+        return !calls;
+    }
     if (Py_REFCNT((PyObject *)object) == 1)
         return false;
     Py_DECREF((PyObject *)object);
@@ -157,7 +179,7 @@ static void *fast_number(const fan_fast_kind *kind, const char *value) { return 
 static bool fast_wrote(void *object)
 {
     PyObject *arrays, *wrote = NULL;
-    if (PyArray_CheckExact((PyObject *)object))
+    if (fan_is_native(object) || PyArray_CheckExact((PyObject *)object))
         return true;
     arrays = fan_arrays();
     wrote = arrays ? PyObject_CallMethod(arrays, "wrote", "O", (PyObject *)object) : NULL;

@@ -1,9 +1,13 @@
 /* holds: Python's objects as the core holds them: on any thread, while an exception may be live. */
-#include "py/py.h"
+#include "py/native.h"
 
 void fan_object_hold(void *object)
 {
     fan_gil gil;
+    if (fan_is_native(object)) {
+        fan_array_hold(fan_native_array(object));
+        return;
+    }
     if (!fan_gil_enter(&gil))
         return;
     Py_INCREF((PyObject *)object);
@@ -14,6 +18,10 @@ void fan_object_drop(void *object)
 {
     fan_gil gil;
     PyObject *live;
+    if (fan_is_native(object)) {
+        fan_array_drop(fan_native_array(object));
+        return;
+    }
     if (!fan_gil_enter(&gil))
         return;
     live = PyErr_Occurred() ? fan_exception_take() : NULL;

@@ -210,10 +210,12 @@ static int accumulate_claimed(leaf_object *self, void **sum, bool recording)
 {
     fan_leaf_facts facts = {.wide = self->wide != NULL, .recording = recording};
     PyObject *grad = grad_now(self);
-    int bad = !grad && PyErr_Occurred() ? -1 : 0;
+    bool native_unshared = fan_is_native(*sum) && fan_native_only_ours(*sum);
+    int bad = (!grad && PyErr_Occurred()) || fan_native_show(sum) < 0 ? -1 : 0;
     if (!bad)
         bad = form_of(self, grad, &facts.grad) < 0 || form_of(self, *sum, &facts.sum) < 0 ? -1 : 0;
-    facts.unshared = !bad && (facts.sum == FAN_LEAF_SPARSE ? parts_only_ours(*sum) : fan_only_ours(*sum, 1));
+    facts.unshared =
+        native_unshared || (!bad && (facts.sum == FAN_LEAF_SPARSE ? parts_only_ours(*sum) : fan_only_ours(*sum, 1)));
     facts.same_layout = !bad && same_layout(self, *sum);
     if (!bad)
         bad = carry_out(self, fan_plan_leaf(&facts).action, grad, sum, recording);
@@ -243,6 +245,8 @@ int fan_leaf_accumulate(leaf_object *self, void **sum, bool recording)
 {
     int bad;
     if (self->accumulate) { /* outside of any claim: it may start a pass */
+        if (fan_native_show(sum) < 0)
+            return -1;
         PyObject *call = Py_NewRef(self->accumulate), *ignored = PyObject_CallOneArg(call, *sum);
         Py_DECREF(call);
         Py_XDECREF(ignored);

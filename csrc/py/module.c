@@ -16,6 +16,7 @@
     X(fan_overlaps_spec, overlaps_type, "Overlaps")  \
     X(fan_layout_spec, layout_type, "Layout")        \
     X(fan_snapshot_spec, snapshot_type, "Snapshot")  \
+    X(fan_function_spec, function_type, "CFunction") \
     X(fan_node_spec, node_type, "Node")              \
     X(fan_leaf_spec, leaf_type, "Leaf")              \
     X(fan_edges_spec, edges_type, "Edges")           \
@@ -114,7 +115,7 @@ static int module_exec(PyObject *m)
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
         if (PyModule_AddFunctions(m, tables[i]) < 0)
             return -1;
-    return add_errors(m, st) < 0 || add_types(m, st) < 0 || add_constants(m) < 0 ? -1 : 0;
+    return add_errors(m, st) < 0 || add_types(m, st) < 0 || add_constants(m) < 0 || fan_c_api_add(m) < 0 ? -1 : 0;
 }
 
 static int module_traverse(PyObject *m, visitproc visit, void *arg)

@@ -300,6 +300,19 @@ typedef struct node_args {
     PyObject *fn, *inputs, *edges, *slots, *release, *name, *stream, *device;
 } node_args;
 
+/* check_inputs: of a function in C, which knows how many there are. */
+static int check_inputs(const node_object *self, const function_object *fn, uint32_t *inputs)
+{
+    char name[128];
+    if (*inputs && *inputs != fn->inputs) {
+        PyErr_Format(PyExc_ValueError, "%s: inputs: its function takes %u, got %u",
+                     fan_node_said(&self->node, name, sizeof name), fn->inputs, *inputs);
+        return -1;
+    }
+    *inputs = fn->inputs;
+    return 0;
+}
+
 static int fill_in(node_object *self, const node_args *a)
 {
     uint32_t inputs = 0;
@@ -318,12 +331,25 @@ static int fill_in(node_object *self, const node_args *a)
         return -1;
     if (fan_node_place(self, a->stream, a->device, a->slots) < 0)
         return -1;
+    if (fan_is_function(a->fn) && check_inputs(self, (function_object *)a->fn, &inputs) < 0)
+        return -1;
     self->node.inputs = inputs ? inputs : 1;
     if (fan_state_get()->detect && remember_site(self) < 0)
         return -1;
     self->fn = Py_NewRef(a->fn);
     self->release = a->release && a->release != Py_None ? Py_NewRef(a->release) : NULL;
     return a->edges && a->edges != Py_None ? link_edges(self, a->edges) : 0;
+}
+
+/* blank: a node without anything; not tracked yet. */
+static node_object *blank(PyTypeObject *type)
+{
+    node_object *self = PyObject_GC_New(node_object, type);
+    if (!self)
+        return NULL;
+    memset((char *)self + sizeof(PyObject), 0, sizeof *self - sizeof(PyObject));
+    fan_node_init(&self->node, &kind, 1);
+    return self;
 }
 
 PyObject *fan_node_call(PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames)
@@ -338,15 +364,52 @@ PyObject *fan_node_call(PyObject *type, PyObject *const *args, size_t nargsf, Py
         PyErr_SetString(PyExc_TypeError, "Node() needs 'fn'");
         return NULL;
     }
-    self = PyObject_GC_New(node_object, (PyTypeObject *)type);
+    self = blank((PyTypeObject *)type);
     if (!self)
         return NULL;
-    memset((char *)self + sizeof(PyObject), 0, sizeof *self - sizeof(PyObject));
-    fan_node_init(&self->node, &kind, 1);
     if (fill_in(self, &a) < 0)
         Py_CLEAR(self);
     else
         PyObject_GC_Track((PyObject *)self); /* not before: gc.get_objects() would find it half made */
+    return (PyObject *)self;
+}
+
+/* link_to: edges to what C names. */
+static int link_to(node_object *self, const fanin_edge *edges, size_t nedges)
+{
+    FAN_RAW fan_error err;
+    char name[128];
+    fan_error_clear(&err);
+    fan_status status = fan_node_room(&self->node, nedges, &err);
+    if (status != FAN_OK) {
+        fan_raise(status, &err);
+        return -1;
+    }
+    for (size_t i = 0; i < nedges; i++) {
+        node_object *to = edges[i].next ? fan_node_arg((PyObject *)edges[i].next) : NULL;
+        if (edges[i].next && (!to || edges[i].slot >= to->node.inputs)) {
+            PyErr_Format(to ? PyExc_IndexError : PyExc_TypeError,
+                         to ? "%s: edge %zu: expected a slot from 0 to %u, got %u"
+                            : "%s: edge %zu: expected a fanin.Node, a fanin.Leaf or NULL",
+                         fan_node_said(&self->node, name, sizeof name), i, to ? to->node.inputs - 1 : 0, edges[i].slot);
+            return -1;
+        }
+        fan_node_link(&self->node, to ? &to->node : NULL, edges[i].slot);
+    }
+    return 0;
+}
+
+PyObject *fan_node_new(function_object *fn, const fanin_edge *edges, size_t nedges, PyObject *name)
+{
+    node_object *self = blank(fan_state_get()->node_type);
+    if (!self)
+        return NULL;
+    self->node.inputs = fn->inputs;
+    self->fn = Py_NewRef((PyObject *)fn);
+    if ((name && (!(self->name = PyObject_Str(name)) || !fan_text_arg(self->name))) || link_to(self, edges, nedges) < 0)
+        Py_CLEAR(self);
+    else
+        PyObject_GC_Track((PyObject *)self);
     return (PyObject *)self;
 }
 
@@ -368,6 +431,19 @@ static int check_fn(const node_object *self)
     return -1;
 }
 
+static int run_in_c(node_object *self, void **sums, PyObject *node_hooks, void **gradients, uint32_t ngradients)
+{
+    PyObject *fn = Py_NewRef(self->fn);
+    int bad = fan_function_run((function_object *)fn, &self->node, sums, gradients, ngradients);
+    Py_DECREF(fn);
+    if (bad || !node_hooks)
+        return bad;
+    return fan_native_show_all(gradients, ngradients) < 0 ||
+                   fan_hooks_post(self, node_hooks, sums, gradients, ngradients) < 0
+               ? -1
+               : 0;
+}
+
 int fan_node_run(node_object *self, void **sums, PyObject *node_hooks, void **gradients, uint32_t ngradients)
 {
     PyObject *on_stack[FAN_SUMS_ON_STACK + 1], **args = on_stack, *result, *fn;
@@ -375,6 +451,10 @@ int fan_node_run(node_object *self, void **sums, PyObject *node_hooks, void **gr
     if (check_fn(self) < 0)
         return -1;
     if (node_hooks && (fan_hooks_pre(self, node_hooks, sums) < 0 || check_fn(self) < 0)) /* they may have run it */
+        return -1;
+    if (fan_is_function(self->fn))
+        return run_in_c(self, sums, node_hooks, gradients, ngradients);
+    if (fan_native_show_all(sums, n) < 0)
         return -1;
     if (n > FAN_SUMS_ON_STACK && !(args = fan_alloc((n + 1) * sizeof *args))) {
         PyErr_NoMemory();

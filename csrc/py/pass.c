@@ -24,9 +24,9 @@ static void parts_fini(pass_parts *parts)
     Py_XDECREF(parts->inputs);
 }
 
-/* slot_of: which slot of a node is meant: 0, or -1 with an exception. */
-static int slot_of(const pass_parts *parts, const char *what, size_t index, const node_object *n, PyObject *slot,
-                   uint32_t *out)
+/* slot_asked: what is wrong with a slot, or which one it is after all: 0, or -1 with an exception. */
+__attribute__((noinline, cold)) static int slot_asked(const pass_parts *parts, const char *what, size_t index,
+                                                      const node_object *n, PyObject *slot, uint32_t *out)
 {
     char name[128], whole[64];
     int64_t i = fan_small_index(slot);
@@ -42,6 +42,15 @@ static int slot_of(const pass_parts *parts, const char *what, size_t index, cons
     fan_where_pop(&w);
     *out = (uint32_t)i;
     return bad;
+}
+
+/* slot_of: which slot of a node is meant: 0, or -1 with an exception. */
+static int slot_of(const pass_parts *parts, const char *what, size_t index, const node_object *n, PyObject *slot,
+                   uint32_t *out)
+{
+    int64_t i = fan_small_index(slot);
+    *out = (uint32_t)i;
+    return i >= 0 && i < (int64_t)n->node.inputs ? 0 : slot_asked(parts, what, index, n, slot, out);
 }
 
 /* one_of: what a root without gradient begins with: one, of the shape and dtype that its slot declares; new
@@ -286,8 +295,13 @@ static PyObject *grad(PyObject *Py_UNUSED(m), PyObject *const *args, Py_ssize_t 
     fan_backward *p = fan_pass_begin_args("grad", args, nargs, kwnames, true, &nwanted);
     PyObject *sums = p && run_all(p) == 0 ? PyList_New((Py_ssize_t)nwanted) : NULL;
     for (size_t i = 0; sums && i < nwanted; i++) {
-        PyObject *sum = fan_backward_result(p, i);
-        PyList_SET_ITEM(sums, (Py_ssize_t)i, sum ? sum : Py_NewRef(Py_None));
+        void *sum = fan_backward_result(p, i);
+        if (fan_native_show(&sum) < 0) {
+            fan_object_drop(sum);
+            Py_CLEAR(sums);
+        } else {
+            PyList_SET_ITEM(sums, (Py_ssize_t)i, sum ? (PyObject *)sum : Py_NewRef(Py_None));
+        }
     }
     end(p);
     return sums;

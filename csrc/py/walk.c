@@ -86,13 +86,15 @@ static fan_status sums_now(walk_object *self, fan_error *err)
         status = fan_from_python(err);
     fan_streams_leave(&outer);
     self->node_hooks = node_hooks;
+    if (status == FAN_OK && fan_native_show_all(sums, n) < 0)
+        status = fan_from_python(err);
     if (status == FAN_OK && !(self->sums = PyTuple_New(n)))
         status = fan_from_python(err);
     for (uint32_t i = 0; i < n; i++) {
         if (status == FAN_OK)
             PyTuple_SET_ITEM(self->sums, i, sums[i] ? sums[i] : Py_NewRef(Py_None));
-        else
-            Py_XDECREF((PyObject *)sums[i]);
+        else if (sums[i])
+            fan_object_drop(sums[i]);
     }
     fan_free(sums);
     return status;
@@ -214,7 +216,7 @@ typedef struct visitor {
 static int visit_object(void *object, void *arg)
 {
     const visitor *v = arg;
-    return v->visit((PyObject *)object, v->arg);
+    return fan_is_native(object) ? 0 : v->visit((PyObject *)object, v->arg);
 }
 
 static int visit_node(fan_node *n, void *arg)

@@ -34,6 +34,7 @@ from ._core import (
     trim,
     walk,
 )
+from ._files import get_include
 from ._trace.recording import trace
 from ._version import __version__
 from .errors import CaptureError, DeviceError, DeviceOutOfMemoryError, RaceError, StreamMismatchWarning
@@ -66,6 +67,7 @@ __all__ = [
     "counters",
     "current_stream",
     "devices",
+    "get_include",
     "global_norm",
     "grad",
     "info",

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all."""
+"""Files: where those of the package are, and those that appear whole or not at all."""
 
 from __future__ import annotations
 
@@ -7,6 +7,16 @@ import os
 import tempfile
 from collections.abc import Callable
 from typing import IO
+
+
+def get_include() -> str:
+    """The folder of `fanin.h`, for extensions in C: nodes whose functions run without the interpreter (docs/c-api.md).
+
+    >>> import fanin, os
+    >>> os.listdir(fanin.get_include())
+    ['fanin.h']
+    """
+    return os.path.join(os.path.dirname(os.path.abspath(__file__)), "include")
 
 
 def path_text(path: str | os.PathLike[str], what: str) -> str:

@@ -126,7 +126,10 @@ def asked(cc: list[str], csrc: Path, *flags: str) -> str:
     import numpy
 
     command = [*cc, "-std=c11", *flags, f"-I{csrc}", "-DNPY_TARGET_VERSION=NPY_1_25_API_VERSION"]
-    command += [f"-isystem{s}" for s in (sysconfig.get_path("include"), numpy.get_include())]
+    command += [
+        f"-isystem{s}"
+        for s in (sysconfig.get_path("include"), numpy.get_include(), csrc.parent / "python/fanin/include")
+    ]
     env = {k: v for k, v in os.environ.items() if k not in ("LD_PRELOAD", "DYLD_INSERT_LIBRARIES")}
     done = subprocess.run(
         [*command, '-DFAN_BUILD="names"'], capture_output=True, text=True, env={**env, "LC_ALL": "C"}, cwd=csrc

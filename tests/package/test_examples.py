@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from kit.support import ROOT, run_python
+from kit.support import ROOT, compiler, run_python
 
 EXAMPLES = ROOT / "examples"
 
@@ -143,9 +143,25 @@ second derivatives: True
     "14_mygrad.py": ("mygrad", "w: True\nb: True\nhidden: True\nrows: True\n"),
 }
 
+WITH_A_COMPILER = {
+    "15_c_nodes.py": """\
+C behind C: [10. 20.  0.]
+and Python before them: [31. 62.  3.]
+ValueError: by b: expected 3 float64 in C order | in by b
+""",
+}
+
 
 def test_every_example_is_here() -> None:
-    assert sorted(p.name for p in EXAMPLES.glob("*.py")) == sorted([*PRINTED, *WITH_TORCH, *WITH_ENGINE])
+    every = [*PRINTED, *WITH_TORCH, *WITH_ENGINE, *WITH_A_COMPILER]
+    assert sorted(p.name for p in EXAMPLES.glob("*.py")) == sorted(every)
+
+
+@pytest.mark.parametrize("name", WITH_A_COMPILER)
+def test_an_example_in_c_is_compiled_and_prints_what_it_should(name: str) -> None:
+    if not compiler():
+        pytest.skip("no C compiler: set CC")
+    prints(name, WITH_A_COMPILER[name])
 
 
 @pytest.mark.parametrize("name", WITH_ENGINE)

@@ -103,8 +103,9 @@ def test_the_sdist_builds_a_wheel_that_installs_and_imports(tmp_path: Path) -> N
         names = archive.namelist()
         library = archive.read(next(n for n in names if n.startswith("fanin/_core.") and n.endswith(".so")))
         metadata = archive.read(next(n for n in names if n.endswith("METADATA"))).decode()
-    assert {"fanin/py.typed", "fanin/_core.pyi", "fanin/__init__.py"} <= set(names)
-    assert not [n for n in names if n.endswith((".c", ".h", ".o")) or n.startswith(("tests/", "csrc/"))]
+    assert {"fanin/py.typed", "fanin/_core.pyi", "fanin/__init__.py", "fanin/include/fanin.h"} <= set(names)
+    others = [n for n in names if n != "fanin/include/fanin.h"]
+    assert not [n for n in others if n.endswith((".c", ".h", ".o")) or n.startswith(("tests/", "csrc/"))]
     assert not [n for n in names if "inside" in n or "hooks" in n]
     assert b"_test_" not in library and b"rules_accum" not in library, "what tests alone ask for is in the wheel"
     assert "BSD-3-Clause" in metadata

@@ -1,0 +1,244 @@
+#include "py/c_function.h"
+
+#include "base/mem.h"
+
+#include <string.h>
+
+#define VALUES_ON_STACK (2 * FAN_SUMS_ON_STACK)
+
+static function_object *of(PyObject *o) { return (function_object *)o; }
+
+/* ---- values ---- */
+
+static const char *said(const fan_node *n, char *buf, size_t size)
+{
+    if (n)
+        n->kind->text(n, buf, size);
+    else
+        PyOS_snprintf(buf, size, "a function in C");
+    return buf;
+}
+
+int fan_c_import(PyObject *o, const fan_node *n, fanin_value *out)
+{
+    fan_value v;
+    char name[128];
+    bool fits;
+    fan_c_show(NULL, out);
+    if (o == Py_None)
+        return 0;
+    if (fan_import(o, false, true, &v) < 0)
+        return -1;
+    fits = v.form == FAN_FORM_DENSE && !(v.device && v.device->backend->has_streams);
+    if (fits)
+        fan_c_show(fan_array_hold(v.array), out);
+    else
+        PyErr_Format(PyExc_TypeError, "%s takes arrays on the CPU, got a %.200s", said(n, name, sizeof name),
+                     Py_TYPE(o)->tp_name);
+    fan_value_release(&v);
+    return fits ? 0 : -1;
+}
+
+/* ---- called ---- */
+
+/* failed: what it says as an exception; -1. */
+static int failed(const fan_node *n, fanin_status status, const fanin_error *err)
+{
+    PyObject *const classes[] = {PyExc_SystemError, PyExc_TypeError, PyExc_ValueError, PyExc_RuntimeError};
+    char name[128];
+    if (status == FANIN_ERR_PYTHON && PyErr_Occurred())
+        return -1;
+    if (status == FANIN_ERR_NOMEM && !err->text[0])
+        PyErr_NoMemory();
+    else if (status == FANIN_ERR_NOMEM)
+        PyErr_Format(PyExc_MemoryError, "%s: %.500s", said(n, name, sizeof name), err->text);
+    else if (status >= FANIN_ERR_TYPE && status <= FANIN_ERR_STATE)
+        PyErr_Format(classes[status], "%s: %.500s", said(n, name, sizeof name),
+                     err->text[0] ? err->text : "its function failed, and says no more");
+    else
+        PyErr_Format(PyExc_SystemError, "%s: its function returned %d, and no exception is set",
+                     said(n, name, sizeof name), (int)status);
+    return -1;
+}
+
+/* call: 0, or -1 with an exception. */
+static int call(const function_object *f, const fan_node *n, const fanin_value *sums, fanin_value *out)
+{
+    FAN_RAW fanin_error err;
+    fanin_status status;
+    void *left = f->flags & FANIN_LONG ? fan_allow_threads_begin() : NULL;
+    err.text[0] = '\0';
+    status = f->call(f->ctx, sums, f->inputs, out, f->gradients, &err);
+    if (left)
+        fan_allow_threads_end(left);
+    err.text[sizeof err.text - 1] = '\0';
+    if (status == FANIN_OK && !PyErr_Occurred())
+        return 0;
+    return failed(n, status == FANIN_OK ? FANIN_ERR_PYTHON : status, &err);
+}
+
+/* call_with: the sums as values, those of Python's objects by holds of their own, at `imported`. */
+static int call_with(const function_object *f, const fan_node *n, void **sums, fanin_value *values, void **imported)
+{
+    int bad = 0;
+    uint32_t k = 0;
+    for (; k < f->inputs && !bad; k++) {
+        bool object = sums[k] && !fan_is_native(sums[k]);
+        imported[k] = NULL;
+        if (object && !(bad = fan_c_import(sums[k], n, &values[k])))
+            imported[k] = fan_c_array(&values[k]);
+        else if (!object)
+            fan_c_show(sums[k] ? fan_native_array(sums[k]) : NULL, &values[k]);
+    }
+    if (!bad)
+        bad = call(f, n, values, values + f->inputs);
+    while (k > 0)
+        if (imported[--k])
+            fan_array_drop(imported[k]);
+    return bad;
+}
+
+int fan_function_run(const function_object *f, const fan_node *n, void **sums, void **gradients, uint32_t ngradients)
+{
+    FAN_RAW fanin_value on_stack[VALUES_ON_STACK];
+    FAN_RAW void *imported_on_stack[VALUES_ON_STACK];
+    fanin_value *values = on_stack;
+    void **imported = imported_on_stack;
+    size_t all = (size_t)f->inputs + ngradients;
+    char name[128];
+    int bad = -1;
+    if (n && ngradients != f->gradients) {
+        PyErr_Format(PyExc_ValueError, "%s returned an invalid number of gradients: expected %u, got %u",
+                     said(n, name, sizeof name), ngradients, f->gradients);
+        return -1;
+    }
+    if (all > VALUES_ON_STACK) {
+        values = fan_alloc(all * sizeof *values);
+        imported = fan_alloc(all * sizeof *imported);
+    }
+    if (values && imported) {
+        fanin_value *out = values + f->inputs;
+        for (uint32_t i = 0; i < ngradients; i++)
+            fan_c_show(NULL, &out[i]);
+        bad = call_with(f, n, sums, values, imported);
+        for (uint32_t i = 0; i < ngradients; i++)
+            gradients[i] = fan_native_of(fan_c_array(&out[i]));
+    } else {
+        PyErr_NoMemory();
+    }
+    if (all > VALUES_ON_STACK) {
+        fan_free(values);
+        fan_free(imported);
+    }
+    return bad;
+}
+
+/* ---- CFunction ---- */
+
+/* results: the gradients as a function of Python's gives them: a bare one, or a tuple; takes their holds. */
+static PyObject *results(void **gradients, uint32_t n)
+{
+    PyObject *all = NULL;
+    bool bad = fan_native_show_all(gradients, n) < 0;
+    if (!bad && n == 1)
+        return gradients[0] ? gradients[0] : Py_NewRef(Py_None);
+    if (!bad)
+        all = PyTuple_New(n);
+    for (uint32_t i = 0; i < n; i++)
+        if (all)
+            PyTuple_SET_ITEM(all, i, gradients[i] ? (PyObject *)gradients[i] : Py_NewRef(Py_None));
+        else if (gradients[i])
+            fan_object_drop(gradients[i]);
+    return all;
+}
+
+static PyObject *function_call(PyObject *o, PyObject *const *args, size_t nargsf, PyObject *kwnames)
+{
+    const function_object *f = of(o);
+    Py_ssize_t n = PyVectorcall_NARGS(nargsf);
+    PyObject *made = NULL;
+    void **sums, **gradients;
+    if ((kwnames && PyTuple_GET_SIZE(kwnames)) || n != (Py_ssize_t)f->inputs)
+        return PyErr_Format(PyExc_TypeError, "a function in C takes %u sums by position, got %zd", f->inputs, n);
+    sums = fan_calloc(((size_t)f->inputs + f->gradients) * sizeof *sums);
+    if (!sums)
+        return PyErr_NoMemory();
+    gradients = sums + f->inputs;
+    for (Py_ssize_t i = 0; i < n; i++)
+        sums[i] = args[i] == Py_None ? NULL : args[i];
+    if (fan_function_run(f, NULL, sums, gradients, f->gradients) == 0)
+        made = results(gradients, f->gradients);
+    else
+        for (uint32_t i = 0; i < f->gradients; i++)
+            if (gradients[i])
+                fan_object_drop(gradients[i]);
+    fan_free(sums);
+    return made;
+}
+
+PyObject *fan_function_new(const fanin_function *given)
+{
+    fanin_function f = {.struct_size = sizeof f};
+    function_object *self;
+    if (!given || given->struct_size < offsetof(fanin_function, reserved))
+        return PyErr_Format(PyExc_ValueError, "function_new: struct_size: expected sizeof(fanin_function), %zu",
+                            sizeof f);
+    memcpy(&f, given, given->struct_size < sizeof f ? given->struct_size : sizeof f);
+    if (!f.call || f.inputs == 0 || f.inputs > INT32_MAX || f.gradients > INT32_MAX || (f.flags & ~FANIN_LONG))
+        return PyErr_Format(PyExc_ValueError,
+                            "function_new: expected a function of 1 input at least and known flags, got %s, %u "
+                            "inputs, %u gradients, flags %u",
+                            f.call ? "one" : "NULL", f.inputs, f.gradients, f.flags);
+    self = PyObject_New(function_object, fan_state_get()->function_type);
+    if (!self)
+        return NULL;
+    self->vectorcall = function_call;
+    self->call = f.call;
+    self->ctx = f.ctx;
+    self->release = f.release;
+    self->inputs = f.inputs;
+    self->gradients = f.gradients;
+    self->flags = f.flags;
+    return (PyObject *)self;
+}
+
+static void function_dealloc(PyObject *o)
+{
+    PyTypeObject *type = Py_TYPE(o);
+    PyObject *live = fan_exception_take();
+    if (of(o)->release)
+        of(o)->release(of(o)->ctx);
+    if (PyErr_Occurred())
+        PyErr_WriteUnraisable(NULL);
+    fan_exception_put(live);
+    PyObject_Free(o);
+    Py_DECREF(type);
+}
+
+static PyObject *function_repr(PyObject *o)
+{
+    return PyUnicode_FromFormat("<function in C of %u sums, which gives %u gradients>", of(o)->inputs,
+                                of(o)->gradients);
+}
+
+static PyMemberDef members[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(function_object, vectorcall), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot slots[] = {
+    {Py_tp_doc, "The function of a node, in C: `fanin_api.function_new` makes them (docs/c-api.md)."},
+    {Py_tp_dealloc, function_dealloc},
+    {Py_tp_call, PyVectorcall_Call},
+    {Py_tp_repr, function_repr},
+    {Py_tp_members, members},
+    {0, NULL},
+};
+
+PyType_Spec fan_function_spec = {
+    .name = "fanin._core.CFunction",
+    .basicsize = sizeof(function_object),
+    .flags =
+        Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_HAVE_VECTORCALL,
+    .slots = slots,
+};

@@ -1,0 +1,43 @@
+/* c_function: the function of a node, in C (include/fanin.h), as a callable of Python's. */
+#ifndef FAN_PY_C_FUNCTION_H
+#define FAN_PY_C_FUNCTION_H
+
+#include "engine/node.h"
+#include "py/native.h"
+
+#include <fanin.h>
+
+typedef struct function_object {
+    PyObject_HEAD vectorcallfunc vectorcall;
+    fanin_node_fn call;
+    void *ctx;
+    void (*release)(void *ctx);
+    uint32_t inputs, gradients, flags;
+} function_object;
+
+static inline bool fan_is_function(PyObject *o) { return Py_TYPE(o) == fan_state_get()->function_type; }
+
+PyObject *fan_function_new(const fanin_function *f);
+/* fan_function_run: of a node: gradients, all NULL before, get holds: 0, or -1 with an exception, and some of them. The
+ * sums, which may be of any kind, stay the caller's. */
+int fan_function_run(const function_object *f, const fan_node *n, void **sums, void **gradients, uint32_t ngradients);
+
+/* fan_c_show: what C sees of an array, whose hold it takes; NULL: undefined. */
+static inline void fan_c_show(fan_array *a, fanin_value *out)
+{
+    out->array = (fanin_array *)(void *)a;
+    out->data = a ? a->data : NULL;
+    out->shape = a ? a->shape : NULL;
+    out->strides = a ? a->strides : NULL;
+    out->size = a ? a->size : 0;
+    out->dtype = a ? (fanin_dtype)a->dtype : FANIN_BOOL;
+    out->ndim = a ? a->ndim : 0;
+    out->contiguous = a && fan_native_in_c_order(a);
+    out->reserved = 0;
+}
+static inline fan_array *fan_c_array(const fanin_value *v) { return (fan_array *)(void *)v->array; }
+/* fan_c_import: an array on the CPU of whatever Python has, or None, over the same memory, with a hold: 0, or -1 with
+ * an exception, which names the node; NULL: none. */
+int fan_c_import(PyObject *o, const fan_node *n, fanin_value *out);
+
+#endif

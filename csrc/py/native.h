@@ -1,0 +1,40 @@
+/* native: arrays of the core on their way through a pass, without an object of Python's around them.
+ *
+ * The engine and the fast path of buffers carry `void *`: an object, or, with the lowest bit set, a fan_array on the
+ * CPU. Holds of such are taken and dropped on any thread, without the interpreter. They become ndarrays where Python
+ * sees them: in functions, hooks, leaves and results.
+ */
+#ifndef FAN_PY_NATIVE_H
+#define FAN_PY_NATIVE_H
+
+#include "buffer/value.h"
+#include "py/py.h"
+
+static inline bool fan_is_native(const void *object) { return (uintptr_t)object & 1; }
+static inline fan_array *fan_native_array(void *object) { return (fan_array *)(void *)((char *)object - 1); }
+static inline void *fan_native_of(fan_array *a) { return a ? (char *)a + 1 : NULL; } /* takes the hold */
+
+static inline bool fan_native_in_c_order(const fan_array *a)
+{
+    int64_t step = (int64_t)fan_dtype_size(a->dtype);
+    for (int i = a->ndim - 1; i >= 0; step *= a->shape[i--])
+        if (a->strides[i] != step && a->shape[i] > 1)
+            return false;
+    return true;
+}
+
+/* fan_native_fast: what the fast path needs to know of one; false: it is none for it. */
+bool fan_native_fast(void *object, fan_fast_kind *kind, char **data);
+/* fan_native_fresh: of a kind, as fan_fast_fresh; NULL: no memory. */
+void *fan_native_fresh(const fan_fast_kind *kind, char **data);
+/* fan_native_only_ours: one hold on the array and on its memory, which is the core's own. */
+bool fan_native_only_ours(void *object);
+/* fan_native_value: one as a value, with a hold of its own. */
+fan_value fan_native_value(void *object);
+
+/* fan_native_show: *object, where it is a native one, becomes an ndarray over the same memory: 0, or -1 with an
+ * exception, and *object as it was. fan_native_show_all: of n. */
+int fan_native_show(void **object);
+int fan_native_show_all(void **objects, size_t n);
+
+#endif
