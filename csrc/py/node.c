@@ -405,6 +405,7 @@ PyObject *fan_node_new(function_object *fn, const fanin_edge *edges, size_t nedg
     if (!self)
         return NULL;
     self->node.inputs = fn->inputs;
+    self->node.host = true;
     self->fn = Py_NewRef((PyObject *)fn);
     if ((name && (!(self->name = PyObject_Str(name)) || !fan_text_arg(self->name))) || link_to(self, edges, nedges) < 0)
         Py_CLEAR(self);
