@@ -72,7 +72,8 @@ typedef struct fan_fast_batch {
     bool far; /* no near cache holds it: `prefetch` is worth its calls */
     /* read: the k-th of them, the same each time. kind: set where one->object is. false: not for the fast path. */
     bool (*read)(void *ctx, size_t k, size_t *slot, fan_fast_kind *kind, fan_fast_term *one);
-    void (*prefetch)(void *ctx, size_t k); /* k may be past the end */
+    void *(*again)(void *ctx, size_t k, size_t *slot); /* the object and the slot of one that was read */
+    void (*prefetch)(void *ctx, size_t k);             /* k may be past the end */
     void *ctx;
 } fan_fast_batch;
 /* fan_fast_add_many: adds all or, with *added false, none of them. */

@@ -64,9 +64,9 @@ static inline __attribute__((always_inline)) bool park(fan_buffer *b, size_t slo
     return fan_fast_list_insert(p, one);
 }
 
-/* count_parked: true: the budget is to be asked. */
+/* count_parked: true: the budget is to be asked; `due`: it is anyway. */
 static inline __attribute__((always_inline)) bool count_parked(fan_buffer *b, size_t slot, const fan_fast_kind *kind,
-                                                               bool copied)
+                                                               bool copied, bool due)
 {
     FAN_FAST_COUNT(b, adds, 1);
     if (!kind)
@@ -83,7 +83,7 @@ static inline __attribute__((always_inline)) bool count_parked(fan_buffer *b, si
         fan_buffer_weigh(b, p->bytes);
     uint64_t now = atomic_fetch_add_explicit(&b->parked, p->bytes, memory_order_relaxed) + p->bytes;
     count_peak(b, now);
-    return now > b->least && fan_fast_list_begins(p);
+    return now > b->least && (due || fan_fast_list_begins(p));
 }
 
 /* ---- into the sum at once, in place ---- */
@@ -204,7 +204,7 @@ fan_status fan_fast_add(fan_buffer *b, size_t slot, const fan_fast_kind *kind, c
         b->frontend->fast->hold(one->object);
     if (b->sum_stats)
         b->sum_stats[slot] = (fan_sum_stats){.valid = false};
-    if (!count_parked(b, slot, kind, one->ours))
+    if (!count_parked(b, slot, kind, one->ours, false))
         return FAN_OK;
     fan_call_acted();
     return fan_fast_fold_due(b, slot, one->object, alone, err);
@@ -304,7 +304,7 @@ fan_status fan_fast_add_many(fan_buffer *b, const fan_fast_batch *batch, bool *a
             break;
         if (one.object)
             b->frontend->fast->hold(one.object);
-        due |= count_parked(b, slot, one.object ? &kind : NULL, false);
+        due |= count_parked(b, slot, one.object ? &kind : NULL, false, due);
     }
     *added = k == batch->n;
     if (!*added) {
@@ -314,14 +314,15 @@ fan_status fan_fast_add_many(fan_buffer *b, const fan_fast_batch *batch, bool *a
         return FAN_OK;
     }
     for (k = 0; b->sum_stats && k < batch->n; k++) { /* last of all: of what was taken back all is known still */
-        (void)read_one(b, batch, k, &slot, &kind, &one);
+        (void)batch->again(batch->ctx, k, &slot);
         b->sum_stats[slot] = (fan_sum_stats){.valid = false};
     }
     if (due)
         fan_call_acted();
     for (k = 0; k < batch->n && due; k++) {
-        if (read_one(b, batch, k, &slot, &kind, &one) && one.object) /* a fold before may have changed it */
-            FAN_TRY(fan_fast_fold_due(b, slot, one.object, false, err));
+        const void *object = batch->again(batch->ctx, k, &slot);
+        if (object)
+            FAN_TRY(fan_fast_fold_due(b, slot, object, false, err));
     }
     return FAN_OK;
 }

@@ -16,6 +16,14 @@ static inline Py_ssize_t fan_small_index(PyObject *o)
     Py_ssize_t i;
     if (!PyLong_CheckExact(o))
         return -1;
+    /* One digit, without a call: an add of a batch asks for three. */
+#if PY_VERSION_HEX >= 0x030C0000
+    if (PyUnstable_Long_IsCompact((PyLongObject *)o))
+        return PyUnstable_Long_CompactValue((PyLongObject *)o);
+#else
+    if ((size_t)Py_SIZE(o) <= 1)
+        return Py_SIZE(o) ? (Py_ssize_t)((PyLongObject *)o)->ob_digit[0] : 0;
+#endif
     i = PyLong_AsSsize_t(o);
     if (i == -1 && PyErr_Occurred())
         PyErr_Clear();

@@ -91,6 +91,14 @@ static bool source_read(void *ctx, size_t k, size_t *slot, fan_fast_kind *kind, 
     return true;
 }
 
+static void *source_again(void *ctx, size_t k, size_t *slot)
+{
+    const fan_batch_args *args = ((const batch_source *)ctx)->args;
+    PyObject *gradient = PyTuple_GET_ITEM(args->gradients, (Py_ssize_t)k);
+    *slot = (size_t)fan_small_index(PyTuple_GET_ITEM(args->slots, (Py_ssize_t)k));
+    return gradient == Py_None ? NULL : gradient;
+}
+
 /* source_prefetch: what is needed AHEAD gradients later. */
 static void source_prefetch(void *ctx, size_t at)
 {
@@ -113,7 +121,7 @@ int fan_buffer_fast_add_many(buffer_object *self, const fan_batch_args *args, bo
 {
     FAN_RAW fan_error err;
     batch_source m = {args, self, donate};
-    fan_fast_batch batch = {(size_t)args->n, self->n >= FAR, source_read, source_prefetch, &m};
+    fan_fast_batch batch = {(size_t)args->n, self->n >= FAR, source_read, source_again, source_prefetch, &m};
     bool added;
     if (self->create_graph)
         return 0;
