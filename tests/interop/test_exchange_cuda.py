@@ -378,7 +378,7 @@ def test_torch_is_told_of_every_stream_before_a_tensor_leaves(name: str, library
     c, p = driver.stream(), driver.stream()
     with like(name, library) as make:
         x = make(library, (3,)).fill(p, 5)
-        buf = fanin.InputBuffer(1, stream=c)
+        buf = fanin.InputBuffer(1, stream=sys.modules["torch"].cuda.Stream(c.handle))
         buf.add(0, x, stream=p)
         assert buf.take()[0] is x
         assert library.recorded == [(x.address, c.handle)]
@@ -388,6 +388,36 @@ def test_torch_is_told_of_every_stream_before_a_tensor_leaves(name: str, library
         p.synchronize()
         assert buf.take(legacy)[0] is x
         assert (x.address, 0) in library.recorded  # torch's own number of the legacy default stream
+
+
+@pytest.mark.parametrize("which", ["a thread's own", "one that may be destroyed"])
+def test_of_a_stream_that_may_be_another_one_later_torch_is_not_told_and_the_memory_is_kept(
+    library: Library, which: str
+) -> None:
+    """torch asks a stream when the tensor is freed, on whatever thread that is: 2 is another stream there, and the
+    handle of a destroyed one is nobody's.
+    """
+    driver = library.driver
+    p = driver.stream()
+    c = fanin.Stream("cuda:0", 2) if which == "a thread's own" else driver.stream()
+    with torch_like(library, True) as make:
+        x = make(library, (3,)).fill(p, 5)
+        buf = fanin.InputBuffer(1, stream=c)
+        buf.add(0, x, stream=p)
+        [same] = buf.take()
+        assert same is x and library.recorded == []
+        driver.synchronize()
+        driver.array(np.ones(1))  # polls: what the buffer had is gone
+        seen: list[Any] = []
+        driver.launch(c, lambda v: seen.append(v.tolist()), reads=[x])
+        address = x.address
+        del x, same
+        gc.collect()
+        assert address not in library.freed
+        driver.synchronize()
+        driver.array(np.ones(1))  # polls
+        gc.collect()
+        assert seen == [[5, 5, 5]] and library.freed == [address]
 
 
 def test_the_parts_of_an_object_are_told_too(library: Library) -> None:
@@ -405,7 +435,7 @@ def test_the_parts_of_an_object_are_told_too(library: Library) -> None:
     with torch_like(library, table=True) as make:
         pair = Pair(make(library, (3,)).fill(p, 5), make(library, (4,)).fill(p, 5))
         sparse = fanin.Sparse("coo", (library.driver.array(np.array([[0, 2]])), make(library, (2,)).fill(p, 1)), (4,))
-        buf = fanin.InputBuffer(2, stream=c)
+        buf = fanin.InputBuffer(2, stream=sys.modules["torch"].cuda.Stream(c.handle))
         buf.add(0, pair, stream=p)
         buf.add(1, sparse, stream=p)
         assert buf.take() == [pair, sparse]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import re
+import sys
 from typing import Any
 
 import ml_dtypes
@@ -29,7 +30,7 @@ def test_sums_are_allocated_by_the_library_that_offers_it(name: str, library: Li
     driver = library.driver
     a, s = driver.stream(), driver.stream()
     with like(name, library) as make, library.on(a):  # its allocator's stream is not the sum's
-        buf = fanin.InputBuffer(1, stream=s)
+        buf = fanin.InputBuffer(1, stream=sys.modules["torch"].cuda.Stream(s.handle) if name == "torch" else s)
         for value in (1, 2):
             buf.add(0, make(library, (2, 3)).fill(s, value), stream=s)
         live = driver.live()
@@ -414,7 +415,7 @@ def test_a_torch_tensor_whose_allocator_cannot_be_told_is_handed_out_and_the_fai
     shown: list[Any] = []
     with torch_like(library, table=True) as make, pytest.MonkeyPatch.context() as patch:
         x = make(library, (3,)).fill(p, 5)
-        buf = fanin.InputBuffer(1, stream=c)
+        buf = fanin.InputBuffer(1, stream=sys.modules["torch"].cuda.Stream(c.handle))
         buf.add(0, x, stream=p)
         patch.setattr(make, "record_stream", lambda self, s: 1 / 0)
         patch.setattr("sys.unraisablehook", lambda what: shown.append(what.exc_type))

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 import fanin
+from fanin._interop import streams
 from fanin.testing import FakeDriver
 from fanin.testing.driver import DriverError
 from kit.hostile import NAMES, READ_ONLY, Deleter, Legacy, Tensor, Versioned, c_array, new_capsule
@@ -451,7 +452,8 @@ def torch_tensor(library: Library) -> Any:
             return types.SimpleNamespace(type="cuda", index=self.device_id)
 
         def detach(self) -> Any:
-            return self
+            """Another tensor of the same memory."""
+            return Tensor(library, self.shape, self.dtype, self.device_id, self.memory, self.strides, self.offset)
 
         def _is_zerotensor(self) -> bool:
             return False
@@ -475,6 +477,7 @@ def torch_tensor(library: Library) -> Any:
 
 def torch(library: Library, *, table: bool = True) -> Any:
     """torch, as far as it is asked of a CUDA tensor."""
+    streams.of_torch.clear()  # handles of another driver
     module: Any = types.ModuleType("torch")
     Tensor = torch_tensor(library)
 
@@ -484,16 +487,25 @@ def torch(library: Library, *, table: bool = True) -> Any:
         def __init__(self, handle: int, device: int = 0) -> None:
             assert handle > 1, "torch knows the legacy default stream by another number"
             self.cuda_stream, self.device_index = handle, device
+            self.stream_id = handle
+
+    class Stream(ExternalStream):
+        """One of torch's own pool."""
+
+        __module__ = "torch.cuda"
+
+        def __init__(self, handle: int, device: int = 0) -> None:
+            super().__init__(handle, device)
+            self.stream_id = handle | 1
 
     def default_stream(device: int) -> Any:
         made = ExternalStream(2, device)
-        made.cuda_stream = 0
+        made.cuda_stream = made.stream_id = 0
         return made
 
     def current_stream(device: int) -> Any:
-        made = default_stream(device)
-        made.cuda_stream = library.stream(device)
-        return made
+        handle = library.stream(device)
+        return Stream(handle, device) if handle > 1 else default_stream(device)
 
     if table:
         made, Tensor.__dlpack_c_exchange_api__ = table_for(library, Tensor)  # type: ignore[attr-defined]
@@ -502,7 +514,7 @@ def torch(library: Library, *, table: bool = True) -> Any:
     module._is_functional_tensor = lambda x: False
     module._C = types.SimpleNamespace(_functorch=types.SimpleNamespace(is_functorch_wrapped_tensor=lambda x: False))
     module.cuda = types.SimpleNamespace(
-        ExternalStream=ExternalStream, default_stream=default_stream, current_stream=current_stream
+        ExternalStream=ExternalStream, Stream=Stream, default_stream=default_stream, current_stream=current_stream
     )
     dlpack = types.SimpleNamespace(
         to_dlpack=lambda x: Offered(x, versioned=False).capsule(), from_dlpack=lambda c: adopt(library, Tensor, c)

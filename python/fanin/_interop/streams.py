@@ -15,6 +15,8 @@ from .records import Refusal, refuse
 from .tables import table_of
 
 NO_SYNC, LEGACY = -1, 1  # streams as integers, in __dlpack__(stream=)
+#: Streams that torch made: it destroys none, so their handles stay theirs. By device and handle.
+of_torch: set[tuple[str, int]] = set()
 
 
 # A stream that somebody gives
@@ -81,7 +83,10 @@ def foreign(s: object) -> _core.Stream:
     if index is None and handle <= 2:
         index = max(_core.cuda_here(), 0)
     if index is not None:
-        return _core.Stream(f"cuda:{index}", handle)
+        found = _core.Stream(f"cuda:{index}", handle)
+        if made_by_torch(s):
+            of_torch.add((found.device, handle))
+        return found
     refused: Exception = ValueError(f"{owner}: handle {handle:#x} is of no device: there is none")
     devices = range(len(_core.cuda_info().get("devices", ())))
     active = [i for i in devices if _core.cuda_active(i)]  # another has no streams, and asking it would begin it
@@ -91,6 +96,27 @@ def foreign(s: object) -> _core.Stream:
         except ValueError as e:
             refused = e
     raise refused
+
+
+def made_by_torch(s: object) -> bool:
+    """Whether a stream is one of torch's pool, and not one that it was told of: those have their handle for an id, and
+    handles are even.
+    """
+    return package_of(s) == "torch" and bool(int(getattr(s, "stream_id", 0)) & 1)
+
+
+def torch_keeps(s: _core.Stream) -> bool:
+    """Whether torch may be told of a stream that uses a tensor: it asks it only when the tensor is freed, on whatever
+    thread that is. So neither of a thread's own stream (2), which is another one there, nor of one that its library may
+    have destroyed by then.
+    """
+    if s.handle <= 2 or (s.device, s.handle) in of_torch:
+        return s.handle != 2
+    now = sys.modules["torch"].cuda.current_stream(int(s.device.rpartition(":")[2]))
+    if int(now.cuda_stream) != s.handle or not made_by_torch(now):
+        return False
+    of_torch.add((s.device, s.handle))
+    return True
 
 
 # The stream of an array
