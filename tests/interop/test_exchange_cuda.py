@@ -390,6 +390,42 @@ def test_torch_is_told_of_every_stream_before_a_tensor_leaves(name: str, library
         assert (x.address, 0) in library.recorded  # torch's own number of the legacy default stream
 
 
+@pytest.mark.parametrize("pools", [True, False])
+def test_adds_and_a_take_inside_torchs_graph_are_replayed(library: Library, pools: bool) -> None:
+    """As `with torch.cuda.graph(g):` captures them: globally, on torch's current stream, with streams that are forked
+    from it and joined by the take. Replays follow their inputs.
+    """
+    driver = library.driver
+    driver.set(pools=pools)
+    c, *forked = (driver.stream() for _ in range(4))
+    with torch_like(library, True) as make, library.on(c):
+        xs = [make(library, (8,)).fill(c, k + 1) for k in range(5)]
+
+        def total() -> Any:
+            buf = fanin.InputBuffer(1, stream=sys.modules["torch"].cuda.current_stream(0))
+            e = c.record()
+            for s in forked:
+                s.wait(e)
+            for k, x in enumerate(xs):
+                buf.add(0, x, key=k, stream=forked[k % 3])
+            return buf.take()[0]
+
+        before = total()
+        driver.synchronize()
+        driver.begin_capture(c)
+        out = total()
+        gc.collect()
+        graph = driver.end_capture(c)
+        assert values(before, c) == [15] * 8
+        for more in (0, 10):
+            for k, x in enumerate(xs):
+                x.fill(c, k + 1 + more)
+            driver.launch_graph(graph, c)
+            assert values(out, c) == [15 + 5 * more] * 8
+        driver.destroy_graph(graph)
+    fanin.trim()
+
+
 @pytest.mark.parametrize("which", ["a thread's own", "one that may be destroyed"])
 def test_of_a_stream_that_may_be_another_one_later_torch_is_not_told_and_the_memory_is_kept(
     library: Library, which: str

@@ -86,3 +86,38 @@ def test_streams_are_the_same_both_ways() -> None:
     with fanin.stream(s) as ours:
         assert ours.handle == s.cuda_stream and ours == fanin.Stream("cuda:0", s.cuda_stream)
     assert ours.__cuda_stream__() == (0, s.cuda_stream)
+
+
+def test_adds_and_a_take_inside_torchs_graph_are_replayed() -> None:
+    """On streams that are forked from the captured one and joined by the take; replays follow their inputs."""
+    xs = [torch.full((1 << 14,), float(k + 1), device="cuda") for k in range(8)]
+    streams = [torch.cuda.Stream() for _ in range(4)]
+
+    def total() -> Any:
+        c = torch.cuda.current_stream()
+        buf = fanin.InputBuffer(1, stream=c)
+        for s in streams:
+            s.wait_stream(c)
+        for k, x in enumerate(xs):
+            buf.add(0, x, key=k, stream=streams[k % 4])
+        return buf.take()[0]
+
+    total()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = total()
+    for more in (0, 10):
+        for x in xs:
+            x.add_(more)
+        graph.replay()
+        assert torch.equal(out, torch.full_like(out, 36 + 8 * more))
+    del graph, out
+    torch.cuda.synchronize()
+
+
+def test_torchs_own_streams_bear_odd_numbers_and_those_it_was_told_of_do_not() -> None:
+    """By which fanin knows whether torch may be told of one."""
+    s = torch.cuda.Stream()
+    assert s.stream_id & 1 and torch.cuda.current_stream().stream_id in (0, torch.cuda.current_stream().stream_id | 1)
+    assert not torch.cuda.ExternalStream(s.cuda_stream).stream_id & 1
