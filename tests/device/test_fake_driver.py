@@ -376,3 +376,19 @@ def test_memory_of_the_host_is_used_again_only_when_a_device_that_reads_it_has(a
                 s.synchronize()
     finally:
         hooks.fault(None)
+
+
+def test_what_is_freed_behind_work_that_has_not_run_cannot_be_trimmed(driver: FakeDriver) -> None:
+    """The table of many sums goes back in the order of their stream."""
+    s = driver.stream()
+    xs = [driver.array(np.ones(16, "f4")) for _ in range(200)]
+    buf = fanin.InputBuffer(100, stream=s, budget=0)
+    buf.add_many(range(100), xs[:100], stream=s)
+    fanin.trim()
+    buf.add_many(range(100), xs[100:], stream=s)
+    before = fanin.trim()
+    driver.synchronize()
+    table = 100 * (24 + 2 * 8 + 4)
+    assert fanin.trim() >= table > before
+    with fanin.stream(s):
+        assert buf.take()[5].numpy().tolist() == [2] * 16
