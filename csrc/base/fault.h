@@ -60,6 +60,7 @@
     X(CUDA_NO_POISON, "after a sticky error the driver is still called") \
     X(CUDA_CAPTURED_FREE, "memory of a graph is given back while the graph lives") \
     X(CUDA_EARLY_TABLE, "the table of a launch of many sums is freed before it") \
+    X(CUDA_NO_RELAX, "calls that are unsafe beside a capture are not made in relaxed mode") \
     X(CUDA_SAME_HANDLE, "a stream with the handle of a destroyed one is taken for that one") \
     X(CUDA_EARLY_HOST, "memory of the host is used again while the device reads it") \
     X(CUDA_ALWAYS_WIDE, "16 bytes at a time are read where they do not lie on a multiple of 16")

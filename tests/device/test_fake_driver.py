@@ -258,6 +258,24 @@ def test_nothing_that_fanin_does_breaks_a_capture_that_it_does_not_know(
     assert driver.calls("CtxSynchronize") == 0 and driver.calls("MemFree") == 0
 
 
+@pytest.mark.skipif(not hooks.DEVELOPMENT, reason="faults are planted in test builds alone: FANIN_DEV=1")
+def test_calls_that_are_not_made_in_relaxed_mode_break_the_captures_of_others(driver: FakeDriver) -> None:
+    """The control of each of them."""
+    acts = all_that_it_does(driver)
+    broken = []
+    for what in ("a copy to the device", "memory alone", "a read", "many sums", "events", "trim", "pool_bytes"):
+        hooks.fault("CUDA_NO_RELAX")
+        try:
+            with captured_by_others(driver), contextlib.suppress(fanin.CaptureError):
+                acts[what]()
+        except DriverError:
+            broken.append(what)
+        finally:
+            hooks.fault(None)
+    assert broken == ["a copy to the device", "memory alone", "a read", "many sums", "events", "trim", "pool_bytes"]
+    fanin.set_options(pool_bytes=1 << 30)
+
+
 def test_a_wait_for_the_device_breaks_the_captures_of_all(driver: FakeDriver) -> None:
     """The control: what this driver does when cuMemFree is called, in whatever mode."""
     at, mode = ctypes.c_uint64(), ctypes.c_int(2)

@@ -182,7 +182,7 @@ int fan__cuda_relax(const fan_cuda_part *p, int mode)
 {
     const fan_cuda_api *api = fan__cuda_api_of(p);
     bool undo = mode >= UNDO;
-    if (!api->has[FAN_CUDA_CAPTURE] || mode < 0 || (!undo && relaxed == p->cuda))
+    if (!api->has[FAN_CUDA_CAPTURE] || mode < 0 || FAN_FAULT(CUDA_NO_RELAX) || (!undo && relaxed == p->cuda))
         return -1;
     relaxed = undo ? NULL : p->cuda;
     for (int i = 0; i < 2;
