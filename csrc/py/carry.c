@@ -24,7 +24,10 @@ static bool hand(const fan_node *to, uint32_t slot, void *gradient)
     const fan_slot_spec *spec = more && more->slots.specs ? &more->slots.specs[slot] : NULL;
     PyObject *o = gradient;
     FAN_RAW fan_fast_kind kind;
+    const int64_t *shape;
+    fan_dtype of;
     char *data;
+    int ndim;
     if (fan_is_native(o)) {
         const fan_array *a = fan_native_array(o);
         return !spec || declares(spec, a->dtype, a->ndim, a->shape);
@@ -38,9 +41,11 @@ static bool hand(const fan_node *to, uint32_t slot, void *gradient)
         return dtype != FAN_DT_NONE &&
                (!spec || declares(spec, dtype, PyArray_NDIM(a), (const int64_t *)PyArray_DIMS(a)));
     }
+    if (fan_tensor_look(o, &of, &ndim, &shape))
+        return (!spec || declares(spec, of, ndim, shape)) && fan_fast_has_own_value(o);
     if (!fan_fast_import(o, &kind, &data) || (spec && !declares(spec, kind.dtype, kind.ndim, kind.shape)))
         return false;
-    return !kind.check_at_use || fan_fast_has_own_value(o);
+    return !kind.check_at_use;
 }
 
 /* ---- buffers ---- */
@@ -50,7 +55,7 @@ static bool on_host(PyObject *gradient)
 {
     FAN_RAW fan_fast_kind kind;
     char *data;
-    return PyArray_CheckExact(gradient) || fan_fast_import(gradient, &kind, &data);
+    return fan_is_native(gradient) || PyArray_CheckExact(gradient) || fan_fast_import(gradient, &kind, &data);
 }
 
 static fan_status place(void *gradient, fan_value *value, fan_stream **current, fan_error *err)

@@ -163,6 +163,22 @@ bool fan_fast_import(PyObject *o, fan_fast_kind *kind, char **data)
     return true;
 }
 
+bool fan_tensor_look(PyObject *o, fan_dtype *dtype, int *ndim, const int64_t **shape)
+{
+    const fan_state *st = fan_state_get();
+    fan_dl_tensor t;
+    if (!st->torch_api || Py_TYPE(o) != st->torch_type)
+        return false;
+    if (st->torch_api->look(o, &t) != 0) {
+        PyErr_Clear();
+        return false;
+    }
+    *dtype = t.dtype.lanes == 1 && t.dtype.code != FAN_DL_COMPLEX ? fan_dl_dtype_of(t.dtype) : FAN_DT_NONE;
+    *ndim = t.ndim;
+    *shape = t.shape;
+    return t.device.type == FAN_DL_CPU && *dtype != FAN_DT_NONE;
+}
+
 bool fan_fast_has_own_value(PyObject *o)
 {
     const fan_state *st = fan_state_get();

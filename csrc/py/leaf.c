@@ -193,14 +193,49 @@ static int carry_out(leaf_object *self, fan_leaf_action action, PyObject *grad, 
     return made ? grad_put(self, made) : -1;
 }
 
-/* parts_only_ours: L3: nobody else has a fanin.Sparse, nor the ndarrays that it is made of. */
+/* part_only_ours: an ndarray that nobody else has, a tuple of such, or what does not change. */
+static bool part_only_ours(PyObject *part)
+{
+    bool ours = true;
+    if (!PyTuple_CheckExact(part))
+        return PyArray_Check(part)
+                   ? fan_only_ours(part, 1)
+                   : part == Py_None || PyBool_Check(part) || PyLong_CheckExact(part) || PyUnicode_CheckExact(part);
+    for (Py_ssize_t i = 0; ours && i < PyTuple_GET_SIZE(part); i++)
+        ours = part_only_ours(PyTuple_GET_ITEM(part, i)) &&
+               (!PyArray_Check(PyTuple_GET_ITEM(part, i)) || Py_REFCNT(part) == 1);
+    return ours;
+}
+
+/* of_scipy: an array or a matrix of scipy.sparse itself, which keeps its parts in its __dict__. */
+static bool of_scipy(PyObject *sum)
+{
+    PyObject *module = PyObject_GetAttrString((PyObject *)Py_TYPE(sum), "__module__");
+    const char *name = module && PyUnicode_Check(module) ? PyUnicode_AsUTF8(module) : NULL;
+    bool is = name && strncmp(name, "scipy.sparse.", 13) == 0;
+    Py_XDECREF(module);
+    return is;
+}
+
+/* parts_only_ours: L3: nobody else has a fanin.Sparse or an array of SciPy's, nor the ndarrays that it is made of. */
 static bool parts_only_ours(PyObject *sum)
 {
-    PyObject *parts = NULL;
-    bool ours = Py_REFCNT(sum) == 1 && strcmp(Py_TYPE(sum)->tp_name, "Sparse") == 0 &&
-                (parts = PyObject_GetAttrString(sum, "parts")) && PyTuple_CheckExact(parts) && Py_REFCNT(parts) == 2;
-    for (Py_ssize_t i = 0; ours && i < PyTuple_GET_SIZE(parts); i++)
-        ours = fan_only_ours(PyTuple_GET_ITEM(parts, i), 1);
+    PyObject *parts = NULL, *key, *part;
+    Py_ssize_t at = 0;
+    bool ours = false;
+    if (Py_REFCNT(sum) != 1)
+        return false;
+    if (strcmp(Py_TYPE(sum)->tp_name, "Sparse") == 0) {
+        parts = PyObject_GetAttrString(sum, "parts");
+        ours = parts && PyTuple_CheckExact(parts) && Py_REFCNT(parts) == 2;
+        for (Py_ssize_t i = 0; ours && i < PyTuple_GET_SIZE(parts); i++)
+            ours = fan_only_ours(PyTuple_GET_ITEM(parts, i), 1);
+    } else if (of_scipy(sum)) {
+        parts = PyObject_GetAttrString(sum, "__dict__");
+        ours = parts && PyDict_CheckExact(parts);
+        while (ours && PyDict_Next(parts, &at, &key, &part))
+            ours = part_only_ours(part);
+    }
     Py_XDECREF(parts);
     PyErr_Clear();
     return ours;
@@ -486,9 +521,11 @@ static PyObject *slot_like(PyObject *like)
     PyObject *type = fan_lazy(&fan_state_get()->slot_type, "fanin.slots", "Slot");
     if (!type)
         return NULL;
+    if (Py_TYPE(like) == (PyTypeObject *)type)
+        return Py_NewRef(like);
     if (PyTuple_Check(like) && PyTuple_GET_SIZE(like) == 3)
         return PyObject_Call(type, like, NULL);
-    PyErr_Format(PyExc_TypeError, "like: expected a tuple (shape, dtype, device), got %R", like);
+    PyErr_Format(PyExc_TypeError, "like: expected a tuple (shape, dtype, device) or a fanin.Slot, got %R", like);
     return NULL;
 }
 

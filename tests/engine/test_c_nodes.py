@@ -148,6 +148,15 @@ def test_release_is_called_once_the_node_has_run_or_has_gone(c: ModuleType) -> N
     assert c.counts()[0] == before + 10
 
 
+@pytest.mark.rule("E11")
+def test_a_c_node_that_makes_a_nan_is_named(c: ModuleType) -> None:
+    w = Leaf(np.zeros(3, F))
+    bad = c.node(c.function(SCALE, 1, 1, float("nan")), ((w, 0),), "Mul")
+    with pytest.raises(FloatingPointError, match=r"Mul returned a gradient that is not finite at index 0"):
+        fanin.backward([(c.many(3, bad, SCALE, 1.0, True), 0, np.ones(3, F))], detect=True)
+    assert w.grad is None
+
+
 @pytest.mark.rule("E6", "V3")
 @pytest.mark.parametrize("where", ["chain", "sum"])
 @pytest.mark.parametrize(

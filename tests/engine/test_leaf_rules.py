@@ -156,6 +156,37 @@ def test_of_a_sparse_gradient_that_nobody_has_the_parts_are_taken() -> None:
     assert w.grad.parts[-1].ctypes.data == where[0]
 
 
+@pytest.mark.rule("L3", "L7")
+@pytest.mark.parametrize("kind", [sp.coo_array, sp.csr_array, sp.csc_matrix])
+@pytest.mark.parametrize("keep", ["nothing", "object", "values", "view", "indices"])
+def test_of_scipys_the_parts_are_taken_where_nobody_has_one(kind: Any, keep: str) -> None:
+    w = fanin.Leaf(np.zeros((3, 3), F))
+    held: list[Any] = []
+    where: list[int] = []
+
+    def make() -> Any:
+        made = kind(np.eye(3, dtype=F))
+        made.data = made.data.copy()
+        where.append(made.data.ctypes.data)
+        if kind is sp.coo_array:
+            made.coords = tuple(x.copy() for x in made.coords)
+        else:
+            made.indices, made.indptr = made.indices.copy(), made.indptr.copy()
+        if keep == "object":
+            held.append(made)
+        elif keep == "values":
+            held.append(made.data)
+        elif keep == "view":
+            held.append(made.data[1:])
+        elif keep == "indices":
+            held.append(made.coords[1] if kind is sp.coo_array else made.indices)
+        return made
+
+    fresh(w, make)
+    assert w.grad.toarray().tolist() == np.eye(3).tolist()
+    assert (w.grad.data.ctypes.data == where[0]) == (keep == "nothing")
+
+
 @pytest.mark.rule("L7")
 @pytest.mark.parametrize("keep", ["view", "base", "weak", "memory"])
 def test_memory_that_somebody_else_can_see_is_not_stolen(keep: str) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+import fanin
+
 pytestmark = pytest.mark.partners
 
 torch: Any = pytest.importorskip("torch", reason="torch is not installed")
@@ -514,3 +516,69 @@ def test_nothing_of_the_graph_is_kept() -> None:
     del loss
     gc.collect()
     assert kept() is None and x.grad.tolist() == [2, 2, 2]
+
+
+# create_graph, retain_graph
+
+
+@pytest.mark.parametrize("name", ["mlp", "shared", "lstm"])
+def test_create_graph_gives_gradients_that_can_be_differentiated(name: str) -> None:
+    def second(backward: Callable[[Any], None]) -> list[Any]:
+        torch.manual_seed(5)
+        module, shape = MODELS[name]()
+        x = torch.randn(shape)
+        parameters = list(module.parameters())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's, of the circle of .grad and its graph
+            backward(module(x).square().mean())
+            firsts = [p.grad for p in parameters]
+            seconds = torch.autograd.grad(sum((g * g).sum() for g in firsts), parameters, allow_unused=True)
+            for p in parameters:
+                p.grad = None
+        return [*(g.detach() for g in firsts), *seconds]
+
+    mine = second(lambda loss: fanin_torch.backward(loss, create_graph=True))
+    theirs = second(lambda loss: loss.backward(create_graph=True))
+    assert len(mine) == len(theirs) and any(g is not None for g in theirs[len(mine) // 2 :])
+    for a, b in zip(mine, theirs, strict=True):
+        assert (a is None) == (b is None)
+        if a is not None:
+            torch.testing.assert_close(a, b)
+
+
+def test_create_graph_sums_onto_a_grad_that_is_there_out_of_place() -> None:
+    w = torch.ones(3, requires_grad=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fanin_torch.backward((w * w * w).sum(), create_graph=True)
+        first = w.grad
+        fanin_torch.backward((w * w).sum(), create_graph=True)
+    assert first.tolist() == [3, 3, 3] and w.grad.tolist() == [5, 5, 5] and w.grad.requires_grad
+    (again,) = torch.autograd.grad(w.grad.sum(), w)
+    assert again.tolist() == [8, 8, 8]
+    w.grad = None
+    with pytest.raises(ValueError, match=r"accumulate= with create_graph=True"):
+        fanin_torch.backward((w * w).sum(), create_graph=True, accumulate="float64")
+
+
+@pytest.mark.parametrize("retain", [None, True, False])
+def test_retain_graph_may_be_given_and_the_graph_stays(retain: bool | None) -> None:
+    w = torch.ones(3, requires_grad=True)
+    loss = (w * w).sum()
+    fanin_torch.backward(loss, retain_graph=retain)
+    fanin_torch.backward(loss, retain_graph=retain)
+    assert w.grad.tolist() == [4, 4, 4] and not w.grad.requires_grad
+
+
+def test_a_tensor_of_any_layout_is_handed_through() -> None:
+    seen: list[Any] = []
+    leaf = fanin.Leaf(like=fanin.Slot((3, 2), torch.float32), accumulate=seen.append)
+    for g in (torch.randn(2, 3).t(), torch.randn(3, 4)[:, ::2], torch.ones(1).expand(3, 2)):
+        fanin.backward([(leaf, 0, g)])
+        assert seen.pop() is g
+    odd = torch.randn(3, 2, dtype=torch.complex64).conj().imag  # its negative bit is set
+    assert odd.is_neg()
+    fanin.backward([(leaf, 0, odd)])
+    assert torch.equal(seen[0], odd.resolve_neg())
+    with pytest.raises(ValueError, match="expected"):
+        fanin.backward([(leaf, 0, torch.randn(2, 3))])

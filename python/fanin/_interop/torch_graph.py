@@ -26,12 +26,15 @@ def backward(
     gradients: torch.Tensor | Sequence[torch.Tensor | None] | None = None,
     inputs: torch.Tensor | Sequence[torch.Tensor] | None = None,
     *,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
     accumulate: DTypeLike | None = None,
     schedule: Callable[[tuple[fanin.Node, ...]], fanin.Node] | None = None,
 ) -> None:
     """`torch.autograd.backward` on fanin's engine: hooks of tensors in between and of nodes do NOT run (they cannot be
     seen from Python; `retain_grad` on such a tensor leaves its `.grad` as it was), the graph keeps its saved tensors
-    until it is dropped (as with `retain_graph=True`), CPU tensors alone, no nested ones, no `create_graph`, one thread.
+    until it is dropped (whatever `retain_graph` says: torch lets nobody else free them), CPU tensors alone, no nested
+    ones.
 
     Hooks of leaves (`register_hook`, `register_post_accumulate_grad_hook`) run. What can be seen to be missed is a
     RuntimeError: a hook or `retain_grad` of one of `tensors`, full backward hooks of modules, tensors that are not on
@@ -41,7 +44,9 @@ def backward(
     (`ctx.set_materialize_grads`): hooks of that node run then, once, with zeros.
 
     Every fan-in is an input buffer: the gradients of a bfloat16 tensor that is used many times are summed in float32
-    and rounded once, the order of a sum is the graph's. `accumulate` names the dtype of the sums (rule A11).
+    and rounded once, the order of a sum is the graph's. `accumulate` names the dtype of the sums (rule A11). With
+    `create_graph=True` what the nodes do is recorded, sums are made by torch's own `+`, and `.grad` can be
+    differentiated; there `accumulate` is a ValueError, as sums in another dtype would not be recorded.
 
     tensors, gradients: as for torch; a gradient may be left out for a tensor of one element. inputs: leaves to which
     the pass is limited. schedule: as for `fanin.backward`.
@@ -62,15 +67,18 @@ def backward(
     leaves = None if inputs is None else _leaves([inputs] if isinstance(inputs, torch.Tensor) else list(inputs))
     if leaves == []:
         raise ValueError("backward: inputs is empty: leave it out for all leaves")
-    graph = _Graph(ends, accumulate)
+    if create_graph and accumulate is not None:
+        raise ValueError("backward: accumulate= with create_graph=True: sums that are recorded are torch's own")
+    graph = _Graph(ends, accumulate, create_graph)
     wanted = None if leaves is None else [graph.leaves[x] for x in leaves if x in graph.leaves]
     if wanted == []:
         return
-    with torch.no_grad():
+    with torch.set_grad_enabled(create_graph):
         fitted = _fitted("backward was given", firsts, [graph.takes[node][slot] for node, slot in ends])
         fanin.backward(
             [(graph.made[node], slot, g) for (node, slot), g in zip(ends, fitted, strict=True)],
             wanted,
+            create_graph=create_graph,
             schedule=schedule,
         )
 
@@ -133,39 +141,46 @@ def _slot(shape: torch.Size, dtype: torch.dtype, accumulate: Any) -> fanin.Slot:
 class _Graph:
     """A `fanin.Node`, or a leaf, for each of torch's nodes that some of them lead to: `made[node]`."""
 
-    def __init__(self, ends: list[tuple[Any, int]], accumulate: DTypeLike | None) -> None:
+    def __init__(self, ends: list[tuple[Any, int]], accumulate: DTypeLike | None, create_graph: bool) -> None:
         self.accumulate: Any = accumulate
+        self.recording = create_graph
         self.made: dict[Any, Any] = {}
         self.leaves: dict[Any, fanin.Leaf] = {}
         self.takes: dict[Any, list[Takes]] = {}  # what each node takes, slot by slot
         order, self.next = _in_order([node for node, _ in ends])
-        self.producers = Counter(ends)
+        producers = Counter(ends)
         for edges in self.next.values():
-            self.producers.update(edges)
+            producers.update(edges)
+        self.sums = {(node, i) for (node, i), count in producers.items() if count > 1}  # slots where several come
+        self.with_sums = {node for node, _ in self.sums}
         for node in order:
             self.takes[node] = _takes(node)
             variable = getattr(node, "variable", None)
             self.made[node] = self.node(node) if variable is None else self.leaf(node, variable)
 
-    def slots(self, node: Any) -> list[fanin.Slot | None]:
+    def slots(self, node: Any) -> list[fanin.Slot | None] | None:
         """Of each gradient that a node takes: where several come, what their sum is. One alone is fitted by `fn`."""
+        if node not in self.with_sums:
+            return None
         return [
-            _slot(shape, dtype, self.accumulate) if self.producers[node, i] > 1 else None
+            _slot(shape, dtype, self.accumulate) if (node, i) in self.sums else None
             for i, (shape, dtype) in enumerate(self.takes[node])
         ]
 
     def leaf(self, node: Any, variable: torch.Tensor) -> Any:
         def accumulate(g: torch.Tensor) -> None:
-            for hook in list((variable._backward_hooks or {}).values()):  # what else runs is in AccumulateGrad
+            hooks = variable._backward_hooks
+            for hook in list(hooks.values()) if hooks else ():  # what else runs is in AccumulateGrad
                 changed = hook(g)
                 g = g if changed is None else changed
             node(g)
 
         [(shape, dtype)] = self.takes[node]
-        self.leaves[node] = leaf = fanin.Leaf(like=(shape, dtype, "cpu"), accumulate=accumulate, name=node.name())
+        slot = fanin.Slot() if self.recording else _slot(shape, dtype, None)
+        self.leaves[node] = leaf = fanin.Leaf(like=slot, accumulate=accumulate, name=node.name())
         if self.accumulate is None:
             return leaf
-        return fanin.Node(lambda g: g, edges=[(leaf, 0)], slots=self.slots(node), name=node.name())
+        return fanin.Node(lambda g: g, 1, [(leaf, 0)], slots=self.slots(node), name=node.name())
 
     def node(self, node: Any) -> Any:
         name = node.name()
@@ -181,14 +196,14 @@ class _Graph:
             made = call(*sums)
             gradients = made if isinstance(made, tuple) else (made,)
             for g, take in zip(gradients, takes, strict=False):
-                if g is not None and take is not None and (g.shape != take[0] or g.dtype != take[1]):
+                if g is not None and take is not None and (g.shape != take[0] or g.dtype is not take[1]):
                     return _fitted(f"{name} returned", gradients, takes)
-            return gradients
+            return made
 
         slots = self.slots(node)
-        if any(slots):
+        if slots:
             return fanin.Node(fn, edges=edges, slots=slots, name=name)
-        return fanin.Node(fn, len(slots), edges, name=name)
+        return fanin.Node(fn, len(self.takes[node]), edges, name=name)
 
 
 def _takes(node: Any) -> list[Takes]:
