@@ -8,7 +8,7 @@ import numpy as np
 
 from ._interop.protocols import DTypeLike, NDArray, StreamLike
 from .options import Counters, ProcessCounters
-from .slots import Stats
+from .slots import Slot, Stats
 
 # ---------------------------------------------------------------- the buffer
 
@@ -382,7 +382,7 @@ class Leaf:
         self,
         array: None = None,
         *,
-        like: tuple[Sequence[int] | None, DTypeLike | None, str | None],
+        like: tuple[Sequence[int] | None, DTypeLike | None, str | None] | Slot,
         accumulate: Callable[[Any], object],
         grad_dtype: DTypeLike | None = None,
         name: object = None,
@@ -443,7 +443,9 @@ def backward(
     roots: Iterable[Root],
     inputs: Iterable[Leaf | tuple[Leaf, int]] | None = None,
     *,
-    keep_graph: bool = False,
+    keep_graph: bool | None = None,
+    create_graph: bool = False,
+    detect: bool | None = None,
     schedule: Schedule | None = None,
 ) -> None:
     """Go backward over the graph behind some nodes, and add what reaches leaves to their `.grad`.
@@ -475,7 +477,9 @@ def grad(
     roots: Iterable[Root],
     inputs: Iterable[Leaf | Node | tuple[Leaf | Node, int]],
     *,
-    keep_graph: bool = False,
+    keep_graph: bool | None = None,
+    create_graph: bool = False,
+    detect: bool | None = None,
     schedule: Schedule | None = None,
 ) -> list[Any]:
     """The sums that reach `inputs`, as a list, None where nothing does; no leaf changes.
@@ -493,7 +497,9 @@ def walk(
     roots: Iterable[Root],
     inputs: Iterable[Leaf | tuple[Leaf, int]] | None = None,
     *,
-    keep_graph: bool = False,
+    keep_graph: bool | None = None,
+    create_graph: bool = False,
+    detect: bool | None = None,
     schedule: Schedule | None = None,
 ) -> Walk:
     """A pass by hand: an iterator of (node, sums), in the order in which `backward` runs the nodes.
