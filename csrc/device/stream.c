@@ -106,6 +106,16 @@ typedef struct fan_pushed_stream {
 static _Thread_local fan_pushed_stream *pushed; /* the last */
 static _Thread_local fan_stream_set *entered;   /* below them; whoever entered it holds it */
 
+atomic_size_t fan__streams_used; /* pushed streams, and sets */
+
+static void used(bool begins)
+{
+    if (begins)
+        atomic_fetch_add_explicit(&fan__streams_used, 1, memory_order_relaxed);
+    else
+        atomic_fetch_sub_explicit(&fan__streams_used, 1, memory_order_relaxed);
+}
+
 fan_stream_set *fan_stream_set_hold(fan_stream_set *set)
 {
     if (set)
@@ -120,6 +130,7 @@ void fan_stream_set_drop(fan_stream_set *set)
     for (size_t i = 0; i < set->n; i++)
         fan_stream_drop(set->all[i]);
     fan_free(set);
+    used(false);
 }
 
 fan_stream *fan_stream_set_find(const fan_stream_set *set, const fan_device *d)
@@ -143,6 +154,7 @@ static fan_stream_set *set_new(size_t cap)
     if (set) {
         atomic_init(&set->refs, 1);
         set->n = 0;
+        used(true);
     }
     return set;
 }
@@ -213,6 +225,7 @@ fan_status fan_stream_push(fan_stream *s, fan_error *err)
     p->stream = fan_stream_hold(s);
     p->outer = pushed;
     pushed = p;
+    used(true);
     return FAN_OK;
 }
 
@@ -222,6 +235,7 @@ static void take_off(fan_pushed_stream *p)
     fan_stream_set_drop(p->set);
     fan_stream_drop(p->stream);
     fan_free(p);
+    used(false);
 }
 
 void fan_stream_pop(fan_stream *s)

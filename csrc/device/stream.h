@@ -49,6 +49,14 @@ typedef struct fan_stream_set {
     fan_stream *all[]; /* held; the one that was pushed last comes first */
 } fan_stream_set;
 
+/* fan_streams_in_use: whether any stream is pushed, on any thread, or any set is held: else nothing is current but the
+ * backends' own. One load. */
+extern atomic_size_t fan__streams_used;
+static inline bool fan_streams_in_use(void)
+{
+    return atomic_load_explicit(&fan__streams_used, memory_order_relaxed) != 0;
+}
+
 /* fan_stream_set_now: what is current on this thread: a hold in *out; FAN_ERR_NOMEM. fan_stream_set_with: `set`, which
  * may be NULL, with `s` as the first and for its device. */
 fan_status fan_stream_set_now(fan_stream_set **out, fan_error *err);

@@ -70,7 +70,7 @@ void fan_backward_end(fan_backward *p)
     f = p->config.frontend;
     if (p->is_running)
         fan__running_end(&p->running);
-    (void)fan_backward_join(p, NULL);
+    fan_pass_join_failed(p);
     for (size_t i = 0; i < p->nslots; i++)
         fan__drop_all(p, &p->slots[i].handed, 1);
     for (size_t i = 0; i < p->nvisits; i++)

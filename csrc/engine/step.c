@@ -264,5 +264,12 @@ static fan_status on_its_streams(fan_worker *w, fan_status (*call)(fan_worker *w
     return status;
 }
 
-fan_status fan__step(fan_worker *w, fan_error *err) { return on_its_streams(w, run_here, err); }
-fan_status fan__step_end(fan_worker *w, fan_error *err) { return on_its_streams(w, end_here, err); }
+fan_status fan__step(fan_worker *w, fan_error *err)
+{
+    return fan_streams_in_use() ? on_its_streams(w, run_here, err) : run_here(w, err);
+}
+
+fan_status fan__step_end(fan_worker *w, fan_error *err)
+{
+    return fan_streams_in_use() ? on_its_streams(w, end_here, err) : end_here(w, err);
+}

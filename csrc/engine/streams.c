@@ -25,17 +25,22 @@ static void list_fini(fan_stream_list *list)
     fan_free(list->all);
 }
 
-/* list_add: unless it is there; *is_new: it was not. */
-static fan_status list_add(fan_stream_list *list, fan_stream *s, bool *is_new, fan_error *err)
+static bool list_has(const fan_stream_list *list, const fan_stream *s)
 {
-    *is_new = false;
     for (size_t i = 0; i < list->n; i++)
         if (list->all[i] == s)
-            return FAN_OK;
+            return true;
+    return false;
+}
+
+/* list_add: unless it is there. */
+static fan_status list_add(fan_stream_list *list, fan_stream *s, fan_error *err)
+{
+    if (list_has(list, s))
+        return FAN_OK;
     if (fan_grow((void **)&list->all, &list->cap, list->n + 1, sizeof(fan_stream *)) != 0)
         return no_memory(err);
     list->all[list->n++] = fan_stream_hold(s);
-    *is_new = true;
     return FAN_OK;
 }
 
@@ -55,6 +60,7 @@ void fan_pass_streams_fini(fan_backward *p)
     for (size_t i = 0; i < s->n; i++)
         tail_fini(p, &s->tails[i]);
     fan_free(s->tails);
+    list_fini(&s->pulled);
     fan_stream_set_drop(s->caller);
     *s = (fan_pass_streams){0};
 }
@@ -67,7 +73,7 @@ static fan_stream *stands_in(const fan_backward *p, const fan_stream *own)
     return fan_stream_set_find(p->streams.caller, own->device);
 }
 
-fan_on fan_pass_on(const fan_backward *p, const fan_node *n)
+fan_on fan__pass_on(const fan_backward *p, const fan_node *n)
 {
     fan_on on = {n->streams, fan_node_stream(n)};
     if (!p->streams.captured || !fan_get_capture_redirect())
@@ -137,17 +143,18 @@ static fan_status wait_for(fan_stream *s, fan_stream *other, fan_error *err)
 static fan_status note(fan_backward *p, fan_stream *caller, fan_stream *on, fan_error *err)
 {
     fan_pass_tail *t = tail_of(p, caller);
-    bool is_new;
-    return t ? list_add(&t->streams, on, &is_new, err) : no_memory(err);
+    return t ? list_add(&t->streams, on, err) : no_memory(err);
 }
 
-/* before_write: `on` waits for the caller's stream, once in a pass. */
+/* before_write: `on` waits for the caller's stream, once in a pass; it is known to have done so once it has: another
+ * worker may be here, too. */
 static fan_status before_write(fan_backward *p, fan_stream *caller, fan_stream *on, fan_error *err)
 {
-    bool is_new;
     FAN_TRY(note(p, caller, on, err));
-    FAN_TRY(list_add(&tail_of(p, caller)->waited, on, &is_new, err));
-    return is_new && caller != on && !FAN_FAULT(LEAF_WITHOUT_WAIT) ? wait_for(on, caller, err) : FAN_OK;
+    if (caller == on || FAN_FAULT(LEAF_WITHOUT_WAIT) || list_has(&tail_of(p, caller)->waited, on))
+        return FAN_OK;
+    FAN_TRY(wait_for(on, caller, err));
+    return list_add(&tail_of(p, caller)->waited, on, err);
 }
 
 fan_status fan_pass_leaf_begin(fan_backward *p, void *sum, const fan_on *where, fan_stream **on, fan_error *err)
@@ -219,7 +226,7 @@ fan_status fan_pass_gave_nothing(fan_backward *p, const fan_on *where, fan_error
     return status;
 }
 
-fan_status fan_backward_join(fan_backward *p, fan_error *err)
+static fan_status end_tails(fan_backward *p, fan_error *err)
 {
     fan_status status = FAN_OK, one;
     for (size_t i = 0; i < p->streams.n; i++) {
@@ -236,14 +243,31 @@ fan_status fan_backward_join(fan_backward *p, fan_error *err)
     return status;
 }
 
+fan_status fan_backward_join(fan_backward *p, fan_error *err)
+{
+    FAN_TRY(end_tails(p, err));
+    list_fini(&p->streams.pulled); /* whoever was pulled in has been waited for */
+    p->streams.pulled = (fan_stream_list){0};
+    return FAN_OK;
+}
+
 /* ---- capture ---- */
 
-fan_status fan_pass_pull_in(const fan_backward *p, const fan_on *where, fan_error *err)
+fan_status fan_pass_pull_in(fan_backward *p, const fan_on *where, fan_error *err)
 {
     uint64_t id;
     if (!p->streams.captured || !where->own || where->own->handle == FAN_LEGACY ||
         where->own->device->backend != p->streams.captured->device->backend)
         return FAN_OK;
+    FAN_TRY(list_add(&p->streams.pulled, where->own, err));
     FAN_TRY(fan_stream_capture(where->own, &id, err));
     return id ? FAN_OK : wait_for(where->own, p->streams.captured, err);
+}
+
+void fan_pass_join_failed(fan_backward *p)
+{
+    (void)end_tails(p, NULL);
+    for (size_t i = 0; i < p->streams.pulled.n; i++)
+        if (p->streams.pulled.all[i] != p->streams.captured)
+            (void)wait_for(p->streams.captured, p->streams.pulled.all[i], NULL);
 }

@@ -7,8 +7,8 @@
  *   a leaf's first write in a pass                       its stream waits for the caller's
  *   the end                                              the caller's stream of each device waits for those of leaves,
  *                                                        of nodes that gave nothing on, and of captured inputs
- *   a pass that is captured into a graph                 the caller's stream stands in for the legacy default stream,
- *                                                        which cannot be captured (S7); any other stream joins (K1)
+ *   a pass that is captured into a graph                 any stream but the legacy default joins the capture (K1);
+ *                                                        with redirection the caller's stands in for that one (S7)
  *
  * A worked case. A leaf of stream w gets a gradient of a node on s; the caller is on c:
  *
@@ -19,7 +19,7 @@
  * What can go wrong: a hook that runs before the wait; a node made on the legacy stream that is run on the caller's;
  * the end of a pass that failed and waits for nothing, so that the caller reads a `.grad` that is being written.
  *
- * Everything here costs a pass on the CPU a few comparisons.
+ * A pass where no stream was ever made current pays a load for each of these questions.
  */
 #ifndef FAN_ENGINE_STREAMS_H
 #define FAN_ENGINE_STREAMS_H
@@ -34,7 +34,11 @@ typedef struct fan_on {
 
 fan_status fan_pass_streams_begin(fan_backward *p, fan_error *err);
 void fan_pass_streams_fini(fan_backward *p);
-fan_on fan_pass_on(const fan_backward *p, const fan_node *n);
+fan_on fan__pass_on(const fan_backward *p, const fan_node *n);
+static inline fan_on fan_pass_on(const fan_backward *p, const fan_node *n)
+{
+    return fan_streams_in_use() ? fan__pass_on(p, n) : (fan_on){NULL, NULL};
+}
 
 /* A leaf that accumulates `sum`, on its streams: *on: the stream that does, a hold; NULL: it is on the CPU.
  * fan_pass_leaf_end: its `.grad` is written, or something has failed; drops *on. */
@@ -45,7 +49,9 @@ fan_status fan_pass_leaf_end(fan_backward *p, fan_node *leaf, fan_stream *on, fa
 fan_status fan_pass_keeps(fan_backward *p, void *sum, const fan_on *where, fan_error *err);
 /* fan_pass_gave_nothing: so does it for a node that ran and gave no gradient on. */
 fan_status fan_pass_gave_nothing(fan_backward *p, const fan_on *where, fan_error *err);
-/* fan_pass_pull_in: K1: a node is about to run. */
-fan_status fan_pass_pull_in(const fan_backward *p, const fan_on *where, fan_error *err);
+/* fan_pass_pull_in: K1: a node is about to run. fan_pass_join_failed: the end of a pass that has not come to its end:
+ * S20, and whatever was pulled in is joined, so that the capture can end. */
+fan_status fan_pass_pull_in(fan_backward *p, const fan_on *where, fan_error *err);
+void fan_pass_join_failed(fan_backward *p);
 
 #endif

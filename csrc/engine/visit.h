@@ -79,6 +79,7 @@ typedef struct fan_pass_tail {
 typedef struct fan_pass_streams {
     fan_stream_set *caller; /* what was current where the pass began; NULL: none was pushed */
     fan_stream *captured;   /* the first of those that is in a capture, borrowed; NULL: none */
+    fan_stream_list pulled; /* into that capture, by the pass */
     fan_pass_tail *tails;   /* one for each of the caller's streams that must wait */
     size_t n, cap;
 } fan_pass_streams;

@@ -329,7 +329,8 @@ static int fill_in(node_object *self, const node_args *a)
     if (inputs_arg(a->inputs, &inputs) < 0 ||
         (a->slots && a->slots != Py_None && fan_node_declare(self, a->slots, &inputs) < 0))
         return -1;
-    if (fan_node_place(self, a->stream, a->device, a->slots) < 0)
+    if ((a->stream || a->device || a->slots || fan_streams_in_use()) &&
+        fan_node_place(self, a->stream, a->device, a->slots) < 0)
         return -1;
     if (fan_is_function(a->fn) && check_inputs(self, (function_object *)a->fn, &inputs) < 0)
         return -1;

@@ -1,0 +1,233 @@
+"""Passes over graphs whose nodes are on the streams of two devices: no race, each node once, the same bits in any
+order, and what a plain evaluation in float64 gives.
+
+Happens-before is a matter of what is queued, not of when it runs: one run of a graph judges all orders of the device.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fanin
+from fanin.sim import Machine, explore
+from kit import graphs, hooks
+from kit.stream_graphs import OnStreams, current, plainly, shape, shapes
+from kit.world import World, world
+
+pytestmark = pytest.mark.core
+
+
+@pytest.fixture(autouse=True)
+def mismatch_is_meant() -> Iterator[None]:
+    with fanin.set_options(warn_stream_mismatch=False):
+        yield
+
+
+def seed_of() -> int:
+    seed = int(os.environ.get("FANIN_SEED", 0)) or random.randrange(2**32)
+    print(f"FANIN_SEED={seed}")
+    return seed
+
+
+def near(spec: graphs.Spec, values: dict[int, Any], passes: int) -> int:
+    """Holds the leaves against the plain evaluation; how many are defined."""
+    for i, (value, size) in graphs.plain(spec).items():
+        got = values[i]
+        assert (got is None) == bool(np.isnan(value)), f"leaf {i}: {got}, and expected {value}"
+        assert got is None or np.all(np.abs(np.array(got) - passes * value) <= 1e-12 * passes * size), (i, got, value)
+    return sum(x is not None for x in values.values())
+
+
+# All shapes
+
+
+def judge(w: World, spec: graphs.Spec, seed: int) -> None:
+    """A shape on drawn streams, twice, then in another order: each node once, the same bits, the right numbers."""
+    built = OnStreams(spec, w, random.Random(seed))
+    inner = [i for i, n in enumerate(spec.nodes) if not n.leaf]
+    built.run(keep=True)
+    built.run(keep=False)
+    assert sorted(built.ran) == sorted(inner * 2), seed
+    values = built.values()
+    near(spec, values, 2)
+    other = OnStreams(spec, w, random.Random(seed))
+    other.run(keep=True, schedule=random.Random(seed + 1).choice)
+    other.run(keep=False, schedule=lambda ready: ready[-1])
+    assert other.values() == values, seed
+
+
+def test_there_are_as_many_shapes_as_there_are() -> None:
+    """Counted by hand up to four nodes."""
+    assert [len(list(shapes(n))) for n in range(1, 6)] == [1, 1, 3, 16, 164]
+
+
+@pytest.mark.rule("S18", "S20", "E4")
+def test_every_shape_of_up_to_five_nodes_runs_without_a_race() -> None:
+    seed = seed_of()
+    for n in range(1, 6):
+        with world("sim", 2, seed % 1000) as w:
+            for k, spec in enumerate(shapes(n)):
+                for draw in range(3):
+                    judge(w, spec, seed + 10 * k + draw)
+
+
+@pytest.mark.rule("S18", "S20", "E4")
+@pytest.mark.parametrize("kind", ["sim", "fake"])
+def test_shapes_of_six_nodes_run_without_a_race(kind: str) -> None:
+    """A sample; all of them are behind `slow`."""
+    seed = seed_of()
+    r = random.Random(seed)
+    with world(kind, 2, seed % 1000) as w:
+        for k in range(40):
+            edges = [(i, j) for i in range(6) for j in range(i) if r.random() < 0.4]
+            edges += [(5, j) for j in range(5) if not any(to == j for _, to in edges)]
+            judge(w, shape(6, edges), seed + k)
+
+
+@pytest.mark.slow
+@pytest.mark.rule("S18", "S20", "E4")
+def test_every_shape_of_six_nodes_runs_without_a_race() -> None:
+    seed = seed_of()
+    every = list(shapes(6))
+    assert len(every) == 3341
+    for part in range(8):
+        with world("sim", 2, seed % 1000) as w:
+            for k, spec in enumerate(every):
+                if k % 8 == part:
+                    judge(w, spec, seed + k)
+
+
+# Random graphs
+
+
+def one(w: World, seed: int, seen: Counter[str]) -> None:
+    r = random.Random(seed)
+    spec = plainly(r, graphs.draw(r, "wide arrays"))
+    built = OnStreams(spec, w, r)
+    outcomes = [built.run(keep) for keep in ((True, False) if spec.keep else (False,))]
+    values = built.values()
+    whole = spec.inputs is None and "Boom" not in outcomes
+    if whole:
+        seen["defined"] += near(spec, values, len(outcomes))
+        seen["undefined"] += sum(x is None for x in values.values())
+    if not any(n.throws for n in spec.nodes):
+        again = random.Random(seed)
+        other = OnStreams(plainly(again, graphs.draw(again, "wide arrays")), w, again)
+        assert [other.run(keep, schedule=r.choice) for keep in ((True, False) if spec.keep else (False,))] == outcomes
+        assert other.values() == values, seed
+    seen["graphs"] += 1
+    seen["Boom" if "Boom" in outcomes else "well"] += 1
+    seen["grad"] += spec.capture
+    seen["hook"] += any(kind == "hook" for kind, *_ in built.log)
+    seen["nested"] += any(spec.nodes[i].nested for i in built.ran)
+    seen["two devices"] += len({s.device for s in built.on}) == 2
+    seen["caller of one device"] += len(built.callers) == 1
+
+
+def many(kind: str, graphs_in_all: int) -> Counter[str]:
+    first = seed_of()
+    seen: Counter[str] = Counter()
+    for at in range(0, graphs_in_all, 25):
+        with world(kind, 2, (first + at) % 1000) as w:
+            for k in range(at, min(at + 25, graphs_in_all)):
+                one(w, first + k, seen)
+            w.synchronize()
+            assert w.races == 0, f"seed {first}: {w.race}"
+    print(dict(seen))
+    return seen
+
+
+@pytest.mark.rule("E4", "S18", "S19", "S20")
+@pytest.mark.parametrize("kind", ["sim", "fake"])
+def test_random_graphs_on_random_streams_give_what_plain_numbers_give(kind: str) -> None:
+    seen = many(kind, 200)
+    wanted = ("defined", "undefined", "well", "Boom", "grad", "hook", "nested", "two devices", "caller of one device")
+    assert not [x for x in wanted if not seen[x]], seen
+
+
+@pytest.mark.slow
+@pytest.mark.rule("E4", "S18", "S19", "S20")
+def test_ten_thousand_random_graphs_on_random_streams_give_what_plain_numbers_give() -> None:
+    many("sim", 10_000)
+
+
+@pytest.mark.skipif(not hooks.DEVELOPMENT, reason="faults are planted in test builds alone: FANIN_DEV=1")
+@pytest.mark.parametrize(
+    "fault", ["END_WITHOUT_WAIT", "LEAF_WITHOUT_WAIT", "HOOK_ON_CALLER", "SUM_FOR_PRODUCER", "HAND_WITHOUT_WAIT"]
+)
+def test_random_graphs_find_a_planted_fault(fault: str) -> None:
+    first = seed_of()
+    hooks.fault(fault)
+    try:
+        for k in range(200):
+            with world("sim", 2, k) as w:
+                w.judges_itself("a fault is planted")
+                try:
+                    one(w, first + k, Counter())
+                    w.synchronize()
+                except (fanin.RaceError, AssertionError):
+                    return
+                if w.races:
+                    return
+    finally:
+        hooks.fault(None)
+    raise AssertionError(f"{fault} was not found in 200 graphs")
+
+
+# Two passes at once
+
+
+def two_passes(m: Machine, spec: graphs.Spec, seed: int) -> Any:
+    """Each on a thread, over one graph into the same leaves, from callers' streams of their own."""
+    w = Entered(m)
+    built = OnStreams(spec, w, random.Random(seed))
+    mine, other = ([w.stream(d) for d in range(2)] for _ in range(2))
+
+    def run(callers: list[Any]) -> None:
+        with current(callers):
+            fanin.backward(built.roots(), keep_graph=True)
+
+    for callers in (mine, other):
+        m.spawn(run, callers)
+    m.join()
+    for s, t in zip(mine, other, strict=True):
+        s.wait(t)  # who reads waits for both passes
+    built.callers = mine
+    return built.values()
+
+
+class Entered(World):
+    """A machine of explore as a world."""
+
+    kind, prefix = "sim", "sim"
+
+    def __init__(self, m: Machine) -> None:
+        self.on = m
+
+
+@pytest.mark.rule("E15", "S20", "L5")
+@pytest.mark.parametrize("edges", [[(1, 0)], [(2, 0), (2, 1), (1, 0)]], ids=["chain", "fan-in"])
+def test_two_passes_at_once_over_one_graph_race_in_no_order(edges: list[tuple[int, int]]) -> None:
+    spec = shape(1 + max(i for i, _ in edges), edges)
+    for n in spec.nodes:
+        n.makes = [(slot, graphs.TIMES, 0.5) for slot, _, _ in n.makes]  # exact in any order of the passes
+    report = explore(lambda m: two_passes(m, spec, 3), limit=150, samples=20)
+    assert report.ok and len(report.results) == 1 and report.runs > 1, report
+
+
+@pytest.mark.skipif(not hooks.DEVELOPMENT, reason="faults are planted in test builds alone: FANIN_DEV=1")
+@pytest.mark.parametrize("fault", ["END_WITHOUT_WAIT", "LEAF_UNCLAIMED"])
+def test_two_passes_at_once_with_a_fault_are_found(fault: str) -> None:
+    hooks.fault(fault)
+    try:
+        report = explore(lambda m: two_passes(m, shape(2, [(1, 0)]), 3), limit=150, samples=20)
+    finally:
+        hooks.fault(None)
+    assert not report.ok or len(report.results) > 1, report
