@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 
 import fanin
+from fanin._reference import engine as reference
 from fanin.sim import Machine, explore
 from kit import graphs, hooks
 from kit.stream_graphs import OnStreams, current, plainly, shape, shapes
@@ -179,6 +181,60 @@ def test_random_graphs_find_a_planted_fault(fault: str) -> None:
     finally:
         hooks.fault(None)
     raise AssertionError(f"{fault} was not found in 200 graphs")
+
+
+# Not one wait more than needed
+
+
+def waits_of(call: Any) -> tuple[Counter[Any], int]:
+    """Which streams wait for which in a call, and how many waits were left out, known to hold."""
+    with fanin.trace() as t:
+        call()
+    found: Counter[Any] = Counter()
+    for line in t.lines:
+        if line.kind == "wait":
+            number, device = re.fullmatch(r"stream (\d+) of (\S+)", line.label or "").groups()  # type: ignore[union-attr]
+            prefix = device.partition(":")[0]
+            found[(f"{prefix}:{line.device}", line.stream), (device, int(number))] += 1
+    return found, sum(line.kind == "elided" for line in t.lines)
+
+
+def told(streams: Any) -> list[reference.Stream]:
+    return [reference.Stream(s.device, s.handle) for s in streams]
+
+
+def held_against_the_reference(w: World, spec: graphs.Spec, seed: int) -> tuple[int, int]:
+    """A graph's passes queue the waits of the rules, and leave out only what is known to hold: how many of each."""
+    for n in spec.nodes:
+        n.nested = 0  # its waits are those of another pass
+        n.throws = False
+    built, theirs = OnStreams(spec, w, random.Random(seed)), graphs.Built(spec, reference)
+    for i in range(len(spec.nodes)):
+        theirs.nodes[i].stream, theirs.nodes[i].place = told([built.on[i]])[0], w.place(built.home[i])
+    queued = left_out = 0
+    for keep in (True, False) if spec.keep else (False,):
+        expected = reference.Waits(*told(built.callers))
+        theirs.run(keep, waits=expected)
+        found, elided = waits_of(lambda keep=keep: built.run(keep))
+        wanted = Counter(tuple((s.device, s.number) for s in pair) for pair in expected)
+        assert found <= wanted, f"seed {seed}: not needed: {found - wanted}"
+        assert found.total() + elided == wanted.total(), f"seed {seed}: not queued: {wanted - found}"
+        queued, left_out = queued + found.total(), left_out + elided
+    return queued, left_out
+
+
+@pytest.mark.rule("S8", "S9", "S10", "S11", "S12", "S13", "S18", "S20")
+def test_passes_queue_the_waits_of_the_rules_and_no_other() -> None:
+    first = seed_of()
+    queued = left_out = 0
+    for at in range(0, 300, 50):
+        with world("sim", 2, at) as w:
+            for k in range(at, at + 50):
+                r = random.Random(first + k)
+                one, two = held_against_the_reference(w, plainly(r, graphs.draw(r, "wide arrays")), first + k)
+                queued, left_out = queued + one, left_out + two
+    print(f"{queued} waits queued, {left_out} left out")
+    assert queued > 500 and left_out > 5
 
 
 # Two passes at once

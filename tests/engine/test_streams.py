@@ -7,6 +7,7 @@ left behind.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -405,6 +406,18 @@ def test_a_stream_of_another_machine_is_refused_by_name(a_world: Any) -> None:
         TypeError, match=r"Mul returned an invalid gradient at index 1: the consumer's stream is on sim"
     ):
         fanin.backward([(top, 0, 1.0)])
+
+
+def test_a_stream_that_was_destroyed_is_named_with_its_node(a_world: Any) -> None:
+    w = a_world("fake")
+    w.judges_itself("a stream is destroyed that is still used")
+    s, c = w.stream(), w.stream()
+    low = fanin.Node(lambda g: g, stream=s, edges=[None], name="Low")
+    top = fanin.Node(lambda g: g, edges=[(low, 0)], stream=c, name="Mul")
+    w.call("cuStreamDestroy_v2", ctypes.c_void_p(s.handle))
+    with fanin.stream(c), pytest.raises(fanin.DeviceError, match="Was a stream destroyed that is still used") as caught:
+        fanin.backward([(top, 0, ones(w))])
+    assert caught.value.__notes__ == [f"in Low (node {low.sequence_nr}): 1 of 2 nodes had run"]
 
 
 # Planted faults

@@ -1,12 +1,13 @@
 """A pass backward in plain Python, to be read from top to bottom: rules E, V and L as one thread of the CPU has them.
 
 It is what the engine's core is held against: the same graph, built of these classes, gives the same sums bit by bit,
-calls the same functions in the same order, and refuses the same things. What it does not know: streams, devices but
-the CPU, threads, and whose memory a gradient is: a leaf's gradient is always a copy (L2, L3 and L7 are the core's).
-Rule numbers are those of ``docs/rules.md``.
+calls the same functions in the same order, and refuses the same things. What it does not know: devices but the CPU,
+threads, and whose memory a gradient is: a leaf's gradient is always a copy (L2, L3 and L7 are the core's). Of streams
+it says who would wait for whom. Rule numbers are those of ``docs/rules.md``.
 
 1. Nodes, and leaves, where gradients end.
-2. A pass: collect, seed, run, end.
+2. Who waits for whom, where nodes are on streams.
+3. A pass: collect, seed, run, end.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -66,6 +67,7 @@ class Node:
         self.slot_hooks: dict[int, tuple[int, Hook]] = {}
         self.prehooks: dict[int, Hook] = {}
         self.posthooks: dict[int, Hook] = {}
+        self.stream, self.place = Stream(""), ""  # its own; the device on which gradients for it lie; "": the CPU
         self.running: set[int] | None = None  # while it runs: which of its edges lead to somebody who needs it
 
     def register_hook(self, hook: Hook, slot: int = 0) -> Handle:
@@ -124,23 +126,88 @@ class Leaf(Node):
 
 Edge = tuple[Node, int] | None
 
-# ---------------------------------------------------------------- 2. A pass
+# ---------------------------------------------------------------- 2. Who waits for whom
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A queue of a device; number 1 is its default stream."""
+
+    device: str
+    number: int = 1
+
+
+Wait = tuple[Stream, Stream]  # who, for whom
+
+
+def sum_waits(producers: Sequence[Stream], consumer: Stream, place: str) -> list[Wait]:
+    """Of a slot that is summed when it is taken (S8 to S18): its gradients lie on `place`, in the order of arrival."""
+    if not producers:
+        return []
+    first = producers[0]
+    if len(producers) == 1:
+        return [(consumer, first)] if consumer != first else []  # A14: handed through
+    near = [s for s in (consumer, first) if s.device == place]
+    accum = near[0] if near else Stream(place)  # S8 and S9, S10, S11
+    waits = [(accum, p) for p in dict.fromkeys(producers) if p != accum]  # S12, S13: once for each stream
+    return waits + [(consumer, accum)] * (consumer != accum)  # S18
+
+
+class Waits(list[Wait]):
+    """All waits of a pass. `callers`: the streams that are current where it begins; elsewhere the default streams."""
+
+    def __init__(self, *callers: Stream) -> None:
+        super().__init__()
+        self.callers = {s.device: s for s in callers}
+        self.parked: dict[tuple[Node, int], list[Stream]] = {}
+        self.written: set[Stream] = set()
+        self.tails: dict[Stream, dict[Stream, None]] = {}
+
+    def caller(self, device: str) -> Stream:
+        return self.callers.get(device, Stream(device))
+
+    def given(self, source: Node | None, node: Node, slot: int) -> None:
+        """A gradient is ready on its producer's stream, a root's on the caller's."""
+        self.parked.setdefault((node, slot), []).append(source.stream if source else self.caller(node.place))
+
+    def taken(self, node: Node) -> None:
+        for slot in range(node.inputs):
+            self += sum_waits(self.parked.pop((node, slot), []), node.stream, node.place)
+
+    def writes(self, leaf: Node) -> None:
+        """S20: before its first write a leaf's stream waits for the caller's."""
+        if leaf.stream not in self.written and leaf.stream != self.caller(leaf.place):
+            self.append((leaf.stream, self.caller(leaf.place)))
+        self.written.add(leaf.stream)
+        self.left(leaf.stream, leaf.place)
+
+    def left(self, stream: Stream, device: str) -> None:
+        self.tails.setdefault(self.caller(device), {})[stream] = None
+
+    def end(self) -> None:
+        """S20."""
+        self += [(caller, s) for caller, streams in self.tails.items() for s in streams if s != caller]
+
+
+# ---------------------------------------------------------------- 3. A pass
 
 passes = itertools.count(1)
 
 
-def backward(roots: Sequence[Any], inputs: Sequence[Leaf] | None = None, *, keep_graph: bool = False) -> None:
+def backward(roots: Sequence[Any], inputs: Sequence[Leaf] | None = None, *, keep_graph: bool = False,
+             waits: Waits | None = None) -> None:  # fmt: skip
     """Into the leaves; with `inputs`, into those alone."""
     for x in inputs or ():
         need(isinstance(x, Leaf), TypeError, f"backward: inputs are leaves; grad(roots, inputs) gives that of {x!r}")
-    Pass(roots, None if inputs is None else [(leaf, 0) for leaf in inputs], keep_graph, None).run()
+    Pass(roots, None if inputs is None else [(leaf, 0) for leaf in inputs], keep_graph, None, waits).run()
 
 
-def grad(roots: Sequence[Any], inputs: Sequence[Any], *, keep_graph: bool = False) -> list[Any]:
+def grad(roots: Sequence[Any], inputs: Sequence[Any], *, keep_graph: bool = False,
+         waits: Waits | None = None) -> list[Any]:  # fmt: skip
     """Of the inputs, (node, slot) or nodes or leaves, in their order; no leaf changes."""
     wanted = [(x, 0) if isinstance(x, Node) else x for x in inputs]
     captured: dict[tuple[Node, int], Any] = {}
-    Pass(roots, wanted, keep_graph, captured).run()
+    Pass(roots, wanted, keep_graph, captured, waits).run()
     return [captured.get(x) for x in wanted]
 
 
@@ -148,7 +215,8 @@ class Pass:
     """A buffer for each node that waits for gradients, and a queue of the nodes that are ready."""
 
     def __init__(self, roots: Sequence[Any], wanted: Sequence[tuple[Node, int]] | None, keep_graph: bool,
-                 captured: dict[tuple[Node, int], Any] | None) -> None:  # fmt: skip
+                 captured: dict[tuple[Node, int], Any] | None, waits: Waits | None) -> None:  # fmt: skip
+        self.waits = Waits() if waits is None else waits
         self.number, self.keep_graph, self.captured = next(passes), keep_graph, captured
         parts = [(root, 0, None) if isinstance(root, Node) else (*root, None)[:3] for root in roots]
         self.roots = [((node, slot), g) for node, slot, g in parts]
@@ -216,6 +284,7 @@ class Pass:
             self.give(None, i, edge, g)
         while self.ready:
             self.step(heapq.heappop(self.ready)[-1])
+        self.waits.end()
 
     @staticmethod
     def seed(i: int, edge: tuple[Node, int], g: Any) -> Any:
@@ -246,6 +315,8 @@ class Pass:
         if node not in self.buffers:
             self.buffers[node] = InputBuffer(node.slots, name=node.name)
         self.buffers[node].add(slot, g, key=self.keys[source, i])
+        if g is not None:
+            self.waits.given(source, node, slot)
         self.due[node] -= 1
         if self.due[node] == 0:
             later = not isinstance(node, Leaf)
@@ -255,6 +326,7 @@ class Pass:
         """A node that is ready: its sums, the hooks, the function, the gradients on their way (E4, E9)."""
         try:
             sums = self.buffers.pop(node).take()
+            self.waits.taken(node)
             for slot, hook in list(node.slot_hooks.values()):
                 if sums[slot] is not None:
                     new = hook(sums[slot])
@@ -262,6 +334,8 @@ class Pass:
             for slot, value in enumerate(sums):
                 if self.captured is not None and (node, slot) in (self.wanted or ()):
                     self.captured[node, slot] = value
+                    if value is not None:
+                        self.waits.left(node.stream, node.place)
             if isinstance(node, Leaf):
                 self.finish(node, sums[0])
             gradients = self.apply(node, sums) if not isinstance(node, Leaf) and self.goes_on(node) else None
@@ -275,6 +349,7 @@ class Pass:
     def finish(self, leaf: Leaf, g: Any) -> None:
         if g is None or self.captured is not None:
             return  # L1, E8
+        self.waits.writes(leaf)
         leaf.accumulate(g)
         for hook in list(leaf.after.values()):
             hook(leaf)  # L9
@@ -301,6 +376,8 @@ class Pass:
 
     def send(self, node: Node, gradients: list[Any]) -> None:
         """V2, E1."""
+        if all(g is None or (node, i) not in self.keys for i, g in enumerate(gradients)):
+            self.waits.left(node.stream, node.stream.device)
         wanted = [e if (node, i) in self.keys else None for i, e in enumerate(node.edges)]
         self.check(f"{node.name} returned", gradients, wanted)
         for i, (edge, g) in enumerate(zip(wanted, gradients, strict=True)):
