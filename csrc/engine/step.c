@@ -197,12 +197,13 @@ static fan_status accumulate(fan_backward *p, fan_node *leaf, void **sum, void *
 {
     fan_on where = fan_pass_on(p, leaf);
     fan_stream *on;
-    fan_error rest = {0};
-    fan_status status = fan_pass_leaf_begin(p, *sum, &where, &on, err), after;
+    fan_status status = fan_pass_leaf_begin(p, *sum, &where, &on, err);
     if (status == FAN_OK)
         status = p->config.frontend->accumulate(&p->config, leaf, sum, node_hooks, err);
-    after = fan_pass_leaf_end(p, leaf, on, status == FAN_OK ? err : &rest);
-    return status == FAN_OK ? after : status;
+    if (status == FAN_OK)
+        status = fan_pass_leaf_end(p, leaf, on, err);
+    fan_stream_drop(on);
+    return status;
 }
 
 /* L1: where something has come. */

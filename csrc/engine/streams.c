@@ -205,7 +205,6 @@ fan_status fan_pass_leaf_end(fan_backward *p, fan_node *leaf, fan_stream *on, fa
     fan_status status = grad ? keep(p, grad, on, err) : FAN_OK;
     if (grad)
         p->config.frontend->drop(grad);
-    fan_stream_drop(on);
     return status;
 }
 

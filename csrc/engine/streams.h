@@ -41,7 +41,7 @@ static inline fan_on fan_pass_on(const fan_backward *p, const fan_node *n)
 }
 
 /* A leaf that accumulates `sum`, on its streams: *on: the stream that does, a hold; NULL: it is on the CPU.
- * fan_pass_leaf_end: its `.grad` is written, or something has failed; drops *on. */
+ * fan_pass_leaf_end: its `.grad` is written. */
 fan_status fan_pass_leaf_begin(fan_backward *p, void *sum, const fan_on *where, fan_stream **on, fan_error *err);
 fan_status fan_pass_leaf_end(fan_backward *p, fan_node *leaf, fan_stream *on, fan_error *err);
 /* fan_pass_keeps: a sum goes to the caller (E8), or to a node without edges, NULL for none: at the end the caller's

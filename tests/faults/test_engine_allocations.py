@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,8 @@ import scipy.sparse as sp
 import fanin
 from fanin import Leaf, Node, Slot
 from kit import hooks
+from kit.stream_graphs import OnStreams, shape
+from kit.world import world
 
 pytestmark = pytest.mark.core
 
@@ -143,6 +146,50 @@ def test_an_allocation_that_fails_ends_the_pass_and_leaves_each_leaf_whole_or_un
         pytest.fail("2000 allocations in one pass")
     print(f"{name}: {n} allocations, {refused} refused, {parts} times some leaves had theirs and others not")
     assert refused > 10
+
+
+def over_streams(w: Any, armed: Callable[[], None]) -> tuple[list[Any], bool]:
+    """A pass over three streams of two devices, with leaves that have a gradient and that have none: what they have
+    then, and whether it went well.
+    """
+    built = OnStreams(shape(5, [(2, 0), (3, 0), (3, 1), (4, 1), (4, 2), (4, 3)]), w, random.Random(5))
+    leaf = built.nodes[0]
+    leaf.grad = w.array(np.ones(3), built.home[0])
+    with built.here():
+        roots = built.roots()
+        armed()
+        try:
+            fanin.backward(roots)
+            well = True
+        except MemoryError:
+            well = False
+        finally:
+            hooks.fail_at(-1, 0)
+    w.synchronize()
+    return [None if x is None else x.numpy().tolist() for x in (built.nodes[i].grad for i in (0, 1))], well
+
+
+@pytest.mark.rule("E6", "E14", "S20")
+@pytest.mark.parametrize("kind", ["sim", "fake"])
+def test_an_allocation_that_fails_in_a_pass_over_streams_leaves_each_leaf_whole_or_untouched(kind: str) -> None:
+    with fanin.set_options(warn_stream_mismatch=False):
+        with world(kind) as w:
+            whole, _ = over_streams(w, lambda: None)
+        outcomes = {True: 0, False: 0}
+        for n in range(1000):
+            before = hooks.memory()[2]
+            with world(kind) as w:
+                now, well = over_streams(w, lambda n=n: hooks.fail_at(n, 1))
+            met = hooks.memory()[2] > before
+            for got, all_of_it, untouched in zip(now, whole, ([1.0] * 3, None), strict=True):
+                assert got == all_of_it or (got == untouched and not well), n
+            outcomes[well] += met
+            if not met:
+                break
+        else:
+            pytest.fail("1000 allocations in one pass")
+    print(f"{kind}: {n} allocations, {outcomes[False]} refused, {outcomes[True]} survived")
+    assert outcomes[False] > 10
 
 
 def test_an_allocation_that_fails_while_a_graph_is_made_leaves_nothing() -> None:
