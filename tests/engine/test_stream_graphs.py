@@ -199,7 +199,7 @@ def waits_of(call: Any) -> tuple[Counter[Any], int]:
     return found, sum(line.kind == "elided" for line in t.lines)
 
 
-def told(streams: Any) -> list[reference.Stream]:
+def as_reference(streams: Any) -> list[reference.Stream]:
     return [reference.Stream(s.device, s.handle) for s in streams]
 
 
@@ -210,10 +210,10 @@ def held_against_the_reference(w: World, spec: graphs.Spec, seed: int) -> tuple[
         n.throws = False
     built, theirs = OnStreams(spec, w, random.Random(seed)), graphs.Built(spec, reference)
     for i in range(len(spec.nodes)):
-        theirs.nodes[i].stream, theirs.nodes[i].place = told([built.on[i]])[0], w.place(built.home[i])
+        theirs.nodes[i].stream, theirs.nodes[i].place = as_reference([built.on[i]])[0], w.place(built.home[i])
     queued = left_out = 0
     for keep in (True, False) if spec.keep else (False,):
-        expected = reference.Waits(*told(built.callers))
+        expected = reference.Waits(*as_reference(built.callers))
         theirs.run(keep, waits=expected)
         found, elided = waits_of(lambda keep=keep: built.run(keep))
         wanted = Counter(tuple((s.device, s.number) for s in pair) for pair in expected)
