@@ -192,6 +192,7 @@ fan_cu_result fan_fake_MemFreeAsync(fan_cu_pointer p, fan_cu_stream handle)
 fan_cu_result fan_fake_PointerGetAttribute(void *out, int which, fan_cu_pointer p)
 {
     CALL(PointerGetAttribute);
+    BESIDE(PointerGetAttribute);
     const fan__thing *t = fan__thing_memory(p, 1);
     if (!t || which != FAN_CU_POINTER_DEVICE_ORDINAL)
         return INVALID_VALUE;

@@ -116,6 +116,7 @@ static const unsigned char beside[NUMBERS] = {
     [NUMBER_MemPoolTrimTo] = UNLESS_RELAXED,
     [NUMBER_MemcpyHtoDAsync] = UNLESS_RELAXED, /* from pageable memory */
     [NUMBER_MemcpyDtoHAsync] = UNLESS_RELAXED,
+    [NUMBER_PointerGetAttribute] = UNLESS_RELAXED,
     [NUMBER_StreamCreate] = UNLESS_RELAXED,
     [NUMBER_StreamDestroy] = UNLESS_RELAXED,
     [NUMBER_StreamGetCtx] = UNLESS_RELAXED,

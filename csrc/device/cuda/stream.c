@@ -221,7 +221,9 @@ static fan_status capture_stream_new(fan_cuda_part *p, uint64_t *handle, fan_err
             p->capture_streams[p->ncapture_streams++] = (fan__capture_stream){.handle = *handle, .asked = 1};
         (void)pthread_mutex_unlock(&p->lock);
         if (failed) {
+            mode = fan__cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED);
             (void)fan__cuda_check(p, api->StreamDestroy(made), "cuStreamDestroy", NULL);
+            (void)fan__cuda_relax(p, mode);
             status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream");
         }
     }
@@ -272,6 +274,7 @@ fan_status fan__cuda_none_captured(fan_cuda_part *p, const char *what, fan_error
 {
     bool more = true, captured = false;
     fan_error mine = {.status = FAN_OK};
+    fan_stream *legacy = fan__cuda_current(&p->device); /* it knows of blocking streams that nobody here has heard of */
     for (size_t i = 0; more && !captured; i++) {
         (void)pthread_mutex_lock(&p->lock);
         more = i < p->nstreams;
@@ -282,6 +285,7 @@ fan_status fan__cuda_none_captured(fan_cuda_part *p, const char *what, fan_error
                        FAN_ERR_CAPTURE; /* of one that was destroyed nothing is known, and nothing refused */
         fan_stream_drop(s);
     }
+    fan_stream_drop(legacy);
     if (!captured)
         return FAN_OK;
     if (err)

@@ -65,8 +65,10 @@ static void table_part_fini(fan_cuda_part *p)
             (void)fan__cuda_relax(p, mode);
             fan__cuda_leave(&scope);
         }
+        int mode = fan__cuda_usable(p) ? fan__cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED) : -1;
         if (fan__cuda_usable(p))
             (void)api->DevicePrimaryCtxRelease(p->ordinal);
+        (void)fan__cuda_relax(p, mode);
     }
     fan__cuda_blocks_fini(p);
     fan_free(p->staging);
@@ -166,7 +168,12 @@ int fan_cuda_count(const fan_cuda *c) { return c->count; }
 int fan_cuda_holding(fan_cuda *c, uint64_t address)
 {
     int index = -1;
-    if (fan__cuda_forked(c) || c->api.PointerGetAttribute(&index, FAN_CU_POINTER_DEVICE_ORDINAL, address) != 0)
+    if (fan__cuda_forked(c) || c->count == 0)
+        return -1;
+    int mode = fan__cuda_relax(&c->parts[0], FAN_CU_CAPTURE_MODE_RELAXED);
+    fan_cu_result code = c->api.PointerGetAttribute(&index, FAN_CU_POINTER_DEVICE_ORDINAL, address);
+    (void)fan__cuda_relax(&c->parts[0], mode);
+    if (code)
         return -1;
     return index >= 0 && index < c->count ? index : -1;
 }
