@@ -44,6 +44,17 @@ def inside() -> Any:
     return inside("-O3", "-DNDEBUG")
 
 
+def c_nodes() -> Any:
+    """Nodes whose functions are in C (tests/kit/c_nodes.py); None without a compiler."""
+    tests = str(Path(__file__).resolve().parent.parent / "tests")
+    if tests not in sys.path:
+        sys.path.append(tests)
+    from kit import c_nodes as made
+    from kit.support import compiler
+
+    return made if compiler() else None
+
+
 def main(results: Callable[[bool], Iterator[Result]]) -> None:
     """Run one row by itself."""
     parser = argparse.ArgumentParser()

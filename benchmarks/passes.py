@@ -4,8 +4,8 @@
 
 
 All figures are for each node (of a fan-in: each producer). The functions return what they got, so that what is timed is
-the engine; "the calls alone" is a loop that calls them, one after the other. torch's "Python functions" are
-`torch.autograd.Function`s; its own multiply is C++.
+the engine; "the calls alone" is a loop that calls them, one after the other. Functions in C multiply (tests/c/nodes.c).
+torch's "Python functions" are `torch.autograd.Function`s; its own multiply is C++.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from common import main
+from common import c_nodes, main
 
 import fanin
 from fanin.cli.timing import Result, at_least, at_most, measure, peer, pinned
 
-OURS, ALONE = "fanin.grad", "the calls alone"
+OURS, ALONE, IN_C = "fanin.grad", "the calls alone", "fanin.grad, functions in C"
 TORCH, TORCH_OWN, HIPS = "torch, Python functions", "torch, its own multiply", "HIPS autograd"
 
 
@@ -54,6 +54,20 @@ def calls_alone(n: int, g: Any) -> Callable[[], None]:
             x = fn(x)
 
     return run
+
+
+def chain_in_c(c: Any, n: int, w: Any, g: Any) -> Callable[[], Any]:
+    """n multiplications in C, one after the other."""
+    top = c.module().many(n, w, c.SCALE, 1.0, True)
+    return lambda: fanin.grad([(top, 0, g)], [w], keep_graph=True)
+
+
+def fan_in_in_c(c: Any, n: int, w: Any, g: Any) -> Callable[[], Any]:
+    """n multiplications in C, whose gradients meet."""
+    m = c.module()
+    mid = m.node(m.function(c.PASS, 1, 1), ((w, 0),))
+    roots = [(one, 0, g) for one in m.many(n, mid, c.SCALE, 1.0, False)]
+    return lambda: fanin.grad(roots, [w], keep_graph=True)
 
 
 def torch_function(torch: Any) -> Any:
@@ -95,6 +109,7 @@ def chains(n: int, where: str, rounds: int) -> Result:
     top = chain(n, w)
     work: dict[str, Any] = {
         OURS: lambda: fanin.grad([(top, 0, g)], [w], keep_graph=True),
+        IN_C: (in_c := c_nodes()) and chain_in_c(in_c, n, w, g),
         ALONE: calls_alone(n, g),
         TORCH: torch and torch_chain(n, torch_function(torch), torch),
         TORCH_OWN: torch and torch_chain(n, lambda x: x * 1.0, torch),
@@ -103,7 +118,8 @@ def chains(n: int, where: str, rounds: int) -> Result:
         n,
         measure(
             f"a chain of {n} nodes of 16 float32, for each node, core {where}",
-            work, base=TORCH if torch else ALONE, rounds=rounds, targets=[at_least(6, OURS, TORCH)], longest=10.0,
+            work, base=TORCH if torch else ALONE, rounds=rounds, longest=10.0,
+            targets=[at_least(6, OURS, TORCH), at_least(6, IN_C, TORCH_OWN)],
         ),
     )  # fmt: skip
 
@@ -116,6 +132,7 @@ def fan_ins(n: int, where: str, rounds: int) -> Result:
     roots = [(fanin.Node(passed_on, 1, [(mid, 0)]), 0, g) for _ in range(n)]
     work: dict[str, Any] = {
         OURS: lambda: fanin.grad(roots, [w], keep_graph=True),
+        IN_C: (in_c := c_nodes()) and fan_in_in_c(in_c, n, w, g),
         ALONE: calls_alone(n, g),
         TORCH: torch and torch_fan_in(n, torch_function(torch), torch),
         TORCH_OWN: torch and torch_fan_in(n, lambda x: x * 1.0, torch),

@@ -324,39 +324,76 @@ fan_status fan_array_like(const fan_array *a, fan_array **out, fan_error *err)
     return FAN_OK;
 }
 
-fan_status fan_array_view(fan_storage *storage, char *data, fan_dtype dtype, int ndim, const int64_t *shape,
-                          const int64_t *strides, bool writable, fan_array **out, fan_error *err)
+/* check_view: that every element of a view lies inside of `storage`, which may be foreign; its size. */
+static fan_status check_view(const fan_storage *storage, const char *data, size_t itemsize, int ndim,
+                             const int64_t *shape, const int64_t *strides, int64_t *size, fan_error *err)
 {
-    *out = NULL;
-    int64_t size, lo, hi;
-    size_t itemsize = fan_dtype_size(dtype);
+    int64_t lo, hi;
     if (itemsize == 0)
         return fan_fail(err, FAN_ERR_TYPE, "an array needs a dtype");
-    FAN_TRY(fan_shape_check(ndim, shape, itemsize, &size, err));
+    FAN_TRY(fan_shape_check(ndim, shape, itemsize, size, err));
     if (!reach(ndim, shape, strides, (int64_t)itemsize, &lo, &hi))
         return outside(storage, NULL, ndim, shape, 0, 0, err);
-    if (size) {
+    if (*size) {
         uintptr_t at = (uintptr_t)data, first = at + (uintptr_t)lo, end = at + (uintptr_t)hi;
         uintptr_t from = (uintptr_t)storage->data;
         if (!data || first > at || end < at || end < first ||
             (storage->bytes && (first < from || end - from > storage->bytes)))
             return outside(storage, data, ndim, shape, lo, hi, err);
     }
+    return FAN_OK;
+}
+
+/* show: the geometry of a view that was checked. */
+static void show(fan_array *a, char *data, const int64_t *shape, const int64_t *strides, bool writable)
+{
+    if (a->ndim)
+        memcpy(a->shape, shape, (size_t)a->ndim * sizeof *shape);
+    if (a->size) {
+        if (a->ndim)
+            memcpy(a->strides, strides, (size_t)a->ndim * sizeof *strides);
+        a->data = data;
+    } else {
+        fan_dense_strides(a->ndim, shape, fan_dtype_size(a->dtype), NULL,
+                          a->strides); /* an empty array's own are never used, and may be anything */
+    }
+    a->writable = writable;
+}
+
+fan_status fan_array_view(fan_storage *storage, char *data, fan_dtype dtype, int ndim, const int64_t *shape,
+                          const int64_t *strides, bool writable, fan_array **out, fan_error *err)
+{
+    int64_t size;
+    *out = NULL;
+    FAN_TRY(check_view(storage, data, fan_dtype_size(dtype), ndim, shape, strides, &size, err));
     fan_array *a = blank(dtype, ndim, size);
     if (!a)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a view");
-    if (ndim)
-        memcpy(a->shape, shape, (size_t)ndim * sizeof *shape);
-    if (size) {
-        if (ndim)
-            memcpy(a->strides, strides, (size_t)ndim * sizeof *strides);
-        a->data = data;
-    } else {
-        fan_dense_strides(ndim, shape, itemsize, NULL,
-                          a->strides); /* an empty array's own are never used, and may be anything */
-    }
+    show(a, data, shape, strides, writable);
     a->storage = fan_storage_hold(storage);
-    a->writable = writable;
+    *out = a;
+    return FAN_OK;
+}
+
+fan_status fan_array_foreign(const fan_storage *of, char *data, fan_dtype dtype, int ndim, const int64_t *shape,
+                             const int64_t *strides, bool writable, fan_array **out, fan_error *err)
+{
+    int64_t size;
+    *out = NULL;
+    FAN_TRY(check_view(of, data, fan_dtype_size(dtype), ndim, shape, strides, &size, err));
+    fan_storage *s = fan_alloc(sizeof *s + room_of(ndim));
+    if (!s)
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a view");
+    fan_array *a = (fan_array *)(void *)(s + 1);
+    atomic_init(&s->refs, 1);
+    s->data = of->data;
+    s->bytes = of->bytes;
+    s->release = of->release;
+    s->ctx = of->ctx;
+    begin(a, dtype, ndim, size);
+    a->storage = s;
+    a->in_storage = true;
+    show(a, data, shape, strides, writable);
     *out = a;
     return FAN_OK;
 }

@@ -68,6 +68,10 @@ fan_status fan_array_like(const fan_array *a, fan_array **out, fan_error *err);
  * otherwise. */
 fan_status fan_array_view(fan_storage *storage, char *data, fan_dtype dtype, int ndim, const int64_t *shape,
                           const int64_t *strides, bool writable, fan_array **out, fan_error *err);
+/* fan_array_foreign: the same into memory of others, with a storage of its own in the same block: *of says what it
+ * shall be, but for its count. Failing, nothing is released. */
+fan_status fan_array_foreign(const fan_storage *of, char *data, fan_dtype dtype, int ndim, const int64_t *shape,
+                             const int64_t *strides, bool writable, fan_array **out, fan_error *err);
 fan_array *fan_array_hold(fan_array *a);
 void fan_array_drop(fan_array *a);
 

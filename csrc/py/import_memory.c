@@ -27,23 +27,19 @@ static int view_ndarray(PyArrayObject *a, fan_dtype dtype, bool writable, fan_ar
     FAN_RAW int64_t shape[FAN_MAX_NDIM], strides[FAN_MAX_NDIM];
     int ndim = PyArray_NDIM(a);
     FAN_RAW fan_error err;
-    fan_storage *st;
     fan_status status;
     err.text[0] = '\0';
     for (int i = 0; i < ndim && i < FAN_MAX_NDIM; i++) {
         shape[i] = PyArray_DIM(a, i);
         strides[i] = PyArray_STRIDE(a, i);
     }
-    st = fan_storage_wrap(PyArray_DATA(a), 0, release_object, a);
-    if (!st) {
-        PyErr_NoMemory();
-        return -1;
-    }
+    const fan_storage of = {.data = PyArray_DATA(a), .release = release_object, .ctx = a};
+    status = fan_array_foreign(&of, PyArray_BYTES(a), dtype, ndim, shape, strides, writable && PyArray_ISWRITEABLE(a),
+                               out, &err);
+    if (status != FAN_OK)
+        return fan_refuse_error(status, &err);
     Py_INCREF(a);
-    status = fan_array_view(st, PyArray_BYTES(a), dtype, ndim, shape, strides, writable && PyArray_ISWRITEABLE(a), out,
-                            &err);
-    fan_storage_drop(st);
-    return status == FAN_OK ? 0 : fan_refuse_error(status, &err);
+    return 0;
 }
 
 int fan_import_ndarray(PyArrayObject *a, PyObject *object, fan_origin origin, bool writable, fan_value *out)

@@ -291,7 +291,8 @@ class Built:
                 return [show(x) for x in self.engine.grad(self.roots(), inputs, keep_graph=keep, **how)]
             return self.engine.backward(self.roots(), inputs, keep_graph=keep, **how)
         except Exception as e:
-            self.log += [("note", *re.findall(r"in (\w+).*: (\d+ of \d+) node", note)) for note in notes(e)]
+            where = [re.findall(r"in (\w+).*: (\d+ of \d+) node", note) for note in notes(e)]
+            self.log += [("note", *found) for found in where if found]  # others tell of what was lost (E17)
             return type(e).__name__
 
     def input(self, i: int, slot: int) -> Any:

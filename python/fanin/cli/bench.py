@@ -43,7 +43,6 @@ ROWS = (
     "two_threads",
     "recycling",
     "fresh",
-    "engine",
     "passes",
     "overlap",
     "analysis",
