@@ -83,6 +83,22 @@ FAN_LOW uint32_t fan_lowp_of(float x, uint32_t mant, uint32_t bias, uint32_t ove
     return r | (u >> 31 << sign);
 }
 
+#ifdef __CUDA_ARCH__
+/* The hardware's conversions round as those below do: every number gets the same bits, of a NaN that it is one. */
+FAN_LOW uint16_t fan_float16_of(float x)
+{
+    uint16_t h;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(x));
+    return h;
+}
+
+FAN_LOW float fan_float_of_float16(uint16_t h)
+{
+    float x;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(h));
+    return x;
+}
+#else
 FAN_LOW uint16_t fan_float16_of(float x)
 {
     return (uint16_t)fan_lowp_of(x, 10, 15, 0x477ff000u, 0x7c00u, 0x7e00u, 15); /* 65520 */
@@ -94,6 +110,7 @@ FAN_LOW float fan_float_of_float16(uint16_t h)
     r = fan_either(a >= 0x7c00u, 0x7f800000u | a << 13, r);
     return fan_float_of_bits(r | (uint32_t)(h & 0x8000u) << 16);
 }
+#endif
 
 FAN_LOW uint16_t fan_bfloat16_of(float x)
 {
@@ -125,6 +142,86 @@ FAN_LOW float fan_float_of_e4m3fn(uint8_t h)
     uint32_t a = h & 0x7fu, r = fan_lowp_widen(a, 3, 7);
     r = fan_either(a == 0x7fu, 0x7fc00000u, r);
     return fan_float_of_bits(r | (uint32_t)(h & 0x80u) << 24);
+}
+
+/* fan_floats_of_four_e5m2, .._e4m3fn: four bytes, the lowest first, for GPUs. Both go over
+ * float16: e5m2 is its upper byte. e4m3fn has an exponent that is smaller by 8, so a shift makes it float16 of which
+ * 2^8 times is the value, exactly; its NaN becomes 480 that way, which is told apart by 2^15 + 2^12 times what was
+ * shifted: that is an inf for it alone, and inf * 0 is a NaN, as everything else times 0 is a zero of its sign. */
+#ifdef __CUDA_ARCH__
+FAN_LOW uint32_t fan_half_pair_times(uint32_t a, uint32_t b)
+{
+    uint32_t r;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+    return r;
+}
+
+FAN_LOW uint32_t fan_half_pair_times_plus(uint32_t a, uint32_t b, uint32_t c)
+{
+    uint32_t r;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
+    return r;
+}
+
+/* fan_spread_pair: bytes 2 * which and 2 * which + 1 of `four` as the upper bytes of a pair of float16. */
+FAN_LOW uint32_t fan_spread_pair(uint32_t four, int which) { return __byte_perm(four, 0, which ? 0x3424 : 0x1404); }
+#else
+FAN_LOW uint32_t fan_half_pair_times(uint32_t a, uint32_t b)
+{
+    uint32_t lo = fan_float16_of(fan_float_of_float16((uint16_t)a) * fan_float_of_float16((uint16_t)b));
+    return lo | (uint32_t)fan_float16_of(fan_float_of_float16((uint16_t)(a >> 16)) *
+                                         fan_float_of_float16((uint16_t)(b >> 16)))
+                    << 16;
+}
+
+/* fan_half_pair_times_plus: the product is exact. */
+FAN_LOW uint32_t fan_half_pair_times_plus(uint32_t a, uint32_t b, uint32_t c)
+{
+    uint32_t ab = fan_half_pair_times(a, b);
+    uint32_t lo = fan_float16_of(fan_float_of_float16((uint16_t)ab) + fan_float_of_float16((uint16_t)c));
+    return lo | (uint32_t)fan_float16_of(fan_float_of_float16((uint16_t)(ab >> 16)) +
+                                         fan_float_of_float16((uint16_t)(c >> 16)))
+                    << 16;
+}
+
+FAN_LOW uint32_t fan_spread_pair(uint32_t four, int which)
+{
+    uint32_t two = four >> (16 * which);
+    return (two & 0xffu) << 8 | (two & 0xff00u) << 16;
+}
+#endif
+
+FAN_LOW uint32_t fan_half_pair_of_e4m3fn(uint32_t four, int which)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+    uint32_t r;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(r) : "h"((uint16_t)(four >> (16 * which))));
+    return r;
+#else
+    uint32_t y = fan_spread_pair(four, which);
+    uint32_t small = (y & 0x80008000u) | (y >> 1 & 0x3f803f80u);
+    uint32_t nan = fan_half_pair_times(fan_half_pair_times(small, 0x78807880u), 0); /* 2^15 + 2^12 */
+    return fan_half_pair_times_plus(small, 0x5c005c00u, nan);                       /* 2^8 */
+#endif
+}
+
+/* fan_floats_of_halves: a pair as float32. */
+FAN_LOW void fan_floats_of_halves(uint32_t halves, float *x)
+{
+    x[0] = fan_float_of_float16((uint16_t)halves);
+    x[1] = fan_float_of_float16((uint16_t)(halves >> 16));
+}
+
+FAN_LOW void fan_floats_of_four_e4m3fn(uint32_t four, float *x)
+{
+    fan_floats_of_halves(fan_half_pair_of_e4m3fn(four, 0), x);
+    fan_floats_of_halves(fan_half_pair_of_e4m3fn(four, 1), x + 2);
+}
+
+FAN_LOW void fan_floats_of_four_e5m2(uint32_t four, float *x)
+{
+    fan_floats_of_halves(fan_spread_pair(four, 0), x);
+    fan_floats_of_halves(fan_spread_pair(four, 1), x + 2);
 }
 
 /* fan_odd_of_double: x as float32, rounded to odd. */

@@ -136,6 +136,9 @@ uint64_t fanFakeCalls(const char *name)
     for (int i = 0; i < NUMBERS && n == UINT64_MAX; i++)
         if (strcmp(fan__fake_names[i], name) == 0)
             n = fan__fake.calls_of[i];
+    const fan_fake_kernel *kernel = n == UINT64_MAX ? fan_fake_kernel_find(name) : NULL;
+    if (kernel)
+        n = fan__fake.launches[fan_fake_kernel_number(kernel)];
     fan__fake_unlock();
     return n;
 }

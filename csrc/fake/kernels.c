@@ -38,11 +38,12 @@ static void strided(fan_fake_access *a, uint64_t address, int dtype, int n1, con
     }
 }
 
-static size_t fold_accesses(const fan_k_fold *a, int dtype, fan_fake_access *out)
+/* fold_accesses: `acc`: the dtype of what the flags call wide. */
+static size_t fold_accesses(const fan_k_fold *a, int dtype, int acc, fan_fake_access *out)
 {
     for (int32_t k = 0; k < a->n; k++)
-        dense(&out[k], a->in[k], dtype, a->count);
-    dense(&out[a->n], a->out, dtype, a->count);
+        dense(&out[k], a->in[k], k == 0 && (a->flags & FAN_K_FIRST_WIDE) ? acc : dtype, a->count);
+    dense(&out[a->n], a->out, a->flags & FAN_K_OUT_WIDE ? acc : dtype, a->count);
     return (size_t)a->n + 1;
 }
 
@@ -59,7 +60,8 @@ static size_t many_most(const void *args)
 }
 
 /* many_accesses: the table, all sources, all results. */
-static size_t many_accesses(const fan_k_many *a, const char *table, int dtype, fan_fake_access *out, size_t *written)
+static size_t many_accesses(const fan_k_many *a, const char *table, int dtype, int acc, fan_fake_access *out,
+                            size_t *written)
 {
     const fan_k_row *rows = (const fan_k_row *)(const void *)table;
     const uint64_t *sources = (const uint64_t *)(const void *)(rows + a->rows);
@@ -67,9 +69,10 @@ static size_t many_accesses(const fan_k_many *a, const char *table, int dtype, f
     dense(&out[n++], a->table, FAN_DT_UINT8, (int64_t)fan_fake_table_bytes(a));
     for (int64_t i = 0; i < a->rows; i++)
         for (uint32_t k = 0; k < rows[i].n; k++)
-            dense(&out[n++], sources[rows[i].first + k], dtype, rows[i].count);
+            dense(&out[n++], sources[rows[i].first + k], k == 0 && (rows[i].flags & FAN_K_FIRST_WIDE) ? acc : dtype,
+                  rows[i].count);
     for (int64_t i = 0; i < a->rows; i++)
-        dense(&out[n++], rows[i].out, dtype, rows[i].count);
+        dense(&out[n++], rows[i].out, rows[i].flags & FAN_K_OUT_WIDE ? acc : dtype, rows[i].count);
     *written = (size_t)a->rows;
     return n;
 }
@@ -96,9 +99,9 @@ static void words(fan_fake_access *a, uint64_t address, int64_t count)
     dense(a, address, FAN_DT_UINT64, address ? count : 0);
 }
 
-static size_t fold_stats_accesses(const fan_k_fold *a, int dtype, fan_fake_access *out)
+static size_t fold_stats_accesses(const fan_k_fold *a, int dtype, int acc, fan_fake_access *out)
 {
-    size_t n = fold_accesses(a, dtype, out);
+    size_t n = fold_accesses(a, dtype, acc, out);
     if (!a->out)
         dense(&out[n - 1], 0, dtype, 0);
     words(&out[n], a->rows, FAN_STATS_PARTIAL_WORDS * fan_stats_partials(a->count / a->parts));
@@ -197,13 +200,13 @@ static fan_cu_result run_end(bool fine) { return fan_k_misaligned ? MISALIGNED_A
         *written = (writes);                                                                                  \
         return call;                                                                                          \
     }
-#define FOLD_RUN(name, bytes, from, acc)                                           \
-    RUN(name, fan_k_fold, fan_fold_##name)                                         \
-    RUN(many_##name, fan_k_many, fan_many_##name)                                  \
-    ACCESSES(name, fold_accesses(args, FAN_DT_##from, out))                        \
-    ACCESSES(many_##name, many_accesses(args, table, FAN_DT_##from, out, written)) \
-    RUN_BLOCKS(stats_##name, fan_k_fold, fan_fold_stats_##name)                    \
-    ACCESSES_OF(stats_##name, 2, fold_stats_accesses(args, FAN_DT_##from, out))
+#define FOLD_RUN(name, bytes, from, acc)                                                         \
+    RUN(name, fan_k_fold, fan_fold_##name)                                                       \
+    RUN(many_##name, fan_k_many, fan_many_##name)                                                \
+    ACCESSES(name, fold_accesses(args, FAN_DT_##from, FAN_DT_##acc, out))                        \
+    ACCESSES(many_##name, many_accesses(args, table, FAN_DT_##from, FAN_DT_##acc, out, written)) \
+    RUN_BLOCKS(stats_##name, fan_k_fold, fan_fold_stats_##name)                                  \
+    ACCESSES_OF(stats_##name, 2, fold_stats_accesses(args, FAN_DT_##from, FAN_DT_##acc, out))
 FAN_K_FOLD_LIST(FOLD_RUN)
 RUN(any, fan_k_any, fan_any)
 RUN_BLOCKS(stats_any, fan_k_any, fan_fold_stats_any)
@@ -230,6 +233,10 @@ static const fan_fake_kernel kernels[] = {
     {"fan_reduce_any", sizeof(fan_k_reduce), false, run_reduce, fold_count, accesses_reduce},
     {"fan_scatter_any", sizeof(fan_k_scatter), false, run_scatter, fold_count, accesses_scatter},
 };
+
+_Static_assert(sizeof kernels / sizeof *kernels <= FAN_FAKE_KERNELS, "more kernels than are counted");
+
+size_t fan_fake_kernel_number(const fan_fake_kernel *k) { return (size_t)(k - kernels); }
 
 const fan_fake_kernel *fan_fake_kernel_find(const char *name)
 {

@@ -122,6 +122,7 @@ static fan_cu_result launch_queue_stray(fan_stream *s, const fan_fake_kernel *k)
 static fan_cu_result launch_queue(fan_stream *s, const fan_fake_kernel *k, const void *args, int64_t threads)
 {
     fan_cu_result code = OUT_OF_MEMORY;
+    fan__fake.launches[fan_fake_kernel_number(k)]++;
     const char *table = k->table ? launch_table(args) : NULL;
     if (k->table && !table)
         return launch_queue_stray(s, k);
@@ -150,6 +151,19 @@ static fan_cu_result launch_queue(fan_stream *s, const fan_fake_kernel *k, const
     fan_free(a);
     fan_free(all);
     return code;
+}
+
+fan_cu_result fan_fake_OccupancyMaxActiveBlocksPerMultiprocessor(int *out, fan_cu_function f, int threads,
+                                                                 size_t shared)
+{
+    CALL(OccupancyMaxActiveBlocksPerMultiprocessor);
+    INSIDE(c);
+    if (!fan__thing_find(A_FUNCTION, f))
+        return INVALID_HANDLE;
+    if (threads < 1 || threads > 1024 || shared)
+        return INVALID_VALUE;
+    *out = 2048 / threads;
+    return OK;
 }
 
 fan_cu_result fan_fake_LaunchKernel(fan_cu_function f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,

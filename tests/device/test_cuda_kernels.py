@@ -15,6 +15,7 @@ import pytest
 import fanin
 from fanin import _core
 from fanin.testing import FakeDriver
+from kit import machine_code
 from kit.support import CSRC, ROOT, RUNGS, core_file
 
 pytestmark = pytest.mark.core
@@ -43,6 +44,18 @@ def test_nvcc_takes_the_kernels_and_ptxas_the_ptx_for_every_architecture() -> No
     if done.returncode == 2:
         pytest.skip(done.stdout.strip())
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_a_fold_takes_few_instructions_for_16_bytes_and_has_four_loads_in_flight() -> None:
+    if not machine_code.tools():
+        pytest.skip("no nvcc")
+    for ptx in (False, True):
+        for kind, loop in machine_code.table(machine_code.cubin(ptx)).items():
+            # float8_e4m3fn of the kept PTX has no conversion of the hardware's: it is that of sm_89
+            most = 100 if ptx and kind == "e4m3fn" else machine_code.BOUNDS[kind]
+            assert loop.instructions <= most * loop.loads, (kind, ptx, loop)
+            assert loop.loads % 4 == 0 and (loop.in_flight >= 4 or kind in machine_code.FEWER_AHEAD), (kind, ptx, loop)
 
 
 #: An nvcc that says what it is asked, notes that it was, and compiles nothing.

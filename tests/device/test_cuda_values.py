@@ -14,6 +14,7 @@ from kit.support import conformance
 from kit.values import LOW, PLAIN, bits
 
 pytestmark = pytest.mark.core
+SEED = 11
 
 
 def some(rng: np.random.Generator, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
@@ -123,6 +124,54 @@ def test_sums_of_any_layout_number_and_size_give_the_cpus_bits(driver: FakeDrive
             assert got.dtype == expected.dtype and bits(got) == bits(expected), (n, shape, how)
             folds += 1
     assert folds == 18
+
+
+@pytest.mark.parametrize("dtype", LOW, ids=str)
+def test_every_low_number_becomes_the_cpus_float32_and_comes_back(driver: FakeDriver, dtype: np.dtype[Any]) -> None:
+    """All of them, at each place of 16 bytes, aligned and not."""
+    n = 2 ** (8 * dtype.itemsize)
+    every = np.arange(n + 16, dtype=np.int64).astype(f"u{dtype.itemsize}").view(dtype)
+    zero, s = np.full(n, -0.0, "f4"), driver.stream()
+    for shift in range(0, 16, 3):
+        x = driver.array(every)[shift : shift + n]
+        buf = fanin.InputBuffer([fanin.Slot(dtype="float32")], stream=s, budget=0)
+        for y in (driver.array(zero), x):
+            buf.add(0, y, stream=s)
+        with fanin.stream(s), np.errstate(all="ignore"):
+            assert bits(buf.take()[0].numpy()) == bits(every[shift : shift + n].astype("f4")), shift
+    high = np.arange(2**16, dtype=np.uint32) << 16
+    for low in (0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF, 0x1000, 0x0FFF):
+        wide = (high | np.uint32(low)).view("f4")
+        with np.errstate(all="ignore"):
+            want = wide.astype(dtype)
+        with fanin.stream(s):
+            got = fanin.add_n([driver.array(wide)], out=driver.array(np.zeros(wide.size, dtype))).numpy()
+        assert bits(got) == bits(want), low
+
+
+@pytest.mark.parametrize("shift", [0, 1], ids=["aligned", "off 16 bytes"])
+def test_a_fold_into_a_running_sum_of_the_accumulation_dtype_is_a_kernel_of_its_own(
+    driver: FakeDriver, shift: int
+) -> None:
+    rng = np.random.default_rng(SEED)
+    s = driver.stream()
+    for dtype in LOW:
+        kernel = dtype.name.removeprefix("float8_")
+        for size in (5, 4096 + 7, 3 * 8192):
+            xs = [some(rng, dtype, (size,)) for _ in range(7)]
+            before = driver.calls(f"fan_fold_{kernel}"), driver.calls("fan_any")
+            results = []
+            for where in (None, s):
+                buf = fanin.InputBuffer(1, stream=where, budget=0)
+                for x in xs:
+                    y = x if where is None else driver.array(np.concatenate([x[:shift], x]))[shift:]
+                    buf.add(0, y, **({} if where is None else {"stream": s}))
+                with fanin.stream(s), np.errstate(all="ignore"):
+                    got = buf.take()[0]
+                    results.append(got if where is None else got.numpy())
+            assert bits(results[0]) == bits(results[1]), (dtype, size)
+            assert driver.calls(f"fan_fold_{kernel}") - before[0] == 7, "six folds, and the sum rounded at the end"
+            assert driver.calls("fan_any") == before[1]
 
 
 @pytest.mark.parametrize("accumulate", ["slot", "exact", "float64"])

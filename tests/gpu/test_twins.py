@@ -217,6 +217,7 @@ def driver(a_world: Callable[..., Any]) -> Any:
 for _from, _name in (
     (test_cuda_values, "test_every_pair_of_dtypes_gives_the_cpus_bits"),
     (test_cuda_values, "test_sums_of_any_layout_number_and_size_give_the_cpus_bits"),
+    (test_cuda_values, "test_every_low_number_becomes_the_cpus_float32_and_comes_back"),
     (test_cuda_values, "test_other_accumulation_dtypes_give_the_cpus_bits"),
     (test_cuda_values, "test_gradients_are_reduced_to_a_declared_shape_as_on_the_cpu"),
     (test_cuda_values, "test_sparse_gradients_are_scattered_as_on_the_cpu"),

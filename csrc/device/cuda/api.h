@@ -72,6 +72,8 @@ typedef enum fan_cuda_feature {
     X(ModuleLoadData, "", 2000, MUST, (fan_cu_module * out, const void *image))                                 \
     X(ModuleUnload, "", 2000, MUST, (fan_cu_module m))                                                          \
     X(ModuleGetFunction, "", 2000, MUST, (fan_cu_function * out, fan_cu_module m, const char *name))            \
+    X(OccupancyMaxActiveBlocksPerMultiprocessor, "", 6050, MUST,                                                \
+      (int *out, fan_cu_function f, int threads, size_t shared))                                                \
     X(LaunchKernel, "", 4000, MUST,                                                                             \
       (fan_cu_function f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,         \
        unsigned shared, fan_cu_stream s, void **params, void **extra))                                          \

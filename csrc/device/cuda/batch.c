@@ -92,7 +92,8 @@ static void batch_put_row(char *staging, batch_many *k, const fan_job *job)
                      .n = (uint16_t)job->n};
     for (size_t i = 0; i < job->n; i++)
         bits |= sources[k->source++] = fan__address_of(job->in[i].array);
-    r->wide = (bits & 15) == 0;
+    r->flags =
+        (uint16_t)(fan__fold_flags(k->which, job->out, job->in[0].array) | ((bits & 15) == 0 ? FAN_K_ALIGNED : 0));
     for (size_t i = 0; i < ntiles; i++)
         tiles[k->tile++] = (uint32_t)k->row;
     k->row++;

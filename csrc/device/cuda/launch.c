@@ -18,6 +18,24 @@ _Static_assert(sizeof(fan_k_fold) <= 4096 && sizeof(fan_k_any) <= 4096 && sizeof
 
 _Static_assert(sizeof(fan_k_stats_end) <= 4096, "the same");
 
+/* launch_ask_resident: more blocks than fit at a time would only wait for the others. */
+static fan_cu_result launch_ask_resident(fan_cuda_part *p)
+{
+    fan_cu_result code = 0;
+    p->nresident = 0;
+    for (size_t i = 0; i < FAN__FOLDS; i++) {
+        p->resident[p->nresident++].kernel = p->folds[i];
+        p->resident[p->nresident++].kernel = p->many[i];
+    }
+#define X(field, name) p->resident[p->nresident++].kernel = p->field;
+    FAN__CUDA_KERNEL_LIST(X)
+#undef X
+    for (size_t i = 0; i < p->nresident && code == 0; i++)
+        code = fan__cuda_api_of(p)->OccupancyMaxActiveBlocksPerMultiprocessor(&p->resident[i].blocks,
+                                                                              p->resident[i].kernel, FAN_K_BLOCK, 0);
+    return code;
+}
+
 /* launch_load: loads an image and looks all kernels up in it: a driver that loads lazily says only then that it cannot
  * use one. What was loaded is unloaded where that fails; `call`: what failed. */
 static fan_cu_result launch_load(fan_cuda_part *p, const void *image, const char **call)
@@ -37,6 +55,10 @@ static fan_cu_result launch_load(fan_cuda_part *p, const void *image, const char
 #define X(field, name) code = code ? code : api->ModuleGetFunction(&p->field, m, name);
     FAN__CUDA_KERNEL_LIST(X)
 #undef X
+    if (code == 0) {
+        *call = "cuOccupancyMaxActiveBlocksPerMultiprocessor";
+        code = launch_ask_resident(p);
+    }
     if (code && !fan_cuda_sticky(code))
         (void)api->ModuleUnload(m);
     p->module = code ? NULL : m;
@@ -71,9 +93,19 @@ fan_status fan__launch_blocks(const fan__launch_ctx *w, fan_cu_function f, int64
     return FAN_OK;
 }
 
+/* launch_resident: how many blocks of a kernel fit on a multiprocessor at a time. */
+static int launch_resident(const fan_cuda_part *p, fan_cu_function f)
+{
+    for (size_t i = 0; i < p->nresident; i++)
+        if (p->resident[i].kernel == f)
+            return p->resident[i].blocks;
+    return 1;
+}
+
 fan_status fan__launch_threads(const fan__launch_ctx *w, fan_cu_function f, int64_t threads, void *args, fan_error *err)
 {
-    int64_t blocks = threads / FAN_K_BLOCK + (threads % FAN_K_BLOCK != 0), most = (int64_t)w->part->processors * 16;
+    int64_t blocks = threads / FAN_K_BLOCK + (threads % FAN_K_BLOCK != 0);
+    int64_t most = (int64_t)w->part->processors * launch_resident(w->part, f);
     return fan__launch_blocks(w, f, blocks < most ? blocks : most, args, err);
 }
 
@@ -108,14 +140,30 @@ static fan_dtype launch_unsigned_of(fan_dtype d)
     }
 }
 
+int fan__fold_flags(size_t which, const fan_array *out, const fan_array *first)
+{
+    uint64_t bytes = (uint64_t)fan__folds[which].bytes;
+    return (launch_number_size(first->dtype) == bytes ? 0 : FAN_K_FIRST_WIDE) |
+           (launch_number_size(out->dtype) == bytes ? 0 : FAN_K_OUT_WIDE);
+}
+
+/* launch_memory_dtype: the dtype of a fold's sources; but the first of them, and the result, may have that of the
+ * accumulation. */
+static fan_dtype launch_memory_dtype(const fan_array *out, const fan_operand *in, size_t n)
+{
+    fan_dtype acc = in[0].acc, first = in[0].array->dtype;
+    return n > 1 ? in[1].array->dtype : first == acc ? out->dtype : first;
+}
+
 size_t fan__fold_for(const fan_array *out, const fan_operand *in, size_t n, bool scaled, fan_nditer *w)
 {
-    fan_dtype d = out->dtype, acc = n ? in[0].acc : FAN_DT_NONE;
-    if (n == 0 || n > FAN_K_SOURCES || (scaled && fan_dtype_kind(acc) == 'c') || fan__is_anywhere(out))
+    fan_dtype acc = n ? in[0].acc : FAN_DT_NONE, d = n ? launch_memory_dtype(out, in, n) : FAN_DT_NONE;
+    if (n == 0 || n > FAN_K_SOURCES || (scaled && fan_dtype_kind(acc) == 'c') || fan__is_anywhere(out) ||
+        fan_dtype_kind(d) != fan_dtype_kind(acc) || (out->dtype != d && out->dtype != acc))
         return FAN__FOLDS;
     for (size_t k = 0; k < n; k++)
-        if (in[k].acc != acc || in[k].array->dtype != d || fan__is_anywhere(in[k].array) ||
-            !fan_nditer_whole(w, in[k].array, 0, w->size))
+        if (in[k].acc != acc || (in[k].array->dtype != d && (k || in[k].array->dtype != acc)) ||
+            fan__is_anywhere(in[k].array) || !fan_nditer_whole(w, in[k].array, 0, w->size))
             return FAN__FOLDS;
     for (size_t i = 0; i < FAN__FOLDS; i++)
         if (fan__folds[i].from == launch_unsigned_of(d) && fan__folds[i].acc == launch_unsigned_of(acc))

@@ -43,5 +43,7 @@ static inline uint64_t fan__address_of(const fan_array *a) { return (uint64_t)(u
 bool fan__is_anywhere(const fan_array *a);
 /* fan__fold_for: the kernel that takes these operands as they lie; FOLDS where there is none. */
 size_t fan__fold_for(const fan_array *out, const fan_operand *in, size_t n, bool scaled, fan_nditer *w);
+/* fan__fold_flags: those that the dtypes of operands say which this kernel takes. */
+int fan__fold_flags(size_t which, const fan_array *out, const fan_array *first);
 
 #endif

@@ -16,6 +16,19 @@
 
 #define FAN__CUDA_FOLDS 32
 
+enum {
+#define X(field, name) FAN__CUDA_KERNEL_##field,
+    FAN__CUDA_KERNEL_LIST(X)
+#undef X
+        FAN__CUDA_KERNELS
+};
+
+/* How many blocks of a kernel fit on a multiprocessor at a time. */
+typedef struct fan__cuda_resident {
+    fan_cu_function kernel;
+    int blocks;
+} fan__cuda_resident;
+
 /* Memory that was handed out. */
 typedef struct fan__cuda_block {
     uint64_t address;
@@ -49,6 +62,8 @@ typedef struct fan_cuda_part {
 #define X(field, name) fan_cu_function field;
     FAN__CUDA_KERNEL_LIST(X)
 #undef X
+    fan__cuda_resident resident[2 * FAN__CUDA_FOLDS + FAN__CUDA_KERNELS]; /* of the kernels that share out their work */
+    size_t nresident;
     fan_cu_stream free_stream; /* of our own: nothing runs on it but frees */
     fan_cu_pool pool;          /* of our own */
     bool reads_host;           /* the device may read memory of the host after a copy from there has returned */

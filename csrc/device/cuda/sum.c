@@ -1,8 +1,9 @@
 /* Sums, and what they leave behind of statistics.
  *
- * Gap-free sources of one dtype are one fold; anything else is one launch of fan_any, whose arguments hold as many
- * sources as fit; where there are more, a running sum in the last accumulation dtype is the first source of the next
- * launch. It lies in the result itself where that has its dtype and no later source lies there, else in scratch memory.
+ * Gap-free sources of one dtype, the first of which may be a running sum in the accumulation dtype, are one fold;
+ * anything else is one launch of fan_any, whose arguments hold as many sources as fit; where there are more, a running
+ * sum in the last accumulation dtype is the first source of the next launch. It lies in the result itself where that
+ * has its dtype and no later source lies there, else in scratch memory.
  *
  * Statistics are gathered by the launch that sums: each block writes a row behind the figures, and a small launch adds
  * the rows up (array/device_stats.h). So there is no scratch memory to give back, and nobody waits. Where a sum takes
@@ -60,7 +61,8 @@ static fan_status sum_fold(const fan__launch_ctx *s, size_t which, const fan_arr
         a.in[k] = fan__address_of(in[k].array);
         low |= a.in[k];
     }
-    a.wide = ((low | a.out) & 15) == 0 || FAN_FAULT(CUDA_ALWAYS_WIDE);
+    bool aligned = ((low | a.out) & 15) == 0 || FAN_FAULT(CUDA_ALWAYS_WIDE);
+    a.flags = fan__fold_flags(which, out, in[0].array) | (aligned ? FAN_K_ALIGNED : 0);
     if (s->stats_out) {
         int64_t rows = fan_stats_partials(out->size);
         a.rows = sum_rows_of(s->stats_out);
@@ -69,7 +71,7 @@ static fan_status sum_fold(const fan__launch_ctx *s, size_t which, const fan_arr
         FAN_TRY(fan__launch_blocks(s, s->part->fold_stats[which], rows, &a, err));
         return sum_stats_rows(s, rows, out->size, 0, n, false, err);
     }
-    int64_t per = a.wide ? 16 / fan__folds[which].bytes : 1;
+    int64_t per = 16 / fan__folds[which].bytes;
     return fan__launch_threads(s, s->part->folds[which], (a.count + per - 1) / per, &a, err);
 }
 
@@ -217,8 +219,9 @@ fan_status fan__cuda_sum(const fan__launch_ctx *s, const fan_array *out, const f
         fan_nditer_also(&w, in[k].array);
     fan_nditer_ready(&w);
     size_t which = fan__fold_for(out, in, n, scale && scale->on, &w);
-    return which < FAN__FOLDS ? sum_fold(s, which, out, in, n, scale, err)
-                              : sum_in_groups(s, &w, out, in, n, scale, err);
+    if (which == FAN__FOLDS || (s->stats_out && (fan__fold_flags(which, out, in[0].array) & FAN_K_OUT_WIDE)))
+        return sum_in_groups(s, &w, out, in, n, scale, err);
+    return sum_fold(s, which, out, in, n, scale, err);
 }
 
 fan_status fan__cuda_copy(const fan__launch_ctx *s, const fan_array *out, const fan_array *in, fan_error *err)

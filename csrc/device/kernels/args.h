@@ -15,14 +15,20 @@
 #define FAN_K_WORDS 480
 #define FAN_K_BLOCK 256 /* threads of a block */
 
-/* fan_fold_*: out[i] = ((in[0][i] + in[1][i]) + ..) * factor, all gap-free and of one dtype. out may be one of the
- * sources. fan_fold_stats_*: that, and the statistics of what was written, a row for each block (array/device_stats.h);
- * out 0: nothing is written. */
+/* Flags of a fold. ALIGNED: every address is a multiple of 16; else of its numbers' size. FIRST_WIDE, OUT_WIDE: in[0],
+ * or out, has the accumulation dtype. */
+#define FAN_K_ALIGNED 1
+#define FAN_K_FIRST_WIDE 2
+#define FAN_K_OUT_WIDE 4
+
+/* fan_fold_*: out[i] = ((in[0][i] + in[1][i]) + ..) * factor, all gap-free, and of one dtype but for the flags. out may
+ * be one of the sources of its dtype. fan_fold_stats_*: that, and the statistics of what was written, a row for each
+ * block (array/device_stats.h); out 0: nothing is written. */
 typedef struct fan_k_fold {
     uint64_t out;
-    int64_t count;                  /* numbers */
-    uint64_t factor;                /* the bits of one number of the accumulation type */
-    int32_t n, scaled, wide, parts; /* wide: every address is a multiple of 16; parts: numbers of an element */
+    int64_t count;                   /* numbers */
+    uint64_t factor;                 /* the bits of one number of the accumulation type */
+    int32_t n, scaled, flags, parts; /* parts: numbers of an element */
     uint64_t rows;
     int32_t negative,
         first_suspect; /* negative: signed integers; first_suspect: sources before it that are not held to blame */
@@ -37,10 +43,10 @@ typedef struct fan_k_fold {
 
 typedef struct fan_k_row {
     uint64_t out;
-    uint32_t count;   /* numbers */
-    uint32_t first;   /* of its sources */
-    uint32_t tile;    /* its first one */
-    uint16_t n, wide; /* sources; every address is a multiple of 16 */
+    uint32_t count;    /* numbers */
+    uint32_t first;    /* of its sources */
+    uint32_t tile;     /* its first one */
+    uint16_t n, flags; /* n: sources */
 } fan_k_row;
 
 typedef struct fan_k_many {

@@ -40,101 +40,236 @@ typedef uint4 sixteen;
 
 /* ---- Folds of gap-free numbers ---- */
 
-/* X(name, in memory, as a number, in, a plus b, a times b, out, sources read ahead) */
-#define NUMBER_LIST(X)                                                                          \
-    X(truth, uint8_t, uint8_t, x != 0, a | b, a & b, x, 4)                                      \
-    X(bits8, uint8_t, uint8_t, x, (uint8_t)(a + b), (uint8_t)(a * b), x, 4)                     \
-    X(bits16, uint16_t, uint16_t, x, (uint16_t)(a + b), (uint16_t)((uint32_t)a * b), x, 4)      \
-    X(bits32, uint32_t, uint32_t, x, a + b, a * b, x, 4)                                        \
-    X(bits64, uint64_t, uint64_t, x, a + b, a * b, x, 4)                                        \
-    X(single, float, float, x, a + b, a * b, x, 4)                                              \
-    X(twice, double, double, x, a + b, a * b, x, 4)                                             \
-    X(doubled, float, double, (double)x, a + b, a * b, (float)x, 4)                             \
-    X(float16, uint16_t, float, fan_float_of_float16(x), a + b, a * b, fan_float16_of(x), 2)    \
-    X(bfloat16, uint16_t, float, fan_float_of_bfloat16(x), a + b, a * b, fan_bfloat16_of(x), 2) \
-    X(e4m3fn, uint8_t, float, fan_float_of_e4m3fn(x), a + b, a * b, fan_e4m3fn_of(x), 1)        \
-    X(e5m2, uint8_t, float, fan_float_of_e5m2(x), a + b, a * b, fan_e5m2_of(x), 1)
+/* X(name, in memory, as a number, in, a plus b, a times b, out, what leaves any number as it is when it is added,
+ * whether four are made numbers at once) */
+#define NUMBER_LIST(X)                                                                                    \
+    X(truth, uint8_t, uint8_t, x != 0, a | b, a & b, x, 0, each)                                          \
+    X(bits8, uint8_t, uint8_t, x, (uint8_t)(a + b), (uint8_t)(a * b), x, 0, each)                         \
+    X(bits16, uint16_t, uint16_t, x, (uint16_t)(a + b), (uint16_t)((uint32_t)a * b), x, 0, each)          \
+    X(bits32, uint32_t, uint32_t, x, a + b, a * b, x, 0, each)                                            \
+    X(bits64, uint64_t, uint64_t, x, a + b, a * b, x, 0, each)                                            \
+    X(single, float, float, x, a + b, a * b, x, -0.0f, each)                                              \
+    X(twice, double, double, x, a + b, a * b, x, -0.0, each)                                              \
+    X(doubled, float, double, (double)x, a + b, a * b, (float)x, -0.0, each)                              \
+    X(float16, uint16_t, float, fan_float_of_float16(x), a + b, a * b, fan_float16_of(x), -0.0f, each)    \
+    X(bfloat16, uint16_t, float, fan_float_of_bfloat16(x), a + b, a * b, fan_bfloat16_of(x), -0.0f, each) \
+    X(e4m3fn, uint8_t, float, fan_float_of_e4m3fn(x), a + b, a * b, fan_e4m3fn_of(x), -0.0f, four)        \
+    X(e5m2, uint8_t, float, fan_float_of_e5m2(x), a + b, a * b, fan_e5m2_of(x), -0.0f, four)
 
-#define FOLD(K, MEM, T, UP, PLUS, TIMES, DOWN, AHEAD)                                \
-    FN inline T up_##K(MEM x) { return UP; }                                         \
-    FN inline T plus_##K(T a, T b) { return PLUS; }                                  \
-    FN inline T times_##K(T a, T b) { return TIMES; }                                \
-    FN inline MEM down_##K(T x) { return DOWN; }                                     \
-    KERNEL fan_fold_##K(ARGS(fan_k_fold, a))                                         \
-    {                                                                                \
-        enum { PER = 16 / sizeof(MEM) };                                             \
-        union {                                                                      \
-            sixteen all;                                                             \
-            MEM each[PER];                                                           \
-        } x;                                                                         \
-        T sum[PER], factor;                                                          \
-        int64_t whole = a.wide ? a.count / PER : 0;                                  \
-        memcpy(&factor, &a.factor, sizeof factor);                                   \
-        for (int64_t v = THREAD; v < whole; v += THREADS) {                          \
-            x.all = AT(const sixteen, a.in[0])[v];                                   \
-            for (int i = 0; i < PER; i++)                                            \
-                sum[i] = up_##K(x.each[i]);                                          \
-            UNROLL(AHEAD)                                                            \
-            for (int k = 1; k < a.n; k++) {                                          \
-                x.all = AT(const sixteen, a.in[k])[v];                               \
-                for (int i = 0; i < PER; i++)                                        \
-                    sum[i] = plus_##K(sum[i], up_##K(x.each[i]));                    \
-            }                                                                        \
-            for (int i = 0; i < PER; i++)                                            \
-                x.each[i] = down_##K(a.scaled ? times_##K(sum[i], factor) : sum[i]); \
-            AT(sixteen, a.out)[v] = x.all;                                           \
-        }                                                                            \
-        for (int64_t i = whole * PER + THREAD; i < a.count; i += THREADS) {          \
-            T one = up_##K(AT(const MEM, a.in[0])[i]);                               \
-            UNROLL(AHEAD)                                                            \
-            for (int k = 1; k < a.n; k++)                                            \
-                one = plus_##K(one, up_##K(AT(const MEM, a.in[k])[i]));              \
-            AT(MEM, a.out)[i] = down_##K(a.scaled ? times_##K(one, factor) : one);   \
-        }                                                                            \
+#define AHEAD 4 /* loads of 16 bytes in flight in each thread */
+
+/* sixteen_of: the v-th 16 bytes behind an address that is a multiple of 16. */
+FN inline sixteen sixteen_of(uint64_t p, int64_t v)
+{
+#ifdef __CUDA_ARCH__
+    sixteen x; /* volatile: not put off until it is used */
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "l"(p + 16 * (uint64_t)v));
+    return x;
+#else
+    return AT(const sixteen, p)[v];
+#endif
+}
+
+/* sixteen_at: the same of an address that is a multiple of a number's size; unless RAGGED, of 16. */
+FN inline sixteen sixteen_at(uint64_t p, int64_t v, int number, bool ragged)
+{
+    union {
+        sixteen all;
+        uint64_t eights[2];
+        uint32_t fours[4];
+        uint16_t twos[8];
+        uint8_t ones[16];
+    } x;
+    if (!ragged || (p & 15) == 0)
+        return sixteen_of(p, v);
+    if ((p & 7) == 0) {
+        for (int i = 0; i < 2; i++)
+            x.eights[i] = AT(const uint64_t, p)[v * 2 + i];
+    } else if (number < 8 && (p & 3) == 0) {
+        for (int i = 0; i < 4; i++)
+            x.fours[i] = AT(const uint32_t, p)[v * 4 + i];
+    } else if (number < 4 && (p & 1) == 0) {
+        for (int i = 0; i < 8; i++)
+            x.twos[i] = AT(const uint16_t, p)[v * 8 + i];
+    } else if (number < 2) {
+        for (int i = 0; i < 16; i++)
+            x.ones[i] = AT(const uint8_t, p)[v * 16 + i];
+    }
+    return x.all;
+}
+
+#define ADD_PIECE_each(K)             \
+    for (int i = 0; i < PER_##K; i++) \
+        sum->each[i] = plus_##K(sum->each[i], up_##K(x->each[i]));
+#define ADD_PIECE_four(K)                                           \
+    for (int i = 0; i < PER_##K; i += 4) {                          \
+        float four[4];                                              \
+        fan_floats_of_four_##K(x->words[i / 4], four);              \
+        for (int j = 0; j < 4; j++)                                 \
+            sum->each[i + j] = plus_##K(sum->each[i + j], four[j]); \
+    }
+
+/* A PIECE is 16 bytes of a source, a SUM its numbers as they are summed. FIRST_WIDE: the first source is such numbers,
+ * a running sum; OUT_WIDE: the result is. All loads of a group come before the first of them is used. */
+#define PIECES(K, MEM, T, UP, PLUS, TIMES, DOWN, NOTHING, BY)                                                 \
+    enum { PER_##K = 16 / sizeof(MEM), SIXTEENS_##K = sizeof(T) / sizeof(MEM) };                              \
+    typedef union piece_##K {                                                                                 \
+        sixteen all;                                                                                          \
+        uint32_t words[4];                                                                                    \
+        MEM each[PER_##K];                                                                                    \
+    } piece_##K;                                                                                              \
+    typedef union sum_##K {                                                                                   \
+        sixteen all[SIXTEENS_##K];                                                                            \
+        T each[PER_##K];                                                                                      \
+    } sum_##K;                                                                                                \
+    FN inline T up_##K(MEM x) { return UP; }                                                                  \
+    FN inline T plus_##K(T a, T b) { return PLUS; }                                                           \
+    FN inline T times_##K(T a, T b) { return TIMES; }                                                         \
+    FN inline MEM down_##K(T x) { return DOWN; }                                                              \
+    FN inline double wide_value_##K(uint64_t p, int64_t i) { return (double)AT(const T, p)[i]; }              \
+    FN inline void add_piece_##K(sum_##K *sum, const piece_##K *x){ADD_PIECE_##BY(K)}                         \
+    /* fold_pieces: the v-th piece of all sources, summed; `m` of them, `apart` from each other. */           \
+    FN inline void fold_pieces_##K(sum_##K *sum, const uint64_t *in, int n, int64_t v, int m, int64_t apart,  \
+                                   int flags, bool ragged)                                                    \
+    {                                                                                                         \
+        piece_##K ahead[AHEAD][2];                                                                            \
+        int k = 0;                                                                                            \
+        for (int j = 0; j < m; j++)                                                                           \
+            if (SIXTEENS_##K > 1 && (flags & FAN_K_FIRST_WIDE)) {                                             \
+                for (int i = 0; i < SIXTEENS_##K; i++)                                                        \
+                    sum[j].all[i] = sixteen_at(in[0], (v + j * apart) * SIXTEENS_##K + i, sizeof(T), ragged); \
+                k = 1;                                                                                        \
+            } else {                                                                                          \
+                for (int i = 0; i < PER_##K; i++)                                                             \
+                    sum[j].each[i] = NOTHING;                                                                 \
+            }                                                                                                 \
+        UNROLL(1)                                                                                             \
+        for (; k + AHEAD <= n; k += AHEAD) {                                                                  \
+            for (int i = 0; i < AHEAD; i++)                                                                   \
+                for (int j = 0; j < m; j++)                                                                   \
+                    ahead[i][j].all = sixteen_at(in[k + i], v + j * apart, sizeof(MEM), ragged);              \
+            for (int i = 0; i < AHEAD; i++)                                                                   \
+                for (int j = 0; j < m; j++)                                                                   \
+                    add_piece_##K(&sum[j], &ahead[i][j]);                                                     \
+        }                                                                                                     \
+        for (int i = 0; i < AHEAD - 1; i++)                                                                   \
+            for (int j = 0; j < m; j++)                                                                       \
+                if (k + i < n)                                                                                \
+                    ahead[i][j].all = sixteen_at(in[k + i], v + j * apart, sizeof(MEM), ragged);              \
+        for (int i = 0; i < AHEAD - 1; i++)                                                                   \
+            for (int j = 0; j < m; j++)                                                                       \
+                if (k + i < n)                                                                                \
+                    add_piece_##K(&sum[j], &ahead[i][j]);                                                     \
+    }                                                                                                         \
+    FN inline T fold_one_##K(const uint64_t *in, int n, int64_t i, int flags)                                 \
+    {                                                                                                         \
+        bool wide = SIXTEENS_##K > 1 && (flags & FAN_K_FIRST_WIDE);                                           \
+        T one = wide ? AT(const T, in[0])[i] : up_##K(AT(const MEM, in[0])[i]);                               \
+        UNROLL(AHEAD)                                                                                         \
+        for (int k = 1; k < n; k++)                                                                           \
+            one = plus_##K(one, up_##K(AT(const MEM, in[k])[i]));                                             \
+        return one;                                                                                           \
+    }                                                                                                         \
+    /* round_piece: the sum as it is written, unless OUT_WIDE. */                                             \
+    FN inline void round_piece_##K(piece_##K *x, const sum_##K *sum)                                          \
+    {                                                                                                         \
+        for (int i = 0; i < PER_##K; i++)                                                                     \
+            x->each[i] = down_##K(sum->each[i]);                                                              \
+    }                                                                                                         \
+    FN inline void write_piece_##K(uint64_t out, const sum_##K *sum, int64_t v, int flags, bool ragged)       \
+    {                                                                                                         \
+        piece_##K x;                                                                                          \
+        if (SIXTEENS_##K > 1 && (flags & FAN_K_OUT_WIDE)) {                                                   \
+            if (!ragged || (out & 15) == 0)                                                                   \
+                for (int i = 0; i < SIXTEENS_##K; i++)                                                        \
+                    AT(sixteen, out)[v * SIXTEENS_##K + i] = sum->all[i];                                     \
+            else                                                                                              \
+                for (int i = 0; i < PER_##K; i++)                                                             \
+                    AT(T, out)[v * PER_##K + i] = sum->each[i];                                               \
+            return;                                                                                           \
+        }                                                                                                     \
+        round_piece_##K(&x, sum);                                                                             \
+        if (!ragged || (out & 15) == 0)                                                                       \
+            AT(sixteen, out)[v] = x.all;                                                                      \
+        else                                                                                                  \
+            for (int i = 0; i < PER_##K; i++)                                                                 \
+                AT(MEM, out)[v * PER_##K + i] = x.each[i];                                                    \
+    }                                                                                                         \
+    FN inline void write_one_##K(uint64_t out, T one, int64_t i, int flags)                                   \
+    {                                                                                                         \
+        if (SIXTEENS_##K > 1 && (flags & FAN_K_OUT_WIDE))                                                     \
+            AT(T, out)[i] = one;                                                                              \
+        else                                                                                                  \
+            AT(MEM, out)[i] = down_##K(one);                                                                  \
+    }                                                                                                         \
+    FN inline void scale_piece_##K(sum_##K *sum, T factor)                                                    \
+    {                                                                                                         \
+        for (int i = 0; i < PER_##K; i++)                                                                     \
+            sum->each[i] = times_##K(sum->each[i], factor);                                                   \
+    }
+NUMBER_LIST(PIECES)
+
+/* PIECES_OF: M pieces, `apart` from each other, for each v from `from` to `to`. */
+#define PIECES_OF(K, out, in, n, from, to, step, M, apart, flags, RAGGED)  \
+    for (int64_t v = from; v < to; v += step) {                            \
+        sum_##K sum[M];                                                    \
+        fold_pieces_##K(sum, in, n, v, M, apart, flags, RAGGED);           \
+        UNROLL(2)                                                          \
+        for (int j = 0; j < M; j++) {                                      \
+            if (a.scaled)                                                  \
+                scale_piece_##K(&sum[j], factor);                          \
+            write_piece_##K(out, &sum[j], v + j * (apart), flags, RAGGED); \
+        }                                                                  \
+    }
+#define ONES_OF(K, T, out, in, n, from, to, step, flags)                       \
+    for (int64_t i = from; i < to; i += step) {                                \
+        T one = fold_one_##K(in, n, i, flags);                                 \
+        write_one_##K(out, a.scaled ? times_##K(one, factor) : one, i, flags); \
+    }
+
+/* Two pieces in a thread where a number is made wider: their addresses cost as much as one. */
+#define FOLD(K, MEM, T, UP, PLUS, TIMES, DOWN, NOTHING, BY)                                                        \
+    KERNEL fan_fold_##K(ARGS(fan_k_fold, a))                                                                       \
+    {                                                                                                              \
+        enum { M = SIXTEENS_##K > 1 ? 2 : 1 };                                                                     \
+        const int64_t whole = a.count / PER_##K, pairs = M == 1 ? 0 : whole - whole % (M * FAN_K_BLOCK);           \
+        T factor;                                                                                                  \
+        memcpy(&factor, &a.factor, sizeof factor);                                                                 \
+        if (a.flags & FAN_K_ALIGNED) {                                                                             \
+            if (M > 1)                                                                                             \
+                PIECES_OF(K, a.out, a.in, a.n, BLOCK * M * FAN_K_BLOCK + LANE, pairs, THREADS * M, M, FAN_K_BLOCK, \
+                          a.flags, false)                                                                          \
+            PIECES_OF(K, a.out, a.in, a.n, pairs + THREAD, whole, THREADS, 1, 0, a.flags, false)                   \
+        } else {                                                                                                   \
+            PIECES_OF(K, a.out, a.in, a.n, THREAD, whole, THREADS, 1, 0, a.flags, true)                            \
+        }                                                                                                          \
+        ONES_OF(K, T, a.out, a.in, a.n, whole * PER_##K + THREAD, a.count, THREADS, a.flags)                       \
     }
 NUMBER_LIST(FOLD)
 
 /* Many of them: each warp takes tile after tile. */
-#define MANY(K, MEM, T, UP, PLUS, TIMES, DOWN, AHEAD)                                                              \
-    KERNEL fan_many_##K(ARGS(fan_k_many, a))                                                                       \
-    {                                                                                                              \
-        enum { PER = 16 / sizeof(MEM), TILE = FAN_K_TILE / sizeof(MEM) };                                          \
-        union {                                                                                                    \
-            sixteen all;                                                                                           \
-            MEM each[PER];                                                                                         \
-        } x;                                                                                                       \
-        T sum[PER], factor;                                                                                        \
-        const uint64_t sources = a.table + (uint64_t)a.rows * sizeof(fan_k_row),                                   \
-                       tiles = sources + (uint64_t)a.sources * 8;                                                  \
-        memcpy(&factor, &a.factor, sizeof factor);                                                                 \
-        for (int64_t t = THREAD / FAN_K_WARP; t < a.tiles; t += THREADS / FAN_K_WARP) {                            \
-            const fan_k_row r = AT(const fan_k_row, a.table)[AT(const uint32_t, tiles)[t]];                        \
-            const uint64_t *in = AT(const uint64_t, sources) + r.first;                                            \
-            uint32_t begin = (uint32_t)(t - r.tile) * TILE, end = r.count - begin < TILE ? r.count : begin + TILE; \
-            for (uint32_t v = begin / PER + (uint32_t)(THREAD % FAN_K_WARP); r.wide && v < end / PER;              \
-                 v += FAN_K_WARP) {                                                                                \
-                x.all = AT(const sixteen, in[0])[v];                                                               \
-                for (int i = 0; i < PER; i++)                                                                      \
-                    sum[i] = up_##K(x.each[i]);                                                                    \
-                UNROLL(AHEAD)                                                                                      \
-                for (int k = 1; k < r.n; k++) {                                                                    \
-                    x.all = AT(const sixteen, in[k])[v];                                                           \
-                    for (int i = 0; i < PER; i++)                                                                  \
-                        sum[i] = plus_##K(sum[i], up_##K(x.each[i]));                                              \
-                }                                                                                                  \
-                for (int i = 0; i < PER; i++)                                                                      \
-                    x.each[i] = down_##K(a.scaled ? times_##K(sum[i], factor) : sum[i]);                           \
-                AT(sixteen, r.out)[v] = x.all;                                                                     \
-            }                                                                                                      \
-            for (uint32_t i = (r.wide ? end / PER * PER : begin) + (uint32_t)(THREAD % FAN_K_WARP); i < end;       \
-                 i += FAN_K_WARP) {                                                                                \
-                T one = up_##K(AT(const MEM, in[0])[i]);                                                           \
-                UNROLL(AHEAD)                                                                                      \
-                for (int k = 1; k < r.n; k++)                                                                      \
-                    one = plus_##K(one, up_##K(AT(const MEM, in[k])[i]));                                          \
-                AT(MEM, r.out)[i] = down_##K(a.scaled ? times_##K(one, factor) : one);                             \
-            }                                                                                                      \
-        }                                                                                                          \
+#define MANY(K, MEM, T, UP, PLUS, TIMES, DOWN, NOTHING, BY)                                                   \
+    KERNEL fan_many_##K(ARGS(fan_k_many, a))                                                                  \
+    {                                                                                                         \
+        enum { TILE = FAN_K_TILE / sizeof(MEM) };                                                             \
+        T factor;                                                                                             \
+        const uint64_t sources = a.table + (uint64_t)a.rows * sizeof(fan_k_row),                              \
+                       tiles = sources + (uint64_t)a.sources * 8;                                             \
+        const int64_t lane = THREAD % FAN_K_WARP;                                                             \
+        memcpy(&factor, &a.factor, sizeof factor);                                                            \
+        for (int64_t t = THREAD / FAN_K_WARP; t < a.tiles; t += THREADS / FAN_K_WARP) {                       \
+            const fan_k_row r = AT(const fan_k_row, a.table)[AT(const uint32_t, tiles)[t]];                   \
+            const uint64_t *in = AT(const uint64_t, sources) + r.first;                                       \
+            const int64_t begin = (t - r.tile) * TILE, end = r.count - begin < TILE ? r.count : begin + TILE, \
+                          whole = end / PER_##K;                                                              \
+            if (r.flags & FAN_K_ALIGNED)                                                                      \
+                PIECES_OF(K, r.out, in, r.n, begin / PER_##K + lane, whole, FAN_K_WARP, 1, 0, r.flags, false) \
+            else                                                                                              \
+                PIECES_OF(K, r.out, in, r.n, begin / PER_##K + lane, whole, FAN_K_WARP, 1, 0, r.flags, true)  \
+            ONES_OF(K, T, r.out, in, r.n, whole * PER_##K + lane, end, FAN_K_WARP, r.flags)                   \
+        }                                                                                                     \
     }
 NUMBER_LIST(MANY)
 
@@ -223,7 +358,7 @@ FN void row_put(fan_stats_partial *mine, uint64_t rows)
     X(e5m2, uint8_t, up_e5m2(x), up_e5m2(x), 0)
 
 /* count_NAME: one element more, of one number or two. first_nonfinite_NAME: which source first brought an inf or a NaN
- * to the element that begins with number `at`. fold_NAME_at: a number of the sum. */
+ * to the element that begins with number `at`. */
 #define COUNT(K, MEM, SIGNED, UNSIGNED, TWO)                                                                     \
     FN inline int parts_##K(const fan_k_fold *a) { return (TWO) ? a->parts : 1; }                                \
     FN inline double value_##K(MEM x, int negative) { return negative ? (double)(SIGNED) : (double)(UNSIGNED); } \
@@ -236,67 +371,60 @@ FN void row_put(fan_stats_partial *mine, uint64_t rows)
     {                                                                                                            \
         for (int k = a->first_suspect; k < a->n && (uint64_t)k < mine->bad; k++)                                 \
             for (int part = 0; part < parts_##K(a); part++)                                                      \
-                if (!is_finite(value_##K(AT(const MEM, a->in[k])[at + part], 0)))                                \
+                if (!is_finite(k == 0 && (a->flags & FAN_K_FIRST_WIDE)                                           \
+                                   ? wide_value_##K(a->in[0], at + part)                                         \
+                                   : value_##K(AT(const MEM, a->in[k])[at + part], 0)))                          \
                     mine->bad = (uint64_t)k;                                                                     \
     }
 VALUE_LIST(COUNT)
 
-#define FOLD_STATS(K, MEM, T, UP, PLUS, TIMES, DOWN, AHEAD)                                                 \
-    FN inline MEM fold_##K##_at(const fan_k_fold *a, T factor, int64_t i)                                   \
-    {                                                                                                       \
-        T one = up_##K(AT(const MEM, a->in[0])[i]);                                                         \
-        for (int k = 1; k < a->n; k++)                                                                      \
-            one = plus_##K(one, up_##K(AT(const MEM, a->in[k])[i]));                                        \
-        return down_##K(a->scaled ? times_##K(one, factor) : one);                                          \
-    }                                                                                                       \
-    KERNEL fan_fold_stats_##K(ARGS(fan_k_fold, a))                                                          \
-    {                                                                                                       \
-        enum { PER = 16 / sizeof(MEM) };                                                                    \
-        union {                                                                                             \
-            sixteen all;                                                                                    \
-            MEM each[PER];                                                                                  \
-        } x;                                                                                                \
-        T sum[PER], factor;                                                                                 \
-        fan_stats_partial mine = row_of_nothing();                                                          \
-        int64_t whole = a.wide ? a.count / PER : 0, v = THREAD;                                             \
-        memcpy(&factor, &a.factor, sizeof factor);                                                          \
-        for (; v < whole; v += THREADS) {                                                                   \
-            x.all = AT(const sixteen, a.in[0])[v];                                                          \
-            for (int i = 0; i < PER; i++)                                                                   \
-                sum[i] = up_##K(x.each[i]);                                                                 \
-            UNROLL(AHEAD)                                                                                   \
-            for (int k = 1; k < a.n; k++) {                                                                 \
-                x.all = AT(const sixteen, a.in[k])[v];                                                      \
-                for (int i = 0; i < PER; i++)                                                               \
-                    sum[i] = plus_##K(sum[i], up_##K(x.each[i]));                                           \
-            }                                                                                               \
-            for (int i = 0; i < PER; i++)                                                                   \
-                x.each[i] = down_##K(a.scaled ? times_##K(sum[i], factor) : sum[i]);                        \
-            unsigned nonfinite = 0;                                                                         \
-            for (int i = 0; i < PER; i++)                                                                   \
-                if (parts_##K(&a) == 1 || i % 2 == 0)                                                       \
-                    nonfinite |= (unsigned)!count_##K(&a, &mine, x.each[i], x.each[i | 1]) << i;            \
-            UNROLL(1)                                                                                       \
-            for (int i = 0; nonfinite >> i; i++)                                                            \
-                if (nonfinite >> i & 1)                                                                     \
-                    first_nonfinite_##K(&a, &mine, v * PER + i);                                            \
-            if (a.out)                                                                                      \
-                AT(sixteen, a.out)[v] = x.all;                                                              \
-        }                                                                                                   \
-        for (; v * PER < a.count; v += THREADS) { /* the same numbers fall to a thread wherever they lie */ \
-            UNROLL(1)                                                                                       \
-            for (int64_t i = v * PER; i < a.count && i < (v + 1) * PER; i += parts_##K(&a)) {               \
-                MEM one = fold_##K##_at(&a, factor, i),                                                     \
-                    two = parts_##K(&a) == 2 ? fold_##K##_at(&a, factor, i + 1) : one;                      \
-                if (!count_##K(&a, &mine, one, two))                                                        \
-                    first_nonfinite_##K(&a, &mine, i);                                                      \
-                if (a.out)                                                                                  \
-                    AT(MEM, a.out)[i] = one;                                                                \
-                if (a.out && parts_##K(&a) == 2)                                                            \
-                    AT(MEM, a.out)[i + 1] = two;                                                            \
-            }                                                                                               \
-        }                                                                                                   \
-        row_put(&mine, a.rows);                                                                             \
+#define FOLD_STATS(K, MEM, T, UP, PLUS, TIMES, DOWN, NOTHING, BY)                                               \
+    FN inline void stats_piece_##K(const fan_k_fold *a, fan_stats_partial *mine, const sum_##K *sum, int64_t v) \
+    {                                                                                                           \
+        piece_##K x;                                                                                            \
+        unsigned nonfinite = 0;                                                                                 \
+        round_piece_##K(&x, sum);                                                                               \
+        for (int i = 0; i < PER_##K; i++)                                                                       \
+            if (parts_##K(a) == 1 || i % 2 == 0)                                                                \
+                nonfinite |= (unsigned)!count_##K(a, mine, x.each[i], x.each[i | 1]) << i;                      \
+        UNROLL(1)                                                                                               \
+        for (int i = 0; nonfinite >> i; i++)                                                                    \
+            if (nonfinite >> i & 1)                                                                             \
+                first_nonfinite_##K(a, mine, v * PER_##K + i);                                                  \
+    }                                                                                                           \
+    KERNEL fan_fold_stats_##K(ARGS(fan_k_fold, a))                                                              \
+    {                                                                                                           \
+        T factor;                                                                                               \
+        fan_stats_partial mine = row_of_nothing();                                                              \
+        int64_t whole = a.count / PER_##K, v = THREAD;                                                          \
+        memcpy(&factor, &a.factor, sizeof factor);                                                              \
+        for (; v < whole; v += THREADS) {                                                                       \
+            sum_##K sum;                                                                                        \
+            if (a.flags & FAN_K_ALIGNED)                                                                        \
+                fold_pieces_##K(&sum, a.in, a.n, v, 1, 0, a.flags, false);                                      \
+            else                                                                                                \
+                fold_pieces_##K(&sum, a.in, a.n, v, 1, 0, a.flags, true);                                       \
+            if (a.scaled)                                                                                       \
+                scale_piece_##K(&sum, factor);                                                                  \
+            stats_piece_##K(&a, &mine, &sum, v);                                                                \
+            if (a.out)                                                                                          \
+                write_piece_##K(a.out, &sum, v, 0, !(a.flags & FAN_K_ALIGNED));                                 \
+        }                                                                                                       \
+        for (; v * PER_##K < a.count; v += THREADS) { /* the last numbers, fewer than a piece */                \
+            UNROLL(1)                                                                                           \
+            for (int64_t i = v * PER_##K; i < a.count && i < (v + 1) * PER_##K; i += parts_##K(&a)) {           \
+                MEM pair[2];                                                                                    \
+                for (int j = 0; j < 2; j++) {                                                                   \
+                    T one = fold_one_##K(a.in, a.n, i + (j && parts_##K(&a) == 2), a.flags);                    \
+                    pair[j] = down_##K(a.scaled ? times_##K(one, factor) : one);                                \
+                }                                                                                               \
+                if (!count_##K(&a, &mine, pair[0], pair[1]))                                                    \
+                    first_nonfinite_##K(&a, &mine, i);                                                          \
+                for (int j = 0; a.out && j < parts_##K(&a); j++)                                                \
+                    AT(MEM, a.out)[i + j] = pair[j];                                                            \
+            }                                                                                                   \
+        }                                                                                                       \
+        row_put(&mine, a.rows);                                                                                 \
     }
 NUMBER_LIST(FOLD_STATS)
 

@@ -252,7 +252,9 @@ class FakeDriver:
         self._lib.fanFakeSet(version, int(pools), int(coherent), 0)
 
     def calls(self, name: str = "") -> int:
-        """How often a function ("EventRecord") was called; all of them without a name."""
+        """How often a function ("EventRecord") was called, or a kernel of fanin's ("fan_any") launched; all functions
+        without a name.
+        """
         return int(self._lib.fanFakeCalls(name.encode()))
 
     def live(self, kind: str = "memory") -> int:
