@@ -147,8 +147,10 @@ fan_status fan_buffer_add_many(fan_buffer *b, fan_contribution *c, const size_t 
         x[k].follows = last && last->slot == x[k].slot && (last->follows || last->it);
         status = fan_add_reserve(b, &x[k], err);
     }
-    for (k = 0; k < n && status == FAN_OK; k++)
+    for (k = 0; k < n && status == FAN_OK; k++) {
+        x[k].previous = k ? &x[k - 1] : NULL;
         status = fan_add_carry_out(b, &x[k], err);
+    }
     if (status == FAN_OK) {
         trials t = {NULL, 0, 0};
         k = 0;

@@ -67,6 +67,18 @@ static fan_status convert(fan_buffer *b, fan_add_op *x, fan_value *made, fan_err
     return status;
 }
 
+/* The event of the contribution before it in one call, where that stands for this one as well: it was recorded within
+ * the call, on the same stream, and nothing of ours was queued there since. NULL: there is none. */
+static fan_event *shared_event(const fan_add_op *x)
+{
+    const fan_add_op *before = x->previous;
+    if (!before || !before->it || x->a.plan.convert != FAN_CONVERT_NOT || before->a.plan.convert != FAN_CONVERT_NOT ||
+        before->a.plan.record != FAN_RECORD_PRODUCER || before->a.producer != x->a.producer ||
+        before->a.plan.producer_bit != x->a.plan.producer_bit)
+        return NULL;
+    return before->it->event;
+}
+
 /* The plan of the contribution: converted, its event recorded, used on A. */
 static fan_status carry_out(fan_buffer *b, fan_add_op *x, fan_error *err)
 {
@@ -83,7 +95,9 @@ static fan_status carry_out(fan_buffer *b, fan_add_op *x, fan_error *err)
     }
     if (plan->record == FAN_RECORD_PRODUCER && !item->event) {
         fan_stream *on = FAN_FAULT(RECORD_ON_CONSUMER) ? x->consumer : x->a.producer;
-        FAN_TRY(record(b, x->slot, item, on, plan->producer_bit, err));
+        item->event = fan_event_hold(shared_event(x));
+        if (!item->event)
+            FAN_TRY(record(b, x->slot, item, on, plan->producer_bit, err));
     }
     return plan->mark ? fan_order_record_stream(&item->value, x->accum, FAN_PLAN_S9_MARK, err) : FAN_OK;
 }

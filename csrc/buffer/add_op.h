@@ -26,7 +26,8 @@ typedef struct fan_add_op {
     /* An earlier contribution of the same call is already on its way into this slot. A take of the slot waits until
      * that one is parked, so this one must not wait for the take: neither would ever go on. */
     bool follows;
-    bool parked; /* a fold may sum it */
+    const struct fan_add_op *previous; /* the contribution before it in one call; NULL: it is the first */
+    bool parked;                       /* a fold may sum it */
     /* The plain fields of the pass before this contribution, for fan_add_undo. Nothing in it is held. */
     fan_pass before;
     bool mismatch;

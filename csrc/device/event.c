@@ -370,6 +370,8 @@ fan_event *fan__event_note(fan_device *owner, fan_stream *s)
         return NULL;
     }
     e->capture = 0;
+    e->noted = s->id;
+    atomic_store_explicit(&e->passed, false, memory_order_relaxed);
     if (!event_shares_machine(owner, s->device))
         fan_device_hold(s->device);
     return e;
@@ -378,6 +380,8 @@ fan_event *fan__event_note(fan_device *owner, fan_stream *s)
 void fan__event_note_end(fan_device *owner, fan_event *e)
 {
     fan_device *d = e->device;
+    if (atomic_fetch_sub_explicit(&e->refs, 1, memory_order_acq_rel) > 1)
+        return; /* other memory shares it */
     event_to_pool(e);
     if (!event_shares_machine(owner, d))
         fan_device_drop(d);
@@ -386,8 +390,10 @@ void fan__event_note_end(fan_device *owner, fan_event *e)
 bool fan__event_passed(fan_event *e)
 {
     const fan_backend *b = e->device->backend;
-    bool done = false;
-    if (b->peek)
-        return b->peek(e);
-    return b->query(e, &done, NULL) == FAN_OK && done;
+    bool done = atomic_load_explicit(&e->passed, memory_order_relaxed);
+    if (done)
+        return true;
+    done = b->peek ? b->peek(e) : b->query(e, &done, NULL) == FAN_OK && done;
+    atomic_store_explicit(&e->passed, done, memory_order_relaxed);
+    return done;
 }

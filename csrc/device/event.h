@@ -30,6 +30,8 @@ struct fan_event {
     /* An event of a user, not of the pool: it is freed with its last hold, since the next user must get one that was
      * never recorded. */
     bool own;
+    uint64_t noted;     /* the id of the stream that it is a note of (fan__event_note) */
+    atomic_bool passed; /* of a note: it was seen to have passed */
     void *impl;
     fan_event *next; /* in the pool */
 };

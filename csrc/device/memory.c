@@ -45,8 +45,24 @@ static void memory_record_users(fan_memory *m)
     }
 }
 
+#define BEHIND 8
+
+/* The streams that were found to have an event which has not passed: nobody asks for a later one of theirs. */
+typedef struct memory_behind {
+    uint64_t streams[BEHIND];
+    size_t n;
+} memory_behind;
+
+static bool memory_is_behind(const memory_behind *b, const fan_event *e)
+{
+    for (size_t i = 0; i < b->n; i++)
+        if (b->streams[i] == e->noted)
+            return !atomic_load_explicit(&e->passed, memory_order_relaxed);
+    return false;
+}
+
 /* memory_passed: whether all work that used pending memory has run. */
-static bool memory_passed(fan_memory *m)
+static bool memory_passed(fan_memory *m, memory_behind *behind)
 {
     if (m->lost)
         return false;
@@ -55,8 +71,13 @@ static bool memory_passed(fan_memory *m)
             return false;
         if (!m->events[i])
             continue;
-        if (!fan__event_passed(m->events[i]))
+        if (memory_is_behind(behind, m->events[i]))
             return false;
+        if (!fan__event_passed(m->events[i])) {
+            if (behind->n < BEHIND)
+                behind->streams[behind->n++] = m->events[i]->noted;
+            return false;
+        }
         fan__event_note_end(m->device, m->events[i]);
         m->events[i] = NULL;
     }
@@ -87,12 +108,13 @@ static void memory_poll(fan_device *d, size_t most)
     d->pending_free_end = &d->pending_free;
     fan__device_unlock(d);
     fan_memory *stay = NULL, **end = &stay;
+    memory_behind behind = {.n = 0};
     while (list && most > 0) {
         fan_memory *m = list;
         list = m->next;
         m->next = NULL;
         memory_record_users(m);
-        if (memory_passed(m)) {
+        if (memory_passed(m, &behind)) {
             memory_free(m);
         } else {
             *end = m;
@@ -192,6 +214,115 @@ static bool memory_is_captured(fan_stream *const *streams, size_t n)
     return id != 0;
 }
 
+/* What leaves in one call of this thread; its holds on devices are still there. */
+static _Thread_local struct memory_leaving {
+    size_t depth;
+    bool polled;
+    fan_memory *first, **end;
+} memory_leaving;
+
+/* One stream of what leaves, and the event that all of it shares. */
+typedef struct memory_note {
+    fan_device *owner; /* held */
+    fan_stream *stream;
+    fan_event *event; /* NULL: none yet */
+    bool captured, tried;
+} memory_note;
+
+#define NOTES 16
+
+typedef struct memory_notes {
+    memory_note all[NOTES];
+    size_t n;
+} memory_notes;
+
+/* memory_note_of: NULL: there are too many streams. */
+static memory_note *memory_note_of(memory_notes *notes, fan_device *owner, fan_stream *s)
+{
+    for (size_t i = 0; i < notes->n; i++)
+        if (notes->all[i].stream == s && notes->all[i].owner == owner)
+            return &notes->all[i];
+    if (notes->n == NOTES)
+        return NULL;
+    memory_note *note = &notes->all[notes->n++];
+    uint64_t id = 0;
+    *note = (memory_note){.owner = fan_device_hold(owner), .stream = fan_stream_hold(s)};
+    note->captured = fan_stream_capture(s, &id, NULL) == FAN_OK && id;
+    return note;
+}
+
+static void memory_notes_fini(memory_notes *notes)
+{
+    for (size_t i = 0; i < notes->n; i++) {
+        if (notes->all[i].event)
+            fan__event_note_end(notes->all[i].owner, notes->all[i].event);
+        fan_stream_drop(notes->all[i].stream);
+        memory_poll(notes->all[i].owner, GLANCE);
+        fan_device_drop(notes->all[i].owner);
+    }
+}
+
+/* memory_share_notes: gives leaving memory the events of its users. False: one of them is captured (K2). */
+static bool memory_share_notes(fan_memory *m, memory_notes *notes)
+{
+    for (size_t i = 0; i < m->n; i++) {
+        const memory_note *note = m->streams[i] ? memory_note_of(notes, m->device, m->streams[i]) : NULL;
+        if (note ? note->captured : m->streams[i] && memory_is_captured(&m->streams[i], 1))
+            return false;
+    }
+    for (size_t i = 0; i < m->n; i++) {
+        memory_note *note = m->streams[i] ? memory_note_of(notes, m->device, m->streams[i]) : NULL;
+        const fan_backend *b = note ? m->streams[i]->device->backend : NULL;
+        if (!note || (b->lost && b->lost(m->streams[i]->device)))
+            continue; /* left to memory_record_users */
+        if (!note->tried)
+            note->event = fan__event_note(m->device, m->streams[i]);
+        note->tried = true;
+        if (!note->event)
+            continue;
+        m->events[i] = fan_event_hold(note->event);
+        fan_stream_drop(m->streams[i]);
+        m->streams[i] = NULL;
+    }
+    memory_record_users(m);
+    return true;
+}
+
+/* memory_leave_all: what was kept is freed, or made pending. It allocates nothing for that. */
+static void memory_leave_all(void)
+{
+    memory_notes notes = {.n = 0};
+    memory_behind behind = {.n = 0};
+    fan_memory *list = memory_leaving.first;
+    memory_leaving.first = NULL;
+    memory_leaving.end = &memory_leaving.first;
+    while (list) {
+        fan_memory *m = list;
+        fan_device *d = m->device;
+        list = m->next;
+        if (memory_share_notes(m, &notes) && memory_passed(m, &behind))
+            memory_free(m);
+        else
+            memory_defer(m);
+        fan_device_drop(d);
+    }
+    memory_notes_fini(&notes);
+}
+
+void fan_memory_leave_begin(void)
+{
+    if (memory_leaving.depth++ == 0) {
+        memory_leaving.end = &memory_leaving.first;
+        memory_leaving.polled = false;
+    }
+}
+
+void fan_memory_leave_end(void)
+{
+    if (--memory_leaving.depth == 0 && memory_leaving.first)
+        memory_leave_all();
+}
+
 /* memory_release: the last hold went: frees the memory, or makes it pending. It allocates nothing for that, so nothing
  * is lost if memory is short. */
 static void memory_release(fan_storage *st)
@@ -201,13 +332,20 @@ static void memory_release(fan_storage *st)
     size_t skip = m->streams[0] ? 0 : 1; /* no owner */
     if (d->backend->dropped && !m->release)
         d->backend->dropped(d, m->data, m->bytes, m->streams + skip, m->n - skip);
+    if (memory_leaving.depth) {
+        m->next = NULL;
+        *memory_leaving.end = m;
+        memory_leaving.end = &m->next;
+        return;
+    }
     if (memory_is_captured(m->streams, m->n)) {
         memory_defer(m);
         fan_device_drop(d);
         return;
     }
+    memory_behind behind = {.n = 0};
     memory_record_users(m);
-    if (memory_passed(m)) {
+    if (memory_passed(m, &behind)) {
         memory_free(m);
     } else {
         memory_defer(m);
@@ -241,7 +379,8 @@ static bool memory_await_users(fan_memory *m)
         m->streams[i] = NULL;
         fan_stream_drop(s);
     }
-    return memory_passed(m);
+    memory_behind behind = {.n = 0};
+    return memory_passed(m, &behind);
 }
 
 /* memory_reclaim: waits for the oldest pending memory that can be waited for, and frees it. False: there is none. */
@@ -294,10 +433,13 @@ static fan_status memory_new(fan_device *d, fan_stream *owner, size_t bytes, fan
     m->cap = USERS;
     m->n = 1;
     bool capture = memory_is_captured(&owner, 1); /* K2: then nothing is asked or waited for */
-    if (!capture)
+    if (!capture && !(memory_leaving.depth && memory_leaving.polled))
         memory_poll(d, GLANCE);
+    memory_leaving.polled = memory_leaving.depth > 0;
     fan_yield();
     fan_status status = d->backend->alloc(d, owner, m->bytes, &m->data, err);
+    if (status == FAN_ERR_DEVICE_NOMEM && memory_leaving.first)
+        memory_leave_all();
     for (bool wait = false; status == FAN_ERR_DEVICE_NOMEM && !capture && memory_some_pending(d);
          /* first without waiting: some may have passed by now; then waiting for the oldest, the next, .. */
          wait = true) {

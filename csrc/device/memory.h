@@ -3,7 +3,8 @@
  * Title: Lifetime. "x is used on stream s" means: x's memory may be reused only after what s had queued at x's last
  * use has run. Device memory keeps the set of streams that used it (fan_memory_record_stream). When its last hold goes,
  * an event is recorded on each of them and on its owner, and the memory goes back when all have passed; this is polled
- * on later calls.
+ * on later calls. What leaves in one call shares its events, one for each stream, which are recorded at its end: later
+ * than need be, and so as good (fan_memory_leave_begin).
  */
 #ifndef FAN_DEVICE_MEMORY_H
 #define FAN_DEVICE_MEMORY_H
@@ -25,6 +26,11 @@ fan_status fan_memory_record_stream(fan_storage *st, fan_stream *s, fan_error *e
 fan_stream *fan_memory_user(fan_storage *st, size_t i);
 /* fan_memory_set_stream: sets the owner of memory that has none yet. */
 void fan_memory_set_stream(fan_storage *st, fan_stream *owner);
+
+/* fan_memory_leave_begin, .._end: a call of which much memory may leave, on this thread: between them it is only kept.
+ * They nest. */
+void fan_memory_leave_begin(void);
+void fan_memory_leave_end(void);
 
 /* fan_device_poll: gives back memory whose users have passed. */
 void fan_device_poll(fan_device *d);

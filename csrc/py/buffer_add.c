@@ -110,7 +110,7 @@ int fan_add_on(fan_buffer *core, size_t slot, fan_contribution *c)
     FAN_RAW fan_error err;
     fan_status status = FAN_OK;
     fan_stream *library = NULL;
-    if (fan_library_stream(&c->value, &library) < 0)
+    if (fan_library_stream(&c->value, NULL, &library) < 0)
         return -1;
     fan_error_clear(&err);
     if (library)

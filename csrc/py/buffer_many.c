@@ -58,6 +58,7 @@ static int batch_any(buffer_object *self, const fan_batch_args *t, fan_stream *s
     size_t n = (size_t)t->n, made = 0;
     fan_contribution *c = fan_calloc((n ? n : 1) * sizeof *c);
     size_t *slots = fan_alloc((n ? n : 1) * 2 * sizeof *slots), *order = slots + n;
+    fan_memory_leave_begin();
     slot_order *sorted = fan_alloc((n ? n : 1) * sizeof *sorted);
     fan_stream **own = fan_calloc((n ? n : 1) * sizeof *own); /* current streams of the gradients' libraries */
     FAN_RAW fan_error err;
@@ -78,7 +79,7 @@ static int batch_any(buffer_object *self, const fan_batch_args *t, fan_stream *s
             fan_contribution_of(self, slots[made], gradient, t->keys ? PyTuple_GET_ITEM(t->keys, k) : NULL, &c[made]);
         Py_DECREF(gradient);
         sorted[made] = (slot_order){slots[made], made};
-        if (bad || fan_library_stream(&c[made].value, &own[made]) < 0) {
+        if (bad || fan_library_stream(&c[made].value, made ? own[made - 1] : NULL, &own[made]) < 0) {
             made++;
             goto done;
         }
@@ -106,6 +107,7 @@ done:
     fan_free(slots);
     fan_free(sorted);
     fan_free(own);
+    fan_memory_leave_end();
     return result;
 }
 

@@ -106,6 +106,7 @@ PyObject *fan_take_all(fan_buffer *core, const size_t *only, PyObject *slot_name
     FAN_RAW fan_error err;
     fan_status status = FAN_OK;
     bool done = false;
+    fan_memory_leave_begin();
     if (!list || fan_scale_arg(scale, &how) < 0)
         goto done;
     if (only && (PyList_Check(out) || PyTuple_Check(out))) {
@@ -134,6 +135,7 @@ PyObject *fan_take_all(fan_buffer *core, const size_t *only, PyObject *slot_name
 done:
     free_values(outs, n);
     free_values(results, n);
+    fan_memory_leave_end();
     if (!done)
         Py_CLEAR(list);
     return list;

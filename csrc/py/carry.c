@@ -67,7 +67,7 @@ static fan_status place(void *gradient, fan_value *value, fan_stream **current, 
     if (fan_import(gradient, false, true, value) < 0)
         return fan_from_python(err);
     if (value->device && value->device->backend->has_streams) {
-        if (fan_library_stream(value, current) < 0)
+        if (fan_library_stream(value, NULL, current) < 0)
             PyErr_Clear(); /* it knows none */
         if (!*current)
             *current = fan_stream_current(value->device);
@@ -143,7 +143,7 @@ static int add_between(buffer_object *b, uint32_t slot, fan_contribution *c, con
     bool device = c->value.device && c->value.device->backend->has_streams;
     fan_streams_outer outer;
     fan_stream *current = NULL;
-    if (device && !giver->stream && fan_library_stream(&c->value, &current) < 0)
+    if (device && !giver->stream && fan_library_stream(&c->value, NULL, &current) < 0)
         return -1;
     if (device && !giver->stream && !current && !(current = fan_stream_current(c->value.device))) {
         PyErr_NoMemory();

@@ -102,7 +102,7 @@ static int handle_of_library(PyObject *o, const fan_device *d, unsigned long lon
     return *handle == (unsigned long long)-1 && PyErr_Occurred() ? -1 : 1;
 }
 
-int fan_library_stream(const fan_value *v, fan_stream **out)
+int fan_library_stream(const fan_value *v, fan_stream *last, fan_stream **out)
 {
     unsigned long long handle = 0;
     *out = NULL;
@@ -115,7 +115,8 @@ int fan_library_stream(const fan_value *v, fan_stream **out)
     int answer = handle_of_library((PyObject *)v->object, v->device, &handle);
     if (answer <= 0)
         return answer;
-    *out = fan_cuda_stream_arg(v->device, handle);
+    bool same = last && last->device == v->device && last->handle == (handle ? handle : FAN_LEGACY);
+    *out = same ? fan_stream_hold(last) : fan_cuda_stream_arg(v->device, handle);
     return *out ? 0 : -1;
 }
 

@@ -22,7 +22,7 @@ static fan_stream *current_for(fan_device *d, PyObject *example)
     fan_stream *s = NULL;
     fan_value v;
     if (example && fan_cuda_of(d)) {
-        if (fan_import(example, false, true, &v) < 0 || fan_library_stream(&v, &s) < 0)
+        if (fan_import(example, false, true, &v) < 0 || fan_library_stream(&v, NULL, &s) < 0)
             PyErr_Clear(); /* a Slot, or a library that tells none */
         fan_value_release(&v);
     }

@@ -242,8 +242,9 @@ bool fan_owner_has(PyObject *view, const char *lo, const char *hi);
 /* fan_value_is_unchanged: the frontend's is_unchanged. */
 bool fan_value_is_unchanged(const fan_value *v);
 /* fan_library_stream: the current stream of the library that owns a gradient on a CUDA device, as S4 asks for it: a
- * hold; NULL: there is none, or a stream was made the current one by the caller. -1 with an exception. */
-int fan_library_stream(const fan_value *v, fan_stream **out);
+ * hold; NULL: there is none, or a stream was made the current one by the caller. `last`: one that was told in the same
+ * call and may be meant again; NULL: none. -1 with an exception. */
+int fan_library_stream(const fan_value *v, fan_stream *last, fan_stream **out);
 /* fan_import_object: what a combine or an operator gave: an object whatever it is. */
 int fan_import_object(PyObject *o, fan_value *out);
 /* fan_import_out: a writable array to write a sum into (out=). BufferError if it cannot be written. */

@@ -107,7 +107,7 @@ def test_every_host_allocation_of_an_exchange_failed_once_gives_back_every_tenso
     tries = quiet = 0
     library = Library(FakeDriver(1))
     make = table_array(library)
-    while quiet < 10 and tries < 400:
+    while quiet < 30 and tries < 400:  # what leaves is kept where its event cannot be made, and nobody is told
         came = one_pass(library, make, lambda driver, at=tries: hooks.fail_at(at, 1), lambda: hooks.fail_at(-1, 0))
         outcomes[came] = outcomes.get(came, 0) + 1
         quiet = quiet + 1 if came == "done" else 0
@@ -116,7 +116,7 @@ def test_every_host_allocation_of_an_exchange_failed_once_gives_back_every_tenso
     print(f"host allocations failed once each: {tries - quiet}: {outcomes}")
     assert hooks.memory()[0] == baseline
     assert (
-        quiet == 10
+        quiet == 30
         and outcomes["done"] < tries
         and min(outcomes.get(k, 0) for k in ("made", "added", "taken", "offered")) > 0
     ), outcomes

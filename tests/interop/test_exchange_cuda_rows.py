@@ -13,7 +13,7 @@ import fanin
 from fanin._interop.tables import table_of
 from fanin.testing import FakeDriver, use_driver
 from kit import standins
-from kit.exchange_cuda import values
+from kit.exchange_cuda import like, values
 from kit.hostile import Deleter
 from kit.standins import DLArray, InterfaceArray, Library, table_array
 
@@ -423,3 +423,55 @@ def test_an_address_tells_its_device(library: Library) -> None:
         buf.add(0, x, stream=t)
     [total] = buf.take()
     assert total.device == "cuda:1" and values(total, t) == [2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("kind", "n", "apart"),
+    [("torch", 10_000, False), ("table", 1000, False), ("torch", 1000, True)],
+    ids=["torch", "table", "ready on another stream"],
+)
+def test_arrays_of_a_library_cost_few_driver_calls_a_flush(library: Library, kind: str, n: int, apart: bool) -> None:
+    """One event for each stream and call, and no question for what cannot have passed."""
+    terms = 8
+    driver = library.driver
+    s = driver.stream()
+    p = driver.stream() if apart else s
+    with like(kind, library) as made, library.on(s):
+        memory = [standins.Memory(library, 16 * n, 0) for _ in range(terms + 1)]
+        rows = [[made(library, (4,), np.float32, memory=m, offset=16 * i) for i in range(n)] for m in memory]
+        outs = rows.pop()
+        buf = fanin.InputBuffer(n, stream=s)
+        before = driver.calls()
+        for _ in range(terms):
+            buf.add_many(range(n), rows.pop(), stream=p)
+        adds, before = driver.calls() - before, driver.calls()
+        with fanin.stream(s):
+            buf.take(out=outs)
+        flush = driver.calls() - before
+        assert flush <= 64, flush
+        assert adds <= terms * 16, adds
+        driver.synchronize()
+        assert driver.races == 0
+        del rows, outs, buf
+
+
+def test_what_leaves_in_one_call_goes_back_once_its_stream_has_passed(library: Library) -> None:
+    driver = library.driver
+    s = driver.stream()
+    with like("table", library) as made, library.on(s):
+        buf = fanin.InputBuffer(20, stream=s)
+        outs = [made(library, (4,)) for _ in range(20)]
+        for _ in range(3):
+            buf.add_many(range(20), [made(library, (4,)) for _ in range(20)], stream=s)
+        records = driver.calls("EventRecord")
+        with fanin.stream(s):
+            buf.take(out=outs)
+        assert driver.calls("EventRecord") == records + 1
+        waiting = len(library.held)
+        assert waiting >= 60, "nothing has run"
+        driver.synchronize()
+        queries = driver.calls("EventQuery")
+        for _ in range(4):  # each looks at some of what waits
+            fanin.add_n([outs[0], outs[1]])
+        assert len(library.held) <= waiting - 60
+        assert driver.calls("EventQuery") - queries <= 12, "one for each that goes"
