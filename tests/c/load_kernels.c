@@ -36,6 +36,13 @@ static fan_cu_result function(fan_cu_function *out, fan_cu_module m, const char 
     return loads == 1 ? codes[1] : 0;
 }
 
+static fan_cu_result resident(int *out, fan_cu_function f, int threads, size_t shared)
+{
+    (void)f, (void)shared;
+    *out = 2048 / threads;
+    return 0;
+}
+
 static fan_cu_result says(fan_cu_result code, const char **text)
 {
     (void)code;
@@ -49,6 +56,7 @@ int main(int argc, char **argv)
     fan_cuda c = {.api = {.ModuleLoadData = load,
                           .ModuleUnload = unload,
                           .ModuleGetFunction = function,
+                          .OccupancyMaxActiveBlocksPerMultiprocessor = resident,
                           .GetErrorName = says,
                           .GetErrorString = says}};
     fan_cuda_part p = {.cuda = &c};
