@@ -187,3 +187,24 @@ def test_a_pass_that_begins_outside_of_a_capture_of_its_nodes_is_refused(w: Any)
         fanin.backward([(top, 0, g)])
     assert caught.value.__notes__[0].startswith("in low (node")
     w.end_capture(s)
+
+
+@pytest.mark.rule("K1", "E6")
+def test_a_captured_pass_that_fails_is_joined_so_that_the_capture_can_end(w: Any) -> None:
+    c, s = w.stream(), w.stream()
+    x = w.array(np.zeros(4))
+
+    def fails(g: Any) -> None:
+        w.launch(w.current_stream(), lambda v: np.add(v, 1, out=v), writes=[x])
+        raise KeyError("boom")
+
+    node = fanin.Node(fails, edges=[None], stream=s)
+    w.begin_capture(c)
+    with fanin.stream(c), pytest.raises(KeyError):
+        fanin.backward([(node, 0, w.array(np.ones(4)))])
+    graph = w.end_capture(c)
+    w.launch_graph(graph, c)
+    with fanin.stream(c):
+        assert x.numpy().tolist() == [1] * 4
+    w.synchronize()
+    w.destroy_graph(graph)
