@@ -28,6 +28,15 @@ for step in range(101):
     if step % 50 == 0:
         print(f"step {step:3}: loss {loss.numpy():.4f}")
 
+# A Hessian-vector product: the pass records itself, and its result is differentiated again.
+loss = loss_of(w, v, tape.array(x), tape.array(target))
+[slope] = tape.grad(loss, [w], create_graph=True)
+direction = np.ones((8, 8)) / 8
+[product] = tape.grad((slope * direction).sum(), [w])
+nearby = tape.parameter(w.numpy() + 1e-6 * direction)
+[other] = tape.grad(loss_of(nearby, v, tape.array(x), tape.array(target)), [nearby])
+print("curvature, and by a finite difference:", np.allclose(product, (other - slope.numpy()) / 1e-6, atol=1e-5))
+
 # The same on two streams of a simulated device, one for each half of the data.
 with fanin.sim.Machine(devices=1) as m, fanin.set_options(warn_stream_mismatch=False):
     [d0] = tape.devices(m)

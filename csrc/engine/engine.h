@@ -61,7 +61,7 @@ typedef struct fan_engine_frontend {
     /* add: one gradient, NULL for undefined; the buffer takes a hold of its own. take: a hold in *sum. */
     fan_status (*add)(void *buffer, uint32_t slot, uint32_t key, void *gradient, const fan_giver *giver,
                       fan_error *err);
-    fan_status (*take)(void *buffer, uint32_t slot, void **sum, fan_error *err);
+    fan_status (*take)(const fan_node *n, void *buffer, uint32_t slot, void **sum, fan_error *err);
     /* look: after a take, in a pass that detects: *found's elements and key. nonfinite: the error for it; giver NULL:
      * no gradient had one. */
     fan_status (*look)(void *buffer, uint32_t slot, fan_nonfinite *found, fan_error *err);

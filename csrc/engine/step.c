@@ -174,7 +174,7 @@ fan_status fan__step_sums(fan_worker *w, void **sums, void **node_hooks, fan_err
     }
     for (uint32_t i = 0; v->buffer && i < v->node->inputs && status == FAN_OK; i++)
         if (!sums[i] && p->slots[v->slots + i].producers) {
-            status = f->take(v->buffer, i, &sums[i], err);
+            status = f->take(v->node, v->buffer, i, &sums[i], err);
             if (status == FAN_OK && sums[i] && p->config.detect)
                 status = fan__explain_sum(w, i, v->buffer, err);
         }

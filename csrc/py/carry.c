@@ -34,6 +34,8 @@ static bool hand(const fan_node *to, uint32_t slot, void *gradient)
     }
     if (FAN_FAULT(HAND_WITHOUT_WAIT) && fan_array_arg(o, NULL))
         return true;
+    if (fan_node_stage(to, slot))
+        return false;
     if (PyArray_CheckExact(o)) {
         const PyArrayObject *a = gradient;
         fan_dtype dtype = fan_dtype_of_descr(PyArray_DESCR(a));
@@ -212,16 +214,17 @@ static fan_status add(void *buffer, uint32_t slot, uint32_t key, void *gradient,
 
 /* ---- taken ---- */
 
-static fan_status take(void *buffer, uint32_t slot, void **sum, fan_error *err)
+static fan_status take(const fan_node *n, void *buffer, uint32_t slot, void **sum, fan_error *err)
 {
+    PyObject *out = fan_node_stage(n, slot);
     const fan_take how = {.one = true, .slot = slot};
     buffer_object *b = buffer;
     const size_t only = slot;
     PyObject *list;
-    if (!b->create_graph && fan_fast_take(b->core, (fan_span){slot, (size_t)slot + 1}, &how, NULL, sum))
+    if (!out && !b->create_graph && fan_fast_take(b->core, (fan_span){slot, (size_t)slot + 1}, &how, NULL, sum))
         return FAN_OK;
     PyErr_Clear(); /* the general path says it, if there is anything to say */
-    list = fan_take_all(b->core, &only, b->names, NULL, Py_None, Py_None, false);
+    list = fan_take_all(b->core, &only, b->names, NULL, out ? out : Py_None, Py_None, false);
     if (!list)
         return fan_from_python(err);
     if (PyList_GET_ITEM(list, 0) != Py_None)
@@ -264,9 +267,11 @@ static fan_status accumulate(const fan_backward_config *c, fan_node *leaf, void 
 
 static void *leaf_grad(fan_node *leaf)
 {
+    PyObject *live = fan_exception_take(); /* of an accumulation that failed */
     PyObject *grad = fan_leaf_grad_now((leaf_object *)fan_node_object(leaf));
     if (!grad)
         PyErr_Clear();
+    fan_exception_put(live);
     return grad;
 }
 

@@ -16,6 +16,7 @@ typedef struct node_more {
     PyObject *names;                 /* of the slots: a tuple of str or None; NULL: none has one */
     PyObject *hooks[FAN_HOOK_TIMES]; /* tuples of HookHandles; NULL: none. Replaced, never changed */
     PyObject *call_site;             /* where it was made, "file.py:3"; NULL: nobody asked (set_options(detect=)) */
+    PyObject *stages;                /* a tuple: memory for the sums of its slots (S22); NULL: fresh */
 } node_more;
 
 typedef struct node_object {
@@ -43,6 +44,13 @@ typedef struct leaf_object {
 static inline node_object *fan_node_object(const fan_node *n)
 {
     return (node_object *)(void *)((char *)(uintptr_t)n - offsetof(node_object, node));
+}
+
+/* fan_node_stage: memory for the sum of a slot; borrowed, NULL: fresh. */
+static inline PyObject *fan_node_stage(const fan_node *n, uint32_t slot)
+{
+    const node_more *more = fan_node_object(n)->more;
+    return more && more->stages ? PyTuple_GET_ITEM(more->stages, (Py_ssize_t)slot) : NULL;
 }
 
 /* fan_node_said: what messages call it; returns buf. */

@@ -45,6 +45,7 @@ void fan_node_free_parts(node_object *self)
         fan_slot_specs_fini(&more->slots);
         Py_XDECREF(more->names);
         Py_XDECREF(more->call_site);
+        Py_XDECREF(more->stages);
         fan_free(more);
     }
     type->tp_free((PyObject *)self);
@@ -77,6 +78,7 @@ int fan_node_traverse(PyObject *o, visitproc visit, void *arg)
         return 0;
     for (int when = 0; when < FAN_HOOK_TIMES; when++)
         Py_VISIT(self->more->hooks[when]);
+    Py_VISIT(self->more->stages);
     for (size_t i = 0; self->more->slots.held && i < self->more->slots.n; i++)
         Py_VISIT(self->more->slots.held[i]);
     return 0;
@@ -670,6 +672,18 @@ static PyObject *node_register_posthook(PyObject *o, PyObject *hook)
     return fan_hooks_add(of(o), hook, FAN_HOOK_POST, 0);
 }
 
+/* node_sum_into: of a tuple with memory for each slot's sum. */
+static PyObject *node_sum_into(PyObject *o, PyObject *stages)
+{
+    node_more *more = fan_node_more(of(o));
+    if (!more)
+        return NULL;
+    if (!PyTuple_Check(stages) || PyTuple_GET_SIZE(stages) != (Py_ssize_t)of(o)->node.inputs)
+        return PyErr_Format(PyExc_TypeError, "_sum_into: expected a tuple of %u arrays", of(o)->node.inputs);
+    Py_XSETREF(more->stages, Py_NewRef(stages));
+    Py_RETURN_NONE;
+}
+
 static PyObject *node_repr(PyObject *o)
 {
     const fan_node *n = &of(o)->node;
@@ -709,6 +723,8 @@ static PyMethodDef methods[] = {
      "Let `hook(sums, gradients)` see both tuples once the node has run; what it returns, if not None, replaces the "
      "gradients.\n\n"
      "Gives a handle with `remove()`."},
+    {"_sum_into", node_sum_into, METH_O,
+     "_sum_into($self, arrays, /)\n--\n\nThe sums of its slots are written into these: fanin.tape's staging memory."},
     {NULL, NULL, 0, NULL},
 };
 

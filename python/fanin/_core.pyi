@@ -347,6 +347,7 @@ class Node:
 
         Gives a handle with `remove()`.
         """
+    def _sum_into(self, arrays: tuple[Any, ...], /) -> None: ...
 
 @final
 class Leaf:
@@ -433,6 +434,20 @@ class Walk:
         """
     def close(self) -> None:
         """End the pass here; again does nothing."""
+    def explain(self, node: Node | Leaf | None = None) -> str:
+        """Why a node, or each that has not run, has not run: which edges have not brought their gradients, and
+        which have, in sentences.
+
+        Of a pass that has ended early: what it said then. Empty where all have run.
+
+        >>> w = fanin.Leaf(np.zeros(2), name="w")
+        >>> low = fanin.Node(lambda g: g, edges=[(w, 0)], name="low")
+        >>> top = fanin.Node(lambda g: g, edges=[(low, 0)], name="top")
+        >>> p = fanin.walk([(top, 0, np.ones(2)), (low, 0, np.ones(2))])
+        >>> node, sums = next(p)
+        >>> print(p.explain(low))  # doctest: +ELLIPSIS
+        low (node ...) has not run: slot 0 waits for edge 0 of top (node ...); slot 0 holds root 1
+        """
 
 Edge = tuple[Node | Leaf, int] | None
 Root = tuple[Node | Leaf, int, object] | tuple[Node | Leaf, int] | Node | Leaf

@@ -1,9 +1,14 @@
-"""A small reverse-mode array library, whose every sum of gradients is a `fanin.InputBuffer`.
+"""A small reverse-mode array library: each operation is a `fanin.Node`, each parameter a `fanin.Leaf`.
 
     w = tape.parameter(np.ones((3, 4)))
     loss = tape.tanh(tape.array(np.ones((2, 3))) @ w).mean()
     tape.backward(loss)
     w.grad                                        # an ndarray of shape (3, 4)
+
+A derivative is written in operations of this page, so a pass may record itself, and be differentiated again:
+
+    [slope] = tape.grad(loss, [w], create_graph=True)
+    [curve] = tape.grad((slope * v).sum(), [w])   # a Hessian-vector product
 
 On a simulated machine the same program runs late, on the streams that are current when an operation is called:
 
@@ -16,21 +21,21 @@ On a simulated machine the same program runs late, on the streams that are curre
 To be read from top to bottom:
 
 1. Where: devices, streams, kernels.
-2. Values, and the nodes that made them.
-3. Operations.
-4. The pass backward.
+2. Values.
+3. What an operation is.
+4. Operations.
+5. The pass backward.
 """
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import math
 import threading
-from collections import Counter
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -93,37 +98,33 @@ class _Here(threading.local):
     """Where the kernels of the operation at hand run, and what they are called."""
 
     device: Device = cpu
-    stream: Stream = None
     name: str = "kernel"
+    back: bool = False  # in the backward of an operation, which does not record itself
 
 
 _here = _Here()
 
 
 @contextmanager
-def at(device: Device, stream: Stream, name: str) -> Iterator[None]:
+def at(device: Device, name: str, stream: Stream, back: bool = False) -> Iterator[None]:
     """Kernels run on this stream (on the CPU: at once) until the block ends."""
-    before = _here.device, _here.stream, _here.name
-    _here.device, _here.stream, _here.name = device, stream, name
+    before = _here.__dict__.copy()
+    _here.__dict__.update(device=device, name=name, back=back)
     try:
         with fanin.stream(stream) if stream is not None else nullcontext():
             yield
     finally:
-        _here.device, _here.stream, _here.name = before
-
-
-def its(arrays: Sequence[Array]) -> list[fanin.sim.Array]:
-    """Of a machine, as all arrays of its kernels are."""
-    return cast(list[fanin.sim.Array], list(arrays))
+        _here.__dict__.clear()
+        _here.__dict__.update(before)
 
 
 def launch(fn: Callable[..., object], reads: Sequence[Array], writes: Sequence[Array]) -> None:
     """Do `fn(*reads, *writes)` here."""
-    machine = _here.device.machine
-    if machine is None or _here.stream is None:
+    machine, stream = _here.device.machine, _here.device.current()
+    if machine is None or stream is None:
         fn(*reads, *writes)
     else:
-        machine.launch(_here.stream, fn, reads=its(reads), writes=its(writes), name=_here.name)
+        machine.launch(stream, fn, reads=cast(Any, reads), writes=cast(Any, writes), name=_here.name)
 
 
 def run(fn: Callable[..., object], *reads: Array, shape: Shape | None = None,
@@ -160,71 +161,48 @@ def moved(x: Gradient, device: Device) -> Gradient:
     return x if getattr(x, "device", "cpu") == device.name else run(copy, x, device=device)
 
 
-# ---------------------------------------------------------------- 2. Values, and the nodes that made them
+# ---------------------------------------------------------------- 2. Values
 
-Gradients = Sequence[Gradient | None]
-Back = Callable[[list[Gradient | None], list[bool]], Gradients]
-Hook = Callable[[Gradient], Gradient | None]
-
-
-class Node:
-    """An operation that was done. `back(grads, need)` takes the gradients of what it made and gives those of what it
-    took.
-    """
-
-    made = itertools.count()
-
-    def __init__(self, name: str, inputs: Sequence[Var], back: Back, device: Device) -> None:
-        self.name, self.inputs, self.back = name, inputs, back
-        self.number = next(Node.made)  # the larger, the later
-        self.device, self.stream = device, device.current()  # its canonical ones: it runs there, backward too
-        self.outputs: list[fanin.Slot] = []  # what the gradient of each has to be
-        self.stages: list[Array] | None = None  # memory for the sums of its gradients
-        self.hooks: list[tuple[int, Hook]] = []
-
-    def __repr__(self) -> str:
-        return f"<{self.name}, node {self.number}>"
-
-
-class Leaf(Node):
-    """Where gradients of a parameter end: in `grad` (rules L)."""
-
-    def __init__(self, name: str, device: Device) -> None:
-        super().__init__(name, (), lambda grads, need: (), device)
-        self.grad: Gradient | None = None
-
-    def accumulate(self, g: Gradient, caller: Stream) -> Gradient:
-        """`.grad += g`, in place where that can be (L1, L2, L5), when `caller` is done with it (S20)."""
-        if self.grad is None:
-            self.grad = g
-            return g
-        if self.stream is not None and caller is not None and self.stream != caller:
-            self.stream.wait(caller)
-        total = fanin.InputBuffer(1, stream=self.stream, name=f"{self.name}.grad")
-        total.add(0, self.grad, stream=self.stream, donate=True)
-        total.add(0, g, stream=self.stream)
-        [self.grad] = made = total.take()
-        return cast(Gradient, made[0])
+Edge = tuple[fanin.Node | fanin.Leaf, int]
 
 
 class Var:
-    """An array, the node that made it (None: a constant), and the stream on which it is ready (None: everywhere)."""
+    """An array, the (node, slot) that gets its gradient (None: a constant), and the stream on which it is ready (None:
+    everywhere).
+    """
 
-    def __init__(self, data: Array, device: Device, node: Node | None = None, slot: int = 0) -> None:
-        self.data, self.device, self.node, self.slot = data, device, node, slot
-        self.shape: Shape = tuple(data.shape)
-        self.dtype = data.dtype
-        self.stream: Stream = None
-        self.ready: fanin.Event | None = None  # the event behind it
+    edge: Edge | None = None
+    stream: Stream = None
+    ready: fanin.Event | None = None  # the event behind it
+    __array_ufunc__ = None  # ndarray + Var is Var.__radd__
+
+    def __init__(self, data: Array, device: Device) -> None:
+        self.data, self.device = data, device
+
+    @property
+    def shape(self) -> Shape:
+        return tuple(self.data.shape)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.data.dtype
+
+    @property
+    def node(self) -> fanin.Node | fanin.Leaf | None:
+        """The node that made it, a parameter's leaf; None: it is a constant."""
+        return self.edge and self.edge[0]
+
+    def __fanin_parts__(self) -> list[Array]:
+        return [self.data]
 
     def made_on(self, stream: Stream) -> Var:
-        self.stream, self.ready = stream, stream.record() if stream is not None else None
+        self.stream, self.ready = stream, stream.record() if stream is not None and not _here.back else None
         return self
 
     def needed_on(self, stream: Stream) -> Array:
         """Its array, for work on `stream`, which waits where it must."""
-        if self.ready is not None and stream is not None and self.stream != stream:
-            stream.wait(self.ready)
+        if self.stream is not None and stream is not None and self.stream != stream:
+            stream.wait(self.ready or self.stream)
         return self.data
 
     def numpy(self) -> NDArray:
@@ -232,52 +210,54 @@ class Var:
         array = self.needed_on(self.device.current())
         return array if isinstance(array, np.ndarray) else array.numpy()
 
-    def leaf(self) -> Leaf:
-        if not isinstance(self.node, Leaf):
-            raise TypeError(
-                f"{self!r} is no parameter and keeps no gradient; tape.grad(loss, [x]) gives that of any value"
-            )
+    def leaf(self) -> fanin.Leaf:
+        if not isinstance(self.node, fanin.Leaf):
+            raise TypeError(f"{self!r} is no parameter and keeps no gradient: tape.grad(loss, [x]) gives it")
         return self.node
 
     @property
     def grad(self) -> Any:  # as the parameter's arrays are
-        """The gradient of a parameter, summed over all passes since it was None."""
+        """The gradient of a parameter, summed over all passes since it was None; a Var where one recorded itself."""
         return self.leaf().grad
 
     @grad.setter
-    def grad(self, value: Gradient | None) -> None:
+    def grad(self, value: Gradient | Var | None) -> None:
         self.leaf().grad = value
 
-    def register_hook(self, fn: Hook) -> None:
+    def register_hook(self, fn: Callable[[Any], Any]) -> None:
         """`fn` sees the finished sum of this value's gradients, once in each pass; what it returns, if not None,
         replaces it.
         """
-        if self.node is None:
+        if self.edge is None:
             raise TypeError(f"{self!r} is a constant: no gradient gets here")
-        self.node.hooks.append((self.slot, fn))
+        self.edge[0].register_hook(fn, self.edge[1])
 
     def __repr__(self) -> str:
         return f"<Var {self.shape} {self.dtype} on {self.device.name}, {self.node or 'constant'}>"
 
     def __add__(self, other: Var | npt.ArrayLike) -> Var:
-        return add(self, lift(other, self))
+        return add(self, operand(other, self))
+
+    def __radd__(self, other: npt.ArrayLike) -> Var:
+        return add(operand(other, self), self)
 
     def __sub__(self, other: Var | npt.ArrayLike) -> Var:
-        return sub(self, lift(other, self))
+        return sub(self, operand(other, self))
 
-    def __rsub__(self, other: Var | npt.ArrayLike) -> Var:
-        return sub(lift(other, self), self)
+    def __rsub__(self, other: npt.ArrayLike) -> Var:
+        return sub(operand(other, self), self)
 
     def __mul__(self, other: Var | npt.ArrayLike) -> Var:
-        return mul(self, lift(other, self))
+        return mul(self, operand(other, self))
+
+    def __rmul__(self, other: npt.ArrayLike) -> Var:
+        return mul(operand(other, self), self)
 
     def __matmul__(self, other: Var) -> Var:
         return matmul(self, other)
 
     def __neg__(self) -> Var:
-        return mul(self, lift(-1, self))
-
-    __radd__, __rmul__ = __add__, __mul__
+        return mul(self, -1)
 
     @property
     def T(self) -> Var:
@@ -303,13 +283,14 @@ def array(value: npt.ArrayLike, device: Device = cpu) -> Var:
 
 def parameter(value: npt.ArrayLike, device: Device = cpu, name: str = "parameter") -> Var:
     """A value whose gradients are wanted: they are summed into its `.grad`, on the stream that is current now."""
-    var = Var(device.put(value), device, Leaf(name, device))
-    var.leaf().outputs.append(fanin.Slot(var.shape, var.dtype, device.name))
+    var = array(value, device)
+    var.edge = fanin.Leaf(var.data, name=name, stream=device.current()), 0
     return var
 
 
-def lift(x: Var | npt.ArrayLike, like: Var) -> Var:
-    return x if isinstance(x, Var) else array(np.asarray(x, like.dtype), like.device)
+def operand(x: Any, like: Var) -> Any:
+    """What an operator may be given: Vars and numbers as they are, else an ndarray of the other's dtype."""
+    return x if type(x) in (Var, float, int) else np.asarray(x, like.dtype)
 
 
 def update(
@@ -322,206 +303,328 @@ def update(
     """
     device = cast(Var, writes[0]).device
     stream = device.current()
-    with at(device, stream, name):
+    with at(device, name, stream):
         launch(fn, *([x.needed_on(stream) if isinstance(x, Var) else x for x in xs] for xs in (reads, writes)))
     for x in writes:
         if isinstance(x, Var):
             x.made_on(stream)
 
 
-# ---------------------------------------------------------------- 3. Operations
+# ---------------------------------------------------------------- 3. What an operation is
+
+Vjp = Callable[..., Any]
 
 
-def custom(name: str, forward: Callable[..., Sequence[Array]], inputs: Sequence[Var], back: Back,
-           device: Device | None = None) -> list[Var]:  # fmt: skip
-    """An operation: `forward(*arrays)` gives arrays; `back(grads, need)` a gradient, or None, for each input.
+class Op:
+    """An operation with one result, called with its inputs, one for each of `vjps`, and with what else it needs.
+
+    `forward(*arrays)` gives an ndarray. `vjps[i](g, y, *args)` makes, of the result's gradient g, that of input i, or
+    something that broadcasts from it: the input's slot sums it to the shape (A9). y is the result where `result` asks
+    for it. They work on what they get: arrays, or Vars. `shape(*args)` is the result's, for devices, where it is asked
+    for before the result is made; without it, inputs broadcast. `view`: of an input of any kind.
+    """
+
+    def __init__(self, name: str, forward: Callable[..., Any], *vjps: Callable[..., Any], view: bool = False,
+                 shape: Callable[..., Shape] | None = None, result: bool = False) -> None:  # fmt: skip
+        self.name, self.forward, self.vjps, self.n = name, forward, vjps, len(vjps)
+        self.view, self.shape, self.result = view, shape, result
+
+    def __call__(self, *args: Any) -> Var:  # of arrays alone an array: in a pass that does not record itself
+        device, edges, live = None, list[Edge](), list[int]()
+        arrays: list[Any] = []
+        for x in args:
+            if type(x) is Var:
+                device = device or x.device
+                if x.edge and len(arrays) < self.n:
+                    edges.append(x.edge)
+                    live.append(len(arrays))
+                x = x.data
+            arrays.append(x)
+        if device is None:
+            return cast(Var, self.forward(*args))
+        if device.machine is not None:
+            return self.on_device(device, args, live)
+        data = self.forward(*arrays)
+        y = Var(data if type(data) is np.ndarray else np.asarray(data), device)
+        if edges:
+            me: list[Any] = []
+            fn = partial(gradients, self.vjps[live[0]], arrays, y.data if self.result else None, self, args, live, me)
+            node = fanin.Node(fn, 1, edges, slots=(y.data,), name=self.name)
+            if len(live) > 1:
+                me.append(weakref.ref(node))
+            y.edge = node, 0
+        return y
+
+    def recorded(self, args: Any, live: list[int], need: Sequence[bool], g: Var) -> list[Var | None]:
+        """The gradients of some inputs as Vars. What is needed of the result is made again, so that it leads back."""
+        with at(_here.device, _here.name, None):
+            y = self(*args) if self.result else None
+            vjps = [self.vjps[i] if n else None for i, n in zip(live, need, strict=True)]
+            return [vjp and sum_to(vjp(g, y, *args), args[i].shape) for i, vjp in zip(live, vjps, strict=True)]
+
+    def on_device(self, device: Device, args: Any, live: list[int]) -> Var:
+        def back(grads: Sequence[Any], need: Sequence[bool]) -> list[Any]:
+            if not _here.back:
+                return self.recorded(args, live, need, grads[0])
+            xs = [Var(x.data, x.device) if type(x) is Var else x for x in args]  # without edges
+            return [self.vjps[i](*grads, *y, *xs) if n else None for i, n in zip(live, need, strict=True)]
+
+        inputs = [x for x in args if type(x) is Var]
+        [made] = step(self.name, lambda *xs: [self.queued(args, xs)], inputs, [args[i] for i in live], back, device)
+        y = [Var(made.data, device) if self.result else None]
+        return made
+
+    def queued(self, args: Any, arrays: Sequence[Array]) -> Array:
+        """The result on a device, where a kernel will make it; `arrays` are the data of the Vars among `args`."""
+        if self.view:
+            return cast(Array, self.forward(*arrays, *args[1:]))
+        places = [i for i, x in enumerate(args) if type(x) is Var]
+        fixed = [None if type(x) is Var else x for x in args]  # no Var: a kernel that waits holds no graph
+
+        def kernel(*views: NDArray) -> None:
+            xs = fixed.copy()
+            for i, view in zip(places, views, strict=False):
+                xs[i] = view
+            views[-1][...] = self.forward(*xs)
+
+        of = args[: self.n or 1]
+        shape = self.shape(*args) if self.shape else np.broadcast_shapes(*(getattr(x, "shape", ()) for x in of))
+        return run(kernel, *arrays, shape=shape, dtype=np.result_type(*(getattr(x, "dtype", x) for x in of)))
+
+
+def gradients(vjp: Vjp, arrays: Any, y: Any, op: Op, args: Any, live: list[int], me: list[Any], g: Any) -> Any:
+    """The function of a node on the CPU: of arrays, or of Vars in a pass that records itself."""
+    if type(g) is Var:
+        return op.recorded(args, live, needs(me, live), g)
+    if g is None:
+        return [None] * len(live)
+    if not me:
+        return vjp(g, y, *arrays)  # of one input
+    return [op.vjps[i](g, y, *arrays) if n else None for i, n in zip(live, needs(me, live), strict=True)]
+
+
+def needs(me: list[Any], edges: Sequence[Any]) -> list[bool]:
+    """Which edges need a gradient. `me`: a weak reference to the node: its function must not hold it, so that what
+    nobody holds any more is freed at once.
+    """
+    node = me[0]() if me else None
+    return [node is None or node.needs(i) for i in range(len(edges))]
+
+
+def step(name: str, forward: Callable[..., Sequence[Array]], inputs: Sequence[Var], wanted: Sequence[Var],
+         back: Callable[[Sequence[Any], Sequence[bool]], Any], device: Device) -> list[Var]:  # fmt: skip
+    """An operation of several results, or on a device. `back(grads, need)` gets Vars, and gives Vars or arrays for the
+    inputs that are `wanted`; where `_here.back` says so, nothing is recorded.
+    """
+    if any(x.device.machine is not device.machine for x in inputs):
+        raise ValueError(f"{name}: {', '.join(map(repr, inputs))} lie on no one machine")
+    stream, me, edges = device.current(), list[Any](), [x.edge for x in wanted]
+    arrays = [x.needed_on(stream) for x in inputs]
+    with at(device, _here.name if _here.back else name, stream, _here.back):
+        made = [Var(y, device.of(y)).made_on(stream) for y in forward(*arrays)]
+    lie, shapes, there = [x.device for x in wanted], [x.shape for x in wanted], [y.device for y in made]
+
+    def fn(*grads: Any) -> Any:
+        records = any(type(g) is Var for g in grads)
+        if all(g is None for g in grads):
+            return [None] * len(edges)
+        with at(device, name if records else f"{name}'", stream, not records):
+            own = [Var(g, d) if g is not None and not records else g for g, d in zip(grads, there, strict=True)]
+            gs = back(own, needs(me, edges))
+            if not isinstance(gs, list | tuple) or len(gs) != len(edges):
+                return gs  # the engine says what is wrong (V1)
+            if records:
+                return [sum_to(g, shape) if type(g) is Var else g for g, shape in zip(gs, shapes, strict=True)]
+            data = [g.data if type(g) is Var else g for g in gs]
+            return [g if g is None or d is cpu else moved(g, d) for g, d in zip(data, lie, strict=True)]
+
+    if any(edges):
+        slots = [fanin.Slot(y.shape, y.dtype, None if y.device != device else device.name) for y in made]
+        node = fanin.Node(fn, edges=edges, slots=slots, name=name, stream=stream)
+        me.append(weakref.ref(node))
+        for slot, y in enumerate(made):
+            y.edge = node, slot
+    return made
+
+
+def custom(name: str, forward: Callable[..., Sequence[Array]], inputs: Sequence[Var],
+           back: Callable[[list[Any], list[bool]], Any], device: Device | None = None) -> list[Var]:  # fmt: skip
+    """An operation of your own: `forward(*arrays)` gives arrays; `back(grads, need)` a gradient, or None, for each
+    input. Both make arrays by NumPy, or by `run`; in a pass that records itself `back` gets Vars, and gives Vars.
 
     It runs on the current stream of `device` (default: the first input's), wherever the arrays lie: others are read
     over the link.
     """
-    node = Node(name, inputs, back, device or inputs[0].device)
-    if any(x.device.machine is not node.device.machine for x in inputs):
-        raise ValueError(f"{name}: {', '.join(map(repr, inputs))} lie on no one machine")
-    arrays = [x.needed_on(node.stream) for x in inputs]
-    with at(node.device, node.stream, name):
-        made = [Var(y, node.device.of(y)) for y in forward(*arrays)]
-    for slot, y in enumerate(made):
-        y.made_on(node.stream)
-        if any(x.node for x in inputs):
-            y.node, y.slot = node, slot
-            node.outputs.append(fanin.Slot(y.shape, y.dtype, y.device.name))
-    return made
+
+    def unwrapped(grads: Sequence[Any], need: Sequence[Any]) -> Any:
+        return back([g.data if _here.back and type(g) is Var else g for g in grads], list(need))
+
+    return step(name, forward, inputs, inputs, unwrapped, device or inputs[0].device)
 
 
-Vjp = Callable[[Any, Array], Gradient]  # of the gradient and the value of the result
+def sum_to(x: Var, shape: Shape) -> Var:
+    """A9, recorded: x summed to a shape from which it was broadcast."""
+    has, lead = x.shape, len(x.shape) - len(shape)
+    if has == shape:
+        return x
+    if lead < 0 or any(n not in (1, has[lead + i]) for i, n in enumerate(shape)):
+        raise ValueError(f"expected a gradient of shape {shape} (or one that it broadcasts to), got {has} (A9)")
+    return reshape(total(x, [i for i in range(len(has)) if i < lead or has[i] != shape[i - lead]]), shape)
 
 
-def op(name: str, forward: Callable[..., Array], inputs: Sequence[Var], *vjps: Vjp | None,
-       device: Device | None = None) -> Var:  # fmt: skip
-    """An operation with one result y: `vjps[i](g, y)` makes, of y's gradient, that of input i, or something that
-    broadcasts from it: the input's slot sums it to the shape (A9).
-    """
+# ---------------------------------------------------------------- 4. Operations
 
-    value: list[Array] = []
-
-    def back(grads: list[Gradient | None], need: list[bool]) -> Gradients:
-        return [vjp(grads[0], *value) if vjp and n else None for vjp, n in zip(vjps, need, strict=True)]
-
-    [y] = custom(name, lambda *arrays: [forward(*arrays)], inputs, back, device)
-    value.append(y.data)  # the array, not y, which knows this node: what nobody holds any more is freed at once
-    return y
-
-
-def add(a: Var, b: Var) -> Var:
-    return op("add", lambda x, y: run(np.add, x, y), [a, b], lambda g, y: g, lambda g, y: g)
-
-
-def sub(a: Var, b: Var) -> Var:
-    return op("sub", lambda x, y: run(np.subtract, x, y), [a, b], lambda g, y: g, lambda g, y: run(np.negative, g))
-
-
-def mul(a: Var, b: Var) -> Var:
-    return op("mul", lambda x, y: run(np.multiply, x, y), [a, b],
-              lambda g, y: run(np.multiply, g, b.data), lambda g, y: run(np.multiply, g, a.data))  # fmt: skip
-
-
-def matmul(a: Var, b: Var) -> Var:
-    """Of matrices: (n, k) with (k, m) is (n, m)."""
-
-    def product(x: Array, y: Array) -> Array:
-        return run(np.matmul, x, y, shape=(x.shape[0], y.shape[1]))
-
-    return op("matmul", product, [a, b], lambda g, y: product(g, b.data.T), lambda g, y: product(a.data.T, g))
-
-
-def tanh(a: Var) -> Var:
-    return op("tanh", lambda x: run(np.tanh, x), [a],
-              lambda g, y: run(lambda g, y, out: np.multiply(g, 1 - y * y, out), g, y))  # fmt: skip
-
-
-def relu(a: Var) -> Var:
-    return op("relu", lambda x: run(lambda x, out: np.maximum(x, 0, out=out), x), [a],
-              lambda g, y: run(lambda g, y, out: np.multiply(g, y > 0, out), g, y))  # fmt: skip
-
-
-def reshape(a: Var, shape: Shape) -> Var:
-    return op("reshape", lambda x: reshaped(x, shape), [a], lambda g, y: reshaped(g, a.shape))
+add = Op("add", np.add, lambda g, y, a, b: g, lambda g, y, a, b: g)
+sub = Op("sub", np.subtract, lambda g, y, a, b: g, lambda g, y, a, b: -g)
+mul = Op("mul", np.multiply, lambda g, y, a, b: g * b, lambda g, y, a, b: g * a)
+#: Of matrices: (n, k) with (k, m) is (n, m).
+matmul = Op("matmul", np.matmul, lambda g, y, a, b: g @ b.T, lambda g, y, a, b: a.T @ g,
+            shape=lambda a, b: (a.shape[0], b.shape[1]))  # fmt: skip
+tanh = Op("tanh", np.tanh, lambda g, y, a: g * (1 - y * y), result=True)
+positive = Op("positive", lambda x: (x > 0).astype(x.dtype))
+relu = Op("relu", lambda x: np.maximum(x, 0), lambda g, y, a: g * positive(a))
+reshape: Op = Op("reshape", reshaped, lambda g, y, a, shape: reshape(g, tuple(a.shape)), view=True)
+expand: Op = Op("expand", expanded, lambda g, y, a, shape: g, view=True)
+permute: Op = Op("transpose", lambda x, axes: x.transpose(*axes),
+             lambda g, y, a, axes: permute(g, np.argsort(axes).tolist()), view=True)  # fmt: skip
+rows: Op = Op("rows", lambda x, i, n: x[i : i + n], lambda g, y, a, i, n: padded(g, i, tuple(a.shape)), view=True)
 
 
 def transpose(a: Var, axes: Shape | None = None) -> Var:
-    axes = tuple(range(len(a.shape)))[::-1] if axes is None else axes
-    back = tuple(np.argsort(axes).tolist())
-    return op("transpose", lambda x: x.transpose(*axes), [a], lambda g, y: g.transpose(*back))
+    return permute(a, tuple(range(len(a.shape)))[::-1] if axes is None else axes)
+
+
+padded: Op = Op("padded", lambda x, i, shape: np.pad(x, [(i, shape[0] - i - len(x)), *[(0, 0)] * (x.ndim - 1)]),
+                lambda g, y, a, i, shape: rows(g, i, a.shape[0]), shape=lambda a, i, shape: shape)  # fmt: skip
 
 
 def split(a: Var, parts: int) -> list[Var]:
     """Equal parts along the first axis: one node with several slots, some of which may get no gradient (S2)."""
     n = a.shape[0] // parts
-
-    def back(grads: list[Gradient | None], need: list[bool]) -> Gradients:
-        def join(*args: NDArray) -> None:
-            views = iter(args[:-1])
-            for i, g in enumerate(grads):
-                args[-1][i * n : (i + 1) * n] = 0 if g is None else next(views)
-
-        return [run(join, *(cast(Array, g) for g in grads if g is not None), shape=a.shape, dtype=a.dtype)]
-
     if n * parts != a.shape[0]:
         raise ValueError(f"split: {a.shape[0]} rows cannot be cut into {parts} equal parts")
-    return custom("split", lambda x: [x[i * n : (i + 1) * n] for i in range(parts)], [a], back)
+
+    def back(grads: Sequence[Any], need: Sequence[bool]) -> list[Any]:
+        whole = [padded(g, i * n, a.shape) for i, g in enumerate(grads) if g is not None]
+        return [sum(whole[1:], whole[0])]
+
+    return step("split", lambda x: [x[i * n : (i + 1) * n] for i in range(parts)], [a], [a], back, a.device)
 
 
 Axis = int | Sequence[int] | None
 
 
-def axes_of(a: Var, axis: Axis) -> Shape:
-    return tuple(range(len(a.shape))) if axis is None else tuple(np.atleast_1d(axis).tolist())
+def axes_of(a: Any, axis: Axis) -> Shape:
+    n = len(a.shape)
+    return tuple(range(n)) if axis is None else tuple(i % n for i in np.atleast_1d(axis).tolist())
 
 
-def total(a: Var, axis: Axis = None, scale: float = 1) -> Var:
-    """The sum over some axes (default: all), times a number. Its gradient is one number for many: a view that repeats
-    itself.
-    """
-    axes = axes_of(a, axis)
+def add_up(x: NDArray, axes: Shape, scale: float) -> Any:
+    y = x.sum(axes)
+    return y if scale == 1 else y * scale
+
+
+def spread(g: Any, y: Any, a: Any, axes: Shape, scale: float) -> Any:
+    """One number for many: a view that repeats itself (A13)."""
     kept = tuple(1 if i in axes else n for i, n in enumerate(a.shape))
+    return expand(reshape(g if scale == 1 else g * scale, kept), tuple(a.shape))
 
-    def add_up(x: Array) -> Array:
-        return run(lambda x, out: np.multiply(x.sum(axes, keepdims=True), scale, out), x, shape=kept)
 
-    def spread(g: Array, y: Array) -> Array:
-        return expanded(g if scale == 1 else run(lambda g, out: np.multiply(g, scale, out), g), a.shape)
+summed = Op("sum", add_up, spread,
+            shape=lambda a, axes, scale: tuple(n for i, n in enumerate(a.shape) if i not in axes))  # fmt: skip
 
-    return reshape(op("sum", add_up, [a], spread), tuple(n for i, n in enumerate(a.shape) if i not in axes))
+
+def total(a: Any, axis: Axis = None, scale: float = 1) -> Var:
+    """The sum over some axes (default: all), times a number."""
+    return summed(a, axes_of(a, axis), scale)
 
 
 def pool(a: Var, size: int) -> Var:
     """Of images (n, height, width, channels): the mean of each square."""
     n, h, w, c = a.shape
-    return reshape(a, (n, h // size, size, w // size, size, c)).mean((2, 4))
+    return a.reshape(n, h // size, size, w // size, size, c).mean((2, 4))
+
+
+def windows(x: NDArray, size: int) -> NDArray:
+    (n, h, w, c), rim = x.shape, size // 2
+    whole = np.pad(x, [(0, 0), (rim, rim), (rim, rim), (0, 0)])
+    out = np.empty((n, h, w, size, size, c), x.dtype)
+    for i, j in np.ndindex(size, size):
+        out[:, :, :, i, j] = whole[:, i : i + h, j : j + w]
+    return out
+
+
+def paste(g: NDArray, size: int) -> NDArray:
+    (n, h, w, *_, c), rim = g.shape, size // 2
+    whole = np.zeros((n, h + 2 * rim, w + 2 * rim, c), g.dtype)
+    for i, j in np.ndindex(size, size):
+        whole[:, i : i + h, j : j + w] += g[:, :, :, i, j]
+    return whole[:, rim : rim + h, rim : rim + w]
+
+
+#: Of images (n, height, width, channels): the square around each pixel, zeros beyond the edge; and its adjoint.
+squares: Op = Op("patches", windows, lambda g, y, a, size: pasted(g, size),
+             shape=lambda a, size: (*a.shape[:3], size, size, a.shape[3]))  # fmt: skip
+pasted: Op = Op(
+    "pasted", paste, lambda g, y, a, size: squares(g, size), shape=lambda a, size: (*a.shape[:3], a.shape[5])
+)
 
 
 def patches(a: Var, size: int) -> Var:
-    """Of images (n, height, width, channels): the square around each pixel as a row, zeros beyond the edge (im2col)."""
+    """Of images (n, height, width, channels): the square around each pixel as a row (im2col)."""
     n, h, w, c = a.shape
-    rim = size // 2
-    shape = (n, h, w, size, size, c)
-
-    def squares(x: NDArray, out: NDArray) -> None:
-        padded = np.pad(x, [(0, 0), (rim, rim), (rim, rim), (0, 0)])
-        for i, j in np.ndindex(size, size):
-            out[:, :, :, i, j] = padded[:, i : i + h, j : j + w]
-
-    def paste(g: NDArray, out: NDArray) -> None:
-        padded = np.zeros((n, h + 2 * rim, w + 2 * rim, c), g.dtype)
-        for i, j in np.ndindex(size, size):
-            padded[:, i : i + h, j : j + w] += g[:, :, :, i, j]
-        out[...] = padded[:, rim : rim + h, rim : rim + w]
-
-    y = op("patches", lambda x: run(squares, x, shape=shape), [a], lambda g, y: run(paste, g, shape=a.shape))
-    return reshape(y, (n * h * w, size * size * c))
+    return reshape(squares(a, size), (n * h * w, size * size * c))
 
 
 def conv2d(a: Var, kernel: Var) -> Var:
     """Images (n, height, width, c) with a kernel (size, size, c, d), size odd: images (n, height, width, d)."""
     size, _, c, d = kernel.shape
-    y = matmul(patches(a, size), reshape(kernel, (size * size * c, d)))
-    return reshape(y, (*a.shape[:3], d))
+    y = patches(a, size) @ kernel.reshape(size * size * c, d)
+    return y.reshape(*a.shape[:3], d)
 
 
-def embedding(table: Var, index: Var) -> Var:
-    """Rows of a table. The table's gradient is sparse: what was read where, row by row."""
+def add_rows(g: NDArray, index: NDArray, shape: Shape) -> NDArray:
+    y = np.zeros(shape, g.dtype)
+    np.add.at(y, index, g)
+    return y
+
+
+def rows_read(g: Any, y: Any, table: Any, index: Any) -> Any:
+    """What was read where, row by row; in a pass that records itself dense, as sums of Vars are."""
+    if type(g) is Var and not _here.back:
+        return scattered(g, index, table.shape)
     n, width = math.prod(index.shape), table.shape[1]
+    parts = (reshape(index, (1, n)), reshape(g, (n, width)))
+    return fanin.Sparse("coo", tuple(x.data if type(x) is Var else x for x in parts), tuple(table.shape))
 
-    def look_up(t: Array, i: Array) -> Array:
-        return run(lambda t, i, out: np.take(t, i, 0, out), t, i, shape=(*index.shape, width), dtype=table.dtype)
 
-    def rows(g: Array, y: Array) -> fanin.Sparse:
-        return fanin.Sparse("coo", (reshaped(index.data, (1, n)), reshaped(g, (n, width))), table.shape)
+#: Rows of a table, by their numbers. The table's gradient is sparse.
+embedding = Op("embedding", lambda table, index: table[index], rows_read,
+               shape=lambda table, index: (*index.shape, table.shape[1]))  # fmt: skip
+scattered: Op = Op("scattered", add_rows, lambda g, y, a, index, shape: embedding(g, index),
+               shape=lambda a, index, shape: shape)  # fmt: skip
 
-    return op("embedding", look_up, [table, index], rows, None)
+
+def log_softmax(z: NDArray) -> NDArray:
+    z = z - z.max(1, keepdims=True)
+    z -= np.log(np.exp(z).sum(1, keepdims=True))
+    return z
+
+
+def softmax_slope(g: Any, y: Any, z: Any, *_: Any) -> Any:
+    p = softmax(z)
+    return p * (g - reshape(total(g * p, 1), (p.shape[0], 1)))
+
+
+softmax: Op = Op("softmax", lambda z: np.exp(log_softmax(z)), softmax_slope)
+excess = Op("excess", lambda z, t: np.exp(log_softmax(z)) - (t[:, None] == np.arange(z.shape[1])), softmax_slope)
+entropy = Op("cross entropy", lambda z, t, n: -log_softmax(z)[np.arange(len(z)), t].sum() / n,
+             lambda g, y, z, t, n: excess(z, t) * (g * (1 / n)), shape=lambda z, t, n: ())  # fmt: skip
 
 
 def cross_entropy(logits: Var, labels: Var, count: int | None = None) -> Var:
     """The mean over the rows of -log softmax(row)[label]; with `count`, their sum divided by it."""
-    n = count or logits.shape[0]
-
-    def log_softmax(z: NDArray) -> NDArray:
-        z = z - z.max(1, keepdims=True)
-        z -= np.log(np.exp(z).sum(1, keepdims=True))
-        return z
-
-    def loss(z: NDArray, t: NDArray, out: NDArray) -> None:
-        out[...] = -log_softmax(z)[np.arange(len(z)), t].sum() / n
-
-    def slope(g: NDArray, z: NDArray, t: NDArray, out: NDArray) -> None:
-        p = np.exp(log_softmax(z))
-        p[np.arange(len(z)), t] -= 1
-        np.multiply(p, g / n, out)
-
-    def back(g: Array, y: Array) -> Array:
-        return run(slope, g, logits.data, labels.data, shape=logits.shape, dtype=logits.dtype)
-
-    return op("cross entropy", lambda z, t: run(loss, z, t, shape=(), dtype=z.dtype), [logits, labels], back, None)
+    return entropy(logits, labels, count or logits.shape[0])
 
 
 def to(a: Var, device: Device, on: Device | None = None, stage: Array | None = None) -> Var:
@@ -530,170 +633,66 @@ def to(a: Var, device: Device, on: Device | None = None, stage: Array | None = N
     `stage`: memory like it, on `device`, to sum its gradient in before that goes back over the link. Copies on one
     stream may share it.
     """
-    y = op("copy", lambda x: run(copy, x, device=device), [a], lambda g, y: moved(g, a.device), device=on)
-    if y.node and stage is not None:
-        y.node.stages = [stage]
+    on, home = on or a.device, a.device
+
+    def back(grads: Sequence[Any], need: Sequence[bool]) -> list[Any]:
+        if not _here.back:
+            return [to(grads[0], home, on)]
+        return [*grads] if stage is None else [run(copy, grads[0].data, device=home)]  # `step` moves what is elsewhere
+
+    [y] = step("copy", lambda x: [run(copy, x, device=device)], [a], [a], back, on)
+    if isinstance(y.node, fanin.Node) and stage is not None:
+        y.node._sum_into((stage,))
     return y
 
 
-# ---------------------------------------------------------------- 4. The pass backward
+# ---------------------------------------------------------------- 5. The pass backward
 
 
-def backward(
-    losses: Var | Sequence[Var], gradients: Sequence[object] | None = None, *, budget: float | None = None
-) -> None:
+def roots_of(losses: Var | Sequence[Var], gradients: Sequence[object] | None, recording: bool) -> list[Any]:
+    """(node, slot, gradient) of each value to begin with."""
+    values = [losses] if isinstance(losses, Var) else list(losses)
+    given = [None] * len(values) if gradients is None else list(gradients)
+    if len(given) != len(values):
+        raise ValueError(f"backward: expected {counted(len(values), 'gradient')} to begin with, got {len(given)}")
+    roots = []
+    for x, g in zip(values, given, strict=True):
+        if x.edge is None:
+            raise TypeError(f"backward: {x!r} depends on no parameter")
+        with at(x.device, "seed", x.device.current()):
+            if g is None:
+                g = run(lambda out: out.fill(1), shape=x.shape, dtype=x.dtype)
+            elif isinstance(g, Var):
+                g = g if recording else g.needed_on(x.device.current())
+            elif not hasattr(g, "device") or isinstance(g, np.ndarray | np.generic):
+                g = x.device.put(np.asarray(g, x.dtype))
+        if recording:
+            g = sum_to(g if isinstance(g, Var) else Var(cast(Array, g), x.device), x.shape)
+        roots.append((*x.edge, g))
+    return roots
+
+
+def backward(losses: Var | Sequence[Var], gradients: Sequence[object] | None = None, *, budget: float | None = None,
+             create_graph: bool = False) -> None:  # fmt: skip
     """Add the gradients of the sum of some values to the `.grad` of each parameter that they depend on.
 
-    `gradients`: an array to begin with for each value (default: ones). `budget`: of the buffers. When it returns, the
-    caller's current streams wait for all that was done. If a node fails, the pass ends; each leaf then has its whole
-    gradient or none of it (E6).
+    `gradients`: an array to begin with for each value (default: ones). `budget`: of the buffers. `create_graph`: the
+    pass records itself: `.grad` becomes a Var, which can be differentiated. When it returns, the caller's current
+    streams wait for all that was done. If a node fails, the pass ends; each leaf then has its whole gradient or none of
+    it (E6).
     """
-    Pass(losses, gradients, None, budget).run()
+    with fanin.set_options(budget=cast(Any, budget)):
+        fanin.backward(roots_of(losses, gradients, create_graph), keep_graph=True, create_graph=create_graph)
 
 
 def grad(losses: Var | Sequence[Var], inputs: Sequence[Var], gradients: Sequence[object] | None = None, *,
-         budget: float | None = None) -> list[Any]:  # fmt: skip
+         budget: float | None = None, create_graph: bool = False) -> list[Any]:  # fmt: skip
     """The gradients of the sum of some values with respect to `inputs`, ready on the caller's current streams; no
-    `.grad` changes.
+    `.grad` changes. With `create_graph` they are Vars, which can be differentiated.
     """
     for x in inputs:
-        if x.node is None:
+        if x.edge is None:
             raise TypeError(f"grad: {x!r} has no gradient; make it a tape.parameter")
-    this = Pass(losses, gradients, {x.node: x.device for x in inputs if x.node}, budget)
-    this.run()
-    return [this.results[x.node][x.slot] if x.node in this.results else None for x in inputs]
-
-
-def reachable(nodes: Sequence[Node]) -> list[Node]:
-    """All nodes that these depend on, and themselves, the earliest made first."""
-    found, todo = set(nodes), list(nodes)
-    while todo:
-        new = {x.node for x in todo.pop().inputs if x.node} - found
-        found |= new
-        todo += new
-    return sorted(found, key=lambda node: node.number)
-
-
-Edge = tuple["Node | None", int]  # input i of a node; of None: root i of the pass
-
-
-class Pass:
-    """One pass: a buffer for each node that waits for gradients, and a queue of the nodes that are ready."""
-
-    def __init__(self, losses: Var | Sequence[Var], gradients: Sequence[object] | None,
-                 wanted: dict[Node, Device] | None, budget: float | None) -> None:  # fmt: skip
-        self.roots = [losses] if isinstance(losses, Var) else list(losses)
-        self.gradients = [None] * len(self.roots) if gradients is None else list(gradients)
-        if len(self.gradients) != len(self.roots):
-            raise ValueError(
-                f"backward: expected {counted(len(self.roots), 'gradient')} to begin with, got {len(self.gradients)}"
-            )
-        for x in self.roots:
-            if x.node is None:
-                raise TypeError(f"backward: {x!r} depends on no parameter")
-        nodes = reachable([x.node for x in self.roots if x.node])
-        self.wanted, self.budget = (
-            wanted,
-            budget,
-        )  # wanted: captured for the caller, from which device; None: all leaves
-        self.needed: set[Node | None] = set(nodes) if wanted is None else set()  # E8
-        for node in nodes:
-            if wanted and (node in wanted or any(x.node in self.needed for x in node.inputs)):
-                self.needed.add(node)
-        # E1: the edges to each slot are counted, which gives each its key; a node is ready when all have contributed.
-        edges: list[tuple[Edge, Var]] = [((None, i), x) for i, x in enumerate(self.roots)]
-        edges += [((node, i), x) for node in reversed(nodes) for i, x in enumerate(node.inputs)]
-        self.keys: dict[Edge, int] = {}
-        self.expected: Counter[tuple[Node | None, int]] = Counter()
-        self.due: Counter[Node | None] = Counter()
-        for edge, x in edges:
-            if x.node in self.needed:
-                self.keys[edge] = self.expected[x.node, x.slot]
-                self.expected[x.node, x.slot] += 1
-                self.due[x.node] += 1
-        self.buffers: dict[Node, fanin.InputBuffer] = {}
-        self.ready: list[tuple[bool, int, Node]] = []
-        self.results: dict[Node, list[Gradient | None]] = {}
-        self.ended: list[tuple[Device, Stream, Gradient]] = []  # S20: what was made on which stream for the caller
-        there = {x.device for _, x in edges} | {node.device for node in nodes}
-        self.callers = {device: device.current() for device in there}  # as they are now
-
-    def run(self) -> None:
-        node = None
-        try:
-            for i, (x, g) in enumerate(zip(self.roots, self.gradients, strict=True)):
-                with at(x.device, self.callers[x.device], "seed"):  # by the rules for any other gradient (S20)
-                    if g is None:
-                        g = run(lambda out: out.fill(1), shape=x.shape, dtype=x.dtype)
-                    elif not hasattr(g, "device") or isinstance(g, np.ndarray | np.generic):
-                        g = x.device.put(np.asarray(g, x.dtype))
-                    self.give((None, i), x, cast(Gradient, g))
-            while self.ready:
-                node = heapq.heappop(self.ready)[-1]
-                self.step(node)
-        except Exception as e:
-            e.add_note(f"the pass backward ended in {node or 'its roots'}")
-            raise
-        finally:
-            self.buffers.clear()
-            for device, caller in self.callers.items():
-                made = [(stream, g) for d, stream, g in self.ended if d == device and stream is not None]
-                if caller is not None and made:
-                    fanin._core.pass_end(caller, [stream for stream, _ in made], [g for _, g in made])
-
-    def give(self, edge: Edge, x: Var, g: Gradient | None) -> None:
-        """Add a gradient of x, made here, to the buffer of x's node, if that is needed."""
-        node = x.node
-        if node is None or edge not in self.keys:
-            return
-        try:
-            shape = x.shape if g is None else tuple(g.shape)
-            if len(shape) < len(x.shape) or any(
-                a not in (1, b) for a, b in zip(x.shape[::-1], shape[::-1], strict=False)
-            ):
-                raise ValueError(f"expected {x.shape}, got {shape}")
-            if node not in self.buffers:
-                self.buffers[node] = fanin.InputBuffer(
-                    node.outputs, budget=self.budget, stream=node.stream, leaf=isinstance(node, Leaf), name=node.name
-                )
-                for slot in range(len(node.outputs)):
-                    self.buffers[node].expect(slot, self.expected[node, slot])
-            g = g if g is None else moved(g, x.device)
-            self.buffers[node].add(x.slot, g, key=self.keys[edge], stream=_here.stream)
-        except (AttributeError, TypeError, ValueError, BufferError) as e:
-            who = f"{edge[0].name} returned" if edge[0] else "backward was given"
-            kind = TypeError if isinstance(e, AttributeError) else type(e)
-            raise kind(f"{who} an invalid gradient at index {edge[1]}: {e}") from None  # V2, V3
-        self.due[node] -= 1
-        if self.due[node] == 0:
-            heapq.heappush(self.ready, (not isinstance(node, Leaf), -node.number, node))  # E2
-
-    def step(self, node: Node) -> None:
-        """Take the sums of a node that is ready, and go on from there (E4)."""
-        leaf = isinstance(node, Leaf) and self.wanted is None
-        goes_on = any(x.node in self.needed for x in node.inputs)
-        captured = self.wanted.get(node) if self.wanted else None
-        stream = self.callers[captured] if captured and not goes_on else node.stream
-        grads = self.buffers.pop(node).take(stream, out=node.stages, writable=leaf)
-        with at(node.device, stream, f"{node.name}'"):
-            for slot, hook in node.hooks:
-                changed = None if grads[slot] is None else hook(grads[slot])
-                grads[slot] = grads[slot] if changed is None else changed
-            if captured:
-                self.results[node] = grads
-                self.ended += [(captured, stream, g) for g in grads if g is not None]
-            if isinstance(node, Leaf) and leaf and grads[0] is not None:
-                whole = node.accumulate(grads[0], self.callers[node.device])
-                self.ended.append((node.device, stream, whole))
-            if goes_on:
-                self.go_on(node, grads)
-
-    def go_on(self, node: Node, grads: list[Gradient | None]) -> None:
-        """The node's own backward; what it gives goes to the nodes before."""
-        need = [x.node in self.needed for x in node.inputs]
-        made = [None] * len(need) if all(g is None for g in grads) else node.back(grads, need)
-        if not isinstance(made, tuple | list) or len(made) != len(need):  # V1
-            got = len(made) if isinstance(made, tuple | list) else f"a {type(made).__name__}"
-            raise ValueError(f"{node.name} returned an invalid number of gradients: expected {len(need)}, got {got}")
-        for i, x in enumerate(node.inputs):
-            self.give((node, i), x, made[i])
+    roots = roots_of(losses, gradients, create_graph)
+    with fanin.set_options(budget=cast(Any, budget)):
+        return fanin.grad(roots, [cast(Edge, x.edge) for x in inputs], keep_graph=True, create_graph=create_graph)

@@ -164,6 +164,19 @@ def test_a_race_in_training_is_told_in_a_line(
     assert "fanin demo: race on 4 bytes" in text
 
 
+@pytest.mark.rule("S3")
+def test_the_network_learns_on_the_cpu_by_the_same_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status = main(["demo", "--cpu", "--steps", "12", "--checks", "4", "--out", str(tmp_path)])
+    text = capsys.readouterr().out
+    assert status == 0, text
+    assert "on the CPU; on one step in 3 each gradient is checked" in text
+    assert figure(text, "gradients checked") == 4 * (4 + 7)
+    assert "races" not in text and "waits" not in text
+    assert {p.name for p in tmp_path.iterdir()} == {"fanin-demo.json", "fanin-demo.svg"}
+    assert main(["demo", "--cpu", "--leave-out", "S12", "--out", str(tmp_path)]) == 2
+    assert "without --cpu" in capsys.readouterr().err
+
+
 # What each wait is for
 
 

@@ -47,6 +47,7 @@ missing: stream 4 of sim:0 must wait for stream 3 of sim:0 ...
 step   0: loss 1.0055
 step  50: loss 0.5501
 step 100: loss 0.3200
+curvature, and by a finite difference: True
 the same gradient on two streams: True | races: 0
 """
     ),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -113,6 +115,116 @@ def test_the_demos_plain_gradients_are_those_of_finite_differences() -> None:
         assert slope == pytest.approx((gradients[name] * direction).sum(), rel=1e-6), name
 
 
+# Second derivatives
+
+
+def curve(f: Callable[..., Var], values: list[Array], seed: Array, direction: list[Array]) -> list[Array]:
+    """The gradients of <gradients of <f, seed>, direction>, where f is a function of parameters."""
+    parameters = [tape.parameter(v) for v in values]
+    slopes = tape.grad(f(*parameters), parameters, [seed], create_graph=True)
+    there = [(s * d).sum() for s, d in zip(slopes, direction, strict=True) if s.node is not None]
+    if not there:
+        return [np.zeros_like(v) for v in values]
+    curves = tape.grad(there, parameters)
+    return [np.zeros_like(v) if c is None else host(c) for c, v in zip(curves, values, strict=True)]
+
+
+@pytest.mark.rule("A1", "A9")
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_second_derivatives_are_those_of_finite_differences(name: str) -> None:
+    f, shapes = OPERATIONS[name]
+    rng, eps = RNG(len(name)), 1e-6
+    values = [rng.normal(size=s) for s in shapes]
+    seed = rng.normal(size=f(*map(tape.parameter, values)).shape)
+    direction = [rng.normal(size=s) for s in shapes]
+
+    def slopes(at: list[Array]) -> list[Array]:
+        parameters = [tape.parameter(v) for v in at]
+        return [host(g) for g in tape.grad(f(*parameters), parameters, [seed])]
+
+    got = curve(f, values, seed, direction)
+    ahead = slopes([v + eps * d for v, d in zip(values, direction, strict=True)])
+    behind = slopes([v - eps * d for v, d in zip(values, direction, strict=True)])
+    for g, a, b in zip(got, ahead, behind, strict=True):
+        np.testing.assert_allclose(g, (a - b) / (2 * eps), rtol=1e-5, atol=1e-7)
+
+
+def test_hessian_vector_products_are_those_of_hips_autograd() -> None:
+    autograd = pytest.importorskip("autograd")
+    anp = pytest.importorskip("autograd.numpy")
+    rng = RNG(0)
+    x0, w0, v0, d = (rng.normal(size=s) for s in ((5, 4), (4, 4), (4,), (4, 4)))
+
+    def theirs(w: Any) -> Any:
+        h = anp.tanh(anp.dot(x0, w))
+        return anp.sum(anp.sum((h * h * v0), 1) * anp.mean(anp.maximum(h, 0) + anp.dot(h, w), 1))
+
+    def ours(w: Var) -> Var:
+        h = tape.tanh(tape.array(x0) @ w)
+        return ((h * h * v0).sum(1) * (tape.relu(h) + h @ w).mean(1)).sum()
+
+    w = tape.parameter(w0)
+    [slope] = tape.grad(ours(w), [w], create_graph=True)
+    slope_theirs = autograd.grad(theirs)
+    np.testing.assert_allclose(slope.numpy(), slope_theirs(w0), rtol=1e-12)
+    [product] = tape.grad((slope * d).sum(), [w], create_graph=True)
+    np.testing.assert_allclose(product.numpy(), autograd.grad(lambda w: anp.sum(slope_theirs(w) * d))(w0), rtol=1e-11)
+    third = autograd.grad(lambda w: anp.sum(autograd.grad(lambda w: anp.sum(slope_theirs(w) * d))(w) * d))
+    np.testing.assert_allclose(tape.grad((product * d).sum(), [w])[0], third(w0), rtol=1e-10)
+
+
+@pytest.mark.rule("L6")
+def test_while_recording_grad_is_a_new_object_that_can_be_differentiated() -> None:
+    w = tape.parameter(np.array([2.0, 3.0]))
+    cube = (w * w * w).sum()
+    tape.backward(cube, create_graph=True)
+    first = w.grad
+    assert isinstance(first, Var) and first.numpy().tolist() == [12, 27]
+    assert tape.grad(first.sum(), [w])[0].tolist() == [12, 18]
+    tape.backward(cube, create_graph=True)
+    assert w.grad is not first
+    assert first.numpy().tolist() == [12, 27]
+    assert w.grad.numpy().tolist() == [24, 54]
+    w.grad = None
+    tape.backward(cube)
+    assert isinstance(w.grad, np.ndarray)
+
+
+def test_an_operation_of_ones_own_records_itself_if_its_backward_is_written_for_vars() -> None:
+    w = tape.parameter(np.array([2.0, 3.0]))
+    [y] = tape.custom("square", lambda x: [x * x], [w], lambda grads, need: [grads[0] * 2 * w])
+    [slope] = tape.grad(y * y, [w], create_graph=True)
+    assert slope.numpy().tolist() == [32, 108]
+    assert tape.grad(slope, [w])[0].tolist() == [48, 108]
+    [z] = tape.custom("wrong", lambda x: [x * 2], [w], lambda grads, need: [grads[0].reshape(1, 2, 1)])
+    with pytest.raises(ValueError, match=r"expected a gradient of shape \(2,\)"):
+        tape.grad(z, [w], create_graph=True)
+
+
+def test_second_derivatives_on_streams_are_those_on_the_cpu() -> None:
+    rng = RNG(2)
+    x0, w0, d = rng.normal(size=(3, 4)), rng.normal(size=(4, 4)), rng.normal(size=(4, 4))
+
+    def product(device: tape.Device, on: list[Callable[[], Any]]) -> Array:
+        w = tape.parameter(w0, device)
+        with on[0]():
+            h = tape.tanh(tape.array(x0, device) @ w)
+        with on[1]():
+            y = (h @ w * h).sum()
+        with on[0]():
+            [slope] = tape.grad(y, [w], create_graph=True)
+            [got] = tape.grad((slope * d).sum(), [w])
+        return host(got)
+
+    wanted = product(tape.cpu, [nullcontext] * 2)
+    for seed in range(3):
+        with fanin.sim.Machine(1, seed) as m:
+            [d0] = tape.devices(m)
+            got = product(d0, [partial(fanin.stream, m.stream()) for _ in range(2)])
+            assert m.races == 0
+        np.testing.assert_allclose(got, wanted, rtol=1e-12)
+
+
 def test_a_graph_may_be_deep() -> None:
     w = tape.parameter(np.ones(2))
     x = w
@@ -139,50 +251,20 @@ def test_what_nobody_holds_is_freed_without_the_garbage_collector() -> None:
 # Buffers
 
 
-class Spy:
-    """Stands in for fanin.InputBuffer, and writes down what is added where."""
-
-    made: list[Spy]
-
-    def __init__(self, slots: Any, **how: Any) -> None:
-        self.buffer = fanin._core.InputBuffer(slots, **how)
-        self.name, self.leaf, self.adds, self.expected = how.get("name"), how.get("leaf", False), [], {}
-        Spy.made.append(self)
-
-    def __len__(self) -> int:
-        return len(self.buffer)
-
-    def expect(self, slot: int, n: int) -> None:
-        self.expected[slot] = n
-        self.buffer.expect(slot, n)
-
-    def add(self, slot: int, g: Any, **how: Any) -> None:
-        self.adds.append((slot, how.get("key")))
-        self.buffer.add(slot, g, **how)
-
-    def take(self, *args: Any, **how: Any) -> Any:
-        return self.buffer.take(*args, **how)
-
-
-@pytest.fixture
-def spies(monkeypatch: pytest.MonkeyPatch) -> list[Spy]:
-    Spy.made = []
-    monkeypatch.setattr(fanin, "InputBuffer", Spy)
-    return Spy.made
-
-
 @pytest.mark.rule("A16", "E1")
-def test_every_sum_is_a_buffers_and_a_key_is_the_number_of_an_edge(spies: list[Spy]) -> None:
+def test_every_fan_in_is_a_buffers_sum_and_a_key_is_the_number_of_an_edge() -> None:
     w = tape.parameter(np.ones(6), name="w")
     a, b, c = tape.split(w * w, 3)
-    tape.backward((a + a + b).sum())
-    by_name = {spy.name: spy for spy in spies}
-    assert by_name["split"].adds == [(1, 0), (0, 0), (0, 1)], "b, then a from both sides; c gets nothing"
-    assert by_name["split"].expected == {0: 2, 1: 1, 2: 0}
-    assert len(by_name["split"]) == 3
-    assert by_name["w"].adds == [(0, 0), (0, 1)]
-    assert by_name["w"].leaf
-    assert not by_name["split"].leaf
+    with fanin.trace() as t:
+        tape.backward((a + a + b).sum())
+    adds = [str(line).split() for line in t if str(line).startswith("add")]
+    slots = [(words[2], " ".join(words[3:7])) for words in adds]
+    assert slots == [
+        ("split", "slot 0, key 0"),
+        ("split", "slot 0, key 1"),
+        ("w", "slot 0, key 0"),
+        ("w", "slot 0, key 1"),
+    ], "a from both sides; b, alone in its slot, is handed through, c gets nothing"
     assert (w.grad == [4, 4, 2, 2, 0, 0]).all()
     assert c.shape == (2,)
 
@@ -331,7 +413,8 @@ def test_an_error_ends_the_pass_and_leaves_whole_gradients_or_none() -> None:
     loss = x + b + b + a  # b has had two of its three gradients when "breaks" breaks
     with pytest.raises(ZeroDivisionError, match="of its own") as e:
         tape.backward(loss)
-    assert e.value.__notes__ == [f"the pass backward ended in {x.node!r}"]
+    assert e.value.__notes__[0] == f"in breaks (node {x.node.sequence_nr}): 4 of 6 nodes had run"
+    assert e.value.__notes__[1].startswith("lost with the pass: edge 1 of add")
     assert b.grad is kept
     assert (b.grad == 1).all()
     assert (a.grad == 2).all(), "a had its whole gradient before"
@@ -359,7 +442,7 @@ def test_as_many_gradients_as_inputs(given: tuple[Any, ...]) -> None:
 def test_an_invalid_gradient_is_named_by_node_and_index() -> None:
     good = np.ones((3, 4))
     with pytest.raises(
-        ValueError, match=r"^Mul returned an invalid gradient at index 1: expected \(3, 4\), got \(4, 3\)"
+        ValueError, match=r"^Mul returned an invalid gradient at index 1: expected .*\(3, 4\).*, got \(4, 3\)"
     ):
         tape.backward(returning(good, good.T))
     with pytest.raises(ValueError, match=r"^Mul returned an invalid gradient at index 0: .*complex128"):
@@ -383,7 +466,7 @@ def test_misuse_is_told_what_would_be_right() -> None:
     with pytest.raises(ValueError, match="expected 1 gradient to begin with, got 2"):
         tape.backward(w * 2, [None, None])
     with pytest.raises(
-        ValueError, match=r"backward was given an invalid gradient at index 0: expected \(3,\), got \(\)"
+        ValueError, match=r"backward was given an invalid gradient at index 0: expected .*\(3,\).*, got \(\)"
     ):
         tape.backward(w * 2, [1.0])
     with pytest.raises(ValueError, match="3 rows cannot be cut into 2"):
@@ -438,8 +521,6 @@ def on_the_cpu(passes: int = 1) -> list[Array]:
     p = [tape.parameter(rng.normal(size=s).astype("f4")) for s in ((5, 5), (5,))]
     inputs = [rng.normal(size=(3, 5)).astype("f4") for _ in range(4)]
     pixels = tape.parameter(inputs[0])
-    from contextlib import nullcontext
-
     for _ in range(passes):
         tape.backward([network(p, pixels if i == 0 else tape.array(x), nullcontext()) for i, x in enumerate(inputs)])
     [dx] = tape.grad(network(p, pixels, nullcontext()), [pixels])
@@ -518,6 +599,16 @@ def test_copies_may_share_memory_for_their_sums() -> None:
                 losses.append((copies[0] * copies[1] * copies[2]).sum())
         tape.backward(losses)
         assert [w.grad.numpy().tolist() for w in ws] == [[12.0] * 4, [6.0] * 4, [4.0] * 4]
+
+
+def test_copies_that_share_memory_for_their_sums_do_so_on_the_cpu_too() -> None:
+    stage = np.zeros(4)
+    ws = [tape.parameter(np.full(4, float(i + 1))) for i in range(3)]
+    copies = [w.to(tape.cpu, stage=stage) for w in ws]
+    losses = [(copies[0] * copies[1] * copies[2]).sum() for _ in range(2)]
+    tape.backward(losses)
+    assert [w.grad.tolist() for w in ws] == [[12.0] * 4, [6.0] * 4, [4.0] * 4]
+    assert not any(np.shares_memory(w.grad, stage) for w in ws)
 
 
 def test_sparse_gradients_cross_devices() -> None:

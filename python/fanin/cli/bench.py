@@ -44,6 +44,7 @@ ROWS = (
     "recycling",
     "fresh",
     "passes",
+    "tape",
     "overlap",
     "analysis",
     "gpu",

@@ -15,8 +15,9 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -66,31 +67,40 @@ def initial(rng: np.random.Generator) -> dict[str, NDArray]:
     return start
 
 
+def on(stream: tape.Stream) -> AbstractContextManager[object]:
+    """A stream made current; on the CPU there is none."""
+    return nullcontext() if stream is None else fanin.stream(stream)
+
+
 class Spread:
     """Who works where: on each device a stream for the parameters, one for each of its two micro-batches, one for side
-    branches.
+    branches. Without a machine all is done on the CPU.
     """
 
-    def __init__(self, machine: Machine) -> None:
-        self.devices = tape.devices(machine)
-        self.home, self.first, self.second, self.side = ([machine.stream(device=i) for i in (0, 1)] for _ in range(4))
-        self.trunks = [self.first, self.second]
-        self.caller = [cast(fanin.Stream, device.current()) for device in self.devices]
+    def __init__(self, machine: Machine | None) -> None:
+        self.devices = [tape.cpu, tape.cpu] if machine is None else tape.devices(machine)
 
-    def home_of(self, name: str) -> fanin.Stream:
+        def streams() -> list[tape.Stream]:
+            return [None, None] if machine is None else [machine.stream(device=i) for i in (0, 1)]
+
+        self.home, self.first, self.second, self.side = (streams() for _ in range(4))
+        self.trunks = [self.first, self.second]
+        self.caller = [device.current() for device in self.devices]
+
+    def home_of(self, name: str) -> tape.Stream:
         """The stream on which a parameter's gradient is summed: the bias lies on device 1, the others on device 0."""
         return self.home[1] if name == "bias" else self.caller[0] if name == "position" else self.home[0]
 
     def names(self) -> dict[tuple[int, int], str]:
         """(device, stream): what it is for."""
-        words: dict[str, list[fanin.Stream]] = {
+        words: dict[str, list[tape.Stream]] = {
             "micro-batch a": self.first,
             "micro-batch b": self.second,
             "side": self.side,
             "parameters": self.home,
             "the caller": self.caller,
         }
-        return {(i, streams[i].handle): word for word, streams in words.items() for i in (0, 1)}
+        return {(i, s.handle): word for word, streams in words.items() for i, s in enumerate(streams) if s is not None}
 
 
 class Net:
@@ -102,7 +112,7 @@ class Net:
         self.speed: dict[str, tape.Array] = {}
         for name, value in start.items():
             where = int(name == "bias")
-            with fanin.stream(spread.home_of(name)):
+            with on(spread.home_of(name)):
                 self.parameters[name] = tape.parameter(value, spread.devices[where], name)
             self.speed[name] = spread.devices[where].put(np.zeros_like(value))
         # Memory on device 1 that the sums for device 0 share, one after the other.
@@ -111,7 +121,7 @@ class Net:
     def copies(self) -> list[dict[str, tape.Var]]:
         """The parameters as each device reads them: device 0 pushes copies to device 1."""
         there = dict(self.parameters)
-        with fanin.stream(self.spread.home[0]):
+        with on(self.spread.home[0]):
             for name, p in self.parameters.items():
                 stage = self.stage[: p.data.size].reshape(p.shape) if name in ("block", "side") else None
                 there[name] = p if name in ("bias", "position") else p.to(self.spread.devices[1], stage=stage)
@@ -121,25 +131,25 @@ class Net:
         """(logits, embedded pixels) of a micro-batch: its trunk on a stream of its own, its side branch beside it."""
         device, other = self.spread.devices[where], self.spread.devices[1 - where]
         trunk, side = self.spread.trunks[turn][where], self.spread.side[where]
-        with fanin.stream(self.spread.home_of("position")):
+        with on(self.spread.home_of("position")):
             position = p["position"].to(self.spread.devices[1])  # each has its own; device 0 reads it over the link
-        with fanin.stream(trunk):
+        with on(trunk):
             x = tape.embedding(p["intensity"], tape.array(digits, device)) + position
-        with fanin.stream(side):
+        with on(side):
             branch = tape.tanh(x.reshape(len(digits), 256) @ p["side"])
-        with fanin.stream(trunk):
+        with on(trunk):
             h = tape.tanh(tape.conv2d(x, p["conv"]))
         for _ in range(BLOCKS):
             # Device 0 is short of memory: what goes around the block waits on device 1, and is fetched back beside the
             # trunk.
-            with fanin.stream(trunk):
+            with on(trunk):
                 around = h.to(other) if where == 0 else h
                 through = tape.tanh(tape.conv2d(h, p["block"]))
-            with fanin.stream(side):
+            with on(side):
                 around = around.to(device, on=device) if where == 0 else around
-            with fanin.stream(trunk):
+            with on(trunk):
                 h = through + around
-        with fanin.stream(trunk):
+        with on(trunk):
             joined = tape.pool(h, 2).reshape(len(digits), 128) + branch
             return joined @ p["out"] + p["bias"], x
 
@@ -155,7 +165,7 @@ def losses_of(net: Net, digits: NDArray, labels: NDArray) -> tuple[list[tape.Var
     for i, (d, t) in enumerate(parts):
         where, turn = i % 2, i // 2
         logits, x = net.forward(copies[where], d, where, turn)
-        with fanin.stream(net.spread.trunks[turn][where]):
+        with on(net.spread.trunks[turn][where]):
             losses.append(tape.cross_entropy(logits, tape.array(t, logits.device), count=len(digits)))
         pixels.append(x)
     return losses, pixels
@@ -202,7 +212,8 @@ def host(g: tape.Gradient) -> NDArray:
     """A gradient as a float64 ndarray."""
     if isinstance(g, fanin.Sparse):
         dense = np.zeros(g.shape)
-        np.add.at(dense, tuple(g.parts[0].numpy()), g.parts[1].numpy().astype("f8"))
+        index, rows = (part if isinstance(part, np.ndarray) else part.numpy() for part in g.parts)
+        np.add.at(dense, tuple(index), rows.astype("f8"))
         return dense
     return (g if isinstance(g, np.ndarray) else g.numpy()).astype("f8")
 
@@ -311,20 +322,20 @@ def train(options: argparse.Namespace) -> int:
     steps = options.steps or options.epochs * epoch
     every = max(1, steps // options.checks)
     check, before = Check(), fanin.counters()
-    with Machine(2, options.seed, **CLOCK) as machine, fanin.set_options(warn_stream_mismatch=False):
+    there = nullcontext() if options.cpu else Machine(2, options.seed, **CLOCK)
+    with there as machine, fanin.set_options(warn_stream_mismatch=False):
         net = Net(initial(rng), Spread(machine))
         screen.say(
             f"{len(digits.labels)} digits to learn, {len(digits.held)} held out; {steps} steps of {BATCH} in"
             f" {MICRO_BATCHES} micro-batches"
         )
-        screen.say(
-            f"{len(machine.streams) + 2} streams of two simulated devices; on one step in {every} each gradient is"
-            " checked"
-        )
+        where = f"{len(machine.streams) + 2} streams of two simulated devices" if machine else "on the CPU"
+        screen.say(f"{where}; on one step in {every} each gradient is checked")
         batches = digits.batches(rng)
         learn_all(screen, net, batches, check, steps, every, options.rate)
         right = accuracy(net, digits)
-        machine.synchronize()
+        if machine:
+            machine.synchronize()
         screen.say()
         screen.table(
             [
@@ -358,13 +369,20 @@ def learn_all(
             progress.step(note)
 
 
-def rows_of(check: Check, machine: Machine, before: fanin.Counters, after: fanin.Counters) -> list[tuple[str, str]]:
+def rows_of(
+    check: Check, machine: Machine | None, before: fanin.Counters, after: fanin.Counters
+) -> list[tuple[str, str]]:
     """What the training took, for the table."""
-    return [
+    rows = [
         ("gradients checked", str(check.gradients)),
         ("largest relative deviation", f"{check.worst:.1e}"),
         ("adds", f"{after.adds - before.adds:,}"),
         ("sums", f"{after.folds - before.folds:,}"),
+    ]
+    if machine is None:
+        return rows
+    return [
+        *rows,
         ("kernels", f"{machine.kernels:,}"),
         ("events", f"{after.events - before.events:,}"),
         ("waits", f"{after.waits - before.waits:,}"),
@@ -388,13 +406,14 @@ def judge(screen: Screen, right: float, check: Check, steps: int, whole: int) ->
     return bool(wrong)
 
 
-def picture(screen: Screen, machine: Machine, net: Net, digits: NDArray, labels: NDArray, out: Path) -> bool:
+def picture(screen: Screen, machine: Machine | None, net: Net, digits: NDArray, labels: NDArray, out: Path) -> bool:
     """A trace and a picture of one pass backward. Says what was written; true if something could not be."""
     losses, _ = losses_of(net, digits, labels)
-    machine.synchronize()  # the pass forward is not in the picture
+    if machine:
+        machine.synchronize()  # the pass forward is not in the picture
     with fanin.trace() as t:
         tape.backward(losses)
-    title = "One pass backward: four micro-batches on two simulated devices"
+    title = f"One pass backward: four micro-batches on {'two simulated devices' if machine else 'the CPU'}"
     made: dict[str, tuple[Callable[..., None], dict[str, str], str]] = {
         TRACE: (t.save, {}, "one pass backward; open it in https://ui.perfetto.dev"),
         PICTURE: (t.plot, {"title": title}, "the same as a picture"),
@@ -447,12 +466,19 @@ COVERED = {
         " --leave-out S9.mark --leave-out S13.mark"
     ),
     "S13.mark": "S9.mark has marked the same memory when it was added; try --leave-out S9.mark --leave-out S13.mark",
+    "S18.record": (
+        "a node of a pass takes its sums on its own stream, where they are summed; the event is for who takes them on"
+        " another one, as by InputBuffer.take(stream)"
+    ),
     "S22.mark": "whoever takes the sum reads it, and so waits for it and is marked itself (S18, S19)",
 }
 
 
 def leave_out(options: argparse.Namespace) -> int:
     """Train as ever, but without these: the checker says what comes of it."""
+    if options.cpu:
+        print("fanin demo: --leave-out: the CPU waits for nothing: without --cpu", file=sys.stderr)
+        return 2
     screen, rng = Screen(), np.random.default_rng(options.seed)
     machine = Machine(2, options.seed, **CLOCK)
     try:
@@ -498,6 +524,7 @@ accuracy below {NEEDED:.0%}; 2 something is missing that the demo needs, or a fi
 examples:
   fanin demo
   fanin demo --epochs 5 --seed 7 --out /tmp/demo
+  fanin demo --cpu                        the same network without streams
   fanin demo --leave-out S12.wait         what is this wait for? shows the race that results
   fanin demo --leave-out S9.mark --leave-out S13.mark"""
 
@@ -530,6 +557,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         default=0,
         help="of the digits' order, the parameters and the machine (default: 0)",
     )
+    parser.add_argument("--cpu", action="store_true", help="on the CPU instead of the simulated devices")
     parser.add_argument("--out", metavar="DIR", default=".", help="where trace and picture go (default: here)")
     parser.add_argument(
         "--leave-out",
