@@ -138,8 +138,8 @@ static int by_address(const void *a, const void *b)
     return (x->data > y->data) - (x->data < y->data);
 }
 
-#define DIGIT 11 /* bits; where there are few, 8 */
-#define FEW 48   /* and less than that are sorted otherwise */
+#define DIGIT 11       /* bits of a digit; 8 where there are fewer arrays than a table of 11 bits has entries */
+#define QSORT_BELOW 48 /* so few are sorted faster by comparing: the digits' table would be larger than they are */
 
 /* By address, a digit at a time: those of one heap differ in few. */
 static void flats_sort(fan_flat *all, size_t n)
@@ -152,7 +152,7 @@ static void flats_sort(fan_flat *all, size_t n)
     }
     const int bits = n < (size_t)1 << DIGIT ? 8 : DIGIT;
     const size_t digits = (size_t)1 << bits;
-    fan_flat *room = n >= FEW && n <= UINT32_MAX ? fan_alloc(n * sizeof *room) : NULL, *from = all, *to = room;
+    fan_flat *room = n >= QSORT_BELOW && n <= UINT32_MAX ? fan_alloc(n * sizeof *room) : NULL, *from = all, *to = room;
     if (!room) {
         qsort(all, n, sizeof *all, by_address);
         return;

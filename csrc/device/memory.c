@@ -153,13 +153,20 @@ static void memory_defer(fan_memory *m)
     fan__device_unlock(d);
 }
 
-void fan_device_flush(fan_device *d)
+/* pending_take: all that waits to go back; the device has none of it any more. */
+static fan_memory *pending_take(fan_device *d)
 {
     fan__device_lock(d);
     fan_memory *list = d->pending_free;
     d->pending_free = NULL;
     d->pending_free_end = &d->pending_free;
     fan__device_unlock(d);
+    return list;
+}
+
+void fan_device_flush(fan_device *d)
+{
+    fan_memory *list = pending_take(d);
     while (list) {
         fan_memory *m = list;
         list = m->next;
@@ -178,11 +185,7 @@ void fan_device_flush(fan_device *d)
 
 void fan_device_orphan(fan_device *d)
 {
-    fan__device_lock(d);
-    fan_memory *list = d->pending_free;
-    d->pending_free = NULL;
-    d->pending_free_end = &d->pending_free;
-    fan__device_unlock(d);
+    fan_memory *list = pending_take(d);
     while (list) {
         fan_memory *m = list;
         list = m->next;

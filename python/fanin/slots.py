@@ -236,7 +236,7 @@ def _outs(sums: Sequence[object], out: object) -> Sequence[object]:
 
 
 def clip_norm(
-    buf: _core.InputBuffer, sums: list[Any], max_norm: float, *, out: Sequence[object] | None = None
+    buf: _core.InputBuffer, sums: list[object], max_norm: float, *, out: Sequence[object] | None = None
 ) -> float:
     """Scale the sums that were just taken of a buffer with stats=True so that their global norm is at most `max_norm`;
     returns what it was.

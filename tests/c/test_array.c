@@ -1,6 +1,7 @@
 #include "array/array.h"
 
 #include "array/elements.h"
+#include "array/extents.h"
 #include "array/sum.h"
 #include "base/mem.h"
 #include "check.h"

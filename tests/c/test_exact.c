@@ -4,6 +4,7 @@
 
 #include "array/convert.h"
 #include "array/elements.h"
+#include "array/exact_loops.h"
 #include "base/fault.h"
 #include "base/mem.h"
 #include "check.h"
@@ -32,7 +33,7 @@ static format format_of(fan_dtype d)
     }
 }
 
-static int bits_of(fan_dtype d) { return (int)fan_dtype_size(d) * 8; }
+static int width_of(fan_dtype d) { return (int)fan_dtype_size(d) * 8; }
 
 typedef struct whole { /* an integer in two's complement, in units of 2^-1074 and `less` bits more */
     uint32_t digit[DIGITS];
@@ -117,7 +118,7 @@ static uint64_t nearest(const whole *w, int base, fan_dtype d)
 static uint64_t model(fan_dtype d, const uint64_t *codes, size_t n, fan_dtype to)
 {
     format f = format_of(d), g = format_of(to);
-    uint64_t sign = UINT64_C(1) << (bits_of(d) - 1), out = UINT64_C(1) << (bits_of(to) - 1);
+    uint64_t sign = UINT64_C(1) << (width_of(d) - 1), out = UINT64_C(1) << (width_of(to) - 1);
     bool plus = false, minus = false, none = false, all_minus_zero = true;
     whole w = {{0}};
     int base = f.unit > g.unit ? f.unit : g.unit;
@@ -173,7 +174,7 @@ static bool tie(const format *f, uint64_t *codes, size_t k, uint64_t *at, uint64
 static void hostile(fan_dtype d, uint64_t *codes, size_t n, int way)
 {
     format f = format_of(d);
-    uint64_t sign = UINT64_C(1) << (bits_of(d) - 1), top = f.last >> f.mant;
+    uint64_t sign = UINT64_C(1) << (width_of(d) - 1), top = f.last >> f.mant;
     uint64_t middle = (uint64_t)random_below((int64_t)top + 1), at = 0;
     for (size_t k = 0; k < n; k++) {
         uint64_t m = random_bits() & ((UINT64_C(1) << f.mant) - 1), e = (uint64_t)random_below((int64_t)top + 1);
@@ -270,7 +271,7 @@ static void terms_free(terms *t)
 static bool same_code(fan_dtype d, uint64_t got, uint64_t want)
 {
     format f = format_of(d);
-    uint64_t a = got & ((UINT64_C(1) << (bits_of(d) - 1)) - 1);
+    uint64_t a = got & ((UINT64_C(1) << (width_of(d) - 1)) - 1);
     bool none = a > f.last && (a != f.over || f.over == f.none);
     return want == f.none ? none : got == want;
 }

@@ -77,6 +77,47 @@ static void folds(void)
     CHECK(in_place > 100 && fresh > 100);
 }
 
+/* The fast path makes no plan: its door lets in what leaves but one question open, where the sum lies. What it does
+ * without asking is what the plans say of all that its door lets in, and it names their rules. */
+static void the_fast_path_does_what_the_plans_say(void)
+{
+    static const fan_reuse_answer answers[] = {FAN_REUSE_YES, FAN_REUSE_HELD};
+    for (int defined = 0; defined < 2; defined++)
+        for (int consumer = 0; consumer < 2; consumer++) { /* on no device, or on another one */
+            fan_add_facts f = {.defined = defined, .consumer = consumer ? HERE : (fan_stream_id){0, 0}};
+            fan_add_plan p = fan_plan_add(&f);
+            CHECK(p.convert == FAN_CONVERT_NOT && p.record == FAN_RECORD_NOT);
+            CHECK(!p.wait && !p.mark && !p.mark_source && !fan_stream_id_set(p.ready));
+            CHECK(p.rules == fan_plan_fast_slot(defined, !defined));
+        }
+    for (size_t terms = 2; terms < 5; terms++)
+        for (int first = 0; first < 2; first++)
+            for (int other = 0; other < 2; other++) /* the second is the buffer's alone, too: nobody looks */
+                for (int stats = 0; stats < 2; stats++) {
+                    fan_fold_facts f = {.terms = terms,
+                                        .first = {.form = FAN_FORM_DENSE},
+                                        .other = {.form = FAN_FORM_DENSE},
+                                        .other_is_second = true,
+                                        .reuse_first = answers[first],
+                                        .reuse_other = answers[other],
+                                        .stats = stats,
+                                        .accumulate = FAN_DT_NONE,
+                                        .finish_dtype = FAN_DT_NONE,
+                                        .seen = fan_dtype_set_add(0, FAN_DT_FLOAT32, false)};
+                    fan_fold_plan p = fan_plan_fold(&f);
+                    CHECK(p.kind == FAN_FOLD_DENSE && p.dtype == FAN_DT_FLOAT32 && !p.expanded && !p.batches);
+                    CHECK(p.action == (first ? FAN_ACTION_FRESH : FAN_ACTION_INTO_OLD));
+                    CHECK(p.rules == fan_plan_fast_fold(!first));
+                    CHECK(!p.after.wait_taker && !p.after.mark_out && !fan_stream_id_set(p.after.slot.accum));
+                    fan_take_facts t = {.terms = terms, .dense = terms, .same_dtype = true, .whole = true};
+                    CHECK(fan_plan_take(&t).way == FAN_TAKE_COMMIT && !fan_plan_take(&t).rules);
+                }
+    fan_take_facts one = {.terms = 1, .dense = 1, .same_dtype = true, .whole = true};
+    CHECK(fan_plan_take(&one).way == FAN_TAKE_HAND); /* and so it is handed through (A14) */
+    one.has_out = true;
+    CHECK(fan_plan_take(&one).way == FAN_TAKE_INTO_OUT && !fan_plan_take(&one).copy_out);
+}
+
 static void takes(void)
 {
     fan_take_facts f = {.has_out = false};
@@ -129,6 +170,7 @@ int main(void)
 {
     adds();
     folds();
+    the_fast_path_does_what_the_plans_say();
     takes();
     targets();
     CHECK_INT(fan_plan_fast_slot(true, false), FAN_S(3));

@@ -62,6 +62,20 @@ def usable(buf):
         two, four = buf.take()
         assert two.tolist() == [2, 2] and four == 4, (two, four)
 """
+#: What children of a fork do with the buffer while another thread is in it; then that thread goes on.
+CHILDREN = """
+def drops_it():
+    global buf
+    other = buf
+    del buf, other
+    gc.collect()
+
+assert child(in_child) == 0
+assert child(drops_it) == 0
+assert child(lambda: usable(fanin.InputBuffer(2))) == 0
+go.set()
+thread.join()
+"""
 
 
 @pytest.mark.parametrize("where", ["combine", "take", "add_many"])
@@ -100,17 +114,9 @@ def in_child():
     buf.add(0, "x"); buf.add(0, "y"); buf.add(1, 4.0)
     assert buf.take() == ["xy", 4.0]
 
-def drops_it():
-    global buf
-    other = buf
-    del buf, other
-    gc.collect()
-
-assert child(in_child) == 0
-assert child(drops_it) == 0
-assert child(lambda: usable(fanin.InputBuffer(2))) == 0
-go.set()
-thread.join()
+"""
+        + CHILDREN
+        + """
 waits.join()
 buf.take()
 buf.add(1, 3.0)
@@ -192,21 +198,13 @@ thread = threading.Thread(target=hold)
 thread.start()
 assert inside.wait(20)
 """
-ON = """
-def drops_it():
-    global buf
-    other = buf
-    del buf, other
-    gc.collect()
-
-assert child(in_child) == 0
-assert child(drops_it) == 0
-assert child(lambda: usable(fanin.InputBuffer(2))) == 0
-go.set()
-thread.join()
+ON = (
+    CHILDREN
+    + """
 assert buf.take()[0].tolist() == [5, 5]
 print("done")
 """
+)
 
 
 def test_a_child_of_a_fork_while_another_thread_adds_into_the_sum_by_a_target_is_told_so() -> None:

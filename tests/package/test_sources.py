@@ -102,6 +102,29 @@ def test_a_planted_wide_line_is_found(tmp_path: Path) -> None:
         assert wide_lines(tmp_path) == found
 
 
+# Any
+
+#: Lines of the package on which `Any` stands. What is merely handed on is an object, of another library's object a
+#: Protocol says what is asked for. It may only become fewer.
+LINES_OF_ANY = 400
+
+
+def lines_of_any(root: Path) -> int:
+    sources = (p for p in (root / "python").glob("**/*.py*") if p.suffix in (".py", ".pyi"))
+    return sum(bool(re.search(r"\bAny\b", line)) for p in sources for line in p.read_text().splitlines())
+
+
+def test_any_stands_on_no_more_lines_than_it_did() -> None:
+    assert 0 < lines_of_any(ROOT) <= LINES_OF_ANY
+
+
+def test_a_planted_line_of_any_is_counted(tmp_path: Path) -> None:
+    (tmp_path / "python/fanin").mkdir(parents=True)
+    (tmp_path / "python/fanin/x.py").write_text("x: Any = Many\ndef f(y: Any) -> Any: ...\n")
+    (tmp_path / "python/fanin/y.pyi").write_text("z: dict[str, Any]\n")
+    assert lines_of_any(tmp_path) == 3
+
+
 # Names
 
 

@@ -29,7 +29,7 @@ typedef struct actor {
     bool condition; /* nobody held the mutex when it began to wait: it waits for a change */
     bool woken;     /* another actor has changed something under the mutex since */
     int asked;      /* in vain, in a row, since another acted */
-    bool freed;     /* the one wake of those who give up was spent */
+    bool freed;     /* it was woken once because the run was given up; it is not woken so again */
     char call_site[SITE];
 } actor;
 
@@ -40,13 +40,13 @@ typedef struct holding {
 
 struct fan_host_sched {
     pthread_mutex_t lock; /* guards all of it, the actors' conditions too */
-    pthread_cond_t done;  /* for who joins */
+    pthread_cond_t done;  /* the thread that joins waits for it */
     fan_host_sched_hooks hooks;
     uint64_t random;
     actor actors[FAN_ACTORS];
     int n;
-    int turn;            /* who acts; NOBODY before a join and after it */
-    bool over;           /* none left who can act */
+    int turn;            /* the actor that acts; NOBODY before a join and after it */
+    bool over;           /* no actor is left that can act */
     atomic_int given_up; /* fan_give_up */
     holding *held;
     size_t nheld, held_cap;
@@ -112,7 +112,7 @@ fan_give_up fan_host_sched_given_up(const fan_host_sched *t)
     return (fan_give_up)atomic_load_explicit(&((fan_host_sched *)(uintptr_t)t)->given_up, memory_order_relaxed);
 }
 
-/* ---- who may act, and who does; the lock is held ---- */
+/* ---- which actors may act, and which one does; the lock is held ---- */
 
 static int holder(const fan_host_sched *t, uint64_t mutex)
 {
@@ -156,7 +156,7 @@ static int by_seed(fan_host_sched *t, uint32_t mask)
     return lowest(mask);
 }
 
-/* give_up: who has not begun never will. */
+/* give_up: actors that have not begun never will. */
 static void give_up(fan_host_sched *t, fan_give_up how)
 {
     atomic_store(&t->given_up, (int)how);
@@ -201,7 +201,7 @@ static int note(fan_host_sched *t, int choice)
 
 #define LATELY 1000
 
-/* endless: so many choices that it will not end: who made the last ones. */
+/* endless: the limit of choices is reached: gives up, with a text that says which actors made the last ones. */
 static void endless(fan_host_sched *t)
 {
     size_t acted[FAN_ACTORS] = {0}, from = t->norder > LATELY ? t->norder - LATELY : 0;
@@ -218,7 +218,7 @@ static void endless(fan_host_sched *t)
     give_up(t, FAN_DEADLOCKED);
 }
 
-/* hand_on: who acts next. */
+/* hand_on: chooses the actor that acts next, and wakes it. */
 static void hand_on(fan_host_sched *t)
 {
     t->turn = NOBODY;
@@ -246,7 +246,7 @@ static void hand_on(fan_host_sched *t)
             explain(t);
             give_up(t, FAN_DEADLOCKED);
         }
-        mask = enabled(t); /* who asked in vain need not any more */
+        mask = enabled(t); /* an actor that asked in vain may go on now */
         for (int i = 0; i < t->n && !mask; i++) {
             actor *a = &t->actors[i];
             if (a->state == WAITING && a->condition && !a->freed) {
@@ -264,8 +264,8 @@ static void hand_on(fan_host_sched *t)
     (void)pthread_cond_broadcast(&t->actors[t->turn].go);
 }
 
-/* await: until the actor has the turn (true), or has been ended by others. The lock is held; it is let go meanwhile,
- * and the frontend's own too. */
+/* await: waits until the actor has the turn: true; or until others have ended it: false. The lock is held; it is let go
+ * meanwhile, and the frontend's own too. */
 static bool await(fan_host_sched *t, actor *a)
 {
     int me = (int)(a - t->actors);
@@ -377,7 +377,7 @@ void fan_host_sched_unlocking(fan_host_sched *t, int me, uint64_t mutex)
             held = true;
         }
     (void)pthread_mutex_unlock(&t->lock);
-    assert(held); /* a lock that is given back was taken, by the same thread */
+    assert(held); /* the same thread took the lock that it gives back */
     (void)held;
 }
 

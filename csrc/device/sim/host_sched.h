@@ -1,10 +1,10 @@
 /* host_sched: host threads that act one at a time, in an order that is chosen (D30). It knows nothing of devices.
  *
- * A thread (an actor) has the turn from one yield to the next: that is a step. At a yield the chooser says which actor
- * goes on. An actor that wants a mutex which another one holds cannot be chosen until the mutex is free; one that waits
- * on a condition cannot be chosen until another actor has been inside the mutex of the condition and changed something.
- * It is a deadlock when no actor can be chosen, and also when one asks in vain again and again (fan_host_sched_idle)
- * while no other acts.
+ * An actor is one such thread. It has the turn from one yield to the next: that is a step. At a yield the chooser says
+ * which actor goes on. An actor that wants a mutex which another one holds cannot be chosen until the mutex is free;
+ * one that waits on a condition cannot be chosen until another actor has been inside the mutex of the condition and
+ * changed something. It is a deadlock when no actor can be chosen, and also when one asks in vain again and again
+ * (fan_host_sched_idle) while no other acts.
  *
  * Title: Giving up. A run ends early when its chooser abandons it, or in a deadlock. From then on the chooser is not
  * asked: the actor that has the turn keeps it until it ends or must wait, and actors that have not begun never do.
@@ -57,11 +57,12 @@ void fan_host_sched_yield(fan_host_sched *t, int actor);
 /* fan_host_sched_wait: the actor, which has the turn, cannot go on: another one holds `mutex`, or it waits for a change
  * made under it. `call_site`: where in the source of the user. Returns when it may look again. */
 void fan_host_sched_wait(fan_host_sched *t, int actor, uint64_t mutex, const char *call_site);
-/* fan_host_sched_idle: the actor has asked something and the answer was "not yet". fan_host_sched_busy: it did
- * something else. */
+/* fan_host_sched_idle: counts one more question of the actor that was answered "not yet". fan_host_sched_busy: the
+ * actor did something else: counts from 0 again. */
 void fan_host_sched_idle(fan_host_sched *t, int actor);
 void fan_host_sched_busy(fan_host_sched *t, int actor);
-/* fan_host_sched_pick: which of n answers, by the hooks; it is part of the schedule. -1: nothing chooses. */
+/* fan_host_sched_pick: the number of the answer, 0 to n - 1, that the hooks choose; it becomes part of the schedule.
+ * -1: nobody chooses. */
 int fan_host_sched_pick(fan_host_sched *t, int n);
 /* fan_host_sched_limit: after so many choices a round counts as endless, and is given up like a deadlock; 0: no limit.
  * No thread is in it. */

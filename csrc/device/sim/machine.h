@@ -31,12 +31,12 @@ struct fan_sim_queue {
     uint32_t lane;
     fan_stream *stream; /* the stream that a user made, while it lives; not held */
     bool blocking, legacy;
-    bool running;          /* its head is being run */
+    bool running;          /* a thread is running its head */
     uint64_t queued, done; /* ops ever, ops run; events and waits speak of these numbers */
     fan_sim_op *head, **tail;
     double end_us;                /* the time at which all that is queued will have run */
     fan_sim_recording *recording; /* the capture that it is in; counted; NULL: none */
-    uint32_t member;              /* its number there */
+    uint32_t member;              /* its number among the members of that capture */
 };
 
 /* A capture under way, or one that has ended and whose events are still known. */
@@ -60,10 +60,10 @@ typedef struct fan_sim_command {
 } fan_sim_command;
 
 struct fan_sim_graph {
-    size_t refs;   /* of those who may launch it; while there is one, it holds the machine */
-    size_t queued; /* pieces of its work on their way, which the machine has: they keep it, and no machine */
+    size_t refs;   /* holds of those that may launch it; while there is one, the graph holds its machine */
+    size_t queued; /* pieces of its work that wait in queues: they keep the graph, but hold no machine */
     fan_sim *m;
-    fan_sim_graph *next; /* of the machine's */
+    fan_sim_graph *next; /* among the machine's graphs */
     fan_sim_command *head, **tail;
     uint32_t events;
     uint32_t members;
@@ -92,10 +92,10 @@ typedef struct fan_sim_event {
     fan_clock clock;
     double us;
     int denied;                   /* how often a search answered "not yet" since the last record */
-    uint64_t id, name;            /* the use of the event (fan_event.id) that `name` names */
+    uint64_t id, name;            /* `name` is for footprints, and belongs to this use of the event (fan_event.id) */
     fan_sim_recording *recording; /* its last record was captured; counted; NULL: it was not */
-    uint32_t number;              /* there */
-    fan_clock place;              /* in the capture */
+    uint32_t number;              /* its number in that capture */
+    fan_clock place;              /* what comes before it in the capture */
 } fan_sim_event;
 
 /* What a lane of the checker belongs to: a stream of a device, or (device -1) a host thread: its actor, or FAN_MAIN. */
@@ -111,10 +111,8 @@ typedef struct fan_sim_device_part {
     fan_sim_queue *legacy;
     fan_stream *current; /* the legacy stream as a fan_stream; held while the machine has users */
     uint64_t current_id; /* its number, once it has one */
-    uint64_t
-        /* bytes handed out, ever: while they fit into the arena, no thread can run out of memory because of another one
-         */
-        given;
+    /* Bytes handed out, ever: while they fit into the arena, no thread can run out of memory because of another one. */
+    uint64_t given;
 } fan_sim_device_part;
 
 struct fan_sim {
@@ -134,11 +132,11 @@ struct fan_sim {
     uint64_t number; /* ops so far */
     uint64_t random;
     uint64_t executor;                  /* thread that runs work now; 0: none */
-    uint32_t depth;                     /* how often it is inside */
+    uint32_t depth;                     /* how many pieces of work that thread is inside of */
     uint32_t host_lane[1 + FAN_ACTORS]; /* of the main thread, of actor i at 1 + i; valid where has_lane */
     bool has_lane[1 + FAN_ACTORS];
     double host_us[1 + FAN_ACTORS];
-    uint64_t made[1 + FAN_ACTORS]; /* objects that each has named */
+    uint64_t made[1 + FAN_ACTORS]; /* how many objects each thread has given a name */
     double device_us;
     uint64_t races, unsound, calls;
     fan_race first;
@@ -154,11 +152,11 @@ struct fan_sim {
     fan_host_sched *host_sched;
     fan_sim_chooser chooser;
     bool has_chooser;
-    uint64_t mutex_base; /* mutexes are named from here on */
+    uint64_t mutex_base; /* the first number that mutexes of this machine's threads get */
     uint64_t serial; /* its place among all machines of the process; in the numbers of mutexes that its threads make */
     fan_sim_recording *recordings; /* under way */
     fan_sim_graph *graphs;         /* those that have been made */
-    atomic_size_t captures;        /* how many captures there are: mostly none, and then asking costs one load */
+    atomic_size_t captures;        /* captures under way. Mostly there is none, and to ask costs one load */
 };
 
 static inline fan_sim *fan__sim_machine(const fan_device *d) { return d->self; }

@@ -54,7 +54,7 @@ void fan__sim_free(fan_device *d, void *data, size_t bytes)
     fan__sim_unlock(m);
 }
 
-/* Lanes that something must come after. */
+/* Lanes: something must come after all that they know. */
 typedef struct lane_list {
     uint32_t *list;
     size_t n, cap;
@@ -96,7 +96,7 @@ void fan__sim_dropped(fan_device *d, void *data, size_t bytes, fan_stream *const
         lane_list_add(&after, fan__queue_of(streams[i])->lane);
         fan__sim_touch(m, fan__queue_of(streams[i])->name, false);
     }
-    /* Whoever held the memory let go of it before now: what he had waited for is over. */
+    /* The threads that held the memory let go of it before now: what they waited for is over. */
     for (size_t i = 0; i < 1 + FAN_ACTORS; i++)
         if (m->has_lane[i]) {
             lane_list_add(&after, m->host_lane[i]);
@@ -111,7 +111,8 @@ void fan__sim_dropped(fan_device *d, void *data, size_t bytes, fan_stream *const
         goto done;
     fan_status (*release)(fan_race_check *, uint32_t, const uint32_t *, size_t, uintptr_t, uintptr_t, const char *,
                           fan_race *) =
-        b && b->graphs ? fan_race_check_let_go : fan_race_check_release; /* a graph's work may be to come */
+        b && b->graphs ? fan_race_check_let_go
+                       : fan_race_check_release; /* a graph that uses the block may be launched again */
     if (release(m->race_check, fan__sim_lane(m), after.list, after.n, (uintptr_t)data, (uintptr_t)data + bytes,
                 call_site, &race) == FAN_ERR_RACE) {
         fan__sim_keep_race(m, &race);

@@ -54,7 +54,7 @@ fan_status fan__queue_new(fan_sim *m, int device, uint64_t handle, bool blocking
 void fan__queue_drop(fan_sim_queue *q)
 {
     if (q)
-        q->refs--; /* sweep takes it */
+        q->refs--; /* fan__queue_sweep frees it */
 }
 
 void fan__queue_sweep(fan_sim *m)
@@ -123,7 +123,7 @@ void fan__queue_drop_work(fan_sim *m)
         }
         q->done = q->queued;
     }
-    for (fan_sim_op *op = gone; op; op = gone) { /* who goes with it may sweep the queues */
+    for (fan_sim_op *op = gone; op; op = gone) { /* what an op lets go of may sweep the queues */
         gone = op->next;
         if (op->fini)
             op->fini(op->ctx);

@@ -9,11 +9,11 @@ static inline fan_sim_queue *fan__queue_of(const fan_stream *s) { return s->impl
 static inline double fan__later(double a, double b) { return a > b ? a : b; }
 
 fan_status fan__queue_host(fan_sim *m, size_t host, uint64_t actor, fan_error *err);
-/* fan__queue_new: seen: what is known to whoever makes it; NULL: nothing. */
+/* fan__queue_new: a queue for a new stream. seen: the clock of the thread that makes it; NULL: it knows nothing. */
 fan_status fan__queue_new(fan_sim *m, int device, uint64_t handle, bool blocking, const fan_clock *seen,
                           fan_sim_queue **out, fan_error *err);
 void fan__queue_drop(fan_sim_queue *q);
-/* fan__queue_sweep: frees queues that nobody knows and that have nothing left to do. */
+/* fan__queue_sweep: frees the queues that no stream, event or wait knows and that have nothing left to run. */
 void fan__queue_sweep(fan_sim *m);
 void fan__queue_append(fan_sim *m, fan_sim_queue *q, fan_sim_op *op);
 /* fan__queue_pop: takes the head off; the caller frees it. */

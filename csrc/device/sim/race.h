@@ -5,12 +5,12 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* fan_op: who did it, kept once per queued operation and shared by its accesses. */
+/* fan_op: an operation: its lane, name and line. Kept once per queued operation, shared by its accesses. */
 typedef struct fan_op {
     uint64_t number;     /* counts operations */
     uint32_t lane, host; /* host: the lane that queued it */
     uint64_t count;      /* of its lane */
-    uint64_t who;        /* whose the lane was then (fan_race_check_name) */
+    uint64_t who;        /* the stream or thread that the lane stood for then (fan_race_check_name) */
     bool over, awaited;  /* fan_race_check_over */
     char name[48];       /* "mul", "sum" */
     char call_site[96];  /* "train.py:31", or "" */

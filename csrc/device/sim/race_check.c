@@ -94,7 +94,7 @@ static void race_fill(const fan_race_check *o, fan_race *race, uint32_t first, b
     race->hi = hi < r->hi ? hi : r->hi;
 }
 
-/* race_meets: the access of op `second`, whose clock is `now`, against one range. True: a race. */
+/* race_meets: is the access of op `second`, whose clock is `now`, a race with the history of one range? */
 static bool race_meets(const fan_race_check *o, const fan__range *r, const fan_clock *now, const fan_op *second,
                        bool write, uintptr_t lo, uintptr_t hi, fan_race *race)
 {
@@ -112,7 +112,8 @@ static bool race_meets(const fan_race_check *o, const fan__range *r, const fan_c
     return false;
 }
 
-/* race_touch: one run of bytes. Races are looked for first, then history is updated. The room may have to be made. */
+/* race_touch: notes an access to one run of bytes. Races are looked for first, then history is updated. It may have to
+ * make room. */
 static fan_status race_touch(fan_race_check *o, uint32_t op, uintptr_t lo, uintptr_t hi, bool write, fan_race *race)
 {
     const fan_op *who = &o->ops[op].op;
@@ -159,8 +160,8 @@ fan_status fan_race_check_begin(fan_race_check *o, uint32_t at, uint32_t host, c
     assert(at < o->nlanes && host < o->nlanes);
     fan__lane *l = &o->lanes[at];
     uint32_t new_ = l->open;
-    /* Accesses of one operation may cut what its others then cross: twice the sum is enough for any that do not overlap
-     * themselves. */
+    /* An access may cut ranges that another one of the same operation then crosses: room for twice their sum is enough
+     * for all accesses that do not overlap themselves. */
     size_t ranges = 2 * o->want_ranges + 4, reads = 2 * o->want_reads + 4, crossed = 2 * o->want_crossed;
     o->want_ranges = o->want_reads = o->want_crossed = 0;
     if (fan__history_reserve(o, ranges, reads, crossed) || fan__lane_room(&l->clock, (size_t)at + 1) ||
@@ -221,7 +222,7 @@ fan_status fan_race_check_access(fan_race_check *o, uint64_t op, const fan_array
     return worst;
 }
 
-/* race_left_behind: a range whose history is not all in `gate`. */
+/* race_left_behind: is there history of this range that is not in `gate`? */
 static bool race_left_behind(const fan_race_check *o, const fan__range *r, const fan_clock *gate, const fan_op *second,
                              uintptr_t lo, uintptr_t hi, fan_race *race)
 {
@@ -292,7 +293,7 @@ void fan_race_check_forget(fan_race_check *o, uintptr_t lo, uintptr_t hi)
     if (fan__history_reserve(o, ranges, reads, crossed) == 0) {
         fan__history_cut(o, lo);
         fan__history_cut(o, hi);
-    } /* no room to cut: what sticks out is forgotten as well, which can hide a race but never invent one */
+    } /* without room to cut, what sticks out is forgotten, too: that can hide a race, and never invent one */
     p = fan__history_find(o, lo);
     if (!fan__history_is_end(o, p))
         fan__history_erase(o, p, hi);

@@ -11,9 +11,9 @@
  *   release  G = join of V of the given streams and H[h]; all history of the bytes must be in G
  *
  * Title: What is kept. Of each byte, the last write and the reads since that no later read covers. Nothing is lost by
- * that: clocks are transitive, so whoever comes after the last write (or after the covering read) comes after all that
- * it came after; and whoever does not is a race already. The verdict "a race so far" is exact; which of several races
- * is named first is not promised.
+ * that: clocks are transitive, so an access that comes after the last write (or after the covering read) comes after
+ * all that this came after; and an access that does not is a race already. The verdict "a race so far" is exact; which
+ * of several races is named first is not promised.
  */
 #ifndef FAN_DEVICE_SIM_RACE_CHECK_H
 #define FAN_DEVICE_SIM_RACE_CHECK_H
@@ -31,16 +31,14 @@ void fan_race_check_free(fan_race_check *o); /* NULL is fine */
  * noting it cannot fail for want of memory. Optional. */
 void fan_race_check_plan(fan_race_check *o, const fan_array *a);
 /* fan_race_check_begin: a new operation on `lane`, queued by host lane `host` (may be the same lane): ticks the lane.
- * What it is called by in *op, good until the next operation of that lane begins. FAN_ERR_NOMEM leaves all as it was.
- */
+ * Its number is in *op, good until the next operation of that lane begins. FAN_ERR_NOMEM leaves all as it was. */
 fan_status fan_race_check_begin(fan_race_check *o, uint32_t lane, uint32_t host, const char *name,
                                 const char *call_site, uint64_t *op, fan_error *err);
 /* fan_race_check_access: operation `op` touches every byte run of `a`. Returns FAN_ERR_RACE with *race (may be NULL)
  * filled on a conflict (history is updated all the same); FAN_ERR_NOMEM. */
 fan_status fan_race_check_access(fan_race_check *o, uint64_t op, const fan_array *a, bool write, fan_race *race);
-/* fan_race_check_over: says of an operation on a stream, right behind fan_race_check_begin, that the host thread which
- * queued it waits for it (`awaited`), or that something keeps the memory until it has run: a release need not wait for
- * it. */
+/* fan_race_check_over: a release need not wait for operation `op` of a stream: the host thread that queued it waits for
+ * it (`awaited`), or something keeps the memory until it has run. Called right behind fan_race_check_begin. */
 void fan_race_check_over(fan_race_check *o, uint64_t op, bool awaited);
 /* fan_race_check_release: host lane `host` gives the bytes [lo, hi) back once `lanes` (n of them) have passed. If
  * memory is short the check is made and no mark is left. fan_race_check_let_go: the check alone: the bytes are kept by

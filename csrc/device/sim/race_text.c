@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* on_host: the host itself, or a copy to it, for which it waits. */
+/* on_host: the operation is the host's own, or a copy to it, for which it waits. */
 static bool on_host(const fan_op *op) { return FAN_SIM_WHO_DEVICE(op->who) < 0 || op->awaited; }
 
 /* stream_text: "stream 3 of sim:0". */
@@ -38,7 +38,7 @@ static void site_text(const fan_op *op, const char *before, char *buf, size_t si
         fan_append(buf, size, "%s%s", before, op->call_site);
 }
 
-/* who: "'mul' (stream 1 of sim:0, train.py:28)", "the host (train.py:33)". */
+/* who: an operation with its lane and line: "'mul' (stream 1 of sim:0, train.py:28)", "the host (train.py:33)". */
 static void who(const fan_sim *m, const fan_op *op, char *buf, size_t size)
 {
     char text[64];
@@ -56,8 +56,8 @@ static void who(const fan_sim *m, const fan_op *op, char *buf, size_t size)
     fan_append(buf, size, ")");
 }
 
-/* missing: what orders the two. Streams may be queued to by any code: the advice is a call that works wherever they are
- * at hand. */
+/* missing: the wait that would order the two, as a call that works wherever their streams are at hand: any code may
+ * queue to a stream. */
 static void missing(const fan_sim *m, const fan_race *r, char *buf, size_t size)
 {
     char a[64], b[64], first[64], second[64];

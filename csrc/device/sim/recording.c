@@ -86,7 +86,7 @@ fan_status fan__recording_record(fan_sim_event *ev, fan_sim_queue *q, fan_error 
     return FAN_OK;
 }
 
-/* recording_pull_in: q waits for an event of a capture that it is not in. */
+/* recording_pull_in: q becomes a member of the capture whose event it waits for. */
 static fan_status recording_pull_in(fan_sim_queue *q, const fan_sim_event *ev, fan_error *err)
 {
     fan_sim_recording *r = ev->recording;
@@ -109,7 +109,7 @@ fan_status fan__recording_wait(fan_sim_queue *q, const fan_sim_event *ev, bool *
     *done = mine || theirs;
     if (!*done)
         return FAN_OK;
-    if (!theirs) /* a wait for nothing is none */
+    if (!theirs) /* an event that was never recorded: no wait */
         return ev->point.queue
                    ? fan__recording_refuse(q, fan_capture_break(&mine->capture, FAN_CAPTURE_ISOLATION), "wait", err)
                    : FAN_OK;

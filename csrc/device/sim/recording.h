@@ -5,9 +5,9 @@
 #include "device/sim/machine.h"
 
 void fan__recording_drop(fan_sim_recording *r);
-/* fan__recording_refuse: a code of a capture's as a failure that names the stream; -1 is want of memory. */
+/* fan__recording_refuse: turns a code of capture.h into a failure that names the stream; -1: out of memory. */
 fan_status fan__recording_refuse(const fan_sim_queue *q, int code, const char *what, fan_error *err);
-/* fan__recording_none: the host asks q for something that a captured stream has not. */
+/* fan__recording_none: fails if q is captured: the host asks for what a captured stream has not. */
 fan_status fan__recording_none(const fan_sim_queue *q, const char *what, fan_error *err);
 /* fan__recording_has_time: the same of an event. */
 fan_status fan__recording_has_time(const fan_sim_event *ev, const fan_event *e, const char *what, fan_error *err);

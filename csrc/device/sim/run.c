@@ -21,7 +21,7 @@ void fan__run_settle(fan_sim *m)
     }
 }
 
-/* run_goes_before: whether queue a goes first by a named schedule. */
+/* run_goes_before: does queue a go before queue b, by a named schedule? */
 static bool run_goes_before(const fan_sim *m, const fan_sim_queue *a, const fan_sim_queue *b)
 {
     switch (m->config.schedule) {
@@ -194,7 +194,8 @@ fan_status fan__run_for(fan_sim *m, fan_sim_point point, size_t depth, bool *can
     for (fan__run_settle(m); status == FAN_OK && *can && q->done < point.upto; fan__run_settle(m)) {
         if (m->executor && m->executor != fan_thread_id())
             fan__run_stand_by(m);
-        else if (!q->head || q->running || depth > m->nqueues) /* deeper than there are queues: a circle */
+        else if (!q->head || q->running ||
+                 depth > m->nqueues) /* a chain of waits longer than there are queues is a circle */
             *can = false;
         else if (q->head->wait.queue)
             status = fan__run_for(m, q->head->wait, depth + 1, can, err);

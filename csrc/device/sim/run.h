@@ -5,19 +5,19 @@
 
 #include "device/sim/machine.h"
 
-/* fan__run_settle: takes off the waits that have been fulfilled; each may fulfil others. */
+/* fan__run_settle: takes the waits that have been fulfilled off the queues' heads; each may fulfil others. */
 void fan__run_settle(fan_sim *m);
-/* fan__run_pick: the queue whose head runs next; NULL where none may run. */
+/* fan__run_pick: the queue whose head runs next; NULL: no head may run. */
 fan_sim_queue *fan__run_pick(fan_sim *m);
 /* fan__run_one: runs the head of q; the lock is let go meanwhile. */
 fan_status fan__run_one(fan_sim *m, fan_sim_queue *q, fan_error *err);
-/* fan__run_stand_by: while another thread runs work: waits until it has finished one piece. */
+/* fan__run_stand_by: waits until the other thread that runs work has finished one piece. */
 void fan__run_stand_by(fan_sim *m);
 /* fan__run_until: runs work, in any order that is allowed, until point has passed; queue NULL: until all is idle. Stops
  * at the first kernel that fails. */
 fan_status fan__run_until(fan_sim *m, fan_sim_point point, fan_error *err);
-/* fan__run_learn: what the calling thread does next comes after all in `what`. A release of memory asks for it
- * (fan__sim_dropped). */
+/* fan__run_learn: the checker puts what the calling thread does next after all that clock `what` knows. A release of
+ * memory asks for it (fan__sim_dropped). */
 fan_status fan__run_learn(fan_sim *m, const fan_clock *what, fan_error *err);
 /* fan__run_finish: runs work until all that q has queued by now has run; the calling thread then comes after it. */
 fan_status fan__run_finish(fan_sim *m, fan_sim_queue *q, fan_error *err);

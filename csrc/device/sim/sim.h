@@ -54,7 +54,8 @@ typedef struct fan_sim_config {
     uint64_t starve; /* handle of the stream that FAN_SIM_STARVE runs last */
     size_t memory;   /* bytes of each device's arena; reserved, not touched */
     bool run_work;   /* false: only judge, never move bytes (proofs) */
-    bool bare; /* memory that a captured graph uses is not kept for it: who frees it has to know (a driver's memory) */
+    bool
+        bare; /* memory that a captured graph uses is not kept for it: its owner must not free it (a driver's memory) */
     double launch_us, gbytes_per_s; /* the clock's cost model; 0: defaults (3 us, 1000 GB/s) */
 } fan_sim_config;
 
@@ -158,16 +159,17 @@ fan_status fan_sim_spawn(fan_sim *m, int *actor, fan_error *err);
 /* fan_sim_thread_begin: called first on the new OS thread; blocks until it is first chosen; installs the thread's
  * hooks. false: the machine gave up (deadlock, abandoned run): return at once, without fan_sim_thread_end. */
 bool fan_sim_thread_begin(fan_sim *m, int actor);
-void fan_sim_thread_end(fan_sim *m,
-                        int actor); /* last; hands the turn on. By any thread for an actor that could not be started */
+/* fan_sim_thread_end: called last on that thread; hands the turn on. For an actor whose thread could not be started any
+ * thread calls it. */
+void fan_sim_thread_end(fan_sim *m, int actor);
 /* fan_sim_join: on the main thread: runs all spawned threads to their end by the chooser; FAN_ERR_DEADLOCK when all
  * left are blocked, with a text that names them. After that, and in a run that was abandoned (fan_sim_abandoned; the
  * join itself returns FAN_OK), the machine has given up: its calls return FAN_ERR_DEADLOCK or FAN_ERR_STATE, until a
  * reset. The caller has released what the threads need (the GIL), or before_block does. */
 fan_status fan_sim_join(fan_sim *m, fan_error *err);
-/* Which actor acts next: `choose` gets the mask of actors that may act and returns one, or -1 to abandon the run; NULL:
- * by seed. `touched`: the footprint of the running step; an object bears the same number in every run of a scenario
- * that repeats itself. Neither may call the machine. */
+/* fan_sim_chooser: which actor acts next? `choose` gets the mask of actors that may act and returns one, or -1 to
+ * abandon the run; NULL: by seed. `touched`: the footprint of the running step; an object bears the same number in
+ * every run of a scenario that repeats itself. Neither may call the machine. */
 typedef struct fan_sim_chooser {
     int (*choose)(void *ctx, uint32_t enabled);
     void (*touched)(void *ctx, uint64_t object, fan_touch how);
@@ -182,7 +184,7 @@ void fan_sim_saw_thread(fan_sim *m, int actor);
 fan_status fan_sim_after_thread(fan_sim *m, int actor, fan_error *err);
 void fan_sim_saw_event(const fan_event *e);
 void fan_sim_saw_memory(const fan_device *d, const fan_array *a, bool write);
-/* fan_sim_saw_all: .. at what every call on the machine may change: its clock, its counts. */
+/* fan_sim_saw_all: the calling thread looks at what every call on the machine may change: its clock, its counts. */
 void fan_sim_saw_all(fan_sim *m);
 void fan_sim_set_chooser(fan_sim *m, const fan_sim_chooser *c); /* copied; NULL: by seed */
 /* fan_sim_limit, _steps, _break: as fan_host_sched_limit, _steps and _break say. */

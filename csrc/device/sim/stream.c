@@ -15,7 +15,7 @@ fan_stream *fan__sim_current(fan_device *d)
     if (s && !p->current) {
         p->legacy->refs++;
         if (p->current_id)
-            s->id = p->current_id; /* another object, the same stream */
+            s->id = p->current_id; /* the object is new, the stream is the same */
         else
             p->current_id = s->id;
         if (m->users)
@@ -73,7 +73,7 @@ fan_status fan_sim_stream(fan_sim *m, int device, bool blocking, fan_stream **ou
 
 fan_status fan__sim_capture_stream(fan_device *d, uint64_t id, fan_stream **out, fan_error *err)
 {
-    (void)id; /* a new one each time: they cost nothing here */
+    (void)id; /* a new number each time: numbers cost nothing here */
     return fan_sim_stream(fan__sim_machine(d), d->index, false, out, err);
 }
 
@@ -136,7 +136,7 @@ fan_status fan__stream_barrier(fan_sim *m, fan_sim_queue *q, fan_error *err)
             continue;
         fan__sim_touch(m, other->name, false);
         FAN_TRY(fan__queue_wait(m, q, (fan_sim_point){other, other->queued}, err));
-        /* What the host knows is of no account: nothing may be queued by him (a sync). */
+        /* The host's clock does not matter: a sync queues nothing. */
         if (fan_race_check_sync(m->race_check, q->lane, fan_race_check_clock(m->race_check, other->lane)) != FAN_OK)
             return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a wait");
         q->end_us = fan__later(q->end_us, other->end_us);

@@ -98,7 +98,7 @@ static void sim_set_host_sched(fan_sim *m)
     fan_host_sched_set_hooks(m->host_sched, &h);
 }
 
-/* sim_begin_anew: the counters of a new machine. */
+/* sim_begin_anew: sets counters and clocks to those of a new machine. */
 static void sim_begin_anew(fan_sim *m)
 {
     fan_mutex now;

@@ -74,8 +74,8 @@ static void thread_changed(void *ctx, uint64_t mutex)
     fan_host_sched_changed(m->host_sched, fan__sim_here.actor, mutex);
 }
 
-/* thread_mutex_number: in every run the same one: whoever made it, and his how manieth; or, of those that no spawned
- * thread made, how many were made before. */
+/* thread_mutex_number: the number of a mutex for the search, the same in every run: of one that a spawned thread made,
+ * that thread and how many it had made; of others, how many there were before. */
 static uint64_t thread_mutex_number(const fan_sim *m, uint64_t id)
 {
     return id & MADE_HERE ? (id & OF_ITS_MAKER) | (OF_ITS_MAKER + 1) : id - m->mutex_base;
@@ -101,7 +101,7 @@ static void thread_touch(void *ctx, fan_thing thing, uint64_t id, fan_touch how)
     fan__sim_touch(m, FAN__NAME(kinds[thing], id ? thread_mutex_number(m, id) : 0), how);
     if (thing != FAN_THING_LOCKED)
         return;
-    fan__sim_lock(m); /* what was found there was put there before */
+    fan__sim_lock(m); /* what the thread finds under the mutex was put there before */
     (void)fan_race_check_locked(m->race_check, fan__sim_lane(m), id);
     if (how == FAN_TOUCH_WRITES)
         (void)fan_race_check_unlocking(m->race_check, fan__sim_lane(m), id);

@@ -39,8 +39,7 @@ static double work_us(const fan_sim *m, uint64_t bytes)
     return fan__later(KERNEL_US, (double)bytes / (m->config.gbytes_per_s * 1e3));
 }
 
-/* work_keep_blocks: the graph uses the memory of these accesses. Memory that is short is short before anything is kept.
- */
+/* work_keep_blocks: notes that the graph uses the memory of these accesses. -1: out of memory, nothing is noted. */
 static int work_keep_blocks(fan_sim *m, fan_sim_graph *g, fan__visit *next, const void *what)
 {
     const fan_array *a = NULL;
@@ -106,7 +105,7 @@ static fan_status work_record_job(fan_sim *m, fan_sim_queue *q, const fan_job *j
     return work_record(m, q, c, w, call_site, err);
 }
 
-/* work_record_kernel: n > 0: what it does is these jobs. */
+/* work_record_kernel: records a kernel; n > 0: it stands for these n jobs. */
 static fan_status work_record_kernel(fan_sim *m, fan_sim_queue *q, const fan_sim_kernel *k, const fan_job *jobs,
                                      size_t n, const fan__work *w, const char *call_site, fan_error *err)
 {
@@ -215,7 +214,7 @@ done:
     return status;
 }
 
-/* work_mark_automatic: D31: what the user made is marked here, under whatever kernel touches it. */
+/* work_mark_automatic: marks the user's own arrays (D31) as used on the stream of a kernel that touches them. */
 static fan_status work_mark_automatic(fan_sim *m, fan_stream *s, const fan_sim_kernel *k, fan_error *err)
 {
     const fan_array *a = NULL;

@@ -10,7 +10,7 @@ typedef struct fan__work {
     const void *what;
     double us; /* how long it takes */
     fan__keeper kept;
-    fan_sim_op *op;    /* taken over on FAN_OK and FAN_ERR_RACE; NULL without bytes to move */
+    fan_sim_op *op;    /* the queue's on FAN_OK and FAN_ERR_RACE, else the caller's; NULL: there are no bytes to move */
     double start, end; /* filled in */
 } fan__work;
 

@@ -117,7 +117,7 @@ def importable(dtype: DType) -> str:
     return dtype.name
 
 
-def is_array(x: Any) -> bool:
+def is_array(x: object) -> bool:
     """NumPy's, and not of a class or dtype that sums in its own way (D14)."""
     if not isinstance(x, np.ndarray | np.generic) or x.dtype == np.object_:
         return False
@@ -302,7 +302,7 @@ class Sum:
             total *= int(scale)
         return kind(dtype) in "ui" and not np.iinfo(dtype).min <= total <= np.iinfo(dtype).max
 
-    def check(self, scale: Any = None) -> None:
+    def check(self, scale: object = None) -> None:
         fits = self.recording or self.form == "object" or not self.leaves(scale)
         need(
             fits,
@@ -310,7 +310,7 @@ class Sum:
             "the sum of its Python ints does not fit; add floats, or object arrays, whose + has no limit",
         )
 
-    def finished(self, scale: Any = None, into: Array | None = None) -> Any:
+    def finished(self, scale: object = None, into: Array | None = None) -> Any:
         """Scaled and rounded once (A11, D9, D10), to the sum's dtype or that of `out`; for that it is dense."""
         value, dtype = self.value, self.dtype if into is None else into.dtype
         if self.form == "zero":
@@ -323,7 +323,7 @@ class Sum:
         value = (value if scale is None else value.map(scaled, scale)).map(rounded, dtype)
         return value if into is None else value.after(np.zeros(self.main[0].shape, dtype))
 
-    def result(self, scale: Any = None, own: bool = False) -> Any:
+    def result(self, scale: object = None, own: bool = False) -> Any:
         """What comes back, as the kind of thing that the first was (D15); `own`: in memory of its own."""
         if self.form in ("undefined", "object"):
             return self.value
@@ -395,8 +395,8 @@ class Pass:
 class InputBuffer:
     """Gradients are added to slots in any order; their sums, left folds in key order, are taken."""
 
-    def __init__(self, slots: Any, *, budget: Any = None, accumulate: Any = None, stream: Any = None,
-                 leaf: bool = False, create_graph: bool = False, name: Any = None) -> None:  # fmt: skip
+    def __init__(self, slots: object, *, budget: Any = None, accumulate: object = None, stream: object = None,
+                 leaf: bool = False, create_graph: bool = False, name: object = None) -> None:  # fmt: skip
         self.name, self.stream, self.leaf, self.create_graph = str(name or "InputBuffer"), stream, leaf, create_graph
         self.budget = (
             64 << 20 if budget is None or budget == "auto" else budget
@@ -415,7 +415,7 @@ class InputBuffer:
     def __len__(self) -> int:
         return len(self.slots)
 
-    def add(self, slot: int, gradient: Any, *, key: int | None = None, stream: Any = None, donate: bool = False,
+    def add(self, slot: int, gradient: object, *, key: int | None = None, stream: object = None, donate: bool = False,
             copy: bool = False) -> None:  # fmt: skip
         """Park one gradient; fold what is ready when the parked bytes pass the budget."""
         i, who = self._at(slot)
@@ -468,7 +468,13 @@ class InputBuffer:
             return self.passes[i].whole().result(own=True)
 
     def take(
-        self, stream: Any = None, *, slot: int | None = None, out: Any = None, scale: Any = None, writable: bool = False
+        self,
+        stream: object = None,
+        *,
+        slot: int | None = None,
+        out: object = None,
+        scale: object = None,
+        writable: bool = False,
     ) -> Any:
         """All sums, and the buffer is empty afterwards; or that of one slot, and it is."""
         if slot is None:
@@ -476,9 +482,9 @@ class InputBuffer:
         need(not isinstance(out, list | tuple), TypeError, "out: with slot= give the array itself")
         return self._take([self._at(slot)[0]], [out], scale, writable)[0]
 
-    def _take(self, slots: list[int], out: Any, scale: Any, writable: bool) -> list[Any]:
+    def _take(self, slots: list[int], out: object, scale: object, writable: bool) -> list[Any]:
         outs = self._checked(slots, out, scale)
-        results: list[Any] = []
+        results: list[object] = []
         writes: list[tuple[Array, Array]] = []
         with self._doing("take", slots):
             for total, target in zip([self.passes[i].whole() for i in slots], outs, strict=True):
@@ -549,7 +555,7 @@ class InputBuffer:
             for i in slots:
                 self.busy[i] = ""
 
-    def _checked(self, slots: list[int], out: Any, scale: Any) -> list[Any]:
+    def _checked(self, slots: list[int], out: Any, scale: object) -> list[Any]:
         """What was asked of take, held against each slot before anything is done (A16, D10, D11)."""
         outs = [None] * len(slots) if out is None else out
         need(isinstance(outs, list | tuple), TypeError, f"out: expected a list of arrays, got a {type(out).__name__}")
@@ -591,7 +597,7 @@ class InputBuffer:
             need(cast, ValueError, f"{who}: out: expected dtype {dtype.name}, got {x.dtype.name}")
 
 
-def slots_of(slots: Any, accumulate: Any) -> list[Slot]:
+def slots_of(slots: Any, accumulate: object) -> list[Slot]:
     """A count, or a sequence of example arrays and Slots."""
     if isinstance(slots, int | np.integer) and not isinstance(slots, bool):
         need(slots >= 0, ValueError, f"slots: expected a count >= 0, got {slots}")

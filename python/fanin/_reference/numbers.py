@@ -95,7 +95,7 @@ def compact(x: Array, axes: set[int]) -> Array:
     return x[tuple(slice(0, 1) if i in axes else slice(None) for i in range(x.ndim))]
 
 
-def each(f: Callable[..., Any], *arrays: Array) -> Array:
+def each(f: Callable[..., object], *arrays: Array) -> Array:
     """f of arrays of one shape. Along axes where each merely repeats itself, so does the result (A13)."""
     axes = set.intersection(*map(expanded, arrays))
     with np.errstate(all="ignore"):

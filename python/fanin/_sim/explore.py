@@ -40,7 +40,7 @@ class Report:
     races: int
     deadlocks: int
     errors: int
-    results: tuple[Any, ...]
+    results: tuple[object, ...]
     """The different results, the first run's first."""
     schedule: str | None
     """The order of the first run that failed or differed; None if none did."""

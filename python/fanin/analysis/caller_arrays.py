@@ -25,7 +25,7 @@ class CallerArrays(RunArrays):
     back; of the others nothing is known.
     """
 
-    def __init__(self, plan: Plan, arrays: Sequence[Any], copied: Sequence[int] | None = None) -> None:
+    def __init__(self, plan: Plan, arrays: Sequence[object], copied: Sequence[int] | None = None) -> None:
         self.plan, self.arrays, self.private = plan, arrays, list(arrays)
         self.copied: Sequence[int] = range(len(plan.groups)) if copied is None else copied
         #: the arrays that are kept, by number, in the order of the snapshot

@@ -138,10 +138,10 @@ class SavedTensor:
         self.t, self.where = t, StoragePlace.of(t)
         self.version: int | None = None if t.is_inference() else t._version
         self.requires_grad: bool = t.requires_grad
-        self.attributes: dict[str, Any] = dict(t.__dict__)
+        self.attributes: dict[str, object] = dict(t.__dict__)
         self.grad: Tensor | None = t.grad if t.is_leaf or not self.requires_grad else None
         self.history: History | None = None
-        self.hooks: dict[str, dict[Any, Any] | None] = {}
+        self.hooks: dict[str, dict[Any, object] | None] = {}
         if self.requires_grad:
             self.hooks = {k: None if (hooks := getattr(t, k, None)) is None else dict(hooks) for k in HOOKS}
             if not t.is_leaf and t._base is None:  # a view has the history of its base
@@ -177,7 +177,7 @@ class SavedTensor:
             t.__dict__.clear()
             t.__dict__.update(self.attributes)
         for name, before in self.hooks.items():
-            now: dict[Any, Any] = getattr(t, name, None) or {}
+            now: dict[Any, object] = getattr(t, name, None) or {}
             for key in list(now):
                 if key not in (before or {}):
                     del now[key]
@@ -302,11 +302,11 @@ class CallerTensors(CallerArrays):
         """Where an array's first element lies."""
         return super().begin(o) if isinstance(o, np.ndarray) else start_of(o)
 
-    def is_array(self, o: Any) -> bool:
+    def is_array(self, o: object) -> bool:
         """Whether an output is an array."""
         return isinstance(o, (torch().Tensor, np.ndarray))
 
-    def remakeable(self, o: Any) -> bool:
+    def remakeable(self, o: object) -> bool:
         """Whether an output is all in its memory and geometry."""
         return type(o) in (torch().Tensor, np.ndarray)
 
@@ -386,7 +386,7 @@ def parts() -> Any:
             return t.new_empty(()).expand(t.shape)
 
         @staticmethod
-        def backward(ctx: Any, g: Any) -> Any:
+        def backward(ctx: object, g: object) -> Any:
             return g
 
     class Back(function):  # type: ignore[misc]
@@ -398,7 +398,7 @@ def parts() -> Any:
             return t
 
         @staticmethod
-        def backward(ctx: Any, g: Any) -> Any:
+        def backward(ctx: object, g: object) -> Any:
             return None, g
 
     class Parts:

@@ -72,12 +72,12 @@ class Call:
         return trees.paths(args, "args") + trees.paths(kwargs, "kwargs")
 
 
-def call_of(args: tuple[Any, ...], kwargs: dict[str, Any], who: str) -> Call:
+def call_of(args: tuple[object, ...], kwargs: dict[str, object], who: str) -> Call:
     """Flatten a call. TypeError for arrays of more than one library."""
-    leaves: list[Any] = []
+    leaves: list[object] = []
     form = trees.flatten((args, {k: kwargs[k] for k in sorted(kwargs)}), leaves)
     index: list[int | None] = []
-    arrays: list[Any] = []
+    arrays: list[object] = []
     first: list[int] = []
     known: dict[int, int] = {}
     kinds, tensors = array_kinds(), 0
@@ -99,7 +99,7 @@ def call_of(args: tuple[Any, ...], kwargs: dict[str, Any], who: str) -> Call:
     return call
 
 
-def check_given(given: Any, what: str, who: str) -> tuple[Any, ...]:
+def check_given(given: object, what: str, who: str) -> tuple[Any, ...]:
     """The arguments that were given as a sequence. TypeError for what is none: a bare array, a number, a dict."""
     if given is None:
         return ()
@@ -163,7 +163,7 @@ def check_reach(geometry: Geometry, name: Callable[[], str]) -> None:
         )
 
 
-def check_signature(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], who: str) -> None:
+def check_signature(fn: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object], who: str) -> None:
     """TypeError for arguments that the function does not take, naming the first by descriptor; before anything
     has run.
     """
@@ -187,7 +187,7 @@ def check_signature(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
         rest = any(p.kind is p.VAR_POSITIONAL for p in signature.parameters.values())
         called = getattr(fn, "__name__", repr(fn))
         if len(args) > len(takes) and not rest:
-            leaves: list[Any] = []
+            leaves: list[object] = []
             trees.flatten(args[: len(takes)], leaves)
             extra = PlainAOTInput(len(leaves)).expr()
             raise TypeError(
@@ -247,12 +247,12 @@ class Outcome:
     geometry: tuple[tuple[int, Geometry], ...]
     resized: tuple[int, ...]
     flags: tuple[tuple[int, bool], ...]  #: which arrays may be written now and could not before, or the other way round
-    form: Any
+    form: object
     places: tuple[Place, ...]
     bases: tuple[Geometry, ...]  #: of the extra bases
 
 
-def outcome_of(run: RunArrays, result: Any, outputs: list[Any], bases: list[Any]) -> Outcome:
+def outcome_of(run: RunArrays, result: object, outputs: list[object], bases: list[Any]) -> Outcome:
     """Look at everything that a run touched. `outputs` is filled with the result's leaves, `bases` with the extra bases
     that several outputs share.
     """
@@ -265,7 +265,7 @@ def outcome_of(run: RunArrays, result: Any, outputs: list[Any], bases: list[Any]
     return Outcome(frozenset(run.written), geometry, resized, flags, form, places, shared)
 
 
-def places_of(run: RunArrays, outputs: Sequence[Any], bases: list[Any]) -> list[Place]:
+def places_of(run: RunArrays, outputs: Sequence[Any], bases: list[object]) -> list[Place]:
     """Where each output lies."""
     inputs = {id(p): u for u, p in enumerate(run.private)}
     first_seen: dict[int, int] = {}
@@ -297,7 +297,7 @@ def places_of(run: RunArrays, outputs: Sequence[Any], bases: list[Any]) -> list[
     ]
 
 
-def is_stripped(o: Any) -> bool:
+def is_stripped(o: object) -> bool:
     """Whether an output is an array of a private class without its class: NumPy makes it of that where it would have
     handed on the array itself.
     """
@@ -309,7 +309,7 @@ def is_stripped(o: Any) -> bool:
     )
 
 
-def view_place(run: RunArrays, number: int, o: Any, twin: int | None) -> Place:
+def view_place(run: RunArrays, number: int, o: object, twin: int | None) -> Place:
     """The place of an output in the memory of a group of inputs; it is called a view of the input whose view it was,
     where that is known.
     """
@@ -328,7 +328,7 @@ def view_place(run: RunArrays, number: int, o: Any, twin: int | None) -> Place:
 
 def storage_of(array: Array) -> int:
     """Equal for arrays that are views of the same memory: the identity of what the chain of bases ends in."""
-    link: Any = array
+    link: object = array
     while isinstance(link, np.ndarray) and link.base is not None:
         link = link.base
     while isinstance(link, memoryview) and link.obj is not None:
@@ -336,7 +336,7 @@ def storage_of(array: Array) -> int:
     return id(link)
 
 
-def share(outputs: Sequence[Any], shared: list[int], places: list[Place | None], bases: list[Any]) -> None:
+def share(outputs: Sequence[Any], shared: list[int], places: list[Place | None], bases: list[object]) -> None:
     """The places of outputs in one piece of memory that is no input's."""
     distinct: dict[int, int] = {}
     for j in shared:
@@ -367,7 +367,7 @@ def share(outputs: Sequence[Any], shared: list[int], places: list[Place | None],
 # Back to the caller
 
 
-def check_outputs(run: RunArrays, outputs: Sequence[Any], who: str) -> None:
+def check_outputs(run: RunArrays, outputs: Sequence[object], who: str) -> None:
     """TypeError for an output on an input's memory that cannot be made anew there."""
     for j, o in enumerate(outputs):
         if run.is_array(o) and not run.remakeable(o) and run.group_at(o) is not None:
@@ -377,7 +377,7 @@ def check_outputs(run: RunArrays, outputs: Sequence[Any], who: str) -> None:
             )
 
 
-def check_hidden(run: RunArrays, outputs: Sequence[Any], who: str, where: str = "") -> None:
+def check_hidden(run: RunArrays, outputs: Sequence[object], who: str, where: str = "") -> None:
     """TypeError for a leaf of a result that keeps memory of an input out of sight; `where`: what the leaves are of, if
     not of the result.
     """

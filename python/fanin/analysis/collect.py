@@ -55,8 +55,8 @@ KINDS = {
 
 
 def collect_metadata(
-    fn: Callable[..., Any],
-    args: Sequence[Any],
+    fn: Callable[..., object],
+    args: Sequence[object],
     kwargs: dict[str, Any] | None = None,
     *,
     keep_input_mutations: bool = False,
@@ -111,7 +111,7 @@ def collect_metadata(
         return of_tensors(fn, call, keep_input_mutations=keep_input_mutations, **tensor_options)
     check_arrays(call, check_array, "collect_metadata")
     layout = plan(call.arrays, components_of(Layout(call.arrays)))
-    options: dict[str, Any] = {"keep_input_mutations": keep_input_mutations, "requires_grad": requires_grad}
+    options: dict[str, object] = {"keep_input_mutations": keep_input_mutations, "requires_grad": requires_grad}
     meta = collect(fn, call, args, kwargs, layout, grad_enabled=grad_enabled, **options)[0]
     return dataclasses.replace(meta, static_input_indices=static) if static else meta
 
@@ -149,9 +149,9 @@ def check_flags(call: Call, requires_grad: Sequence[bool] | None, who: str) -> N
 
 
 def of_tensors(
-    fn: Callable[..., Any],
+    fn: Callable[..., object],
     call: Call,
-    look: Callable[[list[Any], Any], Callable[[Any], None]] | None = None,
+    look: Callable[[list[object], Any], Callable[[Any], None]] | None = None,
     **options: Any,
 ) -> ViewAndMutationMeta:
     """The same of a function on torch tensors, whose flags say who requires a gradient. `look` is called before with
@@ -164,7 +164,7 @@ def of_tensors(
         if u is None:
             check_argument(leaf, lambda i=i: f"collect_metadata: {call.leaf_name(i)}", kinds)  # type: ignore[misc]
 
-    def flat(*leaves: Any) -> Any:
+    def flat(*leaves: object) -> Any:
         it = iter(leaves)
         given = tuple([trees.unflatten(one, it) for one in args.inner])
         named = {k: trees.unflatten(one, it) for k, one in zip(kwargs.keys, kwargs.inner, strict=True)}
@@ -197,10 +197,10 @@ def storages(tensors: Iterable[Any]) -> set[int]:
 
 
 def collect(
-    fn: Callable[..., Any],
+    fn: Callable[..., object],
     call: Call,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
     layout: Plan,
     *,
     grad_enabled: Callable[[], bool] | None = None,
@@ -216,7 +216,7 @@ def collect(
     copies = trees.Copies(lambda leaf: known.get(id(leaf), leaf))
     result = fn(*[copies.of(a) for a in args], **{k: copies.of(v) for k, v in kwargs.items()})
     log.close()
-    outputs: list[Any] = []
+    outputs: list[object] = []
     bases: list[Any] = []
     outcome = outcome_of(run, result, outputs, bases)
     check_hidden(run, outputs, "collect_metadata")
@@ -227,7 +227,7 @@ def meta_of(
     call: Call,
     run: RunArrays,
     outcome: Outcome,
-    outputs: Sequence[Any],
+    outputs: Sequence[object],
     bases: Sequence[Array],
     earlier: frozenset[int],
     log: Log | None,
@@ -316,7 +316,7 @@ def tangents_of(
     outcome: Outcome,
     inputs: Sequence[InputAliasInfo],
     infos: Sequence[OutputAliasInfo],
-    outputs: Sequence[Any],
+    outputs: Sequence[object],
     bases: Sequence[Array],
 ) -> tuple[list[TangentMeta], list[TangentAOTInput]]:
     """What has a tangent, in order, and the descriptors of the tangents: new values of inputs, outputs that pass

@@ -52,7 +52,9 @@ class Guard:
         #: leaves without a byte, of which memory cannot tell whether two are one object
         self.empty = [call.first[u] for u, a in enumerate(call.arrays) if 0 in a.shape or a.dtype.itemsize == 0]
 
-    def arrays(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Sequence[Any], Sequence[Array]] | None:
+    def arrays(
+        self, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> tuple[Sequence[Any], Sequence[Array]] | None:
         """(leaves, distinct arrays) of a call of the same layout; None for another one."""
         leaves = self._leaves(args, kwargs)
         if leaves is None:
@@ -153,7 +155,7 @@ def look(a: Array | Tensor) -> tuple[Any, ...]:
 WORDS = ("dtype", "shape", "strides", "writeable")
 
 
-def in_words(what: str, value: Any) -> str:
+def in_words(what: str, value: object) -> str:
     """One of them in words."""
     if what == "writeable":
         return "an array that can be written" if value else "an array that is read-only"

@@ -96,7 +96,7 @@ def held(x: Any, kinds: tuple[type, ...], depth: int = 0) -> Iterator[Any]:
             yield from held(item, kinds, depth + 1)
 
 
-def is_boxed(x: Any) -> bool:
+def is_boxed(x: object) -> bool:
     """Whether it is an array of objects."""
     return isinstance(x, np.ndarray) and x.dtype.hasobject
 
@@ -123,7 +123,7 @@ def shows(x: Any) -> bool:
     return True
 
 
-def meet(x: Any, array: Any) -> bool:
+def meet(x: object, array: object) -> bool:
     """Whether an object that shows memory shows a byte of an array; False where nobody can tell."""
     try:
         one = next(shown(x), None) if isinstance(x, VIEWS) else x
@@ -132,7 +132,7 @@ def meet(x: Any, array: Any) -> bool:
         return False
 
 
-def shown(x: Any) -> Iterator[Any]:
+def shown(x: object) -> Iterator[Any]:
     """The array that a memoryview or `a.flat` shows."""
     try:
         base = x.base if isinstance(x, (np.flatiter, np.void)) else np.asarray(x)
@@ -142,7 +142,7 @@ def shown(x: Any) -> Iterator[Any]:
         return  # released, or of a format that NumPy does not know
 
 
-def items_of(x: Any) -> Iterable[Any]:
+def items_of(x: object) -> Iterable[Any]:
     """What an object holds."""
     if isinstance(x, functools.partial):
         return [x.func, *x.args, *x.keywords.values()]
@@ -156,7 +156,7 @@ def items_of(x: Any) -> Iterable[Any]:
     return attributes
 
 
-def check_argument(x: Any, name: Callable[[], str], kinds: tuple[type, ...]) -> None:
+def check_argument(x: object, name: Callable[[], str], kinds: tuple[type, ...]) -> None:
     """TypeError for an argument, no array itself, that holds one; a memoryview is a buffer of its own kind, and passed
     on.
     """
@@ -171,7 +171,9 @@ def check_argument(x: Any, name: Callable[[], str], kinds: tuple[type, ...]) -> 
         )
 
 
-def check_result(x: Any, name: Callable[[], str], kinds: tuple[type, ...], is_private: Callable[[Any], bool]) -> None:
+def check_result(
+    x: object, name: Callable[[], str], kinds: tuple[type, ...], is_private: Callable[[Any], bool]
+) -> None:
     """TypeError for a part of a result, no array itself, that holds memory of an input, or runs later."""
     if isinstance(x, LATER):
         raise TypeError(

@@ -37,7 +37,7 @@ __all__ = ["OverlapDifference", "compute_overlapping_inputs", "explain_overlap_d
 
 
 def compute_overlapping_inputs(
-    arrays: Sequence[Any], indices: Sequence[int] | None = None, *, compat: str | None = None
+    arrays: Sequence[object], indices: Sequence[int] | None = None, *, compat: str | None = None
 ) -> set[int]:
     """The positions, among `indices`, of arrays that share memory with another one of them.
 
@@ -71,7 +71,7 @@ def compute_overlapping_inputs(
     return found
 
 
-def chosen_of(arrays: Sequence[Any], indices: Sequence[int] | None) -> Sequence[int]:
+def chosen_of(arrays: Sequence[object], indices: Sequence[int] | None) -> Sequence[int]:
     """The positions that are asked for. TypeError: no sequence of arrays."""
     if type(arrays) not in (list, tuple) and (
         isinstance(arrays, (np.ndarray, str, bytes))
@@ -98,7 +98,7 @@ def chosen_of(arrays: Sequence[Any], indices: Sequence[int] | None) -> Sequence[
 # The exact answer
 
 
-def exact(arrays: Sequence[Any], chosen: Sequence[int]) -> set[int]:
+def exact(arrays: Sequence[object], chosen: Sequence[int]) -> set[int]:
     """What shares a byte with another one: within the process's memory, and within each storage that is none."""
     every = isinstance(chosen, range)
     try:
@@ -114,7 +114,7 @@ def exact(arrays: Sequence[Any], chosen: Sequence[int]) -> set[int]:
     return {group[k][0] for group in spaces.values() for k in _core.overlaps([array for _, array in group]).indices}
 
 
-def shares(x: Any, y: Any) -> bool:
+def shares(x: object, y: object) -> bool:
     """Whether two arrays share a byte; "unknown" is taken for yes."""
     one, other = stand_in(x, 0), stand_in(y, 1)
     return one.storage == other.storage and bool(_core.overlap(one.array, other.array))
@@ -161,7 +161,7 @@ def stand_in(array: Any, index: int) -> StandIn:
     return StandIn(array.untyped_storage()._cdata, np.asarray(Somewhere(start, tuple(array.shape), strides, size)))
 
 
-def not_an_array(x: Any, index: int) -> TypeError:
+def not_an_array(x: object, index: int) -> TypeError:
     """What is raised for anything else."""
     return TypeError(
         f"compute_overlapping_inputs: expected ndarrays or strided torch tensors, got a {type(x).__name__} at {index}"
@@ -296,7 +296,9 @@ WHY = {
 }
 
 
-def explain_overlap_differences(arrays: Sequence[Any], indices: Sequence[int] | None = None) -> list[OverlapDifference]:
+def explain_overlap_differences(
+    arrays: Sequence[object], indices: Sequence[int] | None = None
+) -> list[OverlapDifference]:
     """Each pair for which compat="torch" and the exact answer differ, with the rule that is to blame.
 
     Arguments and errors are those of `compute_overlapping_inputs`.

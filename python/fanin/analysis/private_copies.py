@@ -157,7 +157,7 @@ def can_be_made_writeable(array: Array) -> bool:
     return True
 
 
-def freeze(array: Any) -> None:
+def freeze(array: object) -> None:
     """Make an array and all arrays that it is a view of read-only: NumPy lets a view be made writable where any of them
     is writable.
     """
@@ -176,7 +176,7 @@ def writeable_window(window: Array) -> Array:
 class MemoryAt:
     """Memory at an address, of an owner that is kept alive."""
 
-    def __init__(self, start: int, geometry: Geometry, readonly: bool, owner: Any) -> None:
+    def __init__(self, start: int, geometry: Geometry, readonly: bool, owner: object) -> None:
         self.owner = owner
         size = geometry.dtype.itemsize
         self.__array_interface__ = {
@@ -415,11 +415,11 @@ class RunArrays(ABC):
         """Where an array's first element lies."""
         return address(o)
 
-    def is_array(self, o: Any) -> bool:
+    def is_array(self, o: object) -> bool:
         """Whether an output is an array."""
         return isinstance(o, np.ndarray)
 
-    def remakeable(self, o: Any) -> bool:
+    def remakeable(self, o: object) -> bool:
         """Whether an output is all in its memory and geometry."""
         return type(o) is np.ndarray or type(o) in REMADE
 
@@ -439,7 +439,7 @@ class PrivateCopies(RunArrays):
     """
 
     def __init__(
-        self, plan: Plan, arrays: Sequence[Any], kind: type = np.ndarray, copied: Sequence[int] | None = None
+        self, plan: Plan, arrays: Sequence[object], kind: type = np.ndarray, copied: Sequence[int] | None = None
     ) -> None:
         self.plan, self.arrays = plan, arrays
         self.copied: Sequence[int] = range(len(plan.groups)) if copied is None else copied

@@ -70,7 +70,7 @@ class Recording:
     `touched`: the arrays that were written in this call or another one.
     """
 
-    fn: Callable[..., Any]
+    fn: Callable[..., object]
     plan: Plan
     index: Sequence[int | None]
     form: Any
@@ -163,7 +163,7 @@ class Pure:
             self.meta, mask, [at[i if u is None else self.first[u]] for i, u in enumerate(self.index)]
         )
         outer = [None if self.index[i] is None else self._stand_in(self.index[i]) for i in kept]
-        inner: list[Any] = [self._base_stand_in(g) for g in self.bases] + [outer[at[i]] for i in self.rest]
+        inner: list[object] = [self._base_stand_in(g) for g in self.bases] + [outer[at[i]] for i in self.rest]
         info: list[Any] = []
         for i, array in zip(kept, outer, strict=True):
             u = self.index[i]
@@ -191,7 +191,7 @@ class Pure:
 
     # The wrapper's way in
 
-    def inner(self, leaves: Sequence[Any], arrays: Sequence[Array]) -> list[Any]:
+    def inner(self, leaves: Sequence[object], arrays: Sequence[Array]) -> list[Any]:
         """The inner arguments for the caller's own, without a copy: bases are read-only views."""
         return [*(base_of(self.plan.groups[g], arrays) for g in self.bases), *(leaves[i] for i in self.rest)]
 
@@ -214,8 +214,8 @@ class Pure:
                 "pure: the function changed a list or dict among its arguments: a pure function cannot; return what it"
                 " should hold"
             )
-        outputs: list[Any] = []
-        extra: list[Any] = []
+        outputs: list[object] = []
+        extra: list[object] = []
         outcome = outcome_of(run, result, outputs, extra)
         check_hidden(run, outputs, "pure")
         self._hold(run, outcome)
@@ -223,7 +223,7 @@ class Pure:
         values += [run.as_it_was(u) if u in self.touched else run.private[u] for u in self.changed]
         return values + outputs + [run.private[u] for u in self.late] + extra
 
-    def _arrays(self, inner: Sequence[Any]) -> list[Array]:
+    def _arrays(self, inner: Sequence[object]) -> list[Array]:
         """The arrays as the outer function has them: views of bases, and those that were passed as they are."""
         descs = self.input_descs
         if len(inner) != len(descs):
@@ -275,9 +275,9 @@ class Pure:
     def to_caller(
         self,
         arrays: Sequence[Array],
-        leaves: Sequence[Any],
-        values: Sequence[Any],
-        given: Mapping[int, Any] | None = None,
+        leaves: Sequence[object],
+        values: Sequence[object],
+        given: Mapping[int, object] | None = None,
     ) -> Any:
         """Give the caller what the values of a pure run say: writes, geometry, views of the caller's own arrays.
         Returns the function's result, in which containers that were handed through, `given` by their places, are the
@@ -300,7 +300,7 @@ class Pure:
             arrays[u].flags.writeable = writeable
         return result
 
-    def _counted(self, values: Any) -> list[Any]:
+    def _counted(self, values: object) -> list[Any]:
         """The values of a compiled function as a list. TypeError, ValueError unless they are as many as
         `output_descs`.
         """
@@ -315,7 +315,7 @@ class Pure:
             raise ValueError(f"{expected}; got {len(values)}")
         return list(values)
 
-    def _moves(self, arrays: Sequence[Array], news: Sequence[Any]) -> list[tuple[Array, Array]]:
+    def _moves(self, arrays: Sequence[Array], news: Sequence[object]) -> list[tuple[Array, Array]]:
         """(new bits, the caller's bits, which can be written) of everything that was written."""
         moves = []
         for k, g in enumerate(self.bases):
@@ -336,7 +336,7 @@ class Pure:
                 moves.append((words(value), writeable_window(words(arrays[u]))))
         return moves
 
-    def _shared(self, outputs: Sequence[Any], bases: Sequence[Any]) -> tuple[list[Any], list[Array]]:
+    def _shared(self, outputs: Sequence[object], bases: Sequence[object]) -> tuple[list[Any], list[Array]]:
         """Outputs and extra bases of which views will be made, laid out as at the recorded call."""
         names = [d.expr() for d in self.output_descs]
         start = len(names) - len(bases)
@@ -349,13 +349,13 @@ class Pure:
             laid_out(b, g, names[start + k]) for k, (b, g) in enumerate(zip(bases, self.outcome.bases, strict=True))
         ]
 
-    def _parts(self, values: list[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+    def _parts(self, values: list[object]) -> tuple[list[Any], list[Any], list[Any]]:
         ends = list(
             itertools.accumulate((len(self.bases) + len(self.changed), len(self.outcome.places), len(self.late)))
         )
         return values[: ends[0]], values[ends[0] : ends[1]], values[ends[2] :]
 
-    def _outputs(self, arrays: Sequence[Array], outputs: Sequence[Any], bases: Sequence[Any]) -> list[Any]:
+    def _outputs(self, arrays: Sequence[Array], outputs: Sequence[object], bases: Sequence[Any]) -> list[Any]:
         """Each output: passed on, the caller's own array, or a view made anew."""
         made: list[Any] = list(outputs)
         order = sorted(range(len(made)), key=lambda j: self.outcome.places[j].kind == "output")  # bases first
@@ -381,7 +381,7 @@ class Pure:
         return view_at(address(arrays[p.base]) - m.offset + p.offset, p.geometry, p.writeable, arrays[p.base])
 
 
-def checked(value: Any, shape: tuple[int, ...], dtype: np.dtype[Any], name: str) -> Array:
+def checked(value: object, shape: tuple[int, ...], dtype: np.dtype[Any], name: str) -> Array:
     """A value that a compiled function returned, as an ndarray; ValueError for another shape or dtype."""
     array = np.asarray(value)
     if array.shape != shape or array.dtype != dtype:
@@ -392,7 +392,7 @@ def checked(value: Any, shape: tuple[int, ...], dtype: np.dtype[Any], name: str)
     return array
 
 
-def laid_out(value: Any, geometry: Geometry, name: str) -> Array:
+def laid_out(value: object, geometry: Geometry, name: str) -> Array:
     """The same in a geometry: a copy, where it has another one."""
     array = checked(value, geometry.shape, geometry.dtype, name)
     if array.strides == geometry.strides:

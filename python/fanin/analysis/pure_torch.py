@@ -42,7 +42,7 @@ class Shown:
         )
 
     @staticmethod
-    def of(x: Any) -> Shown | None:
+    def of(x: object) -> Shown | None:
         """That of anything; None for what is no strided tensor."""
         return Shown.given(x) if isinstance(x, torch().Tensor) and str(x.layout) == "torch.strided" else None
 
@@ -128,7 +128,7 @@ class TensorPure(Pure):
         it = iter(leaves)
         given = [filled(one, it) for one in args.inner]
         named = {k: filled(one, it) for k, one in zip(kwargs.keys, kwargs.inner)}  # noqa: B905  (traced)
-        outputs: list[Any] = []
+        outputs: list[object] = []
         gather(self.fn(*given, **named), outputs)
         if len(outputs) != len(self.shown):
             raise ValueError(f"pure: expected {len(self.shown)} results, as at the recorded call, got {len(outputs)}")
@@ -138,7 +138,7 @@ class TensorPure(Pure):
         ]
         return bases + changed + outputs + [tensors[u] for u in self.late]
 
-    def _fit(self, inner: Sequence[Any]) -> None:
+    def _fit(self, inner: Sequence[object]) -> None:
         names = self.input_names
         if len(inner) != len(names):
             raise ValueError(f"pure: expected {len(names)} arguments, {', '.join(names)}; got {len(inner)}")
@@ -151,7 +151,7 @@ class TensorPure(Pure):
 
     # The wrapper's way in
 
-    def inner(self, leaves: Sequence[Any], arrays: Sequence[Tensor]) -> list[Any]:  # type: ignore[override]
+    def inner(self, leaves: Sequence[object], arrays: Sequence[Tensor]) -> list[Any]:  # type: ignore[override]
         """The inner arguments for the caller's own, without a copy: bases are views that gradients follow."""
         return [*(self.region(g, arrays) for g in self.bases), *(leaves[i] for i in self.rest)]
 
@@ -188,9 +188,9 @@ class TensorPure(Pure):
     def to_caller(  # type: ignore[override]
         self,
         arrays: Sequence[Tensor],
-        leaves: Sequence[Any],
-        values: Sequence[Any],
-        given: Mapping[int, Any] | None = None,
+        leaves: Sequence[object],
+        values: Sequence[object],
+        given: Mapping[int, object] | None = None,
     ) -> Any:
         """Give the caller what the values of a pure run say: writes, geometry, views of the caller's own tensors.
         Returns the function's result.
@@ -276,7 +276,7 @@ def filled(form: Any, leaves: Any) -> Any:
     return trees.made(form.kind, items, form.keys)
 
 
-def gather(tree: Any, leaves: list[Any]) -> None:
+def gather(tree: object, leaves: list[object]) -> None:
     """The leaves of a tree, in code that can be traced."""
     if isinstance(tree, (list, tuple)):
         for item in tree:
@@ -288,7 +288,7 @@ def gather(tree: Any, leaves: list[Any]) -> None:
         leaves.append(tree)
 
 
-def check_shape(x: Any, shape: tuple[int, ...], dtype: Any, name: str) -> None:
+def check_shape(x: object, shape: tuple[int, ...], dtype: object, name: str) -> None:
     """ValueError for another shape or dtype; TypeError for what is no tensor."""
     if not isinstance(x, torch().Tensor):
         raise TypeError(f"{name}: expected a tensor of {dtype}, shape {shape}; got a {type(x).__name__}")

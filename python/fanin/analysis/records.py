@@ -392,14 +392,14 @@ class ViewAndMutationMeta:
     output_info: tuple[OutputAliasInfo, ...]
     num_intermediate_bases: int = 0
     keep_input_mutations: bool = False
-    traced_tangents: tuple[Any, ...] = ()
+    traced_tangents: tuple[object, ...] = ()
     traced_tangents_descs: tuple[AOTInput, ...] = ()
-    subclass_inp_meta: tuple[Any, ...] = ()
-    subclass_fw_graph_out_meta: tuple[Any, ...] = ()
-    subclass_tangent_meta: tuple[Any, ...] = ()
+    subclass_inp_meta: tuple[object, ...] = ()
+    subclass_fw_graph_out_meta: tuple[object, ...] = ()
+    subclass_tangent_meta: tuple[object, ...] = ()
     grad_enabled_mutation: bool | None = None
     static_input_indices: tuple[int, ...] = ()
-    tokens: Mapping[Any, Any] = field(default_factory=lambda: NO_TOKENS)
+    tokens: Mapping[Any, object] = field(default_factory=lambda: NO_TOKENS)
     num_backward_tokens: int = 0
     is_rng_op_functionalized: bool = False
 

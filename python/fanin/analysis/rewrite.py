@@ -66,7 +66,7 @@ def remove_dupe_metadata(
     )
 
 
-def check_meta(m: Any, who: str) -> None:
+def check_meta(m: object, who: str) -> None:
     """TypeError for what is no metadata."""
     if not isinstance(m, ViewAndMutationMeta):
         found = "None" if m is None else f"a {type(m).__name__}"
@@ -115,12 +115,12 @@ def input_of(m: ViewAndMutationMeta, o: OutputAliasInfo) -> int:
     return o.base_idx
 
 
-def masked(every: tuple[Any, ...], head: Sequence[bool]) -> tuple[Any, ...]:
+def masked(every: tuple[object, ...], head: Sequence[bool]) -> tuple[Any, ...]:
     """What is kept of the first ones, and all that follow."""
     return (*(x for x, kept in zip(every, head, strict=False) if kept), *every[len(head) :])
 
 
-def renumbered(metas: tuple[Any, ...]) -> tuple[Any, ...]:
+def renumbered(metas: tuple[object, ...]) -> tuple[Any, ...]:
     """Plain arrays, of which each has its own position."""
     return tuple(
         dataclasses.replace(x, unwrapped_idx=i) if isinstance(x, PlainTensorMeta) else x for i, x in enumerate(metas)
@@ -193,8 +193,8 @@ def create_synthetic_base_metadata(
 def check_bases(
     m: ViewAndMutationMeta,
     info: Sequence[BaseInfo],
-    outer_args: Sequence[Any],
-    inner_args: Sequence[Any],
+    outer_args: Sequence[object],
+    inner_args: Sequence[object],
     inner_args_desc: Sequence[AOTInput],
 ) -> list[list[int]]:
     """For each inner input the outer ones that became it; ValueError where that makes no sense."""
@@ -253,8 +253,8 @@ def output_of(
     o: OutputAliasInfo,
     position: Sequence[int],
     merged: Sequence[bool],
-    outer_args: Sequence[Any],
-    inner_args: Sequence[Any],
+    outer_args: Sequence[object],
+    inner_args: Sequence[object],
 ) -> OutputAliasInfo:
     """What an output is to the inner inputs; positions of outputs and of intermediate bases stay as they are."""
     if o.output_type not in INPUT_ALIAS_TYPES:
@@ -272,7 +272,7 @@ def output_of(
     )
 
 
-def geometry_output(view: Any, base: int) -> OutputAliasInfo:
+def geometry_output(view: object, base: int) -> OutputAliasInfo:
     """The output that carries the changed geometry of a merged input."""
     asks = bool(getattr(view, "requires_grad", False))
     return OutputAliasInfo(OutputType.alias_of_input, type(view), base, frozenset(), asks, asks)

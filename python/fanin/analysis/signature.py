@@ -108,13 +108,13 @@ class GraphSignature:
 
 
 def create_graph_signature(
-    fx_g: Any,
+    fx_g: object,
     fw_metadata: ViewAndMutationMeta,
-    in_spec: Any = None,
-    out_spec: Any = None,
+    in_spec: object = None,
+    out_spec: object = None,
     *,
-    user_args_flat: Sequence[Any] = (),
-    params_and_buffers_flat: Sequence[Any] = (),
+    user_args_flat: Sequence[object] = (),
+    params_and_buffers_flat: Sequence[object] = (),
     param_names: Sequence[str] = (),
     buffer_names: Sequence[str] = (),
     trace_joint: bool = False,
@@ -254,7 +254,7 @@ class Asking:
     name: str
 
 
-def asking(arrays: Sequence[Any], names: Sequence[str], what: str) -> list[Asking]:
+def asking(arrays: Sequence[object], names: Sequence[str], what: str) -> list[Asking]:
     """Those that require a gradient."""
     if len(arrays) != len(names):
         raise ValueError(f"{WHO}: expected {len(names)} {what}, {', '.join(names)}; got {len(arrays)}")

@@ -56,8 +56,8 @@ __all__ = ["collect_torch", "from_torch"]
 
 
 def collect_torch(
-    fn: Callable[..., Any],
-    args: Sequence[Any],
+    fn: Callable[..., object],
+    args: Sequence[object],
     *,
     keep_input_mutations: bool = False,
     args_descs: Sequence[AOTInput] | None = None,
@@ -147,7 +147,7 @@ def tangents_of(
     watch: Watch,
     descs: Sequence[AOTInput],
     inputs: Sequence[InputAliasInfo],
-    outs: Sequence[Any],
+    outs: Sequence[object],
     outputs: Sequence[OutputAliasInfo],
     bases: Sequence[SavedBase],
 ) -> list[Tangent]:
@@ -212,7 +212,7 @@ class Copier:
     storage.
     """
 
-    def __init__(self, torch: Any, args: Sequence[Any]) -> None:
+    def __init__(self, torch: Any, args: Sequence[object]) -> None:
         self.torch = torch
         self.storages = copied_storages(torch, [x for x in args if isinstance(x, torch.Tensor)])
         self.made: dict[int, Tensor] = {}
@@ -391,7 +391,7 @@ class Watch:
 
         return Seen()
 
-    def note(self, effects: Effects, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:
+    def note(self, effects: Effects, args: Sequence[object], kwargs: dict[str, object], result: Any) -> None:
         """What an operation wrote, and what is a view of what now."""
         viewed = []
         for place, name, writes in effects.arguments:
@@ -460,14 +460,14 @@ class WeakTensors:
         return origin if ref is not None and ref() is t else None
 
 
-def tensors(torch: Any, x: Any) -> Iterator[Tensor]:
+def tensors(torch: Any, x: object) -> Iterator[Tensor]:
     """The tensors of an argument or a result: one, or a list of them."""
     for y in leaves(x):
         if isinstance(y, torch.Tensor):
             yield y
 
 
-def in_memory(torch: Any, x: Any) -> bool:
+def in_memory(torch: Any, x: object) -> bool:
     """Whether it is a tensor with one storage of its own kind: a sparse one has several parts."""
     return isinstance(x, torch.Tensor) and x.layout is torch.strided
 
@@ -531,7 +531,7 @@ class Outputs:
     def classified(self) -> tuple[list[OutputAliasInfo], list[SavedBase]]:
         return [self.info(i, o) for i, o in enumerate(self.outs)], self.bases
 
-    def info(self, i: int, o: Any) -> OutputAliasInfo:
+    def info(self, i: int, o: object) -> OutputAliasInfo:
         if not isinstance(o, self.torch.Tensor):
             return OutputAliasInfo(OutputType.non_alias, type(o))
         if not in_memory(self.torch, o):
@@ -634,7 +634,7 @@ def from_torch(meta: Any) -> ViewAndMutationMeta:
     )
 
 
-def described(desc: Any) -> Any:
+def described(desc: object) -> Any:
     """PyTorch's descriptor as ours."""
     return parse(repr(desc))
 
@@ -679,7 +679,7 @@ def layout_from_torch(x: Any) -> PlainTensorMeta:
     return PlainTensorMeta(x.unwrapped_idx, MemoryFormatMeta(f.size, f.stride, form))
 
 
-def vars_of(info: Any) -> dict[str, Any]:
+def vars_of(info: object) -> dict[str, Any]:
     """The fields of PyTorch's InputAliasInfo."""
     return {name: getattr(info, name) for name in InputAliasInfo.__dataclass_fields__}
 

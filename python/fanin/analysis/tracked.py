@@ -31,7 +31,7 @@ class Log:
         self.writes: set[tuple[int, bool]] = set()
         self.met: set[int] = set()
         self.run: PrivateCopies | None = None
-        self._seen: set[Any] = set()
+        self._seen: set[object] = set()
 
     def open(self, run: PrivateCopies) -> None:
         """Begin to listen."""
@@ -69,11 +69,11 @@ class Tracked(np.ndarray[Any, Any]):
     fanin_log: Log | None
     fanin_origin: int | None
 
-    def __array_finalize__(self, other: Any) -> None:
+    def __array_finalize__(self, other: object) -> None:
         self.fanin_log = getattr(other, "fanin_log", None)
         self.fanin_origin = getattr(other, "fanin_origin", None)
 
-    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = None, **kwargs: Any) -> Any:
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: object, out: Any = None, **kwargs: Any) -> Any:
         call = ufunc if method == "__call__" else getattr(ufunc, method)
         given = [plain(x) if type(x) is Tracked else x for x in inputs]
         if out is None:
@@ -88,7 +88,7 @@ class Tracked(np.ndarray[Any, Any]):
             return tuple([o if o is not None else made for o, made in zip(out, result, strict=True)])
         return out[0]
 
-    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    def __array_function__(self, func: Any, types: object, args: Any, kwargs: Any) -> Any:
         result = func(*stripped(args), **stripped(kwargs))
         names = parameters(func)
         given = {**dict(zip(names, args, strict=False)), **kwargs}
@@ -106,11 +106,11 @@ class Tracked(np.ndarray[Any, Any]):
                 return result
         return super().__getitem__(key)
 
-    def __setitem__(self, key: Any, value: Any) -> None:
+    def __setitem__(self, key: Any, value: object) -> None:
         super().__setitem__(key, value)
         written(self)
 
-    def view(self, *args: Any, **kwargs: Any) -> Any:
+    def view(self, *args: object, **kwargs: object) -> Any:
         """A view that stays tracked where it is asked for as an ndarray."""
         kind = kwargs.get("type", args[-1] if args else None)
         if kind is not np.ndarray:
@@ -118,7 +118,7 @@ class Tracked(np.ndarray[Any, Any]):
         rest = [a for a in args if a is not np.ndarray]
         return super().view(*rest, **{k: v for k, v in kwargs.items() if k != "type"})
 
-    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+    def __array__(self, *args: object, **kwargs: Any) -> Any:
         return plain(self).__array__(*args, **kwargs)
 
 
@@ -126,7 +126,7 @@ class Tracked(np.ndarray[Any, Any]):
 BASIC = (int, slice, type(None), type(...), str, np.integer)
 
 
-def basic(key: Any) -> bool:
+def basic(key: object) -> bool:
     """Whether an index gives a view, or an element."""
     return all(isinstance(k, BASIC) for k in key) if type(key) is tuple else isinstance(key, BASIC)
 
@@ -140,7 +140,7 @@ def stripped(x: Any) -> Any:
     return {k: stripped(v) for k, v in x.items()} if type(x) is dict else x
 
 
-def written(x: Any) -> None:
+def written(x: object) -> None:
     """Note a write, if anybody is to be told."""
     if type(x) is Tracked and x.fanin_log is not None:
         x.fanin_log.note(x)
@@ -150,7 +150,7 @@ def written(x: Any) -> None:
 WRITERS = frozenset({np.copyto, np.place, np.put, np.put_along_axis, np.putmask, np.fill_diagonal})
 
 
-def writes_first(func: Any, given: dict[str, Any], first: Any) -> bool:
+def writes_first(func: object, given: dict[str, object], first: object) -> bool:
     """Whether a function writes its first argument."""
     if func is np.nan_to_num:
         return not given.get("copy", True) and isinstance(first, np.ndarray) and first.dtype.kind in "fc"
@@ -248,7 +248,7 @@ def writing(name: str) -> Callable[..., Any]:
     """A method that notes the write and does it."""
     whole = getattr(np.ndarray, name)
 
-    def method(self: Tracked, *args: Any, **kwargs: Any) -> Any:
+    def method(self: Tracked, *args: object, **kwargs: object) -> Any:
         result = whole(self, *args, **kwargs)
         written(self)
         return result
@@ -261,7 +261,7 @@ def making(name: str) -> Callable[..., Any]:
     """A method whose result is plain; `out=` and an in-place byteswap are writes."""
     whole = getattr(np.ndarray, name)
 
-    def method(self: Tracked, *args: Any, **kwargs: Any) -> Any:
+    def method(self: Tracked, *args: object, **kwargs: object) -> Any:
         at = OUT_AT.get(name, len(args))
         out = args[at] if at < len(args) else kwargs.get("out")
         if name == "byteswap" and (args or kwargs):
@@ -287,7 +287,7 @@ def assigned(name: str) -> property:
     """An attribute whose assignment writes elements."""
     whole = getattr(np.ndarray, name)
 
-    def assign(self: Tracked, value: Any) -> None:
+    def assign(self: Tracked, value: object) -> None:
         whole.__set__(self, value)
         written(self)
 

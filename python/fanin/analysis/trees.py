@@ -31,7 +31,7 @@ class Defaulting:
     factory: Callable[[], Any] | None
 
 
-def kind_of(node: Any) -> type | None:
+def kind_of(node: object) -> type | None:
     """list, tuple, dict, OrderedDict, defaultdict for what is exactly that, a named tuple's own type, None for
     a leaf.
     """
@@ -63,9 +63,9 @@ class Form:
 
     __slots__ = ("_hash", "_tokens", "inner", "keys", "kind", "leaves", "nodes")
 
-    def __init__(self, kind: Any, keys: tuple[Any, ...] | None, inner: tuple[Any, ...]) -> None:
+    def __init__(self, kind: object, keys: tuple[object, ...] | None, inner: tuple[Any, ...]) -> None:
         self.kind, self.keys, self.inner = kind, keys, inner
-        self._tokens: tuple[Any, ...] | None = None
+        self._tokens: tuple[object, ...] | None = None
         deeper = [one for one in inner if one is not LEAF]
         self.leaves = len(inner) - len(deeper) + sum(one.leaves for one in deeper)
         self.nodes = 1 + sum(one.nodes for one in deeper)  #: containers, itself among them
@@ -74,7 +74,7 @@ class Form:
     def tokens(self) -> tuple[Any, ...]:
         """All of it in one row."""
         if self._tokens is None:
-            row: list[Any] = []
+            row: list[object] = []
             left: list[Any] = [self]
             while left:
                 one = left.pop()
@@ -93,12 +93,12 @@ class Form:
         return hash(self.tokens)
 
 
-def flatten(tree: Any, leaves: list[Any]) -> Any:
+def flatten(tree: object, leaves: list[object]) -> Any:
     """Append the leaves of a tree to `leaves` and return its form, which can be compared, and hashed where its keys
     can. RecursionError for one that contains itself.
     """
-    top: list[Any] = []
-    stack: list[tuple[Any, Any, Iterator[Any], list[Any]]] = [(None, None, iter((tree,)), top)]
+    top: list[object] = []
+    stack: list[tuple[Any, Any, Iterator[object], list[object]]] = [(None, None, iter((tree,)), top)]
     above: set[int] = set()
     while stack:
         node, kind, items, done = stack[-1]
@@ -121,9 +121,9 @@ def flatten(tree: Any, leaves: list[Any]) -> Any:
     return top[0]
 
 
-def containers(tree: Any) -> list[Any]:
+def containers(tree: object) -> list[Any]:
     """The containers of a tree, in the order in which they are met."""
-    found: list[Any] = []
+    found: list[object] = []
     left = [tree]
     while left:
         node = left.pop()
@@ -134,11 +134,11 @@ def containers(tree: Any) -> list[Any]:
     return found
 
 
-def unflatten(form: Any, leaves: Iterator[Any], given: Mapping[int, Any] | None = None) -> Any:
+def unflatten(form: object, leaves: Iterator[object], given: Mapping[int, object] | None = None) -> Any:
     """A new tree of a form, from its leaves. `given`: containers that are taken as they are, by their place among
     `containers`; their leaves are passed over.
     """
-    top: list[Any] = []
+    top: list[object] = []
     stack: list[tuple[Any, Iterator[Any], list[Any]]] = [(None, iter((form,)), top)]
     place = 0
     while stack:
@@ -162,7 +162,7 @@ def unflatten(form: Any, leaves: Iterator[Any], given: Mapping[int, Any] | None 
     return top[0]
 
 
-def made(kind: type | Defaulting, items: list[Any], keys: Sequence[Any] | None) -> Any:
+def made(kind: type | Defaulting, items: list[object], keys: Sequence[object] | None) -> Any:
     """A container of a kind."""
     if isinstance(kind, Defaulting):
         return defaultdict(kind.factory, zip(keys or (), items, strict=True))
@@ -202,10 +202,10 @@ class Copies:
         self.tuples: list[tuple[Any, Any]] = []
         self._known: dict[int, Any] = {}
 
-    def of(self, tree: Any) -> Any:
+    def of(self, tree: object) -> Any:
         """The copy of a tree."""
-        top: list[Any] = []
-        stack: list[tuple[Any, Any, Iterator[Any], list[Any]]] = [(None, None, iter((tree,)), top)]
+        top: list[object] = []
+        stack: list[tuple[Any, Any, Iterator[object], list[object]]] = [(None, None, iter((tree,)), top)]
         while stack:
             node, kind, items, done = stack[-1]
             for item in items:
@@ -225,7 +225,7 @@ class Copies:
                     stack[-1][3].append(self._filled(node, kind, done))
         return top[0]
 
-    def _filled(self, node: Any, kind: type, items: list[Any]) -> Any:
+    def _filled(self, node: Any, kind: type, items: list[object]) -> Any:
         """The copy of a container of which all that it holds has been copied."""
         if kind is not list and kind not in DICTS:
             copy = made(kind, items, None)

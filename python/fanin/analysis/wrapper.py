@@ -77,9 +77,9 @@ class BehaviourChangedError(ValueError):
 class Arguments:
     """What a call of the wrapper was given, and as leaves and distinct arrays."""
 
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    leaves: Sequence[Any]
+    args: tuple[object, ...]
+    kwargs: dict[str, object]
+    leaves: Sequence[object]
     arrays: Sequence[Any]
 
     @property
@@ -105,8 +105,8 @@ class Record:
         self.meta: ViewAndMutationMeta | None = None
         self.outcome: Outcome | None = None
         self.touched: frozenset[int] = frozenset()  #: arrays that were written
-        self.compiled: Callable[..., Sequence[Any]] | None = None  #: the compiled pure function
-        self.asks: Any = None  #: of tensors, who asks for a gradient
+        self.compiled: Callable[..., Sequence[object]] | None = None  #: the compiled pure function
+        self.asks: object = None  #: of tensors, who asks for a gradient
         self.seen: Seen | None = None  #: of tensors, how arguments and results show their memory
         self.own: dict[int, int] = {}  #: which containers of the result are which of the arguments', by their places
 
@@ -131,7 +131,7 @@ class Record:
         self.touched |= {u for i, u in enumerate(self.index) if u is not None and meta.input_info[i].mutates_data}
         self.forget()
 
-    def fits(self, arrays: Sequence[Any]) -> bool:
+    def fits(self, arrays: Sequence[object]) -> bool:
         """Whether what a compiled function was made for is so: who asks for a gradient, and whether gradients
         are on.
         """
@@ -162,7 +162,7 @@ class Functionalized:
 
     def __init__(
         self,
-        fn: Callable[..., Any],
+        fn: Callable[..., object],
         guard: str,
         lend: bool,
         keep: int,
@@ -219,11 +219,11 @@ class Functionalized:
 
     # Calls
 
-    def __get__(self, owner: Any, kind: type | None = None) -> Any:
+    def __get__(self, owner: object, kind: type | None = None) -> Any:
         """Bind a method, as a function does: the object is the first argument, a leaf."""
         return self if owner is None else types.MethodType(self, owner)
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: object, **kwargs: object) -> Any:
         for place, record in enumerate(self._records):
             found = record.guard.arrays(args, kwargs)
             if found is not None and record.fits(found[1]):
@@ -232,7 +232,7 @@ class Functionalized:
                 return self._again(record, Arguments(args, kwargs, *found))
         return self._first(args, kwargs)
 
-    def _first(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _first(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
         """A call of a layout that was not seen before."""
         call = call_of(args, kwargs, "functionalize")
         given = Arguments(args, kwargs, call.leaves, call.arrays)
@@ -303,7 +303,7 @@ class Functionalized:
 
     # Records
 
-    def _record(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _record(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Record the layout of a call that is not made: the function runs on copies."""
         call = call_of(args, kwargs, "functionalize")
         check_signature(self.fn, args, kwargs, "functionalize")
@@ -318,7 +318,7 @@ class Functionalized:
         caller: CallerArrays,
         call: Call,
         given: Arguments,
-        result: Any,
+        result: object,
         earlier: frozenset[int],
     ) -> None:
         """Take in what the first run of a layout did."""
@@ -327,7 +327,7 @@ class Functionalized:
                 record.outcome = outcome_of(caller, result, [], [])
             record.touched = earlier | caller.changed
             return
-        outputs: list[Any] = []
+        outputs: list[object] = []
         bases: list[Any] = []
         outcome = outcome_of(caller, result, outputs, bases)
         if self._compiler is not None:
@@ -360,13 +360,13 @@ class Functionalized:
         shown = pure_torch.Shown
         given = [shown.given(t) for t in call.arrays]
         ends: dict[int, pure_torch.Shown] = {}
-        outputs: list[Any] = []
+        outputs: list[object] = []
 
-        def look(leaves: list[Any], tree: Any) -> Callable[[Any], None]:
+        def look(leaves: list[Any], tree: object) -> Callable[[Any], None]:
             tensors = [leaves[i] for i in record.first]
             caller, containers = record.caller(record.plan, tensors), CallerContainers(tree)
 
-            def after(result: Any) -> None:
+            def after(result: object) -> None:
                 if self._compiler is not None and containers.changed():
                     raise changed_containers()
                 if self._compiler is not None and caller.resized:
@@ -406,7 +406,7 @@ class Functionalized:
         assert change is not None
         raise layout_error(change, call)
 
-    def _hold(self, record: Record, caller: CallerArrays, result: Any) -> None:
+    def _hold(self, record: Record, caller: CallerArrays, result: object) -> None:
         """BehaviourChangedError where a run did what the record does not say."""
         found = deviation(record, outcome_of(caller, result, [], []), caller)
         if found is not None:
@@ -425,7 +425,7 @@ class Functionalized:
         return pure.to_caller(given.arrays, given.leaves, values, own)
 
 
-def own_of(result: Any, given: Any, original: dict[int, Any]) -> dict[int, int]:
+def own_of(result: object, given: object, original: dict[int, Any]) -> dict[int, int]:
     """Which containers of a result are which of the arguments', by their places; `original`: what copies are copies of,
     by identity.
     """
@@ -465,7 +465,7 @@ def changed_containers() -> ValueError:
     )
 
 
-def called(fn: Callable[..., Any]) -> str:
+def called(fn: Callable[..., object]) -> str:
     """A function's name."""
     return str(getattr(fn, "__name__", fn))
 
@@ -534,9 +534,9 @@ def words(place: Place, record: Record) -> str:
 
 
 def functionalize(
-    fn: Callable[..., Any],
-    example_args: Sequence[Any] | None = None,
-    example_kwargs: dict[str, Any] | None = None,
+    fn: Callable[..., object],
+    example_args: Sequence[object] | None = None,
+    example_kwargs: dict[str, object] | None = None,
     *,
     guard: str = "specialise",
     lend: bool = False,
@@ -582,7 +582,7 @@ def functionalize(
     <pure step: (__make_synthetic_base(args[0])) -> (__input_mutation(__make_synthetic_base(args[0])), output[0])>
     """
     check_options(fn, guard, lend, compiler, layouts)
-    options: dict[str, Any] = {"requires_grad": None if requires_grad is None else tuple(map(bool, requires_grad))}
+    options: dict[str, object] = {"requires_grad": None if requires_grad is None else tuple(map(bool, requires_grad))}
     made = Functionalized(fn, guard, lend, layouts, options, compiler)
     if example_args is not None or example_kwargs:
         made._record(check_given(example_args, "example_args", "functionalize"), dict(example_kwargs or {}))

@@ -136,7 +136,7 @@ def run(options: argparse.Namespace) -> int:
 Chosen = tuple[str, Callable[[fanin.sim.Machine], object], dict[str, Any]]  # name, scenario, its options
 
 
-def explore(screen: Screen, file: Path, chosen: list[Chosen], given: dict[str, Any]) -> int:
+def explore(screen: Screen, file: Path, chosen: list[Chosen], given: dict[str, object]) -> int:
     rows, failed = [], []
     for name, scenario, own in chosen:
         try:
@@ -166,7 +166,7 @@ def explore(screen: Screen, file: Path, chosen: list[Chosen], given: dict[str, A
     return int(bool(failed))
 
 
-def replay(screen: Screen, chosen: Chosen, schedule: str, given: dict[str, Any]) -> int:
+def replay(screen: Screen, chosen: Chosen, schedule: str, given: dict[str, object]) -> int:
     name, scenario, own = chosen
     both = {**own, **given}
     how = {word: both[word] for word in ("seed", "devices", "machine", "steps", "stuck_after") if word in both}

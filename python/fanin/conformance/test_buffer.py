@@ -32,12 +32,12 @@ def left_fold(arrays: list[Any]) -> Any:
     return functools.reduce(np.add, arrays[1:], arrays[0])
 
 
-def same_bits(a: Any, b: Any) -> bool:
+def same_bits(a: object, b: object) -> bool:
     a, b = np.asarray(a), np.asarray(b)
     return bool(a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes())
 
 
-def needs(buffer: Any, *names: str) -> None:
+def needs(buffer: object, *names: str) -> None:
     missing = [name for name in names if not hasattr(buffer, name)]
     if missing:
         pytest.skip(f"this buffer has no {', '.join(missing)}")

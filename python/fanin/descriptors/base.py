@@ -52,7 +52,7 @@ PLACES: dict[type[Descriptor], int] = {}
 
 def order(d: Descriptor) -> tuple[object, ...]:
     """The key by which descriptors are sorted; equal for equal ones alone."""
-    kind: Any = type(d)
+    kind: object = type(d)
     values = (getattr(d, name) for name in compared(kind))
     return (*rank(kind), *(order(v) if isinstance(v, Descriptor) else v for v in values))
 

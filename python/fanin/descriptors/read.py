@@ -217,7 +217,7 @@ class Reader:
         if self.depth > DEEPEST:
             raise ValueError(f"parse: {self.text[:40]!r}.. is nested deeper than {DEEPEST}")
 
-    def make(self, kinds: Iterable[type[Descriptor]], *fields: Any) -> list[Descriptor]:
+    def make(self, kinds: Iterable[type[Descriptor]], *fields: object) -> list[Descriptor]:
         """What these kinds are with these fields, as far as they may be."""
         made = []
         for kind in kinds:
@@ -281,7 +281,7 @@ class Reader:
             raise ValueError(f"parse: no descriptor is called {name}" + (f": is it {near[0]}?" if near else ""))
         kind = BY_NAME[name]
         self.need(r"\(", "'('")
-        values: list[Any] = []
+        values: list[object] = []
         for i, f in enumerate(f for f in dataclasses.fields(kind) if f.repr):
             self.need(rf"{', *' if i else ''}{f.name} *= *", f"{', ' if i else ''}{f.name}=")
             values.append(self.value(f.name))
