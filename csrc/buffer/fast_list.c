@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define KEPT_TERMS 1024 /* longer lists are not kept for the next pass */
-#define MOVED_TERMS 64  /* what comes out of order moves so many at most */
+#define KEPT_TERMS 64  /* longer lists are not kept for the next pass */
+#define MOVED_TERMS 64 /* what comes out of order moves so many at most */
 
 size_t fan_fast_elements(const fan_fast_kind *k)
 {

@@ -199,6 +199,16 @@ static void assert_nothing_parked(const fan_buffer *b)
 #endif
 }
 
+/* list_free: of a slot that has dropped all: what it keeps for its next pass. */
+static void list_free(const fan_buffer *b, fan_slot *s)
+{
+    if (s->fast)
+        fan_fast_list_fini(s->fast);
+    if (!b->small)
+        fan_free(s->fast);
+    s->fast = NULL;
+}
+
 void fan_buffer_free(fan_buffer *b)
 {
     if (!b)
@@ -208,10 +218,7 @@ void fan_buffer_free(fan_buffer *b)
         fan_slot *s = &b->slots[i];
         fan_pass_free(b, s->p);
         fan_fast_drop(b, i);
-        if (s->fast)
-            fan_fast_list_fini(s->fast);
-        if (!b->small)
-            fan_free(s->fast);
+        list_free(b, s);
         if (s->spec == &b->undeclared)
             continue;
         fan_free(s->spec->shape);
@@ -293,6 +300,8 @@ fan_status fan_buffer_clear(fan_buffer *b, fan_error *err)
         fan_slot_unlock(b, i);
         FAN_TRY(status);
         fan_fast_drop(b, i);
+        if (!b->small) /* else it costs nothing */
+            list_free(b, &b->slots[i]);
         fan_slot_lock(b, i);
         gone = fan_pass_cut(&b->slots[i]);
         fan_slot_let_go(b, i);
