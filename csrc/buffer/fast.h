@@ -35,8 +35,10 @@ typedef struct fan_fast_frontend {
     bool (*drop_if_shared)(void *object);
     /* is_unchanged: whether a gradient is what it was when it came: memory, dtype, shape. */
     bool (*is_unchanged)(void *object, const fan_fast_kind *kind, const char *data);
-    /* has_own_value: of a kind that is checked at use: whether its memory holds its value. May call its library. */
+    /* has_own_value: of a kind that is checked at use: whether its memory holds its value. is_detached: and whether it
+     * asks for no gradient, so that it may itself be a sum, or be written. Both may call its library. */
     bool (*has_own_value)(void *object);
+    bool (*is_detached)(void *object);
     /* unshared: the buffer's hold on the array is the only one, and its memory cannot be reached otherwise. writable:
      * its memory may be written. */
     bool (*unshared)(void *object);

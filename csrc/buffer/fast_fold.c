@@ -80,11 +80,14 @@ static bool merge_begin(fan_buffer *b, size_t slot, merge *m)
     return true;
 }
 
-/* readable: the terms are what they were; libraries are asked before anything is looked at. */
-static bool readable(const fan_buffer *b, size_t slot, const merge *m)
+/* readable: the terms are what they were; libraries are asked before anything is looked at. first: the first one is to
+ * be written. */
+static bool readable(const fan_buffer *b, size_t slot, const merge *m, bool first)
 {
     const fan_fast_list *p = b->slots[slot].fast;
     const fan_fast_frontend *fast = b->frontend->fast;
+    if (first && p->kind.check_at_use && !fast->is_detached(p->terms[0].object))
+        return false;
     for (size_t k = 0; p->kind.check_at_use && k < m->n; k++)
         if (!fast->has_own_value(p->terms[k].object))
             return false;
@@ -105,7 +108,7 @@ static void *target_of(const fan_buffer *b, size_t slot, const merge *m, char **
         *data = p->terms[0].data;
     if (!to && b->frontend->clear_error)
         b->frontend->clear_error(); /* the general path says it, if there is anything to say */
-    if (!to || readable(b, slot, m))
+    if (!to || readable(b, slot, m, first))
         return to;
     if (!first)
         b->frontend->drop(to);

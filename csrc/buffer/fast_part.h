@@ -26,6 +26,9 @@ static inline bool fan_fast_stats_on_device(const fan_buffer *b, size_t slot)
 {
     return b->sum_stats && (b->sum_stats[slot].device_words || b->sum_stats[slot].stream);
 }
+/* fan_fast_take_few: the sum of a few small arrays in one slot, of which nothing else is asked; false: it is not that,
+ * and nothing happened. */
+bool fan_fast_take_few(fan_buffer *b, size_t slot, void **result);
 
 /* What a sum of several runs needs beside them, where it is more than one call of a loop. */
 typedef struct fan_fast_scratch {

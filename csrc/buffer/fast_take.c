@@ -232,13 +232,17 @@ static bool all_unchanged(const fan_frontend *f, const fan_fast_list *p)
     return true;
 }
 
-/* ask_libraries: whether the memory of every term holds its value; and libraries that count writes to their arrays are
- * told of ours. They may do anything meanwhile: it comes before what is looked at, and behind what is made. */
+/* ask_libraries: whether the memory of every term holds its value, and a term that is handed out may be; and libraries
+ * that count writes to their arrays are told of ours. They may do anything meanwhile: it comes before what is looked
+ * at, and behind what is made. */
 static bool ask_libraries(const taking *t)
 {
     const fan_fast_frontend *fast = t->b->frontend->fast;
     for (size_t i = t->span.first; t->asks && i < t->span.end; i++) {
         const fan_fast_list *p = list_at(t->b, i);
+        if (defined(p) && p->kind.check_at_use && t->results[i - t->span.first] == p->terms[0].object &&
+            !fast->is_detached(p->terms[0].object))
+            return false;
         for (size_t k = 0; k < defined(p) && p->kind.check_at_use; k++)
             if (!p->terms[k].ours && !fast->has_own_value(p->terms[k].object))
                 return false;
@@ -451,7 +455,8 @@ bool fan_fast_take(fan_buffer *b, fan_span span, const fan_take *how, const fan_
     FAN_UNCLEARED fan_operand in[FAN_FAST_TERMS];
     if (!fan_fast_allowed() || !fan_buffer_is_here(b))
         return false;
-    if (span.end - span.first == 1 && !reads_all(b, how, outs) && hand_through(b, &b->slots[span.first], results))
+    if (span.end - span.first == 1 && !reads_all(b, how, outs) &&
+        (hand_through(b, &b->slots[span.first], results) || fan_fast_take_few(b, span.first, results)))
         return true;
     if (!claim_all(b, span, how))
         return false;

@@ -89,12 +89,13 @@ static int spec_of_example(PyObject *item, fan_slot_spec *spec)
 /* spec_of_slot: a fanin.Slot, which has checked itself. Its name goes to *name. */
 static int spec_of_slot(PyObject *item, fan_slot_spec *spec, PyObject **held, PyObject **name)
 {
-    PyObject *shape = PyObject_GetAttrString(item, "shape"), *dtype = PyObject_GetAttrString(item, "dtype");
-    PyObject *device = PyObject_GetAttrString(item, "device"), *accumulate = PyObject_GetAttrString(item, "accumulate");
-    PyObject *combine = PyObject_GetAttrString(item, "combine");
+    const fan_state *st = fan_state_get();
+    PyObject *shape = PyObject_GetAttr(item, st->str_shape), *dtype = PyObject_GetAttr(item, st->str_dtype);
+    PyObject *device = PyObject_GetAttr(item, st->str_device), *accumulate = PyObject_GetAttr(item, st->str_accumulate);
+    PyObject *combine = PyObject_GetAttr(item, st->str_combine);
     int64_t dims[FAN_MAX_NDIM];
     int result = -1;
-    *name = PyObject_GetAttrString(item, "name");
+    *name = PyObject_GetAttr(item, st->str_name);
     if (!shape || !dtype || !device || !accumulate || !combine || !*name)
         goto done;
     if (shape != Py_None) {
@@ -159,7 +160,7 @@ int fan_slot_specs_of(PyObject *slots, const char *name, fan_slot_specs *d, PyOb
     for (size_t i = 0; i < d->n; i++) {
         PyObject *item = PyTuple_GET_ITEM(fast, (Py_ssize_t)i), *own = NULL, *text = NULL;
         fan_where w = {.buffer = name, .slot = (Py_ssize_t)i, .key = -1};
-        int isslot = PyObject_IsInstance(item, type), bad;
+        int isslot = (PyObject *)Py_TYPE(item) == type ? 1 : PyObject_IsInstance(item, type), bad;
         if (isslot < 0)
             goto done;
         fan_where_push(&w);

@@ -167,6 +167,7 @@ static bool fast_is_unchanged(void *object, const fan_fast_kind *kind, const cha
 }
 
 static bool fast_has_own_value(void *object) { return fan_fast_has_own_value(object); }
+static bool fast_is_detached(void *object) { return fan_fast_is_detached(object); }
 
 static bool fast_unshared(void *object) { return fan_only_ours(object, 1); }
 
@@ -192,6 +193,7 @@ static const fan_fast_frontend fast = {
     .drop_if_shared = fast_drop_if_shared,
     .is_unchanged = fast_is_unchanged,
     .has_own_value = fast_has_own_value,
+    .is_detached = fast_is_detached,
     .unshared = fast_unshared,
     .writable = fast_writable,
     .fresh = fast_fresh,

@@ -181,16 +181,21 @@ bool fan_tensor_look(PyObject *o, fan_dtype *dtype, int *ndim, const int64_t **s
 
 bool fan_fast_has_own_value(PyObject *o)
 {
-    const fan_state *st = fan_state_get();
-    const PyGetSetDef *asks = ((PyGetSetDescrObject *)st->torch_requires_grad)->d_getset;
-    PyObject *grad = asks->get(o, asks->closure), *neg = NULL;
-    if (grad == Py_False)
-        neg = ((PyMethodDescrObject *)st->torch_is_neg)->d_method->ml_meth(o, NULL);
-    if (!grad || !neg)
+    PyObject *neg = ((PyMethodDescrObject *)fan_state_get()->torch_is_neg)->d_method->ml_meth(o, NULL);
+    if (!neg)
         PyErr_Clear();
     Py_XDECREF(neg);
-    Py_XDECREF(grad);
     return neg == Py_False;
+}
+
+bool fan_fast_is_detached(PyObject *o)
+{
+    const PyGetSetDef *asks = ((PyGetSetDescrObject *)fan_state_get()->torch_requires_grad)->d_getset;
+    PyObject *grad = asks->get(o, asks->closure);
+    if (!grad)
+        PyErr_Clear();
+    Py_XDECREF(grad);
+    return grad == Py_False;
 }
 
 /* fan_owner_has: whether the bytes [lo, hi) lie in the memory that the owner of a view has now:

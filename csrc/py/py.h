@@ -22,20 +22,24 @@
 #include "device/sim/sim.h"
 
 /* X(field, name): names that are looked up or compared often, interned once. */
-#define FAN_NAME_LIST(X)        \
-    X(str_budget, "budget")     \
-    X(str_key, "key")           \
-    X(str_stream, "stream")     \
-    X(str_donate, "donate")     \
-    X(str_copy, "copy")         \
-    X(str_out, "out")           \
-    X(str_scale, "scale")       \
-    X(str_slot, "slot")         \
-    X(str_writable, "writable") \
-    X(str_shape, "shape")       \
-    X(str_dtype, "dtype")       \
-    X(str_is_neg, "is_neg")     \
-    X(str_is_conj, "is_conj")   \
+#define FAN_NAME_LIST(X)            \
+    X(str_budget, "budget")         \
+    X(str_key, "key")               \
+    X(str_stream, "stream")         \
+    X(str_donate, "donate")         \
+    X(str_copy, "copy")             \
+    X(str_out, "out")               \
+    X(str_scale, "scale")           \
+    X(str_slot, "slot")             \
+    X(str_writable, "writable")     \
+    X(str_shape, "shape")           \
+    X(str_dtype, "dtype")           \
+    X(str_device, "device")         \
+    X(str_accumulate, "accumulate") \
+    X(str_combine, "combine")       \
+    X(str_name, "name")             \
+    X(str_is_neg, "is_neg")         \
+    X(str_is_conj, "is_conj")       \
     X(str_requires_grad, "requires_grad")
 
 /* X(type, field): what Python allows to be per module: a strong reference each; NULL: not looked up yet. */
@@ -217,9 +221,10 @@ int fan_import(PyObject *o, bool recording, bool has_combine, fan_value *out);
  * nobody. fan_fast_is_unchanged: whether one is what it was when it came: memory, dtype, shape. */
 bool fan_fast_import(PyObject *o, fan_fast_kind *kind, char **data);
 bool fan_fast_is_unchanged(PyObject *o, const fan_fast_kind *kind, const char *data);
-/* fan_fast_has_own_value: of one whose kind is checked at use: whether its memory holds its value, and it asks for no
- * gradient of its own. */
+/* fan_fast_has_own_value: of one whose kind is checked at use: whether its memory holds its value.
+ * fan_fast_is_detached: whether it asks for no gradient of its own. */
 bool fan_fast_has_own_value(PyObject *o);
+bool fan_fast_is_detached(PyObject *o);
 /* fan_tensor_look: dtype and shape, which live as long as it does, of a torch tensor on the CPU, whatever its layout;
  * false: it is none, or complex. */
 bool fan_tensor_look(PyObject *o, fan_dtype *dtype, int *ndim, const int64_t **shape);

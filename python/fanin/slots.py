@@ -74,19 +74,26 @@ class Slot:
         combine: Callable[[Any, Any], Any] | None = None,
         name: object = None,
     ) -> None:
+        # What is None is the class's own. It is frozen for others.
         if shape is not None:
-            shape = shape_of(shape, "Slot")
-        if device is not None and not isinstance(device, str):
-            raise TypeError(f"Slot: expected a device's name, as 'cpu' or 'sim:0', got {device!r}")
-        if combine is not None and not callable(combine):
-            raise TypeError(f"Slot: expected combine(old, new), got {combine!r}")
+            self.__dict__["shape"] = shape_of(shape, "Slot")
         if dtype is not None:
             _check_dtype("dtype", dtype)
-        if accumulate is not None and not (isinstance(accumulate, str) and accumulate == "exact"):
-            _check_dtype("accumulate", accumulate)
-        self.__dict__.update(  # it is frozen for others; and one call is quicker than six
-            shape=shape, dtype=dtype, device=device, accumulate=accumulate, combine=combine, name=name
-        )
+            self.__dict__["dtype"] = dtype
+        if device is not None:
+            if not isinstance(device, str):
+                raise TypeError(f"Slot: expected a device's name, as 'cpu' or 'sim:0', got {device!r}")
+            self.__dict__["device"] = device
+        if accumulate is not None:
+            if not (isinstance(accumulate, str) and accumulate == "exact"):
+                _check_dtype("accumulate", accumulate)
+            self.__dict__["accumulate"] = accumulate
+        if combine is not None:
+            if not callable(combine):
+                raise TypeError(f"Slot: expected combine(old, new), got {combine!r}")
+            self.__dict__["combine"] = combine
+        if name is not None:
+            self.__dict__["name"] = name
 
 
 def _check_dtype(name: str, dtype: object) -> None:
