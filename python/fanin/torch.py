@@ -47,7 +47,8 @@ class accumulate:
     the sum runs (a torch dtype, a NumPy dtype, a name, or "exact"); by default float32 for float16, bfloat16 and
     float8, else the parameter's own. into: "grad", or "main_grad" for a tensor in the dtype of the sum beside `.grad`,
     which is made where there is none. budget: bytes of gradients that are kept before they are folded into the running
-    sums (`fanin.InputBuffer`).
+    sums (`fanin.InputBuffer`); by default 0 where every sum runs in its parameter's dtype: each gradient is added at
+    once, in place, as torch does.
 
     A gradient that is there at the beginning is the first term, as in torch, and the sum is written into that very
     tensor (as torch does, too): whoever has it, a flat buffer or another view of its memory, sees the sum at the end,
@@ -84,9 +85,11 @@ class accumulate:
             raise ValueError(f'accumulate: into is "grad" or "main_grad", not {into!r}')
         self.into = into
         self._parameters, self._names = _leaves(parameters)
+        self._sums = [_sum_dtype(p, dtype) for p in self._parameters]
+        if budget is None and dtype != "exact" and all(map(_is_own, self._parameters, self._sums)):
+            budget = 0  # they are added in place, as torch does, while they are warm
         with _named(self._names):
             self._buffer = _core.InputBuffer(self._slots(dtype), budget=budget, name="accumulate")
-        self._sums = [_sum_dtype(p, dtype) for p in self._parameters]
         self._firsts: list[torch.Tensor | None] = [None] * len(
             self._sums
         )  # gradients that were there: where the sums are written
@@ -166,7 +169,10 @@ class accumulate:
         any more.
         """
         add, names, came = self._buffer.add, self._names, self._came.add
-        large = self._parameters[slot].nbytes >= LARGE
+        p = self._parameters[slot]
+        large = p.nbytes >= LARGE
+        # torch adds to the gradient that is in .grad in place; so is it done here, where the sum may run in it.
+        donate = _is_own(p, self._sums[slot])
 
         def collect(p: torch.Tensor) -> None:
             gradient = p.grad
@@ -182,7 +188,7 @@ class accumulate:
             try:
                 # What nobody has but the call is the buffer's alone, and is summed while it is warm: for a large one
                 # that is worth an object.
-                add(slot, gradient.detach() if large else gradient)
+                add(slot, gradient.detach() if large else gradient, donate=donate)
             except BaseException as e:
                 _rename(e, names)
                 raise
@@ -281,6 +287,10 @@ def _sum_dtype(p: torch.Tensor, accumulate: DTypeLike | None) -> torch.dtype:
         return torch.float32 if p.dtype.itemsize < 4 else p.dtype
     named: torch.dtype = getattr(torch, str(_core.dtype_name(accumulate)))
     return named
+
+
+def _is_own(p: torch.Tensor, dtype: torch.dtype) -> bool:
+    return p.dtype == dtype
 
 
 def _rename(e: BaseException, names: list[str]) -> None:

@@ -405,3 +405,20 @@ def test_gradients_of_micro_batches_do_not_pile_up() -> None:
         waiting = block._buffer.counters.peak_parked_bytes
     assert waiting <= size + max(hooks.auto_budget()[0], size), waiting
     assert all(p.grad is not None for p in model.parameters())
+
+
+def test_gradients_in_their_own_dtype_are_added_at_once_and_keep_no_memory() -> None:
+    """As torch does; so a block holds one gradient of each parameter, and the one that arrives."""
+    layers = [torch.nn.Linear(64, 64) for _ in range(3)]
+    model, x = torch.nn.Sequential(*layers), torch.randn(4, 64)
+    size, largest = (f(p.nbytes for p in model.parameters()) for f in (sum, max))
+    with fanin.torch.accumulate(model.parameters()) as block:
+        for _ in range(8):
+            model(x).square().mean().backward()
+        counters = block._buffer.counters
+    assert counters.peak_parked_bytes <= size + largest
+    assert counters.in_place == 7 * len(list(model.parameters())), "into the first one, which nobody else has"
+    with fanin.torch.accumulate(model.bfloat16().parameters()) as block:
+        for _ in range(8):
+            model(x.bfloat16()).square().mean().backward()
+        assert block._buffer.counters.folds == 0, "these wait, to be rounded once"
