@@ -2,6 +2,8 @@
 #define _POSIX_C_SOURCE 200809L
 #include "sim_world.h"
 
+#include <sched.h>
+
 /* ---- host threads ---- */
 
 typedef struct thread {
@@ -599,6 +601,108 @@ static void unspawned_threads_may_use_a_machine_at_once(void)
     }
 }
 
+/* A kernel that runs until another thread stands by, which says so by before_block. */
+static atomic_int standing;
+static atomic_int stood;
+
+static void *stands_before(void *ctx)
+{
+    (void)ctx;
+    atomic_store(&standing, 1);
+    return NULL;
+}
+
+static void stands_after(void *ctx, void *before)
+{
+    (void)ctx, (void)before;
+    atomic_fetch_add(&stood, 1);
+}
+
+static void *stand_by(void *m)
+{
+    CHECK_OK(fan_sim_synchronize(m, NULL));
+    return NULL;
+}
+
+typedef struct waiting_kernel {
+    fan_sim *m;
+    pthread_t other;
+} waiting_kernel;
+
+static fan_status runs_until_another_stands_by(void *ctx, fan_error *err)
+{
+    waiting_kernel *k = ctx;
+    (void)err;
+    pthread_create(&k->other, NULL, stand_by, k->m);
+    while (!atomic_load(&standing))
+        sched_yield();
+    return FAN_OK;
+}
+
+/* Neither before_block nor after_block is called with a lock of the machine's held: else this never ends. */
+static void a_thread_stands_by_while_another_one_runs_the_machine(void)
+{
+    fan_sim_config c = config_of(1, 0, FAN_SIM_FIFO);
+    fan_sim_hooks hooks = {.before_block = stands_before, .after_block = stands_after};
+    fan_stream *s;
+    waiting_kernel k = {.m = NULL};
+    CHECK_OK(fan_sim_new(&c, &hooks, &k.m, NULL));
+    CHECK_OK(fan_sim_stream(k.m, 0, false, &s, NULL));
+    CHECK_OK(fan_sim_launch(
+        k.m, s, &(fan_sim_kernel){.name = "k", .fn = runs_until_another_stands_by, .ctx = &k, .us = -1}, NULL));
+    CHECK_OK(fan_sim_synchronize(k.m, NULL));
+    pthread_join(k.other, NULL);
+    CHECK_INT(atomic_load(&stood), 1);
+    fan_stream_drop(s);
+    fan_sim_drop(k.m);
+}
+
+/* The machine's answer to a wait: others have acted, so that nobody dozes; in a run that is given up, too. */
+typedef struct told {
+    fan_mutex lock;
+    bool changed, waited, acted;
+} told;
+
+static void waits_once(void *arg)
+{
+    told *t = arg;
+    const fan_thread_hooks *h = fan_thread_get_hooks();
+    if (t->changed)
+        return;
+    t->waited = true;
+    t->acted = h->wait(h->ctx, t->lock.id);
+}
+
+static void tells(void *arg)
+{
+    told *t = arg;
+    const fan_thread_hooks *h = fan_thread_get_hooks();
+    t->changed = true;
+    h->changed(h->ctx, t->lock.id);
+}
+
+static void a_wait_is_over_once_another_thread_has_acted(void)
+{
+    int waited = 0;
+    for (uint64_t seed = 0; seed < 16; seed++) {
+        world w;
+        told one = {.changed = false};
+        thread t[2];
+        open(&w, config_of(1, seed, FAN_SIM_SEEDED), 0);
+        fan_mutex_init(&one.lock);
+        start(&t[0], w.m, waits_once, &one);
+        start(&t[1], w.m, tells, &one);
+        CHECK_OK(fan_sim_join(w.m, NULL));
+        for (int i = 0; i < 2; i++)
+            pthread_join(t[i].os, NULL);
+        CHECK(!one.waited || one.acted);
+        waited += one.waited;
+        fan_mutex_fini(&one.lock);
+        close(&w);
+    }
+    CHECK(waited > 0 && waited < 16);
+}
+
 int main(void)
 {
     int64_t live = fan_mem_get().live;
@@ -609,6 +713,8 @@ int main(void)
     an_abandoned_run_ends_quickly();
     many_threads_one_after_the_other();
     unspawned_threads_may_use_a_machine_at_once();
+    a_thread_stands_by_while_another_one_runs_the_machine();
+    a_wait_is_over_once_another_thread_has_acted();
     the_reduction_loses_nothing_on_real_threads();
     a_wait_for_nobody_is_named_and_ends_the_join();
     CHECK_INT(fan_mem_get().live, live);
