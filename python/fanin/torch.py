@@ -290,7 +290,7 @@ def _sum_dtype(p: torch.Tensor, accumulate: DTypeLike | None) -> torch.dtype:
 
 
 def _is_own(p: torch.Tensor, dtype: torch.dtype) -> bool:
-    return p.dtype == dtype
+    return bool(p.dtype == dtype)
 
 
 def _rename(e: BaseException, names: list[str]) -> None:
