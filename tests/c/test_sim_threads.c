@@ -658,14 +658,14 @@ static void a_thread_stands_by_while_another_one_runs_the_machine(void)
 }
 
 /* The machine's answer to a wait: others have acted, so that nobody dozes; in a run that is given up, too. */
-typedef struct told {
+typedef struct answered {
     fan_mutex lock;
     bool changed, waited, acted;
-} told;
+} answered;
 
 static void waits_once(void *arg)
 {
-    told *t = arg;
+    answered *t = arg;
     const fan_thread_hooks *h = fan_thread_get_hooks();
     if (t->changed)
         return;
@@ -675,7 +675,7 @@ static void waits_once(void *arg)
 
 static void tells(void *arg)
 {
-    told *t = arg;
+    answered *t = arg;
     const fan_thread_hooks *h = fan_thread_get_hooks();
     t->changed = true;
     h->changed(h->ctx, t->lock.id);
@@ -686,7 +686,7 @@ static void a_wait_is_over_once_another_thread_has_acted(void)
     int waited = 0;
     for (uint64_t seed = 0; seed < 16; seed++) {
         world w;
-        told one = {.changed = false};
+        answered one = {.changed = false};
         thread t[2];
         open(&w, config_of(1, seed, FAN_SIM_SEEDED), 0);
         fan_mutex_init(&one.lock);
