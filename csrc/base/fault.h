@@ -96,7 +96,12 @@
     X(LEAF_WITHOUT_WAIT, "a leaf's stream does not wait for the caller's before it writes") \
     X(HOOK_ON_CALLER, "hooks run on the caller's streams, which have not waited") \
     X(SUM_FOR_PRODUCER, "a sum is taken for the stream of its first producer") \
-    X(HAND_WITHOUT_WAIT, "a single gradient is handed through without a wait")
+    X(HAND_WITHOUT_WAIT, "a single gradient is handed through without a wait") \
+    X(COUNT_BEFORE_ADD, "a count falls before its gradient was added") \
+    X(NODE_TAKEN_TWICE, "a worker finds a node in one step and takes it in another") \
+    X(BUFFER_TWICE, "of two workers each puts a buffer of its own in a node's place") \
+    X(WORKER_LEAVES, "a worker leaves where nothing is ready, though others are at work") \
+    X(GROUP_TWICE, "a group is not asked whether one of it runs")
 #define FAN_FAULTS(X) \
     FAN_BUFFER_FAULTS(X) FAN_BATCH_FAULTS(X) FAN_EXACT_FAULTS(X) FAN_CUDA_FAULTS(X) FAN_SEARCH_FAULTS(X) \
     FAN_ENGINE_FAULTS(X)

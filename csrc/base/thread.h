@@ -52,7 +52,9 @@ typedef enum fan_thing {
  * caller tests its condition again), false to sleep as usual. `locked`/`unlocking`: the mutex is held. `begin`, `end`:
  * around a call (Calls and turns); false: the scheduler lets nobody begin anything any more. `idle`: the call said "not
  * yet": until another thread acts it says so again. `touch`: what the step does. `name`: a number for a mutex that this
- * thread makes, above all that are counted. */
+ * thread makes, above all that are counted. `spawn`: a thread more, which a pool has (base/thread_pool.h): its number,
+ * or -1; `enter` and `leave`: on it, around what it does, false: it is not to act; `refused`: whether it was so, or
+ * will be. */
 typedef struct fan_thread_hooks {
     void (*yield)(void *ctx);
     bool (*wait)(void *ctx, uint64_t mutex_id);
@@ -64,6 +66,10 @@ typedef struct fan_thread_hooks {
     void (*idle)(void *ctx);
     void (*touch)(void *ctx, fan_thing thing, uint64_t id, fan_touch how);
     uint64_t (*name)(void *ctx);
+    int (*spawn)(void *ctx);
+    bool (*enter)(void *ctx, int number);
+    void (*leave)(void *ctx, int number);
+    bool (*refused)(void *ctx, int number);
     void *ctx;
 } fan_thread_hooks;
 

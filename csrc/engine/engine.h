@@ -7,8 +7,9 @@
  *   end     all that the pass holds is let go
  *
  * Gradients and sums are objects of the frontend, NULL where undefined. What the frontend keeps for a node's fan-ins, a
- * buffer, is a pointer of its own. One pass is for one thread at a time; everything here is called inside the
- * interpreter (node.h, One thread at a time), which the frontend's functions may leave.
+ * buffer, is a pointer of its own. A pass is asked for by one thread at a time; everything here is called inside the
+ * interpreter (node.h, One thread at a time), which the frontend's functions may leave. A pass of several workers
+ * (crew.h) calls the frontend's functions on all of them, for different nodes at once where they leave it.
  */
 #ifndef FAN_ENGINE_ENGINE_H
 #define FAN_ENGINE_ENGINE_H
@@ -82,6 +83,23 @@ typedef struct fan_engine_frontend {
     fan_status (*release)(fan_node *n, fan_error *err);
     /* check_signals: between nodes (E14); anything but FAN_OK ends the pass. */
     fan_status (*check_signals)(fan_error *err);
+    /* With several workers. group: what nodes share that are not to run at once, NULL: nothing; two that are the same
+     * pointer are the same. allow_threads_begin, _end: around waiting: others may enter the interpreter. */
+    const void *(*group)(const fan_node *n);
+    void *(*allow_threads_begin)(void);
+    void (*allow_threads_end)(void *left);
+    /* worker_new: what a thread is to have around it that runs nodes for this one: an object. worker_enter: such a
+     * thread enters the interpreter; false: there is none any more. worker_leave: it leaves. */
+    fan_status (*worker_new)(void **worker, fan_error *err);
+    bool (*worker_enter)(void *worker);
+    void (*worker_leave)(void *worker);
+    /* error_take: the error of this thread as an object, which says where it was: at node `n` (NULL: between nodes),
+     * when so many had run. error_both: of two the one that counts, which takes the other in: holds go in, a hold comes
+     * out. error_put: it is this thread's now. */
+    void *(*error_take)(const fan_backward *p, const fan_node *n, uint32_t ran, fan_status status,
+                        const fan_error *err);
+    void *(*error_both)(void *first, void *second);
+    void (*error_put)(void *error);
     /* pick: of the ready nodes one, by its place; where the pass has a schedule. */
     fan_status (*pick)(void *schedule, const fan_backward *p, size_t *place, fan_error *err);
 } fan_engine_frontend;
@@ -110,6 +128,7 @@ struct fan_backward_config {
     bool keep_graph;
     bool create_graph; /* the pass records itself (A1, L6) */
     bool detect;       /* it ends at the first gradient that is not finite (E11) */
+    uint32_t workers;  /* threads that run nodes, the caller's among them (E12); 0 is 1 */
     void *schedule;    /* held from begin on; NULL: E2's order */
 };
 
@@ -153,6 +172,8 @@ bool fan_backward_seeded(const fan_backward *p);
  * (E17). fan_backward_lost: of a pass that ends early: what its nodes hold. Nothing where there is nothing. */
 void fan_backward_explain(const fan_backward *p, const fan_node *only, const fan_text *out);
 void fan_backward_lost(const fan_backward *p, const fan_text *out);
+/* fan_backward_told: its error says already where it was (error_take). */
+bool fan_backward_told(const fan_backward *p);
 /* fan_backward_needs: whether anybody needs the gradient of an edge: what the innermost pass knows in which this thread
  * runs the node; else the latest by hand that stands at it; else whether the edge leads anywhere. */
 bool fan_backward_needs(const fan_node *n, uint32_t edge);

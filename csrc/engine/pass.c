@@ -2,6 +2,7 @@
 #include "base/mem.h"
 #include "base/thread.h"
 #include "engine/collect.h"
+#include "engine/crew.h"
 #include "engine/queue.h"
 #include "engine/step.h"
 #include "engine/streams.h"
@@ -11,6 +12,54 @@
 static _Thread_local unsigned depth;
 
 static fan_status no_memory(fan_error *err) { return fan_fail(err, FAN_ERR_NOMEM, "out of memory"); }
+
+/* ---- a worker ---- */
+
+/* next_node: leaves accumulate, what is there to be captured is; then the next node that runs; FAN_NOWHERE. */
+static fan_status next_node(fan_worker *w, fan_error *err)
+{
+    const fan_backward *p = w->pass;
+    for (;;) {
+        FAN_TRY(fan__queue_next(w, err));
+        if (w->now == FAN_NOWHERE)
+            return FAN_OK;
+        if (p->visits[w->now].runs && !p->visits[w->now].node->kind->leaf)
+            break;
+        FAN_TRY(fan__step_end(w, err));
+    }
+    const fan_node *n = p->visits[w->now].node;
+    return n->freed_by ? fan_node_freed(n, err) : FAN_OK; /* by another pass, since this one began */
+}
+
+/* work: nodes, until none is left. */
+static fan_status work(fan_worker *w, fan_error *err)
+{
+    fan_status status;
+    do {
+        status = next_node(w, err);
+        if (status == FAN_OK && w->now != FAN_NOWHERE)
+            status = fan__step(w, err);
+    } while (status == FAN_OK && w->now != FAN_NOWHERE);
+    return status;
+}
+
+/* help: a helper's part, on its thread. */
+static void help(fan_helper *h)
+{
+    const fan_backward *p = h->worker.pass;
+    if (p->config.frontend->worker_enter(h->around)) {
+        fan_error err;
+        fan_status status;
+        err.text[0] = '\0';
+        depth = p->depth;
+        status = work(&h->worker, &err);
+        if (status != FAN_OK)
+            fan__crew_failed(&h->worker, status, &err);
+        depth = 0;
+        p->config.frontend->worker_leave(h->around);
+    }
+    fan__crew_left(h);
+}
 
 /* ---- begin and end ---- */
 
@@ -49,12 +98,14 @@ fan_status fan_backward_begin(const fan_backward_config *config, fan_backward **
         return no_memory(err);
     p->id = fan_mark_new();
     p->leaves = p->leaves_last = FAN_NOWHERE;
-    p->caller = (fan_worker){p, FAN_NOWHERE};
+    p->caller = (fan_worker){.pass = p, .now = FAN_NOWHERE};
     status = config_copy(p, config, err);
     if (status == FAN_OK)
         status = fan_pass_streams_begin(p, err);
     if (status == FAN_OK)
         status = fan_collect(p, err);
+    if (status == FAN_OK && config->workers > 1)
+        status = fan__crew_begin(p, help, err);
     if (status == FAN_OK)
         *out = p;
     else
@@ -85,6 +136,7 @@ void fan_backward_end(fan_backward *p)
     for (size_t i = 0; i < p->config.nwanted; i++)
         p->config.wanted[i].node->kind->drop(p->config.wanted[i].node);
     fan__drop_all(p, &p->config.schedule, 1);
+    fan__crew_free(p);
     fan_ready_fini(&p->ready);
     fan_pass_streams_fini(p);
     fan_free(p->visits);
@@ -116,22 +168,6 @@ fan_status fan_backward_seed(fan_backward *p, fan_error *err)
     return status;
 }
 
-/* next_node: leaves accumulate, what is there to be captured is; then the next node that runs; FAN_NOWHERE. */
-static fan_status next_node(fan_worker *w, fan_error *err)
-{
-    const fan_backward *p = w->pass;
-    for (;;) {
-        FAN_TRY(fan__queue_next(w, err));
-        if (w->now == FAN_NOWHERE)
-            return FAN_OK;
-        if (p->visits[w->now].runs && !p->visits[w->now].node->kind->leaf)
-            break;
-        FAN_TRY(fan__step_end(w, err));
-    }
-    const fan_node *n = p->visits[w->now].node;
-    return n->freed_by ? fan_node_freed(n, err) : FAN_OK; /* by another pass, since this one began */
-}
-
 fan_status fan_backward_next(fan_backward *p, fan_node **out, fan_error *err)
 {
     *out = NULL;
@@ -154,17 +190,18 @@ fan_status fan_backward_too_deep(fan_error *err)
 
 fan_status fan_backward_run(fan_backward *p, fan_error *err)
 {
-    fan_worker *w = &p->caller;
     fan_status status;
     if (!fan_backward_depth(1)) {
         fan_backward_depth(-1);
         return fan_backward_too_deep(err);
     }
-    do {
-        status = next_node(w, err);
-        if (status == FAN_OK && w->now != FAN_NOWHERE)
-            status = fan__step(w, err);
-    } while (status == FAN_OK && w->now != FAN_NOWHERE);
+    p->depth = depth;
+    status = work(&p->caller, err);
+    if (p->crew) {
+        if (status != FAN_OK)
+            fan__crew_failed(&p->caller, status, err);
+        status = fan__crew_end(p);
+    }
     fan_backward_depth(-1);
     return status;
 }
@@ -222,6 +259,8 @@ const fan_node *fan_backward_at(const fan_backward *p, uint32_t *ran, uint32_t *
 }
 
 bool fan_backward_seeded(const fan_backward *p) { return p->seeded; }
+
+bool fan_backward_told(const fan_backward *p) { return p->crew && p->crew->failed; }
 
 int fan_backward_visit(fan_backward *p, int (*object)(void *object, void *arg), int (*node)(fan_node *n, void *arg),
                        void *arg)

@@ -4,7 +4,8 @@
 
 #include "engine/visit.h"
 
-/* fan__queue_arrived: a gradient has come to the node at that place: one less is due; with the last one it is ready. */
+/* fan__queue_arrived: a gradient has come to the node at that place: one less is due; with the last one it is ready.
+ * While one thread alone has the pass. */
 void fan__queue_arrived(fan_backward *p, uint32_t at);
 /* fan__queue_next: the worker has the next node: a leaf that is ready, else the first of the nodes, or what the
  * schedule picks. FAN_NOWHERE: none is left. */
@@ -13,7 +14,10 @@ fan_status fan__queue_next(fan_worker *w, fan_error *err);
 static inline void fan__queue_ran(fan_worker *w)
 {
     w->pass->visits[w->now].ran = true;
-    w->pass->ran++;
+    if (w->pass->crew)
+        w->ran = true; /* counted with the lock of the pass */
+    else
+        w->pass->ran++;
 }
 
 #endif

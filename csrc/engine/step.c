@@ -10,6 +10,7 @@
 #include "base/fault.h"
 #include "base/mem.h"
 #include "base/thread.h"
+#include "engine/crew.h"
 #include "engine/explain.h"
 #include "engine/queue.h"
 #include "engine/streams.h"
@@ -63,6 +64,25 @@ bool fan_backward_needs(const fan_node *n, uint32_t edge)
 
 /* ---- a gradient goes on ---- */
 
+/* buffer_of: makes the node's buffer, if nobody has: two workers may both find none. */
+static fan_status buffer_of(fan_backward *p, fan_visit *to, fan_stream *on, void *gradient, fan_error *err)
+{
+    void *made = NULL, *other;
+    if (p->crew && fan_watched())
+        fan_touch_thing(FAN_THING_LOCKED, p->crew->lock.id, FAN_TOUCH_READS);
+    if (atomic_load_explicit(&to->buffer, memory_order_acquire))
+        return FAN_OK;
+    FAN_TRY(p->config.frontend->buffer_new(&p->config, to->node, on, gradient, &made, err));
+    fan__pass_lock(p);
+    other = FAN_FAULT(BUFFER_TWICE) ? NULL : atomic_load_explicit(&to->buffer, memory_order_relaxed);
+    if (!other)
+        atomic_store_explicit(&to->buffer, made, memory_order_release);
+    fan__pass_unlock(p);
+    if (other)
+        p->config.frontend->buffer_free(made);
+    return FAN_OK;
+}
+
 static fan_status hand_over(fan_backward *p, const fan_visit_edge *edge, uint32_t slot, void **gradient,
                             fan_giver *giver, fan_error *err)
 {
@@ -76,9 +96,7 @@ static fan_status hand_over(fan_backward *p, const fan_visit_edge *edge, uint32_
     }
     fan_on there = fan_pass_on(p, to->node);
     giver->to = there.set;
-    if (!to->buffer)
-        FAN_TRY(f->buffer_new(&p->config, to->node, FAN_FAULT(SUM_FOR_PRODUCER) ? giver->stream : there.own, *gradient,
-                              &to->buffer, err));
+    FAN_TRY(buffer_of(p, to, FAN_FAULT(SUM_FOR_PRODUCER) ? giver->stream : there.own, *gradient, err));
     return f->add(to->buffer, slot, FAN_FAULT(KEY_BY_ARRIVAL) ? p->arrivals++ : edge->key, *gradient, giver, err);
 }
 
@@ -103,12 +121,34 @@ static bool gives(const fan_backward *p, const fan_visit *v, void **gradients)
     return false;
 }
 
+/* give_all: to all whom the node's edges lead to. Of several workers, they arrive together (queue.h). */
+static fan_status give_all(fan_worker *w, const fan_on *on, void **gradients, fan_error *err)
+{
+    fan_backward *p = w->pass;
+    const fan_visit *v = &p->visits[w->now];
+    fan_giver giver = {.node = v->node, .stream = on->own};
+    for (; giver.index < v->nedges; giver.index++) {
+        const fan_visit_edge *edge = &p->edges[v->edges + giver.index];
+        if (edge->to == FAN_NOWHERE)
+            continue;
+        if (p->crew && FAN_FAULT(COUNT_BEFORE_ADD)) {
+            fan__pass_lock(p);
+            fan__queue_arrived(p, edge->to);
+            fan__pass_unlock(p);
+        }
+        FAN_TRY(hand_over(p, edge, v->node->edges[giver.index].slot, &gradients[giver.index], &giver, err));
+        if (!p->crew)
+            fan__queue_arrived(p, edge->to);
+    }
+    w->gave = p->crew && !FAN_FAULT(COUNT_BEFORE_ADD);
+    return FAN_OK;
+}
+
 fan_status fan__step_give(fan_worker *w, void **gradients, fan_error *err)
 {
     fan_backward *p = w->pass;
-    fan_visit *v = &p->visits[w->now];
+    const fan_visit *v = &p->visits[w->now];
     fan_on on = fan_pass_on(p, v->node);
-    fan_giver giver = {.node = v->node, .stream = on.own};
     fan_status status = FAN_OK;
     fan__queue_ran(w);
     if (!p->config.keep_graph) {
@@ -117,9 +157,8 @@ fan_status fan__step_give(fan_worker *w, void **gradients, fan_error *err)
     }
     if (on.own && status == FAN_OK && !gives(p, v, gradients))
         status = fan_pass_gave_nothing(p, &on, err);
-    for (; giver.index < v->nedges && status == FAN_OK; giver.index++)
-        status = fan__give_one(p, &p->edges[v->edges + giver.index], v->node->edges[giver.index].slot,
-                               &gradients[giver.index], &giver, err);
+    if (status == FAN_OK)
+        status = give_all(w, &on, gradients, err);
     fan__drop_all(p, gradients, v->nedges);
     return status;
 }
@@ -168,19 +207,20 @@ fan_status fan__step_sums(fan_worker *w, void **sums, void **node_hooks, fan_err
     const fan_engine_frontend *f = p->config.frontend;
     fan_visit *v = &p->visits[w->now];
     fan_status status = FAN_OK;
+    void *buffer;
     for (uint32_t i = 0; i < v->node->inputs; i++) {
         sums[i] = p->slots[v->slots + i].handed;
         p->slots[v->slots + i].handed = NULL;
     }
-    for (uint32_t i = 0; v->buffer && i < v->node->inputs && status == FAN_OK; i++)
+    buffer = atomic_load_explicit(&v->buffer, memory_order_relaxed); /* all is there: the count says so */
+    for (uint32_t i = 0; buffer && i < v->node->inputs && status == FAN_OK; i++)
         if (!sums[i] && p->slots[v->slots + i].producers) {
-            status = f->take(v->node, v->buffer, i, &sums[i], err);
+            status = f->take(v->node, buffer, i, &sums[i], err);
             if (status == FAN_OK && sums[i] && p->config.detect)
-                status = fan__explain_sum(w, i, v->buffer, err);
+                status = fan__explain_sum(w, i, buffer, err);
         }
-    if (v->buffer) {
-        void *buffer = v->buffer;
-        v->buffer = NULL;
+    if (buffer) {
+        atomic_store_explicit(&v->buffer, NULL, memory_order_relaxed);
         f->buffer_free(buffer);
         if (status == FAN_OK)
             status = order(p, v, sums, err);

@@ -15,6 +15,8 @@
 #ifndef FAN_ENGINE_VISIT_H
 #define FAN_ENGINE_VISIT_H
 
+#include <stdatomic.h>
+
 #include "engine/node.h"
 #include "engine/engine.h"
 #include "engine/ready.h"
@@ -22,11 +24,11 @@
 #define FAN_NOWHERE UINT32_MAX
 
 typedef struct fan_visit {
-    fan_node *node; /* the roots' holds keep it */
-    void *buffer;   /* the frontend's; NULL: none, or not yet */
-    uint32_t due;   /* gradients that have not come yet */
-    uint32_t slots; /* the first of its slots */
-    uint32_t edges; /* the first of its edges, and how many there were when they were counted */
+    fan_node *node;         /* the roots' holds keep it */
+    _Atomic(void *) buffer; /* the frontend's; NULL: none, or not yet */
+    uint32_t due;           /* gradients that have not come yet */
+    uint32_t slots;         /* the first of its slots */
+    uint32_t edges;         /* the first of its edges, and how many there were when they were counted */
     uint32_t nedges;
     uint32_t after; /* in the list of ready leaves: the next */
     bool needed;    /* something in it is wanted, or lies behind it; without inputs=: true */
@@ -58,7 +60,10 @@ typedef struct fan_running {
 /* A thread that runs nodes of a pass. */
 typedef struct fan_worker {
     struct fan_backward *pass;
-    uint32_t now; /* the place of the node at work, or at fault; FAN_NOWHERE: none */
+    uint32_t now;    /* the place of the node at work, or at fault; FAN_NOWHERE: none */
+    uint32_t number; /* 0: the caller's */
+    bool ran;        /* of several: the node is to be counted as run */
+    bool gave;       /* .. its gradients are there, and are to be counted */
 } fan_worker;
 
 typedef struct fan_stream_list {
@@ -96,11 +101,13 @@ struct fan_backward {
     fan_ready ready;
     uint32_t leaves, leaves_last; /* a list: those that are ready, in that order; FAN_NOWHERE: none */
     uint32_t ran, to_run;         /* nodes and leaves */
+    struct fan_crew *crew;        /* NULL: the caller runs all nodes; else its lock guards due, ready, leaves, ran */
     fan_worker caller;            /* who asked for the pass */
     fan_running running;          /* by hand: between a node's sums and its gradients */
     bool is_running;
     bool seeded;
     fan_pass_streams streams;
+    unsigned depth;    /* of passes inside passes: 1 is in none */
     uint32_t arrivals; /* of a planted fault alone */
 };
 

@@ -301,6 +301,14 @@ static void drop(void *object)
         Py_DECREF((PyObject *)object);
 }
 
+static const void *group(const fan_node *n)
+{
+    const node_more *more = fan_node_object(n)->more;
+    return more ? more->group : NULL;
+}
+
+static void error_put(void *error) { fan_exception_put(error); }
+
 /* pick: the user's schedule, of the tuple of nodes that are ready. */
 static fan_status pick(void *schedule, const fan_backward *p, size_t *place, fan_error *err)
 {
@@ -345,5 +353,14 @@ const fan_engine_frontend fan_python_engine = {
     .leaf_grad = leaf_grad,
     .release = release,
     .check_signals = check_signals,
+    .group = group,
+    .allow_threads_begin = fan_allow_threads_begin,
+    .allow_threads_end = fan_allow_threads_end,
+    .worker_new = fan_worker_new,
+    .worker_enter = fan_worker_enter,
+    .worker_leave = fan_worker_leave,
+    .error_take = fan_error_take,
+    .error_both = fan_error_both,
+    .error_put = error_put,
     .pick = pick,
 };

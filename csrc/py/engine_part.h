@@ -14,6 +14,7 @@ typedef enum fan_hook_when { FAN_HOOK_SLOT, FAN_HOOK_PRE, FAN_HOOK_POST, FAN_HOO
 typedef struct node_more {
     fan_slot_specs slots;            /* what they declare; specs NULL: nothing */
     PyObject *names;                 /* of the slots: a tuple of str or None; NULL: none has one */
+    PyObject *group;                 /* nodes with the same one run one at a time; NULL: none */
     PyObject *hooks[FAN_HOOK_TIMES]; /* tuples of HookHandles; NULL: none. Replaced, never changed */
     PyObject *call_site;             /* where it was made, "file.py:3"; NULL: nobody asked (set_options(detect=)) */
     PyObject *stages;                /* a tuple: memory for the sums of its slots (S22); NULL: fresh */
@@ -127,6 +128,20 @@ PyObject *fan_node_call_site(const fan_node *n); /* borrowed; NULL: not known */
 PyObject *fan_explain_pass(const fan_backward *p, const fan_node *only);
 PyObject *fan_explain_lost(const fan_backward *p);
 
+/* ---- failed.c ---- */
+
+/* fan_error_take, fan_error_both: see fan_engine_frontend. */
+void *fan_error_take(const fan_backward *p, const fan_node *n, uint32_t ran, fan_status status, const fan_error *err);
+void *fan_error_both(void *first, void *second);
+/* fan_pass_failed: the error becomes an exception, with a note that says where the pass ended (E14). */
+void fan_pass_failed(const fan_backward *p, fan_status status, const fan_error *err);
+
+/* ---- worker.c: see fan_engine_frontend ---- */
+
+fan_status fan_worker_new(void **worker, fan_error *err);
+bool fan_worker_enter(void *worker);
+void fan_worker_leave(void *worker);
+
 /* ---- carry.c: gradients on their way; pass.c ---- */
 
 extern const fan_engine_frontend fan_python_engine;
@@ -134,7 +149,5 @@ extern const fan_engine_frontend fan_python_engine;
 /* fan_pass_begin_args: a pass from the arguments of a call; NULL with an exception. */
 fan_backward *fan_pass_begin_args(const char *call, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
                                   bool capture, size_t *nwanted);
-/* fan_pass_failed: the error becomes an exception, with a note that says where the pass ended (E14). */
-void fan_pass_failed(const fan_backward *p, fan_status status, const fan_error *err);
 
 #endif

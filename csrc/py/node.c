@@ -46,6 +46,7 @@ void fan_node_free_parts(node_object *self)
         Py_XDECREF(more->names);
         Py_XDECREF(more->call_site);
         Py_XDECREF(more->stages);
+        Py_XDECREF(more->group);
         fan_free(more);
     }
     type->tp_free((PyObject *)self);
@@ -76,6 +77,7 @@ int fan_node_traverse(PyObject *o, visitproc visit, void *arg)
             Py_VISIT((PyObject *)fan_node_object(self->node.edges[i].next));
     if (!self->more)
         return 0;
+    Py_VISIT(self->more->group);
     for (int when = 0; when < FAN_HOOK_TIMES; when++)
         Py_VISIT(self->more->hooks[when]);
     Py_VISIT(self->more->stages);
@@ -91,6 +93,8 @@ int fan_node_clear(PyObject *o)
     Py_CLEAR(self->release);
     for (int when = 0; self->more && when < FAN_HOOK_TIMES; when++)
         Py_CLEAR(self->more->hooks[when]);
+    if (self->more)
+        Py_CLEAR(self->more->group);
     fan_node_unlink(&self->node);
     return 0;
 }
@@ -299,7 +303,7 @@ static int remember_site(node_object *self)
 }
 
 typedef struct node_args {
-    PyObject *fn, *inputs, *edges, *slots, *release, *name, *stream, *device;
+    PyObject *fn, *inputs, *edges, *slots, *release, *name, *stream, *device, *group;
 } node_args;
 
 /* check_inputs: of a function in C, which knows how many there are. */
@@ -312,6 +316,27 @@ static int check_inputs(const node_object *self, const function_object *fn, uint
         return -1;
     }
     *inputs = fn->inputs;
+    return 0;
+}
+
+/* group_arg: a text stands for all that are equal; of anything else it is the object that counts. */
+static int group_arg(node_object *self, PyObject *group)
+{
+    node_more *more;
+    if (!group || group == Py_None)
+        return 0;
+    if (PyLong_Check(group) || PyFloat_Check(group) || PyTuple_Check(group) || PyBytes_Check(group)) {
+        PyErr_Format(PyExc_TypeError,
+                     "group: expected a text, or an object that the nodes share, got a %.200s: two that are equal need "
+                     "not be one object",
+                     Py_TYPE(group)->tp_name);
+        return -1;
+    }
+    if (!(more = fan_node_more(self)))
+        return -1;
+    more->group = Py_NewRef(group);
+    if (PyUnicode_CheckExact(group))
+        PyUnicode_InternInPlace(&more->group);
     return 0;
 }
 
@@ -333,6 +358,8 @@ static int fill_in(node_object *self, const node_args *a)
         return -1;
     if ((a->stream || a->device || a->slots || fan_streams_in_use()) &&
         fan_node_place(self, a->stream, a->device, a->slots) < 0)
+        return -1;
+    if (group_arg(self, a->group) < 0)
         return -1;
     if (fan_is_function(a->fn) && check_inputs(self, (function_object *)a->fn, &inputs) < 0)
         return -1;
@@ -357,10 +384,11 @@ static node_object *blank(PyTypeObject *type)
 
 PyObject *fan_node_call(PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames)
 {
-    static const char *const names[] = {"fn", "inputs", "edges", "slots", "release", "name", "stream", "device"};
+    static const char *const names[] = {"fn",   "inputs", "edges",  "slots", "release",
+                                        "name", "stream", "device", "group"};
     node_args a;
     node_object *self;
-    if (fan_parse_call("Node", names, 8, 3, "fn, inputs and edges", args, PyVectorcall_NARGS(nargsf), kwnames, &a.fn) <
+    if (fan_parse_call("Node", names, 9, 3, "fn, inputs and edges", args, PyVectorcall_NARGS(nargsf), kwnames, &a.fn) <
         0)
         return NULL;
     if (!a.fn) {
@@ -592,6 +620,11 @@ static PyObject *node_get_fn(PyObject *o, void *Py_UNUSED(closure))
     return Py_NewRef(of(o)->fn ? of(o)->fn : Py_None);
 }
 
+static PyObject *node_get_group(PyObject *o, void *Py_UNUSED(closure))
+{
+    return Py_NewRef(of(o)->more && of(o)->more->group ? of(o)->more->group : Py_None);
+}
+
 static PyObject *node_get_inputs(PyObject *o, void *Py_UNUSED(closure))
 {
     return PyLong_FromUnsignedLong(of(o)->node.inputs);
@@ -734,6 +767,8 @@ static PyGetSetDef getset[] = {
     {"edges", node_get_edges_turn, NULL, "Where its gradients go: a sequence of (node, slot) and None, with append().",
      NULL},
     {"name", fan_node_get_name, NULL, "What messages call it; None without a name.", NULL},
+    {"group", node_get_group, NULL, "Of nodes with the same group one runs at a time in a pass; None without one.",
+     NULL},
     {"sequence_nr", fan_node_get_number, NULL, "Its number among all nodes and leaves: the later made, the larger.",
      NULL},
     {"stream", fan_node_get_stream, NULL,
@@ -750,7 +785,8 @@ static PyMemberDef members[] = {
 
 static PyType_Slot slots[] = {
     {Py_tp_doc,
-     "Node(fn, inputs=1, edges=(), *, slots=None, release=None, name=None, stream=None, device=None)\n--\n\n"
+     "Node(fn, inputs=1, edges=(), *, slots=None, release=None, name=None, stream=None, device=None, "
+     "group=None)\n--\n\n"
      "An operation of a graph that a pass goes backward over.\n\n"
      "fn: `fn(*sums)` gets the sums of the `inputs` gradients that come to its slots, None where one is undefined, and "
      "returns one\n"
@@ -763,8 +799,11 @@ static PyType_Slot slots[] = {
      "ready for it, where it runs, and where its gradients are then ready; device: that device's current stream, or "
      "\"cpu\".\n"
      "Without either: the current stream of the device that `slots` declare, else the one that was made current "
-     "last.\n\n"
-     "Raises TypeError (fn, an edge that is no pair), IndexError (a slot that is not there), ValueError (inputs, "
+     "last.\n"
+     "group: a text, or an object that several share: of such nodes one runs at a time in a pass of several "
+     "workers.\n\n"
+     "Raises TypeError (fn, an edge that is no pair, a group that is a number), IndexError (a slot that is not there), "
+     "ValueError (inputs, "
      "slots, a stream of\n"
      "another device).\n\n"
      ">>> w = fanin.Leaf(np.ones(2), name=\"w\")\n"

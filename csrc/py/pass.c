@@ -3,6 +3,7 @@
 #include "py/turn.h"
 
 #include "base/mem.h"
+#include "base/workers.h"
 
 #include <string.h>
 
@@ -11,6 +12,7 @@
 /* What a call gives, as the core takes it: borrowed from `roots` and `inputs`, but for gradients, which are held. */
 typedef struct pass_parts {
     PyObject *roots, *inputs; /* tuples, held */
+    bool by_hand;             /* on one thread, whoever's */
     fan_backward_config config;
 } pass_parts;
 
@@ -173,14 +175,39 @@ static int fill_in(pass_parts *parts)
     return 0;
 }
 
+static int workers_arg(fan_backward_config *c, PyObject *workers)
+{
+    int64_t n = 1;
+    if (workers && fan_index(workers, "workers", PyExc_ValueError, &n) < 0)
+        return -1;
+    if (n < 1 || n > FAN_WORKERS_MOST) {
+        PyErr_Format(PyExc_ValueError, "%s: workers: expected a number of threads from 1 to %d, got %lld", c->call,
+                     FAN_WORKERS_MOST, (long long)n);
+        return -1;
+    }
+    if (n > 1 && (c->schedule || c->create_graph)) {
+        PyErr_Format(PyExc_ValueError, "%s: %s: give it without workers=%lld", c->call,
+                     c->schedule ? "schedule= says which node is the next, of one worker"
+                                 : "create_graph=True numbers the nodes that the pass makes by when they are made, and "
+                                   "what sums of theirs are by their numbers",
+                     (long long)n);
+        return -1;
+    }
+    c->workers = (uint32_t)n;
+    return 0;
+}
+
 static int parse(pass_parts *parts, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static const char *const names[] = {"roots", "inputs", "keep_graph", "create_graph", "detect", "schedule"};
+    static const char *const names[] = {"roots",  "inputs",   "keep_graph", "create_graph",
+                                        "detect", "schedule", "workers"};
     fan_backward_config *c = &parts->config;
     struct {
-        PyObject *roots, *inputs, *keep_graph, *create_graph, *detect, *schedule;
+        PyObject *roots, *inputs, *keep_graph, *create_graph, *detect, *schedule, *workers;
     } a;
-    if (fan_parse_call(c->call, names, 6, 2, "roots and inputs", args, nargs, kwnames, &a.roots) < 0)
+    a.workers = NULL;
+    if (fan_parse_call(c->call, names, parts->by_hand ? 6 : 7, 2, "roots and inputs", args, nargs, kwnames, &a.roots) <
+        0)
         return -1;
     if (!a.roots || (c->capture && strcmp(c->call, "grad") == 0 && (!a.inputs || a.inputs == Py_None))) {
         PyErr_Format(PyExc_TypeError, "%s() needs '%s'", c->call, a.roots ? "inputs" : "roots");
@@ -200,13 +227,14 @@ static int parse(pass_parts *parts, PyObject *const *args, Py_ssize_t nargs, PyO
         PyErr_Format(PyExc_TypeError, "schedule: expected a function, got a %.200s", Py_TYPE(a.schedule)->tp_name);
         return -1;
     }
-    return fill_in(parts);
+    return workers_arg(c, a.workers) < 0 ? -1 : fill_in(parts);
 }
 
 fan_backward *fan_pass_begin_args(const char *call, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
                                   bool capture, size_t *nwanted)
 {
-    pass_parts parts = {.config = {.frontend = &fan_python_engine, .call = call, .capture = capture}};
+    pass_parts parts = {.by_hand = strcmp(call, "walk") == 0,
+                        .config = {.frontend = &fan_python_engine, .call = call, .capture = capture}};
     fan_backward *p = NULL;
     FAN_RAW fan_error err;
     fan_error_clear(&err);
@@ -218,41 +246,6 @@ fan_backward *fan_pass_begin_args(const char *call, PyObject *const *args, Py_ss
     }
     parts_fini(&parts);
     return p;
-}
-
-/* ---- errors ---- */
-
-/* add_note: of a str, whose reference it takes; NULL, and an empty one, is none. */
-static void add_note(PyObject *e, PyObject *note)
-{
-    PyObject *none = note && e && PyUnicode_GET_LENGTH(note) ? PyObject_CallMethod(e, "add_note", "O", note) : NULL;
-    PyErr_Clear(); /* the error itself matters */
-    Py_XDECREF(none);
-    Py_XDECREF(note);
-}
-
-void fan_pass_failed(const fan_backward *p, fan_status status, const fan_error *err)
-{
-    uint32_t ran, all;
-    const fan_node *n = fan_backward_at(p, &ran, &all);
-    PyObject *e, *call_site = n ? fan_node_call_site(n) : NULL;
-    char name[128], own[32] = "";
-    fan_raise(status, err);
-    e = fan_exception_take();
-    if (n && fan_node_object(n)->name)
-        PyOS_snprintf(own, sizeof own, n->kind->leaf ? "leaf %llu" : "node %llu", (unsigned long long)n->number);
-    if (n)
-        add_note(e, PyUnicode_FromFormat("in %s%s%s%s%V%s: %u of %u nodes had run", fan_node_said(n, name, sizeof name),
-                                         own[0] || call_site ? " (" : "", own,
-                                         !call_site ? ""
-                                         : own[0]   ? ", made at "
-                                                    : "made at ",
-                                         call_site, "", own[0] || call_site ? ")" : "", ran, all));
-    else
-        add_note(e, PyUnicode_FromFormat("%s: %u of %u nodes had run",
-                                         fan_backward_seeded(p) ? "between nodes" : "in the roots", ran, all));
-    add_note(e, fan_explain_lost(p));
-    fan_exception_put(e);
 }
 
 /* ---- backward, grad ---- */
@@ -312,7 +305,8 @@ FAN_TURN_FAST(grad, fan_seen_graph)
 
 PyMethodDef fan_engine_functions[] = {
     {"backward", (PyCFunction)(void (*)(void))backward_turn, METH_FASTCALL | METH_KEYWORDS,
-     "backward($module, roots, inputs=None, *, keep_graph=None, create_graph=False, detect=None, schedule=None)\n--\n\n"
+     "backward($module, roots, inputs=None, *, keep_graph=None, create_graph=False, detect=None, schedule=None, "
+     "workers=1)\n--\n\n"
      "Go backward over the graph behind some nodes, and add what reaches leaves to their `.grad`.\n\n"
      "roots: a sequence of (node, slot, gradient); without a gradient, or with None, it is one where the slot declares "
      "a shape of one\n"
@@ -326,7 +320,11 @@ PyMethodDef fan_engine_functions[] = {
      "(FloatingPointError),\n"
      "with the node that made it; None: as `set_options(detect=)` says. schedule: `schedule(ready)` picks the next of "
      "the nodes that\n"
-     "are ready; the bits are the same whatever it picks.\n\n"
+     "are ready; the bits are the same whatever it picks. workers: on up to so many threads nodes run at once, the "
+     "caller's among them, with\n"
+     "the same bits for every number; it pays where functions let go of the interpreter's lock, as NumPy's do; "
+     "schedule and\n"
+     "create_graph are for one worker.\n\n"
      "A node runs when all its gradients have come; of several, the one that was made last. An error ends the pass at "
      "that node and\n"
      "has a note that names it; each leaf then has its whole gradient, or none of it.\n\n"
@@ -340,7 +338,8 @@ PyMethodDef fan_engine_functions[] = {
      ">>> w.grad\n"
      "array([2., 4.])\n"},
     {"grad", (PyCFunction)(void (*)(void))grad_turn, METH_FASTCALL | METH_KEYWORDS,
-     "grad($module, roots, inputs, *, keep_graph=None, create_graph=False, detect=None, schedule=None)\n--\n\n"
+     "grad($module, roots, inputs, *, keep_graph=None, create_graph=False, detect=None, schedule=None, "
+     "workers=1)\n--\n\n"
      "The sums that reach `inputs`, as a list, None where nothing does; no leaf changes.\n\n"
      "inputs: leaves, nodes (slot 0) and (node, slot). Their slots' hooks have seen the sums. The rest is as for "
      "`backward`.\n\n"

@@ -273,10 +273,11 @@ class Node:
     array, a fanin.Slot, or None: what comes is checked against it. release: called when the graph is freed there.
     name: what messages call it. stream: where its sums are ready for it, where it runs, and where its gradients are
     then ready; device: that device's current stream, or "cpu". Without either: the current stream of the device
-    that `slots` declare, else the one that was made current last.
+    that `slots` declare, else the one that was made current last. group: a text, or an object that several share:
+    of such nodes one runs at a time in a pass of several workers.
 
-    Raises TypeError (fn, an edge that is no pair), IndexError (a slot that is not there), ValueError (inputs,
-    slots, a stream of another device).
+    Raises TypeError (fn, an edge that is no pair, a group that is a number), IndexError (a slot that is not there),
+    ValueError (inputs, slots, a stream of another device).
 
     >>> w = fanin.Leaf(np.ones(2), name="w")
     >>> double = fanin.Node(lambda g: 2 * g, edges=[(w, 0)], name="double")
@@ -299,6 +300,7 @@ class Node:
         name: object = None,
         stream: StreamLike | None = None,
         device: str | None = None,
+        group: object = None,
     ) -> None: ...
     @property
     def fn(self) -> Callable[..., Any] | None:
@@ -312,6 +314,9 @@ class Node:
     @property
     def name(self) -> str | None:
         """What messages call it; None without a name."""
+    @property
+    def group(self) -> Any:
+        """Of nodes with the same group one runs at a time in a pass; None without one."""
     @property
     def sequence_nr(self) -> int:
         """Its number among all nodes and leaves: the later made, the larger."""
@@ -462,6 +467,7 @@ def backward(
     create_graph: bool = False,
     detect: bool | None = None,
     schedule: Schedule | None = None,
+    workers: int = 1,
 ) -> None:
     """Go backward over the graph behind some nodes, and add what reaches leaves to their `.grad`.
 
@@ -472,7 +478,9 @@ def backward(
     object (rules A1, L6), so that functions whose operations make nodes give gradients that can be differentiated.
     detect: the first gradient with an inf or NaN ends the pass (FloatingPointError), with the node that made it;
     None: as `set_options(detect=)` says. schedule: `schedule(ready)` picks the next of the nodes that are ready;
-    the bits are the same whatever it picks.
+    the bits are the same whatever it picks. workers: on up to so many threads nodes run at once, the caller's among
+    them, with the same bits for every number; it pays where functions let go of the interpreter's lock, as NumPy's
+    do; schedule and create_graph are for one worker.
 
     A node runs when all its gradients have come; of several, the one that was made last. An error ends the pass at
     that node and has a note that names it; each leaf then has its whole gradient, or none of it.
@@ -496,6 +504,7 @@ def grad(
     create_graph: bool = False,
     detect: bool | None = None,
     schedule: Schedule | None = None,
+    workers: int = 1,
 ) -> list[Any]:
     """The sums that reach `inputs`, as a list, None where nothing does; no leaf changes.
 

@@ -29,6 +29,7 @@ typedef struct actor {
     bool condition; /* nobody held the mutex when it began to wait: it waits for a change */
     bool woken;     /* another actor has changed something under the mutex since */
     int asked;      /* in vain, in a row, since another acted */
+    bool begun;     /* it has had the turn */
     bool freed;     /* it was woken once because the run was given up; it is not woken so again */
     char call_site[SITE];
 } actor;
@@ -288,6 +289,7 @@ static bool await(fan_host_sched *t, actor *a)
     if (t->turn != me)
         return false;
     a->state = ACTING;
+    a->begun = true;
     return true;
 }
 
@@ -306,7 +308,7 @@ fan_status fan_host_sched_spawn(fan_host_sched *t, int *out, bool *first, fan_er
     if (i >= 0) {
         actor *a = &t->actors[i];
         a->state = NEW;
-        a->freed = false;
+        a->freed = a->begun = false;
         a->asked = 0;
         a->call_site[0] = '\0';
     }
@@ -332,6 +334,14 @@ bool fan_host_sched_begin(fan_host_sched *t, int me)
     bool go = me >= 0 && me < t->n && await(t, &t->actors[me]);
     (void)pthread_mutex_unlock(&t->lock);
     return go;
+}
+
+bool fan_host_sched_refused(fan_host_sched *t, int who)
+{
+    (void)pthread_mutex_lock(&t->lock);
+    bool refused = t->actors[who].state == ENDED && !t->actors[who].begun;
+    (void)pthread_mutex_unlock(&t->lock);
+    return refused;
 }
 
 void fan_host_sched_yield(fan_host_sched *t, int me)

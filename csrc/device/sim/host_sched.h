@@ -53,6 +53,8 @@ size_t fan_host_sched_count(fan_host_sched *t); /* actors of this round that hav
 /* fan_host_sched_begin: called by the actor's thread; blocks until it is chosen. false: it is not to run at all (and
  * counts as ended). */
 bool fan_host_sched_begin(fan_host_sched *t, int actor);
+/* fan_host_sched_refused: the actor has ended without ever having had the turn (Giving up). */
+bool fan_host_sched_refused(fan_host_sched *t, int actor);
 void fan_host_sched_yield(fan_host_sched *t, int actor);
 /* fan_host_sched_wait: the actor, which has the turn, cannot go on: another one holds `mutex`, or it waits for a change
  * made under it. `call_site`: where in the source of the user. Returns when it may look again. */

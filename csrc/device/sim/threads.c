@@ -145,6 +145,39 @@ static void thread_unlocking(void *ctx, uint64_t mutex)
     fan_host_sched_unlocking(m->host_sched, fan__sim_here.actor, mutex);
 }
 
+/* thread_spawn: it holds the machine until it has left, or is refused. */
+static int thread_spawn(void *ctx)
+{
+    fan_sim *m = ctx;
+    int actor = -1;
+    if (fan_sim_spawn(m, &actor, NULL) != FAN_OK)
+        return -1;
+    fan_sim_hold(m);
+    return actor;
+}
+
+static bool thread_enter(void *ctx, int actor)
+{
+    fan_sim *m = ctx;
+    bool go = fan_sim_thread_begin(m, actor);
+    if (!go)
+        fan_sim_drop(m);
+    return go;
+}
+
+static void thread_leave(void *ctx, int actor)
+{
+    fan_sim *m = ctx;
+    fan_sim_thread_end(m, actor);
+    fan_sim_drop(m);
+}
+
+static bool thread_refused(void *ctx, int actor)
+{
+    const fan_sim *m = ctx;
+    return fan_host_sched_refused(m->host_sched, actor);
+}
+
 bool fan_sim_thread_begin(fan_sim *m, int actor)
 {
     fan_sim_hold(m);
@@ -165,6 +198,10 @@ bool fan_sim_thread_begin(fan_sim *m, int actor)
                                              .changed = thread_changed,
                                              .touch = thread_touch,
                                              .name = thread_name,
+                                             .spawn = thread_spawn,
+                                             .enter = thread_enter,
+                                             .leave = thread_leave,
+                                             .refused = thread_refused,
                                              .ctx = m};
     fan_thread_set_hooks(&fan__sim_here.hooks);
     return true;

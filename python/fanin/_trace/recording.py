@@ -135,6 +135,11 @@ class Trace:
         return dot(self.picture())
 
 
+def beside() -> list[_core.Trace]:
+    """Rings for one thread more, of the traces that record this one."""
+    return [trace._beside() for trace in active()]
+
+
 def trace(*, capacity: int = 1 << 16) -> Trace:
     """Record what this thread does inside the `with` block; the last `capacity` lines are kept.
 

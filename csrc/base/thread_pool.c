@@ -1,0 +1,177 @@
+/* How it is done: a queue of jobs under one lock, taken by threads in the order of their start. There is a thread for
+ * each job in the queue: one that is idle, or a new one.
+ *
+ * A job of a scheduled thread is taken at once, and begins when its scheduler says so. It always does, so that the
+ * search of orders sees what it would do, and is not cancelled, but for a scheduler that has given up.
+ *
+ * What can go wrong: fork. The child has none of the threads: all is begun anew there. The end of the process: a thread
+ * that is at work may wait for ever for an interpreter that is gone, and is left alone. */
+#define _POSIX_C_SOURCE 200809L
+#include "base/thread_pool.h"
+
+#include "base/fork.h"
+
+#include <signal.h>
+#include <stdlib.h>
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of all below, and of the states of jobs */
+static pthread_cond_t wake = PTHREAD_COND_INITIALIZER;   /* there is a job, or the end */
+static pthread_cond_t heard = PTHREAD_COND_INITIALIZER;  /* a job was refused, a thread has ended */
+static fan_thread_job *first;
+static int queued, idle, alive;
+static bool over;     /* the process ends: no more are started */
+static bool prepared; /* the hooks of fork and exit are set */
+
+static fan_thread_job *unlink_first(void)
+{
+    fan_thread_job *job = first;
+    first = job->next;
+    queued--;
+    return job;
+}
+
+/* serve_one: locked before and after; the job may be gone once it has begun. */
+static void serve_one(fan_thread_job *job)
+{
+    const fan_thread_job mine = *job;
+    bool go = true;
+    if (mine.hooks.spawn) {
+        (void)pthread_mutex_unlock(&lock);
+        go = mine.hooks.enter(mine.hooks.ctx, mine.number);
+        (void)pthread_mutex_lock(&lock);
+    }
+    job->state = go ? FAN_THREAD_BEGUN : FAN_THREAD_REFUSED;
+    if (!go) {
+        (void)pthread_cond_broadcast(&heard);
+        return;
+    }
+    (void)pthread_mutex_unlock(&lock);
+    mine.work(mine.arg);
+    if (mine.hooks.spawn)
+        mine.hooks.leave(mine.hooks.ctx, mine.number);
+    (void)pthread_mutex_lock(&lock);
+}
+
+static void *serve(void *nothing)
+{
+    const unsigned process = fan_process();
+    (void)pthread_mutex_lock(&lock);
+    while (!over && fan_process() == process) {
+        if (first) {
+            serve_one(unlink_first());
+            continue;
+        }
+        idle++;
+        (void)pthread_cond_wait(&wake, &lock);
+        idle--;
+    }
+    alive--;
+    (void)pthread_cond_broadcast(&heard);
+    (void)pthread_mutex_unlock(&lock);
+    return nothing;
+}
+
+static void at_exit(void)
+{
+    (void)pthread_mutex_lock(&lock);
+    over = true;
+    (void)pthread_cond_broadcast(&wake);
+    while (idle)
+        (void)pthread_cond_wait(&heard, &lock);
+    (void)pthread_mutex_unlock(&lock);
+}
+
+static void in_child(void)
+{
+    (void)pthread_mutex_init(&lock, NULL);
+    (void)pthread_cond_init(&wake, NULL);
+    (void)pthread_cond_init(&heard, NULL);
+    first = NULL;
+    queued = idle = alive = 0;
+}
+
+static fan_fork pool_fork = {.child = in_child};
+
+/* one_more: a new thread; locked. */
+static bool one_more(void)
+{
+    sigset_t all, before;
+    pthread_attr_t how;
+    pthread_t thread;
+    bool good;
+    if (!prepared && (fan_fork_add(&pool_fork) || atexit(at_exit)))
+        return false;
+    prepared = true;
+    if (pthread_attr_init(&how))
+        return false;
+    (void)sigfillset(&all);
+    good = pthread_attr_setdetachstate(&how, PTHREAD_CREATE_DETACHED) == 0 &&
+           pthread_sigmask(SIG_SETMASK, &all, &before) == 0; /* threads inherit it */
+    if (good) {
+        good = pthread_create(&thread, &how, serve, NULL) == 0;
+        (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    }
+    (void)pthread_attr_destroy(&how);
+    alive += good;
+    return good;
+}
+
+/* put: at the end of the queue, where there is a thread for it; locked. */
+static bool put(fan_thread_job *job)
+{
+    fan_thread_job **at = &first;
+    if (over || (queued + 1 > idle && !one_more()))
+        return false;
+    while (*at)
+        at = &(*at)->next;
+    *at = job;
+    queued++;
+    (void)pthread_cond_signal(&wake);
+    return true;
+}
+
+bool fan_thread_job_start(fan_thread_job *job)
+{
+    const fan_thread_hooks *hooks = fan_thread_get_hooks();
+    bool good;
+    job->next = NULL;
+    job->state = FAN_THREAD_QUEUED;
+    job->hooks = hooks && hooks->spawn ? *hooks : (fan_thread_hooks){.spawn = NULL};
+    if (job->hooks.spawn && (job->number = job->hooks.spawn(job->hooks.ctx)) < 0)
+        return false;
+    (void)pthread_mutex_lock(&lock);
+    good = put(job);
+    (void)pthread_mutex_unlock(&lock);
+    if (!good && job->hooks.spawn)
+        job->hooks.leave(job->hooks.ctx, job->number);
+    return good;
+}
+
+bool fan_thread_job_cancel(fan_thread_job *job)
+{
+    bool cancelled = false;
+    if (job->hooks.spawn && !job->hooks.refused(job->hooks.ctx, job->number))
+        return false;
+    (void)pthread_mutex_lock(&lock);
+    for (fan_thread_job **at = &first; *at && !job->hooks.spawn; at = &(*at)->next)
+        if (*at == job) {
+            *at = job->next;
+            queued--;
+            cancelled = true;
+            break;
+        }
+    while (job->hooks.spawn && job->state != FAN_THREAD_REFUSED)
+        (void)pthread_cond_wait(&heard, &lock);
+    (void)pthread_mutex_unlock(&lock);
+    return cancelled || job->hooks.spawn;
+}
+
+#ifdef FAN_TEST
+int fan_thread_pool_alive(void)
+{
+    (void)pthread_mutex_lock(&lock);
+    int n = alive;
+    (void)pthread_mutex_unlock(&lock);
+    return n;
+}
+#endif

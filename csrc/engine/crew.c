@@ -1,0 +1,278 @@
+#include "engine/crew.h"
+
+#include "base/mem.h"
+
+#include <stdlib.h>
+
+/* ---- groups ---- */
+
+typedef struct member {
+    const void *group;
+    uint32_t at;
+} member;
+
+static int by_group(const void *a, const void *b)
+{
+    uintptr_t one = (uintptr_t)((const member *)a)->group, two = (uintptr_t)((const member *)b)->group;
+    return (one > two) - (one < two);
+}
+
+/* members: the nodes that have a group, by group. */
+static fan_status members(const fan_backward *p, member **out, size_t *n, fan_error *err)
+{
+    size_t cap = 0;
+    for (size_t i = 0; i < p->nvisits; i++) {
+        const fan_node *node = p->visits[i].node;
+        const void *group = node->kind->leaf ? NULL : p->config.frontend->group(node);
+        if (!group)
+            continue;
+        if (fan_grow((void **)out, &cap, *n + 1, sizeof **out) != 0)
+            return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+        (*out)[(*n)++] = (member){group, (uint32_t)i};
+    }
+    if (*n)
+        qsort(*out, *n, sizeof **out, by_group);
+    return FAN_OK;
+}
+
+static fan_status groups_init(fan_backward *p, fan_crew *c, fan_error *err)
+{
+    member *all = NULL;
+    size_t n = 0;
+    uint32_t ngroups = 0;
+    fan_status status = members(p, &all, &n, err);
+    if (status == FAN_OK && n) {
+        c->group_of = fan_calloc(p->nvisits * sizeof *c->group_of);
+        c->groups = fan_alloc(n * sizeof *c->groups);
+        if (!c->group_of || !c->groups)
+            status = fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+    }
+    for (size_t i = 0; i < n && status == FAN_OK; i++) {
+        if (i == 0 || all[i].group != all[i - 1].group)
+            c->groups[ngroups++] = (fan_crew_group){false, FAN_NOWHERE, FAN_NOWHERE};
+        c->group_of[all[i].at] = ngroups;
+    }
+    fan_free(all);
+    return status;
+}
+
+/* ---- begun and ended ---- */
+
+static void run_helper(void *arg)
+{
+    fan_helper *h = arg;
+    h->worker.pass->crew->work(h);
+}
+
+static fan_status crew_fill(fan_backward *p, fan_crew *c, fan_error *err)
+{
+    for (uint32_t i = 0; i < c->nhelpers; i++) {
+        fan_helper *h = &c->helpers[i];
+        h->worker = (fan_worker){.pass = p, .now = FAN_NOWHERE, .number = i + 1};
+        h->job = (fan_thread_job){.work = run_helper, .arg = h};
+        FAN_TRY(p->config.frontend->worker_new(&h->around, err));
+    }
+    return groups_init(p, c, err);
+}
+
+fan_status fan__crew_begin(fan_backward *p, void (*work)(fan_helper *h), fan_error *err)
+{
+    uint32_t n = p->config.workers - 1;
+    fan_crew *c;
+    if (n >= p->nvisits)
+        n = (uint32_t)p->nvisits - 1;
+    if (!(c = fan_calloc(sizeof *c + n * sizeof c->helpers[0])))
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+    if (fan_mutex_init(&c->lock) != 0) {
+        fan_free(c);
+        return fan_fail(err, FAN_ERR_STATE, "a lock could not be made");
+    }
+    if (fan_cond_init(&c->changed) != 0) {
+        fan_mutex_fini(&c->lock);
+        fan_free(c);
+        return fan_fail(err, FAN_ERR_STATE, "a condition could not be made");
+    }
+    c->process = fan_process();
+    c->work = work;
+    c->nhelpers = n;
+    p->crew = c; /* fan__crew_free has it from here on */
+    return crew_fill(p, c, err);
+}
+
+void fan__crew_free(fan_backward *p)
+{
+    fan_crew *c = p->crew;
+    if (!c)
+        return;
+    p->crew = NULL;
+    for (uint32_t i = 0; i < c->nhelpers; i++)
+        if (c->helpers[i].around)
+            p->config.frontend->drop(c->helpers[i].around);
+    if (c->error)
+        p->config.frontend->drop(c->error);
+    fan_cond_fini(&c->changed);
+    fan_mutex_fini(&c->lock);
+    fan_free(c->group_of);
+    fan_free(c->groups);
+    fan_free(c);
+}
+
+void fan__crew_lock(fan_crew *c)
+{
+    if (c->process != fan_process()) {
+        c->process = fan_process();
+        (void)fan_mutex_adopt(&c->lock);
+        fan_cond_adopt(&c->changed);
+        c->inside = c->asleep = 0;
+        c->forked = c->over = true;
+    }
+    fan_mutex_lock(&c->lock);
+}
+
+/* ---- who waits, who is woken ---- */
+
+fan_status fan__crew_wait(const fan_backward *p, fan_error *err)
+{
+    const fan_engine_frontend *f = p->config.frontend;
+    fan_crew *c = p->crew;
+    fan_status status;
+    void *left = f->allow_threads_begin();
+    c->asleep++;
+    fan_cond_wait(&c->changed, &c->lock);
+    c->asleep--;
+    fan_mutex_unlock(&c->lock);
+    f->allow_threads_end(left);
+    status = f->check_signals(err);
+    fan__crew_lock(c);
+    return status;
+}
+
+/* idle_helper: one that was not started yet; NULL: none. */
+static fan_helper *idle_helper(fan_crew *c)
+{
+    for (uint32_t i = 0; i < c->nhelpers; i++)
+        if (c->helpers[i].state == FAN_HELPER_NONE)
+            return &c->helpers[i];
+    return NULL;
+}
+
+bool fan__crew_wake(const fan_backward *p)
+{
+    fan_crew *c = p->crew;
+    if (c->asleep) {
+        fan_cond_broadcast(&c->changed);
+        return false;
+    }
+    return !c->over && idle_helper(c);
+}
+
+void fan__crew_start(fan_backward *p)
+{
+    fan_crew *c = p->crew;
+    fan_helper *h;
+    bool started;
+    fan__crew_lock(c);
+    h = c->over ? NULL : idle_helper(c);
+    if (h) {
+        h->state = FAN_HELPER_STARTS;
+        c->inside++;
+    }
+    fan_mutex_unlock(&c->lock);
+    if (!h)
+        return;
+    started = fan_thread_job_start(&h->job);
+    fan__crew_lock(c);
+    if (h->state == FAN_HELPER_STARTS)
+        h->state = started ? FAN_HELPER_STARTED : FAN_HELPER_GONE;
+    if (!started)
+        c->inside--;
+    if (c->over)
+        fan_cond_broadcast(&c->changed); /* the caller may wait for this */
+    fan_mutex_unlock(&c->lock);
+}
+
+/* ---- failed, left, ended ---- */
+
+void fan__crew_failed(fan_worker *w, fan_status status, const fan_error *err)
+{
+    fan_backward *p = w->pass;
+    const fan_engine_frontend *f = p->config.frontend;
+    const fan_node *n = w->now == FAN_NOWHERE ? NULL : p->visits[w->now].node;
+    fan_crew *c = p->crew;
+    void *error, *other;
+    uint32_t ran;
+    fan__crew_lock(c);
+    c->over = c->failed = true;
+    ran = p->ran += w->ran;
+    w->ran = w->gave = false;
+    fan_mutex_unlock(&c->lock);
+    error = f->error_take(p, n, ran, status, err);
+    fan__crew_lock(c);
+    while ((other = c->error)) {
+        c->error = NULL;
+        fan_mutex_unlock(&c->lock);
+        error = f->error_both(other, error);
+        fan__crew_lock(c);
+    }
+    c->error = error;
+    if (w->now != FAN_NOWHERE)
+        c->busy--;
+    w->now = FAN_NOWHERE;
+    fan_cond_broadcast(&c->changed);
+    fan_mutex_unlock(&c->lock);
+}
+
+void fan__crew_left(fan_helper *h)
+{
+    fan_crew *c = h->worker.pass->crew;
+    fan__crew_lock(c);
+    h->state = FAN_HELPER_GONE;
+    c->inside--;
+    fan_cond_broadcast(&c->changed);
+    fan_mutex_unlock(&c->lock);
+}
+
+/* cancel_one: one that was started and may not have begun; unlocked meanwhile. false: there is none. */
+static bool cancel_one(fan_crew *c)
+{
+    for (uint32_t i = 0; i < c->nhelpers; i++) {
+        fan_helper *h = &c->helpers[i];
+        bool cancelled;
+        if (h->state != FAN_HELPER_STARTED)
+            continue;
+        h->state = FAN_HELPER_GONE;
+        fan_mutex_unlock(&c->lock);
+        cancelled = fan_thread_job_cancel(&h->job);
+        fan__crew_lock(c);
+        c->inside -= cancelled;
+        return true;
+    }
+    return false;
+}
+
+fan_status fan__crew_end(fan_backward *p)
+{
+    fan_crew *c = p->crew;
+    fan_error err;
+    void *error;
+    fan__crew_lock(c);
+    c->over = true;
+    while (c->inside) {
+        fan_status status;
+        if (cancel_one(c))
+            continue;
+        status = fan__crew_wait(p, &err);
+        if (status == FAN_OK)
+            continue;
+        fan_mutex_unlock(&c->lock); /* Ctrl-C: they come to the end of their nodes all the same */
+        fan__crew_failed(&p->caller, status, &err);
+        fan__crew_lock(c);
+    }
+    fan_mutex_unlock(&c->lock);
+    error = c->error;
+    c->error = NULL;
+    if (!error)
+        return FAN_OK;
+    p->config.frontend->error_put(error);
+    return FAN_ERR_EXTERN;
+}

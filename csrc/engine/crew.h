@@ -1,0 +1,87 @@
+/* crew: the workers of one pass, where it has several (E12).
+ *
+ *   caller    counts, seeds | nodes ..  waits for one .. nodes |  over: cancels who has not begun, waits for the others
+ *   a helper                  begins: nodes .. waits for one ..    .. leaves
+ *
+ * Title: One lock of the pass. What a pass counts (due, ready, leaves, ran; who waits, who is at work) is guarded by
+ * one lock, held for a few instructions and never while others are called. A slot's sum has the lock of its buffer, a
+ * leaf its claim (leaf.h).
+ *
+ * Title: On demand. Whoever takes a node and leaves another behind wakes somebody who waits, or starts a helper. So a
+ * chain never has a second thread, whatever `workers` says.
+ *
+ * What can go wrong: a pass that is done while others are still to come back: the caller waits for all that have begun.
+ * An error: nobody begins another node, and it is the caller's once all have stopped. A fork inside of a node: the
+ * child has none of the others, and says so.
+ */
+#ifndef FAN_ENGINE_CREW_H
+#define FAN_ENGINE_CREW_H
+
+#include "base/thread_pool.h"
+#include "engine/visit.h"
+
+typedef struct fan_helper {
+    fan_worker worker;
+    fan_thread_job job;
+    void *around; /* the frontend's (worker_new) */
+    enum { FAN_HELPER_NONE, FAN_HELPER_STARTS, FAN_HELPER_STARTED, FAN_HELPER_GONE } state;
+} fan_helper;
+
+/* Nodes of which one runs at a time. */
+typedef struct fan_crew_group {
+    bool busy;
+    uint32_t first, last; /* a list: those that were ready meanwhile; FAN_NOWHERE: none */
+} fan_crew_group;
+
+typedef struct fan_crew {
+    fan_mutex lock;
+    fan_cond changed; /* a node is ready, the pass is over, a helper has left */
+    uint32_t ready;   /* leaves and nodes */
+    uint32_t busy;    /* workers that have a node */
+    uint32_t asleep;  /* .. that wait for one */
+    uint32_t inside;  /* helpers that were started, and have not left */
+    bool over;        /* nobody begins a node any more */
+    unsigned process;
+    bool forked; /* this process has the thread alone that forked */
+    bool failed;
+    void *error;        /* the frontend's; NULL: none, or it was put on the caller's thread */
+    uint32_t *group_of; /* of each visit: 1 + its group; 0: none. NULL: there are no groups */
+    fan_crew_group *groups;
+    void (*work)(fan_helper *h);
+    uint32_t nhelpers;
+    fan_helper helpers[];
+} fan_crew;
+
+/* fan__crew_begin: for a pass that is collected and asks for several workers. fan__crew_free: they have ended. */
+fan_status fan__crew_begin(fan_backward *p, void (*work)(fan_helper *h), fan_error *err);
+void fan__crew_free(fan_backward *p);
+
+/* fan__crew_lock: in a forked child, which has none of the others, the pass is over. */
+void fan__crew_lock(fan_crew *c);
+
+static inline void fan__pass_lock(const fan_backward *p)
+{
+    if (p->crew)
+        fan__crew_lock(p->crew);
+}
+
+static inline void fan__pass_unlock(const fan_backward *p)
+{
+    if (p->crew)
+        fan_mutex_unlock(&p->crew->lock);
+}
+
+/* fan__crew_wait: locked before and after, not meanwhile: until something has changed, or for a twentieth of a second.
+ */
+fan_status fan__crew_wait(const fan_backward *p, fan_error *err);
+/* fan__crew_wake: locked: there is something to do for others: true: fan__crew_start is to be called, unlocked. */
+bool fan__crew_wake(const fan_backward *p);
+void fan__crew_start(fan_backward *p);
+/* fan__crew_failed: a worker ends with an error, which is the pass's if it is the first. */
+void fan__crew_failed(fan_worker *w, fan_status status, const fan_error *err);
+/* fan__crew_left: a helper has nothing more to do with the pass, which may be gone then. */
+void fan__crew_left(fan_helper *h);
+/* fan__crew_end: on the caller's thread: waits for all others. FAN_ERR_EXTERN: the frontend has the pass's error. */
+fan_status fan__crew_end(fan_backward *p);
+
+#endif

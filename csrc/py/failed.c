@@ -1,0 +1,61 @@
+/* failed: the error that ends a pass, as an exception whose notes say where it was (E14). */
+#include "py/engine_part.h"
+
+/* add_note: of a str, whose reference it takes; NULL, and an empty one, is none. */
+static void add_note(PyObject *e, PyObject *note)
+{
+    PyObject *none = note && e && PyUnicode_GET_LENGTH(note) ? PyObject_CallMethod(e, "add_note", "O", note) : NULL;
+    PyErr_Clear(); /* the error itself matters */
+    Py_XDECREF(none);
+    Py_XDECREF(note);
+}
+
+void *fan_error_take(const fan_backward *p, const fan_node *n, uint32_t ran, fan_status status, const fan_error *err)
+{
+    PyObject *e, *call_site = n ? fan_node_call_site(n) : NULL;
+    char name[128], own[32] = "";
+    uint32_t ran_now, all;
+    (void)fan_backward_at(p, &ran_now, &all);
+    fan_raise(status, err);
+    e = fan_exception_take();
+    if (n && fan_node_object(n)->name)
+        PyOS_snprintf(own, sizeof own, n->kind->leaf ? "leaf %llu" : "node %llu", (unsigned long long)n->number);
+    if (n)
+        add_note(e, PyUnicode_FromFormat("in %s%s%s%s%V%s: %u of %u nodes had run", fan_node_said(n, name, sizeof name),
+                                         own[0] || call_site ? " (" : "", own,
+                                         !call_site ? ""
+                                         : own[0]   ? ", made at "
+                                                    : "made at ",
+                                         call_site, "", own[0] || call_site ? ")" : "", ran, all));
+    else
+        add_note(e, PyUnicode_FromFormat("%s: %u of %u nodes had run",
+                                         fan_backward_seeded(p) ? "between nodes" : "in the roots", ran, all));
+    return e;
+}
+
+void fan_pass_failed(const fan_backward *p, fan_status status, const fan_error *err)
+{
+    uint32_t ran, all;
+    const fan_node *n = fan_backward_at(p, &ran, &all);
+    PyObject *e = fan_backward_told(p) ? fan_exception_take() : fan_error_take(p, n, ran, status, err);
+    add_note(e, fan_explain_lost(p));
+    fan_exception_put(e);
+}
+
+/* Of two: an exception that is no Exception, Ctrl-C for one, comes before one that is; else the first. */
+void *fan_error_both(void *first, void *second)
+{
+    bool swap =
+        PyErr_GivenExceptionMatches(first, PyExc_Exception) && !PyErr_GivenExceptionMatches(second, PyExc_Exception);
+    PyObject *e = swap ? second : first, *other = swap ? first : second;
+    PyObject *notes = PyObject_GetAttrString(other, "__notes__"), *text, *none;
+    PyErr_Clear();
+    text = PyUnicode_FromFormat("beside it: %R, %S", other, notes ? notes : Py_None);
+    none = text ? PyObject_CallMethod(e, "add_note", "O", text) : NULL;
+    PyErr_Clear(); /* the errors themselves matter */
+    Py_XDECREF(none);
+    Py_XDECREF(text);
+    Py_XDECREF(notes);
+    Py_DECREF(other);
+    return e;
+}

@@ -1,0 +1,261 @@
+"""E12: two workers of one pass as threads of a simulated machine: every order, every shape of a small graph, faults.
+
+A shape is a graph of n nodes, numbered so that edges lead from larger to smaller ones, in which all are reached from
+the last one; nodes without edges are leaves. Shapes that differ by the numbers alone are explored once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fanin
+from fanin.sim import Machine, explore
+from kit import hooks
+
+pytestmark = [pytest.mark.core]
+
+Shape = tuple[tuple[int, ...], ...]  # of each node: whom its edges lead to
+
+needs_faults = pytest.mark.skipif(not hooks.DEVELOPMENT, reason="faults are planted in test builds alone: FANIN_DEV=1")
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_planted() -> Iterator[None]:
+    yield
+    hooks.fault(None) if hooks.DEVELOPMENT else None
+
+
+def canonical(shape: Shape) -> Shape:
+    """The smallest of all that differ by numbers alone; the last node stays the last."""
+    n = len(shape)
+    same = []
+    for order in itertools.permutations(range(n - 1)):
+        number = (*order, n - 1)
+        if all(number[j] < number[i] for i in range(n) for j in shape[i]):
+            edges: list[tuple[int, ...]] = [()] * n
+            for i in range(n):
+                edges[number[i]] = tuple(sorted(number[j] for j in shape[i]))
+            same.append(tuple(edges))
+    return min(same)
+
+
+def reached(shape: Shape) -> bool:
+    seen, todo = {len(shape) - 1}, [len(shape) - 1]
+    while todo:
+        new = set(shape[todo.pop()]) - seen
+        seen |= new
+        todo += new
+    return len(seen) == len(shape)
+
+
+def shapes(n: int) -> list[Shape]:
+    """All of n nodes, up to isomorphism."""
+    below = [[c for k in range(i + 1) for c in itertools.combinations(range(i), k)] for i in range(n)]
+    return sorted({canonical(s) for s in itertools.product(*below) if reached(s)})
+
+
+def drawn(r: random.Random, n: int) -> Shape:
+    """One of them, at random."""
+    while True:
+        shape = tuple(tuple(j for j in range(i) if r.random() < 0.5) for i in range(n))
+        if reached(shape):
+            return shape
+
+
+def run(shape: Shape, workers: int, seen: list[int], **how: Any) -> tuple[bytes, ...]:
+    """A pass over it: the bits of its leaves. Sums are such that their order shows."""
+    nodes: list[Any] = []
+    for i, to in enumerate(shape):
+
+        def fn(g: Any, i: int = i, n: int = len(to)) -> Any:
+            seen.append(i)
+            return [g * np.float32(c) for c in (1.1, 1e8, -1.3e8, 3.7, 0.3)[:n]]
+
+        edges = [(nodes[j], 0) for j in to]
+        nodes.append(fanin.Node(fn, edges=edges) if to else fanin.Leaf(np.zeros(1, np.float32)))
+    fanin.backward([(nodes[-1], 0, np.full(1, 1.7, np.float32))], workers=workers, **how)
+    return tuple(x.grad.tobytes() for x in nodes if isinstance(x, fanin.Leaf))
+
+
+def explored(shape: Shape, **how: Any) -> Any:
+    """Its orders: the same bits as one worker's, each node once."""
+    expected = run(shape, 1, [])
+    inner = [i for i, to in enumerate(shape) if to]
+
+    def scenario(m: Machine) -> tuple[bytes, ...]:
+        seen: list[int] = []
+        thread = m.spawn(run, shape, 2, seen)
+        m.join()
+        assert sorted(seen) == inner, seen
+        return thread.result
+
+    report = explore(scenario, **how)
+    return report, report.ok and report.results == (expected,)
+
+
+def test_shapes_are_counted() -> None:
+    """Those of 1, 2, 3 and 4 nodes; drawn by hand up to 3: a node, a chain, a chain, a fork and a triangle."""
+    assert [len(shapes(n)) for n in (1, 2, 3, 4)] == [1, 1, 3, 16]
+
+
+@pytest.mark.rule("E12", "E1", "A15")
+def test_every_shape_of_up_to_four_nodes_gives_the_same_in_every_order() -> None:
+    runs = 0
+    for shape in [s for n in (2, 3, 4) for s in shapes(n)]:
+        report, good = explored(shape)
+        assert good and report.complete, (shape, report)
+        runs += report.runs
+    print(f"{runs} orders")
+    assert runs > 200
+
+
+@pytest.mark.rule("E12", "E1", "A15")
+def test_shapes_of_five_and_six_nodes_give_the_same_in_orders_drawn_at_random() -> None:
+    seed = int(os.environ.get("FANIN_SEED", 0)) or random.randrange(2**32)
+    print(f"FANIN_SEED={seed}")
+    r = random.Random(seed)
+    for shape in (drawn(r, n) for n in (5, 6) for _ in range(10)):
+        report, good = explored(shape, limit=20, samples=10, seed=seed)
+        assert good, (shape, report)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [5, 6])
+def test_every_shape_of_five_and_six_nodes_gives_the_same(n: int) -> None:
+    """Of five nodes every order, up to a limit that is printed where it was met; of six a part of them."""
+    found: Counter[str] = Counter()
+    for shape in shapes(n):
+        report, good = explored(shape, limit=4000 if n == 5 else 60, samples=60)
+        assert good, (shape, report)
+        found["orders"] += report.runs
+        found["whole" if report.complete else "in part"] += 1
+    print(dict(found))
+
+
+FORK: Shape = ((), (0,), (0,), (0,), (1, 2, 3))
+
+
+@pytest.mark.rule("E12")
+def test_a_fan_in_of_three_gives_the_same_in_every_order() -> None:
+    report, good = explored(FORK, limit=6000)
+    assert good and report.complete and report.runs > 100, report
+
+
+@needs_faults
+@pytest.mark.rule("E1", "E12")
+@pytest.mark.parametrize(
+    "fault", ["COUNT_BEFORE_ADD", "NODE_TAKEN_TWICE", "BUFFER_TWICE", "WORKER_LEAVES", "KEY_BY_ARRIVAL"]
+)
+def test_a_fault_of_several_workers_is_found(fault: str) -> None:
+    hooks.fault(fault)
+    report, good = explored(FORK, limit=3000, stop_at_first=True)
+    assert not good, report
+
+
+def two_of_a_group(m: Machine, groups: tuple[Any, Any]) -> int:
+    """How many of two nodes were at work at once."""
+    at_work, most = [0], [0]
+    leaf = fanin.Leaf(np.zeros(1))
+
+    def fn(g: Any) -> Any:
+        at_work[0] += 1
+        most[0] = max(most[0], at_work[0])
+        _ = leaf.grad  # a step of its own: others may act
+        nodes[0].needs(0)  # and here
+        at_work[0] -= 1
+        return g
+
+    nodes = [fanin.Node(fn, edges=[(leaf, 0)], group=group) for group in groups]
+    top = fanin.Node(lambda g: (g, g), edges=[(n, 0) for n in nodes])
+    m.spawn(lambda: fanin.backward([(top, 0, np.ones(1))], workers=2))
+    m.join()
+    assert leaf.grad[0] == 2.0
+    return most[0]
+
+
+@pytest.mark.rule("E12")
+def test_of_a_group_one_node_runs_at_a_time_in_every_order() -> None:
+    report = explore(lambda m: two_of_a_group(m, ("g", "g")), limit=6000)
+    assert report.ok and report.complete and report.results == (1,), report
+    apart = explore(lambda m: two_of_a_group(m, ("g", "h")), limit=6000)
+    assert set(apart.results) == {1, 2}, apart
+
+
+@needs_faults
+@pytest.mark.rule("E12")
+def test_a_group_that_is_entered_twice_is_found() -> None:
+    hooks.fault("GROUP_TWICE")
+    report = explore(lambda m: two_of_a_group(m, ("g", "g")), limit=6000, stop_at_first=True)
+    assert 2 in report.results, report
+
+
+@pytest.mark.rule("E6", "E14")
+def test_an_error_ends_the_pass_on_both_workers_in_every_order() -> None:
+    def scenario(m: Machine) -> bool:
+        leaves = [fanin.Leaf(np.zeros(1)) for _ in range(2)]
+
+        def bad(g: Any) -> Any:
+            raise ValueError("bad")
+
+        nodes = [fanin.Node(lambda g: (g, g), edges=[(leaves[0], 0)] * 2), fanin.Node(bad, edges=[(leaves[1], 0)])]
+        top = fanin.Node(lambda g: (g, g), edges=[(n, 0) for n in nodes])
+
+        def backward() -> str:
+            try:
+                fanin.backward([(top, 0, np.ones(1))], workers=2)
+            except ValueError as e:
+                return str(e)
+            return "nothing"
+
+        thread = m.spawn(backward)
+        m.join()
+        assert thread.result == "bad" and leaves[1].grad is None
+        assert leaves[0].grad is None or leaves[0].grad[0] == 2.0
+        return True
+
+    report = explore(scenario, limit=6000)
+    assert report.ok and report.complete and report.runs > 20, report
+
+
+@pytest.mark.rule("E15", "E12")
+def test_two_passes_of_two_workers_meet_at_a_leaf_in_orders_drawn_at_random() -> None:
+    def scenario(m: Machine) -> float:
+        leaf = fanin.Leaf(np.zeros(1))
+        nodes = [fanin.Node(lambda g, c=c: g * c, edges=[(leaf, 0)]) for c in (1.0, 2.0)]
+        top = fanin.Node(lambda g: (g, g), edges=[(n, 0) for n in nodes])
+        for _ in range(2):
+            m.spawn(lambda: fanin.backward([(top, 0, np.ones(1))], workers=2, keep_graph=True))
+        m.join()
+        return float(leaf.grad[0])
+
+    report = explore(scenario, limit=100, samples=200)
+    assert report.ok and report.results == (6.0,), report
+
+
+@pytest.mark.rule("E15", "E16")
+def test_a_walk_beside_a_pass_of_two_workers_gives_the_same_in_orders_drawn_at_random() -> None:
+    def scenario(m: Machine) -> float:
+        leaf = fanin.Leaf(np.zeros(1))
+        nodes = [fanin.Node(lambda g, c=c: g * c, edges=[(leaf, 0)]) for c in (1.0, 2.0)]
+        top = fanin.Node(lambda g: (g, g), edges=[(n, 0) for n in nodes])
+
+        def by_hand() -> None:
+            walk = fanin.walk([(top, 0, np.ones(1))], keep_graph=True)
+            for node, sums in walk:
+                walk.give(node.fn(*sums))
+
+        m.spawn(by_hand)
+        m.spawn(lambda: fanin.backward([(top, 0, np.ones(1))], workers=2, keep_graph=True))
+        m.join()
+        return float(leaf.grad[0])
+
+    report = explore(scenario, limit=100, samples=200)
+    assert report.ok and report.results == (6.0,), report
