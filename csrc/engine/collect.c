@@ -194,5 +194,5 @@ fan_status fan_collect(fan_backward *p, fan_error *err)
     if (p->config.limited)
         FAN_TRY(need_behind(p, err));
     FAN_TRY(count_all(p, err));
-    return fan_ready_init(&p->ready, p->nvisits) == 0 ? FAN_OK : no_memory(err);
+    return fan_ready_init(&p->queue.nodes, p->nvisits) == 0 ? FAN_OK : no_memory(err);
 }

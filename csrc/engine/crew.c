@@ -72,6 +72,8 @@ static fan_status crew_fill(fan_backward *p, fan_crew *c, fan_error *err)
         h->job = (fan_thread_job){.work = run_helper, .arg = h};
         FAN_TRY(p->config.frontend->worker_new(&h->around, err));
     }
+    if (fan_ready_init(&c->devices.nodes, p->nvisits) != 0)
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
     return groups_init(p, c, err);
 }
 
@@ -92,6 +94,7 @@ fan_status fan__crew_begin(fan_backward *p, void (*work)(fan_helper *h), fan_err
         fan_free(c);
         return fan_fail(err, FAN_ERR_STATE, "a condition could not be made");
     }
+    c->devices.leaves = c->devices.leaves_last = FAN_NOWHERE;
     c->process = fan_process();
     c->work = work;
     c->nhelpers = n;
@@ -112,6 +115,7 @@ void fan__crew_free(fan_backward *p)
         p->config.frontend->drop(c->error);
     fan_cond_fini(&c->changed);
     fan_mutex_fini(&c->lock);
+    fan_ready_fini(&c->devices.nodes);
     fan_free(c->group_of);
     fan_free(c->groups);
     fan_free(c);

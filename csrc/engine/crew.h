@@ -35,12 +35,14 @@ typedef struct fan_crew_group {
 
 typedef struct fan_crew {
     fan_mutex lock;
-    fan_cond changed; /* a node is ready, the pass is over, a helper has left */
-    uint32_t ready;   /* leaves and nodes */
-    uint32_t busy;    /* workers that have a node */
-    uint32_t asleep;  /* .. that wait for one */
-    uint32_t inside;  /* helpers that were started, and have not left */
-    bool over;        /* nobody begins a node any more */
+    fan_cond changed;     /* a node is ready, the pass is over, a helper has left */
+    uint32_t ready;       /* leaves and nodes in the pass's queue */
+    uint32_t ready_there; /* .. in this one: */
+    fan_queue devices;    /* what runs on a device: the caller's alone, so that its streams are told in one order */
+    uint32_t busy;        /* workers that have a node */
+    uint32_t asleep;      /* .. that wait for one */
+    uint32_t inside;      /* helpers that were started, and have not left */
+    bool over;            /* nobody begins a node any more */
     unsigned process;
     bool forked; /* this process has the thread alone that forked */
     bool failed;

@@ -97,7 +97,7 @@ fan_status fan_backward_begin(const fan_backward_config *config, fan_backward **
     if (!p)
         return no_memory(err);
     p->id = fan_mark_new();
-    p->leaves = p->leaves_last = FAN_NOWHERE;
+    p->queue.leaves = p->queue.leaves_last = FAN_NOWHERE;
     p->caller = (fan_worker){.pass = p, .now = FAN_NOWHERE};
     status = config_copy(p, config, err);
     if (status == FAN_OK)
@@ -137,7 +137,7 @@ void fan_backward_end(fan_backward *p)
         p->config.wanted[i].node->kind->drop(p->config.wanted[i].node);
     fan__drop_all(p, &p->config.schedule, 1);
     fan__crew_free(p);
-    fan_ready_fini(&p->ready);
+    fan_ready_fini(&p->queue.nodes);
     fan_pass_streams_fini(p);
     fan_free(p->visits);
     fan_free(p->slots);
@@ -245,7 +245,7 @@ void *fan_backward_result(fan_backward *p, size_t i)
 
 fan_node *fan_backward_ready(const fan_backward *p, size_t *place)
 {
-    *place = fan_ready_first(&p->ready, *place);
+    *place = fan_ready_first(&p->queue.nodes, *place);
     return *place == FAN_READY_NONE ? NULL : p->visits[*place].node;
 }
 

@@ -6,24 +6,39 @@
 #include <assert.h>
 
 /* put: a node is ready. Leaves are in a list by themselves (E2). */
-static void put(fan_backward *p, uint32_t at)
+static void put_in(fan_queue *q, fan_visit *visits, uint32_t at)
 {
-    if (!p->visits[at].node->kind->leaf) {
-        fan_ready_add(&p->ready, at);
+    if (!visits[at].node->kind->leaf) {
+        fan_ready_add(&q->nodes, at);
         return;
     }
-    if (p->leaves == FAN_NOWHERE)
-        p->leaves = at;
+    if (q->leaves == FAN_NOWHERE)
+        q->leaves = at;
     else
-        p->visits[p->leaves_last].after = at;
-    p->leaves_last = at;
+        visits[q->leaves_last].after = at;
+    q->leaves_last = at;
 }
 
-static uint32_t take_leaf(fan_backward *p)
+/* put: of several workers, what runs on a device is the caller's (E3). */
+static void put(fan_backward *p, uint32_t at)
 {
-    uint32_t at = p->leaves;
-    p->leaves = p->visits[at].after;
-    p->visits[at].after = FAN_NOWHERE;
+    fan_crew *c = p->crew;
+    if (!c) {
+        put_in(&p->queue, p->visits, at);
+    } else if (fan_node_stream(p->visits[at].node)) {
+        c->ready_there++;
+        put_in(&c->devices, p->visits, at);
+    } else {
+        c->ready++;
+        put_in(&p->queue, p->visits, at);
+    }
+}
+
+static uint32_t take_leaf(fan_queue *q, fan_visit *visits)
+{
+    uint32_t at = q->leaves;
+    q->leaves = visits[at].after;
+    visits[at].after = FAN_NOWHERE;
     return at;
 }
 
@@ -40,18 +55,18 @@ static fan_status next_of_one(fan_worker *w, fan_error *err)
     fan_backward *p = w->pass;
     size_t place;
     w->now = FAN_NOWHERE;
-    if (p->leaves != FAN_NOWHERE) {
-        w->now = take_leaf(p);
+    if (p->queue.leaves != FAN_NOWHERE) {
+        w->now = take_leaf(&p->queue, p->visits);
         return FAN_OK;
     }
     FAN_TRY(p->config.frontend->check_signals(err));
-    place = fan_ready_first(&p->ready, 0);
+    place = fan_ready_first(&p->queue.nodes, 0);
     if (place == FAN_READY_NONE)
         return p->ran == p->to_run ? FAN_OK : fan_fail(err, FAN_ERR_STATE, "the graph has a cycle");
     if (p->config.schedule)
         FAN_TRY(p->config.frontend->pick(p->config.schedule, p, &place, err));
     if (!FAN_FAULT(RUN_TWICE) || p->visits[place].nedges || p->arrivals++)
-        fan_ready_remove(&p->ready, place);
+        fan_ready_remove(&p->queue.nodes, place);
     w->now = (uint32_t)place;
     return FAN_OK;
 }
@@ -75,7 +90,6 @@ static void group_end(fan_backward *p, uint32_t at)
         return;
     g->first = p->visits[next].after;
     p->visits[next].after = FAN_NOWHERE;
-    p->crew->ready++;
     put(p, next);
 }
 
@@ -96,27 +110,35 @@ static bool group_begin(fan_backward *p, uint32_t at)
     return false;
 }
 
-/* take: the next node that may run. */
-static uint32_t take(fan_backward *p)
+/* take: the next node of a queue that may run, of *ready. */
+static uint32_t take(fan_backward *p, fan_queue *q, uint32_t *ready)
 {
     fan_crew *c = p->crew;
-    while (c->ready) {
+    while (*ready) {
         uint32_t at;
-        c->ready--;
-        if (p->leaves != FAN_NOWHERE)
-            return take_leaf(p);
-        at = (uint32_t)fan_ready_first(&p->ready, 0);
+        --*ready;
+        if (q->leaves != FAN_NOWHERE)
+            return take_leaf(q, p->visits);
+        at = (uint32_t)fan_ready_first(&q->nodes, 0);
         if (FAN_FAULT(NODE_TAKEN_TWICE)) { /* found and taken are two steps */
             fan_mutex_unlock(&c->lock);
             fan_mutex_lock(&c->lock);
-            if (fan_ready_first(&p->ready, at) != at)
+            if (fan_ready_first(&q->nodes, at) != at)
                 return at;
         }
-        fan_ready_remove(&p->ready, at);
+        fan_ready_remove(&q->nodes, at);
         if (group_begin(p, at))
             return at;
     }
     return FAN_NOWHERE;
+}
+
+/* take_next: the caller's own go first: devices are at work meanwhile. */
+static uint32_t take_next(const fan_worker *w)
+{
+    fan_backward *p = w->pass;
+    uint32_t at = w->number == 0 ? take(p, &p->crew->devices, &p->crew->ready_there) : FAN_NOWHERE;
+    return at == FAN_NOWHERE ? take(p, &p->queue, &p->crew->ready) : at;
 }
 
 /* over: nobody is at work, and nothing is ready: nothing ever will be. */
@@ -133,12 +155,12 @@ static fan_status next_locked(fan_worker *w, fan_error *err)
     fan_backward *p = w->pass;
     fan_crew *c = p->crew;
     while (!c->over) {
-        w->now = take(p);
+        w->now = take_next(w);
         if (w->now != FAN_NOWHERE) {
             c->busy++;
             return FAN_OK;
         }
-        if (c->busy == 0)
+        if (c->busy == 0 && c->ready_there == 0)
             return over(p, err);
         if (FAN_FAULT(WORKER_LEAVES))
             return FAN_OK;
@@ -157,10 +179,8 @@ static void count(fan_worker *w)
     const fan_visit *v = &p->visits[w->now];
     for (uint32_t i = 0; w->gave && i < v->nedges; i++) {
         uint32_t to = p->edges[v->edges + i].to;
-        if (to == FAN_NOWHERE || !is_last(&p->visits[to]))
-            continue;
-        put(p, to);
-        p->crew->ready++;
+        if (to != FAN_NOWHERE && is_last(&p->visits[to]))
+            put(p, to);
     }
     p->ran += w->ran;
     w->gave = w->ran = false;
@@ -180,6 +200,8 @@ static fan_status next_of_many(fan_worker *w, fan_error *err)
     w->now = FAN_NOWHERE;
     if (status == FAN_OK)
         status = next_locked(w, err);
+    if (w->number && p->crew->ready_there && p->crew->asleep)
+        fan_cond_broadcast(&p->crew->changed); /* the caller may be among them */
     if (w->now != FAN_NOWHERE && p->crew->ready)
         start = fan__crew_wake(p);
     fan_mutex_unlock(&p->crew->lock);
@@ -192,11 +214,8 @@ static fan_status next_of_many(fan_worker *w, fan_error *err)
 
 void fan__queue_arrived(fan_backward *p, uint32_t at)
 {
-    if (!is_last(&p->visits[at]))
-        return;
-    put(p, at);
-    if (p->crew)
-        p->crew->ready++;
+    if (is_last(&p->visits[at]))
+        put(p, at);
 }
 
 fan_status fan__queue_next(fan_worker *w, fan_error *err)

@@ -49,6 +49,12 @@ typedef struct fan_visit_edge {
     bool arrived, defined; /* its gradient has come; it is one, and not None */
 } fan_visit_edge;
 
+/* What is ready. */
+typedef struct fan_queue {
+    fan_ready nodes;
+    uint32_t leaves, leaves_last; /* a list, in that order; FAN_NOWHERE: none */
+} fan_queue;
+
 /* A node that runs: which pass, where, and on which thread. */
 typedef struct fan_running {
     const struct fan_backward *pass;
@@ -98,12 +104,11 @@ struct fan_backward {
     size_t nvisits, nslots, nedges;
     uint32_t *same; /* of each wanted: 1 + the next one that wants the same slot; 0: none */
     void **results; /* of each wanted: the sum, a hold; NULL: none */
-    fan_ready ready;
-    uint32_t leaves, leaves_last; /* a list: those that are ready, in that order; FAN_NOWHERE: none */
-    uint32_t ran, to_run;         /* nodes and leaves */
-    struct fan_crew *crew;        /* NULL: the caller runs all nodes; else its lock guards due, ready, leaves, ran */
-    fan_worker caller;            /* who asked for the pass */
-    fan_running running;          /* by hand: between a node's sums and its gradients */
+    fan_queue queue;
+    uint32_t ran, to_run;  /* nodes and leaves */
+    struct fan_crew *crew; /* NULL: the caller runs all nodes; else its lock guards due, ready, leaves, ran */
+    fan_worker caller;     /* who asked for the pass */
+    fan_running running;   /* by hand: between a node's sums and its gradients */
     bool is_running;
     bool seeded;
     fan_pass_streams streams;

@@ -124,6 +124,37 @@ def test_a_group_is_something_that_nodes_can_share() -> None:
         fanin.Node(lambda g: g, group=1000)
 
 
+@pytest.mark.rule("E3", "E12", "S20")
+def test_what_runs_on_a_device_runs_on_the_callers_thread() -> None:
+    seen: dict[str, set[int]] = {"cpu": set(), "device": set()}
+    with fanin.sim.Machine() as m, fanin.set_options(warn_stream_mismatch=False):
+        streams = [m.stream() for _ in range(2)]
+        leaf, here = fanin.Leaf(m.array(np.zeros(1)), stream=streams[0]), fanin.Leaf(np.zeros(1))
+        leaf.register_hook(lambda g: seen["device"].add(threading.get_ident()))
+
+        def kernel(stream: fanin.Stream) -> Callable[[Any], Any]:
+            def fn(g: Any) -> Any:
+                seen["device"].add(threading.get_ident())
+                out = m.empty(1)
+                m.launch(stream, lambda y: np.copyto(y, 2.0), writes=[out])
+                return out
+
+            return fn
+
+        def wait(g: Any) -> Any:
+            seen["cpu"].add(threading.get_ident())
+            met.wait(MEET)
+            return g
+
+        met = threading.Barrier(2)
+        nodes = [fanin.Node(kernel(s), edges=[(leaf, 0)], stream=s) for s in streams * 3]
+        nodes += [fanin.Node(wait, edges=[(here, 0)]) for _ in range(2)]
+        top = fanin.Node(lambda g: [None] * 6 + [g] * 2, edges=[(n, 0) for n in nodes], name="top")
+        fanin.backward(one(top), workers=3)
+        assert leaf.grad.numpy()[0] == 12.0 and here.grad[0] == 2.0 and m.races == 0
+    assert seen["device"] == {threading.get_ident()} and len(seen["cpu"]) == 2
+
+
 @pytest.mark.rule("E14")
 @pytest.mark.parametrize("place", [0, 1])
 def test_an_error_on_any_worker_is_raised_with_its_node(place: int) -> None:
