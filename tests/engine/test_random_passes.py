@@ -59,6 +59,8 @@ def one(seed: int, seen: Counter[str]) -> None:
         assert any_order[:2] == [results, grads], f"seed {seed}, in another order: {spec}"
         assert Counter(map(str, any_order[2])) == Counter(map(str, log)), f"seed {seed}, in another order: {spec}"
         seen["another order"] += any_order[2] != log
+    if seed % 3 == 1:
+        on_workers(seed, spec, outcome, mine.whole, seen)
     for x in results:
         seen[x if isinstance(x, str) else "well"] += 1
     seen.update(kind for kind, *_ in log)
@@ -71,6 +73,22 @@ def one(seed: int, seen: Counter[str]) -> None:
             raise AssertionError(f"seed {seed}: {error}: {spec}") from None
         seen["defined"] += defined
         seen["undefined"] += undefined
+
+
+def on_workers(seed: int, spec: graphs.Spec, outcome: list[Any], whole: bool, seen: Counter[str]) -> None:
+    """E12: the same bits on two or three workers, and the same calls; where something throws, an error of a node."""
+    results, grads, log = outcome
+    built = Built(spec, fanin)
+    on_them = built.outcome(workers=2 + seed % 2)
+    assert not built.changed(), f"seed {seed}, on workers: a gradient that a function held was written: {spec}"
+    if whole:
+        assert on_them[:2] == [results, grads], f"seed {seed}, on workers: {spec}"
+        assert Counter(map(str, on_them[2])) == Counter(map(str, log)), f"seed {seed}, on workers: {spec}"
+        seen["workers"] += 1
+        return
+    failed = [isinstance(x, str) for x in results]
+    assert [isinstance(x, str) for x in on_them[0]] == failed, f"seed {seed}, on workers: {on_them[0]}: {spec}"
+    seen["workers, and an error"] += any(failed)
 
 
 def many(count: int) -> Counter[str]:
@@ -106,7 +124,8 @@ def test_what_is_left_would_be_seen() -> None:
 def all_outcomes(seen: Counter[str]) -> None:
     """What was to be drawn was drawn."""
     wanted = ("well", "Boom", "RuntimeError", "ValueError", "call", "hook", "pre", "post", "leaf", "after", "release",
-              "nested", "sink", "note", "another order", "defined", "undefined", *graphs.KINDS)  # fmt: skip
+              "nested", "sink", "note", "another order", "workers", "workers, and an error", "defined", "undefined",
+              *graphs.KINDS)  # fmt: skip
     assert not [x for x in wanted if seen[x] < 5], seen
 
 

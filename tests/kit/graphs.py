@@ -110,7 +110,8 @@ def times(g: Any, c: float) -> Any:
 
 
 def notes(e: BaseException) -> list[str]:
-    return getattr(e, "__notes__", [])
+    """Those that say where it was."""
+    return [note for note in getattr(e, "__notes__", []) if not note.startswith(("lost with", "beside it"))]
 
 
 def halved(gradients: Any) -> Any:
