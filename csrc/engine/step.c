@@ -128,17 +128,20 @@ static fan_status give_all(fan_worker *w, const fan_on *on, void **gradients, fa
     const fan_visit *v = &p->visits[w->now];
     fan_giver giver = {.node = v->node, .stream = on->own};
     for (; giver.index < v->nedges; giver.index++) {
-        const fan_visit_edge *edge = &p->edges[v->edges + giver.index];
+        fan_visit_edge *edge = &p->edges[v->edges + giver.index];
         if (edge->to == FAN_NOWHERE)
             continue;
+        edge->defined = gradients[giver.index] != NULL;
         if (p->crew && FAN_FAULT(COUNT_BEFORE_ADD)) {
             fan__pass_lock(p);
             fan__queue_arrived(p, edge->to);
             fan__pass_unlock(p);
         }
         FAN_TRY(hand_over(p, edge, v->node->edges[giver.index].slot, &gradients[giver.index], &giver, err));
-        if (!p->crew)
-            fan__queue_arrived(p, edge->to);
+        if (p->crew)
+            continue;
+        edge->arrived = true;
+        fan__queue_arrived(p, edge->to);
     }
     w->gave = p->crew && !FAN_FAULT(COUNT_BEFORE_ADD);
     return FAN_OK;
