@@ -340,13 +340,24 @@ static void fills_reach_every_element_and_no_other(void)
 
 static void no_memory_is_said_and_nothing_is_lost(void)
 {
-    const int64_t shape[] = {2, 3, 4, 5, 6};
+    const int64_t shape[] = {2, 3, 4, 5, 6}, large[] = {2, 3, 4, 5, 60};
     fan_error err;
     fan_array *a, *b;
     int64_t live = fan_mem_get().live;
-    for (int n = 0; n < 4; n++) {
+    for (int n = 0; n < 2; n++) { /* a small one is one block with its memory */
         fan_mem_fail_at(n, 1);
         fan_status got = fan_array_new(FAN_DT_INT8, 5, shape, NULL, &a, &err);
+        fan_mem_fail_at(-1, 0);
+        CHECK_INT(got, n < 1 ? FAN_ERR_NOMEM : FAN_OK);
+        CHECK_INT(fan_mem_get().live - live, n < 1 ? 0 : 1);
+    }
+    CHECK_OK(fan_array_slice(a, 0, 0, 1, &b, &err));
+    fan_array_drop(a); /* the view keeps the whole block */
+    fan_array_drop(b);
+    CHECK_INT(fan_mem_get().live, live);
+    for (int n = 0; n < 4; n++) {
+        fan_mem_fail_at(n, 1);
+        fan_status got = fan_array_new(FAN_DT_INT8, 5, large, NULL, &a, &err);
         fan_mem_fail_at(-1, 0);
         CHECK_INT(got, n < 3 ? FAN_ERR_NOMEM : FAN_OK);
         CHECK_INT(fan_mem_get().live - live, n < 3 ? 0 : 3);
