@@ -98,6 +98,54 @@ static PyObject *test_capture_state(PyObject *Py_UNUSED(module), PyObject *where
     return state;
 }
 
+static PyObject *test_pass_end(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *where, *streams, *given, *result = NULL;
+    fan_stream *caller = NULL, **on = NULL;
+    fan_value *values = NULL;
+    size_t n = 0, nvalues = 0, want, want_values;
+    fan_error err = {0};
+    fan_status status;
+    if (!PyArg_ParseTuple(args, "OOO:_test_pass_end", &where, &streams, &given))
+        return NULL;
+    streams = PySequence_Tuple(streams);
+    given = streams ? PySequence_Tuple(given) : NULL;
+    if (!given || fan_stream_arg(where, &caller) < 0)
+        goto done;
+    want = (size_t)PyTuple_GET_SIZE(streams);
+    want_values = (size_t)PyTuple_GET_SIZE(given);
+    on = fan_calloc((want + 1) * sizeof *on);
+    values = fan_calloc((want_values + 1) * sizeof *values);
+    if (!on || !values) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    for (; n < want; n++)
+        if (fan_stream_arg(PyTuple_GET_ITEM(streams, (Py_ssize_t)n), &on[n]) < 0)
+            goto done;
+    for (; nvalues < want_values; nvalues++)
+        if (fan_import(PyTuple_GET_ITEM(given, (Py_ssize_t)nvalues), false, true, &values[nvalues]) < 0)
+            goto done;
+    for (size_t i = 0; i < n; i++)
+        if (!on[i] || !caller) {
+            PyErr_SetString(PyExc_TypeError, "expected streams, got None");
+            goto done;
+        }
+    Py_BEGIN_ALLOW_THREADS status = caller ? fan_pass_end(caller, on, n, values, nvalues, &err) : FAN_OK;
+    Py_END_ALLOW_THREADS result = status == FAN_OK ? Py_NewRef(Py_None) : fan_raise_sim(status, &err);
+done:
+    while (n-- > 0)
+        fan_stream_drop(on[n]);
+    while (nvalues-- > 0)
+        fan_value_release(&values[nvalues]);
+    fan_free(on);
+    fan_free(values);
+    fan_stream_drop(caller);
+    Py_XDECREF(given);
+    Py_XDECREF(streams);
+    return result;
+}
+
 static void seen_machine(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t Py_UNUSED(nargs),
                          PyObject *Py_UNUSED(kwnames))
 {
@@ -108,6 +156,7 @@ static void seen_machine(PyObject *Py_UNUSED(module), PyObject *const *args, Py_
 FAN_TURN_ONE(test_unsound, seen_machine)
 FAN_TURN_ONE(test_unsafe, fan_seen_nothing)
 FAN_TURN_ONE(test_capture_state, fan_seen_nothing)
+FAN_TURN_TUPLE(test_pass_end, fan_seen_nothing)
 
 PyMethodDef fan_test_functions[] = {
     {"_test_auto_budget", test_auto_budget, METH_VARARGS,
@@ -132,6 +181,9 @@ PyMethodDef fan_test_functions[] = {
      "below 0: none does."},
     {"_test_capture_state", test_capture_state_turn, METH_O,
      "_test_capture_state(stream, /)\n--\n\n0: not captured, 1: captured, 2: the capture is broken."},
+    {"_test_pass_end", test_pass_end_turn, METH_VARARGS,
+     "_test_pass_end(caller, streams, values, /)\n--\n\nThe end of a pass (S20): `caller` waits for each of `streams`, "
+     "and `values` are used on it."},
     {NULL, NULL, 0, NULL},
 };
 

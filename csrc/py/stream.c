@@ -233,54 +233,6 @@ static PyObject *stream_push(PyObject *Py_UNUSED(module), PyObject *o) { return 
 
 static PyObject *stream_pop(PyObject *Py_UNUSED(module), PyObject *o) { return push_or_pop(o, false); }
 
-static PyObject *pass_end(PyObject *Py_UNUSED(module), PyObject *args)
-{
-    PyObject *where, *streams, *given, *result = NULL;
-    fan_stream *caller = NULL, **on = NULL;
-    fan_value *values = NULL;
-    size_t n = 0, nvalues = 0, want, want_values;
-    fan_error err = {0};
-    fan_status status;
-    if (!PyArg_ParseTuple(args, "OOO:pass_end", &where, &streams, &given))
-        return NULL;
-    streams = PySequence_Tuple(streams);
-    given = streams ? PySequence_Tuple(given) : NULL;
-    if (!given || fan_stream_arg(where, &caller) < 0)
-        goto done;
-    want = (size_t)PyTuple_GET_SIZE(streams);
-    want_values = (size_t)PyTuple_GET_SIZE(given);
-    on = fan_calloc((want + 1) * sizeof *on);
-    values = fan_calloc((want_values + 1) * sizeof *values);
-    if (!on || !values) {
-        PyErr_NoMemory();
-        goto done;
-    }
-    for (; n < want; n++)
-        if (fan_stream_arg(PyTuple_GET_ITEM(streams, (Py_ssize_t)n), &on[n]) < 0)
-            goto done;
-    for (; nvalues < want_values; nvalues++)
-        if (fan_import(PyTuple_GET_ITEM(given, (Py_ssize_t)nvalues), false, true, &values[nvalues]) < 0)
-            goto done;
-    for (size_t i = 0; i < n; i++)
-        if (!on[i] || !caller) {
-            PyErr_SetString(PyExc_TypeError, "pass_end: expected streams, got None");
-            goto done;
-        }
-    Py_BEGIN_ALLOW_THREADS status = caller ? fan_pass_end(caller, on, n, values, nvalues, &err) : FAN_OK;
-    Py_END_ALLOW_THREADS result = status == FAN_OK ? Py_NewRef(Py_None) : fan_raise_sim(status, &err);
-done:
-    while (n-- > 0)
-        fan_stream_drop(on[n]);
-    while (nvalues-- > 0)
-        fan_value_release(&values[nvalues]);
-    fan_free(on);
-    fan_free(values);
-    fan_stream_drop(caller);
-    Py_XDECREF(given);
-    Py_XDECREF(streams);
-    return result;
-}
-
 static PyObject *stream_pushed(PyObject *Py_UNUSED(module), PyObject *where)
 {
     fan_device *d = NULL;
@@ -314,8 +266,6 @@ static PyObject *build_info(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(non
     return Py_BuildValue("{s:s,s:s}", "compiler", compiler, "build", FAN_BUILD);
 }
 
-FAN_TURN_TUPLE(pass_end, fan_seen_nothing)
-
 PyMethodDef fan_stream_functions[] = {
     {"current_stream", current_stream, METH_O,
      "current_stream(device, /)\n--\n\nThe current stream of a device on this thread; None without streams."},
@@ -324,9 +274,6 @@ PyMethodDef fan_stream_functions[] = {
     {"stream_push", stream_push, METH_O,
      "stream_push(stream, /)\n--\n\nMake it the current stream of its device on this thread."},
     {"stream_pop", stream_pop, METH_O, "stream_pop(stream, /)\n--\n\nTake off the innermost push of it."},
-    {"pass_end", pass_end_turn, METH_VARARGS,
-     "pass_end(caller, streams, values, /)\n--\n\nThe end of a pass (S20): `caller` waits for each of `streams`, and "
-     "`values` are used on it."},
     {"sim_devices", sim_devices, METH_NOARGS,
      "sim_devices()\n--\n\nDevices of the innermost machine entered on this thread; 0 without one."},
     {"build_info", build_info, METH_NOARGS, "build_info()\n--\n\nHow this library was built."},

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 import fanin
-from fanin import _core
 from fanin._sim.machine import SCHEDULES
 from fanin.sim import Machine
 from kit import hooks
@@ -216,7 +215,7 @@ def a_machine_at_work() -> None:
         m.spawn(lambda: m.event().record(c))
         m.join()
         x.record_stream(s)
-        _core.pass_end(s, [c], [x])
+        hooks.pass_end(s, [c], [x])
     assert t.lines
 
 

@@ -17,6 +17,7 @@ import fanin
 from fanin import _core
 from graph import test_capture as law
 from graph.test_capture import bump, code_of
+from kit import hooks
 from kit.inside import inside
 
 pytestmark = pytest.mark.core
@@ -95,7 +96,7 @@ def writing(w: Any, s: Any, t: Any) -> Any:
 
 def ending(w: Any, s: Any, t: Any) -> Any:
     """S20: s is the caller's."""
-    _core.pass_end(s, [t], [w.keep.ones])
+    hooks.pass_end(s, [t], [w.keep.ones])
 
 
 #: Of each place: what does it, whether s may give way to t there, and who its message names.
@@ -269,7 +270,7 @@ def test_at_the_end_of_the_pass_one_captured_stream_stands_for_all_of_its_captur
     for other in (t, u):
         bump(w, other, x, 1) if other is t else None
     with fanin.set_options(capture_redirect=True):
-        _core.pass_end(caller, [outside, s, t, u], [x])
+        hooks.pass_end(caller, [outside, s, t, u], [x])
     assert (w.state(caller), w.state(outside)) == (0, 0)
     w.end_capture(s)  # t was joined
     assert w.races == 0

@@ -5,6 +5,7 @@ A release has nothing of it: a test that asks is skipped there, and says so. `.c
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -67,6 +68,11 @@ def fail_call(machine: Machine, index: int, memory: bool = False) -> None:
 def unsafe(machine: Machine) -> None:
     """A call that CUDA forbids beside a capture."""
     _hook("unsafe")(machine)
+
+
+def pass_end(caller: fanin.Stream, streams: Sequence[fanin.Stream], values: Sequence[object]) -> None:
+    """The end of a pass (S20), by itself: `caller` waits for each of `streams`, and `values` are used on it."""
+    _hook("pass_end")(caller, streams, values)
 
 
 def capture_state(stream: fanin.Stream) -> int:

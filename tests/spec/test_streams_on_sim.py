@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 
 import fanin
-from fanin import _core
 from fanin._sim.machine import SCHEDULES
 from fanin.sim import Machine
+from kit import hooks
 from kit.inside import inside
 
 pytestmark = pytest.mark.core
@@ -351,7 +351,7 @@ def test_without_an_event_one_is_recorded_when_the_sum_is_taken(m: Any) -> None:
 def test_at_the_end_of_a_pass_the_caller_waits_for_its_streams(m: Any) -> None:
     caller, one, other = m.stream(0), m.stream(0), m.stream(1)
     x, y = produce(m, one, 1), produce(m, other, 2, device=1)
-    _core.pass_end(caller, [one, other, caller], [x, y])
+    hooks.pass_end(caller, [one, other, caller], [x, y])
     assert caller in x.users and caller in y.users
     check(m, consume(m, caller, x), 1)
     check(m, consume(m, caller, y), 2)
@@ -677,7 +677,7 @@ def pass_ended(m: Any) -> float:
     for value in (1, 2):
         buf.add(0, produce(m, s, value), stream=s)
     (total,) = buf.take()
-    _core.pass_end(caller, [s], [total])
+    hooks.pass_end(caller, [s], [total])
     seen = consume(m, caller, total)
     del total
     return finish(m, seen, 3)
