@@ -485,7 +485,7 @@ def test_every_driver_call_of_a_batch_failed_once_leaks_nothing_and_clear_makes_
             poisonings += poisoned
             tried += 1
     print(f"{calls} calls, {tried} failed once each, {shown} showed, {poisonings} slots poisoned")
-    assert shown > 20 and (poisonings > 10 or code == NO_MEMORY)
+    assert shown > 10 and (poisonings > 10 or code == NO_MEMORY)
 
 
 @pytest.mark.parametrize("memory", [False, True], ids=["failed", "no memory"])
@@ -504,7 +504,7 @@ def test_every_call_of_the_simulated_device_failed_once_poisons_or_changes_nothi
         poisonings += poisoned
         quiet = 0 if failed else quiet + 1
     print(f"{tried} failed once each, {shown} showed, {poisonings} slots poisoned")
-    assert shown > 20 and (memory or poisonings > shown)
+    assert shown > 10 and (memory or poisonings > shown)
 
 
 def test_memory_of_the_host_that_is_short_fails_nothing_or_leaves_the_slots_as_they_were(a_world: Any) -> None:
