@@ -47,18 +47,33 @@ static void memory_record_users(fan_memory *m)
 
 #define BEHIND 8
 
-/* The streams that were found to have an event which has not passed: nobody asks for a later one of theirs. */
+/* The streams that were found to have an event which has not passed, and the earliest such: nobody asks for a later one
+ * of theirs. (Memory is looked at in turns, not always the oldest first.) */
 typedef struct memory_behind {
-    uint64_t streams[BEHIND];
+    struct {
+        uint64_t stream, event;
+    } of[BEHIND];
     size_t n;
 } memory_behind;
 
 static bool memory_is_behind(const memory_behind *b, const fan_event *e)
 {
     for (size_t i = 0; i < b->n; i++)
-        if (b->streams[i] == e->noted)
-            return !atomic_load_explicit(&e->passed, memory_order_relaxed);
+        if (b->of[i].stream == e->noted)
+            return e->id >= b->of[i].event && !atomic_load_explicit(&e->passed, memory_order_relaxed);
     return false;
+}
+
+static void memory_note_behind(memory_behind *b, const fan_event *e)
+{
+    size_t i = 0;
+    while (i < b->n && b->of[i].stream != e->noted)
+        i++;
+    if (i == BEHIND)
+        return;
+    b->n = i == b->n ? i + 1 : b->n;
+    b->of[i].stream = e->noted;
+    b->of[i].event = e->id;
 }
 
 /* memory_passed: whether all work that used pending memory has run. */
@@ -74,8 +89,7 @@ static bool memory_passed(fan_memory *m, memory_behind *behind)
         if (memory_is_behind(behind, m->events[i]))
             return false;
         if (!fan__event_passed(m->events[i])) {
-            if (behind->n < BEHIND)
-                behind->streams[behind->n++] = m->events[i]->noted;
+            memory_note_behind(behind, m->events[i]);
             return false;
         }
         fan__event_note_end(m->device, m->events[i]);

@@ -165,7 +165,7 @@ def test_an_error_on_any_worker_is_raised_with_its_node(place: int) -> None:
     top, leaf = fan_out(meeting(2, then))
     with pytest.raises(ValueError, match=f"of {place}") as e:
         fanin.backward(one(top), workers=2)
-    [note] = e.value.__notes__
+    note, *_ = e.value.__notes__  # what is lost comes behind it
     assert note.startswith(f"in n{place} (node ") and note.endswith("of 4 nodes had run")
     assert leaf.grad is None
 
@@ -181,7 +181,8 @@ def test_of_two_errors_at_once_one_is_raised_and_names_the_other() -> None:
     top, _ = fan_out([bad, bad])
     with pytest.raises(ValueError, match="bad") as e:
         fanin.backward(one(top), workers=2)
-    own, other = e.value.__notes__
+    own, *others = e.value.__notes__
+    [other] = [n for n in others if not n.startswith("lost with the pass: ")]
     assert own.startswith("in n") and other.startswith("beside it: ValueError('bad'), ['in n")
     assert own[:5] not in other
 
@@ -195,7 +196,7 @@ def test_ctrl_c_comes_before_an_error_beside_it(place: int) -> None:
     top, _ = fan_out(meeting(2, then))
     with pytest.raises(KeyboardInterrupt) as e:
         fanin.backward(one(top), workers=2)
-    assert "ValueError('bad')" in e.value.__notes__[-1]
+    assert any("ValueError('bad')" in note for note in e.value.__notes__)
 
 
 @pytest.mark.rule("E14")
