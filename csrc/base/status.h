@@ -53,6 +53,17 @@ fan_status fan_fail_code(fan_error *err, fan_status s, int code, const char *fmt
 /* fan_append: adds printf-style text behind what `buf` (of `size` bytes, NUL-terminated) holds; truncates. */
 void fan_append(char *buf, size_t size, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 
+/* FAN_RAW: a local that is written before it is read, and too large to be zeroed at each call as the hardened build
+ * would have it. */
+#if defined __has_attribute
+#if __has_attribute(uninitialized)
+#define FAN_RAW __attribute__((uninitialized))
+#endif
+#endif
+#ifndef FAN_RAW
+#define FAN_RAW
+#endif
+
 /* FAN_PLURAL: the ending of a word of which there are n. */
 #define FAN_PLURAL(n) ((n) == 1 ? "" : "s")
 

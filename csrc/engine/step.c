@@ -19,16 +19,6 @@
 
 static fan_status no_memory(fan_error *err) { return fan_fail(err, FAN_ERR_NOMEM, "out of memory"); }
 
-void fan__drop_all(const fan_backward *p, void **objects, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        if (objects[i]) {
-            void *object = objects[i];
-            objects[i] = NULL;
-            p->config.frontend->drop(object);
-        }
-}
-
 /* ---- who runs ---- */
 
 static fan_running *running; /* of all threads, the newest first (node.h, One thread at a time) */
@@ -274,7 +264,8 @@ static fan_status run_here(fan_worker *w, fan_error *err)
 {
     const fan_backward *p = w->pass;
     const fan_visit *v = &p->visits[w->now];
-    void *on_stack[2 * FAN_SUMS_ON_STACK], **sums = on_stack, **gradients, *node_hooks = NULL;
+    FAN_RAW void *on_stack[2 * FAN_SUMS_ON_STACK];
+    void **sums = on_stack, **gradients, *node_hooks = NULL;
     size_t n = v->node->inputs, all = n + v->nedges;
     fan_running here;
     fan_status status;

@@ -5,7 +5,15 @@
 #include "engine/visit.h"
 
 /* fan__drop_all: the holds of so many objects; NULLs are passed over, and left behind. */
-void fan__drop_all(const fan_backward *p, void **objects, size_t n);
+static inline void fan__drop_all(const fan_backward *p, void **objects, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (objects[i]) {
+            void *object = objects[i];
+            objects[i] = NULL;
+            p->config.frontend->drop(object);
+        }
+}
 /* fan__give_one: a gradient goes along an edge. Its hold stays the caller's, or is taken and NULL. *giver says whose
  * it is, and is filled in. */
 fan_status fan__give_one(fan_backward *p, fan_visit_edge *edge, uint32_t slot, void **gradient, fan_giver *giver,

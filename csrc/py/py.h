@@ -119,17 +119,6 @@ PyObject *fan_arrays(void); /* the module _interop.arrays, borrowed; NULL with a
 /* fan_lazy: module.<name> into *cache; borrowed; NULL with an exception. */
 PyObject *fan_lazy(PyObject **cache, const char *module, const char *name);
 
-/* FAN_RAW: a local that is written before it is read, and too large to be zeroed at each call as the hardened build
- * would have it. */
-#if defined __has_attribute
-#if __has_attribute(uninitialized)
-#define FAN_RAW __attribute__((uninitialized))
-#endif
-#endif
-#ifndef FAN_RAW
-#define FAN_RAW
-#endif
-
 /* gil.c. fan_gil: may this thread call Python? Whoever gets a callback on a thread it does not know enters first. */
 typedef struct fan_gil {
     bool taken; /* by fan_gil_enter, which had to */
