@@ -289,8 +289,10 @@ static PyObject *walk_explain(PyObject *o, PyObject *const *args, Py_ssize_t nar
     return fan_explain_pass(self->pass, only ? &only->node : NULL);
 }
 
+FAN_TURN_FAST(walk_explain, fan_seen_graph)
+
 static PyMethodDef methods[] = {
-    {"explain", (PyCFunction)(void (*)(void))walk_explain, METH_FASTCALL | METH_KEYWORDS,
+    {"explain", (PyCFunction)(void (*)(void))walk_explain_turn, METH_FASTCALL | METH_KEYWORDS,
      "explain($self, node=None)\n--\n\n"
      "Why a node, or each that has not run, has not run: which edges have not brought their gradients, and which have, "
      "in sentences.\n\n"

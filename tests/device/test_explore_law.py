@@ -117,8 +117,8 @@ STILL = {
         ),
     },
     _core.Target: set(),
-    _core.Node: {"inputs", "name", "sequence_nr"},
-    _core.Leaf: {"array", "name", "sequence_nr"},
+    _core.Node: {"device", "inputs", "name", "sequence_nr", "stream"},
+    _core.Leaf: {"array", "name", "sequence_nr", "stream"},
     _core.Edges: set(),  # its length and items are read by whoever asked for it
     _core.HookHandle: set(),
     _core.Walk: set(),
@@ -134,7 +134,7 @@ NO_CALLS = {"Counters", "Event", "InputBuffer", "Leaf", "Node", "Overlaps", "Slo
     "sim",
 }
 OWN_THREAD = {"current_stream", "stream", "trace"}
-UNCHANGING = {"devices", "overlap", "overlaps", "overlaps_itself"}
+UNCHANGING = {"devices", "get_include", "overlap", "overlaps", "overlaps_itself"}
 
 
 def public(kind: type) -> set[str]:
@@ -249,6 +249,7 @@ class World:
             (_core.HookHandle, "remove"): self.hook.remove,
             (_core.Walk, "give"): lambda: self.walk.give(np.zeros(2)),
             (_core.Walk, "close"): self.walk.close,
+            (_core.Walk, "explain"): self.walk.explain,
             (type(None), "next(walk)"): lambda: next(self.walk),
             (type(None), "leaf.grad ="): lambda: setattr(self.leaf, "grad", None),
             (type(None), "repr(node)"): lambda: repr(node),
