@@ -41,6 +41,7 @@ typedef struct fan_slot_spec {
 #define FAN_BUDGET_AUTO (UINT64_MAX - 1)
 typedef struct fan_auto_budget {
     uint64_t alone, held; /* bytes */
+    uint64_t general;     /* `alone` of slots whose sums the general path makes, to which a sum costs more */
 } fan_auto_budget;
 fan_auto_budget fan_budget_auto(void);
 #ifdef FAN_TEST

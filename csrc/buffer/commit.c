@@ -240,7 +240,7 @@ size_t fan_slot_due(fan_buffer *b, size_t slot, uint64_t coming)
     if (s->busy || s->p->poison || atomic_load_explicit(&b->parked, memory_order_relaxed) <= b->least)
         return 0;
     ask_items(b, s->p);
-    if (!fan_over_budget(b, coming))
+    if (!fan_over_budget(b, coming, true))
         return 0;
     if (s->spec->exact)
         return worth_absorbing(s);

@@ -21,6 +21,13 @@ static void ask_newest(fan_buffer *b)
     }
 }
 
+/* sums_here: whether the fast path sums what waits in a slot: in its own dtype. */
+static bool sums_here(const fan_buffer *b, size_t slot)
+{
+    fan_dtype own = b->slots[slot].fast->kind.dtype;
+    return fan_accum_dtype(own, b->slots[slot].spec->accumulate) == own;
+}
+
 /* worth_it: a first one is left as it is: there is nothing to be gained. */
 static bool worth_it(fan_fast_list *p)
 {
@@ -36,7 +43,7 @@ static bool over(fan_buffer *b, size_t slot, const void *object, bool alone)
     if (!p->n) /* an earlier fold of the same call made items of them */
         return false;
     if (b->budget != FAN_BUDGET_AUTO)
-        return fan_over_budget(b, 0) && worth_it(p);
+        return fan_over_budget(b, 0, false) && worth_it(p);
     ask_newest(b);
     found = p->alone + alone;
     if (p->n >= p->ask) {
@@ -54,7 +61,7 @@ static bool over(fan_buffer *b, size_t slot, const void *object, bool alone)
     b->newest.object = alone ? NULL : object;
     b->newest.slot = slot;
     b->newest.at = at;
-    return fan_over_budget(b, 0) && worth_it(p);
+    return fan_over_budget(b, 0, !sums_here(b, slot)) && worth_it(p);
 }
 
 /* ---- the fold ---- */
@@ -72,7 +79,7 @@ static bool merge_begin(fan_buffer *b, size_t slot, merge *m)
     fan_slot *s = &b->slots[slot];
     fan_fast_list *p = s->fast;
     if (!fan_fast_allowed() || s->p != &fan_pass_none || s->busy || s->targets || b->sum_stats || !p || p->undefined ||
-        p->kind.scalar || fan_accum_dtype(p->kind.dtype, s->spec->accumulate) != p->kind.dtype)
+        p->kind.scalar || !sums_here(b, slot))
         return false;
     fan_fast_list_sort(p);
     m->n = fan_fast_list_prefix(p);

@@ -128,7 +128,10 @@ void fan_buffer_weigh(fan_buffer *b, uint64_t bytes)
 #ifdef FAN_TEST
 static fan_auto_budget test_limits; /* zero: as in a release */
 
-void fan_budget_auto_set(const fan_auto_budget *to) { test_limits = to ? *to : (fan_auto_budget){0}; }
+void fan_budget_auto_set(const fan_auto_budget *to)
+{
+    test_limits = to ? (fan_auto_budget){to->alone, to->held, to->alone} : (fan_auto_budget){0};
+}
 #endif
 
 /* A quarter of the cache: the sum, what the maker works on and what it makes next want to be there, too. And what a
@@ -143,5 +146,5 @@ fan_auto_budget fan_budget_auto(void)
         return test_limits;
 #endif
     uint64_t quarter = fan_cache_bytes() / 4;
-    return (fan_auto_budget){quarter < ALONE_MOST ? quarter : ALONE_MOST, UINT64_C(64) << 20};
+    return (fan_auto_budget){quarter < ALONE_MOST ? quarter : ALONE_MOST, UINT64_C(64) << 20, quarter};
 }

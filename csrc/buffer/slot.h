@@ -177,15 +177,16 @@ struct fan_buffer {
 };
 
 /* fan_over_budget: whether a fold is due. `coming`: parked bytes, held by somebody else, that are about to be folded
- * anyway. */
-static inline bool fan_over_budget(const fan_buffer *b, uint64_t coming)
+ * anyway. general: the general path makes the sum. */
+static inline bool fan_over_budget(const fan_buffer *b, uint64_t coming, bool general)
 {
     uint64_t parked = atomic_load_explicit(&b->parked, memory_order_relaxed), alone;
     parked -= coming < parked ? coming : parked;
     if (b->budget != FAN_BUDGET_AUTO)
         return parked > b->budget;
     alone = atomic_load_explicit(&b->alone, memory_order_relaxed);
-    return alone > b->limits.alone || (parked > alone && parked - alone > b->limits.held);
+    return alone > (general ? b->limits.general : b->limits.alone) ||
+           (parked > alone && parked - alone > b->limits.held);
 }
 
 /* fan_ask_step: after n were asked who holds them: how many more must come before it is asked again. So each is asked a

@@ -12,7 +12,7 @@ static PyObject *test_auto_budget(PyObject *Py_UNUSED(module), PyObject *args)
     unsigned long long alone = 0, held = 0;
     if (!PyArg_ParseTuple(args, "|KK:_test_auto_budget", &alone, &held))
         return NULL;
-    fan_budget_auto_set(PyTuple_GET_SIZE(args) ? &(fan_auto_budget){alone, held} : NULL);
+    fan_budget_auto_set(PyTuple_GET_SIZE(args) ? &(fan_auto_budget){.alone = alone, .held = held} : NULL);
     fan_auto_budget now = fan_budget_auto();
     return Py_BuildValue("(KK)", (unsigned long long)now.alone, (unsigned long long)now.held);
 }
