@@ -178,10 +178,9 @@ static void count(fan_worker *w)
     fan_backward *p = w->pass;
     const fan_visit *v = &p->visits[w->now];
     for (uint32_t i = 0; w->gave && i < v->nedges; i++) {
-        fan_visit_edge *edge = &p->edges[v->edges + i];
-        edge->arrived = edge->to != FAN_NOWHERE;
-        if (edge->arrived && is_last(&p->visits[edge->to]))
-            put(p, edge->to);
+        uint32_t to = p->edges[v->edges + i].to;
+        if (to != FAN_NOWHERE && is_last(&p->visits[to]))
+            put(p, to);
     }
     p->ran += w->ran;
     w->gave = w->ran = false;

@@ -90,14 +90,21 @@ static fan_status hand_over(fan_backward *p, const fan_visit_edge *edge, uint32_
     return f->add(to->buffer, slot, FAN_FAULT(KEY_BY_ARRIVAL) ? p->arrivals++ : edge->key, *gradient, giver, err);
 }
 
+static fan_status give(fan_backward *p, fan_visit_edge *edge, uint32_t slot, void **gradient, fan_giver *giver,
+                       fan_error *err)
+{
+    edge->defined = *gradient != NULL;
+    FAN_TRY(hand_over(p, edge, slot, gradient, giver, err));
+    edge->arrived = true;
+    return FAN_OK;
+}
+
 fan_status fan__give_one(fan_backward *p, fan_visit_edge *edge, uint32_t slot, void **gradient, fan_giver *giver,
                          fan_error *err)
 {
     if (edge->to == FAN_NOWHERE)
         return FAN_OK;
-    edge->defined = *gradient != NULL;
-    FAN_TRY(hand_over(p, edge, slot, gradient, giver, err));
-    edge->arrived = true;
+    FAN_TRY(give(p, edge, slot, gradient, giver, err));
     fan__queue_arrived(p, edge->to);
     return FAN_OK;
 }
@@ -121,17 +128,14 @@ static fan_status give_all(fan_worker *w, const fan_on *on, void **gradients, fa
         fan_visit_edge *edge = &p->edges[v->edges + giver.index];
         if (edge->to == FAN_NOWHERE)
             continue;
-        edge->defined = gradients[giver.index] != NULL;
         if (p->crew && FAN_FAULT(COUNT_BEFORE_ADD)) {
             fan__pass_lock(p);
             fan__queue_arrived(p, edge->to);
             fan__pass_unlock(p);
         }
-        FAN_TRY(hand_over(p, edge, v->node->edges[giver.index].slot, &gradients[giver.index], &giver, err));
-        if (p->crew)
-            continue;
-        edge->arrived = true;
-        fan__queue_arrived(p, edge->to);
+        FAN_TRY(give(p, edge, v->node->edges[giver.index].slot, &gradients[giver.index], &giver, err));
+        if (!p->crew)
+            fan__queue_arrived(p, edge->to);
     }
     w->gave = p->crew && !FAN_FAULT(COUNT_BEFORE_ADD);
     return FAN_OK;

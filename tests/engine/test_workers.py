@@ -17,7 +17,6 @@ import pytest
 
 import fanin
 from kit import hooks
-from kit.support import run_python
 
 pytestmark = [pytest.mark.core, pytest.mark.threads]
 
@@ -376,38 +375,3 @@ def test_memory_that_ends_at_any_allocation_ends_the_pass_with_an_error_or_not_a
         if outcomes["well"] > 20:
             break
     assert min(outcomes["well"], outcomes["MemoryError"]) >= 5, outcomes
-
-
-def test_a_process_with_idle_workers_ends_and_a_forked_child_has_its_own() -> None:
-    code = """
-import os, sys, threading, warnings
-import numpy as np, fanin
-warnings.simplefilter("ignore", DeprecationWarning)
-def go(meet):
-    met = threading.Barrier(2)
-    w = fanin.Leaf(np.zeros(1))
-    def fn(g):
-        met.wait(60)
-        return meet(g)
-    ns = [fanin.Node(fn, edges=[(w, 0)]) for _ in range(2)]
-    fanin.backward([(fanin.Node(lambda g: (g, g), edges=[(n, 0) for n in ns]), 0, np.ones(1))], workers=2)
-    return float(w.grad[0])
-assert go(lambda g: g) == 2.0
-pid = os.fork()
-if pid == 0:
-    os._exit(0 if go(lambda g: g) == 2.0 else 1)
-assert os.waitpid(pid, 0)[1] == 0
-main, children = threading.get_ident(), []
-def forks(g):
-    if threading.get_ident() == main and not children:
-        children.append(os.fork())
-    return g
-try:
-    total = go(forks)
-except RuntimeError as e:
-    os._exit(0 if children == [0] and "a fork inside of a pass" in str(e) else 3)
-assert children[0] > 0 and total == 2.0
-assert os.waitpid(children[0], 0)[1] == 0
-print("well")
-"""
-    assert run_python(code).stdout.strip() == "well"

@@ -1,4 +1,5 @@
-"""E12: two workers of one pass as threads of a simulated machine: every order, every shape of a small graph, faults.
+"""E12: two workers of one pass as threads of a simulated machine: every order, every shape of a small graph, faults;
+and what a fork does to them.
 
 A shape is a graph of n nodes, numbered so that edges lead from larger to smaller ones, in which all are reached from
 the last one; nodes without edges are leaves. Shapes that differ by the numbers alone are explored once.
@@ -19,6 +20,7 @@ import pytest
 import fanin
 from fanin.sim import Machine, explore
 from kit import hooks
+from kit.support import run_python
 
 pytestmark = [pytest.mark.core]
 
@@ -259,3 +261,38 @@ def test_a_walk_beside_a_pass_of_two_workers_gives_the_same_in_orders_drawn_at_r
 
     report = explore(scenario, limit=100, samples=200)
     assert report.ok and report.results == (6.0,), report
+
+
+def test_a_process_with_idle_workers_ends_and_a_forked_child_has_its_own() -> None:
+    code = """
+import os, sys, threading, warnings
+import numpy as np, fanin
+warnings.simplefilter("ignore", DeprecationWarning)
+def go(meet):
+    met = threading.Barrier(2)
+    w = fanin.Leaf(np.zeros(1))
+    def fn(g):
+        met.wait(60)
+        return meet(g)
+    ns = [fanin.Node(fn, edges=[(w, 0)]) for _ in range(2)]
+    fanin.backward([(fanin.Node(lambda g: (g, g), edges=[(n, 0) for n in ns]), 0, np.ones(1))], workers=2)
+    return float(w.grad[0])
+assert go(lambda g: g) == 2.0
+pid = os.fork()
+if pid == 0:
+    os._exit(0 if go(lambda g: g) == 2.0 else 1)
+assert os.waitpid(pid, 0)[1] == 0
+main, children = threading.get_ident(), []
+def forks(g):
+    if threading.get_ident() == main and not children:
+        children.append(os.fork())
+    return g
+try:
+    total = go(forks)
+except RuntimeError as e:
+    os._exit(0 if children == [0] and "a fork inside of a pass" in str(e) else 3)
+assert children[0] > 0 and total == 2.0
+assert os.waitpid(children[0], 0)[1] == 0
+print("well")
+"""
+    assert run_python(code).stdout.strip() == "well"
