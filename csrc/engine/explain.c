@@ -160,7 +160,7 @@ void fan_backward_lost(const fan_backward *p, const fan_text *out)
         const fan_visit *to = e->to == FAN_NOWHERE ? NULL : &p->visits[e->to];
         size_t at = i;
         way found;
-        if (!to || !e->arrived || !e->defined || to->ran || e->to == p->caller.now || n++ >= EDGES ||
+        if (!to || !e->arrived || !e->defined || to->ran || to->begun || e->to == p->caller.now || n++ >= EDGES ||
             !next_way(p, e->to, &at, &of, &found))
             continue;
         out->write(out->to, n > 1 ? ", " : "lost with the pass: ");

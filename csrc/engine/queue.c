@@ -158,6 +158,7 @@ static fan_status next_locked(fan_worker *w, fan_error *err)
         w->now = take_next(w);
         if (w->now != FAN_NOWHERE) {
             c->busy++;
+            p->visits[w->now].begun = true;
             return FAN_OK;
         }
         if (c->busy == 0 && c->ready_there == 0)

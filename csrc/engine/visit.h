@@ -34,7 +34,8 @@ typedef struct fan_visit {
     bool needed;    /* something in it is wanted, or lies behind it; without inputs=: true */
     bool runs;      /* its function does, or its leaf accumulates; else it is there to be captured */
     bool captured;  /* one of its slots at least */
-    bool ran;
+    bool ran;       /* it has */
+    bool begun;     /* of several workers: one has taken it */
 } fan_visit;
 
 typedef struct fan_visit_slot {

@@ -164,7 +164,8 @@ def test_an_error_on_any_worker_is_raised_with_its_node(place: int) -> None:
     top, leaf = fan_out(meeting(2, then))
     with pytest.raises(ValueError, match=f"of {place}") as e:
         fanin.backward(one(top), workers=2)
-    note, *_ = e.value.__notes__  # what is lost comes behind it
+    note, *lost = e.value.__notes__
+    assert "of top" not in "".join(lost), "both nodes had taken what they were given"
     assert note.startswith(f"in n{place} (node ") and note.endswith("of 4 nodes had run")
     assert leaf.grad is None
 
