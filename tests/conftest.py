@@ -24,7 +24,7 @@ FAILED = pytest.StashKey[bool]()
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: Any) -> Any:
     report = yield
-    item.stash[FAILED] = item.stash.get(FAILED, False) or report.failed
+    item.stash[FAILED] = item.stash.get(FAILED, False) or not report.passed
     return report
 
 
