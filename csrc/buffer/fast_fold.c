@@ -28,13 +28,6 @@ static bool sums_here(const fan_buffer *b, size_t slot)
     return fan_accum_dtype(own, b->slots[slot].spec->accumulate) == own;
 }
 
-/* worth_it: a first one is left as it is: there is nothing to be gained. */
-static bool worth_it(fan_fast_list *p)
-{
-    fan_fast_list_sort(p);
-    return fan_fast_list_prefix(p) > 1;
-}
-
 /* over: whether the budget is passed now that `object`, which its caller still holds, is parked too. */
 static bool over(fan_buffer *b, size_t slot, const void *object, bool alone)
 {
@@ -43,7 +36,7 @@ static bool over(fan_buffer *b, size_t slot, const void *object, bool alone)
     if (!p->n) /* an earlier fold of the same call made items of them */
         return false;
     if (b->budget != FAN_BUDGET_AUTO)
-        return fan_over_budget(b, 0, false) && worth_it(p);
+        return fan_over_budget(b, 0, false);
     ask_newest(b);
     found = p->alone + alone;
     if (p->n >= p->ask) {
@@ -61,7 +54,10 @@ static bool over(fan_buffer *b, size_t slot, const void *object, bool alone)
     b->newest.object = alone ? NULL : object;
     b->newest.slot = slot;
     b->newest.at = at;
-    return fan_over_budget(b, 0, !sums_here(b, slot)) && worth_it(p);
+    if (!fan_over_budget(b, 0, !sums_here(b, slot)))
+        return false;
+    fan_fast_list_sort(p);
+    return fan_fast_list_prefix(p) > 1; /* a first one is left as it is: there is nothing to be gained */
 }
 
 /* ---- the fold ---- */

@@ -23,6 +23,7 @@ flat, gaps = np.ones(16, np.float32), np.ones((16, 2), np.float32)[:, 0]
 
 def kept_blocks(work: Callable[[fanin.InputBuffer], None]) -> tuple[float, float]:
     """By how many blocks of memory for each slot a buffer has grown after a pass, and after clear()."""
+    gc.collect()
     buf = fanin.InputBuffer(SLOTS)
     idle = blocks()
     work(buf)

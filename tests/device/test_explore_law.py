@@ -117,7 +117,7 @@ STILL = {
         ),
     },
     _core.Target: set(),
-    _core.Node: {"device", "inputs", "name", "sequence_nr", "stream"},
+    _core.Node: {"device", "group", "inputs", "name", "sequence_nr", "stream"},
     _core.Leaf: {"array", "name", "sequence_nr", "stream"},
     _core.Edges: set(),  # its length and items are read by whoever asked for it
     _core.HookHandle: set(),

@@ -4,7 +4,6 @@ where it does not.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import itertools
 import threading
@@ -413,11 +412,10 @@ def test_a_mode_that_makes_other_tensors_is_no_crash() -> None:
     assert taken[0].shape == (3,)
 
 
-@pytest.mark.parametrize(("slots", "budget"), [((0, 0), None), ((0, 1), None), ((0, 0), 0), ((0, 1), 0)])
+@pytest.mark.parametrize("slots", [(0, 0), (0, 1)])
+@pytest.mark.parametrize("budget", [None, 0])
 def test_a_mode_that_changes_a_tensor_while_another_is_asked_is_found(slots: tuple[int, int], budget: Any) -> None:
-    """Libraries are asked before anything is looked at: what was looked at stays as it is until it is summed. With
-    budget=0 a slot of its own was summed before the other is asked, and is right.
-    """
+    """Libraries are asked before anything is looked at: what was looked at stays as it is until it is summed."""
     from torch.overrides import TorchFunctionMode
 
     x, y = torch.ones(4096), torch.ones(4096)
@@ -432,15 +430,11 @@ def test_a_mode_that_changes_a_tensor_while_another_is_asked_is_found(slots: tup
     for slot, t in ((slots[0], x), (slots[0], x.clone()), (slots[1], y), (slots[1], y.clone())):
         if budget is None:
             buf.add(slot, t)
-    summed = budget == 0 and slots == (0, 1)
-    refused = pytest.raises((RuntimeError, ValueError), match=r"changed after it was added|shape")
-    with Shrinks(), contextlib.nullcontext() if summed else refused:
+    with Shrinks(), pytest.raises((RuntimeError, ValueError), match=r"changed after it was added|shape"):
         if budget is not None:
             for slot, t in ((slots[0], x), (slots[1], y), (slots[0], x), (slots[1], y)):
                 buf.add(slot, t)
-        sums = buf.take()
-    if summed:
-        assert x.numel() == 0 and [s.tolist() for s in sums] == [[2.0] * 4096] * 2
+        buf.take()
     with Shrinks(), pytest.raises((RuntimeError, ValueError, BufferError)):
         x.set_(torch.ones(4096))
         fanin.add_n([x, y])
