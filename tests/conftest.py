@@ -50,8 +50,11 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         raise pytest.UsageError(f"{item.nodeid}: a test is not called by an address: say ids=")
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """What there is so far is no garbage: it is left out of the many collections to come."""
+@pytest.fixture(autouse=True, scope="module")
+def quick_collections() -> None:
+    """What there is before a file's first test is left out of the many collections to come: late in a long run each of
+    them would take a second.
+    """
     gc.collect()
     gc.freeze()
 

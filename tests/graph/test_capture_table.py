@@ -23,15 +23,6 @@ from kit.inside import inside
 pytestmark = pytest.mark.core
 
 
-@pytest.fixture(autouse=True, scope="module")
-def few_garbage() -> Iterator[None]:
-    """What there is so far is no garbage: leave it out of the many collections below."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 @pytest.fixture(autouse=True)
 def no_redirection_is_left() -> Iterator[None]:
     yield
