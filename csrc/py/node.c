@@ -145,7 +145,8 @@ static int declare_arrays(fan_slot_specs *d, PyObject *slots)
             PyErr_NoMemory();
             return -1;
         }
-        memcpy(shape, PyArray_DIMS(a), bytes);
+        if (bytes)
+            memcpy(shape, PyArray_DIMS(a), bytes);
         specs[i] = (fan_slot_spec){.has_shape = true, .ndim = PyArray_NDIM(a), .shape = shape};
         specs[i].dtype = fan_dtype_of_descr(PyArray_DESCR(a));
         specs[i].accumulate = FAN_DT_NONE;
