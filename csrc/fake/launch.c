@@ -122,7 +122,7 @@ static fan_cu_result launch_queue_stray(fan_stream *s, const fan_fake_kernel *k)
 static fan_cu_result launch_queue(fan_stream *s, const fan_fake_kernel *k, const void *args, int64_t threads)
 {
     fan_cu_result code = OUT_OF_MEMORY;
-    fan__fake.launches[fan_fake_kernel_number(k)]++;
+    atomic_fetch_add_explicit(&fan__fake.launches[fan_fake_kernel_number(k)], 1, memory_order_relaxed);
     const char *table = k->table ? launch_table(args) : NULL;
     if (k->table && !table)
         return launch_queue_stray(s, k);

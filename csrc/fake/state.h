@@ -68,7 +68,7 @@ extern struct fan__fake {
         *contexts; /* of this machine; those of older ones stay, so that nobody's address comes again */
     char hidden[MOST_HIDDEN][48];
     uint64_t calls, calls_of[128];
-    uint64_t launches[FAN_FAKE_KERNELS]; /* of each kernel */
+    atomic_uint_fast64_t launches[FAN_FAKE_KERNELS]; /* of each kernel */
     char fail_name[48];                  /* "": any */
     int64_t fail_at;
     fan_cu_result fail_with;
