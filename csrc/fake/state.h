@@ -69,7 +69,7 @@ extern struct fan__fake {
     char hidden[MOST_HIDDEN][48];
     uint64_t calls, calls_of[128];
     atomic_uint_fast64_t launches[FAN_FAKE_KERNELS]; /* of each kernel */
-    char fail_name[48];                  /* "": any */
+    char fail_name[48];                              /* "": any */
     int64_t fail_at;
     fan_cu_result fail_with;
     bool fail_sticks;
