@@ -88,10 +88,21 @@ fan_cu_result fan_fake_DeviceGetCount(int *count)
     return OK;
 }
 
+/* A device's number tells its machine: what is left of an older one gives back no context of this one. Tests may say
+   the ordinal alone. */
+static fan_cu_device driver_device(int ordinal) { return (int)(fan__fake.era & 0xFFFFFF) * 2 * MOST_DEVICES + ordinal; }
+
+/* driver_ordinal: of a device of this machine; -1: of none. */
+static int driver_ordinal(fan_cu_device d)
+{
+    int ordinal = d % (2 * MOST_DEVICES);
+    return d >= 0 && ordinal < fan__fake.devices && (d == ordinal || d == driver_device(ordinal)) ? ordinal : -1;
+}
+
 fan_cu_result fan_fake_DeviceGet(fan_cu_device *out, int ordinal)
 {
     CALL(DeviceGet);
-    *out = ordinal;
+    *out = driver_device(ordinal);
     return ordinal >= 0 && ordinal < fan__fake.devices ? OK : INVALID_DEVICE;
 }
 
@@ -126,33 +137,36 @@ fan_cu_result fan_fake_DeviceGetAttribute(int *out, int which, fan_cu_device d)
 fan_cu_result fan_fake_DevicePrimaryCtxRetain(fan_cu_context *out, fan_cu_device d)
 {
     CALL(DevicePrimaryCtxRetain);
-    if (d < 0 || d >= fan__fake.devices)
+    int at = driver_ordinal(d);
+    if (at < 0)
         return INVALID_DEVICE;
-    if (!fan__fake.contexts[d].retained)
+    if (!fan__fake.contexts[at].retained)
         BESIDE(DevicePrimaryCtxRetain);
-    fan__fake.contexts[d].retained++;
-    *out = &fan__fake.contexts[d];
+    fan__fake.contexts[at].retained++;
+    *out = &fan__fake.contexts[at];
     return OK;
 }
 
 fan_cu_result fan_fake_DevicePrimaryCtxRelease(fan_cu_device d)
 {
     CALL(DevicePrimaryCtxRelease);
-    if (d < 0 || d >= fan__fake.devices || fan__fake.contexts[d].retained == 0)
+    int at = driver_ordinal(d);
+    if (at < 0 || fan__fake.contexts[at].retained == 0)
         return INVALID_CONTEXT;
-    if (fan__fake.contexts[d].retained == 1)
+    if (fan__fake.contexts[at].retained == 1)
         BESIDE(DevicePrimaryCtxRelease);
-    fan__fake.contexts[d].retained--;
+    fan__fake.contexts[at].retained--;
     return OK;
 }
 
 fan_cu_result fan_fake_DevicePrimaryCtxGetState(fan_cu_device d, unsigned *flags, int *active)
 {
     CALL(DevicePrimaryCtxGetState);
-    if (d < 0 || d >= fan__fake.devices)
+    int at = driver_ordinal(d);
+    if (at < 0)
         return INVALID_DEVICE;
     *flags = 0;
-    *active = fan__fake.contexts[d].retained > 0;
+    *active = fan__fake.contexts[at].retained > 0;
     return OK;
 }
 

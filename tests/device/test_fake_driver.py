@@ -16,7 +16,7 @@ import pytest
 
 import fanin
 from fanin import _core
-from fanin.testing import FakeDriver
+from fanin.testing import FakeDriver, use_driver
 from fanin.testing.driver import DriverError
 from kit import hooks
 
@@ -410,3 +410,16 @@ def test_what_is_freed_behind_work_that_has_not_run_cannot_be_trimmed(driver: Fa
     assert fanin.trim() >= table > before
     with fanin.stream(s):
         assert buf.take()[5].numpy().tolist() == [2] * 16
+
+
+def test_what_is_left_of_an_older_driver_takes_nothing_from_the_next() -> None:
+    """As after a test that failed: its frames hold what it made."""
+    with use_driver(FakeDriver(1)) as older:
+        assert older
+        left = older.array(np.ones(3))
+    with use_driver(FakeDriver(1)) as newer:
+        assert newer
+        x = newer.array(np.ones(3))
+        del left
+        assert fanin.add_n([x, x]).numpy().tolist() == [2] * 3
+        assert newer.live("contexts") == 1

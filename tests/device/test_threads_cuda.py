@@ -57,8 +57,9 @@ def test_threads_with_no_lock_between_them_race_for_nothing(c_program: Callable[
 
 @pytest.mark.parametrize("mode", ["global", "thread-local", "relaxed"])
 def test_one_thread_captures_while_others_add_take_and_let_go(driver: FakeDriver, mode: str) -> None:
+    s, t, p, q, c, d, *others = (driver.stream() for _ in range(9))  # "global" lets nobody make one meanwhile
+
     def capture() -> None:
-        s, t = driver.stream(), driver.stream()
         g = [driver.array(np.full(8, v)) for v in (1, 10)]
         for turn in range(TURNS):
             driver.begin_capture(s, mode)
@@ -72,8 +73,7 @@ def test_one_thread_captures_while_others_add_take_and_let_go(driver: FakeDriver
             assert read(total, s) == [11] * 8
             driver.destroy_graph(graph)
 
-    def add() -> None:
-        p, c = driver.stream(), driver.stream()
+    def add(p: fanin.Stream, c: fanin.Stream) -> None:
         for turn in range(TURNS):
             buf = fanin.InputBuffer(2, stream=c, budget=0 if turn % 2 else None)
             for k in range(4):
@@ -81,19 +81,18 @@ def test_one_thread_captures_while_others_add_take_and_let_go(driver: FakeDriver
             assert [read(x, c) for x in buf.take()] == [[5] * 8, [10] * 8]
 
     def let_go() -> None:
-        streams = [driver.stream() for _ in range(3)]
         for turn in range(TURNS):
             cycle: list[Any] = [driver.array(np.ones(16)) for _ in range(3)]
             for x in cycle:
-                x.record_stream(streams[turn % 3])
+                x.record_stream(others[turn % 3])
             cycle.append(cycle)  # so that the collector ends it
             del cycle, x
             gc.collect(0)
-            e = streams[0].record()
-            streams[1].wait(e)
+            e = others[0].record()
+            others[1].wait(e)
             assert e.query() in (True, False)
 
-    together(capture, add, add, let_go)
+    together(capture, lambda: add(p, c), lambda: add(q, d), let_go)
 
 
 @pytest.mark.parametrize("name", ["dlpack", "legacy", "table"])

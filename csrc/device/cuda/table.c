@@ -242,7 +242,7 @@ static fan_status table_make_pool(fan_cuda_part *p, fan_error *err)
 {
     const fan_cuda_api *api = fan__cuda_api_of(p);
     fan_cu_pool_props props = {
-        .allocation = FAN_CU_ALLOCATION_PINNED, .location = FAN_CU_LOCATION_DEVICE, .device = p->ordinal};
+        .allocation = FAN_CU_ALLOCATION_PINNED, .location = FAN_CU_LOCATION_DEVICE, .device = p->index};
     uint64_t keep = fan_pool_get().limit;
     int pools = 0;
     FAN_TRY(fan__cuda_check(p, api->DeviceGetAttribute(&pools, FAN_CU_ATTRIBUTE_MEMORY_POOLS, p->ordinal),
