@@ -78,7 +78,7 @@ def devices() -> list[str]:
     return ["cpu", *(f"cuda:{i}" for i in cuda), *(f"sim:{i}" for i in range(_core.sim_devices()))]
 
 
-def _cuda() -> dict[str, Any]:
+def _cuda() -> dict[str, object]:
     """What is known of the CUDA driver: what it has, or why there is none."""
     found = _core.cuda_info()
     if "why" in found:
@@ -92,7 +92,7 @@ def _cuda() -> dict[str, Any]:
     }
 
 
-def _kernels() -> dict[str, Any]:
+def _kernels() -> dict[str, object]:
     """The CUDA kernels as they were built in."""
     machine_code, _, rest = _core.kernels_made().partition(" and PTX for ")
     ptx, _, nvcc = rest.partition(", by nvcc ")

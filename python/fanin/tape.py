@@ -42,7 +42,7 @@ import numpy as np
 import numpy.typing as npt
 
 import fanin
-from fanin._interop.protocols import NDArray
+from fanin._interop.protocols import DType, NDArray
 from fanin._words import counted
 
 Shape = tuple[int, ...]
@@ -184,7 +184,7 @@ class Var:
         return tuple(self.data.shape)
 
     @property
-    def dtype(self) -> np.dtype[Any]:
+    def dtype(self) -> DType:
         return self.data.dtype
 
     @property
@@ -224,7 +224,7 @@ class Var:
     def grad(self, value: Gradient | Var | None) -> None:
         self.leaf().grad = value
 
-    def register_hook(self, fn: Callable[[Any], Any]) -> None:
+    def register_hook(self, fn: Callable[[Any], object]) -> None:
         """`fn` sees the finished sum of this value's gradients, once in each pass; what it returns, if not None,
         replaces it.
         """
@@ -288,7 +288,7 @@ def parameter(value: npt.ArrayLike, device: Device = cpu, name: str = "parameter
     return var
 
 
-def operand(x: Any, like: Var) -> Any:
+def operand(x: object, like: Var) -> object:
     """What an operator may be given: Vars and numbers as they are, else an ndarray of the other's dtype."""
     return x if type(x) in (Var, float, int) else np.asarray(x, like.dtype)
 
@@ -312,7 +312,8 @@ def update(
 
 # ---------------------------------------------------------------- 3. What an operation is
 
-Vjp = Callable[..., Any]
+Vjp = Callable[..., object]
+Me = list[weakref.ref[fanin.Node]]  # of the node itself, once it is there
 
 
 class Op:
@@ -324,14 +325,14 @@ class Op:
     for before the result is made; without it, inputs broadcast. `view`: of an input of any kind.
     """
 
-    def __init__(self, name: str, forward: Callable[..., Any], *vjps: Callable[..., Any], view: bool = False,
+    def __init__(self, name: str, forward: Callable[..., object], *vjps: Callable[..., Any], view: bool = False,
                  shape: Callable[..., Shape] | None = None, result: bool = False) -> None:  # fmt: skip
         self.name, self.forward, self.vjps, self.n = name, forward, vjps, len(vjps)
         self.view, self.shape, self.result = view, shape, result
 
-    def __call__(self, *args: Any) -> Var:  # of arrays alone an array: in a pass that does not record itself
+    def __call__(self, *args: object) -> Var:  # of arrays alone an array: in a pass that does not record itself
         device, edges, live = None, list[Edge](), list[int]()
-        arrays: list[Any] = []
+        arrays: list[object] = []
         for x in args:
             if type(x) is Var:
                 device = device or x.device
@@ -347,7 +348,7 @@ class Op:
         data = self.forward(*arrays)
         y = Var(data if type(data) is np.ndarray else np.asarray(data), device)
         if edges:
-            me: list[Any] = []
+            me: Me = []
             fn = partial(gradients, self.vjps[live[0]], arrays, y.data if self.result else None, self, args, live, me)
             node = fanin.Node(fn, 1, edges, slots=(y.data,), name=self.name)
             if len(live) > 1:
@@ -392,7 +393,8 @@ class Op:
         return run(kernel, *arrays, shape=shape, dtype=np.result_type(*(getattr(x, "dtype", x) for x in of)))
 
 
-def gradients(vjp: Vjp, arrays: Any, y: Any, op: Op, args: Any, live: list[int], me: list[Any], g: Any) -> Any:
+def gradients(vjp: Vjp, arrays: Any, y: object, op: Op, args: object, live: list[int], me: Me,
+              g: object) -> object:  # fmt: skip
     """The function of a node on the CPU: of arrays, or of Vars in a pass that records itself."""
     if type(g) is Var:
         return op.recorded(args, live, needs(me, live), g)
@@ -403,7 +405,7 @@ def gradients(vjp: Vjp, arrays: Any, y: Any, op: Op, args: Any, live: list[int],
     return [op.vjps[i](g, y, *arrays) if n else None for i, n in zip(live, needs(me, live), strict=True)]
 
 
-def needs(me: list[Any], edges: Sequence[Any]) -> list[bool]:
+def needs(me: Me, edges: Sequence[object]) -> list[bool]:
     """Which edges need a gradient. `me`: a weak reference to the node: its function must not hold it, so that what
     nobody holds any more is freed at once.
     """
@@ -412,19 +414,19 @@ def needs(me: list[Any], edges: Sequence[Any]) -> list[bool]:
 
 
 def step(name: str, forward: Callable[..., Sequence[Array]], inputs: Sequence[Var], wanted: Sequence[Var],
-         back: Callable[[Sequence[Any], Sequence[bool]], Any], device: Device) -> list[Var]:  # fmt: skip
+         back: Callable[[Sequence[Any], Sequence[bool]], object], device: Device) -> list[Var]:  # fmt: skip
     """An operation of several results, or on a device. `back(grads, need)` gets Vars, and gives Vars or arrays for the
     inputs that are `wanted`; where `_here.back` says so, nothing is recorded.
     """
     if any(x.device.machine is not device.machine for x in inputs):
         raise ValueError(f"{name}: {', '.join(map(repr, inputs))} lie on no one machine")
-    stream, me, edges = device.current(), list[Any](), [x.edge for x in wanted]
+    stream, me, edges = device.current(), Me(), [x.edge for x in wanted]
     arrays = [x.needed_on(stream) for x in inputs]
     with at(device, _here.name if _here.back else name, stream, _here.back):
         made = [Var(y, device.of(y)).made_on(stream) for y in forward(*arrays)]
     lie, shapes, there = [x.device for x in wanted], [x.shape for x in wanted], [y.device for y in made]
 
-    def fn(*grads: Any) -> Any:
+    def fn(*grads: Any) -> object:
         records = any(type(g) is Var for g in grads)
         if all(g is None for g in grads):
             return [None] * len(edges)
@@ -448,7 +450,7 @@ def step(name: str, forward: Callable[..., Sequence[Array]], inputs: Sequence[Va
 
 
 def custom(name: str, forward: Callable[..., Sequence[Array]], inputs: Sequence[Var],
-           back: Callable[[list[Any], list[bool]], Any], device: Device | None = None) -> list[Var]:  # fmt: skip
+           back: Callable[[list[Any], list[bool]], object], device: Device | None = None) -> list[Var]:  # fmt: skip
     """An operation of your own: `forward(*arrays)` gives arrays; `back(grads, need)` a gradient, or None, for each
     input. Both make arrays by NumPy, or by `run`; in a pass that records itself `back` gets Vars, and gives Vars.
 
@@ -456,7 +458,7 @@ def custom(name: str, forward: Callable[..., Sequence[Array]], inputs: Sequence[
     over the link.
     """
 
-    def unwrapped(grads: Sequence[Any], need: Sequence[Any]) -> Any:
+    def unwrapped(grads: Sequence[object], need: Sequence[bool]) -> object:
         return back([g.data if _here.back and type(g) is Var else g for g in grads], list(need))
 
     return step(name, forward, inputs, inputs, unwrapped, device or inputs[0].device)
@@ -504,7 +506,7 @@ def split(a: Var, parts: int) -> list[Var]:
     if n * parts != a.shape[0]:
         raise ValueError(f"split: {a.shape[0]} rows cannot be cut into {parts} equal parts")
 
-    def back(grads: Sequence[Any], need: Sequence[bool]) -> list[Any]:
+    def back(grads: Sequence[object], need: Sequence[bool]) -> list[object]:
         whole = [padded(g, i * n, a.shape) for i, g in enumerate(grads) if g is not None]
         return [sum(whole[1:], whole[0])]
 
@@ -514,12 +516,12 @@ def split(a: Var, parts: int) -> list[Var]:
 Axis = int | Sequence[int] | None
 
 
-def axes_of(a: Any, axis: Axis) -> Shape:
+def axes_of(a: Var | Array, axis: Axis) -> Shape:
     n = len(a.shape)
     return tuple(range(n)) if axis is None else tuple(i % n for i in np.atleast_1d(axis).tolist())
 
 
-def add_up(x: NDArray, axes: Shape, scale: float) -> Any:
+def add_up(x: NDArray, axes: Shape, scale: float) -> object:
     y = x.sum(axes)
     return y if scale == 1 else y * scale
 
@@ -534,7 +536,7 @@ summed = Op("sum", add_up, spread,
             shape=lambda a, axes, scale: tuple(n for i, n in enumerate(a.shape) if i not in axes))  # fmt: skip
 
 
-def total(a: Any, axis: Axis = None, scale: float = 1) -> Var:
+def total(a: Var | Array, axis: Axis = None, scale: float = 1) -> Var:
     """The sum over some axes (default: all), times a number."""
     return summed(a, axes_of(a, axis), scale)
 
@@ -589,7 +591,7 @@ def add_rows(g: NDArray, index: NDArray, shape: Shape) -> NDArray:
     return y
 
 
-def rows_read(g: Any, y: Any, table: Any, index: Any) -> Any:
+def rows_read(g: Any, y: Any, table: Any, index: Any) -> object:
     """What was read where, row by row; in a pass that records itself dense, as sums of Vars are."""
     if type(g) is Var and not _here.back:
         return scattered(g, index, table.shape)
@@ -611,7 +613,7 @@ def log_softmax(z: NDArray) -> NDArray:
     return z
 
 
-def softmax_slope(g: Any, y: Any, z: Any, *_: Any) -> Any:
+def softmax_slope(g: Any, y: Any, z: Any, *_: object) -> object:
     p = softmax(z)
     return p * (g - reshape(total(g * p, 1), (p.shape[0], 1)))
 
@@ -681,7 +683,7 @@ def backward(losses: Var | Sequence[Var], gradients: Sequence[object] | None = N
     streams wait for all that was done. If a node fails, the pass ends; each leaf then has its whole gradient or none of
     it (E6).
     """
-    with fanin.set_options(budget=cast(Any, budget)):
+    with fanin.set_options(budget=budget):
         fanin.backward(roots_of(losses, gradients, create_graph), keep_graph=True, create_graph=create_graph)
 
 
@@ -694,5 +696,5 @@ def grad(losses: Var | Sequence[Var], inputs: Sequence[Var], gradients: Sequence
         if x.edge is None:
             raise TypeError(f"grad: {x!r} has no gradient; make it a tape.parameter")
     roots = roots_of(losses, gradients, create_graph)
-    with fanin.set_options(budget=cast(Any, budget)):
+    with fanin.set_options(budget=budget):
         return fanin.grad(roots, [cast(Edge, x.edge) for x in inputs], keep_graph=True, create_graph=create_graph)

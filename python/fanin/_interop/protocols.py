@@ -8,7 +8,8 @@ from typing import Any, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
-NDArray = np.ndarray[Any, np.dtype[Any]]
+DType = np.dtype[Any]
+NDArray = np.ndarray[Any, DType]
 Shape = tuple[int, ...]
 
 

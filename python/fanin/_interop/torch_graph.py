@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
@@ -83,7 +83,9 @@ def backward(
         )
 
 
-def _gradients(roots: list[torch.Tensor], given: Any) -> list[torch.Tensor]:
+def _gradients(
+    roots: list[torch.Tensor], given: torch.Tensor | Sequence[torch.Tensor | None] | None
+) -> list[torch.Tensor]:
     """One to begin with for each root."""
     gradients = [given] if isinstance(given, torch.Tensor) else [None] * len(roots) if given is None else list(given)
     if len(gradients) != len(roots):
@@ -104,7 +106,7 @@ def _gradients(roots: list[torch.Tensor], given: Any) -> list[torch.Tensor]:
     return [torch.ones_like(t) if g is None else g for t, g in zip(roots, gradients, strict=True)]
 
 
-def _end(i: int, t: torch.Tensor) -> tuple[Any, int]:
+def _end(i: int, t: torch.Tensor) -> tuple[_Node, int]:
     """The node and the slot of a root."""
     if not t.requires_grad:
         raise RuntimeError(f"backward: tensor {i} does not require a gradient: nothing leads from it to a leaf")
@@ -117,7 +119,7 @@ def _end(i: int, t: torch.Tensor) -> tuple[Any, int]:
     return edge.node, edge.output_nr
 
 
-def _leaves(inputs: list[torch.Tensor]) -> list[Any]:
+def _leaves(inputs: list[torch.Tensor]) -> list[_Node]:
     """The nodes where the gradients of leaves end."""
     for i, t in enumerate(inputs):
         if not isinstance(t, torch.Tensor):
@@ -130,6 +132,37 @@ def _leaves(inputs: list[torch.Tensor]) -> list[Any]:
 
 
 Takes = tuple[torch.Size, torch.dtype]
+Gradients: TypeAlias = "torch.Tensor | tuple[torch.Tensor | None, ...] | None"
+
+
+class _Meta(Protocol):
+    """What torch says of a gradient that a node takes."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+    is_nested_tensor: bool
+
+
+class _Node(Protocol):
+    """A node of torch's graph. That of a `torch.autograd.Function` is its `ctx`, too, and has what stands last, where
+    the others can be called.
+    """
+
+    @property
+    def next_functions(self) -> Edges: ...
+    @property
+    def _input_metadata(self) -> Sequence[_Meta]: ...
+    def name(self) -> str: ...
+    def _sequence_nr(self) -> int: ...
+    def __call__(self, *gradients: torch.Tensor | None) -> Gradients: ...
+
+    needs_input_grad: tuple[bool, ...]
+
+    def apply(self, *gradients: torch.Tensor | None) -> Gradients: ...
+
+
+Edges = tuple[tuple[_Node | None, int], ...]
 
 
 @functools.lru_cache(maxsize=4096)
@@ -141,14 +174,14 @@ def _slot(shape: torch.Size, dtype: torch.dtype, accumulate: Any) -> fanin.Slot:
 class _Graph:
     """A `fanin.Node`, or a leaf, for each of torch's nodes that some of them lead to: `made[node]`."""
 
-    def __init__(self, ends: list[tuple[Any, int]], accumulate: DTypeLike | None, create_graph: bool) -> None:
+    def __init__(self, ends: list[tuple[_Node, int]], accumulate: DTypeLike | None, create_graph: bool) -> None:
         self.accumulate: Any = accumulate
         self.recording = create_graph
-        self.made: dict[Any, Any] = {}
-        self.leaves: dict[Any, fanin.Leaf] = {}
-        self.takes: dict[Any, list[Takes]] = {}  # what each node takes, slot by slot
+        self.made: dict[_Node, fanin.Node | fanin.Leaf] = {}
+        self.leaves: dict[_Node, fanin.Leaf] = {}
+        self.takes: dict[_Node, list[Takes]] = {}  # what each node takes, slot by slot
         order, self.next = _in_order([node for node, _ in ends])
-        producers = Counter(ends)
+        producers: Counter[tuple[_Node | None, int]] = Counter(ends)
         for edges in self.next.values():
             producers.update(edges)
         self.sums = {(node, i) for (node, i), count in producers.items() if count > 1}  # slots where several come
@@ -158,7 +191,7 @@ class _Graph:
             variable = getattr(node, "variable", None)
             self.made[node] = self.node(node) if variable is None else self.leaf(node, variable)
 
-    def slots(self, node: Any) -> list[fanin.Slot | None] | None:
+    def slots(self, node: _Node) -> list[fanin.Slot | None] | None:
         """Of each gradient that a node takes: where several come, what their sum is. One alone is fitted by `fn`."""
         if node not in self.with_sums:
             return None
@@ -167,7 +200,7 @@ class _Graph:
             for i, (shape, dtype) in enumerate(self.takes[node])
         ]
 
-    def leaf(self, node: Any, variable: torch.Tensor) -> Any:
+    def leaf(self, node: _Node, variable: torch.Tensor) -> fanin.Node | fanin.Leaf:
         def accumulate(g: torch.Tensor) -> None:
             hooks = variable._backward_hooks
             for hook in list(hooks.values()) if hooks else ():  # what else runs is in AccumulateGrad
@@ -182,7 +215,7 @@ class _Graph:
             return leaf
         return fanin.Node(lambda g: g, 1, [(leaf, 0)], slots=self.slots(node), name=node.name())
 
-    def node(self, node: Any) -> Any:
+    def node(self, node: _Node) -> fanin.Node:
         name = node.name()
         if name.startswith("BackwardHookFunction"):
             raise RuntimeError(
@@ -192,7 +225,7 @@ class _Graph:
         takes = [None if to is None else self.takes[to][slot] for to, slot in self.next[node]]
         call = node if hasattr(node, "__call__") else _custom(node)  # noqa: B004 - of torch's classes not all have it
 
-        def fn(*sums: torch.Tensor | None) -> Any:
+        def fn(*sums: torch.Tensor | None) -> Gradients:
             made = call(*sums)
             gradients = made if isinstance(made, tuple) else (made,)
             for g, take in zip(gradients, takes, strict=False):
@@ -206,7 +239,7 @@ class _Graph:
         return fanin.Node(fn, len(self.takes[node]), edges, name=name)
 
 
-def _takes(node: Any) -> list[Takes]:
+def _takes(node: _Node) -> list[Takes]:
     """What torch says of each gradient that a node takes."""
     takes = []
     for meta in node._input_metadata:
@@ -252,7 +285,7 @@ def _broadcasts(shape: torch.Size, to: torch.Size) -> bool:
     return len(shape) <= len(to) and all(a in (1, b) for a, b in zip(shape[::-1], to[::-1], strict=False))
 
 
-def _custom(node: Any) -> Callable[..., Any]:
+def _custom(node: _Node) -> Callable[..., Gradients]:
     """The node of a `torch.autograd.Function`: its `backward` gives a gradient for each argument of its `forward`, the
     edges are those of the arguments that are tensors.
     """
@@ -260,7 +293,7 @@ def _custom(node: Any) -> Callable[..., Any]:
     places = [i for i, (to, _) in enumerate(node.next_functions) if to is not None]
     metas = node._input_metadata
 
-    def call(*sums: torch.Tensor | None) -> Any:
+    def call(*sums: torch.Tensor | None) -> Gradients:
         if any(g is None for g in sums) and _materializes(node):
             sums = tuple(
                 torch.zeros(tuple(meta.shape), dtype=meta.dtype, device=meta.device) if g is None else g
@@ -297,7 +330,7 @@ def _materializes(node: Any) -> bool:
     """
     got: list[torch.Tensor | None] = []
 
-    def asks(ctx: Any, *gradients: torch.Tensor | None) -> Any:
+    def asks(ctx: object, *gradients: torch.Tensor | None) -> object:
         got.extend(gradients)
         raise _Asked
 
@@ -315,11 +348,11 @@ def _materializes(node: Any) -> bool:
     return all(g is not None for g in got)
 
 
-def _in_order(ends: list[Any]) -> tuple[list[Any], dict[Any, Any]]:
+def _in_order(ends: list[_Node]) -> tuple[list[_Node], dict[_Node, Edges]]:
     """All nodes that the ends lead to, each after those that it leads to; where it can be, in the order in which torch
     made them, which is that in which it runs them. And what each leads to.
     """
-    after: dict[Any, Any] = {}
+    after: dict[_Node, Edges] = {}
     waiting = [(node, False) for node in reversed(ends)]
     while waiting:
         node, left = waiting.pop()

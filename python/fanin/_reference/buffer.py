@@ -19,16 +19,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, SupportsIndex
 
 import numpy as np
 
+from fanin._interop.protocols import DType
 from fanin._reference.numbers import (
     NAMES,
     ORDER,
     WEAK,
     Array,
-    DType,
     Shape,
     accumulation,
     compact,
@@ -258,7 +258,7 @@ class Sum:
             return replace(me, value=old.before(new))
         return replace(me, value=new.after(old) if g.form == "sparse" else plus(old, new))
 
-    def combined(self, g: Gradient) -> Any:
+    def combined(self, g: Gradient) -> object:
         """A1, A8: this sum + g, by whoever knows how."""
         old, new = self.result(), g.source if g.intact else Sum(self.slot, False).plus(g).result()
         plain = [read(x, anything=True).form != "object" for x in (old, new)]
@@ -395,8 +395,9 @@ class Pass:
 class InputBuffer:
     """Gradients are added to slots in any order; their sums, left folds in key order, are taken."""
 
-    def __init__(self, slots: object, *, budget: Any = None, accumulate: object = None, stream: object = None,
-                 leaf: bool = False, create_graph: bool = False, name: object = None) -> None:  # fmt: skip
+    def __init__(self, slots: object, *, budget: float | Literal["auto"] | None = None, accumulate: object = None,
+                 stream: object = None, leaf: bool = False, create_graph: bool = False,
+                 name: object = None) -> None:  # fmt: skip
         self.name, self.stream, self.leaf, self.create_graph = str(name or "InputBuffer"), stream, leaf, create_graph
         self.budget = (
             64 << 20 if budget is None or budget == "auto" else budget
@@ -461,7 +462,7 @@ class InputBuffer:
         need(self.expected[i] is not None, ValueError, f"{who}: ready needs expect(slot, n)")
         return len(self.passes[i].came) == self.expected[i]
 
-    def __getitem__(self, slot: int) -> Any:
+    def __getitem__(self, slot: int) -> object:
         """The sum so far, in memory of its own (D17)."""
         i, _ = self._at(slot)
         with self._doing("snapshot", [i]):
@@ -482,7 +483,7 @@ class InputBuffer:
         need(not isinstance(out, list | tuple), TypeError, "out: with slot= give the array itself")
         return self._take([self._at(slot)[0]], [out], scale, writable)[0]
 
-    def _take(self, slots: list[int], out: object, scale: object, writable: bool) -> list[Any]:
+    def _take(self, slots: list[int], out: object, scale: object, writable: bool) -> list[object]:
         outs = self._checked(slots, out, scale)
         results: list[object] = []
         writes: list[tuple[Array, Array]] = []
@@ -509,13 +510,13 @@ class InputBuffer:
 
     # How it is done
 
-    def _at(self, slot: Any) -> tuple[int, str]:
+    def _at(self, slot: SupportsIndex) -> tuple[int, str]:
         need(not isinstance(slot, bool | np.bool_), TypeError, f"{self.name}: expected a slot number, got a bool")
         i = operator.index(slot)
         need(0 <= i < len(self), IndexError, f"{self.name}: slot {i} of {len(self)}")  # S1
         return i, f"{self.name}: slot {i}" + (f" ({self.slots[i].name})" if self.slots[i].name else "")
 
-    def _number(self, i: int, key: Any) -> int:
+    def _number(self, i: int, key: SupportsIndex | None) -> int:
         """A15, A16: the key, or the place in the order of arrival."""
         me, n = self.passes[i], self.expected[i]
         need(not isinstance(key, bool | np.bool_), TypeError, "expected an integer as key, got a bool")

@@ -18,10 +18,11 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
+from fanin._interop.protocols import DTypeLike, NDArray
 from fanin._reference.buffer import InputBuffer, Slot, copy_of, fitted, read, slots_of
 from fanin._reference.numbers import need
 from fanin._words import counted
@@ -31,6 +32,7 @@ __all__ = ["Leaf", "Node", "backward", "grad"]
 # ---------------------------------------------------------------- 1. Nodes, and leaves
 
 Hook = Callable[..., Any]
+H = TypeVar("H")
 made = itertools.count()
 ANY = Slot()
 
@@ -40,7 +42,7 @@ class Handle:
 
     numbers = itertools.count()
 
-    def __init__(self, hooks: dict[int, Any], hook: Any) -> None:
+    def __init__(self, hooks: dict[int, H], hook: H) -> None:
         self.hooks, self.number = hooks, next(Handle.numbers)
         hooks[self.number] = hook
 
@@ -53,11 +55,11 @@ class Node:
     each edge: what it was made of.
     """
 
-    def __init__(self, fn: Callable[..., Any], inputs: int = 1, edges: Sequence[Edge] = (), *,
+    def __init__(self, fn: Callable[..., object], inputs: int = 1, edges: Sequence[Edge] = (), *,
                  slots: Sequence[Slot | None] | None = None, release: Callable[[], object] | None = None,
                  name: str | None = None) -> None:  # fmt: skip
         self.sequence_nr = next(made)  # the larger, the later
-        self.fn: Callable[..., Any] | None = fn
+        self.fn: Callable[..., object] | None = fn
         self.slots = [ANY] * inputs if slots is None else slots_of([s or ANY for s in slots], None)
         self.inputs = len(self.slots)
         self.edges = list(edges)
@@ -92,21 +94,21 @@ class Leaf(Node):
     all passes, and rounded when `grad` is read.
     """
 
-    def __init__(self, array: Any, *, accumulate: Any = None, name: str | None = None) -> None:
+    def __init__(self, array: NDArray, *, accumulate: DTypeLike | None = None, name: str | None = None) -> None:
         slot = Slot(shape=array.shape, dtype=array.dtype)
         super().__init__(lambda *_: (), slots=[slot], name=name)
         self.wide = None if accumulate is None else InputBuffer([replace(slot, accumulate=accumulate)])
-        self.kept: Any = None
+        self.kept: object = None
         self.after: dict[int, Hook] = {}
 
     @property
-    def grad(self) -> Any:
+    def grad(self) -> object:
         return self.kept if self.wide is None else self.wide[0]
 
     def register_post_accumulate_grad_hook(self, hook: Hook) -> Handle:
         return Handle(self.after, hook)
 
-    def accumulate(self, g: Any) -> None:
+    def accumulate(self, g: object) -> None:
         """`.grad += g`; the new sum is there before anything of the old one changes (E6)."""
         if self.wide is not None:
             self.wide.add(0, g, copy=True)
@@ -194,7 +196,7 @@ class Waits(list[Wait]):
 passes = itertools.count(1)
 
 
-def backward(roots: Sequence[Any], inputs: Sequence[Leaf] | None = None, *, keep_graph: bool = False,
+def backward(roots: Sequence[object], inputs: Sequence[Leaf] | None = None, *, keep_graph: bool = False,
              waits: Waits | None = None) -> None:  # fmt: skip
     """Into the leaves; with `inputs`, into those alone."""
     for x in inputs or ():
@@ -202,11 +204,11 @@ def backward(roots: Sequence[Any], inputs: Sequence[Leaf] | None = None, *, keep
     Pass(roots, None if inputs is None else [(leaf, 0) for leaf in inputs], keep_graph, None, waits).run()
 
 
-def grad(roots: Sequence[Any], inputs: Sequence[Any], *, keep_graph: bool = False,
-         waits: Waits | None = None) -> list[Any]:  # fmt: skip
+def grad(roots: Sequence[object], inputs: Sequence[Any], *, keep_graph: bool = False,
+         waits: Waits | None = None) -> list[object]:  # fmt: skip
     """Of the inputs, (node, slot) or nodes or leaves, in their order; no leaf changes."""
     wanted = [(x, 0) if isinstance(x, Node) else x for x in inputs]
-    captured: dict[tuple[Node, int], Any] = {}
+    captured: dict[tuple[Node, int], object] = {}
     Pass(roots, wanted, keep_graph, captured, waits).run()
     return [captured.get(x) for x in wanted]
 
@@ -215,7 +217,7 @@ class Pass:
     """A buffer for each node that waits for gradients, and a queue of the nodes that are ready."""
 
     def __init__(self, roots: Sequence[Any], wanted: Sequence[tuple[Node, int]] | None, keep_graph: bool,
-                 captured: dict[tuple[Node, int], Any] | None, waits: Waits | None) -> None:  # fmt: skip
+                 captured: dict[tuple[Node, int], object] | None, waits: Waits | None) -> None:  # fmt: skip
         self.waits = Waits() if waits is None else waits
         self.number, self.keep_graph, self.captured = next(passes), keep_graph, captured
         parts = [(root, 0, None) if isinstance(root, Node) else (*root, None)[:3] for root in roots]
@@ -287,7 +289,7 @@ class Pass:
         self.waits.end()
 
     @staticmethod
-    def seed(i: int, edge: tuple[Node, int], g: Any) -> Any:
+    def seed(i: int, edge: tuple[Node, int], g: object) -> object:
         node, slot = edge
         shape = node.slots[slot].shape
         one = g is not None or (shape is not None and math.prod(shape) == 1)
@@ -295,7 +297,7 @@ class Pass:
         return g if g is not None else np.ones(shape or (), node.slots[slot].dtype)
 
     @staticmethod
-    def check(who: str, gradients: Sequence[Any], edges: Sequence[Edge]) -> None:
+    def check(who: str, gradients: Sequence[object], edges: Sequence[Edge]) -> None:
         """V2: each gradient by what its slot declares, all before the first is added."""
         for i, (edge, g) in enumerate(zip(edges, gradients, strict=True)):
             if edge is not None:
@@ -307,7 +309,7 @@ class Pass:
                 except (TypeError, ValueError, BufferError) as e:
                     raise type(e)(f"{who} an invalid gradient at index {i}: {e}") from None  # V3
 
-    def give(self, source: Node | None, i: int, edge: Edge, g: Any) -> None:
+    def give(self, source: Node | None, i: int, edge: Edge, g: object) -> None:
         """One gradient arrives; then, and only then, the count falls (E1)."""
         if edge is None or (source, i) not in self.keys:
             return
@@ -346,7 +348,7 @@ class Pass:
             e.add_note(f"in {node!r}: {self.ran} of {counted(len(self.needed), 'node')} had run")  # E14
             raise
 
-    def finish(self, leaf: Leaf, g: Any) -> None:
+    def finish(self, leaf: Leaf, g: object) -> None:
         if g is None or self.captured is not None:
             return  # L1, E8
         self.waits.writes(leaf)
@@ -354,7 +356,7 @@ class Pass:
         for hook in list(leaf.after.values()):
             hook(leaf)  # L9
 
-    def apply(self, node: Node, sums: list[Any]) -> list[Any]:
+    def apply(self, node: Node, sums: list[object]) -> list[object]:
         for hook in list(node.prehooks.values()):
             new = hook(tuple(sums))
             if new is not None:
@@ -374,7 +376,7 @@ class Pass:
             self.free(node)
         return gradients
 
-    def send(self, node: Node, gradients: list[Any]) -> None:
+    def send(self, node: Node, gradients: list[object]) -> None:
         """V2, E1."""
         if all(g is None or (node, i) not in self.keys for i, g in enumerate(gradients)):
             self.waits.left(node.stream, node.stream.device)
@@ -384,7 +386,7 @@ class Pass:
             self.give(node, i, edge, g)
 
     @staticmethod
-    def counted(node: Node, returned: Any) -> list[Any]:
+    def counted(node: Node, returned: object) -> list[object]:
         """V1."""
         n = len(node.edges)
         if isinstance(returned, tuple | list):
@@ -403,7 +405,7 @@ class Pass:
             release()
 
 
-def replaced(node: Node, old: Sequence[Any], *new: Any) -> list[Any]:
+def replaced(node: Node, old: Sequence[object], *new: object) -> list[object]:
     """E9: a hook may give other sums, each of the shape and dtype of the one before; None is for None."""
     result = []
     for before, after in zip(old, new, strict=False):

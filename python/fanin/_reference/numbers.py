@@ -16,10 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from fanin._interop.protocols import DType, NDArray
 from fanin.slots import Sparse
 
-Array = np.ndarray[Any, np.dtype[Any]]
-DType = np.dtype[Any]
+Array = NDArray
+
 Shape = tuple[int, ...]
 
 

@@ -24,6 +24,7 @@ from .parts import sparse_parts
 
 Array = _core.Array
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 SCHEDULES = ("seeded", "fifo", "lifo", "starve", "round robin")
 
@@ -50,15 +51,15 @@ class Abandoned(BaseException):
     """This run of a scenario need not go on: the search has seen all that it could show."""
 
 
-class Thread(Generic[T]):
+class Thread(Generic[T_co]):
     """A host thread of a machine, made by `Machine.spawn`."""
 
-    def __init__(self, machine: Machine, actor: int, name: str, call: Callable[[], T]) -> None:
+    def __init__(self, machine: Machine, actor: int, name: str, call: Callable[[], T_co]) -> None:
         self.name = name
         self._exception: BaseException | None = None
         self._machine, self._actor, self._call = machine, actor, call
         self._turn = machine._turns[actor] = machine._turns.get(actor, 0) + 1
-        self._value: T
+        self._value: T_co
         self._ended = False
         self._traces = active().copy()
         self._os = threading.Thread(target=self._run, name=name, daemon=True)
@@ -91,7 +92,7 @@ class Thread(Generic[T]):
         return self._exception
 
     @property
-    def result(self) -> T:
+    def result(self) -> T_co:
         """What the function returned. What it raised, if it raised. RuntimeError before it has ended."""
         if not self._look():
             raise RuntimeError(f"thread {self.name!r} has not ended: threads run at Machine.join()")
@@ -170,9 +171,9 @@ class Machine(_core.Machine):
         return self
 
     schedule: str
-    _waiting: list[Thread[Any]]  # spawned; their turn comes at join
-    _started: list[Thread[Any]]
-    _failed: list[Thread[Any]]  # in the order in which they raised
+    _waiting: list[Thread[object]]  # spawned; their turn comes at join
+    _started: list[Thread[object]]
+    _failed: list[Thread[object]]  # in the order in which they raised
     _turns: dict[int, int]  # of each number of a host thread: how many had it
     _joining: bool
     _dead: bool  # its host threads ended in a deadlock, or early: nothing goes on after that
@@ -350,7 +351,7 @@ class Machine(_core.Machine):
     # Host threads
 
     @property
-    def _running(self) -> Thread[Any] | None:
+    def _running(self) -> Thread[object] | None:
         """Which of its threads this one is."""
         return getattr(self._here, "thread", None)
 
@@ -438,7 +439,7 @@ class Machine(_core.Machine):
 
         return look
 
-    def _start(self, threads: list[Thread[Any]]) -> None:
+    def _start(self, threads: list[Thread[object]]) -> None:
         for i, thread in enumerate(threads):
             try:
                 thread._os.start()

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from .._interop.classes import is_scipy
 from ..slots import Sparse
 
 
-def sparse_parts(value: object) -> tuple[str, tuple[Any, ...], tuple[int, ...]] | None:
+def sparse_parts(value: object) -> tuple[str, tuple[object, ...], tuple[int, ...]] | None:
     """(format, parts, shape) of a `fanin.Sparse` or of a SciPy sparse array; None for anything else."""
     if isinstance(value, Sparse):
         return value.format, value.parts, value.shape

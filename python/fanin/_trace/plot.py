@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Sequence
-from typing import IO, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, NamedTuple
 
 from .._words import counted
 from .picture import Arrow, Lane, Names, Neighbours, Picture, Race, Slice
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 GREY = "#c9c9c9"
 INK = "#333333"
@@ -62,7 +66,7 @@ class Bar(NamedTuple):
 class Sheet:
     """What is drawn on: the axes, and how times become places."""
 
-    def __init__(self, axes: Any, picture: Picture, lanes: Sequence[Lane]) -> None:
+    def __init__(self, axes: Axes, picture: Picture, lanes: Sequence[Lane]) -> None:
         self.axes, self.picture, self.lanes = axes, picture, lanes
         self.row = {lane: i for i, lane in enumerate(lanes)}
         self.begin = min([s.start for s in picture.slices] + [a.at[1] for a in picture.arrows], default=0.0)
@@ -328,7 +332,7 @@ def draw_race(sheet: Sheet, race: Race) -> None:
     )
 
 
-def explain(sheet: Sheet, figure: Any) -> None:
+def explain(sheet: Sheet, figure: Figure) -> None:
     """The colours above, and below what everything is."""
     from matplotlib.patches import Patch
 

@@ -141,7 +141,7 @@ class SavedTensor:
         self.attributes: dict[str, object] = dict(t.__dict__)
         self.grad: Tensor | None = t.grad if t.is_leaf or not self.requires_grad else None
         self.history: History | None = None
-        self.hooks: dict[str, dict[Any, object] | None] = {}
+        self.hooks: dict[str, dict[object, object] | None] = {}
         if self.requires_grad:
             self.hooks = {k: None if (hooks := getattr(t, k, None)) is None else dict(hooks) for k in HOOKS}
             if not t.is_leaf and t._base is None:  # a view has the history of its base
@@ -177,7 +177,7 @@ class SavedTensor:
             t.__dict__.clear()
             t.__dict__.update(self.attributes)
         for name, before in self.hooks.items():
-            now: dict[Any, object] = getattr(t, name, None) or {}
+            now: dict[object, object] = getattr(t, name, None) or {}
             for key in list(now):
                 if key not in (before or {}):
                     del now[key]
@@ -393,12 +393,12 @@ def parts() -> Any:
         """Gives a tensor the history of another one; its bytes are put back by others."""
 
         @staticmethod
-        def forward(ctx: Any, t: Any, end: Any) -> Any:
+        def forward(ctx: Any, t: Any, end: Any) -> object:
             ctx.mark_dirty(t)
             return t
 
         @staticmethod
-        def backward(ctx: object, g: object) -> Any:
+        def backward(ctx: object, g: object) -> object:
             return None, g
 
     class Parts:

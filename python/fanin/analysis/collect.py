@@ -57,7 +57,7 @@ KINDS = {
 def collect_metadata(
     fn: Callable[..., object],
     args: Sequence[object],
-    kwargs: dict[str, Any] | None = None,
+    kwargs: dict[str, object] | None = None,
     *,
     keep_input_mutations: bool = False,
     requires_grad: Sequence[bool] | None = None,

@@ -54,7 +54,7 @@ class Guard:
 
     def arrays(
         self, args: tuple[object, ...], kwargs: dict[str, object]
-    ) -> tuple[Sequence[Any], Sequence[Array]] | None:
+    ) -> tuple[Sequence[object], Sequence[Array]] | None:
         """(leaves, distinct arrays) of a call of the same layout; None for another one."""
         leaves = self._leaves(args, kwargs)
         if leaves is None:
@@ -73,12 +73,12 @@ class Guard:
         except TypeError:
             return None  # an array whose memory nobody knows: it is refused by name where the layout is recorded
 
-    def _leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any] | None:
+    def _leaves(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Sequence[Any] | None:
         if self.flat and not kwargs:
             return args if tuple(map(type, args)) == self.types else None
         if self.flat or kwargs.keys() != set(self.form.inner[1].keys):
             return None
-        leaves: list[Any] = []
+        leaves: list[object] = []
         form = trees.flatten((args, {k: kwargs[k] for k in sorted(kwargs)}), leaves)
         return leaves if form == self.form and tuple(map(type, leaves)) == self.types else None
 
@@ -135,7 +135,7 @@ def twins(call: Call, components: Sequence[Sequence[int]]) -> list[tuple[int, in
     """Leaves that are distinct arrays of the same geometry on the same memory, which could as well be one object."""
     pairs = []
     for group in components:
-        seen: dict[Any, int] = {}
+        seen: dict[object, int] = {}
         for u in group:
             a = call.arrays[u]
             j = seen.setdefault((begin(a), *look(a)), call.first[u])
@@ -144,7 +144,7 @@ def twins(call: Call, components: Sequence[Sequence[int]]) -> list[tuple[int, in
     return pairs
 
 
-def look(a: Array | Tensor) -> tuple[Any, ...]:
+def look(a: Array | Tensor) -> tuple[object, ...]:
     """What counts of an array or a tensor by itself: the things that WORDS name. Strides that mean nothing are 0."""
     strides = a.strides if isinstance(a, np.ndarray) else a.stride()
     shape = tuple(a.shape)

@@ -15,11 +15,12 @@ import itertools
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
 from .. import _core
+from .._interop.protocols import NDArray
 
 EMPTY: tuple[Any, ...] = ([], (), set(), {}, {}.values(), {}.items(), collections.deque(), np.empty(0))
 
@@ -60,7 +61,7 @@ NO_GENERATORS = (
 )
 
 
-def check_function(fn: Callable[..., Any], who: str) -> None:
+def check_function(fn: Callable[..., object], who: str) -> None:
     """TypeError for what is no function, and for one whose body does not run when it is called."""
     if not callable(fn):
         raise TypeError(f"{who}: expected a function, got {fn!r:.80}")
@@ -82,7 +83,7 @@ def may_hold_at_all(kind: type) -> bool:
     return issubclass(kind, BOXES + VIEWS + LATER) or dataclasses.is_dataclass(kind) or kind is functools.partial
 
 
-def held(x: Any, kinds: tuple[type, ...], depth: int = 0) -> Iterator[Any]:
+def held(x: object, kinds: tuple[type, ...], depth: int = 0) -> Iterator[object]:
     """The arrays in an object."""
     if is_boxed(x):
         for item in x.flat:
@@ -96,7 +97,7 @@ def held(x: Any, kinds: tuple[type, ...], depth: int = 0) -> Iterator[Any]:
             yield from held(item, kinds, depth + 1)
 
 
-def is_boxed(x: object) -> bool:
+def is_boxed(x: object) -> TypeGuard[NDArray]:
     """Whether it is an array of objects."""
     return isinstance(x, np.ndarray) and x.dtype.hasobject
 
@@ -132,7 +133,7 @@ def meet(x: object, array: object) -> bool:
         return False
 
 
-def shown(x: object) -> Iterator[Any]:
+def shown(x: object) -> Iterator[object]:
     """The array that a memoryview or `a.flat` shows."""
     try:
         base = x.base if isinstance(x, (np.flatiter, np.void)) else np.asarray(x)
@@ -142,7 +143,7 @@ def shown(x: object) -> Iterator[Any]:
         return  # released, or of a format that NumPy does not know
 
 
-def items_of(x: object) -> Iterable[Any]:
+def items_of(x: object) -> Iterable[object]:
     """What an object holds."""
     if isinstance(x, functools.partial):
         return [x.func, *x.args, *x.keywords.values()]
@@ -172,7 +173,7 @@ def check_argument(x: object, name: Callable[[], str], kinds: tuple[type, ...]) 
 
 
 def check_result(
-    x: object, name: Callable[[], str], kinds: tuple[type, ...], is_private: Callable[[Any], bool]
+    x: object, name: Callable[[], str], kinds: tuple[type, ...], is_private: Callable[[object], bool]
 ) -> None:
     """TypeError for a part of a result, no array itself, that holds memory of an input, or runs later."""
     if isinstance(x, LATER):

@@ -32,6 +32,7 @@ from typing import Any
 import numpy as np
 
 from .. import _core
+from .._interop.protocols import NDArray
 
 __all__ = ["OverlapDifference", "compute_overlapping_inputs", "explain_overlap_differences"]
 
@@ -107,7 +108,7 @@ def exact(arrays: Sequence[object], chosen: Sequence[int]) -> set[int]:
         pass  # tensors without memory, or no arrays: each is looked at below
     else:
         return set(found) if every else {chosen[k] for k in found}
-    spaces: dict[Any, list[tuple[int, Any]]] = {}
+    spaces: dict[object, list[tuple[int, object]]] = {}
     for i in chosen:
         one = stand_in(arrays[i], i)
         spaces.setdefault(one.storage, []).append((i, one.array))
@@ -143,8 +144,8 @@ class StandIn:
     the storage of a tensor that has none.
     """
 
-    storage: Any
-    array: Any
+    storage: object
+    array: object
 
 
 def stand_in(array: Any, index: int) -> StandIn:
@@ -224,7 +225,7 @@ def elements(arrays: Sequence[Any], chosen: Sequence[int]) -> dict[int, Elements
     return found
 
 
-def lowest_byte(x: np.ndarray[Any, Any]) -> int:
+def lowest_byte(x: NDArray) -> int:
     """The address of the element that lies lowest."""
     start = int(x.__array_interface__["data"][0])
     behind = [(n - 1) * s for n, s in zip(x.shape, x.strides, strict=True) if s < 0 < n]

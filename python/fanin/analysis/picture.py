@@ -5,13 +5,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from os import PathLike
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING
 
 import numpy as np
 
-from .._core import address, overlaps
+from .._core import Overlaps, address, overlaps
 from .._trace import plot
 from .private_copies import Array, Geometry
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 #: More bars than this in one lane are drawn as one that is paler.
 RUNS = 400
@@ -76,9 +79,7 @@ def alias_plot(
         raise ValueError(
             f"alias_plot: no picture of the kind {format!r}: {', '.join(sorted(canvas.get_supported_filetypes()))}"
         )
-    panels: Any = figure.subplots(
-        len(heights), 1, squeeze=False, gridspec_kw={"height_ratios": [h + 0.8 for h in heights]}
-    )
+    panels = figure.subplots(len(heights), 1, squeeze=False, gridspec_kw={"height_ratios": [h + 0.8 for h in heights]})
     for k, indices in enumerate(groups):
         panel(panels[k][0], [arrays[i] for i in indices], [called[i] for i in indices], k)
     if title:
@@ -86,7 +87,7 @@ def alias_plot(
     figure.savefig(file, format=format, dpi=150)
 
 
-def panel(axes: Any, arrays: Sequence[Array], names: Sequence[str], number: int) -> None:
+def panel(axes: Axes, arrays: Sequence[Array], names: Sequence[str], number: int) -> None:
     """One component."""
     low, high = extent(arrays)
     for lane, array in enumerate(arrays):
@@ -119,7 +120,7 @@ def named(arrays: Sequence[Array], names: Sequence[str] | None) -> list[str]:
     return list(names) if names is not None else [f"args[{i}]" for i in range(len(arrays))]
 
 
-def found_components(found: Any, count: int) -> list[tuple[int, ...]]:
+def found_components(found: Overlaps, count: int) -> list[tuple[int, ...]]:
     """All components, those of one array too, by their first members."""
     several = list(found.components)
     inside = {i for group in several for i in group}

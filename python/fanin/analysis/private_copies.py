@@ -27,8 +27,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._core import address
+from .._interop.protocols import DType, NDArray
 
-Array = np.ndarray[Any, Any]
+Array = NDArray
 
 UNSIGNED = {n: np.dtype(f"u{n}") for n in (1, 2, 4, 8)}
 
@@ -51,7 +52,7 @@ class Geometry:
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    dtype: np.dtype[Any]
+    dtype: DType
 
     @staticmethod
     def of(array: Array) -> Geometry:
@@ -87,7 +88,7 @@ class Geometry:
         return True
 
 
-def root_of(array: Any) -> Any:
+def root_of(array: Array) -> Array:
     """The array at the end of the chain of bases."""
     while isinstance(array.base, np.ndarray):
         array = array.base
@@ -95,7 +96,7 @@ def root_of(array: Any) -> Any:
 
 
 @functools.cache
-def word(dtype: np.dtype[Any]) -> np.dtype[Any] | None:
+def word(dtype: DType) -> DType | None:
     """The unsigned integer as wide as a dtype; bytes one by one where there is none; None where there are no bits."""
     size = dtype.itemsize
     if size in UNSIGNED:
@@ -203,12 +204,12 @@ def view_at(start: int, geometry: Geometry, writeable: bool, source: Array) -> A
         view = built(np.ndarray, flat_bytes(plain(whole)), start - low, geometry)
         if not writeable:
             view.flags.writeable = False
-        return view  # type: ignore[no-any-return]
+        return view
     held = np.asarray(MemoryAt(start, geometry, not writeable, source))
     return held.view(geometry.dtype)
 
 
-def built(kind: type, memory: Array, offset: int, geometry: Geometry) -> Any:
+def built(kind: type, memory: Array, offset: int, geometry: Geometry) -> Array:
     """An array of a class over bytes."""
     if geometry.dtype.itemsize == 0 or memory.nbytes == 0:  # there is nothing to lie within
         return np.asarray(MemoryAt(address(memory), geometry, False, memory)).view(geometry.dtype).view(kind)
@@ -576,7 +577,7 @@ class PrivateCopies(RunArrays):
 
     def group_at(self, array: Array) -> int | None:
         """The group in whose memory an array lies, if it does."""
-        link: Any = array
+        link: Array = array
         for _ in range(CHAIN):
             number = self.roots.get(id(link))
             if number is not None:

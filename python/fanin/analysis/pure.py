@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from .._core import address
+from .._interop.protocols import DType
 from .._words import counted
 from ..descriptors import (
     AOTInput,
@@ -177,7 +178,7 @@ class Pure:
         geometry = self.plan.groups[group].members[place].geometry
         return np.empty(geometry.shape, geometry.dtype)
 
-    def _base_stand_in(self, group: int) -> Any:
+    def _base_stand_in(self, group: int) -> object:
         """The same of a base."""
         return np.empty(self.plan.groups[group].size, "u1")
 
@@ -300,7 +301,7 @@ class Pure:
             arrays[u].flags.writeable = writeable
         return result
 
-    def _counted(self, values: object) -> list[Any]:
+    def _counted(self, values: object) -> list[object]:
         """The values of a compiled function as a list. TypeError, ValueError unless they are as many as
         `output_descs`.
         """
@@ -336,7 +337,7 @@ class Pure:
                 moves.append((words(value), writeable_window(words(arrays[u]))))
         return moves
 
-    def _shared(self, outputs: Sequence[object], bases: Sequence[object]) -> tuple[list[Any], list[Array]]:
+    def _shared(self, outputs: Sequence[object], bases: Sequence[object]) -> tuple[list[object], list[Array]]:
         """Outputs and extra bases of which views will be made, laid out as at the recorded call."""
         names = [d.expr() for d in self.output_descs]
         start = len(names) - len(bases)
@@ -349,7 +350,7 @@ class Pure:
             laid_out(b, g, names[start + k]) for k, (b, g) in enumerate(zip(bases, self.outcome.bases, strict=True))
         ]
 
-    def _parts(self, values: list[object]) -> tuple[list[Any], list[Any], list[Any]]:
+    def _parts(self, values: list[object]) -> tuple[list[object], list[object], list[Any]]:
         ends = list(
             itertools.accumulate((len(self.bases) + len(self.changed), len(self.outcome.places), len(self.late)))
         )
@@ -381,7 +382,7 @@ class Pure:
         return view_at(address(arrays[p.base]) - m.offset + p.offset, p.geometry, p.writeable, arrays[p.base])
 
 
-def checked(value: object, shape: tuple[int, ...], dtype: np.dtype[Any], name: str) -> Array:
+def checked(value: object, shape: tuple[int, ...], dtype: DType, name: str) -> Array:
     """A value that a compiled function returned, as an ndarray; ValueError for another shape or dtype."""
     array = np.asarray(value)
     if array.shape != shape or array.dtype != dtype:
@@ -456,7 +457,7 @@ def member_at(group: Group, place: int, base: Array) -> Array:
     """One array of a group, as a view of its base."""
     m = group.members[place]
     memory = base if base.flags.c_contiguous else np.ascontiguousarray(base)
-    return built(np.ndarray, memory, m.offset, m.geometry)  # type: ignore[no-any-return]
+    return built(np.ndarray, memory, m.offset, m.geometry)
 
 
 def new_base(group: Group, base: Array, run: PrivateCopies) -> Array:

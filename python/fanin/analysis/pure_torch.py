@@ -268,7 +268,7 @@ def needs_room(shape: Sequence[int], stride: Sequence[int]) -> bool:
     return dense == 0
 
 
-def filled(form: Any, leaves: Any) -> Any:
+def filled(form: Any, leaves: Any) -> object:
     """A tree of a form, in code that can be traced."""
     if form is trees.LEAF:
         return next(leaves)

@@ -22,10 +22,12 @@ from typing import Any
 
 import numpy as np
 
+from .._interop.protocols import NDArray
 from ..descriptors import AOTInput
 from .protocols import Tensor
 
-Array = np.ndarray[Any, Any]
+Array = NDArray
+
 
 __all__ = [
     "INPUT_ALIAS_TYPES",
@@ -188,7 +190,7 @@ class MetadataKey:
         )
 
 
-def offset_in_owner(array: np.ndarray[Any, Any]) -> int:
+def offset_in_owner(array: Array) -> int:
     """How many bytes the first element lies behind the first one of the array that it is, at last, a view of."""
     owner = array
     while isinstance(owner.base, np.ndarray):
@@ -345,7 +347,7 @@ class TangentMeta:
 
     raw_type: type
     shape: tuple[int, ...]
-    dtype: Any
+    dtype: object
     stride: tuple[int, ...] | None = None
 
     @staticmethod
@@ -363,7 +365,7 @@ class TangentMeta:
         return TangentMeta(type(array), size, array.dtype, stride)
 
 
-NO_TOKENS: Mapping[Any, Any] = MappingProxyType({})
+NO_TOKENS: Mapping[object, object] = MappingProxyType({})
 
 
 @dataclass(frozen=True, eq=False)
@@ -399,7 +401,7 @@ class ViewAndMutationMeta:
     subclass_tangent_meta: tuple[object, ...] = ()
     grad_enabled_mutation: bool | None = None
     static_input_indices: tuple[int, ...] = ()
-    tokens: Mapping[Any, object] = field(default_factory=lambda: NO_TOKENS)
+    tokens: Mapping[object, object] = field(default_factory=lambda: NO_TOKENS)
     num_backward_tokens: int = 0
     is_rng_op_functionalized: bool = False
 

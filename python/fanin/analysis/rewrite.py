@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from ..descriptors import AOTInput, InputMutationAOTOutput, TangentAOTInput
 from .records import (
@@ -25,7 +25,8 @@ from .records import (
 
 __all__ = ["create_synthetic_base_metadata", "remove_dupe_metadata"]
 
-BaseInfo = int | tuple[int, Any]
+T = TypeVar("T")
+BaseInfo = int | tuple[int, object]
 
 
 def remove_dupe_metadata(
@@ -115,12 +116,12 @@ def input_of(m: ViewAndMutationMeta, o: OutputAliasInfo) -> int:
     return o.base_idx
 
 
-def masked(every: tuple[object, ...], head: Sequence[bool]) -> tuple[Any, ...]:
+def masked(every: tuple[T, ...], head: Sequence[bool]) -> tuple[T, ...]:
     """What is kept of the first ones, and all that follow."""
     return (*(x for x, kept in zip(every, head, strict=False) if kept), *every[len(head) :])
 
 
-def renumbered(metas: tuple[object, ...]) -> tuple[Any, ...]:
+def renumbered(metas: tuple[T, ...]) -> tuple[T, ...]:
     """Plain arrays, of which each has its own position."""
     return tuple(
         dataclasses.replace(x, unwrapped_idx=i) if isinstance(x, PlainTensorMeta) else x for i, x in enumerate(metas)
@@ -130,7 +131,7 @@ def renumbered(metas: tuple[object, ...]) -> tuple[Any, ...]:
 def create_synthetic_base_metadata(
     m: ViewAndMutationMeta,
     synthetic_base_info: Sequence[BaseInfo],
-    outer_args: Sequence[Any],
+    outer_args: Sequence[object],
     inner_args: Sequence[Any],
     inner_args_desc: Sequence[AOTInput],
 ) -> tuple[ViewAndMutationMeta, list[int]]:

@@ -46,7 +46,7 @@ class GraphNames:
         object.__setattr__(self, "outputs", tuple(self.outputs))
 
     @staticmethod
-    def of(graph: Any) -> GraphNames:
+    def of(graph: object) -> GraphNames:
         """The names of a graph: of GraphNames, or of what looks like a torch.fx GraphModule or Graph. TypeError for
         anything else, ValueError for a graph whose last node returns no list.
         """

@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -107,7 +108,7 @@ def collect_torch(
     )
 
 
-def watched_run(torch: Any, fn: Callable[..., Any], watch: Watch) -> tuple[list[Any], bool | None]:
+def watched_run(torch: ModuleType, fn: Callable[..., Any], watch: Watch) -> tuple[list[Any], bool | None]:
     """What the function returns for the copies, and the grad mode that it leaves behind, if it changed it.
 
     RuntimeError where it leaves autocast changed.
@@ -166,7 +167,7 @@ def tangents_of(
     return [Tangent(TangentMeta.of(x), TangentAOTInput(desc)) for x, desc in found]
 
 
-def check_args(torch: Any, args: Sequence[Any], descs: Sequence[AOTInput]) -> None:
+def check_args(torch: ModuleType, args: Sequence[object], descs: Sequence[AOTInput]) -> None:
     """TypeError for a tensor whose memory cannot be copied and compared as it is."""
     for x, desc in zip(args, descs, strict=True):
         if isinstance(x, torch.Tensor):
@@ -179,7 +180,7 @@ def check_args(torch: Any, args: Sequence[Any], descs: Sequence[AOTInput]) -> No
                 )
 
 
-def leaves(x: Any) -> Iterator[Any]:
+def leaves(x: Any) -> Iterator[object]:
     """What a nest of lists, tuples and dicts holds, in order."""
     if isinstance(x, (list, tuple)):
         for y in x:
@@ -190,12 +191,12 @@ def leaves(x: Any) -> Iterator[Any]:
         yield x
 
 
-def autocast_state(torch: Any) -> tuple[Any, ...]:
+def autocast_state(torch: ModuleType) -> tuple[object, ...]:
     return (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), torch.is_autocast_cache_enabled())
 
 
 @contextmanager
-def kept_random_state(torch: Any) -> Iterator[None]:
+def kept_random_state(torch: ModuleType) -> Iterator[None]:
     """The CPU's random numbers go on, afterwards, as if nothing had been drawn."""
     state = torch.get_rng_state()
     try:
@@ -212,7 +213,7 @@ class Copier:
     storage.
     """
 
-    def __init__(self, torch: Any, args: Sequence[object]) -> None:
+    def __init__(self, torch: ModuleType, args: Sequence[object]) -> None:
         self.torch = torch
         self.storages = copied_storages(torch, [x for x in args if isinstance(x, torch.Tensor)])
         self.made: dict[int, Tensor] = {}
@@ -267,7 +268,7 @@ class Copier:
         return self.torch._neg_view(new) if x.is_neg() else new
 
 
-def copied_storages(torch: Any, args: Sequence[Tensor]) -> dict[int, Storage]:
+def copied_storages(torch: ModuleType, args: Sequence[Tensor]) -> dict[int, Storage]:
     """A copy of each storage of some tensors, their bases and gradients, by the storage's number. Storages whose memory
     meets (two that torch.from_numpy made of one array, say) have copies whose memory meets in the same way.
     """
@@ -358,7 +359,7 @@ def effects_of(func: Any) -> Effects | None:
 class Watch:
     """What a run did to the copies of its arguments."""
 
-    torch: Any
+    torch: ModuleType
     args: Sequence[Any]
     copies: Sequence[Any]
     writes: list[Write] = field(default_factory=list)
@@ -460,24 +461,24 @@ class WeakTensors:
         return origin if ref is not None and ref() is t else None
 
 
-def tensors(torch: Any, x: object) -> Iterator[Tensor]:
+def tensors(torch: ModuleType, x: object) -> Iterator[Tensor]:
     """The tensors of an argument or a result: one, or a list of them."""
     for y in leaves(x):
         if isinstance(y, torch.Tensor):
             yield y
 
 
-def in_memory(torch: Any, x: object) -> bool:
+def in_memory(torch: ModuleType, x: object) -> bool:
     """Whether it is a tensor with one storage of its own kind: a sparse one has several parts."""
     return isinstance(x, torch.Tensor) and x.layout is torch.strided
 
 
-def same_bytes(torch: Any, x: Tensor, y: Tensor) -> bool:
+def same_bytes(torch: ModuleType, x: Tensor, y: Tensor) -> bool:
     """Whether two tensors of one geometry hold the same bytes. Nothing of them is computed with, so that NaN is NaN."""
     return bool(torch.equal(as_bytes(torch, x), as_bytes(torch, y)))
 
 
-def as_bytes(torch: Any, x: Tensor) -> Tensor:
+def as_bytes(torch: ModuleType, x: Tensor) -> Tensor:
     """The bytes of each element, as one more axis."""
     size = x.element_size()
     raw: Tensor = torch.empty(0, dtype=torch.uint8, device="cpu").set_(x.untyped_storage())
@@ -498,7 +499,7 @@ class Memory:
 class Outputs:
     """The outputs of a run, and what they have to do with each other."""
 
-    def __init__(self, torch: Any, watch: Watch, outs: Sequence[Any], inputs: Sequence[InputAliasInfo]) -> None:
+    def __init__(self, torch: ModuleType, watch: Watch, outs: Sequence[Any], inputs: Sequence[InputAliasInfo]) -> None:
         self.torch, self.watch, self.outs, self.inputs = torch, watch, outs, inputs
         self.at = {id(o): i for i, o in enumerate(outs)}
         real = [o for o in outs if in_memory(torch, o)]

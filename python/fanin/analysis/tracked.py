@@ -16,6 +16,7 @@ import numpy as np
 
 from .. import _core
 from .._core import address
+from .._interop.protocols import NDArray
 from .private_copies import Array, PrivateCopies, plain
 
 
@@ -63,7 +64,7 @@ class Log:
         self.met.update(u for u in others if u not in self.met and _core.overlap(mine, run.as_it_was(u)))
 
 
-class Tracked(np.ndarray[Any, Any]):
+class Tracked(NDArray):
     """See the top of this file. What is computed from tracked arrays is plain; views of them are tracked."""
 
     fanin_log: Log | None
@@ -261,7 +262,7 @@ def making(name: str) -> Callable[..., Any]:
     """A method whose result is plain; `out=` and an in-place byteswap are writes."""
     whole = getattr(np.ndarray, name)
 
-    def method(self: Tracked, *args: object, **kwargs: object) -> Any:
+    def method(self: Tracked, *args: object, **kwargs: object) -> object:
         at = OUT_AT.get(name, len(args))
         out = args[at] if at < len(args) else kwargs.get("out")
         if name == "byteswap" and (args or kwargs):

@@ -16,7 +16,9 @@ from typing import Any
 #: A leaf's place in a tree's form.
 LEAF = "*"
 
-Leaf = Callable[[Any], Any]
+Leaf = Callable[[object], object]
+#: A container that is being read: it, its kind, what is still to be read of it, what was made of the rest.
+Open = tuple[Any, Any, Iterator[object], list[object]]
 
 
 #: Containers that are taken apart and made anew; named tuples are, too.
@@ -28,7 +30,7 @@ KINDS = frozenset({list, tuple, *DICTS})
 class Defaulting:
     """The kind of a defaultdict, in a form."""
 
-    factory: Callable[[], Any] | None
+    factory: Callable[[], object] | None
 
 
 def kind_of(node: object) -> type | None:
@@ -46,7 +48,7 @@ def kind_of(node: object) -> type | None:
     return kind if fields is not None and fields == getattr(kind, "n_fields", None) else None
 
 
-def items_of(node: Any, kind: type) -> list[Any]:
+def items_of(node: Any, kind: type) -> list[object]:
     """What a container holds, in order."""
     return list(node.values()) if kind in DICTS else list(node)
 
@@ -71,7 +73,7 @@ class Form:
         self.nodes = 1 + sum(one.nodes for one in deeper)  #: containers, itself among them
 
     @property
-    def tokens(self) -> tuple[Any, ...]:
+    def tokens(self) -> tuple[object, ...]:
         """All of it in one row."""
         if self._tokens is None:
             row: list[object] = []
@@ -98,7 +100,7 @@ def flatten(tree: object, leaves: list[object]) -> Any:
     can. RecursionError for one that contains itself.
     """
     top: list[object] = []
-    stack: list[tuple[Any, Any, Iterator[object], list[object]]] = [(None, None, iter((tree,)), top)]
+    stack: list[Open] = [(None, None, iter((tree,)), top)]
     above: set[int] = set()
     while stack:
         node, kind, items, done = stack[-1]
@@ -121,7 +123,7 @@ def flatten(tree: object, leaves: list[object]) -> Any:
     return top[0]
 
 
-def containers(tree: object) -> list[Any]:
+def containers(tree: object) -> list[object]:
     """The containers of a tree, in the order in which they are met."""
     found: list[object] = []
     left = [tree]
@@ -198,14 +200,14 @@ class Copies:
 
     def __init__(self, leaf: Leaf) -> None:
         self.leaf = leaf
-        self.pairs: list[tuple[Any, Any, Any]] = []
-        self.tuples: list[tuple[Any, Any]] = []
+        self.pairs: list[tuple[Any, object, object]] = []
+        self.tuples: list[tuple[object, object]] = []
         self._known: dict[int, Any] = {}
 
     def of(self, tree: object) -> Any:
         """The copy of a tree."""
         top: list[object] = []
-        stack: list[tuple[Any, Any, Iterator[object], list[object]]] = [(None, None, iter((tree,)), top)]
+        stack: list[Open] = [(None, None, iter((tree,)), top)]
         while stack:
             node, kind, items, done = stack[-1]
             for item in items:
@@ -225,7 +227,7 @@ class Copies:
                     stack[-1][3].append(self._filled(node, kind, done))
         return top[0]
 
-    def _filled(self, node: Any, kind: type, items: list[object]) -> Any:
+    def _filled(self, node: Any, kind: type, items: list[object]) -> object:
         """The copy of a container of which all that it holds has been copied."""
         if kind is not list and kind not in DICTS:
             copy = made(kind, items, None)
@@ -243,11 +245,11 @@ class Copies:
             self.pairs.append((node, copy, dict(copy)))
         return copy
 
-    def original(self) -> dict[int, Any]:
+    def original(self) -> dict[int, object]:
         """Of each copy, by identity, what it is a copy of."""
         return {id(copy): node for node, copy, *_ in (*self.pairs, *self.tuples)}
 
-    def changed(self) -> list[tuple[Any, Any]]:
+    def changed(self) -> list[tuple[object, object]]:
         """(original, copy) of the containers whose copy holds other things than at first, or in another order."""
         return [(original, copy) for original, copy, first in self.pairs if not same_items(copy, first)]
 

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from .pure_torch import Seen
 
 GUARDS = ("specialise", "error")
-Compiler = Callable[["Pure"], Callable[..., Sequence[Any]]]
+Compiler = Callable[["Pure"], Callable[..., Sequence[object]]]
 
 
 class LayoutChangedError(ValueError):
@@ -83,7 +83,7 @@ class Arguments:
     arrays: Sequence[Any]
 
     @property
-    def tree(self) -> Any:
+    def tree(self) -> object:
         """All arguments as one tree, as `call_of` reads them."""
         return self.args, {k: self.kwargs[k] for k in sorted(self.kwargs)}
 
@@ -232,7 +232,7 @@ class Functionalized:
                 return self._again(record, Arguments(args, kwargs, *found))
         return self._first(args, kwargs)
 
-    def _first(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+    def _first(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """A call of a layout that was not seen before."""
         call = call_of(args, kwargs, "functionalize")
         given = Arguments(args, kwargs, call.leaves, call.arrays)
@@ -277,7 +277,7 @@ class Functionalized:
                 found.add(record.index[i])
         return frozenset(u for u in found if u is not None)
 
-    def _again(self, record: Record, given: Arguments) -> Any:
+    def _again(self, record: Record, given: Arguments) -> object:
         """A call of a layout that is recorded."""
         for i in record.guard.boxes:
             check_argument(given.leaves[i], lambda i=i: f"functionalize: {record.named(i)}", array_kinds())  # type: ignore[misc]
@@ -413,7 +413,7 @@ class Functionalized:
             message = f"functionalize: {found.message}; the caller's arrays are as they were"
             raise BehaviourChangedError(message, found.descriptor)
 
-    def _compiled(self, record: Record, given: Arguments) -> Any:
+    def _compiled(self, record: Record, given: Arguments) -> object:
         """A call in which the compiled pure function runs."""
         assert record.compiled is not None
         own = None
@@ -437,7 +437,7 @@ def own_of(result: object, given: object, original: dict[int, Any]) -> dict[int,
     return {k: i for k, i in found.items() if i is not None}
 
 
-def asks(tensors: Sequence[Any]) -> Any:
+def asks(tensors: Sequence[Any]) -> object:
     """Who asks for a gradient, who is a leaf, and whether gradients are on."""
     library = torch()
     return library.is_grad_enabled(), [(t.requires_grad, t.is_leaf) for t in tensors]
@@ -450,7 +450,7 @@ def resized(name: str) -> ValueError:
     )
 
 
-def torch_part() -> Any:
+def torch_part() -> types.ModuleType:
     """What is needed for tensors; imported when there are any."""
     from . import caller_tensors
 

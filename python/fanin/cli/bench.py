@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from fanin._files import write_whole
 
@@ -205,7 +204,7 @@ def draw(file: Path, results: Iterable[timing.Result]) -> None:
 
     figure = Figure(figsize=(8, 4.6), layout="constrained")
     FigureCanvasAgg(figure)
-    axes: Any = figure.add_subplot()
+    axes = figure.add_subplot()
     for name, some in points(results).items():
         style = "--" if name == "reading alone" else "-"
         axes.plot([x for x, _ in some], [y / 1e9 for _, y in some], style, marker="o", markersize=4, label=name)

@@ -40,7 +40,7 @@ EPOCHS = 16
 #: What is written, in the folder that --out names.
 TRACE, PICTURE = "fanin-demo.json", "fanin-demo.svg"
 #: The machine's clock: slow memory, so that the picture shows work and not the host's queueing.
-CLOCK: dict[str, Any] = {"launch_us": 0.5, "gbytes_per_s": 8.0}
+LAUNCH_US, GBYTES_PER_S = 0.5, 8.0
 
 Batch = tuple[NDArray, NDArray]  # digits and their labels
 
@@ -322,7 +322,7 @@ def train(options: argparse.Namespace) -> int:
     steps = options.steps or options.epochs * epoch
     every = max(1, steps // options.checks)
     check, before = Check(), fanin.counters()
-    there = nullcontext() if options.cpu else Machine(2, options.seed, **CLOCK)
+    there = nullcontext() if options.cpu else Machine(2, options.seed, launch_us=LAUNCH_US, gbytes_per_s=GBYTES_PER_S)
     with there as machine, fanin.set_options(warn_stream_mismatch=False):
         net = Net(initial(rng), Spread(machine))
         screen.say(
@@ -480,7 +480,7 @@ def leave_out(options: argparse.Namespace) -> int:
         print("fanin demo: --leave-out: the CPU waits for nothing: without --cpu", file=sys.stderr)
         return 2
     screen, rng = Screen(), np.random.default_rng(options.seed)
-    machine = Machine(2, options.seed, **CLOCK)
+    machine = Machine(2, options.seed, launch_us=LAUNCH_US, gbytes_per_s=GBYTES_PER_S)
     try:
         machine.leave_out(*options.leave_out)
     except ValueError as e:

@@ -10,20 +10,24 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress as Bar
 
 
 class Screen:
     """Standard output."""
 
     def __init__(self) -> None:
-        self.console: Any = None
+        self.console: Console | None = None
         if sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb" and "NO_COLOR" not in os.environ:
             try:
-                from rich.console import Console
+                from rich import console
             except ImportError:
                 return
-            self.console = Console(highlight=False)
+            self.console = console.Console(highlight=False)
 
     def say(self, text: str = "", style: str = "") -> None:
         """Print text, in a style where there are any."""
@@ -61,14 +65,14 @@ class Screen:
 
 
 class Progress:
-    def __init__(self, what: str, total: int, bar: Any = None) -> None:
+    def __init__(self, what: str, total: int, bar: Bar | None = None) -> None:
         self.what, self.total, self.bar, self.done, self.said = what, total, bar, 0, 0
         self.began = time.monotonic()
         self.task = bar.add_task(what, total=total, note="") if bar else None
 
     def step(self, note: str) -> None:
         self.done += 1
-        if self.bar:
+        if self.bar and self.task is not None:
             self.bar.update(self.task, completed=self.done, note=note)
         elif self.done * 10 // self.total > self.said:
             self.said = self.done * 10 // self.total

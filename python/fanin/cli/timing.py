@@ -80,7 +80,7 @@ def turns(
     *,
     rounds: int,
     calls: int = 1,
-    names: Mapping[str, Any] | None = None,
+    names: Mapping[str, object] | None = None,
     before: Mapping[str, Callable[[], object]] | None = None,
     after: Callable[[], object] = lambda: None,
     longest: float = 2.0,
@@ -91,7 +91,7 @@ def turns(
     `names` and `k`, the number of the call in its round. `before[variant]` and `after` are run outside the time. All
     run once unheard; a variant that takes more than `longest` seconds for that is not run again.
     """
-    scope = {**(names or {}), "calls_": list(range(calls))}
+    scope: dict[str, object] = {**(names or {}), "calls_": list(range(calls))}
     timers = {}
     for name, one in work.items():
         if one is not None:
@@ -125,7 +125,7 @@ def measure(
     base: str,
     unit: str = "ns",
     targets: Iterable[Target] = (),
-    more: Mapping[str, Any] | None = None,
+    more: Mapping[str, object] | None = None,
     **how: Any,
 ) -> Result:
     """One result: how long each variant takes, in `unit`, and how fast that is beside `base` and the targets. `how`

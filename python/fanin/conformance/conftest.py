@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
+from .protocols import Make
+
 
 @pytest.fixture(scope="session")
-def make_buffer(request: pytest.FixtureRequest) -> Callable[[int], Any]:
+def make_buffer(request: pytest.FixtureRequest) -> Make:
     """What `--fanin-buffer` names."""
     word = request.config.getoption("--fanin-buffer")
     module, colon, name = word.partition(":")
@@ -24,7 +24,7 @@ def make_buffer(request: pytest.FixtureRequest) -> Callable[[int], Any]:
 
 
 @pytest.fixture
-def keyed(make_buffer: Callable[[int], Any]) -> Callable[[int], Any]:
+def keyed(make_buffer: Make) -> Make:
     """The same, for laws about keys."""
     add = make_buffer(1).add
     try:

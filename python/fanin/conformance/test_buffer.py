@@ -6,17 +6,18 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
 
-Make = Callable[[int], Any]
+from fanin._interop.protocols import NDArray
+
+from .protocols import Make
+
 DTYPES = ["float32", "float64", "complex64", "int8", "int64", "bool"]
 
 
-def some(seed: int, n: int = 3, shape: tuple[int, ...] = (4, 5), dtype: str = "float32") -> list[Any]:
+def some(seed: int, n: int = 3, shape: tuple[int, ...] = (4, 5), dtype: str = "float32") -> list[NDArray]:
     """n arrays whose sum depends on how it is associated, where the dtype lets it."""
     rng = np.random.default_rng(seed)
     scale = 10.0 ** rng.integers(-4, 5, (n, *shape))
@@ -28,7 +29,7 @@ def some(seed: int, n: int = 3, shape: tuple[int, ...] = (4, 5), dtype: str = "f
     return list(values.astype(dtype))
 
 
-def left_fold(arrays: list[Any]) -> Any:
+def left_fold(arrays: list[NDArray]) -> NDArray:
     return functools.reduce(np.add, arrays[1:], arrays[0])
 
 
@@ -89,7 +90,7 @@ def test_slots_do_not_meet(make_buffer: Make) -> None:
 # Aliasing
 
 
-def aliases() -> dict[str, tuple[Any, Any]]:
+def aliases() -> dict[str, tuple[NDArray, NDArray]]:
     """(gradient, the memory under it) by what is special about it."""
     base = np.arange(24.0).reshape(4, 6)
     frozen = np.ones((4, 3))

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import operator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 
 class NestingError(TypeError, AssertionError):
@@ -58,13 +58,13 @@ def order(d: Descriptor) -> tuple[object, ...]:
 
 
 @functools.cache
-def compared(kind: Any) -> tuple[str, ...]:
+def compared(kind: type[Descriptor]) -> tuple[str, ...]:
     """The names of the fields that count for equality."""
     return tuple(f.name for f in dataclasses.fields(kind) if f.compare)
 
 
 @functools.cache
-def rank(kind: Any) -> tuple[int, int, str]:
+def rank(kind: type[Descriptor]) -> tuple[int, int, str]:
     """Where a kind comes in the order; kinds that others defined come after ours, by name."""
     ours = kind in PLACES
     return (

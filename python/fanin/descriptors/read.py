@@ -7,7 +7,7 @@ import dataclasses
 import difflib
 import re
 from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from typing import Literal
 
 from .base import (
     AOTInput,
@@ -289,7 +289,7 @@ class Reader:
         self.depth -= 1
         return [] if [] in values else self.make((kind,), *(v[0] if isinstance(v, list) else v for v in values))
 
-    def value(self, name: str) -> Any:
+    def value(self, name: str) -> object:
         if name == "idx":
             return int(self.need(INT, "a number"))
         if name in ("target", "attr"):

@@ -17,7 +17,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .driver import FakeDriver, fake_library, use_driver
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["FakeDriver", "fake_library", "use_driver"]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name in __all__:  # the plugin must not import fanin before a test asks for it
         from . import driver
 

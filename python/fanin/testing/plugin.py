@@ -6,13 +6,15 @@ fanin is imported when a test asks for it, not before.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
     from fanin.sim import Machine
+
+    Reports = Generator[None, pytest.TestReport, pytest.TestReport]
 
 FAILED = pytest.StashKey[bool]()
 
@@ -42,7 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
     )
 
 
-def seed_of(item: Any) -> int:
+def seed_of(item: pytest.Item) -> int:
     """The seed that was asked for, or one that belongs to this test alone."""
     asked = item.config.getoption("--fanin-seed")
     return zlib.crc32(item.nodeid.encode()) if asked is None else int(asked)
@@ -68,7 +70,7 @@ def sim_machine(request: pytest.FixtureRequest) -> Iterator[Machine | None]:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: Any) -> Any:
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Reports:
     report = yield
     if call.when == "call" and report.failed:
         item.stash[FAILED] = True
@@ -89,7 +91,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
     given = {name: pyfuncitem.funcargs[name] for name in names if name != "sim_machine"}
 
-    def run(machine: Machine) -> Any:
+    def run(machine: Machine) -> object:
         return pyfuncitem.obj(sim_machine=machine, **given)
 
     run.__name__ = pyfuncitem.name
