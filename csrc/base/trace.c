@@ -2,6 +2,7 @@
 #include "base/trace.h"
 
 #include "base/mem.h"
+#include "base/thread.h"
 
 #include <stdatomic.h>
 #include <time.h>
@@ -20,6 +21,7 @@ struct fan_trace {
 };
 
 static _Thread_local fan_trace *innermost;
+static _Thread_local fan_trace_work at_work;
 atomic_int fan_traces;
 
 static void drop(fan_trace *t)
@@ -109,17 +111,31 @@ bool fan_trace_on(void)
     return innermost != NULL;
 }
 
+uint64_t fan_trace_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+fan_trace_work fan_trace_work_begin(fan_trace_work work)
+{
+    fan_trace_work before = at_work;
+    at_work = work;
+    return before;
+}
+
 void fan_trace_put(const fan_trace_line *line)
 {
     if (!fan_trace_on())
         return;
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    uint64_t ns = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+    uint64_t ns = fan_trace_ns();
     for (fan_trace *t = innermost; t; t = t->outer) {
         fan_trace_line *to = &t->lines[t->put % t->cap];
         *to = *line;
         to->host_ns = ns;
+        to->work = at_work;
+        to->thread = fan_thread_id();
         to->label[FAN_TRACE_LABEL - 1] = '\0';
         t->put++;
     }

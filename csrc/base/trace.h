@@ -1,4 +1,4 @@
-/* trace: a ring of what the buffer decided and the device did, one line each.
+/* trace: a ring of what passes and buffers decided and devices did, one line each.
  *
  * A trace belongs to a thread while it is current there (fan_trace_begin). Without one nothing is recorded.
  */
@@ -11,18 +11,20 @@
 #include <stdint.h>
 
 /* X(name, word) */
-#define FAN_TRACE_LIST(X)                                                                             \
-    X(ADD, "add")       /* a contribution was parked */                                               \
-    X(FOLD, "fold")     /* parked contributions were summed */                                        \
-    X(TAKE, "take")     /* a slot was taken */                                                        \
-    X(RECORD, "record") /* an event was recorded on `stream` */                                       \
-    X(WAIT, "wait")     /* `stream` waits for event `event` of `other` */                             \
-    X(ELIDED, "elided") /* a wait of `stream` for event `event` was left out: it was known to hold */ \
-    X(MARK, "mark")     /* memory is used on `stream` */                                              \
-    X(KERNEL, "kernel") /* work was queued on `stream` */                                             \
-    X(COPY, "copy")     /* a copy was queued on `stream` */                                           \
-    X(FREE, "free")     /* memory went back */                                                        \
-    X(SYNC, "sync")     /* the host waited */
+#define FAN_TRACE_LIST(X)                                                                                 \
+    X(ADD, "add")           /* a contribution was parked */                                               \
+    X(FOLD, "fold")         /* parked contributions were summed */                                        \
+    X(TAKE, "take")         /* a slot was taken */                                                        \
+    X(RECORD, "record")     /* an event was recorded on `stream` */                                       \
+    X(WAIT, "wait")         /* `stream` waits for event `event` of `other` */                             \
+    X(ELIDED, "elided")     /* a wait of `stream` for event `event` was left out: it was known to hold */ \
+    X(MARK, "mark")         /* memory is used on `stream` */                                              \
+    X(KERNEL, "kernel")     /* work was queued on `stream` */                                             \
+    X(COPY, "copy")         /* a copy was queued on `stream` */                                           \
+    X(FREE, "free")         /* memory went back */                                                        \
+    X(SYNC, "sync")         /* the host waited */                                                         \
+    X(NODE, "node")         /* a node of a pass ran, from `begin_ns` on */                                \
+    X(GRADIENT, "gradient") /* .. and gave one to node `to` */
 
 typedef enum fan_trace_kind {
 #define X(name, word) FAN_TRACE_##name,
@@ -31,6 +33,13 @@ typedef enum fan_trace_kind {
 } fan_trace_kind;
 
 #define FAN_TRACE_LABEL 128 /* room for a descriptor: what is longer is cut */
+
+/* What a thread is at work on: all lines that it puts bear it. */
+typedef struct fan_trace_work {
+    uint64_t pass;   /* 0: none */
+    uint64_t node;   /* its number */
+    uint32_t worker; /* of that pass; 0: the caller's */
+} fan_trace_work;
 
 typedef struct fan_trace_line {
     uint8_t kind;     /* fan_trace_kind */
@@ -46,8 +55,12 @@ typedef struct fan_trace_line {
     uint64_t other;   /* the other stream of a wait */
     uint64_t event;   /* event's number */
     uint64_t bytes;
-    uint64_t host_ns; /* monotonic, when it was queued */
-    double start_us;  /* device clock, simulated device; < 0: unknown */
+    uint64_t host_ns;  /* monotonic, when it was queued, or had ended */
+    uint64_t begin_ns; /* 0: it was queued alone */
+    uint64_t to;       /* a node's number */
+    uint64_t thread;   /* fan_thread_id */
+    fan_trace_work work;
+    double start_us; /* device clock, simulated device; < 0: unknown */
     double end_us;
     char label[FAN_TRACE_LABEL];
 } fan_trace_line;
@@ -61,8 +74,12 @@ void fan_trace_end(fan_trace *t);   /* takes it off again, wherever it lies */
 bool fan_trace_on(void);
 /* fan_traces: how many are open on any thread. 0: fan_trace_on need not be asked. */
 extern atomic_int fan_traces;
-/* fan_trace_put: appends `line` to every trace of this thread; does nothing without one. host_ns is filled in. */
+/* fan_trace_put: appends `line` to every trace of this thread; does nothing without one. host_ns, work and thread
+ * are filled in. fan_trace_ns: what host_ns would be now. */
 void fan_trace_put(const fan_trace_line *line);
+uint64_t fan_trace_ns(void);
+/* fan_trace_work_begin: what this thread is at work on from now on; what it was on before, to be put back. */
+fan_trace_work fan_trace_work_begin(fan_trace_work work);
 size_t fan_trace_count(const fan_trace *t);
 uint64_t fan_trace_dropped(const fan_trace *t);
 const fan_trace_line *fan_trace_at(const fan_trace *t, size_t i); /* 0 is the oldest */

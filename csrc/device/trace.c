@@ -25,7 +25,8 @@ void fan__device_trace(fan_trace_kind kind, const fan_device *d, const fan_strea
     fan_trace_put(&line);
 }
 
-void fan_job_trace(const fan_device *d, const fan_stream *s, const fan_job *job, double start_us, double end_us)
+void fan_job_trace(const fan_device *d, const fan_stream *s, const fan_job *job, uint64_t begin_ns, double start_us,
+                   double end_us)
 {
     if (!fan_trace_on())
         return;
@@ -37,6 +38,7 @@ void fan_job_trace(const fan_device *d, const fan_stream *s, const fan_job *job,
                            .count = (uint32_t)job->n,
                            .stream = s ? s->handle : 0,
                            .bytes = fan_job_bytes(job),
+                           .begin_ns = begin_ns,
                            .start_us = start_us,
                            .end_us = end_us};
     for (size_t i = 0; i < job->n; i++)

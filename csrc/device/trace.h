@@ -8,9 +8,11 @@
 /* fan__device_trace: a line about a stream, another one (NULL: none) and an event (0: none). */
 void fan__device_trace(fan_trace_kind kind, const fan_device *d, const fan_stream *s, const fan_stream *other,
                        uint64_t event, uint64_t bytes);
-/* fan_job_trace: puts the job's line (KERNEL or COPY) into the traces of this thread; times on the device's clock, < 0:
+/* fan_job_trace: puts the job's line (KERNEL or COPY) into the traces of this thread; begin_ns: when it began, of what
+ * has ended (base/trace.h), 0: unknown; times on the device's clock, < 0:
  * unknown. */
-void fan_job_trace(const fan_device *d, const fan_stream *s, const fan_job *job, double start_us, double end_us);
+void fan_job_trace(const fan_device *d, const fan_stream *s, const fan_job *job, uint64_t begin_ns, double start_us,
+                   double end_us);
 void fan_jobs_trace(const fan_device *d, const fan_stream *s, const fan_job *jobs, size_t n, const char *label,
                     double start_us, double end_us);
 

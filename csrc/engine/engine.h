@@ -102,6 +102,8 @@ typedef struct fan_engine_frontend {
     void (*error_put)(void *error);
     /* pick: of the ready nodes one, by its place; where the pass has a schedule. */
     fan_status (*pick)(void *schedule, const fan_backward *p, size_t *place, fan_error *err);
+    /* progress: so many of all nodes have run; where the pass has somebody to tell. */
+    fan_status (*progress)(void *progress, uint32_t ran, uint32_t all, fan_error *err);
 } fan_engine_frontend;
 
 typedef struct fan_root {
@@ -130,6 +132,7 @@ struct fan_backward_config {
     bool detect;       /* it ends at the first gradient that is not finite (E11) */
     uint32_t workers;  /* threads that run nodes, the caller's among them (E12); 0 is 1 */
     void *schedule;    /* held from begin on; NULL: E2's order */
+    void *progress;    /* hears how far the pass is: held; NULL: nobody */
 };
 
 /* fan_backward_begin: collects. Failing, it changes nothing; else the pass is to be ended. */

@@ -6,6 +6,7 @@
 #include "engine/queue.h"
 #include "engine/step.h"
 #include "engine/streams.h"
+#include "engine/timeline.h"
 
 #define DEPTH 1000 /* passes inside passes */
 
@@ -69,6 +70,8 @@ static fan_status config_copy(fan_backward *p, const fan_backward_config *config
     p->config = *config;
     if (config->schedule)
         config->frontend->hold(config->schedule);
+    if (config->progress)
+        config->frontend->hold(config->progress);
     p->config.roots = fan_alloc(config->nroots * sizeof *config->roots);
     p->config.wanted = fan_alloc(config->nwanted * sizeof *config->wanted);
     if (!p->config.roots || !p->config.wanted) {
@@ -121,6 +124,7 @@ void fan_backward_end(fan_backward *p)
     f = p->config.frontend;
     if (p->is_running)
         fan__running_end(&p->running);
+    fan__timeline_end(&p->timeline, &p->caller);
     fan_pass_join_failed(p);
     for (size_t i = 0; i < p->nslots; i++)
         fan__drop_all(p, &p->slots[i].handed, 1);
@@ -136,6 +140,7 @@ void fan_backward_end(fan_backward *p)
     for (size_t i = 0; i < p->config.nwanted; i++)
         p->config.wanted[i].node->kind->drop(p->config.wanted[i].node);
     fan__drop_all(p, &p->config.schedule, 1);
+    fan__drop_all(p, &p->config.progress, 1);
     fan__crew_free(p);
     fan_ready_fini(&p->queue.nodes);
     fan_pass_streams_fini(p);
@@ -210,6 +215,8 @@ fan_status fan_backward_run(fan_backward *p, fan_error *err)
 
 fan_status fan_backward_sums(fan_backward *p, void **sums, void **node_hooks, fan_error *err)
 {
+    if (fan__traced())
+        fan__timeline_begin(&p->timeline, &p->caller);
     return fan__step_sums(&p->caller, sums, node_hooks, err);
 }
 
@@ -218,7 +225,9 @@ fan_status fan_backward_give(fan_backward *p, void **gradients, fan_error *err)
     if (p->is_running)
         fan__running_end(&p->running);
     p->is_running = false;
-    return fan__step_give(&p->caller, gradients, err);
+    fan_status status = fan__step_give(&p->caller, gradients, err);
+    fan__timeline_end(&p->timeline, &p->caller);
+    return status;
 }
 
 void fan_backward_enter(const fan_backward *p, fan_streams_outer *outer)
@@ -266,6 +275,8 @@ int fan_backward_visit(fan_backward *p, int (*object)(void *object, void *arg), 
                        void *arg)
 {
     int answer = p->config.schedule ? object(p->config.schedule, arg) : 0;
+    if (p->config.progress && !answer)
+        answer = object(p->config.progress, arg);
     for (size_t i = 0; i < p->nslots && !answer; i++)
         answer = p->slots[i].handed ? object(p->slots[i].handed, arg) : 0;
     for (size_t i = 0; i < p->nvisits && !answer; i++)

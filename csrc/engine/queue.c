@@ -54,7 +54,6 @@ static fan_status next_of_one(fan_worker *w, fan_error *err)
 {
     fan_backward *p = w->pass;
     size_t place;
-    w->now = FAN_NOWHERE;
     if (p->queue.leaves != FAN_NOWHERE) {
         w->now = take_leaf(&p->queue, p->visits);
         return FAN_OK;
@@ -187,6 +186,27 @@ static void count(fan_worker *w)
     w->gave = w->ran = false;
 }
 
+/* call_progress: how far the pass is, to who asked for it: one thread at a time, which tells what others have run
+ * meanwhile. */
+static fan_status call_progress(fan_backward *p, fan_error *err)
+{
+    fan_status status = FAN_OK;
+    fan__pass_lock(p);
+    if (!p->progress_busy) {
+        p->progress_busy = true;
+        while (status == FAN_OK && p->progress_ran != p->ran + 1 && !(p->crew && p->crew->failed)) {
+            uint32_t ran = p->ran;
+            p->progress_ran = ran + 1;
+            fan__pass_unlock(p);
+            status = p->config.frontend->progress(p->config.progress, ran, p->to_run, err);
+            fan__pass_lock(p);
+        }
+        p->progress_busy = false;
+    }
+    fan__pass_unlock(p);
+    return status;
+}
+
 static fan_status next_of_many(fan_worker *w, fan_error *err)
 {
     fan_backward *p = w->pass;
@@ -199,6 +219,11 @@ static fan_status next_of_many(fan_worker *w, fan_error *err)
         p->crew->busy--;
     }
     w->now = FAN_NOWHERE;
+    if (status == FAN_OK && p->config.progress) {
+        fan_mutex_unlock(&p->crew->lock);
+        status = call_progress(p, err);
+        fan__crew_lock(p->crew);
+    }
     if (status == FAN_OK)
         status = next_locked(w, err);
     if (w->number && p->crew->ready_there && p->crew->asleep)
@@ -221,5 +246,10 @@ void fan__queue_arrived(fan_backward *p, uint32_t at)
 
 fan_status fan__queue_next(fan_worker *w, fan_error *err)
 {
-    return w->pass->crew ? next_of_many(w, err) : next_of_one(w, err);
+    if (w->pass->crew)
+        return next_of_many(w, err);
+    w->now = FAN_NOWHERE;
+    if (w->pass->config.progress)
+        FAN_TRY(call_progress(w->pass, err));
+    return next_of_one(w, err);
 }

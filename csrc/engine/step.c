@@ -14,6 +14,7 @@
 #include "engine/explain.h"
 #include "engine/queue.h"
 #include "engine/streams.h"
+#include "engine/timeline.h"
 
 #include <string.h>
 
@@ -96,6 +97,8 @@ static fan_status give(fan_backward *p, fan_visit_edge *edge, uint32_t slot, voi
     edge->defined = *gradient != NULL;
     FAN_TRY(hand_over(p, edge, slot, gradient, giver, err));
     edge->arrived = true;
+    if (fan__traced() && giver->node && edge->defined)
+        fan__timeline_gave(p, edge->to, slot, edge->key);
     return FAN_OK;
 }
 
@@ -303,12 +306,26 @@ static fan_status on_its_streams(fan_worker *w, fan_status (*call)(fan_worker *w
     return status;
 }
 
+/* recorded: E18. */
+static fan_status recorded(fan_worker *w, fan_status (*call)(fan_worker *w, fan_error *err), fan_error *err)
+{
+    fan_timeline t;
+    fan__timeline_begin(&t, w);
+    fan_status status = on_its_streams(w, call, err);
+    fan__timeline_end(&t, w);
+    return status;
+}
+
 fan_status fan__step(fan_worker *w, fan_error *err)
 {
+    if (fan__traced())
+        return recorded(w, run_here, err);
     return fan_streams_in_use() ? on_its_streams(w, run_here, err) : run_here(w, err);
 }
 
 fan_status fan__step_end(fan_worker *w, fan_error *err)
 {
+    if (fan__traced())
+        return recorded(w, end_here, err);
     return fan_streams_in_use() ? on_its_streams(w, end_here, err) : end_here(w, err);
 }

@@ -17,6 +17,7 @@
 
 #include <stdatomic.h>
 
+#include "base/trace.h"
 #include "engine/node.h"
 #include "engine/engine.h"
 #include "engine/ready.h"
@@ -73,6 +74,13 @@ typedef struct fan_worker {
     bool gave;       /* .. its gradients are there, and are to be counted */
 } fan_worker;
 
+/* A node that runs while somebody records (timeline.h). */
+typedef struct fan_timeline {
+    uint64_t begin_ns; /* 0: nobody did when it began */
+    uint64_t thread;
+    fan_trace_work outer; /* what that thread was at work on before */
+} fan_timeline;
+
 typedef struct fan_stream_list {
     fan_stream **all; /* held */
     size_t n, cap;
@@ -111,7 +119,10 @@ struct fan_backward {
     fan_worker caller;     /* who asked for the pass */
     fan_running running;   /* by hand: between a node's sums and its gradients */
     bool is_running;
+    fan_timeline timeline; /* of the node at work, by hand */
     bool seeded;
+    bool progress_busy;    /* progress is at work, of several workers on one of them */
+    uint32_t progress_ran; /* 1 + how many had run when it was called last; 0: it was not */
     fan_pass_streams streams;
     unsigned depth;    /* of passes inside passes: 1 is in none */
     uint32_t arrivals; /* of a planted fault alone */

@@ -335,6 +335,13 @@ static fan_status pick(void *schedule, const fan_backward *p, size_t *place, fan
     return status == FAN_OK ? FAN_OK : fan_from_python(err);
 }
 
+static fan_status progress(void *progress, uint32_t ran, uint32_t all, fan_error *err)
+{
+    PyObject *none = PyObject_CallFunction((PyObject *)progress, "II", ran, all);
+    Py_XDECREF(none);
+    return none ? FAN_OK : fan_from_python(err);
+}
+
 const fan_engine_frontend fan_python_engine = {
     .hold = hold,
     .drop = drop,
@@ -363,4 +370,5 @@ const fan_engine_frontend fan_python_engine = {
     .error_both = fan_error_both,
     .error_put = error_put,
     .pick = pick,
+    .progress = progress,
 };

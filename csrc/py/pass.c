@@ -197,16 +197,25 @@ static int workers_arg(fan_backward_config *c, PyObject *workers)
     return 0;
 }
 
+static int function_arg(PyObject *o, const char *what, void **out)
+{
+    *out = o == Py_None ? NULL : o;
+    if (!*out || PyCallable_Check(o))
+        return 0;
+    PyErr_Format(PyExc_TypeError, "%s: expected a function, got a %.200s", what, Py_TYPE(o)->tp_name);
+    return -1;
+}
+
 static int parse(pass_parts *parts, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     static const char *const names[] = {"roots",  "inputs",   "keep_graph", "create_graph",
-                                        "detect", "schedule", "workers"};
+                                        "detect", "schedule", "progress",   "workers"};
     fan_backward_config *c = &parts->config;
     struct {
-        PyObject *roots, *inputs, *keep_graph, *create_graph, *detect, *schedule, *workers;
+        PyObject *roots, *inputs, *keep_graph, *create_graph, *detect, *schedule, *progress, *workers;
     } a;
     a.workers = NULL;
-    if (fan_parse_call(c->call, names, parts->by_hand ? 6 : 7, 2, "roots and inputs", args, nargs, kwnames, &a.roots) <
+    if (fan_parse_call(c->call, names, parts->by_hand ? 7 : 8, 2, "roots and inputs", args, nargs, kwnames, &a.roots) <
         0)
         return -1;
     if (!a.roots || (c->capture && strcmp(c->call, "grad") == 0 && (!a.inputs || a.inputs == Py_None))) {
@@ -222,11 +231,9 @@ static int parse(pass_parts *parts, PyObject *const *args, Py_ssize_t nargs, PyO
         sequence_of(parts, "roots", a.roots, &parts->roots) < 0 ||
         (a.inputs && a.inputs != Py_None && sequence_of(parts, "inputs", a.inputs, &parts->inputs) < 0))
         return -1;
-    c->schedule = a.schedule == Py_None ? NULL : a.schedule;
-    if (c->schedule && !PyCallable_Check(a.schedule)) {
-        PyErr_Format(PyExc_TypeError, "schedule: expected a function, got a %.200s", Py_TYPE(a.schedule)->tp_name);
+    if (function_arg(a.schedule, "schedule", &c->schedule) < 0 ||
+        function_arg(a.progress, "progress", &c->progress) < 0)
         return -1;
-    }
     return workers_arg(c, a.workers) < 0 ? -1 : fill_in(parts);
 }
 
@@ -306,7 +313,7 @@ FAN_TURN_FAST(grad, fan_seen_graph)
 PyMethodDef fan_engine_functions[] = {
     {"backward", (PyCFunction)(void (*)(void))backward_turn, METH_FASTCALL | METH_KEYWORDS,
      "backward($module, roots, inputs=None, *, keep_graph=None, create_graph=False, detect=None, schedule=None, "
-     "workers=1)\n--\n\n"
+     "progress=None, workers=1)\n--\n\n"
      "Go backward over the graph behind some nodes, and add what reaches leaves to their `.grad`.\n\n"
      "roots: a sequence of (node, slot, gradient); without a gradient, or with None, it is one where the slot declares "
      "a shape of one\n"
@@ -320,7 +327,11 @@ PyMethodDef fan_engine_functions[] = {
      "(FloatingPointError),\n"
      "with the node that made it; None: as `set_options(detect=)` says. schedule: `schedule(ready)` picks the next of "
      "the nodes that\n"
-     "are ready; the bits are the same whatever it picks. workers: on up to so many threads nodes run at once, the "
+     "are ready; the bits are the same whatever it picks. progress: `progress(ran, known)` is told how many of all "
+     "nodes "
+     "and leaves have\n"
+     "run: 0 first, then more each time; what it raises ends the pass. workers: on up to so many threads nodes run at "
+     "once, the "
      "caller's among them, with\n"
      "the same bits for every number; it pays where functions let go of the interpreter's lock, as NumPy's do; "
      "schedule and\n"
@@ -339,7 +350,7 @@ PyMethodDef fan_engine_functions[] = {
      "array([2., 4.])\n"},
     {"grad", (PyCFunction)(void (*)(void))grad_turn, METH_FASTCALL | METH_KEYWORDS,
      "grad($module, roots, inputs, *, keep_graph=None, create_graph=False, detect=None, schedule=None, "
-     "workers=1)\n--\n\n"
+     "progress=None, workers=1)\n--\n\n"
      "The sums that reach `inputs`, as a list, None where nothing does; no leaf changes.\n\n"
      "inputs: leaves, nodes (slot 0) and (node, slot). Their slots' hooks have seen the sums. The rest is as for "
      "`backward`.\n\n"

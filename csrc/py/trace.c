@@ -86,11 +86,13 @@ static PyObject *line_of(const fan_trace_line *l)
         Py_XDECREF(label);
         return NULL;
     }
-    return Py_BuildValue("(ssOiiIKLNKKKKKddN)", kind_word(l->kind), how, l->in_place ? Py_True : Py_False,
+    return Py_BuildValue("(ssOiiIKLNKKKKKddNKKIKKK)", kind_word(l->kind), how, l->in_place ? Py_True : Py_False,
                          (int)l->device, (int)l->slot, (unsigned int)l->count, (unsigned long long)l->buffer,
                          (long long)l->key, rules, (unsigned long long)l->stream, (unsigned long long)l->other,
                          (unsigned long long)l->event, (unsigned long long)l->bytes, (unsigned long long)l->host_ns,
-                         l->start_us, l->end_us, label);
+                         l->start_us, l->end_us, label, (unsigned long long)l->work.pass,
+                         (unsigned long long)l->work.node, (unsigned int)l->work.worker, (unsigned long long)l->to,
+                         (unsigned long long)l->begin_ns, (unsigned long long)l->thread);
 }
 
 static PyObject *trace_lines(PyObject *o, PyObject *Py_UNUSED(none))

@@ -467,6 +467,7 @@ def backward(
     create_graph: bool = False,
     detect: bool | None = None,
     schedule: Schedule | None = None,
+    progress: Callable[[int, int], object] | None = None,
     workers: int = 1,
 ) -> None:
     """Go backward over the graph behind some nodes, and add what reaches leaves to their `.grad`.
@@ -478,9 +479,10 @@ def backward(
     object (rules A1, L6), so that functions whose operations make nodes give gradients that can be differentiated.
     detect: the first gradient with an inf or NaN ends the pass (FloatingPointError), with the node that made it;
     None: as `set_options(detect=)` says. schedule: `schedule(ready)` picks the next of the nodes that are ready;
-    the bits are the same whatever it picks. workers: on up to so many threads nodes run at once, the caller's among
-    them, with the same bits for every number; it pays where functions let go of the interpreter's lock, as NumPy's
-    do; schedule and create_graph are for one worker.
+    the bits are the same whatever it picks. progress: `progress(ran, known)` is told how many of all nodes and
+    leaves have run: 0 first, then more each time; what it raises ends the pass. workers: on up to so many threads
+    nodes run at once, the caller's among them, with the same bits for every number; it pays where functions let go
+    of the interpreter's lock, as NumPy's do; schedule and create_graph are for one worker.
 
     A node runs when all its gradients have come; of several, the one that was made last. An error ends the pass at
     that node and has a note that names it; each leaf then has its whole gradient, or none of it.
@@ -504,6 +506,7 @@ def grad(
     create_graph: bool = False,
     detect: bool | None = None,
     schedule: Schedule | None = None,
+    progress: Callable[[int, int], object] | None = None,
     workers: int = 1,
 ) -> list[Any]:
     """The sums that reach `inputs`, as a list, None where nothing does; no leaf changes.
@@ -525,6 +528,7 @@ def walk(
     create_graph: bool = False,
     detect: bool | None = None,
     schedule: Schedule | None = None,
+    progress: Callable[[int, int], object] | None = None,
 ) -> Walk:
     """A pass by hand: an iterator of (node, sums), in the order in which `backward` runs the nodes.
 
@@ -795,7 +799,31 @@ def explore_sample(search: object, seed: int, /) -> None: ...
 
 # ---------------------------------------------------------------- traces
 
-_TraceLine = tuple[str, str, bool, int, int, int, int, int, tuple[str, ...], int, int, int, int, int, float, float, str]
+_TraceLine = tuple[
+    str,
+    str,
+    bool,
+    int,
+    int,
+    int,
+    int,
+    int,
+    tuple[str, ...],
+    int,
+    int,
+    int,
+    int,
+    int,
+    float,
+    float,
+    str,
+    int,
+    int,
+    int,
+    int,
+    int,
+    int,
+]
 
 @final
 class Trace:

@@ -210,7 +210,7 @@ fan_status fan__cuda_run(fan_device *d, fan_stream *s, const fan_job *job, fan_e
 done:
     fan__cuda_leave(&scope);
     if (status == FAN_OK)
-        fan_job_trace(d, s, job, -1, -1);
+        fan_job_trace(d, s, job, 0, -1, -1);
     return status;
 }
 

@@ -151,7 +151,7 @@ done:
     fan__sim_unlock(m);
     fan_free(w.op);
     if (status == FAN_OK || status == FAN_ERR_RACE)
-        fan_job_trace(d, s, job, w.start, w.end);
+        fan_job_trace(d, s, job, 0, w.start, w.end);
     return status;
 }
 

@@ -6,6 +6,7 @@ import os
 from types import MappingProxyType
 
 from .line import HOST
+from .passes import critical_paths, summary
 from .picture import Lane, Names, Neighbours, Picture
 
 
@@ -17,7 +18,7 @@ def chrome(picture: Picture, names: Names = MappingProxyType({})) -> dict[str, o
         [*lanes, *([Lane(HOST, 0)] if picture.parked and lanes and lanes[0].device != HOST else [])]
     ):
         said = f"device {lane.device}" if lane.device != HOST else "host"
-        stream = f"stream {lane.stream}" if lane.device != HOST else "cpu"
+        stream = f"stream {lane.stream}" if lane.device != HOST else lane.name.removeprefix("cpu, ")
         if lane in names:
             stream += f" ({names[lane]})"
         for what, value in (
@@ -27,6 +28,7 @@ def chrome(picture: Picture, names: Names = MappingProxyType({})) -> dict[str, o
             ("thread_sort_index", {"sort_index": row}),
         ):
             events.append({"ph": "M", "name": what, "pid": pid(lane), "tid": lane.stream, "args": value})
+    events += nodes_of(picture)
     for s in picture.slices:
         args: dict[str, object] = {"bytes": s.line.bytes if s.line else 0}
         if s.buffer:
@@ -44,6 +46,7 @@ def chrome(picture: Picture, names: Names = MappingProxyType({})) -> dict[str, o
             events.append(at(lane, start, "X", f"{word} {arrow.name}", "event", dur=round(dur, 3), args={}))
             flow = at(lane, start, phase, arrow.name, "event", id=number)
             events.append({**flow, "bp": "e"} if phase == "f" else flow)
+    events += gradients_of(picture, len(picture.arrows))
     for lane, time, line in picture.notes:
         args = {"slot": line.slot, "key": line.key, "rules": ", ".join(line.rules), "bytes": line.bytes}
         events.append(at(lane, time, "i", f"{line.kind} {line.label}", "fanin", s="t", args=args))
@@ -55,9 +58,30 @@ def chrome(picture: Picture, names: Names = MappingProxyType({})) -> dict[str, o
         "schemaVersion": 1,
         "displayTimeUnit": "ns",
         "baseTimeNanoseconds": 0,
-        "otherData": {"made by": "fanin", "clock": picture.clock},
+        "otherData": {"made by": "fanin", "clock": picture.clock, "passes": summary(picture)},
         "traceEvents": events,
     }
+
+
+def nodes_of(picture: Picture) -> list[dict[str, object]]:
+    """A slice for each node of a pass, around its work; before that, so that it lies within."""
+    critical = {id(step.work) for found in critical_paths(picture) for step in found.steps}
+    made = []
+    for n in picture.nodes:
+        args: dict[str, object] = {"pass": n.pass_number, "node": n.number, "critical": id(n) in critical}
+        made.append(at(n.lane, n.start, "X", n.name, "node", dur=round(n.end - n.start, 3), args=args))
+    return made
+
+
+def gradients_of(picture: Picture, number: int) -> list[dict[str, object]]:
+    """An arrow for each gradient, from the tail of the node that gave it to the head of the one that got it."""
+    made = []
+    for g in picture.gradients:
+        number += 1
+        a, b, name = g.source, g.target, f"to slot {g.slot} of {g.target.name}"
+        made.append(at(a.lane, a.end - min(0.5, (a.end - a.start) / 8), "s", name, "gradient", id=number))
+        made.append({**at(b.lane, b.start, "f", name, "gradient", id=number), "bp": "e"})
+    return made
 
 
 def pid(lane: Lane) -> int:

@@ -29,8 +29,8 @@ class Line:
     """One thing that was decided or queued."""
 
     kind: str
-    """add, fold, take: what a buffer did. record, wait, mark, kernel, copy, free, sync: what was asked of a device;
-    elided: a wait that was left out, known to hold.
+    """add, fold, take: what a buffer did. node: one of a pass ran; gradient: it gave one on. record, wait,
+    mark, kernel, copy, free, sync: what was asked of a device; elided: a wait that was left out, known to hold.
     """
     how: str
     """The case letter of the plan (rules S8-S11), or ""."""
@@ -58,6 +58,18 @@ class Line:
     """On the clock of a simulated device, in microseconds; below 0: not known."""
     end_us: float
     label: str
+    pass_number: int = 0
+    """Of the pass backward that the thread was at work on; 0: none."""
+    node: int = 0
+    """.. and its node, by its number (`sequence_nr`)."""
+    worker: int = 0
+    """.. of so many: 0 is the caller's."""
+    to: int = 0
+    """Of a gradient: the number of the node that gets it."""
+    begin_ns: int = 0
+    """Of a node, and of work on the CPU: when it began; it had ended at `host_ns`. 0: not known."""
+    thread: int = 0
+    """Which thread: a small number."""
 
     def __str__(self) -> str:
         where = "cpu" if self.device < 0 else f"device {self.device}, stream {self.stream}"
@@ -66,6 +78,8 @@ class Line:
             words.append(f"for event {self.event} of stream {self.other}")
         elif self.kind in ("record", "elided"):
             words.append(f"event {self.event}")
+        elif self.kind == "gradient":
+            words.append(f"of node {self.node} to node {self.to}")
         if self.label:
             words.append(self.label)
         if self.slot >= 0:

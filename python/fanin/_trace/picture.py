@@ -18,7 +18,9 @@ class Lane(NamedTuple):
 
     @property
     def name(self) -> str:
-        return "cpu" if self.device < 0 else f"device {self.device}, stream {self.stream}"
+        if self.device < 0:
+            return f"cpu, worker {self.stream}" if self.stream else "cpu"
+        return f"device {self.device}, stream {self.stream}"
 
 
 @dataclass
@@ -32,6 +34,22 @@ class Slice:
     buffer: str = ""
     """The buffer whose sum it is; "" for work of others."""
     line: Line | None = None
+
+
+@dataclass
+class Node(Slice):
+    """A node of a pass backward, or a leaf: from its sums to its last gradient."""
+
+    number: int = 0
+    pass_number: int = 0
+
+
+class Gradient(NamedTuple):
+    """One that a node gave to another."""
+
+    source: Node
+    target: Node
+    slot: int
 
 
 @dataclass
@@ -62,6 +80,8 @@ class Picture:
     parked: list[tuple[str, float, int]] = field(default_factory=list)
     """(buffer, time, bytes that are parked from then on)."""
     races: list[Race] = field(default_factory=list)
+    nodes: list[Node] = field(default_factory=list)
+    gradients: list[Gradient] = field(default_factory=list)
     elided: int = 0
     """Waits that were left out because they were known to hold."""
 
@@ -73,7 +93,7 @@ class Picture:
         summing = {s.lane for s in self.slices if s.buffer}
 
         def place(lane: Lane) -> tuple[int, int, bool, int]:
-            return lane.device, listed.get(lane, len(listed)), lane in summing, lane.stream
+            return lane.device, listed.get(lane, len(listed)), lane in summing and lane.device != HOST, lane.stream
 
         return sorted(self.lanes, key=place)
 
@@ -81,7 +101,13 @@ class Picture:
     def lanes(self) -> list[Lane]:
         """In the order of their numbers."""
         found = {s.lane for s in self.slices} | {lane for a in self.arrows for lane in (a.at[0], a.to[0])}
+        found |= {n.lane for n in self.nodes}
         return sorted(found | {n[0] for n in self.notes} | {r.lane for r in self.races})
+
+    @property
+    def measured(self) -> bool:
+        """Whether times are those of the host's clock."""
+        return self.clock.startswith("measured")
 
 
 class Neighbours:
@@ -110,10 +136,11 @@ class Neighbours:
 
 def place(lines: Sequence[Line], races: Sequence[tuple[int, str]] = ()) -> Picture:
     """Where each line goes: work at its own time where it has one, else behind the work before it and behind what that
-    waits for.
+    waits for. The nodes of passes are placed afterwards (passes.py).
     """
     timed = any(line.start_us >= 0 for line in lines if line.kind in ("kernel", "copy"))
-    picture = Picture("simulated: a cost model, no measurement" if timed else "logical order, no times")
+    picture = Picture(clock_of(lines))
+    workers = Workers(lines)
     whose = owners(lines)
     now: dict[Lane, float] = {}  # the end of what a lane has so far
     recorded: dict[int, tuple[Lane, float]] = {}
@@ -121,11 +148,14 @@ def place(lines: Sequence[Line], races: Sequence[tuple[int, str]] = ()) -> Pictu
     red = dict(races)
     last = Lane(HOST, 0)
     for i, line in enumerate(lines):
-        lane = Lane(line.device, line.stream)
+        lane = workers.lane(line)
         if i in red:
             picture.races.append(Race(last, now.get(last, 0.0), red.pop(i)))
-        t = now.get(lane, 0.0)
-        if line.kind in ("kernel", "copy"):
+        t = workers.time(line.host_ns) if picture.measured else now.get(lane, 0.0)
+        if line.kind in ("kernel", "copy") and picture.measured:
+            start = workers.time(line.begin_ns or line.host_ns)
+            picture.slices.append(Slice(lane, line.label or line.kind, start, t, whose.get(i, ""), line))
+        elif line.kind in ("kernel", "copy"):
             start, end = (line.start_us, line.end_us) if timed and line.start_us >= 0 else (t, t + 1.0)
             picture.slices.append(Slice(lane, line.label or line.kind, start, end, whose.get(i, ""), line))
             now[lane] = max(t, end)
@@ -141,11 +171,42 @@ def place(lines: Sequence[Line], races: Sequence[tuple[int, str]] = ()) -> Pictu
         elif line.kind in ("add", "take"):
             picture.notes.append((lane, t, line))
         for change in parked.after(line):
-            picture.parked.append((change[0], max(now.values(), default=0.0), change[1]))
+            time = t if picture.measured else max(now.values(), default=0.0)
+            picture.parked.append((change[0], time, change[1]))
         if line.kind in ("kernel", "copy", "add", "take"):
             last = lane
     picture.races += [Race(last, now.get(last, 0.0), text) for text in red.values()]
     return picture
+
+
+def clock_of(lines: Sequence[Line]) -> str:
+    """What times are told by. The host's clock says nothing of devices, which are at work later."""
+    work = [line for line in lines if line.kind in ("kernel", "copy")]
+    if any(line.start_us >= 0 for line in work):
+        return "simulated: a cost model, no measurement"
+    if all(line.device == HOST for line in work) and any(line.kind == "node" for line in lines):
+        return "measured: the host's clock"
+    return "logical order, no times"
+
+
+class Workers:
+    """The threads that ran nodes of passes: one lane each, the caller's first; and when the first of them began."""
+
+    def __init__(self, lines: Sequence[Line]) -> None:
+        nodes = sorted((line for line in lines if line.kind == "node"), key=lambda line: line.begin_ns)
+        first: dict[int, int] = {}
+        for line in nodes:
+            first.setdefault(line.thread, line.worker)
+        self.place = {thread: i for i, thread in enumerate(sorted(first, key=lambda thread: (first[thread], thread)))}
+        self.begin = min([line.begin_ns or line.host_ns for line in lines], default=0)
+
+    def lane(self, line: Line) -> Lane:
+        """Where a line goes: to its stream, or, of the CPU, to its thread."""
+        return Lane(HOST, self.place.get(line.thread, 0)) if line.device == HOST else Lane(line.device, line.stream)
+
+    def time(self, ns: int) -> float:
+        """In microseconds since the first line."""
+        return (ns - self.begin) / 1000
 
 
 def owners(lines: Sequence[Line]) -> dict[int, str]:

@@ -7,12 +7,15 @@ lanes, to the work that waits; those with one end share a track.
 
 from __future__ import annotations
 
+import itertools
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import IO, TYPE_CHECKING, NamedTuple
 
 from .._words import counted
-from .picture import Arrow, Lane, Names, Neighbours, Picture, Race, Slice
+from .line import HOST
+from .passes import critical_paths
+from .picture import Arrow, Lane, Names, Neighbours, Node, Picture, Race, Slice
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
 
 GREY = "#c9c9c9"
 INK = "#333333"
+PALE = "#888888"
 RED = "#d00000"
 COLOURS = (
     "#3b76af",
@@ -40,6 +44,7 @@ WIDTH, PITCH = 11.0, 0.72  # inches: of the picture, and from lane to lane
 POINTS = 660.0  # about how wide the lanes are
 TOP, BOTTOM = -0.2, 0.28  # of a bar, from the middle of its lane
 NUMBERS = -0.32  # where numbers stand
+UNDER = 0.315  # .. and the lines below the work of a node
 TRACKS = 0.36, 0.52  # of arrows, between two lanes
 NARROW, THIN, LETTER = (
     10.0,
@@ -69,14 +74,22 @@ class Sheet:
     def __init__(self, axes: Axes, picture: Picture, lanes: Sequence[Lane]) -> None:
         self.axes, self.picture, self.lanes = axes, picture, lanes
         self.row = {lane: i for i, lane in enumerate(lanes)}
-        self.begin = min([s.start for s in picture.slices] + [a.at[1] for a in picture.arrows], default=0.0)
-        end = max([s.end for s in picture.slices] + [a.to[1] for a in picture.arrows] + [self.begin + 1e-9])
+        nodes = [n for n in picture.nodes if n.lane.device == HOST]
+        self.slices: list[Slice] = [*nodes, *picture.slices]
+        self.shown = {id(s) for s in self.slices}
+        self.begin = min([s.start for s in self.slices] + [a.at[1] for a in picture.arrows], default=0.0)
+        end = max([s.end for s in self.slices] + [a.to[1] for a in picture.arrows] + [self.begin + 1e-9])
         self.whole = end - self.begin
         self.point = self.whole / POINTS
+        self.milliseconds = picture.measured and self.whole > 10_000
         self.buffers = list(dict.fromkeys(s.buffer for s in picture.slices if s.buffer))
+        paths = [[id(step.work) for step in found.steps] for found in critical_paths(picture)]
+        self.critical = set(itertools.chain(*paths))
+        self.follows = {pair for one in paths for pair in itertools.pairwise(one)}
         self.colour = {buffer: COLOURS[i % len(COLOURS)] for i, buffer in enumerate(self.buffers)}
         self.neighbours = Neighbours(picture)
         self.bars = self._bars()
+        self.given = set(gradient_wires(self))
         short = list(dict.fromkeys(bar.name for bar in self.bars if not self.fits(bar)))
         sums = [f"sum {b}" for b in self.buffers]
         self.numbers = {
@@ -92,7 +105,7 @@ class Sheet:
         """All slices, a lane after the other, each in the order of time."""
         many = {s.buffer for s in self.picture.slices if s.buffer and not s.name.endswith(f"{s.buffer}[0]")}
         made = []
-        for s in sorted(self.picture.slices, key=lambda s: (self.row[s.lane], s.start)):
+        for s in sorted(self.slices, key=lambda s: (self.row[s.lane], s.start)):
             width = max(s.end - s.start, self.point * (THIN if s.buffer else 0.5))
             name = s.name if s.buffer in many else s.name.removesuffix("[0]")
             made.append(Bar(s, self.row[s.lane], s.start - self.begin, width, self.colour.get(s.buffer, GREY), name))
@@ -129,6 +142,7 @@ def draw(
         for bar in row:
             draw_bar(sheet, bar)
         draw_numbers(sheet, [bar for bar in row if bar.width < NARROW * sheet.point])
+    draw_nodes(sheet)
     draw_arrows(sheet)
     for race in picture.races:
         draw_race(sheet, race)
@@ -148,8 +162,10 @@ def frame(sheet: Sheet, names: Names, title: str | None) -> None:
     axes.set_xlim(-0.01 * sheet.whole, 1.012 * sheet.whole)
     axes.set_yticks(range(len(lanes)), [called(lane, names) for lane in lanes], fontsize=9)
     axes.tick_params(length=0, labelsize=9)
-    if not sheet.picture.clock.startswith("simulated"):
+    if sheet.picture.clock.startswith("logical"):
         axes.set_xticks([])
+    if sheet.milliseconds:
+        axes.xaxis.set_major_formatter(lambda us, place: f"{us / 1000:g}")
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     if title:
@@ -168,18 +184,29 @@ def draw_bar(sheet: Sheet, bar: Bar) -> None:
     """A bar, with its name where it fits, else its number. A white rim parts neighbours, and would hide what is no
     wider than itself.
     """
-    wide = bar.width > 4 * sheet.point
+    wide, critical = bar.width > 4 * sheet.point, id(bar.slice) in sheet.critical
     sheet.axes.broken_barh(
         [(bar.x, bar.width)],
         (bar.row + TOP, BOTTOM - TOP),
         facecolors=bar.colour,
-        edgecolors="white",
-        linewidth=0.6 if wide else 0,
-        zorder=4 if bar.slice.buffer else 3,
+        edgecolors=INK if critical else "white",
+        linewidth=(1.4 if wide else 0.5) if critical else 0.6 if wide else 0,
+        zorder=4 if bar.slice.buffer or critical else 3,
     )
     if bar.width >= NARROW * sheet.point:
         text = bar.name if sheet.fits(bar) else str(sheet.numbers[bar.name])
         label(sheet, bar.middle, bar.row + (TOP + BOTTOM) / 2, text, bar, "none")
+
+
+def draw_nodes(sheet: Sheet) -> None:
+    """On streams: a line below what a node queued there."""
+    for n in sheet.picture.nodes:
+        if id(n) not in sheet.shown and n.end > n.start:
+            rim = min(0.6 * sheet.point, (n.end - n.start) / 4)
+            x, y = n.start - sheet.begin, sheet.row[n.lane] + UNDER
+            sheet.axes.plot(
+                [x + rim, n.end - sheet.begin - rim], [y, y], color=PALE, linewidth=2, solid_capstyle="butt"
+            )
 
 
 def label(sheet: Sheet, x: float, y: float, text: str, bar: Bar, ground: str) -> None:
@@ -237,7 +264,9 @@ def apart(places: Iterable[float], gap: float, least: float, most: float) -> lis
 
 
 class Wire(NamedTuple):
-    """An arrow as it is drawn: from (x, row) to (end, to), by the track in the gap below row `gap`."""
+    """An arrow as it is drawn: from (x, row) to (end, to), by the track in the gap below row `gap`; bold on the
+    critical path.
+    """
 
     x: float
     row: int
@@ -245,11 +274,12 @@ class Wire(NamedTuple):
     to: int
     gap: int
     colour: str
+    bold: bool = False
 
 
 def draw_arrows(sheet: Sheet) -> None:
     """Waits, behind the bars that they cross; the heads and the dots at their beginnings are before them."""
-    wires = {wire(sheet, arrow) for arrow in sheet.picture.arrows}
+    wires = {wire(sheet, arrow) for arrow in sheet.picture.arrows} | sheet.given
     buses: dict[tuple[int, int, float, str], list[Wire]] = {}
     for w in sorted(wires):
         buses.setdefault((w.gap, w.to, w.end, w.colour), []).append(w)
@@ -282,6 +312,23 @@ def wire(sheet: Sheet, arrow: Arrow) -> Wire:
     return Wire(x, row, end, to, to - 1 if row < to else to, colour)
 
 
+def gradient_wires(sheet: Sheet) -> Iterator[Wire]:
+    """Gradients between nodes of workers; none from a node to the very next of its worker."""
+    lanes: dict[Lane, list[Slice]] = {}
+    for s in sheet.slices:
+        if isinstance(s, Node):
+            lanes.setdefault(s.lane, []).append(s)
+    next_ = {id(a): b for lane in lanes.values() for a, b in itertools.pairwise(lane)}
+    for a, b, _ in sheet.picture.gradients:
+        if next_.get(id(a)) is b or id(a) not in sheet.shown or id(b) not in sheet.shown:
+            continue
+        row, to = sheet.row[a.lane], sheet.row[b.lane]
+        bold = (id(a), id(b)) in sheet.follows
+        end = b.start - sheet.begin + min(b.end - b.start, 2 * sheet.point) / 2
+        colour = INK if bold else PALE
+        yield Wire(a.end - sheet.begin, row, end, to, to - 1 if row < to else to, colour, bold)
+
+
 def draw_wire(sheet: Sheet, w: Wire, track: float) -> None:
     """From the rim of a bar to the track, along it, and to the rim of the other."""
     down = w.row <= w.gap
@@ -291,7 +338,7 @@ def draw_wire(sheet: Sheet, w: Wire, track: float) -> None:
         [w.x, w.x, w.end, w.end],
         [begin, track, track, end],
         color=w.colour,
-        linewidth=0.8,
+        linewidth=1.8 if w.bold else 0.8,
         alpha=0.85,
         zorder=2,
         solid_joinstyle="round",
@@ -342,7 +389,7 @@ def explain(sheet: Sheet, figure: Figure) -> None:
     key = [Patch(facecolor=sheet.colour[b], label=text) for b, text in zip(shown, words, strict=True)]
     if len(sheet.buffers) > len(shown):
         key.append(Patch(facecolor="white", label=f"and {len(sheet.buffers) - len(shown)} more"))
-    key.append(Patch(facecolor=GREY, label="producers and others"))
+    key.append(Patch(facecolor=GREY, label="nodes" if picture.measured else "producers and others"))
     figure.legend(handles=key, loc="outside upper right", ncols=min(len(key), 6), fontsize=8.5, frameon=False)
     primed = next(
         (
@@ -352,23 +399,34 @@ def explain(sheet: Sheet, figure: Figure) -> None:
         ),
         "",
     )
-    lines = [
-        f"Grey: the work of producers{primed}. A colour: one sum; sums of one name share it.",
-        (
+    lines = [f"Grey: the work of producers{primed}. A colour: one sum; sums of one name share it."]
+    if picture.measured:
+        lines = ["Grey: nodes of the pass, a lane for each worker. A colour: a sum, made within a node."]
+    if picture.arrows:
+        lines.append(
             "An arrow: waits for. The work at its head waits for the work at its dot; a coloured one is a sum that"
             " waits for what it adds."
-        ),
-        (
+        )
+    if any(id(n) not in sheet.shown for n in picture.nodes):
+        lines[0] += " A line below: the work of one node."
+    if sheet.given:
+        lines.append(
+            "An arrow: a gradient, from the node at its dot to that at its head; none to the next of a worker."
+        )
+    if not picture.measured:
+        lines.append(
             f"{counted(len(picture.arrows), 'wait')}, {picture.elided} left out (known to hold),"
             f" {counted(len(picture.races), 'race')}."
-        ),
-    ]
+        )
+    lines += [f"Framed: the {found}." for found in critical_paths(picture)]
     if numbers:
         lines.append(
             "A number stands for a name that has no room: "
             + ", ".join(f"{n} {name}" for name, n in numbers.items())
             + "."
         )
-    clock = f"µs, {picture.clock}" if picture.clock.startswith("simulated") else picture.clock
+    clock = picture.clock
+    if not clock.startswith("logical"):
+        clock = f"{'ms' if sheet.milliseconds else 'µs'}, {clock}"
     text = [clock, *(row for line in lines for row in textwrap.wrap(line, 150, max_lines=8))]
     sheet.axes.set_xlabel("\n".join(text), fontsize=8.5, loc="left", linespacing=1.4)

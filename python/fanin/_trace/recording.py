@@ -3,7 +3,8 @@
     with fanin.trace() as t:
         ...
     t.save("pass.json")      # opens in ui.perfetto.dev, merges with torch.profiler's
-    t.plot("pass.svg")       # a lane for each stream, sums as bars, waits as arrows
+    t.plot("pass.svg")       # a lane for each stream and worker, nodes and sums as bars, waits as arrows
+    print(t.summary())       # of passes backward: their critical path
     print(t.dot())           # what happens before what, for Graphviz
 
 A trace records its own thread, and the host threads that a simulated machine spawns on it. Without one nothing is
@@ -27,6 +28,7 @@ from ..errors import RaceError
 from .chrome import chrome
 from .graphviz import dot
 from .line import Line
+from .passes import add_passes, summary
 from .picture import Names, Picture, place
 
 __all__ = ["Trace", "trace"]
@@ -103,11 +105,31 @@ class Trace:
     # What comes of it
 
     def picture(self) -> Picture:
-        """The lines, placed in time: on the clock of the simulated device where there is one, else in logical order."""
-        return place(self.lines, self._races)
+        """The lines, placed in time: on the clock of the simulated device where there is one, on that of the host for
+        passes on the CPU, else in logical order.
+        """
+        lines = self.lines
+        return add_passes(place(lines, self._races), lines)
+
+    def summary(self) -> str:
+        """For each pass backward: its nodes, gradients, workers, and the critical path: the chain of nodes and waits
+        that it took as long as, found from its end: before each node whatever ended last of what the node had to wait
+        for, a gradient or the work before it on its worker or stream.
+
+        >>> import fanin, numpy as np
+        >>> w = fanin.Leaf(np.zeros(2), name="w")
+        >>> double = fanin.Node(lambda g: 2 * g, edges=[(w, 0)], name="double")
+        >>> with fanin.trace() as t:
+        ...     fanin.backward([(double, 0, np.ones(2))])
+        >>> print(t.summary())  # doctest: +ELLIPSIS
+        pass ...: 2 nodes and leaves on 1 worker, 1 gradient between them
+        critical path: ... us, ... us of them waits: double > w
+        """
+        return summary(self.picture())
 
     def save(self, path: str | os.PathLike[str], *, names: Names | None = None) -> None:
-        """Write Chrome trace JSON: pid = device, tid = stream, an arrow for each wait.
+        """Write Chrome trace JSON: pid = device, tid = stream or worker, a slice for each node of a pass around its
+        work, an arrow for each wait and each gradient.
 
         `names` says what streams are called: {(0, 2): "copies"} is stream 2 of device 0. OSError if it cannot be
         written; then nothing is.
@@ -118,7 +140,7 @@ class Trace:
 
     def plot(self, path: str | os.PathLike[str], *, title: str | None = None, names: Names | None = None) -> None:
         """Draw it (.svg, .png, .pdf): a lane for each stream, sums as bars coloured by buffer, waits as arrows, races
-        red.
+        red; for a pass on the CPU a lane for each worker, nodes as bars, gradients as arrows; its critical path framed.
 
         `names` is as for `save`; the lanes of a device stand in its order. What is too narrow for its name bears a
         number that is explained below, with all else that is seen. A notebook shows a trace as this picture.

@@ -1,0 +1,201 @@
+"""Passes backward in a picture: their nodes and gradients, and what a pass took as long as."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from .._words import counted
+from .line import HOST, Line
+from .picture import Gradient, Lane, Neighbours, Node, Picture, Slice, Workers
+
+SHOWN = 12  # names of a critical path
+
+
+class Step(NamedTuple):
+    """A piece of a critical path."""
+
+    work: Slice
+    wait: float
+    """Between the end of the step before it and its own beginning."""
+
+
+@dataclass(frozen=True)
+class CriticalPath:
+    """The chain of work and waits that a pass took as long as; prints as a sentence."""
+
+    pass_number: int
+    steps: tuple[Step, ...]
+    clock: str
+    nodes: Mapping[tuple[int, int], str]
+    """What nodes are called, by pass and number."""
+
+    @property
+    def took(self) -> float:
+        return self.steps[-1].work.end - self.steps[0].work.start
+
+    @property
+    def waited(self) -> float:
+        return sum(step.wait for step in self.steps)
+
+    @property
+    def names(self) -> list[str]:
+        """What it goes over, from the first to the last: nodes and sums; several of one name in a row are one."""
+        runs = [(name, len(list(run))) for name, run in itertools.groupby(map(self.name, self.steps))]
+        return [name if n == 1 else f"{name} x {n}" for name, n in runs]
+
+    def name(self, step: Step) -> str:
+        """Of a sum its own, of other work that of its node."""
+        work = step.work
+        whose = (work.line.pass_number, work.line.node) if work.line and not work.buffer else (0, 0)
+        return self.nodes.get(whose, work.name)
+
+    def __str__(self) -> str:
+        names = self.names
+        if len(names) > SHOWN:
+            left = len(names) - SHOWN
+            names = [*names[: SHOWN - 4], f".. {left} more ..", *names[-4:]]
+        took = counted(len(self.steps), "step")
+        if not self.clock.startswith("logical"):
+            took = f"{amount(self.took)}, {amount(self.waited)} of them waits"
+        return f"critical path: {took}: {' > '.join(names)}"
+
+
+def amount(us: float) -> str:
+    """A time, in the unit that suits it."""
+    return f"{us / 1e6:.2f} s" if us >= 1e6 else f"{us / 1e3:.2f} ms" if us >= 1e3 else f"{us:.1f} us"
+
+
+def add_passes(picture: Picture, lines: Sequence[Line]) -> Picture:
+    """The same picture, with the nodes of passes: of the CPU by the host's clock where that is the picture's; on a
+    stream around their own work there; else behind the nodes that gave them gradients.
+    """
+    placing = Placing(picture, lines)
+    for line in lines:
+        if line.kind == "gradient":
+            placing.came.setdefault((line.pass_number, line.to), []).append((line.node, line.slot))
+        elif line.kind == "node":
+            placing.node(line)
+    picture.nodes.sort(key=lambda node: (node.start, -node.end))
+    return picture
+
+
+class Placing:
+    """Nodes on their way into a picture, in the order in which they ended."""
+
+    def __init__(self, picture: Picture, lines: Sequence[Line]) -> None:
+        self.picture, self.workers = picture, Workers(lines)
+        self.came: dict[tuple[int, int], list[tuple[int, int]]] = {}  # of each node: the givers, and to which slot
+        self.found: dict[tuple[int, int], Node] = {}
+        self.end: dict[Lane, float] = {}
+        self.work: dict[tuple[int, int], list[Slice]] = {}
+        for s in picture.slices:
+            if s.line and s.line.pass_number and not s.buffer:
+                self.work.setdefault((s.line.pass_number, s.line.node), []).append(s)
+
+    def node(self, line: Line) -> None:
+        whose = line.pass_number, line.node
+        givers = [(self.found.get((line.pass_number, n)), slot) for n, slot in self.came.get(whose, [])]
+        work = self.work.get(whose, [])
+        lane = self.workers.lane(line)
+        if lane.device == HOST and not self.picture.measured and work:
+            lane = work[0].lane  # its own stream is not known: it is where it works
+        start, end = self.times(line, lane, [s for s in work if s.lane == lane], [n.end for n, _ in givers if n])
+        made = Node(lane, line.label, start, end, "", line, line.node, line.pass_number)
+        self.picture.nodes.append(made)
+        self.picture.gradients += [Gradient(n, made, slot) for n, slot in givers if n]
+        self.found[whose] = made
+        self.end[lane] = max(end, self.end.get(lane, 0.0))
+
+    def times(self, line: Line, lane: Lane, work: Sequence[Slice], givers: Iterable[float]) -> tuple[float, float]:
+        if self.picture.measured:
+            return self.workers.time(line.begin_ns), self.workers.time(line.host_ns)
+        if work:
+            return min(s.start for s in work), max(s.end for s in work)
+        start = max([self.end.get(lane, 0.0), *givers])
+        logical = lane.device == HOST and self.picture.clock.startswith("logical")
+        return start, start + logical
+
+
+# What a pass took as long as
+
+
+def critical_paths(picture: Picture) -> list[CriticalPath]:
+    """Of each pass, in the order in which they began. On the host's clock a path goes over nodes; on that of devices
+    over their work: what nodes queued, and sums.
+    """
+    found = []
+    names = {(n.pass_number, n.number): n.name for n in picture.nodes}
+    for number in dict.fromkeys(node.pass_number for node in picture.nodes):
+        nodes: list[Slice] = [n for n in picture.nodes if n.pass_number == number]
+        work = [s for s in picture.slices if s.line and s.line.pass_number == number and s.lane.device != HOST]
+        if picture.measured or not work:
+            steps = path(nodes, before_nodes(picture, nodes))
+        else:
+            steps = path(work, before_work(picture, work))
+        found.append(CriticalPath(number, tuple(steps), picture.clock, names))
+    return found
+
+
+def path(every: Sequence[Slice], before: Callable[[Slice], list[Slice]]) -> list[Step]:
+    """From the end: before each step whatever ended last of what it had to wait for."""
+    last: Slice | None = max(every, key=lambda s: s.end)
+    steps: list[Step] = []
+    seen: set[int] = set()
+    while last is not None:
+        seen.add(id(last))
+        earlier = [s for s in before(last) if id(s) not in seen]
+        held = max(earlier, key=lambda s: s.end, default=None)
+        steps.append(Step(last, max(last.start - held.end, 0.0) if held else 0.0))
+        last = held
+    return steps[::-1]
+
+
+def before_nodes(picture: Picture, nodes: Sequence[Slice]) -> Callable[[Slice], list[Slice]]:
+    """What a node waits for: those that gave it gradients, and the one before it on its worker."""
+    before: dict[int, list[Slice]] = {}
+    for g in picture.gradients:
+        before.setdefault(id(g.target), []).append(g.source)
+    for one, next_ in on_one_lane(nodes):
+        before.setdefault(id(next_), []).append(one)
+    return lambda s: before.get(id(s), [])
+
+
+def before_work(picture: Picture, work: Sequence[Slice]) -> Callable[[Slice], list[Slice]]:
+    """What work on a stream waits for: the work before it there, and that of the pass that its stream waits for."""
+    before: dict[int, list[Slice]] = {}
+    neighbours, mine = Neighbours(picture), {id(s) for s in work}
+    for arrow in picture.arrows:
+        held, waits = neighbours.before(*arrow.at), neighbours.after(*arrow.to)
+        if held and waits and id(held) in mine:
+            before.setdefault(id(waits), []).append(held)
+    for one, next_ in on_one_lane(work):
+        before.setdefault(id(next_), []).append(one)
+    return lambda s: before.get(id(s), [])
+
+
+def on_one_lane(work: Sequence[Slice]) -> Iterable[tuple[Slice, Slice]]:
+    """Pairs that follow each other on a lane."""
+    lanes: dict[Lane, list[Slice]] = {}
+    for s in work:
+        lanes.setdefault(s.lane, []).append(s)
+    for mine in lanes.values():
+        yield from itertools.pairwise(sorted(mine, key=lambda s: (s.start, s.end)))
+
+
+def summary(picture: Picture) -> str:
+    """What `Trace.summary` says."""
+    said = []
+    for found in critical_paths(picture):
+        nodes = [n for n in picture.nodes if n.pass_number == found.pass_number]
+        given = sum(g.target.pass_number == found.pass_number for g in picture.gradients)
+        lanes = {n.lane for n in nodes}
+        workers, streams = (len({n for n in lanes if (n.device == HOST) == host}) for host in (True, False))
+        on = [counted(workers, "worker")] * bool(workers) + [counted(streams, "stream")] * bool(streams)
+        said.append(
+            f"pass {found.pass_number}: {len(nodes)} nodes and leaves on {' and '.join(on)},"
+            f" {counted(given, 'gradient')} between them\n{found}"
+        )
+    return "\n".join(said) or "no pass backward was recorded"
