@@ -1,3 +1,13 @@
+/* The sum of an array over some of its axes, by rows or by elements of the result.
+ *
+ * The order is D7's, on every device: up to RUN terms one after the other, in C order of the axes that go. More are
+ * dealt out, so that a GPU can sum side by side:
+ *
+ *   terms     0 1 2 .. 31 | 32 33 .. 63 | ..        of each GROUP in a row, term k to lane k mod LANES
+ *   lanes     0 + 32 + ..,  1 + 33 + ..,  ..        each lane one after the other
+ *   groups    lane 0 + lane 1 + .. + lane 31        one number of each group
+ *   runs      RUN groups in a row, one after the other; then RUN of those; until one number is left
+ */
 #include "array/reduce.h"
 
 #include "array/convert.h"
@@ -42,63 +52,201 @@ fan_dtype fan_reduce_dtype(fan_dtype d)
     return fan_dtype_kind(d) == 'f' ? FAN_DT_FLOAT64 : fan_dtype_kind(d) == 'c' ? FAN_DT_COMPLEX128 : d;
 }
 
-#define REDUCE_TILE 256 /* elements of the result that grow side by side */
+#define RUN 256
+#define LANES 32
+#define GROUP (RUN * LANES)
+#define LEVELS 7       /* GROUP * RUN^7 is more than 2^63 */
+#define ROW_BYTES 2048 /* of numbers that grow side by side */
 
-/* by_rows: a tile of the result grows by one row for each element of the reduced axes. */
+/* Sums of groups, as they come: at each level the run that has begun, of `count` numbers. */
+typedef struct reduce_runs {
+    const fan_loops *loops;
+    size_t numbers; /* side by side, parts of complex ones for themselves */
+    int count[LEVELS];
+    _Alignas(64) char sum[LEVELS][ROW_BYTES];
+} reduce_runs;
+
+static void runs_begin(reduce_runs *r, const fan_loops *loops, size_t elements)
+{
+    r->loops = loops;
+    r->numbers = elements * loops->parts;
+    memset(r->count, 0, sizeof r->count);
+}
+
+static void row_add(const fan_loops *loops, char *into, const char *row, size_t numbers)
+{
+    const char *src[] = {into, row};
+    loops->own(into, src, 2, numbers, NULL);
+}
+
+/* runs_put: one number more at a level. */
+static void runs_put(reduce_runs *r, int level, const char *row, size_t bytes)
+{
+    if (r->count[level]++ == 0)
+        memcpy(r->sum[level], row, bytes);
+    else
+        row_add(r->loops, r->sum[level], row, r->numbers);
+}
+
+static void runs_add(reduce_runs *r, const char *row, size_t bytes)
+{
+    runs_put(r, 0, row, bytes);
+    for (int i = 0; i + 1 < LEVELS && r->count[i] == RUN; i++) {
+        runs_put(r, i + 1, r->sum[i], bytes);
+        r->count[i] = 0;
+    }
+}
+
+/* runs_end: the last runs are shorter. */
+static const char *runs_end(reduce_runs *r, size_t bytes)
+{
+    const char *row = NULL;
+    for (int i = 0; i < LEVELS; i++) {
+        if (row && r->count[i])
+            runs_put(r, i, row, bytes);
+        if (r->count[i])
+            row = r->sum[i];
+    }
+    return row;
+}
+
+/* gone_at: where term k lies from the first. */
+static int64_t gone_at(const part *gone, int64_t k)
+{
+    int64_t offset = 0;
+    for (int i = gone->a.ndim - 1; i >= 0; i--) {
+        offset += k % gone->shape[i] * gone->strides[i];
+        k /= gone->shape[i];
+    }
+    return offset;
+}
+
+/* A row: elements [at, at + n) of the result, as they grow. */
+typedef struct reduce_row {
+    const part *kept, *gone;
+    const fan_nditer *w;
+    const fan_loops *loops;
+    fan_dtype acc;
+    int64_t at, n;
+} reduce_row;
+
+/* row_terms: the terms k, k + step, .. before `end`, into `sum`; false: interrupted. */
+static bool row_terms(const reduce_row *r, int64_t k, int64_t step, int64_t end, char *sum)
+{
+    FAN_UNCLEARED _Alignas(64) char scratch[ROW_BYTES];
+    fan_array row = r->kept->a;
+    for (bool first = true; k < end; k += step, first = false) {
+        row.data = r->kept->a.data + gone_at(r->gone, k);
+        fan_nditer_read(r->w, &row, r->at, r->n, r->acc, first ? sum : scratch);
+        if (!first)
+            row_add(r->loops, sum, scratch, (size_t)r->n * r->loops->parts);
+        if (fan_interrupted(r->n))
+            return false;
+    }
+    return true;
+}
+
+/* by_rows: a row of the result grows by one row for each element of the reduced axes. */
 static void by_rows(const fan_array *out, const part *kept, const part *gone, const fan_nditer *w)
 {
-    FAN_UNCLEARED _Alignas(64) char tile[REDUCE_TILE * 16], scratch[REDUCE_TILE * 16];
-    fan_dtype acc = fan_reduce_dtype(kept->a.dtype);
-    const fan_loops *loops = fan_loops_of(acc);
-    for (int64_t at = 0, n; at < w->size; at += n) {
-        n = w->size - at < REDUCE_TILE ? w->size - at : REDUCE_TILE;
-        fan_array row = kept->a;
-        int64_t index[FAN_MAX_NDIM] = {0};
-        for (int64_t k = 0; k < gone->a.size; k++) {
-            fan_nditer_read(w, &row, at, n, acc, k ? scratch : tile);
-            if (k) {
-                const char *src[] = {tile, scratch};
-                loops->own(tile, src, 2, (size_t)n * loops->parts, NULL);
-            }
-            for (int i = gone->a.ndim - 1; i >= 0; i--) {
-                row.data += gone->strides[i];
-                if (++index[i] < gone->shape[i])
-                    break;
-                row.data -= gone->strides[i] * gone->shape[i];
-                index[i] = 0;
-            }
-            if (fan_interrupted(n))
+    FAN_UNCLEARED _Alignas(64) char lane[ROW_BYTES], group[ROW_BYTES];
+    FAN_UNCLEARED reduce_runs runs;
+    reduce_row r = {.kept = kept, .gone = gone, .w = w, .acc = fan_reduce_dtype(kept->a.dtype)};
+    int64_t size = (int64_t)fan_dtype_size(r.acc), most = ROW_BYTES / size, terms = gone->a.size;
+    r.loops = fan_loops_of(r.acc);
+    for (; r.at < w->size; r.at += r.n) {
+        r.n = w->size - r.at < most ? w->size - r.at : most;
+        if (terms <= RUN) {
+            if (!row_terms(&r, 0, 1, terms, lane))
                 return;
+            fan_nditer_write(w, out, r.at, r.n, r.acc, lane);
+            continue;
         }
-        fan_nditer_write(w, out, at, n, acc, tile);
+        runs_begin(&runs, r.loops, (size_t)r.n);
+        for (int64_t k = 0; k < terms; k += GROUP) {
+            int64_t end = terms - k < GROUP ? terms : k + GROUP;
+            for (int64_t j = k; j < end && j < k + LANES; j++) {
+                if (!row_terms(&r, j, LANES, end, j > k ? lane : group))
+                    return;
+                if (j > k)
+                    row_add(r.loops, group, lane, (size_t)r.n * r.loops->parts);
+            }
+            runs_add(&runs, group, (size_t)(r.n * size));
+        }
+        fan_nditer_write(w, out, r.at, r.n, r.acc, runs_end(&runs, (size_t)(r.n * size)));
     }
+}
+
+static void lanes_add_doubles(double *restrict lanes, const double *restrict terms, size_t rows, size_t wide)
+{
+    for (size_t j = 0; j < wide; j += 8) { /* eight sums in registers */
+        double sum[8];
+        memcpy(sum, lanes + j, sizeof sum);
+        for (size_t k = 0; k < rows; k++)
+            for (size_t i = 0; i < 8; i++)
+                sum[i] += terms[k * wide + j + i];
+        memcpy(lanes + j, sum, sizeof sum);
+    }
+}
+
+/* lanes_add: n terms that follow each other; fresh: the lanes begin with them. */
+static void lanes_add(fan_dtype acc, char *lanes, const char *terms, size_t n, bool fresh)
+{
+    const fan_loops *loops = fan_loops_of(acc);
+    size_t size = fan_dtype_size(acc), from = fresh ? (n < LANES ? n : LANES) : 0, rows = (n - from) / LANES;
+    if (fresh)
+        memcpy(lanes, terms, from * size);
+    if (acc == FAN_DT_FLOAT64 || acc == FAN_DT_COMPLEX128) {
+        lanes_add_doubles((double *)(void *)lanes, (const double *)(const void *)(terms + from * size), rows,
+                          LANES * loops->parts);
+        from += rows * LANES;
+    }
+    for (size_t m; from < n; from += m) {
+        m = n - from < LANES ? n - from : LANES;
+        row_add(loops, lanes, terms + from * size, m * loops->parts);
+    }
+}
+
+/* group_sum: the terms [k, end) of `run`, at most a group, into `sum`. */
+static void group_sum(const fan_nditer *inner, const fan_array *run, int64_t k, int64_t end, bool dealt, fan_dtype acc,
+                      char *sum)
+{
+    FAN_UNCLEARED _Alignas(64) char scratch[RUN * 16], lanes[LANES * 16];
+    const fan_loops *loops = fan_loops_of(acc);
+    size_t size = fan_dtype_size(acc), wide = end - k < LANES ? (size_t)(end - k) : LANES;
+    for (int64_t at = k, n; at < end; at += n) {
+        n = end - at < RUN ? end - at : RUN;
+        fan_nditer_read(inner, run, at, n, acc, scratch);
+        if (dealt)
+            lanes_add(acc, lanes, scratch, (size_t)n, at == k);
+    }
+    memcpy(sum, dealt ? lanes : scratch, size); /* nothing is added to the first */
+    loops->add_up(sum, (dealt ? lanes : scratch) + size, (dealt ? wide : (size_t)(end - k)) - 1);
 }
 
 /* by_elements: each element of the result is one run over the reduced axes. */
 static void by_elements(const fan_array *out, const part *kept, const part *gone, const fan_nditer *w)
 {
-    FAN_UNCLEARED _Alignas(64) char scratch[REDUCE_TILE * 16];
     FAN_UNCLEARED fan_nditer inner;
+    FAN_UNCLEARED reduce_runs runs;
     _Alignas(16) char sum[16];
     fan_dtype acc = fan_reduce_dtype(kept->a.dtype);
-    const fan_loops *loops = fan_loops_of(acc);
     size_t size = fan_dtype_size(acc);
+    int64_t terms = gone->a.size;
     fan_nditer_begin(&inner, &gone->a, true);
     fan_nditer_ready(&inner);
     for (int64_t at = 0; at < w->size; at++) {
         fan_array run = gone->a;
         run.data = fan_nditer_whole(w, &kept->a, at, 1);
-        for (int64_t k = 0, n; k < run.size; k += n) {
-            n = run.size - k < REDUCE_TILE ? run.size - k : REDUCE_TILE;
-            fan_nditer_read(&inner, &run, k, n, acc, scratch);
-            if (k == 0)
-                memcpy(sum, scratch, size);
-            size_t skip = k == 0; /* nothing is added to the first */
-            loops->add_up(sum, scratch + skip * size, (size_t)n - skip);
-            if (fan_interrupted(n))
+        runs_begin(&runs, fan_loops_of(acc), 1);
+        for (int64_t k = 0; k < terms; k += GROUP) {
+            int64_t end = terms - k < GROUP ? terms : k + GROUP;
+            group_sum(&inner, &run, k, end, terms > RUN, acc, sum);
+            runs_add(&runs, sum, size);
+            if (fan_interrupted(end - k))
                 return;
         }
-        fan_nditer_write(w, out, at, 1, acc, sum);
+        fan_nditer_write(w, out, at, 1, acc, runs_end(&runs, size));
     }
 }
 

@@ -59,7 +59,7 @@ typedef struct fan_fake_kernel {
 /* fan_fake_table_bytes: of the table of a fan_k_many. */
 size_t fan_fake_table_bytes(const fan_k_many *a);
 
-#define FAN_FAKE_KERNELS 64 /* at most */
+#define FAN_FAKE_KERNELS 128 /* at most */
 const fan_fake_kernel *fan_fake_kernel_find(const char *name);
 size_t fan_fake_kernel_number(const fan_fake_kernel *k);
 

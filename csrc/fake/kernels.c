@@ -6,7 +6,7 @@
 
 #include "device/kernels/kernels.cu" /* the one place where it is compiled as C */
 
-static fan_array *place(fan_fake_access *a, uint64_t address, int dtype, int ndim)
+static fan_array *access_at(fan_fake_access *a, uint64_t address, int dtype, int ndim)
 {
     a->array = (fan_array){.data = (char *)(uintptr_t)(address & ~FAN_FAKE_TAG),
                            .dtype = (fan_dtype)dtype,
@@ -19,7 +19,7 @@ static fan_array *place(fan_fake_access *a, uint64_t address, int dtype, int ndi
 /* dense: `count` elements without gaps. */
 static void dense(fan_fake_access *a, uint64_t address, int dtype, int64_t count)
 {
-    place(a, address, dtype, 1)->size = count;
+    access_at(a, address, dtype, 1)->size = count;
     a->dims[0] = count;
     a->dims[1] = (int64_t)fan_dtype_size((fan_dtype)dtype);
 }
@@ -28,7 +28,7 @@ static void dense(fan_fake_access *a, uint64_t address, int dtype, int64_t count
 static void strided(fan_fake_access *a, uint64_t address, int dtype, int n1, const int64_t *e1, const int64_t *s1,
                     int n2, const int64_t *e2, const int64_t *s2)
 {
-    fan_array *v = place(a, address, dtype, n1 + n2);
+    fan_array *v = access_at(a, address, dtype, n1 + n2);
     assert(n1 + n2 <= FAN_MAX_NDIM);
     for (int i = 0; i < n1 + n2; i++) {
         int64_t extent = i < n1 ? e1[i] : e2[i - n1];
@@ -135,12 +135,24 @@ static size_t nonfinite_accesses(const void *args, fan_fake_access *out)
     return n;
 }
 
-static size_t reduce_accesses(const void *args, fan_fake_access *out)
+/* of_parts: the dtype of which that of a part is known. */
+static int of_parts(int dtype, int parts)
 {
-    const fan_k_reduce *a = args;
+    return parts == 1 ? dtype : dtype == FAN_DT_FLOAT32 ? FAN_DT_COMPLEX64 : FAN_DT_COMPLEX128;
+}
+
+/* reduce_accesses: what an earlier launch left, and what this one leaves, is gap-free. */
+static size_t reduce_accesses(const fan_k_reduce *a, int from, fan_fake_access *out)
+{
     const int64_t *to = a->words + a->stay, *in = to + a->stay, *gone = in + a->stay;
-    strided(&out[0], a->in, a->from, a->stay, a->words, in, a->go, gone, gone + a->go);
-    strided(&out[1], a->out, a->to, a->stay, a->words, to, 0, NULL, NULL);
+    if (a->again)
+        dense(&out[0], a->in, from, a->numbers * a->terms);
+    else
+        strided(&out[0], a->in, of_parts(from, a->parts), a->stay, a->words, in, a->go, gone, gone + a->go);
+    if (a->last)
+        strided(&out[1], a->out, of_parts(a->to, a->parts), a->stay, a->words, to, 0, NULL, NULL);
+    else
+        dense(&out[1], a->out, a->acc, a->numbers * a->runs);
     return 2;
 }
 
@@ -208,17 +220,19 @@ static fan_cu_result run_end(bool fine) { return fan_k_misaligned ? MISALIGNED_A
     RUN_BLOCKS(stats_##name, fan_k_fold, fan_fold_stats_##name)                                  \
     ACCESSES_OF(stats_##name, 2, fold_stats_accesses(args, FAN_DT_##from, FAN_DT_##acc, out))
 FAN_K_FOLD_LIST(FOLD_RUN)
+#define REDUCE_RUN(name, from, acc)                     \
+    RUN(reduce_##name, fan_k_reduce, fan_reduce_##name) \
+    ACCESSES(reduce_##name, reduce_accesses(args, FAN_DT_##from, out))
+FAN_K_REDUCE_LIST(REDUCE_RUN)
 RUN(any, fan_k_any, fan_any)
 RUN_BLOCKS(stats_any, fan_k_any, fan_fold_stats_any)
 RUN_BLOCKS(stats_end, fan_k_stats_end, fan_fold_stats_end)
 RUN(nonfinite, fan_k_any, fan_nonfinite_any)
-RUN(reduce, fan_k_reduce, fan_reduce_any)
 RUN(scatter, fan_k_scatter, fan_scatter_any)
 ACCESSES(any, any_accesses(args, out))
 ACCESSES_OF(stats_any, 2, any_stats_accesses(args, out))
 ACCESSES(stats_end, stats_end_accesses(args, out))
 ACCESSES(nonfinite, nonfinite_accesses(args, out))
-ACCESSES(reduce, reduce_accesses(args, out))
 ACCESSES(scatter, scatter_accesses(args, out))
 
 static const fan_fake_kernel kernels[] = {
@@ -230,8 +244,10 @@ static const fan_fake_kernel kernels[] = {
     {"fan_fold_stats_any", sizeof(fan_k_any), false, run_stats_any, fold_count, accesses_stats_any},
     {"fan_fold_stats_end", sizeof(fan_k_stats_end), false, run_stats_end, fold_count, accesses_stats_end},
     {"fan_nonfinite_any", sizeof(fan_k_any), false, run_nonfinite, fold_count, accesses_nonfinite},
-    {"fan_reduce_any", sizeof(fan_k_reduce), false, run_reduce, fold_count, accesses_reduce},
-    {"fan_scatter_any", sizeof(fan_k_scatter), false, run_scatter, fold_count, accesses_scatter},
+#define REDUCE_ROW(name, from, acc) \
+    {"fan_reduce_" #name, sizeof(fan_k_reduce), false, run_reduce_##name, fold_count, accesses_reduce_##name},
+    FAN_K_REDUCE_LIST(REDUCE_ROW){"fan_scatter_any", sizeof(fan_k_scatter), false, run_scatter, fold_count,
+                                  accesses_scatter},
 };
 
 _Static_assert(sizeof kernels / sizeof *kernels <= FAN_FAKE_KERNELS, "more kernels than are counted");

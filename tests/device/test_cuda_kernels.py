@@ -36,6 +36,12 @@ def test_no_float_operation_of_the_ptx_is_contracted_flushed_or_rounded_otherwis
     assert ".ftz" not in text and "atom." not in text and "red." not in text.replace("shared.", "")
 
 
+def test_no_kernel_has_a_stack() -> None:
+    """A driver sets it aside for all threads that the GPU could run, at the first launch."""
+    text = (ROOT / "csrc/device/kernels/ptx.c").read_text()
+    assert ".local" not in text and "fan_any" in text
+
+
 @pytest.mark.slow
 def test_nvcc_takes_the_kernels_and_ptxas_the_ptx_for_every_architecture() -> None:
     done = subprocess.run(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import fanin
+from fanin._reference.numbers import rounded, sum_to
 from fanin.testing import FakeDriver
 from kit.support import conformance
 from kit.values import LOW, PLAIN, bits
@@ -212,6 +213,60 @@ def test_gradients_are_reduced_to_a_declared_shape_as_on_the_cpu(driver: FakeDri
                     got = buf.take()[0]
                     results.append(np.asarray(got if where is None else got.numpy()))
             assert bits(results[0]) == bits(results[1]), (dtype, shape)
+
+
+#: shape, declared, launches that sum what the first one left
+DEALT = (
+    ((256,), (), 0),
+    ((257,), (), 1),
+    ((8193,), (), 2),
+    ((300, 3), (3,), 1),
+    ((2, 9000), (2, 1), 2),
+    ((3, 130, 3, 140), (130, 1, 1), 1),
+    ((300, 2, 3, 2, 3, 2, 3), (1, 2, 1, 2, 1, 2, 1), 1),
+)
+
+
+def summed_to(x: Any, declared: tuple[int, ...], stream: Any = None) -> Any:
+    buf = fanin.InputBuffer([fanin.Slot(shape=declared)], stream=stream)
+    if stream is None:
+        buf.add(0, x)
+        return np.asarray(buf.take()[0])
+    buf.add(0, x, stream=stream)
+    with fanin.stream(stream):
+        return buf.take()[0].numpy()
+
+
+def test_many_terms_of_one_element_are_dealt_out_in_one_order_on_every_device(driver: FakeDriver) -> None:
+    """D7: the shape says the order, and many threads share the work: no launch has one that adds all of them."""
+    rng = np.random.default_rng(SEED)
+    s = driver.stream()
+    apart = 0
+    for dtype in map(np.dtype, ("f8", "c16", "f4", "i1", "?")):
+        for shape, declared, later in DEALT:
+            x = np.asarray(rng.standard_normal(shape) * 99).astype(dtype)
+            expected = rounded(sum_to(x, declared), dtype)
+            axes = tuple(i for i in range(x.ndim) if not declared or (1, *declared)[i - x.ndim] == 1)
+            apart += dtype.kind in "fc" and bits(expected) != bits(x.sum(axes or None).astype(dtype))
+            assert bits(summed_to(layouts(rng, x), declared)) == bits(expected), (dtype, shape)
+            given, before = driver.array(x), [driver.calls(f"fan_reduce_{k}") for k in ("single", "twice")]
+            assert bits(summed_to(given, declared, s)) == bits(expected), (dtype, shape)
+            if dtype == np.dtype("f4"):
+                after = [driver.calls(f"fan_reduce_{k}") for k in ("single", "twice")]
+                assert [b - a for a, b in zip(before, after, strict=True)] == [1, later], shape
+    assert apart > 5  # NumPy's order gives other bits
+
+
+def test_where_the_result_has_many_elements_a_thread_makes_all_lanes_of_one(driver: FakeDriver) -> None:
+    x = np.random.default_rng(SEED).integers(-9, 9, (257, 66000), "i1")
+    given, before = driver.array(x), driver.calls("fan_reduce_bits8")
+    assert bits(summed_to(given, (66000,), driver.stream())) == bits(x.sum(0, "i1"))
+    assert driver.calls("fan_reduce_bits8") == before + 1
+
+
+def test_the_sums_of_more_groups_than_a_run_are_summed_by_runs_again(driver: FakeDriver) -> None:
+    x = np.random.default_rng(SEED).standard_normal(8192 * 257)
+    assert bits(summed_to(driver.array(x), (), driver.stream())) == bits(summed_to(x, ()))
 
 
 @pytest.mark.parametrize("index", ["int32", "int64"])

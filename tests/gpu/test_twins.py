@@ -220,6 +220,7 @@ for _from, _name in (
     (test_cuda_values, "test_every_low_number_becomes_the_cpus_float32_and_comes_back"),
     (test_cuda_values, "test_other_accumulation_dtypes_give_the_cpus_bits"),
     (test_cuda_values, "test_gradients_are_reduced_to_a_declared_shape_as_on_the_cpu"),
+    (test_cuda_values, "test_the_sums_of_more_groups_than_a_run_are_summed_by_runs_again"),
     (test_cuda_values, "test_sparse_gradients_are_scattered_as_on_the_cpu"),
     # the only kernels with barriers: without these racecheck and synccheck would check nothing
     (test_stats_devices, "test_figures_are_those_of_the_cpu"),

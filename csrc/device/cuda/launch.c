@@ -10,7 +10,17 @@ const fan__fold fan__folds[FAN__FOLDS] = {
 #undef X
 };
 
-_Static_assert(FAN__FOLDS <= FAN__CUDA_FOLDS, "more folds than there is room for");
+static const struct {
+    const char *name;
+    fan_dtype from;
+} launch_reduces[FAN__REDUCES] = {
+#define X(name, from, acc) {"fan_reduce_" #name, FAN_DT_##from},
+    FAN_K_REDUCE_LIST(X)
+#undef X
+};
+
+_Static_assert((int)FAN__REDUCES <= (int)FAN__FOLDS && FAN__FOLDS <= FAN__CUDA_FOLDS,
+               "more folds than there is room for");
 
 _Static_assert(sizeof(fan_k_fold) <= 4096 && sizeof(fan_k_any) <= 4096 && sizeof(fan_k_reduce) <= 4096 &&
                    sizeof(fan_k_scatter) <= 4096,
@@ -27,6 +37,8 @@ static fan_cu_result launch_ask_resident(fan_cuda_part *p)
         p->resident[p->nresident++].kernel = p->folds[i];
         p->resident[p->nresident++].kernel = p->many[i];
     }
+    for (size_t i = 0; i < FAN__REDUCES; i++)
+        p->resident[p->nresident++].kernel = p->reduce[i];
 #define X(field, name) p->resident[p->nresident++].kernel = p->field;
     FAN__CUDA_KERNEL_LIST(X)
 #undef X
@@ -52,6 +64,8 @@ static fan_cu_result launch_load(fan_cuda_part *p, const void *image, const char
         code = code ? code : api->ModuleGetFunction(&p->many[i], m, fan__folds[i].many);
         code = code ? code : api->ModuleGetFunction(&p->fold_stats[i], m, fan__folds[i].stats);
     }
+    for (size_t i = 0; i < FAN__REDUCES && code == 0; i++)
+        code = api->ModuleGetFunction(&p->reduce[i], m, launch_reduces[i].name);
 #define X(field, name) code = code ? code : api->ModuleGetFunction(&p->field, m, name);
     FAN__CUDA_KERNEL_LIST(X)
 #undef X
@@ -138,6 +152,14 @@ static fan_dtype launch_unsigned_of(fan_dtype d)
     default:
         return d;
     }
+}
+
+size_t fan__reduce_for(fan_dtype d)
+{
+    size_t i = 0;
+    while (i + 1 < FAN__REDUCES && launch_reduces[i].from != launch_unsigned_of(d))
+        i++;
+    return i;
 }
 
 int fan__fold_flags(size_t which, const fan_array *out, const fan_array *first)

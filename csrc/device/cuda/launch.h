@@ -33,6 +33,14 @@ enum {
 
 extern const fan__fold fan__folds[FAN__FOLDS];
 
+/* The kernels of sums over axes. */
+enum {
+#define X(name, from, acc) FAN__REDUCE_##name,
+    FAN_K_REDUCE_LIST(X)
+#undef X
+        FAN__REDUCES
+};
+
 fan_status fan__cuda_load_kernels(fan_cuda_part *p, fan_error *err);
 fan_status fan__launch_blocks(const fan__launch_ctx *w, fan_cu_function f, int64_t blocks, void *args, fan_error *err);
 fan_status fan__launch_threads(const fan__launch_ctx *w, fan_cu_function f, int64_t threads, void *args,
@@ -43,6 +51,8 @@ static inline uint64_t fan__address_of(const fan_array *a) { return (uint64_t)(u
 bool fan__is_anywhere(const fan_array *a);
 /* fan__fold_for: the kernel that takes these operands as they lie; FOLDS where there is none. */
 size_t fan__fold_for(const fan_array *out, const fan_operand *in, size_t n, bool scaled, fan_nditer *w);
+/* fan__reduce_for: the kernel that sums numbers of this dtype, or the parts of complex ones, over axes. */
+size_t fan__reduce_for(fan_dtype d);
 /* fan__fold_flags: those that the dtypes of operands say which this kernel takes. */
 int fan__fold_flags(size_t which, const fan_array *out, const fan_array *first);
 

@@ -11,7 +11,6 @@
     X(fold_stats_any, "fan_fold_stats_any") \
     X(fold_stats_end, "fan_fold_stats_end") \
     X(nonfinite, "fan_nonfinite_any")       \
-    X(reduce, "fan_reduce_any")             \
     X(scatter, "fan_scatter_any")
 
 #define FAN__CUDA_FOLDS 32
@@ -57,12 +56,12 @@ typedef struct fan_cuda_part {
     bool pools;           /* stream-ordered memory is there */
     fan_cu_context context;
     fan_cu_module module;
-    fan_cu_function folds[FAN__CUDA_FOLDS], many[FAN__CUDA_FOLDS],
-        fold_stats[FAN__CUDA_FOLDS]; /* fold_stats: with statistics */
+    fan_cu_function folds[FAN__CUDA_FOLDS], many[FAN__CUDA_FOLDS], fold_stats[FAN__CUDA_FOLDS], /* with statistics */
+        reduce[FAN__CUDA_FOLDS];
 #define X(field, name) fan_cu_function field;
     FAN__CUDA_KERNEL_LIST(X)
 #undef X
-    fan__cuda_resident resident[2 * FAN__CUDA_FOLDS + FAN__CUDA_KERNELS]; /* of the kernels that share out their work */
+    fan__cuda_resident resident[3 * FAN__CUDA_FOLDS + FAN__CUDA_KERNELS]; /* of the kernels that share out their work */
     size_t nresident;
     fan_cu_stream free_stream; /* of our own: nothing runs on it but frees */
     fan_cu_pool pool;          /* of our own */

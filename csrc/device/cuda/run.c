@@ -1,53 +1,15 @@
 #include "device/cuda/run.h"
 
 #include "array/extents.h"
-#include "array/reduce.h"
 #include "device/cuda/context.h"
 #include "device/cuda/copy.h"
 #include "device/cuda/memory.h"
+#include "device/cuda/reduce.h"
 #include "device/cuda/stream.h"
 #include "device/cuda/sum.h"
 #include "device/trace.h"
 
 #include <string.h>
-
-static fan_status run_reduce(const fan__launch_ctx *s, const fan_array *out, const fan_array *in, fan_error *err)
-{
-    fan_k_reduce a;
-    int64_t kept[3][FAN_MAX_NDIM], gone[2][FAN_MAX_NDIM];
-    int lead = in->ndim - out->ndim;
-    if (out->size == 0)
-        return FAN_OK;
-    if (in->size == 0)
-        return fan__cuda_zero(s, out, err);
-    memset(&a, 0, sizeof a);
-    a.out = fan__address_of(out);
-    a.in = fan__address_of(in);
-    a.size = out->size;
-    a.terms = in->size / out->size;
-    a.from = in->dtype;
-    a.acc = fan_reduce_dtype(in->dtype);
-    a.to = out->dtype;
-    a.anywhere = fan__is_anywhere(out) || fan__is_anywhere(in);
-    for (int i = 0; i < in->ndim; i++) {
-        if (in->shape[i] == 1)
-            continue;
-        if (i >= lead && out->shape[i - lead] == in->shape[i]) {
-            kept[0][a.stay] = in->shape[i];
-            kept[1][a.stay] = out->strides[i - lead];
-            kept[2][a.stay++] = in->strides[i];
-        } else {
-            gone[0][a.go] = in->shape[i];
-            gone[1][a.go++] = in->strides[i];
-        }
-    }
-    int64_t *at = a.words;
-    for (int k = 0; k < 3; k++, at += a.stay)
-        memcpy(at, kept[k], (size_t)a.stay * sizeof *at);
-    for (int k = 0; k < 2; k++, at += a.go)
-        memcpy(at, gone[k], (size_t)a.go * sizeof *at);
-    return fan__launch_threads(s, s->part->reduce, out->size, &a, err);
-}
 
 #define WORKERS 1024 /* at most, on COO entries: each looks at all indices */
 #define THREADS_WANTED ((int64_t)1 << 16)
@@ -162,7 +124,7 @@ static fan_status run_kind(fan__launch_ctx *s, const fan_job *job, fan_error *er
     case FAN_JOB_EXACT:
         return fan__cuda_exact(s, job, err);
     case FAN_JOB_REDUCE:
-        return run_reduce(s, job->out, job->in[0].array, err);
+        return fan__cuda_reduce(s, job->out, job->in[0].array, err);
     case FAN_JOB_COPY:
         return fan__cuda_copy(s, job->out, job->in[0].array, err);
     case FAN_JOB_ZERO:

@@ -76,16 +76,29 @@ typedef struct fan_k_stats_end {
     int64_t keys[FAN_K_SOURCES]; /* of the sources */
 } fan_k_stats_end;
 
-/* fan_reduce_any: out = in summed over `gone` axes, one after the other in their order, in dtype acc.
+/* fan_reduce_*: numbers summed over the axes that go, as D7 says, a part of that in each launch: each `group` of terms
+ * in a row is dealt out to 2^lanes lanes in turn. A thread makes a lane (run: of which group, and which of its lanes),
+ * or `whole`: all lanes of a group, and adds them up. It leaves that for the next launch, in dtype acc at its place,
+ * out[t]; or `last`: in dtype `to` as an element of the result. across: neighbouring threads have neighbouring numbers,
+ * not neighbouring runs. Complex numbers are two parts that have nothing to do with each other.
  * words: of the axes that stay, extent[stay], out stride[stay], in stride[stay]; of those that go, extent[go], in
  * stride[go]. */
 typedef struct fan_k_reduce {
     uint64_t out, in;
-    int64_t size, terms; /* elements of out; elements of in for each */
-    int32_t from, acc, to, anywhere;
-    int32_t stay, go;
+    int64_t numbers, terms, runs; /* of the result; of `in` for each; threads for each */
+    int64_t group;
+    int64_t in_part, out_part; /* bytes from one part to the next */
+    int32_t parts, lanes, whole, across;
+    int32_t again, last; /* again: `in` is what an earlier launch left */
+    int32_t acc, to, anywhere;
+    int32_t stay, go, unused;
     int64_t words[FAN_K_WORDS];
 } fan_k_reduce;
+
+/* How terms are dealt out (D7): array/reduce.c does the same. Up to FAN_K_RUN: not at all. */
+#define FAN_K_RUN 256
+#define FAN_K_LANES 5 /* 2^5 */
+#define FAN_K_GROUP (FAN_K_RUN << FAN_K_LANES)
 
 /* fan_scatter_any: into += the entries of sparse data, those that meet in one place one after the other, in into's
  * dtype. `lanes` workers share the entries: a worker of COO data takes those whose index falls to it, one of compressed
@@ -117,5 +130,19 @@ typedef struct fan_k_scatter {
     X(bfloat16, 2, BFLOAT16, FLOAT32)    \
     X(e4m3fn, 1, FLOAT8_E4M3FN, FLOAT32) \
     X(e5m2, 1, FLOAT8_E5M2, FLOAT32)
+
+/* X(name, dtype in memory, dtype of the sum): those of which sums over axes have a kernel. */
+#define FAN_K_REDUCE_LIST(X)          \
+    X(truth, BOOL, BOOL)              \
+    X(bits8, UINT8, UINT8)            \
+    X(bits16, UINT16, UINT16)         \
+    X(bits32, UINT32, UINT32)         \
+    X(bits64, UINT64, UINT64)         \
+    X(single, FLOAT32, FLOAT64)       \
+    X(twice, FLOAT64, FLOAT64)        \
+    X(float16, FLOAT16, FLOAT64)      \
+    X(bfloat16, BFLOAT16, FLOAT64)    \
+    X(e4m3fn, FLOAT8_E4M3FN, FLOAT64) \
+    X(e5m2, FLOAT8_E5M2, FLOAT64)
 
 #endif

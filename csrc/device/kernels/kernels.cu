@@ -420,8 +420,10 @@ VALUE_LIST(COUNT)
                 }                                                                                               \
                 if (!count_##K(&a, &mine, pair[0], pair[1]))                                                    \
                     first_nonfinite_##K(&a, &mine, i);                                                          \
-                for (int j = 0; a.out && j < parts_##K(&a); j++)                                                \
-                    AT(MEM, a.out)[i + j] = pair[j];                                                            \
+                if (a.out)                                                                                      \
+                    AT(MEM, a.out)[i] = pair[0];                                                                \
+                if (a.out && parts_##K(&a) == 2)                                                                \
+                    AT(MEM, a.out)[i + 1] = pair[1];                                                            \
             }                                                                                                   \
         }                                                                                                       \
         row_put(&mine, a.rows);                                                                                 \
@@ -766,36 +768,62 @@ CALLED wide times(int acc, wide a, wide f)
 
 /* ---- Sums, copies, casts and fills of anything ---- */
 
-#define MOST_NDIM 64
+/* Nothing here may lie in local memory, which a driver sets aside for all threads that a GPU could run, at the first
+ * launch: of a place the last FEW indices are registers, and axes before them are divided out anew for each address. */
+#define FEW 4
 
-/* index_of: the place of the `at`-th element, last axis fastest. */
-FN void index_of(int64_t at, int ndim, const int64_t *extent, int64_t *index)
+typedef struct place {
+    int64_t index[FEW]; /* of the last axis, of the one before it, .. */
+    int64_t rest;       /* the place along the axes before those */
+} place;
+
+/* divided: at becomes at / by; returns what is left over. */
+FN inline int64_t divided(int64_t *at, int64_t by)
 {
-    for (int i = ndim - 1; i > 0; i--) {
-        index[i] = at % extent[i];
-        at /= extent[i];
+    uint64_t all = (uint64_t)*at;
+    if (((all | (uint64_t)by) >> 32) == 0) { /* three times as fast */
+        *at = (uint32_t)all / (uint32_t)by;
+        return (uint32_t)all % (uint32_t)by;
     }
-    if (ndim > 0)
-        index[0] = at;
+    *at = (int64_t)(all / (uint64_t)by);
+    return (int64_t)(all % (uint64_t)by);
 }
 
-FN uint64_t address(int64_t base, int ndim, const int64_t *stride, const int64_t *index)
+/* place_of: the place of the `at`-th element, last axis fastest. */
+FN inline place place_of(int64_t at, int ndim, const int64_t *extent)
 {
-    uint64_t p = (uint64_t)base;
-    for (int i = 0; i < ndim; i++)
-        p += (uint64_t)(index[i] * stride[i]);
+    place p;
+    UNROLL(4)
+    for (int j = 0; j < FEW; j++)
+        p.index[j] = ndim > j ? divided(&at, extent[ndim - 1 - j]) : 0;
+    p.rest = at;
     return p;
 }
 
-/* sum_at: the element at `index`, in dtype out. */
-FN inline wide sum_at(const fan_k_any *a, const int64_t *index)
+FN inline uint64_t address(int64_t base, int ndim, const int64_t *extent, const int64_t *stride, const place *at)
+{
+    uint64_t p = (uint64_t)base;
+    int64_t rest = at->rest;
+    UNROLL(4)
+    for (int j = 0; j < FEW; j++)
+        if (ndim > j)
+            p += (uint64_t)(at->index[j] * stride[ndim - 1 - j]);
+    UNROLL(1)
+    for (int i = ndim - 1 - FEW; i >= 0; i--)
+        p += (uint64_t)(divided(&rest, extent[i]) * stride[i]);
+    return p;
+}
+
+/* sum_at: the element at a place, in dtype out. */
+FN inline wide sum_at(const fan_k_any *a, const place *at)
 {
     int acc = a->out;
     wide sum = {0, 0, 0};
     const int64_t *source = a->words + 2 * a->ndim + 1;
     for (int k = 0; k < a->n; k++, source += 2 + a->ndim) {
         int from = (int)(source[1] & 0xff), now = (int)(source[1] >> 8);
-        wide x = convert(load(from, address(source[0], a->ndim, source + 2, index), a->anywhere), form_of(from), now);
+        wide x =
+            convert(load(from, address(source[0], a->ndim, a->words, source + 2, at), a->anywhere), form_of(from), now);
         if (k == 0)
             sum = x;
         else
@@ -809,50 +837,47 @@ FN inline wide sum_at(const fan_k_any *a, const int64_t *index)
 
 KERNEL fan_any(ARGS(fan_k_any, a))
 {
-    int64_t index[MOST_NDIM];
     const int64_t *extent = a.words, *out = extent + a.ndim;
     for (int64_t at = THREAD; at < a.size; at += THREADS) {
-        index_of(at, a.ndim, extent, index);
-        store(a.out, address(out[0], a.ndim, out + 1, index), a.anywhere, sum_at(&a, index));
+        place here = place_of(at, a.ndim, extent);
+        store(a.out, address(out[0], a.ndim, extent, out + 1, &here), a.anywhere, sum_at(&a, &here));
     }
 }
 
-/* has_nonfinite: source k is not finite at `index`. */
-FN bool has_nonfinite(const fan_k_any *a, int k, const int64_t *index)
+/* has_nonfinite: source k is not finite at a place. */
+FN bool has_nonfinite(const fan_k_any *a, int k, const place *at)
 {
     const int64_t *source = a->words + 2 * a->ndim + 1 + k * (2 + a->ndim);
-    wide x = load((int)(source[1] & 0xff), address(source[0], a->ndim, source + 2, index), a->anywhere);
+    wide x = load((int)(source[1] & 0xff), address(source[0], a->ndim, a->words, source + 2, at), a->anywhere);
     return !is_finite(x.re) || !is_finite(x.im);
 }
 
 KERNEL fan_fold_stats_any(ARGS(fan_k_any, a))
 {
-    int64_t index[MOST_NDIM];
     const int64_t *extent = a.words, *out = extent + a.ndim;
     fan_stats_partial mine = row_of_nothing();
     int form = form_of(a.out);
     for (int64_t at = THREAD; at < a.size; at += THREADS) {
-        index_of(at, a.ndim, extent, index);
-        wide sum = sum_at(&a, index);
+        place here = place_of(at, a.ndim, extent);
+        wide sum = sum_at(&a, &here);
         if (!(form == WIDE_C128 ? row_complex(&mine, sum.re, sum.im) : row_real(&mine, double_of(sum, form))))
             for (int k = a.first_suspect; k < a.n && (uint64_t)k < mine.bad; k++)
-                if (has_nonfinite(&a, k, index))
+                if (has_nonfinite(&a, k, &here))
                     mine.bad = (uint64_t)k;
         if (out[0])
-            store(a.out, address(out[0], a.ndim, out + 1, index), a.anywhere, sum);
+            store(a.out, address(out[0], a.ndim, extent, out + 1, &here), a.anywhere, sum);
     }
     row_put(&mine, a.rows);
 }
 
 KERNEL fan_nonfinite_any(ARGS(fan_k_any, a))
 {
-    int64_t index[MOST_NDIM];
     fan_device_stats *words = AT(fan_device_stats, a.rows);
     if (words->nonfinite == 0 || words->bad)
         return;
     for (int64_t at = THREAD; at < a.size; at += THREADS) {
-        index_of(at, a.ndim, a.words, index);
-        if (has_nonfinite(&a, 0, index)) { /* every thread that finds one writes the same */
+        place here = place_of(at, a.ndim, a.words);
+        if (has_nonfinite(&a, 0, &here)) { /* every thread that finds one writes the same */
             words->key = (int64_t)a.factor[0];
             words->bad = 1;
         }
@@ -861,31 +886,98 @@ KERNEL fan_nonfinite_any(ARGS(fan_k_any, a))
 
 /* ---- Sums over axes ---- */
 
-KERNEL fan_reduce_any(ARGS(fan_k_reduce, a))
+/* X(name, in memory, as it is summed, what sums those): decision D7. */
+#define TERM_LIST(X)                      \
+    X(truth, uint8_t, uint8_t, truth)     \
+    X(bits8, uint8_t, uint8_t, bits8)     \
+    X(bits16, uint16_t, uint16_t, bits16) \
+    X(bits32, uint32_t, uint32_t, bits32) \
+    X(bits64, uint64_t, uint64_t, bits64) \
+    X(single, float, double, twice)       \
+    X(twice, double, double, twice)       \
+    X(float16, uint16_t, double, twice)   \
+    X(bfloat16, uint16_t, double, twice)  \
+    X(e4m3fn, uint8_t, double, twice)     \
+    X(e5m2, uint8_t, double, twice)
+
+/* gone_at: where term k lies from the first; *more: how many of its lane follow it along the last axis that goes. */
+FN inline uint64_t gone_at(const fan_k_reduce *a, int64_t k, int64_t *more)
 {
-    int64_t index[MOST_NDIM], term[MOST_NDIM];
-    const int64_t *extent = a.words, *out = extent + a.stay, *in = out + a.stay, *gone = in + a.stay,
-                  *step = gone + a.go;
-    for (int64_t at = THREAD; at < a.size; at += THREADS) {
-        index_of(at, a.stay, extent, index);
-        uint64_t p = address((int64_t)a.in, a.stay, in, index);
-        wide sum = {0, 0, 0};
-        for (int i = 0; i < a.go; i++)
-            term[i] = 0;
-        for (int64_t k = 0; k < a.terms; k++) {
-            wide x = convert(load(a.from, p, a.anywhere), form_of(a.from), a.acc);
-            sum = k ? add(a.acc, sum, x) : x;
-            for (int i = a.go - 1; i >= 0; i--) {
-                p += (uint64_t)step[i];
-                if (++term[i] < gone[i])
-                    break;
-                p -= (uint64_t)(step[i] * gone[i]);
-                term[i] = 0;
-            }
-        }
-        store(a.to, address((int64_t)a.out, a.stay, out, index), a.anywhere, convert(sum, form_of(a.acc), a.to));
-    }
+    const int64_t *extent = a->words + 3 * a->stay, *step = extent + a->go;
+    place at = place_of(k, a->go, extent);
+    *more = a->go ? (extent[a->go - 1] - 1 - at.index[0]) >> a->lanes : 0;
+    return address(0, a->go, extent, step, &at);
 }
+
+FN inline void reduce_put(const fan_k_reduce *a, uint64_t out, uint64_t bits)
+{
+    store(a->to, out, a->anywhere, convert(understand(a->acc, bits, 0), form_of(a->acc), a->to));
+}
+
+/* terms_NAME: the terms k, k + lanes, .. before `end`, one after the other. */
+#define REDUCE(K, MEM, S, BY)                                                                                       \
+    FN inline S term_##K(uint64_t p, int anywhere)                                                                  \
+    {                                                                                                               \
+        MEM x;                                                                                                      \
+        uint64_t bits;                                                                                              \
+        if (!anywhere)                                                                                              \
+            return (S)up_##K(*AT(const MEM, p));                                                                    \
+        bits = get(p, sizeof x, 1);                                                                                 \
+        memcpy(&x, &bits, sizeof x);                                                                                \
+        return (S)up_##K(x);                                                                                        \
+    }                                                                                                               \
+    FN inline S terms_##K(const fan_k_reduce *a, uint64_t in, int64_t k, int64_t end)                               \
+    {                                                                                                               \
+        const int64_t step = a->go ? a->words[3 * a->stay + 2 * a->go - 1] << a->lanes : 0;                         \
+        S sum = 0;                                                                                                  \
+        for (bool first = true; k < end; first = false) {                                                           \
+            int64_t more;                                                                                           \
+            uint64_t p = in + gone_at(a, k, &more);                                                                 \
+            int64_t left = (end - 1 - k) >> a->lanes;                                                               \
+            left = 1 + (left < more ? left : more);                                                                 \
+            k += left << a->lanes;                                                                                  \
+            if (first || a->anywhere) {                                                                             \
+                S one = term_##K(p, a->anywhere);                                                                   \
+                sum = first ? one : plus_##BY(sum, one);                                                            \
+                k -= a->anywhere ? (left - 1) << a->lanes : 0; /* one by one */                                     \
+                left = a->anywhere ? 0 : left - 1;                                                                  \
+                p += (uint64_t)step;                                                                                \
+            }                                                                                                       \
+            UNROLL(8)                                                                                               \
+            for (; left > 0; left--, p += (uint64_t)step)                                                           \
+                sum = plus_##BY(sum, term_##K(p, 0));                                                               \
+        }                                                                                                           \
+        return sum;                                                                                                 \
+    }                                                                                                               \
+    KERNEL fan_reduce_##K(ARGS(fan_k_reduce, a))                                                                    \
+    {                                                                                                               \
+        const int64_t *extent = a.words, *out = extent + a.stay, *in = out + a.stay;                                \
+        for (int64_t t = THREAD; t < a.numbers * a.runs; t += THREADS) {                                            \
+            int64_t over = t, left = divided(&over, a.across ? a.numbers : a.runs);                                 \
+            const int64_t number = a.across ? left : over, run = a.across ? over : left,                            \
+                          element = a.parts == 1 ? number : number >> 1, part = number - element * a.parts,         \
+                          group = a.whole ? run : run >> a.lanes, begin = group * a.group,                          \
+                          end = a.terms - begin < a.group ? a.terms : begin + a.group,                              \
+                          lane = a.whole ? 0 : run - (group << a.lanes),                                            \
+                          lanes = a.whole ? (int64_t)1 << a.lanes : lane + 1;                                       \
+            const place here = place_of(element, a.stay, extent);                                                   \
+            const uint64_t from = address((int64_t)a.in, a.stay, extent, in, &here) + (uint64_t)(part * a.in_part); \
+            S sum = 0;                                                                                              \
+            UNROLL(1)                                                                                               \
+            for (int64_t j = lane; j < lanes && begin + j < end; j++) {                                             \
+                S one = terms_##K(&a, from, begin + j, end);                                                        \
+                sum = j == lane ? one : plus_##BY(sum, one);                                                        \
+            }                                                                                                       \
+            uint64_t bits = 0;                                                                                      \
+            memcpy(&bits, &sum, sizeof sum);                                                                        \
+            if (a.last)                                                                                             \
+                reduce_put(&a, address((int64_t)a.out, a.stay, extent, out, &here) + (uint64_t)(part * a.out_part), \
+                           bits);                                                                                   \
+            else                                                                                                    \
+                AT(S, a.out)[t] = sum;                                                                              \
+        }                                                                                                           \
+    }
+TERM_LIST(REDUCE)
 
 /* ---- Sparse into dense ---- */
 
@@ -920,14 +1012,13 @@ FN bool place_row(const fan_k_scatter *a, int64_t row, int64_t e, uint64_t *to)
 
 KERNEL fan_scatter_any(ARGS(fan_k_scatter, a))
 {
-    int64_t index[MOST_NDIM];
     const int64_t *extent = a.words + (a.pointers ? 3 : 2 * a.sparse), *into = extent + a.inner,
                   *values = into + a.inner;
     for (int64_t t = THREAD; t < a.lanes * a.inside; t += THREADS) {
         int64_t worker = t / a.inside, begin = 0, end = a.entries;
-        index_of(t % a.inside, a.inner, extent, index);
-        uint64_t to_offset = address(0, a.inner, into, index),
-                 from = address((int64_t)a.values, a.inner, values, index);
+        place here = place_of(t % a.inside, a.inner, extent);
+        uint64_t to_offset = address(0, a.inner, extent, into, &here),
+                 from = address((int64_t)a.values, a.inner, extent, values, &here);
         if (a.pointers) {
             uint64_t p = a.pointers + (uint64_t)(worker * a.pointer_step);
             begin = whole_number(p, a.pointer_size);

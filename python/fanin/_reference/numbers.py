@@ -150,13 +150,29 @@ def scaled(x: Array, scale: Any) -> Array:
 
 
 def sum_to(x: Array, shape: Shape) -> Array:
-    """A9, D7: x summed, in one sequential fold, to a shape that broadcasts to its own."""
+    """A9, D7: x summed to a shape that broadcasts to its own."""
     lead = x.ndim - len(shape)
     axes = [i for i in range(x.ndim) if i < lead or x.shape[i] != shape[i - lead]]
     terms = np.moveaxis(x, axes, range(len(axes)))
     terms = terms.reshape(math.prod(terms.shape[: len(axes)]), *terms.shape[len(axes) :])
     terms = rounded(terms, np.dtype({"f": "float64", "c": "complex128"}.get(kind(x.dtype), x.dtype)))
-    return reduce(plus, terms[1:], terms[0]).reshape(shape) if len(terms) else np.zeros(shape, terms.dtype)
+    return dealt(terms).reshape(shape) if len(terms) else np.zeros(shape, terms.dtype)
+
+
+def fold(terms: Array | list[Array]) -> Array:
+    """One after the other."""
+    return reduce(plus, terms[1:], terms[0])
+
+
+def dealt(terms: Array) -> Array:
+    """D7: up to 256 one after the other; more are dealt to 32 lanes, 8192 at a time; then runs of 256 sums."""
+    if len(terms) <= 256:
+        return fold(terms)
+    groups = [terms[k : k + 8192] for k in range(0, len(terms), 8192)]
+    sums = [fold([fold(g[lane::32]) for lane in range(min(32, len(g)))]) for g in groups]
+    while len(sums) > 1:
+        sums = [fold(sums[k : k + 256]) for k in range(0, len(sums), 256)]
+    return sums[0]
 
 
 # ---------------------------------------------------------------- 3. Sparse gradients
