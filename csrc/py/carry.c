@@ -43,7 +43,7 @@ static bool hand(const fan_node *to, uint32_t slot, void *gradient)
         return dtype != FAN_DT_NONE &&
                (!spec || declares(spec, dtype, PyArray_NDIM(a), (const int64_t *)PyArray_DIMS(a)));
     }
-    if (fan_tensor_look(o, &of, &ndim, &shape))
+    if (fan_tensor_on_cpu(o, &of, &ndim, &shape))
         return (!spec || declares(spec, of, ndim, shape)) && fan_fast_is_detached(o) && fan_fast_has_own_value(o);
     if (!fan_fast_import(o, &kind, &data) || (spec && !declares(spec, kind.dtype, kind.ndim, kind.shape)))
         return false;

@@ -87,6 +87,21 @@ typedef struct fan_dl_api {
     int (*current_stream)(int32_t device_type, int32_t device, void **stream);
 } fan_dl_api;
 
+/* fan_is_tensor: whether an object is a torch tensor that torch's table reads. fan_tensor_look: what it says of one,
+ * borrowed; false: nothing. Calls nobody. */
+static inline bool fan_is_tensor(const fan_state *st, PyObject *o)
+{
+    return st->torch_api && Py_TYPE(o) == st->torch_type;
+}
+
+static inline bool fan_tensor_look(const fan_state *st, PyObject *o, fan_dl_tensor *out)
+{
+    if (st->torch_api->look(o, out) == 0)
+        return true;
+    PyErr_Clear();
+    return false;
+}
+
 /* fan_dl_api_of: the table in a capsule; NULL: none that we know, without an exception. */
 const fan_dl_api *fan_dl_api_of(PyObject *capsule);
 fan_dtype fan_dl_dtype_of(fan_dl_dtype d);

@@ -12,10 +12,8 @@ static bool kind_of_tensor(const fan_state *st, PyObject *o, fan_fast_kind *kind
 {
     fan_dl_tensor t;
     int64_t run = 1;
-    if (st->torch_api->look(o, &t) != 0) {
-        PyErr_Clear();
+    if (!fan_tensor_look(st, o, &t))
         return false;
-    }
     if (t.device.type != FAN_DL_CPU || t.dtype.lanes != 1 || t.dtype.code == FAN_DL_COMPLEX || t.ndim < 0 ||
         t.ndim > FAN_FAST_NDIM || !t.data)
         return false;
@@ -143,7 +141,7 @@ bool fan_fast_import(PyObject *o, fan_fast_kind *kind, char **data)
         return fan_native_fast(o, kind, data);
     if (!PyArray_CheckExact(o)) {
         const fan_state *st = fan_state_get();
-        if (st->torch_api && Py_TYPE(o) == st->torch_type)
+        if (fan_is_tensor(st, o))
             return kind_of_tensor(st, o, kind, data);
         return kind_of_number(o, kind, data) || (PyArray_IsScalar(o, Generic) && kind_of_numpy_scalar(o, kind, data));
     }
@@ -163,16 +161,12 @@ bool fan_fast_import(PyObject *o, fan_fast_kind *kind, char **data)
     return true;
 }
 
-bool fan_tensor_look(PyObject *o, fan_dtype *dtype, int *ndim, const int64_t **shape)
+bool fan_tensor_on_cpu(PyObject *o, fan_dtype *dtype, int *ndim, const int64_t **shape)
 {
     const fan_state *st = fan_state_get();
     fan_dl_tensor t;
-    if (!st->torch_api || Py_TYPE(o) != st->torch_type)
+    if (!fan_is_tensor(st, o) || !fan_tensor_look(st, o, &t))
         return false;
-    if (st->torch_api->look(o, &t) != 0) {
-        PyErr_Clear();
-        return false;
-    }
     *dtype = t.dtype.lanes == 1 && t.dtype.code != FAN_DL_COMPLEX ? fan_dl_dtype_of(t.dtype) : FAN_DT_NONE;
     *ndim = t.ndim;
     *shape = t.shape;

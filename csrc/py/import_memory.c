@@ -107,10 +107,8 @@ static bool tensor_is(PyObject *o, const fan_array *a)
 {
     const fan_state *st = fan_state_get();
     fan_dl_tensor is;
-    if (!st->torch_api || Py_TYPE(o) != st->torch_type || st->torch_api->look(o, &is) != 0) {
-        PyErr_Clear();
+    if (!fan_is_tensor(st, o) || !fan_tensor_look(st, o, &is))
         return false;
-    }
     bool same = is.ndim == a->ndim && (a->size == 0 || (is.data && (char *)is.data + is.byte_offset == a->data));
     for (int i = 0; i < a->ndim && same; i++)
         same = is.shape[i] == a->shape[i];

@@ -214,9 +214,9 @@ bool fan_fast_is_unchanged(PyObject *o, const fan_fast_kind *kind, const char *d
  * fan_fast_is_detached: whether it asks for no gradient of its own. */
 bool fan_fast_has_own_value(PyObject *o);
 bool fan_fast_is_detached(PyObject *o);
-/* fan_tensor_look: dtype and shape, which live as long as it does, of a torch tensor on the CPU, whatever its layout;
+/* fan_tensor_on_cpu: dtype and shape, which live as long as it does, of a torch tensor on the CPU, whatever its layout;
  * false: it is none, or complex. */
-bool fan_tensor_look(PyObject *o, fan_dtype *dtype, int *ndim, const int64_t **shape);
+bool fan_tensor_on_cpu(PyObject *o, fan_dtype *dtype, int *ndim, const int64_t **shape);
 /* fan_fast_writable: whether its memory may be written. */
 bool fan_fast_writable(PyObject *o, const fan_fast_kind *kind);
 /* fan_fast_fresh: an array of the kind that `first` is of, to write a sum into, and where its first element is; NULL:

@@ -87,13 +87,7 @@ static bool read_quickly(PyObject *o, int64_t *dims, fan_layout_item *out)
 {
     const fan_state *st = fan_state_get();
     fan_dl_tensor t;
-    if (!st->torch_api || Py_TYPE(o) != st->torch_type)
-        return false;
-    if (st->torch_api->look(o, &t) != 0) {
-        PyErr_Clear();
-        return false;
-    }
-    return read_tensor(&t, dims, out);
+    return fan_is_tensor(st, o) && fan_tensor_look(st, o, &t) && read_tensor(&t, dims, out);
 }
 
 static void read_device_array(const fan_array *a, const fan_device *d, int64_t *dims, fan_layout_item *out)

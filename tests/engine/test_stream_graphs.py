@@ -193,7 +193,9 @@ def waits_of(call: Any) -> tuple[Counter[Any], int]:
     found: Counter[Any] = Counter()
     for line in t.lines:
         if line.kind == "wait":
-            number, device = re.fullmatch(r"stream (\d+) of (\S+)", line.label or "").groups()  # type: ignore[union-attr]
+            stream = re.fullmatch(r"stream (\d+) of (\S+)", line.label or "")
+            assert stream, line
+            number, device = stream.groups()
             prefix = device.partition(":")[0]
             found[(f"{prefix}:{line.device}", line.stream), (device, int(number))] += 1
     return found, sum(line.kind == "elided" for line in t.lines)

@@ -330,7 +330,7 @@ def test_a_schedule_is_for_one_worker_and_a_walk_too() -> None:
     with pytest.raises(ValueError, match="backward: schedule= says which node is the next, of one worker"):
         fanin.backward(one(top), workers=2, schedule=lambda ready: ready[0])
     with pytest.raises(ValueError, match="create_graph=True numbers the nodes"):
-        fanin.backward(one(top), workers=2, create_graph=True)  # type: ignore[call-arg]
+        fanin.backward(one(top), workers=2, create_graph=True)
     with pytest.raises(TypeError, match="workers"):
         fanin.walk(one(top), workers=2)  # type: ignore[call-arg]
     fanin.backward(one(top), workers=1, schedule=lambda ready: ready[0])

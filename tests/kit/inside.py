@@ -6,15 +6,11 @@ and keeps it under a hash of all that went in.
 from __future__ import annotations
 
 import functools
-import importlib.machinery
-import importlib.util
-import sys
-import sysconfig
 from types import ModuleType
 
 import numpy as np
 
-from kit.support import CSRC, TEST_C, build_c, compiler
+from kit.support import CSRC, TEST_C, extension
 
 #: What the library shows a copy of: the lower rungs, and what decides.
 SHOWN = ("base/*.c", "array/*.c", "device/capture_rule.c", "buffer/sync.c", "buffer/accum.c", "buffer/plan.c")
@@ -23,20 +19,8 @@ SHOWN = ("base/*.c", "array/*.c", "device/capture_rule.c", "buffer/sync.c", "buf
 @functools.cache
 def inside(*optimize: str) -> ModuleType:
     """The library; where no compiler is, the test that asks is skipped. Benchmarks want a release's flags."""
-    if not compiler():
-        import pytest
-
-        pytest.skip("no C compiler: set CC")
     sources = [*sorted(TEST_C.glob("inside*.c")), *sorted(p for pattern in SHOWN for p in CSRC.glob(pattern))]
-    flags = ["-fPIC", *optimize, f"-isystem{sysconfig.get_path('include')}"]
-    link = ["-shared"] if sys.platform != "darwin" else ["-bundle", "-undefined", "dynamic_lookup"]
-    path = build_c(sources, *flags, core=False, link=link)
-    loader = importlib.machinery.ExtensionFileLoader("inside", str(path))
-    spec = importlib.util.spec_from_loader("inside", loader)
-    assert spec
-    module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
-    return module
+    return extension("inside", sources, *optimize)
 
 
 def view(x: np.ndarray) -> tuple[int, str, tuple[int, ...], tuple[int, ...]]:

@@ -11,9 +11,11 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
@@ -197,6 +199,22 @@ def build_c(
     key = hashlib.sha256("\0".join([*every, *link, *map(str, objects)]).encode()).hexdigest()[:24]
     command = [*compiler(), *every, *map(str, objects), *link, "-lm"]
     return _compile(command, cache_dir() / f"{paths[0].stem}-{key}")
+
+
+def extension(name: str, sources: Sequence[Path], *flags: str) -> ModuleType:
+    """A module of Python's made of C files without the core's; where no compiler is, the test that asks is skipped."""
+    if not compiler():
+        import pytest
+
+        pytest.skip("no C compiler: set CC")
+    link = ["-shared"] if sys.platform != "darwin" else ["-bundle", "-undefined", "dynamic_lookup"]
+    path = build_c(sources, "-fPIC", *flags, f"-isystem{sysconfig.get_path('include')}", core=False, link=link)
+    loader = importlib.machinery.ExtensionFileLoader(name, str(path))
+    spec = importlib.util.spec_from_loader(name, loader)
+    assert spec
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
 
 
 def run_c(

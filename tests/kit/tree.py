@@ -572,12 +572,12 @@ def functions(root: Path) -> list[Function]:
 def wide_lines(root: Path, columns: int = 120) -> list[str]:
     """The lines of the product and of its tests that are longer, without what a line says to a checker at its end."""
     tests = (p for p in (root / "tests").glob("**/*") if p.suffix in (".py", ".c", ".h"))
-    files = [*c_files(root / "csrc"), *sorted((root / "python").glob("**/*.py*")), *sorted(tests)]
+    package = (p for p in (root / "python").glob("**/*") if p.suffix in (".py", ".pyi", ".h"))
+    files = [*c_files(root / "csrc"), *sorted(package), *sorted(tests)]
     files += [p for p in [root / ".ci" / "run"] if p.exists()]
     return [
         f"{path.relative_to(root).as_posix()}:{at}"
         for path in files
-        if path.suffix != ".pyc"
         for at, line in enumerate(path.read_text().split("\n"), 1)
         if len(re.sub(r"  # (type: ignore|noqa)[^#]*$", "", line)) > columns
     ]

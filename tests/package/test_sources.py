@@ -91,9 +91,10 @@ def test_no_line_is_wider_than_120_columns() -> None:
 
 
 def test_a_planted_wide_line_is_found(tmp_path: Path) -> None:
-    for name in ("csrc/base", "python/fanin", "tests/c", ".ci"):
+    for name in ("csrc/base", "python/fanin/include", "tests/c", ".ci"):
         (tmp_path / name).mkdir(parents=True)
-    where = ["csrc/base/x.h", "python/fanin/x.py", "tests/c/test_x.c", "tests/test_x.py", ".ci/run"]
+    package = ["python/fanin/include/x.h", "python/fanin/x.py", "python/fanin/x.pyi"]
+    where = ["csrc/base/x.h", *package, "tests/c/test_x.c", "tests/test_x.py", ".ci/run"]
     for columns, found in ((120, []), (121, ["csrc/base/x.h:2", *(f"{name}:2" for name in where[1:])])):
         for name in where:
             begin, end = ("/* ", " */") if name.endswith((".h", ".c")) else ("# ", "")

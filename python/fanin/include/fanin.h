@@ -129,8 +129,8 @@ typedef struct fanin_api {
     fanin_object *(*function_new)(const fanin_function *f);
     /* node_new: a fanin.Node: new reference. `name` is a str, or NULL. */
     fanin_object *(*node_new)(fanin_object *function, const fanin_edge *edges, size_t nedges, fanin_object *name);
-    /* to_python: the value as an ndarray over the same memory, or None: new reference. of_python: an array on the CPU, or
-     * None, as a value over the same memory. */
+    /* to_python: the value as an ndarray over the same memory, or None: new reference. of_python: an array on the CPU,
+     * or None, as a value over the same memory. */
     fanin_object *(*to_python)(const fanin_value *v);
     int (*of_python)(fanin_object *o, fanin_value *out);
 } fanin_api;
