@@ -101,7 +101,8 @@
     X(NODE_TAKEN_TWICE, "a worker finds a node in one step and takes it in another") \
     X(BUFFER_TWICE, "of two workers each puts a buffer of its own in a node's place") \
     X(WORKER_LEAVES, "a worker leaves where nothing is ready, though others are at work") \
-    X(GROUP_TWICE, "a group is not asked whether one of it runs")
+    X(GROUP_TWICE, "a group is not asked whether one of it runs") \
+    X(DEVICE_ON_ANY, "what runs on a device runs on any worker")
 #define FAN_FAULTS(X) \
     FAN_BUFFER_FAULTS(X) FAN_BATCH_FAULTS(X) FAN_EXACT_FAULTS(X) FAN_CUDA_FAULTS(X) FAN_SEARCH_FAULTS(X) \
     FAN_ENGINE_FAULTS(X)

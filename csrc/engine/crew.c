@@ -56,6 +56,37 @@ static fan_status groups_init(fan_backward *p, fan_crew *c, fan_error *err)
     return status;
 }
 
+/* ---- devices ---- */
+
+fan_crew_device *fan__crew_device(const fan_crew *c, const fan_node *n)
+{
+    const fan_stream *own = fan_node_stream(n);
+    for (uint32_t i = 0; own && i < c->ndevices; i++)
+        if (c->devices[i].device == own->device)
+            return &c->devices[i];
+    return NULL;
+}
+
+static fan_status devices_init(const fan_backward *p, fan_crew *c, fan_error *err)
+{
+    size_t cap = 0;
+    for (size_t i = 0; i < p->nvisits; i++) {
+        const fan_node *n = p->visits[i].node;
+        if (!fan_node_stream(n) || fan__crew_device(c, n))
+            continue;
+        if (fan_grow((void **)&c->devices, &cap, c->ndevices + 1, sizeof *c->devices) != 0)
+            return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+        fan_crew_device *d = &c->devices[c->ndevices];
+        *d = (fan_crew_device){
+            .device = fan_node_device(n), .queue.leaves = FAN_NOWHERE, .queue.leaves_last = FAN_NOWHERE};
+        d->worker = p->streams.captured ? 0 : c->ndevices % (c->nhelpers + 1);
+        if (fan_ready_init(&d->queue.nodes, p->nvisits) != 0)
+            return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+        c->ndevices++;
+    }
+    return FAN_OK;
+}
+
 /* ---- begun and ended ---- */
 
 static void run_helper(void *arg)
@@ -72,8 +103,7 @@ static fan_status crew_fill(fan_backward *p, fan_crew *c, fan_error *err)
         h->job = (fan_thread_job){.work = run_helper, .arg = h};
         FAN_TRY(p->config.frontend->worker_new(&h->around, err));
     }
-    if (fan_ready_init(&c->devices.nodes, p->nvisits) != 0)
-        return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+    FAN_TRY(devices_init(p, c, err));
     return groups_init(p, c, err);
 }
 
@@ -94,7 +124,6 @@ fan_status fan__crew_begin(fan_backward *p, void (*work)(fan_helper *h), fan_err
         fan_free(c);
         return fan_fail(err, FAN_ERR_STATE, "a condition could not be made");
     }
-    c->devices.leaves = c->devices.leaves_last = FAN_NOWHERE;
     c->process = fan_process();
     c->work = work;
     c->nhelpers = n;
@@ -115,7 +144,9 @@ void fan__crew_free(fan_backward *p)
         p->config.frontend->drop(c->error);
     fan_cond_fini(&c->changed);
     fan_mutex_fini(&c->lock);
-    fan_ready_fini(&c->devices.nodes);
+    for (uint32_t i = 0; i < c->ndevices; i++)
+        fan_ready_fini(&c->devices[i].queue.nodes);
+    fan_free(c->devices);
     fan_free(c->group_of);
     fan_free(c->groups);
     fan_free(c);
@@ -151,30 +182,47 @@ fan_status fan__crew_wait(const fan_backward *p, fan_error *err)
     return status;
 }
 
-/* idle_helper: one that was not started yet; NULL: none. */
+/* idle_helper: one that was not started yet, and that has something to do: NULL: none. */
 static fan_helper *idle_helper(fan_crew *c)
 {
-    for (uint32_t i = 0; i < c->nhelpers; i++)
+    for (uint32_t i = 0; i < c->ndevices; i++) {
+        const fan_crew_device *d = &c->devices[i];
+        if (d->ready && d->worker && c->helpers[d->worker - 1].state == FAN_HELPER_NONE)
+            return &c->helpers[d->worker - 1];
+    }
+    for (uint32_t i = 0; i < c->nhelpers && c->ready && !c->asleep; i++)
         if (c->helpers[i].state == FAN_HELPER_NONE)
             return &c->helpers[i];
     return NULL;
 }
 
-bool fan__crew_wake(const fan_backward *p)
+/* for_others: whether something is ready that another worker may do, or must. */
+static bool for_others(const fan_worker *w)
 {
-    fan_crew *c = p->crew;
-    if (c->asleep) {
-        fan_cond_broadcast(&c->changed);
+    const fan_crew *c = w->pass->crew;
+    if (c->ready && w->now != FAN_NOWHERE)
+        return true;
+    for (uint32_t i = 0; i < c->ndevices && c->ready_there; i++)
+        if (c->devices[i].ready && !fan__crew_own(c, &c->devices[i], w))
+            return true;
+    return false;
+}
+
+bool fan__crew_wake(const fan_worker *w)
+{
+    fan_crew *c = w->pass->crew;
+    if (!for_others(w))
         return false;
-    }
+    if (c->asleep)
+        fan_cond_broadcast(&c->changed);
     return !c->over && idle_helper(c);
 }
 
-void fan__crew_start(fan_backward *p)
+/* start_one: true: it was started for a device, and there may be more of these. */
+static bool start_one(fan_crew *c)
 {
-    fan_crew *c = p->crew;
     fan_helper *h;
-    bool started;
+    bool started, others;
     fan__crew_lock(c);
     h = c->over ? NULL : idle_helper(c);
     if (h) {
@@ -183,16 +231,24 @@ void fan__crew_start(fan_backward *p)
     }
     fan_mutex_unlock(&c->lock);
     if (!h)
-        return;
+        return false;
     started = fan_thread_job_start(&h->job);
     fan__crew_lock(c);
     if (h->state == FAN_HELPER_STARTS)
         h->state = started ? FAN_HELPER_STARTED : FAN_HELPER_GONE;
     if (!started)
         c->inside--;
-    if (c->over)
-        fan_cond_broadcast(&c->changed); /* the caller may wait for this */
+    if (c->over || !started)
+        fan_cond_broadcast(&c->changed); /* the caller may wait for this, or has what this one was to do */
+    others = c->ready_there != 0;
     fan_mutex_unlock(&c->lock);
+    return others;
+}
+
+void fan__crew_start(fan_backward *p)
+{
+    while (start_one(p->crew))
+        continue;
 }
 
 /* ---- failed, left, ended ---- */

@@ -10,6 +10,9 @@
  * Title: On demand. Whoever takes a node and leaves another behind wakes somebody who waits, or starts a helper. So a
  * chain never has a second thread, whatever `workers` says.
  *
+ * Title: A device's worker. The first device of a pass is the caller's, the second the first helper's, and so on,
+ * around: the order is that of its nodes. What is captured is the caller's, who began the capture.
+ *
  * What can go wrong: a pass that is done while others are still to come back: the caller waits for all that have begun.
  * An error: nobody begins another node, and it is the caller's once all have stopped. A fork inside of a node: the
  * child has none of the others, and says so.
@@ -33,16 +36,25 @@ typedef struct fan_crew_group {
     uint32_t first, last; /* a list: those that were ready meanwhile; FAN_NOWHERE: none */
 } fan_crew_group;
 
+/* A device of the pass: all that runs there runs on one worker, so that its streams are told in one order (E3). */
+typedef struct fan_crew_device {
+    const fan_device *device;
+    uint32_t worker; /* by its number; the caller's, once that helper has gone */
+    uint32_t ready;
+    fan_queue queue;
+} fan_crew_device;
+
 typedef struct fan_crew {
     fan_mutex lock;
     fan_cond changed;     /* a node is ready, the pass is over, a helper has left */
     uint32_t ready;       /* leaves and nodes in the pass's queue */
-    uint32_t ready_there; /* .. in this one: */
-    fan_queue devices;    /* what runs on a device: the caller's alone, so that its streams are told in one order */
-    uint32_t busy;        /* workers that have a node */
-    uint32_t asleep;      /* .. that wait for one */
-    uint32_t inside;      /* helpers that were started, and have not left */
-    bool over;            /* nobody begins a node any more */
+    uint32_t ready_there; /* .. in those of devices */
+    uint32_t ndevices;
+    fan_crew_device *devices;
+    uint32_t busy;   /* workers that have a node */
+    uint32_t asleep; /* .. that wait for one */
+    uint32_t inside; /* helpers that were started, and have not left */
+    bool over;       /* nobody begins a node any more */
     unsigned process;
     bool forked; /* this process has the thread alone that forked */
     bool failed;
@@ -76,8 +88,17 @@ static inline void fan__pass_unlock(const fan_backward *p)
 /* fan__crew_wait: locked before and after, not meanwhile: until something has changed, or for a twentieth of a second.
  */
 fan_status fan__crew_wait(const fan_backward *p, fan_error *err);
-/* fan__crew_wake: locked: there is something to do for others: true: fan__crew_start is to be called, unlocked. */
-bool fan__crew_wake(const fan_backward *p);
+/* fan__crew_device: locked: where a node waits for its turn that runs on a device; NULL: it is of the CPU.
+ * fan__crew_own: whether a worker runs what is on it. */
+fan_crew_device *fan__crew_device(const fan_crew *c, const fan_node *n);
+static inline bool fan__crew_own(const fan_crew *c, const fan_crew_device *d, const fan_worker *w)
+{
+    bool gone = d->worker && c->helpers[d->worker - 1].state == FAN_HELPER_GONE;
+    return w->number == (gone ? 0 : d->worker);
+}
+/* fan__crew_wake: locked: this worker has a node, or none is left for it: those are woken for whom there is one. true:
+ * fan__crew_start is to be called, unlocked. */
+bool fan__crew_wake(const fan_worker *w);
 void fan__crew_start(fan_backward *p);
 /* fan__crew_failed: a worker ends with an error, which is the pass's if it is the first. */
 void fan__crew_failed(fan_worker *w, fan_status status, const fan_error *err);

@@ -19,15 +19,17 @@ static void put_in(fan_queue *q, fan_visit *visits, uint32_t at)
     q->leaves_last = at;
 }
 
-/* put: of several workers, what runs on a device is the caller's (E3). */
+/* put: of several workers, what runs on a device has a queue there (E3). */
 static void put(fan_backward *p, uint32_t at)
 {
     fan_crew *c = p->crew;
+    fan_crew_device *d = c ? fan__crew_device(c, p->visits[at].node) : NULL;
     if (!c) {
         put_in(&p->queue, p->visits, at);
-    } else if (fan_node_stream(p->visits[at].node)) {
+    } else if (d) {
+        d->ready++;
         c->ready_there++;
-        put_in(&c->devices, p->visits, at);
+        put_in(&d->queue, p->visits, at);
     } else {
         c->ready++;
         put_in(&p->queue, p->visits, at);
@@ -132,11 +134,27 @@ static uint32_t take(fan_backward *p, fan_queue *q, uint32_t *ready)
     return FAN_NOWHERE;
 }
 
-/* take_next: the caller's own go first: devices are at work meanwhile. */
+/* take_there: of the worker's devices. */
+static uint32_t take_there(const fan_worker *w)
+{
+    fan_crew *c = w->pass->crew;
+    uint32_t at = FAN_NOWHERE;
+    for (uint32_t i = 0; i < c->ndevices && at == FAN_NOWHERE; i++) {
+        fan_crew_device *d = &c->devices[i];
+        uint32_t before = d->ready;
+        if (!fan__crew_own(c, d, w) && !FAN_FAULT(DEVICE_ON_ANY))
+            continue;
+        at = take(w->pass, &d->queue, &d->ready);
+        c->ready_there -= before - d->ready;
+    }
+    return at;
+}
+
+/* take_next: of its devices first: they are at work meanwhile. */
 static uint32_t take_next(const fan_worker *w)
 {
     fan_backward *p = w->pass;
-    uint32_t at = w->number == 0 ? take(p, &p->crew->devices, &p->crew->ready_there) : FAN_NOWHERE;
+    uint32_t at = p->crew->ready_there ? take_there(w) : FAN_NOWHERE;
     return at == FAN_NOWHERE ? take(p, &p->queue, &p->crew->ready) : at;
 }
 
@@ -164,6 +182,12 @@ static fan_status next_locked(fan_worker *w, fan_error *err)
             return over(p, err);
         if (FAN_FAULT(WORKER_LEAVES))
             return FAN_OK;
+        if (fan__crew_wake(w)) { /* it has made one ready that is another's */
+            fan_mutex_unlock(&c->lock);
+            fan__crew_start(p);
+            fan__crew_lock(c);
+            continue;
+        }
         FAN_TRY(fan__crew_wait(p, err));
     }
     return c->forked ? fan_fail(err, FAN_ERR_STATE,
@@ -226,10 +250,8 @@ static fan_status next_of_many(fan_worker *w, fan_error *err)
     }
     if (status == FAN_OK)
         status = next_locked(w, err);
-    if (w->number && p->crew->ready_there && p->crew->asleep)
-        fan_cond_broadcast(&p->crew->changed); /* the caller may be among them */
-    if (w->now != FAN_NOWHERE && p->crew->ready)
-        start = fan__crew_wake(p);
+    if (p->crew->ready || p->crew->ready_there)
+        start = fan__crew_wake(w);
     fan_mutex_unlock(&p->crew->lock);
     if (start)
         fan__crew_start(p);

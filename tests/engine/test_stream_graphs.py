@@ -63,6 +63,11 @@ def judge(w: World, spec: graphs.Spec, seed: int) -> None:
     other.run(keep=True, schedule=random.Random(seed + 1).choice)
     other.run(keep=False, schedule=lambda ready: ready[-1])
     assert other.values() == values, seed
+    if w.kind != "gpu":
+        many_workers = OnStreams(spec, w, random.Random(seed))
+        many_workers.run(keep=True, workers=2)
+        many_workers.run(keep=False, workers=3)
+        assert many_workers.values() == values and sorted(many_workers.ran) == sorted(inner * 2), seed
 
 
 def test_there_are_as_many_shapes_as_there_are() -> None:
@@ -124,6 +129,11 @@ def one(w: World, seed: int, seen: Counter[str]) -> None:
         other = OnStreams(plainly(again, graphs.draw(again, "wide arrays")), w, again)
         assert [other.run(keep, schedule=r.choice) for keep in ((True, False) if spec.keep else (False,))] == outcomes
         assert other.values() == values, seed
+        again = random.Random(seed)
+        other = OnStreams(plainly(again, graphs.draw(again, "wide arrays")), w, again)
+        assert [other.run(keep, workers=2) for keep in ((True, False) if spec.keep else (False,))] == outcomes
+        assert other.values() == values, seed
+        seen["two workers"] += 1
     seen["graphs"] += 1
     seen["Boom" if "Boom" in outcomes else "well"] += 1
     seen["grad"] += spec.capture
@@ -150,7 +160,18 @@ def many(kind: str, graphs_in_all: int) -> Counter[str]:
 @pytest.mark.parametrize("kind", ["sim", "fake"])
 def test_random_graphs_on_random_streams_give_what_plain_numbers_give(kind: str) -> None:
     seen = many(kind, 200)
-    wanted = ("defined", "undefined", "well", "Boom", "grad", "hook", "nested", "two devices", "caller of one device")
+    wanted = (
+        "defined",
+        "undefined",
+        "well",
+        "Boom",
+        "grad",
+        "hook",
+        "nested",
+        "two devices",
+        "two workers",
+        "caller of one device",
+    )
     assert not [x for x in wanted if not seen[x]], seen
 
 

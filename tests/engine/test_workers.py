@@ -17,6 +17,7 @@ import pytest
 
 import fanin
 from kit import hooks
+from kit.world import world
 
 pytestmark = [pytest.mark.core, pytest.mark.threads]
 
@@ -152,6 +153,39 @@ def test_what_runs_on_a_device_runs_on_the_callers_thread() -> None:
         fanin.backward(one(top), workers=3)
         assert leaf.grad.numpy()[0] == 12.0 and here.grad[0] == 2.0 and m.races == 0
     assert seen["device"] == {threading.get_ident()} and len(seen["cpu"]) == 2
+
+
+@pytest.mark.rule("E3", "E12", "S20")
+@pytest.mark.parametrize("kind", ["sim", "fake"])
+@pytest.mark.parametrize("workers", [1, 2, 3, 5])
+def test_several_devices_have_one_worker_each_as_far_as_there_are_workers(kind: str, workers: int) -> None:
+    seen: dict[int, set[int]] = {0: set(), 1: set(), 2: set()}
+
+    def passes(w: Any) -> None:
+        streams = [w.stream(d) for d in range(3) for _ in range(2)]
+        leaves = [fanin.Leaf(w.array(np.zeros(1), d), stream=streams[2 * d], name=f"on{d}") for d in range(3)]
+        for d, x in enumerate(leaves):
+            x.register_hook(lambda g, d=d: seen[d].add(threading.get_ident()))
+
+        def node(k: int) -> fanin.Node:
+            def fn(g: Any) -> Any:
+                seen[k // 2].add(threading.get_ident())
+                out = w.empty(1, np.float64, device=k // 2)
+                w.fill(streams[k], out, 2.0)
+                return out
+
+            return fanin.Node(fn, edges=[(leaves[k // 2], 0)], stream=streams[k])
+
+        nodes = [node(k % 6) for k in range(18)]
+        top = fanin.Node(lambda g: [g] * 18, edges=[(n, 0) for n in nodes], device="cpu")
+        fanin.backward(one(top), workers=workers)
+        assert [x.grad.numpy().tolist() for x in leaves] == [[12.0]] * 3
+
+    with world(kind, 3) as w, fanin.set_options(warn_stream_mismatch=False):
+        passes(w)
+    assert [len(t) for t in seen.values()] == [1, 1, 1]
+    assert len(set().union(*seen.values())) == min(workers, 3)
+    assert any(threading.get_ident() in t for t in seen.values())
 
 
 @pytest.mark.rule("E14")

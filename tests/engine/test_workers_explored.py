@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 import random
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -197,6 +198,59 @@ def test_a_group_that_is_entered_twice_is_found() -> None:
     hooks.fault("GROUP_TWICE")
     report = explore(lambda m: two_of_a_group(m, ("g", "g")), limit=6000, stop_at_first=True)
     assert 2 in report.results, report
+
+
+def on_two_devices(m: Machine, workers: int) -> tuple[Any, ...]:
+    """A pass of nodes on two devices that give to each other: its leaves' bits, and how many threads ran it."""
+    threads: dict[int, set[int]] = {0: set(), 1: set()}
+    streams = [m.stream(0), m.stream(1), m.stream(1)]
+
+    def times(c: float, by: int, to: tuple[int, ...]) -> Any:
+        def fn(g: Any) -> Any:
+            threads[int(streams[by].device[-1])].add(threading.get_ident())
+            made = [m.empty(1, "float32", device=d) for d in to]
+            for k, out in enumerate(made):
+                m.launch(streams[by], lambda x, y, k=k: np.copyto(y, x * np.float32(c + k)), reads=[g], writes=[out])
+            return made
+
+        return fn
+
+    leaves = [fanin.Leaf(m.array(np.zeros(1, "f4"), d), stream=streams[d]) for d in (0, 1)]
+    low = fanin.Node(times(1.3, 0, (0,)), edges=[(leaves[0], 0)], stream=streams[0])
+    sides = [
+        fanin.Node(times(c, by, (0, 1)), edges=[(low, 0), (leaves[1], 0)], stream=streams[by])
+        for c, by in ((1e8, 0), (3.7, 1), (-1.1e8, 2))
+    ]
+    top = fanin.Node(times(1.7, 0, (0, 1, 1)), edges=[(s, 0) for s in sides], stream=streams[0])
+    start = m.array(np.ones(1, "f4"))
+
+    def backward() -> None:
+        with m, fanin.set_options(warn_stream_mismatch=False):
+            fanin.backward([(top, 0, start)], workers=workers)
+
+    m.spawn(backward)
+    m.join()
+    m.synchronize()
+    assert m.races == 0
+    assert [len(t) for t in threads.values()] == [1, 1], "each device has one worker"
+    return (*(x.grad.numpy().tobytes() for x in leaves), len(threads[0] | threads[1]))
+
+
+@pytest.mark.rule("E3", "E12", "S18", "S20")
+def test_two_devices_have_a_worker_each_and_the_same_bits_in_orders_drawn_at_random() -> None:
+    one = explore(lambda m: on_two_devices(m, 1), devices=2, limit=1)
+    [(a, b, threads)] = one.results
+    assert threads == 1
+    report = explore(lambda m: on_two_devices(m, 2), devices=2, limit=150, samples=150)
+    assert report.ok and report.results == ((a, b, 2),), report
+
+
+@needs_faults
+@pytest.mark.rule("E3")
+def test_a_device_that_has_two_workers_is_found() -> None:
+    hooks.fault("DEVICE_ON_ANY")
+    report = explore(lambda m: on_two_devices(m, 2), devices=2, limit=150, samples=50, stop_at_first=True)
+    assert not report.ok and "each device has one worker" in str(report), report
 
 
 @pytest.mark.rule("E6", "E14")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -39,6 +40,7 @@ class OnStreams(graphs.Built):
         self.on = [r.choice(self.all[self.home[i] if n.leaf else r.randrange(2)]) for i, n in enumerate(spec.nodes)]
         self.callers = [r.choice([*self.all[d], w.stream(d)]) for d in r.choice(((0,), (1,), (0, 1)))]
         self.ran: list[int] = []
+        self.here_now = threading.local()  # which streams this thread's nodes are on
         super().__init__(spec, fanin)
 
     def here(self) -> ExitStack:
@@ -54,7 +56,8 @@ class OnStreams(graphs.Built):
 
     def stream_now(self, device: int) -> Any:
         """Where a function queues: its node's stream, on which what it gives is ready (P)."""
-        return self.running[-1] if getattr(self, "running", None) else self.w.current_stream(device)
+        running = getattr(self.here_now, "running", None)
+        return running[-1] if running else self.w.current_stream(device)
 
     def leaf(self, i: int) -> Any:
         leaf = fanin.Leaf(self.w.array(np.zeros(N), self.home[i]), stream=self.on[i], name=f"leaf{i}")
@@ -80,11 +83,11 @@ class OnStreams(graphs.Built):
 
     def on_stream(self, i: int, call: Callable[[], Any]) -> Any:
         assert self.w.current_stream(int(self.on[i].device[-1])) == self.on[i], "E4"
-        self.running = [*getattr(self, "running", []), self.on[i]]
+        self.here_now.running = [*getattr(self.here_now, "running", []), self.on[i]]
         try:
             return call()
         finally:
-            self.running.pop()
+            self.here_now.running.pop()
 
     def times(self, g: Any, c: float, device: int) -> Any:
         return self.kernel(lambda v, to: np.multiply(v, c, out=to), [g], device)
