@@ -13,6 +13,7 @@
 #define FAN_DEVICE_BACKEND_H
 
 #include "device/job.h"
+#include "device/recorder.h"
 
 typedef struct fan_event fan_event;
 
@@ -119,6 +120,9 @@ typedef struct fan_backend {
     /* capture_stream: a stream of the backend's own, on which nobody queues but for the capture `id` (S11 under
      * capture). Does not block. The caller owns a hold. NULL: there is none. FAN_ERR_NOMEM, FAN_ERR_DEVICE. */
     fan_status (*capture_stream)(fan_device *d, uint64_t id, fan_stream **out, fan_error *err);
+
+    /* recorder: how d does once more what it did. NULL: it cannot. */
+    const fan_recorder *recorder;
 } fan_backend;
 
 #endif
