@@ -22,8 +22,23 @@ fan_storage *fan_storage_wrap(void *data, size_t n, void (*release)(fan_storage 
     return s;
 }
 
+atomic_int fan_storage_redirects;
+static _Thread_local fan_storage_make storage_make;
+
+bool fan__storage_redirected(void) { return storage_make != NULL; }
+
+fan_storage_make fan_storage_redirect(fan_storage_make make)
+{
+    fan_storage_make was = storage_make;
+    atomic_fetch_add_explicit(&fan_storage_redirects, (make != NULL) - (was != NULL), memory_order_relaxed);
+    storage_make = make;
+    return was;
+}
+
 fan_storage *fan_storage_new(size_t n)
 {
+    if (fan_storage_redirected())
+        return storage_make(n);
     void *data = fan_alloc_data(n);
     if (!data)
         return NULL;
@@ -275,7 +290,8 @@ fan_status fan_array_new(fan_dtype dtype, int ndim, const int64_t *shape, const 
     if (itemsize == 0)
         return fan_fail(err, FAN_ERR_TYPE, "an array needs a dtype");
     FAN_TRY(fan_shape_check(ndim, shape, itemsize, &size, err));
-    fan_array *a = (size_t)size * itemsize <= SMALL_BYTES ? small(dtype, ndim, size) : large(dtype, ndim, size);
+    bool one_block = (size_t)size * itemsize <= SMALL_BYTES && !fan_storage_redirected();
+    fan_array *a = one_block ? small(dtype, ndim, size) : large(dtype, ndim, size);
     if (!a)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for an array of %lld bytes",
                         (long long)size * (long long)itemsize);

@@ -32,6 +32,17 @@ typedef struct fan_storage {
 
 /* fan_storage_new: `n` bytes of host memory (aligned to 64; not zeroed), one hold. NULL when out of memory. */
 fan_storage *fan_storage_new(size_t n);
+/* fan_storage_redirect: from now on memory of this thread's fan_storage_new and fan_array_new comes from `make` (NULL:
+ * the host's); returns what it came from. It is not the core's own (fan_storage_only_ours): somebody lends it. */
+typedef fan_storage *(*fan_storage_make)(size_t n);
+fan_storage_make fan_storage_redirect(fan_storage_make make);
+/* fan_storage_redirected: whether this thread's is redirected: one load where no thread's is. */
+extern atomic_int fan_storage_redirects;
+bool fan__storage_redirected(void);
+static inline bool fan_storage_redirected(void)
+{
+    return atomic_load_explicit(&fan_storage_redirects, memory_order_relaxed) > 0 && fan__storage_redirected();
+}
 /* fan_storage_wrap: a storage over memory of others; NULL when out of memory (release is then not called). */
 fan_storage *fan_storage_wrap(void *data, size_t n, void (*release)(fan_storage *), void *ctx);
 static inline fan_storage *fan_storage_hold(fan_storage *s)

@@ -30,6 +30,12 @@ static inline bool fan_extents_may_overlap(fan_extent a, fan_extent b)
     return a.first <= b.last && b.first <= a.last && !fan_extent_empty(a) && !fan_extent_empty(b);
 }
 
+/* fan_extent_within: whether each byte of `a` belongs to `b`. */
+static inline bool fan_extent_within(fan_extent a, fan_extent b)
+{
+    return fan_extent_empty(a) || (b.first <= a.first && a.last <= b.last);
+}
+
 /* fan_array_extents_disjoint: true only if no byte belongs to both arrays: their extents do not meet. */
 bool fan_array_extents_disjoint(const fan_array *a, const fan_array *b);
 

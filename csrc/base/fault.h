@@ -64,6 +64,12 @@
     X(CUDA_SAME_HANDLE, "a stream with the handle of a destroyed one is taken for that one") \
     X(CUDA_EARLY_HOST, "memory of the host is used again while the device reads it") \
     X(CUDA_ALWAYS_WIDE, "16 bytes at a time are read where they do not lie on a multiple of 16")
+/* Recordings on the CPU. */
+#define FAN_RECORDING_FAULTS(X) \
+    X(KERNEL_NOT_REPLAYED, "the last kernel of a recording is not replayed") \
+    X(BLOCK_GIVEN_TWICE, "memory of a recording is given again while an array lies in it") \
+    X(RECORDS_ANYTHING, "memory that the recording does not know is recorded") \
+    X(LEAF_ADOPTS, "a leaf adopts memory that a replay overwrites")
 /* What the search of host orders is told (device/sim): footprints of one kind left out, in the order of the kinds. */
 #define FAN_SEARCH_FAULTS(X) \
     X(NO_TURNS, "calls of a spawned thread are no turns") \
@@ -105,7 +111,7 @@
     X(DEVICE_ON_ANY, "what runs on a device runs on any worker")
 #define FAN_FAULTS(X) \
     FAN_BUFFER_FAULTS(X) FAN_BATCH_FAULTS(X) FAN_EXACT_FAULTS(X) FAN_CUDA_FAULTS(X) FAN_SEARCH_FAULTS(X) \
-    FAN_ENGINE_FAULTS(X)
+    FAN_RECORDING_FAULTS(X) FAN_ENGINE_FAULTS(X)
 /* clang-format on */
 
 #define FAN_FAULT_ENUM(name, text) FAN_FAULT_##name,

@@ -118,11 +118,11 @@ static inline bool fan_fast_is_flat(uint64_t bytes, size_t n)
 /* fan_fast_sum: the sum of 2 to FAN_FAST_TERMS arrays of one kind into `out`, one of them or apart from all, and
  * counted. The interpreter is left meanwhile where that pays: the caller holds what they belong to. */
 void fan_fast_sum(const fan_frontend *f, const fan_fast_kind *kind, const char *const *src, size_t n, char *out);
-/* fan_fast_allowed: false while a trace or debug=True is on: they need the general path. */
+/* fan_fast_allowed: false while a trace or debug=True is on, or this thread records: they need the general path. */
 extern atomic_bool fan_debug_on; /* as fan_get_debug tells it; who begins a call has said that options are read */
 static inline bool fan_fast_allowed(void)
 {
-    return !atomic_load_explicit(&fan_debug_on, memory_order_relaxed) &&
+    return !atomic_load_explicit(&fan_debug_on, memory_order_relaxed) && !fan_storage_redirected() &&
            (atomic_load_explicit(&fan_traces, memory_order_relaxed) == 0 || !fan_trace_on());
 }
 

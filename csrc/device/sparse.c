@@ -136,6 +136,10 @@ fan_status fan_device_sparse_merge(fan_device *d, fan_stream *s, const fan_spars
                                    fan_dtype result, const fan_scale *scale, fan_sparse **out, fan_error *err)
 {
     *out = NULL;
+    if (fan_storage_redirected())
+        return fan_fail(
+            err, FAN_ERR_CAPTURE,
+            "a sum of sparse gradients cannot be recorded: its size depends on their values; make them dense");
     if (!d->backend->has_streams)
         return fan_sparse_merge(in, n, coalesce, result, scale, out, err);
     fan_dtype last = in[n - 1].acc;

@@ -3,6 +3,7 @@
 #include "py/turn.h"
 
 #include "array/extents.h"
+#include "base/fault.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -111,6 +112,8 @@ static PyObject *copied(const leaf_object *self, PyObject *sum, bool recording)
     PyArray_Descr *d;
     PyObject *copy;
     fan_leaf_form form;
+    if (fan_storage_redirected()) /* a kernel of the core's, which a recording sees */
+        return summed(self, sum, NULL, Py_None, true, recording);
     if (recording && PyObject_HasAttrString(sum, "clone")) /* as torch's copies lead back */
         return PyObject_CallMethod(sum, "clone", NULL);
     if (!PyArray_Check(self->array) || (!PyArray_CheckExact(sum) && !is_number(sum))) {
@@ -140,7 +143,7 @@ static int add(const leaf_object *self, PyObject *grad, PyObject *sum)
     FAN_RAW fan_fast_kind one, two;
     char *to = NULL, *from = NULL;
     PyObject *same;
-    if (PyArray_CheckExact(grad) && PyArray_CheckExact(sum) && fan_fast_import(grad, &one, &to) &&
+    if (fan_fast_allowed() && PyArray_CheckExact(grad) && PyArray_CheckExact(sum) && fan_fast_import(grad, &one, &to) &&
         fan_fast_import(sum, &two, &from) && fan_fast_same(&one, &two) && PyArray_ISWRITEABLE((PyArrayObject *)grad) &&
         fan_fast_fits(one.dtype, fan_dtype_accumulate(one.dtype), fan_fast_bytes(&one)) &&
         !fan_flats_meet(to, fan_fast_bytes(&one), from, fan_fast_bytes(&one)) &&
@@ -251,6 +254,8 @@ static int accumulate_claimed(leaf_object *self, void **sum, bool recording)
         bad = form_of(self, grad, &facts.grad) < 0 || form_of(self, *sum, &facts.sum) < 0 ? -1 : 0;
     facts.unshared =
         native_unshared || (!bad && (facts.sum == FAN_LEAF_SPARSE ? parts_only_ours(*sum) : fan_only_ours(*sum, 1)));
+    if (fan_storage_redirected()) /* L8 */
+        facts.unshared = FAN_FAULT(LEAF_ADOPTS);
     facts.same_layout = !bad && same_layout(self, *sum);
     if (!bad)
         bad = carry_out(self, fan_plan_leaf(&facts).action, grad, sum, recording);

@@ -57,6 +57,7 @@
     X(PyTypeObject, overlaps_type)                                                                          \
     X(PyTypeObject, layout_type)                                                                            \
     X(PyTypeObject, snapshot_type)                                                                          \
+    X(PyTypeObject, recording_type)                                                                         \
     X(PyTypeObject, function_type)                                                                          \
     X(PyTypeObject, node_type)                                                                              \
     X(PyTypeObject, leaf_type)                                                                              \
@@ -294,7 +295,8 @@ void fan_call_site(char *buf, size_t size);
 /* Every type's file offers its spec; module.c adds them in order. */
 extern PyType_Spec fan_buffer_spec, fan_stream_spec, fan_event_spec, fan_array_spec, fan_machine_spec, fan_graph_spec,
     fan_trace_spec, fan_exporter_spec, fan_target_spec, fan_verdict_spec, fan_overlaps_spec, fan_layout_spec,
-    fan_snapshot_spec, fan_function_spec, fan_node_spec, fan_leaf_spec, fan_edges_spec, fan_hook_spec, fan_by_hand_spec;
+    fan_snapshot_spec, fan_recording_spec, fan_function_spec, fan_node_spec, fan_leaf_spec, fan_edges_spec,
+    fan_hook_spec, fan_by_hand_spec;
 /* Functions of the module, one table per file, joined in module.c. */
 /* fan_budget_arg: a number of bytes, math.inf for no bound. -1 with an exception. fan_buffer_budget_arg: or "auto". */
 int fan_budget_arg(PyObject *o, uint64_t *out);

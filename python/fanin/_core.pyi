@@ -1036,6 +1036,43 @@ def overlaps_itself(a: object, /, *, budget: float | None = None) -> Verdict:
     """
 
 @final
+class Recording:
+    def __new__(cls) -> Recording: ...
+    @property
+    def kernels(self) -> int:
+        """How many kernels it is made of."""
+    @property
+    def bytes(self) -> int:
+        """Bytes of its memory."""
+    @property
+    def live(self) -> int:
+        """How many arrays lie in its memory that somebody holds."""
+    def begin(self) -> None:
+        """This thread records."""
+    def end(self) -> None:
+        """It does no more. CaptureError where something could not be recorded."""
+    def empty(self, like: NDArray, /) -> NDArray:
+        """Memory of the recording, of the dtype, shape and strides of another array."""
+    def operand(self, array: NDArray, /) -> None:
+        """Kernels may read and write this array, which is held."""
+    def knows(self, array: NDArray, /) -> bool:
+        """Whether a kernel may touch it."""
+    def view(self, array: NDArray, /) -> NDArray:
+        """The array once more, without a hold that keeps its memory from others."""
+    def writes(self, array: NDArray, /) -> str | None:
+        """The name of the first kernel that writes into an array; None: none does."""
+    def launch(
+        self, fn: Callable[..., object], name: str, reads: tuple[object, ...], writes: tuple[object, ...], /
+    ) -> None:
+        """Does fn(*reads, *writes), now and in each replay."""
+    def prepare(self) -> None:
+        """Before operands are copied into its memory: with debug=True that is filled with bytes that make NaNs of
+        floats.
+        """
+    def replay(self) -> None:
+        """All that was recorded once more, in the same order."""
+
+@final
 class Layout:
     def __new__(cls, arrays: Iterable[object], /, *, budget: float | None = None) -> Layout: ...
     @property

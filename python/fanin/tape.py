@@ -25,23 +25,26 @@ To be read from top to bottom:
 3. What an operation is.
 4. Operations.
 5. The pass backward.
+6. A step recorded once, and replayed.
 """
 
 from __future__ import annotations
 
+import gc
 import math
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
 import fanin
+from fanin._core import Recording
 from fanin._interop.protocols import DType, NDArray
 from fanin._words import counted
 
@@ -72,13 +75,16 @@ class Device:
     def put(self, value: npt.ArrayLike) -> Array:
         """A copy of an ndarray there."""
         if self.machine is None:
-            return np.array(value)
+            return np.array(value) if _here.recording is None else constant(value)
         put: fanin.sim.Array = self.machine.array(value, device=self.index)
         return put
 
     def empty(self, shape: Shape, dtype: npt.DTypeLike) -> Array:
         """Memory there, to be written."""
-        return np.empty(shape, dtype) if self.machine is None else self.machine.empty(shape, dtype, device=self.index)
+        if self.machine is not None:
+            return self.machine.empty(shape, dtype, device=self.index)
+        made = np.empty(shape, dtype)
+        return made if _here.recording is None else _here.recording.empty(made)
 
     def of(self, x: Array) -> Device:
         """The device on which an array lies, this one or another of its machine."""
@@ -100,6 +106,7 @@ class _Here(threading.local):
     device: Device = cpu
     name: str = "kernel"
     back: bool = False  # in the backward of an operation, which does not record itself
+    recording: Recording | None = None  # into which kernels on the CPU go as well (6)
 
 
 _here = _Here()
@@ -122,7 +129,10 @@ def launch(fn: Callable[..., object], reads: Sequence[Array], writes: Sequence[A
     """Do `fn(*reads, *writes)` here."""
     machine, stream = _here.device.machine, _here.device.current()
     if machine is None or stream is None:
-        fn(*reads, *writes)
+        if _here.recording is None:
+            fn(*reads, *writes)
+        else:
+            _here.recording.launch(fn, _here.name, tuple(reads), tuple(writes))
     else:
         machine.launch(stream, fn, reads=cast(Any, reads), writes=cast(Any, writes), name=_here.name)
 
@@ -133,6 +143,24 @@ def run(fn: Callable[..., object], *reads: Array, shape: Shape | None = None,
     shape = np.broadcast_shapes(*(x.shape for x in reads)) if shape is None else shape
     out = (device or _here.device).empty(shape, dtype or np.result_type(*(x.dtype for x in reads)))
     launch(fn, reads, [out])
+    return out
+
+
+def constant(value: npt.ArrayLike) -> Array:
+    """A copy of a host array while a step is recorded: of what the step was given, or of numbers that stand in it."""
+    x, recording = np.asarray(value), cast("Recording", _here.recording)
+    if type(value) is np.ndarray:
+        if not recording.knows(x):
+            raise fanin.CaptureError(
+                f"tape.array: this array of shape {x.shape} was made in the step by NumPy alone, and each replay would"
+                " show the values of now: pass it to the step, or make it outside"
+            )
+    elif isinstance(value, np.generic):
+        raise fanin.CaptureError(f"tape.array: {value!r} may depend on values, which replays would not see: pass it")
+    else:
+        recording.operand(x)
+    out = recording.empty(x)
+    recording.launch(copy, "copy", (x,), (out,))
     return out
 
 
@@ -207,6 +235,11 @@ class Var:
 
     def numpy(self) -> NDArray:
         """Its value on the host."""
+        if _here.recording is not None:
+            raise fanin.CaptureError(
+                f"{self!r}.numpy(): a step that is recorded cannot read values on the host: what is done with them"
+                " would not be done again. Return the Var"
+            )
         array = self.needed_on(self.device.current())
         return array if isinstance(array, np.ndarray) else array.numpy()
 
@@ -342,8 +375,8 @@ class Op:
                 x = x.data
             arrays.append(x)
         if device is None:
-            return cast(Var, self.forward(*args))
-        if device.machine is not None:
+            return cast(Var, self.forward(*args) if _here.recording is None else self.queued(args, ()))
+        if device.machine is not None or _here.recording is not None:
             return self.on_device(device, args, live)
         data = self.forward(*arrays)
         y = Var(data if type(data) is np.ndarray else np.asarray(data), device)
@@ -377,6 +410,8 @@ class Op:
 
     def queued(self, args: Any, arrays: Sequence[Array]) -> Array:
         """The result on a device, where a kernel will make it; `arrays` are the data of the Vars among `args`."""
+        if _here.recording is not None:
+            return self.replayed(args, arrays, _here.recording)
         if self.view:
             return cast(Array, self.forward(*arrays, *args[1:]))
         places = [i for i, x in enumerate(args) if type(x) is Var]
@@ -391,6 +426,31 @@ class Op:
         of = args[: self.n or 1]
         shape = self.shape(*args) if self.shape else np.broadcast_shapes(*(getattr(x, "shape", ()) for x in of))
         return run(kernel, *arrays, shape=shape, dtype=np.result_type(*(getattr(x, "dtype", x) for x in of)))
+
+    def replayed(self, args: Sequence[object], arrays: Sequence[Array], recording: Recording) -> Array:
+        """The result on the CPU while a step is recorded, made by a kernel, and laid out as `forward` lays it out: the
+        same operations then see the same, bit for bit.
+        """
+        data = iter(arrays)
+        xs = [next(data) if type(x) is Var else x for x in args]
+        places = [i for i, x in enumerate(xs) if type(x) is np.ndarray]
+        like = np.asarray(self.forward(*xs))
+        if any(np.may_share_memory(like, xs[i]) for i in places):
+            return like
+        out = recording.empty(like)
+        if isinstance(self.forward, np.ufunc):
+            recording.launch(self.forward, self.name, tuple(xs), (out,))
+            return out
+        fixed = [None if i in places else x for i, x in enumerate(xs)]
+
+        def kernel(*views: NDArray) -> None:
+            full = fixed.copy()
+            for i, view in zip(places, views, strict=False):
+                full[i] = view
+            views[-1][...] = self.forward(*full)
+
+        recording.launch(kernel, self.name, tuple(xs[i] for i in places), (out,))
+        return out
 
 
 def gradients(vjp: Vjp, arrays: Any, y: object, op: Op, args: object, live: list[int], me: Me,
@@ -605,6 +665,10 @@ embedding = Op("embedding", lambda table, index: table[index], rows_read,
                shape=lambda table, index: (*index.shape, table.shape[1]))  # fmt: skip
 scattered: Op = Op("scattered", add_rows, lambda g, y, a, index, shape: embedding(g, index),
                shape=lambda a, index, shape: shape)  # fmt: skip
+#: The same with a dense gradient, as a recorded step needs (6): the size of a sparse sum depends on values.
+gathered = Op("gathered", lambda table, index: table[index],
+              lambda g, y, table, index: scattered(g, index, tuple(table.shape)),
+              shape=lambda table, index: (*index.shape, table.shape[1]))  # fmt: skip
 
 
 def log_softmax(z: NDArray) -> NDArray:
@@ -698,3 +762,302 @@ def grad(losses: Var | Sequence[Var], inputs: Sequence[Var], gradients: Sequence
     roots = roots_of(losses, gradients, create_graph)
     with fanin.set_options(budget=budget):
         return fanin.grad(roots, [cast(Edge, x.edge) for x in inputs], keep_graph=True, create_graph=create_graph)
+
+
+# ---------------------------------------------------------------- 6. A step recorded once, and replayed
+
+Key = tuple[tuple[object, ...], ...]
+R = TypeVar("R")  # what a step returns
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a call of a compiled step did ("recorded", "replayed", "raw": as it is), and why."""
+
+    did: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class CompiledStats:
+    """Of a compiled step: recordings, replays, calls that ran as they are; kernels and bytes of all recordings."""
+
+    recordings: int = 0
+    replays: int = 0
+    raw: int = 0
+    kernels: int = 0
+    bytes: int = 0
+
+
+@dataclass(frozen=True)
+class _Recorded:
+    """A recording, and its own memory as views that hold nothing."""
+
+    recording: Recording
+    inputs: list[NDArray]  # copied in
+    before: list[NDArray | None]  # `.grad` of each parameter: copied in and back; None: there was none ..
+    after: list[NDArray | None]  # .. as the step leaves it; None: none
+    result: object  # copied out
+
+
+def compiled(step: Callable[..., R], *, static: Sequence[Var | NDArray] = (), limit: int = 16) -> Compiled[R]:
+    """The same step, which on the CPU is recorded when it is called first, and from then on replayed: its kernels run
+    again, without nodes, buffers and rules.
+
+        step = tape.compiled(train, static=[*parameters, *speeds])
+        for x, labels in batches:
+            loss = step(x, labels)
+
+    Arguments: ndarrays and constant Vars, whose values are copied in; of anything else the value is part of the
+    recording. `static`: parameters and ndarrays that stay where they are, and that the step may read and change. It is
+    recorded anew when shapes, dtypes, layouts or other values of arguments change, when a static Var gets another
+    array, and when a parameter's `.grad` is there that was not, or the other way round; more than `limit` times it is
+    not: then it runs as it is. `step.last` says what a call did, and why; `step.stats` how often.
+
+    Gradients that the step leaves in `.grad` are added to those that were there, in place, as `backward` does; where
+    there were none, they are arrays of their own. What the step returns (None, a Var, an ndarray, tuples, lists and
+    dicts of such) is copied out: nothing that a caller gets is changed by a later call.
+
+    What is done again is what tape does: operations, `backward`, `grad`, `update`. NumPy called on `.data`, branches on
+    values, and printing are not. Where that can be seen (an array made by NumPy alone that gets into an operation, an
+    argument written in place, memory kept past the step's end, a value read by `.numpy()`), it is a CaptureError, and
+    arrays and gradients are as they were before the call.
+    """
+    return Compiled(step, list(static), limit)
+
+
+class Compiled(Generic[R]):
+    """What `compiled` makes. Calls from several threads run one after the other."""
+
+    last: Outcome | None = None
+
+    def __init__(self, step: Callable[..., R], static: list[Var | NDArray], limit: int) -> None:
+        for i, x in enumerate(static):
+            if type(_data(x)) is not np.ndarray:
+                raise TypeError(f"compiled: static[{i}]: expected a Var or an ndarray on the CPU, got {x!r}")
+        self.step, self.static, self.limit = step, static, limit
+        self.stats = CompiledStats()
+        self._recorded: dict[Key, _Recorded] = {}
+        self._leaves = [x.node for x in static if isinstance(x, Var) and isinstance(x.node, fanin.Leaf)]
+        self._before: Key = ()
+        self._lock = threading.RLock()
+
+    def __call__(self, *args: object) -> R:
+        if _here.recording is not None:  # a part of another one
+            return self.step(*args)
+        with self._lock:
+            arrays, key = [_argument(i, x) for i, x in enumerate(args)], self._key(args)
+            entry = self._recorded.get(key)
+            if entry is not None:
+                result, did = self._replay(entry, arrays), Outcome("replayed", "a recording fits")
+            elif len(self._recorded) >= self.limit:
+                reason = f"it was recorded {counted(self.limit, 'time')} (limit=), and {self._changed(key)}"
+                result, did = self.step(*args), Outcome("raw", reason)
+            else:
+                did = Outcome("recorded", self._changed(key))
+                result = self._record(key, args, arrays)
+            self._count(did)
+            self._before, self.last = key, did
+            return result
+
+    def _count(self, did: Outcome) -> None:
+        made = [e.recording for e in self._recorded.values()]
+        self.stats = CompiledStats(
+            len(made), self.stats.replays + (did.did == "replayed"), self.stats.raw + (did.did == "raw"),
+            sum(r.kernels for r in made), sum(r.bytes for r in made)
+        )  # fmt: skip
+
+    def _key(self, args: Sequence[object]) -> Key:
+        """What has to be the same."""
+        lie = [_data(x).__array_interface__["data"][0] for x in self.static]
+        return (tuple(map(_kind, args)), tuple(lie), tuple(_kind(leaf.grad) for leaf in self._leaves))
+
+    def _changed(self, key: Key) -> str:
+        """How a call differs from the one before, in words."""
+        if not self._before:
+            return "it was never recorded"
+        for what, was, now in zip(("argument", "static", ".grad of parameter"), self._before, key, strict=True):
+            if len(was) != len(now):
+                return f"it has {counted(len(now), 'argument')}, and had {len(was)}"
+            for i, (a, b) in enumerate(zip(was, now, strict=True)):
+                if a != b:
+                    return (
+                        f"{what} {i} lies elsewhere"
+                        if what == "static"
+                        else f"{what} {i} is {_said(b)}, was {_said(a)}"
+                    )
+        return "this was not recorded yet"
+
+    # ---- recorded
+
+    def _record(self, key: Key, args: Sequence[object], arrays: list[NDArray | None]) -> R:
+        grads = [leaf.grad for leaf in self._leaves]
+        were = [_data(x).copy("K") for x in self.static]
+        recording = Recording()
+        try:
+            entry = self._run(recording, args, arrays, grads)
+            self._check(entry, arrays)
+            result = self._finish(entry, grads)
+        except BaseException:
+            for x, was in zip(self.static, were, strict=True):
+                np.copyto(_data(x), was)
+            for leaf, g in zip(self._leaves, grads, strict=True):
+                leaf.grad = g
+            raise
+        self._recorded[key] = entry
+        return result
+
+    def _run(
+        self, recording: Recording, args: Sequence[object], arrays: list[NDArray | None], grads: list[object]
+    ) -> _Recorded:
+        """The step runs, and is recorded."""
+        before = _here.recording
+        for x in self.static:
+            recording.operand(_data(x))
+        recording.begin()
+        _here.recording = recording
+        try:
+            old = zip(self._leaves, grads, strict=True)
+            inside = [None if x is None else _copied(recording, x) for x in arrays]
+            own = [None if g is None else _copied(recording, _dense(leaf, g)) for leaf, g in old]
+            for leaf, g in zip(self._leaves, own, strict=True):
+                leaf.grad = g
+            passed = [
+                a if x is None else Var(x, cpu) if isinstance(a, Var) else x for a, x in zip(args, inside, strict=True)
+            ]
+            result = _mapped(self.step(*passed), partial(_returned, recording))
+            after = [None if (g := leaf.grad) is None else recording.view(_dense(leaf, g)) for leaf in self._leaves]
+        except BaseException:
+            with suppress(fanin.CaptureError):  # what is on its way says more
+                recording.end()
+            raise
+        finally:
+            _here.recording = before
+        recording.end()
+        inputs = [recording.view(x) for x in inside if x is not None]
+        return _Recorded(recording, inputs, [None if g is None else recording.view(g) for g in own], after, result)
+
+    def _check(self, entry: _Recorded, arrays: list[NDArray | None]) -> None:
+        """Nothing is written that is not copied back, nothing kept that a replay overwrites."""
+        recording, names = entry.recording, [i for i, x in enumerate(arrays) if x is not None]
+        for i, x in zip(names, entry.inputs, strict=True):
+            if (by := recording.writes(x)) is not None:
+                raise fanin.CaptureError(
+                    f"compiled: {by!r} writes into argument {i}, of which the step has a copy: name it in static="
+                )
+        for leaf in self._leaves:
+            leaf.grad = None
+        if recording.live:
+            gc.collect()
+        if recording.live:
+            raise fanin.CaptureError(
+                f"compiled: {counted(recording.live, 'array')} of the step's own memory outlived it, which a replay"
+                " would overwrite: return what is wanted later, and keep nothing else"
+            )
+
+    # ---- replayed
+
+    def _replay(self, entry: _Recorded, arrays: list[NDArray | None]) -> R:
+        entry.recording.prepare()
+        for view, x in zip(entry.inputs, (x for x in arrays if x is not None), strict=True):
+            np.copyto(view, x)
+        grads = [leaf.grad for leaf in self._leaves]
+        for own, g in zip(entry.before, grads, strict=True):
+            if own is not None:
+                np.copyto(own, _data(g))
+        entry.recording.replay()
+        return self._finish(entry, grads)
+
+    def _finish(self, entry: _Recorded, grads: list[object]) -> R:
+        """Gradients go where they belong, and results are copied out."""
+        for leaf, was, now in zip(self._leaves, grads, entry.after, strict=True):
+            if now is None:
+                leaf.grad = None
+            elif was is None:
+                leaf.grad = now.copy("K")
+            else:  # added to in place (L5)
+                np.copyto(_data(was), now)
+                leaf.grad = was
+        return cast(R, _mapped(entry.result, _given))
+
+
+def _data(x: object) -> NDArray:
+    """The ndarray of a Var, an ndarray, or whatever else it is."""
+    return cast(NDArray, x.data if isinstance(x, Var) else x)
+
+
+def _argument(i: int, x: object) -> NDArray | None:
+    """What is copied in; None: its value is part of the recording."""
+    if isinstance(x, Var):
+        if x.edge is not None:
+            raise TypeError(f"compiled: argument {i} is {x!r}: a parameter belongs in static=, a result made inside")
+        x = x.data
+    if type(x) is np.ndarray:
+        return x
+    if isinstance(x, np.ndarray | np.generic | fanin.sim.Array) or not _hashable(x):
+        raise TypeError(f"compiled: argument {i}: expected an ndarray, a Var on the CPU or a plain value, got {x!r}")
+    return None
+
+
+def _hashable(x: object) -> bool:
+    try:
+        hash(x)
+    except TypeError:
+        return False
+    return True
+
+
+def _kind(x: object) -> tuple[object, ...]:
+    """What of an argument, or of a gradient, a recording depends on."""
+    data: object = _data(x)
+    if isinstance(data, np.ndarray):
+        return (type(x), data.dtype.str, data.shape, data.strides)
+    return (type(x), x)
+
+
+def _said(kind: object) -> str:
+    is_array = cast(tuple[object, ...], kind)
+    if len(is_array) != 4:
+        return repr(is_array[1])
+    _, dtype, shape, strides = is_array
+    return f"an array {shape} of {np.dtype(str(dtype))} with strides {strides}"
+
+
+def _copied(recording: Recording, x: NDArray) -> NDArray:
+    made = recording.empty(x)
+    np.copyto(made, x)
+    return made
+
+
+def _dense(leaf: object, g: object) -> NDArray:
+    if type(g) is np.ndarray:
+        return g
+    raise fanin.CaptureError(f"compiled: the step leaves {type(g).__name__} in .grad of {leaf!r}: expected an ndarray")
+
+
+def _mapped(x: object, fn: Callable[[object], object]) -> object:
+    """`fn` of all that is no tuple, list or dict in it."""
+    if isinstance(x, tuple | list) and type(x) in (tuple, list):
+        return type(x)([_mapped(y, fn) for y in x])
+    return {k: _mapped(y, fn) for k, y in x.items()} if isinstance(x, dict) else fn(x)
+
+
+def _returned(recording: Recording, x: object) -> object:
+    """What a step returned, while it is recorded: a view of it."""
+    data = _data(x)
+    if x is None:
+        return None
+    if type(data) is not np.ndarray or not recording.knows(data):
+        raise fanin.CaptureError(
+            f"compiled: the step returned {x!r}, which no recorded operation made: each replay would give the same"
+            " again. Return Vars, or ndarrays that operations made"
+        )
+    return Var(recording.view(data), cpu) if isinstance(x, Var) else recording.view(data)
+
+
+def _given(x: object) -> object:
+    """.. and what the caller gets."""
+    if x is None:
+        return None
+    data = _data(x).copy("K")
+    return Var(data, cpu) if isinstance(x, Var) else data

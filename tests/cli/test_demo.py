@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import fanin
+from fanin import tape
 from fanin.cli import demo, main, plain
 from kit.inside import inside
 from kit.support import ROOT, run_python
@@ -102,6 +103,34 @@ def test_a_gradient_that_deviates_is_an_error(
     status, text = short(tmp_path, capsys)
     assert status == 1
     assert "a gradient deviates by" in text
+
+
+def test_recorded_steps_give_the_bits_of_the_steps_as_they_are(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["demo", "--graph", "--steps", "3"]) == 0
+    text = capsys.readouterr().out
+    assert figure(text, "recordings") == 1
+    assert figure(text, "replays") == 2
+    assert figure(text, "its bytes") > 100_000
+    assert "the same bits" in text
+    assert re.search(r"ms a step, replayed +[\d.]+ \([\d.]+ times as fast\)", text)
+    stats = tape.CompiledStats()
+    original = demo.train_step
+
+    def other(net: demo.Net) -> Any:
+        step, calls = original(net), [0]
+
+        def shifted(digits: Any, labels: Any, rate: Any) -> Any:
+            calls[0] += 1
+            return step(digits, labels, rate * np.float32(calls[0]))
+
+        shifted.stats = stats  # type: ignore[attr-defined]
+        return shifted
+
+    monkeypatch.setattr(demo, "recorded", other)
+    assert main(["demo", "--graph", "--steps", "3"]) == 1
+    assert "they differ" in capsys.readouterr().out
 
 
 def test_without_scikit_learn_it_says_what_to_install() -> None:

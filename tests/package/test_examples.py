@@ -51,6 +51,14 @@ curvature, and by a finite difference: True
 the same gradient on two streams: True | races: 0
 """
     ),
+    "16_recorded_step.py": (
+        """\
+step  0: recorded: it was never recorded
+step 40: recorded: argument 0 is an array (32, 8) of float64 ..., was an array (64, 8) of float64 ...
+the same bits: True
+CompiledStats(recordings=2, replays=58, raw=0, kernels=..., bytes=...)
+"""
+    ),
     "05_custom_objects.py": (
         """\
 Interval(low=1.0, high=4.0)

@@ -1,6 +1,7 @@
 /* cpu: the smallest example of a backend: no streams, no events; work runs at once, so nothing is ever waited for. */
 #include "array/elements.h"
 #include "base/mem.h"
+#include "device/cpu/recording.h"
 #include "device/memory.h"
 #include "device/trace.h"
 
@@ -26,7 +27,7 @@ static fan_status cpu_read(fan_stream *stream, const fan_array *dst, const fan_a
 
 static fan_status cpu_run(fan_device *d, fan_stream *s, const fan_job *job, fan_error *err)
 {
-    (void)err;
+    FAN_TRY(fan_recording_job(job, err));
     uint64_t begin_ns = atomic_load_explicit(&fan_traces, memory_order_relaxed) ? fan_trace_ns() : 0;
     fan_job_run(job, true);
     fan_job_trace(d, s, job, begin_ns, -1, -1);
@@ -40,6 +41,7 @@ static const fan_backend backend = {
     .free = cpu_free,
     .read = cpu_read,
     .run = cpu_run,
+    .recorder = &fan_cpu_recorder,
 };
 
 static fan_device device = {.backend = &backend, .index = -1, .lock = PTHREAD_MUTEX_INITIALIZER};

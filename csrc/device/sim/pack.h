@@ -1,19 +1,10 @@
-/* pack: copies of jobs that wait: the geometry of their arrays, and what they upload, behind them in one block. */
+/* pack: operations of the machine with copies of their jobs. */
 #ifndef FAN_DEVICE_SIM_PACK_H
 #define FAN_DEVICE_SIM_PACK_H
 
+#include "device/pack.h"
 #include "device/sim/machine.h"
 
-/* A job that waits has its arrays' geometry, and what it uploads, behind it in one block. First `to` is NULL and the
- * room is counted. */
-typedef struct fan__packer {
-    char *to;
-    size_t used;
-} fan__packer;
-
-void *fan__pack(fan__packer *p, size_t bytes);
-fan_job *fan__pack_jobs(fan__packer *p, const fan_job *jobs, size_t n);
-fan_array **fan__pack_arrays(fan__packer *p, fan_array *const *arrays, size_t n);
 /* fan__op_new: an op with copies of n jobs behind it; n == 0: room for a kernel alone. */
 fan_sim_op *fan__op_new(const fan_job *jobs, size_t n);
 

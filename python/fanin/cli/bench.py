@@ -44,6 +44,7 @@ ROWS = (
     "fresh",
     "passes",
     "tape",
+    "recorded_steps",
     "overlap",
     "analysis",
     "gpu",

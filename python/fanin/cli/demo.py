@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -106,8 +106,9 @@ class Spread:
 class Net:
     """The parameters, and what a step needs of the machine."""
 
-    def __init__(self, start: dict[str, NDArray], spread: Spread) -> None:
+    def __init__(self, start: dict[str, NDArray], spread: Spread, sparse: bool = True) -> None:
         self.spread = spread
+        self.embedding = tape.embedding if sparse else tape.gathered
         self.parameters: dict[str, tape.Var] = {}
         self.speed: dict[str, tape.Array] = {}
         for name, value in start.items():
@@ -134,7 +135,7 @@ class Net:
         with on(self.spread.home_of("position")):
             position = p["position"].to(self.spread.devices[1])  # each has its own; device 0 reads it over the link
         with on(trunk):
-            x = tape.embedding(p["intensity"], tape.array(digits, device)) + position
+            x = self.embedding(p["intensity"], tape.array(digits, device)) + position
         with on(side):
             branch = tape.tanh(x.reshape(len(digits), 256) @ p["side"])
         with on(trunk):
@@ -194,15 +195,42 @@ def descend_rows(rate: float) -> Callable[..., None]:
     return kernel
 
 
-def learn(net: Net, rate: float) -> None:
-    """Every parameter goes down its gradient, on the caller's streams, and forgets it."""
+def descend_by(g: NDArray, rate: NDArray, w: NDArray, v: NDArray) -> None:
+    """The same with a rate that is an operand, which may change from replay to replay."""
+    v *= 0.9
+    v += g
+    w -= rate * v
+
+
+def learn(net: Net, rate: float | NDArray) -> None:
+    """Every parameter goes down its gradient, on the caller's streams, and forgets it. `rate`: an array on the CPU."""
     for name, p in net.parameters.items():
         g = p.grad
-        if isinstance(g, fanin.Sparse):
+        if isinstance(rate, np.ndarray):
+            tape.update(descend_by, [g, rate], [p, net.speed[name]], name=f"learn {name}")
+        elif isinstance(g, fanin.Sparse):
             tape.update(descend_rows(rate), list(g.parts), [p, net.speed[name]], name=f"learn {name}")
         else:
             tape.update(descend(rate), [g], [p, net.speed[name]], name=f"learn {name}")
         p.grad = g = None  # its memory goes back as soon as the streams that use it have passed
+
+
+def train_step(net: Net) -> Callable[[NDArray, NDArray, NDArray], tape.Var]:
+    """A step on the CPU, from a batch and a rate to the loss: forward, backward, update."""
+
+    def step(digits: NDArray, labels: NDArray, rate: NDArray) -> tape.Var:
+        losses, _ = losses_of(net, digits, labels)
+        tape.backward(losses)
+        learn(net, rate)
+        return sum(losses[1:], losses[0])
+
+    return step
+
+
+def recorded(net: Net) -> tape.Compiled[tape.Var]:
+    """The same, recorded once and replayed."""
+    arrays = cast("list[NDArray]", [*net.speed.values(), net.stage])
+    return tape.compiled(train_step(net), static=[*net.parameters.values(), *arrays])
 
 
 # ---------------------------------------------------------------- 3. What is held against plain NumPy
@@ -369,6 +397,54 @@ def learn_all(
             progress.step(note)
 
 
+def train_recorded(options: argparse.Namespace) -> int:
+    """--graph: each step twice, as it is and recorded, on the CPU: the same bits, and the time that each took."""
+    screen, rng = Screen(), np.random.default_rng(options.seed)
+    digits, start = Digits(rng), initial(rng)
+    epoch = len(digits.labels) // BATCH
+    steps = options.steps or options.epochs * epoch
+    eager, net = (Net(start, Spread(None), sparse=False) for _ in range(2))
+    as_it_is, replayed = train_step(eager), recorded(net)
+    batches, wrong = digits.batches(rng), False
+    took: tuple[list[float], list[float]] = ([], [])
+    screen.say(
+        f"{len(digits.labels)} digits to learn, {len(digits.held)} held out; {steps} steps of {BATCH} in"
+        f" {MICRO_BATCHES} micro-batches, on the CPU, each as it is and recorded"
+    )
+    with screen.progress("training", steps) as progress:
+        for i in range(steps):
+            batch, rate = next(batches), np.array(options.rate * (1 - i / steps), "f4")
+            losses = []
+            for fn, times in ((as_it_is, took[0]), (replayed, took[1])):
+                began = time.perf_counter()
+                losses.append(fn(*batch, rate))
+                times.append(time.perf_counter() - began)
+            wrong = wrong or losses[0].numpy().tobytes() != losses[1].numpy().tobytes()
+            progress.step(f"loss {float(losses[1].numpy()):.3f}")
+    wrong = wrong or any(
+        p.numpy().tobytes() != eager.parameters[n].numpy().tobytes() for n, p in net.parameters.items()
+    )
+    stats, right = replayed.stats, accuracy(net, digits)
+    each = [float(np.median(times[1:] or times)) for times in took]
+    screen.say()
+    screen.table(
+        [
+            ("test accuracy (held-out digits)", f"{right:.1%}"),
+            ("recordings", str(stats.recordings)),
+            ("replays", f"{stats.replays:,}"),
+            ("kernels of a recording", f"{stats.kernels // max(1, stats.recordings):,}"),
+            ("its bytes", f"{stats.bytes:,}"),
+            ("ms a step, as it is", f"{each[0] * 1e3:.2f}"),
+            ("ms a step, replayed", f"{each[1] * 1e3:.2f} ({each[0] / each[1]:.2f} times as fast)"),
+            ("loss and parameters", "they differ" if wrong else "the same bits"),
+        ]
+    )
+    failed = judge(screen, right, Check(), steps, EPOCHS * epoch)
+    if wrong:
+        screen.say("fanin demo: the recorded step gave other bits than the step as it is", style="red")
+    return 1 if failed or wrong else 0
+
+
 def rows_of(
     check: Check, machine: Machine | None, before: fanin.Counters, after: fanin.Counters
 ) -> list[tuple[str, str]]:
@@ -525,6 +601,7 @@ examples:
   fanin demo
   fanin demo --epochs 5 --seed 7 --out /tmp/demo
   fanin demo --cpu                        the same network without streams
+  fanin demo --graph                      .. and its steps recorded once, and replayed
   fanin demo --leave-out S12.wait         what is this wait for? shows the race that results
   fanin demo --leave-out S9.mark --leave-out S13.mark"""
 
@@ -558,6 +635,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="of the digits' order, the parameters and the machine (default: 0)",
     )
     parser.add_argument("--cpu", action="store_true", help="on the CPU instead of the simulated devices")
+    parser.add_argument(
+        "--graph",
+        action="store_true",
+        help="on the CPU, each step recorded once and replayed, beside the step as it is",
+    )
     parser.add_argument("--out", metavar="DIR", default=".", help="where trace and picture go (default: here)")
     parser.add_argument(
         "--leave-out",
@@ -580,7 +662,9 @@ def run(options: argparse.Namespace) -> int:
     del sklearn
     with threadpool_limits(1):  # the arrays are small: a second thread of the BLAS only costs
         try:
-            return leave_out(options) if options.leave_out else train(options)
+            if options.leave_out:
+                return leave_out(options)
+            return train_recorded(options) if options.graph else train(options)
         except fanin.RaceError as e:
             Screen().say(f"fanin demo: {e}", style="red")
             return 1

@@ -1,0 +1,311 @@
+#include "device/cpu/recording.h"
+
+#include "array/extents.h"
+#include "base/fault.h"
+#include "base/mem.h"
+#include "device/pack.h"
+
+#include <stdio.h>
+
+/* One of ours, or one of a frontend's. */
+typedef struct kernel {
+    fan_job *job; /* with all that it needs in its block; NULL: */
+    fan_cpu_call call;
+} kernel;
+
+struct fan_recording {
+    fan_blocks *blocks;
+    kernel *kernels;
+    size_t n, cap;
+    fan_extent *operands;
+    size_t operand_count, operand_cap;
+    bool knows_operands; /* false: any memory is one */
+    fan_error why;       /* the first reason why it is none; empty: it is one */
+};
+
+static _Thread_local fan_recording *here;
+
+fan_recording *fan_recording_here(void) { return fan_storage_redirected() ? here : NULL; }
+
+static fan_storage *make_here(size_t n) { return fan_blocks_storage(here->blocks, n); }
+
+fan_recording *fan_recording_new(void)
+{
+    fan_recording *r = fan_calloc(sizeof *r);
+    if (r && !(r->blocks = fan_blocks_new())) {
+        fan_free(r);
+        return NULL;
+    }
+    return r;
+}
+
+static void kernel_free(kernel *k)
+{
+    fan_free(k->job);
+    fan_free((void *)k->call.accesses);
+    if (k->call.drop)
+        k->call.drop(k->call.ctx);
+}
+
+void fan_recording_free(fan_recording *r)
+{
+    if (!r)
+        return;
+    for (size_t i = r->n; i-- > 0;)
+        kernel_free(&r->kernels[i]);
+    fan_free(r->kernels);
+    fan_free(r->operands);
+    fan_blocks_drop(r->blocks);
+    fan_free(r);
+}
+
+fan_status fan_recording_begin(fan_recording *r, fan_error *err)
+{
+    if (here)
+        return fan_fail(err, FAN_ERR_CAPTURE, "this thread records already: end that recording first");
+    here = r;
+    (void)fan_storage_redirect(make_here);
+    return FAN_OK;
+}
+
+fan_status fan_recording_end(fan_recording *r, fan_error *err)
+{
+    if (here == r) {
+        (void)fan_storage_redirect(NULL);
+        here = NULL;
+    }
+    if (r->why.status != FAN_OK && err)
+        *err = r->why;
+    return r->why.status;
+}
+
+/* ---- what is known, and what is not ---- */
+
+fan_status fan_recording_operand(fan_recording *r, const void *data, size_t bytes, fan_error *err)
+{
+    if (fan_grow((void **)&r->operands, &r->operand_cap, r->operand_count + 1, sizeof *r->operands) < 0)
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+    r->operands[r->operand_count++] = fan_extent_flat(data, bytes);
+    r->knows_operands = true;
+    return FAN_OK;
+}
+
+bool fan_recording_knows(fan_recording *r, const void *data, size_t bytes)
+{
+    if (bytes == 0 || !r->knows_operands || FAN_FAULT(RECORDS_ANYTHING) || fan_blocks_have(r->blocks, data, bytes))
+        return true;
+    for (size_t i = 0; i < r->operand_count; i++)
+        if (fan_extent_within(fan_extent_flat(data, bytes), r->operands[i]))
+            return true;
+    return false;
+}
+
+/* refuse: the recording is none, for a reason in `err`, which may be NULL. */
+static fan_status refuse(fan_recording *r, fan_status status, fan_error *err)
+{
+    if (r->why.status == FAN_OK) {
+        r->why = err ? *err : (fan_error){.status = status};
+        r->why.status = status;
+    }
+    return status;
+}
+
+static fan_status unknown(fan_recording *r, const char *name, bool write, fan_error *err)
+{
+    fan_error why = {0};
+    fan_status status = fan_fail(&why, FAN_ERR_CAPTURE,
+                                 "%s %s memory that the recording neither made nor was given: a replay would find "
+                                 "there whatever it holds by then; "
+                                 "make it inside by what is recorded, or pass it as an operand",
+                                 name, write ? "writes" : "reads");
+    if (err)
+        *err = why;
+    return refuse(r, status, &why);
+}
+
+void fan_recording_fail(fan_recording *r, const char *why)
+{
+    fan_error err = {0};
+    (void)refuse(r, fan_fail(&err, FAN_ERR_CAPTURE, "%s", why), &err);
+}
+
+/* refuse_job: what cannot be recorded, and what to do instead. */
+static fan_status refuse_job(fan_recording *r, const char *what, const char *instead, fan_error *err)
+{
+    fan_error why = {0};
+    fan_status status = fan_fail(&why, FAN_ERR_CAPTURE, "%s cannot be recorded: %s", what, instead);
+    if (err)
+        *err = why;
+    return refuse(r, status, &why);
+}
+
+/* ---- kernels ---- */
+
+static fan_status put(fan_recording *r, const kernel *k, fan_error *err)
+{
+    if (fan_grow((void **)&r->kernels, &r->cap, r->n + 1, sizeof *r->kernels) < 0)
+        return refuse(r, fan_fail(err, FAN_ERR_NOMEM, "out of memory"), err);
+    r->kernels[r->n++] = *k;
+    return FAN_OK;
+}
+
+fan_status fan_recording_call(fan_recording *r, const fan_cpu_call *call, fan_error *err)
+{
+    kernel k = {.call = *call};
+    fan_cpu_access *copies = fan_alloc(call->n * sizeof *copies);
+    fan_status status = copies ? FAN_OK : refuse(r, fan_fail(err, FAN_ERR_NOMEM, "out of memory"), err);
+    k.call.accesses = copies;
+    for (size_t i = 0; i < call->n && status == FAN_OK; i++) {
+        copies[i] = call->accesses[i];
+        if (!fan_recording_knows(r, copies[i].data, copies[i].bytes))
+            status = unknown(r, call->name, copies[i].write, err);
+    }
+    if (status == FAN_OK)
+        status = put(r, &k, err);
+    if (status != FAN_OK)
+        kernel_free(&k);
+    return status;
+}
+
+static fan_cpu_access access_of(const fan_array *a, bool write)
+{
+    int64_t lo, hi;
+    fan_array_reach(a, &lo, &hi);
+    return (fan_cpu_access){a->size ? a->data + lo : a->data, (size_t)(hi - lo), write};
+}
+
+static fan_status check_array(fan_recording *r, const fan_job *job, const fan_array *a, bool write, fan_error *err)
+{
+    fan_cpu_access access = access_of(a, write);
+    return fan_recording_knows(r, access.data, access.bytes)
+               ? FAN_OK
+               : unknown(r, job->label ? job->label : fan_job_word(job->kind), write, err);
+}
+
+static fan_status check_job(fan_recording *r, const fan_job *job, fan_error *err)
+{
+    if (job->kind == FAN_JOB_EXACT)
+        return refuse_job(r, "an exact sum", "record with another accumulate=", err);
+    if (job->kind == FAN_JOB_SCATTER)
+        return refuse_job(r, "a sum of sparse gradients", "make them dense: its size depends on their values", err);
+    if (job->kind == FAN_JOB_STATS || job->stats || job->stats_out)
+        return refuse_job(r, "what is known of a sum (stats=True)", "measure it outside", err);
+    for (size_t i = 0; i < job->n; i++)
+        FAN_TRY(check_array(r, job, job->in[i].array, false, err));
+    return job->out ? check_array(r, job, job->out, true, err) : FAN_OK;
+}
+
+fan_status fan_recording_job(const fan_job *job, fan_error *err)
+{
+    fan_recording *r = fan_recording_here();
+    fan__packer p = {NULL, 0};
+    if (!r)
+        return FAN_OK;
+    FAN_TRY(check_job(r, job, err));
+    (void)fan__pack_jobs(&p, job, 1);
+    kernel k = {.job = fan_alloc(p.used)};
+    if (!k.job)
+        return refuse(r, fan_fail(err, FAN_ERR_NOMEM, "out of memory"), err);
+    p = (fan__packer){(char *)k.job, 0};
+    (void)fan__pack_jobs(&p, job, 1);
+    fan_status status = put(r, &k, err);
+    if (status != FAN_OK)
+        kernel_free(&k);
+    return status;
+}
+
+fan_status fan_recording_replay(fan_recording *r, fan_error *err)
+{
+    size_t n = FAN_FAULT(KERNEL_NOT_REPLAYED) && r->n ? r->n - 1 : r->n;
+    for (size_t i = 0; i < n; i++) {
+        const kernel *k = &r->kernels[i];
+        if (k->job)
+            fan_job_run(k->job, true);
+        else
+            FAN_TRY(k->call.run(k->call.ctx, err));
+    }
+    return FAN_OK;
+}
+
+size_t fan_recording_kernels(const fan_recording *r) { return r->n; }
+
+fan_blocks *fan_recording_blocks(const fan_recording *r) { return r->blocks; }
+
+/* ---- the recorder's entries ---- */
+
+static fan_status cpu_begin(fan_device *d, fan_stream *origin, fan_error *err)
+{
+    (void)d, (void)origin;
+    fan_recording *r = fan_recording_new();
+    if (!r)
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+    fan_status status = fan_recording_begin(r, err);
+    if (status != FAN_OK)
+        fan_recording_free(r);
+    return status;
+}
+
+static fan_status cpu_end(fan_device *d, fan_stream *origin, fan_recording **out, fan_error *err)
+{
+    (void)d, (void)origin;
+    fan_recording *r = here;
+    *out = NULL;
+    if (!r)
+        return fan_fail(err, FAN_ERR_CAPTURE, "this thread does not record");
+    fan_status status = fan_recording_end(r, err);
+    if (status != FAN_OK)
+        fan_recording_free(r);
+    else
+        *out = r;
+    return status;
+}
+
+static void cpu_abort(fan_device *d, fan_stream *origin)
+{
+    (void)d, (void)origin;
+    fan_recording *r = here;
+    if (r) {
+        (void)fan_recording_end(r, NULL);
+        fan_recording_free(r);
+    }
+}
+
+static fan_status cpu_launch(fan_recording *r, fan_stream *origin, fan_error *err)
+{
+    (void)origin;
+    return fan_recording_replay(r, err);
+}
+
+static void cpu_accesses(const fan_recording *r, fan_recording_visit visit, void *ctx)
+{
+    bool on = true;
+    for (size_t i = 0; i < r->n && on; i++) {
+        const kernel *k = &r->kernels[i];
+        for (size_t j = 0; !k->job && j < k->call.n && on; j++)
+            on = visit(ctx, k->call.name, k->call.accesses[j].data, k->call.accesses[j].bytes,
+                       k->call.accesses[j].write);
+        for (size_t j = 0; k->job && j <= k->job->n && on; j++) {
+            const fan_array *a = j < k->job->n ? k->job->in[j].array : k->job->out;
+            fan_cpu_access access = access_of(a, j == k->job->n);
+            on = visit(ctx, fan_job_word(k->job->kind), access.data, access.bytes, access.write);
+        }
+    }
+}
+
+static fan_status cpu_poison(fan_device *d, fan_stream *origin, void *data, size_t bytes, fan_error *err)
+{
+    (void)d, (void)origin, (void)err;
+    memset(data, 0xff, bytes);
+    return FAN_OK;
+}
+
+const fan_recorder fan_cpu_recorder = {
+    .keeps_memory = true,
+    .begin = cpu_begin,
+    .end = cpu_end,
+    .abort = cpu_abort,
+    .launch = cpu_launch,
+    .drop = fan_recording_free,
+    .accesses = cpu_accesses,
+    .poison = cpu_poison,
+};

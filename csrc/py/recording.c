@@ -1,0 +1,426 @@
+/* recording: fanin._core.Recording, what the CPU did, to be done again (device/cpu/recording.h), with kernels of
+ * Python's.
+ *
+ * A kernel is a callable with its arguments: views of its own over the same memory, made once. A replay calls it with
+ * the same objects. Views of the recording's blocks hold the blocks, not the recording: who keeps one reads what the
+ * last replay left there, and never memory that is gone.
+ */
+#include "py/py.h"
+
+#include "array/extents.h"
+#include "device/cpu/recording.h"
+
+typedef struct recording_object {
+    PyObject_HEAD fan_recording *r; /* NULL once it was cleared */
+    PyObject *calls;                /* a list of (callable, name, *arguments): what the kernels run; holds them */
+    PyObject *blocks;               /* a capsule: the base of the kernels' views */
+    PyObject *operands;             /* a list of (array, address) */
+    bool busy;                      /* it is being replayed */
+} recording_object;
+
+static recording_object *of(PyObject *o) { return (recording_object *)o; }
+
+/* ---- memory ---- */
+
+static void drop_blocks(PyObject *capsule) { fan_blocks_drop(PyCapsule_GetPointer(capsule, "fanin.blocks")); }
+
+static void drop_storage(PyObject *capsule) { fan_storage_drop(PyCapsule_GetPointer(capsule, "fanin.storage")); }
+
+/* extent: the bytes that an array shows. */
+static void extent(PyArrayObject *a, const char **lo, size_t *bytes)
+{
+    npy_intp low = 0, high = PyArray_ITEMSIZE(a);
+    for (int i = 0; i < PyArray_NDIM(a); i++) {
+        npy_intp way = PyArray_DIM(a, i) > 1 ? (PyArray_DIM(a, i) - 1) * PyArray_STRIDE(a, i) : 0;
+        *(way < 0 ? &low : &high) += way;
+    }
+    bool none = PyArray_SIZE(a) == 0;
+    *lo = PyArray_BYTES(a) + (none ? 0 : low);
+    *bytes = none ? 0 : (size_t)(high - low);
+}
+
+/* over: an ndarray like `a` at `data`. Takes `base`, errors too. */
+static PyObject *over(PyArrayObject *a, PyObject *base)
+{
+    PyArray_Descr *d = (PyArray_Descr *)Py_NewRef((PyObject *)PyArray_DESCR(a));
+    PyObject *made = PyArray_NewFromDescr(&PyArray_Type, d, PyArray_NDIM(a), PyArray_DIMS(a), PyArray_STRIDES(a),
+                                          PyArray_DATA(a), PyArray_FLAGS(a) & NPY_ARRAY_WRITEABLE, NULL);
+    if (!made)
+        Py_DECREF(base);
+    else if (PyArray_SetBaseObject((PyArrayObject *)made, base) < 0) /* takes it */
+        Py_CLEAR(made);
+    return made;
+}
+
+/* view_of: a view of its own for a kernel. New reference. */
+static PyObject *view_of(recording_object *self, PyArrayObject *a)
+{
+    const char *lo;
+    size_t bytes;
+    extent(a, &lo, &bytes);
+    bool ours = bytes && fan_blocks_have(fan_recording_blocks(self->r), lo, bytes);
+    return over(a, Py_NewRef(ours ? self->blocks : (PyObject *)a));
+}
+
+static int check_recording(const recording_object *self, const char *call)
+{
+    if (self->r && fan_recording_here() == self->r)
+        return 0;
+    PyErr_Format(PyExc_RuntimeError, "Recording.%s: this thread does not record it: call begin first", call);
+    return -1;
+}
+
+static PyObject *recording_empty(PyObject *o, PyObject *args)
+{
+    PyObject *like, *made = NULL, *base;
+    const char *lo;
+    size_t bytes;
+    if (!PyArg_ParseTuple(args, "O!:empty", &PyArray_Type, &like) || check_recording(of(o), "empty") < 0)
+        return NULL;
+    PyArrayObject *a = (PyArrayObject *)like;
+    if (PyDataType_REFCHK(PyArray_DESCR(a)))
+        return PyErr_Format(PyExc_TypeError, "Recording.empty: an array of objects cannot be recorded");
+    extent(a, &lo, &bytes);
+    fan_storage *s = fan_storage_new(bytes);
+    base = s ? PyCapsule_New(s, "fanin.storage", drop_storage) : NULL;
+    if (!base) {
+        fan_storage_drop(s);
+        return PyErr_Occurred() ? NULL : PyErr_NoMemory();
+    }
+    PyArray_Descr *d = (PyArray_Descr *)Py_NewRef((PyObject *)PyArray_DESCR(a));
+    made = PyArray_NewFromDescr(&PyArray_Type, d, PyArray_NDIM(a), PyArray_DIMS(a), PyArray_STRIDES(a),
+                                (char *)s->data + (PyArray_BYTES(a) - lo), NPY_ARRAY_WRITEABLE, NULL);
+    if (!made)
+        Py_DECREF(base);
+    else if (PyArray_SetBaseObject((PyArrayObject *)made, base) < 0)
+        Py_CLEAR(made);
+    return made;
+}
+
+static PyObject *recording_operand(PyObject *o, PyObject *array)
+{
+    recording_object *self = of(o);
+    const char *lo;
+    size_t bytes;
+    fan_error err = {0};
+    if (!self->r || !PyArray_CheckExact(array))
+        return PyErr_Format(PyExc_TypeError, "Recording.operand: expected an ndarray, got a %.200s",
+                            Py_TYPE(array)->tp_name);
+    extent((PyArrayObject *)array, &lo, &bytes);
+    PyObject *pair = Py_BuildValue("(ON)", array, PyLong_FromVoidPtr(PyArray_DATA((PyArrayObject *)array)));
+    if (!pair || PyList_Append(self->operands, pair) < 0) {
+        Py_XDECREF(pair);
+        return NULL;
+    }
+    Py_DECREF(pair);
+    fan_status status = fan_recording_operand(self->r, lo, bytes, &err);
+    return status == FAN_OK ? Py_NewRef(Py_None) : fan_raise(status, &err);
+}
+
+static PyObject *recording_knows(PyObject *o, PyObject *array)
+{
+    const char *lo;
+    size_t bytes;
+    if (!of(o)->r || !PyArray_Check(array))
+        Py_RETURN_FALSE;
+    extent((PyArrayObject *)array, &lo, &bytes);
+    return PyBool_FromLong(fan_recording_knows(of(o)->r, lo, bytes));
+}
+
+/* ---- kernels ---- */
+
+static fan_status run(void *ctx, fan_error *err)
+{
+    PyTupleObject *call = ctx;
+    PyObject *result = PyObject_Vectorcall(call->ob_item[0], call->ob_item + 2, (size_t)Py_SIZE(call) - 2, NULL);
+    if (!result)
+        return fan_from_python(err);
+    Py_DECREF(result);
+    return FAN_OK;
+}
+
+/* call_new: (callable, name, *views); *accesses: of the arrays among them, for the caller to free. NULL with an
+ * exception. */
+static PyObject *call_new(recording_object *self, PyObject *fn, PyObject *name, PyObject *const lists[2],
+                          fan_cpu_access *accesses, size_t *n)
+{
+    Py_ssize_t reads = PyTuple_GET_SIZE(lists[0]), all = reads + PyTuple_GET_SIZE(lists[1]);
+    PyObject *call = PyTuple_New(all + 2);
+    if (!call)
+        return NULL;
+    PyTuple_SET_ITEM(call, 0, Py_NewRef(fn));
+    PyTuple_SET_ITEM(call, 1, Py_NewRef(name));
+    for (Py_ssize_t i = 0; i < all; i++) {
+        bool write = i >= reads;
+        PyObject *x = PyTuple_GET_ITEM(lists[write], write ? i - reads : i), *view;
+        if (PyArray_CheckExact(x)) {
+            const char *lo;
+            extent((PyArrayObject *)x, &lo, &accesses[*n].bytes);
+            accesses[*n].data = lo;
+            accesses[(*n)++].write = write;
+            view = view_of(self, (PyArrayObject *)x);
+        } else if (!write && (PyLong_Check(x) || PyFloat_Check(x) || PyComplex_Check(x))) {
+            view = Py_NewRef(x);
+        } else {
+            view = PyErr_Format(PyExc_TypeError, "%U: %s[%zd]: a kernel %s, got a %.200s", name,
+                                write ? "writes" : "reads", write ? i - reads : i,
+                                write ? "writes ndarrays" : "reads ndarrays and Python's numbers", Py_TYPE(x)->tp_name);
+        }
+        if (!view) {
+            Py_DECREF(call);
+            return NULL;
+        }
+        PyTuple_SET_ITEM(call, i + 2, view);
+    }
+    return call;
+}
+
+static PyObject *recording_launch(PyObject *o, PyObject *args)
+{
+    recording_object *self = of(o);
+    PyObject *fn, *name, *lists[2], *call;
+    fan_error err = {0};
+    fan_status status;
+    size_t n = 0;
+    if (!PyArg_ParseTuple(args, "OUO!O!:launch", &fn, &name, &PyTuple_Type, &lists[0], &PyTuple_Type, &lists[1]) ||
+        check_recording(self, "launch") < 0)
+        return NULL;
+    fan_cpu_access *accesses =
+        PyMem_New(fan_cpu_access, (size_t)(PyTuple_GET_SIZE(lists[0]) + PyTuple_GET_SIZE(lists[1])) + 1);
+    call = accesses ? call_new(self, fn, name, lists, accesses, &n) : PyErr_NoMemory();
+    if (call && PyList_Append(self->calls, call) < 0)
+        Py_CLEAR(call);
+    if (!call) {
+        PyMem_Free(accesses);
+        return NULL;
+    }
+    Py_DECREF(call); /* the list has it */
+    const char *said = PyUnicode_AsUTF8(name);
+    status = fan_recording_call(
+        self->r,
+        &(fan_cpu_call){.run = run, .ctx = call, .name = said ? said : "a kernel", .accesses = accesses, .n = n}, &err);
+    PyMem_Free(accesses);
+    if (status == FAN_OK) {
+        status = run(call, &err);
+        if (status != FAN_OK && self->r)
+            fan_recording_fail(self->r, "a kernel failed while it was recorded");
+    }
+    return status == FAN_OK ? Py_NewRef(Py_None) : fan_raise(status, &err);
+}
+
+static PyObject *recording_begin(PyObject *o, PyObject *Py_UNUSED(none))
+{
+    fan_error err = {0};
+    if (!of(o)->r || of(o)->busy || fan_recording_kernels(of(o)->r))
+        return PyErr_Format(PyExc_RuntimeError, "Recording.begin: it was recorded already: make another one");
+    fan_status status = fan_recording_begin(of(o)->r, &err);
+    return status == FAN_OK ? Py_NewRef(Py_None) : fan_raise(status, &err);
+}
+
+static PyObject *recording_end(PyObject *o, PyObject *Py_UNUSED(none))
+{
+    fan_error err = {0};
+    if (check_recording(of(o), "end") < 0)
+        return NULL;
+    fan_status status = fan_recording_end(of(o)->r, &err);
+    return status == FAN_OK ? Py_NewRef(Py_None) : fan_raise(status, &err);
+}
+
+/* check_operands: each lies where it did: 0, or -1 with an exception. */
+static int check_operands(const recording_object *self)
+{
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(self->operands); i++) {
+        PyObject *pair = PyList_GET_ITEM(self->operands, i);
+        if (PyArray_DATA((PyArrayObject *)PyTuple_GET_ITEM(pair, 0)) == PyLong_AsVoidPtr(PyTuple_GET_ITEM(pair, 1)))
+            continue;
+        PyErr_Format(PyExc_RuntimeError,
+                     "Recording.replay: operand %zd lies elsewhere than when it was recorded: was it resized?", i);
+        return -1;
+    }
+    return 0;
+}
+
+static PyObject *recording_replay(PyObject *o, PyObject *Py_UNUSED(none))
+{
+    recording_object *self = of(o);
+    fan_error err;
+    if (!self->r || self->busy || fan_recording_here())
+        return PyErr_Format(PyExc_RuntimeError, "Recording.replay: %s",
+                            self->busy ? "it is being replayed" : "this thread records");
+    if (check_operands(self) < 0)
+        return NULL;
+    fan_error_clear(&err);
+    self->busy = true;
+    Py_INCREF(o);
+    fan_status status = fan_recording_replay(self->r, &err);
+    self->busy = false;
+    Py_DECREF(o);
+    return status == FAN_OK ? Py_NewRef(Py_None) : fan_raise(status, &err);
+}
+
+static PyObject *recording_prepare(PyObject *o, PyObject *Py_UNUSED(none))
+{
+    if (of(o)->r && !of(o)->busy && fan_get_debug())
+        fan_blocks_poison(fan_recording_blocks(of(o)->r), false);
+    Py_RETURN_NONE;
+}
+
+/* A range, and which kernel writes into it first. */
+typedef struct written {
+    const char *lo;
+    size_t bytes;
+    const char *by;
+} written;
+
+static bool find_write(void *ctx, const char *name, const void *data, size_t bytes, bool write)
+{
+    written *w = ctx;
+    if (write && fan_flats_meet(data, bytes, w->lo, w->bytes))
+        w->by = name;
+    return !w->by;
+}
+
+static PyObject *recording_writes(PyObject *o, PyObject *array)
+{
+    const char *lo;
+    size_t bytes;
+    if (!of(o)->r || !PyArray_Check(array))
+        Py_RETURN_NONE;
+    extent((PyArrayObject *)array, &lo, &bytes);
+    written w = {lo, bytes, NULL};
+    fan_cpu_recorder.accesses(of(o)->r, find_write, &w);
+    return w.by ? PyUnicode_FromString(w.by) : Py_NewRef(Py_None);
+}
+
+static PyObject *recording_view(PyObject *o, PyObject *array)
+{
+    if (!of(o)->r || !PyArray_CheckExact(array))
+        return PyErr_Format(PyExc_TypeError, "Recording.view: expected an ndarray");
+    return view_of(of(o), (PyArrayObject *)array);
+}
+
+/* ---- life ---- */
+
+static PyObject *recording_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    if (PyTuple_GET_SIZE(args) || (kwargs && PyDict_GET_SIZE(kwargs)))
+        return PyErr_Format(PyExc_TypeError, "Recording takes no arguments");
+    recording_object *self = (recording_object *)type->tp_alloc(type, 0);
+    if (!self)
+        return NULL;
+    self->r = fan_recording_new();
+    self->calls = PyList_New(0);
+    self->operands = PyList_New(0);
+    if (!self->r || fan_recording_operand(self->r, NULL, 0, NULL) != FAN_OK) { /* from now on it asks */
+        PyErr_NoMemory();
+        Py_DECREF(self);
+        return NULL;
+    }
+    if (self->calls && self->operands) {
+        fan_blocks *b = fan_recording_blocks(self->r);
+        self->blocks = PyCapsule_New(b, "fanin.blocks", drop_blocks);
+        if (self->blocks)
+            fan_blocks_hold(b);
+    }
+    if (!self->blocks)
+        Py_CLEAR(self);
+    return (PyObject *)self;
+}
+
+static int recording_clear(PyObject *o)
+{
+    recording_object *self = of(o);
+    if (self->r && !self->busy) {
+        if (fan_recording_here() == self->r)
+            (void)fan_recording_end(self->r, NULL);
+        fan_recording_free(self->r);
+        self->r = NULL;
+        Py_CLEAR(self->calls);
+    }
+    Py_CLEAR(self->operands);
+    Py_CLEAR(self->blocks);
+    return 0;
+}
+
+static void recording_dealloc(PyObject *o)
+{
+    PyTypeObject *type = Py_TYPE(o);
+    PyObject_GC_UnTrack(o);
+    (void)recording_clear(o);
+    Py_XDECREF(of(o)->calls);
+    type->tp_free(o);
+    Py_DECREF(type);
+}
+
+static int recording_traverse(PyObject *o, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(o));
+    Py_VISIT(of(o)->calls);
+    Py_VISIT(of(o)->operands);
+    return 0;
+}
+
+static PyObject *get_kernels(PyObject *o, void *Py_UNUSED(closure))
+{
+    return PyLong_FromSize_t(of(o)->r ? fan_recording_kernels(of(o)->r) : 0);
+}
+
+static PyObject *get_bytes(PyObject *o, void *Py_UNUSED(closure))
+{
+    return PyLong_FromUnsignedLongLong(of(o)->r ? fan_blocks_bytes(fan_recording_blocks(of(o)->r)) : 0);
+}
+
+static PyObject *get_live(PyObject *o, void *Py_UNUSED(closure))
+{
+    return PyLong_FromSize_t(of(o)->r ? fan_blocks_live(fan_recording_blocks(of(o)->r)) : 0);
+}
+
+static PyMethodDef methods[] = {
+    {"begin", recording_begin, METH_NOARGS, "begin($self, /)\n--\n\nThis thread records."},
+    {"end", recording_end, METH_NOARGS,
+     "end($self, /)\n--\n\nIt does no more. CaptureError where something could not be recorded."},
+    {"empty", recording_empty, METH_VARARGS,
+     "empty($self, like, /)\n--\n\nMemory of the recording, of the dtype, shape and strides of another array."},
+    {"operand", recording_operand, METH_O,
+     "operand($self, array, /)\n--\n\nKernels may read and write this array, which is held."},
+    {"knows", recording_knows, METH_O, "knows($self, array, /)\n--\n\nWhether a kernel may touch it."},
+    {"launch", recording_launch, METH_VARARGS,
+     "launch($self, fn, name, reads, writes, /)\n--\n\nDoes fn(*reads, *writes), now and in each replay."},
+    {"replay", recording_replay, METH_NOARGS,
+     "replay($self, /)\n--\n\nAll that was recorded once more, in the same order."},
+    {"prepare", recording_prepare, METH_NOARGS,
+     "prepare($self, /)\n--\n\nBefore operands are copied into its memory: with debug=True that is filled with bytes "
+     "that "
+     "make NaNs of floats."},
+    {"writes", recording_writes, METH_O,
+     "writes($self, array, /)\n--\n\nThe name of the first kernel that writes into an array; None: none does."},
+    {"view", recording_view, METH_O,
+     "view($self, array, /)\n--\n\nThe array once more, without a hold that keeps its memory from others."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef getset[] = {
+    {"kernels", get_kernels, NULL, "How many kernels it is made of.", NULL},
+    {"bytes", get_bytes, NULL, "Bytes of its memory.", NULL},
+    {"live", get_live, NULL, "How many arrays lie in its memory that somebody holds.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot slots[] = {
+    {Py_tp_doc,
+     "Recording()\n--\n\nWhat the CPU did on this thread from `begin` to `end`, to be done again by `replay`."},
+    {Py_tp_new, recording_new},
+    {Py_tp_dealloc, recording_dealloc},
+    {Py_tp_traverse, recording_traverse},
+    {Py_tp_clear, recording_clear},
+    {Py_tp_methods, methods},
+    {Py_tp_getset, getset},
+    {0, NULL},
+};
+
+PyType_Spec fan_recording_spec = {
+    .name = "fanin._core.Recording",
+    .basicsize = sizeof(recording_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = slots,
+};

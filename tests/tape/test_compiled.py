@@ -1,0 +1,513 @@
+"""tape.compiled: a step recorded once on the CPU gives, replayed, the bits that the same step gives as it is."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fanin
+from fanin import tape
+from fanin._interop.protocols import NDArray
+from fanin.cli import demo
+from fanin.tape import Var
+from kit import hooks
+
+
+def descend(g: NDArray, rate: NDArray, w: NDArray, v: NDArray) -> None:
+    v *= 0.9
+    v += g
+    w -= rate * v
+
+
+class Small:
+    """A network of two layers and a bias, which meet in sums; a step of its training."""
+
+    def __init__(self, dtype: str = "float32", micro: int = 1, update: bool = True) -> None:
+        rng = np.random.default_rng(7)
+        shapes = [(8, 16), (16, 4), (4,), (8, 4)]
+        self.parameters = [
+            tape.parameter(rng.normal(0, 0.5, s).astype(dtype), name=f"p{i}") for i, s in enumerate(shapes)
+        ]
+        self.speed = [np.zeros_like(p.data) for p in self.parameters]
+        self.micro, self.update = micro, update
+
+    def __call__(self, x: NDArray, labels: NDArray, rate: NDArray) -> Var:
+        one, two, bias, past = self.parameters
+        losses = []
+        for a, t in zip(np.split(x, self.micro), np.split(labels, self.micro), strict=True):
+            v = tape.array(a)
+            y = tape.tanh(v @ one) @ two + bias + tape.relu(v @ past) + bias * 0.5
+            losses.append(tape.cross_entropy(y, tape.array(t), count=len(x)))
+        tape.backward(losses)
+        if self.update:
+            for p, v in zip(self.parameters, self.speed, strict=True):
+                tape.update(descend, [p.grad, rate], [p, v])
+                p.grad = None
+        return sum(losses[1:], losses[0])
+
+    @property
+    def static(self) -> list[Var | NDArray]:
+        return [*self.parameters, *self.speed]
+
+    def state(self) -> list[bytes]:
+        grads = [b"" if p.grad is None else p.grad.tobytes() for p in self.parameters]
+        return [x.tobytes() for x in (*(p.data for p in self.parameters), *self.speed)] + grads
+
+
+def batch(rng: np.random.Generator, n: int = 12, dtype: str = "float32") -> tuple[NDArray, NDArray, NDArray]:
+    return rng.normal(size=(n, 8)).astype(dtype), rng.integers(0, 4, n), np.array(rng.uniform(0.01, 0.2), dtype)
+
+
+def same(eager: Small, step: Any, own: Small, args: tuple[Any, ...]) -> None:
+    assert eager(*args).numpy().tobytes() == step(*args).numpy().tobytes()
+    assert eager.state() == own.state()
+
+
+# ---------------------------------------------------------------- the same bits
+
+
+@pytest.mark.parametrize("micro", [1, 2, 4])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+def test_a_replay_gives_the_bits_of_the_step_as_it_is(dtype: str, micro: int) -> None:
+    eager, own, rng = Small(dtype, micro), Small(dtype, micro), np.random.default_rng(3)
+    step = tape.compiled(own, static=own.static)
+    for _ in range(6):
+        same(eager, step, own, batch(rng, dtype=dtype))
+    assert step.last is not None
+    assert step.last.did == "replayed"
+    assert (step.stats.recordings, step.stats.replays, step.stats.raw) == (1, 5, 0)
+
+
+def test_a_step_is_recorded_anew_when_shapes_dtypes_layouts_or_plain_values_change() -> None:
+    eager, own, rng = Small(), Small(), np.random.default_rng(4)
+    step = tape.compiled(own, static=own.static)
+    first, labels, rate = batch(rng)
+    for args, reason in [
+        ((first, labels, rate), "it was never recorded"),
+        ((first[:8], labels[:8], rate), "argument 0 is an array (8, 8)"),
+        ((np.asfortranarray(first), labels, rate), "argument 0 is an array (12, 8) of float32 with strides (4, 48)"),
+        ((first.astype("f8"), labels, rate), "argument 0 is an array (12, 8) of float64"),
+    ]:
+        same(eager, step, own, args)
+        assert step.last is not None
+        assert step.last.did == "recorded"
+        assert reason in step.last.reason
+        same(eager, step, own, args)
+        assert step.last.did == "replayed"
+    same(eager, step, own, (first, labels, rate))
+    assert step.last is not None
+    assert step.last.did == "replayed"  # the first one fits again
+    scaled = tape.compiled(lambda x, by: tape.array(x) * by)
+    assert scaled(np.ones(2), 2.0).numpy().tolist() == [2, 2]
+    assert scaled(np.ones(2), 3.0).numpy().tolist() == [3, 3]
+    assert scaled.last == tape.Outcome("recorded", "argument 1 is 3.0, was 2.0")
+
+
+def test_a_parameter_that_gets_another_array_is_recorded_anew() -> None:
+    p = tape.parameter(np.ones(3))
+    step = tape.compiled(lambda x: tape.array(x) * p, static=[p])
+    assert step(np.ones(3)).numpy().tolist() == [1, 1, 1]
+    p.data = np.full(3, 5.0)
+    assert step(np.ones(3)).numpy().tolist() == [5, 5, 5]
+    assert step.last == tape.Outcome("recorded", "static 0 lies elsewhere")
+    p.data[:] = 6  # in place: nothing to record
+    assert step(np.ones(3)).numpy().tolist() == [6, 6, 6]
+    assert step.last is not None
+    assert step.last.did == "replayed"
+
+
+@pytest.mark.rule("L8", "L5")
+@pytest.mark.parametrize("k", [1, 2, 4, 8])
+def test_gradients_of_k_calls_add_up_in_place_as_those_of_backward_do(k: int) -> None:
+    eager, own, rng = Small(update=False), Small(update=False), np.random.default_rng(k)
+    step = tape.compiled(own, static=own.static)
+    for turn in range(3):
+        for i in range(k):
+            before = [p.grad for p in own.parameters]
+            same(eager, step, own, batch(rng))
+            assert all(p.grad is g for p, g in zip(own.parameters, before, strict=True)) or i == 0
+        held = [(p.grad, p.grad.copy()) for p in own.parameters]
+        for net in (eager, own):
+            for p in net.parameters:
+                p.grad = None
+        same(eager, step, own, batch(rng))
+        assert all((g == was).all() for g, was in held), "a gradient that somebody keeps is nobody's pool"
+        for net in (eager, own):
+            for p in net.parameters:
+                p.grad = None
+        assert step.stats.recordings == (1 if k == 1 else 2), turn
+
+
+def test_the_demos_network_trains_to_the_same_bits() -> None:
+    pytest.importorskip("sklearn")
+    rng = np.random.default_rng(0)
+    digits = demo.Digits(rng)
+    start = demo.initial(rng)
+    eager, own = (demo.Net(start, demo.Spread(None), sparse=False) for _ in range(2))
+    step = demo.recorded(own)
+    batches = digits.batches(rng)
+    for i in range(4):
+        d, t = next(batches)
+        d, t = (d[:16], t[:16]) if i == 2 else (d[:32], t[:32])
+        rate = np.array(0.1 / (i + 1), "f4")
+        assert float(demo.train_step(eager)(d, t, rate).numpy()) == float(step(d, t, rate).numpy())
+        for name, p in eager.parameters.items():
+            assert p.data.tobytes() == own.parameters[name].data.tobytes(), name
+            assert eager.speed[name].tobytes() == own.speed[name].tobytes(), name
+    assert (step.stats.recordings, step.stats.replays) == (2, 2)
+
+
+# ---------------------------------------------------------------- random programs
+
+UNARY: list[Callable[[Var], Var]] = [
+    tape.tanh,
+    tape.relu,
+    lambda x: -x,
+    lambda x: x.T.T,
+    lambda x: x * 0.5,
+    lambda x: 1 - x,
+    lambda x: x.reshape(12).reshape(3, 4),
+    lambda x: tape.softmax(x),
+    lambda x: x + x.mean(0),
+    lambda x: x - x.sum(1).reshape(3, 1),
+    lambda x: tape.reshape(x.T, (3, 4)),
+    lambda x: tape.rows(x, 1, 1) + x,
+    lambda x: tape.softmax(x.T).T,
+]
+
+
+def program(seed: int, p: list[Var]) -> Callable[[NDArray], Any]:
+    """A random step over (3, 4) arrays: operations with fan-in, views, a pass backward, an update, results."""
+    rng = np.random.default_rng(seed)
+    picks = [
+        (int(rng.integers(4)), int(rng.integers(99)), int(rng.integers(99)), int(rng.integers(len(UNARY))))
+        for _ in range(8)
+    ]
+    update, keep = rng.random() < 0.6, rng.random() < 0.3
+
+    def step(x: NDArray) -> Any:
+        values = [tape.array(x), *p]
+        for kind, i, j, u in picks:
+            a, b = values[i % len(values)], values[j % len(values)]
+            values.append([UNARY[u](a), a + b, a * b, (a @ b.T) @ (b * 0.1)][kind])
+        loss = (values[-1] * values[-2]).sum() + sum(q.sum() for q in p)
+        tape.backward(loss)
+        grads = [q.grad for q in p]
+        if update:
+            for q in p:
+                tape.update(lambda g, w: np.subtract(w, 0.01 * g, out=w), [q.grad], [q])
+        if not keep:
+            for q in p:
+                q.grad = None
+        return {"loss": loss, "grads": grads if not keep else [], "some": (values[4], None)}
+
+    return step
+
+
+def flat(x: Any) -> Iterator[bytes]:
+    if isinstance(x, dict | list | tuple):
+        for y in x.values() if isinstance(x, dict) else x:
+            yield from flat(y)
+    else:
+        yield b"" if x is None else (x.data if isinstance(x, Var) else x).tobytes()
+
+
+def run_program(seed: int) -> tuple[int, int]:
+    rng = np.random.default_rng(seed)
+    start = [rng.normal(size=(3, 4)).astype("f4" if seed % 3 else "f8") for _ in range(2)]
+    one, two = ([tape.parameter(x) for x in start] for _ in range(2))
+    eager, step = program(seed, one), tape.compiled(program(seed, two), static=two)
+    for _ in range(4):
+        x = rng.normal(size=(3, 4)).astype("f4")
+        with np.errstate(all="ignore"), fanin.set_options(debug=bool(seed % 2)):
+            a, b = eager(x), step(x)
+        assert list(flat(a)) == list(flat(b)), seed
+        for p, q in zip(one, two, strict=True):
+            assert p.data.tobytes() == q.data.tobytes(), seed
+            assert list(flat(p.grad)) == list(flat(q.grad)), seed
+        if rng.random() < 0.5:
+            for p in (*one, *two):
+                p.grad = None
+    return step.stats.recordings, step.stats.replays
+
+
+def programs(seeds: range) -> None:
+    recorded = replayed = 0
+    for seed in seeds:
+        r, p = run_program(seed)
+        recorded, replayed = recorded + r, replayed + p
+    print(f"seeds {seeds}: {recorded} recordings, {replayed} replays")
+    assert recorded >= len(seeds)
+    assert replayed >= len(seeds)
+
+
+def test_random_programs_give_the_bits_of_the_program_as_it_is() -> None:
+    programs(range(150))
+
+
+@pytest.mark.slow
+def test_ten_thousand_random_programs_do() -> None:
+    programs(range(1000, 11000))
+
+
+@pytest.mark.parametrize("name", ["KERNEL_NOT_REPLAYED", "BLOCK_GIVEN_TWICE", "LEAF_ADOPTS", "RECORDS_ANYTHING"])
+def test_the_programs_find_a_planted_fault(name: str) -> None:
+    hooks.fault(name)
+    try:
+        with pytest.raises((AssertionError, fanin.CaptureError)):
+            if name == "LEAF_ADOPTS":
+                adopted()
+            elif name == "RECORDS_ANYTHING":
+                frozen()
+            else:
+                programs(range(40))
+    finally:
+        hooks.fault(None)
+    programs(range(5))
+
+
+def frozen() -> None:
+    """An array that NumPy made in the step, which a replay would show as it was: it must not come that far."""
+    step = tape.compiled(lambda x: tape.array(x) * (x + 1))
+    with suppress(fanin.CaptureError):
+        step(np.ones(2))
+        assert step(np.full(2, 3.0)).numpy().tolist() == [12, 12], "the values of another call"
+
+
+# ---------------------------------------------------------------- memory
+
+
+def adopted() -> None:
+    """L8: two leaves that get one array, which lies in a recording's memory, and are added to."""
+
+    def step(x: NDArray) -> None:
+        for _ in range(2):
+            tape.backward(((p + q) * tape.array(x)).sum())
+
+    p, q = (tape.parameter(np.ones(3)) for _ in range(2))
+    tape.compiled(step, static=[p, q])(np.full(3, 2.0))
+    assert p.grad.tolist() == q.grad.tolist() == [4, 4, 4]
+
+
+@pytest.mark.rule("L8")
+def test_a_leaf_copies_what_a_recording_lends_it() -> None:
+    p = tape.parameter(np.ones(3))
+    step = tape.compiled(lambda: tape.backward((p * 2).sum()), static=[p])
+    step()
+    adopted()
+    first = p.grad
+    p.grad = None
+    step()
+    p.grad[:] = 7
+    assert first.tolist() == [2, 2, 2]
+    step()
+    assert p.grad.tolist() == [9, 9, 9]
+
+
+def test_a_replay_allocates_nothing_by_the_core_and_a_recording_goes_with_its_step() -> None:
+    gc.collect()
+    before, _, _ = hooks.memory()
+    own, rng = Small(), np.random.default_rng(5)
+    step = tape.compiled(own, static=own.static)
+    args = batch(rng)
+    for _ in range(3):
+        step(*args)
+    _, made, _ = hooks.memory()
+    for _ in range(5):
+        step(*args)
+    assert hooks.memory()[1] == made
+    del step, own
+    gc.collect()
+    assert hooks.memory()[0] <= before + 8  # parked buffers of the frontend
+
+
+def test_ten_shapes_take_the_memory_of_each_and_ten_calls_no_more_than_one() -> None:
+    own, rng = Small(), np.random.default_rng(5)
+    step = tape.compiled(own, static=own.static)
+    step(*batch(rng, 16))
+    one = step.stats.bytes
+    for _ in range(10):
+        step(*batch(rng, 16))
+    assert step.stats.bytes == one
+    kept = sum(a.nbytes for a in own.static if isinstance(a, np.ndarray))
+    assert one < 40 * (kept + 16 * 16 * 4), "memory of what has gone is used again"
+
+
+def test_what_a_caller_gets_is_changed_by_no_later_call() -> None:
+    own, rng = Small(update=False), np.random.default_rng(6)
+    step = tape.compiled(own, static=own.static)
+    results = [step(*batch(rng)) for _ in range(4)]
+    values = [x.numpy().copy() for x in results]
+    step(*batch(rng))
+    assert [x.numpy().tobytes() for x in results] == [v.tobytes() for v in values]
+    assert len({v.tobytes() for v in values}) == 4
+
+
+def test_each_allocation_of_a_recording_that_fails_leaves_everything_as_it_was() -> None:
+    own, rng = Small(update=False), np.random.default_rng(5)
+    args = batch(rng)
+    own(*args)
+    failed = 0
+    for n in range(0, 4000, 13):
+        before, step = own.state(), tape.compiled(own, static=own.static)
+        hooks.fail_at(n, 1)
+        try:
+            step(*args)
+        except MemoryError:
+            failed += 1
+        else:
+            break
+        finally:
+            hooks.fail_at(-1)
+        assert own.state() == before
+        assert step.stats.recordings == 0
+    assert failed >= 10
+
+
+# ---------------------------------------------------------------- what cannot be recorded
+
+
+def refused(step: Callable[..., Any], *args: Any, static: Any = ()) -> str:
+    with pytest.raises(fanin.CaptureError) as e:
+        tape.compiled(step, static=static)(*args)
+    assert tape._here.recording is None
+    return str(e.value)
+
+
+def test_what_a_replay_would_not_do_again_is_refused_with_the_reason() -> None:
+    p, x = tape.parameter(np.ones((2, 2))), np.ones((2, 2))
+    kept: list[Any] = []
+    assert "cannot read values" in refused(lambda a: float((tape.array(a) * p).sum().numpy()), x, static=[p])
+    assert "made in the step by NumPy alone" in refused(lambda a: tape.array(a + 1) * p, x, static=[p])
+    assert "may depend on values" in refused(lambda a: tape.array(a.sum()) * p, x, static=[p])
+    assert "neither made nor was given" in refused(lambda a: tape.array(a) * p, x)
+    assert "neither made nor was given" in refused(lambda a: tape.array(a) * (a + 1), x)
+    assert "which no recorded operation made" in refused(lambda a: a + 1, x)
+    assert "which no recorded operation made" in refused(lambda a: 0.5, x)
+    assert "outlived it" in refused(lambda a: kept.append(tape.array(a) * p), x, static=[p])
+    assert "writes into argument 0" in refused(
+        lambda a: tape.update(np.negative, [p], [Var(a, tape.cpu)]), x, static=[p]
+    )
+    assert "sparse" in refused(
+        lambda i: tape.backward([tape.embedding(p, tape.array(i)).sum(), (p * p).sum()]),
+        np.array([0, 1, 1]),
+        static=[p],
+    )
+
+
+def test_bad_arguments_are_named() -> None:
+    p = tape.parameter(np.ones(2))
+    step = tape.compiled(lambda x: tape.array(x) * 2)
+    with pytest.raises(TypeError, match=r"argument 0 is <Var .*: a parameter belongs in static="):
+        step(p)
+    with pytest.raises(TypeError, match="argument 0: expected an ndarray"):
+        step([1, 2])
+    with pytest.raises(TypeError, match="argument 0: expected an ndarray"):
+        step(np.float32(1))
+    with pytest.raises(TypeError, match=r"static\[1\]: expected a Var or an ndarray on the CPU"):
+        tape.compiled(step, static=[p, 3])  # type: ignore[list-item]
+    assert step.last is None
+
+
+def test_an_error_in_the_step_leaves_arrays_gradients_and_recordings_as_they_were() -> None:
+    own, rng, fail = Small(), np.random.default_rng(8), [True, False, False]
+
+    def step(*args: NDArray) -> Var:
+        loss = own(*args)
+        if fail.pop(0):
+            raise KeyError("half-way")
+        return loss
+
+    compiled, args, before = tape.compiled(step, static=own.static), batch(rng), own.state()
+    with pytest.raises(KeyError):
+        compiled(*args)
+    assert own.state() == before
+    assert compiled.stats.recordings == 0
+    eager = Small()
+    for _ in range(2):
+        same(eager, compiled, own, args)
+    assert compiled.stats.replays == 1
+
+
+def test_a_kernel_that_raises_in_a_replay_leaves_the_gradients_and_the_recording() -> None:
+    p = tape.parameter(np.ones(2))
+
+    def careful(x: NDArray, out: NDArray) -> None:
+        if x[0] > 5:
+            raise ValueError("too large")
+        out[...] = x
+
+    def step(x: NDArray) -> None:
+        [y] = tape.custom("careful", lambda a: [tape.run(careful, a)], [tape.array(x)], lambda g, need: g)
+        tape.backward((p * y).sum())
+
+    compiled = tape.compiled(step, static=[p])
+    for x, grad in [(1.0, 1.0), (2.0, 3.0)]:
+        compiled(np.full(2, x))
+        assert p.grad.tolist() == [grad, grad]
+    with pytest.raises(ValueError, match="too large"):
+        compiled(np.full(2, 9.0))
+    assert p.grad.tolist() == [3, 3]
+    compiled(np.full(2, 1.0))
+    assert p.grad.tolist() == [4, 4]
+
+
+def test_beyond_the_limit_a_step_runs_as_it_is_and_says_so() -> None:
+    step = tape.compiled(lambda x, by: tape.array(x) * by, limit=3)
+    for by in range(6):
+        assert step(np.ones(2), float(by)).numpy().tolist() == [by, by]
+    assert step.last == tape.Outcome("raw", "it was recorded 3 times (limit=), and argument 1 is 5.0, was 4.0")
+    assert (step.stats.recordings, step.stats.raw) == (3, 3)
+
+
+def test_a_step_may_be_a_part_of_another() -> None:
+    p = tape.parameter(np.full(2, 3.0))
+    inner = tape.compiled(lambda x: x * p, static=[p])
+    outer = tape.compiled(lambda x: inner(tape.array(x)) + 1, static=[p])
+    for x in (1.0, 2.0):
+        assert outer(np.full(2, x)).numpy().tolist() == [3 * x + 1] * 2
+    assert (inner.stats.recordings, outer.stats.replays) == (0, 1)
+
+
+def test_threads_may_call_one_step() -> None:
+    p = tape.parameter(np.ones(4))
+
+    def step(x: NDArray) -> Var:
+        y = tape.array(x)
+        tape.backward((p * y).sum())
+        return y * 2
+
+    compiled, wrong = tape.compiled(step, static=[p]), list[float]()
+
+    def call(value: float) -> None:
+        for _ in range(50):
+            if compiled(np.full(4, value)).numpy()[0] != 2 * value:
+                wrong.append(value)
+
+    threads = [threading.Thread(target=call, args=(float(i),)) for i in range(1, 5)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong
+    assert p.grad[0] == 50 * (1 + 2 + 3 + 4)
+
+
+def test_with_debug_what_a_replay_does_not_write_is_not_a_number() -> None:
+    p = tape.parameter(np.ones(2))
+    compiled = tape.compiled(lambda x: tape.array(x) * p, static=[p])
+    with fanin.set_options(debug=True):
+        compiled(np.ones(2))
+        [entry] = compiled._recorded.values()
+        recording = entry.recording
+        recording.prepare()
+        assert np.isnan(entry.inputs[0]).all()
+        assert compiled(np.ones(2)).numpy().tolist() == [1, 1]
+    recording.prepare()
+    assert not np.isnan(entry.inputs[0]).any()
