@@ -87,16 +87,16 @@ static bool merge_begin(fan_buffer *b, size_t slot, merge *m)
     return true;
 }
 
-/* readable: the terms are what they were; libraries are asked before anything is looked at. first: the first one is to
- * be written. */
+/* readable: the terms are what they were; libraries are asked before anything is looked at, of what is others'. first:
+ * the first one is to be written. */
 static bool readable(const fan_buffer *b, size_t slot, const merge *m, bool first)
 {
     const fan_fast_list *p = b->slots[slot].fast;
     const fan_fast_frontend *fast = b->frontend->fast;
-    if (first && p->kind.check_at_use && !fast->is_detached(p->terms[0].object))
+    if (first && p->kind.check_at_use && !p->terms[0].ours && !fast->is_detached(p->terms[0].object))
         return false;
     for (size_t k = 0; p->kind.check_at_use && k < m->n; k++)
-        if (!fast->has_own_value(p->terms[k].object))
+        if (!p->terms[k].ours && !fast->has_own_value(p->terms[k].object))
             return false;
     for (size_t k = 0; k < m->n; k++)
         if (!fast->is_unchanged(p->terms[k].object, &p->kind, p->terms[k].data))
@@ -147,7 +147,7 @@ static void merge_sum(const fan_buffer *b, size_t slot, merge *m, char *out)
 static void merge_commit(fan_buffer *b, size_t slot, merge *m, void *object, char *data)
 {
     fan_fast_list *p = b->slots[slot].fast;
-    bool first = object == p->terms[0].object;
+    bool first = object == p->terms[0].object, ours = !first || p->terms[0].ours;
     size_t parked = m->n - (p->summed > 0);
     memcpy(m->dropped, p->terms, m->n * sizeof *p->terms);
     if (first)
@@ -160,7 +160,7 @@ static void merge_commit(fan_buffer *b, size_t slot, merge *m, void *object, cha
     fan_fast_unpark(b, p, parked);
     p->rules = (p->summed ? p->rules : 0) | fan_plan_fast_fold(first);
     p->summed += (int64_t)parked;
-    p->terms[0] = fan_fast_term_of(object, data, p->terms[m->n - 1].key, false, false);
+    p->terms[0] = fan_fast_term_of(object, data, p->terms[m->n - 1].key, false, ours);
     memmove(&p->terms[1], &p->terms[m->n], (p->n - m->n) * sizeof *p->terms);
     p->n -= m->n - 1;
 }

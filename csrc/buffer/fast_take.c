@@ -234,14 +234,14 @@ static bool all_unchanged(const fan_frontend *f, const fan_fast_list *p)
 
 /* ask_libraries: whether the memory of every term holds its value, and a term that is handed out may be; and libraries
  * that count writes to their arrays are told of ours. They may do anything meanwhile: it comes before what is looked
- * at, and behind what is made. */
+ * at, and behind what is made; they may keep what they are asked of: of our own, which may be written, nobody is. */
 static bool ask_libraries(const taking *t)
 {
     const fan_fast_frontend *fast = t->b->frontend->fast;
     for (size_t i = t->span.first; t->asks && i < t->span.end; i++) {
         const fan_fast_list *p = list_at(t->b, i);
-        if (defined(p) && p->kind.check_at_use && t->results[i - t->span.first] == p->terms[0].object &&
-            !fast->is_detached(p->terms[0].object))
+        if (defined(p) && p->kind.check_at_use && !p->terms[0].ours &&
+            t->results[i - t->span.first] == p->terms[0].object && !fast->is_detached(p->terms[0].object))
             return false;
         for (size_t k = 0; k < defined(p) && p->kind.check_at_use; k++)
             if (!p->terms[k].ours && !fast->has_own_value(p->terms[k].object))

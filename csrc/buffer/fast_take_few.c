@@ -12,11 +12,12 @@ static bool is_few(const fan_buffer *b, const fan_slot *s, const fan_fast_list *
            (s->expected < 0 || s->expected == fan_fast_list_count(p));
 }
 
-/* readable: libraries are asked before anything is looked at once more. handed: the first term becomes the sum. */
+/* readable: libraries are asked before anything is looked at once more, of what is others': who is asked may keep what
+ * it was asked of, and our own is written. handed: the first term becomes the sum. */
 static bool readable(const fan_fast_frontend *fast, const fan_fast_list *p, bool handed)
 {
     if (p->kind.check_at_use) {
-        if (handed && !fast->is_detached(p->terms[0].object))
+        if (handed && !p->terms[0].ours && !fast->is_detached(p->terms[0].object))
             return false;
         for (size_t k = 0; k < p->n; k++)
             if (!p->terms[k].ours && !fast->has_own_value(p->terms[k].object))

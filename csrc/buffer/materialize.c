@@ -72,8 +72,9 @@ static fan_status items_of(fan_buffer *b, size_t slot, fan_item **items, size_t 
         if (!it)
             return fan_fail(err, FAN_ERR_NOMEM, "%s: slot %zu: out of memory", b->name, slot);
         it->value.dtype = FAN_DT_NONE;
+        bool kept = false;
         fan_status status =
-            one->object ? b->frontend->fast_value(one->object, one->data, &list->kind, &it->value, err) : FAN_OK;
+            one->object ? b->frontend->fast_value(one->object, one->data, &list->kind, &it->value, &kept, err) : FAN_OK;
         if (status != FAN_OK) {
             fan_free(it);
             return status == FAN_ERR_STATE ? fan_slot_changed(b, slot, one->key, err) : status;
@@ -84,6 +85,7 @@ static fan_status items_of(fan_buffer *b, size_t slot, fan_item **items, size_t 
         it->bytes = one->object ? list->bytes : 0;
         it->donated = one->donated;
         it->ours = one->ours;
+        it->exposed = it->ours && kept;
         items[(*made)++] = it;
     }
     return FAN_OK;
@@ -133,7 +135,8 @@ fan_status fan__slot_materialize(fan_buffer *b, size_t slot, fan_error *err)
     fan_status status = FAN_OK;
     fan_value sum = {.dtype = FAN_DT_NONE};
     /* Whoever has the slot already is the caller. Nobody else adds or takes meanwhile. */
-    bool mine = s->busy, taking = s->taking, some = n > list->undefined, check_late = some && k->check_at_use;
+    bool mine = s->busy, taking = s->taking, some = n > list->undefined, check_late = some && k->check_at_use,
+         sum_kept = false;
     fan_pass *p = fan_calloc(sizeof *p);
     fan_item **items = fan_alloc(n * sizeof *items);
     int64_t *shape = fan_alloc(some ? (size_t)k->ndim * sizeof *shape : 0);
@@ -146,7 +149,7 @@ fan_status fan__slot_materialize(fan_buffer *b, size_t slot, fan_error *err)
     }
     status = items_of(b, slot, items, &made, err);
     if (status == FAN_OK && list->summed)
-        status = b->frontend->fast_value(list->terms[0].object, list->terms[0].data, k, &sum, err);
+        status = b->frontend->fast_value(list->terms[0].object, list->terms[0].data, k, &sum, &sum_kept, err);
     if (check_late) {
         fan_slot_lock(b, slot);
         s->taking = taking;
@@ -155,6 +158,7 @@ fan_status fan__slot_materialize(fan_buffer *b, size_t slot, fan_error *err)
     }
     FAN_GO(status);
     pass_fill(p, s, items, made, shape, &sum);
+    p->value_exposed = sum_kept;
     s->p = p;
     /* The items have holds of their own; nothing is called back, for more than these remain. They are parked as before;
      * who has them is asked anew. */

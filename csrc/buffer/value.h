@@ -58,8 +58,10 @@ typedef struct fan_frontend {
      * what. Calls nobody: a lock may be held. */
     bool (*alone)(void *object, const fan_value *v);
     /* fast_value: makes the value of a gradient of the fast path, whose first element is at `data`, with a hold of its
-     * own on the object. Calls nobody, unless the kind is checked at use: a lock may be held. */
-    fan_status (*fast_value)(void *object, char *data, const fan_fast_kind *kind, fan_value *out, fan_error *err);
+     * own on the object. Calls nobody, unless the kind is checked at use: a lock may be held. *kept: whether who was
+     * called has a hold on the object now. */
+    fan_status (*fast_value)(void *object, char *data, const fan_fast_kind *kind, fan_value *out, bool *kept,
+                             fan_error *err);
     /* is_unchanged: whether host memory of the caller lies where it lay when it was added, with the same size, dtype
      * and shape. Asked whenever it is about to be read. Calls nobody. NULL: memory never moves. */
     bool (*is_unchanged)(const fan_value *v);

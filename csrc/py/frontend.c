@@ -127,15 +127,21 @@ static fan_status mismatch(const char *buffer, size_t slot, const fan_stream *pr
 
 /* ---- the fast path: always inside the interpreter ---- */
 
-static fan_status fast_value(void *object, char *data, const fan_fast_kind *kind, fan_value *out, fan_error *err)
+static fan_status fast_value(void *object, char *data, const fan_fast_kind *kind, fan_value *out, bool *kept,
+                             fan_error *err)
 {
+    *kept = false;
     if (fan_is_native(object)) {
         *out = fan_native_value(object);
         return FAN_OK;
     }
     if (!fan_fast_is_unchanged(object, kind, data))
         return fan_fail(err, FAN_ERR_STATE, "a gradient was changed after it was added");
-    return fan_import(object, false, false, out) == 0 ? FAN_OK : fan_from_python(err);
+    Py_ssize_t refs = Py_REFCNT((PyObject *)object);
+    if (fan_import(object, false, false, out) < 0)
+        return fan_from_python(err);
+    *kept = kind->check_at_use && Py_REFCNT((PyObject *)object) > refs + 1; /* one is the value's */
+    return FAN_OK;
 }
 
 static void fast_hold(void *object)

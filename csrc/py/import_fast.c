@@ -5,6 +5,7 @@
 
 #include "base/mem.h"
 
+#include <assert.h>
 #include <numpy/arrayscalars.h>
 #include <string.h>
 
@@ -221,6 +222,7 @@ bool fan_fast_is_unchanged(PyObject *o, const fan_fast_kind *kind, const char *d
 
 bool fan_fast_writable(PyObject *o, const fan_fast_kind *kind)
 {
+    assert(!kind->scalar); /* a number has no flags */
     if (fan_is_native(o))
         return fan_native_array(o)->writable;
     return kind->check_at_use || PyArray_ISWRITEABLE((PyArrayObject *)o);

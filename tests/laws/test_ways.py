@@ -297,6 +297,24 @@ def test_both_ways_give_the_same_for_many_programs() -> None:
     compare(range(40, 1000), shapes=LARGE)
 
 
+@pytest.mark.rule("A6", "A14")
+@pytest.mark.parametrize("kind", [np.int32, np.float64, np.complex64])
+def test_a_donated_number_comes_back_with_what_was_added_to_it(kind: Any) -> None:
+    """A number's object is not the memory of its sum. Each has many holders: who reads the flags of an array in the
+    memory behind one reads one's count, and that it can be written.
+    """
+    first = [kind(k % 50) for k in range(300)]
+    holders = [x for x in first for _ in range(1024)]
+    for x in first:
+        buf = fanin.InputBuffer(1, budget=0)
+        buf.add(0, x, donate=True)
+        buf.add(0, kind(1))
+        buf.add(0, kind(2))
+        assert buf.take() == [x + kind(1) + kind(2)]
+    assert [int(x.real) for x in first] == [int(kind(k % 50).real) for k in range(300)]
+    del holders
+
+
 def test_a_way_that_differed_would_be_found() -> None:
     with pytest.raises(AssertionError, match="seed"):
         compare(range(50), second=lambda: contextlib.closing(Doubled()))

@@ -4,6 +4,7 @@ where it does not.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import threading
@@ -438,6 +439,35 @@ def test_a_mode_that_changes_a_tensor_while_another_is_asked_is_found(slots: tup
     with Shrinks(), pytest.raises((RuntimeError, ValueError, BufferError)):
         x.set_(torch.ones(4096))
         fanin.add_n([x, y])
+
+
+@pytest.mark.rule("A6")
+@pytest.mark.parametrize("asked", ["while it takes", "while it adds"])
+@pytest.mark.parametrize("budget", ["auto", 0, 1 << 30])
+@pytest.mark.parametrize("how", [{}, {"copy": True}])
+@pytest.mark.parametrize("numbers", [4, 100_000])
+def test_what_a_mode_keeps_of_what_it_was_asked_about_is_never_written(
+    numbers: int, how: Any, budget: Any, asked: str
+) -> None:
+    from torch.overrides import TorchFunctionMode
+
+    kept: list[tuple[Any, Any]] = []
+
+    class Keeps(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            kept.extend((x, x.detach().clone()) for x in args if isinstance(x, torch.Tensor))
+            return result
+
+    for slots, terms in ((1, 2), (1, 5), (2, 3)):
+        buf = fanin.InputBuffer(slots, budget=budget)
+        with Keeps() if asked == "while it adds" else contextlib.nullcontext():
+            for i in range(terms):
+                buf.add(0, torch.full((numbers,), i + 1.0), **how)
+        with Keeps() if asked == "while it takes" else contextlib.nullcontext():
+            total = buf.take()[0]
+        assert torch.equal(total, torch.full((numbers,), terms * (terms + 1) / 2))
+    assert all(torch.equal(x, before) for x, before in kept)
 
 
 def test_small_sums_are_memory_of_ours_which_any_thread_may_drop() -> None:
