@@ -34,10 +34,80 @@ static int by_first(const void *a, const void *b)
     return (x->at.first > y->at.first) - (x->at.first < y->at.first);
 }
 
+#define STRANDS 32     /* more sorted lists than that in one are no lists */
+#define QSORT_BELOW 48 /* so few are sorted faster by comparing */
+
+/* Lists of many slots are a few sorted ones that take turns: the first term of each slot, the second, .. So each entry
+ * is put behind the strand that ends nearest below it, and strands are merged two by two. */
+typedef struct extent_link {
+    uint64_t first;
+    uint32_t entry, next; /* next: the one behind it in its strand, plus one; 0: none */
+} extent_link;
+
+/* extents_merge: two strands become one; its first link, plus one. */
+static uint32_t extents_merge(extent_link *all, uint32_t a, uint32_t b)
+{
+    uint32_t begin = 0, *end = &begin;
+    while (a && b) {
+        uint32_t *less = all[b - 1].first < all[a - 1].first ? &b : &a;
+        *end = *less;
+        end = &all[*less - 1].next;
+        *less = *end;
+    }
+    *end = a ? a : b;
+    return begin;
+}
+
+/* extents_strands: links in order, from the first, plus one; 0: there are too many strands. */
+static uint32_t extents_strands(const fan_extents *e, extent_link *all)
+{
+    uint32_t begin[STRANDS], end[STRANDS]; /* those that end farther on stand before others */
+    size_t n = 0;
+    for (uint32_t i = 0; i < e->n; i++) {
+        size_t k = 0;
+        all[i] = (extent_link){.first = e->all[i].at.first, .entry = i};
+        while (k < n && all[end[k] - 1].first > all[i].first)
+            k++;
+        if (k == STRANDS)
+            return 0;
+        *(k == n ? &begin[n++] : &all[end[k] - 1].next) = i + 1;
+        end[k] = i + 1;
+    }
+    for (; n > 1; n = (n + 1) / 2)
+        for (size_t k = 0; k < n; k += 2)
+            begin[k / 2] = k + 1 < n ? extents_merge(all, begin[k], begin[k + 1]) : begin[k];
+    return begin[0];
+}
+
+/* extents_sort_strands: false: they are none, or there is no room for that. */
+static bool extents_sort_strands(fan_extents *e)
+{
+    bool some = e->n >= QSORT_BELOW && e->n < UINT32_MAX;
+    extent_link *all = some ? fan_alloc(e->n * sizeof *all) : NULL;
+    fan_extent_entry *was = some ? fan_alloc(e->n * sizeof *was) : NULL;
+    uint32_t at = all && was ? extents_strands(e, all) : 0;
+    bool done = at != 0;
+    if (done)
+        memcpy(was, e->all, e->n * sizeof *was);
+    for (size_t i = 0; at; at = all[at - 1].next)
+        e->all[i++] = was[all[at - 1].entry];
+    fan_free(all);
+    fan_free(was);
+    return done;
+}
+
+static bool extents_in_order(const fan_extents *e)
+{
+    for (size_t i = 1; i < e->n; i++)
+        if (e->all[i - 1].at.first > e->all[i].at.first)
+            return false;
+    return true;
+}
+
 void fan_extents_sort(fan_extents *e)
 {
     uint64_t highest = 0;
-    if (e->n)
+    if (!extents_in_order(e) && !extents_sort_strands(e))
         qsort(e->all, e->n, sizeof *e->all, by_first);
     for (size_t i = 0; i < e->n; i++) {
         highest = e->all[i].at.last > highest ? e->all[i].at.last : highest;
@@ -138,8 +208,7 @@ static int by_address(const void *a, const void *b)
     return (x->data > y->data) - (x->data < y->data);
 }
 
-#define DIGIT 11       /* bits of a digit; 8 where there are fewer arrays than a table of 11 bits has entries */
-#define QSORT_BELOW 48 /* so few are sorted faster by comparing: the digits' table would be larger than they are */
+#define DIGIT 11 /* bits of a digit; 8 where there are fewer arrays than a table of 11 bits has entries */
 
 /* By address, a digit at a time: those of one heap differ in few. */
 static void flats_sort(fan_flat *all, size_t n)

@@ -79,6 +79,29 @@ static void flats(uint64_t *seed, long *apart, long *met)
     }
 }
 
+/* long_lists: lists that take turns, and some without any order, are sorted, and nothing is lost. */
+static void long_lists(uint64_t *seed, long *turns)
+{
+    enum { LONG = 400 };
+    static fan_extent_entry all[LONG];
+    static bool seen[LONG];
+    size_t n = fan_rng(seed) % LONG, lists = 1 + fan_rng(seed) % 48;
+    fan_extents e = {all, n};
+    uint64_t order = fan_rng(seed) % 4, highest = 0;
+    for (size_t i = 0; i < n; i++) {
+        uint64_t at = order ? (i % lists * 7919 % lists) * 100000 + i / lists * 64 : fan_rng(seed) % 5000;
+        all[i] = (fan_extent_entry){.at = {at, at + fan_rng(seed) % 99}, .owner = i};
+        seen[i] = false;
+    }
+    fan_extents_sort(&e);
+    for (size_t i = 0; i < n; i++) {
+        highest = all[i].at.last > highest ? all[i].at.last : highest;
+        CHECK(all[i].highest == highest && (i == 0 || all[i - 1].at.first <= all[i].at.first) && !seen[all[i].owner]);
+        seen[all[i].owner] = true;
+    }
+    turns[order ? (lists > 32) + 1 : 0]++;
+}
+
 int main(void)
 {
     static char memory[BYTES];
@@ -106,6 +129,10 @@ int main(void)
     for (int turn = 0; turn < 5000; turn++)
         flats(&seed, flats_apart, flats_met);
     CHECK(flats_apart[0] > 500 && flats_apart[1] > 500 && flats_met[0] > 500 && flats_met[1] > 500);
+    long turns[3] = {0};
+    for (int turn = 0; turn < 3000; turn++)
+        long_lists(&seed, turns);
+    CHECK(turns[0] > 300 && turns[1] > 300 && turns[2] > 300);
     printf("met %ld, lists with a pair %ld of %ld, independent %ld of %ld, empty %ld\n", met, pairs[1],
            pairs[0] + pairs[1], independent[1], independent[0] + independent[1], empty);
     CHECK(met > 1000 && pairs[0] > 1000 && pairs[1] > 1000 && independent[0] > 1000 && independent[1] > 1000);
