@@ -179,18 +179,53 @@ static fan_status order_behind(fan_stream *on, fan_stream *from, fan_error *err)
     return status;
 }
 
-static fan_status fresh_from(const fan_dl_api *api, fan_device *d, fan_stream *on, fan_dtype dtype, int ndim,
-                             int64_t *shape, int64_t *strides, const int64_t *steps, fan_array **out, fan_error *err)
+/* allocator_on: `on` becomes the library's current stream, where it is one of its own: its allocator gives memory of
+ * the current stream, and a sum need not wait for what is queued on another. What ends that; NULL, without an
+ * exception: it is not, or it is that already. */
+static PyObject *allocator_on(const fan_dl_api *api, uint8_t origin, fan_device *d, fan_stream *on)
+{
+    void *current = NULL;
+    PyObject *arrays = fan_arrays(), *s = NULL, *scope = NULL, *entered = NULL;
+    if (!arrays || api->current_stream(FAN_DL_CUDA, d->index, &current) != 0 ||
+        (current ? (uint64_t)(uintptr_t)current : FAN_LEGACY) == on->handle)
+        goto done;
+    s = fan_stream_wrap(on);
+    scope = s ? PyObject_CallMethod(arrays, "allocator_on", "iO", (int)origin, s) : NULL;
+    if (scope && scope != Py_None)
+        entered = PyObject_CallMethod(scope, "__enter__", NULL);
+done:
+    PyErr_Clear();
+    if (!entered)
+        Py_CLEAR(scope);
+    Py_XDECREF(entered);
+    Py_XDECREF(s);
+    return scope;
+}
+
+static void allocator_back(PyObject *scope)
+{
+    PyObject *done = scope ? PyObject_CallMethod(scope, "__exit__", "OOO", Py_None, Py_None, Py_None) : NULL;
+    if (scope && !done)
+        PyErr_WriteUnraisable(scope);
+    Py_XDECREF(done);
+    Py_XDECREF(scope);
+}
+
+static fan_status fresh_from(const fan_dl_api *api, uint8_t origin, fan_device *d, fan_stream *on, fan_dtype dtype,
+                             int ndim, int64_t *shape, int64_t *strides, const int64_t *steps, fan_array **out,
+                             fan_error *err)
 {
     fan_dl_tensor is;
     fan_storage *st = NULL;
     fan_stream *from = NULL;
     fan_status status = FAN_OK;
     void *current = NULL;
+    PyObject *scope = allocator_on(api, origin, d, on);
     PyObject *object = api->current_stream(FAN_DL_CUDA, d->index, &current) == 0
                            ? allocated(api, d, dtype, ndim, shape, strides, &is)
                            : NULL;
     PyErr_Clear();
+    allocator_back(scope);
     if (!object)
         return FAN_OK;
     status = fan_memory_wrap(d, (char *)is.data + is.byte_offset, fan_release_library_array, object, &st, err);
@@ -235,7 +270,7 @@ fan_status fan_fresh(uint8_t origin, fan_device *d, fan_stream *on, fan_dtype dt
     if (!fan_gil_enter(&gil))
         return FAN_OK;
     PyObject *live = fan_exception_take();
-    fan_status status = fresh_from(api, d, on, dtype, ndim, dims, strides, steps, out, err);
+    fan_status status = fresh_from(api, origin, d, on, dtype, ndim, dims, strides, steps, out, err);
     fan_exception_put(live);
     fan_gil_leave(&gil);
     return status;

@@ -37,9 +37,26 @@ def test_sums_are_allocated_by_the_library_that_offers_it(name: str, library: Li
         [total] = buf.take()
         assert type(total) is make and library.allocated == 1
         assert driver.live() == live + 1  # its own block, and none of ours
-        if name == "torch":
-            assert (total.address, s.handle) in library.recorded
+        assert library.allocated_on == [s.handle if name == "torch" else a.handle]
         assert values(total, s) == [[3, 3, 3]] * 2
+
+
+def test_a_sum_on_a_stream_of_torchs_own_waits_for_nothing_that_torch_runs_elsewhere(library: Library) -> None:
+    """Its allocator gives memory of the current stream: while it is asked, that is the sum's."""
+    driver = library.driver
+    backward, s, others = driver.stream(), driver.stream(), driver.stream()
+    with like("torch", library) as make, library.on(backward):
+        for stream, waits in ((sys.modules["torch"].cuda.Stream(s.handle), 0), (others, 1)):
+            buf = fanin.InputBuffer(1, stream=stream)
+            used = s if waits == 0 else others
+            for value in (1, 2):
+                buf.add(0, make(library, (2, 3)).fill(used, value), stream=used)
+            before = driver.calls("StreamWaitEvent")
+            [total] = buf.take()
+            assert driver.calls("StreamWaitEvent") == before + waits, waits
+            assert library.stream() == backward.handle  # as it was
+            assert values(total, used) == [[3, 3, 3]] * 2
+        assert library.allocated_on == [s.handle, backward.handle] and driver.races == 0
 
 
 def test_what_an_allocator_gives_is_written_behind_its_own_stream(library: Library) -> None:

@@ -11,7 +11,7 @@ import sys
 import types
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from ctypes import POINTER, PYFUNCTYPE, c_char_p, c_int, c_int32, c_uint32, c_void_p
 from typing import Any
 
@@ -37,6 +37,7 @@ class Library:
         self.asked: list[Any] = []
         self.blocks: list[tuple[int, int]] = []  # (device, address)
         self.allocated = 0
+        self.allocated_on: list[int] = []  # the handles of the streams that were current then
         if hasattr(driver, "at_end"):
             driver.at_end.append(self.close)
         self.recorded: list[tuple[int, int]] = []  # record_stream: (address, handle)
@@ -52,11 +53,13 @@ class Library:
                 self.driver.call("cuMemFree_v2", ctypes.c_uint64(address))
         self.blocks.clear()
 
+    def on(self, s: fanin.Stream) -> AbstractContextManager[None]:
+        return self.on_handle(int(s.device.rpartition(":")[2]), s.handle)
+
     @contextmanager
-    def on(self, s: fanin.Stream) -> Iterator[None]:
-        device = int(s.device.rpartition(":")[2])
+    def on_handle(self, device: int, handle: int) -> Iterator[None]:
         before = self.current.get(device)
-        self.current[device] = s.handle
+        self.current[device] = handle
         try:
             yield
         finally:
@@ -267,6 +270,7 @@ def table_for(
         if refuses:
             return -1
         library.allocated += 1
+        library.allocated_on.append(library.stream(t.device_id))
         shape = (ctypes.c_int64 * max(t.ndim, 1)).from_address(t.shape)[: t.ndim] if t.ndim else []
         kinds = {v: k for k, v in CODES.items()}
         try:
@@ -514,7 +518,11 @@ def torch(library: Library, *, table: bool = True) -> Any:
     module._is_functional_tensor = lambda x: False
     module._C = types.SimpleNamespace(_functorch=types.SimpleNamespace(is_functorch_wrapped_tensor=lambda x: False))
     module.cuda = types.SimpleNamespace(
-        ExternalStream=ExternalStream, Stream=Stream, default_stream=default_stream, current_stream=current_stream
+        ExternalStream=ExternalStream,
+        Stream=Stream,
+        default_stream=default_stream,
+        current_stream=current_stream,
+        stream=lambda s: library.on_handle(s.device_index, s.cuda_stream),
     )
     dlpack = types.SimpleNamespace(
         to_dlpack=lambda x: Offered(x, versioned=False).capsule(), from_dlpack=lambda c: adopt(library, Tensor, c)

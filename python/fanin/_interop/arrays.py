@@ -17,10 +17,11 @@ from .describe import describe
 from .export import export_dense, export_device, export_sparse
 from .lifetime import leaving
 from .operators import combine, conform
-from .streams import library_stream
+from .streams import allocator_on, library_stream
 from .torch import wrote
 
 __all__ = [
+    "allocator_on",
     "combine",
     "conform",
     "describe",

@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import operator
 import sys
+from contextlib import AbstractContextManager
 
 from .. import _core
 from ..slots import Sparse
 from .classes import is_index, is_torch, named, package_of
 from .cuda_interface import INTERFACE, fields_of
+from .origins import TORCH
 from .records import Refusal, refuse
 from .tables import table_of
 
@@ -117,6 +119,16 @@ def torch_keeps(s: _core.Stream) -> bool:
         return False
     of_torch.add((s.device, s.handle))
     return True
+
+
+def allocator_on(origin: int, s: _core.Stream) -> AbstractContextManager[object] | None:
+    """What makes s the stream for which the library of an origin allocates; None where that is not to be: its allocator
+    keeps what it gave for that stream, and so must outlive no stream of others.
+    """
+    if origin != TORCH or not torch_keeps(s):
+        return None
+    scope: AbstractContextManager[object] = sys.modules["torch"].cuda.stream(torch_stream(s))
+    return scope
 
 
 # The stream of an array
