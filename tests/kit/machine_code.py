@@ -1,7 +1,8 @@
 """What nvcc makes of the kernels for sm_90, read without NVIDIA's disassembler: instructions for 16 bytes of a source.
 
-python tests/kit/machine_code.py [--ptx] prints the table of docs/performance.md. With --ptx it is of the kept PTX, as
-ptxas compiles it for sm_90: that is what a driver makes of it. Each instruction has 16 bytes; of its first word the
+python tests/kit/machine_code.py [--ptx | --registers] prints the table of docs/performance.md. With --ptx it is of the
+kept PTX, as ptxas compiles it for sm_90: that is what a driver makes of it. With --registers it is what ptxas says of
+each kernel of the kept PTX (benchmarks/results). Each instruction has 16 bytes; of its first word the
 last 12 bits say what it does. A loop is what lies between a backward branch and its target.
 """
 
@@ -45,16 +46,38 @@ def tools() -> Any:
     return build if build.nvcc() else None
 
 
+def kept(folder: str) -> Path:
+    """The kept PTX as a file."""
+    text = re.findall(r'^    "(.*)\\n"', tools().OUT.read_text(), flags=re.M)
+    source = Path(folder, "kernels.ptx")
+    source.write_text("".join(f"{line}\n" for line in text).replace('\\"', '"').replace("\\\\", "\\"))
+    return source
+
+
+def registers() -> str:
+    """Of each kernel of the kept PTX: registers of a thread / bytes of stack / bytes spilled."""
+    build = tools()
+    rows: dict[str, list[str]] = {"": [], "bytes of machine code": []}
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, "kernels.cubin")
+        for arch in build.ARCHITECTURES:
+            words = [str(build.nvcc().parent / "ptxas"), "-v", f"-arch={arch}", str(kept(folder)), "-o", str(out)]
+            said = subprocess.run(words, check=True, capture_output=True, text=True).stderr
+            rows[""].append(arch)
+            rows["bytes of machine code"].append(str(out.stat().st_size))
+            entry = r"entry function '(\w+)'.*\n.*\n\s+(\d+) bytes stack frame, (\d+) bytes spill.*\n.*Used (\d+) reg"
+            for name, stack, spilled, used in sorted(re.findall(entry, said)):
+                rows.setdefault(name, []).append(f"{used}/{stack}/{spilled}")
+    return "\n".join(f"{name:<26}" + "".join(f"{x:>14}" for x in row) for name, row in rows.items())
+
+
 def cubin(ptx: bool = False) -> bytes:
     """Machine code for sm_90: of the sources, or of the kept PTX."""
     build = tools()
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "kernels.cubin")
         if ptx:
-            text = re.findall(r'^    "(.*)\\n"', build.OUT.read_text(), flags=re.M)
-            source = Path(folder, "kernels.ptx")
-            source.write_text("".join(f"{line}\n" for line in text).replace('\\"', '"').replace("\\\\", "\\"))
-            words = [str(build.nvcc().parent / "ptxas"), "-arch=sm_90", str(source), "-o", str(out)]
+            words = [str(build.nvcc().parent / "ptxas"), "-arch=sm_90", str(kept(folder)), "-o", str(out)]
             subprocess.run(words, check=True)
         else:
             build.run_nvcc(
@@ -129,6 +152,9 @@ def table(code: bytes) -> dict[str, Loop]:
 
 
 def main() -> None:
+    if "--registers" in sys.argv:
+        print(registers())
+        return
     print("| numbers | before | now | at most |\n|---|---|---|---|")
     for kind, loop in table(cubin("--ptx" in sys.argv)).items():
         print(f"| `{kind}` | {BEFORE[kind]} | {loop.instructions / loop.loads:.1f} | {BOUNDS[kind]} |")

@@ -235,9 +235,8 @@ fan_cuda *fan_cuda_of(const fan_device *d) { return d->backend == &backend ? d->
 
 void fan_cuda_leave_out(fan_cuda *c, uint64_t plan_bits) { c->left_out = plan_bits; }
 
-/* table_make_pool: memory of the pool of a device goes back to the system whenever somebody synchronizes, unless it is
- * told to keep some; and it is everybody's. So a pool of our own. Where
- * there can be none, memory is plain. */
+/* table_make_pool: a pool of our own. A device's own pool is everybody's, and gives its memory back to the system
+ * whenever somebody synchronizes, unless it is told to keep some. Where there can be none, memory is plain. */
 static fan_status table_make_pool(fan_cuda_part *p, fan_error *err)
 {
     const fan_cuda_api *api = fan__cuda_api_of(p);

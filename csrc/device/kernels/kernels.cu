@@ -84,16 +84,16 @@ FN inline sixteen sixteen_at(uint64_t p, int64_t v, int number, bool ragged)
     } x;
     if (!ragged || (p & 15) == 0)
         return sixteen_of(p, v);
-    if ((p & 7) == 0) {
+    if (number >= 8 || (p & 7) == 0) {
         for (int i = 0; i < 2; i++)
             x.eights[i] = AT(const uint64_t, p)[v * 2 + i];
-    } else if (number < 8 && (p & 3) == 0) {
+    } else if (number >= 4 || (p & 3) == 0) {
         for (int i = 0; i < 4; i++)
             x.fours[i] = AT(const uint32_t, p)[v * 4 + i];
-    } else if (number < 4 && (p & 1) == 0) {
+    } else if (number >= 2 || (p & 1) == 0) {
         for (int i = 0; i < 8; i++)
             x.twos[i] = AT(const uint16_t, p)[v * 8 + i];
-    } else if (number < 2) {
+    } else {
         for (int i = 0; i < 16; i++)
             x.ones[i] = AT(const uint8_t, p)[v * 16 + i];
     }
