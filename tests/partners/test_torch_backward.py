@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import copy
+import os
+import random
+import threading
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -411,6 +415,136 @@ def test_any_schedule_gives_the_same_bits() -> None:
     own = gradients(transformer, fanin_torch.backward)
     other = gradients(transformer, lambda loss: fanin_torch.backward(loss, schedule=lambda ready: ready[-1]))
     assert all(torch.equal(own[k], other[k]) for k in own)
+
+
+@pytest.mark.rule("E12")
+@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("name", MODELS)
+def test_the_bits_are_the_same_for_every_number_of_workers(name: str, workers: int) -> None:
+    one = gradients(MODELS[name], fanin_torch.backward)
+    own = gradients(MODELS[name], lambda loss: fanin_torch.backward(loss, workers=workers))
+    assert one.keys() == own.keys() and all(torch.equal(one[k], g) for k, g in own.items() if g is not None)
+    assert all((g is None) == (own[k] is None) for k, g in one.items())
+
+
+# Random graphs
+
+
+def drawn(r: random.Random, leaves: list[Any]) -> Any:
+    """A loss: operations on whatever is there already, used again and again; some of it in vain."""
+    made = list(leaves)
+
+    def any_of() -> Any:
+        return r.choice(made[-6:] if r.random() < 0.7 else made)
+
+    operations: list[Callable[[], Any]] = [
+        lambda: any_of() + any_of(),
+        lambda: any_of() * any_of(),
+        lambda: torch.tanh(any_of()),
+        lambda: any_of() @ any_of(),
+        lambda: any_of().t(),
+        lambda: torch.cat([any_of()[:2], any_of()[2:]]),  # of each some
+        lambda: any_of().sum(0, keepdim=True) + any_of() * 0.1,  # is broadcast
+        lambda: any_of().contiguous().view(2, 8).reshape(4, 4),
+        lambda: any_of().unbind()[0] * any_of(),  # several results, of which one is used
+        lambda: any_of().index_select(0, torch.tensor([0, 0, 1, 3])),
+        lambda: Undefined.apply(any_of(), r.random() < 0.5)[0] + any_of(),
+        lambda: any_of().detach() * any_of(),
+        lambda: any_of().double().float() if r.random() < 0.5 else any_of().to(torch.bfloat16).float(),
+    ]
+    for _ in range(r.randrange(3, 40)):
+        x = r.choice(operations)()
+        made.append(x if x.requires_grad else x * leaves[0])
+    return sum((x / 4).tanh().sum() for x in made[-r.randrange(1, 4) :])
+
+
+@pytest.mark.rule("E1", "E12", "A15")
+def test_random_graphs_have_the_gradients_that_torch_gives() -> None:
+    seed = int(os.environ.get("FANIN_SEED", 0)) or random.randrange(2**32)
+    print(f"FANIN_SEED={seed}")
+    seen: Counter[str] = Counter()
+
+    def after(backward: Callable[[Any], None], k: int) -> list[Any]:
+        torch.manual_seed(k)
+        leaves = [torch.randn(4, 4, requires_grad=True) for _ in range(3)]
+        backward(drawn(random.Random(seed + k), leaves))
+        return [x.grad for x in leaves]
+
+    for k in range(120):
+        own = after(torch_own, k)
+        ours = after(fanin_torch.backward, k)
+        workers = after(lambda loss: fanin_torch.backward(loss, workers=2), k)
+        for a, b, c in zip(own, ours, workers, strict=True):
+            assert (a is None) == (b is None) == (c is None), seed + k
+            seen["undefined" if a is None else "defined"] += 1
+            if a is not None:
+                assert torch.equal(b, c), seed + k
+                torch.testing.assert_close(b, a, rtol=2e-3, atol=1e-4, msg=lambda text, k=k: f"{seed + k}: {text}")
+                seen["torch's bits" if torch.equal(a, b) else "other bits"] += 1
+    print(dict(seen))
+    assert seen["defined"] > 100 and seen["undefined"] and seen["torch's bits"]
+
+
+@pytest.mark.rule("E12")
+@pytest.mark.parametrize("autocast", [False, True])
+def test_on_any_worker_nothing_is_recorded_and_autocast_is_the_callers(autocast: bool) -> None:
+    met, seen = threading.Barrier(2), []
+
+    class Looks(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, g: Any) -> Any:
+            return g
+
+    leaves = [torch.ones(2, requires_grad=True) for _ in range(2)]
+    for x in leaves:
+
+        def hook(g: Any) -> None:
+            met.wait(60)  # two workers are there
+            seen.append((threading.get_ident(), torch.is_grad_enabled(), (g @ g).dtype))
+
+        x.register_hook(hook)
+    loss = sum(Looks.apply(x * 3).sum() for x in leaves)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        fanin_torch.backward(loss, workers=2)
+    assert len({thread for thread, *_ in seen}) == 2
+    wanted = torch.bfloat16 if autocast else torch.float32
+    assert [what for _, *what in seen] == [[False, wanted]] * 2
+    assert all(x.grad.tolist() == [3.0, 3.0] for x in leaves)
+
+
+@pytest.mark.rule("E12")
+def test_nodes_of_the_users_own_functions_run_one_at_a_time() -> None:
+    at_work, most = 0, 0
+
+    class Slow(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, g: Any) -> Any:
+            nonlocal at_work, most
+            at_work += 1
+            most = max(most, at_work)
+            torch.randn(60_000).sort()  # lets others in
+            at_work -= 1
+            return g
+
+    x = torch.ones(3, requires_grad=True)
+    fanin_torch.backward(sum(Slow.apply(x * float(i)).sum() for i in range(8)), workers=3)
+    assert most == 1 and x.grad.tolist() == [28.0] * 3
+
+
+def test_workers_are_without_create_graph_and_schedule() -> None:
+    w = torch.ones(3, requires_grad=True)
+    for how in ({"create_graph": True}, {"schedule": lambda ready: ready[0]}, {"workers": 0}):
+        with pytest.raises(ValueError, match="workers"):
+            fanin_torch.backward((w * w).sum(), **{"workers": 2, **how})
+    assert w.grad is None
 
 
 def test_a_deep_graph() -> None:

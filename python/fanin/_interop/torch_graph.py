@@ -7,10 +7,11 @@ own `AccumulateGrad` is called, which knows how to make and add to `.grad`.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar
 
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
@@ -30,6 +31,7 @@ def backward(
     create_graph: bool = False,
     accumulate: DTypeLike | None = None,
     schedule: Callable[[tuple[fanin.Node, ...]], fanin.Node] | None = None,
+    workers: int = 1,
 ) -> None:
     """`torch.autograd.backward` on fanin's engine: hooks of tensors in between and of nodes do NOT run (they cannot be
     seen from Python; `retain_grad` on such a tensor leaves its `.grad` as it was), the graph keeps its saved tensors
@@ -49,7 +51,11 @@ def backward(
     differentiated; there `accumulate` is a ValueError, as sums in another dtype would not be recorded.
 
     tensors, gradients: as for torch; a gradient may be left out for a tensor of one element. inputs: leaves to which
-    the pass is limited. schedule: as for `fanin.backward`.
+    the pass is limited. schedule: as for `fanin.backward`. workers: on up to so many threads nodes run at once, with
+    the same bits for every number, without `schedule` and `create_graph`. They have the caller's autocast, and no other
+    setting that torch keeps for each thread; hooks of leaves run on any of them; nodes of `torch.autograd.Function`s,
+    `checkpoint(use_reentrant=True)` among them, run one at a time. Checkpoints without reentrance want `workers=1`:
+    they compute a segment anew inside whatever node first asks for what it saved, which two nodes may do at once.
 
     Raises TypeError (no tensor), ValueError (no gradient, a shape, `inputs` that are no leaves), RuntimeError (a tensor
     without a graph, what is said above); and what a node throws, with a note that names it. Then each `.grad` has its
@@ -69,7 +75,7 @@ def backward(
         raise ValueError("backward: inputs is empty: leave it out for all leaves")
     if create_graph and accumulate is not None:
         raise ValueError("backward: accumulate= with create_graph=True: sums that are recorded are torch's own")
-    graph = _Graph(ends, accumulate, create_graph)
+    graph = _Graph(ends, accumulate, create_graph, _as_here if workers > 1 else None)
     wanted = None if leaves is None else [graph.leaves[x] for x in leaves if x in graph.leaves]
     if wanted == []:
         return
@@ -80,6 +86,7 @@ def backward(
             wanted,
             create_graph=create_graph,
             schedule=schedule,
+            workers=workers,
         )
 
 
@@ -131,6 +138,12 @@ def _leaves(inputs: list[torch.Tensor]) -> list[_Node]:
     return [get_gradient_edge(t).node for t in inputs]
 
 
+P = ParamSpec("P")
+R = TypeVar("R")
+Around = Callable[[], contextlib.AbstractContextManager[None]]
+
+FUNCTIONS = "torch.autograd.Function"  # the group of nodes whose functions are the user's: torch runs them one by one
+
 Takes = tuple[torch.Size, torch.dtype]
 Gradients: TypeAlias = "torch.Tensor | tuple[torch.Tensor | None, ...] | None"
 
@@ -174,9 +187,16 @@ def _slot(shape: torch.Size, dtype: torch.dtype, accumulate: Any) -> fanin.Slot:
 class _Graph:
     """A `fanin.Node`, or a leaf, for each of torch's nodes that some of them lead to: `made[node]`."""
 
-    def __init__(self, ends: list[tuple[_Node, int]], accumulate: DTypeLike | None, create_graph: bool) -> None:
+    def __init__(
+        self,
+        ends: list[tuple[_Node, int]],
+        accumulate: DTypeLike | None,
+        create_graph: bool,
+        around: Callable[[], Around] | None = None,
+    ) -> None:
         self.accumulate: Any = accumulate
         self.recording = create_graph
+        self.around = around() if around else None  # what each call of a node has around it, on whatever thread
         self.made: dict[_Node, fanin.Node | fanin.Leaf] = {}
         self.leaves: dict[_Node, fanin.Leaf] = {}
         self.takes: dict[_Node, list[Takes]] = {}  # what each node takes, slot by slot
@@ -210,7 +230,7 @@ class _Graph:
 
         [(shape, dtype)] = self.takes[node]
         slot = fanin.Slot() if self.recording else _slot(shape, dtype, None)
-        self.leaves[node] = leaf = fanin.Leaf(like=slot, accumulate=accumulate, name=node.name())
+        self.leaves[node] = leaf = fanin.Leaf(like=slot, accumulate=self.anywhere(accumulate), name=node.name())
         if self.accumulate is None:
             return leaf
         return fanin.Node(lambda g: g, 1, [(leaf, 0)], slots=self.slots(node), name=node.name())
@@ -233,10 +253,34 @@ class _Graph:
                     return _fitted(f"{name} returned", gradients, takes)
             return made
 
-        slots = self.slots(node)
+        slots, group = self.slots(node), FUNCTIONS if call is not node and self.around else None
         if slots:
-            return fanin.Node(fn, edges=edges, slots=slots, name=name)
-        return fanin.Node(fn, len(self.takes[node]), edges, name=name)
+            return fanin.Node(self.anywhere(fn), edges=edges, slots=slots, name=name, group=group)
+        return fanin.Node(self.anywhere(fn), len(self.takes[node]), edges, name=name, group=group)
+
+    def anywhere(self, fn: Callable[P, R]) -> Callable[P, R]:
+        """The same function, for several workers: as torch's settings are where the pass was asked for."""
+        around = self.around
+        if around is None:
+            return fn
+
+        def called(*args: P.args, **kwargs: P.kwargs) -> R:
+            with around():
+                return fn(*args, **kwargs)
+
+        return called
+
+
+def _as_here() -> Around:
+    """What makes a thread's settings those of this one: no gradients are recorded, and its autocast."""
+    cpu, dtype = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+
+    @contextlib.contextmanager
+    def around() -> Iterator[None]:
+        with torch.no_grad(), torch.autocast("cpu", dtype, enabled=cpu):
+            yield
+
+    return around
 
 
 def _takes(node: _Node) -> list[Takes]:
