@@ -23,7 +23,7 @@ TESTS = ROOT / "tests"
 TEST_C = TESTS / "c"
 
 #: The rungs that a C test is built with: all but py/.
-RUNGS = ("base", "array", "device", "buffer")
+RUNGS = ("base", "array", "device", "buffer", "engine", "graph")
 
 #: What may be preloaded into this process and must not reach compilers and other tools.
 PRELOADS = ("LD_PRELOAD", "DYLD_INSERT_LIBRARIES")

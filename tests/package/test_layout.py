@@ -31,8 +31,8 @@ from kit.tree import (
 pytestmark = pytest.mark.core
 
 #: The rungs, each folder with its height. A folder includes itself and what stands lower.
-LADDER = {"base": 0, "array": 1, "device": 2, "buffer": 3, "engine": 4, "py": 5}
-SAID = "base < array < device < buffer < engine < py"
+LADDER = {"base": 0, "array": 1, "device": 2, "buffer": 3, "engine": 4, "graph": 4, "py": 5}
+SAID = "base < array < device < buffer < {engine, graph} < py"
 #: Beside the ladder: a library of its own, for tests. It sees what stands up to device/, and nothing sees it.
 FAKE = "fake"
 
