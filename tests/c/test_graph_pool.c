@@ -180,7 +180,8 @@ static void memory_that_ends_changes_nothing(void)
     CHECK_OK(fan_graph_pool_restore(&small, &more, NULL));
     CHECK_INT(small.in_use, 20 * 1024);
     CHECK_INT(fan_graph_pool_alloc(&small, UINT64_MAX, &offset, &err), FAN_ERR_DEVICE_NOMEM);
-    CHECK_HAS(err.text, "no room for 18446744073709551615 bytes in the graph tree's 1048576, of which 20480 are in use");
+    CHECK_HAS(err.text,
+              "no room for 18446744073709551615 bytes in the graph tree's 1048576, of which 20480 are in use");
     fan_graph_ranges_fini(&then);
     fan_graph_ranges_fini(&more);
     fan_graph_pool_fini(&small);

@@ -1,0 +1,105 @@
+#include "graph/call.h"
+
+const char *fan_tree_fit_words(fan_tree_fit fit)
+{
+    static const char *const words[] = {
+#define X(NAME, words) words,
+        FAN_TREE_FIT_LIST(X)
+#undef X
+    };
+    return words[fit];
+}
+
+/* begin: whether the path goes on, and where the function is looked up. */
+static fan_tree_path begin(const fan_tree_call *c, fan_tree_plan *p)
+{
+    static const uint32_t new_step[] = {0, FAN_T(4), FAN_T(1), FAN_T(12)}, dead[] = {0, FAN_T(4), FAN_T(2), 0},
+                          stays[] = {0, FAN_T(4), FAN_T(3), 0};
+    if (c->path == FAN_TREE_NONE)
+        return FAN_TREE_NONE;
+    if (c->new_step || (c->all_dead && dead[c->path])) {
+        p->end_path = true;
+        p->rules |= c->new_step ? new_step[c->path] : dead[c->path];
+        return FAN_TREE_NONE;
+    }
+    p->rules |= stays[c->path];
+    if (stays[c->path] && c->repeats && !c->told) {
+        p->tell_repeats = true;
+        p->rules |= FAN_T(20);
+    }
+    return c->path;
+}
+
+/* raw: T5 to T7. */
+static bool raw(const fan_tree_place *at, fan_tree_plan *p)
+{
+    if (!at->known) {
+        p->rules |= FAN_T(5);
+        p->tell_writes = at->writes;
+    }
+    if (at->writes)
+        p->rules |= FAN_T(6);
+    else if (at->over_limit && !at->can_demote)
+        p->rules |= FAN_T(7);
+    else
+        return false;
+    p->did = FAN_TREE_RAW;
+    return true;
+}
+
+static void record(const fan_tree_call *c, const fan_tree_place *at, fan_tree_plan *p)
+{
+    bool moved = at->fit == FAN_TREE_FIT_STATIC || at->fit == FAN_TREE_FIT_OPERAND;
+    if (at->fit == FAN_TREE_FIT_STATIC && c->strict) {
+        p->did = FAN_TREE_FAIL;
+        p->rules |= FAN_T(18);
+        return;
+    }
+    if (moved) {
+        p->count = !at->over_limit;
+        p->demote = at->over_limit;
+        p->rules |= FAN_T(14);
+    }
+    if (at->fit == FAN_TREE_FIT_HELD)
+        p->rules |= FAN_T(19);
+    p->did = FAN_TREE_RECORD;
+    p->rules |= FAN_T(16);
+}
+
+fan_tree_plan fan_tree_decide(const fan_tree_call *c)
+{
+    fan_tree_plan p = {0};
+    fan_tree_path path = begin(c, &p);
+    const fan_tree_place *at = path == FAN_TREE_NONE ? &c->root : &c->here;
+    p.why = at->fit;
+    if (raw(at, &p))
+        return p;
+    if (!c->warm || path == FAN_TREE_WARMUP) {
+        p.restore = path == FAN_TREE_EXECUTION;
+        p.did = FAN_TREE_WARM;
+        p.rules |= path == FAN_TREE_EXECUTION ? FAN_T(8) : path == FAN_TREE_WARMUP ? FAN_T(10) : FAN_T(9);
+        return p;
+    }
+    if (path == FAN_TREE_EXECUTION && at->fit != FAN_TREE_FIT_FITS && c->all_dead) {
+        /* T12, T15: the path can end, so that the function begins anew at the root, where it may have been before. */
+        p.end_path = true;
+        p.rules |= c->root.fit == FAN_TREE_FIT_NEVER ? FAN_T(15) : FAN_T(12);
+        path = FAN_TREE_NONE;
+        at = &c->root;
+        p.why = at->fit;
+        p.rules |= FAN_T(13);
+        if (raw(at, &p))
+            return p;
+    }
+    if (at->fit == FAN_TREE_FIT_FITS) {
+        p.did = FAN_TREE_REPLAY;
+        p.rules |= FAN_T(11);
+        return p;
+    }
+    record(c, at, &p);
+    if (path == FAN_TREE_EXECUTION && p.did == FAN_TREE_RECORD) {
+        p.restore = true;
+        p.rules |= FAN_T(15);
+    }
+    return p;
+}
