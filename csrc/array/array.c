@@ -19,6 +19,7 @@ fan_storage *fan_storage_wrap(void *data, size_t n, void (*release)(fan_storage 
     s->bytes = n;
     s->release = release;
     s->ctx = ctx;
+    atomic_init(&s->ended, NULL);
     return s;
 }
 
@@ -33,6 +34,12 @@ fan_storage_make fan_storage_redirect(fan_storage_make make)
     atomic_fetch_add_explicit(&fan_storage_redirects, (make != NULL) - (was != NULL), memory_order_relaxed);
     storage_make = make;
     return was;
+}
+
+fan_status fan_storage_check(const fan_storage *s, fan_error *err)
+{
+    const char *why = s ? atomic_load_explicit(&s->ended, memory_order_acquire) : NULL;
+    return why ? fan_fail(err, FAN_ERR_STATE, "%s", why) : FAN_OK;
 }
 
 fan_storage *fan_storage_new(size_t n)
@@ -262,6 +269,7 @@ static fan_array *small(fan_dtype dtype, int ndim, int64_t size)
     s->bytes = bytes;
     s->release = release_block;
     s->ctx = NULL;
+    atomic_init(&s->ended, NULL);
     begin(a, dtype, ndim, size);
     a->storage = s;
     a->in_storage = true;
@@ -406,6 +414,7 @@ fan_status fan_array_foreign(const fan_storage *of, char *data, fan_dtype dtype,
     s->bytes = of->bytes;
     s->release = of->release;
     s->ctx = of->ctx;
+    atomic_init(&s->ended, NULL);
     begin(a, dtype, ndim, size);
     a->storage = s;
     a->in_storage = true;

@@ -28,6 +28,9 @@ typedef struct fan_storage {
      * storage's memory and `ctx`, not the storage itself. */
     void (*release)(struct fan_storage *self);
     void *ctx;
+    /* NULL; else whoever lent the memory has taken it back, and nothing may touch it: why, a text that lives as long as
+     * the storage (fan_storage_check). */
+    _Atomic(const char *) ended;
 } fan_storage;
 
 /* fan_storage_new: `n` bytes of host memory (aligned to 64; not zeroed), one hold. NULL when out of memory. */
@@ -51,6 +54,8 @@ static inline fan_storage *fan_storage_hold(fan_storage *s)
     return s;
 }
 void fan_storage_drop(fan_storage *s); /* NULL is fine */
+/* fan_storage_check: FAN_ERR_STATE with the reason where the memory was taken back. NULL is fine. */
+fan_status fan_storage_check(const fan_storage *s, fan_error *err);
 /* fan_storage_only_ours: memory of the core's own, with one hold. */
 bool fan_storage_only_ours(const fan_storage *s);
 

@@ -52,6 +52,12 @@ static inline bool fan_flats_meet(const void *a, uint64_t a_bytes, const void *b
 {
     return fan_extents_may_overlap(fan_extent_flat(a, a_bytes), fan_extent_flat(b, b_bytes));
 }
+/* fan_flat_within: whether all of a run of memory lies in another one, or it is empty. */
+static inline bool fan_flat_within(const void *a, uint64_t a_bytes, const void *in, uint64_t in_bytes)
+{
+    fan_extent x = fan_extent_flat(a, a_bytes), y = fan_extent_flat(in, in_bytes);
+    return fan_extent_empty(x) || (y.first <= x.first && x.last <= y.last);
+}
 /* fan_flats_apart: whether none of n meets another; sorts them by address. fan_flats_last_met: of a list that is so,
  * the one farthest behind that a run of memory meets; NULL: none. *near: about where it is, 0 at first. */
 bool fan_flats_apart(fan_flat *all, size_t n);

@@ -109,9 +109,17 @@
     X(WORKER_LEAVES, "a worker leaves where nothing is ready, though others are at work") \
     X(GROUP_TWICE, "a group is not asked whether one of it runs") \
     X(DEVICE_ON_ANY, "what runs on a device runs on any worker")
+/* Graph trees. */
+#define FAN_GRAPH_FAULTS(X) \
+    X(TREE_DEAD_BIT, "an output that lives counts as dead: its memory is given to the next recording") \
+    X(TREE_ALIVE_FITS, "a recording fits though an output lives that was gone when it was made") \
+    X(TREE_NO_RESTORE, "the books are not put back before another branch grows") \
+    X(TREE_NO_JOIN, "the tree's stream does not wait for the caller's") \
+    X(TREE_ADOPTED, "what a function keeps of its own memory is not looked for") \
+    X(TREE_GENERATION_STAYS, "what a step handed out stays usable after its end")
 #define FAN_FAULTS(X) \
     FAN_BUFFER_FAULTS(X) FAN_BATCH_FAULTS(X) FAN_EXACT_FAULTS(X) FAN_CUDA_FAULTS(X) FAN_SEARCH_FAULTS(X) \
-    FAN_RECORDING_FAULTS(X) FAN_ENGINE_FAULTS(X)
+    FAN_RECORDING_FAULTS(X) FAN_ENGINE_FAULTS(X) FAN_GRAPH_FAULTS(X)
 /* clang-format on */
 
 #define FAN_FAULT_ENUM(name, text) FAN_FAULT_##name,

@@ -142,8 +142,11 @@ static void group_run(fan_batch *b, fan_stream *s, group *g, fan_extent_entry *r
 {
     const fan_backend *backend = s->device->backend;
     if (g->n > 1 && backend->run_many && (independent(g->jobs, g->n, room) || FAN_FAULT(BATCH_DEPENDENT))) {
+        for (size_t i = 0; i < g->n && b->status == FAN_OK; i++)
+            b->status = fan_job_check(&g->jobs[i], &b->err);
         fan_yield();
-        b->status = backend->run_many(s->device, s, g->jobs, g->n, g->states, &b->err);
+        if (b->status == FAN_OK)
+            b->status = backend->run_many(s->device, s, g->jobs, g->n, g->states, &b->err);
     }
     one_by_one(b, s, g);
 }

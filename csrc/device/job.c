@@ -104,3 +104,13 @@ char *fan_jobs_label(const fan_job *jobs, size_t n, char *buf, size_t size)
         fan_append(buf, size, " ..");
     return buf;
 }
+
+fan_status fan_job_check(const fan_job *job, fan_error *err)
+{
+    if (job->out)
+        FAN_TRY(fan_storage_check(job->out->storage, err));
+    for (size_t i = 0; i < job->n; i++)
+        if (job->in[i].array)
+            FAN_TRY(fan_storage_check(job->in[i].array->storage, err));
+    return FAN_OK;
+}

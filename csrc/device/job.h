@@ -62,6 +62,8 @@ typedef enum fan_job_state {
 
 /* fan_job_run: does a job at once on memory that the host can reach; parallel: other threads may help. */
 void fan_job_run(const fan_job *job, bool parallel);
+/* fan_job_check: fan_storage_check of all that it touches. */
+fan_status fan_job_check(const fan_job *job, fan_error *err);
 /* fan_job_bytes: what it reads and writes, every element once. */
 uint64_t fan_job_bytes(const fan_job *job);
 /* fan_job_word: "sum", "copy": its label where it has none. */

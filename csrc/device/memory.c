@@ -4,6 +4,7 @@
 #include "device/event.h"
 #include "device/trace.h"
 
+#include <assert.h>
 #include <string.h>
 
 #define USERS 4
@@ -20,8 +21,9 @@ struct fan_memory {
     size_t bytes;
     void (*release)(void *ctx); /* gives memory of another allocator back; NULL: memory of the device itself */
     void *ctx;
-    bool lost;     /* pending, and it is no longer known what must have run: it stays until its device goes */
-    size_t n, cap; /* of streams, with the place of the owner */
+    bool immediate; /* released at once with the last hold */
+    bool lost;      /* pending, and it is no longer known what must have run: it stays until its device goes */
+    size_t n, cap;  /* of streams, with the place of the owner */
     fan_stream **streams;
     fan_event **events;
     fan_stream *few_streams[USERS];
@@ -347,6 +349,13 @@ static void memory_release(fan_storage *st)
     fan_memory *m = st->ctx;
     fan_device *d = m->device;
     size_t skip = m->streams[0] ? 0 : 1; /* no owner */
+    if (m->immediate) {
+        for (size_t i = 0; i < m->n; i++)
+            fan_stream_drop(m->streams[i]);
+        memory_free(m);
+        fan_device_drop(d);
+        return;
+    }
     if (d->backend->dropped && !m->release)
         d->backend->dropped(d, m->data, m->bytes, m->streams + skip, m->n - skip);
     if (memory_leaving.depth) {
@@ -428,11 +437,48 @@ static bool memory_reclaim(fan_device *d)
     return false;
 }
 
+static _Thread_local fan_memory_scope *memory_scope;
+
+void fan_memory_scope_begin(fan_memory_scope *s)
+{
+    s->outer = memory_scope;
+    memory_scope = s;
+}
+
+void fan_memory_scope_end(fan_memory_scope *s)
+{
+    assert(memory_scope == s);
+    memory_scope = s->outer;
+}
+
+const fan_memory_scope *fan_memory_scope_of(const fan_device *d)
+{
+    const fan_memory_scope *in = memory_scope;
+    while (in && in->device != d)
+        in = in->outer;
+    return in;
+}
+
+fan_status fan_memory_scope_check(const fan_stream *s, fan_error *err)
+{
+    char text[32];
+    const fan_memory_scope *in = fan_memory_scope_of(s->device);
+    return !in || !in->recording
+               ? FAN_OK
+               : fan_fail(err, FAN_ERR_CAPTURE,
+                          "%s: work on stream %llu of %s is not part of the recording: let the stream wait for "
+                          "fanin.current_stream(\"%s\") first, and that one for it at the end",
+                          in->who, (unsigned long long)s->handle, fan_device_text(s->device, text, sizeof text), text);
+}
+
 /* memory_new: `bytes` of device memory owned by stream `owner` (may be NULL), as a storage whose release follows
  * Lifetime. On the CPU: fan_storage_new. */
 static fan_status memory_new(fan_device *d, fan_stream *owner, size_t bytes, fan_storage **out, fan_error *err)
 {
     *out = NULL;
+    for (fan_memory_scope *in = memory_scope; in; in = in->outer)
+        if (in->device == d)
+            return in->alloc(in, owner, bytes, out, err);
     if (!d->backend->has_streams) {
         *out = fan_storage_new(bytes);
         return *out ? FAN_OK : fan_fail(err, FAN_ERR_NOMEM, "out of memory for %zu byte%s", bytes, FAN_PLURAL(bytes));
@@ -498,6 +544,63 @@ fan_status fan_memory_wrap(fan_device *d, void *data, void (*release)(void *ctx)
     m->cap = USERS;
     m->n = 1; /* the owner's place */
     return FAN_OK;
+}
+
+fan_status fan_memory_lend(fan_device *d, fan_stream *owner, void *data, size_t bytes, void (*release)(void *ctx),
+                           void *ctx, fan_storage **out, fan_error *err)
+{
+    FAN_TRY(fan_memory_wrap(d, data, release, ctx, out, err));
+    fan_memory *m = (*out)->ctx;
+    (*out)->bytes = m->bytes = bytes;
+    m->immediate = true;
+    m->streams[0] = fan_stream_hold(owner);
+    return FAN_OK;
+}
+
+/* memory_last_user: the last stream that used it behind its owner, taken off, with its hold; NULL: none. */
+static fan_stream *memory_last_user(fan_memory *m)
+{
+    fan__device_lock(m->device);
+    fan_stream *s = m->n > 1 ? m->streams[--m->n] : NULL;
+    fan__device_unlock(m->device);
+    return s;
+}
+
+fan_status fan_memory_wait_users(fan_storage *st, fan_stream *s, const fan_stream *done, fan_error *err)
+{
+    fan_memory *m = memory_of(st);
+    fan_stream *user;
+    while (m && (user = memory_last_user(m))) {
+        fan_event *e = NULL;
+        fan_status status = FAN_OK;
+        if (user != s && user != done) {
+            status = fan_event_record(user, &e, err);
+            if (status == FAN_OK)
+                status = fan_stream_wait(s, e, NULL, err);
+            fan_event_drop(e);
+        }
+        if (status != FAN_OK) {
+            fan__device_lock(m->device);
+            m->streams[m->n++] = user;
+            fan__device_unlock(m->device);
+            return status;
+        }
+        fan_stream_drop(user);
+    }
+    return FAN_OK;
+}
+
+bool fan_memory_used_by(fan_storage *st, const fan_stream *s)
+{
+    const fan_memory *m = memory_of(st);
+    bool others = !m;
+    if (m)
+        fan__device_lock(m->device);
+    for (size_t i = 0; m && i < m->n; i++)
+        others |= m->streams[i] && m->streams[i] != s;
+    if (m)
+        fan__device_unlock(m->device);
+    return !others;
 }
 
 void *fan_memory_wrapped(const fan_storage *st, void (*release)(void *ctx))

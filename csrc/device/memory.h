@@ -18,6 +18,36 @@ fan_status fan_memory_wrap(fan_device *d, void *data, void (*release)(void *ctx)
                            fan_error *err);
 /* fan_memory_wrapped: the ctx of a storage that fan_memory_wrap made with this release; NULL: it is no such storage. */
 void *fan_memory_wrapped(const fan_storage *st, void (*release)(void *ctx));
+/* fan_memory_lend: memory of d that its lender goes on having: release(ctx) is called with the last hold, at once, on
+ * any thread with no lock of ours held. Its lender sees to the order of what comes then (fan_memory_wait_users).
+ * FAN_ERR_NOMEM: release is not called. fan_memory_wrapped gives its ctx. */
+fan_status fan_memory_lend(fan_device *d, fan_stream *owner, void *data, size_t bytes, void (*release)(void *ctx),
+                           void *ctx, fan_storage **out, fan_error *err);
+/* fan_memory_wait_users: s waits for all that the memory's users but `done` (may be NULL) have queued; then its owner
+ * is its only user. A failure leaves the users that were not waited for. */
+fan_status fan_memory_wait_users(fan_storage *st, fan_stream *s, const fan_stream *done, fan_error *err);
+/* fan_memory_used_by: whether no stream but s uses the memory. */
+bool fan_memory_used_by(fan_storage *st, const fan_stream *s);
+
+/* Title: Scopes. While a thread is in a scope, what it allocates on the scope's device comes from `alloc`: a storage,
+ * as fan_memory_lend makes one; owner is NULL where nobody knows who uses it first. They nest, and the innermost of a
+ * device counts. `recording`: what the thread queues on a stream that is not captured would be done once, and not in
+ * the replays: fan_memory_scope_check refuses that, naming `who`. */
+typedef struct fan_memory_scope {
+    fan_device *device;
+    fan_status (*alloc)(struct fan_memory_scope *self, fan_stream *owner, size_t bytes, fan_storage **out,
+                        fan_error *err);
+    const char *who;
+    bool recording;
+    struct fan_memory_scope *outer;
+} fan_memory_scope;
+void fan_memory_scope_begin(fan_memory_scope *s);
+void fan_memory_scope_end(fan_memory_scope *s);
+/* fan_memory_scope_of: the innermost of d on this thread; NULL: none. */
+const fan_memory_scope *fan_memory_scope_of(const fan_device *d);
+/* fan_memory_scope_check: s is not captured; may this thread queue work on it? FAN_ERR_CAPTURE. */
+fan_status fan_memory_scope_check(const fan_stream *s, fan_error *err);
+
 /* fan_memory_record_stream: the memory is used on s. FAN_ERR_NOMEM leaves the set of users as it was. Does nothing for
  * host storages, and where s owns the memory. */
 fan_status fan_memory_record_stream(fan_storage *st, fan_stream *s, fan_error *err);

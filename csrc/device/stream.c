@@ -288,6 +288,7 @@ fan_status fan_stream_capture(fan_stream *s, uint64_t *id, fan_error *err)
 
 fan_status fan_device_run(fan_device *d, fan_stream *s, const fan_job *job, fan_error *err)
 {
+    FAN_TRY(fan_job_check(job, err));
     fan_yield();
     return d->backend->run(d, s, job, err);
 }

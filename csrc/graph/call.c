@@ -23,8 +23,8 @@ static fan_tree_path begin(const fan_tree_call *c, fan_tree_plan *p)
         return FAN_TREE_NONE;
     }
     p->rules |= stays[c->path];
-    if (stays[c->path] && c->repeats && !c->told) {
-        p->tell_repeats = true;
+    if (stays[c->path] && c->repeats && !c->warned) {
+        p->warn_repeats = true;
         p->rules |= FAN_T(20);
     }
     return c->path;
@@ -35,7 +35,7 @@ static bool raw(const fan_tree_place *at, fan_tree_plan *p)
 {
     if (!at->known) {
         p->rules |= FAN_T(5);
-        p->tell_writes = at->writes;
+        p->warn_writes = at->writes;
     }
     if (at->writes)
         p->rules |= FAN_T(6);

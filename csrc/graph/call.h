@@ -55,7 +55,7 @@ const char *fan_tree_fit_words(fan_tree_fit fit);
 
 /* What is known of a function behind one node, or at the root. */
 typedef struct fan_tree_place {
-    bool known;       /* .. whether it writes into operands: else nobody has been told yet (T5) */
+    bool known;       /* .. whether it writes into operands: else nobody has been warned yet (T5) */
     bool writes;      /* it writes into an operand that is neither static, nor added to, nor of the path */
     bool over_limit;  /* it was recorded here as often as is allowed, for operands that moved */
     bool can_demote;  /* the operand that moved may become one that is copied */
@@ -69,7 +69,7 @@ typedef struct fan_tree_call {
     bool warm;                 /* the function need not be warmed up (any more) */
     bool strict;               /* static operands must not move */
     bool repeats;              /* the function stands twice behind one and the same on this path .. */
-    bool told;                 /* .. of which its owner was told */
+    bool warned;               /* .. of which its owner was warned */
     fan_tree_place here, root; /* `here`: behind the path's last node; not read where the path is none */
 } fan_tree_call;
 
@@ -85,8 +85,8 @@ typedef enum fan_tree_did {
 typedef struct fan_tree_plan {
     bool end_path;    /* the path's outputs go stale, their memory is free; what follows begins at the root */
     bool restore;     /* the books are put back to the end of the current node */
-    bool tell_writes; /* once for a function: it writes into operands */
-    bool tell_repeats;
+    bool warn_writes; /* once for a function: it writes into operands */
+    bool warn_repeats;
     bool count;  /* one recording more for an operand that moved */
     bool demote; /* the operand that moved is copied from now on */
     fan_tree_did did;

@@ -96,15 +96,29 @@ fan_status fan_graph_pool_checkpoint(const fan_graph_pool *p, fan_graph_ranges *
     return copy(out, &p->taken, err);
 }
 
+static void count(fan_graph_pool *p)
+{
+    p->in_use = 0;
+    for (size_t i = 0; i < p->taken.n; i++)
+        p->in_use += p->taken.at[i].hi - p->taken.at[i].lo;
+}
+
 fan_status fan_graph_pool_restore(fan_graph_pool *p, const fan_graph_ranges *then, fan_error *err)
 {
     FAN_TRY(copy(&p->taken, then, err));
-    p->in_use = 0;
-    for (size_t i = 0; i < then->n; i++)
-        p->in_use += then->at[i].hi - then->at[i].lo;
+    count(p);
     return FAN_OK;
 }
 
+void fan_graph_pool_swap(fan_graph_pool *p, fan_graph_ranges *then)
+{
+    fan_graph_ranges now = p->taken;
+    p->taken = *then;
+    *then = now;
+    count(p);
+}
+
+#ifdef FAN_TEST
 bool fan_graph_pool_holds(const fan_graph_pool *p, const uint64_t *offsets, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
@@ -121,3 +135,4 @@ bool fan_graph_pool_holds(const fan_graph_pool *p, const uint64_t *offsets, size
     }
     return true;
 }
+#endif

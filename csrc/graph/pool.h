@@ -55,8 +55,12 @@ uint64_t fan_graph_pool_find(const fan_graph_pool *p, uint64_t offset);
 fan_status fan_graph_pool_checkpoint(const fan_graph_pool *p, fan_graph_ranges *out, fan_error *err);
 /* fan_graph_pool_restore: what was taken then is, and nothing else. FAN_ERR_NOMEM; then nothing has changed. */
 fan_status fan_graph_pool_restore(fan_graph_pool *p, const fan_graph_ranges *then, fan_error *err);
+/* fan_graph_pool_swap: what was taken then is, and *then is what was until now. */
+void fan_graph_pool_swap(fan_graph_pool *p, fan_graph_ranges *then);
+#ifdef FAN_TEST
 /* fan_graph_pool_holds: whether ranges begin at these offsets, in any order and as often as one likes, and nowhere
  * else. */
 bool fan_graph_pool_holds(const fan_graph_pool *p, const uint64_t *offsets, size_t n);
+#endif
 
 #endif

@@ -47,7 +47,7 @@ static PyObject *array_numpy(PyObject *o, PyObject *Py_UNUSED(none))
     fan_error err = {0};
     fan_status status = FAN_ERR_NOMEM;
     fan_stream *s;
-    PyArray_Descr *descr = fan_descr_of_dtype(a->dtype);
+    PyArray_Descr *descr = fan_array_usable(a) < 0 ? NULL : fan_descr_of_dtype(a->dtype);
     PyObject *made;
     if (!descr)
         return NULL;
@@ -98,6 +98,8 @@ static PyObject *array_record_stream(PyObject *o, PyObject *arg)
 
 static PyObject *array_dlpack(PyObject *o, PyObject *args, PyObject *kwargs)
 {
+    if (fan_array_usable(fan_array_self(o)->a) < 0)
+        return NULL;
     return fan_dlpack_export(fan_array_self(o)->a, fan_array_self(o)->d, args, kwargs);
 }
 
@@ -108,6 +110,8 @@ static PyObject *array_dlpack_device(PyObject *o, PyObject *Py_UNUSED(none))
 
 static PyObject *array_interface(PyObject *o, void *Py_UNUSED(closure))
 {
+    if (fan_array_usable(fan_array_self(o)->a) < 0)
+        return NULL;
     return fan_interface_export(fan_array_self(o)->a, fan_array_self(o)->d);
 }
 

@@ -15,7 +15,10 @@ static PyObject *view(fan_array_object *self, char *data, int ndim, const int64_
 {
     fan_array *made = NULL;
     fan_error err = {0};
-    fan_status status =
+    fan_status status;
+    if (fan_array_usable(self->a) < 0)
+        return NULL;
+    status =
         fan_array_view(self->a->storage, data, self->a->dtype, ndim, shape, strides, self->a->writable, &made, &err);
     return status == FAN_OK ? wrap_taken(made, self->d) : fan_raise(status, &err);
 }
@@ -223,7 +226,7 @@ PyObject *fan_array_broadcast_to(PyObject *o, PyObject *args)
     fan_error err = {0};
     fan_status status;
     int n = fan_ints_arg(args_of(args), shape);
-    if (n < 0)
+    if (n < 0 || fan_array_usable(fan_array_self(o)->a) < 0)
         return NULL;
     status = fan_array_broadcast(fan_array_self(o)->a, n, shape, &made, &err);
     return status == FAN_OK ? wrap_taken(made, fan_array_self(o)->d) : fan_raise(status, &err);

@@ -60,3 +60,13 @@ fan_array *fan_array_arg(PyObject *o, fan_device **d)
         *d = fan_array_self(o)->d;
     return fan_array_self(o)->a;
 }
+
+int fan_array_usable(const fan_array *a)
+{
+    fan_error err = {0};
+    fan_status status = fan_storage_check(a->storage, &err);
+    if (status == FAN_OK)
+        return 0;
+    fan_raise(status, &err);
+    return -1;
+}

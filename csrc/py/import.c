@@ -232,6 +232,8 @@ static int import_any(PyObject *o, bool recording, bool has_combine, fan_value *
         if (known != 0)
             return known < 0 ? -1 : 0;
         a = fan_array_arg(o, &device);
+        if (a && fan_array_usable(a) < 0)
+            return -1;
         if (a) {
             out->form = FAN_FORM_DENSE;
             out->dtype = a->dtype;

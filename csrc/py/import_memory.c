@@ -232,6 +232,8 @@ static int import_source(PyObject *source, PyObject *producer, fan_array **out, 
         return PyErr_Occurred()
                    ? -1
                    : fan_refuse(PyExc_TypeError, "expected an array, got a %.200s", Py_TYPE(source)->tp_name);
+    if (fan_array_usable(a) < 0)
+        return -1;
     *out = fan_array_hold(a);
     return 0;
 }

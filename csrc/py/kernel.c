@@ -270,6 +270,8 @@ static int views_of(machine_object *self, PyObject *seq, bool write, fan_kernel 
             PyErr_Format(PyExc_ValueError, "launch: %s[%zd] belongs to another machine", what[write], i);
             return -1;
         }
+        if (fan_array_usable(a) < 0)
+            return -1;
         if (write && !a->writable) {
             PyErr_Format(PyExc_ValueError, "launch: writes[%zd] is read-only: it is a broadcast view", i);
             return -1;

@@ -63,6 +63,11 @@
     X(PyTypeObject, leaf_type)                                                                              \
     X(PyTypeObject, edges_type)                                                                             \
     X(PyTypeObject, hook_type)                                                                              \
+    X(PyTypeObject, graph_tree_type)                                                                        \
+    X(PyTypeObject, graph_function_type)                                                                    \
+    X(PyTypeObject, graph_step_type)                                                                        \
+    X(PyObject, outcome_type) /* fanin._graph_trees.Outcome, GraphStats */                                  \
+    X(PyObject, graph_stats_type)                                                                           \
     X(PyTypeObject, walk_type)                                                                              \
     X(PyObject, race_error)                                                                                 \
     X(PyObject, device_error)                                                                               \
@@ -288,6 +293,8 @@ int fan_device_arg(PyObject *o, fan_device **out);
 /* handles.c: fanin's own array on a device. */
 PyObject *fan_array_wrap(fan_array *a, fan_device *d); /* takes holds of its own */
 fan_array *fan_array_arg(PyObject *o, fan_device **d); /* borrowed; NULL without exception if o is none */
+/* fan_array_usable: 0, or -1 with an exception where whoever lent the array's memory has taken it back. */
+int fan_array_usable(const fan_array *a);
 
 /* call_site.c: "file.py:31" of the innermost frame outside fanin, of the calling thread. */
 void fan_call_site(char *buf, size_t size);
@@ -295,8 +302,8 @@ void fan_call_site(char *buf, size_t size);
 /* Every type's file offers its spec; module.c adds them in order. */
 extern PyType_Spec fan_buffer_spec, fan_stream_spec, fan_event_spec, fan_array_spec, fan_machine_spec, fan_graph_spec,
     fan_trace_spec, fan_exporter_spec, fan_target_spec, fan_verdict_spec, fan_overlaps_spec, fan_layout_spec,
-    fan_snapshot_spec, fan_recording_spec, fan_function_spec, fan_node_spec, fan_leaf_spec, fan_edges_spec,
-    fan_hook_spec, fan_by_hand_spec;
+    fan_snapshot_spec, fan_recording_spec, fan_graph_tree_spec, fan_graph_function_spec, fan_graph_step_spec,
+    fan_function_spec, fan_node_spec, fan_leaf_spec, fan_edges_spec, fan_hook_spec, fan_by_hand_spec;
 /* Functions of the module, one table per file, joined in module.c. */
 /* fan_budget_arg: a number of bytes, math.inf for no bound. -1 with an exception. fan_buffer_budget_arg: or "auto". */
 int fan_budget_arg(PyObject *o, uint64_t *out);

@@ -21,6 +21,7 @@ from typing import Any
 
 from . import sim
 from ._core import (
+    GraphTree,
     InputBuffer,
     Leaf,
     Node,
@@ -49,6 +50,7 @@ __all__ = [
     "DeviceError",
     "DeviceOutOfMemoryError",
     "Event",
+    "GraphTree",
     "InputBuffer",
     "Leaf",
     "Node",

@@ -1,11 +1,26 @@
 """The C core (csrc/py). Public names are documented where the package shows them; the rest is for our own modules."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from os import PathLike
 from types import EllipsisType, TracebackType
-from typing import Any, Final, Literal, NoReturn, Self, SupportsIndex, TypedDict, final, overload
+from typing import (
+    Any,
+    Final,
+    Generic,
+    Literal,
+    NoReturn,
+    ParamSpec,
+    Self,
+    SupportsIndex,
+    TypedDict,
+    TypeVar,
+    final,
+    overload,
+)
 
 import numpy as np
 
+from ._graph_trees import GraphStats, Outcome
 from ._interop.protocols import DTypeLike, NDArray, StreamLike
 from .options import Counters, ProcessCounters
 from .slots import Slot, Stats
@@ -609,6 +624,75 @@ class Event:
 
 @final
 class Graph: ...
+
+# ---------------------------------------------------------------- graph trees
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_Role = Literal["auto", "copy", "static", "accumulate"]
+
+@final
+class _GraphStep:
+    """One iteration of a graph tree, made by `GraphTree.step`."""
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
+    ) -> None: ...
+
+@final
+class _GraphFunction(Generic[_P, _R]):
+    """A function of a graph tree, made by `GraphTree.function`: called with arrays, inside of a step."""
+    def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R: ...
+    @property
+    def last(self) -> Outcome | None:
+        """What the last call did, and why: an Outcome; None before the first."""
+    @property
+    def name(self) -> str:
+        """The function's name, as messages say it."""
+
+@final
+class GraphTree:
+    """Functions of arrays on a device, recorded once and replayed, all in one range of memory.
+
+    `memory`: bytes of that range. `limit`: how often a function is recorded anew because an operand lies elsewhere;
+    then the operand is copied. `strict`: a static operand that lies elsewhere is an error.
+    """
+    def __init__(self, device: str, *, memory: int = 67108864, limit: int = 8, strict: bool = False) -> None: ...
+    def function(
+        self,
+        fn: Callable[_P, _R],
+        *,
+        roles: _Role | Sequence[_Role] = "auto",
+        keep: bool | Sequence[bool] = False,
+        key: Callable[_P, object] | None = None,
+    ) -> _GraphFunction[_P, _R]:
+        """A function of arrays that is warmed up, recorded and from then on replayed, by the calls before it.
+
+        `roles`: of each operand, or one for all: "copy" (copied in before each replay), "static" (stays where it
+        is), "accumulate" (the caller's memory, added into), "auto" (an output of this step stays where it is, all
+        else is copied). `keep`: which outputs are copied out of the tree's memory, and outlive the step. `key`: is
+        called with the operands; recordings are kept apart by what it gives.
+        """
+    def step(self) -> _GraphStep:
+        """One iteration: `with tree.step():`. What the calls in it give may not be touched after its end."""
+    def close(self) -> None:
+        """Let go of all recordings and of the memory; calls fail from then on."""
+    def plot(self, path: str | PathLike[str] | None = None, /) -> object:
+        """A picture of the tree, as a matplotlib figure; written to `path` where one is given."""
+    def _recordings(self) -> list[tuple[int, int, str, int, int, int, bool]]: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
+    ) -> None: ...
+    @property
+    def stats(self) -> GraphStats:
+        """Recordings, bytes and calls: a GraphStats."""
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+    @property
+    def device(self) -> str:
+        """The name of its device, as in "sim:0"."""
 
 _Index = SupportsIndex | slice | EllipsisType | None
 

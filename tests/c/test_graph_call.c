@@ -36,7 +36,7 @@ static bool rows_5_to_7(reading *r)
 {
     if (!r->at->known)
         apply(r, 5);
-    r->p.tell_writes = r->p.tell_writes || (!r->at->known && r->at->writes);
+    r->p.warn_writes = r->p.warn_writes || (!r->at->known && r->at->writes);
     if (r->at->writes)
         return outcome(r, 6, FAN_TREE_RAW);
     if (r->at->over_limit && !r->at->can_demote)
@@ -62,7 +62,7 @@ static bool rows_8_to_11(reading *r)
 static fan_tree_plan read_table(const fan_tree_call *c)
 {
     reading r = {.c = c, .path = c->path, .at = c->path == FAN_TREE_NONE ? &c->root : &c->here};
-    bool repeats = c->repeats && !c->told;
+    bool repeats = c->repeats && !c->warned;
     switch (c->path) {
     case FAN_TREE_RECORDING:
         if (c->new_step)
@@ -87,7 +87,7 @@ static fan_tree_plan read_table(const fan_tree_call *c)
     }
     if (repeats && r.path != FAN_TREE_NONE) {
         apply(&r, 20);
-        r.p.tell_repeats = true;
+        r.p.warn_repeats = true;
     }
     if (rows_5_to_7(&r) || rows_8_to_11(&r))
         return r.p;
@@ -117,8 +117,8 @@ static fan_tree_plan read_table(const fan_tree_call *c)
 
 static bool same(const fan_tree_plan *a, const fan_tree_plan *b)
 {
-    return a->end_path == b->end_path && a->restore == b->restore && a->tell_writes == b->tell_writes &&
-           a->tell_repeats == b->tell_repeats && a->count == b->count && a->demote == b->demote && a->did == b->did &&
+    return a->end_path == b->end_path && a->restore == b->restore && a->warn_writes == b->warn_writes &&
+           a->warn_repeats == b->warn_repeats && a->count == b->count && a->demote == b->demote && a->did == b->did &&
            a->why == b->why && a->rules == b->rules;
 }
 
@@ -135,10 +135,10 @@ static void every_combination_is_as_the_table_says(void)
             for (int root = 0; root < PLACES; root++) {
                 fan_tree_call c = {(fan_tree_path)(i & 3), i & 4,         i & 8, i & 16, i & 32, i & 64, i & 128,
                                    place_of(here),         place_of(root)};
-                fan_tree_plan got = fan_tree_decide(&c), told = read_table(&c);
-                if (!same(&got, &told) && wrong++ < 5)
+                fan_tree_plan got = fan_tree_decide(&c), warned = read_table(&c);
+                if (!same(&got, &warned) && wrong++ < 5)
                     fprintf(stderr, "facts %d, here %d, root %d: did %d rules %x, the table: did %d rules %x\n", i,
-                            here, root, (int)got.did, got.rules, (int)told.did, told.rules);
+                            here, root, (int)got.did, got.rules, (int)warned.did, warned.rules);
                 seen++;
                 did[got.did]++;
                 for (int row = 0; row < FAN_TREE_RULES; row++)

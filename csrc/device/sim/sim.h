@@ -92,6 +92,8 @@ fan_status fan_sim_capture_end(fan_sim *m, fan_stream *s, fan_sim_graph **out, f
 /* fan_sim_capture_state: 0 none, 1 under way, 2 broken; its number; its graph (no hold). out pointers may be NULL. */
 int fan_sim_capture_state(fan_sim *m, fan_stream *s, uint64_t *id, fan_sim_graph **graph);
 fan_status fan_sim_graph_launch(fan_sim_graph *g, fan_stream *s, fan_error *err);
+/* fan_sim_recorder: the same for graph trees (device/recorder.h). */
+extern const fan_recorder fan_sim_recorder;
 fan_sim_graph *fan_sim_graph_hold(fan_sim_graph *g);
 void fan_sim_graph_drop(fan_sim_graph *g); /* NULL is fine */
 /* fan_sim_unsafe: a call that must not be made beside a capture (cudaMalloc and its like; `always`: in whatever mode,

@@ -70,6 +70,7 @@ static const fan_backend backend = {
     .run_many = fan__sim_run_many,
     .capture = fan__sim_capture,
     .capture_stream = fan__sim_capture_stream,
+    .recorder = &fan_sim_recorder,
     .left_out = sim_left_out,
     .device_fini = sim_device_fini,
 };
@@ -178,39 +179,6 @@ done:
     if (status != FAN_OK)
         sim_free_machine(m);
     return status;
-}
-
-fan_sim *fan_sim_hold(fan_sim *m)
-{
-    fan__sim_lock(m);
-    m->users++;
-    atomic_fetch_add_explicit(&m->holds, 1, memory_order_relaxed);
-    fan__sim_unlock(m);
-    return m;
-}
-
-void fan_sim_drop(fan_sim *m)
-{
-    if (!m)
-        return;
-    fan_stream *gone[FAN_SIM_DEVICES];
-    int n = 0;
-    fan__sim_lock(m);
-    bool last = --m->users == 0;
-    if (last)
-        for (int i = 0; i < m->config.devices; i++)
-            if (m->parts[i].current) {
-                gone[n++] = m->parts[i].current;
-                m->parts[i].current = NULL;
-            }
-    fan__sim_unlock(m);
-    while (n > 0)
-        fan_stream_drop(gone[--n]);
-    if (last)
-        for (int i = 0; i < m->config.devices; i++)
-            fan_device_orphan(&m->parts[i].device);
-    if (atomic_fetch_sub_explicit(&m->holds, 1, memory_order_acq_rel) == 1)
-        sim_free_machine(m);
 }
 
 fan_device *fan_sim_device(fan_sim *m, int index)

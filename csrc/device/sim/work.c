@@ -144,6 +144,7 @@ fan_status fan__sim_run(fan_device *d, fan_stream *s, const fan_job *job, fan_er
         status = work_record_job(m, fan__queue_of(s), job, &w, call_site, err);
         goto done;
     }
+    FAN_GO(fan_memory_scope_check(s, err));
     status = fan__work_enqueue(m, fan__queue_of(s), &w, call_site, err);
     if (status == FAN_OK || status == FAN_ERR_RACE)
         w.op = NULL;
@@ -200,6 +201,7 @@ fan_status fan__sim_run_many(fan_device *d, fan_stream *s, const fan_job *jobs, 
         status = work_record_kernel(m, fan__queue_of(s), &k, jobs, n, &w, call_site, err);
         goto done;
     }
+    FAN_GO(fan_memory_scope_check(s, err));
     status = fan__work_enqueue(m, fan__queue_of(s), &w, call_site, err);
     if (status == FAN_OK || status == FAN_ERR_RACE)
         w.op = NULL;
@@ -281,6 +283,7 @@ fan_status fan_sim_launch(fan_sim *m, fan_stream *s, const fan_sim_kernel *k, fa
         captured = status == FAN_OK;
         goto done;
     }
+    FAN_GO(fan_memory_scope_check(s, err));
     status = fan__work_enqueue(m, fan__queue_of(s), &w, call_site, err);
     if (status == FAN_OK && op) {
         op->fn = k->fn;

@@ -1,0 +1,213 @@
+/* Trees and functions made and ended; what can be seen of them. */
+#include "graph/part.h"
+
+#include "base/mem.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* ---- trees and functions ---- */
+
+fan_status fan_tree_new(fan_device *d, const fan_tree_options *options, fan_tree **out, fan_error *err)
+{
+    char text[32];
+    fan_status status;
+    *out = NULL;
+    if (!d->backend->recorder || !d->backend->has_streams)
+        return fan_fail(err, FAN_ERR_TYPE, "GraphTree: nothing can be recorded on %s",
+                        fan_device_text(d, text, sizeof text));
+    fan_tree *t = fan_calloc(sizeof *t);
+    if (!t)
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph tree");
+    if (fan_mutex_init(&t->lock) != 0) {
+        fan_free(t);
+        return fan_fail(err, FAN_ERR_STATE, "a lock could not be made");
+    }
+    atomic_init(&t->refs, 1);
+    t->device = fan_device_hold(d);
+    t->recorder = d->backend->recorder;
+    t->options = *options;
+    t->root.number = -1;
+    t->current = &t->root;
+    fan_graph_pool_init(&t->pool, options->memory);
+    int64_t bytes = (int64_t)t->pool.bytes;
+    FAN_GO(t->recorder->origin(d, &t->origin, err));
+    FAN_GO(fan_device_array(d, t->origin, FAN_DT_UINT8, 1, &bytes, NULL, &t->arena, err));
+    *out = t;
+done:
+    if (status != FAN_OK)
+        fan_tree_drop(t);
+    return status;
+}
+
+static fan_tree *tree_hold(fan_tree *t)
+{
+    atomic_fetch_add_explicit(&t->refs, 1, memory_order_relaxed);
+    return t;
+}
+
+/* close_all: locked; everything that it has is gone. */
+static void close_all(fan_tree *t, const char *why)
+{
+    for (fan_tree_node *n = t->current; n != &t->root; n = n->parent)
+        for (size_t i = 0; i < n->nblocks; i++)
+            fan__tree_block_end(n->blocks[i], why);
+    if (t->arena)
+        (void)fan__tree_end_path(t, NULL);
+    while (t->current != &t->root) { /* it could not be ended */
+        fan_tree_node *n = t->current;
+        t->current = n->parent;
+        if (n->warm)
+            fan__tree_node_free(n, why);
+    }
+    while (t->nodes) {
+        fan_tree_node *n = t->nodes;
+        t->nodes = n->next;
+        fan__tree_node_free(n, why);
+    }
+    for (size_t i = 0; i < t->root.nplaces; i++)
+        fan_free(t->root.places[i].children);
+    fan_free(t->root.places);
+    t->root = (fan_tree_node){.number = -1};
+    t->stats.nodes = 0;
+    t->path = FAN_TREE_NONE;
+    fan_array_drop(t->arena);
+    t->arena = NULL;
+    fan_stream_drop(t->origin);
+    t->origin = NULL;
+    t->closed = true;
+}
+
+static void function_free(fan_tree_function *f)
+{
+    while (f->kinds) {
+        fan_tree_kind *k = f->kinds;
+        f->kinds = k->next;
+        fan__tree_kind_free(k);
+    }
+    fan_free(f->name);
+    fan_free(f->roles);
+    fan_free(f->keep);
+    fan_free(f);
+}
+
+void fan_tree_drop(fan_tree *t)
+{
+    if (!t || atomic_fetch_sub_explicit(&t->refs, 1, memory_order_acq_rel) > 1)
+        return;
+    close_all(t, "this is memory of a graph tree that is gone");
+    while (t->functions) {
+        fan_tree_function *f = t->functions;
+        t->functions = f->next;
+        function_free(f);
+    }
+    fan_graph_pool_fini(&t->pool);
+    fan_device_poll(t->device);
+    fan_device_drop(t->device);
+    fan_mutex_fini(&t->lock);
+    fan_free(t->words);
+    fan_free(t->operands);
+    fan_free(t);
+}
+
+fan_status fan_tree_close(fan_tree *t, const char *call_site, fan_error *err)
+{
+    char why[128];
+    fan_status status = FAN_OK;
+    if (fan__tree_is_mine(t))
+        return fan_fail(err, FAN_ERR_STATE, "a function of the graph tree is running: it cannot be closed");
+    snprintf(why, sizeof why, "this is memory of a graph tree that was closed at %s", call_site);
+    fan_mutex_lock(&t->lock);
+    if (t->depth)
+        status = fan_fail(err, FAN_ERR_STATE, "a step of the graph tree is open: it cannot be closed");
+    else if (!t->closed)
+        close_all(t, why);
+    fan_mutex_unlock(&t->lock);
+    fan_device_poll(t->device);
+    return status;
+}
+
+bool fan_tree_closed(fan_tree *t)
+{
+    fan_mutex_lock(&t->lock);
+    bool closed = t->closed;
+    fan_mutex_unlock(&t->lock);
+    return closed;
+}
+
+fan_status fan_tree_function_new(fan_tree *t, const char *name, const uint8_t *roles, size_t nroles, const bool *keep,
+                                 size_t nkeep, fan_tree_function **out, fan_error *err)
+{
+    fan_tree_function *f = fan_calloc(sizeof *f);
+    size_t some = nkeep == SIZE_MAX ? 0 : nkeep;
+    *out = NULL;
+    if (!f || !(f->name = fan_alloc(strlen(name) + 1)) || !(f->roles = fan_alloc(nroles + 1)) ||
+        !(f->keep = fan_alloc((some + 1) * sizeof *f->keep))) {
+        if (f)
+            function_free(f);
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph tree");
+    }
+    atomic_init(&f->refs, 1);
+    memcpy(f->name, name, strlen(name) + 1);
+    memcpy(f->roles, roles, nroles ? nroles : 1);
+    if (some)
+        memcpy(f->keep, keep, some * sizeof *keep);
+    f->nroles = nroles;
+    f->nkeep = nkeep;
+    f->tree = tree_hold(t);
+    *out = f;
+    return FAN_OK;
+}
+
+void fan_tree_result_fini(fan_tree_result *r)
+{
+    while (r->n > 0)
+        fan_array_drop(r->at[--r->n]);
+    fan_free(r->at);
+    *r = (fan_tree_result){0};
+}
+
+void fan_tree_function_drop(fan_tree_function *f)
+{
+    if (!f || atomic_fetch_sub_explicit(&f->refs, 1, memory_order_acq_rel) > 1)
+        return;
+    fan_tree *t = f->tree;
+    fan_mutex_lock(&t->lock);
+    f->next = t->functions; /* its kinds are of recordings: they go with the tree */
+    t->functions = f;
+    fan_mutex_unlock(&t->lock);
+    fan_tree_drop(t);
+}
+
+/* ---- to be seen ---- */
+
+void fan_tree_get_stats(fan_tree *t, fan_tree_stats *out)
+{
+    fan_mutex_lock(&t->lock);
+    *out = t->stats;
+    out->bytes = t->arena ? t->pool.bytes : 0;
+    out->in_use = t->pool.in_use;
+    out->high_water = t->pool.high_water;
+    fan_mutex_unlock(&t->lock);
+}
+
+void fan_tree_visit(fan_tree *t, void (*visit)(void *ctx, const fan_tree_sight *s), void *ctx)
+{
+    fan_mutex_lock(&t->lock);
+    for (int number = 0; number < t->numbers; number++)
+        for (const fan_tree_node *n = t->nodes; n; n = n->next) {
+            if (n->number != number)
+                continue;
+            fan_tree_sight s = {.node = n->number,
+                                .parent = n->parent->number,
+                                .function = n->kind->function->name,
+                                .reaches = n->reaches,
+                                .replays = n->replays};
+            for (size_t i = 0; i < n->nblocks; i++)
+                s.owns += n->blocks[i]->bytes;
+            for (const fan_tree_node *p = t->current; p && !s.current; p = p->parent)
+                s.current = p == n;
+            visit(ctx, &s);
+        }
+    fan_mutex_unlock(&t->lock);
+}

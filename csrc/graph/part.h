@@ -1,0 +1,217 @@
+/* part: what a tree is made of. Its lock is held in all of it, but where something else is said. */
+#ifndef FAN_GRAPH_PART_H
+#define FAN_GRAPH_PART_H
+
+#include "base/thread.h"
+#include "device/memory.h"
+#include "graph/pool.h"
+#include "graph/tree.h"
+
+typedef struct fan_tree_node fan_tree_node;
+typedef struct fan_tree_block fan_tree_block;
+
+/* What a lent storage knows; it goes with that. */
+typedef struct fan_tree_lease {
+    fan_storage *arena; /* held: the memory stays mapped */
+    const fan_tree *tree;
+    fan_tree_block *block; /* NULL: the storage is none of the tree's any more */
+    char made[64];         /* the line of the call that it was made by */
+    char why[256];         /* .. why it ended */
+} fan_tree_lease;
+
+struct fan_tree_block {
+    uint64_t offset, bytes;
+    fan_storage *storage; /* held; NULL: the last one was ended while somebody had it */
+    fan_tree_lease *lease;
+    fan_tree_node *node; /* whose output it is; NULL: it belongs to the call that is under way */
+    bool booked;         /* the books have it, where they are right */
+};
+
+/* An output: a view of a block, of an operand, or None. */
+typedef struct fan_tree_output {
+    fan_tree_block *block; /* NULL: none of its own */
+    int operand;           /* .. then the operand that it is a view of; -1: None */
+    bool keep;
+    fan_array *array; /* held; handed out. Where the storage is gone, geometry alone */
+} fan_tree_output;
+
+#define FAN_TREE_KINDS 64 /* of one function; more run as they are */
+
+/* A function with operands of one kind: their number, dtypes, shapes, strides, and the key. */
+typedef struct fan_tree_kind {
+    struct fan_tree_kind *next;
+    fan_tree_function *function; /* not held: it holds this */
+    uint64_t key, hash;
+    int64_t *words; /* what is written down of the operands */
+    size_t nwords, n;
+    bool warm, known, writes;
+    bool *demoted, *written; /* of each operand */
+    int form;                /* of what it gives; meaningless before it is warm */
+    size_t nout;
+} fan_tree_kind;
+
+struct fan_tree_function {
+    atomic_size_t refs;
+    fan_tree *tree; /* held */
+    char *name;
+    uint8_t *roles;
+    bool *keep;
+    size_t nroles, nkeep;
+    bool warned_repeats;
+    fan_tree_kind *kinds;
+    size_t nkinds;
+    fan_tree_function *next; /* among the tree's */
+};
+
+/* How an operand is treated in one call. */
+typedef enum fan_tree_way { FAN_WAY_NONE, FAN_WAY_COPY, FAN_WAY_STATIC, FAN_WAY_ADD, FAN_WAY_POOL } fan_tree_way;
+
+typedef struct fan_tree_operand {
+    fan_tree_way way;
+    const void *data;  /* its address; NULL: it is copied */
+    fan_array *staged; /* held; COPY: where to */
+} fan_tree_operand;
+
+/* The recordings of one kind behind one node. */
+typedef struct fan_tree_children {
+    fan_tree_kind *kind;
+    fan_tree_node **children;
+    size_t n, cap;
+    unsigned moved;
+} fan_tree_children;
+
+struct fan_tree_node {
+    fan_tree_node *parent; /* NULL: the root, which is no recording */
+    fan_tree_node *next;   /* among the tree's recordings, the newest first */
+    fan_tree_kind *kind;
+    int number;
+    bool warm; /* a warm-up: it goes with its path */
+    fan_recording *recording;
+    uint64_t hash;
+    fan_tree_operand *operands;
+    size_t n;
+    fan_tree_block **blocks;
+    size_t nblocks, blocks_cap;
+    fan_tree_output *outputs;
+    size_t nout;
+    fan_tree_block **dead; /* blocks of the path that lived after the parent and had died before this */
+    size_t ndead, dead_cap;
+    fan_graph_ranges books; /* when it had been recorded */
+    uint64_t reaches, replays;
+    fan_tree_children *places;
+    size_t nplaces, places_cap;
+    struct fan_job *copies; /* room for the jobs that stage operands */
+    struct fan_operand *copy_in;
+};
+
+struct fan_tree {
+    atomic_size_t refs;
+    fan_mutex lock;
+    fan_device *device; /* held */
+    const fan_recorder *recorder;
+    fan_stream *origin; /* held */
+    fan_array *arena;   /* held; NULL: closed */
+    fan_graph_pool pool;
+    fan_tree_options options;
+    fan_tree_node root;
+    fan_tree_node *current; /* &root: the path is empty */
+    fan_tree_path path;
+    fan_tree_node *nodes;
+    fan_tree_function *functions;
+    int numbers;
+    uint64_t reach; /* how far the path's memory reaches */
+    unsigned depth; /* steps that are open */
+    uint64_t steps; /* begun */
+    uint64_t path_step;
+    _Atomic uint64_t thread; /* that is in a call; 0: none */
+    bool closed;
+    int64_t *words; /* room for a signature */
+    size_t words_cap;
+    fan_tree_operand *operands; /* room for how operands are treated */
+    size_t operands_cap;
+    fan_tree_stats stats;
+};
+
+/* fan__tree_is_mine: this thread is in a call of the tree. */
+static inline bool fan__tree_is_mine(fan_tree *t)
+{
+    return atomic_load_explicit(&t->thread, memory_order_relaxed) == fan_thread_id();
+}
+
+/* ---- arena.c ---- */
+
+/* fan__tree_block_lend: a storage for a block that has none. */
+fan_status fan__tree_block_lend(fan_tree *t, fan_tree_block *b, fan_stream *owner, const char *call_site,
+                                fan_error *err);
+/* fan__tree_block_free: lets go of a block; who has its storage still keeps that, ended (why
+ * NULL: nobody has it but the tree). Books are not touched. */
+void fan__tree_block_free(fan_tree_block *b, const char *why);
+/* fan__tree_block_end: marks what was handed out; why: a text; the first counts. */
+void fan__tree_block_end(fan_tree_block *b, const char *why);
+bool fan__tree_block_lives(const fan_tree_block *b);
+/* fan__tree_block_of: the block of this tree under an array; NULL: it is other memory. */
+fan_tree_block *fan__tree_block_of(const fan_tree *t, const fan_array *a);
+
+/* A call's own blocks, while its body runs. */
+typedef struct fan_tree_scope {
+    fan_memory_scope scope; /* first */
+    fan_tree *tree;
+    const char *call_site;
+    fan_tree_block **blocks;
+    size_t n, cap;
+    fan_graph_ranges used; /* all that it ever took */
+} fan_tree_scope;
+
+fan_status fan__tree_scope_alloc(fan_memory_scope *scope, fan_stream *owner, size_t bytes, fan_storage **out,
+                                 fan_error *err);
+/* fan__tree_scope_fini: what is left of the blocks goes; `books`: from the books, too. */
+void fan__tree_scope_fini(fan_tree_scope *s, bool books, const char *why);
+
+/* ---- path.c ---- */
+
+void fan__tree_kind_free(fan_tree_kind *k);
+void fan__tree_node_free(fan_tree_node *n, const char *why);
+/* fan__tree_step_ended: what the path handed out is ended. */
+void fan__tree_step_ended(fan_tree *t, const char *call_site);
+/* fan__tree_end_path: its memory is free, and poisoned; failing, the path is as before. */
+fan_status fan__tree_end_path(fan_tree *t, fan_error *err);
+bool fan__tree_all_dead(const fan_tree *t);
+/* fan__tree_sweep: what has died leaves the books, once the tree's stream waits for its users; *node (NULL: none) notes
+ * it. `restore`: the books are put back to the current node's end first. */
+fan_status fan__tree_sweep(fan_tree *t, bool restore, const fan_stream *caller, fan_tree_node *node, fan_error *err);
+/* fan__tree_rebook: which blocks of the path the books have, once they are others. */
+void fan__tree_rebook(fan_tree *t);
+fan_tree_children *fan__tree_place(fan_tree_node *n, const fan_tree_kind *kind); /* NULL: there is none */
+fan_status fan__tree_place_make(fan_tree_node *n, fan_tree_kind *kind, fan_tree_children **out, fan_error *err);
+
+/* ---- replay.c, record.c ---- */
+
+#define FAN_STAGE_MANY 64
+
+/* One call on its way. */
+typedef struct fan_tree_run {
+    fan_tree *tree;
+    fan_tree_function *function;
+    fan_tree_kind *kind;
+    const fan_tree_args *args;
+    fan_tree_operand *operands;
+    fan_stream *caller;
+    fan_tree_result *result;
+    uint64_t hash;
+    char call_site[64];
+    bool restore;
+    bool wrote; /* a recording was given up: the function writes into an operand that is copied */
+    size_t which;
+} fan_tree_run;
+
+fan_status fan__tree_warm_up(fan_tree_run *r, fan_error *err);
+fan_status fan__tree_record(fan_tree_run *r, fan_tree_node **out, fan_error *err);
+fan_status fan__tree_replay(fan_tree_run *r, fan_tree_node *n, fan_error *err);
+/* fan__tree_enter, _leave: the tree's stream waits for the caller's; the other way round. */
+fan_status fan__tree_enter(const fan_tree_run *r, fan_error *err);
+fan_status fan__tree_leave(const fan_tree_run *r, fan_error *err);
+/* fan__tree_stage: operands into the arena. fan__tree_hand_out: the node's outputs into the result. */
+fan_status fan__tree_stage(const fan_tree_run *r, fan_tree_node *n, fan_error *err);
+fan_status fan__tree_hand_out(fan_tree_run *r, fan_tree_node *n, fan_error *err);
+
+#endif

@@ -1,0 +1,176 @@
+/* The path: what lives on it, what dies, how it ends. */
+#include "graph/part.h"
+
+#include "base/fault.h"
+#include "base/mem.h"
+#include "device/job.h"
+
+#include <stdio.h>
+#include <string.h>
+
+void fan__tree_node_free(fan_tree_node *n, const char *why)
+{
+    if (!n)
+        return;
+    for (size_t i = 0; i < n->nout; i++)
+        fan_array_drop(n->outputs[i].array);
+    for (size_t i = 0; i < n->nblocks; i++)
+        fan__tree_block_free(n->blocks[i], why);
+    for (size_t i = 0; i < n->n; i++)
+        fan_array_drop(n->operands[i].staged);
+    for (size_t i = 0; i < n->nplaces; i++)
+        fan_free(n->places[i].children);
+    if (n->recording)
+        n->kind->function->tree->recorder->drop(n->recording);
+    fan_graph_ranges_fini(&n->books);
+    fan_free(n->operands);
+    fan_free(n->blocks);
+    fan_free(n->outputs);
+    fan_free(n->dead);
+    fan_free(n->places);
+    fan_free(n->copies);
+    fan_free(n->copy_in);
+    fan_free(n);
+}
+
+static void end_handle(const fan_tree *t, const fan_tree_node *n, fan_tree_block *b, const char *call_site)
+{
+    char why[256];
+    snprintf(why, sizeof why,
+             "this is an output of %s, made at %s in step %llu, which ended at %s: its memory may hold something else "
+             "now; keep=True copies outputs out of the graph tree",
+             n->kind->function->name, b->lease->made, (unsigned long long)t->path_step, call_site);
+    fan__tree_block_end(b, why);
+}
+
+void fan__tree_step_ended(fan_tree *t, const char *call_site)
+{
+    for (fan_tree_node *n = t->current; n != &t->root; n = n->parent)
+        for (size_t i = 0; i < n->nblocks; i++)
+            if (fan__tree_block_lives(n->blocks[i]) && !FAN_FAULT(TREE_GENERATION_STAYS))
+                end_handle(t, n, n->blocks[i], call_site);
+}
+
+bool fan__tree_all_dead(const fan_tree *t)
+{
+    for (const fan_tree_node *n = t->current; n != &t->root; n = n->parent)
+        for (size_t i = 0; i < n->nblocks; i++)
+            if (fan__tree_block_lives(n->blocks[i]))
+                return false;
+    return true;
+}
+
+/* leave_block: it leaves the path: who has it keeps a storage that is ended. */
+static void leave_block(const fan_tree *t, const fan_tree_node *n, fan_tree_block *b)
+{
+    b->booked = false;
+    if (!fan__tree_block_lives(b) || FAN_FAULT(TREE_GENERATION_STAYS))
+        return;
+    end_handle(t, n, b, "the beginning of the next");
+    b->lease->block = NULL;
+    fan_storage_drop(b->storage);
+    b->storage = NULL;
+    b->lease = NULL;
+}
+
+fan_status fan__tree_end_path(fan_tree *t, fan_error *err)
+{
+    fan_graph_ranges none = {0};
+    for (fan_tree_node *n = t->current; n != &t->root; n = n->parent)
+        for (size_t i = 0; i < n->nblocks; i++)
+            if (n->blocks[i]->storage)
+                FAN_TRY(fan_memory_wait_users(n->blocks[i]->storage, t->origin, NULL, err));
+    if (t->recorder->poison && t->reach)
+        FAN_TRY(t->recorder->poison(t->device, t->origin, t->arena->data, (size_t)t->reach, err));
+    (void)fan_graph_pool_restore(&t->pool, &none, NULL);
+    while (t->current != &t->root) {
+        fan_tree_node *n = t->current;
+        t->current = n->parent;
+        for (size_t i = 0; i < n->nblocks; i++)
+            leave_block(t, n, n->blocks[i]);
+        if (n->warm)
+            fan__tree_node_free(n, "its path has ended");
+    }
+    t->path = FAN_TREE_NONE;
+    t->reach = 0;
+    return FAN_OK;
+}
+
+/* sweep_block: it lived when the current node had been recorded, and does no more. */
+static fan_status sweep_block(fan_tree *t, fan_tree_block *b, const fan_stream *caller, fan_tree_node *node,
+                              fan_error *err)
+{
+    if (node && fan_grow((void **)&node->dead, &node->dead_cap, node->ndead + 1, sizeof(fan_tree_block *)))
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph tree");
+    if (b->storage)
+        FAN_TRY(fan_memory_wait_users(b->storage, t->origin, caller, err));
+    (void)fan_graph_pool_free(&t->pool, b->offset);
+    b->booked = false;
+    if (node)
+        node->dead[node->ndead++] = b;
+    return FAN_OK;
+}
+
+/* newer_at: whether a block behind b on the path begins where it does: then the books mean that one. */
+static bool newer_at(const fan_tree *t, const fan_tree_block *b)
+{
+    for (const fan_tree_node *n = t->current; n != b->node; n = n->parent)
+        for (size_t i = 0; i < n->nblocks; i++)
+            if (n->blocks[i]->booked && n->blocks[i]->offset == b->offset)
+                return true;
+    return false;
+}
+
+void fan__tree_rebook(fan_tree *t)
+{
+    for (fan_tree_node *n = t->current; n != &t->root; n = n->parent)
+        for (size_t i = 0; i < n->nblocks; i++) {
+            fan_tree_block *b = n->blocks[i];
+            b->booked = fan_graph_pool_find(&t->pool, b->offset) == b->offset && !newer_at(t, b);
+        }
+}
+
+fan_status fan__tree_sweep(fan_tree *t, bool restore, const fan_stream *caller, fan_tree_node *node, fan_error *err)
+{
+    if (restore && !FAN_FAULT(TREE_NO_RESTORE)) {
+        FAN_TRY(fan_graph_pool_restore(&t->pool, &t->current->books, err));
+        t->stats.restored++;
+    }
+    if (restore)
+        fan__tree_rebook(t);
+    for (fan_tree_node *n = t->current; n != &t->root; n = n->parent)
+        for (size_t i = 0; i < n->nblocks; i++) {
+            fan_tree_block *b = n->blocks[i];
+            if (b->booked && (!fan__tree_block_lives(b) || FAN_FAULT(TREE_DEAD_BIT)))
+                FAN_TRY(sweep_block(t, b, caller, node, err));
+        }
+    return FAN_OK;
+}
+
+fan_tree_children *fan__tree_place(fan_tree_node *n, const fan_tree_kind *kind)
+{
+    for (size_t i = 0; i < n->nplaces; i++)
+        if (n->places[i].kind == kind)
+            return &n->places[i];
+    return NULL;
+}
+
+fan_status fan__tree_place_make(fan_tree_node *n, fan_tree_kind *kind, fan_tree_children **out, fan_error *err)
+{
+    *out = fan__tree_place(n, kind);
+    if (*out)
+        return FAN_OK;
+    if (fan_grow((void **)&n->places, &n->places_cap, n->nplaces + 1, sizeof *n->places))
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph tree");
+    n->places[n->nplaces] = (fan_tree_children){.kind = kind};
+    *out = &n->places[n->nplaces++];
+    return FAN_OK;
+}
+
+void fan__tree_kind_free(fan_tree_kind *k)
+{
+    fan_free(k->words);
+    fan_free(k->demoted);
+    fan_free(k->written);
+    fan_free(k);
+}

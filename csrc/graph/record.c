@@ -1,0 +1,418 @@
+/* Warm-ups and recordings: a function's body runs, with its memory from the arena. */
+#include "graph/part.h"
+
+#include "array/overlap.h"
+#include "base/fault.h"
+#include "base/mem.h"
+#include "device/job.h"
+
+#include <string.h>
+
+/* ---- operands ---- */
+
+static fan_status check_overlap(const fan_tree_run *r, fan_error *err)
+{
+    fan_array *const *in = r->args->in;
+    for (size_t i = 0; i < r->args->n; i++)
+        for (size_t k = 0; r->operands[i].way == FAN_WAY_ADD && k < r->args->n; k++)
+            if (k != i && in[k] && !fan_array_disjoint(in[i], in[k]))
+                return fan_fail(err, FAN_ERR_VALUE,
+                                "%s: operands %zu and %zu share memory, and operand %zu is added into (accumulate): "
+                                "pass a copy of operand %zu",
+                                r->function->name, i, k, i, k);
+    return FAN_OK;
+}
+
+/* ---- what a body gave ---- */
+
+static fan_status check_form(const fan_tree_run *r, fan_error *err)
+{
+    const fan_tree_kind *k = r->kind;
+    if (!k->warm || (k->nout == r->result->n && k->form == r->result->form))
+        return FAN_OK;
+    return fan_fail(err, FAN_ERR_VALUE,
+                    "%s gave %zu output%s and %zu before, with operands of the same kind: what is replayed always "
+                    "gives the same; pass what decides as key=",
+                    r->function->name, r->result->n, FAN_PLURAL(r->result->n), k->nout);
+}
+
+/* operand_of: the operand whose memory an output shows; -1: none. */
+static int operand_of(const fan_tree_run *r, const fan_array *a, fan_array *const *given)
+{
+    for (size_t i = 0; i < r->args->n; i++)
+        if (given[i] && given[i]->storage == a->storage)
+            return (int)i;
+    return -1;
+}
+
+static fan_status check_own(const fan_tree_run *r, fan_array *const *given, fan_error *err)
+{
+    for (size_t i = 0; i < r->result->n; i++) {
+        const fan_array *a = r->result->at[i];
+        const fan_tree_block *b = a ? fan__tree_block_of(r->tree, a) : NULL;
+        int operand = a ? operand_of(r, a, given) : -1;
+        if (!a || (operand < 0 && b && !b->node))
+            continue;
+        if (operand < 0)
+            return fan_fail(err, FAN_ERR_VALUE,
+                            "%s: output %zu is not its own: it is neither memory that the function allocated in this "
+                            "call nor one of its operands; pass the array as an operand",
+                            r->function->name, i);
+        if (given != r->args->in && r->operands[operand].way == FAN_WAY_COPY && !fan_array_same_view(a, given[operand]))
+            return fan_fail(err, FAN_ERR_VALUE,
+                            "%s: output %zu is a view of operand %d, which is copied: return a copy, or give the "
+                            "operand the role static",
+                            r->function->name, i, operand);
+    }
+    return FAN_OK;
+}
+
+/* escaped: whether somebody has a block that is not among what the body gave. */
+static const fan_tree_block *escaped(const fan_tree_run *r, const fan_tree_scope *s, size_t staged)
+{
+    for (size_t i = 0; i < s->n; i++) {
+        bool given = i < staged && atomic_load(&s->blocks[i]->storage->refs) == 2; /* the scope's, and the array */
+        for (size_t k = 0; k < r->result->n; k++)
+            given |= r->result->at[k] && r->result->at[k]->storage == s->blocks[i]->storage;
+        if (!given && fan__tree_block_lives(s->blocks[i]))
+            return s->blocks[i];
+    }
+    return NULL;
+}
+
+static fan_status check_escape(const fan_tree_run *r, const fan_tree_scope *s, size_t staged, fan_error *err)
+{
+    const fan_tree_block *b = escaped(r, s, staged);
+    if (b && r->args->body.collect) {
+        r->args->body.collect(r->args->body.ctx);
+        b = escaped(r, s, staged);
+    }
+    return b && !FAN_FAULT(TREE_ADOPTED)
+               ? fan_fail(
+                     err, FAN_ERR_STATE,
+                     "%s: somebody keeps %llu byte%s that the function allocated and did not return, and the next "
+                     "replay overwrites them: return the array, or add into an operand with the role accumulate (a "
+                     "leaf without a gradient takes what it is given: pass its gradient)",
+                     r->function->name, (unsigned long long)b->bytes, FAN_PLURAL(b->bytes))
+               : FAN_OK;
+}
+
+/* ---- what a recording touches ---- */
+
+typedef struct access_check {
+    fan_tree_run *r;
+    const fan_tree_scope *scope;
+    fan_tree_operand *operands;
+    const char *foreign; /* the operation that touches memory of others; NULL: none */
+} access_check;
+
+/* inside_array: .. of what an array shows, from its first byte to its last. */
+static bool inside_array(const void *p, size_t n, const fan_array *a)
+{
+    int64_t lo, hi;
+    fan_array_reach(a, &lo, &hi);
+    return fan_flat_within(p, n, a->data + lo, (uint64_t)(hi - lo));
+}
+
+static bool access_visit(void *ctx, const char *name, const void *data, size_t bytes, bool write)
+{
+    access_check *c = ctx;
+    const fan_tree_run *r = c->r;
+    for (size_t i = 0; i < r->args->n; i++) {
+        const fan_tree_operand *o = &c->operands[i];
+        const fan_array *a = o->way == FAN_WAY_COPY ? o->staged : r->args->in[i];
+        if (!a || !inside_array(data, bytes, a))
+            continue;
+        r->kind->written[i] |= write;
+        if (write && o->way == FAN_WAY_COPY && !c->r->wrote) {
+            c->r->wrote = true;
+            c->r->which = i;
+        }
+        return true;
+    }
+    const fan_array *arena = r->tree->arena;
+    for (size_t i = 0; i < c->scope->used.n; i++)
+        if (fan_flat_within(data, bytes, arena->data + c->scope->used.at[i].lo,
+                            c->scope->used.at[i].hi - c->scope->used.at[i].lo))
+            return true;
+    c->foreign = name;
+    return false;
+}
+
+static fan_status check_accesses(fan_tree_run *r, const fan_tree_scope *s, fan_tree_node *n, fan_error *err)
+{
+    access_check c = {.r = r, .scope = s, .operands = n->operands};
+    if (r->tree->recorder->accesses)
+        r->tree->recorder->accesses(n->recording, access_visit, &c);
+    return c.foreign ? fan_fail(err, FAN_ERR_CAPTURE,
+                                "%s: %s touches memory that is neither an operand nor allocated in the function's own "
+                                "thread, and a replay could not know where it lies then: pass the array as an operand "
+                                "(static, if it stays where it is)",
+                                r->function->name, c.foreign)
+                     : FAN_OK;
+}
+
+/* ---- nodes ---- */
+
+/* geometry: an array that shows where another one lies, and holds nothing. */
+static fan_status geometry(const fan_array *a, fan_array **out, fan_error *err)
+{
+    fan_storage *st = fan_storage_wrap(a->storage->data, a->storage->bytes, NULL, NULL);
+    if (!st)
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph tree");
+    fan_status status = fan_array_view(st, a->data, a->dtype, a->ndim, a->shape, a->strides, a->writable, out, err);
+    fan_storage_drop(st);
+    return status;
+}
+
+static bool keeps(const fan_tree_function *f, size_t i) { return f->nkeep == SIZE_MAX || (i < f->nkeep && f->keep[i]); }
+
+static fan_status node_new(const fan_tree_run *r, fan_tree_node **out, fan_error *err)
+{
+    fan_tree_node *n = fan_calloc(sizeof *n);
+    size_t room = r->args->n + 1;
+    *out = n;
+    if (!n || !(n->operands = fan_calloc(room * sizeof *n->operands)) ||
+        !(n->copies = fan_calloc(room * sizeof *n->copies)) || !(n->copy_in = fan_calloc(room * sizeof *n->copy_in)))
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph tree");
+    n->kind = r->kind;
+    n->parent = r->tree->current;
+    n->hash = r->hash;
+    n->n = r->args->n;
+    memcpy(n->operands, r->operands, n->n * sizeof *n->operands);
+    return FAN_OK;
+}
+
+/* node_outputs: the node has the blocks that the body gave, and its outputs; the scope has the others. */
+static fan_status node_outputs(fan_tree_run *r, fan_tree_node *n, fan_tree_scope *s, fan_array *const *given,
+                               fan_error *err)
+{
+    fan_tree_result *res = r->result;
+    n->outputs = fan_calloc((res->n + 1) * sizeof *n->outputs);
+    if (!n->outputs || fan_grow((void **)&n->blocks, &n->blocks_cap, res->n + 1, sizeof(fan_tree_block *)))
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph tree");
+    for (; n->nout < res->n; n->nout++) {
+        fan_tree_output *o = &n->outputs[n->nout];
+        fan_array *a = res->at[n->nout];
+        fan_tree_block *b = a ? fan__tree_block_of(r->tree, a) : NULL;
+        o->operand = -1;
+        o->keep = keeps(r->function, n->nout);
+        if (!a)
+            continue;
+        if (operand_of(r, a, given) >= 0) {
+            o->operand = operand_of(r, a, given);
+            if (!fan_array_same_view(a, given[o->operand]))
+                FAN_TRY(geometry(a, &o->array, err));
+            continue;
+        }
+        o->block = b;
+        o->array = fan_array_hold(a);
+        if (b->node)
+            continue;
+        b->node = n;
+        n->blocks[n->nblocks++] = b;
+        for (size_t i = 0; i < s->n; i++)
+            if (s->blocks[i] == b)
+                s->blocks[i] = s->blocks[--s->n];
+    }
+    return FAN_OK;
+}
+
+/* ---- a body runs ---- */
+
+static fan_status run_body(const fan_tree_run *r, fan_tree_scope *s, fan_array *const *given, fan_error *err)
+{
+    fan_tree *t = r->tree;
+    FAN_TRY(fan_stream_push(t->origin, err));
+    fan_memory_scope_begin(&s->scope);
+    fan_status status = r->args->body.run(r->args->body.ctx, given, r->result, err);
+    fan_memory_scope_end(&s->scope);
+    fan_stream_pop(t->origin);
+    return status;
+}
+
+static fan_tree_scope scope_of(const fan_tree_run *r, bool recording)
+{
+    return (fan_tree_scope){.scope = {.device = r->tree->device,
+                                      .alloc = fan__tree_scope_alloc,
+                                      .who = r->function->name,
+                                      .recording = recording},
+                            .tree = r->tree,
+                            .call_site = r->args->call_site};
+}
+
+/* put_back: the books are what they were. */
+static void put_back(fan_tree *t, fan_graph_ranges *saved, bool is_saved)
+{
+    if (!is_saved)
+        return;
+    fan_graph_pool_swap(&t->pool, saved);
+    fan__tree_rebook(t);
+}
+
+static void drop_result(fan_tree_result *r)
+{
+    while (r->n > 0)
+        fan_array_drop(r->at[--r->n]);
+}
+
+static const char failed_words[] = "this was made by a function of a graph tree in a call that failed";
+
+/* wait_scope: the tree's stream waits for whoever used what the body allocated. */
+static fan_status wait_scope(const fan_tree_run *r, const fan_tree_scope *s, fan_error *err)
+{
+    for (size_t i = 0; i < s->n; i++)
+        FAN_TRY(fan_memory_wait_users(s->blocks[i]->storage, r->tree->origin, NULL, err));
+    return FAN_OK;
+}
+
+fan_status fan__tree_warm_up(fan_tree_run *r, fan_error *err)
+{
+    fan_tree *t = r->tree;
+    fan_tree_scope s = scope_of(r, false);
+    fan_graph_ranges saved = {0};
+    bool is_saved = false;
+    fan_tree_node *n = NULL;
+    fan_status status;
+    FAN_TRY(check_overlap(r, err));
+    FAN_GO(fan_graph_pool_checkpoint(&t->pool, &saved, err));
+    is_saved = true;
+    FAN_GO(node_new(r, &n, err));
+    FAN_GO(fan__tree_sweep(t, r->restore, r->caller, NULL, err));
+    FAN_GO(fan__tree_enter(r, err));
+    FAN_GO(run_body(r, &s, r->args->in, err));
+    FAN_GO(check_form(r, err));
+    FAN_GO(check_own(r, r->args->in, err));
+    FAN_GO(check_escape(r, &s, 0, err));
+    FAN_GO(wait_scope(r, &s, err));
+    FAN_GO(node_outputs(r, n, &s, r->args->in, err));
+    r->kind->nout = r->result->n;
+    r->kind->form = r->result->form;
+    FAN_GO(fan__tree_hand_out(r, n, err));
+    FAN_GO(fan__tree_leave(r, err));
+    fan__tree_scope_fini(&s, true, NULL);
+    n->warm = true;
+    n->number = -1;
+    t->current = n;
+    r->kind->warm = true;
+    t->path = FAN_TREE_WARMUP;
+done:
+    if (status != FAN_OK) {
+        drop_result(r->result);
+        (void)wait_scope(r, &s, NULL);
+        fan__tree_node_free(n, failed_words);
+        fan__tree_scope_fini(&s, false, failed_words);
+        put_back(t, &saved, is_saved);
+        (void)fan__tree_leave(r, NULL);
+    }
+    fan_graph_ranges_fini(&saved);
+    return status;
+}
+
+/* stage_new: places for the operands that are copied; given: what the body gets. */
+static fan_status stage_new(const fan_tree_run *r, fan_tree_node *n, fan_tree_scope *s, fan_array **given,
+                            fan_error *err)
+{
+    fan_status status = FAN_OK;
+    fan_memory_scope_begin(&s->scope);
+    for (size_t i = 0; i < n->n && status == FAN_OK; i++) {
+        fan_array *a = r->args->in[i];
+        given[i] = a;
+        if (n->operands[i].way != FAN_WAY_COPY)
+            continue;
+        status = fan_device_array(r->tree->device, r->tree->origin, a->dtype, a->ndim, a->shape, a,
+                                  &n->operands[i].staged, err);
+        given[i] = n->operands[i].staged;
+    }
+    fan_memory_scope_end(&s->scope);
+    return status;
+}
+
+/* capture: the body runs and is recorded; n->recording. */
+static fan_status capture(fan_tree_run *r, fan_tree_node *n, fan_tree_scope *s, fan_array *const *given, fan_error *err)
+{
+    fan_tree *t = r->tree;
+    FAN_TRY(t->recorder->begin(t->device, t->origin, err));
+    s->scope.recording = true;
+    fan_status status = run_body(r, s, given, err);
+    if (status != FAN_OK) {
+        t->recorder->abort(t->device, t->origin);
+        return status;
+    }
+    fan_error why = {0};
+    status = t->recorder->end(t->device, t->origin, &n->recording, &why);
+    return status == FAN_ERR_CAPTURE
+               ? fan_fail_code(err, status, why.code, "%s cannot be recorded: %s", r->function->name, why.text)
+               : (err ? (void)(*err = why) : (void)0, status);
+}
+
+/* commit: the node is one of the tree's. What it needs room for has it. */
+static void commit(fan_tree *t, fan_tree_node *n, fan_tree_children *place)
+{
+    place->children[place->n++] = n;
+    n->next = t->nodes;
+    t->nodes = n;
+    n->number = t->numbers++;
+    t->stats.nodes++;
+}
+
+fan_status fan__tree_record(fan_tree_run *r, fan_tree_node **out, fan_error *err)
+{
+    fan_tree *t = r->tree;
+    fan_tree_scope s = scope_of(r, false);
+    fan_graph_ranges saved = {0};
+    bool is_saved = false;
+    fan_tree_node *n = NULL;
+    fan_tree_children *place;
+    uint64_t reach = t->reach;
+    fan_array **given = fan_calloc((r->args->n + 1) * sizeof(fan_array *));
+    fan_status status = given ? FAN_OK : fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph tree");
+    *out = NULL;
+    if (status != FAN_OK)
+        return status;
+    FAN_GO(check_overlap(r, err));
+    FAN_GO(fan_graph_pool_checkpoint(&t->pool, &saved, err));
+    is_saved = true;
+    FAN_GO(fan__tree_place_make(t->current, r->kind, &place, err));
+    if (fan_grow((void **)&place->children, &place->cap, place->n + 1, sizeof(fan_tree_node *)))
+        FAN_GO(fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph tree"));
+    FAN_GO(node_new(r, &n, err));
+    FAN_GO(fan__tree_sweep(t, r->restore, r->caller, n, err));
+    t->reach = 0;
+    FAN_GO(stage_new(r, n, &s, given, err));
+    FAN_GO(fan__tree_enter(r, err));
+    size_t staged = s.n;
+    FAN_GO(capture(r, n, &s, given, err));
+    FAN_GO(check_form(r, err));
+    FAN_GO(check_accesses(r, &s, n, err));
+    if (r->wrote)
+        goto done;
+    FAN_GO(check_own(r, given, err));
+    FAN_GO(check_escape(r, &s, staged, err));
+    FAN_GO(node_outputs(r, n, &s, given, err));
+    fan__tree_scope_fini(&s, true, NULL);
+    FAN_GO(fan_graph_pool_checkpoint(&t->pool, &n->books, err));
+    n->reaches = t->reach;
+    FAN_GO(fan__tree_stage(r, n, err));
+    FAN_GO(t->recorder->launch(n->recording, t->origin, err));
+    r->kind->nout = r->result->n;
+    r->kind->form = r->result->form;
+    FAN_GO(fan__tree_hand_out(r, n, err));
+    FAN_GO(fan__tree_leave(r, err));
+    commit(t, n, place);
+    t->current = n;
+    t->path = FAN_TREE_RECORDING;
+    *out = n;
+done:
+    t->reach = reach > t->reach ? reach : t->reach;
+    if (!*out) {
+        drop_result(r->result);
+        fan__tree_node_free(n, failed_words);
+        fan__tree_scope_fini(&s, false, failed_words);
+        put_back(t, &saved, is_saved);
+        (void)fan__tree_leave(r, NULL);
+    }
+    fan_graph_ranges_fini(&saved);
+    fan_free(given);
+    return status;
+}

@@ -1,0 +1,177 @@
+/* What every call does around a function, and a replay. */
+#include "graph/part.h"
+
+#include "base/fault.h"
+#include "base/mem.h"
+#include "device/event.h"
+#include "device/job.h"
+
+#include <string.h>
+
+static fan_status follow(fan_stream *s, fan_stream *other, fan_error *err)
+{
+    fan_event *e = NULL;
+    if (!s || !other || s == other)
+        return FAN_OK;
+    FAN_TRY(fan_event_record(other, &e, err));
+    fan_status status = fan_stream_wait(s, e, NULL, err);
+    fan_event_drop(e);
+    return status;
+}
+
+fan_status fan__tree_enter(const fan_tree_run *r, fan_error *err)
+{
+    if (!FAN_FAULT(TREE_NO_JOIN))
+        FAN_TRY(follow(r->tree->origin, r->caller, err));
+    for (size_t i = 0; i < r->args->n; i++)
+        if (r->args->in[i])
+            FAN_TRY(fan_memory_record_stream(r->args->in[i]->storage, r->tree->origin, err));
+    return FAN_OK;
+}
+
+fan_status fan__tree_leave(const fan_tree_run *r, fan_error *err) { return follow(r->caller, r->tree->origin, err); }
+
+fan_status fan__tree_stage(const fan_tree_run *r, fan_tree_node *n, fan_error *err)
+{
+    fan_tree *t = r->tree;
+    const fan_backend *b = t->device->backend;
+    size_t many = 0;
+    fan_job_state states[FAN_STAGE_MANY];
+    for (size_t i = 0; i < n->n; i++) {
+        if (n->operands[i].way != FAN_WAY_COPY)
+            continue;
+        n->copy_in[many] = (fan_operand){.array = r->args->in[i], .acc = r->args->in[i]->dtype};
+        n->copies[many] = (fan_job){
+            .kind = FAN_JOB_COPY, .out = n->operands[i].staged, .in = &n->copy_in[many], .n = 1, .label = "stage"};
+        many++;
+    }
+    for (size_t i = 0; i < many; i += FAN_STAGE_MANY) {
+        size_t some = many - i < FAN_STAGE_MANY ? many - i : FAN_STAGE_MANY;
+        bool batched = some > 1 && b->run_many != NULL;
+        for (size_t k = 0; k < some; k++) {
+            states[k] = FAN_JOB_PENDING;
+            n->copies[i + k].kind = batched ? FAN_JOB_SUM : FAN_JOB_COPY; /* a sum of one: the same bits */
+        }
+        if (batched)
+            FAN_TRY(b->run_many(t->device, t->origin, n->copies + i, some, states, err));
+        for (size_t k = 0; k < some; k++)
+            if (states[k] == FAN_JOB_PENDING)
+                FAN_TRY(fan_device_run(t->device, t->origin, &n->copies[i + k], err));
+    }
+    return FAN_OK;
+}
+
+/* view_on: `like`, on another storage whose memory lies as that of `like` did. */
+static fan_status view_on(fan_storage *st, const fan_array *like, char *data, fan_array **out, fan_error *err)
+{
+    return fan_array_view(st, data, like->dtype, like->ndim, like->shape, like->strides, like->writable, out, err);
+}
+
+/* renew: a block whose storage somebody kept gets another one, and its outputs with it. */
+static fan_status renew(fan_tree_run *r, fan_tree_node *n, fan_tree_block *b, fan_error *err)
+{
+    if (b->storage)
+        return FAN_OK;
+    FAN_TRY(fan__tree_block_lend(r->tree, b, r->tree->origin, r->args->call_site, err));
+    for (size_t i = 0; i < n->nout; i++) {
+        fan_tree_output *o = &n->outputs[i];
+        fan_array *made;
+        if (o->block != b)
+            continue;
+        fan_status status = view_on(b->storage, o->array, o->array->data, &made, err);
+        if (status != FAN_OK) {
+            b->lease->block = NULL;
+            fan_storage_drop(b->storage);
+            b->storage = NULL;
+            return status;
+        }
+        fan_array_drop(o->array);
+        o->array = made;
+    }
+    return FAN_OK;
+}
+
+/* keep: a copy of an output in memory of its own. */
+static fan_status keep(const fan_tree_run *r, const fan_array *a, fan_array **out, fan_error *err)
+{
+    fan_tree *t = r->tree;
+    fan_operand in = {.array = a};
+    FAN_TRY(fan_device_array(t->device, r->caller, a->dtype, a->ndim, a->shape, a, out, err));
+    fan_job job = {.kind = FAN_JOB_COPY, .out = *out, .in = &in, .n = 1, .label = "keep"};
+    fan_status status = fan_memory_record_stream((*out)->storage, t->origin, err);
+    if (status == FAN_OK)
+        status = fan_device_run(t->device, t->origin, &job, err);
+    if (status != FAN_OK) {
+        fan_array_drop(*out);
+        *out = NULL;
+    }
+    return status;
+}
+
+/* output_of: one output, with a hold. */
+static fan_status output_of(fan_tree_run *r, fan_tree_node *n, const fan_tree_output *o, fan_array **out,
+                            fan_error *err)
+{
+    *out = NULL;
+    if (!o->block && o->operand < 0)
+        return FAN_OK;
+    fan_array *in = o->operand >= 0 ? r->args->in[o->operand] : NULL;
+    if (o->keep && (o->block || n->operands[o->operand].way == FAN_WAY_POOL))
+        return keep(r, o->block ? o->array : in, out, err);
+    if (o->block) {
+        FAN_TRY(fan_memory_record_stream(o->block->storage, r->caller, err));
+        *out = fan_array_hold(o->array);
+        return FAN_OK;
+    }
+    if (!o->array) { /* the whole of it */
+        *out = fan_array_hold(in);
+        return FAN_OK;
+    }
+    return view_on(in->storage, o->array, o->array->data, out, err);
+}
+
+fan_status fan__tree_hand_out(fan_tree_run *r, fan_tree_node *n, fan_error *err)
+{
+    fan_tree_result *out = r->result;
+    if (fan_grow((void **)&out->at, &out->cap, n->nout, sizeof(fan_array *)))
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph tree");
+    while (out->n > 0)
+        fan_array_drop(out->at[--out->n]);
+    out->form = n->kind->form;
+    for (size_t i = 0; i < n->nblocks; i++)
+        if (n->blocks[i]->lease)
+            memcpy(n->blocks[i]->lease->made, r->call_site, sizeof n->blocks[i]->lease->made);
+    for (; out->n < n->nout; out->n++)
+        FAN_TRY(output_of(r, n, &n->outputs[out->n], &out->at[out->n], err));
+    return FAN_OK;
+}
+
+/* begin_blocks: nothing of the node's is ended any more; nobody has what was. */
+static fan_status begin_blocks(fan_tree_run *r, fan_tree_node *n, fan_error *err)
+{
+    for (size_t i = 0; i < n->nblocks; i++) {
+        FAN_TRY(renew(r, n, n->blocks[i], err));
+        atomic_store_explicit(&n->blocks[i]->storage->ended, NULL, memory_order_relaxed);
+    }
+    return FAN_OK;
+}
+
+fan_status fan__tree_replay(fan_tree_run *r, fan_tree_node *n, fan_error *err)
+{
+    fan_tree *t = r->tree;
+    for (size_t i = 0; i < n->ndead; i++)
+        if (n->dead[i]->storage)
+            FAN_TRY(fan_memory_wait_users(n->dead[i]->storage, t->origin, r->caller, err));
+    FAN_TRY(begin_blocks(r, n, err));
+    FAN_TRY(fan__tree_enter(r, err));
+    FAN_TRY(fan__tree_stage(r, n, err));
+    FAN_TRY(t->recorder->launch(n->recording, t->origin, err));
+    fan_status status = fan__tree_hand_out(r, n, err);
+    fan_status left = fan__tree_leave(r, status == FAN_OK ? err : NULL);
+    if (status == FAN_OK)
+        status = left;
+    if (status == FAN_OK && n->reaches > t->reach)
+        t->reach = n->reaches;
+    n->replays++;
+    return status;
+}

@@ -1,0 +1,441 @@
+/* Steps, and calls: the facts are gathered, call.h decides, and it is done. */
+#include "graph/part.h"
+
+#include "base/fault.h"
+#include "base/mem.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* ---- steps ---- */
+
+static _Thread_local const fan_tree *step_tree; /* of which this thread is in a step */
+static _Thread_local unsigned step_depth;
+
+fan_status fan_tree_step_begin(fan_tree *t, fan_error *err)
+{
+    fan_status status = FAN_OK;
+    if (step_depth && step_tree != t)
+        return fan_fail(err, FAN_ERR_STATE,
+                        "a step of another graph tree is open on this thread: end it first, for what one tree gives "
+                        "may end while the other still replays");
+    fan_mutex_lock(&t->lock);
+    if (t->closed)
+        status = fan_fail(err, FAN_ERR_STATE, "the graph tree is closed");
+    else if (t->depth++ == 0)
+        t->steps++;
+    fan_mutex_unlock(&t->lock);
+    if (status == FAN_OK) {
+        step_tree = t;
+        step_depth++;
+    }
+    return status;
+}
+
+void fan_tree_step_end(fan_tree *t, const char *call_site)
+{
+    if (step_depth && --step_depth == 0)
+        step_tree = NULL;
+    fan_mutex_lock(&t->lock);
+    if (t->depth && --t->depth == 0)
+        fan__tree_step_ended(t, call_site);
+    fan_mutex_unlock(&t->lock);
+}
+
+/* ---- kinds ---- */
+
+static uint64_t mix(uint64_t hash, uint64_t x)
+{
+    hash = (hash ^ x) * UINT64_C(0x9E3779B97F4A7C15);
+    return hash ^ hash >> 29;
+}
+
+/* write_down: the operands' kind into t->words; *n: how many words. */
+static fan_status write_down(fan_tree *t, const fan_tree_args *a, size_t *n, fan_error *err)
+{
+    size_t at = 0;
+    for (size_t i = 0; i < a->n; i++) {
+        const fan_array *x = a->in[i];
+        if (fan_grow((void **)&t->words, &t->words_cap, at + 2 + 2 * (size_t)(x ? x->ndim : 0), sizeof *t->words))
+            return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph tree");
+        t->words[at++] = x ? (int64_t)x->dtype : -1;
+        t->words[at++] = x ? x->ndim : 0;
+        for (int k = 0; x && k < x->ndim; k++) {
+            t->words[at++] = x->shape[k];
+            t->words[at++] = x->strides[k];
+        }
+    }
+    *n = at;
+    return FAN_OK;
+}
+
+static fan_status kind_new(fan_tree_function *f, const fan_tree_args *a, size_t n, uint64_t hash, fan_tree_kind **out,
+                           fan_error *err)
+{
+    fan_tree_kind *k = fan_calloc(sizeof *k);
+    if (!k || !(k->words = fan_alloc((n + 1) * sizeof *k->words)) || !(k->demoted = fan_calloc(a->n + 1)) ||
+        !(k->written = fan_calloc(a->n + 1))) {
+        if (k)
+            fan__tree_kind_free(k);
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph tree");
+    }
+    if (n)
+        memcpy(k->words, f->tree->words, n * sizeof *k->words);
+    k->function = f;
+    k->nwords = n;
+    k->n = a->n;
+    k->key = a->key;
+    k->hash = hash;
+    k->next = f->kinds;
+    f->kinds = k;
+    f->nkinds++;
+    *out = k;
+    return FAN_OK;
+}
+
+/* kind_of: the kind of a call's operands; NULL: there are too many. */
+static fan_status kind_of(fan_tree_function *f, const fan_tree_args *a, fan_tree_kind **out, fan_error *err)
+{
+    size_t n = 0;
+    FAN_TRY(write_down(f->tree, a, &n, err));
+    uint64_t hash = mix(a->key, n);
+    for (size_t i = 0; i < n; i++)
+        hash = mix(hash, (uint64_t)f->tree->words[i]);
+    for (fan_tree_kind *k = f->kinds; k; k = k->next)
+        if (k->hash == hash && k->key == a->key && k->nwords == n && k->n == a->n &&
+            (n == 0 || memcmp(k->words, f->tree->words, n * sizeof *k->words) == 0)) {
+            *out = k;
+            return FAN_OK;
+        }
+    *out = NULL;
+    return f->nkinds < FAN_TREE_KINDS ? kind_new(f, a, n, hash, out, err) : FAN_OK;
+}
+
+/* ---- facts ---- */
+
+/* classify: how each operand is treated, and the hash of where they lie. */
+static fan_status classify(fan_tree_run *r, fan_error *err)
+{
+    const fan_tree_function *f = r->function;
+    r->hash = 0;
+    for (size_t i = 0; i < r->args->n; i++) {
+        const fan_array *a = r->args->in[i];
+        fan_tree_role role = f->roles[f->nroles ? i : 0];
+        fan_tree_operand *o = &r->operands[i];
+        bool ours = a && fan__tree_block_of(r->tree, a) && !r->kind->demoted[i];
+        *o = (fan_tree_operand){.way = FAN_WAY_NONE};
+        if (a && role == FAN_TREE_ACCUMULATE && fan__tree_block_of(r->tree, a))
+            return fan_fail(err, FAN_ERR_VALUE,
+                            "%s: operand %zu is added into (accumulate), and is memory of the graph tree, which the "
+                            "end of the step takes back: pass memory of your own",
+                            f->name, i);
+        if (a)
+            o->way = role == FAN_TREE_ACCUMULATE                    ? FAN_WAY_ADD
+                     : r->kind->demoted[i] || role == FAN_TREE_COPY ? FAN_WAY_COPY
+                     : ours                                         ? FAN_WAY_POOL
+                     : role == FAN_TREE_STATIC                      ? FAN_WAY_STATIC
+                                                                    : FAN_WAY_COPY;
+        if (o->way > FAN_WAY_COPY)
+            o->data = a->data;
+        r->hash = mix(r->hash, (uint64_t)(uintptr_t)o->data + (uint64_t)o->way);
+    }
+    return FAN_OK;
+}
+
+/* same_places: where the node's operands lay, they lie; else *which is the first that moved. */
+static bool same_places(const fan_tree_run *r, const fan_tree_node *n, size_t *which)
+{
+    for (size_t i = 0; i < n->n; i++)
+        if (n->operands[i].way != r->operands[i].way || n->operands[i].data != r->operands[i].data) {
+            *which = i;
+            return false;
+        }
+    return true;
+}
+
+static bool dead_as_recorded(const fan_tree_node *n)
+{
+    for (size_t i = 0; i < n->ndead && !FAN_FAULT(TREE_ALIVE_FITS); i++)
+        if (fan__tree_block_lives(n->dead[i]))
+            return false;
+    return true;
+}
+
+/* One place's facts, and the recording that they are of. */
+typedef struct place_facts {
+    fan_tree_place facts;
+    fan_tree_node *child;
+    size_t which;
+} place_facts;
+
+static place_facts look(const fan_tree_run *r, fan_tree_node *at)
+{
+    place_facts p = {.facts = {.known = r->kind->known, .writes = r->kind->writes, .fit = FAN_TREE_FIT_NEVER}};
+    const fan_tree_children *place = fan__tree_place(at, r->kind);
+    for (size_t i = 0; place && i < place->n; i++) {
+        fan_tree_node *n = place->children[i];
+        size_t which = 0;
+        fan_tree_fit fit = FAN_TREE_FIT_FITS;
+        if (n->hash != r->hash || !same_places(r, n, &which)) {
+            if (p.facts.fit == FAN_TREE_FIT_ALIVE || same_places(r, n, &which))
+                continue;
+            fit = r->operands[which].way == FAN_WAY_POOL || n->operands[which].way == FAN_WAY_POOL
+                      ? FAN_TREE_FIT_OPERAND
+                      : FAN_TREE_FIT_STATIC;
+        } else if (!dead_as_recorded(n)) {
+            fit = FAN_TREE_FIT_ALIVE;
+        }
+        p.facts.fit = fit;
+        p.child = n;
+        p.which = which;
+        if (fit == FAN_TREE_FIT_FITS)
+            return p;
+    }
+    if (place && (p.facts.fit == FAN_TREE_FIT_OPERAND || p.facts.fit == FAN_TREE_FIT_STATIC)) {
+        p.facts.over_limit = place->moved >= r->tree->options.limit;
+        p.facts.can_demote = !r->kind->written[p.which] && r->operands[p.which].way != FAN_WAY_ADD;
+    }
+    return p;
+}
+
+/* repeats: the function stands twice behind one and the same on this path. */
+static bool repeats(const fan_tree_run *r)
+{
+    const fan_tree *t = r->tree;
+    unsigned times = 0;
+    if ((t->path != FAN_TREE_WARMUP && t->path != FAN_TREE_RECORDING) || r->function->warned_repeats)
+        return false;
+    const fan_tree_function *last = t->current->kind->function;
+    for (const fan_tree_node *n = t->current; n != &t->root; n = n->parent)
+        times += n->kind->function == r->function && n->parent->kind && n->parent->kind->function == last;
+    return times >= 2;
+}
+
+/* ---- what is said ---- */
+
+static void say_raw(const fan_tree_run *r, const place_facts *p, fan_tree_outcome *o)
+{
+    if (o->rules & FAN_T(6))
+        snprintf(o->reason, sizeof o->reason,
+                 "it writes into operand %zu, which is copied: give that the role static, or accumulate", r->which);
+    else
+        snprintf(
+            o->reason, sizeof o->reason,
+            "operand %zu lay elsewhere more than %u times, and the function writes into it, so it cannot be copied",
+            p->which, r->tree->options.limit);
+}
+
+static void say(const fan_tree_run *r, const fan_tree_plan *plan, const place_facts *p, fan_tree_outcome *o)
+{
+    static const char *const warm[] = {"it is warmed up behind a replay, where the path branches",
+                                       "it had not run with operands of this kind",
+                                       "what ran before it was warmed up, so addresses are not final"};
+    o->did = plan->did;
+    o->rules = plan->rules | FAN_T(17);
+    o->node = -1;
+    o->reason[0] = '\0';
+    if (plan->did == FAN_TREE_RAW)
+        say_raw(r, p, o);
+    if (plan->did == FAN_TREE_WARM)
+        snprintf(o->reason, sizeof o->reason, "%s", warm[plan->rules & FAN_T(8) ? 0 : plan->rules & FAN_T(10) ? 2 : 1]);
+    if (plan->did != FAN_TREE_RECORD)
+        return;
+    snprintf(o->reason, sizeof o->reason, "%s", fan_tree_fit_words(plan->why));
+    if (plan->why == FAN_TREE_FIT_OPERAND || plan->why == FAN_TREE_FIT_STATIC)
+        fan_append(o->reason, sizeof o->reason, ": operand %zu at %p, not %p%s", p->which,
+                   (void *)r->args->in[p->which]->data, p->child->operands[p->which].data, /* where it lay */
+                   plan->demote ? "; it keeps moving, and is copied from now on" : "");
+}
+
+static void warn(const fan_tree_run *r, const fan_tree_plan *plan, const fan_tree_outcome *o)
+{
+    char text[512];
+    if (!r->args->body.warn)
+        return;
+    if (plan->warn_writes) {
+        snprintf(text, sizeof text, "%s runs without a recording: %s", r->function->name, o->reason);
+        r->args->body.warn(r->args->body.ctx, text);
+    }
+    if (plan->warn_repeats) {
+        snprintf(text, sizeof text,
+                 "%s runs again and again in one step while outputs of earlier calls live, so each call is recorded "
+                 "anew: end the step, let go of outputs, or keep them with keep=True",
+                 r->function->name);
+        r->function->warned_repeats = true;
+        r->args->body.warn(r->args->body.ctx, text);
+    }
+}
+
+/* ---- a call ---- */
+
+static fan_status run_raw(fan_tree_run *r, fan_error *err)
+{
+    return r->args->body.run(r->args->body.ctx, r->args->in, r->result, err);
+}
+
+static fan_status fail_strict(const fan_tree_run *r, const place_facts *p, fan_error *err)
+{
+    return fan_fail(err, FAN_ERR_VALUE, "%s: operand %zu is static, and lies at %p; it was recorded at %p (strict)",
+                    r->function->name, p->which, (void *)r->args->in[p->which]->data,
+                    p->child->operands[p->which].data);
+}
+
+/* decide: the facts, and what they lead to; *p: of the place that counted. */
+static fan_tree_plan decide(const fan_tree_run *r, place_facts *p)
+{
+    fan_tree *t = r->tree;
+    place_facts here = look(r, t->current), root = t->current == &t->root ? here : look(r, &t->root);
+    fan_tree_call c = {.path = t->path,
+                       .new_step = t->path != FAN_TREE_NONE && t->path_step != t->steps,
+                       .all_dead = t->path != FAN_TREE_NONE && fan__tree_all_dead(t),
+                       .warm = r->kind->warm,
+                       .strict = t->options.strict,
+                       .repeats = repeats(r),
+                       .warned = r->function->warned_repeats,
+                       .here = here.facts,
+                       .root = root.facts};
+    fan_tree_plan plan = fan_tree_decide(&c);
+    *p = plan.end_path ? root : here;
+    r->kind->known = true;
+    return plan;
+}
+
+/* make_recording: T16; a function that turns out to write into what is copied is run as it is. */
+static fan_status make_recording(fan_tree_run *r, fan_tree_plan *plan, place_facts *p, fan_tree_outcome *o,
+                                 fan_error *err)
+{
+    fan_tree *t = r->tree;
+    fan_tree_node *made = NULL;
+    if (plan->demote) {
+        r->kind->demoted[p->which] = true;
+        FAN_TRY(classify(r, err));
+        place_facts again = look(r, t->current);
+        if (again.facts.fit == FAN_TREE_FIT_FITS) {
+            o->node = again.child->number;
+            o->did = FAN_TREE_REPLAY;
+            FAN_TRY(fan__tree_replay(r, again.child, err));
+            t->current = again.child;
+            t->path = FAN_TREE_EXECUTION;
+            t->stats.replayed++;
+            return FAN_OK;
+        }
+    }
+    FAN_TRY(fan__tree_record(r, &made, err));
+    if (made) {
+        if (plan->count)
+            fan__tree_place(made->parent, r->kind)->moved++;
+        o->node = made->number;
+        t->stats.recorded++;
+        return FAN_OK;
+    }
+    r->kind->writes = true;
+    r->kind->known = false;
+    *plan = decide(r, p);
+    say(r, plan, p, o);
+    t->stats.raw++;
+    return run_raw(r, err);
+}
+
+static fan_status carry_out(fan_tree_run *r, fan_tree_plan *plan, place_facts *p, fan_tree_outcome *o, fan_error *err)
+{
+    fan_tree *t = r->tree;
+    switch (plan->did) {
+    case FAN_TREE_FAIL:
+        return fail_strict(r, p, err);
+    case FAN_TREE_RAW:
+        t->stats.raw++;
+        return run_raw(r, err);
+    case FAN_TREE_WARM:
+        FAN_TRY(fan__tree_warm_up(r, err));
+        t->stats.warmed++;
+        return FAN_OK;
+    case FAN_TREE_RECORD:
+        return make_recording(r, plan, p, o, err);
+    case FAN_TREE_REPLAY:
+        FAN_TRY(fan__tree_replay(r, p->child, err));
+        o->node = p->child->number;
+        t->current = p->child;
+        t->path = FAN_TREE_EXECUTION;
+        t->stats.replayed++;
+    }
+    return FAN_OK;
+}
+
+/* check_call: may it be called like this? */
+static fan_status check_call(const fan_tree_function *f, const fan_tree_args *a, fan_error *err)
+{
+    fan_error why;
+    if (f->tree->closed)
+        return fan_fail(err, FAN_ERR_STATE, "%s: its graph tree is closed", f->name);
+    if (f->tree->depth == 0)
+        return fan_fail(err, FAN_ERR_STATE,
+                        "%s is called outside of a step, and nobody could say how long its outputs live: "
+                        "`with tree.step():` around the calls of one iteration",
+                        f->name);
+    if (f->nroles && f->nroles != a->n)
+        return fan_fail(err, FAN_ERR_TYPE, "%s: %zu operand%s, and roles of %zu", f->name, a->n, FAN_PLURAL(a->n),
+                        f->nroles);
+    for (size_t i = 0; i < a->n; i++)
+        if (a->in[i] && fan_storage_check(a->in[i]->storage, &why) != FAN_OK)
+            return fan_fail(err, FAN_ERR_STATE, "%s: operand %zu: %s", f->name, i, why.text);
+    return FAN_OK;
+}
+
+static fan_status run_aside(fan_tree_run *r, const char *reason, fan_tree_outcome *o, fan_error *err)
+{
+    *o = (fan_tree_outcome){.did = FAN_TREE_RAW, .rules = FAN_T(17), .node = -1};
+    snprintf(o->reason, sizeof o->reason, "%s", reason);
+    r->tree->stats.raw++;
+    return run_raw(r, err);
+}
+
+/* call_locked: the tree is this thread's. */
+static fan_status call_locked(fan_tree_run *r, fan_tree_outcome *o, fan_error *err)
+{
+    fan_tree *t = r->tree;
+    uint64_t capture = 0;
+    place_facts p;
+    FAN_TRY(check_call(r->function, r->args, err));
+    if (fan_stream_capture(r->caller, &capture, err) != FAN_OK || capture)
+        return run_aside(r, "the caller's current stream is captured", o, err);
+    FAN_TRY(kind_of(r->function, r->args, &r->kind, err));
+    if (!r->kind)
+        return run_aside(r, "it was called with too many kinds of operands: shapes, dtypes, keys", o, err);
+    if (fan_grow((void **)&t->operands, &t->operands_cap, r->args->n + 1, sizeof *t->operands))
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph tree");
+    r->operands = t->operands;
+    FAN_TRY(classify(r, err));
+    fan_tree_plan plan = decide(r, &p);
+    say(r, &plan, &p, o);
+    if (plan.end_path)
+        FAN_TRY(fan__tree_end_path(t, err));
+    if (t->current == &t->root)
+        t->path_step = t->steps;
+    r->restore = plan.restore;
+    FAN_TRY(carry_out(r, &plan, &p, o, err));
+    warn(r, &plan, o);
+    return FAN_OK;
+}
+
+fan_status fan_tree_function_call(fan_tree_function *f, const fan_tree_args *args, fan_tree_result *out,
+                                  fan_tree_outcome *outcome, fan_error *err)
+{
+    fan_tree *t = f->tree;
+    fan_tree_run r = {.tree = t, .function = f, .args = args, .result = out};
+    if (fan__tree_is_mine(t)) {
+        *outcome = (fan_tree_outcome){.did = FAN_TREE_RAW, .rules = FAN_T(17), .node = -1};
+        snprintf(outcome->reason, sizeof outcome->reason, "it is called by a function of the same tree");
+        return run_raw(&r, err);
+    }
+    snprintf(r.call_site, sizeof r.call_site, "%s", args->call_site);
+    r.caller = fan_stream_current(t->device);
+    if (!r.caller)
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream");
+    fan_mutex_lock(&t->lock);
+    atomic_store_explicit(&t->thread, fan_thread_id(), memory_order_relaxed);
+    fan_status status = call_locked(&r, outcome, err);
+    atomic_store_explicit(&t->thread, 0, memory_order_relaxed);
+    fan_mutex_unlock(&t->lock);
+    fan_stream_drop(r.caller);
+    return status;
+}

@@ -1,0 +1,530 @@
+/* graph_function: a function of a graph tree: its operands and results between Python and the core. */
+#include "py/graph_part.h"
+#include "py/turn.h"
+
+#include "base/mem.h"
+
+#include <stdio.h>
+#include <string.h>
+
+typedef struct graph_function {
+    PyObject_HEAD vectorcallfunc call;
+    fan_tree_function *f;        /* held */
+    fan_graph_tree_object *tree; /* held */
+    PyObject *fn, *name;         /* held */
+    PyObject *key;               /* a callable, or NULL */
+    PyObject *keys;              /* a dict: key -> number */
+    uint8_t *roles;              /* of each operand; nroles 0: roles[0] of all */
+    size_t nroles;
+    bool keeps;
+    bool called;
+    fan_tree_outcome last;
+    fan_tree_result scratch; /* room for a result, between calls */
+} graph_function;
+
+static graph_function *function_self(PyObject *o) { return (graph_function *)o; }
+
+static int function_traverse(PyObject *o, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(o));
+    Py_VISIT(function_self(o)->fn);
+    Py_VISIT(function_self(o)->key);
+    Py_VISIT(function_self(o)->keys);
+    Py_VISIT(function_self(o)->tree);
+    return 0;
+}
+
+static int function_clear(PyObject *o)
+{
+    Py_CLEAR(function_self(o)->fn);
+    Py_CLEAR(function_self(o)->key);
+    Py_CLEAR(function_self(o)->keys);
+    return 0;
+}
+
+static void function_dealloc(PyObject *o)
+{
+    graph_function *self = function_self(o);
+    PyTypeObject *type = Py_TYPE(o);
+    PyObject_GC_UnTrack(o);
+    (void)function_clear(o);
+    Py_CLEAR(self->name);
+    Py_BEGIN_ALLOW_THREADS fan_tree_function_drop(self->f);
+    Py_END_ALLOW_THREADS Py_CLEAR(self->tree);
+    fan_tree_result_fini(&self->scratch);
+    fan_free(self->roles);
+    type->tp_free(o);
+    Py_DECREF(type);
+}
+
+/* ---- a body ---- */
+
+typedef struct body {
+    graph_function *self;
+    PyObject *const *args;
+    size_t n;
+    fan_array *const *in;
+    PyObject *result; /* what the function returned; NULL: it did not run */
+    PyObject *raised; /* by a warning */
+} body;
+
+static int put_array(body *b, PyObject *o, fan_tree_result *out)
+{
+    fan_device *d = NULL;
+    fan_array *a = o == Py_None ? NULL : fan_array_arg(o, &d);
+    char text[32];
+    if (o != Py_None && (!a || d != b->self->tree->d)) {
+        PyErr_Format(PyExc_TypeError,
+                     "%U: output %zu is a %.80s: a function of a graph tree gives arrays on %s, None, or a tuple or "
+                     "list of them",
+                     b->self->name, out->n, Py_TYPE(o)->tp_name, fan_device_text(b->self->tree->d, text, sizeof text));
+        return -1;
+    }
+    if (fan_grow((void **)&out->at, &out->cap, out->n + 1, sizeof(fan_array *))) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    out->at[out->n++] = a ? fan_array_hold(a) : NULL;
+    return 0;
+}
+
+enum { FORM_NONE, FORM_ONE, FORM_TUPLE, FORM_LIST };
+
+static int put_result(body *b, PyObject *o, fan_tree_result *out)
+{
+    while (out->n > 0)
+        fan_array_drop(out->at[--out->n]);
+    out->form = o == Py_None ? FORM_NONE : PyTuple_Check(o) ? FORM_TUPLE : PyList_Check(o) ? FORM_LIST : FORM_ONE;
+    if (out->form == FORM_NONE)
+        return 0;
+    if (out->form == FORM_ONE)
+        return put_array(b, o, out);
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(o); i++)
+        if (put_array(b, PySequence_Fast_GET_ITEM(o, i), out) < 0)
+            return -1;
+    return 0;
+}
+
+static PyObject *body_args(const body *b, fan_array *const *in)
+{
+    PyObject *args = PyTuple_New((Py_ssize_t)b->n);
+    for (size_t i = 0; args && i < b->n; i++) {
+        PyObject *o = in[i] == b->in[i] ? Py_NewRef(b->args[i]) : fan_array_wrap(in[i], b->self->tree->d);
+        if (!o)
+            Py_CLEAR(args);
+        else
+            PyTuple_SET_ITEM(args, (Py_ssize_t)i, o);
+    }
+    return args;
+}
+
+static fan_status body_run(void *ctx, fan_array *const *in, fan_tree_result *out, fan_error *err)
+{
+    body *b = ctx;
+    fan_gil gil;
+    fan_status status = FAN_OK;
+    if (!fan_gil_enter(&gil))
+        return fan_fail(err, FAN_ERR_STATE, "the interpreter is gone: a function of Python's cannot run");
+    PyObject *args = body_args(b, in);
+    PyObject *result = args ? PyObject_Call(b->self->fn, args, NULL) : NULL;
+    Py_XDECREF(args);
+    Py_XSETREF(b->result, result);
+    if (!result || put_result(b, result, out) < 0)
+        status = fan_from_python(err);
+    fan_gil_leave(&gil);
+    return status;
+}
+
+static void body_warn(void *ctx, const char *text)
+{
+    body *b = ctx;
+    fan_gil gil;
+    if (!fan_gil_enter(&gil))
+        return;
+    if (PyErr_WarnEx(PyExc_RuntimeWarning, text, 1) < 0)
+        Py_XSETREF(b->raised, fan_exception_take());
+    fan_gil_leave(&gil);
+}
+
+static void body_collect(void *ctx)
+{
+    fan_gil gil;
+    (void)ctx;
+    if (!fan_gil_enter(&gil))
+        return;
+    PyGC_Collect();
+    fan_gil_leave(&gil);
+}
+
+/* ---- a call ---- */
+
+static const char *const role_names[] = {"auto", "copy", "static", "accumulate"};
+
+static int refuse_operand(const graph_function *self, size_t i, PyObject *o)
+{
+    char text[32];
+    PyErr_Format(PyExc_TypeError, "%U: operand %zu is a %.80s, and its role %s is for arrays on %s", self->name, i,
+                 Py_TYPE(o)->tp_name, role_names[self->roles[self->nroles ? i : 0]],
+                 fan_device_text(self->tree->d, text, sizeof text));
+    return -1;
+}
+
+/* operands_of: the arrays among the arguments; *others: a tuple of what else there is, NULL: nothing. */
+static int operands_of(const graph_function *self, PyObject *const *args, size_t n, fan_array **in, PyObject **others)
+{
+    *others = NULL;
+    for (size_t i = 0; i < n; i++) {
+        fan_device *d = NULL;
+        char here[32], there[32];
+        in[i] = fan_array_arg(args[i], &d);
+        if (in[i] && d == self->tree->d)
+            continue;
+        if (in[i]) {
+            PyErr_Format(PyExc_ValueError, "%U: operand %zu lies on %s, and the graph tree is of %s (of its machine)",
+                         self->name, i, fan_device_text(d, there, sizeof there),
+                         fan_device_text(self->tree->d, here, sizeof here));
+            return -1;
+        }
+        if ((self->nroles == 0 || i < self->nroles) &&
+            (self->roles[self->nroles ? i : 0] != FAN_TREE_AUTO || PyArray_Check(args[i])))
+            return refuse_operand(self, i, args[i]);
+        if (!*others && !(*others = PyList_New(0)))
+            return -1;
+        PyObject *one = Py_BuildValue("(nOO)", (Py_ssize_t)i, Py_TYPE(args[i]), args[i]);
+        if (!one || PyList_Append(*others, one) < 0) {
+            Py_XDECREF(one);
+            return -1;
+        }
+        Py_DECREF(one);
+    }
+    return 0;
+}
+
+#define KEYS 64
+
+/* key_of: a number for what is no array, and for what key= says; 0: there is nothing of both. */
+static int key_of(graph_function *self, PyObject *const *args, size_t n, PyObject *others, uint64_t *out)
+{
+    *out = 0;
+    if (!others && !self->key)
+        return 0;
+    PyObject *said = self->key ? PyObject_Vectorcall(self->key, args, n, NULL) : Py_NewRef(Py_None);
+    PyObject *rest = said ? others ? PyList_AsTuple(others) : PyTuple_New(0) : NULL;
+    PyObject *key = rest ? PyTuple_Pack(2, said, rest) : NULL, *known = NULL;
+    int result = -1;
+    if (!key)
+        goto done;
+    known = PyDict_GetItemWithError(self->keys, key);
+    if (!known && PyErr_Occurred()) {
+        PyErr_Format(PyExc_TypeError,
+                     "%U: an operand that is no array, and what key= gives, decide which recording is replayed, so "
+                     "they must be hashable; they are %R",
+                     self->name, key);
+        goto done;
+    }
+    *out = known ? PyLong_AsUnsignedLongLong(known) : (uint64_t)PyDict_GET_SIZE(self->keys) + 1;
+    if (!known && *out > KEYS) {
+        *out = UINT64_MAX;
+    } else if (!known) {
+        PyObject *number = PyLong_FromUnsignedLongLong(*out);
+        if (!number || PyDict_SetItem(self->keys, key, number) < 0) {
+            Py_XDECREF(number);
+            goto done;
+        }
+        Py_DECREF(number);
+    }
+    result = 0;
+done:
+    Py_XDECREF(said);
+    Py_XDECREF(rest);
+    Py_XDECREF(key);
+    return result;
+}
+
+/* object_of: an output: the caller's own object, where it is his array. */
+static PyObject *object_of(const body *b, fan_array *a)
+{
+    if (!a)
+        return Py_NewRef(Py_None);
+    for (size_t i = 0; i < b->n; i++)
+        if (b->in[i] == a)
+            return Py_NewRef(b->args[i]);
+    return fan_array_wrap(a, b->self->tree->d);
+}
+
+static PyObject *result_of(const body *b, const fan_tree_result *r)
+{
+    if (r->form == FORM_NONE)
+        Py_RETURN_NONE;
+    if (r->form == FORM_ONE)
+        return object_of(b, r->at[0]);
+    PyObject *made = r->form == FORM_TUPLE ? PyTuple_New((Py_ssize_t)r->n) : PyList_New((Py_ssize_t)r->n);
+    for (size_t i = 0; made && i < r->n; i++) {
+        PyObject *o = object_of(b, r->at[i]);
+        if (!o)
+            Py_CLEAR(made);
+        else if (r->form == FORM_TUPLE)
+            PyTuple_SET_ITEM(made, (Py_ssize_t)i, o);
+        else
+            PyList_SET_ITEM(made, (Py_ssize_t)i, o);
+    }
+    return made;
+}
+
+/* add_note: to the live exception: whose call this was. */
+static void add_note(const graph_function *self)
+{
+    PyObject *raised = fan_exception_take();
+    PyObject *note = PyUnicode_FromFormat("raised in %U, a function of a graph tree: nothing was recorded", self->name);
+    PyObject *done = note ? PyObject_CallMethod(raised, "add_note", "O", note) : NULL;
+    PyErr_Clear();
+    Py_XDECREF(note);
+    Py_XDECREF(done);
+    fan_exception_put(raised);
+}
+
+static PyObject *call_with(graph_function *self, body *b, uint64_t key)
+{
+    char call_site[96];
+    fan_error err = {0};
+    fan_status status;
+    fan_tree_outcome outcome = {.node = -1};
+    fan_tree_result result = self->scratch;
+    fan_tree_args a = {
+        .in = b->in, .n = b->n, .key = key, .call_site = call_site, .body = {body_run, body_warn, body_collect, b}};
+    PyObject *made = NULL;
+    self->scratch = (fan_tree_result){0};
+    fan_call_site(call_site, sizeof call_site);
+    Py_BEGIN_ALLOW_THREADS status = fan_tree_function_call(self->f, &a, &result, &outcome, &err);
+    Py_END_ALLOW_THREADS if (status == FAN_OK)
+    {
+        self->last = outcome;
+        self->called = true;
+        if (b->raised)
+            fan_exception_put(Py_NewRef(b->raised));
+        else if (b->result && (outcome.did == FAN_TREE_RAW || (outcome.did == FAN_TREE_WARM && !self->keeps)))
+            made = Py_NewRef(b->result);
+        else
+            made = result_of(b, &result);
+    }
+    while (result.n > 0)
+        fan_array_drop(result.at[--result.n]);
+    if (self->scratch.at)
+        fan_tree_result_fini(&result);
+    else
+        self->scratch = result;
+    if (status != FAN_OK) {
+        fan_raise_sim(status, &err);
+        if (status == FAN_ERR_EXTERN)
+            add_note(self);
+    }
+    return made;
+}
+
+#define FEW 32
+
+static PyObject *function_call(PyObject *o, PyObject *const *args, size_t nargsf, PyObject *kwnames)
+{
+    graph_function *self = function_self(o);
+    size_t n = (size_t)PyVectorcall_NARGS(nargsf);
+    fan_array *on_stack[FEW], **in = on_stack;
+    PyObject *others = NULL, *made = NULL;
+    uint64_t key;
+    if (kwnames && PyTuple_GET_SIZE(kwnames))
+        return PyErr_Format(PyExc_TypeError, "%U: operands are given by position, as roles= counts them", self->name);
+    if (n > FEW && !(in = fan_alloc(n * sizeof *in)))
+        return PyErr_NoMemory();
+    Py_INCREF(o);
+    if (operands_of(self, args, n, in, &others) == 0 && key_of(self, args, n, others, &key) == 0) {
+        body b = {.self = self, .args = args, .n = n, .in = in};
+        made = call_with(self, &b, key);
+        Py_XDECREF(b.result);
+        Py_XDECREF(b.raised);
+    }
+    Py_XDECREF(others);
+    if (in != on_stack)
+        fan_free(in);
+    Py_DECREF(o);
+    return made;
+}
+
+#define CALLING(call, seen)                                                                                       \
+    FAN_TURN((PyObject * o, PyObject *const *args, size_t nargsf, PyObject *kwnames), (o, args, nargsf, kwnames), \
+             (o, args, PyVectorcall_NARGS(nargsf), kwnames), call, seen)
+CALLING(function_call, fan_seen_nothing)
+
+/* ---- made by GraphTree.function ---- */
+
+static int role_arg(PyObject *o, uint8_t *out)
+{
+    for (size_t i = 0; PyUnicode_Check(o) && i < sizeof role_names / sizeof *role_names; i++)
+        if (PyUnicode_CompareWithASCIIString(o, role_names[i]) == 0) {
+            *out = (uint8_t)i;
+            return 0;
+        }
+    PyErr_Format(PyExc_ValueError, "roles are \"auto\", \"copy\", \"static\" and \"accumulate\", not %R", o);
+    return -1;
+}
+
+/* roles_arg: one for all, or one for each. */
+static int roles_arg(graph_function *self, PyObject *roles)
+{
+    bool one = PyUnicode_Check(roles);
+    PyObject *all = one ? PyTuple_Pack(1, roles) : PySequence_Tuple(roles);
+    int result = -1;
+    if (!all)
+        return -1;
+    self->nroles = one ? 0 : (size_t)PyTuple_GET_SIZE(all);
+    if (!(self->roles = fan_calloc((size_t)PyTuple_GET_SIZE(all) + 1)))
+        PyErr_NoMemory();
+    else
+        result = 0;
+    for (Py_ssize_t i = 0; result == 0 && i < PyTuple_GET_SIZE(all); i++)
+        result = role_arg(PyTuple_GET_ITEM(all, i), &self->roles[i]);
+    Py_DECREF(all);
+    return result;
+}
+
+/* keep_arg: True, False, or one of them for each output; *keep is the caller's to free. */
+static int keep_arg(PyObject *o, bool **keep, size_t *n)
+{
+    *keep = NULL;
+    *n = o == Py_True ? SIZE_MAX : 0;
+    if (o == Py_True || o == Py_False)
+        return 0;
+    PyObject *all = PySequence_Tuple(o);
+    if (!all)
+        return -1;
+    *n = (size_t)PyTuple_GET_SIZE(all);
+    *keep = fan_calloc(*n + 1);
+    if (!*keep)
+        PyErr_NoMemory();
+    for (size_t i = 0; *keep && i < *n; i++) {
+        int yes = PyObject_IsTrue(PyTuple_GET_ITEM(all, (Py_ssize_t)i));
+        if (yes < 0) {
+            fan_free(*keep);
+            *keep = NULL;
+            break;
+        }
+        (*keep)[i] = yes;
+    }
+    Py_DECREF(all);
+    return *keep ? 0 : -1;
+}
+
+static PyObject *name_of(PyObject *fn)
+{
+    PyObject *name = PyObject_GetAttrString(fn, "__name__");
+    if (name && PyUnicode_Check(name) && PyUnicode_AsUTF8(name))
+        return name;
+    Py_XDECREF(name);
+    PyErr_Clear();
+    return PyUnicode_FromString("function");
+}
+
+PyObject *fan_graph_function_make(fan_graph_tree_object *tree, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"fn", "roles", "keep", "key", NULL};
+    PyObject *fn, *roles = NULL, *keep = Py_False, *key = Py_None;
+    PyTypeObject *type = fan_state_get()->graph_function_type;
+    bool *keeps = NULL;
+    size_t nkeep = 0;
+    fan_error err = {0};
+    fan_status status;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$OOO:function", names, &fn, &roles, &keep, &key))
+        return NULL;
+    if (!PyCallable_Check(fn) || (key != Py_None && !PyCallable_Check(key)))
+        return PyErr_Format(PyExc_TypeError, "function: expected %s, not a %.80s",
+                            PyCallable_Check(fn) ? "key= to be called with the operands" : "a function of arrays",
+                            Py_TYPE(PyCallable_Check(fn) ? key : fn)->tp_name);
+    graph_function *self = (graph_function *)type->tp_alloc(type, 0);
+    if (!self)
+        return NULL;
+    self->call = function_call_turn;
+    self->tree = (fan_graph_tree_object *)Py_NewRef((PyObject *)tree);
+    self->fn = Py_NewRef(fn);
+    self->key = key == Py_None ? NULL : Py_NewRef(key);
+    self->keys = PyDict_New();
+    self->name = name_of(fn);
+    PyObject *every = roles ? Py_NewRef(roles) : PyUnicode_FromString("auto");
+    bool good = self->keys && self->name && every && roles_arg(self, every) == 0 && keep_arg(keep, &keeps, &nkeep) == 0;
+    Py_XDECREF(every);
+    if (good) {
+        self->keeps = nkeep > 0;
+        status = fan_tree_function_new(tree->t, PyUnicode_AsUTF8(self->name), self->roles, self->nroles, keeps, nkeep,
+                                       &self->f, &err);
+        if (status != FAN_OK)
+            fan_raise(status, &err);
+    }
+    fan_free(keeps);
+    if (!self->f)
+        Py_CLEAR(self);
+    return (PyObject *)self;
+}
+
+/* ---- the type ---- */
+
+static PyObject *function_last(PyObject *o, void *Py_UNUSED(closure))
+{
+    static const char *const did[] = {"warmed", "recorded", "replayed", "raw", "failed"};
+    const fan_tree_outcome *w = &function_self(o)->last;
+    fan_state *st = fan_state_get();
+    PyObject *type, *rules, *made = NULL;
+    if (!function_self(o)->called)
+        Py_RETURN_NONE;
+    type = fan_lazy(&st->outcome_type, "fanin._graph_trees", "Outcome");
+    rules = type ? PyList_New(0) : NULL;
+    for (unsigned i = 1; rules && i <= FAN_TREE_RULES; i++) {
+        PyObject *rule = w->rules & FAN_T(i) ? PyUnicode_FromFormat("T%u", i) : NULL;
+        if (rule && PyList_Append(rules, rule) < 0)
+            Py_CLEAR(rules);
+        Py_XDECREF(rule);
+    }
+    if (rules) {
+        PyObject *all = PyList_AsTuple(rules);
+        made = all ? PyObject_CallFunction(type, "szOO", did[w->did], w->reason[0] ? w->reason : NULL,
+                                           w->node < 0 ? Py_None : PyLong_FromLong(w->node), all)
+                   : NULL;
+        Py_XDECREF(all);
+    }
+    Py_XDECREF(rules);
+    return made;
+}
+
+static PyObject *function_name(PyObject *o, void *Py_UNUSED(closure)) { return Py_NewRef(function_self(o)->name); }
+
+static PyObject *function_repr(PyObject *o)
+{
+    return PyUnicode_FromFormat("<fanin.GraphFunction %U>", function_self(o)->name);
+}
+
+static PyGetSetDef function_getset[] = {
+    {"last", function_last, NULL, "What the last call did, and why: an Outcome; None before the first.", NULL},
+    {"name", function_name, NULL, "The function's name, as messages say it.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyMemberDef function_members[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(graph_function, call), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot function_slots[] = {
+    {Py_tp_doc, "A function of a graph tree, made by `GraphTree.function`: called with arrays, inside of a step."},
+    {Py_tp_dealloc, function_dealloc},
+    {Py_tp_traverse, function_traverse},
+    {Py_tp_clear, function_clear},
+    {Py_tp_repr, function_repr},
+    {Py_tp_call, PyVectorcall_Call},
+    {Py_tp_getset, function_getset},
+    {Py_tp_members, function_members},
+    {0, NULL},
+};
+
+PyType_Spec fan_graph_function_spec = {
+    .name = "fanin._core._GraphFunction",
+    .basicsize = sizeof(graph_function),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE |
+             Py_TPFLAGS_HAVE_VECTORCALL,
+    .slots = function_slots,
+};

@@ -1,0 +1,17 @@
+/* graph_part: what the files of graph trees share. */
+#ifndef FAN_PY_GRAPH_PART_H
+#define FAN_PY_GRAPH_PART_H
+
+#include "graph/tree.h"
+#include "py/py.h"
+
+typedef struct fan_graph_tree_object {
+    PyObject_HEAD fan_tree *t; /* held */
+    fan_device *d;             /* held */
+    PyObject *weakrefs;
+} fan_graph_tree_object;
+
+/* fan_graph_function_make: GraphTree.function. */
+PyObject *fan_graph_function_make(fan_graph_tree_object *tree, PyObject *args, PyObject *kwargs);
+
+#endif

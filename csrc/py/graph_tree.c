@@ -1,0 +1,277 @@
+/* graph_tree: fanin.GraphTree, and its steps. */
+#include "py/graph_part.h"
+#include "py/turn.h"
+
+static fan_graph_tree_object *tree_self(PyObject *o) { return (fan_graph_tree_object *)o; }
+
+static PyObject *tree_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"device", "memory", "limit", "strict", NULL};
+    PyObject *where;
+    long long memory = (long long)64 << 20, limit = 8;
+    int strict = 0;
+    fan_device *d = NULL;
+    fan_error err = {0};
+    fan_status status;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$LLp:GraphTree", names, &where, &memory, &limit, &strict))
+        return NULL;
+    if (memory < 256 || limit < 1 || limit > 1 << 20)
+        return PyErr_Format(PyExc_ValueError, "GraphTree: %s",
+                            memory < 256 ? "memory is a number of bytes, at least 256"
+                                         : "limit is how often a function is recorded anew, 1 to 2**20");
+    if (fan_device_arg(where, &d) < 0)
+        return NULL;
+    if (!d)
+        return PyErr_Format(PyExc_TypeError, "GraphTree: expected a device, as in \"sim:0\", not None");
+    fan_graph_tree_object *self = (fan_graph_tree_object *)type->tp_alloc(type, 0);
+    if (!self) {
+        fan_device_drop(d);
+        return NULL;
+    }
+    self->d = d;
+    fan_tree_options options = {.memory = (uint64_t)memory, .limit = (unsigned)limit, .strict = strict};
+    Py_BEGIN_ALLOW_THREADS status = fan_tree_new(d, &options, &self->t, &err);
+    Py_END_ALLOW_THREADS if (status != FAN_OK)
+    {
+        fan_raise(status, &err);
+        Py_CLEAR(self);
+    }
+    return (PyObject *)self;
+}
+
+static void tree_dealloc(PyObject *o)
+{
+    PyTypeObject *type = Py_TYPE(o);
+    if (tree_self(o)->weakrefs)
+        PyObject_ClearWeakRefs(o);
+    Py_BEGIN_ALLOW_THREADS fan_tree_drop(tree_self(o)->t);
+    fan_device_drop(tree_self(o)->d);
+    Py_END_ALLOW_THREADS type->tp_free(o);
+    Py_DECREF(type);
+}
+
+/* ---- steps ---- */
+
+typedef struct graph_step {
+    PyObject_HEAD PyObject *tree; /* held */
+    unsigned entered;
+} graph_step;
+
+static void step_dealloc(PyObject *o)
+{
+    PyTypeObject *type = Py_TYPE(o);
+    Py_XDECREF(((graph_step *)o)->tree);
+    type->tp_free(o);
+    Py_DECREF(type);
+}
+
+static PyObject *step_enter(PyObject *o, PyObject *Py_UNUSED(none))
+{
+    graph_step *self = (graph_step *)o;
+    fan_error err = {0};
+    fan_status status;
+    Py_BEGIN_ALLOW_THREADS status = fan_tree_step_begin(tree_self(self->tree)->t, &err);
+    Py_END_ALLOW_THREADS if (status != FAN_OK) return fan_raise(status, &err);
+    self->entered++;
+    return Py_NewRef(o);
+}
+
+static PyObject *step_exit(PyObject *o, PyObject *Py_UNUSED(args))
+{
+    graph_step *self = (graph_step *)o;
+    char call_site[96];
+    if (!self->entered)
+        return PyErr_Format(PyExc_RuntimeError, "the step was not begun: `with tree.step():`");
+    self->entered--;
+    fan_call_site(call_site, sizeof call_site);
+    Py_BEGIN_ALLOW_THREADS fan_tree_step_end(tree_self(self->tree)->t, call_site);
+    Py_END_ALLOW_THREADS Py_RETURN_NONE;
+}
+
+FAN_TURN_NONE(step_enter, fan_seen_nothing)
+FAN_TURN_ONE(step_exit, fan_seen_nothing)
+
+static PyMethodDef step_methods[] = {
+    {"__enter__", step_enter_turn, METH_NOARGS, "__enter__($self, /)\n--\n\nBegin the step."},
+    {"__exit__", step_exit_turn, METH_VARARGS,
+     "__exit__($self, /, *args)\n--\n\nEnd the step: what its calls gave may not be touched any more."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot step_slots[] = {
+    {Py_tp_doc, "One iteration of a graph tree, made by `GraphTree.step`."},
+    {Py_tp_dealloc, step_dealloc},
+    {Py_tp_methods, step_methods},
+    {0, NULL},
+};
+
+PyType_Spec fan_graph_step_spec = {
+    .name = "fanin._core._GraphStep",
+    .basicsize = sizeof(graph_step),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = step_slots,
+};
+
+static PyObject *tree_step(PyObject *o, PyObject *Py_UNUSED(none))
+{
+    PyTypeObject *type = fan_state_get()->graph_step_type;
+    graph_step *made = (graph_step *)type->tp_alloc(type, 0);
+    if (made)
+        made->tree = Py_NewRef(o);
+    return (PyObject *)made;
+}
+
+/* ---- what else a tree does ---- */
+
+static PyObject *tree_function(PyObject *o, PyObject *args, PyObject *kwargs)
+{
+    return fan_graph_function_make(tree_self(o), args, kwargs);
+}
+
+static PyObject *tree_close(PyObject *o, PyObject *Py_UNUSED(none))
+{
+    char call_site[96];
+    fan_error err = {0};
+    fan_status status;
+    fan_call_site(call_site, sizeof call_site);
+    Py_BEGIN_ALLOW_THREADS status = fan_tree_close(tree_self(o)->t, call_site, &err);
+    Py_END_ALLOW_THREADS if (status != FAN_OK) return fan_raise(status, &err);
+    Py_RETURN_NONE;
+}
+
+static PyObject *tree_enter(PyObject *o, PyObject *Py_UNUSED(none)) { return Py_NewRef(o); }
+
+static PyObject *tree_exit(PyObject *o, PyObject *Py_UNUSED(args)) { return tree_close(o, NULL); }
+
+static PyObject *tree_plot(PyObject *o, PyObject *args, PyObject *kwargs)
+{
+    PyObject *module = PyImport_ImportModule("fanin._graph_trees"), *made = NULL, *all, *plot;
+    plot = module ? PyObject_GetAttrString(module, "plot") : NULL;
+    all = plot ? PyTuple_New(PyTuple_GET_SIZE(args) + 1) : NULL;
+    if (all) {
+        PyTuple_SET_ITEM(all, 0, Py_NewRef(o));
+        for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args); i++)
+            PyTuple_SET_ITEM(all, i + 1, Py_NewRef(PyTuple_GET_ITEM(args, i)));
+        made = PyObject_Call(plot, all, kwargs);
+    }
+    Py_XDECREF(all);
+    Py_XDECREF(plot);
+    Py_XDECREF(module);
+    return made;
+}
+
+static PyObject *tree_stats(PyObject *o, void *Py_UNUSED(closure))
+{
+    fan_tree_stats s;
+    PyObject *type = fan_lazy(&fan_state_get()->graph_stats_type, "fanin._graph_trees", "GraphStats");
+    if (!type)
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS fan_tree_get_stats(tree_self(o)->t, &s);
+    Py_END_ALLOW_THREADS return PyObject_CallFunction(
+        type, "KKKKKKKKK", (unsigned long long)s.nodes, (unsigned long long)s.bytes, (unsigned long long)s.in_use,
+        (unsigned long long)s.high_water, (unsigned long long)s.warmed, (unsigned long long)s.recorded,
+        (unsigned long long)s.replayed, (unsigned long long)s.raw, (unsigned long long)s.restored);
+}
+
+typedef struct sights {
+    PyObject *list;
+} sights;
+
+static void sight_add(void *ctx, const fan_tree_sight *s)
+{
+    sights *all = ctx;
+    PyObject *one = all->list ? Py_BuildValue("(iisKKKO)", s->node, s->parent, s->function, (unsigned long long)s->owns,
+                                              (unsigned long long)s->reaches, (unsigned long long)s->replays,
+                                              s->current ? Py_True : Py_False)
+                              : NULL;
+    if (!one || PyList_Append(all->list, one) < 0)
+        Py_CLEAR(all->list);
+    Py_XDECREF(one);
+}
+
+static PyObject *tree_recordings(PyObject *o, PyObject *Py_UNUSED(none))
+{
+    sights all = {PyList_New(0)};
+    if (all.list)
+        fan_tree_visit(tree_self(o)->t, sight_add, &all);
+    return all.list;
+}
+
+static PyObject *tree_closed(PyObject *o, void *Py_UNUSED(closure))
+{
+    return PyBool_FromLong(fan_tree_closed(tree_self(o)->t));
+}
+
+static PyObject *tree_device(PyObject *o, void *Py_UNUSED(closure))
+{
+    char text[32];
+    return PyUnicode_FromString(fan_device_text(tree_self(o)->d, text, sizeof text));
+}
+
+static PyObject *tree_repr(PyObject *o)
+{
+    char text[32];
+    fan_tree_stats s;
+    fan_tree_get_stats(tree_self(o)->t, &s);
+    return PyUnicode_FromFormat("<fanin.GraphTree on %s, %llu recordings>",
+                                fan_device_text(tree_self(o)->d, text, sizeof text), (unsigned long long)s.nodes);
+}
+
+FAN_TURN_NONE(tree_close, fan_seen_nothing)
+FAN_TURN_ONE(tree_exit, fan_seen_nothing)
+
+static PyMethodDef methods[] = {
+    {"function", (PyCFunction)(void (*)(void))tree_function, METH_VARARGS | METH_KEYWORDS,
+     "function($self, /, fn, *, roles=\"auto\", keep=False, key=None)\n--\n\n"
+     "A function of arrays that is warmed up, recorded and from then on replayed, by the calls before it.\n\n"
+     "`roles`: of each operand, or one for all: \"copy\" (copied in before each replay), \"static\" (stays where it "
+     "is), \"accumulate\" (the caller's memory, added into), \"auto\" (an output of this step stays where it is, all "
+     "else is copied). `keep`: which outputs are copied out of the tree's memory, and outlive the step. `key`: is "
+     "called with the operands; recordings are kept apart by what it gives."},
+    {"step", tree_step, METH_NOARGS,
+     "step($self, /)\n--\n\nOne iteration: `with tree.step():`. What the calls in it give may not be touched after its "
+     "end."},
+    {"close", tree_close_turn, METH_NOARGS,
+     "close($self, /)\n--\n\nLet go of all recordings and of the memory; calls fail from then on."},
+    {"plot", (PyCFunction)(void (*)(void))tree_plot, METH_VARARGS | METH_KEYWORDS,
+     "plot($self, path=None, /)\n--\n\nA picture of the tree, as a matplotlib figure; written to `path` where one is "
+     "given."},
+    {"_recordings", tree_recordings, METH_NOARGS,
+     "_recordings($self, /)\n--\n\n(node, parent, function, owns, reaches, replays, on the path) of each recording."},
+    {"__enter__", tree_enter, METH_NOARGS, "__enter__($self, /)\n--\n\nThe tree."},
+    {"__exit__", tree_exit_turn, METH_VARARGS, "__exit__($self, /, *args)\n--\n\nClose it."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef getset[] = {
+    {"stats", tree_stats, NULL, "Recordings, bytes and calls: a GraphStats.", NULL},
+    {"closed", tree_closed, NULL, "Whether it was closed.", NULL},
+    {"device", tree_device, NULL, "The name of its device, as in \"sim:0\".", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyMemberDef members[] = {
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(fan_graph_tree_object, weakrefs), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot slots[] = {
+    {Py_tp_doc, "GraphTree(device, *, memory=67108864, limit=8, strict=False)\n--\n\n"
+                "Functions of arrays on a device, recorded once and replayed, all in one range of memory.\n\n"
+                "`memory`: bytes of that range. `limit`: how often a function is recorded anew because an operand lies "
+                "elsewhere; then\nthe operand is copied. `strict`: a static operand that lies elsewhere is an error."},
+    {Py_tp_new, tree_new},
+    {Py_tp_dealloc, tree_dealloc},
+    {Py_tp_repr, tree_repr},
+    {Py_tp_methods, methods},
+    {Py_tp_members, members},
+    {Py_tp_getset, getset},
+    {0, NULL},
+};
+
+PyType_Spec fan_graph_tree_spec = {
+    .name = "fanin.GraphTree",
+    .basicsize = sizeof(fan_graph_tree_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = slots,
+};

@@ -1,0 +1,204 @@
+"""Random programs of calls, branches, drops, keeps, steps and errors against an eager oracle: the same values, no
+poison read, no race. Each planted fault of the trees is found by them, or by a script beside."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fanin
+from fanin import sim
+from kit import hooks
+
+HERE = "sim:0"
+POISON = np.frombuffer(b"\xa5" * 8, np.float64)[0]
+
+
+class Oops(Exception):
+    pass
+
+
+class Program:
+    """One machine, one tree, and what each array must hold."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.m = sim.Machine(seed=seed)
+        self.counts: Counter[str] = Counter()
+        self.failing = False
+
+    def body(self, factor: float, temporaries: int, streams: int, outputs: int, adds: bool) -> Any:
+        m, side = self.m, [self.m.stream() for _ in range(streams)]
+
+        def f(*operands: Any) -> Any:
+            here = fanin.current_stream(HERE)
+            xs, g = (operands[:-1], operands[-1]) if adds else (operands, None)
+            made = []
+            for i in range(outputs):
+                s = side[i % streams] if streams else here
+                if s is not here:
+                    s.wait(here)
+                y = m.empty(xs[0].shape, np.float64)
+                for _ in range(temporaries):
+                    t = m.empty(xs[0].shape, np.float64)
+                    m.launch(s, lambda a, b: np.multiply(a, 3, out=b), reads=[xs[0]], writes=[t])
+                    del t
+                m.launch(
+                    s,
+                    lambda *a, i=i: np.add(sum(x for x in a[:-1]) * factor, i, out=a[-1]),
+                    reads=list(xs),
+                    writes=[y],
+                )
+                if s is not here:
+                    here.wait(s)
+                made.append(y)
+            if self.failing:
+                raise Oops
+            if g is not None:
+                m.launch(here, lambda a, b, out: np.add(a, b, out=out), reads=[made[0], g], writes=[g])
+            return made[0] if outputs == 1 else tuple(made)
+
+        f.__name__ = f"f{factor:g}"
+        return f
+
+    def run(self, steps: int) -> None:
+        rng, m = self.rng, self.m
+        with m:
+            tree = fanin.GraphTree(HERE, memory=1 << 14, limit=2)
+            functions = []
+            for k in range(3):
+                n, outputs, adds = rng.randint(1, 2), rng.randint(1, 2), rng.random() < 0.4
+                roles = tuple(rng.choice(["auto", "auto", "copy", "static"]) for _ in range(n))
+                keep = rng.choice([False, False, True, (True, False)])
+                body = self.body(k + 2.0, rng.randint(0, 2), rng.randint(0, 2), outputs, adds)
+                f = tree.function(body, roles=roles + ("accumulate",) * adds, keep=keep)
+                functions.append((f, k + 2.0, n, outputs, adds, keep))
+            sums = [m.array(np.zeros(4)) for _ in functions]
+            want_sums = [np.zeros(4) for _ in functions]
+            weights = [(m.array(np.full(4, float(i))), np.full(4, float(i))) for i in range(3)]
+            kept: list[tuple[Any, Any]] = []
+            streams = [fanin.current_stream(HERE), m.stream()]
+            for _ in range(steps):
+                streams[0].wait(streams[1])
+                streams[1].wait(streams[0])
+                ended = []
+                with fanin.stream(rng.choice(streams)), tree.step():
+                    live: list[tuple[Any, Any]] = []
+                    for _ in range(rng.randint(1, 4)):
+                        self.call(rng.choice(functions), functions, live, weights, kept, ended, sums, want_sums)
+                        if live and rng.random() < 0.4:
+                            live.pop(rng.randrange(len(live)))
+                            self.counts["dropped"] += 1
+                        for array, want in live:
+                            assert array.numpy().tolist() == want.tolist()
+                    ended += [a for a, _ in live]
+                for array in ended:
+                    if rng.random() < 0.5:
+                        with pytest.raises(RuntimeError, match="output of f"):
+                            array.numpy()
+                        self.counts["stale"] += 1
+            m.synchronize()
+            for array, want in kept + list(zip(sums, want_sums, strict=True)):
+                assert array.numpy().tolist() == want.tolist()
+            tree.close()
+        assert m.races == 0
+
+    def call(
+        self,
+        which: Any,
+        functions: list[Any],
+        live: list[Any],
+        weights: list[Any],
+        kept: list[Any],
+        ended: list[Any],
+        sums: list[Any],
+        want_sums: list[Any],
+    ) -> None:
+        rng, m = self.rng, self.m
+        f, factor, n, outputs, adds, keep = which
+        operands = []
+        for _ in range(n):
+            if live and rng.random() < 0.6:
+                operands.append(rng.choice(live))
+            elif rng.random() < 0.6:
+                operands.append(rng.choice(weights))
+            else:
+                value = np.full(4, float(rng.randint(0, 9)))
+                operands.append((m.array(value), value))
+        if rng.random() < 0.3:  # work of the caller's, behind which the call comes
+            array, value = rng.choice(weights)
+            m.launch(fanin.current_stream(HERE), lambda a, out: np.add(a, 1, out=out), reads=[array], writes=[array])
+            value += 1
+            self.counts["updated"] += 1
+        at = functions.index(which)
+        args = [a for a, _ in operands] + [sums[at]] * adds
+        self.failing = rng.random() < 0.05
+        ran = True
+        try:
+            got = f(*args)
+        except Oops:
+            self.counts["failed"] += 1
+            return
+        finally:
+            ran = not self.failing
+            self.failing = False
+        self.counts[f.last.did] += 1
+        assert ran or f.last.did == "replayed"
+        values = [sum(v for _, v in operands) * factor + i for i in range(outputs)]
+        if adds:
+            want_sums[at] = values[0] + want_sums[at]
+        for i, y in enumerate((got,) if outputs == 1 else got):
+            outlives = keep is True or (keep and i < len(keep) and keep[i])
+            (kept if outlives else live).append((y, values[i]))
+            self.counts["kept" if outlives else "given"] += 1
+
+
+def programs(seeds: range, steps: int = 8) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for seed in seeds:
+        program = Program(seed)
+        try:
+            program.run(steps)
+        except BaseException as e:
+            e.add_note(f"seed {seed}")
+            raise
+        counts += program.counts
+    return counts
+
+
+def all_met(counts: Counter[str]) -> None:
+    print(counts)
+    for word in ("warmed", "recorded", "replayed", "dropped", "updated", "stale", "failed", "kept", "given"):
+        assert counts[word] > 0, word
+
+
+@pytest.mark.filterwarnings("ignore:.*runs again and again:RuntimeWarning")
+def test_random_programs_give_what_an_eager_run_gives() -> None:
+    all_met(programs(range(60)))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*runs again and again:RuntimeWarning")
+def test_ten_thousand_random_programs_give_what_an_eager_run_gives() -> None:
+    all_met(programs(range(1000, 11000)))
+
+
+@pytest.mark.filterwarnings("ignore:.*runs again and again:RuntimeWarning")
+@pytest.mark.parametrize(
+    "name", ["TREE_DEAD_BIT", "TREE_ALIVE_FITS", "TREE_NO_RESTORE", "TREE_NO_JOIN", "TREE_GENERATION_STAYS"]
+)
+def test_a_planted_fault_is_found(name: str) -> None:
+    hooks.fault(name)
+    try:
+        for seed in range(200):
+            try:
+                programs(range(seed, seed + 1))
+            except (AssertionError, fanin.RaceError, RuntimeError, pytest.fail.Exception):
+                return
+    finally:
+        hooks.fault(None)
+    pytest.fail(f"{name} was not found in 200 programs")
