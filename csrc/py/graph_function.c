@@ -522,7 +522,7 @@ static PyType_Slot function_slots[] = {
 };
 
 PyType_Spec fan_graph_function_spec = {
-    .name = "fanin._core._GraphFunction",
+    .name = "fanin._core.GraphFunction",
     .basicsize = sizeof(graph_function),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE |
              Py_TPFLAGS_HAVE_VECTORCALL,

@@ -106,7 +106,7 @@ static PyType_Slot step_slots[] = {
 };
 
 PyType_Spec fan_graph_step_spec = {
-    .name = "fanin._core._GraphStep",
+    .name = "fanin._core.GraphStep",
     .basicsize = sizeof(graph_step),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE,
     .slots = step_slots,

@@ -2,29 +2,29 @@
 #include "py/turn.h"
 
 /* X(spec, field, name): the types; a NULL name is not public. */
-#define TYPE_LIST(X)                                      \
-    X(fan_buffer_spec, buffer_type, "InputBuffer")        \
-    X(fan_stream_spec, stream_type, "Stream")             \
-    X(fan_event_spec, event_type, "Event")                \
-    X(fan_graph_spec, graph_type, "Graph")                \
-    X(fan_array_spec, array_type, "Array")                \
-    X(fan_machine_spec, machine_type, "Machine")          \
-    X(fan_trace_spec, trace_type, "Trace")                \
-    X(fan_target_spec, target_type, "Target")             \
-    X(fan_exporter_spec, exporter_type, "_Exporter")      \
-    X(fan_verdict_spec, verdict_type, "Verdict")          \
-    X(fan_overlaps_spec, overlaps_type, "Overlaps")       \
-    X(fan_layout_spec, layout_type, "Layout")             \
-    X(fan_snapshot_spec, snapshot_type, "Snapshot")       \
-    X(fan_recording_spec, recording_type, "Recording")    \
-    X(fan_graph_tree_spec, graph_tree_type, "GraphTree")  \
-    X(fan_graph_function_spec, graph_function_type, NULL) \
-    X(fan_graph_step_spec, graph_step_type, NULL)         \
-    X(fan_function_spec, function_type, "CFunction")      \
-    X(fan_node_spec, node_type, "Node")                   \
-    X(fan_leaf_spec, leaf_type, "Leaf")                   \
-    X(fan_edges_spec, edges_type, "Edges")                \
-    X(fan_hook_spec, hook_type, "HookHandle")             \
+#define TYPE_LIST(X)                                                 \
+    X(fan_buffer_spec, buffer_type, "InputBuffer")                   \
+    X(fan_stream_spec, stream_type, "Stream")                        \
+    X(fan_event_spec, event_type, "Event")                           \
+    X(fan_graph_spec, graph_type, "Graph")                           \
+    X(fan_array_spec, array_type, "Array")                           \
+    X(fan_machine_spec, machine_type, "Machine")                     \
+    X(fan_trace_spec, trace_type, "Trace")                           \
+    X(fan_target_spec, target_type, "Target")                        \
+    X(fan_exporter_spec, exporter_type, "_Exporter")                 \
+    X(fan_verdict_spec, verdict_type, "Verdict")                     \
+    X(fan_overlaps_spec, overlaps_type, "Overlaps")                  \
+    X(fan_layout_spec, layout_type, "Layout")                        \
+    X(fan_snapshot_spec, snapshot_type, "Snapshot")                  \
+    X(fan_recording_spec, recording_type, "Recording")               \
+    X(fan_graph_tree_spec, graph_tree_type, "GraphTree")             \
+    X(fan_graph_function_spec, graph_function_type, "GraphFunction") \
+    X(fan_graph_step_spec, graph_step_type, "GraphStep")             \
+    X(fan_function_spec, function_type, "CFunction")                 \
+    X(fan_node_spec, node_type, "Node")                              \
+    X(fan_leaf_spec, leaf_type, "Leaf")                              \
+    X(fan_edges_spec, edges_type, "Edges")                           \
+    X(fan_hook_spec, hook_type, "HookHandle")                        \
     X(fan_by_hand_spec, walk_type, "Walk")
 
 /* X(field, name, bases, doc) */
@@ -50,12 +50,9 @@ MAKING(fan_leaf_call, fan_seen_graph)
 
 static int add_types(PyObject *m, fan_state *st)
 {
-    const char *public;
-#define X(spec, field, name)                                                                   \
-  public                                                                                       \
-    = name;                                                                                    \
-    st->field = (PyTypeObject *)PyType_FromModuleAndSpec(m, &spec, NULL);                      \
-    if (!st->field || (public && PyModule_AddObjectRef(m, public, (PyObject *)st->field) < 0)) \
+#define X(spec, field, name)                                                     \
+    st->field = (PyTypeObject *)PyType_FromModuleAndSpec(m, &spec, NULL);        \
+    if (!st->field || PyModule_AddObjectRef(m, name, (PyObject *)st->field) < 0) \
         return -1;
     TYPE_LIST(X)
 #undef X

@@ -632,7 +632,7 @@ _R = TypeVar("_R")
 _Role = Literal["auto", "copy", "static", "accumulate"]
 
 @final
-class _GraphStep:
+class GraphStep:
     """One iteration of a graph tree, made by `GraphTree.step`."""
     def __enter__(self) -> Self: ...
     def __exit__(
@@ -640,7 +640,7 @@ class _GraphStep:
     ) -> None: ...
 
 @final
-class _GraphFunction(Generic[_P, _R]):
+class GraphFunction(Generic[_P, _R]):
     """A function of a graph tree, made by `GraphTree.function`: called with arrays, inside of a step."""
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R: ...
     @property
@@ -665,7 +665,7 @@ class GraphTree:
         roles: _Role | Sequence[_Role] = "auto",
         keep: bool | Sequence[bool] = False,
         key: Callable[_P, object] | None = None,
-    ) -> _GraphFunction[_P, _R]:
+    ) -> GraphFunction[_P, _R]:
         """A function of arrays that is warmed up, recorded and from then on replayed, by the calls before it.
 
         `roles`: of each operand, or one for all: "copy" (copied in before each replay), "static" (stays where it
@@ -673,7 +673,7 @@ class GraphTree:
         else is copied). `keep`: which outputs are copied out of the tree's memory, and outlive the step. `key`: is
         called with the operands; recordings are kept apart by what it gives.
         """
-    def step(self) -> _GraphStep:
+    def step(self) -> GraphStep:
         """One iteration: `with tree.step():`. What the calls in it give may not be touched after its end."""
     def close(self) -> None:
         """Let go of all recordings and of the memory; calls fail from then on."""

@@ -21,7 +21,7 @@ FILE = Path(__file__).parents[2] / "python" / "fanin" / "_core.pyi"
 def public() -> set[str]:
     """The names of the core that users meet: those that the package shows, and what such an object gives."""
     shown = {id(getattr(module, name)) for module in (fanin, fanin.sim) for name in module.__all__}
-    return {"Target", "Machine", "HookHandle", "Edges", "Walk"} | {
+    return {"Target", "Machine", "HookHandle", "Edges", "Walk", "GraphFunction", "GraphStep"} | {
         name for name in dir(_core) if id(getattr(_core, name)) in shown and not name.startswith("_")
     }
 
