@@ -110,13 +110,15 @@ static bool is_flat(const fan_array *a, const fan_fast_kind *k)
 }
 
 /* sum_for: the slot's sum, where one more gradient of this kind goes straight into it (A6): it was made by the buffer,
- * is complete up to `key`, and nothing waits behind it. Else NULL. */
+ * or donated (an array, whose memory it is: a number is not), is complete up to `key`, and nothing waits behind it.
+ * Else NULL. */
 static fan_array *sum_for(const fan_slot *s, const fan_fast_kind *k, const char *data, int64_t key)
 {
     const fan_pass *p = s->p;
     fan_array *a = p->value.array;
-    if (k->weak || p->value.form != FAN_FORM_DENSE || !p->value_ours || p->value.origin != k->origin || p->accum ||
-        p->exact || p->poison)
+    bool donated = !k->scalar && !p->value_ours && p->value_donated && p->value.object;
+    if (k->weak || p->value.form != FAN_FORM_DENSE || !(p->value_ours || donated) || p->value.origin != k->origin ||
+        p->accum || p->exact || p->poison)
         return NULL;
     if (s->busy || p->nitems || p->arriving || p->seen != fan_dtype_set_add(0, k->dtype, false))
         return NULL;
@@ -128,7 +130,8 @@ static fan_array *sum_for(const fan_slot *s, const fan_fast_kind *k, const char 
                        .writable = true,
                        .same_dtype = fan_accum_dtype(k->dtype, s->spec->accumulate) == k->dtype,
                        .disjoint = !fan_flats_meet(a->data, bytes, data, bytes),
-                       .ours = true,
+                       .ours = p->value_ours,
+                       .donated = donated,
                        .exposed = p->value_exposed,
                        .host = true};
     return fan_reusable(&facts) == FAN_REUSE_YES && fan_sum_flat_fits(k->dtype, k->dtype) && fan_fast_is_flat(bytes, 2)
@@ -160,17 +163,36 @@ static bool can_add_inplace(const fan_buffer *b, size_t slot, const fan_fast_kin
     return a != NULL;
 }
 
+/* as_they_were: the gradient is what it was, and so is a sum that was donated (NULL: it is the buffer's own). */
+static bool as_they_were(const fan_fast_frontend *fast, const fan_fast_kind *kind, const fan_fast_term *one,
+                         const inplace_add *to, void *sum)
+{
+    return (!kind->check_at_use || fast->is_unchanged(one->object, kind, one->data)) &&
+           (!sum || (fast->is_unchanged(sum, kind, to->sum) && fast->writable(sum, kind)));
+}
+
 /* inplace_begin: whether `one` is to be added into the slot's sum at once. Libraries are asked first, which may do
  * anything, and all is looked at again. */
 static bool inplace_begin(const fan_buffer *b, size_t slot, const fan_fast_kind *kind, const fan_fast_term *one,
                           bool alone, inplace_add *to)
 {
     const fan_fast_frontend *fast = b->frontend->fast;
+    FAN_UNCLEARED inplace_add then;
     if (one->ours || !can_add_inplace(b, slot, kind, one->data, one->key, alone, to))
         return false;
-    return !kind->check_at_use ||
-           (fast->has_own_value(one->object) && can_add_inplace(b, slot, kind, one->data, one->key, alone, to) &&
-            fast->is_unchanged(one->object, kind, one->data));
+    void *sum = to->pass->value_ours ? NULL : to->pass->value.object;
+    if (!kind->check_at_use)
+        return as_they_were(fast, kind, one, to, sum);
+    if (sum)
+        fast->hold(sum);
+    bool good = fast->has_own_value(one->object) && (!sum || (fast->is_detached(sum) && fast->has_own_value(sum)));
+    good = good && can_add_inplace(b, slot, kind, one->data, one->key, alone, &then) && then.sum == to->sum &&
+           (then.pass->value_ours ? !sum : then.pass->value.object == sum) && as_they_were(fast, kind, one, &then, sum);
+    if (good)
+        *to = then;
+    if (sum)
+        b->frontend->drop(sum);
+    return good;
 }
 
 static void add_inplace(fan_buffer *b, const inplace_add *one)
