@@ -10,9 +10,14 @@
 #include "array/extents.h"
 #include "device/cpu/recording.h"
 
+#include <numpy/ufuncobject.h>
+
+#define LOOP_ARGS 4
+#define LOOP_BYTES ((npy_intp)1 << 18) /* larger ones let other threads in, as NumPy does */
+
 typedef struct recording_object {
     PyObject_HEAD fan_recording *r; /* NULL once it was cleared */
-    PyObject *calls;                /* a list of (callable, name, *arguments): what the kernels run; holds them */
+    PyObject *calls;                /* a list of calls (CALL_ARGS), which the kernels run; holds them */
     PyObject *blocks;               /* a capsule: the base of the kernels' views */
     PyObject *operands;             /* a list of (array, address) */
     bool busy;                      /* it is being replayed */
@@ -129,27 +134,144 @@ static PyObject *recording_knows(PyObject *o, PyObject *array)
 
 /* ---- kernels ---- */
 
+/* A call is a tuple: the callable, its name, None or the names of keyword arguments, the arguments. */
+#define CALL_ARGS 3
+
+static bool is_ufunc(PyObject *fn) { return strcmp(Py_TYPE(fn)->tp_name, "numpy.ufunc") == 0; }
+
 static fan_status run(void *ctx, fan_error *err)
 {
     PyTupleObject *call = ctx;
-    PyObject *result = PyObject_Vectorcall(call->ob_item[0], call->ob_item + 2, (size_t)Py_SIZE(call) - 2, NULL);
+    PyObject *names = call->ob_item[2] == Py_None ? NULL : call->ob_item[2];
+    size_t n = (size_t)Py_SIZE(call) - CALL_ARGS - (names ? 1 : 0);
+    PyObject *result = PyObject_Vectorcall(call->ob_item[0], call->ob_item + CALL_ARGS, n, names);
     if (!result)
         return fan_from_python(err);
     Py_DECREF(result);
     return FAN_OK;
 }
 
-/* call_new: (callable, name, *views); *accesses: of the arrays among them, for the caller to free. NULL with an
+/* Title: Inner loops. A call of a ufunc of NumPy's on arrays of one layout ends in one call of a C function over them:
+ * that is what a replay does, without the interpreter. Where NumPy would do more (cast, broadcast, walk through gaps,
+ * call the loop more than once), it is asked to. What such a loop says of floats (overflow, invalid) is not warned of.
+ */
+typedef struct inner_loop {
+    PyUFuncGenericFunction run;
+    void *data;
+    npy_intp count, steps[LOOP_ARGS];
+    char *at[LOOP_ARGS];
+    _Alignas(16) char numbers[LOOP_ARGS][32]; /* Python's, which take the dtype of the arrays beside them */
+} inner_loop;
+
+static fan_status run_loop(void *ctx, fan_error *err)
+{
+    inner_loop *l = ctx;
+    char *at[LOOP_ARGS];
+    npy_intp count = l->count;
+    (void)err;
+    memcpy(at, l->at, sizeof at);
+    l->run(at, &count, l->steps, l->data);
+    return FAN_OK;
+}
+
+static void drop_loop(void *ctx) { PyMem_RawFree(ctx); }
+
+/* flat: whether NumPy's loop would go once through all of `a`, which is written or shaped as `out`. */
+static bool flat(PyArrayObject *a, PyArrayObject *out)
+{
+    return PyArray_ISCARRAY_RO(a) && PyArray_NDIM(a) == PyArray_NDIM(out) &&
+           PyArray_CompareLists(PyArray_DIMS(a), PyArray_DIMS(out), PyArray_NDIM(a)) && PyArray_ISNOTSWAPPED(a);
+}
+
+/* type_of: of an argument in that loop; a number is of the result's type. */
+static char type_of(PyObject *x, PyArrayObject *out)
+{
+    return (char)PyArray_TYPE(PyArray_Check(x) ? (PyArrayObject *)x : out);
+}
+
+/* loop_of: the index of a ufunc's loop for just these types; -1: none. */
+static int loop_of(const PyUFuncObject *f, PyObject *const *args, PyArrayObject *out)
+{
+    for (int i = 0; i < f->ntypes; i++) {
+        bool same = f->functions[i] != NULL;
+        for (int j = 0; same && j < f->nargs; j++)
+            same = f->types[i * f->nargs + j] == type_of(args[j], out);
+        if (same)
+            return i;
+    }
+    return -1;
+}
+
+/* fits: whether an argument is one of a single loop: an array laid out as the result, or a number beside floats. */
+static bool fits(PyObject *x, PyArrayObject *out)
+{
+    if (!PyArray_CheckExact(x))
+        return PyTypeNum_ISFLOAT(PyArray_TYPE(out)) && (PyFloat_CheckExact(x) || PyLong_CheckExact(x));
+    PyArrayObject *a = (PyArrayObject *)x;
+    bool apart =
+        PyArray_BYTES(a) == PyArray_BYTES(out) || !fan_flats_meet(PyArray_BYTES(a), (uint64_t)PyArray_NBYTES(a),
+                                                                  PyArray_BYTES(out), (uint64_t)PyArray_NBYTES(out));
+    return PyTypeNum_ISNUMBER(PyArray_TYPE(a)) && flat(a, out) && apart;
+}
+
+/* place: where the loop finds its i-th argument: 0, or -1 with an exception. */
+static int place(inner_loop *l, Py_ssize_t i, PyObject *x, PyArrayObject *out)
+{
+    if (PyArray_Check(x)) {
+        l->at[i] = PyArray_BYTES((PyArrayObject *)x);
+        l->steps[i] = PyArray_ITEMSIZE((PyArrayObject *)x);
+        return 0;
+    }
+    l->at[i] = l->numbers[i];
+    return PyArray_SETITEM(out, l->numbers[i], x);
+}
+
+/* loop_new: what a call is in the end, or NULL, without an exception: it has to be made as it is. */
+static inner_loop *loop_new(PyObject *call)
+{
+    PyObject *const *args = ((PyTupleObject *)call)->ob_item + CALL_ARGS;
+    Py_ssize_t n = Py_SIZE(call) - CALL_ARGS;
+    if (!is_ufunc(PyTuple_GET_ITEM(call, 0)) || n < 2 || n > LOOP_ARGS)
+        return NULL;
+    const PyUFuncObject *f = (PyUFuncObject *)PyTuple_GET_ITEM(call, 0);
+    if (f->core_enabled || f->nargs != n || f->nout != 1)
+        return NULL;
+    PyArrayObject *out = (PyArrayObject *)args[n - 1];
+    bool simple = PyArray_SIZE(out) > 0 && PyArray_NBYTES(out) <= LOOP_BYTES && PyArray_ITEMSIZE(out) <= 32;
+    for (Py_ssize_t i = 0; i < n && simple; i++)
+        simple = fits(args[i], out);
+    int which = simple ? loop_of(f, args, out) : -1;
+    inner_loop *l = which < 0 ? NULL : PyMem_RawCalloc(1, sizeof *l);
+    if (!l)
+        return NULL;
+    l->run = f->functions[which];
+    l->data = f->data ? f->data[which] : NULL;
+    l->count = PyArray_SIZE(out);
+    for (Py_ssize_t i = 0; i < n; i++)
+        if (place(l, i, args[i], out) < 0) {
+            PyErr_Clear();
+            PyMem_RawFree(l);
+            return NULL;
+        }
+    return l;
+}
+
+/* call_new: a call with views; *accesses: of the arrays among them, for the caller to free. NULL with an
  * exception. */
 static PyObject *call_new(recording_object *self, PyObject *fn, PyObject *name, PyObject *const lists[2],
                           fan_cpu_access *accesses, size_t *n)
 {
     Py_ssize_t reads = PyTuple_GET_SIZE(lists[0]), all = reads + PyTuple_GET_SIZE(lists[1]);
-    PyObject *call = PyTuple_New(all + 2);
-    if (!call)
+    bool by_out = is_ufunc(fn) && all == reads + 1;
+    PyObject *call = PyTuple_New(all + CALL_ARGS), *names = by_out ? Py_BuildValue("(s)", "out") : Py_NewRef(Py_None);
+    if (!call || !names) {
+        Py_XDECREF(call);
+        Py_XDECREF(names);
         return NULL;
+    }
     PyTuple_SET_ITEM(call, 0, Py_NewRef(fn));
     PyTuple_SET_ITEM(call, 1, Py_NewRef(name));
+    PyTuple_SET_ITEM(call, 2, names);
     for (Py_ssize_t i = 0; i < all; i++) {
         bool write = i >= reads;
         PyObject *x = PyTuple_GET_ITEM(lists[write], write ? i - reads : i), *view;
@@ -170,7 +292,7 @@ static PyObject *call_new(recording_object *self, PyObject *fn, PyObject *name, 
             Py_DECREF(call);
             return NULL;
         }
-        PyTuple_SET_ITEM(call, i + 2, view);
+        PyTuple_SET_ITEM(call, i + CALL_ARGS, view);
     }
     return call;
 }
@@ -196,9 +318,14 @@ static PyObject *recording_launch(PyObject *o, PyObject *args)
     }
     Py_DECREF(call); /* the list has it */
     const char *said = PyUnicode_AsUTF8(name);
-    status = fan_recording_call(
-        self->r,
-        &(fan_cpu_call){.run = run, .ctx = call, .name = said ? said : "a kernel", .accesses = accesses, .n = n}, &err);
+    inner_loop *loop = loop_new(call);
+    fan_cpu_call how = {.run = loop ? run_loop : run,
+                        .drop = loop ? drop_loop : NULL,
+                        .ctx = loop ? (void *)loop : call,
+                        .name = said ? said : "a kernel",
+                        .accesses = accesses,
+                        .n = n};
+    status = fan_recording_call(self->r, &how, &err);
     PyMem_Free(accesses);
     if (status == FAN_OK) {
         status = run(call, &err);

@@ -511,3 +511,45 @@ def test_with_debug_what_a_replay_does_not_write_is_not_a_number() -> None:
         assert compiled(np.ones(2)).numpy().tolist() == [1, 1]
     recording.prepare()
     assert not np.isnan(entry.inputs[0]).any()
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "i4", "c8"])
+@pytest.mark.parametrize("fn", [np.add, np.subtract, np.multiply, np.maximum, np.negative, np.tanh, np.sqrt, np.abs])
+def test_a_ufunc_is_replayed_with_its_own_bits_however_its_arrays_lie(fn: np.ufunc, dtype: str) -> None:
+    rng = np.random.default_rng(9)
+    every = rng.normal(0, 3, (4, 2, 6, 10)).astype(dtype)
+    base = every.copy()
+    whole = base.reshape(-1)
+    places: list[tuple[Any, Any, Any]] = [
+        (base[0, 0], base[0, 1], base[1, 0]),  # without gaps
+        (base[0, 0, :, ::2], base[0, 1, :, ::2], base[1, 0, :, ::2]),  # with gaps
+        (base[0, 0, 0], base[0, 1], base[1, 0]),  # broadcast
+        (base[0, 0].T, base[0, 1].T, base[1, 0].T),
+        (whole[:60], whole[200:260], whole[:60]),  # in place
+        (whole[:60], whole[200:260], whole[7:67]),  # half over what is read
+        (base[0, 0], 3, base[1, 0]),
+        (base[0, 0], 0.5, base[1, 0]),
+        (base[0, 0, :0], base[0, 1, :0], base[1, 0, :0]),
+    ]
+    done = 0
+    for one, two, out in places:
+        reads = (one, two)[: fn.nin]
+        recording = fanin._core.Recording()
+        recording.operand(base)
+        base[:] = every
+        recording.begin()
+        with np.errstate(all="ignore"), suppress(TypeError):  # where NumPy has no such loop
+            recording.launch(fn, "kernel", reads, (out,))
+            recording.end()
+            first = base.copy()
+            base[:] = every
+            fn(*reads, out=out)
+            assert base.tobytes() == first.tobytes()
+            base[:] = every
+            recording.replay()
+            assert base.tobytes() == first.tobytes()
+            done += 1
+        with suppress(fanin.CaptureError, RuntimeError):
+            recording.end()
+    if fn in (np.add, np.subtract, np.multiply, np.maximum):
+        assert done >= 8
