@@ -34,6 +34,9 @@ class Plain:
     def array(self, elements: int, value: float) -> Any:
         return _core.device_array("cuda:0", np.full(elements, value, "f4"), False)
 
+    def low(self, elements: int, value: float) -> Any:
+        return _core.device_array("cuda:0", np.full(elements, value, "f2"), False)
+
     def stream(self) -> Any:
         return fanin.current_stream("cuda:0")
 
@@ -52,6 +55,9 @@ class Torch(Plain):
 
     def array(self, elements: int, value: float) -> Any:
         return self.torch.full((elements,), value, device="cuda")
+
+    def low(self, elements: int, value: float) -> Any:
+        return self.torch.full((elements,), value, device="cuda", dtype=self.torch.bfloat16)
 
     def stream(self) -> Any:
         return self.torch.cuda.current_stream()
@@ -127,6 +133,60 @@ def peers(at: Plain, xs: list[Any], out: Any) -> dict[str, Any]:
             fused, given = cupy.fuse(total), [cupy.from_dlpack(x) for x in xs]
             work[FUSED] = lambda: fused(*given)
     return work
+
+
+def running(at: Plain, size: int, quick: bool) -> Result:
+    """float32 += bfloat16 (float16 without torch), four times: each begins with the running sum of the one before."""
+    xs, out = [at.low(size // 2, k + 0.5) for k in range(4)], at.array(size // 2, 0)
+    other = at.low(size // 2, 0)
+    buf = fanin.InputBuffer([fanin.Slot(accumulate="float32")], stream=at.stream(), budget=0)
+
+    def ours() -> None:
+        for x in xs:
+            buf.add(0, x)
+        buf.take(out=[out])
+        at.synchronize()
+
+    def chain() -> None:
+        out.zero_()
+        for x in xs:
+            out.add_(x)
+        at.synchronize()
+
+    def copy() -> None:
+        at.copy(other, xs[0])
+        at.synchronize()
+
+    work = {COPY: copy, "adds and take(out=)": ours, CHAIN: chain if at.torch is not None else None}
+    title = f"gpu: float32 running sum of 4 x {size_text(size)} bfloat16"
+    return measure(title, work, base=COPY, unit="us", after=buf.clear, **effort(quick))
+
+
+def over_axes(at: Plain, rows: int, columns: int, quick: bool) -> Iterator[Result]:
+    """Sums to a declared shape: over rows, over columns, over all; a copy of the gradient moves twice what is read."""
+    x = at.array(rows * columns, 1)
+    x = x.reshape(rows, columns)
+    out = at.array(rows * columns, 0).reshape(rows, columns)
+    for declared in ((columns,), (rows, 1), ()):
+        buf = fanin.InputBuffer([fanin.Slot(shape=declared)], stream=at.stream())
+
+        def ours(buf: Any = buf) -> None:
+            buf.add(0, x)
+            buf.take()
+            at.synchronize()
+
+        def theirs(declared: Any = declared) -> None:
+            x.sum_to_size(declared)
+            at.synchronize()
+
+        def copy() -> None:
+            at.copy(out, x)
+            at.synchronize()
+
+        work = {COPY: copy, "add, take()": ours, "torch sum_to_size": theirs if at.torch is not None else None}
+        title = f"gpu: ({rows}, {columns}) float32 summed to {declared}"
+        targets = [at_most(3, "add, take()", COPY)]
+        yield measure(title, work, base=COPY, unit="us", targets=targets, **effort(quick))
 
 
 def many(at: Plain, slots: int, size: int, quick: bool) -> Result:
@@ -247,6 +307,8 @@ def results_on(at: Plain, quick: bool, large_size: int = 256 << 20, slots: int =
     """All of them on one device."""
     for n in (2, 4, 8, 16):
         yield large(at, n, large_size, quick)
+    yield running(at, large_size, quick)
+    yield from over_axes(at, *((8192, large_size // 32768) if large_size >= 1 << 24 else (32, 32)), quick)
     yield many(at, slots, 1024, quick)
     yield host(at, quick)
     if at.torch is not None:

@@ -63,7 +63,10 @@
     X(CUDA_NO_RELAX, "calls that are unsafe beside a capture are not made in relaxed mode") \
     X(CUDA_SAME_HANDLE, "a stream with the handle of a destroyed one is taken for that one") \
     X(CUDA_EARLY_HOST, "memory of the host is used again while the device reads it") \
-    X(CUDA_ALWAYS_WIDE, "16 bytes at a time are read where they do not lie on a multiple of 16")
+    X(CUDA_ALWAYS_WIDE, "16 bytes at a time are read where they do not lie on a multiple of 16") \
+    X(CUDA_NARROW_SUM, "a running sum is read as if it had the dtype of its sources") \
+    X(CUDA_EARLY_LANES, "what a launch of a sum over axes left is freed before the next one reads it") \
+    X(SHARE_ANY_EVENT, "what leaves in one call shares the event of a stream that did not use it")
 /* Recordings on the CPU. */
 #define FAN_RECORDING_FAULTS(X) \
     X(KERNEL_NOT_REPLAYED, "the last kernel of a recording is not replayed") \

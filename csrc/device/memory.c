@@ -1,5 +1,6 @@
 #include "device/memory.h"
 
+#include "base/fault.h"
 #include "base/mem.h"
 #include "device/event.h"
 #include "device/trace.h"
@@ -259,7 +260,7 @@ typedef struct memory_notes {
 static memory_note *memory_note_of(memory_notes *notes, fan_device *owner, fan_stream *s)
 {
     for (size_t i = 0; i < notes->n; i++)
-        if (notes->all[i].stream == s && notes->all[i].owner == owner)
+        if ((notes->all[i].stream == s || FAN_FAULT(SHARE_ANY_EVENT)) && notes->all[i].owner == owner)
             return &notes->all[i];
     if (notes->n == NOTES)
         return NULL;

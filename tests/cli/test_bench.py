@@ -91,6 +91,8 @@ def test_the_rows_of_a_gpu_run_on_the_fake_driver_too(a_world: Any) -> None:
     assert driver.races == 0, driver.race
     assert [one["title"].split(";")[0] for one in made] == [
         *(f"gpu: {n} x 4 KB float32" for n in (2, 4, 8, 16)),
+        "gpu: float32 running sum of 4 x 4 KB bfloat16",
+        *(f"gpu: (32, 32) float32 summed to {shape}" for shape in ("(32,)", "(32, 1)", "()")),
         "gpu: 5 slots of 1 KB, in place",
         "gpu: host time of 1 KB gradients",
     ]

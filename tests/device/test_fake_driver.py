@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import math
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -394,6 +395,72 @@ def test_memory_of_the_host_is_used_again_only_when_a_device_that_reads_it_has(a
                 s.synchronize()
     finally:
         hooks.fault(None)
+
+
+def a_wider_running_sum(driver: FakeDriver) -> None:
+    """float16 into float32: the second fold begins with what the first one left."""
+    s = driver.stream()
+    buf = fanin.InputBuffer([fanin.Slot(accumulate="float32")], stream=s, budget=0)
+    for value in (1024, 0.25, 0.25):
+        buf.add(0, driver.array(np.full(99, value, "f2")), stream=s)
+    [total] = buf.take(out=[driver.empty(99, "f4")])
+    s.synchronize()
+    assert total.numpy().tolist() == [1024.5] * 99
+
+
+def a_sum_over_axes(driver: FakeDriver) -> None:
+    s = driver.stream()
+    buf = fanin.InputBuffer([fanin.Slot(shape=())], stream=s)
+    buf.add(0, driver.array(np.ones(8193, "f4")), stream=s)
+    [total] = buf.take()
+    s.synchronize()
+    assert total.numpy() == 8193
+
+
+def what_leaves_by_two_streams(driver: FakeDriver) -> None:
+    """Both sums are read by kernels of their own stream, and leave in one call."""
+    streams = [driver.stream() for _ in range(2)]
+    late = driver.stream()
+    buf = fanin.InputBuffer(2, budget=math.inf)
+    for slot, s in enumerate(streams):
+        with fanin.stream(s):
+            x = fanin.add_n([driver.array(np.ones(64, "f4"))] * 2)
+            buf.add(slot, x)
+            buf.add(slot, fanin.add_n([x, x]))
+            del x
+    driver.launch(late, lambda: None, name="late")
+    streams[1].wait(late)
+    with fanin.stream(streams[1]):
+        sums = buf.take()
+    streams[0].synchronize()
+    for _ in range(4):
+        fanin.add_n([sums[0], sums[0]])  # polls
+    driver.synchronize()
+    assert driver.races == 0, driver.race
+
+
+SUMS = {
+    "CUDA_NARROW_SUM": a_wider_running_sum,
+    "CUDA_EARLY_LANES": a_sum_over_axes,
+    "SHARE_ANY_EVENT": what_leaves_by_two_streams,
+}
+
+
+@pytest.mark.skipif(not hooks.DEVELOPMENT, reason="faults are planted in test builds alone: FANIN_DEV=1")
+@pytest.mark.parametrize("name", SUMS)
+@pytest.mark.parametrize("planted", [False, True], ids=["sound", "planted"])
+def test_a_planted_fault_of_sums_is_found(name: str, planted: bool) -> None:
+    found = ""
+    hooks.fault(name if planted else None)
+    try:
+        with use_driver(FakeDriver(1)) as driver:
+            assert driver
+            SUMS[name](driver)
+    except (AssertionError, fanin.DeviceError, fanin.RaceError) as e:
+        found = type(e).__name__
+    finally:
+        hooks.fault(None)
+    assert bool(found) == planted, found
 
 
 def test_what_is_freed_behind_work_that_has_not_run_cannot_be_trimmed(driver: FakeDriver) -> None:

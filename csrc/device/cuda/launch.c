@@ -1,5 +1,6 @@
 #include "device/cuda/launch.h"
 
+#include "base/fault.h"
 #include "device/cuda/context.h"
 #include "device/kernels/image.h"
 
@@ -165,7 +166,7 @@ size_t fan__reduce_for(fan_dtype d)
 int fan__fold_flags(size_t which, const fan_array *out, const fan_array *first)
 {
     uint64_t bytes = (uint64_t)fan__folds[which].bytes;
-    return (launch_number_size(first->dtype) == bytes ? 0 : FAN_K_FIRST_WIDE) |
+    return (launch_number_size(first->dtype) == bytes || FAN_FAULT(CUDA_NARROW_SUM) ? 0 : FAN_K_FIRST_WIDE) |
            (launch_number_size(out->dtype) == bytes ? 0 : FAN_K_OUT_WIDE);
 }
 

@@ -7,6 +7,7 @@
 #include "device/cuda/reduce.h"
 
 #include "array/reduce.h"
+#include "base/fault.h"
 #include "device/cuda/memory.h"
 #include "device/cuda/sum.h"
 
@@ -109,6 +110,10 @@ static fan_status reduce_launches(const fan__launch_ctx *s, fan_k_reduce *a, red
             return FAN_OK;
         reduce_deal_again(a, stay, size);
         a->in = scratch[level];
+        if (FAN_FAULT(CUDA_EARLY_LANES)) {
+            fan__cuda_scratch_free(s->stream, scratch[level]);
+            scratch[level--] = 0;
+        }
         which = fan__reduce_for((fan_dtype)a->acc);
     }
 }
