@@ -129,9 +129,9 @@ fan_status fan_tree_close(fan_tree *t, const char *call_site, fan_error *err)
 
 bool fan_tree_closed(fan_tree *t)
 {
-    fan_mutex_lock(&t->lock);
+    bool locked = fan__tree_lock(t);
     bool closed = t->closed;
-    fan_mutex_unlock(&t->lock);
+    fan__tree_unlock(t, locked);
     return closed;
 }
 
@@ -172,10 +172,10 @@ void fan_tree_function_drop(fan_tree_function *f)
     if (!f || atomic_fetch_sub_explicit(&f->refs, 1, memory_order_acq_rel) > 1)
         return;
     fan_tree *t = f->tree;
-    fan_mutex_lock(&t->lock);
+    bool locked = fan__tree_lock(t);
     f->next = t->functions; /* its kinds are of recordings: they go with the tree */
     t->functions = f;
-    fan_mutex_unlock(&t->lock);
+    fan__tree_unlock(t, locked);
     fan_tree_drop(t);
 }
 
@@ -183,17 +183,17 @@ void fan_tree_function_drop(fan_tree_function *f)
 
 void fan_tree_get_stats(fan_tree *t, fan_tree_stats *out)
 {
-    fan_mutex_lock(&t->lock);
+    bool locked = fan__tree_lock(t);
     *out = t->stats;
     out->bytes = t->arena ? t->pool.bytes : 0;
     out->in_use = t->pool.in_use;
     out->high_water = t->pool.high_water;
-    fan_mutex_unlock(&t->lock);
+    fan__tree_unlock(t, locked);
 }
 
 void fan_tree_visit(fan_tree *t, void (*visit)(void *ctx, const fan_tree_sight *s), void *ctx)
 {
-    fan_mutex_lock(&t->lock);
+    bool locked = fan__tree_lock(t);
     for (int number = 0; number < t->numbers; number++)
         for (const fan_tree_node *n = t->nodes; n; n = n->next) {
             if (n->number != number)
@@ -209,5 +209,5 @@ void fan_tree_visit(fan_tree *t, void (*visit)(void *ctx, const fan_tree_sight *
                 s.current = p == n;
             visit(ctx, &s);
         }
-    fan_mutex_unlock(&t->lock);
+    fan__tree_unlock(t, locked);
 }

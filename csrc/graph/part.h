@@ -138,6 +138,21 @@ static inline bool fan__tree_is_mine(fan_tree *t)
     return atomic_load_explicit(&t->thread, memory_order_relaxed) == fan_thread_id();
 }
 
+/* fan__tree_lock: unless this thread has it, as a function's body has; what it gives, fan__tree_unlock gets. */
+static inline bool fan__tree_lock(fan_tree *t)
+{
+    bool mine = fan__tree_is_mine(t);
+    if (!mine)
+        fan_mutex_lock(&t->lock);
+    return !mine;
+}
+
+static inline void fan__tree_unlock(fan_tree *t, bool locked)
+{
+    if (locked)
+        fan_mutex_unlock(&t->lock);
+}
+
 /* ---- arena.c ---- */
 
 /* fan__tree_block_lend: a storage for a block that has none. */

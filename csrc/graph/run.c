@@ -19,6 +19,9 @@ fan_status fan_tree_step_begin(fan_tree *t, fan_error *err)
         return fan_fail(err, FAN_ERR_STATE,
                         "a step of another graph tree is open on this thread: end it first, for what one tree gives "
                         "may end while the other still replays");
+    if (fan__tree_is_mine(t))
+        return fan_fail(err, FAN_ERR_STATE,
+                        "a step cannot begin in a function of its graph tree: the function is part of one");
     fan_mutex_lock(&t->lock);
     if (t->closed)
         status = fan_fail(err, FAN_ERR_STATE, "the graph tree is closed");

@@ -2,6 +2,8 @@
 #include "py/graph_part.h"
 #include "py/turn.h"
 
+#include "base/mem.h"
+
 static fan_graph_tree_object *tree_self(PyObject *o) { return (fan_graph_tree_object *)o; }
 
 static PyObject *tree_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
@@ -173,33 +175,46 @@ static PyObject *tree_stats(PyObject *o, void *Py_UNUSED(closure))
         (unsigned long long)s.replayed, (unsigned long long)s.raw, (unsigned long long)s.restored);
 }
 
+/* Recordings, gathered without the interpreter: a body that another thread runs may want it. */
 typedef struct sights {
-    PyObject *list;
+    fan_tree_sight *all;
+    size_t n, cap;
+    bool failed;
 } sights;
 
 static void sight_add(void *ctx, const fan_tree_sight *s)
 {
     sights *all = ctx;
-    PyObject *one = all->list ? Py_BuildValue("(iisKKKO)", s->node, s->parent, s->function, (unsigned long long)s->owns,
-                                              (unsigned long long)s->reaches, (unsigned long long)s->replays,
-                                              s->current ? Py_True : Py_False)
-                              : NULL;
-    if (!one || PyList_Append(all->list, one) < 0)
-        Py_CLEAR(all->list);
-    Py_XDECREF(one);
+    if (fan_grow((void **)&all->all, &all->cap, all->n + 1, sizeof *all->all))
+        all->failed = true;
+    else
+        all->all[all->n++] = *s;
 }
 
 static PyObject *tree_recordings(PyObject *o, PyObject *Py_UNUSED(none))
 {
-    sights all = {PyList_New(0)};
-    if (all.list)
-        fan_tree_visit(tree_self(o)->t, sight_add, &all);
-    return all.list;
+    sights seen = {.n = 0};
+    Py_BEGIN_ALLOW_THREADS fan_tree_visit(tree_self(o)->t, sight_add, &seen);
+    Py_END_ALLOW_THREADS PyObject *list = seen.failed ? PyErr_NoMemory() : PyList_New((Py_ssize_t)seen.n);
+    for (size_t i = 0; list && i < seen.n; i++) {
+        const fan_tree_sight *s = &seen.all[i];
+        PyObject *one = Py_BuildValue("(iisKKKO)", s->node, s->parent, s->function, (unsigned long long)s->owns,
+                                      (unsigned long long)s->reaches, (unsigned long long)s->replays,
+                                      s->current ? Py_True : Py_False);
+        if (one)
+            PyList_SET_ITEM(list, (Py_ssize_t)i, one);
+        else
+            Py_CLEAR(list);
+    }
+    fan_free(seen.all);
+    return list;
 }
 
 static PyObject *tree_closed(PyObject *o, void *Py_UNUSED(closure))
 {
-    return PyBool_FromLong(fan_tree_closed(tree_self(o)->t));
+    bool closed;
+    Py_BEGIN_ALLOW_THREADS closed = fan_tree_closed(tree_self(o)->t);
+    Py_END_ALLOW_THREADS return PyBool_FromLong(closed);
 }
 
 static PyObject *tree_device(PyObject *o, void *Py_UNUSED(closure))
@@ -212,9 +227,10 @@ static PyObject *tree_repr(PyObject *o)
 {
     char text[32];
     fan_tree_stats s;
-    fan_tree_get_stats(tree_self(o)->t, &s);
-    return PyUnicode_FromFormat("<fanin.GraphTree on %s, %llu recordings>",
-                                fan_device_text(tree_self(o)->d, text, sizeof text), (unsigned long long)s.nodes);
+    Py_BEGIN_ALLOW_THREADS fan_tree_get_stats(tree_self(o)->t, &s);
+    Py_END_ALLOW_THREADS return PyUnicode_FromFormat("<fanin.GraphTree on %s, %llu recordings>",
+                                                     fan_device_text(tree_self(o)->d, text, sizeof text),
+                                                     (unsigned long long)s.nodes);
 }
 
 FAN_TURN_NONE(tree_close, fan_seen_nothing)

@@ -754,6 +754,135 @@ def test_bad_arguments_are_told_what_would_have_been_right(m: sim.Machine) -> No
         double(m.array(np.ones(100)))
 
 
+def test_a_tree_may_be_asked_within_a_body_and_from_other_threads_meanwhile(m: sim.Machine) -> None:
+    tree = tree_on(m)
+    seen: list[Any] = []
+
+    def ask() -> None:
+        seen.append((tree.stats, repr(tree), tree._recordings(), tree.closed))
+
+    def body(x: Any) -> Any:
+        ask()
+        with pytest.raises(RuntimeError, match="a step cannot begin in a function of its graph tree"), tree.step():
+            pass
+        with pytest.raises(RuntimeError, match="it cannot be closed"):
+            tree.close()
+        tree.function(scaled(m, 2))  # .. and dropped
+        asking = threading.Thread(target=ask)
+        asking.start()  # it waits for the end of the call
+        threads.append(asking)
+        return scaled(m, 2)(x)
+
+    threads: list[threading.Thread] = []
+    f = tree.function(body)
+    for _ in range(3):
+        with tree.step():
+            f(m.array(np.ones(2)))
+    for thread in threads:
+        thread.join(20)
+    assert did(f) == "replayed" and len(seen) == 4
+
+
+def test_each_row_is_reached_by_a_script_that_says_what_it_did_and_why(m: sim.Machine) -> None:
+    """But for T19, which needs a caller that lets go of an operand within the call."""
+    tree = tree_on(m, limit=1)
+    a, b, c, d = (tree.function(scaled(m, k)) for k in (2, 3, 5, 7))
+    kept = tree.function(scaled(m, 11), keep=True)
+    w = tree.function(scaled(m, 13), roles="static")
+
+    def add_one(x: Any) -> None:
+        launch(m, lambda v: np.add(v, 1, out=v), [], [x])
+
+    writes = tree.function(add_one)
+    inc = tree.function(add_one, roles="static")
+    x = m.array(np.ones(4))
+    seen: list[tuple[str, tuple[str, ...]]] = []
+
+    def call(f: Any, *operands: Any) -> Any:
+        out = f(*operands)
+        rules = tuple(r for r in f.last.rules if r not in ("T5", "T17"))
+        assert "T17" in f.last.rules and (f.last.reason is None) == (f.last.did == "replayed")
+        seen.append((f.last.did, rules))
+        return out
+
+    with tree.step():
+        y = call(a, x)
+        z = call(b, y)
+    assert seen == [("warmed", ("T9",)), ("warmed", ("T4", "T10"))]
+    with tree.step():
+        y = call(a, x)
+        z = call(b, y)
+    with tree.step():
+        y = call(a, x)
+        z = call(b, y)
+        v = call(c, y)
+        u = call(d, v)
+    assert seen[2:] == [
+        ("recorded", ("T4", "T16")),
+        ("recorded", ("T3", "T16")),
+        ("replayed", ("T1", "T11")),
+        ("replayed", ("T11",)),
+        ("warmed", ("T8",)),
+        ("warmed", ("T4", "T10")),
+    ]
+    with tree.step():
+        y = call(a, x)
+        z = call(b, y)
+        v = call(c, y)
+        u = call(d, v)
+    assert seen[8:] == [
+        ("replayed", ("T4", "T11")),
+        ("replayed", ("T11",)),
+        ("recorded", ("T15", "T16")),
+        ("recorded", ("T3", "T16")),
+    ]
+    del y, z, v, u
+    seen.clear()
+    with tree.step():
+        call(kept, x)
+        call(kept, x)  # nobody has the first one's output: its path ends within the step
+        call(kept, x)
+    with tree.step():
+        call(a, x)
+        call(kept, x)  # the path of a replay ends where nobody has its outputs
+    assert seen == [
+        ("warmed", ("T1", "T9")),
+        ("recorded", ("T4", "T16")),
+        ("replayed", ("T2", "T11")),
+        ("replayed", ("T11", "T12")),
+        ("replayed", ("T11", "T12", "T13")),
+    ]
+    seen.clear()
+    with tree.step():
+        call(a, x)
+        call(w, x)
+    with tree.step():
+        call(a, x)
+        call(w, x)
+    assert seen[1] == ("warmed", ("T8",)) and seen[3][0] == "recorded" and "T15" in seen[3][1]
+    seen.clear()
+    others = [m.array(np.ones(4)) for _ in range(3)]
+    reasons = []
+    for o in others:
+        with tree.step():
+            call(w, o)
+            reasons.append(w.last.reason)
+    assert [d for d, _ in seen] == ["recorded", "recorded", "replayed"]
+    assert all("T14" in rules for _, rules in seen[:2])
+    assert "copied from now on" not in reasons[0] and "copied from now on" in reasons[1]
+    seen.clear()
+    with pytest.warns(RuntimeWarning, match="runs without a recording"):
+        for _ in range(3):
+            with tree.step():
+                call(writes, x)
+    assert seen[0][0] == "warmed" and seen[1] == ("raw", ("T6",)) == seen[2]
+    seen.clear()
+    for o in [x, x, *others]:
+        with tree.step():
+            call(inc, o)
+    assert seen[-1] == ("raw", ("T7",)) and "cannot be copied" in inc.last.reason
+
+
 # ---- costs, and what runs short ----
 
 
