@@ -45,6 +45,7 @@ ROWS = (
     "passes",
     "tape",
     "recorded_steps",
+    "graph_trees",
     "overlap",
     "analysis",
     "gpu",
