@@ -1,0 +1,141 @@
+"""The rows of docs/graph-trees.md, reached by scripted calls that say what they did and why: but for T18, an error
+(test_graph_trees.py), and T19, which needs a caller that lets go of an operand within the call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fanin
+from fanin import sim
+
+HERE = "sim:0"
+
+Seen = list[tuple[str, tuple[str, ...]]]
+
+
+class Script:
+    """A tree, functions of it by name, and what calls did."""
+
+    def __init__(self, m: sim.Machine) -> None:
+        self.m = m
+        self.tree = fanin.GraphTree(HERE, memory=1 << 16, limit=1)
+        self.x = m.array(np.ones(4))
+        self.seen: Seen = []
+
+    def times(self, factor: float, **how: Any) -> Any:
+        def f(x: Any) -> Any:
+            y = self.m.empty(x.shape, x.dtype)
+            here = fanin.current_stream(HERE)
+            self.m.launch(here, lambda a, b: np.multiply(a, factor, out=b), reads=[x], writes=[y])
+            return y
+
+        return self.tree.function(f, **how)
+
+    def add_one(self, **how: Any) -> Any:
+        def add_one(x: Any) -> None:
+            self.m.launch(fanin.current_stream(HERE), lambda v: np.add(v, 1, out=v), reads=[], writes=[x])
+
+        return self.tree.function(add_one, **how)
+
+    def call(self, f: Any, *operands: Any) -> Any:
+        out = f(*operands)
+        rules = tuple(r for r in f.last.rules if r not in ("T5", "T17"))
+        assert "T17" in f.last.rules and (f.last.reason is None) == (f.last.did == "replayed")
+        self.seen.append((f.last.did, rules))
+        return out
+
+    def taken(self) -> Seen:
+        seen, self.seen = self.seen, []
+        return seen
+
+
+@pytest.fixture
+def script() -> Iterator[Script]:
+    with sim.Machine(seed=3) as m:
+        yield Script(m)
+
+
+def test_warm_ups_recordings_replays_and_branches(script: Script) -> None:
+    a, b, c, d = (script.times(k) for k in (2, 3, 5, 7))
+    steps = []
+    for step in range(4):
+        with script.tree.step():
+            y = script.call(a, script.x)
+            z = script.call(b, y)
+            if step >= 2:
+                v = script.call(c, y)
+                u = script.call(d, v)
+        steps.append(script.taken())
+    assert z is not u
+    assert steps == [
+        [("warmed", ("T9",)), ("warmed", ("T4", "T10"))],
+        [("recorded", ("T4", "T16")), ("recorded", ("T3", "T16"))],
+        [("replayed", ("T1", "T11")), ("replayed", ("T11",)), ("warmed", ("T8",)), ("warmed", ("T4", "T10"))],
+        [
+            ("replayed", ("T4", "T11")),
+            ("replayed", ("T11",)),
+            ("recorded", ("T15", "T16")),
+            ("recorded", ("T3", "T16")),
+        ],
+    ]
+
+
+def test_a_path_of_which_nothing_lives_ends(script: Script) -> None:
+    kept, a = script.times(11, keep=True), script.times(2)
+    with script.tree.step():
+        for _ in range(4):
+            script.call(kept, script.x)
+    assert script.taken() == [
+        ("warmed", ("T9",)),
+        ("recorded", ("T4", "T16")),
+        ("replayed", ("T2", "T11")),
+        ("replayed", ("T11", "T12", "T13")),
+    ]
+    for _ in range(3):
+        with script.tree.step():
+            script.call(a, script.x)
+    script.taken()
+    with script.tree.step():
+        script.call(a, script.x)
+        script.call(kept, script.x)
+    assert script.taken() == [("replayed", ("T11", "T12")), ("replayed", ("T11", "T12", "T13"))]
+
+
+def test_an_operand_that_moves_is_counted_and_then_copied(script: Script) -> None:
+    w = script.times(13, roles="static")
+    others = [script.m.array(np.ones(4)) for _ in range(3)]
+    reasons = []
+    for o in [script.x, script.x, *others]:
+        with script.tree.step():
+            script.call(w, o)
+            reasons.append(w.last.reason or "")
+    assert [did for did, _ in script.seen] == ["warmed", "recorded", "recorded", "recorded", "replayed"]
+    assert ["T14" in rules for _, rules in script.seen] == [False, False, True, True, False]
+    assert ["copied from now on" in reason for reason in reasons] == [False, False, False, True, False]
+
+
+def test_what_writes_runs_as_it_is(script: Script) -> None:
+    writes, inc = script.add_one(), script.add_one(roles="static")
+    with pytest.warns(RuntimeWarning, match="runs without a recording"):
+        for _ in range(3):
+            with script.tree.step():
+                script.call(writes, script.x)
+    assert [did for did, _ in script.seen] == ["warmed", "raw", "raw"]
+    assert script.taken()[1:] == [("raw", ("T6",))] * 2
+    for o in [script.x, script.x, *(script.m.array(np.ones(4)) for _ in range(3))]:
+        with script.tree.step():
+            script.call(inc, o)
+    assert script.seen[-1] == ("raw", ("T7",)) and "cannot be copied" in inc.last.reason
+
+
+def test_a_function_that_stands_twice_behind_itself_is_told_of(script: Script) -> None:
+    a = script.times(2)
+    with pytest.warns(RuntimeWarning, match="runs again and again"):
+        for _ in range(3):
+            with script.tree.step():
+                ys = [script.call(a, script.x) for _ in range(4)]
+    assert len(ys) == 4 and any("T20" in rules for _, rules in script.seen)
