@@ -290,7 +290,7 @@ class Var:
         return matmul(self, other)
 
     def __neg__(self) -> Var:
-        return mul(self, -1)
+        return neg(self)
 
     @property
     def T(self) -> Var:
@@ -536,6 +536,7 @@ def sum_to(x: Var, shape: Shape) -> Var:
 
 # ---------------------------------------------------------------- 4. Operations
 
+neg: Op = Op("neg", np.negative, lambda g, y, a: -g)
 add = Op("add", np.add, lambda g, y, a, b: g, lambda g, y, a, b: g)
 sub = Op("sub", np.subtract, lambda g, y, a, b: g, lambda g, y, a, b: -g)
 mul = Op("mul", np.multiply, lambda g, y, a, b: g * b, lambda g, y, a, b: g * a)
