@@ -56,7 +56,7 @@ static bool goes_and_comes(void)
     return is;
 }
 
-static bool is_ours_still(void)
+static bool refuses_its_own(void)
 {
     fan_error err;
     bool refused = fan_leaf_claim_begin(&claim, &nobody, &err) == FAN_ERR_STATE;
@@ -107,7 +107,7 @@ static void a_child_has_what_its_own_thread_had(void)
 {
     CHECK_OK(fan_leaf_claim_init(&claim, NULL));
     CHECK_OK(fan_leaf_claim_begin(&claim, &nobody, NULL));
-    in_child(is_ours_still);
+    in_child(refuses_its_own);
     fan_leaf_claim_end(&claim);
     CHECK(free_for_this_thread());
     fan_leaf_claim_fini(&claim);
@@ -120,7 +120,7 @@ static void a_child_knows_nothing_of_those_who_waited(void)
     CHECK_OK(fan_leaf_claim_begin(&claim, &nobody, NULL));
     CHECK(pthread_create(&other, NULL, wants_it, NULL) == 0);
     for (int i = 0; i < 20; i++)
-        in_child(is_ours_still); /* he waits by then, or will */
+        in_child(refuses_its_own); /* he waits by then, or will */
     fan_leaf_claim_end(&claim);
     pthread_join(other, NULL);
     CHECK(free_for_this_thread());
