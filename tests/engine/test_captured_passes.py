@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import fanin
+from kit.world import world
 
 pytestmark = pytest.mark.core
 
@@ -80,6 +81,26 @@ def test_a_pass_over_three_streams_is_captured_and_replayed(w: Any) -> None:
     assert (step.x.grad, step.y.grad) == kept
     w.synchronize()
     w.destroy_graph(graph)
+
+
+@pytest.mark.rule("K1", "S7")
+@pytest.mark.parametrize("first", [True, False])
+def test_a_stream_of_another_device_that_is_current_too_and_not_captured_changes_nothing(first: bool) -> None:
+    def passes(w: Any) -> None:
+        step, other = Step(w), w.stream(1)
+        step.backward()
+        w.begin_capture(step.c)
+        outer, inner = (other, step.c) if first else (step.c, other)
+        with fanin.stream(outer), fanin.stream(inner):
+            fanin.backward([(step.top, 0, step.g)], keep_graph=True)
+        graph = w.end_capture(step.c)
+        w.launch_graph(graph, step.c)
+        assert (step.read(step.x.grad), step.read(step.y.grad)) == (10.0, 6.0)
+        w.synchronize()
+        w.destroy_graph(graph)
+
+    with world("sim", 2) as w:
+        passes(w)
 
 
 @pytest.mark.rule("K3")
