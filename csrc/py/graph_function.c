@@ -298,6 +298,7 @@ static PyObject *call_with(graph_function *self, body *b, uint64_t key)
     Py_BEGIN_ALLOW_THREADS status = fan_tree_function_call(self->f, &a, &result, &outcome, &err);
     Py_END_ALLOW_THREADS if (status == FAN_OK)
     {
+        fan_touch_thing(FAN_THING_GRAPH, 0, FAN_TOUCH_WRITES);
         self->last = outcome;
         self->called = true;
         if (b->raised)
@@ -467,9 +468,9 @@ PyObject *fan_graph_function_make(fan_graph_tree_object *tree, PyObject *args, P
 static PyObject *function_last(PyObject *o, void *Py_UNUSED(closure))
 {
     static const char *const did[] = {"warmed", "recorded", "replayed", "raw", "failed"};
-    const fan_tree_outcome *w = &function_self(o)->last;
+    const fan_tree_outcome last = function_self(o)->last, *w = &last; /* another thread may call meanwhile */
     fan_state *st = fan_state_get();
-    PyObject *type, *rules, *made = NULL;
+    PyObject *type, *rules, *node, *made = NULL;
     if (!function_self(o)->called)
         Py_RETURN_NONE;
     type = fan_lazy(&st->outcome_type, "fanin._graph_trees", "Outcome");
@@ -482,14 +483,17 @@ static PyObject *function_last(PyObject *o, void *Py_UNUSED(closure))
     }
     if (rules) {
         PyObject *all = PyList_AsTuple(rules);
-        made = all ? PyObject_CallFunction(type, "szOO", did[w->did], w->reason[0] ? w->reason : NULL,
-                                           w->node < 0 ? Py_None : PyLong_FromLong(w->node), all)
-                   : NULL;
+        node = w->node < 0 ? Py_NewRef(Py_None) : PyLong_FromLong(w->node);
+        if (all && node)
+            made = PyObject_CallFunction(type, "szOO", did[w->did], w->reason[0] ? w->reason : NULL, node, all);
+        Py_XDECREF(node);
         Py_XDECREF(all);
     }
     Py_XDECREF(rules);
     return made;
 }
+
+FAN_TURN_GET(function_last, fan_seen_graph)
 
 static PyObject *function_name(PyObject *o, void *Py_UNUSED(closure)) { return Py_NewRef(function_self(o)->name); }
 
@@ -499,7 +503,7 @@ static PyObject *function_repr(PyObject *o)
 }
 
 static PyGetSetDef function_getset[] = {
-    {"last", function_last, NULL, "What the last call did, and why: an Outcome; None before the first.", NULL},
+    {"last", function_last_turn, NULL, "What the last call did, and why: an Outcome; None before the first.", NULL},
     {"name", function_name, NULL, "The function's name, as messages say it.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };

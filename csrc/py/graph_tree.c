@@ -233,11 +233,16 @@ static PyObject *tree_repr(PyObject *o)
                                                      (unsigned long long)s.nodes);
 }
 
+FAN_TURN_NAMED(tree_function, fan_seen_nothing)
 FAN_TURN_NONE(tree_close, fan_seen_nothing)
 FAN_TURN_ONE(tree_exit, fan_seen_nothing)
+FAN_TURN_GET(tree_stats, fan_seen_nothing)
+FAN_TURN_GET(tree_closed, fan_seen_nothing)
+FAN_TURN_NONE(tree_recordings, fan_seen_nothing)
+FAN_TURN_REPR(tree_repr, fan_seen_nothing)
 
 static PyMethodDef methods[] = {
-    {"function", (PyCFunction)(void (*)(void))tree_function, METH_VARARGS | METH_KEYWORDS,
+    {"function", (PyCFunction)(void (*)(void))tree_function_turn, METH_VARARGS | METH_KEYWORDS,
      "function($self, /, fn, *, roles=\"auto\", keep=False, key=None)\n--\n\n"
      "A function of arrays that is warmed up, recorded and from then on replayed, by the calls before it.\n\n"
      "`roles`: of each operand, or one for all: \"copy\" (copied in before each replay), \"static\" (stays where it "
@@ -252,7 +257,7 @@ static PyMethodDef methods[] = {
     {"plot", (PyCFunction)(void (*)(void))tree_plot, METH_VARARGS | METH_KEYWORDS,
      "plot($self, path=None, /)\n--\n\nA picture of the tree, as a matplotlib figure; written to `path` where one is "
      "given."},
-    {"_recordings", tree_recordings, METH_NOARGS,
+    {"_recordings", tree_recordings_turn, METH_NOARGS,
      "_recordings($self, /)\n--\n\n(node, parent, function, owns, reaches, replays, on the path) of each recording."},
     {"__enter__", tree_enter, METH_NOARGS, "__enter__($self, /)\n--\n\nThe tree."},
     {"__exit__", tree_exit_turn, METH_VARARGS, "__exit__($self, /, *args)\n--\n\nClose it."},
@@ -260,8 +265,8 @@ static PyMethodDef methods[] = {
 };
 
 static PyGetSetDef getset[] = {
-    {"stats", tree_stats, NULL, "Recordings, bytes and calls: a GraphStats.", NULL},
-    {"closed", tree_closed, NULL, "Whether it was closed.", NULL},
+    {"stats", tree_stats_turn, NULL, "Recordings, bytes and calls: a GraphStats.", NULL},
+    {"closed", tree_closed_turn, NULL, "Whether it was closed.", NULL},
     {"device", tree_device, NULL, "The name of its device, as in \"sim:0\".", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
@@ -278,7 +283,7 @@ static PyType_Slot slots[] = {
                 "elsewhere; then\nthe operand is copied. `strict`: a static operand that lies elsewhere is an error."},
     {Py_tp_new, tree_new},
     {Py_tp_dealloc, tree_dealloc},
-    {Py_tp_repr, tree_repr},
+    {Py_tp_repr, tree_repr_turn},
     {Py_tp_methods, methods},
     {Py_tp_members, members},
     {Py_tp_getset, getset},

@@ -122,12 +122,16 @@ STILL = {
     _core.Edges: set(),  # its length and items are read by whoever asked for it
     _core.HookHandle: set(),
     _core.Walk: set(),
+    _core.GraphTree: {"device", "step", "plot"},  # plot asks for _recordings
+    _core.GraphStep: set(),
+    _core.GraphFunction: {"name"},
     Machine: {"devices", "seed", "join", "abandoned"},
     fanin.sim.Thread: set(),
 }
 #: The rest of the package's public names. Types of data, modules and errors are no calls; of the others each reads what
 #: never changes, or what is the calling thread's own, or is made of calls that are turns.
-NO_CALLS = {"Counters", "Event", "InputBuffer", "Leaf", "Node", "Overlaps", "Slot", "Sparse", "Stats", "Stream"} | {
+NO_CALLS = {"Counters", "Event", "GraphTree", "InputBuffer", "Leaf", "Node", "Overlaps", "Slot", "Sparse", "Stats"} | {
+    "Stream",
     "Verdict",
     "Zero",
     "__version__",
@@ -139,7 +143,7 @@ UNCHANGING = {"devices", "get_include", "overlap", "overlaps", "overlaps_itself"
 
 def public(kind: type) -> set[str]:
     own = {name for base in kind.__mro__ if base is not object for name in vars(base) if not name.startswith("_")}
-    return own | ({"__enter__", "__exit__"} if kind is _core.Target else set())
+    return own | ({"__enter__", "__exit__"} if kind in (_core.Target, _core.GraphStep) else set())
 
 
 class World:
@@ -162,9 +166,14 @@ class World:
         self.root = (self.node, 0, np.zeros(2))
         self.hook = self.node.register_hook(lambda g: g)
         self.walk = fanin.walk([self.root], keep_graph=True)
+        self.tree = fanin.GraphTree("sim:0", memory=1 << 16)
+        self.double = self.tree.function(lambda x: fanin.add_n([x, x]))
+        with self.tree.step():
+            self.double(self.x)
+        self.tree_step = self.tree.step()
 
     def calls(self) -> dict[tuple[type, str], Callable[[], Any]]:
-        return self.calls_of_buffers() | self.calls_of_machines() | self.calls_of_the_engine()
+        return self.calls_of_buffers() | self.calls_of_machines() | self.calls_of_the_engine() | self.calls_of_trees()
 
     def calls_of_buffers(self) -> dict[tuple[type, str], Callable[[], Any]]:
         buf, one = self.buf, np.zeros(2, np.float32)
@@ -260,6 +269,22 @@ class World:
             (type(None), "Leaf"): lambda: fanin.Leaf(np.zeros(2)),
         }
 
+    def calls_of_trees(self) -> dict[tuple[type, str], Callable[[], Any]]:
+        tree = self.tree
+        return {
+            (_core.GraphTree, "function"): lambda: tree.function(lambda x: x),
+            (_core.GraphTree, "close"): tree.close,
+            (_core.GraphTree, "stats"): lambda: tree.stats,
+            (_core.GraphTree, "closed"): lambda: tree.closed,
+            (_core.GraphStep, "__enter__"): self.tree_step.__enter__,
+            (_core.GraphStep, "__exit__"): lambda: self.tree_step.__exit__(None, None, None),
+            (_core.GraphFunction, "last"): lambda: self.double.last,
+            (type(None), "double(x)"): lambda: self.double(self.x),
+            (type(None), "tree._recordings"): tree._recordings,
+            (type(None), "repr(tree)"): lambda: repr(tree),
+            (type(None), "GraphTree"): lambda: fanin.GraphTree("sim:0", memory=1 << 16),
+        }
+
 
 def turns_of(key: tuple[type, str] | None) -> int:
     """How often the thread that makes the call was chosen."""
@@ -308,7 +333,7 @@ def test_every_public_function_is_a_turn_or_needs_none() -> None:
         called = {name for kind, name in World(m).calls() if kind is type(None)}
         m.join()
     named = NO_CALLS | OWN_THREAD | UNCHANGING | errors_and_warnings()
-    assert named <= set(fanin.__all__) and not named & called - {"InputBuffer", "Leaf", "Node"}
+    assert named <= set(fanin.__all__) and not named & called - {"GraphTree", "InputBuffer", "Leaf", "Node"}
     assert set(fanin.__all__) - named <= called, "give it a turn (csrc/py/turn.h), or say above why it needs none"
 
 
