@@ -112,22 +112,26 @@ static fan_status keep(const fan_tree_run *r, const fan_array *a, fan_array **ou
 static fan_status output_of(fan_tree_run *r, fan_tree_node *n, const fan_tree_output *o, fan_array **out,
                             fan_error *err)
 {
+    fan_array *a;
     *out = NULL;
     if (!o->block && o->operand < 0)
         return FAN_OK;
-    fan_array *in = o->operand >= 0 ? r->args->in[o->operand] : NULL;
-    if (o->keep && (o->block || n->operands[o->operand].way == FAN_WAY_POOL))
-        return keep(r, o->block ? o->array : in, out, err);
-    if (o->block) {
+    bool kept = o->keep && (o->block || n->operands[o->operand].way == FAN_WAY_POOL);
+    if (o->block && !kept)
         FAN_TRY(fan_memory_record_stream(o->block->storage, r->caller, err));
-        *out = fan_array_hold(o->array);
+    if (o->block)
+        a = fan_array_hold(o->array);
+    else if (!o->array) /* the whole of it */
+        a = fan_array_hold(r->args->in[o->operand]);
+    else
+        FAN_TRY(view_on(r->args->in[o->operand]->storage, o->array, o->array->data, &a, err));
+    if (!kept) {
+        *out = a;
         return FAN_OK;
     }
-    if (!o->array) { /* the whole of it */
-        *out = fan_array_hold(in);
-        return FAN_OK;
-    }
-    return view_on(in->storage, o->array, o->array->data, out, err);
+    fan_status status = keep(r, a, out, err);
+    fan_array_drop(a);
+    return status;
 }
 
 fan_status fan__tree_hand_out(fan_tree_run *r, fan_tree_node *n, fan_error *err)

@@ -908,3 +908,17 @@ def test_memory_that_a_function_keeps_is_found_only_where_it_is_looked_for(m: si
         assert adopts()
     finally:
         hooks.fault(None)
+
+
+# ---- what looks right and is not ----
+
+
+def test_a_view_of_an_operand_in_the_pool_is_kept_as_a_view(m: sim.Machine) -> None:
+    tree = tree_on(m)
+    double = tree.function(scaled(m, 2))
+    middle = tree.function(lambda y: y[1:3], keep=True)
+    for i in range(4):
+        with tree.step():
+            kept = middle(double(m.array(np.arange(4.0) + i)))
+        assert kept.numpy().tolist() == [2.0 * (i + 1), 2.0 * (i + 2)]
+    assert did(middle) == "replayed"
