@@ -222,6 +222,9 @@ typedef struct fan_tree_run {
 fan_status fan__tree_warm_up(fan_tree_run *r, fan_error *err);
 fan_status fan__tree_record(fan_tree_run *r, fan_tree_node **out, fan_error *err);
 fan_status fan__tree_replay(fan_tree_run *r, fan_tree_node *n, fan_error *err);
+/* fan__tree_check_overlap: nothing shares memory with what is added into, and nothing that is copied with what the
+ * function is known to write. FAN_ERR_VALUE. */
+fan_status fan__tree_check_overlap(const fan_tree_run *r, fan_error *err);
 /* fan__tree_enter, _leave: the tree's stream waits for the caller's; the other way round. */
 fan_status fan__tree_enter(const fan_tree_run *r, fan_error *err);
 fan_status fan__tree_leave(const fan_tree_run *r, fan_error *err);

@@ -8,21 +8,6 @@
 
 #include <string.h>
 
-/* ---- operands ---- */
-
-static fan_status check_overlap(const fan_tree_run *r, fan_error *err)
-{
-    fan_array *const *in = r->args->in;
-    for (size_t i = 0; i < r->args->n; i++)
-        for (size_t k = 0; r->operands[i].way == FAN_WAY_ADD && k < r->args->n; k++)
-            if (k != i && in[k] && !fan_array_disjoint(in[i], in[k]))
-                return fan_fail(err, FAN_ERR_VALUE,
-                                "%s: operands %zu and %zu share memory, and operand %zu is added into (accumulate): "
-                                "pass a copy of operand %zu",
-                                r->function->name, i, k, i, k);
-    return FAN_OK;
-}
-
 /* ---- what a body gave ---- */
 
 static fan_status check_form(const fan_tree_run *r, fan_error *err)
@@ -274,7 +259,7 @@ fan_status fan__tree_warm_up(fan_tree_run *r, fan_error *err)
     bool is_saved = false;
     fan_tree_node *n = NULL;
     fan_status status;
-    FAN_TRY(check_overlap(r, err));
+    FAN_TRY(fan__tree_check_overlap(r, err));
     FAN_GO(fan_graph_pool_checkpoint(&t->pool, &saved, err));
     is_saved = true;
     FAN_GO(node_new(r, &n, err));
@@ -370,7 +355,7 @@ fan_status fan__tree_record(fan_tree_run *r, fan_tree_node **out, fan_error *err
     *out = NULL;
     if (status != FAN_OK)
         return status;
-    FAN_GO(check_overlap(r, err));
+    FAN_GO(fan__tree_check_overlap(r, err));
     FAN_GO(fan_graph_pool_checkpoint(&t->pool, &saved, err));
     is_saved = true;
     FAN_GO(fan__tree_place_make(t->current, r->kind, &place, err));
@@ -387,6 +372,7 @@ fan_status fan__tree_record(fan_tree_run *r, fan_tree_node **out, fan_error *err
     FAN_GO(check_accesses(r, &s, n, err));
     if (r->wrote)
         goto done;
+    FAN_GO(fan__tree_check_overlap(r, err)); /* what is written is known now */
     FAN_GO(check_own(r, given, err));
     FAN_GO(check_escape(r, &s, staged, err));
     FAN_GO(node_outputs(r, n, &s, given, err));

@@ -1,12 +1,44 @@
 /* What every call does around a function, and a replay. */
 #include "graph/part.h"
 
+#include "array/overlap.h"
 #include "base/fault.h"
 #include "base/mem.h"
 #include "device/event.h"
 #include "device/job.h"
 
 #include <string.h>
+
+/* check_pair: operand i is added into, or written where it lies; k is another. */
+static fan_status check_pair(const fan_tree_run *r, size_t i, size_t k, fan_error *err)
+{
+    fan_array *const *in = r->args->in;
+    bool added = r->operands[i].way == FAN_WAY_ADD;
+    if (k == i || !in[k] || (!added && r->operands[k].way != FAN_WAY_COPY) || fan_array_disjoint(in[i], in[k]))
+        return FAN_OK;
+    if (added)
+        return fan_fail(err, FAN_ERR_VALUE,
+                        "%s: operands %zu and %zu share memory, and operand %zu is added into (accumulate): pass a "
+                        "copy of operand %zu",
+                        r->function->name, i, k, i, k);
+    return fan_fail(err, FAN_ERR_VALUE,
+                    "%s: operands %zu and %zu share memory, the function writes into operand %zu, and operand %zu is "
+                    "copied before it runs, so that it would not see that: give operand %zu the role static, or pass "
+                    "a copy of it",
+                    r->function->name, i, k, i, k, k);
+}
+
+fan_status fan__tree_check_overlap(const fan_tree_run *r, fan_error *err)
+{
+    for (size_t i = 0; i < r->args->n; i++) {
+        fan_tree_way way = r->operands[i].way;
+        if (way != FAN_WAY_ADD && (way <= FAN_WAY_COPY || !r->kind->written[i]))
+            continue;
+        for (size_t k = 0; k < r->args->n; k++)
+            FAN_TRY(check_pair(r, i, k, err));
+    }
+    return FAN_OK;
+}
 
 static fan_status follow(fan_stream *s, fan_stream *other, fan_error *err)
 {
@@ -163,6 +195,7 @@ static fan_status begin_blocks(fan_tree_run *r, fan_tree_node *n, fan_error *err
 fan_status fan__tree_replay(fan_tree_run *r, fan_tree_node *n, fan_error *err)
 {
     fan_tree *t = r->tree;
+    FAN_TRY(fan__tree_check_overlap(r, err));
     for (size_t i = 0; i < n->ndead; i++)
         if (n->dead[i]->storage)
             FAN_TRY(fan_memory_wait_users(n->dead[i]->storage, t->origin, r->caller, err));

@@ -922,3 +922,42 @@ def test_a_view_of_an_operand_in_the_pool_is_kept_as_a_view(m: sim.Machine) -> N
             kept = middle(double(m.array(np.arange(4.0) + i)))
         assert kept.numpy().tolist() == [2.0 * (i + 1), 2.0 * (i + 2)]
     assert did(middle) == "replayed"
+
+
+def test_what_is_copied_shares_no_memory_with_what_is_written(m: sim.Machine) -> None:
+    tree = tree_on(m)
+
+    def update(w: Any, v: Any) -> Any:
+        launch(m, lambda a: np.add(a, 1, out=a), [], [w])
+        return scaled(m, 2)(v)
+
+    copied = tree.function(update, roles=("static", "copy"))
+    in_place = tree.function(update, roles="static")
+    w, v = m.array(np.zeros(4)), m.array(np.zeros(2))
+    said = "update: operands 0 and 1 share memory, the function writes into operand 0, and operand 1 is copied"
+    for i in range(4):
+        if i:
+            with tree.step(), pytest.raises(ValueError, match=said):
+                copied(w, w[:2])
+        with tree.step():
+            assert copied(w, v).numpy().tolist() == [0.0, 0.0]
+    assert did(copied) == "replayed"
+    for i in range(4):
+        with tree.step():
+            assert in_place(w, w[:2]).numpy().tolist() == [2.0 * (i + 5)] * 2
+    assert did(in_place) == "replayed"
+
+
+def test_what_is_accumulated_overlaps_nothing_at_a_replay_either(m: sim.Machine) -> None:
+    tree = tree_on(m)
+    add = tree.function(
+        lambda g, x: launch(m, lambda a, b: np.add(a, b, out=b), [x], [g]), roles=("accumulate", "copy")
+    )
+    g, x = m.array(np.zeros(3)), m.array(np.ones(3))
+    for _ in range(3):
+        with tree.step():
+            add(g, x)
+    with tree.step(), pytest.raises(ValueError, match="operands 0 and 1 share memory"):
+        add(g, g)
+    assert did(add) == "replayed"
+    assert g.numpy().tolist() == [3.0] * 3
