@@ -52,11 +52,22 @@ static fan_status check_own(const fan_tree_run *r, fan_array *const *given, fan_
     return FAN_OK;
 }
 
+/* is_ours: a block where an operand was staged to, which nobody has but the scope and the node. */
+static bool is_ours(const fan_tree_node *n, const fan_tree_block *b)
+{
+    for (size_t i = 0; i < n->n; i++) {
+        const fan_array *a = n->operands[i].staged;
+        if (a && a->storage == b->storage)
+            return atomic_load(&a->refs) == 1 && atomic_load(&b->storage->refs) == 2;
+    }
+    return false;
+}
+
 /* escaped: whether somebody has a block that is not among what the body gave. */
-static const fan_tree_block *escaped(const fan_tree_run *r, const fan_tree_scope *s, size_t staged)
+static const fan_tree_block *escaped(const fan_tree_run *r, const fan_tree_scope *s, const fan_tree_node *n)
 {
     for (size_t i = 0; i < s->n; i++) {
-        bool given = i < staged && atomic_load(&s->blocks[i]->storage->refs) == 2; /* the scope's, and the array */
+        bool given = is_ours(n, s->blocks[i]);
         for (size_t k = 0; k < r->result->n; k++)
             given |= r->result->at[k] && r->result->at[k]->storage == s->blocks[i]->storage;
         if (!given && fan__tree_block_lives(s->blocks[i]))
@@ -65,20 +76,22 @@ static const fan_tree_block *escaped(const fan_tree_run *r, const fan_tree_scope
     return NULL;
 }
 
-static fan_status check_escape(const fan_tree_run *r, const fan_tree_scope *s, size_t staged, fan_error *err)
+static fan_status check_escape(const fan_tree_run *r, const fan_tree_scope *s, const fan_tree_node *n, fan_error *err)
 {
-    const fan_tree_block *b = escaped(r, s, staged);
+    const fan_tree_block *b = escaped(r, s, n);
     if (b && r->args->body.collect) {
         r->args->body.collect(r->args->body.ctx);
-        b = escaped(r, s, staged);
+        b = escaped(r, s, n);
     }
     return b && !FAN_FAULT(TREE_ADOPTED)
-               ? fan_fail(
-                     err, FAN_ERR_STATE,
-                     "%s: somebody keeps %llu byte%s that the function allocated and did not return, and the next "
-                     "replay overwrites them: return the array, or add into an operand with the role accumulate (a "
-                     "leaf without a gradient takes what it is given: pass its gradient)",
-                     r->function->name, (unsigned long long)b->bytes, FAN_PLURAL(b->bytes))
+               ? fan_fail(err, FAN_ERR_STATE,
+                          "%s: somebody keeps %llu byte%s that the function allocated and did not return, or the copy "
+                          "that it "
+                          "was given of an operand, and the next replay overwrites them: return the array, or add into "
+                          "an operand with the "
+                          "role accumulate (a "
+                          "leaf without a gradient takes what it is given: pass its gradient)",
+                          r->function->name, (unsigned long long)b->bytes, FAN_PLURAL(b->bytes))
                : FAN_OK;
 }
 
@@ -268,7 +281,7 @@ fan_status fan__tree_warm_up(fan_tree_run *r, fan_error *err)
     FAN_GO(run_body(r, &s, r->args->in, err));
     FAN_GO(check_form(r, err));
     FAN_GO(check_own(r, r->args->in, err));
-    FAN_GO(check_escape(r, &s, 0, err));
+    FAN_GO(check_escape(r, &s, n, err));
     FAN_GO(wait_scope(r, &s, err));
     FAN_GO(node_outputs(r, n, &s, r->args->in, err));
     r->kind->nout = r->result->n;
@@ -366,7 +379,6 @@ fan_status fan__tree_record(fan_tree_run *r, fan_tree_node **out, fan_error *err
     t->reach = 0;
     FAN_GO(stage_new(r, n, &s, given, err));
     FAN_GO(fan__tree_enter(r, err));
-    size_t staged = s.n;
     FAN_GO(capture(r, n, &s, given, err));
     FAN_GO(check_form(r, err));
     FAN_GO(check_accesses(r, &s, n, err));
@@ -374,7 +386,7 @@ fan_status fan__tree_record(fan_tree_run *r, fan_tree_node **out, fan_error *err
         goto done;
     FAN_GO(fan__tree_check_overlap(r, err)); /* what is written is known now */
     FAN_GO(check_own(r, given, err));
-    FAN_GO(check_escape(r, &s, staged, err));
+    FAN_GO(check_escape(r, &s, n, err));
     FAN_GO(node_outputs(r, n, &s, given, err));
     fan__tree_scope_fini(&s, true, NULL);
     FAN_GO(fan_graph_pool_checkpoint(&t->pool, &n->books, err));

@@ -961,3 +961,25 @@ def test_what_is_accumulated_overlaps_nothing_at_a_replay_either(m: sim.Machine)
         add(g, g)
     assert did(add) == "replayed"
     assert g.numpy().tolist() == [3.0] * 3
+
+
+@pytest.mark.parametrize("kept", [lambda x: x, lambda x: x[1:]], ids=["itself", "a view"])
+def test_a_copied_operand_that_the_function_keeps_is_found(m: sim.Machine, kept: Callable[[Any], Any]) -> None:
+    tree, seen, double = tree_on(m), [], scaled(m, 2)
+
+    def keeps(x: Any) -> Any:
+        seen.append(kept(x))
+        return double(x)
+
+    keeping = tree.function(keeps)
+    for i in range(3):
+        x = m.array(np.ones(3))
+        with tree.step():
+            if i == 0:
+                keeping(x)
+                continue
+            with pytest.raises(RuntimeError, match="keeps: somebody keeps 24 bytes"):
+                keeping(x)
+        with pytest.raises(RuntimeError, match="in a call that failed"):
+            seen[-1].numpy()
+    assert tree.stats.nodes == 0
