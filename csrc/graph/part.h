@@ -45,8 +45,8 @@ typedef struct fan_tree_kind {
     int64_t *words; /* what is written down of the operands */
     size_t nwords, n;
     bool warm, known, writes;
-    bool *demoted, *written; /* of each operand */
-    int form;                /* of what it gives; meaningless before it is warm */
+    bool *demoted, *written, *shown; /* of each operand; shown: an output is a view of a part of it */
+    int form;                        /* of what it gives; meaningless before it is warm */
     size_t nout;
 } fan_tree_kind;
 

@@ -172,5 +172,6 @@ void fan__tree_kind_free(fan_tree_kind *k)
     fan_free(k->words);
     fan_free(k->demoted);
     fan_free(k->written);
+    fan_free(k->shown);
     fan_free(k);
 }

@@ -199,8 +199,10 @@ static fan_status node_outputs(fan_tree_run *r, fan_tree_node *n, fan_tree_scope
             continue;
         if (operand_of(r, a, given) >= 0) {
             o->operand = operand_of(r, a, given);
-            if (!fan_array_same_view(a, given[o->operand]))
+            if (!fan_array_same_view(a, given[o->operand])) {
+                r->kind->shown[o->operand] = true;
                 FAN_TRY(geometry(a, &o->array, err));
+            }
             continue;
         }
         o->block = b;

@@ -77,7 +77,7 @@ static fan_status kind_new(fan_tree_function *f, const fan_tree_args *a, size_t 
 {
     fan_tree_kind *k = fan_calloc(sizeof *k);
     if (!k || !(k->words = fan_alloc((n + 1) * sizeof *k->words)) || !(k->demoted = fan_calloc(a->n + 1)) ||
-        !(k->written = fan_calloc(a->n + 1))) {
+        !(k->written = fan_calloc(a->n + 1)) || !(k->shown = fan_calloc(a->n + 1))) {
         if (k)
             fan__tree_kind_free(k);
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph tree");
@@ -196,7 +196,8 @@ static place_facts look(const fan_tree_run *r, fan_tree_node *at)
     }
     if (place && (p.facts.fit == FAN_TREE_FIT_OPERAND || p.facts.fit == FAN_TREE_FIT_STATIC)) {
         p.facts.over_limit = place->moved >= r->tree->options.limit;
-        p.facts.can_demote = !r->kind->written[p.which] && r->operands[p.which].way != FAN_WAY_ADD;
+        p.facts.can_demote =
+            !r->kind->written[p.which] && !r->kind->shown[p.which] && r->operands[p.which].way != FAN_WAY_ADD;
     }
     return p;
 }
@@ -222,10 +223,9 @@ static void say_raw(const fan_tree_run *r, const place_facts *p, fan_tree_outcom
         snprintf(o->reason, sizeof o->reason,
                  "it writes into operand %zu, which is copied: give that the role static, or accumulate", r->which);
     else
-        snprintf(
-            o->reason, sizeof o->reason,
-            "operand %zu lay elsewhere more than %u times, and the function writes into it, so it cannot be copied",
-            p->which, r->tree->options.limit);
+        snprintf(o->reason, sizeof o->reason,
+                 "operand %zu lay elsewhere more than %u times, and the function %s, so it cannot be copied", p->which,
+                 r->tree->options.limit, r->kind->shown[p->which] ? "gives a view of it" : "writes into it");
 }
 
 static void say(const fan_tree_run *r, const fan_tree_plan *plan, const place_facts *p, fan_tree_outcome *o)

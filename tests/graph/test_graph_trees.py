@@ -983,3 +983,17 @@ def test_a_copied_operand_that_the_function_keeps_is_found(m: sim.Machine, kept:
         with pytest.raises(RuntimeError, match="in a call that failed"):
             seen[-1].numpy()
     assert tree.stats.nodes == 0
+
+
+def test_an_operand_of_which_a_view_is_given_is_never_made_a_copy(m: sim.Machine) -> None:
+    tree = tree_on(m, limit=2)
+    tail = tree.function(lambda w: w[1:], roles="static")
+    held = [m.array(np.arange(3.0) + i) for i in range(8)]
+    for i, w in enumerate(held):
+        with tree.step():
+            assert tail(w).numpy().tolist() == [i + 1.0, i + 2.0]
+    assert did(tail) == "raw"
+    assert "operand 0 lay elsewhere more than 2 times, and the function" in tail.last.reason
+    with tree.step():
+        assert tail(held[1]).numpy().tolist() == [2.0, 3.0]
+    assert did(tail) == "replayed"
