@@ -216,7 +216,6 @@ typedef struct fan_tree_run {
     char call_site[64];
     bool restore;
     bool wrote; /* a recording was given up: the function writes into an operand that is copied */
-    size_t which;
 } fan_tree_run;
 
 fan_status fan__tree_warm_up(fan_tree_run *r, fan_error *err);

@@ -122,10 +122,7 @@ static bool access_visit(void *ctx, const char *name, const void *data, size_t b
         if (!a || !inside_array(data, bytes, a))
             continue;
         r->kind->written[i] |= write;
-        if (write && o->way == FAN_WAY_COPY && !c->r->wrote) {
-            c->r->wrote = true;
-            c->r->which = i;
-        }
+        c->r->wrote |= write && o->way == FAN_WAY_COPY;
         return true;
     }
     const fan_array *arena = r->tree->arena;

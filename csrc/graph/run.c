@@ -219,9 +219,12 @@ static bool repeats(const fan_tree_run *r)
 
 static void say_raw(const fan_tree_run *r, const place_facts *p, fan_tree_outcome *o)
 {
+    size_t written = 0;
+    while (written + 1 < r->args->n && !(r->kind->written[written] && r->operands[written].way == FAN_WAY_COPY))
+        written++;
     if (o->rules & FAN_T(6))
         snprintf(o->reason, sizeof o->reason,
-                 "it writes into operand %zu, which is copied: give that the role static, or accumulate", r->which);
+                 "it writes into operand %zu, which is copied: give that the role static, or accumulate", written);
     else
         snprintf(o->reason, sizeof o->reason,
                  "operand %zu lay elsewhere more than %u times, and the function %s, so it cannot be copied", p->which,

@@ -588,19 +588,19 @@ def test_a_body_that_goes_wrong_when_it_is_warmed_up_leaves_the_tree_as_before(m
 def test_a_function_that_writes_into_what_is_copied_runs_as_it_is_and_says_so_once(m: sim.Machine) -> None:
     tree = tree_on(m)
 
-    def inc(x: Any) -> Any:
+    def inc(_: Any, x: Any) -> Any:
         launch(m, lambda a: np.add(a, 1, out=a), [], [x])
 
     f = tree.function(inc)
     x = m.array(np.zeros(3))
     seen = []
-    with pytest.warns(RuntimeWarning, match="inc runs without a recording: it writes into operand 0") as warned:
+    with pytest.warns(RuntimeWarning, match="inc runs without a recording: it writes into operand 1") as warned:
         for _ in range(5):
             with tree.step():
-                f(x)
+                f(m.array(np.zeros(2)), x)
                 seen.append(did(f))
     assert seen == ["warmed", "raw", "raw", "raw", "raw"] and len(warned) == 1
-    assert "T6" in f.last.rules and "operand 0" in f.last.reason
+    assert "T6" in f.last.rules and "operand 1" in f.last.reason
     assert x.numpy().tolist() == [5.0] * 3
 
 
