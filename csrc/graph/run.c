@@ -100,6 +100,9 @@ static fan_status kind_new(fan_tree_function *f, const fan_tree_args *a, size_t 
 static fan_status kind_of(fan_tree_function *f, const fan_tree_args *a, fan_tree_kind **out, fan_error *err)
 {
     size_t n = 0;
+    *out = NULL;
+    if (a->key == UINT64_MAX)
+        return FAN_OK;
     FAN_TRY(write_down(f->tree, a, &n, err));
     uint64_t hash = mix(a->key, n);
     for (size_t i = 0; i < n; i++)
@@ -110,7 +113,6 @@ static fan_status kind_of(fan_tree_function *f, const fan_tree_args *a, fan_tree
             *out = k;
             return FAN_OK;
         }
-    *out = NULL;
     return f->nkinds < FAN_TREE_KINDS ? kind_new(f, a, n, hash, out, err) : FAN_OK;
 }
 

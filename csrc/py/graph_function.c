@@ -94,7 +94,10 @@ static int put_result(body *b, PyObject *o, fan_tree_result *out)
 {
     while (out->n > 0)
         fan_array_drop(out->at[--out->n]);
-    out->form = o == Py_None ? FORM_NONE : PyTuple_Check(o) ? FORM_TUPLE : PyList_Check(o) ? FORM_LIST : FORM_ONE;
+    out->form = o == Py_None            ? FORM_NONE
+                : PyTuple_CheckExact(o) ? FORM_TUPLE
+                : PyList_CheckExact(o)  ? FORM_LIST
+                                        : FORM_ONE;
     if (out->form == FORM_NONE)
         return 0;
     if (out->form == FORM_ONE)
@@ -169,6 +172,58 @@ static int refuse_operand(const graph_function *self, size_t i, PyObject *o)
     return -1;
 }
 
+/* ---- keys ---- */
+
+static PyObject *distinct(const graph_function *self, PyObject *o);
+
+static PyObject *distinct_items(const graph_function *self, PyObject *o)
+{
+    PyObject *made = PyTuple_New(PyTuple_GET_SIZE(o));
+    for (Py_ssize_t i = 0; made && i < PyTuple_GET_SIZE(o); i++) {
+        PyObject *one = distinct(self, PyTuple_GET_ITEM(o, i));
+        if (one)
+            PyTuple_SET_ITEM(made, i, one);
+        else
+            Py_CLEAR(made);
+    }
+    return made;
+}
+
+/* distinct: what is equal to it only if it is the same: 1, 1.0 and True are equal, and so are 0.0 and -0.0. */
+static PyObject *distinct(const graph_function *self, PyObject *o)
+{
+    PyObject *value;
+    if (PyArray_IsScalar(o, Generic)) {
+        PyObject *bytes = PyObject_CallMethod(o, "tobytes", NULL);
+        value = bytes ? Py_BuildValue("(NN)", bytes, PyObject_GetAttrString(o, "dtype")) : NULL;
+    } else if (PyFloat_Check(o)) {
+        double d = PyFloat_AS_DOUBLE(o);
+        value = PyBytes_FromStringAndSize((const char *)&d, sizeof d);
+    } else if (PyComplex_Check(o)) {
+        Py_complex c = PyComplex_AsCComplex(o);
+        value = PyBytes_FromStringAndSize((const char *)&c, sizeof c);
+    } else if (PyTuple_Check(o)) {
+        if (Py_EnterRecursiveCall(" in a key of a graph tree"))
+            return NULL;
+        value = distinct_items(self, o);
+        Py_LeaveRecursiveCall();
+    } else if (PyObject_HasAttrString((PyObject *)Py_TYPE(o), "__dlpack__")) {
+        return PyErr_Format(PyExc_TypeError,
+                            "%U: what is no operand decides which recording is replayed, and here it is a %.80s, whose "
+                            "values may change: pass an array on the tree's device, or numbers",
+                            self->name, Py_TYPE(o)->tp_name);
+    } else if (PyObject_Hash(o) == -1) {
+        PyErr_Clear();
+        return PyErr_Format(PyExc_TypeError,
+                            "%U: an operand that is no array, and what key= gives, decide which recording is replayed, "
+                            "so they must be hashable; here it is %R",
+                            self->name, o);
+    } else {
+        value = Py_NewRef(o);
+    }
+    return value ? Py_BuildValue("(ON)", Py_TYPE(o), value) : NULL;
+}
+
 /* operands_of: the arrays among the arguments; *others: a tuple of what else there is, NULL: nothing. */
 static int operands_of(const graph_function *self, PyObject *const *args, size_t n, fan_array **in, PyObject **others)
 {
@@ -190,7 +245,7 @@ static int operands_of(const graph_function *self, PyObject *const *args, size_t
             return refuse_operand(self, i, args[i]);
         if (!*others && !(*others = PyList_New(0)))
             return -1;
-        PyObject *one = Py_BuildValue("(nOO)", (Py_ssize_t)i, Py_TYPE(args[i]), args[i]);
+        PyObject *value = distinct(self, args[i]), *one = value ? Py_BuildValue("(nN)", (Py_ssize_t)i, value) : NULL;
         if (!one || PyList_Append(*others, one) < 0) {
             Py_XDECREF(one);
             return -1;
@@ -208,20 +263,16 @@ static int key_of(graph_function *self, PyObject *const *args, size_t n, PyObjec
     *out = 0;
     if (!others && !self->key)
         return 0;
-    PyObject *said = self->key ? PyObject_Vectorcall(self->key, args, n, NULL) : Py_NewRef(Py_None);
+    PyObject *gave = self->key ? PyObject_Vectorcall(self->key, args, n, NULL) : Py_NewRef(Py_None);
+    PyObject *said = gave ? distinct(self, gave) : NULL;
     PyObject *rest = said ? others ? PyList_AsTuple(others) : PyTuple_New(0) : NULL;
     PyObject *key = rest ? PyTuple_Pack(2, said, rest) : NULL, *known = NULL;
     int result = -1;
     if (!key)
         goto done;
     known = PyDict_GetItemWithError(self->keys, key);
-    if (!known && PyErr_Occurred()) {
-        PyErr_Format(PyExc_TypeError,
-                     "%U: an operand that is no array, and what key= gives, decide which recording is replayed, so "
-                     "they must be hashable; they are %R",
-                     self->name, key);
+    if (!known && PyErr_Occurred())
         goto done;
-    }
     *out = known ? PyLong_AsUnsignedLongLong(known) : (uint64_t)PyDict_GET_SIZE(self->keys) + 1;
     if (!known && *out > KEYS) {
         *out = UINT64_MAX;
@@ -235,6 +286,7 @@ static int key_of(graph_function *self, PyObject *const *args, size_t n, PyObjec
     }
     result = 0;
 done:
+    Py_XDECREF(gave);
     Py_XDECREF(said);
     Py_XDECREF(rest);
     Py_XDECREF(key);

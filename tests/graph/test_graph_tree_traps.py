@@ -1,0 +1,214 @@
+"""Graph trees where something looks right and is not: operands that overlap, keys that are equal, what is kept."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fanin
+from fanin import sim
+
+HERE = "sim:0"
+
+
+@pytest.fixture
+def m() -> Iterator[sim.Machine]:
+    with sim.Machine(seed=7) as machine:
+        yield machine
+
+
+def launch(m: sim.Machine, fn: Callable[..., Any], reads: list[Any], writes: list[Any]) -> None:
+    m.launch(fanin.current_stream(HERE), fn, reads=reads, writes=writes)
+
+
+def scaled(m: sim.Machine, factor: float) -> Callable[..., Any]:
+    def times(x: Any) -> Any:
+        y = m.empty(x.shape, x.dtype)
+        launch(m, lambda a, b: np.multiply(a, factor, out=b), [x], [y])
+        return y
+
+    return times
+
+
+def tree_on(m: sim.Machine, **more: Any) -> fanin.GraphTree:
+    return fanin.GraphTree(HERE, **{"memory": 1 << 16, **more})
+
+
+def did(function: Any) -> str:
+    return function.last.did
+
+
+def test_a_view_of_an_operand_in_the_pool_is_kept_as_a_view(m: sim.Machine) -> None:
+    tree = tree_on(m)
+    double = tree.function(scaled(m, 2))
+    middle = tree.function(lambda y: y[1:3], keep=True)
+    for i in range(4):
+        with tree.step():
+            kept = middle(double(m.array(np.arange(4.0) + i)))
+        assert kept.numpy().tolist() == [2.0 * (i + 1), 2.0 * (i + 2)]
+    assert did(middle) == "replayed"
+
+
+def test_what_is_copied_shares_no_memory_with_what_is_written(m: sim.Machine) -> None:
+    tree = tree_on(m)
+
+    def update(w: Any, v: Any) -> Any:
+        launch(m, lambda a: np.add(a, 1, out=a), [], [w])
+        return scaled(m, 2)(v)
+
+    copied = tree.function(update, roles=("static", "copy"))
+    in_place = tree.function(update, roles="static")
+    w, v = m.array(np.zeros(4)), m.array(np.zeros(2))
+    said = "update: operands 0 and 1 share memory, the function writes into operand 0, and operand 1 is copied"
+    for i in range(4):
+        if i:
+            with tree.step(), pytest.raises(ValueError, match=said):
+                copied(w, w[:2])
+        with tree.step():
+            assert copied(w, v).numpy().tolist() == [0.0, 0.0]
+    assert did(copied) == "replayed"
+    for i in range(4):
+        with tree.step():
+            assert in_place(w, w[:2]).numpy().tolist() == [2.0 * (i + 5)] * 2
+    assert did(in_place) == "replayed"
+
+
+def test_what_is_accumulated_overlaps_nothing_at_a_replay_either(m: sim.Machine) -> None:
+    tree = tree_on(m)
+    add = tree.function(
+        lambda g, x: launch(m, lambda a, b: np.add(a, b, out=b), [x], [g]), roles=("accumulate", "copy")
+    )
+    g, x = m.array(np.zeros(3)), m.array(np.ones(3))
+    for _ in range(3):
+        with tree.step():
+            add(g, x)
+    with tree.step(), pytest.raises(ValueError, match="operands 0 and 1 share memory"):
+        add(g, g)
+    assert did(add) == "replayed"
+    assert g.numpy().tolist() == [3.0] * 3
+
+
+@pytest.mark.parametrize("kept", [lambda x: x, lambda x: x[1:]], ids=["itself", "a view"])
+def test_a_copied_operand_that_the_function_keeps_is_found(m: sim.Machine, kept: Callable[[Any], Any]) -> None:
+    tree, seen, double = tree_on(m), [], scaled(m, 2)
+
+    def keeps(x: Any) -> Any:
+        seen.append(kept(x))
+        return double(x)
+
+    keeping = tree.function(keeps)
+    for i in range(3):
+        x = m.array(np.ones(3))
+        with tree.step():
+            if i == 0:
+                keeping(x)
+                continue
+            with pytest.raises(RuntimeError, match="keeps: somebody keeps 24 bytes"):
+                keeping(x)
+        with pytest.raises(RuntimeError, match="in a call that failed"):
+            seen[-1].numpy()
+    assert tree.stats.nodes == 0
+
+
+def test_an_operand_of_which_a_view_is_given_is_never_made_a_copy(m: sim.Machine) -> None:
+    tree = tree_on(m, limit=2)
+    tail = tree.function(lambda w: w[1:], roles="static")
+    held = [m.array(np.arange(3.0) + i) for i in range(8)]
+    for i, w in enumerate(held):
+        with tree.step():
+            assert tail(w).numpy().tolist() == [i + 1.0, i + 2.0]
+    assert did(tail) == "raw"
+    assert "operand 0 lay elsewhere more than 2 times, and the function" in tail.last.reason
+    with tree.step():
+        assert tail(held[1]).numpy().tolist() == [2.0, 3.0]
+    assert did(tail) == "replayed"
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (0.0, -0.0),
+        (np.float32(0), np.float32(-0.0)),
+        (0j, complex(0, -0.0)),
+        (1, True),
+        ((1,), (1.0,)),
+        ((0, (0.0,)), (0, (-0.0,))),
+        (np.int8(1), np.int64(1)),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("how", ["operand", "key"])
+def test_values_that_are_equal_and_not_the_same_have_recordings_of_their_own(
+    m: sim.Machine, one: Any, other: Any, how: str
+) -> None:
+    tree, now = tree_on(m), [one]
+
+    def show(x: Any, value: Any) -> Any:
+        y, size = m.empty(x.shape, x.dtype), len(repr(value))
+        launch(m, lambda a, b: np.add(a, size, out=b), [x], [y])
+        return y
+
+    f = tree.function(show) if how == "operand" else tree.function(lambda x: show(x, now[0]), key=lambda x: now[0])
+    x = m.array(np.zeros(2))
+    for value in (one, other) * 3:
+        now[0] = value
+        with tree.step():
+            y = f(x, value) if how == "operand" else f(x)
+            assert y.numpy().tolist() == [len(repr(value))] * 2
+    assert (did(f), tree.stats.nodes) == ("replayed", 2)
+
+
+def test_a_nan_is_one_value(m: sim.Machine) -> None:
+    tree, double = tree_on(m), scaled(m, 2)
+    f = tree.function(lambda x, limit: double(x))
+    x = m.array(np.ones(2))
+    for _ in range(4):
+        with tree.step():
+            f(x, float("nan"))
+    assert (did(f), tree.stats.nodes) == ("replayed", 1)
+
+
+class Foreign:
+    """An array of another library: it may be hashed, and it changes."""
+
+    def __dlpack__(self, **how: Any) -> Any:
+        raise AssertionError(how)
+
+
+def test_an_array_of_another_library_is_no_key(m: sim.Machine) -> None:
+    tree, double = tree_on(m), scaled(m, 2)
+    f, keyed = tree.function(lambda x, k: double(x)), tree.function(double, key=lambda x: (1, Foreign()))
+    x = m.array(np.ones(2))
+    with tree.step():
+        for call in (lambda: f(x, Foreign()), lambda: f(x, (2, Foreign())), lambda: keyed(x)):
+            with pytest.raises(TypeError, match="a Foreign, whose values may change"):
+                call()
+    assert tree.stats.warmed == 0
+
+
+def test_keys_beyond_the_limit_run_as_they_are(m: sim.Machine) -> None:
+    tree = tree_on(m)
+
+    def times(x: Any, k: int) -> Any:
+        return scaled(m, k)(x)
+
+    f, x = tree.function(times), m.array(np.ones(2))
+    for k in range(64):
+        with pytest.raises(RuntimeError, match="outside of a step"):
+            f(x, k)
+    for k in (100, 200, 300, 400):
+        with tree.step():
+            assert f(x, k).numpy().tolist() == [k, k]
+            assert (did(f), f.last.reason[:31]) == ("raw", "it was called with too many kin")
+
+
+def test_a_named_tuple_is_refused_and_not_replayed_as_a_tuple(m: sim.Machine) -> None:
+    pair, double = collections.namedtuple("pair", "a b"), scaled(m, 2)
+    tree = tree_on(m)
+    f = tree.function(lambda x: pair(double(x), double(x)))
+    with tree.step(), pytest.raises(TypeError, match="output 0 is a pair"):
+        f(m.array(np.ones(2)))
