@@ -11,6 +11,7 @@
 
 static _Thread_local const fan_tree *step_tree; /* of which this thread is in a step */
 static _Thread_local unsigned step_depth;
+static _Thread_local bool is_calling; /* this thread has the lock of a tree, and must wait for none of another */
 
 fan_status fan_tree_step_begin(fan_tree *t, fan_error *err)
 {
@@ -22,6 +23,8 @@ fan_status fan_tree_step_begin(fan_tree *t, fan_error *err)
     if (fan__tree_is_mine(t))
         return fan_fail(err, FAN_ERR_STATE,
                         "a step cannot begin in a function of its graph tree: the function is part of one");
+    if (is_calling)
+        return fan_fail(err, FAN_ERR_STATE, "a step cannot begin in a function of another graph tree");
     fan_mutex_lock(&t->lock);
     if (t->closed)
         status = fan_fail(err, FAN_ERR_STATE, "the graph tree is closed");
@@ -37,12 +40,12 @@ fan_status fan_tree_step_begin(fan_tree *t, fan_error *err)
 
 void fan_tree_step_end(fan_tree *t, const char *call_site)
 {
-    if (step_depth && --step_depth == 0)
+    if (step_tree == t && --step_depth == 0)
         step_tree = NULL;
-    fan_mutex_lock(&t->lock);
+    bool locked = fan__tree_lock(t); /* in a body, a collection may have ended it */
     if (t->depth && --t->depth == 0)
         fan__tree_step_ended(t, call_site);
-    fan_mutex_unlock(&t->lock);
+    fan__tree_unlock(t, locked);
 }
 
 /* ---- kinds ---- */
@@ -430,9 +433,10 @@ fan_status fan_tree_function_call(fan_tree_function *f, const fan_tree_args *arg
 {
     fan_tree *t = f->tree;
     fan_tree_run r = {.tree = t, .function = f, .args = args, .result = out};
-    if (fan__tree_is_mine(t)) {
+    if (is_calling) {
         *outcome = (fan_tree_outcome){.did = FAN_TREE_RAW, .rules = FAN_T(17), .node = -1};
-        snprintf(outcome->reason, sizeof outcome->reason, "it is called by a function of the same tree");
+        snprintf(outcome->reason, sizeof outcome->reason, "it is called by a function of %s tree",
+                 fan__tree_is_mine(t) ? "the same" : "another");
         return run_raw(&r, err);
     }
     snprintf(r.call_site, sizeof r.call_site, "%s", args->call_site);
@@ -441,7 +445,9 @@ fan_status fan_tree_function_call(fan_tree_function *f, const fan_tree_args *arg
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream");
     fan_mutex_lock(&t->lock);
     atomic_store_explicit(&t->thread, fan_thread_id(), memory_order_relaxed);
+    is_calling = true;
     fan_status status = call_locked(&r, outcome, err);
+    is_calling = false;
     atomic_store_explicit(&t->thread, 0, memory_order_relaxed);
     fan_mutex_unlock(&t->lock);
     fan_stream_drop(r.caller);

@@ -57,12 +57,18 @@ static void tree_dealloc(PyObject *o)
 typedef struct graph_step {
     PyObject_HEAD PyObject *tree; /* held */
     unsigned entered;
+    uint64_t thread; /* that entered it */
 } graph_step;
 
 static void step_dealloc(PyObject *o)
 {
     PyTypeObject *type = Py_TYPE(o);
-    Py_XDECREF(((graph_step *)o)->tree);
+    graph_step *self = (graph_step *)o;
+    for (; self->entered > 0; self->entered--) { /* nobody can end it any more */
+        Py_BEGIN_ALLOW_THREADS fan_tree_step_end(tree_self(self->tree)->t, "the line that dropped it");
+        Py_END_ALLOW_THREADS
+    }
+    Py_XDECREF(self->tree);
     type->tp_free(o);
     Py_DECREF(type);
 }
@@ -72,9 +78,12 @@ static PyObject *step_enter(PyObject *o, PyObject *Py_UNUSED(none))
     graph_step *self = (graph_step *)o;
     fan_error err = {0};
     fan_status status;
+    if (self->entered && self->thread != fan_thread_id())
+        return PyErr_Format(PyExc_RuntimeError, "the step was begun on another thread: `with tree.step():` for each");
     Py_BEGIN_ALLOW_THREADS status = fan_tree_step_begin(tree_self(self->tree)->t, &err);
     Py_END_ALLOW_THREADS if (status != FAN_OK) return fan_raise(status, &err);
     self->entered++;
+    self->thread = fan_thread_id();
     return Py_NewRef(o);
 }
 
@@ -84,6 +93,8 @@ static PyObject *step_exit(PyObject *o, PyObject *Py_UNUSED(args))
     char call_site[96];
     if (!self->entered)
         return PyErr_Format(PyExc_RuntimeError, "the step was not begun: `with tree.step():`");
+    if (self->thread != fan_thread_id())
+        return PyErr_Format(PyExc_RuntimeError, "the step was begun on another thread: end it there");
     self->entered--;
     fan_call_site(call_site, sizeof call_site);
     Py_BEGIN_ALLOW_THREADS fan_tree_step_end(tree_self(self->tree)->t, call_site);

@@ -48,7 +48,7 @@ def plot(tree: GraphTree, path: str | os.PathLike[str] | None = None) -> object:
     depth = {-1: 0}
     for node, parent, *_ in recordings:
         depth[node] = depth[parent] + 1
-    most = max((reaches for *_, reaches, _, _ in recordings), default=1)
+    most = max(1, max((reaches for *_, reaches, _, _ in recordings), default=1))
     rows: dict[int, float] = {}
     figure = Figure(figsize=(8, 1 + 0.6 * len(recordings)), layout="constrained")
     axes = figure.add_subplot()

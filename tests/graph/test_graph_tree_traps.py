@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -212,3 +214,104 @@ def test_a_named_tuple_is_refused_and_not_replayed_as_a_tuple(m: sim.Machine) ->
     f = tree.function(lambda x: pair(double(x), double(x)))
     with tree.step(), pytest.raises(TypeError, match="output 0 is a pair"):
         f(m.array(np.ones(2)))
+
+
+def on_a_thread(m: sim.Machine, *calls: Callable[[], Any]) -> list[Any]:
+    """What the calls gave or raised, each on a thread of its own, at once."""
+    out: list[Any] = ["it hangs"] * len(calls)
+
+    def run(i: int) -> None:
+        with m:
+            try:
+                out[i] = calls[i]()
+            except Exception as e:
+                out[i] = str(e)
+
+    threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    return out
+
+
+def test_a_step_ends_on_the_thread_that_began_it_and_with_the_last_who_has_it(m: sim.Machine) -> None:
+    tree, other = tree_on(m), tree_on(m)
+    steps = [tree.step()]
+    steps[0].__enter__()
+    assert on_a_thread(m, lambda: steps[0].__exit__(None, None, None)) == [
+        "the step was begun on another thread: end it there"
+    ]
+    with pytest.raises(RuntimeError, match="a step of another graph tree is open"), other.step():
+        pass
+    steps.clear()
+    with other.step():
+        pass
+    tree.close()
+
+
+def test_a_step_may_end_in_a_body(m: sim.Machine) -> None:
+    tree, double = tree_on(m), scaled(m, 2)
+
+    def call() -> Any:
+        step = tree.step()
+        step.__enter__()
+
+        def ends(x: Any) -> Any:
+            step.__exit__(None, None, None)
+            return double(x)
+
+        y = tree.function(ends)(m.array(np.ones(2)))
+        with tree.step():
+            tree.function(double)(m.array(np.ones(2)))
+            y.numpy()
+
+    assert "this is an output of ends" in on_a_thread(m, call)[0]
+
+
+def test_functions_of_two_trees_that_call_each_other_on_two_threads_do_not_wait_for_each_other(m: sim.Machine) -> None:
+    trees, both = (tree_on(m), tree_on(m)), threading.Barrier(2)
+    inner = [tree.function(scaled(m, 2)) for tree in trees]
+
+    def calls(k: int) -> Callable[[], Any]:
+        def body(x: Any) -> Any:
+            both.wait(10)
+            return inner[1 - k](x)
+
+        outer = trees[k].function(body)
+
+        def call() -> Any:
+            with trees[k].step():
+                return outer(m.array(np.ones(2))).numpy().tolist()
+
+        return call
+
+    assert on_a_thread(m, calls(0), calls(1)) == [[2.0, 2.0]] * 2
+    assert [f.last.reason for f in inner] == ["it is called by a function of another tree"] * 2
+
+
+def test_a_tree_whose_recordings_need_no_memory_has_a_picture(m: sim.Machine) -> None:
+    pytest.importorskip("matplotlib")
+    tree, g = tree_on(m), m.array(np.zeros(2))
+    add = tree.function(lambda g: launch(m, lambda a: np.add(a, 1, out=a), [], [g]), roles="accumulate")
+    for _ in range(3):
+        with tree.step():
+            add(g)
+    assert tree.plot() is not None
+
+
+def test_what_a_call_did_can_be_asked_for_again_and_again_without_a_leak(m: sim.Machine) -> None:
+    tree, double = tree_on(m), scaled(m, 2)
+    x = m.array(np.ones(2))
+    for _ in range(5):
+        f = tree.function(lambda x, k: double(x))
+        for k in range(60):
+            for _ in range(2):
+                with tree.step():
+                    f(x, k)
+    assert f.last.node == 299  # no number that Python has already
+    f.last
+    before = sys.getallocatedblocks()
+    for _ in range(1000):
+        f.last
+    assert sys.getallocatedblocks() - before < 500
