@@ -295,12 +295,12 @@ fan_status fan__tree_warm_up(fan_tree_run *r, fan_error *err)
     t->path = FAN_TREE_WARMUP;
 done:
     if (status != FAN_OK) {
+        (void)fan__tree_leave(r, NULL); /* before anything that was used is let go of */
         drop_result(r->result);
         (void)wait_scope(r, &s, NULL);
         fan__tree_node_free(n, failed_words);
         fan__tree_scope_fini(&s, false, failed_words);
         put_back(t, &saved, is_saved);
-        (void)fan__tree_leave(r, NULL);
     }
     fan_graph_ranges_fini(&saved);
     return status;
@@ -403,11 +403,11 @@ fan_status fan__tree_record(fan_tree_run *r, fan_tree_node **out, fan_error *err
 done:
     t->reach = reach > t->reach ? reach : t->reach;
     if (!*out) {
+        (void)fan__tree_leave(r, NULL); /* before anything that was used is let go of */
         drop_result(r->result);
         fan__tree_node_free(n, failed_words);
         fan__tree_scope_fini(&s, false, failed_words);
         put_back(t, &saved, is_saved);
-        (void)fan__tree_leave(r, NULL);
     }
     fan_graph_ranges_fini(&saved);
     fan_free(given);

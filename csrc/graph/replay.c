@@ -53,15 +53,32 @@ static fan_status follow(fan_stream *s, fan_stream *other, fan_error *err)
 
 fan_status fan__tree_enter(const fan_tree_run *r, fan_error *err)
 {
-    if (!FAN_FAULT(TREE_NO_JOIN))
-        FAN_TRY(follow(r->tree->origin, r->caller, err));
+    return FAN_FAULT(TREE_NO_JOIN) ? FAN_OK : follow(r->tree->origin, r->caller, err);
+}
+
+/* use_on: s uses operands and outputs. */
+static fan_status use_on(const fan_tree_run *r, fan_stream *s, fan_error *err)
+{
     for (size_t i = 0; i < r->args->n; i++)
         if (r->args->in[i])
-            FAN_TRY(fan_memory_record_stream(r->args->in[i]->storage, r->tree->origin, err));
+            FAN_TRY(fan_memory_record_stream(r->args->in[i]->storage, s, err));
+    for (size_t i = 0; i < r->result->n; i++)
+        if (r->result->at[i])
+            FAN_TRY(fan_memory_record_stream(r->result->at[i]->storage, s, err));
     return FAN_OK;
 }
 
-fan_status fan__tree_leave(const fan_tree_run *r, fan_error *err) { return follow(r->caller, r->tree->origin, err); }
+/* The caller's stream, and not the tree's, is a user of his memory: it waits for that one. Whoever lets go of the
+ * memory has events recorded on its users, on any thread, and another call may just have begun to record the tree's. */
+fan_status fan__tree_leave(const fan_tree_run *r, fan_error *err)
+{
+    fan_status status = follow(r->caller, r->tree->origin, err);
+    if (status == FAN_OK)
+        status = use_on(r, r->caller, err);
+    if (status != FAN_OK)
+        (void)use_on(r, r->tree->origin, NULL);
+    return status;
+}
 
 fan_status fan__tree_stage(const fan_tree_run *r, fan_tree_node *n, fan_error *err)
 {
@@ -130,9 +147,7 @@ static fan_status keep(const fan_tree_run *r, const fan_array *a, fan_array **ou
     fan_operand in = {.array = a};
     FAN_TRY(fan_device_array(t->device, r->caller, a->dtype, a->ndim, a->shape, a, out, err));
     fan_job job = {.kind = FAN_JOB_COPY, .out = *out, .in = &in, .n = 1, .label = "keep"};
-    fan_status status = fan_memory_record_stream((*out)->storage, t->origin, err);
-    if (status == FAN_OK)
-        status = fan_device_run(t->device, t->origin, &job, err);
+    fan_status status = fan_device_run(t->device, t->origin, &job, err);
     if (status != FAN_OK) {
         fan_array_drop(*out);
         *out = NULL;
@@ -149,8 +164,6 @@ static fan_status output_of(fan_tree_run *r, fan_tree_node *n, const fan_tree_ou
     if (!o->block && o->operand < 0)
         return FAN_OK;
     bool kept = o->keep && (o->block || n->operands[o->operand].way == FAN_WAY_POOL);
-    if (o->block && !kept)
-        FAN_TRY(fan_memory_record_stream(o->block->storage, r->caller, err));
     if (o->block)
         a = fan_array_hold(o->array);
     else if (!o->array) /* the whole of it */
@@ -200,11 +213,14 @@ fan_status fan__tree_replay(fan_tree_run *r, fan_tree_node *n, fan_error *err)
         if (n->dead[i]->storage)
             FAN_TRY(fan_memory_wait_users(n->dead[i]->storage, t->origin, r->caller, err));
     FAN_TRY(begin_blocks(r, n, err));
-    FAN_TRY(fan__tree_enter(r, err));
-    FAN_TRY(fan__tree_stage(r, n, err));
-    FAN_TRY(t->recorder->launch(n->recording, t->origin, err));
-    fan_status status = fan__tree_hand_out(r, n, err);
-    fan_status left = fan__tree_leave(r, status == FAN_OK ? err : NULL);
+    fan_status status = fan__tree_enter(r, err);
+    if (status == FAN_OK)
+        status = fan__tree_stage(r, n, err);
+    if (status == FAN_OK)
+        status = t->recorder->launch(n->recording, t->origin, err);
+    if (status == FAN_OK)
+        status = fan__tree_hand_out(r, n, err);
+    fan_status left = fan__tree_leave(r, status == FAN_OK ? err : NULL); /* also where some of it was queued */
     if (status == FAN_OK)
         status = left;
     if (status == FAN_OK && n->reaches > t->reach)

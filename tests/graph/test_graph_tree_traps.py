@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -315,3 +316,25 @@ def test_what_a_call_did_can_be_asked_for_again_and_again_without_a_leak(m: sim.
     for _ in range(1000):
         f.last
     assert sys.getallocatedblocks() - before < 500
+
+
+def test_a_thread_lets_go_of_operands_while_another_one_records(m: sim.Machine) -> None:
+    def scene(m: sim.Machine) -> int:
+        tree = tree_on(m)
+        double = tree.function(scaled(m, 2))
+        for _ in range(2):
+            with tree.step():
+                double(m.array(np.ones(2)))
+
+        def work(k: float) -> None:
+            with tree.step():
+                assert double(m.array(np.full(2, k))).numpy().tolist() == [2 * k] * 2
+
+        for k in (1.0, 2.0):
+            m.spawn(functools.partial(work, k))
+        m.join()
+        return tree.stats.nodes
+
+    found = sim.explore(scene, limit=300, samples=100)
+    assert not found.errors, found
+    assert {1, 2} <= set(found.results)
