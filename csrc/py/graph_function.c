@@ -425,8 +425,10 @@ static int roles_arg(graph_function *self, PyObject *roles)
     bool one = PyUnicode_Check(roles);
     PyObject *all = one ? PyTuple_Pack(1, roles) : PySequence_Tuple(roles);
     int result = -1;
-    if (!all)
+    if (!all) {
+        PyErr_Format(PyExc_TypeError, "roles= is one word for all operands, or one for each, not %R", roles);
         return -1;
+    }
     self->nroles = one ? 0 : (size_t)PyTuple_GET_SIZE(all);
     if (!(self->roles = fan_calloc((size_t)PyTuple_GET_SIZE(all) + 1)))
         PyErr_NoMemory();
@@ -445,22 +447,22 @@ static int keep_arg(PyObject *o, bool **keep, size_t *n)
     *n = o == Py_True ? SIZE_MAX : 0;
     if (o == Py_True || o == Py_False)
         return 0;
-    PyObject *all = PySequence_Tuple(o);
-    if (!all)
+    PyObject *all = PyUnicode_Check(o) ? NULL : PySequence_Tuple(o);
+    for (Py_ssize_t i = 0; all && i < PyTuple_GET_SIZE(all); i++)
+        if (!PyBool_Check(PyTuple_GET_ITEM(all, i))) {
+            Py_CLEAR(all);
+            break;
+        }
+    if (!all) {
+        PyErr_Format(PyExc_TypeError, "keep= is True, False, or one of them for each output, not %R", o);
         return -1;
+    }
     *n = (size_t)PyTuple_GET_SIZE(all);
     *keep = fan_calloc(*n + 1);
     if (!*keep)
         PyErr_NoMemory();
-    for (size_t i = 0; *keep && i < *n; i++) {
-        int yes = PyObject_IsTrue(PyTuple_GET_ITEM(all, (Py_ssize_t)i));
-        if (yes < 0) {
-            fan_free(*keep);
-            *keep = NULL;
-            break;
-        }
-        (*keep)[i] = yes;
-    }
+    for (size_t i = 0; *keep && i < *n; i++)
+        (*keep)[i] = PyTuple_GET_ITEM(all, i) == Py_True;
     Py_DECREF(all);
     return *keep ? 0 : -1;
 }

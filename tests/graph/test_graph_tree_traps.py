@@ -338,3 +338,14 @@ def test_a_thread_lets_go_of_operands_while_another_one_records(m: sim.Machine) 
     found = sim.explore(scene, limit=300, samples=100)
     assert not found.errors, found
     assert {1, 2} <= set(found.results)
+
+
+@pytest.mark.parametrize("keep", [1, "yes", None, 2.5, (1, 0)], ids=repr)
+def test_keep_is_a_bool_or_one_for_each_output(m: sim.Machine, keep: Any) -> None:
+    with pytest.raises(TypeError, match="keep= is True, False, or one of them for each output"):
+        tree_on(m).function(scaled(m, 2), keep=keep)
+
+
+def test_roles_that_are_no_words_are_told_what_would_have_been_right(m: sim.Machine) -> None:
+    with pytest.raises(TypeError, match="roles= is one word for all operands, or one for each"):
+        tree_on(m).function(scaled(m, 2), roles=3)  # type: ignore[arg-type]
