@@ -125,7 +125,16 @@ fan_status fan__tree_scope_alloc(fan_memory_scope *scope, fan_stream *owner, siz
     if (fan_grow((void **)&s->blocks, &s->cap, s->n + 1, sizeof(fan_tree_block *)) ||
         fan_grow((void **)&s->used.at, &s->used.cap, s->used.n + 1, sizeof *s->used.at))
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph tree");
-    FAN_TRY(block_new(s->tree, owner, bytes, s->call_site, &b, err));
+    fan_error why = {0};
+    fan_status status = block_new(s->tree, owner, bytes, s->call_site, &b, &why);
+    if (status == FAN_ERR_DEVICE_NOMEM)
+        return fan_fail(err, status, "%s: %s; let go of outputs, end the step, or give the tree more (memory=)",
+                        scope->who, why.text);
+    if (status != FAN_OK) {
+        if (err)
+            *err = why;
+        return status;
+    }
     s->blocks[s->n++] = b;
     s->used.at[s->used.n++] = (fan_graph_range){b->offset, b->offset + b->bytes};
     if (b->offset + b->bytes > s->tree->reach)
