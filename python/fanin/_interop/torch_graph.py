@@ -11,7 +11,7 @@ import contextlib
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar, cast
 
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
@@ -123,7 +123,7 @@ def _end(i: int, t: torch.Tensor) -> tuple[_Node, int]:
             " use torch's own backward(), or take it away"
         )
     edge = get_gradient_edge(t)
-    return edge.node, edge.output_nr
+    return cast("_Node", edge.node), edge.output_nr
 
 
 def _leaves(inputs: list[torch.Tensor]) -> list[_Node]:
@@ -135,7 +135,7 @@ def _leaves(inputs: list[torch.Tensor]) -> list[_Node]:
             raise ValueError(
                 f"backward: input {i} is no leaf that requires a gradient: torch.autograd.grad gives those of others"
             )
-    return [get_gradient_edge(t).node for t in inputs]
+    return [cast("_Node", get_gradient_edge(t).node) for t in inputs]
 
 
 P = ParamSpec("P")
