@@ -4,6 +4,7 @@
 
 #include "base/mem.h"
 #include "base/workers.h"
+#include "device/cpu/recording.h"
 
 #include <string.h>
 
@@ -193,7 +194,7 @@ static int workers_arg(fan_backward_config *c, PyObject *workers)
                      (long long)n);
         return -1;
     }
-    c->workers = (uint32_t)n;
+    c->workers = fan_recording_here() ? 1 : (uint32_t)n; /* a recording is of one thread; the bits are the same */
     return 0;
 }
 

@@ -19,7 +19,7 @@ typedef struct recording_object {
     PyObject_HEAD fan_recording *r; /* NULL once it was cleared */
     PyObject *calls;                /* a list of calls (CALL_ARGS), which the kernels run; holds them */
     PyObject *blocks;               /* a capsule: the base of the kernels' views */
-    PyObject *operands;             /* a list of (array, address) */
+    PyObject *operands;             /* a list of (array, address, whether it could be written) */
     bool busy;                      /* it is being replayed */
 } recording_object;
 
@@ -44,12 +44,12 @@ static void extent(PyArrayObject *a, const char **lo, size_t *bytes)
     *bytes = none ? 0 : (size_t)(high - low);
 }
 
-/* over: an ndarray like `a` at `data`. Takes `base`, errors too. */
-static PyObject *over(PyArrayObject *a, PyObject *base)
+/* over: an ndarray like `a` over the same memory. Takes `base`, errors too. */
+static PyObject *over(PyArrayObject *a, PyObject *base, bool writes)
 {
     PyArray_Descr *d = (PyArray_Descr *)Py_NewRef((PyObject *)PyArray_DESCR(a));
     PyObject *made = PyArray_NewFromDescr(&PyArray_Type, d, PyArray_NDIM(a), PyArray_DIMS(a), PyArray_STRIDES(a),
-                                          PyArray_DATA(a), PyArray_FLAGS(a) & NPY_ARRAY_WRITEABLE, NULL);
+                                          PyArray_DATA(a), writes ? NPY_ARRAY_WRITEABLE : 0, NULL);
     if (!made)
         Py_DECREF(base);
     else if (PyArray_SetBaseObject((PyArrayObject *)made, base) < 0) /* takes it */
@@ -57,14 +57,50 @@ static PyObject *over(PyArrayObject *a, PyObject *base)
     return made;
 }
 
-/* view_of: a view of its own for a kernel. New reference. */
-static PyObject *view_of(recording_object *self, PyArrayObject *a)
+/* was_writeable: whether an array lies in an operand that could be written before it was locked. */
+static bool was_writeable(const recording_object *self, const char *lo, size_t bytes)
+{
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(self->operands); i++) {
+        PyObject *operand = PyList_GET_ITEM(self->operands, i);
+        const char *at;
+        size_t all;
+        extent((PyArrayObject *)PyTuple_GET_ITEM(operand, 0), &at, &all);
+        if (PyTuple_GET_ITEM(operand, 2) == Py_True &&
+            fan_extent_within(fan_extent_flat(lo, bytes), fan_extent_flat(at, all)))
+            return true;
+    }
+    return false;
+}
+
+/* repeats: whether elements of an array share memory along an axis, as those of a broadcast one do. */
+static bool repeats(PyArrayObject *a)
+{
+    for (int i = 0; i < PyArray_NDIM(a); i++)
+        if (PyArray_DIM(a, i) > 1 && PyArray_STRIDE(a, i) == 0)
+            return true;
+    return false;
+}
+
+/* view_of: a view of its own for a kernel; one that writes may write what only NumPy may not (lock). New reference. */
+static PyObject *view_of(recording_object *self, PyArrayObject *a, bool writes)
 {
     const char *lo;
     size_t bytes;
     extent(a, &lo, &bytes);
     bool ours = bytes && fan_blocks_have(fan_recording_blocks(self->r), lo, bytes);
-    return over(a, Py_NewRef(ours ? self->blocks : (PyObject *)a));
+    bool unlocked = writes && !repeats(a) && (ours || was_writeable(self, lo, bytes));
+    return over(a, Py_NewRef(ours ? self->blocks : (PyObject *)a), PyArray_ISWRITEABLE(a) || unlocked);
+}
+
+/* lock: while it records, NumPy alone may not write into operands: a replay would not. */
+static void lock(const recording_object *self, bool locks)
+{
+    for (Py_ssize_t i = 0; self->operands && i < PyList_GET_SIZE(self->operands); i++) {
+        PyObject *operand = PyList_GET_ITEM(self->operands, i);
+        if (PyTuple_GET_ITEM(operand, 2) == Py_True)
+            (locks ? PyArray_CLEARFLAGS : PyArray_ENABLEFLAGS)((PyArrayObject *)PyTuple_GET_ITEM(operand, 0),
+                                                               NPY_ARRAY_WRITEABLE);
+    }
 }
 
 static int check_recording(const recording_object *self, const char *call)
@@ -112,12 +148,13 @@ static PyObject *recording_operand(PyObject *o, PyObject *array)
         return PyErr_Format(PyExc_TypeError, "Recording.operand: expected an ndarray, got a %.200s",
                             Py_TYPE(array)->tp_name);
     extent((PyArrayObject *)array, &lo, &bytes);
-    PyObject *pair = Py_BuildValue("(ON)", array, PyLong_FromVoidPtr(PyArray_DATA((PyArrayObject *)array)));
-    if (!pair || PyList_Append(self->operands, pair) < 0) {
-        Py_XDECREF(pair);
+    PyObject *operand = Py_BuildValue("(ONN)", array, PyLong_FromVoidPtr(PyArray_DATA((PyArrayObject *)array)),
+                                      PyBool_FromLong(PyArray_ISWRITEABLE((PyArrayObject *)array)));
+    if (!operand || PyList_Append(self->operands, operand) < 0) {
+        Py_XDECREF(operand);
         return NULL;
     }
-    Py_DECREF(pair);
+    Py_DECREF(operand);
     fan_status status = fan_recording_operand(self->r, lo, bytes, &err);
     return status == FAN_OK ? Py_NewRef(Py_None) : fan_raise(status, &err);
 }
@@ -280,7 +317,7 @@ static PyObject *call_new(recording_object *self, PyObject *fn, PyObject *name, 
             extent((PyArrayObject *)x, &lo, &accesses[*n].bytes);
             accesses[*n].data = lo;
             accesses[(*n)++].write = write;
-            view = view_of(self, (PyArrayObject *)x);
+            view = view_of(self, (PyArrayObject *)x, write);
         } else if (!write && (PyLong_Check(x) || PyFloat_Check(x) || PyComplex_Check(x))) {
             view = Py_NewRef(x);
         } else {
@@ -341,6 +378,8 @@ static PyObject *recording_begin(PyObject *o, PyObject *Py_UNUSED(none))
     if (!of(o)->r || of(o)->busy || fan_recording_kernels(of(o)->r))
         return PyErr_Format(PyExc_RuntimeError, "Recording.begin: it was recorded already: make another one");
     fan_status status = fan_recording_begin(of(o)->r, &err);
+    if (status == FAN_OK)
+        lock(of(o), true);
     return status == FAN_OK ? Py_NewRef(Py_None) : fan_raise(status, &err);
 }
 
@@ -350,6 +389,7 @@ static PyObject *recording_end(PyObject *o, PyObject *Py_UNUSED(none))
     if (check_recording(of(o), "end") < 0)
         return NULL;
     fan_status status = fan_recording_end(of(o)->r, &err);
+    lock(of(o), false);
     return status == FAN_OK ? Py_NewRef(Py_None) : fan_raise(status, &err);
 }
 
@@ -423,7 +463,7 @@ static PyObject *recording_view(PyObject *o, PyObject *array)
 {
     if (!of(o)->r || !PyArray_CheckExact(array))
         return PyErr_Format(PyExc_TypeError, "Recording.view: expected an ndarray");
-    return view_of(of(o), (PyArrayObject *)array);
+    return view_of(of(o), (PyArrayObject *)array, true);
 }
 
 /* ---- life ---- */
@@ -458,8 +498,10 @@ static int recording_clear(PyObject *o)
 {
     recording_object *self = of(o);
     if (self->r && !self->busy) {
-        if (fan_recording_here() == self->r)
+        if (fan_recording_here() == self->r) {
             (void)fan_recording_end(self->r, NULL);
+            lock(self, false);
+        }
         fan_recording_free(self->r);
         self->r = NULL;
         Py_CLEAR(self->calls);
@@ -503,7 +545,8 @@ static PyObject *get_live(PyObject *o, void *Py_UNUSED(closure))
 }
 
 static PyMethodDef methods[] = {
-    {"begin", recording_begin, METH_NOARGS, "begin($self, /)\n--\n\nThis thread records."},
+    {"begin", recording_begin, METH_NOARGS,
+     "begin($self, /)\n--\n\nThis thread records; until `end`, only kernels may write into operands."},
     {"end", recording_end, METH_NOARGS,
      "end($self, /)\n--\n\nIt does no more. CaptureError where something could not be recorded."},
     {"empty", recording_empty, METH_VARARGS,

@@ -1132,7 +1132,7 @@ class Recording:
     def live(self) -> int:
         """How many arrays lie in its memory that somebody holds."""
     def begin(self) -> None:
-        """This thread records."""
+        """This thread records; until `end`, only kernels may write into operands."""
     def end(self) -> None:
         """It does no more. CaptureError where something could not be recorded."""
     def empty(self, like: NDArray, /) -> NDArray:

@@ -143,25 +143,36 @@ def run(fn: Callable[..., object], *reads: Array, shape: Shape | None = None,
     shape = np.broadcast_shapes(*(x.shape for x in reads)) if shape is None else shape
     out = (device or _here.device).empty(shape, dtype or np.result_type(*(x.dtype for x in reads)))
     launch(fn, reads, [out])
-    return out
+    return out if _here.recording is None else locked(cast(NDArray, out))
 
 
 def constant(value: npt.ArrayLike) -> Array:
     """A copy of a host array while a step is recorded: of what the step was given, or of numbers that stand in it."""
     x, recording = np.asarray(value), cast("Recording", _here.recording)
-    if type(value) is np.ndarray:
-        if not recording.knows(x):
-            raise fanin.CaptureError(
-                f"tape.array: this array of shape {x.shape} was made in the step by NumPy alone, and each replay would"
-                " show the values of now: pass it to the step, or make it outside"
-            )
+    if plain(value):
+        recording.operand(x)
     elif isinstance(value, np.generic):
         raise fanin.CaptureError(f"tape.array: {value!r} may depend on values, which replays would not see: pass it")
-    else:
-        recording.operand(x)
+    elif not recording.knows(x):
+        raise fanin.CaptureError(
+            f"tape.array: this array of shape {x.shape} was made in the step by NumPy alone, and each replay would"
+            " show the values of now: pass it to the step, or make it outside"
+        )
     out = recording.empty(x)
     recording.launch(copy, "copy", (x,), (out,))
-    return out
+    return locked(out)
+
+
+def plain(x: object) -> bool:
+    """Whether something is made of Python's numbers alone."""
+    return all(map(plain, x)) if isinstance(x, list | tuple) else type(x) in (bool, int, float, complex)
+
+
+def locked(x: NDArray) -> NDArray:
+    """An array that only kernels may write: what NumPy alone does in a step that is recorded, a replay would not."""
+    if not _here.back:  # what operations of a pass make is the engine's, which may add in place
+        x.flags.writeable = False
+    return x
 
 
 def copy(x: NDArray, out: NDArray) -> None:
@@ -251,7 +262,11 @@ class Var:
     @property
     def grad(self) -> Any:  # as the parameter's arrays are
         """The gradient of a parameter, summed over all passes since it was None; a Var where one recorded itself."""
-        return self.leaf().grad
+        g = self.leaf().grad
+        if _here.recording is not None and type(g) is np.ndarray:
+            g = g.view()
+            g.flags.writeable = False  # as `locked`; the engine may add to the leaf's own
+        return g
 
     @grad.setter
     def grad(self, value: Gradient | Var | None) -> None:
@@ -433,6 +448,12 @@ class Op:
         """
         data = iter(arrays)
         xs = [next(data) if type(x) is Var else x for x in args]
+        for x in xs:
+            if isinstance(x, np.ndarray | np.generic) and type(x) is not np.ndarray:
+                raise fanin.CaptureError(
+                    f"{self.name}: {x!r}, a {type(x).__name__}, may depend on values, which replays would not see:"
+                    " pass it to the step as an ndarray, or make it by operations"
+                )
         places = [i for i, x in enumerate(xs) if type(x) is np.ndarray]
         like = np.asarray(self.forward(*xs))
         if any(np.may_share_memory(like, xs[i]) for i in places):
@@ -440,7 +461,7 @@ class Op:
         out = recording.empty(like)
         if isinstance(self.forward, np.ufunc):
             recording.launch(self.forward, self.name, tuple(xs), (out,))
-            return out
+            return locked(out)
         fixed = [None if i in places else x for i, x in enumerate(xs)]
 
         def kernel(*views: NDArray) -> None:
@@ -450,7 +471,7 @@ class Op:
             views[-1][...] = self.forward(*full)
 
         recording.launch(kernel, self.name, tuple(xs[i] for i in places), (out,))
-        return out
+        return locked(out)
 
 
 def gradients(vjp: Vjp, arrays: Any, y: object, op: Op, args: object, live: list[int], me: Me,
@@ -709,7 +730,8 @@ def to(a: Var, device: Device, on: Device | None = None, stage: Array | None = N
 
     [y] = step("copy", lambda x: [run(copy, x, device=device)], [a], [a], back, on)
     if isinstance(y.node, fanin.Node) and stage is not None:
-        y.node._sum_into((stage,))
+        recording = _here.recording  # the engine may write what is locked
+        y.node._sum_into((stage if recording is None else recording.view(cast(NDArray, stage)),))
     return y
 
 
@@ -870,7 +892,7 @@ class Compiled(Generic[R]):
 
     def _key(self, args: Sequence[object]) -> Key:
         """What has to be the same."""
-        lie = [_data(x).__array_interface__["data"][0] for x in self.static]
+        lie = [(x.__array_interface__["data"][0], *_kind(x)) for x in map(_data, self.static)]
         return (tuple(map(_kind, args)), tuple(lie), tuple(_kind(leaf.grad) for leaf in self._leaves))
 
     def _changed(self, key: Key) -> str:
@@ -893,15 +915,19 @@ class Compiled(Generic[R]):
 
     def _record(self, key: Key, args: Sequence[object], arrays: list[NDArray | None]) -> R:
         grads = [leaf.grad for leaf in self._leaves]
-        were = [_data(x).copy("K") for x in self.static]
+        lay = [_data(x) for x in self.static]
+        were = [x.copy("K") for x in lay]
         recording = Recording()
         try:
             entry = self._run(recording, args, arrays, grads)
             self._check(entry, arrays)
             result = self._finish(entry, grads)
         except BaseException:
-            for x, was in zip(self.static, were, strict=True):
-                np.copyto(_data(x), was)
+            for x, data, was in zip(self.static, lay, were, strict=True):
+                if isinstance(x, Var):
+                    x.data = data
+                if data.flags.writeable:
+                    np.copyto(data, was)
             for leaf, g in zip(self._leaves, grads, strict=True):
                 leaf.grad = g
             raise
@@ -919,7 +945,7 @@ class Compiled(Generic[R]):
         _here.recording = recording
         try:
             old = zip(self._leaves, grads, strict=True)
-            inside = [None if x is None else _copied(recording, x) for x in arrays]
+            inside = [None if x is None else locked(_copied(recording, x)) for x in arrays]
             own = [None if g is None else _copied(recording, _dense(leaf, g)) for leaf, g in old]
             for leaf, g in zip(self._leaves, own, strict=True):
                 leaf.grad = g
@@ -927,10 +953,12 @@ class Compiled(Generic[R]):
                 a if x is None else Var(x, cpu) if isinstance(a, Var) else x for a, x in zip(args, inside, strict=True)
             ]
             result = _mapped(self.step(*passed), partial(_returned, recording))
-            after = [None if (g := leaf.grad) is None else recording.view(_dense(leaf, g)) for leaf in self._leaves]
-        except BaseException:
+            after = [None if (g := leaf.grad) is None else _left(recording, leaf, g) for leaf in self._leaves]
+        except BaseException as e:
             with suppress(fanin.CaptureError):  # what is on its way says more
                 recording.end()
+            if isinstance(e, ValueError) and (said := _by_numpy(e)) is not e:
+                raise said from e
             raise
         finally:
             _here.recording = before
@@ -941,6 +969,7 @@ class Compiled(Generic[R]):
     def _check(self, entry: _Recorded, arrays: list[NDArray | None]) -> None:
         """Nothing is written that is not copied back, nothing kept that a replay overwrites."""
         recording, names = entry.recording, [i for i, x in enumerate(arrays) if x is not None]
+        self._check_apart(recording, arrays)
         for i, x in zip(names, entry.inputs, strict=True):
             if (by := recording.writes(x)) is not None:
                 raise fanin.CaptureError(
@@ -956,9 +985,19 @@ class Compiled(Generic[R]):
                 " would overwrite: return what is wanted later, and keep nothing else"
             )
 
+    def _check_apart(self, recording: Recording, arrays: list[NDArray | None]) -> None:
+        """No argument lies in what is written: the step as it is would see that, and a copy does not."""
+        for i, x in enumerate(arrays):
+            if x is not None and (by := recording.writes(x)) is not None:
+                raise fanin.CaptureError(
+                    f"compiled: argument {i} lies in a static array, which {by!r} writes: pass a copy of it, or use it"
+                    " in the step without passing it"
+                )
+
     # ---- replayed
 
     def _replay(self, entry: _Recorded, arrays: list[NDArray | None]) -> R:
+        self._check_apart(entry.recording, arrays)
         entry.recording.prepare()
         for view, x in zip(entry.inputs, (x for x in arrays if x is not None), strict=True):
             np.copyto(view, x)
@@ -1013,6 +1052,10 @@ def _kind(x: object) -> tuple[object, ...]:
     data: object = _data(x)
     if isinstance(data, np.ndarray):
         return (type(x), data.dtype.str, data.shape, data.strides)
+    if isinstance(x, float | complex):  # 0.0 == -0.0, and a NaN is not itself
+        return (type(x), x if x == x else "nan", repr(x))
+    if isinstance(x, tuple | frozenset):  # (1,) == (1.0,)
+        return (type(x), x, (frozenset if isinstance(x, frozenset) else tuple)(map(_kind, x)))
     return (type(x), x)
 
 
@@ -1030,10 +1073,30 @@ def _copied(recording: Recording, x: NDArray) -> NDArray:
     return made
 
 
+def _by_numpy(error: ValueError) -> BaseException:
+    """What an error of the step is, while it is recorded."""
+    if "read-only" not in str(error):
+        return error
+    return fanin.CaptureError(
+        f"compiled: {error}: what NumPy alone writes in a step, no replay would write again: write by"
+        " tape.update(fn, reads, writes), into arrays that can be written"
+    )
+
+
 def _dense(leaf: object, g: object) -> NDArray:
     if type(g) is np.ndarray:
         return g
     raise fanin.CaptureError(f"compiled: the step leaves {type(g).__name__} in .grad of {leaf!r}: expected an ndarray")
+
+
+def _left(recording: Recording, leaf: object, g: object) -> NDArray:
+    """What a step left in `.grad`, while it is recorded: a view of it."""
+    if not recording.knows(_dense(leaf, g)):
+        raise fanin.CaptureError(
+            f"compiled: the step leaves an array made by NumPy alone in .grad of {leaf!r}, and each replay would leave"
+            " the same again: make it by operations, or change it by tape.update"
+        )
+    return recording.view(_dense(leaf, g))
 
 
 def _mapped(x: object, fn: Callable[[object], object]) -> object:

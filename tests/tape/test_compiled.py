@@ -401,6 +401,142 @@ def test_what_a_replay_would_not_do_again_is_refused_with_the_reason() -> None:
     )
 
 
+def test_what_numpy_alone_writes_in_a_step_is_refused_and_everything_is_as_it_was() -> None:
+    rng = np.random.default_rng(11)
+    w, x = tape.parameter(rng.normal(size=(3, 2))), rng.normal(size=(4, 3))
+
+    def after_backward(change: Callable[[Any], object]) -> Callable[[NDArray], None]:
+        def step(a: NDArray) -> None:
+            tape.backward((tape.array(a) @ w).sum())
+            change(w)
+
+        return step
+
+    def into_data(w: Any) -> None:
+        w.data -= 0.1 * w.grad
+
+    def into_grad(w: Any) -> None:
+        w.grad *= 0.5
+
+    def another_grad(w: Any) -> None:
+        w.grad = w.grad * 0.5
+
+    def into_argument(a: NDArray) -> Var:
+        a *= 2
+        return tape.array(a) @ w
+
+    def into_result(a: NDArray) -> Var:
+        y = tape.array(a) @ w
+        y.data[:] = 0
+        return y
+
+    def into_constant(a: NDArray) -> Var:
+        y = tape.array([1.0, 2.0])
+        y.data[:] = 3
+        return tape.array(a) @ w * y
+
+    was, given = w.data.copy(), x.copy()
+    by_numpy = "what NumPy alone writes in a step, no replay would write again"
+    assert by_numpy in refused(after_backward(into_data), x, static=[w])
+    assert by_numpy in refused(after_backward(into_grad), x, static=[w])
+    assert "made by NumPy alone in .grad of" in refused(after_backward(another_grad), x, static=[w])
+    assert by_numpy in refused(into_argument, x, static=[w])
+    assert by_numpy in refused(into_result, x, static=[w])
+    assert by_numpy in refused(into_constant, x, static=[w])
+    assert w.grad is None
+    assert w.data.tobytes() == was.tobytes() and w.data.flags.writeable
+    assert x.tobytes() == given.tobytes() and x.flags.writeable
+
+
+def test_a_static_array_that_cannot_be_written_stays_so() -> None:
+    v = np.ones(3)
+    v.flags.writeable = False
+    with pytest.raises(fanin.CaptureError, match="into arrays that can be written"):
+        tape.compiled(lambda: tape.update(np.negative, [v], [Var(v, tape.cpu)]), static=[v])()
+    step = tape.compiled(lambda a: tape.array(a) * tape.array(v), static=[v])
+    assert step(np.arange(3.0)).numpy().tolist() == step(np.arange(3.0)).numpy().tolist() == [0, 1, 2]
+    assert not v.flags.writeable
+
+
+def test_what_would_be_frozen_in_a_recording_is_refused(tmp_path: Any) -> None:
+    x, rows = np.arange(6.0).reshape(2, 3), np.arange(12.0).reshape(4, 3)
+    mapped = np.memmap(tmp_path / "rows", dtype="f8", mode="w+", shape=(4, 3))
+    made, values = "made in the step by NumPy alone", "may depend on values"
+    assert made in refused(lambda a: tape.array(mapped[:2]) * tape.array(a), x)
+    assert made in refused(lambda a: tape.array([rows[0], rows[1]]) * tape.array(a), x)
+    assert made in refused(lambda a: tape.array([a.mean(), 1.0, 2.0]) * tape.array(a), x)
+    assert values in refused(lambda a: tape.mul(tape.array(a), a.mean()), x)
+    assert values in refused(lambda a: tape.total(tape.array(a), None, a.mean()), x)
+    assert values in refused(lambda a: tape.gathered(tape.array(a), mapped[0].astype(int)), x)
+
+
+def test_values_that_are_equal_and_not_the_same_make_recordings_of_their_own() -> None:
+    whole = np.arange(3)
+    calls = [
+        (1.0, 0.0), (1.0, -0.0), (1.0, (0.0,)), (1.0, (-0.0,)), (whole, (2,)), (whole, (2.0,)),
+        (whole, ((2,),)), (whole, ((2.0,),)), (1.0, float("nan")),
+    ]  # fmt: skip
+
+    def scaled(x: Any, by: Any) -> Var:
+        while isinstance(by, tuple):
+            by = by[0]
+        return tape.array(np.asarray(x) if isinstance(x, np.ndarray) else float(x)) * by
+
+    step = tape.compiled(scaled)
+    for again in (False, True):
+        for x, by in calls:
+            want, got = scaled(x, by).numpy(), step(x, by).numpy()
+            assert (got.dtype, got.tobytes()) == (want.dtype, want.tobytes())
+            assert step.last is not None and step.last.did == ("replayed" if again else "recorded")
+
+
+def test_a_parameter_seen_in_another_shape_at_the_same_place_is_recorded_anew() -> None:
+    w, x = tape.parameter(np.arange(9.0).reshape(3, 3)), np.arange(3.0).reshape(1, 3)
+    step = tape.compiled(lambda a: tape.array(a) @ w, static=[w])
+    step(x)
+    w.data = w.data.T
+    assert step(x).numpy().tobytes() == (tape.array(x) @ w).numpy().tobytes()
+    assert step.last is not None and step.last.did == "recorded"
+
+
+def test_an_argument_that_lies_in_what_the_step_writes_is_refused() -> None:
+    v = np.ones(4)
+
+    def grow(a: NDArray) -> Var:
+        tape.update(lambda p: np.add(p, 1, out=p), [], [Var(v, tape.cpu)])
+        return tape.array(a) * 2.0
+
+    step = tape.compiled(grow, static=[v])
+    with pytest.raises(fanin.CaptureError, match="argument 0 lies in a static array, which 'update' writes"):
+        step(v[:2])
+    assert v.tolist() == [1] * 4
+    assert step(np.ones(2)).numpy().tolist() == [2, 2]
+    with pytest.raises(fanin.CaptureError, match="argument 0 lies in a static array"):
+        step(v[:2])
+    assert v.tolist() == [2] * 4
+
+
+def test_a_pass_of_several_workers_is_recorded_whole() -> None:
+    def train(ws: list[Var], x: NDArray) -> Var:
+        hs = [tape.tanh(tape.array(x) @ w) for w in ws]
+        loss = sum(((h @ w).sum() for h, w in zip(hs[1:], ws[1:], strict=True)), (hs[0] @ ws[0]).sum())
+        fanin.backward(tape.roots_of(loss, None, False), workers=4)
+        return loss
+
+    def parameters() -> list[Var]:
+        rng = np.random.default_rng(12)
+        return [tape.parameter(rng.normal(size=(4, 4))) for _ in range(6)]
+
+    rng = np.random.default_rng(13)
+    for _ in range(5):
+        eager, own = parameters(), parameters()
+        step = tape.compiled(lambda x, own=own: train(own, x), static=own)
+        for _ in range(4):
+            x = rng.normal(size=(4, 4))
+            assert train(eager, x).numpy().tobytes() == step(x).numpy().tobytes()
+            assert [w.grad.tobytes() for w in eager] == [w.grad.tobytes() for w in own]
+
+
 def test_bad_arguments_are_named() -> None:
     p = tape.parameter(np.ones(2))
     step = tape.compiled(lambda x: tape.array(x) * 2)
