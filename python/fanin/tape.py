@@ -784,7 +784,12 @@ def grad(losses: Var | Sequence[Var], inputs: Sequence[Var], gradients: Sequence
             raise TypeError(f"grad: {x!r} has no gradient; make it a tape.parameter")
     roots = roots_of(losses, gradients, create_graph)
     with fanin.set_options(budget=budget):
-        return fanin.grad(roots, [cast(Edge, x.edge) for x in inputs], keep_graph=True, create_graph=create_graph)
+        made = fanin.grad(roots, [cast(Edge, x.edge) for x in inputs], keep_graph=True, create_graph=create_graph)
+    if _here.recording is not None:
+        for g in made:
+            if type(g) is np.ndarray:
+                locked(g)
+    return made
 
 
 # ---------------------------------------------------------------- 6. A step recorded once, and replayed

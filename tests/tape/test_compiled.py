@@ -435,6 +435,13 @@ def test_what_numpy_alone_writes_in_a_step_is_refused_and_everything_is_as_it_wa
         y.data[:] = 3
         return tape.array(a) @ w * y
 
+    def into_gradient(a: NDArray) -> Var:
+        y = (tape.array(a) @ w).sum()
+        [g] = tape.grad(y, [w])
+        g *= 0.5
+        tape.update(np.subtract, [w, g], [w])
+        return y
+
     was, given = w.data.copy(), x.copy()
     by_numpy = "what NumPy alone writes in a step, no replay would write again"
     assert by_numpy in refused(after_backward(into_data), x, static=[w])
@@ -443,6 +450,7 @@ def test_what_numpy_alone_writes_in_a_step_is_refused_and_everything_is_as_it_wa
     assert by_numpy in refused(into_argument, x, static=[w])
     assert by_numpy in refused(into_result, x, static=[w])
     assert by_numpy in refused(into_constant, x, static=[w])
+    assert by_numpy in refused(into_gradient, x, static=[w])
     assert w.grad is None
     assert w.data.tobytes() == was.tobytes() and w.data.flags.writeable
     assert x.tobytes() == given.tobytes() and x.flags.writeable
