@@ -87,8 +87,8 @@ static PyObject *view_of(recording_object *self, PyArrayObject *a, bool writes)
     const char *lo;
     size_t bytes;
     extent(a, &lo, &bytes);
-    bool ours = bytes && fan_blocks_have(fan_recording_blocks(self->r), lo, bytes);
-    bool unlocked = writes && !repeats(a) && (ours || was_writeable(self, lo, bytes));
+    bool ours = !bytes || fan_blocks_have(fan_recording_blocks(self->r), lo, bytes); /* nothing is whoever's */
+    bool unlocked = writes && (ours || was_writeable(self, lo, bytes));
     return over(a, Py_NewRef(ours ? self->blocks : (PyObject *)a), PyArray_ISWRITEABLE(a) || unlocked);
 }
 
@@ -317,7 +317,7 @@ static PyObject *call_new(recording_object *self, PyObject *fn, PyObject *name, 
             extent((PyArrayObject *)x, &lo, &accesses[*n].bytes);
             accesses[*n].data = lo;
             accesses[(*n)++].write = write;
-            view = view_of(self, (PyArrayObject *)x, write);
+            view = view_of(self, (PyArrayObject *)x, write && !repeats((PyArrayObject *)x));
         } else if (!write && (PyLong_Check(x) || PyFloat_Check(x) || PyComplex_Check(x))) {
             view = Py_NewRef(x);
         } else {

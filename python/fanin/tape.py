@@ -1083,8 +1083,8 @@ def _by_numpy(error: ValueError) -> BaseException:
     if "read-only" not in str(error):
         return error
     return fanin.CaptureError(
-        f"compiled: {error}: what NumPy alone writes in a step, no replay would write again: write by"
-        " tape.update(fn, reads, writes), into arrays that can be written"
+        f"compiled: {error}: what NumPy alone writes in a step, no replay would write again: name it among"
+        " the writes of tape.update(fn, reads, writes), which have to be arrays that can be written"
     )
 
 

@@ -459,7 +459,7 @@ def test_what_numpy_alone_writes_in_a_step_is_refused_and_everything_is_as_it_wa
 def test_a_static_array_that_cannot_be_written_stays_so() -> None:
     v = np.ones(3)
     v.flags.writeable = False
-    with pytest.raises(fanin.CaptureError, match="into arrays that can be written"):
+    with pytest.raises(fanin.CaptureError, match="which have to be arrays that can be written"):
         tape.compiled(lambda: tape.update(np.negative, [v], [Var(v, tape.cpu)]), static=[v])()
     step = tape.compiled(lambda a: tape.array(a) * tape.array(v), static=[v])
     assert step(np.arange(3.0)).numpy().tolist() == step(np.arange(3.0)).numpy().tolist() == [0, 1, 2]
@@ -505,6 +505,27 @@ def test_a_parameter_seen_in_another_shape_at_the_same_place_is_recorded_anew() 
     w.data = w.data.T
     assert step(x).numpy().tobytes() == (tape.array(x) @ w).numpy().tobytes()
     assert step.last is not None and step.last.did == "recorded"
+
+
+def test_an_argument_that_repeats_itself_is_copied_in() -> None:
+    step = tape.compiled(lambda a: tape.array(a) * 2.0)
+    for k in range(3):
+        x = np.broadcast_to(np.arange(3.0) + k, (4, 3))
+        assert step(x).numpy().tolist() == (x * 2).tolist()
+
+
+def test_a_batch_of_nothing_is_recorded() -> None:
+    w = tape.parameter(np.ones((3, 2)))
+
+    def train(a: NDArray) -> list[Var]:
+        y = tape.array(a) @ w * 2.0
+        tape.backward(y.sum())
+        return [y, y.sum()]
+
+    step = tape.compiled(train, static=[w])
+    for n in (0, 4, 0, 4):
+        assert [y.shape for y in step(np.ones((n, 3)))] == [(n, 2), ()]
+    assert w.grad.tolist() == [[16, 16]] * 3
 
 
 def test_an_argument_that_lies_in_what_the_step_writes_is_refused() -> None:
