@@ -897,8 +897,9 @@ class Compiled(Generic[R]):
 
     def _key(self, args: Sequence[object]) -> Key:
         """What has to be the same."""
-        lie = [(x.__array_interface__["data"][0], *_kind(x)) for x in map(_data, self.static)]
-        return (tuple(map(_kind, args)), tuple(lie), tuple(_kind(leaf.grad) for leaf in self._leaves))
+        lie = [_data(x).__array_interface__ for x in self.static]
+        lies = tuple((x["data"][0], x["typestr"], x["shape"], x["strides"]) for x in lie)
+        return (tuple(map(_kind, args)), lies, tuple(_kind(leaf.grad) for leaf in self._leaves))
 
     def _changed(self, key: Key) -> str:
         """How a call differs from the one before, in words."""
@@ -908,12 +909,12 @@ class Compiled(Generic[R]):
             if len(was) != len(now):
                 return f"it has {counted(len(now), 'argument')}, and had {len(was)}"
             for i, (a, b) in enumerate(zip(was, now, strict=True)):
-                if a != b:
-                    return (
-                        f"{what} {i} lies elsewhere"
-                        if what == "static"
-                        else f"{what} {i} is {_said(b)}, was {_said(a)}"
-                    )
+                if a == b:
+                    continue
+                if what != "static":
+                    return f"{what} {i} is {_said(b)}, was {_said(a)}"
+                moved = cast(Shape, a)[0] != cast(Shape, b)[0]
+                return f"static {i} lies elsewhere" if moved else f"static {i} lies there in another layout"
         return "this was not recorded yet"
 
     # ---- recorded
