@@ -92,15 +92,52 @@ static PyObject *view_of(recording_object *self, PyArrayObject *a, bool writes)
     return over(a, Py_NewRef(ours ? self->blocks : (PyObject *)a), PyArray_ISWRITEABLE(a) || unlocked);
 }
 
+static PyObject *locked; /* of all threads: array -> how many recordings have it locked, by addresses */
+
+static long locks_of(PyObject *at)
+{
+    PyObject *n = at && locked ? PyDict_GetItemWithError(locked, at) : NULL;
+    return n ? PyLong_AsLong(n) : 0;
+}
+
+/* lock_one: by 1, or by -1: the last who unlocks it does. What cannot be counted is left as it is. */
+static void lock_one(PyArrayObject *a, long by)
+{
+    PyObject *at = PyLong_FromVoidPtr(a), *n = PyLong_FromLong(locks_of(at) + by);
+    bool ends = by < 0 && locks_of(at) <= 1;
+    if (!locked)
+        locked = PyDict_New();
+    if (ends)
+        PyArray_ENABLEFLAGS(a, NPY_ARRAY_WRITEABLE);
+    if (ends && locks_of(at))
+        (void)PyDict_DelItem(locked, at);
+    else if (!ends && at && n && locked && PyDict_SetItem(locked, at, n) == 0)
+        PyArray_CLEARFLAGS(a, NPY_ARRAY_WRITEABLE);
+    PyErr_Clear();
+    Py_XDECREF(at);
+    Py_XDECREF(n);
+}
+
 /* lock: while it records, NumPy alone may not write into operands: a replay would not. */
 static void lock(const recording_object *self, bool locks)
 {
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
     for (Py_ssize_t i = 0; self->operands && i < PyList_GET_SIZE(self->operands); i++) {
         PyObject *operand = PyList_GET_ITEM(self->operands, i);
         if (PyTuple_GET_ITEM(operand, 2) == Py_True)
-            (locks ? PyArray_CLEARFLAGS : PyArray_ENABLEFLAGS)((PyArrayObject *)PyTuple_GET_ITEM(operand, 0),
-                                                               NPY_ARRAY_WRITEABLE);
+            lock_one((PyArrayObject *)PyTuple_GET_ITEM(operand, 0), locks ? 1 : -1);
     }
+    PyErr_Restore(type, value, traceback);
+}
+
+/* may_write: whether an array can be written, or could before it was locked. */
+static bool may_write(PyArrayObject *a)
+{
+    PyObject *at = PyArray_ISWRITEABLE(a) ? NULL : PyLong_FromVoidPtr(a);
+    bool may = PyArray_ISWRITEABLE(a) || locks_of(at) > 0;
+    Py_XDECREF(at);
+    return may;
 }
 
 static int check_recording(const recording_object *self, const char *call)
@@ -149,7 +186,7 @@ static PyObject *recording_operand(PyObject *o, PyObject *array)
                             Py_TYPE(array)->tp_name);
     extent((PyArrayObject *)array, &lo, &bytes);
     PyObject *operand = Py_BuildValue("(ONN)", array, PyLong_FromVoidPtr(PyArray_DATA((PyArrayObject *)array)),
-                                      PyBool_FromLong(PyArray_ISWRITEABLE((PyArrayObject *)array)));
+                                      PyBool_FromLong(may_write((PyArrayObject *)array)));
     if (!operand || PyList_Append(self->operands, operand) < 0) {
         Py_XDECREF(operand);
         return NULL;

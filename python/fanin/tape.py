@@ -932,8 +932,8 @@ class Compiled(Generic[R]):
             for x, data, was in zip(self.static, lay, were, strict=True):
                 if isinstance(x, Var):
                     x.data = data
-                if data.flags.writeable:
-                    np.copyto(data, was)
+                if (view := recording.view(data)).flags.writeable:
+                    np.copyto(view, was)
             for leaf, g in zip(self._leaves, grads, strict=True):
                 leaf.grad = g
             raise

@@ -456,6 +456,30 @@ def test_what_numpy_alone_writes_in_a_step_is_refused_and_everything_is_as_it_wa
     assert x.tobytes() == given.tobytes() and x.flags.writeable
 
 
+def test_two_threads_may_record_steps_of_the_same_parameters() -> None:
+    w, begun, done = tape.parameter(np.ones(3)), threading.Event(), threading.Event()
+
+    def slow(a: NDArray) -> Var:
+        y = tape.array(a) * w
+        begun.set()
+        assert done.wait(60)
+        return y
+
+    def train(a: NDArray) -> None:
+        tape.update(np.add, [w, a], [w])
+
+    read, write = tape.compiled(slow, static=[w]), tape.compiled(train, static=[w])
+    other = threading.Thread(target=read, args=(np.ones(3),))
+    other.start()
+    assert begun.wait(60)
+    write(np.ones(3))
+    assert not w.data.flags.writeable  # the other records yet
+    done.set()
+    other.join()
+    write(np.ones(3))
+    assert w.data.tolist() == [3, 3, 3] and w.data.flags.writeable
+
+
 def test_a_static_array_that_cannot_be_written_stays_so() -> None:
     v = np.ones(3)
     v.flags.writeable = False
