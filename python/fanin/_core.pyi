@@ -45,10 +45,10 @@ class InputBuffer:
     second-level cache, and what somebody else holds against 64 MiB. None is what fanin.set_options says: "auto" at
     first. The bits of the sums do not depend on it. accumulate: the dtype in which sums run; by default float32 for
     float16, bfloat16 and float8, else the dtype itself. "exact": sums of floats are those of real numbers, rounded
-    once, whatever the order. stats: `stats()` tells norms, largest elements and non-finite ones of what was taken,
-    and waits for it on a device with streams. stream: the consumer's. leaf: the consumer accumulates into `.grad`.
-    create_graph: sums are made by the arrays' own `+`, so that they can be differentiated. name: for messages,
-    traces and pictures.
+    once, whatever the order (a gradient that is summed to the slot's shape is summed as ever before that). stats:
+    `stats()` tells norms, largest elements and non-finite ones of what was taken, and waits for it on a device with
+    streams. stream: the consumer's. leaf: the consumer accumulates into `.grad`. create_graph: sums are made by the
+    arrays' own `+`, so that they can be differentiated. name: for messages, traces and pictures.
 
     >>> buf = fanin.InputBuffer([fanin.Slot(shape=(2,), dtype="float32", name="b1")])
     >>> buf.add(0, np.ones((5, 2), np.float32))   # summed to the declared shape
