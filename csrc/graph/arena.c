@@ -120,7 +120,7 @@ fan_status fan__tree_scope_alloc(fan_memory_scope *scope, fan_stream *owner, siz
                                  fan_error *err)
 {
     fan_tree_scope *s = (fan_tree_scope *)scope;
-    fan_tree_block *b;
+    fan_tree_block *b = NULL;
     scope_reuse(s, owner);
     if (fan_grow((void **)&s->blocks, &s->cap, s->n + 1, sizeof(fan_tree_block *)) ||
         fan_grow((void **)&s->used.at, &s->used.cap, s->used.n + 1, sizeof *s->used.at))
