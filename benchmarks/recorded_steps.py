@@ -78,7 +78,7 @@ def jaxs(links: int, jax: Any) -> Callable[[], Any]:
             y = jax.numpy.tanh(y * p)
         return y.sum()
 
-    @jax.jit  # type: ignore[untyped-decorator]
+    @jax.jit
     def update(p: Any, x: Any) -> Any:
         loss, g = jax.value_and_grad(loss_of)(p, x)
         return loss, p - 0.01 * g

@@ -125,7 +125,7 @@ def test_recorded_steps_give_the_bits_of_the_steps_as_they_are(
             calls[0] += 1
             return step(digits, labels, rate * np.float32(calls[0]))
 
-        shifted.stats = stats  # type: ignore[attr-defined]
+        shifted.stats = stats
         return shifted
 
     monkeypatch.setattr(demo, "recorded", other)

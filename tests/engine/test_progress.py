@@ -25,7 +25,7 @@ def fan(n: int, fn: Callable[[Any], Any] = lambda g: g) -> tuple[list[Any], fani
 
 def by_hand(roots: list[Any], progress: Any) -> None:
     for node, sums in (p := fanin.walk(roots, progress=progress)):
-        p.give(node.fn(*sums))  # type: ignore[misc]
+        p.give(node.fn(*sums))
 
 
 WAYS: dict[str, Callable[[list[Any], fanin.Leaf, Any], Any]] = {

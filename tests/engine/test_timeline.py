@@ -99,7 +99,7 @@ def test_a_pass_by_hand_is_recorded_from_the_sums_to_the_gradients() -> None:
     with fanin.trace() as t:
         for node, sums in (p := fanin.walk(roots)):
             fanin.add_n([np.ones(2), np.ones(2)])  # work of the node's, on this thread
-            p.give(node.fn(*sums))  # type: ignore[misc]
+            p.give(node.fn(*sums))
         fanin.add_n([np.ones(2), np.ones(2)])  # of nobody's
     assert given(t.picture()) == ALL
     numbers = {n.name: n.number for n in t.picture().nodes}
