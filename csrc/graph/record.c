@@ -86,11 +86,9 @@ static fan_status check_escape(const fan_tree_run *r, const fan_tree_scope *s, c
     return b && !FAN_FAULT(TREE_ADOPTED)
                ? fan_fail(err, FAN_ERR_STATE,
                           "%s: somebody keeps %llu byte%s that the function allocated and did not return, or the copy "
-                          "that it "
-                          "was given of an operand, and the next replay overwrites them: return the array, or add into "
-                          "an operand with the "
-                          "role accumulate (a "
-                          "leaf without a gradient takes what it is given: pass its gradient)",
+                          "that it was given of an operand, and the next replay overwrites them: return the array, or "
+                          "add into an operand with the role accumulate (a leaf without a gradient takes what it is "
+                          "given: pass its gradient)",
                           r->function->name, (unsigned long long)b->bytes, FAN_PLURAL(b->bytes))
                : FAN_OK;
 }
