@@ -65,6 +65,9 @@
     X(CUDA_EARLY_HOST, "memory of the host is used again while the device reads it") \
     X(CUDA_ALWAYS_WIDE, "16 bytes at a time are read where they do not lie on a multiple of 16") \
     X(CUDA_NARROW_SUM, "a running sum is read as if it had the dtype of its sources") \
+    X(CUDA_STAYS_CAPTURED, "a recording that failed leaves its stream captured") \
+    X(CUDA_NOTES_NOTHING, "what a recording's work touches is not noted") \
+    X(CUDA_ANY_NODE, "a recording takes graphs that allocate") \
     X(CUDA_EARLY_LANES, "what a launch of a sum over axes left is freed before the next one reads it") \
     X(SHARE_ANY_EVENT, "what leaves in one call shares the event of a stream that did not use it")
 /* Recordings on the CPU. */

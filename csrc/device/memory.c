@@ -452,9 +452,10 @@ void fan_memory_scope_end(fan_memory_scope *s)
     memory_scope = s->outer;
 }
 
-const fan_memory_scope *fan_memory_scope_of(const fan_device *d)
+/* memory_scope_of: the innermost of d on this thread; NULL: none. */
+static fan_memory_scope *memory_scope_of(const fan_device *d)
 {
-    const fan_memory_scope *in = memory_scope;
+    fan_memory_scope *in = memory_scope;
     while (in && in->device != d)
         in = in->outer;
     return in;
@@ -463,7 +464,7 @@ const fan_memory_scope *fan_memory_scope_of(const fan_device *d)
 fan_status fan_memory_scope_check(const fan_stream *s, fan_error *err)
 {
     char text[32];
-    const fan_memory_scope *in = fan_memory_scope_of(s->device);
+    const fan_memory_scope *in = memory_scope_of(s->device);
     return !in || !in->recording
                ? FAN_OK
                : fan_fail(err, FAN_ERR_CAPTURE,
@@ -472,14 +473,25 @@ fan_status fan_memory_scope_check(const fan_stream *s, fan_error *err)
                           in->who, (unsigned long long)s->handle, fan_device_text(s->device, text, sizeof text), text);
 }
 
+fan_status fan_memory_scope_upload(const fan_device *d, fan_error *err)
+{
+    char text[32];
+    const fan_memory_scope *in = memory_scope_of(d);
+    return in ? fan_fail(err, FAN_ERR_CAPTURE,
+                         "%s: what the host copies to %s is copied once, and not at each replay: make the array "
+                         "before, and pass it as an operand",
+                         in->who, fan_device_text(d, text, sizeof text))
+              : FAN_OK;
+}
+
 /* memory_new: `bytes` of device memory owned by stream `owner` (may be NULL), as a storage whose release follows
  * Lifetime. On the CPU: fan_storage_new. */
 static fan_status memory_new(fan_device *d, fan_stream *owner, size_t bytes, fan_storage **out, fan_error *err)
 {
     *out = NULL;
-    for (fan_memory_scope *in = memory_scope; in; in = in->outer)
-        if (in->device == d)
-            return in->alloc(in, owner, bytes, out, err);
+    fan_memory_scope *in = memory_scope_of(d);
+    if (in)
+        return in->alloc(in, owner, bytes, out, err);
     if (!d->backend->has_streams) {
         *out = fan_storage_new(bytes);
         return *out ? FAN_OK : fan_fail(err, FAN_ERR_NOMEM, "out of memory for %zu byte%s", bytes, FAN_PLURAL(bytes));

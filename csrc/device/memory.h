@@ -43,10 +43,11 @@ typedef struct fan_memory_scope {
 } fan_memory_scope;
 void fan_memory_scope_begin(fan_memory_scope *s);
 void fan_memory_scope_end(fan_memory_scope *s);
-/* fan_memory_scope_of: the innermost of d on this thread; NULL: none. */
-const fan_memory_scope *fan_memory_scope_of(const fan_device *d);
 /* fan_memory_scope_check: s is not captured; may this thread queue work on it? FAN_ERR_CAPTURE. */
 fan_status fan_memory_scope_check(const fan_stream *s, fan_error *err);
+/* fan_memory_scope_upload: the host's memory is to be copied to d: in a scope, where a replay would not see that it has
+ * changed, that is refused. FAN_ERR_CAPTURE. */
+fan_status fan_memory_scope_upload(const fan_device *d, fan_error *err);
 
 /* fan_memory_record_stream: the memory is used on s. FAN_ERR_NOMEM leaves the set of users as it was. Does nothing for
  * host storages, and where s owns the memory. */

@@ -19,6 +19,8 @@
 
 #include "array/array.h"
 
+#define FAN_POISON 0xA5 /* each byte of memory that nobody may read */
+
 typedef struct fan_device fan_device;
 typedef struct fan_stream fan_stream;
 typedef struct fan_recording fan_recording; /* the backend's own */
@@ -45,10 +47,15 @@ typedef struct fan_recorder {
     fan_status (*launch)(fan_recording *r, fan_stream *origin, fan_error *err);
     void (*drop)(fan_recording *r);
 
-    /* accesses: everything that it touches. NULL: it cannot be told; then roles are believed. */
+    /* accesses: everything that it touches, as far as that can be told; else roles are believed. NULL: nothing can. */
     void (*accesses)(const fan_recording *r, fan_recording_visit visit, void *ctx);
 
-    /* poison: fills memory that nobody may read any more, in the order of `origin`. NULL: it is left as it is. */
+    /* bytes: what the driver takes for it of the device's memory, beside the arena. NULL: nothing. */
+    uint64_t (*bytes)(const fan_recording *r);
+
+    /* poison: fills memory that nobody may read any more, in the order of `origin`; with debug=True alone, unless
+     * `always_poisons`. NULL: it is left as it is. */
+    bool always_poisons;
     fan_status (*poison)(fan_device *d, fan_stream *origin, void *data, size_t bytes, fan_error *err);
 } fan_recorder;
 

@@ -4,6 +4,9 @@
 #include "base/mem.h"
 #include "device/sim/machine.h"
 #include "fake/entry.h"
+#include "fake/work.h"
+
+#include <string.h>
 
 fan_cu_result fan_fake_ThreadExchangeStreamCaptureMode(int *mode)
 {
@@ -157,24 +160,11 @@ fan_cu_result fan_fake_GraphRetainUserObject(fan_cu_graph g, fan_cu_object o, un
     return room ? OK : INVALID_VALUE;
 }
 
-/* What callers of the driver use, and the backend does not. */
-
-API cuStreamBeginCapture_v2(fan_cu_stream handle, int mode);
-
-API cuStreamEndCapture(fan_cu_stream handle, fan_cu_graph *out);
-
-API cuGraphInstantiateWithFlags(fan_cu_graph *out, fan_cu_graph g, uint64_t flags);
-
-API cuGraphLaunch(fan_cu_graph g, fan_cu_stream handle);
-
-API cuGraphDestroy(fan_cu_graph g);
-
-API cuGraphExecDestroy(fan_cu_graph g);
-
-fan_cu_result cuStreamBeginCapture_v2(fan_cu_stream handle, int mode)
+fan_cu_result fan_fake_StreamBeginCapture(fan_cu_stream handle, int mode)
 {
     fan_error err = {.status = FAN_OK};
     fan_stream *s;
+    CALL(StreamBeginCapture);
     INSIDE(c);
     fan_cu_result code = fan__thing_stream(c, handle, &s);
     if (code)
@@ -184,12 +174,21 @@ fan_cu_result cuStreamBeginCapture_v2(fan_cu_stream handle, int mode)
     return code;
 }
 
-fan_cu_result cuStreamEndCapture(fan_cu_stream handle, fan_cu_graph *out)
+/* graph_count: somebody got a handle of a graph, or gave one back. */
+static void graph_count(int more)
+{
+    fan__fake_lock();
+    fan__fake.live[A_GRAPH] += (size_t)more;
+    fan__fake_unlock();
+}
+
+fan_cu_result fan_fake_StreamEndCapture(fan_cu_stream handle, fan_cu_graph *out)
 {
     fan_error err = {.status = FAN_OK};
     fan_stream *s;
     fan_sim_graph *graph = NULL;
     uint64_t id = 0;
+    CALL(StreamEndCapture);
     *out = NULL;
     INSIDE(c);
     fan_cu_result code = fan__thing_stream(c, handle, &s);
@@ -202,46 +201,109 @@ fan_cu_result cuStreamEndCapture(fan_cu_stream handle, fan_cu_graph *out)
     fan_stream_drop(s);
     if (g && ended) {
         g->graph = graph;
-        if (code)
+        if (code) {
             graph_release(g);
-        else
+        } else {
             *out = g;
+            graph_count(1);
+        }
     }
     return code;
 }
 
-fan_cu_result cuGraphInstantiateWithFlags(fan_cu_graph *out, fan_cu_graph g, uint64_t flags)
+/* A node is a command of the graph that is work. */
+fan_cu_result fan_fake_GraphGetNodes(fan_cu_graph g, fan_cu_node *out, size_t *count)
 {
-    (void)flags;
-    fan__fake_lock();
-    g->refs++; /* what is launched is what was captured */
-    fan__fake_unlock();
-    *out = g;
+    size_t n = 0;
+    CALL(GraphGetNodes);
+    for (fan_sim_command *c = g->graph->head; c; c = c->next) {
+        if (c->kind != FAN_COMMAND_WORK)
+            continue;
+        if (out && n < *count)
+            out[n] = (fan_cu_node)(void *)c;
+        n++;
+    }
+    *count = n;
     return OK;
 }
 
-fan_cu_result cuGraphLaunch(fan_cu_graph g, fan_cu_stream handle)
+fan_cu_result fan_fake_GraphNodeGetType(fan_cu_node node, int *type)
+{
+    static const struct {
+        const char *name;
+        int type;
+    } types[] = {{"copy in", 1},
+                 {"copy out", 1},
+                 {"fill", 2},
+                 {FAN__FAKE_ALLOC, FAN_CU_NODE_MEM_ALLOC},
+                 {"free", FAN_CU_NODE_MEM_FREE}};
+    const fan_sim_command *c = (const fan_sim_command *)(const void *)node;
+    CALL(GraphNodeGetType);
+    *type = 0; /* a kernel */
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++)
+        if (strcmp(c->name, types[i].name) == 0)
+            *type = types[i].type;
+    return OK;
+}
+
+/* graph_bytes: what the driver takes of the device's memory for a graph that can be launched. */
+static uint64_t graph_bytes(const struct fan_cu_graph *g)
+{
+    uint64_t n = 1;
+    for (const fan_sim_command *c = g->graph->head; c; c = c->next)
+        n += c->kind == FAN_COMMAND_WORK;
+    return n * 256;
+}
+
+fan_cu_result fan_fake_GraphInstantiateWithFlags(fan_cu_exec *out, fan_cu_graph g, uint64_t flags)
+{
+    CALL(GraphInstantiateWithFlags);
+    INSIDE(c);
+    BESIDE(GraphInstantiateWithFlags);
+    if (flags)
+        return INVALID_VALUE;
+    fan__fake_lock();
+    g->refs++; /* what is launched is what was captured */
+    fan__fake.execs[c->device] += graph_bytes(g);
+    fan__fake.live[A_GRAPH]++;
+    fan__fake_unlock();
+    *out = (fan_cu_exec)(void *)g;
+    return OK;
+}
+
+fan_cu_result fan_fake_GraphLaunch(fan_cu_exec run, fan_cu_stream handle)
 {
     fan_error err = {.status = FAN_OK};
     fan_stream *s;
+    CALL(GraphLaunch);
     INSIDE(c);
     fan_cu_result code = fan__thing_stream(c, handle, &s);
     if (code)
         return code;
     fan__fake_note_races();
-    code = fan__fake_done(fan_sim_graph_launch(g->graph, s, &err), &err);
+    code = fan__fake_done(fan_sim_graph_launch(((struct fan_cu_graph *)(void *)run)->graph, s, &err), &err);
     fan_stream_drop(s);
     return code;
 }
 
-fan_cu_result cuGraphDestroy(fan_cu_graph g)
+fan_cu_result fan_fake_GraphDestroy(fan_cu_graph g)
 {
+    CALL(GraphDestroy);
+    graph_count(-1);
     graph_release(g);
     return OK;
 }
 
-fan_cu_result cuGraphExecDestroy(fan_cu_graph g)
+fan_cu_result fan_fake_GraphExecDestroy(fan_cu_exec run)
 {
+    struct fan_cu_graph *g = (struct fan_cu_graph *)(void *)run;
+    CALL(GraphExecDestroy);
+    INSIDE(c);
+    BESIDE(GraphExecDestroy);
+    fan__fake_lock();
+    fan__fake.execs[c->device] -= graph_bytes(g);
+    fan__fake.live[A_GRAPH]--;
+    fan__fake_unlock();
     graph_release(g);
     return OK;
 }

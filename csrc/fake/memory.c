@@ -28,7 +28,7 @@ static void memory_run_free(fan__fake_work *w)
  * got them. Locked. */
 static bool memory_fits(int device, fan__thing *pool, size_t bytes)
 {
-    uint64_t taken = fan__fake.plain[device], more = bytes;
+    uint64_t taken = fan__fake.plain[device] + fan__fake.execs[device], more = bytes;
     for (const fan__thing *t = fan__fake.things[A_POOL]; t; t = t->next)
         taken += t->device == device ? t->reserved : 0;
     if (pool)
@@ -117,17 +117,29 @@ static fan_cu_result memory_from_pool(const struct fan_cu_context *c, fan__thing
     return code;
 }
 
+static void memory_run_node(fan__fake_work *w) { (void)w; }
+
+/* memory_node: on a captured stream it becomes a node of the graph; elsewhere it is as unsafe as call `number` is. */
+static fan_cu_result memory_node(fan_stream *s, const char *name, int number)
+{
+    if (!fan_sim_capture_state(fan__fake.m, s, NULL, NULL))
+        return fan__fake_beside(number);
+    fan__fake_work *w = fan__work_new(memory_run_node, 0, 0, 0);
+    return w ? fan__work_queue(s, name, w, NULL, 0, NULL, 0) : OUT_OF_MEMORY;
+}
+
 fan_cu_result fan_fake_MemAllocFromPoolAsync(fan_cu_pointer *out, size_t bytes, fan_cu_pool pool, fan_cu_stream handle)
 {
     fan_stream *s;
     CALL(MemAllocFromPoolAsync);
     INSIDE(c);
-    BESIDE(MemAllocFromPoolAsync);
     fan__thing *t = fan__thing_find(A_POOL, pool);
     fan_cu_result code = t ? fan__thing_stream(c, handle, &s) : INVALID_VALUE;
     if (code)
         return code;
-    code = memory_from_pool(c, t, bytes, s, out);
+    code = memory_node(s, FAN__FAKE_ALLOC, NUMBER_MemAllocFromPoolAsync);
+    if (code == OK)
+        code = memory_from_pool(c, t, bytes, s, out);
     fan_stream_drop(s);
     return code;
 }
@@ -187,6 +199,21 @@ fan_cu_result fan_fake_MemFreeAsync(fan_cu_pointer p, fan_cu_stream handle)
     }
     fan_stream_drop(s);
     return w ? code : OUT_OF_MEMORY;
+}
+
+fan_cu_result fan_fake_MemGetInfo(size_t *unused, size_t *all)
+{
+    CALL(MemGetInfo);
+    INSIDE(c);
+    BESIDE(MemGetInfo);
+    fan__fake_lock();
+    uint64_t taken = fan__fake.plain[c->device] + fan__fake.execs[c->device];
+    for (const fan__thing *t = fan__fake.things[A_POOL]; t; t = t->next)
+        taken += t->device == c->device ? t->reserved : 0;
+    *all = (size_t)fan__fake.capacity;
+    *unused = taken < fan__fake.capacity ? (size_t)(fan__fake.capacity - taken) : 0;
+    fan__fake_unlock();
+    return OK;
 }
 
 fan_cu_result fan_fake_PointerGetAttribute(void *out, int which, fan_cu_pointer p)
@@ -352,7 +379,6 @@ fan_cu_result cuMemAllocAsync(fan_cu_pointer *out, size_t bytes, fan_cu_stream h
 {
     fan_cu_pool pool = NULL;
     INSIDE(c);
-    BESIDE(MemAllocFromPoolAsync);
     fan__fake_lock();
     for (fan__thing *t = fan__fake.things[A_POOL]; t && !pool; t = t->next)
         pool = t->device == c->device && t->refs ? (fan_cu_pool)(void *)t : NULL;

@@ -122,6 +122,9 @@ static const unsigned char beside[NUMBERS] = {
     [NUMBER_StreamGetCtx] = UNLESS_RELAXED,
     [NUMBER_EventQuery] = UNLESS_RELAXED,
     [NUMBER_EventSynchronize] = UNLESS_RELAXED,
+    [NUMBER_GraphInstantiateWithFlags] = UNLESS_RELAXED,
+    [NUMBER_GraphExecDestroy] = UNLESS_RELAXED,
+    [NUMBER_MemGetInfo] = UNLESS_RELAXED,
     /* refused, and every capture is broken, in whatever mode: it waits for the whole context */
     [NUMBER_CtxSynchronize] = ALWAYS_BREAKS,
     [NUMBER_MemFree] = ALWAYS_BREAKS,

@@ -15,10 +15,11 @@ typedef enum kind {
     AN_OBJECT,
     MEMORY,
     A_POOL,
+    A_GRAPH,
     DESTROYED,
     RETIRED,
     KINDS
-} fan__kind; /* DESTROYED: a stream that was; RETIRED: one whose handle is another's now */
+} fan__kind; /* DESTROYED: a stream that was; RETIRED: one whose handle is another's now; A_GRAPH is only counted */
 
 /* Whatever the driver gave a handle for. */
 typedef struct fan__thing {
@@ -59,6 +60,7 @@ extern struct fan__fake {
     uint64_t ids;                 /* of streams so far */
     uint64_t capacity;            /* of each device, in bytes */
     uint64_t plain[MOST_DEVICES]; /* of them, given out by cuMemAlloc */
+    uint64_t execs[MOST_DEVICES]; /* .. and taken for graphs that can be launched */
     uint64_t mapped;              /* how often a pool had to get memory from the system */
     fan__thing *things[KINDS];
     fan__thing **memory; /* MEMORY by address */

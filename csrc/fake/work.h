@@ -5,6 +5,8 @@
 #include "device/kernels/tag.h"
 #include "fake/state.h"
 
+#define FAN__FAKE_ALLOC "allocate" /* the name of a node that allocates memory */
+
 typedef struct fan__fake_work {
     void (*run)(struct fan__fake_work *w);
     const fan_fake_kernel *kernel;

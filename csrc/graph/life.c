@@ -188,6 +188,8 @@ void fan_tree_get_stats(fan_tree *t, fan_tree_stats *out)
     out->bytes = t->arena ? t->pool.bytes : 0;
     out->in_use = t->pool.in_use;
     out->high_water = t->pool.high_water;
+    for (const fan_tree_node *n = t->nodes; n && t->recorder->bytes; n = n->next)
+        out->driver_bytes += t->recorder->bytes(n->recording);
     fan__tree_unlock(t, locked);
 }
 

@@ -3,6 +3,7 @@
 
 #include "base/fault.h"
 #include "base/mem.h"
+#include "buffer/buffer.h"
 #include "device/job.h"
 
 #include <stdio.h>
@@ -80,7 +81,7 @@ fan_status fan__tree_end_path(fan_tree *t, fan_error *err)
         for (size_t i = 0; i < n->nblocks; i++)
             if (n->blocks[i]->storage)
                 FAN_TRY(fan_memory_wait_users(n->blocks[i]->storage, t->origin, NULL, err));
-    if (t->recorder->poison && t->reach)
+    if (t->recorder->poison && t->reach && (t->recorder->always_poisons || fan_get_debug()))
         FAN_TRY(t->recorder->poison(t->device, t->origin, t->arena->data, (size_t)t->reach, err));
     (void)fan_graph_pool_restore(&t->pool, &none, NULL);
     while (t->current != &t->root) {

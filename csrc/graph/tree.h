@@ -72,6 +72,7 @@ typedef struct fan_tree_outcome {
 
 typedef struct fan_tree_stats {
     uint64_t nodes, bytes, in_use, high_water, warmed, recorded, replayed, raw, restored;
+    uint64_t driver_bytes; /* that the driver took for recordings */
 } fan_tree_stats;
 
 /* fan_tree_new: reserves the arena. FAN_ERR_TYPE where the device cannot record, FAN_ERR_NOMEM, FAN_ERR_DEVICE_NOMEM,

@@ -181,9 +181,10 @@ static PyObject *tree_stats(PyObject *o, void *Py_UNUSED(closure))
         return NULL;
     Py_BEGIN_ALLOW_THREADS fan_tree_get_stats(tree_self(o)->t, &s);
     Py_END_ALLOW_THREADS return PyObject_CallFunction(
-        type, "KKKKKKKKK", (unsigned long long)s.nodes, (unsigned long long)s.bytes, (unsigned long long)s.in_use,
+        type, "KKKKKKKKKK", (unsigned long long)s.nodes, (unsigned long long)s.bytes, (unsigned long long)s.in_use,
         (unsigned long long)s.high_water, (unsigned long long)s.warmed, (unsigned long long)s.recorded,
-        (unsigned long long)s.replayed, (unsigned long long)s.raw, (unsigned long long)s.restored);
+        (unsigned long long)s.replayed, (unsigned long long)s.raw, (unsigned long long)s.restored,
+        (unsigned long long)s.driver_bytes);
 }
 
 /* Recordings, gathered without the interpreter: a body that another thread runs may want it. */

@@ -26,7 +26,8 @@ class Outcome:
 
 @dataclass(frozen=True)
 class GraphStats:
-    """Figures of a tree: its recordings, the bytes of its memory (in all, in use, the most ever used), its calls."""
+    """Figures of a tree: its recordings, the bytes of its memory (in all, in use, the most ever used), its calls, and
+    the bytes that the device's driver took for the recordings, beside the tree's memory."""
 
     nodes: int
     bytes: int
@@ -37,6 +38,7 @@ class GraphStats:
     replayed: int
     raw: int
     restored: int
+    driver_bytes: int = 0
 
 
 def plot(tree: GraphTree, path: str | os.PathLike[str] | None = None) -> object:

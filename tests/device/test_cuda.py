@@ -114,6 +114,7 @@ def test_an_old_driver_has_what_its_version_has(a_world: Any) -> None:
         "cuStreamGetId",
         "cuStreamGetCaptureInfo",
         "cuUserObjectCreate",
+        "cuGraphInstantiateWithFlags",
     }
 
 

@@ -1,5 +1,7 @@
 """Random programs of calls, branches, drops, keeps, steps and errors against an eager oracle: the same values, no
-poison read, no race. Each planted fault of the trees is found by them, or by a script beside."""
+poison read, no race. Each planted fault of the trees is found by them, or by a script beside. On the simulated device,
+and on the CUDA backend over the fake driver.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,11 @@ import numpy as np
 import pytest
 
 import fanin
-from fanin import sim
 from kit import hooks
+from kit.world import world
 
-HERE = "sim:0"
 POISON = np.frombuffer(b"\xa5" * 8, np.float64)[0]
+KINDS = pytest.mark.parametrize("kind", ["sim", "fake"])
 
 
 class Oops(Exception):
@@ -23,11 +25,12 @@ class Oops(Exception):
 
 
 class Program:
-    """One machine, one tree, and what each array must hold."""
+    """One world, one tree, and what each array must hold."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, kind: str, seed: int) -> None:
         self.rng = random.Random(seed)
-        self.m = sim.Machine(seed=seed)
+        self.m = world(kind, 1, seed=seed)
+        self.debug = self.rng.random() < 0.5  # then memory of a driver is poisoned, too
         self.counts: Counter[str] = Counter()
         self.failing = False
 
@@ -35,7 +38,7 @@ class Program:
         m, side = self.m, [self.m.stream() for _ in range(streams)]
 
         def f(*operands: Any) -> Any:
-            here = fanin.current_stream(HERE)
+            here = m.current_stream()
             xs, g = (operands[:-1], operands[-1]) if adds else (operands, None)
             made = []
             for i in range(outputs):
@@ -66,46 +69,48 @@ class Program:
         return f
 
     def run(self, steps: int) -> None:
+        with self.m, fanin.set_options(debug=self.debug):
+            self.all_steps(steps)
+
+    def all_steps(self, steps: int) -> None:
         rng, m = self.rng, self.m
-        with m:
-            tree = fanin.GraphTree(HERE, memory=1 << 14, limit=2)
-            functions = []
-            for k in range(3):
-                n, outputs, adds = rng.randint(1, 2), rng.randint(1, 2), rng.random() < 0.4
-                roles = tuple(rng.choice(["auto", "auto", "copy", "static"]) for _ in range(n))
-                keep = rng.choice([False, False, True, (True, False)])
-                body = self.body(k + 2.0, rng.randint(0, 2), rng.randint(0, 2), outputs, adds)
-                f = tree.function(body, roles=roles + ("accumulate",) * adds, keep=keep)
-                functions.append((f, k + 2.0, n, outputs, adds, keep))
-            sums = [m.array(np.zeros(4)) for _ in functions]
-            want_sums = [np.zeros(4) for _ in functions]
-            weights = [(m.array(np.full(4, float(i))), np.full(4, float(i))) for i in range(3)]
-            kept: list[tuple[Any, Any]] = []
-            streams = [fanin.current_stream(HERE), m.stream()]
-            for _ in range(steps):
-                streams[0].wait(streams[1])
-                streams[1].wait(streams[0])
-                ended = []
-                with fanin.stream(rng.choice(streams)), tree.step():
-                    live: list[tuple[Any, Any]] = []
-                    for _ in range(rng.randint(1, 4)):
-                        self.call(rng.choice(functions), functions, live, weights, kept, ended, sums, want_sums)
-                        if live and rng.random() < 0.4:
-                            live.pop(rng.randrange(len(live)))
-                            self.counts["dropped"] += 1
-                        for array, want in live:
-                            assert array.numpy().tolist() == want.tolist()
-                    ended += [a for a, _ in live]
-                for array in ended:
-                    if rng.random() < 0.5:
-                        with pytest.raises(RuntimeError, match="output of f"):
-                            array.numpy()
-                        self.counts["stale"] += 1
-            m.synchronize()
-            for array, want in kept + list(zip(sums, want_sums, strict=True)):
-                assert array.numpy().tolist() == want.tolist()
-            tree.close()
-        assert m.races == 0
+        tree = fanin.GraphTree(m.place(), memory=1 << 14, limit=2)
+        functions = []
+        for k in range(3):
+            n, outputs, adds = rng.randint(1, 2), rng.randint(1, 2), rng.random() < 0.4
+            roles = tuple(rng.choice(["auto", "auto", "copy", "static"]) for _ in range(n))
+            keep = rng.choice([False, False, True, (True, False)])
+            body = self.body(k + 2.0, rng.randint(0, 2), rng.randint(0, 2), outputs, adds)
+            f = tree.function(body, roles=roles + ("accumulate",) * adds, keep=keep)
+            functions.append((f, k + 2.0, n, outputs, adds, keep))
+        sums = [m.array(np.zeros(4)) for _ in functions]
+        want_sums = [np.zeros(4) for _ in functions]
+        weights = [(m.array(np.full(4, float(i))), np.full(4, float(i))) for i in range(3)]
+        kept: list[tuple[Any, Any]] = []
+        streams = [m.current_stream(), m.stream()]
+        for _ in range(steps):
+            streams[0].wait(streams[1])
+            streams[1].wait(streams[0])
+            ended = []
+            with fanin.stream(rng.choice(streams)), tree.step():
+                live: list[tuple[Any, Any]] = []
+                for _ in range(rng.randint(1, 4)):
+                    self.call(rng.choice(functions), functions, live, weights, kept, ended, sums, want_sums)
+                    if live and rng.random() < 0.4:
+                        live.pop(rng.randrange(len(live)))
+                        self.counts["dropped"] += 1
+                    for array, want in live:
+                        assert array.numpy().tolist() == want.tolist()
+                ended += [a for a, _ in live]
+            for array in ended:
+                if rng.random() < 0.5:
+                    with pytest.raises(RuntimeError, match="output of f"):
+                        array.numpy()
+                    self.counts["stale"] += 1
+        m.synchronize()
+        for array, want in kept + list(zip(sums, want_sums, strict=True)):
+            assert array.numpy().tolist() == want.tolist()
+        tree.close()
 
     def call(
         self,
@@ -131,7 +136,7 @@ class Program:
                 operands.append((m.array(value), value))
         if rng.random() < 0.3:  # work of the caller's, behind which the call comes
             array, value = rng.choice(weights)
-            m.launch(fanin.current_stream(HERE), lambda a, out: np.add(a, 1, out=out), reads=[array], writes=[array])
+            m.launch(m.current_stream(), lambda a, out: np.add(a, 1, out=out), reads=[array], writes=[array])
             value += 1
             self.counts["updated"] += 1
         at = functions.index(which)
@@ -157,10 +162,10 @@ class Program:
             self.counts["kept" if outlives else "given"] += 1
 
 
-def programs(seeds: range, steps: int = 8) -> Counter[str]:
+def programs(kind: str, seeds: range, steps: int = 8) -> Counter[str]:
     counts: Counter[str] = Counter()
     for seed in seeds:
-        program = Program(seed)
+        program = Program(kind, seed)
         try:
             program.run(steps)
         except BaseException as e:
@@ -177,26 +182,29 @@ def all_met(counts: Counter[str]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*runs again and again:RuntimeWarning")
-def test_random_programs_give_what_an_eager_run_gives() -> None:
-    all_met(programs(range(60)))
+@KINDS
+def test_random_programs_give_what_an_eager_run_gives(kind: str) -> None:
+    all_met(programs(kind, range(60)))
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*runs again and again:RuntimeWarning")
-def test_ten_thousand_random_programs_give_what_an_eager_run_gives() -> None:
-    all_met(programs(range(1000, 11000)))
+@KINDS
+def test_ten_thousand_random_programs_give_what_an_eager_run_gives(kind: str) -> None:
+    all_met(programs(kind, range(1000, 11000)))
 
 
 @pytest.mark.filterwarnings("ignore:.*runs again and again:RuntimeWarning")
 @pytest.mark.parametrize(
     "name", ["TREE_DEAD_BIT", "TREE_ALIVE_FITS", "TREE_NO_RESTORE", "TREE_NO_JOIN", "TREE_GENERATION_STAYS"]
 )
-def test_a_planted_fault_is_found(name: str) -> None:
+@KINDS
+def test_a_planted_fault_is_found(kind: str, name: str) -> None:
     hooks.fault(name)
     try:
         for seed in range(200):
             try:
-                programs(range(seed, seed + 1))
+                programs(kind, range(seed, seed + 1))
             except (AssertionError, fanin.RaceError, RuntimeError, pytest.fail.Exception):
                 return
     finally:

@@ -3,16 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
 import fanin
-from fanin import sim
-
-HERE = "sim:0"
 
 Seen = list[tuple[str, tuple[str, ...]]]
 
@@ -20,26 +17,26 @@ Seen = list[tuple[str, tuple[str, ...]]]
 class Script:
     """A tree, functions of it by name, and what calls did."""
 
-    def __init__(self, m: sim.Machine) -> None:
+    def __init__(self, m: Any) -> None:
         self.m = m
-        self.tree = fanin.GraphTree(HERE, memory=1 << 16, limit=1)
+        self.tree = fanin.GraphTree(m.place(), memory=1 << 16, limit=1)
         self.x = m.array(np.ones(4))
         self.seen: Seen = []
 
     def times(self, factor: float, **how: Any) -> Any:
         def f(x: Any) -> Any:
             y = self.m.empty(x.shape, x.dtype)
-            here = fanin.current_stream(HERE)
+            here = self.m.current_stream()
             self.m.launch(here, lambda a, b: np.multiply(a, factor, out=b), reads=[x], writes=[y])
             return y
 
         return self.tree.function(f, **how)
 
-    def add_one(self, **how: Any) -> Any:
-        def add_one(x: Any) -> None:
-            self.m.launch(fanin.current_stream(HERE), lambda v: np.add(v, 1, out=v), reads=[], writes=[x])
+    def doubled_in_place(self, **how: Any) -> Any:
+        def doubled_in_place(x: Any) -> None:
+            fanin.add_n([x, x], out=x)
 
-        return self.tree.function(add_one, **how)
+        return self.tree.function(doubled_in_place, **how)
 
     def call(self, f: Any, *operands: Any) -> Any:
         out = f(*operands)
@@ -53,10 +50,11 @@ class Script:
         return seen
 
 
-@pytest.fixture
-def script() -> Iterator[Script]:
-    with sim.Machine(seed=3) as m:
-        yield Script(m)
+@pytest.fixture(params=["sim", "fake"])
+def script(request: pytest.FixtureRequest, a_world: Callable[..., Any]) -> Iterator[Script]:
+    made = Script(a_world(request.param, 1, seed=3))
+    yield made
+    vars(made).clear()
 
 
 def test_warm_ups_recordings_replays_and_branches(script: Script) -> None:
@@ -119,7 +117,7 @@ def test_an_operand_that_moves_is_counted_and_then_copied(script: Script) -> Non
 
 
 def test_what_writes_runs_as_it_is(script: Script) -> None:
-    writes, inc = script.add_one(), script.add_one(roles="static")
+    writes, inc = script.doubled_in_place(), script.doubled_in_place(roles="static")
     with pytest.warns(RuntimeWarning, match="runs without a recording"):
         for _ in range(3):
             with script.tree.step():

@@ -53,7 +53,7 @@ again:
 """
 
 #: What a driver counts and nobody may leave behind.
-COUNTED = ("contexts", "streams", "events", "modules", "memory", "objects")
+COUNTED = ("contexts", "streams", "events", "modules", "memory", "objects", "graphs")
 
 
 def world(kind: str, devices: int = 2, seed: int = 0, **options: Any) -> World:

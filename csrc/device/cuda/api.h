@@ -23,6 +23,8 @@ typedef struct fan_cu_event *fan_cu_event;
 typedef struct fan_cu_module *fan_cu_module;
 typedef struct fan_cu_function *fan_cu_function;
 typedef struct fan_cu_graph *fan_cu_graph;
+typedef struct fan_cu_exec *fan_cu_exec; /* a graph that can be launched */
+typedef struct fan_cu_node *fan_cu_node;
 typedef struct fan_cu_object *fan_cu_object;
 typedef struct fan_cu_pool *fan_cu_pool;
 typedef void fan_cu_call(void *ctx); /* a host function of the driver's */
@@ -43,7 +45,8 @@ typedef struct fan_cu_pool_props {
     X(POOLS, "stream-ordered memory")                                              \
     X(STREAM_IDS, "telling a new stream from a destroyed one that had its handle") \
     X(CAPTURE, "work under stream capture")                                        \
-    X(GRAPHS, "memory that lives as long as the graph that uses it")
+    X(GRAPHS, "memory that lives as long as the graph that uses it")               \
+    X(TREES, "graph trees")
 
 typedef enum fan_cuda_feature {
 #define X(name, words) FAN_CUDA_##name,
@@ -53,62 +56,71 @@ typedef enum fan_cuda_feature {
 } fan_cuda_feature;
 
 /* X(name, suffix of the full name, version whose prototype this is, feature, parameters) */
-#define FAN_CUDA_LIST(X)                                                                                        \
-    X(Init, "", 2000, MUST, (unsigned flags))                                                                   \
-    X(DriverGetVersion, "", 2020, MUST, (int *version))                                                         \
-    X(GetErrorName, "", 6000, MUST, (fan_cu_result code, const char **name))                                    \
-    X(GetErrorString, "", 6000, MUST, (fan_cu_result code, const char **text))                                  \
-    X(DeviceGetCount, "", 2000, MUST, (int *count))                                                             \
-    X(DeviceGet, "", 2000, MUST, (fan_cu_device * out, int ordinal))                                            \
-    X(DeviceGetName, "", 2000, MUST, (char *name, int size, fan_cu_device d))                                   \
-    X(DeviceGetAttribute, "", 2000, MUST, (int *out, int which, fan_cu_device d))                               \
-    X(DevicePrimaryCtxRetain, "", 7000, MUST, (fan_cu_context * out, fan_cu_device d))                          \
-    X(DevicePrimaryCtxRelease, "_v2", 11000, MUST, (fan_cu_device d))                                           \
-    X(DevicePrimaryCtxGetState, "", 7000, MUST, (fan_cu_device d, unsigned *flags, int *active))                \
-    X(CtxGetCurrent, "", 4000, MUST, (fan_cu_context * out))                                                    \
-    X(CtxPushCurrent, "_v2", 4000, MUST, (fan_cu_context c))                                                    \
-    X(CtxPopCurrent, "_v2", 4000, MUST, (fan_cu_context * out))                                                 \
-    X(CtxSynchronize, "", 2000, MUST, (void))                                                                   \
-    X(ModuleLoadData, "", 2000, MUST, (fan_cu_module * out, const void *image))                                 \
-    X(ModuleUnload, "", 2000, MUST, (fan_cu_module m))                                                          \
-    X(ModuleGetFunction, "", 2000, MUST, (fan_cu_function * out, fan_cu_module m, const char *name))            \
-    X(OccupancyMaxActiveBlocksPerMultiprocessor, "", 6050, MUST,                                                \
-      (int *out, fan_cu_function f, int threads, size_t shared))                                                \
-    X(LaunchKernel, "", 4000, MUST,                                                                             \
-      (fan_cu_function f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,         \
-       unsigned shared, fan_cu_stream s, void **params, void **extra))                                          \
-    X(MemAlloc, "_v2", 3020, MUST, (fan_cu_pointer * out, size_t bytes))                                        \
-    X(MemFree, "_v2", 3020, MUST, (fan_cu_pointer p))                                                           \
-    X(MemcpyHtoDAsync, "_v2", 3020, MUST, (fan_cu_pointer to, const void *from, size_t bytes, fan_cu_stream s)) \
-    X(MemcpyDtoHAsync, "_v2", 3020, MUST, (void *to, fan_cu_pointer from, size_t bytes, fan_cu_stream s))       \
-    X(MemsetD8Async, "", 3020, MUST, (fan_cu_pointer p, unsigned char byte, size_t bytes, fan_cu_stream s))     \
-    X(PointerGetAttribute, "", 4000, MUST, (void *out, int which, fan_cu_pointer p))                            \
-    X(StreamCreate, "", 2000, MUST, (fan_cu_stream * out, unsigned flags))                                      \
-    X(StreamDestroy, "_v2", 4000, MUST, (fan_cu_stream s))                                                      \
-    X(StreamGetCtx, "", 9020, MUST, (fan_cu_stream s, fan_cu_context * out))                                    \
-    X(StreamSynchronize, "", 2000, MUST, (fan_cu_stream s))                                                     \
-    X(StreamWaitEvent, "", 3020, MUST, (fan_cu_stream s, fan_cu_event e, unsigned flags))                       \
-    X(EventCreate, "", 2000, MUST, (fan_cu_event * out, unsigned flags))                                        \
-    X(EventDestroy, "_v2", 4000, MUST, (fan_cu_event e))                                                        \
-    X(EventRecord, "", 2000, MUST, (fan_cu_event e, fan_cu_stream s))                                           \
-    X(EventQuery, "", 2000, MUST, (fan_cu_event e))                                                             \
-    X(EventSynchronize, "", 2000, MUST, (fan_cu_event e))                                                       \
-    X(MemAllocFromPoolAsync, "", 11020, POOLS,                                                                  \
-      (fan_cu_pointer * out, size_t bytes, fan_cu_pool pool, fan_cu_stream s))                                  \
-    X(MemFreeAsync, "", 11020, POOLS, (fan_cu_pointer p, fan_cu_stream s))                                      \
-    X(MemPoolCreate, "", 11020, POOLS, (fan_cu_pool * out, const fan_cu_pool_props *props))                     \
-    X(MemPoolDestroy, "", 11020, POOLS, (fan_cu_pool pool))                                                     \
-    X(MemPoolSetAttribute, "", 11020, POOLS, (fan_cu_pool pool, int which, void *value))                        \
-    X(MemPoolGetAttribute, "", 11020, POOLS, (fan_cu_pool pool, int which, void *value))                        \
-    X(MemPoolTrimTo, "", 11020, POOLS, (fan_cu_pool pool, size_t keep))                                         \
-    X(StreamGetId, "", 12000, STREAM_IDS, (fan_cu_stream s, uint64_t *id))                                      \
-    X(ThreadExchangeStreamCaptureMode, "", 10010, CAPTURE, (int *mode))                                         \
-    X(StreamGetCaptureInfo, "_v2", 11030, CAPTURE,                                                              \
-      (fan_cu_stream s, int *status, uint64_t *id, fan_cu_graph *graph, const void **frontier, size_t *count))  \
-    X(UserObjectCreate, "", 11030, GRAPHS,                                                                      \
-      (fan_cu_object * out, void *ctx, fan_cu_call *destroy, unsigned refs, unsigned flags))                    \
-    X(UserObjectRelease, "", 11030, GRAPHS, (fan_cu_object o, unsigned count))                                  \
-    X(GraphRetainUserObject, "", 11030, GRAPHS, (fan_cu_graph g, fan_cu_object o, unsigned count, unsigned flags))
+#define FAN_CUDA_LIST(X)                                                                                           \
+    X(Init, "", 2000, MUST, (unsigned flags))                                                                      \
+    X(DriverGetVersion, "", 2020, MUST, (int *version))                                                            \
+    X(GetErrorName, "", 6000, MUST, (fan_cu_result code, const char **name))                                       \
+    X(GetErrorString, "", 6000, MUST, (fan_cu_result code, const char **text))                                     \
+    X(DeviceGetCount, "", 2000, MUST, (int *count))                                                                \
+    X(DeviceGet, "", 2000, MUST, (fan_cu_device * out, int ordinal))                                               \
+    X(DeviceGetName, "", 2000, MUST, (char *name, int size, fan_cu_device d))                                      \
+    X(DeviceGetAttribute, "", 2000, MUST, (int *out, int which, fan_cu_device d))                                  \
+    X(DevicePrimaryCtxRetain, "", 7000, MUST, (fan_cu_context * out, fan_cu_device d))                             \
+    X(DevicePrimaryCtxRelease, "_v2", 11000, MUST, (fan_cu_device d))                                              \
+    X(DevicePrimaryCtxGetState, "", 7000, MUST, (fan_cu_device d, unsigned *flags, int *active))                   \
+    X(CtxGetCurrent, "", 4000, MUST, (fan_cu_context * out))                                                       \
+    X(CtxPushCurrent, "_v2", 4000, MUST, (fan_cu_context c))                                                       \
+    X(CtxPopCurrent, "_v2", 4000, MUST, (fan_cu_context * out))                                                    \
+    X(CtxSynchronize, "", 2000, MUST, (void))                                                                      \
+    X(ModuleLoadData, "", 2000, MUST, (fan_cu_module * out, const void *image))                                    \
+    X(ModuleUnload, "", 2000, MUST, (fan_cu_module m))                                                             \
+    X(ModuleGetFunction, "", 2000, MUST, (fan_cu_function * out, fan_cu_module m, const char *name))               \
+    X(OccupancyMaxActiveBlocksPerMultiprocessor, "", 6050, MUST,                                                   \
+      (int *out, fan_cu_function f, int threads, size_t shared))                                                   \
+    X(LaunchKernel, "", 4000, MUST,                                                                                \
+      (fan_cu_function f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,            \
+       unsigned shared, fan_cu_stream s, void **params, void **extra))                                             \
+    X(MemAlloc, "_v2", 3020, MUST, (fan_cu_pointer * out, size_t bytes))                                           \
+    X(MemFree, "_v2", 3020, MUST, (fan_cu_pointer p))                                                              \
+    X(MemcpyHtoDAsync, "_v2", 3020, MUST, (fan_cu_pointer to, const void *from, size_t bytes, fan_cu_stream s))    \
+    X(MemcpyDtoHAsync, "_v2", 3020, MUST, (void *to, fan_cu_pointer from, size_t bytes, fan_cu_stream s))          \
+    X(MemsetD8Async, "", 3020, MUST, (fan_cu_pointer p, unsigned char byte, size_t bytes, fan_cu_stream s))        \
+    X(PointerGetAttribute, "", 4000, MUST, (void *out, int which, fan_cu_pointer p))                               \
+    X(StreamCreate, "", 2000, MUST, (fan_cu_stream * out, unsigned flags))                                         \
+    X(StreamDestroy, "_v2", 4000, MUST, (fan_cu_stream s))                                                         \
+    X(StreamGetCtx, "", 9020, MUST, (fan_cu_stream s, fan_cu_context * out))                                       \
+    X(StreamSynchronize, "", 2000, MUST, (fan_cu_stream s))                                                        \
+    X(StreamWaitEvent, "", 3020, MUST, (fan_cu_stream s, fan_cu_event e, unsigned flags))                          \
+    X(EventCreate, "", 2000, MUST, (fan_cu_event * out, unsigned flags))                                           \
+    X(EventDestroy, "_v2", 4000, MUST, (fan_cu_event e))                                                           \
+    X(EventRecord, "", 2000, MUST, (fan_cu_event e, fan_cu_stream s))                                              \
+    X(EventQuery, "", 2000, MUST, (fan_cu_event e))                                                                \
+    X(EventSynchronize, "", 2000, MUST, (fan_cu_event e))                                                          \
+    X(MemAllocFromPoolAsync, "", 11020, POOLS,                                                                     \
+      (fan_cu_pointer * out, size_t bytes, fan_cu_pool pool, fan_cu_stream s))                                     \
+    X(MemFreeAsync, "", 11020, POOLS, (fan_cu_pointer p, fan_cu_stream s))                                         \
+    X(MemPoolCreate, "", 11020, POOLS, (fan_cu_pool * out, const fan_cu_pool_props *props))                        \
+    X(MemPoolDestroy, "", 11020, POOLS, (fan_cu_pool pool))                                                        \
+    X(MemPoolSetAttribute, "", 11020, POOLS, (fan_cu_pool pool, int which, void *value))                           \
+    X(MemPoolGetAttribute, "", 11020, POOLS, (fan_cu_pool pool, int which, void *value))                           \
+    X(MemPoolTrimTo, "", 11020, POOLS, (fan_cu_pool pool, size_t keep))                                            \
+    X(StreamGetId, "", 12000, STREAM_IDS, (fan_cu_stream s, uint64_t *id))                                         \
+    X(ThreadExchangeStreamCaptureMode, "", 10010, CAPTURE, (int *mode))                                            \
+    X(StreamGetCaptureInfo, "_v2", 11030, CAPTURE,                                                                 \
+      (fan_cu_stream s, int *status, uint64_t *id, fan_cu_graph *graph, const void **frontier, size_t *count))     \
+    X(UserObjectCreate, "", 11030, GRAPHS,                                                                         \
+      (fan_cu_object * out, void *ctx, fan_cu_call *destroy, unsigned refs, unsigned flags))                       \
+    X(UserObjectRelease, "", 11030, GRAPHS, (fan_cu_object o, unsigned count))                                     \
+    X(GraphRetainUserObject, "", 11030, GRAPHS, (fan_cu_graph g, fan_cu_object o, unsigned count, unsigned flags)) \
+    X(StreamBeginCapture, "_v2", 10010, TREES, (fan_cu_stream s, int mode))                                        \
+    X(StreamEndCapture, "", 10000, TREES, (fan_cu_stream s, fan_cu_graph * out))                                   \
+    X(GraphGetNodes, "", 10000, TREES, (fan_cu_graph g, fan_cu_node * out, size_t *count))                         \
+    X(GraphNodeGetType, "", 10000, TREES, (fan_cu_node node, int *type))                                           \
+    X(GraphInstantiateWithFlags, "", 11040, TREES, (fan_cu_exec * out, fan_cu_graph g, uint64_t flags))            \
+    X(GraphLaunch, "", 10000, TREES, (fan_cu_exec run, fan_cu_stream s))                                           \
+    X(GraphDestroy, "", 10000, TREES, (fan_cu_graph g))                                                            \
+    X(GraphExecDestroy, "", 10000, TREES, (fan_cu_exec run))                                                       \
+    X(MemGetInfo, "_v2", 3020, TREES, (size_t *unused, size_t *all))
 
 typedef struct fan_cuda_api {
     void *library;  /* never closed */
@@ -123,6 +135,7 @@ typedef struct fan_cuda_api {
 
 /* The driver's constants that are used here. */
 enum {
+    FAN_CU_INVALID_VALUE = 1,
     FAN_CU_OUT_OF_MEMORY = 2,
     FAN_CU_DEINITIALIZED = 4,
     FAN_CU_NOT_READY = 600,
@@ -142,7 +155,10 @@ enum {
     FAN_CU_CAPTURE_NONE = 0,
     FAN_CU_CAPTURE_ACTIVE = 1,
     FAN_CU_CAPTURE_BROKEN = 2,
+    FAN_CU_CAPTURE_MODE_THREAD_LOCAL = 1, /* calls of this thread alone can break the capture */
     FAN_CU_CAPTURE_MODE_RELAXED = 2,
+    FAN_CU_NODE_MEM_ALLOC = 10,
+    FAN_CU_NODE_MEM_FREE = 11,
     FAN_CU_USER_OBJECT_NO_DESTRUCTOR_SYNC = 1,
     FAN_CU_GRAPH_USER_OBJECT_MOVE = 1
 };

@@ -13,6 +13,7 @@
 #include "device/cuda/launch.h"
 #include "device/cuda/memory.h"
 #include "device/cuda/stream.h"
+#include "device/memory.h"
 #include "device/trace.h"
 
 #include <string.h>
@@ -245,6 +246,7 @@ fan_status fan__cuda_run_many(fan_device *d, fan_stream *s, const fan_job *jobs,
     FAN_GO(fan__cuda_capture_of(s, &capture, NULL, err));
     if (capture || !w.part->pools)
         goto done;
+    FAN_GO(fan_memory_scope_check(s, err));
     o.kind = fan_alloc(n);
     o.some = fan_alloc(n * sizeof *o.some);
     if (!o.kind || !o.some)

@@ -87,6 +87,8 @@ struct fan_cuda {
     int count;
     uint64_t left_out;
     fan_cuda_part *parts;
+    fan_recording *recordings; /* under way; guarded by the first part's lock */
+    atomic_size_t recordings_begun;
     fan_cuda *next; /* of all that are open */
 };
 

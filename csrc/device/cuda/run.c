@@ -4,9 +4,11 @@
 #include "device/cuda/context.h"
 #include "device/cuda/copy.h"
 #include "device/cuda/memory.h"
+#include "device/cuda/recorder.h"
 #include "device/cuda/reduce.h"
 #include "device/cuda/stream.h"
 #include "device/cuda/sum.h"
+#include "device/memory.h"
 #include "device/trace.h"
 
 #include <string.h>
@@ -102,9 +104,11 @@ static fan_status run_under_capture(const fan__launch_ctx *s, const fan_job *job
 {
     uint64_t capture;
     fan_cu_graph graph = NULL;
+    if (job->kind == FAN_JOB_UPLOAD)
+        FAN_TRY(fan_memory_scope_upload(s->stream->device, err));
     FAN_TRY(fan__cuda_capture_of(s->stream, &capture, &graph, err));
     if (!capture)
-        return FAN_OK;
+        return fan_memory_scope_check(s->stream, err);
     if (job->kind == FAN_JOB_UPLOAD || job->kind == FAN_JOB_EXACT || job->stats_out)
         return fan_fail_code(
             err, FAN_ERR_CAPTURE, 900,
@@ -113,7 +117,8 @@ static fan_status run_under_capture(const fan__launch_ctx *s, const fan_job *job
             : job->stats_out           ? "a sum with statistics"
                                        : "a copy from the host",
             (unsigned long long)s->stream->handle, s->part->index);
-    return run_retain_all(s, job, capture, graph, err);
+    FAN_TRY(run_retain_all(s, job, capture, graph, err));
+    return fan__cuda_recorder_note(s->part->cuda, capture, job, err);
 }
 
 static fan_status run_kind(fan__launch_ctx *s, const fan_job *job, fan_error *err)

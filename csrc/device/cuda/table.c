@@ -8,6 +8,7 @@
 #include "device/cuda/event.h"
 #include "device/cuda/launch.h"
 #include "device/cuda/memory.h"
+#include "device/cuda/recorder.h"
 #include "device/cuda/run.h"
 #include "device/cuda/stream.h"
 #include "device/memory.h"
@@ -38,6 +39,7 @@ static const fan_backend backend = {
     .event_sync = fan__cuda_event_sync,
     .capture = fan__cuda_capture,
     .capture_stream = fan__cuda_capture_stream,
+    .recorder = &fan__cuda_recorder,
     .run = fan__cuda_run,
     .run_many = fan__cuda_run_many,
     .lost = table_lost,

@@ -6,12 +6,13 @@
 #ifndef FAN_DEVICE_SIM_ARENA_H
 #define FAN_DEVICE_SIM_ARENA_H
 
+#include "device/recorder.h"
+
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #define FAN_ARENA_ALIGN 64
-#define FAN_POISON 0xA5
 
 typedef struct fan_block {
     uintptr_t lo, hi;

@@ -256,6 +256,7 @@ fan_status fan_sim_graph_launch(fan_sim_graph *g, fan_stream *s, fan_error *err)
     fan_sim *m = g->m;
     fan_sim_queue *q = fan__queue_of(s);
     fan_status status, worst = FAN_OK;
+    bool begun = false;
     graph_record *marks = fan_calloc(((size_t)g->events + 1) * sizeof *marks);
     if (!marks)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph");
@@ -273,6 +274,7 @@ fan_status fan_sim_graph_launch(fan_sim_graph *g, fan_stream *s, fan_error *err)
     FAN_GO(graph_queues(m, g, q, err));
     for (uint32_t i = 0; i < g->members; i++)
         FAN_GO(graph_follow(m, g->queues[i], q, err));
+    begun = true;
     for (const fan_sim_command *c = g->head; c; c = c->next) {
         status = graph_replay(m, g, c, marks, err);
         if (status == FAN_ERR_RACE)
@@ -285,6 +287,8 @@ fan_status fan_sim_graph_launch(fan_sim_graph *g, fan_stream *s, fan_error *err)
     fan__sim_touch(m, q->name, true);
     status = worst;
 done:
+    for (uint32_t i = 0; begun && status != FAN_OK && i < g->members; i++) /* what of it was queued is in order, too */
+        (void)graph_follow(m, q, g->queues[i], NULL);
     fan__sim_unlock(m);
     for (uint32_t i = 0; i < g->events; i++)
         fan_clock_fini(&marks[i].clock);

@@ -172,12 +172,8 @@ fan_status fan_sim_array(fan_sim *m, int device, fan_dtype dtype, int ndim, cons
     if (device < 0 || device >= m->config.devices)
         return fan_fail(err, FAN_ERR_VALUE, "this machine has no device %d: it has %d", device, m->config.devices);
     fan_array *a;
-    const fan_memory_scope *in = fan_memory_scope_of(&m->parts[device].device);
-    if (init && in)
-        return fan_fail(err, FAN_ERR_CAPTURE,
-                        "%s: what the host copies to sim:%d is copied once, and not at each replay: make the array "
-                        "before, and pass it as an operand",
-                        in->who, device);
+    if (init)
+        FAN_TRY(fan_memory_scope_upload(&m->parts[device].device, err));
     FAN_TRY(fan_device_array(&m->parts[device].device, NULL, dtype, ndim, shape, init, &a, err));
     fan__sim_lock(m);
     fan_block *b = fan__access_block(m, a->storage->data);

@@ -107,4 +107,5 @@ const fan_recorder fan_sim_recorder = {
     .drop = recorder_drop,
     .accesses = recorder_accesses,
     .poison = recorder_poison,
+    .always_poisons = true,
 };

@@ -37,7 +37,7 @@ __all__ = ["FakeDriver", "fake_library", "use_driver"]
 
 TAG = 1 << 62
 #: What `FakeDriver.live` counts, in the library's order.
-KINDS = ("contexts", "streams", "events", "modules", "functions", "objects", "memory", "pools")
+KINDS = ("contexts", "streams", "events", "modules", "functions", "objects", "memory", "pools", "graphs")
 #: The core's element types, in its order (csrc/array/dtype.h).
 DTYPES = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16"),
