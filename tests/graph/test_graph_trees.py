@@ -911,7 +911,7 @@ def test_each_call_of_the_device_fails_once_and_the_tree_goes_on(m: Any, code: i
     give back is lost with it.
     """
     want, failures, n, ran_out = scenario(m), 0, 0, False
-    m.forgive("contexts", "events", "memory", "graphs", "streams", "objects", "modules")
+    m.forgive("contexts", "events", "memory", "streams", "modules")
     while not ran_out:
         if m.kind == "sim":
             hooks.fail_call(m.machine, n, memory=code == 2)

@@ -257,6 +257,72 @@ def test_memory_of_an_ended_path_is_poisoned_with_debug(w: Any, debug: bool, poi
     tree.close()
 
 
+# What runs short
+
+
+@pytest.mark.parametrize("how", ["raises", "breaks its capture", "does well"])
+def test_whatever_call_of_the_driver_fails_nothing_stays_captured(w: Any, how: str) -> None:
+    """While a function is recorded that goes wrong itself, or does not: each call of the driver fails once. Then the
+    same function is recorded as if nothing had been.
+    """
+    tree, x, mode = tree_of(), w.array(np.ones(4)), [""]
+
+    def f(x: Any) -> Any:
+        y = doubled(x)
+        if mode[0] == "raises":
+            raise KeyError("half-way")
+        if mode[0] == "breaks its capture":
+            try:
+                w.sync(w.current_stream())
+            except DriverError:
+                pass
+        return y
+
+    failures, n, ran_out = 0, 0, False
+    while not ran_out:
+        g = tree.function(f)
+        mode[0] = ""
+        called(tree, g, x, 1)
+        mode[0] = how
+        before = w.driver.calls()
+        with tree.step():
+            w.driver.fail(n, 999)
+            try:
+                g(x)
+            except (fanin.DeviceError, fanin.CaptureError, DriverError, KeyError, RuntimeError) as e:
+                failures += not isinstance(e, KeyError)
+                del e
+            finally:
+                w.driver.fail(-1, 0)
+        ran_out = w.driver.calls() - before < n
+        mode[0] = ""
+        assert called(tree, g, x, 2) == "replayed", n
+        with tree.step():
+            assert g(x).numpy().tolist() == [2.0] * 4
+        n += 1
+    print(failures, "failures of", n)
+    assert failures > 20
+    tree.close()
+    w.forgive("contexts")  # FakeDriver.call's own
+
+
+def test_a_replay_asks_the_driver_for_no_more_because_of_more_operands(w: Any) -> None:
+    tree, s = tree_of(memory=1 << 16), w.stream()
+    counts = {}
+    with fanin.stream(s), w.driver.context():
+        for n in (1, 32):
+            f = tree.function(lambda *a: fanin.add_n(a), roles="static")
+            operands = [w.array(np.ones(4)) for _ in range(n)]
+            for _ in range(5):
+                with tree.step():
+                    before = w.driver.calls()
+                    f(*operands)
+                    counts[n] = w.driver.calls() - before
+            assert f.last.did == "replayed"
+    assert counts[1] == counts[32] <= 28, counts
+    tree.close()
+
+
 # Planted faults
 
 

@@ -119,6 +119,23 @@ static void recorder_free(fan_recording *r)
 
 /* ---- the driver ---- */
 
+/* recorder_destroy: a graph, and what is launched of it, go; NULL: nothing. Tried twice: what is left would keep all
+ * the memory that it uses. */
+static void recorder_destroy(fan_cuda_part *p, fan_cu_graph graph, fan_cu_exec exec)
+{
+    const fan_cuda_api *api = fan__cuda_api_of(p);
+    fan__cuda_scope scope;
+    for (int i = 0; i < 2 && (graph || exec) && fan__cuda_usable(p); i++) {
+        if (fan__cuda_enter(p, &scope, NULL) != FAN_OK)
+            continue;
+        int mode = fan__cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED);
+        graph = graph && api->GraphDestroy(graph) == 0 ? NULL : graph;
+        exec = exec && api->GraphExecDestroy(exec) == 0 ? NULL : exec;
+        (void)fan__cuda_relax(p, mode);
+        fan__cuda_leave(&scope);
+    }
+}
+
 /* recorder_halted: no stream of ours stays captured; false: the driver could not be asked, or may not have heard. */
 static bool recorder_halted(fan_cuda_part *p, fan_cu_stream on)
 {
@@ -129,12 +146,8 @@ static bool recorder_halted(fan_cuda_part *p, fan_cu_stream on)
     if (fan__cuda_enter(p, &scope, NULL) != FAN_OK)
         return false;
     bool heard = api->StreamGetCaptureInfo(on, &state, NULL, NULL, NULL, NULL) == 0;
-    if (heard && state != FAN_CU_CAPTURE_NONE) {
-        int mode = fan__cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED);
-        if (api->StreamEndCapture(on, &graph) == 0 && graph)
-            (void)api->GraphDestroy(graph);
-        (void)fan__cuda_relax(p, mode);
-    }
+    if (heard && state != FAN_CU_CAPTURE_NONE && api->StreamEndCapture(on, &graph) == 0)
+        recorder_destroy(p, graph, NULL);
     fan__cuda_leave(&scope);
     return heard && state == FAN_CU_CAPTURE_NONE;
 }
@@ -205,10 +218,9 @@ static fan_status recorder_finish(fan_recording *r, fan_stream *origin, fan_erro
     int mode = fan__cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED);
     if (status == FAN_OK)
         status = recorder_make(r, graph, err);
-    if (graph)
-        (void)fan__cuda_check(p, fan__cuda_api_of(p)->GraphDestroy(graph), "cuGraphDestroy", NULL);
     (void)fan__cuda_relax(p, mode);
     fan__cuda_leave(&scope);
+    recorder_destroy(p, graph, NULL);
     return status;
 }
 
@@ -259,14 +271,7 @@ done:
 
 static void recorder_drop(fan_recording *r)
 {
-    fan_cuda_part *p = r->part;
-    fan__cuda_scope scope;
-    if (r->exec && fan__cuda_usable(p) && fan__cuda_enter(p, &scope, NULL) == FAN_OK) {
-        int mode = fan__cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED);
-        (void)fan__cuda_check(p, fan__cuda_api_of(p)->GraphExecDestroy(r->exec), "cuGraphExecDestroy", NULL);
-        (void)fan__cuda_relax(p, mode);
-        fan__cuda_leave(&scope);
-    }
+    recorder_destroy(r->part, NULL, r->exec);
     recorder_free(r);
 }
 
