@@ -50,6 +50,10 @@ typedef struct fan_recorder {
     /* accesses: everything that it touches, as far as that can be told; else roles are believed. NULL: nothing can. */
     void (*accesses)(const fan_recording *r, fan_recording_visit visit, void *ctx);
 
+    /* clock: when, in microseconds of the device's clock, all that is queued on `origin` will have run: for traces.
+     * NULL: nobody knows. */
+    double (*clock)(fan_device *d, fan_stream *origin);
+
     /* bytes: what the driver takes for it of the device's memory, beside the arena. NULL: nothing. */
     uint64_t (*bytes)(const fan_recording *r);
 

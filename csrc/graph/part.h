@@ -185,6 +185,8 @@ void fan__tree_scope_fini(fan_tree_scope *s, bool books, const char *why);
 /* ---- path.c ---- */
 
 void fan__tree_kind_free(fan_tree_kind *k);
+/* fan__tree_launch: what n recorded, once more, with a line in the traces; number: n's. */
+fan_status fan__tree_launch(const fan_tree *t, const fan_tree_node *n, int number, fan_error *err);
 void fan__tree_node_free(fan_tree_node *n, const char *why);
 /* fan__tree_step_ended: what the path handed out is ended. */
 void fan__tree_step_ended(fan_tree *t, const char *call_site);

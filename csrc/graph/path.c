@@ -3,6 +3,7 @@
 
 #include "base/fault.h"
 #include "base/mem.h"
+#include "base/trace.h"
 #include "buffer/buffer.h"
 #include "device/job.h"
 
@@ -165,6 +166,28 @@ fan_status fan__tree_place_make(fan_tree_node *n, fan_tree_kind *kind, fan_tree_
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph tree");
     n->places[n->nplaces] = (fan_tree_children){.kind = kind};
     *out = &n->places[n->nplaces++];
+    return FAN_OK;
+}
+
+fan_status fan__tree_launch(const fan_tree *t, const fan_tree_node *n, int number, fan_error *err)
+{
+    const fan_recorder *r = t->recorder;
+    bool timed = fan_trace_on() && r->clock;
+    double start = timed ? r->clock(t->device, t->origin) : -1;
+    FAN_TRY(r->launch(n->recording, t->origin, err));
+    if (!fan_trace_on())
+        return FAN_OK;
+    fan_trace_line line = {.kind = FAN_TRACE_KERNEL,
+                           .device = (int16_t)t->device->index,
+                           .slot = -1,
+                           .key = -1,
+                           .stream = t->origin->handle,
+                           .start_us = start,
+                           .end_us = timed ? r->clock(t->device, t->origin) : -1};
+    for (size_t i = 0; i < n->nblocks; i++)
+        line.bytes += n->blocks[i]->bytes;
+    snprintf(line.label, sizeof line.label, "replay of %.80s, recording %d", n->kind->function->name, number);
+    fan_trace_put(&line);
     return FAN_OK;
 }
 

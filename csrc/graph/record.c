@@ -389,7 +389,7 @@ fan_status fan__tree_record(fan_tree_run *r, fan_tree_node **out, fan_error *err
     FAN_GO(fan_graph_pool_checkpoint(&t->pool, &n->books, err));
     n->reaches = t->reach;
     FAN_GO(fan__tree_stage(r, n, err));
-    FAN_GO(t->recorder->launch(n->recording, t->origin, err));
+    FAN_GO(fan__tree_launch(t, n, t->numbers, err));
     r->kind->nout = r->result->n;
     r->kind->form = r->result->form;
     FAN_GO(fan__tree_hand_out(r, n, err));

@@ -217,7 +217,7 @@ fan_status fan__tree_replay(fan_tree_run *r, fan_tree_node *n, fan_error *err)
     if (status == FAN_OK)
         status = fan__tree_stage(r, n, err);
     if (status == FAN_OK)
-        status = t->recorder->launch(n->recording, t->origin, err);
+        status = fan__tree_launch(t, n, n->number, err);
     if (status == FAN_OK)
         status = fan__tree_hand_out(r, n, err);
     fan_status left = fan__tree_leave(r, status == FAN_OK ? err : NULL); /* also where some of it was queued */

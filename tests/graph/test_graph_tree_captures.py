@@ -5,6 +5,7 @@ driver: the tree is as before, nothing stays captured, and the function is recor
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -159,6 +160,8 @@ def test_a_stream_that_is_not_joined_is_told_at_the_end(w: Any) -> None:
     with tree.step(), pytest.raises(fanin.CaptureError, match=r"f cannot be recorded: .*not joined") as caught:
         g(x)
     assert "904" in str(caught.value) and w.state(side) == 0
+    handle = f"{side.handle}" if w.kind == "sim" else f"{side.handle:#x}"
+    assert re.search(rf"stream {handle}\b", str(caught.value).rpartition("join")[2]), caught.value
     joins[0] = True
     for _ in range(2):
         with tree.step():

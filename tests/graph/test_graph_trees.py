@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -828,6 +829,48 @@ def test_a_tree_may_be_asked_within_a_body_and_from_other_threads_meanwhile(m: A
     for thread in threads:
         thread.join(20)
     assert did(f) == "replayed" and len(seen) == 4
+
+
+# ---- to be seen ----
+
+
+def test_a_launch_of_a_recording_has_a_line_and_a_slice_in_the_trace(m: Any, tmp_path: Any) -> None:
+    tree = tree_on(m)
+    double = tree.function(scaled(m, 2))
+    with fanin.trace() as t:
+        for _ in range(4):
+            with tree.step():
+                double(m.array(np.ones(4)))
+    lines = [line for line in t.lines if line.label.startswith("replay of")]
+    assert [line.label for line in lines] == ["replay of times_2, recording 0"] * 3
+    assert len({line.stream for line in lines}) == 1 and lines[0].bytes == 32
+    times = [(line.start_us, line.end_us) for line in lines]
+    if m.kind == "sim":  # on its clock, one behind the other
+        assert all(start < end for start, end in times)
+        assert all(one[1] <= next_[0] for one, next_ in itertools.pairwise(times))
+    t.save(tmp_path / "trace.json")
+    assert (tmp_path / "trace.json").read_text().count('"name": "replay of times_2, recording 0"') == 3
+
+
+def test_a_tree_is_drawn_with_a_bar_for_each_recording(m: Any, tmp_path: Any) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib, which draws, is not installed")
+    tree = tree_on(m)
+    a, b, c = (tree.function(scaled(m, k)) for k in (2, 3, 5))
+    for i in range(6):
+        with tree.step():
+            y = a(m.array(np.ones(4)))
+            z = (b if i % 2 else c)(y)
+    figure = tree.plot(tmp_path / "tree.png")
+    assert (tmp_path / "tree.png").stat().st_size > 1000
+    (axes,) = figure.axes
+    said = [text.get_text() for text in axes.texts]
+    want = [(n, f, owns, reaches, replays) for n, _, f, owns, reaches, replays, _ in tree._recordings()]
+    assert len(want) == 3 and len(axes.patches) == 3
+    for text, (n, f, owns, reaches, replays) in zip(said, want, strict=True):
+        assert text == f"{n}: {f}, owns {owns} B of {reaches} B, replayed {replays} times"
+    assert axes.get_title().startswith(f"3 recordings, {tree.stats.replayed} replays")
+    on_path = {bar.get_facecolor() for bar in axes.patches}
+    assert len(on_path) == 2 and z is not None
 
 
 # ---- costs, and what runs short ----

@@ -68,6 +68,22 @@ Zero(shape=(1000, 1000), dtype=...float32...)
 """
     ),
     "06_check_me.py": "",
+    "17_graph_trees.py": (
+        """\
+#96693, the leaf adopts: RuntimeError: <lambda>: somebody keeps 16 bytes that the function allocated and did not \
+return, and the next replay overwrites them: ...pass its gradient)
+#126938, accumulate: replayed, [1. 1.]
+a handle of an ended step: RuntimeError: this is an output of times_2, made at 17_graph_trees.py:... in step ..., \
+which ended at 17_graph_trees.py:...: ...
+#160281, g(f(x)): replayed, replayed, [6. 6.]
+#170604, all of them kept: replayed, [0.0, 5.0, 10.0, 15.0]; times_5 runs again and again in one step while outputs \
+of earlier calls live, so each call is recorded anew
+#188161, an operand that moves: warmed, recorded, recorded, recorded, recorded, replayed, replayed
+#180396, a join forgotten: CaptureError: forgets cannot be recorded: ...was not joined back...904...: stream ...
+#123177, another thread: [2. 2.], replayed
+#83490, ten shapes: 10 recordings in 10240 bytes, the largest's
+"""
+    ),
     "08_upstream_holes.py": "torch...\n",  # what it prints where torch is here: tests/partners/test_analysis_torch.py
     "09_functionalized_optimizer.py": (
         """\

@@ -201,6 +201,25 @@ static fan_status recorder_make(fan_recording *r, fan_cu_graph graph, fan_error 
     return FAN_OK;
 }
 
+/* recorder_forked: the streams that were pulled into the capture, as far as anybody here knows them, into buf. */
+static void recorder_forked(const fan_recording *r, char *buf, size_t size)
+{
+    fan_cuda_part *p = r->part;
+    bool more = true;
+    buf[0] = '\0';
+    for (size_t i = 0; more; i++) {
+        uint64_t id = 0;
+        (void)pthread_mutex_lock(&p->lock);
+        more = i < p->nstreams;
+        fan_stream *s = more && fan_stream_try_hold(p->streams[i]) ? p->streams[i] : NULL;
+        (void)pthread_mutex_unlock(&p->lock);
+        if (s && s != r->origin && s->handle > 2 && fan__cuda_capture_of(s, &id, NULL, NULL) == FAN_OK &&
+            id == r->capture)
+            fan_append(buf, size, "%s%#llx", buf[0] ? ", " : ". Forked in it: stream ", (unsigned long long)s->handle);
+        fan_stream_drop(s);
+    }
+}
+
 static fan_status recorder_finish(fan_recording *r, fan_stream *origin, fan_error *err)
 {
     fan_cuda_part *p = r->part;
@@ -209,12 +228,16 @@ static fan_status recorder_finish(fan_recording *r, fan_stream *origin, fan_erro
     fan_cu_graph graph = NULL;
     FAN_TRY(fan__cuda_queue_of(origin, &on, err));
     FAN_TRY(fan__cuda_enter(p, &scope, err));
+    char forked[128];
+    recorder_forked(r, forked, sizeof forked);
     fan_cu_result code = fan__cuda_api_of(p)->StreamEndCapture(on, &graph);
     fan_status status = code == FAN_CU_INVALID_VALUE
                             ? fan_fail_code(err, FAN_ERR_CAPTURE, code,
                                             "the capture of stream %#llx of cuda:%d was ended by somebody else",
                                             (unsigned long long)origin->handle, p->index)
                             : fan__cuda_check(p, code, "cuStreamEndCapture", err);
+    if (code == FAN_CU_CAPTURE_UNJOINED && err)
+        fan_append(err->text, sizeof err->text, "%s", forked);
     int mode = fan__cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED);
     if (status == FAN_OK)
         status = recorder_make(r, graph, err);

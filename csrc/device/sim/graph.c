@@ -119,6 +119,18 @@ void fan_sim_graph_drop(fan_sim_graph *g)
         fan_sim_drop(m);
 }
 
+/* graph_unjoined: the first stream of which the capture has work that its first stream does not wait for. */
+static uint64_t graph_unjoined(const fan_sim *m, const fan_sim_recording *r)
+{
+    const fan_capture_run *c = &r->capture;
+    for (size_t i = 0; i < m->nqueues; i++) {
+        const fan_sim_queue *q = m->queues[i];
+        if (q->recording == r && fan_clock_get(&c->before[0], q->member) < c->work[q->member])
+            return q->handle;
+    }
+    return 0;
+}
+
 fan_status fan_sim_capture_end(fan_sim *m, fan_stream *s, fan_sim_graph **out, fan_error *err)
 {
     fan_sim_queue *q = fan__queue_of(s);
@@ -129,6 +141,7 @@ fan_status fan_sim_capture_end(fan_sim *m, fan_stream *s, fan_sim_graph **out, f
     fan__sim_touch(m, FAN__NAME(OF_CAPTURES, 0), FAN_TOUCH_WRITES);
     fan_sim_recording *r = q->recording;
     int code = r ? fan_capture_end(&r->capture, q->member, fan_thread_id()) : FAN_CAPTURE_VALUE;
+    uint64_t unjoined = code == FAN_CAPTURE_UNJOINED ? graph_unjoined(m, r) : 0;
     if (r && r->capture.ended) {
         g = r->graph;
         g->next = m->graphs;
@@ -136,6 +149,8 @@ fan_status fan_sim_capture_end(fan_sim *m, fan_stream *s, fan_sim_graph **out, f
         graph_leave_capture(m, r);
     }
     fan_status status = fan__recording_refuse(q, code, "end a capture", err);
+    if (unjoined && err)
+        fan_append(err->text, sizeof err->text, ": stream %llu", (unsigned long long)unjoined);
     fan__sim_unlock(m);
     if (g)
         (void)fan_sim_hold(m); /* the graph's */

@@ -2,6 +2,8 @@
 #include "base/mem.h"
 #include "device/sim/access.h"
 #include "device/sim/call.h"
+#include "device/sim/footprint.h"
+#include "device/sim/queue.h"
 #include "device/sim/runs.h"
 
 #include <string.h>
@@ -34,6 +36,15 @@ static void recorder_abort(fan_device *d, fan_stream *origin)
 static fan_status recorder_launch(fan_recording *r, fan_stream *origin, fan_error *err)
 {
     return fan_sim_graph_launch((fan_sim_graph *)r, origin, err);
+}
+
+static double recorder_clock(fan_device *d, fan_stream *origin)
+{
+    fan_sim *m = fan__sim_machine(d);
+    fan__sim_lock(m);
+    double us = fan__later(fan__queue_of(origin)->end_us, m->host_us[fan__sim_host(m)]);
+    fan__sim_unlock(m);
+    return us;
 }
 
 static void recorder_drop(fan_recording *r) { fan_sim_graph_drop((fan_sim_graph *)r); }
@@ -104,6 +115,7 @@ const fan_recorder fan_sim_recorder = {
     .end = recorder_end,
     .abort = recorder_abort,
     .launch = recorder_launch,
+    .clock = recorder_clock,
     .drop = recorder_drop,
     .accesses = recorder_accesses,
     .poison = recorder_poison,
