@@ -6,7 +6,7 @@ import collections
 import functools
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,21 +15,22 @@ import pytest
 import fanin
 from fanin import sim
 
-HERE = "sim:0"
+HERE = ""  # the device of the world that the test has
 
 
-@pytest.fixture
-def m() -> Iterator[sim.Machine]:
-    with sim.Machine(seed=7) as machine:
-        yield machine
+@pytest.fixture(params=["sim", "fake"])
+def m(request: pytest.FixtureRequest, a_world: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Any:
+    world = a_world(request.param, 1, seed=7)
+    monkeypatch.setitem(globals(), "HERE", world.place())
+    return world
 
 
-def launch(m: sim.Machine, fn: Callable[..., Any], reads: list[Any], writes: list[Any]) -> None:
+def launch(m: Any, fn: Callable[..., Any], reads: list[Any], writes: list[Any]) -> None:
     here: Any = fanin.current_stream(HERE)
     m.launch(here, fn, reads=reads, writes=writes)
 
 
-def scaled(m: sim.Machine, factor: float) -> Callable[..., Any]:
+def scaled(m: Any, factor: float) -> Callable[..., Any]:
     def times(x: Any) -> Any:
         y = m.empty(x.shape, x.dtype)
         launch(m, lambda a, b: np.multiply(a, factor, out=b), [x], [y])
@@ -38,7 +39,7 @@ def scaled(m: sim.Machine, factor: float) -> Callable[..., Any]:
     return times
 
 
-def tree_on(m: sim.Machine, **more: Any) -> Any:
+def tree_on(m: Any, **more: Any) -> Any:
     return fanin.GraphTree(HERE, **{"memory": 1 << 16, **more})
 
 
@@ -46,7 +47,7 @@ def did(function: Any) -> Any:
     return function.last.did
 
 
-def test_a_view_of_an_operand_in_the_pool_is_kept_as_a_view(m: sim.Machine) -> None:
+def test_a_view_of_an_operand_in_the_pool_is_kept_as_a_view(m: Any) -> None:
     tree = tree_on(m)
     double = tree.function(scaled(m, 2))
     middle = tree.function(lambda y: y[1:3], keep=True)
@@ -57,31 +58,31 @@ def test_a_view_of_an_operand_in_the_pool_is_kept_as_a_view(m: sim.Machine) -> N
     assert did(middle) == "replayed"
 
 
-def test_what_is_copied_shares_no_memory_with_what_is_written(m: sim.Machine) -> None:
+def test_what_is_copied_shares_no_memory_with_what_is_written(m: Any) -> None:
     tree = tree_on(m)
 
-    def update(w: Any, v: Any) -> Any:
-        launch(m, lambda a: np.add(a, 1, out=a), [], [w])
+    def update(w: Any, v: Any, one: Any) -> Any:
+        fanin.add_n([w, one], out=w)
         return scaled(m, 2)(v)
 
-    copied = tree.function(update, roles=("static", "copy"))
+    copied = tree.function(update, roles=("static", "copy", "static"))
     in_place = tree.function(update, roles="static")
-    w, v = m.array(np.zeros(4)), m.array(np.zeros(2))
+    w, v, one = m.array(np.zeros(4)), m.array(np.zeros(2)), m.array(np.ones(4))
     said = "update: operands 0 and 1 share memory, the function writes into operand 0, and operand 1 is copied"
     for i in range(4):
         if i:
             with tree.step(), pytest.raises(ValueError, match=said):
-                copied(w, w[:2])
+                copied(w, w[:2], one)
         with tree.step():
-            assert copied(w, v).numpy().tolist() == [0.0, 0.0]
+            assert copied(w, v, one).numpy().tolist() == [0.0, 0.0]
     assert did(copied) == "replayed"
     for i in range(4):
         with tree.step():
-            assert in_place(w, w[:2]).numpy().tolist() == [2.0 * (i + 5)] * 2
+            assert in_place(w, w[:2], one).numpy().tolist() == [2.0 * (i + 5)] * 2
     assert did(in_place) == "replayed"
 
 
-def test_what_is_accumulated_overlaps_nothing_at_a_replay_either(m: sim.Machine) -> None:
+def test_what_is_accumulated_overlaps_nothing_at_a_replay_either(m: Any) -> None:
     tree = tree_on(m)
     add = tree.function(
         lambda g, x: launch(m, lambda a, b: np.add(a, b, out=b), [x], [g]), roles=("accumulate", "copy")
@@ -97,7 +98,7 @@ def test_what_is_accumulated_overlaps_nothing_at_a_replay_either(m: sim.Machine)
 
 
 @pytest.mark.parametrize("kept", [lambda x: x, lambda x: x[1:]], ids=["itself", "a view"])
-def test_a_copied_operand_that_the_function_keeps_is_found(m: sim.Machine, kept: Callable[[Any], Any]) -> None:
+def test_a_copied_operand_that_the_function_keeps_is_found(m: Any, kept: Callable[[Any], Any]) -> None:
     tree, seen, double = tree_on(m), [], scaled(m, 2)
 
     def keeps(x: Any) -> Any:
@@ -118,7 +119,7 @@ def test_a_copied_operand_that_the_function_keeps_is_found(m: sim.Machine, kept:
     assert tree.stats.nodes == 0
 
 
-def test_an_operand_of_which_a_view_is_given_is_never_made_a_copy(m: sim.Machine) -> None:
+def test_an_operand_of_which_a_view_is_given_is_never_made_a_copy(m: Any) -> None:
     tree = tree_on(m, limit=2)
     tail = tree.function(lambda w: w[1:], roles="static")
     held = [m.array(np.arange(3.0) + i) for i in range(8)]
@@ -147,7 +148,7 @@ def test_an_operand_of_which_a_view_is_given_is_never_made_a_copy(m: sim.Machine
 )
 @pytest.mark.parametrize("how", ["operand", "key"])
 def test_values_that_are_equal_and_not_the_same_have_recordings_of_their_own(
-    m: sim.Machine, one: Any, other: Any, how: str
+    m: Any, one: Any, other: Any, how: str
 ) -> None:
     tree, now = tree_on(m), [one]
 
@@ -166,7 +167,7 @@ def test_values_that_are_equal_and_not_the_same_have_recordings_of_their_own(
     assert (did(f), tree.stats.nodes) == ("replayed", 2)
 
 
-def test_a_nan_is_one_value(m: sim.Machine) -> None:
+def test_a_nan_is_one_value(m: Any) -> None:
     tree, double = tree_on(m), scaled(m, 2)
     f = tree.function(lambda x, limit: double(x))
     x = m.array(np.ones(2))
@@ -183,7 +184,7 @@ class Foreign:
         raise AssertionError(how)
 
 
-def test_an_array_of_another_library_is_no_key(m: sim.Machine) -> None:
+def test_an_array_of_another_library_is_no_key(m: Any) -> None:
     tree, double = tree_on(m), scaled(m, 2)
     f, keyed = tree.function(lambda x, k: double(x)), tree.function(double, key=lambda x: (1, Foreign()))
     x = m.array(np.ones(2))
@@ -194,7 +195,7 @@ def test_an_array_of_another_library_is_no_key(m: sim.Machine) -> None:
     assert tree.stats.warmed == 0
 
 
-def test_keys_beyond_the_limit_run_as_they_are(m: sim.Machine) -> None:
+def test_keys_beyond_the_limit_run_as_they_are(m: Any) -> None:
     tree = tree_on(m)
 
     def times(x: Any, k: int) -> Any:
@@ -210,7 +211,7 @@ def test_keys_beyond_the_limit_run_as_they_are(m: sim.Machine) -> None:
             assert (did(f), f.last.reason[:31]) == ("raw", "it was called with too many kin")
 
 
-def test_a_named_tuple_is_refused_and_not_replayed_as_a_tuple(m: sim.Machine) -> None:
+def test_a_named_tuple_is_refused_and_not_replayed_as_a_tuple(m: Any) -> None:
     pair: Any = collections.namedtuple("pair", "a b")
     double = scaled(m, 2)
     tree = tree_on(m)
@@ -219,12 +220,12 @@ def test_a_named_tuple_is_refused_and_not_replayed_as_a_tuple(m: sim.Machine) ->
         f(m.array(np.ones(2)))
 
 
-def on_a_thread(m: sim.Machine, *calls: Callable[[], Any]) -> list[Any]:
+def on_a_thread(m: Any, *calls: Callable[[], Any]) -> list[Any]:
     """What the calls gave or raised, each on a thread of its own, at once."""
     out: list[Any] = ["it hangs"] * len(calls)
 
     def run(i: int) -> None:
-        with m:
+        with m.on_this_thread():
             try:
                 out[i] = calls[i]()
             except Exception as e:
@@ -238,7 +239,7 @@ def on_a_thread(m: sim.Machine, *calls: Callable[[], Any]) -> list[Any]:
     return out
 
 
-def test_a_step_ends_on_the_thread_that_began_it_and_with_the_last_who_has_it(m: sim.Machine) -> None:
+def test_a_step_ends_on_the_thread_that_began_it_and_with_the_last_who_has_it(m: Any) -> None:
     tree, other = tree_on(m), tree_on(m)
     steps = [tree.step()]
     steps[0].__enter__()
@@ -253,7 +254,7 @@ def test_a_step_ends_on_the_thread_that_began_it_and_with_the_last_who_has_it(m:
     tree.close()
 
 
-def test_a_step_may_end_in_a_body(m: sim.Machine) -> None:
+def test_a_step_may_end_in_a_body(m: Any) -> None:
     tree, double = tree_on(m), scaled(m, 2)
 
     def call() -> Any:
@@ -272,7 +273,7 @@ def test_a_step_may_end_in_a_body(m: sim.Machine) -> None:
     assert "this is an output of ends" in on_a_thread(m, call)[0]
 
 
-def test_functions_of_two_trees_that_call_each_other_on_two_threads_do_not_wait_for_each_other(m: sim.Machine) -> None:
+def test_functions_of_two_trees_that_call_each_other_on_two_threads_do_not_wait_for_each_other(m: Any) -> None:
     trees, both = (tree_on(m), tree_on(m)), threading.Barrier(2)
     inner = [tree.function(scaled(m, 2)) for tree in trees]
 
@@ -293,7 +294,7 @@ def test_functions_of_two_trees_that_call_each_other_on_two_threads_do_not_wait_
     assert [f.last.reason for f in inner] == ["it is called by a function of another tree"] * 2
 
 
-def test_a_tree_whose_recordings_need_no_memory_has_a_picture(m: sim.Machine) -> None:
+def test_a_tree_whose_recordings_need_no_memory_has_a_picture(m: Any) -> None:
     pytest.importorskip("matplotlib")
     tree, g = tree_on(m), m.array(np.zeros(2))
     add = tree.function(lambda g: launch(m, lambda a: np.add(a, 1, out=a), [], [g]), roles="accumulate")
@@ -303,7 +304,7 @@ def test_a_tree_whose_recordings_need_no_memory_has_a_picture(m: sim.Machine) ->
     assert tree.plot() is not None
 
 
-def test_what_a_call_did_can_be_asked_for_again_and_again_without_a_leak(m: sim.Machine) -> None:
+def test_what_a_call_did_can_be_asked_for_again_and_again_without_a_leak(m: Any) -> None:
     tree, double = tree_on(m), scaled(m, 2)
     x = m.array(np.ones(2))
     for _ in range(5):
@@ -320,8 +321,10 @@ def test_what_a_call_did_can_be_asked_for_again_and_again_without_a_leak(m: sim.
     assert sys.getallocatedblocks() - before < 500
 
 
-def test_a_thread_lets_go_of_operands_while_another_one_records(m: sim.Machine) -> None:
-    def scene(m: sim.Machine) -> Any:
+def test_a_thread_lets_go_of_operands_while_another_one_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "HERE", "sim:0")
+
+    def scene(m: Any) -> Any:
         tree = tree_on(m)
         double = tree.function(scaled(m, 2))
         for _ in range(2):
@@ -343,11 +346,11 @@ def test_a_thread_lets_go_of_operands_while_another_one_records(m: sim.Machine) 
 
 
 @pytest.mark.parametrize("keep", [1, "yes", None, 2.5, (1, 0)], ids=repr)
-def test_keep_is_a_bool_or_one_for_each_output(m: sim.Machine, keep: Any) -> None:
+def test_keep_is_a_bool_or_one_for_each_output(m: Any, keep: Any) -> None:
     with pytest.raises(TypeError, match="keep= is True, False, or one of them for each output"):
         tree_on(m).function(scaled(m, 2), keep=keep)
 
 
-def test_roles_that_are_no_words_are_told_what_would_have_been_right(m: sim.Machine) -> None:
+def test_roles_that_are_no_words_are_told_what_would_have_been_right(m: Any) -> None:
     with pytest.raises(TypeError, match="roles= is one word for all operands, or one for each"):
         tree_on(m).function(scaled(m, 2), roles=3)

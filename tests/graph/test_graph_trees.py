@@ -4,7 +4,6 @@ what is ended when (rules T).
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import itertools
 import threading
@@ -26,11 +25,6 @@ def m(request: pytest.FixtureRequest, a_world: Callable[..., Any], monkeypatch: 
     world = a_world(request.param, 1, seed=7)
     monkeypatch.setitem(globals(), "HERE", world.place())
     return world
-
-
-def on_this_thread(m: Any) -> Any:
-    """A machine is known to the thread that entered it; a driver to the process."""
-    return m.machine if m.kind == "sim" else contextlib.nullcontext()
 
 
 def launch(m: Any, fn: Callable[..., Any], reads: list[Any], writes: list[Any], stream: Any = None) -> None:
@@ -672,7 +666,7 @@ def test_any_thread_may_call_and_a_handle_is_refused_on_another_thread_after_its
         box: list[Any] = []
 
         def work(i: int = i, box: list[Any] = box) -> None:
-            with on_this_thread(m), tree.step():
+            with m.on_this_thread(), tree.step():
                 box.append(double(m.array(np.full(4, float(i)))))
                 assert box[0].numpy().tolist() == [2.0 * i] * 4
 
@@ -761,7 +755,7 @@ def a_tree_was_closed(m: Any) -> Any:
     for _ in range(3):
         with tree.step():
             y = double(m.array(np.ones(4)))
-    with pytest.raises(fanin.DeviceOutOfMemoryError, match="524288 of 1048576 in use|out of memory"):
+    with pytest.raises(fanin.DeviceOutOfMemoryError, match=r"524288 of 1048576 in use|out of memory"):
         m.empty(700_000, "u1")
     with pytest.raises(RuntimeError, match="a step of the graph tree is open"), tree.step():
         tree.close()

@@ -15,6 +15,7 @@ Above all, a world is streams, arrays and launches. What a caller of the driver 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import struct
@@ -178,6 +179,10 @@ class World:
     def legacy(self, device: int = 0) -> fanin.Stream:
         return fanin.Stream(self.place(device), 1)
 
+    def on_this_thread(self) -> contextlib.AbstractContextManager[Any]:
+        """What a thread of a test's enters that the world did not begin on."""
+        return contextlib.nullcontext()
+
     def current_stream(self, device: int = 0) -> fanin.Stream:
         return fanin.current_stream(self.place(device))
 
@@ -231,6 +236,9 @@ class Sim(World):
     @property
     def machine(self) -> Machine:
         return self.on  # type: ignore[no-any-return]
+
+    def on_this_thread(self) -> contextlib.AbstractContextManager[Any]:
+        return self.machine
 
     def open(self, devices: int, seed: int, options: dict[str, Any]) -> None:
         self.on = Machine(devices, seed, **options)
