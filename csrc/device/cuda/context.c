@@ -145,12 +145,10 @@ bool fan__cuda_lives(const fan_cuda_part *p)
     return p->ready && fan__cuda_api_of(p)->DevicePrimaryCtxGetState(p->ordinal, &flags, &active) == 0 && active;
 }
 
-fan_status fan__cuda_check(fan_cuda_part *p, fan_cu_result code, const char *call, fan_error *err)
+fan_status fan__cuda_refuse(fan_cuda_part *p, fan_cu_result code, const char *call, fan_error *err)
 {
     char text[256];
     fan_error mine = {.status = FAN_OK};
-    if (code == 0)
-        return FAN_OK;
     if (!err)
         err = &mine;
     (void)fan_cuda_text(fan__cuda_api_of(p), code, text, sizeof text);

@@ -13,8 +13,12 @@ fan_status fan__cuda_refuse_child(const fan_cuda_part *p, fan_error *err);
 fan_status fan__cuda_enter(fan_cuda_part *p, fan__cuda_scope *scope, fan_error *err);
 void fan__cuda_leave(fan__cuda_scope *scope);
 /* fan__cuda_check: what a driver's code means: FAN_OK, FAN_ERR_DEVICE_NOMEM, FAN_ERR_CAPTURE, FAN_ERR_DEVICE; `call`
- * names the function and what it was for. */
-fan_status fan__cuda_check(fan_cuda_part *p, fan_cu_result code, const char *call, fan_error *err);
+ * names the function and what it was for. fan__cuda_refuse: of a code that is not 0. */
+fan_status fan__cuda_refuse(fan_cuda_part *p, fan_cu_result code, const char *call, fan_error *err);
+static inline fan_status fan__cuda_check(fan_cuda_part *p, fan_cu_result code, const char *call, fan_error *err)
+{
+    return code == 0 ? FAN_OK : fan__cuda_refuse(p, code, call, err);
+}
 /* fan__cuda_capture_advice: what to do about the codes 900 to 908. */
 const char *fan__cuda_capture_advice(fan_cu_result code);
 /* fan__cuda_lives: whether the driver says that the primary context is there. */
