@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -222,6 +223,31 @@ def test_a_device_that_is_lost_in_a_replay_is_told_and_the_tree_can_be_closed(w:
             f(x)
     tree.close()
     assert tree.closed
+
+
+def test_a_forked_child_is_told_and_may_let_go_of_the_tree(w: Any) -> None:
+    tree, x = tree_of(), w.array(np.ones(4))
+    f = tree.function(doubled)
+    assert called(tree, f, x) == "replayed"
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        words = "nothing"
+        try:
+            with tree.step():
+                f(x)
+        except RuntimeError as e:
+            tree.close()
+            words = "told" if "forked child" in str(e) else str(e)
+        finally:
+            os.write(writer, words.encode())
+            os._exit(0)
+    os.close(writer)
+    with open(reader) as said:
+        assert said.read() == "told"
+    assert os.waitpid(child, 0)[1] == 0
+    assert called(tree, f, x, 1) == "replayed"
+    tree.close()
 
 
 # What is known of work
