@@ -300,9 +300,10 @@ fan_status fan_sim_graph_launch(fan_sim_graph *g, fan_stream *s, fan_error *err)
     for (uint32_t i = 0; i < g->members; i++)
         FAN_GO(graph_follow(m, q, g->queues[i], err));
     fan__sim_touch(m, q->name, true);
+    begun = false;
     status = worst;
 done:
-    for (uint32_t i = 0; begun && status != FAN_OK && i < g->members; i++) /* what of it was queued is in order, too */
+    for (uint32_t i = 0; begun && i < g->members; i++) /* what of it was queued is in order, too */
         (void)graph_follow(m, q, g->queues[i], NULL);
     fan__sim_unlock(m);
     for (uint32_t i = 0; i < g->events; i++)
