@@ -1,6 +1,6 @@
 /* threads_cuda FAKE: the buffer on CUDA's devices, over the fake driver, used by several threads with no interpreter's
  * lock between them: for the thread sanitizer to see. What comes out is checked as well.
- * tests/device/test_threads_cuda.py runs it. */
+ * tests/device/test_threads_cuda.py runs it, with -Wl,--wrap=fan__cuda_capture. */
 #define _POSIX_C_SOURCE 200809L
 #include "buffer/buffer.h"
 #include "check.h"
@@ -464,6 +464,54 @@ static void one_capture_of_many_threads(const char *path)
     world_out(&w);
 }
 
+/* Somebody's capture begins between two calls of ours: between the question whether there is one, and the next call. */
+static _Thread_local struct {
+    int asks; /* of them until it begins; 0: none begins */
+    fan_cu_stream on;
+} soon;
+
+fan_status __real_fan__cuda_capture(fan_stream *s, uint64_t *id, fan_error *err);
+fan_status __wrap_fan__cuda_capture(fan_stream *s, uint64_t *id, fan_error *err);
+fan_status __wrap_fan__cuda_capture(fan_stream *s, uint64_t *id, fan_error *err)
+{
+    fan_status status = __real_fan__cuda_capture(s, id, err);
+    if (soon.asks && --soon.asks == 0)
+        CHECK_INT(cu.StreamBeginCapture_v2(soon.on, 0), 0);
+    return status;
+}
+
+static void a_capture_begins_while_memory_leaves(const char *path, int asks, bool together)
+{
+    world w;
+    fan_error err = {0};
+    fan_cu_graph graph = NULL;
+    world_in(&w, path);
+    streams_in(&w);
+    fan_array *a = on_device(w.d[0], NULL, 1);
+    fine(fan_memory_record_stream(a->storage, w.s[1], &err), &err);
+    context_in(0);
+    soon.on = w.raw[1];
+    soon.asks = asks;
+    if (together)
+        fan_memory_leave_begin();
+    fan_array_drop(a);
+    if (together)
+        fan_memory_leave_end();
+    fan_device_poll(w.d[0]);
+    bool began = soon.asks == 0;
+    soon.asks = 0;
+    if (began && !CHECK(cu.StreamEndCapture(w.raw[1], &graph) == 0))
+        fprintf(stderr, "    question %d, together %d: %s\n", asks, together, fake_said());
+    if (graph)
+        CHECK_INT(cu.GraphDestroy(graph), 0);
+    CHECK(began || asks > 2);
+    CHECK_INT(fake_synchronize(), 0);
+    fan_device_poll(w.d[0]);
+    CHECK_INT(w.d[0]->pending_free != NULL, 0);
+    context_out(0);
+    world_out(&w);
+}
+
 int main(int argc, char **argv)
 {
     if (argc != 2)
@@ -504,6 +552,9 @@ int main(int argc, char **argv)
     world_out(&w);
 
     one_capture_of_many_threads(argv[1]);
+    for (int asks = 1; asks <= 5; asks++)
+        for (int all = 0; all < 2; all++)
+            a_capture_begins_while_memory_leaves(argv[1], asks, all != 0);
     CHECK_INT(fake_reset(0, 0, 0, 0, 0, 0), 0);
     return check_done();
 }

@@ -47,6 +47,15 @@ fan_status fan__cuda_record(fan_event *e, fan_stream *s, fan_error *err)
     return status;
 }
 
+fan_status fan__cuda_note(fan_event *e, fan_stream *s, fan_error *err)
+{
+    uint64_t capture = 0;
+    FAN_TRY(fan__cuda_record(e, s, err));
+    FAN_TRY(fan__cuda_capture(s, &capture, err)); /* asked behind the record: another thread may have begun one */
+    return capture ? fan_fail_code(err, FAN_ERR_CAPTURE, 907, "a capture of the stream began: the event may lie in it")
+                   : FAN_OK;
+}
+
 fan_status fan__cuda_wait(fan_stream *s, fan_event *e, fan_error *err)
 {
     fan_cuda_part *p = fan__cuda_part_of(s->device);

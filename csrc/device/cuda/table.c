@@ -33,6 +33,7 @@ static const fan_backend backend = {
     .event_init = fan__cuda_event_init,
     .event_fini = fan__cuda_event_fini,
     .record = fan__cuda_record,
+    .note = fan__cuda_note,
     .wait = fan__cuda_wait,
     .query = fan__cuda_query,
     .peek = fan__cuda_peek,
