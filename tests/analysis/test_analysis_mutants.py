@@ -217,8 +217,8 @@ MUTANTS = [
         "                    pass",
     ),
     fault("caller_arrays", "                    array.flags.writeable = m.writeable", "                    pass"),
-    fault("caller_arrays", "                node.clear()\n", ""),
-    fault("caller_arrays", "                node[:] = first", "                pass"),
+    fault("caller_arrays", "                named.clear()\n", ""),
+    fault("caller_arrays", "                held[:] = items", "                pass"),
     fault("caller_arrays", "            if g in self.resized or any(", "            if True or any("),
     fault(
         "private_copies",
@@ -305,5 +305,5 @@ def test_every_planted_fault_is_noticed() -> None:
 
 
 def test_a_fault_that_is_none_survives() -> None:
-    harmless = Mutant(A + "trees", 'LEAF = "*"', 'LEAF = "+"', tuple(A + other for other in ORDER[1:]))
+    harmless = Mutant(A + "trees", 'LEAF: Final = "*"', 'LEAF: Final = "+"', tuple(A + other for other in ORDER[1:]))
     assert pymutants.notices(harmless, test_functionalize.CHECKS[:3]) is None

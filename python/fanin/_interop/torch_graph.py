@@ -194,7 +194,7 @@ class _Graph:
         create_graph: bool,
         around: Callable[[], Around] | None = None,
     ) -> None:
-        self.accumulate: Any = accumulate
+        self.accumulate: object = accumulate
         self.recording = create_graph
         self.around = around() if around else None  # what each call of a node has around it, on whatever thread
         self.made: dict[_Node, fanin.Node | fanin.Leaf] = {}

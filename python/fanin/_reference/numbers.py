@@ -190,7 +190,7 @@ class Entries:
     def kind(self) -> str:
         return f"{self.format} {len(self.index)} {self.values.shape[1:]}"
 
-    def map(self, f: Callable[..., Array], *args: Any) -> Entries:
+    def map(self, f: Callable[..., Array], *args: object) -> Entries:
         return replace(self, values=f(self.values, *args))
 
     def cells(self, dense: Array) -> Array:

@@ -177,37 +177,36 @@ def contiguous(array: Array) -> tuple[int, ...]:
 class CallerContainers:
     """What the lists and dicts among some arguments hold, so that it can be put back."""
 
-    def __init__(self, *given: Any) -> None:
-        self.first: list[tuple[Any, Any]] = []
+    def __init__(self, *given: object) -> None:
+        self.lists: list[tuple[list[object], list[object]]] = []
+        self.dicts: list[tuple[dict[object, object], dict[object, object]]] = []
         known: set[int] = set()
         left = list(given)
         while left:
             node = left.pop()
-            kind = trees.kind_of(node)
-            if kind is None or id(node) in known:
+            if trees.kind_of(node) is None or id(node) in known:
                 continue
             known.add(id(node))
-            items = trees.items_of(node, kind)
-            if kind is list:
-                self.first.append((node, items))
-            elif kind in trees.DICTS:
-                self.first.append((node, dict(node)))
+            items = trees.items_of(node)
+            if isinstance(node, list):
+                self.lists.append((node, items))
+            elif isinstance(node, dict):
+                self.dicts.append((node, dict(node)))
             left.extend(items)
 
     def changed(self) -> bool:
         """Whether one of them holds other things than at first, or in another order."""
-        return any(not trees.same_items(node, first) for node, first in self.first)
+        return any(not trees.same_items(node, first) for node, first in (*self.lists, *self.dicts))
 
     def undo(self) -> None:
         """Have each hold again what it held."""
-        for node, first in self.first:
-            if trees.same_items(node, first):
-                continue
-            if isinstance(node, dict):
-                node.clear()
-                node.update(first)
-            else:
-                node[:] = first
+        for held, items in self.lists:
+            if not trees.same_items(held, items):
+                held[:] = items
+        for named, values in self.dicts:
+            if not trees.same_items(named, values):
+                named.clear()
+                named.update(values)
 
 
 __all__ = ["Array", "CallerArrays", "CallerContainers", "Geometry"]

@@ -386,7 +386,7 @@ def parts() -> Any:
             return t.new_empty(()).expand(t.shape)
 
         @staticmethod
-        def backward(ctx: object, g: object) -> Any:
+        def backward(ctx: object, g: object) -> object:
             return g
 
     class Back(function):  # type: ignore[misc]

@@ -44,7 +44,7 @@ class Call:
     """
 
     leaves: list[Any]
-    form: Any
+    form: trees.Form
     index: list[int | None]
     arrays: list[Any]
     first: list[int]
@@ -75,7 +75,7 @@ class Call:
 def call_of(args: tuple[object, ...], kwargs: dict[str, object], who: str) -> Call:
     """Flatten a call. TypeError for arrays of more than one library."""
     leaves: list[object] = []
-    form = trees.flatten((args, {k: kwargs[k] for k in sorted(kwargs)}), leaves)
+    form = trees.flatten_call(args, kwargs, leaves)
     index: list[int | None] = []
     arrays: list[object] = []
     first: list[int] = []
@@ -99,7 +99,7 @@ def call_of(args: tuple[object, ...], kwargs: dict[str, object], who: str) -> Ca
     return call
 
 
-def check_given(given: object, what: str, who: str) -> tuple[Any, ...]:
+def check_given(given: object, what: str, who: str) -> tuple[object, ...]:
     """The arguments that were given as a sequence. TypeError for what is none: a bare array, a number, a dict."""
     if given is None:
         return ()
@@ -247,7 +247,7 @@ class Outcome:
     geometry: tuple[tuple[int, Geometry], ...]
     resized: tuple[int, ...]
     flags: tuple[tuple[int, bool], ...]  #: which arrays may be written now and could not before, or the other way round
-    form: object
+    form: trees.Spec
     places: tuple[Place, ...]
     bases: tuple[Geometry, ...]  #: of the extra bases
 

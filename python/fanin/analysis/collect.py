@@ -151,29 +151,29 @@ def check_flags(call: Call, requires_grad: Sequence[bool] | None, who: str) -> N
 def of_tensors(
     fn: Callable[..., object],
     call: Call,
-    look: Callable[[list[object], Any], Callable[[Any], None]] | None = None,
+    look: Callable[[list[object], object], Callable[[object], None]] | None = None,
     **options: Any,
 ) -> ViewAndMutationMeta:
     """The same of a function on torch tensors, whose flags say who requires a gradient. `look` is called before with
     the copies and with the arguments that they are in; what it gives is called after, with the result.
     """
-    args, kwargs = call.form.inner
+    args, kwargs = call.form.of_call()
 
     kinds = array_kinds()
     for i, (leaf, u) in enumerate(zip(call.leaves, call.index, strict=True)):
         if u is None:
             check_argument(leaf, lambda i=i: f"collect_metadata: {call.leaf_name(i)}", kinds)  # type: ignore[misc]
 
-    def flat(*leaves: object) -> Any:
+    def flat(*leaves: object) -> object:
         it = iter(leaves)
-        given = tuple([trees.unflatten(one, it) for one in args.inner])
-        named = {k: trees.unflatten(one, it) for k, one in zip(kwargs.keys, kwargs.inner, strict=True)}
+        given = tuple([trees.unflatten(one, it) for one in args])
+        named = {k: trees.unflatten(one, it) for k, one in kwargs.items()}
         seen = look(list(leaves), (given, named)) if look is not None else None
         result = fn(*given, **named)
         mine = storages(leaf for leaf, u in zip(leaves, call.index, strict=True) if u is not None)
         if seen is not None:
             seen(result)
-        outputs: list[Any] = []
+        outputs: list[object] = []
         trees.flatten(result, outputs)
         for j, o in enumerate(outputs):
             if not may_hold(type(o)):
@@ -205,7 +205,7 @@ def collect(
     *,
     grad_enabled: Callable[[], bool] | None = None,
     **options: Any,
-) -> tuple[ViewAndMutationMeta, Outcome, trees.Copies, Any]:
+) -> tuple[ViewAndMutationMeta, Outcome, trees.Copies, object]:
     """One run on tracked arrays: the metadata, the outcome that it was made of, the containers that the function was
     given, and its result.
     """

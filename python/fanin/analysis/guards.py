@@ -38,8 +38,9 @@ class Guard:
 
     def __init__(self, call: Call) -> None:
         self.form, self.index, self.first = call.form, call.index, call.first
-        args, kwargs = call.form.inner
-        self.flat = args.inner == (trees.LEAF,) * len(call.leaves) and not kwargs.keys
+        args, kwargs = call.form.of_call()
+        self.flat = args == (trees.LEAF,) * len(call.leaves) and not kwargs
+        self.names = set(kwargs)
         self.types = tuple(map(type, call.leaves))
         self.all_arrays = len(call.arrays) == len(call.leaves)
         self.repeats = [(i, self.first[u]) for i, u in enumerate(self.index) if u is not None and self.first[u] != i]
@@ -76,10 +77,10 @@ class Guard:
     def _leaves(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Sequence[Any] | None:
         if self.flat and not kwargs:
             return args if tuple(map(type, args)) == self.types else None
-        if self.flat or kwargs.keys() != set(self.form.inner[1].keys):
+        if self.flat or kwargs.keys() != self.names:
             return None
         leaves: list[object] = []
-        form = trees.flatten((args, {k: kwargs[k] for k in sorted(kwargs)}), leaves)
+        form = trees.flatten_call(args, kwargs, leaves)
         return leaves if form == self.form and tuple(map(type, leaves)) == self.types else None
 
     def change(self, call: Call) -> Change | None:
@@ -167,11 +168,11 @@ def begin(a: Array | Tensor) -> int:
     return address(a) if isinstance(a, np.ndarray) else int(a.data_ptr())
 
 
-def form_text(form: Any) -> str:
+def form_text(form: trees.Form) -> str:
     """A tree of arguments in words: f(*, [*, *], {'a': *})."""
-    args, kwargs = form.inner
-    words = [drawn(one) for one in args.inner]
-    words += [f"{k}={drawn(one)}" for k, one in zip(kwargs.keys, kwargs.inner, strict=True)]
+    args, kwargs = form.of_call()
+    words = [drawn(one) for one in args]
+    words += [f"{k}={drawn(one)}" for k, one in kwargs.items()]
     return f"f({', '.join(words)})"
 
 
@@ -179,9 +180,9 @@ def form_text(form: Any) -> str:
 DRAWN = 8
 
 
-def drawn(form: Any, depth: int = 0) -> str:
+def drawn(form: trees.Spec, depth: int = 0) -> str:
     """A form in words; what is nested deeper than DRAWN is left out."""
-    if form is trees.LEAF:
+    if not isinstance(form, trees.Form):
         return "*"
     inner = ["..."] if depth == DRAWN else [drawn(one, depth + 1) for one in form.inner]
     if form.keys is not None:

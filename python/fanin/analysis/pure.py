@@ -74,7 +74,7 @@ class Recording:
     fn: Callable[..., object]
     plan: Plan
     index: Sequence[int | None]
-    form: Any
+    form: trees.Form
     first: Sequence[int]
     meta: ViewAndMutationMeta
     outcome: Outcome
@@ -192,7 +192,7 @@ class Pure:
 
     # The wrapper's way in
 
-    def inner(self, leaves: Sequence[object], arrays: Sequence[Array]) -> list[Any]:
+    def inner(self, leaves: Sequence[object], arrays: Sequence[Array]) -> list[object]:
         """The inner arguments for the caller's own, without a copy: bases are read-only views."""
         return [*(base_of(self.plan.groups[g], arrays) for g in self.bases), *(leaves[i] for i in self.rest)]
 
@@ -205,9 +205,9 @@ class Pure:
         arrays = self._arrays(inner)
         run = RecordedCopies(self.split, arrays)
         it = iter([inner[self.positions[i]] if u is None else run.private[u] for i, u in enumerate(self.index)])
-        args, kwargs = self.form.inner
-        given = [trees.unflatten(one, it) for one in args.inner]
-        named = {k: trees.unflatten(one, it) for k, one in zip(kwargs.keys, kwargs.inner, strict=True)}
+        args, kwargs = self.form.of_call()
+        given = [trees.unflatten(one, it) for one in args]
+        named = {k: trees.unflatten(one, it) for k, one in kwargs.items()}
         copies = trees.Copies(lambda leaf: leaf)
         result = self.fn(*[copies.of(a) for a in given], **{k: copies.of(v) for k, v in named.items()})
         if copies.changed():
@@ -279,7 +279,7 @@ class Pure:
         leaves: Sequence[object],
         values: Sequence[object],
         given: Mapping[int, object] | None = None,
-    ) -> Any:
+    ) -> object:
         """Give the caller what the values of a pure run say: writes, geometry, views of the caller's own arrays.
         Returns the function's result, in which containers that were handed through, `given` by their places, are the
         caller's own.

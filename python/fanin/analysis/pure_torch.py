@@ -10,7 +10,7 @@ under no_grad where the function did.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,6 +81,8 @@ class TensorPure(Pure):
         groups = [plan.groups[g] for g in self.bases]
         #: how many elements each base has
         self.sizes = [group.size // given[group.numbers[0]].dtype.itemsize for group in groups]
+        by_position, by_name = self.form.of_call()
+        self.by_position, self.by_name = by_position, list(by_name.items())
         self.input_names = [d.expr() for d in self.input_descs]
         #: per tensor, whether a copy of it has gaps
         self.roomy = [needs_room(one.shape, one.stride) for one in given]
@@ -124,10 +126,9 @@ class TensorPure(Pure):
             else:
                 tensors.append(copied(inner[position], one, self.roomy[u]))
         leaves = [inner[self.positions[i]] if u is None else tensors[u] for i, u in enumerate(self.index)]
-        args, kwargs = self.form.inner
         it = iter(leaves)
-        given = [filled(one, it) for one in args.inner]
-        named = {k: filled(one, it) for k, one in zip(kwargs.keys, kwargs.inner)}  # noqa: B905  (traced)
+        given = [filled(one, it) for one in self.by_position]
+        named = {k: filled(one, it) for k, one in self.by_name}
         outputs: list[object] = []
         gather(self.fn(*given, **named), outputs)
         if len(outputs) != len(self.shown):
@@ -151,7 +152,7 @@ class TensorPure(Pure):
 
     # The wrapper's way in
 
-    def inner(self, leaves: Sequence[object], arrays: Sequence[Tensor]) -> list[Any]:  # type: ignore[override]
+    def inner(self, leaves: Sequence[object], arrays: Sequence[Tensor]) -> list[object]:  # type: ignore[override]
         """The inner arguments for the caller's own, without a copy: bases are views that gradients follow."""
         return [*(self.region(g, arrays) for g in self.bases), *(leaves[i] for i in self.rest)]
 
@@ -191,7 +192,7 @@ class TensorPure(Pure):
         leaves: Sequence[object],
         values: Sequence[object],
         given: Mapping[int, object] | None = None,
-    ) -> Any:
+    ) -> object:
         """Give the caller what the values of a pure run say: writes, geometry, views of the caller's own tensors.
         Returns the function's result.
         """
@@ -268,9 +269,9 @@ def needs_room(shape: Sequence[int], stride: Sequence[int]) -> bool:
     return dense == 0
 
 
-def filled(form: Any, leaves: Any) -> object:
+def filled(form: trees.Spec, leaves: Iterator[object]) -> object:
     """A tree of a form, in code that can be traced."""
-    if form is trees.LEAF:
+    if not isinstance(form, trees.Form):
         return next(leaves)
     items = [filled(one, leaves) for one in form.inner]
     return trees.made(form.kind, items, form.keys)

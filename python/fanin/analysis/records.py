@@ -164,7 +164,7 @@ class MetadataKey:
     """
 
     size: tuple[int, ...]
-    layout: Any
+    layout: object
     is_sparse: bool
     stride: tuple[int, ...] | None
     storage_offset: int | None
@@ -207,7 +207,7 @@ class ViewMetaSequence:
     """
 
     metadata: MetadataKey
-    dtype: Any = None
+    dtype: object = None
     sequence: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

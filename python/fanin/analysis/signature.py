@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from .._words import counted
 from ..descriptors import (
@@ -100,8 +99,8 @@ class GraphSignature:
     buffers_to_mutate: dict[str | None, str]
     parameters_to_mutate: dict[str | None, str]
     user_inputs_to_mutate: dict[str | None, str]
-    in_spec: Any
-    out_spec: Any
+    in_spec: object
+    out_spec: object
     backward_signature: BackwardSignature | None
     input_tokens: tuple[str, ...]
     output_tokens: tuple[str | None, ...]

@@ -108,7 +108,7 @@ def collect_torch(
     )
 
 
-def watched_run(torch: ModuleType, fn: Callable[..., Any], watch: Watch) -> tuple[list[Any], bool | None]:
+def watched_run(torch: ModuleType, fn: Callable[..., object], watch: Watch) -> tuple[list[object], bool | None]:
     """What the function returns for the copies, and the grad mode that it leaves behind, if it changed it.
 
     RuntimeError where it leaves autocast changed.
@@ -180,7 +180,7 @@ def check_args(torch: ModuleType, args: Sequence[object], descs: Sequence[AOTInp
                 )
 
 
-def leaves(x: Any) -> Iterator[object]:
+def leaves(x: object) -> Iterator[object]:
     """What a nest of lists, tuples and dicts holds, in order."""
     if isinstance(x, (list, tuple)):
         for y in x:
@@ -392,7 +392,7 @@ class Watch:
 
         return Seen()
 
-    def note(self, effects: Effects, args: Sequence[object], kwargs: dict[str, object], result: Any) -> None:
+    def note(self, effects: Effects, args: Sequence[object], kwargs: dict[str, object], result: object) -> None:
         """What an operation wrote, and what is a view of what now."""
         viewed = []
         for place, name, writes in effects.arguments:

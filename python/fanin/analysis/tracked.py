@@ -159,7 +159,7 @@ def writes_first(func: object, given: dict[str, object], first: object) -> bool:
 
 
 #: Parameters of functions that may be written in C, and then do not tell.
-NAMES: dict[Any, tuple[str, ...]] = {
+NAMES: dict[object, tuple[str, ...]] = {
     np.concatenate: ("arrays", "axis", "out"),
     np.dot: ("a", "b", "out"),
     np.copyto: ("dst", "src", "casting", "where"),

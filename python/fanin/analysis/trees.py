@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Final, Literal
 
 #: A leaf's place in a tree's form.
-LEAF = "*"
+LEAF: Final = "*"
 
 Leaf = Callable[[object], object]
-#: A container that is being read: it, its kind, what is still to be read of it, what was made of the rest.
-Open = tuple[Any, Any, Iterator[object], list[object]]
+#: A container that is being read: it, what is still to be read of it, what was made of the rest.
+Open = tuple[object, Iterator[object], list[object]]
 
 
 #: Containers that are taken apart and made anew; named tuples are, too.
@@ -48,14 +48,17 @@ def kind_of(node: object) -> type | None:
     return kind if fields is not None and fields == getattr(kind, "n_fields", None) else None
 
 
-def items_of(node: Any, kind: type) -> list[object]:
+def items_of(node: object) -> list[object]:
     """What a container holds, in order."""
-    return list(node.values()) if kind in DICTS else list(node)
+    if isinstance(node, dict):
+        return list(node.values())
+    assert isinstance(node, (list, tuple)), "kind_of knows no others"
+    return list(node)
 
 
-def mark_of(node: Any, kind: type) -> type | Defaulting:
+def mark_of(node: object) -> type | Defaulting:
     """What a form says of a container, apart from its keys."""
-    return Defaulting(node.default_factory) if kind is defaultdict else kind
+    return Defaulting(node.default_factory) if isinstance(node, defaultdict) else type(node)
 
 
 class Form:
@@ -65,28 +68,34 @@ class Form:
 
     __slots__ = ("_hash", "_tokens", "inner", "keys", "kind", "leaves", "nodes")
 
-    def __init__(self, kind: object, keys: tuple[object, ...] | None, inner: tuple[Any, ...]) -> None:
+    def __init__(self, kind: type | Defaulting, keys: tuple[object, ...] | None, inner: tuple[Spec, ...]) -> None:
         self.kind, self.keys, self.inner = kind, keys, inner
         self._tokens: tuple[object, ...] | None = None
-        deeper = [one for one in inner if one is not LEAF]
-        self.leaves = len(inner) - len(deeper) + sum(one.leaves for one in deeper)
-        self.nodes = 1 + sum(one.nodes for one in deeper)  #: containers, itself among them
+        deeper: list[Form] = [one for one in inner if isinstance(one, Form)]
+        self.leaves: int = len(inner) - len(deeper) + sum(one.leaves for one in deeper)
+        self.nodes: int = 1 + sum(one.nodes for one in deeper)  #: containers, itself among them
 
     @property
     def tokens(self) -> tuple[object, ...]:
         """All of it in one row."""
         if self._tokens is None:
             row: list[object] = []
-            left: list[Any] = [self]
+            left: list[Spec] = [self]
             while left:
                 one = left.pop()
-                if one is LEAF:
-                    row.append(LEAF)
-                else:
+                if isinstance(one, Form):
                     row.append((one.kind, one.keys, len(one.inner)))
                     left.extend(reversed(one.inner))
+                else:
+                    row.append(LEAF)
             self._tokens = tuple(row)
         return self._tokens
+
+    def of_call(self) -> tuple[tuple[Spec, ...], dict[str, Spec]]:
+        """Of the form of (args, kwargs): the forms of the arguments by position, and by name."""
+        args, kwargs = self.inner
+        assert isinstance(args, Form) and isinstance(kwargs, Form) and kwargs.keys is not None, "no form of a call"
+        return args.inner, {str(name): one for name, one in zip(kwargs.keys, kwargs.inner, strict=True)}
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Form) and (self is other or self.tokens == other.tokens)
@@ -95,32 +104,42 @@ class Form:
         return hash(self.tokens)
 
 
-def flatten(tree: object, leaves: list[object]) -> Any:
+#: The form of anything.
+Spec = Form | Literal["*"]
+
+
+def flatten(tree: object, leaves: list[object]) -> Spec:
     """Append the leaves of a tree to `leaves` and return its form, which can be compared, and hashed where its keys
     can. RecursionError for one that contains itself.
     """
-    top: list[object] = []
-    stack: list[Open] = [(None, None, iter((tree,)), top)]
+    top: list[Spec] = []
+    stack: list[tuple[object, Iterator[object], list[Spec]]] = [(None, iter((tree,)), top)]
     above: set[int] = set()
     while stack:
-        node, kind, items, done = stack[-1]
+        node, items, done = stack[-1]
         for item in items:
-            inner = kind_of(item)
-            if inner is None:
+            if kind_of(item) is None:
                 leaves.append(item)
                 done.append(LEAF)
                 continue
             if id(item) in above:
                 raise RecursionError(f"a {type(item).__name__} contains itself: expected a tree")
             above.add(id(item))
-            stack.append((item, inner, iter(items_of(item, inner)), []))
+            stack.append((item, iter(items_of(item)), []))
             break
         else:
             stack.pop()
             if stack:
                 above.discard(id(node))
-                stack[-1][3].append(Form(mark_of(node, kind), tuple(node) if kind in DICTS else None, tuple(done)))
+                stack[-1][2].append(Form(mark_of(node), tuple(node) if isinstance(node, dict) else None, tuple(done)))
     return top[0]
+
+
+def flatten_call(args: tuple[object, ...], kwargs: Mapping[str, object], leaves: list[object]) -> Form:
+    """`flatten` of a call's arguments, those by name in the order of their names: the form of (args, kwargs)."""
+    form = flatten((args, {k: kwargs[k] for k in sorted(kwargs)}), leaves)
+    assert isinstance(form, Form), "a tuple is no leaf"
+    return form
 
 
 def containers(tree: object) -> list[object]:
@@ -129,24 +148,23 @@ def containers(tree: object) -> list[object]:
     left = [tree]
     while left:
         node = left.pop()
-        kind = kind_of(node)
-        if kind is not None:
+        if kind_of(node) is not None:
             found.append(node)
-            left.extend(reversed(items_of(node, kind)))
+            left.extend(reversed(items_of(node)))
     return found
 
 
-def unflatten(form: object, leaves: Iterator[object], given: Mapping[int, object] | None = None) -> Any:
+def unflatten(form: Spec, leaves: Iterator[object], given: Mapping[int, object] | None = None) -> object:
     """A new tree of a form, from its leaves. `given`: containers that are taken as they are, by their place among
     `containers`; their leaves are passed over.
     """
     top: list[object] = []
-    stack: list[tuple[Any, Iterator[Any], list[Any]]] = [(None, iter((form,)), top)]
+    stack: list[tuple[Form | None, Iterator[Spec], list[object]]] = [(None, iter((form,)), top)]
     place = 0
     while stack:
         node, inner, done = stack[-1]
         for one in inner:
-            if one is LEAF:
+            if not isinstance(one, Form):
                 done.append(next(leaves))
             elif given and place in given:
                 done.append(given[place])
@@ -159,12 +177,12 @@ def unflatten(form: object, leaves: Iterator[object], given: Mapping[int, object
                 break
         else:
             stack.pop()
-            if stack:
+            if node is not None:
                 stack[-1][2].append(made(node.kind, done, node.keys))
     return top[0]
 
 
-def made(kind: type | Defaulting, items: list[object], keys: Sequence[object] | None) -> Any:
+def made(kind: type | Defaulting, items: list[object], keys: Sequence[object] | None) -> object:
     """A container of a kind."""
     if isinstance(kind, Defaulting):
         return defaultdict(kind.factory, zip(keys or (), items, strict=True))
@@ -177,13 +195,13 @@ def made(kind: type | Defaulting, items: list[object], keys: Sequence[object] | 
     return kind._make(items) if hasattr(kind, "_make") else kind(items)
 
 
-def paths(form: Any, at: str) -> list[str]:
+def paths(form: Spec, at: str) -> list[str]:
     """How each leaf of a tree called `at` is reached, as "args[1]['w']"."""
     found: list[str] = []
     left = [(form, at)]
     while left:
         one, path = left.pop()
-        if one is LEAF:
+        if not isinstance(one, Form):
             found.append(path)
             continue
         names = one.keys if one.keys is not None else range(len(one.inner))
@@ -200,16 +218,16 @@ class Copies:
 
     def __init__(self, leaf: Leaf) -> None:
         self.leaf = leaf
-        self.pairs: list[tuple[Any, object, object]] = []
+        self.pairs: list[tuple[object, object, object]] = []
         self.tuples: list[tuple[object, object]] = []
-        self._known: dict[int, Any] = {}
+        self._known: dict[int, object] = {}
 
-    def of(self, tree: object) -> Any:
+    def of(self, tree: object) -> object:
         """The copy of a tree."""
         top: list[object] = []
-        stack: list[Open] = [(None, None, iter((tree,)), top)]
+        stack: list[Open] = [(None, iter((tree,)), top)]
         while stack:
-            node, kind, items, done = stack[-1]
+            node, items, done = stack[-1]
             for item in items:
                 inner = kind_of(item)
                 if inner is None:
@@ -218,31 +236,30 @@ class Copies:
                     done.append(self._known[id(item)])
                 else:
                     if inner is list or inner in DICTS:
-                        self._known[id(item)] = made(mark_of(item, inner), [], ())
-                    stack.append((item, inner, iter(items_of(item, inner)), []))
+                        self._known[id(item)] = made(mark_of(item), [], ())
+                    stack.append((item, iter(items_of(item)), []))
                     break
             else:
                 stack.pop()
                 if stack:
-                    stack[-1][3].append(self._filled(node, kind, done))
+                    stack[-1][2].append(self._filled(node, done))
         return top[0]
 
-    def _filled(self, node: Any, kind: type, items: list[object]) -> object:
+    def _filled(self, node: object, items: list[object]) -> object:
         """The copy of a container of which all that it holds has been copied."""
-        if kind is not list and kind not in DICTS:
-            copy = made(kind, items, None)
+        copy = self._known.get(id(node))
+        if isinstance(node, dict) and isinstance(copy, dict):
+            copy.update(zip(node, items, strict=True))
+            self.pairs.append((node, copy, dict(copy)))
+        elif isinstance(copy, list):
+            copy.extend(items)
+            self.pairs.append((node, copy, list(copy)))
+        else:
+            copy = made(type(node), items, None)
             if getattr(node, "__dict__", None):
                 copy.__dict__.update(node.__dict__)
             self._known[id(node)] = copy
             self.tuples.append((node, copy))
-            return copy
-        copy = self._known[id(node)]
-        if kind is list:
-            copy.extend(items)
-            self.pairs.append((node, copy, list(copy)))
-        else:
-            copy.update(zip(node, items, strict=True))
-            self.pairs.append((node, copy, dict(copy)))
         return copy
 
     def original(self) -> dict[int, object]:
@@ -254,10 +271,9 @@ class Copies:
         return [(original, copy) for original, copy, first in self.pairs if not same_items(copy, first)]
 
 
-def same_items(one: Any, other: Any) -> bool:
+def same_items(one: object, other: object) -> bool:
     """Whether two lists or two dicts hold the very same objects, in the same order."""
-    if len(one) != len(other):
-        return False
-    if isinstance(one, dict):
-        return all(a is b and one[a] is other[b] for a, b in zip(one, other, strict=True))
-    return all(a is b for a, b in zip(one, other, strict=True))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return len(one) == len(other) and all(a is b and one[a] is other[b] for a, b in zip(one, other, strict=True))
+    assert isinstance(one, list) and isinstance(other, list), "both are lists, or both are dicts"
+    return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))

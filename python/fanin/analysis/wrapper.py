@@ -425,7 +425,7 @@ class Functionalized:
         return pure.to_caller(given.arrays, given.leaves, values, own)
 
 
-def own_of(result: object, given: object, original: dict[int, Any]) -> dict[int, int]:
+def own_of(result: object, given: object, original: dict[int, object]) -> dict[int, int]:
     """Which containers of a result are which of the arguments', by their places; `original`: what copies are copies of,
     by identity.
     """
