@@ -220,7 +220,18 @@ static bool of_scipy(PyObject *sum)
     return is;
 }
 
-/* parts_only_ours: L3: nobody else has a fanin.Sparse or an array of SciPy's, nor the ndarrays that it is made of. */
+/* torch_only_ours: of the tensors that a torch tensor is made of. */
+static bool torch_only_ours(PyObject *sum)
+{
+    PyObject *asks = fan_lazy(&fan_state_get()->parts_alone, "fanin._interop.sharing", "has_parts_alone");
+    PyObject *answer = asks ? PyObject_CallOneArg(asks, sum) : NULL;
+    bool ours = answer == Py_True;
+    Py_XDECREF(answer);
+    return ours;
+}
+
+/* parts_only_ours: L3: nobody else has a fanin.Sparse, an array of SciPy's or a tensor of torch's, nor what it is made
+ * of. */
 static bool parts_only_ours(PyObject *sum)
 {
     PyObject *parts = NULL, *key, *part;
@@ -238,6 +249,8 @@ static bool parts_only_ours(PyObject *sum)
         ours = parts && PyDict_CheckExact(parts);
         while (ours && PyDict_Next(parts, &at, &key, &part))
             ours = part_only_ours(part);
+    } else {
+        ours = torch_only_ours(sum);
     }
     Py_XDECREF(parts);
     PyErr_Clear();

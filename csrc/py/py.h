@@ -89,6 +89,7 @@
     X(PyObject, float8_e4m3fn)                                                                              \
     X(PyObject, float8_e5m2)                                                                                \
     X(PyObject, memory_of)   /* fanin._interop.sharing.memory_of: where foreign memory lies (region.c) */   \
+    X(PyObject, parts_alone) /* fanin._interop.sharing.has_parts_alone: L3 (leaf.c) */                      \
     X(PyObject, masked_type) /* numpy.ma.MaskedArray */                                                     \
     X(PyObject, disjoint)    /* the Verdict that has nothing to add */                                      \
     X(PyObject, zero)        /* the int 0 */                                                                \

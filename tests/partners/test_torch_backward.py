@@ -19,6 +19,7 @@ pytestmark = pytest.mark.partners
 
 torch: Any = pytest.importorskip("torch", reason="torch is not installed")
 fanin_torch: Any = pytest.importorskip("fanin.torch")
+torch_graph: Any = pytest.importorskip("fanin._interop.torch_graph")
 nn, functional = torch.nn, torch.nn.functional
 
 
@@ -195,6 +196,70 @@ def test_embeddings_with_sparse_gradients() -> None:
     ours, own = run(fanin_torch.backward), run(torch_own)
     assert ours.is_sparse and own.is_sparse
     torch.testing.assert_close(ours.to_dense(), own.to_dense())
+
+
+class Sparse(torch.autograd.Function):
+    """Its gradient is a sparse one, of which `look` may keep what it likes."""
+
+    @staticmethod
+    def forward(ctx: Any, table: Any, look: Callable[[Any], None]) -> Any:
+        ctx.shape, ctx.look = table.shape, look
+        return table.sum()
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        values = torch.ones(2, ctx.shape[1])
+        made = torch.sparse_coo_tensor(torch.tensor([[0, 2]]), values, ctx.shape, check_invariants=False)
+        ctx.look(made)
+        return made, None
+
+
+@pytest.mark.rule("L3", "L5", "L7")
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("keep", ["nothing", "object", "detach", "hook"])
+def test_a_sparse_gradient_is_taken_where_nobody_has_its_parts(keep: str, workers: int) -> None:
+    """As torch's own `AccumulateGrad` takes it, which does not see who has the parts alone."""
+
+    def run(backward: Callable[[Any], None]) -> tuple[bool, Any, list[Any]]:
+        table, where, held, after = torch.zeros(5, 2, requires_grad=True), [], [], []
+        table.register_post_accumulate_grad_hook(lambda p: after.append(p.grad))
+        if keep == "hook":
+            table.register_hook(lambda g: held.append(g.detach()))
+
+        def look(g: Any) -> None:
+            where.append(g._values().data_ptr())
+            if keep in ("object", "detach"):
+                held.append(g if keep == "object" else g.detach())
+
+        backward(Sparse.apply(table, look))
+        taken, first = table.grad._values().data_ptr() == where[0], table.grad.to_dense()
+        assert len(after) == 1 and after[0] is table.grad
+        backward(Sparse.apply(table, look))
+        assert table.grad.is_sparse and torch.equal(table.grad.to_dense(), 2 * first) and len(after) == 2
+        return taken, table.grad.to_dense(), held
+
+    taken, grad, held = run(lambda loss: fanin_torch.backward(loss, workers=workers))
+    own, expected, _ = run(torch_own)
+    assert taken == (keep == "nothing") and own == (keep != "object") and torch.equal(grad, expected)
+    assert all(torch.equal(g.to_dense(), expected / 2) for g in held)
+
+
+@pytest.mark.rule("L3")
+def test_a_sum_of_sparse_gradients_is_taken() -> None:
+    table, where = nn.Embedding(20, 4, sparse=True), []
+    index = torch.tensor([[1, 2, 2], [5, 1, 19]])
+    seen = torch_graph._hand_over
+
+    def look(variable: Any, gradient: list[Any]) -> None:
+        where.append(gradient[0]._values().data_ptr())
+        seen(variable, gradient)
+
+    torch_graph._hand_over = look
+    try:
+        fanin_torch.backward(table(index).square().sum() + table(torch.tensor([2, 3])).sum())
+    finally:
+        torch_graph._hand_over = seen
+    assert where == [table.weight.grad._values().data_ptr()]
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

@@ -7,14 +7,16 @@ looked at; what a tensor's memory stands for (a conjugate, a negative, a gradien
 from __future__ import annotations
 
 import sys
+import weakref
+from collections.abc import Callable
 from typing import TypeGuard
 
-from .classes import exports, has_memory, is_jax, is_sparse, is_subclass_of_known, named
+from .classes import exports, has_memory, is_jax, is_sparse, is_subclass_of_known, is_torch, named
 from .dlpack import CPU, CUDA_HOST, capsule_of
 from .protocols import Exporter, Tensor
 from .records import NEVER, Lent, Memory, Refusal, Refused, Region
 from .streams import NO_SYNC
-from .torch import layout_of, quicken
+from .torch import is_sum, layout_of, quicken
 
 DEVICE_TYPES = {"cpu": 1, "cuda": 2, "mps": 8, "xpu": 14}
 
@@ -79,3 +81,36 @@ def dlpack_memory(x: Exporter) -> Memory:
         return Lent(capsule_of(x, NEVER).capsule)
     except Refusal as e:
         return e.as_record()
+
+
+def has_parts_alone(x: object) -> bool:
+    """Whether a torch tensor of layout sparse_coo on the CPU, of which the caller has the only reference, alone has the
+    memory of its indices and values (L3, L7): no tensor beside it has it (as `detach()` makes one), no view of a part,
+    no other process, and no library lent it.
+    """
+    if not is_torch(x) or layout_of(x) != "sparse_coo" or x.requires_grad or weakref.getweakrefcount(x):
+        return False
+    below = getattr(sys.modules["torch"]._C, "_AutoDispatchBelowADInplaceOrView", None)
+    if below is None or not hasattr(x, "_use_count") or x._use_count() != 1:
+        return False
+    with below():  # else views of the parts come
+        parts = [x._indices(), x._values()]
+    return all(is_alone(parts.pop(), is_sum(x)) for _ in range(2))
+
+
+def is_alone(part: Tensor, made_here: bool) -> bool:
+    """Whether a sparse tensor alone has this part of it, and this its memory: as often as of a tensor that is new."""
+    torch = sys.modules["torch"]
+    count: Callable[[int], int] = torch._C._storage_Use_Count
+    new = torch.empty(1)
+    memory, memory_of_new = part.untyped_storage(), new.untyped_storage()
+    return (
+        part._use_count() == 2  # of the sparse tensor, and `part`
+        and count(memory._cdata) == count(memory_of_new._cdata)
+        and sys.getrefcount(memory) == sys.getrefcount(memory_of_new)
+        and not weakref.getweakrefcount(part)
+        and not weakref.getweakrefcount(memory)
+        and (memory.resizable() or made_here)
+        and not memory.is_shared()
+        and part.is_contiguous()
+    )

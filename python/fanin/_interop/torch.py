@@ -102,6 +102,12 @@ def source_of(x: Tensor, ready: _core.Stream | None = None) -> Capsule:
 
 # Out
 
+SUM = "_fanin_sum"  # an attribute of sparse tensors whose memory the core made, and which nobody else has seen
+
+
+def is_sum(x: object) -> bool:
+    return hasattr(x, SUM)
+
 
 def torch_out(part: Part) -> object:
     made: object = sys.modules["torch"].utils.dlpack.from_dlpack(offered(part))
@@ -129,6 +135,7 @@ def torch_sparse_out(
     if pointers is None:
         coo = torch.sparse_coo_tensor(torch_out(indices), torch_out(values), shape, check_invariants=False)
         made = coo._coalesced_(True) if coalesced else coo
+        setattr(made, SUM, True)
         return made
     layout = getattr(torch, f"sparse_{format}")
     parts = (torch_out(pointers), torch_out(indices), torch_out(values))

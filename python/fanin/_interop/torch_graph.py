@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar, cast
@@ -20,6 +21,7 @@ import fanin
 
 from .._words import counted
 from .protocols import DTypeLike
+from .sharing import has_parts_alone
 
 
 def backward(
@@ -226,7 +228,11 @@ class _Graph:
             for hook in list(hooks.values()) if hooks else ():  # what else runs is in AccumulateGrad
                 changed = hook(g)
                 g = g if changed is None else changed
-            node(g)
+            first = g.is_sparse and variable.grad is None and not hooks and not self.recording
+            if first and _count(g) == _references(self.around is not None) and has_parts_alone(g):
+                _hand_over(variable, [_same_parts(g)])
+            else:
+                node(g)
 
         [(shape, dtype)] = self.takes[node]
         slot = fanin.Slot() if self.recording else _slot(shape, dtype, None)
@@ -269,6 +275,59 @@ class _Graph:
                 return fn(*args, **kwargs)
 
         return called
+
+
+@functools.cache
+def _references(around: bool) -> int:
+    """How many references the function of a leaf counts of a gradient that nobody else has: asked of one."""
+    counts: list[int] = []
+    asks = _Graph([], None, False, _as_here if around else None).anywhere
+    leaf = fanin.Leaf(like=fanin.Slot(), accumulate=asks(lambda g: counts.append(_count(g))))
+    fanin.backward([(fanin.Node(lambda g: torch.zeros(()), edges=[(leaf, 0)]), 0, 1.0)])
+    return counts[0]
+
+
+def _count(g: torch.Tensor) -> int:
+    return sys.getrefcount(g)
+
+
+def _same_parts(g: torch.Tensor) -> torch.Tensor:
+    """A sparse tensor of the same indices and values (L3)."""
+    return torch.sparse_coo_tensor(
+        g._indices(), g._values(), g.shape, is_coalesced=g.is_coalesced(), check_invariants=False
+    )
+
+
+class _Holder(Protocol):
+    gradient: list[torch.Tensor]
+
+
+def _forward(ctx: _Holder, variable: torch.Tensor, gradient: list[torch.Tensor]) -> torch.Tensor:
+    ctx.gradient = gradient
+    return variable.new_empty(())
+
+
+def _backward(ctx: _Holder, *_: torch.Tensor) -> tuple[torch.Tensor, None]:
+    return ctx.gradient.pop(), None
+
+
+# A node whose gradient nobody has beside it: torch's own engine lets `AccumulateGrad` take that over (L3), where it
+# copies what it is called with.
+_HandOver = cast(
+    "type[torch.autograd.Function]",
+    type(
+        "HandOver",
+        (torch.autograd.Function,),
+        {"forward": staticmethod(_forward), "backward": staticmethod(_backward)},
+    ),
+)
+
+
+def _hand_over(variable: torch.Tensor, gradient: list[torch.Tensor]) -> None:
+    """The gradient, taken out of the list, is accumulated into a leaf."""
+    with torch.enable_grad():
+        end = _HandOver.apply(variable, gradient)
+    end.backward(torch.empty_like(end))
 
 
 def _as_here() -> Around:

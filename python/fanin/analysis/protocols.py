@@ -7,13 +7,10 @@ from typing import Protocol, Self
 from .._interop import protocols
 
 
-class Storage(Protocol):
+class Storage(protocols.TorchStorage, Protocol):
     """The memory of tensors, without a dtype."""
 
-    _cdata: int
-
     def data_ptr(self) -> int: ...
-    def nbytes(self) -> int: ...
     def resize_(self, size: int) -> object: ...
     def clone(self) -> Storage: ...
 
