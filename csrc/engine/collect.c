@@ -2,93 +2,181 @@
 
 #include "base/keys.h"
 #include "base/mem.h"
+#include "base/pool.h"
 
 #include <string.h>
 
 static fan_status no_memory(fan_error *err) { return fan_fail(err, FAN_ERR_NOMEM, "out of memory"); }
 
+/* ---- memory ---- */
+
+/* Of arrays up to so many bytes the pages are kept for the next pass (base/pool.h): to have them faulted in again costs
+ * as much as the pass's own work. */
+#define PAGES_KEPT ((size_t)8 << 20)
+
+static bool keeps_pages(size_t bytes) { return bytes >= FAN_POOL_FROM && bytes <= PAGES_KEPT; }
+
+static void *memory_new(size_t bytes) { return keeps_pages(bytes) ? fan_alloc_data(bytes) : fan_alloc(bytes); }
+
+void fan__collect_free(void *memory, size_t bytes)
+{
+    if (keeps_pages(bytes))
+        fan_free_data(memory, bytes);
+    else
+        fan_free(memory);
+}
+
+/* more_of: makes room for `want` items at least: 0, or -1 with everything as before. */
+static int more_of(void **items, size_t *cap, size_t want, size_t size)
+{
+    size_t next = *cap * 2 < want ? want : *cap * 2;
+    void *more;
+    if (want <= *cap)
+        return 0;
+    if (next < 16)
+        next = 16;
+    if (!keeps_pages(*cap * size) && !keeps_pages(next * size)) {
+        more = fan_realloc(*items, next * size);
+    } else if ((more = memory_new(next * size))) {
+        memcpy(more, *items, *cap * size);
+        fan__collect_free(*items, *cap * size);
+    }
+    if (!more)
+        return -1;
+    *items = more;
+    *cap = next;
+    return 0;
+}
+
 /* ---- 1. what is reached ---- */
 
-typedef struct found {
-    int64_t age; /* the smaller, the later it was made */
-    fan_node *node;
-} found;
-
 typedef struct reached {
-    found *all;
-    size_t n, cap;
-    bool sorted;
+    int64_t *ages; /* of each visit: the smaller, the later its node was made */
+    size_t cap;
+    bool sorted; /* the visits are, by these */
+    bool down;   /* no edge leads to a later node */
+    uint64_t slots;
 } reached;
 
-static fan_status reach(reached *r, fan_node *n, uint64_t id, fan_error *err)
+/* reach_first: a node that was not reached before: its visit, but for its edges. */
+static fan_status reach_first(fan_backward *p, reached *r, fan_node *n, fan_error *err)
 {
-    if (n->mark == id)
-        return FAN_OK;
-    if (r->n == UINT32_MAX - 1)
+    size_t at = p->nvisits;
+    int64_t age = INT64_MAX - (int64_t)n->number;
+    if (at == UINT32_MAX - 1)
         return fan_fail(err, FAN_ERR_OVERFLOW, "a pass visits at most %u nodes", UINT32_MAX - 1);
-    if (fan_grow((void **)&r->all, &r->cap, r->n + 1, sizeof *r->all) != 0)
+    if (more_of((void **)&p->visits, &p->cap_visits, at + 1, sizeof *p->visits) != 0 ||
+        more_of((void **)&r->ages, &r->cap, at + 1, sizeof *r->ages) != 0)
         return no_memory(err);
-    n->mark = id;
-    n->at = (uint32_t)r->n;
-    found one = {INT64_MAX - (int64_t)n->number, n};
-    r->sorted = r->sorted && (r->n == 0 || r->all[r->n - 1].age < one.age);
-    r->all[r->n++] = one;
+    p->visits[at] = (fan_visit){.node = n,
+                                .slots = (uint32_t)r->slots,
+                                .nedges = n->nedges,
+                                .after = FAN_NOWHERE,
+                                .needed = !p->config.limited,
+                                .runs = !p->config.limited,
+                                .leaf = n->kind->leaf,
+                                .freed = n->freed_by != 0};
+    n->mark = p->id;
+    n->at = (uint32_t)at;
+    r->slots += n->inputs;
+    r->sorted = r->sorted && (at == 0 || r->ages[at - 1] < age);
+    r->ages[at] = age;
+    p->nvisits = at + 1;
     return FAN_OK;
 }
 
-static fan_status reach_all(const fan_backward *p, reached *r, fan_error *err)
+/* reach: one edge more of the pass, which leads to this node. */
+static fan_status reach(fan_backward *p, reached *r, fan_node *n, uint32_t slot, fan_error *err)
 {
-    r->sorted = true;
-    for (size_t i = 0; i < p->config.nroots; i++)
-        FAN_TRY(reach(r, p->config.roots[i].node, p->id, err));
-    for (size_t i = 0; i < r->n; i++) {
-        const fan_node *n = r->all[i].node;
-        for (uint32_t e = 0; e < n->nedges; e++)
-            if (n->edges[e].next)
-                FAN_TRY(reach(r, n->edges[e].next, p->id, err));
+    if (n && n->mark != p->id)
+        FAN_TRY(reach_first(p, r, n, err));
+    if (more_of((void **)&p->edges, &p->cap_edges, p->nedges + 1, sizeof *p->edges) != 0)
+        return no_memory(err);
+    p->edges[p->nedges++] = (fan_visit_edge){.to = n ? n->at : FAN_NOWHERE, .slot = slot};
+    return FAN_OK;
+}
+
+static fan_status reach_all(fan_backward *p, reached *r, fan_error *err)
+{
+    r->sorted = r->down = true;
+    for (size_t i = 0; i < p->config.nroots; i++) {
+        if (i + 4 < p->config.nroots)
+            __builtin_prefetch(&p->config.roots[i + 4].node->number);
+        FAN_TRY(reach(p, r, p->config.roots[i].node, p->config.roots[i].slot, err));
     }
+    for (size_t i = 0; i < p->nvisits; i++) {
+        const fan_node *n = p->visits[i].node;
+        p->visits[i].edges = (uint32_t)p->nedges;
+        for (uint32_t e = 0; e < n->nedges; e++) {
+            FAN_TRY(reach(p, r, n->edges[e].next, n->edges[e].slot, err));
+            r->down = r->down && (!n->edges[e].next || n->edges[e].next->number < n->number);
+        }
+    }
+    if (r->slots >= UINT32_MAX || p->nedges >= UINT32_MAX)
+        return fan_fail(err, FAN_ERR_OVERFLOW, "a pass has at most %u slots and edges", UINT32_MAX - 1);
     return FAN_OK;
 }
 
 /* ---- 2. places ---- */
 
-/* place_all: visits, by number, and where their slots and edges begin. */
-static fan_status place_all(fan_backward *p, const reached *r, fan_error *err)
+/* move: the visits and their edges to their places: order[i]: which visit is at place i; place: the other way. */
+static void move(const fan_backward *p, fan_visit *visits, fan_visit_edge *edges, const uint32_t *order,
+                 const uint32_t *place)
 {
-    uint32_t *order = NULL;
-    uint64_t slots = 0, edges = p->config.nroots;
-    if (!r->sorted) {
-        order = fan_alloc(r->n * sizeof *order);
-        if (!order || !fan_keys_order(&r->all[0].age, sizeof *r->all, r->n, order)) {
-            fan_free(order);
-            return no_memory(err);
+    uint32_t at = 0;
+    for (; at < p->config.nroots; at++)
+        edges[at] = (fan_visit_edge){.to = place[p->edges[at].to], .slot = p->edges[at].slot};
+    for (size_t i = 0; i < p->nvisits; i++) {
+        fan_visit *v = &visits[i];
+        *v = p->visits[order[i]];
+        v->node->at = (uint32_t)i;
+        for (uint32_t e = 0; e < v->nedges; e++) {
+            const fan_visit_edge *from = &p->edges[v->edges + e];
+            edges[at + e] = *from;
+            if (from->to != FAN_NOWHERE)
+                edges[at + e].to = place[from->to];
         }
+        v->edges = at;
+        at += v->nedges;
     }
-    p->visits = fan_alloc(r->n * sizeof *p->visits);
-    for (size_t i = 0; p->visits && i < r->n; i++) {
-        fan_node *n = r->all[order ? order[i] : i].node;
-        n->at = (uint32_t)i;
-        p->visits[i] = (fan_visit){.node = n,
-                                   .slots = (uint32_t)slots,
-                                   .edges = (uint32_t)edges,
-                                   .nedges = n->nedges,
-                                   .after = FAN_NOWHERE,
-                                   .needed = !p->config.limited,
-                                   .runs = !p->config.limited};
-        slots += n->inputs;
-        edges += n->nedges;
-    }
+}
+
+/* sort: the visits by their nodes' numbers. */
+static fan_status sort(fan_backward *p, const reached *r, fan_error *err)
+{
+    uint32_t *order = fan_alloc(2 * p->nvisits * sizeof *order), *place = order ? order + p->nvisits : NULL;
+    fan_visit *visits = memory_new(p->nvisits * sizeof *visits);
+    fan_visit_edge *edges = memory_new(p->nedges * sizeof *edges);
+    bool fits = order && visits && edges && fan_keys_order(r->ages, sizeof *r->ages, p->nvisits, order);
+    for (size_t i = 0; fits && i < p->nvisits; i++)
+        place[order[i]] = (uint32_t)i;
+    if (fits)
+        move(p, visits, edges, order, place);
     fan_free(order);
-    if (!p->visits)
+    fan__collect_free(fits ? p->visits : visits, (fits ? p->cap_visits : p->nvisits) * sizeof *visits);
+    fan__collect_free(fits ? p->edges : edges, (fits ? p->cap_edges : p->nedges) * sizeof *edges);
+    if (!fits)
         return no_memory(err);
-    p->nvisits = r->n;
-    if (slots >= UINT32_MAX || edges >= UINT32_MAX)
-        return fan_fail(err, FAN_ERR_OVERFLOW, "a pass has at most %u slots and edges", UINT32_MAX - 1);
-    p->slots = fan_calloc(slots * sizeof *p->slots);
-    p->nslots = p->slots ? slots : 0;
-    p->edges = fan_alloc(edges * sizeof *p->edges);
-    p->nedges = edges;
-    return p->slots && p->edges ? FAN_OK : no_memory(err);
+    p->visits = visits;
+    p->cap_visits = p->nvisits;
+    p->edges = edges;
+    p->cap_edges = p->nedges;
+    return FAN_OK;
+}
+
+static fan_status place_all(fan_backward *p, reached *r, fan_error *err)
+{
+    fan_status status = reach_all(p, r, err);
+    if (status == FAN_OK && !r->sorted)
+        status = sort(p, r, err);
+    fan__collect_free(r->ages, r->cap * sizeof *r->ages);
+    FAN_TRY(status);
+    p->slots = memory_new(r->slots * sizeof *p->slots);
+    if (!p->slots)
+        return no_memory(err);
+    p->nslots = r->slots;
+    memset(p->slots, 0, r->slots * sizeof *p->slots);
+    return FAN_OK;
 }
 
 /* ---- 3. what is needed (E8) ---- */
@@ -117,32 +205,38 @@ static fan_status want_all(fan_backward *p, fan_error *err)
     return FAN_OK;
 }
 
-/* need_behind: a node is needed where one behind it is, and runs then: depth first, with a list for a stack. `edges` of
- * a visit that is on the list counts the edges that have been followed, by `due`. */
-static fan_status need_behind(fan_backward *p, fan_error *err)
+/* need_one: a node is needed where one behind it is, and runs then. */
+static void need_one(const fan_backward *p, fan_visit *v, const fan_visit_edge *e)
+{
+    if (e->to != FAN_NOWHERE && p->visits[e->to].needed)
+        v->needed = v->runs = true;
+}
+
+/* need_by_depth: depth first, with a list for a stack; `due` of a visit that is on it counts the edges that have been
+ * followed. */
+static fan_status need_by_depth(fan_backward *p, fan_error *err)
 {
     uint32_t *path = fan_alloc(p->nvisits * sizeof *path);
     bool *seen = fan_calloc(p->nvisits);
-    size_t n;
     if (!path || !seen) {
         fan_free(path);
         fan_free(seen);
         return no_memory(err);
     }
     for (size_t i = 0; i < p->config.nroots; i++) {
-        n = 0;
-        path[n++] = p->config.roots[i].node->at;
+        size_t n = 0;
+        path[n++] = p->edges[i].to;
         seen[path[0]] = true;
         while (n) {
             fan_visit *v = &p->visits[path[n - 1]];
-            fan_node *next = v->due < v->nedges ? v->node->edges[v->due].next : NULL;
-            if (next && !seen[next->at]) {
-                seen[next->at] = true;
-                path[n++] = next->at; /* and this edge is looked at again */
+            const fan_visit_edge *e = v->due < v->nedges ? &p->edges[v->edges + v->due] : NULL;
+            if (e && e->to != FAN_NOWHERE && !seen[e->to]) {
+                seen[e->to] = true;
+                path[n++] = e->to; /* and this edge is looked at again */
                 continue;
             }
-            if (next && p->visits[next->at].needed)
-                v->needed = v->runs = true;
+            if (e)
+                need_one(p, v, e);
             if (v->due++ >= v->nedges)
                 n--;
         }
@@ -154,45 +248,53 @@ static fan_status need_behind(fan_backward *p, fan_error *err)
     return FAN_OK;
 }
 
+/* need_behind: where all edges lead down, the last place knows first. */
+static fan_status need_behind(fan_backward *p, const reached *r, fan_error *err)
+{
+    if (!r->down)
+        return need_by_depth(p, err);
+    for (size_t i = p->nvisits; i-- > 0;)
+        for (uint32_t e = 0; e < p->visits[i].nedges; e++)
+            need_one(p, &p->visits[i], &p->edges[p->visits[i].edges + e]);
+    return FAN_OK;
+}
+
 /* ---- 4. counts and keys (E1, A15) ---- */
 
-static fan_visit_edge count(const fan_backward *p, const fan_node *next, uint32_t slot)
+/* count: an edge that counts, or leads nowhere. */
+static inline void count(const fan_backward *p, fan_visit_edge *e, bool counts)
 {
-    fan_visit *to = next ? &p->visits[next->at] : NULL;
-    if (!to || !to->needed)
-        return (fan_visit_edge){.to = FAN_NOWHERE};
+    fan_visit *to = counts && e->to != FAN_NOWHERE ? &p->visits[e->to] : NULL;
+    if (!to || !to->needed) {
+        e->to = FAN_NOWHERE;
+        return;
+    }
     to->due++;
-    return (fan_visit_edge){.to = next->at, .key = p->slots[to->slots + slot].producers++};
+    e->key = p->slots[to->slots + e->slot].producers++;
 }
 
 static fan_status count_all(fan_backward *p, fan_error *err)
 {
-    fan_visit_edge *edge = p->edges;
     for (size_t i = 0; i < p->config.nroots; i++)
-        *edge++ = count(p, p->config.roots[i].node, p->config.roots[i].slot);
+        count(p, &p->edges[i], true);
     for (size_t i = 0; i < p->nvisits; i++) {
         const fan_visit *v = &p->visits[i];
-        if (v->runs && v->node->freed_by)
+        if (v->runs && v->freed)
             return fan_node_freed(v->node, err);
         p->to_run += v->needed;
         for (uint32_t e = 0; e < v->nedges; e++)
-            *edge++ = v->runs ? count(p, v->node->edges[e].next, v->node->edges[e].slot)
-                              : (fan_visit_edge){.to = FAN_NOWHERE};
+            count(p, &p->edges[v->edges + e], v->runs);
     }
     return FAN_OK;
 }
 
 fan_status fan_collect(fan_backward *p, fan_error *err)
 {
-    reached r = {NULL, 0, 0, false};
-    fan_status status = reach_all(p, &r, err);
-    if (status == FAN_OK)
-        status = place_all(p, &r, err);
-    fan_free(r.all);
-    FAN_TRY(status);
+    reached r = {.ages = NULL};
+    FAN_TRY(place_all(p, &r, err));
     FAN_TRY(want_all(p, err));
     if (p->config.limited)
-        FAN_TRY(need_behind(p, err));
+        FAN_TRY(need_behind(p, &r, err));
     FAN_TRY(count_all(p, err));
     return fan_ready_init(&p->queue.nodes, p->nvisits) == 0 ? FAN_OK : no_memory(err);
 }

@@ -24,13 +24,12 @@ static bool next_way(const fan_backward *p, uint32_t to, size_t *at, size_t *of,
         if (e->to != to)
             continue;
         if (*at < p->config.nroots) {
-            *out = (way){NULL, (uint32_t)*at, p->config.roots[*at].slot, e};
+            *out = (way){NULL, (uint32_t)*at, e->slot, e};
         } else {
             while (*at >= (size_t)p->visits[*of].edges + p->visits[*of].nedges)
                 ++*of;
             const fan_visit *v = &p->visits[*of];
-            uint32_t index = (uint32_t)(*at - v->edges);
-            *out = (way){v->node, index, v->node->edges[index].slot, e};
+            *out = (way){v->node, (uint32_t)(*at - v->edges), e->slot, e};
         }
         ++*at;
         return true;

@@ -24,7 +24,7 @@ static fan_status next_node(fan_worker *w, fan_error *err)
         FAN_TRY(fan__queue_next(w, err));
         if (w->now == FAN_NOWHERE)
             return FAN_OK;
-        if (p->visits[w->now].runs && !p->visits[w->now].node->kind->leaf)
+        if (p->visits[w->now].runs && !p->visits[w->now].leaf)
             break;
         FAN_TRY(fan__step_end(w, err));
     }
@@ -36,6 +36,7 @@ static fan_status next_node(fan_worker *w, fan_error *err)
 static fan_status work(fan_worker *w, fan_error *err)
 {
     fan_status status;
+    w->thread = fan_thread_id();
     do {
         status = next_node(w, err);
         if (status == FAN_OK && w->now != FAN_NOWHERE)
@@ -144,9 +145,9 @@ void fan_backward_end(fan_backward *p)
     fan__crew_free(p);
     fan_ready_fini(&p->queue.nodes);
     fan_pass_streams_fini(p);
-    fan_free(p->visits);
-    fan_free(p->slots);
-    fan_free(p->edges);
+    fan__collect_free(p->visits, p->cap_visits * sizeof *p->visits);
+    fan__collect_free(p->slots, p->nslots * sizeof *p->slots);
+    fan__collect_free(p->edges, p->cap_edges * sizeof *p->edges);
     fan_free(p->same);
     fan_free(p->results);
     fan_free(p->config.roots);
@@ -164,7 +165,7 @@ fan_status fan_backward_seed(fan_backward *p, fan_error *err)
     for (size_t i = 0; i < p->config.nroots && status == FAN_OK; i++) {
         fan_root *r = &p->config.roots[i];
         fan_giver giver = {.call = p->config.call, .index = (uint32_t)i};
-        status = fan__give_one(p, &p->edges[i], r->slot, &r->gradient, &giver, err);
+        status = fan__give_one(p, &p->edges[i], &r->gradient, &giver, err);
         if (status == FAN_OK)
             fan__drop_all(p, &r->gradient, 1);
     }

@@ -8,7 +8,7 @@
 /* put: a node is ready. Leaves are in a list by themselves (E2). */
 static void put_in(fan_queue *q, fan_visit *visits, uint32_t at)
 {
-    if (!visits[at].node->kind->leaf) {
+    if (!visits[at].leaf) {
         fan_ready_add(&q->nodes, at);
         return;
     }

@@ -29,13 +29,17 @@ void fan_ready_fini(fan_ready *r)
     *r = (fan_ready){.levels = 0};
 }
 
-void fan_ready_add(fan_ready *r, size_t place)
+void fan__ready_set(fan_ready *r, size_t place)
 {
-    for (unsigned i = 0; i < r->levels; i++, place /= 64)
-        r->level[i][place / 64] |= UINT64_C(1) << (place % 64);
+    for (unsigned i = 0; i < r->levels; i++, place /= 64) {
+        uint64_t *word = &r->level[i][place / 64], before = *word;
+        *word = before | UINT64_C(1) << (place % 64);
+        if (before)
+            return; /* the levels above know */
+    }
 }
 
-void fan_ready_remove(fan_ready *r, size_t place)
+void fan__ready_unset(fan_ready *r, size_t place)
 {
     for (unsigned i = 0; i < r->levels; i++, place /= 64) {
         assert(r->level[i][place / 64] >> (place % 64) & 1);
@@ -51,7 +55,7 @@ static unsigned in_word(uint64_t word, size_t from)
     return word ? (unsigned)__builtin_ctzll(word) : 64;
 }
 
-size_t fan_ready_first(const fan_ready *r, size_t from)
+size_t fan__ready_first_set(const fan_ready *r, size_t from)
 {
     for (unsigned i = 0; i < r->levels; i++, from = from / 64 + 1) { /* up, until some are there, to the right */
         unsigned bit;

@@ -16,8 +16,6 @@
 #include "engine/streams.h"
 #include "engine/timeline.h"
 
-#include <string.h>
-
 static fan_status no_memory(fan_error *err) { return fan_fail(err, FAN_ERR_NOMEM, "out of memory"); }
 
 /* ---- who runs ---- */
@@ -74,40 +72,40 @@ static fan_status buffer_of(fan_backward *p, fan_visit *to, fan_stream *on, void
     return FAN_OK;
 }
 
-static fan_status hand_over(fan_backward *p, const fan_visit_edge *edge, uint32_t slot, void **gradient,
-                            fan_giver *giver, fan_error *err)
+/* add: into the buffer of the edge's node. */
+static fan_status add(fan_backward *p, const fan_visit_edge *edge, void *gradient, fan_giver *giver, fan_error *err)
 {
-    const fan_engine_frontend *f = p->config.frontend;
     fan_visit *to = &p->visits[edge->to];
-    fan_visit_slot *s = &p->slots[to->slots + slot];
-    if (s->producers == 1 && !p->config.detect && (!*gradient || f->hand(to->node, slot, *gradient))) {
-        s->handed = *gradient;
-        *gradient = NULL;
-        return FAN_OK;
-    }
     fan_on there = fan_pass_on(p, to->node);
     giver->to = there.set;
-    FAN_TRY(buffer_of(p, to, FAN_FAULT(SUM_FOR_PRODUCER) ? giver->stream : there.own, *gradient, err));
-    return f->add(to->buffer, slot, FAN_FAULT(KEY_BY_ARRIVAL) ? p->arrivals++ : edge->key, *gradient, giver, err);
+    FAN_TRY(buffer_of(p, to, FAN_FAULT(SUM_FOR_PRODUCER) ? giver->stream : there.own, gradient, err));
+    return p->config.frontend->add(to->buffer, edge->slot, FAN_FAULT(KEY_BY_ARRIVAL) ? p->arrivals++ : edge->key,
+                                   gradient, giver, err);
 }
 
-static fan_status give(fan_backward *p, fan_visit_edge *edge, uint32_t slot, void **gradient, fan_giver *giver,
-                       fan_error *err)
+static fan_status give(fan_backward *p, fan_visit_edge *edge, void **gradient, fan_giver *giver, fan_error *err)
 {
+    const fan_visit *to = &p->visits[edge->to];
+    fan_visit_slot *s = &p->slots[to->slots + edge->slot];
     edge->defined = *gradient != NULL;
-    FAN_TRY(hand_over(p, edge, slot, gradient, giver, err));
+    if (s->producers == 1 && !p->config.detect &&
+        (!*gradient || p->config.frontend->hand(to->node, edge->slot, *gradient))) {
+        s->handed = *gradient;
+        *gradient = NULL;
+    } else {
+        FAN_TRY(add(p, edge, *gradient, giver, err));
+    }
     edge->arrived = true;
     if (fan__traced() && giver->node && edge->defined)
-        fan__timeline_gave(p, edge->to, slot, edge->key);
+        fan__timeline_gave(p, edge->to, edge->slot, edge->key);
     return FAN_OK;
 }
 
-fan_status fan__give_one(fan_backward *p, fan_visit_edge *edge, uint32_t slot, void **gradient, fan_giver *giver,
-                         fan_error *err)
+fan_status fan__give_one(fan_backward *p, fan_visit_edge *edge, void **gradient, fan_giver *giver, fan_error *err)
 {
     if (edge->to == FAN_NOWHERE)
         return FAN_OK;
-    FAN_TRY(give(p, edge, slot, gradient, giver, err));
+    FAN_TRY(give(p, edge, gradient, giver, err));
     fan__queue_arrived(p, edge->to);
     return FAN_OK;
 }
@@ -136,7 +134,7 @@ static fan_status give_all(fan_worker *w, const fan_on *on, void **gradients, fa
             fan__queue_arrived(p, edge->to);
             fan__pass_unlock(p);
         }
-        FAN_TRY(give(p, edge, v->node->edges[giver.index].slot, &gradients[giver.index], &giver, err));
+        FAN_TRY(give(p, edge, &gradients[giver.index], &giver, err));
         if (!p->crew)
             fan__queue_arrived(p, edge->to);
     }
@@ -278,9 +276,10 @@ static fan_status run_here(fan_worker *w, fan_error *err)
     fan_status status;
     if (all > 2 * FAN_SUMS_ON_STACK && !(sums = fan_alloc(all * sizeof *sums)))
         return no_memory(err);
-    memset(sums, 0, all * sizeof *sums);
+    for (size_t i = 0; i < all; i++)
+        sums[i] = NULL;
     gradients = sums + n;
-    fan__running_begin(&here, w, fan_thread_id());
+    fan__running_begin(&here, w, w->thread);
     status = fan__step_sums(w, sums, &node_hooks, err);
     if (status == FAN_OK)
         status = p->config.frontend->run(v->node, sums, node_hooks, gradients, v->nedges, err);

@@ -16,8 +16,7 @@ static inline void fan__drop_all(const fan_backward *p, void **objects, size_t n
 }
 /* fan__give_one: a gradient goes along an edge. Its hold stays the caller's, or is taken and NULL. *giver says whose
  * it is, and is filled in. */
-fan_status fan__give_one(fan_backward *p, fan_visit_edge *edge, uint32_t slot, void **gradient, fan_giver *giver,
-                         fan_error *err);
+fan_status fan__give_one(fan_backward *p, fan_visit_edge *edge, void **gradient, fan_giver *giver, fan_error *err);
 /* Of the node that the worker has (queue.h). fan__step_sums, fan__step_give: see fan_backward_sums, fan_backward_give.
  * fan__step: all of it. fan__step_end: of one that does not run: it accumulates, or is there to be captured. */
 fan_status fan__step_sums(fan_worker *w, void **sums, void **node_hooks, fan_error *err);

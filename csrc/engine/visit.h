@@ -37,6 +37,8 @@ typedef struct fan_visit {
     bool captured;  /* one of its slots at least */
     bool ran;       /* it has */
     bool begun;     /* of several workers: one has taken it */
+    bool leaf;
+    bool freed; /* by a pass before this one */
 } fan_visit;
 
 typedef struct fan_visit_slot {
@@ -48,6 +50,7 @@ typedef struct fan_visit_slot {
 typedef struct fan_visit_edge {
     uint32_t to; /* a place; FAN_NOWHERE: nobody needs it */
     uint32_t key;
+    uint32_t slot;         /* of that one */
     bool arrived, defined; /* its gradient has come; it is one, and not None */
 } fan_visit_edge;
 
@@ -70,6 +73,7 @@ typedef struct fan_worker {
     struct fan_backward *pass;
     uint32_t now;    /* the place of the node at work, or at fault; FAN_NOWHERE: none */
     uint32_t number; /* 0: the caller's */
+    uint64_t thread; /* fan_thread_id(), while it runs nodes */
     bool ran;        /* of several: the node is to be counted as run */
     bool gave;       /* .. its gradients are there, and are to be counted */
 } fan_worker;
@@ -111,8 +115,9 @@ struct fan_backward {
     fan_visit_slot *slots;
     fan_visit_edge *edges;
     size_t nvisits, nslots, nedges;
-    uint32_t *same; /* of each wanted: 1 + the next one that wants the same slot; 0: none */
-    void **results; /* of each wanted: the sum, a hold; NULL: none */
+    size_t cap_visits, cap_edges; /* how many there is room for */
+    uint32_t *same;               /* of each wanted: 1 + the next one that wants the same slot; 0: none */
+    void **results;               /* of each wanted: the sum, a hold; NULL: none */
     fan_queue queue;
     uint32_t ran, to_run;  /* nodes and leaves */
     struct fan_crew *crew; /* NULL: the caller runs all nodes; else its lock guards due, ready, leaves, ran */
