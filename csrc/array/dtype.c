@@ -4,17 +4,20 @@
 
 static const struct {
     const char *name;
-    size_t size;
     char kind;
 } facts[FAN_DT_COUNT] = {
-#define X(NAME, name, bytes, kind) {name, bytes, kind},
+#define X(NAME, name, bytes, kind) {name, kind},
+    FAN_DTYPE_LIST(X)
+#undef X
+};
+
+const uint8_t fan_dtype_sizes[FAN_DT_COUNT] = {
+#define X(NAME, name, bytes, kind) bytes,
     FAN_DTYPE_LIST(X)
 #undef X
 };
 
 static bool known(fan_dtype d) { return (unsigned)d < (unsigned)FAN_DT_COUNT; }
-
-size_t fan_dtype_size(fan_dtype d) { return known(d) ? facts[d].size : 0; }
 
 char fan_dtype_kind(fan_dtype d) { return known(d) ? facts[d].kind : '?'; }
 

@@ -34,7 +34,11 @@ typedef enum fan_dtype {
     FAN_DT_NONE = 0xff
 } fan_dtype;
 
-size_t fan_dtype_size(fan_dtype d);
+extern const uint8_t fan_dtype_sizes[FAN_DT_COUNT];
+static inline size_t fan_dtype_size(fan_dtype d)
+{
+    return (unsigned)d < (unsigned)FAN_DT_COUNT ? fan_dtype_sizes[d] : 0;
+}
 char fan_dtype_kind(fan_dtype d);
 const char *fan_dtype_name(fan_dtype d);         /* "float32"; "none" for FAN_DT_NONE */
 fan_dtype fan_dtype_from_name(const char *name); /* FAN_DT_NONE if unknown */

@@ -26,13 +26,11 @@ void fan__collect_free(void *memory, size_t bytes)
         fan_free(memory);
 }
 
-/* more_of: makes room for `want` items at least: 0, or -1 with everything as before. */
-static int more_of(void **items, size_t *cap, size_t want, size_t size)
+/* grow: makes room for `want` items at least: 0, or -1 with everything as before. */
+static int grow(void **items, size_t *cap, size_t want, size_t size)
 {
     size_t next = *cap * 2 < want ? want : *cap * 2;
     void *more;
-    if (want <= *cap)
-        return 0;
     if (next < 16)
         next = 16;
     if (!keeps_pages(*cap * size) && !keeps_pages(next * size)) {
@@ -58,16 +56,22 @@ typedef struct reached {
     uint64_t slots;
 } reached;
 
+/* room_for: so many visits and edges more. */
+static fan_status room_for(fan_backward *p, reached *r, size_t more, fan_error *err)
+{
+    size_t visits = p->nvisits + more, edges = p->nedges + more;
+    if ((visits > p->cap_visits && grow((void **)&p->visits, &p->cap_visits, visits, sizeof *p->visits) != 0) ||
+        (visits > r->cap && grow((void **)&r->ages, &r->cap, visits, sizeof *r->ages) != 0) ||
+        (edges > p->cap_edges && grow((void **)&p->edges, &p->cap_edges, edges, sizeof *p->edges) != 0))
+        return no_memory(err);
+    return FAN_OK;
+}
+
 /* reach_first: a node that was not reached before: its visit, but for its edges. */
-static fan_status reach_first(fan_backward *p, reached *r, fan_node *n, fan_error *err)
+static inline void reach_first(fan_backward *p, reached *r, fan_node *n)
 {
     size_t at = p->nvisits;
     int64_t age = INT64_MAX - (int64_t)n->number;
-    if (at == UINT32_MAX - 1)
-        return fan_fail(err, FAN_ERR_OVERFLOW, "a pass visits at most %u nodes", UINT32_MAX - 1);
-    if (more_of((void **)&p->visits, &p->cap_visits, at + 1, sizeof *p->visits) != 0 ||
-        more_of((void **)&r->ages, &r->cap, at + 1, sizeof *r->ages) != 0)
-        return no_memory(err);
     p->visits[at] = (fan_visit){.node = n,
                                 .slots = (uint32_t)r->slots,
                                 .nedges = n->nedges,
@@ -82,38 +86,37 @@ static fan_status reach_first(fan_backward *p, reached *r, fan_node *n, fan_erro
     r->sorted = r->sorted && (at == 0 || r->ages[at - 1] < age);
     r->ages[at] = age;
     p->nvisits = at + 1;
-    return FAN_OK;
 }
 
-/* reach: one edge more of the pass, which leads to this node. */
-static fan_status reach(fan_backward *p, reached *r, fan_node *n, uint32_t slot, fan_error *err)
+/* reach: one edge more of the pass, which leads to this node; where there is room. */
+static inline void reach(fan_backward *p, reached *r, fan_node *n, uint32_t slot)
 {
     if (n && n->mark != p->id)
-        FAN_TRY(reach_first(p, r, n, err));
-    if (more_of((void **)&p->edges, &p->cap_edges, p->nedges + 1, sizeof *p->edges) != 0)
-        return no_memory(err);
+        reach_first(p, r, n);
     p->edges[p->nedges++] = (fan_visit_edge){.to = n ? n->at : FAN_NOWHERE, .slot = slot};
-    return FAN_OK;
 }
 
 static fan_status reach_all(fan_backward *p, reached *r, fan_error *err)
 {
     r->sorted = r->down = true;
+    FAN_TRY(room_for(p, r, p->config.nroots, err));
     for (size_t i = 0; i < p->config.nroots; i++) {
         if (i + 4 < p->config.nroots)
             __builtin_prefetch(&p->config.roots[i + 4].node->number);
-        FAN_TRY(reach(p, r, p->config.roots[i].node, p->config.roots[i].slot, err));
+        reach(p, r, p->config.roots[i].node, p->config.roots[i].slot);
     }
     for (size_t i = 0; i < p->nvisits; i++) {
         const fan_node *n = p->visits[i].node;
         p->visits[i].edges = (uint32_t)p->nedges;
+        FAN_TRY(room_for(p, r, n->nedges, err));
         for (uint32_t e = 0; e < n->nedges; e++) {
-            FAN_TRY(reach(p, r, n->edges[e].next, n->edges[e].slot, err));
-            r->down = r->down && (!n->edges[e].next || n->edges[e].next->number < n->number);
+            fan_node *next = n->edges[e].next;
+            reach(p, r, next, n->edges[e].slot);
+            r->down = r->down && (!next || next->number < n->number);
         }
+        if (r->slots >= UINT32_MAX || p->nedges >= UINT32_MAX)
+            return fan_fail(err, FAN_ERR_OVERFLOW, "a pass has at most %u slots and edges", UINT32_MAX - 1);
     }
-    if (r->slots >= UINT32_MAX || p->nedges >= UINT32_MAX)
-        return fan_fail(err, FAN_ERR_OVERFLOW, "a pass has at most %u slots and edges", UINT32_MAX - 1);
     return FAN_OK;
 }
 

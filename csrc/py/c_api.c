@@ -47,16 +47,16 @@ static fanin_status api_empty(fanin_dtype dtype, int ndim, const int64_t *shape,
 static fanin_status api_like(const fanin_value *v, fanin_value *out, fanin_error *err)
 {
     fan_array *a = NULL;
-    fan_c_show(NULL, out);
+    fanin_status status = FANIN_OK;
     if (!v->array) {
         if (err)
             snprintf(err->text, sizeof err->text, "like: the value is undefined");
-        return FANIN_ERR_VALUE;
+        status = FANIN_ERR_VALUE;
+    } else if (fan_array_like(fan_c_array(v), &a, NULL) != FAN_OK) {
+        status = FANIN_ERR_NOMEM;
     }
-    if (fan_array_like(fan_c_array(v), &a, NULL) != FAN_OK)
-        return FANIN_ERR_NOMEM;
     fan_c_show(a, out);
-    return FANIN_OK;
+    return status;
 }
 
 static void api_share(const fanin_value *v, fanin_value *out)

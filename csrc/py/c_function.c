@@ -42,7 +42,7 @@ int fan_c_import(PyObject *o, const fan_node *n, fanin_value *out)
 /* ---- called ---- */
 
 /* failed: what it says as an exception; -1. */
-static int failed(const fan_node *n, fanin_status status, const fanin_error *err)
+__attribute__((noinline, cold)) static int failed(const fan_node *n, fanin_status status, const fanin_error *err)
 {
     PyObject *const classes[] = {PyExc_SystemError, PyExc_TypeError, PyExc_ValueError, PyExc_RuntimeError};
     char name[128];
@@ -77,59 +77,56 @@ static int call(const function_object *f, const fan_node *n, const fanin_value *
     return failed(n, status == FANIN_OK ? FANIN_ERR_PYTHON : status, &err);
 }
 
-/* call_with: the sums as values, those of Python's objects by holds of their own, at `imported`. */
-static int call_with(const function_object *f, const fan_node *n, void **sums, fanin_value *values, void **imported)
+static inline bool is_object(const void *sum) { return sum && !fan_is_native(sum); }
+
+/* call_with: the sums as values, those of Python's objects by holds of their own. */
+static int call_with(const function_object *f, const fan_node *n, void **sums, fanin_value *values)
 {
     int bad = 0;
-    uint32_t k = 0;
+    uint32_t k = 0, imported = 0;
     for (; k < f->inputs && !bad; k++) {
-        bool object = sums[k] && !fan_is_native(sums[k]);
-        imported[k] = NULL;
-        if (object && !(bad = fan_c_import(sums[k], n, &values[k])))
-            imported[k] = fan_c_array(&values[k]);
-        else if (!object)
+        if (!is_object(sums[k]))
             fan_c_show(sums[k] ? fan_native_array(sums[k]) : NULL, &values[k]);
+        else if (!(bad = fan_c_import(sums[k], n, &values[k])))
+            imported = k + 1;
     }
     if (!bad)
         bad = call(f, n, values, values + f->inputs);
-    while (k > 0)
-        if (imported[--k])
-            fan_array_drop(imported[k]);
+    while (imported-- > 0)
+        if (is_object(sums[imported]))
+            fan_array_drop(fan_c_array(&values[imported]));
     return bad;
+}
+
+__attribute__((noinline, cold)) static int wrong_number(const function_object *f, const fan_node *n,
+                                                        uint32_t ngradients)
+{
+    char name[128];
+    PyErr_Format(PyExc_ValueError, "%s returned an invalid number of gradients: expected %u, got %u",
+                 said(n, name, sizeof name), ngradients, f->gradients);
+    return -1;
 }
 
 int fan_function_run(const function_object *f, const fan_node *n, void **sums, void **gradients, uint32_t ngradients)
 {
     FAN_RAW fanin_value on_stack[VALUES_ON_STACK];
-    FAN_RAW void *imported_on_stack[VALUES_ON_STACK];
-    fanin_value *values = on_stack;
-    void **imported = imported_on_stack;
+    fanin_value *values = on_stack, *out;
     size_t all = (size_t)f->inputs + ngradients;
-    char name[128];
-    int bad = -1;
-    if (n && ngradients != f->gradients) {
-        PyErr_Format(PyExc_ValueError, "%s returned an invalid number of gradients: expected %u, got %u",
-                     said(n, name, sizeof name), ngradients, f->gradients);
+    int bad;
+    if (n && ngradients != f->gradients)
+        return wrong_number(f, n, ngradients);
+    if (all > VALUES_ON_STACK && !(values = fan_alloc(all * sizeof *values))) {
+        PyErr_NoMemory();
         return -1;
     }
-    if (all > VALUES_ON_STACK) {
-        values = fan_alloc(all * sizeof *values);
-        imported = fan_alloc(all * sizeof *imported);
-    }
-    if (values && imported) {
-        fanin_value *out = values + f->inputs;
-        for (uint32_t i = 0; i < ngradients; i++)
-            fan_c_show(NULL, &out[i]);
-        bad = call_with(f, n, sums, values, imported);
-        for (uint32_t i = 0; i < ngradients; i++)
-            gradients[i] = fan_native_of(fan_c_array(&out[i]));
-    } else {
-        PyErr_NoMemory();
-    }
-    if (all > VALUES_ON_STACK) {
+    out = values + f->inputs;
+    for (uint32_t i = 0; i < ngradients; i++)
+        fan_c_show(NULL, &out[i]);
+    bad = call_with(f, n, sums, values);
+    for (uint32_t i = 0; i < ngradients; i++)
+        gradients[i] = fan_native_of(fan_c_array(&out[i]));
+    if (values != on_stack)
         fan_free(values);
-        fan_free(imported);
-    }
     return bad;
 }
 

@@ -25,15 +25,16 @@ int fan_function_run(const function_object *f, const fan_node *n, void **sums, v
 /* fan_c_show: what C sees of an array, whose hold it takes; NULL: undefined. */
 static inline void fan_c_show(fan_array *a, fanin_value *out)
 {
-    out->array = (fanin_array *)(void *)a;
-    out->data = a ? a->data : NULL;
-    out->shape = a ? a->shape : NULL;
-    out->strides = a ? a->strides : NULL;
-    out->size = a ? a->size : 0;
-    out->dtype = a ? (fanin_dtype)a->dtype : FANIN_BOOL;
-    out->ndim = a ? a->ndim : 0;
-    out->contiguous = a && fan_native_in_c_order(a);
-    out->reserved = 0;
+    *out = (fanin_value){.dtype = FANIN_BOOL};
+    if (a)
+        *out = (fanin_value){.array = (fanin_array *)(void *)a,
+                             .data = a->data,
+                             .shape = a->shape,
+                             .strides = a->strides,
+                             .size = a->size,
+                             .dtype = (fanin_dtype)a->dtype,
+                             .ndim = a->ndim,
+                             .contiguous = fan_native_in_c_order(a)};
 }
 static inline fan_array *fan_c_array(const fanin_value *v) { return (fan_array *)(void *)v->array; }
 /* fan_c_import: an array on the CPU of whatever Python has, or None, over the same memory, with a hold: 0, or -1 with

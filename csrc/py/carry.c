@@ -18,26 +18,26 @@ static bool declares(const fan_slot_spec *spec, fan_dtype dtype, int ndim, const
     return spec->ndim == ndim && (ndim == 0 || memcmp(spec->shape, shape, (size_t)ndim * sizeof *shape) == 0);
 }
 
-static bool hand(const fan_node *to, uint32_t slot, void *gradient)
+static inline const fan_slot_spec *spec_of(const fan_node *n, uint32_t slot)
 {
-    const node_more *more = fan_node_object(to)->more;
-    const fan_slot_spec *spec = more && more->slots.specs ? &more->slots.specs[slot] : NULL;
-    PyObject *o = gradient;
+    const node_more *more = fan_node_object(n)->more;
+    return more && more->slots.specs ? &more->slots.specs[slot] : NULL;
+}
+
+static bool hand_object(const fan_node *to, uint32_t slot, PyObject *o)
+{
+    const fan_slot_spec *spec = spec_of(to, slot);
     FAN_RAW fan_fast_kind kind;
     const int64_t *shape;
     fan_dtype of;
     char *data;
     int ndim;
-    if (fan_is_native(o)) {
-        const fan_array *a = fan_native_array(o);
-        return !spec || declares(spec, a->dtype, a->ndim, a->shape);
-    }
     if (FAN_FAULT(HAND_WITHOUT_WAIT) && fan_array_arg(o, NULL))
         return true;
     if (fan_node_stage(to, slot))
         return false;
     if (PyArray_CheckExact(o)) {
-        const PyArrayObject *a = gradient;
+        const PyArrayObject *a = (const PyArrayObject *)o;
         fan_dtype dtype = fan_dtype_of_descr(PyArray_DESCR(a));
         _Static_assert(sizeof(npy_intp) == sizeof(int64_t), "shapes are compared as bytes");
         return dtype != FAN_DT_NONE &&
@@ -48,6 +48,17 @@ static bool hand(const fan_node *to, uint32_t slot, void *gradient)
     if (!fan_fast_import(o, &kind, &data) || (spec && !declares(spec, kind.dtype, kind.ndim, kind.shape)))
         return false;
     return !kind.check_at_use;
+}
+
+static bool hand(const fan_node *to, uint32_t slot, void *gradient)
+{
+    const fan_slot_spec *spec;
+    const fan_array *a;
+    if (!fan_is_native(gradient))
+        return hand_object(to, slot, gradient);
+    spec = spec_of(to, slot);
+    a = fan_native_array(gradient);
+    return !spec || declares(spec, a->dtype, a->ndim, a->shape);
 }
 
 /* ---- buffers ---- */

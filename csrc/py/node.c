@@ -448,13 +448,11 @@ PyObject *fan_node_new(function_object *fn, const fanin_edge *edges, size_t nedg
 
 /* ---- run and freed ---- */
 
-/* check_fn: that it has its function still: 0, or -1 with an exception. */
-static int check_fn(const node_object *self)
+/* lost_fn: a node without its function; -1. */
+__attribute__((noinline, cold)) static int lost_fn(const node_object *self)
 {
     FAN_RAW fan_error err;
     char name[128];
-    if (self->fn)
-        return 0;
     fan_error_clear(&err);
     if (self->node.freed_by)
         fan_raise(fan_node_freed(&self->node, &err), &err);
@@ -477,16 +475,11 @@ static int run_in_c(node_object *self, void **sums, PyObject *node_hooks, void *
                : 0;
 }
 
-int fan_node_run(node_object *self, void **sums, PyObject *node_hooks, void **gradients, uint32_t ngradients)
+static int run_in_python(node_object *self, void **sums, PyObject *node_hooks, void **gradients, uint32_t ngradients)
 {
-    PyObject *on_stack[FAN_SUMS_ON_STACK + 1], **args = on_stack, *result, *fn;
+    FAN_RAW PyObject *on_stack[FAN_SUMS_ON_STACK + 1];
+    PyObject **args = on_stack, *result, *fn;
     uint32_t n = self->node.inputs;
-    if (check_fn(self) < 0)
-        return -1;
-    if (node_hooks && (fan_hooks_pre(self, node_hooks, sums) < 0 || check_fn(self) < 0)) /* they may have run it */
-        return -1;
-    if (fan_is_function(self->fn))
-        return run_in_c(self, sums, node_hooks, gradients, ngradients);
     if (fan_native_show_all(sums, n) < 0)
         return -1;
     if (n > FAN_SUMS_ON_STACK && !(args = fan_alloc((n + 1) * sizeof *args))) {
@@ -507,6 +500,18 @@ int fan_node_run(node_object *self, void **sums, PyObject *node_hooks, void **gr
     else if (fan_gradients_of(result, &self->node, NULL, gradients, ngradients) < 0)
         return -1;
     return node_hooks ? fan_hooks_post(self, node_hooks, sums, gradients, ngradients) : 0;
+}
+
+int fan_node_run(node_object *self, void **sums, PyObject *node_hooks, void **gradients, uint32_t ngradients)
+{
+    if (!self->fn)
+        return lost_fn(self);
+    if (node_hooks && fan_hooks_pre(self, node_hooks, sums) < 0)
+        return -1;
+    if (!self->fn) /* the hooks may have run it */
+        return lost_fn(self);
+    return fan_is_function(self->fn) ? run_in_c(self, sums, node_hooks, gradients, ngradients)
+                                     : run_in_python(self, sums, node_hooks, gradients, ngradients);
 }
 
 int fan_node_release(node_object *self)
