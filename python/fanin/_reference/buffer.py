@@ -29,6 +29,7 @@ from fanin._reference.numbers import (
     ORDER,
     WEAK,
     Array,
+    Entries,
     Shape,
     accumulation,
     compact,
@@ -93,21 +94,43 @@ def accum(old: Side, new: Side, recording: bool = False) -> AccumPlan:
 
 @dataclass(frozen=True, eq=False)
 class Gradient:
-    source: Any  # what was added: it comes back if it stays alone and unchanged (A14)
+    source: object  # what was added: it comes back if it stays alone and unchanged (A14)
     form: str  # undefined, zero, dense, sparse, object
     shape: Shape = ()
     type: str = ""  # its part in the promotion: the name of a dtype; or int, float, complex
-    value: Any = None  # an array, Entries, the object
+    value: object = None  # an array, Entries, the object
     scalar: str = ""  # "python", "numpy"
     intact: bool = True  # not converted
     donated: bool = False
     unshared: bool = False  # donated, or a copy of ours
 
     @property
+    def array(self) -> Array:
+        return array_in(self.value)
+
+    @property
+    def format(self) -> str:
+        return entries_in(self.value).kind if self.form == "sparse" else ""
+
+    def cast(self, dtype: DType) -> Array | Entries:
+        """The value in another dtype."""
+        return entries_in(self.value).map(rounded, dtype) if self.form == "sparse" else rounded(self.array, dtype)
+
+    @property
     def memory(self) -> list[Array]:
         names = ("data", "indices", "indptr", "row", "col") if self.form == "sparse" else ()
         parts = [self.value, *getattr(self.source, "parts", ()), *(getattr(self.source, n, None) for n in names)]
         return [x for x in parts if isinstance(x, np.ndarray)]
+
+
+def array_in(value: object) -> Array:
+    assert isinstance(value, np.ndarray), "what is dense has an array"
+    return value
+
+
+def entries_in(value: object) -> Entries:
+    assert isinstance(value, Entries), "what is sparse has entries"
+    return value
 
 
 def importable(dtype: DType) -> str:
@@ -172,7 +195,7 @@ def fitted(g: Gradient, slot: Slot, shape: Shape | None) -> Gradient:
     old = dtype_of(WEAK.get(g.type, g.type))
     new = slot.dtype or old
     cast = ORDER.index(kind(old)) <= ORDER.index(kind(new))
-    if g.type == "int" and kind(new) in "ui":
+    if isinstance(g.source, int) and g.type == "int" and kind(new) in "ui":
         cast = np.iinfo(new).min <= g.source <= np.iinfo(new).max
     need(cast, ValueError, f"expected dtype {new.name}, got {g.type} {g.source if g.scalar else ''}")
     if shape is not None and g.shape != shape:
@@ -182,15 +205,13 @@ def fitted(g: Gradient, slot: Slot, shape: Shape | None) -> Gradient:
         if g.form == "zero":
             return replace(g, shape=shape, type=new.name, intact=False)
         acc = accumulation(new, None)
-        value = (
-            rounded(g.value, new) if g.form == "dense" else g.value.map(rounded, new).map(rounded, acc).filled(g.shape)
-        )
-        value = rounded(sum_to(value, shape), acc)
+        value = g.cast(new)
+        dense = value.map(rounded, acc).filled(g.shape) if isinstance(value, Entries) else value
+        value = rounded(sum_to(dense, shape), acc)
         return replace(g, form="dense", shape=shape, type=new.name, value=value, intact=False)
     if slot.dtype is None or g.form == "zero" or new == old:
         return g if slot.dtype is None else replace(g, type=new.name, intact=new == old)
-    value = g.value.map(rounded, new) if g.form == "sparse" else rounded(g.value, new)
-    return replace(g, type=new.name, value=value, intact=False)
+    return replace(g, type=new.name, value=g.cast(new), intact=False)
 
 
 # ---------------------------------------------------------------- 3. A running sum, and one gradient more
@@ -203,7 +224,7 @@ class Sum:
     slot: Slot
     recording: bool
     form: str = "undefined"
-    value: Any = None  # an array or Entries in the accumulation dtype; an object
+    value: object = None  # an array or Entries in the accumulation dtype; an object
     stored: int = 0  # of a sparse one: entries after the last coalesce (A5)
     terms: tuple[Gradient, ...] = ()  # what it is the sum of, but for the undefined
 
@@ -218,11 +239,11 @@ class Sum:
 
     @property
     def side(self) -> Side:
-        return Side(self.form, self.value.kind if self.form == "sparse" else "")
+        return Side(self.form, entries_in(self.value).kind if self.form == "sparse" else "")
 
     def plus(self, g: Gradient) -> Sum:
         """This sum + g."""
-        plan = accum(self.side, Side(g.form, g.value.kind if g.form == "sparse" else ""), self.recording)
+        plan = accum(self.side, Side(g.form, g.format), self.recording)
         if g.form == "undefined" or (g.form == "zero" and self.form == "object"):
             return self
         me = replace(self, terms=(*self.terms, g), form=plan.result)
@@ -233,19 +254,18 @@ class Sum:
         if self.recording:
             return replace(me, value=g.value if plan.action == "hand" else self.value)
         acc = self.slot.accumulate or accumulation(me.dtype, None)
-        old: Any = self.value
-        stored = self.stored
-        if self.form == "dense":
+        old, stored = self.value, self.stored
+        if isinstance(old, np.ndarray):
             old = rounded(old, acc)  # D3: it goes on in another dtype ..
-        elif self.form == "sparse" and old.values.dtype != acc:
+        elif isinstance(old, Entries) and old.values.dtype != acc:
             old = old.coalesced().map(rounded, acc)  # .. but sparse entries are added up in theirs first
             stored = len(old.values)
         if g.form == "zero":
             return replace(me, value=old, stored=stored)
-        new: Any = g.value.map(rounded, acc) if g.form == "sparse" else rounded(g.value, acc)
+        new = g.cast(acc)
         if plan.action == "hand":
-            return replace(me, value=new, stored=len(new.values) if g.form == "sparse" else 0)
-        if me.form == "sparse":
+            return replace(me, value=new, stored=len(new.values) if isinstance(new, Entries) else 0)
+        if isinstance(old, Entries) and isinstance(new, Entries):
             if plan.action == "merge coo":
                 old, new = old.as_coo(), new.as_coo()
                 stored = len(old.values)
@@ -254,17 +274,18 @@ class Sum:
                 value = value.coalesced()
                 stored = len(value.values)
             return replace(me, value=value, stored=stored)
-        if self.form == "sparse":
-            return replace(me, value=old.before(new))
-        return replace(me, value=new.after(old) if g.form == "sparse" else plus(old, new))
+        if isinstance(old, Entries):
+            return replace(me, value=old.before(array_in(new)))
+        return replace(me, value=new.after(array_in(old)) if isinstance(new, Entries) else plus(array_in(old), new))
 
     def combined(self, g: Gradient) -> object:
         """A1, A8: this sum + g, by whoever knows how."""
         old, new = self.result(), g.source if g.intact else Sum(self.slot, False).plus(g).result()
         plain = [read(x, anything=True).form != "object" for x in (old, new)]
         if all(plain):
-            need(np.shape(old) == np.shape(new), ValueError, f"expected shape {np.shape(old)}, got {np.shape(new)}")
-            total = new + old if self.form == "sparse" else old + new
+            shapes = [getattr(x, "shape", ()) for x in (old, new)]
+            need(shapes[0] == shapes[1], ValueError, f"expected shape {shapes[0]}, got {shapes[1]}")
+            total = operator.add(new, old) if self.form == "sparse" else operator.add(old, new)
         elif self.slot.combine is not None:
             total = self.slot.combine(old, new)
         elif self.form == "sparse" or plain[1]:  # beside an array the object's own method is called, not NumPy's
@@ -281,7 +302,7 @@ class Sum:
         """D5: is the sum of the Python ints that come first more than their dtype holds, and are they all, or what
         follows no integer?
         """
-        weak = [g.scalar == "python" and g.form == "dense" and kind(g.value.dtype) in "bui" for g in self.main]
+        weak = [g.scalar == "python" and g.form == "dense" and kind(g.array.dtype) in "bui" for g in self.main]
         n = weak.index(False) if False in weak else len(weak)
         follows = self.main[n] if n < len(weak) else None
         if n == 0 or (
@@ -296,8 +317,8 @@ class Sum:
         dtype = self.slot.dtype or promotion({g.type for g in self.terms[:last] if g.type})
         total, ints = 0, False
         for g in self.main[:n]:
-            ints = ints or kind(g.value.dtype) != "b"
-            total = total + int(g.value) if ints else int(total or g.value)
+            ints = ints or kind(g.array.dtype) != "b"
+            total = total + int(g.array) if ints else int(total or g.array)
         if scale is not None and follows is None:
             total *= int(scale)
         return kind(dtype) in "ui" and not np.iinfo(dtype).min <= total <= np.iinfo(dtype).max
@@ -310,20 +331,21 @@ class Sum:
             "the sum of its Python ints does not fit; add floats, or object arrays, whose + has no limit",
         )
 
-    def finished(self, scale: object = None, into: Array | None = None) -> Any:
+    def finished(self, scale: object = None, into: Array | None = None) -> Array | Entries:
         """Scaled and rounded once (A11, D9, D10), to the sum's dtype or that of `out`; for that it is dense."""
         value, dtype = self.value, self.dtype if into is None else into.dtype
         if self.form == "zero":
             return np.zeros(self.terms[0].shape, dtype)
         self.check(scale)
-        if self.form == "dense":
-            return rounded(value if scale is None else scaled(value, scale), dtype)
+        if not isinstance(value, Entries):
+            dense = array_in(value)
+            return rounded(dense if scale is None else scaled(dense, scale), dtype)
         if scale is not None or into is not None or (len(self.main) > 1 and value.values.dtype != dtype):
             value = value.coalesced()
         value = (value if scale is None else value.map(scaled, scale)).map(rounded, dtype)
         return value if into is None else value.after(np.zeros(self.main[0].shape, dtype))
 
-    def result(self, scale: object = None, own: bool = False) -> Any:
+    def result(self, scale: object = None, own: bool = False) -> object:
         """What comes back, as the kind of thing that the first was (D15); `own`: in memory of its own."""
         if self.form in ("undefined", "object"):
             return self.value
@@ -331,16 +353,16 @@ class Sum:
         g, one, dtype = self.main[0], len(self.main) == 1, self.dtype
         if one and g.intact and (scale is None or self.form == "zero") and dtype.name == WEAK.get(g.type, g.type):
             return copy_of(g.source) if own and not self.recording else g.source  # A14
-        if self.form == "zero":
+        if isinstance(g.source, Zero):
             return type(g.source)(g.shape, dtype)
         value = self.finished(scale)
-        if self.form == "sparse":
+        if isinstance(value, Entries):
             return value.like(g.source, g.shape)
         if all(g.scalar for g in self.main):
             return value.item() if all(g.scalar == "python" for g in self.main) else value[()]
         if expanded(value) and not own:
             return np.broadcast_to(np.array(compact(value, expanded(value))), value.shape)
-        fresh = np.empty_like(next(g.value for g in self.main if g.form == "dense"), value.dtype)  # D16
+        fresh = np.empty_like(next(g.array for g in self.main if g.form == "dense"), value.dtype)  # D16
         fresh[...] = value
         return fresh
 
@@ -349,10 +371,12 @@ class Sum:
         if self.form != "dense" or len(self.main) < 2:
             return None
         g, *others = self.main
-        fits = g.donated and g.intact and isinstance(g.source, np.ndarray) and gapless(g.value)
-        fits = fits and g.value.dtype == self.value.dtype == self.dtype
+        if g.form != "dense":
+            return None
+        fits = g.donated and g.intact and isinstance(g.source, np.ndarray) and gapless(g.array)
+        fits = fits and g.array.dtype == array_in(self.value).dtype == self.dtype
         shared = any(np.shares_memory(x, y) for o in others for x in o.memory for y in g.memory)  # D43
-        return g.value if fits and not shared else None
+        return g.array if fits and not shared else None
 
 
 def meets(some: Sequence[Array], others: Sequence[Array]) -> bool:
@@ -433,7 +457,7 @@ class InputBuffer:
             if g.type and not self.create_graph:
                 dtype = promotion(me.types() | {g.type})
                 accumulation(dtype, declared.accumulate)
-                ints = [h.source for h in (*me.came.values(), g) if h.type == "int"]
+                ints = [h.source for h in (*me.came.values(), g) if isinstance(h.source, int) and h.type == "int"]
                 fit = kind(dtype) not in "ui" or all(np.iinfo(dtype).min <= n <= np.iinfo(dtype).max for n in ints)
                 need(fit, ValueError, f"expected integers that fit {dtype.name}, got {ints}")
             number = self._number(i, key)
@@ -497,7 +521,7 @@ class InputBuffer:
                 if total.form == "undefined" or place is None:
                     results.append(total.result(scale, own))
                 else:
-                    writes.append((place, total.finished(scale, place)))
+                    writes.append((place, array_in(total.finished(scale, place))))
                     results.append(first[0].source if target is None else target)
         for place, value in writes:
             place[...] = value
@@ -556,15 +580,19 @@ class InputBuffer:
             for i in slots:
                 self.busy[i] = ""
 
-    def _checked(self, slots: list[int], out: Any, scale: object) -> list[Any]:
+    def _checked(self, slots: list[int], out: object, scale: object) -> list[Array | None]:
         """What was asked of take, held against each slot before anything is done (A16, D10, D11)."""
-        outs = [None] * len(slots) if out is None else out
-        need(isinstance(outs, list | tuple), TypeError, f"out: expected a list of arrays, got a {type(out).__name__}")
-        need(len(outs) == len(slots), ValueError, f"out: expected {len(slots)} entries, got {len(outs)}")
-        for i, x in zip(slots, outs, strict=True):
+        given = [None] * len(slots) if out is None else out
+        if not isinstance(given, list | tuple):
+            raise TypeError(f"out: expected a list of arrays, got a {type(out).__name__}")
+        need(len(given) == len(slots), ValueError, f"out: expected {len(slots)} entries, got {len(given)}")
+        outs: list[Array | None] = [None] * len(slots)
+        for at, (i, x) in enumerate(zip(slots, given, strict=True)):
             if x is not None:
                 who = f"{self._at(i)[1]}: out"
-                need(isinstance(x, np.ndarray), TypeError, f"{who}: expected an array, got a {type(x).__name__}")
+                if not isinstance(x, np.ndarray):
+                    raise TypeError(f"{who}: expected an array, got a {type(x).__name__}")
+                outs[at] = x
                 need(x.flags.writeable and not expanded(x), BufferError, f"{who}: read-only, or overlaps itself")
                 importable(x.dtype)
         number = isinstance(scale, bool | int | float | complex | np.number)
@@ -585,7 +613,7 @@ class InputBuffer:
             meets([x], [y]) for i, x in enumerate(outs) for y in outs[:i] if x is not None and y is not None
         )
         need(apart, ValueError, "out: two of the arrays may share memory")
-        return list(outs)
+        return outs
 
     def _check_take(self, me: Pass, dtype: DType, x: Array | None, scale: Any, who: str) -> None:
         fits = not isinstance(scale, complex | np.complexfloating) or kind(dtype) == "c"

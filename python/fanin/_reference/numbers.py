@@ -131,7 +131,7 @@ def plus(a: Array, b: Array) -> Array:
     return each(np.logical_or if a.dtype == np.bool_ else np.add, a, b)
 
 
-def put_plus(into: Array, index: Any, values: Array) -> None:
+def put_plus(into: Array, index: Array | tuple[Array, ...], values: Array) -> None:
     """into[index] += values, one entry after the other, also where an index comes twice (D12)."""
     with np.errstate(all="ignore"):
         (np.logical_or if into.dtype == np.bool_ else np.add).at(into, index, values)
@@ -239,7 +239,7 @@ class Entries:
     def filled(self, shape: Shape) -> Array:
         return self.coalesced().after(np.zeros(shape, self.values.dtype))
 
-    def like(self, source: Any, shape: Shape) -> Any:
+    def like(self, source: object, shape: Shape) -> object:
         """As a gradient of the source's family: SciPy's arrays or matrices, or `Sparse`."""
         parts: tuple[Array, ...] = (self.index, self.values)
         if self.format != "coo":
@@ -247,7 +247,7 @@ class Entries:
             major, minor = self.index[::-1] if by_column else self.index
             lines = shape[by_column] // (self.values.shape[1:] or (1, 1))[by_column]
             parts = (np.cumsum([0, *np.bincount(major, minlength=lines)]), minor, self.values)
-        if hasattr(source, "parts"):
+        if isinstance(source, Sparse):
             return type(source)(self.format, parts, shape)
         if self.values.dtype.name in LOW:
             return Sparse(self.format, parts, shape)  # which SciPy does not have

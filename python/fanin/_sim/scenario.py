@@ -8,18 +8,18 @@ from typing import Any, TypeVar, overload
 
 from .explore import Scenario, explore
 
-F = TypeVar("F", bound=Callable[..., Any])
+F = TypeVar("F", bound=Callable[..., object])
 
 
 @overload
-def scenario(fn: F) -> F: ...
+def scenario(fn: F, /) -> F: ...
 
 
 @overload
 def scenario(**options: object) -> Callable[[F], F]: ...
 
 
-def scenario(fn: Any = None, **options: Any) -> Any:
+def scenario(fn: F | None = None, /, **options: object) -> F | Callable[[F], F]:
     """Mark a function of a Machine as a scenario, which `fanin check FILE.py` explores.
 
     `@scenario` alone, or with options of `explore`: `@scenario(limit=100)`.

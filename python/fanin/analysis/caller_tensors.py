@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from . import trees
 from .caller_arrays import CallerArrays
 from .calls import check_reach, torch
 from .private_copies import UNSIGNED, Array, Geometry, MemoryAt, Plan
-from .protocols import Node, Storage, Tensor
+from .protocols import DType, Node, Storage, Tensor
 
 
 def check_tensor(t: Tensor, name: Callable[[], str]) -> None:
@@ -373,8 +373,25 @@ def tangent_of(t: Tensor) -> Tensor | None:
     return tangent if tangent is not None and str(tangent.layout) == "torch.strided" else None
 
 
+class Context(Protocol):
+    """What a function of autograd's is given to say what it did."""
+
+    def mark_dirty(self, *args: object) -> None: ...
+
+
+class Function(Protocol):
+    """A function of autograd's."""
+
+    def apply(self, *args: object) -> Tensor: ...
+
+
+class Parts(NamedTuple):
+    Ends: Function
+    Back: Function
+
+
 @functools.cache
-def parts() -> Any:
+def parts() -> Parts:
     """Two functions of autograd's; made when there is a torch."""
     function: Any = torch().autograd.Function
 
@@ -382,7 +399,7 @@ def parts() -> Any:
         """A second end of a tensor's history: whoever takes it on has what the tensor had."""
 
         @staticmethod
-        def forward(ctx: Any, t: Any) -> Any:
+        def forward(ctx: object, t: Tensor) -> Tensor:
             return t.new_empty(()).expand(t.shape)
 
         @staticmethod
@@ -393,7 +410,7 @@ def parts() -> Any:
         """Gives a tensor the history of another one; its bytes are put back by others."""
 
         @staticmethod
-        def forward(ctx: Any, t: Any, end: Any) -> object:
+        def forward(ctx: Context, t: Tensor, end: object) -> Tensor:
             ctx.mark_dirty(t)
             return t
 
@@ -401,15 +418,10 @@ def parts() -> Any:
         def backward(ctx: object, g: object) -> object:
             return None, g
 
-    class Parts:
-        pass
-
-    made: Any = Parts()
-    made.Ends, made.Back = Ends, Back
-    return made
+    return Parts(Ends, Back)
 
 
-def retyped(source: Tensor, dtype: Any) -> Tensor:
+def retyped(source: Tensor, dtype: DType) -> Tensor:
     """A view of the start of a tensor's storage as another dtype, of which `as_strided` makes any other.
 
     It is derived from the tensor, so that writes to either are counted together; parts of complex numbers by the views

@@ -9,7 +9,7 @@ import sys
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -252,7 +252,7 @@ class Outcome:
     bases: tuple[Geometry, ...]  #: of the extra bases
 
 
-def outcome_of(run: RunArrays, result: object, outputs: list[object], bases: list[Any]) -> Outcome:
+def outcome_of(run: RunArrays, result: object, outputs: list[object], bases: list[Array]) -> Outcome:
     """Look at everything that a run touched. `outputs` is filled with the result's leaves, `bases` with the extra bases
     that several outputs share.
     """
@@ -265,7 +265,7 @@ def outcome_of(run: RunArrays, result: object, outputs: list[object], bases: lis
     return Outcome(frozenset(run.written), geometry, resized, flags, form, places, shared)
 
 
-def places_of(run: RunArrays, outputs: Sequence[Any], bases: list[object]) -> list[Place]:
+def places_of(run: RunArrays, outputs: Sequence[object], bases: list[Array]) -> list[Place]:
     """Where each output lies."""
     inputs = {id(p): u for u, p in enumerate(run.private)}
     first_seen: dict[int, int] = {}
@@ -297,7 +297,7 @@ def places_of(run: RunArrays, outputs: Sequence[Any], bases: list[object]) -> li
     ]
 
 
-def is_stripped(o: object) -> bool:
+def is_stripped(o: object) -> TypeGuard[Array]:
     """Whether an output is an array of a private class without its class: NumPy makes it of that where it would have
     handed on the array itself.
     """
@@ -336,12 +336,13 @@ def storage_of(array: Array) -> int:
     return id(link)
 
 
-def share(outputs: Sequence[Any], shared: list[int], places: list[Place | None], bases: list[object]) -> None:
+def share(outputs: Sequence[object], shared: list[int], places: list[Place | None], bases: list[Array]) -> None:
     """The places of outputs in one piece of memory that is no input's."""
+    lying = {j: o for j in shared if isinstance(o := outputs[j], np.ndarray)}  # all of them
     distinct: dict[int, int] = {}
-    for j in shared:
-        distinct.setdefault(id(outputs[j]), j)
-    root = outputs[shared[0]]
+    for j, o in lying.items():
+        distinct.setdefault(id(o), j)
+    root = lying[shared[0]]
     while isinstance(root.base, np.ndarray):
         root = root.base
     kind, base, at = "plain", -1, root
@@ -349,13 +350,12 @@ def share(outputs: Sequence[Any], shared: list[int], places: list[Place | None],
         if id(root) in distinct:
             kind, base = "output", distinct[id(root)]
         elif len(distinct) == 1:
-            kind, base, at = "output", shared[0], outputs[shared[0]]
+            kind, base, at = "output", shared[0], lying[shared[0]]
         else:
             kind, base = "shared", len(bases)
             bases.append(root)
     start = address(at) + Geometry.of(at).reach()[0]
-    for j in shared:
-        o = outputs[j]
+    for j, o in lying.items():
         first = distinct[id(o)]
         twin = None if first == j else first
         if kind == "plain" or (j == base and kind == "output"):

@@ -217,7 +217,7 @@ def collect(
     result = fn(*[copies.of(a) for a in args], **{k: copies.of(v) for k, v in kwargs.items()})
     log.close()
     outputs: list[object] = []
-    bases: list[Any] = []
+    bases: list[Array] = []
     outcome = outcome_of(run, result, outputs, bases)
     check_hidden(run, outputs, "collect_metadata")
     return meta_of(call, run, outcome, outputs, bases, frozenset(), log, **options), outcome, copies, result

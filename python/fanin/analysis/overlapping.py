@@ -27,12 +27,13 @@ import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeGuard
 
 import numpy as np
 
 from .. import _core
 from .._interop.protocols import NDArray
+from .protocols import Tensor
 
 __all__ = ["OverlapDifference", "compute_overlapping_inputs", "explain_overlap_differences"]
 
@@ -148,7 +149,7 @@ class StandIn:
     array: object
 
 
-def stand_in(array: Any, index: int) -> StandIn:
+def stand_in(array: object, index: int) -> StandIn:
     """The array itself where it lies in memory; of a tensor that does not, something at the same place."""
     try:
         _core.overlaps([array])
@@ -169,9 +170,9 @@ def not_an_array(x: object, index: int) -> TypeError:
     )
 
 
-def is_tensor(x: Any) -> bool:
+def is_tensor(x: object) -> TypeGuard[Tensor]:
     """Whether it is a strided torch tensor."""
-    return hasattr(x, "untyped_storage") and str(x.layout) == "torch.strided"
+    return hasattr(x, "untyped_storage") and str(getattr(x, "layout", "")) == "torch.strided"
 
 
 # PyTorch's answer
@@ -203,9 +204,9 @@ class Elements:
         return True
 
 
-def elements(arrays: Sequence[Any], chosen: Sequence[int]) -> dict[int, Elements]:
+def elements(arrays: Sequence[object], chosen: Sequence[int]) -> dict[int, Elements]:
     """Each array as PyTorch sees it. Offsets of ndarrays are from the byte that lies lowest."""
-    lowest = {i: lowest_byte(arrays[i]) for i in chosen if isinstance(arrays[i], np.ndarray)}
+    lowest = {i: lowest_byte(x) for i in chosen if isinstance(x := arrays[i], np.ndarray)}
     origin = min(lowest.values(), default=0)
     found = {}
     for i in chosen:
@@ -322,6 +323,9 @@ def explain_overlap_differences(
     return found
 
 
-def size_of(x: Any) -> int:
+def size_of(x: object) -> int:
     """Bytes of an element."""
-    return int(x.element_size() if is_tensor(x) else x.itemsize)
+    if is_tensor(x):
+        return x.element_size()
+    assert isinstance(x, np.ndarray), "elements() refuses all else"
+    return x.itemsize

@@ -59,7 +59,7 @@ from .private_copies import (
     writeable_window,
 )
 from .records import ViewAndMutationMeta
-from .rewrite import create_synthetic_base_metadata, remove_dupe_metadata
+from .rewrite import BaseInfo, create_synthetic_base_metadata, remove_dupe_metadata
 from .signature import GraphNames
 
 
@@ -165,7 +165,7 @@ class Pure:
         )
         outer = [None if self.index[i] is None else self._stand_in(self.index[i]) for i in kept]
         inner: list[object] = [self._base_stand_in(g) for g in self.bases] + [outer[at[i]] for i in self.rest]
-        info: list[Any] = []
+        info: list[BaseInfo] = []
         for i, array in zip(kept, outer, strict=True):
             u = self.index[i]
             source = Source(self.positions[i]) if u is None else self.sources[u]
@@ -216,13 +216,13 @@ class Pure:
                 " should hold"
             )
         outputs: list[object] = []
-        extra: list[object] = []
+        extra: list[Array] = []
         outcome = outcome_of(run, result, outputs, extra)
         check_hidden(run, outputs, "pure")
         self._hold(run, outcome)
         values = [new_base(self.plan.groups[g], inner[k], run) for k, g in enumerate(self.bases)]
         values += [run.as_it_was(u) if u in self.touched else run.private[u] for u in self.changed]
-        return values + outputs + [run.private[u] for u in self.late] + extra
+        return [*values, *outputs, *(run.private[u] for u in self.late), *extra]
 
     def _arrays(self, inner: Sequence[object]) -> list[Array]:
         """The arrays as the outer function has them: views of bases, and those that were passed as they are."""

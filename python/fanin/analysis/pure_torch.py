@@ -18,7 +18,7 @@ from ..descriptors import PlainAOTInput
 from . import trees
 from .caller_tensors import retyped, start_of
 from .calls import Place, torch
-from .protocols import Tensor
+from .protocols import DType, Tensor
 from .pure import Pure, Recording
 
 
@@ -28,7 +28,7 @@ class Shown:
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
-    dtype: Any
+    dtype: DType
     offset: int
     conj: bool
     neg: bool
@@ -225,7 +225,7 @@ class TensorPure(Pure):
     def _said(self, slot: int) -> str:
         return f"functionalize: {self.output_descs[slot].expr()}"
 
-    def _mode(self, numbers: Sequence[int]) -> Any:
+    def _mode(self, numbers: Sequence[int]) -> contextlib.AbstractContextManager[object]:
         """no_grad where the function wrote under it, or by ways that autograd does not see."""
         infos = [self.meta.input_info[self.first[u]] for u in numbers if u in self.touched]
         quiet = all(i.mutations_under_no_grad_or_inference_mode or i.mutations_hidden_from_autograd for i in infos)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -42,7 +42,7 @@ class Log:
         """Hear no more."""
         self.run = None
 
-    def note(self, array: Any) -> None:
+    def note(self, array: Tracked) -> None:
         """A write through `array`, if that is a view of an input, has an element, and can be written: some functions
         accept another one, and leave it alone.
         """
@@ -74,8 +74,10 @@ class Tracked(NDArray):
         self.fanin_log = getattr(other, "fanin_log", None)
         self.fanin_origin = getattr(other, "fanin_origin", None)
 
-    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: object, out: Any = None, **kwargs: Any) -> Any:
-        call = ufunc if method == "__call__" else getattr(ufunc, method)
+    def __array_ufunc__(
+        self, ufunc: np.ufunc, method: str, *inputs: object, out: tuple[object, ...] | None = None, **kwargs: object
+    ) -> object:
+        call: Callable[..., object] = ufunc if method == "__call__" else getattr(ufunc, method)
         given = [plain(x) if type(x) is Tracked else x for x in inputs]
         if out is None:
             result = call(*given, **kwargs)
@@ -89,7 +91,9 @@ class Tracked(NDArray):
             return tuple([o if o is not None else made for o, made in zip(out, result, strict=True)])
         return out[0]
 
-    def __array_function__(self, func: Any, types: object, args: Any, kwargs: Any) -> Any:
+    def __array_function__(
+        self, func: Callable[..., object], types: object, args: Iterable[object], kwargs: Mapping[str, object]
+    ) -> object:
         result = func(*stripped(args), **stripped(kwargs))
         names = parameters(func)
         given = {**dict(zip(names, args, strict=False)), **kwargs}
@@ -168,7 +172,7 @@ NAMES: dict[object, tuple[str, ...]] = {
 
 
 @functools.cache
-def parameters(func: Any) -> tuple[str, ...]:
+def parameters(func: Callable[..., object]) -> tuple[str, ...]:
     """The names of a function's parameters that can be given by position."""
     if func in NAMES:
         return NAMES[func]
@@ -245,11 +249,11 @@ OUT_AT = {
 }
 
 
-def writing(name: str) -> Callable[..., Any]:
+def writing(name: str) -> Callable[..., object]:
     """A method that notes the write and does it."""
     whole = getattr(np.ndarray, name)
 
-    def method(self: Tracked, *args: object, **kwargs: object) -> Any:
+    def method(self: Tracked, *args: object, **kwargs: object) -> object:
         result = whole(self, *args, **kwargs)
         written(self)
         return result
@@ -258,7 +262,7 @@ def writing(name: str) -> Callable[..., Any]:
     return method
 
 
-def making(name: str) -> Callable[..., Any]:
+def making(name: str) -> Callable[..., object]:
     """A method whose result is plain; `out=` and an in-place byteswap are writes."""
     whole = getattr(np.ndarray, name)
 

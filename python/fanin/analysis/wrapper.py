@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..descriptors import AOTInput, AOTOutput, PlainAOTInput, PlainAOTOutput
 from . import trees
-from .caller_arrays import CallerArrays, CallerContainers
+from .caller_arrays import Array, CallerArrays, CallerContainers
 from .calls import (
     Call,
     Outcome,
@@ -328,7 +328,7 @@ class Functionalized:
             record.touched = earlier | caller.changed
             return
         outputs: list[object] = []
-        bases: list[Any] = []
+        bases: list[Array] = []
         outcome = outcome_of(caller, result, outputs, bases)
         if self._compiler is not None:
             check_hidden(caller, outputs, "functionalize")
