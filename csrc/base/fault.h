@@ -104,6 +104,7 @@
     X(RUN_TWICE, "a node without edges that runs stays among the ready ones") \
     X(KEY_BY_ARRIVAL, "a key says when a gradient came, not by which edge") \
     X(LEAF_UNCLAIMED, "a leaf accumulates while another pass does") \
+    X(LEAF_CIRCLE, "a wait for a leaf in a circle is begun all the same") \
     X(END_WITHOUT_WAIT, "the caller's streams do not wait at the end of a pass") \
     X(LEAF_WITHOUT_WAIT, "a leaf's stream does not wait for the caller's before it writes") \
     X(HOOK_ON_CALLER, "hooks run on the caller's streams, which have not waited") \

@@ -92,7 +92,10 @@ static fan_status devices_init(const fan_backward *p, fan_crew *c, fan_error *er
 static void run_helper(void *arg)
 {
     fan_helper *h = arg;
-    h->worker.pass->crew->work(h);
+    fan_crew *c = h->worker.pass->crew;
+    fan_leaf_work_for(&c->caller);
+    c->work(h); /* the pass, and c, may be gone then */
+    fan_leaf_work_for(NULL);
 }
 
 static fan_status crew_fill(fan_backward *p, fan_crew *c, fan_error *err)
@@ -126,6 +129,7 @@ fan_status fan__crew_begin(fan_backward *p, void (*work)(fan_helper *h), fan_err
     }
     c->process = fan_process();
     c->work = work;
+    c->caller = fan_leaf_caller_here();
     c->nhelpers = n;
     p->crew = c; /* fan__crew_free has it from here on */
     return crew_fill(p, c, err);

@@ -21,6 +21,7 @@
 #define FAN_ENGINE_CREW_H
 
 #include "base/thread_pool.h"
+#include "engine/leaf.h"
 #include "engine/visit.h"
 
 typedef struct fan_helper {
@@ -62,6 +63,7 @@ typedef struct fan_crew {
     uint32_t *group_of; /* of each visit: 1 + its group; 0: none. NULL: there are no groups */
     fan_crew_group *groups;
     void (*work)(fan_helper *h);
+    fan_leaf_caller caller;
     uint32_t nhelpers;
     fan_helper helpers[];
 } fan_crew;

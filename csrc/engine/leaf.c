@@ -28,6 +28,105 @@ fan_leaf_plan fan_plan_leaf(const fan_leaf_facts *f)
     return (fan_leaf_plan){f->grad == FAN_LEAF_DENSE && f->sum != FAN_LEAF_OTHER ? FAN_LEAF_ADD : FAN_LEAF_REPLACE, 5};
 }
 
+/* ---- who waits for whom ---- */
+
+/* A thread that waits for a leaf. */
+typedef struct waiting {
+    const fan_leaf_claim *claim; /* NULL: it does not, yet */
+    uint64_t thread;
+    const fan_leaf_caller *caller;
+    const struct waiting *from; /* the search: whom it was found from */
+    struct waiting *next;       /* .. the next to be looked at */
+    struct waiting *older;
+} waiting;
+
+static waiting *waits; /* of all threads, the newest first (node.h, One thread at a time) */
+static unsigned waits_process;
+static uint64_t claims;
+static _Thread_local const fan_leaf_caller *works_for;
+
+fan_leaf_caller fan_leaf_caller_here(void) { return (fan_leaf_caller){fan_thread_id(), claims, works_for}; }
+
+void fan_leaf_work_for(const fan_leaf_caller *caller) { works_for = caller; }
+
+static void waits_add(waiting *w, const fan_leaf_claim *c)
+{
+    if (waits_process != fan_process()) /* a forked child: the others stayed behind */
+        waits = NULL;
+    waits_process = fan_process();
+    *w = (waiting){.claim = c, .thread = fan_thread_id(), .caller = works_for, .older = waits};
+    waits = w;
+    if (fan_watched())
+        fan_touch_thing(FAN_THING_GRAPH, 0, FAN_TOUCH_WRITES);
+}
+
+static void waits_remove(const waiting *w)
+{
+    for (waiting **at = &waits; *at; at = &(*at)->older)
+        if (*at == w) {
+            *at = w->older;
+            return;
+        }
+}
+
+/* keeps: whether a claim is not let go before w has what it waits for. */
+static bool keeps(const fan_leaf_claim *c, const waiting *w)
+{
+    if (!c->thread || c->thread == w->thread)
+        return c->thread != 0;
+    for (const fan_leaf_caller *by = w->caller; by; by = by->outer)
+        if (by->thread == c->thread && c->number <= by->claim)
+            return true;
+    return false;
+}
+
+/* circle: the one whose claim is not let go before `me` has his; NULL: there is none. */
+static const waiting *circle(waiting *me)
+{
+    waiting *last = me;
+    for (waiting *w = waits; w; w = w->older) {
+        w->from = NULL;
+        w->next = NULL;
+    }
+    for (waiting *x = me; x; x = x->next) {
+        if (keeps(x->claim, me))
+            return x;
+        for (waiting *w = waits; w; w = w->older)
+            if (w != me && !w->from && keeps(x->claim, w)) {
+                w->from = x;
+                last = last->next = w;
+            }
+    }
+    return NULL;
+}
+
+static const char *name_of(const fan_leaf_claim *c, char *buf, size_t size)
+{
+    buf[0] = '\0';
+    if (c->leaf)
+        c->leaf->kind->text(c->leaf, buf, size);
+    return c->leaf ? buf : "another leaf";
+}
+
+/* would_wait: FAN_ERR_STATE where it would be for ever. */
+static fan_status would_wait(waiting *me, fan_error *err)
+{
+    const waiting *x = FAN_FAULT(LEAF_CIRCLE) ? NULL : circle(me);
+    char name[128];
+    if (!x)
+        return FAN_OK;
+    if (x == me)
+        return fan_fail(err, FAN_ERR_STATE,
+                        "a gradient comes to this leaf from within its own accumulation, on another worker");
+    (void)fan_fail(err, FAN_ERR_STATE, "this gradient comes from within the accumulation of %s",
+                   name_of(x->claim, name, sizeof name));
+    for (x = x->from; x && err; x = x->from)
+        fan_append(err->text, sizeof err->text, ", for which that of %s waits", name_of(x->claim, name, sizeof name));
+    if (err)
+        fan_append(err->text, sizeof err->text, ": none of them would end");
+    return FAN_ERR_STATE;
+}
+
 /* ---- who has a leaf ---- */
 
 fan_status fan_leaf_claim_init(fan_leaf_claim *c, fan_error *err)
@@ -39,6 +138,7 @@ fan_status fan_leaf_claim_init(fan_leaf_claim *c, fan_error *err)
         return fan_fail(err, FAN_ERR_STATE, "a condition could not be made");
     }
     c->thread = 0;
+    c->leaf = NULL;
     c->process = fan_process() + 1;
     return FAN_OK;
 }
@@ -77,18 +177,32 @@ static fan_status wait_for_change(fan_leaf_claim *c, const fan_frontend *f, fan_
     return status;
 }
 
+/* wait: locked: until it may be free; `w`, zeroed, is among those who wait from then on. */
+static fan_status wait(fan_leaf_claim *c, waiting *w, const fan_frontend *f, fan_error *err)
+{
+    if (c->thread == fan_thread_id())
+        return fan_fail(err, FAN_ERR_STATE, "a gradient comes to this leaf from within its own accumulation");
+    if (!w->claim) {
+        waits_add(w, c);
+        FAN_TRY(would_wait(w, err));
+    }
+    return wait_for_change(c, f, err);
+}
+
 fan_status fan_leaf_claim_begin(fan_leaf_claim *c, const fan_frontend *f, fan_error *err)
 {
-    uint64_t me = fan_thread_id();
+    waiting here = {.claim = NULL};
     fan_status status = FAN_OK;
     adopt(c);
     fan_mutex_lock(&c->lock);
     while (c->thread && status == FAN_OK && !FAN_FAULT(LEAF_UNCLAIMED))
-        status = c->thread != me
-                     ? wait_for_change(c, f, err)
-                     : fan_fail(err, FAN_ERR_STATE, "a gradient comes to this leaf from within its own accumulation");
-    if (status == FAN_OK)
-        c->thread = me;
+        status = wait(c, &here, f, err);
+    if (here.claim)
+        waits_remove(&here);
+    if (status == FAN_OK) {
+        c->thread = fan_thread_id();
+        c->number = ++claims;
+    }
     fan_mutex_unlock(&c->lock);
     return status;
 }

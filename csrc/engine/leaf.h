@@ -21,13 +21,16 @@
  * the memory, not of the object alone); `.grad` becomes another object, and an optimizer goes on with the old one (L5).
  *
  * Two passes may bring sums at once (E15): a leaf is claimed while its gradient changes. The claim is no lock: who has
- * it may run Python, and a pass inside that one to the same leaf is an error.
+ * it may run Python, and a pass inside that one to the same leaf is an error, on whatever worker. So is a wait in a
+ * circle: what has one leaf waits for another, and what has that for the first. It is looked for by whoever begins to
+ * wait, among those who wait already: the last one of a circle sees all of it.
  */
 #ifndef FAN_ENGINE_LEAF_H
 #define FAN_ENGINE_LEAF_H
 
 #include "base/thread.h"
 #include "buffer/value.h"
+#include "engine/node.h"
 
 typedef enum fan_leaf_action {
     FAN_LEAF_NOTHING,
@@ -62,16 +65,29 @@ fan_leaf_plan fan_plan_leaf(const fan_leaf_facts *facts);
 typedef struct fan_leaf_claim {
     fan_mutex lock; /* of all that follows; never held while others are called */
     fan_cond changed;
-    uint64_t thread;  /* 0: nobody */
-    unsigned process; /* fan_process() of who claimed it last */
+    uint64_t thread;      /* 0: nobody */
+    uint64_t number;      /* of all claims since the process began, this one */
+    unsigned process;     /* fan_process() of who claimed it last */
+    const fan_node *leaf; /* what messages call it; NULL: nothing is known */
 } fan_leaf_claim;
+
+/* For whom a thread runs nodes: who called that pass, and the newest claim then: what he had by then he does not let go
+ * before the pass has ended. */
+typedef struct fan_leaf_caller {
+    uint64_t thread, claim;
+    const struct fan_leaf_caller *outer; /* for whom he does */
+} fan_leaf_caller;
 
 fan_status fan_leaf_claim_init(fan_leaf_claim *c, fan_error *err);
 void fan_leaf_claim_fini(fan_leaf_claim *c); /* of a zeroed one, too */
 /* fan_leaf_claim_begin: waits until nobody has it, and leaves the interpreter meanwhile. FAN_ERR_STATE where this
- * thread has it. fan_leaf_claim_end: lets it go. */
+ * thread has it, or who has it waits for this one in the end. fan_leaf_claim_end: lets it go. */
 fan_status fan_leaf_claim_begin(fan_leaf_claim *c, const fan_frontend *f, fan_error *err);
 void fan_leaf_claim_end(fan_leaf_claim *c);
+/* fan_leaf_caller_here: of a pass that this thread begins. fan_leaf_work_for: this thread runs nodes for him, who lives
+ * until it says NULL. */
+fan_leaf_caller fan_leaf_caller_here(void);
+void fan_leaf_work_for(const fan_leaf_caller *caller);
 /* fan_leaf_touch: to the search of host orders (base/thread.h): the leaf's gradient is read or written now. */
 void fan_leaf_touch(const fan_leaf_claim *c, fan_touch how);
 

@@ -696,6 +696,7 @@ PyObject *fan_leaf_call(PyObject *type, PyObject *const *args, size_t nargsf, Py
         fan_raise(status, &err);
         Py_CLEAR(self);
     } else {
+        self->claim.leaf = &self->base.node;
         Py_DECREF(self->array);
         if (fill_in(self, &a) < 0)
             Py_CLEAR(self);

@@ -1,4 +1,4 @@
-/* Who has a leaf: one thread at a time, and, after a fork, whoever is still there. */
+/* Who has a leaf: one thread at a time, and, after a fork, whoever is still there; who would wait in a circle. */
 #define _POSIX_C_SOURCE 200809L
 #include "engine/leaf.h"
 
@@ -127,6 +127,115 @@ static void a_child_knows_nothing_of_those_who_waited(void)
     fan_leaf_claim_fini(&claim);
 }
 
+/* ---- circles ---- */
+
+static pthread_mutex_t interpreter = PTHREAD_MUTEX_INITIALIZER;
+
+static void *leave_interpreter(void)
+{
+    pthread_mutex_unlock(&interpreter);
+    return NULL;
+}
+
+static void enter_interpreter(void *unused)
+{
+    (void)unused;
+    pthread_mutex_lock(&interpreter);
+}
+
+static const fan_frontend one_at_a_time = {.allow_threads_begin = leave_interpreter,
+                                           .allow_threads_end = enter_interpreter};
+
+#define RING 5
+static fan_leaf_claim ring[RING];
+static unsigned refused;
+
+/* of_ring: has one leaf and then wants the next; whoever is refused lets go of his. */
+static void *of_ring(void *number)
+{
+    size_t i = (size_t)(uintptr_t)number;
+    fan_error err;
+    fan_leaf_claim *next = &ring[(i + 1) % RING];
+    enter_interpreter(NULL);
+    CHECK_OK(fan_leaf_claim_begin(&ring[i], &one_at_a_time, &err));
+    leave_interpreter();
+    pthread_barrier_wait(&there);
+    enter_interpreter(NULL);
+    if (fan_leaf_claim_begin(next, &one_at_a_time, &err) == FAN_OK) {
+        fan_leaf_claim_end(next);
+    } else {
+        CHECK_HAS(err.text, "from within the accumulation of another leaf, for which that of another leaf waits");
+        CHECK_HAS(err.text, "none of them would end");
+        refused++;
+    }
+    fan_leaf_claim_end(&ring[i]);
+    leave_interpreter();
+    return NULL;
+}
+
+static void of_a_ring_one_is_refused_and_the_others_go_on(void)
+{
+    pthread_t all[RING];
+    pthread_barrier_destroy(&there);
+    pthread_barrier_init(&there, NULL, RING);
+    for (size_t i = 0; i < RING; i++)
+        CHECK_OK(fan_leaf_claim_init(&ring[i], NULL));
+    for (size_t i = 0; i < RING; i++)
+        CHECK(pthread_create(&all[i], NULL, of_ring, (void *)(uintptr_t)i) == 0);
+    for (size_t i = 0; i < RING; i++)
+        pthread_join(all[i], NULL);
+    CHECK_INT(refused, 1);
+    for (size_t i = 0; i < RING; i++)
+        fan_leaf_claim_fini(&ring[i]);
+}
+
+/* helps: a thread that runs nodes for the main one, whose claim is older than the pass, or newer. */
+static void *helps(void *caller)
+{
+    fan_error err;
+    fan_status status;
+    fan_leaf_work_for(caller);
+    pthread_barrier_wait(&there);
+    enter_interpreter(NULL);
+    status = fan_leaf_claim_begin(&claim, &one_at_a_time, &err);
+    if (status == FAN_OK)
+        fan_leaf_claim_end(&claim);
+    else
+        CHECK_HAS(err.text, "from within its own accumulation, on another worker");
+    leave_interpreter();
+    fan_leaf_work_for(NULL);
+    return (void *)(uintptr_t)(status == FAN_OK);
+}
+
+static void a_helper_is_refused_what_its_caller_had_before_the_pass(bool before)
+{
+    pthread_t other;
+    fan_leaf_caller caller = fan_leaf_caller_here();
+    void *went;
+    pthread_barrier_destroy(&there);
+    pthread_barrier_init(&there, NULL, 2);
+    CHECK_OK(fan_leaf_claim_init(&claim, NULL));
+    enter_interpreter(NULL);
+    CHECK_OK(fan_leaf_claim_begin(&claim, &one_at_a_time, NULL));
+    if (before)
+        caller = fan_leaf_caller_here();
+    leave_interpreter();
+    CHECK(pthread_create(&other, NULL, helps, &caller) == 0);
+    pthread_barrier_wait(&there);
+    if (before) {
+        pthread_join(other, &went);
+        CHECK(!went);
+    }
+    enter_interpreter(NULL);
+    fan_leaf_claim_end(&claim);
+    leave_interpreter();
+    if (!before) {
+        pthread_join(other, &went);
+        CHECK(went != NULL);
+    }
+    fan_leaf_claim_fini(&claim);
+}
+
 int main(void)
 {
     fan_leaf_claim none = {.process = 0};
@@ -139,5 +248,8 @@ int main(void)
     beside(has_it, goes_and_comes);
     beside(has_its_lock, goes_and_comes);
     a_child_knows_nothing_of_those_who_waited();
+    of_a_ring_one_is_refused_and_the_others_go_on();
+    a_helper_is_refused_what_its_caller_had_before_the_pass(true);
+    a_helper_is_refused_what_its_caller_had_before_the_pass(false);
     return check_done();
 }
