@@ -54,7 +54,12 @@ static inline fan_storage *fan_storage_hold(fan_storage *s)
     return s;
 }
 void fan_storage_drop(fan_storage *s); /* NULL is fine */
-/* fan_storage_check: FAN_ERR_STATE with the reason where the memory was taken back. NULL is fine. */
+/* fan_storage_ended: the memory was taken back. fan_storage_check: FAN_ERR_STATE with the reason where the memory was
+ * taken back. NULL is fine. */
+static inline bool fan_storage_ended(const fan_storage *s)
+{
+    return s && atomic_load_explicit(&s->ended, memory_order_acquire);
+}
 fan_status fan_storage_check(const fan_storage *s, fan_error *err);
 /* fan_storage_only_ours: memory of the core's own, with one hold. */
 bool fan_storage_only_ours(const fan_storage *s);

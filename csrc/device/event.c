@@ -4,6 +4,8 @@
 #include "device/capture_rule.h"
 #include "device/trace.h"
 
+#include <assert.h>
+
 static atomic_uint_fast64_t last_event;
 
 /* event_make: an event that the backend knows, with one hold and no device's. */
@@ -341,6 +343,39 @@ fan_status fan_stream_wait(fan_stream *s, fan_event *e, bool *elided, fan_error 
         }
     }
     fan_clock_fini(&l.clock);
+    return status;
+}
+
+fan_status fan_stream_follow(fan_stream *s, fan_stream *other, fan_error *err)
+{
+    fan_device *d = s->device;
+    fan_event *e = NULL; /* nobody else ever knows it: it holds nothing, and is taught without a second look */
+    uint64_t first;
+    assert(other->device == d);
+    FAN_TRY(event_make(d, true, &e, err));
+    e->capture = 0;
+    fan_status status = event_ticket_begin(other, &first, &e->clock) == FAN_OK
+                            ? FAN_OK
+                            : fan_fail(err, FAN_ERR_NOMEM, "out of memory for an event");
+    if (status == FAN_OK) {
+        fan_yield();
+        status = d->backend->record(e, other, err);
+    }
+    if (status == FAN_OK) {
+        atomic_fetch_add_explicit(&d->events, 1, memory_order_relaxed);
+        fan__device_trace(FAN_TRACE_RECORD, d, other, NULL, e->id, 0);
+        fan_yield();
+        status = d->backend->wait(s, e, err);
+    }
+    if (status == FAN_OK) {
+        fan__device_lock(d);
+        if (first != UINT64_MAX)
+            (void)fan_clock_join(&s->clock, &e->clock); /* out of memory: s learns nothing, which is safe */
+        fan__device_unlock(d);
+        atomic_fetch_add_explicit(&d->waits, 1, memory_order_relaxed);
+        fan__device_trace(FAN_TRACE_WAIT, d, s, other, e->id, 0);
+    }
+    event_to_pool(e);
     return status;
 }
 

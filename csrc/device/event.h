@@ -51,6 +51,9 @@ void fan_event_drop(
 /* fan_stream_wait: s waits for e, across devices of one backend (FAN_ERR_TYPE otherwise), and by the table of S7 where
  * one of them is captured (FAN_ERR_CAPTURE); *elided (may be NULL) says that it was left out (Elision). */
 fan_status fan_stream_wait(fan_stream *s, fan_event *e, bool *elided, fan_error *err);
+/* fan_stream_follow: s waits for all that `other`, of the same device, has queued: a record and a wait in one, where
+ * the caller knows that neither is captured (nobody is asked). */
+fan_status fan_stream_follow(fan_stream *s, fan_stream *other, fan_error *err);
 /* fan_event_covers: whether a stream that waits for `newer` need not wait for `e` as well: both were recorded on one
  * stream, and the record of `newer` began after that of `e` had returned. */
 bool fan_event_covers(const fan_event *newer, const fan_event *e);

@@ -640,29 +640,65 @@ static int memory_widen(fan_memory *m)
     return 0;
 }
 
+/* memory_add_user: 1: s is one now, 0: it was; -1: out of memory, and nothing has changed. The device's lock is held.
+ */
+static int memory_add_user(fan_memory *m, fan_stream *s)
+{
+    for (size_t i = 0; i < m->n; i++)
+        if (m->streams[i] == s)
+            return 0;
+    if (memory_widen(m) != 0)
+        return -1;
+    m->streams[m->n++] = fan_stream_hold(s);
+    return 1;
+}
+
+/* memory_say_user: the lock is free again. */
+static fan_status memory_say_user(const fan_memory *m, const fan_stream *s, int added, fan_error *err)
+{
+    if (added < 0)
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream that uses %zu byte%s", m->bytes,
+                        FAN_PLURAL(m->bytes));
+    if (added)
+        fan__device_trace(FAN_TRACE_MARK, m->device, s, NULL, 0, m->bytes);
+    return FAN_OK;
+}
+
 fan_status fan_memory_record_stream(fan_storage *st, fan_stream *s, fan_error *err)
 {
     fan_memory *m = memory_of(st);
     if (!m || !s)
         return FAN_OK;
-    bool added = false, failed = false;
     fan__device_lock(m->device);
-    size_t i = 0;
-    while (i < m->n && m->streams[i] != s)
-        i++;
-    if (i == m->n) {
-        failed = memory_widen(m) != 0;
-        if (!failed) {
-            m->streams[m->n++] = fan_stream_hold(s);
-            added = true;
-        }
-    }
+    int added = memory_add_user(m, s);
     fan__device_unlock(m->device);
-    if (failed)
-        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream that uses %zu byte%s", m->bytes,
-                        FAN_PLURAL(m->bytes));
-    if (added)
-        fan__device_trace(FAN_TRACE_MARK, m->device, s, NULL, 0, m->bytes);
+    return memory_say_user(m, s, added, err);
+}
+
+/* memory_known_user: from the i-th array on, the first of whose memory s is not known to be a user. */
+static size_t memory_known_user(fan_array *const *arrays, size_t i, size_t n, const fan_stream *s)
+{
+    fan__device_lock(s->device);
+    for (; i < n; i++) {
+        const fan_memory *m = arrays[i] ? memory_of(arrays[i]->storage) : NULL;
+        size_t k = 0;
+        if (!m)
+            continue;
+        if (m->device != s->device)
+            break;
+        while (k < m->n && m->streams[k] != s)
+            k++;
+        if (k == m->n)
+            break;
+    }
+    fan__device_unlock(s->device);
+    return i;
+}
+
+fan_status fan_memory_record_stream_all(fan_array *const *arrays, size_t n, fan_stream *s, fan_error *err)
+{
+    for (size_t i = 0; s && (i = memory_known_user(arrays, i, n, s)) < n; i++)
+        FAN_TRY(fan_memory_record_stream(arrays[i]->storage, s, err));
     return FAN_OK;
 }
 

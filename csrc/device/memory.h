@@ -52,6 +52,8 @@ fan_status fan_memory_scope_upload(const fan_device *d, fan_error *err);
 /* fan_memory_record_stream: the memory is used on s. FAN_ERR_NOMEM leaves the set of users as it was. Does nothing for
  * host storages, and where s owns the memory. */
 fan_status fan_memory_record_stream(fan_storage *st, fan_stream *s, fan_error *err);
+/* fan_memory_record_stream_all: .. of n arrays (NULL among them is fine), under one lock for those of s's device. */
+fan_status fan_memory_record_stream_all(fan_array *const *arrays, size_t n, fan_stream *s, fan_error *err);
 /* fan_memory_user: the i-th user of the memory, with a hold; NULL behind the last. While the caller holds the storage
  * no user leaves the set, and a new one comes last. */
 fan_stream *fan_memory_user(fan_storage *st, size_t i);

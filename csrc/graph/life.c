@@ -53,7 +53,7 @@ static void close_all(fan_tree *t, const char *why)
         for (size_t i = 0; i < n->nblocks; i++)
             fan__tree_block_end(n->blocks[i], why);
     if (t->arena)
-        (void)fan__tree_end_path(t, NULL);
+        (void)fan__tree_end_path(t, NULL, NULL);
     while (t->current != &t->root) { /* it could not be ended */
         fan_tree_node *n = t->current;
         t->current = n->parent;

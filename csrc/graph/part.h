@@ -41,9 +41,9 @@ typedef struct fan_tree_output {
 typedef struct fan_tree_kind {
     struct fan_tree_kind *next;
     fan_tree_function *function; /* not held: it holds this */
-    uint64_t key, hash;
+    uint64_t key;
     int64_t *words; /* what is written down of the operands */
-    size_t nwords, n;
+    size_t n;
     bool warm, known, writes;
     bool *demoted, *written, *shown; /* of each operand; shown: an output is a view of a part of it */
     int form;                        /* of what it gives; meaningless before it is warm */
@@ -58,6 +58,7 @@ struct fan_tree_function {
     bool *keep;
     size_t nroles, nkeep;
     bool warned_repeats;
+    fan_tree_node *last; /* the recording that its last call replayed; NULL: it did not, or that one is gone */
     fan_tree_kind *kinds;
     size_t nkinds;
     fan_tree_function *next; /* among the tree's */
@@ -68,8 +69,9 @@ typedef enum fan_tree_way { FAN_WAY_NONE, FAN_WAY_COPY, FAN_WAY_STATIC, FAN_WAY_
 
 typedef struct fan_tree_operand {
     fan_tree_way way;
-    const void *data;  /* its address; NULL: it is copied */
-    fan_array *staged; /* held; COPY: where to */
+    const void *data;    /* its address; NULL: it is copied */
+    fan_array *staged;   /* held; COPY: where to */
+    const void *checked; /* COPY: where the operand lay when it was last seen to share no memory that it must not */
 } fan_tree_operand;
 
 /* The recordings of one kind behind one node. */
@@ -89,7 +91,8 @@ struct fan_tree_node {
     fan_recording *recording;
     uint64_t hash;
     fan_tree_operand *operands;
-    size_t n;
+    size_t n, ncopied;
+    size_t *copied; /* the operands that are copied */
     fan_tree_block **blocks;
     size_t nblocks, blocks_cap;
     fan_tree_output *outputs;
@@ -166,6 +169,11 @@ void fan__tree_block_end(fan_tree_block *b, const char *why);
 bool fan__tree_block_lives(const fan_tree_block *b);
 /* fan__tree_block_of: the block of this tree under an array; NULL: it is other memory. */
 fan_tree_block *fan__tree_block_of(const fan_tree *t, const fan_array *a);
+/* fan__tree_may_own: false where a is no memory of the tree's: two comparisons. */
+static inline bool fan__tree_may_own(const fan_tree *t, const fan_array *a)
+{
+    return (uintptr_t)a->storage->data - (uintptr_t)t->arena->data < t->pool.bytes;
+}
 
 /* A call's own blocks, while its body runs. */
 typedef struct fan_tree_scope {
@@ -190,8 +198,9 @@ fan_status fan__tree_launch(const fan_tree *t, const fan_tree_node *n, int numbe
 void fan__tree_node_free(fan_tree_node *n, const char *why);
 /* fan__tree_step_ended: what the path handed out is ended. */
 void fan__tree_step_ended(fan_tree *t, const char *call_site);
-/* fan__tree_end_path: its memory is free, and poisoned; failing, the path is as before. */
-fan_status fan__tree_end_path(fan_tree *t, fan_error *err);
+/* fan__tree_end_path: its memory is free, and poisoned; failing, the path is as before. The tree's stream waits for
+ * `caller` already (NULL: nobody). */
+fan_status fan__tree_end_path(fan_tree *t, const fan_stream *caller, fan_error *err);
 bool fan__tree_all_dead(const fan_tree *t);
 /* fan__tree_sweep: what has died leaves the books, once the tree's stream waits for its users; *node (NULL: none) notes
  * it. `restore`: the books are put back to the current node's end first. */
@@ -215,9 +224,12 @@ typedef struct fan_tree_run {
     fan_stream *caller;
     fan_tree_result *result;
     uint64_t hash;
+    fan_tree_node *same; /* the function's last one, where the operands are as it has them; NULL: that is not known */
     char call_site[64];
     bool restore;
-    bool wrote; /* a recording was given up: the function writes into an operand that is copied */
+    bool ran;     /* a body did */
+    bool entered; /* the tree's stream waits for the caller's */
+    bool wrote;   /* a recording was given up: the function writes into an operand that is copied */
 } fan_tree_run;
 
 fan_status fan__tree_warm_up(fan_tree_run *r, fan_error *err);
@@ -226,8 +238,8 @@ fan_status fan__tree_replay(fan_tree_run *r, fan_tree_node *n, fan_error *err);
 /* fan__tree_check_overlap: nothing shares memory with what is added into, and nothing that is copied with what the
  * function is known to write. FAN_ERR_VALUE. */
 fan_status fan__tree_check_overlap(const fan_tree_run *r, fan_error *err);
-/* fan__tree_enter, _leave: the tree's stream waits for the caller's; the other way round. */
-fan_status fan__tree_enter(const fan_tree_run *r, fan_error *err);
+/* fan__tree_enter, _leave: the tree's stream waits for the caller's, once in a call; the other way round. */
+fan_status fan__tree_enter(fan_tree_run *r, fan_error *err);
 fan_status fan__tree_leave(const fan_tree_run *r, fan_error *err);
 /* fan__tree_stage: operands into the arena. fan__tree_hand_out: the node's outputs into the result. */
 fan_status fan__tree_stage(const fan_tree_run *r, fan_tree_node *n, fan_error *err);

@@ -14,6 +14,8 @@ void fan__tree_node_free(fan_tree_node *n, const char *why)
 {
     if (!n)
         return;
+    if (n->kind && n->kind->function->last == n)
+        n->kind->function->last = NULL;
     for (size_t i = 0; i < n->nout; i++)
         fan_array_drop(n->outputs[i].array);
     for (size_t i = 0; i < n->nblocks; i++)
@@ -26,6 +28,7 @@ void fan__tree_node_free(fan_tree_node *n, const char *why)
         n->kind->function->tree->recorder->drop(n->recording);
     fan_graph_ranges_fini(&n->books);
     fan_free(n->operands);
+    fan_free(n->copied);
     fan_free(n->blocks);
     fan_free(n->outputs);
     fan_free(n->dead);
@@ -75,13 +78,13 @@ static void leave_block(const fan_tree *t, const fan_tree_node *n, fan_tree_bloc
     b->lease = NULL;
 }
 
-fan_status fan__tree_end_path(fan_tree *t, fan_error *err)
+fan_status fan__tree_end_path(fan_tree *t, const fan_stream *caller, fan_error *err)
 {
     fan_graph_ranges none = {0};
     for (fan_tree_node *n = t->current; n != &t->root; n = n->parent)
         for (size_t i = 0; i < n->nblocks; i++)
             if (n->blocks[i]->storage)
-                FAN_TRY(fan_memory_wait_users(n->blocks[i]->storage, t->origin, NULL, err));
+                FAN_TRY(fan_memory_wait_users(n->blocks[i]->storage, t->origin, caller, err));
     if (t->recorder->poison && t->reach && (t->recorder->always_poisons || fan_get_debug()))
         FAN_TRY(t->recorder->poison(t->device, t->origin, t->arena->data, (size_t)t->reach, err));
     (void)fan_graph_pool_restore(&t->pool, &none, NULL);

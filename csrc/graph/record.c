@@ -166,13 +166,17 @@ static fan_status node_new(const fan_tree_run *r, fan_tree_node **out, fan_error
     size_t room = r->args->n + 1;
     *out = n;
     if (!n || !(n->operands = fan_calloc(room * sizeof *n->operands)) ||
-        !(n->copies = fan_calloc(room * sizeof *n->copies)) || !(n->copy_in = fan_calloc(room * sizeof *n->copy_in)))
+        !(n->copied = fan_alloc(room * sizeof *n->copied)) || !(n->copies = fan_calloc(room * sizeof *n->copies)) ||
+        !(n->copy_in = fan_calloc(room * sizeof *n->copy_in)))
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph tree");
     n->kind = r->kind;
     n->parent = r->tree->current;
     n->hash = r->hash;
     n->n = r->args->n;
     memcpy(n->operands, r->operands, n->n * sizeof *n->operands);
+    for (size_t i = 0; i < n->n; i++)
+        if (n->operands[i].way == FAN_WAY_COPY)
+            n->copied[n->ncopied++] = i;
     return FAN_OK;
 }
 
@@ -215,11 +219,12 @@ static fan_status node_outputs(fan_tree_run *r, fan_tree_node *n, fan_tree_scope
 
 /* ---- a body runs ---- */
 
-static fan_status run_body(const fan_tree_run *r, fan_tree_scope *s, fan_array *const *given, fan_error *err)
+static fan_status run_body(fan_tree_run *r, fan_tree_scope *s, fan_array *const *given, fan_error *err)
 {
     fan_tree *t = r->tree;
     FAN_TRY(fan_stream_push(t->origin, err));
     fan_memory_scope_begin(&s->scope);
+    r->ran = true;
     fan_status status = r->args->body.run(r->args->body.ctx, given, r->result, err);
     fan_memory_scope_end(&s->scope);
     fan_stream_pop(t->origin);

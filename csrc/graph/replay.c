@@ -28,16 +28,52 @@ static fan_status check_pair(const fan_tree_run *r, size_t i, size_t k, fan_erro
                     r->function->name, i, k, i, k, k);
 }
 
+/* is_written: operand i is added into, or written where it lies. */
+static bool is_written(const fan_tree_run *r, size_t i)
+{
+    fan_tree_way way = r->operands[i].way;
+    return way == FAN_WAY_ADD || (way > FAN_WAY_COPY && r->kind->written[i]);
+}
+
 fan_status fan__tree_check_overlap(const fan_tree_run *r, fan_error *err)
 {
-    for (size_t i = 0; i < r->args->n; i++) {
-        fan_tree_way way = r->operands[i].way;
-        if (way != FAN_WAY_ADD && (way <= FAN_WAY_COPY || !r->kind->written[i]))
-            continue;
-        for (size_t k = 0; k < r->args->n; k++)
+    for (size_t i = 0; i < r->args->n; i++)
+        for (size_t k = 0; k < r->args->n && is_written(r, i); k++)
             FAN_TRY(check_pair(r, i, k, err));
+    return FAN_OK;
+}
+
+/* check_moved: of a replay: all but the copied operands lie where they lay when this was asked of all. */
+static fan_status check_moved(const fan_tree_run *r, fan_tree_node *n, fan_error *err)
+{
+    for (size_t c = 0; c < n->ncopied; c++) {
+        size_t k = n->copied[c];
+        const fan_array *a = r->args->in[k];
+        if (n->operands[k].checked == a->data)
+            continue;
+        for (size_t i = 0; i < n->n; i++)
+            if (is_written(r, i))
+                FAN_TRY(check_pair(r, i, k, err));
+        n->operands[k].checked = a->data;
     }
     return FAN_OK;
+}
+
+fan_status fan__tree_enter(fan_tree_run *r, fan_error *err)
+{
+    fan_tree *t = r->tree;
+    if (r->entered || FAN_FAULT(TREE_NO_JOIN) || !t->origin || r->caller == t->origin)
+        return FAN_OK;
+    FAN_TRY(fan_stream_follow(t->origin, r->caller, err)); /* which is not captured, nor is that of the tree */
+    r->entered = true;
+    return FAN_OK;
+}
+
+/* use_on: s uses operands and outputs. */
+static fan_status use_on(const fan_tree_run *r, fan_stream *s, fan_error *err)
+{
+    FAN_TRY(fan_memory_record_stream_all(r->args->in, r->args->n, s, err));
+    return fan_memory_record_stream_all(r->result->at, r->result->n, s, err);
 }
 
 static fan_status follow(fan_stream *s, fan_stream *other, fan_error *err)
@@ -51,28 +87,13 @@ static fan_status follow(fan_stream *s, fan_stream *other, fan_error *err)
     return status;
 }
 
-fan_status fan__tree_enter(const fan_tree_run *r, fan_error *err)
-{
-    return FAN_FAULT(TREE_NO_JOIN) ? FAN_OK : follow(r->tree->origin, r->caller, err);
-}
-
-/* use_on: s uses operands and outputs. */
-static fan_status use_on(const fan_tree_run *r, fan_stream *s, fan_error *err)
-{
-    for (size_t i = 0; i < r->args->n; i++)
-        if (r->args->in[i])
-            FAN_TRY(fan_memory_record_stream(r->args->in[i]->storage, s, err));
-    for (size_t i = 0; i < r->result->n; i++)
-        if (r->result->at[i])
-            FAN_TRY(fan_memory_record_stream(r->result->at[i]->storage, s, err));
-    return FAN_OK;
-}
-
 /* The caller's stream, and not the tree's, is a user of his memory: it waits for that one. Whoever lets go of the
  * memory has events recorded on its users, on any thread, and another call may just have begun to record the tree's. */
 fan_status fan__tree_leave(const fan_tree_run *r, fan_error *err)
 {
-    fan_status status = follow(r->caller, r->tree->origin, err);
+    fan_stream *origin = r->tree->origin;
+    bool known = !r->ran && origin && r->caller != origin; /* a body may have begun to capture the caller's stream */
+    fan_status status = known ? fan_stream_follow(r->caller, origin, err) : follow(r->caller, origin, err);
     if (status == FAN_OK)
         status = use_on(r, r->caller, err);
     if (status != FAN_OK)
@@ -80,32 +101,35 @@ fan_status fan__tree_leave(const fan_tree_run *r, fan_error *err)
     return status;
 }
 
+/* stage_some: n copies, one launch for them where the device has that. */
+static fan_status stage_some(const fan_tree *t, fan_job *copies, size_t n, fan_error *err)
+{
+    const fan_backend *b = t->device->backend;
+    fan_job_state states[FAN_STAGE_MANY];
+    bool batched = n > 1 && b->run_many != NULL;
+    for (size_t k = 0; k < n; k++) {
+        states[k] = FAN_JOB_PENDING;
+        copies[k].kind = batched ? FAN_JOB_SUM : FAN_JOB_COPY; /* a sum of one: the same bits */
+    }
+    if (batched)
+        FAN_TRY(b->run_many(t->device, t->origin, copies, n, states, err));
+    for (size_t k = 0; k < n; k++)
+        if (states[k] == FAN_JOB_PENDING)
+            FAN_TRY(fan_device_run(t->device, t->origin, &copies[k], err));
+    return FAN_OK;
+}
+
 fan_status fan__tree_stage(const fan_tree_run *r, fan_tree_node *n, fan_error *err)
 {
-    fan_tree *t = r->tree;
-    const fan_backend *b = t->device->backend;
-    size_t many = 0;
-    fan_job_state states[FAN_STAGE_MANY];
-    for (size_t i = 0; i < n->n; i++) {
-        if (n->operands[i].way != FAN_WAY_COPY)
-            continue;
-        n->copy_in[many] = (fan_operand){.array = r->args->in[i], .acc = r->args->in[i]->dtype};
-        n->copies[many] = (fan_job){
-            .kind = FAN_JOB_COPY, .out = n->operands[i].staged, .in = &n->copy_in[many], .n = 1, .label = "stage"};
-        many++;
+    for (size_t c = 0; c < n->ncopied; c++) {
+        size_t i = n->copied[c];
+        n->copy_in[c] = (fan_operand){.array = r->args->in[i], .acc = r->args->in[i]->dtype};
+        n->copies[c] = (fan_job){
+            .kind = FAN_JOB_COPY, .out = n->operands[i].staged, .in = &n->copy_in[c], .n = 1, .label = "stage"};
     }
-    for (size_t i = 0; i < many; i += FAN_STAGE_MANY) {
-        size_t some = many - i < FAN_STAGE_MANY ? many - i : FAN_STAGE_MANY;
-        bool batched = some > 1 && b->run_many != NULL;
-        for (size_t k = 0; k < some; k++) {
-            states[k] = FAN_JOB_PENDING;
-            n->copies[i + k].kind = batched ? FAN_JOB_SUM : FAN_JOB_COPY; /* a sum of one: the same bits */
-        }
-        if (batched)
-            FAN_TRY(b->run_many(t->device, t->origin, n->copies + i, some, states, err));
-        for (size_t k = 0; k < some; k++)
-            if (states[k] == FAN_JOB_PENDING)
-                FAN_TRY(fan_device_run(t->device, t->origin, &n->copies[i + k], err));
+    for (size_t i = 0; i < n->ncopied; i += FAN_STAGE_MANY) {
+        size_t some = n->ncopied - i < FAN_STAGE_MANY ? n->ncopied - i : FAN_STAGE_MANY;
+        FAN_TRY(stage_some(r->tree, n->copies + i, some, err));
     }
     return FAN_OK;
 }
@@ -208,7 +232,7 @@ static fan_status begin_blocks(fan_tree_run *r, fan_tree_node *n, fan_error *err
 fan_status fan__tree_replay(fan_tree_run *r, fan_tree_node *n, fan_error *err)
 {
     fan_tree *t = r->tree;
-    FAN_TRY(fan__tree_check_overlap(r, err));
+    FAN_TRY(check_moved(r, n, err));
     for (size_t i = 0; i < n->ndead; i++)
         if (n->dead[i]->storage)
             FAN_TRY(fan_memory_wait_users(n->dead[i]->storage, t->origin, r->caller, err));

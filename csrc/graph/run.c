@@ -1,3 +1,4 @@
+#define _POSIX_C_SOURCE 200809L /* strnlen */
 /* Steps, and calls: the facts are gathered, call.h decides, and it is done. */
 #include "graph/part.h"
 
@@ -56,7 +57,8 @@ static uint64_t mix(uint64_t hash, uint64_t x)
     return hash ^ hash >> 29;
 }
 
-/* write_down: the operands' kind into t->words; *n: how many words. */
+/* write_down: the operands' kind into t->words; *n: how many words. Of each: dtype (-1: it is no array), rank, and
+ * shape and stride of each axis. */
 static fan_status write_down(fan_tree *t, const fan_tree_args *a, size_t *n, fan_error *err)
 {
     size_t at = 0;
@@ -75,8 +77,7 @@ static fan_status write_down(fan_tree *t, const fan_tree_args *a, size_t *n, fan
     return FAN_OK;
 }
 
-static fan_status kind_new(fan_tree_function *f, const fan_tree_args *a, size_t n, uint64_t hash, fan_tree_kind **out,
-                           fan_error *err)
+static fan_status kind_new(fan_tree_function *f, const fan_tree_args *a, size_t n, fan_tree_kind **out, fan_error *err)
 {
     fan_tree_kind *k = fan_calloc(sizeof *k);
     if (!k || !(k->words = fan_alloc((n + 1) * sizeof *k->words)) || !(k->demoted = fan_calloc(a->n + 1)) ||
@@ -88,10 +89,8 @@ static fan_status kind_new(fan_tree_function *f, const fan_tree_args *a, size_t 
     if (n)
         memcpy(k->words, f->tree->words, n * sizeof *k->words);
     k->function = f;
-    k->nwords = n;
     k->n = a->n;
     k->key = a->key;
-    k->hash = hash;
     k->next = f->kinds;
     f->kinds = k;
     f->nkinds++;
@@ -99,53 +98,100 @@ static fan_status kind_new(fan_tree_function *f, const fan_tree_args *a, size_t 
     return FAN_OK;
 }
 
-/* kind_of: the kind of a call's operands; NULL: there are too many. */
+/* is_like: an array (NULL: something else) is what write_down wrote; *words: behind that. */
+static inline bool is_like(const int64_t **words, const fan_array *x)
+{
+    const int64_t *w = *words;
+    int ndim = x ? x->ndim : 0;
+    if (w[0] != (x ? (int64_t)x->dtype : -1) || w[1] != ndim)
+        return false;
+    w += 2;
+    for (int j = 0; j < ndim; j++, w += 2)
+        if (w[0] != x->shape[j] || w[1] != x->strides[j])
+            return false;
+    *words = w;
+    return true;
+}
+
+static bool is_kind(const fan_tree_kind *k, const fan_tree_args *a)
+{
+    const int64_t *words = k->words;
+    bool is = k->key == a->key && k->n == a->n;
+    for (size_t i = 0; is && i < a->n; i++)
+        is = is_like(&words, a->in[i]);
+    return is;
+}
+
+/* is_as_last: the operands are of that node's kind, lie as its lay, and nobody has taken them back: most calls are like
+ * the one before, and this is all that is then asked of operands. */
+static bool is_as_last(const fan_tree *t, const fan_tree_node *n, const fan_tree_args *a)
+{
+    const int64_t *words;
+    if (!n || n->kind->key != a->key || n->n != a->n)
+        return false;
+    words = n->kind->words;
+    for (size_t i = 0; i < a->n; i++) {
+        const fan_array *x = a->in[i];
+        const fan_tree_operand *o = &n->operands[i];
+        if (!is_like(&words, x))
+            return false;
+        if (x && ((o->way != FAN_WAY_COPY && o->data != x->data) || fan_storage_ended(x->storage) ||
+                  fan__tree_may_own(t, x) != (o->way == FAN_WAY_POOL)))
+            return false;
+    }
+    return true;
+}
+
+/* kind_of: the kind of a call's operands; NULL: there are too many. The last one that was found comes first. */
 static fan_status kind_of(fan_tree_function *f, const fan_tree_args *a, fan_tree_kind **out, fan_error *err)
 {
     size_t n = 0;
     *out = NULL;
     if (a->key == UINT64_MAX)
         return FAN_OK;
-    FAN_TRY(write_down(f->tree, a, &n, err));
-    uint64_t hash = mix(a->key, n);
-    for (size_t i = 0; i < n; i++)
-        hash = mix(hash, (uint64_t)f->tree->words[i]);
-    for (fan_tree_kind *k = f->kinds; k; k = k->next)
-        if (k->hash == hash && k->key == a->key && k->nwords == n && k->n == a->n &&
-            (n == 0 || memcmp(k->words, f->tree->words, n * sizeof *k->words) == 0)) {
-            *out = k;
+    for (fan_tree_kind **at = &f->kinds; *at; at = &(*at)->next)
+        if (is_kind(*at, a)) {
+            fan_tree_kind *k = *at;
+            *at = k->next;
+            k->next = f->kinds;
+            f->kinds = *out = k;
             return FAN_OK;
         }
-    return f->nkinds < FAN_TREE_KINDS ? kind_new(f, a, n, hash, out, err) : FAN_OK;
+    if (f->nkinds == FAN_TREE_KINDS)
+        return FAN_OK;
+    FAN_TRY(write_down(f->tree, a, &n, err));
+    return kind_new(f, a, n, out, err);
 }
 
 /* ---- facts ---- */
 
+/* way_of: how an operand that is an array is treated. */
+static fan_tree_way way_of(const fan_tree_run *r, size_t i, const fan_array *a)
+{
+    fan_tree_role role = r->function->roles[r->function->nroles ? i : 0];
+    if (role == FAN_TREE_ACCUMULATE)
+        return FAN_WAY_ADD;
+    if (r->kind->demoted[i] || role == FAN_TREE_COPY)
+        return FAN_WAY_COPY;
+    if (fan__tree_may_own(r->tree, a) && fan__tree_block_of(r->tree, a))
+        return FAN_WAY_POOL;
+    return role == FAN_TREE_STATIC ? FAN_WAY_STATIC : FAN_WAY_COPY;
+}
+
 /* classify: how each operand is treated, and the hash of where they lie. */
 static fan_status classify(fan_tree_run *r, fan_error *err)
 {
-    const fan_tree_function *f = r->function;
     r->hash = 0;
     for (size_t i = 0; i < r->args->n; i++) {
         const fan_array *a = r->args->in[i];
-        fan_tree_role role = f->roles[f->nroles ? i : 0];
-        fan_tree_operand *o = &r->operands[i];
-        bool ours = a && fan__tree_block_of(r->tree, a) && !r->kind->demoted[i];
-        *o = (fan_tree_operand){.way = FAN_WAY_NONE};
-        if (a && role == FAN_TREE_ACCUMULATE && fan__tree_block_of(r->tree, a))
+        fan_tree_way way = a ? way_of(r, i, a) : FAN_WAY_NONE;
+        if (way == FAN_WAY_ADD && fan__tree_may_own(r->tree, a) && fan__tree_block_of(r->tree, a))
             return fan_fail(err, FAN_ERR_VALUE,
                             "%s: operand %zu is added into (accumulate), and is memory of the graph tree, which the "
                             "end of the step takes back: pass memory of your own",
-                            f->name, i);
-        if (a)
-            o->way = role == FAN_TREE_ACCUMULATE                    ? FAN_WAY_ADD
-                     : r->kind->demoted[i] || role == FAN_TREE_COPY ? FAN_WAY_COPY
-                     : ours                                         ? FAN_WAY_POOL
-                     : role == FAN_TREE_STATIC                      ? FAN_WAY_STATIC
-                                                                    : FAN_WAY_COPY;
-        if (o->way > FAN_WAY_COPY)
-            o->data = a->data;
-        r->hash = mix(r->hash, (uint64_t)(uintptr_t)o->data + (uint64_t)o->way);
+                            r->function->name, i);
+        r->operands[i] = (fan_tree_operand){.way = way, .data = way > FAN_WAY_COPY ? a->data : NULL};
+        r->hash = mix(r->hash, (uint64_t)(uintptr_t)r->operands[i].data + (uint64_t)way);
     }
     return FAN_OK;
 }
@@ -179,6 +225,11 @@ typedef struct place_facts {
 static place_facts look(const fan_tree_run *r, fan_tree_node *at)
 {
     place_facts p = {.facts = {.known = r->kind->known, .writes = r->kind->writes, .fit = FAN_TREE_FIT_NEVER}};
+    if (r->same && r->same->parent == at && dead_as_recorded(r->same)) {
+        p.facts.fit = FAN_TREE_FIT_FITS;
+        p.child = r->same;
+        return p;
+    }
     const fan_tree_children *place = fan__tree_place(at, r->kind);
     for (size_t i = 0; place && i < place->n; i++) {
         fan_tree_node *n = place->children[i];
@@ -319,6 +370,7 @@ static fan_status make_recording(fan_tree_run *r, fan_tree_plan *plan, place_fac
     fan_tree_node *made = NULL;
     if (plan->demote) {
         r->kind->demoted[p->which] = true;
+        r->function->last = NULL;
         FAN_TRY(classify(r, err));
         place_facts again = look(r, t->current);
         if (again.facts.fit == FAN_TREE_FIT_FITS) {
@@ -364,6 +416,7 @@ static fan_status carry_out(fan_tree_run *r, fan_tree_plan *plan, place_facts *p
         return make_recording(r, plan, p, o, err);
     case FAN_TREE_REPLAY:
         FAN_TRY(fan__tree_replay(r, p->child, err));
+        r->function->last = p->child;
         o->node = p->child->number;
         t->current = p->child;
         t->path = FAN_TREE_EXECUTION;
@@ -372,10 +425,16 @@ static fan_status carry_out(fan_tree_run *r, fan_tree_plan *plan, place_facts *p
     return FAN_OK;
 }
 
-/* check_call: may it be called like this? */
-static fan_status check_call(const fan_tree_function *f, const fan_tree_args *a, fan_error *err)
+static fan_status fail_ended(const fan_tree_function *f, size_t i, const fan_storage *st, fan_error *err)
 {
     fan_error why;
+    (void)fan_storage_check(st, &why);
+    return fan_fail(err, FAN_ERR_STATE, "%s: operand %zu: %s", f->name, i, why.text);
+}
+
+/* check_call: may it be called like this? `same`: as the last time. */
+static fan_status check_call(const fan_tree_function *f, const fan_tree_args *a, bool same, fan_error *err)
+{
     if (f->tree->closed)
         return fan_fail(err, FAN_ERR_STATE, "%s: its graph tree is closed", f->name);
     if (f->tree->depth == 0)
@@ -386,9 +445,9 @@ static fan_status check_call(const fan_tree_function *f, const fan_tree_args *a,
     if (f->nroles && f->nroles != a->n)
         return fan_fail(err, FAN_ERR_TYPE, "%s: %zu operand%s, and roles of %zu", f->name, a->n, FAN_PLURAL(a->n),
                         f->nroles);
-    for (size_t i = 0; i < a->n; i++)
-        if (a->in[i] && fan_storage_check(a->in[i]->storage, &why) != FAN_OK)
-            return fan_fail(err, FAN_ERR_STATE, "%s: operand %zu: %s", f->name, i, why.text);
+    for (size_t i = 0; !same && i < a->n; i++)
+        if (a->in[i] && fan_storage_ended(a->in[i]->storage))
+            return fail_ended(f, i, a->in[i]->storage, err);
     return FAN_OK;
 }
 
@@ -400,26 +459,49 @@ static fan_status run_aside(fan_tree_run *r, const char *reason, fan_tree_outcom
     return run_raw(r, err);
 }
 
+/* look_at_operands: their kind (NULL: there are too many), and how each is treated. */
+static fan_status look_at_operands(fan_tree_run *r, fan_error *err)
+{
+    fan_tree *t = r->tree;
+    if (r->same) {
+        r->kind = r->same->kind;
+        r->operands = r->same->operands;
+        r->hash = r->same->hash;
+        return FAN_OK;
+    }
+    FAN_TRY(kind_of(r->function, r->args, &r->kind, err));
+    if (!r->kind)
+        return FAN_OK;
+    if (fan_grow((void **)&t->operands, &t->operands_cap, r->args->n + 1, sizeof *t->operands))
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph tree");
+    r->operands = t->operands;
+    return classify(r, err);
+}
+
 /* call_locked: the tree is this thread's. */
 static fan_status call_locked(fan_tree_run *r, fan_tree_outcome *o, fan_error *err)
 {
     fan_tree *t = r->tree;
+    fan_tree_function *f = r->function;
     uint64_t capture = 0;
     place_facts p;
-    FAN_TRY(check_call(r->function, r->args, err));
+    r->same = !t->closed && is_as_last(t, f->last, r->args) ? f->last : NULL;
+    FAN_TRY(check_call(f, r->args, r->same, err));
     if (fan_stream_capture(r->caller, &capture, err) != FAN_OK || capture)
         return run_aside(r, "the caller's current stream is captured", o, err);
-    FAN_TRY(kind_of(r->function, r->args, &r->kind, err));
+    FAN_TRY(look_at_operands(r, err));
     if (!r->kind)
         return run_aside(r, "it was called with too many kinds of operands: shapes, dtypes, keys", o, err);
-    if (fan_grow((void **)&t->operands, &t->operands_cap, r->args->n + 1, sizeof *t->operands))
-        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph tree");
-    r->operands = t->operands;
-    FAN_TRY(classify(r, err));
     fan_tree_plan plan = decide(r, &p);
+    if (plan.did != FAN_TREE_REPLAY && r->same) { /* what follows writes its own picture of the operands */
+        f->last = r->same = NULL;
+        FAN_TRY(look_at_operands(r, err));
+    }
     say(r, &plan, &p, o);
-    if (plan.end_path)
-        FAN_TRY(fan__tree_end_path(t, err));
+    if (plan.end_path) {
+        FAN_TRY(fan__tree_enter(r, err)); /* who used what ends is mostly the caller's stream */
+        FAN_TRY(fan__tree_end_path(t, r->caller, err));
+    }
     if (t->current == &t->root)
         t->path_step = t->steps;
     r->restore = plan.restore;
@@ -439,7 +521,7 @@ fan_status fan_tree_function_call(fan_tree_function *f, const fan_tree_args *arg
                  fan__tree_is_mine(t) ? "the same" : "another");
         return run_raw(&r, err);
     }
-    snprintf(r.call_site, sizeof r.call_site, "%s", args->call_site);
+    memcpy(r.call_site, args->call_site, strnlen(args->call_site, sizeof r.call_site - 1));
     r.caller = fan_stream_current(t->device);
     if (!r.caller)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream");

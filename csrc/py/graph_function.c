@@ -1,5 +1,6 @@
 /* graph_function: a function of a graph tree: its operands and results between Python and the core. */
 #include "py/graph_part.h"
+#include "py/handles.h"
 #include "py/turn.h"
 
 #include "base/mem.h"
@@ -227,12 +228,14 @@ static PyObject *distinct(const graph_function *self, PyObject *o)
 /* operands_of: the arrays among the arguments; *others: a tuple of what else there is, NULL: nothing. */
 static int operands_of(const graph_function *self, PyObject *const *args, size_t n, fan_array **in, PyObject **others)
 {
+    PyTypeObject *type = fan_state_get()->array_type;
     *others = NULL;
     for (size_t i = 0; i < n; i++) {
-        fan_device *d = NULL;
+        bool is_array = Py_TYPE(args[i]) == type;
+        fan_device *d = is_array ? fan_array_self(args[i])->d : NULL;
         char here[32], there[32];
-        in[i] = fan_array_arg(args[i], &d);
-        if (in[i] && d == self->tree->d)
+        in[i] = is_array ? fan_array_self(args[i])->a : NULL;
+        if (is_array && d == self->tree->d)
             continue;
         if (in[i]) {
             PyErr_Format(PyExc_ValueError, "%U: operand %zu lies on %s, and the graph tree is of %s (of its machine)",

@@ -135,6 +135,7 @@ static int module_clear(PyObject *m)
 {
     fan_state *st = PyModule_GetState(m);
     fan_buffer_freelist_free(st);
+    fan_call_site_forget(st);
 #define X(type, field) Py_CLEAR(st->field);
     FAN_STATE_LIST(X)
 #undef X

@@ -96,6 +96,13 @@
     X(PyObject, site_cache)
 
 #define FAN_FREELIST 8
+#define FAN_CALL_SITES 64
+/* What a place in a code object is called (call_site.c). */
+typedef struct fan_call_site_known {
+    PyObject *code; /* held; NULL: there is none here */
+    int at;         /* its instruction */
+    char text[96];  /* "": plumbing */
+} fan_call_site_known;
 #define FAN_COUNTERS_ALL (sizeof(fan_counters) / sizeof(uint64_t) + 4) /* those of the pool */
 typedef struct fan_state {
 #define X(type, field) type *field;
@@ -111,7 +118,8 @@ typedef struct fan_state {
     unsigned nfreelist;
     Py_ssize_t counter_offsets[FAN_COUNTERS_ALL]; /* of the slots of these two classes, once `counters_known` */
     bool counters_known;
-    uint64_t budget;         /* of buffers that name none (set_options) */
+    fan_call_site_known call_sites[FAN_CALL_SITES]; /* the last ones, by a hash */
+    uint64_t budget;                                /* of buffers that name none (set_options) */
     bool detect;             /* of passes that do not say; nodes remember where they are made (set_options) */
     struct fan_state *older; /* of an earlier load of the module in this process, if it still lives */
 } fan_state;
@@ -299,6 +307,7 @@ int fan_array_usable(const fan_array *a);
 
 /* call_site.c: "file.py:31" of the innermost frame outside fanin, of the calling thread. */
 void fan_call_site(char *buf, size_t size);
+void fan_call_site_forget(fan_state *st); /* before the state goes */
 
 /* Every type's file offers its spec; module.c adds them in order. */
 extern PyType_Spec fan_buffer_spec, fan_stream_spec, fan_event_spec, fan_array_spec, fan_machine_spec, fan_graph_spec,

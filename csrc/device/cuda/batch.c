@@ -154,12 +154,16 @@ static fan_status batch_launch(fan__launch_ctx *s, const batch_many *k, uint64_t
     return fan__launch_threads(s, s->part->many[k->which], a.tiles * FAN_K_WARP, &a, err);
 }
 
+#define STACK_JOBS 32 /* as many ask for no memory */
+
 /* The jobs sorted by kind, and which of them are enough of a kind for a table to pay. */
 typedef struct batch_sorted {
     batch_many kinds[KINDS];
     size_t nkinds;
     uint8_t *kind; /* of each job */
     fan_job *some; /* the jobs of one kind */
+    uint8_t stack_kind[STACK_JOBS];
+    fan_job stack_some[STACK_JOBS];
 } batch_sorted;
 
 static bool batch_together(const batch_sorted *o, size_t job)
@@ -239,7 +243,11 @@ fan_status fan__cuda_run_many(fan_device *d, fan_stream *s, const fan_job *jobs,
     fan__cuda_scope scope;
     fan_status status = FAN_OK;
     uint64_t capture;
-    batch_sorted o = {.nkinds = 0};
+    batch_sorted o;
+    bool on_stack = n <= STACK_JOBS;
+    o.nkinds = 0;
+    o.kind = on_stack ? o.stack_kind : NULL;
+    o.some = on_stack ? o.stack_some : NULL;
     FAN_TRY(fan__cuda_queue_of(s, &w.on, err));
     FAN_TRY(fan__cuda_enter(w.part, &scope, err));
     int mode = fan__cuda_relax(w.part, FAN_CU_CAPTURE_MODE_RELAXED); /* once for all calls below */
@@ -247,16 +255,20 @@ fan_status fan__cuda_run_many(fan_device *d, fan_stream *s, const fan_job *jobs,
     if (capture || !w.part->pools)
         goto done;
     FAN_GO(fan_memory_scope_check(s, err));
-    o.kind = fan_alloc(n);
-    o.some = fan_alloc(n * sizeof *o.some);
+    if (!on_stack) {
+        o.kind = fan_alloc(n);
+        o.some = fan_alloc(n * sizeof *o.some);
+    }
     if (!o.kind || !o.some)
         goto done;
     for (size_t i = 0; i < n; i++)
         o.kind[i] = (uint8_t)batch_kind(&jobs[i], o.kinds, &o.nkinds);
     status = batch_run_tables(&w, &o, jobs, n, states, err);
 done:
-    fan_free(o.kind);
-    fan_free(o.some);
+    if (!on_stack) {
+        fan_free(o.kind);
+        fan_free(o.some);
+    }
     (void)fan__cuda_relax(w.part, mode);
     fan__cuda_leave(&scope);
     return status;
