@@ -2,6 +2,7 @@
 #ifndef FAN_GRAPH_PART_H
 #define FAN_GRAPH_PART_H
 
+#include "array/extents.h"
 #include "base/thread.h"
 #include "device/memory.h"
 #include "graph/pool.h"
@@ -172,7 +173,7 @@ fan_tree_block *fan__tree_block_of(const fan_tree *t, const fan_array *a);
 /* fan__tree_may_own: false where a is no memory of the tree's: two comparisons. */
 static inline bool fan__tree_may_own(const fan_tree *t, const fan_array *a)
 {
-    return (uintptr_t)a->storage->data - (uintptr_t)t->arena->data < t->pool.bytes;
+    return fan_flat_within(a->storage->data, 1, t->arena->data, t->pool.bytes);
 }
 
 /* A call's own blocks, while its body runs. */
