@@ -52,6 +52,19 @@ static bool is_last(fan_visit *v)
     return --v->due <= (FAN_FAULT(TAKEN_BEFORE_LAST) ? 1u : 0u);
 }
 
+/* Of a graph of so many nodes the next ones are asked for while one runs: their memory is far away. */
+#define FETCH_FROM 4096
+#define AHEAD 4
+
+static void fetch_ahead(const fan_backward *p, size_t place)
+{
+    const fan_visit *v = &p->visits[place];
+    if (place + 3 * AHEAD < p->nvisits) {
+        const fan_node *const soon[3] = {v[AHEAD].node, v[2 * AHEAD].node, v[3 * AHEAD].node};
+        p->config.frontend->fetch(soon);
+    }
+}
+
 static fan_status next_of_one(fan_worker *w, fan_error *err)
 {
     fan_backward *p = w->pass;
@@ -69,6 +82,8 @@ static fan_status next_of_one(fan_worker *w, fan_error *err)
     if (!FAN_FAULT(RUN_TWICE) || p->visits[place].nedges || p->arrivals++)
         fan_ready_remove(&p->queue.nodes, place);
     w->now = (uint32_t)place;
+    if (p->nvisits >= FETCH_FROM)
+        fetch_ahead(p, place);
     return FAN_OK;
 }
 

@@ -1,6 +1,7 @@
 #include "py/c_function.h"
 
 #include "base/mem.h"
+#include "py/import_memory.h"
 
 #include <string.h>
 
@@ -19,14 +20,12 @@ static const char *said(const fan_node *n, char *buf, size_t size)
     return buf;
 }
 
-int fan_c_import(PyObject *o, const fan_node *n, fanin_value *out)
+/* import_any: of whatever is no ndarray of a known dtype. */
+static int import_any(PyObject *o, const fan_node *n, fanin_value *out)
 {
     fan_value v;
     char name[128];
     bool fits;
-    fan_c_show(NULL, out);
-    if (o == Py_None)
-        return 0;
     if (fan_import(o, false, true, &v) < 0)
         return -1;
     fits = v.form == FAN_FORM_DENSE && !(v.device && v.device->backend->has_streams);
@@ -37,6 +36,17 @@ int fan_c_import(PyObject *o, const fan_node *n, fanin_value *out)
                      Py_TYPE(o)->tp_name);
     fan_value_release(&v);
     return fits ? 0 : -1;
+}
+
+int fan_c_import(PyObject *o, const fan_node *n, fanin_value *out)
+{
+    fan_dtype dtype = PyArray_CheckExact(o) ? fan_dtype_of_descr(PyArray_DESCR((PyArrayObject *)o)) : FAN_DT_NONE;
+    fan_array *a = NULL;
+    int bad = 0;
+    if (dtype != FAN_DT_NONE)
+        bad = fan_view_ndarray((PyArrayObject *)o, dtype, true, &a);
+    fan_c_show(bad ? NULL : a, out);
+    return a || bad || o == Py_None ? bad : import_any(o, n, out);
 }
 
 /* ---- called ---- */

@@ -266,6 +266,18 @@ static fan_status run(fan_node *n, void **sums, void *node_hooks, void **gradien
     return status_of(fan_node_run(fan_node_object(n), sums, node_hooks, gradients, ngradients), err);
 }
 
+/* fetch: of a function in Python its own memory is what it needs. */
+static void fetch(const fan_node *const soon[3])
+{
+    const char *far = (const char *)fan_node_object(soon[2]);
+    const PyObject *fn = fan_node_object(soon[0])->fn;
+    __builtin_prefetch(far);
+    __builtin_prefetch(far + 64);
+    __builtin_prefetch(fan_node_object(soon[1])->fn);
+    if (fn && fan_is_function((PyObject *)(uintptr_t)fn))
+        __builtin_prefetch(((const function_object *)fn)->ctx);
+}
+
 static fan_status accumulate(const fan_backward_config *c, fan_node *leaf, void **sum, void *node_hooks, fan_error *err)
 {
     node_object *self = fan_node_object(leaf);
@@ -367,6 +379,7 @@ const fan_engine_frontend fan_python_engine = {
     .nonfinite = fan_explain_nonfinite,
     .hooks = hooks,
     .run = run,
+    .fetch = fetch,
     .accumulate = accumulate,
     .leaf_grad = leaf_grad,
     .release = release,

@@ -21,11 +21,11 @@ typedef struct node_more {
 } node_more;
 
 typedef struct node_object {
-    PyObject_HEAD fan_node node;
+    PyObject_HEAD PyObject *fn; /* NULL: of a leaf, and once freed */
+    node_more *more;            /* NULL: nothing of it */
+    fan_node node;
     PyObject *name;    /* a str; NULL: none */
-    PyObject *fn;      /* NULL: of a leaf, and once freed */
     PyObject *release; /* NULL: none, or no more */
-    node_more *more;   /* NULL: nothing of it */
     PyObject *weakrefs;
 } node_object;
 

@@ -10,6 +10,8 @@ PyObject *fan_exception_take(void)
     return PyErr_GetRaisedException();
 #else
     PyObject *type, *value, *trace;
+    if (!PyErr_Occurred())
+        return NULL;
     PyErr_Fetch(&type, &value, &trace);
     if (!type)
         return NULL;
@@ -29,7 +31,7 @@ void fan_exception_put(PyObject *e)
 #else
     if (e)
         PyErr_Restore(Py_NewRef((PyObject *)Py_TYPE(e)), e, PyException_GetTraceback(e));
-    else
+    else if (PyErr_Occurred())
         PyErr_Clear();
 #endif
 }

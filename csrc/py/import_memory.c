@@ -20,22 +20,15 @@ static void release_object(fan_storage *s)
     fan_gil_leave(&gil);
 }
 
-/* view_ndarray: an ndarray's memory; its dtype has been looked at. */
-static int view_ndarray(PyArrayObject *a, fan_dtype dtype, bool writable, fan_array **out)
+int fan_view_ndarray(PyArrayObject *a, fan_dtype dtype, bool writable, fan_array **out)
 {
     _Static_assert(sizeof(npy_intp) == sizeof(int64_t), "fanin is for 64-bit machines");
-    FAN_RAW int64_t shape[FAN_MAX_NDIM], strides[FAN_MAX_NDIM];
-    int ndim = PyArray_NDIM(a);
     FAN_RAW fan_error err;
     fan_status status;
     err.text[0] = '\0';
-    for (int i = 0; i < ndim && i < FAN_MAX_NDIM; i++) {
-        shape[i] = PyArray_DIM(a, i);
-        strides[i] = PyArray_STRIDE(a, i);
-    }
     const fan_storage of = {.data = PyArray_DATA(a), .release = release_object, .ctx = a};
-    status = fan_array_foreign(&of, PyArray_BYTES(a), dtype, ndim, shape, strides, writable && PyArray_ISWRITEABLE(a),
-                               out, &err);
+    status = fan_array_foreign(&of, PyArray_BYTES(a), dtype, PyArray_NDIM(a), (const int64_t *)PyArray_DIMS(a),
+                               (const int64_t *)PyArray_STRIDES(a), writable && PyArray_ISWRITEABLE(a), out, &err);
     if (status != FAN_OK)
         return fan_refuse_error(status, &err);
     Py_INCREF(a);
@@ -47,7 +40,7 @@ int fan_import_ndarray(PyArrayObject *a, PyObject *object, fan_origin origin, bo
     fan_dtype dtype = fan_dtype_of_descr(PyArray_DESCR(a));
     if (dtype == FAN_DT_NONE)
         return fan_dtype_refuse(PyArray_DESCR(a), origin == FAN_FROM_NUMPY_SCALAR ? "the scalar" : "the array");
-    if (view_ndarray(a, dtype, writable, &out->array) < 0)
+    if (fan_view_ndarray(a, dtype, writable, &out->array) < 0)
         return -1;
     out->form = FAN_FORM_DENSE;
     out->dtype = dtype;
@@ -223,7 +216,7 @@ static int import_source(PyObject *source, PyObject *producer, fan_array **out, 
         fan_dtype dtype = fan_dtype_of_descr(PyArray_DESCR(nd));
         if (dtype == FAN_DT_NONE)
             return fan_dtype_refuse(PyArray_DESCR(nd), "the array");
-        return view_ndarray(nd, dtype, true, out);
+        return fan_view_ndarray(nd, dtype, true, out);
     }
     if (PyTuple_Check(source))
         return (PyTuple_GET_SIZE(source) == 4 ? import_capsule : import_address)(source, producer, out, device);

@@ -13,6 +13,8 @@ enum { RANK_ARRAY, RANK_NUMPY_SCALAR, RANK_PYTHON_SCALAR };
 /* fan_import_ndarray: an ndarray's memory as that of `object`. fan_is_not_summed: an ndarray of a dtype that we do not
  * sum? A slot with combine= takes it as an object. fan_shape_tuple: a tuple of ints that fanin itself made or checked;
  * its length, -1 with an exception. */
+/* fan_view_ndarray: its memory, with a hold on the array; its dtype has been looked at: 0, or -1 with an exception. */
+int fan_view_ndarray(PyArrayObject *a, fan_dtype dtype, bool writable, fan_array **out);
 int fan_import_ndarray(PyArrayObject *a, PyObject *object, fan_origin origin, bool writable, fan_value *out);
 bool fan_is_not_summed(PyObject *o);
 int fan_shape_tuple(PyObject *o, int64_t *shape);
