@@ -39,6 +39,7 @@ typedef struct fan_fast_frontend {
      * asks for no gradient, so that it may itself be a sum, or be written. Both may call its library. */
     bool (*has_own_value)(void *object);
     bool (*is_detached)(void *object);
+    bool (*nobody_else_has)(void *object); /* the object: neither a reference nor a weak one; as far as Python knows */
     /* unshared: the buffer's hold on the array is the only one, and its memory cannot be reached otherwise. writable:
      * its memory may be written. */
     bool (*unshared)(void *object);

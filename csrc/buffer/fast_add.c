@@ -89,7 +89,9 @@ static inline __attribute__((always_inline)) bool count_parked(fan_buffer *b, si
 /* ---- into the sum at once, in place ---- */
 
 typedef struct inplace_add {
-    fan_pass *pass;
+    fan_pass *pass;      /* that has the sum; NULL: .. */
+    fan_fast_list *list; /* .. it is the first of this list */
+    void *object;        /* whose memory the sum is; NULL: the buffer's own */
     char *sum;
     const char *data;
     size_t count; /* elements */
@@ -139,6 +141,26 @@ static fan_array *sum_for(const fan_slot *s, const fan_fast_kind *k, const char 
                : NULL;
 }
 
+/* list_sum_for: whether the same may be done to a sum that the fast path has made: the first of the slot's list, with
+ * nothing behind it. With an automatic budget they wait until some can be summed together. */
+static bool list_sum_for(const fan_buffer *b, const fan_slot *s, const fan_fast_kind *k, const char *data, int64_t key)
+{
+    const fan_fast_list *p = s->fast;
+    const fan_fast_term *first = &p->terms[0];
+    if (b->budget == FAN_BUDGET_AUTO || s->busy || s->targets || p->n != 1 || k->scalar ||
+        !fan_fast_same(&p->kind, k) || (first->key < 0) != (key < 0) || (key >= 0 && key != first->key + 1) ||
+        (s->expected >= 0 && p->summed >= s->expected))
+        return false;
+    fan_reuse facts = {.dense = true,
+                       .writable = true,
+                       .same_dtype = fan_accum_dtype(k->dtype, s->spec->accumulate) == k->dtype,
+                       .disjoint = !fan_flats_meet(first->data, p->bytes, data, p->bytes),
+                       .ours = p->summed > 1 || first->ours,
+                       .donated = first->donated,
+                       .host = true};
+    return fan_reusable(&facts) == FAN_REUSE_YES && fan_fast_is_flat(p->size, 2);
+}
+
 /* over_with: whether the budget is passed with `bytes` more that somebody else holds. */
 static bool over_with(const fan_buffer *b, uint64_t bytes)
 {
@@ -148,18 +170,30 @@ static bool over_with(const fan_buffer *b, uint64_t bytes)
     return parked > b->least && parked > b->limits.held + atomic_load_explicit(&b->alone, memory_order_relaxed);
 }
 
+static inline bool has_sum(const fan_slot *s) { return s->p != &fan_pass_none || (s->fast && s->fast->summed); }
+
 static bool can_add_inplace(const fan_buffer *b, size_t slot, const fan_fast_kind *kind, const char *data, int64_t key,
                             bool alone, inplace_add *out)
 {
     const fan_slot *s = &b->slots[slot];
-    if (s->p == &fan_pass_none || b->sum_stats)
+    bool listed = s->p == &fan_pass_none;
+    if (b->sum_stats || !has_sum(s))
         return false;
     /* What is the buffer's alone would have to be asked later, which costs more than to add it. */
     if (!(alone && b->budget == FAN_BUDGET_AUTO) && !over_with(b, fan_fast_kind_bytes(kind)))
         return false;
+    if (listed) {
+        const fan_fast_term *first = &s->fast->terms[0];
+        *out = (inplace_add){NULL,        s->fast,    first->ours ? NULL : first->object,
+                             first->data, data,       fan_fast_elements(kind),
+                             key,         kind->dtype};
+        return list_sum_for(b, s, kind, data, key);
+    }
     const fan_array *a = sum_for(s, kind, data, key);
     if (a)
-        *out = (inplace_add){s->p, (char *)a->data, data, (size_t)a->size, key, a->dtype};
+        *out = (inplace_add){
+            s->p, NULL,    s->p->value_ours ? NULL : s->p->value.object, (char *)a->data, data, (size_t)a->size,
+            key,  a->dtype};
     return a != NULL;
 }
 
@@ -171,6 +205,12 @@ static bool as_they_were(const fan_fast_frontend *fast, const fan_fast_kind *kin
            (!sum || (fast->is_unchanged(sum, kind, to->sum) && fast->writable(sum, kind)));
 }
 
+/* was_asked: the sum was asked about when the second contribution came, and nobody has had it since. */
+static bool was_asked(const fan_fast_frontend *fast, const inplace_add *to, void *sum)
+{
+    return to->list && to->list->summed > 1 && fast->nobody_else_has(sum);
+}
+
 /* inplace_begin: whether `one` is to be added into the slot's sum at once. Libraries are asked first, which may do
  * anything, and all is looked at again. */
 static bool inplace_begin(const fan_buffer *b, size_t slot, const fan_fast_kind *kind, const fan_fast_term *one,
@@ -180,14 +220,15 @@ static bool inplace_begin(const fan_buffer *b, size_t slot, const fan_fast_kind 
     FAN_UNCLEARED inplace_add then;
     if (one->ours || !can_add_inplace(b, slot, kind, one->data, one->key, alone, to))
         return false;
-    void *sum = to->pass->value_ours ? NULL : to->pass->value.object;
+    void *sum = to->object;
     if (!kind->check_at_use)
         return as_they_were(fast, kind, one, to, sum);
+    bool asked = !sum || was_asked(fast, to, sum);
     if (sum)
         fast->hold(sum);
-    bool good = fast->has_own_value(one->object) && (!sum || (fast->is_detached(sum) && fast->has_own_value(sum)));
+    bool good = fast->has_own_value(one->object) && (asked || (fast->is_detached(sum) && fast->has_own_value(sum)));
     good = good && can_add_inplace(b, slot, kind, one->data, one->key, alone, &then) && then.sum == to->sum &&
-           (then.pass->value_ours ? !sum : then.pass->value.object == sum) && as_they_were(fast, kind, one, &then, sum);
+           then.object == sum && as_they_were(fast, kind, one, &then, sum);
     if (good)
         *to = then;
     if (sum)
@@ -204,11 +245,17 @@ static void add_inplace(fan_buffer *b, const inplace_add *one)
         fan_buffer_weigh(b, bytes);
     (void)fan_sum_flat(one->sum, (const char *const[]){one->sum, one->data}, 2, one->count, one->dtype, one->dtype,
                        NULL);
-    p->count++;
-    p->value_summed = true;
-    p->rules |= fan_plan_fast_slot(true, false) | fan_plan_fast_fold(true);
-    if (one->key >= 0)
-        p->next_key = one->key + 1;
+    if (p) {
+        p->count++;
+        p->value_summed = true;
+        p->rules |= fan_plan_fast_slot(true, false) | fan_plan_fast_fold(true);
+        p->next_key = one->key >= 0 ? one->key + 1 : p->next_key;
+    } else {
+        fan_fast_term *sum = &one->list->terms[0];
+        one->list->summed++;
+        one->list->rules |= fan_plan_fast_fold(true);
+        *sum = fan_fast_term_of(sum->object, sum->data, one->key, false, sum->ours);
+    }
     FAN_FAST_COUNT(b, adds, 1);
     FAN_FAST_COUNT(b, folds, 1);
     FAN_FAST_COUNT(b, passes, 1);
@@ -228,7 +275,7 @@ fan_status fan_fast_add(fan_buffer *b, size_t slot, const fan_fast_kind *kind, c
     *added = false;
     if (!fan_fast_allowed() || !fan_buffer_is_here(b))
         return FAN_OK;
-    if (kind && b->slots[slot].p != &fan_pass_none && inplace_begin(b, slot, kind, one, alone, &inplace)) {
+    if (kind && has_sum(&b->slots[slot]) && inplace_begin(b, slot, kind, one, alone, &inplace)) {
         add_inplace(b, &inplace);
         *added = true;
         return FAN_OK;
@@ -285,7 +332,7 @@ static bool many_inplace(fan_buffer *b, const fan_fast_batch *batch)
             batch->prefetch(batch->ctx, k);
         /* Ascending, so that what was asked still holds when it is done. */
         if (!read_one(b, batch, k, &slot, &kind, &one) || !one.object || kind.check_at_use || (k && slot <= last) ||
-            !can_add_inplace(b, slot, &kind, one.data, one.key, false, &next) || !next.pass->value_ours ||
+            !can_add_inplace(b, slot, &kind, one.data, one.key, false, &next) || next.object ||
             (!all && !(all = fan_alloc(batch->n * sizeof *all))))
             break;
         all[k] = next;
@@ -294,7 +341,7 @@ static bool many_inplace(fan_buffer *b, const fan_fast_batch *batch)
     bool good = all && k == batch->n;
     for (k = 0; good && k < batch->n; k++) {
         if (k + AHEAD < batch->n) {
-            __builtin_prefetch(all[k + AHEAD].pass, 1);
+            __builtin_prefetch(all[k + AHEAD].pass ? (void *)all[k + AHEAD].pass : all[k + AHEAD].list, 1);
             __builtin_prefetch(all[k + AHEAD].sum, 1);
             __builtin_prefetch(all[k + AHEAD].data);
         }

@@ -69,13 +69,21 @@ typedef struct merge {
     fan_operand in[FAN_FAST_TERMS];
 } merge;
 
+/* may_merge: whether what waits in the slot may be summed by the fast path. */
+static bool may_merge(const fan_buffer *b, size_t slot)
+{
+    const fan_slot *s = &b->slots[slot];
+    const fan_fast_list *p = s->fast;
+    return fan_fast_allowed() && s->p == &fan_pass_none && !s->busy && !s->targets && !b->sum_stats && p &&
+           !p->undefined && !p->kind.scalar && sums_here(b, slot);
+}
+
 /* merge_begin: claims the slot; false: there is nothing to sum, or not for the fast path. */
 static bool merge_begin(fan_buffer *b, size_t slot, merge *m)
 {
     fan_slot *s = &b->slots[slot];
     fan_fast_list *p = s->fast;
-    if (!fan_fast_allowed() || s->p != &fan_pass_none || s->busy || s->targets || b->sum_stats || !p || p->undefined ||
-        p->kind.scalar || !sums_here(b, slot))
+    if (!may_merge(b, slot))
         return false;
     fan_fast_list_sort(p);
     m->n = fan_fast_list_prefix(p);
@@ -186,9 +194,24 @@ static bool merge_prefix(fan_buffer *b, size_t slot)
     return to != NULL;
 }
 
+/* first_begins: a first contribution becomes the sum as it is, and waits no longer. False: not for the fast path. */
+static bool first_begins(fan_buffer *b, size_t slot)
+{
+    fan_fast_list *p = b->slots[slot].fast;
+    if (!may_merge(b, slot) || p->summed || fan_fast_is_large(p->size))
+        return false;
+    fan_fast_list_sort(p);
+    if (fan_fast_list_prefix(p) != 1)
+        return false;
+    fan_fast_unpark(b, p, 1);
+    p->rules = 0;
+    p->summed = 1;
+    return true;
+}
+
 fan_status fan_fast_fold_due(fan_buffer *b, size_t slot, const void *object, bool alone, fan_error *err)
 {
-    if (!over(b, slot, object, alone) || merge_prefix(b, slot))
+    if (!over(b, slot, object, alone) || first_begins(b, slot) || merge_prefix(b, slot))
         return FAN_OK;
     return fan_buffer_fold_due(b, slot, err);
 }

@@ -59,8 +59,8 @@ typedef struct fan_fast_list {
     uint64_t size;      /* of one, in bytes .. */
     uint64_t bytes;     /* .. and what it counts against a budget: at least 1 */
     size_t n, cap;
-    /* 0: the first of the list is a contribution like the others. Else it is the sum of so many contributions: it is
-     * memory of the buffer and no longer parked. */
+    /* 0: the first of the list is a contribution like the others. Else it is the sum of so many contributions, and no
+     * longer parked; of several it is memory of the buffer, of one it is that contribution itself. */
     int64_t summed;
     uint64_t rules;       /* by which that sum was made; where `summed` is 0 they mean nothing */
     size_t alone;         /* how many of those parked were the buffer's alone when that was asked */

@@ -20,7 +20,7 @@ bool fan_fast_reusable(const fan_buffer *b, size_t slot, size_t n, fan_dtype acc
     const fan_fast_frontend *fast = b->frontend->fast;
     if (p->kind.scalar)
         return false;
-    bool ours = p->summed || first->ours, unshared = !ours && !first->donated && fast->unshared(first->object);
+    bool ours = p->summed > 1 || first->ours, unshared = !ours && !first->donated && fast->unshared(first->object);
     if (!ours && !first->donated && !unshared) /* the usual case, whatever else is so: somebody else holds it */
         return false;
     fan_reuse facts = {.dense = true,

@@ -91,6 +91,15 @@ static fan_status items_of(fan_buffer *b, size_t slot, fan_item **items, size_t 
     return FAN_OK;
 }
 
+/* sum_of: the sum so far, as a value. */
+static fan_status sum_of(fan_buffer *b, size_t slot, fan_value *out, bool *kept, fan_error *err)
+{
+    const fan_fast_list *list = b->slots[slot].fast;
+    const fan_fast_term *one = &list->terms[0];
+    fan_status status = b->frontend->fast_value(one->object, one->data, &list->kind, out, kept, err);
+    return status == FAN_ERR_STATE ? fan_slot_changed(b, slot, one->key, err) : status;
+}
+
 /* pass_fill: what a slot knows of a pass whose contributions so far are items of ours. Takes items, shape and sum. */
 static void pass_fill(fan_pass *p, const fan_slot *s, fan_item **items, size_t made, int64_t *shape,
                       const fan_value *sum)
@@ -112,7 +121,9 @@ static void pass_fill(fan_pass *p, const fan_slot *s, fan_item **items, size_t m
     p->cap = list->n;
     if (list->summed) {
         p->value = *sum;
-        p->value_ours = p->value_summed = true;
+        p->value_summed = list->summed > 1;
+        p->value_ours = p->value_summed || list->terms[0].ours;
+        p->value_donated = list->terms[0].donated;
         p->value_seen = p->seen;
         p->value_key = list->terms[0].key < 0 ? -1 : 0;
         p->next_key = list->terms[0].key + 1;
@@ -149,7 +160,7 @@ fan_status fan__slot_materialize(fan_buffer *b, size_t slot, fan_error *err)
     }
     status = items_of(b, slot, items, &made, err);
     if (status == FAN_OK && list->summed)
-        status = b->frontend->fast_value(list->terms[0].object, list->terms[0].data, k, &sum, &sum_kept, err);
+        status = sum_of(b, slot, &sum, &sum_kept, err);
     if (check_late) {
         fan_slot_lock(b, slot);
         s->taking = taking;
@@ -158,7 +169,7 @@ fan_status fan__slot_materialize(fan_buffer *b, size_t slot, fan_error *err)
     }
     FAN_GO(status);
     pass_fill(p, s, items, made, shape, &sum);
-    p->value_exposed = sum_kept;
+    p->value_exposed = sum_kept && p->value_ours;
     s->p = p;
     /* The items have holds of their own; nothing is called back, for more than these remain. They are parked as before;
      * who has them is asked anew. */

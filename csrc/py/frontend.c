@@ -175,6 +175,15 @@ static bool fast_is_unchanged(void *object, const fan_fast_kind *kind, const cha
 static bool fast_has_own_value(void *object) { return fan_fast_has_own_value(object); }
 static bool fast_is_detached(void *object) { return fan_fast_is_detached(object); }
 
+static bool fast_nobody_else_has(void *object)
+{
+    if (fan_is_native(object))
+        return fan_native_only_ours(object);
+    Py_ssize_t at = Py_TYPE((PyObject *)object)->tp_weaklistoffset;
+    const void *weak = (char *)object + at;
+    return Py_REFCNT((PyObject *)object) == 1 && at > 0 && *(PyObject *const *)weak == NULL;
+}
+
 static bool fast_unshared(void *object) { return fan_only_ours(object, 1); }
 
 static bool fast_writable(void *object, const fan_fast_kind *kind) { return fan_fast_writable(object, kind); }
@@ -200,6 +209,7 @@ static const fan_fast_frontend fast = {
     .is_unchanged = fast_is_unchanged,
     .has_own_value = fast_has_own_value,
     .is_detached = fast_is_detached,
+    .nobody_else_has = fast_nobody_else_has,
     .unshared = fast_unshared,
     .writable = fast_writable,
     .fresh = fast_fresh,

@@ -38,6 +38,7 @@
     X(str_accumulate, "accumulate") \
     X(str_combine, "combine")       \
     X(str_name, "name")             \
+    X(str_grad, "grad")             \
     X(str_is_neg, "is_neg")         \
     X(str_is_conj, "is_conj")       \
     X(str_requires_grad, "requires_grad")
@@ -321,9 +322,9 @@ int fan_buffer_budget_arg(PyObject *o, uint64_t *out);
 PyObject *fan_budget_wrap(uint64_t budget);         /* "auto", a number or math.inf */
 PyObject *fan_counters_wrap(const fan_counters *n); /* a fanin.Counters */
 PyObject *fan_process_counters(void);               /* a fanin.options.ProcessCounters */
-extern PyMethodDef fan_buffer_functions[], fan_stream_functions[], fan_machine_functions[], fan_option_functions[],
-    fan_exchange_functions[], fan_overlap_functions[], fan_address_functions[], fan_cuda_functions[],
-    fan_engine_functions[], fan_by_hand_functions[];
+extern PyMethodDef fan_buffer_functions[], fan_collector_functions[], fan_stream_functions[], fan_machine_functions[],
+    fan_option_functions[], fan_exchange_functions[], fan_overlap_functions[], fan_address_functions[],
+    fan_cuda_functions[], fan_engine_functions[], fan_by_hand_functions[];
 #ifdef FAN_TEST
 extern PyMethodDef fan_test_functions[];
 #endif

@@ -231,6 +231,13 @@ class InputBuffer:
     def __len__(self) -> int: ...
     def __reduce_ex__(self, protocol: SupportsIndex, /) -> NoReturn: ...
 
+def _collectors(
+    buffer: InputBuffer,
+    donate: list[bool | None],
+    came: bytearray,
+    otherwise: Callable[..., object],
+    /,
+) -> list[Callable[[object], object]]: ...
 def add_n(
     arrays: Iterable[object],
     *,

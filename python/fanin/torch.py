@@ -38,6 +38,13 @@ _lock = threading.Lock()
 #: its entries along when it ends.
 _taken: dict[int, weakref.ref[accumulate]] = {}
 
+#: What each parameter is called; a number: it has no name, and is that one of those given.
+Names = list[str | int]
+
+
+def _word(name: str | int) -> str:
+    return name if isinstance(name, str) else f"parameters[{name}]"
+
 
 class accumulate:
     """Collect the gradients of several backward passes and leave their sums in `.grad`: a context manager.
@@ -85,15 +92,17 @@ class accumulate:
             raise ValueError(f'accumulate: into is "grad" or "main_grad", not {into!r}')
         self.into = into
         self._parameters, self._names = _leaves(parameters)
-        self._sums = [_sum_dtype(p, dtype) for p in self._parameters]
-        if budget is None and dtype != "exact" and all(map(_is_own, self._parameters, self._sums)):
+        own = [p.dtype for p in self._parameters]
+        of = {d: _sum_dtype(d, dtype) for d in set(own)}
+        self._sums = [of[d] for d in own]
+        if budget is None and dtype != "exact" and all(d == of[d] for d in of):
             budget = 0  # they are added in place, as torch does, while they are warm
         with _named(self._names):
             self._buffer = _core.InputBuffer(self._slots(dtype), budget=budget, name="accumulate")
         self._firsts: list[torch.Tensor | None] = [None] * len(
             self._sums
         )  # gradients that were there: where the sums are written
-        self._came: set[int] = set()  # slots that something came to; for "main_grad"
+        self._came = bytearray(len(self._sums))  # 1: something came to the slot
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
 
     def _slots(self, dtype: DTypeLike | None) -> list[Slot]:
@@ -101,16 +110,17 @@ class accumulate:
         known: dict[tuple[torch.Size, torch.dtype, str | None], Slot] = {}
         slots = []
         for i, (p, name) in enumerate(zip(self._parameters, self._names, strict=True)):
-            own = name if not name.startswith("parameters[") else None
-            slot = known.get((p.shape, p.dtype, own))
+            key = (p.shape, p.dtype, name if type(name) is str else None)
+            slot = known.get(key)
             if slot is None:
+                shape, own, called = key
                 try:
                     slot = Slot(
-                        shape=tuple(p.shape), dtype=p.dtype if self.into == "grad" else None, accumulate=dtype, name=own
+                        shape=tuple(shape), dtype=own if self.into == "grad" else None, accumulate=dtype, name=called
                     )
                 except (TypeError, ValueError) as e:
                     raise type(e)(f"slot {i}: {e}") from None
-                known[p.shape, p.dtype, own] = slot
+                known[key] = slot
             slots.append(slot)
         return slots
 
@@ -127,7 +137,7 @@ class accumulate:
                 other = held() if held is not None else None
                 if other is not None:
                     raise ValueError(
-                        f"accumulate: the gradient of {name} is collected by another block already, as"
+                        f"accumulate: the gradient of {_word(name)} is collected by another block already, as"
                         f" {other._name_of(p)}"
                     )
             me = weakref.ref(self)
@@ -135,16 +145,16 @@ class accumulate:
             self._me = me
         self._active = True
         try:
-            for slot, p in enumerate(self._parameters):
+            for slot, (p, collect) in enumerate(zip(self._parameters, self._collectors(), strict=True)):
                 first = getattr(p, self.into, None)
                 self._firsts[slot] = first
                 if first is not None:
                     with _named(self._names):
                         # Where the sum may run in it, it is where the sum is made.
                         self._buffer.add(slot, first.detach(), donate=first.dtype == self._sums[slot])
-                if self.into == "grad":
-                    p.grad = None
-                self._hooks.append(p.register_post_accumulate_grad_hook(self._collector(slot)))  # type: ignore[no-untyped-call, unused-ignore]
+                    if self.into == "grad":
+                        p.grad = None
+                self._hooks.append(p.register_post_accumulate_grad_hook(collect))  # type: ignore[no-untyped-call, unused-ignore]
         except BaseException:
             self._end()
             raise
@@ -162,40 +172,43 @@ class accumulate:
         self._end()
 
     def _name_of(self, p: torch.Tensor) -> str:
-        return next(name for q, name in zip(self._parameters, self._names, strict=True) if q is p)
+        return next(_word(name) for q, name in zip(self._parameters, self._names, strict=True) if q is p)
 
-    def _collector(self, slot: int) -> Callable[[torch.Tensor], None]:
-        """The hook of one parameter. It knows the buffer and not the block, which so ends when nobody has it
-        any more.
+    def _collectors(self) -> list[Callable[[torch.Tensor], object]]:
+        """The hooks of the parameters. They know the buffer and not the block, which so ends when nobody has it any
+        more.
         """
-        add, names, came = self._buffer.add, self._names, self._came.add
-        p = self._parameters[slot]
-        large = p.nbytes >= LARGE
+        add, names, came = self._buffer.add, self._names, self._came
         # torch adds to the gradient that is in .grad in place; so is it done here, where the sum may run in it.
-        donate = _is_own(p, self._sums[slot])
+        own = [p.dtype == dtype for p, dtype in zip(self._parameters, self._sums, strict=True)]
+        small = [d if p.nbytes < LARGE else None for p, d in zip(self._parameters, own, strict=True)]
 
-        def collect(p: torch.Tensor) -> None:
+        def collect(slot: int, p: torch.Tensor, error: Exception | None) -> None:
+            """What is not plain."""
             gradient = p.grad
-            if gradient is None:
+            if gradient is None and error is None:
                 return
-            if gradient.requires_grad:
-                p.grad = None
-                raise RuntimeError(
-                    f"accumulate: the gradient of {names[slot]} records a graph, as of backward(create_graph=True): a"
-                    " sum that is left in .grad here cannot be differentiated; call that backward() outside of the"
-                    " block"
-                )
             try:
+                if error is not None:
+                    raise error
+                assert gradient is not None
+                if gradient.requires_grad:
+                    p.grad = None
+                    raise RuntimeError(
+                        f"accumulate: the gradient of {_word(names[slot])} records a graph, as of"
+                        " backward(create_graph=True): a sum that is left in .grad here cannot be differentiated; call"
+                        " that backward() outside of the block"
+                    )
                 # What nobody has but the call is the buffer's alone, and is summed while it is warm: for a large one
                 # that is worth an object.
-                add(slot, gradient.detach() if large else gradient, donate=donate)
+                add(slot, gradient.detach() if p.nbytes >= LARGE else gradient, donate=own[slot])
             except BaseException as e:
                 _rename(e, names)
                 raise
             p.grad = None
-            came(slot)
+            came[slot] = 1
 
-        return collect
+        return _core._collectors(self._buffer, small, came, collect)
 
     def _end(self) -> None:
         for hook in self._hooks:
@@ -206,9 +219,9 @@ class accumulate:
             for p in self._parameters:
                 if _taken.get(id(p)) is self._me:
                     del _taken[id(p)]
-        firsts, came = self._firsts, set(self._came)
+        firsts, came = self._firsts, bytes(self._came)
         self._firsts = [None] * len(firsts)
-        self._came.clear()
+        self._came[:] = bytes(len(came))
         outs = self._outs(firsts, came)
         with _named(self._names):
             totals = self._buffer.take(out=outs) if any(out is not None for out in outs) else self._buffer.take()
@@ -216,12 +229,12 @@ class accumulate:
             kept = total
             if first is not None and first.layout == torch.strided:
                 kept = first
-                if slot in came and total.data_ptr() != first.data_ptr():
+                if came[slot] and total.data_ptr() != first.data_ptr():
                     first.detach().copy_(total)
             if kept is not None:  # else it stays: None, or what was there where the block could not begin
                 setattr(p, self.into, kept)
 
-    def _outs(self, firsts: list[torch.Tensor | None], came: set[int]) -> list[torch.Tensor | None]:
+    def _outs(self, firsts: list[torch.Tensor | None], came: bytes) -> list[torch.Tensor | None]:
         """Where the sums are written: large tensors that were there; new ones for "main_grad"; None: a tensor of the
         sum's own.
 
@@ -232,10 +245,10 @@ class accumulate:
         for slot, (p, dtype, first) in enumerate(zip(self._parameters, self._sums, firsts, strict=True)):
             if first is not None:
                 rounded = (
-                    slot in came and first.layout == torch.strided and first.dtype != dtype and first.nbytes >= LARGE
+                    came[slot] and first.layout == torch.strided and first.dtype != dtype and first.nbytes >= LARGE
                 )
                 outs.append(first.detach() if rounded else None)
-            elif self.into == "main_grad" and slot in came:
+            elif self.into == "main_grad" and came[slot]:
                 outs.append(torch.empty(p.shape, dtype=dtype, device=p.device))
             else:
                 outs.append(None)
@@ -244,30 +257,30 @@ class accumulate:
 
 def _leaves(
     parameters: Iterable[torch.Tensor | tuple[str, torch.Tensor]],
-) -> tuple[list[torch.Tensor], list[str]]:
+) -> tuple[list[torch.Tensor], Names]:
     """Each tensor once, and what it is called."""
     if isinstance(parameters, torch.Tensor):
         raise TypeError("accumulate: expected several tensors, got one: give [tensor]")
     if isinstance(parameters, torch.nn.Module):
         raise TypeError(f"accumulate: expected tensors, got a {type(parameters).__name__}: give model.parameters()")
     tensors: dict[int, torch.Tensor] = {}
-    names: list[str] = []
+    names: Names = []
     i = -1
     for i, one in enumerate(parameters):
-        name, p = one if isinstance(one, tuple) and len(one) == 2 else (f"parameters[{i}]", one)
+        name, p = (i, one) if not isinstance(one, tuple) or len(one) != 2 else (str(one[0]), one[1])
         if not isinstance(p, torch.Tensor):
             raise TypeError(
-                f"accumulate: expected tensors, or (name, tensor) pairs, got a {type(p).__name__} as {name}"
+                f"accumulate: expected tensors, or (name, tensor) pairs, got a {type(p).__name__} as {_word(name)}"
             )
         if not p.requires_grad or id(p) in tensors:
             continue
         if not p.is_leaf:
             raise TypeError(
-                f"accumulate: {name} is no leaf: what an operation made has no .grad; expected the tensor that it was"
-                " made of"
+                f"accumulate: {_word(name)} is no leaf: what an operation made has no .grad; expected the tensor that"
+                " it was made of"
             )
         tensors[id(p)] = p
-        names.append(str(name))
+        names.append(name)
     if i < 0:
         used = isinstance(parameters, Iterator)
         raise ValueError(
@@ -281,34 +294,30 @@ def _leaves(
     return list(tensors.values()), names
 
 
-def _sum_dtype(p: torch.Tensor, accumulate: DTypeLike | None) -> torch.dtype:
+def _sum_dtype(own: torch.dtype, accumulate: DTypeLike | None) -> torch.dtype:
     """The torch dtype of a sum that is left in the accumulation dtype."""
     if accumulate is None or (isinstance(accumulate, str) and accumulate == "exact"):
-        return torch.float32 if p.dtype.itemsize < 4 else p.dtype
+        return torch.float32 if own.itemsize < 4 else own
     named: torch.dtype = getattr(torch, str(_core.dtype_name(accumulate)))
     return named
 
 
-def _is_own(p: torch.Tensor, dtype: torch.dtype) -> bool:
-    return bool(p.dtype == dtype)
-
-
-def _rename(e: BaseException, names: list[str]) -> None:
+def _rename(e: BaseException, names: Names) -> None:
     """A message about a slot says the parameter's name instead."""
 
     def of(match: re.Match[str]) -> str:
         slot = int(match[1])
-        return names[slot] if slot < len(names) else match[0]
+        return _word(names[slot]) if slot < len(names) else match[0]
 
     if len(e.args) == 1 and isinstance(e.args[0], str):
         text = re.sub(r"^InputBuffer: |^accumulate: |^", "accumulate: ", e.args[0], count=1)
-        for slot, name in enumerate(names):
+        for slot, name in enumerate(map(_word, names)):
             text = text.replace(f"slot {slot} ({name})", name)
         e.args = (re.sub(r"slot (\d+)", of, text),)
 
 
 @contextlib.contextmanager
-def _named(names: list[str]) -> Generator[None]:
+def _named(names: Names) -> Generator[None]:
     try:
         yield
     except Exception as e:

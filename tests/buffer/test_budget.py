@@ -249,3 +249,75 @@ def test_what_was_expected_bounds_what_is_added_at_once() -> None:
     with pytest.raises(ValueError, match="4"):
         buf.add(0, g)
     assert buf.take()[0].tolist() == [4, 4]
+
+
+def strided(value: float) -> np.ndarray:
+    return np.full((2, 2), value, np.float32)[:, 0]
+
+
+def test_a_first_contribution_over_the_budget_is_the_sum_and_still_its_maker_s(seed: int = 11) -> None:
+    """budget=0: it waits no longer, by the fast path; what somebody has is not written, what was donated is, whatever
+    comes behind it: keys or none, arrays with gaps, batches, copies.
+    """
+    print("seed", seed)
+    random = np.random.default_rng(seed)
+    in_place = fresh = 0
+    for _ in range(300):
+        keyed, donate, copy = random.random() < 0.5, random.random() < 0.4, random.random() < 0.2
+        first = np.full(2, 1, np.float32)
+        buf = fanin.InputBuffer(2, budget=0)
+        buf.add(0, first, key=0 if keyed else None, donate=donate and not copy, copy=copy)
+        assert repr(buf) == "<fanin.InputBuffer: 2 slots, 1 sum begun>" and buf.counters.folds == 0
+        expected, kept = 1.0, []
+        for k in range(1, int(random.integers(1, 6))):
+            key = k if keyed else None
+            g = strided(k) if random.random() < 0.2 else np.full(2, k, np.float32)
+            kept.append((g, k))
+            expected += k
+            if random.random() < 0.3:
+                buf.add_many([0], [g], keys=None if key is None else [key])
+            else:
+                buf.add(0, g, key=key)
+            assert repr(buf) == "<fanin.InputBuffer: 2 slots, 1 sum begun>"
+        if keyed:
+            with pytest.raises(ValueError, match="key"):
+                buf.add(0, np.ones(2, np.float32), key=0)
+        out, nothing = buf.take()
+        assert nothing is None and out.tolist() == [expected, expected]
+        assert all(g.tolist() == [k, k] for g, k in kept), "what was lent was written"
+        if not donate and not copy and kept:
+            assert first.tolist() == [1, 1] and not np.shares_memory(first, out)
+        in_place += np.shares_memory(first, out) and bool(kept)
+        fresh += not np.shares_memory(first, out)
+    assert in_place > 20 and fresh > 20, (in_place, fresh)
+
+
+def test_a_first_contribution_that_is_the_sum_is_counted_expected_and_handed_through() -> None:
+    buf = fanin.InputBuffer(1, budget=0)
+    buf.expect(0, 2)
+    one = np.ones(2)
+    buf.add(0, one)
+    assert not buf.ready(0)
+    buf.add(0, one)
+    assert buf.ready(0)
+    with pytest.raises(ValueError, match="2 contributions"):
+        buf.add(0, one)
+    assert buf.take()[0].tolist() == [2, 2] and one.tolist() == [1, 1]
+    buf.expect(0, 1)
+    buf.add(0, one)
+    assert buf.take()[0] is one
+    buf.add(0, one)
+    assert buf.take(writable=True)[0] is not one
+    buf.add(0, one)
+    buf.clear()
+    assert not buf.ready(0)
+
+
+def test_a_sum_in_place_adds_no_folds_memory() -> None:
+    """Under budget=0 each further one is added at once, into the buffer's own memory."""
+    buf, g = fanin.InputBuffer(1, budget=0), np.ones(4)
+    for _ in range(5):
+        buf.add(0, g)
+    counted = buf.counters
+    assert (counted.folds, counted.passes, counted.in_place) == (4, 4, 3)
+    assert buf.take()[0].tolist() == [5.0] * 4

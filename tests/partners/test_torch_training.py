@@ -422,3 +422,31 @@ def test_gradients_in_their_own_dtype_are_added_at_once_and_keep_no_memory() -> 
         for _ in range(8):
             model(x.bfloat16()).square().mean().backward()
         assert block._buffer.counters.folds == 0, "these wait, to be rounded once"
+
+
+def test_what_nobody_has_but_the_buffer_is_asked_about_once_and_what_somebody_has_each_time() -> None:
+    """Whether a sum's memory holds its value: a sum that somebody reaches, by a weak reference or another, may have
+    become another tensor.
+    """
+    from torch.overrides import TorchFunctionMode
+
+    asked: list[int] = []
+
+    class Counts(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is torch.Tensor.is_neg:
+                asked.append(args[0].data_ptr())
+            return func(*args, **(kwargs or {}))
+
+    for holds in (lambda t: None, weakref.ref, lambda t: t):
+        buf = fanin.InputBuffer(1, budget=0)
+        first = torch.ones(4)
+        at, held = first.data_ptr(), holds(first)
+        buf.add(0, first, donate=True)
+        del first
+        asked.clear()
+        with Counts():
+            for _ in range(4):
+                buf.add(0, torch.ones(4))
+        assert asked.count(at) == (1 if held is None else 4), holds
+        assert buf.take()[0].tolist() == [5.0] * 4
