@@ -10,18 +10,21 @@ static fan_status no_memory(fan_error *err) { return fan_fail(err, FAN_ERR_NOMEM
 
 /* ---- memory ---- */
 
-/* Of arrays up to so many bytes the pages are kept for the next pass (base/pool.h): to have them faulted in again costs
- * as much as the pass's own work. */
-#define PAGES_KEPT ((size_t)8 << 20)
+/* Of arrays of up to so many items the pages are kept for the next pass (base/pool.h): to have them faulted in again
+ * costs as much as the pass's own work. */
+#define PAGES_KEPT ((size_t)1 << 17)
 
-static bool keeps_pages(size_t bytes) { return bytes >= FAN_POOL_FROM && bytes <= PAGES_KEPT; }
+static bool keeps_pages(size_t n, size_t size) { return n <= PAGES_KEPT && n * size >= FAN_POOL_FROM; }
 
-static void *memory_new(size_t bytes) { return keeps_pages(bytes) ? fan_alloc_data(bytes) : fan_alloc(bytes); }
-
-void fan__collect_free(void *memory, size_t bytes)
+static void *memory_new(size_t n, size_t size)
 {
-    if (keeps_pages(bytes))
-        fan_free_data(memory, bytes);
+    return keeps_pages(n, size) ? fan_alloc_data(n * size) : fan_alloc(n * size);
+}
+
+void fan__collect_free(void *memory, size_t n, size_t size)
+{
+    if (keeps_pages(n, size))
+        fan_free_data(memory, n * size);
     else
         fan_free(memory);
 }
@@ -33,11 +36,12 @@ static int grow(void **items, size_t *cap, size_t want, size_t size)
     void *more;
     if (next < 16)
         next = 16;
-    if (!keeps_pages(*cap * size) && !keeps_pages(next * size)) {
+    if (!keeps_pages(*cap, size) && !keeps_pages(next, size)) {
         more = fan_realloc(*items, next * size);
-    } else if ((more = memory_new(next * size))) {
-        memcpy(more, *items, *cap * size);
-        fan__collect_free(*items, *cap * size);
+    } else if ((more = memory_new(next, size))) {
+        if (*cap)
+            memcpy(more, *items, *cap * size);
+        fan__collect_free(*items, *cap, size);
     }
     if (!more)
         return -1;
@@ -148,16 +152,16 @@ static void move(const fan_backward *p, fan_visit *visits, fan_visit_edge *edges
 static fan_status sort(fan_backward *p, const reached *r, fan_error *err)
 {
     uint32_t *order = fan_alloc(2 * p->nvisits * sizeof *order), *place = order ? order + p->nvisits : NULL;
-    fan_visit *visits = memory_new(p->nvisits * sizeof *visits);
-    fan_visit_edge *edges = memory_new(p->nedges * sizeof *edges);
+    fan_visit *visits = memory_new(p->nvisits, sizeof *visits);
+    fan_visit_edge *edges = memory_new(p->nedges, sizeof *edges);
     bool fits = order && visits && edges && fan_keys_order(r->ages, sizeof *r->ages, p->nvisits, order);
     for (size_t i = 0; fits && i < p->nvisits; i++)
         place[order[i]] = (uint32_t)i;
     if (fits)
         move(p, visits, edges, order, place);
     fan_free(order);
-    fan__collect_free(fits ? p->visits : visits, (fits ? p->cap_visits : p->nvisits) * sizeof *visits);
-    fan__collect_free(fits ? p->edges : edges, (fits ? p->cap_edges : p->nedges) * sizeof *edges);
+    fan__collect_free(fits ? p->visits : visits, fits ? p->cap_visits : p->nvisits, sizeof *visits);
+    fan__collect_free(fits ? p->edges : edges, fits ? p->cap_edges : p->nedges, sizeof *edges);
     if (!fits)
         return no_memory(err);
     p->visits = visits;
@@ -172,9 +176,9 @@ static fan_status place_all(fan_backward *p, reached *r, fan_error *err)
     fan_status status = reach_all(p, r, err);
     if (status == FAN_OK && !r->sorted)
         status = sort(p, r, err);
-    fan__collect_free(r->ages, r->cap * sizeof *r->ages);
+    fan__collect_free(r->ages, r->cap, sizeof *r->ages);
     FAN_TRY(status);
-    p->slots = memory_new(r->slots * sizeof *p->slots);
+    p->slots = memory_new(r->slots, sizeof *p->slots);
     if (!p->slots)
         return no_memory(err);
     p->nslots = r->slots;

@@ -7,7 +7,7 @@
 /* fan_collect: fills in visits, slots, edges, same and results of a pass that has its config. What it has allocated is
  * the pass's, when it fails too. FAN_ERR_STATE: a node that is to run was freed. */
 fan_status fan_collect(fan_backward *p, fan_error *err);
-/* fan__collect_free: of the pass's visits, slots or edges, so many bytes. */
-void fan__collect_free(void *memory, size_t bytes);
+/* fan__collect_free: of the pass's visits, slots or edges, for so many of which there was room. */
+void fan__collect_free(void *memory, size_t n, size_t size);
 
 #endif

@@ -145,9 +145,9 @@ void fan_backward_end(fan_backward *p)
     fan__crew_free(p);
     fan_ready_fini(&p->queue.nodes);
     fan_pass_streams_fini(p);
-    fan__collect_free(p->visits, p->cap_visits * sizeof *p->visits);
-    fan__collect_free(p->slots, p->nslots * sizeof *p->slots);
-    fan__collect_free(p->edges, p->cap_edges * sizeof *p->edges);
+    fan__collect_free(p->visits, p->cap_visits, sizeof *p->visits);
+    fan__collect_free(p->slots, p->nslots, sizeof *p->slots);
+    fan__collect_free(p->edges, p->cap_edges, sizeof *p->edges);
     fan_free(p->same);
     fan_free(p->results);
     fan_free(p->config.roots);

@@ -32,13 +32,15 @@ typedef struct fan_visit {
     uint32_t edges;         /* the first of its edges, and how many there were when they were counted */
     uint32_t nedges;
     uint32_t after; /* in the list of ready leaves: the next */
-    bool needed;    /* something in it is wanted, or lies behind it; without inputs=: true */
-    bool runs;      /* its function does, or its leaf accumulates; else it is there to be captured */
-    bool captured;  /* one of its slots at least */
-    bool ran;       /* it has */
-    bool begun;     /* of several workers: one has taken it */
-    bool leaf;
-    bool freed; /* by a pass before this one */
+    /* Once collected, for good: */
+    bool needed : 1;   /* something in it is wanted, or lies behind it; without inputs=: true */
+    bool runs : 1;     /* its function does, or its leaf accumulates; else it is there to be captured */
+    bool captured : 1; /* one of its slots at least */
+    bool leaf : 1;
+    bool freed : 1; /* by a pass before this one */
+    /* .. and while it goes on: */
+    bool ran;   /* it has */
+    bool begun; /* of several workers: one has taken it */
 } fan_visit;
 
 typedef struct fan_visit_slot {
