@@ -246,6 +246,24 @@ static fan_status call_progress(fan_backward *p, fan_error *err)
     return status;
 }
 
+/* wake_and_call: locked: others are woken before, for what this worker cannot begin meanwhile; of a chain it begins
+ * all.
+ */
+static fan_status wake_and_call(fan_worker *w, fan_error *err)
+{
+    fan_backward *p = w->pass;
+    fan_crew *c = p->crew;
+    bool others = c->ready > 1 || (c->ready && c->asleep) || c->ready_there;
+    bool start = others && fan__crew_wake(w);
+    w->now = FAN_NOWHERE;
+    fan_mutex_unlock(&c->lock);
+    if (start)
+        fan__crew_start(p);
+    fan_status status = call_progress(p, err);
+    fan__crew_lock(c);
+    return status;
+}
+
 static fan_status next_of_many(fan_worker *w, fan_error *err)
 {
     fan_backward *p = w->pass;
@@ -257,12 +275,9 @@ static fan_status next_of_many(fan_worker *w, fan_error *err)
         group_end(p, w->now);
         p->crew->busy--;
     }
+    if (status == FAN_OK && p->config.progress)
+        status = wake_and_call(w, err);
     w->now = FAN_NOWHERE;
-    if (status == FAN_OK && p->config.progress) {
-        fan_mutex_unlock(&p->crew->lock);
-        status = call_progress(p, err);
-        fan__crew_lock(p->crew);
-    }
     if (status == FAN_OK)
         status = next_locked(w, err);
     if (p->crew->ready || p->crew->ready_there)

@@ -762,16 +762,18 @@ def roots_of(losses: Var | Sequence[Var], gradients: Sequence[object] | None, re
 
 
 def backward(losses: Var | Sequence[Var], gradients: Sequence[object] | None = None, *, budget: float | None = None,
-             create_graph: bool = False) -> None:  # fmt: skip
+             create_graph: bool = False, progress: Callable[[int, int], object] | None = None) -> None:  # fmt: skip
     """Add the gradients of the sum of some values to the `.grad` of each parameter that they depend on.
 
     `gradients`: an array to begin with for each value (default: ones). `budget`: of the buffers. `create_graph`: the
-    pass records itself: `.grad` becomes a Var, which can be differentiated. When it returns, the caller's current
-    streams wait for all that was done. If a node fails, the pass ends; each leaf then has its whole gradient or none of
-    it (E6).
+    pass records itself: `.grad` becomes a Var, which can be differentiated. `progress(ran, known)`: hears how far the
+    pass is, as of `fanin.backward`. When it returns, the caller's current streams wait for all that was done. If a node
+    fails, the pass ends; each leaf then has its whole gradient or none of it (E6).
     """
     with fanin.set_options(budget=budget):
-        fanin.backward(roots_of(losses, gradients, create_graph), keep_graph=True, create_graph=create_graph)
+        fanin.backward(
+            roots_of(losses, gradients, create_graph), keep_graph=True, create_graph=create_graph, progress=progress
+        )
 
 
 def grad(losses: Var | Sequence[Var], inputs: Sequence[Var], gradients: Sequence[object] | None = None, *,

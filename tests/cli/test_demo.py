@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from xml.etree import ElementTree
 
 import numpy as np
@@ -15,6 +17,7 @@ import pytest
 import fanin
 from fanin import tape
 from fanin.cli import demo, main, plain
+from fanin.cli.screen import Progress, Screen
 from kit.inside import inside
 from kit.support import ROOT, run_python
 
@@ -62,6 +65,34 @@ def test_the_whole_demo_takes_less_than_a_minute(tmp_path: Path) -> None:
     assert figure(text, r"test accuracy \(held-out digits\)") >= 95
     assert figure(text, "races") == 0
     assert time.monotonic() - began < 60
+
+
+class Bar:
+    """What rich's is told."""
+
+    def __init__(self) -> None:
+        self.completed: list[float] = []
+
+    def add_task(self, what: str, total: int, note: str) -> int:
+        return 0
+
+    def update(self, task: int, completed: float, note: str = "") -> None:
+        self.completed.append(completed)
+
+
+def test_the_bar_moves_with_the_pass_of_each_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bar = Bar()
+
+    @contextmanager
+    def progress(self: Screen, what: str, total: int) -> Iterator[Progress]:
+        yield Progress(what, total, cast(Any, bar))
+
+    monkeypatch.setattr(Screen, "progress", progress)
+    assert main(["demo", "--cpu", "--steps", "2", "--checks", "1", "--out", str(tmp_path)]) == 0
+    one = [0, *(i / 10 for i in range(1, 11)), 1]  # tenths of a pass, then the step itself
+    assert bar.completed == pytest.approx(one + [1 + x for x in one])
 
 
 # Its own checks find what they should

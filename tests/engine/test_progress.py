@@ -65,6 +65,35 @@ def test_on_several_workers_progress_rises_never_runs_twice_at_once_and_ends_wit
     assert leaf.grad[0] == 40
 
 
+@pytest.mark.rule("E12")
+def test_nodes_that_are_ready_begin_on_other_workers_while_progress_is_at_work() -> None:
+    """Of two nodes that are ready once the top has run, a helper begins one: so `progress` may wait for it."""
+    begun, heard = threading.Event(), []
+
+    def fn(g: Any) -> Any:
+        begun.set()
+        return g
+
+    def progress(ran: int, known: int) -> None:
+        heard.append(ran)
+        if ran == 1:
+            assert begun.wait(MEET)
+
+    roots, leaf = fan(2, fn)
+    fanin.backward(roots, workers=2, progress=progress)
+    assert heard[-1] == 4 and leaf.grad[0] == 2
+
+
+@pytest.mark.rule("E12")
+def test_with_progress_a_chain_stays_on_the_thread_of_its_caller_too() -> None:
+    leaf, here = fanin.Leaf(np.zeros(1)), set()
+    node: Any = leaf
+    for _ in range(20):
+        node = fanin.Node(lambda g: (here.add(threading.get_ident()), g)[1], edges=[(node, 0)])
+    fanin.backward([(node, 0, np.ones(1))], workers=4, progress=lambda ran, known: None)
+    assert here == {threading.get_ident()}
+
+
 @pytest.mark.rule("E14")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("at", [0, 3])

@@ -328,11 +328,18 @@ def accuracy(net: Net, digits: Digits) -> float:
     return float((np.concatenate(found) == digits.held_labels).mean())
 
 
-def step(net: Net, digits: NDArray, labels: NDArray, rate: float, check: Check | None) -> float | None:
+def step(
+    net: Net,
+    digits: NDArray,
+    labels: NDArray,
+    rate: float,
+    check: Check | None,
+    progress: Callable[[int, int], object] | None = None,
+) -> float | None:
     """One step of training, in which every gradient is checked if `check` is there; then it returns the loss."""
     losses, pixels = losses_of(net, digits, labels)
     seen = [host(g) for g in tape.grad(losses, pixels)] if check else []
-    tape.backward(losses)
+    tape.backward(losses, progress=progress)
     if check:
         check.step(net, digits, labels, seen)
     loss = sum(float(x.numpy()) for x in losses) if check else None
@@ -391,7 +398,7 @@ def learn_all(
     note = ""
     with screen.progress("training", steps) as progress:
         for i in range(steps):
-            loss = step(net, *next(batches), rate * (1 - i / steps), check if i % every == 0 else None)
+            loss = step(net, *next(batches), rate * (1 - i / steps), check if i % every == 0 else None, progress.within)
             if loss is not None:
                 note = f"loss {loss:.3f}, largest deviation of a gradient {check.worst:.0e}"
             progress.step(note)

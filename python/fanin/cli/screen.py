@@ -46,7 +46,7 @@ class Screen:
 
     @contextmanager
     def progress(self, what: str, total: int) -> Iterator[Progress]:
-        """A bar that moves as `step` is called; without a terminal, ten lines over the whole way."""
+        """A bar that moves as `step` and `within` are called; without a terminal, ten lines over the whole way."""
         if self.console is None:
             yield Progress(what, total)
             return
@@ -67,8 +67,16 @@ class Screen:
 class Progress:
     def __init__(self, what: str, total: int, bar: Bar | None = None) -> None:
         self.what, self.total, self.bar, self.done, self.said = what, total, bar, 0, 0
+        self.tenths = -1
         self.began = time.monotonic()
         self.task = bar.add_task(what, total=total, note="") if bar else None
+
+    def within(self, ran: int, known: int) -> None:
+        """How far a pass is in the step at hand (`progress=`): the bar moves by tenths of a step."""
+        tenths = ran * 10 // known
+        if self.bar and self.task is not None and tenths != self.tenths:
+            self.bar.update(self.task, completed=self.done + tenths / 10)
+        self.tenths = tenths
 
     def step(self, note: str) -> None:
         self.done += 1
