@@ -440,16 +440,30 @@ static bool memory_reclaim(fan_device *d)
 
 static _Thread_local fan_memory_scope *memory_scope;
 
+/* scope_make: host memory in a scope of the CPU's; why it fails is said where an error can be (memory_new). */
+static fan_storage *scope_make(size_t n)
+{
+    fan_storage *made = NULL;
+    fan_memory_scope *in = memory_scope;
+    while (in->device->backend->has_streams)
+        in = in->outer;
+    return in->alloc(in, NULL, n, &made, NULL) == FAN_OK ? made : NULL;
+}
+
 void fan_memory_scope_begin(fan_memory_scope *s)
 {
     s->outer = memory_scope;
     memory_scope = s;
+    if (!s->device->backend->has_streams)
+        s->was = fan_storage_redirect(scope_make);
 }
 
 void fan_memory_scope_end(fan_memory_scope *s)
 {
     assert(memory_scope == s);
     memory_scope = s->outer;
+    if (!s->device->backend->has_streams)
+        (void)fan_storage_redirect(s->was);
 }
 
 /* memory_scope_of: the innermost of d on this thread; NULL: none. */
@@ -601,6 +615,12 @@ fan_status fan_memory_wait_users(fan_storage *st, fan_stream *s, const fan_strea
         fan_stream_drop(user);
     }
     return FAN_OK;
+}
+
+bool fan_memory_lent(const fan_storage *st)
+{
+    const fan_memory *m = memory_of(st);
+    return m && m->immediate;
 }
 
 bool fan_memory_used_by(fan_storage *st, const fan_stream *s)
@@ -760,7 +780,7 @@ fan_status fan_device_array(fan_device *d, fan_stream *owner, fan_dtype dtype, i
                             const fan_array *like, fan_array **out, fan_error *err)
 {
     *out = NULL;
-    if (!d->backend->has_streams)
+    if (!d->backend->has_streams && !memory_scope_of(d))
         return fan_array_new(dtype, ndim, shape, like, out, err);
     int64_t size, strides[FAN_MAX_NDIM];
     size_t item = fan_dtype_size(dtype);

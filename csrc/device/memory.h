@@ -26,13 +26,16 @@ fan_status fan_memory_lend(fan_device *d, fan_stream *owner, void *data, size_t 
 /* fan_memory_wait_users: s waits for all that the memory's users but `done` (may be NULL) have queued; then its owner
  * is its only user. A failure leaves the users that were not waited for. */
 fan_status fan_memory_wait_users(fan_storage *st, fan_stream *s, const fan_stream *done, fan_error *err);
+/* fan_memory_lent: whether it is memory that fan_memory_lend made. */
+bool fan_memory_lent(const fan_storage *st);
 /* fan_memory_used_by: whether no stream but s uses the memory. */
 bool fan_memory_used_by(fan_storage *st, const fan_stream *s);
 
 /* Title: Scopes. While a thread is in a scope, what it allocates on the scope's device comes from `alloc`: a storage,
  * as fan_memory_lend makes one; owner is NULL where nobody knows who uses it first. They nest, and the innermost of a
- * device counts. `recording`: what the thread queues on a stream that is not captured would be done once, and not in
- * the replays: fan_memory_scope_check refuses that, naming `who`. */
+ * device counts. On the CPU it is all memory that the core allocates on the thread. `recording`: what the thread queues
+ * on a stream that is not captured would be done once, and not in the replays: fan_memory_scope_check refuses that,
+ * naming `who`. */
 typedef struct fan_memory_scope {
     fan_device *device;
     fan_status (*alloc)(struct fan_memory_scope *self, fan_stream *owner, size_t bytes, fan_storage **out,
@@ -40,6 +43,7 @@ typedef struct fan_memory_scope {
     const char *who;
     bool recording;
     struct fan_memory_scope *outer;
+    fan_storage_make was; /* on the CPU: where host memory came from */
 } fan_memory_scope;
 void fan_memory_scope_begin(fan_memory_scope *s);
 void fan_memory_scope_end(fan_memory_scope *s);

@@ -12,8 +12,7 @@
  *   drop        once
  *
  * Memory: while the thread records, or warms up, it has a fan_memory_scope (memory.h): what it allocates on the device
- * comes from the tree's arena, and keeps its address; the recorder allocates none. Where `keeps_memory` is set there is
- * no arena: the recording holds the storages of what was allocated while it was made, until it is dropped. */
+ * comes from the tree's arena, and keeps its address; the recorder allocates none. */
 #ifndef FAN_DEVICE_RECORDER_H
 #define FAN_DEVICE_RECORDER_H
 
@@ -29,13 +28,11 @@ typedef struct fan_recording fan_recording; /* the backend's own */
 typedef bool (*fan_recording_visit)(void *ctx, const char *name, const void *data, size_t bytes, bool write);
 
 typedef struct fan_recorder {
-    bool keeps_memory;
-
     /* origin: a stream of the tree's own. The caller owns a hold. NULL: the device has none. */
     fan_status (*origin)(fan_device *d, fan_stream **out, fan_error *err);
 
     /* begin: what this thread queues on `origin` from now on, and on streams that wait for it, is recorded and not
-     * run (a device without streams: it runs, and is recorded). FAN_ERR_CAPTURE, FAN_ERR_NOMEM, FAN_ERR_DEVICE. */
+     * run (a device without streams: what it does). FAN_ERR_CAPTURE, FAN_ERR_NOMEM, FAN_ERR_DEVICE. */
     fan_status (*begin)(fan_device *d, fan_stream *origin, fan_error *err);
 
     /* end: the recording, for the caller to drop. FAN_ERR_CAPTURE with the reason: a stream that was not joined, a call

@@ -98,15 +98,22 @@ fan_tree_block *fan__tree_block_of(const fan_tree *t, const fan_array *a)
     return l && l->tree == t ? l->block : NULL;
 }
 
+fan_storage *fan_tree_memory_under(const fan_array *a)
+{
+    const fan_tree_lease *l = fan_memory_wrapped(a->storage, lease_release);
+    return l ? l->arena : NULL;
+}
+
 /* ---- the memory of a body ---- */
 
-/* scope_reuse: what nobody has any more, and only `owner` used: that comes before whatever it does next. */
+/* scope_reuse: what nobody has any more, and only `owner` used: that comes before whatever it does next. Without
+ * streams everything does. */
 static void scope_reuse(fan_tree_scope *s, const fan_stream *owner)
 {
     size_t n = 0;
     for (size_t i = 0; i < s->n; i++) {
         fan_tree_block *b = s->blocks[i];
-        if (!owner || fan__tree_block_lives(b) || !fan_memory_used_by(b->storage, owner)) {
+        if ((!owner && s->tree->origin) || fan__tree_block_lives(b) || !fan_memory_used_by(b->storage, owner)) {
             s->blocks[n++] = b;
             continue;
         }

@@ -13,7 +13,7 @@ fan_status fan_tree_new(fan_device *d, const fan_tree_options *options, fan_tree
     char text[32];
     fan_status status;
     *out = NULL;
-    if (!d->backend->recorder || !d->backend->has_streams)
+    if (!d->backend->recorder)
         return fan_fail(err, FAN_ERR_TYPE, "GraphTree: nothing can be recorded on %s",
                         fan_device_text(d, text, sizeof text));
     fan_tree *t = fan_calloc(sizeof *t);
@@ -31,7 +31,8 @@ fan_status fan_tree_new(fan_device *d, const fan_tree_options *options, fan_tree
     t->current = &t->root;
     fan_graph_pool_init(&t->pool, options->memory);
     int64_t bytes = (int64_t)t->pool.bytes;
-    FAN_GO(t->recorder->origin(d, &t->origin, err));
+    if (t->recorder->origin)
+        FAN_GO(t->recorder->origin(d, &t->origin, err));
     FAN_GO(fan_device_array(d, t->origin, FAN_DT_UINT8, 1, &bytes, NULL, &t->arena, err));
     *out = t;
 done:

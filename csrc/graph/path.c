@@ -184,7 +184,7 @@ fan_status fan__tree_launch(const fan_tree *t, const fan_tree_node *n, int numbe
                            .device = (int16_t)t->device->index,
                            .slot = -1,
                            .key = -1,
-                           .stream = t->origin->handle,
+                           .stream = t->origin ? t->origin->handle : 0,
                            .start_us = start,
                            .end_us = timed ? r->clock(t->device, t->origin) : -1};
     for (size_t i = 0; i < n->nblocks; i++)

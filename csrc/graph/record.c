@@ -222,12 +222,14 @@ static fan_status node_outputs(fan_tree_run *r, fan_tree_node *n, fan_tree_scope
 static fan_status run_body(fan_tree_run *r, fan_tree_scope *s, fan_array *const *given, fan_error *err)
 {
     fan_tree *t = r->tree;
-    FAN_TRY(fan_stream_push(t->origin, err));
+    if (t->origin)
+        FAN_TRY(fan_stream_push(t->origin, err));
     fan_memory_scope_begin(&s->scope);
     r->ran = true;
     fan_status status = r->args->body.run(r->args->body.ctx, given, r->result, err);
     fan_memory_scope_end(&s->scope);
-    fan_stream_pop(t->origin);
+    if (t->origin)
+        fan_stream_pop(t->origin);
     return status;
 }
 

@@ -487,7 +487,7 @@ static fan_status call_locked(fan_tree_run *r, fan_tree_outcome *o, fan_error *e
     place_facts p;
     r->same = !t->closed && is_as_last(t, f->last, r->args) ? f->last : NULL;
     FAN_TRY(check_call(f, r->args, r->same, err));
-    if (fan_stream_capture(r->caller, &capture, err) != FAN_OK || capture)
+    if (r->caller && (fan_stream_capture(r->caller, &capture, err) != FAN_OK || capture))
         return run_aside(r, "the caller's current stream is captured", o, err);
     FAN_TRY(look_at_operands(r, err));
     if (!r->kind)
@@ -523,7 +523,7 @@ fan_status fan_tree_function_call(fan_tree_function *f, const fan_tree_args *arg
     }
     memcpy(r.call_site, args->call_site, strnlen(args->call_site, sizeof r.call_site - 1));
     r.caller = fan_stream_current(t->device);
-    if (!r.caller)
+    if (!r.caller && t->device->backend->has_streams)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream");
     fan_mutex_lock(&t->lock);
     atomic_store_explicit(&t->thread, fan_thread_id(), memory_order_relaxed);

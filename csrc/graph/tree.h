@@ -100,6 +100,9 @@ void fan_tree_step_end(fan_tree *t, const char *call_site);
 fan_status fan_tree_function_call(fan_tree_function *f, const fan_tree_args *args, fan_tree_result *out,
                                   fan_tree_outcome *outcome, fan_error *err);
 
+/* fan_tree_memory_under: all the memory of the tree that an array lies in, borrowed; NULL: it lies elsewhere. */
+fan_storage *fan_tree_memory_under(const fan_array *a);
+
 void fan_tree_get_stats(fan_tree *t, fan_tree_stats *out);
 
 /* One recording, for pictures. */

@@ -1,9 +1,12 @@
-/* array: fanin.sim.Array, an array on a device. Geometry is read freely; values only by numpy(), or by work on a
- * stream. */
+/* array: fanin.sim.Array, an array on a device, or on the CPU in a graph tree. Geometry is read freely; values only by
+ * numpy(), or by work on a stream; on the CPU by NumPy's functions, which are recorded where a function of a tree is
+ * (fanin._cpu_arrays). */
 #include "py/args.h"
 #include "py/array_view.h"
 #include "py/dlpack_export.h"
 #include "py/turn.h"
+
+#include "device/cpu/recording.h"
 
 static PyObject *array_new(PyTypeObject *Py_UNUSED(type), PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs))
 {
@@ -37,6 +40,16 @@ static Py_ssize_t array_length(PyObject *o)
 
 /* Values */
 
+static bool on_cpu(PyObject *o)
+{
+    fan_device *d = NULL;
+    return fan_array_arg(o, &d) && d == fan_cpu();
+}
+
+static const fan_error reads = {
+    .text = "numpy(): a function that is recorded cannot read values on the host: what is done with them would not be "
+            "done again"};
+
 static PyObject *array_numpy(PyObject *o, PyObject *Py_UNUSED(none))
 {
     fan_array_object *self = fan_array_self(o);
@@ -47,6 +60,8 @@ static PyObject *array_numpy(PyObject *o, PyObject *Py_UNUSED(none))
     fan_error err = {0};
     fan_status status = FAN_ERR_NOMEM;
     fan_stream *s;
+    if (on_cpu(o) && fan_recording_here())
+        return fan_raise_sim(FAN_ERR_CAPTURE, &reads);
     PyArray_Descr *descr = fan_array_usable(a) < 0 ? NULL : fan_descr_of_dtype(a->dtype);
     PyObject *made;
     if (!descr)
@@ -65,8 +80,8 @@ static PyObject *array_numpy(PyObject *o, PyObject *Py_UNUSED(none))
                                 &dst, &err);
     if (status == FAN_OK) {
         Py_BEGIN_ALLOW_THREADS s = fan_stream_current(self->d);
-        status =
-            s ? self->d->backend->read(s, dst, a, &err) : fan_fail(&err, FAN_ERR_NOMEM, "out of memory for a stream");
+        status = s || on_cpu(o) ? self->d->backend->read(s, dst, a, &err)
+                                : fan_fail(&err, FAN_ERR_NOMEM, "out of memory for a stream");
         fan_stream_drop(s);
         Py_END_ALLOW_THREADS
     }
@@ -100,18 +115,25 @@ static PyObject *array_dlpack(PyObject *o, PyObject *args, PyObject *kwargs)
 {
     if (fan_array_usable(fan_array_self(o)->a) < 0)
         return NULL;
+    if (on_cpu(o))
+        return PyErr_Format(PyExc_BufferError,
+                            "__dlpack__: memory of a graph tree ends with its step, and %R may be of one: x.numpy() is "
+                            "a copy",
+                            o);
     return fan_dlpack_export(fan_array_self(o)->a, fan_array_self(o)->d, args, kwargs);
 }
 
 static PyObject *array_dlpack_device(PyObject *o, PyObject *Py_UNUSED(none))
 {
-    return fan_dlpack_device(fan_array_self(o)->d);
+    return on_cpu(o) ? Py_BuildValue("(ii)", FAN_DL_CPU, 0) : fan_dlpack_device(fan_array_self(o)->d);
 }
 
 static PyObject *array_interface(PyObject *o, void *Py_UNUSED(closure))
 {
     if (fan_array_usable(fan_array_self(o)->a) < 0)
         return NULL;
+    if (on_cpu(o))
+        return PyErr_Format(PyExc_AttributeError, "__cuda_array_interface__: %R is on the CPU", o);
     return fan_interface_export(fan_array_self(o)->a, fan_array_self(o)->d);
 }
 
@@ -125,21 +147,89 @@ static PyObject *advise(const char *what)
         what);
 }
 
-static PyObject *array_dunder_array(PyObject *Py_UNUSED(o), PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs))
+static PyObject *array_dunder_array(PyObject *o, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs))
 {
+    if (on_cpu(o))
+        return array_numpy(o, NULL);
     PyErr_SetString(PyExc_TypeError, "an array on a device is not converted to NumPy silently: x.numpy() waits for the "
                                      "device's current stream and copies");
     return NULL;
 }
 
-static PyObject *array_dunder_ufunc(PyObject *Py_UNUSED(o), PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs))
+/* ask_numpy: a function of fanin._cpu_arrays. */
+static PyObject *ask_numpy(const char *name, PyObject *args, PyObject *kwargs)
 {
-    return advise("computing with");
+    PyObject *module = PyImport_ImportModule("fanin._cpu_arrays");
+    PyObject *fn = module ? PyObject_GetAttrString(module, name) : NULL;
+    PyObject *made = fn ? PyObject_Call(fn, args, kwargs) : NULL;
+    Py_XDECREF(fn);
+    Py_XDECREF(module);
+    return made;
 }
 
-static PyObject *array_compare(PyObject *Py_UNUSED(a), PyObject *Py_UNUSED(b), int Py_UNUSED(op))
+static PyObject *array_dunder_ufunc(PyObject *o, PyObject *args, PyObject *kwargs)
 {
-    return advise("comparing");
+    return on_cpu(o) ? ask_numpy("of_ufunc", args, kwargs) : advise("computing with");
+}
+
+static PyObject *array_dunder_function(PyObject *o, PyObject *args, PyObject *kwargs)
+{
+    return on_cpu(o) ? ask_numpy("of_function", args, kwargs) : advise("computing with");
+}
+
+/* by_ufunc: NumPy's function of two operands, of one (b NULL), or of two into the first. */
+static PyObject *by_ufunc(const char *name, PyObject *a, PyObject *b, bool in_place)
+{
+    if (!on_cpu(a) && !(b && on_cpu(b)))
+        Py_RETURN_NOTIMPLEMENTED;
+    PyObject *numpy = PyImport_ImportModule("numpy"), *f = numpy ? PyObject_GetAttrString(numpy, name) : NULL;
+    PyObject *made = !f         ? NULL
+                     : in_place ? PyObject_CallFunctionObjArgs(f, a, b, a, NULL)
+                                : PyObject_CallFunctionObjArgs(f, a, b, NULL);
+    Py_XDECREF(f);
+    Py_XDECREF(numpy);
+    return made;
+}
+
+#define OF_TWO(slot, name)                                                                          \
+    static PyObject *array_##slot(PyObject *a, PyObject *b) { return by_ufunc(name, a, b, false); } \
+    static PyObject *array_in_place_##slot(PyObject *a, PyObject *b) { return by_ufunc(name, a, b, true); }
+#define OF_ONE(slot, name) \
+    static PyObject *array_##slot(PyObject *a) { return by_ufunc(name, a, NULL, false); }
+OF_TWO(add, "add")
+OF_TWO(subtract, "subtract")
+OF_TWO(multiply, "multiply")
+OF_TWO(divide, "true_divide")
+OF_TWO(floor_divide, "floor_divide")
+OF_TWO(remainder, "remainder")
+OF_ONE(negative, "negative")
+OF_ONE(positive, "positive")
+OF_ONE(absolute, "absolute")
+
+static PyObject *array_matmul(PyObject *a, PyObject *b) { return by_ufunc("matmul", a, b, false); }
+
+static PyObject *array_power(PyObject *a, PyObject *b, PyObject *Py_UNUSED(modulus))
+{
+    return by_ufunc("power", a, b, false);
+}
+
+static PyObject *array_compare(PyObject *a, PyObject *b, int op)
+{
+    static const char *const names[] = {"less", "less_equal", "equal", "not_equal", "greater", "greater_equal"};
+    return on_cpu(a) ? by_ufunc(names[op], a, b, false) : advise("comparing");
+}
+
+static int array_assign(PyObject *o, PyObject *key, PyObject *value)
+{
+    PyObject *part = NULL, *args = NULL, *done = NULL;
+    if (!value || !on_cpu(o))
+        PyErr_Format(PyExc_TypeError, "an array on a device is written by a kernel: queue it with Machine.launch");
+    else if ((part = fan_array_getitem(o, key)) && (args = PyTuple_Pack(2, part, value)))
+        done = ask_numpy("assign", args, NULL);
+    Py_XDECREF(part);
+    Py_XDECREF(args);
+    Py_XDECREF(done);
+    return done ? 0 : -1;
 }
 
 static Py_hash_t array_hash(PyObject *o) { return (Py_hash_t)((uintptr_t)o >> 4); }
@@ -287,7 +377,7 @@ static PyMethodDef methods[] = {
      "__dlpack_device__($self, /)\n--\n\n(2, n): CUDA device n."},
     {"__array__", (PyCFunction)(void (*)(void))array_dunder_array, METH_VARARGS | METH_KEYWORDS, NULL},
     {"__array_ufunc__", (PyCFunction)(void (*)(void))array_dunder_ufunc, METH_VARARGS | METH_KEYWORDS, NULL},
-    {"__array_function__", (PyCFunction)(void (*)(void))array_dunder_ufunc, METH_VARARGS | METH_KEYWORDS, NULL},
+    {"__array_function__", (PyCFunction)(void (*)(void))array_dunder_function, METH_VARARGS | METH_KEYWORDS, NULL},
     {"__reduce__", array_reduce, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
@@ -315,14 +405,34 @@ static PyMemberDef members[] = {
 };
 
 static PyType_Slot slots[] = {
-    {Py_tp_doc, "An array on a simulated device, made by `Machine.array` and `Machine.empty`.\n\n"
-                "Indexing by integers, slices, ... and None gives views; values are read by `numpy()` or by kernels."},
+    {Py_tp_doc,
+     "An array on a device, made by `Machine.array` and `Machine.empty`, or by a graph tree.\n\n"
+     "Indexing by integers, slices, ... and None gives views; values are read by `numpy()` or by kernels. On "
+     "the CPU,\nwhere it is memory of a `fanin.GraphTree`, NumPy's functions and operators take it as well."},
     {Py_tp_new, array_new},
     {Py_tp_dealloc, array_dealloc},
     {Py_tp_repr, array_repr},
     {Py_tp_hash, array_hash},
     {Py_tp_richcompare, array_compare},
     {Py_mp_subscript, fan_array_getitem},
+    {Py_mp_ass_subscript, array_assign},
+    {Py_nb_add, array_add},
+    {Py_nb_subtract, array_subtract},
+    {Py_nb_multiply, array_multiply},
+    {Py_nb_true_divide, array_divide},
+    {Py_nb_floor_divide, array_floor_divide},
+    {Py_nb_remainder, array_remainder},
+    {Py_nb_power, array_power},
+    {Py_nb_matrix_multiply, array_matmul},
+    {Py_nb_negative, array_negative},
+    {Py_nb_positive, array_positive},
+    {Py_nb_absolute, array_absolute},
+    {Py_nb_inplace_add, array_in_place_add},
+    {Py_nb_inplace_subtract, array_in_place_subtract},
+    {Py_nb_inplace_multiply, array_in_place_multiply},
+    {Py_nb_inplace_true_divide, array_in_place_divide},
+    {Py_nb_inplace_floor_divide, array_in_place_floor_divide},
+    {Py_nb_inplace_remainder, array_in_place_remainder},
     {Py_mp_length, array_length},
     {Py_sq_item, array_item},
     {Py_tp_iter, array_iter},

@@ -1,6 +1,7 @@
 #include "py/c_function.h"
 
 #include "base/mem.h"
+#include "device/cpu/recording.h"
 #include "py/import_memory.h"
 
 #include <string.h>
@@ -71,11 +72,25 @@ __attribute__((noinline, cold)) static int failed(const fan_node *n, fanin_statu
     return -1;
 }
 
+/* refuse_recorded: -1 with an exception: what it does to memory no recording knows. */
+static int refuse_recorded(const fan_node *n)
+{
+    char name[128];
+    fan_error err = {0};
+    (void)fan_fail(&err, FAN_ERR_CAPTURE,
+                   "%s: a node's function in C cannot be recorded: what it computes would not be computed again",
+                   said(n, name, sizeof name));
+    (void)fan_raise_sim(FAN_ERR_CAPTURE, &err);
+    return -1;
+}
+
 /* call: 0, or -1 with an exception. */
 static int call(const function_object *f, const fan_node *n, const fanin_value *sums, fanin_value *out)
 {
     FAN_RAW fanin_error err;
     fanin_status status;
+    if (fan_recording_here())
+        return refuse_recorded(n);
     void *left = f->flags & FANIN_LONG ? fan_allow_threads_begin() : NULL;
     err.text[0] = '\0';
     status = f->call(f->ctx, sums, f->inputs, out, f->gradients, &err);

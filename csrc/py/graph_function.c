@@ -1,6 +1,7 @@
 /* graph_function: a function of a graph tree: its operands and results between Python and the core. */
 #include "py/graph_part.h"
 #include "py/handles.h"
+#include "py/import_memory.h"
 #include "py/turn.h"
 
 #include "base/mem.h"
@@ -109,11 +110,16 @@ static int put_result(body *b, PyObject *o, fan_tree_result *out)
     return 0;
 }
 
+/* on_cpu: its operands and outputs are handles, whatever the caller has: what is done with ndarrays nobody would see.
+ */
+static bool on_cpu(const graph_function *self) { return !self->tree->d->backend->has_streams; }
+
 static PyObject *body_args(const body *b, fan_array *const *in)
 {
     PyObject *args = PyTuple_New((Py_ssize_t)b->n);
     for (size_t i = 0; args && i < b->n; i++) {
-        PyObject *o = in[i] == b->in[i] ? Py_NewRef(b->args[i]) : fan_array_wrap(in[i], b->self->tree->d);
+        bool his = in[i] == b->in[i] && !(in[i] && PyArray_CheckExact(b->args[i]));
+        PyObject *o = his ? Py_NewRef(b->args[i]) : fan_array_wrap(in[i], b->self->tree->d);
         if (!o)
             Py_CLEAR(args);
         else
@@ -130,11 +136,17 @@ static fan_status body_run(void *ctx, fan_array *const *in, fan_tree_result *out
     if (!fan_gil_enter(&gil))
         return fan_fail(err, FAN_ERR_STATE, "the interpreter is gone: a function of Python's cannot run");
     PyObject *args = body_args(b, in);
+    if (on_cpu(b->self))
+        fan_handles_begin();
     PyObject *result = args ? PyObject_Call(b->self->fn, args, NULL) : NULL;
+    if (on_cpu(b->self))
+        fan_handles_end();
     Py_XDECREF(args);
     Py_XSETREF(b->result, result);
     if (!result || put_result(b, result, out) < 0)
         status = fan_from_python(err);
+    if (on_cpu(b->self))
+        Py_CLEAR(b->result); /* handles of what the caller has otherwise */
     fan_gil_leave(&gil);
     return status;
 }
@@ -225,6 +237,30 @@ static PyObject *distinct(const graph_function *self, PyObject *o)
     return value ? Py_BuildValue("(ON)", Py_TYPE(o), value) : NULL;
 }
 
+/* ndarray_operand: an ndarray as the core has it, with a hold; NULL with an exception. */
+static fan_array *ndarray_operand(const graph_function *self, size_t i, PyObject *o)
+{
+    fan_value v = {.dtype = FAN_DT_NONE};
+    if (fan_dtype_of_descr(PyArray_DESCR((PyArrayObject *)o)) == FAN_DT_NONE) {
+        PyErr_Format(PyExc_TypeError, "%U: operand %zu has dtype %R, of which nothing can be recorded", self->name, i,
+                     (PyObject *)PyArray_DESCR((PyArrayObject *)o));
+        return NULL;
+    }
+    if (fan_import_ndarray((PyArrayObject *)o, o, FAN_FROM_NDARRAY, true, &v) < 0)
+        return NULL;
+    fan_array *a = fan_array_hold(v.array);
+    fan_value_release(&v);
+    return a;
+}
+
+/* operands_drop: what ndarray_operand made. */
+static void operands_drop(const graph_function *self, PyObject *const *args, size_t n, fan_array **in)
+{
+    for (size_t i = 0; on_cpu(self) && i < n; i++)
+        if (in[i] && PyArray_CheckExact(args[i]))
+            fan_array_drop(in[i]);
+}
+
 /* operands_of: the arrays among the arguments; *others: a tuple of what else there is, NULL: nothing. */
 static int operands_of(const graph_function *self, PyObject *const *args, size_t n, fan_array **in, PyObject **others)
 {
@@ -237,6 +273,11 @@ static int operands_of(const graph_function *self, PyObject *const *args, size_t
         in[i] = is_array ? fan_array_self(args[i])->a : NULL;
         if (is_array && d == self->tree->d)
             continue;
+        if (on_cpu(self) && PyArray_CheckExact(args[i])) {
+            if (!(in[i] = ndarray_operand(self, i, args[i])))
+                return -1;
+            continue;
+        }
         if (in[i]) {
             PyErr_Format(PyExc_ValueError, "%U: operand %zu lies on %s, and the graph tree is of %s (of its machine)",
                          self->name, i, fan_device_text(d, there, sizeof there),
@@ -391,6 +432,8 @@ static PyObject *function_call(PyObject *o, PyObject *const *args, size_t nargsf
     if (n > FEW && !(in = fan_alloc(n * sizeof *in)))
         return PyErr_NoMemory();
     Py_INCREF(o);
+    if (on_cpu(self))
+        memset(in, 0, n * sizeof *in);
     if (operands_of(self, args, n, in, &others) == 0 && key_of(self, args, n, others, &key) == 0) {
         body b = {.self = self, .args = args, .n = n, .in = in};
         made = call_with(self, &b, key);
@@ -398,6 +441,7 @@ static PyObject *function_call(PyObject *o, PyObject *const *args, size_t nargsf
         Py_XDECREF(b.raised);
     }
     Py_XDECREF(others);
+    operands_drop(self, args, n, in);
     if (in != on_stack)
         fan_free(in);
     Py_DECREF(o);

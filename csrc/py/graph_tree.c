@@ -289,10 +289,19 @@ static PyMemberDef members[] = {
 };
 
 static PyType_Slot slots[] = {
-    {Py_tp_doc, "GraphTree(device, *, memory=67108864, limit=8, strict=False)\n--\n\n"
-                "Functions of arrays on a device, recorded once and replayed, all in one range of memory.\n\n"
-                "`memory`: bytes of that range. `limit`: how often a function is recorded anew because an operand lies "
-                "elsewhere; then\nthe operand is copied. `strict`: a static operand that lies elsewhere is an error."},
+    {Py_tp_doc,
+     "GraphTree(device, *, memory=67108864, limit=8, strict=False)\n--\n\n"
+     "Functions of arrays on a device, recorded once and replayed, all in one range of memory.\n\n"
+     "    tree = fanin.GraphTree(\"cpu\")          # or \"cuda:0\", \"sim:0\"\n"
+     "    step = tree.function(lambda x, w: np.tanh(x @ w), roles=(\"copy\", \"static\"))\n"
+     "    for x in batches:\n"
+     "        with tree.step():\n"
+     "            y = step(x, w)\n"
+     "            print(step.last.did, y.numpy())   # warmed, recorded, replayed, replayed, ..\n\n"
+     "`memory`: bytes of that range. `limit`: how often a function is recorded anew because an operand lies "
+     "elsewhere; then\nthe operand is copied. `strict`: a static operand that lies elsewhere is an error. On "
+     "the CPU operands are ndarrays,\nand outputs handles whose values `numpy()` copies "
+     "(docs/graph-trees.md)."},
     {Py_tp_new, tree_new},
     {Py_tp_dealloc, tree_dealloc},
     {Py_tp_repr, tree_repr_turn},

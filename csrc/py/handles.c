@@ -61,6 +61,14 @@ fan_array *fan_array_arg(PyObject *o, fan_device **d)
     return fan_array_self(o)->a;
 }
 
+static _Thread_local unsigned handles;
+
+void fan_handles_begin(void) { handles++; }
+
+void fan_handles_end(void) { handles--; }
+
+bool fan_wants_handles(const fan_array *a) { return handles > 0 || (a && fan_memory_lent(a->storage)); }
+
 int fan_array_usable(const fan_array *a)
 {
     fan_error err = {0};

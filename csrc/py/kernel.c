@@ -51,24 +51,6 @@ static void kernel_fini(void *ctx)
 
 static void drop_hold(PyObject *capsule) { fan_sim_drop(PyCapsule_GetPointer(capsule, "fanin.machine")); }
 
-static PyObject *ndarray_over(const fan_array *a, bool write, PyObject *base)
-{
-    npy_intp dims[FAN_MAX_NDIM], strides[FAN_MAX_NDIM];
-    PyArray_Descr *descr = fan_descr_of_dtype(a->dtype);
-    PyObject *made;
-    if (!descr)
-        return NULL;
-    for (int i = 0; i < a->ndim; i++) {
-        dims[i] = (npy_intp)a->shape[i];
-        strides[i] = (npy_intp)a->strides[i];
-    }
-    made = PyArray_NewFromDescr(&PyArray_Type, descr, a->ndim, dims, strides, a->data, write ? NPY_ARRAY_WRITEABLE : 0,
-                                NULL);
-    if (made && PyArray_SetBaseObject((PyArrayObject *)made, Py_NewRef(base)) < 0)
-        Py_CLEAR(made);
-    return made;
-}
-
 static PyObject *owner_new(fan_kernel *k)
 {
     PyObject *made = PyCapsule_New(fan_sim_hold(k->m), "fanin.machine", drop_hold);
@@ -192,7 +174,7 @@ static PyObject *kernel_call(fan_kernel *k)
     args = PyTuple_New((Py_ssize_t)k->n);
     owners = PyTuple_New((Py_ssize_t)k->n);
     for (size_t i = 0; args && owners && i < k->n; i++) {
-        PyObject *owner = owner_new(k), *view = owner ? ndarray_over(k->views[i], i >= k->reads, owner) : NULL;
+        PyObject *owner = owner_new(k), *view = owner ? fan_ndarray_over(k->views[i], i >= k->reads, owner) : NULL;
         if (owner)
             PyTuple_SET_ITEM(owners, (Py_ssize_t)i, owner);
         if (!view)

@@ -1,4 +1,4 @@
-/* ndarray: a host array of ours as an ndarray. */
+/* ndarray: a host array of ours as an ndarray; of a graph tree as a handle, for an ndarray cannot end. */
 #include "py/py.h"
 
 #include "array/elements.h"
@@ -11,12 +11,32 @@ static void array_gone(PyObject *capsule)
     fan_exception_put(live);
 }
 
+PyObject *fan_ndarray_over(const fan_array *a, bool write, PyObject *base)
+{
+    npy_intp dims[FAN_MAX_NDIM], strides[FAN_MAX_NDIM];
+    PyArray_Descr *descr = fan_descr_of_dtype(a->dtype);
+    PyObject *made;
+    if (!descr)
+        return NULL;
+    for (int i = 0; i < a->ndim; i++) {
+        dims[i] = (npy_intp)a->shape[i];
+        strides[i] = (npy_intp)a->strides[i];
+    }
+    made = PyArray_NewFromDescr(&PyArray_Type, descr, a->ndim, dims, strides, a->data, write ? NPY_ARRAY_WRITEABLE : 0,
+                                NULL);
+    if (made && PyArray_SetBaseObject((PyArrayObject *)made, Py_NewRef(base)) < 0)
+        Py_CLEAR(made);
+    return made;
+}
+
 PyObject *fan_export_array(fan_array *a)
 {
     FAN_RAW npy_intp shape[FAN_MAX_NDIM];
     FAN_RAW npy_intp strides[FAN_MAX_NDIM];
     PyArray_Descr *descr;
     PyObject *nd, *base;
+    if (fan_wants_handles(a))
+        return fan_array_wrap(a, fan_cpu());
     if (fan_dtype_needs_ml_dtypes(a->dtype)) {
         /* Only where torch's bfloat16 or float8 met NumPy's arrays and the caller has no ml_dtypes: nothing is lost in
          * float32. */

@@ -262,8 +262,10 @@ int fan_import_out(PyObject *o, fan_value *out);
 /* fan_export: new reference to what Python gets for a value: its own object, or an array of the value's origin. Takes
  * the value's holds, errors too. */
 PyObject *fan_export(fan_value *v);
-/* ndarray.c. fan_export_array: a host array as an ndarray over the same memory; takes a hold of its own. */
+/* ndarray.c. fan_export_array: a host array as an ndarray over the same memory, or as a handle (fan_wants_handles);
+ * takes a hold of its own. fan_ndarray_over: an ndarray in any case, over memory that `base` keeps. */
 PyObject *fan_export_array(fan_array *a);
+PyObject *fan_ndarray_over(const fan_array *a, bool write, PyObject *base);
 /* fan_visit_behind: tp_traverse of what holds o, as the value v (NULL: with one reference): visits what o keeps alive
  * where the collector cannot ask it: an ndarray is not its business, so the base of one that nobody else has is ours.
  */
@@ -303,6 +305,11 @@ int fan_device_arg(PyObject *o, fan_device **out);
 /* handles.c: fanin's own array on a device. */
 PyObject *fan_array_wrap(fan_array *a, fan_device *d); /* takes holds of its own */
 fan_array *fan_array_arg(PyObject *o, fan_device **d); /* borrowed; NULL without exception if o is none */
+/* fan_handles_begin, _end: this thread is in a function of a graph tree on the CPU: what it gets of the core are
+ * handles, whose work can be recorded. fan_wants_handles: so it is, or `a` (NULL: none) is memory of a tree. */
+void fan_handles_begin(void);
+void fan_handles_end(void);
+bool fan_wants_handles(const fan_array *a);
 /* fan_array_usable: 0, or -1 with an exception where whoever lent the array's memory has taken it back. */
 int fan_array_usable(const fan_array *a);
 
@@ -324,7 +331,7 @@ PyObject *fan_counters_wrap(const fan_counters *n); /* a fanin.Counters */
 PyObject *fan_process_counters(void);               /* a fanin.options.ProcessCounters */
 extern PyMethodDef fan_buffer_functions[], fan_collector_functions[], fan_stream_functions[], fan_machine_functions[],
     fan_option_functions[], fan_exchange_functions[], fan_overlap_functions[], fan_address_functions[],
-    fan_cuda_functions[], fan_engine_functions[], fan_by_hand_functions[];
+    fan_cuda_functions[], fan_engine_functions[], fan_by_hand_functions[], fan_cpu_kernel_functions[];
 #ifdef FAN_TEST
 extern PyMethodDef fan_test_functions[];
 #endif

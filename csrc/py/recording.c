@@ -5,19 +5,13 @@
  * the same objects. Views of the recording's blocks hold the blocks, not the recording: who keeps one reads what the
  * last replay left there, and never memory that is gone.
  */
-#include "py/py.h"
+#include "py/cpu_kernel.h"
 
 #include "array/extents.h"
-#include "device/cpu/recording.h"
-
-#include <numpy/ufuncobject.h>
-
-#define LOOP_ARGS 4
-#define LOOP_BYTES ((npy_intp)1 << 18) /* larger ones let other threads in, as NumPy does */
 
 typedef struct recording_object {
     PyObject_HEAD fan_recording *r; /* NULL once it was cleared */
-    PyObject *calls;                /* a list of calls (CALL_ARGS), which the kernels run; holds them */
+    PyObject *calls;                /* a list of calls (FAN_CALL_ARGS), which the kernels run; holds them */
     PyObject *blocks;               /* a capsule: the base of the kernels' views */
     PyObject *operands;             /* a list of (array, address, whether it could be written) */
     bool busy;                      /* it is being replayed */
@@ -30,19 +24,6 @@ static recording_object *of(PyObject *o) { return (recording_object *)o; }
 static void drop_blocks(PyObject *capsule) { fan_blocks_drop(PyCapsule_GetPointer(capsule, "fanin.blocks")); }
 
 static void drop_storage(PyObject *capsule) { fan_storage_drop(PyCapsule_GetPointer(capsule, "fanin.storage")); }
-
-/* extent: the bytes that an array shows. */
-static void extent(PyArrayObject *a, const char **lo, size_t *bytes)
-{
-    npy_intp low = 0, high = PyArray_ITEMSIZE(a);
-    for (int i = 0; i < PyArray_NDIM(a); i++) {
-        npy_intp way = PyArray_DIM(a, i) > 1 ? (PyArray_DIM(a, i) - 1) * PyArray_STRIDE(a, i) : 0;
-        *(way < 0 ? &low : &high) += way;
-    }
-    bool none = PyArray_SIZE(a) == 0;
-    *lo = PyArray_BYTES(a) + (none ? 0 : low);
-    *bytes = none ? 0 : (size_t)(high - low);
-}
 
 /* over: an ndarray like `a` over the same memory. Takes `base`, errors too. */
 static PyObject *over(PyArrayObject *a, PyObject *base, bool writes)
@@ -64,7 +45,7 @@ static bool was_writeable(const recording_object *self, const char *lo, size_t b
         PyObject *operand = PyList_GET_ITEM(self->operands, i);
         const char *at;
         size_t all;
-        extent((PyArrayObject *)PyTuple_GET_ITEM(operand, 0), &at, &all);
+        fan_ndarray_extent(PyTuple_GET_ITEM(operand, 0), &at, &all);
         if (PyTuple_GET_ITEM(operand, 2) == Py_True &&
             fan_extent_within(fan_extent_flat(lo, bytes), fan_extent_flat(at, all)))
             return true;
@@ -86,7 +67,7 @@ static PyObject *view_of(recording_object *self, PyArrayObject *a, bool writes)
 {
     const char *lo;
     size_t bytes;
-    extent(a, &lo, &bytes);
+    fan_ndarray_extent((PyObject *)a, &lo, &bytes);
     bool ours = !bytes || fan_blocks_have(fan_recording_blocks(self->r), lo, bytes); /* nothing is whoever's */
     bool unlocked = writes && (ours || was_writeable(self, lo, bytes));
     return over(a, Py_NewRef(ours ? self->blocks : (PyObject *)a), PyArray_ISWRITEABLE(a) || unlocked);
@@ -158,7 +139,7 @@ static PyObject *recording_empty(PyObject *o, PyObject *args)
     PyArrayObject *a = (PyArrayObject *)like;
     if (PyDataType_REFCHK(PyArray_DESCR(a)))
         return PyErr_Format(PyExc_TypeError, "Recording.empty: an array of objects cannot be recorded");
-    extent(a, &lo, &bytes);
+    fan_ndarray_extent((PyObject *)a, &lo, &bytes);
     fan_storage *s = fan_storage_new(bytes);
     base = s ? PyCapsule_New(s, "fanin.storage", drop_storage) : NULL;
     if (!base) {
@@ -184,7 +165,7 @@ static PyObject *recording_operand(PyObject *o, PyObject *array)
     if (!self->r || !PyArray_CheckExact(array))
         return PyErr_Format(PyExc_TypeError, "Recording.operand: expected an ndarray, got a %.200s",
                             Py_TYPE(array)->tp_name);
-    extent((PyArrayObject *)array, &lo, &bytes);
+    fan_ndarray_extent(array, &lo, &bytes);
     PyObject *operand = Py_BuildValue("(ONN)", array, PyLong_FromVoidPtr(PyArray_DATA((PyArrayObject *)array)),
                                       PyBool_FromLong(may_write((PyArrayObject *)array)));
     if (!operand || PyList_Append(self->operands, operand) < 0) {
@@ -202,133 +183,11 @@ static PyObject *recording_knows(PyObject *o, PyObject *array)
     size_t bytes;
     if (!of(o)->r || !PyArray_Check(array))
         Py_RETURN_FALSE;
-    extent((PyArrayObject *)array, &lo, &bytes);
+    fan_ndarray_extent(array, &lo, &bytes);
     return PyBool_FromLong(fan_recording_knows(of(o)->r, lo, bytes));
 }
 
 /* ---- kernels ---- */
-
-/* A call is a tuple: the callable, its name, None or the names of keyword arguments, the arguments. */
-#define CALL_ARGS 3
-
-static bool is_ufunc(PyObject *fn) { return strcmp(Py_TYPE(fn)->tp_name, "numpy.ufunc") == 0; }
-
-static fan_status run(void *ctx, fan_error *err)
-{
-    PyTupleObject *call = ctx;
-    PyObject *names = call->ob_item[2] == Py_None ? NULL : call->ob_item[2];
-    size_t n = (size_t)Py_SIZE(call) - CALL_ARGS - (names ? 1 : 0);
-    PyObject *result = PyObject_Vectorcall(call->ob_item[0], call->ob_item + CALL_ARGS, n, names);
-    if (!result)
-        return fan_from_python(err);
-    Py_DECREF(result);
-    return FAN_OK;
-}
-
-/* Title: Inner loops. A call of a ufunc of NumPy's on arrays of one layout ends in one call of a C function over them:
- * that is what a replay does, without the interpreter. Where NumPy would do more (cast, broadcast, walk through gaps,
- * call the loop more than once), it is asked to. What such a loop says of floats (overflow, invalid) is not warned of.
- */
-typedef struct inner_loop {
-    PyUFuncGenericFunction run;
-    void *data;
-    npy_intp count, steps[LOOP_ARGS];
-    char *at[LOOP_ARGS];
-    _Alignas(16) char numbers[LOOP_ARGS][32]; /* Python's, which take the dtype of the arrays beside them */
-} inner_loop;
-
-static fan_status run_loop(void *ctx, fan_error *err)
-{
-    inner_loop *l = ctx;
-    char *at[LOOP_ARGS];
-    npy_intp count = l->count;
-    (void)err;
-    memcpy(at, l->at, sizeof at);
-    l->run(at, &count, l->steps, l->data);
-    return FAN_OK;
-}
-
-static void drop_loop(void *ctx) { PyMem_RawFree(ctx); }
-
-/* flat: whether NumPy's loop would go once through all of `a`, which is written or shaped as `out`. */
-static bool flat(PyArrayObject *a, PyArrayObject *out)
-{
-    return PyArray_ISCARRAY_RO(a) && PyArray_NDIM(a) == PyArray_NDIM(out) &&
-           PyArray_CompareLists(PyArray_DIMS(a), PyArray_DIMS(out), PyArray_NDIM(a)) && PyArray_ISNOTSWAPPED(a);
-}
-
-/* type_of: of an argument in that loop; a number is of the result's type. */
-static char type_of(PyObject *x, PyArrayObject *out)
-{
-    return (char)PyArray_TYPE(PyArray_Check(x) ? (PyArrayObject *)x : out);
-}
-
-/* loop_of: the index of a ufunc's loop for just these types; -1: none. */
-static int loop_of(const PyUFuncObject *f, PyObject *const *args, PyArrayObject *out)
-{
-    for (int i = 0; i < f->ntypes; i++) {
-        bool same = f->functions[i] != NULL;
-        for (int j = 0; same && j < f->nargs; j++)
-            same = f->types[i * f->nargs + j] == type_of(args[j], out);
-        if (same)
-            return i;
-    }
-    return -1;
-}
-
-/* fits: whether an argument is one of a single loop: an array laid out as the result, or a number beside floats. */
-static bool fits(PyObject *x, PyArrayObject *out)
-{
-    if (!PyArray_CheckExact(x))
-        return PyTypeNum_ISFLOAT(PyArray_TYPE(out)) && (PyFloat_CheckExact(x) || PyLong_CheckExact(x));
-    PyArrayObject *a = (PyArrayObject *)x;
-    bool apart =
-        PyArray_BYTES(a) == PyArray_BYTES(out) || !fan_flats_meet(PyArray_BYTES(a), (uint64_t)PyArray_NBYTES(a),
-                                                                  PyArray_BYTES(out), (uint64_t)PyArray_NBYTES(out));
-    return PyTypeNum_ISNUMBER(PyArray_TYPE(a)) && flat(a, out) && apart;
-}
-
-/* place: where the loop finds its i-th argument: 0, or -1 with an exception. */
-static int place(inner_loop *l, Py_ssize_t i, PyObject *x, PyArrayObject *out)
-{
-    if (PyArray_Check(x)) {
-        l->at[i] = PyArray_BYTES((PyArrayObject *)x);
-        l->steps[i] = PyArray_ITEMSIZE((PyArrayObject *)x);
-        return 0;
-    }
-    l->at[i] = l->numbers[i];
-    return PyArray_SETITEM(out, l->numbers[i], x);
-}
-
-/* loop_new: what a call is in the end, or NULL, without an exception: it has to be made as it is. */
-static inner_loop *loop_new(PyObject *call)
-{
-    PyObject *const *args = ((PyTupleObject *)call)->ob_item + CALL_ARGS;
-    Py_ssize_t n = Py_SIZE(call) - CALL_ARGS;
-    if (!is_ufunc(PyTuple_GET_ITEM(call, 0)) || n < 2 || n > LOOP_ARGS)
-        return NULL;
-    const PyUFuncObject *f = (PyUFuncObject *)PyTuple_GET_ITEM(call, 0);
-    if (f->core_enabled || f->nargs != n || f->nout != 1)
-        return NULL;
-    PyArrayObject *out = (PyArrayObject *)args[n - 1];
-    bool simple = PyArray_SIZE(out) > 0 && PyArray_NBYTES(out) <= LOOP_BYTES && PyArray_ITEMSIZE(out) <= 32;
-    for (Py_ssize_t i = 0; i < n && simple; i++)
-        simple = fits(args[i], out);
-    int which = simple ? loop_of(f, args, out) : -1;
-    inner_loop *l = which < 0 ? NULL : PyMem_RawCalloc(1, sizeof *l);
-    if (!l)
-        return NULL;
-    l->run = f->functions[which];
-    l->data = f->data ? f->data[which] : NULL;
-    l->count = PyArray_SIZE(out);
-    for (Py_ssize_t i = 0; i < n; i++)
-        if (place(l, i, args[i], out) < 0) {
-            PyErr_Clear();
-            PyMem_RawFree(l);
-            return NULL;
-        }
-    return l;
-}
 
 /* call_new: a call with views; *accesses: of the arrays among them, for the caller to free. NULL with an
  * exception. */
@@ -336,8 +195,9 @@ static PyObject *call_new(recording_object *self, PyObject *fn, PyObject *name, 
                           fan_cpu_access *accesses, size_t *n)
 {
     Py_ssize_t reads = PyTuple_GET_SIZE(lists[0]), all = reads + PyTuple_GET_SIZE(lists[1]);
-    bool by_out = is_ufunc(fn) && all == reads + 1;
-    PyObject *call = PyTuple_New(all + CALL_ARGS), *names = by_out ? Py_BuildValue("(s)", "out") : Py_NewRef(Py_None);
+    bool by_out = fan_is_ufunc(fn) && all == reads + 1;
+    PyObject *call = PyTuple_New(all + FAN_CALL_ARGS),
+             *names = by_out ? Py_BuildValue("(s)", "out") : Py_NewRef(Py_None);
     if (!call || !names) {
         Py_XDECREF(call);
         Py_XDECREF(names);
@@ -351,7 +211,7 @@ static PyObject *call_new(recording_object *self, PyObject *fn, PyObject *name, 
         PyObject *x = PyTuple_GET_ITEM(lists[write], write ? i - reads : i), *view;
         if (PyArray_CheckExact(x)) {
             const char *lo;
-            extent((PyArrayObject *)x, &lo, &accesses[*n].bytes);
+            fan_ndarray_extent(x, &lo, &accesses[*n].bytes);
             accesses[*n].data = lo;
             accesses[(*n)++].write = write;
             view = view_of(self, (PyArrayObject *)x, write && !repeats((PyArrayObject *)x));
@@ -366,7 +226,7 @@ static PyObject *call_new(recording_object *self, PyObject *fn, PyObject *name, 
             Py_DECREF(call);
             return NULL;
         }
-        PyTuple_SET_ITEM(call, i + CALL_ARGS, view);
+        PyTuple_SET_ITEM(call, i + FAN_CALL_ARGS, view);
     }
     return call;
 }
@@ -392,17 +252,13 @@ static PyObject *recording_launch(PyObject *o, PyObject *args)
     }
     Py_DECREF(call); /* the list has it */
     const char *said = PyUnicode_AsUTF8(name);
-    inner_loop *loop = loop_new(call);
-    fan_cpu_call how = {.run = loop ? run_loop : run,
-                        .drop = loop ? drop_loop : NULL,
-                        .ctx = loop ? (void *)loop : call,
-                        .name = said ? said : "a kernel",
-                        .accesses = accesses,
-                        .n = n};
+    fan_cpu_call how = {
+        .run = fan_call_run, .ctx = call, .name = said ? said : "a kernel", .accesses = accesses, .n = n};
+    (void)fan_call_loop(call, &how);
     status = fan_recording_call(self->r, &how, &err);
     PyMem_Free(accesses);
     if (status == FAN_OK) {
-        status = run(call, &err);
+        status = fan_call_run(call, &err);
         if (status != FAN_OK && self->r)
             fan_recording_fail(self->r, "a kernel failed while it was recorded");
     }
@@ -490,7 +346,7 @@ static PyObject *recording_writes(PyObject *o, PyObject *array)
     size_t bytes;
     if (!of(o)->r || !PyArray_Check(array))
         Py_RETURN_NONE;
-    extent((PyArrayObject *)array, &lo, &bytes);
+    fan_ndarray_extent(array, &lo, &bytes);
     written w = {lo, bytes, NULL};
     fan_cpu_recorder.accesses(of(o)->r, find_write, &w);
     return w.by ? PyUnicode_FromString(w.by) : Py_NewRef(Py_None);

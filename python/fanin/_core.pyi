@@ -661,8 +661,16 @@ class GraphFunction(Generic[_P, _R]):
 class GraphTree:
     """Functions of arrays on a device, recorded once and replayed, all in one range of memory.
 
+        tree = fanin.GraphTree("cpu")          # or "cuda:0", "sim:0"
+        step = tree.function(lambda x, w: np.tanh(x @ w), roles=("copy", "static"))
+        for x in batches:
+            with tree.step():
+                y = step(x, w)
+                print(step.last.did, y.numpy())   # warmed, recorded, replayed, replayed, ..
+
     `memory`: bytes of that range. `limit`: how often a function is recorded anew because an operand lies elsewhere;
-    then the operand is copied. `strict`: a static operand that lies elsewhere is an error.
+    then the operand is copied. `strict`: a static operand that lies elsewhere is an error. On the CPU operands are
+    ndarrays, and outputs handles whose values `numpy()` copies (docs/graph-trees.md).
     """
     def __init__(self, device: str, *, memory: int = 67108864, limit: int = 8, strict: bool = False) -> None: ...
     def function(
@@ -705,9 +713,10 @@ _Index = SupportsIndex | slice | EllipsisType | None
 
 @final
 class Array:
-    """An array on a simulated device, made by `Machine.array` and `Machine.empty`.
+    """An array on a device, made by `Machine.array` and `Machine.empty`, or by a graph tree.
 
-    Indexing by integers, slices, ... and None gives views; values are read by `numpy()` or by kernels.
+    Indexing by integers, slices, ... and None gives views; values are read by `numpy()` or by kernels. On the CPU,
+    where it is memory of a `fanin.GraphTree`, NumPy's functions and operators take it as well.
     """
     @property
     def shape(self) -> tuple[int, ...]:
@@ -793,6 +802,11 @@ class _CudaInfo(TypedDict, total=False):
 def cuda_info() -> _CudaInfo: ...
 def cuda_leave_out(*words: str) -> None: ...
 def kernels_made() -> str: ...
+def cpu_launch(
+    fn: Callable[..., object], name: str, reads: tuple[object, ...], writes: tuple[object, ...], /
+) -> None: ...
+def cpu_empty(shape: tuple[int, ...], dtype: DTypeLike, /) -> Array: ...
+def cpu_wants_handles() -> bool: ...
 def device_array(device: str, array: NDArray, empty: bool, /) -> Array: ...
 
 # ---------------------------------------------------------------- the simulated machine

@@ -50,7 +50,7 @@ class Script:
         return seen
 
 
-@pytest.fixture(params=["sim", "fake"])
+@pytest.fixture(params=["sim", "fake", "cpu"])
 def script(request: pytest.FixtureRequest, a_world: Callable[..., Any]) -> Iterator[Script]:
     made = Script(a_world(request.param, 1, seed=3))
     yield made

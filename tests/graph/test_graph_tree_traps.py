@@ -14,11 +14,12 @@ import pytest
 
 import fanin
 from fanin import sim
+from kit import hooks
 
 HERE = ""  # the device of the world that the test has
 
 
-@pytest.fixture(params=["sim", "fake"])
+@pytest.fixture(params=["sim", "fake", "cpu"])
 def m(request: pytest.FixtureRequest, a_world: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Any:
     world = a_world(request.param, 1, seed=7)
     monkeypatch.setitem(globals(), "HERE", world.place())
@@ -26,7 +27,7 @@ def m(request: pytest.FixtureRequest, a_world: Callable[..., Any], monkeypatch: 
 
 
 def launch(m: Any, fn: Callable[..., Any], reads: list[Any], writes: list[Any]) -> None:
-    here: Any = fanin.current_stream(HERE)
+    here: Any = m.current_stream()
     m.launch(here, fn, reads=reads, writes=writes)
 
 
@@ -354,3 +355,27 @@ def test_keep_is_a_bool_or_one_for_each_output(m: Any, keep: Any) -> None:
 def test_roles_that_are_no_words_are_told_what_would_have_been_right(m: Any) -> None:
     with pytest.raises(TypeError, match="roles= is one word for all operands, or one for each"):
         tree_on(m).function(scaled(m, 2), roles=3)
+
+
+def test_memory_that_a_function_keeps_is_found_only_where_it_is_looked_for(m: Any) -> None:
+    kept: list[Any] = []
+
+    def keeps(x: Any) -> None:
+        kept.append(scaled(m, 2)(x))
+
+    def adopts() -> bool:
+        tree = tree_on(m)
+        f = tree.function(keeps)
+        try:
+            with tree.step():
+                f(m.array(np.ones(4)))
+        except RuntimeError:
+            return False
+        return True
+
+    assert not adopts()
+    hooks.fault("TREE_ADOPTED")
+    try:
+        assert adopts()
+    finally:
+        hooks.fault(None)

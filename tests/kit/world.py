@@ -1,5 +1,5 @@
 """One world for one suite: the simulated machine ("sim"), the CUDA backend on the fake driver ("fake"), or on a GPU
-("gpu"), asked alike.
+("gpu"), asked alike; for graph trees the CPU ("cpu"), which has no streams.
 
     with world("sim") as w:
         s, x = w.stream(), w.array(np.zeros(4))
@@ -59,7 +59,7 @@ COUNTED = ("contexts", "streams", "events", "modules", "memory", "objects", "gra
 
 def world(kind: str, devices: int = 2, seed: int = 0, **options: Any) -> World:
     """A world of this kind; `options` are the schedule's and the memory's, as of `fanin.sim.Machine`."""
-    return {"sim": Sim, "fake": Fake, "gpu": Gpu}[kind](devices, seed, **options)
+    return {"sim": Sim, "fake": Fake, "gpu": Gpu, "cpu": Cpu}[kind](devices, seed, **options)
 
 
 class World:
@@ -292,6 +292,42 @@ class Sim(World):
     def state(self, s: Any) -> int:
         """0: not captured; 1: captured; 2: in a capture that is broken."""
         return hooks.capture_state(s)
+
+
+class Cpu(World):
+    """The CPU: no streams, and work is done at once, or recorded in a function of a graph tree."""
+
+    kind, prefix, races = "cpu", "cpu", 0
+
+    def open(self, devices: int, seed: int, options: dict[str, Any]) -> None:
+        self.on = None
+
+    def close(self, bad: bool) -> None:
+        pass
+
+    def place(self, device: int = 0) -> str:
+        return "cpu"
+
+    def stream(self, device: int = 0, *, blocking: bool = False) -> Any:
+        return None
+
+    def current_stream(self, device: int = 0) -> Any:
+        return None
+
+    def array(self, values: Any, device: int = 0) -> Any:
+        values = np.asarray(values)
+        made = _core.cpu_empty(values.shape, values.dtype)
+        _core.cpu_launch(lambda x, out: np.copyto(out, x), "copy", (values,), (made,))
+        return made
+
+    def empty(self, shape: Any, dtype: Any = np.float64, device: int = 0) -> Any:
+        return _core.cpu_empty(tuple(np.atleast_1d(shape)) if np.ndim(shape) == 0 else tuple(shape), np.dtype(dtype))
+
+    def launch(self, stream: Any, fn: Callable[..., Any], **how: Any) -> None:
+        _core.cpu_launch(fn, how.get("name") or fn.__name__, tuple(how.get("reads", ())), tuple(how.get("writes", ())))
+
+    def synchronize(self) -> None:
+        pass
 
 
 class Raw(World):

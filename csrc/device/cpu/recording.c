@@ -19,13 +19,17 @@ struct fan_recording {
     size_t n, cap;
     fan_extent *operands;
     size_t operand_count, operand_cap;
-    bool knows_operands; /* false: any memory is one */
-    fan_error why;       /* the first reason why it is none; empty: it is one */
+    bool knows_operands;  /* false: any memory is one */
+    bool defers;          /* nothing runs while it is made */
+    fan_storage_make was; /* .. else: where the thread's memory came from */
+    fan_error why;        /* the first reason why it is none; empty: it is one */
 };
 
 static _Thread_local fan_recording *here;
 
 fan_recording *fan_recording_here(void) { return fan_storage_redirected() ? here : NULL; }
+
+bool fan_recording_defers(void) { return fan_storage_redirected() && here && here->defers; }
 
 static fan_storage *make_here(size_t n) { return fan_blocks_storage(here->blocks, n); }
 
@@ -59,19 +63,22 @@ void fan_recording_free(fan_recording *r)
     fan_free(r);
 }
 
+static const char twice[] = "this thread records already: end that recording first";
+
 fan_status fan_recording_begin(fan_recording *r, fan_error *err)
 {
     if (here)
-        return fan_fail(err, FAN_ERR_CAPTURE, "this thread records already: end that recording first");
+        return fan_fail(err, FAN_ERR_CAPTURE, "%s", twice);
     here = r;
-    (void)fan_storage_redirect(make_here);
+    r->was = fan_storage_redirect(make_here);
     return FAN_OK;
 }
 
 fan_status fan_recording_end(fan_recording *r, fan_error *err)
 {
     if (here == r) {
-        (void)fan_storage_redirect(NULL);
+        if (!r->defers)
+            (void)fan_storage_redirect(r->was);
         here = NULL;
     }
     if (r->why.status != FAN_OK && err)
@@ -239,10 +246,13 @@ static fan_status cpu_begin(fan_device *d, fan_stream *origin, fan_error *err)
     fan_recording *r = fan_recording_new();
     if (!r)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
-    fan_status status = fan_recording_begin(r, err);
-    if (status != FAN_OK)
+    if (here) {
         fan_recording_free(r);
-    return status;
+        return fan_fail(err, FAN_ERR_CAPTURE, "%s", twice);
+    }
+    r->defers = true;
+    here = r;
+    return FAN_OK;
 }
 
 static fan_status cpu_end(fan_device *d, fan_stream *origin, fan_recording **out, fan_error *err)
@@ -282,12 +292,12 @@ static void cpu_accesses(const fan_recording *r, fan_recording_visit visit, void
     for (size_t i = 0; i < r->n && on; i++) {
         const kernel *k = &r->kernels[i];
         for (size_t j = 0; !k->job && j < k->call.n && on; j++)
-            on = visit(ctx, k->call.name, k->call.accesses[j].data, k->call.accesses[j].bytes,
-                       k->call.accesses[j].write);
+            on = !k->call.accesses[j].bytes || visit(ctx, k->call.name, k->call.accesses[j].data,
+                                                     k->call.accesses[j].bytes, k->call.accesses[j].write);
         for (size_t j = 0; k->job && j <= k->job->n && on; j++) {
             const fan_array *a = j < k->job->n ? k->job->in[j].array : k->job->out;
             fan_cpu_access access = access_of(a, j == k->job->n);
-            on = visit(ctx, fan_job_word(k->job->kind), access.data, access.bytes, access.write);
+            on = !access.bytes || visit(ctx, fan_job_word(k->job->kind), access.data, access.bytes, access.write);
         }
     }
 }
@@ -300,7 +310,6 @@ static fan_status cpu_poison(fan_device *d, fan_stream *origin, void *data, size
 }
 
 const fan_recorder fan_cpu_recorder = {
-    .keeps_memory = true,
     .begin = cpu_begin,
     .end = cpu_end,
     .abort = cpu_abort,

@@ -13,6 +13,9 @@
  * What cannot be recorded says so: sparse sums (their size depends on values), exact sums, statistics. A recording that
  * met such a thing is no recording: its end fails with the first reason, whoever kept the error to himself.
  *
+ * For a graph tree (fan_cpu_recorder) work is put into the list and does not run: the launch runs it, as on a device.
+ * Its memory is the tree's, without blocks, and the tree judges what it touches once it is made.
+ *
  * One thread at a time records, or replays, one recording: that is the caller's business. */
 #ifndef FAN_DEVICE_CPU_RECORDING_H
 #define FAN_DEVICE_CPU_RECORDING_H
@@ -62,6 +65,8 @@ fan_blocks *fan_recording_blocks(const fan_recording *r); /* borrowed */
 
 /* fan_recording_here: that of this thread, borrowed; NULL: it does not record. */
 fan_recording *fan_recording_here(void);
+/* fan_recording_defers: this thread records for a graph tree (fan_cpu_recorder): nothing runs before the launch. */
+bool fan_recording_defers(void);
 /* fan_recording_job: a job that runs next, if this thread records. FAN_ERR_CAPTURE, FAN_ERR_NOMEM. */
 fan_status fan_recording_job(const fan_job *job, fan_error *err);
 

@@ -1,0 +1,364 @@
+/* cpu_kernel: kernels of Python's on the CPU: a callable with its arguments, and the loop of NumPy's that it may end
+ * in; arrays and launches of the functions of graph trees. */
+#include "py/args.h"
+#include "py/cpu_kernel.h"
+#include "py/import_memory.h"
+
+#include "array/extents.h"
+#include "base/mem.h"
+#include "graph/tree.h"
+
+#include <numpy/ufuncobject.h>
+
+#define LOOP_ARGS 4
+#define LOOP_BYTES ((npy_intp)1 << 18) /* larger ones let other threads in, as NumPy does */
+
+bool fan_is_ufunc(PyObject *fn) { return strcmp(Py_TYPE(fn)->tp_name, "numpy.ufunc") == 0; }
+
+fan_status fan_call_run(void *ctx, fan_error *err)
+{
+    PyTupleObject *call = ctx;
+    PyObject *names = call->ob_item[2] == Py_None ? NULL : call->ob_item[2];
+    size_t n = (size_t)Py_SIZE(call) - FAN_CALL_ARGS - (names ? 1 : 0);
+    PyObject *result = PyObject_Vectorcall(call->ob_item[0], call->ob_item + FAN_CALL_ARGS, n, names);
+    if (!result)
+        return fan_from_python(err);
+    Py_DECREF(result);
+    return FAN_OK;
+}
+
+/* Inner loops (cpu_kernel.h). */
+typedef struct inner_loop {
+    PyUFuncGenericFunction run;
+    void *data;
+    npy_intp count, steps[LOOP_ARGS];
+    char *at[LOOP_ARGS];
+    _Alignas(16) char numbers[LOOP_ARGS][32]; /* Python's, which take the dtype of the arrays beside them */
+} inner_loop;
+
+static fan_status run_loop(void *ctx, fan_error *err)
+{
+    inner_loop *l = ctx;
+    char *at[LOOP_ARGS];
+    npy_intp count = l->count;
+    (void)err;
+    memcpy(at, l->at, sizeof at);
+    l->run(at, &count, l->steps, l->data);
+    return FAN_OK;
+}
+
+static void drop_loop(void *ctx) { PyMem_RawFree(ctx); }
+
+/* flat: whether NumPy's loop would go once through all of `a`, which is written or shaped as `out`. */
+static bool flat(PyArrayObject *a, PyArrayObject *out)
+{
+    return PyArray_ISCARRAY_RO(a) && PyArray_NDIM(a) == PyArray_NDIM(out) &&
+           PyArray_CompareLists(PyArray_DIMS(a), PyArray_DIMS(out), PyArray_NDIM(a)) && PyArray_ISNOTSWAPPED(a);
+}
+
+/* type_of: of an argument in that loop; a number is of the result's type. */
+static char type_of(PyObject *x, PyArrayObject *out)
+{
+    return (char)PyArray_TYPE(PyArray_Check(x) ? (PyArrayObject *)x : out);
+}
+
+/* loop_of: the index of a ufunc's loop for just these types; -1: none. */
+static int loop_of(const PyUFuncObject *f, PyObject *const *args, PyArrayObject *out)
+{
+    for (int i = 0; i < f->ntypes; i++) {
+        bool same = f->functions[i] != NULL;
+        for (int j = 0; same && j < f->nargs; j++)
+            same = f->types[i * f->nargs + j] == type_of(args[j], out);
+        if (same)
+            return i;
+    }
+    return -1;
+}
+
+/* fits: whether an argument is one of a single loop: an array laid out as the result, or a number beside floats. */
+static bool fits(PyObject *x, PyArrayObject *out)
+{
+    if (!PyArray_CheckExact(x))
+        return PyTypeNum_ISFLOAT(PyArray_TYPE(out)) && (PyFloat_CheckExact(x) || PyLong_CheckExact(x));
+    PyArrayObject *a = (PyArrayObject *)x;
+    bool apart =
+        PyArray_BYTES(a) == PyArray_BYTES(out) || !fan_flats_meet(PyArray_BYTES(a), (uint64_t)PyArray_NBYTES(a),
+                                                                  PyArray_BYTES(out), (uint64_t)PyArray_NBYTES(out));
+    return PyTypeNum_ISNUMBER(PyArray_TYPE(a)) && flat(a, out) && apart;
+}
+
+/* place: where the loop finds its i-th argument: 0, or -1 with an exception. */
+static int place(inner_loop *l, Py_ssize_t i, PyObject *x, PyArrayObject *out)
+{
+    if (PyArray_Check(x)) {
+        l->at[i] = PyArray_BYTES((PyArrayObject *)x);
+        l->steps[i] = PyArray_ITEMSIZE((PyArrayObject *)x);
+        return 0;
+    }
+    l->at[i] = l->numbers[i];
+    return PyArray_SETITEM(out, l->numbers[i], x);
+}
+
+/* loop_new: what a call is in the end, or NULL, without an exception: it has to be made as it is. */
+static inner_loop *loop_new(PyObject *call)
+{
+    PyObject *const *args = ((PyTupleObject *)call)->ob_item + FAN_CALL_ARGS;
+    Py_ssize_t n = Py_SIZE(call) - FAN_CALL_ARGS;
+    if (!fan_is_ufunc(PyTuple_GET_ITEM(call, 0)) || n < 2 || n > LOOP_ARGS)
+        return NULL;
+    const PyUFuncObject *f = (PyUFuncObject *)PyTuple_GET_ITEM(call, 0);
+    if (f->core_enabled || f->nargs != n || f->nout != 1)
+        return NULL;
+    PyArrayObject *out = (PyArrayObject *)args[n - 1];
+    bool simple = PyArray_SIZE(out) > 0 && PyArray_NBYTES(out) <= LOOP_BYTES && PyArray_ITEMSIZE(out) <= 32;
+    for (Py_ssize_t i = 0; i < n && simple; i++)
+        simple = fits(args[i], out);
+    int which = simple ? loop_of(f, args, out) : -1;
+    inner_loop *l = which < 0 ? NULL : PyMem_RawCalloc(1, sizeof *l);
+    if (!l)
+        return NULL;
+    l->run = f->functions[which];
+    l->data = f->data ? f->data[which] : NULL;
+    l->count = PyArray_SIZE(out);
+    for (Py_ssize_t i = 0; i < n; i++)
+        if (place(l, i, args[i], out) < 0) {
+            PyErr_Clear();
+            PyMem_RawFree(l);
+            return NULL;
+        }
+    return l;
+}
+
+bool fan_call_loop(PyObject *call, fan_cpu_call *how)
+{
+    inner_loop *l = loop_new(call);
+    if (!l)
+        return false;
+    how->run = run_loop;
+    how->drop = drop_loop;
+    how->ctx = l;
+    return true;
+}
+
+void fan_ndarray_extent(PyObject *o, const char **lo, size_t *bytes)
+{
+    PyArrayObject *a = (PyArrayObject *)o;
+    npy_intp low = 0, high = PyArray_ITEMSIZE(a);
+    for (int i = 0; i < PyArray_NDIM(a); i++) {
+        npy_intp way = PyArray_DIM(a, i) > 1 ? (PyArray_DIM(a, i) - 1) * PyArray_STRIDE(a, i) : 0;
+        *(way < 0 ? &low : &high) += way;
+    }
+    bool none = PyArray_SIZE(a) == 0;
+    *lo = PyArray_BYTES(a) + (none ? 0 : low);
+    *bytes = none ? 0 : (size_t)(high - low);
+}
+
+/* ---- functions of graph trees ---- */
+
+/* Title: Kernels of a tree. A recording has the call with views that were made once, or the loop alone. Views have a
+ * hold on the whole memory that they lie in: the tree's range, or the operand's. So whoever keeps one reads what is
+ * there then, and never memory that is gone; and keeping one is an error. */
+typedef struct tree_kernel {
+    PyObject *name, *call; /* held; call NULL: */
+    fan_cpu_call loop;
+} tree_kernel;
+
+static void kernel_drop(void *ctx)
+{
+    tree_kernel *k = ctx;
+    fan_gil gil;
+    if (!fan_gil_enter(&gil))
+        return; /* too late for Python: left to the end of the process */
+    if (k->loop.drop)
+        k->loop.drop(k->loop.ctx);
+    Py_XDECREF(k->call);
+    Py_XDECREF(k->name);
+    fan_free(k);
+    fan_gil_leave(&gil);
+}
+
+/* check_kept: 0, or -1 with an exception where somebody else has a view of a call that is through. */
+static int check_kept(PyObject *call)
+{
+    if (fan_is_ufunc(PyTuple_GET_ITEM(call, 0)))
+        return 0;
+    for (Py_ssize_t i = FAN_CALL_ARGS; i < PyTuple_GET_SIZE(call); i++)
+        if (PyArray_Check(PyTuple_GET_ITEM(call, i)) && Py_REFCNT(PyTuple_GET_ITEM(call, i)) > 1) {
+            PyErr_Format(PyExc_RuntimeError,
+                         "kernel %R kept its argument %zd past its run, when its memory may be another array's; keep a "
+                         "copy: view.copy()",
+                         PyTuple_GET_ITEM(call, 1), i - FAN_CALL_ARGS);
+            return -1;
+        }
+    return 0;
+}
+
+static fan_status run_kept(PyObject *call, fan_error *err)
+{
+    FAN_TRY(fan_call_run(call, err));
+    return check_kept(call) < 0 ? fan_from_python(err) : FAN_OK;
+}
+
+static fan_status kernel_run(void *ctx, fan_error *err)
+{
+    tree_kernel *k = ctx;
+    fan_gil gil;
+    if (!k->call)
+        return k->loop.run(k->loop.ctx, err);
+    if (!fan_gil_enter(&gil))
+        return fan_fail(err, FAN_ERR_STATE, "the interpreter is gone: a kernel of Python's cannot run");
+    fan_status status = run_kept(k->call, err);
+    fan_gil_leave(&gil);
+    return status;
+}
+
+static void drop_storage(PyObject *capsule) { fan_storage_drop(PyCapsule_GetPointer(capsule, "fanin.storage")); }
+
+/* view_of: an array of fanin's on the CPU as an ndarray for a kernel. */
+static PyObject *view_of(const fan_array *a, bool write)
+{
+    fan_storage *whole = fan_tree_memory_under(a);
+    PyObject *base = PyCapsule_New(whole ? whole : a->storage, "fanin.storage", drop_storage), *made;
+    if (!base)
+        return NULL;
+    fan_storage_hold(whole ? whole : a->storage);
+    made = fan_ndarray_over(a, write, base);
+    Py_DECREF(base);
+    return made;
+}
+
+/* argument: the i-th of a launch as its kernel gets it; new reference. */
+static PyObject *argument(PyObject *name, PyObject *x, bool write, Py_ssize_t i)
+{
+    fan_device *d = NULL;
+    const fan_array *a = fan_array_arg(x, &d);
+    if (a && d == fan_cpu()) {
+        if (fan_array_usable(a) < 0)
+            return NULL;
+        if (!write || a->writable)
+            return view_of(a, write);
+        return PyErr_Format(PyExc_ValueError, "%U: writes[%zd] is read-only", name, i);
+    }
+    if (PyArray_CheckExact(x) && (!write || PyArray_ISWRITEABLE((PyArrayObject *)x)))
+        return PyArray_View((PyArrayObject *)x, NULL, NULL);
+    if (!write && (PyLong_Check(x) || PyFloat_Check(x) || PyComplex_Check(x) || PyArray_IsScalar(x, Generic)))
+        return Py_NewRef(x);
+    return PyErr_Format(
+        PyExc_TypeError, "%U: %s[%zd]: a kernel on the CPU %s, got a %.200s", name, write ? "writes" : "reads", i,
+        write ? "writes arrays that can be written" : "reads arrays on the CPU and numbers", Py_TYPE(x)->tp_name);
+}
+
+static PyObject *call_of(PyObject *fn, PyObject *name, PyObject *reads, PyObject *writes)
+{
+    Py_ssize_t n = PyTuple_GET_SIZE(reads), all = n + PyTuple_GET_SIZE(writes);
+    PyObject *call = PyTuple_New(all + FAN_CALL_ARGS);
+    if (!call)
+        return NULL;
+    PyTuple_SET_ITEM(call, 0, Py_NewRef(fn));
+    PyTuple_SET_ITEM(call, 1, Py_NewRef(name));
+    PyTuple_SET_ITEM(call, 2, Py_NewRef(Py_None));
+    for (Py_ssize_t i = 0; i < all; i++) {
+        PyObject *x = i < n ? PyTuple_GET_ITEM(reads, i) : PyTuple_GET_ITEM(writes, i - n);
+        PyObject *made = argument(name, x, i >= n, i < n ? i : i - n);
+        if (!made) {
+            Py_DECREF(call);
+            return NULL;
+        }
+        PyTuple_SET_ITEM(call, i + FAN_CALL_ARGS, made);
+    }
+    return call;
+}
+
+/* record: a call that runs with each launch of the recording that this thread makes. */
+static int record(fan_recording *r, PyObject *call, Py_ssize_t reads)
+{
+    size_t n = 0;
+    Py_ssize_t all = PyTuple_GET_SIZE(call) - FAN_CALL_ARGS;
+    fan_error err = {0};
+    tree_kernel *k = fan_calloc(sizeof *k);
+    fan_cpu_access *accesses = fan_calloc(((size_t)all + 1) * sizeof *accesses);
+    if (!k || !accesses) {
+        fan_free(k);
+        fan_free(accesses);
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < all; i++) {
+        PyObject *x = PyTuple_GET_ITEM(call, i + FAN_CALL_ARGS);
+        const char *lo;
+        if (!PyArray_CheckExact(x))
+            continue;
+        fan_ndarray_extent(x, &lo, &accesses[n].bytes);
+        accesses[n].data = lo;
+        accesses[n++].write = i >= reads;
+    }
+    k->name = Py_NewRef(PyTuple_GET_ITEM(call, 1));
+    if (!fan_call_loop(call, &k->loop))
+        k->call = Py_NewRef(call);
+    fan_cpu_call how = {.run = kernel_run,
+                        .drop = kernel_drop,
+                        .ctx = k,
+                        .name = PyUnicode_AsUTF8(k->name),
+                        .accesses = accesses,
+                        .n = n};
+    fan_status status = fan_recording_call(r, &how, &err);
+    fan_free(accesses);
+    return status == FAN_OK ? 0 : (fan_raise(status, &err), -1);
+}
+
+/* cpu_launch: does fn(*reads, *writes) at once, or with each launch of what this thread records. */
+static PyObject *cpu_launch(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *fn, *name, *reads, *writes, *call;
+    fan_recording *r = fan_recording_here();
+    fan_error err = {0};
+    int result;
+    if (!PyArg_ParseTuple(args, "OUO!O!:cpu_launch", &fn, &name, &PyTuple_Type, &reads, &PyTuple_Type, &writes) ||
+        !PyUnicode_AsUTF8(name) || !(call = call_of(fn, name, reads, writes)))
+        return NULL;
+    if (r && fan_recording_defers()) {
+        result = record(r, call, PyTuple_GET_SIZE(reads));
+    } else {
+        fan_status status = run_kept(call, &err);
+        result = status == FAN_OK ? 0 : (fan_raise(status, &err), -1);
+    }
+    Py_DECREF(call);
+    return result < 0 ? NULL : Py_NewRef(Py_None);
+}
+
+/* cpu_empty: an array of fanin's on the CPU: in the function of a graph tree its memory is the tree's. */
+static PyObject *cpu_empty(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *shape, *dtype, *made = NULL;
+    FAN_RAW int64_t dims[FAN_MAX_NDIM];
+    fan_dtype d;
+    fan_array *a = NULL;
+    fan_error err = {0};
+    int ndim;
+    if (!PyArg_ParseTuple(args, "OO:cpu_empty", &shape, &dtype) || (ndim = fan_shape_tuple(shape, dims)) < 0 ||
+        fan_dtype_parse(dtype, &d) < 0)
+        return NULL;
+    fan_status status = fan_device_array(fan_cpu(), NULL, d, ndim, dims, NULL, &a, &err);
+    if (status != FAN_OK)
+        return fan_raise_sim(status, &err);
+    made = fan_array_wrap(a, fan_cpu());
+    fan_array_drop(a);
+    return made;
+}
+
+static PyObject *cpu_wants_handles(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+{
+    return PyBool_FromLong(fan_wants_handles(NULL));
+}
+
+PyMethodDef fan_cpu_kernel_functions[] = {
+    {"cpu_launch", cpu_launch, METH_VARARGS,
+     "cpu_launch($module, fn, name, reads, writes, /)\n--\n\nDo fn(*reads, *writes) on the CPU, now, or in each "
+     "replay of what is recorded."},
+    {"cpu_empty", cpu_empty, METH_VARARGS,
+     "cpu_empty($module, shape, dtype, /)\n--\n\nAn array of fanin's on the CPU, in a graph tree's memory inside of "
+     "its functions."},
+    {"cpu_wants_handles", cpu_wants_handles, METH_NOARGS,
+     "cpu_wants_handles($module, /)\n--\n\nWhether this thread is in a function of a graph tree on the CPU."},
+    {NULL, NULL, 0, NULL},
+};

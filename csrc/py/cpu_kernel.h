@@ -1,0 +1,23 @@
+/* cpu_kernel: kernels of Python's on the CPU (device/cpu/recording.h). */
+#ifndef FAN_PY_CPU_KERNEL_H
+#define FAN_PY_CPU_KERNEL_H
+
+#include "py/py.h"
+
+#include "device/cpu/recording.h"
+
+/* A call is a tuple: the callable, its name, None or the names of keyword arguments, the arguments. */
+#define FAN_CALL_ARGS 3
+
+bool fan_is_ufunc(PyObject *fn);
+/* fan_call_run: makes the call, with the interpreter's lock. FAN_ERR_EXTERN. */
+fan_status fan_call_run(void *call, fan_error *err);
+/* Title: Inner loops. A call of a ufunc of NumPy's on arrays of one layout ends in one call of a C function over them:
+ * that is what a replay does, without the interpreter. Where NumPy would do more (cast, broadcast, walk through gaps,
+ * call the loop more than once), it is asked to. What such a loop says of floats (overflow, invalid) is not warned of.
+ * fan_call_loop: how->run, drop and ctx of such a call; false, without an exception: it has to be made as it is. */
+bool fan_call_loop(PyObject *call, fan_cpu_call *how);
+/* fan_ndarray_extent: the bytes that an ndarray shows. */
+void fan_ndarray_extent(PyObject *o, const char **lo, size_t *bytes);
+
+#endif

@@ -1,0 +1,132 @@
+"""NumPy's functions of fanin's arrays on the CPU, which are memory of a graph tree.
+
+Outside of a tree's functions they read values, and give ndarrays. Inside, they make a new array in the tree's memory,
+and launch a kernel that fills it, now or in each replay; its shape and dtype are asked of NumPy, of ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _core
+from ._core import Array
+
+NDArray = npt.NDArray[np.generic]
+Kernel = Callable[..., object]
+
+#: Functions of NumPy's, besides ufuncs, whose result's shape follows from the operands' shapes.
+FUNCTIONS = frozenset[object]({
+    np.sum, np.prod, np.mean, np.var, np.std, np.max, np.min, np.argmax, np.argmin, np.cumsum, np.cumprod, np.all,
+    np.any, np.where, np.clip, np.dot, np.inner, np.outer, np.tensordot, np.einsum, np.concatenate, np.stack, np.take,
+    np.diff, np.flip, np.roll, np.sort, np.argsort, np.tile, np.trace,
+})  # fmt: skip
+
+FILLED: dict[object, int | None] = {np.empty_like: None, np.zeros_like: 0, np.ones_like: 1}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an array stands among those that a kernel reads."""
+
+    at: int
+
+
+def mapped(x: object, fn: Callable[[object], object]) -> object:
+    """`fn` of all that is no list or tuple in it."""
+    return type(x)(mapped(y, fn) for y in cast(Iterable[object], x)) if isinstance(x, list | tuple) else fn(x)
+
+
+def shown(x: object) -> object:
+    """Something of the same shape and dtype, without memory."""
+    return np.broadcast_to(np.ones((), x.dtype), x.shape) if isinstance(x, Array) else x
+
+
+def read(x: object) -> object:
+    """The values of now."""
+    return x.numpy() if isinstance(x, Array) else x
+
+
+def copied(x: object, out: NDArray) -> None:
+    """A kernel."""
+    out[...] = cast(NDArray, x)
+
+
+def new(like: object) -> Array:
+    """A new array of the shape and dtype of what NumPy gave."""
+    array = np.asarray(like)
+    return _core.cpu_empty(array.shape, array.dtype)
+
+
+def of_ufunc(f: np.ufunc, method: str, *inputs: object, out: Sequence[object] = (), **how: object) -> object:
+    """A ufunc, or a method of one."""
+    if method == "at" or any(isinstance(x, Array) for x in how.values()):
+        raise TypeError(
+            f"np.{f.__name__}: f.at and where= are not for arrays of a graph tree; np.where can be recorded"
+        )
+    call: Callable[..., object] = getattr(f, method)
+    if not out and not _core.cpu_wants_handles():
+        return call(*map(read, inputs), **how)
+    with np.errstate(all="ignore"):
+        result = call(*map(shown, inputs), **how)
+    results = result if isinstance(result, tuple) else (result,)
+    given = out or [None] * len(results)
+    outs = tuple(new(r) if o is None else o for o, r in zip(given, results, strict=True))
+    n = len(inputs)
+
+    def kernel(*arrays: NDArray) -> None:
+        call(*arrays[:n], out=arrays[n:], **how)
+
+    _core.cpu_launch(f if method == "__call__" and not how else kernel, f.__name__, inputs, outs)
+    return outs[0] if len(outs) == 1 else outs
+
+
+def of_function(f: Kernel, types: object, args: tuple[object, ...], how: dict[str, object]) -> object:
+    """Another function of NumPy's."""
+    if f is np.copyto and len(args) == 2 and not how:
+        assign(*args)
+        return None
+    if not _core.cpu_wants_handles():
+        return f(*(mapped(x, read) for x in args), **{k: mapped(x, read) for k, x in how.items()})
+    if f in FILLED:
+        out, value = new(f(shown(args[0]), *args[1:], **how)), FILLED[f]
+        if value is not None:
+            assign(out, value)
+        return out
+    if f not in FUNCTIONS or "out" in how:
+        names = ", ".join(sorted(cast(Kernel, g).__name__ for g in FUNCTIONS))
+        raise TypeError(f"np.{f.__name__}: of arrays of a graph tree ufuncs can be recorded, with out=, and {names}")
+    return of_known(f, args, how)
+
+
+def of_known(f: Kernel, args: tuple[object, ...], how: dict[str, object]) -> Array:
+    found: list[object] = []
+
+    def place(x: object) -> object:
+        if not isinstance(x, Array | np.ndarray):
+            return x
+        found.append(x)
+        return Place(len(found) - 1)
+
+    at, at_how = mapped(args, place), mapped(list(how.values()), place)
+
+    def call(arrays: Sequence[object]) -> object:
+        there = [mapped(x, lambda y: arrays[y.at] if isinstance(y, Place) else y) for x in (at, at_how)]
+        return f(*cast(list[object], there[0]), **dict(zip(how, cast(list[object], there[1]), strict=True)))
+
+    def kernel(*arrays: NDArray) -> None:
+        copied(np.reshape(np.asarray(call(arrays)), arrays[-1].shape), arrays[-1])
+
+    with np.errstate(all="ignore"):
+        out = new(call([shown(x) for x in found]))
+    _core.cpu_launch(kernel, f.__name__, tuple(found), (out,))
+    return out
+
+
+def assign(out: object, x: object) -> None:
+    """out[...] = x"""
+    _core.cpu_launch(copied, "copy", (x,), (out,))
