@@ -234,9 +234,15 @@ static int array_assign(PyObject *o, PyObject *key, PyObject *value)
 
 static Py_hash_t array_hash(PyObject *o) { return (Py_hash_t)((uintptr_t)o >> 4); }
 
-static int array_bool(PyObject *Py_UNUSED(o))
+static int array_bool(PyObject *o)
 {
-    advise("testing");
+    if (on_cpu(o))
+        PyErr_Format(PyExc_TypeError,
+                     "%R is not tested for truth: what is decided by values is decided once; np.where "
+                     "can be recorded, and x.numpy() read outside of functions",
+                     o);
+    else
+        advise("testing");
     return -1;
 }
 

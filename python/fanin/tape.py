@@ -44,6 +44,7 @@ import numpy as np
 import numpy.typing as npt
 
 import fanin
+from fanin import _core
 from fanin._core import Recording
 from fanin._interop.protocols import DType, NDArray
 from fanin._words import counted
@@ -74,6 +75,11 @@ class Device:
 
     def put(self, value: npt.ArrayLike) -> Array:
         """A copy of an ndarray there."""
+        if self.machine is None and _core.cpu_wants_handles():
+            if not plain(value):
+                return run(copy, value if isinstance(value, fanin.sim.Array) else np.asarray(value))
+            numbers = np.asarray(value)
+            return run(partial(copy, numbers), shape=numbers.shape, dtype=numbers.dtype)
         if self.machine is None:
             return np.array(value) if _here.recording is None else constant(value)
         put: fanin.sim.Array = self.machine.array(value, device=self.index)
@@ -83,6 +89,8 @@ class Device:
         """Memory there, to be written."""
         if self.machine is not None:
             return self.machine.empty(shape, dtype, device=self.index)
+        if _core.cpu_wants_handles():  # in a function of a graph tree
+            return _core.cpu_empty(shape, np.dtype(dtype))
         made = np.empty(shape, dtype)
         return made if _here.recording is None else _here.recording.empty(made)
 
@@ -129,7 +137,9 @@ def launch(fn: Callable[..., object], reads: Sequence[Array], writes: Sequence[A
     """Do `fn(*reads, *writes)` here."""
     machine, stream = _here.device.machine, _here.device.current()
     if machine is None or stream is None:
-        if _here.recording is None:
+        if _core.cpu_wants_handles():
+            _core.cpu_launch(fn, _here.name, tuple(reads), tuple(writes))
+        elif _here.recording is None:
             fn(*reads, *writes)
         else:
             _here.recording.launch(fn, _here.name, tuple(reads), tuple(writes))
@@ -391,7 +401,7 @@ class Op:
             arrays.append(x)
         if device is None:
             return cast(Var, self.forward(*args) if _here.recording is None else self.queued(args, ()))
-        if device.machine is not None or _here.recording is not None:
+        if device.machine is not None or _here.recording is not None or _core.cpu_wants_handles():
             return self.on_device(device, args, live)
         data = self.forward(*arrays)
         y = Var(data if type(data) is np.ndarray else np.asarray(data), device)
@@ -873,7 +883,7 @@ class Compiled(Generic[R]):
         self._lock = threading.RLock()
 
     def __call__(self, *args: object) -> R:
-        if _here.recording is not None:  # a part of another one
+        if _here.recording is not None or _core.cpu_wants_handles():  # a part of another one, or of a graph tree
             return self.step(*args)
         with self._lock:
             arrays, key = [_argument(i, x) for i, x in enumerate(args)], self._key(args)
