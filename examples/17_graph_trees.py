@@ -1,5 +1,5 @@
 """What goes wrong with PyTorch's CUDA graph trees, each by its issue, and what happens here instead. On the simulated
-device; `fanin.GraphTree("cuda:0")` is the same.
+device; `fanin.GraphTree("cuda:0")` is the same. At the end a training step on the CPU, in NumPy.
 """
 
 import threading
@@ -121,6 +121,28 @@ def main(m):
     say("#83490, ten shapes", f"{shapes.stats.nodes} recordings in {shapes.stats.high_water} bytes, the largest's")
 
 
+def on_the_cpu():
+    """Least squares: NumPy's functions are recorded, weights stay where they are, the loss is a handle of its step."""
+    tree = fanin.GraphTree("cpu")
+
+    def train(x, want, w):
+        wrong = x @ w - want
+        w -= 0.1 * (x.T @ wrong) / len(x)
+        return np.mean(wrong * wrong)
+
+    step = tree.function(train, roles=("copy", "copy", "static"))
+    rng, w, did = np.random.default_rng(0), np.zeros(3), []
+    for _ in range(100):
+        x = rng.standard_normal((16, 3))
+        with tree.step():
+            loss = step(x, x @ [1.0, 2.0, 3.0], w)
+            last = float(loss.numpy())
+        did.append(step.last.did)
+    say("on the CPU", f"{', '.join(did[:4])}, ..: loss {last:.1e}, w {w.round(2)}")
+    say("a loss of an ended step", attempt(loss.numpy))
+
+
 if __name__ == "__main__":
     with sim.Machine(seed=1) as machine:
         main(machine)
+    on_the_cpu()

@@ -82,6 +82,8 @@ of earlier calls live, so each call is recorded anew
 #180396, a join forgotten: CaptureError: forgets cannot be recorded: ...was not joined back...904...: stream ...
 #123177, another thread: [2. 2.], replayed
 #83490, ten shapes: 10 recordings in 10240 bytes, the largest's
+on the CPU: warmed, recorded, replayed, replayed, ..: loss ..., w [1. 2. 3.]
+a loss of an ended step: RuntimeError: this is an output of train, ...step 100, which ended at ...
 """
     ),
     "08_upstream_holes.py": "torch...\n",  # what it prints where torch is here: tests/partners/test_analysis_torch.py
