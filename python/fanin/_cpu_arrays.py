@@ -23,8 +23,16 @@ Kernel = Callable[..., object]
 FUNCTIONS = frozenset[object]({
     np.sum, np.prod, np.mean, np.var, np.std, np.max, np.min, np.argmax, np.argmin, np.cumsum, np.cumprod, np.all,
     np.any, np.where, np.clip, np.dot, np.inner, np.outer, np.tensordot, np.einsum, np.concatenate, np.stack, np.take,
-    np.diff, np.flip, np.roll, np.sort, np.argsort, np.tile, np.trace,
+    np.diff, np.flip, np.roll, np.sort, np.argsort, np.tile, np.trace, np.linalg.norm,
+    *([np.astype] if hasattr(np, "astype") else []),
 })  # fmt: skip
+
+#: .. that give views.
+VIEWS: dict[object, Callable[..., object]] = {
+    np.transpose: lambda x, axes=None: x.transpose(axes),
+    np.reshape: lambda x, shape: x.reshape(shape),
+    np.broadcast_to: lambda x, shape: x.broadcast_to(shape),
+}
 
 FILLED: dict[object, int | None] = {np.empty_like: None, np.zeros_like: 0, np.ones_like: 1}
 
@@ -92,12 +100,14 @@ def of_function(f: Kernel, types: object, args: tuple[object, ...], how: dict[st
         return None
     if not _core.cpu_wants_handles():
         return f(*(mapped(x, read) for x in args), **{k: mapped(x, read) for k, x in how.items()})
+    if f in VIEWS:
+        return VIEWS[f](*args, **how)
     if f in FILLED:
         out, value = new(f(shown(args[0]), *args[1:], **how)), FILLED[f]
         if value is not None:
             assign(out, value)
         return out
-    if f not in FUNCTIONS or "out" in how:
+    if f not in FUNCTIONS or "out" in how or (f is np.where and len(args) < 3):
         names = ", ".join(sorted(cast(Kernel, g).__name__ for g in FUNCTIONS))
         raise TypeError(f"np.{f.__name__}: of arrays of a graph tree ufuncs can be recorded, with out=, and {names}")
     return of_known(f, args, how)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gc
 import random
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -57,6 +58,9 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "a view that repeats itself": lambda x, w: np.multiply(x[0].broadcast_to(3, 4), 2),
     "written in place": lambda x, w: in_place(x, w),
     "written by parts": lambda x, w: by_parts(x, w),
+    "views by functions": lambda x, w: np.reshape(x, (4, 3)) + np.transpose(w) + np.broadcast_to(x[0, :3], (4, 3)),
+    "another dtype": lambda x, w: np.add(x, w).astype("f4") if type(x) is np.ndarray else np.astype(x + w, "f4"),
+    "a norm": lambda x, w: x / np.linalg.norm(w, axis=1, keepdims=True),
     "an accumulation": lambda x, w: np.add.accumulate(x, axis=1),
     "an outer product": lambda x, w: np.multiply.outer(x[0], w[0]),
     "a clip": lambda x, w: np.clip(x, -1, 1),
@@ -178,6 +182,7 @@ BAD: dict[str, tuple[Callable[..., Any], type[Exception], str]] = {
         TypeError,
         "np.nonzero: of arrays of a graph tree ufuncs can be recorded",
     ),
+    "places of values": (lambda x: np.where(x > 0)[0], TypeError, "np.where: of arrays of a graph tree ufuncs can be"),
     "at places": (lambda x: np.add.at(x, [0], 1), TypeError, "np.add: f.at and where="),
     "a mask": (lambda x: np.add(x, 1, where=x > 0), TypeError, "np.add: f.at and where="),
     "a list": (lambda x: np.add(x, [1.0, 2.0, 3.0]), TypeError, r"add: reads\[1\]: a kernel on the CPU reads arrays"),
@@ -463,6 +468,68 @@ def test_a_steady_call_with_ndarrays_allocates_only_what_it_is_given_by() -> Non
                     counts[n] = hooks.memory()[1] - before
             assert did(f) == "replayed"
     assert counts == {1: 1, 8: 8}
+
+
+def scene() -> list[Any]:
+    values = []
+
+    def layer(x: Any, w: Any, g: Any) -> Any:
+        y = np.tanh(x + w)
+        y[0] = 2.0
+        g += np.sum(y * y, axis=0)
+        return of_a_buffer(y, w), np.where(y > w, y, w)
+
+    with tree_here() as tree:
+        f = tree.function(layer, roles=("copy", "static", "accumulate"), keep=(True, False))
+        w, g = np.ones((2, 3)), np.zeros(3)
+        for k in range(4):
+            with tree.step():
+                values += [a.numpy().tolist() for a in f(np.full((2, 3), float(k)), w, g)]
+        values.append(g.tolist())
+    return values
+
+
+def test_each_allocation_fails_once_and_nothing_is_lost() -> None:
+    want, failures, n = scene(), 0, 0
+    gc.collect()
+    before = blocks()
+    while n < failures + 40:
+        hooks.fail_at(n)
+        try:
+            got = scene()
+        except MemoryError:
+            failures += 1
+        else:
+            assert got == want, n
+        finally:
+            hooks.fail_at(-1)
+        n += 1
+    assert failures > 60 and scene() == want
+    assert blocks() == before
+
+
+@pytest.mark.filterwarnings("ignore:.*runs again and again:RuntimeWarning")
+def test_threads_may_call_at_once() -> None:
+    wrong: list[Any] = []
+    with tree_here() as tree:
+        f = tree.function(lambda x, w: np.where(np.sum(x, axis=0) > 0, x @ w, 0.0), roles=("copy", "static"))
+        w = np.eye(3)
+
+        def work(k: int) -> None:
+            for i in range(50):
+                with tree.step():
+                    y = f(np.full((2, 3), float(k + i + 1)), w)
+                    if y.numpy().tolist() != [[float(k + i + 1)] * 3] * 2:
+                        wrong.append((k, i))
+
+        threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert not any(thread.is_alive() for thread in threads) and not wrong
+        stats = tree.stats
+        assert stats.warmed + stats.recorded + stats.replayed == 200 and stats.raw == 0
 
 
 # ---- random functions
