@@ -27,7 +27,7 @@ def m(request: pytest.FixtureRequest, a_world: Callable[..., Any], monkeypatch: 
 
 
 def launch(m: Any, fn: Callable[..., Any], reads: list[Any], writes: list[Any]) -> None:
-    here: Any = m.current_stream()
+    here: Any = fanin.current_stream(HERE)
     m.launch(here, fn, reads=reads, writes=writes)
 
 

@@ -36,7 +36,7 @@ def wait(s: Any, for_: Any) -> None:
 
 
 def launch(m: Any, fn: Callable[..., Any], reads: list[Any], writes: list[Any], stream: Any = None) -> None:
-    m.launch(stream or m.current_stream(), fn, reads=reads, writes=writes)
+    m.launch(stream or fanin.current_stream(HERE), fn, reads=reads, writes=writes)
 
 
 def scaled(m: Any, factor: float) -> Callable[..., Any]:
@@ -237,7 +237,7 @@ def test_k_micro_batches_over_several_streams_give_the_bits_of_the_sequential_su
 
             def micro(*operands: Any, side: list[Any] = side) -> None:
                 *xs, g = operands
-                here, buf = m.current_stream(), fanin.InputBuffer(1, name="micro")
+                here, buf = fanin.current_stream(HERE), fanin.InputBuffer(1, name="micro")
                 for i, x in enumerate(xs):
                     s = side[i % len(side)]
                     wait(s, here)
@@ -414,7 +414,7 @@ def bad(error: type[Exception], words: str, streams: bool = False) -> Callable[[
 def synchronizes(m: Any, out: dict[str, Any]) -> Callable[..., Any]:
     def f(x: Any) -> Any:
         y = scaled(m, 2)(x)
-        m.current_stream().synchronize()
+        fanin.current_stream(HERE).synchronize()
         return y
 
     return f
@@ -436,10 +436,10 @@ def forgets_a_join(m: Any, out: dict[str, Any]) -> Callable[..., Any]:
 
     def f(x: Any) -> Any:
         y = m.empty(x.shape, x.dtype)
-        s.wait(m.current_stream())
+        s.wait(fanin.current_stream(HERE))
         launch(m, lambda a, b: np.multiply(a, 2, out=b), [x], [y], s)
         if out.setdefault("calls", 0) == 0:
-            m.current_stream().wait(s)
+            fanin.current_stream(HERE).wait(s)
         out["calls"] += 1
         return y
 
@@ -725,13 +725,13 @@ def test_an_output_used_on_another_stream_is_waited_for_before_its_memory_is_use
         with tree.step():
             y = double(m.array(np.full(4, float(i))))
             z = m.empty((4,), np.float64)
-            s.wait(m.current_stream())
+            s.wait(fanin.current_stream(HERE))
             y.record_stream(s)
             launch(m, lambda a, b: np.add(a, 1, out=b), [y], [z], s)
             zs.append(z)
             del y
     m.synchronize()
-    m.current_stream().wait(s)
+    fanin.current_stream(HERE).wait(s)
     assert [z.numpy()[0] for z in zs] == [2.0 * i + 1 for i in range(5)]
     assert m.races == 0
 
@@ -897,7 +897,7 @@ def test_a_steady_call_allocates_nothing_of_its_own(m: Any) -> None:
         return operands[0]
 
     counts = {}
-    caller = m.current_stream()  # somebody has it, as its library would
+    caller = fanin.current_stream(HERE)  # somebody has it, as its library would
     for n in (1, 32):
         f = tree.function(nothing, roles="static")
         operands = [m.array(np.ones(1)) for _ in range(n)]
