@@ -3,6 +3,8 @@ one by one and its graph launched by hand.
 
     python benchmarks/graph_trees.py [--quick] [--json FILE]
 
+The same on the CPU: a chain of additions of 16 elements by NumPy, as nodes of a pass, and replayed.
+
 What the simulation itself does for each kernel is in all of them; what a tree does of its own is the difference between
 the last two. The title says what the clock of the simulated host counts for a call.
 """
@@ -77,10 +79,43 @@ def calls(m: Any, kernels: int, operands: int, where: str, rounds: int) -> Resul
     )
 
 
+NUMPY, ENGINE = "NumPy", "a pass of the engine"
+
+
+def on_the_cpu(kernels: int, operands: int, where: str, rounds: int) -> Result:
+    xs = [np.ones(16, np.float32) for _ in range(operands)]
+    tree = fanin.GraphTree("cpu", memory=1 << 16)
+
+    def chain(x: Any, *others: Any) -> Any:
+        for _ in range(kernels):
+            x = np.add(x, 1.0)
+        return x
+
+    def engine() -> None:
+        edge: Any = (fanin.Leaf(np.zeros(16, np.float32)), 0)
+        for _ in range(kernels):
+            edge = (fanin.Node(lambda g: np.add(g, 1.0), edges=[edge]), 0)
+        fanin.backward([(*edge, xs[0])])
+
+    f = tree.function(chain, roles="static")
+
+    def replayed() -> None:
+        with tree.step():
+            f(*xs)
+
+    for _ in range(3):
+        replayed()
+    assert f.last is not None and f.last.did == "replayed"
+    work = {NUMPY: lambda: chain(*xs), ENGINE: engine, REPLAYED: replayed}
+    title = f"CPU: {kernels} additions, {operands} operands, core {where}"
+    return measure(title, work, base=ENGINE, rounds=rounds, longest=5.0)
+
+
 def results(quick: bool) -> Iterator[Result]:
     with pinned() as where, sim.Machine() as m:
         for kernels, operands in ((1, 1), (1, 32), (10, 1), (100, 1), (1000, 1)):
             yield calls(m, kernels, operands, where, 3 if quick else 30)
+            yield on_the_cpu(kernels, operands, where, 3 if quick else 30)
 
 
 if __name__ == "__main__":
