@@ -73,7 +73,7 @@ __attribute__((noinline, cold)) static int failed(const fan_node *n, fanin_statu
 }
 
 /* refuse_recorded: -1 with an exception: what it does to memory no recording knows. */
-static int refuse_recorded(const fan_node *n)
+__attribute__((noinline, cold)) static int refuse_recorded(const fan_node *n)
 {
     char name[128];
     fan_error err = {0};
@@ -89,7 +89,7 @@ static int call(const function_object *f, const fan_node *n, const fanin_value *
 {
     FAN_RAW fanin_error err;
     fanin_status status;
-    if (fan_recording_here())
+    if (fan_storage_redirected() && fan_recording_here())
         return refuse_recorded(n);
     void *left = f->flags & FANIN_LONG ? fan_allow_threads_begin() : NULL;
     err.text[0] = '\0';
