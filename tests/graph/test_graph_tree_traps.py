@@ -48,6 +48,30 @@ def did(function: Any) -> Any:
     return function.last.did
 
 
+def test_memory_that_a_function_keeps_is_found_only_where_it_is_looked_for(m: Any) -> None:
+    kept: list[Any] = []
+
+    def keeps(x: Any) -> None:
+        kept.append(scaled(m, 2)(x))
+
+    def adopts() -> bool:
+        tree = tree_on(m)
+        f = tree.function(keeps)
+        try:
+            with tree.step():
+                f(m.array(np.ones(4)))
+        except RuntimeError:
+            return False
+        return True
+
+    assert not adopts()
+    hooks.fault("TREE_ADOPTED")
+    try:
+        assert adopts()
+    finally:
+        hooks.fault(None)
+
+
 def test_a_view_of_an_operand_in_the_pool_is_kept_as_a_view(m: Any) -> None:
     tree = tree_on(m)
     double = tree.function(scaled(m, 2))
@@ -355,27 +379,3 @@ def test_keep_is_a_bool_or_one_for_each_output(m: Any, keep: Any) -> None:
 def test_roles_that_are_no_words_are_told_what_would_have_been_right(m: Any) -> None:
     with pytest.raises(TypeError, match="roles= is one word for all operands, or one for each"):
         tree_on(m).function(scaled(m, 2), roles=3)
-
-
-def test_memory_that_a_function_keeps_is_found_only_where_it_is_looked_for(m: Any) -> None:
-    kept: list[Any] = []
-
-    def keeps(x: Any) -> None:
-        kept.append(scaled(m, 2)(x))
-
-    def adopts() -> bool:
-        tree = tree_on(m)
-        f = tree.function(keeps)
-        try:
-            with tree.step():
-                f(m.array(np.ones(4)))
-        except RuntimeError:
-            return False
-        return True
-
-    assert not adopts()
-    hooks.fault("TREE_ADOPTED")
-    try:
-        assert adopts()
-    finally:
-        hooks.fault(None)
