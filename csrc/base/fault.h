@@ -69,6 +69,8 @@
     X(CUDA_NOTES_NOTHING, "what a recording's work touches is not noted") \
     X(CUDA_ANY_NODE, "a recording takes graphs that allocate") \
     X(CUDA_EARLY_LANES, "what a launch of a sum over axes left is freed before the next one reads it") \
+    X(CUDA_SHORT_SORT, "COO data are not sorted by the last digit of their rows") \
+    X(CUDA_EARLY_SORT, "the order of COO data is freed before the launch that sums them") \
     X(SHARE_ANY_EVENT, "what leaves in one call shares the event of a stream that did not use it")
 /* Recordings on the CPU. */
 #define FAN_RECORDING_FAULTS(X) \

@@ -4,6 +4,7 @@
 #include "fake/fake.h"
 #include "fake/graph.h"
 #include "fake/thing.h"
+#include "fake/traffic.h"
 #include "fake/work.h"
 
 #include <stdio.h>
@@ -20,6 +21,8 @@ FAN_FAKE_SHOWN uint64_t fanFakeMapped(void);
 FAN_FAKE_SHOWN void fanFakeHide(int place, const char *name);
 
 FAN_FAKE_SHOWN uint64_t fanFakeCalls(const char *name);
+
+FAN_FAKE_SHOWN int fanFakeTraffic(int on, uint64_t *read, uint64_t *written);
 
 FAN_FAKE_SHOWN uint64_t fanFakeRaces(void);
 
@@ -126,6 +129,16 @@ void fanFakeHide(int place, const char *name)
 }
 
 void fanFakeBarriers(int hold) { fan__block_forget_barriers(!hold); }
+
+int fanFakeTraffic(int on, uint64_t *read, uint64_t *written)
+{
+    *read = fan__traffic_read();
+    *written = fan__traffic_written();
+    if (on)
+        return fan__traffic_begin() ? OK : OUT_OF_MEMORY;
+    fan__traffic_end();
+    return OK;
+}
 
 uint64_t fanFakeCalls(const char *name)
 {

@@ -1,6 +1,7 @@
 /* The kernels for the host, and what each touches. */
 #include "fake/block.h"
 #include "fake/fake.h"
+#include "fake/traffic.h"
 
 #include <assert.h>
 
@@ -156,25 +157,75 @@ static size_t reduce_accesses(const fan_k_reduce *a, int from, fan_fake_access *
     return 2;
 }
 
-/* scatter_accesses: where it writes its indices tell, once they are there: all that it could reach counts. */
-static size_t scatter_accesses(const void *args, fan_fake_access *out)
+static int index_dtype(int size) { return size == 4 ? FAN_DT_INT32 : FAN_DT_INT64; }
+
+static void fours(fan_fake_access *a, uint64_t address, int64_t count) { dense(a, address, FAN_DT_UINT32, count); }
+
+static void indices(fan_fake_access *a, const fan_k_coo *coo, int64_t entries)
 {
-    const fan_k_scatter *a = args;
-    const int64_t *extent = a->words + (a->pointers ? 3 : 2 * a->sparse), *into = extent + a->inner,
+    int64_t shape[2] = {coo->sparse, entries}, strides[2] = {coo->index_row, coo->index_step};
+    strided(a, coo->indices, index_dtype(coo->index_size), 2, shape, strides, 0, NULL, NULL);
+}
+
+/* sort_count_accesses, sort_scan_accesses, sort_move_accesses: what they touch where there is something to sort. */
+static size_t sort_count_accesses(const fan_k_sort *a, fan_fake_access *out)
+{
+    if (a->coo.indices)
+        indices(&out[0], &a->coo, a->entries);
+    else
+        fours(&out[0], a->rows, a->entries);
+    fours(&out[1], a->unsorted, 1);
+    fours(&out[2], a->counts, a->tiles << a->bits);
+    return 3;
+}
+
+static size_t sort_scan_accesses(const fan_k_sort *a, fan_fake_access *out)
+{
+    fours(&out[0], a->unsorted, 1);
+    fours(&out[1], a->counts, a->tiles << a->bits);
+    fours(&out[2], a->totals, (int64_t)1 << a->bits);
+    return 3;
+}
+
+static size_t sort_move_accesses(const fan_k_sort *a, fan_fake_access *out)
+{
+    size_t n = 0;
+    fours(&out[n++], a->unsorted, 1);
+    fours(&out[n++], a->counts, a->tiles << a->bits);
+    if (a->tiles > 1)
+        fours(&out[n++], a->totals, (int64_t)1 << a->bits);
+    if (a->coo.indices) {
+        indices(&out[n++], &a->coo, a->entries);
+    } else {
+        fours(&out[n++], a->rows, a->entries);
+        fours(&out[n++], a->places, a->entries);
+    }
+    fours(&out[n++], a->rows_out, a->entries);
+    fours(&out[n++], a->places_out, a->entries);
+    return n;
+}
+
+/* scatter_accesses: where it writes its indices tell, once they are there: all that it could reach counts. */
+static size_t scatter_accesses(const fan_k_scatter *a, fan_fake_access *out)
+{
+    const int64_t *extent = a->words + (a->pointers ? 3 : 2 * a->coo.sparse), *into = extent + a->inner,
                   *values = into + a->inner;
-    int dtype = a->index_size == 4 ? FAN_DT_INT32 : FAN_DT_INT64;
     size_t n = 0;
     strided(&out[n++], a->values, a->value_dtype, 1, &a->entries, &a->value_step, a->inner, extent, values);
     if (!a->pointers) {
-        int64_t shape[2] = {a->sparse, a->entries}, strides[2] = {a->index_row, a->index_step};
-        strided(&out[n++], a->indices, dtype, 2, shape, strides, 0, NULL, NULL);
-        strided(&out[n++], a->into, a->into_dtype, a->sparse, a->words, a->words + a->sparse, a->inner, extent, into);
+        indices(&out[n++], &a->coo, a->entries);
+        if (a->unsorted) {
+            fours(&out[n++], a->unsorted, 1);
+            fours(&out[n++], a->rows, a->entries);
+            fours(&out[n++], a->places, a->entries);
+        }
+        strided(&out[n++], a->into, a->into_dtype, a->coo.sparse, a->words, a->words + a->coo.sparse, a->inner, extent,
+                into);
         return n;
     }
     int64_t rows = a->lanes + 1, shape[2] = {a->lanes, a->words[0]}, strides[2] = {a->words[1], a->words[2]};
-    strided(&out[n++], a->indices, dtype, 1, &a->entries, &a->index_step, 0, NULL, NULL);
-    strided(&out[n++], a->pointers, a->pointer_size == 4 ? FAN_DT_INT32 : FAN_DT_INT64, 1, &rows, &a->pointer_step, 0,
-            NULL, NULL);
+    strided(&out[n++], a->indices, index_dtype(a->index_size), 1, &a->entries, &a->index_step, 0, NULL, NULL);
+    strided(&out[n++], a->pointers, index_dtype(a->pointer_size), 1, &rows, &a->pointer_step, 0, NULL, NULL);
     strided(&out[n++], a->into, a->into_dtype, 2, shape, strides, a->inner, extent, into);
     return n;
 }
@@ -187,14 +238,19 @@ static fan_cu_result run_end(bool fine) { return fan_k_misaligned ? MISALIGNED_A
     {                                                                  \
         fan_k_threads = threads;                                       \
         fan_k_misaligned = false;                                      \
-        for (fan_k_thread = threads; fan_k_thread-- > 0;)              \
+        for (fan_k_thread = threads; fan_k_thread-- > 0;) {            \
+            if (LANE == FAN_K_BLOCK - 1 && fan__traffic_counts())      \
+                fan__traffic_block();                                  \
             kernel(*(const T *)args);                                  \
+        }                                                              \
         return run_end(true);                                          \
     }
 #define RUN_BLOCKS(name, T, kernel)                                        \
     static void thread_##name(const void *args, int64_t thread)            \
     {                                                                      \
         fan_k_thread = thread;                                             \
+        if (LANE == 0 && fan__traffic_counts())                            \
+            fan__traffic_block();                                          \
         kernel(*(const T *)args);                                          \
     }                                                                      \
     static fan_cu_result run_##name(const void *args, int64_t threads)     \
@@ -218,7 +274,8 @@ static fan_cu_result run_end(bool fine) { return fan_k_misaligned ? MISALIGNED_A
     ACCESSES(name, fold_accesses(args, FAN_DT_##from, FAN_DT_##acc, out))                        \
     ACCESSES(many_##name, many_accesses(args, table, FAN_DT_##from, FAN_DT_##acc, out, written)) \
     RUN_BLOCKS(stats_##name, fan_k_fold, fan_fold_stats_##name)                                  \
-    ACCESSES_OF(stats_##name, 2, fold_stats_accesses(args, FAN_DT_##from, FAN_DT_##acc, out))
+    ACCESSES_OF(stats_##name, 2, fold_stats_accesses(args, FAN_DT_##from, FAN_DT_##acc, out))    \
+    RUN(scatter_##name, fan_k_scatter, fan_scatter_##name)
 FAN_K_FOLD_LIST(FOLD_RUN)
 #define REDUCE_RUN(name, from, acc)                     \
     RUN(reduce_##name, fan_k_reduce, fan_reduce_##name) \
@@ -229,17 +286,24 @@ RUN_BLOCKS(stats_any, fan_k_any, fan_fold_stats_any)
 RUN_BLOCKS(stats_end, fan_k_stats_end, fan_fold_stats_end)
 RUN(nonfinite, fan_k_any, fan_nonfinite_any)
 RUN(scatter, fan_k_scatter, fan_scatter_any)
+RUN_BLOCKS(sort_count, fan_k_sort, fan_sort_count)
+RUN_BLOCKS(sort_scan, fan_k_sort, fan_sort_scan)
+RUN_BLOCKS(sort_move, fan_k_sort, fan_sort_move)
 ACCESSES(any, any_accesses(args, out))
 ACCESSES_OF(stats_any, 2, any_stats_accesses(args, out))
 ACCESSES(stats_end, stats_end_accesses(args, out))
 ACCESSES(nonfinite, nonfinite_accesses(args, out))
 ACCESSES(scatter, scatter_accesses(args, out))
+ACCESSES_OF(sort_count, 2, sort_count_accesses(args, out))
+ACCESSES_OF(sort_scan, 2, sort_scan_accesses(args, out))
+ACCESSES_OF(sort_move, 2, sort_move_accesses(args, out))
 
 static const fan_fake_kernel kernels[] = {
-#define FOLD_ROW(name, bytes, from, acc)                                                                 \
-    {"fan_fold_" #name, sizeof(fan_k_fold), false, run_##name, fold_count, accesses_##name},             \
-        {"fan_many_" #name, sizeof(fan_k_many), true, run_many_##name, many_most, accesses_many_##name}, \
-        {"fan_fold_stats_" #name, sizeof(fan_k_fold), false, run_stats_##name, fold_count, accesses_stats_##name},
+#define FOLD_ROW(name, bytes, from, acc)                                                                           \
+    {"fan_fold_" #name, sizeof(fan_k_fold), false, run_##name, fold_count, accesses_##name},                       \
+        {"fan_many_" #name, sizeof(fan_k_many), true, run_many_##name, many_most, accesses_many_##name},           \
+        {"fan_fold_stats_" #name, sizeof(fan_k_fold), false, run_stats_##name, fold_count, accesses_stats_##name}, \
+        {"fan_scatter_" #name, sizeof(fan_k_scatter), false, run_scatter_##name, fold_count, accesses_scatter},
     FAN_K_FOLD_LIST(FOLD_ROW){"fan_any", sizeof(fan_k_any), false, run_any, fold_count, accesses_any},
     {"fan_fold_stats_any", sizeof(fan_k_any), false, run_stats_any, fold_count, accesses_stats_any},
     {"fan_fold_stats_end", sizeof(fan_k_stats_end), false, run_stats_end, fold_count, accesses_stats_end},
@@ -248,6 +312,9 @@ static const fan_fake_kernel kernels[] = {
     {"fan_reduce_" #name, sizeof(fan_k_reduce), false, run_reduce_##name, fold_count, accesses_reduce_##name},
     FAN_K_REDUCE_LIST(REDUCE_ROW){"fan_scatter_any", sizeof(fan_k_scatter), false, run_scatter, fold_count,
                                   accesses_scatter},
+    {"fan_sort_count", sizeof(fan_k_sort), false, run_sort_count, fold_count, accesses_sort_count},
+    {"fan_sort_scan", sizeof(fan_k_sort), false, run_sort_scan, fold_count, accesses_sort_scan},
+    {"fan_sort_move", sizeof(fan_k_sort), false, run_sort_move, fold_count, accesses_sort_move},
 };
 
 _Static_assert(sizeof kernels / sizeof *kernels <= FAN_FAKE_KERNELS, "more kernels than are counted");

@@ -1,4 +1,5 @@
 /* for_tests: what a development build lets tests do to it, as tests/kit/hooks.py asks. A release has nothing of it. */
+#include "py/driver.h"
 #include "py/machine_part.h"
 #include "py/turn.h"
 
@@ -48,6 +49,18 @@ static PyObject *test_fault(PyObject *Py_UNUSED(module), PyObject *name)
         return PyErr_Format(PyExc_ValueError, "no fault is called %R: base/fault.h has the list", name);
     fan_fault_plant(id);
     Py_RETURN_NONE;
+}
+
+static PyObject *test_sort_bounds(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    long long entries, rows;
+    if (!PyArg_ParseTuple(args, "LL:_test_sort_bounds", &entries, &rows))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS fan_cuda *c = fan_driver_opened();
+    if (c)
+        fan_cuda_bound_sorts(c, entries, rows);
+    fan_cuda_drop(c);
+    Py_END_ALLOW_THREADS Py_RETURN_NONE;
 }
 
 /* The simulated machine. */
@@ -172,6 +185,9 @@ PyMethodDef fan_test_functions[] = {
      "_test_helpers()\n--\n\nThreads that stand ready to help with large sums."},
     {"_test_fault", test_fault, METH_O,
      "_test_fault(name, /)\n--\n\nPlant the fault of that name (base/fault.h); None: none."},
+    {"_test_sort_bounds", test_sort_bounds, METH_VARARGS,
+     "_test_sort_bounds(entries, rows, /)\n--\n\nAt most so many entries of COO data are sorted at a time by the "
+     "driver in use, of so many rows."},
     {"_test_unsound", test_unsound_turn, METH_O,
      "_test_unsound(machine, /)\n--\n\nWaits left out whose order did not hold: must be 0."},
     {"_test_unsafe", test_unsafe_turn, METH_O,

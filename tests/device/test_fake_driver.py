@@ -439,9 +439,25 @@ def what_leaves_by_two_streams(driver: FakeDriver) -> None:
     assert driver.races == 0, driver.race
 
 
+def entries_that_meet(driver: FakeDriver) -> None:
+    """Rows of two digits, which come as they please."""
+    s = driver.stream()
+    rng = np.random.default_rng(7)
+    rows, values, right = rng.integers(0, 1000, 3000), rng.standard_normal(3000, "f4"), np.zeros(1000, "f4")
+    np.add.at(right, rows, values)
+    buf = fanin.InputBuffer(1, stream=s)
+    buf.add(0, driver.array(np.zeros(1000, "f4")), stream=s)
+    buf.add(0, fanin.Sparse("coo", (driver.array(rows[None]), driver.array(values)), (1000,)), stream=s)
+    [total] = buf.take()
+    s.synchronize()
+    assert total.numpy().tolist() == right.tolist()
+
+
 SUMS = {
     "CUDA_NARROW_SUM": a_wider_running_sum,
     "CUDA_EARLY_LANES": a_sum_over_axes,
+    "CUDA_SHORT_SORT": entries_that_meet,
+    "CUDA_EARLY_SORT": entries_that_meet,
     "SHARE_ANY_EVENT": what_leaves_by_two_streams,
 }
 

@@ -345,6 +345,30 @@ def test_memory_of_a_library_is_let_go_only_when_all_that_used_it_has_run(name: 
         assert values(total, c) == [2, 2, 2]
 
 
+def is_kept_until_its_consumer_has_used_it(x: Any, library: Library, p: fanin.Stream, c: fanin.Stream) -> None:
+    """x comes back itself, its library is told of no stream, and its memory goes when what c runs on it has."""
+    driver = library.driver
+    x.fill(p, 5)
+    address = x.address
+    given = [x]
+    del x
+    buf = fanin.InputBuffer(1, stream=c)
+    buf.add(0, given[0], stream=p)
+    [same] = buf.take()
+    assert same is given.pop() and library.recorded == []
+    driver.synchronize()
+    driver.array(np.ones(1))  # polls: what the buffer had is gone
+    seen: list[Any] = []
+    driver.launch(c, lambda v: seen.append(v.tolist()), reads=[same])
+    del same
+    gc.collect()
+    assert address not in library.freed
+    driver.synchronize()
+    driver.array(np.ones(1))  # polls
+    gc.collect()
+    assert seen == [[5, 5, 5]] and library.freed == [address]
+
+
 @pytest.mark.parametrize("name", ["dlpack", "table", "cupy", "numba"])
 def test_what_is_handed_through_keeps_its_memory_until_its_consumer_has_used_it(name: str, library: Library) -> None:
     """A14: the very object comes back, and its library knows nothing of the consumer's stream: a second hold is
@@ -353,23 +377,7 @@ def test_what_is_handed_through_keeps_its_memory_until_its_consumer_has_used_it(
     driver = library.driver
     c, p = driver.stream(), driver.stream()
     with like(name, library) as make:
-        x = make(library, (3,)).fill(p, 5)
-        buf = fanin.InputBuffer(1, stream=c)
-        buf.add(0, x, stream=p)
-        [same] = buf.take()
-        assert same is x
-        driver.synchronize()
-        driver.array(np.ones(1))  # polls: what the buffer had is gone
-        seen: list[Any] = []
-        driver.launch(c, lambda v: seen.append(v.tolist()), reads=[x])
-        address = x.address
-        del x, same
-        gc.collect()
-        assert address not in library.freed
-        driver.synchronize()
-        driver.array(np.ones(1))  # polls
-        gc.collect()
-        assert seen == [[5, 5, 5]] and library.freed == [address]
+        is_kept_until_its_consumer_has_used_it(make(library, (3,)), library, p, c)
 
 
 @pytest.mark.parametrize("name", ["torch", "torch without a table"])
@@ -437,23 +445,7 @@ def test_of_a_stream_that_may_be_another_one_later_torch_is_not_told_and_the_mem
     p = driver.stream()
     c = fanin.Stream("cuda:0", 2) if which == "a thread's own" else driver.stream()
     with torch_like(library, True) as make:
-        x = make(library, (3,)).fill(p, 5)
-        buf = fanin.InputBuffer(1, stream=c)
-        buf.add(0, x, stream=p)
-        [same] = buf.take()
-        assert same is x and library.recorded == []
-        driver.synchronize()
-        driver.array(np.ones(1))  # polls: what the buffer had is gone
-        seen: list[Any] = []
-        driver.launch(c, lambda v: seen.append(v.tolist()), reads=[x])
-        address = x.address
-        del x, same
-        gc.collect()
-        assert address not in library.freed
-        driver.synchronize()
-        driver.array(np.ones(1))  # polls
-        gc.collect()
-        assert seen == [[5, 5, 5]] and library.freed == [address]
+        is_kept_until_its_consumer_has_used_it(make(library, (3,)), library, p, c)
 
 
 def test_the_parts_of_an_object_are_told_too(library: Library) -> None:

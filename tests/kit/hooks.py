@@ -66,6 +66,11 @@ def fail_call(machine: Machine, index: int, memory: bool = False) -> None:
     _hook("fail_call")(machine, index, memory)
 
 
+def sort_bounds(entries: int, rows: int) -> None:
+    """The CUDA driver in use sorts at most so many entries of COO data at a time, of so many rows."""
+    _hook("sort_bounds")(entries, rows)
+
+
 def unsafe(machine: Machine) -> None:
     """A call that CUDA forbids beside a capture."""
     _hook("unsafe")(machine)

@@ -54,6 +54,11 @@ size_t fan_cuda_trim(fan_cuda *c);
 /* fan_cuda_keep: how many bytes of each device may be kept so when somebody synchronizes. */
 void fan_cuda_keep(fan_cuda *c, size_t bytes);
 void fan_cuda_leave_out(fan_cuda *c, uint64_t plan_bits); /* as fan_sim_leave_out */
+#ifdef FAN_TEST
+/* fan_cuda_bound_sorts: at most so many entries of COO data are sorted at a time, of so many rows (below 2^32 - 1). 0,
+ * 0: as at first. */
+void fan_cuda_bound_sorts(fan_cuda *c, int64_t entries, int64_t rows);
+#endif
 
 
 #endif

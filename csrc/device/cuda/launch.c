@@ -5,8 +5,9 @@
 #include "device/kernels/image.h"
 
 const fan__fold fan__folds[FAN__FOLDS] = {
-#define X(name, bytes, from, acc) \
-    {"fan_fold_" #name, "fan_many_" #name, "fan_fold_stats_" #name, bytes, FAN_DT_##from, FAN_DT_##acc},
+#define X(name, bytes, from, acc)                                                                \
+    {"fan_fold_" #name, "fan_many_" #name, "fan_fold_stats_" #name, "fan_scatter_" #name, bytes, \
+     FAN_DT_##from,     FAN_DT_##acc},
     FAN_K_FOLD_LIST(X)
 #undef X
 };
@@ -37,6 +38,7 @@ static fan_cu_result launch_ask_resident(fan_cuda_part *p)
     for (size_t i = 0; i < FAN__FOLDS; i++) {
         p->resident[p->nresident++].kernel = p->folds[i];
         p->resident[p->nresident++].kernel = p->many[i];
+        p->resident[p->nresident++].kernel = p->fold_scatter[i];
     }
     for (size_t i = 0; i < FAN__REDUCES; i++)
         p->resident[p->nresident++].kernel = p->reduce[i];
@@ -64,6 +66,7 @@ static fan_cu_result launch_load(fan_cuda_part *p, const void *image, const char
         code = api->ModuleGetFunction(&p->folds[i], m, fan__folds[i].name);
         code = code ? code : api->ModuleGetFunction(&p->many[i], m, fan__folds[i].many);
         code = code ? code : api->ModuleGetFunction(&p->fold_stats[i], m, fan__folds[i].stats);
+        code = code ? code : api->ModuleGetFunction(&p->fold_scatter[i], m, fan__folds[i].scatter);
     }
     for (size_t i = 0; i < FAN__REDUCES && code == 0; i++)
         code = api->ModuleGetFunction(&p->reduce[i], m, launch_reduces[i].name);
@@ -176,6 +179,15 @@ static fan_dtype launch_memory_dtype(const fan_array *out, const fan_operand *in
 {
     fan_dtype acc = in[0].acc, first = in[0].array->dtype;
     return n > 1 ? in[1].array->dtype : first == acc ? out->dtype : first;
+}
+
+size_t fan__scatter_for(fan_dtype into, fan_dtype values)
+{
+    fan_dtype to = launch_unsigned_of(into), from = launch_unsigned_of(values);
+    size_t i = 0;
+    while (i < FAN__FOLDS && (fan__folds[i].from != from || (to != from && fan__folds[i].acc != to)))
+        i++;
+    return fan_dtype_kind(into) == fan_dtype_kind(values) ? i : FAN__FOLDS;
 }
 
 size_t fan__fold_for(const fan_array *out, const fan_operand *in, size_t n, bool scaled, fan_nditer *w)

@@ -19,7 +19,7 @@ typedef struct fan__launch_ctx {
 } fan__launch_ctx;
 
 typedef struct fan__fold {
-    const char *name, *many, *stats;
+    const char *name, *many, *stats, *scatter;
     int bytes;
     fan_dtype from, acc;
 } fan__fold;
@@ -53,6 +53,8 @@ bool fan__is_anywhere(const fan_array *a);
 size_t fan__fold_for(const fan_array *out, const fan_operand *in, size_t n, bool scaled, fan_nditer *w);
 /* fan__reduce_for: the kernel that sums numbers of this dtype, or the parts of complex ones, over axes. */
 size_t fan__reduce_for(fan_dtype d);
+/* fan__scatter_for: the one that adds COO data of these dtypes; FOLDS where there is none. */
+size_t fan__scatter_for(fan_dtype into, fan_dtype values);
 /* fan__fold_flags: those that the dtypes of operands say which this kernel takes. */
 int fan__fold_flags(size_t which, const fan_array *out, const fan_array *first);
 

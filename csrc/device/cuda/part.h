@@ -11,6 +11,9 @@
     X(fold_stats_any, "fan_fold_stats_any") \
     X(fold_stats_end, "fan_fold_stats_end") \
     X(nonfinite, "fan_nonfinite_any")       \
+    X(sort_count, "fan_sort_count")         \
+    X(sort_scan, "fan_sort_scan")           \
+    X(sort_move, "fan_sort_move")           \
     X(scatter, "fan_scatter_any")
 
 #define FAN__CUDA_FOLDS 32
@@ -56,12 +59,13 @@ typedef struct fan_cuda_part {
     bool pools;           /* stream-ordered memory is there */
     fan_cu_context context;
     fan_cu_module module;
-    fan_cu_function folds[FAN__CUDA_FOLDS], many[FAN__CUDA_FOLDS], fold_stats[FAN__CUDA_FOLDS], /* with statistics */
+    fan_cu_function folds[FAN__CUDA_FOLDS], many[FAN__CUDA_FOLDS], fold_scatter[FAN__CUDA_FOLDS],
+        fold_stats[FAN__CUDA_FOLDS], /* with statistics */
         reduce[FAN__CUDA_FOLDS];
 #define X(field, name) fan_cu_function field;
     FAN__CUDA_KERNEL_LIST(X)
 #undef X
-    fan__cuda_resident resident[3 * FAN__CUDA_FOLDS + FAN__CUDA_KERNELS]; /* of the kernels that share out their work */
+    fan__cuda_resident resident[4 * FAN__CUDA_FOLDS + FAN__CUDA_KERNELS]; /* of the kernels that share out their work */
     size_t nresident;
     fan_cu_stream free_stream; /* of our own: nothing runs on it but frees */
     fan_cu_pool pool;          /* of our own */
@@ -86,6 +90,7 @@ struct fan_cuda {
     unsigned life; /* how many forks had been by the time it was opened */
     int count;
     uint64_t left_out;
+    int64_t most_entries, most_rows; /* of one sort of COO data */
     fan_cuda_part *parts;
     fan_recording *recordings; /* under way; guarded by the first part's lock */
     atomic_size_t recordings_begun;

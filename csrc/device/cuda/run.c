@@ -6,78 +6,13 @@
 #include "device/cuda/memory.h"
 #include "device/cuda/recorder.h"
 #include "device/cuda/reduce.h"
+#include "device/cuda/scatter.h"
 #include "device/cuda/stream.h"
 #include "device/cuda/sum.h"
 #include "device/memory.h"
 #include "device/trace.h"
 
 #include <string.h>
-
-#define WORKERS 1024 /* at most, on COO entries: each looks at all indices */
-#define THREADS_WANTED ((int64_t)1 << 16)
-
-/* run_scatter_coo, run_scatter_rows: what differs between the formats; return where the words go on. */
-static int64_t *run_scatter_coo(fan_k_scatter *a, const fan_array *into, const fan_sparse *sp)
-{
-    const fan_array *indices = sp->indices;
-    a->sparse = (int32_t)indices->shape[0];
-    a->index_row = indices->strides[0];
-    a->index_step = indices->strides[1];
-    memcpy(a->words, into->shape, (size_t)a->sparse * sizeof *a->words);
-    memcpy(a->words + a->sparse, into->strides, (size_t)a->sparse * sizeof *a->words);
-    a->lanes = THREADS_WANTED / (a->inside ? a->inside : 1);
-    a->lanes = a->lanes < 1 ? 1 : a->lanes > WORKERS ? WORKERS : a->lanes;
-    a->lanes = a->lanes < a->entries ? a->lanes : a->entries;
-    return a->words + 2 * a->sparse;
-}
-
-static int64_t *run_scatter_rows(fan_k_scatter *a, const fan_array *into, const fan_sparse *sp)
-{
-    bool blocked = sp->format == FAN_FORMAT_BSR || sp->format == FAN_FORMAT_BSC;
-    int axis = sp->format == FAN_FORMAT_CSC || sp->format == FAN_FORMAT_BSC;
-    int64_t unit[2] = {blocked ? sp->values->shape[1] : 1, blocked ? sp->values->shape[2] : 1};
-    a->pointers = fan__address_of(sp->pointers);
-    a->pointer_size = (int32_t)fan_dtype_size(sp->pointers->dtype);
-    a->pointer_step = sp->pointers->strides[0];
-    a->index_step = sp->indices->strides[0];
-    a->lanes = sp->pointers->shape[0] - 1;
-    a->words[0] = unit[!axis] ? into->shape[!axis] / unit[!axis] : 0;
-    a->words[1] = unit[axis] * into->strides[axis];
-    a->words[2] = unit[!axis] * into->strides[!axis];
-    return a->words + 3;
-}
-
-static fan_status run_scatter(const fan__launch_ctx *s, const fan_array *into, const fan_sparse *sp, fan_error *err)
-{
-    fan_k_scatter a;
-    const fan_array *values = sp->values;
-    if (values->size == 0)
-        return FAN_OK;
-    memset(&a, 0, sizeof a);
-    a.into = fan__address_of(into);
-    a.values = fan__address_of(values);
-    a.indices = fan__address_of(sp->indices);
-    a.entries = values->shape[0];
-    a.inside = values->size / values->shape[0];
-    a.value_step = values->strides[0];
-    a.into_dtype = into->dtype;
-    a.value_dtype = values->dtype;
-    a.index_size = (int32_t)fan_dtype_size(sp->indices->dtype);
-    a.anywhere = fan__is_anywhere(into) || fan__is_anywhere(values);
-    if (fan__is_anywhere(sp->indices) || (sp->pointers && fan__is_anywhere(sp->pointers)))
-        return fan_fail(err, FAN_ERR_VALUE, "the indices of a sparse gradient on cuda:%d are not aligned to their size",
-                        s->part->index);
-    int64_t *at = sp->format == FAN_FORMAT_COO ? run_scatter_coo(&a, into, sp) : run_scatter_rows(&a, into, sp);
-    a.inner = values->ndim - 1;
-    int first = into->ndim - a.inner; /* 0 for blocks */
-    if (2 * a.sparse + 3 * (int64_t)a.inner + 3 > (int64_t)(sizeof a.words / sizeof *a.words))
-        return fan_fail(err, FAN_ERR_VALUE, "a sparse gradient of %d axes has too many for cuda:%d", into->ndim,
-                        s->part->index);
-    memcpy(at, values->shape + 1, (size_t)a.inner * sizeof *at);
-    memcpy(at + a.inner, into->strides + first, (size_t)a.inner * sizeof *at);
-    memcpy(at + 2 * a.inner, values->strides + 1, (size_t)a.inner * sizeof *at);
-    return fan__launch_threads(s, s->part->scatter, a.lanes * a.inside, &a, err);
-}
 
 static fan_status run_retain_array(const fan__launch_ctx *s, const fan_array *a, uint64_t capture, fan_cu_graph graph,
                                    fan_error *err)
@@ -135,7 +70,7 @@ static fan_status run_kind(fan__launch_ctx *s, const fan_job *job, fan_error *er
     case FAN_JOB_ZERO:
         return fan__cuda_zero(s, job->out, err);
     case FAN_JOB_SCATTER:
-        return run_scatter(s, job->out, job->sparse, err);
+        return fan__cuda_scatter(s, job->out, job->sparse, err);
     case FAN_JOB_UPLOAD:
         return fan__cuda_upload(s, job->out, job->in[0].array, err);
     case FAN_JOB_STATS:
@@ -150,7 +85,7 @@ static bool run_in_place(const fan_job *job)
     for (size_t k = 0; job->kind == FAN_JOB_SUM && k < job->n; k++)
         if (!fan_array_extents_disjoint(job->out, job->in[k].array))
             return true;
-    return false;
+    return job->kind == FAN_JOB_SCATTER;
 }
 
 fan_status fan__cuda_run(fan_device *d, fan_stream *s, const fan_job *job, fan_error *err)

@@ -15,6 +15,9 @@
 
 #include <stdio.h>
 
+#define MOST_ENTRIES ((int64_t)1 << 24) /* 256 MiB of scratch memory */
+#define MOST_ROWS ((int64_t)UINT32_MAX - 1)
+
 static bool table_lost(fan_device *d) { return !fan__cuda_usable(fan__cuda_part_of(d)); }
 
 static uint64_t table_left_out(fan_device *d) { return fan__cuda_part_of(d)->cuda->left_out; }
@@ -118,6 +121,8 @@ fan_status fan_cuda_open(const char *path, fan_cuda **out, fan_error *err)
     atomic_init(&c->holds, 1);
     c->life = fan_process();
     FAN_GO(fan_cuda_api_open(&c->api, path, err));
+    c->most_entries = MOST_ENTRIES;
+    c->most_rows = MOST_ROWS;
     int count = 0;
     fan_cu_result code = c->api.DeviceGetCount(&count);
     if (code || count < 0) {
@@ -216,6 +221,14 @@ size_t fan_cuda_trim(fan_cuda *c)
     }
     return bytes;
 }
+
+#ifdef FAN_TEST
+void fan_cuda_bound_sorts(fan_cuda *c, int64_t entries, int64_t rows)
+{
+    c->most_entries = entries ? entries : MOST_ENTRIES;
+    c->most_rows = rows ? rows : MOST_ROWS;
+}
+#endif
 
 void fan_cuda_keep(fan_cuda *c, size_t bytes)
 {

@@ -100,18 +100,49 @@ typedef struct fan_k_reduce {
 #define FAN_K_LANES 5 /* 2^5 */
 #define FAN_K_GROUP (FAN_K_RUN << FAN_K_LANES)
 
+/* fan_sort_*: the entries of COO data in the order of their rows, those of one row as they came: a row is the linear
+ * index along the sparse axes. Each pass puts them in the order of `bits` bits of their rows: count says how many of
+ * each tile, FAN_K_ENTRIES in a row, have which digit, scan how many of earlier tiles, move moves them. The first pass
+ * reads the rows off the indices (`indices` not 0), the others off `rows`. unsorted: 0 unless the first count finds a
+ * row above the next one's; where it stays 0 the rest does nothing. A row that is not among the `nrows` from
+ * `first_row` on, and one beyond the shape, is nrows: it comes last, and is passed over. words: extent[sparse]. */
+#define FAN_K_PER_LANE 16
+#define FAN_K_ENTRIES (FAN_K_PER_LANE * FAN_K_BLOCK)
+#define FAN_K_DIGIT 9 /* bits, at most */
+
+typedef struct fan_k_coo {
+    uint64_t indices;
+    int64_t index_step, index_row; /* bytes from one entry to the next; from one axis's indices to the next's */
+    uint64_t first_row;
+    uint32_t nrows;
+    int32_t index_size, sparse, unused;
+} fan_k_coo;
+
+typedef struct fan_k_sort {
+    fan_k_coo coo;
+    uint64_t rows, places, rows_out, places_out; /* uint32 for each entry: its row, and the place at which it came */
+    uint64_t counts, totals;                     /* uint32: [digit][tile], [digit] */
+    uint64_t unsorted;                           /* uint32 */
+    int64_t entries, tiles;
+    int32_t shift, bits;
+    int64_t words[64];
+} fan_k_sort;
+
 /* fan_scatter_any: into += the entries of sparse data, those that meet in one place one after the other, in into's
- * dtype. `lanes` workers share the entries: a worker of COO data takes those whose index falls to it, one of compressed
- * data those of a row. words: COO: extent[sparse], stride of into[sparse]; else: extent along the plain axis in blocks,
- * stride of a row, stride of a column (of blocks); then of the axes inside an entry, extent[inner], stride of
- * into[inner], stride of values[inner]. */
+ * dtype. A worker of COO data has those of a row: it is the first of them, the others do nothing; one of compressed
+ * data those between two pointers. fan_scatter_NAME: the same for COO data whose entries are gap-free, there and in
+ * `values`: by 16 bytes of `values` where `aligned`. wide: into has the accumulation dtype of the kernel; else that of
+ * `values`. words: COO: extent[sparse], stride of into[sparse]; else: extent along the plain axis in blocks, stride of
+ * a row, stride of a column (of blocks); then of the axes inside an entry, extent[inner], stride of into[inner], stride
+ * of values[inner]. */
 typedef struct fan_k_scatter {
-    uint64_t into, values, indices, pointers; /* pointers 0: COO */
-    int64_t entries, lanes, inside;           /* inside: numbers of an entry */
-    int64_t value_step, index_step, index_row,
-        pointer_step; /* bytes from one entry to the next; COO: from one axis's indices to the next's */
+    uint64_t into, values, indices, pointers;     /* pointers 0: COO */
+    int64_t entries, lanes, inside;               /* lanes: workers; inside: numbers of an entry */
+    int64_t value_step, index_step, pointer_step; /* bytes from one entry to the next */
     int32_t into_dtype, value_dtype, index_size, pointer_size;
-    int32_t sparse, inner, anywhere, unused;
+    int32_t inner, anywhere, aligned, wide;
+    fan_k_coo coo;
+    uint64_t rows, places, unsorted; /* of fan_sort_*; unsorted 0: they are not read, for there is one entry */
     int64_t words[256];
 } fan_k_scatter;
 

@@ -1,6 +1,7 @@
 /* host: kernels.cu as C, for the fake driver: a kernel is a function that is called once for each thread of its grid.
  * Where it has barriers the threads of a block run by turns (fake/block.h, which whoever includes this gives). An
- * access of a GPU must lie on a multiple of its size: fan_k_misaligned says that one did not. */
+ * access of a GPU must lie on a multiple of its size: fan_k_misaligned says that one did not. Each access is told to
+ * fake/traffic.h: by AT, which is therefore given what is read as const, and each element by itself. */
 #ifndef FAN_DEVICE_KERNELS_HOST_H
 #define FAN_DEVICE_KERNELS_HOST_H
 
@@ -13,8 +14,10 @@
 static _Thread_local int64_t fan_k_thread, fan_k_threads;
 static _Thread_local bool fan_k_misaligned;
 
-static inline uint64_t fan_k_host(uint64_t address, size_t alignment)
+static inline uint64_t fan_k_host(uint64_t address, size_t alignment, size_t bytes, bool reads)
 {
+    if (fan__traffic_counts())
+        fan__traffic_touch(address, bytes, reads);
     if (address % alignment)
         fan_k_misaligned = true;
     return address & ~FAN_FAKE_TAG & ~(uint64_t)(alignment - 1);
@@ -28,13 +31,28 @@ static inline void fan_k_meet(void)
     fan_k_thread = mine;
 }
 
+/* fan_k_same: which lanes of the warp say the same. All of the block come. */
+static inline uint32_t fan_k_same(uint32_t x)
+{
+    static _Thread_local uint32_t said[FAN_K_BLOCK];
+    int lane = (int)(fan_k_thread % FAN_K_BLOCK), first = lane - lane % FAN_K_WARP;
+    uint32_t same = 0;
+    said[lane] = x;
+    fan_k_meet();
+    for (int i = 0; i < FAN_K_WARP; i++)
+        same |= (uint32_t)(said[first + i] == x) << i;
+    fan_k_meet();
+    return same;
+}
+
 #define KERNEL static void
 #define ARGS(T, a) const T a
 #define FN static
 #define CALLED static
 #define THREAD fan_k_thread
 #define THREADS fan_k_threads
-#define AT(T, address) ((T *)(uintptr_t)fan_k_host((address), _Alignof(T)))
+#define READS(T) __builtin_types_compatible_p(T *, const T *)
+#define AT(T, address) ((T *)(uintptr_t)fan_k_host((address), _Alignof(T), sizeof(T), READS(T)))
 #define UNROLL(n)
 #define SHARED static _Thread_local /* the threads of a block are run by one thread of the host */
 #define LANE ((int)(fan_k_thread % FAN_K_BLOCK))
@@ -42,6 +60,10 @@ static inline void fan_k_meet(void)
 #define MEET fan_k_meet()
 #define EACH_LANE(i, n) for (int i = LANE; i < (n); i += FAN_K_BLOCK)
 #define GOES_ON (LANE == 0)
+#define COUNT_ONE(n) (void)++(n)
+#define WARP_MEET MEET
+#define SAME_IN_WARP(x) fan_k_same(x)
+#define BITS_IN(mask) __builtin_popcount(mask)
 typedef struct sixteen {
     _Alignas(16) uint64_t halves[2];
 } sixteen;

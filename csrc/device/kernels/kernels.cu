@@ -2,8 +2,8 @@
  * kernel is a function that one thread after the other calls.
  *
  * Bits are the CPU's: the same left fold for each element, the same roundings (array/lowp.h), no contraction
- * (-fmad=false), no flushing, no atomics. An element is read by one thread from all sources before that thread writes
- * it, so the result may lie in a source.
+ * (-fmad=false), no flushing, no atomics but for counting. An element is read by one thread from all sources before
+ * that thread writes it, so the result may lie in a source.
  *
  * Title: Two ways. Gap-free sources of one dtype have a fold of their own for each kind of number, 16 bytes at a time,
  * and one that does many such sums. Anything else goes through fan_any: a number of any dtype becomes one of four wide
@@ -33,10 +33,15 @@
 #define MEET __syncthreads()
 #define EACH_LANE(i, n) for (int i = LANE; i < (n); i += FAN_K_BLOCK)
 #define GOES_ON (LANE == 0)
+#define COUNT_ONE(n) (void)atomicAdd(&(n), 1u)
+#define WARP_MEET __syncwarp()
+#define SAME_IN_WARP(x) __match_any_sync(0xffffffffu, (x))
+#define BITS_IN(mask) __popc(mask)
 typedef uint4 sixteen;
 #else
 #include "device/kernels/host.h"
 #endif
+#define ITEM(T, address, i) (*AT(T, (address) + sizeof(T) * (uint64_t)(i)))
 
 /* ---- Folds of gap-free numbers ---- */
 
@@ -68,7 +73,7 @@ FN inline sixteen sixteen_of(uint64_t p, int64_t v)
                  : "l"(p + 16 * (uint64_t)v));
     return x;
 #else
-    return AT(const sixteen, p)[v];
+    return *AT(const sixteen, p + 16 * (uint64_t)v);
 #endif
 }
 
@@ -86,16 +91,16 @@ FN inline sixteen sixteen_at(uint64_t p, int64_t v, int number, bool ragged)
         return sixteen_of(p, v);
     if (number >= 8 || (p & 7) == 0) {
         for (int i = 0; i < 2; i++)
-            x.eights[i] = AT(const uint64_t, p)[v * 2 + i];
+            x.eights[i] = ITEM(const uint64_t, p, v * 2 + i);
     } else if (number >= 4 || (p & 3) == 0) {
         for (int i = 0; i < 4; i++)
-            x.fours[i] = AT(const uint32_t, p)[v * 4 + i];
+            x.fours[i] = ITEM(const uint32_t, p, v * 4 + i);
     } else if (number >= 2 || (p & 1) == 0) {
         for (int i = 0; i < 8; i++)
-            x.twos[i] = AT(const uint16_t, p)[v * 8 + i];
+            x.twos[i] = ITEM(const uint16_t, p, v * 8 + i);
     } else {
         for (int i = 0; i < 16; i++)
-            x.ones[i] = AT(const uint8_t, p)[v * 16 + i];
+            x.ones[i] = ITEM(const uint8_t, p, v * 16 + i);
     }
     return x.all;
 }
@@ -128,7 +133,7 @@ FN inline sixteen sixteen_at(uint64_t p, int64_t v, int number, bool ragged)
     FN inline T plus_##K(T a, T b) { return PLUS; }                                                           \
     FN inline T times_##K(T a, T b) { return TIMES; }                                                         \
     FN inline MEM down_##K(T x) { return DOWN; }                                                              \
-    FN inline double wide_value_##K(uint64_t p, int64_t i) { return (double)AT(const T, p)[i]; }              \
+    FN inline double wide_value_##K(uint64_t p, int64_t i) { return (double)ITEM(const T, p, i); }            \
     FN inline void add_piece_##K(sum_##K *sum, const piece_##K *x){ADD_PIECE_##BY(K)}                         \
     /* fold_pieces: the v-th piece of all sources, summed; `m` of them, `apart` from each other. */           \
     FN inline void fold_pieces_##K(sum_##K *sum, const uint64_t *in, int n, int64_t v, int m, int64_t apart,  \
@@ -166,10 +171,10 @@ FN inline sixteen sixteen_at(uint64_t p, int64_t v, int number, bool ragged)
     FN inline T fold_one_##K(const uint64_t *in, int n, int64_t i, int flags)                                 \
     {                                                                                                         \
         bool wide = SIXTEENS_##K > 1 && (flags & FAN_K_FIRST_WIDE);                                           \
-        T one = wide ? AT(const T, in[0])[i] : up_##K(AT(const MEM, in[0])[i]);                               \
+        T one = wide ? ITEM(const T, in[0], i) : up_##K(ITEM(const MEM, in[0], i));                           \
         UNROLL(AHEAD)                                                                                         \
         for (int k = 1; k < n; k++)                                                                           \
-            one = plus_##K(one, up_##K(AT(const MEM, in[k])[i]));                                             \
+            one = plus_##K(one, up_##K(ITEM(const MEM, in[k], i)));                                           \
         return one;                                                                                           \
     }                                                                                                         \
     /* round_piece: the sum as it is written, unless OUT_WIDE. */                                             \
@@ -184,25 +189,25 @@ FN inline sixteen sixteen_at(uint64_t p, int64_t v, int number, bool ragged)
         if (SIXTEENS_##K > 1 && (flags & FAN_K_OUT_WIDE)) {                                                   \
             if (!ragged || (out & 15) == 0)                                                                   \
                 for (int i = 0; i < SIXTEENS_##K; i++)                                                        \
-                    AT(sixteen, out)[v * SIXTEENS_##K + i] = sum->all[i];                                     \
+                    ITEM(sixteen, out, v * SIXTEENS_##K + i) = sum->all[i];                                   \
             else                                                                                              \
                 for (int i = 0; i < PER_##K; i++)                                                             \
-                    AT(T, out)[v * PER_##K + i] = sum->each[i];                                               \
+                    ITEM(T, out, v * PER_##K + i) = sum->each[i];                                             \
             return;                                                                                           \
         }                                                                                                     \
         round_piece_##K(&x, sum);                                                                             \
         if (!ragged || (out & 15) == 0)                                                                       \
-            AT(sixteen, out)[v] = x.all;                                                                      \
+            ITEM(sixteen, out, v) = x.all;                                                                    \
         else                                                                                                  \
             for (int i = 0; i < PER_##K; i++)                                                                 \
-                AT(MEM, out)[v * PER_##K + i] = x.each[i];                                                    \
+                ITEM(MEM, out, v * PER_##K + i) = x.each[i];                                                  \
     }                                                                                                         \
     FN inline void write_one_##K(uint64_t out, T one, int64_t i, int flags)                                   \
     {                                                                                                         \
         if (SIXTEENS_##K > 1 && (flags & FAN_K_OUT_WIDE))                                                     \
-            AT(T, out)[i] = one;                                                                              \
+            ITEM(T, out, i) = one;                                                                            \
         else                                                                                                  \
-            AT(MEM, out)[i] = down_##K(one);                                                                  \
+            ITEM(MEM, out, i) = down_##K(one);                                                                \
     }                                                                                                         \
     FN inline void scale_piece_##K(sum_##K *sum, T factor)                                                    \
     {                                                                                                         \
@@ -260,7 +265,7 @@ NUMBER_LIST(FOLD)
         const int64_t lane = THREAD % FAN_K_WARP;                                                             \
         memcpy(&factor, &a.factor, sizeof factor);                                                            \
         for (int64_t t = THREAD / FAN_K_WARP; t < a.tiles; t += THREADS / FAN_K_WARP) {                       \
-            const fan_k_row r = AT(const fan_k_row, a.table)[AT(const uint32_t, tiles)[t]];                   \
+            const fan_k_row r = ITEM(const fan_k_row, a.table, ITEM(const uint32_t, tiles, t));               \
             const uint64_t *in = AT(const uint64_t, sources) + r.first;                                       \
             const int64_t begin = (t - r.tile) * TILE, end = r.count - begin < TILE ? r.count : begin + TILE, \
                           whole = end / PER_##K;                                                              \
@@ -339,7 +344,7 @@ FN bool rows_meet(fan_stats_partial *mine)
 FN void row_put(fan_stats_partial *mine, uint64_t rows)
 {
     if (rows_meet(mine))
-        AT(fan_stats_partial, rows)[BLOCK] = *mine;
+        ITEM(fan_stats_partial, rows, BLOCK) = *mine;
 }
 
 /* X(name, in memory, as a number that may be negative, .. that is not, whether two may be an element) */
@@ -373,7 +378,7 @@ FN void row_put(fan_stats_partial *mine, uint64_t rows)
             for (int part = 0; part < parts_##K(a); part++)                                                      \
                 if (!is_finite(k == 0 && (a->flags & FAN_K_FIRST_WIDE)                                           \
                                    ? wide_value_##K(a->in[0], at + part)                                         \
-                                   : value_##K(AT(const MEM, a->in[k])[at + part], 0)))                          \
+                                   : value_##K(ITEM(const MEM, a->in[k], at + part), 0)))                        \
                     mine->bad = (uint64_t)k;                                                                     \
     }
 VALUE_LIST(COUNT)
@@ -421,9 +426,9 @@ VALUE_LIST(COUNT)
                 if (!count_##K(&a, &mine, pair[0], pair[1]))                                                    \
                     first_nonfinite_##K(&a, &mine, i);                                                          \
                 if (a.out)                                                                                      \
-                    AT(MEM, a.out)[i] = pair[0];                                                                \
+                    ITEM(MEM, a.out, i) = pair[0];                                                              \
                 if (a.out && parts_##K(&a) == 2)                                                                \
-                    AT(MEM, a.out)[i + 1] = pair[1];                                                            \
+                    ITEM(MEM, a.out, i + 1) = pair[1];                                                          \
             }                                                                                                   \
         }                                                                                                       \
         row_put(&mine, a.rows);                                                                                 \
@@ -434,7 +439,7 @@ KERNEL fan_fold_stats_end(ARGS(fan_k_stats_end, a))
 {
     fan_stats_partial mine = row_of_nothing();
     for (int64_t i = THREAD; i < a.nrows; i += THREADS)
-        row_merge(&mine, &AT(const fan_stats_partial, a.rows)[i]);
+        row_merge(&mine, &ITEM(const fan_stats_partial, a.rows, i));
     if (!rows_meet(&mine))
         return;
     fan_device_stats *words = AT(fan_device_stats, a.stats);
@@ -506,7 +511,7 @@ FN uint64_t get(uint64_t p, int size, int anywhere)
     if (anywhere) {
         uint64_t bits = 0;
         for (int i = 0; i < size; i++)
-            bits |= (uint64_t)AT(const uint8_t, p)[i] << (8 * i);
+            bits |= (uint64_t)ITEM(const uint8_t, p, i) << (8 * i);
         return bits;
     }
     return size == 1   ? *AT(const uint8_t, p)
@@ -519,7 +524,7 @@ FN void put(uint64_t p, int size, int anywhere, uint64_t bits)
 {
     if (anywhere)
         for (int i = 0; i < size; i++)
-            AT(uint8_t, p)[i] = (uint8_t)(bits >> (8 * i));
+            ITEM(uint8_t, p, i) = (uint8_t)(bits >> (8 * i));
     else if (size == 1)
         *AT(uint8_t, p) = (uint8_t)bits;
     else if (size == 2)
@@ -974,34 +979,230 @@ FN inline void reduce_put(const fan_k_reduce *a, uint64_t out, uint64_t bits)
                 reduce_put(&a, address((int64_t)a.out, a.stay, extent, out, &here) + (uint64_t)(part * a.out_part), \
                            bits);                                                                                   \
             else                                                                                                    \
-                AT(S, a.out)[t] = sum;                                                                              \
+                ITEM(S, a.out, t) = sum;                                                                            \
         }                                                                                                           \
     }
 TERM_LIST(REDUCE)
 
-/* ---- Sparse into dense ---- */
+/* ---- Sparse into dense ----
+ *
+ * Title: COO. Entries that meet in one place are added there in their order, so one worker must have them all. A list
+ * whose rows never fall has them side by side. Any other is sorted first, by counting, a digit of the row at a time
+ * from the lowest: each pass keeps the order of equals, so the result depends on the list alone. Whether it must be
+ * sorted the device finds out by itself: nobody waits. */
 
 FN int64_t whole_number(uint64_t p, int size) { return size == 4 ? *AT(const int32_t, p) : *AT(const int64_t, p); }
 
-/* place_coo: where entry `e` goes, and which worker takes it; false beyond the shape. */
-FN bool place_coo(const fan_k_scatter *a, int64_t e, uint64_t *to, int64_t *lane)
+/* coo_row: the row of entry `e`; nrows: it has none here. */
+FN uint32_t coo_row(const fan_k_coo *a, const int64_t *extent, int64_t e)
 {
-    const int64_t *extent = a->words, *stride = extent + a->sparse;
-    uint64_t p = a->indices + (uint64_t)(e * a->index_step), key = 0;
-    *to = a->into;
+    uint64_t p = a->indices + (uint64_t)(e * a->index_step), row = 0;
+    UNROLL(1)
     for (int i = 0; i < a->sparse; i++, p += (uint64_t)a->index_row) {
         int64_t index = whole_number(p, a->index_size);
         if (index < 0 || index >= extent[i])
-            return false;
-        key = key * (uint64_t)extent[i] + (uint64_t)index;
-        *to += (uint64_t)(index * stride[i]);
+            return a->nrows;
+        row = row * (uint64_t)extent[i] + (uint64_t)index;
     }
-    *lane = (int64_t)(key % (uint64_t)a->lanes);
-    return true;
+    row -= a->first_row;
+    return row < a->nrows ? (uint32_t)row : a->nrows;
 }
 
-/* place_row: the same of compressed data, whose worker has the row. */
-FN bool place_row(const fan_k_scatter *a, int64_t row, int64_t e, uint64_t *to)
+FN uint32_t four_at(uint64_t p, int64_t i) { return *AT(const uint32_t, p + 4 * (uint64_t)i); }
+FN void put_four(uint64_t p, int64_t i, uint32_t x) { *AT(uint32_t, p + 4 * (uint64_t)i) = x; }
+
+FN uint32_t sort_row(const fan_k_sort *a, int64_t e)
+{
+    return a->coo.indices ? coo_row(&a->coo, a->words, e) : four_at(a->rows, e);
+}
+
+/* sort_begins: whether there is something to do, as the first count found. */
+FN bool sort_begins(const fan_k_sort *a) { return four_at(a->unsorted, 0) != 0; }
+
+/* before_lane: the sum of what the lanes before this one bring; *all: of what all bring. All lanes of a block come. */
+FN uint32_t before_lane(uint32_t mine, uint32_t *all)
+{
+    SHARED uint32_t sums[FAN_K_BLOCK], groups[FAN_K_BLOCK / 16];
+    uint32_t before = 0, sum = 0;
+    sums[LANE] = mine;
+    MEET;
+    for (int i = LANE & ~15; i < LANE; i++)
+        before += sums[i];
+    if ((LANE & 15) == 15)
+        groups[LANE / 16] = before + mine;
+    MEET;
+    for (int i = 0; i < FAN_K_BLOCK / 16; i++) {
+        before += i < LANE / 16 ? groups[i] : 0;
+        sum += groups[i];
+    }
+    MEET;
+    *all = sum;
+    return before;
+}
+
+KERNEL fan_sort_count(ARGS(fan_k_sort, a))
+{
+    SHARED uint32_t count[1 << FAN_K_DIGIT];
+    const int64_t begin = BLOCK * FAN_K_ENTRIES, rest = a.entries - begin,
+                  end = begin + (rest < FAN_K_ENTRIES ? rest : FAN_K_ENTRIES);
+    bool falls = false;
+    if (!a.coo.indices && !sort_begins(&a))
+        return;
+    EACH_LANE (d, 1 << a.bits)
+        count[d] = 0;
+    MEET;
+    UNROLL(4)
+    for (int64_t e = begin + LANE; e < end; e += FAN_K_BLOCK) {
+        uint32_t row = sort_row(&a, e);
+        COUNT_ONE(count[row >> a.shift & ((1u << a.bits) - 1)]);
+        falls |= a.coo.indices && e + 1 < a.entries && sort_row(&a, e + 1) < row;
+    }
+    if (falls) /* all that find it write the same */
+        put_four(a.unsorted, 0, 1);
+    MEET;
+    EACH_LANE (d, 1 << a.bits)
+        put_four(a.counts, d * a.tiles + BLOCK, count[d]);
+}
+
+/* fan_sort_scan: a block for each digit. */
+KERNEL fan_sort_scan(ARGS(fan_k_sort, a))
+{
+    if (!sort_begins(&a))
+        return;
+    const uint64_t counts = a.counts + 4 * (uint64_t)(BLOCK * a.tiles);
+    const int64_t share = (a.tiles + FAN_K_BLOCK - 1) / FAN_K_BLOCK, begin = LANE * share,
+                  end = begin + share < a.tiles ? begin + share : a.tiles;
+    uint32_t sum = 0, all;
+    for (int64_t i = begin; i < end; i++)
+        sum += four_at(counts, i);
+    uint32_t before = before_lane(sum, &all);
+    for (int64_t i = begin; i < end; i++) {
+        uint32_t here = four_at(counts, i);
+        put_four(counts, i, before);
+        before += here;
+    }
+    if (GOES_ON)
+        put_four(a.totals, BLOCK, all);
+}
+
+#define WARPS (FAN_K_BLOCK / FAN_K_WARP)
+#define DIGITS (1 << FAN_K_DIGIT)
+
+/* sort_starts: the numbers of entries of each digit in each warp become those in the warps before it; start: where a
+ * digit begins in the tile; shift: what takes a place in the tile to its place in the result. */
+FN void sort_starts(const fan_k_sort *a, uint16_t counts[WARPS][DIGITS], uint32_t *start, uint32_t *shift)
+{
+    uint32_t here[2] = {0, 0}, total[2] = {0, 0}, all;
+    UNROLL(2)
+    for (int i = 0; i < 2; i++) {
+        int digit = 2 * LANE + i;
+        if (digit >= 1 << a->bits)
+            continue;
+        UNROLL(8)
+        for (int w = 0; w < WARPS; w++) {
+            uint32_t n = counts[w][digit];
+            counts[w][digit] = (uint16_t)here[i];
+            here[i] += n;
+        }
+        total[i] = a->tiles == 1 ? here[i] : four_at(a->totals, digit);
+    }
+    uint32_t before = before_lane(here[0] + here[1], &all), below = before_lane(total[0] + total[1], &all);
+    UNROLL(2)
+    for (int i = 0; i < 2; i++) {
+        int digit = 2 * LANE + i;
+        if (digit >= 1 << a->bits)
+            continue;
+        start[digit] = before;
+        shift[digit] = below + (a->tiles == 1 ? 0 : four_at(a->counts, digit * a->tiles + BLOCK)) - before;
+        before += here[i];
+        below += total[i];
+    }
+}
+
+KERNEL fan_sort_move(ARGS(fan_k_sort, a))
+{
+    SHARED uint16_t counts[WARPS][DIGITS];
+    SHARED uint32_t start[DIGITS], shift[DIGITS], rows[FAN_K_ENTRIES], places[FAN_K_ENTRIES];
+    uint32_t row[FAN_K_PER_LANE], came[FAN_K_PER_LANE], rank[FAN_K_PER_LANE];
+    if (!sort_begins(&a))
+        return;
+    const int64_t begin = BLOCK * FAN_K_ENTRIES, rest = a.entries - begin;
+    const int n = (int)(rest < FAN_K_ENTRIES ? rest : FAN_K_ENTRIES), each = (n + FAN_K_BLOCK - 1) / FAN_K_BLOCK,
+              warp = LANE / FAN_K_WARP, from = warp * each * FAN_K_WARP + LANE % FAN_K_WARP;
+    const uint32_t mask = (1u << a.bits) - 1;
+    EACH_LANE (i, WARPS * DIGITS)
+        counts[i / DIGITS][i % DIGITS] = 0;
+    MEET;
+    UNROLL(16)
+    for (int j = 0; j < FAN_K_PER_LANE; j++) { /* the entries of a warp are neighbours: its ranks keep their order */
+        row[j] = came[j] = rank[j] = 0;
+        if (j >= each)
+            continue;
+        int at = from + j * FAN_K_WARP;
+        uint32_t digit = DIGITS;
+        if (at < n) {
+            row[j] = sort_row(&a, begin + at);
+            came[j] = a.coo.indices ? (uint32_t)(begin + at) : four_at(a.places, begin + at);
+            digit = row[j] >> a.shift & mask;
+        }
+        uint32_t same = SAME_IN_WARP(digit), before = same & ((1u << LANE % FAN_K_WARP) - 1),
+                 old = at < n ? counts[warp][digit] : 0;
+        rank[j] = old + (uint32_t)BITS_IN(before);
+        WARP_MEET;
+        if (at < n && before == 0)
+            counts[warp][digit] = (uint16_t)(old + (uint32_t)BITS_IN(same));
+        WARP_MEET;
+    }
+    MEET;
+    sort_starts(&a, counts, start, shift);
+    MEET;
+    UNROLL(16)
+    for (int j = 0; j < FAN_K_PER_LANE; j++)
+        if (j < each && from + j * FAN_K_WARP < n) {
+            uint32_t digit = row[j] >> a.shift & mask, at = start[digit] + counts[warp][digit] + rank[j];
+            rows[at] = row[j];
+            places[at] = came[j];
+        }
+    MEET;
+    EACH_LANE (i, n) {
+        uint32_t to = shift[rows[i] >> a.shift & mask] + (uint32_t)i;
+        if (to < a.entries) { /* always, unless somebody writes the indices meanwhile */
+            put_four(a.rows_out, to, rows[i]);
+            put_four(a.places_out, to, places[i]);
+        }
+    }
+}
+
+/* scatter_sorted: whether the entries are in the order of their rows as they came. */
+FN bool scatter_sorted(const fan_k_scatter *a) { return !a->unsorted || four_at(a->unsorted, 0) == 0; }
+
+FN uint32_t scatter_row(const fan_k_scatter *a, bool sorted, int64_t i)
+{
+    return sorted ? coo_row(&a->coo, a->words, i) : four_at(a->rows, i);
+}
+
+FN int64_t scatter_place(const fan_k_scatter *a, bool sorted, int64_t i) { return sorted ? i : four_at(a->places, i); }
+
+/* scatter_begins: whether entry `i`, in the order of rows, is the first of its row. */
+FN bool scatter_begins(const fan_k_scatter *a, bool sorted, int64_t i, uint32_t *row)
+{
+    *row = scatter_row(a, sorted, i);
+    return *row < a->coo.nrows && (i == 0 || scatter_row(a, sorted, i - 1) != *row);
+}
+
+FN uint64_t scatter_to(const fan_k_scatter *a, uint32_t row)
+{
+    const int64_t *extent = a->words, *stride = extent + a->coo.sparse;
+    int64_t rest = (int64_t)(a->coo.first_row + row);
+    uint64_t p = a->into;
+    UNROLL(1)
+    for (int i = a->coo.sparse - 1; i > 0; i--)
+        p += (uint64_t)(divided(&rest, extent[i]) * stride[i]);
+    return p + (a->coo.sparse ? (uint64_t)(rest * stride[0]) : 0);
+}
+
+/* scatter_compressed: where entry `e` of compressed data goes, whose worker has the row; false beyond the shape. */
+FN bool scatter_compressed(const fan_k_scatter *a, int64_t row, int64_t e, uint64_t *to)
 {
     int64_t index = whole_number(a->indices + (uint64_t)(e * a->index_step), a->index_size);
     if (index < 0 || index >= a->words[0])
@@ -1010,31 +1211,135 @@ FN bool place_row(const fan_k_scatter *a, int64_t row, int64_t e, uint64_t *to)
     return true;
 }
 
+FN void scatter_one(const fan_k_scatter *a, uint64_t to, uint64_t from)
+{
+    wide x = convert(load(a->value_dtype, from, a->anywhere), form_of(a->value_dtype), a->into_dtype);
+    store(a->into_dtype, to, a->anywhere, add(a->into_dtype, load(a->into_dtype, to, a->anywhere), x));
+}
+
 KERNEL fan_scatter_any(ARGS(fan_k_scatter, a))
 {
-    const int64_t *extent = a.words + (a.pointers ? 3 : 2 * a.sparse), *into = extent + a.inner,
+    const int64_t *extent = a.words + (a.pointers ? 3 : 2 * a.coo.sparse), *into = extent + a.inner,
                   *values = into + a.inner;
+    const bool sorted = !a.pointers && scatter_sorted(&a);
     for (int64_t t = THREAD; t < a.lanes * a.inside; t += THREADS) {
-        int64_t worker = t / a.inside, begin = 0, end = a.entries;
-        place here = place_of(t % a.inside, a.inner, extent);
-        uint64_t to_offset = address(0, a.inner, extent, into, &here),
+        int64_t worker = t, begin, end = a.entries;
+        place here = place_of(divided(&worker, a.inside), a.inner, extent);
+        uint64_t to_offset = address(0, a.inner, extent, into, &here), to = 0,
                  from = address((int64_t)a.values, a.inner, extent, values, &here);
+        uint32_t row = 0;
+        begin = worker;
         if (a.pointers) {
             uint64_t p = a.pointers + (uint64_t)(worker * a.pointer_step);
             begin = whole_number(p, a.pointer_size);
             end = whole_number(p + (uint64_t)a.pointer_step, a.pointer_size);
             begin = begin < 0 ? 0 : begin;
             end = end > a.entries ? a.entries : end;
+        } else if (scatter_begins(&a, sorted, worker, &row)) {
+            to = scatter_to(&a, row);
+        } else {
+            continue;
         }
-        for (int64_t e = begin; e < end; e++) {
-            uint64_t to;
-            int64_t lane = worker;
-            if (!(a.pointers ? place_row(&a, worker, e, &to) : place_coo(&a, e, &to, &lane)) || lane != worker)
-                continue;
-            to += to_offset;
-            wide x = convert(load(a.value_dtype, from + (uint64_t)(e * a.value_step), a.anywhere),
-                             form_of(a.value_dtype), a.into_dtype);
-            store(a.into_dtype, to, a.anywhere, add(a.into_dtype, load(a.into_dtype, to, a.anywhere), x));
+        for (int64_t i = begin; i < end && (a.pointers || i == begin || scatter_row(&a, sorted, i) == row); i++) {
+            int64_t e = a.pointers ? i : scatter_place(&a, sorted, i);
+            if (a.pointers ? scatter_compressed(&a, worker, e, &to) : e < a.entries)
+                scatter_one(&a, to + to_offset, from + (uint64_t)(e * a.value_step));
         }
     }
 }
+
+/* What lies at `i` and behind it is read together; the sums are made one after the other, and each is rounded, unless
+ * `wide`. */
+#define SCATTER(K, MEM, T, UP, PLUS, TIMES, DOWN, NOTHING, BY)                                                        \
+    FN inline void scatter_read_##K(piece_##K *x, uint64_t p, int aligned)                                            \
+    {                                                                                                                 \
+        if (aligned)                                                                                                  \
+            x->all = *AT(const sixteen, p);                                                                           \
+        else                                                                                                          \
+            x->each[0] = *AT(const MEM, p);                                                                           \
+    }                                                                                                                 \
+    FN inline void scatter_add_##K(const fan_k_scatter *a, sum_##K *sum, const piece_##K *x)                          \
+    {                                                                                                                 \
+        UNROLL(16)                                                                                                    \
+        for (int k = 0; k < PER_##K; k++)                                                                             \
+            if (k == 0 || a->aligned) {                                                                               \
+                T one = plus_##K(sum->each[k], up_##K(x->each[k]));                                                   \
+                sum->each[k] = a->wide ? one : up_##K(down_##K(one));                                                 \
+            }                                                                                                         \
+    }                                                                                                                 \
+    FN inline void scatter_begin_##K(const fan_k_scatter *a, sum_##K *sum, uint64_t to)                               \
+    {                                                                                                                 \
+        piece_##K x;                                                                                                  \
+        if (!a->wide) {                                                                                               \
+            scatter_read_##K(&x, to, a->aligned);                                                                     \
+            UNROLL(16)                                                                                                \
+            for (int k = 0; k < PER_##K; k++)                                                                         \
+                if (k == 0 || a->aligned)                                                                             \
+                    sum->each[k] = up_##K(x.each[k]);                                                                 \
+        } else if (a->aligned) {                                                                                      \
+            for (int k = 0; k < SIXTEENS_##K; k++)                                                                    \
+                sum->all[k] = ITEM(const sixteen, to, k);                                                             \
+        } else {                                                                                                      \
+            sum->each[0] = *AT(const T, to);                                                                          \
+        }                                                                                                             \
+    }                                                                                                                 \
+    FN inline void scatter_end_##K(const fan_k_scatter *a, const sum_##K *sum, uint64_t to)                           \
+    {                                                                                                                 \
+        piece_##K x;                                                                                                  \
+        if (a->wide && a->aligned) {                                                                                  \
+            for (int k = 0; k < SIXTEENS_##K; k++)                                                                    \
+                ITEM(sixteen, to, k) = sum->all[k];                                                                   \
+        } else if (a->wide) {                                                                                         \
+            *AT(T, to) = sum->each[0];                                                                                \
+        } else if (a->aligned) {                                                                                      \
+            round_piece_##K(&x, sum);                                                                                 \
+            *AT(sixteen, to) = x.all;                                                                                 \
+        } else {                                                                                                      \
+            *AT(MEM, to) = down_##K(sum->each[0]);                                                                    \
+        }                                                                                                             \
+    }                                                                                                                 \
+    FN inline void scatter_run_##K(const fan_k_scatter *a, bool sorted, int64_t i, uint32_t row, uint64_t to,         \
+                                   uint64_t from)                                                                     \
+    {                                                                                                                 \
+        sum_##K sum;                                                                                                  \
+        piece_##K x[AHEAD];                                                                                           \
+        bool on = true;                                                                                               \
+        scatter_begin_##K(a, &sum, to);                                                                               \
+        UNROLL(1)                                                                                                     \
+        for (; on; i += AHEAD) {                                                                                      \
+            uint32_t rows[AHEAD];                                                                                     \
+            uint64_t at[AHEAD];                                                                                       \
+            UNROLL(AHEAD)                                                                                             \
+            for (int j = 0; j < AHEAD; j++)                                                                           \
+                rows[j] = i + j < a->entries ? scatter_row(a, sorted, i + j) : a->coo.nrows;                          \
+            UNROLL(AHEAD)                                                                                             \
+            for (int j = 0; j < AHEAD; j++) {                                                                         \
+                on = on && rows[j] == row;                                                                            \
+                int64_t e = on ? scatter_place(a, sorted, i + j) : a->entries;                                        \
+                at[j] = e < a->entries ? from + (uint64_t)(e * a->value_step) : 0;                                    \
+            }                                                                                                         \
+            UNROLL(AHEAD)                                                                                             \
+            for (int j = 0; j < AHEAD; j++)                                                                           \
+                if (at[j])                                                                                            \
+                    scatter_read_##K(&x[j], at[j], a->aligned);                                                       \
+            UNROLL(AHEAD)                                                                                             \
+            for (int j = 0; j < AHEAD; j++)                                                                           \
+                if (at[j])                                                                                            \
+                    scatter_add_##K(a, &sum, &x[j]);                                                                  \
+        }                                                                                                             \
+        scatter_end_##K(a, &sum, to);                                                                                 \
+    }                                                                                                                 \
+    KERNEL fan_scatter_##K(ARGS(fan_k_scatter, a))                                                                    \
+    {                                                                                                                 \
+        const bool sorted = scatter_sorted(&a);                                                                       \
+        const int64_t pieces = a.aligned ? a.inside / PER_##K : a.inside;                                             \
+        for (int64_t t = THREAD; t < a.entries * pieces; t += THREADS) {                                              \
+            int64_t i = t;                                                                                            \
+            uint64_t piece = (uint64_t)divided(&i, pieces) * (a.aligned ? PER_##K : 1);                               \
+            uint32_t row;                                                                                             \
+            if (scatter_begins(&a, sorted, i, &row))                                                                  \
+                scatter_run_##K(&a, sorted, i, row, scatter_to(&a, row) + piece * (a.wide ? sizeof(T) : sizeof(MEM)), \
+                                a.values + piece * sizeof(MEM));                                                      \
+        }                                                                                                             \
+    }
+NUMBER_LIST(SCATTER)

@@ -1,0 +1,231 @@
+/* Sparse into dense.
+ *
+ * Compressed data are one launch: a worker for each row. COO data are sorted by rows first, where the device finds that
+ * they must be (kernels.cu, Title: COO): for each digit a launch that counts, one that adds up, one that moves; then
+ * one that sums, which alone changes the result. All of it is queued, and what need not be done returns at once. Memory
+ * for that is bounded: a long list is so many lists, one after the other, and rows beyond 32 bits are taken in turns.
+ */
+#include "device/cuda/scatter.h"
+
+#include "base/fault.h"
+#include "device/cuda/context.h"
+#include "device/cuda/memory.h"
+
+#include <string.h>
+
+_Static_assert(sizeof(fan_k_sort) <= 4096 && sizeof(((fan_k_sort *)0)->words) >= FAN_MAX_NDIM * sizeof(int64_t),
+               "any number of axes");
+
+/* Memory of a sort. */
+typedef struct scatter_sort {
+    int passes;
+    uint64_t at; /* scratch memory; 0: there is nothing to sort */
+    uint64_t rows[2], places[2], counts, totals, unsorted;
+} scatter_sort;
+
+static int scatter_bits(uint64_t most) { return most ? 64 - __builtin_clzll(most) : 0; }
+
+static int64_t scatter_tiles(int64_t entries) { return (entries + FAN_K_ENTRIES - 1) / FAN_K_ENTRIES; }
+
+/* scatter_sort_begin: makes room for lists of up to so many entries. */
+static fan_status scatter_sort_begin(const fan__launch_ctx *s, scatter_sort *sort, int64_t entries, uint64_t nrows,
+                                     fan_error *err)
+{
+    memset(sort, 0, sizeof *sort);
+    if (entries < 2)
+        return FAN_OK;
+    int bits = scatter_bits(nrows);
+    sort->passes = (bits + FAN_K_DIGIT - 1) / FAN_K_DIGIT;
+    uint64_t list = 4 * (uint64_t)entries, digits = (uint64_t)4 << FAN_K_DIGIT,
+             counts = digits * (uint64_t)scatter_tiles(entries), lists = sort->passes > 1 ? 2 : 1;
+    FAN_TRY(fan__cuda_scratch(s->stream, (size_t)(2 * lists * list + counts + digits + 4), &sort->at, err));
+    uint64_t at = sort->at;
+    for (uint64_t i = 0; i < lists; i++, at += 2 * list) {
+        sort->rows[i] = at;
+        sort->places[i] = at + list;
+    }
+    sort->counts = at;
+    sort->totals = at + counts;
+    sort->unsorted = at + counts + digits;
+    return FAN_OK;
+}
+
+/* scatter_sort_run: the entries of `coo` in the order of their rows; *last: which of the lists has them. */
+static fan_status scatter_sort_run(const fan__launch_ctx *s, const scatter_sort *sort, const fan_k_scatter *of,
+                                   int *last, fan_error *err)
+{
+    fan__launch_ctx quiet = *s; /* what is done here changes no result */
+    fan_k_sort a;
+    int bits = scatter_bits(of->coo.nrows), passes = sort->passes - FAN_FAULT(CUDA_SHORT_SORT);
+    quiet.begun = NULL;
+    memset(&a, 0, sizeof a);
+    a.coo = of->coo;
+    a.counts = sort->counts;
+    a.totals = sort->totals;
+    a.unsorted = sort->unsorted;
+    a.entries = of->entries;
+    a.tiles = scatter_tiles(of->entries);
+    memcpy(a.words, of->words, (size_t)of->coo.sparse * sizeof *a.words);
+    FAN_TRY(fan__cuda_check(s->part, fan__cuda_api_of(s->part)->MemsetD8Async(sort->unsorted, 0, 4, s->on),
+                            "cuMemsetD8Async", err));
+    for (int pass = 0; pass < passes; pass++) {
+        *last = pass & 1;
+        a.bits = (bits - a.shift + sort->passes - pass - 1) / (sort->passes - pass);
+        a.rows_out = sort->rows[*last];
+        a.places_out = sort->places[*last];
+        FAN_TRY(fan__launch_blocks(&quiet, s->part->sort_count, a.tiles, &a, err));
+        if (a.tiles > 1)
+            FAN_TRY(fan__launch_blocks(&quiet, s->part->sort_scan, (int64_t)1 << a.bits, &a, err));
+        FAN_TRY(fan__launch_blocks(&quiet, s->part->sort_move, a.tiles, &a, err));
+        a.coo.indices = 0;
+        a.rows = a.rows_out;
+        a.places = a.places_out;
+        a.shift += a.bits;
+    }
+    return FAN_OK;
+}
+
+/* scatter_dense: whether the numbers of an entry lie without gaps. */
+static bool scatter_dense(const fan_array *a, int first)
+{
+    int64_t step = (int64_t)fan_dtype_size(a->dtype);
+    for (int i = a->ndim - 1; i >= first; i--) {
+        if (a->shape[i] != 1 && a->strides[i] != step)
+            return false;
+        step *= a->shape[i];
+    }
+    return true;
+}
+
+/* scatter_kernel: the kernel of its own that these dtypes have, where the entries lie so; makes `a` its arguments, and
+ * *threads of each entry. */
+static fan_cu_function scatter_kernel(const fan__launch_ctx *s, fan_k_scatter *a, const fan_array *into,
+                                      const fan_array *values, int64_t *threads)
+{
+    size_t which = fan__scatter_for(into->dtype, values->dtype);
+    *threads = a->inside;
+    if (a->anywhere || which == FAN__FOLDS || !scatter_dense(into, a->coo.sparse) || !scatter_dense(values, 1))
+        return s->part->scatter;
+    int64_t bytes = a->inside * (int64_t)fan_dtype_size(values->dtype);
+    uint64_t low = a->into | a->values | (uint64_t)a->value_step | (uint64_t)bytes;
+    for (int i = 0; i < a->coo.sparse; i++)
+        low |= (uint64_t)into->strides[i];
+    a->aligned = (low & 15) == 0;
+    a->wide = into->dtype != values->dtype;
+    a->inside = bytes / fan__folds[which].bytes;
+    *threads = a->aligned ? bytes / 16 : a->inside;
+    return s->part->fold_scatter[which];
+}
+
+/* scatter_list: a list, sorted and summed. */
+static fan_status scatter_list(const fan__launch_ctx *s, fan_cu_function f, fan_k_scatter *a, int64_t threads,
+                               scatter_sort *sort, fan_error *err)
+{
+    int last = 0;
+    a->unsorted = 0;
+    if (a->entries > 1) {
+        FAN_TRY(scatter_sort_run(s, sort, a, &last, err));
+        a->rows = sort->rows[last];
+        a->places = sort->places[last];
+        a->unsorted = sort->unsorted;
+        if (FAN_FAULT(CUDA_EARLY_SORT)) {
+            fan__cuda_scratch_free(s->stream, sort->at);
+            sort->at = 0;
+        }
+    }
+    a->lanes = a->entries;
+    return fan__launch_threads(s, f, a->entries * threads, a, err);
+}
+
+static fan_status scatter_coo(const fan__launch_ctx *s, fan_k_scatter *a, const fan_array *into, const fan_sparse *sp,
+                              fan_error *err)
+{
+    const uint64_t values = a->values, indices = a->coo.indices;
+    const int64_t entries = a->entries, most = s->part->cuda->most_entries;
+    const uint64_t most_rows = (uint64_t)s->part->cuda->most_rows;
+    fan_status status = FAN_OK;
+    uint64_t rows = 1;
+    scatter_sort sort;
+    for (int i = 0; i < a->coo.sparse; i++)
+        rows *= (uint64_t)into->shape[i];
+    int64_t threads;
+    fan_cu_function f = scatter_kernel(s, a, into, sp->values, &threads);
+    FAN_TRY(scatter_sort_begin(s, &sort, entries < most ? entries : most, rows < most_rows ? rows : most_rows, err));
+    for (uint64_t first = 0; first < rows; first += most_rows)
+        for (int64_t done = 0; done < entries; done += most) {
+            a->coo.first_row = first;
+            a->coo.nrows = (uint32_t)(rows - first < most_rows ? rows - first : most_rows);
+            a->coo.indices = indices + (uint64_t)(done * a->coo.index_step);
+            a->values = values + (uint64_t)(done * a->value_step);
+            a->entries = entries - done < most ? entries - done : most;
+            FAN_GO(scatter_list(s, f, a, threads, &sort, err));
+        }
+done:
+    if (sort.at)
+        fan__cuda_scratch_free(s->stream, sort.at);
+    return status;
+}
+
+/* scatter_put_coo, scatter_put_rows: what differs between the formats; return where the words go on. */
+static int64_t *scatter_put_coo(fan_k_scatter *a, const fan_array *into, const fan_sparse *sp)
+{
+    const fan_array *indices = sp->indices;
+    a->coo.indices = fan__address_of(indices);
+    a->coo.sparse = (int32_t)indices->shape[0];
+    a->coo.index_size = (int32_t)fan_dtype_size(indices->dtype);
+    a->coo.index_row = indices->strides[0];
+    a->coo.index_step = indices->strides[1];
+    memcpy(a->words, into->shape, (size_t)a->coo.sparse * sizeof *a->words);
+    memcpy(a->words + a->coo.sparse, into->strides, (size_t)a->coo.sparse * sizeof *a->words);
+    return a->words + 2 * a->coo.sparse;
+}
+
+static int64_t *scatter_put_rows(fan_k_scatter *a, const fan_array *into, const fan_sparse *sp)
+{
+    bool blocked = sp->format == FAN_FORMAT_BSR || sp->format == FAN_FORMAT_BSC;
+    int axis = sp->format == FAN_FORMAT_CSC || sp->format == FAN_FORMAT_BSC;
+    int64_t unit[2] = {blocked ? sp->values->shape[1] : 1, blocked ? sp->values->shape[2] : 1};
+    a->indices = fan__address_of(sp->indices);
+    a->index_size = (int32_t)fan_dtype_size(sp->indices->dtype);
+    a->index_step = sp->indices->strides[0];
+    a->pointers = fan__address_of(sp->pointers);
+    a->pointer_size = (int32_t)fan_dtype_size(sp->pointers->dtype);
+    a->pointer_step = sp->pointers->strides[0];
+    a->lanes = sp->pointers->shape[0] - 1;
+    a->words[0] = unit[!axis] ? into->shape[!axis] / unit[!axis] : 0;
+    a->words[1] = unit[axis] * into->strides[axis];
+    a->words[2] = unit[!axis] * into->strides[!axis];
+    return a->words + 3;
+}
+
+fan_status fan__cuda_scatter(const fan__launch_ctx *s, const fan_array *into, const fan_sparse *sp, fan_error *err)
+{
+    fan_k_scatter a;
+    const fan_array *values = sp->values;
+    bool coo = sp->format == FAN_FORMAT_COO;
+    if (values->size == 0)
+        return FAN_OK;
+    memset(&a, 0, sizeof a);
+    a.into = fan__address_of(into);
+    a.values = fan__address_of(values);
+    a.entries = values->shape[0];
+    a.inside = values->size / values->shape[0];
+    a.value_step = values->strides[0];
+    a.into_dtype = into->dtype;
+    a.value_dtype = values->dtype;
+    a.anywhere = fan__is_anywhere(into) || fan__is_anywhere(values);
+    if (fan__is_anywhere(sp->indices) || (sp->pointers && fan__is_anywhere(sp->pointers)))
+        return fan_fail(err, FAN_ERR_VALUE, "the indices of a sparse gradient on cuda:%d are not aligned to their size",
+                        s->part->index);
+    int64_t *at = coo ? scatter_put_coo(&a, into, sp) : scatter_put_rows(&a, into, sp);
+    a.inner = values->ndim - 1;
+    int first = into->ndim - a.inner; /* 0 for blocks */
+    if (2 * a.coo.sparse + 3 * (int64_t)a.inner + 3 > (int64_t)(sizeof a.words / sizeof *a.words))
+        return fan_fail(err, FAN_ERR_VALUE, "a sparse gradient of %d axes has too many for cuda:%d", into->ndim,
+                        s->part->index);
+    memcpy(at, values->shape + 1, (size_t)a.inner * sizeof *at);
+    memcpy(at + a.inner, into->strides + first, (size_t)a.inner * sizeof *at);
+    memcpy(at + 2 * a.inner, values->strides + 1, (size_t)a.inner * sizeof *at);
+    return coo ? scatter_coo(s, &a, into, sp, err)
+               : fan__launch_threads(s, s->part->scatter, a.lanes * a.inside, &a, err);
+}

@@ -1,0 +1,204 @@
+"""COO data into dense arrays on the fake driver: the CPU's bits, however entries lie, and how many bytes that takes."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fanin
+from fanin.testing import FakeDriver
+from kit import hooks
+from kit.values import DTYPES, LOW, bits
+
+pytestmark = pytest.mark.core
+SEED = 15
+#: Where the rows of entries lie: name -> rows of n entries among `most`.
+ORDERS = {
+    "any": lambda rng, n, most: rng.integers(0, most, n),
+    "sorted": lambda rng, n, most: np.sort(rng.integers(0, most, n)),
+    "falling": lambda rng, n, most: np.sort(rng.integers(0, most, n))[::-1],
+    "one": lambda rng, n, most: np.full(n, most - 1),
+    "two runs": lambda rng, n, most: np.concatenate([np.sort(rng.integers(0, most, k)) for k in (n // 2, n - n // 2)]),
+    "last falls": lambda rng, n, most: np.concatenate([np.arange(n - 1) * most // n, [0]]),
+}
+
+
+def numbers(rng: np.random.Generator, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
+    """Of sizes whose sums are rounded; some infinite, some NaN."""
+    x = rng.standard_normal(shape) * 2.0 ** rng.integers(-3, 4, shape)
+    with np.errstate(all="ignore"):
+        made = np.asarray((x * (20 if dtype.kind in "iu" else 1)).astype(dtype))
+        if dtype in LOW or dtype.kind == "f":
+            made.reshape(-1)[rng.random(made.size) < 0.01] = np.array(rng.choice([np.inf, np.nan, -0.0]), dtype)
+    return made
+
+
+def lying(rng: np.random.Generator, x: Any, put: Any) -> Any:
+    """x, put somewhere, perhaps with gaps between its numbers or its rows."""
+    how = rng.integers(3) if x.ndim else 0
+    if how == 0 or not x.size:
+        return put(x)
+    wide = np.zeros((*x.shape[:-1], 2 * x.shape[-1]) if how == 1 else (2 * x.shape[0], *x.shape[1:]), x.dtype)
+    if how == 1:
+        wide[..., ::2] = x
+        return put(wide)[..., ::2]
+    wide[::2] = x
+    return put(wide)[::2]
+
+
+def total(dense: Any, gradient: fanin.Sparse, stream: Any, accumulate: str | None) -> Any:
+    slot = fanin.Slot(shape=dense.shape, dtype=dense.dtype, accumulate=accumulate) if accumulate else 1
+    buf = fanin.InputBuffer([slot] if accumulate else 1, stream=stream, budget=0)
+    how = {} if stream is None else {"stream": stream}
+    buf.add(0, dense, **how)
+    buf.add(0, gradient, **how)
+    if stream is None:
+        return np.asarray(buf.take()[0])
+    with fanin.stream(stream):
+        return buf.take()[0].numpy()
+
+
+def cases(
+    rng: np.random.Generator,
+) -> Iterator[tuple[Any, str, str, int, tuple[int, ...], tuple[int, ...], str | None]]:
+    for dtype, (order, index) in itertools.product(DTYPES, zip(ORDERS, itertools.cycle(["int32", "int64"]))):
+        n = int(rng.choice([1, 2, 40, 300]))
+        sparse = [(7,), (3, 5), (600,)][rng.integers(3)]
+        dense = [(), (3,), (16,), (2, 8), (64,)][rng.integers(5)]
+        wide = {np.dtype("f4"): "float64"}.get(dtype, "float32" if dtype in LOW else None)
+        yield dtype, order, index, n, sparse, dense, wide if rng.integers(2) else None
+
+
+def test_coo_entries_are_added_in_their_order_however_they_lie(driver: FakeDriver) -> None:
+    rng = np.random.default_rng(SEED)
+    s = driver.stream()
+    done = 0
+    for dtype, order, index, n, sparse, dense, wide in cases(rng):
+        rows = np.stack(np.unravel_index(ORDERS[order](rng, n, int(np.prod(sparse))), sparse)).astype(index)
+        if rng.integers(2):
+            rows[0, rng.random(n) < 0.1] = rng.choice([-1, sparse[0], np.iinfo(index).max, np.iinfo(index).min])
+        values, into = numbers(rng, dtype, (n, *dense)), numbers(rng, dtype, (*sparse, *dense))
+        inside = ((rows >= 0) & (rows < np.array(sparse)[:, None])).all(0)
+        here = fanin.Sparse("coo", (rows[:, inside], values[inside]), (*sparse, *dense))
+        there = fanin.Sparse(
+            "coo", (lying(rng, rows, driver.array), lying(rng, values, driver.array)), (*sparse, *dense)
+        )
+        got = total(lying(rng, into, driver.array), there, s, wide)
+        assert bits(got) == bits(total(into, here, None, wide)), (dtype, order, index, n, sparse, dense, wide)
+        done += 1
+    assert done == len(DTYPES) * len(ORDERS)
+    tried = {k for k in ("single", "bfloat16", "e4m3fn", "doubled", "truth", "any") if driver.calls(f"fan_scatter_{k}")}
+    assert len(tried) == 6, tried
+
+
+@pytest.mark.parametrize("most", [3, 500, 70_000, 300_000])
+@pytest.mark.parametrize("order", ORDERS)
+def test_lists_of_many_tiles_and_rows_of_several_digits_are_sums_in_order(
+    driver: FakeDriver, most: int, order: str
+) -> None:
+    rng = np.random.default_rng(SEED)
+    rows = ORDERS[order](rng, 9000, most)
+    values, into = numbers(rng, np.dtype("f4"), (9000,)), numbers(rng, np.dtype("f4"), (most,))
+    gradient = fanin.Sparse("coo", (driver.array(rows[None]), driver.array(values)), (most,))
+    got = total(driver.array(into), gradient, driver.stream(), None)
+    with np.errstate(invalid="ignore"):
+        np.add.at(into, rows, values)
+    assert bits(got) == bits(into)
+
+
+def traffic(driver: FakeDriver, call: Any) -> tuple[int, int]:
+    """Bytes that the kernels of a call read and write."""
+    read, written = ctypes.c_uint64(), ctypes.c_uint64()
+    assert driver._lib.fanFakeTraffic(1, ctypes.byref(read), ctypes.byref(written)) == 0
+    call()
+    assert driver._lib.fanFakeTraffic(0, ctypes.byref(read), ctypes.byref(written)) == 0
+    return read.value, written.value
+
+
+def scattered(driver: FakeDriver, rows: Any, values: Any, most: int) -> float:
+    """Bytes read and written by a sum in place, as a multiple of what a copy moves that reads all indices, all values
+    and what they are added to, and writes that.
+    """
+    s = driver.stream()
+    buf = fanin.InputBuffer(1, stream=s, budget=0)
+    gradient = fanin.Sparse("coo", (driver.array(rows[None]), driver.array(values)), (most, *values.shape[1:]))
+    buf.add(0, driver.array(np.zeros((most, *values.shape[1:]), values.dtype)), stream=s, donate=True)
+    s.synchronize()
+    before = driver.calls("fan_scatter_single")
+    moved = traffic(driver, lambda: (buf.add(0, gradient, stream=s), s.synchronize()))
+    assert driver.calls("fan_scatter_single") == before + 1
+    buf.clear()
+    return sum(moved) / (rows.nbytes + 3 * values.nbytes)
+
+
+def test_the_bytes_of_a_copy_are_those_that_it_moves(driver: FakeDriver) -> None:
+    s = driver.stream()
+    xs = [driver.array(np.ones(100_003, "f4")) for _ in range(3)]
+    with fanin.stream(s):
+        moved = traffic(driver, lambda: (fanin.add_n(xs), s.synchronize()))
+    assert moved == (12 * 100_003, 4 * 100_003)
+
+
+#: Entries, rows, numbers of an entry, whether they are sorted; the most bytes, beside a copy's. Of entries of one
+#: float32 a copy moves 20 bytes. A sort by two digits reads the indices twice (16), writes, reads twice and writes rows
+#: and places (8 + 4 + 8 + 8), and is read for the sum (8), which reads and adds 4 bytes at, here, 0.63 rows for each
+#: entry (9): 61, and 4 for what is counted.
+BOUNDS = [
+    (100_000, 100_000, 1, False, 3.3),
+    (100_000, 100_000, 2, False, 2.4),
+    (100_000, 100_000, 1, True, 1.5),
+    (100_000, 1_000, 1, False, 3.0),
+    (20_000, 50_000, 64, False, 1.2),
+    (20_000, 50_000, 64, True, 1.1),
+    (20_000, 50, 64, False, 1.2),
+]
+
+
+@pytest.mark.parametrize(("n", "most", "each", "ordered", "bound"), BOUNDS)
+def test_a_scatter_moves_at_most_three_times_what_a_copy_moves(
+    driver: FakeDriver, n: int, most: int, each: int, ordered: bool, bound: float
+) -> None:
+    rows = np.random.default_rng(SEED).integers(0, most, n)
+    values = np.ones((n, each) if each > 1 else n, "f4")
+    assert scattered(driver, np.sort(rows) if ordered else rows, values, most) <= bound
+
+
+@pytest.mark.slow
+def test_a_scatter_of_a_million_rows_moves_at_most_three_times_what_a_copy_moves(driver: FakeDriver) -> None:
+    rows = np.random.default_rng(SEED).integers(0, 50_000, 1_000_000)
+    assert scattered(driver, rows, np.ones((1_000_000, 64), "f4"), 50_000) <= 1.2
+
+
+@pytest.mark.skipif(not hooks.DEVELOPMENT, reason="FANIN_DEV=1 sets bounds")
+def test_a_long_list_is_so_many_lists_and_many_rows_are_taken_in_turns(driver: FakeDriver) -> None:
+    rng = np.random.default_rng(SEED)
+    rows = rng.integers(0, 1000, 7000)
+    rows[rng.random(7000) < 0.01] = 1000  # beyond
+    values = numbers(rng, np.dtype("f4"), (7000, 3))
+    gradient = fanin.Sparse("coo", (driver.array(rows[None]), driver.array(values)), (1000, 3))
+    into = numbers(rng, np.dtype("f4"), (1000, 3))
+    hooks.sort_bounds(2999, 300)
+    before = driver.calls("fan_scatter_single")
+    got = total(driver.array(into), gradient, driver.stream(), None)
+    assert driver.calls("fan_scatter_single") == before + 3 * 4
+    with np.errstate(invalid="ignore"):
+        np.add.at(into, rows[rows < 1000], values[rows < 1000])
+    assert bits(got) == bits(into)
+
+
+def test_barriers_that_hold_nobody_up_show_in_a_scatter(driver: FakeDriver) -> None:
+    """The sort needs each of them: else nothing here would tell that one is missing."""
+    rng = np.random.default_rng(SEED)
+    rows, values = rng.integers(0, 700, 5000), rng.integers(0, 9, 5000)
+    gradient = fanin.Sparse("coo", (driver.array(rows[None]), driver.array(values)), (700,))
+    driver._lib.fanFakeBarriers(0)
+    try:
+        got = total(driver.array(np.zeros(700, int)), gradient, driver.stream(), None)
+    finally:
+        driver._lib.fanFakeBarriers(1)
+    assert got.tolist() != np.bincount(rows, values, 700).tolist()
