@@ -1,12 +1,16 @@
 """Sums on a GPU beside torch's and the rate of a copy: python benchmarks/gpu.py [--quick] [--json FILE].
 
-Without a GPU, or without torch for the peers, there is nothing to time, and it is said. Each call ends when the device
-has done its work, but for "host": what the host pays to queue it.
+Without a GPU, or without torch for the peers, there is nothing to time, and it is said. "min" and "median" are the
+host's clock, until the device has done the work; "device" is the time between two events of the driver's around it,
+while the device is kept busy before, so that the host is ahead: by that the targets go. "host" is what the host pays to
+queue work.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ctypes
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,6 +41,9 @@ class Plain:
     def low(self, elements: int, value: float) -> Any:
         return _core.device_array("cuda:0", np.full(elements, value, "f2"), False)
 
+    def numbers(self, x: Any) -> Any:
+        return _core.device_array("cuda:0", x, False)
+
     def stream(self) -> Any:
         return fanin.current_stream("cuda:0")
 
@@ -45,6 +52,9 @@ class Plain:
 
     def copy(self, out: Any, x: Any) -> None:
         fanin.add_n([x], out=out)
+
+    def handle(self) -> int:
+        return int(self.stream().handle)
 
 
 class Torch(Plain):
@@ -59,6 +69,9 @@ class Torch(Plain):
     def low(self, elements: int, value: float) -> Any:
         return self.torch.full((elements,), value, device="cuda", dtype=self.torch.bfloat16)
 
+    def numbers(self, x: Any) -> Any:
+        return self.torch.from_numpy(x).cuda()
+
     def stream(self) -> Any:
         return self.torch.cuda.current_stream()
 
@@ -67,6 +80,98 @@ class Torch(Plain):
 
     def copy(self, out: Any, x: Any) -> None:
         out.copy_(x)
+
+    def handle(self) -> int:
+        return int(self.stream().cuda_stream)
+
+
+class Events:
+    """Two events of the driver's on a stream of device 0, and the time between them, by calls of the driver alone."""
+
+    def __init__(self, stream: int) -> None:
+        self._lib = ctypes.CDLL(_core.cuda_info()["path"])
+        self._stream = ctypes.c_void_p(stream)
+        self._context = ctypes.c_void_p()
+        self._pair = [ctypes.c_void_p(), ctypes.c_void_p()]
+        self._outside("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), 0)
+        for e in self._pair:
+            self._call("cuEventCreate", ctypes.byref(e), 0)
+
+    def _outside(self, name: str, *args: Any) -> None:
+        code = getattr(self._lib, name)(*args)
+        if code:
+            raise RuntimeError(f"{name} failed: CUDA's code {code}")
+
+    def _call(self, name: str, *args: Any) -> None:
+        old = ctypes.c_void_p()
+        self._outside("cuCtxPushCurrent_v2", self._context)
+        try:
+            self._outside(name, *args)
+        finally:
+            self._outside("cuCtxPopCurrent_v2", ctypes.byref(old))
+
+    def record(self, which: int) -> None:
+        self._call("cuEventRecord", self._pair[which], self._stream)
+
+    def nanoseconds(self) -> float:
+        """From the first to the second, which is waited for."""
+        found = ctypes.c_float()
+        self._call("cuEventSynchronize", self._pair[1])
+        self._call("cuEventElapsedTime", ctypes.byref(found), *self._pair)
+        return found.value * 1e6
+
+    def close(self) -> None:
+        for e in self._pair:
+            self._call("cuEventDestroy_v2", e)
+        self._outside("cuDevicePrimaryCtxRelease_v2", 0)
+
+
+def on_device(
+    at: Plain, work: Mapping[str, Callable[[], object] | None], rounds: int, after: Callable[[], object]
+) -> dict[str, list[float]]:
+    """Nanoseconds that the device takes for each: rounds in turns, while a copy keeps it busy until all is queued."""
+    busy, events = [at.array(1 << 18 if rounds < 5 else 1 << 27, 0) for _ in range(2)], Events(at.handle())
+    times: dict[str, list[float]] = {name: [] for name, one in work.items() if one is not None}
+    try:
+        for _ in range(rounds + 1):
+            for name in times:
+                at.copy(*busy)
+                events.record(0)
+                work[name]()  # type: ignore[misc]
+                events.record(1)
+                times[name].append(events.nanoseconds())
+                after()
+    finally:
+        events.close()
+    return {name: all_[1:] for name, all_ in times.items()}  # the first time was to warm up
+
+
+def timed(
+    at: Plain,
+    title: str,
+    work: Mapping[str, Callable[[], object] | None],
+    base: str,
+    quick: bool,
+    targets: Sequence[Target] = (),
+    after: Callable[[], object] = lambda: None,
+    **how: Any,
+) -> Result:
+    """Work that is queued, by the host's clock and by the device's, which decides."""
+
+    def ended(one: Callable[[], object]) -> Callable[[], object]:
+        def run() -> None:
+            one()
+            at.synchronize()
+
+        return run
+
+    rounds = 2 if quick else 25
+    host = {name: one and ended(one) for name, one in work.items()}
+    result = measure(title, host, base=base, unit="us", after=after, rounds=rounds, longest=5, **how)
+    times = on_device(at, work, rounds, after)
+    for name, all_ in times.items():
+        result["rows"][name] |= {"device": statistics.median(all_) / 1e3, "device_min": min(all_) / 1e3}
+    return {**result, "targets": [t.outcome(times) for t in targets], "targets_by": "device"}
 
 
 def place() -> Plain | None:
@@ -77,21 +182,10 @@ def place() -> Plain | None:
     return Torch(torch) if torch is not None and torch.cuda.is_available() else Plain()
 
 
-def effort(quick: bool) -> dict[str, Any]:
-    return {"rounds": 2 if quick else 25, "longest": 5}
-
-
 def large(at: Plain, n: int, size: int, quick: bool) -> Result:
     """One sum of n gradients, and a copy of one in the same run: it moves 2 where the sum moves n + 1."""
     xs, out = [at.array(size // 4, k + 0.5) for k in range(n)], at.array(size // 4, 0)
     buf = fanin.InputBuffer(1, stream=at.stream())
-
-    def ended(work: Any) -> Any:
-        def run() -> None:
-            work()
-            at.synchronize()
-
-        return run
 
     def buffer() -> None:
         for k, x in enumerate(xs):
@@ -99,15 +193,15 @@ def large(at: Plain, n: int, size: int, quick: bool) -> Result:
         buf.take()
 
     work: dict[str, Any] = {
-        COPY: ended(lambda: at.copy(out, xs[0])),
-        SUM: ended(lambda: fanin.add_n(xs, out=out)),
-        "adds and take()": ended(buffer),
+        COPY: lambda: at.copy(out, xs[0]),
+        SUM: lambda: fanin.add_n(xs, out=out),
+        "adds and take()": buffer,
+        **peers(at, xs, out),
     }
-    work.update({name: one and ended(one) for name, one in peers(at, xs, out).items()})
     fair = (n + 1) / 2
     targets = [at_most(fair / 0.9, SUM, COPY), *([at_least(2.2, SUM, CHAIN)] if n == 8 else [])]
     title = f"gpu: {n} x {size_text(size)} float32; a copy of one moves 1 / {fair:g} of the bytes"
-    return measure(title, work, base=COPY, unit="us", targets=targets, more={"moved": (n + 1) * size}, **effort(quick))
+    return timed(at, title, work, COPY, quick, targets, more={"moved": (n + 1) * size})
 
 
 def peers(at: Plain, xs: list[Any], out: Any) -> dict[str, Any]:
@@ -145,21 +239,19 @@ def running(at: Plain, size: int, quick: bool) -> Result:
         for x in xs:
             buf.add(0, x)
         buf.take(out=[out])
-        at.synchronize()
 
     def chain() -> None:
         out.zero_()
         for x in xs:
             out.add_(x)
-        at.synchronize()
 
-    def copy() -> None:
-        at.copy(other, xs[0])
-        at.synchronize()
-
-    work = {COPY: copy, "adds and take(out=)": ours, CHAIN: chain if at.torch is not None else None}
+    work = {
+        COPY: lambda: at.copy(other, xs[0]),
+        "adds and take(out=)": ours,
+        CHAIN: chain if at.torch is not None else None,
+    }
     title = f"gpu: float32 running sum of 4 x {size_text(size)} bfloat16"
-    return measure(title, work, base=COPY, unit="us", after=buf.clear, **effort(quick))
+    return timed(at, title, work, COPY, quick, after=buf.clear)
 
 
 def over_axes(at: Plain, rows: int, columns: int, quick: bool) -> Iterator[Result]:
@@ -173,20 +265,44 @@ def over_axes(at: Plain, rows: int, columns: int, quick: bool) -> Iterator[Resul
         def ours(buf: Any = buf) -> None:
             buf.add(0, x)
             buf.take()
-            at.synchronize()
 
         def theirs(declared: Any = declared) -> None:
             x.sum_to_size(declared)
-            at.synchronize()
 
-        def copy() -> None:
-            at.copy(out, x)
-            at.synchronize()
-
-        work = {COPY: copy, "add, take()": ours, "torch sum_to_size": theirs if at.torch is not None else None}
+        work = {
+            COPY: lambda: at.copy(out, x),
+            "add, take()": ours,
+            "torch sum_to_size": theirs if at.torch is not None else None,
+        }
         title = f"gpu: ({rows}, {columns}) float32 summed to {declared}"
-        targets = [at_most(3, "add, take()", COPY)]
-        yield measure(title, work, base=COPY, unit="us", targets=targets, **effort(quick))
+        yield timed(at, title, work, COPY, quick, [at_most(3, "add, take()", COPY)])
+
+
+def embedding(at: Plain, entries: int, rows: int, each: int, quick: bool) -> Iterator[Result]:
+    """COO gradients into a dense sum in place, their rows as they please and sorted; a copy of as many bytes."""
+    rng = np.random.default_rng(0)
+    values, into = at.array(entries * each, 1).reshape(entries, each), at.array(rows * each, 0).reshape(rows, each)
+    source, out = (at.array(max(1, entries * (8 + 12 * each) // 8), 0) for _ in range(2))
+    for word in ("in any order", "sorted"):
+        drawn = rng.integers(0, rows, (1, entries))
+        index = at.numbers(np.sort(drawn) if word == "sorted" else drawn)
+        gradient = fanin.Sparse("coo", (index, values), (rows, each))
+        buf = fanin.InputBuffer(1, stream=at.stream(), budget=0)
+
+        def ours(buf: Any = buf, gradient: Any = gradient) -> None:
+            buf.add(0, into, donate=True)
+            buf.add(0, gradient)
+
+        def theirs(index: Any = index) -> None:
+            into.index_add_(0, index[0], values)
+
+        work = {
+            COPY: lambda: at.copy(out, source),
+            "add of COO": ours,
+            "torch index_add_": theirs if at.torch is not None else None,
+        }
+        title = f"gpu: {entries} rows of {each} float32 into {rows}, {word}; a copy moves as many bytes"
+        yield timed(at, title, work, COPY, quick, [at_most(3, "add of COO", COPY)], after=buf.clear)
 
 
 def many(at: Plain, slots: int, size: int, quick: bool) -> Result:
@@ -199,23 +315,14 @@ def many(at: Plain, slots: int, size: int, quick: bool) -> Result:
         buf.add_many(every, accs)
         buf.add_many(every, gs)
         buf.take(out=accs)
-        at.synchronize()
 
     def foreach() -> None:
         at.torch._foreach_add_(accs, gs)
-        at.synchronize()
 
     work = {"add_many, take(out=)": ours, FOREACH: foreach if at.torch is not None else None}
     targets = [at_least(5, "add_many, take(out=)", FOREACH)] if slots == 10_000 else []
-    return measure(
-        f"gpu: {slots} slots of {size_text(size)}, in place",
-        work,
-        base="add_many, take(out=)",
-        unit="us",
-        after=buf.clear,
-        targets=targets,
-        **effort(quick),
-    )
+    title = f"gpu: {slots} slots of {size_text(size)}, in place"
+    return timed(at, title, work, "add_many, take(out=)", quick, targets, after=buf.clear)
 
 
 def host(at: Plain, quick: bool) -> Result:
@@ -261,45 +368,36 @@ def host(at: Plain, quick: bool) -> Result:
     )
 
 
-def graph(torch: Any, quick: bool) -> Result:
+def from_four_streams(xs: Sequence[Any], streams: Sequence[Any], current: Any) -> Any:
+    """Gradients of torch streams that are forked from the current one: their sum, which joins them."""
+    buf = fanin.InputBuffer(1, stream=current)
+    for s in streams:
+        s.wait_stream(current)
+    for k, x in enumerate(xs):
+        buf.add(0, x, key=k, stream=streams[k % len(streams)])
+    return buf.take()[0]
+
+
+def graph(at: Plain, quick: bool) -> Result:
     """Eight gradients of four streams: queued anew each time, and as a replayed graph."""
+    torch = at.torch
     streams, xs = (
         [torch.cuda.Stream() for _ in range(4)],
         [torch.full((1 << 14,), k + 0.5, device="cuda") for k in range(8)],
     )
 
-    def total() -> Any:
-        c = torch.cuda.current_stream()
-        buf = fanin.InputBuffer(1, stream=c)
-        for s in streams:
-            s.wait_stream(c)
-        for k, x in enumerate(xs):
-            buf.add(0, x, key=k, stream=streams[k % 4])
-        return buf.take()[0]
+    def anew() -> Any:
+        return from_four_streams(xs, streams, torch.cuda.current_stream())
 
     for _ in range(3):
-        total()
+        anew()
     torch.cuda.synchronize()
     captured = torch.cuda.CUDAGraph()
     with torch.cuda.graph(captured):
-        total()
-
-    def anew() -> None:
-        total()
-        torch.cuda.synchronize()
-
-    def replayed() -> None:
-        captured.replay()
-        torch.cuda.synchronize()
-
-    work = {"adds and take()": anew, "the captured graph": replayed}
-    return measure(
-        "gpu: 8 x 64 KB from four streams, under torch.cuda.graph",
-        work,
-        base="adds and take()",
-        unit="us",
-        calls=10,
-        **effort(quick),
+        anew()
+    work = {"adds and take()": anew, "the captured graph": captured.replay}
+    return timed(
+        at, "gpu: 8 x 64 KB from four streams, under torch.cuda.graph", work, "adds and take()", quick, calls=10
     )
 
 
@@ -309,10 +407,11 @@ def results_on(at: Plain, quick: bool, large_size: int = 256 << 20, slots: int =
         yield large(at, n, large_size, quick)
     yield running(at, large_size, quick)
     yield from over_axes(at, *((8192, large_size // 32768) if large_size >= 1 << 24 else (32, 32)), quick)
+    yield from embedding(at, *((1_000_000, 50_000, 64) if large_size >= 1 << 24 else (300, 50, 4)), quick)
     yield many(at, slots, 1024, quick)
     yield host(at, quick)
     if at.torch is not None:
-        yield graph(at.torch, quick)
+        yield graph(at, quick)
 
 
 def results(quick: bool) -> Iterator[Result]:

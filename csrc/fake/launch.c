@@ -19,12 +19,8 @@ fan_cu_result fan_fake_ModuleLoadData(fan_cu_module *out, const void *image)
     memcpy(&magic, image, sizeof magic);
     if (magic != FATBIN && !strstr(image, ".entry fan_any"))
         return INVALID_IMAGE;
-    fan__thing *t = fan__thing_new(A_MODULE, c->device);
-    if (!t)
-        return OUT_OF_MEMORY;
-    fan__thing_add(t);
-    *out = (fan_cu_module)(void *)t;
-    return OK;
+    *out = (fan_cu_module)(void *)fan__thing_made(A_MODULE, c->device);
+    return *out ? OK : OUT_OF_MEMORY;
 }
 
 fan_cu_result fan_fake_ModuleUnload(fan_cu_module m)

@@ -24,16 +24,23 @@ static void memory_run_free(fan__fake_work *w)
     w->device->backend->free(w->device, fan__host(w->address), w->bytes);
 }
 
+/* memory_taken: bytes of a device that somebody has. Locked. */
+static uint64_t memory_taken(int device)
+{
+    uint64_t taken = fan__fake.plain[device] + fan__fake.execs[device];
+    for (const fan__thing *t = fan__fake.things[A_POOL]; t; t = t->next)
+        taken += t->device == device ? t->reserved : 0;
+    return taken;
+}
+
 /* memory_fits: whether the device has so many bytes that nobody has; a pool takes them from the system, if it has not
  * got them. Locked. */
 static bool memory_fits(int device, fan__thing *pool, size_t bytes)
 {
-    uint64_t taken = fan__fake.plain[device] + fan__fake.execs[device], more = bytes;
-    for (const fan__thing *t = fan__fake.things[A_POOL]; t; t = t->next)
-        taken += t->device == device ? t->reserved : 0;
+    uint64_t more = bytes;
     if (pool)
         more = pool->used + bytes > pool->reserved ? pool->used + bytes - pool->reserved : 0;
-    if (taken + more > fan__fake.capacity)
+    if (memory_taken(device) + more > fan__fake.capacity)
         return false;
     if (pool) {
         pool->used += bytes;
@@ -207,9 +214,7 @@ fan_cu_result fan_fake_MemGetInfo(size_t *unused, size_t *all)
     INSIDE(c);
     BESIDE(MemGetInfo);
     fan__fake_lock();
-    uint64_t taken = fan__fake.plain[c->device] + fan__fake.execs[c->device];
-    for (const fan__thing *t = fan__fake.things[A_POOL]; t; t = t->next)
-        taken += t->device == c->device ? t->reserved : 0;
+    uint64_t taken = memory_taken(c->device);
     *all = (size_t)fan__fake.capacity;
     *unused = taken < fan__fake.capacity ? (size_t)(fan__fake.capacity - taken) : 0;
     fan__fake_unlock();
@@ -234,12 +239,8 @@ fan_cu_result fan_fake_MemPoolCreate(fan_cu_pool *out, const fan_cu_pool_props *
     if (props->allocation != FAN_CU_ALLOCATION_PINNED || props->location != FAN_CU_LOCATION_DEVICE || props->handles ||
         props->device < 0 || props->device >= fan__fake.devices)
         return INVALID_VALUE;
-    fan__thing *t = fan__thing_new(A_POOL, props->device);
-    if (!t)
-        return OUT_OF_MEMORY;
-    fan__thing_add(t);
-    *out = (fan_cu_pool)(void *)t;
-    return OK;
+    *out = (fan_cu_pool)(void *)fan__thing_made(A_POOL, props->device);
+    return *out ? OK : OUT_OF_MEMORY;
 }
 
 /* Its memory may be in use: the pool goes with the machine. */
@@ -304,6 +305,14 @@ static fan_cu_result memory_transfer(const struct fan_cu_context *c, uint64_t p,
     return fan__thing_stream(c, handle, s);
 }
 
+/* memory_write: the end of those that write; takes w, which may be NULL, and the hold on s. */
+static fan_cu_result memory_write(fan_stream *s, const char *name, fan__fake_work *w, fan_array *a)
+{
+    fan_cu_result code = w ? fan__work_queue(s, name, w, NULL, 0, (fan_array *const[]){a}, 1) : OUT_OF_MEMORY;
+    fan_stream_drop(s);
+    return code;
+}
+
 fan_cu_result fan_fake_MemcpyHtoDAsync(fan_cu_pointer to, const void *from, size_t bytes, fan_cu_stream handle)
 {
     fan_stream *s;
@@ -323,9 +332,7 @@ fan_cu_result fan_fake_MemcpyHtoDAsync(fan_cu_pointer to, const void *from, size
     }
     if (t && (t->sent || (t->sent = fan_calloc(t->bytes)) != NULL))
         memcpy(t->sent + (to - t->address), from, bytes);
-    code = w ? fan__work_queue(s, "copy in", w, NULL, 0, (fan_array *const[]){&a}, 1) : OUT_OF_MEMORY;
-    fan_stream_drop(s);
-    return code;
+    return memory_write(s, "copy in", w, &a);
 }
 
 fan_cu_result fan_fake_MemcpyDtoHAsync(void *to, fan_cu_pointer from, size_t bytes, fan_cu_stream handle)
@@ -365,9 +372,7 @@ fan_cu_result fan_fake_MemsetD8Async(fan_cu_pointer p, unsigned char byte, size_
     fan_array a = fan__bytes_at(p, bytes, dims);
     if (w)
         w->byte = byte;
-    code = w ? fan__work_queue(s, "fill", w, NULL, 0, (fan_array *const[]){&a}, 1) : OUT_OF_MEMORY;
-    fan_stream_drop(s);
-    return code;
+    return memory_write(s, "fill", w, &a);
 }
 
 /* What callers of the driver use, and the backend does not. */
@@ -384,11 +389,10 @@ fan_cu_result cuMemAllocAsync(fan_cu_pointer *out, size_t bytes, fan_cu_stream h
         pool = t->device == c->device && t->refs ? (fan_cu_pool)(void *)t : NULL;
     fan__fake_unlock();
     if (!pool) {
-        fan__thing *t = fan__thing_new(A_POOL, c->device);
+        fan__thing *t = fan__thing_made(A_POOL, c->device);
         if (!t)
             return OUT_OF_MEMORY;
         t->refs = 1;
-        fan__thing_add(t);
         pool = (fan_cu_pool)(void *)t;
     }
     return fan_fake_MemAllocFromPoolAsync(out, bytes, pool, handle);

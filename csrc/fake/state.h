@@ -30,6 +30,7 @@ typedef struct fan__thing {
     uint64_t thread;    /* of a per-thread stream; else 0 */
     uint64_t id;        /* A_STREAM: no other one ever has it */
     fan_event *event;
+    bool timed;                    /* AN_EVENT: it was made to be */
     const fan_fake_kernel *kernel; /* A_FUNCTION */
     uint64_t address;              /* MEMORY, tagged */
     size_t bytes;

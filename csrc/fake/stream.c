@@ -154,10 +154,10 @@ fan_cu_result fan_fake_EventCreate(fan_cu_event *out, unsigned flags)
     fan_error err = {.status = FAN_OK};
     CALL(EventCreate);
     INSIDE(c);
-    (void)flags;
     fan__thing *t = fan__thing_new(AN_EVENT, c->device);
     if (!t)
         return OUT_OF_MEMORY;
+    t->timed = !(flags & FAN_CU_EVENT_DISABLE_TIMING);
     fan_cu_result code = fan__fake_code(fan_event_new(fan_sim_device(fan__fake.m, c->device), &t->event, &err), &err);
     if (code) {
         fan__thing_drop(t);
@@ -226,4 +226,25 @@ fan_cu_result fan_fake_EventSynchronize(fan_cu_event e)
     fan_cu_result code = fan__fake_done(t->event->device->backend->event_sync(t->event, &err), &err);
     fan__fake_synchronized();
     return code ? code : c->lost;
+}
+
+/* What callers of the driver use, and the backend does not. */
+
+API cuEventElapsedTime(float *ms, fan_cu_event start, fan_cu_event end);
+
+/* By the machine's clock: what work costs in its model. */
+fan_cu_result cuEventElapsedTime(float *ms, fan_cu_event start, fan_cu_event end)
+{
+    INSIDE(c);
+    (void)c;
+    const fan__thing *from = fan__thing_find(AN_EVENT, start), *to = fan__thing_find(AN_EVENT, end);
+    if (!from || !to || !from->timed || !to->timed)
+        return INVALID_HANDLE;
+    for (int i = 0; i < 2; i++) {
+        fan_cu_result code = fan_fake_EventQuery(i ? end : start);
+        if (code)
+            return code;
+    }
+    *ms = (float)((fan_sim_event_us(fan__fake.m, to->event) - fan_sim_event_us(fan__fake.m, from->event)) / 1000);
+    return OK;
 }

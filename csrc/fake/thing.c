@@ -42,6 +42,14 @@ void fan__thing_add(fan__thing *t)
     fan__fake_unlock();
 }
 
+fan__thing *fan__thing_made(fan__kind k, int device)
+{
+    fan__thing *t = fan__thing_new(k, device);
+    if (t)
+        fan__thing_add(t);
+    return t;
+}
+
 fan__thing *fan__thing_find(fan__kind k, const void *handle)
 {
     fan__thing *found = NULL;

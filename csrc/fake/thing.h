@@ -7,6 +7,8 @@
 fan__thing *fan__thing_new(fan__kind k, int device);
 /* fan__thing_add: t is made, and found from here on by every thread. Memory needs a place that was made for it. */
 void fan__thing_add(fan__thing *t);
+/* fan__thing_made: both, for what needs nothing between them; NULL: out of memory. */
+fan__thing *fan__thing_made(fan__kind k, int device);
 fan__thing *fan__thing_find(fan__kind k, const void *handle);
 fan__thing *fan__thing_memory(uint64_t address, uint64_t bytes);
 /* fan__thing_remove: nobody finds it any more. Locked. */

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fanin.cli import bench, main, timing
-from kit.support import ROOT, run_python
+from kit.support import ROOT, benchmark, run_python
 
 FOLDER = ROOT / "benchmarks"
 
@@ -80,11 +80,7 @@ def test_the_rows_of_a_gpu_run_on_the_fake_driver_too(a_world: Any) -> None:
     """Their work, not their time: there is no GPU to be fast, and no peer."""
 
     driver = a_world("fake", 1).driver
-    with bench.importing_from(FOLDER):
-        spec = importlib.util.spec_from_file_location("fanin_bench_gpu", FOLDER / "gpu.py")
-        assert spec and spec.loader
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+    module = benchmark("gpu")
     assert isinstance(module.place(), module.Plain) and module.place().torch is None
     made = list(module.results_on(module.Plain(), True, 4096, 5))
     driver.synchronize()
@@ -93,11 +89,14 @@ def test_the_rows_of_a_gpu_run_on_the_fake_driver_too(a_world: Any) -> None:
         *(f"gpu: {n} x 4 KB float32" for n in (2, 4, 8, 16)),
         "gpu: float32 running sum of 4 x 4 KB bfloat16",
         *(f"gpu: (32, 32) float32 summed to {shape}" for shape in ("(32,)", "(32, 1)", "()")),
+        *(f"gpu: 300 rows of 4 float32 into 50, {word}" for word in ("in any order", "sorted")),
         "gpu: 5 slots of 1 KB, in place",
         "gpu: host time of 1 KB gradients",
     ]
     for one in made:
         assert one["base"] in one["rows"] and all(t["row"] in one["rows"] for t in one["targets"])
+        by_events = one["title"] != "gpu: host time of 1 KB gradients"  # times of the simulated machine's clock
+        assert all(("device" in row) == by_events and row.get("device", 1) > 0 for row in one["rows"].values())
     assert {"torch add_ chain", "torch.compile of the sum", "cupy.fuse of the sum"} == set(made[0]["absent"])
 
 

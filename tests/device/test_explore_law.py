@@ -26,6 +26,8 @@ pytestmark = pytest.mark.core
 
 HOST = ("small", "declared", "mixed", "strided", "object", "large", "huge")
 ALL = (*HOST, "sim")
+#: Sums that are wider than what is added.
+WIDE = ("wide", "sim wide")
 
 
 def check_law(seeds: range, kinds: tuple[str, ...], limit: int) -> dict[str, int]:
@@ -47,6 +49,11 @@ def test_the_reduction_loses_no_outcome_of_random_scenarios() -> None:
     assert seen["ended"] >= 14 and seen["several"] >= 5 and seen["one"] >= 5 and seen["whole"] >= 2, seen
 
 
+def test_the_reduction_loses_no_outcome_of_sums_that_are_wider_than_their_terms() -> None:
+    seen = check_law(range(10), WIDE, 40)
+    assert seen["ended"] >= 6 and seen["several"] >= 2 and seen["one"] >= 2, seen
+
+
 #: What the law has found, by its seeds: a batch with two for one slot that hung beside a take; events that `explain`
 #: told of while an add was recording them.
 FOUND = [(14, ("small",)), *((seed, ("sim",)) for seed in (1019, 1027, 1033, 1044, 1050))]
@@ -59,7 +66,7 @@ def test_what_the_law_once_found_is_not_found_again(seed: int, kinds: tuple[str,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize("kind", (*ALL, *WIDE))
 def test_the_reduction_loses_no_outcome_of_many_random_scenarios(kind: str) -> None:
     count = 60 if kind != "huge" else 12
     seen = check_law(range(1000, 1000 + count), (kind,), 400)

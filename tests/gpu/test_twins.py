@@ -22,7 +22,7 @@ import pytest
 
 import fanin
 from buffer import test_stats_devices
-from device import test_cuda_values
+from device import test_cuda_sparse, test_cuda_values
 from fanin.sim import Machine
 from kit.support import ROOT, TESTS, conformance
 
@@ -222,7 +222,8 @@ for _from, _name in (
     (test_cuda_values, "test_gradients_are_reduced_to_a_declared_shape_as_on_the_cpu"),
     (test_cuda_values, "test_the_sums_of_more_groups_than_a_run_are_summed_by_runs_again"),
     (test_cuda_values, "test_sparse_gradients_are_scattered_as_on_the_cpu"),
-    # the only kernels with barriers: without these racecheck and synccheck would check nothing
+    (test_cuda_sparse, "test_lists_of_many_tiles_and_rows_of_several_digits_are_sums_in_order"),
+    # these and the sort of COO data have barriers: without them racecheck and synccheck would check nothing
     (test_stats_devices, "test_figures_are_those_of_the_cpu"),
     (test_stats_devices, "test_figures_of_mixed_dtypes_and_wider_accumulation_are_those_of_the_cpu"),
     (test_stats_devices, "test_figures_of_several_launches_name_the_first_key_of_all"),

@@ -19,6 +19,7 @@ import numpy as np
 import fanin
 from fanin._sim.explore import bits_of
 from fanin.sim import Machine, Report, explore
+from kit.values import BFLOAT16
 
 Step = tuple[Any, ...]
 Program = tuple[tuple[Step, ...], ...]
@@ -33,9 +34,9 @@ def gradient(m: Machine, kind: str, value: float) -> Any:
         import torch
 
         return torch.full((2,), value)
-    if kind == "sim":
+    if kind in ("sim", "sim wide"):
         s = m.stream()
-        x = m.empty(2, "float32")
+        x = m.empty(2, "float32" if kind == "sim" else "bfloat16")
         m.launch(s, lambda v: v.fill(value), writes=[x], name=f"make {value:g}")
         return s, x
     return {
@@ -43,6 +44,7 @@ def gradient(m: Machine, kind: str, value: float) -> Any:
         "strided": lambda: np.full(4, value, np.float32)[::2],
         "large": lambda: np.full(20_000, value, np.float32),
         "huge": lambda: np.full(1 << 18, value, np.float32),
+        "wide": lambda: np.full(2, value, BFLOAT16),
         "scalar": lambda: value,
         "numpy scalar": lambda: np.float32(value),
         "sparse": lambda: fanin.Sparse("coo", (np.zeros((1, 1), np.int64), np.float32([value])), (2,)),
@@ -61,7 +63,9 @@ class Buffers:
         declared: Any = slots
         if kind == "declared":
             declared = [np.zeros(2, np.float32) for _ in range(slots)]
-        self.stream = m.stream() if kind == "sim" else None
+        if kind.endswith("wide"):
+            declared = [fanin.Slot(shape=(2,), dtype="bfloat16", accumulate="float32") for _ in range(slots)]
+        self.stream = m.stream() if kind.startswith("sim") else None
         self.buf = fanin.InputBuffer(declared, budget=budget, stats=stats, stream=self.stream)
 
     def do(self, step: Step) -> Any:
@@ -71,7 +75,7 @@ class Buffers:
         if word == "add":
             slot, kind, value, key = rest
             g, stream = gradient(self.m, kind, value), None
-            if kind == "sim":
+            if kind.startswith("sim"):
                 stream, g = g
             return buf.add(slot, g, key=key, stream=stream)
         if word == "add_many":
@@ -167,7 +171,7 @@ def draw_step(r: random.Random, kind: str, slots: int, key: int | None, stats: b
             else r.choice(KINDS if kind == "mixed" else ("small", "small", "strided"))
         )
         return "add", slot, own, value, key
-    if word == "add_many" and kind in ("small", "declared", "strided", "object", "large", "huge"):
+    if word == "add_many" and kind in ("small", "declared", "strided", "object", "large", "huge", "wide"):
         return (
             "add_many",
             "small" if kind == "declared" else kind,
@@ -176,7 +180,7 @@ def draw_step(r: random.Random, kind: str, slots: int, key: int | None, stats: b
         )
     if word == "take":
         return "take", r.choice(({}, {}, {"scale": 2.0}, {"writable": True}) if kind != "object" else ({},))
-    if word == "take out" and kind in ("small", "declared", "strided"):
+    if word == "take out" and kind in ("small", "declared", "strided", "wide"):
         return ("take out",)
     if word == "expect":
         return "expect", slot, r.randint(1, 2)

@@ -10,6 +10,7 @@ import pytest
 
 import fanin
 from fanin import _core
+from kit.support import benchmark
 
 pytestmark = [pytest.mark.partners, pytest.mark.gpu]
 
@@ -94,13 +95,7 @@ def test_adds_and_a_take_inside_torchs_graph_are_replayed() -> None:
     streams = [torch.cuda.Stream() for _ in range(4)]
 
     def total() -> Any:
-        c = torch.cuda.current_stream()
-        buf = fanin.InputBuffer(1, stream=c)
-        for s in streams:
-            s.wait_stream(c)
-        for k, x in enumerate(xs):
-            buf.add(0, x, key=k, stream=streams[k % 4])
-        return buf.take()[0]
+        return benchmark("gpu").from_four_streams(xs, streams, torch.cuda.current_stream())
 
     total()
     torch.cuda.synchronize()

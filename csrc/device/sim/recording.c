@@ -206,3 +206,11 @@ bool fan_sim_event_captured(fan_sim *m, const fan_event *e)
     fan__sim_unlock(m);
     return captured;
 }
+
+double fan_sim_event_us(fan_sim *m, const fan_event *e)
+{
+    fan__sim_lock(m);
+    double us = ((const fan_sim_event *)e->impl)->us;
+    fan__sim_unlock(m);
+    return us;
+}

@@ -101,6 +101,8 @@ void fan_sim_graph_drop(fan_sim_graph *g); /* NULL is fine */
 fan_status fan_sim_unsafe(fan_sim *m, const char *call, bool always, fan_error *err);
 /* fan_sim_event_captured: whether e was last recorded on a captured stream. */
 bool fan_sim_event_captured(fan_sim *m, const fan_event *e);
+/* fan_sim_event_us: by the clock, when what e stands for will have run; 0: it was never recorded. */
+double fan_sim_event_us(fan_sim *m, const fan_event *e);
 /* fan_sim_capture_mode: sets the mode of the calling thread, which decides what its unsafe calls may do; returns the
  * mode before. */
 int fan_sim_capture_mode(int mode);

@@ -202,12 +202,20 @@ def pinned(threads: int = 1) -> Iterator[str]:
 def show(screen: Screen, one: Result) -> None:
     """A result as a table."""
     screen.say(f"{one['title']}; {counted(one['rounds'], 'round')}", style="bold")
-    rows = [
-        (name, f"{r['min']:.4g}", f"{r['median']:.4g}", ratio_text(r["ratio"]), ratio_text(r["ratio_of_minima"]))
+    by_events = ["device"] if any("device" in r for r in one["rows"].values()) else []
+    rows: list[tuple[str, ...]] = [
+        (
+            name,
+            f"{r['min']:.4g}",
+            f"{r['median']:.4g}",
+            ratio_text(r["ratio"]),
+            ratio_text(r["ratio_of_minima"]),
+            *(f"{r[word]:.4g}" for word in by_events),
+        )
         for name, r in one["rows"].items()
     ]
-    rows += [(name, "absent", "", "", "") for name in one["absent"]]
-    screen.table(rows, (one["unit"], "min", "median", "times as fast", "by min"))
+    rows += [(name, "absent", "", "", "", *("" for _ in by_events)) for name in one["absent"]]
+    screen.table(rows, (one["unit"], "min", "median", "times as fast", "by min", *by_events))
     if "peaks" in one:
         screen.say("  peak memory, MB: " + ", ".join(f"{name} {n / 1e6:.3g}" for name, n in one["peaks"].items()))
     for t in one["targets"]:
