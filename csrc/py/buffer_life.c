@@ -14,10 +14,12 @@ typedef struct new_args {
     int stats, leaf, create_graph;
 } new_args;
 
+static const new_args unsaid = {.budget = Py_None, .accumulate = Py_None, .stream = Py_None, .name = Py_None};
+
 static int new_args_of(PyObject *args, PyObject *kwargs, new_args *a)
 {
     static char *names[] = {"slots", "budget", "accumulate", "stats", "stream", "leaf", "create_graph", "name", NULL};
-    *a = (new_args){.budget = Py_None, .accumulate = Py_None, .stream = Py_None, .name = Py_None};
+    *a = unsaid;
     return PyArg_ParseTupleAndKeywords(args, kwargs, "O|$OOpOppO:InputBuffer", names, &a->slots, &a->budget,
                                        &a->accumulate, &a->stats, &a->stream, &a->leaf, &a->create_graph, &a->name)
                ? 0
@@ -49,7 +51,8 @@ static int buffer_begin(buffer_object *self, const new_args *a, fan_buffer_confi
     config->create_graph = a->create_graph;
     if ((a->budget != Py_None && fan_buffer_budget_arg(a->budget, &config->budget) < 0) ||
         fan_accumulate_arg(a->accumulate, &config->accumulate, &config->exact) < 0 ||
-        fan_stream_arg(a->stream, &config->stream) < 0 || slots_arg(a->slots, config->name, d, &self->names) < 0)
+        fan_stream_arg(a->stream, &config->stream) < 0 ||
+        slots_arg(a->slots, config->name ? config->name : "InputBuffer", d, &self->names) < 0)
         return -1;
     self->n = d->n;
     if (fan_slot_specs_note(self, d) < 0)
@@ -68,29 +71,32 @@ static int buffer_begin(buffer_object *self, const new_args *a, fan_buffer_confi
     return -1;
 }
 
+/* declared_new: a buffer of these arguments. */
+static PyObject *declared_new(PyTypeObject *type, const new_args *a)
+{
+    fan_buffer_config config = {.accumulate = FAN_DT_NONE, .frontend = &fan_python};
+    fan_where w = {.slot = -1, .key = -1, .buffer = "InputBuffer"};
+    fan_slot_specs d = {0};
+    PyObject *text = a->name == Py_None ? NULL : PyObject_Str(a->name);
+    buffer_object *self = NULL;
+    if (a->name != Py_None && !(w.buffer = config.name = text ? fan_text_arg(text) : NULL))
+        goto done;
+    fan_where_push(&w);
+    self = (buffer_object *)type->tp_alloc(type, 0);
+    if (self && buffer_begin(self, a, &config, &d) < 0)
+        Py_CLEAR(self);
+    fan_where_pop(&w);
+    fan_slot_specs_fini(&d);
+    fan_stream_drop(config.stream);
+done:
+    Py_XDECREF(text);
+    return (PyObject *)self;
+}
+
 PyObject *fan_buffer_new_object(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     new_args a;
-    fan_buffer_config config = {.accumulate = FAN_DT_NONE, .frontend = &fan_python};
-    fan_where w = {.slot = -1, .key = -1};
-    fan_slot_specs d = {0};
-    buffer_object *self = NULL;
-    if (new_args_of(args, kwargs, &a) < 0)
-        return NULL;
-    PyObject *text = a.name == Py_None ? PyUnicode_FromString("InputBuffer") : PyObject_Str(a.name);
-    config.name = text ? fan_text_arg(text) : NULL;
-    if (config.name) {
-        w.buffer = config.name;
-        fan_where_push(&w);
-        self = (buffer_object *)type->tp_alloc(type, 0);
-        if (self && buffer_begin(self, &a, &config, &d) < 0)
-            Py_CLEAR(self);
-        fan_where_pop(&w);
-    }
-    fan_slot_specs_fini(&d);
-    fan_stream_drop(config.stream);
-    Py_XDECREF(text);
-    return (PyObject *)self;
+    return new_args_of(args, kwargs, &a) < 0 ? NULL : declared_new(type, &a);
 }
 
 /* An engine makes a buffer for each node: a few that are as InputBuffer(n) makes them, and that nobody has any more,
@@ -221,7 +227,12 @@ PyObject *fan_buffer_call(PyObject *type, PyObject *const *args, size_t nargsf, 
     }
     if (plain)
         return made_plain((PyTypeObject *)type, n, budget);
-    PyErr_Clear(); /* said again below, with the buffer's name */
+    PyErr_Clear();                /* said again below, with the buffer's name */
+    if (nargs == 1 && !kwnames) { /* slots alone */
+        new_args a = unsaid;
+        a.slots = args[0];
+        return declared_new((PyTypeObject *)type, &a);
+    }
     list = PyTuple_New(nargs);
     for (Py_ssize_t i = 0; list && i < nargs; i++)
         PyTuple_SET_ITEM(list, i, Py_NewRef(args[i]));

@@ -708,3 +708,47 @@ def test_what_is_not_what_it_was_is_not_added_into_a_donated_sum_at_once(spoil: 
     assert buf.counters.in_place == before + 1 and buf.take()[0].detach().unique().tolist() == [
         1.0 if spoil == "neg" else 3.0
     ]
+
+
+@pytest.mark.parametrize("kind", ["dispatch", "function"])
+def test_what_a_mode_keeps_of_what_an_add_asks_is_not_written_afterwards(kind: str) -> None:
+    """A mode sees every tensor that a library's call makes, also those of the general path: a detached alias that it
+    keeps shows memory that is not written while it has it, but for what was donated.
+    """
+    from torch.overrides import TorchFunctionMode
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    kept: list[tuple[Any, list[float]]] = []
+
+    def keep(result: Any) -> Any:
+        if isinstance(result, torch.Tensor):
+            kept.append((result, result.tolist()))
+        return result
+
+    class Function(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return keep(func(*args, **(kwargs or {})))
+
+    class Dispatch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return keep(func(*args, **(kwargs or {})))
+
+    seen = written = 0
+    for dtype, budget, stats, donate, strided in itertools.product(
+        (torch.float32, torch.bfloat16), (None, 0), (False, True), (False, True), (False, True)
+    ):
+        kept.clear()
+        given = [torch.full((2, 8), float(k), dtype=dtype) for k in range(1, 6)]
+        own = {t.data_ptr() for t in given} if donate else set()
+        buf = fanin.InputBuffer(1, budget=budget, stats=stats)
+        with Function() if kind == "function" else Dispatch():
+            for t in given:
+                buf.add(0, t.t() if strided else t, donate=donate)
+            before = list(kept)
+            (total,) = buf.take()
+        assert total.float().unique().tolist() == [15.0]
+        changed = [t.data_ptr() in own for t, then in before if t.tolist() != then]
+        assert all(changed), (dtype, budget, stats, donate, strided)
+        seen += len(before)
+        written += len(changed)
+    assert seen > 50 and (kind == "function" or written), (seen, written)
