@@ -3,25 +3,30 @@
     python benchmarks/passes.py [--quick] [--json FILE]
 
 
-All figures are for each node (of a fan-in: each producer). The functions return what they got, so that what is timed is
-the engine; "the calls alone" is a loop that calls them, one after the other. Functions in C multiply (tests/c/nodes.c).
-torch's "Python functions" are `torch.autograd.Function`s; its own multiply is C++.
+A graph of a million nodes, each engine's in a process of its own; branches of products of matrices on one worker and on
+two. All other figures are for each node (of a fan-in: each producer). The functions return what they got, so that what
+is timed is the engine; "the calls alone" is a loop that calls them, one after the other. Functions in C multiply
+(tests/c/nodes.c). torch's "Python functions" are `torch.autograd.Function`s; its own multiply is C++.
 """
 
 from __future__ import annotations
 
+import statistics
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 from common import c_nodes, main
+from threadpoolctl import threadpool_limits
 
 import fanin
 from fanin.cli.timing import Result, at_least, at_most, measure, peer, pinned
 
 OURS, ALONE, IN_C = "fanin.grad", "the calls alone", "fanin.grad, functions in C"
+TORCH_ENGINE = "torch's engine"
 TORCH, TORCH_OWN, HIPS = "torch, Python functions", "torch, its own multiply", "HIPS autograd"
 
 
@@ -265,51 +270,136 @@ def torch_graphs(name: str, most: float, where: str, rounds: int) -> Result | No
     )  # fmt: skip
 
 
-#: What one node takes: this much of Python, each in a process of its own.
-MEMORY = {
-    "fanin.Node": "import fanin; e = fanin.Leaf(np.zeros(16, 'f4'))\ndef more(e): return fanin.Node(same, 1, [(e, 0)])",
-    TORCH_OWN: "import torch; e = torch.ones(16, requires_grad=True); more = lambda e: e * 1.0",
+#: A chain, each in a process of its own: how one node more is made, and how the pass is run, which keeps the graph.
+CHAINS = {
+    "fanin.Node": (
+        "import fanin\n"
+        "def same(g): return g\n"
+        "w = e = fanin.Leaf(np.zeros(16, 'f4'))\n"
+        "def more(e): return fanin.Node(same, 1, [(e, 0)])\n"
+        "def run(e): return fanin.grad([(e, 0, g)], [w], keep_graph=True)"
+    ),
+    TORCH_OWN: (
+        "import torch\n"
+        "torch.set_num_threads(1)\n"
+        "w = e = torch.ones(16, requires_grad=True)\n"
+        "def more(e): return e * 1.0\n"
+        "def run(e): return torch.autograd.grad(e, w, torch.ones(16), retain_graph=True)"
+    ),
     HIPS: (
-        "from autograd.core import VJPNode; from autograd.tracer import new_box, trace_stack; import autograd.numpy\n"
-        "e = new_box(np.ones(16), 0, VJPNode.new_root()); more = lambda e: e * 1.0"
+        "from autograd.core import VJPNode, backward_pass\n"
+        "from autograd.tracer import new_box, trace_stack\n"
+        "import autograd.numpy\n"
+        "w = e = new_box(np.ones(16), 0, VJPNode.new_root())\n"
+        "def more(e): return e * 1.0\n"
+        "def run(e): return backward_pass(np.ones(16), e._node)"
     ),
 }
-RESIDENT = """
-import sys
+LIFE = """
+import gc, time
 import numpy as np
-def same(g): return g
-def resident():
+def resident(what="VmRSS"):
     with open("/proc/self/status") as f:
-        return next(int(line.split()[1]) * 1024 for line in f if line.startswith("VmRSS:"))
+        return next(int(line.split()[1]) * 1024 for line in f if line.startswith(what + ":"))
+g = np.ones(16, "f4")
 {setup}
-e = more(e)
-before = resident()
+run(more(e))
+gc.collect()
+before, begin = resident(), time.perf_counter()
 for _ in range({n}):
     e = more(e)
-print((resident() - before) / {n})
+made, made_at = resident(), time.perf_counter()
+run(e)
+peak, ran_at = resident("VmHWM"), time.perf_counter()
+del e
+left, freed_at = resident(), time.perf_counter()
+print(*(x / {n} for x in (made - before, peak - before, left - before)))
+print(*(t / {n} * 1e9 for t in (made_at - begin, ran_at - made_at, freed_at - ran_at)))
 """
+LIVES = (("made", "at the peak of a pass", "after its end"), ("made", "one pass", "dropped"))
 
 
-def memory(n: int) -> Result | None:
-    """Resident bytes of a chain for each node, and the values that it keeps; None where the system does not say."""
+def lives(n: int, times: int) -> Iterator[Result]:
+    """Resident bytes and ns of a chain for each node, with the values that it keeps: made, run, dropped; nothing where
+    the system does not say.
+    """
     if not sys.platform.startswith("linux"):
-        return None
-    rows: dict[str, Any] = {}
-    for name, setup in MEMORY.items():
-        if not peer({TORCH_OWN: "torch", HIPS: "autograd"}.get(name, "fanin")):
-            continue
-        done = subprocess.run(
-            [sys.executable, "-c", RESIDENT.format(setup=setup, n=n)], capture_output=True, text=True, check=True
-        )
-        size = float(done.stdout)
-        rows[name] = {"min": size, "median": size, "rounds": 1}
-    mine = rows["fanin.Node"]["median"]
-    for row in rows.values():
-        row["ratio"] = row["ratio_of_minima"] = mine / row["median"]
-    return {
-        "title": f"memory of a chain of {n} nodes, for each node", "unit": "bytes", "base": "fanin.Node", "rounds": 1,
-        "rows": rows, "absent": [name for name in MEMORY if name not in rows], "targets": [],
-    }  # fmt: skip
+        return
+    here = [name for name in CHAINS if peer({TORCH_OWN: "torch", HIPS: "autograd"}.get(name, "fanin"))]
+    said: dict[str, list[list[list[float]]]] = {name: [] for name in here}
+    for _ in range(times):
+        for name in here:
+            code = LIFE.format(setup=CHAINS[name], n=n)
+            done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+            said[name].append([[float(x) for x in line.split()] for line in done.stdout.splitlines()])
+    for which, (unit, steps) in enumerate(zip(("bytes", "ns"), LIVES, strict=True)):
+        for step, what in enumerate(steps):
+            seen = {name: sorted(one[which][step] for one in said[name]) for name in here}
+            middles = {name: statistics.median(all_) for name, all_ in seen.items()}
+            rows = {
+                name: {
+                    "min": all_[0],
+                    "median": middles[name],
+                    "ratio": middles[here[0]] / (middles[name] or 1),
+                    "ratio_of_minima": seen[here[0]][0] / (all_[0] or 1),
+                    "rounds": times,
+                }
+                for name, all_ in seen.items()
+            }
+            yield {
+                "title": f"a chain of {n} nodes in a process of its own: {what}, for each node",
+                "unit": unit, "base": here[0], "rounds": times, "rows": rows,
+                "absent": [name for name in CHAINS if name not in here], "targets": [],
+            }  # fmt: skip
+
+
+def branches(n: int, where: str, rounds: int) -> Result:
+    """Eight branches of two products of matrices, which let go of the interpreter: on one worker, and on two."""
+    torch = peer("torch")
+    r = np.random.default_rng(0)
+    factors = [[r.standard_normal((n, n)).astype("f4") / np.float32(n**0.5) for _ in range(2)] for _ in range(8)]
+    g, x = r.standard_normal((n, n)).astype("f4"), fanin.Leaf(np.zeros((n, n), "f4"))
+    h = fanin.Node(passed_on, 1, [(x, 0)])
+    roots = []
+    for a, b in factors:
+        low = fanin.Node(lambda g, a=a: g @ a.T, 1, [(h, 0)])
+        roots.append((fanin.Node(lambda g, b=b: g @ b.T, 1, [(low, 0)]), 0, g))
+
+    def ours(workers: int) -> Any:
+        return fanin.grad(roots, [x], keep_graph=True, workers=workers)[0]
+
+    def alone() -> None:
+        def half(k: int) -> None:
+            for a, b in factors[k::2]:
+                g @ b.T @ a.T
+
+        other = threading.Thread(target=half, args=(1,))
+        other.start()
+        half(0)
+        other.join()
+
+    one, two = "fanin.grad, workers=1", "fanin.grad, workers=2"
+    work: dict[str, Any] = {
+        one: lambda: ours(1),
+        two: lambda: ours(2),
+        "the products alone, on two threads": alone,
+        TORCH_ENGINE: None,
+    }
+    with threadpool_limits(1):
+        bits = ours(1).tobytes()
+        assert all(ours(2).tobytes() == bits for _ in range(5)), "the bits are those of one worker"
+        if torch is not None:
+            torch.set_num_threads(1)
+            leaf, tg = torch.zeros(n, n, requires_grad=True), torch.from_numpy(g)
+            mid = leaf.view_as(leaf)
+            ends = [mid @ torch.from_numpy(a) @ torch.from_numpy(b) for a, b in factors]
+            work[TORCH_ENGINE] = lambda: torch.autograd.grad(ends, leaf, [tg] * 8, retain_graph=True)
+            assert np.allclose(work[TORCH_ENGINE]()[0].numpy(), ours(2), rtol=1e-3, atol=1e-3)
+        return measure(
+            f"eight branches of two products of {n} x {n} float32, cores {where}, BLAS on one thread",
+            work, base=one, unit="ms", rounds=rounds, longest=10.0,
+            targets=[at_least(1.7, two, one), at_least(1.7, two, TORCH_ENGINE)],
+        )  # fmt: skip
 
 
 def times(n: int) -> Callable[[Any], Any]:
@@ -339,7 +429,10 @@ def results(quick: bool) -> Iterator[Result]:
         yield chains(long, where, few)
         if not quick:
             yield chains(2000, where, 25)
+            yield chains(1000, where, 50)
         yield fan_ins(wide, where, few if quick else 15)
+        if not quick:
+            yield fan_ins(1000, where, 50)
         yield made(long // 5, where, few)
         n = long // 50
         for title, function, count in (
@@ -354,9 +447,9 @@ def results(quick: bool) -> Iterator[Result]:
             one = torch_graphs(name, most, where, few if quick else 15)
             if one is not None:
                 yield one
-    size = memory(2000 if quick else 200_000)
-    if size is not None:
-        yield size
+    with pinned(2) as where:
+        yield branches(64 if quick else 512, where, few if quick else 25)
+    yield from lives(2000 if quick else 1_000_000, 1 if quick else 2)
 
 
 if __name__ == "__main__":

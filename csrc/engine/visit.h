@@ -6,7 +6,7 @@
  *
  *   visits   of each node: how many gradients are still to come, and where its slots and edges begin below
  *   slots    of each slot: how many producers it has, and what the only one of them handed over (A14)
- *   edges    of each root, then of each edge: whom it leads to, and its key there (A15)
+ *   edges    of each root, then of each edge: whom it leads to, into which slot, and its key there (A15)
  *   wanted   what inputs= names (E8)
  *
  * A key counts the edges into a slot: the roots in their order, then the producers by place, then by edge. That is also
