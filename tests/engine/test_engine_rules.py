@@ -447,6 +447,20 @@ def test_what_nobody_needs_is_not_looked_at(e: Any) -> None:
 
 
 @pytest.mark.rule("E8")
+def test_what_is_needed_is_found_behind_edges_to_later_nodes(e: Any, log: Any) -> None:
+    w, v = leaf(e), leaf(e, "v")
+    early = e.Node(log.node("early", lambda g: (2 * g, g)), edges=[(v, 0)])
+    late = e.Node(log.node("late", lambda g: 3 * g), edges=[(w, 0)])
+    early.edges.append((late, 0))
+    top = e.Node(log.node("top"), edges=[(early, 0)])
+    [got] = e.grad([(top, 0, ones())], [w], keep_graph=True)
+    assert log == ["top", "early", "late"] and got.tolist() == [3, 3] and w.grad is v.grad is None
+    log.clear()
+    [got] = e.grad([(top, 0, ones())], [v])
+    assert log == ["top", "early"] and got.tolist() == [2, 2]
+
+
+@pytest.mark.rule("E8")
 def test_grad_gives_the_sums_in_order_and_changes_no_leaf(e: Any, log: Any) -> None:
     w, v = leaf(e), leaf(e, "v")
     mid = e.Node(log.node("mid", lambda a, b: (a, a)), 2, [(w, 0), (w, 0)])
