@@ -24,6 +24,7 @@ fan_status fan_tree_new(fan_device *d, const fan_tree_options *options, fan_tree
         return fan_fail(err, FAN_ERR_STATE, "a lock could not be made");
     }
     atomic_init(&t->refs, 1);
+    atomic_init(&t->process, fan_process());
     t->device = fan_device_hold(d);
     t->recorder = d->backend->recorder;
     t->options = *options;
@@ -79,28 +80,19 @@ static void close_all(fan_tree *t, const char *why)
     t->closed = true;
 }
 
-static void function_free(fan_tree_function *f)
-{
-    while (f->kinds) {
-        fan_tree_kind *k = f->kinds;
-        f->kinds = k->next;
-        fan__tree_kind_free(k);
-    }
-    fan_free(f->name);
-    fan_free(f->roles);
-    fan_free(f->keep);
-    fan_free(f);
-}
-
 void fan_tree_drop(fan_tree *t)
 {
     if (!t || atomic_fetch_sub_explicit(&t->refs, 1, memory_order_acq_rel) > 1)
         return;
+    if (atomic_load(&t->process) != fan_process())
+        fan__tree_adopt(t);
+    if (t->left)
+        return; /* what another thread had half done can only be left */
     close_all(t, "this is memory of a graph tree that is gone");
     while (t->functions) {
         fan_tree_function *f = t->functions;
         t->functions = f->next;
-        function_free(f);
+        fan__tree_function_free(f);
     }
     fan_graph_pool_fini(&t->pool);
     fan_device_poll(t->device);
@@ -118,12 +110,14 @@ fan_status fan_tree_close(fan_tree *t, const char *call_site, fan_error *err)
     if (fan__tree_is_mine(t))
         return fan_fail(err, FAN_ERR_STATE, "a function of the graph tree is running: it cannot be closed");
     snprintf(why, sizeof why, "this is memory of a graph tree that was closed at %s", call_site);
-    fan_mutex_lock(&t->lock);
-    if (t->depth)
+    bool locked = fan__tree_lock(t);
+    if (t->left)
+        t->closed = true; /* nothing of it can be given back */
+    else if (t->depth)
         status = fan_fail(err, FAN_ERR_STATE, "a step of the graph tree is open: it cannot be closed");
     else if (!t->closed)
         close_all(t, why);
-    fan_mutex_unlock(&t->lock);
+    fan__tree_unlock(t, locked);
     fan_device_poll(t->device);
     return status;
 }
@@ -145,7 +139,7 @@ fan_status fan_tree_function_new(fan_tree *t, const char *name, const uint8_t *r
     if (!f || !(f->name = fan_alloc(strlen(name) + 1)) || !(f->roles = fan_alloc(nroles + 1)) ||
         !(f->keep = fan_alloc((some + 1) * sizeof *f->keep))) {
         if (f)
-            function_free(f);
+            fan__tree_function_free(f);
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph tree");
     }
     atomic_init(&f->refs, 1);
@@ -174,8 +168,10 @@ void fan_tree_function_drop(fan_tree_function *f)
         return;
     fan_tree *t = f->tree;
     bool locked = fan__tree_lock(t);
-    f->next = t->functions; /* its kinds are of recordings: they go with the tree */
+    f->next = t->functions; /* its kinds are of recordings: they go with those */
     t->functions = f;
+    if (locked && !t->left)
+        fan__tree_give_back(t);
     fan__tree_unlock(t, locked);
     fan_tree_drop(t);
 }
@@ -189,7 +185,7 @@ void fan_tree_get_stats(fan_tree *t, fan_tree_stats *out)
     out->bytes = t->arena ? t->pool.bytes : 0;
     out->in_use = t->pool.in_use;
     out->high_water = t->pool.high_water;
-    for (const fan_tree_node *n = t->nodes; n && t->recorder->bytes; n = n->next)
+    for (const fan_tree_node *n = t->left ? NULL : t->nodes; n && t->recorder->bytes; n = n->next)
         out->driver_bytes += t->recorder->bytes(n->recording);
     fan__tree_unlock(t, locked);
 }
@@ -197,7 +193,7 @@ void fan_tree_get_stats(fan_tree *t, fan_tree_stats *out)
 void fan_tree_visit(fan_tree *t, void (*visit)(void *ctx, const fan_tree_sight *s), void *ctx)
 {
     bool locked = fan__tree_lock(t);
-    for (int number = 0; number < t->numbers; number++)
+    for (int number = 0; number < t->numbers && !t->left; number++)
         for (const fan_tree_node *n = t->nodes; n; n = n->next) {
             if (n->number != number)
                 continue;

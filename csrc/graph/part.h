@@ -80,7 +80,7 @@ typedef struct fan_tree_children {
     fan_tree_kind *kind;
     fan_tree_node **children;
     size_t n, cap;
-    unsigned moved;
+    unsigned moved, alive; /* recordings made since an operand moved; since an output lived */
 } fan_tree_children;
 
 struct fan_tree_node {
@@ -127,7 +127,9 @@ struct fan_tree {
     unsigned depth; /* steps that are open */
     uint64_t steps; /* begun */
     uint64_t path_step;
-    _Atomic uint64_t thread; /* that is in a call; 0: none */
+    _Atomic uint64_t thread; /* that has the lock; 0: none */
+    atomic_uint process;     /* in which the lock was made (fan_process) */
+    bool left;               /* a thread that had the lock is not in this process: nothing of the tree is whole */
     bool closed;
     int64_t *words; /* room for a signature */
     size_t words_cap;
@@ -136,26 +138,37 @@ struct fan_tree {
     fan_tree_stats stats;
 };
 
-/* fan__tree_is_mine: this thread is in a call of the tree. */
+/* fan__tree_is_mine: this thread has the lock: it is in a call of the tree. */
 static inline bool fan__tree_is_mine(fan_tree *t)
 {
     return atomic_load_explicit(&t->thread, memory_order_relaxed) == fan_thread_id();
 }
 
+/* fan__tree_adopt: in a forked child the lock is made anew, for the thread that had it may not be there. */
+void fan__tree_adopt(fan_tree *t);
+
 /* fan__tree_lock: unless this thread has it, as a function's body has; what it gives, fan__tree_unlock gets. */
 static inline bool fan__tree_lock(fan_tree *t)
 {
-    bool mine = fan__tree_is_mine(t);
-    if (!mine)
-        fan_mutex_lock(&t->lock);
-    return !mine;
+    if (atomic_load_explicit(&t->process, memory_order_relaxed) != fan_process())
+        fan__tree_adopt(t);
+    if (fan__tree_is_mine(t))
+        return false;
+    fan_mutex_lock(&t->lock);
+    atomic_store_explicit(&t->thread, fan_thread_id(), memory_order_relaxed);
+    return true;
 }
 
 static inline void fan__tree_unlock(fan_tree *t, bool locked)
 {
-    if (locked)
-        fan_mutex_unlock(&t->lock);
+    if (!locked)
+        return;
+    atomic_store_explicit(&t->thread, 0, memory_order_relaxed);
+    fan_mutex_unlock(&t->lock);
 }
+
+/* fan__tree_here: FAN_ERR_STATE where it is not whole in this process. Locked. */
+fan_status fan__tree_here(const fan_tree *t, fan_error *err);
 
 /* ---- arena.c ---- */
 
@@ -194,9 +207,13 @@ void fan__tree_scope_fini(fan_tree_scope *s, bool books, const char *why);
 /* ---- path.c ---- */
 
 void fan__tree_kind_free(fan_tree_kind *k);
+void fan__tree_function_free(fan_tree_function *f);
 /* fan__tree_launch: what n recorded, once more, with a line in the traces; number: n's. */
 fan_status fan__tree_launch(const fan_tree *t, const fan_tree_node *n, int number, fan_error *err);
 void fan__tree_node_free(fan_tree_node *n, const char *why);
+/* fan__tree_give_back: recordings of functions that are gone, behind which nothing is and which are not on the path,
+ * go; and such functions without recordings. */
+void fan__tree_give_back(fan_tree *t);
 /* fan__tree_step_ended: what the path handed out is ended. */
 void fan__tree_step_ended(fan_tree *t, const char *call_site);
 /* fan__tree_end_path: its memory is free, and poisoned; failing, the path is as before. The tree's stream waits for
@@ -204,8 +221,9 @@ void fan__tree_step_ended(fan_tree *t, const char *call_site);
 fan_status fan__tree_end_path(fan_tree *t, const fan_stream *caller, fan_error *err);
 bool fan__tree_all_dead(const fan_tree *t);
 /* fan__tree_sweep: what has died leaves the books, once the tree's stream waits for its users; *node (NULL: none) notes
- * it. `restore`: the books are put back to the current node's end first. */
-fan_status fan__tree_sweep(fan_tree *t, bool restore, const fan_stream *caller, fan_tree_node *node, fan_error *err);
+ * it. `restore`: the books are put back to the current node's end first. `keep_dead`: it stays in the books. */
+fan_status fan__tree_sweep(fan_tree *t, bool restore, bool keep_dead, const fan_stream *caller, fan_tree_node *node,
+                           fan_error *err);
 /* fan__tree_rebook: which blocks of the path the books have, once they are others. */
 void fan__tree_rebook(fan_tree *t);
 fan_tree_children *fan__tree_place(fan_tree_node *n, const fan_tree_kind *kind); /* NULL: there is none */
@@ -228,9 +246,10 @@ typedef struct fan_tree_run {
     fan_tree_node *same; /* the function's last one, where the operands are as it has them; NULL: that is not known */
     char call_site[64];
     bool restore;
-    bool ran;     /* a body did */
-    bool entered; /* the tree's stream waits for the caller's */
-    bool wrote;   /* a recording was given up: the function writes into an operand that is copied */
+    bool keep_dead; /* of a recording: what has died stays in the books, so that it fits whoever lives */
+    bool ran;       /* a body did */
+    bool entered;   /* the tree's stream waits for the caller's */
+    bool wrote;     /* a recording was given up: the function writes into an operand that is copied */
 } fan_tree_run;
 
 fan_status fan__tree_warm_up(fan_tree_run *r, fan_error *err);

@@ -10,6 +10,45 @@
 #include <stdio.h>
 #include <string.h>
 
+void fan__tree_kind_free(fan_tree_kind *k)
+{
+    fan_free(k->words);
+    fan_free(k->demoted);
+    fan_free(k->written);
+    fan_free(k->shown);
+    fan_free(k);
+}
+
+void fan__tree_function_free(fan_tree_function *f)
+{
+    while (f->kinds) {
+        fan_tree_kind *k = f->kinds;
+        f->kinds = k->next;
+        fan__tree_kind_free(k);
+    }
+    fan_free(f->name);
+    fan_free(f->roles);
+    fan_free(f->keep);
+    fan_free(f);
+}
+
+void fan__tree_adopt(fan_tree *t)
+{
+    if (!fan__tree_is_mine(t)) { /* a function that forks goes on in the child */
+        t->left |= !fan_mutex_adopt(&t->lock);
+        atomic_store(&t->thread, 0);
+    }
+    atomic_store(&t->process, fan_process());
+}
+
+fan_status fan__tree_here(const fan_tree *t, fan_error *err)
+{
+    return t->left ? fan_fail(err, FAN_ERR_STATE,
+                              "another thread was in a call of this graph tree when the process was forked, and what "
+                              "the tree knows is not whole in the child: make one here")
+                   : FAN_OK;
+}
+
 void fan__tree_node_free(fan_tree_node *n, const char *why)
 {
     if (!n)
@@ -65,6 +104,99 @@ bool fan__tree_all_dead(const fan_tree *t)
     return true;
 }
 
+/* ---- functions that are gone ---- */
+
+fan_tree_children *fan__tree_place(fan_tree_node *n, const fan_tree_kind *kind)
+{
+    for (size_t i = 0; i < n->nplaces; i++)
+        if (n->places[i].kind == kind)
+            return &n->places[i];
+    return NULL;
+}
+
+static bool function_gone(const fan_tree_function *f) { return atomic_load(&f->refs) == 0; }
+
+static bool on_path(const fan_tree *t, const fan_tree_node *n)
+{
+    const fan_tree_node *p = t->current;
+    while (p && p != n)
+        p = p->parent;
+    return p != NULL;
+}
+
+static bool has_children(const fan_tree_node *n)
+{
+    for (size_t i = 0; i < n->nplaces; i++)
+        if (n->places[i].n)
+            return true;
+    return false;
+}
+
+static void leave_parent(const fan_tree_node *n)
+{
+    fan_tree_children *place = fan__tree_place(n->parent, n->kind);
+    for (size_t i = 0; i < place->n; i++)
+        if (place->children[i] == n)
+            place->children[i] = place->children[--place->n];
+}
+
+/* forget_places: n knows nothing of the function any more, which has no recording behind it. */
+static void forget_places(fan_tree_node *n, const fan_tree_function *f)
+{
+    size_t kept = 0;
+    for (size_t i = 0; i < n->nplaces; i++)
+        if (n->places[i].kind->function == f)
+            fan_free(n->places[i].children);
+        else
+            n->places[kept++] = n->places[i];
+    n->nplaces = kept;
+}
+
+static bool function_needed(const fan_tree *t, const fan_tree_function *f)
+{
+    for (const fan_tree_node *n = t->nodes; n; n = n->next)
+        if (n->kind->function == f)
+            return true;
+    for (const fan_tree_node *n = t->current; n != &t->root; n = n->parent)
+        if (n->kind->function == f)
+            return true;
+    return false;
+}
+
+void fan__tree_give_back(fan_tree *t)
+{
+    bool some = t->functions != NULL;
+    while (some) { /* who has lost the last one behind it may go, too */
+        some = false;
+        for (fan_tree_node **at = &t->nodes; *at;) {
+            fan_tree_node *n = *at;
+            if (!function_gone(n->kind->function) || has_children(n) || on_path(t, n)) {
+                at = &n->next;
+                continue;
+            }
+            *at = n->next;
+            leave_parent(n);
+            fan__tree_node_free(n, "the function of a graph tree that made this is gone");
+            t->stats.nodes--;
+            some = true;
+        }
+    }
+    for (fan_tree_function **at = &t->functions; *at;) {
+        fan_tree_function *f = *at;
+        if (function_needed(t, f)) {
+            at = &f->next;
+            continue;
+        }
+        *at = f->next;
+        forget_places(&t->root, f);
+        for (fan_tree_node *n = t->nodes; n; n = n->next)
+            forget_places(n, f);
+        for (fan_tree_node *n = t->current; n != &t->root; n = n->parent)
+            forget_places(n, f);
+        fan__tree_function_free(f);
+    }
+}
+
 /* leave_block: it leaves the path: who has it keeps a storage that is ended. */
 static void leave_block(const fan_tree *t, const fan_tree_node *n, fan_tree_block *b)
 {
@@ -98,6 +230,7 @@ fan_status fan__tree_end_path(fan_tree *t, const fan_stream *caller, fan_error *
     }
     t->path = FAN_TREE_NONE;
     t->reach = 0;
+    fan__tree_give_back(t);
     return FAN_OK;
 }
 
@@ -135,7 +268,8 @@ void fan__tree_rebook(fan_tree *t)
         }
 }
 
-fan_status fan__tree_sweep(fan_tree *t, bool restore, const fan_stream *caller, fan_tree_node *node, fan_error *err)
+fan_status fan__tree_sweep(fan_tree *t, bool restore, bool keep_dead, const fan_stream *caller, fan_tree_node *node,
+                           fan_error *err)
 {
     if (restore && !FAN_FAULT(TREE_NO_RESTORE)) {
         FAN_TRY(fan_graph_pool_restore(&t->pool, &t->current->books, err));
@@ -143,21 +277,13 @@ fan_status fan__tree_sweep(fan_tree *t, bool restore, const fan_stream *caller, 
     }
     if (restore)
         fan__tree_rebook(t);
-    for (fan_tree_node *n = t->current; n != &t->root; n = n->parent)
+    for (fan_tree_node *n = t->current; n != &t->root && !keep_dead; n = n->parent)
         for (size_t i = 0; i < n->nblocks; i++) {
             fan_tree_block *b = n->blocks[i];
             if (b->booked && (!fan__tree_block_lives(b) || FAN_FAULT(TREE_DEAD_BIT)))
                 FAN_TRY(sweep_block(t, b, caller, node, err));
         }
     return FAN_OK;
-}
-
-fan_tree_children *fan__tree_place(fan_tree_node *n, const fan_tree_kind *kind)
-{
-    for (size_t i = 0; i < n->nplaces; i++)
-        if (n->places[i].kind == kind)
-            return &n->places[i];
-    return NULL;
 }
 
 fan_status fan__tree_place_make(fan_tree_node *n, fan_tree_kind *kind, fan_tree_children **out, fan_error *err)
@@ -192,13 +318,4 @@ fan_status fan__tree_launch(const fan_tree *t, const fan_tree_node *n, int numbe
     snprintf(line.label, sizeof line.label, "replay of %.80s, recording %d", n->kind->function->name, number);
     fan_trace_put(&line);
     return FAN_OK;
-}
-
-void fan__tree_kind_free(fan_tree_kind *k)
-{
-    fan_free(k->words);
-    fan_free(k->demoted);
-    fan_free(k->written);
-    fan_free(k->shown);
-    fan_free(k);
 }

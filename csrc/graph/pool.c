@@ -1,6 +1,7 @@
 #include "graph/pool.h"
 
 #include "base/mem.h"
+#include "base/search.h"
 
 #include <string.h>
 
@@ -24,15 +25,7 @@ void fan_graph_pool_fini(fan_graph_pool *p)
 /* first_from: the first range that ends behind `offset`; n: none. */
 static size_t first_from(const fan_graph_ranges *r, uint64_t offset)
 {
-    size_t lo = 0, hi = r->n;
-    while (lo < hi) {
-        size_t mid = lo + (hi - lo) / 2;
-        if (r->at[mid].hi > offset)
-            hi = mid;
-        else
-            lo = mid + 1;
-    }
-    return lo;
+    return fan_search_end(r->at, r->n, sizeof *r->at, offsetof(fan_graph_range, hi), offset);
 }
 
 fan_status fan_graph_pool_alloc(fan_graph_pool *p, uint64_t bytes, uint64_t *offset, fan_error *err)

@@ -13,6 +13,10 @@
 static fan_status check_form(const fan_tree_run *r, fan_error *err)
 {
     const fan_tree_kind *k = r->kind;
+    size_t nkeep = r->function->nkeep;
+    if (nkeep && nkeep != SIZE_MAX && nkeep != r->result->n)
+        return fan_fail(err, FAN_ERR_VALUE, "%s gave %zu output%s, and keep= has %zu: one for each, or one for all",
+                        r->function->name, r->result->n, FAN_PLURAL(r->result->n), nkeep);
     if (!k->warm || (k->nout == r->result->n && k->form == r->result->form))
         return FAN_OK;
     return fan_fail(err, FAN_ERR_VALUE,
@@ -280,7 +284,7 @@ fan_status fan__tree_warm_up(fan_tree_run *r, fan_error *err)
     FAN_GO(fan_graph_pool_checkpoint(&t->pool, &saved, err));
     is_saved = true;
     FAN_GO(node_new(r, &n, err));
-    FAN_GO(fan__tree_sweep(t, r->restore, r->caller, NULL, err));
+    FAN_GO(fan__tree_sweep(t, r->restore, false, r->caller, NULL, err));
     FAN_GO(fan__tree_enter(r, err));
     FAN_GO(run_body(r, &s, r->args->in, err));
     FAN_GO(check_form(r, err));
@@ -379,7 +383,7 @@ fan_status fan__tree_record(fan_tree_run *r, fan_tree_node **out, fan_error *err
     if (fan_grow((void **)&place->children, &place->cap, place->n + 1, sizeof(fan_tree_node *)))
         FAN_GO(fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph tree"));
     FAN_GO(node_new(r, &n, err));
-    FAN_GO(fan__tree_sweep(t, r->restore, r->caller, n, err));
+    FAN_GO(fan__tree_sweep(t, r->restore, r->keep_dead, r->caller, n, err));
     t->reach = 0;
     FAN_GO(stage_new(r, n, &s, given, err));
     FAN_GO(fan__tree_enter(r, err));

@@ -16,7 +16,7 @@ static _Thread_local bool is_calling; /* this thread has the lock of a tree, and
 
 fan_status fan_tree_step_begin(fan_tree *t, fan_error *err)
 {
-    fan_status status = FAN_OK;
+    fan_status status;
     if (step_depth && step_tree != t)
         return fan_fail(err, FAN_ERR_STATE,
                         "a step of another graph tree is open on this thread: end it first, for what one tree gives "
@@ -26,12 +26,13 @@ fan_status fan_tree_step_begin(fan_tree *t, fan_error *err)
                         "a step cannot begin in a function of its graph tree: the function is part of one");
     if (is_calling)
         return fan_fail(err, FAN_ERR_STATE, "a step cannot begin in a function of another graph tree");
-    fan_mutex_lock(&t->lock);
-    if (t->closed)
+    bool locked = fan__tree_lock(t);
+    status = fan__tree_here(t, err);
+    if (status == FAN_OK && t->closed)
         status = fan_fail(err, FAN_ERR_STATE, "the graph tree is closed");
-    else if (t->depth++ == 0)
+    else if (status == FAN_OK && t->depth++ == 0)
         t->steps++;
-    fan_mutex_unlock(&t->lock);
+    fan__tree_unlock(t, locked);
     if (status == FAN_OK) {
         step_tree = t;
         step_depth++;
@@ -44,7 +45,7 @@ void fan_tree_step_end(fan_tree *t, const char *call_site)
     if (step_tree == t && --step_depth == 0)
         step_tree = NULL;
     bool locked = fan__tree_lock(t); /* in a body, a collection may have ended it */
-    if (t->depth && --t->depth == 0)
+    if (!t->left && t->depth && --t->depth == 0)
         fan__tree_step_ended(t, call_site);
     fan__tree_unlock(t, locked);
 }
@@ -383,8 +384,11 @@ static fan_status make_recording(fan_tree_run *r, fan_tree_plan *plan, place_fac
             return FAN_OK;
         }
     }
+    const fan_tree_children *place = fan__tree_place(t->current, r->kind);
+    r->keep_dead = plan->why == FAN_TREE_FIT_ALIVE && place && place->alive >= t->options.limit;
     FAN_TRY(fan__tree_record(r, &made, err));
     if (made) {
+        fan__tree_place(made->parent, r->kind)->alive += plan->why == FAN_TREE_FIT_ALIVE;
         if (plan->count)
             fan__tree_place(made->parent, r->kind)->moved++;
         o->node = made->number;
@@ -485,6 +489,7 @@ static fan_status call_locked(fan_tree_run *r, fan_tree_outcome *o, fan_error *e
     fan_tree_function *f = r->function;
     uint64_t capture = 0;
     place_facts p;
+    FAN_TRY(fan__tree_here(t, err));
     r->same = !t->closed && is_as_last(t, f->last, r->args) ? f->last : NULL;
     FAN_TRY(check_call(f, r->args, r->same, err));
     if (r->caller && (fan_stream_capture(r->caller, &capture, err) != FAN_OK || capture))
@@ -525,13 +530,11 @@ fan_status fan_tree_function_call(fan_tree_function *f, const fan_tree_args *arg
     r.caller = fan_stream_current(t->device);
     if (!r.caller && t->device->backend->has_streams)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream");
-    fan_mutex_lock(&t->lock);
-    atomic_store_explicit(&t->thread, fan_thread_id(), memory_order_relaxed);
+    bool locked = fan__tree_lock(t);
     is_calling = true;
     fan_status status = call_locked(&r, outcome, err);
     is_calling = false;
-    atomic_store_explicit(&t->thread, 0, memory_order_relaxed);
-    fan_mutex_unlock(&t->lock);
+    fan__tree_unlock(t, locked);
     fan_stream_drop(r.caller);
     return status;
 }

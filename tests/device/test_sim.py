@@ -433,3 +433,22 @@ def test_a_captured_kernel_ends_with_its_graph() -> None:
         m.synchronize()
         assert gone() is None
         assert x.numpy() == launches
+
+
+@pytest.mark.parametrize("launch_us", [3, 6])
+def test_the_launch_of_a_graph_counts_once_and_little_for_each_kernel_in_it(launch_us: float) -> None:
+    """2.5 us and 1 ns a kernel of the host's time where a kernel takes 3 us; the device's time is the kernels' own."""
+    for kernels in (1, 10, 1000):
+        with Machine(1, launch_us=launch_us) as m:
+            s = m.stream()
+            before = m.host_us
+            m.begin_capture(s)
+            for _ in range(kernels):
+                m.launch(s, lambda: None, reads=[], writes=[], us=1)
+            graph = m.end_capture(s)
+            assert m.host_us == before
+            m.launch_graph(graph, s)
+            assert m.host_us - before == pytest.approx(launch_us / 3 * (2.5 + kernels / 1000))
+            assert m.clock().device_us - m.host_us == pytest.approx(kernels)
+            m.launch(s, lambda: None, reads=[], writes=[])
+            assert m.host_us - before == pytest.approx(launch_us / 3 * (2.5 + kernels / 1000) + launch_us)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import collections
 import functools
+import os
+import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -379,3 +382,176 @@ def test_keep_is_a_bool_or_one_for_each_output(m: Any, keep: Any) -> None:
 def test_roles_that_are_no_words_are_told_what_would_have_been_right(m: Any) -> None:
     with pytest.raises(TypeError, match="roles= is one word for all operands, or one for each"):
         tree_on(m).function(scaled(m, 2), roles=3)
+
+
+def test_keep_for_another_number_of_outputs_is_refused_by_name(m: Any) -> None:
+    tree, x = tree_on(m), m.array(np.ones(4))
+    double = scaled(m, 2)
+    for keep, outputs in (((True, False, True), 2), ((True, False), 1), ((True,), 2), ((False,), 0)):
+        f = tree.function(lambda x, n=outputs: tuple(double(x) for _ in range(n)), keep=keep)
+        said = rf"<lambda> gave {outputs} outputs?, and keep= has {len(keep)}: one for each, or one for all"
+        with tree.step(), pytest.raises(ValueError, match=said):
+            f(x)
+        assert tree.stats.in_use == 0 and f.last is None
+    tree.close()
+
+
+# Functions that nobody has any more
+
+
+def test_recordings_of_functions_that_are_gone_are_given_back_before_the_tree_is_closed(m: Any) -> None:
+    tree, x = tree_on(m), m.array(np.ones(4))
+    first = tree.function(scaled(m, 2))
+    for _ in range(20):
+        then = tree.function(scaled(m, 3))
+        for _ in range(4):
+            with tree.step():
+                z = then(first(x))
+                assert z.numpy().tolist() == [6.0] * 4
+                del z
+        assert did(then) == "replayed"
+        del then
+        with tree.step():
+            first(x)
+    assert tree.stats.nodes <= 2 and len(tree._recordings()) == tree.stats.nodes, tree.stats
+    driver = tree.stats.driver_bytes
+    with tree.step():
+        assert first(x).numpy().tolist() == [2.0] * 4 and did(first) == "replayed"
+    assert tree.stats.driver_bytes <= driver
+    tree.close()
+
+
+def test_a_recording_of_a_function_that_is_gone_stays_while_others_stand_behind_it(m: Any) -> None:
+    tree, x = tree_on(m), m.array(np.ones(4))
+    first, then = tree.function(scaled(m, 2)), tree.function(scaled(m, 3))
+    for _ in range(4):
+        with tree.step():
+            z = then(first(x))
+    assert did(then) == "replayed" and tree.stats.nodes == 2
+    del first
+    other = tree.function(scaled(m, 5))
+    for _ in range(4):
+        with tree.step():
+            assert other(x).numpy().tolist() == [5.0] * 4
+    assert tree.stats.nodes == 3
+    del then, z
+    for _ in range(2):
+        with tree.step():
+            assert other(x).numpy().tolist() == [5.0] * 4 and did(other) == "replayed"
+    assert tree.stats.nodes == 1
+    tree.close()
+
+
+def test_a_function_that_goes_within_a_step_leaves_its_outputs_as_they_are(m: Any) -> None:
+    tree, x = tree_on(m), m.array(np.ones(4))
+    other = tree.function(scaled(m, 5))
+    for i in range(5):
+        f = tree.function(scaled(m, 2))
+        for _ in range(3):
+            with tree.step():
+                y = f(x)
+                if i % 2:
+                    del f
+                    z = other(y)
+                    assert z.numpy().tolist() == [10.0] * 4 and y.numpy().tolist() == [2.0] * 4
+                    break
+                assert y.numpy().tolist() == [2.0] * 4
+        with tree.step(), pytest.raises(RuntimeError, match="this is an output of times"):
+            y.numpy()
+    tree.close()
+
+
+# Churn
+
+
+def test_who_lives_makes_no_more_recordings_than_the_limit_allows(m: Any) -> None:
+    """Each of 2**5 sets of outputs that live would have a recording of its own. Here: the first, three more, the one
+    that fits them all, and one at the root."""
+    tree = tree_on(m, limit=3)
+    five = tree.function(lambda x: tuple(scaled(m, k)(x) for k in range(1, 6)), keep=False)
+    then = tree.function(scaled(m, 2))
+    x, one = m.array(np.ones(4)), m.array(np.full(4, 7.0))
+    seen, wrong = [], 0
+    for turn in range(3):
+        for lives in [31 - i for i in range(32)] if turn == 1 else range(32):
+            with tree.step():
+                held = [y if lives >> i & 1 else None for i, y in enumerate(five(x))]
+                z = then(one)
+                wrong += z.numpy().tolist() != [14.0] * 4
+                wrong += any(y is not None and y.numpy().tolist() != [i + 1.0] * 4 for i, y in enumerate(held))
+                seen.append(did(then))
+                del held, z
+    recordings = [n for n, _, f, *_ in tree._recordings() if f == "times"]
+    assert wrong == 0 and 2 <= len(recordings) <= 6, (len(recordings), seen)
+    assert set(seen[-32:]) == {"replayed"}
+    tree.close()
+
+
+# Forks
+
+
+def test_a_child_forked_during_a_call_of_another_thread_is_told_and_does_not_hang(m: Any) -> None:
+    tree, x = tree_on(m), m.array(np.ones(4))
+    inside, go = threading.Event(), threading.Event()
+
+    def waits(x: Any) -> None:
+        inside.set()
+        go.wait()
+
+    f, step = tree.function(waits), tree.step
+
+    def call() -> None:
+        with step():
+            f(x)
+
+    caller = threading.Thread(target=call)
+    caller.start()
+    inside.wait()
+
+    def ask() -> None:
+        with pytest.raises(RuntimeError, match="another thread was in a call of this graph tree when the process was"):
+            step().__enter__()
+        assert repr(tree) and tree.stats and tree._recordings() == [] and not tree.closed
+        tree.close()
+        assert tree.closed
+
+    try:
+        assert in_child(ask) == 0
+    finally:
+        go.set()
+        caller.join()
+    with tree.step():
+        assert tree.function(scaled(m, 2))(x).numpy().tolist() == [2.0] * 4
+    tree.close()
+
+
+def test_a_child_forked_while_nobody_is_in_a_call_uses_the_tree_as_the_parent_does() -> None:
+    with sim.Machine(1) as m:
+        tree = fanin.GraphTree("sim:0", memory=1 << 14)
+        x = m.array(np.ones(4))
+        f = tree.function(lambda x: fanin.add_n([x, x]))
+
+        def use() -> None:
+            for _ in range(3):
+                with tree.step():
+                    assert f(x).numpy().tolist() == [2.0] * 4
+            assert f.last is not None and f.last.did == "replayed"
+
+        assert in_child(use) == 0
+        use()
+        tree.close()
+
+
+def in_child(act: Callable[[], None]) -> int:
+    """The child's exit status: 0: it did; 14: it hung (an alarm), as a wait status says it."""
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(30)
+        status = 1
+        try:
+            act()
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        os._exit(status)
+    return os.waitpid(pid, 0)[1]

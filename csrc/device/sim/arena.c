@@ -2,6 +2,7 @@
 #include "device/sim/arena.h"
 
 #include "base/mem.h"
+#include "base/search.h"
 
 #include <assert.h>
 #include <string.h>
@@ -99,15 +100,8 @@ fan_block *fan_arena_alloc(fan_arena *a, size_t bytes, bool *host)
 /* at: the block in which `address` lies; a->n where there is none. */
 static size_t at(const fan_arena *a, uintptr_t address)
 {
-    size_t lo = 0, hi = a->n;
-    while (lo < hi) {
-        size_t mid = lo + (hi - lo) / 2;
-        if (a->blocks[mid].hi > address)
-            hi = mid;
-        else
-            lo = mid + 1;
-    }
-    return lo < a->n && a->blocks[lo].lo <= address ? lo : a->n;
+    size_t i = fan_search_end(a->blocks, a->n, sizeof *a->blocks, offsetof(fan_block, hi), address);
+    return i < a->n && a->blocks[i].lo <= address ? i : a->n;
 }
 
 fan_block *fan_arena_find(fan_arena *a, uintptr_t address)

@@ -27,7 +27,8 @@ fan_status fan__work_enqueue(fan_sim *m, fan_sim_queue *q, fan__work *w, const c
     fan__sim_touch(m, FAN__NAME(OF_QUEUED, 0), FAN_TOUCH_COUNTS);
     fan__access_touch(m, w->next, w->what);
     fan__queue_append(m, q, w->op);
-    *host += m->config.launch_us;
+    if (!w->launched)
+        *host += m->config.launch_us;
     w->start = fan__later(q->end_us, *host);
     w->end = q->end_us = w->start + w->us;
     m->device_us = fan__later(m->device_us, w->end);

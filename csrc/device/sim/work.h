@@ -8,7 +8,8 @@ typedef struct fan__work {
     const char *name;
     fan__visit *next;
     const void *what;
-    double us; /* how long it takes */
+    double us;     /* how long it takes */
+    bool launched; /* as a part of a graph's launch, which is counted once */
     fan__keeper kept;
     fan_sim_op *op;    /* the queue's on FAN_OK and FAN_ERR_RACE, else the caller's; NULL: there are no bytes to move */
     double start, end; /* filled in */
