@@ -505,7 +505,9 @@ static fan_status memory_new(fan_device *d, fan_stream *owner, size_t bytes, fan
     *out = NULL;
     fan_memory_scope *in = memory_scope_of(d);
     if (in)
-        return in->alloc(in, owner, bytes, out, err);
+        FAN_TRY(in->alloc(in, owner, bytes, out, err));
+    if (*out)
+        return FAN_OK;
     if (!d->backend->has_streams) {
         *out = fan_storage_new(bytes);
         return *out ? FAN_OK : fan_fail(err, FAN_ERR_NOMEM, "out of memory for %zu byte%s", bytes, FAN_PLURAL(bytes));

@@ -134,9 +134,12 @@ fan_status fan__tree_scope_alloc(fan_memory_scope *scope, fan_stream *owner, siz
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph tree");
     fan_error why = {0};
     fan_status status = block_new(s->tree, owner, bytes, s->call_site, &b, &why);
-    if (status == FAN_ERR_DEVICE_NOMEM)
-        return fan_fail(err, status, "%s: %s; let go of outputs, end the step, or give the tree more (memory=)",
-                        scope->who, why.text);
+    if (status == FAN_ERR_DEVICE_NOMEM) {
+        s->full[0] = '\0';
+        fan_append(s->full, sizeof s->full, "%s; let go of outputs, end the step, or give the tree more (memory=)",
+                   why.text);
+        return FAN_OK;
+    }
     if (status != FAN_OK) {
         if (err)
             *err = why;

@@ -197,6 +197,7 @@ typedef struct fan_tree_scope {
     fan_tree_block **blocks;
     size_t n, cap;
     fan_graph_ranges used; /* all that it ever took */
+    char full[256];        /* why some of it came from the device: the tree's memory is full; "": none did */
 } fan_tree_scope;
 
 fan_status fan__tree_scope_alloc(fan_memory_scope *scope, fan_stream *owner, size_t bytes, fan_storage **out,
@@ -249,6 +250,7 @@ typedef struct fan_tree_run {
     bool keep_dead; /* of a recording: what has died stays in the books, so that it fits whoever lives */
     bool ran;       /* a body did */
     bool entered;   /* the tree's stream waits for the caller's */
+    char full[256]; /* why it was not recorded: the tree's memory is full; "": it is not */
     bool wrote;     /* a recording was given up: the function writes into an operand that is copied */
 } fan_tree_run;
 

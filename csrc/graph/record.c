@@ -34,13 +34,14 @@ static int operand_of(const fan_tree_run *r, const fan_array *a, fan_array *cons
     return -1;
 }
 
-static fan_status check_own(const fan_tree_run *r, fan_array *const *given, fan_error *err)
+/* is_full: some memory came from the device, so that an output need not lie in the arena. */
+static fan_status check_own(const fan_tree_run *r, fan_array *const *given, bool is_full, fan_error *err)
 {
     for (size_t i = 0; i < r->result->n; i++) {
         const fan_array *a = r->result->at[i];
         const fan_tree_block *b = a ? fan__tree_block_of(r->tree, a) : NULL;
         int operand = a ? operand_of(r, a, given) : -1;
-        if (!a || (operand < 0 && b && !b->node))
+        if (!a || (operand < 0 && (b ? !b->node : is_full)))
             continue;
         if (operand < 0)
             return fan_fail(err, FAN_ERR_VALUE,
@@ -132,6 +133,8 @@ static bool access_visit(void *ctx, const char *name, const void *data, size_t b
         if (fan_flat_within(data, bytes, arena->data + c->scope->used.at[i].lo,
                             c->scope->used.at[i].hi - c->scope->used.at[i].lo))
             return true;
+    if (c->scope->full[0])
+        return true; /* it will not be launched again */
     c->foreign = name;
     return false;
 }
@@ -210,7 +213,7 @@ static fan_status node_outputs(fan_tree_run *r, fan_tree_node *n, fan_tree_scope
         }
         o->block = b;
         o->array = fan_array_hold(a);
-        if (b->node)
+        if (!b || b->node)
             continue;
         b->node = n;
         n->blocks[n->nblocks++] = b;
@@ -272,6 +275,19 @@ static fan_status wait_scope(const fan_tree_run *r, const fan_tree_scope *s, fan
     return FAN_OK;
 }
 
+/* commit_warm: the path goes on with a node that goes with it. What did not fit is not recorded: it is warmed up again,
+ * and so runs as it is until it fits. */
+static void commit_warm(fan_tree_run *r, fan_tree_node *n, const fan_tree_scope *s)
+{
+    fan_tree *t = r->tree;
+    n->warm = true;
+    n->number = -1;
+    t->current = n;
+    r->kind->warm = !s->full[0];
+    t->path = FAN_TREE_WARMUP;
+    memcpy(r->full, s->full, sizeof r->full);
+}
+
 fan_status fan__tree_warm_up(fan_tree_run *r, fan_error *err)
 {
     fan_tree *t = r->tree;
@@ -288,7 +304,7 @@ fan_status fan__tree_warm_up(fan_tree_run *r, fan_error *err)
     FAN_GO(fan__tree_enter(r, err));
     FAN_GO(run_body(r, &s, r->args->in, err));
     FAN_GO(check_form(r, err));
-    FAN_GO(check_own(r, r->args->in, err));
+    FAN_GO(check_own(r, r->args->in, s.full[0], err));
     FAN_GO(check_escape(r, &s, n, err));
     FAN_GO(wait_scope(r, &s, err));
     FAN_GO(node_outputs(r, n, &s, r->args->in, err));
@@ -296,12 +312,8 @@ fan_status fan__tree_warm_up(fan_tree_run *r, fan_error *err)
     r->kind->form = r->result->form;
     FAN_GO(fan__tree_hand_out(r, n, err));
     FAN_GO(fan__tree_leave(r, err));
+    commit_warm(r, n, &s);
     fan__tree_scope_fini(&s, true, NULL);
-    n->warm = true;
-    n->number = -1;
-    t->current = n;
-    r->kind->warm = true;
-    t->path = FAN_TREE_WARMUP;
 done:
     if (status != FAN_OK) {
         (void)fan__tree_leave(r, NULL); /* before anything that was used is let go of */
@@ -393,7 +405,7 @@ fan_status fan__tree_record(fan_tree_run *r, fan_tree_node **out, fan_error *err
     if (r->wrote)
         goto done;
     FAN_GO(fan__tree_check_overlap(r, err)); /* what is written is known now */
-    FAN_GO(check_own(r, given, err));
+    FAN_GO(check_own(r, given, s.full[0], err));
     FAN_GO(check_escape(r, &s, n, err));
     FAN_GO(node_outputs(r, n, &s, given, err));
     fan__tree_scope_fini(&s, true, NULL);
@@ -405,9 +417,13 @@ fan_status fan__tree_record(fan_tree_run *r, fan_tree_node **out, fan_error *err
     r->kind->form = r->result->form;
     FAN_GO(fan__tree_hand_out(r, n, err));
     FAN_GO(fan__tree_leave(r, err));
-    commit(t, n, place);
-    t->current = n;
-    t->path = FAN_TREE_RECORDING;
+    if (s.full[0]) {
+        commit_warm(r, n, &s);
+    } else {
+        commit(t, n, place);
+        t->current = n;
+        t->path = FAN_TREE_RECORDING;
+    }
     *out = n;
 done:
     t->reach = reach > t->reach ? reach : t->reach;

@@ -185,8 +185,10 @@ static fan_status output_of(fan_tree_run *r, fan_tree_node *n, const fan_tree_ou
 {
     fan_array *a;
     *out = NULL;
-    if (!o->block && o->operand < 0)
+    if (!o->block && o->operand < 0) {
+        *out = o->array ? fan_array_hold(o->array) : NULL; /* of a tree whose memory was full: nobody's but his */
         return FAN_OK;
+    }
     bool kept = o->keep && (o->block || n->operands[o->operand].way == FAN_WAY_POOL);
     if (o->block)
         a = fan_array_hold(o->array);

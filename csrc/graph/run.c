@@ -296,6 +296,7 @@ static void say(const fan_tree_run *r, const fan_tree_plan *plan, const place_fa
     o->did = plan->did;
     o->rules = plan->rules | FAN_T(17);
     o->node = -1;
+    o->handed = false;
     o->reason[0] = '\0';
     if (plan->did == FAN_TREE_RAW)
         say_raw(r, p, o);
@@ -363,6 +364,20 @@ static fan_tree_plan decide(const fan_tree_run *r, place_facts *p)
     return plan;
 }
 
+/* count_body: the function has run, with memory of the tree's as far as that went. */
+static void count_body(const fan_tree_run *r, fan_tree_outcome *o)
+{
+    fan_tree_stats *stats = &r->tree->stats;
+    if (!r->full[0]) {
+        stats->warmed++;
+        return;
+    }
+    stats->raw++;
+    o->did = FAN_TREE_RAW;
+    o->handed = true;
+    snprintf(o->reason, sizeof o->reason, "%s", r->full);
+}
+
 /* make_recording: T16; a function that turns out to write into what is copied is run as it is. */
 static fan_status make_recording(fan_tree_run *r, fan_tree_plan *plan, place_facts *p, fan_tree_outcome *o,
                                  fan_error *err)
@@ -387,6 +402,10 @@ static fan_status make_recording(fan_tree_run *r, fan_tree_plan *plan, place_fac
     const fan_tree_children *place = fan__tree_place(t->current, r->kind);
     r->keep_dead = plan->why == FAN_TREE_FIT_ALIVE && place && place->alive >= t->options.limit;
     FAN_TRY(fan__tree_record(r, &made, err));
+    if (made && r->full[0]) {
+        count_body(r, o);
+        return FAN_OK;
+    }
     if (made) {
         fan__tree_place(made->parent, r->kind)->alive += plan->why == FAN_TREE_FIT_ALIVE;
         if (plan->count)
@@ -414,7 +433,7 @@ static fan_status carry_out(fan_tree_run *r, fan_tree_plan *plan, place_facts *p
         return run_raw(r, err);
     case FAN_TREE_WARM:
         FAN_TRY(fan__tree_warm_up(r, err));
-        t->stats.warmed++;
+        count_body(r, o);
         return FAN_OK;
     case FAN_TREE_RECORD:
         return make_recording(r, plan, p, o, err);

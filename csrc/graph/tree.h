@@ -67,6 +67,7 @@ typedef struct fan_tree_outcome {
     fan_tree_did did;
     uint32_t rules;
     int node;                     /* -1: none */
+    bool handed;                  /* FAN_TREE_RAW: with outputs copied as keep says, all the same */
     char reason[FAN_TREE_REASON]; /* "": a replay */
 } fan_tree_outcome;
 

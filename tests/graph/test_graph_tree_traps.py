@@ -555,3 +555,62 @@ def in_child(act: Callable[[], None]) -> int:
             traceback.print_exc()
         os._exit(status)
     return os.waitpid(pid, 0)[1]
+
+
+# Memory that is full
+
+
+def test_a_function_for_which_there_is_no_room_runs_as_it_is_once_and_says_so(m: Any) -> None:
+    tree = fanin.GraphTree(HERE, memory=512)
+    added, runs = m.array(np.zeros(100)), []
+
+    def body(x: Any, g: Any) -> Any:
+        runs.append(1)
+        fanin.add_n([g, x], out=g)
+        return scaled(m, 2)(x), x
+
+    f = tree.function(body, roles=("static", "accumulate"))
+    kept = tree.function(body, roles=("copy", "accumulate"), keep=True)
+    for i in range(1, 5):
+        x = m.array(np.full(100, float(i)))
+        with tree.step():
+            y, same = f(x, added)
+            assert same is x and y.numpy().tolist() == [2.0 * i] * 100
+            assert did(f) == "raw" and "no room for 800 bytes" in f.last.reason and "memory=" in f.last.reason
+            z, mine = kept(x, added)
+        assert z.numpy().tolist() == [2.0 * i] * 100 and mine is x
+    assert added.numpy().tolist() == [20.0] * 100 and len(runs) == 8
+    assert tree.stats.raw == 8 and tree.stats.nodes == 0
+    small = m.array(np.ones(4)), m.array(np.zeros(4))
+    for _ in range(3):
+        with tree.step():
+            f(*small)
+    assert did(f) == "replayed" and small[1].numpy().tolist() == [3.0] * 4
+    tree.close()
+
+
+def test_a_recording_for_which_there_is_no_room_runs_once_as_it_is(m: Any) -> None:
+    """What is warmed up has room, and the copies that a recording needs beside it have none."""
+    tree = fanin.GraphTree(HERE, memory=1024)
+    runs, total = [], m.array(np.zeros(100))
+
+    def body(x: Any, g: Any) -> Any:
+        runs.append(1)
+        fanin.add_n([g, x], out=g)
+        return scaled(m, 2)(x)
+
+    f = tree.function(body, roles=("copy", "accumulate"))
+    said = []
+    for i in range(6):
+        x = m.array(np.full(100, float(i)))
+        with tree.step():
+            y = f(x, total)
+            assert y.numpy().tolist() == [2.0 * i] * 100
+            said.append(did(f))
+            del y
+    assert said == ["warmed", "raw"] * 3 and len(runs) == 6
+    assert total.numpy().tolist() == [15.0] * 100
+    assert tree.stats.nodes == 0 and (tree.stats.warmed, tree.stats.raw) == (3, 3)
+    with tree.step():
+        pass
+    tree.close()

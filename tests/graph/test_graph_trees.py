@@ -805,13 +805,6 @@ def test_bad_arguments_are_told_what_would_have_been_right(m: Any) -> None:
         f(other.array(np.ones(2)))
     with pytest.raises(ValueError, match="memory is a number of bytes"):
         fanin.GraphTree(HERE, memory=3)
-    small = fanin.GraphTree(HERE, memory=512)
-    double = small.function(scaled(m, 2))
-    with (
-        small.step(),
-        pytest.raises(fanin.DeviceOutOfMemoryError, match=r"times_2: no room for 800 bytes .* give the tree more"),
-    ):
-        double(m.array(np.ones(100)))
 
 
 def test_a_tree_may_be_asked_within_a_body_and_from_other_threads_meanwhile(m: Any) -> None:
