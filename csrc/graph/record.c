@@ -364,7 +364,7 @@ static fan_status capture(fan_tree_run *r, fan_tree_node *n, fan_tree_scope *s, 
                : (err ? (void)(*err = why) : (void)0, status);
 }
 
-/* commit: the node is one of the tree's. What it needs room for has it. */
+/* commit: the path goes on with a node of the tree's. What it needs room for has it. */
 static void commit(fan_tree *t, fan_tree_node *n, fan_tree_children *place)
 {
     place->children[place->n++] = n;
@@ -372,6 +372,17 @@ static void commit(fan_tree *t, fan_tree_node *n, fan_tree_children *place)
     t->nodes = n;
     n->number = t->numbers++;
     t->stats.nodes++;
+    t->current = n;
+    t->path = FAN_TREE_RECORDING;
+}
+
+/* place_for_child: with room for one more. */
+static fan_status place_for_child(fan_tree_node *at, fan_tree_kind *kind, fan_tree_children **out, fan_error *err)
+{
+    FAN_TRY(fan__tree_place_make(at, kind, out, err));
+    return fan_grow((void **)&(*out)->children, &(*out)->cap, (*out)->n + 1, sizeof(fan_tree_node *))
+               ? fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph tree")
+               : FAN_OK;
 }
 
 fan_status fan__tree_record(fan_tree_run *r, fan_tree_node **out, fan_error *err)
@@ -391,9 +402,7 @@ fan_status fan__tree_record(fan_tree_run *r, fan_tree_node **out, fan_error *err
     FAN_GO(fan__tree_check_overlap(r, err));
     FAN_GO(fan_graph_pool_checkpoint(&t->pool, &saved, err));
     is_saved = true;
-    FAN_GO(fan__tree_place_make(t->current, r->kind, &place, err));
-    if (fan_grow((void **)&place->children, &place->cap, place->n + 1, sizeof(fan_tree_node *)))
-        FAN_GO(fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph tree"));
+    FAN_GO(place_for_child(t->current, r->kind, &place, err));
     FAN_GO(node_new(r, &n, err));
     FAN_GO(fan__tree_sweep(t, r->restore, r->keep_dead, r->caller, n, err));
     t->reach = 0;
@@ -417,13 +426,10 @@ fan_status fan__tree_record(fan_tree_run *r, fan_tree_node **out, fan_error *err
     r->kind->form = r->result->form;
     FAN_GO(fan__tree_hand_out(r, n, err));
     FAN_GO(fan__tree_leave(r, err));
-    if (s.full[0]) {
+    if (s.full[0])
         commit_warm(r, n, &s);
-    } else {
+    else
         commit(t, n, place);
-        t->current = n;
-        t->path = FAN_TREE_RECORDING;
-    }
     *out = n;
 done:
     t->reach = reach > t->reach ? reach : t->reach;
