@@ -1,16 +1,20 @@
-"""A function of 1 to 1,000 kernels on the simulated device, replayed by a graph tree, beside its launches
-one by one and its graph launched by hand.
+"""A function of 1 to 1,000 kernels, replayed by a graph tree, beside its launches one by one and its graph launched by
+hand: on the simulated device, and on the CUDA backend over the fake driver.
 
     python benchmarks/graph_trees.py [--quick] [--json FILE]
 
-The same on the CPU: a chain of additions of 16 elements by NumPy, as nodes of a pass, and replayed.
-
-What the simulation itself does for each kernel is in all of them; what a tree does of its own is the difference between
-the last two. The title says what the clock of the simulated host counts for a call.
+What the device or the driver does for each kernel is in all of them; what a call does of its own is the difference to
+the graph launched by hand: its stream waits for the caller's, it is launched, and the caller's waits for it, as a tree
+does it. On the fake driver that is asked of the driver itself, less what as many calls through ctypes cost that do
+nothing. On the CPU: a chain of additions of 16 elements by NumPy, as nodes of a pass, and replayed. The title says what of the call is the tree's own, by the medians, where there is one kernel (of many the
+difference is lost in what they take), and what the clock of the simulated host counts.
 """
 
 from __future__ import annotations
 
+import ctypes
+import statistics
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,8 +24,12 @@ from common import main
 import fanin
 from fanin import sim
 from fanin.cli.timing import Result, measure, pinned
+from fanin.testing import FakeDriver, use_driver
 
-DIRECT, BY_HAND, REPLAYED = "launches one by one", "its graph, launched by hand", "GraphTree, replayed"
+DIRECT, BY_HAND = "launches one by one", "its graph, launched by hand"
+REPLAYED, STEP = "GraphTree: the call", "GraphTree: a step with the call"
+NUMPY, ENGINE = "NumPy", "a pass of the engine"
+SHAPES = ((1, 1), (1, 8), (1, 32), (10, 1), (100, 1), (1000, 1))
 
 
 def on_the_clock(m: Any, work: Callable[[], Any]) -> float:
@@ -31,58 +39,147 @@ def on_the_clock(m: Any, work: Callable[[], Any]) -> float:
     return float(m.host_us - before)
 
 
-def calls(m: Any, kernels: int, operands: int, where: str, rounds: int) -> Result:
-    xs = [m.array(np.ones(16, np.float32)) for _ in range(operands)]
-    s = m.stream()
-
+def body_of(m: Any, here: str, kernels: int) -> Callable[..., Any]:
     def body(*arrays: Any) -> Any:
-        here = fanin.current_stream("sim:0")
+        stream = fanin.current_stream(here)
         for _ in range(kernels):
-            m.launch(here, lambda *_: None, reads=[], writes=[arrays[0]])
+            m.launch(stream, lambda *_: None, reads=[], writes=[arrays[0]])
         return arrays[0]
 
-    def direct() -> None:
-        with fanin.stream(s):
-            body(*xs)
+    return body
+
+
+def title_of(result: Result, where: str, kernels: int, operands: int, core: object, less: float = 0) -> None:
+    rows = result["rows"]
+    own = rows[REPLAYED]["median"] - (rows[BY_HAND]["median"] - less)
+    result["title"] = f"{where}: {kernels} kernels, {operands} operands, core {core}"
+    if kernels == 1:
+        result["title"] += f"; of the call the tree's own: {own:.0f} ns"
+        result["own_ns"] = own
+
+
+class Replays:
+    """A tree with one function, which is replayed from now on."""
+
+    def __init__(self, m: Any, here: str, kernels: int, operands: int) -> None:
+        self.xs = [m.array(np.ones(16, np.float32)) for _ in range(operands)]
+        self.body = body_of(m, here, kernels)
+        self.open: Any = None
+        self.tree = fanin.GraphTree(here, memory=1 << 16)
+        self.f = self.tree.function(self.body, roles="static")
+        for _ in range(3):
+            with self.tree.step():
+                self.f(*self.xs)
+        assert self.f.last is not None and self.f.last.did == "replayed"
+
+    def step(self) -> None:
+        with self.tree.step():
+            self.f(*self.xs)
+
+    def call(self) -> None:
+        """Within a step that `begin` begins."""
+        self.f(*self.xs)
+
+    def begin(self) -> None:
+        if self.open is not None:
+            self.open.__exit__(None, None, None)
+        self.open = self.tree.step()
+        self.open.__enter__()
+
+    def end(self) -> None:
+        if self.open is not None:
+            self.open.__exit__(None, None, None)
+        self.open = None
+
+
+def works(one: Replays, by_hand: Callable[[], None]) -> dict[str, Callable[[], None]]:
+    return {DIRECT: lambda: one.body(*one.xs), BY_HAND: by_hand, REPLAYED: one.call, STEP: one.step}
+
+
+def measured(m: Any, one: Replays, work: dict[str, Callable[[], None]], rounds: int, more: dict[str, Any]) -> Result:
+    def fresh() -> None:
+        one.end()
+        m.synchronize()
+
+    def within() -> None:
+        m.synchronize()
+        one.begin()
+
+    before = {name: within if name == REPLAYED else fresh for name in work}
+    result = measure("", work, base=BY_HAND, rounds=rounds, longest=5.0, before=before, more=more)
+    one.end()
+    return result
+
+
+def simulated(m: Any, kernels: int, operands: int, core: object, rounds: int) -> Result:
+    s, t = m.stream(), m.stream()
+    with fanin.stream(s):
+        one = Replays(m, "sim:0", kernels, operands)
 
     m.begin_capture(s)
-    direct()
-    graph = m.end_capture(s)
-    tree = fanin.GraphTree("sim:0", memory=1 << 16)
-    f = tree.function(body, roles="static")
-
-    def replayed() -> None:
-        with tree.step():
-            f(*xs)
-
     with fanin.stream(s):
-        for _ in range(3):
-            replayed()
-    assert f.last is not None and f.last.did == "replayed"
+        one.body(*one.xs)
+    graph = m.end_capture(s)
 
     def by_hand() -> None:
-        m.launch_graph(graph, s)
+        t.wait(s)
+        m.launch_graph(graph, t)
+        s.wait(t)
 
-    def by_tree() -> None:
-        with fanin.stream(s):
-            replayed()
-
-    clock = ", ".join(f"{on_the_clock(m, w):.1f}" for w in (direct, by_hand, by_tree))
-    work = {DIRECT: direct, BY_HAND: by_hand, REPLAYED: by_tree}
-    return measure(
-        f"{kernels} kernels, {operands} operands, core {where}; simulated host us: {clock}",
-        work,
-        base=BY_HAND,
-        rounds=rounds,
-        longest=5.0,
-        before=dict.fromkeys(work, m.synchronize),
-    )
+    with fanin.stream(s):
+        work = works(one, by_hand)
+        clock = {name: on_the_clock(m, w) for name, w in work.items() if name != REPLAYED}
+        result = measured(m, one, work, rounds, {"host_us": clock})
+    title_of(result, "sim", kernels, operands, core)
+    result["title"] += "; simulated host us: " + ", ".join(f"{us:.1f}" for us in clock.values())
+    return result
 
 
-NUMPY, ENGINE = "NumPy", "a pass of the engine"
+def empty_calls(driver: Any, names: int) -> float:
+    """Nanoseconds of so many calls through ctypes."""
+    version, taken = ctypes.c_int(), []
+    ask, at = driver.call, ctypes.byref(version)
+    for _ in range(2000):
+        begin = time.perf_counter_ns()
+        for _ in range(names):
+            ask("cuDriverGetVersion", at)
+        taken.append(time.perf_counter_ns() - begin)
+    return statistics.median(taken)
 
 
-def on_the_cpu(kernels: int, operands: int, where: str, rounds: int) -> Result:
+def on_the_driver(m: Any, kernels: int, operands: int, core: object, rounds: int) -> Result:
+    s, t = m.stream(), m.stream()
+    with fanin.stream(s):
+        one = Replays(m, "cuda:0", kernels, operands)
+
+    m.begin_capture(s, "thread-local")
+    with fanin.stream(s):
+        one.body(*one.xs)
+    graph = m.end_capture(s)
+    executable, event = ctypes.c_void_p(), ctypes.c_void_p()
+    with m.context():
+        m.call("cuGraphInstantiateWithFlags", ctypes.byref(executable), ctypes.c_void_p(graph), ctypes.c_uint64(0))
+        m.call("cuEventCreate", ctypes.byref(event), ctypes.c_uint(2))
+    on, there, flags = ctypes.c_void_p(s.handle), ctypes.c_void_p(t.handle), ctypes.c_uint(0)
+
+    def by_hand() -> None:
+        m.call("cuEventRecord", event, on)
+        m.call("cuStreamWaitEvent", there, event, flags)
+        m.call("cuGraphLaunch", executable, there)
+        m.call("cuEventRecord", event, there)
+        m.call("cuStreamWaitEvent", on, event, flags)
+
+    less = empty_calls(m, 5)
+    with m.context(), fanin.stream(s):
+        result = measured(m, one, works(one, by_hand), rounds, {"ctypes_ns": less})
+        m.call("cuGraphExecDestroy", executable)
+        m.call("cuEventDestroy_v2", event)
+    m.destroy_graph(graph)
+    title_of(result, "fake driver", kernels, operands, core, less)
+    return result
+
+
+def on_the_cpu(kernels: int, operands: int, where: object, rounds: int) -> Result:
     xs = [np.ones(16, np.float32) for _ in range(operands)]
     tree = fanin.GraphTree("cpu", memory=1 << 16)
 
@@ -106,16 +203,26 @@ def on_the_cpu(kernels: int, operands: int, where: str, rounds: int) -> Result:
     for _ in range(3):
         replayed()
     assert f.last is not None and f.last.did == "replayed"
-    work = {NUMPY: lambda: chain(*xs), ENGINE: engine, REPLAYED: replayed}
+    work = {NUMPY: lambda: chain(*xs), ENGINE: engine, STEP: replayed}
     title = f"CPU: {kernels} additions, {operands} operands, core {where}"
     return measure(title, work, base=ENGINE, rounds=rounds, longest=5.0)
 
 
+def rounds_of(kernels: int, quick: bool) -> int:
+    return 3 if quick else max(30, 1000 // kernels)
+
+
 def results(quick: bool) -> Iterator[Result]:
-    with pinned() as where, sim.Machine() as m:
-        for kernels, operands in ((1, 1), (1, 32), (10, 1), (100, 1), (1000, 1)):
-            yield calls(m, kernels, operands, where, 3 if quick else 30)
-            yield on_the_cpu(kernels, operands, where, 3 if quick else 30)
+    with pinned() as core:
+        with sim.Machine() as m:
+            for kernels, operands in SHAPES:
+                yield simulated(m, kernels, operands, core, rounds_of(kernels, quick))
+        for kernels, operands in SHAPES:
+            yield on_the_cpu(kernels, operands, core, 3 if quick else 30)
+        driver = FakeDriver(devices=1)
+        with use_driver(driver):
+            for kernels, operands in SHAPES:
+                yield on_the_driver(driver, kernels, operands, core, rounds_of(kernels, quick))
 
 
 if __name__ == "__main__":

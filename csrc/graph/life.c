@@ -210,3 +210,17 @@ void fan_tree_visit(fan_tree *t, void (*visit)(void *ctx, const fan_tree_sight *
         }
     fan__tree_unlock(t, locked);
 }
+
+void fan_tree_visit_memory(fan_tree *t, void (*visit)(void *ctx, int node, uint64_t lo, uint64_t hi, bool owns),
+                           void *ctx)
+{
+    bool locked = fan__tree_lock(t);
+    for (const fan_tree_node *n = t->left ? NULL : t->nodes; n; n = n->next)
+        for (size_t i = 0; i < n->used.n; i++) {
+            bool owns = false;
+            for (size_t k = 0; k < n->nblocks; k++)
+                owns |= n->blocks[k]->offset == n->used.at[i].lo;
+            visit(ctx, n->number, n->used.at[i].lo, n->used.at[i].hi, owns);
+        }
+    fan__tree_unlock(t, locked);
+}

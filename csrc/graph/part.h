@@ -101,6 +101,7 @@ struct fan_tree_node {
     fan_tree_block **dead; /* blocks of the path that lived after the parent and had died before this */
     size_t ndead, dead_cap;
     fan_graph_ranges books; /* when it had been recorded */
+    fan_graph_ranges used;  /* of the arena, by it alone: its outputs and all that it needs meanwhile */
     uint64_t reaches, replays;
     fan_tree_children *places;
     size_t nplaces, places_cap;

@@ -66,6 +66,7 @@ void fan__tree_node_free(fan_tree_node *n, const char *why)
     if (n->recording)
         n->kind->function->tree->recorder->drop(n->recording);
     fan_graph_ranges_fini(&n->books);
+    fan_graph_ranges_fini(&n->used);
     fan_free(n->operands);
     fan_free(n->copied);
     fan_free(n->blocks);

@@ -376,6 +376,14 @@ static void commit(fan_tree *t, fan_tree_node *n, fan_tree_children *place)
     t->path = FAN_TREE_RECORDING;
 }
 
+/* scope_to_node: the node has what the body gave; the rest is free, and it is noted what was used. */
+static void scope_to_node(fan_tree_scope *s, fan_tree_node *n)
+{
+    n->used = s->used;
+    s->used = (fan_graph_ranges){0};
+    fan__tree_scope_fini(s, true, NULL);
+}
+
 /* place_for_child: with room for one more. */
 static fan_status place_for_child(fan_tree_node *at, fan_tree_kind *kind, fan_tree_children **out, fan_error *err)
 {
@@ -417,7 +425,7 @@ fan_status fan__tree_record(fan_tree_run *r, fan_tree_node **out, fan_error *err
     FAN_GO(check_own(r, given, s.full[0], err));
     FAN_GO(check_escape(r, &s, n, err));
     FAN_GO(node_outputs(r, n, &s, given, err));
-    fan__tree_scope_fini(&s, true, NULL);
+    scope_to_node(&s, n);
     FAN_GO(fan_graph_pool_checkpoint(&t->pool, &n->books, err));
     n->reaches = t->reach;
     FAN_GO(fan__tree_stage(r, n, err));

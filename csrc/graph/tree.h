@@ -115,6 +115,11 @@ typedef struct fan_tree_sight {
     uint64_t replays;
     bool current; /* it is on the path */
 } fan_tree_sight;
+/* fan_tree_visit_memory: each piece of the tree's memory that a recording uses, `owns`: as an output; with the lock
+ * held.
+ */
+void fan_tree_visit_memory(fan_tree *t, void (*visit)(void *ctx, int node, uint64_t lo, uint64_t hi, bool owns),
+                           void *ctx);
 /* fan_tree_visit: each recording, in the order of their numbers, with the lock held. */
 void fan_tree_visit(fan_tree *t, void (*visit)(void *ctx, const fan_tree_sight *s), void *ctx);
 

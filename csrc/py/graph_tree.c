@@ -222,6 +222,44 @@ static PyObject *tree_recordings(PyObject *o, PyObject *Py_UNUSED(none))
     return list;
 }
 
+/* Pieces of memory, gathered in the same way. */
+typedef struct pieces {
+    struct piece {
+        int node;
+        bool owns;
+        uint64_t lo, hi;
+    } *all;
+    size_t n, cap;
+    bool failed;
+} pieces;
+
+static void piece_add(void *ctx, int node, uint64_t lo, uint64_t hi, bool owns)
+{
+    pieces *all = ctx;
+    if (fan_grow((void **)&all->all, &all->cap, all->n + 1, sizeof *all->all))
+        all->failed = true;
+    else
+        all->all[all->n++] = (struct piece){node, owns, lo, hi};
+}
+
+static PyObject *tree_memory(PyObject *o, PyObject *Py_UNUSED(none))
+{
+    pieces seen = {.n = 0};
+    Py_BEGIN_ALLOW_THREADS fan_tree_visit_memory(tree_self(o)->t, piece_add, &seen);
+    Py_END_ALLOW_THREADS PyObject *list = seen.failed ? PyErr_NoMemory() : PyList_New((Py_ssize_t)seen.n);
+    for (size_t i = 0; list && i < seen.n; i++) {
+        const struct piece *s = &seen.all[i];
+        PyObject *one = Py_BuildValue("(iKKO)", s->node, (unsigned long long)s->lo, (unsigned long long)s->hi,
+                                      s->owns ? Py_True : Py_False);
+        if (one)
+            PyList_SET_ITEM(list, (Py_ssize_t)i, one);
+        else
+            Py_CLEAR(list);
+    }
+    fan_free(seen.all);
+    return list;
+}
+
 static PyObject *tree_closed(PyObject *o, void *Py_UNUSED(closure))
 {
     bool closed;
@@ -251,6 +289,7 @@ FAN_TURN_ONE(tree_exit, fan_seen_nothing)
 FAN_TURN_GET(tree_stats, fan_seen_nothing)
 FAN_TURN_GET(tree_closed, fan_seen_nothing)
 FAN_TURN_NONE(tree_recordings, fan_seen_nothing)
+FAN_TURN_NONE(tree_memory, fan_seen_nothing)
 FAN_TURN_REPR(tree_repr, fan_seen_nothing)
 
 static PyMethodDef methods[] = {
@@ -271,6 +310,9 @@ static PyMethodDef methods[] = {
      "given."},
     {"_recordings", tree_recordings_turn, METH_NOARGS,
      "_recordings($self, /)\n--\n\n(node, parent, function, owns, reaches, replays, on the path) of each recording."},
+    {"_memory", tree_memory_turn, METH_NOARGS,
+     "_memory($self, /)\n--\n\n(node, from, to, as an output) of each piece of the tree's memory that a recording "
+     "uses."},
     {"__enter__", tree_enter, METH_NOARGS, "__enter__($self, /)\n--\n\nThe tree."},
     {"__exit__", tree_exit_turn, METH_VARARGS, "__exit__($self, /, *args)\n--\n\nClose it."},
     {NULL, NULL, 0, NULL},

@@ -614,3 +614,50 @@ def test_a_recording_for_which_there_is_no_room_runs_once_as_it_is(m: Any) -> No
     with tree.step():
         pass
     tree.close()
+
+
+# The picture
+
+
+def test_the_picture_shows_what_recordings_own_and_share(m: Any) -> None:
+    """Behind `first` stand two branches, which use the same memory: each shares with the other, and `first` with none
+    but for what it needs while it runs."""
+    pytest.importorskip("matplotlib")
+    from fanin._graph_trees import _shared
+
+    tree = tree_on(m)
+    first, left = tree.function(scaled(m, 2)), tree.function(scaled(m, 3))
+    right = tree.function(lambda x: scaled(m, 5)(scaled(m, 7)(x)))
+    x = m.array(np.ones(64))
+    for then in (left, right):
+        for _ in range(4):
+            with tree.step():
+                y = first(x)
+                z = then(y)
+                assert z.numpy()[0] in (6, 70)
+    names = {node: (f, parent) for node, parent, f, *_ in tree._recordings()}
+    shared = {names[n][0]: sum(hi - lo for lo, hi in all_) for n, all_ in _shared(tree._memory()).items()}
+    owned = {n: sum(hi - lo for node, lo, hi, owns in tree._memory() if node == n and owns) for n in names}
+    assert len(names) == 3 and owned == {n: owns for n, _, _, owns, *_ in tree._recordings()}
+    behind = [n for n, (_, parent) in names.items() if parent >= 0]
+    assert len(behind) == 2 and shared["times"] >= 512 and shared["<lambda>"] >= 512
+    figure: Any = tree.plot()
+    (axes,) = figure.axes
+    texts = {t.get_text() for t in axes.texts}
+    for n, _parent, f, owns, _reaches, replays, _path in tree._recordings():
+        bytes_ = sum(hi - lo for lo, hi in _shared(tree._memory())[n])
+        assert f"{n}: {f}, owns {owns} B, shares {bytes_} B, replayed {replays} times" in texts
+    hatched = [bar for bar in axes.patches if bar.get_hatch()]
+    assert {bar.get_gid() for bar in hatched} == {f"shared {n}" for n, all_ in _shared(tree._memory()).items() if all_}
+    tree.close()
+
+
+def test_what_is_shared_is_found_piece_by_piece() -> None:
+    from fanin._graph_trees import _shared
+
+    assert _shared([(0, 0, 8, True), (1, 4, 12, False), (2, 10, 20, True), (2, 0, 2, False), (3, 30, 40, True)]) == {
+        0: [(0, 2), (4, 8)],
+        1: [(4, 8), (10, 12)],
+        2: [(0, 2), (10, 12)],
+        3: [],
+    }
