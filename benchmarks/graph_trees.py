@@ -6,8 +6,10 @@ hand: on the simulated device, and on the CUDA backend over the fake driver.
 What the device or the driver does for each kernel is in all of them; what a call does of its own is the difference to
 the graph launched by hand: its stream waits for the caller's, it is launched, and the caller's waits for it, as a tree
 does it. On the fake driver that is asked of the driver itself, less what as many calls through ctypes cost that do
-nothing. On the CPU: a chain of additions of 16 elements by NumPy, as nodes of a pass, and replayed. The title says what of the call is the tree's own, by the medians, where there is one kernel (of many the
+nothing. The title says what of the call is the tree's own, by the medians, where there is one kernel (of many the
 difference is lost in what they take), and what the clock of the simulated host counts.
+
+On the CPU: a chain of additions of 16 elements by NumPy, as nodes of a pass, and replayed.
 """
 
 from __future__ import annotations

@@ -447,7 +447,14 @@ static fan_storage *scope_make(size_t n)
     fan_memory_scope *in = memory_scope;
     while (in->device->backend->has_streams)
         in = in->outer;
-    return in->alloc(in, NULL, n, &made, NULL) == FAN_OK ? made : NULL;
+    if (in->alloc(in, NULL, n, &made, NULL) != FAN_OK)
+        return NULL;
+    if (!made) { /* from where it would come outside */
+        fan_storage_make here = fan_storage_redirect(NULL);
+        made = fan_storage_new(n);
+        (void)fan_storage_redirect(here);
+    }
+    return made;
 }
 
 void fan_memory_scope_begin(fan_memory_scope *s)

@@ -187,7 +187,7 @@ fan_tree_block *fan__tree_block_of(const fan_tree *t, const fan_array *a);
 /* fan__tree_may_own: false where a is no memory of the tree's: two comparisons. */
 static inline bool fan__tree_may_own(const fan_tree *t, const fan_array *a)
 {
-    return fan_flat_within(a->storage->data, 1, t->arena->data, t->pool.bytes);
+    return a->storage && fan_flat_within(a->storage->data, 1, t->arena->data, t->pool.bytes);
 }
 
 /* A call's own blocks, while its body runs. */
