@@ -81,8 +81,9 @@ def plot(tree: GraphTree, path: str | os.PathLike[str] | None = None) -> object:
         color = "C0" if current else "0.55"
         for one, lo, hi, owned in memory:
             if one == node:
-                solid = {"color": color} if owned else {"facecolor": "0.92", "edgecolor": color}
-                axes.barh(-row, (hi - lo) / most, left=left + lo / most, height=0.4, **solid)
+                inside, edge = (color, "none") if owned else ("0.92", color)
+                left_of = left + lo / most
+                axes.barh(-row, (hi - lo) / most, left=left_of, height=0.4, facecolor=inside, edgecolor=edge)
         for lo, hi in shared.get(node, []):
             bar = axes.barh(-row, (hi - lo) / most, left=left + lo / most, height=0.4, fill=False, hatch="////")
             bar.patches[0].set_gid(f"shared {node}")
