@@ -305,14 +305,14 @@ g = np.ones(16, "f4")
 {setup}
 run(more(e))
 gc.collect()
-before, begin = resident(), time.perf_counter()
+before, begin = resident(), time.process_time()
 for _ in range({n}):
     e = more(e)
-made, made_at = resident(), time.perf_counter()
+made, made_at = resident(), time.process_time()
 run(e)
-peak, ran_at = resident("VmHWM"), time.perf_counter()
+peak, ran_at = resident("VmHWM"), time.process_time()
 del e
-left, freed_at = resident(), time.perf_counter()
+left, freed_at = resident(), time.process_time()
 print(*(x / {n} for x in (made - before, peak - before, left - before)))
 print(*(t / {n} * 1e9 for t in (made_at - begin, ran_at - made_at, freed_at - ran_at)))
 """
@@ -320,8 +320,8 @@ LIVES = (("made", "at the peak of a pass", "after its end"), ("made", "one pass"
 
 
 def lives(n: int, times: int) -> Iterator[Result]:
-    """Resident bytes and ns of a chain for each node, with the values that it keeps: made, run, dropped; nothing where
-    the system does not say.
+    """Bytes and ns of the processor's time of a chain, for each node, with the values that it keeps: made, run,
+    dropped; nothing where the system does not say.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -332,6 +332,7 @@ def lives(n: int, times: int) -> Iterator[Result]:
             code = LIFE.format(setup=CHAINS[name], n=n)
             done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
             said[name].append([[float(x) for x in line.split()] for line in done.stdout.splitlines()])
+    of = {"bytes": "", "ns": ", of the processor's time"}
     for which, (unit, steps) in enumerate(zip(("bytes", "ns"), LIVES, strict=True)):
         for step, what in enumerate(steps):
             seen = {name: sorted(one[which][step] for one in said[name]) for name in here}
@@ -347,7 +348,7 @@ def lives(n: int, times: int) -> Iterator[Result]:
                 for name, all_ in seen.items()
             }
             yield {
-                "title": f"a chain of {n} nodes in a process of its own: {what}, for each node",
+                "title": f"a chain of {n} nodes in a process of its own: {what}, for each node{of[unit]}",
                 "unit": unit, "base": here[0], "rounds": times, "rows": rows,
                 "absent": [name for name in CHAINS if name not in here], "targets": [],
             }  # fmt: skip
