@@ -16,7 +16,7 @@ import threading
 import types
 import warnings
 import weakref
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Literal
 
 try:
@@ -174,7 +174,7 @@ class accumulate:
     def _name_of(self, p: torch.Tensor) -> str:
         return next(_word(name) for q, name in zip(self._parameters, self._names, strict=True) if q is p)
 
-    def _collectors(self) -> list[Callable[[torch.Tensor], object]]:
+    def _collectors(self) -> Sequence[Callable[[torch.Tensor], object]]:
         """The hooks of the parameters. They know the buffer and not the block, which so ends when nobody has it any
         more.
         """

@@ -298,6 +298,10 @@ def _same_parts(g: torch.Tensor) -> torch.Tensor:
     )
 
 
+class _Function(Protocol):
+    def apply(self, *args: object) -> torch.Tensor: ...
+
+
 class _Holder(Protocol):
     gradient: list[torch.Tensor]
 
@@ -314,7 +318,7 @@ def _backward(ctx: _Holder, *_: torch.Tensor) -> tuple[torch.Tensor, None]:
 # A node whose gradient nobody has beside it: torch's own engine lets `AccumulateGrad` take that over (L3), where it
 # copies what it is called with.
 _HandOver = cast(
-    "type[torch.autograd.Function]",
+    "_Function",
     type(
         "HandOver",
         (torch.autograd.Function,),
@@ -327,7 +331,7 @@ def _hand_over(variable: torch.Tensor, gradient: list[torch.Tensor]) -> None:
     """The gradient, taken out of the list, is accumulated into a leaf."""
     with torch.enable_grad():
         end = _HandOver.apply(variable, gradient)
-    end.backward(torch.empty_like(end))
+    torch.autograd.backward(end, torch.empty_like(end))
 
 
 def _as_here() -> Around:

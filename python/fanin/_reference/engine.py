@@ -204,7 +204,7 @@ def backward(roots: Sequence[object], inputs: Sequence[Leaf] | None = None, *, k
     Pass(roots, None if inputs is None else [(leaf, 0) for leaf in inputs], keep_graph, None, waits).run()
 
 
-def grad(roots: Sequence[object], inputs: Sequence[Any], *, keep_graph: bool = False,
+def grad(roots: Sequence[object], inputs: Sequence[Node | tuple[Node, int]], *, keep_graph: bool = False,
          waits: Waits | None = None) -> list[object]:  # fmt: skip
     """Of the inputs, (node, slot) or nodes or leaves, in their order; no leaf changes."""
     wanted = [(x, 0) if isinstance(x, Node) else x for x in inputs]

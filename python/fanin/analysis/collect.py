@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
@@ -107,13 +107,29 @@ def collect_metadata(
         check_descs(call, args_descs)
         call = dataclasses.replace(call, descs=args_descs)
     if call.tensors:
-        tensor_options: dict[str, Any] = {"static_input_indices": static, "args_descs": args_descs}
-        return of_tensors(fn, call, keep_input_mutations=keep_input_mutations, **tensor_options)
+        return of_tensors(
+            fn, call, keep_input_mutations=keep_input_mutations, static_input_indices=static, args_descs=args_descs
+        )
     check_arrays(call, check_array, "collect_metadata")
     layout = plan(call.arrays, components_of(Layout(call.arrays)))
-    options: dict[str, object] = {"keep_input_mutations": keep_input_mutations, "requires_grad": requires_grad}
+    options: Flags = {"keep_input_mutations": keep_input_mutations, "requires_grad": requires_grad}
     meta = collect(fn, call, args, kwargs, layout, grad_enabled=grad_enabled, **options)[0]
     return dataclasses.replace(meta, static_input_indices=static) if static else meta
+
+
+class Flags(TypedDict, total=False):
+    """What is said of arrays, which do not say it themselves."""
+
+    keep_input_mutations: bool
+    requires_grad: Sequence[bool] | None
+
+
+class TensorFlags(TypedDict, total=False):
+    """What is said of tensors."""
+
+    keep_input_mutations: bool
+    static_input_indices: Sequence[int]
+    args_descs: Sequence[AOTInput] | None
 
 
 def check_static(call: Call, static: Sequence[int]) -> tuple[int, ...]:
@@ -152,7 +168,7 @@ def of_tensors(
     fn: Callable[..., object],
     call: Call,
     look: Callable[[list[object], object], Callable[[object], None]] | None = None,
-    **options: Any,
+    **options: Unpack[TensorFlags],
 ) -> ViewAndMutationMeta:
     """The same of a function on torch tensors, whose flags say who requires a gradient. `look` is called before with
     the copies and with the arguments that they are in; what it gives is called after, with the result.
@@ -204,7 +220,7 @@ def collect(
     layout: Plan,
     *,
     grad_enabled: Callable[[], bool] | None = None,
-    **options: Any,
+    **options: Unpack[Flags],
 ) -> tuple[ViewAndMutationMeta, Outcome, trees.Copies, object]:
     """One run on tracked arrays: the metadata, the outcome that it was made of, the containers that the function was
     given, and its result.

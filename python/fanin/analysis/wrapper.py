@@ -39,7 +39,7 @@ from .calls import (
     outcome_of,
     torch,
 )
-from .collect import check_flags, collect, meta_of, of_tensors
+from .collect import Flags, check_flags, collect, meta_of, of_tensors
 from .guards import Change, Guard
 from .hidden import check_argument, check_function
 from .private_copies import plan
@@ -166,7 +166,7 @@ class Functionalized:
         guard: str,
         lend: bool,
         keep: int,
-        options: dict[str, Any],
+        options: Flags,
         compiler: Compiler | None,
     ) -> None:
         self.fn = fn
@@ -582,14 +582,14 @@ def functionalize(
     <pure step: (__make_synthetic_base(args[0])) -> (__input_mutation(__make_synthetic_base(args[0])), output[0])>
     """
     check_options(fn, guard, lend, compiler, layouts)
-    options: dict[str, object] = {"requires_grad": None if requires_grad is None else tuple(map(bool, requires_grad))}
+    options: Flags = {"requires_grad": None if requires_grad is None else tuple(map(bool, requires_grad))}
     made = Functionalized(fn, guard, lend, layouts, options, compiler)
     if example_args is not None or example_kwargs:
         made._record(check_given(example_args, "example_args", "functionalize"), dict(example_kwargs or {}))
     return made
 
 
-def check_options(fn: Any, guard: str, lend: bool, compiler: Compiler | None, layouts: int) -> None:
+def check_options(fn: Callable[..., object], guard: str, lend: bool, compiler: Compiler | None, layouts: int) -> None:
     """TypeError for what is no function, ValueError for options that are unknown or exclude each other."""
     check_function(fn, "functionalize")
     if guard not in GUARDS:
