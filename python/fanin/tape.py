@@ -30,6 +30,7 @@ To be read from top to bottom:
 
 from __future__ import annotations
 
+import functools
 import gc
 import math
 import threading
@@ -748,6 +749,10 @@ def to(a: Var, device: Device, on: Device | None = None, stage: Array | None = N
 # ---------------------------------------------------------------- 5. The pass backward
 
 
+def _fill(number: object, out: NDArray) -> None:
+    out.fill(number)
+
+
 def roots_of(losses: Var | Sequence[Var], gradients: Sequence[object] | None, recording: bool) -> list[Any]:
     """(node, slot, gradient) of each value to begin with."""
     values = [losses] if isinstance(losses, Var) else list(losses)
@@ -761,6 +766,8 @@ def roots_of(losses: Var | Sequence[Var], gradients: Sequence[object] | None, re
         with at(x.device, "seed", x.device.current()):
             if g is None:
                 g = run(lambda out: out.fill(1), shape=x.shape, dtype=x.dtype)
+            elif type(g) in (bool, int, float, complex):  # a number of the step's own, in a recorded one too
+                g = run(functools.partial(_fill, g), shape=(), dtype=x.dtype)
             elif isinstance(g, Var):
                 g = g if recording else g.needed_on(x.device.current())
             elif not hasattr(g, "device") or isinstance(g, np.ndarray | np.generic):

@@ -281,6 +281,26 @@ def test_an_error_ends_the_pass_on_both_workers_in_every_order() -> None:
     assert report.ok and report.complete and report.runs > 20, report
 
 
+@pytest.mark.rule("E12")
+def test_progress_rises_to_all_and_changes_no_bit_in_orders_drawn_at_random() -> None:
+    def scenario(m: Machine) -> float:
+        leaf, heard = fanin.Leaf(np.zeros(1)), list[tuple[int, int]]()
+        nodes = [fanin.Node(lambda g, c=c: g * c, edges=[(leaf, 0)]) for c in (1.0, 2.0)]
+        top = fanin.Node(lambda g: (g, g), edges=[(n, 0) for n in nodes])
+
+        def progress(ran: int, known: int) -> None:
+            heard.append((ran, known))
+
+        m.spawn(lambda: fanin.backward([(top, 0, np.ones(1))], workers=2, progress=progress))
+        m.join()
+        numbers = [ran for ran, _ in heard]
+        assert numbers == sorted(set(numbers)) and heard[0] == (0, 4) and heard[-1] == (4, 4), heard
+        return float(leaf.grad[0])
+
+    report = explore(scenario, limit=300, samples=200)
+    assert report.ok and report.results == (3.0,), (report, report.error)
+
+
 @pytest.mark.rule("E15", "E12")
 def test_two_passes_of_two_workers_meet_at_a_leaf_in_orders_drawn_at_random() -> None:
     def scenario(m: Machine) -> float:

@@ -15,6 +15,7 @@ import fanin
 from fanin import tape
 from fanin._interop.protocols import NDArray
 from fanin.cli import demo
+from fanin.sim import Machine, explore
 from fanin.tape import Var
 from kit import hooks
 
@@ -686,6 +687,65 @@ def test_threads_may_call_one_step() -> None:
         t.join()
     assert not wrong
     assert p.grad[0] == 50 * (1 + 2 + 3 + 4)
+
+
+def test_replays_of_two_threads_over_the_same_parameters_give_the_same_in_every_order() -> None:
+    def scenario(m: Machine) -> tuple[object, ...]:
+        p = tape.parameter(np.ones(3))
+
+        def step(x: NDArray) -> Var:
+            y = (p * tape.array(x)).sum()
+            tape.backward(y)
+            return y
+
+        steps = [tape.compiled(step, static=[p]) for _ in range(2)]
+        for compiled in steps:
+            for _ in range(2):  # without a gradient, and with one
+                compiled(np.zeros(3))
+
+        def call(compiled: Any, value: float) -> float:
+            return float(compiled(np.full(3, value)).numpy())
+
+        threads = [m.spawn(call, compiled, value) for compiled, value in zip(steps, (1.0, 2.0), strict=True)]
+        m.join()
+        assert [compiled.stats.raw for compiled in steps] == [0, 0]
+        return (*(t.result for t in threads), p.grad.tobytes())
+
+    report = explore(scenario, limit=300, samples=50)
+    assert report.ok and report.runs > 1, (report, report.error)
+    assert report.results == ((3.0, 6.0, np.full(3, 3.0).tobytes()),)
+
+
+@pytest.mark.parametrize("number", [2.0, 3])
+def test_a_number_to_begin_with_is_recorded(number: float) -> None:
+    p, q = tape.parameter(np.ones(3)), tape.parameter(np.ones(3))
+
+    def step(x: NDArray, p: Var) -> Var:
+        y = (p * tape.array(x)).sum()
+        tape.backward(y, [number])
+        return y
+
+    compiled = tape.compiled(lambda x: step(x, p), static=[p])
+    for i in range(4):
+        x = np.full(3, i + 1.0)
+        assert compiled(x).numpy() == step(x, q).numpy() and p.grad.tobytes() == q.grad.tobytes()
+    assert compiled.stats.replays == 2
+
+
+def test_an_array_to_begin_with_is_given_to_the_step_or_made_outside() -> None:
+    p = tape.parameter(np.ones(3))
+
+    def step(x: NDArray, *seed: NDArray) -> Var:
+        y = (p * tape.array(x)).sum()
+        tape.backward(y, seed or [np.array(2.0)])
+        return y
+
+    assert "made in the step by NumPy alone" in refused(step, np.ones(3), static=[p])
+    compiled = tape.compiled(step, static=[p])
+    p.grad = None
+    for i in range(3):
+        compiled(np.ones(3), np.array(2.0 + i))
+    assert p.grad.tolist() == [2 + 3 + 4] * 3 and compiled.stats.replays == 1
 
 
 def test_with_debug_what_a_replay_does_not_write_is_not_a_number() -> None:
