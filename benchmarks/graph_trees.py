@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import ctypes
 import statistics
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -25,7 +24,7 @@ from common import main
 
 import fanin
 from fanin import sim
-from fanin.cli.timing import Result, measure, pinned
+from fanin.cli.timing import Result, measure, pinned, turns
 from fanin.testing import FakeDriver, use_driver
 
 DIRECT, BY_HAND = "launches one by one", "its graph, launched by hand"
@@ -139,14 +138,14 @@ def simulated(m: Any, kernels: int, operands: int, core: object, rounds: int) ->
 
 def empty_calls(driver: Any, names: int) -> float:
     """Nanoseconds of so many calls through ctypes."""
-    version, taken = ctypes.c_int(), []
-    ask, at = driver.call, ctypes.byref(version)
-    for _ in range(2000):
-        begin = time.perf_counter_ns()
+    version = ctypes.c_int()
+    at = ctypes.byref(version)
+
+    def calls() -> None:
         for _ in range(names):
-            ask("cuDriverGetVersion", at)
-        taken.append(time.perf_counter_ns() - begin)
-    return statistics.median(taken)
+            driver.call("cuDriverGetVersion", at)
+
+    return statistics.median(turns({"empty": calls}, rounds=2000)["empty"])
 
 
 def on_the_driver(m: Any, kernels: int, operands: int, core: object, rounds: int) -> Result:
