@@ -190,6 +190,7 @@ SCENARIOS: dict[str, Callable[[], Any]] = {
     "bounded": plain(30),
     "copied": plain(copy=True),
     "donated": plain(0, donate=True),
+    "eager, the general path": terms(*[np.full(10, k, F)[::2] for k in range(3)], budget=0),
     "keys out of order": backwards(lambda k: np.full(5, k, F)),
     "keys out of order, the general path": backwards(lambda k: np.full(10, k, F)[::2]),
     "large, alone": terms(LARGE),
@@ -258,7 +259,7 @@ def play(scenario: Callable[[], Any], fail: tuple[int, int, int] | None) -> tupl
 
 #: Plain arrays only: from the buffer's making to its end nothing of the core's is allocated once there was one before
 #: it.
-PLAIN = {"array and object", "bounded", "copied", "fused", "low precision", "scaled", "writable"}
+PLAIN = {"array and object", "bounded", "copied", "donated", "eager", "fused", "low precision", "scaled", "writable"}
 PLAIN |= {"large, alone", "large, alone, behind an undefined one"}
 #: One allocation that fails sends the step to the general path, which finds memory.
 ANOTHER_WAY = {"keys out of order", "many terms in a wider dtype", "many terms with statistics"}

@@ -74,14 +74,30 @@ static void block_remove(fan_cuda_part *p, const fan__cuda_block *b)
     memmove(p->blocks + i, p->blocks + i + 1, (p->nblocks - i) * sizeof *p->blocks);
 }
 
-/* block_give: gives a pooled block back to the driver, in the order of `on`; the context is current. A failure is
- * reported by the next call that can report one. */
+/* block_is_over: nobody has it, and no graph uses it. */
+static bool block_is_over(const fan__cuda_block *b)
+{
+    return b->left && (!b->graphs || atomic_load_explicit(b->graphs, memory_order_acquire) == 1);
+}
+
+/* block_leave: it is given back later. The part's lock is held. */
+static void block_leave(fan_cuda_part *p, fan__cuda_block *b)
+{
+    p->nleft += !b->left;
+    b->left = true;
+}
+
+/* block_give: gives a pooled block back to the driver, in the order of `on`; the context is current. Where the driver
+ * refuses, it is asked once more: else the memory would be lost. A failure is reported by the next call that can. */
 static void block_give(fan_cuda_part *p, const fan__cuda_block *b, fan_cu_stream on)
 {
     int mode = fan__cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED);
-    fan_cu_result code = fan__cuda_api_of(p)->MemFreeAsync(b->address, on);
+    fan_cu_result code = 1;
+    for (int i = 0; i < 2 && code != 0 && fan__cuda_usable(p); i++) {
+        code = fan__cuda_api_of(p)->MemFreeAsync(b->address, on);
+        (void)fan__cuda_check(p, code, "cuMemFreeAsync", NULL);
+    }
     (void)fan__cuda_relax(p, mode);
-    (void)fan__cuda_check(p, code, "cuMemFreeAsync", NULL);
 }
 
 /* block_out: a block that nobody uses leaves the table (true: *gone is to be given back), or, of cuMemAlloc, is kept.
@@ -150,8 +166,8 @@ static void block_free_pending(fan_cuda_part *p)
         (void)pthread_mutex_lock(&p->lock);
         for (size_t i = 0; p->nleft && i < p->nblocks && !gone.address; i++) {
             fan__cuda_block *b = &p->blocks[i];
-            /* the count of the block table itself */
-            if (b->left && atomic_load_explicit(b->graphs, memory_order_acquire) == 1)
+            /* 1: the count of the block table itself */
+            if (block_is_over(b))
                 (void)block_out(p, b, &gone);
         }
         (void)pthread_mutex_unlock(&p->lock);
@@ -245,24 +261,26 @@ void fan__cuda_free(fan_device *d, void *data, size_t bytes)
     fan__cuda_scope scope;
     fan__cuda_block gone = {.address = 0};
     (void)bytes;
-    bool usable = fan__cuda_usable(p), give = false;
+    bool usable = fan__cuda_usable(p), give = false, in = usable && fan__cuda_enter(p, &scope, NULL) == FAN_OK;
     (void)pthread_mutex_lock(&p->lock);
     fan__cuda_block *b = block_holding(p, (uint64_t)(uintptr_t)data);
     if (b && b->graphs && usable && atomic_load_explicit(b->graphs, memory_order_acquire) > 1 &&
         !FAN_FAULT(CUDA_CAPTURED_FREE)) {
-        b->left = true;
-        p->nleft++;
+        block_leave(p, b);
+    } else if (b && usable && !in) {
+        block_leave(p, b);
     } else if (b) {
         give = block_out(p, b, &gone);
     }
     (void)pthread_mutex_unlock(&p->lock);
     if (gone.graphs && atomic_fetch_sub_explicit(gone.graphs, 1, memory_order_acq_rel) == 1)
         fan_free(gone.graphs); /* else the last graph frees it */
-    if (!gone.address || !usable || fan__cuda_enter(p, &scope, NULL) != FAN_OK)
+    if (!in)
         return;
     if (give)
         block_give(p, &gone, p->free_stream);
-    block_free_pending(p);
+    if (gone.address)
+        block_free_pending(p);
     fan__cuda_leave(&scope);
 }
 
@@ -293,16 +311,27 @@ fan_status fan__cuda_scratch(fan_stream *s, size_t bytes, uint64_t *out, fan_err
     return status;
 }
 
+/* scratch_enter: false: the driver refuses. It is asked once more: else the memory would be lost. */
+static bool scratch_enter(fan_stream *s, fan__cuda_scope *scope, fan_cu_stream *on)
+{
+    for (int i = 0; i < 2; i++) {
+        if (fan__cuda_enter(fan__cuda_part_of(s->device), scope, NULL) != FAN_OK)
+            continue;
+        if (fan__cuda_queue_of(s, on, NULL) == FAN_OK)
+            return true;
+        fan__cuda_leave(scope);
+    }
+    return false;
+}
+
 void fan__cuda_scratch_free(fan_stream *s, uint64_t address)
 {
     fan_cuda_part *p = fan__cuda_part_of(s->device);
     fan__cuda_scope scope;
     fan__cuda_block found = {.address = 0};
-    fan_cu_stream on;
-    if (fan__cuda_enter(p, &scope, NULL) != FAN_OK)
+    fan_cu_stream on = NULL;
+    if (!scratch_enter(s, &scope, &on))
         return;
-    if (fan__cuda_queue_of(s, &on, NULL) != FAN_OK)
-        goto done;
     (void)pthread_mutex_lock(&p->lock);
     const fan__cuda_block *plain = block_holding(p, address);
     bool pass = plain && !plain->pooled && !plain->graphs;
@@ -317,7 +346,6 @@ void fan__cuda_scratch_free(fan_stream *s, uint64_t address)
         fan__cuda_free(s->device, (void *)(uintptr_t)address, 0);
     if (give)
         block_give(p, &found, on);
-done:
     fan__cuda_leave(&scope);
 }
 
@@ -384,7 +412,7 @@ void fan__cuda_blocks_fini(fan_cuda_part *p)
 {
     for (size_t i = 0; i < p->nblocks; i++) {
         fan__cuda_block *b = &p->blocks[i];
-        bool unused = b->kept || (b->left && atomic_load_explicit(b->graphs, memory_order_acquire) == 1);
+        bool unused = b->kept || block_is_over(b);
         if (unused && b->pooled && fan__cuda_usable(p))
             block_give(p, b, p->free_stream);
         else if (unused && fan__cuda_usable(p))
