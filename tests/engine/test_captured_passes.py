@@ -229,3 +229,20 @@ def test_a_captured_pass_that_fails_is_joined_so_that_the_capture_can_end(w: Any
         assert x.numpy().tolist() == [1] * 4
     w.synchronize()
     w.destroy_graph(graph)
+
+
+@pytest.mark.rule("K1")
+def test_a_node_of_another_backend_is_no_part_of_the_capture(driver: fanin.testing.FakeDriver) -> None:
+    """A machine's stream is captured; a node that runs on the driver's runs beside it, once."""
+    with fanin.sim.Machine() as m:
+        s, t = m.stream(), driver.stream()
+        x, y = fanin.Leaf(m.array(np.zeros(4)), stream=s), fanin.Leaf(driver.array(np.zeros(4)), stream=t)
+        inside = fanin.Node(lambda g: g, edges=[(x, 0)], stream=s)
+        beside = fanin.Node(lambda g: g, edges=[(y, 0)], stream=t, name="beside")
+        m.begin_capture(s)
+        with fanin.stream(s):
+            fanin.backward([(inside, 0, m.array(np.ones(4))), (beside, 0, driver.array(np.full(4, 3.0)))])
+        m.launch_graph(m.end_capture(s), s)
+        for leaf, on, value in ((x, s, 1), (y, t, 3)):
+            with fanin.stream(on):
+                assert leaf.grad.numpy().tolist() == [value] * 4

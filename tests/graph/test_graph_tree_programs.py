@@ -80,7 +80,7 @@ class Program:
         for k in range(3):
             n, outputs, adds = rng.randint(1, 2), rng.randint(1, 2), rng.random() < 0.4
             roles = tuple(rng.choice(["auto", "auto", "copy", "static"]) for _ in range(n))
-            keep = rng.choice([False, False, True, (True, False)])
+            keep = rng.choice([False, False, True, (True, *(False,) * (outputs - 1))])
             body = self.body(k + 2.0, rng.randint(0, 2), rng.randint(0, 2), outputs, adds)
             f = tree.function(body, roles=roles + ("accumulate",) * adds, keep=keep)
             functions.append((f, k + 2.0, n, outputs, adds, keep))
