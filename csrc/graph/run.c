@@ -137,7 +137,8 @@ static bool is_as_last(const fan_tree *t, const fan_tree_node *n, const fan_tree
         if (!is_like(&words, x))
             return false;
         if (x && ((o->way != FAN_WAY_COPY && o->data != x->data) || fan_storage_ended(x->storage) ||
-                  fan__tree_may_own(t, x) != (o->way == FAN_WAY_POOL)))
+                  fan__tree_may_own(t, x) != (o->way == FAN_WAY_POOL) ||
+                  (!x->writable && o->way != FAN_WAY_COPY && n->kind->written[i])))
             return false;
     }
     return true;
@@ -179,7 +180,8 @@ static fan_tree_way way_of(const fan_tree_run *r, size_t i, const fan_array *a)
     return role == FAN_TREE_STATIC ? FAN_WAY_STATIC : FAN_WAY_COPY;
 }
 
-/* classify: how each operand is treated, and the hash of where they lie. */
+/* classify: how each operand is treated, and the hash of where they lie. A replay asks nobody who writes whether it
+ * may: that is asked here. */
 static fan_status classify(fan_tree_run *r, fan_error *err)
 {
     r->hash = 0;
@@ -190,6 +192,11 @@ static fan_status classify(fan_tree_run *r, fan_error *err)
             return fan_fail(err, FAN_ERR_VALUE,
                             "%s: operand %zu is added into (accumulate), and is memory of the graph tree, which the "
                             "end of the step takes back: pass memory of your own",
+                            r->function->name, i);
+        if (way > FAN_WAY_COPY && !a->writable && (way == FAN_WAY_ADD || r->kind->written[i]))
+            return fan_fail(err, FAN_ERR_VALUE,
+                            "%s: operand %zu is read-only, and the function writes into it: pass an array that can be "
+                            "written",
                             r->function->name, i);
         r->operands[i] = (fan_tree_operand){.way = way, .data = way > FAN_WAY_COPY ? a->data : NULL};
         r->hash = mix(r->hash, (uint64_t)(uintptr_t)r->operands[i].data + (uint64_t)way);

@@ -264,6 +264,32 @@ def test_operands_are_ndarrays_of_known_dtypes_or_outputs() -> None:
         assert f(np.ones((0, 3))).shape == (0, 3)
 
 
+def test_what_is_read_only_is_refused_by_a_replay_that_would_write_into_it() -> None:
+    """It lies where the array lay that the recording writes into."""
+
+    def adds(x: Any, g: Any) -> None:
+        g += x
+
+    for role in ("static", "accumulate"):
+        with tree_here() as tree:
+            f, g = tree.function(adds, roles=("copy", role)), np.zeros(3)
+            read_only = g.view()
+            read_only.flags.writeable = False
+            for k in range(4):
+                with tree.step():
+                    f(np.ones(3), g)
+                assert g.tolist() == [k + 1.0] * 3
+            for _ in range(2):
+                with tree.step(), pytest.raises(ValueError, match="adds: operand 1 is read-only, and the function wri"):
+                    f(np.ones(3), read_only)
+            assert g.tolist() == [4.0] * 3
+            with tree.step():
+                f(g, g.copy()) if role == "static" else f(np.ones(3), g)
+            with tree.step():
+                f(read_only, np.zeros(3))
+            assert tree.stats.replayed >= 2
+
+
 def test_an_ndarray_on_a_tree_of_a_device_is_refused_as_before() -> None:
     said = pytest.raises(ValueError, match="operand 0 lies on sim:0, and the graph tree is of cpu")
     with fanin.sim.Machine() as m, fanin.GraphTree("cpu") as tree, tree.step(), said:
