@@ -72,15 +72,16 @@ def new(like: object) -> Array:
 
 def of_ufunc(f: np.ufunc, method: str, *inputs: object, out: Sequence[object] = (), **how: object) -> object:
     """A ufunc, or a method of one."""
-    if method == "at" or any(isinstance(x, Array) for x in how.values()):
+    handles = bool(_core.cpu_wants_handles())
+    if method == "at" or any(isinstance(x, Array) or (handles and isinstance(x, np.ndarray)) for x in how.values()):
         raise TypeError(
             f"np.{f.__name__}: f.at and where= are not for arrays of a graph tree; np.where can be recorded"
         )
     call: Callable[..., object] = getattr(f, method)
-    if not out and not _core.cpu_wants_handles():
+    if not out and not handles:
         return call(*map(read, inputs), **how)
     with np.errstate(all="ignore"):
-        result = call(*map(shown, inputs), **how)
+        result = call(*map(shown, inputs), **{k: x for k, x in how.items() if k != "where"})
     results = result if isinstance(result, tuple) else (result,)
     given = out or [None] * len(results)
     outs = tuple(new(r) if o is None else o for o, r in zip(given, results, strict=True))

@@ -185,6 +185,7 @@ BAD: dict[str, tuple[Callable[..., Any], type[Exception], str]] = {
     "places of values": (lambda x: np.where(x > 0)[0], TypeError, "np.where: of arrays of a graph tree ufuncs can be"),
     "at places": (lambda x: np.add.at(x, [0], 1), TypeError, "np.add: f.at and where="),
     "a mask": (lambda x: np.add(x, 1, where=x > 0), TypeError, "np.add: f.at and where="),
+    "a mask of its own": (lambda x: np.add(x, 1, out=x * 1, where=MASK), TypeError, "np.add: f.at and where="),
     "a list": (lambda x: np.add(x, [1.0, 2.0, 3.0]), TypeError, r"add: reads\[1\]: a kernel on the CPU reads arrays"),
     "a view given away": (lambda x: np.from_dlpack(x), BufferError, "memory of a graph tree ends with its step"),
     "an exact sum": (lambda x: fanin.add_n([x, x], accumulate="exact"), fanin.CaptureError, "an exact sum cannot be"),
@@ -193,6 +194,7 @@ BAD: dict[str, tuple[Callable[..., Any], type[Exception], str]] = {
     "a kernel that fails": (lambda x: fails(x), KeyError, "in the kernel"),
 }
 OUTSIDE = np.ones(3)
+MASK = np.array([True, False, True])
 KEPT: list[Any] = []
 
 
