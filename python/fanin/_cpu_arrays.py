@@ -55,8 +55,17 @@ def shown(x: object) -> object:
 
 
 def read(x: object) -> object:
-    """The values of now."""
-    return x.numpy() if isinstance(x, Array) else x
+    """The values of now, in a copy that nobody can take for the array itself: NumPy refuses to write into it."""
+    if not isinstance(x, Array):
+        return x
+    values = x.numpy()
+    values.flags.writeable = False
+    return values
+
+
+def own(x: object) -> object:
+    """What NumPy made of values that were read: a view of them is the caller's, too."""
+    return x.copy() if isinstance(x, np.ndarray) and not x.flags.writeable else x
 
 
 def copied(x: object, out: NDArray) -> None:
@@ -100,7 +109,8 @@ def of_function(f: Kernel, types: object, args: tuple[object, ...], how: dict[st
         assign(*args)
         return None
     if not _core.cpu_wants_handles():
-        return f(*(mapped(x, read) for x in args), **{k: mapped(x, read) for k, x in how.items()})
+        result = f(*(mapped(x, read) for x in args), **{k: mapped(x, read) for k, x in how.items()})
+        return mapped(result, own) if type(result) in (list, tuple) else own(result)
     if f in VIEWS:
         return VIEWS[f](*args, **how)
     if f in FILLED:

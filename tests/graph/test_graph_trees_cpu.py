@@ -334,6 +334,27 @@ def test_values_that_were_read_are_copies() -> None:
         assert all(a.tolist() == [2.0 * k] * 3 for k, a in taken)
 
 
+def test_what_numpy_would_write_into_a_copy_of_values_is_an_error() -> None:
+    writes: list[Callable[[Any], Any]] = [
+        lambda y: np.copyto(y, 9.0, where=MASK), lambda y: np.put(y, [0], 5.0), lambda y: np.putmask(y, MASK, 5.0),
+        lambda y: np.cumsum(y, out=y), lambda y: np.sum(np.ones((2, 3)), axis=0, out=y),
+    ]  # fmt: skip
+    with tree_here() as tree:
+        f = tree.function(lambda x: x * 2)
+        for _ in range(4):
+            with tree.step():
+                y = f(np.ones(3))
+                for write in writes:
+                    with pytest.raises(ValueError, match="read-only"):
+                        write(y)
+                np.add(y, 1, out=y, where=MASK)
+                assert y.numpy().tolist() == [3.0, 2.0, 3.0]
+                for view in (np.reshape(y, (3, 1)), *np.split(y, 3)):
+                    view[...] = 7.0
+                y.numpy()[0] = 8.0
+                assert y.numpy().tolist() == [3.0, 2.0, 3.0]
+
+
 def test_with_debug_the_memory_of_an_ended_path_is_poisoned() -> None:
     for debug in (False, True):
         with fanin.set_options(debug=debug), tree_here() as tree:
