@@ -52,7 +52,9 @@ static void drop_loop(void *ctx) { PyMem_RawFree(ctx); }
 /* flat: whether NumPy's loop would go once through all of `a`, which is written or shaped as `out`. */
 static bool flat(PyArrayObject *a, PyArrayObject *out)
 {
-    return PyArray_ISCARRAY_RO(a) && PyArray_NDIM(a) == PyArray_NDIM(out) &&
+    int both = PyArray_FLAGS(a) & PyArray_FLAGS(out);
+    return both & NPY_ARRAY_ALIGNED && both & (NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_F_CONTIGUOUS) &&
+           PyArray_NDIM(a) == PyArray_NDIM(out) &&
            PyArray_CompareLists(PyArray_DIMS(a), PyArray_DIMS(out), PyArray_NDIM(a)) && PyArray_ISNOTSWAPPED(a);
 }
 

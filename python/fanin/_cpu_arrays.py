@@ -49,9 +49,26 @@ def mapped(x: object, fn: Callable[[object], object]) -> object:
     return type(x)(mapped(y, fn) for y in cast(Iterable[object], x)) if isinstance(x, list | tuple) else fn(x)
 
 
-def shown(x: object) -> object:
-    """Something of the same shape and dtype, without memory."""
-    return np.broadcast_to(np.ones((), x.dtype), x.shape) if isinstance(x, Array) else x
+def order_of(x: Array | NDArray) -> list[int]:
+    """Its axes, as NumPy goes through memory: the one with the widest steps first."""
+    return sorted(range(x.ndim), key=lambda k: -abs(x.strides[k]))
+
+
+def laid(x: Array) -> NDArray:
+    """Of the same shape and dtype, its axes in the same order; of integers zeros, which are places in anything."""
+    order, steps = order_of(x), x.strides
+    full = np.full([x.shape[k] if steps[k] else 1 for k in order], x.dtype.kind not in "iu", x.dtype)
+    return np.broadcast_to(full.transpose(np.argsort(order)), x.shape)
+
+
+def shown(xs: Sequence[object], by_steps: bool = False) -> list[object]:
+    """What NumPy is asked with; where all lie in the order of their axes, without memory, and so without steps."""
+    arrays = [x for x in xs if isinstance(x, Array)]
+    plain = not by_steps and all(order_of(x) == list(range(x.ndim)) for x in arrays)
+    kinds = {x.dtype: np.full((), x.dtype.kind not in "iu", x.dtype) for x in arrays}
+    return [
+        x if not isinstance(x, Array) else np.broadcast_to(kinds[x.dtype], x.shape) if plain else laid(x) for x in xs
+    ]
 
 
 def read(x: object) -> object:
@@ -74,9 +91,11 @@ def copied(x: object, out: NDArray) -> None:
 
 
 def new(like: object) -> Array:
-    """A new array of the shape and dtype of what NumPy gave."""
+    """A new array of the shape and dtype of what NumPy gave, its axes in the same order: sums go by that."""
     array = np.asarray(like)
-    return _core.cpu_empty(array.shape, array.dtype)
+    order = order_of(array)
+    made = _core.cpu_empty(tuple(array.shape[k] for k in order), array.dtype)
+    return made if order == list(range(array.ndim)) else made.transpose(*np.argsort(order).tolist())
 
 
 def of_ufunc(f: np.ufunc, method: str, *inputs: object, out: Sequence[object] = (), **how: object) -> object:
@@ -90,7 +109,7 @@ def of_ufunc(f: np.ufunc, method: str, *inputs: object, out: Sequence[object] = 
     if not out and not handles:
         return call(*map(read, inputs), **how)
     with np.errstate(all="ignore"):
-        result = call(*map(shown, inputs), **{k: x for k, x in how.items() if k != "where"})
+        result = call(*shown(inputs), **{k: x for k, x in how.items() if k != "where"})
     results = result if isinstance(result, tuple) else (result,)
     given = out or [None] * len(results)
     outs = tuple(new(r) if o is None else o for o, r in zip(given, results, strict=True))
@@ -114,7 +133,7 @@ def of_function(f: Kernel, types: object, args: tuple[object, ...], how: dict[st
     if f in VIEWS:
         return VIEWS[f](*args, **how)
     if f in FILLED:
-        out, value = new(f(shown(args[0]), *args[1:], **how)), FILLED[f]
+        out, value = new(f(*shown(args[:1]), *args[1:], **how)), FILLED[f]
         if value is not None:
             assign(out, value)
         return out
@@ -143,7 +162,7 @@ def of_known(f: Kernel, args: tuple[object, ...], how: dict[str, object]) -> Arr
         copied(np.reshape(np.asarray(call(arrays)), arrays[-1].shape), arrays[-1])
 
     with np.errstate(all="ignore"):
-        out = new(call([shown(x) for x in found]))
+        out = new(call(shown(found, by_steps=f is np.einsum)))
     _core.cpu_launch(kernel, f.__name__, tuple(found), (out,))
     return out
 

@@ -119,6 +119,42 @@ class FREE(np.ndarray):
         return np.broadcast_to(np.asarray(self), shape)
 
 
+ORDERED: dict[str, Callable[..., Any]] = {
+    "of a transposed array": lambda x, w: np.sum(x.T * 2.0),
+    "over an axis": lambda x, w: np.mean(np.exp(x.T), axis=0),
+    "of two orders": lambda x, w: np.sum(x.T + w.reshape(50, 40)) + np.sum(w.reshape(50, 40) + x.T),
+    "of a choice": lambda x, w: np.sum(np.where(x.T > 0, x.T, 0.5)),
+    "of zeros and more": lambda x, w: np.sum(np.zeros_like(x.T) + x.T),
+    "of repeated rows": lambda x, w: np.sum(x.T + w[0, :40]) + np.cumsum(x.T * w[0, :40])[-1],
+    "backwards": lambda x, w: np.sum(x.T[::-1] * 3.0),
+    "of an einsum": lambda x, w: np.sum(np.einsum("ij->ji", x) * 3.0),
+}
+
+
+@pytest.mark.parametrize("name", ORDERED)
+def test_results_lie_as_numpys_so_that_their_sums_are_added_in_the_same_order(name: str) -> None:
+    fn, rng = ORDERED[name], np.random.default_rng(11)
+    for flip in (np.ascontiguousarray, np.asfortranarray):
+        with tree_here(memory=1 << 20) as tree:
+            f, w = tree.function(fn, roles=("copy", "static")), rng.standard_normal((40, 50))
+            for _ in range(4):
+                x = flip(rng.standard_normal((40, 50)))
+                with tree.step():
+                    assert f(x, w).numpy().tobytes() == np.asarray(fn(x, w)).tobytes(), did(f)
+            assert did(f) == "replayed"
+
+
+def test_places_that_are_an_operand_are_taken_of_an_axis_of_one() -> None:
+    with tree_here() as tree:
+        f = tree.function(lambda x, at: (np.take(x, at, axis=0), np.add.reduceat(x, at, axis=0)))
+        for k in range(4):
+            x, at = np.full((1, 3), float(k)), np.zeros(2, int)
+            with tree.step():
+                taken, sums = f(x, at)
+                assert taken.numpy().tolist() == x[at].tolist() == sums.numpy().tolist()
+        assert did(f) == "replayed"
+
+
 def test_a_small_operation_of_one_layout_runs_without_the_interpreter() -> None:
     """A replay of it allows no thread switch, and calls nothing of Python's: it makes no object."""
     with tree_here() as tree:
