@@ -66,7 +66,8 @@ class accumulate:
 
     Raises TypeError (no tensor, no leaf, a module), ValueError (`into`, no parameters at all, a parameter that another
     block collects), ImportError (no torch); in a backward pass RuntimeError where a gradient records a graph
-    (`create_graph=True`). Source: hooks are `torch.Tensor.register_post_accumulate_grad_hook`; sums are rule A11 of
+    (`create_graph=True`); at the end RuntimeError where a parameter is of another shape or dtype by then: the others
+    have their sums. Source: hooks are `torch.Tensor.register_post_accumulate_grad_hook`; sums are rule A11 of
     docs/rules.md.
 
     >>> import torch  # doctest: +SKIP
@@ -93,6 +94,7 @@ class accumulate:
         self.into = into
         self._parameters, self._names = _leaves(parameters)
         own = [p.dtype for p in self._parameters]
+        self._shapes = [p.shape for p in self._parameters] if into == "main_grad" else []
         of = {d: _sum_dtype(d, dtype) for d in set(own)}
         self._sums = [of[d] for d in own]
         if budget is None and dtype != "exact" and all(d == of[d] for d in of):
@@ -225,14 +227,25 @@ class accumulate:
         outs = self._outs(firsts, came)
         with _named(self._names):
             totals = self._buffer.take(out=outs) if any(out is not None for out in outs) else self._buffer.take()
+        failed: list[tuple[str, Exception]] = []
         for slot, (p, first, total) in enumerate(zip(self._parameters, firsts, totals, strict=True)):
-            kept = total
-            if first is not None and first.layout == torch.strided:
-                kept = first
-                if came[slot] and total.data_ptr() != first.data_ptr():
-                    first.detach().copy_(total)
-            if kept is not None:  # else it stays: None, or what was there where the block could not begin
-                setattr(p, self.into, kept)
+            try:
+                self._leave(p, first, total, came[slot] == 1)
+            except Exception as e:  # all others get theirs
+                failed.append((_word(self._names[slot]), e))
+        if failed:
+            names, why = ", ".join(name for name, _ in failed), failed[0][1]
+            raise RuntimeError(f"accumulate: there is no .{self.into} for the sum of {names}: {why}") from why
+
+    def _leave(self, p: torch.Tensor, first: torch.Tensor | None, total: torch.Tensor | None, came: bool) -> None:
+        """The sum of one parameter, where it was asked for; in the tensor that was there, if there was one."""
+        kept = total
+        if first is not None and first.layout == torch.strided:
+            kept = first
+            if came and total is not None and total.data_ptr() != first.data_ptr():
+                first.detach().copy_(total)
+        if kept is not None:  # else it stays: None, or what was there where the block could not begin
+            setattr(p, self.into, kept)
 
     def _outs(self, firsts: list[torch.Tensor | None], came: bytes) -> list[torch.Tensor | None]:
         """Where the sums are written: large tensors that were there; new ones for "main_grad"; None: a tensor of the
@@ -249,7 +262,7 @@ class accumulate:
                 )
                 outs.append(first.detach() if rounded else None)
             elif self.into == "main_grad" and came[slot]:
-                outs.append(torch.empty(p.shape, dtype=dtype, device=p.device))
+                outs.append(torch.empty(self._shapes[slot], dtype=dtype, device=p.device))
             else:
                 outs.append(None)
         return outs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import warnings
 import weakref
@@ -451,3 +452,21 @@ def test_what_nobody_has_but_the_buffer_is_asked_about_once_and_what_somebody_ha
                 buf.add(0, torch.ones(4))
         assert asked.count(at) == (1 if held is None else 4), holds
         assert buf.take()[0].tolist() == [5.0] * 4
+
+
+@pytest.mark.parametrize("into", ["grad", "main_grad"])
+def test_a_parameter_that_takes_no_gradient_any_more_keeps_no_other_from_its_own(into: str) -> None:
+    """As where a parameter's data are given up within the block."""
+    a, b, c, d = parameters = [torch.zeros(4, requires_grad=True) for _ in range(4)]
+    first = torch.ones(4)
+    setattr(c, into, first)
+    block = fanin.torch.accumulate([("a", a), ("b", b), ("c", c), ("d", d)], into=into)
+    refused = pytest.raises(RuntimeError, match=r"^accumulate: there is no \.grad for the sum of b, d: .*size")
+    with refused if into == "grad" else contextlib.nullcontext(), block:
+        for _ in range(2):
+            sum(parameters).sum().backward()
+        b.data = d.data = torch.empty(0)
+    assert getattr(a, into).tolist() == [2.0] * 4 and b.grad is d.grad is None
+    assert getattr(c, into) is first and first.tolist() == [3.0] * 4
+    with fanin.torch.accumulate(parameters[:1]):  # nobody has it any more
+        a.sum().backward()
