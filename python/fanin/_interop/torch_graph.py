@@ -40,7 +40,8 @@ def backward(
     until it is dropped (whatever `retain_graph` says: torch lets nobody else free them), CPU tensors alone, no nested
     ones.
 
-    Hooks of leaves (`register_hook`, `register_post_accumulate_grad_hook`) run. What can be seen to be missed is a
+    Hooks of leaves (`register_hook`, `register_post_accumulate_grad_hook`) run; those of their `AccumulateGrad` nodes
+    do only where a first, sparse gradient that nobody else has is handed over. What can be seen to be missed is a
     RuntimeError: a hook or `retain_grad` of one of `tensors`, full backward hooks of modules, tensors that are not on
     the CPU, nested ones. A segment of `torch.utils.checkpoint` without reentrance is computed anew for each tensor that
     it saved: right, and slow; with `use_reentrant=True` it is computed once. A `torch.autograd.Function` of several
