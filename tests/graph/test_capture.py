@@ -306,17 +306,20 @@ def test_an_empty_capture_is_legal(w: Any) -> None:
 
 
 def from_thread(act: Callable[[], Any]) -> BaseException | None:
+    """What it raised there; a skip is one of the test."""
     failed: list[BaseException] = []
 
     def run() -> None:
         try:
             act()
-        except Exception as e:
+        except (Exception, pytest.skip.Exception) as e:
             failed.append(e)
 
     other = threading.Thread(target=run)
     other.start()
     other.join()
+    if failed and isinstance(failed[0], pytest.skip.Exception):
+        raise failed[0]
     return failed[0] if failed else None
 
 
