@@ -131,13 +131,14 @@ def on_device(
 ) -> dict[str, list[float]]:
     """Nanoseconds that the device takes for each: rounds in turns, while a copy keeps it busy until all is queued."""
     busy, events = [at.array(1 << 18 if rounds < 5 else 1 << 27, 0) for _ in range(2)], Events(at.handle())
-    times: dict[str, list[float]] = {name: [] for name, one in work.items() if one is not None}
+    present = {name: one for name, one in work.items() if one is not None}
+    times: dict[str, list[float]] = {name: [] for name in present}
     try:
         for _ in range(rounds + 1):
-            for name in times:
+            for name, one in present.items():
                 at.copy(*busy)
                 events.record(0)
-                work[name]()  # type: ignore[misc]
+                one()
                 events.record(1)
                 times[name].append(events.nanoseconds())
                 after()

@@ -156,7 +156,8 @@ class accumulate:
                         self._buffer.add(slot, first.detach(), donate=first.dtype == self._sums[slot])
                     if self.into == "grad":
                         p.grad = None
-                self._hooks.append(p.register_post_accumulate_grad_hook(collect))  # type: ignore[no-untyped-call, unused-ignore]
+                hook = p.register_post_accumulate_grad_hook(collect)  # type: ignore[no-untyped-call, unused-ignore]
+                self._hooks.append(hook)
         except BaseException:
             self._end()
             raise
