@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import collections
 import functools
-import os
-import signal
 import sys
 import threading
-import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +15,7 @@ import pytest
 import fanin
 from fanin import sim
 from kit import hooks
+from kit.child import in_child
 
 HERE = ""  # the device of the world that the test has
 
@@ -540,21 +538,6 @@ def test_a_child_forked_while_nobody_is_in_a_call_uses_the_tree_as_the_parent_do
         assert in_child(use) == 0
         use()
         tree.close()
-
-
-def in_child(act: Callable[[], None]) -> int:
-    """The child's exit status: 0: it did; 14: it hung (an alarm), as a wait status says it."""
-    pid = os.fork()
-    if pid == 0:
-        signal.alarm(30)
-        status = 1
-        try:
-            act()
-            status = 0
-        except BaseException:
-            traceback.print_exc()
-        os._exit(status)
-    return os.waitpid(pid, 0)[1]
 
 
 # Memory that is full

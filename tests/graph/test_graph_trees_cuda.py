@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +17,7 @@ import fanin
 from fanin.testing.driver import DriverError
 from graph.test_capture import from_thread
 from kit import hooks
+from kit.child import in_child
 
 pytestmark = pytest.mark.core
 
@@ -252,23 +252,13 @@ def test_a_forked_child_is_told_and_may_let_go_of_the_tree(w: Any) -> None:
     tree, x = tree_of(), w.array(np.ones(4))
     f = tree.function(doubled)
     assert called(tree, f, x) == "replayed"
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        words = "nothing"
-        try:
-            with tree.step():
-                f(x)
-        except RuntimeError as e:
-            tree.close()
-            words = "told" if "forked child" in str(e) else str(e)
-        finally:
-            os.write(writer, words.encode())
-            os._exit(0)
-    os.close(writer)
-    with open(reader) as said:
-        assert said.read() == "told"
-    assert os.waitpid(child, 0)[1] == 0
+
+    def use() -> None:
+        with pytest.raises(RuntimeError, match="forked child"), tree.step():
+            f(x)
+        tree.close()
+
+    assert in_child(use) == 0
     assert called(tree, f, x, 1) == "replayed"
     tree.close()
 

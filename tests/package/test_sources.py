@@ -6,6 +6,7 @@ Each checker has a planted fault that it must find.
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 from collections.abc import Iterable
@@ -362,3 +363,27 @@ def test_a_sentence_may_tell_what_a_name_must_not(tmp_path: Path) -> None:
     assert sorted(where.partition(" ")[0] for where in old_words([page, source, script]).values()) == [
         *("a.md:2:", "a.md:5:", "b.c:2:", "b.c:2:", "c.py:3:", "c.py:3:")
     ]
+
+
+# Forks
+
+
+def forks(root: Path) -> list[str]:
+    """Where a test forks the process that it runs in."""
+    found = []
+    for path in sorted((root / "tests").glob("**/*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and node.attr in ("fork", "forkpty"):
+                found.append(f"{path.relative_to(root).as_posix()}:{node.lineno}")
+    return found
+
+
+def test_one_function_forks_the_process_of_the_tests() -> None:
+    """It expects the warnings of libraries that other tests have imported."""
+    assert [place.split(":")[0] for place in forks(ROOT)] == ["tests/kit/child.py"]
+
+
+def test_a_planted_fork_is_found(tmp_path: Path) -> None:
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests/a.py").write_text('import os\nx = "os.fork()"\nos.fork()\n')
+    assert forks(tmp_path) == ["tests/a.py:3"]
