@@ -125,7 +125,10 @@
     X(TREE_NO_RESTORE, "the books are not put back before another branch grows") \
     X(TREE_NO_JOIN, "the tree's stream does not wait for the caller's") \
     X(TREE_ADOPTED, "what a function keeps of its own memory is not looked for") \
-    X(TREE_GENERATION_STAYS, "what a step handed out stays usable after its end")
+    X(TREE_GENERATION_STAYS, "what a step handed out stays usable after its end") \
+    X(TREE_FULL_REPLAYED, "a recording for which there was no room is replayed") \
+    X(TREE_GONE_STAYS, "recordings of functions that are gone are not given back") \
+    X(TREE_FORK_WHOLE, "in a forked child a tree counts as whole though another thread was in a call of it")
 #define FAN_FAULTS(X) \
     FAN_BUFFER_FAULTS(X) FAN_BATCH_FAULTS(X) FAN_EXACT_FAULTS(X) FAN_CUDA_FAULTS(X) FAN_SEARCH_FAULTS(X) \
     FAN_RECORDING_FAULTS(X) FAN_ENGINE_FAULTS(X) FAN_GRAPH_FAULTS(X)

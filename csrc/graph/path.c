@@ -35,7 +35,7 @@ void fan__tree_function_free(fan_tree_function *f)
 void fan__tree_adopt(fan_tree *t)
 {
     if (!fan__tree_is_mine(t)) { /* a function that forks goes on in the child */
-        t->left |= !fan_mutex_adopt(&t->lock);
+        t->left |= !fan_mutex_adopt(&t->lock) && !FAN_FAULT(TREE_FORK_WHOLE);
         atomic_store(&t->thread, 0);
     }
     atomic_store(&t->process, fan_process());
@@ -115,7 +115,10 @@ fan_tree_children *fan__tree_place(fan_tree_node *n, const fan_tree_kind *kind)
     return NULL;
 }
 
-static bool function_gone(const fan_tree_function *f) { return atomic_load(&f->refs) == 0; }
+static bool function_gone(const fan_tree_function *f)
+{
+    return atomic_load(&f->refs) == 0 && !FAN_FAULT(TREE_GONE_STAYS);
+}
 
 static bool on_path(const fan_tree *t, const fan_tree_node *n)
 {

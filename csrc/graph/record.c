@@ -434,7 +434,7 @@ fan_status fan__tree_record(fan_tree_run *r, fan_tree_node **out, fan_error *err
     r->kind->form = r->result->form;
     FAN_GO(fan__tree_hand_out(r, n, err));
     FAN_GO(fan__tree_leave(r, err));
-    if (s.full[0])
+    if (s.full[0] && !FAN_FAULT(TREE_FULL_REPLAYED))
         commit_warm(r, n, &s);
     else
         commit(t, n, place);

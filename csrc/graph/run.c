@@ -518,7 +518,9 @@ static fan_status call_locked(fan_tree_run *r, fan_tree_outcome *o, fan_error *e
     FAN_TRY(fan__tree_here(t, err));
     r->same = !t->closed && is_as_last(t, f->last, r->args) ? f->last : NULL;
     FAN_TRY(check_call(f, r->args, r->same, err));
-    if (r->caller && (fan_stream_capture(r->caller, &capture, err) != FAN_OK || capture))
+    if (r->caller)
+        FAN_TRY(fan_stream_capture(r->caller, &capture, err));
+    if (capture)
         return run_aside(r, "the caller's current stream is captured", o, err);
     FAN_TRY(look_at_operands(r, err));
     if (!r->kind)

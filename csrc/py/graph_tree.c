@@ -4,6 +4,8 @@
 
 #include "base/mem.h"
 
+#include <string.h>
+
 static fan_graph_tree_object *tree_self(PyObject *o) { return (fan_graph_tree_object *)o; }
 
 static PyObject *tree_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
@@ -187,77 +189,76 @@ static PyObject *tree_stats(PyObject *o, void *Py_UNUSED(closure))
         (unsigned long long)s.driver_bytes);
 }
 
-/* Recordings, gathered without the interpreter: a body that another thread runs may want it. */
+/* What is seen of a tree, gathered without the interpreter: a body that another thread runs may want it. */
 typedef struct sights {
-    fan_tree_sight *all;
+    char *all;
     size_t n, cap;
     bool failed;
 } sights;
 
-static void sight_add(void *ctx, const fan_tree_sight *s)
+static void sights_add(sights *seen, const void *one, size_t size)
 {
-    sights *all = ctx;
-    if (fan_grow((void **)&all->all, &all->cap, all->n + 1, sizeof *all->all))
-        all->failed = true;
+    if (fan_grow((void **)&seen->all, &seen->cap, seen->n + 1, size))
+        seen->failed = true;
     else
-        all->all[all->n++] = *s;
+        memcpy(seen->all + seen->n++ * size, one, size);
+}
+
+/* sights_list: a list of them, as `show` shows each; what was gathered is gone. */
+static PyObject *sights_list(sights *seen, size_t size, PyObject *(*show)(const void *one))
+{
+    PyObject *list = seen->failed ? PyErr_NoMemory() : PyList_New((Py_ssize_t)seen->n);
+    for (size_t i = 0; list && i < seen->n; i++) {
+        PyObject *one = show(seen->all + i * size);
+        if (one)
+            PyList_SET_ITEM(list, (Py_ssize_t)i, one);
+        else
+            Py_CLEAR(list);
+    }
+    fan_free(seen->all);
+    return list;
+}
+
+static void recording_add(void *ctx, const fan_tree_sight *s) { sights_add(ctx, s, sizeof *s); }
+
+static PyObject *recording_show(const void *one)
+{
+    const fan_tree_sight *s = one;
+    return Py_BuildValue("(iisKKKO)", s->node, s->parent, s->function, (unsigned long long)s->owns,
+                         (unsigned long long)s->reaches, (unsigned long long)s->replays,
+                         s->current ? Py_True : Py_False);
 }
 
 static PyObject *tree_recordings(PyObject *o, PyObject *Py_UNUSED(none))
 {
     sights seen = {.n = 0};
-    Py_BEGIN_ALLOW_THREADS fan_tree_visit(tree_self(o)->t, sight_add, &seen);
-    Py_END_ALLOW_THREADS PyObject *list = seen.failed ? PyErr_NoMemory() : PyList_New((Py_ssize_t)seen.n);
-    for (size_t i = 0; list && i < seen.n; i++) {
-        const fan_tree_sight *s = &seen.all[i];
-        PyObject *one = Py_BuildValue("(iisKKKO)", s->node, s->parent, s->function, (unsigned long long)s->owns,
-                                      (unsigned long long)s->reaches, (unsigned long long)s->replays,
-                                      s->current ? Py_True : Py_False);
-        if (one)
-            PyList_SET_ITEM(list, (Py_ssize_t)i, one);
-        else
-            Py_CLEAR(list);
-    }
-    fan_free(seen.all);
-    return list;
+    Py_BEGIN_ALLOW_THREADS fan_tree_visit(tree_self(o)->t, recording_add, &seen);
+    Py_END_ALLOW_THREADS return sights_list(&seen, sizeof(fan_tree_sight), recording_show);
 }
 
-/* Pieces of memory, gathered in the same way. */
-typedef struct pieces {
-    struct piece {
-        int node;
-        bool owns;
-        uint64_t lo, hi;
-    } *all;
-    size_t n, cap;
-    bool failed;
-} pieces;
+typedef struct piece {
+    int node;
+    bool owns;
+    uint64_t lo, hi;
+} piece;
 
 static void piece_add(void *ctx, int node, uint64_t lo, uint64_t hi, bool owns)
 {
-    pieces *all = ctx;
-    if (fan_grow((void **)&all->all, &all->cap, all->n + 1, sizeof *all->all))
-        all->failed = true;
-    else
-        all->all[all->n++] = (struct piece){node, owns, lo, hi};
+    sights_add(ctx, &(piece){node, owns, lo, hi}, sizeof(piece));
+}
+
+static PyObject *piece_show(const void *one)
+{
+    const piece *s = one;
+    return Py_BuildValue("(iKKO)", s->node, (unsigned long long)s->lo, (unsigned long long)s->hi,
+                         s->owns ? Py_True : Py_False);
 }
 
 static PyObject *tree_memory(PyObject *o, PyObject *Py_UNUSED(none))
 {
-    pieces seen = {.n = 0};
+    sights seen = {.n = 0};
     Py_BEGIN_ALLOW_THREADS fan_tree_visit_memory(tree_self(o)->t, piece_add, &seen);
-    Py_END_ALLOW_THREADS PyObject *list = seen.failed ? PyErr_NoMemory() : PyList_New((Py_ssize_t)seen.n);
-    for (size_t i = 0; list && i < seen.n; i++) {
-        const struct piece *s = &seen.all[i];
-        PyObject *one = Py_BuildValue("(iKKO)", s->node, (unsigned long long)s->lo, (unsigned long long)s->hi,
-                                      s->owns ? Py_True : Py_False);
-        if (one)
-            PyList_SET_ITEM(list, (Py_ssize_t)i, one);
-        else
-            Py_CLEAR(list);
-    }
-    fan_free(seen.all);
-    return list;
+    Py_END_ALLOW_THREADS return sights_list(&seen, sizeof(piece), piece_show);
 }
 
 static PyObject *tree_closed(PyObject *o, void *Py_UNUSED(closure))

@@ -16,37 +16,7 @@ import fanin
 from fanin import sim
 from kit import hooks
 from kit.child import in_child
-
-HERE = ""  # the device of the world that the test has
-
-
-@pytest.fixture(params=["sim", "fake", "cpu"])
-def m(request: pytest.FixtureRequest, a_world: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Any:
-    world = a_world(request.param, 1, seed=7)
-    monkeypatch.setitem(globals(), "HERE", world.place())
-    return world
-
-
-def launch(m: Any, fn: Callable[..., Any], reads: list[Any], writes: list[Any]) -> None:
-    here: Any = fanin.current_stream(HERE)
-    m.launch(here, fn, reads=reads, writes=writes)
-
-
-def scaled(m: Any, factor: float) -> Callable[..., Any]:
-    def times(x: Any) -> Any:
-        y = m.empty(x.shape, x.dtype)
-        launch(m, lambda a, b: np.multiply(a, factor, out=b), [x], [y])
-        return y
-
-    return times
-
-
-def tree_on(m: Any, **more: Any) -> Any:
-    return fanin.GraphTree(HERE, **{"memory": 1 << 16, **more})
-
-
-def did(function: Any) -> Any:
-    return function.last.did
+from kit.graph_trees import did, launch, scaled, tree_on
 
 
 def test_memory_that_a_function_keeps_is_found_only_where_it_is_looked_for(m: Any) -> None:
@@ -347,12 +317,16 @@ def test_what_a_call_did_can_be_asked_for_again_and_again_without_a_leak(m: Any)
     assert sys.getallocatedblocks() - before < 500
 
 
-def test_a_thread_lets_go_of_operands_while_another_one_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(globals(), "HERE", "sim:0")
-
+def test_a_thread_lets_go_of_operands_while_another_one_records() -> None:
     def scene(m: Any) -> Any:
-        tree = tree_on(m)
-        double = tree.function(scaled(m, 2))
+        def doubled(x: Any) -> Any:
+            y = m.empty(x.shape, x.dtype)
+            here: Any = fanin.current_stream("sim:0")
+            m.launch(here, lambda a, b: np.multiply(a, 2, out=b), reads=[x], writes=[y])
+            return y
+
+        tree = fanin.GraphTree("sim:0", memory=1 << 16)
+        double = tree.function(doubled)
         for _ in range(2):
             with tree.step():
                 double(m.array(np.ones(2)))
@@ -479,7 +453,7 @@ def test_who_lives_makes_no_more_recordings_than_the_limit_allows(m: Any) -> Non
                 wrong += any(y is not None and y.numpy().tolist() != [i + 1.0] * 4 for i, y in enumerate(held))
                 seen.append(did(then))
                 del held, z
-    recordings = [n for n, _, f, *_ in tree._recordings() if f == "times"]
+    recordings = [n for n, _, f, *_ in tree._recordings() if f == "times_2"]
     assert wrong == 0 and 2 <= len(recordings) <= 6, (len(recordings), seen)
     assert set(seen[-32:]) == {"replayed"}
     tree.close()
@@ -544,7 +518,7 @@ def test_a_child_forked_while_nobody_is_in_a_call_uses_the_tree_as_the_parent_do
 
 
 def test_a_function_for_which_there_is_no_room_runs_as_it_is_once_and_says_so(m: Any) -> None:
-    tree = fanin.GraphTree(HERE, memory=512)
+    tree = fanin.GraphTree(m.place(), memory=512)
     added, runs = m.array(np.zeros(100)), []
 
     def body(x: Any, g: Any) -> Any:
@@ -574,7 +548,7 @@ def test_a_function_for_which_there_is_no_room_runs_as_it_is_once_and_says_so(m:
 
 def test_a_recording_for_which_there_is_no_room_runs_once_as_it_is(m: Any) -> None:
     """What is warmed up has room, and the copies that a recording needs beside it have none."""
-    tree = fanin.GraphTree(HERE, memory=1024)
+    tree = fanin.GraphTree(m.place(), memory=1024)
     runs, total = [], m.array(np.zeros(100))
 
     def body(x: Any, g: Any) -> Any:
@@ -597,6 +571,50 @@ def test_a_recording_for_which_there_is_no_room_runs_once_as_it_is(m: Any) -> No
     with tree.step():
         pass
     tree.close()
+
+
+def test_what_a_raw_call_gives_of_the_devices_own_memory_is_read_after_the_step_and_never_overwritten(m: Any) -> None:
+    """The first output has room and ends with the step; the second has none, and stays as it was."""
+    tree = tree_on(m, memory=1024)
+    two, writes = tree.function(lambda x: (scaled(m, 2)(x), scaled(m, 3)(x))), tree.function(lambda x: scaled(m, 2)(x))
+    kept = []
+    for i in range(5):
+        x = m.array(np.full(100, float(i)))
+        with tree.step():
+            inside, outside = two(x)
+            assert did(two) == "raw" and "no room for 800 bytes" in two.last.reason
+            assert inside.numpy().tolist() == [2.0 * i] * 100 and outside.numpy().tolist() == [3.0 * i] * 100
+        with pytest.raises(RuntimeError, match="this is an output of <lambda>"):
+            inside.numpy()
+        kept.append(outside)
+        with tree.step():
+            writes(m.array(np.ones(50)))
+    assert did(writes) == "replayed"
+    assert [y.numpy().tolist() for y in kept] == [[3.0 * i] * 100 for i in range(5)]
+    tree.close()
+    assert kept[4].numpy().tolist() == [12.0] * 100
+
+
+@pytest.mark.parametrize("m", ["sim", "cpu"], indirect=True)  # where it is known what a kernel writes
+def test_what_a_call_that_writes_into_a_copied_operand_gives_is_an_ordinary_array(m: Any) -> None:
+    tree = tree_on(m)
+
+    def spoils(x: Any) -> Any:
+        launch(m, lambda a: np.add(a, 1, out=a), [], [x])
+        return scaled(m, 2)(x)
+
+    f, kept = tree.function(spoils), []
+    for i in range(4):
+        with tree.step():
+            if i == 1:
+                with pytest.warns(RuntimeWarning, match="it writes into operand 0, which is copied"):
+                    kept.append(f(m.array(np.full(3, float(i)))))
+            else:
+                kept.append(f(m.array(np.full(3, float(i)))))
+            assert did(f) == ("raw" if i else "warmed")
+    assert [y.numpy().tolist() for y in kept[1:]] == [[4.0] * 3, [6.0] * 3, [8.0] * 3]
+    with pytest.raises(RuntimeError, match="this is an output of spoils"):
+        kept[0].numpy()
 
 
 # The picture
@@ -623,7 +641,7 @@ def test_the_picture_shows_what_recordings_own_and_share(m: Any) -> None:
     owned = {n: sum(hi - lo for node, lo, hi, owns in tree._memory() if node == n and owns) for n in names}
     assert len(names) == 3 and owned == {n: owns for n, _, _, owns, *_ in tree._recordings()}
     behind = [n for n, (_, parent) in names.items() if parent >= 0]
-    assert len(behind) == 2 and shared["times"] >= 512 and shared["<lambda>"] >= 512
+    assert len(behind) == 2 and shared["times_3"] >= 512 and shared["<lambda>"] >= 512
     figure: Any = tree.plot()
     (axes,) = figure.axes
     texts = {t.get_text() for t in axes.texts}

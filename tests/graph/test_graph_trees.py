@@ -16,16 +16,7 @@ import pytest
 import fanin
 from fanin import sim
 from kit import hooks
-
-HERE = ""  # the device of the world that the test has
-
-
-@pytest.fixture(params=["sim", "fake", "cpu"])
-def m(request: pytest.FixtureRequest, a_world: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Any:
-    world = a_world(request.param, 1, seed=7)
-    monkeypatch.setitem(globals(), "HERE", world.place())
-    return world
-
+from kit.graph_trees import did, launch, scaled, tree_on
 
 STREAMS = pytest.mark.parametrize("m", ["sim", "fake"], indirect=True)  # where there are some
 
@@ -33,28 +24,6 @@ STREAMS = pytest.mark.parametrize("m", ["sim", "fake"], indirect=True)  # where 
 def wait(s: Any, for_: Any) -> None:
     if s is not None:  # the CPU has none
         s.wait(for_)
-
-
-def launch(m: Any, fn: Callable[..., Any], reads: list[Any], writes: list[Any], stream: Any = None) -> None:
-    m.launch(stream or fanin.current_stream(HERE), fn, reads=reads, writes=writes)
-
-
-def scaled(m: Any, factor: float) -> Callable[..., Any]:
-    def times(x: Any) -> Any:
-        y = m.empty(x.shape, x.dtype)
-        launch(m, lambda a, b: np.multiply(a, factor, out=b), [x], [y])
-        return y
-
-    times.__name__ = f"times_{factor:g}"
-    return times
-
-
-def tree_on(m: Any, **more: Any) -> fanin.GraphTree:
-    return fanin.GraphTree(HERE, **{"memory": 1 << 16, **more})
-
-
-def did(function: Any) -> str:
-    return function.last.did
 
 
 # ---- the life of a function ----
@@ -237,7 +206,7 @@ def test_k_micro_batches_over_several_streams_give_the_bits_of_the_sequential_su
 
             def micro(*operands: Any, side: list[Any] = side) -> None:
                 *xs, g = operands
-                here, buf = fanin.current_stream(HERE), fanin.InputBuffer(1, name="micro")
+                here, buf = m.current_stream(), fanin.InputBuffer(1, name="micro")
                 for i, x in enumerate(xs):
                     s = side[i % len(side)]
                     wait(s, here)
@@ -414,7 +383,7 @@ def bad(error: type[Exception], words: str, streams: bool = False) -> Callable[[
 def synchronizes(m: Any, out: dict[str, Any]) -> Callable[..., Any]:
     def f(x: Any) -> Any:
         y = scaled(m, 2)(x)
-        fanin.current_stream(HERE).synchronize()
+        m.current_stream().synchronize()
         return y
 
     return f
@@ -436,10 +405,10 @@ def forgets_a_join(m: Any, out: dict[str, Any]) -> Callable[..., Any]:
 
     def f(x: Any) -> Any:
         y = m.empty(x.shape, x.dtype)
-        s.wait(fanin.current_stream(HERE))
+        s.wait(m.current_stream())
         launch(m, lambda a, b: np.multiply(a, 2, out=b), [x], [y], s)
         if out.setdefault("calls", 0) == 0:
-            fanin.current_stream(HERE).wait(s)
+            m.current_stream().wait(s)
         out["calls"] += 1
         return y
 
@@ -725,13 +694,13 @@ def test_an_output_used_on_another_stream_is_waited_for_before_its_memory_is_use
         with tree.step():
             y = double(m.array(np.full(4, float(i))))
             z = m.empty((4,), np.float64)
-            s.wait(fanin.current_stream(HERE))
+            s.wait(m.current_stream())
             y.record_stream(s)
             launch(m, lambda a, b: np.add(a, 1, out=b), [y], [z], s)
             zs.append(z)
             del y
     m.synchronize()
-    fanin.current_stream(HERE).wait(s)
+    m.current_stream().wait(s)
     assert [z.numpy()[0] for z in zs] == [2.0 * i + 1 for i in range(5)]
     assert m.races == 0
 
@@ -748,11 +717,8 @@ def test_a_function_called_within_another_or_within_a_capture_is_part_of_that(m:
 
 
 @pytest.mark.parametrize("kind", ["sim", "fake"])
-def test_after_close_nothing_is_left_and_calls_say_so(
-    kind: str, a_world: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_close_nothing_is_left_and_calls_say_so(kind: str, a_world: Callable[..., Any]) -> None:
     m = a_world(kind, 1, seed=7, memory=1 << 20)
-    monkeypatch.setitem(globals(), "HERE", m.place())
     blocks = []
     for _ in range(4):
         double = a_tree_was_closed(m)
@@ -804,7 +770,7 @@ def test_bad_arguments_are_told_what_would_have_been_right(m: Any) -> None:
     with sim.Machine() as other, pytest.raises(ValueError, match="operand 0 lies on sim:0, and the graph tree is of"):
         f(other.array(np.ones(2)))
     with pytest.raises(ValueError, match="memory is a number of bytes"):
-        fanin.GraphTree(HERE, memory=3)
+        fanin.GraphTree(m.place(), memory=3)
 
 
 def test_a_tree_may_be_asked_within_a_body_and_from_other_threads_meanwhile(m: Any) -> None:
@@ -891,7 +857,7 @@ def test_a_steady_call_allocates_nothing_of_its_own(m: Any) -> None:
         return operands[0]
 
     counts = {}
-    caller = fanin.current_stream(HERE)  # somebody has it, as its library would
+    caller = m.current_stream()  # somebody has it, as its library would
     for n in (1, 32):
         f = tree.function(nothing, roles="static")
         operands = [m.array(np.ones(1)) for _ in range(n)]
@@ -918,73 +884,3 @@ def test_a_steady_call_allocates_nothing_of_its_own(m: Any) -> None:
         t.wait(s)
         direct = hooks.memory()[1] - before
     assert counts[1] == counts[32] == direct and caller
-
-
-def scenario(m: Any) -> list[Any]:
-    """Warmed, recorded, replayed, branched, kept, closed; gives values."""
-    values = []
-    with fanin.GraphTree(HERE, memory=1 << 14) as tree:
-        a, b, c = (tree.function(scaled(m, k), keep=k == 5) for k in (2, 3, 5))
-        for i in range(5):
-            with tree.step():
-                y = a(m.array(np.full(4, float(i))))
-                z = (b if i % 2 else c)(y)
-                values.append(z.numpy().tolist())
-                del y
-    return values
-
-
-def test_each_allocation_fails_once_and_nothing_is_lost(m: Any) -> None:
-    want = scenario(m)
-    failures = 0
-    for n in range(3000):
-        gc.collect()
-        m.synchronize()
-        hooks.fail_at(n)
-        try:
-            got = scenario(m)
-        except MemoryError:
-            failures += 1
-        else:
-            assert got == want
-        finally:
-            hooks.fail_at(-1)
-        if n % 7 == 0:
-            assert scenario(m) == want
-        m.synchronize()
-        if failures and n > failures + 60:
-            break
-    assert failures > 100
-
-
-@STREAMS
-@pytest.mark.parametrize("code", [2, 999], ids=["out of memory", "unknown"])
-def test_each_call_of_the_device_fails_once_and_the_tree_goes_on(m: Any, code: int) -> None:
-    """A stream that stayed captured, or a context that stayed, would show in the next run; what the failing call was to
-    give back is lost with it.
-    """
-    want, failures, n, ran_out = scenario(m), 0, 0, False
-    m.forgive("contexts", "events", "memory", "streams", "modules")
-    while not ran_out:
-        if m.kind == "sim":
-            hooks.fail_call(m.machine, n, memory=code == 2)
-        else:
-            before = m.driver.calls()
-            m.driver.fail(n, code)
-        try:
-            got = scenario(m)
-        except (fanin.DeviceError, RuntimeError):
-            failures += 1
-        else:
-            assert got == want
-        finally:
-            if m.kind == "sim":
-                hooks.fail_call(m.machine, -1)
-                ran_out = n >= 200
-            else:
-                m.driver.fail(-1, 0)
-                ran_out = m.driver.calls() - before < n
-        assert scenario(m) == want, n
-        n += 1 if m.kind == "sim" or code == 999 else 5
-    print(failures, "failures of", n)
-    assert failures > 20
