@@ -25,6 +25,7 @@ typedef struct fan_giver {
     const fan_node *node; /* NULL: the caller of the pass */
     const char *call;     /* his call, "backward" */
     uint32_t index;       /* of the edge, or of the root */
+    bool hook;            /* a post-hook of the node put it there */
     fan_stream *stream;   /* P; NULL: what is current where it is added */
     fan_stream_set *to;   /* what is current where it is consumed: there C is, where the consumer has no stream (S5) */
 } fan_giver;
@@ -74,6 +75,8 @@ typedef struct fan_engine_frontend {
      * The sums, which hooks may replace, stay the caller's. */
     fan_status (*run)(fan_node *n, void **sums, void *node_hooks, void **gradients, uint32_t ngradients,
                       fan_error *err);
+    /* hooked: after run: whether a post-hook of these put a node's gradient there. */
+    bool (*hooked)(const void *node_hooks, uint32_t index);
     /* fetch: three nodes that are likely to run soon, the nearest first, and that no cache may have: of the farthest
      * itself, of the second its function, of the nearest what that needs. Nothing is called. */
     void (*fetch)(const fan_node *const soon[3]);
@@ -156,10 +159,10 @@ fan_status fan_backward_too_deep(fan_error *err);
 
 /* By hand, instead of fan_backward_run. fan_backward_next: leaves accumulate; then the next node that is ready is at
  * work; NULL: the pass is done. fan_backward_sums: the holds of its sums, after the hooks of its slots, and of
- * `node_hooks`. fan_backward_give: its gradients, of which it takes the holds, failing too. */
+ * `node_hooks`. fan_backward_give: its gradients, of which it takes the holds, failing too; `node_hooks` have run. */
 fan_status fan_backward_next(fan_backward *p, fan_node **out, fan_error *err);
 fan_status fan_backward_sums(fan_backward *p, void **sums, void **node_hooks, fan_error *err);
-fan_status fan_backward_give(fan_backward *p, void **gradients, fan_error *err);
+fan_status fan_backward_give(fan_backward *p, void **gradients, const void *node_hooks, fan_error *err);
 
 /* fan_backward_by_hand: the node at work is so until its gradients are given: inside a call, on this thread; between
  * calls, on any. */

@@ -50,7 +50,7 @@ fan_status fan__explain_sum(const fan_worker *w, uint32_t slot, void *buffer, fa
         return FAN_OK;
     while (found.key != FAN_NOWHERE && next_way(p, w->now, &at, &of, &e))
         if (e.slot == slot && e.edge->key == found.key) {
-            const fan_giver giver = {.node = e.from, .call = p->config.call, .index = e.index};
+            const fan_giver giver = {.node = e.from, .call = p->config.call, .index = e.index, .hook = e.edge->hook};
             return p->config.frontend->nonfinite(&found, &giver, err);
         }
     return p->config.frontend->nonfinite(&found, NULL, err);

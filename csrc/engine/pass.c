@@ -221,12 +221,12 @@ fan_status fan_backward_sums(fan_backward *p, void **sums, void **node_hooks, fa
     return fan__step_sums(&p->caller, sums, node_hooks, err);
 }
 
-fan_status fan_backward_give(fan_backward *p, void **gradients, fan_error *err)
+fan_status fan_backward_give(fan_backward *p, void **gradients, const void *node_hooks, fan_error *err)
 {
     if (p->is_running)
         fan__running_end(&p->running);
     p->is_running = false;
-    fan_status status = fan__step_give(&p->caller, gradients, err);
+    fan_status status = fan__step_give(&p->caller, gradients, node_hooks, err);
     fan__timeline_end(&p->timeline, &p->caller);
     return status;
 }

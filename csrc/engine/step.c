@@ -88,6 +88,7 @@ static fan_status give(fan_backward *p, fan_visit_edge *edge, void **gradient, f
     const fan_visit *to = &p->visits[edge->to];
     fan_visit_slot *s = &p->slots[to->slots + edge->slot];
     edge->defined = *gradient != NULL;
+    edge->hook = giver->hook;
     if (s->producers == 1 && !p->config.detect &&
         (!*gradient || p->config.frontend->hand(to->node, edge->slot, *gradient))) {
         s->handed = *gradient;
@@ -120,7 +121,7 @@ static bool gives(const fan_backward *p, const fan_visit *v, void **gradients)
 }
 
 /* give_all: to all whom the node's edges lead to. Of several workers, they arrive together (queue.h). */
-static fan_status give_all(fan_worker *w, const fan_on *on, void **gradients, fan_error *err)
+static fan_status give_all(fan_worker *w, const fan_on *on, void **gradients, const void *node_hooks, fan_error *err)
 {
     fan_backward *p = w->pass;
     const fan_visit *v = &p->visits[w->now];
@@ -134,6 +135,8 @@ static fan_status give_all(fan_worker *w, const fan_on *on, void **gradients, fa
             fan__queue_arrived(p, edge->to);
             fan__pass_unlock(p);
         }
+        if (node_hooks)
+            giver.hook = p->config.frontend->hooked(node_hooks, giver.index);
         FAN_TRY(give(p, edge, &gradients[giver.index], &giver, err));
         if (!p->crew)
             fan__queue_arrived(p, edge->to);
@@ -142,7 +145,7 @@ static fan_status give_all(fan_worker *w, const fan_on *on, void **gradients, fa
     return FAN_OK;
 }
 
-fan_status fan__step_give(fan_worker *w, void **gradients, fan_error *err)
+fan_status fan__step_give(fan_worker *w, void **gradients, const void *node_hooks, fan_error *err)
 {
     fan_backward *p = w->pass;
     const fan_visit *v = &p->visits[w->now];
@@ -156,7 +159,7 @@ fan_status fan__step_give(fan_worker *w, void **gradients, fan_error *err)
     if (on.own && status == FAN_OK && !gives(p, v, gradients))
         status = fan_pass_gave_nothing(p, &on, err);
     if (status == FAN_OK)
-        status = give_all(w, &on, gradients, err);
+        status = give_all(w, &on, gradients, node_hooks, err);
     fan__drop_all(p, gradients, v->nedges);
     return status;
 }
@@ -285,11 +288,11 @@ static fan_status run_here(fan_worker *w, fan_error *err)
         status = p->config.frontend->run(v->node, sums, node_hooks, gradients, v->nedges, err);
     fan__running_end(&here);
     fan__drop_all(p, sums, n);
-    fan__drop_all(p, &node_hooks, 1);
     if (status == FAN_OK)
-        status = fan__step_give(w, gradients, err);
+        status = fan__step_give(w, gradients, node_hooks, err);
     else
         fan__drop_all(p, gradients, v->nedges);
+    fan__drop_all(p, &node_hooks, 1);
     if (sums != on_stack)
         fan_free(sums);
     return status;

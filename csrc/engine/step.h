@@ -20,7 +20,7 @@ fan_status fan__give_one(fan_backward *p, fan_visit_edge *edge, void **gradient,
 /* Of the node that the worker has (queue.h). fan__step_sums, fan__step_give: see fan_backward_sums, fan_backward_give.
  * fan__step: all of it. fan__step_end: of one that does not run: it accumulates, or is there to be captured. */
 fan_status fan__step_sums(fan_worker *w, void **sums, void **node_hooks, fan_error *err);
-fan_status fan__step_give(fan_worker *w, void **gradients, fan_error *err);
+fan_status fan__step_give(fan_worker *w, void **gradients, const void *node_hooks, fan_error *err);
 fan_status fan__step(fan_worker *w, fan_error *err);
 fan_status fan__step_end(fan_worker *w, fan_error *err);
 /* fan__running_begin: the node at that place runs, on a thread; 0: any. */

@@ -54,6 +54,7 @@ typedef struct fan_visit_edge {
     uint32_t key;
     uint32_t slot;         /* of that one */
     bool arrived, defined; /* its gradient has come; it is one, and not None */
+    bool hook;             /* .. and a post-hook of its giver put it there */
 } fan_visit_edge;
 
 /* What is ready. */

@@ -51,7 +51,7 @@ int fan_index(PyObject *o, const char *what, PyObject *negative, int64_t *out)
         n = PyLong_AsLongLongAndOverflow(o, &overflow);
     } else {
         if (!PyIndex_Check(o))
-            return fan_refuse(PyExc_TypeError, "%s: expected an integer, got a %.200s", what, Py_TYPE(o)->tp_name);
+            return fan_refuse(PyExc_TypeError, "%s: expected an integer, got %s", what, FAN_TYPE_TEXT(o));
         i = PyNumber_Index(o);
         if (!i)
             return -1;
@@ -98,7 +98,7 @@ int fan_sequence_arg(PyObject *o, const char *what, PyObject **out)
 {
     if (PyUnicode_Check(o) || PyBytes_Check(o) || PyDict_Check(o) || PyAnySet_Check(o) ||
         (!Py_TYPE(o)->tp_iter && !PySequence_Check(o)))
-        return fan_refuse(PyExc_TypeError, "%s: expected a sequence, got a %.200s", what, Py_TYPE(o)->tp_name);
+        return fan_refuse(PyExc_TypeError, "%s: expected a sequence, got %s", what, FAN_TYPE_TEXT(o));
     *out = PySequence_Tuple(o);
     return *out ? 0 : -1;
 }
@@ -199,7 +199,7 @@ int fan_scale_arg(PyObject *o, fan_take *how)
         return fan_refuse(PyExc_ValueError, "scale: %R is more than a float can hold", o);
     } else if ((PyArray_Check(o) && PyArray_NDIM((PyArrayObject *)o) > 0) || PyUnicode_Check(o) || PyBytes_Check(o) ||
                !Py_TYPE(o)->tp_as_number || !Py_TYPE(o)->tp_as_number->nb_float) {
-        return fan_refuse(PyExc_TypeError, "scale: expected a number, got a %.200s", Py_TYPE(o)->tp_name);
+        return fan_refuse(PyExc_TypeError, "scale: expected a number, got %s", FAN_TYPE_TEXT(o));
     } else {
         number = PyNumber_Float(o);
         s->re = number ? PyFloat_AS_DOUBLE(number) : 0;

@@ -46,17 +46,16 @@ static int showable(const fan_value *v)
 /* check_object: whether a slot that declares something takes what sums by its own + (A8). */
 static int check_object(const PyObject *gradient, unsigned flags)
 {
-    const char *name = Py_TYPE(gradient)->tp_name;
     if ((flags & FAN_NUMBERS) && PyArray_CheckExact(gradient))
         return fan_refuse(PyExc_TypeError,
-                          "expected an array of numbers, as the slot declares its shape or dtype, got a %.200s of "
+                          "expected an array of numbers, as the slot declares its shape or dtype, got %s of "
                           "objects: convert it, x.astype(float), or give Slot(combine=f)",
-                          name);
+                          FAN_TYPE_TEXT(gradient));
     if (flags & FAN_ARRAYS)
         return fan_refuse(PyExc_TypeError,
-                          "expected an array that can be added to the leaf's .grad in place, got a %.200s, which sums "
+                          "expected an array that can be added to the leaf's .grad in place, got %s, which sums "
                           "by its own +: pass np.asarray(x)",
-                          name);
+                          FAN_TYPE_TEXT(gradient));
     return 0;
 }
 

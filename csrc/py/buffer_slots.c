@@ -75,9 +75,8 @@ static int spec_of_example(PyObject *item, fan_slot_spec *spec)
         return -1;
     ndim = fan_value_shape(&v, &shape);
     if (ndim < 0)
-        fan_refuse(PyExc_TypeError,
-                   "expected an example array or a fanin.Slot, got a %.200s; fanin.Slot() declares nothing",
-                   Py_TYPE(item)->tp_name);
+        fan_refuse(PyExc_TypeError, "expected an example array or a fanin.Slot, got %s; fanin.Slot() declares nothing",
+                   FAN_TYPE_TEXT(item));
     else
         result = spec_shape(spec, ndim, shape);
     spec->dtype = v.dtype;
@@ -142,10 +141,10 @@ int fan_slot_specs_of(PyObject *slots, const char *name, fan_slot_specs *d, PyOb
                           Py_TYPE(slots)->tp_name);
     if (PyUnicode_Check(slots) || PyBytes_Check(slots) || PyDict_Check(slots) || PyAnySet_Check(slots) ||
         !Py_TYPE(slots)->tp_iter || !(fast = PySequence_Tuple(slots)))
-        return PyErr_Occurred() ? -1
-                                : fan_refuse(PyExc_TypeError,
-                                             "slots: expected a count or a sequence of arrays and Slots, got a %.200s",
-                                             Py_TYPE(slots)->tp_name);
+        return PyErr_Occurred()
+                   ? -1
+                   : fan_refuse(PyExc_TypeError, "slots: expected a count or a sequence of arrays and Slots, got %s",
+                                FAN_TYPE_TEXT(slots));
     d->n = (size_t)PyTuple_GET_SIZE(fast);
     *names = PyTuple_New((Py_ssize_t)d->n);
     d->specs = fan_calloc(sizeof *d->specs * (d->n ? d->n : 1));

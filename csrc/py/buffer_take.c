@@ -30,8 +30,8 @@ static int parse_out(PyObject *out, const char *name, PyObject *slot_names, size
     if (bare < 0)
         return -1;
     if (!PyList_Check(out) && !PyTuple_Check(out))
-        return fan_refuse(PyExc_TypeError, "out: expected a list of %zu arrays or Nones, got a %.200s%s", n,
-                          Py_TYPE(out)->tp_name, bare ? ": give [array]" : "");
+        return fan_refuse(PyExc_TypeError, "out: expected a list of %zu arrays or Nones, got %s%s", n,
+                          FAN_TYPE_TEXT(out), bare ? ": give [array]" : "");
     if ((size_t)PySequence_Fast_GET_SIZE(out) != n)
         return fan_refuse(PyExc_ValueError, "out: expected %zu entr%s, one for each slot, got %zd", n,
                           n == 1 ? "y" : "ies", PySequence_Fast_GET_SIZE(out));
@@ -110,9 +110,8 @@ PyObject *fan_take_all(fan_buffer *core, const size_t *only, PyObject *slot_name
     if (!list || fan_scale_arg(scale, &how) < 0)
         goto done;
     if (only && (PyList_Check(out) || PyTuple_Check(out))) {
-        fan_refuse(PyExc_TypeError,
-                   "out: expected the array for slot %zu, got a %.200s: with slot= give the array itself", *only,
-                   Py_TYPE(out)->tp_name);
+        fan_refuse(PyExc_TypeError, "out: expected the array for slot %zu, got %s: with slot= give the array itself",
+                   *only, FAN_TYPE_TEXT(out));
         goto done;
     }
     if (out != Py_None) {

@@ -136,9 +136,8 @@ static fanin_object *api_node_new(fanin_object *function, const fanin_edge *edge
 {
     PyObject *fn = (PyObject *)function;
     if (!fn || !fan_is_function(fn))
-        return (fanin_object *)PyErr_Format(PyExc_TypeError,
-                                            "node_new: expected a function of function_new, got a %.200s",
-                                            fn ? Py_TYPE(fn)->tp_name : "NULL");
+        return (fanin_object *)PyErr_Format(PyExc_TypeError, "node_new: expected a function of function_new, got %s",
+                                            fn ? FAN_TYPE_TEXT(fn) : "NULL");
     return (fanin_object *)fan_node_new((function_object *)fn, edges, nedges, (PyObject *)name);
 }
 

@@ -33,8 +33,8 @@ static int import_any(PyObject *o, const fan_node *n, fanin_value *out)
     if (fits)
         fan_c_show(fan_array_hold(v.array), out);
     else
-        PyErr_Format(PyExc_TypeError, "%s takes arrays on the CPU, got a %.200s", said(n, name, sizeof name),
-                     Py_TYPE(o)->tp_name);
+        PyErr_Format(PyExc_TypeError, "%s takes arrays on the CPU, got %s", said(n, name, sizeof name),
+                     FAN_TYPE_TEXT(o));
     fan_value_release(&v);
     return fits ? 0 : -1;
 }

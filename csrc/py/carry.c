@@ -131,7 +131,7 @@ static void name_giver(const buffer_object *b, const fan_giver *giver)
     char name[128];
     PyErr_Clear();
     if (rest && giver->node)
-        said = PyUnicode_FromFormat("%s returned an invalid gradient at index %u: %s",
+        said = PyUnicode_FromFormat("%s%s returned an invalid gradient at index %u: %s", FAN_BY_HOOK(giver),
                                     fan_node_said(giver->node, name, sizeof name), giver->index, rest);
     else if (rest)
         said =
@@ -266,6 +266,8 @@ static fan_status run(fan_node *n, void **sums, void *node_hooks, void **gradien
     return status_of(fan_node_run(fan_node_object(n), sums, node_hooks, gradients, ngradients), err);
 }
 
+static bool hooked(const void *node_hooks, uint32_t index) { return fan_hooks_gave(node_hooks, index); }
+
 /* fetch: of a function in Python its own memory is what it needs. */
 static void fetch(const fan_node *const soon[3])
 {
@@ -379,6 +381,7 @@ const fan_engine_frontend fan_python_engine = {
     .nonfinite = fan_explain_nonfinite,
     .hooks = hooks,
     .run = run,
+    .hooked = hooked,
     .fetch = fetch,
     .accumulate = accumulate,
     .leaf_grad = leaf_grad,

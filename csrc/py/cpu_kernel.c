@@ -246,8 +246,8 @@ static PyObject *argument(PyObject *name, PyObject *x, bool write, Py_ssize_t i)
     if (!write && (PyLong_Check(x) || PyFloat_Check(x) || PyComplex_Check(x) || PyArray_IsScalar(x, Generic)))
         return Py_NewRef(x);
     return PyErr_Format(
-        PyExc_TypeError, "%U: %s[%zd]: a kernel on the CPU %s, got a %.200s", name, write ? "writes" : "reads", i,
-        write ? "writes arrays that can be written" : "reads arrays on the CPU and numbers", Py_TYPE(x)->tp_name);
+        PyExc_TypeError, "%U: %s[%zd]: a kernel on the CPU %s, got %s", name, write ? "writes" : "reads", i,
+        write ? "writes arrays that can be written" : "reads arrays on the CPU and numbers", FAN_TYPE_TEXT(x));
 }
 
 static PyObject *call_of(PyObject *fn, PyObject *name, PyObject *reads, PyObject *writes)

@@ -240,7 +240,7 @@ int fan_dlpack_take(PyObject *capsule, PyObject *producer, const fan_dl_device *
     bool versioned;
     void *managed;
     if (!PyCapsule_CheckExact(capsule))
-        return fan_refuse(PyExc_TypeError, "__dlpack__ gave a %.200s; expected a capsule", Py_TYPE(capsule)->tp_name);
+        return fan_refuse(PyExc_TypeError, "__dlpack__ gave %s; expected a capsule", FAN_TYPE_TEXT(capsule));
     managed = ours(capsule, &versioned);
     return managed ? fan_dlpack_adopt(managed, versioned, producer, said, writes, d, out) : -1;
 }
@@ -272,7 +272,7 @@ int fan_dlpack_peek(PyObject *capsule, int64_t *dims, fan_dl_tensor *out, uint64
     int result = -1;
     void *managed;
     if (!PyCapsule_CheckExact(capsule))
-        return fan_refuse(PyExc_TypeError, "__dlpack__ gave a %.200s; expected a capsule", Py_TYPE(capsule)->tp_name);
+        return fan_refuse(PyExc_TypeError, "__dlpack__ gave %s; expected a capsule", FAN_TYPE_TEXT(capsule));
     managed = ours(capsule, &versioned);
     if (!managed)
         return -1;

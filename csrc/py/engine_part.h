@@ -80,6 +80,9 @@ int fan_hooks_of_node(node_object *self, void **node_hooks);
 int fan_hooks_pre(node_object *self, PyObject *node_hooks, void **sums);
 int fan_hooks_post(node_object *self, PyObject *node_hooks, void **sums, void **gradients, uint32_t ngradients);
 int fan_hooks_accumulated(node_object *self, PyObject *node_hooks);
+/* fan_hooks_gave: whether a post-hook put a gradient there. FAN_BY_HOOK: so begins a message about one. */
+bool fan_hooks_gave(const void *node_hooks, uint32_t index);
+#define FAN_BY_HOOK(giver) ((giver)->hook ? "a post-hook of " : "")
 
 /* ---- node.c ---- */
 

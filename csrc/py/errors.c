@@ -151,6 +151,15 @@ fan_status fan_check_signals(fan_error *err)
     return status;
 }
 
+const char *fan_type_text(const PyObject *o, char *buf, size_t size)
+{
+    const char *name = Py_TYPE(o)->tp_name;
+    if (o == Py_None)
+        return "None";
+    PyOS_snprintf(buf, size, "%s %.200s", name[0] && strchr("AEIOaeio", name[0]) ? "an" : "a", name);
+    return buf;
+}
+
 static _Thread_local fan_where *where;
 
 void fan_where_push(fan_where *w)

@@ -37,12 +37,13 @@ fan_status fan_explain_nonfinite(const fan_nonfinite *found, const fan_giver *gi
                      "%s: the sum in slot %u is not finite, and none of its gradients is so: it overflows (%s)", to,
                      found->slot, elements);
     else if (from)
-        PyErr_Format(PyExc_FloatingPointError,
-                     "%s returned a gradient that is not finite at index %u: an inf or NaN in %s of the sum in slot %u "
-                     "of %s; %s%V",
-                     fan_node_said(from, name, sizeof name), giver->index, elements, found->slot, to,
-                     call_site ? "it was made at " : "where it was made is known of nodes made under ", call_site,
-                     "fanin.set_options(detect=True)");
+        PyErr_Format(
+            PyExc_FloatingPointError,
+            "%s%s returned a gradient that is not finite at index %u: an inf or NaN in %s of the sum in slot %u "
+            "of %s; %s%V",
+            FAN_BY_HOOK(giver), fan_node_said(from, name, sizeof name), giver->index, elements, found->slot, to,
+            call_site ? "it was made at " : "where it was made is known of nodes made under ", call_site,
+            "fanin.set_options(detect=True)");
     else
         PyErr_Format(PyExc_FloatingPointError,
                      "%s was given a gradient that is not finite at index %u: an inf or NaN in %s", giver->call,

@@ -44,7 +44,7 @@ PyObject *fan_hooks_add(node_object *owner, PyObject *fn, fan_hook_when when, ui
     PyObject *all, *before;
     hook_object *self;
     if (!PyCallable_Check(fn))
-        return PyErr_Format(PyExc_TypeError, "hook: expected a function, got a %.200s", Py_TYPE(fn)->tp_name);
+        return PyErr_Format(PyExc_TypeError, "hook: expected a function, got %s", FAN_TYPE_TEXT(fn));
     more = fan_node_more(owner);
     self = more ? (hook_object *)type->tp_alloc(type, 0) : NULL;
     if (!self)
@@ -128,7 +128,7 @@ static bool alike(const fan_value *a, const fan_value *b)
 }
 
 /* check_replaced: of the same shape, dtype and device: 0, or -1 with an exception. */
-static int check_replaced(PyObject *was, PyObject *is, const char *who)
+static int check_replaced(PyObject *was, PyObject *is, const char *who, const char *at)
 {
     FAN_RAW fan_fast_kind one, two;
     char *data, before[256], now[256];
@@ -145,20 +145,21 @@ static int check_replaced(PyObject *was, PyObject *is, const char *who)
     }
     good = alike(&a, &b);
     if (!good)
-        PyErr_Format(PyExc_ValueError, "%s returned an invalid gradient: expected %s, got %s", who,
+        PyErr_Format(PyExc_ValueError, "%s returned an invalid gradient%s: expected %s, got %s", who, at,
                      said(&a, before, sizeof before), said(&b, now, sizeof now));
     fan_value_release(&a);
     fan_value_release(&b);
     return good ? 0 : -1;
 }
 
-/* replace: *sum becomes `to`, whose hold it takes. What is undefined stays so, and what is defined. */
-static int replace(void **sum, PyObject *to, const char *who)
+/* replace: *sum becomes `to`, whose hold it takes. What is undefined stays so, and what is defined. `at`: which of what
+ * the hook returned, " at index 1"; "": all. */
+static int replace(void **sum, PyObject *to, const char *who, const char *at)
 {
     void *was = *sum;
     if (!was != (to == Py_None)) {
-        PyErr_Format(PyExc_ValueError, "%s returned an invalid gradient: expected %s, got %.200s", who,
-                     was ? "one, as there is a sum" : "None, as there is no sum", was ? "None" : Py_TYPE(to)->tp_name);
+        PyErr_Format(PyExc_ValueError, "%s returned an invalid gradient%s: expected %s, got %s", who, at,
+                     was ? "one, as there is a sum" : "None, as there is no sum", FAN_TYPE_TEXT(to));
         Py_DECREF(to);
         return -1;
     }
@@ -166,7 +167,7 @@ static int replace(void **sum, PyObject *to, const char *who)
         Py_DECREF(to);
         return 0;
     }
-    if (to != was && check_replaced(was, to, who) < 0) {
+    if (to != was && check_replaced(was, to, who, at) < 0) {
         Py_DECREF(to);
         return -1;
     }
@@ -202,11 +203,26 @@ int fan_hooks_slots(node_object *self, void **sums)
         } else if (to) {
             PyOS_snprintf(who, sizeof who, "a hook of slot %u of %s", hook->slot,
                           fan_node_said(&self->node, name, sizeof name));
-            bad = replace(&sums[hook->slot], to, who) < 0;
+            bad = replace(&sums[hook->slot], to, who, "") < 0;
         }
     }
     Py_XDECREF(all);
     return bad ? -1 : 0;
+}
+
+/* gave_none: of each gradient whether a post-hook put it there: not yet. */
+static PyObject *gave_none(uint32_t n)
+{
+    PyObject *gave = PyByteArray_FromStringAndSize(NULL, (Py_ssize_t)n);
+    if (gave)
+        memset(PyByteArray_AS_STRING(gave), 0, n);
+    return gave;
+}
+
+bool fan_hooks_gave(const void *node_hooks, uint32_t index)
+{
+    PyObject *gave = PyTuple_GET_ITEM((PyObject *)(uintptr_t)node_hooks, 2);
+    return gave != Py_None && PyByteArray_AS_STRING(gave)[index];
 }
 
 int fan_hooks_of_node(node_object *self, void **node_hooks)
@@ -214,9 +230,18 @@ int fan_hooks_of_node(node_object *self, void **node_hooks)
     const node_more *more = self->more;
     if (!more || (!more->hooks[FAN_HOOK_PRE] && !more->hooks[FAN_HOOK_POST]))
         return 0;
-    *node_hooks = PyTuple_Pack(2, more->hooks[FAN_HOOK_PRE] ? more->hooks[FAN_HOOK_PRE] : Py_None,
-                               more->hooks[FAN_HOOK_POST] ? more->hooks[FAN_HOOK_POST] : Py_None);
-    return *node_hooks ? 0 : -1;
+    PyObject *all = tuple_quietly(3), *post = more->hooks[FAN_HOOK_POST];
+    PyObject *gave = all && post ? gave_none(self->node.nedges) : Py_NewRef(Py_None);
+    if (!all || !gave) {
+        Py_XDECREF(all);
+        Py_XDECREF(gave);
+        return -1;
+    }
+    PyTuple_SET_ITEM(all, 0, Py_NewRef(more->hooks[FAN_HOOK_PRE] ? more->hooks[FAN_HOOK_PRE] : Py_None));
+    PyTuple_SET_ITEM(all, 1, Py_NewRef(post ? post : Py_None));
+    PyTuple_SET_ITEM(all, 2, gave);
+    *node_hooks = all;
+    return 0;
 }
 
 static PyObject *hooks_in(PyObject *node_hooks, Py_ssize_t which)
@@ -229,7 +254,7 @@ int fan_hooks_pre(node_object *self, PyObject *node_hooks, void **sums)
 {
     PyObject *all = hooks_in(node_hooks, 0);
     uint32_t n = self->node.inputs;
-    char name[128], who[192];
+    char name[128], who[192], at[24];
     for (Py_ssize_t i = 0; all && i < PyTuple_GET_SIZE(all); i++) {
         hook_object *hook = of(PyTuple_GET_ITEM(all, i));
         PyObject *seen = tuple_of(sums, n), *to = NULL;
@@ -246,14 +271,16 @@ int fan_hooks_pre(node_object *self, PyObject *node_hooks, void **sums)
         }
         PyOS_snprintf(who, sizeof who, "a pre-hook of %s", fan_node_said(&self->node, name, sizeof name));
         if (!PyTuple_Check(to) || PyTuple_GET_SIZE(to) != (Py_ssize_t)n) {
-            PyErr_Format(PyExc_TypeError, "%s returned no tuple of %u sum%s: got a %.200s", who, n, FAN_PLURAL(n),
-                         Py_TYPE(to)->tp_name);
+            PyErr_Format(PyExc_TypeError, "%s returned no tuple of %u sum%s: got %s", who, n, FAN_PLURAL(n),
+                         FAN_TYPE_TEXT(to));
             Py_DECREF(to);
             return -1;
         }
         int bad = 0;
-        for (uint32_t k = 0; k < n && !bad; k++)
-            bad = replace(&sums[k], Py_NewRef(PyTuple_GET_ITEM(to, k)), who) < 0;
+        for (uint32_t k = 0; k < n && !bad; k++) {
+            PyOS_snprintf(at, sizeof at, " at index %u", k);
+            bad = replace(&sums[k], Py_NewRef(PyTuple_GET_ITEM(to, k)), who, at) < 0;
+        }
         Py_DECREF(to);
         if (bad)
             return -1;
@@ -261,33 +288,44 @@ int fan_hooks_pre(node_object *self, PyObject *node_hooks, void **sums)
     return 0;
 }
 
+/* replace_all: by what a post-hook returned, which is taken; `were` were there. */
+static int replace_all(const node_object *self, PyObject *to, PyObject *were, void **gradients, uint32_t ngradients,
+                       char *gave)
+{
+    char name[128], who[192];
+    for (uint32_t k = 0; k < ngradients; k++) {
+        PyObject *was = gradients[k];
+        gradients[k] = NULL;
+        Py_XDECREF(was);
+    }
+    PyOS_snprintf(who, sizeof who, "a post-hook of %s", fan_node_said(&self->node, name, sizeof name));
+    if (fan_gradients_of(to, &self->node, who, gradients, ngradients) < 0)
+        return -1;
+    for (uint32_t k = 0; k < ngradients; k++)
+        if (gradients[k] && gradients[k] != PyTuple_GET_ITEM(were, k))
+            gave[k] = 1;
+    return 0;
+}
+
 int fan_hooks_post(node_object *self, PyObject *node_hooks, void **sums, void **gradients, uint32_t ngradients)
 {
     PyObject *all = hooks_in(node_hooks, 1);
-    char name[128], who[192];
-    for (Py_ssize_t i = 0; all && i < PyTuple_GET_SIZE(all); i++) {
+    int bad = 0;
+    for (Py_ssize_t i = 0; all && i < PyTuple_GET_SIZE(all) && !bad; i++) {
         hook_object *hook = of(PyTuple_GET_ITEM(all, i));
         PyObject *both[2] = {tuple_of(sums, self->node.inputs), tuple_of(gradients, ngradients)}, *to = NULL;
         if (both[0] && both[1])
             to = hook->fn ? PyObject_Vectorcall(hook->fn, both, 2, NULL) : Py_NewRef(Py_None);
+        if (to == Py_None)
+            Py_DECREF(to);
+        else if (to)
+            bad = replace_all(self, to, both[1], gradients, ngradients,
+                              PyByteArray_AS_STRING(PyTuple_GET_ITEM(node_hooks, 2)));
+        bad = bad || !to;
         Py_XDECREF(both[0]);
         Py_XDECREF(both[1]);
-        if (!to)
-            return -1;
-        if (to == Py_None) {
-            Py_DECREF(to);
-            continue;
-        }
-        for (uint32_t k = 0; k < ngradients; k++) {
-            PyObject *was = gradients[k];
-            gradients[k] = NULL;
-            Py_XDECREF(was);
-        }
-        PyOS_snprintf(who, sizeof who, "a post-hook of %s", fan_node_said(&self->node, name, sizeof name));
-        if (fan_gradients_of(to, &self->node, who, gradients, ngradients) < 0)
-            return -1;
     }
-    return 0;
+    return bad ? -1 : 0;
 }
 
 int fan_hooks_accumulated(node_object *self, PyObject *node_hooks)

@@ -129,9 +129,8 @@ static int collect_parts(PyObject *parts, fan_value *out)
     if (!fast)
         return PyErr_Occurred()
                    ? -1
-                   : fan_refuse(PyExc_TypeError,
-                                "__fanin_parts__() gave a %.200s; expected the arrays that the object holds",
-                                Py_TYPE(parts)->tp_name);
+                   : fan_refuse(PyExc_TypeError, "__fanin_parts__() gave %s; expected the arrays that the object holds",
+                                FAN_TYPE_TEXT(parts));
     if (n > 0) {
         out->parts = fan_alloc((size_t)n * 3 * sizeof(fan_array *));
         if (!out->parts) {
@@ -145,9 +144,8 @@ static int collect_parts(PyObject *parts, fan_value *out)
         int bad = fan_import(item, false, false, &v);
         size_t k = 0;
         if (!bad && v.form != FAN_FORM_DENSE && v.form != FAN_FORM_SPARSE)
-            bad = fan_refuse(PyExc_TypeError,
-                             "__fanin_parts__() gave a %.200s; expected the arrays that the object holds",
-                             Py_TYPE(item)->tp_name);
+            bad = fan_refuse(PyExc_TypeError, "__fanin_parts__() gave %s; expected the arrays that the object holds",
+                             FAN_TYPE_TEXT(item));
         if (!bad) {
             k = fan_value_arrays(&v, out->parts + out->nparts, 3);
             for (size_t j = 0; j < k; j++)
@@ -312,8 +310,7 @@ int fan_import_out(PyObject *o, fan_value *out)
         fan_value_release(out);
     if (out->form != FAN_FORM_DENSE) {
         fan_value_release(out);
-        return fan_refuse(PyExc_TypeError, "out: expected a dense array to write into, got a %.200s",
-                          Py_TYPE(o)->tp_name);
+        return fan_refuse(PyExc_TypeError, "out: expected a dense array to write into, got %s", FAN_TYPE_TEXT(o));
     }
     if (!out->array->writable)
         why = "is read-only";
@@ -323,8 +320,8 @@ int fan_import_out(PyObject *o, fan_value *out)
         why = "is read through a detached copy or view: give x.detach()"; /* what is written might not be seen in `o` */
     if (why) {
         fan_value_release(out);
-        return fan_refuse(PyExc_BufferError, "out: expected an array that can be written, got a %.200s that %s",
-                          Py_TYPE(o)->tp_name, why);
+        return fan_refuse(PyExc_BufferError, "out: expected an array that can be written, got %s that %s",
+                          FAN_TYPE_TEXT(o), why);
     }
     return 0;
 }

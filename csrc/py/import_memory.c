@@ -222,9 +222,7 @@ static int import_source(PyObject *source, PyObject *producer, fan_array **out, 
         return (PyTuple_GET_SIZE(source) == 4 ? import_capsule : import_address)(source, producer, out, device);
     a = fan_array_arg(source, device);
     if (!a)
-        return PyErr_Occurred()
-                   ? -1
-                   : fan_refuse(PyExc_TypeError, "expected an array, got a %.200s", Py_TYPE(source)->tp_name);
+        return PyErr_Occurred() ? -1 : fan_refuse(PyExc_TypeError, "expected an array, got %s", FAN_TYPE_TEXT(source));
     if (fan_array_usable(a) < 0)
         return -1;
     *out = fan_array_hold(a);

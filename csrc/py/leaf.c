@@ -397,9 +397,8 @@ static int check_array(const leaf_object *self, PyObject *value, const fan_value
 {
     if (v->form == FAN_FORM_OBJECT || (is_number(value) && PyArray_Check(self->array))) {
         bool objects = PyArray_Check(value);
-        PyErr_Format(PyExc_TypeError,
-                     "%s: grad: expected an array that can be added to in place, got a %.200s%s: set %s", name,
-                     Py_TYPE(value)->tp_name, objects ? " of objects" : "",
+        PyErr_Format(PyExc_TypeError, "%s: grad: expected an array that can be added to in place, got %s%s: set %s",
+                     name, FAN_TYPE_TEXT(value), objects ? " of objects" : "",
                      objects                      ? "x.astype(float)"
                      : v->form == FAN_FORM_OBJECT ? "np.asarray(x)"
                                                   : "np.array(x)");

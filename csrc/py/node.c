@@ -328,9 +328,9 @@ static int group_arg(node_object *self, PyObject *group)
         return 0;
     if (PyLong_Check(group) || PyFloat_Check(group) || PyTuple_Check(group) || PyBytes_Check(group)) {
         PyErr_Format(PyExc_TypeError,
-                     "group: expected a text, or an object that the nodes share, got a %.200s: two that are equal need "
+                     "group: expected a text, or an object that the nodes share, got %s: two that are equal need "
                      "not be one object",
-                     Py_TYPE(group)->tp_name);
+                     FAN_TYPE_TEXT(group));
         return -1;
     }
     if (!(more = fan_node_more(self)))
@@ -345,11 +345,11 @@ static int fill_in(node_object *self, const node_args *a)
 {
     uint32_t inputs = 0;
     if (!PyCallable_Check(a->fn)) {
-        PyErr_Format(PyExc_TypeError, "fn: expected a function, got a %.200s", Py_TYPE(a->fn)->tp_name);
+        PyErr_Format(PyExc_TypeError, "fn: expected a function, got %s", FAN_TYPE_TEXT(a->fn));
         return -1;
     }
     if (a->release && a->release != Py_None && !PyCallable_Check(a->release)) {
-        PyErr_Format(PyExc_TypeError, "release: expected a function, got a %.200s", Py_TYPE(a->release)->tp_name);
+        PyErr_Format(PyExc_TypeError, "release: expected a function, got %s", FAN_TYPE_TEXT(a->release));
         return -1;
     }
     if (a->name && a->name != Py_None && (!(self->name = PyObject_Str(a->name)) || !fan_text_arg(self->name)))

@@ -102,8 +102,8 @@ static int root_arg(pass_parts *parts, size_t index, PyObject *item)
     uint32_t slot = 0;
     if (!n) {
         PyErr_Format(PyExc_TypeError,
-                     "%s: root %zu: expected (node, slot, gradient), with a fanin.Node or fanin.Leaf, got a %.200s",
-                     parts->config.call, index, Py_TYPE(item)->tp_name);
+                     "%s: root %zu: expected (node, slot, gradient), with a fanin.Node or fanin.Leaf, got %s",
+                     parts->config.call, index, FAN_TYPE_TEXT(item));
         return -1;
     }
     if (tuple && slot_of(parts, "root", index, n, PyTuple_GET_ITEM(item, 1), &slot) < 0)
@@ -119,9 +119,8 @@ static int input_arg(pass_parts *parts, size_t index, PyObject *item)
     bool tuple = PyTuple_Check(item) && PyTuple_GET_SIZE(item) == 2;
     const node_object *n = fan_node_arg(tuple ? PyTuple_GET_ITEM(item, 0) : item);
     if (!n) {
-        PyErr_Format(PyExc_TypeError,
-                     "%s: input %zu: expected a fanin.Leaf, a fanin.Node or (node, slot), got a %.200s",
-                     parts->config.call, index, Py_TYPE(item)->tp_name);
+        PyErr_Format(PyExc_TypeError, "%s: input %zu: expected a fanin.Leaf, a fanin.Node or (node, slot), got %s",
+                     parts->config.call, index, FAN_TYPE_TEXT(item));
         return -1;
     }
     w->node = (fan_node *)(uintptr_t)&n->node;
@@ -203,7 +202,7 @@ static int function_arg(PyObject *o, const char *what, void **out)
     *out = o == Py_None ? NULL : o;
     if (!*out || PyCallable_Check(o))
         return 0;
-    PyErr_Format(PyExc_TypeError, "%s: expected a function, got a %.200s", what, Py_TYPE(o)->tp_name);
+    PyErr_Format(PyExc_TypeError, "%s: expected a function, got %s", what, FAN_TYPE_TEXT(o));
     return -1;
 }
 

@@ -182,6 +182,10 @@ typedef struct fan_where {
 void fan_where_push(fan_where *w);
 void fan_where_pop(fan_where *w);
 fan_stream *fan_where_stream(void); /* of the innermost; borrowed */
+/* fan_type_text: "an int", "a list", "None": what messages call an object that is of no use; returns buf.
+ * FAN_TYPE_TEXT: the same, in memory of the block around. */
+const char *fan_type_text(const PyObject *o, char *buf, size_t size);
+#define FAN_TYPE_TEXT(o) fan_type_text((o), (char[208]){""}, 208)
 /* fan_refuse: an exception of ours that begins with where; PyErr_FormatV's directives. Returns -1. */
 int fan_refuse(PyObject *type, const char *fmt, ...);
 int fan_refuse_error(fan_status s, const fan_error *err); /* the same for the box */

@@ -163,8 +163,7 @@ static PyObject *recording_operand(PyObject *o, PyObject *array)
     size_t bytes;
     fan_error err = {0};
     if (!self->r || !PyArray_CheckExact(array))
-        return PyErr_Format(PyExc_TypeError, "Recording.operand: expected an ndarray, got a %.200s",
-                            Py_TYPE(array)->tp_name);
+        return PyErr_Format(PyExc_TypeError, "Recording.operand: expected an ndarray, got %s", FAN_TYPE_TEXT(array));
     fan_ndarray_extent(array, &lo, &bytes);
     PyObject *operand = Py_BuildValue("(ONN)", array, PyLong_FromVoidPtr(PyArray_DATA((PyArrayObject *)array)),
                                       PyBool_FromLong(may_write((PyArrayObject *)array)));
@@ -218,9 +217,9 @@ static PyObject *call_new(recording_object *self, PyObject *fn, PyObject *name, 
         } else if (!write && (PyLong_Check(x) || PyFloat_Check(x) || PyComplex_Check(x))) {
             view = Py_NewRef(x);
         } else {
-            view = PyErr_Format(PyExc_TypeError, "%U: %s[%zd]: a kernel %s, got a %.200s", name,
-                                write ? "writes" : "reads", write ? i - reads : i,
-                                write ? "writes ndarrays" : "reads ndarrays and Python's numbers", Py_TYPE(x)->tp_name);
+            view = PyErr_Format(PyExc_TypeError, "%U: %s[%zd]: a kernel %s, got %s", name, write ? "writes" : "reads",
+                                write ? i - reads : i,
+                                write ? "writes ndarrays" : "reads ndarrays and Python's numbers", FAN_TYPE_TEXT(x));
         }
         if (!view) {
             Py_DECREF(call);

@@ -319,7 +319,7 @@ int fan_regions_read(PyObject *o, const char *who, fan_regions *out)
     *out = (fan_regions){.n = 0};
     if (PyArray_Check(o) || Py_TYPE(o) == fan_state_get()->array_type || PyUnicode_Check(o) || PyBytes_Check(o) ||
         !(Py_TYPE(o)->tp_iter || PySequence_Check(o))) {
-        PyErr_Format(PyExc_TypeError, "%s: expected a sequence of arrays, got a %.200s", who, Py_TYPE(o)->tp_name);
+        PyErr_Format(PyExc_TypeError, "%s: expected a sequence of arrays, got %s", who, FAN_TYPE_TEXT(o));
         return -1;
     }
     out->tuple = PySequence_Tuple(o);

@@ -10,12 +10,11 @@ static int wrong_number(PyObject *result, const fan_node *n, const char *who, ui
         PyErr_Format(PyExc_ValueError, "%s returned an invalid number of gradients: expected %u, got %zd", who,
                      ngradients, PySequence_Fast_GET_SIZE(result));
     else if (ngradients == 0)
-        PyErr_Format(PyExc_ValueError, "%s returned an invalid number of gradients: expected 0, got a %.200s", who,
-                     Py_TYPE(result)->tp_name);
+        PyErr_Format(PyExc_ValueError, "%s returned an invalid number of gradients: expected 0, got %s", who,
+                     FAN_TYPE_TEXT(result));
     else
-        PyErr_Format(PyExc_TypeError,
-                     "%s returned an invalid number of gradients: expected a tuple of %u, got a %.200s", who,
-                     ngradients, Py_TYPE(result)->tp_name);
+        PyErr_Format(PyExc_TypeError, "%s returned an invalid number of gradients: expected a tuple of %u, got %s", who,
+                     ngradients, FAN_TYPE_TEXT(result));
     Py_DECREF(result);
     return -1;
 }

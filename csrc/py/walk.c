@@ -167,7 +167,7 @@ static int gradients_given(walk_object *self, PyObject *result)
                      ? fan_from_python(&err)
                      : FAN_OK;
         if (status == FAN_OK)
-            status = fan_backward_give(self->pass, gradients, &err);
+            status = fan_backward_give(self->pass, gradients, self->node_hooks, &err);
         else
             for (uint32_t i = 0; i < n; i++)
                 Py_XDECREF((PyObject *)gradients[i]);
@@ -282,8 +282,8 @@ static PyObject *walk_explain(PyObject *o, PyObject *const *args, Py_ssize_t nar
     if (fan_parse_call("explain", names, 1, 1, "node", args, nargs, kwnames, &node) < 0)
         return NULL;
     if (node && node != Py_None && !(only = fan_node_arg(node)))
-        return PyErr_Format(PyExc_TypeError, "explain: expected a fanin.Node, a fanin.Leaf or None, got a %.200s",
-                            Py_TYPE(node)->tp_name);
+        return PyErr_Format(PyExc_TypeError, "explain: expected a fanin.Node, a fanin.Leaf or None, got %s",
+                            FAN_TYPE_TEXT(node));
     if (!self->pass)
         return self->last ? Py_NewRef(self->last) : PyUnicode_FromString("");
     return fan_explain_pass(self->pass, only ? &only->node : NULL);

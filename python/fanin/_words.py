@@ -9,6 +9,12 @@ def counted(n: int, what: str) -> str:
     return f"{n} {what}" if n == 1 else f"{n} {what}s"
 
 
+def type_of(x: object) -> str:
+    """What messages call an object that is of no use: "an int", "a list", "None"."""
+    name = type(x).__name__
+    return "None" if x is None else f"{'an' if name[:1] in 'AEIOaeio' or name == 'ndarray' else 'a'} {name}"
+
+
 def ordinal(n: int) -> str:
     ending = "th" if n % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(n % 10, "th")
     return f"{n}{ending}"

@@ -27,6 +27,7 @@ except ImportError as e:  # pragma: no cover - depends on what is installed
 from . import _core
 from ._interop.protocols import DTypeLike
 from ._interop.torch_graph import backward
+from ._words import type_of
 from .slots import Slot
 
 __all__ = ["accumulate", "backward"]
@@ -276,16 +277,14 @@ def _leaves(
     if isinstance(parameters, torch.Tensor):
         raise TypeError("accumulate: expected several tensors, got one: give [tensor]")
     if isinstance(parameters, torch.nn.Module):
-        raise TypeError(f"accumulate: expected tensors, got a {type(parameters).__name__}: give model.parameters()")
+        raise TypeError(f"accumulate: expected tensors, got {type_of(parameters)}: give model.parameters()")
     tensors: dict[int, torch.Tensor] = {}
     names: Names = []
     i = -1
     for i, one in enumerate(parameters):
         name, p = (i, one) if not isinstance(one, tuple) or len(one) != 2 else (str(one[0]), one[1])
         if not isinstance(p, torch.Tensor):
-            raise TypeError(
-                f"accumulate: expected tensors, or (name, tensor) pairs, got a {type(p).__name__} as {_word(name)}"
-            )
+            raise TypeError(f"accumulate: expected tensors, or (name, tensor) pairs, got {type_of(p)} as {_word(name)}")
         if not p.requires_grad or id(p) in tensors:
             continue
         if not p.is_leaf:

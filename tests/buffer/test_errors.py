@@ -56,7 +56,7 @@ ADDS: list[tuple[str, Callable[[InputBuffer], Any], type[Exception], str]] = [
     ("slot of bool", lambda b: b.add(True, 1.0), TypeError, "grads: slot: expected an integer, got the bool True"),
     ("slot of np.bool", lambda b: b.add(np.True_, 1.0), TypeError, "grads: slot: expected an integer, got the bool"),
     ("slot of float", lambda b: b.add(0.0, 1.0), TypeError, "grads: slot: expected an integer, got a float"),
-    ("slot of None", lambda b: b.add(None, 1.0), TypeError, "grads: slot: expected an integer, got a NoneType"),
+    ("slot of None", lambda b: b.add(None, 1.0), TypeError, "grads: slot: expected an integer, got None"),
     (
         "shape",
         lambda b: b.add(0, np.ones(3)),
@@ -290,7 +290,7 @@ MADE: list[tuple[str, Callable[[], Any], type[Exception], str]] = [
     ),
     ("a bool", lambda: InputBuffer(True), TypeError, "slots: expected an integer, got the bool True"),
     ("a dict", lambda: InputBuffer({}), TypeError, "got a dict"),
-    ("None", lambda: InputBuffer(None), TypeError, "got a NoneType"),
+    ("None", lambda: InputBuffer(None), TypeError, "got None"),
     (
         "negative",
         lambda: InputBuffer(-1, name="grads"),
@@ -302,7 +302,7 @@ MADE: list[tuple[str, Callable[[], Any], type[Exception], str]] = [
         "None among the slots",
         lambda: InputBuffer([None], name="grads"),
         TypeError,
-        "grads: slot 0: expected an example array or a fanin.Slot, got a NoneType; fanin.Slot() declares nothing",
+        "grads: slot 0: expected an example array or a fanin.Slot, got None; fanin.Slot() declares nothing",
     ),
     ("a list among the slots", lambda: InputBuffer([np.ones(1), [2.0]]), TypeError, "slot 1: a list is no array"),
     (

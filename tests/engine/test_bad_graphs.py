@@ -299,10 +299,10 @@ def test_hooks_that_return_nonsense(where: str, new: Any) -> None:
         text = "^a hook of slot 0 of Mul returned an invalid gradient"
     elif where == "pre":
         mul.register_prehook(lambda sums: (new,))
-        text = "^a pre-hook of Mul returned an invalid gradient"
+        text = "^a pre-hook of Mul returned an invalid gradient at index 0: "
     elif where == "post":
         mul.register_posthook(lambda sums, gradients: (new,))
-        text = "^(a post-hook of )?Mul returned an invalid gradient"
+        text = "^a post-hook of Mul returned an invalid gradient at index 0: "
     else:
         w.register_hook(lambda g: new)
         text = "^a hook of (slot 0 of )?w returned an invalid gradient"
@@ -313,6 +313,79 @@ def test_hooks_that_return_nonsense(where: str, new: Any) -> None:
     with pytest.raises((TypeError, ValueError), match=text):
         fanin.backward([(mul, 0, ones(2))])
     assert w.grad is None
+
+
+def run_a_pass(roots: Any, workers: int) -> None:
+    fanin.backward(roots, workers=workers)
+
+
+def run_by_hand(roots: Any, workers: int) -> None:
+    for node, sums in (p := fanin.walk(roots)):
+        p.give(node.fn(*sums))
+
+
+@pytest.mark.rule("E9", "V3")
+@pytest.mark.parametrize("run", [run_a_pass, run_by_hand])
+@pytest.mark.parametrize(
+    ("hooks", "whose"),
+    [
+        ({}, "Mul"),
+        ({"see": None}, "Mul"),
+        ({"same": lambda good, bad: (good, bad)}, "Mul"),
+        ({"other": lambda good, bad: (good * 2, bad)}, "Mul"),
+        ({"bad": lambda good, bad: (good, ones(3))}, "a post-hook of Mul"),
+        ({"bad": lambda good, bad: (good, ones(3)), "same": lambda good, bad: (good, bad)}, "a post-hook of Mul"),
+        ({"swap": lambda good, bad: (None, good), "bad": lambda none, good: (none, ones(3))}, "a post-hook of Mul"),
+    ],
+    ids=lambda x: "-".join(x) or "none" if isinstance(x, dict) else "",
+)
+def test_a_wrong_gradient_is_whose_it_is_the_nodes_or_a_post_hooks(run: Any, hooks: Any, whose: str) -> None:
+    """Of several post-hooks it does not matter which one it was; what they hand on is whose it was."""
+    for workers in (1, 2):
+        w = leaf()
+        mul = Node(lambda g: (g, ones(5)), edges=[(w, 0), (w, 0)], name="Mul")
+        for hook in hooks.values():
+            mul.register_posthook(lambda sums, gradients, hook=hook: hook and hook(*gradients))
+        with pytest.raises(
+            ValueError, match=rf"^{whose} returned an invalid gradient at index 1: expected .* shape \(2,\)"
+        ):
+            run([(mul, 0, ones(2))], workers)
+        assert w.grad is None
+
+
+@pytest.mark.rule("E9", "V3")
+def test_a_wrong_sum_of_a_pre_hook_is_named_with_its_index() -> None:
+    w = leaf()
+    for new, slots, text in [
+        (ones(3), 2, r"expected \(2,\) float32 on cpu, got \(3,\) float32 on cpu"),
+        (None, 2, "expected one, as there is a sum, got None"),
+        (5, 1, "expected None, as there is no sum, got an int"),
+    ]:
+        mul = Node(lambda a, b: a, 2, edges=[(w, 0)], name="Mul")
+        mul.register_prehook(lambda sums, new=new: (sums[0], new))
+        with pytest.raises(ValueError, match=rf"^a pre-hook of Mul returned an invalid gradient at index 1: {text}\n"):
+            fanin.backward([(mul, slot, ones(2)) for slot in range(slots)])
+    assert w.grad is None
+
+
+WRONG_KINDS: list[tuple[Callable[[], Any], str]] = [
+    (lambda: Node(7), "fn: expected a function, got an int"),  # type: ignore[arg-type]
+    (lambda: Node(None), "fn: expected a function, got None"),  # type: ignore[arg-type]
+    (lambda: Node(passed_on, release=[]), "release: expected a function, got a list"),  # type: ignore[arg-type]
+    (lambda: Node(passed_on).register_hook(7), "hook: expected a function, got an int"),
+    (lambda: fanin.backward([7]), "root 0: expected (node, slot, gradient), .* got an int"),  # type: ignore[list-item]
+    (lambda: fanin.backward([], [None]), "input 0: .* got None"),  # type: ignore[list-item]
+    (lambda: fanin.backward([leaf(1)], schedule=7), "schedule: expected a function, got an int"),  # type: ignore[arg-type]
+    (lambda: fanin.backward([leaf(1)], workers="2"), "workers: expected an integer, got a str"),  # type: ignore[arg-type]
+    (lambda: fanin.backward([leaf(1)], workers=None), "workers: expected an integer, got None"),  # type: ignore[arg-type]
+    (lambda: fanin.walk([leaf(1)]).explain(1), "explain: .* got an int"),  # type: ignore[arg-type]
+]
+
+
+@pytest.mark.parametrize(("make", "text"), WRONG_KINDS, ids=[text for _, text in WRONG_KINDS])
+def test_messages_say_what_kind_of_object_came_as_people_say_it(make: Callable[[], Any], text: str) -> None:
+    with pytest.raises(TypeError, match=f"{text.replace('(', '[(]').replace(')', '[)]')}$"):
+        make()
 
 
 @pytest.mark.rule("E9", "V1")

@@ -43,6 +43,21 @@ def test_the_first_gradient_that_is_not_finite_ends_the_pass_with_the_node_that_
     assert g["v"].grad.tolist() == [1, 1, 1], "a whole gradient, or none"
 
 
+@pytest.mark.rule("E9", "E11")
+def test_what_a_post_hook_made_not_finite_is_the_hooks() -> None:
+    for hook, whose in [
+        (lambda sums, gradients: (gradients[0], gradients[1] * inf), "a post-hook of Mul"),
+        (lambda sums, gradients: (gradients[0] * 1, gradients[1]), "Mul"),
+    ]:
+        w = fanin.Leaf(np.zeros(2))
+        node = fanin.Node(
+            lambda g, whose=whose: (g, g * inf if whose == "Mul" else g), edges=[(w, 0), (w, 0)], name="Mul"
+        )
+        node.register_posthook(hook)
+        with pytest.raises(FloatingPointError, match=rf"^{whose} returned a gradient that is not finite at index 1: "):
+            fanin.backward([(node, 0, np.ones(2))], detect=True)
+
+
 @pytest.mark.rule("E11")
 def test_a_gradient_that_is_alone_in_its_slot_is_looked_at_and_a_leaf_s_too() -> None:
     w = fanin.Leaf(np.zeros(2))

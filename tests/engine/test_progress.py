@@ -142,7 +142,7 @@ def test_progress_may_start_a_pass_with_a_progress_of_its_own() -> None:
 def test_progress_is_a_function_or_none() -> None:
     roots, _ = fan(1)
     fanin.backward(roots, progress=None, keep_graph=True)
-    with pytest.raises(TypeError, match="progress: expected a function, got a int"):
+    with pytest.raises(TypeError, match="progress: expected a function, got an int"):
         fanin.backward(roots, progress=3)  # type: ignore[arg-type]
 
 

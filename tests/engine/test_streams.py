@@ -389,6 +389,48 @@ def test_a_gradient_on_another_device_than_its_slot_declares_is_refused_by_name(
         fanin.backward([(top, 0, ones(w))])
 
 
+@pytest.mark.rule("A12", "A14", "S18")
+@pytest.mark.parametrize("says", ["stream", "device"])
+def test_where_a_node_runs_says_nothing_of_where_its_gradients_lie(w: Any, says: str) -> None:
+    """The node of a copy from device 0 to device 1, or to the host, runs on 0 and gets what lies elsewhere; its stream
+    waits for it.
+    """
+    s, t = w.stream(0), w.stream(1)
+    seen: list[Any] = []
+
+    def fn(g: Any) -> Any:
+        if g is not host:
+            w.launch(s, lambda v: seen.append(v.copy()), reads=[g])
+        return ()
+
+    host = np.ones(4)
+    for g in (host, ones(w, t, 1)):
+        with fanin.stream(s):
+            low = fanin.Node(fn, **{says: s if says == "stream" else w.place(0)})
+        with fanin.stream(t):
+            top = fanin.Node(lambda _, g=g: g, edges=[(low, 0)])
+        assert low.device == w.place(0) and fanin.grad([(top, 0, 1.0)], [low])[0] is g
+        fanin.backward([(low, 0, g)])
+    w.synchronize()
+    assert [x.tolist() for x in seen] == [[1] * 4]
+
+
+@pytest.mark.rule("A12", "V2", "V3")
+def test_gradients_on_two_devices_are_no_sum_and_the_error_names_node_and_index(w: Any) -> None:
+    """Where no slot declares a device it is that of the first that comes; of two it is told of the second."""
+    here, there, host = ones(w), ones(w, None, 1), np.ones(4)
+    places = {id(here): w.place(0), id(there): w.place(1), id(host): "cpu"}
+    for first, second in [(here, there), (there, here), (host, here), (there, host)]:
+        low = fanin.Node(lambda g: (), device=w.place(0), name="Low")
+        for late in (True, False):  # whether what comes second is a node's, or a root's gradient
+            mul = fanin.Node(lambda _, g=second: (None, g), edges=[None, (low, 0)], name="Mul")
+            roots = [(low, 0, first), (mul, 0, 1.0)] if late else [(low, 0, first), (low, 0, second)]
+            who = "Mul returned" if late else "backward was given"
+            said = f"expected a gradient on {places[id(first)]}, got one on {places[id(second)]}"
+            with pytest.raises(ValueError, match=rf"^{who} an invalid gradient at index 1: {said} \(A12\)"):
+                fanin.backward(roots)
+
+
 def test_a_stream_of_another_machine_is_refused_by_name(a_world: Any) -> None:
     w, other = a_world("sim"), a_world("sim")
     s, x = w.stream(), other.array(np.ones(4))

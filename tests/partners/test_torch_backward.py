@@ -349,7 +349,7 @@ class Gives(torch.autograd.Function):
     [
         (lambda g: (g, None, g), RuntimeError, "incorrect number of gradients: expected 2, got 3"),
         (lambda g: (), RuntimeError, "incorrect number of gradients: expected 2, got 0"),
-        (lambda g: (5, None), TypeError, "invalid gradient at index 0: expected a tensor or None, got a int"),
+        (lambda g: (5, None), TypeError, "invalid gradient at index 0: expected a tensor or None, got an int"),
     ],
     ids=["too many", "too few", "a number"],
 )
@@ -658,7 +658,7 @@ REFUSED: list[tuple[Callable[[], Any], Any, str]] = [
     (lambda: BACKWARD(with_module_hooks()), RuntimeError, "full backward hooks"),
     (lambda: BACKWARD(torch.ones(1)), RuntimeError, "does not require a gradient"),
     (lambda: BACKWARD(7), TypeError, "int"),
-    (lambda: BACKWARD([7]), TypeError, "tensor 0: expected a tensor, got a int"),
+    (lambda: BACKWARD([7]), TypeError, "tensor 0: expected a tensor, got an int"),
     (lambda: BACKWARD(torch.ones(2, requires_grad=True) * 1), ValueError, "2 elements and no gradient"),
     (lambda: BACKWARD(one(), [None, None]), ValueError, "expected 1 gradient"),
     (lambda: BACKWARD(one(), torch.ones(7, 2)), ValueError, r"gradient 0: expected shape \(1,\), got \(7, 2\)"),

@@ -187,7 +187,7 @@ def test_nonsense_is_refused_and_says_what_is_expected() -> None:
     weight = model[0].weight
     with pytest.raises(TypeError, match=r"expected several tensors, got one: give \[tensor\]"):
         fanin.torch.accumulate(weight)
-    with pytest.raises(TypeError, match=r"got a int as parameters\[1\]"):
+    with pytest.raises(TypeError, match=r"got an int as parameters\[1\]"):
         fanin.torch.accumulate([weight, 3])
     with pytest.raises(TypeError, match=r"parameters\[0\] is no leaf"):
         fanin.torch.accumulate([weight * 2])

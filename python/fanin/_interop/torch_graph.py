@@ -19,7 +19,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 import fanin
 
-from .._words import counted
+from .._words import counted, type_of
 from .protocols import DTypeLike
 from .sharing import has_parts_alone
 
@@ -102,7 +102,7 @@ def _gradients(
         raise ValueError(f"backward: expected {counted(len(roots), 'gradient')} to begin with, got {len(gradients)}")
     for i, (t, g) in enumerate(zip(roots, gradients, strict=True)):
         if not isinstance(t, torch.Tensor):
-            raise TypeError(f"backward: tensor {i}: expected a tensor, got a {type(t).__name__}")
+            raise TypeError(f"backward: tensor {i}: expected a tensor, got {type_of(t)}")
         if g is None and t.numel() != 1:
             raise ValueError(
                 f"backward: tensor {i} has {t.numel()} elements and no gradient to begin with: give gradients="
@@ -110,7 +110,7 @@ def _gradients(
         if g is None and t.is_complex():
             raise ValueError(f"backward: tensor {i} is complex and has no gradient to begin with: give gradients=")
         if g is not None and not isinstance(g, torch.Tensor):
-            raise TypeError(f"backward: gradient {i}: expected a tensor, got a {type(g).__name__}")
+            raise TypeError(f"backward: gradient {i}: expected a tensor, got {type_of(g)}")
         if g is not None and g.shape != t.shape:
             raise ValueError(f"backward: gradient {i}: expected shape {tuple(t.shape)}, got {tuple(g.shape)}")
     return [torch.ones_like(t) if g is None else g for t, g in zip(roots, gradients, strict=True)]
@@ -133,7 +133,7 @@ def _leaves(inputs: list[torch.Tensor]) -> list[_Node]:
     """The nodes where the gradients of leaves end."""
     for i, t in enumerate(inputs):
         if not isinstance(t, torch.Tensor):
-            raise TypeError(f"backward: input {i}: expected a tensor, got a {type(t).__name__}")
+            raise TypeError(f"backward: input {i}: expected a tensor, got {type_of(t)}")
         if not (t.is_leaf and t.requires_grad):
             raise ValueError(
                 f"backward: input {i} is no leaf that requires a gradient: torch.autograd.grad gives those of others"
@@ -417,8 +417,8 @@ def _custom(node: _Node) -> Callable[..., Gradients]:
         for i in needed:
             if not (made[i] is None or isinstance(made[i], torch.Tensor)):
                 raise TypeError(
-                    f"{node.name()} returned an invalid gradient at index {i}: expected a tensor or None, got a"
-                    f" {type(made[i]).__name__}"
+                    f"{node.name()} returned an invalid gradient at index {i}: expected a tensor or None, got"
+                    f" {type_of(made[i])}"
                 )
         gradients: list[torch.Tensor | None] = [None] * len(node.next_functions)
         for place, i in zip(places, needed, strict=True):

@@ -44,7 +44,7 @@ from fanin._reference.numbers import (
     scaled,
     sum_to,
 )
-from fanin._words import counted
+from fanin._words import counted, type_of
 from fanin.slots import Slot, Sparse, Zero
 
 __all__ = ["InputBuffer", "Slot", "Sparse", "Zero"]
@@ -584,19 +584,19 @@ class InputBuffer:
         """What was asked of take, held against each slot before anything is done (A16, D10, D11)."""
         given = [None] * len(slots) if out is None else out
         if not isinstance(given, list | tuple):
-            raise TypeError(f"out: expected a list of arrays, got a {type(out).__name__}")
+            raise TypeError(f"out: expected a list of arrays, got {type_of(out)}")
         need(len(given) == len(slots), ValueError, f"out: expected {len(slots)} entries, got {len(given)}")
         outs: list[Array | None] = [None] * len(slots)
         for at, (i, x) in enumerate(zip(slots, given, strict=True)):
             if x is not None:
                 who = f"{self._at(i)[1]}: out"
                 if not isinstance(x, np.ndarray):
-                    raise TypeError(f"{who}: expected an array, got a {type(x).__name__}")
+                    raise TypeError(f"{who}: expected an array, got {type_of(x)}")
                 outs[at] = x
                 need(x.flags.writeable and not expanded(x), BufferError, f"{who}: read-only, or overlaps itself")
                 importable(x.dtype)
         number = isinstance(scale, bool | int | float | complex | np.number)
-        need(scale is None or number, TypeError, f"scale: expected a number, got a {type(scale).__name__}")
+        need(scale is None or number, TypeError, f"scale: expected a number, got {type_of(scale)}")
         for i, x in zip(slots, outs, strict=True):
             me = self.passes[i]
             n, who, forms = self.expected[i], self._at(i)[1], {g.form for g in me.came.values()} - {"undefined"}
@@ -632,9 +632,7 @@ def slots_of(slots: Any, accumulate: object) -> list[Slot]:
         need(slots >= 0, ValueError, f"slots: expected a count >= 0, got {slots}")
         slots = [Slot()] * int(slots)
     sequence = isinstance(slots, list | tuple) and not hasattr(slots, "parts")
-    need(
-        sequence, TypeError, f"slots: expected a count or a sequence, got a {type(slots).__name__}; one array: [array]"
-    )
+    need(sequence, TypeError, f"slots: expected a count or a sequence, got {type_of(slots)}; one array: [array]")
     result = []
     for s in slots:
         if not isinstance(s, Slot):

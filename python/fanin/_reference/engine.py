@@ -25,7 +25,7 @@ import numpy as np
 from fanin._interop.protocols import DTypeLike, NDArray
 from fanin._reference.buffer import InputBuffer, Slot, copy_of, fitted, read, slots_of
 from fanin._reference.numbers import need
-from fanin._words import counted
+from fanin._words import counted, type_of
 
 __all__ = ["Leaf", "Node", "backward", "grad"]
 
@@ -305,7 +305,7 @@ class Pass:
                 try:
                     fits = fitted(read(g, slot.combine is not None), slot, slot.shape)
                     need(fits.form != "object" or not isinstance(edge[0], Leaf), TypeError,
-                         f"expected an array to add to .grad, got a {type(g).__name__}")  # fmt: skip
+                         f"expected an array to add to .grad, got {type_of(g)}")  # fmt: skip
                 except (TypeError, ValueError, BufferError) as e:
                     raise type(e)(f"{who} an invalid gradient at index {i}: {e}") from None  # V3
 
