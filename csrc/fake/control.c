@@ -14,7 +14,7 @@ FAN_FAKE_SHOWN int fanFakeReset(int devices, uint64_t seed, int schedule, uint64
 
 FAN_FAKE_SHOWN void fanFakeFail(const char *name, int64_t at, int code, int sticks);
 
-FAN_FAKE_SHOWN void fanFakeSet(int version, int pools, int coherent, int initialised);
+FAN_FAKE_SHOWN void fanFakeSet(int version, int pools, int coherent, int initialised, int compute);
 
 FAN_FAKE_SHOWN uint64_t fanFakeMapped(void);
 
@@ -74,6 +74,7 @@ int fanFakeReset(int devices, uint64_t seed, int schedule, uint64_t starve, uint
     for (int i = 0; i < MOST_DEVICES; i++)
         contexts[i].device = i;
     fan__fake.version = 12040;
+    fan__fake.compute = 75;
     fan__fake.fail_at = -1;
     fan__fake.pools = true;
     fan__fake.devices = devices;
@@ -114,8 +115,9 @@ uint64_t fanFakeMapped(void)
     return n;
 }
 
-void fanFakeSet(int version, int pools, int coherent, int initialised)
+void fanFakeSet(int version, int pools, int coherent, int initialised, int compute)
 {
+    fan__fake.compute = compute;
     fan__fake.coherent = coherent;
     fan__fake.version = version;
     fan__fake.pools = pools;

@@ -129,7 +129,7 @@ fan_cu_result fan_fake_DeviceGetAttribute(int *out, int which, fan_cu_device d)
         *out = fan__fake.pools;
         return OK;
     default:
-        *out = which == FAN_CU_ATTRIBUTE_MAJOR ? 7 : 5;
+        *out = which == FAN_CU_ATTRIBUTE_MAJOR ? fan__fake.compute / 10 : fan__fake.compute % 10;
         return OK;
     }
 }

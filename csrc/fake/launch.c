@@ -4,9 +4,33 @@
 #include "fake/fake.h"
 #include "fake/work.h"
 
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define FATBIN UINT32_C(0xBA55ED50) /* how a fatbin begins */
+
+/* launch_target: the architecture that a PTX is for: 75. */
+static int launch_target(const char *ptx)
+{
+    const char *at = strstr(ptx, ".target sm_");
+    return at ? (int)strtol(at + strlen(".target sm_"), NULL, 10) : 0;
+}
+
+static char *launch_copied(const char *ptx)
+{
+    size_t bytes = strlen(ptx) + 1;
+    char *copy = fan_alloc(bytes);
+    return copy ? memcpy(copy, ptx, bytes) : NULL;
+}
+
+/* launch_has: whether a module has a kernel: one of a PTX of some of them knows no others. */
+static bool launch_has(const fan__thing *m, const char *name)
+{
+    char entry[80];
+    (void)snprintf(entry, sizeof entry, ".entry %s(", name);
+    return !m->sent || strstr(m->sent, entry);
+}
 
 fan_cu_result fan_fake_ModuleLoadData(fan_cu_module *out, const void *image)
 {
@@ -17,10 +41,21 @@ fan_cu_result fan_fake_ModuleLoadData(fan_cu_module *out, const void *image)
     if (!image)
         return INVALID_VALUE;
     memcpy(&magic, image, sizeof magic);
-    if (magic != FATBIN && !strstr(image, ".entry fan_any"))
+    bool whole = magic == FATBIN || strstr(image, ".entry fan_any");
+    if (!whole && !strstr(image, ".entry fan_"))
         return INVALID_IMAGE;
-    *out = (fan_cu_module)(void *)fan__thing_made(A_MODULE, c->device);
-    return *out ? OK : OUT_OF_MEMORY;
+    if (magic != FATBIN && launch_target(image) > fan__fake.compute)
+        return NO_BINARY_FOR_GPU;
+    fan__thing *t = fan__thing_new(A_MODULE, c->device);
+    if (t && !whole && !(t->sent = launch_copied(image))) {
+        fan_free(t);
+        t = NULL;
+    }
+    if (!t)
+        return OUT_OF_MEMORY;
+    fan__thing_add(t);
+    *out = (fan_cu_module)(void *)t;
+    return OK;
 }
 
 fan_cu_result fan_fake_ModuleUnload(fan_cu_module m)
@@ -40,10 +75,11 @@ fan_cu_result fan_fake_ModuleGetFunction(fan_cu_function *out, fan_cu_module m, 
     CALL(ModuleGetFunction);
     INSIDE(c);
     BESIDE(ModuleGetFunction);
-    if (!fan__thing_find(A_MODULE, m))
+    const fan__thing *from = fan__thing_find(A_MODULE, m);
+    if (!from)
         return INVALID_HANDLE;
     const fan_fake_kernel *k = fan_fake_kernel_find(name);
-    if (!k)
+    if (!k || !launch_has(from, name))
         return NOT_FOUND;
     fan__thing *t = fan__thing_new(A_FUNCTION, c->device);
     if (!t)

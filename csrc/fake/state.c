@@ -6,7 +6,7 @@
 
 pthread_mutex_t fan__fake_mutex = PTHREAD_MUTEX_INITIALIZER;
 
-struct fan__fake fan__fake = {.devices = 1, .version = 12040, .fail_at = -1, .pools = true};
+struct fan__fake fan__fake = {.devices = 1, .version = 12040, .fail_at = -1, .pools = true, .compute = 75};
 
 _Thread_local struct fan__fake_here fan__fake_here;
 

@@ -35,7 +35,8 @@ typedef struct fan__thing {
     uint64_t address;              /* MEMORY, tagged */
     size_t bytes;
     struct fan__thing *pool; /* .. the pool that it is of; NULL: none */
-    char *sent;              /* .. what the host copied there, in the order of its calls; NULL: nothing */
+    char *sent;              /* .. what the host copied there, in the order of its calls; NULL: nothing. A_MODULE: the
+                                PTX of one that has not all kernels */
     fan_cu_call *destroy;    /* AN_OBJECT */
     void *ctx;
     size_t refs;
@@ -58,6 +59,7 @@ extern struct fan__fake {
     bool pools;
     bool coherent; /* devices read the host's memory: a copy from there may read it after the call */
     int version;
+    int compute;                  /* of all devices: 75 */
     uint64_t ids;                 /* of streams so far */
     uint64_t capacity;            /* of each device, in bytes */
     uint64_t plain[MOST_DEVICES]; /* of them, given out by cuMemAlloc */

@@ -20,10 +20,23 @@ static PyObject *cuda_use(PyObject *Py_UNUSED(module), PyObject *path)
     Py_END_ALLOW_THREADS Py_RETURN_NONE;
 }
 
+static int put_kernels(PyObject *kernels, int index, const char *words)
+{
+    char name[32];
+    snprintf(name, sizeof name, "cuda:%d", index);
+    PyObject *text = PyUnicode_FromString(words);
+    int code = text ? PyDict_SetItemString(kernels, name, text) : -1;
+    Py_XDECREF(text);
+    return code;
+}
+
 /* describe_cuda: what is there, as a dict: {"why": text} where nothing is. */
 static PyObject *describe_cuda(const fan_cuda_api *api, fan_cuda *c)
 {
-    PyObject *devices = PyList_New(0), *missing = PyDict_New(), *made = NULL;
+    PyObject *devices = PyList_New(0), *kernels = PyDict_New(), *missing = PyDict_New(), *made = NULL;
+    for (int i = 0; kernels && i < fan_cuda_count(c); i++)
+        if (fan_cuda_kernels(c, i) && put_kernels(kernels, i, fan_cuda_kernels(c, i)) < 0)
+            Py_CLEAR(kernels);
     for (int i = 0; devices && i < fan_cuda_count(c); i++) {
         char text[256];
         fan_error err = {0};
@@ -41,10 +54,11 @@ static PyObject *describe_cuda(const fan_cuda_api *api, fan_cuda *c)
                 Py_CLEAR(missing);
             Py_XDECREF(name);
         }
-    if (devices && missing)
-        made = Py_BuildValue("{s:s,s:i,s:O,s:O}", "path", api->path, "version", api->version, "devices", devices,
-                             "missing", missing);
+    if (devices && kernels && missing)
+        made = Py_BuildValue("{s:s,s:i,s:O,s:O,s:O}", "path", api->path, "version", api->version, "devices", devices,
+                             "kernels", kernels, "missing", missing);
     Py_XDECREF(devices);
+    Py_XDECREF(kernels);
     Py_XDECREF(missing);
     return made;
 }

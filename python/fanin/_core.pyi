@@ -798,6 +798,7 @@ class _CudaInfo(TypedDict, total=False):
     path: str
     version: int
     devices: tuple[str, ...]
+    kernels: dict[str, str]
     missing: dict[str, str]
 
 def cuda_info() -> _CudaInfo: ...

@@ -93,13 +93,14 @@ def _cuda() -> dict[str, object]:
 
 
 def _kernels() -> dict[str, object]:
-    """The CUDA kernels as they were built in."""
+    """The CUDA kernels as they were built in, and what devices that are in use loaded of them."""
     machine_code, _, rest = _core.kernels_made().partition(" and PTX for ")
     ptx, _, nvcc = rest.partition(", by nvcc ")
     return {
         "machine_code": machine_code.split(", ") if machine_code else [],
         "ptx": ptx or "compute_75",
         "nvcc": nvcc or None,
+        "loaded": dict(_core.cuda_info().get("kernels", {})),
     }
 
 
@@ -114,8 +115,10 @@ def _cuda_words(cuda: dict[str, Any]) -> str:
 
 def _kernels_words(kernels: dict[str, Any]) -> str:
     if kernels["nvcc"] is None:
-        return f"PTX for {kernels['ptx']} (built without nvcc)"
-    return f"{', '.join(kernels['machine_code'])} and PTX for {kernels['ptx']}, by nvcc {kernels['nvcc']}"
+        words = f"PTX for {kernels['ptx']} (built without nvcc)"
+    else:
+        words = f"{', '.join(kernels['machine_code'])} and PTX for {kernels['ptx']}, by nvcc {kernels['nvcc']}"
+    return "; ".join([words, *(f"{device} has {image}" for device, image in kernels["loaded"].items())])
 
 
 class Info(dict[str, Any]):
@@ -148,7 +151,8 @@ def info() -> Info:
     """What is here, what was built in, and why something is missing: data that prints as a list.
 
     `sums`: the instruction set and the threads of large sums. `backends`: each with `available`; CUDA's with its
-    driver, devices and what that driver has not, or `why` there is none. `kernels`: what of the CUDA kernels is in.
+    driver, devices and what that driver has not, or `why` there is none. `kernels`: what of the CUDA kernels is in, and
+    what each device that is in use `loaded`.
     `pool`: bytes that are kept for large results, and at most (None: no limit).
 
     >>> import fanin

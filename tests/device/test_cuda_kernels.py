@@ -14,9 +14,10 @@ import pytest
 
 import fanin
 from fanin import _core
-from fanin.testing import FakeDriver
+from fanin.testing import FakeDriver, use_driver
 from kit import machine_code
 from kit.support import CSRC, ROOT, RUNGS, core_file
+from kit.values import E4M3, bits
 
 pytestmark = pytest.mark.core
 
@@ -57,12 +58,13 @@ def test_nvcc_takes_the_kernels_and_ptxas_the_ptx_for_every_architecture() -> No
 def test_a_fold_takes_few_instructions_for_16_bytes_and_has_four_loads_in_flight() -> None:
     if not machine_code.tools():
         pytest.skip("no nvcc")
-    for ptx in (False, True):
-        for kind, loop in machine_code.table(machine_code.cubin(ptx)).items():
-            # float8_e4m3fn of the kept PTX has no conversion of the hardware's: it is that of sm_89
-            most = 100 if ptx and kind == "e4m3fn" else machine_code.BOUNDS[kind]
-            assert loop.instructions <= most * loop.loads, (kind, ptx, loop)
-            assert loop.loads % 4 == 0 and (loop.in_flight >= 4 or kind in machine_code.FEWER_AHEAD), (kind, ptx, loop)
+    for of in ("", "ptx", "newer"):
+        table = machine_code.table(machine_code.cubin(of))
+        assert set(table) == ({"e4m3fn"} if of == "newer" else set(machine_code.BOUNDS))
+        for kind, loop in table.items():
+            most = (machine_code.PTX_BOUNDS if of == "ptx" else machine_code.BOUNDS)[kind]
+            assert loop.instructions <= most * loop.loads, (kind, of, loop)
+            assert loop.loads % 4 == 0 and (loop.in_flight >= 4 or kind in machine_code.FEWER_AHEAD), (kind, of, loop)
 
 
 #: An nvcc that says what it is asked, notes that it was, and compiles nothing.
@@ -165,37 +167,120 @@ def test_the_kernels_that_were_built_in_are_named() -> None:
     if _core.kernels_made():
         assert found["machine_code"][0].startswith("sm_") and found["ptx"].startswith("compute_") and found["nvcc"]
     else:
-        assert found == {"machine_code": [], "ptx": "compute_75", "nvcc": None}
+        assert found == {"machine_code": [], "ptx": "compute_75", "nvcc": None, "loaded": {}}
     assert (_core.kernels_made() or "PTX for compute_75 (built without nvcc)") in str(fanin.info())
 
 
 def test_the_built_library_has_the_ptx_of_the_tree() -> None:
-    tree, library = (ROOT / "csrc/device/kernels/ptx.c").read_text(), core_file()
-    ptx = "".join(re.findall(r'^    "(.*)"', tree, re.MULTILINE)).replace("\\n", "\n").replace('\\"', '"')
-    assert len(ptx) > 100_000 and library
-    assert ptx.encode() in library.read_bytes()
+    library = core_file()
+    assert library
+    for ptx in machine_code.kept_texts():
+        assert len(ptx) > 100_000 and ptx.encode() in library.read_bytes()
 
 
 @pytest.mark.parametrize(
-    ("codes", "loaded"),
+    ("compute", "machine_code", "newer", "ptx", "loaded"),
     [
-        ((0, 0, 0), "machine code | 1 loads 0 unloads | fine"),
-        ((209, 0, 0), "machine code ptx | 2 loads 0 unloads | fine"),
-        ((0, 200, 0), "machine code ptx | 2 loads 1 unloads | fine"),  # a driver that loads lazily says it late
-        ((0, 500, 0), "machine code ptx | 2 loads 1 unloads | fine"),
-        ((999, 0, 0), "machine code ptx | 2 loads 0 unloads | fine"),  # in whatever words
-        ((2, 0, 0), "machine code | 1 loads 0 unloads | failed"),
-        ((0, 2, 0), "machine code | 1 loads 1 unloads | failed"),
-        ((700, 0, 0), "machine code | 1 loads 0 unloads | failed"),
-        ((0, 719, 0), "machine code | 1 loads 0 unloads | failed"),
-        ((209, 0, 218), "machine code ptx | 2 loads 0 unloads | failed"),
+        (90, (0, 0), (0, 0), (0, 0), "machine code | 1 loads 0 unloads | fine"),
+        (75, (209, 0), (0, 0), (0, 0), "machine code ptx | 2 loads 0 unloads | fine"),
+        (
+            86,
+            (0, 200),
+            (0, 0),
+            (0, 0),
+            "machine code ptx | 2 loads 1 unloads | fine",
+        ),  # one that loads lazily says it late
+        (86, (0, 500), (0, 0), (0, 0), "machine code ptx | 2 loads 1 unloads | fine"),
+        (75, (999, 0), (0, 0), (0, 0), "machine code ptx | 2 loads 0 unloads | fine"),  # in whatever words
+        (90, (2, 0), (0, 0), (0, 0), "machine code | 1 loads 0 unloads | failed"),
+        (90, (0, 2), (0, 0), (0, 0), "machine code | 1 loads 1 unloads | failed"),
+        (90, (700, 0), (0, 0), (0, 0), "machine code | 1 loads 0 unloads | failed"),
+        (90, (0, 719), (0, 0), (0, 0), "machine code | 1 loads 0 unloads | failed"),
+        (75, (209, 0), (0, 0), (218, 0), "machine code ptx | 2 loads 0 unloads | failed"),
+        (89, (209, 0), (0, 0), (0, 0), "machine code newer ptx ptx | 3 loads 0 unloads | fine"),
+        (120, (0, 209), (0, 0), (0, 0), "machine code newer ptx ptx | 3 loads 1 unloads | fine"),
+        (
+            90,
+            (209, 0),
+            (222, 0),
+            (0, 0),
+            "machine code newer ptx ptx | 3 loads 0 unloads | fine",
+        ),  # a driver before 12.1
+        (90, (209, 0), (0, 500), (0, 0), "machine code newer ptx ptx ptx | 4 loads 2 unloads | fine"),
+        (90, (209, 0), (2, 0), (0, 0), "machine code newer ptx | 2 loads 0 unloads | failed"),
+        (90, (209, 0), (0, 2), (0, 0), "machine code newer ptx ptx | 3 loads 2 unloads | failed"),
+        (90, (209, 0), (700, 0), (0, 0), "machine code newer ptx | 2 loads 0 unloads | failed"),
+        (90, (209, 0), (0, 719), (0, 0), "machine code newer ptx ptx | 3 loads 0 unloads | failed"),
+        (90, (209, 0), (0, 0), (218, 0), "machine code newer ptx ptx ptx | 4 loads 1 unloads | failed"),
     ],
 )
 def test_an_image_that_cannot_be_used_gives_way_whenever_that_is_said(
-    c_program: Any, codes: tuple[int, ...], loaded: str
+    c_program: Any, compute: int, machine_code: Any, newer: Any, ptx: Any, loaded: str
 ) -> None:
     """At the load or at a look-up, by any code but that of short memory and those after which nothing works."""
     sources = [str(p) for rung in RUNGS for p in sorted((CSRC / rung).glob("**/*.c")) if p.parent.name != "kernels"]
-    done = c_program("load_kernels.c", *sources, core=False)(*map(str, codes))
+    codes = map(str, (compute, *machine_code, *newer, *ptx))
+    done = c_program("load_kernels.c", *sources, core=False)(*codes)
     assert done.stdout.startswith(loaded), done.stdout
     assert ("cuModule" in done.stdout) == loaded.endswith("failed")
+
+
+#: What a device from compute 8.9 on has where the package was built without nvcc, and an older one.
+NEWER, OLDER = "PTX for compute_75, of float8_e4m3fn for compute_89", "PTX for compute_75"
+
+
+def sums_are_right(driver: FakeDriver) -> None:
+    """One by the kernel of which there are two, of all numbers, and one by another kernel."""
+    x = np.arange(256, dtype="u1").view(E4M3)
+    with np.errstate(all="ignore"):
+        want = fanin.add_n([x, x[::-1].copy()])
+    assert bits(fanin.add_n([driver.array(x), driver.array(x[::-1].copy())]).numpy()) == bits(want)
+    y = driver.array(np.ones(4, "f4"))
+    assert fanin.add_n([y, y]).numpy().tolist() == [2, 2, 2, 2]
+
+
+@pytest.mark.skipif(bool(_core.kernels_made()), reason="the machine code is used")
+@pytest.mark.parametrize(
+    ("compute", "loaded"), [((7, 5), OLDER), ((8, 6), OLDER), ((8, 9), NEWER), ((9, 0), NEWER), ((12, 0), NEWER)]
+)
+def test_a_gpu_that_converts_float8_has_the_kernels_that_use_it(
+    driver: FakeDriver, compute: tuple[int, int], loaded: str
+) -> None:
+    driver.set(compute=compute)
+    assert "loaded" in fanin.info()["kernels"] and fanin.info()["kernels"]["loaded"] == {}
+    sums_are_right(driver)
+    assert fanin.info()["kernels"]["loaded"] == {"cuda:0": loaded}
+    assert f"cuda:0 has {loaded}" in str(fanin.info())
+    assert driver.calls("ModuleLoadData") == driver.live("modules") == (2 if loaded == NEWER else 1)
+
+
+@pytest.mark.skipif(bool(_core.kernels_made()), reason="the machine code is used")
+@pytest.mark.parametrize("call", ["ModuleLoadData", "ModuleGetFunction", "OccupancyMaxActiveBlocksPerMultiprocessor"])
+def test_each_call_of_the_load_may_fail_once_and_the_older_ptx_is_loaded_instead(call: str) -> None:
+    """A driver that is too old for the second PTX says so at one of them."""
+    with use_driver(FakeDriver()) as first:
+        first.set(compute=(8, 9))
+        first.array(np.ones(1))
+        most = first.calls(call)
+    assert most > 1
+    for at in range(most):
+        for code, ends in ((222, False), (2, True), (719, True)):
+            with use_driver(FakeDriver()) as each:
+                each.set(compute=(8, 9))
+                each.fail(at, code, call=call)
+                if ends:
+                    with pytest.raises(fanin.DeviceError, match=call):
+                        each.array(np.ones(1))
+                    assert code == 719 or each.live("modules") == 0
+                    continue
+                sums_are_right(each)
+                assert fanin.info()["kernels"]["loaded"] == {"cuda:0": OLDER}
+                assert each.live("modules") == 1
+
+
+def test_the_second_ptx_has_the_kernels_that_convert_float8_e4m3fn_and_no_others() -> None:
+    build = machine_code.kept_texts()
+    assert set(re.findall(r"\.entry (\w+)", build[1])) == {f"fan_{k}_e4m3fn" for k in ("fold", "many", "fold_stats")}
+    assert set(re.findall(r"\.entry (\w+)", build[1])) < set(re.findall(r"\.entry (\w+)", build[0]))
+    assert "e4m3x2" in build[1] and "e4m3x2" not in build[0]
+    assert ".target sm_75\n" in build[0] and ".target sm_89\n" in build[1]

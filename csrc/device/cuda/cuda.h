@@ -34,6 +34,8 @@ int fan_cuda_count(const fan_cuda *c);
 /* fan_cuda_device: device `index`, ready for use: a hold in *out. FAN_ERR_VALUE where there is none of that number. */
 fan_status fan_cuda_device(fan_cuda *c, int index, fan_device **out, fan_error *err);
 fan_cuda *fan_cuda_of(const fan_device *d); /* NULL for another backend's device */
+/* fan_cuda_kernels: what the kernels of a device were loaded from, in words; NULL: nobody has used it yet. */
+const char *fan_cuda_kernels(const fan_cuda *c, int index);
 /* fan_cuda_describe: "NVIDIA H100, compute 9.0", without a context. */
 fan_status fan_cuda_describe(fan_cuda *c, int index, char *buf, size_t size, fan_error *err);
 /* fan_cuda_stream: the stream of a handle (0 and 1: the legacy default; 2: this thread's own), which its giver keeps

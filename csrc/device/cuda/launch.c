@@ -51,21 +51,16 @@ static fan_cu_result launch_ask_resident(fan_cuda_part *p)
     return code;
 }
 
-/* launch_load: loads an image and looks all kernels up in it: a driver that loads lazily says only then that it cannot
- * use one. What was loaded is unloaded where that fails; `call`: what failed. */
-static fan_cu_result launch_load(fan_cuda_part *p, const void *image, const char **call)
+/* launch_look_up: all kernels in an image, those of `newer`, if there is one, in that. */
+static fan_cu_result launch_look_up(fan_cuda_part *p, fan_cu_module m, fan_cu_module newer)
 {
     const fan_cuda_api *api = fan__cuda_api_of(p);
-    fan_cu_module m = NULL;
-    *call = "cuModuleLoadData";
-    fan_cu_result code = api->ModuleLoadData(&m, image);
-    if (code)
-        return code;
-    *call = "cuModuleGetFunction";
+    fan_cu_result code = 0;
     for (size_t i = 0; i < FAN__FOLDS && code == 0; i++) {
-        code = api->ModuleGetFunction(&p->folds[i], m, fan__folds[i].name);
-        code = code ? code : api->ModuleGetFunction(&p->many[i], m, fan__folds[i].many);
-        code = code ? code : api->ModuleGetFunction(&p->fold_stats[i], m, fan__folds[i].stats);
+        fan_cu_module from = newer && i == FAN__FOLD_e4m3fn ? newer : m;
+        code = api->ModuleGetFunction(&p->folds[i], from, fan__folds[i].name);
+        code = code ? code : api->ModuleGetFunction(&p->many[i], from, fan__folds[i].many);
+        code = code ? code : api->ModuleGetFunction(&p->fold_stats[i], from, fan__folds[i].stats);
         code = code ? code : api->ModuleGetFunction(&p->fold_scatter[i], m, fan__folds[i].scatter);
     }
     for (size_t i = 0; i < FAN__REDUCES && code == 0; i++)
@@ -73,25 +68,55 @@ static fan_cu_result launch_load(fan_cuda_part *p, const void *image, const char
 #define X(field, name) code = code ? code : api->ModuleGetFunction(&p->field, m, name);
     FAN__CUDA_KERNEL_LIST(X)
 #undef X
+    return code;
+}
+
+/* launch_load: loads an image and looks all kernels up in it: a driver that loads lazily says only then that it cannot
+ * use one. What was loaded is unloaded where that fails; `call`: what failed. */
+static fan_cu_result launch_load(fan_cuda_part *p, fan__cuda_image image, const char **call)
+{
+    const fan_cuda_api *api = fan__cuda_api_of(p);
+    fan_cu_module m[FAN__CUDA_MODULES] = {NULL};
+    fan_cu_result code = 0;
+    *call = "cuModuleLoadData";
+    if (image == FAN__IMAGE_PTX_NEWER) /* first: the other one takes seconds to compile */
+        code = api->ModuleLoadData(&m[1], fan_kernels_ptx_newer);
+    if (code == 0)
+        code = api->ModuleLoadData(&m[0], image == FAN__IMAGE_MACHINE_CODE ? (const void *)fan_kernels_fatbin
+                                                                           : (const void *)fan_kernels_ptx);
+    if (code == 0) {
+        *call = "cuModuleGetFunction";
+        code = launch_look_up(p, m[0], m[1]);
+    }
     if (code == 0) {
         *call = "cuOccupancyMaxActiveBlocksPerMultiprocessor";
         code = launch_ask_resident(p);
     }
-    if (code && !fan_cuda_sticky(code))
-        (void)api->ModuleUnload(m);
-    p->module = code ? NULL : m;
+    for (int i = 0; i < FAN__CUDA_MODULES; i++) {
+        if (code && m[i] && !fan_cuda_sticky(code))
+            (void)api->ModuleUnload(m[i]);
+        p->modules[i] = code ? NULL : m[i];
+    }
+    p->image = image;
     return code;
 }
 
 fan_status fan__cuda_load_kernels(fan_cuda_part *p, fan_error *err)
 {
-    const void *image = fan_kernels_fatbin_bytes ? (const void *)fan_kernels_fatbin : fan_kernels_ptx;
-    const char *call;
+    const bool is_there[] = {[FAN__IMAGE_MACHINE_CODE] = fan_kernels_fatbin_bytes > 0,
+                             [FAN__IMAGE_PTX_NEWER] = p->compute >= FAN_KERNELS_NEWER,
+                             [FAN__IMAGE_PTX] = true};
+    const char *call = NULL;
+    fan_cu_result code = 0;
     int mode = fan__cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED);
-    fan_cu_result code = launch_load(p, image, &call);
-    /* Machine code is of a compiler that may be newer than the driver, and drivers say that in many ways. */
-    if (code && image != fan_kernels_ptx && code != FAN_CU_OUT_OF_MEMORY && !fan_cuda_sticky(code))
-        code = launch_load(p, fan_kernels_ptx, &call);
+    for (int image = FAN__IMAGE_MACHINE_CODE; image <= FAN__IMAGE_PTX; image++) {
+        if (!is_there[image])
+            continue;
+        code = launch_load(p, (fan__cuda_image)image, &call);
+        /* An image may be of a compiler that is newer than the driver, and drivers say that in many ways. */
+        if (code == 0 || code == FAN_CU_OUT_OF_MEMORY || fan_cuda_sticky(code))
+            break;
+    }
     (void)fan__cuda_relax(p, mode);
     return fan__cuda_check(p, code, call, err);
 }

@@ -66,8 +66,9 @@ static void table_part_fini(fan_cuda_part *p)
                 (void)api->StreamDestroy(p->free_stream);
             for (size_t i = 0; i < p->ncapture_streams; i++)
                 (void)api->StreamDestroy((fan_cu_stream)(uintptr_t)p->capture_streams[i].handle);
-            if (p->module)
-                (void)api->ModuleUnload(p->module);
+            for (int i = 0; i < FAN__CUDA_MODULES; i++)
+                if (p->modules[i])
+                    (void)api->ModuleUnload(p->modules[i]);
             (void)fan__cuda_relax(p, mode);
             fan__cuda_leave(&scope);
         }
@@ -88,7 +89,7 @@ static void table_part_fini(fan_cuda_part *p)
     p->ncapture_streams = p->capture_streams_cap = 0;
     p->free_stream = NULL;
     p->pool = NULL;
-    p->module = NULL;
+    p->modules[0] = p->modules[1] = NULL;
     p->context = NULL;
 }
 
@@ -251,6 +252,18 @@ fan_cuda *fan_cuda_of(const fan_device *d) { return d->backend == &backend ? d->
 
 void fan_cuda_leave_out(fan_cuda *c, uint64_t plan_bits) { c->left_out = plan_bits; }
 
+static fan_status table_ask(fan_cuda_part *p, fan_cu_device ordinal, int which, int *out, fan_error *err)
+{
+    return fan__cuda_check(p, fan__cuda_api_of(p)->DeviceGetAttribute(out, which, ordinal), "cuDeviceGetAttribute",
+                           err);
+}
+
+static fan_status table_ask_compute(fan_cuda_part *p, fan_cu_device ordinal, int *major, int *minor, fan_error *err)
+{
+    FAN_TRY(table_ask(p, ordinal, FAN_CU_ATTRIBUTE_MAJOR, major, err));
+    return table_ask(p, ordinal, FAN_CU_ATTRIBUTE_MINOR, minor, err);
+}
+
 /* table_make_pool: a pool of our own. A device's own pool is everybody's, and gives its memory back to the system
  * whenever somebody synchronizes, unless it is told to keep some. Where there can be none, memory is plain. */
 static fan_status table_make_pool(fan_cuda_part *p, fan_error *err)
@@ -260,8 +273,7 @@ static fan_status table_make_pool(fan_cuda_part *p, fan_error *err)
         .allocation = FAN_CU_ALLOCATION_PINNED, .location = FAN_CU_LOCATION_DEVICE, .device = p->index};
     uint64_t keep = fan_pool_get().limit;
     int pools = 0;
-    FAN_TRY(fan__cuda_check(p, api->DeviceGetAttribute(&pools, FAN_CU_ATTRIBUTE_MEMORY_POOLS, p->ordinal),
-                            "cuDeviceGetAttribute", err));
+    FAN_TRY(table_ask(p, p->ordinal, FAN_CU_ATTRIBUTE_MEMORY_POOLS, &pools, err));
     if (!pools || !api->has[FAN_CUDA_POOLS])
         return FAN_OK;
     fan_cu_result code = api->MemPoolCreate(&p->pool, &props);
@@ -280,15 +292,15 @@ static fan_status table_make_ready(fan_cuda_part *p, fan_error *err)
     const fan_cuda_api *api = fan__cuda_api_of(p);
     fan__cuda_scope scope = {.part = NULL};
     fan_status status;
-    int reads = 0;
+    int reads = 0, major = 0, minor = 0;
     FAN_GO(fan__cuda_check(p, api->DeviceGet(&p->ordinal, p->index), "cuDeviceGet", err));
     FAN_GO(fan__cuda_check(p, api->DevicePrimaryCtxRetain(&p->context, p->ordinal), "cuDevicePrimaryCtxRetain", err));
     FAN_GO(fan__cuda_enter(p, &scope, err));
-    FAN_GO(fan__cuda_check(p, api->DeviceGetAttribute(&p->processors, FAN_CU_ATTRIBUTE_MULTIPROCESSORS, p->ordinal),
-                           "cuDeviceGetAttribute", err));
-    FAN_GO(fan__cuda_check(p, api->DeviceGetAttribute(&reads, FAN_CU_ATTRIBUTE_PAGEABLE_ACCESS, p->ordinal),
-                           "cuDeviceGetAttribute", err));
+    FAN_GO(table_ask(p, p->ordinal, FAN_CU_ATTRIBUTE_MULTIPROCESSORS, &p->processors, err));
+    FAN_GO(table_ask(p, p->ordinal, FAN_CU_ATTRIBUTE_PAGEABLE_ACCESS, &reads, err));
+    FAN_GO(table_ask_compute(p, p->ordinal, &major, &minor, err));
     p->reads_host = reads != 0;
+    p->compute = 10 * major + minor;
     FAN_GO(fan__cuda_check(p, api->StreamCreate(&p->free_stream, FAN_CU_STREAM_NON_BLOCKING), "cuStreamCreate", err));
     FAN_GO(table_make_pool(p, err));
     FAN_GO(fan__cuda_load_kernels(p, err));
@@ -326,6 +338,15 @@ fan_status fan_cuda_device(fan_cuda *c, int index, fan_device **out, fan_error *
     return status;
 }
 
+const char *fan_cuda_kernels(const fan_cuda *c, int index)
+{
+    static const char *const words[] = {[FAN__IMAGE_MACHINE_CODE] = "machine code",
+                                        [FAN__IMAGE_PTX_NEWER] = "PTX for compute_75, of float8_e4m3fn for compute_89",
+                                        [FAN__IMAGE_PTX] = "PTX for compute_75"};
+    const fan_cuda_part *p = &c->parts[index];
+    return atomic_load_explicit(&p->ready, memory_order_acquire) ? words[p->image] : NULL;
+}
+
 fan_status fan_cuda_describe(fan_cuda *c, int index, char *buf, size_t size, fan_error *err)
 {
     char name[128] = "";
@@ -336,10 +357,7 @@ fan_status fan_cuda_describe(fan_cuda *c, int index, char *buf, size_t size, fan
         return fan__cuda_refuse_child(p, err);
     FAN_TRY(fan__cuda_check(p, c->api.DeviceGet(&ordinal, index), "cuDeviceGet", err));
     FAN_TRY(fan__cuda_check(p, c->api.DeviceGetName(name, (int)sizeof name, ordinal), "cuDeviceGetName", err));
-    FAN_TRY(fan__cuda_check(p, c->api.DeviceGetAttribute(&major, FAN_CU_ATTRIBUTE_MAJOR, ordinal),
-                            "cuDeviceGetAttribute", err));
-    FAN_TRY(fan__cuda_check(p, c->api.DeviceGetAttribute(&minor, FAN_CU_ATTRIBUTE_MINOR, ordinal),
-                            "cuDeviceGetAttribute", err));
+    FAN_TRY(table_ask_compute(p, ordinal, &major, &minor, err));
     snprintf(buf, size, "%s, compute %d.%d", name, major, minor);
     return FAN_OK;
 }

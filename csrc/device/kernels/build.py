@@ -11,6 +11,8 @@ these sources and this nvcc.
 
 nvcc is looked for in NVCC, CUDA_HOME/bin, PATH, and the site-packages of this Python (nvidia-cuda-nvcc). Where ptxas is
 beside it, the PTX is compiled for each of the architectures below as a trial.
+
+There are two: one for every GPU, and one of the few kernels that a later architecture's instructions make shorter.
 """
 
 from __future__ import annotations
@@ -37,10 +39,14 @@ SOURCES = [
 OUT = HERE / "ptx.c"
 LOWEST = "compute_75"
 ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100", "sm_120")
+#: From here on there is a conversion of float8_e4m3fn: a second PTX has the kernels that use it, and no others.
+NEWER = "compute_89"
+NEWER_ARCHITECTURES = ("sm_89", "sm_90", "sm_100", "sm_120")
+CONVERSION = "e4m3x2"
 #: Bits are promised: nothing is contracted or flushed.
 EXACT = ("-fmad=false", "-ftz=false", "-std=c++17", "-O3")
-#: The oldest PTX that says all that is in there: drivers of CUDA 11.0 read it.
-VERSION = "7.0"
+#: The oldest PTX that says all that is in there: drivers of CUDA 11.0 read it; 12.1 the second one.
+VERSION, NEWER_VERSION = "7.0", "8.1"
 
 
 def source_hash() -> str:
@@ -79,27 +85,56 @@ def run_nvcc(tool: Path, words: list[str]) -> None:
     subprocess.run([str(tool), f"-I{CSRC}", *words], check=True, env=env)
 
 
-def compiled(tool: Path) -> str:
+def ptx(tool: Path, arch: str, version: str) -> str:
     """The PTX, without what differs from machine to machine or asks for a newer driver than the code needs."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "kernels.ptx")
-        run_nvcc(tool, ["-ptx", f"-arch={LOWEST}", *EXACT, str(HERE / "kernels.cu"), "-o", str(out)])
+        run_nvcc(tool, ["-ptx", f"-arch={arch}", *EXACT, str(HERE / "kernels.cu"), "-o", str(out)])
         text = out.read_text()
-        text = re.sub(r"_ZZ?N\d+_INTERNAL_[0-9a-f]+_\d+_kernels_cu_[0-9a-f]+", "_fan", text)
-        text = re.sub(r"^\.version .*$", f".version {VERSION}", text, flags=re.M)
-        lines = [line.strip() for line in text.splitlines()]
-        lines = [
-            re.sub(r"\s+", " ", line)
-            for line in lines
-            if line and not line.startswith("//") and "used_bytes_mask" not in line
-        ]
-        text = "\n".join(lines) + "\n"
-        ptxas = tool.parent / "ptxas"
-        if ptxas.exists():
-            out.write_text(text)
-            for arch in ARCHITECTURES:
-                subprocess.run([str(ptxas), f"-arch={arch}", str(out), "-o", str(Path(folder, "x.cubin"))], check=True)
+    text = re.sub(r"_ZZ?N\d+_INTERNAL_[0-9a-f]+_\d+_kernels_cu_[0-9a-f]+", "_fan", text)
+    text = re.sub(r"^\.version .*$", f".version {version}", text, flags=re.M)
+    lines = [line.strip() for line in text.splitlines()]
+    lines = [
+        re.sub(r"\s+", " ", line)
+        for line in lines
+        if line and not line.startswith("//") and "used_bytes_mask" not in line
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def those_with(word: str, text: str) -> str:
+    """Of a PTX the kernels in which the word stands, and what they name."""
+    head, *rest = re.split(r"^(?=\.visible \.entry |\.func |\.shared |\.const |\.global )", text, flags=re.M)
+    parts: dict[str, str] = {}
+    for part in rest:
+        found = re.search(r"(?:\.entry |\.func (?:\(.*?\) )?|\.b8 )(\w+)", part)
+        parts[found[1] if found else ""] = part
+    wanted: set[str] = set()
+    more = {name for name, part in parts.items() if ".entry" in part and word in part}
+    while more - wanted:
+        wanted |= more
+        more = {name for w in wanted for name in re.findall(r"\w+", parts[w]) if name in parts}
+    return head + "".join(part for name, part in parts.items() if name in wanted)
+
+
+def tried(tool: Path, text: str, archs: tuple[str, ...]) -> str:
+    """The PTX, which ptxas takes for all of these, where it is at hand."""
+    ptxas = tool.parent / "ptxas"
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, "kernels.ptx")
+        out.write_text(text)
+        for arch in archs if ptxas.exists() else ():
+            subprocess.run([str(ptxas), f"-arch={arch}", str(out), "-o", str(Path(folder, "x.cubin"))], check=True)
     return text
+
+
+def compiled(tool: Path) -> tuple[str, str]:
+    """The PTX for all, and the second one."""
+    newer = those_with(CONVERSION, ptx(tool, NEWER, NEWER_VERSION))
+    return (
+        tried(tool, ptx(tool, LOWEST, VERSION), ARCHITECTURES),
+        tried(tool, newer, NEWER_ARCHITECTURES),
+    )
 
 
 def release(tool: Path) -> str:
@@ -149,14 +184,28 @@ def header(tool: Path, out: Path) -> int:
     return 0
 
 
-def c_file(ptx: str, by: str) -> str:
+def c_text(text: str) -> str:
+    """As C has it."""
+    return "\n".join(f'    "{line}\\n"' for line in text.replace("\\", "\\\\").replace('"', '\\"').splitlines())
+
+
+def c_file(texts: tuple[str, str], by: str) -> str:
     """ptx.c: made, not written."""
-    body = "\n".join(f'    "{line}\\n"' for line in ptx.replace("\\", "\\\\").replace('"', '\\"').splitlines())
     return (
-        f"/* Made by build.py from kernels.cu for {LOWEST}, PTX {VERSION}, by nvcc {by}. Not to be edited. */\n"
+        f"/* Made by build.py from kernels.cu for {LOWEST}, PTX {VERSION}, and {NEWER}, PTX {NEWER_VERSION},"
+        f" by nvcc {by}. Not to be edited. */\n"
         '#include "device/kernels/image.h"\n\n'
-        f"/* Sources: {source_hash()} */\n\nconst char fan_kernels_ptx[] =\n{body};\n"
+        f"/* Sources: {source_hash()} */\n\nconst char fan_kernels_ptx[] =\n{c_text(texts[0])};\n\n"
+        f"const char fan_kernels_ptx_newer[] =\n{c_text(texts[1])};\n"
     )
+
+
+def kept() -> tuple[str, str]:
+    """What ptx.c has: the PTX for all, and the second one."""
+    texts = OUT.read_text().split("const char fan_kernels_ptx_newer[]")
+    lines = [re.findall(r'^    "(.*)\\n"', text, flags=re.M) for text in texts]
+    first, second = ("".join(f"{line}\n" for line in part).replace('\\"', '"').replace("\\\\", "\\") for part in lines)
+    return first, second
 
 
 def main() -> int:

@@ -4,8 +4,10 @@
 
 #include <stddef.h>
 
-/* ptx.c: as PTX. */
-extern const char fan_kernels_ptx[];
+/* ptx.c: as PTX. _newer: for GPUs from FAN_KERNELS_NEWER on, and only the kernels that their instructions make shorter:
+ * those that fold float8_e4m3fn. */
+extern const char fan_kernels_ptx[], fan_kernels_ptx_newer[];
+#define FAN_KERNELS_NEWER 89 /* compute 8.9 */
 /* fatbin.c: the same for the architectures that fan_kernels_made names; no bytes and "" where the package was
  * built without nvcc. */
 extern const unsigned char fan_kernels_fatbin[];

@@ -245,11 +245,13 @@ class FakeDriver:
         for place, name in enumerate(names):
             self._lib.fanFakeHide(place, name.encode())
 
-    def set(self, *, version: int = 12040, pools: bool = True, coherent: bool = False) -> None:
-        """The driver's version, whether its devices have memory pools, and whether they read the host's memory (then a
-        copy from there may read it after the call has returned). Before it is opened.
+    def set(
+        self, *, version: int = 12040, pools: bool = True, coherent: bool = False, compute: tuple[int, int] = (7, 5)
+    ) -> None:
+        """The driver's version, whether its devices have memory pools, whether they read the host's memory (then a copy
+        from there may read it after the call has returned), and their compute capability. Before it is opened.
         """
-        self._lib.fanFakeSet(version, int(pools), int(coherent), 0)
+        self._lib.fanFakeSet(version, int(pools), int(coherent), 0, 10 * compute[0] + compute[1])
 
     def calls(self, name: str = "") -> int:
         """How often a function ("EventRecord") was called, or a kernel of fanin's ("fan_any") launched; all functions
