@@ -40,12 +40,6 @@ static Py_ssize_t array_length(PyObject *o)
 
 /* Values */
 
-static bool on_cpu(PyObject *o)
-{
-    fan_device *d = NULL;
-    return fan_array_arg(o, &d) && d == fan_cpu();
-}
-
 static const fan_error reads = {
     .text = "numpy(): a function that is recorded cannot read values on the host: what is done with them would not be "
             "done again"};
@@ -60,7 +54,7 @@ static PyObject *array_numpy(PyObject *o, PyObject *Py_UNUSED(none))
     fan_error err = {0};
     fan_status status = FAN_ERR_NOMEM;
     fan_stream *s;
-    if (on_cpu(o) && fan_recording_here())
+    if (fan_array_on_cpu(o) && fan_recording_here())
         return fan_raise_sim(FAN_ERR_CAPTURE, &reads);
     PyArray_Descr *descr = fan_array_usable(a) < 0 ? NULL : fan_descr_of_dtype(a->dtype);
     PyObject *made;
@@ -80,8 +74,8 @@ static PyObject *array_numpy(PyObject *o, PyObject *Py_UNUSED(none))
                                 &dst, &err);
     if (status == FAN_OK) {
         Py_BEGIN_ALLOW_THREADS s = fan_stream_current(self->d);
-        status = s || on_cpu(o) ? self->d->backend->read(s, dst, a, &err)
-                                : fan_fail(&err, FAN_ERR_NOMEM, "out of memory for a stream");
+        status = s || fan_array_on_cpu(o) ? self->d->backend->read(s, dst, a, &err)
+                                          : fan_fail(&err, FAN_ERR_NOMEM, "out of memory for a stream");
         fan_stream_drop(s);
         Py_END_ALLOW_THREADS
     }
@@ -115,7 +109,7 @@ static PyObject *array_dlpack(PyObject *o, PyObject *args, PyObject *kwargs)
 {
     if (fan_array_usable(fan_array_self(o)->a) < 0)
         return NULL;
-    if (on_cpu(o))
+    if (fan_array_on_cpu(o))
         return PyErr_Format(PyExc_BufferError,
                             "__dlpack__: memory of a graph tree ends with its step, and %R may be of one: x.numpy() is "
                             "a copy",
@@ -125,14 +119,14 @@ static PyObject *array_dlpack(PyObject *o, PyObject *args, PyObject *kwargs)
 
 static PyObject *array_dlpack_device(PyObject *o, PyObject *Py_UNUSED(none))
 {
-    return on_cpu(o) ? Py_BuildValue("(ii)", FAN_DL_CPU, 0) : fan_dlpack_device(fan_array_self(o)->d);
+    return fan_array_on_cpu(o) ? Py_BuildValue("(ii)", FAN_DL_CPU, 0) : fan_dlpack_device(fan_array_self(o)->d);
 }
 
 static PyObject *array_interface(PyObject *o, void *Py_UNUSED(closure))
 {
     if (fan_array_usable(fan_array_self(o)->a) < 0)
         return NULL;
-    if (on_cpu(o))
+    if (fan_array_on_cpu(o))
         return PyErr_Format(PyExc_AttributeError, "__cuda_array_interface__: %R is on the CPU", o);
     return fan_interface_export(fan_array_self(o)->a, fan_array_self(o)->d);
 }
@@ -149,7 +143,7 @@ static PyObject *advise(const char *what)
 
 static PyObject *array_dunder_array(PyObject *o, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs))
 {
-    if (on_cpu(o))
+    if (fan_array_on_cpu(o))
         return array_numpy(o, NULL);
     PyErr_SetString(PyExc_TypeError, "an array on a device is not converted to NumPy silently: x.numpy() waits for the "
                                      "device's current stream and copies");
@@ -169,18 +163,18 @@ static PyObject *ask_numpy(const char *name, PyObject *args, PyObject *kwargs)
 
 static PyObject *array_dunder_ufunc(PyObject *o, PyObject *args, PyObject *kwargs)
 {
-    return on_cpu(o) ? ask_numpy("of_ufunc", args, kwargs) : advise("computing with");
+    return fan_array_on_cpu(o) ? ask_numpy("of_ufunc", args, kwargs) : advise("computing with");
 }
 
 static PyObject *array_dunder_function(PyObject *o, PyObject *args, PyObject *kwargs)
 {
-    return on_cpu(o) ? ask_numpy("of_function", args, kwargs) : advise("computing with");
+    return fan_array_on_cpu(o) ? ask_numpy("of_function", args, kwargs) : advise("computing with");
 }
 
 /* by_ufunc: NumPy's function of two operands, of one (b NULL), or of two into the first. */
 static PyObject *by_ufunc(const char *name, PyObject *a, PyObject *b, bool in_place)
 {
-    if (!on_cpu(a) && !(b && on_cpu(b)))
+    if (!fan_array_on_cpu(a) && !(b && fan_array_on_cpu(b)))
         Py_RETURN_NOTIMPLEMENTED;
     PyObject *numpy = PyImport_ImportModule("numpy"), *f = numpy ? PyObject_GetAttrString(numpy, name) : NULL;
     PyObject *made = !f         ? NULL
@@ -216,13 +210,13 @@ static PyObject *array_power(PyObject *a, PyObject *b, PyObject *Py_UNUSED(modul
 static PyObject *array_compare(PyObject *a, PyObject *b, int op)
 {
     static const char *const names[] = {"less", "less_equal", "equal", "not_equal", "greater", "greater_equal"};
-    return on_cpu(a) ? by_ufunc(names[op], a, b, false) : advise("comparing");
+    return fan_array_on_cpu(a) ? by_ufunc(names[op], a, b, false) : advise("comparing");
 }
 
 static int array_assign(PyObject *o, PyObject *key, PyObject *value)
 {
     PyObject *part = NULL, *args = NULL, *done = NULL;
-    if (!value || !on_cpu(o))
+    if (!value || !fan_array_on_cpu(o))
         PyErr_Format(PyExc_TypeError, "an array on a device is written by a kernel: queue it with Machine.launch");
     else if ((part = fan_array_getitem(o, key)) && (args = PyTuple_Pack(2, part, value)))
         done = ask_numpy("assign", args, NULL);
@@ -232,11 +226,25 @@ static int array_assign(PyObject *o, PyObject *key, PyObject *value)
     return done ? 0 : -1;
 }
 
+/* array_getattr: on the CPU, ndarray's methods besides. */
+static PyObject *array_getattr(PyObject *o, PyObject *name)
+{
+    PyObject *made = PyObject_GenericGetAttr(o, name), *args;
+    if (made || !fan_array_on_cpu(o) || !PyErr_ExceptionMatches(PyExc_AttributeError) ||
+        PyUnicode_READ_CHAR(name, 0) == '_')
+        return made;
+    PyErr_Clear();
+    args = PyTuple_Pack(2, o, name);
+    made = args ? ask_numpy("method", args, NULL) : NULL;
+    Py_XDECREF(args);
+    return made;
+}
+
 static Py_hash_t array_hash(PyObject *o) { return (Py_hash_t)((uintptr_t)o >> 4); }
 
 static int array_bool(PyObject *o)
 {
-    if (on_cpu(o))
+    if (fan_array_on_cpu(o))
         PyErr_Format(PyExc_TypeError,
                      "%R is not tested for truth: what is decided by values is decided once; np.where "
                      "can be recorded, and x.numpy() read outside of functions",
@@ -414,10 +422,12 @@ static PyType_Slot slots[] = {
     {Py_tp_doc,
      "An array on a device, made by `Machine.array` and `Machine.empty`, or by a graph tree.\n\n"
      "Indexing by integers, slices, ... and None gives views; values are read by `numpy()` or by kernels. On "
-     "the CPU,\nwhere it is memory of a `fanin.GraphTree`, NumPy's functions and operators take it as well."},
+     "the CPU,\nwhere it is memory of a `fanin.GraphTree`, NumPy's functions and operators take it as well, and it has "
+     "ndarray's methods\nthat can be recorded, as in `x.sum()` and `x.astype(..)`."},
     {Py_tp_new, array_new},
     {Py_tp_dealloc, array_dealloc},
     {Py_tp_repr, array_repr},
+    {Py_tp_getattro, array_getattr},
     {Py_tp_hash, array_hash},
     {Py_tp_richcompare, array_compare},
     {Py_mp_subscript, fan_array_getitem},

@@ -4,6 +4,12 @@
 
 #include <string.h>
 
+bool fan_array_on_cpu(PyObject *o)
+{
+    fan_device *d = NULL;
+    return fan_array_arg(o, &d) && d == fan_cpu();
+}
+
 static PyObject *wrap_taken(fan_array *a, fan_device *d)
 {
     PyObject *made = fan_array_wrap(a, d);
@@ -26,6 +32,7 @@ static PyObject *view(fan_array_object *self, char *data, int ndim, const int64_
 /* A subscript on its way: what has been made of the axes before `axis`. */
 typedef struct subscript {
     const fan_array *a;
+    bool on_cpu;
     char *data;
     int ndim, axis;
     int64_t shape[FAN_MAX_NDIM], strides[FAN_MAX_NDIM];
@@ -71,9 +78,12 @@ static int take_index(subscript *s, PyObject *k)
     int64_t extent = s->a->shape[s->axis], at;
     if (!PyIndex_Check(k) || PyBool_Check(k) || (PyArray_Check(k) && PyArray_NDIM((PyArrayObject *)k) > 0)) {
         PyErr_Format(PyExc_TypeError,
-                     "an array on a device is indexed by integers, slices, ... and None, which give views, not by "
-                     "%.80s; queue a kernel with Machine.launch, or index x.numpy()",
-                     Py_TYPE(k)->tp_name);
+                     "an array %s is indexed by integers, slices, ... and None, which give views, not by %.80s; %s, or "
+                     "index x.numpy()%s",
+                     s->on_cpu ? "of a graph tree" : "on a device", Py_TYPE(k)->tp_name,
+                     s->on_cpu ? "np.take(x, places, axis) and np.where can be recorded"
+                               : "queue a kernel with Machine.launch",
+                     s->on_cpu ? " outside of functions" : "");
         return -1;
     }
     if (fan_int_arg(k, PyExc_IndexError, &at) < 0)
@@ -104,6 +114,7 @@ PyObject *fan_array_getitem(PyObject *o, PyObject *key)
     if (used > a->ndim)
         return PyErr_Format(PyExc_IndexError, "too many indices: %zd for an array of %d dimensions", used, a->ndim);
     s.a = a;
+    s.on_cpu = fan_array_on_cpu(o);
     s.data = a->data;
     s.ndim = s.axis = 0;
     for (Py_ssize_t i = 0; i < n; i++) {
@@ -186,6 +197,15 @@ static bool restride(const fan_array *a, int ndim, const int64_t *shape, int64_t
     return true;
 }
 
+/* reshape_copy: a copy seen so, as ndarray's method gives: on the CPU, where it is recorded. */
+static PyObject *reshape_copy(PyObject *o, PyObject *shape)
+{
+    PyObject *copy = PyObject_CallMethod(o, "copy", NULL);
+    PyObject *made = copy ? PyObject_CallMethod(copy, "reshape", "(O)", shape) : NULL;
+    Py_XDECREF(copy);
+    return made;
+}
+
 PyObject *fan_array_reshape(PyObject *o, PyObject *args)
 {
     fan_array *a = fan_array_self(o)->a;
@@ -211,11 +231,12 @@ PyObject *fan_array_reshape(PyObject *o, PyObject *args)
     if (size == 0)
         memset(strides, 0, sizeof strides); /* the view, which checks the shape, makes its own */
     else if (!restride(a, n, shape, strides))
-        return PyErr_Format(
-            PyExc_ValueError,
-            "reshape: %s with these strides cannot be seen as %R without a copy, and a copy is work for a stream: "
-            "use Machine.empty and Machine.launch",
-            was, args_of(args));
+        return fan_array_on_cpu(o) ? reshape_copy(o, args_of(args))
+                                   : PyErr_Format(PyExc_ValueError,
+                                                  "reshape: %s with these strides cannot be seen as %R without a copy, "
+                                                  "and a copy is work for a stream: "
+                                                  "use Machine.empty and Machine.launch",
+                                                  was, args_of(args));
     return view(fan_array_self(o), a->data, n, shape, strides);
 }
 

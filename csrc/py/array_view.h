@@ -4,6 +4,8 @@
 
 #include "py/handles.h"
 
+/* fan_array_on_cpu: whether it is an array of ours on the CPU: memory of a graph tree. */
+bool fan_array_on_cpu(PyObject *o);
 PyObject *fan_array_getitem(PyObject *o, PyObject *key);
 PyObject *fan_array_transpose(PyObject *o, PyObject *args);
 PyObject *fan_array_reshape(PyObject *o, PyObject *args);

@@ -717,7 +717,8 @@ class Array:
     """An array on a device, made by `Machine.array` and `Machine.empty`, or by a graph tree.
 
     Indexing by integers, slices, ... and None gives views; values are read by `numpy()` or by kernels. On the CPU,
-    where it is memory of a `fanin.GraphTree`, NumPy's functions and operators take it as well.
+    where it is memory of a `fanin.GraphTree`, NumPy's functions and operators take it as well, and it has ndarray's
+    methods that can be recorded, as in `x.sum()` and `x.astype(..)`.
     """
     @property
     def shape(self) -> tuple[int, ...]:

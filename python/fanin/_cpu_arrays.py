@@ -6,6 +6,7 @@ and launch a kernel that fills it, now or in each replay; its shape and dtype ar
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -23,16 +24,19 @@ Kernel = Callable[..., object]
 FUNCTIONS = frozenset[object]({
     np.sum, np.prod, np.mean, np.var, np.std, np.max, np.min, np.argmax, np.argmin, np.cumsum, np.cumprod, np.all,
     np.any, np.where, np.clip, np.dot, np.inner, np.outer, np.tensordot, np.einsum, np.concatenate, np.stack, np.take,
-    np.diff, np.flip, np.roll, np.sort, np.argsort, np.tile, np.trace, np.linalg.norm,
+    np.diff, np.flip, np.roll, np.sort, np.argsort, np.tile, np.repeat, np.round, np.trace, np.linalg.norm,
     *([np.astype] if hasattr(np, "astype") else []),
 })  # fmt: skip
 
-#: .. that give views.
-VIEWS: dict[object, Callable[..., object]] = {
-    np.transpose: lambda x, axes=None: x.transpose(axes),
-    np.reshape: lambda x, shape: x.reshape(shape),
-    np.broadcast_to: lambda x, shape: x.broadcast_to(shape),
-}
+#: Which of their arguments is `out`.
+OUT_AT: dict[object, int] = {
+    np.sum: 3, np.prod: 3, np.mean: 3, np.var: 3, np.std: 3, np.max: 2, np.min: 2, np.argmax: 2, np.argmin: 2,
+    np.cumsum: 3, np.cumprod: 3, np.all: 2, np.any: 2, np.clip: 3, np.dot: 2, np.outer: 2, np.concatenate: 2,
+    np.stack: 2, np.take: 3, np.trace: 5, np.round: 2,
+}  # fmt: skip
+
+#: .. the second of which decides the result's shape.
+SHAPED = {np.tile: "reps", np.repeat: "repeats"}
 
 FILLED: dict[object, int | None] = {np.empty_like: None, np.zeros_like: 0, np.ones_like: 1}
 
@@ -47,6 +51,11 @@ class Place:
 def mapped(x: object, fn: Callable[[object], object]) -> object:
     """`fn` of all that is no list or tuple in it."""
     return type(x)(mapped(y, fn) for y in cast(Iterable[object], x)) if isinstance(x, list | tuple) else fn(x)
+
+
+def has_place(x: object) -> bool:
+    """Whether an array stood there, also in a list."""
+    return any(map(has_place, cast(Iterable[object], x))) if isinstance(x, list | tuple) else isinstance(x, Place)
 
 
 def order_of(x: Array | NDArray) -> list[int]:
@@ -132,12 +141,17 @@ def of_function(f: Kernel, types: object, args: tuple[object, ...], how: dict[st
         return mapped(result, own) if type(result) in (list, tuple) else own(result)
     if f in VIEWS:
         return VIEWS[f](*args, **how)
+    out_at = OUT_AT.get(f, len(args))
+    if how.get("out") is not None or any(x is not None for x in args[out_at : out_at + 1]):
+        raise TypeError(
+            f"np.{f.__name__}: with out= ufuncs alone can be recorded; write out[...] = np.{f.__name__}(..) without it"
+        )
     if f in FILLED:
         out, value = new(f(*shown(args[:1]), *args[1:], **how)), FILLED[f]
         if value is not None:
             assign(out, value)
         return out
-    if f not in FUNCTIONS or "out" in how or (f is np.where and len(args) < 3):
+    if f not in FUNCTIONS or (f is np.where and len(args) < 3):
         names = ", ".join(sorted(cast(Kernel, g).__name__ for g in FUNCTIONS))
         raise TypeError(f"np.{f.__name__}: of arrays of a graph tree ufuncs can be recorded, with out=, and {names}")
     return of_known(f, args, how)
@@ -152,7 +166,13 @@ def of_known(f: Kernel, args: tuple[object, ...], how: dict[str, object]) -> Arr
         found.append(x)
         return Place(len(found) - 1)
 
-    at, at_how = mapped(args, place), mapped(list(how.values()), place)
+    at = cast(tuple[object, ...], mapped(args, place))
+    at_how = mapped(list(how.values()), place)
+    if f in SHAPED and has_place([*at[1:2], *cast(list[object], at_how)]):
+        raise TypeError(
+            f"np.{f.__name__}: {SHAPED[f]} decides the shape of what is recorded, and is numbers, not an array: where "
+            "they change, pass them as operands, which are part of the key"
+        )
 
     def call(arrays: Sequence[object]) -> object:
         there = [mapped(x, lambda y: arrays[y.at] if isinstance(y, Place) else y) for x in (at, at_how)]
@@ -170,3 +190,83 @@ def of_known(f: Kernel, args: tuple[object, ...], how: dict[str, object]) -> Arr
 def assign(out: object, x: object) -> None:
     """out[...] = x"""
     _core.cpu_launch(copied, "copy", (x,), (out,))
+
+
+# What an ndarray's methods do. Outside of functions they give what they give of the values.
+
+
+def copy(x: Array) -> Array | NDArray:
+    """In the order of its axes, as `x.copy()` of an ndarray."""
+    if not _core.cpu_wants_handles():
+        return x.numpy()
+    out = _core.cpu_empty(x.shape, x.dtype)
+    assign(out, x)
+    return out
+
+
+def copy_as_it_lies(x: Array) -> Array:
+    out = new(laid(x))
+    assign(out, x)
+    return out
+
+
+def astype(x: Array, dtype: npt.DTypeLike, *, copy: bool = True) -> Array | NDArray:
+    if not _core.cpu_wants_handles():
+        return x.numpy().astype(dtype)
+    if not copy and np.dtype(dtype) == x.dtype:
+        return x
+    out = new(laid(x).astype(dtype))
+    assign(out, x)
+    return out
+
+
+def squeeze(x: Array, axis: int | tuple[int, ...] | None = None) -> Array:
+    shape = np.squeeze(laid(x), axis).shape
+    return x.reshape(shape)
+
+
+def swapaxes(x: Array, axis1: int, axis2: int) -> Array:
+    axes = list(range(x.ndim))
+    axes[axis1], axes[axis2] = axes[axis2], axes[axis1]
+    return x.transpose(*axes)
+
+
+def sort(x: Array, axis: int = -1) -> None:
+    """In place."""
+    assign(x, np.sort(cast(NDArray, x), axis))
+
+
+#: Functions that give views, or copies.
+VIEWS: dict[object, Callable[..., object]] = {
+    np.transpose: lambda x, axes=None: x.transpose(axes),
+    np.reshape: lambda x, shape: x.reshape(shape),
+    np.ravel: lambda x: x.reshape(-1),
+    np.squeeze: squeeze,
+    np.swapaxes: swapaxes,
+    np.broadcast_to: lambda x, shape: x.broadcast_to(shape),
+    np.copy: copy_as_it_lies,
+}
+
+METHODS: dict[str, Callable[..., object]] = {
+    **{name: getattr(np, name) for name in (
+        "sum", "prod", "mean", "var", "std", "max", "min", "argmax", "argmin", "cumsum", "cumprod", "all", "any",
+        "clip", "dot", "take", "trace", "argsort", "round", "repeat", "squeeze", "swapaxes", "ravel", "conj",
+        "conjugate",
+    )},
+    "astype": astype, "copy": copy, "fill": assign, "sort": sort,
+    "flatten": lambda x: copy(x).reshape(-1), "item": lambda x, *at: x.numpy().item(*at),
+    "tolist": lambda x: x.numpy().tolist(),
+}  # fmt: skip
+
+
+def method(x: Array, name: str) -> Callable[..., object]:
+    """A method that ndarrays have, and fanin.sim.Array has not."""
+    if name in METHODS:
+        return functools.partial(METHODS[name], x)
+    words = f"'fanin.sim.Array' object has no attribute '{name}'"
+    if hasattr(np.ndarray, name):
+        words += (
+            ": of an ndarray's methods an array of a graph tree has what can be recorded "
+            f"({', '.join(sorted(METHODS))}); outside of the tree's functions x.numpy() is an ndarray"
+        )
+    raise AttributeError(words, name=name, obj=x)

@@ -5,6 +5,7 @@ and what cannot be says so. What all devices have in common stands in the files 
 from __future__ import annotations
 
 import gc
+import inspect
 import random
 import threading
 import weakref
@@ -59,7 +60,22 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "written in place": lambda x, w: in_place(x, w),
     "written by parts": lambda x, w: by_parts(x, w),
     "views by functions": lambda x, w: np.reshape(x, (4, 3)) + np.transpose(w) + np.broadcast_to(x[0, :3], (4, 3)),
-    "another dtype": lambda x, w: np.add(x, w).astype("f4") if type(x) is np.ndarray else np.astype(x + w, "f4"),
+    "another dtype": lambda x, w: np.add(x, w).astype("f4"),
+    "another dtype by a function": lambda x, w: astype(x + w, "f4"),
+    "methods that reduce": lambda x, w: (
+        (x * w).sum(axis=1, keepdims=True) + x.mean() - w.max(0).min() + x.std(1)[:, None]
+    ),
+    "a product of all": lambda x, w: x.prod(axis=0) + w.var(0) + x.cumsum(1)[0],
+    "methods that choose": lambda x, w: x.clip(-1, 1).dot(w.T).round(2).take(x.argmax(axis=1) % 3, 1),
+    "methods that test": lambda x, w: np.where((x > w).any(axis=0), x, w) + (w < 9).all(),
+    "methods that copy": lambda x, w: x.T.copy().flatten() + w.T.reshape(-1) + x.T.ravel(),
+    "methods that give views": lambda x, w: x[:, :1].squeeze(1) + w.swapaxes(0, 1)[0] + x[:, :1].squeeze(),
+    "methods that write": lambda x, w: written_by_methods(x, w),
+    "methods of both": lambda x, w: x.repeat(2, axis=0)[:3] + w.argsort(axis=1) + w.conj().trace(),
+    "functions of methods": lambda x, w: (
+        np.ravel(x.T) + np.copy(w.T).T.ravel() + np.squeeze(w[:1]).sum() + np.tile(x[0], 3)
+    ),
+    "a copy in place": lambda x, w: np.swapaxes(np.round(np.repeat(x, 2, 0), 1), 0, 1) + w.T[:, :1],
     "a norm": lambda x, w: x / np.linalg.norm(w, axis=1, keepdims=True),
     "an accumulation": lambda x, w: np.add.accumulate(x, axis=1),
     "an outer product": lambda x, w: np.multiply.outer(x[0], w[0]),
@@ -83,6 +99,19 @@ def by_parts(x: Any, w: Any) -> Any:
     y[2:] = 7
     np.copyto(y[0], x[0])
     return y
+
+
+def written_by_methods(x: Any, w: Any) -> Any:
+    y = x.copy()
+    y[0].fill(3)
+    y.sort()
+    z = (w + y).astype("f4", copy=False)
+    z.T.sort(0)
+    return z.astype(z.dtype, copy=False)
+
+
+def astype(x: Any, dtype: Any) -> Any:
+    return np.astype(x, dtype) if hasattr(np, "astype") else x.astype(dtype)
 
 
 def of_a_buffer(x: Any, w: Any) -> Any:
@@ -222,6 +251,44 @@ BAD: dict[str, tuple[Callable[..., Any], type[Exception], str]] = {
     "at places": (lambda x: np.add.at(x, [0], 1), TypeError, "np.add: f.at and where="),
     "a mask": (lambda x: np.add(x, 1, where=x > 0), TypeError, "np.add: f.at and where="),
     "a mask of its own": (lambda x: np.add(x, 1, out=x * 1, where=MASK), TypeError, "np.add: f.at and where="),
+    "out= by name": (
+        lambda x: np.sum(x, out=x[:1]),
+        TypeError,
+        r"np.sum: with out= ufuncs alone .*out\[...\] = np.sum\(",
+    ),
+    "out= by place": (
+        lambda x: np.sum(x, None, None, x[0]),
+        TypeError,
+        "np.sum: with out= ufuncs alone can be recorded",
+    ),
+    "out= of a method": (lambda x: x.clip(0, 1, x), TypeError, "np.clip: with out= ufuncs alone can be recorded"),
+    "a shape of values": (
+        lambda x: np.tile(x, x),
+        TypeError,
+        "np.tile: reps decides the shape .* pass them as operands",
+    ),
+    "a shape of some values": (
+        lambda x: np.tile(x, (2, np.argmax(x))),
+        TypeError,
+        "np.tile: reps decides the shape of what is recorded",
+    ),
+    "so often": (lambda x: x.repeat(repeats=x), TypeError, "np.repeat: repeats decides the shape of what is recorded"),
+    "a method that nobody has": (
+        lambda x: x.summ(),
+        AttributeError,
+        "'fanin.sim.Array' object has no attribute 'summ'\n",
+    ),
+    "a method of values": (
+        lambda x: x.nonzero(),
+        AttributeError,
+        r"'nonzero': of an ndarray's methods .* \(all, any, .*numpy",
+    ),
+    "places of an array": (
+        lambda x: x[x.argsort()],
+        TypeError,
+        r"an array of a graph tree is indexed by .*np.take\(x, pl",
+    ),
+    "one value": (lambda x: x[0].item(), fanin.CaptureError, "cannot read values on the host"),
     "a list": (lambda x: np.add(x, [1.0, 2.0, 3.0]), TypeError, r"add: reads\[1\]: a kernel on the CPU reads arrays"),
     "a view given away": (lambda x: np.from_dlpack(x), BufferError, "memory of a graph tree ends with its step"),
     "an exact sum": (lambda x: fanin.add_n([x, x], accumulate="exact"), fanin.CaptureError, "an exact sum cannot be"),
@@ -341,6 +408,7 @@ def test_a_handle_gives_values_while_its_step_lasts_and_raises_from_then_on() ->
     uses: list[Callable[[Any], Any]] = [
         lambda y: y.numpy(), lambda y: np.asarray(y), lambda y: y + 1, lambda y: 1 - y, lambda y: np.sum(y),
         lambda y: y[1:], lambda y: y.T, lambda y: y @ y, lambda y: np.exp(y), lambda y: y > 0,
+        lambda y: y.sum(), lambda y: y.astype("f4"), lambda y: y.copy(), lambda y: y.tolist(), lambda y: y.argsort(),
         lambda y: np.concatenate([y, y]), lambda y: fanin.add_n([y, y]), lambda y: list(y), lambda y: np.add(1, y),
     ]  # fmt: skip
     with tree_here() as tree:
@@ -357,6 +425,57 @@ def test_a_handle_gives_values_while_its_step_lasts_and_raises_from_then_on() ->
                 for stale in (y, view):
                     with pytest.raises(RuntimeError, match=rf"output of <lambda>.*step {k + 1}, which ended at"):
                         use(stale)
+
+
+def test_ndarrays_methods_outside_of_functions_are_of_the_values() -> None:
+    with tree_here() as tree:
+        f = tree.function(lambda x: x * 2)
+        for k in range(4):
+            with tree.step():
+                y = f(np.full((2, 3), float(k)))
+                assert y.sum() == 12.0 * k and y[0, 0].item() == 2.0 * k and y.T.flatten().tolist() == [2.0 * k] * 6
+                assert y.astype("i4").dtype == np.int32 and y.tolist() == [[2.0 * k] * 3] * 2
+                mine = y.copy()
+                y.fill(9)
+                y[0, 0], y[0, 1] = 3.0, 1.0
+                y.sort()
+                assert y.numpy().tolist() == [[1.0, 3.0, 9.0], [9.0] * 3] and mine.tolist() == [[2.0 * k] * 3] * 2
+                with pytest.raises(AttributeError, match=r"x\.numpy\(\) is an ndarray"):
+                    y.partition(1)
+                assert not hasattr(y, "detach") and not hasattr(y, "_private")
+            for stale in ("fill", "sort", "copy"):
+                with pytest.raises(RuntimeError, match="output of <lambda>"):
+                    getattr(y, stale)(*([1] if stale == "fill" else []))
+        assert did(f) == "replayed"
+
+
+def test_methods_of_ndarrays_are_of_the_cpu_alone() -> None:
+    with fanin.sim.Machine() as m:
+        x = m.array(np.ones((2, 3)))
+        for name in ("sum", "astype", "copy", "nonzero"):
+            with pytest.raises(AttributeError, match=f"'fanin.sim.Array' object has no attribute '{name}'$"):
+                getattr(x, name)
+        with pytest.raises(
+            TypeError, match=r"an array on a device is indexed by .* queue a kernel with Machine.launch"
+        ):
+            x[np.zeros(2, int)]
+        with pytest.raises(ValueError, match="a copy is work for a stream"):
+            x.T.reshape(-1)
+
+
+def test_which_argument_is_out_is_known_of_each_function() -> None:
+    from fanin import _cpu_arrays
+
+    asked = 0
+    for f in _cpu_arrays.FUNCTIONS:
+        try:
+            names = list(inspect.signature(f).parameters.values())  # type: ignore[arg-type]
+        except ValueError:  # of a builtin, before NumPy 2.4
+            continue
+        places = [i for i, p in enumerate(names) if p.name == "out" and p.kind is not p.KEYWORD_ONLY]
+        assert places == [at for g, at in _cpu_arrays.OUT_AT.items() if g is f], f
+        asked += len(places)
+    assert asked >= 15
 
 
 def test_values_that_were_read_are_copies() -> None:
@@ -622,7 +741,7 @@ def test_threads_may_call_at_once() -> None:
 
 def random_function(rng: random.Random) -> Callable[..., Any]:
     """Some operations one after the other, as ordinary code on whatever takes NumPy's functions."""
-    plan = [(rng.randrange(9), rng.random(), rng.random()) for _ in range(rng.randint(1, 8))]
+    plan = [(rng.randrange(10), rng.random(), rng.random()) for _ in range(rng.randint(1, 8))]
 
     def f(x: Any, w: Any, g: Any) -> Any:
         made = [x, w]
@@ -647,6 +766,10 @@ def random_function(rng: random.Random) -> Callable[..., Any]:
                 y += b
                 y[1:] = a[1:]
                 made.append(y)
+            elif what == 8:
+                y = a.T.copy().reshape(4, 3).T + b.mean(axis=0).clip(-1, 1)
+                y[0].fill(0.5)
+                made.append(y.round(3).astype(a.dtype))
             else:
                 buf = fanin.InputBuffer(1)
                 buf.add(0, a, key=1)
