@@ -139,7 +139,7 @@ static PyObject *cuda_leave_out(PyObject *Py_UNUSED(module), PyObject *words)
     uint64_t bits = 0;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(words); i++) {
         PyObject *word = PyTuple_GET_ITEM(words, i);
-        const char *text = PyUnicode_Check(word) ? PyUnicode_AsUTF8(word) : NULL;
+        const char *text = PyUnicode_Check(word) ? fan_word_of(word) : NULL;
         uint64_t here = text ? fan_plan_bits(text) : 0;
         if (!here)
             return PyErr_Format(PyExc_ValueError,

@@ -18,7 +18,7 @@ int fan_device_arg(PyObject *o, fan_device **out)
                      Py_TYPE(o)->tp_name);
         return -1;
     }
-    if (!(name = PyUnicode_AsUTF8(o)))
+    if (!(name = fan_word_of(o)))
         return -1;
     if (strcmp(name, "cpu") == 0) {
         *out = fan_cpu();

@@ -165,7 +165,7 @@ int fan_dtype_parse(PyObject *o, fan_dtype *out)
     if (!name && PyErr_Occurred())
         return -1;
     if (name) {
-        text = PyUnicode_AsUTF8(name);
+        text = fan_word_of(name);
         if (text)
             *out = fan_dtype_from_name(text);
         if (text && *out == FAN_DT_NONE && o != name)

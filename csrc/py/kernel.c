@@ -9,6 +9,7 @@
  * that is an error. What was kept is mapped as long as it is kept; only its bytes may be anyone's. The views in the
  * traceback of a kernel that raised show what was there then.
  */
+#include "py/args.h"
 #include "py/machine_part.h"
 
 #include "base/mem.h"
@@ -355,7 +356,7 @@ PyObject *fan_machine_launch(PyObject *o, PyObject *args)
     reads = arrays_arg(reads, "launch: reads is a sequence of arrays, as in reads=[x]");
     writes = reads ? arrays_arg(writes, "launch: writes is a sequence of arrays, as in writes=[y]") : NULL;
     title = writes ? name_of(name, fn) : NULL;
-    if (!title || !PyUnicode_AsUTF8(title) || fan_stream_arg(where, &s) < 0)
+    if (!title || !fan_text_arg(title) || fan_stream_arg(where, &s) < 0)
         goto done;
     if (!s || fan_sim_of(s->device) != self->m) {
         PyErr_Format(PyExc_ValueError, "launch: %R is no stream of this machine", where);

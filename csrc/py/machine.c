@@ -269,7 +269,7 @@ static PyObject *machine_leave_out(PyObject *o, PyObject *words)
     uint64_t bits = 0;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(words); i++) {
         PyObject *word = PyTuple_GET_ITEM(words, i);
-        const char *text = PyUnicode_Check(word) ? PyUnicode_AsUTF8(word) : NULL;
+        const char *text = PyUnicode_Check(word) ? fan_word_of(word) : NULL;
         uint64_t here = text ? fan_plan_bits(text) : 0;
         if (!here) {
             char every[FAN_PLAN_COUNT * 16] = "";

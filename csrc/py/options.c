@@ -24,7 +24,7 @@ static PyObject *get_options(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(no
 static const char *isa_arg(PyObject *o)
 {
     char names[64] = "";
-    const char *wish = PyUnicode_Check(o) ? PyUnicode_AsUTF8(o) : NULL;
+    const char *wish = PyUnicode_Check(o) ? fan_word_of(o) : NULL;
     if (!wish && PyErr_Occurred())
         return NULL;
     for (size_t i = 0; fan_sum_isa_at(i); i++) {

@@ -21,6 +21,8 @@
 #include "buffer/fast.h"
 #include "device/sim/sim.h"
 
+#include <string.h>
+
 /* X(field, name): names that are looked up or compared often, interned once. */
 #define FAN_NAME_LIST(X)            \
     X(str_budget, "budget")         \
@@ -154,6 +156,15 @@ static inline void fan_error_clear(fan_error *err)
     err->status = FAN_OK;
     err->code = 0;
     err->text[0] = '\0';
+}
+
+/* fan_word_of: a str that is held against known words, in UTF-8; "", which is none of them, where it has a NUL; NULL
+ * with an exception. Lives as long as the str. */
+static inline const char *fan_word_of(PyObject *text)
+{
+    Py_ssize_t n;
+    const char *word = PyUnicode_AsUTF8AndSize(text, &n);
+    return !word || strlen(word) == (size_t)n ? word : "";
 }
 
 /* errors.c: fan_raise turns the box into an exception (FAN_ERR_EXTERN: one is set already) and returns NULL. A live

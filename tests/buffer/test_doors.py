@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import fanin
-from fanin import Slot, Sparse
+from fanin import Slot, Sparse, sim
 
 pytestmark = pytest.mark.core
 
@@ -569,6 +569,23 @@ def test_a_name_with_a_nul_character_is_a_value_error() -> None:
         with pytest.raises(ValueError, match=r"name: expected text without a NUL character, got 'a.x00b'"):
             make()
     assert fanin.InputBuffer(1, name="größe").name == "größe"
+    m = sim.Machine()
+    with pytest.raises(ValueError, match=r"name: expected text without a NUL character, got 'a.x00b'"):
+        m.launch(m.stream(), lambda: None, name="a\0b")
+
+
+def test_a_known_word_with_more_behind_a_nul_character_is_none() -> None:
+    m = sim.Machine()
+    for make in (
+        lambda: fanin.InputBuffer([Slot(device="cpu\0")]),
+        lambda: fanin.GraphTree("cpu\0x"),
+        lambda: fanin.Zero((2,), "float32\0"),
+        lambda: fanin.InputBuffer(1, accumulate="float32\0x"),
+        lambda: fanin.set_options(isa="sse2\0x"),
+        lambda: m.leave_out("S12\0x"),
+    ):
+        with pytest.raises(ValueError, match=r"x00"):
+            make()
 
 
 def test_a_finalizer_that_adds_as_a_take_begins_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
