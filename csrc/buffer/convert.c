@@ -16,7 +16,7 @@ static fan_status convert(fan_buffer *b, fan_device *d, fan_stream *on, fan_job_
 {
     fan_operand operand = {in, out->dtype};
     uint64_t bytes = (uint64_t)in->size * fan_dtype_size(in->dtype);
-    bool release_gil = bytes >= 65536 && !d->backend->has_streams && b->frontend->allow_threads_begin;
+    bool release_gil = bytes >= FAN_BUSY_BYTES && !d->backend->has_streams && b->frontend->allow_threads_begin;
     void *left = release_gil ? b->frontend->allow_threads_begin() : NULL;
     fan_interrupt interrupt; /* what is made is thrown away then */
     fan_interrupt_begin(&interrupt, d->backend->has_streams ? NULL : b->frontend->check_signals, err);

@@ -8,7 +8,6 @@
 
 #include <stdio.h>
 
-#define BUSY_BYTES 65536 /* from here on the frontend is left while a job runs */
 
 fan_reuse fan_term_holders(const fan_buffer *b, const fan_term *t, bool host)
 {
@@ -55,7 +54,7 @@ fan_status fan_fold_job(fan_fold *f, fan_job *job, fan_error *err)
         on = f->terms[f->n - 1].producer;
     if (f->batch)
         return fan_batch_put(f->batch, on, job, &f->number, err);
-    bool release_gil = bytes >= BUSY_BYTES && !d->backend->has_streams && b->frontend->allow_threads_begin;
+    bool release_gil = bytes >= FAN_BUSY_BYTES && !d->backend->has_streams && b->frontend->allow_threads_begin;
     void *left = release_gil ? b->frontend->allow_threads_begin() : NULL;
     fan_status status = fan_device_run(d, on, job, err);
     if (release_gil)

@@ -137,13 +137,23 @@ static fan_status collect_on_device(fan_fold *f, const fan_value *result, const 
     return FAN_OK;
 }
 
+static void read_stats(const fan_buffer *b, const fan_array *a, fan_stats *out)
+{
+    uint64_t bytes = (uint64_t)a->size * fan_dtype_size(a->dtype);
+    bool release_gil = bytes >= FAN_BUSY_BYTES && b->frontend->allow_threads_begin;
+    void *left = release_gil ? b->frontend->allow_threads_begin() : NULL;
+    fan_stats_of(a, out);
+    if (release_gil)
+        b->frontend->allow_threads_end(left);
+}
+
 /* Nothing is lost where the user ends the reading, but for what was summed in place. */
 static fan_status stats_of(const fan_fold *f, const fan_array *a, fan_stats *out, fan_error *err)
 {
     fan_interrupt interrupt;
     bool may_end = f->may_end && !f->plan.exclusive;
     fan_interrupt_begin(&interrupt, may_end ? f->b->frontend->check_signals : NULL, err);
-    fan_stats_of(a, out);
+    read_stats(f->b, a, out);
     return fan_interrupt_end(&interrupt, FAN_OK);
 }
 
@@ -221,7 +231,7 @@ fan_status fan_slot_measure(fan_buffer *b, size_t slot, int64_t key, fan_error *
         sum_stats->valid = true;
         return FAN_OK;
     }
-    fan_stats_of(sum, &sum_stats->stats);
+    read_stats(b, sum, &sum_stats->stats);
     sum_stats->stats.bad = SIZE_MAX;
     sum_stats->multiplicity = 0;
     sum_stats->valid = true;

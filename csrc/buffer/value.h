@@ -45,6 +45,8 @@ typedef struct fan_fast_kind {
     int64_t shape[FAN_FAST_NDIM];
 } fan_fast_kind;
 
+#define FAN_BUSY_BYTES 65536 /* from here on the frontend is left while elements are read */
+
 /* The frontend's callbacks. With a lock of ours held are called `alone`, `fast_value` of a kind that is not checked at
  * use, and `drop` of a hold that is not the last one; nothing else. */
 typedef struct fan_frontend {
@@ -74,8 +76,8 @@ typedef struct fan_frontend {
      * on `on` may write it at once. *out NULL, and FAN_OK: the core is to allocate. May be NULL. */
     fan_status (*fresh)(uint8_t origin, fan_device *d, fan_stream *on, fan_dtype dtype, int ndim, const int64_t *shape,
                         const fan_array *like, fan_array **out, fan_error *err);
-    /* allow_threads_begin, allow_threads_end: around anything that may take long or block; the second gets what the
-     * first gave. */
+    /* allow_threads_begin, allow_threads_end: around anything that may take long (FAN_BUSY_BYTES) or block; the second
+     * gets what the first gave. */
     void *(*allow_threads_begin)(void);
     void (*allow_threads_end)(void *left);
     /* check_signals: between the parts of a long wait; anything but FAN_OK ends the wait (a signal's handler raised).

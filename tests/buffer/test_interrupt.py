@@ -87,6 +87,27 @@ interrupted(lambda: buf.take())
 interrupted(lambda: buf.take())
 assert "1 parked" in repr(buf), repr(buf)
 """,
+    "statistics, by another thread": """
+import os, sys, threading
+signal.setitimer(signal.ITIMER_PROF, 0)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+begun = threading.Event()
+def interrupt():
+    begun.wait()
+    os.kill(os.getpid(), signal.SIGINT)
+other = threading.Thread(target=interrupt)
+other.start()
+buf = fanin.InputBuffer(1, stats=True)
+buf.add(0, huge(N))
+def work():
+    sys.setswitchinterval(1000)  # from here on it runs where the interpreter is left to it
+    begun.set()
+    buf.take()
+interrupted(work)
+sys.setswitchinterval(0.005)
+other.join()
+assert "1 parked" in repr(buf), repr(buf)
+""",
     "an add_many": """
 buf = fanin.InputBuffer([fanin.Slot(), fanin.Slot(shape=(4,))])
 g = [small, huge(N >> 2, 4)]
