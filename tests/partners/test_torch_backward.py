@@ -262,6 +262,69 @@ def test_a_sum_of_sparse_gradients_is_taken() -> None:
     assert where == [table.weight.grad._values().data_ptr()]
 
 
+@pytest.mark.rule("L3", "L7")
+@pytest.mark.parametrize("rows", [8, 1024], ids=["small", "large"])
+def test_an_embeddings_gradient_has_its_own_indices_and_a_large_one_keeps_its_values(rows: int) -> None:
+    """The indices that torch gives are the user's own tensor, which he may change."""
+    seen, where = torch_graph._hand_over, []
+
+    def look(variable: Any, gradient: list[Any]) -> None:
+        where.append(gradient[0]._values().data_ptr())
+        seen(variable, gradient)
+
+    def run(backward: Callable[[Any], None]) -> tuple[Any, Any]:
+        torch.manual_seed(0)
+        table, index = nn.Embedding(40, 512, sparse=True), torch.randint(0, 40, (rows,))
+        backward((table(index) * torch.randn(rows, 512)).sum())
+        return table.weight.grad, index
+
+    torch_graph._hand_over = look
+    try:
+        ours, index = run(fanin_torch.backward)
+    finally:
+        torch_graph._hand_over = seen
+    own, _ = run(torch_own)
+    assert where == ([ours._values().data_ptr()] if rows == 1024 else [])
+    index.zero_()
+    assert torch.equal(ours._indices(), own._indices()) and torch.equal(ours._values(), own._values())
+
+
+@pytest.mark.parametrize("mode", ["all", "any"])
+def test_hooks_that_ask_torchs_engine_for_its_pass_are_refused_before_anything_has_run(mode: Any) -> None:
+    from torch.autograd.graph import register_multi_grad_hook
+
+    a, b, c = (torch.ones(3, requires_grad=True) for _ in range(3))
+    ran: list[Any] = []
+    c.register_hook(lambda g: ran.append(g))
+    handle = register_multi_grad_hook((a, b), ran.append, mode=mode)
+    for run in (lambda: fanin_torch.backward((a * b * c).sum()), lambda: fanin_torch.backward((c * a).sum(), inputs=a)):
+        with pytest.raises(
+            RuntimeError, match=r"^backward: a hook of a leaf of shape \(3,\) .*use torch's own backward"
+        ):
+            run()
+    assert not ran and a.grad is b.grad is c.grad is None
+    fanin_torch.backward((c * a).sum(), inputs=c)  # where it would not run either
+    assert len(ran) == 1 and torch.equal(c.grad, torch.ones(3)) and a.grad is None
+    handle.remove()
+    fanin_torch.backward((a * b * c).sum())
+    assert torch.equal(a.grad, torch.ones(3)) and len(ran) == 2
+
+
+def test_a_hook_that_queues_a_callback_of_torchs_engine_is_refused() -> None:
+    w = torch.ones(3, requires_grad=True)
+
+    def after(p: Any) -> None:
+        torch.autograd.Variable._execution_engine.queue_callback(print)
+
+    handle = w.register_post_accumulate_grad_hook(after)
+    with pytest.raises(RuntimeError, match="asks torch's engine for its pass"):
+        fanin_torch.backward(w.sum())
+    assert w.grad is None
+    handle.remove()
+    fanin_torch.backward(w.sum())
+    assert w.grad is not None
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointing(reentrant: bool) -> None:
     from torch.utils.checkpoint import checkpoint

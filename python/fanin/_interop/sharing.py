@@ -88,14 +88,20 @@ def has_parts_alone(x: object) -> bool:
     memory of its indices and values (L3, L7): no tensor beside it has it (as `detach()` makes one), no view of a part,
     no other process, and no library lent it.
     """
+    return all(parts_alone(x))
+
+
+def parts_alone(x: object) -> tuple[bool, bool]:
+    """The same, of the indices and of the values."""
     if not is_torch(x) or layout_of(x) != "sparse_coo" or x.requires_grad or weakref.getweakrefcount(x):
-        return False
+        return False, False
     below = getattr(sys.modules["torch"]._C, "_AutoDispatchBelowADInplaceOrView", None)
     if below is None or not hasattr(x, "_use_count") or x._use_count() != 1:
-        return False
+        return False, False
     with below():  # else views of the parts come
-        parts = [x._indices(), x._values()]
-    return all(is_alone(parts.pop(), is_sum(x)) for _ in range(2))
+        parts = [x._values(), x._indices()]
+    indices = is_alone(parts.pop(), is_sum(x))
+    return indices, is_alone(parts.pop(), is_sum(x))
 
 
 def is_alone(part: Tensor, made_here: bool) -> bool:

@@ -21,7 +21,7 @@ import fanin
 
 from .._words import counted, type_of
 from .protocols import DTypeLike
-from .sharing import has_parts_alone
+from .sharing import parts_alone
 
 
 def backward(
@@ -42,11 +42,12 @@ def backward(
 
     Hooks of leaves (`register_hook`, `register_post_accumulate_grad_hook`) run; those of their `AccumulateGrad` nodes
     do only where a first, sparse gradient that nobody else has is handed over. What can be seen to be missed is a
-    RuntimeError: a hook or `retain_grad` of one of `tensors`, full backward hooks of modules, tensors that are not on
-    the CPU, nested ones. A segment of `torch.utils.checkpoint` without reentrance is computed anew for each tensor that
-    it saved: right, and slow; with `use_reentrant=True` it is computed once. A `torch.autograd.Function` of several
-    results, of which one is not used, is asked by torch's own engine whether it wants zeros there
-    (`ctx.set_materialize_grads`): hooks of that node run then, once, with zeros.
+    RuntimeError: a hook or `retain_grad` of one of `tensors`, full backward hooks of modules, hooks of leaves that ask
+    torch's engine for its pass (`register_multi_grad_hook`), tensors that are not on the CPU, nested ones. A segment of
+    `torch.utils.checkpoint` without reentrance is computed anew for each tensor that it saved: right, and slow; with
+    `use_reentrant=True` it is computed once. A `torch.autograd.Function` of several results, of which one is not used,
+    is asked by torch's own engine whether it wants zeros there (`ctx.set_materialize_grads`): hooks of that node run
+    then, once, with zeros.
 
     Every fan-in is an input buffer: the gradients of a bfloat16 tensor that is used many times are summed in float32
     and rounded once, the order of a sum is the graph's. `accumulate` names the dtype of the sums (rule A11). With
@@ -82,6 +83,8 @@ def backward(
     wanted = None if leaves is None else [graph.leaves[x] for x in leaves if x in graph.leaves]
     if wanted == []:
         return
+    for node in graph.leaves if leaves is None else leaves:
+        _refuse_hooks(node.variable)
     with torch.set_grad_enabled(create_graph):
         fitted = _fitted("backward was given", firsts, [graph.takes[node][slot] for node, slot in ends])
         fanin.backward(
@@ -141,11 +144,28 @@ def _leaves(inputs: list[torch.Tensor]) -> list[_Node]:
     return [cast("_Node", get_gradient_edge(t).node) for t in inputs]
 
 
+def _refuse_hooks(leaf: torch.Tensor) -> None:
+    """A hook of a leaf that asks torch's engine for its pass cannot run in this one."""
+    for hook in [*(leaf._backward_hooks or {}).values(), *(leaf._post_accumulate_grad_hooks or {}).values()]:
+        code = getattr(hook, "__code__", None)
+        if code is not None and not ASKS.isdisjoint(code.co_names):
+            raise RuntimeError(
+                f"backward: a hook of a leaf of shape {tuple(leaf.shape)} asks torch's engine for its pass, as those of"
+                " torch.autograd.graph.register_multi_grad_hook do, and this is none of torch's: use torch's own"
+                " backward(), or take the hook away"
+            )
+
+
 P = ParamSpec("P")
 R = TypeVar("R")
 Around = Callable[[], contextlib.AbstractContextManager[None]]
 
 FUNCTIONS = "torch.autograd.Function"  # the group of nodes whose functions are the user's: torch runs them one by one
+
+LARGE = 1 << 20  # bytes from which on to hand over costs less than a copy
+
+#: Functions of torch's by which a hook asks for its engine's pass, as those of `register_multi_grad_hook` do.
+ASKS = {"_current_graph_task_id", "_will_engine_execute_node", "queue_callback"}
 
 Takes = tuple[torch.Size, torch.dtype]
 Gradients: TypeAlias = "torch.Tensor | tuple[torch.Tensor | None, ...] | None"
@@ -173,6 +193,7 @@ class _Node(Protocol):
     def _sequence_nr(self) -> int: ...
     def __call__(self, *gradients: torch.Tensor | None) -> Gradients: ...
 
+    variable: torch.Tensor  # of an `AccumulateGrad` alone
     needs_input_grad: tuple[bool, ...]
 
     def apply(self, *gradients: torch.Tensor | None) -> Gradients: ...
@@ -230,10 +251,13 @@ class _Graph:
                 changed = hook(g)
                 g = g if changed is None else changed
             first = g.is_sparse and variable.grad is None and not hooks and not self.recording
-            if first and _count(g) == _references(self.around is not None) and has_parts_alone(g):
-                _hand_over(variable, [_same_parts(g)])
-            else:
-                node(g)
+            if first and _count(g) == _references(self.around is not None):
+                indices, values = parts_alone(g)
+                # The indices of an Embedding are the user's own tensor.
+                if values and (indices or g._values().nbytes >= LARGE):
+                    _hand_over(variable, [_same_parts(g, copied=not indices)])
+                    return
+            node(g)
 
         [(shape, dtype)] = self.takes[node]
         slot = fanin.Slot() if self.recording else _slot(shape, dtype, None)
@@ -292,11 +316,10 @@ def _count(g: torch.Tensor) -> int:
     return sys.getrefcount(g)
 
 
-def _same_parts(g: torch.Tensor) -> torch.Tensor:
-    """A sparse tensor of the same indices and values (L3)."""
-    return torch.sparse_coo_tensor(
-        g._indices(), g._values(), g.shape, is_coalesced=g.is_coalesced(), check_invariants=False
-    )
+def _same_parts(g: torch.Tensor, copied: bool) -> torch.Tensor:
+    """A sparse tensor of the same values and indices (L3), or of a copy of these."""
+    indices = g._indices().clone() if copied else g._indices()
+    return torch.sparse_coo_tensor(indices, g._values(), g.shape, is_coalesced=g.is_coalesced(), check_invariants=False)
 
 
 class _Function(Protocol):
