@@ -109,6 +109,15 @@ void fan_array_reach(const fan_array *a, int64_t *lo, int64_t *hi);
 /* fan_array_dense: any permutation of a gap-free layout with positive strides (size-1 axes apart): it cannot overlap
  * itself. */
 bool fan_array_dense(const fan_array *a);
+/* fan_array_in_c_order: gap-free in C order (size-1 axes may have any stride). */
+static inline bool fan_array_in_c_order(const fan_array *a)
+{
+    int64_t step = (int64_t)fan_dtype_size(a->dtype);
+    for (int i = a->ndim - 1; i >= 0; step *= a->shape[i--])
+        if (a->strides[i] != step && a->shape[i] > 1)
+            return false;
+    return true;
+}
 static inline bool fan_array_same_shape(const fan_array *a, const fan_array *b)
 {
     return a->ndim == b->ndim && (a->ndim == 0 || memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0);

@@ -25,11 +25,14 @@ static size_t cell_of(const fan_keys *k, int64_t key)
     return i;
 }
 
-void fan_keys_fini(fan_keys *k)
+void fan_keys_free(fan_keys **k)
 {
-    fan_free(k->bits);
-    fan_free(k->cells);
-    *k = (fan_keys){.n = 0};
+    if (!*k)
+        return;
+    fan_free((*k)->bits);
+    fan_free((*k)->cells);
+    fan_free(*k);
+    *k = NULL;
 }
 
 bool fan_keys_has(const fan_keys *k, int64_t key)

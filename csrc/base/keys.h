@@ -7,7 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* A zeroed set is empty. Small keys are bits, for keys mostly count from 0; the others are hashed. */
+/* One zeroed by fan_calloc is empty. Small keys are bits, for keys mostly count from 0; the others are hashed. */
 typedef struct fan_keys {
     uint64_t *bits;
     size_t words;       /* of bits */
@@ -17,7 +17,7 @@ typedef struct fan_keys {
     size_t n;
 } fan_keys;
 
-void fan_keys_fini(fan_keys *k); /* empty afterwards */
+void fan_keys_free(fan_keys **k); /* NULL afterwards, and fine before */
 bool fan_keys_has(const fan_keys *k, int64_t key);
 /* fan_keys_put: 1: put; 0: it was there; -1: out of memory, and nothing happened. */
 int fan_keys_put(fan_keys *k, int64_t key);

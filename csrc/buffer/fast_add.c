@@ -102,13 +102,12 @@ typedef struct inplace_add {
 /* is_flat: the sum is of this kind, in C order. */
 static bool is_flat(const fan_array *a, const fan_fast_kind *k)
 {
-    int64_t step = (int64_t)fan_dtype_size(k->dtype);
     if (a->ndim != k->ndim)
         return false;
-    for (int i = k->ndim - 1; i >= 0; step *= k->shape[i--])
-        if (a->shape[i] != k->shape[i] || (a->strides[i] != step && a->shape[i] > 1))
+    for (int i = 0; i < k->ndim; i++)
+        if (a->shape[i] != k->shape[i])
             return false;
-    return true;
+    return fan_array_in_c_order(a);
 }
 
 /* sum_for: the slot's sum, where one more gradient of this kind goes straight into it (A6): it was made by the buffer,

@@ -42,15 +42,6 @@ int64_t fan_fast_list_count(const fan_fast_list *p) { return p ? (int64_t)fan_fa
 
 /* ---- keys out of order ---- */
 
-static void keys_end(fan_fast_list *p)
-{
-    if (!p->unsorted)
-        return;
-    fan_keys_fini(p->unsorted);
-    fan_free(p->unsorted);
-    p->unsorted = NULL;
-}
-
 /* From now on by arrival; with one more key. */
 static bool keys_begin(fan_fast_list *p, int64_t key)
 {
@@ -59,7 +50,7 @@ static bool keys_begin(fan_fast_list *p, int64_t key)
     for (size_t i = 0; i < p->n && good; i++)
         good = fan_keys_put(p->unsorted, p->terms[i].key) > 0;
     if (!good)
-        keys_end(p);
+        fan_keys_free(&p->unsorted);
     return good;
 }
 
@@ -91,7 +82,7 @@ void fan_fast_list_sort(fan_fast_list *p)
     }
     fan_free(keys);
     fan_free(at);
-    keys_end(p);
+    fan_keys_free(&p->unsorted);
 }
 
 void fan_fast_list_undefined_last(fan_fast_list *p)
@@ -107,7 +98,7 @@ void fan_fast_list_undefined_last(fan_fast_list *p)
 
 void fan_fast_list_fini(fan_fast_list *p)
 {
-    keys_end(p);
+    fan_keys_free(&p->unsorted);
     if (p->terms != p->inline_terms)
         fan_free(p->terms);
 }
@@ -205,7 +196,7 @@ void fan_fast_list_detach(fan_fast_list *p, fan_fast_detached *to)
     to->cap = p->cap;
     to->heap = NULL;
     fan_fast_list_empty(p);
-    keys_end(p);
+    fan_keys_free(&p->unsorted);
     if (to->n <= FAN_FAST_INLINE) {
         memcpy(to->inline_terms, p->terms, to->n * sizeof *to->inline_terms);
         return;

@@ -41,15 +41,6 @@ static void join_pooled(const fan_pass *p)
     fan_event_drop(e);
 }
 
-static void keys_end(fan_pass *p)
-{
-    if (!p->unsorted)
-        return;
-    fan_keys_fini(p->unsorted);
-    fan_free(p->unsorted);
-    p->unsorted = NULL;
-}
-
 /* By arrival from now on. False: out of memory, and nothing happened. */
 bool fan_pass_by_arrival(fan_pass *p)
 {
@@ -57,7 +48,7 @@ bool fan_pass_by_arrival(fan_pass *p)
     for (size_t i = 0; i < p->nitems && good; i++)
         good = fan_keys_put(p->unsorted, p->items[i]->key) > 0;
     if (!good)
-        keys_end(p);
+        fan_keys_free(&p->unsorted);
     return good;
 }
 
@@ -106,7 +97,7 @@ void fan_pass_in_order(fan_pass *p)
     }
     fan_free(keys);
     fan_free(at);
-    keys_end(p);
+    fan_keys_free(&p->unsorted);
 }
 
 /* Drops all that a pass held. Unlocked. */
@@ -120,7 +111,7 @@ void fan_pass_free(fan_buffer *b, fan_pass *p)
         fan_item_free(b, p->items[i]);
     }
     fan_free(p->items);
-    keys_end(p);
+    fan_keys_free(&p->unsorted);
     fan_value_drop(b->frontend, &p->value);
     fan_sum_stats_drop(&p->sum_stats);
     fan_free(p->shape);

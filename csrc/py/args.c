@@ -1,6 +1,8 @@
 /* args: what callers pass, as numbers, flags and texts; whatever is wrong is said with the name of the argument. */
 #include "py/args.h"
 
+#include "buffer/sync.h"
+
 #include <math.h>
 #include <string.h>
 
@@ -260,4 +262,30 @@ PyObject *fan_ints(int n, const int64_t *items)
             PyTuple_SET_ITEM(t, i, item);
     }
     return t;
+}
+
+static int refuse_plan(PyObject *word)
+{
+    char every[FAN_PLAN_COUNT * 16] = "";
+    if (PyErr_Occurred())
+        return -1;
+    for (int k = 0; k < FAN_PLAN_COUNT; k++)
+        fan_append(every, sizeof every, "%s%s", k ? ", " : "", fan_plan_word(k));
+    PyErr_Format(PyExc_ValueError, "leave_out: no plan has %R. A word names a rule, as in \"S12\", or one of: %s", word,
+                 every);
+    return -1;
+}
+
+int fan_plans_arg(PyObject *words, uint64_t *bits)
+{
+    *bits = 0;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(words); i++) {
+        PyObject *word = PyTuple_GET_ITEM(words, i);
+        const char *text = PyUnicode_Check(word) ? fan_word_of(word) : NULL;
+        uint64_t here = text ? fan_plan_bits(text) : 0;
+        if (!here)
+            return refuse_plan(word);
+        *bits |= here;
+    }
+    return 0;
 }

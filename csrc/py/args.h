@@ -39,6 +39,8 @@ int fan_sequence_arg(PyObject *o, const char *what, PyObject **out);
 int fan_accumulate_arg(PyObject *o, fan_dtype *dtype, bool *exact);
 /* fan_scale_arg: D10: a number; what it may be for which dtype is the core's to say. */
 int fan_scale_arg(PyObject *o, fan_take *how);
+/* fan_plans_arg: the words of leave_out, a tuple, as bits of plans (fan_plan_bits). */
+int fan_plans_arg(PyObject *words, uint64_t *bits);
 
 /* fan_int_arg: an integer index; an exception of class `large` where it is no int64. bool is refused: True as an index
  * is a mistake. */

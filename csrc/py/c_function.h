@@ -34,7 +34,7 @@ static inline void fan_c_show(fan_array *a, fanin_value *out)
                              .size = a->size,
                              .dtype = (fanin_dtype)a->dtype,
                              .ndim = a->ndim,
-                             .contiguous = fan_native_in_c_order(a)};
+                             .contiguous = fan_array_in_c_order(a)};
 }
 static inline fan_array *fan_c_array(const fanin_value *v) { return (fan_array *)(void *)v->array; }
 /* fan_c_import: an array on the CPU of whatever Python has, or None, over the same memory, with a hold: 0, or -1 with

@@ -310,22 +310,6 @@ static fan_status check_signals(fan_error *err)
     return status_of(PyErr_CheckSignals(), err);
 }
 
-static void hold(void *object)
-{
-    if (fan_is_native(object))
-        fan_array_hold(fan_native_array(object));
-    else
-        Py_INCREF((PyObject *)object);
-}
-
-static void drop(void *object)
-{
-    if (fan_is_native(object))
-        fan_array_drop(fan_native_array(object));
-    else
-        Py_DECREF((PyObject *)object);
-}
-
 static const void *group(const fan_node *n)
 {
     const node_more *more = fan_node_object(n)->more;
@@ -368,8 +352,8 @@ static fan_status progress(void *progress, uint32_t ran, uint32_t all, fan_error
 }
 
 const fan_engine_frontend fan_python_engine = {
-    .hold = hold,
-    .drop = drop,
+    .hold = fan_object_hold_here,
+    .drop = fan_object_drop_here,
     .hand = hand,
     .place = place,
     .place_drop = place_drop,

@@ -1,7 +1,6 @@
 /* cuda: the CUDA driver as Python has it: which one, opened when it is first asked for, and what is in it. */
+#include "py/args.h"
 #include "py/driver.h"
-
-#include "buffer/sync.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -136,17 +135,9 @@ static PyObject *cuda_leave_out(PyObject *Py_UNUSED(module), PyObject *words)
 {
     fan_cuda *c = NULL;
     fan_error err = {0};
-    uint64_t bits = 0;
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(words); i++) {
-        PyObject *word = PyTuple_GET_ITEM(words, i);
-        const char *text = PyUnicode_Check(word) ? fan_word_of(word) : NULL;
-        uint64_t here = text ? fan_plan_bits(text) : 0;
-        if (!here)
-            return PyErr_Format(PyExc_ValueError,
-                                "leave_out: no plan has %R; a word names a rule, as in \"S12\", or one bit of its plan",
-                                word);
-        bits |= here;
-    }
+    uint64_t bits;
+    if (fan_plans_arg(words, &bits) < 0)
+        return NULL;
     fan_status status = fan_driver_open(&c, &err);
     if (status != FAN_OK)
         return fan_raise(status, &err);

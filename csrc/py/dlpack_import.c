@@ -102,6 +102,16 @@ static int inside(const fan_array *a, const fan_device *d)
     return 0;
 }
 
+/* keep_if_inside: 0, or -1 with an exception, and *out is dropped. */
+static int keep_if_inside(fan_array **out, const fan_device *d)
+{
+    if (inside(*out, d) == 0)
+        return 0;
+    fan_array_drop(*out);
+    *out = NULL;
+    return -1;
+}
+
 /* geometry: the tensor as a view into `st`, which is not yet over any memory: fills in its address. */
 static int geometry(const fan_dl_tensor *t, bool writable, fan_storage *st, const fan_device *d, fan_array **out)
 {
@@ -142,11 +152,7 @@ static int geometry(const fan_dl_tensor *t, bool writable, fan_storage *st, cons
     status = fan_array_view(st, (char *)at, dtype, t->ndim, shape, strides, writable, out, &err);
     if (status != FAN_OK)
         return fan_refuse_error(status, &err);
-    if (inside(*out, d) == 0)
-        return 0;
-    fan_array_drop(*out);
-    *out = NULL;
-    return -1;
+    return keep_if_inside(out, d);
 }
 
 /* check_device: whether the tensor is where it is to be, and where __dlpack_device__ said. */
@@ -330,9 +336,5 @@ int fan_address_take(uint64_t address, fan_dtype dtype, int ndim, const int64_t 
     fan_storage_drop(st);
     if (status != FAN_OK)
         return fan_refuse_error(status, &err);
-    if (inside(*out, d) == 0)
-        return 0;
-    fan_array_drop(*out);
-    *out = NULL;
-    return -1;
+    return keep_if_inside(out, d);
 }

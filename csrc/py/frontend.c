@@ -144,14 +144,6 @@ static fan_status fast_value(void *object, char *data, const fan_fast_kind *kind
     return FAN_OK;
 }
 
-static void fast_hold(void *object)
-{
-    if (fan_is_native(object))
-        fan_array_hold(fan_native_array(object));
-    else
-        Py_INCREF((PyObject *)object);
-}
-
 static bool fast_drop_if_shared(void *object)
 {
     if (fan_is_native(object)) {
@@ -204,7 +196,7 @@ static bool fast_wrote(void *object)
 }
 
 static const fan_fast_frontend fast = {
-    .hold = fast_hold,
+    .hold = fan_object_hold_here,
     .drop_if_shared = fast_drop_if_shared,
     .is_unchanged = fast_is_unchanged,
     .has_own_value = fast_has_own_value,

@@ -31,6 +31,22 @@ void fan_object_drop(void *object)
     fan_gil_leave(&gil);
 }
 
+void fan_object_hold_here(void *object)
+{
+    if (fan_is_native(object))
+        fan_array_hold(fan_native_array(object));
+    else
+        Py_INCREF((PyObject *)object);
+}
+
+void fan_object_drop_here(void *object)
+{
+    if (fan_is_native(object))
+        fan_array_drop(fan_native_array(object));
+    else
+        Py_DECREF((PyObject *)object);
+}
+
 void fan_value_release(fan_value *v)
 {
     static const fan_frontend holds = {.hold = fan_object_hold, .drop = fan_object_drop};

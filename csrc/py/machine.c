@@ -10,8 +10,6 @@
 #include "py/entered.h"
 #include "py/turn.h"
 
-#include "buffer/sync.h"
-
 static void hook_site(void *Py_UNUSED(ctx), char *buf, size_t size)
 {
     fan_gil gil;
@@ -266,23 +264,9 @@ static PyObject *machine_check(PyObject *o, PyObject *on)
 
 static PyObject *machine_leave_out(PyObject *o, PyObject *words)
 {
-    uint64_t bits = 0;
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(words); i++) {
-        PyObject *word = PyTuple_GET_ITEM(words, i);
-        const char *text = PyUnicode_Check(word) ? fan_word_of(word) : NULL;
-        uint64_t here = text ? fan_plan_bits(text) : 0;
-        if (!here) {
-            char every[FAN_PLAN_COUNT * 16] = "";
-            if (PyErr_Occurred())
-                return NULL;
-            for (int k = 0; k < FAN_PLAN_COUNT; k++)
-                fan_append(every, sizeof every, "%s%s", k ? ", " : "", fan_plan_word(k));
-            return PyErr_Format(PyExc_ValueError,
-                                "leave_out: no plan has %R. A word names a rule, as in \"S12\", or one of: %s", word,
-                                every);
-        }
-        bits |= here;
-    }
+    uint64_t bits;
+    if (fan_plans_arg(words, &bits) < 0)
+        return NULL;
     fan_sim_leave_out(fan_machine_self(o)->m, bits);
     Py_RETURN_NONE;
 }

@@ -8,7 +8,7 @@ bool fan_native_fast(void *object, fan_fast_kind *kind, char **data)
 #ifdef Py_GIL_DISABLED
     return false; /* the fast path's counters need one thread at a time */
 #endif
-    if (a->ndim > FAN_FAST_NDIM || !fan_native_in_c_order(a))
+    if (a->ndim > FAN_FAST_NDIM || !fan_array_in_c_order(a))
         return false;
     kind->dtype = a->dtype;
     kind->origin = FAN_FROM_NDARRAY;

@@ -14,15 +14,6 @@ static inline bool fan_is_native(const void *object) { return (uintptr_t)object 
 static inline fan_array *fan_native_array(void *object) { return (fan_array *)(void *)((char *)object - 1); }
 static inline void *fan_native_of(fan_array *a) { return a ? (char *)a + 1 : NULL; } /* takes the hold */
 
-static inline bool fan_native_in_c_order(const fan_array *a)
-{
-    int64_t step = (int64_t)fan_dtype_size(a->dtype);
-    for (int i = a->ndim - 1; i >= 0; step *= a->shape[i--])
-        if (a->strides[i] != step && a->shape[i] > 1)
-            return false;
-    return true;
-}
-
 /* fan_native_fast: what the fast path needs to know of one; false: it is none for it. */
 bool fan_native_fast(void *object, fan_fast_kind *kind, char **data);
 /* fan_native_fresh: of a kind, as fan_fast_fresh; NULL: no memory. */

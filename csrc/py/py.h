@@ -201,10 +201,12 @@ const char *fan_type_text(const PyObject *o, char *buf, size_t size);
 int fan_refuse(PyObject *type, const char *fmt, ...);
 int fan_refuse_error(fan_status s, const fan_error *err); /* the same for the box */
 
-/* holds.c. fan_object_hold, _drop: a reference of the core's, on any thread. fan_value_release: all that a value holds;
- * the live exception stays. */
+/* holds.c. fan_object_hold, _drop: a reference of the core's, on any thread; _hold_here, _drop_here: of who has the
+ * interpreter. fan_value_release: all that a value holds; the live exception stays. */
 void fan_object_hold(void *object);
 void fan_object_drop(void *object);
+void fan_object_hold_here(void *object);
+void fan_object_drop_here(void *object);
 void fan_value_release(fan_value *v);
 
 /* dtype.c (numpy <-> fan): */

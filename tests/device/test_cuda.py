@@ -577,6 +577,15 @@ def test_a_process_may_end_with_work_pending_and_arrays_alive(ending: str) -> No
 # What leaving something out does
 
 
+def test_leave_out_lists_its_words() -> None:
+    driver = FakeDriver(1)
+    with use_driver(driver):
+        for wrong in ("no such rule", "S12.no", "S12\0", "\ud800", 12):
+            with pytest.raises(ValueError, match=r"S12\.wait" if wrong != "\ud800" else None):
+                driver.leave_out("S12", wrong)
+        driver.leave_out("S12", "S9.mark")
+
+
 @pytest.mark.parametrize("word", ["S9", "S12.wait", "S18.wait"])
 def test_a_rule_that_is_left_out_shows_as_a_race(word: str) -> None:
     raced = 0

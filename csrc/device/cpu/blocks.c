@@ -6,7 +6,6 @@
 #include "base/thread.h"
 
 #define UNIT 64
-#define POISON 0xff
 
 typedef struct block {
     fan_extent at;
@@ -166,6 +165,6 @@ void fan_blocks_poison(fan_blocks *b, bool free_only)
     fan_mutex_lock(&b->lock);
     for (size_t i = 0; i < b->n; i++)
         if (!free_only || !b->at[i].live)
-            memset(b->at[i].data, POISON, b->at[i].bytes);
+            memset(b->at[i].data, FAN_CPU_POISON, b->at[i].bytes);
     fan_mutex_unlock(&b->lock);
 }

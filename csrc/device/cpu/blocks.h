@@ -8,6 +8,8 @@
 
 #include "array/array.h"
 
+#define FAN_CPU_POISON 0xff /* each byte of memory that nobody may read: a NaN in every float */
+
 typedef struct fan_blocks fan_blocks;
 
 /* fan_blocks_new: one hold; NULL: out of memory. */
@@ -21,7 +23,7 @@ fan_storage *fan_blocks_storage(fan_blocks *b, size_t n);
 bool fan_blocks_have(fan_blocks *b, const void *data, size_t bytes);
 size_t fan_blocks_live(fan_blocks *b);    /* how many are in use */
 uint64_t fan_blocks_bytes(fan_blocks *b); /* of all */
-/* fan_blocks_poison: fills all of them with bytes that make NaNs of floats, but for those in use if `free_only`. */
+/* fan_blocks_poison: fills all of them with FAN_CPU_POISON, but for those in use if `free_only`. */
 void fan_blocks_poison(fan_blocks *b, bool free_only);
 
 #endif

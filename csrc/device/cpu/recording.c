@@ -305,7 +305,7 @@ static void cpu_accesses(const fan_recording *r, fan_recording_visit visit, void
 static fan_status cpu_poison(fan_device *d, fan_stream *origin, void *data, size_t bytes, fan_error *err)
 {
     (void)d, (void)origin, (void)err;
-    memset(data, 0xff, bytes);
+    memset(data, FAN_CPU_POISON, bytes);
     return FAN_OK;
 }
 
