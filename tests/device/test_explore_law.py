@@ -18,7 +18,7 @@ import fanin
 from fanin import _core
 from fanin.sim import DeadlockError, Machine, StuckError, explore
 from kit import hooks
-from kit.explored import differs, draw
+from kit.explored import differs, draw, searched
 from kit.scenes import SCENES, pair
 from kit.support import CSRC
 
@@ -97,6 +97,61 @@ def planted(name: str) -> Iterator[None]:
 def test_the_law_finds_calls_that_make_no_turn_or_touch_nothing(name: str) -> None:
     with planted(name), pytest.raises(AssertionError, match="missed"):
         check_law(range(60), ("small",), 40)
+
+
+# Passes that tell how far they are, and those of several workers
+
+
+def shown(leaf: fanin.Leaf) -> Any:
+    return None if leaf.grad is None else leaf.grad.tolist()
+
+
+#: What a thread does beside a pass.
+BESIDE: dict[str, Callable[[fanin.Leaf, fanin.Node], Any]] = {
+    "reads": lambda leaf, node: shown(leaf),
+    "resets": lambda leaf, node: setattr(leaf, "grad", None),
+    "hooks": lambda leaf, node: node.register_hook(lambda g: g * 3) and None,
+    "asks": lambda leaf, node: node.freed,
+    "a pass": lambda leaf, node: fanin.backward([(leaf, 0, np.full(1, 10.0))]),
+}
+
+
+def beside_a_pass(what: str, workers: int, tells: bool) -> Callable[[Machine], str]:
+    """A scenario: a pass and a thread beside it; where it tells, what it sees of the leaf each time. Of several workers
+    the nodes are two, without edges: more are too many orders for a search of all.
+    """
+
+    def run(m: Machine) -> str:
+        leaf, heard = fanin.Leaf(np.zeros(1)), list[Any]()
+        nodes = [fanin.Node(lambda g: ()) for _ in range(2)]
+        if workers == 1:
+            nodes = [fanin.Node(lambda g, c=c: g * c, edges=[(leaf, 0)]) for c in (1.0, 2.0)]
+        how: Any = {"progress": lambda ran, known: heard.append((ran, known, shown(leaf)))} if tells else {}
+        a = m.spawn(lambda: fanin.backward([(n, 0, np.ones(1)) for n in nodes], workers=workers, **how))
+        b = m.spawn(lambda: BESIDE[what](leaf, nodes[0]))
+        m.join()
+        return repr((a.exception, b.exception, b.result, heard, shown(leaf)))
+
+    return run
+
+
+PASSES = [*((what, 1, tells) for what in BESIDE for tells in (True, False)), ("asks", 2, False)]
+
+
+@pytest.mark.parametrize(("what", "workers", "tells"), PASSES, ids=lambda x: str(x))
+def test_the_reduction_loses_no_outcome_of_a_pass(what: str, workers: int, tells: bool) -> None:
+    words, reduced, _ = searched(beside_a_pass(what, workers, tells), 200, reduced_limit=4000)
+    assert not words and reduced.complete, (words, reduced)
+    assert len(reduced.results) > 1 or (what, tells) == ("a pass", False), "there are outcomes to lose"
+    assert not any("Error" in result for result in reduced.results), reduced.results
+
+
+@faults_are_planted
+@pytest.mark.parametrize(("name", "what", "tells"), [("OF_GRAPH", "asks", True), ("OF_GRAPH", "hooks", False)])
+def test_the_law_finds_a_pass_that_touches_no_graph(name: str, what: str, tells: bool) -> None:
+    with planted(name):
+        words, reduced, _ = searched(beside_a_pass(what, 1, tells), 200)
+    assert "missed" in words, (words, reduced)
 
 
 # No method is forgotten
@@ -270,6 +325,8 @@ class World:
             (type(None), "leaf.grad ="): lambda: setattr(self.leaf, "grad", None),
             (type(None), "repr(node)"): lambda: repr(node),
             (type(None), "backward"): lambda: fanin.backward([self.root]),
+            (type(None), "backward(progress=)"): lambda: fanin.backward([self.root], progress=lambda ran, known: None),
+            (type(None), "backward(workers=2)"): lambda: fanin.backward([self.root], workers=2),
             (type(None), "grad"): lambda: fanin.grad([self.root], [self.leaf]),
             (type(None), "walk"): lambda: fanin.walk([self.root]),
             (type(None), "Node"): lambda: fanin.Node(lambda g: g),

@@ -240,11 +240,17 @@ def in_turn(program: Program, options: dict[str, Any]) -> set[Any]:
 
 
 def differs(program: Program, options: dict[str, Any], limit: int) -> tuple[str, Report, Report]:
-    """What the two searches differ in, "" where nothing. What the whole search has seen, all or some, must be among
-    what the other one saw, if that came to its end.
+    """What the two searches of a program differ in, and whole calls in turn, "" where nothing."""
+    return searched(scenario(program, options), limit, lambda: in_turn(program, options))
+
+
+def searched(
+    run: Callable[[Machine], Any], limit: int, known: Callable[[], set[Any]] = set, reduced_limit: int = 400
+) -> tuple[str, Report, Report]:
+    """What the two searches differ in, "" where nothing. What the whole search has seen, all or some, and what is
+    `known`, must be among what the other one saw, if that came to its end.
     """
-    run = scenario(program, options)
-    reduced = explore(run, limit=400, samples=0)
+    reduced = explore(run, limit=reduced_limit, samples=0)
     whole = explore(run, limit=limit, samples=limit, reduce=False)
     words = (
         []
@@ -255,7 +261,7 @@ def differs(program: Program, options: dict[str, Any], limit: int) -> tuple[str,
         words.append("it does not repeat itself")
     if reduced.complete and (missing := set(whole.results) - set(reduced.results)):
         words.append(f"missed: {sorted(missing)[0]}")
-    if reduced.complete and (missing := in_turn(program, options) - set(reduced.results)):
+    if reduced.complete and (missing := known() - set(reduced.results)):
         words.append(f"missed, though whole calls in turn give it: {sorted(missing)[0]}")
     if whole.complete and (more := set(reduced.results) - set(whole.results)):
         words.append(f"invented: {sorted(more)[0]}")
