@@ -784,7 +784,14 @@ static PyType_Slot slots[] = {
      ">>> for _ in range(2):\n"
      "...     fanin.backward([(w, 0, np.array([1.0, 2.0]))])\n"
      ">>> w.grad\n"
-     "array([2., 4.])\n"},
+     "array([2., 4.])\n\n"
+     "On a device it accumulates on its stream:\n\n"
+     ">>> with fanin.sim.Machine() as m, fanin.stream(m.stream()) as s:\n"
+     "...     w = fanin.Leaf(m.array(np.zeros(2)))\n"
+     "...     for _ in range(2):\n"
+     "...         fanin.backward([(w, 0, m.array(np.array([1.0, 2.0])))])\n"
+     "...     w.grad.numpy(), w.grad.device, w.stream == s\n"
+     "(array([2., 4.]), 'sim:0', True)\n"},
     {Py_tp_dealloc, fan_node_dealloc},
     {Py_tp_traverse, leaf_traverse},
     {Py_tp_clear, leaf_clear},

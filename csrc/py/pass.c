@@ -347,7 +347,21 @@ PyMethodDef fan_engine_functions[] = {
      ">>> total = fanin.Node(lambda g: g * np.ones(2), edges=[(square, 0)], slots=[fanin.Slot(())], name=\"total\")\n"
      ">>> fanin.backward([total])\n"
      ">>> w.grad\n"
-     "array([2., 4.])\n"},
+     "array([2., 4.])\n\n"
+     "On a device nodes and leaves are on the stream that was current where they were made; at the end the caller's "
+     "waits for it:\n\n"
+     ">>> with fanin.sim.Machine() as m:\n"
+     "...     def double(g):\n"
+     "...         made = m.empty(2)\n"
+     "...         m.launch(fanin.current_stream(\"sim:0\"), lambda v, to: np.add(v, v, out=to), reads=[g], "
+     "writes=[made])\n"
+     "...         return made\n"
+     "...     with fanin.stream(m.stream()):\n"
+     "...         w = fanin.Leaf(m.array(np.zeros(2)))\n"
+     "...         node = fanin.Node(double, edges=[(w, 0)])\n"
+     "...     fanin.backward([(node, 0, m.array(np.ones(2)))])\n"
+     "...     w.grad.numpy()\n"
+     "array([2., 2.])\n"},
     {"grad", (PyCFunction)(void (*)(void))grad_turn, METH_FASTCALL | METH_KEYWORDS,
      "grad($module, roots, inputs, *, keep_graph=None, create_graph=False, detect=None, schedule=None, "
      "progress=None, workers=1)\n--\n\n"

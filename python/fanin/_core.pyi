@@ -393,6 +393,15 @@ class Leaf:
     ...     fanin.backward([(w, 0, np.array([1.0, 2.0]))])
     >>> w.grad
     array([2., 4.])
+
+    On a device it accumulates on its stream:
+
+    >>> with fanin.sim.Machine() as m, fanin.stream(m.stream()) as s:
+    ...     w = fanin.Leaf(m.array(np.zeros(2)))
+    ...     for _ in range(2):
+    ...         fanin.backward([(w, 0, m.array(np.array([1.0, 2.0])))])
+    ...     w.grad.numpy(), w.grad.device, w.stream == s
+    (array([2., 4.]), 'sim:0', True)
     """
     @overload
     def __init__(
@@ -518,6 +527,21 @@ def backward(
     >>> fanin.backward([total])
     >>> w.grad
     array([2., 4.])
+
+    On a device nodes and leaves are on the stream that was current where they were made; at the end the caller's
+    waits for it:
+
+    >>> with fanin.sim.Machine() as m:
+    ...     def double(g):
+    ...         made = m.empty(2)
+    ...         m.launch(fanin.current_stream("sim:0"), lambda v, to: np.add(v, v, out=to), reads=[g], writes=[made])
+    ...         return made
+    ...     with fanin.stream(m.stream()):
+    ...         w = fanin.Leaf(m.array(np.zeros(2)))
+    ...         node = fanin.Node(double, edges=[(w, 0)])
+    ...     fanin.backward([(node, 0, m.array(np.ones(2)))])
+    ...     w.grad.numpy()
+    array([2., 2.])
     """
 
 def grad(
