@@ -231,7 +231,7 @@ def on_a_thread(m: Any, *calls: Callable[[], Any]) -> list[Any]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     return out
 
 
@@ -275,7 +275,7 @@ def test_functions_of_two_trees_that_call_each_other_on_two_threads_do_not_wait_
 
     def calls(k: int) -> Callable[[], Any]:
         def body(x: Any) -> Any:
-            both.wait(10)
+            both.wait(60)
             return inner[1 - k](x)
 
         outer = trees[k].function(body)
@@ -317,16 +317,19 @@ def test_what_a_call_did_can_be_asked_for_again_and_again_without_a_leak(m: Any)
     assert sys.getallocatedblocks() - before < 500
 
 
+def doubled_on(m: sim.Machine) -> Callable[[Any], Any]:
+    def doubled(x: Any) -> Any:
+        y = m.empty(x.shape, x.dtype)
+        m.launch(fanin.current_stream("sim:0"), lambda a, b: np.multiply(a, 2, out=b), reads=[x], writes=[y])
+        return y
+
+    return doubled
+
+
 def test_a_thread_lets_go_of_operands_while_another_one_records() -> None:
     def scene(m: Any) -> Any:
-        def doubled(x: Any) -> Any:
-            y = m.empty(x.shape, x.dtype)
-            here: Any = fanin.current_stream("sim:0")
-            m.launch(here, lambda a, b: np.multiply(a, 2, out=b), reads=[x], writes=[y])
-            return y
-
         tree = fanin.GraphTree("sim:0", memory=1 << 16)
-        double = tree.function(doubled)
+        double = tree.function(doubled_on(m))
         for _ in range(2):
             with tree.step():
                 double(m.array(np.ones(2)))
@@ -343,6 +346,32 @@ def test_a_thread_lets_go_of_operands_while_another_one_records() -> None:
     found = sim.explore(scene, limit=300, samples=100)
     assert not found.errors, found
     assert {1, 2} <= set(found.results)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_function_that_waits_for_another_threads_call_of_its_tree_is_explored_as_a_deadlock(waits: bool) -> None:
+    def scene(m: Any) -> Any:
+        tree, x = fanin.GraphTree("sim:0", memory=1 << 14), m.array(np.ones(2))
+        inner = tree.function(doubled_on(m))
+
+        def work() -> None:
+            with tree.step():
+                inner(x)
+
+        def starts(x: Any) -> Any:
+            m.spawn(work)
+            if waits:
+                m.join()
+            return doubled_on(m)(x)
+
+        with tree.step():
+            y = tree.function(starts)(x).numpy().tolist()
+        m.join()
+        return y
+
+    found = sim.explore(scene, limit=100, samples=20)
+    assert not found.errors and not found.races and found.runs, found
+    assert found.deadlocks == (found.runs if waits else 0), found
 
 
 @pytest.mark.parametrize("keep", [1, "yes", None, 2.5, (1, 0)], ids=repr)
