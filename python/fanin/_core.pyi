@@ -337,7 +337,7 @@ class Node:
     def name(self) -> str | None:
         """What messages call it; None without a name."""
     @property
-    def group(self) -> Any:
+    def group(self) -> object:
         """Of nodes with the same group one runs at a time in a pass; None without one."""
     @property
     def sequence_nr(self) -> int:
@@ -374,7 +374,7 @@ class Node:
 
         Gives a handle with `remove()`.
         """
-    def _sum_into(self, arrays: tuple[Any, ...], /) -> None: ...
+    def _sum_into(self, arrays: tuple[object, ...], /) -> None: ...
 
 @final
 class Leaf:

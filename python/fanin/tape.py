@@ -53,6 +53,7 @@ from fanin._words import counted
 Shape = tuple[int, ...]
 Array = NDArray | fanin.sim.Array  # on the CPU, or on a device of a machine
 Gradient = Array | fanin.Sparse
+Places = Sequence[fanin.sim.Array]  # on a machine, all of them
 Stream = fanin.Stream | None  # None: the CPU, which has none
 
 # ---------------------------------------------------------------- 1. Where: devices, streams, kernels
@@ -145,7 +146,7 @@ def launch(fn: Callable[..., object], reads: Sequence[Array], writes: Sequence[A
         else:
             _here.recording.launch(fn, _here.name, tuple(reads), tuple(writes))
     else:
-        machine.launch(stream, fn, reads=cast(Any, reads), writes=cast(Any, writes), name=_here.name)
+        machine.launch(stream, fn, reads=cast(Places, reads), writes=cast(Places, writes), name=_here.name)
 
 
 def run(fn: Callable[..., object], *reads: Array, shape: Shape | None = None,
@@ -485,7 +486,7 @@ class Op:
         return locked(out)
 
 
-def gradients(vjp: Vjp, arrays: Any, y: object, op: Op, args: object, live: list[int], me: Me,
+def gradients(vjp: Vjp, arrays: Sequence[object], y: object, op: Op, args: Sequence[object], live: list[int], me: Me,
               g: object) -> object:  # fmt: skip
     """The function of a node on the CPU: of arrays, or of Vars in a pass that records itself."""
     if type(g) is Var:
@@ -518,12 +519,15 @@ def step(name: str, forward: Callable[..., Sequence[Array]], inputs: Sequence[Va
         made = [Var(y, device.of(y)).made_on(stream) for y in forward(*arrays)]
     lie, shapes, there = [x.device for x in wanted], [x.shape for x in wanted], [y.device for y in made]
 
-    def fn(*grads: Any) -> object:
+    def fn(*grads: object) -> object:
         records = any(type(g) is Var for g in grads)
         if all(g is None for g in grads):
             return [None] * len(edges)
         with at(device, name if records else f"{name}'", stream, not records):
-            own = [Var(g, d) if g is not None and not records else g for g, d in zip(grads, there, strict=True)]
+            own = [
+                Var(cast(Array, g), d) if g is not None and not records else g
+                for g, d in zip(grads, there, strict=True)
+            ]
             gs = back(own, needs(me, edges))
             if not isinstance(gs, list | tuple) or len(gs) != len(edges):
                 return gs  # the engine says what is wrong (V1)
@@ -619,7 +623,7 @@ def add_up(x: NDArray, axes: Shape, scale: float) -> object:
     return y if scale == 1 else y * scale
 
 
-def spread(g: Any, y: Any, a: Any, axes: Shape, scale: float) -> Any:
+def spread(g: Var | NDArray, y: object, a: Var | NDArray, axes: Shape, scale: float) -> Var:
     """One number for many: a view that repeats itself (A13)."""
     kept = tuple(1 if i in axes else n for i, n in enumerate(a.shape))
     return expand(reshape(g if scale == 1 else g * scale, kept), tuple(a.shape))
@@ -684,7 +688,7 @@ def add_rows(g: NDArray, index: NDArray, shape: Shape) -> NDArray:
     return y
 
 
-def rows_read(g: Any, y: Any, table: Any, index: Any) -> object:
+def rows_read(g: Var | NDArray, y: object, table: Var | NDArray, index: Var | NDArray) -> object:
     """What was read where, row by row; in a pass that records itself dense, as sums of Vars are."""
     if type(g) is Var and not _here.back:
         return scattered(g, index, table.shape)
@@ -710,7 +714,7 @@ def log_softmax(z: NDArray) -> NDArray:
     return z
 
 
-def softmax_slope(g: Any, y: Any, z: Any, *_: object) -> object:
+def softmax_slope(g: Var | NDArray, y: object, z: object, *_: object) -> object:
     p = softmax(z)
     return p * (g - reshape(total(g * p, 1), (p.shape[0], 1)))
 
@@ -753,7 +757,9 @@ def _fill(number: object, out: NDArray) -> None:
     out.fill(number)
 
 
-def roots_of(losses: Var | Sequence[Var], gradients: Sequence[object] | None, recording: bool) -> list[Any]:
+def roots_of(
+    losses: Var | Sequence[Var], gradients: Sequence[object] | None, recording: bool
+) -> list[tuple[fanin.Node | fanin.Leaf, int, object]]:
     """(node, slot, gradient) of each value to begin with."""
     values = [losses] if isinstance(losses, Var) else list(losses)
     given = [None] * len(values) if gradients is None else list(gradients)

@@ -108,7 +108,7 @@ def test_a_planted_wide_line_is_found(tmp_path: Path) -> None:
 
 #: Lines of the package on which `Any` stands. What is merely handed on is an object, of another library's object a
 #: Protocol says what is asked for. It may only become fewer.
-LINES_OF_ANY = 154
+LINES_OF_ANY = 139
 
 
 def lines_of_any(root: Path) -> int:

@@ -337,7 +337,7 @@ def reproducible(geometry: Geometry) -> bool:
     return np.empty(geometry.shape, geometry.dtype).strides == geometry.strides
 
 
-Arrays = Sequence[Any] | dict[int, Any]
+Arrays = Sequence[Array] | dict[int, Array]
 
 
 def owner_of(members: Sequence[GroupMember], whole: Sequence[int], arrays: Arrays) -> int | None:
@@ -475,7 +475,7 @@ class PrivateCopies(RunArrays):
         flags = self._flags(group)
         if flags.owner is not None:
             g = members[flags.owner].geometry
-            root: Any = np.ndarray.__new__(kind, g.shape, g.dtype, strides=g.strides if 0 not in g.shape else None)
+            root: Array = np.ndarray.__new__(kind, g.shape, g.dtype, strides=g.strides if 0 not in g.shape else None)
             start = address(root)
             memory = flat_bytes(plain(root)).view(kind) if len(members) > 1 else root
             self.owners[number] = flags.owner

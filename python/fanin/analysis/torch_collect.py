@@ -20,10 +20,10 @@ import functools
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any
+from typing import Any, SupportsInt, cast
 
 import numpy as np
 
@@ -376,21 +376,28 @@ class Watch:
         self.storages = {x.untyped_storage()._cdata for x in self.before if x is not None}
         self.touched: list[list[Write]] = [[] for _ in self.copies]
 
-    def mode(self) -> Any:
+    def mode(self) -> AbstractContextManager[object]:
         from torch.utils import _python_dispatch
 
         watch = self
         base: Any = _python_dispatch.TorchDispatchMode  # whose types are there only where torch is
 
         class Seen(base):  # type: ignore[misc]
-            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            def __torch_dispatch__(
+                self,
+                func: Callable[..., object],
+                types: object,
+                args: tuple[object, ...] = (),
+                kwargs: dict[str, object] | None = None,
+            ) -> object:
                 result = func(*args, **kwargs) if kwargs else func(*args)
                 effects = effects_of(func)
                 if effects is not None:
                     watch.note(effects, args, kwargs or {}, result)
                 return result
 
-        return Seen()
+        made: AbstractContextManager[object] = Seen()
+        return made
 
     def note(self, effects: Effects, args: Sequence[object], kwargs: dict[str, object], result: object) -> None:
         """What an operation wrote, and what is a view of what now."""
@@ -635,9 +642,9 @@ def from_torch(meta: Any) -> ViewAndMutationMeta:
     )
 
 
-def described(desc: object) -> Any:
+def described(desc: object) -> AOTInput:
     """PyTorch's descriptor as ours."""
-    return parse(repr(desc))
+    return cast(AOTInput, parse(repr(desc)))
 
 
 def output_from_torch(plain: type, o: Any) -> OutputAliasInfo:
@@ -685,6 +692,6 @@ def vars_of(info: object) -> dict[str, Any]:
     return {name: getattr(info, name) for name in InputAliasInfo.__dataclass_fields__}
 
 
-def numbers(every: Iterable[Any]) -> tuple[int, ...]:
+def numbers(every: Iterable[SupportsInt]) -> tuple[int, ...]:
     """Plain numbers of those that PyTorch wraps to compare them by expression."""
     return tuple(int(getattr(x, "val", x)) for x in every)
