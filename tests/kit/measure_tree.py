@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from kit import tree
 from kit.support import ROOT, cache_dir, compiler
-from package.test_sources import LINES, long_functions, old_words
+from package.test_sources import LINES, lines_of_any, long_functions, old_words, sources_of_tests
 
 Row = dict[str, str]
 
@@ -44,6 +44,15 @@ def largest(root: Path) -> str:
     return f"{path.relative_to(root).as_posix()}, {len(path.read_text().split(chr(10))):,} lines"
 
 
+def long_of_tests(root: Path) -> str:
+    """Functions of tests that are too long, of C and of Python."""
+    found: list[tree.Function] = []
+    for path in sources_of_tests(root):
+        read = tree.python_functions if path.suffix == ".py" else tree.c_functions
+        found += read(path.read_text(), path.relative_to(root).as_posix())
+    return f"{len(long_functions(found))}"
+
+
 def circles(root: Path) -> str:
     """How many folders have files in circles, and how many files those are."""
     csrc = root / "csrc"
@@ -68,10 +77,12 @@ def beside_rules(root: Path) -> str:
 WHAT: dict[str, Callable[[Path], str]] = {
     "largest file": largest,
     f"functions over {LINES} lines": lambda root: f"{len(long_functions(tree.functions(root)))}",
+    ".. of tests": long_of_tests,
     "lines over 120 columns": lambda root: f"{len(tree.wide_lines(root)):,}",
     "in circles": circles,
     "old words left": words,
     "rule bits set beside the rules": beside_rules,
+    "lines of the package with Any": lambda root: f"{lines_of_any(root)}",
 }
 
 

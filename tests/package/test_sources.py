@@ -196,7 +196,7 @@ def test_the_table_of_a_tree_counts_what_the_tests_ask(tmp_path: Path, capsys: p
     (tmp_path / "csrc/base/b.c").write_text(
         "int fan_a(void);\nint fan_b(void) { int unadd = fan_a(); return unadd; }\n"
     )
-    (tmp_path / "python/fanin/x.py").write_text("x = 1  # " + "x" * 112 + "\n")
+    (tmp_path / "python/fanin/x.py").write_text("x: Any = 1  # " + "x" * 107 + "\n")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["measure_tree.py", str(tmp_path)])
         measure_tree.main()
@@ -206,10 +206,12 @@ def test_the_table_of_a_tree_counts_what_the_tests_ask(tmp_path: Path, capsys: p
         "| python/fanin | 1 files, 2 lines |",
         "| largest file | csrc/base/a.c, 3 lines |",
         "| functions over 60 lines | 0 |",
+        "| .. of tests | 0 |",
         "| lines over 120 columns | 1 |",
         "| in circles | 2 files of C, 0 folders of C, 0 files of Python |",
         "| old words left | 1 words, 2 uses |",
         "| rule bits set beside the rules | 0 |",
+        "| lines of the package with Any | 1 |",
     ]
 
 
