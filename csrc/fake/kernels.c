@@ -163,6 +163,8 @@ static size_t reduce_accesses(const fan_k_reduce *a, int from, fan_fake_access *
 
 static int index_dtype(int size) { return size == 4 ? FAN_DT_INT32 : FAN_DT_INT64; }
 
+static int few_dtype(int size) { return size == 1 ? FAN_DT_UINT8 : size == 2 ? FAN_DT_UINT16 : FAN_DT_UINT32; }
+
 static void fours(fan_fake_access *a, uint64_t address, int64_t count) { dense(a, address, FAN_DT_UINT32, count); }
 
 static void indices(fan_fake_access *a, const fan_k_coo *coo, int64_t entries)
@@ -171,16 +173,32 @@ static void indices(fan_fake_access *a, const fan_k_coo *coo, int64_t entries)
     strided(a, coo->indices, index_dtype(coo->index_size), 2, shape, strides, 0, NULL, NULL);
 }
 
+/* list_rows, list_came: what a list of entries has. */
+static size_t list_rows(fan_fake_access *out, const fan_k_list *list, const fan_k_entry *form, int64_t entries)
+{
+    dense(&out[0], list->low, few_dtype(form->low_size), entries);
+    if (form->high_size)
+        dense(&out[1], list->high, few_dtype(form->high_size), entries);
+    return form->high_size ? 2 : 1;
+}
+
+static size_t list_came(fan_fake_access *out, const fan_k_list *list, const fan_k_entry *form, int64_t entries)
+{
+    dense(&out[0], list->came, few_dtype(form->came_size), entries);
+    return 1;
+}
+
 /* sort_count_accesses, sort_scan_accesses, sort_move_accesses: what they touch where there is something to sort. */
 static size_t sort_count_accesses(const fan_k_sort *a, fan_fake_access *out)
 {
+    size_t n = 1;
     if (a->coo.indices)
         indices(&out[0], &a->coo, a->entries);
     else
-        fours(&out[0], a->rows, a->entries);
-    fours(&out[1], a->unsorted, 1);
-    fours(&out[2], a->counts, a->tiles << a->bits);
-    return 3;
+        n = list_rows(out, &a->list, &a->entry, a->entries);
+    fours(&out[n++], a->unsorted, 1);
+    fours(&out[n++], a->counts, a->tiles << a->bits);
+    return n;
 }
 
 static size_t sort_scan_accesses(const fan_k_sort *a, fan_fake_access *out)
@@ -191,7 +209,7 @@ static size_t sort_scan_accesses(const fan_k_sort *a, fan_fake_access *out)
     return 3;
 }
 
-static size_t sort_move_accesses(const fan_k_sort *a, fan_fake_access *out)
+static size_t sort_move_accesses(const fan_k_sort *a, fan_fake_access *out, size_t *written)
 {
     size_t n = 0;
     fours(&out[n++], a->unsorted, 1);
@@ -200,13 +218,16 @@ static size_t sort_move_accesses(const fan_k_sort *a, fan_fake_access *out)
         fours(&out[n++], a->totals, (int64_t)1 << a->bits);
     if (a->coo.indices) {
         indices(&out[n++], &a->coo, a->entries);
+        if (a->entry.values)
+            strided(&out[n++], a->entry.values, few_dtype(a->entry.came_size), 1, &a->entries, &a->entry.value_step, 0,
+                    NULL, NULL);
     } else {
-        fours(&out[n++], a->rows, a->entries);
-        fours(&out[n++], a->places, a->entries);
+        n += list_rows(&out[n], &a->list, &a->entry, a->entries);
+        n += list_came(&out[n], &a->list, &a->entry, a->entries);
     }
-    fours(&out[n++], a->rows_out, a->entries);
-    fours(&out[n++], a->places_out, a->entries);
-    return n;
+    *written = list_rows(&out[n], &a->out, &a->entry, a->entries) + 1;
+    n += *written - 1;
+    return n + list_came(&out[n], &a->out, &a->entry, a->entries);
 }
 
 /* scatter_accesses: where it writes its indices tell, once they are there: all that it could reach counts. */
@@ -220,8 +241,8 @@ static size_t scatter_accesses(const fan_k_scatter *a, fan_fake_access *out)
         indices(&out[n++], &a->coo, a->entries);
         if (a->unsorted) {
             fours(&out[n++], a->unsorted, 1);
-            fours(&out[n++], a->rows, a->entries);
-            fours(&out[n++], a->places, a->entries);
+            n += list_rows(&out[n], &a->list, &a->entry, a->entries);
+            n += list_came(&out[n], &a->list, &a->entry, a->entries);
         }
         strided(&out[n++], a->into, a->into_dtype, a->coo.sparse, a->words, a->words + a->coo.sparse, a->inner, extent,
                 into);
@@ -300,7 +321,7 @@ ACCESSES(nonfinite, nonfinite_accesses(args, out))
 ACCESSES(scatter, scatter_accesses(args, out))
 ACCESSES_OF(sort_count, 2, sort_count_accesses(args, out))
 ACCESSES_OF(sort_scan, 2, sort_scan_accesses(args, out))
-ACCESSES_OF(sort_move, 2, sort_move_accesses(args, out))
+ACCESSES(sort_move, sort_move_accesses(args, out, written))
 
 static const fan_fake_kernel kernels[] = {
 #define FOLD_ROW(name, bytes, from, acc)                                                                           \

@@ -13,10 +13,11 @@ import pytest
 import fanin
 from fanin.testing import FakeDriver
 from kit import hooks
-from kit.values import DTYPES, LOW, bits
+from kit.values import BFLOAT16, DTYPES, E4M3, LOW, bits
 
 pytestmark = pytest.mark.core
 SEED = 15
+F4 = np.dtype("f4")
 #: Where the rows of entries lie: name -> rows of n entries among `most`.
 ORDERS = {
     "any": lambda rng, n, most: rng.integers(0, most, n),
@@ -111,6 +112,48 @@ def test_lists_of_many_tiles_and_rows_of_several_digits_are_sums_in_order(
     assert bits(got) == bits(into)
 
 
+@pytest.mark.parametrize(
+    ("most", "dtype"),
+    [
+        *itertools.product([250, 500, 1000, 200_000, 300_000], [np.dtype("u1"), F4]),
+        (1000, np.dtype("f2")),
+        (1000, np.dtype("f8")),
+        (2**25 + 3, np.dtype("u1")),
+    ],
+    ids=str,
+)
+def test_rows_are_kept_in_as_few_bytes_as_hold_them_and_small_values_go_with_them(
+    driver: FakeDriver, most: int, dtype: Any
+) -> None:
+    """Rows of 1, 2, 1 + 1, 2 + 2, 1 + 2 and 4 bytes, whose low digit is not enough to tell them apart."""
+    rng = np.random.default_rng(SEED)
+    some = rng.integers(0, most, 50)
+    some = np.concatenate([some, some ^ 256, some >> 9 << 9, [most - 1, 0]])
+    rows = rng.choice(some[some < most], 5000)
+    values, into = numbers(rng, dtype, (5000,)), np.zeros(most, dtype)
+    here = fanin.Sparse("coo", (rows[None], values), (most,))
+    there = fanin.Sparse("coo", (driver.array(rows[None]), driver.array(values)), (most,))
+    assert bits(total(driver.array(into), there, driver.stream(), None)) == bits(total(into, here, None, None))
+
+
+@pytest.mark.parametrize("lie", ["apart", "backwards", "one for all"])
+@pytest.mark.parametrize("dtype", ["u1", "f2", "f4"])
+def test_small_values_go_with_their_rows_however_they_lie(driver: FakeDriver, dtype: str, lie: str) -> None:
+    rng = np.random.default_rng(SEED)
+    rows, into = rng.integers(0, 700, 5000), numbers(rng, np.dtype(dtype), (700,))
+    values = numbers(rng, np.dtype(dtype), (5000,))
+    if lie == "apart":
+        there_values = driver.array(np.repeat(values, 3))[::3]
+    elif lie == "backwards":
+        there_values = driver.array(values[::-1].copy())[::-1]
+    else:
+        there_values = driver.array(values[:1]).broadcast_to(5000)
+        values = np.broadcast_to(values[:1], 5000)
+    here = fanin.Sparse("coo", (rows[None], values.copy()), (700,))
+    there = fanin.Sparse("coo", (driver.array(rows[None]), there_values), (700,))
+    assert bits(total(driver.array(into), there, driver.stream(), None)) == bits(total(into, here, None, None))
+
+
 def traffic(driver: FakeDriver, call: Any) -> tuple[int, int]:
     """Bytes that the kernels of a call read and write."""
     read, written = ctypes.c_uint64(), ctypes.c_uint64()
@@ -120,20 +163,29 @@ def traffic(driver: FakeDriver, call: Any) -> tuple[int, int]:
     return read.value, written.value
 
 
+KERNELS = {
+    F4: "fan_scatter_single", BFLOAT16: "fan_scatter_bfloat16", np.dtype("f2"): "fan_scatter_float16",
+    E4M3: "fan_scatter_e4m3fn", np.dtype("u1"): "fan_scatter_bits8", np.dtype("f8"): "fan_scatter_twice",
+}  # fmt: skip
+
+
 def scattered(driver: FakeDriver, rows: Any, values: Any, most: int) -> float:
     """Bytes read and written by a sum in place, as a multiple of what a copy moves that reads all indices, all values
-    and what they are added to, and writes that.
+    and what they are added to (in its accumulation dtype), and writes that.
     """
     s = driver.stream()
     buf = fanin.InputBuffer(1, stream=s, budget=0)
     gradient = fanin.Sparse("coo", (driver.array(rows[None]), driver.array(values)), (most, *values.shape[1:]))
-    buf.add(0, driver.array(np.zeros((most, *values.shape[1:]), values.dtype)), stream=s, donate=True)
+    for _ in range(2):
+        buf.add(0, driver.array(np.zeros((most, *values.shape[1:]), values.dtype)), stream=s)
     s.synchronize()
-    before = driver.calls("fan_scatter_single")
+    kernel = KERNELS[values.dtype]
+    before = driver.calls(kernel)
     moved = traffic(driver, lambda: (buf.add(0, gradient, stream=s), s.synchronize()))
-    assert driver.calls("fan_scatter_single") == before + 1
+    assert driver.calls(kernel) == before + 1
     buf.clear()
-    return sum(moved) / (rows.nbytes + 3 * values.nbytes)
+    sums = values.size * (4 if values.dtype in LOW else values.itemsize)
+    return sum(moved) / (rows.nbytes + values.nbytes + 2 * sums)
 
 
 def test_the_bytes_of_a_copy_are_those_that_it_moves(driver: FakeDriver) -> None:
@@ -144,27 +196,34 @@ def test_the_bytes_of_a_copy_are_those_that_it_moves(driver: FakeDriver) -> None
     assert moved == (12 * 100_003, 4 * 100_003)
 
 
-#: Entries, rows, numbers of an entry, whether they are sorted; the most bytes, beside a copy's. Of entries of one
-#: float32 a copy moves 20 bytes. A sort by two digits reads the indices twice (16), writes, reads twice and writes rows
-#: and places (8 + 4 + 8 + 8), and is read for the sum (8), which reads and adds 4 bytes at, here, 0.63 rows for each
-#: entry (9): 61, and 4 for what is counted.
-BOUNDS = [
-    (100_000, 100_000, 1, False, 3.3),
-    (100_000, 100_000, 2, False, 2.4),
-    (100_000, 100_000, 1, True, 1.5),
-    (100_000, 1_000, 1, False, 3.0),
-    (20_000, 50_000, 64, False, 1.2),
-    (20_000, 50_000, 64, True, 1.1),
-    (20_000, 50, 64, False, 1.2),
+#: Entries, rows, numbers of an entry, their dtype, whether they are sorted; the most bytes, beside a copy's. Of entries
+#: of one float32 a copy moves 20 bytes. A sort by two digits reads the indices twice (16) and the value (4), writes,
+#: reads and writes rows of 3 bytes with their values (7 + 7 + 7), reads the high digit (1), and is read for the sum
+#: (7), which reads and adds 4 bytes at, here, 0.63 rows for each entry (5): 54, and 4 for what is counted.
+MOVED = [
+    (100_000, 100_000, 1, F4, False, 3.0),
+    (100_000, 100_000, 2, F4, False, 2.2),
+    (100_000, 100_000, 1, F4, True, 1.4),
+    (100_000, 1_000, 1, F4, False, 2.4),
+    (100_000, 250, 1, F4, False, 1.7),
+    (100_000, 200_000, 1, F4, False, 3.35),
+    (20_000, 50_000, 64, F4, False, 1.0),
+    (20_000, 50_000, 64, F4, True, 1.0),
+    (20_000, 50, 64, F4, False, 0.5),
+    (100_000, 100_000, 1, BFLOAT16, False, 2.75),
+    (100_000, 100_000, 1, E4M3, False, 2.6),
+    (100_000, 1_000, 1, E4M3, False, 1.9),
+    (100_000, 100_000, 1, np.dtype("u1"), False, 3.6),
 ]
 
 
-@pytest.mark.parametrize(("n", "most", "each", "ordered", "bound"), BOUNDS)
+@pytest.mark.parametrize(("n", "most", "each", "dtype", "ordered", "bound"), MOVED)
 def test_a_scatter_moves_at_most_three_times_what_a_copy_moves(
-    driver: FakeDriver, n: int, most: int, each: int, ordered: bool, bound: float
+    driver: FakeDriver, n: int, most: int, each: int, dtype: Any, ordered: bool, bound: float
 ) -> None:
+    """But for rows of more than 17 bits, and of one byte added to one byte."""
     rows = np.random.default_rng(SEED).integers(0, most, n)
-    values = np.ones((n, each) if each > 1 else n, "f4")
+    values = np.ones((n, each) if each > 1 else n, dtype)
     assert scattered(driver, np.sort(rows) if ordered else rows, values, most) <= bound
 
 

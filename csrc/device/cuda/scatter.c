@@ -20,12 +20,39 @@ _Static_assert(sizeof(fan_k_sort) <= 4096 && sizeof(((fan_k_sort *)0)->words) >=
 typedef struct scatter_sort {
     int passes;
     uint64_t at; /* scratch memory; 0: there is nothing to sort */
-    uint64_t rows[2], places[2], counts, totals, unsorted;
+    uint64_t lists[2], counts, totals, unsorted;
+    int64_t entries; /* of a list, at most */
 } scatter_sort;
 
 static int scatter_bits(uint64_t most) { return most ? 64 - __builtin_clzll(most) : 0; }
 
 static int64_t scatter_tiles(int64_t entries) { return (entries + FAN_K_ENTRIES - 1) / FAN_K_ENTRIES; }
+
+static uint64_t scatter_round(uint64_t bytes) { return (bytes + 15) & ~(uint64_t)15; }
+
+/* scatter_list_bytes: rows and what goes with them, of 4 bytes each at most. */
+static uint64_t scatter_list_bytes(int64_t entries) { return 2 * scatter_round(4 * (uint64_t)entries) + 16; }
+
+static fan_k_list scatter_list_at(uint64_t at, int64_t entries, const fan_k_entry *form)
+{
+    fan_k_list list = {.low = at};
+    list.high = at + scatter_round((uint64_t)(entries * form->low_size));
+    list.came = list.high + scatter_round((uint64_t)(entries * form->high_size));
+    return list;
+}
+
+/* scatter_form: how a row of so many bits is kept; first: bits of the first digit. */
+static void scatter_form(fan_k_entry *form, int bits, int first)
+{
+    int rest = bits - first;
+    form->low_bits = first;
+    form->low_size = first > 8 ? 2 : 1;
+    form->high_size = rest > 8 ? 2 : rest > 0;
+    if (rest > 16) {
+        form->low_size = 4;
+        form->high_size = 0;
+    }
+}
 
 /* scatter_sort_begin: makes room for lists of up to so many entries. */
 static fan_status scatter_sort_begin(const fan__launch_ctx *s, scatter_sort *sort, int64_t entries, uint64_t nrows,
@@ -36,30 +63,32 @@ static fan_status scatter_sort_begin(const fan__launch_ctx *s, scatter_sort *sor
         return FAN_OK;
     int bits = scatter_bits(nrows);
     sort->passes = (bits + FAN_K_DIGIT - 1) / FAN_K_DIGIT;
-    uint64_t list = 4 * (uint64_t)entries, digits = (uint64_t)4 << FAN_K_DIGIT,
+    uint64_t list = scatter_list_bytes(entries), digits = (uint64_t)4 << FAN_K_DIGIT,
              counts = digits * (uint64_t)scatter_tiles(entries), lists = sort->passes > 1 ? 2 : 1;
-    FAN_TRY(fan__cuda_scratch(s->stream, (size_t)(2 * lists * list + counts + digits + 4), &sort->at, err));
+    FAN_TRY(fan__cuda_scratch(s->stream, (size_t)(lists * list + counts + digits + 4), &sort->at, err));
     uint64_t at = sort->at;
-    for (uint64_t i = 0; i < lists; i++, at += 2 * list) {
-        sort->rows[i] = at;
-        sort->places[i] = at + list;
-    }
+    sort->entries = entries;
+    for (uint64_t i = 0; i < lists; i++, at += list)
+        sort->lists[i] = at;
     sort->counts = at;
     sort->totals = at + counts;
     sort->unsorted = at + counts + digits;
     return FAN_OK;
 }
 
-/* scatter_sort_run: the entries of `coo` in the order of their rows; *last: which of the lists has them. */
-static fan_status scatter_sort_run(const fan__launch_ctx *s, const scatter_sort *sort, const fan_k_scatter *of,
-                                   int *last, fan_error *err)
+/* scatter_sort_run: the entries of `of` in the order of their rows, in its list. */
+static fan_status scatter_sort_run(const fan__launch_ctx *s, const scatter_sort *sort, fan_k_scatter *of,
+                                   fan_error *err)
 {
     fan__launch_ctx quiet = *s; /* what is done here changes no result */
     fan_k_sort a;
     int bits = scatter_bits(of->coo.nrows), passes = sort->passes - FAN_FAULT(CUDA_SHORT_SORT);
     quiet.begun = NULL;
     memset(&a, 0, sizeof a);
+    scatter_form(&of->entry, bits, (bits + sort->passes - 1) / sort->passes);
     a.coo = of->coo;
+    a.entry = of->entry;
+    a.out = scatter_list_at(sort->lists[0], sort->entries, &a.entry);
     a.counts = sort->counts;
     a.totals = sort->totals;
     a.unsorted = sort->unsorted;
@@ -69,19 +98,17 @@ static fan_status scatter_sort_run(const fan__launch_ctx *s, const scatter_sort 
     FAN_TRY(fan__cuda_check(s->part, fan__cuda_api_of(s->part)->MemsetD8Async(sort->unsorted, 0, 4, s->on),
                             "cuMemsetD8Async", err));
     for (int pass = 0; pass < passes; pass++) {
-        *last = pass & 1;
         a.bits = (bits - a.shift + sort->passes - pass - 1) / (sort->passes - pass);
-        a.rows_out = sort->rows[*last];
-        a.places_out = sort->places[*last];
+        a.out = scatter_list_at(sort->lists[pass & 1], sort->entries, &a.entry);
         FAN_TRY(fan__launch_blocks(&quiet, s->part->sort_count, a.tiles, &a, err));
         if (a.tiles > 1)
             FAN_TRY(fan__launch_blocks(&quiet, s->part->sort_scan, (int64_t)1 << a.bits, &a, err));
         FAN_TRY(fan__launch_blocks(&quiet, s->part->sort_move, a.tiles, &a, err));
         a.coo.indices = 0;
-        a.rows = a.rows_out;
-        a.places = a.places_out;
+        a.list = a.out;
         a.shift += a.bits;
     }
+    of->list = a.out;
     return FAN_OK;
 }
 
@@ -117,16 +144,24 @@ static fan_cu_function scatter_kernel(const fan__launch_ctx *s, fan_k_scatter *a
     return s->part->fold_scatter[which];
 }
 
+/* scatter_carried: an entry of one small number goes through the sort itself, others say where they came. */
+static fan_k_entry scatter_carried(const fan_array *values)
+{
+    size_t size = fan_dtype_size(values->dtype);
+    bool carried = size <= 4 && values->size == values->shape[0] && !fan__is_anywhere(values);
+    return (fan_k_entry){.came_size = carried ? (int32_t)size : 4,
+                         .values = carried ? fan__address_of(values) : 0,
+                         .value_step = values->strides[0]};
+}
+
 /* scatter_list: a list, sorted and summed. */
 static fan_status scatter_list(const fan__launch_ctx *s, fan_cu_function f, fan_k_scatter *a, int64_t threads,
                                scatter_sort *sort, fan_error *err)
 {
-    int last = 0;
     a->unsorted = 0;
     if (a->entries > 1) {
-        FAN_TRY(scatter_sort_run(s, sort, a, &last, err));
-        a->rows = sort->rows[last];
-        a->places = sort->places[last];
+        a->entry.values = a->entry.values ? a->values : 0;
+        FAN_TRY(scatter_sort_run(s, sort, a, err));
         a->unsorted = sort->unsorted;
         if (FAN_FAULT(CUDA_EARLY_SORT)) {
             fan__cuda_scratch_free(s->stream, sort->at);
@@ -149,6 +184,7 @@ static fan_status scatter_coo(const fan__launch_ctx *s, fan_k_scatter *a, const 
     for (int i = 0; i < a->coo.sparse; i++)
         rows *= (uint64_t)into->shape[i];
     int64_t threads;
+    a->entry = scatter_carried(sp->values);
     fan_cu_function f = scatter_kernel(s, a, into, sp->values, &threads);
     FAN_TRY(scatter_sort_begin(s, &sort, entries < most ? entries : most, rows < most_rows ? rows : most_rows, err));
     for (uint64_t first = 0; first < rows; first += most_rows)

@@ -103,7 +103,7 @@ typedef struct fan_k_reduce {
 /* fan_sort_*: the entries of COO data in the order of their rows, those of one row as they came: a row is the linear
  * index along the sparse axes. Each pass puts them in the order of `bits` bits of their rows: count says how many of
  * each tile, FAN_K_ENTRIES in a row, have which digit, scan how many of earlier tiles, move moves them. The first pass
- * reads the rows off the indices (`indices` not 0), the others off `rows`. unsorted: 0 unless the first count finds a
+ * reads the rows off the indices (`indices` not 0), the others off `list`. unsorted: 0 unless the first count finds a
  * row above the next one's; where it stays 0 the rest does nothing. A row that is not among the `nrows` from
  * `first_row` on, and one beyond the shape, is nrows: it comes last, and is passed over. words: extent[sparse]. */
 #define FAN_K_PER_LANE 16
@@ -118,11 +118,26 @@ typedef struct fan_k_coo {
     int32_t index_size, sparse, unused;
 } fan_k_coo;
 
+/* Entries as a sort keeps them, each list in as few bytes as hold it. A row is its low bits, the first pass's, and its
+ * high ones in lists of their own, so that later passes count by the high ones alone; high_size 0: it is whole in
+ * `low`. came: the place at which the entry came; or, where values is not 0, its value itself, then nobody has to look
+ * it up. */
+typedef struct fan_k_list {
+    uint64_t low, high, came;
+} fan_k_list;
+
+typedef struct fan_k_entry {
+    int32_t low_bits, low_size, high_size, came_size; /* sizes: bytes of an entry */
+    uint64_t values;
+    int64_t value_step;
+} fan_k_entry;
+
 typedef struct fan_k_sort {
     fan_k_coo coo;
-    uint64_t rows, places, rows_out, places_out; /* uint32 for each entry: its row, and the place at which it came */
-    uint64_t counts, totals;                     /* uint32: [digit][tile], [digit] */
-    uint64_t unsorted;                           /* uint32 */
+    fan_k_entry entry;
+    fan_k_list list, out;
+    uint64_t counts, totals; /* uint32: [digit][tile], [digit] */
+    uint64_t unsorted;       /* uint32 */
     int64_t entries, tiles;
     int32_t shift, bits;
     int64_t words[64];
@@ -142,7 +157,9 @@ typedef struct fan_k_scatter {
     int32_t into_dtype, value_dtype, index_size, pointer_size;
     int32_t inner, anywhere, aligned, wide;
     fan_k_coo coo;
-    uint64_t rows, places, unsorted; /* of fan_sort_*; unsorted 0: they are not read, for there is one entry */
+    fan_k_entry entry; /* as fan_sort_* left them */
+    fan_k_list list;
+    uint64_t unsorted; /* 0: the list is not read, for there is one entry */
     int64_t words[256];
 } fan_k_scatter;
 

@@ -1011,9 +1011,48 @@ FN uint32_t coo_row(const fan_k_coo *a, const int64_t *extent, int64_t e)
 FN uint32_t four_at(uint64_t p, int64_t i) { return *AT(const uint32_t, p + 4 * (uint64_t)i); }
 FN void put_four(uint64_t p, int64_t i, uint32_t x) { *AT(uint32_t, p + 4 * (uint64_t)i) = x; }
 
+/* few_at, put_few: a number of 1, 2 or 4 bytes. */
+FN uint32_t few_at(uint64_t p, int64_t i, int size)
+{
+    return size == 1 ? ITEM(const uint8_t, p, i) : size == 2 ? ITEM(const uint16_t, p, i) : four_at(p, i);
+}
+
+FN void put_few(uint64_t p, int64_t i, int size, uint32_t x)
+{
+    if (size == 1)
+        ITEM(uint8_t, p, i) = (uint8_t)x;
+    else if (size == 2)
+        ITEM(uint16_t, p, i) = (uint16_t)x;
+    else
+        put_four(p, i, x);
+}
+
+FN uint32_t list_row(const fan_k_entry *form, const fan_k_list *list, int64_t i)
+{
+    uint32_t low = few_at(list->low, i, form->low_size);
+    return form->high_size ? low | few_at(list->high, i, form->high_size) << form->low_bits : low;
+}
+
 FN uint32_t sort_row(const fan_k_sort *a, int64_t e)
 {
-    return a->coo.indices ? coo_row(&a->coo, a->words, e) : four_at(a->rows, e);
+    return a->coo.indices ? coo_row(&a->coo, a->words, e) : list_row(&a->entry, &a->list, e);
+}
+
+/* sort_digit: of an entry that a pass before this one has left. */
+FN uint32_t sort_digit(const fan_k_sort *a, int64_t e)
+{
+    uint32_t x = a->entry.high_size ? few_at(a->list.high, e, a->entry.high_size) >> (a->shift - a->entry.low_bits)
+                                    : few_at(a->list.low, e, a->entry.low_size) >> a->shift;
+    return x & ((1u << a->bits) - 1);
+}
+
+/* sort_came: what goes with the row of an entry. */
+FN uint32_t sort_came(const fan_k_sort *a, int64_t e)
+{
+    if (!a->coo.indices)
+        return few_at(a->list.came, e, a->entry.came_size);
+    return a->entry.values ? few_at(a->entry.values + (uint64_t)(e * a->entry.value_step), 0, a->entry.came_size)
+                           : (uint32_t)e;
 }
 
 /* sort_begins: whether there is something to do, as the first count found. */
@@ -1053,9 +1092,13 @@ KERNEL fan_sort_count(ARGS(fan_k_sort, a))
     MEET;
     UNROLL(4)
     for (int64_t e = begin + LANE; e < end; e += FAN_K_BLOCK) {
-        uint32_t row = sort_row(&a, e);
-        COUNT_ONE(count[row >> a.shift & ((1u << a.bits) - 1)]);
-        falls |= a.coo.indices && e + 1 < a.entries && sort_row(&a, e + 1) < row;
+        if (!a.coo.indices) {
+            COUNT_ONE(count[sort_digit(&a, e)]);
+            continue;
+        }
+        uint32_t row = coo_row(&a.coo, a.words, e);
+        COUNT_ONE(count[row & ((1u << a.bits) - 1)]);
+        falls |= e + 1 < a.entries && coo_row(&a.coo, a.words, e + 1) < row;
     }
     if (falls) /* all that find it write the same */
         put_four(a.unsorted, 0, 1);
@@ -1142,7 +1185,7 @@ KERNEL fan_sort_move(ARGS(fan_k_sort, a))
         uint32_t digit = DIGITS;
         if (at < n) {
             row[j] = sort_row(&a, begin + at);
-            came[j] = a.coo.indices ? (uint32_t)(begin + at) : four_at(a.places, begin + at);
+            came[j] = sort_came(&a, begin + at);
             digit = row[j] >> a.shift & mask;
         }
         uint32_t same = SAME_IN_WARP(digit), before = same & ((1u << LANE % FAN_K_WARP) - 1),
@@ -1167,8 +1210,11 @@ KERNEL fan_sort_move(ARGS(fan_k_sort, a))
     EACH_LANE (i, n) {
         uint32_t to = shift[rows[i] >> a.shift & mask] + (uint32_t)i;
         if (to < a.entries) { /* always, unless somebody writes the indices meanwhile */
-            put_four(a.rows_out, to, rows[i]);
-            put_four(a.places_out, to, places[i]);
+            put_few(a.out.low, to, a.entry.low_size,
+                    a.entry.high_size ? rows[i] & ((1u << a.entry.low_bits) - 1) : rows[i]);
+            if (a.entry.high_size)
+                put_few(a.out.high, to, a.entry.high_size, rows[i] >> a.entry.low_bits);
+            put_few(a.out.came, to, a.entry.came_size, places[i]);
         }
     }
 }
@@ -1178,10 +1224,18 @@ FN bool scatter_sorted(const fan_k_scatter *a) { return !a->unsorted || four_at(
 
 FN uint32_t scatter_row(const fan_k_scatter *a, bool sorted, int64_t i)
 {
-    return sorted ? coo_row(&a->coo, a->words, i) : four_at(a->rows, i);
+    return sorted ? coo_row(&a->coo, a->words, i) : list_row(&a->entry, &a->list, i);
 }
 
-FN int64_t scatter_place(const fan_k_scatter *a, bool sorted, int64_t i) { return sorted ? i : four_at(a->places, i); }
+/* scatter_value: where the value of entry `i`, in the order of rows, lies; `from`: that of the first that came, or a
+ * piece of it. */
+FN uint64_t scatter_value(const fan_k_scatter *a, bool sorted, int64_t i, uint64_t from)
+{
+    if (!sorted && a->entry.values)
+        return a->list.came + (uint64_t)(i * a->entry.came_size);
+    int64_t e = sorted ? i : four_at(a->list.came, i);
+    return e < a->entries ? from + (uint64_t)(e * a->value_step) : 0;
+}
 
 /* scatter_begins: whether entry `i`, in the order of rows, is the first of its row. */
 FN bool scatter_begins(const fan_k_scatter *a, bool sorted, int64_t i, uint32_t *row)
@@ -1241,9 +1295,9 @@ KERNEL fan_scatter_any(ARGS(fan_k_scatter, a))
             continue;
         }
         for (int64_t i = begin; i < end && (a.pointers || i == begin || scatter_row(&a, sorted, i) == row); i++) {
-            int64_t e = a.pointers ? i : scatter_place(&a, sorted, i);
-            if (a.pointers ? scatter_compressed(&a, worker, e, &to) : e < a.entries)
-                scatter_one(&a, to + to_offset, from + (uint64_t)(e * a.value_step));
+            uint64_t value = a.pointers ? from + (uint64_t)(i * a.value_step) : scatter_value(&a, sorted, i, from);
+            if (a.pointers ? scatter_compressed(&a, worker, i, &to) : value)
+                scatter_one(&a, to + to_offset, value);
         }
     }
 }
@@ -1315,8 +1369,7 @@ KERNEL fan_scatter_any(ARGS(fan_k_scatter, a))
             UNROLL(AHEAD)                                                                                             \
             for (int j = 0; j < AHEAD; j++) {                                                                         \
                 on = on && rows[j] == row;                                                                            \
-                int64_t e = on ? scatter_place(a, sorted, i + j) : a->entries;                                        \
-                at[j] = e < a->entries ? from + (uint64_t)(e * a->value_step) : 0;                                    \
+                at[j] = on ? scatter_value(a, sorted, i + j, from) : 0;                                               \
             }                                                                                                         \
             UNROLL(AHEAD)                                                                                             \
             for (int j = 0; j < AHEAD; j++)                                                                           \
