@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import fanin
-from fanin.testing import FakeDriver
+from fanin.testing import FakeDriver, use_driver
 from kit import hooks
 from kit.values import BFLOAT16, DTYPES, E4M3, LOW, bits
 
@@ -261,3 +261,85 @@ def test_barriers_that_hold_nobody_up_show_in_a_scatter(driver: FakeDriver) -> N
     finally:
         driver._lib.fanFakeBarriers(1)
     assert got.tolist() != np.bincount(rows, values, 700).tolist()
+
+
+STICKY = 719
+SORT = ("fan_sort_count", "fan_sort_scan", "fan_sort_move", "MemsetD8Async")
+
+
+class Scattering:
+    """A sum in place of a list that needs a sort of two tiles and two digits."""
+
+    def __init__(self, driver: FakeDriver) -> None:
+        rng = np.random.default_rng(SEED)
+        rows = rng.integers(0, 600, 4100)
+        values, self.before = numbers(rng, F4, (4100, 2)), rng.standard_normal((600, 2)).astype(F4)
+        self.after = self.before.copy()
+        with np.errstate(invalid="ignore"):
+            np.add.at(self.after, rows, values)
+        self.driver, self.stream = driver, driver.stream()
+        self.dense = driver.array(self.before)
+        self.gradient = fanin.Sparse("coo", (driver.array(rows[None]), driver.array(values)), (600, 2))
+        self.live = self.alive()
+        self.buf = fanin.InputBuffer(1, stream=self.stream, budget=0)
+        self.buf.add(0, self.dense, stream=self.stream)
+
+    def alive(self) -> dict[str, int]:
+        """What was made and not given back, but for what is kept for the next who asks."""
+        self.driver.synchronize()
+        fanin.trim()
+        self.driver.synchronize()  # what is freed is freed behind its work
+        return {kind: self.driver.live(kind) for kind in ("memory", "modules", "streams", "objects", "graphs")}
+
+    def add_and_take(self) -> Any:
+        self.buf.add(0, self.gradient, stream=self.stream)
+        with fanin.stream(self.stream):
+            return self.buf.take()[0]
+
+    def judged(self, sums: list[Any]) -> str:
+        """What became of it; `sums`: what was taken, nothing where it was told that a call failed."""
+        failed = not sums
+        try:
+            with fanin.stream(self.stream):
+                got = (sums.pop() if sums else self.buf.take()[0]).numpy()
+        except RuntimeError as e:
+            if "is lost" in str(e):
+                return "lost"
+            assert failed and "poisoned until clear" in str(e), e
+            return "poisoned"
+        assert bits(got) == bits(self.after) or (failed and bits(got) == bits(self.before))
+        return "summed" if bits(got) == bits(self.after) else "as before"
+
+
+def scattering(call: int, code: int) -> str:
+    """What becomes of it where driver call `call` of an add and a take fails."""
+    with use_driver(FakeDriver(devices=1)) as driver:
+        assert driver
+        it = Scattering(driver)
+        sums: list[Any] = []
+        driver.fail(call, code, sticky=code == STICKY)
+        try:
+            sums.append(it.add_and_take())
+        except fanin.DeviceError as e:
+            assert e.code == code and "cuda:0" in str(e)
+        finally:
+            driver.fail(-1, 0)
+        end = it.judged(sums)
+        it.buf.clear()
+        assert code == STICKY or it.alive() == it.live, (call, code, end)
+        assert driver.races == 0, (call, code, driver.race)
+    return end
+
+
+@pytest.mark.parametrize(("code", "ends"), [(2, {"summed"}), (999, {"summed", "poisoned"}), (719, {"lost"})])
+def test_each_driver_call_of_a_sort_of_several_tiles_may_fail(code: int, ends: set[str]) -> None:
+    """Nothing is lost, leaked or doubled: the sum is made at the next try, or the slot says that it is poisoned."""
+    with use_driver(FakeDriver(devices=1)) as driver:
+        assert driver
+        whole = Scattering(driver)
+        before = {name: driver.calls(name) for name in ("", *SORT)}
+        taken = whole.add_and_take()
+        calls = {name: driver.calls(name) - n for name, n in before.items()}
+        assert whole.judged([taken]) == "summed"
+    assert calls.items() >= {"fan_sort_count": 2, "fan_sort_scan": 2, "fan_sort_move": 2, "MemsetD8Async": 1}.items()
+    assert {scattering(call, code) for call in range(0, calls[""], 3 if code == STICKY else 1)} == ends
