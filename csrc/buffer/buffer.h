@@ -92,9 +92,13 @@ void fan_buffer_seen_parked(const fan_buffer *b); /* .. the parked bytes of all 
 /* fan_buffer_free: drops all that is parked. No other thread may be inside. */
 void fan_buffer_free(fan_buffer *b);
 /* fan_buffer_empty_for_reuse: true, and the buffer is emptied, if a buffer without references may serve again as a new
- * one with as many slots whose only option is its budget. fan_buffer_reuse begins that second life. */
+ * one with as many slots. fan_buffer_reuse begins that second life, as of a buffer whose only option is its budget.
+ * fan_buffer_reusable: whether one of this config is so, but for what its slots declare: fan_buffer_declare adds that,
+ * before anything else; where it fails the buffer is to be emptied again or freed. */
 bool fan_buffer_empty_for_reuse(fan_buffer *b);
+bool fan_buffer_reusable(const fan_buffer_config *c);
 void fan_buffer_reuse(fan_buffer *b, uint64_t budget);
+fan_status fan_buffer_declare(fan_buffer *b, const fan_buffer_config *config, fan_error *err);
 size_t fan_buffer_slots(const fan_buffer *b);
 const char *fan_buffer_name(const fan_buffer *b);
 uint64_t fan_buffer_budget(const fan_buffer *b);

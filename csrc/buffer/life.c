@@ -22,35 +22,54 @@ static char *copy_text(const char *text)
     return copy;
 }
 
+/* slot_declare: of a slot that declares nothing yet. What is declared is one block, shape and name behind it. */
 static fan_status slot_declare(fan_buffer *b, size_t i, const fan_slot_spec *spec, fan_dtype accumulate, fan_error *err)
 {
-    fan_slot *s = &b->slots[i];
-    fan_spec *own = fan_calloc(sizeof *own);
-    if (!own)
-        return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
-    s->spec = own;
-    own->accumulate = spec->accumulate != FAN_DT_NONE ? spec->accumulate : accumulate;
-    own->exact = spec->exact || (spec->accumulate == FAN_DT_NONE && b->undeclared.exact);
-    own->accumulate = own->exact ? FAN_DT_NONE : own->accumulate;
-    own->dtype = spec->dtype;
-    if (spec->dtype != FAN_DT_NONE && fan_accum_dtype(spec->dtype, own->accumulate) == FAN_DT_NONE)
+    bool exact = spec->exact || (spec->accumulate == FAN_DT_NONE && b->undeclared.exact);
+    size_t shape = spec->has_shape ? (size_t)spec->ndim * sizeof *spec->shape : 0;
+    size_t name = spec->name ? strlen(spec->name) + 1 : 0;
+    fan_spec *own;
+    accumulate = exact ? FAN_DT_NONE : spec->accumulate != FAN_DT_NONE ? spec->accumulate : accumulate;
+    if (spec->dtype != FAN_DT_NONE && fan_accum_dtype(spec->dtype, accumulate) == FAN_DT_NONE)
         return fan_fail(err, FAN_ERR_VALUE, FAN_SLOT_SAID ": accumulate=%s cannot hold a sum of dtype %s (A11)",
-                        FAN_SLOT_WHO(b, i), fan_dtype_name(own->accumulate), fan_dtype_name(spec->dtype));
-    if (spec->has_shape) {
-        own->shape = fan_alloc((size_t)spec->ndim * sizeof *own->shape);
-        if (!own->shape)
-            return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
-        if (spec->ndim)
-            memcpy(own->shape, spec->shape, (size_t)spec->ndim * sizeof *own->shape);
-        own->ndim = spec->ndim;
-        own->has_shape = true;
-    }
-    if (spec->name && !(own->name = copy_text(spec->name)))
+                        FAN_SLOT_WHO(b, i), fan_dtype_name(accumulate), fan_dtype_name(spec->dtype));
+    if (!(own = fan_alloc(sizeof *own + shape + name)))
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
-    own->device = spec->device ? fan_device_hold(spec->device) : NULL;
-    own->combine = spec->combine;
+    *own = (fan_spec){.ndim = spec->has_shape ? spec->ndim : 0,
+                      .has_shape = spec->has_shape,
+                      .dtype = spec->dtype,
+                      .accumulate = accumulate,
+                      .exact = exact,
+                      .device = spec->device ? fan_device_hold(spec->device) : NULL,
+                      .combine = spec->combine};
+    if (spec->has_shape)
+        own->shape = (int64_t *)(void *)(own + 1);
+    if (shape)
+        memcpy(own->shape, spec->shape, shape);
+    if (name)
+        own->name = memcpy((char *)(own + 1) + shape, spec->name, name);
     if (own->combine)
         b->frontend->hold(own->combine);
+    b->slots[i].spec = own;
+    return FAN_OK;
+}
+
+static void slot_undeclare(fan_buffer *b, size_t i)
+{
+    fan_spec *own = b->slots[i].spec;
+    if (own == &b->undeclared)
+        return;
+    b->slots[i].spec = &b->undeclared;
+    fan_device_drop(own->device);
+    if (own->combine)
+        b->frontend->drop(own->combine);
+    fan_free(own);
+}
+
+fan_status fan_buffer_declare(fan_buffer *b, const fan_buffer_config *config, fan_error *err)
+{
+    for (size_t i = 0; config->specs && i < b->nslots; i++)
+        FAN_TRY(slot_declare(b, i, &config->specs[i], config->accumulate, err));
     return FAN_OK;
 }
 
@@ -179,8 +198,7 @@ fan_status fan_buffer_new(const fan_buffer_config *config, fan_buffer **out, fan
         }
         b->name = name;
     }
-    for (size_t i = 0; config->specs && i < config->slots && status == FAN_OK; i++)
-        status = slot_declare(b, i, &config->specs[i], config->accumulate, err);
+    status = fan_buffer_declare(b, config, err);
 done:
     if (status == FAN_OK)
         *out = b;
@@ -219,14 +237,7 @@ void fan_buffer_free(fan_buffer *b)
         fan_pass_free(b, s->p);
         fan_fast_drop(b, i);
         list_free(b, s);
-        if (s->spec == &b->undeclared)
-            continue;
-        fan_free(s->spec->shape);
-        fan_free(s->spec->name);
-        fan_device_drop(s->spec->device);
-        if (s->spec->combine)
-            b->frontend->drop(s->spec->combine);
-        fan_free(s->spec);
+        slot_undeclare(b, i);
     }
     assert_nothing_parked(b);
     for (size_t i = 0; b->sum_stats && i < b->nslots; i++)
@@ -244,6 +255,12 @@ void fan_buffer_free(fan_buffer *b)
     fan_free(b); /* a small one begins its block */
 }
 
+bool fan_buffer_reusable(const fan_buffer_config *c)
+{
+    return c->slots <= FAN_INLINE_SLOTS && !c->stats && !c->stream && !c->leaf && !c->create_graph && !c->name &&
+           c->accumulate == FAN_DT_NONE && !c->exact;
+}
+
 bool fan_buffer_empty_for_reuse(fan_buffer *b)
 {
     if (!b->small || b->sum_stats || b->stream || b->leaf || b->create_graph || b->name != unnamed ||
@@ -254,12 +271,15 @@ bool fan_buffer_empty_for_reuse(fan_buffer *b)
         return false;
     for (size_t i = 0; i < b->nslots; i++) {
         fan_slot *s = &b->slots[i];
-        if (s->spec != &b->undeclared)
-            return false;
         fan_pass *gone = fan_pass_cut(s);
         fan_pass_free(b, gone);
         fan_fast_drop(b, i);
         s->expected = -1;
+        if (s->spec != &b->undeclared) {
+            slot_undeclare(b, i);
+            fan_fast_list_fini(s->fast); /* its room was for what was declared */
+            fan_fast_list_init(s->fast);
+        }
     }
     return true;
 }

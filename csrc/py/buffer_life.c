@@ -40,67 +40,8 @@ static int slots_arg(PyObject *slots, const char *name, fan_slot_specs *d, PyObj
     return 0;
 }
 
-/* buffer_begin: the core's buffer of a new object; *d is the caller's to end, and config->stream to drop. */
-static int buffer_begin(buffer_object *self, const new_args *a, fan_buffer_config *config, fan_slot_specs *d)
-{
-    FAN_RAW fan_error err;
-    self->create_graph = a->create_graph;
-    config->budget = fan_state_get()->budget;
-    config->stats = a->stats;
-    config->leaf = a->leaf;
-    config->create_graph = a->create_graph;
-    if ((a->budget != Py_None && fan_buffer_budget_arg(a->budget, &config->budget) < 0) ||
-        fan_accumulate_arg(a->accumulate, &config->accumulate, &config->exact) < 0 ||
-        fan_stream_arg(a->stream, &config->stream) < 0 ||
-        slots_arg(a->slots, config->name ? config->name : "InputBuffer", d, &self->names) < 0)
-        return -1;
-    self->n = d->n;
-    if (fan_slot_specs_note(self, d) < 0)
-        return -1;
-    for (size_t i = 0; self->declared && i < d->n; i++) { /* the core must not convert what records itself */
-        fan_free((void *)d->specs[i].shape);
-        fan_slot_spec_open(&d->specs[i]);
-    }
-    config->slots = d->n;
-    config->specs = d->specs;
-    fan_error_clear(&err);
-    fan_status status = fan_buffer_new(config, &self->core, &err);
-    if (status == FAN_OK)
-        return 0;
-    fan_raise(status, &err);
-    return -1;
-}
-
-/* declared_new: a buffer of these arguments. */
-static PyObject *declared_new(PyTypeObject *type, const new_args *a)
-{
-    fan_buffer_config config = {.accumulate = FAN_DT_NONE, .frontend = &fan_python};
-    fan_where w = {.slot = -1, .key = -1, .buffer = "InputBuffer"};
-    fan_slot_specs d = {0};
-    PyObject *text = a->name == Py_None ? NULL : PyObject_Str(a->name);
-    buffer_object *self = NULL;
-    if (a->name != Py_None && !(w.buffer = config.name = text ? fan_text_arg(text) : NULL))
-        goto done;
-    fan_where_push(&w);
-    self = (buffer_object *)type->tp_alloc(type, 0);
-    if (self && buffer_begin(self, a, &config, &d) < 0)
-        Py_CLEAR(self);
-    fan_where_pop(&w);
-    fan_slot_specs_fini(&d);
-    fan_stream_drop(config.stream);
-done:
-    Py_XDECREF(text);
-    return (PyObject *)self;
-}
-
-PyObject *fan_buffer_new_object(PyTypeObject *type, PyObject *args, PyObject *kwargs)
-{
-    new_args a;
-    return new_args_of(args, kwargs, &a) < 0 ? NULL : declared_new(type, &a);
-}
-
-/* An engine makes a buffer for each node: a few that are as InputBuffer(n) makes them, and that nobody has any more,
- * are kept for their next lives. */
+/* An engine makes a buffer for each node: a few that are as InputBuffer(n) and InputBuffer([Slot(..)]) make them, and
+ * that nobody has any more, are kept for their next lives. freelist_take: one of them, with nothing declared. */
 static PyObject *freelist_take(PyTypeObject *type, size_t n, uint64_t budget)
 {
     fan_state *st = fan_state_get();
@@ -125,9 +66,9 @@ static bool freelist_put(buffer_object *self)
     return false;
 #endif
     fan_state *st = fan_state_get();
-    if (!st || self->flags || self->names || self->declared || !self->core || fan_finalizing() ||
-        !fan_buffer_empty_for_reuse(self->core))
+    if (!st || self->declared || !self->core || fan_finalizing() || !fan_buffer_empty_for_reuse(self->core))
         return false;
+    fan_slot_specs_forget(self);
     if (st->nfreelist == FAN_FREELIST) /* asked last: what was dropped may have filled it */
         return false;
     st->freelist[st->nfreelist++] = (PyObject *)self;
@@ -143,30 +84,21 @@ void fan_buffer_freelist_free(fan_state *st)
     }
 }
 
-/* made_plain: InputBuffer(n), or InputBuffer(n, budget=..). */
-static PyObject *made_plain(PyTypeObject *type, Py_ssize_t n, uint64_t budget)
+static PyObject *buffer_make(PyTypeObject *type, const fan_buffer_config *config)
 {
-    PyObject *reused = freelist_take(type, (size_t)n, budget);
-    if (reused)
-        return reused;
-    fan_buffer_config config = {
-        .slots = (size_t)n, .accumulate = FAN_DT_NONE, .budget = budget, .frontend = &fan_python};
+    PyObject *reused = fan_buffer_reusable(config) ? freelist_take(type, config->slots, config->budget) : NULL;
+    buffer_object *self = fan_buffer_self(reused ? reused : type->tp_alloc(type, 0));
     FAN_RAW fan_error err;
-    buffer_object *self = (buffer_object *)type->tp_alloc(type, 0);
+    fan_status status;
     if (!self)
         return NULL;
     fan_error_clear(&err);
-    fan_status status = fan_buffer_new(&config, &self->core, &err);
-    self->n = (size_t)n;
+    status = reused ? fan_buffer_declare(self->core, config, &err) : fan_buffer_new(config, &self->core, &err);
+    self->n = config->slots;
     if (status == FAN_OK)
         return (PyObject *)self;
     Py_DECREF(self);
     return fan_raise(status, &err);
-}
-
-PyObject *fan_buffer_plain(size_t n)
-{
-    return made_plain(fan_state_get()->buffer_type, (Py_ssize_t)n, fan_state_get()->budget);
 }
 
 /* open_specs: those of a buffer that records itself: it conforms what comes by its own operators. */
@@ -175,41 +107,99 @@ static fan_slot_spec *open_specs(const fan_slot_specs *d)
     fan_slot_spec *specs = fan_alloc(d->n * sizeof *specs);
     for (size_t i = 0; specs && i < d->n; i++) {
         specs[i] = d->specs[i];
-        fan_slot_spec_open(&specs[i]);
+        specs[i].has_shape = false;
+        specs[i].shape = NULL;
+        specs[i].ndim = 0;
     }
     if (!specs)
         PyErr_NoMemory();
     return specs;
 }
 
-PyObject *fan_buffer_declared(const fan_slot_specs *d, PyObject *names, fan_buffer_config config)
+/* declared_make: a buffer of the slots that `d` declares, named so; the rest is `config`'s. */
+static PyObject *declared_make(PyTypeObject *type, const fan_slot_specs *d, PyObject *names, fan_buffer_config *config)
 {
-    PyTypeObject *type = fan_state_get()->buffer_type;
     fan_slot_spec *open = NULL;
-    FAN_RAW fan_error err;
-    fan_status status;
     buffer_object *self;
-    if (d->specs && config.create_graph && !(open = open_specs(d)))
+    if (d->specs && config->create_graph && !(open = open_specs(d)))
         return NULL;
-    config.slots = d->n;
-    config.specs = open ? open : d->specs;
-    config.accumulate = FAN_DT_NONE;
-    config.budget = fan_state_get()->budget;
-    config.frontend = &fan_python;
-    self = (buffer_object *)type->tp_alloc(type, 0);
+    config->slots = d->n;
+    config->specs = open ? open : d->specs;
+    self = (buffer_object *)buffer_make(type, config);
     if (self) {
-        fan_error_clear(&err);
-        self->n = d->n;
         self->names = Py_XNewRef(names);
-        self->create_graph = config.create_graph;
-        status = fan_buffer_new(&config, &self->core, &err);
-        if (status != FAN_OK)
-            fan_raise(status, &err);
-        if (status != FAN_OK || fan_slot_specs_note(self, d) < 0)
+        self->create_graph = config->create_graph;
+        if (fan_slot_specs_note(self, d) < 0)
             Py_CLEAR(self);
     }
     fan_free(open);
     return (PyObject *)self;
+}
+
+PyObject *fan_buffer_declared(const fan_slot_specs *d, PyObject *names, fan_buffer_config config)
+{
+    config.accumulate = FAN_DT_NONE;
+    config.budget = fan_state_get()->budget;
+    config.frontend = &fan_python;
+    return declared_make(fan_state_get()->buffer_type, d, names, &config);
+}
+
+/* config_of: *d is the caller's to end, and *names and config->stream to drop. */
+static int config_of(const new_args *a, fan_buffer_config *config, fan_slot_specs *d, PyObject **names)
+{
+    config->budget = fan_state_get()->budget;
+    config->stats = a->stats;
+    config->leaf = a->leaf;
+    config->create_graph = a->create_graph;
+    return (a->budget != Py_None && fan_buffer_budget_arg(a->budget, &config->budget) < 0) ||
+                   fan_accumulate_arg(a->accumulate, &config->accumulate, &config->exact) < 0 ||
+                   fan_stream_arg(a->stream, &config->stream) < 0 ||
+                   slots_arg(a->slots, config->name ? config->name : "InputBuffer", d, names) < 0
+               ? -1
+               : 0;
+}
+
+/* declared_new: a buffer of these arguments. */
+static PyObject *declared_new(PyTypeObject *type, const new_args *a)
+{
+    fan_buffer_config config = {.accumulate = FAN_DT_NONE, .frontend = &fan_python};
+    fan_where w = {.slot = -1, .key = -1, .buffer = "InputBuffer"};
+    fan_slot_specs d = {0};
+    PyObject *text = a->name == Py_None ? NULL : PyObject_Str(a->name), *names = NULL, *self = NULL;
+    if (a->name != Py_None && !(w.buffer = config.name = text ? fan_text_arg(text) : NULL))
+        goto done;
+    fan_where_push(&w);
+    if (config_of(a, &config, &d, &names) == 0)
+        self = declared_make(type, &d, names, &config);
+    fan_where_pop(&w);
+    fan_slot_specs_fini(&d);
+    fan_stream_drop(config.stream);
+done:
+    Py_XDECREF(names);
+    Py_XDECREF(text);
+    return self;
+}
+
+PyObject *fan_buffer_new_object(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    new_args a;
+    return new_args_of(args, kwargs, &a) < 0 ? NULL : declared_new(type, &a);
+}
+
+/* made_plain: InputBuffer(n), or InputBuffer(n, budget=..). */
+static PyObject *made_plain(PyTypeObject *type, Py_ssize_t n, uint64_t budget)
+{
+    PyObject *reused = freelist_take(type, (size_t)n, budget);
+    if (reused)
+        return reused;
+    const fan_buffer_config config = {
+        .slots = (size_t)n, .accumulate = FAN_DT_NONE, .budget = budget, .frontend = &fan_python};
+    return buffer_make(type, &config);
+}
+
+PyObject *fan_buffer_plain(size_t n)
+{
+    return made_plain(fan_state_get()->buffer_type, (Py_ssize_t)n, fan_state_get()->budget);
 }
 
 /* fan_buffer_call: the type's vectorcall. */
@@ -274,8 +264,7 @@ void fan_buffer_dealloc(PyObject *o)
         Py_DECREF(type);
         return;
     }
-    fan_free(self->flags);
-    Py_XDECREF(self->names);
+    fan_slot_specs_forget(self);
     Py_XDECREF(self->declared);
     type->tp_free(o);
     Py_DECREF(type);

@@ -13,9 +13,10 @@
 typedef struct buffer_object {
     PyObject_HEAD fan_buffer *core; /* NULL only while it is being made */
     size_t n;                       /* slots */
-    unsigned char *flags;           /* of each slot; NULL: all 0 */
-    PyObject *names;                /* tuple of str or None; NULL: no slot has a name */
-    PyObject *declared;             /* with create_graph: tuple of (shape or None, dtype's name or None); else NULL */
+    unsigned char *flags;           /* of each slot; NULL: all 0; `few_flags`, or on the heap */
+    unsigned char few_flags[8];
+    PyObject *names;    /* tuple of str or None; NULL: no slot has a name */
+    PyObject *declared; /* with create_graph: tuple of (shape or None, dtype's name or None); else NULL */
     bool create_graph;
     PyObject *weakrefs;
 } buffer_object;
@@ -34,20 +35,14 @@ int fan_slot_arg(const buffer_object *self, PyObject *o, size_t *out);
 typedef struct fan_slot_specs {
     size_t n;
     fan_slot_spec *specs; /* NULL: nothing declared */
-    PyObject **held;      /* of each spec: its combine, which the spec borrows */
+    PyObject **held;      /* of each spec: its combine, which the spec borrows; in the block of the specs */
 } fan_slot_specs;
 /* fan_slot_specs_of: of a sequence of arrays and Slots, for a buffer of this name; *names: a tuple, or NULL. */
 int fan_slot_specs_of(PyObject *slots, const char *name, fan_slot_specs *d, PyObject **names);
-/* fan_slot_specs_note: what add must know of each slot. */
+/* fan_slot_specs_note: what add must know of each slot. fan_slot_specs_forget: that, and the slots' names. */
 int fan_slot_specs_note(buffer_object *self, const fan_slot_specs *d);
+void fan_slot_specs_forget(buffer_object *self);
 void fan_slot_specs_fini(fan_slot_specs *d);
-/* fan_slot_spec_open: it declares no shape any more, which its owner has freed. */
-static inline void fan_slot_spec_open(fan_slot_spec *s)
-{
-    s->has_shape = false;
-    s->shape = NULL;
-    s->ndim = 0;
-}
 
 /* ---- buffer_life.c ---- */
 

@@ -40,7 +40,6 @@ void fan_slot_specs_fini(fan_slot_specs *d)
             Py_XDECREF(d->held[i]);
     }
     fan_free(d->specs);
-    fan_free(d->held);
 }
 
 static int spec_shape(fan_slot_spec *spec, int ndim, const int64_t *shape)
@@ -126,13 +125,65 @@ done:
     return result;
 }
 
+/* specs_new: of so many slots that declare nothing. */
+static int specs_new(fan_slot_specs *d, size_t n)
+{
+    fan_slot_spec *specs = fan_alloc(n * (sizeof *specs + sizeof *d->held));
+    if (!specs) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    d->specs = specs;
+    d->held = (PyObject **)(void *)(specs + n);
+    d->n = n;
+    for (size_t i = 0; i < n; i++) {
+        specs[i] = (fan_slot_spec){.dtype = FAN_DT_NONE, .accumulate = FAN_DT_NONE};
+        d->held[i] = NULL;
+    }
+    return 0;
+}
+
+/* spec_named: slot i of d is called `own`, None: nothing; *names becomes a tuple where it is NULL. */
+static int spec_named(fan_slot_specs *d, size_t i, PyObject *own, PyObject **names)
+{
+    PyObject *text;
+    if (own == Py_None)
+        return 0;
+    text = PyObject_Str(own);
+    if (text && !*names && (*names = PyTuple_New((Py_ssize_t)d->n)))
+        for (size_t k = 0; k < d->n; k++)
+            PyTuple_SET_ITEM(*names, (Py_ssize_t)k, Py_NewRef(Py_None));
+    if (!text || !*names) {
+        Py_XDECREF(text);
+        return -1;
+    }
+    Py_SETREF(PyTuple_GET_ITEM(*names, (Py_ssize_t)i), text);
+    d->specs[i].name = fan_text_arg(text);
+    return d->specs[i].name ? 0 : -1;
+}
+
+/* spec_of: what `item`, for slot i of a buffer of this name, declares. */
+static int spec_of(fan_slot_specs *d, size_t i, PyObject *item, const char *name, PyObject **names)
+{
+    PyObject *type = fan_state_get()->slot_type, *own = NULL;
+    fan_where w = {.buffer = name, .slot = (Py_ssize_t)i, .key = -1};
+    int isslot = (PyObject *)Py_TYPE(item) == type ? 1 : PyObject_IsInstance(item, type), bad;
+    if (isslot < 0)
+        return -1;
+    fan_where_push(&w);
+    bad = isslot ? spec_of_slot(item, &d->specs[i], &d->held[i], &own) : spec_of_example(item, &d->specs[i]);
+    fan_where_pop(&w);
+    if (!bad && own)
+        bad = spec_named(d, i, own, names);
+    Py_XDECREF(own);
+    return bad;
+}
+
 int fan_slot_specs_of(PyObject *slots, const char *name, fan_slot_specs *d, PyObject **names)
 {
     fan_state *st = fan_state_get();
     PyObject *fast, *type = fan_lazy(&st->slot_type, "fanin.slots", "Slot");
-    int bare = type ? fan_is_bare(slots) : -1;
-    bool named = false;
-    int result = -1;
+    int bare = type ? fan_is_bare(slots) : -1, result = -1;
     if (bare < 0)
         return -1;
     if (bare)
@@ -145,55 +196,28 @@ int fan_slot_specs_of(PyObject *slots, const char *name, fan_slot_specs *d, PyOb
                    ? -1
                    : fan_refuse(PyExc_TypeError, "slots: expected a count or a sequence of arrays and Slots, got %s",
                                 FAN_TYPE_TEXT(slots));
-    d->n = (size_t)PyTuple_GET_SIZE(fast);
-    *names = PyTuple_New((Py_ssize_t)d->n);
-    d->specs = fan_calloc(sizeof *d->specs * (d->n ? d->n : 1));
-    d->held = fan_calloc(sizeof *d->held * (d->n ? d->n : 1));
-    if (!*names || !d->specs || !d->held) {
-        if (!PyErr_Occurred())
-            PyErr_NoMemory();
+    if (specs_new(d, (size_t)PyTuple_GET_SIZE(fast)) < 0)
         goto done;
-    }
     for (size_t i = 0; i < d->n; i++)
-        d->specs[i].dtype = d->specs[i].accumulate = FAN_DT_NONE;
-    for (size_t i = 0; i < d->n; i++) {
-        PyObject *item = PyTuple_GET_ITEM(fast, (Py_ssize_t)i), *own = NULL, *text = NULL;
-        fan_where w = {.buffer = name, .slot = (Py_ssize_t)i, .key = -1};
-        int isslot = (PyObject *)Py_TYPE(item) == type ? 1 : PyObject_IsInstance(item, type), bad;
-        if (isslot < 0)
+        if (spec_of(d, i, PyTuple_GET_ITEM(fast, (Py_ssize_t)i), name, names) < 0)
             goto done;
-        fan_where_push(&w);
-        bad = isslot ? spec_of_slot(item, &d->specs[i], &d->held[i], &own) : spec_of_example(item, &d->specs[i]);
-        fan_where_pop(&w);
-        text = bad < 0 ? NULL : own && own != Py_None ? PyObject_Str(own) : Py_NewRef(Py_None);
-        Py_XDECREF(own);
-        if (!text)
-            goto done;
-        PyTuple_SET_ITEM(*names, (Py_ssize_t)i, text);
-        if (text != Py_None) {
-            named = true;
-            d->specs[i].name = fan_text_arg(text);
-            if (!d->specs[i].name)
-                goto done;
-        }
-    }
     result = 0;
 done:
-    if (!named && result == 0)
-        Py_CLEAR(*names);
     Py_DECREF(fast);
     return result;
 }
 
-/* fan_slot_specs_note: what add must know of each slot. */
 int fan_slot_specs_note(buffer_object *self, const fan_slot_specs *d)
 {
     if (!d->specs)
         return 0;
-    self->flags = fan_calloc(self->n ? self->n : 1);
-    if (!self->flags) {
-        PyErr_NoMemory();
-        return -1;
+    if (self->n > sizeof self->few_flags) {
+        if (!(self->flags = fan_calloc(self->n))) {
+            PyErr_NoMemory();
+            return -1;
+        }
+    } else {
+        self->flags = memset(self->few_flags, 0, sizeof self->few_flags);
     }
     if (self->create_graph && !(self->declared = PyTuple_New((Py_ssize_t)self->n)))
         return -1;
@@ -225,4 +249,12 @@ int fan_slot_specs_note(buffer_object *self, const fan_slot_specs *d)
         PyTuple_SET_ITEM(self->declared, (Py_ssize_t)i, pair);
     }
     return 0;
+}
+
+void fan_slot_specs_forget(buffer_object *self)
+{
+    if (self->flags != self->few_flags)
+        fan_free(self->flags);
+    self->flags = NULL;
+    Py_CLEAR(self->names);
 }

@@ -143,6 +143,16 @@ def made() -> Any:
     )
 
 
+def made_again() -> Any:
+    """In the memory of a buffer that nobody has any more."""
+    kept: list[Any] = []
+    slots = [fanin.Slot((2, 2), "float32", name="w"), fanin.Slot(combine=lambda a, b: a), fanin.Slot((), float)]
+    for _ in range(3):
+        fanin.InputBuffer(3)
+        yield lambda: kept.append(fanin.InputBuffer(slots))
+        kept.clear()
+
+
 def explained() -> Any:
     buf = fanin.InputBuffer(1)
     yield lambda: buf.add(0, np.ones(3))
@@ -185,6 +195,7 @@ EYE = sp.csr_array(np.eye(3, dtype=F))
 EXACT = fanin.Slot(accumulate="exact")
 SCENARIOS: dict[str, Callable[[], Any]] = {
     "made": made,
+    "made again": made_again,
     "fused": plain(),
     "eager": plain(0),
     "bounded": plain(30),
