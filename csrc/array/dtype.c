@@ -26,7 +26,7 @@ const char *fan_dtype_name(fan_dtype d) { return known(d) ? facts[d].name : "non
 fan_dtype fan_dtype_from_name(const char *name)
 {
     for (int d = 0; name && d < FAN_DT_COUNT; d++)
-        if (strcmp(facts[d].name, name) == 0)
+        if (*facts[d].name == *name && strcmp(facts[d].name, name) == 0)
             return (fan_dtype)d;
     return FAN_DT_NONE;
 }

@@ -217,12 +217,12 @@ PyObject *fan_buffer_call(PyObject *type, PyObject *const *args, size_t nargsf, 
     }
     if (plain)
         return made_plain((PyTypeObject *)type, n, budget);
-    PyErr_Clear();                /* said again below, with the buffer's name */
-    if (nargs == 1 && !kwnames) { /* slots alone */
+    if (nargs == 1 && !kwnames && !PyLong_CheckExact(args[0])) { /* slots alone */
         new_args a = unsaid;
         a.slots = args[0];
         return declared_new((PyTypeObject *)type, &a);
     }
+    PyErr_Clear(); /* said again below, with the buffer's name */
     list = PyTuple_New(nargs);
     for (Py_ssize_t i = 0; list && i < nargs; i++)
         PyTuple_SET_ITEM(list, i, Py_NewRef(args[i]));

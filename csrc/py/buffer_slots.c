@@ -84,45 +84,97 @@ static int spec_of_example(PyObject *item, fan_slot_spec *spec)
     return result;
 }
 
+/* What a Slot says, each held; NULL: None, or, after a failure, not read. */
+typedef struct slot_words {
+    PyObject *shape, *dtype, *device, *accumulate, *combine, *name;
+} slot_words;
+
+static void slot_words_fini(slot_words *w)
+{
+    Py_XDECREF(w->shape);
+    Py_XDECREF(w->dtype);
+    Py_XDECREF(w->device);
+    Py_XDECREF(w->accumulate);
+    Py_XDECREF(w->combine);
+    Py_XDECREF(w->name);
+}
+
+/* word_called: where what has this name goes; NULL: nowhere. */
+static PyObject **word_called(const fan_state *st, PyObject *name, slot_words *w)
+{
+    return name == st->str_shape        ? &w->shape
+           : name == st->str_dtype      ? &w->dtype
+           : name == st->str_device     ? &w->device
+           : name == st->str_accumulate ? &w->accumulate
+           : name == st->str_combine    ? &w->combine
+           : name == st->str_name       ? &w->name
+                                        : NULL;
+}
+
+/* slot_words_known: of a Slot's own dict, which has what it was given; false: it has something else, too. */
+static bool slot_words_known(const fan_state *st, PyObject *said, slot_words *w)
+{
+    PyObject *name, *word;
+    for (Py_ssize_t at = 0; PyDict_Next(said, &at, &name, &word);) {
+        PyObject **out = word_called(st, name, w);
+        if (!out)
+            return false;
+        if (word != Py_None)
+            *out = Py_NewRef(word);
+    }
+    return true;
+}
+
+/* slot_words_of: a class that is made of Slot may say the same in other ways. */
+static int slot_words_of(PyObject *item, slot_words *w)
+{
+    const fan_state *st = fan_state_get();
+    PyObject *const names[] = {st->str_shape,      st->str_dtype,   st->str_device,
+                               st->str_accumulate, st->str_combine, st->str_name};
+    *w = (slot_words){0};
+    if ((PyObject *)Py_TYPE(item) == st->slot_type) {
+        PyObject *said = PyObject_GenericGetDict(item, NULL);
+        bool known = said && slot_words_known(st, said, w);
+        Py_XDECREF(said);
+        if (known || !said)
+            return known ? 0 : -1;
+    }
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        PyObject *word = PyObject_GetAttr(item, names[i]);
+        if (!word)
+            return -1;
+        Py_XSETREF(*word_called(st, names[i], w), word == Py_None ? NULL : Py_NewRef(word));
+        Py_DECREF(word);
+    }
+    return 0;
+}
+
+static int spec_shape_of(PyObject *shape, fan_slot_spec *spec)
+{
+    FAN_RAW int64_t dims[FAN_MAX_NDIM];
+    Py_ssize_t n = PyTuple_Check(shape) ? PyTuple_GET_SIZE(shape) : FAN_MAX_NDIM + 1;
+    if (n > FAN_MAX_NDIM)
+        return fan_refuse(PyExc_ValueError, "expected a shape of at most %d axes, got %R", FAN_MAX_NDIM, shape);
+    for (Py_ssize_t i = 0; i < n; i++)
+        if (fan_index(PyTuple_GET_ITEM(shape, i), "shape", PyExc_ValueError, &dims[i]) < 0)
+            return -1;
+    return spec_shape(spec, (int)n, dims);
+}
+
 /* spec_of_slot: a fanin.Slot, which has checked itself. Its name goes to *name. */
 static int spec_of_slot(PyObject *item, fan_slot_spec *spec, PyObject **held, PyObject **name)
 {
-    const fan_state *st = fan_state_get();
-    PyObject *shape = PyObject_GetAttr(item, st->str_shape), *dtype = PyObject_GetAttr(item, st->str_dtype);
-    PyObject *device = PyObject_GetAttr(item, st->str_device), *accumulate = PyObject_GetAttr(item, st->str_accumulate);
-    PyObject *combine = PyObject_GetAttr(item, st->str_combine);
-    int64_t dims[FAN_MAX_NDIM];
-    int result = -1;
-    *name = PyObject_GetAttr(item, st->str_name);
-    if (!shape || !dtype || !device || !accumulate || !combine || !*name)
-        goto done;
-    if (shape != Py_None) {
-        Py_ssize_t n = PyTuple_Check(shape) ? PyTuple_GET_SIZE(shape) : FAN_MAX_NDIM + 1;
-        if (n > FAN_MAX_NDIM) {
-            fan_refuse(PyExc_ValueError, "expected a shape of at most %d axes, got %R", FAN_MAX_NDIM, shape);
-            goto done;
-        }
-        for (Py_ssize_t i = 0; i < n; i++)
-            if (fan_index(PyTuple_GET_ITEM(shape, i), "shape", PyExc_ValueError, &dims[i]) < 0)
-                goto done;
-        if (spec_shape(spec, (int)n, dims) < 0)
-            goto done;
+    slot_words w;
+    int bad = slot_words_of(item, &w) < 0 || (w.shape && spec_shape_of(w.shape, spec) < 0) ||
+              (w.dtype && fan_dtype_parse(w.dtype, &spec->dtype) < 0) ||
+              (w.device && fan_device_arg(w.device, &spec->device) < 0) ||
+              (w.accumulate && fan_accumulate_arg(w.accumulate, &spec->accumulate, &spec->exact) < 0);
+    if (!bad) {
+        spec->combine = *held = Py_XNewRef(w.combine);
+        *name = Py_XNewRef(w.name);
     }
-    if (fan_dtype_parse(dtype, &spec->dtype) < 0 || fan_device_arg(device, &spec->device) < 0 ||
-        fan_accumulate_arg(accumulate, &spec->accumulate, &spec->exact) < 0)
-        goto done;
-    if (combine != Py_None) {
-        *held = Py_NewRef(combine);
-        spec->combine = combine;
-    }
-    result = 0;
-done:
-    Py_XDECREF(shape);
-    Py_XDECREF(dtype);
-    Py_XDECREF(device);
-    Py_XDECREF(accumulate);
-    Py_XDECREF(combine);
-    return result;
+    slot_words_fini(&w);
+    return bad ? -1 : 0;
 }
 
 /* specs_new: of so many slots that declare nothing. */
@@ -143,12 +195,10 @@ static int specs_new(fan_slot_specs *d, size_t n)
     return 0;
 }
 
-/* spec_named: slot i of d is called `own`, None: nothing; *names becomes a tuple where it is NULL. */
+/* spec_named: slot i of d is called `own`; *names becomes a tuple where it is NULL. */
 static int spec_named(fan_slot_specs *d, size_t i, PyObject *own, PyObject **names)
 {
     PyObject *text;
-    if (own == Py_None)
-        return 0;
     text = PyObject_Str(own);
     if (text && !*names && (*names = PyTuple_New((Py_ssize_t)d->n)))
         for (size_t k = 0; k < d->n; k++)

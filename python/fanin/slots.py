@@ -78,7 +78,8 @@ class Slot:
         if shape is not None:
             self.__dict__["shape"] = shape_of(shape, "Slot")
         if dtype is not None:
-            _check_dtype("dtype", dtype)
+            if type(dtype) is not str or dtype not in _NAMES:
+                _check_dtype("dtype", dtype)
             self.__dict__["dtype"] = dtype
         if device is not None:
             if not isinstance(device, str):
@@ -96,11 +97,17 @@ class Slot:
             self.__dict__["name"] = name
 
 
+#: Names of dtypes, as the core says them, that a Slot was given before: they need not be asked again.
+_NAMES: set[str] = set()
+
+
 def _check_dtype(name: str, dtype: object) -> None:
     try:
-        _core.dtype_name(dtype)
+        known = _core.dtype_name(dtype)
     except (TypeError, ValueError) as e:
         raise type(e)(f"Slot: {name}: {e}") from None
+    if type(dtype) is str and dtype == known:
+        _NAMES.add(dtype)
 
 
 @dataclass(frozen=True, eq=False)

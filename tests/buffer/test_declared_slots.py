@@ -1,0 +1,84 @@
+"""What a Slot says is what its buffer declares, however the Slot came to say it."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fanin
+
+pytestmark = pytest.mark.core
+
+
+class Shaped(fanin.Slot):
+    """A kind of Slot that says its shape and dtype itself."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
+        return (2, 3)
+
+    @property
+    def dtype(self) -> str:  # type: ignore[override]
+        return "float32"
+
+
+def with_more() -> fanin.Slot:
+    """One in whose dict stands something that is no word of a Slot."""
+    slot = fanin.Slot((2, 3), "float32", name="w")
+    slot.__dict__["mine"] = 1
+    return slot
+
+
+def with_other_words() -> fanin.Slot:
+    """One in whose dict the words are not the strings that everybody else has."""
+    slot = fanin.Slot()
+    slot.__dict__.update({"".join(list(key)): value for key, value in with_more().__dict__.items() if key != "mine"})
+    return slot
+
+
+def with_none() -> fanin.Slot:
+    """One that says None of its own."""
+    slot = fanin.Slot((2, 3), "float32", name="w")
+    slot.__dict__.update(device=None, accumulate=None, combine=None)
+    return slot
+
+
+SLOTS: dict[str, Callable[[], fanin.Slot]] = {
+    "given": lambda: fanin.Slot((2, 3), "float32", name="w"),
+    "copied": lambda: copy.copy(fanin.Slot((2, 3), "float32", name="w")),
+    "pickled": lambda: pickle.loads(pickle.dumps(fanin.Slot((2, 3), "float32", name="w"))),
+    "a kind of Slot": lambda: Shaped(name="w"),
+    "with more in it": with_more,
+    "with other strings": with_other_words,
+    "with None": with_none,
+}
+
+
+@pytest.mark.parametrize("kind", SLOTS)
+def test_a_slot_declares_what_it_says_however_it_came_to_say_it(kind: str) -> None:
+    buf = fanin.InputBuffer([fanin.Slot(), SLOTS[kind]()])
+    buf.add(0, np.ones(7, np.int8))
+    buf.add(1, np.ones((4, 2, 3)))
+    with pytest.raises(ValueError, match=r"slot 1 \(w\)"):
+        buf.add(1, np.ones(7))
+    one, other = buf.take()
+    assert one.dtype == np.int8 and one.shape == (7,)
+    assert other.dtype == np.float32 and other.tolist() == [[4.0] * 3] * 2
+
+
+@pytest.mark.parametrize("word", ["shape", "dtype", "device", "accumulate", "combine", "name"])
+def test_what_a_kind_of_slot_raises_when_it_is_read_reaches_the_caller(word: str) -> None:
+    def broken(self: Any) -> Any:
+        raise LookupError(word)
+
+    kind: Any = type("Broken", (fanin.Slot,), {word: property(broken)})
+    slots = [fanin.Slot((2,), "float64", combine=max, name="w"), kind()]
+    for _ in range(3):
+        with pytest.raises(LookupError, match=word):
+            fanin.InputBuffer(slots)
+    assert fanin.InputBuffer(2).take() == [None, None]
