@@ -12,7 +12,8 @@ from kit.support import ROOT, run_python
 
 pytestmark = pytest.mark.partners
 
-ROWS = ("small_add", "life", "torch_add", "small_sums", "in_cache", "many_slots", "engines", "passes")
+ROWS = ("small_add", "life", "torch_add", "torch_accumulate", "small_sums", "in_cache", "many_slots")
+ROWS += ("engines", "passes")
 
 
 def test_peers_that_are_installed_are_measured(tmp_path: Path) -> None:

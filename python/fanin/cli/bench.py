@@ -30,6 +30,7 @@ ROWS = (
     "small_add",
     "life",
     "torch_add",
+    "torch_accumulate",
     "small_sums",
     "fast_path",
     "engines",
