@@ -429,6 +429,7 @@ MADE: list[tuple[str, Callable[[], Any], type[Exception], str]] = [
 @pytest.mark.parametrize("what", [m[0] for m in MADE])
 def test_what_cannot_be_made_says_why(what: str) -> None:
     _, call, kind, words = next(m for m in MADE if m[0] == what)
+    gc.collect()
     blocks, options = hooks.memory()[0], _core.get_options()
     with pytest.raises(kind, match=re.escape(words)):
         call()

@@ -235,6 +235,7 @@ def test_every_allocation_may_fail(work: Any) -> None:
     """Each once: MemoryError, or it went well all the same; nothing is left behind."""
     work()
     gc.collect()
+    gc.collect()
     live, failed, n = hooks.memory()[0], 0, 0
     hit = True
     while hit:

@@ -264,6 +264,7 @@ def test_memory_that_is_given_back_holds_no_number_any_more() -> None:
 
 
 def test_a_machine_of_more_streams_than_a_clock_holds_by_itself_gives_back_all_its_memory() -> None:
+    gc.collect()
     before = hooks.blocks()
     with Machine(1) as m:
         for s in [m.stream() for _ in range(40)]:

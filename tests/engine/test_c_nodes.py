@@ -336,6 +336,7 @@ def test_an_allocation_that_fails_leaves_leaves_whole_or_untouched(c: ModuleType
     whole = [x.grad.tolist() for x in leaves]
     del leaves, top
     gc.collect()
+    gc.collect()
     baseline, refused = hooks.memory()[0], 0
     for n in range(500):
         leaves, top = graph()

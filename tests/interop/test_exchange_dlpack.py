@@ -30,6 +30,7 @@ def refused(x: Any, kind: type[BaseException], match: str | None = None) -> None
     """Adding x raises, and everything is as it was: the buffer, and the blocks of memory that we hold."""
     buf = fanin.InputBuffer(1, name="grads")
     buf.add(0, ONE, key=0)
+    gc.collect()
     before = hooks.blocks()
     with pytest.raises(kind, match=match) as caught:
         buf.add(0, x, key=7)
@@ -135,7 +136,7 @@ def test_row_1_what_gives_no_capsule_is_a_type_error() -> None:
         def __dlpack__(self, **how: Any) -> Any:
             return 42
 
-    refused(Bad(), TypeError, "gave a int; expected a capsule")
+    refused(Bad(), TypeError, "gave an int; expected a capsule")
 
 
 class Sentinel(BaseException):
@@ -631,6 +632,7 @@ def test_our_tensor_is_an_honest_one() -> None:
 
 def test_row_36_our_capsule_dropped_unconsumed_gives_back_its_memory() -> None:
     ours = our_tensor()
+    gc.collect()
     before = hooks.memory()[0]
     for how in ({}, {"max_version": (1, 3)}, {"copy": True}):
         capsule = ours.__dlpack__(**how)
