@@ -165,7 +165,7 @@ def test_row_1_what_gives_no_capsule_is_a_type_error(library: Library) -> None:
         def __dlpack_device__(self) -> tuple[int, int]:
             return (2, 0)
 
-    refused(library, Number(library, (3,)), TypeError, "gave a int; expected a capsule")
+    refused(library, Number(library, (3,)), TypeError, "gave an int; expected a capsule")
     refused(library, Mute(library, (3,)), TypeError, r"has no \+")
 
 
