@@ -76,6 +76,16 @@ def test_what_changes_no_object_code_changes_nothing(tmp_path: Path) -> None:
         (tmp_path / file).write_text("\n".join(lines) + "\n")
 
 
+@pytest.mark.skipif(not compiler(), reason="no C compiler: set CC")
+def test_a_file_that_does_not_compile_as_it_is_has_no_verdict(tmp_path: Path) -> None:
+    """What needs Python, NumPy and the public header compiles with the folders that are searched."""
+    assert mutate.object_code(ROOT, "csrc/py/returned.c")
+    (tmp_path / "csrc").mkdir()
+    (tmp_path / "csrc/one.c").write_text('#include "not/there.h"\n')
+    with pytest.raises(RuntimeError, match=r"csrc/one.c does not compile as it is"):
+        mutate.judge(tmp_path, mutate.Mutant("csrc/one.c", 1, '#include "not/there.h"', ";"), [], 1)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not compiler(), reason="no C compiler: set CC")
 def test_a_sum_that_subtracts_dies_and_a_mutant_that_does_nothing_is_told_apart(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("base", "array", "device", "buffer", "engine", "py")
+PUBLIC = "python/fanin/include"
 COPIED = (
     "csrc",
     "python",
@@ -314,7 +315,7 @@ def object_code(tree: Path, file: str) -> bytes | None:
             "-ffp-contract=off",
             "-fno-math-errno",
         ]
-        includes = ["-Icsrc", f"-I{sysconfig.get_paths()['include']}", f"-I{np.get_include()}"]
+        includes = [f"-I{x}" for x in ("csrc", PUBLIC, sysconfig.get_paths()["include"], np.get_include())]
         done = subprocess.run([*cc, *includes, "-c", file, "-o", str(out)], cwd=tree, capture_output=True, check=False)
         return out.read_bytes() if done.returncode == 0 else None
 
@@ -385,7 +386,9 @@ def judge(tree: Path, m: Mutant, rest: list[str], limit: float) -> str:
     plant(tree, m)
     try:
         after = object_code(tree, m.file)
-        if after is None or before is None:
+        if before is None:
+            raise RuntimeError(f"{m.file} does not compile as it is")
+        if after is None:
             return "does not compile"
         if after == before:
             return "changes nothing"
