@@ -952,6 +952,8 @@ class Compiled(Generic[R]):
         try:
             entry = self._run(recording, args, arrays, grads)
             self._check(entry, arrays)
+            for leaf, g in zip(self._leaves, grads, strict=True):
+                leaf.grad = g
             result = self._finish(entry, grads)
         except BaseException:
             for x, data, was in zip(self.static, lay, were, strict=True):
@@ -1029,10 +1031,13 @@ class Compiled(Generic[R]):
 
     def _replay(self, entry: _Recorded, arrays: list[NDArray | None]) -> R:
         self._check_apart(entry.recording, arrays)
+        grads = [leaf.grad for leaf in self._leaves]
+        for leaf, g in zip(self._leaves, grads, strict=True):
+            if g is not None:  # it is written, which who explores the orders of threads is to see
+                leaf.grad = g
         entry.recording.prepare()
         for view, x in zip(entry.inputs, (x for x in arrays if x is not None), strict=True):
             np.copyto(view, x)
-        grads = [leaf.grad for leaf in self._leaves]
         for own, g in zip(entry.before, grads, strict=True):
             if own is not None:
                 np.copyto(own, _data(g))
@@ -1040,15 +1045,19 @@ class Compiled(Generic[R]):
         return self._finish(entry, grads)
 
     def _finish(self, entry: _Recorded, grads: list[object]) -> R:
-        """Gradients go where they belong, and results are copied out."""
-        for leaf, was, now in zip(self._leaves, grads, entry.after, strict=True):
-            if now is None:
-                leaf.grad = None
-            elif was is None:
-                leaf.grad = now.copy("K")
-            else:  # added to in place (L5)
-                np.copyto(_data(was), now)
+        """Gradients go where they belong, first what may fail, and results are copied out."""
+        each = list(zip(self._leaves, grads, entry.after, strict=True))
+        try:
+            for leaf, was, now in each:
+                if was is None or now is None:
+                    leaf.grad = None if now is None else now.copy("K")
+        except BaseException:
+            for leaf, was, _ in each:
                 leaf.grad = was
+            raise
+        for _, was, now in each:
+            if was is not None and now is not None:  # added to in place (L5)
+                np.copyto(_data(was), now)
         return cast(R, _mapped(entry.result, _given))
 
 

@@ -355,7 +355,7 @@ def test_each_allocation_of_a_recording_that_fails_leaves_everything_as_it_was()
     args = batch(rng)
     own(*args)
     failed = 0
-    for n in range(0, 4000, 13):
+    for n in range(4000):
         before, step = own.state(), tape.compiled(own, static=own.static)
         hooks.fail_at(n, 1)
         try:
@@ -368,7 +368,36 @@ def test_each_allocation_of_a_recording_that_fails_leaves_everything_as_it_was()
             hooks.fail_at(-1)
         assert own.state() == before
         assert step.stats.recordings == 0
-    assert failed >= 10
+    assert failed >= 100
+
+
+def test_each_allocation_of_a_replay_that_fails_leaves_every_gradient_as_it_was() -> None:
+    own, rng = Small(update=False), np.random.default_rng(5)
+    args = batch(rng)
+    step = tape.compiled(own, static=own.static)
+
+    def some_gone() -> list[bytes]:
+        own.parameters[0].grad = own.parameters[2].grad = None
+        return own.state()
+
+    for _ in range(3):
+        some_gone()
+        step(*args)
+    replays, failed = step.stats.replays, 0
+    for n in range(4000):
+        before = some_gone()
+        hooks.fail_at(n, 1)
+        try:
+            step(*args)
+        except MemoryError:
+            failed += 1
+        else:
+            break
+        finally:
+            hooks.fail_at(-1)
+        assert own.state() == before
+    assert failed >= 2 and step.stats.replays > replays
+    assert all(now != was for now, was in zip(own.state()[-4:], before[-4:], strict=True)), "the last one added"
 
 
 # ---------------------------------------------------------------- what cannot be recorded
