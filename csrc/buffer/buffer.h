@@ -45,6 +45,8 @@ typedef struct fan_auto_budget {
 } fan_auto_budget;
 fan_auto_budget fan_budget_auto(void);
 #ifdef FAN_TEST
+/* fan_buffer_blocks: of memory, which an empty buffer of few slots has. */
+size_t fan_buffer_blocks(const fan_buffer *b);
 void fan_budget_auto_set(const fan_auto_budget *to); /* of buffers made from now on; NULL: as it was */
 #endif
 

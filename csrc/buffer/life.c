@@ -297,6 +297,16 @@ void fan_buffer_reuse(fan_buffer *b, uint64_t budget)
         fan_mutex_renew(&b->locks[i]);
 }
 
+#ifdef FAN_TEST
+size_t fan_buffer_blocks(const fan_buffer *b)
+{
+    size_t n = 1;
+    for (size_t i = 0; i < b->nslots; i++)
+        n += b->slots[i].fast->terms != b->slots[i].fast->inline_terms;
+    return n;
+}
+#endif
+
 size_t fan_buffer_slots(const fan_buffer *b) { return b->nslots; }
 const char *fan_buffer_name(const fan_buffer *b) { return b->name; }
 

@@ -132,3 +132,19 @@ def test_a_next_life_with_slots_allocates_what_they_declare_alone() -> None:
     fanin.trim()
     fresh = made()
     assert made() == made() == fresh - 1
+
+
+@pytest.mark.skipif(not hooks.DEVELOPMENT, reason="blocks of memory are counted in test builds alone: FANIN_DEV=1")
+def test_room_that_a_kept_buffer_has_for_its_next_life_counts_as_kept() -> None:
+    fanin.trim()
+    before = hooks.blocks()
+    for n in (1, 20, 200):
+        buf = fanin.InputBuffer(1)
+        for i in range(n):
+            buf.add(0, np.ones(3, F), key=i)
+        assert hooks.blocks() > before
+        buf.take()
+        del buf
+        assert hooks.blocks() == before
+    fanin.trim()
+    assert hooks.blocks() == before
