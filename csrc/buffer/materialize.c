@@ -9,7 +9,8 @@
 
 void fan_fast_unpark(fan_buffer *b, fan_fast_list *p, size_t n)
 {
-    atomic_fetch_sub_explicit(&b->parked, n * p->bytes, memory_order_relaxed);
+    if (n) /* of None alone nobody has set `bytes` */
+        atomic_fetch_sub_explicit(&b->parked, n * p->bytes, memory_order_relaxed);
     if (p->alone)
         atomic_fetch_sub_explicit(&b->alone, p->alone * p->bytes, memory_order_relaxed);
     p->alone = p->ask = 0;

@@ -151,7 +151,7 @@ void fan__tree_adopt(fan_tree *t);
 /* fan__tree_lock: unless this thread has it, as a function's body has; what it gives, fan__tree_unlock gets. */
 static inline bool fan__tree_lock(fan_tree *t)
 {
-    if (atomic_load_explicit(&t->process, memory_order_relaxed) != fan_process())
+    if (atomic_load_explicit(&t->process, memory_order_acquire) != fan_process())
         fan__tree_adopt(t);
     if (fan__tree_is_mine(t))
         return false;

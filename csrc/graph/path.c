@@ -7,6 +7,7 @@
 #include "buffer/buffer.h"
 #include "device/job.h"
 
+#include <sched.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -32,13 +33,27 @@ void fan__tree_function_free(fan_tree_function *f)
     fan_free(f);
 }
 
+#define ADOPTING 0x80000000u
+
 void fan__tree_adopt(fan_tree *t)
 {
-    if (!fan__tree_is_mine(t)) { /* a function that forks goes on in the child */
-        t->left |= !fan_mutex_adopt(&t->lock) && !FAN_FAULT(TREE_FORK_WHOLE);
-        atomic_store(&t->thread, 0);
+    unsigned here = fan_process(), was = atomic_load(&t->process);
+    while (was != here) {
+        if (was == (here | ADOPTING)) { /* another thread is at it */
+            (void)sched_yield();
+            was = atomic_load(&t->process);
+            continue;
+        }
+        if (!atomic_compare_exchange_strong(&t->process, &was, here | ADOPTING))
+            continue;
+        uint64_t holder = atomic_load(&t->thread);
+        if (!holder || !fan_thread_survived(holder)) { /* else a function forked, and goes on in the child */
+            t->left |= !fan_mutex_adopt(&t->lock) && !FAN_FAULT(TREE_FORK_WHOLE);
+            atomic_store(&t->thread, 0);
+        }
+        atomic_store(&t->process, here);
+        was = here;
     }
-    atomic_store(&t->process, fan_process());
 }
 
 fan_status fan__tree_here(const fan_tree *t, fan_error *err)

@@ -115,6 +115,9 @@ static PyObject **word_called(const fan_state *st, PyObject *name, slot_words *w
 static bool slot_words_known(const fan_state *st, PyObject *said, slot_words *w)
 {
     PyObject *name, *word;
+#ifdef Py_GIL_DISABLED
+    return false; /* another thread may write into it */
+#endif
     for (Py_ssize_t at = 0; PyDict_Next(said, &at, &name, &word);) {
         PyObject **out = word_called(st, name, w);
         if (!out)

@@ -195,6 +195,11 @@ def assign(out: object, x: object) -> None:
 # What an ndarray's methods do. Outside of functions they give what they give of the values.
 
 
+def conj(x: Array) -> Array | NDArray:
+    """As `x.conj()` of an ndarray: what is not complex is itself."""
+    return cast(Array, np.conjugate(x)) if x.dtype.kind == "c" else x
+
+
 def copy(x: Array) -> Array | NDArray:
     """In the order of its axes, as `x.copy()` of an ndarray."""
     if not _core.cpu_wants_handles():
@@ -250,9 +255,9 @@ VIEWS: dict[object, Callable[..., object]] = {
 METHODS: dict[str, Callable[..., object]] = {
     **{name: getattr(np, name) for name in (
         "sum", "prod", "mean", "var", "std", "max", "min", "argmax", "argmin", "cumsum", "cumprod", "all", "any",
-        "clip", "dot", "take", "trace", "argsort", "round", "repeat", "squeeze", "swapaxes", "ravel", "conj",
-        "conjugate",
+        "clip", "dot", "take", "trace", "argsort", "round", "repeat", "squeeze", "swapaxes", "ravel",
     )},
+    "conj": conj, "conjugate": conj,
     "astype": astype, "copy": copy, "fill": assign, "sort": sort,
     "flatten": lambda x: copy(x).reshape(-1), "item": lambda x, *at: x.numpy().item(*at),
     "tolist": lambda x: x.numpy().tolist(),

@@ -104,6 +104,8 @@ def by_parts(x: Any, w: Any) -> Any:
 def written_by_methods(x: Any, w: Any) -> Any:
     y = x.copy()
     y[0].fill(3)
+    y.conj()[1] = 4
+    y.conjugate()[1, 0] = 5  # what is not complex is itself
     y.sort()
     z = (w + y).astype("f4", copy=False)
     z.T.sort(0)

@@ -275,3 +275,49 @@ print("done")
 """
     )
     assert run_python(code, timeout=60).stdout.strip() == "done"
+
+
+def test_a_function_of_a_graph_tree_that_forks_goes_on_in_the_child_beside_other_threads_of_it() -> None:
+    """A thread of the child that comes while the function runs waits for it, as it would in the parent."""
+    code = (
+        HEAD
+        + """
+tree = fanin.GraphTree("cpu")
+x, pids, others, results = np.ones(3), [], [], []
+
+@tree.function
+def doubled(x):
+    return np.multiply(x, 2)
+
+def other():
+    inside.set()
+    bytes_ = tree.stats.bytes
+    with tree.step():
+        results.append((bytes_ >= 0, doubled(x).numpy().tolist()))
+
+@tree.function
+def forks(x):
+    if not pids:
+        pids.append(os.fork())
+        if pids == [0]:
+            signal.alarm(20)
+            others.append(threading.Thread(target=other))
+            others[0].start()
+            inside.wait()
+            others[0].join(0.2)
+            assert others[0].is_alive() and not results
+    return np.add(x, 1)
+
+for _ in range(3):
+    with tree.step():
+        assert forks(x).numpy().tolist() == [2.0] * 3
+for t in others:
+    t.join()
+    assert results == [(True, [2.0] * 3)], results
+if pids == [0]:
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(pids[0], 0)[1]) == 0
+print("done")
+"""
+    )
+    assert run_python(code, timeout=60).stdout.strip() == "done"
