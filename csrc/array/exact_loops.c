@@ -66,9 +66,9 @@ NARROW_BAD(low, LOW)
 ALWAYS_INLINE uint64_t wide_bad(double s, double r, double small, double large, proof p)
 {
     double b = large * p.lost, low = s + (r - b), high = s + (r + b);
-    uint64_t range = p.n * large <= small * p.reach ? 0 : 1, apart = low == high ? 0 : 1, tiny = b > 0x1p-1000 ? 0 : 1;
+    uint64_t range = p.n * large <= small * p.reach ? 0 : 1, spread = low == high ? 0 : 1, tiny = b > 0x1p-1000 ? 0 : 1;
     uint64_t finite = (high - high) + (s - s) == 0 ? 0 : 1;
-    return (range & (apart | tiny)) | finite;
+    return (range & (spread | tiny)) | finite;
 }
 
 #define NARROW_ONE(u)                    \

@@ -180,7 +180,7 @@ static void reach_add(reach *r, const fan_extent_entry *x)
 }
 
 /* Those met so far begin no later: who meets any of another owner meets the one that reaches farthest. */
-static bool reach_meets(const reach *r, const fan_extent_entry *x)
+static bool reach_overlaps(const reach *r, const fan_extent_entry *x)
 {
     return fan_extents_may_overlap(r->owner == x->owner ? r->other : r->farthest, x->at);
 }
@@ -191,7 +191,7 @@ bool fan_extents_independent(const fan_extents *e)
     reach all = {none, none, SIZE_MAX}, written = all;
     for (size_t i = 0; i < e->n; i++) {
         const fan_extent_entry *x = &e->all[i];
-        if (reach_meets(x->flag ? &all : &written, x))
+        if (reach_overlaps(x->flag ? &all : &written, x))
             return false;
         reach_add(&all, x);
         if (x->flag)
@@ -245,7 +245,7 @@ static void flats_sort(fan_flat *all, size_t n)
     fan_free(room);
 }
 
-bool fan_flats_apart(fan_flat *all, size_t n)
+bool fan_flats_disjoint(fan_flat *all, size_t n)
 {
     bool sorted = true;
     for (size_t i = 1; i < n; i++)

@@ -58,9 +58,9 @@ static inline bool fan_flat_within(const void *a, uint64_t a_bytes, const void *
     fan_extent x = fan_extent_flat(a, a_bytes), y = fan_extent_flat(in, in_bytes);
     return fan_extent_empty(x) || (y.first <= x.first && x.last <= y.last);
 }
-/* fan_flats_apart: whether none of n meets another; sorts them by address. fan_flats_last_met: of a list that is so,
+/* fan_flats_disjoint: whether none of n meets another; sorts them by address. fan_flats_last_met: of a list that is so,
  * the one farthest behind that a run of memory meets; NULL: none. *near: about where it is, 0 at first. */
-bool fan_flats_apart(fan_flat *all, size_t n);
+bool fan_flats_disjoint(fan_flat *all, size_t n);
 const fan_flat *fan_flats_last_met(const fan_flat *all, size_t n, const char *data, uint64_t bytes, size_t *near);
 
 /* ---- lists ---- */

@@ -228,9 +228,10 @@ static bool in_place(const fan_layout *l, const fan_layout_item *items, uint64_t
     return true;
 }
 
-/* meets: the first array of i's component, as it is now, that was of another: one that i itself meets, where there is
- * one. */
-static size_t meets(const fan_layout *l, const fan_overlaps *now, const uint32_t *label, size_t i, uint64_t budget)
+/* new_overlap: the first array of i's component, as it is now, that was of another: one that i itself overlaps, where
+ * there is one. */
+static size_t new_overlap(const fan_layout *l, const fan_overlaps *now, const uint32_t *label, size_t i,
+                          uint64_t budget)
 {
     size_t other = FAN_NO_OTHER;
     for (size_t j = 0; j < l->n; j++) {
@@ -264,7 +265,7 @@ static fan_difference differ(const fan_layout *l, const fan_layout_item *items, 
         if (*same == FAN_NO_OTHER)
             *same = i;
         else if (l->places[*same].component != l->places[i].component)
-            return (fan_difference){FAN_CHANGE_OVERLAP, i, meets(l, now, label, i, budget)};
+            return (fan_difference){FAN_CHANGE_OVERLAP, i, new_overlap(l, now, label, i, budget)};
     }
     return (fan_difference){FAN_CHANGE_SAME, 0, FAN_NO_OTHER};
 }

@@ -291,8 +291,8 @@ static int unmoved_axis(const fan_region *r)
     return -1;
 }
 
-/* apart: the solution's difference of indices along one axis as two indices. */
-static void apart(const fan_region *r, const moving *m, int64_t difference, int64_t *one, int64_t *two)
+/* two_indices: the solution's difference of indices along one axis as two indices. */
+static void two_indices(const fan_region *r, const moving *m, int64_t difference, int64_t *one, int64_t *two)
 {
     if (r->strides[m->axis] < 0)
         difference = -difference;
@@ -321,8 +321,9 @@ static fan_status leading(const fan_region *r, const moving *sorted, int k, fan_
         return FAN_OK;
     (void)fan__equation_given_places(&e, width);
     for (int j = 0; j < k; j++)
-        apart(r, &sorted[j], fan__equation_given(&e, parts[j].step, parts[j].most) - (sorted[j].count - 1), one, two);
-    apart(r, &sorted[k], fan__equation_given(&e, parts[k].step, parts[k].most) + 1, one, two);
+        two_indices(r, &sorted[j], fan__equation_given(&e, parts[j].step, parts[j].most) - (sorted[j].count - 1), one,
+                    two);
+    two_indices(r, &sorted[k], fan__equation_given(&e, parts[k].step, parts[k].most) + 1, one, two);
     return FAN_OK;
 }
 

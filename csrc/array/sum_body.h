@@ -579,13 +579,13 @@ HEAVY(own_e5m2, own_e5m2, uint8_t, uint8_t, float, vf32)
 #define ANY(x) ((((vu64_w)(x))[0] | ((vu64_w)(x))[1]) != 0)
 #endif
 
-/* flow_apart: as FLOW, sixteen bytes at a time: dst need not lie at the start of a line. */
+/* FLOW_SPLIT: as FLOW, sixteen bytes at a time: dst need not lie at the start of a line. */
 #if defined(__x86_64__)
-#define FLOW_APART(p, v)                         \
+#define FLOW_SPLIT(p, v)                         \
     for (size_t q = 0; q < sizeof *(v); q += 16) \
         flow16((char *)(p) + q, (const char *)(v) + q);
 #else
-#define FLOW_APART(p, v) memcpy(p, v, sizeof *(v));
+#define FLOW_SPLIT(p, v) memcpy(p, v, sizeof *(v));
 #endif
 
 #define VECTORS_OF_LANES (FAN_STATS_LANES * 8 / FAN_WIDE)
@@ -670,7 +670,7 @@ ALWAYS void lanes_back(fan_stats_run *r, const double *lane)
                 if (stream == 2)                                                                                \
                     FLOW(dst + (i + v * lanes) * sizeof(MEM), &y[v]);                                           \
                 else if (stream)                                                                                \
-                    FLOW_APART(dst + (i + v * lanes) * sizeof(MEM), &y[v])                                      \
+                    FLOW_SPLIT(dst + (i + v * lanes) * sizeof(MEM), &y[v])                                      \
                 else                                                                                            \
                     memcpy(dst + (i + v * lanes) * sizeof(MEM), &y[v], sizeof y[v]);                            \
             }                                                                                                   \

@@ -122,7 +122,7 @@
 #define FAN_GRAPH_FAULTS(X) \
     X(TREE_DEAD_BIT, "an output that lives counts as dead: its memory is given to the next recording") \
     X(TREE_ALIVE_FITS, "a recording fits though an output lives that was gone when it was made") \
-    X(TREE_NO_RESTORE, "the books are not put back before another branch grows") \
+    X(TREE_NO_RESTORE, "the block table is not put back before another branch grows") \
     X(TREE_NO_JOIN, "the tree's stream does not wait for the caller's") \
     X(TREE_ADOPTED, "what a function keeps of its own memory is not looked for") \
     X(TREE_GENERATION_STAYS, "what a step handed out stays usable after its end") \

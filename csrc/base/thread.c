@@ -76,7 +76,7 @@ int fan_mutex_init(fan_mutex *m)
     return pthread_mutex_init(&m->m, NULL) ? -1 : 0;
 }
 
-void fan_mutexes_told_apart(void) { atomic_store_explicit(&hooks_ever, true, memory_order_relaxed); }
+void fan_mutexes_numbered(void) { atomic_store_explicit(&hooks_ever, true, memory_order_relaxed); }
 
 void fan_mutex_renew(fan_mutex *m)
 {

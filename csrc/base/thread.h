@@ -82,8 +82,8 @@ uint64_t fan_thread_id(void);
 
 int fan_mutex_init(fan_mutex *m); /* 0, or -1 */
 void fan_mutex_fini(fan_mutex *m);
-void fan_mutexes_told_apart(
-    void); /* from now on fan_mutex_renew does what it says: called before the first hooks of the process */
+/* fan_mutexes_numbered: from now on fan_mutex_renew does what it says; called before the first hooks of the process. */
+void fan_mutexes_numbered(void);
 void fan_mutex_renew(fan_mutex *m); /* a free mutex begins a second life, under another number */
 void fan_mutex_lock(fan_mutex *m);
 void fan_mutex_unlock(fan_mutex *m);

@@ -1,10 +1,10 @@
 /* fast_out: may sums be written into these arrays of the caller's, in any order? */
 #include "buffer/fast_part.h"
 
-bool fan_fast_outs_apart(const fan_buffer *b, fan_span span, fan_flat *outs, size_t n)
+bool fan_fast_outs_disjoint(const fan_buffer *b, fan_span span, fan_flat *outs, size_t n)
 {
     size_t near[8] = {0}; /* where the last k-th term was */
-    if (!fan_flats_apart(outs, n))
+    if (!fan_flats_disjoint(outs, n))
         return false;
     for (size_t i = span.first; n && i < span.end; i++) {
         const fan_fast_list *p = b->slots[i].fast;

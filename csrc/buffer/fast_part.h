@@ -52,8 +52,8 @@ bool fan_fast_reusable(const fan_buffer *b, size_t slot, size_t n, fan_dtype acc
 /* fan_fast_fold_due: after `object` was parked in `slot`, and perhaps the budget passed. */
 fan_status fan_fast_fold_due(fan_buffer *b, size_t slot, const void *object, bool alone, fan_error *err);
 
-/* fan_fast_outs_apart: whether sums may be written to n outs, of slots, in any order: none meets another, nor what is
- * still read, but for a term of its own slot that is all of it. Sorts them by address. */
-bool fan_fast_outs_apart(const fan_buffer *b, fan_span span, fan_flat *outs, size_t n);
+/* fan_fast_outs_disjoint: whether sums may be written to n outs, of slots, in any order: none meets another, nor what
+ * is still read, but for a term of its own slot that is all of it. Sorts them by address. */
+bool fan_fast_outs_disjoint(const fan_buffer *b, fan_span span, fan_flat *outs, size_t n);
 
 #endif

@@ -188,7 +188,7 @@ static bool place_all(taking *t)
     for (size_t i = t->span.first; t->outs && i < t->span.end; i++)
         if (!place_out(t, i))
             return false;
-    if (t->outs && !fan_fast_outs_apart(t->b, t->span, t->written, t->nwritten))
+    if (t->outs && !fan_fast_outs_disjoint(t->b, t->span, t->written, t->nwritten))
         return false;
     for (size_t i = t->span.first; i < t->span.end; i++) {
         void **result = &t->results[i - t->span.first];

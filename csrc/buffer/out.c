@@ -1,6 +1,6 @@
 #include "buffer/out.h"
 
-bool fan_out_meets_inputs(const fan_extents *inputs, const fan_array *out, size_t k)
+bool fan_out_overlaps_inputs(const fan_extents *inputs, const fan_array *out, size_t k)
 {
     size_t at = inputs->n;
     if (!at)

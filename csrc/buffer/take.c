@@ -58,7 +58,7 @@ static bool must_copy(const fan_buffer *b, const fan_slot_take *c, const fan_ext
         if (c->g.fold.terms[j].v->form != FAN_FORM_DENSE)
             return true;
     return (b->sum_stats && fan_fold_is_exact(&c->g.fold) && fan_written_by_own_out(c, out)) ||
-           fan_out_meets_inputs(inputs, out->array, c->slot);
+           fan_out_overlaps_inputs(inputs, out->array, c->slot);
 }
 
 /* Claims every slot, gathers what it holds, and checks what the caller asks of it. */

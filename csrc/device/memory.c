@@ -569,7 +569,7 @@ fan_status fan_memory_wrap(fan_device *d, void *data, void (*release)(void *ctx)
     *out = m ? fan_storage_wrap(data, 0, memory_release, m) : NULL;
     if (!*out) {
         fan_free(m);
-        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for the books of an array's memory");
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for the block table of an array's memory");
     }
     m->device = fan_device_hold(d);
     m->data = data;

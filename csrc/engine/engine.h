@@ -79,7 +79,7 @@ typedef struct fan_engine_frontend {
     bool (*hooked)(const void *node_hooks, uint32_t index);
     /* fetch: three nodes that are likely to run soon, the nearest first, and that no cache may have: of the farthest
      * itself, of the second its function, of the nearest what that needs. Nothing is called. */
-    void (*fetch)(const fan_node *const soon[3]);
+    void (*fetch)(const fan_node *const ahead[3]);
     /* accumulate: a leaf's sum, which is defined (L). *sum stays the caller's, or is taken and NULL. */
     fan_status (*accumulate)(const fan_backward_config *c, fan_node *leaf, void **sum, void *node_hooks,
                              fan_error *err);

@@ -60,8 +60,8 @@ static void fetch_ahead(const fan_backward *p, size_t place)
 {
     const fan_visit *v = &p->visits[place];
     if (place + 3 * AHEAD < p->nvisits) {
-        const fan_node *const soon[3] = {v[AHEAD].node, v[2 * AHEAD].node, v[3 * AHEAD].node};
-        p->config.frontend->fetch(soon);
+        const fan_node *const ahead[3] = {v[AHEAD].node, v[2 * AHEAD].node, v[3 * AHEAD].node};
+        p->config.frontend->fetch(ahead);
     }
 }
 

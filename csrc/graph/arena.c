@@ -33,7 +33,7 @@ fan_status fan__tree_block_lend(fan_tree *t, fan_tree_block *b, fan_stream *owne
     return FAN_OK;
 }
 
-/* block_new: fresh memory of the arena, booked, for `owner` to use first; one hold on its storage. */
+/* block_new: fresh memory of the arena, listed, for `owner` to use first; one hold on its storage. */
 static fan_status block_new(fan_tree *t, fan_stream *owner, size_t bytes, const char *call_site, fan_tree_block **out,
                             fan_error *err)
 {
@@ -46,7 +46,7 @@ static fan_status block_new(fan_tree *t, fan_stream *owner, size_t bytes, const 
         fan_free(b);
         return status;
     }
-    b->booked = true;
+    b->listed = true;
     status = fan__tree_block_lend(t, b, owner, call_site, err);
     if (status != FAN_OK) {
         (void)fan_graph_pool_free(&t->pool, b->offset);
@@ -153,10 +153,10 @@ fan_status fan__tree_scope_alloc(fan_memory_scope *scope, fan_stream *owner, siz
     return FAN_OK;
 }
 
-void fan__tree_scope_fini(fan_tree_scope *s, bool books, const char *why)
+void fan__tree_scope_fini(fan_tree_scope *s, bool listed, const char *why)
 {
     for (size_t i = 0; i < s->n; i++) {
-        if (books)
+        if (listed)
             (void)fan_graph_pool_free(&s->tree->pool, s->blocks[i]->offset);
         fan__tree_block_free(s->blocks[i], why);
     }

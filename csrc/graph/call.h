@@ -6,15 +6,15 @@
  *   recording             warm up      T9    replay   T11    record                 T16
  *   execution             warm up*     T8    replay   T11    at the root T12, else record*   T15, T16
  *
- *   * the books of the pool are put back first: a replay does not keep them (pool.h, Checkpoints)
+ *   * the block table of the pool is put back first: a replay does not keep it (pool.h, Checkpoints)
  *
  * Before that, in any state: a path of an earlier step has ended (T1, T4, T12), and so has one of which nothing lives
  * (T2, T4); a function that writes into an operand that is neither static nor to be added to runs as it is (T6), as
  * does one that was recorded too often behind one node although nothing is left to demote (T7).
  *
  * A worked case: A and B were recorded one behind the other, then a step begins with A, which is replayed, and C is
- * called: C was never recorded behind A. The books still say what was so after B: they are put back to the end of A's
- * recording, less what died since, and C is recorded there, where B was: the memory of both is that of the longer.
+ * called: C was never recorded behind A. The block table still says what was so after B: it is put back to the end of
+ * A's recording, less what died since, and C is recorded there, where B was: the memory of both is that of the longer.
  *
  * What can go wrong: what lives is given to the next recording (a restore left out); a replay writes into memory that
  * somebody holds (a fit by too little); a function is recorded again at every call (no limit).
@@ -31,9 +31,9 @@
 
 typedef enum fan_tree_path {
     FAN_TREE_NONE,      /* nothing lives that must be respected */
-    FAN_TREE_WARMUP,    /* the last call was a warm-up: the books are right, addresses are not final */
-    FAN_TREE_RECORDING, /* the last call recorded: the books are right */
-    FAN_TREE_EXECUTION  /* the last call was a replay: the books are of another time */
+    FAN_TREE_WARMUP,    /* the last call was a warm-up: the block table is right, addresses are not final */
+    FAN_TREE_RECORDING, /* the last call recorded: the block table is right */
+    FAN_TREE_EXECUTION  /* the last call was a replay: the block table is of another time */
 } fan_tree_path;
 
 /* Does a recording fit what it is called with? X(NAME, words): the words are the reason of a new recording. */
@@ -84,7 +84,7 @@ typedef enum fan_tree_did {
 /* What is done, in this order. */
 typedef struct fan_tree_plan {
     bool end_path;    /* the path's outputs go stale, their memory is free; what follows begins at the root */
-    bool restore;     /* the books are put back to the end of the current node */
+    bool restore;     /* the block table is put back to the end of the current node */
     bool warn_writes; /* once for a function: it writes into operands */
     bool warn_repeats;
     bool count;  /* one recording more for an operand that moved */

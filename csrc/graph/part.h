@@ -25,7 +25,7 @@ struct fan_tree_block {
     fan_storage *storage; /* held; NULL: the last one was ended while somebody had it */
     fan_tree_lease *lease;
     fan_tree_node *node; /* whose output it is; NULL: it belongs to the call that is under way */
-    bool booked;         /* the books have it, where they are right */
+    bool listed;         /* the block table has it, where that is right */
 };
 
 /* An output: a view of a block, of an operand, or None. */
@@ -100,8 +100,8 @@ struct fan_tree_node {
     size_t nout;
     fan_tree_block **dead; /* blocks of the path that lived after the parent and had died before this */
     size_t ndead, dead_cap;
-    fan_graph_ranges books; /* when it had been recorded */
-    fan_graph_ranges used;  /* of the arena, by it alone: its outputs and all that it needs meanwhile */
+    fan_graph_ranges block_table; /* when it had been recorded */
+    fan_graph_ranges used;        /* of the arena, by it alone: its outputs and all that it needs meanwhile */
     uint64_t reaches, replays;
     fan_tree_children *places;
     size_t nplaces, places_cap;
@@ -177,7 +177,7 @@ fan_status fan__tree_here(const fan_tree *t, fan_error *err);
 fan_status fan__tree_block_lend(fan_tree *t, fan_tree_block *b, fan_stream *owner, const char *call_site,
                                 fan_error *err);
 /* fan__tree_block_free: lets go of a block; who has its storage still keeps that, ended (why
- * NULL: nobody has it but the tree). Books are not touched. */
+ * NULL: nobody has it but the tree). The block table is not touched. */
 void fan__tree_block_free(fan_tree_block *b, const char *why);
 /* fan__tree_block_end: marks what was handed out; why: a text; the first counts. */
 void fan__tree_block_end(fan_tree_block *b, const char *why);
@@ -203,8 +203,8 @@ typedef struct fan_tree_scope {
 
 fan_status fan__tree_scope_alloc(fan_memory_scope *scope, fan_stream *owner, size_t bytes, fan_storage **out,
                                  fan_error *err);
-/* fan__tree_scope_fini: what is left of the blocks goes; `books`: from the books, too. */
-void fan__tree_scope_fini(fan_tree_scope *s, bool books, const char *why);
+/* fan__tree_scope_fini: what is left of the blocks goes; `listed`: from the block table, too. */
+void fan__tree_scope_fini(fan_tree_scope *s, bool listed, const char *why);
 
 /* ---- path.c ---- */
 
@@ -222,12 +222,13 @@ void fan__tree_step_ended(fan_tree *t, const char *call_site);
  * `caller` already (NULL: nobody). */
 fan_status fan__tree_end_path(fan_tree *t, const fan_stream *caller, fan_error *err);
 bool fan__tree_all_dead(const fan_tree *t);
-/* fan__tree_sweep: what has died leaves the books, once the tree's stream waits for its users; *node (NULL: none) notes
- * it. `restore`: the books are put back to the current node's end first. `keep_dead`: it stays in the books. */
+/* fan__tree_sweep: what has died leaves the block table, once the tree's stream waits for its users; *node (NULL: none)
+ * notes it. `restore`: the block table is put back to the current node's end first. `keep_dead`: it stays in the block
+ * table. */
 fan_status fan__tree_sweep(fan_tree *t, bool restore, bool keep_dead, const fan_stream *caller, fan_tree_node *node,
                            fan_error *err);
-/* fan__tree_rebook: which blocks of the path the books have, once they are others. */
-void fan__tree_rebook(fan_tree *t);
+/* fan__tree_relist: which blocks of the path the block table has, once it is another. */
+void fan__tree_relist(fan_tree *t);
 fan_tree_children *fan__tree_place(fan_tree_node *n, const fan_tree_kind *kind); /* NULL: there is none */
 fan_status fan__tree_place_make(fan_tree_node *n, fan_tree_kind *kind, fan_tree_children **out, fan_error *err);
 
@@ -248,7 +249,7 @@ typedef struct fan_tree_run {
     fan_tree_node *same; /* the function's last one, where the operands are as it has them; NULL: that is not known */
     char call_site[64];
     bool restore;
-    bool keep_dead; /* of a recording: what has died stays in the books, so that it fits whoever lives */
+    bool keep_dead; /* of a recording: what has died stays in the block table, so that it fits whoever lives */
     bool ran;       /* a body did */
     bool entered;   /* the tree's stream waits for the caller's */
     char full[256]; /* why it was not recorded: the tree's memory is full; "": it is not */

@@ -80,7 +80,7 @@ void fan__tree_node_free(fan_tree_node *n, const char *why)
         fan_free(n->places[i].children);
     if (n->recording)
         n->kind->function->tree->recorder->drop(n->recording);
-    fan_graph_ranges_fini(&n->books);
+    fan_graph_ranges_fini(&n->block_table);
     fan_graph_ranges_fini(&n->used);
     fan_free(n->operands);
     fan_free(n->copied);
@@ -219,7 +219,7 @@ void fan__tree_give_back(fan_tree *t)
 /* leave_block: it leaves the path: who has it keeps a storage that is ended. */
 static void leave_block(const fan_tree *t, const fan_tree_node *n, fan_tree_block *b)
 {
-    b->booked = false;
+    b->listed = false;
     if (!fan__tree_block_lives(b) || FAN_FAULT(TREE_GENERATION_STAYS))
         return;
     end_handle(t, n, b, "the beginning of the next");
@@ -262,28 +262,28 @@ static fan_status sweep_block(fan_tree *t, fan_tree_block *b, const fan_stream *
     if (b->storage)
         FAN_TRY(fan_memory_wait_users(b->storage, t->origin, caller, err));
     (void)fan_graph_pool_free(&t->pool, b->offset);
-    b->booked = false;
+    b->listed = false;
     if (node)
         node->dead[node->ndead++] = b;
     return FAN_OK;
 }
 
-/* newer_at: whether a block behind b on the path begins where it does: then the books mean that one. */
+/* newer_at: whether a block behind b on the path begins where it does: then the block table means that one. */
 static bool newer_at(const fan_tree *t, const fan_tree_block *b)
 {
     for (const fan_tree_node *n = t->current; n != b->node; n = n->parent)
         for (size_t i = 0; i < n->nblocks; i++)
-            if (n->blocks[i]->booked && n->blocks[i]->offset == b->offset)
+            if (n->blocks[i]->listed && n->blocks[i]->offset == b->offset)
                 return true;
     return false;
 }
 
-void fan__tree_rebook(fan_tree *t)
+void fan__tree_relist(fan_tree *t)
 {
     for (fan_tree_node *n = t->current; n != &t->root; n = n->parent)
         for (size_t i = 0; i < n->nblocks; i++) {
             fan_tree_block *b = n->blocks[i];
-            b->booked = fan_graph_pool_find(&t->pool, b->offset) == b->offset && !newer_at(t, b);
+            b->listed = fan_graph_pool_find(&t->pool, b->offset) == b->offset && !newer_at(t, b);
         }
 }
 
@@ -291,15 +291,15 @@ fan_status fan__tree_sweep(fan_tree *t, bool restore, bool keep_dead, const fan_
                            fan_error *err)
 {
     if (restore && !FAN_FAULT(TREE_NO_RESTORE)) {
-        FAN_TRY(fan_graph_pool_restore(&t->pool, &t->current->books, err));
+        FAN_TRY(fan_graph_pool_restore(&t->pool, &t->current->block_table, err));
         t->stats.restored++;
     }
     if (restore)
-        fan__tree_rebook(t);
+        fan__tree_relist(t);
     for (fan_tree_node *n = t->current; n != &t->root && !keep_dead; n = n->parent)
         for (size_t i = 0; i < n->nblocks; i++) {
             fan_tree_block *b = n->blocks[i];
-            if (b->booked && (!fan__tree_block_lives(b) || FAN_FAULT(TREE_DEAD_BIT)))
+            if (b->listed && (!fan__tree_block_lives(b) || FAN_FAULT(TREE_DEAD_BIT)))
                 FAN_TRY(sweep_block(t, b, caller, node, err));
         }
     return FAN_OK;

@@ -1,13 +1,13 @@
-/* pool: the books of one reserved range of memory: which bytes are taken, and which were at another time.
+/* pool: the block table of one reserved range of memory: which bytes are taken, and which were at another time.
  *
- * Offsets, not addresses: nothing here touches memory, so that the same books serve a simulated device, CUDA and the
- * host, and the same calls give the same offsets on each of them. First fit: the lowest gap that is large enough.
+ * Offsets, not addresses: nothing here touches memory, so that the same block table serves a simulated device, CUDA and
+ * the host, and the same calls give the same offsets on each of them. First fit: the lowest gap that is large enough.
  * Not thread-safe.
  *
- * Title: Checkpoints. A replay changes what is in memory and not the books, which stay as they were when something was
- * recorded last. To grow another branch, they are put back to the end of the recording that was replayed, less what
- * died since: fan_graph_pool_restore, then fan_graph_pool_free of each. From there on the same calls give the same
- * offsets as they did the first time. */
+ * Title: Checkpoints. A replay changes what is in memory and not the block table, which stays as it was when
+ * something was recorded last. To grow another branch, it is put back to the end of the recording that was replayed,
+ * less what died since: fan_graph_pool_restore, then fan_graph_pool_free of each. From there on the same calls give the
+ * same offsets as they did the first time. */
 #ifndef FAN_GRAPH_POOL_H
 #define FAN_GRAPH_POOL_H
 

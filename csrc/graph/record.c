@@ -250,13 +250,13 @@ static fan_tree_scope scope_of(const fan_tree_run *r, bool recording)
                             .call_site = r->args->call_site};
 }
 
-/* put_back: the books are what they were. */
+/* put_back: the block table is what it was. */
 static void put_back(fan_tree *t, fan_graph_ranges *saved, bool is_saved)
 {
     if (!is_saved)
         return;
     fan_graph_pool_swap(&t->pool, saved);
-    fan__tree_rebook(t);
+    fan__tree_relist(t);
 }
 
 static void drop_result(fan_tree_result *r)
@@ -426,7 +426,7 @@ fan_status fan__tree_record(fan_tree_run *r, fan_tree_node **out, fan_error *err
     FAN_GO(check_escape(r, &s, n, err));
     FAN_GO(node_outputs(r, n, &s, given, err));
     scope_to_node(&s, n);
-    FAN_GO(fan_graph_pool_checkpoint(&t->pool, &n->books, err));
+    FAN_GO(fan_graph_pool_checkpoint(&t->pool, &n->block_table, err));
     n->reaches = t->reach;
     FAN_GO(fan__tree_stage(r, n, err));
     FAN_GO(fan__tree_launch(t, n, t->numbers, err));

@@ -269,13 +269,13 @@ static fan_status run(fan_node *n, void **sums, void *node_hooks, void **gradien
 static bool hooked(const void *node_hooks, uint32_t index) { return fan_hooks_gave(node_hooks, index); }
 
 /* fetch: of a function in Python its own memory is what it needs. */
-static void fetch(const fan_node *const soon[3])
+static void fetch(const fan_node *const ahead[3])
 {
-    const char *far = (const char *)fan_node_object(soon[2]);
-    const PyObject *fn = fan_node_object(soon[0])->fn;
+    const char *far = (const char *)fan_node_object(ahead[2]);
+    const PyObject *fn = fan_node_object(ahead[0])->fn;
     __builtin_prefetch(far);
     __builtin_prefetch(far + 64);
-    __builtin_prefetch(fan_node_object(soon[1])->fn);
+    __builtin_prefetch(fan_node_object(ahead[1])->fn);
     if (fn && fan_is_function((PyObject *)(uintptr_t)fn))
         __builtin_prefetch(((const function_object *)fn)->ctx);
 }

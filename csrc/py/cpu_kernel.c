@@ -83,10 +83,10 @@ static bool fits(PyObject *x, PyArrayObject *out)
     if (!PyArray_CheckExact(x))
         return PyTypeNum_ISFLOAT(PyArray_TYPE(out)) && (PyFloat_CheckExact(x) || PyLong_CheckExact(x));
     PyArrayObject *a = (PyArrayObject *)x;
-    bool apart =
+    bool disjoint =
         PyArray_BYTES(a) == PyArray_BYTES(out) || !fan_flats_meet(PyArray_BYTES(a), (uint64_t)PyArray_NBYTES(a),
                                                                   PyArray_BYTES(out), (uint64_t)PyArray_NBYTES(out));
-    return PyTypeNum_ISNUMBER(PyArray_TYPE(a)) && flat(a, out) && apart;
+    return PyTypeNum_ISNUMBER(PyArray_TYPE(a)) && flat(a, out) && disjoint;
 }
 
 /* place: where the loop finds its i-th argument: 0, or -1 with an exception. */

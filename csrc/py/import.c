@@ -274,9 +274,9 @@ int fan_import_object(PyObject *o, fan_value *out)
     return -1;
 }
 
-/* meets_itself: two elements may share a byte. Exact where the axes nest, which those of every ordinary view do; else
- * yes. */
-static bool meets_itself(const fan_array *a)
+/* may_overlap_itself: two elements may share a byte. Exact where the axes nest, which those of every ordinary view do;
+ * else yes. */
+static bool may_overlap_itself(const fan_array *a)
 {
     uint64_t span = fan_dtype_size(a->dtype), done = 0;
     if (a->size == 0)
@@ -314,7 +314,7 @@ int fan_import_out(PyObject *o, fan_value *out)
     }
     if (!out->array->writable)
         why = "is read-only";
-    else if (meets_itself(out->array))
+    else if (may_overlap_itself(out->array))
         why = "overlaps itself";
     else if (out->object != o)
         why = "is read through a detached copy or view: give x.detach()"; /* what is written might not be seen in `o` */

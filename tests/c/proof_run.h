@@ -59,7 +59,7 @@ enum {
     DRIVER_ALIAS_WAIT = 4, /* who else reads the first gradient does not wait for it */
     DRIVER_ALIAS_MARK = 8, /* .. or does not say that he uses it */
     DRIVER_SYNC = 16,      /* the host waits for the wrong stream */
-    DRIVER_ELIDE = 32,     /* the streams' books say that they have waited for everything */
+    DRIVER_ELIDE = 32,     /* the streams' clocks say that they have waited for everything */
     DRIVER_DONATE = 64     /* a gradient is donated while another stream still reads it */
 };
 

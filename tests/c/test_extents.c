@@ -65,7 +65,7 @@ static void flats(uint64_t *seed, long *apart, long *met)
         for (size_t j = 0; j < i; j++)
             expected &= all[i].data + all[i].bytes <= all[j].data || all[j].data + all[j].bytes <= all[i].data ||
                         !all[i].bytes || !all[j].bytes;
-    CHECK(fan_flats_apart(all, n) == expected);
+    CHECK(fan_flats_disjoint(all, n) == expected);
     apart[expected]++;
     for (int ask = 0; expected && ask < 8; ask++) {
         const char *data = room + fan_rng(seed) % sizeof room;
@@ -125,10 +125,10 @@ int main(void)
             fan_array_drop(made[i]);
     }
     fan_storage_drop(s);
-    long flats_apart[2] = {0}, flats_met[2] = {0};
+    long flats_disjoint[2] = {0}, flats_met[2] = {0};
     for (int turn = 0; turn < 5000; turn++)
-        flats(&seed, flats_apart, flats_met);
-    CHECK(flats_apart[0] > 500 && flats_apart[1] > 500 && flats_met[0] > 500 && flats_met[1] > 500);
+        flats(&seed, flats_disjoint, flats_met);
+    CHECK(flats_disjoint[0] > 500 && flats_disjoint[1] > 500 && flats_met[0] > 500 && flats_met[1] > 500);
     long turns[3] = {0};
     for (int turn = 0; turn < 3000; turn++)
         long_lists(&seed, turns);

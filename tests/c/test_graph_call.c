@@ -165,7 +165,7 @@ static void no_plan_forgets_what_lives(void)
                 bool allocates = p.did == FAN_TREE_WARM || p.did == FAN_TREE_RECORD;
                 bool behind = c.path != FAN_TREE_NONE && !p.end_path;
                 const fan_tree_place *at = behind ? &c.here : &c.root;
-                /* the books are right wherever something is allocated */
+                /* the block table is right wherever something is allocated */
                 wrong += allocates && behind && (c.path == FAN_TREE_EXECUTION) != p.restore;
                 wrong += p.restore && !allocates;
                 /* a path ends for a reason, and a step's end ends it */

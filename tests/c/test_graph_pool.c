@@ -1,4 +1,4 @@
-/* The books of a graph tree's memory, beside a map that marks each unit of it: first fit, checkpoints, restores. */
+/* A graph tree's block table, beside a map that marks each unit of its memory: first fit, checkpoints, restores. */
 #include "graph/pool.h"
 
 #include "base/mem.h"
@@ -12,7 +12,7 @@
 
 static uint64_t below(uint64_t *rng, uint64_t n) { return fan_rng(rng) % n; }
 
-/* What the books should say: of each unit, who has it. */
+/* What the block table should say: of each unit, who has it. */
 typedef struct map {
     int of[UNITS]; /* 0: nobody */
     int first[OWNERS], units[OWNERS];

@@ -580,7 +580,7 @@ def test_a_body_that_goes_wrong_when_it_is_warmed_up_leaves_the_tree_as_before(m
             used = tree.stats.in_use
             with pytest.raises(KeyError):
                 f(x)
-            assert tree.stats.in_use == used or i >= 2  # after a replay the books are of another time
+            assert tree.stats.in_use == used or i >= 2  # after a replay the block table is of another time
             assert good(y).numpy().tolist() == [9.0] * 4
             with pytest.raises(RuntimeError, match="in a call that failed"):
                 kept.pop().numpy()

@@ -272,6 +272,10 @@ OLD_WORDS = {
 OLD_WORDS_IN = {
     "csrc": {
         r"site": "call_site",
+        r"(\w+_)?apart": "disjoint",
+        r"(\w+_)?meets(_\w+)?": "may_overlap, conflicts_with",
+        r"books": "block_table",
+        r"soon": "ahead, prefetch",
         r"n?spares?(_\w+)?|FAN_SPARES": "freelist, scratch",
         r"few|FAN_FEW_\w+": "inline_edges, on_stack",
         r"later": "node_hooks, newer",
@@ -335,6 +339,10 @@ def test_a_planted_old_word_is_found(tmp_path: Path) -> None:
     [
         ("csrc/device/x.c", "known", "clock, event_clock"),
         ("csrc/py/x.c", "site", "call_site"),
+        ("csrc/array/x.c", "flats_apart", "disjoint"),
+        ("csrc/array/x.c", "meets_itself", "may_overlap, conflicts_with"),
+        ("csrc/graph/x.h", "books", "block_table"),
+        ("csrc/engine/x.c", "soon", "ahead, prefetch"),
         ("csrc/py/x.c", "nspares", "freelist, scratch"),
         ("csrc/engine/x.h", "few", "inline_edges, on_stack"),
         ("csrc/py/x.c", "many", "batch_source, several"),

@@ -49,7 +49,7 @@ static fan_status block_reserve(fan_cuda_part *p, fan_error *err)
     int failed = fan_grow((void **)&p->blocks, &p->blocks_cap, p->nblocks + 16,
                           sizeof *p->blocks); /* several threads may have reserved */
     (void)pthread_mutex_unlock(&p->lock);
-    return failed ? fan_fail(err, FAN_ERR_NOMEM, "out of memory for the books of cuda:%d", p->index) : FAN_OK;
+    return failed ? fan_fail(err, FAN_ERR_NOMEM, "out of memory for the block table of cuda:%d", p->index) : FAN_OK;
 }
 
 static int block_add(fan_cuda_part *p, uint64_t address, size_t bytes, bool pooled)
@@ -247,7 +247,7 @@ fan_status fan__cuda_alloc(fan_device *d, fan_stream *stream, size_t bytes, void
     if (status == FAN_OK && !b.kept && block_add(p, b.address, b.bytes, b.pooled)) {
         if (b.pooled) /* else it stays: there is no room to keep it */
             block_give(p, &b, p->free_stream);
-        status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for the books of cuda:%d", p->index);
+        status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for the block table of cuda:%d", p->index);
     }
     fan__cuda_leave(&scope);
     if (status == FAN_OK)

@@ -135,8 +135,8 @@ FN inline sixteen sixteen_at(uint64_t p, int64_t v, int number, bool ragged)
     FN inline MEM down_##K(T x) { return DOWN; }                                                              \
     FN inline double wide_value_##K(uint64_t p, int64_t i) { return (double)ITEM(const T, p, i); }            \
     FN inline void add_piece_##K(sum_##K *sum, const piece_##K *x){ADD_PIECE_##BY(K)}                         \
-    /* fold_pieces: the v-th piece of all sources, summed; `m` of them, `apart` from each other. */           \
-    FN inline void fold_pieces_##K(sum_##K *sum, const uint64_t *in, int n, int64_t v, int m, int64_t apart,  \
+    /* fold_pieces: the v-th piece of all sources, summed; `m` of them, `pitch` from each other. */           \
+    FN inline void fold_pieces_##K(sum_##K *sum, const uint64_t *in, int n, int64_t v, int m, int64_t pitch,  \
                                    int flags, bool ragged)                                                    \
     {                                                                                                         \
         piece_##K ahead[AHEAD][2];                                                                            \
@@ -144,7 +144,7 @@ FN inline sixteen sixteen_at(uint64_t p, int64_t v, int number, bool ragged)
         for (int j = 0; j < m; j++)                                                                           \
             if (SIXTEENS_##K > 1 && (flags & FAN_K_FIRST_WIDE)) {                                             \
                 for (int i = 0; i < SIXTEENS_##K; i++)                                                        \
-                    sum[j].all[i] = sixteen_at(in[0], (v + j * apart) * SIXTEENS_##K + i, sizeof(T), ragged); \
+                    sum[j].all[i] = sixteen_at(in[0], (v + j * pitch) * SIXTEENS_##K + i, sizeof(T), ragged); \
                 k = 1;                                                                                        \
             } else {                                                                                          \
                 for (int i = 0; i < PER_##K; i++)                                                             \
@@ -154,7 +154,7 @@ FN inline sixteen sixteen_at(uint64_t p, int64_t v, int number, bool ragged)
         for (; k + AHEAD <= n; k += AHEAD) {                                                                  \
             for (int i = 0; i < AHEAD; i++)                                                                   \
                 for (int j = 0; j < m; j++)                                                                   \
-                    ahead[i][j].all = sixteen_at(in[k + i], v + j * apart, sizeof(MEM), ragged);              \
+                    ahead[i][j].all = sixteen_at(in[k + i], v + j * pitch, sizeof(MEM), ragged);              \
             for (int i = 0; i < AHEAD; i++)                                                                   \
                 for (int j = 0; j < m; j++)                                                                   \
                     add_piece_##K(&sum[j], &ahead[i][j]);                                                     \
@@ -162,7 +162,7 @@ FN inline sixteen sixteen_at(uint64_t p, int64_t v, int number, bool ragged)
         for (int i = 0; i < AHEAD - 1; i++)                                                                   \
             for (int j = 0; j < m; j++)                                                                       \
                 if (k + i < n)                                                                                \
-                    ahead[i][j].all = sixteen_at(in[k + i], v + j * apart, sizeof(MEM), ragged);              \
+                    ahead[i][j].all = sixteen_at(in[k + i], v + j * pitch, sizeof(MEM), ragged);              \
         for (int i = 0; i < AHEAD - 1; i++)                                                                   \
             for (int j = 0; j < m; j++)                                                                       \
                 if (k + i < n)                                                                                \
@@ -216,16 +216,16 @@ FN inline sixteen sixteen_at(uint64_t p, int64_t v, int number, bool ragged)
     }
 NUMBER_LIST(PIECES)
 
-/* PIECES_OF: M pieces, `apart` from each other, for each v from `from` to `to`. */
-#define PIECES_OF(K, out, in, n, from, to, step, M, apart, flags, RAGGED)  \
+/* PIECES_OF: M pieces, `pitch` from each other, for each v from `from` to `to`. */
+#define PIECES_OF(K, out, in, n, from, to, step, M, pitch, flags, RAGGED)  \
     for (int64_t v = from; v < to; v += step) {                            \
         sum_##K sum[M];                                                    \
-        fold_pieces_##K(sum, in, n, v, M, apart, flags, RAGGED);           \
+        fold_pieces_##K(sum, in, n, v, M, pitch, flags, RAGGED);           \
         UNROLL(2)                                                          \
         for (int j = 0; j < M; j++) {                                      \
             if (a.scaled)                                                  \
                 scale_piece_##K(&sum[j], factor);                          \
-            write_piece_##K(out, &sum[j], v + j * (apart), flags, RAGGED); \
+            write_piece_##K(out, &sum[j], v + j * (pitch), flags, RAGGED); \
         }                                                                  \
     }
 #define ONES_OF(K, T, out, in, n, from, to, step, flags)                       \

@@ -36,8 +36,8 @@ typedef struct fan_arena {
 /* fan_arena_init: reserves `bytes` of addresses, of which none is touched. 0, or -1 when the system refuses. */
 int fan_arena_init(fan_arena *a, size_t bytes, bool poison);
 void fan_arena_fini(fan_arena *a);
-/* fan_arena_alloc: the new block, or NULL: no room, or, with *host, no host memory for its books. Good until the next
- * alloc or free. */
+/* fan_arena_alloc: the new block, or NULL: no room, or, with *host, no host memory for its block table. Good until the
+ * next alloc or free. */
 fan_block *fan_arena_alloc(fan_arena *a, size_t bytes, bool *host);
 void fan_arena_free(fan_arena *a, uintptr_t lo);
 /* fan_arena_find: the used block that holds `address`; NULL where there is none. */

@@ -77,7 +77,7 @@ static fan__print_known *print_row(fan_explore *x, uint64_t object)
     return row;
 }
 
-static bool print_meets(const fan_explore *x, const fan__print_known *row, int actor, unsigned how)
+static bool conflicts_with(const fan_explore *x, const fan__print_known *row, int actor, unsigned how)
 {
     for (int a = 0; a < FAN__PRINT_ACTORS; a++)
         if (a != actor && row->how[a] && !print_commute(x, row->object, how, row->how[a]))
@@ -92,7 +92,7 @@ fan_status fan__print_learn(fan_explore *x, uint64_t object, int actor, unsigned
         return x->status = FAN_ERR_NOMEM;
     if (row->how[actor] & how)
         return FAN_OK;
-    x->again |= x->pruned && print_meets(x, row, actor, how);
+    x->again |= x->pruned && conflicts_with(x, row, actor, how);
     row->how[actor] |= (unsigned char)how;
     return FAN_OK;
 }
@@ -100,7 +100,7 @@ fan_status fan__print_learn(fan_explore *x, uint64_t object, int actor, unsigned
 bool fan__print_alone(const fan_explore *x, int actor, const fan__print *f)
 {
     for (size_t i = 0; i < f->n; i++)
-        if (print_meets(x, print_place(x->known_prints, x->known_cap, f->items[i].object), actor, f->items[i].how))
+        if (conflicts_with(x, print_place(x->known_prints, x->known_cap, f->items[i].object), actor, f->items[i].how))
             return false;
     return true;
 }

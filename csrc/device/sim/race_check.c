@@ -94,9 +94,9 @@ static void race_fill(const fan_race_check *o, fan_race *race, uint32_t first, b
     race->hi = hi < r->hi ? hi : r->hi;
 }
 
-/* race_meets: is the access of op `second`, whose clock is `now`, a race with the history of one range? */
-static bool race_meets(const fan_race_check *o, const fan__range *r, const fan_clock *now, const fan_op *second,
-                       bool write, uintptr_t lo, uintptr_t hi, fan_race *race)
+/* is_race: is the access of op `second`, whose clock is `now`, a race with the history of one range? */
+static bool is_race(const fan_race_check *o, const fan__range *r, const fan_clock *now, const fan_op *second,
+                    bool write, uintptr_t lo, uintptr_t hi, fan_race *race)
 {
     if (r->op != FAN__NONE && (r->released || fan__count_in(now, r->lane) < r->count)) {
         race_fill(o, race, r->op, true, second, write, r, lo, hi);
@@ -124,7 +124,7 @@ static fan_status race_touch(fan_race_check *o, uint32_t op, uintptr_t lo, uintp
         fan__range *r = fan__history_at(o, p);
         if (o->free_reads == 0 && fan__history_reserve(o, 0, 1, 0))
             return FAN_ERR_NOMEM;
-        raced = race_meets(o, r, now, who, write, lo, hi, race);
+        raced = is_race(o, r, now, who, write, lo, hi, race);
         if (write)
             fan__history_set_write(o, r, op, false);
         else
@@ -136,7 +136,7 @@ static fan_status race_touch(fan_race_check *o, uint32_t op, uintptr_t lo, uintp
     if (fan__history_reserve(o, ranges, reads, crossed))
         return FAN_ERR_NOMEM;
     for (; !raced && !fan__history_is_end(o, p) && fan__history_at(o, p)->lo < hi; p = fan__history_after(o, p))
-        raced = race_meets(o, fan__history_at(o, p), now, who, write, lo, hi, race);
+        raced = is_race(o, fan__history_at(o, p), now, who, write, lo, hi, race);
     if (write)
         fan__history_note_write(o, op, lo, hi, false);
     else

@@ -131,7 +131,7 @@ fan_status fan_sim_new(const fan_sim_config *config, const fan_sim_hooks *hooks,
     fan_sim *m = fan_calloc(sizeof *m);
     if (!m)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a machine");
-    fan_mutexes_told_apart();
+    fan_mutexes_numbered();
     (void)pthread_mutex_init(&m->lock, NULL);
     (void)pthread_cond_init(&m->ran, NULL);
     atomic_init(&m->holds, 1);
