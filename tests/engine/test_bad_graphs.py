@@ -375,9 +375,18 @@ WRONG_KINDS: list[tuple[Callable[[], Any], str]] = [
     (lambda: Node(passed_on).register_hook(7), "hook: expected a function, got an int"),
     (lambda: fanin.backward([7]), "root 0: expected (node, slot, gradient), .* got an int"),  # type: ignore[list-item]
     (lambda: fanin.backward([], [None]), "input 0: .* got None"),  # type: ignore[list-item]
-    (lambda: fanin.backward([leaf(1)], schedule=7), "schedule: expected a function, got an int"),  # type: ignore[arg-type]
-    (lambda: fanin.backward([leaf(1)], workers="2"), "workers: expected an integer, got a str"),  # type: ignore[arg-type]
-    (lambda: fanin.backward([leaf(1)], workers=None), "workers: expected an integer, got None"),  # type: ignore[arg-type]
+    (
+        lambda: fanin.backward([leaf(1)], schedule=7),  # type: ignore[arg-type]
+        "schedule: expected a function, got an int",
+    ),
+    (
+        lambda: fanin.backward([leaf(1)], workers="2"),  # type: ignore[arg-type]
+        "workers: expected an integer, got a str",
+    ),
+    (
+        lambda: fanin.backward([leaf(1)], workers=None),  # type: ignore[arg-type]
+        "workers: expected an integer, got None",
+    ),
     (lambda: fanin.walk([leaf(1)]).explain(1), "explain: .* got an int"),  # type: ignore[arg-type]
 ]
 
