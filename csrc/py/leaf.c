@@ -611,7 +611,7 @@ static PyObject *wide_of(leaf_object *self, PyObject *accumulate)
 static void grads_outside(leaf_object *self)
 {
     PyObject *asks;
-    if (PyArray_Check(self->array) || is_number(self->array))
+    if (self->array == Py_None || PyArray_Check(self->array) || is_number(self->array))
         return;
     asks = PyObject_GetAttr(self->array, fan_state_get()->str_requires_grad);
     if (!asks)
