@@ -683,6 +683,25 @@ def test_a_deep_graph() -> None:
     assert x.grad.tolist() == [1, 1]
 
 
+def test_a_graph_that_several_threads_have_made() -> None:
+    """torch numbers the nodes of each thread by themselves: those that were made last have small numbers here."""
+    x = torch.ones(2, requires_grad=True)
+    middle = (x * 3.0).exp() * x
+    ends: list[Any] = []
+    other = threading.Thread(target=lambda: ends.append((middle * middle).sum()))
+    other.start()
+    other.join()
+    node, below = ends[0].grad_fn, middle.grad_fn
+    assert node._sequence_nr() < below._sequence_nr(), "a fresh thread begins with 0"
+    order, after = torch_graph._in_order([node])
+    place = {one: i for i, one in enumerate(order)}
+    assert set(place) == set(after) and len(order) == 6
+    assert all(place[to] < place[one] for one in order for to, _ in after[one] if to is not None)
+    [expected] = torch.autograd.grad(ends[0], x, retain_graph=True)
+    fanin_torch.backward(ends[0])
+    assert torch.equal(x.grad, expected)
+
+
 # What is refused
 
 
@@ -766,18 +785,24 @@ def test_a_graph_that_torch_has_freed_is_torchs_error() -> None:
     assert w.grad.tolist() == [2, 2]
 
 
-def test_nothing_of_the_graph_is_kept() -> None:
+@pytest.mark.parametrize("workers", [1, 2])
+def test_nothing_of_the_graph_is_kept(workers: int) -> None:
+    """Nor does it wait for the garbage collector."""
     import gc
     import weakref
 
     x, y = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
     loss = Two.apply(x, 2.0, y)[0].sum()
     kept = weakref.ref(loss.grad_fn.next_functions[0][0])
-    fanin_torch.backward(loss)
-    assert kept() is not None
-    del loss
     gc.collect()
-    assert kept() is None and x.grad.tolist() == [2, 2, 2]
+    gc.disable()
+    try:
+        fanin_torch.backward(loss, workers=workers)
+        assert kept() is not None
+        del loss
+        assert kept() is None and x.grad.tolist() == [2, 2, 2]
+    finally:
+        gc.enable()
 
 
 # create_graph, retain_graph

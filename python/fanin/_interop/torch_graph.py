@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
+import operator
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -167,7 +169,8 @@ LARGE = 1 << 20  # bytes from which on to hand over costs less than a copy
 #: Functions of torch's by which a hook asks for its engine's pass, as those of `register_multi_grad_hook` do.
 ASKS = {"_current_graph_task_id", "_will_engine_execute_node", "queue_callback"}
 
-Takes = tuple[torch.Size, torch.dtype]
+CPU = torch.device("cpu")
+Takes = tuple[tuple[int, ...], torch.dtype]
 Gradients: TypeAlias = "torch.Tensor | tuple[torch.Tensor | None, ...] | None"
 
 
@@ -203,7 +206,7 @@ Edges = tuple[tuple[_Node | None, int], ...]
 
 
 @functools.lru_cache(maxsize=4096)
-def _slot(shape: torch.Size, dtype: torch.dtype, accumulate: Any) -> fanin.Slot:
+def _slot(shape: tuple[int, ...], dtype: torch.dtype, accumulate: Any) -> fanin.Slot:
     """Slots are the same for all nodes that take the same."""
     return fanin.Slot(shape=tuple(shape), dtype=dtype, accumulate=accumulate)
 
@@ -225,33 +228,31 @@ class _Graph:
         self.leaves: dict[_Node, fanin.Leaf] = {}
         self.takes: dict[_Node, list[Takes]] = {}  # what each node takes, slot by slot
         order, self.next = _in_order([node for node, _ in ends])
-        producers: Counter[tuple[_Node | None, int]] = Counter(ends)
-        for edges in self.next.values():
-            producers.update(edges)
+        producers: Counter[tuple[_Node | None, int]] = Counter(itertools.chain(ends, *self.next.values()))
         self.sums = {(node, i) for (node, i), count in producers.items() if count > 1}  # slots where several come
         self.with_sums = {node for node, _ in self.sums}
         for node in order:
-            self.takes[node] = _takes(node)
+            self.takes[node] = takes = _takes(node)
             variable = getattr(node, "variable", None)
-            self.made[node] = self.node(node) if variable is None else self.leaf(node, variable)
+            self.made[node] = self.node(node, len(takes)) if variable is None else self.leaf(node, variable)
 
-    def slots(self, node: _Node) -> list[fanin.Slot | None] | None:
+    def slots(self, node: _Node) -> list[fanin.Slot | None]:
         """Of each gradient that a node takes: where several come, what their sum is. One alone is fitted by `fn`."""
-        if node not in self.with_sums:
-            return None
         return [
             _slot(shape, dtype, self.accumulate) if (node, i) in self.sums else None
             for i, (shape, dtype) in enumerate(self.takes[node])
         ]
 
     def leaf(self, node: _Node, variable: torch.Tensor) -> fanin.Node | fanin.Leaf:
+        recording, around = self.recording, self.around is not None  # `self` has the leaf: it would be a circle
+
         def accumulate(g: torch.Tensor) -> None:
             hooks = variable._backward_hooks
             for hook in list(hooks.values()) if hooks else ():  # what else runs is in AccumulateGrad
                 changed = hook(g)
                 g = g if changed is None else changed
-            first = g.is_sparse and variable.grad is None and not hooks and not self.recording
-            if first and _count(g) == _references(self.around is not None):
+            first = g.is_sparse and variable.grad is None and not hooks and not recording
+            if first and _count(g) == _references(around):
                 indices, values = parts_alone(g)
                 # The indices of an Embedding are the user's own tensor.
                 if values and (indices or g._values().nbytes >= LARGE):
@@ -260,20 +261,24 @@ class _Graph:
             node(g)
 
         [(shape, dtype)] = self.takes[node]
-        slot = fanin.Slot() if self.recording else _slot(shape, dtype, None)
+        slot = fanin.Slot() if recording else _slot(shape, dtype, None)
         self.leaves[node] = leaf = fanin.Leaf(like=slot, accumulate=self.anywhere(accumulate), name=node.name())
         if self.accumulate is None:
             return leaf
-        return fanin.Node(lambda g: g, 1, [(leaf, 0)], slots=self.slots(node), name=node.name())
+        slots = self.slots(node) if node in self.with_sums else None
+        return fanin.Node(lambda g: g, 1, [(leaf, 0)], slots=slots, name=node.name())
 
-    def node(self, node: _Node) -> fanin.Node:
+    def node(self, node: _Node, inputs: int) -> fanin.Node:
         name = node.name()
         if name.startswith("BackwardHookFunction"):
             raise RuntimeError(
                 "backward: a module has full backward hooks, which this pass would not call: use torch's own backward()"
             )
-        edges = [None if to is None else (self.made[to], slot) for to, slot in self.next[node]]
-        takes = [None if to is None else self.takes[to][slot] for to, slot in self.next[node]]
+        edges: list[tuple[fanin.Node | fanin.Leaf, int] | None] = []
+        takes: list[Takes | None] = []
+        for to, slot in self.next[node]:
+            edges.append(None if to is None else (self.made[to], slot))
+            takes.append(None if to is None else self.takes[to][slot])
         call = node if hasattr(node, "__call__") else _custom(node)  # noqa: B004 - of torch's classes not all have it
 
         def fn(*sums: torch.Tensor | None) -> Gradients:
@@ -284,10 +289,11 @@ class _Graph:
                     return _fitted(f"{name} returned", gradients, takes)
             return made
 
-        slots, group = self.slots(node), FUNCTIONS if call is not node and self.around else None
-        if slots:
-            return fanin.Node(self.anywhere(fn), edges=edges, slots=slots, name=name, group=group)
-        return fanin.Node(self.anywhere(fn), len(self.takes[node]), edges, name=name, group=group)
+        if self.around is None and node not in self.with_sums:
+            return fanin.Node(fn, inputs, edges, name=name)
+        slots = self.slots(node) if node in self.with_sums else None
+        group = FUNCTIONS if call is not node and self.around else None
+        return fanin.Node(self.anywhere(fn), inputs, edges, slots=slots, name=name, group=group)
 
     def anywhere(self, fn: Callable[P, R]) -> Callable[P, R]:
         """The same function, for several workers: as torch's settings are where the pass was asked for."""
@@ -374,7 +380,7 @@ def _takes(node: _Node) -> list[Takes]:
     """What torch says of each gradient that a node takes."""
     takes = []
     for meta in node._input_metadata:
-        if meta.device.type != "cpu":
+        if meta.device != CPU and meta.device.type != "cpu":
             raise RuntimeError(
                 f"backward: {node.name()} takes gradients on {meta.device}: this pass knows CPU tensors alone; use"
                 " torch's own backward()"
@@ -384,7 +390,7 @@ def _takes(node: _Node) -> list[Takes]:
                 f"backward: {node.name()} takes a gradient that is a nested tensor, which has no one shape: use torch's"
                 " own backward()"
             )
-        takes.append((torch.Size(meta.shape), meta.dtype))
+        takes.append((tuple(meta.shape), meta.dtype))
     return takes
 
 
@@ -411,7 +417,7 @@ def _fitted(
     return tuple(fitted)
 
 
-def _broadcasts(shape: torch.Size, to: torch.Size) -> bool:
+def _broadcasts(shape: tuple[int, ...], to: torch.Size) -> bool:
     """Whether a tensor of a shape can be expanded to another."""
     return len(shape) <= len(to) and all(a in (1, b) for a, b in zip(shape[::-1], to[::-1], strict=False))
 
@@ -484,15 +490,41 @@ def _in_order(ends: list[_Node]) -> tuple[list[_Node], dict[_Node, Edges]]:
     made them, which is that in which it runs them. And what each leads to.
     """
     after: dict[_Node, Edges] = {}
+    waiting = list(ends)
+    while waiting:
+        node = waiting.pop()
+        if node not in after:
+            after[node] = edges = node.next_functions
+            for to, _ in edges:
+                if to is not None:
+                    waiting.append(to)
+    leaves = [node for node in after if hasattr(node, "variable")]
+    others = [node for node in after if not hasattr(node, "variable")]
+    others.sort(key=operator.methodcaller("_sequence_nr"))
+    by_age = leaves + others
+    return by_age if _leads_back(by_age, after) else _by_depth(ends, after), after
+
+
+def _leads_back(order: list[_Node], after: dict[_Node, Edges]) -> bool:
+    """Whether each node comes after those that it leads to."""
+    before: set[_Node | None] = {None}
+    for node in order:
+        for to, _ in after[node]:
+            if to not in before:
+                return False
+        before.add(node)
+    return True
+
+
+def _by_depth(ends: list[_Node], after: dict[_Node, Edges]) -> list[_Node]:
+    """Each after those that it leads to, whatever torch says of their age: of nodes that several threads have made."""
+    done: dict[_Node, None] = {}
     waiting = [(node, False) for node in reversed(ends)]
     while waiting:
         node, left = waiting.pop()
         if left:
-            after[node] = node.next_functions
-        elif node not in after:
+            done[node] = None
+        elif node not in done:
             waiting.append((node, True))
-            waiting += [(to, False) for to, _ in node.next_functions if to is not None and to not in after]
-    by_age = sorted(after, key=lambda node: (not hasattr(node, "variable"), node._sequence_nr()))
-    place = {node: i for i, node in enumerate(by_age)}
-    ordered = all(place[to] < place[node] for node in by_age for to, _ in after[node] if to is not None)
-    return by_age if ordered else list(after), after
+            waiting += [(to, False) for to, _ in after[node] if to is not None and to not in done]
+    return list(done)
