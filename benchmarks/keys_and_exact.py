@@ -157,6 +157,16 @@ def small_keys(n: int, quick: bool, where: str) -> Iterator[Result]:
             targets=[at_most(2, name, "in order") for name in ("last to first", "shuffled")],
             rounds=2 if quick else 11,
         )
+    work = {name: all_["in order"][name] for name in ("add", "add_many", "add_n")}
+    given = [gradients[k % 64] for k in range(n)]
+    yield measure(
+        f"{n} x 64 B into one slot, core {where}",
+        work | {"add_n without keys": lambda: fanin.add_n(given)},
+        base="add",
+        unit="us",
+        targets=[at_most(1.1, name, "add") for name in ("add_many", "add_n", "add_n without keys")],
+        rounds=2 if quick else 11,
+    )
 
 
 def results(quick: bool) -> Iterator[Result]:

@@ -17,16 +17,25 @@ static void note(Py_ssize_t i)
     fan_exception_put(e);
 }
 
+static int add_any(fan_buffer *core, PyObject *array, int64_t key)
+{
+    fan_contribution c = {.key = key};
+    int bad = fan_import(array, false, false, &c.value) < 0 || fan_add_on(core, 0, &c) < 0;
+    if (c.value.form != FAN_FORM_UNDEFINED)
+        fan_value_drop(&fan_python, &c.value);
+    return bad ? -1 : 0;
+}
+
 static int add_all(fan_buffer *core, PyObject *arrays, PyObject *keys)
 {
     Py_ssize_t n = PyTuple_GET_SIZE(arrays);
     for (Py_ssize_t i = 0; i < n; i++) {
-        fan_contribution c = {.key = -1};
-        int bad = keys && fan_index(PyTuple_GET_ITEM(keys, i), "key", PyExc_ValueError, &c.key) < 0;
-        bad = bad || fan_import(PyTuple_GET_ITEM(arrays, i), false, false, &c.value) < 0 || fan_add_on(core, 0, &c) < 0;
-        if (c.value.form != FAN_FORM_UNDEFINED)
-            fan_value_drop(&fan_python, &c.value);
-        if (bad) {
+        PyObject *array = PyTuple_GET_ITEM(arrays, i);
+        int64_t key = -1;
+        int added = keys ? fan_index(PyTuple_GET_ITEM(keys, i), "key", PyExc_ValueError, &key) : 0;
+        if (added == 0)
+            added = fan_fast_add_only(core, array, key);
+        if (added < 0 || (added == 0 && add_any(core, array, key) < 0)) {
             note(i);
             return -1;
         }
@@ -86,9 +95,11 @@ static PyObject *add_n_fast(PyObject *arrays, PyObject *out)
     return sum;
 }
 
+/* pair_of: both are given up. */
 static PyObject *pair_of(PyObject *sum, PyObject *stats)
 {
     PyObject *pair = stats ? PyTuple_Pack(2, sum, stats) : NULL;
+    Py_DECREF(sum);
     Py_XDECREF(stats);
     return pair;
 }
@@ -122,19 +133,27 @@ static int operands_of(const add_n_args *a, PyObject **items, PyObject **keys)
     return 0;
 }
 
-/* sum_in: by a buffer of its own. */
-static PyObject *sum_in(fan_buffer *core, PyObject *items, PyObject *keys, const add_n_args *a, bool stats)
+/* take_sum: what the buffer's one slot holds. */
+static PyObject *take_sum(fan_buffer *core, const add_n_args *a)
 {
-    PyObject *outs, *list, *sum = NULL;
-    if (add_all(core, items, keys) < 0)
-        return NULL;
-    outs = !a->out || a->out == Py_None ? Py_NewRef(Py_None) : PyTuple_Pack(1, a->out);
-    list = outs ? fan_take_all(core, NULL, NULL, NULL, outs, a->scale ? a->scale : Py_None, true) : NULL;
+    PyObject *out = a->out ? a->out : Py_None, *scale = a->scale ? a->scale : Py_None, *outs, *list;
+    PyObject *sum = fan_fast_take_only(core, out, scale);
+    if (sum)
+        return sum;
+    outs = out == Py_None ? Py_NewRef(Py_None) : PyTuple_Pack(1, out);
+    list = outs ? fan_take_all(core, NULL, NULL, NULL, outs, scale, true) : NULL;
     if (list)
-        sum = stats ? pair_of(PyList_GET_ITEM(list, 0), fan_stats_wrap(core, 0)) : Py_NewRef(PyList_GET_ITEM(list, 0));
+        sum = Py_NewRef(PyList_GET_ITEM(list, 0));
     Py_XDECREF(outs);
     Py_XDECREF(list);
     return sum;
+}
+
+/* sum_in: by a buffer of its own. */
+static PyObject *sum_in(fan_buffer *core, PyObject *items, PyObject *keys, const add_n_args *a, bool stats)
+{
+    PyObject *sum = add_all(core, items, keys) == 0 ? take_sum(core, a) : NULL;
+    return sum && stats ? pair_of(sum, fan_stats_wrap(core, 0)) : sum;
 }
 
 static PyObject *add_n_any(PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)

@@ -65,6 +65,24 @@ int fan_buffer_fast_add(buffer_object *self, PyObject *const *args, PyObject *kw
     return -1;
 }
 
+int fan_fast_add_only(fan_buffer *core, PyObject *gradient, int64_t key)
+{
+    FAN_RAW fan_fast_kind kind;
+    FAN_RAW fan_error err;
+    PyObject *defined = gradient == Py_None ? NULL : gradient;
+    char *data = NULL;
+    bool added;
+    if (key > FAN_FAST_KEY_MAX || (defined && !fan_fast_import(defined, &kind, &data)))
+        return 0;
+    fan_fast_term one = fan_fast_term_of(defined, data, key, false, false);
+    fan_error_clear(&err);
+    fan_status status = fan_fast_add(core, 0, defined ? &kind : NULL, &one, false, &added, &err);
+    if (status == FAN_OK)
+        return added;
+    fan_raise(status, &err);
+    return -1;
+}
+
 /* ---- add_many ---- */
 
 typedef struct batch_source {
@@ -173,6 +191,19 @@ static fan_fast_where outs_at(void *ctx, size_t slot, const fan_fast_kind *kind,
     return FAN_FAST_THERE;
 }
 
+/* scale_of: false: it must be asked for its value, or what must be said is an error. */
+static bool scale_of(PyObject *value, fan_take *how)
+{
+    if (value == Py_None)
+        return true;
+    if (!PyFloat_CheckExact(value) && !PyLong_CheckExact(value) && !PyComplex_CheckExact(value))
+        return false;
+    if (fan_scale_arg(value, how) == 0)
+        return true;
+    PyErr_Clear();
+    return false;
+}
+
 /* take_options_of: what take is told by name, as far as the fast path knows it; false: something else is there, or what
  * must be said is an error. */
 static bool take_options_of(PyObject *const *values, PyObject *kwnames, PyObject **out, fan_take *how)
@@ -190,23 +221,20 @@ static bool take_options_of(PyObject *const *values, PyObject *kwnames, PyObject
                 return false;
             how->one = true;
             how->slot = (size_t)slot;
-        } else if (name == st->str_scale &&
-                   (PyFloat_CheckExact(value) || PyLong_CheckExact(value) || PyComplex_CheckExact(value))) {
-            if (fan_scale_arg(value, how) < 0) {
-                PyErr_Clear();
+        } else if (name == st->str_scale) {
+            if (!scale_of(value, how))
                 return false;
-            }
-        } else if (value != Py_None || (name != st->str_slot && name != st->str_scale && name != st->str_stream)) {
+        } else if (value != Py_None || (name != st->str_slot && name != st->str_stream)) {
             return false;
         }
     }
     return how->one || !*out || PyList_CheckExact(*out) || PyTuple_CheckExact(*out);
 }
 
-static PyObject *take_one(buffer_object *self, const fan_take *how, const fan_fast_outs *places)
+static PyObject *take_one(fan_buffer *core, const fan_take *how, const fan_fast_outs *places)
 {
     void *sum = NULL;
-    if (!fan_fast_take(self->core, (fan_span){how->slot, how->slot + 1}, how, places, &sum))
+    if (!fan_fast_take(core, (fan_span){how->slot, how->slot + 1}, how, places, &sum))
         return NULL;
     return sum ? sum : Py_NewRef(Py_None);
 }
@@ -235,8 +263,20 @@ PyObject *fan_buffer_fast_take(buffer_object *self, PyObject *const *args, PyObj
         return NULL;
     out_args to = {out, how.one};
     fan_fast_outs places = {outs_at, &to};
-    PyObject *sums = (how.one ? take_one : take_each)(self, &how, out ? &places : NULL);
+    PyObject *sums =
+        how.one ? take_one(self->core, &how, out ? &places : NULL) : take_each(self, &how, out ? &places : NULL);
     if (!sums && PyErr_Occurred())
         PyErr_Clear(); /* the general path says it, if there is anything to say */
     return sums;
+}
+
+PyObject *fan_fast_take_only(fan_buffer *core, PyObject *out, PyObject *scale)
+{
+    fan_take how = {.one = true, .writable = true};
+    out_args to = {out, true};
+    fan_fast_outs places = {outs_at, &to};
+    PyObject *sum = scale_of(scale, &how) ? take_one(core, &how, out == Py_None ? NULL : &places) : NULL;
+    if (!sum && PyErr_Occurred())
+        PyErr_Clear(); /* as above */
+    return sum;
 }

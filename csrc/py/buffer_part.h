@@ -94,6 +94,10 @@ int fan_buffer_fast_add_many(buffer_object *self, const fan_batch_args *args, bo
 /* fan_buffer_fast_take: nothing is given by position. NULL, without an exception: not for this way, and nothing
  * happened. */
 PyObject *fan_buffer_fast_take(buffer_object *self, PyObject *const *args, PyObject *kwnames);
+/* The same for a buffer of one slot that is no object, with a key (-1: none) and nothing else; of the sum, which is the
+ * caller's alone. out, scale: None: not given. */
+int fan_fast_add_only(fan_buffer *core, PyObject *gradient, int64_t key);
+PyObject *fan_fast_take_only(fan_buffer *core, PyObject *out, PyObject *scale);
 /* fan_fast_writable_now: `o` is an array that the fast path may write. */
 bool fan_fast_writable_now(PyObject *o, fan_fast_kind *kind, char **data);
 

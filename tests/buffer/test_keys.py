@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import fanin
+from kit import hooks
 
 pytestmark = pytest.mark.core
 
@@ -117,3 +118,40 @@ def test_passes_begin_anew_after_keys_out_of_order() -> None:
         assert buf.take()[0].tolist() == left_fold(list(range(150)))
         buf.add(0, gap_free(1))
         assert buf.take()[0].tolist() == gap_free(1).tolist()
+
+
+@pytest.mark.rule("A15")
+@pytest.mark.parametrize("how", ["plain", "keys", "shuffled", "scale", "stats", "out", "iterator"])
+def test_add_n_of_many_small_arrays_is_the_left_fold_and_makes_no_block_for_each(how: str) -> None:
+    n, wide = 3000, 5
+    arrays = [np.float32([k, 1 / (k + 1), -k, 1, 0.1 * k]) for k in range(n)]
+    keys = list(range(n))
+    if how == "shuffled":
+        random.Random(3).shuffle(keys)
+    named: dict[str, Any] = {"keys": keys} if how in ("keys", "shuffled") else {}
+    named |= {"scale": {"scale": 0.5}, "stats": {"stats": True}, "out": {"out": np.empty(wide, "f4")}}.get(how, {})
+    want = arrays[keys.index(0)].copy()
+    for k in range(1, n):
+        want += arrays[keys.index(k)] if how == "shuffled" else arrays[k]
+    if how == "scale":
+        want *= np.float32(0.5)
+    before = hooks.memory()[1] if hooks.DEVELOPMENT else 0
+    got = fanin.add_n(iter(arrays) if how == "iterator" else arrays, **named)
+    made = hooks.memory()[1] - before if hooks.DEVELOPMENT else 0
+    sum_ = got[0] if how == "stats" else got
+    assert sum_.tobytes() == want.tobytes()
+    assert sum_ is named.get("out", sum_)
+    assert made < 200, "a block for each contribution, or more: it went by the general path"
+
+
+def test_add_n_that_leaves_the_fast_path_half_way_sums_all_and_names_what_is_wrong() -> None:
+    arrays: list[Any] = [gap_free(k) for k in range(200)]
+    assert fanin.add_n([*arrays, strided(200), None, *arrays]).tolist() == fanin.add_n(
+        [*map(strided, range(201)), *map(strided, range(200))]
+    ).tolist()  # fmt: skip
+    with pytest.raises(ValueError, match=r"of shape \(3,\)") as caught:
+        fanin.add_n([*arrays, np.ones(4, "f4")])
+    assert caught.value.__notes__ == ["it was arrays[200] of add_n"]
+    with pytest.raises(ValueError, match=r"key 7\b.*A16") as caught:
+        fanin.add_n(arrays, keys=[*range(199), 7])
+    assert caught.value.__notes__ == ["it was arrays[199] of add_n"]
