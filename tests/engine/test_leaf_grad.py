@@ -44,6 +44,32 @@ def test_a_pass_beside_a_read_of_a_wider_leaf_is_seen_by_the_next_read() -> None
         assert w.grad[0] == w.grad[-1] == 4
 
 
+class Tensor:
+    """Has a gradient of its own, as torch's have, and sums by `+`."""
+
+    def __init__(self, value: float, requires_grad: bool = False) -> None:
+        self.value, self.requires_grad = value, requires_grad
+        self.grad: Tensor | None = None
+
+    def __add__(self, other: Tensor) -> Tensor:
+        return Tensor(self.value + other.value)
+
+
+@pytest.mark.rule("L2", "L5")
+@pytest.mark.parametrize("asks", [True, False])
+def test_the_gradient_of_an_array_that_requires_one_is_kept_in_its_own_grad(asks: bool) -> None:
+    x, mine = Tensor(0.0, requires_grad=asks), Tensor(10.0)
+    w = fanin.Leaf(x)
+    for value in (1.0, 3.0):
+        fanin.backward([(w, 0, Tensor(value))])
+        assert (x.grad is w.grad) == asks
+    assert w.grad.value == 4.0
+    w.grad = mine
+    assert (x.grad is mine) == asks and w.grad is mine
+    w.grad = None
+    assert x.grad is None and w.grad is None
+
+
 #: Reads a wider leaf, which rounds into the array that `.grad` is, while the collector would let go of that array.
 LET_GO = """
 import gc, numpy as np, fanin

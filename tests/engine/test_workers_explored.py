@@ -163,8 +163,8 @@ def test_a_fault_of_several_workers_is_found(fault: str) -> None:
     assert not good, report
 
 
-def two_of_a_group(m: Machine, groups: tuple[Any, Any]) -> int:
-    """How many of two nodes were at work at once."""
+def two_of_a_group(m: Machine, groups: tuple[Any, Any], roots: bool = False) -> int:
+    """How many of two nodes, which are roots or lie below one, were at work at once."""
     at_work, most = [0], [0]
     leaf = fanin.Leaf(np.zeros(1))
 
@@ -178,17 +178,18 @@ def two_of_a_group(m: Machine, groups: tuple[Any, Any]) -> int:
 
     nodes = [fanin.Node(fn, edges=[(leaf, 0)], group=group) for group in groups]
     top = fanin.Node(lambda g: (g, g), edges=[(n, 0) for n in nodes])
-    m.spawn(lambda: fanin.backward([(top, 0, np.ones(1))], workers=2))
+    m.spawn(lambda: fanin.backward([(n, 0, np.ones(1)) for n in (nodes if roots else [top])], workers=2))
     m.join()
     assert leaf.grad[0] == 2.0
     return most[0]
 
 
 @pytest.mark.rule("E12")
-def test_of_a_group_one_node_runs_at_a_time_in_every_order() -> None:
-    report = explore(lambda m: two_of_a_group(m, ("g", "g")), limit=6000)
+@pytest.mark.parametrize("roots", [False, True], ids=["below one", "roots"])
+def test_of_a_group_one_node_runs_at_a_time_in_every_order(roots: bool) -> None:
+    report = explore(lambda m: two_of_a_group(m, ("g", "g"), roots), limit=6000)
     assert report.ok and report.complete and report.results == (1,), report
-    apart = explore(lambda m: two_of_a_group(m, ("g", "h")), limit=6000)
+    apart = explore(lambda m: two_of_a_group(m, ("g", "h"), roots), limit=6000)
     assert set(apart.results) == {1, 2}, apart
 
 

@@ -82,6 +82,7 @@ NEAR = {
     "device/sim/footprint": ["device/test_explore.py", "device/test_explore_law.py"],
     "device/sim/memory": ["device/test_sim_memory.py"],
     "device/sim/arena": ["device/test_sim_memory.py"],
+    "device/cpu/": ["graph/test_graph_trees_cpu.py"],
     "device/sparse": ["spec/test_streams_on_sim.py", "buffer/test_kinds.py", "device/test_cuda.py"],
     "device/batch": ["buffer/test_batches.py", "spec/test_streams_on_sim.py"],
     "device/sim/": ["device/test_sim.py", "device/test_streams.py", "device/test_host_order.py"]
@@ -112,8 +113,14 @@ NEAR = {
     + ["buffer/test_budget.py", "buffer/test_target.py", "buffer/test_errors.py", "spec/test_streams_on_sim.py"],
     "engine/leaf": ["engine/test_leaf_rules.py", "engine/test_leaf_grad.py", "engine/test_create_graph.py"],
     "engine/explain": ["engine/test_detect_and_explain.py"],
+    "engine/streams": ["engine/test_captured_passes.py", "engine/test_streams.py", "engine/test_stream_graphs.py"],
+    "engine/crew": ["engine/test_workers.py"],
+    "engine/queue": ["engine/test_workers.py"],
+    "engine/pass": ["engine/test_large_graphs.py", "engine/test_workers.py"],
+    "engine/collect": ["engine/test_large_graphs.py"],
+    "engine/ready": ["engine/test_large_graphs.py"],
     "engine/": ["engine/test_engine_rules.py", "engine/test_bad_graphs.py", "engine/test_turned_on_itself.py"]
-    + ["engine/test_random_passes.py", "engine/test_detect_and_explain.py"],
+    + ["engine/test_random_passes.py", "engine/test_detect_and_explain.py", "faults/test_engine_allocations.py"],
     "py/overlap": ["array/test_overlap.py"],
     "py/verdict": ["array/test_overlap.py"],
     "py/snapshot": ["analysis/test_functionalize.py"],
@@ -143,6 +150,25 @@ NEAR = {
     "py/buffer_slots": ["buffer/test_kinds.py", "buffer/test_refusals.py"],
     "py/buffer_fast": ["buffer/test_doors.py", "buffer/test_many.py", "buffer/test_out.py"],
     "py/add_n": ["array/test_sums.py", "buffer/test_out.py"],
+    "py/leaf": ["engine/test_leaf_rules.py", "engine/test_leaf_grad.py", "engine/test_leaf_circles.py"]
+    + ["engine/test_create_graph.py", "engine/test_bad_graphs.py", "engine/test_streams.py"]
+    + ["faults/test_engine_allocations.py"],
+    "py/place": ["engine/test_streams.py", "engine/test_bad_graphs.py"],
+    "py/walk": ["engine/test_engine_rules.py", "engine/test_bad_graphs.py"],
+    "py/explain": ["engine/test_detect_and_explain.py"],
+    "py/failed": ["engine/test_detect_and_explain.py", "engine/test_bad_graphs.py"],
+    "py/node": ["engine/test_engine_rules.py", "engine/test_bad_graphs.py", "engine/test_streams.py"]
+    + ["engine/test_turned_on_itself.py", "faults/test_engine_allocations.py"],
+    "py/hooks": ["engine/test_engine_rules.py", "engine/test_leaf_rules.py", "engine/test_bad_graphs.py"]
+    + ["engine/test_turned_on_itself.py", "faults/test_engine_allocations.py"],
+    "py/pass": ["engine/test_engine_rules.py", "engine/test_bad_graphs.py", "engine/test_workers.py"],
+    "py/worker": ["engine/test_workers.py"],
+    "py/graph_": ["graph/test_graph_trees.py", "graph/test_graph_trees_cpu.py", "graph/test_graph_tree_traps.py"]
+    + ["graph/test_graph_tree_failures.py", "graph/test_graph_tree_captures.py", "graph/test_graph_tree_rows.py"],
+    "py/recording": ["graph/test_graph_trees_cpu.py", "graph/test_graph_tree_traps.py"],
+    "py/cpu_kernel": ["graph/test_graph_trees_cpu.py", "graph/test_graph_tree_traps.py"],
+    "py/c_": ["engine/test_c_nodes.py"],
+    "py/native": ["engine/test_c_nodes.py", "buffer/test_doors.py"],
     "py/": ["buffer/test_kinds.py", "buffer/test_errors.py", "buffer/test_refusals.py", "buffer/test_cycles.py"]
     + ["buffer/test_take_one.py", "interop/test_exchange_dlpack.py", "interop/test_exchange_cuda.py"],
 }
@@ -159,6 +185,9 @@ NEAR_IN_C = {
     "array/": "array or extents",
     "base/pool": "pool",
     "base/": "keys or trace or workers or mem or thread or clock or fork or status",
+    "device/cpu/": "cpu_recording",
+    "engine/leaf": "leaf",
+    "engine/ready": "ready",
     "device/sim/explore": "explore",
     "device/sim/footprint": "explore",
     "device/sim/race": "order or sim",
