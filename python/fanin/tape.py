@@ -313,8 +313,11 @@ class Var:
     def __rmul__(self, other: npt.ArrayLike) -> Var:
         return mul(operand(other, self), self)
 
-    def __matmul__(self, other: Var) -> Var:
-        return matmul(self, other)
+    def __matmul__(self, other: Var | npt.ArrayLike) -> Var:
+        return matmul(self, operand(other, self))
+
+    def __rmatmul__(self, other: npt.ArrayLike) -> Var:
+        return matmul(operand(other, self), self)
 
     def __neg__(self) -> Var:
         return neg(self)
@@ -350,7 +353,15 @@ def parameter(value: npt.ArrayLike, device: Device = cpu, name: str = "parameter
 
 def operand(x: object, like: Var) -> object:
     """What an operator may be given: Vars and numbers as they are, else an ndarray of the other's dtype."""
-    return x if type(x) in (Var, float, int) else np.asarray(x, like.dtype)
+    return x if type(x) in (Var, float, int) else fitted(x, like)
+
+
+def fitted(x: object, like: Var) -> NDArray:
+    """An ndarray of a Var's dtype. Floats do not fit into integers, nor complex numbers into floats."""
+    own, wanted = np.asarray(x).dtype, like.dtype
+    if (own.kind == "f" and wanted.kind in "biu") or (own.kind == "c" and wanted.kind in "biuf"):
+        raise TypeError(f"{own} beside {like!r} would lose values in {wanted}: make that one of {own}")
+    return np.asarray(x, wanted)
 
 
 def update(
@@ -424,6 +435,9 @@ class Op:
             return [vjp and sum_to(vjp(g, y, *args), args[i].shape) for i, vjp in zip(live, vjps, strict=True)]
 
     def on_device(self, device: Device, args: Any, live: list[int]) -> Var:
+        if device.machine is not None:  # kernels run late, when the caller may have written into his own
+            args = [x.copy() if type(x) is np.ndarray else x for x in args]
+
         def back(grads: Sequence[Any], need: Sequence[bool]) -> list[Any]:
             if not _here.back:
                 return self.recorded(args, live, need, grads[0])
@@ -576,9 +590,18 @@ neg: Op = Op("neg", np.negative, lambda g, y, a: -g)
 add = Op("add", np.add, lambda g, y, a, b: g, lambda g, y, a, b: g)
 sub = Op("sub", np.subtract, lambda g, y, a, b: g, lambda g, y, a, b: -g)
 mul = Op("mul", np.multiply, lambda g, y, a, b: g * b, lambda g, y, a, b: g * a)
-#: Of matrices: (n, k) with (k, m) is (n, m).
-matmul = Op("matmul", np.matmul, lambda g, y, a, b: g @ b.T, lambda g, y, a, b: a.T @ g,
+product = Op("matmul", np.matmul, lambda g, y, a, b: g @ b.T, lambda g, y, a, b: a.T @ g,
             shape=lambda a, b: (a.shape[0], b.shape[1]))  # fmt: skip
+
+
+def matmul(a: object, b: object) -> Var:
+    """Of matrices: (n, k) with (k, m) is (n, m)."""
+    shapes = [tuple(getattr(x, "shape", ())) for x in (a, b)]
+    if any(len(shape) != 2 for shape in shapes):
+        raise ValueError(f"matmul: expected two matrices, got shapes {shapes[0]} and {shapes[1]}")
+    return product(a, b)
+
+
 tanh = Op("tanh", np.tanh, lambda g, y, a: g * (1 - y * y), result=True)
 positive = Op("positive", lambda x: (x > 0).astype(x.dtype))
 relu = Op("relu", lambda x: np.maximum(x, 0), lambda g, y, a: g * positive(a))
@@ -599,9 +622,9 @@ padded: Op = Op("padded", lambda x, i, shape: np.pad(x, [(i, shape[0] - i - len(
 
 def split(a: Var, parts: int) -> list[Var]:
     """Equal parts along the first axis: one node with several slots, some of which may get no gradient (S2)."""
-    n = a.shape[0] // parts
-    if n * parts != a.shape[0]:
+    if parts < 1 or a.shape[0] % parts:
         raise ValueError(f"split: {a.shape[0]} rows cannot be cut into {parts} equal parts")
+    n = a.shape[0] // parts
 
     def back(grads: Sequence[object], need: Sequence[bool]) -> list[object]:
         whole = [padded(g, i * n, a.shape) for i, g in enumerate(grads) if g is not None]
@@ -615,7 +638,11 @@ Axis = int | Sequence[int] | None
 
 def axes_of(a: Var | Array, axis: Axis) -> Shape:
     n = len(a.shape)
-    return tuple(range(n)) if axis is None else tuple(i % n for i in np.atleast_1d(axis).tolist())
+    given = range(n) if axis is None else np.atleast_1d(axis).tolist()
+    axes = tuple(i + n if i < 0 else i for i in given)
+    if any(not 0 <= i < n for i in axes) or len(set(axes)) < len(axes):
+        raise ValueError(f"axis {axis}: expected axes of a value of shape {tuple(a.shape)}, each of them once")
+    return axes
 
 
 def add_up(x: NDArray, axes: Shape, scale: float) -> object:
@@ -692,6 +719,8 @@ def rows_read(g: Var | NDArray, y: object, table: Var | NDArray, index: Var | ND
     """What was read where, row by row; in a pass that records itself dense, as sums of Vars are."""
     if type(g) is Var and not _here.back:
         return scattered(g, index, table.shape)
+    if type(index) is np.ndarray and _here.device.machine is not None:
+        index = array(index, _here.device)
     n, width = math.prod(index.shape), table.shape[1]
     parts = (reshape(index, (1, n)), reshape(g, (n, width)))
     return fanin.Sparse("coo", tuple(x.data if type(x) is Var else x for x in parts), tuple(table.shape))
@@ -714,6 +743,14 @@ def log_softmax(z: NDArray) -> NDArray:
     return z
 
 
+def picked(z: NDArray, labels: NDArray) -> NDArray:
+    """Of each row the element that its label says."""
+    if labels.size and labels.min() < 0:
+        raise IndexError(f"cross entropy: expected labels from 0 on, got {labels.min()}")
+    found: NDArray = z[np.arange(len(z)), labels]
+    return found
+
+
 def softmax_slope(g: Var | NDArray, y: object, z: object, *_: object) -> object:
     p = softmax(z)
     return p * (g - reshape(total(g * p, 1), (p.shape[0], 1)))
@@ -721,12 +758,14 @@ def softmax_slope(g: Var | NDArray, y: object, z: object, *_: object) -> object:
 
 softmax: Op = Op("softmax", lambda z: np.exp(log_softmax(z)), softmax_slope)
 excess = Op("excess", lambda z, t: np.exp(log_softmax(z)) - (t[:, None] == np.arange(z.shape[1])), softmax_slope)
-entropy = Op("cross entropy", lambda z, t, n: -log_softmax(z)[np.arange(len(z)), t].sum() / n,
+entropy = Op("cross entropy", lambda z, t, n: -picked(log_softmax(z), t).sum() / n,
              lambda g, y, z, t, n: excess(z, t) * (g * (1 / n)), shape=lambda z, t, n: ())  # fmt: skip
 
 
 def cross_entropy(logits: Var, labels: Var, count: int | None = None) -> Var:
     """The mean over the rows of -log softmax(row)[label]; with `count`, their sum divided by it."""
+    if len(logits.shape) != 2 or labels.shape != logits.shape[:1]:
+        raise ValueError(f"cross_entropy: expected a label for each row, got {labels.shape} for {logits.shape}")
     return entropy(logits, labels, count or logits.shape[0])
 
 
@@ -773,11 +812,12 @@ def roots_of(
             if g is None:
                 g = run(lambda out: out.fill(1), shape=x.shape, dtype=x.dtype)
             elif type(g) in (bool, int, float, complex):  # a number of the step's own, in a recorded one too
+                fitted(g, x)
                 g = run(functools.partial(_fill, g), shape=(), dtype=x.dtype)
             elif isinstance(g, Var):
                 g = g if recording else g.needed_on(x.device.current())
             elif not hasattr(g, "device") or isinstance(g, np.ndarray | np.generic):
-                g = x.device.put(np.asarray(g, x.dtype))
+                g = x.device.put(fitted(g, x))
         if recording:
             g = sum_to(g if isinstance(g, Var) else Var(cast(Array, g), x.device), x.shape)
         roots.append((*x.edge, g))

@@ -647,3 +647,65 @@ def test_an_update_waits_for_the_pass_and_the_next_pass_for_the_update() -> None
             w.grad = None
         assert w.numpy().tolist() == [0.125, 0.125]
         assert m.races == 0
+
+
+# What would be a wrong number
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "message"),
+    [
+        (
+            lambda w: w.reshape(2, 2, 2) @ w.reshape(2, 2, 2),
+            ValueError,
+            r"expected two matrices, got shapes \(2, 2, 2\)",
+        ),
+        (lambda w: w.reshape(2, 4) @ np.ones(4), ValueError, r"expected two matrices, got shapes \(2, 4\) and \(4,\)"),
+        (lambda w: w.reshape(2, 4) @ 2, ValueError, r"got shapes \(2, 4\) and \(\)"),
+        (lambda w: w.reshape(2, 4).sum(5), ValueError, r"axis 5: expected axes of a value of shape \(2, 4\), each"),
+        (lambda w: w.reshape(2, 4).mean(-3), ValueError, r"axis -3: expected axes of a value of shape \(2, 4\)"),
+        (lambda w: w.reshape(2, 4).sum((0, -2)), ValueError, r"axis \(0, -2\): expected axes"),
+        (lambda w: w.sum().sum(0), ValueError, r"axis 0: expected axes of a value of shape \(\)"),
+        (
+            lambda w: tape.array(np.arange(8), w.device) * np.full(8, 0.5),
+            TypeError,
+            "float64 beside .* would lose values in int64",
+        ),
+        (lambda w: w * np.full(8, 1j), TypeError, "complex128 beside .* would lose values in float64"),
+        (lambda w: tape.backward(w * 2, [np.full(8, 1j)]), TypeError, "complex128 beside"),
+        (lambda w: tape.backward(tape.parameter([2, 1], w.device) * 2, [0.5]), TypeError, "float64 beside"),
+        (lambda w: tape.cross_entropy(w.reshape(2, 4), np.array([1])), ValueError, "expected a label for each row"),
+        (lambda w: tape.split(w, 0), ValueError, "8 rows cannot be cut into 0 equal parts"),
+    ],
+)
+def test_what_means_nothing_is_refused_where_it_is_written(
+    wrong: Callable[[Var], object], error: type[Exception], message: str
+) -> None:
+    with fanin.sim.Machine() as m:
+        for device in [tape.cpu, *tape.devices(m)]:
+            with pytest.raises(error, match=message):
+                wrong(tape.parameter(np.ones(8), device))
+
+
+def test_a_label_below_zero_is_no_label_from_the_end() -> None:
+    with pytest.raises(IndexError, match="expected labels from 0 on, got -1"):
+        tape.cross_entropy(tape.parameter(np.ones((2, 3))), np.array([0, -1]))
+
+
+def test_an_array_of_a_callers_own_is_read_when_the_operation_is_called() -> None:
+    with fanin.sim.Machine(1) as m:
+        [d0] = tape.devices(m)
+        w, t = tape.parameter(np.ones(3), d0), tape.parameter(np.arange(6.0).reshape(3, 2), d0)
+        factor, index = np.full(3, 2.0), np.array([0, 1])
+        product, read = w * factor, tape.embedding(t, index)
+        factor[:], index[:] = 7, 2  # as for a copy of the same program on the CPU, that is too late
+        tape.backward([product, read])
+        assert product.numpy().tolist() == w.grad.numpy().tolist() == [2.0, 2.0, 2.0]
+        assert read.numpy().tolist() == [[0.0, 1.0], [2.0, 3.0]]
+        assert host(t.grad).tolist() == [[1.0, 1.0], [1.0, 1.0], [0.0, 0.0]]
+
+
+def test_an_ndarray_may_stand_on_either_side_of_a_product() -> None:
+    x, w = RNG(0).normal(size=(2, 3)), tape.parameter(RNG(1).normal(size=(3, 3)))
+    tape.backward(((x @ w) @ w.numpy()).sum())
+    assert np.allclose(w.grad, x.T @ np.ones((2, 3)) @ w.numpy().T)
