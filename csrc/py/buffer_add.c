@@ -47,7 +47,7 @@ static int showable(const fan_value *v)
 static int check_object(const PyObject *gradient, unsigned flags)
 {
     if ((flags & FAN_NUMBERS) && PyArray_CheckExact(gradient))
-        return fan_refuse(PyExc_TypeError,
+        return fan_refuse(fan_state_get()->dtype_error,
                           "expected an array of numbers, as the slot declares its shape or dtype, got %s of "
                           "objects: convert it, x.astype(float), or give Slot(combine=f)",
                           FAN_TYPE_TEXT(gradient));

@@ -73,7 +73,9 @@ static int spec_of_example(PyObject *item, fan_slot_spec *spec)
     if (fan_import(item, false, false, &v) < 0)
         return -1;
     ndim = fan_value_shape(&v, &shape);
-    if (ndim < 0)
+    if (ndim < 0 && PyArray_Check(item) && PyArray_DESCR((PyArrayObject *)item)->type_num == NPY_OBJECT)
+        fan_dtype_refuse(PyArray_DESCR((PyArrayObject *)item), "the example array");
+    else if (ndim < 0)
         fan_refuse(PyExc_TypeError, "expected an example array or a fanin.Slot, got %s; fanin.Slot() declares nothing",
                    FAN_TYPE_TEXT(item));
     else

@@ -122,8 +122,9 @@ static int geometry(const fan_dl_tensor *t, bool writable, fan_storage *st, cons
     fan_status status;
     if (dtype == FAN_DT_NONE || t->dtype.lanes != 1)
         return fan_refuse(
-            PyExc_BufferError,
-            "the tensor's elements have DLPack type code %d with %d bits and %d lanes, which is not summed",
+            fan_state_get()->dtype_error,
+            "the tensor's elements have DLPack type code %d with %d bits and %d lanes, which is not summed; expected "
+            "bool, int8..64, uint8..64, float or complex in one lane: convert it first",
             (int)t->dtype.code, (int)t->dtype.bits, (int)t->dtype.lanes);
     if (t->ndim < 0 || t->ndim > FAN_MAX_NDIM)
         return fan_refuse(PyExc_ValueError, "the tensor has %d axes; expected 0 to %d", (int)t->ndim, FAN_MAX_NDIM);

@@ -119,23 +119,25 @@ PyArray_Descr *fan_descr_of_dtype(fan_dtype d)
 
 int fan_dtype_refuse(PyArray_Descr *d, const char *what)
 {
+    PyObject *type = fan_state_get()->dtype_error, *name = (PyObject *)d;
     if (!PyDataType_ISNOTSWAPPED(d) && PyTypeNum_ISNUMBER(d->type_num))
-        return fan_refuse(PyExc_BufferError,
+        return fan_refuse(type,
                           "%s has dtype %S of foreign byte order; expected native: "
                           "x.astype(x.dtype.newbyteorder('=')), or Slot(combine=f)",
-                          what, (PyObject *)d);
+                          what, name);
     if (d->type_num == NPY_LONGDOUBLE || d->type_num == NPY_CLONGDOUBLE)
-        return fan_refuse(PyExc_BufferError, "%s has dtype %S, which is not summed; expected %s: x.astype(%s)", what,
-                          (PyObject *)d, d->type_num == NPY_LONGDOUBLE ? "float64" : "complex128",
-                          d->type_num == NPY_LONGDOUBLE ? "'float64'" : "'complex128'");
-    if (d->type_num >= NPY_USERDEF)
-        return fan_refuse(
-            PyExc_BufferError,
-            "%s has dtype %S, which is not summed; of ml_dtypes, bfloat16, float8_e4m3fn and float8_e5m2 are", what,
-            (PyObject *)d);
-    return fan_refuse(PyExc_TypeError,
-                      "%s has dtype %S, which has no sum; expected bool, int8..64, uint8..64, float or complex", what,
-                      (PyObject *)d);
+        return fan_refuse(type, "%s has dtype %S, which is not summed; expected %s: x.astype('%s'), or Slot(combine=f)",
+                          what, name, d->type_num == NPY_LONGDOUBLE ? "float64" : "complex128",
+                          d->type_num == NPY_LONGDOUBLE ? "float64" : "complex128");
+    if (PyTypeNum_ISUSERDEF(d->type_num))
+        return fan_refuse(type,
+                          "%s has dtype %S, which is not summed; of ml_dtypes, bfloat16, float8_e4m3fn and float8_e5m2 "
+                          "are: x.astype('float32'), or Slot(combine=f)",
+                          what, name);
+    return fan_refuse(type,
+                      "%s has dtype %S, which has no sum; expected bool, int8..64, uint8..64, float or complex: "
+                      "x.astype(..), or Slot(combine=f)",
+                      what, name);
 }
 
 /* name_of: the name by which `o` calls a dtype: "bfloat16" of a str or of torch.bfloat16; NULL, without exception,
@@ -169,7 +171,8 @@ int fan_dtype_parse(PyObject *o, fan_dtype *out)
         if (text)
             *out = fan_dtype_from_name(text);
         if (text && *out == FAN_DT_NONE && o != name)
-            fan_refuse(PyExc_ValueError, "dtype %S is not summed", o);
+            fan_refuse(fan_state_get()->dtype_error,
+                       "dtype %S is not summed; expected bool, int8..64, uint8..64, float or complex", o);
         Py_DECREF(name);
         if (*out != FAN_DT_NONE)
             return 0;
@@ -185,8 +188,9 @@ int fan_dtype_parse(PyObject *o, fan_dtype *out)
     }
     *out = fan_dtype_of_descr(descr);
     if (*out == FAN_DT_NONE)
-        fan_refuse(PyExc_ValueError,
-                   "dtype %S is not summed; expected bool, int8..64, uint8..64, float or complex in native byte order",
+        fan_refuse(fan_state_get()->dtype_error,
+                   "dtype %S is not summed; expected bool, int8..64, uint8..64, float or complex in native byte order, "
+                   "or a slot without a dtype and with combine=f",
                    (PyObject *)descr);
     Py_DECREF(descr);
     return *out == FAN_DT_NONE ? -1 : 0;

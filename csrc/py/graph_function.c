@@ -242,8 +242,10 @@ static fan_array *ndarray_operand(const graph_function *self, size_t i, PyObject
 {
     fan_value v = {.dtype = FAN_DT_NONE};
     if (fan_dtype_of_descr(PyArray_DESCR((PyArrayObject *)o)) == FAN_DT_NONE) {
-        PyErr_Format(PyExc_TypeError, "%U: operand %zu has dtype %R, of which nothing can be recorded", self->name, i,
-                     (PyObject *)PyArray_DESCR((PyArrayObject *)o));
+        PyErr_Format(fan_state_get()->dtype_error,
+                     "%U: operand %zu has dtype %S, of which nothing can be recorded; expected bool, int8..64, "
+                     "uint8..64, float or complex in native byte order: x.astype(..)",
+                     self->name, i, (PyObject *)PyArray_DESCR((PyArrayObject *)o));
         return NULL;
     }
     if (fan_import_ndarray((PyArrayObject *)o, o, FAN_FROM_NDARRAY, true, &v) < 0)

@@ -144,7 +144,11 @@ static int check_replaced(PyObject *was, PyObject *is, const char *who, const ch
         return -1;
     }
     good = alike(&a, &b);
-    if (!good)
+    if (!good && a.form != FAN_FORM_OBJECT && b.form == FAN_FORM_OBJECT && PyArray_Check(is))
+        PyErr_Format(fan_state_get()->dtype_error,
+                     "%s returned an invalid gradient%s: expected %s, got an array of dtype %S: x.astype(..)", who, at,
+                     said(&a, before, sizeof before), (PyObject *)PyArray_DESCR((PyArrayObject *)is));
+    else if (!good)
         PyErr_Format(PyExc_ValueError, "%s returned an invalid gradient%s: expected %s, got %s", who, at,
                      said(&a, before, sizeof before), said(&b, now, sizeof now));
     fan_value_release(&a);

@@ -304,6 +304,10 @@ static bool may_overlap_itself(const fan_array *a)
 int fan_import_out(PyObject *o, fan_value *out)
 {
     const char *why = NULL;
+    if (PyArray_Check(o) && fan_dtype_of_descr(PyArray_DESCR((PyArrayObject *)o)) == FAN_DT_NONE)
+        return fan_refuse(fan_state_get()->dtype_error,
+                          "out: expected an array of a dtype that is summed, as np.empty(shape, 'float64'), got %S",
+                          (PyObject *)PyArray_DESCR((PyArrayObject *)o));
     if (fan_import(o, false, false, out) < 0)
         return -1;
     if (out->form == FAN_FORM_DENSE && (out->origin == FAN_FROM_PYTHON_SCALAR || out->origin == FAN_FROM_NUMPY_SCALAR))

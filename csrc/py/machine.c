@@ -186,7 +186,9 @@ static PyObject *machine_array(PyObject *o, PyObject *args)
         return NULL;
     dtype = fan_dtype_of_descr(PyArray_DESCR(from));
     if (dtype == FAN_DT_NONE)
-        return PyErr_Format(PyExc_TypeError, "Machine.array: dtype %R cannot be summed, so no device has it",
+        return PyErr_Format(fan_state_get()->dtype_error,
+                            "Machine.array: the array has dtype %S, which no device sums; expected bool, int8..64, "
+                            "uint8..64, float or complex in native byte order: x.astype(..)",
                             PyArray_DESCR(from));
     if (PyArray_NDIM(from) > FAN_MAX_NDIM)
         return PyErr_Format(PyExc_ValueError, "Machine.array: at most %d dimensions are supported", FAN_MAX_NDIM);

@@ -62,22 +62,31 @@ static int add_types(PyObject *m, fan_state *st)
     return 0;
 }
 
+/* new_error: a class of several bases, whose reference is taken; -1 with an exception. */
+static int new_error(PyObject *m, PyObject **field, const char *name, PyObject *bases, const char *doc)
+{
+    *field = bases ? PyErr_NewExceptionWithDoc(name, doc, bases, NULL) : NULL;
+    Py_XDECREF(bases);
+    return *field ? PyModule_AddObjectRef(m, strchr(name, '.') + 1, *field) : -1;
+}
+
 static int add_errors(PyObject *m, fan_state *st)
 {
-    PyObject *bases;
 #define X(field, name, base, doc)                                                     \
     st->field = PyErr_NewExceptionWithDoc(name, doc, base, NULL);                     \
     if (!st->field || PyModule_AddObjectRef(m, strchr(name, '.') + 1, st->field) < 0) \
         return -1;
     ERROR_LIST(X)
 #undef X
-    bases = PyTuple_Pack(2, st->device_error, PyExc_MemoryError);
-    if (!bases)
+    if (new_error(m, &st->device_oom_error, "fanin.DeviceOutOfMemoryError",
+                  PyTuple_Pack(2, st->device_error, PyExc_MemoryError),
+                  "A device has no memory left for what was asked.") < 0)
         return -1;
-    st->device_oom_error = PyErr_NewExceptionWithDoc("fanin.DeviceOutOfMemoryError",
-                                                     "A device has no memory left for what was asked.", bases, NULL);
-    Py_DECREF(bases);
-    return st->device_oom_error ? PyModule_AddObjectRef(m, "DeviceOutOfMemoryError", st->device_oom_error) : -1;
+    return new_error(m, &st->dtype_error, "fanin.DTypeError",
+                     PyTuple_Pack(3, PyExc_ValueError, PyExc_TypeError, PyExc_BufferError),
+                     "A dtype that is not summed, given or named: float128, foreign byte order, strings, datetimes, "
+                     "records, the other types of ml_dtypes. It is each of the classes by which NumPy, DLPack and "
+                     "array libraries call this.");
 }
 
 static int add_constants(PyObject *m)

@@ -76,6 +76,7 @@
     X(PyObject, device_error)                                                                               \
     X(PyObject, device_oom_error)                                                                           \
     X(PyObject, capture_error)                                                                              \
+    X(PyObject, dtype_error)                                                                                \
     X(PyObject, mismatch_warning)                                                                           \
     X(PyObject, foreign_stream) /* _interop.streams.foreign (fan_lazy) */                                   \
     X(PyObject, arrays)         /* the module _interop.arrays: the slow path in and out (fan_arrays) */     \
@@ -216,9 +217,8 @@ PyArray_Descr *fan_descr_of_dtype(
 int fan_dtype_parse(
     PyObject *o,
     fan_dtype *out); /* NumPy dtype, torch dtype, name, type; None: FAN_DT_NONE; -1 with TypeError/ValueError */
-int fan_dtype_refuse(
-    PyArray_Descr *d,
-    const char *what); /* why an array of this dtype is not taken: TypeError or BufferError. Returns -1 */
+int fan_dtype_refuse(PyArray_Descr *d,
+                     const char *what); /* why an array of this dtype is not taken: DTypeError. Returns -1 */
 bool fan_dtype_needs_ml_dtypes(
     fan_dtype d); /* NumPy can show it only with ml_dtypes, which the caller has not imported */
 

@@ -39,7 +39,7 @@ from ._core import (
 from ._files import get_include
 from ._trace.recording import trace
 from ._version import __version__
-from .errors import CaptureError, DeviceError, DeviceOutOfMemoryError, RaceError, StreamMismatchWarning
+from .errors import CaptureError, DeviceError, DeviceOutOfMemoryError, DTypeError, RaceError, StreamMismatchWarning
 from .options import Counters, counters, set_options
 from .slots import Slot, Sparse, Stats, Zero, clip_norm, global_norm
 from .streams import Event, Stream, current_stream, devices, info, stream
@@ -47,6 +47,7 @@ from .streams import Event, Stream, current_stream, devices, info, stream
 __all__ = [
     "CaptureError",
     "Counters",
+    "DTypeError",
     "DeviceError",
     "DeviceOutOfMemoryError",
     "Event",

@@ -1273,6 +1273,11 @@ class DeviceError(RuntimeError):
 class DeviceOutOfMemoryError(DeviceError, MemoryError):
     """A device has no memory left for what was asked."""
 
+class DTypeError(ValueError, TypeError, BufferError):
+    """A dtype that is not summed, given or named: float128, foreign byte order, strings, datetimes, records, the
+    other types of ml_dtypes. It is each of the classes by which NumPy, DLPack and array libraries call this.
+    """
+
 class StreamMismatchWarning(RuntimeWarning):
     """A leaf consumes on another stream than its gradient was made on: each pass waits there (rule S6). Given once
     per process.

@@ -314,8 +314,8 @@ MADE: list[tuple[str, Callable[[], Any], type[Exception], str]] = [
     (
         "an object among the slots",
         lambda: InputBuffer([Slot(), np.array([None])]),
-        TypeError,
-        "slot 1: expected an example array or a fanin.Slot, got a numpy.ndarray",
+        fanin.DTypeError,
+        "slot 1: the example array has dtype object, which has no sum",
     ),
     (
         "budget NaN",

@@ -336,7 +336,7 @@ def step(twins: Any, draw: random.Random) -> None:
 
 #: what must have happened in a run of the usual size, or the machine has not tested it
 HAPPENED = [
-    *("add: ok", "add: ValueError", "add: TypeError", "add: BufferError", "look: ok", "clear: ok", "miss: IndexError"),
+    *("add: ok", "add: ValueError", "add: TypeError", "add: DTypeError", "look: ok", "clear: ok", "miss: IndexError"),
     *("take plain: ok", "take scale: ok", "take scale: ValueError", "take writable: ok"),
     *(
         "take out: ok",

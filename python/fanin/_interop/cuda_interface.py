@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .._core import DTypeError
 from .classes import is_index, named
 from .protocols import Shape
 from .records import refuse
@@ -47,9 +48,9 @@ def dtype_of(who: str, typestr: object) -> np.dtype[np.generic]:
     if dtype is None:
         refuse(TypeError, f"{who} has typestr {typestr!r:.80}; expected one like '<f4'")
     if not dtype.isnative:
-        refuse(BufferError, f"{who} has typestr {typestr!r:.80} of foreign byte order; convert it first")
+        refuse(DTypeError, f"{who} has typestr {typestr!r:.80} of foreign byte order; convert it first")
     if dtype.char in "gG":
-        refuse(BufferError, f"{who} has typestr {typestr!r:.80}, a {dtype.type.__name__}, which is not summed")
+        refuse(DTypeError, f"{who} has typestr {typestr!r:.80}, a {dtype.type.__name__}, which is not summed")
     return dtype
 
 

@@ -68,7 +68,7 @@ def known(x: object, ready: _core.Stream | None = None) -> Dense | Stored | None
 
 def jax_of(x: JaxArray, ready: _core.Stream | None) -> Dense:
     if not hasattr(type(x), "__dlpack__"):
-        refuse(TypeError, f"{named(x)} of dtype {x.dtype} has no sum; expected numbers")
+        refuse(_core.DTypeError, f"{named(x)} of dtype {x.dtype} has no sum; expected numbers")
     if x.is_deleted():
         refuse(BufferError, "the jax.Array has been deleted; expected one that still has its memory")
     return Dense(JAX, x, capsule_of(x, NEVER, ready))

@@ -41,7 +41,7 @@ def torch_of(x: Tensor, ready: _core.Stream | None = None) -> Dense | Stored | N
     if not has_memory(x):
         return None
     if x.is_quantized:
-        refuse(BufferError, "a quantized torch.Tensor has no sum; expected x.dequantize()")
+        refuse(_core.DTypeError, "a quantized torch.Tensor has no sum; expected x.dequantize()")
     if x.device.type not in ("cpu", "cuda"):
         refuse(BufferError, f"the torch.Tensor is on {x.device}; expected memory of the host or of a CUDA device")
     x = x.detach() if x.requires_grad else x

@@ -23,6 +23,7 @@ from typing import Any, Literal, NamedTuple, SupportsIndex
 
 import numpy as np
 
+from fanin._core import DTypeError
 from fanin._interop.protocols import DType
 from fanin._reference.numbers import (
     NAMES,
@@ -135,8 +136,7 @@ def entries_in(value: object) -> Entries:
 
 def importable(dtype: DType) -> str:
     """The name of an array's dtype."""
-    need(dtype.kind not in "SUMm" and not dtype.name.startswith("void"), TypeError, f"arrays of {dtype} have no sum")
-    need(dtype.name in NAMES and dtype.isnative, BufferError, f"arrays of {dtype.str} cannot be imported")
+    need(dtype.name in NAMES and dtype.isnative, DTypeError, f"arrays of {dtype.str} are not summed")
     return dtype.name
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from fanin._core import DTypeError
 from fanin._interop.protocols import DType, NDArray
 from fanin.slots import Sparse
 
@@ -39,7 +40,8 @@ ORDER = "buifc"  # D6: casts go to the right, or stay
 
 
 def dtype_of(name: Any) -> DType:
-    """What a name, a NumPy dtype or a torch dtype means; ValueError for those that are not summed."""
+    """What a name, a NumPy dtype or a torch dtype means; DTypeError for those that are not summed, ValueError for no
+    dtype."""
     text = str(name).removeprefix("torch.")
     if text in LOW[1:]:
         need("ml_dtypes" in sys.modules, ValueError, f"dtype {text} is ml_dtypes's, which is not imported")
@@ -48,7 +50,7 @@ def dtype_of(name: Any) -> DType:
         dtype: DType = np.dtype(name if text in LOW[1:] or text not in NAMES else text)
     except TypeError as e:
         raise ValueError(f"unknown dtype {name!r}") from e
-    need(dtype.name in NAMES and dtype.isnative, ValueError, f"arrays of dtype {dtype} are not summed")
+    need(dtype.name in NAMES and dtype.isnative, DTypeError, f"arrays of dtype {dtype} are not summed")
     return dtype
 
 
