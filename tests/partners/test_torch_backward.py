@@ -485,6 +485,25 @@ def test_inputs_limit_the_pass() -> None:
     assert stranger.grad is None
 
 
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpoint_reaches_no_leaf_beyond_inputs(reentrant: bool) -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    x, inside, beside = (torch.ones(2, requires_grad=True) for _ in range(3))
+    loss = (checkpoint(lambda x: x * inside, x, use_reentrant=reentrant) * beside).sum()
+    fanin_torch.backward(loss, inputs=[beside], retain_graph=True)  # the checkpoint does not lead there
+    assert (x.grad, inside.grad, beside.grad.tolist()) == (None, None, [1.0, 1.0])
+    if reentrant:  # it would give `inside` a gradient, too; torch's own engine refuses it as well
+        with pytest.raises(
+            RuntimeError, match=r"CheckpointFunctionBackward goes backward over a segment .* use_reentrant"
+        ):
+            fanin_torch.backward(loss, inputs=[x, beside])
+    else:
+        fanin_torch.backward(loss, inputs=[x])
+    assert (x.grad is None) == reentrant
+    assert (inside.grad, beside.grad.tolist()) == (None, [1.0, 1.0])
+
+
 def test_hooks_of_leaves_run_and_may_replace() -> None:
     w, log = torch.ones(3, requires_grad=True), []
     w.register_hook(lambda g: log.append(g.tolist()))

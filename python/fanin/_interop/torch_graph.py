@@ -45,11 +45,11 @@ def backward(
     Hooks of leaves (`register_hook`, `register_post_accumulate_grad_hook`) run; those of their `AccumulateGrad` nodes
     do only where a first, sparse gradient that nobody else has is handed over. What can be seen to be missed is a
     RuntimeError: a hook or `retain_grad` of one of `tensors`, full backward hooks of modules, hooks of leaves that ask
-    torch's engine for its pass (`register_multi_grad_hook`), tensors that are not on the CPU, nested ones. A segment of
-    `torch.utils.checkpoint` without reentrance is computed anew for each tensor that it saved: right, and slow; with
-    `use_reentrant=True` it is computed once. A `torch.autograd.Function` of several results, of which one is not used,
-    is asked by torch's own engine whether it wants zeros there (`ctx.set_materialize_grads`): hooks of that node run
-    then, once, with zeros.
+    torch's engine for its pass (`register_multi_grad_hook`), checkpoints with reentrance where `inputs` is given (as in
+    torch), tensors that are not on the CPU, nested ones. A segment of `torch.utils.checkpoint` without reentrance is
+    computed anew for each tensor that it saved: right, and slow; with `use_reentrant=True` it is computed once. A
+    `torch.autograd.Function` of several results, of which one is not used, is asked by torch's own engine whether it
+    wants zeros there (`ctx.set_materialize_grads`): hooks of that node run then, once, with zeros.
 
     Every fan-in is an input buffer: the gradients of a bfloat16 tensor that is used many times are summed in float32
     and rounded once, the order of a sum is the graph's. `accumulate` names the dtype of the sums (rule A11). With
@@ -87,6 +87,8 @@ def backward(
         return
     for node in graph.leaves if leaves is None else leaves:
         _refuse_hooks(node.variable)
+    if leaves is not None:
+        _refuse_checkpoints(graph, leaves)
     with torch.set_grad_enabled(create_graph):
         fitted = _fitted("backward was given", firsts, [graph.takes[node][slot] for node, slot in ends])
         fanin.backward(
@@ -155,6 +157,22 @@ def _refuse_hooks(leaf: torch.Tensor) -> None:
                 f"backward: a hook of a leaf of shape {tuple(leaf.shape)} asks torch's engine for its pass, as those of"
                 " torch.autograd.graph.register_multi_grad_hook do, and this is none of torch's: use torch's own"
                 " backward(), or take the hook away"
+            )
+
+
+def _refuse_checkpoints(graph: _Graph, leaves: list[_Node]) -> None:
+    """A node that computes a segment anew and goes backward over it reaches leaves beyond `inputs`."""
+    leads = set(leaves)
+    for node in graph.made:  # after those that it leads to
+        if leads.isdisjoint(to for to, _ in graph.next[node]):
+            continue
+        leads.add(node)
+        code = getattr(getattr(getattr(node, "_forward_cls", None), "backward", None), "__code__", None)
+        if code is not None and "_is_checkpoint_valid" in code.co_names:
+            raise RuntimeError(
+                f"backward: {node.name()} goes backward over a segment of its own, as torch.utils.checkpoint with"
+                " use_reentrant=True does, and knows nothing of inputs: leave that out, or checkpoint with"
+                " use_reentrant=False"
             )
 
 
