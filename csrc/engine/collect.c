@@ -92,30 +92,42 @@ static inline void reach_first(fan_backward *p, reached *r, fan_node *n)
     p->nvisits = at + 1;
 }
 
-/* reach: one edge more of the pass, which leads to this node; where there is room. */
-static inline void reach(fan_backward *p, reached *r, fan_node *n, uint32_t slot)
+/* reach: an edge of the pass that leads to this node; where there is room. */
+static inline fan_visit_edge reach(fan_backward *p, reached *r, fan_node *n, uint32_t slot)
 {
     if (n && n->mark != p->id)
         reach_first(p, r, n);
-    p->edges[p->nedges++] = (fan_visit_edge){.to = n ? n->at : FAN_NOWHERE, .slot = slot};
+    return (fan_visit_edge){.to = n ? n->at : FAN_NOWHERE, .slot = slot};
+}
+
+/* reach_roots: the last one first where that is the latest, as roots in a list are as a rule: then there is nothing to
+ * sort. Their edges are in the caller's order. */
+static void reach_roots(fan_backward *p, reached *r)
+{
+    const fan_root *roots = p->config.roots;
+    size_t n = p->config.nroots;
+    bool back = n && roots[0].node->number < roots[n - 1].node->number;
+    for (size_t i = 0; i < n; i++) {
+        size_t at = back ? n - 1 - i : i;
+        if (i + 4 < n)
+            __builtin_prefetch(&roots[back ? at - 4 : at + 4].node->number);
+        p->edges[at] = reach(p, r, roots[at].node, roots[at].slot);
+    }
+    p->nedges = n;
 }
 
 static fan_status reach_all(fan_backward *p, reached *r, fan_error *err)
 {
     r->sorted = r->down = true;
     FAN_TRY(room_for(p, r, p->config.nroots, err));
-    for (size_t i = 0; i < p->config.nroots; i++) {
-        if (i + 4 < p->config.nroots)
-            __builtin_prefetch(&p->config.roots[i + 4].node->number);
-        reach(p, r, p->config.roots[i].node, p->config.roots[i].slot);
-    }
+    reach_roots(p, r);
     for (size_t i = 0; i < p->nvisits; i++) {
         const fan_node *n = p->visits[i].node;
         p->visits[i].edges = (uint32_t)p->nedges;
         FAN_TRY(room_for(p, r, n->nedges, err));
         for (uint32_t e = 0; e < n->nedges; e++) {
             fan_node *next = n->edges[e].next;
-            reach(p, r, next, n->edges[e].slot);
+            p->edges[p->nedges++] = reach(p, r, next, n->edges[e].slot);
             r->down = r->down && (!next || next->number < n->number);
         }
         if (r->slots >= UINT32_MAX || p->nedges >= UINT32_MAX)

@@ -137,6 +137,18 @@ def test_the_order_of_a_sum_is_the_graphs_not_that_of_arrival(e: Any) -> None:
     assert w.grad.tolist() == [(np.float32(-1e8) + np.float32(1e8) + np.float32(1) - np.float32(1e8)).item()]
 
 
+@pytest.mark.rule("A15", "E2")
+@pytest.mark.parametrize("names", ["ab", "ba"])
+def test_what_roots_give_to_one_slot_is_added_in_the_callers_order(e: Any, log: Any, names: str) -> None:
+    """Whether the roots begin with the latest node or with the earliest one."""
+    w = {x: leaf(e, x, n=1) for x in "ab"}
+    nodes = {x: e.Node(log.node(x), edges=[(w[x], 0)], name=x) for x in "ab"}
+    times = {"a": 1, "b": 2}
+    e.backward([(nodes[x], 0, np.full(1, times[x] * g, np.float32)) for g in (1e8, -1e8, 1.0) for x in names])
+    assert log == ["b", "a"]
+    assert [w[x].grad.tolist() for x in "ab"] == [[1.0], [2.0]]  # (1e8 - 1e8) + 1; the other way round it is 0
+
+
 @pytest.mark.rule("A14", "E4")
 def test_what_has_one_producer_is_handed_through(e: Any) -> None:
     seen: list[Any] = []
