@@ -53,7 +53,7 @@ static size_t trial_claim(fan_buffer *b, fan_add_op *x, size_t n, trials *t)
 
 static fan_status trial_make(fan_buffer *b, trial *one, size_t m, fan_error *err)
 {
-    fan_status status = fan_gather(b, one->slot, m, &one->g, err);
+    fan_status status = fan_gather(b, one->slot, m, false, &one->g, err);
     if (status == FAN_OK && one->g.fold.n > 1)
         status = fan_fold_begin(&one->g.fold, NULL, err);
     one->made = status == FAN_OK;

@@ -1,8 +1,6 @@
 #include "buffer/add_op.h"
 
-#include "array/elements.h"
 #include "base/fault.h"
-#include "base/interrupt.h"
 #include "base/trace.h"
 #include "buffer/convert.h"
 #include "buffer/lock.h"
@@ -136,10 +134,7 @@ fan_status fan_add_carry_out(fan_buffer *b, fan_add_op *x, fan_error *err)
     x->bytes = fan_value_bytes(&it->value);
     x->bytes = x->bytes ? x->bytes : 1; /* so that what has no bytes of ours passes a budget of 0, too */
     if (fan_get_debug() && it->value.form == FAN_FORM_DENSE && it->value.device == fan_cpu() && !it->ours) {
-        fan_interrupt interrupt;
-        fan_interrupt_begin(&interrupt, b->frontend->check_signals, err);
-        it->hash = fan_array_hash(it->value.array);
-        FAN_TRY(fan_interrupt_end(&interrupt, FAN_OK));
+        FAN_TRY(fan_slot_hash(b, it->value.array, true, &it->hash, err));
         it->hashed = true;
     }
     return FAN_OK;

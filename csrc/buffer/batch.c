@@ -96,7 +96,7 @@ static fan_status begin_one(round *r, size_t slot, size_t items, fan_error *err)
 {
     folding *f = &r->all[r->n++];
     *f = (folding){.slot = slot};
-    FAN_TRY(fan_gather(r->b, slot, items, &f->g, err));
+    FAN_TRY(fan_gather(r->b, slot, items, false, &f->g, err));
     fan_status status = fan_fold_begin(&f->g.fold, r->batch, err);
     f->begun = status == FAN_OK;
     if (!f->begun) {

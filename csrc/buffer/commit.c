@@ -182,7 +182,7 @@ static fan_status fold_items(fan_buffer *b, size_t slot, size_t m, fan_error *er
         fan_yield();
     fan_slot_make_busy(s);
     fan_slot_unlock(b, slot);
-    fan_status status = fan_gather(b, slot, m, &g, err);
+    fan_status status = fan_gather(b, slot, m, false, &g, err);
     if (status == FAN_OK) {
         if (s->spec->exact && g.fold.n)
             fan_fold_decide(&g.fold);

@@ -12,7 +12,7 @@
 static fan_status look_ahead(fan_buffer *b, size_t slot, fan_slot_view *out, fan_error *err)
 {
     fan_gathered g;
-    FAN_TRY(fan_gather(b, slot, SIZE_MAX, &g, err));
+    FAN_TRY(fan_gather(b, slot, SIZE_MAX, false, &g, err));
     fan_dtype d = fan_fold_dtype(&g.fold);
     out->dtype = d;
     out->accumulate = d == FAN_DT_NONE ? d : fan_accum_dtype(d, b->slots[slot].spec->accumulate);

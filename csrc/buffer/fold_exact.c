@@ -1,10 +1,10 @@
 #include "array/exact.h"
-#include "array/measure.h"
 #include "base/mem.h"
 #include "buffer/fold_job.h"
 #include "buffer/fold_kinds.h"
 #include "buffer/options.h"
 #include "buffer/order.h"
+#include "buffer/stats.h"
 #include "buffer/unchanged.h"
 
 #include <stdlib.h>
@@ -101,12 +101,29 @@ static fan_status exact_add(fan_fold *f, fan_exact_state *st, const stored *all,
     return status;
 }
 
+/* The term that first brought an inf or a NaN, f->n: none has one; those of dense terms alone. */
+static fan_status find_first_nonfinite(const fan_fold *f, size_t *found, fan_error *err)
+{
+    for (*found = 0; *found < f->n; ++*found) {
+        const fan_term *t = &f->terms[*found];
+        fan_stats of;
+        FAN_TRY(fan_slot_check_unmoved(f->b, f->slot, t->v, t->key, err));
+        FAN_TRY(fan_fold_stats_of(f, t->v->array, &of, err));
+        if (of.nonfinite)
+            return FAN_OK;
+    }
+    return FAN_OK;
+}
+
 fan_status fan_fold_absorb(fan_fold *f, const fan_value *like, fan_error *err)
 {
     fan_pass *p = fan_fold_slot(f)->p;
     fan_exact_state *st = p->exact;
+    size_t nonfinite = f->n;
     if (f->n == 0)
         return FAN_OK;
+    if (f->b->sum_stats && !p->sum_stats.has_nonfinite) /* first: nothing is done yet where this fails */
+        FAN_TRY(find_first_nonfinite(f, &nonfinite, err));
     for (size_t i = 0; i < f->n; i++)
         FAN_TRY(fan_slot_check_unmoved(f->b, f->slot, f->terms[i].v, f->terms[i].key, err));
     fan_dtype d = exact_dtype(f);
@@ -123,11 +140,9 @@ fan_status fan_fold_absorb(fan_fold *f, const fan_value *like, fan_error *err)
     }
     f->state = st;
     FAN_TRY(exact_add(f, st, NULL, 0, err)); /* dense terms alone come here: nothing fails */
-    for (size_t i = 0; f->b->sum_stats && !p->sum_stats.has_nonfinite && i < f->n; i++) {
-        fan_stats of;
-        fan_stats_of(f->terms[i].v->array, &of);
-        p->sum_stats.has_nonfinite = of.nonfinite > 0;
-        p->sum_stats.nonfinite_key = f->terms[i].key;
+    if (nonfinite < f->n) {
+        p->sum_stats.has_nonfinite = true;
+        p->sum_stats.nonfinite_key = f->terms[nonfinite].key;
     }
     FAN_COUNT(f->b, folds, 1);
     p->rules |= f->plan.rules;

@@ -73,7 +73,8 @@ static fan_status gather_value(fan_gathered *g, fan_error *err)
                                   .own = FAN_DT_NONE,
                                   .seen = f->seen};
     consider_kind(g, &p->value, p->value_key);
-    return fan_slot_unchanged(f->b, f->slot, &p->value, p->value_key, p->value_hashed, p->value_hash, err);
+    return fan_slot_unchanged(f->b, f->slot, &p->value, p->value_key, p->value_hashed ? &p->value_hash : NULL,
+                              f->may_end, err);
 }
 
 static fan_status gather_item(fan_gathered *g, fan_item *it, fan_error *err)
@@ -84,7 +85,8 @@ static fan_status gather_item(fan_gathered *g, fan_item *it, fan_error *err)
         g->zero = &it->value;
     if (it->value.form == FAN_FORM_UNDEFINED || it->value.form == FAN_FORM_ZERO)
         return FAN_OK;
-    FAN_TRY(fan_slot_unchanged(f->b, f->slot, &it->value, it->key, it->hashed, it->hash, err));
+    const uint64_t *hash = it->hashed ? &it->hash : NULL;
+    FAN_TRY(fan_slot_unchanged(f->b, f->slot, &it->value, it->key, hash, f->may_end, err));
     /* Whatever the caller did to its indices since: no sum reads or writes out of bounds. */
     if (it->value.form == FAN_FORM_SPARSE && it->value.device == fan_cpu() && !it->ours)
         FAN_TRY(fan_sparse_check(it->value.sparse, err));
@@ -101,9 +103,10 @@ static fan_status gather_item(fan_gathered *g, fan_item *it, fan_error *err)
     return FAN_OK;
 }
 
-fan_status fan_gather(fan_buffer *b, size_t slot, size_t m, fan_gathered *g, fan_error *err)
+fan_status fan_gather(fan_buffer *b, size_t slot, size_t m, bool may_end, fan_gathered *g, fan_error *err)
 {
     memset(g, 0, sizeof *g);
+    g->fold.may_end = may_end;
     g->fold.b = b;
     g->fold.slot = slot;
     g->fold.finish_dtype = FAN_DT_NONE;

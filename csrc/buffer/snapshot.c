@@ -23,7 +23,7 @@ fan_status fan_buffer_snapshot(fan_buffer *b, size_t slot, fan_stream *consumer,
         status = fan_slot_claim_all(b, slot, false, "a snapshot", err);
     fan_slot_unlock(b, slot);
     FAN_TRY(status);
-    status = fan_gather(b, slot, SIZE_MAX, &g, err);
+    status = fan_gather(b, slot, SIZE_MAX, false, &g, err);
     if (status != FAN_OK)
         goto let_go;
     f->finish = f->snapshot = true;

@@ -148,7 +148,7 @@ static void read_stats(const fan_buffer *b, const fan_array *a, fan_stats *out)
 }
 
 /* Nothing is lost where the user ends the reading, but for what was summed in place. */
-static fan_status stats_of(const fan_fold *f, const fan_array *a, fan_stats *out, fan_error *err)
+fan_status fan_fold_stats_of(const fan_fold *f, const fan_array *a, fan_stats *out, fan_error *err)
 {
     fan_interrupt interrupt;
     bool may_end = f->may_end && !f->plan.exclusive;
@@ -163,7 +163,7 @@ static fan_status collect_on_host(fan_fold *f, const fan_value *result, const fa
     bool summed = sum_stats->valid;
     if (!summed) {
         FAN_TRY(fan_slot_check_unmoved(f->b, f->slot, result, f->n ? f->terms[0].key : -1, err));
-        FAN_TRY(stats_of(f, a, &sum_stats->stats, err));
+        FAN_TRY(fan_fold_stats_of(f, a, &sum_stats->stats, err));
         sum_stats->stats.bad = SIZE_MAX;
         sum_stats->valid = true;
     }
@@ -174,7 +174,7 @@ static fan_status collect_on_host(fan_fold *f, const fan_value *result, const fa
         fan_stats of = {.nonfinite = summed};
         if (!summed && numbers_of(t->v) && !on_device(t->v)) {
             FAN_TRY(fan_slot_check_unmoved(f->b, f->slot, t->v, t->key, err));
-            FAN_TRY(stats_of(f, numbers_of(t->v), &of, err));
+            FAN_TRY(fan_fold_stats_of(f, numbers_of(t->v), &of, err));
         }
         if (of.nonfinite == 0)
             continue;

@@ -69,9 +69,8 @@ static fan_status take_claim(fan_buffer *b, const fan_take *how, fan_slot_take *
         size_t slot = takes[i].slot;
         FAN_TRY(fan_slot_take_claim(b, slot, err));
         takes[i].claimed = true;
-        FAN_TRY(fan_gather(b, slot, SIZE_MAX, &takes[i].g, err));
+        FAN_TRY(fan_gather(b, slot, SIZE_MAX, true, &takes[i].g, err));
         takes[i].gathered = true;
-        takes[i].g.fold.may_end = true;
         for (size_t j = 0; j < takes[i].g.fold.n; j++)
             if (takes[i].g.fold.terms[j].v->form == FAN_FORM_OBJECT &&
                 (fan_take_scaled(how) || fan_take_out_of(how, i)))

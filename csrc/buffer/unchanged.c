@@ -1,6 +1,7 @@
 #include "buffer/unchanged.h"
 
 #include "array/elements.h"
+#include "base/interrupt.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -23,10 +24,26 @@ fan_status fan_slot_check_unmoved(const fan_buffer *b, size_t slot, const fan_va
     return !foreign || b->frontend->is_unchanged(v) ? FAN_OK : fan_slot_changed(b, slot, key, err);
 }
 
-/* Before it is read: it lies where it lay, and, with debug, has the elements that it had. */
-fan_status fan_slot_unchanged(const fan_buffer *b, size_t slot, const fan_value *v, int64_t key, bool hashed,
-                              uint64_t hash, fan_error *err)
+fan_status fan_slot_hash(const fan_buffer *b, const fan_array *a, bool may_end, uint64_t *out, fan_error *err)
 {
+    uint64_t bytes = (uint64_t)a->size * fan_dtype_size(a->dtype);
+    bool release_gil = bytes >= FAN_BUSY_BYTES && b->frontend->allow_threads_begin;
+    fan_interrupt interrupt;
+    fan_interrupt_begin(&interrupt, may_end ? b->frontend->check_signals : NULL, err);
+    void *left = release_gil ? b->frontend->allow_threads_begin() : NULL;
+    *out = fan_array_hash(a);
+    if (release_gil)
+        b->frontend->allow_threads_end(left);
+    return fan_interrupt_end(&interrupt, FAN_OK);
+}
+
+fan_status fan_slot_unchanged(const fan_buffer *b, size_t slot, const fan_value *v, int64_t key, const uint64_t *hash,
+                              bool may_end, fan_error *err)
+{
+    uint64_t now;
     FAN_TRY(fan_slot_check_unmoved(b, slot, v, key, err));
-    return !hashed || fan_array_hash(v->array) == hash ? FAN_OK : fan_slot_changed(b, slot, key, err);
+    if (!hash)
+        return FAN_OK;
+    FAN_TRY(fan_slot_hash(b, v->array, may_end, &now, err));
+    return now == *hash ? FAN_OK : fan_slot_changed(b, slot, key, err);
 }

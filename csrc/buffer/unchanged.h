@@ -9,9 +9,12 @@
 fan_status fan_slot_changed(const fan_buffer *b, size_t slot, int64_t key, fan_error *err);
 /* fan_slot_check_unmoved: that error if memory of the value lies elsewhere than when it was added. */
 fan_status fan_slot_check_unmoved(const fan_buffer *b, size_t slot, const fan_value *v, int64_t key, fan_error *err);
-/* fan_slot_unchanged: asked before a contribution is read: it lies where it lay and, with debug=True, has the elements
- * that it had. */
-fan_status fan_slot_unchanged(const fan_buffer *b, size_t slot, const fan_value *v, int64_t key, bool hashed,
-                              uint64_t hash, fan_error *err);
+/* fan_slot_hash: of the elements of host memory, while other threads of the frontend may run; the user may end it where
+ * `may_end`: nothing was done then. No lock is held. */
+fan_status fan_slot_hash(const fan_buffer *b, const fan_array *a, bool may_end, uint64_t *out, fan_error *err);
+/* fan_slot_unchanged: asked before a contribution is read: it lies where it lay and, with debug=True (hash: not NULL),
+ * has the elements that it had. may_end as in fan_slot_hash. */
+fan_status fan_slot_unchanged(const fan_buffer *b, size_t slot, const fan_value *v, int64_t key, const uint64_t *hash,
+                              bool may_end, fan_error *err);
 
 #endif

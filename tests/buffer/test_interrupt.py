@@ -108,6 +108,43 @@ sys.setswitchinterval(0.005)
 other.join()
 assert "1 parked" in repr(buf), repr(buf)
 """,
+    "a hash, by another thread": """
+import os, sys, threading
+signal.setitimer(signal.ITIMER_PROF, 0)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+fanin.set_options(debug=True)
+def interrupted_by_another(work):
+    begun = threading.Event()
+    def interrupt():
+        begun.wait()
+        os.kill(os.getpid(), signal.SIGINT)
+    other = threading.Thread(target=interrupt)
+    other.start()
+    def held():
+        sys.setswitchinterval(1000)  # from here on it runs where the interpreter is left to it
+        begun.set()
+        work()
+    interrupted(held)
+    sys.setswitchinterval(0.005)
+    other.join()
+buf = fanin.InputBuffer(1)
+g = huge(N)
+interrupted_by_another(lambda: buf.add(0, g))
+assert buf.take() == [None]
+""",
+    "a hash of a take": """
+fanin.set_options(debug=True)
+buf = fanin.InputBuffer(1)
+g = huge(1 << 28)  # 2 GiB to hash: longer than twice the time between two looks, on any machine
+signal.setitimer(signal.ITIMER_PROF, 0)
+buf.add(0, g)
+signal.setitimer(signal.ITIMER_PROF, 0.005, 0.005)
+interrupted(lambda: buf.take())
+signal.setitimer(signal.ITIMER_PROF, 0)
+assert "1 parked" in repr(buf), repr(buf)
+fanin.set_options(debug=False)
+assert buf.take()[0] is g
+""",
     "an add_many": """
 buf = fanin.InputBuffer([fanin.Slot(), fanin.Slot(shape=(4,))])
 g = [small, huge(N >> 2, 4)]

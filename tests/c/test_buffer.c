@@ -4,6 +4,8 @@
 
 #include "base/mem.h"
 
+#include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 static int64_t held;
@@ -138,11 +140,154 @@ static void allocations_fail(void)
     }
 }
 
+/* ---- other threads of the frontend ---- */
+
+static bool outside;       /* the interpreter is left */
+static unsigned times;     /* .. so often */
+static const void *moving; /* memory that another thread moves then */
+static unsigned moved;
+
+static void *leave(void)
+{
+    CHECK(!outside);
+    outside = true;
+    times++;
+    moved = moving != NULL;
+    return &outside;
+}
+
+static void enter(void *left)
+{
+    CHECK(left == &outside && outside);
+    outside = false;
+}
+
+static bool is_unchanged(const fan_value *v)
+{
+    CHECK(!outside);
+    return !moved || v->array->data != moving;
+}
+
+static const fan_frontend leaving = {.hold = hold,
+                                     .drop = drop,
+                                     .unshared = unshared,
+                                     .combine = combine,
+                                     .is_unchanged = is_unchanged,
+                                     .allow_threads_begin = leave,
+                                     .allow_threads_end = enter};
+
+#define LARGE 8192 /* doubles: from here on others are let in */
+
+static fan_buffer *make_leaving(uint64_t budget, bool exact, bool stats)
+{
+    fan_buffer *b = NULL;
+    fan_error err = {0};
+    fan_buffer_config config = {
+        .slots = 1, .budget = budget, .accumulate = FAN_DT_NONE, .exact = exact, .stats = stats, .frontend = &leaving};
+    CHECK_OK(fan_buffer_new(&config, &b, &err));
+    return b;
+}
+
+/* took: how often others were let in by a take, whose sum begins with `want`. */
+static unsigned took(fan_buffer *b, double want)
+{
+    fan_value out[1];
+    fan_take how = {.real = true, .integral = true};
+    fan_error err = {0};
+    times = 0;
+    CHECK_OK(fan_buffer_take(b, &how, out, &err));
+    CHECK(first(&out[0]) == want);
+    fan_value_drop(&leaving, &out[0]);
+    return times;
+}
+
+static void others_run_while_a_large_gradient_is_hashed(void)
+{
+    fan_error err = {0};
+    for (int64_t n = LARGE - 1; n <= LARGE; n++) {
+        fan_buffer *b = make_leaving(UINT64_MAX, false, false);
+        fan_set_debug(true);
+        times = 0;
+        CHECK_OK(add(b, 0, 1, n, 0, &err));
+        CHECK_INT(times, n == LARGE);
+        CHECK_INT(took(b, 1), n == LARGE);
+        fan_set_debug(false);
+        CHECK_OK(add(b, 0, 1, n, 0, &err));
+        CHECK_INT(took(b, 1), 0);
+        fan_buffer_free(b);
+    }
+}
+
+/* adds: how often others were let in by an add of x. */
+static unsigned adds(fan_buffer *b, double x, int64_t key)
+{
+    fan_error err = {0};
+    times = 0;
+    CHECK_OK(add(b, 0, x, LARGE, key, &err));
+    return times;
+}
+
+/* Once enough of them wait they are added to the exact state, which others need not wait for; with statistics each is
+ * read before, in search of the first that is not finite. */
+static void others_run_while_an_exact_sum_looks_for_an_inf(void)
+{
+    enum { N = 120, BAD = 100 };
+    fan_buffer *plain = make_leaving(0, true, false), *b = make_leaving(0, true, true);
+    fan_error err = {0};
+    unsigned folds = 0, waiting = 0;
+    bool some, has;
+    fan_stats s;
+    int64_t key;
+    for (unsigned k = 0; k < BAD; k++) {
+        bool fold = adds(plain, 1, k) > 0;
+        waiting++;
+        CHECK_INT(adds(b, 1, k), fold ? 1 + waiting : 0);
+        folds += fold;
+        waiting = fold ? 0 : waiting;
+    }
+    CHECK(folds > 1);
+    for (unsigned k = BAD; k < N; k++)
+        (void)adds(b, k == BAD ? INFINITY : 1, k);
+    CHECK(adds(b, 1, N) + adds(b, 1, N + 1) < 4); /* there was one: nobody looks any more */
+    (void)took(b, INFINITY);
+    CHECK_OK(fan_buffer_stats(b, 0, &some, &s, &has, &key, &err));
+    CHECK(has && key == BAD);
+    fan_buffer_free(plain);
+    fan_buffer_free(b);
+}
+
+/* What another thread moves meanwhile is not read; the add that made the sum due did not happen, and nothing was summed
+ * twice or lost. */
+static void what_moves_while_others_run_is_not_read(void)
+{
+    fan_buffer *b = make_leaving(0, true, true);
+    fan_error err = {0};
+    fan_status status = FAN_OK;
+    char text[80];
+    int k = 0;
+    for (times = 0; status == FAN_OK && k < 200; k++) {
+        fan_contribution c = {.value = gradient(1, LARGE), .key = k};
+        moving = c.value.array->data;
+        status = fan_buffer_add(b, 0, &c, &err);
+        fan_value_drop(&leaving, &c.value);
+    }
+    snprintf(text, sizeof text, "the gradient added with key %d was changed after it was added", k - 1);
+    CHECK(status == FAN_ERR_STATE && times > 0);
+    CHECK_HAS(err.text, text);
+    moving = NULL;
+    moved = 0;
+    (void)took(b, k - 1);
+    fan_buffer_free(b);
+}
+
 int main(void)
 {
     sums_under_every_budget();
     errors_leave_it_as_it_was();
     allocations_fail();
+    others_run_while_a_large_gradient_is_hashed();
+    others_run_while_an_exact_sum_looks_for_an_inf();
+    what_moves_while_others_run_is_not_read();
     CHECK(held == 0);
     return check_done();
 }
