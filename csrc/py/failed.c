@@ -1,12 +1,20 @@
 /* failed: the error that ends a pass, as an exception whose notes say where it was (E14). */
 #include "py/engine_part.h"
 
-/* add_note: of a str, whose reference it takes; NULL, and an empty one, is none. */
+/* add_note: of a str, whose reference it takes; NULL, and an empty one, is none. One that is there is not said again: a
+ * node that runs a pass over itself without end would say it a thousand times. */
 static void add_note(PyObject *e, PyObject *note)
 {
-    PyObject *none = note && e && PyUnicode_GET_LENGTH(note) ? PyObject_CallMethod(e, "add_note", "O", note) : NULL;
-    PyErr_Clear(); /* the error itself matters */
+    bool any = note && e && PyUnicode_GET_LENGTH(note);
+    PyObject *said = any ? PyObject_GetAttrString(e, "__notes__") : NULL, *none = NULL;
+    PyErr_Clear(); /* the error itself matters, here and below */
+    if (any && !(said && PyList_Check(said) && PySequence_Contains(said, note) == 1)) {
+        PyErr_Clear();
+        none = PyObject_CallMethod(e, "add_note", "O", note);
+    }
+    PyErr_Clear();
     Py_XDECREF(none);
+    Py_XDECREF(said);
     Py_XDECREF(note);
 }
 

@@ -678,6 +678,17 @@ def test_a_pass_inside_a_pass_inside_a_pass() -> None:
     assert w.grad.tolist() == [21, 21]
 
 
+def test_passes_inside_passes_without_end_are_an_error_that_says_once_where() -> None:
+    def again(g: Any) -> Any:
+        fanin.backward([(node, 0, g)], keep_graph=True)
+        return g
+
+    node = fanin.Node(again, edges=[(fanin.Leaf(np.zeros(2)), 0)], name="again")
+    with pytest.raises(RuntimeError) as raised:  # a RecursionError of Python's, or ours of 1,000 passes
+        fanin.backward([(node, 0, np.ones(2))], keep_graph=True)
+    assert raised.value.__notes__ == [f"in again (node {node.sequence_nr}): 0 of 2 nodes had run"]
+
+
 def test_a_function_that_changes_its_own_node() -> None:
     w, v = leaf(), leaf()
 

@@ -77,6 +77,16 @@ def test_what_is_given_to_a_declared_slot_is_conformed_while_recording_and_decla
             fanin.backward([(node, 0, np.ones(5, "f4")), (node, 0, np.ones(2, "f4"))], create_graph=create_graph)
 
 
+@pytest.mark.parametrize("swap", [False, True])
+@pytest.mark.parametrize("other", [np.ones(3), np.ones(0), fanin.Sparse("coo", (np.array([[1]]), np.ones(1)), (3,))])
+def test_while_recording_a_fanin_sparse_beside_another_gradient_is_refused(other: Any, swap: bool) -> None:
+    sparse = fanin.Sparse("coo", (np.zeros((1, 0), int), np.ones(0)), np.shape(other) or other.shape)
+    pair = [other, sparse] if swap else [sparse, other]
+    w = fanin.Leaf(like=fanin.Slot(), accumulate=print, name="w")
+    with pytest.raises(TypeError, match=r"records itself sums by the arrays' own \+, and a fanin.Sparse has none"):
+        fanin.backward([(w, 0, g) for g in pair], create_graph=True)
+
+
 def test_torchs_gradients_can_be_differentiated_again() -> None:
     torch = pytest.importorskip("torch")
     x = torch.tensor([1.0, 2.0], requires_grad=True)

@@ -23,6 +23,11 @@ def combine(function: Callable[[object, object], object] | None, old: object, ne
         shapes = tuple(getattr(old, "shape", ())), tuple(getattr(new, "shape", ()))
         if shapes[0] != shapes[1]:
             raise ValueError(f"expected a gradient of shape {shapes[0]} as those before, got {shapes[1]} (A9)")
+        if isinstance(old, Sparse) or isinstance(new, Sparse):
+            raise TypeError(
+                f"{named(old)} and {named(new)}: a pass that records itself sums by the arrays' own +, and a"
+                " fanin.Sparse has none: expected dense gradients, or sparse ones of SciPy's or torch's (A1)"
+            )
         result = operator.add(new, old) if is_sparse(old) and not is_sparse(new) else operator.add(old, new)
     elif function is not None:
         result = function(old, new)
