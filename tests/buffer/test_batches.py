@@ -391,3 +391,28 @@ def test_a_batch_with_two_for_one_slot_and_a_take_beside_it_end_in_every_order(
     report = explore(scenario)
     assert report.ok and report.complete, str(report)
     assert len(early) >= 2, "the take came before the batch and behind it"
+
+
+class Counted(Money):
+    """Money that is not worth adding from ten on; `sums`: those that were made."""
+
+    sums: list[weakref.ref[Counted]]
+
+    def __add__(self, other: Any) -> Counted:
+        if self.n >= 10:
+            raise ValueError("too much")
+        made = Counted(self.n + other.n)
+        self.sums.append(weakref.ref(made))
+        return made
+
+
+def test_a_batch_that_is_taken_back_lets_go_of_the_sums_it_had_tried() -> None:
+    Counted.sums = []
+    buf = fanin.InputBuffer([fanin.Slot(), fanin.Slot()], budget=0)
+    buf.add_many([0, 1], [Counted(1), Counted(10)])
+    with pytest.raises(ValueError, match="too much"):
+        buf.add_many([0, 1], [Counted(2), Counted(20)])
+    gc.collect()
+    assert len(Counted.sums) == 1 and Counted.sums[0]() is None
+    one, two = buf.take()
+    assert (one.n, two.n) == (1, 10)

@@ -719,3 +719,26 @@ def test_a_large_gradient_is_copied_once() -> None:
         tracemalloc.stop()
     assert buf.counters["copies"] == 1
     assert numpys < gradient.nbytes, "the core's own copy is not in NumPy's memory: a second one was made there"
+
+
+@pytest.mark.rule("A6")
+def test_a_sparse_sum_that_was_coalesced_goes_into_a_dense_gradient_that_is_donated() -> None:
+    sp = pytest.importorskip("scipy.sparse")
+    buf = fanin.InputBuffer([fanin.Slot(shape=(4, 4), dtype="float32")], budget=0)
+    for _ in range(3):
+        buf.add(0, sp.coo_array(np.eye(4, dtype=np.float32)))
+    dense = np.ones((4, 4), np.float32)
+    where = dense.ctypes.data
+    buf.add(0, dense, donate=True)
+    del dense
+    (total,) = buf.take()
+    assert total.ctypes.data == where and total.tolist() == (3 * np.eye(4) + 1).tolist()
+
+
+@pytest.mark.parametrize("kind", ["csr", "csc", "bsr"])
+def test_a_sparse_gradient_is_parked_with_all_its_parts(kind: str) -> None:
+    sp = pytest.importorskip("scipy.sparse")
+    x = getattr(sp, f"{kind}_array")(np.eye(4, dtype=np.float32))
+    buf = fanin.InputBuffer(1)
+    buf.add(0, x)
+    assert f"1 parked, {x.data.nbytes + x.indices.nbytes + x.indptr.nbytes} B" in repr(buf)

@@ -322,3 +322,17 @@ def test_an_out_that_a_later_slot_still_reads_is_written_after_it(general: bool)
     else:
         buf.take(out=[x, z])
     assert (x.tolist(), z.tolist()) == ([10, 20], [1, 2])
+
+
+@pytest.mark.parametrize("part", ["dense", "values", "indices"])
+def test_an_out_over_a_gradient_that_is_handed_through_from_another_slot_spares_it(part: str) -> None:
+    memory = np.arange(3, dtype=np.int64)
+    rows, values = (memory, np.ones(3, np.int64)) if part == "indices" else (np.arange(3), memory)
+    x = memory if part == "dense" else fanin.Sparse("coo", (rows[None, :], values), (3,))
+    buf = fanin.InputBuffer(2, stats=True)
+    buf.add(0, x)
+    buf.add(1, np.full(3, 7))
+    one, two = buf.take(out=[None, memory])
+    assert two is memory and memory.tolist() == [7, 7, 7]
+    spared = one if part == "dense" else one.parts[part == "values"]
+    assert spared.ravel().tolist() == [0, 1, 2]

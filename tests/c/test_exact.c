@@ -623,28 +623,31 @@ static void in_place_and_strided(void)
 }
 
 /* Another dtype than the sum's is rounded to it first: as D1 says of every term. */
-static void terms_of_other_dtypes(void)
+static void terms_of_another_dtype(fan_dtype d)
 {
     int64_t size = 50;
-    fan_array *ints, *lows, *rounded_ints, *out[2];
-    CHECK_OK(fan_array_new(FAN_DT_INT32, 1, &size, NULL, &ints, NULL));
+    fan_array *others, *lows, *rounded, *out[2];
+    CHECK_OK(fan_array_new(d, 1, &size, NULL, &others, NULL));
     CHECK_OK(fan_array_new(FAN_DT_BFLOAT16, 1, &size, NULL, &lows, NULL));
-    CHECK_OK(fan_array_new(FAN_DT_BFLOAT16, 1, &size, NULL, &rounded_ints, NULL));
+    CHECK_OK(fan_array_new(FAN_DT_BFLOAT16, 1, &size, NULL, &rounded, NULL));
     for (int64_t i = 0; i < size; i++) {
-        int32_t x = (int32_t)(random_below(1 << 20) - (1 << 19));
-        memcpy(ints->data + 4 * i, &x, 4);
+        int32_t x = d == FAN_DT_INT32 ? (int32_t)(random_below(1 << 20) - (1 << 19))
+                                      : 0x3c00 + (int32_t)random_below(1 << 10); /* a half from 1 to 2 */
+        memcpy(others->data + others->strides[0] * i, &x, fan_dtype_size(d));
         random_element(FAN_DT_BFLOAT16, element(lows, i));
     }
-    fan_array_copy(rounded_ints, ints);
+    fan_array_copy(rounded, others);
     for (int o = 0; o < 2; o++)
         CHECK_OK(fan_array_new(FAN_DT_FLOAT32, 1, &size, NULL, &out[o], NULL));
-    fan_exact_sum(out[0], (const fan_array *[]){ints, lows}, 2, FAN_DT_BFLOAT16, NULL);
-    fan_exact_sum(out[1], (const fan_array *[]){lows, rounded_ints}, 2, FAN_DT_BFLOAT16, NULL);
-    for (int64_t i = 0; i < size; i++)
-        CHECK(same_number(get(out[0], i), get(out[1], i)));
-    fan_array_drop(ints);
+    for (size_t n = 1; n <= 2; n++) {
+        fan_exact_sum(out[0], (const fan_array *[]){others, lows}, n, FAN_DT_BFLOAT16, NULL);
+        fan_exact_sum(out[1], (const fan_array *[]){rounded, lows}, n, FAN_DT_BFLOAT16, NULL);
+        for (int64_t i = 0; i < size; i++)
+            CHECK(same_number(get(out[0], i), get(out[1], i)));
+    }
+    fan_array_drop(others);
     fan_array_drop(lows);
-    fan_array_drop(rounded_ints);
+    fan_array_drop(rounded);
     fan_array_drop(out[0]);
     fan_array_drop(out[1]);
 }
@@ -690,7 +693,8 @@ int main(int argc, char **argv)
     complex_and_wider_states();
     states_widen_without_loss();
     in_place_and_strided();
-    terms_of_other_dtypes();
+    terms_of_another_dtype(FAN_DT_INT32);
+    terms_of_another_dtype(FAN_DT_FLOAT16);
     thousands_of_terms();
     a_million_sums(share);
     CHECK_INT(wrong, 0);

@@ -52,7 +52,8 @@ COPIED = (
 #: The first tests that are run, by the beginning of a file's path below csrc/: those likely to notice a fault there.
 #: All that match are asked, the first lines first.
 NEAR = {
-    "array/exact": ["array/test_exact.py", "array/test_exact_sparse.py", "buffer/test_exact_buffer.py"],
+    "array/exact": ["array/test_exact.py", "array/test_exact_sparse.py", "buffer/test_exact_buffer.py"]
+    + ["array/test_sums.py"],
     "array/superacc": ["array/test_exact.py", "buffer/test_exact_buffer.py"],
     "array/extents": ["buffer/test_out.py", "spec/test_aliasing.py", "array/test_overlap.py"],
     "array/layout": ["graph/test_recorded_layout.py", "analysis/test_functionalize.py"],
@@ -63,6 +64,7 @@ NEAR = {
     "array/sparse": ["array/test_exact_sparse.py", "buffer/test_kinds.py", "spec/test_values.py"],
     "array/stats": ["buffer/test_stats.py", "buffer/test_stats_devices.py"],
     "array/convert": ["spec/test_values.py", "buffer/test_kinds.py", "array/test_sums.py"],
+    "array/reduce": ["device/test_cuda_values.py"],
     "array/": ["array/test_sums.py", "buffer/test_out.py", "spec/test_values.py", "spec/test_aliasing.py"],
     "base/pool": ["buffer/test_pool.py", "array/test_sums.py"],
     "base/keys": ["buffer/test_keys.py", "spec/test_ledger.py"],
@@ -101,10 +103,14 @@ NEAR = {
     "buffer/target": ["buffer/test_target.py"],
     "buffer/add_many": ["buffer/test_many.py", "buffer/test_batches.py"],
     "buffer/add": ["buffer/test_many.py", "spec/test_ledger.py", "buffer/test_keys.py"],
-    "buffer/batch": ["buffer/test_batches.py"],
+    "buffer/batch": ["buffer/test_batches.py", "buffer/test_many.py"],
     "buffer/explain": ["buffer/test_explain.py"],
     "buffer/take": ["buffer/test_take_one.py", "buffer/test_out.py", "spec/test_aliasing.py"],
-    "buffer/fast": ["buffer/test_doors.py", "buffer/test_out.py", "buffer/test_budget_auto.py", "buffer/test_many.py"],
+    "buffer/fast": ["buffer/test_doors.py", "buffer/test_out.py", "buffer/test_budget_auto.py", "buffer/test_many.py"]
+    + ["buffer/test_stats.py"],
+    "buffer/life": ["isolated/test_fork.py"],
+    "buffer/value": ["spec/test_aliasing.py", "interop/test_exchange_rows.py"],
+    "buffer/out": ["spec/test_aliasing.py"],
     "buffer/sync": ["spec/test_stream_rules.py", "spec/test_streams_on_sim.py"],
     "buffer/accum": ["spec/test_accum_rules.py"],
     "buffer/plan": ["spec/test_plans_are_run.py", "spec/test_stream_rules.py", "buffer/test_explain.py"],
@@ -175,6 +181,7 @@ NEAR = {
 #: .. and behind these in C, by the same rule: `pytest tests/c/test_c.py -k WORD`.
 NEAR_IN_C = {
     "array/sum": "sum",
+    "array/reduce": "sum",
     "array/exact": "exact",
     "array/superacc": "exact",
     "array/stretch": "overlap",
