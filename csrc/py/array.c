@@ -254,6 +254,17 @@ static int array_bool(PyObject *o)
     return -1;
 }
 
+/* array_number: float(x) and int(x), whose value is decided where it is asked for. */
+static PyObject *array_number(PyObject *o)
+{
+    if (!fan_array_on_cpu(o))
+        return advise("converting");
+    return PyErr_Format(PyExc_TypeError,
+                        "%R is not made a Python number: what is read while a function is recorded is decided once; "
+                        "compute with the array itself, or read x.numpy().item() outside of functions",
+                        o);
+}
+
 static PyObject *array_reduce(PyObject *o, PyObject *Py_UNUSED(none))
 {
     return PyErr_Format(PyExc_TypeError,
@@ -453,6 +464,8 @@ static PyType_Slot slots[] = {
     {Py_sq_item, array_item},
     {Py_tp_iter, array_iter},
     {Py_nb_bool, array_bool},
+    {Py_nb_float, array_number},
+    {Py_nb_int, array_number},
     {Py_tp_methods, methods},
     {Py_tp_members, members},
     {Py_tp_getset, getset},

@@ -245,6 +245,11 @@ static PyObject *argument(PyObject *name, PyObject *x, bool write, Py_ssize_t i)
         return PyArray_View((PyArrayObject *)x, NULL, NULL);
     if (!write && (PyLong_Check(x) || PyFloat_Check(x) || PyComplex_Check(x) || PyArray_IsScalar(x, Generic)))
         return Py_NewRef(x);
+    if (!write && PySequence_Check(x) && !PyUnicode_Check(x) && !PyBytes_Check(x))
+        return PyErr_Format(PyExc_TypeError,
+                            "%U: reads[%zd]: a kernel on the CPU reads arrays on the CPU and numbers, got %s: pass "
+                            "np.asarray(x) to the function as an operand, or write its numbers one by one",
+                            name, i, FAN_TYPE_TEXT(x));
     return PyErr_Format(
         PyExc_TypeError, "%U: %s[%zd]: a kernel on the CPU %s, got %s", name, write ? "writes" : "reads", i,
         write ? "writes arrays that can be written" : "reads arrays on the CPU and numbers", FAN_TYPE_TEXT(x));

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Literal, SupportsIndex, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,8 @@ from ._core import Array
 
 NDArray = npt.NDArray[np.generic]
 Kernel = Callable[..., object]
+Order = Literal["C", "F", "A", "K"]
+Casting = Literal["no", "equiv", "safe", "same_kind", "unsafe"]
 
 #: Functions of NumPy's, besides ufuncs, whose result's shape follows from the operands' shapes.
 FUNCTIONS = frozenset[object]({
@@ -200,29 +202,74 @@ def conj(x: Array) -> Array | NDArray:
     return cast(Array, np.conjugate(x)) if x.dtype.kind == "c" else x
 
 
-def copy(x: Array) -> Array | NDArray:
+def remade(x: Array, f: Callable[[NDArray], NDArray]) -> Array:
+    """A new array with the values of x, of the shape, dtype and order of axes that `f` gives."""
+    out = new(f(laid(x)))
+    assign(out, x)
+    return out
+
+
+def copy(x: Array, order: Order = "C") -> Array | NDArray:
     """In the order of its axes, as `x.copy()` of an ndarray."""
+    return remade(x, lambda y: y.copy(order)) if _core.cpu_wants_handles() else x.numpy().copy(order)
+
+
+def copy_as_it_lies(x: Array, order: Order = "K", subok: bool = False) -> Array:
+    return remade(x, lambda y: y.copy(order))
+
+
+def astype(
+    x: Array,
+    dtype: npt.DTypeLike,
+    order: Order = "K",
+    casting: Casting = "unsafe",
+    subok: bool = True,
+    copy: bool = True,
+) -> Array | NDArray:
     if not _core.cpu_wants_handles():
-        return x.numpy()
-    out = _core.cpu_empty(x.shape, x.dtype)
-    assign(out, x)
-    return out
-
-
-def copy_as_it_lies(x: Array) -> Array:
-    out = new(laid(x))
-    assign(out, x)
-    return out
-
-
-def astype(x: Array, dtype: npt.DTypeLike, *, copy: bool = True) -> Array | NDArray:
-    if not _core.cpu_wants_handles():
-        return x.numpy().astype(dtype)
-    if not copy and np.dtype(dtype) == x.dtype:
+        return x.numpy().astype(dtype, order, casting)
+    if not copy and np.dtype(dtype) == x.dtype and order in ("K", "A"):
         return x
-    out = new(laid(x).astype(dtype))
-    assign(out, x)
-    return out
+    return remade(x, lambda y: y.astype(dtype, order, casting))
+
+
+def axes_first(x: Array, order: Order) -> list[int]:
+    """The axes in the order in which NumPy goes through them, the last one fastest. ValueError for no order."""
+    forward = list(range(x.ndim))
+    if order not in ("C", "F", "A", "K"):
+        raise ValueError(f"order must be one of 'C', 'F', 'A', or 'K' (got {order!r})")
+    if order == "K":
+        return order_of(x)
+    return forward[::-1] if order == "F" or (order == "A" and lies_backwards(x)) else forward
+
+
+def lies_backwards(x: Array) -> bool:
+    """Whether it lies without gaps in Fortran's order, and not in C's."""
+    wide = [k for k in range(x.ndim) if x.shape[k] != 1]
+    steps = np.cumprod([x.itemsize, *(x.shape[k] for k in wide)])[:-1].tolist()
+    return len(wide) > 1 and steps == [x.strides[k] for k in wide]
+
+
+def ravel(x: Array, order: Order = "C") -> Array:
+    return x.transpose(*axes_first(x, order)).reshape(-1)
+
+
+def reshape(x: Array, shape: SupportsIndex | Sequence[SupportsIndex], order: Order = "C") -> Array:
+    if order not in ("C", "F", "A"):
+        raise ValueError(f"order must be one of 'C', 'F', or 'A' (got {order!r})")
+    if order == "C" or (order == "A" and not lies_backwards(x)):
+        return x.reshape(shape)
+    shape = tuple(shape) if isinstance(shape, Sequence) else (shape,)
+    return x.T.reshape(shape[::-1]).T
+
+
+def flatten(x: Array, order: Order = "C") -> Array | NDArray:
+    made = copy(x, order)
+    return ravel(made, order) if isinstance(made, Array) else made.ravel(order)
+
+
+def broadcast_to(x: Array, shape: SupportsIndex | Iterable[SupportsIndex], subok: bool = False) -> Array:
+    return x.broadcast_to(shape)
 
 
 def squeeze(x: Array, axis: int | tuple[int, ...] | None = None) -> Array:
@@ -236,19 +283,22 @@ def swapaxes(x: Array, axis1: int, axis2: int) -> Array:
     return x.transpose(*axes)
 
 
-def sort(x: Array, axis: int = -1) -> None:
+def sort(
+    x: Array, axis: int = -1, kind: str | None = None, order: object = None, *, stable: bool | None = None
+) -> None:
     """In place."""
-    assign(x, np.sort(cast(NDArray, x), axis))
+    how = {} if stable is None else {"stable": stable}  # which NumPy has since 2.0
+    assign(x, cast(Kernel, np.sort)(x, axis, kind, order, **how))
 
 
 #: Functions that give views, or copies.
 VIEWS: dict[object, Callable[..., object]] = {
     np.transpose: lambda x, axes=None: x.transpose(axes),
-    np.reshape: lambda x, shape: x.reshape(shape),
-    np.ravel: lambda x: x.reshape(-1),
+    np.reshape: reshape,
+    np.ravel: ravel,
     np.squeeze: squeeze,
     np.swapaxes: swapaxes,
-    np.broadcast_to: lambda x, shape: x.broadcast_to(shape),
+    np.broadcast_to: broadcast_to,
     np.copy: copy_as_it_lies,
 }
 
@@ -259,7 +309,7 @@ METHODS: dict[str, Callable[..., object]] = {
     )},
     "conj": conj, "conjugate": conj,
     "astype": astype, "copy": copy, "fill": assign, "sort": sort,
-    "flatten": lambda x: copy(x).reshape(-1), "item": lambda x, *at: x.numpy().item(*at),
+    "flatten": flatten, "item": lambda x, *at: x.numpy().item(*at),
     "tolist": lambda x: x.numpy().tolist(),
 }  # fmt: skip
 

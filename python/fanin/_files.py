@@ -8,6 +8,8 @@ import tempfile
 from collections.abc import Callable
 from typing import IO
 
+from ._words import type_of
+
 
 def get_include() -> str:
     """The folder of `fanin.h`, for extensions in C: nodes whose functions run without the interpreter (docs/c-api.md).
@@ -23,7 +25,7 @@ def path_text(path: str | os.PathLike[str], what: str) -> str:
     """The path as text."""
     text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else path
     if not isinstance(text, str):
-        raise TypeError(f"{what}: expected a path, a str or an os.PathLike of one, got {type(text).__name__}")
+        raise TypeError(f"{what}: expected a path, a str or an os.PathLike of one, got {type_of(text)}")
     if "\0" in text:
         raise ValueError(f"{what}: a path cannot hold a NUL, as {text!r} does")
     return text

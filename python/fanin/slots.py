@@ -12,7 +12,7 @@ import numpy as np
 
 from . import _core
 from ._interop.protocols import DTypeLike
-from ._words import counted
+from ._words import counted, type_of
 
 __all__ = ["Slot", "Sparse", "Stats", "Zero", "clip_norm", "global_norm"]
 
@@ -136,7 +136,7 @@ class Sparse:
         if self.format not in FORMATS:
             raise ValueError(f"Sparse: expected a format among {', '.join(FORMATS)}, got {self.format!r}")
         if not isinstance(self.parts, Sequence):
-            raise TypeError(f"Sparse: expected the parts as a tuple, got a {type(self.parts).__name__}")
+            raise TypeError(f"Sparse: expected the parts as a tuple, got {type_of(self.parts)}")
         names = ("indices", "values") if self.format == "coo" else ("pointers", "indices", "values")
         if len(self.parts) != len(names):
             raise ValueError(
@@ -276,7 +276,7 @@ def clip_norm(
         raise ValueError(f"clip_norm: expected the {counted(len(buf), 'sum')} of {buf.name}, got {len(sums)}")
     if out is None and not isinstance(sums, list):
         raise TypeError(
-            f"clip_norm: expected the list that take() gave, whose entries are replaced, got {type(sums).__name__}; or"
+            f"clip_norm: expected the list that take() gave, whose entries are replaced, got {type_of(sums)}; or"
             " give out="
         )
     outs = None if out is None else _outs(sums, out)

@@ -48,7 +48,7 @@ import fanin
 from fanin import _core
 from fanin._core import Recording
 from fanin._interop.protocols import DType, NDArray
-from fanin._words import counted
+from fanin._words import counted, type_of
 
 Shape = tuple[int, ...]
 Array = NDArray | fanin.sim.Array  # on the CPU, or on a device of a machine
@@ -477,7 +477,7 @@ class Op:
         for x in xs:
             if isinstance(x, np.ndarray | np.generic) and type(x) is not np.ndarray:
                 raise fanin.CaptureError(
-                    f"{self.name}: {x!r}, a {type(x).__name__}, may depend on values, which replays would not see:"
+                    f"{self.name}: {x!r}, {type_of(x)}, may depend on values, which replays would not see:"
                     " pass it to the step as an ndarray, or make it by operations"
                 )
         places = [i for i, x in enumerate(xs) if type(x) is np.ndarray]
@@ -1166,7 +1166,7 @@ def _by_numpy(error: ValueError) -> BaseException:
 def _dense(leaf: object, g: object) -> NDArray:
     if type(g) is np.ndarray:
         return g
-    raise fanin.CaptureError(f"compiled: the step leaves {type(g).__name__} in .grad of {leaf!r}: expected an ndarray")
+    raise fanin.CaptureError(f"compiled: the step leaves {type_of(g)} in .grad of {leaf!r}: expected an ndarray")
 
 
 def _left(recording: Recording, leaf: object, g: object) -> NDArray:

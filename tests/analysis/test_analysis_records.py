@@ -155,7 +155,7 @@ def test_the_key_of_an_array_is_its_geometry_in_its_memory() -> None:
     assert key(a) == key(a[:]) == key(a.view()) and key(a) != key(a.T)
     assert key(a[1:, ::-1]) == analysis.MetadataKey((3, 3), "strided", False, (24, -8), 40)
     assert key(a[1:][1:]).storage_offset == 48 and key(a[1:].T[1:]).storage_offset == 32
-    with pytest.raises(TypeError, match="MetadataKey: expected an ndarray or a torch tensor, got list"):
+    with pytest.raises(TypeError, match="MetadataKey: expected an ndarray or a torch tensor, got a list"):
         key([1])
 
 
@@ -725,7 +725,7 @@ def test_signatures_that_do_not_add_up_are_refused() -> None:
     for graph, m, change, said in rows:
         with pytest.raises(ValueError, match=said):
             analysis.create_graph_signature(graph, m, **{**how, **change})
-    with pytest.raises(TypeError, match=r"expected GraphNames or a torch.fx graph, got a int"):
+    with pytest.raises(TypeError, match=r"expected GraphNames or a torch.fx graph, got an int"):
         analysis.create_graph_signature(3, meta)
 
 

@@ -542,7 +542,7 @@ BAD: list[tuple[list[Any], str]] = [
     ([np.ones(2)], "missing a required argument: 'b'"),
     ([np.ones(2), np.array([None])], r"args\[1\]: expected an array of numbers.*object"),
     ([np.ones(2), [1, np.array(["a"], object)]], r"args\[2\] \(at args\[1\]\[1\]\): expected an array"),
-    ([np.ones(2).view(np.recarray), 1], r"args\[0\]: expected a plain ndarray, got recarray.*np.asarray"),
+    ([np.ones(2).view(np.recarray), 1], r"args\[0\]: expected a plain ndarray, got a recarray.*np.asarray"),
     ([np.ma.array([1]), 1], r"args\[0\]: .*MaskedArray"),
     ([np.zeros(2, [("a", "O")]), 1], r"args\[0\]: expected an array of numbers"),
 ]
@@ -594,18 +594,18 @@ def test_what_is_no_sequence_of_arguments_or_no_metadata_is_named() -> None:
     for run, words in [
         (
             lambda: analysis.collect_metadata(abs, x),
-            r"collect_metadata: args: expected a list or tuple .* got a ndarray: one argument is \[x\]",
+            r"collect_metadata: args: expected a list or tuple .* got an ndarray: one argument is \[x\]",
         ),
         (
             lambda: analysis.functionalize(abs, x),
-            r"functionalize: example_args: expected a list or tuple .* got a ndarray",
+            r"functionalize: example_args: expected a list or tuple .* got an ndarray",
         ),
-        (lambda: analysis.functionalize(abs, 3), r"functionalize: example_args: .* got a int"),
+        (lambda: analysis.functionalize(abs, 3), r"functionalize: example_args: .* got an int"),
         (
             lambda: analysis.compute_overlapping_inputs(x),
-            r"expected a sequence of arrays, got a ndarray; one array is \[array\]",
+            r"expected a sequence of arrays, got an ndarray; one array is \[array\]",
         ),
-        (lambda: analysis.compute_overlapping_inputs(None), "expected a sequence of arrays, got a NoneType"),
+        (lambda: analysis.compute_overlapping_inputs(None), "expected a sequence of arrays, got None"),
         (
             lambda: analysis.remove_dupe_metadata(None, [], []),
             "remove_dupe_metadata: expected a ViewAndMutationMeta, .* got None",

@@ -99,7 +99,7 @@ def check_arrays_out_of_sight_are_refused_among_the_arguments() -> None:
         f(fine)
         analysis.collect_metadata(fn, [fine])
     assert len(ran) == 21
-    with pytest.raises(TypeError, match=r"args\[0\]: .* got a Held that holds a ndarray"):
+    with pytest.raises(TypeError, match=r"args\[0\]: .* got a Held that holds an ndarray"):
         f(Held(a))  # of the layout of Held(3)
 
 
@@ -236,7 +236,7 @@ def check_what_a_compiled_function_must_return_is_said() -> None:
         a += 1
         return a * 2
 
-    for wrong, found in ((None, "None"), (np.ones(2), "a ndarray"), (3, "a int")):
+    for wrong, found in ((None, "None"), (np.ones(2), "an ndarray"), (3, "an int")):
         f = F.functionalize(fn, (np.zeros(2),), compiler=lambda pure, wrong=wrong: lambda *inner: wrong)
         a = np.zeros(2)
         with pytest.raises(

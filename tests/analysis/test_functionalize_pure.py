@@ -187,7 +187,7 @@ def check_the_pure_function_refuses_what_does_not_fit() -> None:
         ((a, b), r"expected 3 arguments, args\[0\], args\[1\], args\[2\]; got 2"),
         ((a[:3], b, False), r"args\[0\]: expected an array of float64, shape \(4,\); got float64 \(3,\)"),
         ((a, b.astype("f4"), False), r"args\[1\]: expected an array of float64, shape \(2,\); got float32"),
-        ((a, [1, 2], False), r"args\[1\]: expected an array .* got list"),
+        ((a, [1, 2], False), r"args\[1\]: expected an array .* got a list"),
         ((a, b, True), r"args\[1\] is written, and was not at the recorded call"),
         ((a, b, None), r"output\[0\] is not what it was at the recorded call"),
     ]:

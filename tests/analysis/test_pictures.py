@@ -28,7 +28,7 @@ def test_pictures_of_components() -> None:
         analysis.alias_plot(arrays, io.BytesIO(), format="doc")
     with pytest.raises(ValueError, match="a name for each of 5 arrays, got 1"):
         analysis.alias_dot(arrays, ["a"])
-    with pytest.raises(TypeError, match=r"args\[1\]: expected an ndarray, got int"):
+    with pytest.raises(TypeError, match=r"args\[1\]: expected an ndarray, got an int"):
         analysis.alias_dot([w, 3])
 
 

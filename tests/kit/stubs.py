@@ -31,6 +31,8 @@ def wanted(node: ast.stmt, parent: str = "") -> str | None:
     of ours.
     """
     assert isinstance(node, ast.ClassDef | ast.FunctionDef)
+    if parent.startswith("_"):
+        return None  # ours, of the stub file alone
     holder: Any = getattr(_core, parent) if parent else _core
     if node.name.startswith("_") or (not parent and node.name not in public()):
         return None

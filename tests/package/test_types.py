@@ -26,6 +26,14 @@ with fanin.trace() as t:
     buf.take()
 for line in t:
     print(line.kind)
+tree = fanin.GraphTree("cpu")
+@tree.function
+def norm(x: fanin.sim.Array, y: fanin.sim.Array) -> fanin.sim.Array:
+    y[...] = (-x @ x.T).sum(axis=0, keepdims=True) + 2 * np.exp(x.astype("float32", casting="same_kind"))
+    y += abs(x) > 0
+    y.sort(kind="stable")
+    z: fanin.sim.Array = y.copy("F").ravel("K")
+    return z
 with fanin.sim.Machine() as m:
     for row in m.array(np.ones((2, 3))):
         print(row.shape)

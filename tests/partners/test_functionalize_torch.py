@@ -360,11 +360,11 @@ def test_what_cannot_be_put_back_is_named() -> None:
         quantized = torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)
     subclass = torch.ones(2).as_subclass(type("Mine", (torch.Tensor,), {}))
     for bad, error, words in [
-        (subclass, TypeError, r"args\[1\]: expected a plain torch.Tensor or a Parameter, got Mine"),
+        (subclass, TypeError, r"args\[1\]: expected a plain torch.Tensor or a Parameter, got a Mine"),
         (torch.ones(2).to_sparse(), ValueError, r"args\[1\]: .*sparse"),
         (torch.ones(2, device="meta"), ValueError, r"args\[1\]: .*meta"),
         (quantized, ValueError, r"args\[1\]: .*quantized"),
-        (np.ones(2), TypeError, r"args\[0\] is a Tensor and args\[1\] is a ndarray"),
+        (np.ones(2), TypeError, r"args\[0\] is a Tensor and args\[1\] is an ndarray"),
     ]:
         with pytest.raises(error, match=words):
             f(x, bad)
@@ -925,7 +925,7 @@ def test_the_pure_function_of_tensors_writes_nothing_and_has_slots() -> None:
             ValueError,
             r"__make_synthetic_base\(args\[0\]\): expected a tensor of torch.float32, shape \(6,\)",
         ),
-        ((inner[0], 3), TypeError, r"args\[2\]: expected a tensor .* got a int"),
+        ((inner[0], 3), TypeError, r"args\[2\]: expected a tensor .* got an int"),
     ]:
         with pytest.raises(error, match=words):
             pure(*bad)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any, TypeVar, overload
 
+from .._words import type_of
 from .explore import Scenario, explore
 
 F = TypeVar("F", bound=Callable[..., object])
@@ -33,7 +34,7 @@ def scenario(fn: F | None = None, /, **options: object) -> F | Callable[[F], F]:
 
     def mark(f: F) -> F:
         if not callable(f) or not hasattr(f, "__dict__"):
-            raise TypeError(f"scenario: expected a function of a Machine, got a {type(f).__name__}")
+            raise TypeError(f"scenario: expected a function of a Machine, got {type_of(f)}")
         f.__fanin_scenario__ = options  # type: ignore[attr-defined]
         return f
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from .._core import Snapshot
+from .._words import type_of
 from . import trees
 from .caller_arrays import CallerArrays
 from .calls import check_reach, torch
@@ -28,8 +29,7 @@ def check_tensor(t: Tensor, name: Callable[[], str]) -> None:
     library = torch()
     if type(t) not in (library.Tensor, library.nn.Parameter):
         raise TypeError(
-            f"{name()}: expected a plain torch.Tensor or a Parameter, got {type(t).__name__}: pass the tensor that it"
-            " holds"
+            f"{name()}: expected a plain torch.Tensor or a Parameter, got {type_of(t)}: pass the tensor that it holds"
         )
     if is_transformed(t):
         raise TypeError(

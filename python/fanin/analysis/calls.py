@@ -14,7 +14,7 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from .._core import address
-from .._words import counted
+from .._words import counted, type_of
 from ..descriptors import AOTInput, PlainAOTInput, PlainAOTOutput
 from . import hidden, trees
 from .private_copies import REMADE, Array, Geometry, Group, RunArrays
@@ -94,7 +94,7 @@ def call_of(args: tuple[object, ...], kwargs: dict[str, object], who: str) -> Ca
     call = Call(leaves, form, index, arrays, first, tensors > 0)
     if tensors not in (0, len(arrays)):
         other = next(u for u, a in enumerate(arrays) if isinstance(a, np.ndarray) != isinstance(arrays[0], np.ndarray))
-        words = [f"{call.name(u)} is a {type(arrays[u]).__name__}" for u in (0, other)]
+        words = [f"{call.name(u)} is {type_of(arrays[u])}" for u in (0, other)]
         raise TypeError(f"{who}: expected arrays of one library, but {words[0]} and {words[1]}")
     return call
 
@@ -105,7 +105,7 @@ def check_given(given: object, what: str, who: str) -> tuple[object, ...]:
         return ()
     if not isinstance(given, (list, tuple)):
         raise TypeError(
-            f"{who}: {what}: expected a list or tuple of the function's arguments, got a {type(given).__name__}: one"
+            f"{who}: {what}: expected a list or tuple of the function's arguments, got {type_of(given)}: one"
             " argument is [x]"
         )
     return tuple(given)
@@ -140,7 +140,7 @@ def check_array(array: Array, name: Callable[[], str]) -> None:
     """TypeError for what cannot be rebuilt from its bytes."""
     if type(array) is not np.ndarray:
         raise TypeError(
-            f"{name()}: expected a plain ndarray, got {type(array).__name__}, whose class may keep more than its"
+            f"{name()}: expected a plain ndarray, got {type_of(array)}, whose class may keep more than its"
             " memory: pass np.asarray(x)"
         )
     if array.dtype.hasobject:
@@ -372,7 +372,7 @@ def check_outputs(run: RunArrays, outputs: Sequence[object], who: str) -> None:
     for j, o in enumerate(outputs):
         if run.is_array(o) and not run.remakeable(o) and run.group_at(o) is not None:
             raise TypeError(
-                f"{who}: {PlainAOTOutput(j).expr()} is a {type(o).__name__} on the memory of an input: expected a plain"
+                f"{who}: {PlainAOTOutput(j).expr()} is {type_of(o)} on the memory of an input: expected a plain"
                 " array there; return the array, and make the other of it outside"
             )
 
@@ -385,7 +385,7 @@ def check_hidden(run: RunArrays, outputs: Sequence[object], who: str, where: str
     for j, o in enumerate(outputs):
         if hidden.shows(o) and any(hidden.meet(o, a) for a in run.private):
             raise TypeError(
-                f"{who}: {where or PlainAOTOutput(j).expr()} is a {type(o).__name__} that holds memory of an input:"
+                f"{who}: {where or PlainAOTOutput(j).expr()} is {type_of(o)} that holds memory of an input:"
                 " expected arrays of the library that the arguments are of"
             )
         if not hidden.may_hold(type(o)) and not hidden.is_boxed(o):

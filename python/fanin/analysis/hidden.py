@@ -21,6 +21,7 @@ import numpy as np
 
 from .. import _core
 from .._interop.protocols import NDArray
+from .._words import type_of
 
 EMPTY: tuple[Any, ...] = ([], (), set(), {}, {}.values(), {}.items(), collections.deque(), np.empty(0))
 
@@ -164,11 +165,11 @@ def check_argument(x: object, name: Callable[[], str], kinds: tuple[type, ...]) 
     if not may_hold(type(x)) or isinstance(x, VIEWS):
         return
     if isinstance(x, LATER):
-        raise TypeError(f"{name()}: expected arrays in lists, tuples and dicts, got a {type(x).__name__}: pass list(x)")
+        raise TypeError(f"{name()}: expected arrays in lists, tuples and dicts, got {type_of(x)}: pass list(x)")
     if (array := next(held(x, kinds), None)) is not None:
         raise TypeError(
-            f"{name()}: expected arrays in lists, tuples, named tuples and dicts, got a {type(x).__name__} that holds a"
-            f" {type(array).__name__}: pass the arrays themselves, and make the other of them inside"
+            f"{name()}: expected arrays in lists, tuples, named tuples and dicts, got {type_of(x)} that holds"
+            f" {type_of(array)}: pass the arrays themselves, and make the other of them inside"
         )
 
 
@@ -178,11 +179,10 @@ def check_result(
     """TypeError for a part of a result, no array itself, that holds memory of an input, or runs later."""
     if isinstance(x, LATER):
         raise TypeError(
-            f"{name()} is a {type(x).__name__}: expected a result that is there when the function returns; return a"
-            " list of it"
+            f"{name()} is {type_of(x)}: expected a result that is there when the function returns; return a list of it"
         )
     if any(is_private(array) for array in held(x, kinds)):
         raise TypeError(
-            f"{name()} is a {type(x).__name__} that holds memory of an input: expected arrays in lists, tuples, named"
+            f"{name()} is {type_of(x)} that holds memory of an input: expected arrays in lists, tuples, named"
             " tuples and dicts; return the arrays, and make the other of them outside"
         )

@@ -33,6 +33,7 @@ import numpy as np
 
 from .. import _core
 from .._interop.protocols import NDArray
+from .._words import type_of
 from .protocols import Tensor
 
 __all__ = ["OverlapDifference", "compute_overlapping_inputs", "explain_overlap_differences"]
@@ -80,9 +81,8 @@ def chosen_of(arrays: Sequence[object], indices: Sequence[int] | None) -> Sequen
         or is_tensor(arrays)
         or not (hasattr(arrays, "__len__") and hasattr(arrays, "__getitem__"))
     ):
-        kind = type(arrays).__name__
         raise TypeError(
-            f"compute_overlapping_inputs: expected a sequence of arrays, got a {kind}; one array is [array]"
+            f"compute_overlapping_inputs: expected a sequence of arrays, got {type_of(arrays)}; one array is [array]"
         )
     every = range(len(arrays))
     if indices is None:
@@ -166,7 +166,7 @@ def stand_in(array: object, index: int) -> StandIn:
 def not_an_array(x: object, index: int) -> TypeError:
     """What is raised for anything else."""
     return TypeError(
-        f"compute_overlapping_inputs: expected ndarrays or strided torch tensors, got a {type(x).__name__} at {index}"
+        f"compute_overlapping_inputs: expected ndarrays or strided torch tensors, got {type_of(x)} at {index}"
     )
 
 

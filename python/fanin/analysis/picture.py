@@ -11,6 +11,7 @@ import numpy as np
 
 from .._core import Overlaps, address, overlaps
 from .._trace import plot
+from .._words import type_of
 from .private_copies import Array, Geometry
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ def named(arrays: Sequence[Array], names: Sequence[str] | None) -> list[str]:
     """What each array is called. TypeError, ValueError for what cannot be drawn."""
     for i, array in enumerate(arrays):
         if not isinstance(array, np.ndarray):
-            raise TypeError(f"args[{i}]: expected an ndarray, got {type(array).__name__}")
+            raise TypeError(f"args[{i}]: expected an ndarray, got {type_of(array)}")
     if names is not None and len(names) != len(arrays):
         raise ValueError(f"expected a name for each of {len(arrays)} arrays, got {len(names)}")
     return list(names) if names is not None else [f"args[{i}]" for i in range(len(arrays))]

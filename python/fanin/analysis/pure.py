@@ -26,7 +26,7 @@ import numpy as np
 
 from .._core import address
 from .._interop.protocols import DType
-from .._words import counted
+from .._words import counted, type_of
 from ..descriptors import (
     AOTInput,
     AOTOutput,
@@ -241,7 +241,7 @@ class Pure:
                 (expected.shape, expected.dtype) if place is None else ((self.plan.groups[group].size,), np.dtype("u1"))
             )
             if not isinstance(array, np.ndarray) or array.shape != shape or array.dtype != dtype:
-                got = f"{array.dtype} {array.shape}" if isinstance(array, np.ndarray) else type(array).__name__
+                got = f"{array.dtype} {array.shape}" if isinstance(array, np.ndarray) else type_of(array)
                 raise ValueError(
                     f"pure: {descs[source.position].expr()}: expected an array of {dtype}, shape {shape}; got {got}"
                 )
@@ -311,7 +311,7 @@ class Pure:
             f" {', '.join(d.expr() for d in self.output_descs)}"
         )
         if not isinstance(values, Sequence):
-            raise TypeError(f"{expected}, as a list; got {'None' if values is None else f'a {type(values).__name__}'}")
+            raise TypeError(f"{expected}, as a list; got {type_of(values)}")
         if len(values) != count:
             raise ValueError(f"{expected}; got {len(values)}")
         return list(values)

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .._words import type_of
 from ..descriptors import PlainAOTInput
 from . import trees
 from .caller_tensors import retyped, start_of
@@ -292,7 +293,7 @@ def gather(tree: object, leaves: list[object]) -> None:
 def check_shape(x: object, shape: tuple[int, ...], dtype: object, name: str) -> None:
     """ValueError for another shape or dtype; TypeError for what is no tensor."""
     if not isinstance(x, torch().Tensor):
-        raise TypeError(f"{name}: expected a tensor of {dtype}, shape {shape}; got a {type(x).__name__}")
+        raise TypeError(f"{name}: expected a tensor of {dtype}, shape {shape}; got {type_of(x)}")
     if tuple(x.shape) != tuple(shape) or x.dtype != dtype:
         raise ValueError(f"{name}: expected a tensor of {dtype}, shape {shape}; got {x.dtype}, shape {tuple(x.shape)}")
 

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from .._interop.protocols import NDArray
+from .._words import type_of
 from ..descriptors import AOTInput
 from .protocols import Tensor
 
@@ -177,7 +178,7 @@ class MetadataKey:
         if isinstance(array, np.ndarray):
             return MetadataKey(array.shape, "strided", False, array.strides, offset_in_owner(array))
         if not hasattr(array, "storage_offset"):
-            raise TypeError(f"MetadataKey: expected an ndarray or a torch tensor, got {type(array).__name__}")
+            raise TypeError(f"MetadataKey: expected an ndarray or a torch tensor, got {type_of(array)}")
         sparse = str(array.layout) != "torch.strided"
         return MetadataKey(
             tuple(array.shape),

@@ -11,6 +11,7 @@ import operator
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+from .._words import type_of
 from ..descriptors import AOTInput, InputMutationAOTOutput, TangentAOTInput
 from .records import (
     INPUT_ALIAS_TYPES,
@@ -70,8 +71,7 @@ def remove_dupe_metadata(
 def check_meta(m: object, who: str) -> None:
     """TypeError for what is no metadata."""
     if not isinstance(m, ViewAndMutationMeta):
-        found = "None" if m is None else f"a {type(m).__name__}"
-        raise TypeError(f"{who}: expected a ViewAndMutationMeta, as collect_metadata gives, got {found}")
+        raise TypeError(f"{who}: expected a ViewAndMutationMeta, as collect_metadata gives, got {type_of(m)}")
 
 
 def check_dupes(m: ViewAndMutationMeta, keep_arg_mask: Sequence[bool], add_dupe_map: Sequence[int]) -> None:

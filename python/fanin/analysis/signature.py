@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from .._words import counted
+from .._words import counted, type_of
 from ..descriptors import (
     AOTInput,
     AOTOutput,
@@ -53,7 +53,7 @@ class GraphNames:
             return graph
         nodes = getattr(getattr(graph, "graph", graph), "nodes", None)
         if nodes is None:
-            raise TypeError(f"{WHO}: expected GraphNames or a torch.fx graph, got a {type(graph).__name__}")
+            raise TypeError(f"{WHO}: expected GraphNames or a torch.fx graph, got {type_of(graph)}")
         every = list(nodes)
         if (
             not every

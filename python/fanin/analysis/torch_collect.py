@@ -28,6 +28,7 @@ from typing import Any, SupportsInt, cast
 import numpy as np
 
 from .. import _core
+from .._words import type_of
 from ..descriptors import (
     AOTInput,
     DifferentiableAOTOutput,
@@ -173,10 +174,10 @@ def check_args(torch: ModuleType, args: Sequence[object], descs: Sequence[AOTInp
         if isinstance(x, torch.Tensor):
             plain = type(x) in (torch.Tensor, torch.nn.Parameter) and not x.is_nested and not is_transformed(x)
             if not plain or x.layout is not torch.strided or x.device.type != "cpu" or x.is_quantized:
-                kind = "nested tensor" if x.is_nested else type(x).__name__
+                kind = "a nested tensor" if x.is_nested else type_of(x)
                 raise TypeError(
                     f"collect_torch: {desc.expr()}: expected a plain strided CPU tensor, "
-                    f"got a {kind} of layout {x.layout} on {x.device}"
+                    f"got {kind} of layout {x.layout} on {x.device}"
                 )
 
 

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from .._words import type_of
+
 #: A leaf's place in a tree's form.
 LEAF: Final = "*"
 
@@ -123,7 +125,7 @@ def flatten(tree: object, leaves: list[object]) -> Spec:
                 done.append(LEAF)
                 continue
             if id(item) in above:
-                raise RecursionError(f"a {type(item).__name__} contains itself: expected a tree")
+                raise RecursionError(f"{type_of(item)} contains itself: expected a tree")
             above.add(id(item))
             stack.append((item, iter(items_of(item)), []))
             break

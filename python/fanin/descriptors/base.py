@@ -8,6 +8,8 @@ import operator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from .._words import type_of
+
 
 class NestingError(TypeError, AssertionError):
     """A descriptor was given what it cannot hold.
@@ -123,7 +125,13 @@ def holds(
     """NestingError unless `inner`, the value of the field `name`, is a `base` of one of these levels."""
     if isinstance(inner, base) and inner._level in levels:
         return
-    got = repr(inner) if isinstance(inner, Descriptor) else f"a {type(inner).__name__}, {inner!r:.60}"
+    got = (
+        repr(inner)
+        if isinstance(inner, Descriptor)
+        else f"{type_of(inner)}, {inner!r:.60}"
+        if inner is not None
+        else "None"
+    )
     raise NestingError(f"{type(outer).__name__}: {name} must be {why}; got {got}")
 
 

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Literal
 
+from .._words import type_of
 from .base import (
     AOTInput,
     AOTOutput,
@@ -157,7 +158,7 @@ def candidates(text: str) -> tuple[AOTInput | AOTOutput, ...]:
     ['DummyAOTInput', 'DummyAOTOutput']
     """
     if not isinstance(text, str):
-        raise TypeError(f"parse: expected the text of a descriptor, got a {type(text).__name__}")
+        raise TypeError(f"parse: expected the text of a descriptor, got {type_of(text)}")
     text = text.strip()
     every = Reader(text).whole()
     found = [d for d in every if text in (d.expr(), repr(d))]
