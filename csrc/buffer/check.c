@@ -170,8 +170,10 @@ static fan_status check_device(const fan_buffer *b, size_t slot, const fan_contr
         out->download = true;
         return FAN_OK;
     }
-    return refuse(err, FAN_ERR_VALUE, b, slot, c->key, "expected a gradient on %s, got one on %s (A12)",
-                  fan_device_text(want, wants, sizeof wants), fan_device_text(v->device, has, sizeof has));
+    fan_device_text(want, wants, sizeof wants);
+    fan_device_text(v->device, has, sizeof has);
+    return refuse(err, FAN_ERR_VALUE, b, slot, c->key, "expected a gradient on %s, got one on %s%s (A12)", wants, has,
+                  strcmp(wants, has) == 0 ? " of another machine" : "");
 }
 
 static fan_status check_key(const fan_buffer *b, size_t slot, const fan_contribution *c, fan_arrival *out,

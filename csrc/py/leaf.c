@@ -651,6 +651,12 @@ static int fill_in(leaf_object *self, const leaf_args *a)
     } else if (a->accumulate && !(self->wide = wide_of(self, a->accumulate)))
         return -1;
     grads_outside(self);
+    if (self->outside && self->wide) {
+        PyErr_SetString(PyExc_ValueError,
+                        "accumulate: the gradients of a tensor that requires one are in its own .grad, which has its "
+                        "dtype: give x.detach(), and read leaf.grad");
+        return -1;
+    }
     self->arrays = array != FAN_DT_NONE && !calls && !self->outside;
     return 0;
 }
@@ -773,12 +779,13 @@ static PyType_Slot slots[] = {
      "array: gradients are of its shape, dtype and device; of a torch tensor that requires one they are in its own "
      "`.grad`.\n"
      "grad_dtype: another dtype for them. accumulate: a dtype in which passes are summed, rounded when `.grad` is "
-     "read; to change\n"
-     "such a gradient, set it. Or a function that takes each pass's sum, for memory that somebody else owns, whose "
-     "shape, dtype and\n"
-     "device are then given by like. name: what messages call it. stream: where it accumulates; without one what is "
-     "now the current\n"
-     "stream of the array's device.\n\n"
+     "read, which is\n"
+     "then the leaf's own: of a tensor that requires a gradient give x.detach(). To change such a gradient, set it. "
+     "Or a function\n"
+     "that takes each pass's sum, for memory that somebody else owns, whose shape, dtype and device are then given "
+     "by like. name:\n"
+     "what messages call it. stream: where it accumulates; without one what is now the current stream of the array's "
+     "device.\n\n"
      "Raises TypeError (no array), ValueError (dtypes, a stream of another device).\n\n"
      ">>> w = fanin.Leaf(np.zeros(2), name=\"w\")\n"
      ">>> for _ in range(2):\n"

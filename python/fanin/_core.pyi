@@ -382,9 +382,10 @@ class Leaf:
 
     array: gradients are of its shape, dtype and device; of a torch tensor that requires one they are in its own
     `.grad`. grad_dtype: another dtype for them. accumulate: a dtype in which passes are summed, rounded when
-    `.grad` is read; to change such a gradient, set it. Or a function that takes each pass's sum, for memory that
-    somebody else owns, whose shape, dtype and device are then given by like. name: what messages call it. stream:
-    where it accumulates; without one what is now the current stream of the array's device.
+    `.grad` is read, which is then the leaf's own: of a tensor that requires a gradient give x.detach(). To change
+    such a gradient, set it. Or a function that takes each pass's sum, for memory that somebody else owns, whose
+    shape, dtype and device are then given by like. name: what messages call it. stream: where it accumulates;
+    without one what is now the current stream of the array's device.
 
     Raises TypeError (no array), ValueError (dtypes, a stream of another device).
 

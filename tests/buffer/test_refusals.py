@@ -224,3 +224,17 @@ def test_add_n_of_ints_is_operator_add_where_that_fits() -> None:
     assert fanin.add_n([-(2**63), 0]) == -(2**63)
     with pytest.raises(OverflowError):
         fanin.add_n([-(2**63), -1], keys=[1, 0])
+
+
+@pytest.mark.rule("A12")
+def test_an_array_of_another_machine_is_named_as_such() -> None:
+    with fanin.sim.Machine(2) as m, fanin.sim.Machine(2) as other:
+        buf = fanin.InputBuffer(1, name="w")
+        buf.add(0, m.array(G))
+        with pytest.raises(
+            ValueError, match=r"expected a gradient on sim:0, got one on sim:0 of another machine \(A12\)"
+        ):
+            buf.add(0, other.array(G))
+        with pytest.raises(ValueError, match=r"expected a gradient on sim:0, got one on sim:1 \(A12\)"):
+            buf.add(0, m.array(G, device=1))
+        assert buf.take()[0].numpy().tolist() == G.tolist()
