@@ -33,7 +33,7 @@ void fan__tree_function_free(fan_tree_function *f)
     fan_free(f);
 }
 
-#define ADOPTING 0x80000000u
+#define ADOPTING 0x80000000u /* beside a process's number in `process`: one of its threads takes the tree over */
 
 void fan__tree_adopt(fan_tree *t)
 {

@@ -203,8 +203,7 @@ static int specs_new(fan_slot_specs *d, size_t n)
 /* spec_named: slot i of d is called `own`; *names becomes a tuple where it is NULL. */
 static int spec_named(fan_slot_specs *d, size_t i, PyObject *own, PyObject **names)
 {
-    PyObject *text;
-    text = PyObject_Str(own);
+    PyObject *text = PyObject_Str(own);
     if (text && !*names && (*names = PyTuple_New((Py_ssize_t)d->n)))
         for (size_t k = 0; k < d->n; k++)
             PyTuple_SET_ITEM(*names, (Py_ssize_t)k, Py_NewRef(Py_None));

@@ -251,6 +251,8 @@ static PyObject *recording_launch(PyObject *o, PyObject *args)
     }
     Py_DECREF(call); /* the list has it */
     const char *said = PyUnicode_AsUTF8(name);
+    if (!said) /* it holds what UTF-8 cannot say */
+        PyErr_Clear();
     fan_cpu_call how = {
         .run = fan_call_run, .ctx = call, .name = said ? said : "a kernel", .accesses = accesses, .n = n};
     (void)fan_call_loop(call, &how);

@@ -395,18 +395,10 @@ def test_nothing_is_left_of_a_pass_of_several_workers() -> None:
 @pytest.mark.rule("E14")
 def test_memory_that_ends_at_any_allocation_ends_the_pass_with_an_error_or_not_at_all() -> None:
     outcomes: Counter[str] = Counter()
-    for n in range(400):
+    for attempt in hooks.attempts(well=20, limit=400):
         top, leaf = fan_out([lambda g, c=c: g * c for c in range(4)])
-        hooks.fail_at(n)
-        try:
+        with attempt:
             fanin.backward(one(top), workers=3)
-            outcomes["well"] += 1
-            assert leaf.grad[0] == 6.0
-        except MemoryError:
-            outcomes["MemoryError"] += 1
-            assert leaf.grad is None or leaf.grad[0] == 6.0
-        finally:
-            hooks.fail_at(-1)
-        if outcomes["well"] > 20:
-            break
+        outcomes["MemoryError" if attempt.failed else "well"] += 1
+        assert leaf.grad[0] == 6.0 if leaf.grad is not None else attempt.failed
     assert min(outcomes["well"], outcomes["MemoryError"]) >= 5, outcomes

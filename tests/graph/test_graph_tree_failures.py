@@ -100,23 +100,15 @@ def test_the_ways_lead_where_they_are_to_lead(m: Any) -> None:
 def test_each_allocation_fails_once_and_nothing_is_lost(m: Any, way: Callable[[Any], list[Any]]) -> None:
     want = way(m)
     failures = 0
-    for n in range(3000):
+    for attempt in hooks.attempts(well=60):
         gc.collect()
         m.synchronize()
-        hooks.fail_at(n)
-        try:
-            got = way(m)
-        except MemoryError:
-            failures += 1
-        else:
-            assert got == want
-        finally:
-            hooks.fail_at(-1)
-        if n % 7 == 0:
+        with attempt:
+            assert way(m) == want
+        failures += attempt.failed
+        if attempt.n % 7 == 0:
             assert way(m) == want
         m.synchronize()
-        if failures and n > failures + 60:
-            break
     assert failures > 100
 
 

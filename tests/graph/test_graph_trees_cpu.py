@@ -696,20 +696,13 @@ def scene() -> list[Any]:
 
 
 def test_each_allocation_fails_once_and_nothing_is_lost() -> None:
-    want, failures, n = scene(), 0, 0
+    want, failures = scene(), 0
     gc.collect()
     before = blocks()
-    while n < failures + 40:
-        hooks.fail_at(n)
-        try:
-            got = scene()
-        except MemoryError:
-            failures += 1
-        else:
-            assert got == want, n
-        finally:
-            hooks.fail_at(-1)
-        n += 1
+    for attempt in hooks.attempts(well=40):
+        with attempt:
+            assert scene() == want, attempt.n
+        failures += attempt.failed
     assert failures > 60 and scene() == want
     assert blocks() == before
 

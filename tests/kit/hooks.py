@@ -5,7 +5,7 @@ A release has nothing of it: a test that asks is skipped there, and says so. `.c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -37,6 +37,32 @@ def blocks() -> int:
 def fail_at(skip: int, count: int = 1) -> None:
     """Lets `skip` allocations pass and fails the `count` after them (-1: all); skip -1: off."""
     _hook("fail_at")(skip, count)
+
+
+class Attempt:
+    """`with attempt:` something is done while one allocation fails; a MemoryError ends it there, and is told."""
+
+    def __init__(self, n: int) -> None:
+        self.n, self.failed = n, False
+
+    def __enter__(self) -> None:
+        fail_at(self.n)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        fail_at(-1)
+        self.failed = kind is not None and issubclass(kind, MemoryError)
+        return self.failed
+
+
+def attempts(well: int = 1, limit: int = 4000) -> Iterator[Attempt]:
+    """The first allocation fails, the second ..: until so many attempts went well."""
+    for n in range(limit):
+        attempt = Attempt(n)
+        yield attempt
+        well -= not attempt.failed
+        if not well:
+            return
+    raise AssertionError(f"after {limit} attempts allocations still fail")
 
 
 def auto_budget(*limits: int) -> tuple[int, int]:
