@@ -23,6 +23,7 @@ from fanin._trace.line import Line
 from fanin._trace.picture import Lane, place
 from fanin._trace.plot import apart
 from fanin._trace.recording import Trace
+from fanin._words import type_of
 from fanin.sim import Machine
 from kit.support import run_python
 
@@ -295,7 +296,7 @@ def test_a_path_that_cannot_be_written_is_named_and_nothing_is_left(
         if isinstance(said, OSError):
             assert said.filename == str(path) and said.errno
         else:
-            assert str(said).startswith(f"trace.{what}: ") and ("NUL" in str(said) or type(path).__name__ in str(said))
+            assert str(said).startswith(f"trace.{what}: ") and ("NUL" in str(said) or type_of(path) in str(said))
         assert ".tmp" not in str(said) and ".pass" not in str(said)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "folder"]
     assert not list((tmp_path / "folder").iterdir())
@@ -412,6 +413,7 @@ def test_a_picture_explains_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     figure = drawn_by(t, monkeypatch, tmp_path / "a.svg")
     (axes,) = figure.axes
     said = axes.get_xlabel().replace("\n", " ")
+    assert said.startswith("us, simulated"), "the word that the critical path and every table use"
     assert "Grey: the work of producers (a prime, as in multiply', marks the backward step" in said
     assert "A colour: one sum" in said and "An arrow: waits for." in said
     assert f" {waits} waits, {elided} left out (known to hold), 0 races." in said

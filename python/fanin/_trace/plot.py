@@ -427,6 +427,6 @@ def explain(sheet: Sheet, figure: Figure) -> None:
         )
     clock = picture.clock
     if not clock.startswith("logical"):
-        clock = f"{'ms' if sheet.milliseconds else 'µs'}, {clock}"
+        clock = f"{'ms' if sheet.milliseconds else 'us'}, {clock}"
     text = [clock, *(row for line in lines for row in textwrap.wrap(line, 150, max_lines=8))]
     sheet.axes.set_xlabel("\n".join(text), fontsize=8.5, loc="left", linespacing=1.4)
