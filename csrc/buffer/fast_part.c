@@ -36,3 +36,9 @@ bool fan_fast_reusable(const fan_buffer *b, size_t slot, size_t n, fan_dtype acc
         facts.disjoint = !fan_flats_meet(p->terms[k].data, p->bytes, first->data, p->bytes);
     return fan_reusable(&facts) == FAN_REUSE_YES;
 }
+
+bool fan_fast_scale_fits(const fan_take *how, fan_dtype dtype, fan_dtype acc)
+{
+    char kind = fan_dtype_kind(dtype);
+    return kind == 'c' ? acc == dtype : kind == 'f' ? how->real : how->integral;
+}

@@ -26,9 +26,12 @@ static inline bool fan_fast_stats_on_device(const fan_buffer *b, size_t slot)
 {
     return b->sum_stats && (b->sum_stats[slot].device_words || b->sum_stats[slot].stream);
 }
-/* fan_fast_take_few: the sum of a few small arrays in one slot, of which nothing else is asked; false: it is not that,
- * and nothing happened. */
-bool fan_fast_take_few(fan_buffer *b, size_t slot, void **result);
+/* fan_fast_scale_fits: whether a scale is one for the sum of this kind, and for the loops that are at hand here; what
+ * is wrong with it the general path says. */
+bool fan_fast_scale_fits(const fan_take *how, fan_dtype dtype, fan_dtype acc);
+/* fan_fast_take_few: the sum of a few small arrays in one slot, which goes nowhere else; false: it is not that, and
+ * nothing happened. */
+bool fan_fast_take_few(fan_buffer *b, size_t slot, const fan_take *how, void **result);
 
 /* What a sum of several runs needs beside them, where it is more than one call of a loop. */
 typedef struct fan_fast_scratch {

@@ -36,14 +36,6 @@ static fan_dtype accum_of(const fan_buffer *b, size_t slot)
 
 /* ---- 1. claim ---- */
 
-/* scale_fits: whether a scale is one for the sum of this kind, and for the loops that are at hand here; what is wrong
- * with it the general path says. */
-static bool scale_fits(const fan_take *how, fan_dtype dtype, fan_dtype acc)
-{
-    char kind = fan_dtype_kind(dtype);
-    return kind == 'c' ? acc == dtype : kind == 'f' ? how->real : how->integral;
-}
-
 static bool claim_slot(fan_buffer *b, size_t slot, const fan_take *how)
 {
     fan_slot *s = &b->slots[slot];
@@ -52,7 +44,7 @@ static bool claim_slot(fan_buffer *b, size_t slot, const fan_take *how)
         (s->expected >= 0 && s->expected != fan_fast_list_count(p)))
         return false;
     if (p && p->n) {
-        if (how->scale.on && fan_fast_list_defined(p) && !scale_fits(how, p->kind.dtype, accum_of(b, slot)))
+        if (how->scale.on && fan_fast_list_defined(p) && !fan_fast_scale_fits(how, p->kind.dtype, accum_of(b, slot)))
             return false;
         fan_fast_list_sort(p);
         if (p->undefined)
@@ -455,8 +447,9 @@ bool fan_fast_take(fan_buffer *b, fan_span span, const fan_take *how, const fan_
     FAN_UNCLEARED fan_operand in[FAN_FAST_TERMS];
     if (!fan_fast_allowed() || !fan_buffer_is_here(b))
         return false;
-    if (span.end - span.first == 1 && !reads_all(b, how, outs) &&
-        (hand_through(b, &b->slots[span.first], results) || fan_fast_take_few(b, span.first, results)))
+    if (span.end - span.first == 1 && !outs &&
+        ((!reads_all(b, how, outs) && hand_through(b, &b->slots[span.first], results)) ||
+         fan_fast_take_few(b, span.first, how, results)))
         return true;
     if (!claim_all(b, span, how))
         return false;

@@ -1,5 +1,6 @@
-/* fast_take_few: the take of the fast path that most are: the sum of a few small arrays in one slot, with nothing asked
- * beside it. It does what fast_take does for such a slot, in its order, without the lists that several slots need. */
+/* fast_take_few: the take of the fast path that most are: the sum of a few small arrays in one slot, scaled or not;
+ * that it may be written (writable=True) it always may. It does what fast_take does for such a slot, in its order,
+ * without the lists that several slots need. */
 #include "array/sum.h"
 #include "buffer/fast_part.h"
 
@@ -29,12 +30,15 @@ static bool readable(const fan_fast_frontend *fast, const fan_fast_list *p, bool
     return true;
 }
 
-static void sum(fan_buffer *b, const fan_fast_list *p, fan_dtype acc, char *out, bool in_place)
+static void sum(fan_buffer *b, const fan_fast_list *p, fan_dtype acc, const fan_scale *scale, char *out, bool in_place)
 {
     FAN_UNCLEARED const char *src[FAN_FAST_TERMS];
+    _Alignas(16) char factor[16];
+    if (scale)
+        fan_scale_as(scale, acc, factor);
     for (size_t k = 0; k < p->n; k++)
         src[k] = p->terms[k].data;
-    (void)fan_sum_flat(out, src, p->n, fan_fast_elements(&p->kind), p->kind.dtype, acc, NULL);
+    (void)fan_sum_flat(out, src, p->n, fan_fast_elements(&p->kind), p->kind.dtype, acc, scale ? factor : NULL);
     FAN_FAST_COUNT(b, passes, 1);
     FAN_FAST_COUNT(b, folds, 1);
     FAN_FAST_COUNT(b, bytes_read, p->n * p->size);
@@ -59,7 +63,7 @@ static void finish(fan_buffer *b, size_t slot)
         b->frontend->drop(last[k]);
 }
 
-bool fan_fast_take_few(fan_buffer *b, size_t slot, void **result)
+bool fan_fast_take_few(fan_buffer *b, size_t slot, const fan_take *how, void **result)
 {
     fan_slot *s = &b->slots[slot];
     fan_fast_list *p = s->fast;
@@ -67,14 +71,17 @@ bool fan_fast_take_few(fan_buffer *b, size_t slot, void **result)
     if (!is_few(b, s, p))
         return false;
     fan_dtype acc = fan_accum_dtype(p->kind.dtype, s->spec->accumulate);
+    const fan_scale *scale = how->scale.on ? &how->scale : NULL;
     char *out = p->terms[0].data;
+    if (scale && !fan_fast_scale_fits(how, p->kind.dtype, acc))
+        return false;
     fan_fast_claim(s);
-    bool first = fan_fast_reusable(b, slot, p->n, acc);
+    bool first = !scale && fan_fast_reusable(b, slot, p->n, acc);
     void *to = first ? p->terms[0].object : fast->fresh(p->terms[0].object, &p->kind, &out);
     if (first)
         fast->hold(to);
     if (to && readable(fast, p, first)) {
-        sum(b, p, acc, out, first);
+        sum(b, p, acc, scale, out, first);
         finish(b, slot);
         *result = to;
         return true;
