@@ -159,8 +159,8 @@ bool fan_fast_writable_now(PyObject *o, fan_fast_kind *kind, char **data)
         return false;
     if (!kind->check_at_use)
         return PyArray_CheckExact(o) && PyArray_ISWRITEABLE((PyArrayObject *)o);
-    Py_INCREF(o); /* its library is asked, and may do anything */
-    bool good = fan_fast_is_detached(o) && fan_fast_has_own_value(o) && fan_fast_is_unchanged(o, kind, *data);
+    Py_INCREF(o);                                                     /* its library is asked, and may do anything */
+    bool good = fan_fast_is_detached(o) && fan_fast_has_own_value(o); /* before it is written it is looked at again */
     Py_DECREF(o);
     return good;
 }

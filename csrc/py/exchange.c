@@ -13,9 +13,9 @@ static bool is_own(PyObject *type, PyObject *descriptor, const PyTypeObject *kin
 static PyObject *quick_tensors(PyObject *Py_UNUSED(module), PyObject *args)
 {
     fan_state *st = fan_state_get();
-    PyObject *type, *capsule, *is_neg, *requires_grad;
+    PyObject *type, *capsule, *is_neg, *requires_grad, *graph;
     int origin;
-    if (!PyArg_ParseTuple(args, "O!OOOi:quick_tensors", &PyType_Type, &type, &capsule, &is_neg, &requires_grad,
+    if (!PyArg_ParseTuple(args, "O!OOOOi:quick_tensors", &PyType_Type, &type, &capsule, &is_neg, &requires_grad, &graph,
                           &origin))
         return NULL;
     const fan_dl_api *api = fan_dl_api_of(capsule);
@@ -26,6 +26,7 @@ static PyObject *quick_tensors(PyObject *Py_UNUSED(module), PyObject *args)
     st->torch_type = (PyTypeObject *)Py_NewRef(type);
     st->torch_is_neg = Py_NewRef(is_neg);
     st->torch_requires_grad = Py_NewRef(requires_grad);
+    st->torch_graph = Py_NewRef(graph);
     st->torch_origin = (uint8_t)origin;
     st->torch_api = api;
     Py_RETURN_TRUE;
@@ -161,7 +162,8 @@ PyMethodDef fan_exchange_functions[] = {
      "hold_for(owner, streams, /)\n--\n\nWhat keeps `owner`, once it is let go itself, until all that the streams have "
      "queued by then has run."},
     {"quick_tensors", quick_tensors, METH_VARARGS,
-     "quick_tensors(type, table, is_neg, requires_grad, origin, /)\n--\n\nRead exact torch tensors through torch's "
+     "quick_tensors(type, table, is_neg, requires_grad, graph, origin, /)\n--\n\nRead exact torch tensors through "
+     "torch's "
      "exchange table from now on; whether it is one that is known."},
     {"dtype_name", dtype_name, METH_O,
      "dtype_name(dtype, /)\n--\n\nThe name of a dtype that is summed (NumPy's, torch's, a name); None for None."},

@@ -1,5 +1,6 @@
 /* frontend: Python as the core sees it: who holds objects, who sums them, when other threads may run (buffer/value.h).
  */
+#include "py/dlpack.h"
 #include "py/native.h"
 
 #include <stdio.h>
@@ -184,13 +185,13 @@ static void *fast_fresh(void *like, const fan_fast_kind *kind, char **data) { re
 
 static void *fast_number(const fan_fast_kind *kind, const char *value) { return fan_fast_number(kind, value); }
 
+/* fast_wrote: of what the fast path writes only a torch tensor is of a library that counts. */
 static bool fast_wrote(void *object)
 {
-    PyObject *arrays, *wrote = NULL;
-    if (fan_is_native(object) || PyArray_CheckExact((PyObject *)object))
+    const fan_state *st = fan_state_get();
+    if (!fan_is_tensor(st, object))
         return true;
-    arrays = fan_arrays();
-    wrote = arrays ? PyObject_CallMethod(arrays, "wrote", "O", (PyObject *)object) : NULL;
+    PyObject *wrote = PyObject_CallMethodOneArg(st->torch_graph, st->str_increment_version, object);
     Py_XDECREF(wrote);
     return wrote != NULL;
 }

@@ -24,26 +24,27 @@
 #include <string.h>
 
 /* X(field, name): names that are looked up or compared often, interned once. */
-#define FAN_NAME_LIST(X)            \
-    X(str_budget, "budget")         \
-    X(str_key, "key")               \
-    X(str_stream, "stream")         \
-    X(str_donate, "donate")         \
-    X(str_copy, "copy")             \
-    X(str_out, "out")               \
-    X(str_scale, "scale")           \
-    X(str_slot, "slot")             \
-    X(str_writable, "writable")     \
-    X(str_shape, "shape")           \
-    X(str_dtype, "dtype")           \
-    X(str_device, "device")         \
-    X(str_accumulate, "accumulate") \
-    X(str_combine, "combine")       \
-    X(str_name, "name")             \
-    X(str_grad, "grad")             \
-    X(str_is_neg, "is_neg")         \
-    X(str_is_conj, "is_conj")       \
-    X(str_requires_grad, "requires_grad")
+#define FAN_NAME_LIST(X)                  \
+    X(str_budget, "budget")               \
+    X(str_key, "key")                     \
+    X(str_stream, "stream")               \
+    X(str_donate, "donate")               \
+    X(str_copy, "copy")                   \
+    X(str_out, "out")                     \
+    X(str_scale, "scale")                 \
+    X(str_slot, "slot")                   \
+    X(str_writable, "writable")           \
+    X(str_shape, "shape")                 \
+    X(str_dtype, "dtype")                 \
+    X(str_device, "device")               \
+    X(str_accumulate, "accumulate")       \
+    X(str_combine, "combine")             \
+    X(str_name, "name")                   \
+    X(str_grad, "grad")                   \
+    X(str_is_neg, "is_neg")               \
+    X(str_is_conj, "is_conj")             \
+    X(str_requires_grad, "requires_grad") \
+    X(str_increment_version, "increment_version")
 
 /* X(type, field): what Python allows to be per module: a strong reference each; NULL: not looked up yet. */
 #define FAN_STATE_LIST(X)                                                                                   \
@@ -86,6 +87,7 @@
     X(PyTypeObject, torch_type)                                                                             \
     X(PyObject, torch_is_neg) /* torch.Tensor.is_neg, requires_grad: descriptors */                         \
     X(PyObject, torch_requires_grad)                                                                        \
+    X(PyObject, torch_graph)   /* torch.autograd.graph, whose increment_version counts writes */            \
     X(PyObject, stats_type)    /* fanin.Stats */                                                            \
     X(PyObject, counters_type) /* fanin.Counters */                                                         \
     X(PyObject, process_counters_type)                                                                      \

@@ -132,6 +132,40 @@ def test_a_donated_grad_takes_the_sum_and_keeps_its_identity() -> None:
     assert view.tolist() == [3, 3, 3]
 
 
+def test_each_out_of_a_take_is_counted_once_and_looked_at_again_before_it_is_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counted: list[Any] = []
+    count = torch.autograd.graph.increment_version
+
+    def note(x: Any) -> None:
+        counted.append(x)
+        count(x)
+
+    monkeypatch.setattr(torch.autograd.graph, "increment_version", note)
+    buf = fanin.InputBuffer(3)
+    for slot in (0, 2):
+        for x in (1.0, 2.0):
+            buf.add(slot, torch.full((4,), x))
+    outs = [torch.zeros(4) for _ in range(3)]
+    versions = [o._version for o in outs]
+    sums = buf.take(out=outs)
+    assert sums[0] is outs[0] and sums[1] is None and sums[2] is outs[2]
+    assert [o._version - v for o, v in zip(outs, versions, strict=True)] == [1, 0, 1]
+    assert [id(x) for x in counted] == [id(outs[0]), id(outs[2])] and outs[2].tolist() == [3] * 4
+
+    def move(x: Any) -> None:
+        x.untyped_storage().resize_(0)
+
+    monkeypatch.setattr(torch.autograd.graph, "increment_version", move)
+    for x in (1.0, 2.0):
+        buf.add(0, torch.full((4,), x))
+    with pytest.raises((BufferError, RuntimeError, ValueError)):
+        buf.take(slot=0, out=torch.zeros(4))
+    monkeypatch.undo()
+    assert buf.take(slot=0).tolist() == [3] * 4
+
+
 def test_out_is_written_and_torch_is_told() -> None:
     out = torch.zeros(3)
     version = out._version

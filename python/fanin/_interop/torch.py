@@ -25,7 +25,8 @@ def quicken() -> None:
     torch = sys.modules["torch"]
     table = getattr(torch.Tensor, TABLE, None)
     if table is not None:
-        _core.quick_tensors(torch.Tensor, table, torch.Tensor.is_neg, torch._C.TensorBase.requires_grad, TORCH)
+        requires_grad, graph = torch._C.TensorBase.requires_grad, torch.autograd.graph
+        _core.quick_tensors(torch.Tensor, table, torch.Tensor.is_neg, requires_grad, graph, TORCH)
         if _core.table_known(table, TORCH):
             _core.read_by_table(torch.Tensor, TORCH, True)
 
