@@ -172,10 +172,11 @@ class InputBuffer:
         """All sums, as a list with an entry for each slot, None where it is undefined; the buffer is then empty.
 
         slot: of this one alone the sum comes back, bare, and only it is empty then: one buffer can serve a whole
-        graph. `out` is one array. The sums are ready to be used on `stream` (default: the buffer's). A single
-        contribution comes back as the very object that was added; `writable=True` copies what is not the buffer's
-        alone. out: a list of arrays (or None) to write the sums into. scale: a number that multiplies the sums in
-        the same pass, before the one rounding.
+        graph. `out` is one array. The sums are ready to be used on `stream`; by default the buffer's, else what was
+        current at the slot's first gradient (S5). A single contribution comes back as the very object that was
+        added (of a torch tensor that requires a gradient its detach()); `writable=True` copies what is not the
+        buffer's alone. out: a list of arrays (or None) to write the sums into. scale: a number that multiplies the
+        sums in the same pass, before the one rounding.
 
         Raises ValueError (out, scale, a contribution missing), BufferError (out cannot be written), OverflowError
         (a sum of Python ints that does not fit), RuntimeError (poisoned; from within a target of a slot).

@@ -442,6 +442,7 @@ class Op:
             if not _here.back:
                 return self.recorded(args, live, need, grads[0])
             xs = [Var(x.data, x.device) if type(x) is Var else x for x in args]  # without edges
+            grads = [dense(g) for g in grads]
             return [self.vjps[i](*grads, *y, *xs) if n else None for i, n in zip(live, need, strict=True)]
 
         inputs = [x for x in args if type(x) is Var]
@@ -507,6 +508,8 @@ def gradients(vjp: Vjp, arrays: Sequence[object], y: object, op: Op, args: Seque
         return op.recorded(args, live, needs(me, live), g)
     if g is None:
         return [None] * len(live)
+    if type(g) is fanin.Sparse:
+        g = dense(g)
     if not me:
         return vjp(g, y, *arrays)  # of one input
     return [op.vjps[i](g, y, *arrays) if n else None for i, n in zip(live, needs(me, live), strict=True)]
@@ -574,6 +577,21 @@ def custom(name: str, forward: Callable[..., Sequence[Array]], inputs: Sequence[
     return step(name, forward, inputs, inputs, unwrapped, device or inputs[0].device)
 
 
+def dense(g: object) -> object:
+    """What derivatives work on: the sum of an embedding's gradients as an array, any other as it is."""
+    data: object = g.data if type(g) is Var else g
+    if type(data) is not fanin.Sparse or data.format != "coo":
+        return g
+    made = run(scatter, *data.parts, shape=data.shape, dtype=data.parts[1].dtype)
+    return Var(made, g.device) if type(g) is Var else made
+
+
+def scatter(index: NDArray, values: NDArray, out: NDArray) -> None:
+    """A kernel."""
+    out.fill(0)
+    np.add.at(out, tuple(index), values)
+
+
 def sum_to(x: Var, shape: Shape) -> Var:
     """A9, recorded: x summed to a shape from which it was broadcast."""
     has, lead = x.shape, len(x.shape) - len(shape)
@@ -627,7 +645,7 @@ def split(a: Var, parts: int) -> list[Var]:
     n = a.shape[0] // parts
 
     def back(grads: Sequence[object], need: Sequence[bool]) -> list[object]:
-        whole = [padded(g, i * n, a.shape) for i, g in enumerate(grads) if g is not None]
+        whole = [padded(dense(g), i * n, a.shape) for i, g in enumerate(grads) if g is not None]
         return [sum(whole[1:], whole[0])]
 
     return step("split", lambda x: [x[i * n : (i + 1) * n] for i in range(parts)], [a], [a], back, a.device)
@@ -726,7 +744,7 @@ def rows_read(g: Var | NDArray, y: object, table: Var | NDArray, index: Var | ND
     return fanin.Sparse("coo", tuple(x.data if type(x) is Var else x for x in parts), tuple(table.shape))
 
 
-#: Rows of a table, by their numbers. The table's gradient is sparse.
+#: Rows of a table, by their numbers. The table's gradient is sparse, if it is a parameter, or a copy of one.
 embedding = Op("embedding", lambda table, index: table[index], rows_read,
                shape=lambda table, index: (*index.shape, table.shape[1]))  # fmt: skip
 scattered: Op = Op("scattered", add_rows, lambda g, y, a, index, shape: embedding(g, index),

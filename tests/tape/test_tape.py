@@ -709,3 +709,23 @@ def test_an_ndarray_may_stand_on_either_side_of_a_product() -> None:
     x, w = RNG(0).normal(size=(2, 3)), tape.parameter(RNG(1).normal(size=(3, 3)))
     tape.backward(((x @ w) @ w.numpy()).sum())
     assert np.allclose(w.grad, x.T @ np.ones((2, 3)) @ w.numpy().T)
+
+
+@pytest.mark.parametrize("made", [tape.tanh, lambda t: t.T.T, lambda t: tape.split(t, 2)[1]])
+def test_an_embedding_of_what_an_operation_made_has_the_gradient_of_the_dense_one(made: Callable[[Var], Var]) -> None:
+    start = RNG(0).normal(size=(4, 3))
+    index = np.array([[0, 3], [3, 1]])
+
+    def slope(op: Any, device: tape.Device) -> Array:
+        w = tape.parameter(start, device)
+        y = made(w)
+        rows = tape.array(index[:, :1] % y.shape[0], device)
+        read = op(y, tape.array(index % y.shape[0], device))
+        tape.backward([read * read, op(y, rows)])
+        return host(w.grad)
+
+    expected = slope(tape.gathered, tape.cpu)
+    assert np.abs(expected).max() > 1
+    with fanin.sim.Machine(1) as m:
+        for device in [tape.cpu, *tape.devices(m)]:
+            assert np.allclose(slope(tape.embedding, device), expected)
