@@ -208,16 +208,29 @@ bool fan_owner_has(PyObject *view, const char *lo, const char *hi)
     return at <= lo && hi <= at + PyArray_NBYTES((PyArrayObject *)owner);
 }
 
+/* same_ndarray: an ndarray is what fan_fast_import said of it, asked field by field: it is asked of every term of every
+ * take. */
+static bool same_ndarray(PyObject *o, const fan_fast_kind *kind, const char *data)
+{
+    PyArrayObject *a = (PyArrayObject *)o;
+    if (!PyArray_CheckExact(o) || PyArray_BYTES(a) != data || PyArray_NDIM(a) != kind->ndim ||
+        !PyArray_CHKFLAGS(a, NPY_ARRAY_C_CONTIGUOUS) || fan_dtype_of_descr(PyArray_DESCR(a)) != kind->dtype)
+        return false;
+    for (int i = 0; i < kind->ndim; i++)
+        if (PyArray_DIM(a, i) != kind->shape[i])
+            return false;
+    return !PyArray_BASE(a) || fan_owner_has(o, data, data + PyArray_NBYTES(a));
+}
+
 bool fan_fast_is_unchanged(PyObject *o, const fan_fast_kind *kind, const char *data)
 {
     FAN_RAW fan_fast_kind now;
     char *at;
     if (kind->scalar || fan_is_native(o))
         return true; /* what cannot be changed */
-    if (!fan_fast_import(o, &now, &at) || at != data || !fan_fast_same(&now, kind))
-        return false;
-    return kind->check_at_use || !PyArray_BASE((PyArrayObject *)o) ||
-           fan_owner_has(o, data, data + PyArray_NBYTES((PyArrayObject *)o));
+    if (!kind->check_at_use)
+        return same_ndarray(o, kind, data);
+    return fan_fast_import(o, &now, &at) && at == data && fan_fast_same(&now, kind);
 }
 
 bool fan_fast_writable(PyObject *o, const fan_fast_kind *kind)
