@@ -544,6 +544,23 @@ def test_rounds_of_a_batch_take_no_more_memory(a_world: Any) -> None:
     assert len(set(held[4:])) == 1, held
 
 
+def test_a_take_that_needs_memory_gives_back_first_what_nobody_uses_any_more(a_world: Any) -> None:
+    w = a_world("fake")
+    s, t = w.stream(), w.stream()
+    buf = fanin.InputBuffer(1, stream=s)
+    held = [w.array(np.ones(4)) for _ in range(2)]
+    buf.add_many([0, 0], held, stream=s)
+    x = w.array(np.zeros(4))
+    w.delay(t)
+    w.fill(t, x, 1.0)
+    del x  # while a stream that is not its own is at work on it
+    w.synchronize()
+    before = w.driver.live("memory")
+    (total,) = buf.take()
+    assert w.driver.live("memory") == before, "the sum's, and no longer x's"
+    assert read(total, s).tolist() == [2.0] * 4
+
+
 # Planted faults
 
 BATCH = {

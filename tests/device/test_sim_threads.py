@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 
 import fanin
@@ -222,3 +223,17 @@ def test_other_threads_may_use_a_machine_too() -> None:
         for t in threads:
             t.join()
         assert out == [[19.0] * 4] * 4
+
+
+def test_a_thread_of_a_machine_may_use_arrays_of_other_devices(driver: fanin.testing.FakeDriver) -> None:
+    x, s = driver.array(np.zeros(4)), driver.stream()
+    with Machine() as m, Machine() as other:
+        y, t = other.array(np.zeros(4)), other.stream()
+
+        def use() -> None:
+            x.record_stream(s)
+            y.record_stream(t)
+
+        m.spawn(use)
+        m.join()
+    assert x.numpy().tolist() == [0.0] * 4

@@ -777,3 +777,13 @@ def recursion(limit: int) -> Iterator[None]:
         yield
     finally:
         sys.setrecursionlimit(before)
+
+
+@pytest.mark.rule("E16")
+def test_a_walk_shows_the_sum_of_each_slot() -> None:
+    w = fanin.Leaf(np.zeros(1))
+    top = fanin.Node(lambda *sums: sums[0], slots=[None] * 3, edges=[(w, 0)], name="top")
+    for node, sums in (p := fanin.walk([(top, 0, np.ones(1)), (top, 2, np.full(1, 3.0))])):
+        assert node is top and [None if s is None else s.tolist() for s in sums] == [[1.0], None, [3.0]]
+        p.give(sums[0] + sums[2])
+    assert w.grad.tolist() == [4.0]

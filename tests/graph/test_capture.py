@@ -175,6 +175,19 @@ def test_a_join_through_a_third_stream_counts(w: Any) -> None:
     w.end_capture(s)
 
 
+def test_a_launch_in_which_a_graph_races_with_others_says_so() -> None:
+    with Machine() as m:
+        s, t, x = m.stream(), m.stream(), m.array(np.zeros(4))
+        m.begin_capture(s)
+        m.launch(s, lambda v: np.add(v, 1, out=v), writes=[x], name="captured")
+        m.launch(s, lambda: None, name="behind it")
+        graph = m.end_capture(s)
+        m.launch(t, lambda v: np.add(v, 1, out=v), writes=[x], name="other")
+        with pytest.raises(fanin.RaceError, match=r"'captured'.*writes what 'other'.*wrote: nothing orders them"):
+            m.launch_graph(graph, s)
+        assert m.races == 1
+
+
 @pytest.mark.parametrize("ask", ["query", "sync_event"])
 def test_a_captured_event_has_no_time(w: Any, ask: str) -> None:
     s = w.stream()

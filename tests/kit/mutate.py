@@ -80,13 +80,14 @@ NEAR = {
     "device/sim/recording": ["graph/test_capture.py", "graph/test_capture_table.py"],
     "device/sim/explore": ["device/test_explore.py"],
     "device/sim/host_sched": ["device/test_explore.py", "device/test_host_order.py", "device/test_explore_law.py"],
-    "device/sim/thread": ["device/test_explore.py", "device/test_host_order.py"],
+    "device/sim/thread": ["device/test_explore.py", "device/test_host_order.py", "device/test_sim_threads.py"],
     "device/sim/footprint": ["device/test_explore.py", "device/test_explore_law.py"],
     "device/sim/memory": ["device/test_sim_memory.py"],
     "device/sim/arena": ["device/test_sim_memory.py"],
     "device/cpu/": ["graph/test_graph_trees_cpu.py"],
     "device/sparse": ["spec/test_streams_on_sim.py", "buffer/test_kinds.py", "device/test_cuda.py"],
-    "device/batch": ["buffer/test_batches.py", "spec/test_streams_on_sim.py"],
+    "device/cuda/batch": ["buffer/test_many.py"],
+    "device/batch": ["buffer/test_many.py", "buffer/test_batches.py", "spec/test_streams_on_sim.py"],
     "device/sim/": ["device/test_sim.py", "device/test_streams.py", "device/test_host_order.py"]
     + ["graph/test_capture.py", "device/test_explore.py"],
     "device/": ["device/test_sim.py", "device/test_streams.py", "device/test_cuda.py", "graph/test_capture.py"]
@@ -171,7 +172,7 @@ NEAR = {
     "py/worker": ["engine/test_workers.py"],
     "py/graph_": ["graph/test_graph_trees.py", "graph/test_graph_trees_cpu.py", "graph/test_graph_tree_traps.py"]
     + ["graph/test_graph_tree_failures.py", "graph/test_graph_tree_captures.py", "graph/test_graph_tree_rows.py"],
-    "py/recording": ["graph/test_graph_trees_cpu.py", "graph/test_graph_tree_traps.py"],
+    "py/recording": ["graph/test_graph_trees_cpu.py", "graph/test_graph_tree_traps.py", "tape/test_compiled.py"],
     "py/cpu_kernel": ["graph/test_graph_trees_cpu.py", "graph/test_graph_tree_traps.py"],
     "py/c_": ["engine/test_c_nodes.py"],
     "py/native": ["engine/test_c_nodes.py", "buffer/test_doors.py"],
