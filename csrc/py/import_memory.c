@@ -75,8 +75,12 @@ int fan_visit_behind(PyObject *o, const fan_value *v, visitproc visit, void *arg
     return 0;
 }
 
-/* ndarray_is_unchanged: of an array that is a view of an ndarray; others cannot be asked. */
-static bool ndarray_is_unchanged(const fan_array *a)
+/* is_array: a fanin.Array, which is what it was made as: over an ndarray's memory it may be any view of that. */
+static bool is_array(PyObject *o) { return o && Py_TYPE(o) == fan_state_get()->array_type; }
+
+/* ndarray_is_unchanged: of an array that is a view of an ndarray, all of it unless it is a `part`; others cannot be
+ * asked. */
+static bool ndarray_is_unchanged(const fan_array *a, bool part)
 {
     const fan_storage *st = a->storage;
     if (!st || st->release != release_object || !PyArray_Check((PyObject *)st->ctx))
@@ -85,10 +89,10 @@ static bool ndarray_is_unchanged(const fan_array *a)
     int64_t lo, hi;
     if (a->size == 0) /* nothing is read */
         return true;
-    if (PyArray_BYTES(nd) != a->data || PyArray_NDIM(nd) != a->ndim ||
-        fan_dtype_of_descr(PyArray_DESCR(nd)) != a->dtype)
+    if (!part && (PyArray_BYTES(nd) != a->data || PyArray_NDIM(nd) != a->ndim ||
+                  fan_dtype_of_descr(PyArray_DESCR(nd)) != a->dtype))
         return false;
-    for (int i = 0; i < a->ndim; i++)
+    for (int i = 0; i < a->ndim && !part; i++)
         if (PyArray_DIM(nd, i) != a->shape[i] || (a->shape[i] > 1 && PyArray_STRIDE(nd, i) != a->strides[i]))
             return false;
     fan_array_reach(a, &lo, &hi);
@@ -117,7 +121,7 @@ bool fan_value_is_unchanged(const fan_value *v)
         return true;
     bool unchanged = !v->own_memory || tensor_is(v->object, v->array);
     for (size_t i = 0; i < n && unchanged; i++)
-        unchanged = ndarray_is_unchanged(some[i]);
+        unchanged = ndarray_is_unchanged(some[i], is_array(v->object));
     fan_gil_leave(&gil);
     return unchanged;
 }

@@ -453,3 +453,9 @@ def test_the_launch_of_a_graph_counts_once_and_little_for_each_kernel_in_it(laun
             assert m.clock().device_us - m.host_us == pytest.approx(kernels)
             m.launch(s, lambda: None, reads=[], writes=[])
             assert m.host_us - before == pytest.approx(launch_us / 3 * (2.5 + kernels / 1000) + launch_us)
+
+
+@pytest.mark.parametrize("index", [2, 9, 10])
+def test_a_device_that_the_machine_does_not_have_is_refused_with_how_to_make_one(index: int) -> None:
+    with Machine(), pytest.raises(ValueError, match=rf"this machine has 2 devices; .*Machine\(devices={index + 1}\)"):
+        fanin.InputBuffer([fanin.Slot(shape=(2,), dtype="float32", device=f"sim:{index}")])

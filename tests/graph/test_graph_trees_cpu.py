@@ -81,6 +81,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "an outer product": lambda x, w: np.multiply.outer(x[0], w[0]),
     "a clip": lambda x, w: np.clip(x, -1, 1),
     "fanin.add_n": lambda x, w: fanin.add_n([x, w, x]),
+    "fanin.add_n from the end": lambda x, w: fanin.add_n([x[::-1], w[::-1, ::-1], x[:, ::-1]]),
     "of a buffer": lambda x, w: of_a_buffer(x, w),
 }
 

@@ -197,11 +197,16 @@ def test_row_27_out_on_a_device_must_be_writable(library: Library, read_only: bo
         assert out.read(t) == [4, 4, 4]
 
 
-def test_row_30_without_a_deleter_the_producer_is_kept_alive_until_its_users_have_passed(library: Library) -> None:
+@pytest.mark.parametrize("versioned", [True, False])
+def test_row_30_without_a_deleter_the_producer_is_kept_alive_until_its_users_have_passed(
+    library: Library, versioned: bool
+) -> None:
     driver, s = library.driver, library.driver.stream()
 
     class Bare(Lying):
         change = staticmethod(setting("deleter", None))  # type: ignore[assignment]
+
+    Bare.versioned = versioned
 
     x = Bare(library, (3,)).fill(s, 1)
     buf = fanin.InputBuffer(1, stream=s)
