@@ -10,6 +10,7 @@ import math
 import mmap
 import random
 import re
+import sys
 import threading
 import weakref
 from collections import Counter
@@ -653,3 +654,12 @@ def test_threads_that_ask_for_the_pairs_at_once_get_one_list() -> None:
         assert all(x is lists[0] for x in lists) and found.unknown == ()
         seen += len(lists[0])
     assert seen == 5 * 500 * 499 // 2
+
+
+def test_comparing_verdicts_leaves_nothing_behind() -> None:
+    x = np.zeros(8)
+    one, two = fanin.overlap(x[:4], x[2:]), fanin.overlap(x[:4], x[2:])
+    before = sys.getallocatedblocks()
+    for _ in range(5000):
+        assert one == two
+    assert sys.getallocatedblocks() - before < 1000

@@ -233,3 +233,9 @@ def test_large_sums_of_narrow_elements_are_the_same_bits_by_every_instruction_se
         with fanin.set_options(isa=isa, threads=1):
             got = fanin.add_n(large).view(f"u{d.itemsize}").reshape(rows, n)
         assert np.array_equal(got, np.broadcast_to(want, got.shape)), isa
+
+
+@pytest.mark.parametrize("one", ["12", b"12", {0: np.ones(2), 1: np.ones(2)}])
+def test_what_iterates_and_is_no_sequence_of_arrays_is_refused(one: Any) -> None:
+    with pytest.raises(TypeError, match=f"expected a sequence of arrays, got one {type(one).__name__}"):
+        fanin.add_n(one)

@@ -261,3 +261,11 @@ def test_large_results_are_counted_alike_wherever_they_lie(dtype: str) -> None:
             assert stats.sumsq == pytest.approx(np.square(finite).sum(), rel=1e-12)
             found.add(stats.sumsq)
         assert len(found) == 1, "the order does not depend on the place"
+
+
+def test_a_sum_that_its_first_key_spoiled_names_the_key_0() -> None:
+    buf = fanin.InputBuffer(1, stats=True)
+    buf.add(0, np.array([1.0, np.inf]), key=0)
+    buf.add(0, np.ones(2), key=1)
+    buf.take()
+    assert (buf.stats(0).nonfinite, buf.stats(0).first_bad_key) == (1, 0)

@@ -293,3 +293,20 @@ def test_a_machine_with_threads_of_its_own_gives_back_all_its_memory() -> None:
     act()
     gc.collect()
     assert hooks.blocks() == before
+
+
+def test_memory_that_was_dropped_in_a_capture_lets_go_of_its_machine() -> None:
+    def one() -> None:
+        with Machine() as m:
+            s, x = m.stream(), m.array(np.zeros(4))
+            m.launch(s, lambda v: np.add(v, 1, out=v), writes=[x])
+            m.begin_capture(s)
+            m.launch(s, lambda v: np.add(v, 1, out=v), writes=[x])
+            del x
+            m.end_capture(s)
+
+    one()
+    before = blocks_in_use()
+    for _ in range(3):
+        one()
+    assert blocks_in_use() == before

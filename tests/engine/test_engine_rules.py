@@ -787,3 +787,20 @@ def test_a_walk_shows_the_sum_of_each_slot() -> None:
         assert node is top and [None if s is None else s.tolist() for s in sums] == [[1.0], None, [3.0]]
         p.give(sums[0] + sums[2])
     assert w.grad.tolist() == [4.0]
+
+
+@pytest.mark.rule("E9")
+def test_what_a_hook_wrongly_returned_is_let_go_with_the_error() -> None:
+    made = []
+
+    def hook(sums: Any) -> Any:
+        one = np.ones(1)
+        made.append(weakref.ref(one))
+        return (sums[0], one)
+
+    top = fanin.Node(lambda *sums: None, slots=[None] * 2, edges=[None])
+    top.register_prehook(hook)
+    with pytest.raises(ValueError, match="None, as there is no sum"):
+        fanin.backward([(top, 0, np.ones(1))])
+    gc.collect()
+    assert made[0]() is None

@@ -402,3 +402,23 @@ def test_memory_that_ends_at_any_allocation_ends_the_pass_with_an_error_or_not_a
         outcomes["MemoryError" if attempt.failed else "well"] += 1
         assert leaf.grad[0] == 6.0 if leaf.grad is not None else attempt.failed
     assert min(outcomes["well"], outcomes["MemoryError"]) >= 5, outcomes
+
+
+@pytest.mark.rule("E12")
+def test_each_device_of_a_pass_has_a_worker_of_its_own(a_world: Any) -> None:
+    w = a_world("fake")
+    s, t = w.stream(0), w.stream(1)
+    threads: dict[str, int] = {}
+
+    def says(name: str) -> Callable[[Any], Any]:
+        def fn(g: Any) -> Any:
+            threads[name] = threading.get_ident()
+            return None
+
+        return fn
+
+    low = fanin.Node(says("low"), edges=[None], stream=t, name="low")
+    top = fanin.Node(says("top"), edges=[None], stream=s, name="top")
+    ones = [w.array(np.ones(1), 0), w.array(np.ones(1), 1)]
+    fanin.backward([(top, 0, ones[0]), (low, 0, ones[1])], workers=2)
+    assert threads["top"] == threading.get_ident() != threads["low"]

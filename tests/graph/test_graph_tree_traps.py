@@ -374,7 +374,7 @@ def test_a_function_that_waits_for_another_threads_call_of_its_tree_is_explored_
     assert found.deadlocks == (found.runs if waits else 0), found
 
 
-@pytest.mark.parametrize("keep", [1, "yes", None, 2.5, (1, 0)], ids=repr)
+@pytest.mark.parametrize("keep", [1, "yes", None, 2.5, (1, 0), (1, True)], ids=repr)
 def test_keep_is_a_bool_or_one_for_each_output(m: Any, keep: Any) -> None:
     with pytest.raises(TypeError, match="keep= is True, False, or one of them for each output"):
         tree_on(m).function(scaled(m, 2), keep=keep)

@@ -82,6 +82,7 @@ NEAR = {
     "device/sim/host_sched": ["device/test_explore.py", "device/test_host_order.py", "device/test_explore_law.py"],
     "device/sim/thread": ["device/test_explore.py", "device/test_host_order.py", "device/test_sim_threads.py"],
     "device/sim/footprint": ["device/test_explore.py", "device/test_explore_law.py"],
+    "device/memory": ["device/test_sim_memory.py", "buffer/test_many.py"],
     "device/sim/memory": ["device/test_sim_memory.py"],
     "device/sim/arena": ["device/test_sim_memory.py"],
     "device/cpu/": ["graph/test_graph_trees_cpu.py"],
@@ -175,6 +176,8 @@ NEAR = {
     "py/recording": ["graph/test_graph_trees_cpu.py", "graph/test_graph_tree_traps.py", "tape/test_compiled.py"],
     "py/cpu_kernel": ["graph/test_graph_trees_cpu.py", "graph/test_graph_tree_traps.py"],
     "py/c_": ["engine/test_c_nodes.py"],
+    "py/frontend": ["engine/test_c_nodes.py", "buffer/test_interrupt.py"],
+    "py/errors": ["buffer/test_interrupt.py"],
     "py/native": ["engine/test_c_nodes.py", "buffer/test_doors.py"],
     "py/": ["buffer/test_kinds.py", "buffer/test_errors.py", "buffer/test_refusals.py", "buffer/test_cycles.py"]
     + ["buffer/test_take_one.py", "interop/test_exchange_dlpack.py", "interop/test_exchange_cuda.py"],
@@ -404,7 +407,11 @@ def killer(tree: Path, commands: list[list[str]], limit: float) -> str | None:
         if done.returncode not in (0, 5):
             failed = re.search(r"^(?:FAILED|ERROR) (\S+?)(?:\[.*)?(?: - |$)", done.stdout, re.M)
             last = re.findall(r"^(tests/\S+::\w+)", done.stdout, re.M)
-            return failed[1] if failed else f"{last[-1] if last else command[0]}: the process ends"
+            return (
+                failed[1]
+                if failed
+                else f"{last[-1] if last else command[0] + ' or one of those behind it'}: the process ends"
+            )
     return None
 
 
