@@ -11,7 +11,10 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals")
 
 #: 2^50 elements in eight bytes: what reads them all does not end.
 COMMON = r"""
+import os
 import signal
+import sys
+import threading
 import numpy as np
 import fanin
 
@@ -45,6 +48,23 @@ def interrupted(work):
     except KeyboardInterrupt:
         return
     raise AssertionError("it ended by itself")
+
+def interrupted_by_another(work):
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    begun = threading.Event()
+    def interrupt():
+        begun.wait()
+        os.kill(os.getpid(), signal.SIGINT)
+    other = threading.Thread(target=interrupt)
+    other.start()
+    def held():
+        sys.setswitchinterval(1000)  # from here on it runs where the interpreter is left to it
+        begun.set()
+        work()
+    interrupted(held)
+    sys.setswitchinterval(0.005)
+    other.join()
 
 small = np.arange(4.0)
 N = 1 << 50
@@ -88,45 +108,13 @@ interrupted(lambda: buf.take())
 assert "1 parked" in repr(buf), repr(buf)
 """,
     "statistics, by another thread": """
-import os, sys, threading
-signal.setitimer(signal.ITIMER_PROF, 0)
-signal.signal(signal.SIGINT, signal.default_int_handler)
-begun = threading.Event()
-def interrupt():
-    begun.wait()
-    os.kill(os.getpid(), signal.SIGINT)
-other = threading.Thread(target=interrupt)
-other.start()
 buf = fanin.InputBuffer(1, stats=True)
 buf.add(0, huge(N))
-def work():
-    sys.setswitchinterval(1000)  # from here on it runs where the interpreter is left to it
-    begun.set()
-    buf.take()
-interrupted(work)
-sys.setswitchinterval(0.005)
-other.join()
+interrupted_by_another(lambda: buf.take())
 assert "1 parked" in repr(buf), repr(buf)
 """,
     "a hash, by another thread": """
-import os, sys, threading
-signal.setitimer(signal.ITIMER_PROF, 0)
-signal.signal(signal.SIGINT, signal.default_int_handler)
 fanin.set_options(debug=True)
-def interrupted_by_another(work):
-    begun = threading.Event()
-    def interrupt():
-        begun.wait()
-        os.kill(os.getpid(), signal.SIGINT)
-    other = threading.Thread(target=interrupt)
-    other.start()
-    def held():
-        sys.setswitchinterval(1000)  # from here on it runs where the interpreter is left to it
-        begun.set()
-        work()
-    interrupted(held)
-    sys.setswitchinterval(0.005)
-    other.join()
 buf = fanin.InputBuffer(1)
 g = huge(N)
 interrupted_by_another(lambda: buf.add(0, g))

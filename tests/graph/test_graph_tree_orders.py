@@ -29,11 +29,11 @@ LAYOUTS: dict[str, Function] = {
     "with axes of one": lambda x: x[:1, :, 1:2].T,
 }
 ORDERS = ("C", "F", "A", "K")
-COPIES: dict[str, Callable[[str], Function]] = {
-    "np.ravel": lambda o: lambda x: np.ravel(x, o),  # type: ignore[call-overload]
+COPIES: dict[str, Callable[[Any], Function]] = {
+    "np.ravel": lambda o: lambda x: np.ravel(x, o),
     "ravel": lambda o: lambda x: x.ravel(order=o),
     "flatten": lambda o: lambda x: x.flatten(o),
-    "np.copy": lambda o: lambda x: np.copy(x, order=o),  # type: ignore[call-overload]
+    "np.copy": lambda o: lambda x: np.copy(x, order=o),
     "copy": lambda o: lambda x: x.copy(o),
     "astype": lambda o: lambda x: x.astype(np.float32, o, "same_kind", False),
     "astype without a copy": lambda o: lambda x: x.astype(x.dtype, order=o, copy=False),

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.partners
 
 #: A plugin of the suite's pytest: WAY says what runs the passes; how often ours were asked is written at the end.
 PLUGIN = '''
-import contextlib, importlib.util, os, pathlib, sys
+import contextlib, importlib.util, os, pathlib
 import fanin
 
 asked = 0
