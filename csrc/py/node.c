@@ -282,13 +282,14 @@ static int inputs_arg(PyObject *inputs, uint32_t *out)
     if (!inputs)
         return 0;
     n = fan_small_index(inputs);
-    if (n < 0 && fan_index(inputs, "inputs", PyExc_ValueError, &n) < 0)
+    if (n < 0 && fan_index(inputs, "inputs", NULL, &n) < 0)
         return -1;
     if (n >= 1 && n < INT32_MAX) {
         *out = (uint32_t)n;
         return 0;
     }
-    PyErr_Format(PyExc_ValueError, "inputs: expected a number of gradients from 1 on, got %R", inputs);
+    PyErr_Format(PyExc_ValueError, "inputs: expected a number of gradients from 1 to %d, got %R", INT32_MAX - 1,
+                 inputs);
     return -1;
 }
 
@@ -549,6 +550,22 @@ static PyObject *edges_item(PyObject *o, Py_ssize_t i)
     return Py_BuildValue("(OI)", (PyObject *)fan_node_object(n->edges[i].next), n->edges[i].slot);
 }
 
+/* edges_subscript: an edge, or a list of those of a slice. */
+static PyObject *edges_subscript(PyObject *o, PyObject *which)
+{
+    if (PySlice_Check(which)) {
+        PyObject *all = PySequence_List(o), *some = all ? PyObject_GetItem(all, which) : NULL;
+        Py_XDECREF(all);
+        return some;
+    }
+    if (!PyIndex_Check(which))
+        return PyErr_Format(PyExc_TypeError, "edge: expected an integer or a slice, got %s", FAN_TYPE_TEXT(which));
+    Py_ssize_t at = PyNumber_AsSsize_t(which, PyExc_IndexError), n = edges_length(o);
+    if (at == -1 && PyErr_Occurred())
+        return NULL;
+    return edges_item(o, at < 0 && at >= -n ? at + n : at);
+}
+
 static PyObject *edges_append(PyObject *o, PyObject *edge)
 {
     node_object *self = owner_of(o);
@@ -609,6 +626,7 @@ static PyType_Slot edges_slots[] = {
     {Py_tp_methods, edges_methods},
     {Py_sq_length, edges_length},
     {Py_sq_item, edges_item},
+    {Py_mp_subscript, edges_subscript},
     {0, NULL},
 };
 

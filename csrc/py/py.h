@@ -307,8 +307,8 @@ fan_status fan_fresh(uint8_t origin, fan_device *d, fan_stream *on, fan_dtype dt
                      const fan_array *like, fan_array **out, fan_error *err);
 extern const fan_frontend fan_python; /* the frontend of every buffer made from Python */
 
-/* fan_index: an exact integer: bool is a TypeError, a negative one an exception of class `negative`. `what` begins the
- * message. -1 with an exception. */
+/* fan_index: an exact integer: bool is a TypeError, a negative one an exception of class `negative`; NULL: *out is -1
+ * then, as for one that 64 bits do not hold. `what` begins the message. -1 with an exception. */
 int fan_index(PyObject *o, const char *what, PyObject *negative, int64_t *out);
 
 /* handles.c */
