@@ -133,9 +133,10 @@ PyObject *fan_explain_lost(const fan_backward *p);
 
 /* ---- failed.c ---- */
 
-/* fan_error_take, fan_error_both: see fan_engine_frontend. */
+/* fan_error_take, fan_error_both, fan_error_orphaned: see fan_engine_frontend. */
 void *fan_error_take(const fan_backward *p, const fan_node *n, uint32_t ran, fan_status status, const fan_error *err);
 void *fan_error_both(void *first, void *second);
+void fan_error_orphaned(void *error);
 /* fan_pass_failed: the error becomes an exception, with a note that says where the pass ended (E14). */
 void fan_pass_failed(const fan_backward *p, fan_status status, const fan_error *err);
 

@@ -2,6 +2,8 @@
 #include "py/engine_part.h"
 
 #include <stdio.h>
+#include <string.h>
+#include <unistd.h>
 
 #define MOST_NOTES 16
 #define FOLDED ".. and %u notes more, of the passes around these"
@@ -95,4 +97,18 @@ void *fan_error_both(void *first, void *second)
     Py_XDECREF(notes);
     Py_DECREF(other);
     return e;
+}
+
+/* What others have not written yet of stdout and stderr is the parent's: _exit leaves it alone. */
+void fan_error_orphaned(void *error)
+{
+    PyObject *e = error, *text = PyUnicode_FromFormat("%s: %S", Py_TYPE(e)->tp_name, e);
+    const char *words = text ? PyUnicode_AsUTF8(text) : NULL;
+    const char *const parts[] = {
+        "fanin: a fork on a worker of a pass: the pass cannot go on in this child, which ends: ",
+        words ? words : Py_TYPE(e)->tp_name, "\n"};
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        if (write(STDERR_FILENO, parts[i], strlen(parts[i])) < 0)
+            break;
+    _exit(1);
 }

@@ -447,9 +447,7 @@ def test_each_refused_argument_of_a_pass_is_named_with_the_call(call: str, name:
 
 def test_a_dtype_of_foreign_byte_order_is_refused_with_the_one_to_name_instead() -> None:
     for make in (lambda: Slot(dtype=">f4"), lambda: Leaf(ones(2), grad_dtype=">f4")):
-        with pytest.raises(
-            ValueError, match=r"expected native byte order, 'float32': x\.astype\('float32'\)$"
-        ):
+        with pytest.raises(ValueError, match=r"expected native byte order, 'float32': x\.astype\('float32'\)$"):
             make()
 
 
