@@ -480,12 +480,13 @@ static int run_in_python(node_object *self, void **sums, PyObject *node_hooks, v
 {
     FAN_RAW PyObject *on_stack[FAN_SUMS_ON_STACK + 1];
     PyObject **args = on_stack, *result, *fn;
+    FAN_RAW fan_guards guards;
     uint32_t n = self->node.inputs;
-    if (fan_native_show_all(sums, n) < 0)
+    if (fan_native_show_all(sums, n) < 0 || fan_guards_begin(&guards, sums, n) < 0)
         return -1;
     if (n > FAN_SUMS_ON_STACK && !(args = fan_alloc((n + 1) * sizeof *args))) {
         PyErr_NoMemory();
-        return -1;
+        return fan_guards_end(&guards, NULL), -1;
     }
     for (uint32_t i = 0; i < n; i++)
         args[i + 1] = sums[i] ? (PyObject *)sums[i] : Py_None;
@@ -494,6 +495,8 @@ static int run_in_python(node_object *self, void **sums, PyObject *node_hooks, v
     Py_DECREF(fn);
     if (args != on_stack)
         fan_free(args);
+    if (fan_guards_end(&guards, &self->node) < 0)
+        Py_CLEAR(result);
     if (!result)
         return -1;
     if (ngradients == 1 && !PyTuple_Check(result) && !PyList_Check(result) && result != Py_None)
@@ -814,7 +817,9 @@ static PyType_Slot slots[] = {
      "An operation of a graph that a pass goes backward over.\n\n"
      "fn: `fn(*sums)` gets the sums of the `inputs` gradients that come to its slots, None where one is undefined, and "
      "returns one\n"
-     "gradient, or None, per edge, as a tuple or list; a bare one where there is one edge. edges: for each (node, "
+     "gradient, or None, per edge, as a tuple or list; a bare one where there is one edge. It does not write its sums "
+     "(`g = g * 10`,\n"
+     "not `g *= 10`): others may have them, and then an ndarray is read-only while it runs. edges: for each (node, "
      "slot) of a Node\n"
      "or Leaf, or None where nobody needs that gradient. slots: for each input an example array, a fanin.Slot, or "
      "None: what comes is\n"

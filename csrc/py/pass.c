@@ -146,6 +146,8 @@ static int sequence_of(const pass_parts *parts, const char *what, PyObject *o, P
         return -1;
     }
     char named[64];
+    if (PyList_CheckExact(o) || PyTuple_CheckExact(o)) /* as mostly */
+        return (*out = PySequence_Tuple(o)) ? 0 : -1;
     PyOS_snprintf(named, sizeof named, "%s: %s", parts->config.call, what);
     return fan_sequence_arg(o, named, out);
 }
@@ -179,11 +181,13 @@ static int fill_in(pass_parts *parts)
 
 static int workers_arg(fan_backward_config *c, PyObject *workers)
 {
-    int64_t n = 1;
+    int64_t n = workers ? fan_small_index(workers) : 1;
     char named[64];
-    PyOS_snprintf(named, sizeof named, "%s: workers", c->call);
-    if (workers && fan_index(workers, named, NULL, &n) < 0)
-        return -1;
+    if (n < 1 || n > FAN_WORKERS_MOST) {
+        PyOS_snprintf(named, sizeof named, "%s: workers", c->call);
+        if (fan_index(workers, named, NULL, &n) < 0)
+            return -1;
+    }
     if (n < 1 || n > FAN_WORKERS_MOST) {
         PyErr_Format(PyExc_ValueError, "%s: expected a number of threads from 1 to %d, got %R", named, FAN_WORKERS_MOST,
                      workers);

@@ -283,6 +283,7 @@ int fan_import_out(PyObject *o, fan_value *out);
 PyObject *fan_export(fan_value *v);
 /* ndarray.c. fan_export_array: a host array as an ndarray over the same memory, or as a handle (fan_wants_handles);
  * takes a hold of its own. fan_ndarray_over: an ndarray in any case, over memory that `base` keeps. */
+#define FAN_ARRAY_CAPSULE "fanin.array" /* the base of such an ndarray: has the array */
 PyObject *fan_export_array(fan_array *a);
 PyObject *fan_ndarray_over(const fan_array *a, bool write, PyObject *base);
 /* fan_visit_behind: tp_traverse of what holds o, as the value v (NULL: with one reference): visits what o keeps alive

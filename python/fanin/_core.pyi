@@ -294,8 +294,9 @@ class Node:
     """An operation of a graph that a pass goes backward over.
 
     fn: `fn(*sums)` gets the sums of the `inputs` gradients that come to its slots, None where one is undefined, and
-    returns one gradient, or None, per edge, as a tuple or list; a bare one where there is one edge. edges: for each
-    (node, slot) of a Node or Leaf, or None where nobody needs that gradient. slots: for each input an example
+    returns one gradient, or None, per edge, as a tuple or list; a bare one where there is one edge. It does not
+    write its sums (`g = g * 10`, not `g *= 10`): others may have them, and then an ndarray is read-only while it
+    runs. edges: for each (node, slot) of a Node or Leaf, or None where nobody needs that gradient. slots: for each input an example
     array, a fanin.Slot, or None: what comes is checked against it. release: called when the graph is freed there.
     name: what messages call it. stream: where its sums are ready for it, where it runs, and where its gradients are
     then ready; device: that device's current stream, or "cpu". Without either: the current stream of the device
