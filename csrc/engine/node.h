@@ -49,6 +49,7 @@ struct fan_node {
     uint64_t freed_by;       /* the pass that freed it (E10); 0: none */
     fan_stream_set *streams; /* current where it was made, its own first (E4); held; NULL: none was pushed */
     bool host;               /* it is of the CPU, and has no stream of its own */
+    bool begun, made;        /* for the frontend: its filling has begun, it is whole */
     uint32_t at;             /* its place there */
     uint32_t inputs;         /* slots; at least 1 */
     uint32_t nedges, cap;

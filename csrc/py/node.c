@@ -16,7 +16,9 @@ void fan_node_text(const fan_node *n, char *buf, size_t size)
     Py_ssize_t all, end = (Py_ssize_t)size - 1;
     const char *name = fan_node_object(n)->name ? PyUnicode_AsUTF8AndSize(fan_node_object(n)->name, &all) : NULL;
     if (!name) {
-        snprintf(buf, size, "%s %llu", n->kind->leaf ? "leaf" : "node", (unsigned long long)n->number);
+        const PyTypeObject *type = Py_TYPE(fan_node_object(n));
+        const char *what = n->kind->leaf ? "leaf" : type == fan_state_get()->node_type ? "node" : type->tp_name;
+        snprintf(buf, size, "%.80s %llu", what, (unsigned long long)n->number);
         return;
     }
     if (end > all)
@@ -104,7 +106,16 @@ int fan_node_clear(PyObject *o)
 node_object *fan_node_arg(PyObject *o)
 {
     const fan_state *st = fan_state_get();
-    return Py_TYPE(o) == st->node_type || Py_TYPE(o) == st->leaf_type ? of(o) : NULL;
+    if (Py_TYPE(o) == st->node_type || Py_TYPE(o) == st->leaf_type)
+        return of(o);
+    return PyType_IsSubtype(Py_TYPE(o), st->node_type) && of(o)->node.made ? of(o) : NULL;
+}
+
+bool fan_node_unmade(const PyObject *o)
+{
+    const fan_state *st = fan_state_get();
+    return st->node_type && PyObject_TypeCheck((PyObject *)(uintptr_t)o, st->node_type) &&
+           !((const node_object *)(const void *)o)->node.made;
 }
 
 /* with_slots: slots= with a Slot() for each None; new reference. */
@@ -370,7 +381,10 @@ static int fill_in(node_object *self, const node_args *a)
         return -1;
     self->fn = Py_NewRef(a->fn);
     self->release = a->release && a->release != Py_None ? Py_NewRef(a->release) : NULL;
-    return a->edges && a->edges != Py_None ? link_edges(self, a->edges) : 0;
+    if (a->edges && a->edges != Py_None && link_edges(self, a->edges) < 0)
+        return -1;
+    self->node.made = true;
+    return 0;
 }
 
 /* blank: a node without anything; not tracked yet. */
@@ -384,27 +398,68 @@ static node_object *blank(PyTypeObject *type)
     return self;
 }
 
-PyObject *fan_node_call(PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames)
+static int parse_and_fill(node_object *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     static const char *const names[] = {"fn",   "inputs", "edges",  "slots", "release",
                                         "name", "stream", "device", "group"};
     node_args a;
-    node_object *self;
-    if (fan_parse_call("Node", names, 9, 3, "fn, inputs and edges", args, PyVectorcall_NARGS(nargsf), kwnames, &a.fn) <
-        0)
-        return NULL;
-    if (!a.fn) {
-        PyErr_SetString(PyExc_TypeError, "Node() needs 'fn'");
-        return NULL;
-    }
-    self = blank((PyTypeObject *)type);
+    if (fan_parse_call("Node", names, 9, 3, "fn, inputs and edges", args, nargs, kwnames, &a.fn) < 0)
+        return -1;
+    if (a.fn)
+        return fill_in(self, &a);
+    PyErr_SetString(PyExc_TypeError, "Node() needs 'fn'");
+    return -1;
+}
+
+PyObject *fan_node_call(PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames)
+{
+    node_object *self = blank((PyTypeObject *)type);
     if (!self)
         return NULL;
-    if (fill_in(self, &a) < 0)
+    if (parse_and_fill(self, args, PyVectorcall_NARGS(nargsf), kwnames) < 0)
         Py_CLEAR(self);
     else
         PyObject_GC_Track((PyObject *)self); /* not before: gc.get_objects() would find it half made */
     return (PyObject *)self;
+}
+
+/* node_new, node_init: of a class of the user's, between which the node is there, and is none (fan_node_arg). */
+static PyObject *node_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(named))
+{
+    node_object *self;
+    if (type == fan_state_get()->node_type)
+        return PyErr_Format(PyExc_TypeError, "Node.__new__(Node) makes no node: call Node(fn, ..)");
+    self = (node_object *)type->tp_alloc(type, 0);
+    if (self)
+        fan_node_init(&self->node, &kind, 1);
+    return (PyObject *)self;
+}
+
+static int node_init(PyObject *o, PyObject *args, PyObject *named)
+{
+    Py_ssize_t n = PyTuple_GET_SIZE(args), at = 0, k = 0, nnamed = named ? PyDict_GET_SIZE(named) : 0;
+    PyObject *key, *value, *names, **all;
+    int bad = -1;
+    if (of(o)->node.begun) {
+        PyErr_Format(PyExc_RuntimeError, "Node.__init__ has run before, of this %.200s", Py_TYPE(o)->tp_name);
+        return -1;
+    }
+    of(o)->node.begun = true;
+    names = PyTuple_New(nnamed);
+    all = names ? fan_alloc((size_t)(n + nnamed + 1) * sizeof *all) : NULL;
+    if (names && !all)
+        PyErr_NoMemory();
+    for (; all && k < n; k++)
+        all[k] = PyTuple_GET_ITEM(args, k);
+    for (; all && named && PyDict_Next(named, &at, &key, &value); k++) {
+        PyTuple_SET_ITEM(names, k - n, Py_NewRef(key));
+        all[k] = value;
+    }
+    if (all)
+        bad = parse_and_fill(of(o), all, n, names);
+    fan_free(all);
+    Py_XDECREF(names);
+    return bad;
 }
 
 /* link_to: edges to what C names. */
@@ -438,7 +493,7 @@ PyObject *fan_node_new(function_object *fn, const fanin_edge *edges, size_t nedg
     if (!self)
         return NULL;
     self->node.inputs = fn->inputs;
-    self->node.host = true;
+    self->node.host = self->node.made = true;
     self->fn = Py_NewRef((PyObject *)fn);
     if ((name && (!(self->name = PyObject_Str(name)) || !fan_text_arg(self->name))) || link_to(self, edges, nedges) < 0)
         Py_CLEAR(self);
@@ -747,10 +802,14 @@ static PyObject *node_sum_into(PyObject *o, PyObject *stages)
 static PyObject *node_repr(PyObject *o)
 {
     const fan_node *n = &of(o)->node;
+    bool own = Py_TYPE(o) == fan_state_get()->node_type;
+    const char *type = own ? "fanin.Node " : of(o)->name ? Py_TYPE(o)->tp_name : "";
     char name[128];
-    return PyUnicode_FromFormat("<fanin.Node %s, %u input%s, %u edge%s%s>", fan_node_said(n, name, sizeof name),
-                                n->inputs, FAN_PLURAL(n->inputs), n->nedges, FAN_PLURAL(n->nedges),
-                                n->freed_by ? ", freed" : "");
+    if (!n->made)
+        return PyUnicode_FromFormat("<%s whose Node.__init__ has not run>", Py_TYPE(o)->tp_name);
+    return PyUnicode_FromFormat("<%s%s%s, %u input%s, %u edge%s%s>", type, own || !*type ? "" : " ",
+                                fan_node_said(n, name, sizeof name), n->inputs, FAN_PLURAL(n->inputs), n->nedges,
+                                FAN_PLURAL(n->nedges), n->freed_by ? ", freed" : "");
 }
 
 FAN_TURN_ONE(node_needs, fan_seen_graph)
@@ -844,6 +903,8 @@ static PyType_Slot slots[] = {
      "...     there = fanin.Node(lambda g: g, name=\"there\")\n"
      "...     there.stream == s, there.device\n"
      "(True, 'sim:0')\n"},
+    {Py_tp_new, node_new},
+    {Py_tp_init, node_init},
     {Py_tp_dealloc, fan_node_dealloc},
     {Py_tp_traverse, fan_node_traverse},
     {Py_tp_clear, fan_node_clear},
@@ -857,6 +918,7 @@ static PyType_Slot slots[] = {
 PyType_Spec fan_node_spec = {
     .name = "fanin.Node",
     .basicsize = sizeof(node_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE |
+             Py_TPFLAGS_DISALLOW_INSTANTIATION,
     .slots = slots,
 };
