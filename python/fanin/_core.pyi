@@ -1178,6 +1178,13 @@ class Overlaps:
         with no other are in none.
         """
     @property
+    def exact(self) -> bool:
+        """Whether each component is exact.
+
+        False: the budget ended before each question was answered, and `components` and `indices` may join arrays
+        that share no byte; none that do is missing. A larger `budget`, or `float('inf')`, answers the rest.
+        """
+    @property
     def indices(self) -> tuple[int, ...]:
         """The indices of all arrays that share memory with another one, ascending."""
     @property
