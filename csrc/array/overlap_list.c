@@ -417,13 +417,13 @@ static fan_status meet(work *w, fan_stretch *s, list *open, uint32_t i, meeting 
 }
 
 /* sweep_components: the lists that a newcomer joins become one, with the newcomer at its head unless a member covers
- * it. *done: false where fewer than `spare` questions were left before the end; what was joined until then is right. */
-static fan_status sweep_components(work *w, fan_stretch *s, size_t n, int64_t spare, bool *done, fan_error *err)
+ * it. *done: false where fewer than `floor` questions were left before the end; what was joined until then is right. */
+static fan_status sweep_components(work *w, fan_stretch *s, size_t n, int64_t floor, bool *done, fan_error *err)
 {
     size_t lists = 0;
     *done = false;
     for (uint32_t i = 0; i < n; i++) {
-        if (w->questions < spare)
+        if (w->questions < floor)
             return FAN_OK;
         list joined = {FAN_NOBODY, FAN_NOBODY};
         size_t kept = 0;
