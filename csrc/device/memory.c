@@ -453,6 +453,10 @@ static fan_storage *scope_make(size_t n)
         fan_storage_make here = fan_storage_redirect(NULL);
         made = fan_storage_new(n);
         (void)fan_storage_redirect(here);
+        if (made && in->outside && in->outside(in, made, NULL) != FAN_OK) {
+            fan_storage_drop(made);
+            made = NULL;
+        }
     }
     return made;
 }
@@ -556,6 +560,12 @@ static fan_status memory_new(fan_device *d, fan_stream *owner, size_t bytes, fan
     fan_device_hold(d);
     m->streams[0] = owner ? fan_stream_hold(owner) : NULL;
     st->data = m->data;
+    if (in && in->outside)
+        status = in->outside(in, st, err);
+    if (status != FAN_OK) {
+        fan_storage_drop(st);
+        return status;
+    }
     *out = st;
     return FAN_OK;
 }

@@ -34,12 +34,15 @@ bool fan_memory_used_by(fan_storage *st, const fan_stream *s);
 /* Title: Scopes. While a thread is in a scope, what it allocates on the scope's device comes from `alloc`: a storage,
  * as fan_memory_lend makes one (NULL: from the device, as outside); owner is NULL where nobody knows who uses it first.
  * They nest, and the innermost of a device counts. On the CPU it is all memory that the core allocates on the thread.
+ * outside (NULL: nothing): called with each storage that came from the device although the scope is there; failing, the
+ * allocation fails.
  * `recording`: what the thread queues on a stream that is not captured would be done once, and not in the replays:
  * fan_memory_scope_check refuses that, naming `who`. */
 typedef struct fan_memory_scope {
     fan_device *device;
     fan_status (*alloc)(struct fan_memory_scope *self, fan_stream *owner, size_t bytes, fan_storage **out,
                         fan_error *err);
+    fan_status (*outside)(struct fan_memory_scope *self, fan_storage *made, fan_error *err);
     const char *who;
     bool recording;
     struct fan_memory_scope *outer;

@@ -67,6 +67,11 @@ static void close_all(fan_tree *t, const char *why)
         t->nodes = n->next;
         fan__tree_node_free(n, why);
     }
+    while (t->evicted) {
+        fan_tree_kind *k = t->evicted;
+        t->evicted = k->next;
+        fan__tree_kind_free(k);
+    }
     for (size_t i = 0; i < t->root.nplaces; i++)
         fan_free(t->root.places[i].children);
     fan_free(t->root.places);

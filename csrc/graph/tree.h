@@ -55,7 +55,7 @@ typedef struct fan_tree_body {
 typedef struct fan_tree_args {
     fan_array *const *in; /* NULL: an operand that is no array; it is part of `key` */
     size_t n;
-    uint64_t key;          /* UINT64_MAX: one of too many, which are not told apart: the call runs as it is */
+    uint64_t key;
     const char *call_site; /* the caller's line */
     fan_tree_body body;
 } fan_tree_args;

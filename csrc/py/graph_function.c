@@ -15,7 +15,8 @@ typedef struct graph_function {
     fan_graph_tree_object *tree; /* held */
     PyObject *fn, *name;         /* held */
     PyObject *key;               /* a callable, or NULL */
-    PyObject *keys;              /* a dict: key -> number */
+    PyObject *keys;              /* a dict: key -> number, the one that was used last at the end */
+    uint64_t key_count;          /* of all that there ever were */
     uint8_t *roles;              /* of each operand; nroles 0: roles[0] of all */
     size_t nroles;
     bool keeps;
@@ -301,7 +302,7 @@ static int operands_of(const graph_function *self, PyObject *const *args, size_t
     return 0;
 }
 
-#define KEYS 64
+#define KEYS 64 /* kept of one function; the one that was not used for longest gives way */
 
 /* key_of: a number for what is no array, and for what key= says; 0: there is nothing of both. */
 static int key_of(graph_function *self, PyObject *const *args, size_t n, PyObject *others, uint64_t *out)
@@ -312,26 +313,31 @@ static int key_of(graph_function *self, PyObject *const *args, size_t n, PyObjec
     PyObject *gave = self->key ? PyObject_Vectorcall(self->key, args, n, NULL) : Py_NewRef(Py_None);
     PyObject *said = gave ? distinct(self, gave) : NULL;
     PyObject *rest = said ? others ? PyList_AsTuple(others) : PyTuple_New(0) : NULL;
-    PyObject *key = rest ? PyTuple_Pack(2, said, rest) : NULL, *known = NULL;
+    PyObject *key = rest ? PyTuple_Pack(2, said, rest) : NULL, *known = NULL, *number = NULL, *oldest;
+    Py_ssize_t first = 0;
     int result = -1;
     if (!key)
         goto done;
     known = PyDict_GetItemWithError(self->keys, key);
     if (!known && PyErr_Occurred())
         goto done;
-    *out = known ? PyLong_AsUnsignedLongLong(known) : (uint64_t)PyDict_GET_SIZE(self->keys) + 1;
-    if (!known && *out > KEYS) {
-        *out = UINT64_MAX;
-    } else if (!known) {
-        PyObject *number = PyLong_FromUnsignedLongLong(*out);
-        if (!number || PyDict_SetItem(self->keys, key, number) < 0) {
-            Py_XDECREF(number);
+    *out = known ? PyLong_AsUnsignedLongLong(known) : self->key_count + 1;
+    if (!known || PyDict_GET_SIZE(self->keys) > KEYS / 2) { /* the one that was used last stands last */
+        number = PyLong_FromUnsignedLongLong(*out);
+        if (!number || (known && PyDict_DelItem(self->keys, key) < 0) || PyDict_SetItem(self->keys, key, number) < 0)
             goto done;
-        }
-        Py_DECREF(number);
+        self->key_count += !known;
+    }
+    if (PyDict_GET_SIZE(self->keys) > KEYS && PyDict_Next(self->keys, &first, &oldest, NULL)) {
+        Py_INCREF(oldest);
+        bool gone = PyDict_DelItem(self->keys, oldest) == 0;
+        Py_DECREF(oldest);
+        if (!gone)
+            goto done;
     }
     result = 0;
 done:
+    Py_XDECREF(number);
     Py_XDECREF(gave);
     Py_XDECREF(said);
     Py_XDECREF(rest);
@@ -599,6 +605,23 @@ static PyObject *function_last(PyObject *o, void *Py_UNUSED(closure))
 
 FAN_TURN_GET(function_last, fan_seen_graph)
 
+static PyObject *function_explain(PyObject *o, PyObject *Py_UNUSED(none))
+{
+    static const char *const did[] = {"was warmed up", "was recorded", "was replayed", "ran without a recording",
+                                      "failed"};
+    const fan_tree_outcome last = function_self(o)->last; /* another thread may call meanwhile */
+    char rules[128] = "";
+    if (!function_self(o)->called)
+        return PyUnicode_FromFormat("%U was not called yet", function_self(o)->name);
+    for (unsigned i = 1; i <= FAN_TREE_RULES; i++)
+        if (last.rules & FAN_T(i))
+            fan_append(rules, sizeof rules, "%sT%u", rules[0] ? ", " : "", i);
+    return PyUnicode_FromFormat("%U %s%s%s [%s]", function_self(o)->name, did[last.did], last.reason[0] ? ": " : "",
+                                last.reason, rules);
+}
+
+FAN_TURN_NONE(function_explain, fan_seen_graph)
+
 static PyObject *function_name(PyObject *o, void *Py_UNUSED(closure)) { return Py_NewRef(function_self(o)->name); }
 
 static PyObject *function_repr(PyObject *o)
@@ -610,6 +633,13 @@ static PyGetSetDef function_getset[] = {
     {"last", function_last_turn, NULL, "What the last call did, and why: an Outcome; None before the first.", NULL},
     {"name", function_name, NULL, "The function's name, as messages say it.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyMethodDef function_methods[] = {
+    {"explain", function_explain_turn, METH_NOARGS,
+     "explain($self, /)\n--\n\nWhat the last call did and, where it was no replay, why, and what to do; with the rules "
+     "(docs/graph-trees.md)."},
+    {NULL, NULL, 0, NULL},
 };
 
 static PyMemberDef function_members[] = {
@@ -625,6 +655,7 @@ static PyType_Slot function_slots[] = {
     {Py_tp_repr, function_repr},
     {Py_tp_call, PyVectorcall_Call},
     {Py_tp_getset, function_getset},
+    {Py_tp_methods, function_methods},
     {Py_tp_members, function_members},
     {0, NULL},
 };

@@ -676,6 +676,10 @@ class GraphStep:
 class GraphFunction(Generic[_P, _R]):
     """A function of a graph tree, made by `GraphTree.function`: called with arrays, inside of a step."""
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R: ...
+    def explain(self) -> str:
+        """What the last call did and, where it was no replay, why, and what to do; with the rules
+        (docs/graph-trees.md).
+        """
     @property
     def last(self) -> Outcome | None:
         """What the last call did, and why: an Outcome; None before the first."""
