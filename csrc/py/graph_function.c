@@ -22,6 +22,7 @@ typedef struct graph_function {
     bool called;
     fan_tree_outcome last;
     fan_tree_result scratch; /* room for a result, between calls */
+    PyObject *weakrefs;
 } graph_function;
 
 static graph_function *function_self(PyObject *o) { return (graph_function *)o; }
@@ -49,6 +50,8 @@ static void function_dealloc(PyObject *o)
     graph_function *self = function_self(o);
     PyTypeObject *type = Py_TYPE(o);
     PyObject_GC_UnTrack(o);
+    if (self->weakrefs)
+        PyObject_ClearWeakRefs(o);
     (void)function_clear(o);
     Py_CLEAR(self->name);
     Py_BEGIN_ALLOW_THREADS fan_tree_function_drop(self->f);
@@ -614,6 +617,7 @@ static PyGetSetDef function_getset[] = {
 
 static PyMemberDef function_members[] = {
     {"__vectorcalloffset__", T_PYSSIZET, offsetof(graph_function, call), READONLY, NULL},
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(graph_function, weakrefs), READONLY, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 

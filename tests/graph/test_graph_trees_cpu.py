@@ -79,11 +79,47 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "a norm": lambda x, w: x / np.linalg.norm(w, axis=1, keepdims=True),
     "an accumulation": lambda x, w: np.add.accumulate(x, axis=1),
     "an outer product": lambda x, w: np.multiply.outer(x[0], w[0]),
+    "bits": lambda x, w: np.where(((x > 0) & (w > 0)) | ~(x > w) ^ True, x, w),
+    "bits of integers": lambda x, w: bits(x.astype("i8"), w.astype("i8")),
+    "bits in place": lambda x, w: bits_in_place(x.astype("i8"), w.astype("i8")),
+    "divmod": lambda x, w: divmod(x, w + 3)[0] + divmod(2, w + 3)[1],
+    "filled with a number": lambda x, w: np.full_like(x, 3) + np.full_like(w, 2.5, dtype="f4"),
+    "filled with an array": lambda x, w: np.full_like(x, w[0]),
+    "padded": lambda x, w: np.pad(x, 1) + np.pad(w, ((1, 1), (0, 2)), mode="edge"),
+    "stacked by rows": lambda x, w: np.vstack([x, w[0]]) + np.hstack((x[:, :2], w[:, 2:])).sum(),
+    "stacked by columns": lambda x, w: np.column_stack([x, w[:, 0]])[:, 1:] * np.dstack([x, w])[..., 1],
+    "axes added and moved": lambda x, w: np.moveaxis(np.expand_dims(x, 0), 0, 1)[:, 0] + np.rollaxis(w.T, 1),
+    "axes at least": lambda x, w: np.atleast_3d(x)[:, :, 0] + np.atleast_2d(w[0]) + np.atleast_1d(x[0, 0]),
+    "triangles": lambda x, w: np.triu(x, 1) + np.tril(w) + np.diagonal(x)[0] + np.rot90(w[:3, :3])[:, :1],
+    "turned over": lambda x, w: np.flipud(x) + np.fliplr(w) + np.rot90(x[:, :3]).T[:, :1],
+    "order statistics": lambda x, w: np.median(x, axis=0) + np.quantile(w, 0.25, axis=0) + np.percentile(x, 90),
+    "averages": lambda x, w: np.average(x, axis=0, weights=w[:, 0] ** 2 + 1) + np.ptp(w, axis=0),
+    "without NaNs": lambda x, w: np.nan_to_num(np.nansum(x, axis=0) + np.nanmean(w) + np.nanmax(x) + np.nanstd(w)),
+    "counts": lambda x, w: np.count_nonzero(x > w, axis=0) + np.isclose(x, w) * 1,
+    "choices": lambda x, w: np.select([x > 1, w > 0], [x, w], 0.5) + np.take_along_axis(x, np.argsort(w, 1), 1),
+    "places": lambda x, w: np.searchsorted(np.sort(x[0]), w) + np.interp(x, np.sort(w[0]), w[1]),
+    "partly sorted": lambda x, w: np.partition(x, 2, axis=1)[:, 2] + np.argpartition(w, 1, axis=1)[:, 1],
+    "products of vectors": lambda x, w: np.kron(x, w)[:3, :4] + np.vdot(x, w) + np.convolve(x[0], w[0])[:4],
+    "cross products": lambda x, w: np.cross(x[:, :3], w[:, :3]) + np.correlate(x[0], w[0]),
     "a clip": lambda x, w: np.clip(x, -1, 1),
     "fanin.add_n": lambda x, w: fanin.add_n([x, w, x]),
     "fanin.add_n from the end": lambda x, w: fanin.add_n([x[::-1], w[::-1, ::-1], x[:, ::-1]]),
     "of a buffer": lambda x, w: of_a_buffer(x, w),
 }
+
+
+def bits(x: Any, w: Any) -> Any:
+    return ((x & 3) | (1 << (w & 7)) | (x >> 1)) ^ (~w << 2)
+
+
+def bits_in_place(x: Any, w: Any) -> Any:
+    y = x + 0
+    y &= 7
+    y |= 8
+    y ^= w
+    y <<= 1
+    y >>= 2
+    return y
 
 
 def in_place(x: Any, w: Any) -> Any:
@@ -275,6 +311,11 @@ BAD: dict[str, tuple[Callable[..., Any], type[Exception], str]] = {
         TypeError,
         "np.tile: reps decides the shape of what is recorded",
     ),
+    "a width of values": (
+        lambda x: np.pad(x, x),
+        TypeError,
+        "np.pad: pad_width decides the shape of what is recorded",
+    ),
     "so often": (lambda x: x.repeat(repeats=x), TypeError, "np.repeat: repeats decides the shape of what is recorded"),
     "a method that nobody has": (
         lambda x: x.summ(),
@@ -464,6 +505,51 @@ def test_methods_of_ndarrays_are_of_the_cpu_alone() -> None:
             x[np.zeros(2, int)]
         with pytest.raises(ValueError, match="a copy is work for a stream"):
             x.T.reshape(-1)
+
+
+def test_a_handle_is_converted_to_a_number_outside_of_functions() -> None:
+    with tree_here() as tree:
+        f = tree.function(lambda x: x * 2)
+        for k in range(4):
+            with tree.step():
+                y = f(np.arange(3.0) + k)
+                assert float(y[0]) == 2.0 * k and type(float(y[0])) is float
+                assert int(y[1]) == 2 * k + 2 and type(int(y[1])) is int
+                assert complex(y[1]) == 2.0 * k + 2 and bool(y[2]) is True
+                for whole in (float, int, bool):
+                    with pytest.raises((TypeError, ValueError), match=r"0-dim|size-1|single el|more than one"):
+                        whole(y)
+            with pytest.raises(RuntimeError, match="output of <lambda>"):
+                float(y[0])
+
+
+def test_asarray_without_a_copy_is_refused() -> None:
+    """NumPy's contract of copy=False: a ValueError where a copy is needed."""
+    with tree_here() as tree:
+        f = tree.function(lambda x: x * 2)
+        for _ in range(4):
+            with tree.step():
+                y = f(np.ones(3))
+                with pytest.raises(ValueError, match=r"copy=False.*x\.numpy\(\)"):
+                    y.__array__(copy=False)
+                if np.__version__ >= "2":
+                    with pytest.raises(ValueError, match="copy=False"):
+                        np.asarray(y, copy=False)
+                assert np.asarray(y, "f4").dtype == np.float32 == y.__array__("f4").dtype
+                assert y.__array__(None, copy=True).tolist() == np.array(y, copy=True).tolist() == [2.0] * 3
+                with pytest.raises(TypeError, match="__array__"):
+                    y.__array__(what=1)
+
+
+def test_a_function_can_be_referenced_weakly() -> None:
+    with tree_here() as tree:
+        f = tree.function(lambda x: x * 2)
+        gone: list[int] = []
+        ref = weakref.ref(f, lambda _: gone.append(1))
+        assert ref() is f and weakref.WeakKeyDictionary({f: 1})[f] == 1
+        del f
+        gc.collect()
+        assert ref() is None and gone == [1]
 
 
 def test_which_argument_is_out_is_known_of_each_function() -> None:
