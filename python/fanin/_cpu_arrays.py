@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from . import _core
 from ._core import Array
+from .errors import CaptureError
 
 NDArray = npt.NDArray[np.generic]
 Kernel = Callable[..., object]
@@ -106,6 +107,18 @@ def copied(x: object, out: NDArray) -> None:
     out[...] = cast(NDArray, x)
 
 
+def fill_recorded(op: str, out: NDArray, result: object) -> None:
+    """Copy a kernel's result to where the recording has it. A result of another shape or dtype is a CaptureError."""
+    made = np.asarray(result)
+    if made.shape != out.shape or made.dtype != out.dtype:
+        raise CaptureError(
+            f"{op}: the result had shape and dtype {out.shape} {out.dtype} when it was recorded, and now {made.shape} "
+            f"{made.dtype}: a replay cannot change them; pass what decides them as an operand that is no array, which "
+            "is part of the key, or as key="
+        )
+    out[...] = made
+
+
 def new(like: object) -> Array:
     """A new array of the shape and dtype of what NumPy gave, its axes in the same order: sums go by that."""
     array = np.asarray(like)
@@ -188,7 +201,7 @@ def of_known(f: Kernel, args: tuple[object, ...], how: dict[str, object]) -> Arr
         return f(*cast(list[object], there[0]), **dict(zip(names, cast(list[object], there[1]), strict=True)))
 
     def kernel(*arrays: NDArray) -> None:
-        copied(np.reshape(np.asarray(call(arrays)), arrays[-1].shape), arrays[-1])
+        fill_recorded(f"np.{f.__name__}", arrays[-1], call(arrays))
 
     with np.errstate(all="ignore"):
         out = new(call(shown(found, by_steps=f is np.einsum)))

@@ -445,6 +445,48 @@ def test_an_ndarray_on_a_tree_of_a_device_is_refused_as_before() -> None:
         tree.function(lambda x: x)(m.array(np.ones(2)))
 
 
+RESHAPED: dict[str, tuple[Callable[..., Any], Any, str]] = {
+    "of as many elements": (
+        lambda x, at: np.concatenate([x, x], axis=at), np.ones((2, 2)),
+        r"np.concatenate: .* \(4, 2\) float64 when it was recorded, and now \(2, 4\) float64",
+    ),
+    "of another axis": (
+        lambda x, at: np.sum(x, axis=at), np.ones((2, 3)), r"np.sum: .* \(3,\) float64 when .* now \(2,\) float64"
+    ),
+    "of one element less": (
+        lambda x, at: np.diff(x, n=at), np.ones(2), r"np.diff: .* \(2,\) float64 when .* now \(1,\) float64"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RESHAPED)
+def test_a_result_of_another_shape_than_recorded_is_an_error_that_names_the_function_and_both(name: str) -> None:
+    """An operand of one element that decides a shape: it is a number when the kernel runs."""
+    fn, x, words = RESHAPED[name]
+    with tree_here() as tree:
+        f = tree.function(fn)
+        for _ in range(3):
+            with tree.step():
+                assert f(x, np.array(0)).numpy().tolist() == np.asarray(fn(x, 0)).tolist()
+        assert did(f) == "replayed"
+        with tree.step(), pytest.raises(fanin.CaptureError, match=words):
+            f(x, np.array(1))
+        with tree.step():
+            assert f(x, np.array(0)).numpy().tolist() == np.asarray(fn(x, 0)).tolist()
+
+
+def test_a_result_of_another_dtype_than_recorded_is_an_error_that_names_both() -> None:
+    from fanin import _cpu_arrays
+
+    out = np.zeros(3, "i8")
+    with pytest.raises(fanin.CaptureError, match=r"np.f: .* \(3,\) int64 when .* now \(3,\) float64.*operand"):
+        _cpu_arrays.fill_recorded("np.f", out, np.ones(3))
+    with pytest.raises(fanin.CaptureError, match=r"np.f: .* \(3,\) int64 when .* now \(1,\) int64"):
+        _cpu_arrays.fill_recorded("np.f", out, np.ones(1, "i8"))
+    _cpu_arrays.fill_recorded("np.f", out, [1, 2, 3])
+    assert out.tolist() == [1, 2, 3]
+
+
 # ---- handles outside of functions
 
 
