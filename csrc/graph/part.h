@@ -65,6 +65,12 @@ struct fan_tree_function {
     fan_tree_function *next; /* among the tree's */
 };
 
+/* fan__tree_keeps: whether the caller gets a copy of the i-th output. */
+static inline bool fan__tree_keeps(const fan_tree_function *f, size_t i)
+{
+    return f->nkeep == SIZE_MAX || (i < f->nkeep && f->keep[i]);
+}
+
 /* How an operand is treated in one call. */
 typedef enum fan_tree_way { FAN_WAY_NONE, FAN_WAY_COPY, FAN_WAY_STATIC, FAN_WAY_ADD, FAN_WAY_POOL } fan_tree_way;
 
@@ -268,5 +274,8 @@ fan_status fan__tree_leave(const fan_tree_run *r, fan_error *err);
 /* fan__tree_stage: operands into the arena. fan__tree_hand_out: the node's outputs into the result. */
 fan_status fan__tree_stage(const fan_tree_run *r, fan_tree_node *n, fan_error *err);
 fan_status fan__tree_hand_out(fan_tree_run *r, fan_tree_node *n, fan_error *err);
+/* fan__tree_keep_operands: copies the operands, and views of them, that a function gave which ran as it is, where keep=
+ * names them. */
+fan_status fan__tree_keep_operands(const fan_tree_run *r, fan_error *err);
 
 #endif

@@ -165,8 +165,6 @@ static fan_status geometry(const fan_array *a, fan_array **out, fan_error *err)
     return status;
 }
 
-static bool keeps(const fan_tree_function *f, size_t i) { return f->nkeep == SIZE_MAX || (i < f->nkeep && f->keep[i]); }
-
 static fan_status node_new(const fan_tree_run *r, fan_tree_node **out, fan_error *err)
 {
     fan_tree_node *n = fan_calloc(sizeof *n);
@@ -200,7 +198,7 @@ static fan_status node_outputs(fan_tree_run *r, fan_tree_node *n, fan_tree_scope
         fan_array *a = res->at[n->nout];
         fan_tree_block *b = a ? fan__tree_block_of(r->tree, a) : NULL;
         o->operand = -1;
-        o->keep = keeps(r->function, n->nout);
+        o->keep = fan__tree_keeps(r->function, n->nout);
         if (!a)
             continue;
         if (operand_of(r, a, given) >= 0) {

@@ -341,7 +341,8 @@ static void warn(const fan_tree_run *r, const fan_tree_plan *plan, const fan_tre
 
 static fan_status run_raw(fan_tree_run *r, fan_error *err)
 {
-    return r->args->body.run(r->args->body.ctx, r->args->in, r->result, err);
+    FAN_TRY(r->args->body.run(r->args->body.ctx, r->args->in, r->result, err));
+    return fan__tree_keep_operands(r, err);
 }
 
 static fan_status fail_strict(const fan_tree_run *r, const place_facts *p, fan_error *err)
@@ -552,7 +553,10 @@ fan_status fan_tree_function_call(fan_tree_function *f, const fan_tree_args *arg
         *outcome = (fan_tree_outcome){.did = FAN_TREE_RAW, .rules = FAN_T(17), .node = -1};
         snprintf(outcome->reason, sizeof outcome->reason, "it is called by a function of %s tree",
                  fan__tree_is_mine(t) ? "the same" : "another");
-        return run_raw(&r, err);
+        r.caller = fan_stream_current(t->device);
+        fan_status status = run_raw(&r, err);
+        fan_stream_drop(r.caller);
+        return status;
     }
     memcpy(r.call_site, args->call_site, strnlen(args->call_site, sizeof r.call_site - 1));
     r.caller = fan_stream_current(t->device);

@@ -404,8 +404,8 @@ static PyObject *call_with(graph_function *self, body *b, uint64_t key)
         self->called = true;
         if (b->raised)
             fan_exception_put(Py_NewRef(b->raised));
-        else if (b->result &&
-                 ((outcome.did == FAN_TREE_RAW && !outcome.handed) || (outcome.did == FAN_TREE_WARM && !self->keeps)))
+        else if (b->result && !self->keeps &&
+                 (outcome.did == FAN_TREE_WARM || (outcome.did == FAN_TREE_RAW && !outcome.handed)))
             made = Py_NewRef(b->result);
         else
             made = result_of(b, &result);
