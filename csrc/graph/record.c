@@ -144,12 +144,7 @@ static fan_status check_accesses(fan_tree_run *r, const fan_tree_scope *s, fan_t
     access_check c = {.r = r, .scope = s, .operands = n->operands};
     if (r->tree->recorder->accesses)
         r->tree->recorder->accesses(n->recording, access_visit, &c);
-    return c.foreign ? fan_fail(err, FAN_ERR_CAPTURE,
-                                "%s: %s touches memory that is neither an operand nor allocated in the function's own "
-                                "thread, and a replay could not know where it lies then: pass the array as an operand "
-                                "(static, if it stays where it is)",
-                                r->function->name, c.foreign)
-                     : FAN_OK;
+    return c.foreign ? fan_fail(err, FAN_ERR_CAPTURE, FAN_TREE_FOREIGN, r->function->name, c.foreign) : FAN_OK;
 }
 
 /* ---- nodes ---- */

@@ -101,6 +101,11 @@ void fan_tree_step_end(fan_tree *t, const char *call_site);
 fan_status fan_tree_function_call(fan_tree_function *f, const fan_tree_args *args, fan_tree_result *out,
                                   fan_tree_outcome *outcome, fan_error *err);
 
+/* FAN_TREE_FOREIGN: the message for an operation that touches memory of others: the function, the operation. */
+#define FAN_TREE_FOREIGN                                                                                         \
+    "%s: %s touches memory that is neither an operand nor allocated in the function's own thread, and a replay " \
+    "could not know where it lies then: pass the array as an operand (static, if it stays where it is)"
+
 /* fan_tree_memory_under: all the memory of the tree that an array lies in, borrowed; NULL: it lies elsewhere. */
 fan_storage *fan_tree_memory_under(const fan_array *a);
 

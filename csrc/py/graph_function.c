@@ -134,16 +134,17 @@ static PyObject *body_args(const body *b, fan_array *const *in)
 static fan_status body_run(void *ctx, fan_array *const *in, fan_tree_result *out, fan_error *err)
 {
     body *b = ctx;
+    fan_handles_scope scope = {PyUnicode_AsUTF8(b->self->name), b->in, b->n, b->self->roles, b->self->nroles > 0};
     fan_gil gil;
     fan_status status = FAN_OK;
     if (!fan_gil_enter(&gil))
         return fan_fail(err, FAN_ERR_STATE, "the interpreter is gone: a function of Python's cannot run");
     PyObject *args = body_args(b, in);
     if (on_cpu(b->self))
-        fan_handles_begin();
+        fan_handles_begin(&scope);
     PyObject *result = args ? PyObject_Call(b->self->fn, args, NULL) : NULL;
     if (on_cpu(b->self))
-        fan_handles_end();
+        fan_handles_end(&scope);
     Py_XDECREF(args);
     Py_XSETREF(b->result, result);
     if (!result || put_result(b, result, out) < 0)
@@ -251,7 +252,8 @@ static fan_array *ndarray_operand(const graph_function *self, size_t i, PyObject
                      self->name, i, (PyObject *)PyArray_DESCR((PyArrayObject *)o));
         return NULL;
     }
-    if (fan_import_ndarray((PyArrayObject *)o, o, FAN_FROM_NDARRAY, true, &v) < 0)
+    if (fan_ndarray_check_known(o, PyUnicode_AsUTF8(self->name)) < 0 ||
+        fan_import_ndarray((PyArrayObject *)o, o, FAN_FROM_NDARRAY, true, &v) < 0)
         return NULL;
     fan_array *a = fan_array_hold(v.array);
     fan_value_release(&v);
