@@ -1,5 +1,5 @@
-"""Arrays of graph trees on the CPU: what NumPy's functions give of them, in which order they read and lay them, and what
-they do not do.
+"""Arrays of graph trees on the CPU: what NumPy's functions give of them, in which order they read and lay them, and
+what they do not do.
 """
 
 from __future__ import annotations
