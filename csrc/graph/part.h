@@ -109,6 +109,7 @@ struct fan_tree_node {
     fan_graph_ranges block_table; /* when it had been recorded */
     fan_graph_ranges used;        /* of the arena, by it alone: its outputs and all that it needs meanwhile */
     uint64_t reaches, replays;
+    unsigned verified; /* replays that gave what the function gave as it is */
     fan_tree_children *places;
     size_t nplaces, places_cap;
     struct fan_job *copies; /* room for the jobs that stage operands */
@@ -265,6 +266,9 @@ typedef struct fan_tree_run {
 fan_status fan__tree_warm_up(fan_tree_run *r, fan_error *err);
 fan_status fan__tree_record(fan_tree_run *r, fan_tree_node **out, fan_error *err);
 fan_status fan__tree_replay(fan_tree_run *r, fan_tree_node *n, fan_error *err);
+/* fan__tree_replay_verified (verify.c): the same, for the first options.verify replays of n beside the function as it
+ * is: FAN_ERR_CAPTURE where one array differs; then the operands are as before. */
+fan_status fan__tree_replay_verified(fan_tree_run *r, fan_tree_node *n, fan_error *err);
 /* fan__tree_check_overlap: nothing shares memory with what is added into, and nothing that is copied with what the
  * function is known to write. FAN_ERR_VALUE. */
 fan_status fan__tree_check_overlap(const fan_tree_run *r, fan_error *err);

@@ -400,7 +400,7 @@ static fan_status make_recording(fan_tree_run *r, fan_tree_plan *plan, place_fac
         if (again.facts.fit == FAN_TREE_FIT_FITS) {
             o->node = again.child->number;
             o->did = FAN_TREE_REPLAY;
-            FAN_TRY(fan__tree_replay(r, again.child, err));
+            FAN_TRY(fan__tree_replay_verified(r, again.child, err));
             t->current = again.child;
             t->path = FAN_TREE_EXECUTION;
             t->stats.replayed++;
@@ -446,7 +446,7 @@ static fan_status carry_out(fan_tree_run *r, fan_tree_plan *plan, place_facts *p
     case FAN_TREE_RECORD:
         return make_recording(r, plan, p, o, err);
     case FAN_TREE_REPLAY:
-        FAN_TRY(fan__tree_replay(r, p->child, err));
+        FAN_TRY(fan__tree_replay_verified(r, p->child, err));
         r->function->last = p->child;
         o->node = p->child->number;
         t->current = p->child;

@@ -32,6 +32,7 @@ typedef struct fan_tree_options {
     uint64_t memory; /* bytes of the arena */
     unsigned limit;  /* recordings of one function behind one node because an operand moved; then it is copied */
     bool strict;     /* a static operand that moves is an error */
+    unsigned verify; /* the first replays of each recording that run the function beside them (verify.c) */
 } fan_tree_options;
 
 /* What a body gives: arrays, each with a hold (NULL: None), and what they stand in (the frontend's). */
@@ -49,6 +50,9 @@ typedef struct fan_tree_body {
     fan_status (*run)(void *ctx, fan_array *const *in, fan_tree_result *out, fan_error *err);
     void (*warn)(void *ctx, const char *text);
     void (*collect)(void *ctx);
+    /* cause: writes why the function gives something else than recording `node`, as far as is known: a clause. May be
+     * NULL. */
+    void (*cause)(void *ctx, int node, char *buf, size_t size);
     void *ctx;
 } fan_tree_body;
 

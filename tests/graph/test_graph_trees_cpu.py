@@ -1,5 +1,5 @@
-"""Graph trees on the CPU, with ndarrays: buffers, passes and the tape in a function are recorded, and what cannot be says
-so. What all devices have in common stands in the files beside; NumPy's functions stand in test_graph_tree_orders.py.
+"""Graph trees on the CPU, with ndarrays: buffers, passes and the tape in a function are recorded; what cannot be is an
+error. What all devices have in common stands in the files beside; NumPy functions stand in test_graph_tree_orders.py.
 """
 
 from __future__ import annotations
