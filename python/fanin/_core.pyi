@@ -695,10 +695,10 @@ class GraphTree:
                 print(step.last.did, y.numpy())   # warmed, recorded, replayed, replayed, ..
 
     `memory`: bytes of that range. `limit`: how often a function is recorded anew because an operand lies elsewhere;
-    then the operand is copied. `strict`: a static operand that lies elsewhere is an error. `verify`: the first so many
-    replays of each recording run the function as it is beside them, and a bit that differs is a CaptureError that names
-    the array. On the CPU operands are ndarrays, and outputs handles whose values `numpy()` copies (docs/graph-
-    trees.md).
+    then the operand is copied. `strict`: a static operand that lies elsewhere is an error. `verify`: the first so
+    many replays of each recording run the function as it is beside them, and a bit that differs is a CaptureError
+    that names the array. On the CPU operands are ndarrays, and outputs handles whose values `numpy()` copies
+    (docs/graph-trees.md).
     """
     def __init__(
         self, device: str, *, memory: int = 67108864, limit: int = 8, strict: bool = False, verify: int = 0
