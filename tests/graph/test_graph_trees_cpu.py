@@ -602,6 +602,24 @@ def test_a_compiled_step_in_a_function_is_a_part_of_that() -> None:
         assert did(f) == "replayed" and compiled.stats.recordings == 0
 
 
+def test_an_operation_that_draws_random_numbers_draws_once_in_each_call() -> None:
+    rng, draws = np.random.default_rng(0), []
+
+    def noisy(x: Any) -> Any:
+        draws.append(x.shape)
+        return x + rng.standard_normal(x.shape)
+
+    op = tape.Op("noisy", noisy, lambda g, x: g)
+    want = np.random.default_rng(0)
+    with tree_here() as tree:
+        f = tree.function(lambda x: op(tape.Var(x, tape.cpu)).data)
+        for k in range(5):
+            with tree.step():
+                assert np.array_equal(f(np.zeros(3)).numpy(), want.standard_normal(3)), did(f)
+            assert len(draws) == k + 1
+        assert did(f) == "replayed"
+
+
 def test_a_constant_of_the_tape_is_of_numbers_or_of_an_operand() -> None:
     with tree_here() as tree:
         f = tree.function(lambda x: (tape.array([1.0, 2.0]) + tape.array(x)).data)
