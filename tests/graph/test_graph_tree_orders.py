@@ -5,6 +5,7 @@ what they do not do.
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 import fanin
 from fanin import _cpu_arrays
+from kit.support import ROOT
 
 pytestmark = pytest.mark.core
 
@@ -335,3 +337,15 @@ def test_the_stubs_name_every_method_that_is_recorded() -> None:
     with open(text) as f:
         stubs = f.read().split("\nclass _OfNumPy:\n")[1].split("\nclass ")[0]
     assert [name for name in _cpu_arrays.METHODS if f"    def {name}(" not in stubs] == []
+
+
+def test_the_page_names_every_function_that_can_be_recorded() -> None:
+    text = (ROOT / "docs/graph-trees.md").read_text()
+    named = re.findall(r"`([\w.]+)`", text.split("\nThe functions: ")[1].split("\n")[0])
+    functions = {name_of(f) for f in _cpu_arrays.FUNCTIONS} | {"astype"}  # which NumPy has since 2.1
+    assert named == sorted(functions) and len(named) >= 70
+
+
+def name_of(f: Any) -> str:
+    name = {"amax": "max", "amin": "min", "round_": "round"}.get(f.__name__, f.__name__)
+    return f"linalg.{name}" if f is np.linalg.norm else name
