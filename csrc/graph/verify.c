@@ -9,6 +9,7 @@
  * on the tree's. */
 #include "graph/part.h"
 
+#include "base/fault.h"
 #include "base/mem.h"
 #include "device/event.h"
 #include "device/job.h"
@@ -77,7 +78,7 @@ static fan_status save_operands(const fan_tree_run *r, verify_state *v, fan_erro
 static fan_status put_back_operands(const fan_tree_run *r, const verify_state *v, fan_error *err)
 {
     fan_status status = FAN_OK;
-    for (size_t i = 0; i < v->n; i++)
+    for (size_t i = 0; i < v->n && !FAN_FAULT(TREE_VERIFY_TWICE); i++)
         if (v->before[i]) {
             fan_status one = copy_on(r, v->before[i], r->args->in[i], status == FAN_OK ? err : NULL);
             status = status == FAN_OK ? one : status;

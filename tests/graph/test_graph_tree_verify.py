@@ -270,6 +270,43 @@ def test_operands_that_share_memory_and_outputs_of_the_step_are_put_back_as_they
     assert did(f) == did(g) == "replayed" and tree.stats.raw == 0
 
 
+@pytest.mark.parametrize("verify", [0, 3])
+def test_calls_on_different_streams_wait_for_each_other(m: Any, verify: int) -> None:
+    """The function runs on the caller's stream, behind the tree's work, and the replay behind that."""
+    if m.place() == "cpu":
+        pytest.skip("the CPU has no streams")
+    tree = tree_on(m, verify=verify)
+    f = tree.function(lambda x, w: scale_into(m, x, w, 2.0), roles=("auto", "static"))
+    g = tree.function(lambda x, w: scale_into(m, x, w, 3.0), roles=("auto", "static"))
+    a, b = m.stream(), m.stream()
+    w = m.array(np.zeros(3))
+    for _ in range(2 + verify):  # its replays wait for nothing on the host from then on
+        with tree.step():
+            f(m.array(np.full(3, 1.0)), w)
+    m.synchronize()
+    w_ = w.numpy()[0]
+    for i in range(1, 7):
+        with tree.step():
+            with fanin.stream(a):
+                y = f(m.array(np.full(3, 1.0)), w)
+            with fanin.stream(b):
+                z = g(y, w)
+                assert z.numpy().tolist() == [(w_ + 2.0 * i - 1) * 2.0 * (w_ + 2.0 * i) * 3.0] * 3
+        m.synchronize()
+    assert did(f) == did(g) == "replayed"
+
+
+def test_a_function_within_a_function_runs_as_a_part_of_it(m: Any) -> None:
+    tree = tree_on(m, verify=3)
+    inner = tree.function(lambda x, w: scale_into(m, x, w, 2.0), roles=("auto", "static"))
+    outer = tree.function(lambda x, w: inner(inner(x, w), w), roles=("copy", "static"))
+    w = m.array(np.zeros(3))
+    for i in range(6):
+        with tree.step():
+            assert outer(m.array(np.ones(3)), w).numpy().tolist() == [(2.0 * i + 1) * 2.0 * (2.0 * i + 2) * 2.0] * 3
+    assert did(outer) == "replayed"
+
+
 def test_a_static_array_that_the_function_has_by_its_own_name_is_written_once() -> None:
     w = np.zeros(3)
 
@@ -320,6 +357,25 @@ def test_a_kernel_that_is_not_replayed_is_found(m: Any) -> None:
         finally:
             hooks.fault(None)
         assert w.tolist() == [2.0] * 3
+
+
+def test_a_planted_fault_of_verify_is_found(m: Any) -> None:
+    def counted() -> Any:
+        tree = tree_on(m, verify=2)
+        f = tree.function(lambda x, w: scale_into(m, x, w, 0.0), roles=("copy", "static"))
+        w = m.array(np.zeros(3))
+        for _ in range(4):
+            with tree.step():
+                f(m.array(np.ones(3)), w)
+        return w.numpy().tolist()
+
+    assert counted() == [4.0] * 3
+    hooks.fault("TREE_VERIFY_TWICE")
+    try:
+        with pytest.raises((AssertionError, fanin.CaptureError)):
+            assert counted() == [4.0] * 3
+    finally:
+        hooks.fault(None)
 
 
 @pytest.mark.parametrize("verify", [-1, 1 << 31])
