@@ -204,7 +204,12 @@ def of_known(f: Kernel, args: tuple[object, ...], how: dict[str, object]) -> Arr
         fill_recorded(f"np.{f.__name__}", arrays[-1], call(arrays))
 
     with np.errstate(all="ignore"):
-        out = new(call(shown(found, by_steps=f is np.einsum)))
+        like = call(shown(found, by_steps=f is np.einsum))
+    if isinstance(like, list | tuple):
+        raise TypeError(
+            f"np.{f.__name__}: it gives several results, a {type(like).__name__}, and one array can be recorded"
+        )
+    out = new(like)
     _core.cpu_launch(kernel, f.__name__, tuple(found), (out,))
     return out
 

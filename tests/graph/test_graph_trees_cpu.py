@@ -123,6 +123,13 @@ BAD: dict[str, tuple[Callable[..., Any], type[Exception], str]] = {
         TypeError,
         "np.pad: pad_width decides the shape of what is recorded",
     ),
+    "several results": (
+        lambda x: np.average(x, returned=True),
+        TypeError,
+        "np.average: it gives several results, a tuple, and one array can be recorded",
+    ),
+    "overwritten by a median": (lambda x: np.median(x, overwrite_input=True), ValueError, "read-only"),
+    "overwritten NaNs": (lambda x: np.nan_to_num(x, copy=False), ValueError, "read-only"),
     "so often": (lambda x: x.repeat(repeats=x), TypeError, "np.repeat: repeats decides the shape of what is recorded"),
     "a method that nobody has": (
         lambda x: x.summ(),
