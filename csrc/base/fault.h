@@ -128,6 +128,7 @@
     X(TREE_GENERATION_STAYS, "what a step handed out stays usable after its end") \
     X(TREE_OUTSIDE_FREED, "memory from beyond a full tree is given back before what was recorded runs") \
     X(TREE_FULL_REPLAYED, "a recording for which there was no room is replayed") \
+    X(TREE_VERIFY_TWICE, "verify= leaves operands as the function made them, and the replay writes them again") \
     X(TREE_GONE_STAYS, "recordings of functions that are gone are not given back") \
     X(TREE_FORK_WHOLE, "in a forked child a tree counts as whole though another thread was in a call of it")
 #define FAN_FAULTS(X) \

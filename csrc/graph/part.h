@@ -80,6 +80,12 @@ struct fan_tree_function {
     fan_tree_function *next; /* among the tree's */
 };
 
+/* fan__tree_keeps: whether the caller gets a copy of the i-th output. */
+static inline bool fan__tree_keeps(const fan_tree_function *f, size_t i)
+{
+    return f->nkeep == SIZE_MAX || (i < f->nkeep && f->keep[i]);
+}
+
 /* How an operand is treated in one call. */
 typedef enum fan_tree_way { FAN_WAY_NONE, FAN_WAY_COPY, FAN_WAY_STATIC, FAN_WAY_ADD, FAN_WAY_POOL } fan_tree_way;
 
@@ -118,6 +124,7 @@ struct fan_tree_node {
     fan_graph_ranges block_table; /* when it had been recorded */
     fan_graph_ranges used;        /* of the arena, by it alone: its outputs and all that it needs meanwhile */
     uint64_t reaches, replays;
+    unsigned verified; /* replays that gave what the function gave as it is */
     fan_tree_children *places;
     size_t nplaces, places_cap;
     struct fan_job *copies; /* room for the jobs that stage operands */
@@ -283,6 +290,9 @@ typedef struct fan_tree_run {
 fan_status fan__tree_warm_up(fan_tree_run *r, fan_error *err);
 fan_status fan__tree_record(fan_tree_run *r, fan_tree_node **out, fan_error *err);
 fan_status fan__tree_replay(fan_tree_run *r, fan_tree_node *n, fan_error *err);
+/* fan__tree_replay_verified (verify.c): the same, for the first options.verify replays of n beside the function as it
+ * is: FAN_ERR_CAPTURE where one array differs; then the operands are as before. */
+fan_status fan__tree_replay_verified(fan_tree_run *r, fan_tree_node *n, fan_error *err);
 /* fan__tree_check_overlap: nothing shares memory with what is added into, and nothing that is copied with what the
  * function is known to write. FAN_ERR_VALUE. */
 fan_status fan__tree_check_overlap(const fan_tree_run *r, fan_error *err);
@@ -292,5 +302,8 @@ fan_status fan__tree_leave(const fan_tree_run *r, fan_error *err);
 /* fan__tree_stage: operands into the arena. fan__tree_hand_out: the node's outputs into the result. */
 fan_status fan__tree_stage(const fan_tree_run *r, fan_tree_node *n, fan_error *err);
 fan_status fan__tree_hand_out(fan_tree_run *r, fan_tree_node *n, fan_error *err);
+/* fan__tree_keep_operands: copies the operands, and views of them, that a function gave which ran as it is, where keep=
+ * names them. */
+fan_status fan__tree_keep_operands(const fan_tree_run *r, fan_error *err);
 
 #endif

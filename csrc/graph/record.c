@@ -145,12 +145,7 @@ static fan_status check_accesses(fan_tree_run *r, const fan_tree_scope *s, fan_t
     access_check c = {.r = r, .scope = s, .operands = n->operands};
     if (r->tree->recorder->accesses)
         r->tree->recorder->accesses(n->recording, access_visit, &c);
-    return c.foreign ? fan_fail(err, FAN_ERR_CAPTURE,
-                                "%s: %s touches memory that is neither an operand nor allocated in the function's own "
-                                "thread, and a replay could not know where it lies then: pass the array as an operand "
-                                "(static, if it stays where it is)",
-                                r->function->name, c.foreign)
-                     : FAN_OK;
+    return c.foreign ? fan_fail(err, FAN_ERR_CAPTURE, FAN_TREE_FOREIGN, r->function->name, c.foreign) : FAN_OK;
 }
 
 /* ---- nodes ---- */
@@ -165,8 +160,6 @@ static fan_status geometry(const fan_array *a, fan_array **out, fan_error *err)
     fan_storage_drop(st);
     return status;
 }
-
-static bool keeps(const fan_tree_function *f, size_t i) { return f->nkeep == SIZE_MAX || (i < f->nkeep && f->keep[i]); }
 
 static fan_status node_new(const fan_tree_run *r, fan_tree_node **out, fan_error *err)
 {
@@ -201,7 +194,7 @@ static fan_status node_outputs(fan_tree_run *r, fan_tree_node *n, fan_tree_scope
         fan_array *a = res->at[n->nout];
         fan_tree_block *b = a ? fan__tree_block_of(r->tree, a) : NULL;
         o->operand = -1;
-        o->keep = keeps(r->function, n->nout);
+        o->keep = fan__tree_keeps(r->function, n->nout);
         if (!a)
             continue;
         if (operand_of(r, a, given) >= 0) {

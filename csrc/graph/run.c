@@ -385,7 +385,8 @@ static void warn(const fan_tree_run *r, const fan_tree_plan *plan, const place_f
 
 static fan_status run_raw(fan_tree_run *r, fan_error *err)
 {
-    return r->args->body.run(r->args->body.ctx, r->args->in, r->result, err);
+    FAN_TRY(r->args->body.run(r->args->body.ctx, r->args->in, r->result, err));
+    return fan__tree_keep_operands(r, err);
 }
 
 static fan_status fail_strict(const fan_tree_run *r, const place_facts *p, fan_error *err)
@@ -446,7 +447,7 @@ static fan_status make_recording(fan_tree_run *r, fan_tree_plan *plan, place_fac
         if (again.facts.fit == FAN_TREE_FIT_FITS) {
             o->node = again.child->number;
             o->did = FAN_TREE_REPLAY;
-            FAN_TRY(fan__tree_replay(r, again.child, err));
+            FAN_TRY(fan__tree_replay_verified(r, again.child, err));
             t->current = again.child;
             t->path = FAN_TREE_EXECUTION;
             t->stats.replayed++;
@@ -492,7 +493,7 @@ static fan_status carry_out(fan_tree_run *r, fan_tree_plan *plan, place_facts *p
     case FAN_TREE_RECORD:
         return make_recording(r, plan, p, o, err);
     case FAN_TREE_REPLAY:
-        FAN_TRY(fan__tree_replay(r, p->child, err));
+        FAN_TRY(fan__tree_replay_verified(r, p->child, err));
         r->function->last = p->child;
         o->node = p->child->number;
         t->current = p->child;
@@ -610,7 +611,10 @@ fan_status fan_tree_function_call(fan_tree_function *f, const fan_tree_args *arg
         *outcome = (fan_tree_outcome){.did = FAN_TREE_RAW, .rules = FAN_T(17), .node = -1};
         snprintf(outcome->reason, sizeof outcome->reason, "it is called by a function of %s tree",
                  fan__tree_is_mine(t) ? "the same" : "another");
-        return run_raw(&r, err);
+        r.caller = fan_stream_current(t->device);
+        fan_status status = run_raw(&r, err);
+        fan_stream_drop(r.caller);
+        return status;
     }
     memcpy(r.call_site, args->call_site, strnlen(args->call_site, sizeof r.call_site - 1));
     r.caller = fan_stream_current(t->device);

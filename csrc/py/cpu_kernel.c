@@ -142,19 +142,6 @@ bool fan_call_loop(PyObject *call, fan_cpu_call *how)
     return true;
 }
 
-void fan_ndarray_extent(PyObject *o, const char **lo, size_t *bytes)
-{
-    PyArrayObject *a = (PyArrayObject *)o;
-    npy_intp low = 0, high = PyArray_ITEMSIZE(a);
-    for (int i = 0; i < PyArray_NDIM(a); i++) {
-        npy_intp way = PyArray_DIM(a, i) > 1 ? (PyArray_DIM(a, i) - 1) * PyArray_STRIDE(a, i) : 0;
-        *(way < 0 ? &low : &high) += way;
-    }
-    bool none = PyArray_SIZE(a) == 0;
-    *lo = PyArray_BYTES(a) + (none ? 0 : low);
-    *bytes = none ? 0 : (size_t)(high - low);
-}
-
 /* ---- functions of graph trees ---- */
 
 /* Title: Kernels of a tree. A recording has the call with views that were made once, or the loop alone. Views have a
@@ -214,13 +201,13 @@ static fan_status kernel_run(void *ctx, fan_error *err)
     return status;
 }
 
-static void drop_storage(PyObject *capsule) { fan_storage_drop(PyCapsule_GetPointer(capsule, "fanin.storage")); }
+static void drop_storage(PyObject *capsule) { fan_storage_drop(PyCapsule_GetPointer(capsule, FAN_KERNEL_MEMORY)); }
 
 /* view_of: an array of fanin's on the CPU as an ndarray for a kernel. */
 static PyObject *view_of(const fan_array *a, bool write)
 {
     fan_storage *whole = fan_tree_memory_under(a);
-    PyObject *base = PyCapsule_New(whole ? whole : a->storage, "fanin.storage", drop_storage), *made;
+    PyObject *base = PyCapsule_New(whole ? whole : a->storage, FAN_KERNEL_MEMORY, drop_storage), *made;
     if (!base)
         return NULL;
     fan_storage_hold(whole ? whole : a->storage);
@@ -242,7 +229,8 @@ static PyObject *argument(PyObject *name, PyObject *x, bool write, Py_ssize_t i)
         return PyErr_Format(PyExc_ValueError, "%U: writes[%zd] is read-only", name, i);
     }
     if (PyArray_CheckExact(x) && (!write || PyArray_ISWRITEABLE((PyArrayObject *)x)))
-        return PyArray_View((PyArrayObject *)x, NULL, NULL);
+        return fan_ndarray_check_known(x, PyUnicode_AsUTF8(name)) < 0 ? NULL
+                                                                      : PyArray_View((PyArrayObject *)x, NULL, NULL);
     if (!write && (PyLong_Check(x) || PyFloat_Check(x) || PyComplex_Check(x) || PyArray_IsScalar(x, Generic)))
         return Py_NewRef(x);
     if (!write && PySequence_Check(x) && !PyUnicode_Check(x) && !PyBytes_Check(x))

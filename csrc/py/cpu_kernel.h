@@ -17,7 +17,4 @@ fan_status fan_call_run(void *call, fan_error *err);
  * call the loop more than once), it is asked to. What such a loop says of floats (overflow, invalid) is not warned of.
  * fan_call_loop: how->run, drop and ctx of such a call; false, without an exception: it has to be made as it is. */
 bool fan_call_loop(PyObject *call, fan_cpu_call *how);
-/* fan_ndarray_extent: the bytes that an ndarray shows. */
-void fan_ndarray_extent(PyObject *o, const char **lo, size_t *bytes);
-
 #endif

@@ -17,12 +17,14 @@ typedef struct graph_function {
     PyObject *key;               /* a callable, or NULL */
     PyObject *keys;              /* a dict: key -> number, the one that was used last at the end */
     uint64_t key_count;          /* of all that there ever were */
+    PyObject *outside;           /* verify=: a dict: recording -> the values that fn found outside of its operands */
     uint8_t *roles;              /* of each operand; nroles 0: roles[0] of all */
     size_t nroles;
     bool keeps;
     bool called;
     fan_tree_outcome last;
     fan_tree_result scratch; /* room for a result, between calls */
+    PyObject *weakrefs;
 } graph_function;
 
 static graph_function *function_self(PyObject *o) { return (graph_function *)o; }
@@ -33,6 +35,7 @@ static int function_traverse(PyObject *o, visitproc visit, void *arg)
     Py_VISIT(function_self(o)->fn);
     Py_VISIT(function_self(o)->key);
     Py_VISIT(function_self(o)->keys);
+    Py_VISIT(function_self(o)->outside);
     Py_VISIT(function_self(o)->tree);
     return 0;
 }
@@ -42,6 +45,7 @@ static int function_clear(PyObject *o)
     Py_CLEAR(function_self(o)->fn);
     Py_CLEAR(function_self(o)->key);
     Py_CLEAR(function_self(o)->keys);
+    Py_CLEAR(function_self(o)->outside);
     return 0;
 }
 
@@ -50,6 +54,8 @@ static void function_dealloc(PyObject *o)
     graph_function *self = function_self(o);
     PyTypeObject *type = Py_TYPE(o);
     PyObject_GC_UnTrack(o);
+    if (self->weakrefs)
+        PyObject_ClearWeakRefs(o);
     (void)function_clear(o);
     Py_CLEAR(self->name);
     Py_BEGIN_ALLOW_THREADS fan_tree_function_drop(self->f);
@@ -67,8 +73,9 @@ typedef struct body {
     PyObject *const *args;
     size_t n;
     fan_array *const *in;
-    PyObject *result; /* what the function returned; NULL: it did not run */
-    PyObject *raised; /* by a warning */
+    PyObject *result;  /* what the function returned; NULL: it did not run */
+    PyObject *raised;  /* by a warning */
+    PyObject *outside; /* verify=: what the function found outside of its operands when it ran; NULL: it did not */
 } body;
 
 static int put_array(body *b, PyObject *o, fan_tree_result *out)
@@ -129,19 +136,33 @@ static PyObject *body_args(const body *b, fan_array *const *in)
     return args;
 }
 
+/* ask_outside: fanin._graph_trees.outside(fn), or .changed(fn, before). */
+static PyObject *ask_outside(const graph_function *self, const char *name, PyObject *before)
+{
+    PyObject *module = PyImport_ImportModule("fanin._graph_trees");
+    PyObject *made = !module  ? NULL
+                     : before ? PyObject_CallMethod(module, name, "OO", self->fn, before)
+                              : PyObject_CallMethod(module, name, "O", self->fn);
+    Py_XDECREF(module);
+    return made;
+}
+
 static fan_status body_run(void *ctx, fan_array *const *in, fan_tree_result *out, fan_error *err)
 {
     body *b = ctx;
+    fan_handles_scope scope = {PyUnicode_AsUTF8(b->self->name), b->in, b->n, b->self->roles, b->self->nroles > 0};
     fan_gil gil;
     fan_status status = FAN_OK;
     if (!fan_gil_enter(&gil))
         return fan_fail(err, FAN_ERR_STATE, "the interpreter is gone: a function of Python's cannot run");
-    PyObject *args = body_args(b, in);
+    if (b->self->tree->verify)
+        Py_XSETREF(b->outside, ask_outside(b->self, "outside", NULL));
+    PyObject *args = b->self->tree->verify && !b->outside ? NULL : body_args(b, in);
     if (on_cpu(b->self))
-        fan_handles_begin();
+        fan_handles_begin(&scope);
     PyObject *result = args ? PyObject_Call(b->self->fn, args, NULL) : NULL;
     if (on_cpu(b->self))
-        fan_handles_end();
+        fan_handles_end(&scope);
     Py_XDECREF(args);
     Py_XSETREF(b->result, result);
     if (!result || put_result(b, result, out) < 0)
@@ -170,6 +191,34 @@ static void body_collect(void *ctx)
     if (!fan_gil_enter(&gil))
         return;
     PyGC_Collect();
+    fan_gil_leave(&gil);
+}
+
+/* note_outside: what a recording that was just made found outside of its operands. */
+static void note_outside(graph_function *self, int node, PyObject *values)
+{
+    PyObject *number = PyLong_FromLong(node);
+    if (number && (self->outside || (self->outside = PyDict_New())))
+        (void)PyDict_SetItem(self->outside, number, values);
+    PyErr_Clear(); /* without it a difference has no cause: the recording itself is made */
+    Py_XDECREF(number);
+}
+
+static void body_cause(void *ctx, int node, char *buf, size_t size)
+{
+    const graph_function *self = ((body *)ctx)->self;
+    fan_gil gil;
+    if (!fan_gil_enter(&gil))
+        return;
+    PyObject *number = PyLong_FromLong(node);
+    PyObject *before = number && self->outside ? PyDict_GetItemWithError(self->outside, number) : NULL;
+    PyObject *words = before ? ask_outside(self, "changed", before) : NULL;
+    const char *text = words ? PyUnicode_AsUTF8(words) : NULL;
+    if (text)
+        snprintf(buf, size, "%s", text);
+    PyErr_Clear(); /* the difference is what counts */
+    Py_XDECREF(number);
+    Py_XDECREF(words);
     fan_gil_leave(&gil);
 }
 
@@ -249,7 +298,8 @@ static fan_array *ndarray_operand(const graph_function *self, size_t i, PyObject
                      self->name, i, (PyObject *)PyArray_DESCR((PyArrayObject *)o));
         return NULL;
     }
-    if (fan_import_ndarray((PyArrayObject *)o, o, FAN_FROM_NDARRAY, true, &v) < 0)
+    if (fan_ndarray_check_known(o, PyUnicode_AsUTF8(self->name)) < 0 ||
+        fan_import_ndarray((PyArrayObject *)o, o, FAN_FROM_NDARRAY, true, &v) < 0)
         return NULL;
     fan_array *a = fan_array_hold(v.array);
     fan_value_release(&v);
@@ -394,8 +444,11 @@ static PyObject *call_with(graph_function *self, body *b, uint64_t key)
     fan_status status;
     fan_tree_outcome outcome = {.node = -1};
     fan_tree_result result = self->scratch;
-    fan_tree_args a = {
-        .in = b->in, .n = b->n, .key = key, .call_site = call_site, .body = {body_run, body_warn, body_collect, b}};
+    fan_tree_args a = {.in = b->in,
+                       .n = b->n,
+                       .key = key,
+                       .call_site = call_site,
+                       .body = {body_run, body_warn, body_collect, body_cause, b}};
     PyObject *made = NULL;
     self->scratch = (fan_tree_result){0};
     fan_call_site(call_site, sizeof call_site);
@@ -405,10 +458,12 @@ static PyObject *call_with(graph_function *self, body *b, uint64_t key)
         fan_touch_thing(FAN_THING_GRAPH, 0, FAN_TOUCH_WRITES);
         self->last = outcome;
         self->called = true;
+        if (outcome.did == FAN_TREE_RECORD && b->outside)
+            note_outside(self, outcome.node, b->outside);
         if (b->raised)
             fan_exception_put(Py_NewRef(b->raised));
-        else if (b->result &&
-                 ((outcome.did == FAN_TREE_RAW && !outcome.handed) || (outcome.did == FAN_TREE_WARM && !self->keeps)))
+        else if (b->result && !self->keeps &&
+                 (outcome.did == FAN_TREE_WARM || (outcome.did == FAN_TREE_RAW && !outcome.handed)))
             made = Py_NewRef(b->result);
         else
             made = result_of(b, &result);
@@ -448,6 +503,7 @@ static PyObject *function_call(PyObject *o, PyObject *const *args, size_t nargsf
         made = call_with(self, &b, key);
         Py_XDECREF(b.result);
         Py_XDECREF(b.raised);
+        Py_XDECREF(b.outside);
     }
     Py_XDECREF(others);
     operands_drop(self, args, n, in);
@@ -644,6 +700,7 @@ static PyMethodDef function_methods[] = {
 
 static PyMemberDef function_members[] = {
     {"__vectorcalloffset__", T_PYSSIZET, offsetof(graph_function, call), READONLY, NULL},
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(graph_function, weakrefs), READONLY, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 

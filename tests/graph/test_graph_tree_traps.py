@@ -676,7 +676,8 @@ def test_a_function_for_which_there_is_no_room_runs_as_it_is_once_and_says_so(m:
             assert same is x and y.numpy().tolist() == [2.0 * i] * 100
             assert did(f) == "raw" and "no room for 800 bytes" in f.last.reason and "memory=" in f.last.reason
             z, mine = kept(x, added)
-        assert z.numpy().tolist() == [2.0 * i] * 100 and mine is x
+            assert z.numpy().tolist() == [2.0 * i] * 100
+            assert mine.numpy().tolist() == [i] * 100 and mine.address != x.address
     assert added.numpy().tolist() == [20.0] * 100 and len(runs) == 8
     assert tree.stats.raw == 8 and tree.stats.nodes == 0
     small = m.array(np.ones(4)), m.array(np.zeros(4))
