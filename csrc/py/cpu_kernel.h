@@ -12,6 +12,8 @@
 bool fan_is_ufunc(PyObject *fn);
 /* fan_call_run: makes the call, with the interpreter's lock. FAN_ERR_EXTERN. */
 fan_status fan_call_run(void *call, fan_error *err);
+/* fan_kernel_running: the name of the kernel of tape.compiled that this thread runs, borrowed; NULL: none. */
+PyObject *fan_kernel_running(void);
 /* Title: Inner loops. A call of a ufunc of NumPy's on arrays of one layout ends in one call of a C function over them:
  * that is what a replay does, without the interpreter. Where NumPy would do more (cast, broadcast, walk through gaps,
  * call the loop more than once), it is asked to. What such a loop says of floats (overflow, invalid) is not warned of.

@@ -188,6 +188,20 @@ static PyObject *recording_knows(PyObject *o, PyObject *array)
 
 /* ---- kernels ---- */
 
+static _Thread_local PyObject *running;
+
+PyObject *fan_kernel_running(void) { return running; }
+
+/* kernel_run: a call, during which .grad cannot be used: it is the recording's or the caller's (leaf.c). */
+static fan_status kernel_run(void *call, fan_error *err)
+{
+    PyObject *before = running;
+    running = PyTuple_GET_ITEM((PyObject *)call, 1);
+    fan_status status = fan_call_run(call, err);
+    running = before;
+    return status;
+}
+
 /* call_new: a call with views; *accesses: of the arrays among them, for the caller to free. NULL with an
  * exception. */
 static PyObject *call_new(recording_object *self, PyObject *fn, PyObject *name, PyObject *const lists[2],
@@ -254,12 +268,12 @@ static PyObject *recording_launch(PyObject *o, PyObject *args)
     if (!said) /* it holds what UTF-8 cannot say */
         PyErr_Clear();
     fan_cpu_call how = {
-        .run = fan_call_run, .ctx = call, .name = said ? said : "a kernel", .accesses = accesses, .n = n};
+        .run = kernel_run, .ctx = call, .name = said ? said : "a kernel", .accesses = accesses, .n = n};
     (void)fan_call_loop(call, &how);
     status = fan_recording_call(self->r, &how, &err);
     PyMem_Free(accesses);
     if (status == FAN_OK) {
-        status = fan_call_run(call, &err);
+        status = kernel_run(call, &err);
         if (status != FAN_OK && self->r)
             fan_recording_fail(self->r, "a kernel failed while it was recorded");
     }

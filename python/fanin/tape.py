@@ -35,7 +35,7 @@ import gc
 import math
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -144,6 +144,7 @@ def launch(fn: Callable[..., object], reads: Sequence[Array], writes: Sequence[A
         elif _here.recording is None:
             fn(*reads, *writes)
         else:
+            no_numbers_of_numpy(_here.name, reads)
             _here.recording.launch(fn, _here.name, tuple(reads), tuple(writes))
     else:
         machine.launch(stream, fn, reads=cast(Places, reads), writes=cast(Places, writes), name=_here.name)
@@ -164,15 +165,25 @@ def constant(value: npt.ArrayLike) -> Array:
     if plain(value):
         recording.operand(x)
     elif isinstance(value, np.generic):
-        raise fanin.CaptureError(f"tape.array: {value!r} may depend on values, which replays would not see: pass it")
+        no_numbers_of_numpy("tape.array", [value])
     elif not recording.knows(x):
         raise fanin.CaptureError(
             f"tape.array: this array of shape {x.shape} was made in the step by NumPy alone, and each replay would"
             " show the values of now: pass it to the step, or make it outside"
         )
-    out = recording.empty(x)
+    out = recording.empty(np.empty_like(x))  # laid out as np.array(x) is
     recording.launch(copy, "copy", (x,), (out,))
     return locked(out)
+
+
+def no_numbers_of_numpy(name: str, xs: Iterable[object]) -> None:
+    """CaptureError for NumPy's numbers, and arrays of types of their own, while a step is recorded."""
+    for x in xs:
+        if isinstance(x, np.ndarray | np.generic) and type(x) is not np.ndarray:
+            raise fanin.CaptureError(
+                f"{name}: {x!r}, {type_of(x)}, may depend on values, which replays would not see:"
+                " pass it to the step as an ndarray, or make it by operations"
+            )
 
 
 def plain(x: object) -> bool:
@@ -463,11 +474,22 @@ class Op:
             xs = fixed.copy()
             for i, view in zip(places, views, strict=False):
                 xs[i] = view
-            views[-1][...] = self.forward(*xs)
+            self.fill(views[-1], self.forward(*xs), "shape= and the inputs give")
 
         of = args[: self.n or 1]
         shape = self.shape(*args) if self.shape else np.broadcast_shapes(*(getattr(x, "shape", ()) for x in of))
         return run(kernel, *arrays, shape=shape, dtype=np.result_type(*(getattr(x, "dtype", x) for x in of)))
+
+    def fill(self, out: NDArray, made: object, room: str) -> None:
+        """Copy a result to where it belongs. NumPy would broadcast, truncate or convert it without an error."""
+        new = np.asarray(made)
+        if (new.shape, new.dtype) != (out.shape, out.dtype):
+            raise fanin.CaptureError(
+                f"{self.name}: its result has shape {new.shape} and dtype {new.dtype}, but {room} shape {out.shape}"
+                f" and dtype {out.dtype}: use operations whose results have one shape and dtype, or call this one"
+                " outside"
+            )
+        out[...] = new
 
     def replayed(self, args: Sequence[object], arrays: Sequence[Array], recording: Recording) -> Array:
         """The result on the CPU while a step is recorded, made by a kernel, and laid out as `forward` lays it out: the
@@ -475,12 +497,7 @@ class Op:
         """
         data = iter(arrays)
         xs = [next(data) if type(x) is Var else x for x in args]
-        for x in xs:
-            if isinstance(x, np.ndarray | np.generic) and type(x) is not np.ndarray:
-                raise fanin.CaptureError(
-                    f"{self.name}: {x!r}, {type_of(x)}, may depend on values, which replays would not see:"
-                    " pass it to the step as an ndarray, or make it by operations"
-                )
+        no_numbers_of_numpy(self.name, xs)
         places = [i for i, x in enumerate(xs) if type(x) is np.ndarray]
         like = np.asarray(self.forward(*xs))
         if any(np.may_share_memory(like, xs[i]) for i in places):
@@ -495,7 +512,7 @@ class Op:
             full = fixed.copy()
             for i, view in zip(places, views, strict=False):
                 full[i] = view
-            views[-1][...] = self.forward(*full)
+            self.fill(views[-1], self.forward(*full), "the recording has room for")
 
         recording.launch(kernel, self.name, tuple(xs[i] for i in places), (out,))
         return locked(out)
