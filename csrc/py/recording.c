@@ -8,13 +8,28 @@
 #include "py/cpu_kernel.h"
 
 #include "array/extents.h"
+#include "array/overlap.h"
+#include "base/mem.h"
+
+/* Bytes of an operand, and the first kernel that writes there. */
+typedef struct written {
+    const char *lo;
+    size_t bytes;
+    const char *by;
+} written;
+
+/* The arrays of a call: a replay takes the same number of the same layouts. */
+enum { COPIED, STATIC, GRADS, LISTS };
 
 typedef struct recording_object {
     PyObject_HEAD fan_recording *r; /* NULL once it was cleared */
     PyObject *calls;                /* a list of calls (FAN_CALL_ARGS), which the kernels run; holds them */
     PyObject *blocks;               /* a capsule: the base of the kernels' views */
     PyObject *operands;             /* a list of (array, address, whether it could be written) */
-    bool busy;                      /* it is being replayed */
+    PyObject *bound[LISTS];         /* tuples of views, or None (bind) */
+    written *writes;                /* into operands */
+    size_t write_count, write_cap;
+    bool busy; /* it is being replayed */
 } recording_object;
 
 static recording_object *of(PyObject *o) { return (recording_object *)o; }
@@ -267,8 +282,7 @@ static PyObject *recording_launch(PyObject *o, PyObject *args)
     const char *said = PyUnicode_AsUTF8(name);
     if (!said) /* it holds what UTF-8 cannot say */
         PyErr_Clear();
-    fan_cpu_call how = {
-        .run = kernel_run, .ctx = call, .name = said ? said : "a kernel", .accesses = accesses, .n = n};
+    fan_cpu_call how = {.run = kernel_run, .ctx = call, .name = said ? said : "a kernel", .accesses = accesses, .n = n};
     (void)fan_call_loop(call, &how);
     status = fan_recording_call(self->r, &how, &err);
     PyMem_Free(accesses);
@@ -315,38 +329,9 @@ static int check_operands(const recording_object *self)
     return 0;
 }
 
-static PyObject *recording_replay(PyObject *o, PyObject *Py_UNUSED(none))
-{
-    recording_object *self = of(o);
-    fan_error err;
-    if (!self->r || self->busy || fan_recording_here())
-        return PyErr_Format(PyExc_RuntimeError, "Recording.replay: %s",
-                            self->busy ? "it is being replayed" : "this thread records");
-    if (check_operands(self) < 0)
-        return NULL;
-    fan_error_clear(&err);
-    self->busy = true;
-    Py_INCREF(o);
-    fan_status status = fan_recording_replay(self->r, &err);
-    self->busy = false;
-    Py_DECREF(o);
-    return status == FAN_OK ? Py_NewRef(Py_None) : fan_raise(status, &err);
-}
+/* ---- calls ---- */
 
-static PyObject *recording_prepare(PyObject *o, PyObject *Py_UNUSED(none))
-{
-    if (of(o)->r && !of(o)->busy && fan_get_debug())
-        fan_blocks_poison(fan_recording_blocks(of(o)->r), false);
-    Py_RETURN_NONE;
-}
-
-/* A range, and which kernel writes into it first. */
-typedef struct written {
-    const char *lo;
-    size_t bytes;
-    const char *by;
-} written;
-
+/* find_write: an access of a kernel, for the extent of an array. */
 static bool find_write(void *ctx, const char *name, const void *data, size_t bytes, bool write)
 {
     written *w = ctx;
@@ -365,6 +350,144 @@ static PyObject *recording_writes(PyObject *o, PyObject *array)
     written w = {lo, bytes, NULL};
     fan_cpu_recorder.accesses(of(o)->r, find_write, &w);
     return w.by ? PyUnicode_FromString(w.by) : Py_NewRef(Py_None);
+}
+
+static PyObject *recording_bind(PyObject *o, PyObject *args)
+{
+    recording_object *self = of(o);
+    PyObject *lists[LISTS];
+    if (!PyArg_ParseTuple(args, "O!O!O!:bind", &PyTuple_Type, &lists[COPIED], &PyTuple_Type, &lists[STATIC],
+                          &PyTuple_Type, &lists[GRADS]))
+        return NULL;
+    for (Py_ssize_t i = 0; self->r && i < PyList_GET_SIZE(self->operands); i++) {
+        written w = {NULL, 0, NULL};
+        fan_ndarray_extent(PyTuple_GET_ITEM(PyList_GET_ITEM(self->operands, i), 0), &w.lo, &w.bytes);
+        fan_cpu_recorder.accesses(self->r, find_write, &w);
+        if (w.by && fan_grow((void **)&self->writes, &self->write_cap, self->write_count + 1, sizeof w) < 0)
+            return PyErr_NoMemory();
+        if (w.by)
+            self->writes[self->write_count++] = w;
+    }
+    for (int i = 0; i < LISTS; i++)
+        Py_XSETREF(self->bound[i], Py_NewRef(lists[i]));
+    Py_RETURN_NONE;
+}
+
+/* like: whether an array of a call is laid out as a view of the recording, and lies there unless it is copied. */
+static bool like(const recording_object *self, PyObject *x, PyObject *view, int list)
+{
+    if (view == Py_None || !PyArray_CheckExact(x))
+        return x == view;
+    PyArrayObject *a = (PyArrayObject *)x, *b = (PyArrayObject *)view;
+    size_t axes = (size_t)PyArray_NDIM(a) * sizeof(npy_intp);
+    if (PyArray_NDIM(a) != PyArray_NDIM(b) || memcmp(PyArray_DIMS(a), PyArray_DIMS(b), axes) != 0 ||
+        memcmp(PyArray_STRIDES(a), PyArray_STRIDES(b), axes) != 0 ||
+        !PyArray_EquivTypes(PyArray_DESCR(a), PyArray_DESCR(b)))
+        return false;
+    return list == COPIED || ((PyArray_BASE(b) == self->blocks || PyArray_DATA(a) == PyArray_DATA(b)) &&
+                              may_write(a) == PyArray_ISWRITEABLE(b));
+}
+
+static PyObject *recording_fits(PyObject *o, PyObject *args)
+{
+    recording_object *self = of(o);
+    if (!self->bound[COPIED] || !PyTuple_Check(args) || PyTuple_GET_SIZE(args) != LISTS)
+        Py_RETURN_FALSE;
+    for (int i = 0; i < LISTS; i++) {
+        PyObject *list = PyTuple_GET_ITEM(args, i);
+        if (!PyTuple_Check(list) || PyTuple_GET_SIZE(list) != PyTuple_GET_SIZE(self->bound[i]))
+            Py_RETURN_FALSE;
+        for (Py_ssize_t j = 0; j < PyTuple_GET_SIZE(list); j++)
+            if (!like(self, PyTuple_GET_ITEM(list, j), PyTuple_GET_ITEM(self->bound[i], j), i))
+                Py_RETURN_FALSE;
+    }
+    Py_RETURN_TRUE;
+}
+
+static fan_region region_of(PyArrayObject *a)
+{
+    _Static_assert(sizeof(npy_intp) == sizeof(int64_t), "shapes of NumPy's are those of the core");
+    return (fan_region){(uint64_t)(uintptr_t)PyArray_DATA(a), PyArray_ITEMSIZE(a), (const int64_t *)PyArray_DIMS(a),
+                        (const int64_t *)PyArray_STRIDES(a), PyArray_NDIM(a)};
+}
+
+/* share: whether two arrays share a byte, or might: what cannot be counted quickly does. */
+static bool share(PyArrayObject *a, PyArrayObject *b)
+{
+    fan_region one = region_of(a), two = region_of(b);
+    fan_verdict v = FAN_OVERLAP_HARD;
+    fan_error err = {0};
+    return fan_overlap(&one, &two, 0, NULL, NULL, &v, &err) != FAN_OK || v != FAN_OVERLAP_DISJOINT;
+}
+
+/* check_apart: no argument lies in what the call writes, which the step as it is would read there, and a copy does not
+ * show. NULL, or (index of the argument, name of the kernel, or index of the gradient); NULL with an exception too. */
+static PyObject *check_apart(const recording_object *self, PyObject *copied, PyObject *grads)
+{
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(copied); i++) {
+        PyArrayObject *x = (PyArrayObject *)PyTuple_GET_ITEM(copied, i);
+        const char *lo;
+        size_t bytes;
+        fan_ndarray_extent((PyObject *)x, &lo, &bytes);
+        for (size_t j = 0; j < self->write_count; j++)
+            if (fan_flats_meet(lo, bytes, self->writes[j].lo, self->writes[j].bytes))
+                return Py_BuildValue("(ns)", i, self->writes[j].by);
+        for (Py_ssize_t j = 0; j < PyTuple_GET_SIZE(grads); j++)
+            if (PyTuple_GET_ITEM(grads, j) != Py_None && share(x, (PyArrayObject *)PyTuple_GET_ITEM(grads, j)))
+                return Py_BuildValue("(nn)", i, j);
+    }
+    return NULL;
+}
+
+/* stage: copies arrays into the recording's own memory: 0, or -1 with an exception. */
+static int stage(const recording_object *self, int list, PyObject *arrays)
+{
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(arrays); i++) {
+        PyObject *x = PyTuple_GET_ITEM(arrays, i), *view = PyTuple_GET_ITEM(self->bound[list], i);
+        if (view != Py_None && PyArray_BASE((PyArrayObject *)view) == self->blocks &&
+            PyArray_CopyInto((PyArrayObject *)view, (PyArrayObject *)x) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+/* recording_run: replay(), or replay(copied, grads) of arrays that fit. */
+static PyObject *recording_replay(PyObject *o, PyObject *args)
+{
+    recording_object *self = of(o);
+    PyObject *copied = NULL, *grads = NULL, *found;
+    fan_error err;
+    if (!PyArg_ParseTuple(args, "|O!O!:replay", &PyTuple_Type, &copied, &PyTuple_Type, &grads))
+        return NULL;
+    if (!self->r || self->busy || fan_recording_here())
+        return PyErr_Format(PyExc_RuntimeError, "Recording.replay: %s",
+                            self->busy ? "it is being replayed" : "this thread records");
+    if (check_operands(self) < 0)
+        return NULL;
+    if (grads) {
+        if ((found = check_apart(self, copied, grads)) || PyErr_Occurred())
+            return found;
+        if (fan_get_debug())
+            fan_blocks_poison(fan_recording_blocks(self->r), false);
+        if (stage(self, COPIED, copied) < 0 || stage(self, GRADS, grads) < 0)
+            return NULL;
+    }
+    fan_error_clear(&err);
+    self->busy = true;
+    Py_INCREF(o);
+    fan_status status = fan_recording_replay(self->r, &err);
+    self->busy = false;
+    Py_DECREF(o);
+    return status == FAN_OK ? Py_NewRef(Py_None) : fan_raise(status, &err);
+}
+
+static PyObject *recording_apart(PyObject *o, PyObject *args)
+{
+    PyObject *copied, *grads, *found;
+    if (!PyArg_ParseTuple(args, "O!O!:apart", &PyTuple_Type, &copied, &PyTuple_Type, &grads))
+        return NULL;
+    found = check_apart(of(o), copied, grads);
+    return found || PyErr_Occurred() ? found : Py_NewRef(Py_None);
 }
 
 static PyObject *recording_view(PyObject *o, PyObject *array)
@@ -416,6 +539,8 @@ static int recording_clear(PyObject *o)
     }
     Py_CLEAR(self->operands);
     Py_CLEAR(self->blocks);
+    for (int i = 0; i < LISTS; i++)
+        Py_CLEAR(self->bound[i]);
     return 0;
 }
 
@@ -425,6 +550,7 @@ static void recording_dealloc(PyObject *o)
     PyObject_GC_UnTrack(o);
     (void)recording_clear(o);
     Py_XDECREF(of(o)->calls);
+    fan_free(of(o)->writes);
     type->tp_free(o);
     Py_DECREF(type);
 }
@@ -434,6 +560,8 @@ static int recording_traverse(PyObject *o, visitproc visit, void *arg)
     Py_VISIT(Py_TYPE(o));
     Py_VISIT(of(o)->calls);
     Py_VISIT(of(o)->operands);
+    for (int i = 0; i < LISTS; i++)
+        Py_VISIT(of(o)->bound[i]);
     return 0;
 }
 
@@ -464,12 +592,19 @@ static PyMethodDef methods[] = {
     {"knows", recording_knows, METH_O, "knows($self, array, /)\n--\n\nWhether a kernel may touch it."},
     {"launch", recording_launch, METH_VARARGS,
      "launch($self, fn, name, reads, writes, /)\n--\n\nDoes fn(*reads, *writes), now and in each replay."},
-    {"replay", recording_replay, METH_NOARGS,
-     "replay($self, /)\n--\n\nAll that was recorded once more, in the same order."},
-    {"prepare", recording_prepare, METH_NOARGS,
-     "prepare($self, /)\n--\n\nBefore operands are copied into its memory: with debug=True that is filled with bytes "
-     "that "
-     "make NaNs of floats."},
+    {"bind", recording_bind, METH_VARARGS,
+     "bind($self, copied, static, grads, /)\n--\n\nThe arrays of its call, as tuples of views; None among grads: "
+     "there was none."},
+    {"fits", recording_fits, METH_VARARGS,
+     "fits($self, copied, static, grads, /)\n--\n\nWhether the arrays of a call have the dtypes, shapes and strides "
+     "of those that were bound, and lie there where they are not copied."},
+    {"apart", recording_apart, METH_VARARGS,
+     "apart($self, copied, grads, /)\n--\n\nNone, or (index, name of a kernel that writes into that argument's "
+     "memory, or index of a gradient that shares it)."},
+    {"replay", recording_replay, METH_VARARGS,
+     "replay($self, copied=(), grads=(), /)\n--\n\nAll that was recorded once more, in the same order, on arrays "
+     "that fit, which are copied in. What `apart` returns, if they are not: then nothing is done. With debug=True its "
+     "memory is filled with bytes before that make NaNs of floats."},
     {"writes", recording_writes, METH_O,
      "writes($self, array, /)\n--\n\nThe name of the first kernel that writes into an array; None: none does."},
     {"view", recording_view, METH_O,

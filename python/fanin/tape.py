@@ -894,7 +894,9 @@ def grad(losses: Var | Sequence[Var], inputs: Sequence[Var], gradients: Sequence
 
 # ---------------------------------------------------------------- 6. A step recorded once, and replayed
 
-Key = tuple[tuple[object, ...], ...]
+Label = tuple[object, ...]  # ("argument", 0, "key")
+Key = tuple[tuple[Label, object], ...]
+Arrays = tuple[Any, ...]  # ndarrays; None for a gradient that is not there
 R = TypeVar("R")  # what a step returns
 
 
@@ -904,6 +906,9 @@ class Outcome:
 
     did: str
     reason: str
+
+
+REPLAYED = Outcome("replayed", "a recording fits")
 
 
 @dataclass(frozen=True)
@@ -917,14 +922,27 @@ class CompiledStats:
     bytes: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass
+class _Gradient:
+    """`.grad` of one parameter in a recording, as views that hold nothing."""
+
+    leaf: fanin.Leaf
+    written: NDArray | None  # copied back; None: it is not written, or used where it lies, or was not there
+    after: NDArray | None  # as the step leaves it; None: none
+    kept: bool  # it is still the array that was there before, if there was one
+
+
+@dataclass
 class _Recorded:
     """A recording, and its own memory as views that hold nothing."""
 
     recording: Recording
-    inputs: list[NDArray]  # copied in
-    before: list[NDArray | None]  # `.grad` of each parameter: copied in and back; None: there was none ..
-    after: list[NDArray | None]  # .. as the step leaves it; None: none
+    form: Key  # of the arguments that are no arrays
+    key: Key  # of a call, to be compared with the next one in words
+    inputs: Arrays  # copied in
+    places: list[int]  # of gradients that share no memory, or share it as those of the recording do
+    shared: list[int]  # which do
+    grads: list[_Gradient]
     result: object  # copied out
 
 
@@ -936,11 +954,12 @@ def compiled(step: Callable[..., R], *, static: Sequence[Var | NDArray] = (), li
         for x, labels in batches:
             loss = step(x, labels)
 
-    Arguments: ndarrays and constant Vars, whose values are copied in; of anything else the value is part of the
-    recording. `static`: parameters and ndarrays that stay where they are, and that the step may read and change. It is
-    recorded anew when shapes, dtypes, layouts or other values of arguments change, when a static Var gets another
-    array, and when a parameter's `.grad` is there that was not, or the other way round; more than `limit` times it is
-    not: then it runs as it is. `step.last` says what a call did, and why; `step.stats` how often.
+    Arguments, by position or name: ndarrays and constant Vars, whose values are copied in, and dicts of such; of
+    anything else the value is part of the recording. `static`: parameters and ndarrays that stay where they are, and
+    that the step may read and change. It is recorded anew when shapes, dtypes, layouts or other values of arguments
+    change, when a static Var gets another array, and when a parameter's `.grad` is there that was not, or the other way
+    round; more than `limit` times it is not: then it runs as it is. `step.last` says what a call did, and why;
+    `step.stats` how often.
 
     Gradients that the step leaves in `.grad` are added to those that were there, in place, as `backward` does; where
     there were none, they are arrays of their own. What the step returns (None, a Var, an ndarray, tuples, lists and
@@ -964,103 +983,136 @@ class Compiled(Generic[R]):
             if type(_data(x)) is not np.ndarray:
                 raise TypeError(f"compiled: static[{i}]: expected a Var or an ndarray on the CPU, got {x!r}")
         self.step, self.static, self.limit = step, static, limit
-        self.stats = CompiledStats()
-        self._recorded: dict[Key, _Recorded] = {}
-        self._leaves = [x.node for x in static if isinstance(x, Var) and isinstance(x.node, fanin.Leaf)]
+        leaves = [x.node for x in static if isinstance(x, Var) and isinstance(x.node, fanin.Leaf)]
+        self._leaves = list(dict.fromkeys(leaves))
+        self._recorded: list[_Recorded] = []  # the one that was used last is the first
+        self._replays = self._raw = 0
         self._before: Key = ()
         self._lock = threading.RLock()
 
-    def __call__(self, *args: object) -> R:
+    def __call__(self, *args: object, **kwargs: object) -> R:
         if _here.recording is not None or _core.cpu_wants_handles():  # a part of another one, or of a graph tree
-            return self.step(*args)
+            return self.step(*args, **kwargs)
         with self._lock:
-            arrays, key = [_argument(i, x) for i, x in enumerate(args)], self._key(args)
-            entry = self._recorded.get(key)
-            if entry is not None:
-                result, did = self._replay(entry, arrays), Outcome("replayed", "a recording fits")
-            elif len(self._recorded) >= self.limit:
-                reason = f"it was recorded {counted(self.limit, 'time')} (limit=), and {self._changed(key)}"
-                result, did = self.step(*args), Outcome("raw", reason)
-            else:
-                did = Outcome("recorded", self._changed(key))
-                result = self._record(key, args, arrays)
-            self._count(did)
-            self._before, self.last = key, did
-            return result
+            for x in args:
+                if type(x) is not np.ndarray or kwargs:
+                    return self._call(args, kwargs, *_flat(args, kwargs))
+            return self._call(args, kwargs, args, ()) if not kwargs else self._call(args, kwargs, *_flat(args, kwargs))
 
-    def _count(self, did: Outcome) -> None:
-        made = [e.recording for e in self._recorded.values()]
-        self.stats = CompiledStats(
-            len(made), self.stats.replays + (did.did == "replayed"), self.stats.raw + (did.did == "raw"),
-            sum(r.kernels for r in made), sum(r.bytes for r in made)
-        )  # fmt: skip
+    def _call(self, args: tuple[object, ...], kwargs: dict[str, object], arrays: Arrays, form: Key) -> R:
+        static: Arrays = tuple([x if type(x) is np.ndarray else _data(x) for x in self.static])
+        grads = tuple([leaf.grad for leaf in self._leaves])
+        for i, entry in enumerate(self._recorded):
+            if (
+                entry.form == form
+                and entry.recording.fits(arrays, static, grads)
+                and self._shares_alike(entry, static, grads)
+            ):
+                result = self._replay(entry, arrays, grads)
+                if i:
+                    self._recorded.insert(0, self._recorded.pop(i))
+                self._replays += 1
+                self._before, self.last = entry.key, REPLAYED
+                return result
+        key = self._key(args, kwargs, static, grads)
+        changed = self._changed(key)
+        if len(self._recorded) >= self.limit:
+            result = self.step(*args, **kwargs)
+            self._raw += 1
+            self.last = Outcome("raw", f"it was recorded {counted(self.limit, 'time')} (limit=), and {changed}")
+        else:
+            entry, result = self._record(args, kwargs, arrays, form, key, static, grads)
+            self._recorded.insert(0, entry)
+            self.last = Outcome("recorded", changed)
+        self._before = key
+        return result
 
-    def _key(self, args: Sequence[object]) -> Key:
-        """What has to be the same."""
-        lie = [_data(x).__array_interface__ for x in self.static]
-        lies = tuple((x["data"][0], x["typestr"], x["shape"], x["strides"]) for x in lie)
-        return (tuple(map(_kind, args)), lies, tuple(_kind(leaf.grad) for leaf in self._leaves))
+    @property
+    def stats(self) -> CompiledStats:
+        """How often it was recorded and replayed, and what that takes."""
+        made = [e.recording for e in self._recorded]
+        return CompiledStats(
+            len(made), self._replays, self._raw, sum(r.kernels for r in made), sum(r.bytes for r in made)
+        )
+
+    def _shares_alike(self, entry: _Recorded, static: Arrays, grads: Arrays) -> bool:
+        """Whether the gradients that share memory are those of the recording. Where they lie decides, if they fit."""
+        places = [_core.address(g) for g in grads if g is not None]
+        if places != entry.places:
+            if _sharing(static, grads) != entry.shared:
+                return False
+            entry.places = places
+        return True
+
+    def _key(self, args: Sequence[object], kwargs: dict[str, object], static: Arrays, grads: Arrays) -> Key:
+        """What has to be the same, for words."""
+        shared = _sharing(static, grads)
+        return (
+            *((label, _kind(x)) for label, x in _leaves_of(args, kwargs)),
+            *((("static", i), (_core.address(x), *_kind(x))) for i, x in enumerate(static)),
+            *(
+                ((".grad of parameter", i), (_core.address(g), *_kind(g)) if i in shared else _kind(g))
+                for i, g in enumerate(grads)
+            ),
+        )
 
     def _changed(self, key: Key) -> str:
         """How a call differs from the one before, in words."""
         if not self._before:
             return "it was never recorded"
-        for what, was, now in zip(("argument", "static", ".grad of parameter"), self._before, key, strict=True):
-            if len(was) != len(now):
-                return f"it has {counted(len(now), 'argument')}, and had {len(was)}"
-            for i, (a, b) in enumerate(zip(was, now, strict=True)):
-                if a == b:
-                    continue
-                if what != "static":
-                    return f"{what} {i} is {_said(b)}, was {_said(a)}"
-                moved = cast(Shape, a)[0] != cast(Shape, b)[0]
-                return f"static {i} lies elsewhere" if moved else f"static {i} lies there in another layout"
+        was, now = dict(self._before), dict(key)
+        for label in (*now, *was):
+            if label not in was:
+                return f"{_label(label)} is given, and was not"
+            if label not in now:
+                return f"{_label(label)} is not given, and was"
+        for label, b in now.items():
+            if was[label] == b:
+                continue
+            if label[0] != "static":
+                return f"{_label(label)} is {_said(b)}, was {_said(was[label])}"
+            moved = cast(Shape, was[label])[0] != cast(Shape, b)[0]
+            return f"{_label(label)} lies elsewhere" if moved else f"{_label(label)} lies there in another layout"
         return "this was not recorded yet"
 
     # ---- recorded
 
-    def _record(self, key: Key, args: Sequence[object], arrays: list[NDArray | None]) -> R:
-        grads = [leaf.grad for leaf in self._leaves]
-        lay = [_data(x) for x in self.static]
-        were = [x.copy("K") for x in lay]
-        recording = Recording()
+    def _record(
+        self, args: Sequence[object], kwargs: dict[str, object], arrays: Arrays, form: Key, key: Key, static: Arrays,
+        grads: Arrays,
+    ) -> tuple[_Recorded, R]:  # fmt: skip
+        recording, were = Recording(), _State(self, static, grads)
         try:
-            entry = self._run(recording, args, arrays, grads)
-            self._check(entry, arrays)
+            entry = self._run(recording, args, kwargs, arrays, form, key, static, grads)
+            self._check(entry, arrays, grads)
             for leaf, g in zip(self._leaves, grads, strict=True):
                 leaf.grad = g
-            result = self._finish(entry, grads)
+            return entry, self._finish(entry, grads)
         except BaseException:
-            for x, data, was in zip(self.static, lay, were, strict=True):
-                if isinstance(x, Var):
-                    x.data = data
-                if (view := recording.view(data)).flags.writeable:
-                    np.copyto(view, was)
-            for leaf, g in zip(self._leaves, grads, strict=True):
-                leaf.grad = g
+            were.restore(recording.view)
             raise
-        self._recorded[key] = entry
-        return result
 
     def _run(
-        self, recording: Recording, args: Sequence[object], arrays: list[NDArray | None], grads: list[object]
-    ) -> _Recorded:
+        self, recording: Recording, args: Sequence[object], kwargs: dict[str, object], arrays: Arrays, form: Key,
+        key: Key, static: Arrays, grads: Arrays,
+    ) -> _Recorded:  # fmt: skip
         """The step runs, and is recorded."""
-        before = _here.recording
-        for x in self.static:
-            recording.operand(_data(x))
+        before, shared = _here.recording, _sharing(static, grads)
+        places = [_core.address(_dense(leaf, g)) for leaf, g in zip(self._leaves, grads, strict=True) if g is not None]
+        for x in (*static, *(grads[i] for i in shared)):
+            recording.operand(x)
         recording.begin()
         _here.recording = recording
         try:
-            old = zip(self._leaves, grads, strict=True)
-            inside = [None if x is None else locked(_copied(recording, x)) for x in arrays]
-            own = [None if g is None else _copied(recording, _dense(leaf, g)) for leaf, g in old]
+            inside = [locked(_copied(recording, x)) for x in arrays]
+            own = [
+                None if g is None else recording.view(g) if i in shared else _copied(recording, g)
+                for i, g in enumerate(grads)
+            ]
             for leaf, g in zip(self._leaves, own, strict=True):
                 leaf.grad = g
-            passed = [
-                a if x is None else Var(x, cpu) if isinstance(a, Var) else x for a, x in zip(args, inside, strict=True)
-            ]
-            result = _mapped(self.step(*passed), partial(_returned, recording))
+            passed, names = _with(args, kwargs, iter(inside))
+            result = _mapped(self.step(*passed, **names), partial(_returned, recording))
             after = [None if (g := leaf.grad) is None else _left(recording, leaf, g) for leaf in self._leaves]
         except BaseException as e:
             with suppress(fanin.CaptureError):  # what is on its way says more
@@ -1071,17 +1123,24 @@ class Compiled(Generic[R]):
         finally:
             _here.recording = before
         recording.end()
-        inputs = [recording.view(x) for x in inside if x is not None]
-        return _Recorded(recording, inputs, [None if g is None else recording.view(g) for g in own], after, result)
+        inputs = tuple([recording.view(x) for x in inside])
+        first = tuple([None if g is None else recording.view(g) for g in own])
+        recording.bind(inputs, tuple([recording.view(x) for x in static]), first)
+        ends = [
+            _Gradient(leaf, None if g is None or i in shared or not recording.writes(g) else g, now, _same(g, now))
+            for i, (leaf, g, now) in enumerate(zip(self._leaves, first, after, strict=True))
+        ]
+        return _Recorded(recording, form, key, inputs, places, shared, ends, result)
 
-    def _check(self, entry: _Recorded, arrays: list[NDArray | None]) -> None:
+    def _check(self, entry: _Recorded, arrays: Arrays, grads: Arrays) -> None:
         """Nothing is written that is not copied back, nothing kept that a replay overwrites."""
-        recording, names = entry.recording, [i for i, x in enumerate(arrays) if x is not None]
-        self._check_apart(recording, arrays)
-        for i, x in zip(names, entry.inputs, strict=True):
+        recording = entry.recording
+        self._check_apart(entry, recording.apart(arrays, grads))
+        for i, x in enumerate(entry.inputs):
             if (by := recording.writes(x)) is not None:
                 raise fanin.CaptureError(
-                    f"compiled: {by!r} writes into argument {i}, of which the step has a copy: name it in static="
+                    f"compiled: {by!r} writes into {_array_label(entry.key, i)}, of which the step has a copy: name it"
+                    " in static="
                 )
         for leaf in self._leaves:
             leaf.grad = None
@@ -1093,47 +1152,65 @@ class Compiled(Generic[R]):
                 " would overwrite: return what is wanted later, and keep nothing else"
             )
 
-    def _check_apart(self, recording: Recording, arrays: list[NDArray | None]) -> None:
+    def _check_apart(self, entry: _Recorded, found: tuple[int, str | int] | None) -> None:
         """No argument lies in what is written: the step as it is would see that, and a copy does not."""
-        for i, x in enumerate(arrays):
-            if x is not None and (by := recording.writes(x)) is not None:
-                raise fanin.CaptureError(
-                    f"compiled: argument {i} lies in a static array, which {by!r} writes: pass a copy of it, or use it"
-                    " in the step without passing it"
-                )
+        if found is None:
+            return
+        i, what = found
+        where = (
+            f".grad of {entry.grads[what].leaf!r}" if isinstance(what, int)
+            else f"a static array, which {what!r} writes"
+        )  # fmt: skip
+        raise fanin.CaptureError(
+            f"compiled: {_array_label(entry.key, i)} lies in {where}: pass a copy of it, or use it in the step without"
+            " passing it"
+        )
 
     # ---- replayed
 
-    def _replay(self, entry: _Recorded, arrays: list[NDArray | None]) -> R:
-        self._check_apart(entry.recording, arrays)
-        grads = [leaf.grad for leaf in self._leaves]
+    def _replay(self, entry: _Recorded, arrays: Arrays, grads: Arrays) -> R:
         for leaf, g in zip(self._leaves, grads, strict=True):
             if g is not None:  # it is written, which who explores the orders of threads is to see
                 leaf.grad = g
-        entry.recording.prepare()
-        for view, x in zip(entry.inputs, (x for x in arrays if x is not None), strict=True):
-            np.copyto(view, x)
-        for own, g in zip(entry.before, grads, strict=True):
-            if own is not None:
-                np.copyto(own, _data(g))
-        entry.recording.replay()
+        if (found := entry.recording.replay(arrays, grads)) is not None:
+            self._check_apart(entry, found)
         return self._finish(entry, grads)
 
-    def _finish(self, entry: _Recorded, grads: list[object]) -> R:
+    def _finish(self, entry: _Recorded, grads: Arrays) -> R:
         """Gradients go where they belong, first what may fail, and results are copied out."""
-        each = list(zip(self._leaves, grads, entry.after, strict=True))
-        try:
-            for leaf, was, now in each:
-                if was is None or now is None:
-                    leaf.grad = None if now is None else now.copy("K")
-        except BaseException:
-            for leaf, was, _ in each:
-                leaf.grad = was
-            raise
-        for _, was, now in each:
-            if was is not None and now is not None:  # added to in place (L5)
-                np.copyto(_data(was), now)
+        if entry.grads:
+            try:
+                for one in entry.grads:
+                    if not one.kept:
+                        one.leaf.grad = None if one.after is None else one.after.copy("K")
+                result = _mapped(entry.result, _given)
+            except BaseException:
+                for one, was in zip(entry.grads, grads, strict=True):
+                    one.leaf.grad = was
+                raise
+            for one, was in zip(entry.grads, grads, strict=True):
+                if one.written is not None:  # added to in place (L5)
+                    np.copyto(was, one.written)
+            return cast(R, result)
         return cast(R, _mapped(entry.result, _given))
+
+
+class _State:
+    """Static arrays and gradients of a step as they are now, to be put back."""
+
+    def __init__(self, step: Compiled[Any], static: Arrays, grads: Arrays) -> None:
+        self.step, self.static, self.grads = step, static, grads
+        self.were = [x.copy("K") if type(x) is np.ndarray else None for x in (*static, *grads)]
+
+    def restore(self, view: Callable[[NDArray], NDArray] = lambda x: x) -> None:
+        for x, data in zip(self.step.static, self.static, strict=True):
+            if isinstance(x, Var):
+                x.data = data
+        for leaf, g in zip(self.step._leaves, self.grads, strict=True):
+            leaf.grad = g
+        for x, was in zip((*self.static, *self.grads), self.were, strict=True):
+            if was is not None and (x := view(x)).flags.writeable:
+                np.copyto(x, was)
 
 
 def _data(x: object) -> NDArray:
@@ -1141,17 +1218,82 @@ def _data(x: object) -> NDArray:
     return cast(NDArray, x.data if isinstance(x, Var) else x)
 
 
-def _argument(i: int, x: object) -> NDArray | None:
+def _sharing(static: Arrays, grads: Arrays) -> list[int]:
+    """Which gradients share memory with another one, or with a static array: they are used where they lie."""
+    there = [i for i, g in enumerate(grads) if type(g) is np.ndarray]
+    if not there:
+        return []
+    found = _core.overlaps([*static, *(grads[i] for i in there)]).indices
+    return [there[j - len(static)] for j in found if j >= len(static)]
+
+
+def _same(one: NDArray | None, two: NDArray | None) -> bool:
+    """Whether two views are of the same elements, or there is none."""
+    if one is None or two is None:
+        return one is two
+    return _core.address(one) == _core.address(two) and _kind(one) == _kind(two)
+
+
+def _leaves_of(args: Sequence[object], kwargs: dict[str, object]) -> Iterator[tuple[Label, object]]:
+    """Arguments and what dicts among them hold, each with where it is."""
+
+    def of(label: Label, x: object) -> Iterator[tuple[Label, object]]:
+        yield label, (_leaves_of, *x) if type(x) is dict else x  # no other tuple has that in it
+        if type(x) is dict:
+            for k, y in x.items():
+                yield from of((*label, k), y)
+
+    for i, x in (*enumerate(args), *kwargs.items()):
+        yield from of(("argument", i), x)
+
+
+def _flat(args: Sequence[object], kwargs: dict[str, object]) -> tuple[Arrays, Key]:
+    """The arrays among arguments, and of each argument its type and, where it is no array, its value."""
+    arrays, form = [], []
+    for label, x in _leaves_of(args, kwargs):
+        data = _argument(label, x)
+        if data is not None:
+            arrays.append(data)
+        form.append((label, type(x) if data is not None else _kind(x)))
+    return tuple(arrays), tuple(form)
+
+
+def _with(
+    args: Sequence[object], kwargs: dict[str, object], arrays: Iterator[NDArray]
+) -> tuple[list[object], dict[str, object]]:
+    """The same arguments with these arrays."""
+
+    def of(x: object) -> object:
+        if type(x) is dict:
+            return {k: of(y) for k, y in x.items()}
+        return next(arrays) if type(x) is np.ndarray else Var(next(arrays), cpu) if isinstance(x, Var) else x
+
+    return [of(x) for x in args], {name: of(x) for name, x in kwargs.items()}
+
+
+def _argument(label: Label, x: object) -> NDArray | None:
     """What is copied in; None: its value is part of the recording."""
     if isinstance(x, Var):
         if x.edge is not None:
-            raise TypeError(f"compiled: argument {i} is {x!r}: a parameter belongs in static=, a result made inside")
+            raise TypeError(f"compiled: {_label(label)} is {x!r}: a parameter belongs in static=, a result made inside")
         x = x.data
     if type(x) is np.ndarray:
         return x
     if isinstance(x, np.ndarray | np.generic | fanin.sim.Array) or not _hashable(x):
-        raise TypeError(f"compiled: argument {i}: expected an ndarray, a Var on the CPU or a plain value, got {x!r}")
+        raise TypeError(
+            f"compiled: {_label(label)}: expected an ndarray, a Var on the CPU, a dict of such or a plain value,"
+            f" got {x!r}"
+        )
     return None
+
+
+def _label(label: Label) -> str:
+    return f"{label[0]} {label[1]}" + "".join(f"[{k!r}]" for k in label[2:])
+
+
+def _array_label(key: Key, i: int) -> str:
+    """Of the i-th array among arguments."""
+    return [_label(label) for label, kind in key if label[0] == "argument" and _is_array(kind)][i]
 
 
 def _hashable(x: object) -> bool:
@@ -1166,7 +1308,7 @@ def _kind(x: object) -> tuple[object, ...]:
     """What of an argument, or of a gradient, a recording depends on."""
     data: object = _data(x)
     if isinstance(data, np.ndarray):
-        return (type(x), data.dtype.str, data.shape, data.strides)
+        return (type(x), data.dtype, data.shape, data.strides)
     if isinstance(x, float | complex):  # 0.0 == -0.0, and a NaN is not itself
         return (type(x), x if x == x else "nan", repr(x))
     if isinstance(x, tuple | frozenset):  # (1,) == (1.0,)
@@ -1174,12 +1316,15 @@ def _kind(x: object) -> tuple[object, ...]:
     return (type(x), x)
 
 
+def _is_array(kind: object) -> bool:
+    return len(cast(tuple[object, ...], kind)) >= 4
+
+
 def _said(kind: object) -> str:
-    is_array = cast(tuple[object, ...], kind)
-    if len(is_array) != 4:
-        return repr(is_array[1])
-    _, dtype, shape, strides = is_array
-    return f"an array {shape} of {np.dtype(str(dtype))} with strides {strides}"
+    if not _is_array(kind):
+        return repr(cast(tuple[object, ...], kind)[1])
+    *_, dtype, shape, strides = cast(tuple[object, ...], kind)
+    return f"an array {shape} of {dtype} with strides {strides}"
 
 
 def _copied(recording: Recording, x: NDArray) -> NDArray:
