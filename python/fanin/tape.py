@@ -117,6 +117,7 @@ class _Here(threading.local):
     name: str = "kernel"
     back: bool = False  # in the backward of an operation, which does not record itself
     recording: Recording | None = None  # into which kernels on the CPU go as well (6)
+    trace: list[Traced] | None = None  # and which they are
 
 
 _here = _Here()
@@ -145,7 +146,7 @@ def launch(fn: Callable[..., object], reads: Sequence[Array], writes: Sequence[A
             fn(*reads, *writes)
         else:
             no_numbers_of_numpy(_here.name, reads)
-            _here.recording.launch(fn, _here.name, tuple(reads), tuple(writes))
+            record(_here.recording, fn, _here.name, reads, writes)
     else:
         machine.launch(stream, fn, reads=cast(Places, reads), writes=cast(Places, writes), name=_here.name)
 
@@ -157,6 +158,30 @@ def run(fn: Callable[..., object], *reads: Array, shape: Shape | None = None,
     out = (device or _here.device).empty(shape, dtype or np.result_type(*(x.dtype for x in reads)))
     launch(fn, reads, [out])
     return out if _here.recording is None else locked(cast(NDArray, out))
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A kernel of a recording: its name, its arrays' dtypes and shapes, and the numbers that are part of it."""
+
+    name: str
+    arrays: list[tuple[DType, Shape]]
+    numbers: list[str]
+
+
+def record(
+    recording: Recording, fn: Callable[..., object], name: str, reads: Sequence[object], writes: Sequence[object],
+    fixed: object = None,
+) -> None:  # fmt: skip
+    """Do `fn(*reads, *writes)`, now and in each replay. `fixed`: what `fn` has besides."""
+    if _here.trace is not None:
+        arrays = [(x.dtype, x.shape) for x in (*reads, *writes) if isinstance(x, np.ndarray)]
+        numbers = [repr(x) for x in (*reads, fixed) if x is not None and not isinstance(x, np.ndarray)]
+        cells = zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True) if hasattr(fn, "__code__") else ()
+        captured = [(k, cell.cell_contents) for k, cell in cells if fixed is None]
+        numbers += [f"{k}={x!r}" for k, x in captured if plain(x)]
+        _here.trace.append(Traced(name, arrays, numbers))
+    recording.launch(fn, name, tuple(reads), tuple(writes))
 
 
 def constant(value: npt.ArrayLike) -> Array:
@@ -172,7 +197,7 @@ def constant(value: npt.ArrayLike) -> Array:
             " show the values of now: pass it to the step, or make it outside"
         )
     out = recording.empty(np.empty_like(x))  # laid out as np.array(x) is
-    recording.launch(copy, "copy", (x,), (out,))
+    record(recording, copy, "copy", [x], [out], value if plain(value) else None)
     return locked(out)
 
 
@@ -504,7 +529,7 @@ class Op:
             return like
         out = recording.empty(like)
         if isinstance(self.forward, np.ufunc):
-            recording.launch(self.forward, self.name, tuple(xs), (out,))
+            record(recording, self.forward, self.name, xs, [out])
             return locked(out)
         fixed = [None if i in places else x for i, x in enumerate(xs)]
 
@@ -514,7 +539,7 @@ class Op:
                 full[i] = view
             self.fill(views[-1], self.forward(*full), "the recording has room for")
 
-        recording.launch(kernel, self.name, tuple(xs[i] for i in places), (out,))
+        record(recording, kernel, self.name, [xs[i] for i in places], [out], [x for x in fixed if x is not None])
         return locked(out)
 
 
@@ -909,6 +934,7 @@ class Outcome:
 
 
 REPLAYED = Outcome("replayed", "a recording fits")
+VERIFIED = Outcome("replayed", "a recording fits, and gives the bits of the step as it is")
 
 
 @dataclass(frozen=True)
@@ -944,9 +970,12 @@ class _Recorded:
     shared: list[int]  # which do
     grads: list[_Gradient]
     result: object  # copied out
+    trace: list[Traced] | None
+    unverified: int  # how many replays are yet to be
 
 
-def compiled(step: Callable[..., R], *, static: Sequence[Var | NDArray] = (), limit: int = 16) -> Compiled[R]:
+def compiled(step: Callable[..., R], *, static: Sequence[Var | NDArray] = (), limit: int = 16,
+             verify: int = 0) -> Compiled[R]:  # fmt: skip
     """The same step, which on the CPU is recorded when it is called first, and from then on replayed: its kernels run
     again, without nodes, buffers and rules.
 
@@ -969,8 +998,12 @@ def compiled(step: Callable[..., R], *, static: Sequence[Var | NDArray] = (), li
     values, and printing are not. Where that can be seen (an array made by NumPy alone that gets into an operation, an
     argument written in place, memory kept past the step's end, a value read by `.numpy()`), it is a CaptureError, and
     arrays and gradients are as they were before the call.
+
+    What cannot be seen (a Python number that changes, a branch, hooks added later) `verify=n` finds: in the first n
+    replays of each recording the step runs as it is, too, and all results, gradients and static arrays are compared bit
+    by bit. A difference is a CaptureError that names the first array and, where it is known, the cause.
     """
-    return Compiled(step, list(static), limit)
+    return Compiled(step, list(static), limit, verify)
 
 
 class Compiled(Generic[R]):
@@ -978,11 +1011,13 @@ class Compiled(Generic[R]):
 
     last: Outcome | None = None
 
-    def __init__(self, step: Callable[..., R], static: list[Var | NDArray], limit: int) -> None:
+    def __init__(self, step: Callable[..., R], static: list[Var | NDArray], limit: int, verify: int) -> None:
         for i, x in enumerate(static):
             if type(_data(x)) is not np.ndarray:
                 raise TypeError(f"compiled: static[{i}]: expected a Var or an ndarray on the CPU, got {x!r}")
-        self.step, self.static, self.limit = step, static, limit
+        if type(verify) is not int or verify < 0:
+            raise ValueError(f"compiled: verify: expected how many replays are verified, got {verify!r}")
+        self.step, self.static, self.limit, self.verify = step, static, limit, verify
         leaves = [x.node for x in static if isinstance(x, Var) and isinstance(x.node, fanin.Leaf)]
         self._leaves = list(dict.fromkeys(leaves))
         self._recorded: list[_Recorded] = []  # the one that was used last is the first
@@ -1008,11 +1043,16 @@ class Compiled(Generic[R]):
                 and entry.recording.fits(arrays, static, grads)
                 and self._shares_alike(entry, static, grads)
             ):
-                result = self._replay(entry, arrays, grads)
+                if entry.unverified:
+                    result = self._verified(entry, args, kwargs, arrays, static, grads)
+                    self.last = VERIFIED
+                else:
+                    result = self._replay(entry, arrays, grads)
+                    self.last = REPLAYED
                 if i:
                     self._recorded.insert(0, self._recorded.pop(i))
                 self._replays += 1
-                self._before, self.last = entry.key, REPLAYED
+                self._before = entry.key
                 return result
         key = self._key(args, kwargs, static, grads)
         changed = self._changed(key)
@@ -1097,12 +1137,13 @@ class Compiled(Generic[R]):
         key: Key, static: Arrays, grads: Arrays,
     ) -> _Recorded:  # fmt: skip
         """The step runs, and is recorded."""
-        before, shared = _here.recording, _sharing(static, grads)
+        before, shared = _here.__dict__.copy(), _sharing(static, grads)
+        trace: list[Traced] | None = [] if self.verify else None
         places = [_core.address(_dense(leaf, g)) for leaf, g in zip(self._leaves, grads, strict=True) if g is not None]
         for x in (*static, *(grads[i] for i in shared)):
             recording.operand(x)
         recording.begin()
-        _here.recording = recording
+        _here.__dict__.update(recording=recording, trace=trace)
         try:
             inside = [locked(_copied(recording, x)) for x in arrays]
             own = [
@@ -1121,7 +1162,8 @@ class Compiled(Generic[R]):
                 raise said from e
             raise
         finally:
-            _here.recording = before
+            _here.__dict__.clear()
+            _here.__dict__.update(before)
         recording.end()
         inputs = tuple([recording.view(x) for x in inside])
         first = tuple([None if g is None else recording.view(g) for g in own])
@@ -1130,7 +1172,7 @@ class Compiled(Generic[R]):
             _Gradient(leaf, None if g is None or i in shared or not recording.writes(g) else g, now, _same(g, now))
             for i, (leaf, g, now) in enumerate(zip(self._leaves, first, after, strict=True))
         ]
-        return _Recorded(recording, form, key, inputs, places, shared, ends, result)
+        return _Recorded(recording, form, key, inputs, places, shared, ends, result, trace, self.verify)
 
     def _check(self, entry: _Recorded, arrays: Arrays, grads: Arrays) -> None:
         """Nothing is written that is not copied back, nothing kept that a replay overwrites."""
@@ -1176,6 +1218,76 @@ class Compiled(Generic[R]):
             self._check_apart(entry, found)
         return self._finish(entry, grads)
 
+    # ---- verified
+
+    def _verified(
+        self, entry: _Recorded, args: tuple[object, ...], kwargs: dict[str, object], arrays: Arrays, static: Arrays,
+        grads: Arrays,
+    ) -> R:  # fmt: skip
+        """A replay, behind the step as it is, whose traces are wiped out."""
+        were = _State(self, static, grads, arrays)
+        try:
+            wanted = self._made(self.step(*args, **kwargs))
+        finally:
+            were.restore()
+        result = self._replay(entry, arrays, grads)
+        made = self._made(result)
+        for what in (*wanted, *made):
+            if wanted.get(what) != made.get(what):
+                were.restore()
+                self._recorded.remove(entry)
+                cause = self._cause(entry, args, kwargs, arrays, static, grads)
+                raise fanin.CaptureError(
+                    f"compiled: verify: {what} differs between a replay and the step as it is: {cause}"
+                )
+        entry.unverified -= 1
+        return result
+
+    def _made(self, result: object) -> dict[str, object]:
+        """All that a call leaves, by what it is called."""
+        each = [
+            *(("result" + "".join(f"[{k!r}]" for k in path), x) for path, x in _paths((), result, (tuple, list, dict))),
+            *((f"static {i}", x) for i, x in enumerate(self.static)),
+            *((f".grad of parameter {i}", leaf.grad) for i, leaf in enumerate(self._leaves)),
+        ]
+        return {
+            k: (x.dtype, x.shape, x.tobytes()) if isinstance(x, np.ndarray) else type(x)
+            for k, x in ((k, _data(y)) for k, y in each)
+        }
+
+    def _cause(
+        self, entry: _Recorded, args: tuple[object, ...], kwargs: dict[str, object], arrays: Arrays, static: Arrays,
+        grads: Arrays,
+    ) -> str:  # fmt: skip
+        """Why, in words: how the step is recorded now, in a recording that is thrown away."""
+        recording, were = Recording(), _State(self, static, grads, arrays)
+        try:
+            now = self._run(recording, args, kwargs, arrays, entry.form, entry.key, static, grads).trace or []
+        except Exception as e:
+            return f"recorded once more, it raises {type(e).__name__}: {e}"
+        finally:
+            were.restore(recording.view)
+        was = entry.trace or []
+        for i, (a, b) in enumerate(zip(was, now, strict=False)):
+            if a.name != b.name or a.arrays != b.arrays:
+                return (
+                    f"kernel {i} is {b.name!r}, and was {a.name!r}: a branch on a value, or on something outside of the"
+                    " step that changed: make it a recording of its own by an argument, or compute both sides"
+                )
+            for x, y in zip(a.numbers, b.numbers, strict=False):
+                if x != y:
+                    return (
+                        f"kernel {i}, {a.name!r} gets {y}, and got {x}: a number that the step computes, draws or finds"
+                        " outside is part of the recording: pass it as an array, np.array(x)"
+                    )
+        if len(was) != len(now):
+            longer = max(was, now, key=len)[min(len(was), len(now))]
+            return (
+                f"kernel {min(len(was), len(now))}, {longer.name!r}, is {'new' if len(now) > len(was) else 'gone'}: a"
+                " branch, or a hook that came or went"
+            )
+        return "its kernels are the same: one of them draws or counts, or reads what is no argument and not static"
+
     def _finish(self, entry: _Recorded, grads: Arrays) -> R:
         """Gradients go where they belong, first what may fail, and results are copied out."""
         if entry.grads:
@@ -1196,11 +1308,12 @@ class Compiled(Generic[R]):
 
 
 class _State:
-    """Static arrays and gradients of a step as they are now, to be put back."""
+    """Static arrays and gradients of a step as they are now, and other arrays, to be put back."""
 
-    def __init__(self, step: Compiled[Any], static: Arrays, grads: Arrays) -> None:
+    def __init__(self, step: Compiled[Any], static: Arrays, grads: Arrays, others: Arrays = ()) -> None:
         self.step, self.static, self.grads = step, static, grads
-        self.were = [x.copy("K") if type(x) is np.ndarray else None for x in (*static, *grads)]
+        self.arrays = [x for x in (*static, *grads, *others) if type(x) is np.ndarray]
+        self.were = [x.copy("K") for x in self.arrays]
 
     def restore(self, view: Callable[[NDArray], NDArray] = lambda x: x) -> None:
         for x, data in zip(self.step.static, self.static, strict=True):
@@ -1208,9 +1321,9 @@ class _State:
                 x.data = data
         for leaf, g in zip(self.step._leaves, self.grads, strict=True):
             leaf.grad = g
-        for x, was in zip((*self.static, *self.grads), self.were, strict=True):
-            if was is not None and (x := view(x)).flags.writeable:
-                np.copyto(x, was)
+        for x, was in zip(self.arrays, self.were, strict=True):
+            if (there := view(x)).flags.writeable:
+                np.copyto(there, was)
 
 
 def _data(x: object) -> NDArray:
@@ -1234,17 +1347,21 @@ def _same(one: NDArray | None, two: NDArray | None) -> bool:
     return _core.address(one) == _core.address(two) and _kind(one) == _kind(two)
 
 
+def _paths(path: Label, x: object, within: tuple[type, ...]) -> Iterator[tuple[Label, object]]:
+    """x, or what is in it where it is a tuple, list or dict that counts, each with where it is."""
+    if type(x) not in within:
+        yield path, x
+        return
+    if isinstance(x, dict):
+        yield path, (_paths, *x)  # its keys; no other tuple has that in it
+    for k, y in x.items() if isinstance(x, dict) else enumerate(cast(Sequence[object], x)):
+        yield from _paths((*path, k), y, within)
+
+
 def _leaves_of(args: Sequence[object], kwargs: dict[str, object]) -> Iterator[tuple[Label, object]]:
     """Arguments and what dicts among them hold, each with where it is."""
-
-    def of(label: Label, x: object) -> Iterator[tuple[Label, object]]:
-        yield label, (_leaves_of, *x) if type(x) is dict else x  # no other tuple has that in it
-        if type(x) is dict:
-            for k, y in x.items():
-                yield from of((*label, k), y)
-
     for i, x in (*enumerate(args), *kwargs.items()):
-        yield from of(("argument", i), x)
+        yield from _paths(("argument", i), x, (dict,))
 
 
 def _flat(args: Sequence[object], kwargs: dict[str, object]) -> tuple[Arrays, Key]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -219,11 +220,11 @@ def flat(x: Any) -> Iterator[bytes]:
         yield b"" if x is None else (x.data if isinstance(x, Var) else x).tobytes()
 
 
-def run_program(seed: int) -> tuple[int, int]:
+def run_program(seed: int, verify: int = 0) -> tuple[int, int]:
     rng = np.random.default_rng(seed)
     start = [rng.normal(size=(3, 4)).astype("f4" if seed % 3 else "f8") for _ in range(2)]
     one, two = ([tape.parameter(x) for x in start] for _ in range(2))
-    eager, step = program(seed, one), tape.compiled(program(seed, two), static=two)
+    eager, step = program(seed, one), tape.compiled(program(seed, two), static=two, verify=verify)
     for _ in range(4):
         x = rng.normal(size=(3, 4)).astype("f4")
         with np.errstate(all="ignore"), fanin.set_options(debug=bool(seed % 2)):
@@ -1078,3 +1079,154 @@ def test_an_empty_dict_is_no_empty_tuple() -> None:
     step = tape.compiled(lambda d: tape.array([float(isinstance(d, dict))]))
     for d in ({}, (), {}, ()):
         assert step(d).numpy().tolist() == [float(isinstance(d, dict))]
+
+
+# ---------------------------------------------------------------- verify=
+
+
+class Unseen:
+    """Steps that depend on what a replay does not do again: `change()` changes it behind the first call."""
+
+    rate, on, t = 1.0, True, 0
+
+    def __init__(self) -> None:
+        self.w = tape.parameter(np.ones(4), name="w")
+        self.draw = random.Random(3)
+        self.change: Callable[[], object] = lambda: None
+
+    def python_number(self, x: NDArray) -> Var:
+        self.change = lambda: setattr(self, "rate", 2.0)
+        return tape.array(x) * self.w * self.rate
+
+    def branch_on_data(self, x: NDArray) -> Var:
+        y = tape.array(x) * self.w
+        return tape.tanh(y) if x[0] < 2 else -y
+
+    def branch_on_a_var(self, x: NDArray) -> Var:
+        y = tape.array(x) * self.w
+        return tape.tanh(y) if y.data[0] < 2 else y + 1 + 1
+
+    def host_read(self, x: NDArray) -> Var:
+        return tape.array(x) * float(x[0]) * self.w
+
+    def a_global(self, x: NDArray) -> Var:
+        self.change = lambda: globals().__setitem__("SCALE", SCALE + 1.0)
+        return tape.array(x) * self.w * SCALE
+
+    def step_counter(self, x: NDArray) -> None:
+        self.t += 1
+        correction = 1 - 0.9**self.t
+        tape.backward((tape.array(x) * self.w).sum())
+        tape.update(lambda g, w: np.subtract(w, g / correction, out=w), [self.w.grad], [self.w])
+        self.w.grad = None
+
+    def dropout(self, x: NDArray) -> Var:
+        keep = [float(self.draw.random() > 0.5) for _ in range(4)]
+        return tape.array(x) * tape.array(keep) * self.w
+
+    def hook(self, x: NDArray) -> Var:
+        self.change = lambda: self.w.register_hook(lambda g: tape.mul(g, 2.0))
+        y = (tape.array(x) * self.w).sum()
+        tape.backward(y)
+        return y
+
+    def drawn_in_a_kernel(self, x: NDArray) -> Var:
+        y = tape.array([0.0])
+        tape.update(lambda out: out.fill(self.draw.random()), [], [y])
+        return y
+
+
+SCALE = 1.0
+
+
+@pytest.mark.parametrize("name, cause", [
+    ("python_number", r"result differs .*'mul' gets 2\.0, and got 1\.0: .*pass it as an array"),
+    ("branch_on_data", r"result differs .*is 'neg', and was 'tanh': a branch"),
+    ("branch_on_a_var", r"result differs .*is 'add', and was 'tanh': a branch"),
+    ("host_read", r"result differs .*'mul' gets 2\.0, and got 1\.0: "),
+    ("a_global", r"result differs .*'mul' gets .*, and got "),
+    ("step_counter", r"static 0 differs .*'update' gets correction=.*, and got correction="),
+    ("dropout", r"result differs .*'copy' gets \[.*\], and got \["),
+    ("hook", r"\.grad of parameter 0 differs .*'mul'.* is new"),
+    ("drawn_in_a_kernel", r"result differs .*its kernels are the same: one of them draws or counts"),
+])  # fmt: skip
+def test_verify_finds_what_a_replay_does_not_do_again(name: str, cause: str) -> None:
+    own = Unseen()
+    step = tape.compiled(getattr(own, name), static=[own.w], verify=1)
+    step(np.arange(1.0, 5))
+    own.change()
+    own.w.grad = None
+    w = own.w.data.tobytes()
+    with pytest.raises(fanin.CaptureError, match=rf"compiled: verify: {cause}"):
+        step(np.arange(2.0, 6))
+    assert own.w.data.tobytes() == w and own.w.grad is None
+    assert step.stats.recordings == 0, "what is wrong is not replayed"
+
+
+def test_verify_is_over_after_so_many_replays_of_each_recording() -> None:
+    calls: list[int] = []
+
+    def count(x: NDArray) -> Var:
+        calls.append(len(x))
+        return tape.array(x) * 2.0
+
+    step = tape.compiled(count, verify=2)
+    for _ in range(5):
+        for n in (3, 4):
+            assert step(np.ones(n)).numpy().tolist() == [2.0] * n
+    assert calls.count(3) == calls.count(4) == 3
+    assert step.last == tape.REPLAYED
+    with pytest.raises(ValueError, match="compiled: verify: expected how many replays are verified, got -1"):
+        tape.compiled(count, verify=-1)
+
+
+def test_verify_finds_nothing_in_what_is_replayed_as_it_is() -> None:
+    for seed in range(40):
+        run_program(seed, verify=3)
+
+
+def test_verify_finds_a_kernel_that_is_not_replayed() -> None:
+    p = tape.parameter(np.ones(3))
+    step = tape.compiled(lambda x: tape.update(np.add, [p, x], [p]), static=[p], verify=2)
+    step(np.ones(3))
+    hooks.fault("KERNEL_NOT_REPLAYED")
+    try:
+        with pytest.raises(fanin.CaptureError, match="verify: static 0 differs"):
+            step(np.ones(3))
+    finally:
+        hooks.fault(None)
+    assert p.data.tolist() == [2, 2, 2]
+
+
+def test_an_error_of_the_step_while_it_is_verified_leaves_everything_as_it_was() -> None:
+    p, fail = tape.parameter(np.ones(3)), list[int]()
+    p.grad = np.ones(3)
+
+    def train(x: NDArray) -> None:
+        tape.backward((p * tape.array(x)).sum())
+        tape.update(np.add, [p, x], [p])
+        if fail:
+            raise KeyError("half-way")
+
+    step = tape.compiled(train, static=[p], verify=2)
+    step(np.ones(3))
+    fail.append(1)
+    g = p.grad
+    with pytest.raises(KeyError):
+        step(np.ones(3))
+    assert p.grad is g and g.tolist() == [2, 2, 2] and p.data.tolist() == [2, 2, 2]
+    fail.clear()
+    step(np.ones(3))
+    assert p.grad is g and g.tolist() == [3, 3, 3] and p.data.tolist() == [3, 3, 3]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_verify_compares_gradients_that_share_memory_too(shared: bool) -> None:
+    w, flat = tape.parameter(np.ones(2)), np.zeros(4)
+    w.grad = flat[:2]
+    step = tape.compiled(
+        lambda x: tape.backward((tape.array(x) * w).sum()), static=[w, flat] if shared else [w], verify=5
+    )
+    for i in range(4):
+        step(np.ones(2))
+        assert flat.tolist() == [i + 1, i + 1, 0, 0]
