@@ -1276,9 +1276,7 @@ class Recording:
         self, copied: tuple[NDArray, ...], static: tuple[NDArray, ...], grads: tuple[NDArray | None, ...], /
     ) -> None:
         """The arrays of its call, as tuples of views; None among grads: there was none."""
-    def fits(
-        self, copied: tuple[NDArray, ...], static: tuple[NDArray, ...], grads: tuple[object, ...], /
-    ) -> bool:
+    def fits(self, copied: tuple[NDArray, ...], static: tuple[NDArray, ...], grads: tuple[object, ...], /) -> bool:
         """Whether the arrays of a call have the dtypes, shapes and strides of those that were bound, and lie there
         where they are not copied.
         """

@@ -33,6 +33,7 @@ from __future__ import annotations
 import functools
 import gc
 import math
+import operator
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -949,16 +950,6 @@ class CompiledStats:
 
 
 @dataclass
-class _Gradient:
-    """`.grad` of one parameter in a recording, as views that hold nothing."""
-
-    leaf: fanin.Leaf
-    written: NDArray | None  # copied back; None: it is not written, or used where it lies, or was not there
-    after: NDArray | None  # as the step leaves it; None: none
-    kept: bool  # it is still the array that was there before, if there was one
-
-
-@dataclass
 class _Recorded:
     """A recording, and its own memory as views that hold nothing."""
 
@@ -968,7 +959,8 @@ class _Recorded:
     inputs: Arrays  # copied in
     places: list[int]  # of gradients that share no memory, or share it as those of the recording do
     shared: list[int]  # which do
-    grads: list[_Gradient]
+    renewed: list[tuple[int, NDArray | None]]  # gradients that the step leaves in another array, or takes away
+    written: list[tuple[int, NDArray]]  # that it changes in the array that was there: copied back
     result: object  # copied out
     trace: list[Traced] | None
     unverified: int  # how many replays are yet to be
@@ -1020,7 +1012,9 @@ class Compiled(Generic[R]):
         self.step, self.static, self.limit, self.verify = step, static, limit, verify
         leaves = [x.node for x in static if isinstance(x, Var) and isinstance(x.node, fanin.Leaf)]
         self._leaves = list(dict.fromkeys(leaves))
-        self._recorded: list[_Recorded] = []  # the one that was used last is the first
+        self._static = [x if isinstance(x, Var) else Var(x, cpu) for x in static]
+        self._recorded: list[_Recorded] = []  # the latest first
+        self._latest: _Recorded | None = None  # of the call before; None: it ran as it is
         self._replays = self._raw = 0
         self._before: Key = ()
         self._lock = threading.RLock()
@@ -1029,42 +1023,56 @@ class Compiled(Generic[R]):
         if _here.recording is not None or _core.cpu_wants_handles():  # a part of another one, or of a graph tree
             return self.step(*args, **kwargs)
         with self._lock:
+            arrays: Arrays = args
+            form: Key = ()
             for x in args:
-                if type(x) is not np.ndarray or kwargs:
-                    return self._call(args, kwargs, *_flat(args, kwargs))
-            return self._call(args, kwargs, args, ()) if not kwargs else self._call(args, kwargs, *_flat(args, kwargs))
+                if type(x) is not np.ndarray:
+                    arrays, form = _flat(args, kwargs)
+                    break
+            else:
+                if kwargs:
+                    arrays, form = _flat(args, kwargs)
+            static, grads = tuple(map(_DATA, self._static)), tuple(map(_GRAD, self._leaves))
+            for entry in self._recorded:
+                if (
+                    entry.form == form
+                    and entry.recording.fits(arrays, static, grads)
+                    and (not entry.places or self._shares_alike(entry, static, grads))
+                ):
+                    if entry.unverified:
+                        result, self.last = self._verified(entry, args, kwargs, arrays, static, grads), VERIFIED
+                    else:
+                        result, self.last = self._replay(entry, arrays, grads), REPLAYED
+                    break
+            else:
+                return self._new(args, kwargs, arrays, form, static, grads)
+            if entry is not self._latest:
+                self._is_latest(entry)
+            return result
 
-    def _call(self, args: tuple[object, ...], kwargs: dict[str, object], arrays: Arrays, form: Key) -> R:
-        static: Arrays = tuple([x if type(x) is np.ndarray else _data(x) for x in self.static])
-        grads = tuple([leaf.grad for leaf in self._leaves])
-        for i, entry in enumerate(self._recorded):
-            if (
-                entry.form == form
-                and entry.recording.fits(arrays, static, grads)
-                and self._shares_alike(entry, static, grads)
-            ):
-                if entry.unverified:
-                    result = self._verified(entry, args, kwargs, arrays, static, grads)
-                    self.last = VERIFIED
-                else:
-                    result = self._replay(entry, arrays, grads)
-                    self.last = REPLAYED
-                if i:
-                    self._recorded.insert(0, self._recorded.pop(i))
-                self._replays += 1
-                self._before = entry.key
-                return result
+    def _is_latest(self, entry: _Recorded | None) -> None:
+        """That of the last call is the first to be tried, and what the next one is compared with."""
+        self._latest = entry
+        self._recorded.sort(key=lambda e: e is not entry)
+
+    def _new(
+        self, args: tuple[object, ...], kwargs: dict[str, object], arrays: Arrays, form: Key, static: Arrays,
+        grads: Arrays,
+    ) -> R:  # fmt: skip
+        """A call that no recording fits."""
         key = self._key(args, kwargs, static, grads)
         changed = self._changed(key)
         if len(self._recorded) >= self.limit:
             result = self.step(*args, **kwargs)
+            did = Outcome("raw", f"it was recorded {counted(self.limit, 'time')} (limit=), and {changed}")
             self._raw += 1
-            self.last = Outcome("raw", f"it was recorded {counted(self.limit, 'time')} (limit=), and {changed}")
+            self._is_latest(None)
         else:
             entry, result = self._record(args, kwargs, arrays, form, key, static, grads)
-            self._recorded.insert(0, entry)
-            self.last = Outcome("recorded", changed)
-        self._before = key
+            did = Outcome("recorded", changed)
+            self._recorded.append(entry)
+            self._is_latest(entry)
+        self._before, self.last = key, did
         return result
 
     @property
@@ -1072,7 +1080,11 @@ class Compiled(Generic[R]):
         """How often it was recorded and replayed, and what that takes."""
         made = [e.recording for e in self._recorded]
         return CompiledStats(
-            len(made), self._replays, self._raw, sum(r.kernels for r in made), sum(r.bytes for r in made)
+            len(made),
+            self._replays,
+            self._raw,
+            sum(r.kernels for r in made),
+            sum(r.bytes for r in made),
         )
 
     def _shares_alike(self, entry: _Recorded, static: Arrays, grads: Arrays) -> bool:
@@ -1100,7 +1112,7 @@ class Compiled(Generic[R]):
         """How a call differs from the one before, in words."""
         if not self._before:
             return "it was never recorded"
-        was, now = dict(self._before), dict(key)
+        was, now = dict(self._latest.key if self._latest else self._before), dict(key)
         for label in (*now, *was):
             if label not in was:
                 return f"{_label(label)} is given, and was not"
@@ -1168,11 +1180,10 @@ class Compiled(Generic[R]):
         inputs = tuple([recording.view(x) for x in inside])
         first = tuple([None if g is None else recording.view(g) for g in own])
         recording.bind(inputs, tuple([recording.view(x) for x in static]), first)
-        ends = [
-            _Gradient(leaf, None if g is None or i in shared or not recording.writes(g) else g, now, _same(g, now))
-            for i, (leaf, g, now) in enumerate(zip(self._leaves, first, after, strict=True))
-        ]
-        return _Recorded(recording, form, key, inputs, places, shared, ends, result, trace, self.verify)
+        each = list(enumerate(zip(first, after, strict=True)))
+        renewed = [(i, now) for i, (was, now) in each if not _same(was, now)]
+        written = [(i, was) for i, (was, _) in each if was is not None and i not in shared and recording.writes(was)]
+        return _Recorded(recording, form, key, inputs, places, shared, renewed, written, result, trace, self.verify)
 
     def _check(self, entry: _Recorded, arrays: Arrays, grads: Arrays) -> None:
         """Nothing is written that is not copied back, nothing kept that a replay overwrites."""
@@ -1200,7 +1211,7 @@ class Compiled(Generic[R]):
             return
         i, what = found
         where = (
-            f".grad of {entry.grads[what].leaf!r}" if isinstance(what, int)
+            f".grad of {self._leaves[what]!r}" if isinstance(what, int)
             else f"a static array, which {what!r} writes"
         )  # fmt: skip
         raise fanin.CaptureError(
@@ -1211,11 +1222,13 @@ class Compiled(Generic[R]):
     # ---- replayed
 
     def _replay(self, entry: _Recorded, arrays: Arrays, grads: Arrays) -> R:
-        for leaf, g in zip(self._leaves, grads, strict=True):
-            if g is not None:  # it is written, which who explores the orders of threads is to see
-                leaf.grad = g
+        if entry.places:
+            for leaf, g in zip(self._leaves, grads, strict=True):
+                if g is not None:  # it is written, which who explores the orders of threads is to see
+                    leaf.grad = g
         if (found := entry.recording.replay(arrays, grads)) is not None:
             self._check_apart(entry, found)
+        self._replays += 1
         return self._finish(entry, grads)
 
     # ---- verified
@@ -1290,21 +1303,17 @@ class Compiled(Generic[R]):
 
     def _finish(self, entry: _Recorded, grads: Arrays) -> R:
         """Gradients go where they belong, first what may fail, and results are copied out."""
-        if entry.grads:
-            try:
-                for one in entry.grads:
-                    if not one.kept:
-                        one.leaf.grad = None if one.after is None else one.after.copy("K")
-                result = _mapped(entry.result, _given)
-            except BaseException:
-                for one, was in zip(entry.grads, grads, strict=True):
-                    one.leaf.grad = was
-                raise
-            for one, was in zip(entry.grads, grads, strict=True):
-                if one.written is not None:  # added to in place (L5)
-                    np.copyto(was, one.written)
-            return cast(R, result)
-        return cast(R, _mapped(entry.result, _given))
+        try:
+            for i, now in entry.renewed:
+                self._leaves[i].grad = None if now is None else now.copy("K")
+            result = cast(R, _mapped(entry.result, _given))
+        except BaseException:
+            for i, _ in entry.renewed:
+                self._leaves[i].grad = grads[i]
+            raise
+        for i, own in entry.written:  # added to in place (L5)
+            np.copyto(grads[i], own)
+        return result
 
 
 class _State:
@@ -1324,6 +1333,10 @@ class _State:
         for x, was in zip(self.arrays, self.were, strict=True):
             if (there := view(x)).flags.writeable:
                 np.copyto(there, was)
+
+
+_DATA: Callable[[Var], NDArray] = operator.attrgetter("data")
+_GRAD: Callable[[fanin.Leaf], object] = operator.attrgetter("grad")
 
 
 def _data(x: object) -> NDArray:
