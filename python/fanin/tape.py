@@ -404,12 +404,12 @@ def fitted(x: object, like: Var) -> NDArray:
 def update(
     fn: Callable[..., object], reads: Sequence[Var | Array], writes: Sequence[Var | Array], name: str = "update"
 ) -> None:
-    """Change Vars or arrays in place by `fn(*reads, *writes)`, on the current stream of the first that is written, a
-    Var.
+    """Change Vars or arrays in place by `fn(*reads, *writes)`, on the current stream of the first that is written: a
+    Var, or an ndarray.
 
     Whoever else reads them must be known to that stream; after `backward`, all that took part in it are.
     """
-    device = cast(Var, writes[0]).device
+    device = cpu if isinstance(writes[0], np.ndarray) else cast(Var, writes[0]).device
     stream = device.current()
     with at(device, name, stream):
         launch(fn, *([x.needed_on(stream) if isinstance(x, Var) else x for x in xs] for xs in (reads, writes)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -19,6 +20,7 @@ from fanin.cli import demo
 from fanin.sim import Machine, explore
 from fanin.tape import Var
 from kit import hooks
+from kit.support import ROOT
 
 
 def descend(g: NDArray, rate: NDArray, w: NDArray, v: NDArray) -> None:
@@ -1230,3 +1232,13 @@ def test_verify_compares_gradients_that_share_memory_too(shared: bool) -> None:
     for i in range(4):
         step(np.ones(2))
         assert flat.tolist() == [i + 1, i + 1, 0, 0]
+
+
+def test_the_recipes_of_the_page_run() -> None:
+    text = (ROOT / "docs" / "recorded-steps.md").read_text().partition("## Recipes")[2].partition("\n## ")[0]
+    blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert len(blocks) >= 5
+    names: dict[str, Any] = {}
+    for block in blocks:
+        exec(block, names)
+        assert names["step"].stats.raw == 0 and names["step"].last.did == "replayed"
