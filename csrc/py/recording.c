@@ -420,9 +420,9 @@ static bool share(PyArrayObject *a, PyArrayObject *b)
     return fan_overlap(&one, &two, 0, NULL, NULL, &v, &err) != FAN_OK || v != FAN_OVERLAP_DISJOINT;
 }
 
-/* check_apart: no argument lies in what the call writes, which the step as it is would read there, and a copy does not
+/* check_disjoint: no argument lies in what the call writes, which the step as it is would read there, and a copy does not
  * show. NULL, or (index of the argument, name of the kernel, or index of the gradient); NULL with an exception too. */
-static PyObject *check_apart(const recording_object *self, PyObject *copied, PyObject *grads)
+static PyObject *check_disjoint(const recording_object *self, PyObject *copied, PyObject *grads)
 {
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(copied); i++) {
         PyArrayObject *x = (PyArrayObject *)PyTuple_GET_ITEM(copied, i);
@@ -465,7 +465,7 @@ static PyObject *recording_replay(PyObject *o, PyObject *args)
     if (check_operands(self) < 0)
         return NULL;
     if (grads) {
-        if ((found = check_apart(self, copied, grads)) || PyErr_Occurred())
+        if ((found = check_disjoint(self, copied, grads)) || PyErr_Occurred())
             return found;
         if (fan_get_debug())
             fan_blocks_poison(fan_recording_blocks(self->r), false);
@@ -481,12 +481,12 @@ static PyObject *recording_replay(PyObject *o, PyObject *args)
     return status == FAN_OK ? Py_NewRef(Py_None) : fan_raise(status, &err);
 }
 
-static PyObject *recording_apart(PyObject *o, PyObject *args)
+static PyObject *recording_meets(PyObject *o, PyObject *args)
 {
     PyObject *copied, *grads, *found;
-    if (!PyArg_ParseTuple(args, "O!O!:apart", &PyTuple_Type, &copied, &PyTuple_Type, &grads))
+    if (!PyArg_ParseTuple(args, "O!O!:meets", &PyTuple_Type, &copied, &PyTuple_Type, &grads))
         return NULL;
-    found = check_apart(of(o), copied, grads);
+    found = check_disjoint(of(o), copied, grads);
     return found || PyErr_Occurred() ? found : Py_NewRef(Py_None);
 }
 
@@ -598,12 +598,12 @@ static PyMethodDef methods[] = {
     {"fits", recording_fits, METH_VARARGS,
      "fits($self, copied, static, grads, /)\n--\n\nWhether the arrays of a call have the dtypes, shapes and strides "
      "of those that were bound, and lie there where they are not copied."},
-    {"apart", recording_apart, METH_VARARGS,
-     "apart($self, copied, grads, /)\n--\n\nNone, or (index, name of a kernel that writes into that argument's "
+    {"meets", recording_meets, METH_VARARGS,
+     "meets($self, copied, grads, /)\n--\n\nNone, or (index, name of a kernel that writes into that argument's "
      "memory, or index of a gradient that shares it)."},
     {"replay", recording_replay, METH_VARARGS,
      "replay($self, copied=(), grads=(), /)\n--\n\nAll that was recorded once more, in the same order, on arrays "
-     "that fit, which are copied in. What `apart` returns, if they are not: then nothing is done. With debug=True its "
+     "that fit, which are copied in. What `meets` returns, if they are not: then nothing is done. With debug=True its "
      "memory is filled with bytes before that make NaNs of floats."},
     {"writes", recording_writes, METH_O,
      "writes($self, array, /)\n--\n\nThe name of the first kernel that writes into an array; None: none does."},

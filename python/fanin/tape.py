@@ -922,7 +922,8 @@ def grad(losses: Var | Sequence[Var], inputs: Sequence[Var], gradients: Sequence
 
 Label = tuple[object, ...]  # ("argument", 0, "key")
 Key = tuple[tuple[Label, object], ...]
-Arrays = tuple[Any, ...]  # ndarrays; None for a gradient that is not there
+Arrays = tuple[NDArray, ...]
+Grads = tuple[NDArray | None, ...]  # None: it is not there
 R = TypeVar("R")  # what a step returns
 
 
@@ -1023,7 +1024,7 @@ class Compiled(Generic[R]):
         if _here.recording is not None or _core.cpu_wants_handles():  # a part of another one, or of a graph tree
             return self.step(*args, **kwargs)
         with self._lock:
-            arrays: Arrays = args
+            arrays = cast(Arrays, args)
             form: Key = ()
             for x in args:
                 if type(x) is not np.ndarray:
@@ -1057,7 +1058,7 @@ class Compiled(Generic[R]):
 
     def _new(
         self, args: tuple[object, ...], kwargs: dict[str, object], arrays: Arrays, form: Key, static: Arrays,
-        grads: Arrays,
+        grads: Grads,
     ) -> R:  # fmt: skip
         """A call that no recording fits."""
         key = self._key(args, kwargs, static, grads)
@@ -1087,7 +1088,7 @@ class Compiled(Generic[R]):
             sum(r.bytes for r in made),
         )
 
-    def _shares_alike(self, entry: _Recorded, static: Arrays, grads: Arrays) -> bool:
+    def _shares_alike(self, entry: _Recorded, static: Arrays, grads: Grads) -> bool:
         """Whether the gradients that share memory are those of the recording. Where they lie decides, if they fit."""
         places = [_core.address(g) for g in grads if g is not None]
         if places != entry.places:
@@ -1096,14 +1097,14 @@ class Compiled(Generic[R]):
             entry.places = places
         return True
 
-    def _key(self, args: Sequence[object], kwargs: dict[str, object], static: Arrays, grads: Arrays) -> Key:
+    def _key(self, args: Sequence[object], kwargs: dict[str, object], static: Arrays, grads: Grads) -> Key:
         """What has to be the same, for words."""
         shared = _sharing(static, grads)
         return (
             *((label, _kind(x)) for label, x in _leaves_of(args, kwargs)),
             *((("static", i), (_core.address(x), *_kind(x))) for i, x in enumerate(static)),
             *(
-                ((".grad of parameter", i), (_core.address(g), *_kind(g)) if i in shared else _kind(g))
+                ((".grad of parameter", i), (_core.address(cast(NDArray, g)), *_kind(g)) if i in shared else _kind(g))
                 for i, g in enumerate(grads)
             ),
         )
@@ -1131,7 +1132,7 @@ class Compiled(Generic[R]):
 
     def _record(
         self, args: Sequence[object], kwargs: dict[str, object], arrays: Arrays, form: Key, key: Key, static: Arrays,
-        grads: Arrays,
+        grads: Grads,
     ) -> tuple[_Recorded, R]:  # fmt: skip
         recording, were = Recording(), _State(self, static, grads)
         try:
@@ -1146,13 +1147,13 @@ class Compiled(Generic[R]):
 
     def _run(
         self, recording: Recording, args: Sequence[object], kwargs: dict[str, object], arrays: Arrays, form: Key,
-        key: Key, static: Arrays, grads: Arrays,
+        key: Key, static: Arrays, grads: Grads,
     ) -> _Recorded:  # fmt: skip
         """The step runs, and is recorded."""
         before, shared = _here.__dict__.copy(), _sharing(static, grads)
         trace: list[Traced] | None = [] if self.verify else None
         places = [_core.address(_dense(leaf, g)) for leaf, g in zip(self._leaves, grads, strict=True) if g is not None]
-        for x in (*static, *(grads[i] for i in shared)):
+        for x in (*static, *(cast(NDArray, grads[i]) for i in shared)):
             recording.operand(x)
         recording.begin()
         _here.__dict__.update(recording=recording, trace=trace)
@@ -1185,10 +1186,10 @@ class Compiled(Generic[R]):
         written = [(i, was) for i, (was, _) in each if was is not None and i not in shared and recording.writes(was)]
         return _Recorded(recording, form, key, inputs, places, shared, renewed, written, result, trace, self.verify)
 
-    def _check(self, entry: _Recorded, arrays: Arrays, grads: Arrays) -> None:
+    def _check(self, entry: _Recorded, arrays: Arrays, grads: Grads) -> None:
         """Nothing is written that is not copied back, nothing kept that a replay overwrites."""
         recording = entry.recording
-        self._check_apart(entry, recording.apart(arrays, grads))
+        self._check_apart(entry, recording.meets(arrays, grads))
         for i, x in enumerate(entry.inputs):
             if (by := recording.writes(x)) is not None:
                 raise fanin.CaptureError(
@@ -1221,7 +1222,7 @@ class Compiled(Generic[R]):
 
     # ---- replayed
 
-    def _replay(self, entry: _Recorded, arrays: Arrays, grads: Arrays) -> R:
+    def _replay(self, entry: _Recorded, arrays: Arrays, grads: Grads) -> R:
         if entry.places:
             for leaf, g in zip(self._leaves, grads, strict=True):
                 if g is not None:  # it is written, which who explores the orders of threads is to see
@@ -1235,7 +1236,7 @@ class Compiled(Generic[R]):
 
     def _verified(
         self, entry: _Recorded, args: tuple[object, ...], kwargs: dict[str, object], arrays: Arrays, static: Arrays,
-        grads: Arrays,
+        grads: Grads,
     ) -> R:  # fmt: skip
         """A replay, behind the step as it is, whose traces are wiped out."""
         were = _State(self, static, grads, arrays)
@@ -1270,7 +1271,7 @@ class Compiled(Generic[R]):
 
     def _cause(
         self, entry: _Recorded, args: tuple[object, ...], kwargs: dict[str, object], arrays: Arrays, static: Arrays,
-        grads: Arrays,
+        grads: Grads,
     ) -> str:  # fmt: skip
         """Why, in words: how the step is recorded now, in a recording that is thrown away."""
         recording, were = Recording(), _State(self, static, grads, arrays)
@@ -1301,7 +1302,7 @@ class Compiled(Generic[R]):
             )
         return "its kernels are the same: one of them draws or counts, or reads what is no argument and not static"
 
-    def _finish(self, entry: _Recorded, grads: Arrays) -> R:
+    def _finish(self, entry: _Recorded, grads: Grads) -> R:
         """Gradients go where they belong, first what may fail, and results are copied out."""
         try:
             for i, now in entry.renewed:
@@ -1312,23 +1313,23 @@ class Compiled(Generic[R]):
                 self._leaves[i].grad = grads[i]
             raise
         for i, own in entry.written:  # added to in place (L5)
-            np.copyto(grads[i], own)
+            np.copyto(cast(NDArray, grads[i]), own)
         return result
 
 
 class _State:
     """Static arrays and gradients of a step as they are now, and other arrays, to be put back."""
 
-    def __init__(self, step: Compiled[Any], static: Arrays, grads: Arrays, others: Arrays = ()) -> None:
-        self.step, self.static, self.grads = step, static, grads
+    def __init__(self, step: Compiled[R], static: Arrays, grads: Grads, others: Arrays = ()) -> None:
+        self.vars = [(x, data) for x, data in zip(step.static, static, strict=True) if isinstance(x, Var)]
+        self.grads = list(zip(step._leaves, grads, strict=True))
         self.arrays = [x for x in (*static, *grads, *others) if type(x) is np.ndarray]
         self.were = [x.copy("K") for x in self.arrays]
 
     def restore(self, view: Callable[[NDArray], NDArray] = lambda x: x) -> None:
-        for x, data in zip(self.step.static, self.static, strict=True):
-            if isinstance(x, Var):
-                x.data = data
-        for leaf, g in zip(self.step._leaves, self.grads, strict=True):
+        for var, data in self.vars:
+            var.data = data
+        for leaf, g in self.grads:
             leaf.grad = g
         for x, was in zip(self.arrays, self.were, strict=True):
             if (there := view(x)).flags.writeable:
@@ -1336,7 +1337,7 @@ class _State:
 
 
 _DATA: Callable[[Var], NDArray] = operator.attrgetter("data")
-_GRAD: Callable[[fanin.Leaf], object] = operator.attrgetter("grad")
+_GRAD: Callable[[fanin.Leaf], NDArray | None] = operator.attrgetter("grad")
 
 
 def _data(x: object) -> NDArray:
@@ -1344,7 +1345,7 @@ def _data(x: object) -> NDArray:
     return cast(NDArray, x.data if isinstance(x, Var) else x)
 
 
-def _sharing(static: Arrays, grads: Arrays) -> list[int]:
+def _sharing(static: Arrays, grads: Grads) -> list[int]:
     """Which gradients share memory with another one, or with a static array: they are used where they lie."""
     there = [i for i, g in enumerate(grads) if type(g) is np.ndarray]
     if not there:
