@@ -217,46 +217,15 @@ static fan_status kernel_run(void *call, fan_error *err)
     return status;
 }
 
-/* call_new: a call with views; *accesses: of the arrays among them, for the caller to free. NULL with an
- * exception. */
-static PyObject *call_new(recording_object *self, PyObject *fn, PyObject *name, PyObject *const lists[2],
-                          fan_cpu_access *accesses, size_t *n)
+/* argument: of a kernel: a view of its own, or a number. */
+static PyObject *argument(void *ctx, PyObject *name, PyObject *x, bool write, Py_ssize_t i)
 {
-    Py_ssize_t reads = PyTuple_GET_SIZE(lists[0]), all = reads + PyTuple_GET_SIZE(lists[1]);
-    bool by_out = fan_is_ufunc(fn) && all == reads + 1;
-    PyObject *call = PyTuple_New(all + FAN_CALL_ARGS),
-             *names = by_out ? Py_BuildValue("(s)", "out") : Py_NewRef(Py_None);
-    if (!call || !names) {
-        Py_XDECREF(call);
-        Py_XDECREF(names);
-        return NULL;
-    }
-    PyTuple_SET_ITEM(call, 0, Py_NewRef(fn));
-    PyTuple_SET_ITEM(call, 1, Py_NewRef(name));
-    PyTuple_SET_ITEM(call, 2, names);
-    for (Py_ssize_t i = 0; i < all; i++) {
-        bool write = i >= reads;
-        PyObject *x = PyTuple_GET_ITEM(lists[write], write ? i - reads : i), *view;
-        if (PyArray_CheckExact(x)) {
-            const char *lo;
-            fan_ndarray_extent(x, &lo, &accesses[*n].bytes);
-            accesses[*n].data = lo;
-            accesses[(*n)++].write = write;
-            view = view_of(self, (PyArrayObject *)x, write && !repeats((PyArrayObject *)x));
-        } else if (!write && (PyLong_Check(x) || PyFloat_Check(x) || PyComplex_Check(x))) {
-            view = Py_NewRef(x);
-        } else {
-            view = PyErr_Format(PyExc_TypeError, "%U: %s[%zd]: a kernel %s, got %s", name, write ? "writes" : "reads",
-                                write ? i - reads : i,
-                                write ? "writes ndarrays" : "reads ndarrays and Python's numbers", FAN_TYPE_TEXT(x));
-        }
-        if (!view) {
-            Py_DECREF(call);
-            return NULL;
-        }
-        PyTuple_SET_ITEM(call, i + FAN_CALL_ARGS, view);
-    }
-    return call;
+    if (PyArray_CheckExact(x))
+        return view_of(ctx, (PyArrayObject *)x, write && !repeats((PyArrayObject *)x));
+    if (!write && (PyLong_Check(x) || PyFloat_Check(x) || PyComplex_Check(x)))
+        return Py_NewRef(x);
+    return PyErr_Format(PyExc_TypeError, "%U: %s[%zd]: a kernel %s, got %s", name, write ? "writes" : "reads", i,
+                        write ? "writes ndarrays" : "reads ndarrays and Python's numbers", FAN_TYPE_TEXT(x));
 }
 
 static PyObject *recording_launch(PyObject *o, PyObject *args)
@@ -264,28 +233,16 @@ static PyObject *recording_launch(PyObject *o, PyObject *args)
     recording_object *self = of(o);
     PyObject *fn, *name, *lists[2], *call;
     fan_error err = {0};
-    fan_status status;
-    size_t n = 0;
     if (!PyArg_ParseTuple(args, "OUO!O!:launch", &fn, &name, &PyTuple_Type, &lists[0], &PyTuple_Type, &lists[1]) ||
-        check_recording(self, "launch") < 0)
+        check_recording(self, "launch") < 0 || !(call = fan_call_new(fn, name, lists, argument, self)))
         return NULL;
-    fan_cpu_access *accesses =
-        PyMem_New(fan_cpu_access, (size_t)(PyTuple_GET_SIZE(lists[0]) + PyTuple_GET_SIZE(lists[1])) + 1);
-    call = accesses ? call_new(self, fn, name, lists, accesses, &n) : PyErr_NoMemory();
-    if (call && PyList_Append(self->calls, call) < 0)
-        Py_CLEAR(call);
-    if (!call) {
-        PyMem_Free(accesses);
-        return NULL;
-    }
+    int bad = PyList_Append(self->calls, call);
     Py_DECREF(call); /* the list has it */
-    const char *said = PyUnicode_AsUTF8(name);
-    if (!said) /* it holds what UTF-8 cannot say */
-        PyErr_Clear();
-    fan_cpu_call how = {.run = kernel_run, .ctx = call, .name = said ? said : "a kernel", .accesses = accesses, .n = n};
+    if (bad < 0)
+        return NULL;
+    fan_cpu_call how = {.run = kernel_run, .ctx = call};
     (void)fan_call_loop(call, &how);
-    status = fan_recording_call(self->r, &how, &err);
-    PyMem_Free(accesses);
+    fan_status status = fan_call_record(self->r, call, PyTuple_GET_SIZE(lists[0]), how, &err);
     if (status == FAN_OK) {
         status = kernel_run(call, &err);
         if (status != FAN_OK && self->r)
@@ -420,8 +377,9 @@ static bool share(PyArrayObject *a, PyArrayObject *b)
     return fan_overlap(&one, &two, 0, NULL, NULL, &v, &err) != FAN_OK || v != FAN_OVERLAP_DISJOINT;
 }
 
-/* check_disjoint: no argument lies in what the call writes, which the step as it is would read there, and a copy does not
- * show. NULL, or (index of the argument, name of the kernel, or index of the gradient); NULL with an exception too. */
+/* check_disjoint: no argument lies in what the call writes, which the step as it is would read there, and a copy does
+ * not show. NULL, or (index of the argument, name of the kernel, or index of the gradient); NULL with an exception too.
+ */
 static PyObject *check_disjoint(const recording_object *self, PyObject *copied, PyObject *grads)
 {
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(copied); i++) {
@@ -481,10 +439,10 @@ static PyObject *recording_replay(PyObject *o, PyObject *args)
     return status == FAN_OK ? Py_NewRef(Py_None) : fan_raise(status, &err);
 }
 
-static PyObject *recording_meets(PyObject *o, PyObject *args)
+static PyObject *recording_overlaps(PyObject *o, PyObject *args)
 {
     PyObject *copied, *grads, *found;
-    if (!PyArg_ParseTuple(args, "O!O!:meets", &PyTuple_Type, &copied, &PyTuple_Type, &grads))
+    if (!PyArg_ParseTuple(args, "O!O!:overlaps", &PyTuple_Type, &copied, &PyTuple_Type, &grads))
         return NULL;
     found = check_disjoint(of(o), copied, grads);
     return found || PyErr_Occurred() ? found : Py_NewRef(Py_None);
@@ -598,12 +556,13 @@ static PyMethodDef methods[] = {
     {"fits", recording_fits, METH_VARARGS,
      "fits($self, copied, static, grads, /)\n--\n\nWhether the arrays of a call have the dtypes, shapes and strides "
      "of those that were bound, and lie there where they are not copied."},
-    {"meets", recording_meets, METH_VARARGS,
-     "meets($self, copied, grads, /)\n--\n\nNone, or (index, name of a kernel that writes into that argument's "
+    {"overlaps", recording_overlaps, METH_VARARGS,
+     "overlaps($self, copied, grads, /)\n--\n\nNone, or (index, name of a kernel that writes into that argument's "
      "memory, or index of a gradient that shares it)."},
     {"replay", recording_replay, METH_VARARGS,
      "replay($self, copied=(), grads=(), /)\n--\n\nAll that was recorded once more, in the same order, on arrays "
-     "that fit, which are copied in. What `meets` returns, if they are not: then nothing is done. With debug=True its "
+     "that fit, which are copied in. What `overlaps` returns, if they are not: then nothing is done. With debug=True "
+     "its "
      "memory is filled with bytes before that make NaNs of floats."},
     {"writes", recording_writes, METH_O,
      "writes($self, array, /)\n--\n\nThe name of the first kernel that writes into an array; None: none does."},

@@ -1280,14 +1280,14 @@ class Recording:
         """Whether the arrays of a call have the dtypes, shapes and strides of those that were bound, and lie there
         where they are not copied.
         """
-    def meets(self, copied: tuple[NDArray, ...], grads: tuple[object, ...], /) -> tuple[int, str | int] | None:
+    def overlaps(self, copied: tuple[NDArray, ...], grads: tuple[object, ...], /) -> tuple[int, str | int] | None:
         """None, or (index, name of a kernel that writes into that argument's memory, or index of a gradient that
         shares it).
         """
     def replay(
         self, copied: tuple[NDArray, ...] = (), grads: tuple[object, ...] = (), /
     ) -> tuple[int, str | int] | None:
-        """All that was recorded once more, in the same order, on arrays that fit, which are copied in. What `meets`
+        """All that was recorded once more, in the same order, on arrays that fit, which are copied in. What `overlaps`
         returns, if they are not: then nothing is done. With debug=True its memory is filled with bytes before that
         make NaNs of floats.
         """

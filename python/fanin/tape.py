@@ -1189,7 +1189,7 @@ class Compiled(Generic[R]):
     def _check(self, entry: _Recorded, arrays: Arrays, grads: Grads) -> None:
         """Nothing is written that is not copied back, nothing kept that a replay overwrites."""
         recording = entry.recording
-        self._check_apart(entry, recording.meets(arrays, grads))
+        self._check_apart(entry, recording.overlaps(arrays, grads))
         for i, x in enumerate(entry.inputs):
             if (by := recording.writes(x)) is not None:
                 raise fanin.CaptureError(

@@ -696,7 +696,10 @@ def test_with_debug_what_a_replay_does_not_write_is_not_a_number(debug: bool) ->
             out[...] = a
         calls.append(1)
 
-    compiled = tape.compiled(lambda x: tape.custom("once", lambda a: [tape.run(once, a)], [tape.array(x)], None))  # type: ignore[arg-type]
+    def step(x: NDArray) -> Any:
+        return tape.custom("once", lambda a: [tape.run(once, a)], [tape.array(x)], lambda g, need: g)
+
+    compiled = tape.compiled(step)
     with fanin.set_options(debug=debug):
         for turn in range(3):
             [y] = compiled(np.ones(2))

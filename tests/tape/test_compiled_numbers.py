@@ -420,3 +420,12 @@ def test_the_recipes_of_the_page_run() -> None:
     for block in blocks:
         exec(block, names)
         assert names["step"].stats.raw == 0 and names["step"].last.did == "replayed"
+
+
+def test_a_kernel_that_keeps_its_argument_is_refused() -> None:
+    kept: list[NDArray] = []
+    v = np.ones(2)
+    step = tape.compiled(lambda x: tape.update(lambda a, out: kept.append(a), [x], [v]), static=[v])
+    with pytest.raises(RuntimeError, match="kernel 'update' kept its argument 0 past its run"):
+        step(np.ones(2))
+    assert v.flags.writeable and step.stats.recordings == 0
