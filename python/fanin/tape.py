@@ -493,29 +493,29 @@ class Op:
             return self.replayed(args, arrays, _here.recording)
         if self.view:
             return cast(Array, self.forward(*arrays, *args[1:]))
-        places = [i for i, x in enumerate(args) if type(x) is Var]
-        fixed = [None if type(x) is Var else x for x in args]  # no Var: a kernel that waits holds no graph
-
-        def kernel(*views: NDArray) -> None:
-            xs = fixed.copy()
-            for i, view in zip(places, views, strict=False):
-                xs[i] = view
-            self.fill(views[-1], self.forward(*xs), "shape= and the inputs give")
-
+        kernel = self.kernel(args, [i for i, x in enumerate(args) if type(x) is Var], "shape= and the inputs give")
         of = args[: self.n or 1]
         shape = self.shape(*args) if self.shape else np.broadcast_shapes(*(getattr(x, "shape", ()) for x in of))
         return run(kernel, *arrays, shape=shape, dtype=np.result_type(*(getattr(x, "dtype", x) for x in of)))
 
-    def fill(self, out: NDArray, made: object, room: str) -> None:
-        """Copy a result to where it belongs. NumPy would broadcast, truncate or convert it without an error."""
-        new = np.asarray(made)
-        if (new.shape, new.dtype) != (out.shape, out.dtype):
-            raise fanin.CaptureError(
-                f"{self.name}: its result has shape {new.shape} and dtype {new.dtype}, but {room} shape {out.shape}"
-                f" and dtype {out.dtype}: use operations whose results have one shape and dtype, or call this one"
-                " outside"
-            )
-        out[...] = new
+    def kernel(self, args: Sequence[object], places: list[int], room: str) -> Callable[..., None]:
+        """A kernel whose arrays are the arguments at `places`, and the result."""
+        fixed = [None if i in places else x for i, x in enumerate(args)]  # no Var: a kernel that waits holds no graph
+
+        def kernel(*views: NDArray) -> None:
+            xs, out = fixed.copy(), views[-1]
+            for i, view in zip(places, views, strict=False):
+                xs[i] = view
+            new = np.asarray(self.forward(*xs))
+            if (new.shape, new.dtype) != (out.shape, out.dtype):  # which NumPy would broadcast, or convert
+                raise fanin.CaptureError(
+                    f"{self.name}: its result has shape {new.shape} and dtype {new.dtype}, but {room} shape {out.shape}"
+                    f" and dtype {out.dtype}: use operations whose results have one shape and dtype, or call this one"
+                    " outside"
+                )
+            out[...] = new
+
+        return kernel
 
     def replayed(self, args: Sequence[object], arrays: Sequence[Array], recording: Recording) -> Array:
         """The result on the CPU while a step is recorded, made by a kernel, and laid out as `forward` lays it out: the
@@ -532,15 +532,11 @@ class Op:
         if isinstance(self.forward, np.ufunc):
             record(recording, self.forward, self.name, xs, [out])
             return locked(out)
-        fixed = [None if i in places else x for i, x in enumerate(xs)]
-
-        def kernel(*views: NDArray) -> None:
-            full = fixed.copy()
-            for i, view in zip(places, views, strict=False):
-                full[i] = view
-            self.fill(views[-1], self.forward(*full), "the recording has room for")
-
-        record(recording, kernel, self.name, [xs[i] for i in places], [out], [x for x in fixed if x is not None])
+        kernel, fixed = (
+            self.kernel(xs, places, "the recording has room for"),
+            [x for x in xs if type(x) is not np.ndarray],
+        )
+        record(recording, kernel, self.name, [xs[i] for i in places], [out], fixed)
         return locked(out)
 
 

@@ -280,8 +280,9 @@ def test_what_a_caller_gets_is_changed_by_no_later_call() -> None:
     assert len({v.tobytes() for v in values}) == 4
 
 
-def test_each_allocation_of_a_recording_that_fails_leaves_everything_as_it_was() -> None:
-    own, rng = Small(update=False), np.random.default_rng(5)
+@pytest.mark.parametrize("update", [False, True])
+def test_each_allocation_of_a_recording_that_fails_leaves_everything_as_it_was(update: bool) -> None:
+    own, rng = Small(update=update), np.random.default_rng(5)
     args = batch(rng)
     own(*args)
     failed = 0
