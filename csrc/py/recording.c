@@ -25,7 +25,7 @@ typedef struct recording_object {
     PyObject_HEAD fan_recording *r; /* NULL once it was cleared */
     PyObject *calls;                /* a list of calls (FAN_CALL_ARGS), which the kernels run; holds them */
     PyObject *blocks;               /* a capsule: the base of the kernels' views */
-    PyObject *operands;             /* a list of (array, address, whether it could be written) */
+    PyObject *operands;             /* a list of (array, whether it could be written) */
     PyObject *bound[LISTS];         /* tuples of views, or None (bind) */
     written *writes;                /* into operands */
     size_t write_count, write_cap;
@@ -61,7 +61,7 @@ static bool was_writeable(const recording_object *self, const char *lo, size_t b
         const char *at;
         size_t all;
         fan_ndarray_extent(PyTuple_GET_ITEM(operand, 0), &at, &all);
-        if (PyTuple_GET_ITEM(operand, 2) == Py_True &&
+        if (PyTuple_GET_ITEM(operand, 1) == Py_True &&
             fan_extent_within(fan_extent_flat(lo, bytes), fan_extent_flat(at, all)))
             return true;
     }
@@ -121,7 +121,7 @@ static void lock(const recording_object *self, bool locks)
     PyErr_Fetch(&type, &value, &traceback);
     for (Py_ssize_t i = 0; self->operands && i < PyList_GET_SIZE(self->operands); i++) {
         PyObject *operand = PyList_GET_ITEM(self->operands, i);
-        if (PyTuple_GET_ITEM(operand, 2) == Py_True)
+        if (PyTuple_GET_ITEM(operand, 1) == Py_True)
             lock_one((PyArrayObject *)PyTuple_GET_ITEM(operand, 0), locks ? 1 : -1);
     }
     PyErr_Restore(type, value, traceback);
@@ -180,8 +180,7 @@ static PyObject *recording_operand(PyObject *o, PyObject *array)
     if (!self->r || !PyArray_CheckExact(array))
         return PyErr_Format(PyExc_TypeError, "Recording.operand: expected an ndarray, got %s", FAN_TYPE_TEXT(array));
     fan_ndarray_extent(array, &lo, &bytes);
-    PyObject *operand = Py_BuildValue("(ONN)", array, PyLong_FromVoidPtr(PyArray_DATA((PyArrayObject *)array)),
-                                      PyBool_FromLong(may_write((PyArrayObject *)array)));
+    PyObject *operand = Py_BuildValue("(ON)", array, PyBool_FromLong(may_write((PyArrayObject *)array)));
     if (!operand || PyList_Append(self->operands, operand) < 0) {
         Py_XDECREF(operand);
         return NULL;
@@ -272,20 +271,6 @@ static PyObject *recording_end(PyObject *o, PyObject *Py_UNUSED(none))
     return status == FAN_OK ? Py_NewRef(Py_None) : fan_raise(status, &err);
 }
 
-/* check_operands: each lies where it did: 0, or -1 with an exception. */
-static int check_operands(const recording_object *self)
-{
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(self->operands); i++) {
-        PyObject *pair = PyList_GET_ITEM(self->operands, i);
-        if (PyArray_DATA((PyArrayObject *)PyTuple_GET_ITEM(pair, 0)) == PyLong_AsVoidPtr(PyTuple_GET_ITEM(pair, 1)))
-            continue;
-        PyErr_Format(PyExc_RuntimeError,
-                     "Recording.replay: operand %zd lies elsewhere than when it was recorded: was it resized?", i);
-        return -1;
-    }
-    return 0;
-}
-
 /* ---- calls ---- */
 
 /* find_write: an access of a kernel, for the extent of an array. */
@@ -336,9 +321,9 @@ static bool like(const recording_object *self, PyObject *x, PyObject *view, int 
     if (view == Py_None || !PyArray_CheckExact(x))
         return x == view;
     PyArrayObject *a = (PyArrayObject *)x, *b = (PyArrayObject *)view;
-    size_t axes = (size_t)PyArray_NDIM(a) * sizeof(npy_intp);
-    if (PyArray_NDIM(a) != PyArray_NDIM(b) || memcmp(PyArray_DIMS(a), PyArray_DIMS(b), axes) != 0 ||
-        memcmp(PyArray_STRIDES(a), PyArray_STRIDES(b), axes) != 0 ||
+    if (PyArray_NDIM(a) != PyArray_NDIM(b) ||
+        !PyArray_CompareLists(PyArray_DIMS(a), PyArray_DIMS(b), PyArray_NDIM(a)) ||
+        !PyArray_CompareLists(PyArray_STRIDES(a), PyArray_STRIDES(b), PyArray_NDIM(a)) ||
         !PyArray_EquivTypes(PyArray_DESCR(a), PyArray_DESCR(b)))
         return false;
     return list == COPIED || ((PyArray_BASE(b) == self->blocks || PyArray_DATA(a) == PyArray_DATA(b)) &&
@@ -409,7 +394,6 @@ static int stage(const recording_object *self, int list, PyObject *arrays)
     return 0;
 }
 
-/* recording_run: replay(), or replay(copied, grads) of arrays that fit. */
 static PyObject *recording_replay(PyObject *o, PyObject *args)
 {
     recording_object *self = of(o);
@@ -420,8 +404,6 @@ static PyObject *recording_replay(PyObject *o, PyObject *args)
     if (!self->r || self->busy || fan_recording_here())
         return PyErr_Format(PyExc_RuntimeError, "Recording.replay: %s",
                             self->busy ? "it is being replayed" : "this thread records");
-    if (check_operands(self) < 0)
-        return NULL;
     if (grads) {
         if ((found = check_disjoint(self, copied, grads)) || PyErr_Occurred())
             return found;

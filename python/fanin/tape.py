@@ -40,7 +40,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -946,6 +946,17 @@ class CompiledStats:
     bytes: int = 0
 
 
+class _Call(NamedTuple):
+    """A call of a step, and what it finds."""
+
+    args: tuple[object, ...]
+    kwargs: dict[str, object]
+    arrays: Arrays  # among the arguments
+    form: Key  # of the other arguments
+    static: Arrays
+    grads: Grads
+
+
 @dataclass
 class _Recorded:
     """A recording, and its own memory as views that hold nothing."""
@@ -1037,12 +1048,13 @@ class Compiled(Generic[R]):
                     and (not entry.places or self._shares_alike(entry, static, grads))
                 ):
                     if entry.unverified:
-                        result, self.last = self._verified(entry, args, kwargs, arrays, static, grads), VERIFIED
+                        call = _Call(args, kwargs, arrays, form, static, grads)
+                        result, self.last = self._verified(entry, call), VERIFIED
                     else:
                         result, self.last = self._replay(entry, arrays, grads), REPLAYED
                     break
             else:
-                return self._new(args, kwargs, arrays, form, static, grads)
+                return self._new(_Call(args, kwargs, arrays, form, static, grads))
             if entry is not self._latest:
                 self._is_latest(entry)
             return result
@@ -1052,20 +1064,17 @@ class Compiled(Generic[R]):
         self._latest = entry
         self._recorded.sort(key=lambda e: e is not entry)
 
-    def _new(
-        self, args: tuple[object, ...], kwargs: dict[str, object], arrays: Arrays, form: Key, static: Arrays,
-        grads: Grads,
-    ) -> R:  # fmt: skip
+    def _new(self, call: _Call) -> R:
         """A call that no recording fits."""
-        key = self._key(args, kwargs, static, grads)
+        key = _key(call)
         changed = self._changed(key)
         if len(self._recorded) >= self.limit:
-            result = self.step(*args, **kwargs)
+            result = self.step(*call.args, **call.kwargs)
             did = Outcome("raw", f"it was recorded {counted(self.limit, 'time')} (limit=), and {changed}")
             self._raw += 1
             self._is_latest(None)
         else:
-            entry, result = self._record(args, kwargs, arrays, form, key, static, grads)
+            entry, result = self._record(call, key)
             did = Outcome("recorded", changed)
             self._recorded.append(entry)
             self._is_latest(entry)
@@ -1076,13 +1085,8 @@ class Compiled(Generic[R]):
     def stats(self) -> CompiledStats:
         """How often it was recorded and replayed, and what that takes."""
         made = [e.recording for e in self._recorded]
-        return CompiledStats(
-            len(made),
-            self._replays,
-            self._raw,
-            sum(r.kernels for r in made),
-            sum(r.bytes for r in made),
-        )
+        kernels, size = sum(r.kernels for r in made), sum(r.bytes for r in made)
+        return CompiledStats(len(made), self._replays, self._raw, kernels, size)
 
     def _shares_alike(self, entry: _Recorded, static: Arrays, grads: Grads) -> bool:
         """Whether the gradients that share memory are those of the recording. Where they lie decides, if they fit."""
@@ -1092,18 +1096,6 @@ class Compiled(Generic[R]):
                 return False
             entry.places = places
         return True
-
-    def _key(self, args: Sequence[object], kwargs: dict[str, object], static: Arrays, grads: Grads) -> Key:
-        """What has to be the same, for words."""
-        shared = _sharing(static, grads)
-        return (
-            *((label, _kind(x)) for label, x in _leaves_of(args, kwargs)),
-            *((("static", i), (_core.address(x), *_kind(x))) for i, x in enumerate(static)),
-            *(
-                ((".grad of parameter", i), (_core.address(cast(NDArray, g)), *_kind(g)) if i in shared else _kind(g))
-                for i, g in enumerate(grads)
-            ),
-        )
 
     def _changed(self, key: Key) -> str:
         """How a call differs from the one before, in words."""
@@ -1126,27 +1118,22 @@ class Compiled(Generic[R]):
 
     # ---- recorded
 
-    def _record(
-        self, args: Sequence[object], kwargs: dict[str, object], arrays: Arrays, form: Key, key: Key, static: Arrays,
-        grads: Grads,
-    ) -> tuple[_Recorded, R]:  # fmt: skip
-        recording, were = Recording(), _State(self, static, grads)
+    def _record(self, call: _Call, key: Key) -> tuple[_Recorded, R]:
+        recording, were = Recording(), _State(self, call)
         try:
-            entry = self._run(recording, args, kwargs, arrays, form, key, static, grads)
-            self._check(entry, arrays, grads)
-            for leaf, g in zip(self._leaves, grads, strict=True):
+            entry = self._run(recording, call, key)
+            self._check(entry, call)
+            for leaf, g in zip(self._leaves, call.grads, strict=True):
                 leaf.grad = g
-            return entry, self._finish(entry, grads)
+            return entry, self._finish(entry, call.grads)
         except BaseException:
             were.restore(recording.view)
             raise
 
-    def _run(
-        self, recording: Recording, args: Sequence[object], kwargs: dict[str, object], arrays: Arrays, form: Key,
-        key: Key, static: Arrays, grads: Grads,
-    ) -> _Recorded:  # fmt: skip
+    def _run(self, recording: Recording, call: _Call, key: Key) -> _Recorded:
         """The step runs, and is recorded."""
-        before, shared = _here.__dict__.copy(), _sharing(static, grads)
+        (args, kwargs, arrays, form, static, grads), before = call, _here.__dict__.copy()
+        shared = _sharing(static, grads)
         trace: list[Traced] | None = [] if self.verify else None
         places = [_core.address(_dense(leaf, g)) for leaf, g in zip(self._leaves, grads, strict=True) if g is not None]
         for x in (*static, *(cast(NDArray, grads[i]) for i in shared)):
@@ -1182,10 +1169,10 @@ class Compiled(Generic[R]):
         written = [(i, was) for i, (was, _) in each if was is not None and i not in shared and recording.writes(was)]
         return _Recorded(recording, form, key, inputs, places, shared, renewed, written, result, trace, self.verify)
 
-    def _check(self, entry: _Recorded, arrays: Arrays, grads: Grads) -> None:
+    def _check(self, entry: _Recorded, call: _Call) -> None:
         """Nothing is written that is not copied back, nothing kept that a replay overwrites."""
         recording = entry.recording
-        self._check_apart(entry, recording.overlaps(arrays, grads))
+        self._check_apart(entry, recording.overlaps(call.arrays, call.grads))
         for i, x in enumerate(entry.inputs):
             if (by := recording.writes(x)) is not None:
                 raise fanin.CaptureError(
@@ -1204,17 +1191,14 @@ class Compiled(Generic[R]):
 
     def _check_apart(self, entry: _Recorded, found: tuple[int, str | int] | None) -> None:
         """No argument lies in what is written: the step as it is would see that, and a copy does not."""
-        if found is None:
-            return
-        i, what = found
-        where = (
-            f".grad of {self._leaves[what]!r}" if isinstance(what, int)
-            else f"a static array, which {what!r} writes"
-        )  # fmt: skip
-        raise fanin.CaptureError(
-            f"compiled: {_array_label(entry.key, i)} lies in {where}: pass a copy of it, or use it in the step without"
-            " passing it"
-        )
+        if found is not None:
+            i, what = found
+            static = f"a static array, which {what!r} writes"
+            raise fanin.CaptureError(
+                f"compiled: {_array_label(entry.key, i)} lies in"
+                f" {f'.grad of {self._leaves[what]!r}' if isinstance(what, int) else static}: pass a copy of it, or use"
+                " it in the step without passing it"
+            )
 
     # ---- replayed
 
@@ -1223,30 +1207,26 @@ class Compiled(Generic[R]):
             for leaf, g in zip(self._leaves, grads, strict=True):
                 if g is not None:  # it is written, which who explores the orders of threads is to see
                     leaf.grad = g
-        if (found := entry.recording.replay(arrays, grads)) is not None:
-            self._check_apart(entry, found)
+        self._check_apart(entry, entry.recording.replay(arrays, grads))
         self._replays += 1
         return self._finish(entry, grads)
 
     # ---- verified
 
-    def _verified(
-        self, entry: _Recorded, args: tuple[object, ...], kwargs: dict[str, object], arrays: Arrays, static: Arrays,
-        grads: Grads,
-    ) -> R:  # fmt: skip
+    def _verified(self, entry: _Recorded, call: _Call) -> R:
         """A replay, behind the step as it is, whose traces are wiped out."""
-        were = _State(self, static, grads, arrays)
+        were = _State(self, call)
         try:
-            wanted = self._made(self.step(*args, **kwargs))
+            wanted = self._made(self.step(*call.args, **call.kwargs))
         finally:
             were.restore()
-        result = self._replay(entry, arrays, grads)
+        result = self._replay(entry, call.arrays, call.grads)
         made = self._made(result)
         for what in (*wanted, *made):
             if wanted.get(what) != made.get(what):
                 were.restore()
                 self._recorded.remove(entry)
-                cause = self._cause(entry, args, kwargs, arrays, static, grads)
+                cause = self._cause(entry, call)
                 raise fanin.CaptureError(
                     f"compiled: verify: {what} differs between a replay and the step as it is: {cause}"
                 )
@@ -1265,14 +1245,11 @@ class Compiled(Generic[R]):
             for k, x in ((k, _data(y)) for k, y in each)
         }
 
-    def _cause(
-        self, entry: _Recorded, args: tuple[object, ...], kwargs: dict[str, object], arrays: Arrays, static: Arrays,
-        grads: Grads,
-    ) -> str:  # fmt: skip
+    def _cause(self, entry: _Recorded, call: _Call) -> str:
         """Why, in words: how the step is recorded now, in a recording that is thrown away."""
-        recording, were = Recording(), _State(self, static, grads, arrays)
+        recording, were = Recording(), _State(self, call)
         try:
-            now = self._run(recording, args, kwargs, arrays, entry.form, entry.key, static, grads).trace or []
+            now = self._run(recording, call, entry.key).trace or []
         except Exception as e:
             return f"recorded once more, it raises {type(e).__name__}: {e}"
         finally:
@@ -1314,12 +1291,12 @@ class Compiled(Generic[R]):
 
 
 class _State:
-    """Static arrays and gradients of a step as they are now, and other arrays, to be put back."""
+    """Static arrays, gradients and arguments of a call as they are now, to be put back."""
 
-    def __init__(self, step: Compiled[R], static: Arrays, grads: Grads, others: Arrays = ()) -> None:
-        self.vars = [(x, data) for x, data in zip(step.static, static, strict=True) if isinstance(x, Var)]
-        self.grads = list(zip(step._leaves, grads, strict=True))
-        self.arrays = [x for x in (*static, *grads, *others) if type(x) is np.ndarray]
+    def __init__(self, step: Compiled[R], call: _Call) -> None:
+        self.vars = list(zip(step._static, call.static, strict=True))
+        self.grads = list(zip(step._leaves, call.grads, strict=True))
+        self.arrays = [x for x in (*call.static, *call.grads, *call.arrays) if type(x) is np.ndarray]
         self.were = [x.copy("K") for x in self.arrays]
 
     def restore(self, view: Callable[[NDArray], NDArray] = lambda x: x) -> None:
@@ -1339,6 +1316,19 @@ _GRAD: Callable[[fanin.Leaf], NDArray | None] = operator.attrgetter("grad")
 def _data(x: object) -> NDArray:
     """The ndarray of a Var, an ndarray, or whatever else it is."""
     return cast(NDArray, x.data if isinstance(x, Var) else x)
+
+
+def _key(call: _Call) -> Key:
+    """What of a call has to be the same, for words."""
+    shared = _sharing(call.static, call.grads)
+    return (
+        *((label, _kind(x)) for label, x in _leaves_of(call.args, call.kwargs)),
+        *((("static", i), (_core.address(x), *_kind(x))) for i, x in enumerate(call.static)),
+        *(
+            ((".grad of parameter", i), (_core.address(cast(NDArray, g)), *_kind(g)) if i in shared else _kind(g))
+            for i, g in enumerate(call.grads)
+        ),
+    )
 
 
 def _sharing(static: Arrays, grads: Grads) -> list[int]:
