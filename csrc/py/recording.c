@@ -2,8 +2,8 @@
  * Python's.
  *
  * A kernel is a callable with its arguments: views of its own over the same memory, made once. A replay calls it with
- * the same objects. Views of the recording's blocks hold the blocks, not the recording: who keeps one reads what the
- * last replay left there, and never memory that is gone.
+ * the same objects, and it keeps none of them (cpu_kernel.h). Other views of the recording's blocks hold the blocks,
+ * not the recording: they show what the last replay left there, and never memory that is gone.
  */
 #include "py/cpu_kernel.h"
 
