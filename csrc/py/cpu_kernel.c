@@ -13,12 +13,12 @@
 #define LOOP_ARGS 4
 #define LOOP_BYTES ((npy_intp)1 << 18) /* larger ones let other threads in, as NumPy does */
 
-bool fan_is_ufunc(PyObject *fn) { return strcmp(Py_TYPE(fn)->tp_name, "numpy.ufunc") == 0; }
+static bool is_ufunc(PyObject *fn) { return strcmp(Py_TYPE(fn)->tp_name, "numpy.ufunc") == 0; }
 
 /* check_kept: 0, or -1 with an exception where the callable kept an argument of a call that is through. */
 static int check_kept(PyObject *call)
 {
-    if (fan_is_ufunc(PyTuple_GET_ITEM(call, 0)))
+    if (is_ufunc(PyTuple_GET_ITEM(call, 0)))
         return 0;
     for (Py_ssize_t i = FAN_CALL_ARGS; i < PyTuple_GET_SIZE(call); i++)
         if (PyArray_Check(PyTuple_GET_ITEM(call, i)) && Py_REFCNT(PyTuple_GET_ITEM(call, i)) > 1) {
@@ -46,7 +46,7 @@ fan_status fan_call_run(void *ctx, fan_error *err)
 PyObject *fan_call_new(PyObject *fn, PyObject *name, PyObject *const lists[2], fan_call_argument argument, void *ctx)
 {
     Py_ssize_t reads = PyTuple_GET_SIZE(lists[0]), all = reads + PyTuple_GET_SIZE(lists[1]);
-    bool by_out = fan_is_ufunc(fn) && all == reads + 1;
+    bool by_out = is_ufunc(fn) && all == reads + 1;
     PyObject *call = PyTuple_New(all + FAN_CALL_ARGS),
              *names = by_out ? Py_BuildValue("(s)", "out") : Py_NewRef(Py_None);
     if (!call || !names) {
@@ -177,7 +177,7 @@ static inner_loop *loop_new(PyObject *call)
 {
     PyObject *const *args = ((PyTupleObject *)call)->ob_item + FAN_CALL_ARGS;
     Py_ssize_t n = Py_SIZE(call) - FAN_CALL_ARGS;
-    if (!fan_is_ufunc(PyTuple_GET_ITEM(call, 0)) || n < 2 || n > LOOP_ARGS)
+    if (!is_ufunc(PyTuple_GET_ITEM(call, 0)) || n < 2 || n > LOOP_ARGS)
         return NULL;
     const PyUFuncObject *f = (PyUFuncObject *)PyTuple_GET_ITEM(call, 0);
     if (f->core_enabled || f->nargs != n || f->nout != 1)

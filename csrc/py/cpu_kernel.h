@@ -9,7 +9,6 @@
 /* A call is a tuple: the callable, its name, None or the names of keyword arguments, the arguments. */
 #define FAN_CALL_ARGS 3
 
-bool fan_is_ufunc(PyObject *fn);
 /* fan_call_new: the call fn(*reads, *writes) with what `argument` makes of each: a new reference, or NULL with an
  * exception; i: its index among reads, or among writes. */
 typedef PyObject *(*fan_call_argument)(void *ctx, PyObject *name, PyObject *x, bool write, Py_ssize_t i);

@@ -1287,9 +1287,9 @@ class Recording:
     def replay(
         self, copied: tuple[NDArray, ...] = (), grads: tuple[object, ...] = (), /
     ) -> tuple[int, str | int] | None:
-        """All that was recorded once more, in the same order, on arrays that fit, which are copied in. What `overlaps`
-        returns, if they are not: then nothing is done. With debug=True its memory is filled with bytes before that
-        make NaNs of floats.
+        """All that was recorded once more, in the same order, on arrays that fit, which are copied in. What
+        `overlaps` returns, if they are not: then nothing is done. With debug=True its memory is filled with bytes
+        before that make NaNs of floats.
         """
 
 @final
