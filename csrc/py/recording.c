@@ -9,6 +9,7 @@
 
 #include "array/extents.h"
 #include "array/overlap.h"
+#include "base/fault.h"
 #include "base/mem.h"
 
 /* Bytes of an operand, and the first kernel that writes there. */
@@ -340,7 +341,8 @@ static PyObject *recording_fits(PyObject *o, PyObject *args)
         if (!PyTuple_Check(list) || PyTuple_GET_SIZE(list) != PyTuple_GET_SIZE(self->bound[i]))
             Py_RETURN_FALSE;
         for (Py_ssize_t j = 0; j < PyTuple_GET_SIZE(list); j++)
-            if (!like(self, PyTuple_GET_ITEM(list, j), PyTuple_GET_ITEM(self->bound[i], j), i))
+            if (!like(self, PyTuple_GET_ITEM(list, j), PyTuple_GET_ITEM(self->bound[i], j), i) &&
+                !FAN_FAULT(FITS_ANYTHING))
                 Py_RETURN_FALSE;
     }
     Py_RETURN_TRUE;

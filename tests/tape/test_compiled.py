@@ -187,7 +187,9 @@ def test_ten_thousand_random_programs_do() -> None:
     programs(range(1000, 11000))
 
 
-@pytest.mark.parametrize("name", ["KERNEL_NOT_REPLAYED", "BLOCK_GIVEN_TWICE", "LEAF_ADOPTS", "RECORDS_ANYTHING"])
+@pytest.mark.parametrize("name", [
+    "KERNEL_NOT_REPLAYED", "BLOCK_GIVEN_TWICE", "LEAF_ADOPTS", "RECORDS_ANYTHING", "FITS_ANYTHING"
+])  # fmt: skip
 def test_the_programs_find_a_planted_fault(name: str) -> None:
     hooks.fault(name)
     try:
@@ -196,6 +198,8 @@ def test_the_programs_find_a_planted_fault(name: str) -> None:
                 adopted()
             elif name == "RECORDS_ANYTHING":
                 frozen()
+            elif name == "FITS_ANYTHING":
+                fitted()
             else:
                 programs(range(40))
     finally:
@@ -209,6 +213,13 @@ def frozen() -> None:
     with suppress(fanin.CaptureError):
         step(np.ones(2))
         assert step(np.full(2, 3.0)).numpy().tolist() == [12, 12], "the values of another call"
+
+
+def fitted() -> None:
+    """Arguments of another shape, which NumPy would broadcast into the memory of the recording."""
+    step = tape.compiled(lambda x: tape.array(x) * 2.0)
+    for n in (3, 1, 3):
+        assert step(np.full(n, 2.0)).numpy().tolist() == [4.0] * n
 
 
 # ---------------------------------------------------------------- memory
