@@ -77,6 +77,7 @@
     X(KERNEL_NOT_REPLAYED, "the last kernel of a recording is not replayed") \
     X(BLOCK_GIVEN_TWICE, "memory of a recording is given again while an array lies in it") \
     X(RECORDS_ANYTHING, "memory that the recording does not know is recorded") \
+    X(FITS_ANYTHING, "a recording is replayed for a call with arrays of another layout") \
     X(LEAF_ADOPTS, "a leaf adopts memory that a replay overwrites")
 /* What the search of host orders is told (device/sim): footprints of one kind left out, in the order of the kinds. */
 #define FAN_SEARCH_FAULTS(X) \

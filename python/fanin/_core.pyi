@@ -1306,12 +1306,25 @@ class Recording:
         self, fn: Callable[..., object], name: str, reads: tuple[object, ...], writes: tuple[object, ...], /
     ) -> None:
         """Does fn(*reads, *writes), now and in each replay."""
-    def prepare(self) -> None:
-        """Before operands are copied into its memory: with debug=True that is filled with bytes that make NaNs of
-        floats.
+    def bind(
+        self, copied: tuple[NDArray, ...], static: tuple[NDArray, ...], grads: tuple[NDArray | None, ...], /
+    ) -> None:
+        """The arrays of its call, as tuples of views; None among grads: there was none."""
+    def fits(self, copied: tuple[NDArray, ...], static: tuple[NDArray, ...], grads: tuple[object, ...], /) -> bool:
+        """Whether the arrays of a call have the dtypes, shapes and strides of those that were bound, and lie there
+        where they are not copied.
         """
-    def replay(self) -> None:
-        """All that was recorded once more, in the same order."""
+    def overlaps(self, copied: tuple[NDArray, ...], grads: tuple[object, ...], /) -> tuple[int, str | int] | None:
+        """None, or (index, name of a kernel that writes into that argument's memory, or index of a gradient that
+        shares it).
+        """
+    def replay(
+        self, copied: tuple[NDArray, ...] = (), grads: tuple[object, ...] = (), /
+    ) -> tuple[int, str | int] | None:
+        """All that was recorded once more, in the same order, on arrays that fit, which are copied in. What
+        `overlaps` returns, if they are not: then nothing is done. With debug=True its memory is filled with bytes
+        before that make NaNs of floats.
+        """
 
 @final
 class Layout:

@@ -8,6 +8,7 @@ import gc
 import inspect
 import random
 import threading
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -636,6 +637,16 @@ def test_a_constant_of_the_tape_is_of_numbers_or_of_an_operand() -> None:
                 assert f(np.full(2, float(k))).numpy().tolist() == [1.0 + k, 2.0 + k]
         with tree.step(), pytest.raises(fanin.CaptureError, match="touches memory that is neither an operand"):
             g(np.ones(2))
+
+
+def test_a_ufunc_that_takes_its_result_by_name_alone_is_recorded_without_a_warning() -> None:
+    with tree_here() as tree, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        f = tree.function(np.maximum, roles=("copy", "copy"))
+        x = np.arange(6.0).reshape(2, 3)
+        for k in range(4):
+            with tree.step():
+                assert f(x - k, np.arange(3.0)).numpy().tolist() == np.maximum(x - k, np.arange(3.0)).tolist()
 
 
 # ---- memory
