@@ -305,8 +305,10 @@ def tells_a_forked_child(m: Any) -> bool:
 
 
 def keeps_what_runs_later(m: Any) -> bool:
-    """Memory from beyond a full tree, which the function drops, is not given back before the recording runs. It does not
-    run here: with the fault it would write into that memory."""
+    """Memory from beyond a full tree, which the function drops, is not given back before the recording runs.
+
+    It does not run here: with the fault it would write into that memory.
+    """
     given_back: list[int] = []
 
     def body(x: Any) -> Any:

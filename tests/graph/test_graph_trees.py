@@ -141,7 +141,7 @@ def test_a_static_operand_is_read_where_it_lies(m: Any) -> None:
 
 
 def test_a_static_operand_that_moves_is_recorded_beside_it_and_at_last_copied(m: Any) -> None:
-    """Where kernels of others can be recorded, nothing shows that they do not write it, and the function runs as it is."""
+    """Where kernels of others can be recorded, nothing shows that they do not write it: the function runs as it is."""
     tree = tree_on(m, limit=2)
     f = tree.function(scaled(m, 2), roles="static")
     seen, kept, copied = [], [], m.kind != "fake"
