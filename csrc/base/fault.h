@@ -15,6 +15,7 @@
 /* The buffer: found by the proof program (tests/c/proof.c). */
 #define FAN_BUFFER_FAULTS(X) \
     X(SLOT_LOCK, "the slot's lock is never taken") \
+    X(USER_OF_ANOTHER_MACHINE, "a stream of another machine may be a user of memory") \
     X(PARKED_EARLY, "a contribution counts as parked before its event is recorded") \
     X(READY_TOO_SOON, "`ready` does not ask whether adds are still under way") \
     X(WAIT_AFTER_SUM, "A waits after the sum has been queued, not before") \

@@ -708,6 +708,12 @@ fan_status fan_memory_record_stream(fan_storage *st, fan_stream *s, fan_error *e
     fan_memory *m = memory_of(st);
     if (!m || !s)
         return FAN_OK;
+    if (m->device->holds != s->device->holds && !FAN_FAULT(USER_OF_ANOTHER_MACHINE)) {
+        char text[32];
+        return fan_fail(err, FAN_ERR_VALUE,
+                        "record_stream: stream %llu of %s belongs to another machine than the memory",
+                        (unsigned long long)s->handle, fan_device_text(s->device, text, sizeof text));
+    }
     fan__device_lock(m->device);
     int added = memory_add_user(m, s);
     fan__device_unlock(m->device);

@@ -56,8 +56,8 @@ fan_status fan_memory_scope_check(const fan_stream *s, fan_error *err);
  * changed, that is refused. FAN_ERR_CAPTURE. */
 fan_status fan_memory_scope_upload(const fan_device *d, fan_error *err);
 
-/* fan_memory_record_stream: the memory is used on s. FAN_ERR_NOMEM leaves the set of users as it was. Does nothing for
- * host storages, and where s owns the memory. */
+/* fan_memory_record_stream: the memory is used on s. FAN_ERR_VALUE: s is of another machine. FAN_ERR_NOMEM leaves the
+ * set of users as it was. Does nothing for host storages, and where s owns the memory. */
 fan_status fan_memory_record_stream(fan_storage *st, fan_stream *s, fan_error *err);
 /* fan_memory_record_stream_all: .. of n arrays (NULL among them is fine), under one lock for those of s's device. */
 fan_status fan_memory_record_stream_all(fan_array *const *arrays, size_t n, fan_stream *s, fan_error *err);

@@ -155,3 +155,15 @@ def test_add_n_that_leaves_the_fast_path_half_way_sums_all_and_names_what_is_wro
     with pytest.raises(ValueError, match=r"key 7\b.*A16") as caught:
         fanin.add_n(arrays, keys=[*range(199), 7])
     assert caught.value.__notes__ == ["it was arrays[199] of add_n"]
+
+
+def test_a_key_that_nothing_could_come_behind_is_refused() -> None:
+    buf = fanin.InputBuffer(1, budget=0)
+    for key in (2**62, 2**63 - 1):
+        with pytest.raises(ValueError, match="slot 0: key: expected an integer from 0 on that fits 62 bits"):
+            buf.add(0, 1.0, key=key)
+        with pytest.raises(ValueError, match="slot 0: key: expected an integer from 0 on that fits 62 bits"):
+            buf.add_many([0], [np.ones(2)], keys=[key])
+    for key in (2**62 - 1, 2**62 - 2):
+        buf.add(0, np.ones(2), key=key)
+    assert buf.take()[0].tolist() == [2.0, 2.0]

@@ -14,6 +14,7 @@ recorded.
 from __future__ import annotations
 
 import io
+import warnings
 import json
 import os
 import threading
@@ -99,6 +100,7 @@ class Trace:
         try:
             draw(picture, out)
         except ImportError:
+            warnings.warn('the picture of a trace needs matplotlib: pip install "fanin[demo]"', RuntimeWarning, 2)
             return None
         return out.getvalue().decode()
 
