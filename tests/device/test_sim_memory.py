@@ -327,8 +327,8 @@ def things(machine):
     return {"stream": stream, "array": machine.array(np.ones(3)), "event": stream.record()}
 
 #: An array has a dtype; slots without a device take what comes; a node's function may be called with anything.
-MAY = {("machine", "empty", "array"), ("buffer", "add", "array"), ("buffer", "take", "stream"), ("node", "fn", "stream"), ("node", "fn", "array"),
-       ("node", "fn", "event")}
+MAY = {("machine", "empty", "array"), ("buffer", "add", "array"), ("buffer", "take", "stream"),
+       ("node", "fn", "stream"), ("node", "fn", "array"), ("node", "fn", "event")}
 one, other = fanin.sim.Machine(devices=1), fanin.sim.Machine(devices=1)
 with one, other:
     own, strange = things(one), things(other)
@@ -363,6 +363,6 @@ def test_a_method_that_takes_a_stream_of_another_machine_is_found() -> None:
 
 
 def test_record_stream_names_the_stream_of_another_machine() -> None:
-    with Machine(devices=1) as one, Machine(devices=1) as other:
-        with pytest.raises(ValueError, match="stream 2 of sim:0 belongs to another machine than the memory"):
-            one.array(np.ones(3)).record_stream(other.stream())
+    words = "stream 2 of sim:0 belongs to another machine than the memory"
+    with Machine(devices=1) as one, Machine(devices=1) as other, pytest.raises(ValueError, match=words):
+        one.array(np.ones(3)).record_stream(other.stream())

@@ -14,10 +14,10 @@ recorded.
 from __future__ import annotations
 
 import io
-import warnings
 import json
 import os
 import threading
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
