@@ -15,7 +15,6 @@
 /* The buffer: found by the proof program (tests/c/proof.c). */
 #define FAN_BUFFER_FAULTS(X) \
     X(SLOT_LOCK, "the slot's lock is never taken") \
-    X(USER_OF_ANOTHER_MACHINE, "a stream of another machine may be a user of memory") \
     X(PARKED_EARLY, "a contribution counts as parked before its event is recorded") \
     X(READY_TOO_SOON, "`ready` does not ask whether adds are still under way") \
     X(WAIT_AFTER_SUM, "A waits after the sum has been queued, not before") \
@@ -82,6 +81,7 @@
     X(LEAF_ADOPTS, "a leaf adopts memory that a replay overwrites")
 /* What the search of host orders is told (device/sim): footprints of one kind left out, in the order of the kinds. */
 #define FAN_SEARCH_FAULTS(X) \
+    X(USER_OF_ANOTHER_MACHINE, "a stream of another machine may be a user of memory") \
     X(NO_TURNS, "calls of a spawned thread are no turns") \
     X(NO_FOOTPRINT_STREAM, "what a call touches of streams is left out") \
     X(NO_FOOTPRINT_EVENT, ".. of events") \
