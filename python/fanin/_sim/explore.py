@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -406,5 +406,4 @@ def array_of(value: object) -> NDArray | None:
         return np.concatenate([named.view(np.uint8), plain.reshape(-1).view(torch.uint8).numpy()])
     if hasattr(type(value), "__array__"):
         return np.asarray(value)
-    foreign: Any = value
-    return np.from_dlpack(foreign) if hasattr(type(value), "__dlpack__") else None
+    return np.from_dlpack(cast(NDArray, value)) if hasattr(type(value), "__dlpack__") else None
