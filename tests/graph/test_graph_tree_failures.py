@@ -310,6 +310,7 @@ def keeps_what_runs_later(m: Any) -> bool:
     It does not run here: with the fault it would write into that memory.
     """
     given_back: list[int] = []
+    hooks.memory()  # skips in a release, which counts nothing
 
     def body(x: Any) -> Any:
         out, dropped = fanin.add_n([x] * 3), fanin.add_n([x] * 2)
