@@ -93,6 +93,7 @@
     X(NO_FOOTPRINT_CAPTURES, ".. of captures") \
     X(NO_FOOTPRINT_MEMORY, ".. of the memory that is left") \
     X(NO_FOOTPRINT_CALLS, ".. of calls that are counted") \
+    X(NO_FOOTPRINT_STREAMS, ".. of which streams there are") \
     X(NO_FOOTPRINT_THREAD, ".. of threads") \
     X(NO_FOOTPRINT_ACTORS, ".. of the number of threads") \
     X(NO_FOOTPRINT_BUDGET, ".. of the budget") \
