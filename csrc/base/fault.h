@@ -115,6 +115,7 @@
     X(HOOK_ON_CALLER, "hooks run on the caller's streams, which have not waited") \
     X(SUM_FOR_PRODUCER, "a sum is taken for the stream of its first producer") \
     X(HAND_WITHOUT_WAIT, "a single gradient is handed through without a wait") \
+    X(SUM_UNGUARDED, "a function may write a sum that others have, too") \
     X(COUNT_BEFORE_ADD, "a count falls before its gradient was added") \
     X(NODE_TAKEN_TWICE, "a worker finds a node in one step and takes it in another") \
     X(BUFFER_TWICE, "of two workers each puts a buffer of its own in a node's place") \

@@ -106,6 +106,9 @@ typedef struct fan_engine_frontend {
                         const fan_error *err);
     void *(*error_both)(void *first, void *second);
     void (*error_put)(void *error);
+    /* orphaned: of a fork on a thread that runs nodes for another one the child has that thread alone, and nobody whom
+     * the error could reach: says so, and ends the process. Does not return. */
+    void (*orphaned)(void *error);
     /* pick: of the ready nodes one, by its place; where the pass has a schedule. */
     fan_status (*pick)(void *schedule, const fan_backward *p, size_t *place, fan_error *err);
     /* progress: so many of all nodes have run; where the pass has somebody to tell. */

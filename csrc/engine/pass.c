@@ -57,6 +57,8 @@ static void help(fan_helper *h)
         status = work(&h->worker, &err);
         if (status != FAN_OK)
             fan__crew_failed(&h->worker, status, &err);
+        if (p->crew->forked)
+            p->config.frontend->orphaned(p->crew->error);
         depth = 0;
         p->config.frontend->worker_leave(h->around);
     }

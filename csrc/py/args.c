@@ -62,7 +62,12 @@ int fan_index(PyObject *o, const char *what, PyObject *negative, int64_t *out)
     }
     if (n == -1 && PyErr_Occurred())
         return -1;
-    if (overflow || n < 0 || n > INT64_MAX / 2) /* keys are counted on from here without an overflow */
+    bool out_of_range = overflow || n < 0 || n > INT64_MAX / 2; /* keys are counted on from here without an overflow */
+    if (out_of_range && !negative) {
+        *out = -1;
+        return 0;
+    }
+    if (out_of_range)
         return fan_refuse(negative, "%s: expected an integer from 0 on%s, got %R", what,
                           overflow > 0 || n > 0 ? " that fits 62 bits" : "", o);
     *out = n;
@@ -74,8 +79,14 @@ const char *fan_text_arg(PyObject *text)
 {
     Py_ssize_t n;
     const char *words = PyUnicode_AsUTF8AndSize(text, &n);
-    if (!words || strlen(words) == (size_t)n)
+    if (words && strlen(words) == (size_t)n)
         return words;
+    if (!words && PyErr_ExceptionMatches(PyExc_UnicodeEncodeError)) {
+        PyErr_Clear();
+        fan_refuse(PyExc_ValueError, "name: expected text without surrogates, got %R: UTF-8 cannot hold it", text);
+    }
+    if (!words)
+        return NULL;
     fan_refuse(PyExc_ValueError, "name: expected text without a NUL character, got %R", text);
     return NULL;
 }

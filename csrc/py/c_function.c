@@ -200,12 +200,15 @@ static PyObject *function_call(PyObject *o, PyObject *const *args, size_t nargsf
 
 PyObject *fan_function_new(const fanin_function *given)
 {
-    fanin_function f = {.struct_size = sizeof f};
+    fanin_function f;
     function_object *self;
-    if (!given || given->struct_size < offsetof(fanin_function, reserved))
-        return PyErr_Format(PyExc_ValueError, "function_new: struct_size: expected sizeof(fanin_function), %zu",
-                            sizeof f);
-    memcpy(&f, given, given->struct_size < sizeof f ? given->struct_size : sizeof f);
+    if (!given || given->struct_size != sizeof f)
+        return PyErr_Format(PyExc_ValueError,
+                            "function_new: struct_size: expected sizeof(fanin_function), %zu, got %zu", sizeof f,
+                            given ? given->struct_size : 0);
+    f = *given;
+    if (f.reserved)
+        return PyErr_Format(PyExc_ValueError, "function_new: reserved: expected 0, got %u", f.reserved);
     if (!f.call || f.inputs == 0 || f.inputs > INT32_MAX || f.gradients > INT32_MAX || (f.flags & ~FANIN_LONG))
         return PyErr_Format(PyExc_ValueError,
                             "function_new: expected a function of 1 input at least and known flags, got %s, %u "

@@ -380,6 +380,7 @@ const fan_engine_frontend fan_python_engine = {
     .error_take = fan_error_take,
     .error_both = fan_error_both,
     .error_put = error_put,
+    .orphaned = fan_error_orphaned,
     .pick = pick,
     .progress = progress,
 };

@@ -155,6 +155,17 @@ static PyObject *name_of(PyObject *o)
     return after;
 }
 
+/* refuse_swapped: a dtype of foreign byte order. */
+static void refuse_swapped(PyArray_Descr *d)
+{
+    PyArray_Descr *native = PyArray_DescrNewByteorder(d, NPY_NATIVE);
+    if (native)
+        fan_refuse(fan_state_get()->dtype_error,
+                   "dtype %S is of foreign byte order; expected native byte order, '%S': x.astype('%S')", (PyObject *)d,
+                   (PyObject *)native, (PyObject *)native);
+    Py_XDECREF(native);
+}
+
 int fan_dtype_parse(PyObject *o, fan_dtype *out)
 {
     PyArray_Descr *descr = NULL;
@@ -187,7 +198,9 @@ int fan_dtype_parse(PyObject *o, fan_dtype *out)
                           "expected a dtype (a NumPy or torch dtype, or a name as 'float32' or 'bfloat16'), got %R", o);
     }
     *out = fan_dtype_of_descr(descr);
-    if (*out == FAN_DT_NONE)
+    if (*out == FAN_DT_NONE && !PyDataType_ISNOTSWAPPED(descr) && PyTypeNum_ISNUMBER(descr->type_num))
+        refuse_swapped(descr);
+    else if (*out == FAN_DT_NONE)
         fan_refuse(fan_state_get()->dtype_error,
                    "dtype %S is not summed; expected bool, int8..64, uint8..64, float or complex in native byte order, "
                    "or a slot without a dtype and with combine=f",

@@ -2,6 +2,7 @@
 #ifndef FAN_PY_ENGINE_PART_H
 #define FAN_PY_ENGINE_PART_H
 
+#include "base/fault.h"
 #include "engine/leaf.h"
 #include "engine/engine.h"
 #include "py/buffer_part.h"
@@ -66,6 +67,60 @@ static inline const char *fan_node_said(const fan_node *n, char *buf, size_t siz
 /* fan_gradients_of: what a function returned, as holds: one per edge (V1); takes `result`. Messages begin with `who`,
  * or, where that is NULL, with what the node is called. */
 int fan_gradients_of(PyObject *result, const fan_node *n, const char *who, void **gradients, uint32_t ngradients);
+
+/* ---- guard.c ---- */
+
+/* A sum that others have, too, while a function has it. */
+typedef struct fan_guard {
+    PyObject *object; /* an ndarray, or a torch tensor; the caller has it */
+    bool tensor;
+    struct fan_guard *outer; /* of an ndarray */
+    bool gives_back;         /* .. and its flag is to be given back */
+    long long version;       /* of a tensor: as it was */
+    uint32_t slot;
+} fan_guard;
+
+#define FAN_GUARDS_INSIDE 2
+
+typedef struct fan_guards {
+    uint32_t n;
+    fan_guard inside[FAN_GUARDS_INSIDE];
+    fan_guard *more;
+} fan_guards;
+
+extern fan_guard *fan__guards; /* of ndarrays, on all threads, the newest first (engine/node.h, One thread at a time) */
+void fan__guard_array(fan_guards *all, PyArrayObject *a); /* alone, writable, and others have it */
+int fan__guards_begin(fan_guards *all, void *const *sums, uint32_t n);
+int fan__guards_end(fan_guards *all, const fan_node *n);
+
+/* fan_guards_begin: until fan_guards_end nobody writes what others have of these objects, each of which the caller has
+ * once, and keeps until then; NULLs are none. It stays at its place meanwhile. -1 with an exception, and there is
+ * nothing to end. fan_guards_end: -1 with an exception: a tensor was written. One that is live stays, and it is 0 then.
+ * One ndarray, as mostly, is looked at here. */
+static inline int fan_guards_begin(fan_guards *all, void *const *sums, uint32_t n)
+{
+    PyArrayObject *a = n == 1 && sums[0] && !fan_is_native(sums[0]) && PyArray_CheckExact((PyObject *)sums[0])
+                           ? (PyArrayObject *)sums[0]
+                           : NULL;
+    if (!a || !PyArray_CHKFLAGS(a, NPY_ARRAY_WRITEABLE) || FAN_FAULT(SUM_UNGUARDED))
+        return fan__guards_begin(all, sums, n);
+    all->n = 0;
+    if (Py_REFCNT(a) > 1)
+        fan__guard_array(all, a);
+    return Py_REFCNT(a) == 1 && PyArray_BASE(a) ? fan__guards_begin(all, sums, n) : 0;
+}
+static inline int fan_guards_end(fan_guards *all, const fan_node *n)
+{
+    if (!all->n)
+        return 0;
+    if (fan__guards != &all->inside[0] || all->inside[0].outer || all->n > 1)
+        return fan__guards_end(all, n);
+    all->n = 0; /* nobody else has one */
+    fan__guards = NULL;
+    if (all->inside[0].gives_back)
+        PyArray_ENABLEFLAGS((PyArrayObject *)all->inside[0].object, NPY_ARRAY_WRITEABLE);
+    return 0;
+}
 
 /* ---- hooks.c ---- */
 
@@ -133,9 +188,10 @@ PyObject *fan_explain_lost(const fan_backward *p);
 
 /* ---- failed.c ---- */
 
-/* fan_error_take, fan_error_both: see fan_engine_frontend. */
+/* fan_error_take, fan_error_both, fan_error_orphaned: see fan_engine_frontend. */
 void *fan_error_take(const fan_backward *p, const fan_node *n, uint32_t ran, fan_status status, const fan_error *err);
 void *fan_error_both(void *first, void *second);
+void fan_error_orphaned(void *error);
 /* fan_pass_failed: the error becomes an exception, with a note that says where the pass ended (E14). */
 void fan_pass_failed(const fan_backward *p, fan_status status, const fan_error *err);
 

@@ -1,16 +1,47 @@
 /* failed: the error that ends a pass, as an exception whose notes say where it was (E14). */
 #include "py/engine_part.h"
 
-/* add_note: of a str, whose reference it takes; NULL, and an empty one, is none. One that is there is not said again: a
- * node that runs a pass over itself without end would say it a thousand times. */
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#define MOST_NOTES 16
+#define FOLDED ".. and %u notes more, of the passes around these"
+
+/* fold: instead of one note more, the count of those that are left out. */
+static void fold(PyObject *notes)
+{
+    PyObject *text;
+    unsigned n = 0;
+    Py_ssize_t at = PyList_GET_SIZE(notes);
+    while (at > 0 && n == 0) {
+        PyObject *one = PyList_GET_ITEM(notes, --at);
+        const char *words = PyUnicode_Check(one) ? PyUnicode_AsUTF8(one) : NULL;
+        if (!words || sscanf(words, ".. and %u notes more", &n) != 1)
+            n = 0;
+    }
+    text = PyUnicode_FromFormat(FOLDED, n + 1);
+    if (text && n)
+        (void)PyList_SetItem(notes, at, Py_NewRef(text));
+    else if (text)
+        (void)PyList_Append(notes, text);
+    Py_XDECREF(text);
+}
+
+/* add_note: of a str, whose reference it takes; NULL, and an empty one, is none. One that is there is not said again,
+ * and of many the first are: a node that runs a pass inside a pass without end would say it a thousand times. */
 static void add_note(PyObject *e, PyObject *note)
 {
     bool any = note && e && PyUnicode_GET_LENGTH(note);
     PyObject *said = any ? PyObject_GetAttrString(e, "__notes__") : NULL, *none = NULL;
+    bool list = said && PyList_Check(said);
     PyErr_Clear(); /* the error itself matters, here and below */
-    if (any && !(said && PyList_Check(said) && PySequence_Contains(said, note) == 1)) {
+    if (any && !(list && PySequence_Contains(said, note) == 1)) {
         PyErr_Clear();
-        none = PyObject_CallMethod(e, "add_note", "O", note);
+        if (list && PyList_GET_SIZE(said) >= MOST_NOTES)
+            fold(said);
+        else
+            none = PyObject_CallMethod(e, "add_note", "O", note);
     }
     PyErr_Clear();
     Py_XDECREF(none);
@@ -66,4 +97,18 @@ void *fan_error_both(void *first, void *second)
     Py_XDECREF(notes);
     Py_DECREF(other);
     return e;
+}
+
+/* What others have not written yet of stdout and stderr is the parent's: _exit leaves it alone. */
+void fan_error_orphaned(void *error)
+{
+    PyObject *e = error, *text = PyUnicode_FromFormat("%s: %S", Py_TYPE(e)->tp_name, e);
+    const char *words = text ? PyUnicode_AsUTF8(text) : NULL;
+    const char *const parts[] = {
+        "fanin: a fork on a worker of a pass: the pass cannot go on in this child, which ends: ",
+        words ? words : Py_TYPE(e)->tp_name, "\n"};
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        if (write(STDERR_FILENO, parts[i], strlen(parts[i])) < 0)
+            break;
+    _exit(1);
 }

@@ -198,9 +198,13 @@ int fan_hooks_slots(node_object *self, void **sums)
     for (Py_ssize_t i = 0; all && i < PyTuple_GET_SIZE(all) && !bad; i++) {
         hook_object *hook = of(PyTuple_GET_ITEM(all, i));
         PyObject *sum = sums[hook->slot], *to;
+        FAN_RAW fan_guards guards;
         if (!sum || !hook->fn)
             continue;
-        to = PyObject_CallOneArg(hook->fn, sum);
+        if (fan_guards_begin(&guards, &sums[hook->slot], 1) < 0)
+            to = NULL;
+        else if ((to = PyObject_CallOneArg(hook->fn, sum)), fan_guards_end(&guards, &self->node) < 0)
+            Py_CLEAR(to);
         bad = !to;
         if (to == Py_None) {
             Py_DECREF(to);
@@ -261,11 +265,17 @@ int fan_hooks_pre(node_object *self, PyObject *node_hooks, void **sums)
     char name[128], who[192], at[24];
     for (Py_ssize_t i = 0; all && i < PyTuple_GET_SIZE(all); i++) {
         hook_object *hook = of(PyTuple_GET_ITEM(all, i));
-        PyObject *seen = tuple_of(sums, n), *to = NULL;
+        PyObject *seen, *to = NULL;
+        FAN_RAW fan_guards guards;
+        if (fan_guards_begin(&guards, sums, n) < 0)
+            return -1;
+        seen = tuple_of(sums, n);
         if (seen && hook->fn)
             to = PyObject_CallOneArg(hook->fn, seen);
         else if (seen)
             to = Py_NewRef(Py_None);
+        if (fan_guards_end(&guards, &self->node) < 0)
+            Py_CLEAR(to);
         Py_XDECREF(seen);
         if (!to)
             return -1;
@@ -311,23 +321,45 @@ static int replace_all(const node_object *self, PyObject *to, PyObject *were, vo
     return 0;
 }
 
+/* call_post: what a post-hook returned, NULL with an exception. *were: the tuple of gradients that it got. */
+static PyObject *call_post(const node_object *self, PyObject *fn, void **sums, void **gradients, uint32_t ngradients,
+                           PyObject **were)
+{
+    FAN_RAW fan_guards of_sums;
+    FAN_RAW fan_guards of_gradients;
+    PyObject *both[2], *to = NULL;
+    *were = NULL;
+    if (fan_guards_begin(&of_sums, sums, self->node.inputs) < 0)
+        return NULL;
+    if (fan_guards_begin(&of_gradients, gradients, ngradients) < 0)
+        return (void)fan_guards_end(&of_sums, NULL), NULL;
+    both[0] = tuple_of(sums, self->node.inputs);
+    both[1] = *were = tuple_of(gradients, ngradients);
+    if (both[0] && both[1])
+        to = PyObject_Vectorcall(fn, both, 2, NULL);
+    if (fan_guards_end(&of_gradients, &self->node) < 0 || fan_guards_end(&of_sums, &self->node) < 0)
+        Py_CLEAR(to);
+    Py_XDECREF(both[0]);
+    return to;
+}
+
 int fan_hooks_post(node_object *self, PyObject *node_hooks, void **sums, void **gradients, uint32_t ngradients)
 {
     PyObject *all = hooks_in(node_hooks, 1);
     int bad = 0;
     for (Py_ssize_t i = 0; all && i < PyTuple_GET_SIZE(all) && !bad; i++) {
         hook_object *hook = of(PyTuple_GET_ITEM(all, i));
-        PyObject *both[2] = {tuple_of(sums, self->node.inputs), tuple_of(gradients, ngradients)}, *to = NULL;
-        if (both[0] && both[1])
-            to = hook->fn ? PyObject_Vectorcall(hook->fn, both, 2, NULL) : Py_NewRef(Py_None);
+        PyObject *were, *to;
+        if (!hook->fn)
+            continue;
+        to = call_post(self, hook->fn, sums, gradients, ngradients, &were);
         if (to == Py_None)
             Py_DECREF(to);
         else if (to)
-            bad = replace_all(self, to, both[1], gradients, ngradients,
+            bad = replace_all(self, to, were, gradients, ngradients,
                               PyByteArray_AS_STRING(PyTuple_GET_ITEM(node_hooks, 2)));
         bad = bad || !to;
-        Py_XDECREF(both[0]);
-        Py_XDECREF(both[1]);
+        Py_XDECREF(were);
     }
     return bad ? -1 : 0;
 }

@@ -301,8 +301,13 @@ int fan_leaf_accumulate(leaf_object *self, void **sum, bool recording)
     if (self->accumulate) { /* outside of any claim: it may start a pass */
         if (fan_native_show(sum) < 0)
             return -1;
+        FAN_RAW fan_guards guards;
+        if (fan_guards_begin(&guards, sum, 1) < 0)
+            return -1;
         PyObject *call = Py_NewRef(self->accumulate), *ignored = PyObject_CallOneArg(call, *sum);
         Py_DECREF(call);
+        if (fan_guards_end(&guards, &self->base.node) < 0)
+            Py_CLEAR(ignored);
         Py_XDECREF(ignored);
         return ignored ? 0 : -1;
     }

@@ -7,7 +7,7 @@
 
 static void array_gone(PyObject *capsule)
 {
-    fan_array *a = PyCapsule_GetPointer(capsule, "fanin.array");
+    fan_array *a = PyCapsule_GetPointer(capsule, FAN_ARRAY_CAPSULE);
     PyObject *live = fan_exception_take();
     fan_array_drop(a);
     fan_exception_put(live);
@@ -109,7 +109,7 @@ PyObject *fan_export_array(fan_array *a)
                               a->writable ? NPY_ARRAY_WRITEABLE : 0, NULL);
     if (!nd)
         return NULL;
-    base = PyCapsule_New(a, "fanin.array", array_gone);
+    base = PyCapsule_New(a, FAN_ARRAY_CAPSULE, array_gone);
     if (base)
         fan_array_hold(a);
     if (!base || PyArray_SetBaseObject((PyArrayObject *)nd, base) < 0)

@@ -282,13 +282,14 @@ static int inputs_arg(PyObject *inputs, uint32_t *out)
     if (!inputs)
         return 0;
     n = fan_small_index(inputs);
-    if (n < 0 && fan_index(inputs, "inputs", PyExc_ValueError, &n) < 0)
+    if (n < 0 && fan_index(inputs, "inputs", NULL, &n) < 0)
         return -1;
     if (n >= 1 && n < INT32_MAX) {
         *out = (uint32_t)n;
         return 0;
     }
-    PyErr_Format(PyExc_ValueError, "inputs: expected a number of gradients from 1 on, got %R", inputs);
+    PyErr_Format(PyExc_ValueError, "inputs: expected a number of gradients from 1 to %d, got %R", INT32_MAX - 1,
+                 inputs);
     return -1;
 }
 
@@ -479,12 +480,13 @@ static int run_in_python(node_object *self, void **sums, PyObject *node_hooks, v
 {
     FAN_RAW PyObject *on_stack[FAN_SUMS_ON_STACK + 1];
     PyObject **args = on_stack, *result, *fn;
+    FAN_RAW fan_guards guards;
     uint32_t n = self->node.inputs;
-    if (fan_native_show_all(sums, n) < 0)
+    if (fan_native_show_all(sums, n) < 0 || fan_guards_begin(&guards, sums, n) < 0)
         return -1;
     if (n > FAN_SUMS_ON_STACK && !(args = fan_alloc((n + 1) * sizeof *args))) {
         PyErr_NoMemory();
-        return -1;
+        return fan_guards_end(&guards, NULL), -1;
     }
     for (uint32_t i = 0; i < n; i++)
         args[i + 1] = sums[i] ? (PyObject *)sums[i] : Py_None;
@@ -493,6 +495,8 @@ static int run_in_python(node_object *self, void **sums, PyObject *node_hooks, v
     Py_DECREF(fn);
     if (args != on_stack)
         fan_free(args);
+    if (fan_guards_end(&guards, &self->node) < 0)
+        Py_CLEAR(result);
     if (!result)
         return -1;
     if (ngradients == 1 && !PyTuple_Check(result) && !PyList_Check(result) && result != Py_None)
@@ -547,6 +551,22 @@ static PyObject *edges_item(PyObject *o, Py_ssize_t i)
     if (!n->edges[i].next)
         Py_RETURN_NONE;
     return Py_BuildValue("(OI)", (PyObject *)fan_node_object(n->edges[i].next), n->edges[i].slot);
+}
+
+/* edges_subscript: an edge, or a list of those of a slice. */
+static PyObject *edges_subscript(PyObject *o, PyObject *which)
+{
+    if (PySlice_Check(which)) {
+        PyObject *all = PySequence_List(o), *some = all ? PyObject_GetItem(all, which) : NULL;
+        Py_XDECREF(all);
+        return some;
+    }
+    if (!PyIndex_Check(which))
+        return PyErr_Format(PyExc_TypeError, "edge: expected an integer or a slice, got %s", FAN_TYPE_TEXT(which));
+    Py_ssize_t at = PyNumber_AsSsize_t(which, PyExc_IndexError), n = edges_length(o);
+    if (at == -1 && PyErr_Occurred())
+        return NULL;
+    return edges_item(o, at < 0 && at >= -n ? at + n : at);
 }
 
 static PyObject *edges_append(PyObject *o, PyObject *edge)
@@ -609,6 +629,7 @@ static PyType_Slot edges_slots[] = {
     {Py_tp_methods, edges_methods},
     {Py_sq_length, edges_length},
     {Py_sq_item, edges_item},
+    {Py_mp_subscript, edges_subscript},
     {0, NULL},
 };
 
@@ -796,7 +817,9 @@ static PyType_Slot slots[] = {
      "An operation of a graph that a pass goes backward over.\n\n"
      "fn: `fn(*sums)` gets the sums of the `inputs` gradients that come to its slots, None where one is undefined, and "
      "returns one\n"
-     "gradient, or None, per edge, as a tuple or list; a bare one where there is one edge. edges: for each (node, "
+     "gradient, or None, per edge, as a tuple or list; a bare one where there is one edge. It does not write its sums "
+     "(`g = g * 10`,\n"
+     "not `g *= 10`): others may have them, and then an ndarray is read-only while it runs. edges: for each (node, "
      "slot) of a Node\n"
      "or Leaf, or None where nobody needs that gradient. slots: for each input an example array, a fanin.Slot, or "
      "None: what comes is\n"

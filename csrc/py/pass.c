@@ -145,7 +145,11 @@ static int sequence_of(const pass_parts *parts, const char *what, PyObject *o, P
                      what);
         return -1;
     }
-    return fan_sequence_arg(o, what, out);
+    char named[64];
+    if (PyList_CheckExact(o) || PyTuple_CheckExact(o)) /* as mostly */
+        return (*out = PySequence_Tuple(o)) ? 0 : -1;
+    PyOS_snprintf(named, sizeof named, "%s: %s", parts->config.call, what);
+    return fan_sequence_arg(o, named, out);
 }
 
 static int fill_in(pass_parts *parts)
@@ -177,12 +181,16 @@ static int fill_in(pass_parts *parts)
 
 static int workers_arg(fan_backward_config *c, PyObject *workers)
 {
-    int64_t n = 1;
-    if (workers && fan_index(workers, "workers", PyExc_ValueError, &n) < 0)
-        return -1;
+    int64_t n = workers ? fan_small_index(workers) : 1;
+    char named[64];
     if (n < 1 || n > FAN_WORKERS_MOST) {
-        PyErr_Format(PyExc_ValueError, "%s: workers: expected a number of threads from 1 to %d, got %lld", c->call,
-                     FAN_WORKERS_MOST, (long long)n);
+        PyOS_snprintf(named, sizeof named, "%s: workers", c->call);
+        if (fan_index(workers, named, NULL, &n) < 0)
+            return -1;
+    }
+    if (n < 1 || n > FAN_WORKERS_MOST) {
+        PyErr_Format(PyExc_ValueError, "%s: expected a number of threads from 1 to %d, got %R", named, FAN_WORKERS_MOST,
+                     workers);
         return -1;
     }
     if (n > 1 && (c->schedule || c->create_graph)) {
@@ -197,12 +205,12 @@ static int workers_arg(fan_backward_config *c, PyObject *workers)
     return 0;
 }
 
-static int function_arg(PyObject *o, const char *what, void **out)
+static int function_arg(const fan_backward_config *c, PyObject *o, const char *what, void **out)
 {
     *out = o == Py_None ? NULL : o;
     if (!*out || PyCallable_Check(o))
         return 0;
-    PyErr_Format(PyExc_TypeError, "%s: expected a function, got %s", what, FAN_TYPE_TEXT(o));
+    PyErr_Format(PyExc_TypeError, "%s: %s: expected a function, got %s", c->call, what, FAN_TYPE_TEXT(o));
     return -1;
 }
 
@@ -231,8 +239,8 @@ static int parse(pass_parts *parts, PyObject *const *args, Py_ssize_t nargs, PyO
         sequence_of(parts, "roots", a.roots, &parts->roots) < 0 ||
         (a.inputs && a.inputs != Py_None && sequence_of(parts, "inputs", a.inputs, &parts->inputs) < 0))
         return -1;
-    if (function_arg(a.schedule, "schedule", &c->schedule) < 0 ||
-        function_arg(a.progress, "progress", &c->progress) < 0)
+    if (function_arg(c, a.schedule, "schedule", &c->schedule) < 0 ||
+        function_arg(c, a.progress, "progress", &c->progress) < 0)
         return -1;
     return workers_arg(c, a.workers) < 0 ? -1 : fill_in(parts);
 }

@@ -283,6 +283,7 @@ int fan_import_out(PyObject *o, fan_value *out);
 PyObject *fan_export(fan_value *v);
 /* ndarray.c. fan_export_array: a host array as an ndarray over the same memory, or as a handle (fan_wants_handles);
  * takes a hold of its own. fan_ndarray_over: an ndarray in any case, over memory that `base` keeps. */
+#define FAN_ARRAY_CAPSULE "fanin.array" /* the base of such an ndarray: has the array */
 PyObject *fan_export_array(fan_array *a);
 PyObject *fan_ndarray_over(const fan_array *a, bool write, PyObject *base);
 /* fan_ndarray_extent: the bytes that an ndarray shows. */
@@ -314,8 +315,8 @@ fan_status fan_fresh(uint8_t origin, fan_device *d, fan_stream *on, fan_dtype dt
                      const fan_array *like, fan_array **out, fan_error *err);
 extern const fan_frontend fan_python; /* the frontend of every buffer made from Python */
 
-/* fan_index: an exact integer: bool is a TypeError, a negative one an exception of class `negative`. `what` begins the
- * message. -1 with an exception. */
+/* fan_index: an exact integer: bool is a TypeError, a negative one an exception of class `negative`; NULL: *out is -1
+ * then, as for one that 64 bits do not hold. `what` begins the message. -1 with an exception. */
 int fan_index(PyObject *o, const char *what, PyObject *negative, int64_t *out);
 
 /* handles.c */

@@ -8,6 +8,7 @@ typedef struct walk_object {
     PyObject_HEAD fan_backward *pass; /* NULL: it has ended */
     node_object *now;                 /* held: whose gradients are to be given; NULL: none */
     PyObject *sums;                   /* .. its sums */
+    fan_guards guards;                /* .. those of others */
     PyObject *node_hooks;             /* .. and its post-hooks (engine/engine.h, hooks); NULL: none */
     PyObject *last;                   /* what `explain` said at an early end; NULL: nothing */
     bool busy;                        /* a call is inside */
@@ -17,6 +18,7 @@ static walk_object *of(PyObject *o) { return (walk_object *)o; }
 
 static void forget_node(walk_object *self)
 {
+    (void)fan_guards_end(&self->guards, NULL);
     Py_CLEAR(self->now);
     Py_CLEAR(self->sums);
     Py_CLEAR(self->node_hooks);
@@ -25,6 +27,7 @@ static void forget_node(walk_object *self)
 static void end(walk_object *self)
 {
     PyObject *live = fan_exception_take();
+    (void)fan_guards_end(&self->guards, NULL);
     const walk_object was = *self;
     self->pass = NULL; /* all of it, before anybody is called */
     self->now = NULL;
@@ -88,7 +91,7 @@ static fan_status sums_now(walk_object *self, fan_error *err)
     self->node_hooks = node_hooks;
     if (status == FAN_OK && fan_native_show_all(sums, n) < 0)
         status = fan_from_python(err);
-    if (status == FAN_OK && !(self->sums = PyTuple_New(n)))
+    if (status == FAN_OK && (!(self->sums = PyTuple_New(n)) || fan_guards_begin(&self->guards, sums, n) < 0))
         status = fan_from_python(err);
     for (uint32_t i = 0; i < n; i++) {
         if (status == FAN_OK)
@@ -162,7 +165,8 @@ static int gradients_given(walk_object *self, PyObject *result)
     if (gradients && sums) {
         for (uint32_t i = 0; i < inputs; i++)
             sums[i] = PyTuple_GET_ITEM(self->sums, i) == Py_None ? NULL : PyTuple_GET_ITEM(self->sums, i);
-        status = fan_gradients_of(Py_NewRef(result), &self->now->node, NULL, gradients, n) < 0 ||
+        status = fan_guards_end(&self->guards, &self->now->node) < 0 ||
+                         fan_gradients_of(Py_NewRef(result), &self->now->node, NULL, gradients, n) < 0 ||
                          (self->node_hooks && fan_hooks_post(self->now, self->node_hooks, sums, gradients, n) < 0)
                      ? fan_from_python(&err)
                      : FAN_OK;

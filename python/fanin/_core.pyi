@@ -282,7 +282,10 @@ class Edges:
 
         Raises ValueError where it would close a cycle, TypeError and IndexError as Node does.
         """
+    @overload
     def __getitem__(self, index: int, /) -> Edge: ...
+    @overload
+    def __getitem__(self, index: slice, /) -> list[Edge]: ...
     def __iter__(self) -> Iterator[Edge]: ...
     def __len__(self) -> int: ...
 
@@ -291,13 +294,14 @@ class Node:
     """An operation of a graph that a pass goes backward over.
 
     fn: `fn(*sums)` gets the sums of the `inputs` gradients that come to its slots, None where one is undefined, and
-    returns one gradient, or None, per edge, as a tuple or list; a bare one where there is one edge. edges: for each
-    (node, slot) of a Node or Leaf, or None where nobody needs that gradient. slots: for each input an example
-    array, a fanin.Slot, or None: what comes is checked against it. release: called when the graph is freed there.
-    name: what messages call it. stream: where its sums are ready for it, where it runs, and where its gradients are
-    then ready; device: that device's current stream, or "cpu". Without either: the current stream of the device
-    that `slots` declare, else the one that was made current last. group: a text, or an object that several share:
-    of such nodes one runs at a time in a pass of several workers.
+    returns one gradient, or None, per edge, as a tuple or list; a bare one where there is one edge. It does not
+    write its sums (`g = g * 10`, not `g *= 10`): others may have them, and then an ndarray is read-only while it
+    runs. edges: for each (node, slot) of a Node or Leaf, or None where nobody needs that gradient. slots: for each
+    input an example array, a fanin.Slot, or None: what comes is checked against it. release: called when the graph
+    is freed there. name: what messages call it. stream: where its sums are ready for it, where it runs, and where
+    its gradients are then ready; device: that device's current stream, or "cpu". Without either: the current stream
+    of the device that `slots` declare, else the one that was made current last. group: a text, or an object that
+    several share: of such nodes one runs at a time in a pass of several workers.
 
     Raises TypeError (fn, an edge that is no pair, a group that is a number), IndexError (a slot that is not there),
     ValueError (inputs, slots, a stream of another device).

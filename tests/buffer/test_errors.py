@@ -500,7 +500,7 @@ def test_names_may_be_any_object_that_prints() -> None:
     with pytest.raises(ValueError, match="layer1/β: slot 0 \\(layer1/β\\), key 2: expected"):
         buf.add(0, np.ones(2), key=1)
         buf.add(0, np.ones(3), key=2)
-    with pytest.raises(UnicodeEncodeError):
+    with pytest.raises(ValueError, match=r"^name: expected text without surrogates, got '\\ud800'"):
         InputBuffer(1, name="\ud800")
 
 

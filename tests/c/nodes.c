@@ -227,12 +227,16 @@ static PyObject *counts(PyObject *m, PyObject *none)
 static PyObject *refused(PyObject *m, PyObject *which)
 {
     const fanin_function f = {.struct_size = sizeof f, .call = PyLong_AsLong(which) == 1 ? NULL : run, .inputs = 1};
-    fanin_function bad = f;
+    struct {
+        fanin_function f;
+        uint64_t later; /* what a longer one has */
+    } bad = {f, 0};
     (void)m;
-    bad.struct_size = PyLong_AsLong(which) == 0 ? 8 : bad.struct_size;
-    bad.inputs = PyLong_AsLong(which) == 2 ? 0 : 1;
-    bad.flags = PyLong_AsLong(which) == 3 ? 8 : 0;
-    return (PyObject *)api->function_new(&bad);
+    bad.f.struct_size = PyLong_AsLong(which) == 0 ? 8 : PyLong_AsLong(which) == 5 ? sizeof bad : sizeof f;
+    bad.f.inputs = PyLong_AsLong(which) == 2 ? 0 : 1;
+    bad.f.flags = PyLong_AsLong(which) == 3 ? 8 : 0;
+    bad.f.reserved = PyLong_AsLong(which) == 4 ? 1 : 0;
+    return (PyObject *)api->function_new(&bad.f);
 }
 
 static PyMethodDef methods[] = {

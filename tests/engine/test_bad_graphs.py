@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import signal
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -377,15 +378,15 @@ WRONG_KINDS: list[tuple[Callable[[], Any], str]] = [
     (lambda: fanin.backward([], [None]), "input 0: .* got None"),  # type: ignore[list-item]
     (
         lambda: fanin.backward([leaf(1)], schedule=7),  # type: ignore[arg-type]
-        "schedule: expected a function, got an int",
+        "backward: schedule: expected a function, got an int",
     ),
     (
         lambda: fanin.backward([leaf(1)], workers="2"),  # type: ignore[arg-type]
-        "workers: expected an integer, got a str",
+        "backward: workers: expected an integer, got a str",
     ),
     (
         lambda: fanin.backward([leaf(1)], workers=None),  # type: ignore[arg-type]
-        "workers: expected an integer, got None",
+        "backward: workers: expected an integer, got None",
     ),
     (lambda: fanin.walk([leaf(1)]).explain(1), "explain: .* got an int"),  # type: ignore[arg-type]
 ]
@@ -395,6 +396,59 @@ WRONG_KINDS: list[tuple[Callable[[], Any], str]] = [
 def test_messages_say_what_kind_of_object_came_as_people_say_it(make: Callable[[], Any], text: str) -> None:
     with pytest.raises(TypeError, match=f"{text.replace('(', '[(]').replace(')', '[)]')}$"):
         make()
+
+
+@pytest.mark.parametrize("given", [2**31 - 1, 2**40, 2**70, 0, -1], ids=str)
+def test_a_number_of_inputs_that_no_node_has_is_refused_with_both_bounds(given: int) -> None:
+    with pytest.raises(
+        ValueError, match=rf"^inputs: expected a number of gradients from 1 to 2147483646, got {given}$"
+    ):
+        Node(passed_on, given)
+
+
+@pytest.mark.parametrize("make", [lambda name: Node(passed_on, name=name), lambda name: Leaf(ones(1), name=name)])
+def test_a_name_that_utf8_cannot_hold_is_refused_as_a_name(make: Callable[[str], Any]) -> None:
+    with pytest.raises(ValueError, match=r"^name: expected text without surrogates, got 'a\\ud800'") as e:
+        make("a\ud800")
+    assert type(e.value) is ValueError
+
+
+def test_slices_of_edges_are_lists_of_edges() -> None:
+    w, v = leaf(), leaf()
+    node = Node(passed_on, edges=[(w, 0), None, (v, 0)])
+    every = list(node.edges)
+    for which in (slice(None), slice(1, None), slice(-1, None), slice(None, None, -2), slice(5, 9)):
+        assert node.edges[which] == every[which]
+    assert node.edges[-1] == (v, 0) == node.edges[np.int64(2)]  # type: ignore[index]
+    for at in (3, -4):
+        with pytest.raises(IndexError, match=f"expected an edge from 0 on, of 3, got {at}"):
+            node.edges[at]
+    with pytest.raises(TypeError, match="edge: expected an integer or a slice, got a str"):
+        node.edges["0"]  # type: ignore[call-overload]
+
+
+CALLS = {"backward": fanin.backward, "grad": fanin.grad, "walk": fanin.walk}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize(
+    ("name", "bad"),
+    [("roots", 5), ("roots", {1}), ("inputs", 5), ("inputs", "ab"), ("schedule", 5), ("progress", 5),
+     ("workers", "2"), ("workers", 2**70), ("workers", 1.5), ("workers", 0)],
+)  # fmt: skip
+def test_each_refused_argument_of_a_pass_is_named_with_the_call(call: str, name: str, bad: Any) -> None:
+    if name == "workers" and call == "walk":
+        return
+    w = leaf()
+    given = {"roots": [(w, 0, ones(2))], "inputs": [w], name: bad}
+    with pytest.raises((TypeError, ValueError), match=f"^{call}: {name}: expected "):
+        CALLS[call](**given)
+
+
+def test_a_dtype_of_foreign_byte_order_is_refused_with_the_one_to_name_instead() -> None:
+    for make in (lambda: Slot(dtype=">f4"), lambda: Leaf(ones(2), grad_dtype=">f4")):
+        with pytest.raises(ValueError, match=r"expected native byte order, 'float32': x\.astype\('float32'\)$"):
+            make()
 
 
 @pytest.mark.rule("E9", "V1")
@@ -687,6 +741,43 @@ def test_passes_inside_passes_without_end_are_an_error_that_says_once_where() ->
     with pytest.raises(RuntimeError) as raised:  # a RecursionError of Python's, or ours of 1,000 passes
         fanin.backward([(node, 0, np.ones(2))], keep_graph=True)
     assert raised.value.__notes__ == [f"in again (node {node.sequence_nr}): 0 of 2 nodes had run"]
+
+
+def test_an_error_a_thousand_passes_deep_has_a_handful_of_notes() -> None:
+    def deeper(g: Any) -> Any:
+        fanin.backward([(Node(deeper, edges=[None]), 0, 1.0)])
+
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(20_000)
+    try:
+        with pytest.raises(RuntimeError, match="1000 deep") as e:
+            deeper(None)
+    finally:
+        sys.setrecursionlimit(limit)
+    notes = e.value.__notes__
+    assert len(notes) == 17
+    assert notes[15].startswith("in node ") and "had run" in notes[15]  # the innermost are there
+    assert notes[16] == ".. and 986 notes more, of the passes around these"
+
+
+def test_notes_of_the_users_own_stay_where_notes_are_folded() -> None:
+    def deeper(depth: int) -> Any:
+        def fn(g: Any) -> Any:
+            if depth == 40:
+                raise ValueError("deep")
+            try:
+                fanin.backward([(Node(deeper(depth + 1)), 0, 1.0)])
+            except ValueError as e:
+                e.add_note(f"mine {depth}")
+                raise
+
+        return fn
+
+    with pytest.raises(ValueError, match="deep") as e:
+        fanin.backward([(Node(deeper(0)), 0, 1.0)])
+    assert [note for note in e.value.__notes__ if note.startswith("mine")] == [f"mine {i}" for i in range(39, -1, -1)]
+    folded = [note for note in e.value.__notes__ if note.startswith("..")]
+    assert folded == [".. and 33 notes more, of the passes around these"]
 
 
 def test_a_function_that_changes_its_own_node() -> None:

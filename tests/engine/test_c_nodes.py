@@ -237,7 +237,7 @@ def test_what_a_function_in_c_cannot_take_is_refused_by_name(c: ModuleType) -> N
 
 def test_functions_and_edges_that_are_none_are_refused(c: ModuleType) -> None:
     w = Leaf(np.zeros(3))
-    for which in range(4):
+    for which in range(6):
         with pytest.raises(ValueError, match="function_new"):
             c.refused(which)
     with pytest.raises(TypeError, match="node_new: expected a function of function_new, got a builtin"):

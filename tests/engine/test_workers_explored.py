@@ -371,3 +371,34 @@ assert os.waitpid(children[0], 0)[1] == 0
 print("well")
 """
     assert run_python(code).stdout.strip() == "well"
+
+
+@pytest.mark.parametrize("ends", ["return g", "raise ValueError('mine')", "fanin.backward([(inner, 0, g)], workers=2)"])
+def test_a_child_of_a_fork_on_a_worker_ends_with_status_1_and_says_why(ends: str) -> None:
+    """Its caller has stayed behind: there is nobody whom an error could reach."""
+    code = f"""
+import os, sys, threading, warnings
+import numpy as np, fanin
+warnings.simplefilter("ignore", DeprecationWarning)
+main, met, children, w = threading.get_ident(), threading.Barrier(2), [], fanin.Leaf(np.zeros(1))
+inner = fanin.Node(lambda g: (g, g), edges=[(fanin.Node(lambda g: None), 0), (fanin.Node(lambda g: None), 0)])
+def forks(g):
+    met.wait(60)
+    if threading.get_ident() != main:
+        child = os.fork()
+        if child == 0:
+            {ends}
+            raise OSError("back from the pass inside")
+        children.append(child)
+    return g
+ns = [fanin.Node(forks, edges=[(w, 0)], name=f"forks {{i}}") for i in range(2)]
+fanin.backward([(fanin.Node(lambda g: (g, g), edges=[(n, 0) for n in ns]), 0, np.ones(1))], workers=2)
+assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == 1
+print(w.grad[0])
+"""
+    done = run_python(code)
+    assert done.stdout == "2.0\n"
+    why = {"r": "RuntimeError: a fork inside of a pass", "f": "OSError: back", "raise": "ValueError: mine"}
+    [line] = done.stderr.splitlines()
+    assert line.startswith("fanin: a fork on a worker of a pass: the pass cannot go on in this child, which ends: ")
+    assert why["raise" if ends.startswith("raise") else ends[0]] in line

@@ -1,0 +1,170 @@
+/* guard: a sum that others have, too, is not written by the function that gets it (E4).
+ *
+ * An ndarray is read-only while the function runs: its flag is taken, and given back afterwards. Where several run with
+ * one array, in passes inside passes or on several threads, the last that ends gives it back. Of a torch tensor the
+ * version counter says afterwards whether it was written. Whoever is alone with a sum may write it. */
+#include "py/dlpack.h"
+#include "py/engine_part.h"
+
+#include "base/fault.h"
+#include "base/mem.h"
+
+fan_guard *fan__guards;
+
+/* of_tensor: one of torch's own attributes; new reference, or NULL with an exception. */
+static PyObject *of_tensor(PyObject *o, PyObject **descriptor, const char *name)
+{
+    if (!*descriptor && !(*descriptor = PyObject_GetAttrString((PyObject *)Py_TYPE(o), name)))
+        return NULL;
+    if (Py_TYPE(*descriptor) != &PyGetSetDescr_Type)
+        return PyObject_GetAttrString(o, name);
+    const PyGetSetDef *def = ((PyGetSetDescrObject *)*descriptor)->d_getset;
+    return def->get(o, def->closure);
+}
+
+static bool is_version(PyObject *o, long long *version)
+{
+    static PyObject *descriptor; /* of torch's type, as long as the process */
+    PyObject *now = of_tensor(o, &descriptor, "_version");
+    *version = now ? PyLong_AsLongLong(now) : -1;
+    Py_XDECREF(now);
+    PyErr_Clear(); /* of inference mode: none is counted */
+    return *version >= 0;
+}
+
+static bool is_view(PyObject *tensor)
+{
+    static PyObject *descriptor;
+    PyObject *base = of_tensor(tensor, &descriptor, "_base");
+    bool view = base && base != Py_None;
+    Py_XDECREF(base);
+    PyErr_Clear();
+    return view;
+}
+
+/* ours_alone: whether nobody else has an array, nor its memory; `refs` are the caller's. */
+static bool ours_alone(PyObject *o, Py_ssize_t refs)
+{
+    PyObject *base = PyArray_BASE((PyArrayObject *)o);
+    if (fan_alone(o, refs))
+        return true;
+    return Py_REFCNT(o) == refs && base && PyCapsule_IsValid(base, FAN_ARRAY_CAPSULE) && Py_REFCNT(base) == 1 &&
+           fan_native_only_ours(fan_native_of(PyCapsule_GetPointer(base, FAN_ARRAY_CAPSULE)));
+}
+
+static fan_guard *other_of(PyObject *array)
+{
+    fan_guard *g = fan__guards;
+    while (g && g->object != array)
+        g = g->outer;
+    return g;
+}
+
+static void put(fan_guard *g, PyArrayObject *a, bool gives_back)
+{
+    PyArray_CLEARFLAGS(a, NPY_ARRAY_WRITEABLE);
+    g->object = (PyObject *)a;
+    g->tensor = false;
+    g->gives_back = gives_back;
+    g->outer = fan__guards;
+    fan__guards = g;
+}
+
+void fan__guard_array(fan_guards *all, PyArrayObject *a)
+{
+    put(&all->inside[0], a, true);
+    all->more = NULL;
+    all->n = 1;
+}
+
+static bool array_begin(fan_guard *g, PyObject *o)
+{
+    bool writable = PyArray_ISWRITEABLE((PyArrayObject *)o);
+    if (writable ? ours_alone(o, 1) : !other_of(o))
+        return false;
+    put(g, (PyArrayObject *)o, writable);
+    return true;
+}
+
+/* begin_one: false: it needs no guard. */
+static bool begin_one(fan_guard *g, PyObject *o)
+{
+    long long version;
+    if (PyArray_Check(o))
+        return array_begin(g, o);
+    if (!fan_is_tensor(fan_state_get(), o) || (Py_REFCNT(o) == 1 && !is_view(o)) || !is_version(o, &version))
+        return false;
+    *g = (fan_guard){.object = o, .tensor = true, .version = version};
+    return true;
+}
+
+int fan__guards_begin(fan_guards *all, void *const *sums, uint32_t n)
+{
+    all->n = 0;
+    all->more = NULL;
+    if (FAN_FAULT(SUM_UNGUARDED))
+        return 0;
+    for (uint32_t i = 0; i < n; i++) {
+        fan_guard *next;
+        if (!sums[i] || fan_is_native(sums[i])) /* what is native says itself whether it may be written */
+            continue;
+        if (all->n == FAN_GUARDS_INSIDE && !all->more && !(all->more = fan_alloc(n * sizeof *all->more))) {
+            PyErr_NoMemory();
+            (void)fan_guards_end(all, NULL);
+            return -1;
+        }
+        next = all->n < FAN_GUARDS_INSIDE ? &all->inside[all->n] : &all->more[all->n - FAN_GUARDS_INSIDE];
+        if (begin_one(next, sums[i])) {
+            next->slot = i;
+            all->n++;
+        }
+    }
+    return 0;
+}
+
+static void array_end(fan_guard *g)
+{
+    fan_guard *other, **at = &fan__guards;
+    while (*at != g)
+        at = &(*at)->outer;
+    *at = g->outer;
+    if (!g->gives_back)
+        return;
+    if ((other = other_of(g->object)))
+        other->gives_back = true;
+    else
+        PyArray_ENABLEFLAGS((PyArrayObject *)g->object, NPY_ARRAY_WRITEABLE);
+}
+
+/* tensor_written: 0, or -1 with an exception, where there is none yet. */
+static int tensor_written(const fan_guard *g, const fan_node *n)
+{
+    PyObject *live = fan_exception_take();
+    long long version;
+    bool written = is_version(g->object, &version) && version != g->version;
+    char name[128];
+    fan_exception_put(live);
+    if (live || !written || !n)
+        return 0;
+    PyErr_Format(
+        PyExc_RuntimeError,
+        "%s wrote the sum of its slot %u, which others have, too, and theirs is another now: give a new tensor, "
+        "g * 2 instead of g.mul_(2) (E4)",
+        fan_node_said(n, name, sizeof name), g->slot);
+    return -1;
+}
+
+int fan__guards_end(fan_guards *all, const fan_node *n)
+{
+    int bad = 0;
+    while (all->n) {
+        uint32_t i = --all->n;
+        fan_guard *g = i < FAN_GUARDS_INSIDE ? &all->inside[i] : &all->more[i - FAN_GUARDS_INSIDE];
+        if (!g->tensor)
+            array_end(g);
+        else if (tensor_written(g, n) < 0)
+            bad = -1;
+    }
+    fan_free(all->more);
+    return bad;
+}
