@@ -9,7 +9,8 @@ does it. On the fake driver that is asked of the driver itself, less what as man
 nothing. The title says what of the call is the tree's own, by the medians, where there is one kernel (of many the
 difference is lost in what they take), and what the clock of the simulated host counts.
 
-On the CPU: a chain of additions of 16 elements by NumPy, as nodes of a pass, and replayed.
+On the CPU: a chain of additions of 16 elements by NumPy, as nodes of a pass, and replayed; and where a replay pays:
+many operations on small and large arrays, and matrix products, by NumPy and replayed.
 """
 
 from __future__ import annotations
@@ -209,6 +210,71 @@ def on_the_cpu(kernels: int, operands: int, where: object, rounds: int) -> Resul
     return measure(title, work, base=ENGINE, rounds=rounds, longest=5.0)
 
 
+def additions(x: Any, w: Any) -> Any:
+    y = x
+    for _ in range(150):
+        y = y + w + x
+    return y
+
+
+def operations(x: Any, w: Any) -> Any:
+    """Three for each of 100 rounds: NumPy's calls cost what they cost, whatever the arrays hold."""
+    y = x * 1.0
+    for _ in range(100):
+        y = np.tanh(y * w + x)
+    return y
+
+
+def in_place(x: Any, w: Any) -> Any:
+    """The same by out=, as code that counts its allocations writes it."""
+    y = x * 1.0
+    for _ in range(100):
+        np.multiply(y, w, out=y)
+        np.add(y, x, out=y)
+        np.tanh(y, out=y)
+    return y
+
+
+def products(x: Any, w: Any) -> Any:
+    y = x
+    for _ in range(20):
+        y = y @ w
+    return y
+
+
+#: Where a replay pays: a function, its operands' shapes, as a table of docs/graph-trees.md has them.
+WORTH: dict[str, tuple[Callable[[Any, Any], Any], tuple[int, ...]]] = {
+    "300 additions of 16 doubles": (additions, (16,)),
+    "300 additions of 1,000 doubles": (additions, (1000,)),
+    "300 additions of 30,000 doubles": (additions, (30_000,)),
+    "100 times *, + and tanh of 16 doubles": (operations, (16,)),
+    "100 times *, + and tanh of 1,000 doubles": (operations, (1000,)),
+    "100 times *, + and tanh of 30,000 doubles": (operations, (30_000,)),
+    "100 times *, + and tanh of 16 doubles, out=": (in_place, (16,)),
+    "100 times *, + and tanh of 30,000 doubles, out=": (in_place, (30_000,)),
+    "20 products of 8 by 8": (products, (8, 8)),
+    "20 products of 256 by 256": (products, (256, 256)),
+}
+
+
+def worth(name: str, where: object, rounds: int) -> Result:
+    fn, shape = WORTH[name]
+    rng = np.random.default_rng(0)
+    x, w = (rng.standard_normal(shape) / shape[0] for _ in range(2))
+    tree = fanin.GraphTree("cpu")
+    f = tree.function(fn, roles=("copy", "static"))
+
+    def replayed() -> None:
+        with tree.step():
+            f(x, w)
+
+    for _ in range(3):
+        replayed()
+    assert f.last is not None and f.last.did == "replayed"
+    title = f"CPU: {name}, core {where}"
+    return measure(title, {NUMPY: lambda: fn(x, w), STEP: replayed}, base=STEP, rounds=rounds, longest=5.0)
+
+
 def rounds_of(kernels: int, quick: bool) -> int:
     return 3 if quick else max(30, 1000 // kernels)
 
@@ -220,6 +286,8 @@ def results(quick: bool) -> Iterator[Result]:
                 yield simulated(m, kernels, operands, core, rounds_of(kernels, quick))
         for kernels, operands in SHAPES:
             yield on_the_cpu(kernels, operands, core, 3 if quick else 30)
+        for name in WORTH:
+            yield worth(name, core, 3 if quick else 30)
         driver = FakeDriver(devices=1)
         with use_driver(driver):
             for kernels, operands in SHAPES:

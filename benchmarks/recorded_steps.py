@@ -5,7 +5,8 @@ torch.compile and jax.jit.
 
 
 A chain of tanh(y * p) over 16 float32, its pass backward, and an update of p: about seven kernels for each link. The
-others compile the same step, and fuse it; the time to compile is not in the figures.
+others compile the same step, and fuse it; the time to compile is not in the figures. Then where a replay pays: the same
+operations beside NumPy's calls, on small and large arrays, and a call of a step that does nothing.
 """
 
 from __future__ import annotations
@@ -109,10 +110,48 @@ def steps(links: int, where: str, rounds: int, slow: bool) -> Result:
     )  # fmt: skip
 
 
+def beside_numpy(title: str, x: Any, do: Callable[[Any, Any], Any], n: int, rounds: int, where: str) -> Result:
+    """n operations by NumPy, each into a new array, by tape's operations as they are, and replayed."""
+    w = tape.array(x)  # no parameter: nothing is kept for a pass backward, as by NumPy
+
+    def step(x: Any) -> Any:
+        y = tape.array(x)
+        for _ in range(n):
+            y = do(y, w)
+        return y
+
+    def numpy() -> Any:
+        y = x.copy()
+        for _ in range(n):
+            y = do(y, x)
+        return y
+
+    compiled = tape.compiled(step, static=[w])
+    compiled(x)
+    work = {"NumPy": numpy, AS_IT_IS: lambda: step(x), REPLAYED: lambda: compiled(x)}
+    return measure(f"{title}, core {where}", work, base="NumPy", rounds=rounds, longest=10.0)
+
+
+def empty(where: str, rounds: int) -> Result:
+    """What a call costs around its kernels: staging an argument, finding the recording."""
+    step = tape.compiled(lambda x: None)
+    x = np.ones(16)
+    step(x)
+    title = f"a call with one array of a step without kernels, core {where}"
+    return measure(title, {REPLAYED: lambda: step(x)}, base=REPLAYED, rounds=rounds, longest=10.0)
+
+
 def results(quick: bool) -> Iterator[Result]:
     with pinned() as where:
         for links in (14, 142):
             yield steps(links, where, 3 if quick else 15, not quick)
+        rounds = 3 if quick else 15
+        for n in (16, 30_000):
+            x = np.linspace(0.1, 1.0, n)
+            yield beside_numpy(f"300 additions of {n:,} float64", x, lambda y, w: y + w, 300, rounds, where)
+        x = np.eye(200)
+        yield beside_numpy("10 products of matrices of 200 x 200", x, lambda y, w: y @ w, 10, rounds, where)
+        yield empty(where, rounds)
 
 
 if __name__ == "__main__":

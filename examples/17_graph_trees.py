@@ -80,11 +80,13 @@ def main(m):
     # A parameter that keeps moving: there it is recorded without end.
     moves, did = tree.function(times(m, 7), roles="static"), []
     weights = [m.array(np.ones(2)) for _ in range(7)]
-    for w in weights:
-        with tree.step():
-            moves(w)
-        did.append(moves.last.did)
-    say("#188161, an operand that moves", ", ".join(did))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for w in weights:
+            with tree.step():
+                moves(w)
+            did.append(moves.last.did)
+    say("#188161, an operand that moves", f"{', '.join(did)}; {str(said[0].message).partition(',')[0]}")
 
     # A stream that was forked and not joined: there, a code.
     side = m.stream()

@@ -80,7 +80,7 @@ static void spans_of(const fan_overlaps *regions, const uint32_t *label, size_t 
 static fan_status locate(fan_layout *l, uint64_t budget, uint32_t *label, span *spans, fan_error *err)
 {
     size_t count;
-    FAN_TRY(fan_overlaps_components(l->regions, budget, label, &count, err));
+    FAN_TRY(fan_overlaps_components(l->regions, budget, label, &count, NULL, err));
     spans_of(l->regions, label, count, spans);
     for (size_t i = 0; i < l->n; i++) {
         uint64_t lo, last;
@@ -282,7 +282,7 @@ static fan_status find_anew(const fan_layout *l, const fan_layout_item *items, u
         goto done;
     }
     FAN_GO(overlaps_of(items, l->n, &now, err));
-    FAN_GO(fan_overlaps_components(now, budget, label, &count, err));
+    FAN_GO(fan_overlaps_components(now, budget, label, &count, NULL, err));
     *out = differ(l, items, now, label, first, first + l->n, budget);
 done:
     fan_free(label);

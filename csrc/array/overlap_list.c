@@ -14,19 +14,34 @@
  * swept by itself.
  *
  * For components pairs need not be found, only enough of them. Stretches that are still open are kept in lists, one for
- * each component; a new one is asked against the members of a list, the newest first, until one shares a byte with it.
- * Then the lists are one. So a thousand views of the same memory cost a thousand questions.
+ * each component; a new one is compared with the members of a list, the newest first, until one shares a byte with it.
+ * Then the lists are one. So a thousand views of the same memory cost a thousand questions. A member whose bytes all
+ * belong to another member leaves its list: whatever meets it meets that one too. So regions that share nothing with
+ * them are compared once with a thousand repeated rows, not with each.
+ *
+ * The number of questions for components is limited (QUESTIONS), and so is their time: what is left then is "unknown",
+ * counts as an overlap, and joins what it stands beside. Pairs have no such limit, because each unknown pair would have
+ * to be listed; their sweep, like that of components, ends on Ctrl-C.
  */
 #include "array/overlap_list.h"
 
 #include "array/stretch.h"
+#include "base/interrupt.h"
 #include "base/mem.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define GRIDS 4   /* how many steps are tried as the modulus */
 #define BRIDGES 6 /* how many of a run may be set aside */
+
+/* Questions of one call for components with the default budget: about 50 ms, and 3 us for each region. */
+#define QUESTIONS 4000000
+#define QUESTIONS_EACH 256
+#define ATTEMPT 32     /* .. of them for one try of a sweep */
+#define COVER_LOOKS 16 /* members of a list among which one is sought that covers a newcomer, or is covered by it */
+#define QUESTION_ELEMENTS 64 /* how many elements' time one takes, for fan_interrupted */
 
 struct fan_overlaps {
     size_t n;
@@ -163,8 +178,10 @@ typedef struct list {
 /* What a sweep has to work with. */
 typedef struct work {
     const fan_overlaps *l;
-    fan_effort left; /* of the whole call */
+    fan_effort left;   /* of the whole call */
+    int64_t questions; /* for components: how many may still be asked */
     bool extents_only;
+    bool exact;       /* components: no region was joined with another by a verdict that is unknown */
     fan_stretch *run; /* all that are not empty, by their first bytes; room for 2n, as in the next three, which are made
                      when they are needed */
     fan_stretch *arc, *best; /* arcs modulo the step that is tried, and modulo the best so far */
@@ -201,10 +218,21 @@ static fan_status sort(work *w, fan_stretch *s, size_t n, fan_error *err)
     return FAN_OK;
 }
 
+/* questions_of: how many a budget allows for components; UINT64_MAX: any number. */
+static int64_t questions_of(uint64_t budget, size_t n)
+{
+    uint64_t times = budget / FAN_OVERLAP_BUDGET;
+    int64_t most;
+    return budget == UINT64_MAX ||
+                   __builtin_mul_overflow((int64_t)(times ? times : 1), QUESTIONS + QUESTIONS_EACH * (int64_t)n, &most)
+               ? INT64_MAX
+               : most;
+}
+
 static fan_status work_init(work *w, const fan_overlaps *l, uint64_t budget, size_t *n, fan_error *err)
 {
     fan_status status = FAN_OK;
-    *w = (work){.l = l, .left = fan_effort_of(budget)};
+    *w = (work){.l = l, .left = fan_effort_of(budget), .questions = questions_of(budget, l->n), .exact = true};
     w->lists = fan_alloc(2 * l->n * sizeof *w->lists);
     if (!w->lists)
         status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for %zu arrays to compare", l->n);
@@ -221,11 +249,17 @@ static fan_status work_init(work *w, const fan_overlaps *l, uint64_t budget, siz
     return status;
 }
 
-/* verdict: on two regions whose stretches meet. */
+/* verdict: on two regions whose stretches meet. FAN_ERR_EXTERN where the work was interrupted. */
 static fan_status verdict(work *w, uint32_t a, uint32_t b, fan_verdict *out, fan_error *err)
 {
     const fan_comb *one = &w->l->combs[a], *two = &w->l->combs[b];
     *out = FAN_OVERLAP_DISJOINT;
+    if (fan_interrupted(QUESTION_ELEMENTS))
+        return FAN_ERR_EXTERN; /* the scope that is interrupted has the error */
+    if (w->parent && w->questions-- <= 0) {
+        *out = FAN_OVERLAP_HARD;
+        return FAN_OK;
+    }
     if (!fan_extents_may_overlap(fan_comb_extent(one), fan_comb_extent(two)))
         return FAN_OK;
     *out = FAN_OVERLAP_YES;
@@ -319,48 +353,106 @@ static void leave(fan_stretch *s, list *open, uint32_t before, uint32_t at)
         open->tail = before;
 }
 
-/* joins: whether stretch i is of the component of an open list; members that have ended leave it on the way. */
-static fan_status joins(work *w, fan_stretch *s, list *open, uint32_t i, bool *yes, fan_error *err)
+/* comb_within: true only if each byte of `a` is one of `b`; false also where that takes more than a look at each axis.
+ * The steps of a comb ascend. */
+static bool comb_within(const fan_comb *a, const fan_comb *b)
+{
+    if (a->far || b->far || a->lo < b->lo || a->last > b->last)
+        return false;
+    int64_t offset = (int64_t)(a->lo - b->lo);
+    int i = a->n - 1;
+    for (int k = b->n - 1; k >= 0; k--) {
+        bool same = i >= 0 && a->axes[i].step == b->axes[k].step;
+        int64_t room = b->axes[k].count - (same ? a->axes[i].count : 1), skip = offset / b->axes[k].step;
+        if (room < 0)
+            return false;
+        offset -= (skip < room ? skip : room) * b->axes[k].step;
+        i -= same;
+    }
+    return i < 0 && offset + a->tooth <= b->tooth;
+}
+
+/* covers: whether whatever shares bytes with the region of stretch `b` shares bytes with that of `a`, and meets stretch
+ * `a` as long as it meets `b`. */
+static bool covers(const work *w, const fan_stretch *a, const fan_stretch *b)
+{
+    bool yes = comb_within(&w->l->combs[b->who], &w->l->combs[a->who]);
+    assert(!yes || (a->from <= b->from && b->to <= a->to)); /* an arc within an arc passes the circle's end with it */
+    return yes;
+}
+
+/* How a newcomer and an open list belong together. */
+typedef enum meeting { APART, JOINED, COVERED } meeting;
+
+/* meet: of stretch i and an open list. Members that have ended leave the list on the way; once one shares a byte with
+ * i, so do those among the next few that i covers. COVERED: one of them covers i, which need not be listed. */
+static fan_status meet(work *w, fan_stretch *s, list *open, uint32_t i, meeting *out, fan_error *err)
 {
     uint32_t before = FAN_NOBODY;
-    *yes = false;
-    for (uint32_t at = open->head; at != FAN_NOBODY && !*yes; at = s[at].next) {
-        fan_verdict v = FAN_OVERLAP_YES;
+    int more = COVER_LOOKS;
+    *out = APART;
+    for (uint32_t at = open->head; at != FAN_NOBODY && *out != COVERED && more > 0; at = s[at].next) {
+        fan_verdict v = FAN_OVERLAP_DISJOINT;
         if (s[at].to < s[i].from) {
             leave(s, open, before, at);
             continue;
         }
-        if (root_of(w->parent, s[at].who) != root_of(w->parent, s[i].who))
+        if (*out == APART && root_of(w->parent, s[at].who) != root_of(w->parent, s[i].who))
             FAN_TRY(verdict(w, s[at].who, s[i].who, &v, err));
-        *yes = v != FAN_OVERLAP_DISJOINT;
+        else
+            v = FAN_OVERLAP_YES; /* one component already */
+        if (v != FAN_OVERLAP_DISJOINT) {
+            w->exact &= v == FAN_OVERLAP_YES;
+            unite(w->parent, s[at].who, s[i].who);
+            more--;
+            *out = covers(w, &s[at], &s[i]) ? COVERED : JOINED;
+            if (*out == JOINED && covers(w, &s[i], &s[at])) {
+                leave(s, open, before, at);
+                continue;
+            }
+        }
         before = at;
     }
     return FAN_OK;
 }
 
-/* sweep_components: every list that the newcomer joins goes behind it. */
-static fan_status sweep_components(work *w, fan_stretch *s, size_t n, fan_error *err)
+/* sweep_components: the lists that a newcomer joins become one, with the newcomer at its head unless a member covers
+ * it. *done: false where fewer than `floor` questions were left before the end; what was joined until then is right. */
+static fan_status sweep_components(work *w, fan_stretch *s, size_t n, int64_t floor, bool *done, fan_error *err)
 {
     size_t lists = 0;
+    *done = false;
     for (uint32_t i = 0; i < n; i++) {
-        list mine = {i, i};
+        if (w->questions < floor)
+            return FAN_OK;
+        list joined = {FAN_NOBODY, FAN_NOBODY};
         size_t kept = 0;
-        s[i].next = FAN_NOBODY;
+        bool covered = false;
         for (size_t k = 0; k < lists; k++) {
-            list *open = &w->lists[k];
-            bool yes;
-            FAN_TRY(joins(w, s, open, i, &yes, err));
-            if (yes) {
-                unite(w->parent, s[open->head].who, s[i].who);
-                s[mine.tail].next = open->head;
-                mine.tail = open->tail;
-            } else if (open->head != FAN_NOBODY) {
-                w->lists[kept++] = *open;
+            list open = w->lists[k];
+            meeting how;
+            FAN_TRY(meet(w, s, &open, i, &how, err));
+            covered |= how == COVERED;
+            if (open.head == FAN_NOBODY)
+                continue;
+            if (how == APART) {
+                w->lists[kept++] = open;
+                continue;
             }
+            if (joined.head == FAN_NOBODY)
+                joined.tail = open.tail;
+            s[open.tail].next = joined.head;
+            joined.head = open.head;
         }
-        w->lists[kept++] = mine;
+        if (!covered) {
+            s[i].next = joined.head;
+            joined.tail = joined.head == FAN_NOBODY ? i : joined.tail;
+            joined.head = i;
+        }
+        w->lists[kept++] = joined;
         lists = kept;
     }
+    *done = true;
     return FAN_OK;
 }
 
@@ -416,10 +508,38 @@ static fan_status sweep_divided(work *w, fan_stretch *run, size_t n, size_t coun
                 FAN_TRY(note(w, run[j].who, run[i].who, err));
             else if (root_of(w->parent, run[j].who) != root_of(w->parent, run[i].who))
                 FAN_TRY(verdict(w, run[j].who, run[i].who, &v, err));
-            if (v != FAN_OVERLAP_DISJOINT)
-                unite(w->parent, run[j].who, run[i].who);
+            if (v == FAN_OVERLAP_DISJOINT)
+                continue;
+            w->exact &= v == FAN_OVERLAP_YES;
+            unite(w->parent, run[j].who, run[i].who);
         }
     return sweep_runs(w, run, n - count, err);
+}
+
+/* attempt: components by these stretches, as far as ATTEMPT questions for each lead. */
+static fan_status attempt(work *w, fan_stretch *s, size_t n, bool *done, fan_error *err)
+{
+    return sweep_components(w, s, n, w->questions - ATTEMPT * (int64_t)n, done, err);
+}
+
+/* sweep_components_by: by the stretches `best`, which meet least. That is no sure measure for components, because of
+ * the members that leave their lists: where it takes many questions, the extents and the arcs are tried in turn. */
+static fan_status sweep_components_by(work *w, fan_stretch *best, size_t count, fan_stretch *run, size_t n,
+                                      const tally *grids, fan_error *err)
+{
+    bool done;
+    FAN_TRY(attempt(w, best, count, &done, err));
+    if (!done && best != run)
+        FAN_TRY(attempt(w, run, n, &done, err));
+    for (int i = 0; i < GRIDS && !done; i++) {
+        if (!grids[i].count)
+            continue;
+        FAN_TRY(room(w, &w->arc, err));
+        size_t m = arcs(w->l, run, n, grids[i].step, w->arc);
+        FAN_TRY(sort(w, w->arc, m, err));
+        FAN_TRY(attempt(w, w->arc, m, &done, err));
+    }
+    return done ? FAN_OK : sweep_components(w, best, count, INT64_MIN, &done, err);
 }
 
 /* sweep: one run, by whichever stretches meet least. */
@@ -449,7 +569,7 @@ static fan_status sweep(work *w, fan_stretch *run, size_t n, fan_error *err)
         least = met;
         count = m;
     }
-    return w->parent ? sweep_components(w, best, count, err) : sweep_pairs(w, best, count, err);
+    return w->parent ? sweep_components_by(w, best, count, run, n, grids, err) : sweep_pairs(w, best, count, err);
 }
 
 static fan_status sweep_runs(work *w, fan_stretch *s, size_t n, fan_error *err)
@@ -465,7 +585,7 @@ static fan_status sweep_runs(work *w, fan_stretch *s, size_t n, fan_error *err)
 }
 
 static fan_status label_all(const fan_overlaps *l, bool extents_only, uint64_t budget, uint32_t *label, size_t *count,
-                            fan_error *err)
+                            bool *exact, fan_error *err)
 {
     work w;
     size_t n, components = 0;
@@ -474,6 +594,7 @@ static fan_status label_all(const fan_overlaps *l, bool extents_only, uint64_t b
         label[i] = (uint32_t)i;
     w.parent = label;
     w.extents_only = extents_only;
+    w.questions = extents_only ? INT64_MAX : w.questions;
     fan_status status = sweep_runs(&w, w.run, n, err);
     work_fini(&w);
     FAN_TRY(status);
@@ -483,18 +604,20 @@ static fan_status label_all(const fan_overlaps *l, bool extents_only, uint64_t b
     for (size_t i = 0; i < l->n; i++)
         label[i] = label[i] == i ? (uint32_t)components++ : label[label[i]];
     *count = components;
+    if (exact)
+        *exact = w.exact;
     return FAN_OK;
 }
 
-fan_status fan_overlaps_components(const fan_overlaps *l, uint64_t budget, uint32_t *label, size_t *count,
+fan_status fan_overlaps_components(const fan_overlaps *l, uint64_t budget, uint32_t *label, size_t *count, bool *exact,
                                    fan_error *err)
 {
-    return label_all(l, false, budget, label, count, err);
+    return label_all(l, false, budget, label, count, exact, err);
 }
 
 fan_status fan_overlaps_extents(const fan_overlaps *l, uint32_t *label, size_t *count, fan_error *err)
 {
-    return label_all(l, true, 0, label, count, err);
+    return label_all(l, true, 0, label, count, NULL, err);
 }
 
 fan_status fan_overlaps_pairs(const fan_overlaps *l, uint64_t budget, fan_pair **out, size_t *count, fan_error *err)

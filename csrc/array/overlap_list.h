@@ -27,8 +27,10 @@ const fan_region *fan_overlaps_region(const fan_overlaps *l, size_t i);
 bool fan_overlaps_extent(const fan_overlaps *l, size_t i, uint64_t *lo, uint64_t *last);
 
 /* fan_overlaps_components: label[i] is the number of the component of region i; they are numbered by their first
- * members. *count: how many. Near-linear for what people slice, also where the pairs are many. FAN_ERR_NOMEM. */
-fan_status fan_overlaps_components(const fan_overlaps *l, uint64_t budget, uint32_t *label, size_t *count,
+ * members. *count: how many. *exact (NULL: not wanted): false where an unknown verdict joined two regions. Near-linear
+ * for what people slice, also where the pairs are many; the questions of one call are limited by the budget, and those
+ * beyond it are unknown. FAN_ERR_NOMEM; FAN_ERR_EXTERN where a fan_interrupt scope ended it. */
+fan_status fan_overlaps_components(const fan_overlaps *l, uint64_t budget, uint32_t *label, size_t *count, bool *exact,
                                    fan_error *err);
 /* fan_overlaps_extents: the same of regions whose extents meet, whether their bytes do or not. */
 fan_status fan_overlaps_extents(const fan_overlaps *l, uint32_t *label, size_t *count, fan_error *err);

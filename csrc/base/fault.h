@@ -77,9 +77,11 @@
     X(KERNEL_NOT_REPLAYED, "the last kernel of a recording is not replayed") \
     X(BLOCK_GIVEN_TWICE, "memory of a recording is given again while an array lies in it") \
     X(RECORDS_ANYTHING, "memory that the recording does not know is recorded") \
+    X(FITS_ANYTHING, "a recording is replayed for a call with arrays of another layout") \
     X(LEAF_ADOPTS, "a leaf adopts memory that a replay overwrites")
 /* What the search of host orders is told (device/sim): footprints of one kind left out, in the order of the kinds. */
 #define FAN_SEARCH_FAULTS(X) \
+    X(USER_OF_ANOTHER_MACHINE, "a stream of another machine may be a user of memory") \
     X(NO_TURNS, "calls of a spawned thread are no turns") \
     X(NO_FOOTPRINT_STREAM, "what a call touches of streams is left out") \
     X(NO_FOOTPRINT_EVENT, ".. of events") \
@@ -91,6 +93,7 @@
     X(NO_FOOTPRINT_CAPTURES, ".. of captures") \
     X(NO_FOOTPRINT_MEMORY, ".. of the memory that is left") \
     X(NO_FOOTPRINT_CALLS, ".. of calls that are counted") \
+    X(NO_FOOTPRINT_STREAMS, ".. of which streams there are") \
     X(NO_FOOTPRINT_THREAD, ".. of threads") \
     X(NO_FOOTPRINT_ACTORS, ".. of the number of threads") \
     X(NO_FOOTPRINT_BUDGET, ".. of the budget") \
@@ -127,7 +130,9 @@
     X(TREE_NO_JOIN, "the tree's stream does not wait for the caller's") \
     X(TREE_ADOPTED, "what a function keeps of its own memory is not looked for") \
     X(TREE_GENERATION_STAYS, "what a step handed out stays usable after its end") \
+    X(TREE_OUTSIDE_FREED, "memory from beyond a full tree is given back before what was recorded runs") \
     X(TREE_FULL_REPLAYED, "a recording for which there was no room is replayed") \
+    X(TREE_VERIFY_TWICE, "verify= leaves operands as the function made them, and the replay writes them again") \
     X(TREE_GONE_STAYS, "recordings of functions that are gone are not given back") \
     X(TREE_FORK_WHOLE, "in a forked child a tree counts as whole though another thread was in a call of it")
 #define FAN_FAULTS(X) \

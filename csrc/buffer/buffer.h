@@ -203,7 +203,7 @@ typedef struct fan_slot_view {
     fan_form value_form;
     fan_dtype dtype, accumulate;    /* of the sum so far */
     int64_t count, expected;        /* expected -1: none */
-    int64_t next_key;               /* -1: no keys */
+    int64_t next_key;               /* -1: no keys, or none is left */
     fan_fold_plan next;             /* what the next sum will do; all zero: there is nothing to sum */
     size_t items;                   /* parked */
     uint64_t budget, parked, alone; /* of the buffer; bytes */

@@ -191,7 +191,7 @@ static fan_status check_key(const fan_buffer *b, size_t slot, const fan_contribu
                       s->expected, FAN_PLURAL(s->expected));
     if (c->key < 0)
         return FAN_OK;
-    if (c->key < p->next_key || fan_pass_has(p, c->key, &out->at))
+    if ((uint64_t)c->key < p->next_key || fan_pass_has(p, c->key, &out->at))
         return refuse(err, FAN_ERR_VALUE, b, slot, c->key, "this key has contributed already in this pass (A16)");
     return FAN_OK;
 }

@@ -94,7 +94,7 @@ static void unlist(fan_buffer *b, fan_pass *p, const fan_gathered *g)
     p->nitems = kept;
     p->ask = 0;
     if (p->keyed > 0 && g->nitems)
-        p->next_key = g->items[g->nitems - 1]->key + 1;
+        p->next_key = (uint64_t)g->items[g->nitems - 1]->key + 1;
 }
 
 static fan_status fold_commit(fan_buffer *b, size_t slot, fan_gathered *g, fan_error *err)
@@ -155,12 +155,12 @@ static size_t worth_absorbing(const fan_slot *s)
     if (!fan_exact_fits(d) || (p->device && p->device->backend->has_streams) ||
         (p->value.form != FAN_FORM_UNDEFINED && p->value.form != FAN_FORM_ZERO))
         return 0;
-    if (p->unsorted && p->unsorted->least > p->next_key)
+    if (p->unsorted && (uint64_t)p->unsorted->least > p->next_key)
         return 0;
     fan_pass_in_order(p);
     for (size_t i = 0; i < p->nitems; i++) {
         const fan_value *v = &p->items[i]->value;
-        if (!p->items[i]->parked || (p->keyed > 0 && p->items[i]->key != p->next_key + (int64_t)i))
+        if (!p->items[i]->parked || (p->keyed > 0 && (uint64_t)p->items[i]->key != p->next_key + i))
             return 0; /* keys have no order in an exact sum, but the ledger of A16 has */
         if (v->form == FAN_FORM_SPARSE)
             return 0; /* its sum may be sparse, and small */

@@ -39,7 +39,7 @@ static void look_at_pass(const fan_buffer *b, const fan_slot *s, fan_slot_view *
     out->poisoned = p->poison ? p->poison->text : NULL;
     out->count = p->count;
     out->expected = s->expected;
-    out->next_key = p->keyed > 0 ? p->next_key : -1;
+    out->next_key = p->keyed > 0 && p->next_key <= INT64_MAX ? (int64_t)p->next_key : -1;
     out->items = p->nitems;
     out->budget = b->budget;
     out->limits = b->limits;

@@ -123,7 +123,7 @@ static fan_array *sum_for(const fan_slot *s, const fan_fast_kind *k, const char 
         return NULL;
     if (s->busy || p->nitems || p->arriving || p->seen != fan_dtype_set_add(0, k->dtype, false))
         return NULL;
-    if ((p->keyed < 0) != (key < 0) || (key >= 0 && key != p->next_key) ||
+    if ((p->keyed < 0) != (key < 0) || (key >= 0 && (uint64_t)key != p->next_key) ||
         (s->expected >= 0 && p->count >= s->expected))
         return NULL;
     uint64_t bytes = fan_fast_bytes(k);
@@ -147,8 +147,8 @@ static bool list_sum_for(const fan_buffer *b, const fan_slot *s, const fan_fast_
     const fan_fast_list *p = s->fast;
     const fan_fast_term *first = &p->terms[0];
     if (b->budget == FAN_BUDGET_AUTO || s->busy || s->targets || p->n != 1 || k->scalar ||
-        !fan_fast_same(&p->kind, k) || (first->key < 0) != (key < 0) || (key >= 0 && key != first->key + 1) ||
-        (s->expected >= 0 && p->summed >= s->expected))
+        !fan_fast_same(&p->kind, k) || (first->key < 0) != (key < 0) ||
+        (key >= 0 && (uint64_t)key != (uint64_t)first->key + 1) || (s->expected >= 0 && p->summed >= s->expected))
         return false;
     fan_reuse facts = {.dense = true,
                        .writable = true,
@@ -248,7 +248,7 @@ static void add_inplace(fan_buffer *b, const inplace_add *one)
         p->count++;
         p->value_summed = true;
         p->rules |= fan_plan_fast_slot(true, false) | fan_plan_fast_fold(true);
-        p->next_key = one->key >= 0 ? one->key + 1 : p->next_key;
+        p->next_key = one->key >= 0 ? (uint64_t)one->key + 1 : p->next_key;
     } else {
         fan_fast_term *sum = &one->list->terms[0];
         one->list->summed++;

@@ -127,7 +127,7 @@ static void pass_fill(fan_pass *p, const fan_slot *s, fan_item **items, size_t m
         p->value_donated = list->terms[0].donated;
         p->value_seen = p->seen;
         p->value_key = list->terms[0].key < 0 ? -1 : 0;
-        p->next_key = list->terms[0].key + 1;
+        p->next_key = (uint64_t)list->terms[0].key + 1;
     }
     if (s->spec->has_shape || !some) {
         fan_free(shape);

@@ -163,10 +163,10 @@ fan_status fan_slot_poisoned(const fan_buffer *b, size_t slot, fan_error *err)
 size_t fan_pass_ready_prefix(fan_pass *p)
 {
     size_t m = 0;
-    if (p->unsorted && p->unsorted->least > p->next_key)
+    if (p->unsorted && (uint64_t)p->unsorted->least > p->next_key)
         return 0;
     fan_pass_in_order(p);
-    while (m < p->nitems && p->items[m]->parked && (p->keyed < 0 || p->items[m]->key == p->next_key + (int64_t)m))
+    while (m < p->nitems && p->items[m]->parked && (p->keyed < 0 || (uint64_t)p->items[m]->key == p->next_key + m))
         m++;
     return m;
 }

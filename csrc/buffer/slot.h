@@ -81,7 +81,7 @@ typedef struct fan_pass {
     bool value_hashed;        /* with debug: it is still the contribution itself, and .. (folder) */
     uint64_t value_hash;      /* .. of its elements at add */
     int64_t value_key;        /* the key of the contribution whose kind it comes back as (folder) */
-    int64_t next_key;         /* the lowest key that is not in it (folder) */
+    uint64_t next_key;        /* the lowest key that is not in it (folder); up to 2**63 */
     fan_stream *ready;        /* held (folder) */
     fan_event *ready_event;   /* held (folder) */
     fan_exact_state *exact;   /* NULL: none (folder) */

@@ -139,7 +139,7 @@ static fan_take_facts facts_of(fan_buffer *b, const fan_take *how, const fan_ext
     facts.widened = !facts.objects && fan_accum_dtype(sum, s->spec->accumulate) != sum;
     facts.expanded = fan_fold_expanded(f) != 0;
     facts.whole = s->p->keyed < 0 || !c->g.nitems ||
-                  c->g.items[c->g.nitems - 1]->key == s->p->next_key + (int64_t)c->g.nitems - 1;
+                  (uint64_t)c->g.items[c->g.nitems - 1]->key == s->p->next_key + c->g.nitems - 1;
     facts.alone = fan_take_count(b, how) == 1;
     if (f->n) {
         facts.first_donated = f->terms[0].donated;

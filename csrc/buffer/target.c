@@ -30,7 +30,7 @@ static fan_target_facts facts_of(const fan_buffer *b, size_t slot, int64_t key, 
                      .exclusive = p->ready == p->accum};
     return (fan_target_facts){.idle = !s->busy && !p->nitems && !p->arriving,
                               .reuse = fan_reusable(&sum),
-                              .complete = key < 0 || key == p->next_key,
+                              .complete = key < 0 || (uint64_t)key == p->next_key,
                               .producer = fan_stream_id_of(P),
                               .accum = fan_stream_id_of(p->accum),
                               .ready = fan_stream_id_of(p->ready)};
@@ -68,7 +68,7 @@ static void lend(fan_slot *s, fan_target *t)
     p->count++;
     p->arriving++;
     p->keyed = t->key >= 0 ? 1 : -1;
-    p->next_key = t->key >= 0 ? t->key + 1 : p->next_key;
+    p->next_key = t->key >= 0 ? (uint64_t)t->key + 1 : p->next_key;
 }
 
 /* Locked: checks the target like the contribution that it will become, begins it, and lends the running sum if the plan
@@ -244,7 +244,7 @@ void fan_buffer_target_cancel(fan_buffer *b, fan_target *t)
         fan_pass *p = b->slots[t->slot].p;
         p->count--;
         p->arriving--;
-        p->next_key = t->key >= 0 ? t->key : p->next_key;
+        p->next_key = t->key >= 0 ? (uint64_t)t->key : p->next_key;
         fan_slot_let_go(b, t->slot);
     }
     fan_slot_unlock(b, t->slot);

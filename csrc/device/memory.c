@@ -453,6 +453,10 @@ static fan_storage *scope_make(size_t n)
         fan_storage_make here = fan_storage_redirect(NULL);
         made = fan_storage_new(n);
         (void)fan_storage_redirect(here);
+        if (made && in->outside && in->outside(in, made, NULL) != FAN_OK) {
+            fan_storage_drop(made);
+            made = NULL;
+        }
     }
     return made;
 }
@@ -556,6 +560,12 @@ static fan_status memory_new(fan_device *d, fan_stream *owner, size_t bytes, fan
     fan_device_hold(d);
     m->streams[0] = owner ? fan_stream_hold(owner) : NULL;
     st->data = m->data;
+    if (in && in->outside)
+        status = in->outside(in, st, err);
+    if (status != FAN_OK) {
+        fan_storage_drop(st);
+        return status;
+    }
     *out = st;
     return FAN_OK;
 }
@@ -698,6 +708,12 @@ fan_status fan_memory_record_stream(fan_storage *st, fan_stream *s, fan_error *e
     fan_memory *m = memory_of(st);
     if (!m || !s)
         return FAN_OK;
+    if (m->device->holds != s->device->holds && !FAN_FAULT(USER_OF_ANOTHER_MACHINE)) {
+        char text[32];
+        return fan_fail(err, FAN_ERR_VALUE,
+                        "record_stream: stream %llu of %s belongs to another machine than the memory",
+                        (unsigned long long)s->handle, fan_device_text(s->device, text, sizeof text));
+    }
     fan__device_lock(m->device);
     int added = memory_add_user(m, s);
     fan__device_unlock(m->device);

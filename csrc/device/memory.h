@@ -34,12 +34,15 @@ bool fan_memory_used_by(fan_storage *st, const fan_stream *s);
 /* Title: Scopes. While a thread is in a scope, what it allocates on the scope's device comes from `alloc`: a storage,
  * as fan_memory_lend makes one (NULL: from the device, as outside); owner is NULL where nobody knows who uses it first.
  * They nest, and the innermost of a device counts. On the CPU it is all memory that the core allocates on the thread.
+ * outside (NULL: nothing): called with each storage that came from the device although the scope is there; failing, the
+ * allocation fails.
  * `recording`: what the thread queues on a stream that is not captured would be done once, and not in the replays:
  * fan_memory_scope_check refuses that, naming `who`. */
 typedef struct fan_memory_scope {
     fan_device *device;
     fan_status (*alloc)(struct fan_memory_scope *self, fan_stream *owner, size_t bytes, fan_storage **out,
                         fan_error *err);
+    fan_status (*outside)(struct fan_memory_scope *self, fan_storage *made, fan_error *err);
     const char *who;
     bool recording;
     struct fan_memory_scope *outer;
@@ -53,8 +56,8 @@ fan_status fan_memory_scope_check(const fan_stream *s, fan_error *err);
  * changed, that is refused. FAN_ERR_CAPTURE. */
 fan_status fan_memory_scope_upload(const fan_device *d, fan_error *err);
 
-/* fan_memory_record_stream: the memory is used on s. FAN_ERR_NOMEM leaves the set of users as it was. Does nothing for
- * host storages, and where s owns the memory. */
+/* fan_memory_record_stream: the memory is used on s. FAN_ERR_VALUE: s is of another machine. FAN_ERR_NOMEM leaves the
+ * set of users as it was. Does nothing for host storages, and where s owns the memory. */
 fan_status fan_memory_record_stream(fan_storage *st, fan_stream *s, fan_error *err);
 /* fan_memory_record_stream_all: .. of n arrays (NULL among them is fine), under one lock for those of s's device. */
 fan_status fan_memory_record_stream_all(fan_array *const *arrays, size_t n, fan_stream *s, fan_error *err);

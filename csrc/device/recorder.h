@@ -46,6 +46,8 @@ typedef struct fan_recorder {
 
     /* accesses: everything that it touches, as far as that can be told; else roles are believed. NULL: nothing can. */
     void (*accesses)(const fan_recording *r, fan_recording_visit visit, void *ctx);
+    /* accesses_all: `accesses` visits all of them: no kernel that others launch can be part of a recording. */
+    bool accesses_all;
 
     /* clock: when, in microseconds of the device's clock, all that is queued on `origin` will have run: for traces.
      * NULL: nobody knows. */

@@ -1,6 +1,7 @@
 /* Memory of the arena, as storages that are lent. */
 #include "graph/part.h"
 
+#include "base/fault.h"
 #include "base/mem.h"
 
 #include <stdio.h>
@@ -151,6 +152,30 @@ fan_status fan__tree_scope_alloc(fan_memory_scope *scope, fan_stream *owner, siz
         s->tree->reach = b->offset + b->bytes;
     *out = fan_storage_hold(b->storage);
     return FAN_OK;
+}
+
+/* A storage that the body frees would be given to others before the launch writes into it. On a device its memory goes
+ * back behind the tree's stream, on which the launch runs. */
+fan_status fan__tree_scope_outside(fan_memory_scope *scope, fan_storage *made, fan_error *err)
+{
+    fan_tree_scope *s = (fan_tree_scope *)scope;
+    if (!scope->recording || FAN_FAULT(TREE_OUTSIDE_FREED))
+        return FAN_OK;
+    if (fan_grow((void **)&s->outside, &s->outside_cap, s->noutside + 1, sizeof *s->outside))
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph tree");
+    if (s->tree->origin)
+        FAN_TRY(fan_memory_record_stream(made, s->tree->origin, err));
+    s->outside[s->noutside++] = fan_storage_hold(made);
+    return FAN_OK;
+}
+
+void fan__tree_scope_drop_outside(fan_tree_scope *s)
+{
+    while (s->noutside > 0)
+        fan_storage_drop(s->outside[--s->noutside]);
+    fan_free(s->outside);
+    s->outside = NULL;
+    s->outside_cap = 0;
 }
 
 void fan__tree_scope_fini(fan_tree_scope *s, bool listed, const char *why)

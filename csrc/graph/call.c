@@ -55,6 +55,11 @@ static void record(const fan_tree_call *c, const fan_tree_place *at, fan_tree_pl
         p->rules |= FAN_T(18);
         return;
     }
+    if (c->full) {
+        p->did = FAN_TREE_RAW;
+        p->rules |= FAN_T(7);
+        return;
+    }
     if (moved) {
         p->count = !at->over_limit;
         p->demote = at->over_limit;

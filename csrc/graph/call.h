@@ -10,7 +10,8 @@
  *
  * Before that, in any state: a path of an earlier step has ended (T1, T4, T12), and so has one of which nothing lives
  * (T2, T4); a function that writes into an operand that is neither static nor to be added to runs as it is (T6), as
- * does one that was recorded too often behind one node although nothing is left to demote (T7).
+ * does one that was recorded too often behind one node although nothing is left to demote, or too often altogether
+ * (T7).
  *
  * A worked case: A and B were recorded one behind the other, then a step begins with A, which is replayed, and C is
  * called: C was never recorded behind A. The block table still says what was so after B: it is put back to the end of
@@ -56,7 +57,7 @@ const char *fan_tree_fit_words(fan_tree_fit fit);
 /* What is known of a function behind one node, or at the root. */
 typedef struct fan_tree_place {
     bool known;       /* .. whether it writes into operands: else nobody has been warned yet (T5) */
-    bool writes;      /* it writes into an operand that is neither static, nor added to, nor of the path */
+    bool writes;      /* it writes into an operand that is copied in this call */
     bool over_limit;  /* it was recorded here as often as is allowed, for operands that moved */
     bool can_demote;  /* the operand that moved may become one that is copied */
     fan_tree_fit fit; /* of the recording that fits best */
@@ -68,6 +69,7 @@ typedef struct fan_tree_call {
     bool all_dead;             /* nobody holds any of the path's outputs */
     bool warm;                 /* the function need not be warmed up (any more) */
     bool strict;               /* static operands must not move */
+    bool full;                 /* the function has as many recordings as it may have */
     bool repeats;              /* the function stands twice behind one and the same on this path .. */
     bool warned;               /* .. of which its owner was warned */
     fan_tree_place here, root; /* `here`: behind the path's last node; not read where the path is none */

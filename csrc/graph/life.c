@@ -67,6 +67,11 @@ static void close_all(fan_tree *t, const char *why)
         t->nodes = n->next;
         fan__tree_node_free(n, why);
     }
+    while (t->evicted) {
+        fan_tree_kind *k = t->evicted;
+        t->evicted = k->next;
+        fan__tree_kind_free(k);
+    }
     for (size_t i = 0; i < t->root.nplaces; i++)
         fan_free(t->root.places[i].children);
     fan_free(t->root.places);
@@ -178,12 +183,25 @@ void fan_tree_function_drop(fan_tree_function *f)
 
 /* ---- to be seen ---- */
 
+/* living: bytes of the path's outputs that live: after a replay the block table is of another time. */
+static uint64_t living(const fan_tree *t)
+{
+    uint64_t bytes = 0;
+    for (const fan_tree_node *n = t->current; n != &t->root; n = n->parent)
+        for (size_t i = 0; i < n->nblocks; i++) {
+            const fan_tree_block *b = n->blocks[i];
+            if (fan__tree_block_lives(b) && !fan_storage_ended(b->storage))
+                bytes += (b->bytes + FAN_GRAPH_ALIGN - 1) / FAN_GRAPH_ALIGN * FAN_GRAPH_ALIGN;
+        }
+    return bytes;
+}
+
 void fan_tree_get_stats(fan_tree *t, fan_tree_stats *out)
 {
     bool locked = fan__tree_lock(t);
     *out = t->stats;
     out->bytes = t->arena ? t->pool.bytes : 0;
-    out->in_use = t->pool.in_use;
+    out->in_use = t->path == FAN_TREE_EXECUTION && !t->left ? living(t) : t->pool.in_use;
     out->high_water = t->pool.high_water;
     for (const fan_tree_node *n = t->left ? NULL : t->nodes; n && t->recorder->bytes; n = n->next)
         out->driver_bytes += t->recorder->bytes(n->recording);

@@ -36,7 +36,8 @@ typedef struct fan_tree_output {
     fan_array *array; /* held; handed out. Where the storage is gone, geometry alone */
 } fan_tree_output;
 
-#define FAN_TREE_KINDS 64 /* of one function; more run as they are */
+#define FAN_TREE_KINDS 64 /* of one function: one more takes the place of the one that was not called for longest */
+#define FAN_TREE_RECORDINGS 2048 /* of one function: where none fits then, it runs as it is */
 
 /* A function with operands of one kind: their number, dtypes, shapes, strides, and the key. */
 typedef struct fan_tree_kind {
@@ -45,11 +46,24 @@ typedef struct fan_tree_kind {
     uint64_t key;
     int64_t *words; /* what is written down of the operands */
     size_t n;
-    bool warm, known, writes;
+    bool warm, known;
+    bool warned_writes;
+    bool evicted;                    /* its function does not list it any more: it goes with its last recording */
+    unsigned full;                   /* how often the tree's memory ended in one of its calls */
     bool *demoted, *written, *shown; /* of each operand; shown: an output is a view of a part of it */
     int form;                        /* of what it gives; meaningless before it is warm */
     size_t nout;
 } fan_tree_kind;
+
+/* What a function's owner is warned of, once. */
+typedef enum fan_tree_warning {
+    FAN_TREE_WARN_REPEATS = 1,
+    FAN_TREE_WARN_KINDS = 2,
+    FAN_TREE_WARN_DEMOTED = 4,
+    FAN_TREE_WARN_MOVES = 8,
+    FAN_TREE_WARN_ROOM = 16,
+    FAN_TREE_WARN_RECORDINGS = 32
+} fan_tree_warning;
 
 struct fan_tree_function {
     atomic_size_t refs;
@@ -58,12 +72,19 @@ struct fan_tree_function {
     uint8_t *roles;
     bool *keep;
     size_t nroles, nkeep;
-    bool warned_repeats;
+    unsigned warned; /* FAN_TREE_WARN bits */
+    size_t recordings;
     fan_tree_node *last; /* the recording that its last call replayed; NULL: it did not, or that one is gone */
     fan_tree_kind *kinds;
     size_t nkinds;
     fan_tree_function *next; /* among the tree's */
 };
+
+/* fan__tree_keeps: whether the caller gets a copy of the i-th output. */
+static inline bool fan__tree_keeps(const fan_tree_function *f, size_t i)
+{
+    return f->nkeep == SIZE_MAX || (i < f->nkeep && f->keep[i]);
+}
 
 /* How an operand is treated in one call. */
 typedef enum fan_tree_way { FAN_WAY_NONE, FAN_WAY_COPY, FAN_WAY_STATIC, FAN_WAY_ADD, FAN_WAY_POOL } fan_tree_way;
@@ -103,6 +124,7 @@ struct fan_tree_node {
     fan_graph_ranges block_table; /* when it had been recorded */
     fan_graph_ranges used;        /* of the arena, by it alone: its outputs and all that it needs meanwhile */
     uint64_t reaches, replays;
+    unsigned verified; /* replays that gave what the function gave as it is */
     fan_tree_children *places;
     size_t nplaces, places_cap;
     struct fan_job *copies; /* room for the jobs that stage operands */
@@ -123,6 +145,7 @@ struct fan_tree {
     fan_tree_path path;
     fan_tree_node *nodes;
     fan_tree_function *functions;
+    fan_tree_kind *evicted;
     int numbers;
     uint64_t reach; /* how far the path's memory reaches */
     unsigned depth; /* steps that are open */
@@ -199,10 +222,15 @@ typedef struct fan_tree_scope {
     size_t n, cap;
     fan_graph_ranges used; /* all that it ever took */
     char full[256];        /* why some of it came from the device: the tree's memory is full; "": none did */
+    /* While it records: what came from the device, held until it has been launched, for nothing has run before. */
+    fan_storage **outside;
+    size_t noutside, outside_cap;
 } fan_tree_scope;
 
 fan_status fan__tree_scope_alloc(fan_memory_scope *scope, fan_stream *owner, size_t bytes, fan_storage **out,
                                  fan_error *err);
+fan_status fan__tree_scope_outside(fan_memory_scope *scope, fan_storage *made, fan_error *err);
+void fan__tree_scope_drop_outside(fan_tree_scope *s);
 /* fan__tree_scope_fini: what is left of the blocks goes; `listed`: from the block table, too. */
 void fan__tree_scope_fini(fan_tree_scope *s, bool listed, const char *why);
 
@@ -213,8 +241,10 @@ void fan__tree_function_free(fan_tree_function *f);
 /* fan__tree_launch: what n recorded, once more, with a line in the traces; number: n's. */
 fan_status fan__tree_launch(const fan_tree *t, const fan_tree_node *n, int number, fan_error *err);
 void fan__tree_node_free(fan_tree_node *n, const char *why);
-/* fan__tree_give_back: recordings of functions that are gone, behind which nothing is and which are not on the path,
- * go; and such functions without recordings. */
+/* fan__tree_evict: the kind of a function that was not called for longest is listed no more. */
+void fan__tree_evict(fan_tree_function *f);
+/* fan__tree_give_back: recordings of functions that are gone and of kinds that were evicted go, with all behind them,
+ * but for those on the path; and such functions and kinds without recordings. */
 void fan__tree_give_back(fan_tree *t);
 /* fan__tree_step_ended: what the path handed out is ended. */
 void fan__tree_step_ended(fan_tree *t, const char *call_site);
@@ -253,12 +283,16 @@ typedef struct fan_tree_run {
     bool ran;       /* a body did */
     bool entered;   /* the tree's stream waits for the caller's */
     char full[256]; /* why it was not recorded: the tree's memory is full; "": it is not */
+    bool evicted;   /* a kind of the function's made room for this call's */
     bool wrote;     /* a recording was given up: the function writes into an operand that is copied */
 } fan_tree_run;
 
 fan_status fan__tree_warm_up(fan_tree_run *r, fan_error *err);
 fan_status fan__tree_record(fan_tree_run *r, fan_tree_node **out, fan_error *err);
 fan_status fan__tree_replay(fan_tree_run *r, fan_tree_node *n, fan_error *err);
+/* fan__tree_replay_verified (verify.c): the same, for the first options.verify replays of n beside the function as it
+ * is: FAN_ERR_CAPTURE where one array differs; then the operands are as before. */
+fan_status fan__tree_replay_verified(fan_tree_run *r, fan_tree_node *n, fan_error *err);
 /* fan__tree_check_overlap: nothing shares memory with what is added into, and nothing that is copied with what the
  * function is known to write. FAN_ERR_VALUE. */
 fan_status fan__tree_check_overlap(const fan_tree_run *r, fan_error *err);
@@ -268,5 +302,8 @@ fan_status fan__tree_leave(const fan_tree_run *r, fan_error *err);
 /* fan__tree_stage: operands into the arena. fan__tree_hand_out: the node's outputs into the result. */
 fan_status fan__tree_stage(const fan_tree_run *r, fan_tree_node *n, fan_error *err);
 fan_status fan__tree_hand_out(fan_tree_run *r, fan_tree_node *n, fan_error *err);
+/* fan__tree_keep_operands: copies the operands, and views of them, that a function gave which ran as it is, where keep=
+ * names them. */
+fan_status fan__tree_keep_operands(const fan_tree_run *r, fan_error *err);
 
 #endif

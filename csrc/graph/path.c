@@ -159,59 +159,101 @@ static void leave_parent(const fan_tree_node *n)
             place->children[i] = place->children[--place->n];
 }
 
-/* forget_places: n knows nothing of the function any more, which has no recording behind it. */
-static void forget_places(fan_tree_node *n, const fan_tree_function *f)
+/* is_gone: nothing can call it any more, nor what is behind it: its function has gone or its kind was evicted, or those
+ * of a recording before it. */
+static bool is_gone(const fan_tree_node *n)
+{
+    for (; n->kind; n = n->parent)
+        if (n->kind->evicted || function_gone(n->kind->function))
+            return true;
+    return false;
+}
+
+static bool is_of(const fan_tree_kind *k, const fan_tree_function *f, const fan_tree_kind *kind)
+{
+    return kind ? k == kind : k->function == f;
+}
+
+/* forget_places: n knows nothing of the function (the kind, where that is not NULL) any more, which has no recording
+ * behind it. */
+static void forget_places(fan_tree_node *n, const fan_tree_function *f, const fan_tree_kind *kind)
 {
     size_t kept = 0;
     for (size_t i = 0; i < n->nplaces; i++)
-        if (n->places[i].kind->function == f)
+        if (is_of(n->places[i].kind, f, kind))
             fan_free(n->places[i].children);
         else
             n->places[kept++] = n->places[i];
     n->nplaces = kept;
 }
 
-static bool function_needed(const fan_tree *t, const fan_tree_function *f)
+/* forget: whether no recording of the function, or of the kind, is left; then no place is, either. */
+static bool forget(fan_tree *t, const fan_tree_function *f, const fan_tree_kind *kind)
 {
     for (const fan_tree_node *n = t->nodes; n; n = n->next)
-        if (n->kind->function == f)
-            return true;
+        if (is_of(n->kind, f, kind))
+            return false;
     for (const fan_tree_node *n = t->current; n != &t->root; n = n->parent)
-        if (n->kind->function == f)
-            return true;
-    return false;
+        if (is_of(n->kind, f, kind))
+            return false;
+    forget_places(&t->root, f, kind);
+    for (fan_tree_node *n = t->nodes; n; n = n->next)
+        forget_places(n, f, kind);
+    for (fan_tree_node *n = t->current; n != &t->root; n = n->parent)
+        forget_places(n, f, kind);
+    return true;
+}
+
+void fan__tree_evict(fan_tree_function *f)
+{
+    fan_tree *t = f->tree;
+    fan_tree_kind **at = &f->kinds; /* the first is that of this call */
+    for (fan_tree_kind **next = &f->kinds->next; *next; next = &(*next)->next)
+        if (!f->last || f->last->kind != *next) /* which is used without being moved to the front */
+            at = next;
+    fan_tree_kind *k = *at;
+    *at = k->next;
+    f->nkinds--;
+    k->evicted = true;
+    k->next = t->evicted;
+    t->evicted = k;
 }
 
 void fan__tree_give_back(fan_tree *t)
 {
-    bool some = t->functions != NULL;
-    while (some) { /* who has lost the last one behind it may go, too */
+    bool some = t->functions || t->evicted;
+    while (some) { /* a recording that has lost the last one behind it may go, too */
         some = false;
         for (fan_tree_node **at = &t->nodes; *at;) {
             fan_tree_node *n = *at;
-            if (!function_gone(n->kind->function) || has_children(n) || on_path(t, n)) {
+            if (has_children(n) || !is_gone(n) || on_path(t, n)) {
                 at = &n->next;
                 continue;
             }
             *at = n->next;
             leave_parent(n);
-            fan__tree_node_free(n, "the function of a graph tree that made this is gone");
+            n->kind->function->recordings--;
+            fan__tree_node_free(n, "the recording of a graph tree that made this is gone");
             t->stats.nodes--;
             some = true;
         }
     }
+    for (fan_tree_kind **at = &t->evicted; *at;) {
+        fan_tree_kind *k = *at;
+        if (!forget(t, NULL, k)) {
+            at = &k->next;
+            continue;
+        }
+        *at = k->next;
+        fan__tree_kind_free(k);
+    }
     for (fan_tree_function **at = &t->functions; *at;) {
         fan_tree_function *f = *at;
-        if (function_needed(t, f)) {
+        if (!forget(t, f, NULL)) {
             at = &f->next;
             continue;
         }
         *at = f->next;
-        forget_places(&t->root, f);
-        for (fan_tree_node *n = t->nodes; n; n = n->next)
-            forget_places(n, f);
-        for (fan_tree_node *n = t->current; n != &t->root; n = n->parent)
-            forget_places(n, f);
         fan__tree_function_free(f);
     }
 }

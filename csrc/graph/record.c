@@ -6,6 +6,7 @@
 #include "base/mem.h"
 #include "device/job.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 /* ---- what a body gave ---- */
@@ -144,12 +145,7 @@ static fan_status check_accesses(fan_tree_run *r, const fan_tree_scope *s, fan_t
     access_check c = {.r = r, .scope = s, .operands = n->operands};
     if (r->tree->recorder->accesses)
         r->tree->recorder->accesses(n->recording, access_visit, &c);
-    return c.foreign ? fan_fail(err, FAN_ERR_CAPTURE,
-                                "%s: %s touches memory that is neither an operand nor allocated in the function's own "
-                                "thread, and a replay could not know where it lies then: pass the array as an operand "
-                                "(static, if it stays where it is)",
-                                r->function->name, c.foreign)
-                     : FAN_OK;
+    return c.foreign ? fan_fail(err, FAN_ERR_CAPTURE, FAN_TREE_FOREIGN, r->function->name, c.foreign) : FAN_OK;
 }
 
 /* ---- nodes ---- */
@@ -164,8 +160,6 @@ static fan_status geometry(const fan_array *a, fan_array **out, fan_error *err)
     fan_storage_drop(st);
     return status;
 }
-
-static bool keeps(const fan_tree_function *f, size_t i) { return f->nkeep == SIZE_MAX || (i < f->nkeep && f->keep[i]); }
 
 static fan_status node_new(const fan_tree_run *r, fan_tree_node **out, fan_error *err)
 {
@@ -200,7 +194,7 @@ static fan_status node_outputs(fan_tree_run *r, fan_tree_node *n, fan_tree_scope
         fan_array *a = res->at[n->nout];
         fan_tree_block *b = a ? fan__tree_block_of(r->tree, a) : NULL;
         o->operand = -1;
-        o->keep = keeps(r->function, n->nout);
+        o->keep = fan__tree_keeps(r->function, n->nout);
         if (!a)
             continue;
         if (operand_of(r, a, given) >= 0) {
@@ -244,6 +238,7 @@ static fan_tree_scope scope_of(const fan_tree_run *r, bool recording)
 {
     return (fan_tree_scope){.scope = {.device = r->tree->device,
                                       .alloc = fan__tree_scope_alloc,
+                                      .outside = fan__tree_scope_outside,
                                       .who = r->function->name,
                                       .recording = recording},
                             .tree = r->tree,
@@ -327,6 +322,60 @@ done:
     return status;
 }
 
+/* staged_strides: the strides of an operand's copy: with the same order of axes, signs, steps of zero and gaps, for by
+ * these a library chooses the order of its sums; a gap is no wider than it must be. Where axes interleave, or steps are
+ * no multiples of the elements, they are the operand's own. false: without gaps, and with each step positive. */
+static bool staged_strides(const fan_array *a, int64_t *strides)
+{
+    int order[FAN_MAX_NDIM];
+    int64_t item = (int64_t)fan_dtype_size(a->dtype), span = item;
+    bool odd = false, own = false;
+    for (int k = 0; k < a->ndim; k++) {
+        int at = k;
+        for (; at > 0 && llabs(a->strides[order[at - 1]]) < llabs(a->strides[k]); at--)
+            order[at] = order[at - 1];
+        order[at] = k;
+    }
+    for (int i = a->ndim - 1; i >= 0; i--) { /* the smallest step first; of equal ones the last axis */
+        int k = order[i];
+        int64_t step = llabs(a->strides[k]);
+        strides[k] = step ? span : 0;
+        if (a->shape[k] < 2)
+            continue;
+        own |= step && (step < span || step % item);
+        odd |= step != span || a->strides[k] < 0;
+        if (step > span)
+            strides[k] += item;
+        if (step)
+            span = strides[k] * a->shape[k];
+        if (a->strides[k] < 0)
+            strides[k] = -strides[k];
+    }
+    if (own)
+        memcpy(strides, a->strides, (size_t)a->ndim * sizeof *strides);
+    return odd && a->size > 0;
+}
+
+/* stage_one: a place for an operand that is copied. */
+static fan_status stage_one(const fan_tree_run *r, const fan_array *a, fan_array **out, fan_error *err)
+{
+    fan_tree *t = r->tree;
+    int64_t strides[FAN_MAX_NDIM], lo = 0, bytes = (int64_t)fan_dtype_size(a->dtype);
+    fan_array *flat;
+    if (!staged_strides(a, strides))
+        return fan_device_array(t->device, t->origin, a->dtype, a->ndim, a->shape, a, out, err);
+    for (int k = 0; k < a->ndim; k++) {
+        int64_t reach = strides[k] * (a->shape[k] - 1);
+        bytes += llabs(reach);
+        lo += reach < 0 ? reach : 0;
+    }
+    FAN_TRY(fan_device_array(t->device, t->origin, FAN_DT_UINT8, 1, &bytes, NULL, &flat, err));
+    fan_status status =
+        fan_array_view(flat->storage, flat->data - lo, a->dtype, a->ndim, a->shape, strides, true, out, err);
+    fan_array_drop(flat);
+    return status;
+}
+
 /* stage_new: places for the operands that are copied; given: what the body gets. */
 static fan_status stage_new(const fan_tree_run *r, fan_tree_node *n, fan_tree_scope *s, fan_array **given,
                             fan_error *err)
@@ -338,8 +387,7 @@ static fan_status stage_new(const fan_tree_run *r, fan_tree_node *n, fan_tree_sc
         given[i] = a;
         if (n->operands[i].way != FAN_WAY_COPY)
             continue;
-        status = fan_device_array(r->tree->device, r->tree->origin, a->dtype, a->ndim, a->shape, a,
-                                  &n->operands[i].staged, err);
+        status = stage_one(r, a, &n->operands[i].staged, err);
         given[i] = n->operands[i].staged;
     }
     fan_memory_scope_end(&s->scope);
@@ -368,6 +416,7 @@ static fan_status capture(fan_tree_run *r, fan_tree_node *n, fan_tree_scope *s, 
 static void commit(fan_tree *t, fan_tree_node *n, fan_tree_children *place)
 {
     place->children[place->n++] = n;
+    n->kind->function->recordings++;
     n->next = t->nodes;
     t->nodes = n;
     n->number = t->numbers++;
@@ -448,6 +497,7 @@ done:
         fan__tree_scope_fini(&s, false, failed_words);
         put_back(t, &saved, is_saved);
     }
+    fan__tree_scope_drop_outside(&s);
     fan_graph_ranges_fini(&saved);
     fan_free(given);
     return status;

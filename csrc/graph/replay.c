@@ -164,14 +164,14 @@ static fan_status renew(fan_tree_run *r, fan_tree_node *n, fan_tree_block *b, fa
     return FAN_OK;
 }
 
-/* keep: a copy of an output in memory of its own. */
-static fan_status keep(const fan_tree_run *r, const fan_array *a, fan_array **out, fan_error *err)
+/* keep: a copy of an output in memory of its own, made on `s`. */
+static fan_status keep(const fan_tree_run *r, fan_stream *s, const fan_array *a, fan_array **out, fan_error *err)
 {
     fan_tree *t = r->tree;
     fan_operand in = {.array = a};
     FAN_TRY(fan_device_array(t->device, r->caller, a->dtype, a->ndim, a->shape, a, out, err));
     fan_job job = {.kind = FAN_JOB_COPY, .out = *out, .in = &in, .n = 1, .label = "keep"};
-    fan_status status = fan_device_run(t->device, t->origin, &job, err);
+    fan_status status = fan_device_run(t->device, s, &job, err);
     if (status != FAN_OK) {
         fan_array_drop(*out);
         *out = NULL;
@@ -179,9 +179,24 @@ static fan_status keep(const fan_tree_run *r, const fan_array *a, fan_array **ou
     return status;
 }
 
+fan_status fan__tree_keep_operands(const fan_tree_run *r, fan_error *err)
+{
+    fan_tree_result *res = r->result;
+    for (size_t k = 0; k < res->n; k++)
+        for (size_t i = 0; i < r->args->n && fan__tree_keeps(r->function, k) && res->at[k]; i++) {
+            fan_array *a = res->at[k], *made;
+            if (!r->args->in[i] || r->args->in[i]->storage != a->storage)
+                continue;
+            FAN_TRY(keep(r, r->caller, a, &made, err));
+            fan_array_drop(a);
+            res->at[k] = made;
+            break;
+        }
+    return FAN_OK;
+}
+
 /* output_of: one output, with a hold. */
-static fan_status output_of(fan_tree_run *r, fan_tree_node *n, const fan_tree_output *o, fan_array **out,
-                            fan_error *err)
+static fan_status output_of(const fan_tree_run *r, const fan_tree_output *o, fan_array **out, fan_error *err)
 {
     fan_array *a;
     *out = NULL;
@@ -189,18 +204,17 @@ static fan_status output_of(fan_tree_run *r, fan_tree_node *n, const fan_tree_ou
         *out = o->array ? fan_array_hold(o->array) : NULL; /* of a tree whose memory was full: nobody's but his */
         return FAN_OK;
     }
-    bool kept = o->keep && (o->block || n->operands[o->operand].way == FAN_WAY_POOL);
     if (o->block)
         a = fan_array_hold(o->array);
     else if (!o->array) /* the whole of it */
         a = fan_array_hold(r->args->in[o->operand]);
     else
         FAN_TRY(view_on(r->args->in[o->operand]->storage, o->array, o->array->data, &a, err));
-    if (!kept) {
+    if (!o->keep) {
         *out = a;
         return FAN_OK;
     }
-    fan_status status = keep(r, a, out, err);
+    fan_status status = keep(r, r->tree->origin, a, out, err);
     fan_array_drop(a);
     return status;
 }
@@ -217,7 +231,7 @@ fan_status fan__tree_hand_out(fan_tree_run *r, fan_tree_node *n, fan_error *err)
         if (n->blocks[i]->lease)
             memcpy(n->blocks[i]->lease->made, r->call_site, sizeof n->blocks[i]->lease->made);
     for (; out->n < n->nout; out->n++)
-        FAN_TRY(output_of(r, n, &n->outputs[out->n], &out->at[out->n], err));
+        FAN_TRY(output_of(r, &n->outputs[out->n], &out->at[out->n], err));
     return FAN_OK;
 }
 

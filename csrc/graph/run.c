@@ -144,13 +144,11 @@ static bool is_as_last(const fan_tree *t, const fan_tree_node *n, const fan_tree
     return true;
 }
 
-/* kind_of: the kind of a call's operands; NULL: there are too many. The last one that was found comes first. */
-static fan_status kind_of(fan_tree_function *f, const fan_tree_args *a, fan_tree_kind **out, fan_error *err)
+/* kind_of: the kind of a call's operands. The last one that was found comes first. *evicted: another one made room. */
+static fan_status kind_of(fan_tree_function *f, const fan_tree_args *a, fan_tree_kind **out, bool *evicted,
+                          fan_error *err)
 {
     size_t n = 0;
-    *out = NULL;
-    if (a->key == UINT64_MAX)
-        return FAN_OK;
     for (fan_tree_kind **at = &f->kinds; *at; at = &(*at)->next)
         if (is_kind(*at, a)) {
             fan_tree_kind *k = *at;
@@ -159,10 +157,12 @@ static fan_status kind_of(fan_tree_function *f, const fan_tree_args *a, fan_tree
             f->kinds = *out = k;
             return FAN_OK;
         }
-    if (f->nkinds == FAN_TREE_KINDS)
-        return FAN_OK;
     FAN_TRY(write_down(f->tree, a, &n, err));
-    return kind_new(f, a, n, out, err);
+    FAN_TRY(kind_new(f, a, n, out, err));
+    *evicted = f->nkinds > FAN_TREE_KINDS;
+    if (*evicted)
+        fan__tree_evict(f);
+    return FAN_OK;
 }
 
 /* ---- facts ---- */
@@ -230,9 +230,22 @@ typedef struct place_facts {
     size_t which;
 } place_facts;
 
+/* writes_copied: the first operand that the function is known to write and that is copied in this call; the number of
+ * operands: none is. */
+static size_t writes_copied(const fan_tree_run *r)
+{
+    size_t i = 0;
+    while (i < r->args->n && !(r->kind->written[i] && r->operands[i].way == FAN_WAY_COPY))
+        i++;
+    return i;
+}
+
 static place_facts look(const fan_tree_run *r, fan_tree_node *at)
 {
-    place_facts p = {.facts = {.known = r->kind->known, .writes = r->kind->writes, .fit = FAN_TREE_FIT_NEVER}};
+    bool writes = writes_copied(r) < r->args->n;
+    place_facts p = {.facts = {.known = r->kind->known && (!writes || r->kind->warned_writes),
+                               .writes = writes,
+                               .fit = FAN_TREE_FIT_NEVER}};
     if (r->same && r->same->parent == at && dead_as_recorded(r->same)) {
         p.facts.fit = FAN_TREE_FIT_FITS;
         p.child = r->same;
@@ -260,8 +273,9 @@ static place_facts look(const fan_tree_run *r, fan_tree_node *at)
     }
     if (place && (p.facts.fit == FAN_TREE_FIT_OPERAND || p.facts.fit == FAN_TREE_FIT_STATIC)) {
         p.facts.over_limit = place->moved >= r->tree->options.limit;
-        p.facts.can_demote =
-            !r->kind->written[p.which] && !r->kind->shown[p.which] && r->operands[p.which].way != FAN_WAY_ADD;
+        /* Where kernels of others can be recorded, nothing shows that they do not write the operand. */
+        p.facts.can_demote = r->tree->recorder->accesses_all && !r->kind->written[p.which] &&
+                             !r->kind->shown[p.which] && r->operands[p.which].way != FAN_WAY_ADD;
     }
     return p;
 }
@@ -271,7 +285,7 @@ static bool repeats(const fan_tree_run *r)
 {
     const fan_tree *t = r->tree;
     unsigned times = 0;
-    if ((t->path != FAN_TREE_WARMUP && t->path != FAN_TREE_RECORDING) || r->function->warned_repeats)
+    if ((t->path != FAN_TREE_WARMUP && t->path != FAN_TREE_RECORDING) || r->function->warned & FAN_TREE_WARN_REPEATS)
         return false;
     const fan_tree_function *last = t->current->kind->function;
     for (const fan_tree_node *n = t->current; n != &t->root; n = n->parent)
@@ -283,16 +297,24 @@ static bool repeats(const fan_tree_run *r)
 
 static void say_raw(const fan_tree_run *r, const place_facts *p, fan_tree_outcome *o)
 {
-    size_t written = 0;
-    while (written + 1 < r->args->n && !(r->kind->written[written] && r->operands[written].way == FAN_WAY_COPY))
-        written++;
     if (o->rules & FAN_T(6))
         snprintf(o->reason, sizeof o->reason,
-                 "it writes into operand %zu, which is copied: give that the role static, or accumulate", written);
-    else
+                 "it writes into operand %zu, which is copied: give that the role static, or accumulate",
+                 writes_copied(r));
+    else if (r->function->recordings >= FAN_TREE_RECORDINGS)
         snprintf(o->reason, sizeof o->reason,
-                 "operand %zu lay elsewhere more than %u times, and the function %s, so it cannot be copied", p->which,
-                 r->tree->options.limit, r->kind->shown[p->which] ? "gives a view of it" : "writes into it");
+                 "it has %d recordings, and none fits: call functions in the same order in each step, and do not let "
+                 "steps of several threads overlap (a tree for each thread)",
+                 FAN_TREE_RECORDINGS);
+    else
+        snprintf(
+            o->reason, sizeof o->reason,
+            "operand %zu lay elsewhere more than %u times, and %s, so it cannot be copied: keep the array where it "
+            "is, or give the operand the role copy",
+            p->which, r->tree->options.limit,
+            r->kind->shown[p->which]     ? "the function gives a view of it"
+            : r->kind->written[p->which] ? "the function writes into it"
+                                         : "kernels of others may write into it");
 }
 
 static void say(const fan_tree_run *r, const fan_tree_plan *plan, const place_facts *p, fan_tree_outcome *o)
@@ -318,30 +340,53 @@ static void say(const fan_tree_run *r, const fan_tree_plan *plan, const place_fa
                    plan->demote ? "; it keeps moving, and is copied from now on" : "");
 }
 
-static void warn(const fan_tree_run *r, const fan_tree_plan *plan, const fan_tree_outcome *o)
+/* warn_once: the function's owner is warned of one thing, once. */
+static void warn_once(const fan_tree_run *r, fan_tree_warning what, const char *text)
 {
-    char text[512];
-    if (!r->args->body.warn)
+    char said[512];
+    if (!r->args->body.warn || r->function->warned & (unsigned)what)
         return;
-    if (plan->warn_writes) {
-        snprintf(text, sizeof text, "%s runs without a recording: %s", r->function->name, o->reason);
-        r->args->body.warn(r->args->body.ctx, text);
+    r->function->warned |= (unsigned)what;
+    snprintf(said, sizeof said, "%s %s", r->function->name, text);
+    r->args->body.warn(r->args->body.ctx, said);
+}
+
+static void warn(const fan_tree_run *r, const fan_tree_plan *plan, const place_facts *p, const fan_tree_outcome *o)
+{
+    char text[FAN_TREE_REASON + 64];
+    snprintf(text, sizeof text, "runs without a recording: %s", o->reason);
+    if (plan->warn_writes && r->args->body.warn) {
+        char said[512];
+        snprintf(said, sizeof said, "%s %s", r->function->name, text);
+        r->args->body.warn(r->args->body.ctx, said);
+    } else if (plan->did == FAN_TREE_RAW && o->rules & FAN_T(7)) {
+        warn_once(r, r->function->recordings >= FAN_TREE_RECORDINGS ? FAN_TREE_WARN_RECORDINGS : FAN_TREE_WARN_MOVES,
+                  text);
     }
-    if (plan->warn_repeats) {
+    if (plan->warn_repeats)
+        warn_once(r, FAN_TREE_WARN_REPEATS,
+                  "runs again and again in one step while outputs of earlier calls live, so each call is recorded "
+                  "anew: end the step, let go of outputs, or keep them with keep=True");
+    if (plan->demote) {
         snprintf(text, sizeof text,
-                 "%s runs again and again in one step while outputs of earlier calls live, so each call is recorded "
-                 "anew: end the step, let go of outputs, or keep them with keep=True",
-                 r->function->name);
-        r->function->warned_repeats = true;
-        r->args->body.warn(r->args->body.ctx, text);
+                 "copies operand %zu from now on, which lay elsewhere more than %u times: keep the array where it is, "
+                 "or give the operand the role copy",
+                 p->which, r->tree->options.limit);
+        warn_once(r, FAN_TREE_WARN_DEMOTED, text);
     }
+    if (r->evicted)
+        warn_once(
+            r, FAN_TREE_WARN_KINDS,
+            "is called with more kinds of operands (shapes, dtypes, keys) than are kept, and drops the recordings "
+            "of the one that was not used for longest: pad to fewer shapes, and pass what changes as an array");
 }
 
 /* ---- a call ---- */
 
 static fan_status run_raw(fan_tree_run *r, fan_error *err)
 {
-    return r->args->body.run(r->args->body.ctx, r->args->in, r->result, err);
+    FAN_TRY(r->args->body.run(r->args->body.ctx, r->args->in, r->result, err));
+    return fan__tree_keep_operands(r, err);
 }
 
 static fan_status fail_strict(const fan_tree_run *r, const place_facts *p, fan_error *err)
@@ -362,12 +407,14 @@ static fan_tree_plan decide(const fan_tree_run *r, place_facts *p)
                        .warm = r->kind->warm,
                        .strict = t->options.strict,
                        .repeats = repeats(r),
-                       .warned = r->function->warned_repeats,
+                       .warned = (r->function->warned & FAN_TREE_WARN_REPEATS) != 0,
+                       .full = r->function->recordings >= FAN_TREE_RECORDINGS,
                        .here = here.facts,
                        .root = root.facts};
     fan_tree_plan plan = fan_tree_decide(&c);
     *p = plan.end_path ? root : here;
     r->kind->known = true;
+    r->kind->warned_writes |= plan.warn_writes;
     return plan;
 }
 
@@ -379,6 +426,7 @@ static void count_body(const fan_tree_run *r, fan_tree_outcome *o)
         stats->warmed++;
         return;
     }
+    r->kind->full++;
     stats->raw++;
     o->did = FAN_TREE_RAW;
     o->handed = true;
@@ -399,7 +447,7 @@ static fan_status make_recording(fan_tree_run *r, fan_tree_plan *plan, place_fac
         if (again.facts.fit == FAN_TREE_FIT_FITS) {
             o->node = again.child->number;
             o->did = FAN_TREE_REPLAY;
-            FAN_TRY(fan__tree_replay(r, again.child, err));
+            FAN_TRY(fan__tree_replay_verified(r, again.child, err));
             t->current = again.child;
             t->path = FAN_TREE_EXECUTION;
             t->stats.replayed++;
@@ -419,10 +467,10 @@ static fan_status make_recording(fan_tree_run *r, fan_tree_plan *plan, place_fac
             fan__tree_place(made->parent, r->kind)->moved++;
         o->node = made->number;
         t->stats.recorded++;
+        r->kind->full = 0;
         return FAN_OK;
     }
-    r->kind->writes = true;
-    r->kind->known = false;
+    r->kind->known = false; /* and so its owner is warned */
     *plan = decide(r, p);
     say(r, plan, p, o);
     t->stats.raw++;
@@ -445,7 +493,7 @@ static fan_status carry_out(fan_tree_run *r, fan_tree_plan *plan, place_facts *p
     case FAN_TREE_RECORD:
         return make_recording(r, plan, p, o, err);
     case FAN_TREE_REPLAY:
-        FAN_TRY(fan__tree_replay(r, p->child, err));
+        FAN_TRY(fan__tree_replay_verified(r, p->child, err));
         r->function->last = p->child;
         o->node = p->child->number;
         t->current = p->child;
@@ -489,7 +537,20 @@ static fan_status run_aside(fan_tree_run *r, const char *reason, fan_tree_outcom
     return run_raw(r, err);
 }
 
-/* look_at_operands: their kind (NULL: there are too many), and how each is treated. */
+/* run_without_room: the tree's memory ended in each of the last calls that were to be recorded. */
+static fan_status run_without_room(fan_tree_run *r, fan_tree_outcome *o, fan_error *err)
+{
+    char reason[256];
+    snprintf(reason, sizeof reason,
+             "runs without a recording: the tree's memory ended in %u of its calls: give the tree more (memory=), or "
+             "let go of outputs earlier",
+             r->kind->full);
+    FAN_TRY(run_aside(r, reason + strlen("runs without a recording: "), o, err));
+    warn_once(r, FAN_TREE_WARN_ROOM, reason);
+    return FAN_OK;
+}
+
+/* look_at_operands: their kind, and how each is treated. */
 static fan_status look_at_operands(fan_tree_run *r, fan_error *err)
 {
     fan_tree *t = r->tree;
@@ -499,9 +560,7 @@ static fan_status look_at_operands(fan_tree_run *r, fan_error *err)
         r->hash = r->same->hash;
         return FAN_OK;
     }
-    FAN_TRY(kind_of(r->function, r->args, &r->kind, err));
-    if (!r->kind)
-        return FAN_OK;
+    FAN_TRY(kind_of(r->function, r->args, &r->kind, &r->evicted, err));
     if (fan_grow((void **)&t->operands, &t->operands_cap, r->args->n + 1, sizeof *t->operands))
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph tree");
     r->operands = t->operands;
@@ -523,8 +582,6 @@ static fan_status call_locked(fan_tree_run *r, fan_tree_outcome *o, fan_error *e
     if (capture)
         return run_aside(r, "the caller's current stream is captured", o, err);
     FAN_TRY(look_at_operands(r, err));
-    if (!r->kind)
-        return run_aside(r, "it was called with too many kinds of operands: shapes, dtypes, keys", o, err);
     fan_tree_plan plan = decide(r, &p);
     if (plan.did != FAN_TREE_REPLAY && r->same) { /* what follows writes its own picture of the operands */
         f->last = r->same = NULL;
@@ -537,9 +594,11 @@ static fan_status call_locked(fan_tree_run *r, fan_tree_outcome *o, fan_error *e
     }
     if (t->current == &t->root)
         t->path_step = t->steps;
+    if ((plan.did == FAN_TREE_WARM || plan.did == FAN_TREE_RECORD) && r->kind->full > t->options.limit)
+        return run_without_room(r, o, err);
     r->restore = plan.restore;
     FAN_TRY(carry_out(r, &plan, &p, o, err));
-    warn(r, &plan, o);
+    warn(r, &plan, &p, o);
     return FAN_OK;
 }
 
@@ -552,7 +611,10 @@ fan_status fan_tree_function_call(fan_tree_function *f, const fan_tree_args *arg
         *outcome = (fan_tree_outcome){.did = FAN_TREE_RAW, .rules = FAN_T(17), .node = -1};
         snprintf(outcome->reason, sizeof outcome->reason, "it is called by a function of %s tree",
                  fan__tree_is_mine(t) ? "the same" : "another");
-        return run_raw(&r, err);
+        r.caller = fan_stream_current(t->device);
+        fan_status status = run_raw(&r, err);
+        fan_stream_drop(r.caller);
+        return status;
     }
     memcpy(r.call_site, args->call_site, strnlen(args->call_site, sizeof r.call_site - 1));
     r.caller = fan_stream_current(t->device);

@@ -32,6 +32,7 @@ typedef struct fan_tree_options {
     uint64_t memory; /* bytes of the arena */
     unsigned limit;  /* recordings of one function behind one node because an operand moved; then it is copied */
     bool strict;     /* a static operand that moves is an error */
+    unsigned verify; /* the first replays of each recording that run the function beside them (verify.c) */
 } fan_tree_options;
 
 /* What a body gives: arrays, each with a hold (NULL: None), and what they stand in (the frontend's). */
@@ -49,13 +50,16 @@ typedef struct fan_tree_body {
     fan_status (*run)(void *ctx, fan_array *const *in, fan_tree_result *out, fan_error *err);
     void (*warn)(void *ctx, const char *text);
     void (*collect)(void *ctx);
+    /* cause: writes why the function gives something else than recording `node`, as far as is known: a clause. May be
+     * NULL. */
+    void (*cause)(void *ctx, int node, char *buf, size_t size);
     void *ctx;
 } fan_tree_body;
 
 typedef struct fan_tree_args {
     fan_array *const *in; /* NULL: an operand that is no array; it is part of `key` */
     size_t n;
-    uint64_t key;          /* UINT64_MAX: one of too many, which are not told apart: the call runs as it is */
+    uint64_t key;
     const char *call_site; /* the caller's line */
     fan_tree_body body;
 } fan_tree_args;
@@ -100,6 +104,11 @@ void fan_tree_step_end(fan_tree *t, const char *call_site);
  * captured, and what a body made is ended. */
 fan_status fan_tree_function_call(fan_tree_function *f, const fan_tree_args *args, fan_tree_result *out,
                                   fan_tree_outcome *outcome, fan_error *err);
+
+/* FAN_TREE_FOREIGN: the message for an operation that touches memory of others: the function, the operation. */
+#define FAN_TREE_FOREIGN                                                                                         \
+    "%s: %s touches memory that is neither an operand nor allocated in the function's own thread, and a replay " \
+    "could not know where it lies then: pass the array as an operand (static, if it stays where it is)"
 
 /* fan_tree_memory_under: all the memory of the tree that an array lies in, borrowed; NULL: it lies elsewhere. */
 fan_storage *fan_tree_memory_under(const fan_array *a);

@@ -62,13 +62,14 @@ int fan_index(PyObject *o, const char *what, PyObject *negative, int64_t *out)
     }
     if (n == -1 && PyErr_Occurred())
         return -1;
-    if ((overflow || n < 0) && !negative) {
+    bool out_of_range = overflow || n < 0;
+    if (out_of_range && !negative) {
         *out = -1;
         return 0;
     }
-    if (overflow || n < 0)
+    if (out_of_range)
         return fan_refuse(negative, "%s: expected an integer from 0 on%s, got %R", what,
-                          overflow > 0 ? " that fits 64 bits" : "", o);
+                          overflow > 0 || n > 0 ? " that fits 64 bits" : "", o);
     *out = n;
     return 0;
 }

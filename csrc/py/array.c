@@ -141,13 +141,28 @@ static PyObject *advise(const char *what)
         what);
 }
 
-static PyObject *array_dunder_array(PyObject *o, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs))
+static PyObject *array_dunder_array(PyObject *o, PyObject *args, PyObject *kwargs)
 {
-    if (fan_array_on_cpu(o))
-        return array_numpy(o, NULL);
-    PyErr_SetString(PyExc_TypeError, "an array on a device is not converted to NumPy silently: x.numpy() waits for the "
-                                     "device's current stream and copies");
-    return NULL;
+    static char *names[] = {"dtype", "copy", NULL};
+    PyObject *dtype = Py_None, *copy = Py_None, *values, *made = NULL;
+    PyArray_Descr *descr = NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|OO:__array__", names, &dtype, &copy))
+        return NULL;
+    if (!fan_array_on_cpu(o))
+        return PyErr_Format(PyExc_TypeError,
+                            "an array on a device is not converted to NumPy silently: x.numpy() waits for the "
+                            "device's current stream and copies");
+    if (copy == Py_False)
+        return PyErr_Format(PyExc_ValueError,
+                            "__array__: copy=False, but the values of %R can only be copied, because its memory ends "
+                            "with its step: x.numpy(), or np.asarray(x) without copy=",
+                            o);
+    if (!(values = array_numpy(o, NULL)) || dtype == Py_None)
+        return values;
+    if (PyArray_DescrConverter(dtype, &descr))
+        made = PyArray_FromArray((PyArrayObject *)values, descr, NPY_ARRAY_FORCECAST); /* takes descr */
+    Py_DECREF(values);
+    return made;
 }
 
 /* ask_numpy: a function of fanin._cpu_arrays. */
@@ -196,11 +211,19 @@ OF_TWO(multiply, "multiply")
 OF_TWO(divide, "true_divide")
 OF_TWO(floor_divide, "floor_divide")
 OF_TWO(remainder, "remainder")
+OF_TWO(and, "bitwise_and")
+OF_TWO(or, "bitwise_or")
+OF_TWO(xor, "bitwise_xor")
+OF_TWO(lshift, "left_shift")
+OF_TWO(rshift, "right_shift")
+OF_ONE(invert, "invert")
 OF_ONE(negative, "negative")
 OF_ONE(positive, "positive")
 OF_ONE(absolute, "absolute")
 
 static PyObject *array_matmul(PyObject *a, PyObject *b) { return by_ufunc("matmul", a, b, false); }
+
+static PyObject *array_divmod(PyObject *a, PyObject *b) { return by_ufunc("divmod", a, b, false); }
 
 static PyObject *array_power(PyObject *a, PyObject *b, PyObject *Py_UNUSED(modulus))
 {
@@ -242,27 +265,46 @@ static PyObject *array_getattr(PyObject *o, PyObject *name)
 
 static Py_hash_t array_hash(PyObject *o) { return (Py_hash_t)((uintptr_t)o >> 4); }
 
-static int array_bool(PyObject *o)
-{
-    if (fan_array_on_cpu(o))
-        PyErr_Format(PyExc_TypeError,
-                     "%R is not tested for truth: what is decided by values is decided once; np.where "
-                     "can be recorded, and x.numpy() read outside of functions",
-                     o);
-    else
-        advise("testing");
-    return -1;
-}
-
-/* array_number: float(x) and int(x), whose value is decided where it is asked for. */
-static PyObject *array_number(PyObject *o)
+/* array_value: the values, to convert them to a Python number. A function of a graph tree computes with arrays alone:
+ * a number would be baked into its recording. */
+static PyObject *array_value(PyObject *o, const char *what)
 {
     if (!fan_array_on_cpu(o))
-        return advise("converting");
-    return PyErr_Format(PyExc_TypeError,
-                        "%R is not made a Python number: what is read while a function is recorded is decided once; "
-                        "compute with the array itself, or read x.numpy().item() outside of functions",
-                        o);
+        return advise(what);
+    if (fan_wants_handles(NULL))
+        return PyErr_Format(PyExc_TypeError,
+                            "%R is not made a Python number: what is read while a function is recorded is decided "
+                            "once; compute with the array itself (np.where can be recorded), or read "
+                            "x.numpy().item() outside of functions",
+                            o);
+    return array_numpy(o, NULL);
+}
+
+static int array_bool(PyObject *o)
+{
+    PyObject *values = array_value(o, "testing");
+    int result = values ? PyObject_IsTrue(values) : -1;
+    Py_XDECREF(values);
+    return result;
+}
+
+static PyObject *array_number(PyObject *o, PyObject *(*convert)(PyObject *))
+{
+    PyObject *values = array_value(o, "converting"), *made = values ? convert(values) : NULL;
+    Py_XDECREF(values);
+    return made;
+}
+
+static PyObject *array_float(PyObject *o) { return array_number(o, PyNumber_Float); }
+
+static PyObject *array_int(PyObject *o) { return array_number(o, PyNumber_Long); }
+
+static PyObject *array_complex(PyObject *o, PyObject *Py_UNUSED(none))
+{
+    PyObject *values = array_value(o, "converting");
+    PyObject *made = values ? PyObject_CallOneArg((PyObject *)&PyComplex_Type, values) : NULL;
+    Py_XDECREF(values);
+    return made;
 }
 
 static PyObject *array_reduce(PyObject *o, PyObject *Py_UNUSED(none))
@@ -403,6 +445,7 @@ static PyMethodDef methods[] = {
     {"__array__", (PyCFunction)(void (*)(void))array_dunder_array, METH_VARARGS | METH_KEYWORDS, NULL},
     {"__array_ufunc__", (PyCFunction)(void (*)(void))array_dunder_ufunc, METH_VARARGS | METH_KEYWORDS, NULL},
     {"__array_function__", (PyCFunction)(void (*)(void))array_dunder_function, METH_VARARGS | METH_KEYWORDS, NULL},
+    {"__complex__", array_complex, METH_NOARGS, NULL},
     {"__reduce__", array_reduce, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
@@ -451,6 +494,13 @@ static PyType_Slot slots[] = {
     {Py_nb_remainder, array_remainder},
     {Py_nb_power, array_power},
     {Py_nb_matrix_multiply, array_matmul},
+    {Py_nb_and, array_and},
+    {Py_nb_or, array_or},
+    {Py_nb_xor, array_xor},
+    {Py_nb_lshift, array_lshift},
+    {Py_nb_rshift, array_rshift},
+    {Py_nb_invert, array_invert},
+    {Py_nb_divmod, array_divmod},
     {Py_nb_negative, array_negative},
     {Py_nb_positive, array_positive},
     {Py_nb_absolute, array_absolute},
@@ -460,12 +510,17 @@ static PyType_Slot slots[] = {
     {Py_nb_inplace_true_divide, array_in_place_divide},
     {Py_nb_inplace_floor_divide, array_in_place_floor_divide},
     {Py_nb_inplace_remainder, array_in_place_remainder},
+    {Py_nb_inplace_and, array_in_place_and},
+    {Py_nb_inplace_or, array_in_place_or},
+    {Py_nb_inplace_xor, array_in_place_xor},
+    {Py_nb_inplace_lshift, array_in_place_lshift},
+    {Py_nb_inplace_rshift, array_in_place_rshift},
     {Py_mp_length, array_length},
     {Py_sq_item, array_item},
     {Py_tp_iter, array_iter},
     {Py_nb_bool, array_bool},
-    {Py_nb_float, array_number},
-    {Py_nb_int, array_number},
+    {Py_nb_float, array_float},
+    {Py_nb_int, array_int},
     {Py_tp_methods, methods},
     {Py_tp_members, members},
     {Py_tp_getset, getset},

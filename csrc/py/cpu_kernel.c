@@ -13,7 +13,23 @@
 #define LOOP_ARGS 4
 #define LOOP_BYTES ((npy_intp)1 << 18) /* larger ones let other threads in, as NumPy does */
 
-bool fan_is_ufunc(PyObject *fn) { return strcmp(Py_TYPE(fn)->tp_name, "numpy.ufunc") == 0; }
+static bool is_ufunc(PyObject *fn) { return strcmp(Py_TYPE(fn)->tp_name, "numpy.ufunc") == 0; }
+
+/* check_kept: 0, or -1 with an exception where the callable kept an argument of a call that is through. */
+static int check_kept(PyObject *call)
+{
+    if (is_ufunc(PyTuple_GET_ITEM(call, 0)))
+        return 0;
+    for (Py_ssize_t i = FAN_CALL_ARGS; i < PyTuple_GET_SIZE(call); i++)
+        if (PyArray_Check(PyTuple_GET_ITEM(call, i)) && Py_REFCNT(PyTuple_GET_ITEM(call, i)) > 1) {
+            PyErr_Format(PyExc_RuntimeError,
+                         "kernel %R kept its argument %zd past its run, when its memory may be another array's; keep a "
+                         "copy: view.copy()",
+                         PyTuple_GET_ITEM(call, 1), i - FAN_CALL_ARGS);
+            return -1;
+        }
+    return 0;
+}
 
 fan_status fan_call_run(void *ctx, fan_error *err)
 {
@@ -24,7 +40,62 @@ fan_status fan_call_run(void *ctx, fan_error *err)
     if (!result)
         return fan_from_python(err);
     Py_DECREF(result);
-    return FAN_OK;
+    return check_kept((PyObject *)call) < 0 ? fan_from_python(err) : FAN_OK;
+}
+
+PyObject *fan_call_new(PyObject *fn, PyObject *name, PyObject *const lists[2], fan_call_argument argument, void *ctx)
+{
+    Py_ssize_t reads = PyTuple_GET_SIZE(lists[0]), all = reads + PyTuple_GET_SIZE(lists[1]);
+    bool by_out = is_ufunc(fn) && all == reads + 1;
+    PyObject *call = PyTuple_New(all + FAN_CALL_ARGS),
+             *names = by_out ? Py_BuildValue("(s)", "out") : Py_NewRef(Py_None);
+    if (!call || !names) {
+        Py_XDECREF(call);
+        Py_XDECREF(names);
+        return NULL;
+    }
+    PyTuple_SET_ITEM(call, 0, Py_NewRef(fn));
+    PyTuple_SET_ITEM(call, 1, Py_NewRef(name));
+    PyTuple_SET_ITEM(call, 2, names);
+    for (Py_ssize_t i = 0; i < all; i++) {
+        bool write = i >= reads;
+        Py_ssize_t at = write ? i - reads : i;
+        PyObject *made = argument(ctx, name, PyTuple_GET_ITEM(lists[write], at), write, at);
+        if (!made) {
+            Py_DECREF(call);
+            return NULL;
+        }
+        PyTuple_SET_ITEM(call, i + FAN_CALL_ARGS, made);
+    }
+    return call;
+}
+
+fan_status fan_call_record(fan_recording *r, PyObject *call, Py_ssize_t reads, fan_cpu_call how, fan_error *err)
+{
+    Py_ssize_t all = PyTuple_GET_SIZE(call) - FAN_CALL_ARGS;
+    fan_cpu_access *accesses = fan_calloc(((size_t)all + 1) * sizeof *accesses);
+    const char *name = PyUnicode_AsUTF8(PyTuple_GET_ITEM(call, 1));
+    if (!name) /* it holds what UTF-8 has no bytes for */
+        PyErr_Clear();
+    if (!accesses) {
+        if (how.drop)
+            how.drop(how.ctx);
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+    }
+    how.name = name ? name : "a kernel";
+    how.accesses = accesses;
+    for (Py_ssize_t i = 0; i < all; i++) {
+        PyObject *x = PyTuple_GET_ITEM(call, i + FAN_CALL_ARGS);
+        const char *lo;
+        if (!PyArray_CheckExact(x))
+            continue;
+        fan_ndarray_extent(x, &lo, &accesses[how.n].bytes);
+        accesses[how.n].data = lo;
+        accesses[how.n++].write = i >= reads;
+    }
+    fan_status status = fan_recording_call(r, &how, err);
+    fan_free(accesses);
+    return status;
 }
 
 /* Inner loops (cpu_kernel.h). */
@@ -106,7 +177,7 @@ static inner_loop *loop_new(PyObject *call)
 {
     PyObject *const *args = ((PyTupleObject *)call)->ob_item + FAN_CALL_ARGS;
     Py_ssize_t n = Py_SIZE(call) - FAN_CALL_ARGS;
-    if (!fan_is_ufunc(PyTuple_GET_ITEM(call, 0)) || n < 2 || n > LOOP_ARGS)
+    if (!is_ufunc(PyTuple_GET_ITEM(call, 0)) || n < 2 || n > LOOP_ARGS)
         return NULL;
     const PyUFuncObject *f = (PyUFuncObject *)PyTuple_GET_ITEM(call, 0);
     if (f->core_enabled || f->nargs != n || f->nout != 1)
@@ -142,19 +213,6 @@ bool fan_call_loop(PyObject *call, fan_cpu_call *how)
     return true;
 }
 
-void fan_ndarray_extent(PyObject *o, const char **lo, size_t *bytes)
-{
-    PyArrayObject *a = (PyArrayObject *)o;
-    npy_intp low = 0, high = PyArray_ITEMSIZE(a);
-    for (int i = 0; i < PyArray_NDIM(a); i++) {
-        npy_intp way = PyArray_DIM(a, i) > 1 ? (PyArray_DIM(a, i) - 1) * PyArray_STRIDE(a, i) : 0;
-        *(way < 0 ? &low : &high) += way;
-    }
-    bool none = PyArray_SIZE(a) == 0;
-    *lo = PyArray_BYTES(a) + (none ? 0 : low);
-    *bytes = none ? 0 : (size_t)(high - low);
-}
-
 /* ---- functions of graph trees ---- */
 
 /* Title: Kernels of a tree. A recording has the call with views that were made once, or the loop alone. Views have a
@@ -179,28 +237,6 @@ static void kernel_drop(void *ctx)
     fan_gil_leave(&gil);
 }
 
-/* check_kept: 0, or -1 with an exception where somebody else has a view of a call that is through. */
-static int check_kept(PyObject *call)
-{
-    if (fan_is_ufunc(PyTuple_GET_ITEM(call, 0)))
-        return 0;
-    for (Py_ssize_t i = FAN_CALL_ARGS; i < PyTuple_GET_SIZE(call); i++)
-        if (PyArray_Check(PyTuple_GET_ITEM(call, i)) && Py_REFCNT(PyTuple_GET_ITEM(call, i)) > 1) {
-            PyErr_Format(PyExc_RuntimeError,
-                         "kernel %R kept its argument %zd past its run, when its memory may be another array's; keep a "
-                         "copy: view.copy()",
-                         PyTuple_GET_ITEM(call, 1), i - FAN_CALL_ARGS);
-            return -1;
-        }
-    return 0;
-}
-
-static fan_status run_kept(PyObject *call, fan_error *err)
-{
-    FAN_TRY(fan_call_run(call, err));
-    return check_kept(call) < 0 ? fan_from_python(err) : FAN_OK;
-}
-
 static fan_status kernel_run(void *ctx, fan_error *err)
 {
     tree_kernel *k = ctx;
@@ -209,18 +245,18 @@ static fan_status kernel_run(void *ctx, fan_error *err)
         return k->loop.run(k->loop.ctx, err);
     if (!fan_gil_enter(&gil))
         return fan_fail(err, FAN_ERR_STATE, "the interpreter is gone: a kernel of Python's cannot run");
-    fan_status status = run_kept(k->call, err);
+    fan_status status = fan_call_run(k->call, err);
     fan_gil_leave(&gil);
     return status;
 }
 
-static void drop_storage(PyObject *capsule) { fan_storage_drop(PyCapsule_GetPointer(capsule, "fanin.storage")); }
+static void drop_storage(PyObject *capsule) { fan_storage_drop(PyCapsule_GetPointer(capsule, FAN_KERNEL_MEMORY)); }
 
 /* view_of: an array of fanin's on the CPU as an ndarray for a kernel. */
 static PyObject *view_of(const fan_array *a, bool write)
 {
     fan_storage *whole = fan_tree_memory_under(a);
-    PyObject *base = PyCapsule_New(whole ? whole : a->storage, "fanin.storage", drop_storage), *made;
+    PyObject *base = PyCapsule_New(whole ? whole : a->storage, FAN_KERNEL_MEMORY, drop_storage), *made;
     if (!base)
         return NULL;
     fan_storage_hold(whole ? whole : a->storage);
@@ -230,7 +266,7 @@ static PyObject *view_of(const fan_array *a, bool write)
 }
 
 /* argument: the i-th of a launch as its kernel gets it; new reference. */
-static PyObject *argument(PyObject *name, PyObject *x, bool write, Py_ssize_t i)
+static PyObject *argument(void *Py_UNUSED(ctx), PyObject *name, PyObject *x, bool write, Py_ssize_t i)
 {
     fan_device *d = NULL;
     const fan_array *a = fan_array_arg(x, &d);
@@ -242,7 +278,8 @@ static PyObject *argument(PyObject *name, PyObject *x, bool write, Py_ssize_t i)
         return PyErr_Format(PyExc_ValueError, "%U: writes[%zd] is read-only", name, i);
     }
     if (PyArray_CheckExact(x) && (!write || PyArray_ISWRITEABLE((PyArrayObject *)x)))
-        return PyArray_View((PyArrayObject *)x, NULL, NULL);
+        return fan_ndarray_check_known(x, PyUnicode_AsUTF8(name)) < 0 ? NULL
+                                                                      : PyArray_View((PyArrayObject *)x, NULL, NULL);
     if (!write && (PyLong_Check(x) || PyFloat_Check(x) || PyComplex_Check(x) || PyArray_IsScalar(x, Generic)))
         return Py_NewRef(x);
     if (!write && PySequence_Check(x) && !PyUnicode_Check(x) && !PyBytes_Check(x))
@@ -255,82 +292,31 @@ static PyObject *argument(PyObject *name, PyObject *x, bool write, Py_ssize_t i)
         write ? "writes arrays that can be written" : "reads arrays on the CPU and numbers", FAN_TYPE_TEXT(x));
 }
 
-static PyObject *call_of(PyObject *fn, PyObject *name, PyObject *reads, PyObject *writes)
-{
-    Py_ssize_t n = PyTuple_GET_SIZE(reads), all = n + PyTuple_GET_SIZE(writes);
-    PyObject *call = PyTuple_New(all + FAN_CALL_ARGS);
-    if (!call)
-        return NULL;
-    PyTuple_SET_ITEM(call, 0, Py_NewRef(fn));
-    PyTuple_SET_ITEM(call, 1, Py_NewRef(name));
-    PyTuple_SET_ITEM(call, 2, Py_NewRef(Py_None));
-    for (Py_ssize_t i = 0; i < all; i++) {
-        PyObject *x = i < n ? PyTuple_GET_ITEM(reads, i) : PyTuple_GET_ITEM(writes, i - n);
-        PyObject *made = argument(name, x, i >= n, i < n ? i : i - n);
-        if (!made) {
-            Py_DECREF(call);
-            return NULL;
-        }
-        PyTuple_SET_ITEM(call, i + FAN_CALL_ARGS, made);
-    }
-    return call;
-}
-
 /* record: a call that runs with each launch of the recording that this thread makes. */
-static int record(fan_recording *r, PyObject *call, Py_ssize_t reads)
+static fan_status record(fan_recording *r, PyObject *call, Py_ssize_t reads, fan_error *err)
 {
-    size_t n = 0;
-    Py_ssize_t all = PyTuple_GET_SIZE(call) - FAN_CALL_ARGS;
-    fan_error err = {0};
     tree_kernel *k = fan_calloc(sizeof *k);
-    fan_cpu_access *accesses = fan_calloc(((size_t)all + 1) * sizeof *accesses);
-    if (!k || !accesses) {
-        fan_free(k);
-        fan_free(accesses);
-        PyErr_NoMemory();
-        return -1;
-    }
-    for (Py_ssize_t i = 0; i < all; i++) {
-        PyObject *x = PyTuple_GET_ITEM(call, i + FAN_CALL_ARGS);
-        const char *lo;
-        if (!PyArray_CheckExact(x))
-            continue;
-        fan_ndarray_extent(x, &lo, &accesses[n].bytes);
-        accesses[n].data = lo;
-        accesses[n++].write = i >= reads;
-    }
+    if (!k)
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
     k->name = Py_NewRef(PyTuple_GET_ITEM(call, 1));
     if (!fan_call_loop(call, &k->loop))
         k->call = Py_NewRef(call);
-    fan_cpu_call how = {.run = kernel_run,
-                        .drop = kernel_drop,
-                        .ctx = k,
-                        .name = PyUnicode_AsUTF8(k->name),
-                        .accesses = accesses,
-                        .n = n};
-    fan_status status = fan_recording_call(r, &how, &err);
-    fan_free(accesses);
-    return status == FAN_OK ? 0 : (fan_raise(status, &err), -1);
+    return fan_call_record(r, call, reads, (fan_cpu_call){.run = kernel_run, .drop = kernel_drop, .ctx = k}, err);
 }
 
 /* cpu_launch: does fn(*reads, *writes) at once, or with each launch of what this thread records. */
 static PyObject *cpu_launch(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    PyObject *fn, *name, *reads, *writes, *call;
+    PyObject *fn, *name, *lists[2], *call;
     fan_recording *r = fan_recording_here();
     fan_error err = {0};
-    int result;
-    if (!PyArg_ParseTuple(args, "OUO!O!:cpu_launch", &fn, &name, &PyTuple_Type, &reads, &PyTuple_Type, &writes) ||
-        !PyUnicode_AsUTF8(name) || !(call = call_of(fn, name, reads, writes)))
+    if (!PyArg_ParseTuple(args, "OUO!O!:cpu_launch", &fn, &name, &PyTuple_Type, &lists[0], &PyTuple_Type, &lists[1]) ||
+        !(call = fan_call_new(fn, name, lists, argument, NULL)))
         return NULL;
-    if (r && fan_recording_defers()) {
-        result = record(r, call, PyTuple_GET_SIZE(reads));
-    } else {
-        fan_status status = run_kept(call, &err);
-        result = status == FAN_OK ? 0 : (fan_raise(status, &err), -1);
-    }
+    fan_status status =
+        r && fan_recording_defers() ? record(r, call, PyTuple_GET_SIZE(lists[0]), &err) : fan_call_run(call, &err);
     Py_DECREF(call);
-    return result < 0 ? NULL : Py_NewRef(Py_None);
+    return status == FAN_OK ? Py_NewRef(Py_None) : fan_raise(status, &err);
 }
 
 /* cpu_empty: an array of fanin's on the CPU: in the function of a graph tree its memory is the tree's. */

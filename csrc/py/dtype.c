@@ -160,9 +160,10 @@ static void refuse_swapped(PyArray_Descr *d)
 {
     PyArray_Descr *native = PyArray_DescrNewByteorder(d, NPY_NATIVE);
     if (native)
-        fan_refuse(fan_state_get()->dtype_error,
-                   "dtype %S is of foreign byte order; expected native byte order, '%S': x.astype('%S')", (PyObject *)d,
-                   (PyObject *)native, (PyObject *)native);
+        fan_refuse(
+            fan_state_get()->dtype_error,
+            "dtype %S is not summed: its byte order is foreign; expected native byte order, '%S': x.astype('%S')",
+            (PyObject *)d, (PyObject *)native, (PyObject *)native);
     Py_XDECREF(native);
 }
 

@@ -15,13 +15,16 @@ typedef struct graph_function {
     fan_graph_tree_object *tree; /* held */
     PyObject *fn, *name;         /* held */
     PyObject *key;               /* a callable, or NULL */
-    PyObject *keys;              /* a dict: key -> number */
+    PyObject *keys;              /* a dict: key -> number, the one that was used last at the end */
+    uint64_t key_count;          /* of all that there ever were */
+    PyObject *outside;           /* verify=: a dict: recording -> the values that fn found outside of its operands */
     uint8_t *roles;              /* of each operand; nroles 0: roles[0] of all */
     size_t nroles;
     bool keeps;
     bool called;
     fan_tree_outcome last;
     fan_tree_result scratch; /* room for a result, between calls */
+    PyObject *weakrefs;
 } graph_function;
 
 static graph_function *function_self(PyObject *o) { return (graph_function *)o; }
@@ -32,6 +35,7 @@ static int function_traverse(PyObject *o, visitproc visit, void *arg)
     Py_VISIT(function_self(o)->fn);
     Py_VISIT(function_self(o)->key);
     Py_VISIT(function_self(o)->keys);
+    Py_VISIT(function_self(o)->outside);
     Py_VISIT(function_self(o)->tree);
     return 0;
 }
@@ -41,6 +45,7 @@ static int function_clear(PyObject *o)
     Py_CLEAR(function_self(o)->fn);
     Py_CLEAR(function_self(o)->key);
     Py_CLEAR(function_self(o)->keys);
+    Py_CLEAR(function_self(o)->outside);
     return 0;
 }
 
@@ -49,6 +54,8 @@ static void function_dealloc(PyObject *o)
     graph_function *self = function_self(o);
     PyTypeObject *type = Py_TYPE(o);
     PyObject_GC_UnTrack(o);
+    if (self->weakrefs)
+        PyObject_ClearWeakRefs(o);
     (void)function_clear(o);
     Py_CLEAR(self->name);
     Py_BEGIN_ALLOW_THREADS fan_tree_function_drop(self->f);
@@ -66,8 +73,9 @@ typedef struct body {
     PyObject *const *args;
     size_t n;
     fan_array *const *in;
-    PyObject *result; /* what the function returned; NULL: it did not run */
-    PyObject *raised; /* by a warning */
+    PyObject *result;  /* what the function returned; NULL: it did not run */
+    PyObject *raised;  /* by a warning */
+    PyObject *outside; /* verify=: what the function found outside of its operands when it ran; NULL: it did not */
 } body;
 
 static int put_array(body *b, PyObject *o, fan_tree_result *out)
@@ -128,19 +136,33 @@ static PyObject *body_args(const body *b, fan_array *const *in)
     return args;
 }
 
+/* ask_outside: fanin._graph_trees.outside(fn), or .changed(fn, before). */
+static PyObject *ask_outside(const graph_function *self, const char *name, PyObject *before)
+{
+    PyObject *module = PyImport_ImportModule("fanin._graph_trees");
+    PyObject *made = !module  ? NULL
+                     : before ? PyObject_CallMethod(module, name, "OO", self->fn, before)
+                              : PyObject_CallMethod(module, name, "O", self->fn);
+    Py_XDECREF(module);
+    return made;
+}
+
 static fan_status body_run(void *ctx, fan_array *const *in, fan_tree_result *out, fan_error *err)
 {
     body *b = ctx;
+    fan_handles_scope scope = {PyUnicode_AsUTF8(b->self->name), b->in, b->n, b->self->roles, b->self->nroles > 0};
     fan_gil gil;
     fan_status status = FAN_OK;
     if (!fan_gil_enter(&gil))
         return fan_fail(err, FAN_ERR_STATE, "the interpreter is gone: a function of Python's cannot run");
-    PyObject *args = body_args(b, in);
+    if (b->self->tree->verify)
+        Py_XSETREF(b->outside, ask_outside(b->self, "outside", NULL));
+    PyObject *args = b->self->tree->verify && !b->outside ? NULL : body_args(b, in);
     if (on_cpu(b->self))
-        fan_handles_begin();
+        fan_handles_begin(&scope);
     PyObject *result = args ? PyObject_Call(b->self->fn, args, NULL) : NULL;
     if (on_cpu(b->self))
-        fan_handles_end();
+        fan_handles_end(&scope);
     Py_XDECREF(args);
     Py_XSETREF(b->result, result);
     if (!result || put_result(b, result, out) < 0)
@@ -169,6 +191,34 @@ static void body_collect(void *ctx)
     if (!fan_gil_enter(&gil))
         return;
     PyGC_Collect();
+    fan_gil_leave(&gil);
+}
+
+/* note_outside: what a recording that was just made found outside of its operands. */
+static void note_outside(graph_function *self, int node, PyObject *values)
+{
+    PyObject *number = PyLong_FromLong(node);
+    if (number && (self->outside || (self->outside = PyDict_New())))
+        (void)PyDict_SetItem(self->outside, number, values);
+    PyErr_Clear(); /* without it a difference has no cause: the recording itself is made */
+    Py_XDECREF(number);
+}
+
+static void body_cause(void *ctx, int node, char *buf, size_t size)
+{
+    const graph_function *self = ((body *)ctx)->self;
+    fan_gil gil;
+    if (!fan_gil_enter(&gil))
+        return;
+    PyObject *number = PyLong_FromLong(node);
+    PyObject *before = number && self->outside ? PyDict_GetItemWithError(self->outside, number) : NULL;
+    PyObject *words = before ? ask_outside(self, "changed", before) : NULL;
+    const char *text = words ? PyUnicode_AsUTF8(words) : NULL;
+    if (text)
+        snprintf(buf, size, "%s", text);
+    PyErr_Clear(); /* the difference is what counts */
+    Py_XDECREF(number);
+    Py_XDECREF(words);
     fan_gil_leave(&gil);
 }
 
@@ -248,7 +298,8 @@ static fan_array *ndarray_operand(const graph_function *self, size_t i, PyObject
                      self->name, i, (PyObject *)PyArray_DESCR((PyArrayObject *)o));
         return NULL;
     }
-    if (fan_import_ndarray((PyArrayObject *)o, o, FAN_FROM_NDARRAY, true, &v) < 0)
+    if (fan_ndarray_check_known(o, PyUnicode_AsUTF8(self->name)) < 0 ||
+        fan_import_ndarray((PyArrayObject *)o, o, FAN_FROM_NDARRAY, true, &v) < 0)
         return NULL;
     fan_array *a = fan_array_hold(v.array);
     fan_value_release(&v);
@@ -301,7 +352,7 @@ static int operands_of(const graph_function *self, PyObject *const *args, size_t
     return 0;
 }
 
-#define KEYS 64
+#define KEYS 64 /* kept of one function; the one that was not used for longest gives way */
 
 /* key_of: a number for what is no array, and for what key= says; 0: there is nothing of both. */
 static int key_of(graph_function *self, PyObject *const *args, size_t n, PyObject *others, uint64_t *out)
@@ -312,26 +363,31 @@ static int key_of(graph_function *self, PyObject *const *args, size_t n, PyObjec
     PyObject *gave = self->key ? PyObject_Vectorcall(self->key, args, n, NULL) : Py_NewRef(Py_None);
     PyObject *said = gave ? distinct(self, gave) : NULL;
     PyObject *rest = said ? others ? PyList_AsTuple(others) : PyTuple_New(0) : NULL;
-    PyObject *key = rest ? PyTuple_Pack(2, said, rest) : NULL, *known = NULL;
+    PyObject *key = rest ? PyTuple_Pack(2, said, rest) : NULL, *known = NULL, *number = NULL, *oldest;
+    Py_ssize_t first = 0;
     int result = -1;
     if (!key)
         goto done;
     known = PyDict_GetItemWithError(self->keys, key);
     if (!known && PyErr_Occurred())
         goto done;
-    *out = known ? PyLong_AsUnsignedLongLong(known) : (uint64_t)PyDict_GET_SIZE(self->keys) + 1;
-    if (!known && *out > KEYS) {
-        *out = UINT64_MAX;
-    } else if (!known) {
-        PyObject *number = PyLong_FromUnsignedLongLong(*out);
-        if (!number || PyDict_SetItem(self->keys, key, number) < 0) {
-            Py_XDECREF(number);
+    *out = known ? PyLong_AsUnsignedLongLong(known) : self->key_count + 1;
+    if (!known || PyDict_GET_SIZE(self->keys) > KEYS / 2) { /* the one that was used last stands last */
+        number = PyLong_FromUnsignedLongLong(*out);
+        if (!number || (known && PyDict_DelItem(self->keys, key) < 0) || PyDict_SetItem(self->keys, key, number) < 0)
             goto done;
-        }
-        Py_DECREF(number);
+        self->key_count += !known;
+    }
+    if (PyDict_GET_SIZE(self->keys) > KEYS && PyDict_Next(self->keys, &first, &oldest, NULL)) {
+        Py_INCREF(oldest);
+        bool gone = PyDict_DelItem(self->keys, oldest) == 0;
+        Py_DECREF(oldest);
+        if (!gone)
+            goto done;
     }
     result = 0;
 done:
+    Py_XDECREF(number);
     Py_XDECREF(gave);
     Py_XDECREF(said);
     Py_XDECREF(rest);
@@ -388,8 +444,11 @@ static PyObject *call_with(graph_function *self, body *b, uint64_t key)
     fan_status status;
     fan_tree_outcome outcome = {.node = -1};
     fan_tree_result result = self->scratch;
-    fan_tree_args a = {
-        .in = b->in, .n = b->n, .key = key, .call_site = call_site, .body = {body_run, body_warn, body_collect, b}};
+    fan_tree_args a = {.in = b->in,
+                       .n = b->n,
+                       .key = key,
+                       .call_site = call_site,
+                       .body = {body_run, body_warn, body_collect, body_cause, b}};
     PyObject *made = NULL;
     self->scratch = (fan_tree_result){0};
     fan_call_site(call_site, sizeof call_site);
@@ -399,10 +458,12 @@ static PyObject *call_with(graph_function *self, body *b, uint64_t key)
         fan_touch_thing(FAN_THING_GRAPH, 0, FAN_TOUCH_WRITES);
         self->last = outcome;
         self->called = true;
+        if (outcome.did == FAN_TREE_RECORD && b->outside)
+            note_outside(self, outcome.node, b->outside);
         if (b->raised)
             fan_exception_put(Py_NewRef(b->raised));
-        else if (b->result &&
-                 ((outcome.did == FAN_TREE_RAW && !outcome.handed) || (outcome.did == FAN_TREE_WARM && !self->keeps)))
+        else if (b->result && !self->keeps &&
+                 (outcome.did == FAN_TREE_WARM || (outcome.did == FAN_TREE_RAW && !outcome.handed)))
             made = Py_NewRef(b->result);
         else
             made = result_of(b, &result);
@@ -442,6 +503,7 @@ static PyObject *function_call(PyObject *o, PyObject *const *args, size_t nargsf
         made = call_with(self, &b, key);
         Py_XDECREF(b.result);
         Py_XDECREF(b.raised);
+        Py_XDECREF(b.outside);
     }
     Py_XDECREF(others);
     operands_drop(self, args, n, in);
@@ -599,6 +661,23 @@ static PyObject *function_last(PyObject *o, void *Py_UNUSED(closure))
 
 FAN_TURN_GET(function_last, fan_seen_graph)
 
+static PyObject *function_explain(PyObject *o, PyObject *Py_UNUSED(none))
+{
+    static const char *const did[] = {"was warmed up", "was recorded", "was replayed", "ran without a recording",
+                                      "failed"};
+    const fan_tree_outcome last = function_self(o)->last; /* another thread may call meanwhile */
+    char rules[128] = "";
+    if (!function_self(o)->called)
+        return PyUnicode_FromFormat("%U was not called yet", function_self(o)->name);
+    for (unsigned i = 1; i <= FAN_TREE_RULES; i++)
+        if (last.rules & FAN_T(i))
+            fan_append(rules, sizeof rules, "%sT%u", rules[0] ? ", " : "", i);
+    return PyUnicode_FromFormat("%U %s%s%s [%s]", function_self(o)->name, did[last.did], last.reason[0] ? ": " : "",
+                                last.reason, rules);
+}
+
+FAN_TURN_NONE(function_explain, fan_seen_graph)
+
 static PyObject *function_name(PyObject *o, void *Py_UNUSED(closure)) { return Py_NewRef(function_self(o)->name); }
 
 static PyObject *function_repr(PyObject *o)
@@ -612,8 +691,16 @@ static PyGetSetDef function_getset[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 
+static PyMethodDef function_methods[] = {
+    {"explain", function_explain_turn, METH_NOARGS,
+     "explain($self, /)\n--\n\nWhat the last call did and, where it was no replay, why, and what to do; with the rules "
+     "(docs/graph-trees.md)."},
+    {NULL, NULL, 0, NULL},
+};
+
 static PyMemberDef function_members[] = {
     {"__vectorcalloffset__", T_PYSSIZET, offsetof(graph_function, call), READONLY, NULL},
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(graph_function, weakrefs), READONLY, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 
@@ -625,6 +712,7 @@ static PyType_Slot function_slots[] = {
     {Py_tp_repr, function_repr},
     {Py_tp_call, PyVectorcall_Call},
     {Py_tp_getset, function_getset},
+    {Py_tp_methods, function_methods},
     {Py_tp_members, function_members},
     {0, NULL},
 };

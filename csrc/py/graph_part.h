@@ -9,6 +9,7 @@ typedef struct fan_graph_tree_object {
     PyObject_HEAD fan_tree *t; /* held */
     fan_device *d;             /* held */
     PyObject *weakrefs;
+    unsigned verify; /* its option: above 0 the functions keep what a recording found outside */
 } fan_graph_tree_object;
 
 /* fan_graph_function_make: GraphTree.function. */

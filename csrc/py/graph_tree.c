@@ -10,15 +10,19 @@ static fan_graph_tree_object *tree_self(PyObject *o) { return (fan_graph_tree_ob
 
 static PyObject *tree_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"device", "memory", "limit", "strict", NULL};
+    static char *names[] = {"device", "memory", "limit", "strict", "verify", NULL};
     PyObject *where;
-    long long memory = (long long)64 << 20, limit = 8;
+    long long memory = (long long)64 << 20, limit = 8, verify = 0;
     int strict = 0;
     fan_device *d = NULL;
     fan_error err = {0};
     fan_status status;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$LLp:GraphTree", names, &where, &memory, &limit, &strict))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$LLpL:GraphTree", names, &where, &memory, &limit, &strict,
+                                     &verify))
         return NULL;
+    if (verify < 0 || verify > INT_MAX)
+        return PyErr_Format(PyExc_ValueError, "GraphTree: verify is a number of replays, 0 to 2**31 - 1, got %lld",
+                            verify);
     if (memory < 256 || limit < 1 || limit > 1 << 20)
         return PyErr_Format(PyExc_ValueError, "GraphTree: %s",
                             memory < 256 ? "memory is a number of bytes, at least 256"
@@ -33,7 +37,9 @@ static PyObject *tree_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         return NULL;
     }
     self->d = d;
-    fan_tree_options options = {.memory = (uint64_t)memory, .limit = (unsigned)limit, .strict = strict};
+    self->verify = (unsigned)verify;
+    fan_tree_options options = {
+        .memory = (uint64_t)memory, .limit = (unsigned)limit, .strict = strict, .verify = (unsigned)verify};
     Py_BEGIN_ALLOW_THREADS status = fan_tree_new(d, &options, &self->t, &err);
     Py_END_ALLOW_THREADS if (status != FAN_OK)
     {
@@ -333,7 +339,7 @@ static PyMemberDef members[] = {
 
 static PyType_Slot slots[] = {
     {Py_tp_doc,
-     "GraphTree(device, *, memory=67108864, limit=8, strict=False)\n--\n\n"
+     "GraphTree(device, *, memory=67108864, limit=8, strict=False, verify=0)\n--\n\n"
      "Functions of arrays on a device, recorded once and replayed, all in one range of memory.\n\n"
      "    tree = fanin.GraphTree(\"cpu\")          # or \"cuda:0\", \"sim:0\"\n"
      "    step = tree.function(lambda x, w: np.tanh(x @ w), roles=(\"copy\", \"static\"))\n"
@@ -342,9 +348,10 @@ static PyType_Slot slots[] = {
      "            y = step(x, w)\n"
      "            print(step.last.did, y.numpy())   # warmed, recorded, replayed, replayed, ..\n\n"
      "`memory`: bytes of that range. `limit`: how often a function is recorded anew because an operand lies "
-     "elsewhere; then\nthe operand is copied. `strict`: a static operand that lies elsewhere is an error. On "
-     "the CPU operands are ndarrays,\nand outputs handles whose values `numpy()` copies "
-     "(docs/graph-trees.md)."},
+     "elsewhere; then\nthe operand is copied. `strict`: a static operand that lies elsewhere is an error. "
+     "`verify`: the first so many replays\nof each recording run the function as it is beside them, and a bit that "
+     "differs is a CaptureError that names the array. On\nthe CPU operands are ndarrays, and outputs handles whose "
+     "values `numpy()` copies (docs/graph-trees.md)."},
     {Py_tp_new, tree_new},
     {Py_tp_dealloc, tree_dealloc},
     {Py_tp_repr, tree_repr_turn},

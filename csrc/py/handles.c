@@ -61,13 +61,15 @@ fan_array *fan_array_arg(PyObject *o, fan_device **d)
     return fan_array_self(o)->a;
 }
 
-static _Thread_local unsigned handles;
+static _Thread_local const fan_handles_scope *outermost;
 
-void fan_handles_begin(void) { handles++; }
+void fan_handles_begin(const fan_handles_scope *scope) { outermost = outermost ? outermost : scope; }
 
-void fan_handles_end(void) { handles--; }
+void fan_handles_end(const fan_handles_scope *scope) { outermost = outermost == scope ? NULL : outermost; }
 
-bool fan_wants_handles(const fan_array *a) { return handles > 0 || (a && fan_memory_lent(a->storage)); }
+const fan_handles_scope *fan_handles_outermost(void) { return outermost; }
+
+bool fan_wants_handles(const fan_array *a) { return outermost || (a && fan_memory_lent(a->storage)); }
 
 int fan_array_usable(const fan_array *a)
 {

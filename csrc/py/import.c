@@ -221,6 +221,8 @@ static int import_any(PyObject *o, bool recording, bool has_combine, fan_value *
     if (PyArray_CheckExact(o) && !recording) {
         if (PyArray_DESCR((PyArrayObject *)o)->type_num == NPY_OBJECT || (has_combine && fan_is_not_summed(o)))
             return import_object(o, NULL, out);
+        if (fan_storage_redirected() && fan_ndarray_check_known(o, "a sum, copy or conversion") < 0)
+            return -1;
         return fan_import_ndarray((PyArrayObject *)o, o, FAN_FROM_NDARRAY, true, out);
     }
     if (o == Py_None)

@@ -94,7 +94,7 @@ static int check_kept(const fan_kernel *k, PyObject *owners)
 static PyObject *snapshot(const fan_array *a, const char **lo)
 {
     const char *first = a->data, *last = a->data;
-    for (int i = 0; i < a->ndim; i++) {
+    for (int i = 0; i < a->ndim && a->size; i++) { /* of nothing, steps lead out of the memory */
         int64_t way = (a->shape[i] - 1) * a->strides[i];
         first += way < 0 ? way : 0;
         last += way > 0 ? way : 0;

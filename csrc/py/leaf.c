@@ -1,4 +1,5 @@
 /* leaf: fanin.Leaf, where gradients end (rules L; engine/leaf.h decides). */
+#include "py/cpu_kernel.h"
 #include "py/engine_part.h"
 #include "py/turn.h"
 
@@ -379,10 +380,26 @@ static int show_on_stream(leaf_object *self, fan_stream *own)
     return bad;
 }
 
+/* check_kernel: kernels of tape.compiled use no .grad: in a replay the leaf has that of the call before, and the
+ * recording its own: 0, or -1 with an exception. */
+static int check_kernel(const leaf_object *self, const char *verb)
+{
+    char name[128];
+    if (!fan_kernel_running())
+        return 0;
+    PyErr_Format(fan_state_get()->capture_error,
+                 "%R %s .grad of %s inside of its function, where a replay has the gradient of another call: name it "
+                 "among its reads or writes, tape.update(fn, [w.grad], ..)",
+                 fan_kernel_running(), verb, fan_node_said(&self->base.node, name, sizeof name));
+    return -1;
+}
+
 static PyObject *leaf_get_grad(PyObject *o, void *Py_UNUSED(closure))
 {
     leaf_object *self = of(o);
     PyObject *grad;
+    if (check_kernel(self, "reads") < 0)
+        return NULL;
     if (self->wide) {
         int bad = claim(self);
         if (bad < 0)
@@ -482,6 +499,8 @@ static int leaf_set_grad(PyObject *o, PyObject *value, void *Py_UNUSED(closure))
     leaf_object *self = of(o);
     if (value == Py_None)
         value = NULL;
+    if (check_kernel(self, "sets") < 0)
+        return -1;
     if (self->accumulate) {
         char name[128];
         PyErr_Format(PyExc_AttributeError, "%s: its gradients are accumulated by the function that it was given",

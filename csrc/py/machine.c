@@ -289,7 +289,7 @@ FAN_TURN_NONE(machine_step, fan_seen_nothing)
 FAN_TURN_TUPLE(fan_machine_begin_capture, fan_seen_nothing)
 FAN_TURN_ONE(fan_machine_end_capture, fan_seen_nothing)
 FAN_TURN_TUPLE(fan_machine_launch_graph, fan_seen_nothing)
-FAN_TURN_TUPLE(machine_leave_out, seen_calls)
+FAN_TURN_TUPLE(machine_leave_out, fan_seen_options) /* each plan hangs on it */
 FAN_TURN_NONE(fan_machine_spawn, fan_seen_nothing)
 FAN_TURN_ONE(fan_machine_saw_thread, fan_seen_nothing)
 FAN_TURN_GET(fan_machine_get_races, seen_calls)

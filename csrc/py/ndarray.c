@@ -2,6 +2,8 @@
 #include "py/py.h"
 
 #include "array/elements.h"
+#include "array/extents.h"
+#include "graph/tree.h"
 
 static void array_gone(PyObject *capsule)
 {
@@ -27,6 +29,50 @@ PyObject *fan_ndarray_over(const fan_array *a, bool write, PyObject *base)
     if (made && PyArray_SetBaseObject((PyArrayObject *)made, Py_NewRef(base)) < 0)
         Py_CLEAR(made);
     return made;
+}
+
+void fan_ndarray_extent(PyObject *o, const char **lo, size_t *bytes)
+{
+    PyArrayObject *a = (PyArrayObject *)o;
+    npy_intp low = 0, high = PyArray_ITEMSIZE(a);
+    for (int i = 0; i < PyArray_NDIM(a); i++) {
+        npy_intp way = PyArray_DIM(a, i) > 1 ? (PyArray_DIM(a, i) - 1) * PyArray_STRIDE(a, i) : 0;
+        *(way < 0 ? &low : &high) += way;
+    }
+    bool none = PyArray_SIZE(a) == 0;
+    *lo = PyArray_BYTES(a) + (none ? 0 : low);
+    *bytes = none ? 0 : (size_t)(high - low);
+}
+
+/* is_kernel_view: whether it is a view that a kernel of a graph tree was called with, or a view of one. */
+static bool is_kernel_view(PyObject *o)
+{
+    while (o && PyArray_Check(o))
+        o = PyArray_BASE((PyArrayObject *)o);
+    return o && PyCapsule_IsValid(o, FAN_KERNEL_MEMORY);
+}
+
+int fan_ndarray_check_known(PyObject *o, const char *op)
+{
+    const fan_handles_scope *s = fan_handles_outermost();
+    const char *data;
+    size_t bytes;
+    if (!s || !fan_storage_redirected() || is_kernel_view(o)) /* not redirected: the function runs as it is */
+        return 0;
+    fan_ndarray_extent(o, &data, &bytes);
+    for (size_t i = 0; i < s->n; i++) {
+        uint8_t role = s->roles[s->each ? i : 0];
+        int64_t lo, hi;
+        if (!s->in[i] || (role != FAN_TREE_STATIC && role != FAN_TREE_ACCUMULATE))
+            continue;
+        fan_array_reach(s->in[i], &lo, &hi);
+        if (fan_flat_within(data, bytes, s->in[i]->data + lo, (uint64_t)(hi - lo)))
+            return 0;
+    }
+    if (bytes == 0)
+        return 0;
+    PyErr_Format(fan_state_get()->capture_error, FAN_TREE_FOREIGN, s->function, op);
+    return -1;
 }
 
 PyObject *fan_export_array(fan_array *a)

@@ -1,6 +1,7 @@
 /* overlaps: fanin.Overlaps, what overlaps() answers. */
 #include "py/verdict.h"
 
+#include "base/interrupt.h"
 #include "base/mem.h"
 #include "py/region.h"
 
@@ -8,6 +9,7 @@ typedef struct overlaps_object {
     PyObject_HEAD fan_overlaps *l; /* never NULL after new, as `label` is not */
     uint32_t *label;               /* of each array: its component */
     size_t components;
+    bool exact; /* no unknown verdict joined two arrays */
     uint64_t budget;
     /* Made when they are first asked for; NULL before. */
     PyObject *indices, *groups, *pairs, *unknown;
@@ -33,6 +35,7 @@ PyObject *fan_overlaps_of(PyObject *arrays, uint64_t budget)
     fan_regions r = {.n = 0};
     fan_region *regions = NULL;
     overlaps_object *self = NULL;
+    fan_interrupt interrupt;
     fan_error err = {0};
     fan_status status;
     if (fan_regions_read(arrays, "overlaps", &r) < 0)
@@ -53,10 +56,15 @@ PyObject *fan_overlaps_of(PyObject *arrays, uint64_t budget)
     }
     for (size_t i = 0; i < r.n; i++)
         regions[i] = r.items[i].region;
-    Py_BEGIN_ALLOW_THREADS status = fan_overlaps_new(regions, r.n, &self->l, &err);
+    Py_BEGIN_ALLOW_THREADS;
+    fan_interrupt_begin(&interrupt, fan_check_signals, &err);
+    status = fan_overlaps_new(regions, r.n, &self->l, &err);
     if (status == FAN_OK)
-        status = fan_overlaps_components(self->l, budget, self->label, &self->components, &err);
-    Py_END_ALLOW_THREADS if (status == FAN_OK) goto done;
+        status = fan_overlaps_components(self->l, budget, self->label, &self->components, &self->exact, &err);
+    status = fan_interrupt_end(&interrupt, status);
+    Py_END_ALLOW_THREADS;
+    if (status == FAN_OK)
+        goto done;
     fan_raise(status, &err);
 fail:
     Py_CLEAR(self);
@@ -196,9 +204,13 @@ static int make_pairs(overlaps_object *self)
     fan_error err = {0};
     fan_status status;
     PyObject *all, *unknown;
-    Py_BEGIN_ALLOW_THREADS status = fan_overlaps_pairs(self->l, self->budget, &pairs, &n, &err);
-    Py_END_ALLOW_THREADS if (status != FAN_OK)
-    {
+    fan_interrupt interrupt;
+    Py_BEGIN_ALLOW_THREADS;
+    fan_interrupt_begin(&interrupt, fan_check_signals, &err);
+    status = fan_interrupt_end(&interrupt, fan_overlaps_pairs(self->l, self->budget, &pairs, &n, &err));
+    Py_END_ALLOW_THREADS;
+    if (status != FAN_OK) {
+        fan_free(pairs);
         fan_raise(status, &err);
         return -1;
     }
@@ -266,12 +278,17 @@ static PyObject *overlaps_repr(PyObject *o)
     size_t n = fan_overlaps_count(self->l);
     PyObject *groups = overlaps_components(o, NULL), *indices = groups ? overlaps_indices(o, NULL) : NULL, *text = NULL;
     if (indices)
-        text = PyUnicode_FromFormat("<fanin.Overlaps of %zu array%s: %zd share memory, in %zd component%s>", n,
-                                    FAN_PLURAL(n), PyTuple_GET_SIZE(indices), PyTuple_GET_SIZE(groups),
-                                    FAN_PLURAL(PyTuple_GET_SIZE(groups)));
+        text = PyUnicode_FromFormat("<fanin.Overlaps of %zu array%s: %s%zd share memory, in %zd component%s>", n,
+                                    FAN_PLURAL(n), self->exact ? "" : "at most ", PyTuple_GET_SIZE(indices),
+                                    PyTuple_GET_SIZE(groups), FAN_PLURAL(PyTuple_GET_SIZE(groups)));
     Py_XDECREF(groups);
     Py_XDECREF(indices);
     return text;
+}
+
+static PyObject *overlaps_exact(PyObject *o, void *Py_UNUSED(closure))
+{
+    return PyBool_FromLong(((overlaps_object *)o)->exact);
 }
 
 static PyGetSetDef overlaps_getset[] = {
@@ -279,6 +296,11 @@ static PyGetSetDef overlaps_getset[] = {
      "The arrays that hang together: a tuple of tuples of indices, each of two or more, ascending.\n\nTwo arrays are "
      "in one component if a chain of overlaps leads "
      "from one to the other. Arrays that share memory with no other are in none.",
+     NULL},
+    {"exact", overlaps_exact, NULL,
+     "Whether each component is exact.\n\nFalse: the budget ended before each question was answered, and `components` "
+     "and `indices` may join arrays that share no byte; none that do is missing. A larger `budget`, or "
+     "`float('inf')`, answers the rest.",
      NULL},
     {"indices", overlaps_indices, NULL, "The indices of all arrays that share memory with another one, ascending.",
      NULL},

@@ -287,6 +287,13 @@ PyObject *fan_export(fan_value *v);
 #define FAN_ARRAY_CAPSULE "fanin.array" /* the base of such an ndarray: has the array */
 PyObject *fan_export_array(fan_array *a);
 PyObject *fan_ndarray_over(const fan_array *a, bool write, PyObject *base);
+/* fan_ndarray_extent: the bytes that an ndarray shows. */
+void fan_ndarray_extent(PyObject *o, const char **lo, size_t *bytes);
+/* fan_ndarray_check_known: 0, or -1 with CaptureError where a function of a graph tree on the CPU is warmed up or
+ * recorded on this thread, and an ndarray that it uses is neither memory of the tree nor of an operand that stays where
+ * it is: a recording could not find it again. `op`: the operation that uses it. */
+int fan_ndarray_check_known(PyObject *o, const char *op);
+#define FAN_KERNEL_MEMORY "fanin.storage" /* the capsule under the views that a kernel is called with */
 /* fan_visit_behind: tp_traverse of what holds o, as the value v (NULL: with one reference): visits what o keeps alive
  * where the collector cannot ask it: an ndarray is not its business, so the base of one that nobody else has is ours.
  */
@@ -328,8 +335,19 @@ PyObject *fan_array_wrap(fan_array *a, fan_device *d); /* takes holds of its own
 fan_array *fan_array_arg(PyObject *o, fan_device **d); /* borrowed; NULL without exception if o is none */
 /* fan_handles_begin, _end: this thread is in a function of a graph tree on the CPU: what it gets of the core are
  * handles, whose work can be recorded. fan_wants_handles: so it is, or `a` (NULL: none) is memory of a tree. */
-void fan_handles_begin(void);
-void fan_handles_end(void);
+typedef struct fan_handles_scope {
+    const char *function;
+    fan_array *const *in; /* its operands; NULL: no array */
+    size_t n;
+    const uint8_t *roles; /* fan_tree_role: of each operand, or one for all */
+    bool each;
+} fan_handles_scope;
+
+void fan_handles_begin(const fan_handles_scope *scope);
+void fan_handles_end(const fan_handles_scope *scope);
+/* fan_handles_outermost: that of the outermost function on this thread, whose recording has the work of all; NULL:
+ * there is none. */
+const fan_handles_scope *fan_handles_outermost(void);
 bool fan_wants_handles(const fan_array *a);
 /* fan_array_usable: 0, or -1 with an exception where whoever lent the array's memory has taken it back. */
 int fan_array_usable(const fan_array *a);

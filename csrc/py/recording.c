@@ -2,19 +2,35 @@
  * Python's.
  *
  * A kernel is a callable with its arguments: views of its own over the same memory, made once. A replay calls it with
- * the same objects. Views of the recording's blocks hold the blocks, not the recording: who keeps one reads what the
- * last replay left there, and never memory that is gone.
+ * the same objects, and it keeps none of them (cpu_kernel.h). Other views of the recording's blocks hold the blocks,
+ * not the recording: they show what the last replay left there, and never memory that is gone.
  */
 #include "py/cpu_kernel.h"
 
 #include "array/extents.h"
+#include "array/overlap.h"
+#include "base/fault.h"
+#include "base/mem.h"
+
+/* Bytes of an operand, and the first kernel that writes there. */
+typedef struct written {
+    const char *lo;
+    size_t bytes;
+    const char *by;
+} written;
+
+/* The arrays of a call: a replay takes the same number of the same layouts. */
+enum { COPIED, STATIC, GRADS, LISTS };
 
 typedef struct recording_object {
     PyObject_HEAD fan_recording *r; /* NULL once it was cleared */
     PyObject *calls;                /* a list of calls (FAN_CALL_ARGS), which the kernels run; holds them */
     PyObject *blocks;               /* a capsule: the base of the kernels' views */
-    PyObject *operands;             /* a list of (array, address, whether it could be written) */
-    bool busy;                      /* it is being replayed */
+    PyObject *operands;             /* a list of (array, whether it could be written) */
+    PyObject *bound[LISTS];         /* tuples of views, or None (bind) */
+    written *writes;                /* into operands */
+    size_t write_count, write_cap;
+    bool busy; /* it is being replayed */
 } recording_object;
 
 static recording_object *of(PyObject *o) { return (recording_object *)o; }
@@ -46,7 +62,7 @@ static bool was_writeable(const recording_object *self, const char *lo, size_t b
         const char *at;
         size_t all;
         fan_ndarray_extent(PyTuple_GET_ITEM(operand, 0), &at, &all);
-        if (PyTuple_GET_ITEM(operand, 2) == Py_True &&
+        if (PyTuple_GET_ITEM(operand, 1) == Py_True &&
             fan_extent_within(fan_extent_flat(lo, bytes), fan_extent_flat(at, all)))
             return true;
     }
@@ -106,7 +122,7 @@ static void lock(const recording_object *self, bool locks)
     PyErr_Fetch(&type, &value, &traceback);
     for (Py_ssize_t i = 0; self->operands && i < PyList_GET_SIZE(self->operands); i++) {
         PyObject *operand = PyList_GET_ITEM(self->operands, i);
-        if (PyTuple_GET_ITEM(operand, 2) == Py_True)
+        if (PyTuple_GET_ITEM(operand, 1) == Py_True)
             lock_one((PyArrayObject *)PyTuple_GET_ITEM(operand, 0), locks ? 1 : -1);
     }
     PyErr_Restore(type, value, traceback);
@@ -165,8 +181,7 @@ static PyObject *recording_operand(PyObject *o, PyObject *array)
     if (!self->r || !PyArray_CheckExact(array))
         return PyErr_Format(PyExc_TypeError, "Recording.operand: expected an ndarray, got %s", FAN_TYPE_TEXT(array));
     fan_ndarray_extent(array, &lo, &bytes);
-    PyObject *operand = Py_BuildValue("(ONN)", array, PyLong_FromVoidPtr(PyArray_DATA((PyArrayObject *)array)),
-                                      PyBool_FromLong(may_write((PyArrayObject *)array)));
+    PyObject *operand = Py_BuildValue("(ON)", array, PyBool_FromLong(may_write((PyArrayObject *)array)));
     if (!operand || PyList_Append(self->operands, operand) < 0) {
         Py_XDECREF(operand);
         return NULL;
@@ -188,46 +203,29 @@ static PyObject *recording_knows(PyObject *o, PyObject *array)
 
 /* ---- kernels ---- */
 
-/* call_new: a call with views; *accesses: of the arrays among them, for the caller to free. NULL with an
- * exception. */
-static PyObject *call_new(recording_object *self, PyObject *fn, PyObject *name, PyObject *const lists[2],
-                          fan_cpu_access *accesses, size_t *n)
+static _Thread_local PyObject *running;
+
+PyObject *fan_kernel_running(void) { return running; }
+
+/* kernel_run: a call, during which .grad cannot be used: it is the recording's or the caller's (leaf.c). */
+static fan_status kernel_run(void *call, fan_error *err)
 {
-    Py_ssize_t reads = PyTuple_GET_SIZE(lists[0]), all = reads + PyTuple_GET_SIZE(lists[1]);
-    bool by_out = fan_is_ufunc(fn) && all == reads + 1;
-    PyObject *call = PyTuple_New(all + FAN_CALL_ARGS),
-             *names = by_out ? Py_BuildValue("(s)", "out") : Py_NewRef(Py_None);
-    if (!call || !names) {
-        Py_XDECREF(call);
-        Py_XDECREF(names);
-        return NULL;
-    }
-    PyTuple_SET_ITEM(call, 0, Py_NewRef(fn));
-    PyTuple_SET_ITEM(call, 1, Py_NewRef(name));
-    PyTuple_SET_ITEM(call, 2, names);
-    for (Py_ssize_t i = 0; i < all; i++) {
-        bool write = i >= reads;
-        PyObject *x = PyTuple_GET_ITEM(lists[write], write ? i - reads : i), *view;
-        if (PyArray_CheckExact(x)) {
-            const char *lo;
-            fan_ndarray_extent(x, &lo, &accesses[*n].bytes);
-            accesses[*n].data = lo;
-            accesses[(*n)++].write = write;
-            view = view_of(self, (PyArrayObject *)x, write && !repeats((PyArrayObject *)x));
-        } else if (!write && (PyLong_Check(x) || PyFloat_Check(x) || PyComplex_Check(x))) {
-            view = Py_NewRef(x);
-        } else {
-            view = PyErr_Format(PyExc_TypeError, "%U: %s[%zd]: a kernel %s, got %s", name, write ? "writes" : "reads",
-                                write ? i - reads : i,
-                                write ? "writes ndarrays" : "reads ndarrays and Python's numbers", FAN_TYPE_TEXT(x));
-        }
-        if (!view) {
-            Py_DECREF(call);
-            return NULL;
-        }
-        PyTuple_SET_ITEM(call, i + FAN_CALL_ARGS, view);
-    }
-    return call;
+    PyObject *before = running;
+    running = PyTuple_GET_ITEM((PyObject *)call, 1);
+    fan_status status = fan_call_run(call, err);
+    running = before;
+    return status;
+}
+
+/* argument: of a kernel: a view of its own, or a number. */
+static PyObject *argument(void *ctx, PyObject *name, PyObject *x, bool write, Py_ssize_t i)
+{
+    if (PyArray_CheckExact(x))
+        return view_of(ctx, (PyArrayObject *)x, write && !repeats((PyArrayObject *)x));
+    if (!write && (PyLong_Check(x) || PyFloat_Check(x) || PyComplex_Check(x)))
+        return Py_NewRef(x);
+    return PyErr_Format(PyExc_TypeError, "%U: %s[%zd]: a kernel %s, got %s", name, write ? "writes" : "reads", i,
+                        write ? "writes ndarrays" : "reads ndarrays and Python's numbers", FAN_TYPE_TEXT(x));
 }
 
 static PyObject *recording_launch(PyObject *o, PyObject *args)
@@ -235,31 +233,18 @@ static PyObject *recording_launch(PyObject *o, PyObject *args)
     recording_object *self = of(o);
     PyObject *fn, *name, *lists[2], *call;
     fan_error err = {0};
-    fan_status status;
-    size_t n = 0;
     if (!PyArg_ParseTuple(args, "OUO!O!:launch", &fn, &name, &PyTuple_Type, &lists[0], &PyTuple_Type, &lists[1]) ||
-        check_recording(self, "launch") < 0)
+        check_recording(self, "launch") < 0 || !(call = fan_call_new(fn, name, lists, argument, self)))
         return NULL;
-    fan_cpu_access *accesses =
-        PyMem_New(fan_cpu_access, (size_t)(PyTuple_GET_SIZE(lists[0]) + PyTuple_GET_SIZE(lists[1])) + 1);
-    call = accesses ? call_new(self, fn, name, lists, accesses, &n) : PyErr_NoMemory();
-    if (call && PyList_Append(self->calls, call) < 0)
-        Py_CLEAR(call);
-    if (!call) {
-        PyMem_Free(accesses);
-        return NULL;
-    }
+    int bad = PyList_Append(self->calls, call);
     Py_DECREF(call); /* the list has it */
-    const char *said = PyUnicode_AsUTF8(name);
-    if (!said) /* it holds what UTF-8 cannot say */
-        PyErr_Clear();
-    fan_cpu_call how = {
-        .run = fan_call_run, .ctx = call, .name = said ? said : "a kernel", .accesses = accesses, .n = n};
+    if (bad < 0)
+        return NULL;
+    fan_cpu_call how = {.run = kernel_run, .ctx = call};
     (void)fan_call_loop(call, &how);
-    status = fan_recording_call(self->r, &how, &err);
-    PyMem_Free(accesses);
+    fan_status status = fan_call_record(self->r, call, PyTuple_GET_SIZE(lists[0]), how, &err);
     if (status == FAN_OK) {
-        status = fan_call_run(call, &err);
+        status = kernel_run(call, &err);
         if (status != FAN_OK && self->r)
             fan_recording_fail(self->r, "a kernel failed while it was recorded");
     }
@@ -287,52 +272,9 @@ static PyObject *recording_end(PyObject *o, PyObject *Py_UNUSED(none))
     return status == FAN_OK ? Py_NewRef(Py_None) : fan_raise(status, &err);
 }
 
-/* check_operands: each lies where it did: 0, or -1 with an exception. */
-static int check_operands(const recording_object *self)
-{
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(self->operands); i++) {
-        PyObject *pair = PyList_GET_ITEM(self->operands, i);
-        if (PyArray_DATA((PyArrayObject *)PyTuple_GET_ITEM(pair, 0)) == PyLong_AsVoidPtr(PyTuple_GET_ITEM(pair, 1)))
-            continue;
-        PyErr_Format(PyExc_RuntimeError,
-                     "Recording.replay: operand %zd lies elsewhere than when it was recorded: was it resized?", i);
-        return -1;
-    }
-    return 0;
-}
+/* ---- calls ---- */
 
-static PyObject *recording_replay(PyObject *o, PyObject *Py_UNUSED(none))
-{
-    recording_object *self = of(o);
-    fan_error err;
-    if (!self->r || self->busy || fan_recording_here())
-        return PyErr_Format(PyExc_RuntimeError, "Recording.replay: %s",
-                            self->busy ? "it is being replayed" : "this thread records");
-    if (check_operands(self) < 0)
-        return NULL;
-    fan_error_clear(&err);
-    self->busy = true;
-    Py_INCREF(o);
-    fan_status status = fan_recording_replay(self->r, &err);
-    self->busy = false;
-    Py_DECREF(o);
-    return status == FAN_OK ? Py_NewRef(Py_None) : fan_raise(status, &err);
-}
-
-static PyObject *recording_prepare(PyObject *o, PyObject *Py_UNUSED(none))
-{
-    if (of(o)->r && !of(o)->busy && fan_get_debug())
-        fan_blocks_poison(fan_recording_blocks(of(o)->r), false);
-    Py_RETURN_NONE;
-}
-
-/* A range, and which kernel writes into it first. */
-typedef struct written {
-    const char *lo;
-    size_t bytes;
-    const char *by;
-} written;
-
+/* find_write: an access of a kernel, for the extent of an array. */
 static bool find_write(void *ctx, const char *name, const void *data, size_t bytes, bool write)
 {
     written *w = ctx;
@@ -351,6 +293,143 @@ static PyObject *recording_writes(PyObject *o, PyObject *array)
     written w = {lo, bytes, NULL};
     fan_cpu_recorder.accesses(of(o)->r, find_write, &w);
     return w.by ? PyUnicode_FromString(w.by) : Py_NewRef(Py_None);
+}
+
+static PyObject *recording_bind(PyObject *o, PyObject *args)
+{
+    recording_object *self = of(o);
+    PyObject *lists[LISTS];
+    if (!PyArg_ParseTuple(args, "O!O!O!:bind", &PyTuple_Type, &lists[COPIED], &PyTuple_Type, &lists[STATIC],
+                          &PyTuple_Type, &lists[GRADS]))
+        return NULL;
+    for (Py_ssize_t i = 0; self->r && i < PyList_GET_SIZE(self->operands); i++) {
+        written w = {NULL, 0, NULL};
+        fan_ndarray_extent(PyTuple_GET_ITEM(PyList_GET_ITEM(self->operands, i), 0), &w.lo, &w.bytes);
+        fan_cpu_recorder.accesses(self->r, find_write, &w);
+        if (w.by && fan_grow((void **)&self->writes, &self->write_cap, self->write_count + 1, sizeof w) < 0)
+            return PyErr_NoMemory();
+        if (w.by)
+            self->writes[self->write_count++] = w;
+    }
+    for (int i = 0; i < LISTS; i++)
+        Py_XSETREF(self->bound[i], Py_NewRef(lists[i]));
+    Py_RETURN_NONE;
+}
+
+/* like: whether an array of a call is laid out as a view of the recording, and lies there unless it is copied. */
+static bool like(const recording_object *self, PyObject *x, PyObject *view, int list)
+{
+    if (view == Py_None || !PyArray_CheckExact(x))
+        return x == view;
+    PyArrayObject *a = (PyArrayObject *)x, *b = (PyArrayObject *)view;
+    if (PyArray_NDIM(a) != PyArray_NDIM(b) ||
+        !PyArray_CompareLists(PyArray_DIMS(a), PyArray_DIMS(b), PyArray_NDIM(a)) ||
+        !PyArray_CompareLists(PyArray_STRIDES(a), PyArray_STRIDES(b), PyArray_NDIM(a)) ||
+        !PyArray_EquivTypes(PyArray_DESCR(a), PyArray_DESCR(b)))
+        return false;
+    return list == COPIED || ((PyArray_BASE(b) == self->blocks || PyArray_DATA(a) == PyArray_DATA(b)) &&
+                              may_write(a) == PyArray_ISWRITEABLE(b));
+}
+
+static PyObject *recording_fits(PyObject *o, PyObject *args)
+{
+    recording_object *self = of(o);
+    if (!self->bound[COPIED] || !PyTuple_Check(args) || PyTuple_GET_SIZE(args) != LISTS)
+        Py_RETURN_FALSE;
+    for (int i = 0; i < LISTS; i++) {
+        PyObject *list = PyTuple_GET_ITEM(args, i);
+        if (!PyTuple_Check(list) || PyTuple_GET_SIZE(list) != PyTuple_GET_SIZE(self->bound[i]))
+            Py_RETURN_FALSE;
+        for (Py_ssize_t j = 0; j < PyTuple_GET_SIZE(list); j++)
+            if (!like(self, PyTuple_GET_ITEM(list, j), PyTuple_GET_ITEM(self->bound[i], j), i) &&
+                !FAN_FAULT(FITS_ANYTHING))
+                Py_RETURN_FALSE;
+    }
+    Py_RETURN_TRUE;
+}
+
+static fan_region region_of(PyArrayObject *a)
+{
+    _Static_assert(sizeof(npy_intp) == sizeof(int64_t), "shapes of NumPy's are those of the core");
+    return (fan_region){(uint64_t)(uintptr_t)PyArray_DATA(a), PyArray_ITEMSIZE(a), (const int64_t *)PyArray_DIMS(a),
+                        (const int64_t *)PyArray_STRIDES(a), PyArray_NDIM(a)};
+}
+
+/* share: whether two arrays share a byte, or might: what cannot be counted quickly does. */
+static bool share(PyArrayObject *a, PyArrayObject *b)
+{
+    fan_region one = region_of(a), two = region_of(b);
+    fan_verdict v = FAN_OVERLAP_HARD;
+    fan_error err = {0};
+    return fan_overlap(&one, &two, 0, NULL, NULL, &v, &err) != FAN_OK || v != FAN_OVERLAP_DISJOINT;
+}
+
+/* check_disjoint: no argument lies in what the call writes, which the step as it is would read there, and a copy does
+ * not show. NULL, or (index of the argument, name of the kernel, or index of the gradient); NULL with an exception too.
+ */
+static PyObject *check_disjoint(const recording_object *self, PyObject *copied, PyObject *grads)
+{
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(copied); i++) {
+        PyArrayObject *x = (PyArrayObject *)PyTuple_GET_ITEM(copied, i);
+        const char *lo;
+        size_t bytes;
+        fan_ndarray_extent((PyObject *)x, &lo, &bytes);
+        for (size_t j = 0; j < self->write_count; j++)
+            if (fan_flats_meet(lo, bytes, self->writes[j].lo, self->writes[j].bytes))
+                return Py_BuildValue("(ns)", i, self->writes[j].by);
+        for (Py_ssize_t j = 0; j < PyTuple_GET_SIZE(grads); j++)
+            if (PyTuple_GET_ITEM(grads, j) != Py_None && share(x, (PyArrayObject *)PyTuple_GET_ITEM(grads, j)))
+                return Py_BuildValue("(nn)", i, j);
+    }
+    return NULL;
+}
+
+/* stage: copies arrays into the recording's own memory: 0, or -1 with an exception. */
+static int stage(const recording_object *self, int list, PyObject *arrays)
+{
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(arrays); i++) {
+        PyObject *x = PyTuple_GET_ITEM(arrays, i), *view = PyTuple_GET_ITEM(self->bound[list], i);
+        if (view != Py_None && PyArray_BASE((PyArrayObject *)view) == self->blocks &&
+            PyArray_CopyInto((PyArrayObject *)view, (PyArrayObject *)x) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+static PyObject *recording_replay(PyObject *o, PyObject *args)
+{
+    recording_object *self = of(o);
+    PyObject *copied = NULL, *grads = NULL, *found;
+    fan_error err;
+    if (!PyArg_ParseTuple(args, "|O!O!:replay", &PyTuple_Type, &copied, &PyTuple_Type, &grads))
+        return NULL;
+    if (!self->r || self->busy || fan_recording_here())
+        return PyErr_Format(PyExc_RuntimeError, "Recording.replay: %s",
+                            self->busy ? "it is being replayed" : "this thread records");
+    if (grads) {
+        if ((found = check_disjoint(self, copied, grads)) || PyErr_Occurred())
+            return found;
+        if (fan_get_debug())
+            fan_blocks_poison(fan_recording_blocks(self->r), false);
+        if (stage(self, COPIED, copied) < 0 || stage(self, GRADS, grads) < 0)
+            return NULL;
+    }
+    fan_error_clear(&err);
+    self->busy = true;
+    Py_INCREF(o);
+    fan_status status = fan_recording_replay(self->r, &err);
+    self->busy = false;
+    Py_DECREF(o);
+    return status == FAN_OK ? Py_NewRef(Py_None) : fan_raise(status, &err);
+}
+
+static PyObject *recording_overlaps(PyObject *o, PyObject *args)
+{
+    PyObject *copied, *grads, *found;
+    if (!PyArg_ParseTuple(args, "O!O!:overlaps", &PyTuple_Type, &copied, &PyTuple_Type, &grads))
+        return NULL;
+    found = check_disjoint(of(o), copied, grads);
+    return found || PyErr_Occurred() ? found : Py_NewRef(Py_None);
 }
 
 static PyObject *recording_view(PyObject *o, PyObject *array)
@@ -402,6 +481,8 @@ static int recording_clear(PyObject *o)
     }
     Py_CLEAR(self->operands);
     Py_CLEAR(self->blocks);
+    for (int i = 0; i < LISTS; i++)
+        Py_CLEAR(self->bound[i]);
     return 0;
 }
 
@@ -411,6 +492,7 @@ static void recording_dealloc(PyObject *o)
     PyObject_GC_UnTrack(o);
     (void)recording_clear(o);
     Py_XDECREF(of(o)->calls);
+    fan_free(of(o)->writes);
     type->tp_free(o);
     Py_DECREF(type);
 }
@@ -420,6 +502,8 @@ static int recording_traverse(PyObject *o, visitproc visit, void *arg)
     Py_VISIT(Py_TYPE(o));
     Py_VISIT(of(o)->calls);
     Py_VISIT(of(o)->operands);
+    for (int i = 0; i < LISTS; i++)
+        Py_VISIT(of(o)->bound[i]);
     return 0;
 }
 
@@ -450,12 +534,20 @@ static PyMethodDef methods[] = {
     {"knows", recording_knows, METH_O, "knows($self, array, /)\n--\n\nWhether a kernel may touch it."},
     {"launch", recording_launch, METH_VARARGS,
      "launch($self, fn, name, reads, writes, /)\n--\n\nDoes fn(*reads, *writes), now and in each replay."},
-    {"replay", recording_replay, METH_NOARGS,
-     "replay($self, /)\n--\n\nAll that was recorded once more, in the same order."},
-    {"prepare", recording_prepare, METH_NOARGS,
-     "prepare($self, /)\n--\n\nBefore operands are copied into its memory: with debug=True that is filled with bytes "
-     "that "
-     "make NaNs of floats."},
+    {"bind", recording_bind, METH_VARARGS,
+     "bind($self, copied, static, grads, /)\n--\n\nThe arrays of its call, as tuples of views; None among grads: "
+     "there was none."},
+    {"fits", recording_fits, METH_VARARGS,
+     "fits($self, copied, static, grads, /)\n--\n\nWhether the arrays of a call have the dtypes, shapes and strides "
+     "of those that were bound, and lie there where they are not copied."},
+    {"overlaps", recording_overlaps, METH_VARARGS,
+     "overlaps($self, copied, grads, /)\n--\n\nNone, or (index, name of a kernel that writes into that argument's "
+     "memory, or index of a gradient that shares it)."},
+    {"replay", recording_replay, METH_VARARGS,
+     "replay($self, copied=(), grads=(), /)\n--\n\nAll that was recorded once more, in the same order, on arrays "
+     "that fit, which are copied in. What `overlaps` returns, if they are not: then nothing is done. With debug=True "
+     "its "
+     "memory is filled with bytes before that make NaNs of floats."},
     {"writes", recording_writes, METH_O,
      "writes($self, array, /)\n--\n\nThe name of the first kernel that writes into an array; None: none does."},
     {"view", recording_view, METH_O,

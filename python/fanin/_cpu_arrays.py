@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from . import _core
 from ._core import Array
+from .errors import CaptureError
 
 NDArray = npt.NDArray[np.generic]
 Kernel = Callable[..., object]
@@ -26,7 +27,11 @@ Casting = Literal["no", "equiv", "safe", "same_kind", "unsafe"]
 FUNCTIONS = frozenset[object]({
     np.sum, np.prod, np.mean, np.var, np.std, np.max, np.min, np.argmax, np.argmin, np.cumsum, np.cumprod, np.all,
     np.any, np.where, np.clip, np.dot, np.inner, np.outer, np.tensordot, np.einsum, np.concatenate, np.stack, np.take,
-    np.diff, np.flip, np.roll, np.sort, np.argsort, np.tile, np.repeat, np.round, np.trace, np.linalg.norm,
+    np.diff, np.flip, np.roll, np.sort, np.argsort, np.tile, np.repeat, np.round, np.trace, np.linalg.norm, np.pad,
+    np.vstack, np.hstack, np.dstack, np.column_stack, np.triu, np.tril, np.diagonal, np.rot90, np.flipud, np.fliplr,
+    np.median, np.percentile, np.quantile, np.average, np.ptp, np.nansum, np.nanprod, np.nanmean, np.nanvar, np.nanstd,
+    np.nanmax, np.nanmin, np.nan_to_num, np.count_nonzero, np.isclose, np.select, np.choose, np.take_along_axis,
+    np.searchsorted, np.interp, np.partition, np.argpartition, np.kron, np.vdot, np.cross, np.convolve, np.correlate,
     *([np.astype] if hasattr(np, "astype") else []),
 })  # fmt: skip
 
@@ -34,11 +39,12 @@ FUNCTIONS = frozenset[object]({
 OUT_AT: dict[object, int] = {
     np.sum: 3, np.prod: 3, np.mean: 3, np.var: 3, np.std: 3, np.max: 2, np.min: 2, np.argmax: 2, np.argmin: 2,
     np.cumsum: 3, np.cumprod: 3, np.all: 2, np.any: 2, np.clip: 3, np.dot: 2, np.outer: 2, np.concatenate: 2,
-    np.stack: 2, np.take: 3, np.trace: 5, np.round: 2,
+    np.stack: 2, np.take: 3, np.trace: 5, np.round: 2, np.median: 2, np.percentile: 3, np.quantile: 3, np.ptp: 2,
+    np.nansum: 3, np.nanprod: 3, np.nanmean: 3, np.nanvar: 3, np.nanstd: 3, np.nanmax: 2, np.nanmin: 2, np.choose: 2,
 }  # fmt: skip
 
 #: .. the second of which decides the result's shape.
-SHAPED = {np.tile: "reps", np.repeat: "repeats"}
+SHAPED = {np.tile: "reps", np.repeat: "repeats", np.pad: "pad_width"}
 
 FILLED: dict[object, int | None] = {np.empty_like: None, np.zeros_like: 0, np.ones_like: 1}
 
@@ -101,6 +107,18 @@ def copied(x: object, out: NDArray) -> None:
     out[...] = cast(NDArray, x)
 
 
+def fill_recorded(op: str, out: NDArray, result: object) -> None:
+    """Copy a kernel's result to where the recording has it. A result of another shape or dtype is a CaptureError."""
+    made = np.asarray(result)
+    if made.shape != out.shape or made.dtype != out.dtype:
+        raise CaptureError(
+            f"{op}: the result had shape and dtype {out.shape} {out.dtype} when it was recorded, and now {made.shape} "
+            f"{made.dtype}: a replay cannot change them; pass what decides them as an operand that is no array, which "
+            "is part of the key, or as key="
+        )
+    out[...] = made
+
+
 def new(like: object) -> Array:
     """A new array of the shape and dtype of what NumPy gave, its axes in the same order: sums go by that."""
     array = np.asarray(like)
@@ -153,6 +171,8 @@ def of_function(f: Kernel, types: object, args: tuple[object, ...], how: dict[st
         if value is not None:
             assign(out, value)
         return out
+    if f is np.full_like:
+        return full_like(*args, **how)
     if f not in FUNCTIONS or (f is np.where and len(args) < 3):
         names = ", ".join(sorted(cast(Kernel, g).__name__ for g in FUNCTIONS))
         raise TypeError(f"np.{f.__name__}: of arrays of a graph tree ufuncs can be recorded, with out=, and {names}")
@@ -169,7 +189,7 @@ def of_known(f: Kernel, args: tuple[object, ...], how: dict[str, object]) -> Arr
         return Place(len(found) - 1)
 
     at = cast(tuple[object, ...], mapped(args, place))
-    at_how = mapped(list(how.values()), place)
+    at_how, names = mapped(list(how.values()), place), list(how)  # the kernel may hold no array of the function's
     if f in SHAPED and has_place([*at[1:2], *cast(list[object], at_how)]):
         raise TypeError(
             f"np.{f.__name__}: {SHAPED[f]} decides the shape of what is recorded, and is numbers, not an array: where "
@@ -178,14 +198,26 @@ def of_known(f: Kernel, args: tuple[object, ...], how: dict[str, object]) -> Arr
 
     def call(arrays: Sequence[object]) -> object:
         there = [mapped(x, lambda y: arrays[y.at] if isinstance(y, Place) else y) for x in (at, at_how)]
-        return f(*cast(list[object], there[0]), **dict(zip(how, cast(list[object], there[1]), strict=True)))
+        return f(*cast(list[object], there[0]), **dict(zip(names, cast(list[object], there[1]), strict=True)))
 
     def kernel(*arrays: NDArray) -> None:
-        copied(np.reshape(np.asarray(call(arrays)), arrays[-1].shape), arrays[-1])
+        fill_recorded(f"np.{f.__name__}", arrays[-1], call(arrays))
 
     with np.errstate(all="ignore"):
-        out = new(call(shown(found, by_steps=f is np.einsum)))
+        like = call(shown(found, by_steps=f is np.einsum))
+    if isinstance(like, list | tuple):
+        raise TypeError(
+            f"np.{f.__name__}: it gives several results, a {type(like).__name__}, and one array can be recorded"
+        )
+    out = new(like)
     _core.cpu_launch(kernel, f.__name__, tuple(found), (out,))
+    return out
+
+
+def full_like(a: object, fill_value: object, *args: object, **how: object) -> Array:
+    [like] = shown([a])
+    out = new(np.empty_like(cast(NDArray, like), *args, **how))  # type: ignore[call-overload]
+    assign(out, fill_value)
     return out
 
 
@@ -277,6 +309,23 @@ def squeeze(x: Array, axis: int | tuple[int, ...] | None = None) -> Array:
     return x.reshape(shape)
 
 
+def expand_dims(a: Array, axis: int | tuple[int, ...]) -> Array:
+    shape = np.expand_dims(laid(a), axis).shape
+    return a.reshape(shape)
+
+
+def moved_axes(f: Callable[..., NDArray], x: Array, *args: object, **how: object) -> Array:
+    """A view with its axes where NumPy's function puts them: read off an array whose extents are its axes' numbers."""
+    numbered = f(np.empty(range(x.ndim), bool), *args, **how)
+    return x.transpose(*numbered.shape)
+
+
+def at_least(ndim: int, *arrays: Array) -> Array | tuple[Array, ...]:
+    f = (np.atleast_1d, np.atleast_2d, np.atleast_3d)[ndim - 1]
+    seen = [x.reshape(f(laid(x)).shape) if x.ndim < ndim else x for x in arrays]
+    return seen[0] if len(seen) == 1 else tuple(seen)
+
+
 def swapaxes(x: Array, axis1: int, axis2: int) -> Array:
     axes = list(range(x.ndim))
     axes[axis1], axes[axis2] = axes[axis2], axes[axis1]
@@ -300,6 +349,10 @@ VIEWS: dict[object, Callable[..., object]] = {
     np.swapaxes: swapaxes,
     np.broadcast_to: broadcast_to,
     np.copy: copy_as_it_lies,
+    np.expand_dims: expand_dims,
+    np.moveaxis: functools.partial(moved_axes, np.moveaxis),
+    np.rollaxis: functools.partial(moved_axes, np.rollaxis),
+    **{f: functools.partial(at_least, k) for k, f in enumerate((np.atleast_1d, np.atleast_2d, np.atleast_3d), 1)},
 }
 
 METHODS: dict[str, Callable[..., object]] = {

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import random
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import CodeType, MethodType, ModuleType
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 if TYPE_CHECKING:
     from ._core import GraphTree
@@ -39,6 +45,108 @@ class GraphStats:
     raw: int
     restored: int
     driver_bytes: int = 0
+
+
+# ---- verify=: what a function finds outside of its operands
+
+
+def outside(fn: object) -> dict[str, str]:
+    """The values that a function finds in its closure, its globals and its object, by name: as texts.
+
+    Of random generators and arrays, which are long, the text is a digest of their state.
+    """
+    texts: dict[str, str] = {}
+    for name, value in _found(fn):
+        one = text_of(value)
+        if one is not None:
+            texts[name] = one
+        elif not callable(value):  # an object: one level of its attributes
+            for attribute, inner in getattr(value, "__dict__", {}).items():
+                if (one := text_of(inner)) is not None:
+                    texts[f"{name}.{attribute}"] = one
+    return texts
+
+
+def changed(fn: object, before: dict[str, str]) -> str:
+    """What of it is other than it was when the function was recorded, as a clause; "" where nothing is."""
+    now = outside(fn)
+    names = [name for name in before if now.get(name, before[name]) != before[name]]
+    names.sort(key=lambda name: before[name].startswith(_DIGESTS))  # numbers first: arrays may change for other reasons
+    return ", ".join(_change(name, before[name], now[name]) for name in names[:3])
+
+
+_RANDOM, _ARRAY = "random:", "array:"
+_DIGESTS = (_RANDOM, _ARRAY)
+
+
+def _change(name: str, was: str, is_now: str) -> str:
+    if was.startswith(_RANDOM):
+        return f"{name} has drawn random numbers since then"
+    if was.startswith(_ARRAY):
+        return f"the ndarray {name} has other values now"
+    return f"{name} was {was[:60]} when it was recorded and is {is_now[:60]} now"
+
+
+def _found(fn: object) -> Iterator[tuple[str, object]]:
+    """Names and values: of the closure, and the globals that its code names, of functions in it too."""
+    if isinstance(fn, MethodType):
+        yield "self", fn.__self__
+        fn = fn.__func__
+    code, cells = getattr(fn, "__code__", None), getattr(fn, "__closure__", None) or ()
+    if not isinstance(code, CodeType):
+        yield from ((name, value) for name, value in vars(fn).items()) if hasattr(fn, "__dict__") else ()
+        return
+    for name, cell in zip(code.co_freevars, cells, strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # empty yet
+            continue
+    names = set(_names(code))
+    for name in sorted(names & fn.__globals__.keys()):  # type: ignore[attr-defined]
+        value = fn.__globals__[name]  # type: ignore[attr-defined]
+        if not isinstance(value, ModuleType):
+            yield name, value
+            continue
+        for inner in sorted(names & vars(value).keys()):
+            if inner == "random" and value in (np, random):
+                state: Callable[[], object] = np.random.get_state if value is np else random.getstate
+                yield f"{name}.random" if value is np else name, _State(state())
+            elif not isinstance(vars(value)[inner], ModuleType):
+                yield f"{name}.{inner}", vars(value)[inner]
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _names(inner)
+
+
+@dataclass(frozen=True)
+class _State:
+    """Of a random generator."""
+
+    state: object
+
+
+def text_of(value: object) -> str | None:
+    """A text that is another one where the value is; None for what is not made of numbers, texts and None."""
+    if isinstance(value, np.random.Generator):
+        value = _State(value.bit_generator.state)
+    elif isinstance(value, np.random.RandomState):
+        value = _State(value.get_state())
+    elif isinstance(value, random.Random):
+        value = _State(value.getstate())
+    if isinstance(value, _State):
+        return _RANDOM + hashlib.sha256(repr(value.state).encode()).hexdigest()
+    if isinstance(value, np.ndarray):
+        return None if value.dtype.hasobject else _ARRAY + hashlib.sha256(value.tobytes()).hexdigest()
+    if value is None or isinstance(value, bool | int | float | complex | str | bytes | np.generic):
+        return repr(value)
+    if isinstance(value, list | tuple | dict) and len(value) <= 100:
+        items = value.values() if isinstance(value, dict) else value
+        return None if any(text_of(x) is None for x in items) else repr(value)
+    return None
 
 
 def _shared(memory: list[tuple[int, int, int, bool]]) -> dict[int, list[tuple[int, int]]]:

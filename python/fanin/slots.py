@@ -94,6 +94,8 @@ class Slot:
                 raise TypeError(f"Slot: expected combine(old, new), got {combine!r}")
             self.__dict__["combine"] = combine
         if name is not None:
+            if isinstance(name, str) and "\0" in name:
+                raise ValueError(f"Slot: name: expected text without a NUL character, got {name!r}")
             self.__dict__["name"] = name
 
 

@@ -33,13 +33,14 @@ from __future__ import annotations
 import functools
 import gc
 import math
+import operator
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -117,6 +118,7 @@ class _Here(threading.local):
     name: str = "kernel"
     back: bool = False  # in the backward of an operation, which does not record itself
     recording: Recording | None = None  # into which kernels on the CPU go as well (6)
+    trace: list[Traced] | None = None  # and which they are
 
 
 _here = _Here()
@@ -144,7 +146,8 @@ def launch(fn: Callable[..., object], reads: Sequence[Array], writes: Sequence[A
         elif _here.recording is None:
             fn(*reads, *writes)
         else:
-            _here.recording.launch(fn, _here.name, tuple(reads), tuple(writes))
+            no_numbers_of_numpy(_here.name, reads)
+            record(_here.recording, fn, _here.name, reads, writes)
     else:
         machine.launch(stream, fn, reads=cast(Places, reads), writes=cast(Places, writes), name=_here.name)
 
@@ -158,21 +161,55 @@ def run(fn: Callable[..., object], *reads: Array, shape: Shape | None = None,
     return out if _here.recording is None else locked(cast(NDArray, out))
 
 
+@dataclass(frozen=True)
+class Traced:
+    """A kernel of a recording: its name, its arrays' dtypes and shapes, and the numbers that are part of it."""
+
+    name: str
+    arrays: list[tuple[DType, Shape]]
+    numbers: list[str]
+
+
+def record(
+    recording: Recording, fn: Callable[..., object], name: str, reads: Sequence[object], writes: Sequence[object],
+    fixed: object = None,
+) -> None:  # fmt: skip
+    """Do `fn(*reads, *writes)`, now and in each replay. `fixed`: what `fn` has besides."""
+    if _here.trace is not None:
+        arrays = [(x.dtype, x.shape) for x in (*reads, *writes) if isinstance(x, np.ndarray)]
+        numbers = [repr(x) for x in (*reads, fixed) if x is not None and not isinstance(x, np.ndarray)]
+        cells = zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True) if hasattr(fn, "__code__") else ()
+        captured = [(k, cell.cell_contents) for k, cell in cells if fixed is None]
+        numbers += [f"{k}={x!r}" for k, x in captured if plain(x)]
+        _here.trace.append(Traced(name, arrays, numbers))
+    recording.launch(fn, name, tuple(reads), tuple(writes))
+
+
 def constant(value: npt.ArrayLike) -> Array:
     """A copy of a host array while a step is recorded: of what the step was given, or of numbers that stand in it."""
     x, recording = np.asarray(value), cast("Recording", _here.recording)
     if plain(value):
         recording.operand(x)
     elif isinstance(value, np.generic):
-        raise fanin.CaptureError(f"tape.array: {value!r} may depend on values, which replays would not see: pass it")
+        no_numbers_of_numpy("tape.array", [value])
     elif not recording.knows(x):
         raise fanin.CaptureError(
             f"tape.array: this array of shape {x.shape} was made in the step by NumPy alone, and each replay would"
             " show the values of now: pass it to the step, or make it outside"
         )
-    out = recording.empty(x)
-    recording.launch(copy, "copy", (x,), (out,))
+    out = recording.empty(np.empty_like(x))  # laid out as np.array(x) is
+    record(recording, copy, "copy", [x], [out], value if plain(value) else None)
     return locked(out)
+
+
+def no_numbers_of_numpy(name: str, xs: Iterable[object]) -> None:
+    """CaptureError for NumPy's numbers, and arrays of types of their own, while a step is recorded."""
+    for x in xs:
+        if isinstance(x, np.ndarray | np.generic) and type(x) is not np.ndarray:
+            raise fanin.CaptureError(
+                f"{name}: {x!r}, {type_of(x)}, may depend on values, which replays would not see:"
+                " pass it to the step as an ndarray, or make it by operations"
+            )
 
 
 def plain(x: object) -> bool:
@@ -367,12 +404,12 @@ def fitted(x: object, like: Var) -> NDArray:
 def update(
     fn: Callable[..., object], reads: Sequence[Var | Array], writes: Sequence[Var | Array], name: str = "update"
 ) -> None:
-    """Change Vars or arrays in place by `fn(*reads, *writes)`, on the current stream of the first that is written, a
-    Var.
+    """Change Vars or arrays in place by `fn(*reads, *writes)`, on the current stream of the first that is written: a
+    Var, or an ndarray.
 
     Whoever else reads them must be known to that stream; after `backward`, all that took part in it are.
     """
-    device = cast(Var, writes[0]).device
+    device = cpu if isinstance(writes[0], np.ndarray) else cast(Var, writes[0]).device
     stream = device.current()
     with at(device, name, stream):
         launch(fn, *([x.needed_on(stream) if isinstance(x, Var) else x for x in xs] for xs in (reads, writes)))
@@ -456,18 +493,29 @@ class Op:
             return self.replayed(args, arrays, _here.recording)
         if self.view:
             return cast(Array, self.forward(*arrays, *args[1:]))
-        places = [i for i, x in enumerate(args) if type(x) is Var]
-        fixed = [None if type(x) is Var else x for x in args]  # no Var: a kernel that waits holds no graph
-
-        def kernel(*views: NDArray) -> None:
-            xs = fixed.copy()
-            for i, view in zip(places, views, strict=False):
-                xs[i] = view
-            views[-1][...] = self.forward(*xs)
-
+        kernel = self.kernel(args, [i for i, x in enumerate(args) if type(x) is Var], "shape= and the inputs give")
         of = args[: self.n or 1]
         shape = self.shape(*args) if self.shape else np.broadcast_shapes(*(getattr(x, "shape", ()) for x in of))
         return run(kernel, *arrays, shape=shape, dtype=np.result_type(*(getattr(x, "dtype", x) for x in of)))
+
+    def kernel(self, args: Sequence[object], places: list[int], room: str) -> Callable[..., None]:
+        """A kernel whose arrays are the arguments at `places`, and the result."""
+        fixed = [None if i in places else x for i, x in enumerate(args)]  # no Var: a kernel that waits holds no graph
+
+        def kernel(*views: NDArray) -> None:
+            xs, out = fixed.copy(), views[-1]
+            for i, view in zip(places, views, strict=False):
+                xs[i] = view
+            new = np.asarray(self.forward(*xs))
+            if (new.shape, new.dtype) != (out.shape, out.dtype):  # which NumPy would broadcast, or convert
+                raise fanin.CaptureError(
+                    f"{self.name}: its result has shape {new.shape} and dtype {new.dtype}, but {room} shape {out.shape}"
+                    f" and dtype {out.dtype}: use operations whose results have one shape and dtype, or call this one"
+                    " outside"
+                )
+            out[...] = new
+
+        return kernel
 
     def replayed(self, args: Sequence[object], arrays: Sequence[Array], recording: Recording) -> Array:
         """The result on the CPU while a step is recorded, made by a kernel, and laid out as `forward` lays it out: the
@@ -475,29 +523,20 @@ class Op:
         """
         data = iter(arrays)
         xs = [next(data) if type(x) is Var else x for x in args]
-        for x in xs:
-            if isinstance(x, np.ndarray | np.generic) and type(x) is not np.ndarray:
-                raise fanin.CaptureError(
-                    f"{self.name}: {x!r}, {type_of(x)}, may depend on values, which replays would not see:"
-                    " pass it to the step as an ndarray, or make it by operations"
-                )
+        no_numbers_of_numpy(self.name, xs)
         places = [i for i, x in enumerate(xs) if type(x) is np.ndarray]
         like = np.asarray(self.forward(*xs))
         if any(np.may_share_memory(like, xs[i]) for i in places):
             return like
         out = recording.empty(like)
         if isinstance(self.forward, np.ufunc):
-            recording.launch(self.forward, self.name, tuple(xs), (out,))
+            record(recording, self.forward, self.name, xs, [out])
             return locked(out)
-        fixed = [None if i in places else x for i, x in enumerate(xs)]
-
-        def kernel(*views: NDArray) -> None:
-            full = fixed.copy()
-            for i, view in zip(places, views, strict=False):
-                full[i] = view
-            views[-1][...] = self.forward(*full)
-
-        recording.launch(kernel, self.name, tuple(xs[i] for i in places), (out,))
+        kernel, fixed = (
+            self.kernel(xs, places, "the recording has room for"),
+            [x for x in xs if type(x) is not np.ndarray],
+        )
+        record(recording, kernel, self.name, [xs[i] for i in places], [out], fixed)
         return locked(out)
 
 
@@ -877,7 +916,10 @@ def grad(losses: Var | Sequence[Var], inputs: Sequence[Var], gradients: Sequence
 
 # ---------------------------------------------------------------- 6. A step recorded once, and replayed
 
-Key = tuple[tuple[object, ...], ...]
+Label = tuple[object, ...]  # ("argument", 0, "key")
+Key = tuple[tuple[Label, object], ...]
+Arrays = tuple[NDArray, ...]
+Grads = tuple[NDArray | None, ...]  # None: it is not there
 R = TypeVar("R")  # what a step returns
 
 
@@ -887,6 +929,10 @@ class Outcome:
 
     did: str
     reason: str
+
+
+REPLAYED = Outcome("replayed", "a recording fits")
+VERIFIED = Outcome("replayed", "a recording fits, and gives the bits of the step as it is")
 
 
 @dataclass(frozen=True)
@@ -900,18 +946,36 @@ class CompiledStats:
     bytes: int = 0
 
 
-@dataclass(frozen=True)
+class _Call(NamedTuple):
+    """A call of a step, and what it finds."""
+
+    args: tuple[object, ...]
+    kwargs: dict[str, object]
+    arrays: Arrays  # among the arguments
+    form: Key  # of the other arguments
+    static: Arrays
+    grads: Grads
+
+
+@dataclass
 class _Recorded:
     """A recording, and its own memory as views that hold nothing."""
 
     recording: Recording
-    inputs: list[NDArray]  # copied in
-    before: list[NDArray | None]  # `.grad` of each parameter: copied in and back; None: there was none ..
-    after: list[NDArray | None]  # .. as the step leaves it; None: none
+    form: Key  # of the arguments that are no arrays
+    key: Key  # of a call, to be compared with the next one in words
+    inputs: Arrays  # copied in
+    places: list[int]  # of gradients that share no memory, or share it as those of the recording do
+    shared: list[int]  # which do
+    renewed: list[tuple[int, NDArray | None]]  # gradients that the step leaves in another array, or takes away
+    written: list[tuple[int, NDArray]]  # that it changes in the array that was there: copied back
     result: object  # copied out
+    trace: list[Traced] | None
+    unverified: int  # how many replays are yet to be
 
 
-def compiled(step: Callable[..., R], *, static: Sequence[Var | NDArray] = (), limit: int = 16) -> Compiled[R]:
+def compiled(step: Callable[..., R], *, static: Sequence[Var | NDArray] = (), limit: int = 16,
+             verify: int = 0) -> Compiled[R]:  # fmt: skip
     """The same step, which on the CPU is recorded when it is called first, and from then on replayed: its kernels run
     again, without nodes, buffers and rules.
 
@@ -919,11 +983,12 @@ def compiled(step: Callable[..., R], *, static: Sequence[Var | NDArray] = (), li
         for x, labels in batches:
             loss = step(x, labels)
 
-    Arguments: ndarrays and constant Vars, whose values are copied in; of anything else the value is part of the
-    recording. `static`: parameters and ndarrays that stay where they are, and that the step may read and change. It is
-    recorded anew when shapes, dtypes, layouts or other values of arguments change, when a static Var gets another
-    array, and when a parameter's `.grad` is there that was not, or the other way round; more than `limit` times it is
-    not: then it runs as it is. `step.last` says what a call did, and why; `step.stats` how often.
+    Arguments, by position or name: ndarrays and constant Vars, whose values are copied in, and dicts of such; of
+    anything else the value is part of the recording. `static`: parameters and ndarrays that stay where they are, and
+    that the step may read and change. It is recorded anew when shapes, dtypes, layouts or other values of arguments
+    change, when a static Var gets another array, and when a parameter's `.grad` is there that was not, or the other way
+    round; more than `limit` times it is not: then it runs as it is. `step.last` says what a call did, and why;
+    `step.stats` how often.
 
     Gradients that the step leaves in `.grad` are added to those that were there, in place, as `backward` does; where
     there were none, they are arrays of their own. What the step returns (None, a Var, an ndarray, tuples, lists and
@@ -933,8 +998,12 @@ def compiled(step: Callable[..., R], *, static: Sequence[Var | NDArray] = (), li
     values, and printing are not. Where that can be seen (an array made by NumPy alone that gets into an operation, an
     argument written in place, memory kept past the step's end, a value read by `.numpy()`), it is a CaptureError, and
     arrays and gradients are as they were before the call.
+
+    What cannot be seen (a Python number that changes, a branch, hooks added later) `verify=n` finds: in the first n
+    replays of each recording the step runs as it is, too, and all results, gradients and static arrays are compared bit
+    by bit. A difference is a CaptureError that names the first array and, where it is known, the cause.
     """
-    return Compiled(step, list(static), limit)
+    return Compiled(step, list(static), limit, verify)
 
 
 class Compiled(Generic[R]):
@@ -942,108 +1011,145 @@ class Compiled(Generic[R]):
 
     last: Outcome | None = None
 
-    def __init__(self, step: Callable[..., R], static: list[Var | NDArray], limit: int) -> None:
+    def __init__(self, step: Callable[..., R], static: list[Var | NDArray], limit: int, verify: int) -> None:
         for i, x in enumerate(static):
             if type(_data(x)) is not np.ndarray:
                 raise TypeError(f"compiled: static[{i}]: expected a Var or an ndarray on the CPU, got {x!r}")
-        self.step, self.static, self.limit = step, static, limit
-        self.stats = CompiledStats()
-        self._recorded: dict[Key, _Recorded] = {}
-        self._leaves = [x.node for x in static if isinstance(x, Var) and isinstance(x.node, fanin.Leaf)]
+        if type(verify) is not int or verify < 0:
+            raise ValueError(f"compiled: verify: expected how many replays are verified, got {verify!r}")
+        self.step, self.static, self.limit, self.verify = step, static, limit, verify
+        leaves = [x.node for x in static if isinstance(x, Var) and isinstance(x.node, fanin.Leaf)]
+        self._leaves = list(dict.fromkeys(leaves))
+        self._static = [x if isinstance(x, Var) else Var(x, cpu) for x in static]
+        self._recorded: list[_Recorded] = []  # the latest first
+        self._latest: _Recorded | None = None  # of the call before; None: it ran as it is
+        self._replays = self._raw = 0
         self._before: Key = ()
         self._lock = threading.RLock()
 
-    def __call__(self, *args: object) -> R:
+    def __call__(self, *args: object, **kwargs: object) -> R:
         if _here.recording is not None or _core.cpu_wants_handles():  # a part of another one, or of a graph tree
-            return self.step(*args)
+            return self.step(*args, **kwargs)
         with self._lock:
-            arrays, key = [_argument(i, x) for i, x in enumerate(args)], self._key(args)
-            entry = self._recorded.get(key)
-            if entry is not None:
-                result, did = self._replay(entry, arrays), Outcome("replayed", "a recording fits")
-            elif len(self._recorded) >= self.limit:
-                reason = f"it was recorded {counted(self.limit, 'time')} (limit=), and {self._changed(key)}"
-                result, did = self.step(*args), Outcome("raw", reason)
+            arrays = cast(Arrays, args)
+            form: Key = ()
+            for x in args:
+                if type(x) is not np.ndarray:
+                    arrays, form = _flat(args, kwargs)
+                    break
             else:
-                did = Outcome("recorded", self._changed(key))
-                result = self._record(key, args, arrays)
-            self._count(did)
-            self._before, self.last = key, did
+                if kwargs:
+                    arrays, form = _flat(args, kwargs)
+            static, grads = tuple(map(_DATA, self._static)), tuple(map(_GRAD, self._leaves))
+            for entry in self._recorded:
+                if (
+                    entry.form == form
+                    and entry.recording.fits(arrays, static, grads)
+                    and (not entry.places or self._shares_alike(entry, static, grads))
+                ):
+                    if entry.unverified:
+                        call = _Call(args, kwargs, arrays, form, static, grads)
+                        result, self.last = self._verified(entry, call), VERIFIED
+                    else:
+                        result, self.last = self._replay(entry, arrays, grads), REPLAYED
+                    break
+            else:
+                return self._new(_Call(args, kwargs, arrays, form, static, grads))
+            if entry is not self._latest:
+                self._is_latest(entry)
             return result
 
-    def _count(self, did: Outcome) -> None:
-        made = [e.recording for e in self._recorded.values()]
-        self.stats = CompiledStats(
-            len(made), self.stats.replays + (did.did == "replayed"), self.stats.raw + (did.did == "raw"),
-            sum(r.kernels for r in made), sum(r.bytes for r in made)
-        )  # fmt: skip
+    def _is_latest(self, entry: _Recorded | None) -> None:
+        """That of the last call is the first to be tried, and what the next one is compared with."""
+        self._latest = entry
+        self._recorded.sort(key=lambda e: e is not entry)
 
-    def _key(self, args: Sequence[object]) -> Key:
-        """What has to be the same."""
-        lie = [_data(x).__array_interface__ for x in self.static]
-        lies = tuple((x["data"][0], x["typestr"], x["shape"], x["strides"]) for x in lie)
-        return (tuple(map(_kind, args)), lies, tuple(_kind(leaf.grad) for leaf in self._leaves))
+    def _new(self, call: _Call) -> R:
+        """A call that no recording fits."""
+        key = _key(call)
+        changed = self._changed(key)
+        if len(self._recorded) >= self.limit:
+            result = self.step(*call.args, **call.kwargs)
+            did = Outcome("raw", f"it was recorded {counted(self.limit, 'time')} (limit=), and {changed}")
+            self._raw += 1
+            self._is_latest(None)
+        else:
+            entry, result = self._record(call, key)
+            did = Outcome("recorded", changed)
+            self._recorded.append(entry)
+            self._is_latest(entry)
+        self._before, self.last = key, did
+        return result
+
+    @property
+    def stats(self) -> CompiledStats:
+        """How often it was recorded and replayed, and what that takes."""
+        made = [e.recording for e in self._recorded]
+        kernels, size = sum(r.kernels for r in made), sum(r.bytes for r in made)
+        return CompiledStats(len(made), self._replays, self._raw, kernels, size)
+
+    def _shares_alike(self, entry: _Recorded, static: Arrays, grads: Grads) -> bool:
+        """Whether the gradients that share memory are those of the recording. Where they lie decides, if they fit."""
+        places = [_core.address(g) for g in grads if g is not None]
+        if places != entry.places:
+            if _sharing(static, grads) != entry.shared:
+                return False
+            entry.places = places
+        return True
 
     def _changed(self, key: Key) -> str:
         """How a call differs from the one before, in words."""
         if not self._before:
             return "it was never recorded"
-        for what, was, now in zip(("argument", "static", ".grad of parameter"), self._before, key, strict=True):
-            if len(was) != len(now):
-                return f"it has {counted(len(now), 'argument')}, and had {len(was)}"
-            for i, (a, b) in enumerate(zip(was, now, strict=True)):
-                if a == b:
-                    continue
-                if what != "static":
-                    return f"{what} {i} is {_said(b)}, was {_said(a)}"
-                moved = cast(Shape, a)[0] != cast(Shape, b)[0]
-                return f"static {i} lies elsewhere" if moved else f"static {i} lies there in another layout"
+        was, now = dict(self._latest.key if self._latest else self._before), dict(key)
+        for label in (*now, *was):
+            if label not in was:
+                return f"{_label(label)} is given, and was not"
+            if label not in now:
+                return f"{_label(label)} is not given, and was"
+        for label, b in now.items():
+            if was[label] == b:
+                continue
+            if label[0] != "static":
+                return f"{_label(label)} is {_said(b)}, was {_said(was[label])}"
+            moved = cast(Shape, was[label])[0] != cast(Shape, b)[0]
+            return f"{_label(label)} lies elsewhere" if moved else f"{_label(label)} lies there in another layout"
         return "this was not recorded yet"
 
     # ---- recorded
 
-    def _record(self, key: Key, args: Sequence[object], arrays: list[NDArray | None]) -> R:
-        grads = [leaf.grad for leaf in self._leaves]
-        lay = [_data(x) for x in self.static]
-        were = [x.copy("K") for x in lay]
-        recording = Recording()
+    def _record(self, call: _Call, key: Key) -> tuple[_Recorded, R]:
+        recording, were = Recording(), _State(self, call)
         try:
-            entry = self._run(recording, args, arrays, grads)
-            self._check(entry, arrays)
-            for leaf, g in zip(self._leaves, grads, strict=True):
+            entry = self._run(recording, call, key)
+            self._check(entry, call)
+            for leaf, g in zip(self._leaves, call.grads, strict=True):
                 leaf.grad = g
-            result = self._finish(entry, grads)
+            return entry, self._finish(entry, call.grads)
         except BaseException:
-            for x, data, was in zip(self.static, lay, were, strict=True):
-                if isinstance(x, Var):
-                    x.data = data
-                if (view := recording.view(data)).flags.writeable:
-                    np.copyto(view, was)
-            for leaf, g in zip(self._leaves, grads, strict=True):
-                leaf.grad = g
+            were.restore(recording.view)
             raise
-        self._recorded[key] = entry
-        return result
 
-    def _run(
-        self, recording: Recording, args: Sequence[object], arrays: list[NDArray | None], grads: list[object]
-    ) -> _Recorded:
+    def _run(self, recording: Recording, call: _Call, key: Key) -> _Recorded:
         """The step runs, and is recorded."""
-        before = _here.recording
-        for x in self.static:
-            recording.operand(_data(x))
+        (args, kwargs, arrays, form, static, grads), before = call, _here.__dict__.copy()
+        shared = _sharing(static, grads)
+        trace: list[Traced] | None = [] if self.verify else None
+        places = [_core.address(_dense(leaf, g)) for leaf, g in zip(self._leaves, grads, strict=True) if g is not None]
+        for x in (*static, *(cast(NDArray, grads[i]) for i in shared)):
+            recording.operand(x)
         recording.begin()
-        _here.recording = recording
+        _here.__dict__.update(recording=recording, trace=trace)
         try:
-            old = zip(self._leaves, grads, strict=True)
-            inside = [None if x is None else locked(_copied(recording, x)) for x in arrays]
-            own = [None if g is None else _copied(recording, _dense(leaf, g)) for leaf, g in old]
+            inside = [locked(_copied(recording, x)) for x in arrays]
+            own = [
+                None if g is None else recording.view(g) if i in shared else _copied(recording, g)
+                for i, g in enumerate(grads)
+            ]
             for leaf, g in zip(self._leaves, own, strict=True):
                 leaf.grad = g
-            passed = [
-                a if x is None else Var(x, cpu) if isinstance(a, Var) else x for a, x in zip(args, inside, strict=True)
-            ]
-            result = _mapped(self.step(*passed), partial(_returned, recording))
+            passed, names = _with(args, kwargs, iter(inside))
+            result = _mapped(self.step(*passed, **names), partial(_returned, recording))
             after = [None if (g := leaf.grad) is None else _left(recording, leaf, g) for leaf in self._leaves]
         except BaseException as e:
             with suppress(fanin.CaptureError):  # what is on its way says more
@@ -1052,19 +1158,26 @@ class Compiled(Generic[R]):
                 raise said from e
             raise
         finally:
-            _here.recording = before
+            _here.__dict__.clear()
+            _here.__dict__.update(before)
         recording.end()
-        inputs = [recording.view(x) for x in inside if x is not None]
-        return _Recorded(recording, inputs, [None if g is None else recording.view(g) for g in own], after, result)
+        inputs = tuple([recording.view(x) for x in inside])
+        first = tuple([None if g is None else recording.view(g) for g in own])
+        recording.bind(inputs, tuple([recording.view(x) for x in static]), first)
+        each = list(enumerate(zip(first, after, strict=True)))
+        renewed = [(i, now) for i, (was, now) in each if not _same(was, now)]
+        written = [(i, was) for i, (was, _) in each if was is not None and i not in shared and recording.writes(was)]
+        return _Recorded(recording, form, key, inputs, places, shared, renewed, written, result, trace, self.verify)
 
-    def _check(self, entry: _Recorded, arrays: list[NDArray | None]) -> None:
+    def _check(self, entry: _Recorded, call: _Call) -> None:
         """Nothing is written that is not copied back, nothing kept that a replay overwrites."""
-        recording, names = entry.recording, [i for i, x in enumerate(arrays) if x is not None]
-        self._check_apart(recording, arrays)
-        for i, x in zip(names, entry.inputs, strict=True):
+        recording = entry.recording
+        self._check_apart(entry, recording.overlaps(call.arrays, call.grads))
+        for i, x in enumerate(entry.inputs):
             if (by := recording.writes(x)) is not None:
                 raise fanin.CaptureError(
-                    f"compiled: {by!r} writes into argument {i}, of which the step has a copy: name it in static="
+                    f"compiled: {by!r} writes into {_array_label(entry.key, i)}, of which the step has a copy: name it"
+                    " in static="
                 )
         for leaf in self._leaves:
             leaf.grad = None
@@ -1076,47 +1189,128 @@ class Compiled(Generic[R]):
                 " would overwrite: return what is wanted later, and keep nothing else"
             )
 
-    def _check_apart(self, recording: Recording, arrays: list[NDArray | None]) -> None:
+    def _check_apart(self, entry: _Recorded, found: tuple[int, str | int] | None) -> None:
         """No argument lies in what is written: the step as it is would see that, and a copy does not."""
-        for i, x in enumerate(arrays):
-            if x is not None and (by := recording.writes(x)) is not None:
-                raise fanin.CaptureError(
-                    f"compiled: argument {i} lies in a static array, which {by!r} writes: pass a copy of it, or use it"
-                    " in the step without passing it"
-                )
+        if found is not None:
+            i, what = found
+            static = f"a static array, which {what!r} writes"
+            raise fanin.CaptureError(
+                f"compiled: {_array_label(entry.key, i)} lies in"
+                f" {f'.grad of {self._leaves[what]!r}' if isinstance(what, int) else static}: pass a copy of it, or use"
+                " it in the step without passing it"
+            )
 
     # ---- replayed
 
-    def _replay(self, entry: _Recorded, arrays: list[NDArray | None]) -> R:
-        self._check_apart(entry.recording, arrays)
-        grads = [leaf.grad for leaf in self._leaves]
-        for leaf, g in zip(self._leaves, grads, strict=True):
-            if g is not None:  # it is written, which who explores the orders of threads is to see
-                leaf.grad = g
-        entry.recording.prepare()
-        for view, x in zip(entry.inputs, (x for x in arrays if x is not None), strict=True):
-            np.copyto(view, x)
-        for own, g in zip(entry.before, grads, strict=True):
-            if own is not None:
-                np.copyto(own, _data(g))
-        entry.recording.replay()
+    def _replay(self, entry: _Recorded, arrays: Arrays, grads: Grads) -> R:
+        if entry.places:
+            for leaf, g in zip(self._leaves, grads, strict=True):
+                if g is not None:  # it is written, which who explores the orders of threads is to see
+                    leaf.grad = g
+        self._check_apart(entry, entry.recording.replay(arrays, grads))
+        self._replays += 1
         return self._finish(entry, grads)
 
-    def _finish(self, entry: _Recorded, grads: list[object]) -> R:
-        """Gradients go where they belong, first what may fail, and results are copied out."""
-        each = list(zip(self._leaves, grads, entry.after, strict=True))
+    # ---- verified
+
+    def _verified(self, entry: _Recorded, call: _Call) -> R:
+        """A replay, behind the step as it is, whose traces are wiped out."""
+        were = _State(self, call)
         try:
-            for leaf, was, now in each:
-                if was is None or now is None:
-                    leaf.grad = None if now is None else now.copy("K")
+            wanted = self._made(self.step(*call.args, **call.kwargs))
+        finally:
+            were.restore()
+        result = self._replay(entry, call.arrays, call.grads)
+        made = self._made(result)
+        for what in (*wanted, *made):
+            if wanted.get(what) != made.get(what):
+                were.restore()
+                self._recorded.remove(entry)
+                cause = self._cause(entry, call)
+                raise fanin.CaptureError(
+                    f"compiled: verify: {what} differs between a replay and the step as it is: {cause}"
+                )
+        entry.unverified -= 1
+        return result
+
+    def _made(self, result: object) -> dict[str, object]:
+        """All that a call leaves, by what it is called."""
+        each = [
+            *(("result" + "".join(f"[{k!r}]" for k in path), x) for path, x in _paths((), result, (tuple, list, dict))),
+            *((f"static {i}", x) for i, x in enumerate(self.static)),
+            *((f".grad of parameter {i}", leaf.grad) for i, leaf in enumerate(self._leaves)),
+        ]
+        return {
+            k: (x.dtype, x.shape, x.tobytes()) if isinstance(x, np.ndarray) else type(x)
+            for k, x in ((k, _data(y)) for k, y in each)
+        }
+
+    def _cause(self, entry: _Recorded, call: _Call) -> str:
+        """Why, in words: how the step is recorded now, in a recording that is thrown away."""
+        recording, were = Recording(), _State(self, call)
+        try:
+            now = self._run(recording, call, entry.key).trace or []
+        except Exception as e:
+            return f"recorded once more, it raises {type(e).__name__}: {e}"
+        finally:
+            were.restore(recording.view)
+        was = entry.trace or []
+        for i, (a, b) in enumerate(zip(was, now, strict=False)):
+            if a.name != b.name or a.arrays != b.arrays:
+                return (
+                    f"kernel {i} is {b.name!r}, and was {a.name!r}: a branch on a value, or on something outside of the"
+                    " step that changed: make it a recording of its own by an argument, or compute both sides"
+                )
+            for x, y in zip(a.numbers, b.numbers, strict=False):
+                if x != y:
+                    return (
+                        f"kernel {i}, {a.name!r} gets {y}, and got {x}: a number that the step computes, draws or finds"
+                        " outside is part of the recording: pass it as an array, np.array(x)"
+                    )
+        if len(was) != len(now):
+            longer = max(was, now, key=len)[min(len(was), len(now))]
+            return (
+                f"kernel {min(len(was), len(now))}, {longer.name!r}, is {'new' if len(now) > len(was) else 'gone'}: a"
+                " branch, or a hook that came or went"
+            )
+        return "its kernels are the same: one of them draws or counts, or reads what is no argument and not static"
+
+    def _finish(self, entry: _Recorded, grads: Grads) -> R:
+        """Gradients go where they belong, first what may fail, and results are copied out."""
+        try:
+            for i, now in entry.renewed:
+                self._leaves[i].grad = None if now is None else now.copy("K")
+            result = cast(R, _mapped(entry.result, _given))
         except BaseException:
-            for leaf, was, _ in each:
-                leaf.grad = was
+            for i, _ in entry.renewed:
+                self._leaves[i].grad = grads[i]
             raise
-        for _, was, now in each:
-            if was is not None and now is not None:  # added to in place (L5)
-                np.copyto(_data(was), now)
-        return cast(R, _mapped(entry.result, _given))
+        for i, own in entry.written:  # added to in place (L5)
+            np.copyto(cast(NDArray, grads[i]), own)
+        return result
+
+
+class _State:
+    """Static arrays, gradients and arguments of a call as they are now, to be put back."""
+
+    def __init__(self, step: Compiled[R], call: _Call) -> None:
+        self.vars = list(zip(step._static, call.static, strict=True))
+        self.grads = list(zip(step._leaves, call.grads, strict=True))
+        self.arrays = [x for x in (*call.static, *call.grads, *call.arrays) if type(x) is np.ndarray]
+        self.were = [x.copy("K") for x in self.arrays]
+
+    def restore(self, view: Callable[[NDArray], NDArray] = lambda x: x) -> None:
+        for var, data in self.vars:
+            var.data = data
+        for leaf, g in self.grads:
+            leaf.grad = g
+        for x, was in zip(self.arrays, self.were, strict=True):
+            if (there := view(x)).flags.writeable:
+                np.copyto(there, was)
+
+
+_DATA: Callable[[Var], NDArray] = operator.attrgetter("data")
+_GRAD: Callable[[fanin.Leaf], NDArray | None] = operator.attrgetter("grad")
 
 
 def _data(x: object) -> NDArray:
@@ -1124,17 +1318,99 @@ def _data(x: object) -> NDArray:
     return cast(NDArray, x.data if isinstance(x, Var) else x)
 
 
-def _argument(i: int, x: object) -> NDArray | None:
+def _key(call: _Call) -> Key:
+    """What of a call has to be the same, for words."""
+    shared = _sharing(call.static, call.grads)
+    return (
+        *((label, _kind(x)) for label, x in _leaves_of(call.args, call.kwargs)),
+        *((("static", i), (_core.address(x), *_kind(x))) for i, x in enumerate(call.static)),
+        *(
+            ((".grad of parameter", i), (_core.address(cast(NDArray, g)), *_kind(g)) if i in shared else _kind(g))
+            for i, g in enumerate(call.grads)
+        ),
+    )
+
+
+def _sharing(static: Arrays, grads: Grads) -> list[int]:
+    """Which gradients share memory with another one, or with a static array: they are used where they lie."""
+    there = [i for i, g in enumerate(grads) if type(g) is np.ndarray]
+    if not there:
+        return []
+    found = _core.overlaps([*static, *(grads[i] for i in there)]).indices
+    return [there[j - len(static)] for j in found if j >= len(static)]
+
+
+def _same(one: NDArray | None, two: NDArray | None) -> bool:
+    """Whether two views are of the same elements, or there is none."""
+    if one is None or two is None:
+        return one is two
+    return _core.address(one) == _core.address(two) and _kind(one) == _kind(two)
+
+
+def _paths(path: Label, x: object, within: tuple[type, ...]) -> Iterator[tuple[Label, object]]:
+    """x, or what is in it where it is a tuple, list or dict that counts, each with where it is."""
+    if type(x) not in within:
+        yield path, x
+        return
+    if isinstance(x, dict):
+        yield path, (_paths, *x)  # its keys; no other tuple has that in it
+    for k, y in x.items() if isinstance(x, dict) else enumerate(cast(Sequence[object], x)):
+        yield from _paths((*path, k), y, within)
+
+
+def _leaves_of(args: Sequence[object], kwargs: dict[str, object]) -> Iterator[tuple[Label, object]]:
+    """Arguments and what dicts among them hold, each with where it is."""
+    for i, x in (*enumerate(args), *kwargs.items()):
+        yield from _paths(("argument", i), x, (dict,))
+
+
+def _flat(args: Sequence[object], kwargs: dict[str, object]) -> tuple[Arrays, Key]:
+    """The arrays among arguments, and of each argument its type and, where it is no array, its value."""
+    arrays, form = [], []
+    for label, x in _leaves_of(args, kwargs):
+        data = _argument(label, x)
+        if data is not None:
+            arrays.append(data)
+        form.append((label, type(x) if data is not None else _kind(x)))
+    return tuple(arrays), tuple(form)
+
+
+def _with(
+    args: Sequence[object], kwargs: dict[str, object], arrays: Iterator[NDArray]
+) -> tuple[list[object], dict[str, object]]:
+    """The same arguments with these arrays."""
+
+    def of(x: object) -> object:
+        if type(x) is dict:
+            return {k: of(y) for k, y in x.items()}
+        return next(arrays) if type(x) is np.ndarray else Var(next(arrays), cpu) if isinstance(x, Var) else x
+
+    return [of(x) for x in args], {name: of(x) for name, x in kwargs.items()}
+
+
+def _argument(label: Label, x: object) -> NDArray | None:
     """What is copied in; None: its value is part of the recording."""
     if isinstance(x, Var):
         if x.edge is not None:
-            raise TypeError(f"compiled: argument {i} is {x!r}: a parameter belongs in static=, a result made inside")
+            raise TypeError(f"compiled: {_label(label)} is {x!r}: a parameter belongs in static=, a result made inside")
         x = x.data
     if type(x) is np.ndarray:
         return x
     if isinstance(x, np.ndarray | np.generic | fanin.sim.Array) or not _hashable(x):
-        raise TypeError(f"compiled: argument {i}: expected an ndarray, a Var on the CPU or a plain value, got {x!r}")
+        raise TypeError(
+            f"compiled: {_label(label)}: expected an ndarray, a Var on the CPU, a dict of such or a plain value,"
+            f" got {x!r}"
+        )
     return None
+
+
+def _label(label: Label) -> str:
+    return f"{label[0]} {label[1]}" + "".join(f"[{k!r}]" for k in label[2:])
+
+
+def _array_label(key: Key, i: int) -> str:
+    """Of the i-th array among arguments."""
+    return [_label(label) for label, kind in key if label[0] == "argument" and _is_array(kind)][i]
 
 
 def _hashable(x: object) -> bool:
@@ -1149,7 +1425,7 @@ def _kind(x: object) -> tuple[object, ...]:
     """What of an argument, or of a gradient, a recording depends on."""
     data: object = _data(x)
     if isinstance(data, np.ndarray):
-        return (type(x), data.dtype.str, data.shape, data.strides)
+        return (type(x), data.dtype, data.shape, data.strides)
     if isinstance(x, float | complex):  # 0.0 == -0.0, and a NaN is not itself
         return (type(x), x if x == x else "nan", repr(x))
     if isinstance(x, tuple | frozenset):  # (1,) == (1.0,)
@@ -1157,12 +1433,15 @@ def _kind(x: object) -> tuple[object, ...]:
     return (type(x), x)
 
 
+def _is_array(kind: object) -> bool:
+    return len(cast(tuple[object, ...], kind)) >= 4
+
+
 def _said(kind: object) -> str:
-    is_array = cast(tuple[object, ...], kind)
-    if len(is_array) != 4:
-        return repr(is_array[1])
-    _, dtype, shape, strides = is_array
-    return f"an array {shape} of {np.dtype(str(dtype))} with strides {strides}"
+    if not _is_array(kind):
+        return repr(cast(tuple[object, ...], kind)[1])
+    *_, dtype, shape, strides = cast(tuple[object, ...], kind)
+    return f"an array {shape} of {dtype} with strides {strides}"
 
 
 def _copied(recording: Recording, x: NDArray) -> NDArray:

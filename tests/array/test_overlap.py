@@ -339,6 +339,51 @@ def test_what_one_array_is_cut_into_is_disjoint_until_something_spans_it(name: s
     assert agree([views[0], *views]).components == ((0, 1),)
 
 
+def beside_rows(n: int, rows: Callable[[int], Any]) -> list[Array]:
+    """Every second column of a matrix, and as many pieces of four of its rows that lie in the other columns."""
+    m = np.zeros((8, n), "f4")
+    return [m[:, i] for i in range(0, n, 2)] + [m[i % 4, 1::2][rows(i)] for i in range(n // 2)]
+
+
+#: how the halves of the rows are cut -> which elements, by number
+HALVES: dict[str, Callable[[int, Any], Callable[[int], Any]]] = {
+    "whole": lambda n, rng: lambda i: slice(None),
+    "random": lambda n, rng: lambda i: slice(int(rng.integers(n // 4)), n // 2 - int(rng.integers(n // 4))),
+    "ascending": lambda n, rng: lambda i: slice(0, 1 + i),
+    "descending": lambda n, rng: lambda i: slice(i, None),
+    "every k-th": lambda n, rng: lambda i: slice(0, None, int(rng.integers(1, 4))),
+}
+
+
+@pytest.mark.parametrize("name", HALVES)
+def test_columns_beside_pieces_of_rows_are_what_their_pairs_say(name: str) -> None:
+    rng = np.random.default_rng(SEED)
+    for n in (8, 40, 160):
+        views = beside_rows(n, HALVES[name](n, rng))
+        for order in (np.arange(len(views)), rng.permutation(len(views))):
+            assert agree([views[i] for i in order]).exact
+
+
+@pytest.mark.parametrize("name", HALVES)
+def test_columns_beside_pieces_of_rows_need_no_question_for_each_pair(name: str) -> None:
+    """Of 20 000 arrays: `exact` says that the questions for components did not run out, a twentieth of the pairs."""
+    views = beside_rows(20_000, HALVES[name](20_000, np.random.default_rng(SEED)))
+    found = fanin.overlaps(views)
+    assert found.exact and len(found.components) >= 4
+    assert {i % 4 for c in found.components for i in c[:1]} == {0, 1, 2, 3}
+
+
+def test_components_are_inexact_where_their_questions_run_out() -> None:
+    """Two combs of unlike steps: no order of them shows that the even and the odd ones share nothing."""
+    flat = np.zeros(400_000, "i1")
+    views = [flat[i % 2 :: 2 * (50 + i)] for i in range(6000)]
+    few, all_of_them = fanin.overlaps(views), fanin.overlaps(views, budget=math.inf)
+    assert (few.exact, all_of_them.exact) == (False, True)
+    assert "at most" in repr(few) and "at most" not in repr(all_of_them)
+    assert [len(c) for c in all_of_them.components] == [3000, 3000]
+    assert set(all_of_them.indices) <= set(few.indices)
+
+
 @pytest.mark.parametrize("name", CUTS)
 def test_thousands_of_pieces_are_one_call(name: str) -> None:
     """All pairs would be a hundred million and more."""
@@ -625,6 +670,7 @@ def test_work_is_bounded_as_memory_is() -> None:
     assert verdict.kind == "unknown" and "memory and time" in str(verdict.reason)
     found = fanin.overlaps(hard)
     assert found.components == (tuple(range(16)),) and len(found.unknown) == len(found.pairs) == 120
+    assert not found.exact
     assert fanin.overlap(far_apart(0, 1 << 13), far_apart(1, 1 << 13)).kind == "overlap"
     one = np.asarray(Placed(1 << 40, (1049,) * 3, (36674, 61119, 85569)))
     two = np.asarray(Placed((1 << 40) + 64023025, (1049,) * 2, (12223, 12224)))

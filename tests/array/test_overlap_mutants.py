@@ -79,7 +79,15 @@ MUTANTS: dict[str, dict[str, tuple[str, str]]] = {
             "        if (s[at].to <= s[i].from) {\n            leave",
         ),
         "runs": ("end < n && s[end].from <= last;", "end < n && s[end].from < last;"),
-        "a newcomer's component": ("unite(w->parent, s[open->head].who, s[i].who);", "(void)0;"),
+        "a newcomer's component": ("            unite(w->parent, s[at].who, s[i].who);", "            (void)0;"),
+        "what covers has all bytes": ("(same ? a->axes[i].count : 1)", "1"),
+        "what covers has all of the tooth": ("return i < 0 && offset + a->tooth <= b->tooth;", "return i < 0;"),
+        "axes that what covers has not": ("return i < 0 && offset", "return offset"),
+        "what is covered leaves, not what covers": (
+            "if (*out == JOINED && covers(w, &s[i], &s[at])) {",
+            "if (*out == JOINED) {",
+        ),
+        "covered means covered": ("covered |= how == COVERED;", "covered |= how != APART;"),
         "all against those set aside": ("for (size_t j = 0; j < i; j++) {", "for (size_t j = 1; j < i; j++) {"),
         "those set aside are joined": ("unite(w->parent, run[j].who, run[i].who);", "(void)0;"),
         "the rest of a run": (

@@ -297,7 +297,7 @@ MADE: list[tuple[str, Callable[[], Any], type[Exception], str]] = [
         ValueError,
         "grads: slots: expected an integer from 0 on, got -1",
     ),
-    ("more slots than memory", lambda: InputBuffer(2**62), MemoryError, "out of memory"),
+    ("more slots than memory", lambda: InputBuffer(2**61), MemoryError, "out of memory"),
     (
         "None among the slots",
         lambda: InputBuffer([None], name="grads"),

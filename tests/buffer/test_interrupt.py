@@ -71,6 +71,17 @@ N = 1 << 50
 """
 
 CASES = {
+    "which of many arrays share memory": """
+flat = np.zeros(400_000, "i1")
+views = [flat[i % 2 :: 2 * (50 + i % 60_000)] for i in range(60_000)]
+interrupted(lambda: fanin.overlaps(views, budget=float("inf")))
+few = fanin.overlaps(views[:1000])
+assert few.exact and len(few.components) == 2
+m = np.zeros((2, 400_000), "i1")
+found = fanin.overlaps([m[:, i] for i in range(0, 400_000, 2)] + [m[0, i % 997 * 2 + 1 :: 2] for i in range(200_000)])
+interrupted(lambda: found.pairs)
+assert found.exact
+""",
     "a sum over axes": """
 buf = fanin.InputBuffer([fanin.Slot(shape=(4,))])
 buf.add(0, small)

@@ -155,3 +155,18 @@ def test_add_n_that_leaves_the_fast_path_half_way_sums_all_and_names_what_is_wro
     with pytest.raises(ValueError, match=r"key 7\b.*A16") as caught:
         fanin.add_n(arrays, keys=[*range(199), 7])
     assert caught.value.__notes__ == ["it was arrays[199] of add_n"]
+
+
+def test_the_greatest_key_is_one_like_any_other() -> None:
+    greatest = 2**63 - 1
+    for budget in (0, None):
+        buf = fanin.InputBuffer(1, budget=budget)
+        for key in (greatest, greatest - 1):
+            buf.add(0, np.ones(2), key=key)
+        with pytest.raises(ValueError, match=r"contributed already in this pass \(A16\)"):
+            buf.add(0, np.ones(2), key=greatest)
+        assert buf.take()[0].tolist() == [2.0, 2.0]
+    with pytest.raises(ValueError, match="slot 0: key: expected an integer from 0 on that fits 64 bits"):
+        buf.add(0, 1.0, key=2**63)
+    total = fanin.add_n([np.ones(2), np.ones(2), np.ones(2)], keys=[greatest, 0, greatest - 1])
+    assert total.tolist() == [3.0, 3.0]

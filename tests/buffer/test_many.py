@@ -302,7 +302,7 @@ def batches_from_threads(m: Machine) -> Any:
 
 def test_batches_of_two_threads_race_in_no_order() -> None:
     report = explore(batches_from_threads, limit=100)
-    assert report.ok, report
+    assert report.outcome == "incomplete", report  # it has millions of orders
     assert len(report.results) == 1 and report.runs > 20, report
 
 

@@ -505,7 +505,8 @@ def test_a_notebook_shows_the_picture(t: Trace, monkeypatch: pytest.MonkeyPatch)
         if name.partition(".")[0] == "matplotlib":
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert t._repr_svg_() is None
+    with pytest.warns(RuntimeWarning, match=r'pip install "fanin\[demo\]"'):
+        assert t._repr_svg_() is None
 
 
 def test_a_kind_of_picture_that_is_not_known_is_refused(t: Trace, tmp_path: Path) -> None:

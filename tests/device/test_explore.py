@@ -201,7 +201,8 @@ def test_every_order_is_run() -> None:
 def test_beyond_the_limit_orders_are_drawn_and_the_report_says_so() -> None:
     run = functools.partial(keyed_sum, n=4)
     report = explore(run, limit=5, samples=7)
-    assert report.ok and not report.complete
+    assert (report.ok, report.failed, report.outcome) == (False, False, "incomplete") and not report.complete
+    assert "incomplete: nothing was found, and orders are missing" in str(report) and "incomplete" in repr(report)
     assert report.sampled == 7 and report.runs <= 12
     assert "not all: 7 of these were drawn at random" in str(report)
     assert str(report) == str(explore(run, limit=5, samples=7))
@@ -267,7 +268,8 @@ def test_results_are_compared_by_their_bits() -> None:
         ([1, (2.0, "a")], [1, (2.0, "a")]),
         ({"a": 1, "b": np.ones(2)}, {"b": np.ones(2), "a": 1}),
         ({1, 2}, {2, 1}),
-        (object(), object()),
+        (np.array([1, "a"], object), np.array([1, "a"], object)),
+        (ValueError("a"), ValueError("a")),
     ]
     for a, b in same:
         assert bits_of(a) == bits_of(b)
@@ -278,9 +280,41 @@ def test_results_are_compared_by_their_bits() -> None:
         ([1], (1,)),
         (np.ones(2), np.ones(2, "float32")),
         (np.ones(2), np.ones((2, 1))),
+        (np.array([1, 2.0], object), np.array([1, -2.0], object)),
+        (ValueError("a"), ValueError("b")),
+        (ByDLPack(np.ones(2)), ByDLPack(np.zeros(2))),
     ]
     for a, b in differ:
         assert bits_of(a) != bits_of(b)
+
+
+class ByDLPack:
+    """An array of a library that has DLPack alone."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+    def __dlpack__(self, **how: Any) -> Any:
+        return self.array.__dlpack__(**how)
+
+    def __dlpack_device__(self) -> Any:
+        return self.array.__dlpack_device__()
+
+
+class Opaque:
+    """A class without values to compare."""
+
+
+@pytest.mark.parametrize("inside", [Opaque(), [Opaque()], {"a": (Opaque(),)}, np.array([Opaque()], object)])
+def test_results_without_a_value_cannot_be_compared_and_are_not_ok(inside: Any) -> None:
+    def opaque(m: Machine) -> Any:
+        m.spawn(len, [])
+        m.join()
+        return inside
+
+    report = explore(opaque)
+    assert (report.ok, report.failed, report.outcome) == (False, False, "cannot be compared")
+    assert "cannot be compared: a result holds" in str(report) and report.complete
 
 
 @pytest.mark.parametrize(

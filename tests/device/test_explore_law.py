@@ -391,6 +391,7 @@ class World:
             (_core.GraphStep, "__enter__"): self.tree_step.__enter__,
             (_core.GraphStep, "__exit__"): lambda: self.tree_step.__exit__(None, None, None),
             (_core.GraphFunction, "last"): lambda: self.double.last,
+            (_core.GraphFunction, "explain"): self.double.explain,
             (type(None), "double(x)"): lambda: self.double(self.x),
             (type(None), "tree._recordings"): tree._recordings,
             (type(None), "repr(tree)"): lambda: repr(tree),

@@ -16,7 +16,7 @@ import pytest
 import fanin
 from fanin.sim import Machine
 from fanin.testing import FakeDriver, use_driver
-from kit import hooks
+from kit import hooks, support
 
 pytestmark = pytest.mark.core
 
@@ -310,3 +310,59 @@ def test_memory_that_was_dropped_in_a_capture_lets_go_of_its_machine() -> None:
     for _ in range(3):
         one()
     assert blocks_in_use() == before
+
+
+#: Every method of an object of one machine, called with each kind of object of another: which calls were accepted.
+STRANGERS = """
+import os, sys
+import numpy as np
+import fanin
+from fanin import _core
+
+if sys.argv[1:]:
+    _core._test_fault(sys.argv[1])
+
+def things(machine):
+    stream = machine.stream()
+    return {"stream": stream, "array": machine.array(np.ones(3)), "event": stream.record()}
+
+#: An array has a dtype; slots without a device take what comes; a node's function may be called with anything.
+MAY = {("machine", "empty", "array"), ("buffer", "add", "array"), ("buffer", "take", "stream"),
+       ("node", "fn", "stream"), ("node", "fn", "array"), ("node", "fn", "event")}
+one, other = fanin.sim.Machine(devices=1), fanin.sim.Machine(devices=1)
+with one, other:
+    own, strange = things(one), things(other)
+    owners = {**own, "machine": one, "buffer": fanin.InputBuffer(1), "node": fanin.Node(lambda g: g, 1),
+              "leaf": fanin.Leaf(own["array"])}
+    tried, found = 0, set()
+    for owner, o in owners.items():
+        for name in dir(o):
+            if name.startswith("_") or not callable(method := getattr(o, name, None)):
+                continue
+            for kind, x in strange.items():
+                for args in ((x,), (0, x), (x, 0)):
+                    tried += 1
+                    try:
+                        method(*args)
+                    except Exception:
+                        continue
+                    found.add((owner, name, kind))
+    print(tried > 300, sorted(found - MAY), flush=True)
+    os._exit(0)  # what was accepted wrongly would be used when the machines end
+"""
+
+
+def test_no_object_of_a_machine_takes_one_of_another() -> None:
+    assert support.run_python(STRANGERS).stdout == "True []\n"
+
+
+def test_a_method_that_takes_a_stream_of_another_machine_is_found() -> None:
+    hooks.memory()  # skips in a release
+    found = support.run_python(["-c", STRANGERS, "USER_OF_ANOTHER_MACHINE"]).stdout
+    assert found == "True [('array', 'record_stream', 'stream')]\n"
+
+
+def test_record_stream_names_the_stream_of_another_machine() -> None:
+    words = "stream 2 of sim:0 belongs to another machine than the memory"
+    with Machine(devices=1) as one, Machine(devices=1) as other, pytest.raises(ValueError, match=words):
+        one.array(np.ones(3)).record_stream(other.stream())

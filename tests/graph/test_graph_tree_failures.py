@@ -155,7 +155,7 @@ def test_a_call_without_room_adds_once_or_not_at_all_whatever_allocation_fails(m
     """And the tree is as before: the next call does it."""
     total, x = m.array(np.zeros(100)), m.array(np.ones(100))
     added, raw, failures, n = 0.0, 0, 0, 0
-    with tree_on(m, memory=1024) as tree:
+    with tree_on(m, memory=1024, limit=1 << 20) as tree:
         f = tree.function(adding(m), roles=("copy", "accumulate"))
         while n < failures + 20:
             for skip in (n, -1):
@@ -279,6 +279,23 @@ def runs_raw_each_time(m: Any) -> bool:
     return [did for did, _ in no_room(m)[:-2:2]] == ["warmed", "raw", "warmed"]
 
 
+def test_a_function_for_which_there_is_no_room_settles_on_running_as_it_is(m: Any) -> None:
+    tree, seen = tree_on(m, memory=5 * 1024, limit=3), []
+
+    def body(x: Any) -> Any:
+        a, b, c = (scaled(m, k)(x) for k in (2.0, 3.0, 4.0))
+        return scaled(m, 1)(fanin.add_n([a, b, c]))
+
+    f, x = tree.function(body, roles="copy"), m.array(np.arange(128.0))
+    with pytest.warns(RuntimeWarning, match="body runs without a recording: the tree's memory ended in 4") as warned:
+        for _ in range(20):
+            with tree.step():
+                assert f(x).numpy().tolist() == (9 * np.arange(128.0)).tolist()
+                seen.append(did(f))
+    assert len(warned) == 1 and "memory=" in f.explain() and set(seen[-8:]) == {"raw"}
+    tree.close()
+
+
 def gives_back(m: Any) -> bool:
     return bool(gone(m)[-1] == ([2.0] * 4, 1))
 
@@ -287,7 +304,34 @@ def tells_a_forked_child(m: Any) -> bool:
     return forked_in_a_call(m, False, is_told) == 0
 
 
+def keeps_what_runs_later(m: Any) -> bool:
+    """Memory from beyond a full tree, which the function drops, is not given back before the recording runs.
+
+    It does not run here: with the fault it would write into that memory.
+    """
+    given_back: list[int] = []
+    hooks.memory()  # skips in a release, which counts nothing
+
+    def body(x: Any) -> Any:
+        out, dropped = fanin.add_n([x] * 3), fanin.add_n([x] * 2)
+        before = hooks.blocks()
+        del dropped
+        given_back.append(before - hooks.blocks())
+        if len(given_back) == 2:
+            raise KeyError("before it runs")
+        return out
+
+    with tree_on(m, memory=2048) as tree:
+        f, x = tree.function(body), m.array(np.ones(120))
+        with tree.step():
+            assert f(x).numpy().tolist() == [3.0] * 120 and did(f) == "warmed"
+        with tree.step(), pytest.raises(KeyError):
+            f(x)
+    return given_back[1] == 1  # the array itself
+
+
 FAULTS = {
+    "TREE_OUTSIDE_FREED": keeps_what_runs_later,
     "TREE_FULL_REPLAYED": runs_raw_each_time,
     "TREE_GONE_STAYS": gives_back,
     "TREE_FORK_WHOLE": tells_a_forked_child,

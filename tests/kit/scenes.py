@@ -91,6 +91,10 @@ def short_memory(m: Machine) -> Any:
     return pair(m, take, take)
 
 
+def streams_made(m: Machine) -> Any:
+    return pair(m, m.stream, lambda: len(m.streams))[1]
+
+
 def clocks(m: Machine) -> Any:
     s = m.stream()
     return pair(m, lambda: m.launch(s, lambda: None), lambda: m.clock().device_us > 0)
@@ -177,6 +181,7 @@ SCENES = {
     "OF_CAPTURES": captures,
     "OF_MEMORY": short_memory,
     "OF_CALLS": clocks,
+    "OF_STREAMS": streams_made,
     "OF_THREAD": ends,
     "OF_ACTORS": actors,
     "OF_BUDGET": budgets,

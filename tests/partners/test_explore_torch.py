@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+import fanin
+from fanin._sim.explore import bits_of
 from fanin.sim import Machine, explore
 from kit.explored import differs, draw
 
@@ -40,4 +42,43 @@ def test_a_pass_of_two_workers_over_torchs_graph_gives_the_same_in_orders_drawn_
         return tuple(table.grad.to_dense().flatten().tolist()), tuple(v.grad.tolist())
 
     report = explore(scenario, limit=60, samples=60)
-    assert report.ok and report.results == (((3.0, 3.0, 0.0, 0.0, 3.0, 3.0), (5.0, 5.0)),), (report, report.error)
+    assert not report.failed and report.results == (((3.0, 3.0, 0.0, 0.0, 3.0, 3.0), (5.0, 5.0)),), (
+        report,
+        report.error,
+    )
+
+
+def test_tensors_are_compared_by_value_and_bits() -> None:
+    def keyed(m: Machine) -> Any:
+        buf = fanin.InputBuffer(1, budget=0)
+        for k, value in enumerate((1e16, 1.0, -1e16)):
+            m.spawn(lambda k=k, value=value: buf.add(0, torch.full((2,), value), key=k))
+        m.join()
+        return {"sum": buf.take()}
+
+    assert explore(keyed).ok
+    for a, b, same in (
+        (torch.ones(2), torch.ones(2), True),
+        (torch.ones(2), torch.zeros(2), False),
+        (torch.ones(2), torch.ones(2, 1), False),
+        (torch.ones(2), torch.ones(2, dtype=torch.float64), False),
+        (torch.ones(2, dtype=torch.bfloat16), torch.ones(2, dtype=torch.bfloat16), True),
+        (torch.tensor([1 + 1j]).conj(), torch.tensor([1 - 1j]), True),
+        (torch.tensor(1.0, requires_grad=True), torch.tensor(1.0), True),
+    ):
+        assert (bits_of([a]) == bits_of([b])) == same, (a, b)
+
+
+def test_arrays_of_jax_that_hang_on_the_order_are_told_apart() -> None:
+    jnp = pytest.importorskip("jax.numpy")
+
+    def scenario(m: Machine) -> Any:
+        buf = fanin.InputBuffer(1, budget=0)
+        for value in (1e8, 1.0, -1e8):
+            m.spawn(buf.add, 0, jnp.full(2, value, jnp.float32))
+        m.join()
+        return buf.take()
+
+    report = explore(scenario)
+    assert report.failed and len(report.results) > 1, report
+    assert explore(lambda m: [jnp.ones(2, jnp.bfloat16)]).ok

@@ -316,5 +316,6 @@ const fan_recorder fan_cpu_recorder = {
     .launch = cpu_launch,
     .drop = fan_recording_free,
     .accesses = cpu_accesses,
+    .accesses_all = true,
     .poison = cpu_poison,
 };

@@ -19,6 +19,7 @@ enum {
     OF_CAPTURES,
     OF_MEMORY,
     OF_CALLS,
+    OF_STREAMS, /* which there are */
     OF_THREAD,
     OF_ACTORS,
     OF_BUDGET,

@@ -118,6 +118,7 @@ const fan_recorder fan_sim_recorder = {
     .clock = recorder_clock,
     .drop = recorder_drop,
     .accesses = recorder_accesses,
+    .accesses_all = true,
     .poison = recorder_poison,
     .always_poisons = true,
 };

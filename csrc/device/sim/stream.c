@@ -59,6 +59,7 @@ fan_status fan_sim_stream(fan_sim *m, int device, bool blocking, fan_stream **ou
         status = fan__queue_new(m, device, m->handle + 1, blocking,
                                 fan_race_check_clock(m->race_check, fan__sim_lane(m)), &q, err);
     if (status == FAN_OK) {
+        fan__sim_touch(m, FAN__NAME(OF_STREAMS, 0), FAN_TOUCH_COUNTS);
         m->handle++;
         *out = fan_stream_new(&m->parts[device].device, q->handle, q);
         if (!*out) {

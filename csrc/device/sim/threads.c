@@ -281,4 +281,8 @@ void fan_sim_saw_memory(const fan_device *d, const fan_array *a, bool write)
     fan__sim_unlock(m);
 }
 
-void fan_sim_saw_all(fan_sim *m) { fan__sim_touch(m, FAN__NAME(OF_CALLS, 0), FAN_TOUCH_WEIGHS); }
+void fan_sim_saw_all(fan_sim *m)
+{
+    fan__sim_touch(m, FAN__NAME(OF_CALLS, 0), FAN_TOUCH_WEIGHS);
+    fan__sim_touch(m, FAN__NAME(OF_STREAMS, 0), FAN_TOUCH_WEIGHS);
+}

@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import gc
 import struct
+import sys
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
+from enum import Enum
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from .. import _core
-from .._words import counted
+from .._words import counted, type_of
 from .machine import Abandoned, Array, DeadlockError, Machine, StuckError, Thread
 from .parts import sparse_parts
 
 Scenario = Callable[[Machine], object]
+NDArray = npt.NDArray[np.generic]
 
 
 @dataclass(frozen=True)
 class Report:
-    """What `explore` found. `ok` when every order ran without a race, a deadlock or an error, to one result."""
+    """What `explore` found. `ok` when every order ran without a race, a deadlock or an error, to one result.
+
+    `failed` when something was found; neither where orders are missing or results cannot be compared: `outcome` says
+    which.
+    """
 
     name: str
     runs: int
@@ -46,6 +54,8 @@ class Report:
     """The order of the first run that failed or differed; None if none did."""
     error: BaseException | None
     """What that run raised, if it did."""
+    incomparable: str | None
+    """A type among the results that has no value to compare: then nothing shows that the results are one."""
     run: Callable[[str], object] = field(repr=False)
 
     def __repr__(self) -> str:
@@ -56,11 +66,25 @@ class Report:
             counted(self.errors, "error"),
             counted(len(self.results), "result"),
         ]
-        return f"<fanin.sim.Report {self.name!r}: {orders}, {', '.join(found)}, {'ok' if self.ok else 'failed'}>"
+        return f"<fanin.sim.Report {self.name!r}: {orders}, {', '.join(found)}, {self.outcome}>"
+
+    @property
+    def failed(self) -> bool:
+        """Whether a race, a deadlock, an error or a second result was found."""
+        return bool(self.races or self.deadlocks or self.errors or len(self.results) > 1)
+
+    @property
+    def outcome(self) -> str:
+        """ "failed", "cannot be compared", "incomplete" (nothing was found, and orders are missing) or "ok"."""
+        if self.failed:
+            return "failed"
+        if self.incomparable is not None:
+            return "cannot be compared"
+        return "ok" if self.complete else "incomplete"
 
     @property
     def ok(self) -> bool:
-        return not (self.races or self.deadlocks or self.errors or len(self.results) > 1)
+        return self.outcome == "ok"
 
     def replay(self, schedule: str | None = None) -> Any:
         """Run the scenario once more in the order that failed (or in another), and return or raise what it does."""
@@ -88,6 +112,13 @@ class Report:
             text += f": {type(self.error).__name__}: {self.error}"
         elif self.schedule is not None:
             text += ": its result differs from the first run's"
+        if self.outcome == "incomplete":
+            text += "\nincomplete: nothing was found, and orders are missing: a larger limit= tries more"
+        if self.incomparable is not None:
+            text += (
+                f"\ncannot be compared: a result holds {self.incomparable}, which has no value: return its arrays and"
+                " numbers, or give the class __eq__ and __hash__"
+            )
         return text
 
 
@@ -114,7 +145,11 @@ class Scene:
             with machine:
                 value = self.scenario(machine)
                 machine.synchronize()
-                run.value, run.bits = value, bits_of(value)
+                run.value = value
+                try:
+                    run.bits = bits_of(value)
+                except Incomparable as e:
+                    run.incomparable = str(e)
         except Abandoned:
             run.abandoned = True
         except Exception as e:
@@ -141,6 +176,7 @@ class Run:
     error: BaseException | None = None
     value: object = None
     bits: Hashable = None
+    incomparable: str | None = None
 
 
 @dataclass
@@ -154,11 +190,13 @@ class Findings:
     errors: int = 0
     results: dict[Hashable, object] = field(default_factory=dict)
     first_failure: Run | None = None
+    incomparable: str | None = None
 
     def note(self, run: Run) -> bool:
         """One run more: whether it failed, or gave another result than the first."""
         self.runs += 1
         failed = run.race or run.error is not None
+        self.incomparable = self.incomparable or run.incomparable
         if run.race:
             self.races += 1
         elif isinstance(run.error, DeadlockError):
@@ -220,6 +258,7 @@ class Search:
             results=tuple(found.results.values()),
             schedule=first.schedule if first else None,
             error=first.error if first else None,
+            incomparable=found.incomparable,
             run=again,
         )
 
@@ -248,7 +287,9 @@ def explore(
     Each run has a machine of its own, made by `machine(devices=devices, seed=seed)`. Orders that differ only by steps
     that commute are run once (`reduce=False` runs them all); what threads share beyond fanin (a list, a counter) is no
     step of theirs, so results that hang on it need that. Beyond `limit` runs, `samples` more are drawn at random by
-    `seed`, and the report says so. Results are compared by their bits; arrays on a device are read at the end.
+    `seed`, and the report says so. Results are compared by their bits, in containers too: arrays of NumPy, torch, JAX
+    and others by DLPack, numbers, texts, and objects with `__eq__` and `__hash__`; arrays on a device are read at the
+    end.
 
     What `Event.query` says of work that the caller has not waited for is chosen, too: "not yet" three times at most,
     and "yes". A run of more than `steps` turns, or with a thread that asks in vain while no other acts, is a deadlock;
@@ -313,12 +354,12 @@ def replay(
     return replay_scene(scene, schedule)
 
 
+class Incomparable(Exception):
+    """A result has no value that could be compared; the text names its type."""
+
+
 def bits_of(value: object) -> Hashable:
-    """Something hashable that is equal for results that are the same, bit by bit."""
-    if isinstance(value, Array):
-        value = value.numpy()
-    if isinstance(value, (np.ndarray, np.generic)) and value.dtype != object:
-        return "array", str(value.dtype), value.shape, value.tobytes()
+    """Something hashable that is equal for results that are the same, bit by bit. Incomparable where nothing is."""
     if isinstance(value, Thread):
         return bits_of(value.result)
     if isinstance(value, float):
@@ -333,9 +374,36 @@ def bits_of(value: object) -> Hashable:
         return "dict", frozenset((bits_of(k), bits_of(v)) for k, v in value.items())
     if isinstance(value, (set, frozenset)):
         return "set", frozenset(map(bits_of, value))
+    if isinstance(value, BaseException):
+        return "exception", type(value).__qualname__, bits_of(value.args)
+    if isinstance(value, Enum):
+        return type(value).__qualname__, value.name
     parts = sparse_parts(value)
     if parts is not None:
         return "sparse", parts[0], tuple(map(bits_of, parts[1])), parts[2]
+    array = array_of(value)
+    if array is not None and array.dtype == object:
+        return "array", "object", array.shape, tuple(map(bits_of, array.ravel().tolist()))
+    if array is not None:
+        return "array", str(array.dtype), array.shape, array.tobytes()
+    if is_dataclass(value) and not isinstance(value, type):
+        return type(value).__qualname__, tuple(bits_of(getattr(value, f.name)) for f in fields(value))
     if getattr(type(value), "__eq__", None) is not object.__eq__ and type(value).__hash__ is not None:
         return value
-    return type(value).__qualname__
+    raise Incomparable(type_of(value))
+
+
+def array_of(value: object) -> NDArray | None:
+    """The values of an array of any library, those of a type that NumPy has not as bytes; None: it is no array."""
+    if isinstance(value, Array):
+        return value.numpy()
+    if isinstance(value, np.ndarray | np.generic):
+        return np.asarray(value)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        plain = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
+        named = np.array([str(plain.dtype), *map(str, plain.shape)])  # bfloat16 and float8 are bytes to NumPy
+        return np.concatenate([named.view(np.uint8), plain.reshape(-1).view(torch.uint8).numpy()])
+    if hasattr(type(value), "__array__"):
+        return np.asarray(value)
+    return np.from_dlpack(cast(NDArray, value)) if hasattr(type(value), "__dlpack__") else None

@@ -17,6 +17,7 @@ import io
 import json
 import os
 import threading
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -99,6 +100,7 @@ class Trace:
         try:
             draw(picture, out)
         except ImportError:
+            warnings.warn('the picture of a trace needs matplotlib: pip install "fanin[demo]"', RuntimeWarning, 2)
             return None
         return out.getvalue().decode()
 

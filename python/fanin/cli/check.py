@@ -20,8 +20,8 @@ from .screen import Screen, natural, positive
 HELP = """Explore the scenarios of a file: every order in which their host threads may act.
 
 A scenario is a function of a simulated machine, marked with @fanin.sim.scenario. Found are races, deadlocks, errors,
-and results that differ from order to order. Exit status: 0 nothing was found, 1 something was, 2 the file could not be
-used.
+and results that differ from order to order. Exit status: 0 nothing was found in any order, 1 something was, 2 the file
+could not be used, 3 nothing was found, but orders are missing (incomplete) or results cannot be compared.
 
 examples:
   fanin check examples/06_check_me.py
@@ -137,7 +137,7 @@ Chosen = tuple[str, Callable[[fanin.sim.Machine], object], dict[str, Any]]  # na
 
 
 def explore(screen: Screen, file: Path, chosen: list[Chosen], given: dict[str, object]) -> int:
-    rows, failed = [], []
+    rows, failed, unsure = [], [], []
     for name, scenario, own in chosen:
         try:
             report = fanin.sim.explore(scenario, **{**own, **given})
@@ -146,9 +146,14 @@ def explore(screen: Screen, file: Path, chosen: list[Chosen], given: dict[str, o
         how = "all" if report.complete else f"{report.sampled} at random"
         found = [report.races, report.deadlocks, report.errors, len(report.results)]
         rows.append(
-            (name, str(report.runs), str(report.skipped), how, *map(str, found), "ok" if report.ok else "FAILED")
-        )
-        if not report.ok:
+            (
+                name, str(report.runs), str(report.skipped), how, *map(str, found),
+                "FAILED" if report.failed else report.outcome,
+            )
+        )  # fmt: skip
+        if not report.failed and not report.ok:
+            unsure.append((name, str(report).rpartition("\n")[2]))
+        if report.failed:
             seed = {**own, **given}.get("seed", 0)
             failed.append((name, report, f" --seed {seed}" if seed else ""))
     screen.table(rows, ("scenario", "orders", "given up", "which", "races", "deadlocks", "errors", "results", ""))
@@ -163,7 +168,9 @@ def explore(screen: Screen, file: Path, chosen: list[Chosen], given: dict[str, o
         screen.say(
             f"again: fanin check {shlex.quote(str(file))} --scenario {name}{seed} --schedule {report.schedule!r}"
         )
-    return int(bool(failed))
+    for name, why in unsure:
+        screen.say(f"\n{name}: {why}", style="yellow")
+    return 1 if failed else 3 if unsure else 0
 
 
 def replay(screen: Screen, chosen: Chosen, schedule: str, given: dict[str, object]) -> int:

@@ -40,7 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
         "explore(**options): run the test under every order in which the host threads of sim_machine may act; "
-        "options are those of fanin.sim.explore",
+        "options are those of fanin.sim.explore, and incomplete=True: it passes where nothing was found in some orders",
     )
 
 
@@ -96,10 +96,11 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
     run.__name__ = pyfuncitem.name
     options = {"seed": seed_of(pyfuncitem), "stop_at_first": True, **mark.kwargs}
+    may_miss = options.pop("incomplete", False)
     report = explore(run, **options)
     if report.error is not None:
         report.error.add_note(str(report).partition(":")[0] + f": schedule {report.schedule!r}, seed {options['seed']}")
         raise report.error
-    if not report.ok:
+    if not report.ok and not (may_miss and report.outcome == "incomplete"):
         pytest.fail(str(report), pytrace=False)
     return True

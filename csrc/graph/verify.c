@@ -1,0 +1,224 @@
+/* verify: a replay beside the function as it is (GraphTree's verify=).
+ *
+ * Title: In place. The function runs first, on the caller's own operands, since it may have one of them by a name of
+ * its own. What it gave and what it left in them is read to the host; the operands are put back from copies; the
+ * recording is replayed; both are compared, byte by byte. Where they differ the operands are put back once more, so
+ * that the call that fails has changed nothing, and the recording stays to be verified.
+ *
+ * The function runs as in a call without a recording: outside of the arena, on the caller's stream. The replay follows
+ * on the tree's. */
+#include "graph/part.h"
+
+#include "base/fault.h"
+#include "base/mem.h"
+#include "device/event.h"
+#include "device/job.h"
+
+#include <stdio.h>
+#include <string.h>
+
+typedef struct verify_state {
+    size_t n;
+    fan_array **before;   /* held; of each operand that can be written a copy on the device; NULL: none */
+    fan_array **after;    /* held; .. what the function left there, on the host */
+    fan_array **gave;     /* held; each output, on the host; NULL: None */
+    fan_tree_result made; /* what the function gave; its arrays are gone once they were read */
+    size_t ngave;
+} verify_state;
+
+static void arrays_free(fan_array **arrays, size_t n)
+{
+    for (size_t i = 0; arrays && i < n; i++)
+        fan_array_drop(arrays[i]);
+    fan_free(arrays);
+}
+
+static void verify_fini(verify_state *v)
+{
+    arrays_free(v->before, v->n);
+    arrays_free(v->after, v->n);
+    arrays_free(v->gave, v->ngave);
+    fan_free(v->made.at); /* empty: run_function took its arrays */
+}
+
+static fan_status verify_init(verify_state *v, size_t n, fan_error *err)
+{
+    *v = (verify_state){.n = n};
+    v->before = fan_calloc((n + 1) * sizeof *v->before);
+    v->after = fan_calloc((n + 1) * sizeof *v->after);
+    return v->before && v->after ? FAN_OK : fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph tree");
+}
+
+static fan_status copy_on(const fan_tree_run *r, const fan_array *from, const fan_array *to, fan_error *err)
+{
+    fan_operand in = {.array = from, .acc = from->dtype};
+    fan_job job = {.kind = FAN_JOB_COPY, .out = to, .in = &in, .n = 1, .label = "verify"};
+    return from->size ? fan_device_run(r->tree->device, r->caller, &job, err) : FAN_OK;
+}
+
+/* read_host: the values of an array of the device, in C's order; waits for the caller's stream. */
+static fan_status read_host(const fan_tree_run *r, const fan_array *a, fan_array **out, fan_error *err)
+{
+    FAN_TRY(fan_array_new(a->dtype, a->ndim, a->shape, NULL, out, err));
+    return a->size ? r->tree->device->backend->read(r->caller, *out, a, err) : FAN_OK;
+}
+
+static fan_status save_operands(const fan_tree_run *r, verify_state *v, fan_error *err)
+{
+    for (size_t i = 0; i < v->n; i++) {
+        const fan_array *a = r->args->in[i];
+        if (!a || !a->writable)
+            continue;
+        FAN_TRY(fan_device_array(r->tree->device, r->caller, a->dtype, a->ndim, a->shape, a, &v->before[i], err));
+        FAN_TRY(copy_on(r, a, v->before[i], err));
+    }
+    return FAN_OK;
+}
+
+static fan_status put_back_operands(const fan_tree_run *r, const verify_state *v, fan_error *err)
+{
+    fan_status status = FAN_OK;
+    for (size_t i = 0; i < v->n && !FAN_FAULT(TREE_VERIFY_TWICE); i++)
+        if (v->before[i]) {
+            fan_status one = copy_on(r, v->before[i], r->args->in[i], status == FAN_OK ? err : NULL);
+            status = status == FAN_OK ? one : status;
+        }
+    return status;
+}
+
+/* read_function: what the function gave and left behind. */
+static fan_status read_function(const fan_tree_run *r, verify_state *v, fan_error *err)
+{
+    v->gave = fan_calloc((v->made.n + 1) * sizeof *v->gave);
+    if (!v->gave)
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph tree");
+    for (v->ngave = 0; v->ngave < v->made.n; v->ngave++)
+        if (v->made.at[v->ngave]) {
+            fan_status status = read_host(r, v->made.at[v->ngave], &v->gave[v->ngave], err);
+            if (status != FAN_OK) {
+                v->ngave++;
+                return status;
+            }
+        }
+    for (size_t i = 0; i < v->n; i++)
+        if (v->before[i])
+            FAN_TRY(read_host(r, r->args->in[i], &v->after[i], err));
+    return FAN_OK;
+}
+
+/* run_function: as it is, on the caller's operands, which are then as before. */
+static fan_status run_function(fan_tree_run *r, verify_state *v, fan_error *err)
+{
+    const fan_tree *t = r->tree;
+    if (t->origin && r->caller != t->origin) /* which may still write what the function reads */
+        FAN_TRY(fan_stream_follow(r->caller, t->origin, err));
+    FAN_TRY(save_operands(r, v, err));
+    fan_status status = r->args->body.run(r->args->body.ctx, r->args->in, &v->made, err);
+    if (status == FAN_OK)
+        status = read_function(r, v, err);
+    while (v->made.n > 0)
+        fan_array_drop(v->made.at[--v->made.n]);
+    fan_status back = put_back_operands(r, v, status == FAN_OK ? err : NULL);
+    r->entered = false; /* the replay comes behind all this */
+    return status == FAN_OK ? back : status;
+}
+
+/* ---- what differs ---- */
+
+static const char *role_word(const fan_tree_run *r, size_t i)
+{
+    static const char *const words[] = {"auto", "copy", "static", "accumulate"};
+    return words[r->function->roles[r->function->nroles ? i : 0]];
+}
+
+/* differ: fails where an array is not what the function made of it. `what`: it. */
+static fan_status differ(const fan_tree_run *r, const fan_array *is, const fan_array *was, const char *what,
+                         char why[256], fan_error *err)
+{
+    fan_array *here = NULL;
+    char one[128], two[128];
+    why[0] = '\0';
+    if (is->dtype != was->dtype || is->ndim != was->ndim ||
+        (is->ndim && memcmp(is->shape, was->shape, (size_t)is->ndim * sizeof *is->shape) != 0)) {
+        snprintf(why, 256, "%s is %s %s now, and was %s %s when it was recorded", what,
+                 fan_shape_text(was->ndim, was->shape, one, sizeof one), fan_dtype_name(was->dtype),
+                 fan_shape_text(is->ndim, is->shape, two, sizeof two), fan_dtype_name(is->dtype));
+        return FAN_OK;
+    }
+    size_t size = fan_dtype_size(is->dtype);
+    long long count = 0, first = -1;
+    fan_status status = read_host(r, is, &here, err);
+    for (int64_t k = 0; status == FAN_OK && k < is->size; k++)
+        if (memcmp(here->data + (size_t)k * size, was->data + (size_t)k * size, size) != 0) {
+            first = count++ ? first : k;
+        }
+    if (count)
+        snprintf(why, 256, "%s differs in %lld of %lld element%s, the first is element %lld", what, count,
+                 (long long)is->size, FAN_PLURAL((size_t)is->size), first);
+    fan_array_drop(here);
+    return status;
+}
+
+/* compare: `why`: the first array that differs, "": none. */
+static fan_status compare(const fan_tree_run *r, const verify_state *v, char why[256], fan_error *err)
+{
+    const fan_tree_result *is = r->result;
+    char what[64];
+    why[0] = '\0';
+    if (is->n != v->ngave)
+        snprintf(why, 256, "it gives %zu output%s now, and gave %zu when it was recorded", v->ngave,
+                 FAN_PLURAL(v->ngave), is->n);
+    for (size_t k = 0; !why[0] && k < is->n; k++) {
+        snprintf(what, sizeof what, "output %zu", k);
+        if (!is->at[k] != !v->gave[k])
+            snprintf(why, 256, "%s is %s now, and was %s when it was recorded", what, v->gave[k] ? "an array" : "None",
+                     is->at[k] ? "an array" : "None");
+        else if (is->at[k])
+            FAN_TRY(differ(r, is->at[k], v->gave[k], what, why, err));
+    }
+    for (size_t i = 0; !why[0] && i < v->n; i++)
+        if (v->before[i]) {
+            snprintf(what, sizeof what, "operand %zu (%s)", i, role_word(r, i));
+            FAN_TRY(differ(r, r->args->in[i], v->after[i], what, why, err));
+        }
+    return FAN_OK;
+}
+
+static fan_status fail_different(const fan_tree_run *r, const fan_tree_node *n, const char *why, fan_error *err)
+{
+    const fan_tree_body *body = &r->args->body;
+    char cause[512] = "";
+    if (body->cause)
+        body->cause(body->ctx, n->number, cause, sizeof cause);
+    return fan_fail(
+        err, FAN_ERR_CAPTURE,
+        "%s: the function as it is gives something else than the replay of recording %d: %s. %s: pass it as "
+        "an operand, an array where it changes often, or as key=",
+        r->function->name, n->number, why,
+        cause[0] ? cause
+                 : "Something outside of its operands decides what it does (a number, a branch, a counter, "
+                   "random numbers)");
+}
+
+fan_status fan__tree_replay_verified(fan_tree_run *r, fan_tree_node *n, fan_error *err)
+{
+    verify_state v;
+    char why[256];
+    if (n->verified >= r->tree->options.verify)
+        return fan__tree_replay(r, n, err);
+    fan_status status = verify_init(&v, r->args->n, err);
+    FAN_GO(status);
+    FAN_GO(run_function(r, &v, err));
+    FAN_GO(fan__tree_replay(r, n, err));
+    status = compare(r, &v, why, err);
+    if (status == FAN_OK && !why[0]) {
+        n->verified++;
+        goto done;
+    }
+    fan_status back = put_back_operands(r, &v, status == FAN_OK ? err : NULL);
+    if (status == FAN_OK)
+        status = back == FAN_OK ? fail_different(r, n, why, err) : back;
+done:
+    verify_fini(&v);
+    return status;
+}
