@@ -18,6 +18,8 @@ fan_status fan_node_freed(const fan_node *n, fan_error *err)
 {
     char name[128];
     n->kind->text(n, name, sizeof name);
+    if (n->freed_by == FAN_FREED_BY_HAND)
+        return fan_fail(err, FAN_ERR_STATE, "%s was freed by fanin.free(): what it needs is gone (E10)", name);
     return fan_fail(err, FAN_ERR_STATE,
                     "%s was freed by pass %llu: what it needs is gone; give that pass keep_graph=True (E10)", name,
                     (unsigned long long)n->freed_by);

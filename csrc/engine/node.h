@@ -46,7 +46,7 @@ struct fan_node {
         fan_node *after; /* of one that ends: the next of the list (Without recursion) */
     };
     uint64_t mark;           /* who numbered it last (fan_mark_new); 0: nobody */
-    uint64_t freed_by;       /* the pass that freed it (E10); 0: none */
+    uint64_t freed_by;       /* the pass that freed it (E10), or FAN_FREED_BY_HAND; 0: none */
     fan_stream_set *streams; /* current where it was made, its own first (E4); held; NULL: none was pushed */
     bool host;               /* it is of the CPU, and has no stream of its own */
     bool begun, made;        /* for the frontend: its filling has begun, it is whole */
@@ -81,6 +81,7 @@ static inline fan_device *fan_node_device(const fan_node *n)
     return own ? own->device : fan_cpu();
 }
 
+#define FAN_FREED_BY_HAND UINT64_MAX
 /* fan_node_freed: FAN_ERR_STATE, and which pass freed it (E10). */
 fan_status fan_node_freed(const fan_node *n, fan_error *err);
 /* fan_mark_new: a number for a search or a pass, never used before, from 1. */

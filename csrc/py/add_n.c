@@ -209,6 +209,13 @@ static PyObject *add_n(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ss
     return add_n_any(args, nargs, kwnames);
 }
 
+PyObject *fan_add_two(PyObject *a, PyObject *b)
+{
+    PyObject *both = PyTuple_Pack(2, a, b), *sum = both ? add_n(NULL, &both, 1, NULL) : NULL;
+    Py_XDECREF(both);
+    return sum;
+}
+
 static void seen_summing(PyObject *Py_UNUSED(module), PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(nargs),
                          PyObject *kwnames)
 {

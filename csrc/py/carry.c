@@ -252,10 +252,10 @@ static fan_status hooks(fan_node *n, void **sums, void **node_hooks, fan_error *
 {
     node_object *self = fan_node_object(n);
     const node_more *more = self->more;
-    if (!more || !(more->hooks[FAN_HOOK_SLOT] || more->hooks[FAN_HOOK_PRE] || more->hooks[FAN_HOOK_POST]))
+    if (!more || !(more->hooks[FAN_HOOK_SLOT] || more->hooks[FAN_HOOK_PRE] || more->hooks[FAN_HOOK_POST] || more->kept))
         return FAN_OK;
     return status_of(fan_native_show_all(sums, n->inputs) < 0 || fan_hooks_of_node(self, node_hooks) < 0 ||
-                             fan_hooks_slots(self, sums) < 0
+                             fan_hooks_slots(self, sums) < 0 || fan_hooks_keep(self, sums) < 0
                          ? -1
                          : 0,
                      err);

@@ -18,6 +18,7 @@ typedef struct node_more {
     PyObject *group;                 /* nodes with the same one run one at a time; NULL: none */
     PyObject *hooks[FAN_HOOK_TIMES]; /* tuples of HookHandles; NULL: none. Replaced, never changed */
     PyObject *call_site;             /* where it was made, "file.py:3"; NULL: nobody asked (set_options(detect=)) */
+    PyObject *kept;                  /* {slot: its gradients so far, None: none yet} (retain_grad); NULL: none is */
     PyObject *stages;                /* a tuple: memory for the sums of its slots (S22); NULL: fresh */
 } node_more;
 
@@ -131,6 +132,7 @@ PyObject *fan_hooks_add(node_object *owner, PyObject *fn, fan_hook_when when, ui
 void fan_hooks_leave(node_object *owner);
 /* fan_hooks_slots, _pre, _post, _accumulated: -1 with an exception. node_hooks: of fan_engine_frontend.hooks. */
 int fan_hooks_slots(node_object *self, void **sums);
+int fan_hooks_keep(node_object *self, void **sums); /* for retain_grad */
 int fan_hooks_of_node(node_object *self, void **node_hooks);
 int fan_hooks_pre(node_object *self, PyObject *node_hooks, void **sums);
 int fan_hooks_post(node_object *self, PyObject *node_hooks, void **sums, void **gradients, uint32_t ngradients);
@@ -148,6 +150,8 @@ int fan_node_place(node_object *self, PyObject *stream, PyObject *device, PyObje
 PyObject *fan_node_get_stream(PyObject *o, void *closure);
 /* fan_node_arg: a Node or a Leaf, borrowed; NULL, without an exception, of anything else. */
 node_object *fan_node_arg(PyObject *o);
+/* fan_no_node_text: what messages call a root, `node` in it, that is none. */
+const char *fan_no_node_text(PyObject *root, PyObject *node, char *buf, size_t size);
 int fan_node_run(node_object *self, void **sums, PyObject *node_hooks, void **gradients, uint32_t ngradients);
 int fan_node_release(node_object *self);
 /* for leaf.c: the parts of its kind and type that both have. */

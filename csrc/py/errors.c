@@ -156,8 +156,7 @@ const char *fan_type_text(const PyObject *o, char *buf, size_t size)
     const char *name = Py_TYPE(o)->tp_name;
     if (o == Py_None)
         return "None";
-    PyOS_snprintf(buf, size, "%s %.160s%s", name[0] && strchr("AEIOaeio", name[0]) ? "an" : "a", name,
-                  fan_node_unmade(o) ? " whose Node.__init__ has not run" : "");
+    PyOS_snprintf(buf, size, "%s %.200s", name[0] && strchr("AEIOaeio", name[0]) ? "an" : "a", name);
     return buf;
 }
 

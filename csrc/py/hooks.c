@@ -218,6 +218,26 @@ int fan_hooks_slots(node_object *self, void **sums)
     return bad ? -1 : 0;
 }
 
+int fan_hooks_keep(node_object *self, void **sums)
+{
+    PyObject *kept = self->more ? Py_XNewRef(self->more->kept) : NULL;
+    int bad = 0;
+    for (uint32_t i = 0; kept && i < self->node.inputs && !bad; i++) {
+        PyObject *slot = sums[i] ? PyLong_FromUnsignedLong(i) : NULL;
+        PyObject *was = slot ? PyDict_GetItemWithError(kept, slot) : NULL, *now = NULL;
+        if (was) {
+            Py_INCREF(was); /* of an object's own + */
+            now = was == Py_None ? Py_NewRef((PyObject *)sums[i]) : fan_add_two(was, sums[i]);
+            Py_DECREF(was);
+        }
+        bad = PyErr_Occurred() || (now && PyDict_SetItem(kept, slot, now) < 0);
+        Py_XDECREF(now);
+        Py_XDECREF(slot);
+    }
+    Py_XDECREF(kept);
+    return bad ? -1 : 0;
+}
+
 /* gave_none: of each gradient whether a post-hook put it there: not yet. */
 static PyObject *gave_none(uint32_t n)
 {

@@ -47,6 +47,7 @@ void fan_node_free_parts(node_object *self)
         fan_slot_specs_fini(&more->slots);
         Py_XDECREF(more->names);
         Py_XDECREF(more->call_site);
+        Py_XDECREF(more->kept);
         Py_XDECREF(more->stages);
         Py_XDECREF(more->group);
         fan_free(more);
@@ -82,6 +83,7 @@ int fan_node_traverse(PyObject *o, visitproc visit, void *arg)
     Py_VISIT(self->more->group);
     for (int when = 0; when < FAN_HOOK_TIMES; when++)
         Py_VISIT(self->more->hooks[when]);
+    Py_VISIT(self->more->kept);
     Py_VISIT(self->more->stages);
     for (size_t i = 0; self->more->slots.held && i < self->more->slots.n; i++)
         Py_VISIT(self->more->slots.held[i]);
@@ -95,8 +97,10 @@ int fan_node_clear(PyObject *o)
     Py_CLEAR(self->release);
     for (int when = 0; self->more && when < FAN_HOOK_TIMES; when++)
         Py_CLEAR(self->more->hooks[when]);
-    if (self->more)
+    if (self->more) {
         Py_CLEAR(self->more->group);
+        Py_CLEAR(self->more->kept);
+    }
     fan_node_unlink(&self->node);
     return 0;
 }
@@ -111,11 +115,12 @@ node_object *fan_node_arg(PyObject *o)
     return PyType_IsSubtype(Py_TYPE(o), st->node_type) && of(o)->node.made ? of(o) : NULL;
 }
 
-bool fan_node_unmade(const PyObject *o)
+const char *fan_no_node_text(PyObject *root, PyObject *node, char *buf, size_t size)
 {
-    const fan_state *st = fan_state_get();
-    return st->node_type && PyObject_TypeCheck((PyObject *)(uintptr_t)o, st->node_type) &&
-           !((const node_object *)(const void *)o)->node.made;
+    if (!PyObject_TypeCheck(node, fan_state_get()->node_type))
+        return fan_type_text(root, buf, size);
+    PyOS_snprintf(buf, size, "a %.160s whose Node.__init__ has not run", Py_TYPE(node)->tp_name);
+    return buf;
 }
 
 /* with_slots: slots= with a Slot() for each None; new reference. */
@@ -756,6 +761,20 @@ static PyObject *node_needs(PyObject *o, PyObject *which)
     return PyBool_FromLong(fan_backward_needs(&of(o)->node, (uint32_t)i));
 }
 
+/* slot_arg: one of the node's; NULL: its first. */
+static int slot_arg(const node_object *self, PyObject *given, int64_t *slot)
+{
+    char name[128];
+    *slot = 0;
+    if (given && fan_index(given, "slot", PyExc_IndexError, slot) < 0)
+        return -1;
+    if (*slot < (int64_t)self->node.inputs)
+        return 0;
+    PyErr_Format(PyExc_IndexError, "%s: expected a slot from 0 to %u, got %lld",
+                 fan_node_said(&self->node, name, sizeof name), self->node.inputs - 1, (long long)*slot);
+    return -1;
+}
+
 PyObject *fan_node_register_hook(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     static const char *const names[] = {"hook", "slot"};
@@ -767,14 +786,60 @@ PyObject *fan_node_register_hook(PyObject *o, PyObject *const *args, Py_ssize_t 
         return NULL;
     if (!a.hook)
         return PyErr_Format(PyExc_TypeError, "register_hook() needs 'hook'");
-    if (a.slot && fan_index(a.slot, "slot", PyExc_IndexError, &slot) < 0)
+    return slot_arg(of(o), a.slot, &slot) < 0 ? NULL : fan_hooks_add(of(o), a.hook, FAN_HOOK_SLOT, (uint32_t)slot);
+}
+
+static PyObject *node_retain_grad(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    static const char *const names[] = {"slot"};
+    int64_t slot = 0;
+    node_more *more = fan_node_more(of(o));
+    PyObject *given, *key = NULL;
+    if (!more || fan_parse_call("retain_grad", names, 1, 1, "slot", args, nargs, kwnames, &given) < 0 ||
+        slot_arg(of(o), given, &slot) < 0 || !(key = PyLong_FromLongLong(slot)))
         return NULL;
-    if (slot >= (int64_t)of(o)->node.inputs) {
-        char name[128];
-        return PyErr_Format(PyExc_IndexError, "%s: expected a slot from 0 to %u, got %lld",
-                            fan_node_said(&of(o)->node, name, sizeof name), of(o)->node.inputs - 1, (long long)slot);
+    if (!more->kept)
+        more->kept = PyDict_New();
+    PyObject *there = more->kept ? PyDict_SetDefault(more->kept, key, Py_None) : NULL;
+    Py_DECREF(key);
+    return there ? Py_NewRef(Py_None) : NULL;
+}
+
+static PyObject *node_get_grad(PyObject *o, void *Py_UNUSED(closure))
+{
+    const node_more *more = of(o)->more;
+    uint32_t n = of(o)->node.inputs;
+    PyObject *all = PyTuple_New(n), *only;
+    for (uint32_t i = 0; all && i < n; i++) {
+        PyObject *slot = PyLong_FromUnsignedLong(i);
+        PyObject *sum = slot && more && more->kept ? PyDict_GetItemWithError(more->kept, slot) : NULL;
+        PyTuple_SET_ITEM(all, i, Py_NewRef(sum ? sum : Py_None));
+        Py_XDECREF(slot);
+        if (PyErr_Occurred())
+            Py_CLEAR(all);
     }
-    return fan_hooks_add(of(o), a.hook, FAN_HOOK_SLOT, (uint32_t)slot);
+    if (!all || n > 1)
+        return all;
+    only = Py_NewRef(PyTuple_GET_ITEM(all, 0));
+    Py_DECREF(all);
+    return only;
+}
+
+static int node_set_grad(PyObject *o, PyObject *value, void *Py_UNUSED(closure))
+{
+    PyObject *kept = of(o)->more ? of(o)->more->kept : NULL, *slots;
+    int bad = 0;
+    if (value != Py_None) {
+        PyErr_SetString(PyExc_TypeError, "grad: expected None, which forgets what retain_grad() has kept");
+        return -1;
+    }
+    if (!kept)
+        return 0;
+    slots = PyDict_Keys(kept);
+    for (Py_ssize_t i = 0; slots && i < PyList_GET_SIZE(slots) && !bad; i++)
+        bad = PyDict_SetItem(kept, PyList_GET_ITEM(slots, i), Py_None) < 0;
+    Py_XDECREF(slots);
+    return slots && !bad ? 0 : -1;
 }
 
 static PyObject *node_register_prehook(PyObject *o, PyObject *hook)
@@ -785,6 +850,12 @@ static PyObject *node_register_prehook(PyObject *o, PyObject *hook)
 static PyObject *node_register_posthook(PyObject *o, PyObject *hook)
 {
     return fan_hooks_add(of(o), hook, FAN_HOOK_POST, 0);
+}
+
+static PyObject *node_free_here(PyObject *o, PyObject *Py_UNUSED(none))
+{
+    of(o)->node.freed_by = of(o)->node.freed_by ? of(o)->node.freed_by : FAN_FREED_BY_HAND;
+    return fan_node_release(of(o)) < 0 ? NULL : Py_NewRef(Py_None);
 }
 
 /* node_sum_into: of a tuple with memory for each slot's sum. */
@@ -815,6 +886,22 @@ static PyObject *node_repr(PyObject *o)
 FAN_TURN_ONE(node_needs, fan_seen_graph)
 FAN_TURN_ONE(node_register_prehook, fan_seen_graph)
 FAN_TURN_ONE(node_register_posthook, fan_seen_graph)
+FAN_TURN_NONE(node_free_here, fan_seen_graph)
+FAN_TURN_FAST(node_retain_grad, fan_seen_graph)
+FAN_TURN_GET(node_get_grad, fan_seen_graph)
+
+static int node_set_grad_turn(PyObject *o, PyObject *value, void *closure)
+{
+    bool watched = fan_watched();
+    if (watched && fan_call_begin_or_raise() < 0)
+        return -1;
+    fan_seen_graph(o, NULL, 0, NULL);
+    int bad = node_set_grad(o, value, closure);
+    if (watched)
+        fan_call_end();
+    return bad;
+}
+
 FAN_TURN_GET(node_get_fn, fan_seen_graph)
 FAN_TURN_GET(node_get_edges, fan_seen_graph)
 FAN_TURN_GET(node_get_freed, fan_seen_graph)
@@ -842,6 +929,12 @@ static PyMethodDef methods[] = {
      "Let `hook(sums, gradients)` see both tuples once the node has run; what it returns, if not None, replaces the "
      "gradients.\n\n"
      "Gives a handle with `remove()`."},
+    {"retain_grad", (PyCFunction)(void (*)(void))node_retain_grad_turn, METH_FASTCALL | METH_KEYWORDS,
+     "retain_grad($self, slot=0)\n--\n\n"
+     "Keep the sum of a slot in `grad`, as the slot's hooks leave it; a further pass adds its own.\n\n"
+     "Raises IndexError for a slot that is not there."},
+    {"_free", node_free_here_turn, METH_NOARGS,
+     "_free($self, /)\n--\n\nDrop its function and call its release: fanin.free does it for a graph."},
     {"_sum_into", node_sum_into, METH_O,
      "_sum_into($self, arrays, /)\n--\n\nThe sums of its slots are written into these: fanin.tape's staging memory."},
     {NULL, NULL, 0, NULL},
@@ -851,6 +944,9 @@ static PyGetSetDef getset[] = {
     {"fn", node_get_fn_turn, NULL, "Its function; None once the graph was freed there.", NULL},
     {"inputs", node_get_inputs, NULL, "How many gradients it receives.", NULL},
     {"edges", node_get_edges_turn, NULL, "Where its gradients go: a sequence of (node, slot) and None, with append().",
+     NULL},
+    {"grad", node_get_grad_turn, node_set_grad_turn,
+     "What retain_grad() has kept: of one slot its sum, of several a tuple; None where nothing is. None may be set.",
      NULL},
     {"name", fan_node_get_name, NULL, "What messages call it; None without a name.", NULL},
     {"group", node_get_group, NULL, "Of nodes with the same group one runs at a time in a pass; None without one.",
@@ -918,7 +1014,6 @@ static PyType_Slot slots[] = {
 PyType_Spec fan_node_spec = {
     .name = "fanin.Node",
     .basicsize = sizeof(node_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE |
-             Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
     .slots = slots,
 };

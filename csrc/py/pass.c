@@ -14,6 +14,7 @@
 typedef struct pass_parts {
     PyObject *roots, *inputs; /* tuples, held */
     bool by_hand;             /* on one thread, whoever's */
+    PyObject *one;            /* the function of one=; borrowed; NULL: none */
     fan_backward_config config;
 } pass_parts;
 
@@ -93,22 +94,38 @@ static PyObject *one_of(const pass_parts *parts, size_t index, const node_object
     return made;
 }
 
+/* one_by: .. that one= makes. */
+static PyObject *one_by(const pass_parts *parts, size_t index, node_object *n, uint32_t slot)
+{
+    PyObject *made = PyObject_CallFunction(parts->one, "OI", n, (unsigned)slot);
+    char name[128];
+    if (made != Py_None)
+        return made;
+    Py_DECREF(made);
+    return PyErr_Format(PyExc_TypeError, "%s: root %zu (%s, slot %u): one= returned None; expected a gradient",
+                        parts->config.call, index, fan_node_said(&n->node, name, sizeof name), slot);
+}
+
 static int root_arg(pass_parts *parts, size_t index, PyObject *item)
 {
     fan_root *r = &parts->config.roots[index];
     bool tuple = PyTuple_Check(item) && PyTuple_GET_SIZE(item) >= 2 && PyTuple_GET_SIZE(item) <= 3;
-    node_object *n = fan_node_arg(tuple ? PyTuple_GET_ITEM(item, 0) : item);
+    PyObject *named = tuple ? PyTuple_GET_ITEM(item, 0) : item;
+    char text[208];
+    node_object *n = fan_node_arg(named);
     PyObject *gradient = tuple && PyTuple_GET_SIZE(item) == 3 ? PyTuple_GET_ITEM(item, 2) : Py_None;
     uint32_t slot = 0;
     if (!n) {
         PyErr_Format(PyExc_TypeError,
                      "%s: root %zu: expected (node, slot, gradient), with a fanin.Node or fanin.Leaf, got %s",
-                     parts->config.call, index, FAN_TYPE_TEXT(item));
+                     parts->config.call, index, fan_no_node_text(item, named, text, sizeof text));
         return -1;
     }
     if (tuple && slot_of(parts, "root", index, n, PyTuple_GET_ITEM(item, 1), &slot) < 0)
         return -1;
-    gradient = gradient == Py_None ? one_of(parts, index, n, slot) : Py_NewRef(gradient);
+    gradient = gradient != Py_None ? Py_NewRef(gradient)
+               : parts->one        ? one_by(parts, index, n, slot)
+                                   : one_of(parts, index, n, slot);
     *r = (fan_root){&n->node, slot, gradient};
     return gradient ? 0 : -1;
 }
@@ -117,10 +134,12 @@ static int input_arg(pass_parts *parts, size_t index, PyObject *item)
 {
     fan_wanted *w = &parts->config.wanted[index];
     bool tuple = PyTuple_Check(item) && PyTuple_GET_SIZE(item) == 2;
-    const node_object *n = fan_node_arg(tuple ? PyTuple_GET_ITEM(item, 0) : item);
+    PyObject *named = tuple ? PyTuple_GET_ITEM(item, 0) : item;
+    char text[208];
+    const node_object *n = fan_node_arg(named);
     if (!n) {
         PyErr_Format(PyExc_TypeError, "%s: input %zu: expected a fanin.Leaf, a fanin.Node or (node, slot), got %s",
-                     parts->config.call, index, FAN_TYPE_TEXT(item));
+                     parts->config.call, index, fan_no_node_text(item, named, text, sizeof text));
         return -1;
     }
     w->node = (fan_node *)(uintptr_t)&n->node;
@@ -216,14 +235,15 @@ static int function_arg(const fan_backward_config *c, PyObject *o, const char *w
 
 static int parse(pass_parts *parts, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static const char *const names[] = {"roots",  "inputs",   "keep_graph", "create_graph",
-                                        "detect", "schedule", "progress",   "workers"};
+    static const char *const names[] = {"roots",    "inputs",   "keep_graph", "create_graph", "detect",
+                                        "schedule", "progress", "one",        "workers"};
     fan_backward_config *c = &parts->config;
     struct {
-        PyObject *roots, *inputs, *keep_graph, *create_graph, *detect, *schedule, *progress, *workers;
+        PyObject *roots, *inputs, *keep_graph, *create_graph, *detect, *schedule, *progress, *one, *workers;
     } a;
+    void *one = NULL;
     a.workers = NULL;
-    if (fan_parse_call(c->call, names, parts->by_hand ? 7 : 8, 2, "roots and inputs", args, nargs, kwnames, &a.roots) <
+    if (fan_parse_call(c->call, names, parts->by_hand ? 8 : 9, 2, "roots and inputs", args, nargs, kwnames, &a.roots) <
         0)
         return -1;
     if (!a.roots || (c->capture && strcmp(c->call, "grad") == 0 && (!a.inputs || a.inputs == Py_None))) {
@@ -240,8 +260,9 @@ static int parse(pass_parts *parts, PyObject *const *args, Py_ssize_t nargs, PyO
         (a.inputs && a.inputs != Py_None && sequence_of(parts, "inputs", a.inputs, &parts->inputs) < 0))
         return -1;
     if (function_arg(c, a.schedule, "schedule", &c->schedule) < 0 ||
-        function_arg(c, a.progress, "progress", &c->progress) < 0)
+        function_arg(c, a.progress, "progress", &c->progress) < 0 || function_arg(c, a.one, "one", &one) < 0)
         return -1;
+    parts->one = one;
     return workers_arg(c, a.workers) < 0 ? -1 : fill_in(parts);
 }
 
@@ -321,11 +342,12 @@ FAN_TURN_FAST(grad, fan_seen_graph)
 PyMethodDef fan_engine_functions[] = {
     {"backward", (PyCFunction)(void (*)(void))backward_turn, METH_FASTCALL | METH_KEYWORDS,
      "backward($module, roots, inputs=None, *, keep_graph=None, create_graph=False, detect=None, schedule=None, "
-     "progress=None, workers=1)\n--\n\n"
+     "progress=None, one=None, workers=1)\n--\n\n"
      "Go backward over the graph behind some nodes, and add what reaches leaves to their `.grad`.\n\n"
      "roots: a sequence of (node, slot, gradient); without a gradient, or with None, it is one where the slot declares "
      "a shape of one\n"
-     "element; a node alone is its slot 0. inputs: leaves: no others accumulate, and nodes run only where they lead to "
+     "element, or what `one(node, slot)` returns; a node alone is its slot 0. inputs: leaves: no others accumulate, "
+     "and nodes run only where they lead to "
      "one.\n"
      "keep_graph: nodes keep their functions, for another pass; None: as create_graph says. create_graph: the pass "
      "records itself: sums\n"
@@ -372,7 +394,7 @@ PyMethodDef fan_engine_functions[] = {
      "array([2., 2.])\n"},
     {"grad", (PyCFunction)(void (*)(void))grad_turn, METH_FASTCALL | METH_KEYWORDS,
      "grad($module, roots, inputs, *, keep_graph=None, create_graph=False, detect=None, schedule=None, "
-     "progress=None, workers=1)\n--\n\n"
+     "progress=None, one=None, workers=1)\n--\n\n"
      "The sums that reach `inputs`, as a list, None where nothing does; no leaf changes.\n\n"
      "inputs: leaves, nodes (slot 0) and (node, slot). Their slots' hooks have seen the sums. The rest is as for "
      "`backward`.\n\n"

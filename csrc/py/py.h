@@ -199,7 +199,7 @@ fan_stream *fan_where_stream(void); /* of the innermost; borrowed */
 /* fan_type_text: "an int", "a list", "None": what messages call an object that is of no use; returns buf.
  * FAN_TYPE_TEXT: the same, in memory of the block around. */
 const char *fan_type_text(const PyObject *o, char *buf, size_t size);
-bool fan_node_unmade(const PyObject *o); /* node.c: a node of a class whose __init__ has not run, or failed */
+PyObject *fan_add_two(PyObject *a, PyObject *b); /* add_n([a, b]) */
 #define FAN_TYPE_TEXT(o) fan_type_text((o), (char[208]){""}, 208)
 /* fan_refuse: an exception of ours that begins with where; PyErr_FormatV's directives. Returns -1. */
 int fan_refuse(PyObject *type, const char *fmt, ...);

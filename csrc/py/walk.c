@@ -337,7 +337,7 @@ PyType_Spec fan_by_hand_spec = {
 PyMethodDef fan_by_hand_functions[] = {
     {"walk", (PyCFunction)(void (*)(void))walk_turn, METH_FASTCALL | METH_KEYWORDS,
      "walk($module, roots, inputs=None, *, keep_graph=None, create_graph=False, detect=None, schedule=None, "
-     "progress=None)\n--\n\n"
+     "progress=None, one=None)\n--\n\n"
      "A pass by hand: an iterator of (node, sums), in the order in which `backward` runs the nodes.\n\n"
      "`give(gradients)` takes what the node's function would have returned; then comes the next. Leaves accumulate by "
      "themselves.\n"

@@ -37,6 +37,7 @@ from ._core import (
     walk,
 )
 from ._files import get_include
+from ._graphs import draw, free
 from ._trace.recording import trace
 from ._version import __version__
 from .errors import CaptureError, DeviceError, DeviceOutOfMemoryError, DTypeError, RaceError, StreamMismatchWarning
@@ -71,6 +72,8 @@ __all__ = [
     "counters",
     "current_stream",
     "devices",
+    "draw",
+    "free",
     "get_include",
     "global_norm",
     "grad",

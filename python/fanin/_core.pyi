@@ -289,7 +289,6 @@ class Edges:
     def __iter__(self) -> Iterator[Edge]: ...
     def __len__(self) -> int: ...
 
-@final
 class Node:
     """An operation of a graph that a pass goes backward over.
 
@@ -339,6 +338,16 @@ class Node:
     def edges(self) -> Edges:
         """Where its gradients go: a sequence of (node, slot) and None, with append()."""
     @property
+    def grad(self) -> Any:
+        """What retain_grad() has kept: of one slot its sum, of several a tuple; None where nothing is. None may be
+        set.
+        """
+    @grad.setter
+    def grad(self, value: None) -> None:
+        """What retain_grad() has kept: of one slot its sum, of several a tuple; None where nothing is. None may be
+        set.
+        """
+    @property
     def name(self) -> str | None:
         """What messages call it; None without a name."""
     @property
@@ -367,18 +376,24 @@ class Node:
 
         It must be of the same shape, dtype and device. Gives a handle with `remove()`.
         """
-    def register_prehook(self, hook: Callable[[tuple[Any, ...]], object], /) -> HookHandle:
+    def register_prehook(self, hook: Callable[[Sums], object], /) -> HookHandle:
         """Let `hook(sums)` see the tuple of all sums before the node runs; what it returns, if not None, replaces
         them all.
 
         Gives a handle with `remove()`.
         """
-    def register_posthook(self, hook: Callable[[tuple[Any, ...], tuple[Any, ...]], object], /) -> HookHandle:
+    def register_posthook(self, hook: Callable[[Sums, Sums], object], /) -> HookHandle:
         """Let `hook(sums, gradients)` see both tuples once the node has run; what it returns, if not None, replaces
         the gradients.
 
         Gives a handle with `remove()`.
         """
+    def retain_grad(self, slot: int = 0) -> None:
+        """Keep the sum of a slot in `grad`, as the slot's hooks leave it; a further pass adds its own.
+
+        Raises IndexError for a slot that is not there.
+        """
+    def _free(self) -> None: ...
     def _sum_into(self, arrays: tuple[object, ...], /) -> None: ...
 
 @final
@@ -468,7 +483,7 @@ class Leaf:
 class Walk:
     """What walk gives: an iterator of (node, sums), which takes gradients by `give`."""
     def __iter__(self) -> Self: ...
-    def __next__(self) -> tuple[Node, tuple[Any, ...]]: ...
+    def __next__(self) -> tuple[Node, Sums]: ...
     def give(self, gradients: object, /) -> None:
         """The gradients of the node that came last, as its function would have returned them.
 
@@ -494,6 +509,7 @@ class Walk:
 Edge = tuple[Node | Leaf, int] | None
 Root = tuple[Node | Leaf, int, object] | tuple[Node | Leaf, int] | Node | Leaf
 Hook = Callable[[Any], object]
+Sums = tuple[Any, ...]
 Schedule = Callable[[tuple[Node, ...]], Node]
 
 def backward(
@@ -505,21 +521,22 @@ def backward(
     detect: bool | None = None,
     schedule: Schedule | None = None,
     progress: Callable[[int, int], object] | None = None,
+    one: Callable[[Node | Leaf, int], object] | None = None,
     workers: int = 1,
 ) -> None:
     """Go backward over the graph behind some nodes, and add what reaches leaves to their `.grad`.
 
     roots: a sequence of (node, slot, gradient); without a gradient, or with None, it is one where the slot declares
-    a shape of one element; a node alone is its slot 0. inputs: leaves: no others accumulate, and nodes run only
-    where they lead to one. keep_graph: nodes keep their functions, for another pass; None: as create_graph says.
-    create_graph: the pass records itself: sums are made by the arrays' own `+`, and each `.grad` becomes a new
-    object (rules A1, L6), so that functions whose operations make nodes give gradients that can be differentiated.
-    detect: the first gradient with an inf or NaN ends the pass (FloatingPointError), with the node that made it;
-    None: as `set_options(detect=)` says. schedule: `schedule(ready)` picks the next of the nodes that are ready;
-    the bits are the same whatever it picks. progress: `progress(ran, known)` is told how many of all nodes and
-    leaves have run: 0 first, then more each time; what it raises ends the pass. workers: on up to so many threads
-    nodes run at once, the caller's among them, with the same bits for every number; it pays where functions let go
-    of the interpreter's lock, as NumPy's do; schedule and create_graph are for one worker.
+    a shape of one element, or what `one(node, slot)` returns; a node alone is its slot 0. inputs: leaves: no others
+    accumulate, and nodes run only where they lead to one. keep_graph: nodes keep their functions, for another pass;
+    None: as create_graph says. create_graph: the pass records itself: sums are made by the arrays' own `+`, and
+    each `.grad` becomes a new object (rules A1, L6), so that functions whose operations make nodes give gradients
+    that can be differentiated. detect: the first gradient with an inf or NaN ends the pass (FloatingPointError),
+    with the node that made it; None: as `set_options(detect=)` says. schedule: `schedule(ready)` picks the next of
+    the nodes that are ready; the bits are the same whatever it picks. progress: `progress(ran, known)` is told how
+    many of all nodes and leaves have run: 0 first, then more each time; what it raises ends the pass. workers: on
+    up to so many threads nodes run at once, the caller's among them, with the same bits for every number; it pays
+    where functions let go of the interpreter's lock, as NumPy's do; schedule and create_graph are for one worker.
 
     A node runs when all its gradients have come; of several, the one that was made last. An error ends the pass at
     that node and has a note that names it; each leaf then has its whole gradient, or none of it.
@@ -559,6 +576,7 @@ def grad(
     detect: bool | None = None,
     schedule: Schedule | None = None,
     progress: Callable[[int, int], object] | None = None,
+    one: Callable[[Node | Leaf, int], object] | None = None,
     workers: int = 1,
 ) -> list[Any]:
     """The sums that reach `inputs`, as a list, None where nothing does; no leaf changes.
@@ -581,6 +599,7 @@ def walk(
     detect: bool | None = None,
     schedule: Schedule | None = None,
     progress: Callable[[int, int], object] | None = None,
+    one: Callable[[Node | Leaf, int], object] | None = None,
 ) -> Walk:
     """A pass by hand: an iterator of (node, sums), in the order in which `backward` runs the nodes.
 

@@ -359,6 +359,8 @@ class World:
             (_core.Node, "register_hook"): lambda: node.register_hook(lambda g: g),
             (_core.Node, "register_prehook"): lambda: node.register_prehook(lambda g: g),
             (_core.Node, "register_posthook"): lambda: node.register_posthook(lambda s, g: g),
+            (_core.Node, "retain_grad"): node.retain_grad,
+            (_core.Node, "grad"): lambda: node.grad,
             (_core.Leaf, "grad"): lambda: self.leaf.grad,
             (_core.Leaf, "register_hook"): lambda: self.leaf.register_hook(lambda g: g),
             (_core.Leaf, "register_post_accumulate_grad_hook"): lambda: self.leaf.register_post_accumulate_grad_hook(
@@ -372,6 +374,9 @@ class World:
             (type(None), "next(walk)"): lambda: next(self.walk),
             (type(None), "leaf.grad ="): lambda: setattr(self.leaf, "grad", None),
             (type(None), "repr(node)"): lambda: repr(node),
+            (type(None), "node.grad ="): lambda: setattr(node, "grad", None),
+            (type(None), "draw"): lambda: fanin.draw([self.root]),
+            (type(None), "free"): lambda: fanin.free([fanin.Node(lambda g: g)]),
             (type(None), "backward"): lambda: fanin.backward([self.root]),
             (type(None), "backward(progress=)"): lambda: fanin.backward([self.root], progress=lambda ran, known: None),
             (type(None), "backward(workers=2)"): lambda: fanin.backward([self.root], workers=2),

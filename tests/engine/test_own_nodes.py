@@ -8,6 +8,7 @@ import copy
 import gc
 import sys
 import weakref
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -70,7 +71,7 @@ def test_a_node_whose_init_did_not_run_is_none() -> None:
     lazy = Lazy()
     for use in (lambda: Node(lambda g: g, edges=[(lazy, 0)]), lambda: fanin.backward([(lazy, 0, 1.0)]),
                 lambda: fanin.backward([(w(), 0, np.ones(2))], [lazy])):  # fmt: skip
-        with pytest.raises(TypeError, match="Lazy whose Node.__init__ has not run"):
+        with pytest.raises(TypeError, match=r"Lazy whose Node\.__init__ has not run"):
             use()
     with pytest.raises(TypeError, match="call Node"):
         Node.__new__(Node)
@@ -81,7 +82,7 @@ def test_a_node_whose_init_did_not_run_is_none() -> None:
 
 def test_init_runs_once() -> None:
     node = Mul(w(), 2.0)
-    with pytest.raises(RuntimeError, match="Node.__init__ has run before"):
+    with pytest.raises(RuntimeError, match=r"Node\.__init__ has run before"):
         node.__init__(w(), 3.0)  # type: ignore[misc]
     assert node.by == 2.0 and len(node.edges) == 1
 
@@ -91,7 +92,7 @@ def test_init_runs_once() -> None:
                 super().__init__(lambda g: g, edges=[(x, 7)], name="first")
             super().__init__(lambda g: g, edges=[(x, 0)])
 
-    with pytest.raises(RuntimeError, match="Node.__init__ has run before"):
+    with pytest.raises(RuntimeError, match=r"Node\.__init__ has run before"):
         Fails(w())
 
 
@@ -100,7 +101,7 @@ def test_a_node_in_its_own_arguments_closes_no_cycle() -> None:
         def __init__(self) -> None:
             super().__init__(lambda g: g, edges=[(self, 0)])
 
-    with pytest.raises(TypeError, match="whose Node.__init__ has not run"):
+    with pytest.raises(TypeError, match=r"whose Node\.__init__ has not run"):
         Circle()
 
 
@@ -117,4 +118,157 @@ def test_a_chain_of_a_class_ends_without_recursion_and_leaves_nothing() -> None:
     assert not [o for o in gc.get_objects() if isinstance(o, Mul)]
     before = sys.getrefcount(Mul)
     Mul(w(), 1.0)
+    gc.collect()
     assert sys.getrefcount(Mul) == before
+
+
+def square(x: Leaf) -> Node:
+    return Node(lambda g: g * 2 * x.array, edges=[(x, 0)], slots=[fanin.Slot((2,))], name="square")
+
+
+def test_a_node_that_retains_its_gradient_has_it_as_the_hooks_leave_it_and_adds_further_passes() -> None:
+    x = Leaf(np.array([1.0, 2.0]))
+    inner = square(x)
+    outer = Node(lambda g: (g, g * 3), edges=[(inner, 0), (inner, 0)])
+    assert inner.grad is None
+    inner.retain_grad()
+    inner.register_hook(lambda g: g * 10)  # of later registration, and seen all the same
+    for times in (1, 2):
+        fanin.backward([(outer, 0, np.ones(2))], keep_graph=True)
+        assert inner.grad.tolist() == [40.0 * times, 40.0 * times]
+    assert outer.grad is None and x.grad.tolist() == [160, 320], "what is kept changes no leaf"
+    inner.grad = None
+    assert inner.grad is None
+    fanin.grad([(outer, 0, np.ones(2))], [x], keep_graph=True, workers=2)
+    assert inner.grad.tolist() == [40, 40]
+    with pytest.raises(TypeError, match="grad: expected None"):
+        inner.grad = np.ones(2)  # type: ignore[assignment]
+    with pytest.raises(IndexError, match="square: expected a slot from 0 to 0, got 1"):
+        inner.retain_grad(1)
+
+
+def test_of_several_slots_those_that_are_retained_are_kept() -> None:
+    x = w()
+    both = Node(lambda a, b, c: np.zeros(2), 3, edges=[(x, 0)])
+    both.retain_grad(2)
+    both.retain_grad(slot=0)
+    fanin.backward([(both, 0, np.ones(2))], keep_graph=True)
+    [a, b, c] = both.grad
+    assert a.tolist() == [1, 1] and b is None and c is None
+    fanin.backward([(both, 2, np.full(2, 5.0)), (both, 1, np.ones(2))], keep_graph=True)
+    [a, b, c] = both.grad
+    assert a.tolist() == [1, 1] and b is None and c.tolist() == [5, 5]
+
+
+def test_a_retained_gradient_is_not_written_by_the_function_that_gets_it() -> None:
+    def writes(g: Any) -> Any:
+        g *= 10
+        return g
+
+    node = Node(writes, edges=[(w(), 0)])
+    top = Node(lambda g: (g * 1, g * 1), edges=[(node, 0), (node, 0)])
+    node.retain_grad()
+    with pytest.raises(ValueError, match="read-only"):
+        fanin.backward([(top, 0, np.ones(2))])
+    assert node.grad.tolist() == [2, 2]
+
+
+def test_a_retained_gradient_on_a_device_is_there_on_the_nodes_stream() -> None:
+    def scene(m: fanin.sim.Machine) -> Any:
+        with fanin.stream(m.stream()):
+            x = Leaf(m.array(np.zeros(2)))
+            node = Node(lambda g: g, edges=[(x, 0)])
+        node.retain_grad()
+        for _ in range(2):
+            fanin.backward([(node, 0, m.array(np.ones(2)))], keep_graph=True)
+        return node.grad.numpy().tolist()
+
+    report = fanin.sim.explore(scene, limit=200)
+    assert report.ok and report.results == ([2.0, 2.0],), report
+
+
+def test_a_graph_is_freed_without_a_pass() -> None:
+    x, calls = w(), []
+    inner = Node(lambda g: g, edges=[(x, 0)], release=lambda: calls.append("inner"), name="inner")
+    outer = Node(lambda a, b: (a, b), 2, edges=[(inner, 0), (inner, 0)], release=lambda: calls.append("outer"))
+    fanin.free([(outer, 1), x])
+    fanin.free([outer])
+    assert calls == ["outer", "inner"] and inner.freed and outer.fn is None
+    with pytest.raises(RuntimeError, match=r"was freed by fanin\.free\(\): what it needs is gone \(E10\)"):
+        fanin.backward([(outer, 0, np.ones(2))])
+    for roots, message in ((outer, "expected a sequence"), ([3], "root 0: expected a fanin.Node"), ([()], "root 0")):
+        for call in (fanin.free, fanin.draw):
+            with pytest.raises(TypeError, match=message):
+                call(roots)  # type: ignore[arg-type]
+
+
+def test_each_node_is_freed_where_releases_raise() -> None:
+    def no() -> None:
+        raise OSError("no")
+
+    chain: Any = w()
+    for i in range(3):
+        chain = Node(lambda g: g, edges=[(chain, 0)], release=no if i else None, name=f"n{i}")
+    with pytest.raises(OSError, match="no") as caught:
+        fanin.free([chain])
+    assert [str(note) for note in caught.value.__notes__] == [
+        "raised by the release of <fanin.Node n2, 1 input, 1 edge, freed>",
+        "1 more of these nodes' releases raised",
+    ]
+    assert chain.freed and chain.edges[0][0].edges[0][0].freed
+
+
+def test_a_graph_is_drawn_before_and_after_a_pass() -> None:
+    x = Leaf(np.zeros(2), name='a "leaf"')
+    inner = Mul(x, 2.0)
+    two = Node(lambda a, b: (a, b, None), 2, edges=[(inner, 0), (x, 0), None], name="two")
+    text = fanin.draw([two])
+    assert text.splitlines() == [
+        "digraph fanin {",
+        "  node [fontsize=10];",
+        '  n0 [label="two", shape=ellipse];',
+        f'  n1 [label="Mul {inner.sequence_nr}", shape=ellipse];',
+        '  n2 [label="a \\"leaf\\" (2,)", shape=box];',
+        "  n0 -> n1;",
+        "  n0 -> n2;",
+        "  n1 -> n2;",
+        "}",
+    ]
+    assert '[label="1"]' in fanin.draw([Node(lambda g: g, edges=[(two, 1)])])
+    fanin.backward([(two, 0, np.ones(2)), (two, 1, np.ones(2))])
+    assert fanin.draw([two]).count("fillcolor=grey") == 2
+
+
+def test_a_drawing_is_a_picture_where_graphviz_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawing = fanin.draw([w()])
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert drawing._repr_svg_() is None
+    with pytest.raises(RuntimeError, match="Graphviz's program `dot` is not on the PATH"):
+        drawing.svg()
+    dot = tmp_path / "dot"
+    dot.write_text(f"#!{sys.executable}\nimport sys\nprint('<svg>', sys.argv[1], sys.stdin.readline(), '</svg>')\n")
+    dot.chmod(0o755)
+    assert drawing.svg() == drawing._repr_svg_() == "<svg> -Tsvg digraph fanin {\n </svg>\n"
+    dot.write_text("#!/bin/sh\necho bad >&2\nexit 3\n")
+    with pytest.raises(RuntimeError, match="`dot` ended with status 3: bad"):
+        drawing.svg()
+
+
+def test_roots_without_a_gradient_begin_with_what_one_makes() -> None:
+    seen = []
+
+    def one(node: Any, slot: int) -> Any:
+        seen.append((node, slot))
+        return np.full(2, 3.0)
+
+    x = w()
+    node = square(Leaf(np.ones(2)))
+    fanin.backward([x, (x, 0, np.ones(2)), (x, 0)], one=one)
+    assert seen == [(x, 0), (x, 0)] and x.grad.tolist() == [7, 7]
+    assert fanin.grad([node], [node], one=one)[0].tolist() == [3, 3]
+    with pytest.raises(TypeError, match=r"backward: root 0 \(square, slot 0\): one= returned None"):
+        fanin.backward([node], one=lambda node, slot: None)
+    with pytest.raises(ZeroDivisionError):
+        fanin.backward([node], one=lambda node, slot: 1 / 0)
+    with pytest.raises(TypeError, match="grad: one: expected a function"):
+        fanin.grad([node], [node], one=1)  # type: ignore[arg-type]

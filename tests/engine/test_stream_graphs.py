@@ -173,6 +173,9 @@ def test_random_graphs_on_random_streams_give_what_plain_numbers_give(kind: str)
         "two workers",
         "caller of one device",
     )
+    for _ in range(4):  # one in a hundred draws of 200 leaves something out
+        if not all(seen[x] for x in wanted):
+            seen += many(kind, 100)
     assert not [x for x in wanted if not seen[x]], seen
 
 
@@ -300,7 +303,7 @@ def test_two_passes_at_once_over_one_graph_race_in_no_order(edges: list[tuple[in
     for n in spec.nodes:
         n.makes = [(slot, graphs.TIMES, 0.5) for slot, _, _ in n.makes]  # exact in any order of the passes
     report = explore(lambda m: two_passes(m, spec, 3), limit=150, samples=20)
-    assert report.ok and len(report.results) == 1 and report.runs > 1, report
+    assert not report.failed and len(report.results) == 1 and report.runs > 1, report
 
 
 @pytest.mark.skipif(not hooks.DEVELOPMENT, reason="faults are planted in test builds alone: FANIN_DEV=1")
@@ -311,4 +314,4 @@ def test_two_passes_at_once_with_a_fault_are_found(fault: str) -> None:
         report = explore(lambda m: two_passes(m, shape(2, [(1, 0)]), 3), limit=150, samples=20)
     finally:
         hooks.fault(None)
-    assert not report.ok or len(report.results) > 1, report
+    assert report.failed, report

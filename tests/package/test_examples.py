@@ -87,6 +87,12 @@ on the CPU: warmed, recorded, replayed, replayed, ..: loss ..., w [1. 2. 3.]
 a loss of an ended step: RuntimeError: this is an output of train, ...step 100, which ended at ...
 """
     ),
+    "18_own_engine.py": (
+        """\
+first: [2.23732812 3.75604923 3.64391738]
+second: [ 2.89377807  2.93738788 -6.14986464] = [ 2.89377807  2.93738788 -6.14986464]
+"""
+    ),
     "08_upstream_holes.py": "torch...\n",  # what it prints where torch is here: tests/partners/test_analysis_torch.py
     "09_functionalized_optimizer.py": (
         """\

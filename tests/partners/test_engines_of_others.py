@@ -1,4 +1,6 @@
-"""HIPS autograd, micrograd and MyGrad on fanin's engine (examples/12 to 14), beside their own passes."""
+"""HIPS autograd, micrograd and MyGrad on fanin's engine (examples/12 to 14), beside their own passes; an engine of
+one's own (18) beside HIPS autograd.
+"""
 
 from __future__ import annotations
 
@@ -302,3 +304,51 @@ def test_mygrad_does_not_track_where_it_is_told_so(my: Any, passes: list[int]) -
         x = mg.tensor([1.0])
         (x * 2).backward()
     assert x.grad is None and not passes
+
+
+# an engine of one's own
+
+
+def of_three(r: random.Random, np: Any) -> Callable[[Any], Any]:
+    """A random function of an array, written with one module's functions of NumPy's names."""
+    steps = [
+        (r.choice(["add", "subtract", "multiply", "divide", "sin", "cos", "tanh", "exp"]), r.random(), r.random())
+        for _ in range(r.randint(3, 10))
+    ]
+
+    def f(x: Any) -> Any:
+        values = [x, x * 0.5]
+        for name, i, k in steps:
+            a, b = values[int(i * len(values))], values[int(k * len(values))]
+            if name in ("sin", "cos", "tanh"):
+                values.append(getattr(np, name)(a))
+            elif name == "exp":
+                values.append(np.exp(np.tanh(a)))
+            elif name == "divide":
+                values.append(a / (b * b + 1.0))
+            else:
+                values.append(getattr(np, name)(a, b))
+        return values[-1] * values[-2]
+
+    return f
+
+
+@pytest.mark.parametrize("order", [1, 2, 3])
+def test_an_engine_of_ones_own_has_the_derivatives_of_hips_autograd(order: int, passes: list[int]) -> None:
+    ours = example("18_own_engine", "autograd")
+    import autograd
+    import autograd.numpy as anp
+
+    def nth(grad: Callable[..., Any], np: Any, total: Callable[[Any], Any], seed: int) -> Callable[[Any], Any]:
+        """The derivative of that order of the sum of a random function; each in between is summed."""
+        f: Callable[[Any], Any] = of_three(random.Random(seed), np)
+        for k in range(order):
+            f = grad(lambda x, f=f: total(f(x)), k + 1 < order)
+        return f
+
+    for seed in range(30):
+        theirs = nth(lambda f, _: autograd.grad(f), anp, anp.sum, seed)
+        mine = nth(lambda f, more: ours.grad(f, create_graph=more), np, np.add.reduce, seed)
+        x = np.random.default_rng(seed).uniform(0.2, 1.5, 3)
+        np.testing.assert_allclose(mine(x), theirs(x), rtol=1e-9, atol=1e-12, err_msg=f"seed {seed}")
+    assert len(passes) == 30 * order

@@ -8,13 +8,14 @@ from .line import HOST
 from .picture import Neighbours, Picture
 
 
+def quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
+
+
 def dot(picture: Picture) -> str:
     """Graphviz text. Boxes are pieces of work, bold and dashed edges say what comes before what; ellipses are the nodes
     of passes on the CPU, thin edges their gradients.
     """
-
-    def quoted(text: str) -> str:
-        return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
     out = ["digraph fanin {", "  rankdir=LR;", "  node [shape=box, fontsize=10];"]
     host = [n for n in picture.nodes if n.lane.device == HOST]

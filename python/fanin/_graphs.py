@@ -1,0 +1,109 @@
+"""A graph of nodes as a whole: freed without a pass, and drawn."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterable
+
+from ._core import Leaf, Node
+from ._trace.graphviz import quoted
+
+
+def reached(call: str, roots: Iterable[object]) -> list[Node | Leaf]:
+    """The nodes and leaves behind the roots, each once, before what it leads to where edges allow it."""
+    if isinstance(roots, (Node, Leaf)):
+        raise TypeError(f"{call}: roots: expected a sequence, got one of them: give [it]")
+    waiting: list[Node | Leaf] = []
+    for i, root in enumerate(roots):
+        node = root[0] if isinstance(root, tuple) and root else root
+        if not isinstance(node, Node | Leaf):
+            raise TypeError(f"{call}: root {i}: expected a fanin.Node, a fanin.Leaf or (node, slot), got {node!r}")
+        waiting.append(node)
+    found: dict[Node | Leaf, None] = {}
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found[node] = None
+            waiting += [edge[0] for edge in reversed(getattr(node, "edges", ())) if edge is not None]
+    return list(found)
+
+
+def free(roots: Iterable[object]) -> None:
+    """Free the graph behind some nodes, as a pass without keep_graph does, and run none of it.
+
+    Each node drops its function and calls its `release`; leaves stay as they are. A later pass over such a node is a
+    RuntimeError. roots: as those of `backward`. All nodes are freed also where a `release` raises; the first such error
+    is raised then, and names how many more there were.
+
+    >>> w = fanin.Leaf(np.ones(2))
+    >>> node = fanin.Node(lambda g: 2 * g, edges=[(w, 0)], name="double")
+    >>> fanin.free([node])
+    >>> node.freed
+    True
+    """
+    errors = []
+    for node in reached("free", roots):
+        if isinstance(node, Node):
+            try:
+                node._free()
+            except Exception as e:
+                e.add_note(f"raised by the release of {node!r}")
+                errors.append(e)
+    if len(errors) > 1:
+        errors[0].add_note(f"{len(errors) - 1} more of these nodes' releases raised")
+    if errors:
+        raise errors[0]
+
+
+class Drawing(str):
+    """Graphviz text of a graph. A notebook shows it as a picture, where Graphviz's program `dot` is installed."""
+
+    __slots__ = ()
+
+    def svg(self) -> str:
+        """The picture, as SVG text. Raises RuntimeError where Graphviz's program `dot` is not on the PATH."""
+        program = shutil.which("dot")
+        if program is None:
+            raise RuntimeError("draw: Graphviz's program `dot` is not on the PATH: install Graphviz, or use the text")
+        done = subprocess.run([program, "-Tsvg"], input=self, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"draw: `dot` ended with status {done.returncode}: {done.stderr.strip()}")
+        return done.stdout
+
+    def _repr_svg_(self) -> str | None:
+        return self.svg() if shutil.which("dot") else None
+
+
+def draw(roots: Iterable[object]) -> Drawing:
+    """The graph behind some nodes, before or after a pass, as Graphviz text; `.svg()` gives a picture.
+
+    Ellipses are nodes (grey: freed), boxes leaves; an arrow is an edge, with the slot it leads to where there are
+    several. roots: as those of `backward`.
+
+    >>> w = fanin.Leaf(np.ones(2), name="w")
+    >>> print(fanin.draw([fanin.Node(lambda g: 2 * g, edges=[(w, 0)], name="double")]))
+    digraph fanin {
+      node [fontsize=10];
+      n0 [label="double", shape=ellipse];
+      n1 [label="w (2,)", shape=box];
+      n0 -> n1;
+    }
+    """
+    found = reached("draw", roots)
+    number = {node: i for i, node in enumerate(found)}
+    out = ["digraph fanin {", "  node [fontsize=10];"]
+    edges = []
+    for node, i in number.items():
+        kind = "leaf" if isinstance(node, Leaf) else "node" if type(node) is Node else type(node).__name__
+        label = node.name or f"{kind} {node.sequence_nr}"
+        if isinstance(node, Leaf):
+            shape = getattr(node.array, "shape", None)
+            out.append(f"  n{i} [label={quoted(label if shape is None else f'{label} {tuple(shape)}')}, shape=box];")
+            continue
+        grey = ", style=filled, fillcolor=grey" if node.freed else ""
+        out.append(f"  n{i} [label={quoted(label)}, shape=ellipse{grey}];")
+        for to, slot in (edge for edge in node.edges if edge is not None):
+            several = isinstance(to, Node) and to.inputs > 1
+            edges.append(f"  n{i} -> n{number[to]}" + (f' [label="{slot}"];' if several else ";"))
+    return Drawing("\n".join([*out, *edges, "}"]))
