@@ -254,6 +254,42 @@ def test_errors_of_a_scenario_are_counted() -> None:
         report.replay()
 
 
+def once_in_a_while(extra: Callable[[int], bool], value: Callable[[int], object]) -> Callable[[Machine], Any]:
+    """Two threads that record events; in some runs the first takes turns of its own before."""
+    runs = itertools.count()
+
+    def scene(m: Machine) -> Any:
+        run, s = next(runs), m.stream()
+
+        def first() -> None:
+            if extra(run):
+                s.record()
+                s.record()
+            s.record()
+
+        m.spawn(first)
+        m.spawn(s.record)
+        m.join()
+        return value(run)
+
+    return scene
+
+
+def test_what_a_process_does_once_does_not_spoil_the_first_search() -> None:
+    report = explore(once_in_a_while(lambda run: run == 0, lambda run: 1))
+    assert report.ok and report.repeats and report.runs == explore(once_in_a_while(lambda run: False, lambda run: 1)).runs
+
+
+def test_a_scenario_that_never_repeats_itself_is_incomplete() -> None:
+    report = explore(once_in_a_while(lambda run: run % 2 == 0, lambda run: 1), limit=20, samples=5)
+    assert not report.repeats and report.outcome == "incomplete", report
+
+
+def test_a_result_of_the_first_search_alone_is_not_lost() -> None:
+    report = explore(once_in_a_while(lambda run: run == 0, lambda run: run == 0))
+    assert report.failed and sorted(report.results) == [False, True], report
+
+
 def test_a_scenario_without_threads_has_one_order() -> None:
     report = explore(lambda m: m.array(np.ones(2)))
     assert report.ok and report.runs == 1

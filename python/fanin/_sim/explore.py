@@ -243,6 +243,10 @@ class Search:
             self.note(self.scene.run(self.orders))
             self.found.sampled += 1
 
+    def strayed(self) -> bool:
+        """Whether the same order of threads led elsewhere."""
+        return bool(_core.explore_state(self.orders)["strayed"])
+
     def report(self, complete: bool, skipped: int, again: Callable[[str], object]) -> Report:
         found, first = self.found, self.found.first_failure
         return Report(
@@ -250,7 +254,7 @@ class Search:
             runs=found.runs,
             complete=complete,
             skipped=skipped,
-            repeats=not _core.explore_state(self.orders)["strayed"],
+            repeats=not self.strayed(),
             sampled=found.sampled,
             races=found.races,
             deadlocks=found.deadlocks,
@@ -314,6 +318,11 @@ def explore(
     scene = Scene(scenario, partial(machine, devices=devices, seed=seed), steps, stuck_after)
     search = Search(scene, reduce, limit, stop_at_first)
     complete = search.try_all()
+    if search.strayed() and search.found.first_failure is None:
+        # What a process does once (an import, a cache that fills) takes turns in its first run alone.
+        before, search = search.found.results, Search(scene, reduce, limit, stop_at_first)
+        complete = search.try_all()
+        search.found.results = before | search.found.results
     skipped = _core.explore_state(search.orders)["abandoned"]
     if not complete:
         search.try_samples(samples, seed)
