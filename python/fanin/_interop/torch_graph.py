@@ -12,6 +12,7 @@ import functools
 import itertools
 import operator
 import sys
+import types
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar, cast
@@ -367,10 +368,10 @@ def _backward(ctx: _Holder, *_: torch.Tensor) -> tuple[torch.Tensor, None]:
 # copies what it is called with.
 _HandOver = cast(
     "_Function",
-    type(
+    types.new_class(
         "HandOver",
         (torch.autograd.Function,),
-        {"forward": staticmethod(_forward), "backward": staticmethod(_backward)},
+        exec_body=lambda names: names.update(forward=staticmethod(_forward), backward=staticmethod(_backward)),
     ),
 )
 
