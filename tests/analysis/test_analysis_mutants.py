@@ -207,16 +207,16 @@ MUTANTS = [
     # what is put back
     fault(
         "caller_arrays",
-        "            self.arrays[m.number].resize(m.geometry.shape, refcheck=False)",
-        "            pass",
+        "        array.resize(math.prod(m.geometry.shape) * m.geometry.dtype.itemsize, refcheck=False)",
+        "        pass",
     ),
-    fault("caller_arrays", "if m.number in moved and not take_geometry(array, m.geometry):", "if False:"),
+    fault("caller_arrays", "if not m.geometry.fits(array) and not take_geometry(array, m.geometry):", "if False:"),
     fault(
         "caller_arrays",
-        "                    self.snapshot.restore(self.at[m.number], where)",
-        "                    pass",
+        "            self.snapshot.restore(self.at[m.number], where)",
+        "            pass",
     ),
-    fault("caller_arrays", "                    array.flags.writeable = m.writeable", "                    pass"),
+    fault("caller_arrays", "            array.flags.writeable = m.writeable", "            pass"),
     fault("caller_arrays", "                named.clear()\n", ""),
     fault("caller_arrays", "                held[:] = items", "                pass"),
     fault("caller_arrays", "            if g in self.resized or any(", "            if True or any("),
@@ -234,18 +234,9 @@ MUTANTS = [
     fault("trees", "                copy.__dict__.update(node.__dict__)", "                pass"),
     # the wrapper
     fault("wrapper", "record.to_copy if self._lend else None", "None"),
-    fault(
-        "wrapper",
-        "        except BaseException:\n            caller.undo()\n            containers.undo()",
-        "        except BaseException:\n            containers.undo()",
-    ),
-    fault("wrapper", "            caller.undo()\n            if containers", "            if containers"),
+    fault("wrapper", "    caller.undo().tell(error, lambda u: record.named(record.first[u]))", "    pass"),
     fault("wrapper", "            if alone and latest.index.count(old) == 1:", "            if True:"),
-    fault(
-        "wrapper",
-        "            containers.undo()\n            raise\n        self._remember",
-        "            raise\n        self._remember",
-    ),
+    fault("wrapper", "    if containers is not None:\n        containers.undo()", "    pass"),
     fault("wrapper", '        if self._guard == "error" and self._records:', "        if False:"),
     fault(
         "wrapper",

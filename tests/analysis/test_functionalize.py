@@ -725,3 +725,70 @@ CHECKS = checks_of(globals())
 @pytest.mark.parametrize("check", CHECKS, ids=rule_of)
 def test_a_rule(check: Callable[[], None]) -> None:
     check()
+
+
+# What an undo must not touch, and what it must not leave
+
+
+def raises(fn: Callable[..., object], *args: Any) -> list[str]:
+    """Has a function run, which raises at its end; the notes of the error."""
+
+    def stops(*args: Any) -> None:
+        fn(*args)
+        raise KeyError
+
+    with pytest.raises(KeyError) as caught:
+        analysis.functionalize(stops)(*args)
+    return getattr(caught.value, "__notes__", [])
+
+
+@pytest.mark.parametrize("n", [1_000, 10_000_000])
+def test_memory_that_the_array_beneath_has_given_up_is_neither_read_nor_written(n: int) -> None:
+    base = np.ones(n)
+    [note] = raises(lambda v: base.resize(10 * n, refcheck=False), base[:])
+    assert note == (
+        "functionalize: args[0] could not be put back: RuntimeError: "
+        "the function resized the array that owns its memory, which is gone"
+    )
+    base = np.ones(n)
+    analysis.functionalize(lambda v: base.resize(10 * n, refcheck=False))(base[1:])
+    step = analysis.functionalize(lambda v: base.resize(10 * n, refcheck=False), [np.ones(n)[1:]])
+    base = np.ones(n)
+    step(base[1:])
+
+
+def test_an_array_that_grew_and_is_of_another_dtype_is_put_back() -> None:
+    for dtype in ("u1", "f4", "c16", [("a", "u1"), ("b", "f8")]):
+        x = np.arange(6.0).reshape(2, 3).copy()
+
+        def grows(x: Any, dtype: Any = dtype) -> None:
+            x.resize(1800, refcheck=False)
+            x.dtype = dtype
+
+        assert not raises(grows, x)
+        assert x.shape == (2, 3) and x.dtype == float and x.tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_the_names_of_fields_are_put_back() -> None:
+    inner = np.dtype([("re", "f4"), ("im", "f4")])
+    x = np.zeros(3, [("a", "f8"), ("b", inner, 2)])
+
+    def renames(x: Any) -> None:
+        x.dtype.names = ("c", "d")
+        inner.names = ("x", "y")
+
+    assert not raises(renames, x)
+    assert x.dtype.names == ("a", "b") and x.dtype["b"].base.names == ("re", "im")
+
+
+def test_one_array_that_cannot_be_put_back_keeps_no_other_from_it() -> None:
+    base, y = np.ones(5), np.arange(3.0)
+    held = [1]
+
+    def fn(v: Any, y: Any, held: list[int]) -> None:
+        y += 1
+        held.clear()
+        base.resize(10**6, refcheck=False)
+
+    [note] = raises(fn, base[:2], y, held)
+    assert "args[0]" in note and y.tolist() == [0, 1, 2] and held == [1]

@@ -9,7 +9,8 @@ dicts.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,26 @@ import numpy as np
 from .. import _core
 from .._core import Snapshot, address, restride
 from . import trees
-from .private_copies import REMADE, Array, Geometry, GroupMember, Plan, RunArrays, assign, take_geometry
+from .private_copies import REMADE, Array, Geometry, GroupMember, Plan, RunArrays, assign, root_of, take_geometry
+
+
+class Lost:
+    """What an undo could not put back; it goes on where a step fails."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[tuple[int, str], Exception]] = []
+
+    def unless(self, name: tuple[int, str], step: Callable[..., object], *args: object) -> None:
+        """Take a step, of the array of a number; `name`: the number, and what of that array it is about."""
+        try:
+            step(*args)
+        except Exception as e:
+            self.found.append((name, e))
+
+    def tell(self, error: BaseException, named: Callable[[int], str]) -> None:
+        """Add notes of it to the error of the function."""
+        for (u, what), e in self.found:
+            error.add_note(f"functionalize: {what.format(named(u))} could not be put back: {type(e).__name__}: {e}")
 
 
 class CallerArrays(RunArrays):
@@ -33,6 +53,20 @@ class CallerArrays(RunArrays):
             range(len(arrays)) if copied is None else [u for g in copied for u in plan.groups[g].numbers]
         )
         self.snapshot = Snapshot(arrays if copied is None else [arrays[u] for u in self.numbers])
+        self._look_beneath()
+
+    def _look_beneath(self) -> None:
+        """Keep what else an array hangs on: whose memory it shows, and the names of its fields."""
+        #: by the number of a view: the array that owns its memory, where that lay, and its size
+        self.roots: dict[int, tuple[Array, int, int]] = {}
+        #: the dtypes with fields, which are objects that can be written, and the names of their fields
+        self.names_of_fields: list[tuple[np.dtype, tuple[str, ...]]] = []
+        for u in self.numbers:
+            array = self.arrays[u]
+            if array.base is not None and (root := root_of(array)).flags.owndata:
+                self.roots[u] = root, address(root), root.nbytes
+            if array.dtype.names is not None:
+                self.names_of_fields += fields_of(array.dtype)
 
     @functools.cached_property
     def at(self) -> dict[int, int]:
@@ -79,11 +113,17 @@ class CallerArrays(RunArrays):
         return {g: self.plan.groups[g].members.index(m) for g in self.resized if (m := self._owner(g)) is not None}
 
     @functools.cached_property
+    def gone(self) -> frozenset[int]:
+        """The numbers of views whose memory an array that is no argument owned, and has given up: none is read."""
+        gone = [u for u, (root, data, size) in self.roots.items() if address(root) != data or root.nbytes != size]
+        return frozenset(u for u in gone if self.plan.where[u].group not in self.resized)
+
+    @functools.cached_property
     def changed(self) -> frozenset[int]:
-        """The numbers of arrays of which a byte is another one."""
-        lost = {u for g in self.resized for u in self.plan.groups[g].numbers}
+        """The numbers of arrays of which a byte is another one, or gone."""
+        lost = {u for g in self.resized for u in self.plan.groups[g].numbers} | self.gone
         which = [k for u, k in self.at.items() if u not in lost] if lost else None
-        return frozenset(self.numbers[k] for k in self.snapshot.changed(which))
+        return self.gone.union(self.numbers[k] for k in self.snapshot.changed(which))
 
     @functools.cached_property
     def written(self) -> list[int]:
@@ -135,24 +175,46 @@ class CallerArrays(RunArrays):
 
     # Putting back
 
-    def undo(self) -> None:
+    def undo(self) -> Lost:
         """Leave the arrays as they were."""
-        moved = frozenset(self.moved)
+        lost = Lost()
+        for descr, names in self.names_of_fields:
+            if descr.names != names:
+                descr.names = names
         grown = {g: m for g in self.resized if (m := self._owner(g)) is not None}
         for m in grown.values():
-            self.arrays[m.number].resize(m.geometry.shape, refcheck=False)
+            lost.unless((m.number, "{}"), self._shrink, m)
         for g in self.copied:
             for m in self.plan.groups[g].members:
-                array = self.arrays[m.number]
-                if m.number in moved and not take_geometry(array, m.geometry):
-                    lay(array, m.geometry)
-                where = None
-                if g in grown:
-                    where = address(self.arrays[grown[g].number]) - grown[g].offset + m.offset
-                if where is None or m is grown[g]:
-                    self.snapshot.restore(self.at[m.number], where)
-                if array.flags.writeable != m.writeable:
-                    array.flags.writeable = m.writeable
+                lost.unless((m.number, "{}"), self._undo_one, m, grown.get(g))
+        return lost
+
+    def _shrink(self, m: GroupMember) -> None:
+        """Give an array that was resized memory of the size that it had."""
+        array = self.arrays[m.number]
+        restride(array, contiguous(array))
+        array.shape = (array.size,)
+        array.dtype = np.dtype(np.uint8)
+        array.resize(math.prod(m.geometry.shape) * m.geometry.dtype.itemsize, refcheck=False)
+
+    def _undo_one(self, m: GroupMember, owner: GroupMember | None) -> None:
+        """Put back one array; `owner`: the one that owns its memory, where that was resized."""
+        array = self.arrays[m.number]
+        if m.number in self.gone:
+            raise RuntimeError("the function resized the array that owns its memory, which is gone")
+        if not m.geometry.fits(array) and not take_geometry(array, m.geometry):
+            lay(array, m.geometry)
+        if owner is None or m is owner:
+            where = None if owner is None else address(array)
+            self.snapshot.restore(self.at[m.number], where)
+        if array.flags.writeable != m.writeable:
+            array.flags.writeable = m.writeable
+
+
+def fields_of(descr: np.dtype) -> list[tuple[np.dtype, tuple[str, ...]]]:
+    """A dtype with fields and those inside it, and the names of their fields."""
+    inner = [part for name in descr.names or () for part in fields_of(descr[name].base)]
+    return [(descr, descr.names), *inner] if descr.names is not None else inner
 
 
 def lay(array: Array, wanted: Geometry) -> None:

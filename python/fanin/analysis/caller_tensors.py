@@ -11,17 +11,17 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
 from .._core import Snapshot
 from .._words import type_of
 from . import trees
-from .caller_arrays import CallerArrays
+from .caller_arrays import CallerArrays, Lost
 from .calls import check_reach, torch
 from .private_copies import UNSIGNED, Array, Geometry, MemoryAt, Plan
-from .protocols import DType, Node, Storage, Tensor
+from .protocols import DType, Node, Tensor
 
 
 def check_tensor(t: Tensor, name: Callable[[], str]) -> None:
@@ -93,32 +93,31 @@ def twins(tensors: Sequence[Tensor]) -> list[Array]:
     return [twin(t) for t in tensors]
 
 
-@dataclass(frozen=True)
-class StoragePlace:
-    """Where a tensor lay: its storage, where that began, how many bytes it had, and what of it the tensor showed."""
-
-    storage: Storage
-    start: int
-    size: int
-    offset: int
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-
-    @staticmethod
-    def of(t: Tensor) -> StoragePlace:
-        storage = t.untyped_storage()
-        return StoragePlace(storage, storage.data_ptr(), storage.nbytes(), t.storage_offset(), t.shape, t.stride())
-
-    def holds(self, t: Tensor) -> bool:
-        """Whether a tensor lies there."""
-        shown = t.storage_offset(), t.shape, t.stride()
-        return bool(
-            t.untyped_storage()._cdata == self.storage._cdata and shown == (self.offset, self.shape, self.stride)
-        )
-
-
 #: Where a tensor keeps its hooks.
 HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
+
+def layout_of(t: Tensor) -> str:
+    """The name of a tensor's layout."""
+    return str(t.layout).removeprefix("torch.")
+
+
+def pieces_of(t: Tensor) -> list[Tensor]:
+    """The strided tensors on the host that hold a tensor's bytes: itself, or what a sparse one is made of."""
+    if t.device.type != "cpu":
+        return []
+    if layout_of(t) == "strided":
+        return [t]
+    return [t._indices(), t._values()] if layout_of(t) == "sparse_coo" else []
+
+
+def shown_by(t: Tensor) -> tuple[object, ...]:
+    """The storages of a tensor, and what of them it shows and how."""
+    places = [
+        (p.untyped_storage()._cdata, p.storage_offset(), p.shape, p.stride(), p.is_conj(), p.is_neg())
+        for p in pieces_of(t)
+    ]
+    return (t.layout, t.device, t.dtype, t.shape, *places)
 
 
 @dataclass(frozen=True)
@@ -128,51 +127,93 @@ class History:
     node: Node | None
     end: Tensor
 
+    @staticmethod
+    def of(t: Tensor) -> History:
+        node = t.grad_fn
+        if node is not None and isinstance(node, parts().Back._backward_cls):  # an undo made it: its end is one already
+            return History(node, node.end)
+        with torch().enable_grad():
+            return History(node, parts().Ends.apply(t))
+
 
 class SavedTensor:
-    """What of one tensor can be put back, beside its bytes: of an argument, or of the base of one."""
+    """What of one tensor can be put back, beside its bytes: of an argument, of the base of one, of a gradient.
 
-    __slots__ = ("attributes", "grad", "history", "hooks", "requires_grad", "t", "version", "where")
+    `alias`: a second tensor on its storage, of the geometry, dtype and layout that it had.
+    """
+
+    __slots__ = (
+        "alias", "attributes", "grad", "history", "hooks", "kind", "pieces", "requires_grad", "retained", "sizes", "t",
+        "version",
+    )  # fmt: skip
 
     def __init__(self, t: Tensor) -> None:
-        self.t, self.where = t, StoragePlace.of(t)
+        self.t, self.kind, self.alias = t, type(t), t.detach()
         self.version: int | None = None if t.is_inference() else t._version
         self.requires_grad: bool = t.requires_grad
         self.attributes: dict[str, object] = dict(t.__dict__)
-        self.grad: Tensor | None = t.grad if t.is_leaf or not self.requires_grad else None
+        self.grad: Tensor | None = t.grad if t.is_leaf or t.retains_grad else None
         self.history: History | None = None
         self.hooks: dict[str, dict[object, object] | None] = {}
+        self.retained = False
         if self.requires_grad:
             self.hooks = {k: None if (hooks := getattr(t, k, None)) is None else dict(hooks) for k in HOOKS}
+            self.retained = t.retains_grad
             if not t.is_leaf and t._base is None:  # a view has the history of its base
-                self.history = History(t.grad_fn, parts().Ends.apply(t))
+                self.history = History.of(t)
+        self._hold()
 
     @staticmethod
-    def of_stateless(t: Tensor, where: StoragePlace, version: int) -> SavedTensor:
+    def of_stateless(alias: Tensor, t: Tensor, kind: type, version: int, size: int) -> SavedTensor:
         """The same of one that `are_stateless` finds so."""
         saved = object.__new__(SavedTensor)
-        saved.t, saved.where, saved.version, saved.requires_grad = t, where, version, False
-        saved.attributes, saved.grad, saved.history, saved.hooks = {}, None, None, {}
+        saved.t, saved.kind, saved.alias, saved.version, saved.requires_grad = t, kind, alias, version, False
+        saved.attributes, saved.grad, saved.history, saved.hooks, saved.retained = {}, None, None, {}, False
+        saved.pieces, saved.sizes = [alias], [size]
         return saved
 
-    def undo(self) -> None:
-        """Put back all but the bytes and the version."""
-        t, library, where = self.t, torch(), self.where
-        if not where.holds(t):
-            with library.no_grad():
-                empty = library.empty(0, dtype=t.dtype, device="cpu")
-                t.data = empty.set_(where.storage, where.offset, where.shape, where.stride)
-        if self.history is not None:
-            if t.grad_fn is not self.history.node:
-                with library.enable_grad():
-                    parts().Back.apply(t, self.history.end)
-        elif t.grad_fn is not None and not t._is_view():
-            t.detach_()
-        if t.is_leaf:
-            if t.requires_grad != self.requires_grad:
-                t.requires_grad_(self.requires_grad)
-            if t.grad is not self.grad:
-                t.grad = self.grad
+    def _hold(self) -> None:
+        self.pieces = pieces_of(self.alias)
+        self.sizes = [p.untyped_storage().nbytes() for p in self.pieces]
+
+    def start(self) -> int:
+        """Where its storage begins now."""
+        return int(self.alias.untyped_storage().data_ptr())
+
+    def undo_storage(self) -> None:
+        """Put back the sizes of its storages."""
+        for p, size in zip(self.pieces, self.sizes, strict=True):
+            storage = p.untyped_storage()
+            if storage.nbytes() != size:
+                storage.resize_(size)
+
+    def undo_bytes(self, piece: int, restore: Callable[[int], None]) -> None:
+        """Have the bytes of a piece written where it lies now; never beyond its storage."""
+        p = self.pieces[piece]
+        storage = p.untyped_storage()
+        if storage.nbytes() != self.sizes[piece]:
+            raise RuntimeError(f"its storage has {storage.nbytes()} bytes and had {self.sizes[piece]}")
+        if p.numel():
+            restore(p.data_ptr())
+
+    def undo_place(self) -> None:
+        """Put back its class, where it lies, and where it comes from."""
+        t = self.t
+        if type(t) is not self.kind:
+            t.__class__ = self.kind
+        if shown_by(t) != shown_by(self.alias):
+            with torch().no_grad():
+                t.data = self.alias
+        if t._base is None:
+            self._undo_history()
+
+    def undo_rest(self) -> None:
+        """Put back the rest, once the versions are what they were: a view of several cannot be asked before."""
+        t = self.t
+        if t.is_leaf and t.requires_grad != self.requires_grad:
+            t.requires_grad_(self.requires_grad)
+        if (t.is_leaf or t.retains_grad) and t.grad is not self.grad:
+            t.grad = self.grad
         if not trees.same_items(self.attributes, t.__dict__):
             t.__dict__.clear()
             t.__dict__.update(self.attributes)
@@ -181,6 +222,28 @@ class SavedTensor:
             for key in list(now):
                 if key not in (before or {}):
                     del now[key]
+        if t.retains_grad and not self.retained:
+            raise RuntimeError("it retains its gradient from now on")
+
+    def _undo_history(self) -> None:
+        """Have a tensor that is no view come from where it came from, with no edge to what the function made. One edge
+        stays where it retains its gradient: torch cannot take that back.
+        """
+        t, history = self.t, self.history
+        if t.grad_fn is (history and history.node):
+            return
+        retains = t.retains_grad
+        with torch().enable_grad():
+            if history is None or not retains:
+                t.detach_()
+            if history is not None:
+                parts().Back.apply(t, history.end)
+            elif retains:
+                self._renew()
+
+    def _renew(self) -> None:
+        """Give a tensor without a history, which would retain gradients for ever, a body that does not."""
+        torch()._C._swap_tensor_impl(self.t, self.alias.detach())
 
     def count(self) -> None:
         """Put back the version: whoever saved the tensor will find what was saved."""
@@ -196,9 +259,14 @@ def versions_of(tensors: Sequence[Tensor]) -> list[int] | None:
         return None
 
 
+def has_bits(t: Tensor) -> bool:
+    """Whether a tensor's bytes are not its values: they are to be conjugated or negated."""
+    return bool(t.is_conj() or t.is_neg())
+
+
 def are_stateless(tensors: Sequence[Tensor]) -> list[bool]:
     """Whether each has no base, asks for no gradient and has none, and keeps no attributes."""
-    without = [t._base is None and t.grad is None and not t.__dict__ for t in tensors]
+    without = [t._base is None and t.is_leaf and t.grad is None and not t.__dict__ for t in tensors]
     if not torch()._C._any_requires_grad(*tensors):
         return without
     return [one and not t.requires_grad for one, t in zip(without, tensors, strict=True)]
@@ -210,49 +278,69 @@ class CallerTensors(CallerArrays):
     def __init__(self, plan: Plan, arrays: Sequence[Tensor], copied: Sequence[int] | None = None) -> None:
         super().__init__(plan, arrays, copied)
         self.full: dict[int, SavedTensor] = {}
-        grads: list[Tensor] = []
+        #: by identity: the number of the argument that a tensor is, belongs to, or is the base of, and which it is
+        self.names: dict[int, tuple[int, str]] = {id(arrays[u]): (u, "{}") for u in self.numbers}
+        grads: list[SavedTensor] = []
         tensors = arrays if copied is None else [arrays[u] for u in self.numbers]
         versions = versions_of(tensors)
-        stateless = are_stateless(tensors) if versions else [False] * len(tensors)
+        known = versions is not None and torch().autograd.forward_ad._current_level < 0
+        stateless = are_stateless(tensors) if known else [False] * len(tensors)
         #: the numbers of tensors of which there is little to know, and that little
         self.stateless = self.numbers
         if not all(stateless):
             self.stateless = [u for u, one in zip(self.numbers, stateless, strict=True) if one]
-            for t in [t for t, one in zip(tensors, stateless, strict=True) if not one]:
-                self.full[id(t)] = saved = SavedTensor(t)
-                if saved.grad is not None and str(saved.grad.layout) == "torch.strided":
-                    grads.append(saved.grad)
-                base = t._base
-                if base is not None and id(base) not in self.full:
-                    self.full[id(base)] = SavedTensor(base)
+            for u, t, one in zip(self.numbers, tensors, stateless, strict=True):
+                if not one:
+                    self.full[id(t)] = saved = SavedTensor(t)
+                    for other, name in (
+                        (t._base, "the base of {}"),
+                        (saved.grad, "{}.grad"),
+                        (tangent_of(t), "the tangent of {}"),
+                    ):
+                        if other is not None and id(other) not in self.full:
+                            self.names.setdefault(id(other), (u, name))
+                            self.full[id(other)] = SavedTensor(other)
+                            if other is not t._base:
+                                grads.append(self.full[id(other)])
             tensors = [arrays[u] for u in self.stateless]
             versions = versions_of(tensors)
         kind = torch()._C.TensorBase
         self.storages = list(map(kind.untyped_storage, tensors))
         self.sizes = list(map(torch().UntypedStorage.nbytes, self.storages))
         self.offsets = list(map(kind.storage_offset, tensors))
+        self.dtypes = [t.dtype for t in tensors]
+        self.bits = {u: (t.is_conj(), t.is_neg()) for u, t in zip(self.stateless, tensors, strict=True) if has_bits(t)}
+        self.kinds = list(map(type, tensors))
         self.versions = versions or []
         self.strides = {u: arrays[u].stride() for u in set(plan.loose) & set(self.stateless)}
-        tangents: list[Tensor] = []
-        if torch().autograd.forward_ad._current_level >= 0:
-            tangents = [x for u in self.numbers if (x := tangent_of(arrays[u])) is not None]
-        self.beside = Snapshot([*grads, *tangents]) if grads or tangents else None
-        self.counters = [(g, g._version) for g in grads if not g.is_inference()]
+        self.beside = [(h, k) for h in grads for k in range(len(h.pieces))]
+        self.beside_bytes = Snapshot([h.pieces[k] for h, k in self.beside]) if self.beside else None
+
+    def _look_beneath(self) -> None:
+        """A storage is held, and has no names."""
+        self.roots, self.names_of_fields = {}, []
 
     @functools.cached_property
     def saved(self) -> dict[int, SavedTensor]:
-        """What is known of each tensor, and of the bases of those that are views, by identity."""
+        """What is known of each tensor, of their gradients, and of the bases of those that are views, by identity."""
         saved = dict(self.full)
         for k, u in enumerate(self.stateless):
-            if id(self.arrays[u]) in saved:
+            t = self.arrays[u]
+            if id(t) in saved:
                 continue  # the base of another one
-            storage, offset, geometry = self.storages[k], self.offsets[k], self._member(u).geometry
-            item = geometry.dtype.itemsize
-            stride = self.strides.get(u) or tuple(s // item for s in geometry.strides)
-            start = self.snapshot.data(self.at[u]) - offset * item if 0 not in geometry.shape else storage.data_ptr()
-            where = StoragePlace(storage, start, self.sizes[k], offset, geometry.shape, stride)
-            saved[id(self.arrays[u])] = SavedTensor.of_stateless(self.arrays[u], where, self.versions[k])
+            geometry = self._member(u).geometry
+            stride = self.strides.get(u) or tuple(s // geometry.dtype.itemsize for s in geometry.strides)
+            with torch().no_grad():
+                alias = torch().empty(0, dtype=self.dtypes[k], device="cpu")
+                alias.set_(self.storages[k], self.offsets[k], geometry.shape, stride)
+                conj, neg = self.bits.get(u, (False, False))
+                alias = alias.conj() if conj else alias
+                alias = alias._neg_view() if neg else alias
+            saved[id(t)] = SavedTensor.of_stateless(alias, t, self.kinds[k], self.versions[k], self.sizes[k])
         return saved
+
+    def _saved(self, u: int) -> SavedTensor:
+        return self.saved[id(self.arrays[u])]
 
     # What came of it
 
@@ -262,8 +350,12 @@ class CallerTensors(CallerArrays):
         return frozenset(self.plan.where[u].group for u in self.elsewhere if self._is_lost(u))
 
     def _is_lost(self, u: int) -> bool:
-        was, storage = self.saved[id(self.arrays[u])].where, self.arrays[u].untyped_storage()
-        return bool(storage._cdata != was.storage._cdata or storage.data_ptr() != was.start)
+        was, t = self._saved(u), self.arrays[u]
+        if layout_of(t) != "strided" or t.untyped_storage()._cdata != was.alias.untyped_storage()._cdata:
+            return True
+        if not was.alias.numel():
+            return bool(was.alias.untyped_storage().nbytes() != was.sizes[0])
+        return bool(was.alias.data_ptr() != self.snapshot.data(self.at[u]))
 
     @functools.cached_property
     def moved(self) -> list[int]:
@@ -286,8 +378,7 @@ class CallerTensors(CallerArrays):
         found = {}
         for g in self.copied:
             first = self.plan.groups[g].members[0]
-            was = self.saved[id(self.arrays[first.number])].where
-            found[g] = was.storage.data_ptr() + was.offset * self.arrays[first.number].element_size() - first.offset
+            found[g] = start_of(self._saved(first.number).alias) - first.offset
         return found
 
     def span(self, number: int) -> tuple[int, int]:
@@ -320,29 +411,30 @@ class CallerTensors(CallerArrays):
 
     # Putting back
 
-    def undo(self) -> None:
+    def undo(self) -> Lost:
         """Leave the tensors as they were."""
-        library = torch()
-        with library.inference_mode(False):
-            for h in self.saved.values():
-                if h.where.storage.nbytes() != h.where.size:
-                    h.where.storage.resize_(h.where.size)
-            for h in self.saved.values():  # bases come behind their views, which are whole only when these are
-                h.undo()
-        for u in self.numbers:
-            was = self.saved[id(self.arrays[u])].where
-            begin = was.storage.data_ptr() + was.offset * self.arrays[u].element_size()
-            self.snapshot.restore(self.at[u], begin if was.storage.data_ptr() else None)
-        if self.beside is not None:
-            for k in range(len(self.beside)):
-                self.beside.restore(k)
-        for h in self.saved.values():
-            h.count()
-        for g, version in self.counters:
-            if g._version != version:
-                library._C._autograd._unsafe_set_version_counter((g,), (version,))
-        for u in self.numbers:
-            self._forget_history(self.arrays[u])
+        lost = Lost()
+        saved = [(self.names[i], h) for i, h in self.saved.items()]
+        with torch().inference_mode(False):
+            for name, h in saved:
+                lost.unless(name, h.undo_storage)
+            for name, h in saved:
+                lost.unless(name, h.undo_place)
+            for u in self.numbers:
+                lost.unless(
+                    (u, "{}"), self._saved(u).undo_bytes, 0, functools.partial(self.snapshot.restore, self.at[u])
+                )
+            for k, (h, piece) in enumerate(self.beside):
+                assert self.beside_bytes is not None
+                restore = functools.partial(self.beside_bytes.restore, k)
+                lost.unless(self.names[id(h.t)], h.undo_bytes, piece, restore)
+            for name, h in saved:
+                lost.unless(name, h.count)
+            for name, h in saved:
+                lost.unless(name, h.undo_rest)
+            for u in self.numbers:
+                lost.unless((u, "{}"), self._forget_history, self.arrays[u])
+        return lost
 
     def _forget_history(self, t: Tensor) -> None:
         """Have a view ask its base anew where it comes from, or not at all where that asks for no gradient any more."""
@@ -369,18 +461,22 @@ def tangent_of(t: Tensor) -> Tensor | None:
     forward = torch().autograd.forward_ad
     if forward._current_level < 0:
         return None
-    tangent = forward.unpack_dual(t).tangent
-    return tangent if tangent is not None and str(tangent.layout) == "torch.strided" else None
+    tangent: Tensor | None = forward.unpack_dual(t).tangent
+    return tangent
 
 
 class Context(Protocol):
     """What a function of autograd's is given to say what it did."""
+
+    end: object
 
     def mark_dirty(self, *args: object) -> None: ...
 
 
 class Function(Protocol):
     """A function of autograd's."""
+
+    _backward_cls: type
 
     def apply(self, *args: object) -> Tensor: ...
 
@@ -412,13 +508,14 @@ def parts() -> Parts:
         @staticmethod
         def forward(ctx: Context, t: Tensor, end: object) -> Tensor:
             ctx.mark_dirty(t)
+            ctx.end = end
             return t
 
         @staticmethod
         def backward(ctx: object, g: object) -> object:
             return None, g
 
-    return Parts(Ends, Back)
+    return Parts(cast(Function, Ends), cast(Function, Back))
 
 
 def retyped(source: Tensor, dtype: DType) -> Tensor:

@@ -25,7 +25,9 @@ class DType(Protocol):
 
 
 class Node(Protocol):
-    """A node of autograd's graph."""
+    """A node of autograd's graph; `end` is what an undo keeps in its own (caller_tensors.py)."""
+
+    end: Tensor
 
 
 class Tensor(protocols.Tensor, Protocol):
@@ -45,6 +47,8 @@ class Tensor(protocols.Tensor, Protocol):
     # What autograd knows of it
     @property
     def is_leaf(self) -> bool: ...
+    @property
+    def retains_grad(self) -> bool: ...
     @property
     def grad_fn(self) -> Node | None: ...
     @property

@@ -255,9 +255,8 @@ class Functionalized:
             earlier = earlier.union(*(r.touched for r in inner))
             self._records = [r for r in self._records if r not in inner]
             self._learn(record, caller, call, given, result, earlier)
-        except BaseException:
-            caller.undo()
-            containers.undo()
+        except BaseException as e:
+            undo(record, e, caller, containers)
             raise
         self._remember(record)
         return result
@@ -291,10 +290,8 @@ class Functionalized:
             result = self.fn(*given.args, **given.kwargs)
             if self._guard == "error":
                 self._hold(record, caller, result)
-        except BaseException:
-            caller.undo()
-            if containers is not None:
-                containers.undo()
+        except BaseException as e:
+            undo(record, e, caller, containers)
             raise
         asked = self._lend or record.meta is not None  # else nobody ever asks who was written
         if asked and not record.touched.issuperset(caller.changed):
@@ -423,6 +420,13 @@ class Functionalized:
         pure = record.pure
         values = record.compiled(*pure.inner(given.leaves, given.arrays))
         return pure.to_caller(given.arrays, given.leaves, values, own)
+
+
+def undo(record: Record, error: BaseException, caller: CallerArrays, containers: CallerContainers | None) -> None:
+    """Leave the caller's arrays as they were; what could not be put back is a note of the error."""
+    if containers is not None:
+        containers.undo()
+    caller.undo().tell(error, lambda u: record.named(record.first[u]))
 
 
 def own_of(result: object, given: object, original: dict[int, object]) -> dict[int, int]:
