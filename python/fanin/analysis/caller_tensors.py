@@ -164,11 +164,12 @@ class SavedTensor:
         self._hold()
 
     @staticmethod
-    def of_stateless(alias: Tensor, t: Tensor, kind: type, version: int, size: int) -> SavedTensor:
+    def of_stateless(alias: Tensor, t: Tensor, kind: type, version: int, size: int, asks: bool) -> SavedTensor:
         """The same of one that `are_stateless` finds so."""
         saved = object.__new__(SavedTensor)
-        saved.t, saved.kind, saved.alias, saved.version, saved.requires_grad = t, kind, alias, version, False
-        saved.attributes, saved.grad, saved.history, saved.hooks, saved.retained = {}, None, None, {}, False
+        saved.t, saved.kind, saved.alias, saved.version, saved.requires_grad = t, kind, alias, version, asks
+        saved.attributes, saved.grad, saved.history, saved.retained = {}, None, None, False
+        saved.hooks = dict.fromkeys(HOOKS) if asks else {}
         saved.pieces, saved.sizes = [alias], [size]
         return saved
 
@@ -259,17 +260,15 @@ def versions_of(tensors: Sequence[Tensor]) -> list[int] | None:
         return None
 
 
-def has_bits(t: Tensor) -> bool:
-    """Whether a tensor's bytes are not its values: they are to be conjugated or negated."""
-    return bool(t.is_conj() or t.is_neg())
-
-
 def are_stateless(tensors: Sequence[Tensor]) -> list[bool]:
-    """Whether each has no base, asks for no gradient and has none, and keeps no attributes."""
+    """Whether each has no base and no history, neither a gradient nor hooks, and keeps no attributes."""
     without = [t._base is None and t.is_leaf and t.grad is None and not t.__dict__ for t in tensors]
     if not torch()._C._any_requires_grad(*tensors):
         return without
-    return [one and not t.requires_grad for one, t in zip(without, tensors, strict=True)]
+    return [
+        one and t._backward_hooks is None and t._post_accumulate_grad_hooks is None
+        for one, t in zip(without, tensors, strict=True)
+    ]
 
 
 class CallerTensors(CallerArrays):
@@ -278,14 +277,14 @@ class CallerTensors(CallerArrays):
     def __init__(self, plan: Plan, arrays: Sequence[Tensor], copied: Sequence[int] | None = None) -> None:
         super().__init__(plan, arrays, copied)
         self.full: dict[int, SavedTensor] = {}
-        #: by identity: the number of the argument that a tensor is, belongs to, or is the base of, and which it is
-        self.names: dict[int, tuple[int, str]] = {id(arrays[u]): (u, "{}") for u in self.numbers}
+        #: of what is no argument, by identity: the number of one that it belongs to, and what it is to that
+        self.names: dict[int, tuple[int, str]] = {}
         grads: list[SavedTensor] = []
         tensors = arrays if copied is None else [arrays[u] for u in self.numbers]
         versions = versions_of(tensors)
         known = versions is not None and torch().autograd.forward_ad._current_level < 0
         stateless = are_stateless(tensors) if known else [False] * len(tensors)
-        #: the numbers of tensors of which there is little to know, and that little
+        #: the numbers of tensors of which there is little to know; that little is in lists, in their order
         self.stateless = self.numbers
         if not all(stateless):
             self.stateless = [u for u, one in zip(self.numbers, stateless, strict=True) if one]
@@ -298,7 +297,7 @@ class CallerTensors(CallerArrays):
                         (tangent_of(t), "the tangent of {}"),
                     ):
                         if other is not None and id(other) not in self.full:
-                            self.names.setdefault(id(other), (u, name))
+                            self.names[id(other)] = u, name
                             self.full[id(other)] = SavedTensor(other)
                             if other is not t._base:
                                 grads.append(self.full[id(other)])
@@ -309,7 +308,10 @@ class CallerTensors(CallerArrays):
         self.sizes = list(map(torch().UntypedStorage.nbytes, self.storages))
         self.offsets = list(map(kind.storage_offset, tensors))
         self.dtypes = [t.dtype for t in tensors]
-        self.bits = {u: (t.is_conj(), t.is_neg()) for u, t in zip(self.stateless, tensors, strict=True) if has_bits(t)}
+        self.asks = [t.requires_grad for t in tensors]
+        self.bits: dict[int, tuple[bool, bool]] = {}
+        if any(map(kind.is_conj, tensors)) or any(map(kind.is_neg, tensors)):
+            self.bits = {u: (t.is_conj(), t.is_neg()) for u, t in zip(self.stateless, tensors, strict=True)}
         self.kinds = list(map(type, tensors))
         self.versions = versions or []
         self.strides = {u: arrays[u].stride() for u in set(plan.loose) & set(self.stateless)}
@@ -336,7 +338,8 @@ class CallerTensors(CallerArrays):
                 conj, neg = self.bits.get(u, (False, False))
                 alias = alias.conj() if conj else alias
                 alias = alias._neg_view() if neg else alias
-            saved[id(t)] = SavedTensor.of_stateless(alias, t, self.kinds[k], self.versions[k], self.sizes[k])
+            known = self.kinds[k], self.versions[k], self.sizes[k], self.asks[k]
+            saved[id(t)] = SavedTensor.of_stateless(alias, t, *known)
         return saved
 
     def _saved(self, u: int) -> SavedTensor:
@@ -414,7 +417,8 @@ class CallerTensors(CallerArrays):
     def undo(self) -> Lost:
         """Leave the tensors as they were."""
         lost = Lost()
-        saved = [(self.names[i], h) for i, h in self.saved.items()]
+        names = self.names | {id(self.arrays[u]): (u, "{}") for u in self.numbers}
+        saved = [(names[i], h) for i, h in self.saved.items()]
         with torch().inference_mode(False):
             for name, h in saved:
                 lost.unless(name, h.undo_storage)
@@ -427,7 +431,7 @@ class CallerTensors(CallerArrays):
             for k, (h, piece) in enumerate(self.beside):
                 assert self.beside_bytes is not None
                 restore = functools.partial(self.beside_bytes.restore, k)
-                lost.unless(self.names[id(h.t)], h.undo_bytes, piece, restore)
+                lost.unless(names[id(h.t)], h.undo_bytes, piece, restore)
             for name, h in saved:
                 lost.unless(name, h.count)
             for name, h in saved:
