@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -226,3 +227,123 @@ def test_what_cannot_be_put_back_is_a_note_and_all_else_is_put_back() -> None:
     notes = undone(swaps, x, y)
     assert y.tolist() == [1, 1, 1] and y.grad.tolist() == [5, 5, 5]
     assert notes == [] if str(x.layout) == "torch.strided" else "args[0] could not be put back: " in notes[0]
+
+
+# Random functions
+
+HOSTILE: dict[str, Callable[[Any, Any], object]] = {
+    "mul_": lambda x, y: x.mul_(2),
+    "times": lambda x, y: x.mul_(y.detach().sum()),
+    "grown": lambda x, y: x.mul_(torch.ones((), requires_grad=True) * 2),
+    "sin": lambda x, y: x.copy_(x.sin()),
+    "quiet": lambda x, y: quietly(lambda: x.add_(1)),
+    "unbind": lambda x, y: quietly(lambda: x.unbind(0)[0].zero_()),
+    "detached": lambda x, y: x.detach().zero_(),
+    "double": lambda x, y: setattr(x, "data", x.data.double()),
+    "data": lambda x, y: setattr(x, "data", torch.zeros(5)),
+    "data of another": lambda x, y: setattr(x, "data", y.data),
+    "resize_": lambda x, y: quietly(lambda: x.resize_(50)),
+    "set_": lambda x, y: quietly(lambda: x.set_(torch.zeros(2))),
+    "storage": lambda x, y: x.untyped_storage().resize_(0),
+    "larger storage": lambda x, y: x.untyped_storage().resize_(4096),
+    "t_": lambda x, y: quietly(lambda: x.t_()),
+    "as_strided_": lambda x, y: quietly(lambda: x.as_strided_((2,), (1,), 0)),
+    "detach_": lambda x, y: x.detach_(),
+    "requires_grad_": lambda x, y: x.requires_grad_(not x.requires_grad),
+    "grad": lambda x, y: setattr(x, "grad", torch.ones_like(x)) if x.is_leaf else None,
+    "no grad": lambda x, y: setattr(x, "grad", None) if x.is_leaf else None,
+    "grad.data": lambda x, y: setattr(x.grad, "data", torch.zeros(1)) if x.is_leaf and x.grad is not None else None,
+    "grad.resize_": lambda x, y: x.grad.resize_(0) if x.is_leaf and x.grad is not None else None,
+    "grad.zero_": lambda x, y: x.grad.zero_() if x.is_leaf and x.grad is not None else None,
+    "grad storage": lambda x, y: x.grad.untyped_storage().resize_(0) if x.is_leaf and x.grad is not None else None,
+    "grad asks": lambda x, y: x.grad.requires_grad_() if x.is_leaf and x.grad is not None else None,
+    "hook": lambda x, y: x.register_hook(lambda g: g * 7) if x._base is None else None,
+    "attribute": lambda x, y: setattr(x, "mine", 1),
+    "class": lambda x, y: setattr(x, "__class__", Mine),
+    "look": lambda x, y: x.grad_fn,
+}
+
+
+class Mine(torch.Tensor):
+    """A class that a function gives a tensor."""
+
+
+def quietly(write: Callable[[], object]) -> None:
+    with torch.no_grad():
+        write()
+
+
+def state_of(x: Any) -> tuple[object, ...]:
+    """All that an undo promises to put back."""
+    storage = x.untyped_storage()
+    grad = x.grad if x.is_leaf else None
+    return (
+        type(x), x.dtype, x.shape, x.stride(), x.storage_offset(), storage._cdata, storage.nbytes(), x._version,
+        x.requires_grad, x.is_leaf, x.retains_grad, x.detach().tolist(), dict(x.__dict__), x.is_conj(),
+        len(x._backward_hooks or ()), id(grad) if grad is not None else None,
+        None if grad is None else state_of(grad),
+    )  # fmt: skip
+
+
+def arguments(r: random.Random) -> tuple[list[Any], list[Any]]:
+    """A few tensors that may share memory, and the leaves that their gradients go to."""
+    made: list[Any] = []
+    leaves: list[Any] = []
+    for _ in range(r.randint(1, 3)):
+        asks = r.random() < 0.7
+        base = torch.arange(12.0).reshape(4, 3) + 1
+        if asks:
+            leaves.append(base.requires_grad_())
+        x = base * 1 if asks and r.random() < 0.6 else base
+        if x.is_leaf and r.random() < 0.5:
+            x.grad = torch.full_like(x, 5.0)
+        views = [lambda x=x: x[1:], lambda x=x: x.t(), lambda x=x: x.unbind(0)[1], lambda x=x: x.view(-1)]
+        made.append(r.choice(views)() if r.random() < 0.4 else x)
+        if r.random() < 0.3:
+            made.append(r.choice([x, r.choice(views)()]))
+    return made, leaves
+
+
+def raises_at_random(seed: int) -> str:
+    """One function and its arguments; "" where all is as it was, and gradients go where they went."""
+    r = random.Random(seed)
+    steps = [(r.choice(list(HOSTILE)), r.random(), r.random()) for _ in range(r.randint(1, 6))]
+    kept, before = arguments(random.Random(seed + 1))
+    losses = [(x * x).sum() for x in kept if x.requires_grad]
+    states = [state_of(x) for x in kept]
+
+    def fn(*args: Any) -> None:
+        pool = list(args)
+        for name, i, k in steps:
+            x, y = pool[int(i * len(pool))], pool[int(k * len(pool))]
+            try:
+                HOSTILE[name](x, y)
+            except (RuntimeError, ValueError, TypeError, IndexError):
+                continue
+            if name in ("storage", "grad storage"):
+                return  # torch itself would read memory that is gone
+
+    notes = undone(fn, *kept)
+    if notes:
+        return f"{steps}: {notes}"
+    for u, (x, state) in enumerate(zip(kept, states, strict=True)):
+        if (now := state_of(x)) != state:
+            return f"{steps}: args[{u}]: {[(a, b) for a, b in zip(state, now, strict=True) if a != b]}"
+    others, after = arguments(random.Random(seed + 1))
+    losses += [(x * 3).sum() for x in kept if x.requires_grad]
+    beside = [(x * x).sum() for x in others if x.requires_grad] + [(x * 3).sum() for x in others if x.requires_grad]
+    for ours, theirs in ((losses, before), (beside, after)):
+        for leaf in theirs:
+            leaf.grad = None
+        if ours:
+            torch.stack(ours).sum().backward()
+    for a, b in zip(before, after, strict=True):
+        if (a.grad is None) != (b.grad is None) or (a.grad is not None and not torch.equal(a.grad, b.grad)):
+            return f"{steps}: gradient {a.grad}, expected {b.grad}"
+    return ""
+
+
+@pytest.mark.parametrize("n", [300, pytest.param(8_000, marks=pytest.mark.slow)])
+def test_random_functions_that_raise_leave_nothing_behind(n: int) -> None:
+    wrong = {seed: said for seed in range(n) if (said := raises_at_random(1_000_003 * n + seed))}
+    assert not wrong, (len(wrong), dict(list(wrong.items())[:3]))

@@ -9,6 +9,7 @@ attributes and hooks; of a tensor with a history a second end of it (`SavedTenso
 from __future__ import annotations
 
 import functools
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, cast
@@ -124,16 +125,29 @@ def shown_by(t: Tensor) -> tuple[object, ...]:
 class History:
     """The node of a tensor that is no leaf, and a second end of its history."""
 
-    node: Node | None
+    node: Node
     end: Tensor
 
     @staticmethod
     def of(t: Tensor) -> History:
         node = t.grad_fn
-        if node is not None and isinstance(node, parts().Back._backward_cls):  # an undo made it: its end is one already
+        assert node is not None
+        if isinstance(node, parts().Back._backward_cls):  # an undo made it: its end is one already
             return History(node, node.end)
         with torch().enable_grad():
             return History(node, parts().Ends.apply(t))
+
+
+class Hooks(NamedTuple):
+    """The hooks of a tensor: which, the dict that has them, and what was in it."""
+
+    name: str
+    held: dict[object, object] | None
+    before: dict[object, object]
+
+
+#: Those of a tensor that has none.
+NO_HOOKS = [Hooks(name, None, {}) for name in HOOKS]
 
 
 class SavedTensor:
@@ -154,13 +168,16 @@ class SavedTensor:
         self.attributes: dict[str, object] = dict(t.__dict__)
         self.grad: Tensor | None = t.grad if t.is_leaf or t.retains_grad else None
         self.history: History | None = None
-        self.hooks: dict[str, dict[object, object] | None] = {}
+        self.hooks: list[Hooks] = NO_HOOKS
         self.retained = False
         if self.requires_grad:
-            self.hooks = {k: None if (hooks := getattr(t, k, None)) is None else dict(hooks) for k in HOOKS}
             self.retained = t.retains_grad
             if not t.is_leaf and t._base is None:  # a view has the history of its base
                 self.history = History.of(t)
+                if t._backward_hooks is None:  # its node has them, whatever becomes of the tensor
+                    t._backward_hooks = OrderedDict()
+                    self.history.node._register_hook_dict(t)
+            self.hooks = [Hooks(k, hooks := getattr(t, k), dict(hooks or {})) for k in HOOKS]
         self._hold()
 
     @staticmethod
@@ -169,7 +186,7 @@ class SavedTensor:
         saved = object.__new__(SavedTensor)
         saved.t, saved.kind, saved.alias, saved.version, saved.requires_grad = t, kind, alias, version, asks
         saved.attributes, saved.grad, saved.history, saved.retained = {}, None, None, False
-        saved.hooks = dict.fromkeys(HOOKS) if asks else {}
+        saved.hooks = NO_HOOKS
         saved.pieces, saved.sizes = [alias], [size]
         return saved
 
@@ -218,11 +235,10 @@ class SavedTensor:
         if not trees.same_items(self.attributes, t.__dict__):
             t.__dict__.clear()
             t.__dict__.update(self.attributes)
-        for name, before in self.hooks.items():
-            now: dict[object, object] = getattr(t, name, None) or {}
-            for key in list(now):
-                if key not in (before or {}):
-                    del now[key]
+        for hooks in self.hooks:
+            for held in (hooks.held or {}, getattr(t, hooks.name) or {}):
+                for key in [key for key in held if key not in hooks.before]:
+                    held.pop(key)
         if t.retains_grad and not self.retained:
             raise RuntimeError("it retains its gradient from now on")
 

@@ -29,11 +29,14 @@ class Node(Protocol):
 
     end: Tensor
 
+    def _register_hook_dict(self, t: Tensor, /) -> None: ...
+
 
 class Tensor(protocols.Tensor, Protocol):
     """A tensor as it is known everywhere, what autograd knows of it, and the views and writes that are made here."""
 
     data: Tensor
+    _backward_hooks: object
     grad: Tensor | None
 
     @property
@@ -49,8 +52,6 @@ class Tensor(protocols.Tensor, Protocol):
     def is_leaf(self) -> bool: ...
     @property
     def retains_grad(self) -> bool: ...
-    @property
-    def _backward_hooks(self) -> object: ...
     @property
     def _post_accumulate_grad_hooks(self) -> object: ...
     @property
