@@ -243,7 +243,7 @@ HOSTILE: dict[str, Callable[[Any, Any], object]] = {
     "data": lambda x, y: setattr(x, "data", torch.zeros(5)),
     "data of another": lambda x, y: setattr(x, "data", y.data),
     "resize_": lambda x, y: quietly(lambda: x.resize_(50)),
-    "set_": lambda x, y: quietly(lambda: x.set_(torch.zeros(2))) if x._base is None else None,
+    "set_": lambda x, y: quietly(lambda: x.set_(torch.zeros(2))) if not x.requires_grad else None,
     "storage": lambda x, y: x.untyped_storage().resize_(0),
     "larger storage": lambda x, y: x.untyped_storage().resize_(4096),
     "t_": lambda x, y: quietly(lambda: x.t_()),

@@ -57,6 +57,16 @@ def check_place(t: Tensor, name: Callable[[], str]) -> None:
     check_reach(geometry_of(t), name)
 
 
+def check_bits(t: Tensor, name: str) -> None:
+    """ValueError for a tensor whose bytes are to be conjugated or negated: a base of others has no such bit."""
+    if t.is_conj() or t.is_neg():
+        bit, remedy = ("conjugate", "x.resolve_conj()") if t.is_conj() else ("negative", "x.resolve_neg()")
+        raise ValueError(
+            f"{name}: expected a tensor whose bytes are its values, got one with its {bit} bit set: pass {remedy}, or"
+            " no compiler"
+        )
+
+
 def is_transformed(t: Tensor) -> bool:
     """Whether a transform of torch.func wraps a tensor."""
     library = torch()
@@ -435,6 +445,7 @@ class CallerTensors(CallerArrays):
         lost = Lost()
         names = self.names | {id(self.arrays[u]): (u, "{}") for u in self.numbers}
         saved = [(names[i], h) for i, h in self.saved.items()]
+        saved.sort(key=lambda one: one[1].t._base is not None)  # views go by what their bases are
         with torch().inference_mode(False):
             for name, h in saved:
                 lost.unless(name, h.undo_storage)
@@ -539,16 +550,14 @@ def parts() -> Parts:
 
 
 def retyped(source: Tensor, dtype: DType) -> Tensor:
-    """A view of the start of a tensor's storage as another dtype, of which `as_strided` makes any other.
+    """A view of a tensor's storage as another dtype, of which `as_strided` makes any other.
 
     It is derived from the tensor, so that writes to either are counted together; parts of complex numbers by the views
     that gradients follow.
     """
     library = torch()
     own, other = source.element_size(), dtype.itemsize
-    count = max(1, other // own)
-    if count * own > source.untyped_storage().nbytes():
-        count = 0
+    count = source.untyped_storage().nbytes() // max(own, other) * max(own, other) // own  # whole elements of both
     start = source.as_strided((count,), (1,), 0)
     if source.is_complex() and not dtype.is_complex and 2 * other == own:
         parts: Tensor = library.view_as_real(start)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .._words import type_of
-from ..descriptors import PlainAOTInput
+from ..descriptors import PlainAOTInput, PlainAOTOutput
 from . import trees
 from .caller_tensors import retyped, start_of
 from .calls import Place, torch
@@ -55,6 +55,8 @@ class Seen:
     given: Sequence[Shown]
     ends: Mapping[int, Shown]
     outputs: Sequence[Shown | None]
+    quiet: frozenset[int]
+    """Those whose histories a write left as they were."""
 
 
 class TensorPure(Pure):
@@ -62,7 +64,7 @@ class TensorPure(Pure):
 
     def __init__(self, recording: Recording, seen: Seen) -> None:
         super().__init__(recording)
-        self.given, self.ends, self.shown = seen.given, seen.ends, seen.outputs
+        self.given, self.ends, self.shown, self.quiet = seen.given, seen.ends, seen.outputs, seen.quiet
         plan, given = self.plan, self.given
         for g in self.bases:
             dtypes = {given[u].dtype for u in plan.groups[g].numbers}
@@ -131,14 +133,47 @@ class TensorPure(Pure):
         given = [filled(one, it) for one in self.by_position]
         named = {k: filled(one, it) for k, one in self.by_name}
         outputs: list[object] = []
+        seen = not torch().compiler.is_compiling()  # a tracer meets neither versions nor storages
+        versions = [t._version for t in tensors] if seen else []
         gather(self.fn(*given, **named), outputs)
         if len(outputs) != len(self.shown):
             raise ValueError(f"pure: expected {len(self.shown)} results, as at the recorded call, got {len(outputs)}")
+        if seen:
+            self._hold_run(tensors, versions, outputs)
         changed = [
             tensors[u].as_strided(self.given[u].shape, self.given[u].stride, 0) if u in self.moved else tensors[u]
             for u in self.changed
         ]
         return bases + changed + outputs + [tensors[u] for u in self.late]
+
+    def _hold_run(self, tensors: Sequence[Tensor], versions: Sequence[int], outputs: Sequence[Any]) -> None:
+        """ValueError where a run wrote, or returned views, otherwise than was recorded."""
+        in_bases = {u for g in self.bases for u in self.plan.groups[g].numbers}
+        for u, t in enumerate(tensors):
+            if t._version != versions[u] and u not in in_bases | self.touched and u not in self.ends:
+                name = PlainAOTInput(self.first[u]).expr()
+                raise ValueError(f"pure: {name} is written by this call, and was not by the recorded one")
+        for j, (p, shown) in enumerate(zip(self.outcome.places, self.shown, strict=True)):
+            if p.kind not in ("input", "view") or shown is None or p.base in self.ends:
+                continue
+            t, o = tensors[p.base], outputs[j]
+            wanted = shown.shape, shown.stride, shown.dtype, self._ahead(p)
+            if p.kind == "input" and o is not t:
+                raise self._other(j, "not", p)
+            if not isinstance(o, torch().Tensor) or o.untyped_storage()._cdata != t.untyped_storage()._cdata:
+                raise self._other(j, "no view of", p)
+            ahead = o.storage_offset() * o.element_size() - t.storage_offset() * t.element_size()
+            if (tuple(o.shape), tuple(o.stride()), o.dtype, ahead) != wanted:
+                raise self._other(j, "another view of", p)
+
+    def _ahead(self, p: Place) -> int:
+        """How far behind the first byte of its tensor a view begins."""
+        group, place = self.plan.where[p.base]
+        return p.offset - self.plan.groups[group].members[place].offset
+
+    def _other(self, j: int, what: str, p: Place) -> ValueError:
+        name = PlainAOTInput(self.first[p.base]).expr()
+        return ValueError(f"pure: {PlainAOTOutput(j).expr()} is {what} {name}, otherwise than at the recorded call")
 
     def _fit(self, inner: Sequence[object]) -> None:
         names = self.input_names
@@ -207,6 +242,9 @@ class TensorPure(Pure):
             if u in self.touched:
                 check_shape(news[k], self.given[u].shape, self.given[u].dtype, self._said(k))
                 moves.append((news[k], arrays[u], (u,)))
+        for j, p in enumerate(self.outcome.places):
+            if p.kind == "view" and (shown := self.shown[j]) is not None:
+                check_shape(outputs[j], shown.shape, shown.dtype, f"functionalize: {PlainAOTOutput(j).expr()}")
         for new, its, numbers in moves:
             with self._mode(numbers):
                 its.copy_(new)
@@ -230,6 +268,7 @@ class TensorPure(Pure):
         """no_grad where the function wrote under it, or by ways that autograd does not see."""
         infos = [self.meta.input_info[self.first[u]] for u in numbers if u in self.touched]
         quiet = all(i.mutations_under_no_grad_or_inference_mode or i.mutations_hidden_from_autograd for i in infos)
+        quiet = quiet or self.quiet.issuperset(u for u in numbers if u in self.touched)
         return torch().no_grad() if quiet else contextlib.nullcontext()
 
     def _seen(self, arrays: Sequence[Tensor], p: Place, one: Shown) -> Tensor:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from .._words import type_of
 from ..descriptors import AOTInput, AOTOutput, PlainAOTInput, PlainAOTOutput
 from . import trees
 from .caller_arrays import Array, CallerArrays, CallerContainers
@@ -98,6 +99,11 @@ class Record:
         check_arrays(call, check, "functionalize", alone=owner.compiles)
         self.guard = Guard(call)
         self.tensors = call.tensors
+        #: of tensors that are compiled for: what else was given, but for floats, which change from step to step
+        self.fixed: list[tuple[int, object]] = []
+        if call.tensors and owner.compiles:
+            others = ((i, x) for i, (x, u) in enumerate(zip(call.leaves, call.index, strict=True)) if u is None)
+            self.fixed = [(i, x) for i, x in others if isinstance(x, (int, str, bytes, slice, type(None)))]
         self.plan = plan(call.arrays if not call.tensors else torch_part().twins(call.arrays), self.guard.components)
         self.caller: type[CallerArrays] = torch_part().CallerTensors if call.tensors else CallerArrays
         self.index, self.form, self.first, self.flat = call.index, call.form, call.first, self.guard.flat
@@ -131,11 +137,13 @@ class Record:
         self.touched |= {u for i, u in enumerate(self.index) if u is not None and meta.input_info[i].mutates_data}
         self.forget()
 
-    def fits(self, arrays: Sequence[object]) -> bool:
-        """Whether what a compiled function was made for is so: who asks for a gradient, and whether gradients
-        are on.
+    def fits(self, leaves: Sequence[object], arrays: Sequence[object]) -> bool:
+        """Whether what a compiled function was made for is so: numbers and texts among the arguments, who asks for a
+        gradient, and whether gradients are on.
         """
-        return self.compiled is None or not self.tensors or self.asks == asks(arrays)
+        if self.compiled is None or not self.tensors:
+            return True
+        return all(type(leaves[i]) is type(x) and leaves[i] == x for i, x in self.fixed) and self.asks == asks(arrays)
 
     @functools.cached_property
     def pure(self) -> Pure:
@@ -226,7 +234,7 @@ class Functionalized:
     def __call__(self, /, *args: object, **kwargs: object) -> Any:
         for place, record in enumerate(self._records):
             found = record.guard.arrays(args, kwargs)
-            if found is not None and record.fits(found[1]):
+            if found is not None and record.fits(*found):
                 if place:
                     self._remember(record)
                 return self._again(record, Arguments(args, kwargs, *found))
@@ -243,6 +251,8 @@ class Functionalized:
         record = Record(self, call)
         earlier = self._earlier(record)
         if call.tensors and self._compiler is not None:
+            for u, t in enumerate(call.arrays):
+                torch_part().check_bits(t, f"functionalize: {record.named(record.first[u])}")
             self._learn_from(record, call, given)
             self._remember(record)
             return self._compiled(record, given)
@@ -332,8 +342,16 @@ class Functionalized:
             check_outputs(caller, outputs, "functionalize")
             record.own = own_of(result, given.tree, {})
         record.learn(meta_of(call, caller, outcome, outputs, bases, earlier, None, **self._options), outcome)
-        if self._compiler is not None:
-            record.compiled = self._compiler(record.pure)
+        self._compile(record)
+
+    def _compile(self, record: Record) -> None:
+        """Have the pure function compiled, where there is a compiler."""
+        if self._compiler is None:
+            return
+        made = self._compiler(record.pure)
+        if not callable(made):
+            raise TypeError(f"functionalize: compiler: expected it to return a function, got {type_of(made)}")
+        record.compiled = made
 
     def _learn_from(self, record: Record, call: Call, given: Arguments) -> None:
         """Have a layout recorded by a run on tracked copies."""
@@ -347,8 +365,7 @@ class Functionalized:
                 raise changed_containers()
             record.learn(meta, outcome)
             record.own = own_of(result, given.tree, copies.original())
-        if self._compiler is not None:
-            record.compiled = self._compiler(record.pure)
+        self._compile(record)
 
     def _learn_from_tensors(self, record: Record, call: Call) -> None:
         """The same of tensors, by a run on copies."""
@@ -356,12 +373,14 @@ class Functionalized:
 
         shown = pure_torch.Shown
         given = [shown.given(t) for t in call.arrays]
+        quiet: set[int] = set()
         ends: dict[int, pure_torch.Shown] = {}
         outputs: list[object] = []
 
         def look(leaves: list[Any], tree: object) -> Callable[[Any], None]:
             tensors = [leaves[i] for i in record.first]
             caller, containers = record.caller(record.plan, tensors), CallerContainers(tree)
+            histories = [history_of(t) for t in tensors]
 
             def after(result: object) -> None:
                 if self._compiler is not None and containers.changed():
@@ -369,6 +388,7 @@ class Functionalized:
                 if self._compiler is not None and caller.resized:
                     raise resized(record.named(record.first[record.plan.groups[min(caller.resized)].numbers[0]]))
                 record.outcome = outcome_of(caller, result, outputs, [])
+                quiet.update(u for u, t in enumerate(tensors) if history_of(t) == histories[u])
                 ends.update((u, shown.given(tensors[u])) for u in caller.moved)
                 record.own = own_of(result, tree, {})
 
@@ -379,7 +399,7 @@ class Functionalized:
             u for i, u in enumerate(record.index) if u is not None and record.meta.input_info[i].mutates_data
         )
         record.asks = asks(call.arrays)
-        record.seen = pure_torch.Seen(given, ends, [shown.of(o) for o in outputs])
+        record.seen = pure_torch.Seen(given, ends, [shown.of(o) for o in outputs], frozenset(quiet))
 
     def _remember(self, record: Record) -> None:
         """Put a record first; the list is made anew, for other threads may be reading it."""
@@ -413,6 +433,9 @@ class Functionalized:
     def _compiled(self, record: Record, given: Arguments) -> object:
         """A call in which the compiled pure function runs."""
         assert record.compiled is not None
+        if record.tensors:
+            for u, t in enumerate(given.arrays):
+                torch_part().check_bits(t, f"functionalize: {record.named(record.first[u])}")
         own = None
         if record.own:
             every = trees.containers(given.tree)
@@ -439,6 +462,12 @@ def own_of(result: object, given: object, original: dict[int, object]) -> dict[i
             places.setdefault(id(node), i)
     found = {k: places.get(id(original.get(id(node), node))) for k, node in enumerate(trees.containers(result))}
     return {k: i for k, i in found.items() if i is not None}
+
+
+def history_of(t: Any) -> tuple[object, bool]:
+    """The node of a tensor, of the base of one that is a view; and whether it asks for a gradient."""
+    own = t if t._base is None else t._base
+    return own.grad_fn, t.requires_grad
 
 
 def asks(tensors: Sequence[Any]) -> object:
@@ -603,5 +632,7 @@ def check_options(fn: Callable[..., object], guard: str, lend: bool, compiler: C
             'functionalize: lend=True hands out arrays themselves: what is done to them is not seen, as guard="error"'
             " needs, and no pure function is run, as compiler= needs"
         )
+    if compiler is not None and not callable(compiler):
+        raise TypeError(f"functionalize: compiler: expected a function that takes .pure, got {type_of(compiler)}")
     if operator.index(layouts) < 1:
         raise ValueError(f"functionalize: layouts: expected an integer from 1 on, got {layouts}")
