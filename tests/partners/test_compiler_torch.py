@@ -125,3 +125,26 @@ def test_a_compiler_that_gives_no_function_is_an_error_at_once(compiler: Any) ->
     for x in (torch.ones(2), np.ones(2)):
         with pytest.raises(TypeError, match="functionalize: compiler: expected it to return a function, got"):
             functionalize(lambda x: x * 1, compiler=compiler)(x)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("inner", [None, "eager", "aot_eager"])
+def test_a_wrapper_is_a_graph_break_to_dynamo(inner: str | None) -> None:
+    compiled: list[int] = []
+
+    def backend(graph: Any, examples: Any) -> Any:
+        compiled.append(1)
+        return graph.forward
+
+    def fn(x: Any, w: Any) -> Any:
+        x.mul_(w)
+        return x[1:] * 2
+
+    compiler = None if inner is None else torch.compile(backend=backend if inner == "eager" else inner)
+    f = functionalize(fn, compiler=compiler)
+    for wrap in (lambda f: f, lambda f: lambda x, w: f(x * 1, w) + f(x, w).sum()):
+        x, z, w = torch.arange(3.0), torch.arange(3.0), torch.full((), 2.0)
+        call, plain = torch.compile(wrap(f), backend="eager"), wrap(fn)
+        for _ in range(2):
+            assert torch.equal(call(x, w), plain(z, w)) and torch.equal(x, z)
+    assert bool(compiled) == (inner == "eager")

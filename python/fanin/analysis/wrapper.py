@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
+import sys
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -180,6 +181,8 @@ class Functionalized:
         self.fn = fn
         self._guard, self._lend, self._keep, self._options, self._compiler = guard, lend, keep, options, compiler
         self._records: list[Record] = []
+        if "torch" in sys.modules:
+            skip_frames()
         functools.update_wrapper(self, fn, updated=())
 
     def __repr__(self) -> str:
@@ -243,6 +246,8 @@ class Functionalized:
     def _first(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """A call of a layout that was not seen before."""
         call = call_of(args, kwargs, "functionalize")
+        if call.tensors:
+            skip_frames()
         given = Arguments(args, kwargs, call.leaves, call.arrays)
         if self._guard == "error" and self._records:
             self._refuse(self._records[0], call)
@@ -443,6 +448,18 @@ class Functionalized:
         pure = record.pure
         values = record.compiled(*pure.inner(given.leaves, given.arrays))
         return pure.to_caller(given.arrays, given.leaves, values, own)
+
+
+# Dynamo calls the wrapper as it is, and looks into neither it nor what it calls: a graph break.
+Functionalized.__call__._torchdynamo_disable = True  # type: ignore[attr-defined]
+
+
+@functools.cache
+def skip_frames() -> None:
+    """The same of the frame itself, which Dynamo would compile once it runs."""
+    frames = torch()._C._dynamo.eval_frame
+    strategy = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
+    frames.set_code_exec_strategy(Functionalized.__call__.__code__, strategy)
 
 
 def undo(record: Record, error: BaseException, caller: CallerArrays, containers: CallerContainers | None) -> None:
