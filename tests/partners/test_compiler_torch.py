@@ -142,9 +142,148 @@ def test_a_wrapper_is_a_graph_break_to_dynamo(inner: str | None) -> None:
 
     compiler = None if inner is None else torch.compile(backend=backend if inner == "eager" else inner)
     f = functionalize(fn, compiler=compiler)
-    for wrap in (lambda f: f, lambda f: lambda x, w: f(x * 1, w) + f(x, w).sum()):
+
+    def twice(f: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda x, w: f(x * 1, w) + f(x, w).sum()
+
+    for wrap in (lambda f: f, twice):
         x, z, w = torch.arange(3.0), torch.arange(3.0), torch.full((), 2.0)
         call, plain = torch.compile(wrap(f), backend="eager"), wrap(fn)
         for _ in range(2):
             assert torch.equal(call(x, w), plain(z, w)) and torch.equal(x, z)
     assert bool(compiled) == (inner == "eager")
+
+
+REFUSED: dict[str, tuple[Callable[[Any], object], str]] = {
+    "attribute": (lambda x: setattr(x, "mine", 1), "attributes are set"),
+    "gradient": (lambda x: setattr(x, "grad", torch.ones(3)), "\\.grad is set"),
+    "hook": (lambda x: x.register_hook(lambda g: None), "a hook is added"),
+    "asks": (lambda x: x.requires_grad_(not x.requires_grad), "requires_grad is set"),
+    "detach_": (lambda x: (x * 1, x.detach_()), "(its history is cut|requires_grad is set)"),
+}
+
+
+@pytest.mark.parametrize("how", REFUSED)
+def test_what_a_function_sets_on_an_argument_is_refused_and_nothing_is_done(how: str) -> None:
+    fn, said = REFUSED[how]
+    x = torch.ones(3, requires_grad=True)
+    x = x * 1 if how == "detach_" else x
+
+    def writes(y: Any, x: Any) -> None:
+        y.add_(1)
+        fn(x)
+
+    y, was = torch.ones(2), (x.requires_grad, x.is_leaf, dict(x.__dict__))
+    with pytest.raises(ValueError, match=rf"functionalize: args\[1\]: {said}"):
+        functionalize(writes, compiler=same)(y, x)
+    assert y.tolist() == [1, 1] and was == (x.requires_grad, x.is_leaf, dict(x.__dict__))
+    assert not x._backward_hooks
+    functionalize(writes)(y, x)
+
+
+def test_a_leaf_of_its_own_on_the_memory_of_an_argument_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"output\[0\] is a leaf of its own on the memory of an argument"):
+        functionalize(lambda x: x.detach().requires_grad_(), compiler=same)(torch.ones(2, requires_grad=True))
+
+
+def test_a_place_counted_from_where_the_storage_begins_is_refused_where_an_argument_begins_later() -> None:
+    whole = torch.arange(9.0)
+    f = functionalize(lambda x: x.as_strided((2,), (1,), 0) * 1, compiler=same)
+    with pytest.raises(
+        ValueError, match=r"args\[0\]: as_strided is given a storage_offset, and it begins at element 4"
+    ):
+        f(whole[4:7])
+    assert f(whole[:3]).tolist() == [0, 1]
+    assert functionalize(lambda x: x.as_strided((2,), (2,)) * 1, compiler=same)(whole[4:7]).tolist() == [4, 6]
+
+
+def test_what_a_function_closes_over_is_written_once_a_call() -> None:
+    counts = torch.zeros(2)
+    norm, beside = torch.nn.BatchNorm1d(3), torch.nn.BatchNorm1d(3)
+
+    def fn(x: Any) -> Any:
+        counts[1:].add_(1)
+        return norm(x)
+
+    f = functionalize(fn, compiler=same)
+    x = torch.arange(12.0).view(4, 3)
+    for calls in (1, 2):
+        assert torch.equal(f(x), beside(x))
+        assert counts.tolist() == [0, calls] and int(norm.num_batches_tracked) == calls
+        assert torch.equal(norm.running_mean, beside.running_mean)
+
+
+def test_views_are_copied_as_views_that_may_be_written() -> None:
+    from fanin.analysis import collect_metadata
+
+    leaf = torch.ones(3, requires_grad=True)
+    for x in (torch.zeros(4)[1:], torch.zeros(2, 4)[0, 1:]):
+        assert collect_metadata(lambda x, w: x.mul_(w), [x, leaf]).input_info[0].mutates_data
+        out = functionalize(lambda x, w: x.mul_(w), compiler=same)(x, leaf)
+        assert out is x and x.requires_grad
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("shape", [(), (3,)])
+def test_what_is_written_back_is_not_what_a_compiled_backward_has_saved(shape: tuple[int, ...]) -> None:
+    grads = []
+    for compiler in (None, same, torch.compile(backend="aot_eager")):
+        leaf, w = torch.arange(3.0, requires_grad=True), torch.full(shape, 2.0, requires_grad=True)
+        x = leaf * 1
+        functionalize(lambda x, w: x.mul_(w), compiler=compiler)(x, w)
+        (x * x).sum().backward()
+        grads.append((x.tolist(), leaf.grad.tolist(), w.grad.tolist()))
+    assert grads[0] == grads[1] == grads[2]
+
+
+def test_vmap_of_a_pure_function_with_an_argument_with_gaps() -> None:
+    f = functionalize(lambda x: (x.mul_(2), x.sum())[1], compiler=same)
+    x = torch.arange(12.0).view(3, 4)[:, ::2]
+    f(x.clone().as_strided((3, 2), (2, 1)))
+    gaps = torch.arange(12.0).view(3, 4)[:, ::2]
+    f(gaps)
+    both = torch.stack([x, x + 1])
+    new, total = torch.vmap(f.pure)(both)
+    assert torch.equal(new, both * 2) and torch.equal(total, both.sum((1, 2)) * 2)
+
+
+def test_a_size_is_one_result_and_arguments_by_name_keep_their_order() -> None:
+    import numpy as np
+
+    f = functionalize(lambda x: (x.shape, x * 1), compiler=same)
+    for _ in range(2):
+        assert f(torch.ones(2, 3))[0] == torch.Size([2, 3])
+    for one in (torch.ones(1), np.ones(1)):
+        g = functionalize(lambda **named: [*named, *(x * 1 for x in named.values())], compiler=same)
+        for _ in range(2):
+            assert g(b=one, a=one * 2) == ["b", "a", one, one * 2]
+            assert g(a=one * 2, b=one) == ["a", "b", one * 2, one]
+
+
+def test_a_layout_is_recorded_once_by_several_threads() -> None:
+    import threading
+    import time
+
+    for guard in ("error", "specialise"):
+        made: list[int] = []
+        wrong: list[BaseException] = []
+
+        def compiler(pure: Any, made: list[int] = made) -> Any:
+            made.append(1)
+            time.sleep(0.01)
+            return pure
+
+        f = functionalize(lambda x: x.add_(1), guard=guard, compiler=compiler)
+
+        def call(f: Any = f, wrong: list[BaseException] = wrong) -> None:
+            try:
+                assert f(torch.zeros(3)).tolist() == [1, 1, 1]
+            except BaseException as e:
+                wrong.append(e)
+
+        threads = [threading.Thread(target=call) for _ in range(8)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        assert not wrong and len(made) == 1

@@ -44,7 +44,7 @@ from .records import (
     ViewAndMutationMeta,
     ViewMetaSequence,
 )
-from .torch_collect import collect_torch
+from .torch_collect import Watch, collect_torch
 from .tracked import Log, Tracked, tracked
 
 KINDS = {
@@ -168,10 +168,12 @@ def of_tensors(
     fn: Callable[..., object],
     call: Call,
     look: Callable[[list[object], object], Callable[[object], None]] | None = None,
+    after: Callable[[Watch], None] | None = None,
     **options: Unpack[TensorFlags],
 ) -> ViewAndMutationMeta:
     """The same of a function on torch tensors, whose flags say who requires a gradient. `look` is called before with
-    the copies and with the arguments that they are in; what it gives is called after, with the result.
+    the copies and with the arguments that they are in; what it gives is called after, with the result. `after` is
+    called with what was seen: then what the function does to tensors that it was not given is undone.
     """
     args, kwargs = call.form.of_call()
 
@@ -202,7 +204,7 @@ def of_tensors(
             )
         return result
 
-    return collect_torch(flat, call.leaves, **options)
+    return collect_torch(flat, call.leaves, _after=after, **options)
 
 
 def storages(tensors: Iterable[Any]) -> set[int]:

@@ -68,7 +68,7 @@ class Recording:
     """What a pure function is made of: a function, how the arguments of one call lie, and what that call did.
 
     `plan`, `index`, `form`, `first`: of the call's arrays and leaves (`Plan`, `Call`). `meta`, `outcome`: what it did.
-    `touched`: the arrays that were written in this call or another one.
+    `touched`: the arrays that were written in this call or another one. `order`: the names of its arguments by name.
     """
 
     fn: Callable[..., object]
@@ -79,6 +79,7 @@ class Recording:
     meta: ViewAndMutationMeta
     outcome: Outcome
     touched: frozenset[int]
+    order: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,8 @@ class Pure:
         r = recording
         self.fn, self.plan, self.index, self.form, self.first = r.fn, r.plan, r.index, r.form, r.first
         self.meta, self.outcome, self.touched = r.meta, r.outcome, r.touched
+        #: the arguments by name, in the order of the call: the function may ask for it
+        self.order = r.order
         self.moved = dict(r.outcome.geometry)
         groups = self.plan.groups
         written = {self.plan.where[u].group for u in self.touched}
@@ -209,7 +212,7 @@ class Pure:
         given = [trees.unflatten(one, it) for one in args]
         named = {k: trees.unflatten(one, it) for k, one in kwargs.items()}
         copies = trees.Copies(lambda leaf: leaf)
-        result = self.fn(*[copies.of(a) for a in given], **{k: copies.of(v) for k, v in named.items()})
+        result = self.fn(*[copies.of(a) for a in given], **{k: copies.of(named[k]) for k in self.order})
         if copies.changed():
             raise ValueError(
                 "pure: the function changed a list or dict among its arguments: a pure function cannot; return what it"

@@ -135,7 +135,7 @@ class TensorPure(Pure):
         outputs: list[object] = []
         seen = not torch().compiler.is_compiling()  # a tracer meets neither versions nor storages
         versions = [t._version for t in tensors] if seen else []
-        gather(self.fn(*given, **named), outputs)
+        gather(self.fn(*given, **{k: named[k] for k in self.order}), outputs)
         if len(outputs) != len(self.shown):
             raise ValueError(f"pure: expected {len(self.shown)} results, as at the recorded call, got {len(outputs)}")
         if seen:
@@ -190,7 +190,14 @@ class TensorPure(Pure):
 
     def inner(self, leaves: Sequence[object], arrays: Sequence[Tensor]) -> list[object]:  # type: ignore[override]
         """The inner arguments for the caller's own, without a copy: bases are views that gradients follow."""
-        return [*(self.region(g, arrays) for g in self.bases), *(leaves[i] for i in self.rest)]
+        regions = [self.region(g, arrays) for g in self.bases]
+        rest: list[Any] = [leaves[i] for i in self.rest]
+        if torch().is_grad_enabled() and torch()._C._any_requires_grad(*arrays):
+            # What is written back must not be what a compiled function has saved for its own backward.
+            regions = [one.clone() for one in regions]
+            written = {self.first[u] for u in self.touched}
+            rest = [x.clone() if i in written else x for i, x in zip(self.rest, rest, strict=True)]
+        return [*regions, *rest]
 
     def region(self, group: int, arrays: Sequence[Tensor]) -> Tensor:
         """The caller's memory of a group as one axis of elements. ValueError where no such tensor has the gradients of
@@ -294,8 +301,7 @@ def copied(x: Tensor, one: Shown, roomy: bool) -> Tensor:
     """A copy of the same strides, wherever one can have them."""
     if not roomy:
         return x.clone()
-    made: Tensor = torch().empty_strided(one.shape, one.stride, dtype=one.dtype, device="cpu")
-    return made.copy_(x)
+    return x.new_empty_strided(one.shape, one.stride).copy_(x)
 
 
 def needs_room(shape: Sequence[int], stride: Sequence[int]) -> bool:
@@ -319,7 +325,7 @@ def filled(form: trees.Spec, leaves: Iterator[object]) -> object:
 
 def gather(tree: object, leaves: list[object]) -> None:
     """The leaves of a tree, in code that can be traced."""
-    if isinstance(tree, (list, tuple)):
+    if isinstance(tree, (list, tuple)) and not isinstance(tree, torch().Size):
         for item in tree:
             gather(item, leaves)
     elif isinstance(tree, dict):

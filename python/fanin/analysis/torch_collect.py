@@ -64,6 +64,7 @@ def collect_torch(
     keep_input_mutations: bool = False,
     args_descs: Sequence[AOTInput] | None = None,
     static_input_indices: Sequence[int] = (),
+    _after: Callable[[Watch], None] | None = None,
 ) -> ViewAndMutationMeta:
     """What `fn(*args)` does to its arguments, and what its outputs are to them and to each other.
 
@@ -84,8 +85,10 @@ def collect_torch(
     if len(descs) != len(args):
         raise ValueError(f"collect_torch: expected a descriptor for each of {len(args)} arguments, got {len(descs)}")
     check_args(torch, args, descs)
-    watch = Watch(torch, args, Copier(torch, args).copies)
+    watch = Watch(torch, args, Copier(torch, args).copies, _after is not None)
     outs, left = watched_run(torch, fn, watch)
+    if _after is not None:
+        _after(watch)
     watch.look_at_memory()
     inputs = [watch.input_info(i, keep_input_mutations) for i in range(len(args))]
     outputs, bases = Outputs(torch, watch, outs, inputs).classified()
@@ -122,6 +125,7 @@ def watched_run(torch: ModuleType, fn: Callable[..., object], watch: Watch) -> t
         left = torch.is_grad_enabled() if torch.is_grad_enabled() != grad else None
     finally:
         torch.set_grad_enabled(grad)
+        watch.put_back_others()
     if autocast_state(torch) != autocast:
         raise RuntimeError(
             "collect_torch: the function leaves autocast as it was not before: expected it to be put back within"
@@ -183,7 +187,7 @@ def check_args(torch: ModuleType, args: Sequence[object], descs: Sequence[AOTInp
 
 def leaves(x: object) -> Iterator[object]:
     """What a nest of lists, tuples and dicts holds, in order."""
-    if isinstance(x, (list, tuple)):
+    if isinstance(x, (list, tuple)) and type(x).__name__ != "Size":
         for y in x:
             yield from leaves(y)
     elif isinstance(x, dict):
@@ -248,7 +252,7 @@ class Copier:
     def view(self, x: Tensor, its: Tensor, base: Tensor) -> Tensor | None:
         """A view of `base`, the copy of `its`, the base of x; None where the dtype forbids it."""
         torch = self.torch
-        with torch.set_grad_enabled(x.requires_grad and base.requires_grad):
+        with torch.set_grad_enabled(x.requires_grad or not base.requires_grad):
             if x.dtype != its.dtype:
                 if x.is_complex() or its.is_complex() or x.requires_grad:
                     return None
@@ -356,6 +360,12 @@ def effects_of(func: Any) -> Effects | None:
     return Effects(func.overloadpacket.__name__, arguments, moves, bool(views), several)
 
 
+#: What operations write without a word of it in their schemas: positions and names.
+UNDECLARED: dict[str, tuple[tuple[int, str], ...]] = dict.fromkeys(
+    ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"), ((3, "running_mean"), (4, "running_var"))
+)
+
+
 @dataclass
 class Watch:
     """What a run did to the copies of its arguments."""
@@ -363,6 +373,7 @@ class Watch:
     torch: ModuleType
     args: Sequence[Any]
     copies: Sequence[Any]
+    alone: bool = False  # what it does to tensors that it was not given is undone
     writes: list[Write] = field(default_factory=list)
     hidden: set[int] = field(default_factory=set)  # inputs that changed and that no operation wrote
 
@@ -376,6 +387,30 @@ class Watch:
         self.before = [x.detach() if isinstance(x, tensor) else None for x in self.copies]
         self.storages = {x.untyped_storage()._cdata for x in self.before if x is not None}
         self.touched: list[list[Write]] = [[] for _ in self.copies]
+        self.made: set[int] = set()  # storages that an operation gave
+        #: by storage, of tensors that were there before and are no arguments: one, its storage's bytes, its version
+        self.others: dict[int, tuple[Tensor, Storage, int | None]] = {}
+        self.strided: set[int] = set()  # storages that as_strided was given a place in
+
+    def keep_others(self, func: Any, args: Sequence[object], kwargs: dict[str, object]) -> None:
+        """Keep what an operation will write that is neither an argument's nor made by the function."""
+        effects = effects_of(func)
+        written = UNDECLARED.get(getattr(func, "_opname", ""), ())
+        if effects is not None:
+            written = tuple((place, name) for place, name, writes in effects.arguments if writes)
+        for place, name in written:
+            for t in tensors(self.torch, args[place] if place < len(args) else kwargs.get(name)):
+                if in_memory(self.torch, t) and (key := t.untyped_storage()._cdata) not in self.storages | self.made:
+                    version = None if t.is_inference() else t._version
+                    self.others.setdefault(key, (t, t.untyped_storage().clone(), version))
+
+    def put_back_others(self) -> None:
+        """Undo what was done to those."""
+        for t, before, version in self.others.values():
+            if t.untyped_storage().nbytes() == before.nbytes():
+                t.untyped_storage().copy_(before)
+            if version is not None:
+                self.torch._C._autograd._unsafe_set_version_counter((t,), (version,))
 
     def mode(self) -> AbstractContextManager[object]:
         from torch.utils import _python_dispatch
@@ -391,8 +426,12 @@ class Watch:
                 args: tuple[object, ...] = (),
                 kwargs: dict[str, object] | None = None,
             ) -> object:
-                result = func(*args, **kwargs) if kwargs else func(*args)
                 effects = effects_of(func)
+                if watch.alone:
+                    watch.keep_others(func, args, kwargs or {})
+                result = func(*args, **kwargs) if kwargs else func(*args)
+                if watch.alone and (effects is None or not effects.makes_views):
+                    watch.made |= {t.untyped_storage()._cdata for t in in_memories(watch.torch, result)}
                 if effects is not None:
                     watch.note(effects, args, kwargs or {}, result)
                 return result
@@ -403,6 +442,10 @@ class Watch:
     def note(self, effects: Effects, args: Sequence[object], kwargs: dict[str, object], result: object) -> None:
         """What an operation wrote, and what is a view of what now."""
         viewed = []
+        if effects.name.startswith("as_strided"):
+            offset = args[3] if len(args) > 3 else kwargs.get("storage_offset")
+            if offset is not None:
+                self.strided |= {t.untyped_storage()._cdata for t in in_memories(self.torch, args[0])}
         for place, name, writes in effects.arguments:
             value = args[place] if place < len(args) else kwargs.get(name)
             for t in tensors(self.torch, value):
@@ -479,6 +522,11 @@ def tensors(torch: ModuleType, x: object) -> Iterator[Tensor]:
 def in_memory(torch: ModuleType, x: object) -> bool:
     """Whether it is a tensor with one storage of its own kind: a sparse one has several parts."""
     return isinstance(x, torch.Tensor) and x.layout is torch.strided
+
+
+def in_memories(torch: ModuleType, x: object) -> Iterator[Tensor]:
+    """The tensors of a nest that have memory."""
+    return (t for t in tensors(torch, x) if in_memory(torch, t))
 
 
 def same_bytes(torch: ModuleType, x: Tensor, y: Tensor) -> bool:

@@ -16,6 +16,7 @@ import dataclasses
 import functools
 import operator
 import sys
+import threading
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -95,7 +96,7 @@ class Record:
     function.
     """
 
-    def __init__(self, owner: Functionalized, call: Call) -> None:
+    def __init__(self, owner: Functionalized, call: Call, order: Sequence[str]) -> None:
         check = torch_part().check_tensor if call.tensors else check_array
         check_arrays(call, check, "functionalize", alone=owner.compiles)
         self.guard = Guard(call)
@@ -109,6 +110,7 @@ class Record:
         self.caller: type[CallerArrays] = torch_part().CallerTensors if call.tensors else CallerArrays
         self.index, self.form, self.first, self.flat = call.index, call.form, call.first, self.guard.flat
         self.owner = owner
+        self.order = tuple(order)
         self.meta: ViewAndMutationMeta | None = None
         self.outcome: Outcome | None = None
         self.touched: frozenset[int] = frozenset()  #: arrays that were written
@@ -138,18 +140,20 @@ class Record:
         self.touched |= {u for i, u in enumerate(self.index) if u is not None and meta.input_info[i].mutates_data}
         self.forget()
 
-    def fits(self, leaves: Sequence[object], arrays: Sequence[object]) -> bool:
-        """Whether what a compiled function was made for is so: numbers and texts among the arguments, who asks for a
-        gradient, and whether gradients are on.
+    def fits(self, order: Sequence[str], leaves: Sequence[object], arrays: Sequence[object]) -> bool:
+        """Whether what a compiled function was made for is so: the order of arguments by name, numbers and texts among
+        them, who asks for a gradient, and whether gradients are on.
         """
-        if self.compiled is None or not self.tensors:
+        if self.compiled is None or self.order != order:
+            return self.compiled is None
+        if not self.tensors:
             return True
         return all(type(leaves[i]) is type(x) and leaves[i] == x for i, x in self.fixed) and self.asks == asks(arrays)
 
     @functools.cached_property
     def pure(self) -> Pure:
         assert self.meta is not None and self.outcome is not None
-        known = self.plan, self.index, self.form, self.first, self.meta, self.outcome, self.touched
+        known = self.plan, self.index, self.form, self.first, self.meta, self.outcome, self.touched, self.order
         recording = Recording(self.owner.fn, *known)
         if self.seen is None:
             return Pure(recording)
@@ -181,6 +185,7 @@ class Functionalized:
         self.fn = fn
         self._guard, self._lend, self._keep, self._options, self._compiler = guard, lend, keep, options, compiler
         self._records: list[Record] = []
+        self._recording = threading.RLock()
         if "torch" in sys.modules:
             skip_frames()
         functools.update_wrapper(self, fn, updated=())
@@ -237,11 +242,19 @@ class Functionalized:
     def __call__(self, /, *args: object, **kwargs: object) -> Any:
         for place, record in enumerate(self._records):
             found = record.guard.arrays(args, kwargs)
-            if found is not None and record.fits(*found):
+            if found is not None and record.fits(tuple(kwargs), *found):
                 if place:
                     self._remember(record)
                 return self._again(record, Arguments(args, kwargs, *found))
-        return self._first(args, kwargs)
+        if self._compiler is None and self._guard != "error":
+            return self._first(args, kwargs)  # two threads that record one layout do no harm
+        with self._recording:  # one records a layout, the others wait and find it
+            known = [
+                r for r in self._records if (found := r.guard.arrays(args, kwargs)) and r.fits(tuple(kwargs), *found)
+            ]
+            if not known:
+                return self._first(args, kwargs)
+        return self(*args, **kwargs)
 
     def _first(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """A call of a layout that was not seen before."""
@@ -253,7 +266,7 @@ class Functionalized:
             self._refuse(self._records[0], call)
         check_signature(self.fn, args, kwargs, "functionalize")
         check_flags(call, self._options["requires_grad"], "functionalize")
-        record = Record(self, call)
+        record = Record(self, call, tuple(kwargs))
         earlier = self._earlier(record)
         if call.tensors and self._compiler is not None:
             for u, t in enumerate(call.arrays):
@@ -320,7 +333,7 @@ class Functionalized:
         call = call_of(args, kwargs, "functionalize")
         check_signature(self.fn, args, kwargs, "functionalize")
         check_flags(call, self._options["requires_grad"], "functionalize")
-        record = Record(self, call)
+        record = Record(self, call, tuple(kwargs))
         self._learn_from(record, call, Arguments(args, kwargs, call.leaves, call.arrays))
         self._remember(record)
 
@@ -386,6 +399,7 @@ class Functionalized:
             tensors = [leaves[i] for i in record.first]
             caller, containers = record.caller(record.plan, tensors), CallerContainers(tree)
             histories = [history_of(t) for t in tensors]
+            states = [state_of(t) for t in tensors]
 
             def after(result: object) -> None:
                 if self._compiler is not None and containers.changed():
@@ -393,13 +407,19 @@ class Functionalized:
                 if self._compiler is not None and caller.resized:
                     raise resized(record.named(record.first[record.plan.groups[min(caller.resized)].numbers[0]]))
                 record.outcome = outcome_of(caller, result, outputs, [])
+                if self._compiler is not None:
+                    check_states(record, tensors, states, outputs)
                 quiet.update(u for u, t in enumerate(tensors) if history_of(t) == histories[u])
                 ends.update((u, shown.given(tensors[u])) for u in caller.moved)
                 record.own = own_of(result, tree, {})
 
             return after
 
-        record.meta = of_tensors(self.fn, call, look)
+        def saw(watch: Any) -> None:
+            if self._compiler is not None:
+                check_strided(record, call, watch)
+
+        record.meta = of_tensors(self.fn, call, look, saw)
         record.touched = frozenset(
             u for i, u in enumerate(record.index) if u is not None and record.meta.input_info[i].mutates_data
         )
@@ -424,8 +444,9 @@ class Functionalized:
         record.meta = dataclasses.replace(record.meta, input_info=tuple(infos))
 
     def _refuse(self, record: Record, call: Call) -> None:
-        change = record.guard.change(call)
-        assert change is not None
+        change = record.guard.change(call) or Change(
+            None, "", "the numbers, texts and order of arguments by name that were compiled for", "others"
+        )
         raise layout_error(change, call)
 
     def _hold(self, record: Record, caller: CallerArrays, result: object) -> None:
@@ -479,6 +500,52 @@ def own_of(result: object, given: object, original: dict[int, object]) -> dict[i
             places.setdefault(id(node), i)
     found = {k: places.get(id(original.get(id(node), node))) for k, node in enumerate(trees.containers(result))}
     return {k: i for k, i in found.items() if i is not None}
+
+
+def state_of(t: Any) -> tuple[int, dict[str, object], object, int, bool, bool]:
+    """What of a tensor a compiled function cannot change: version, attributes, gradient, hooks; who asks for one, and
+    whether it has a history.
+    """
+    hooks = sum(len(getattr(t, name) or ()) for name in torch_part().HOOKS)
+    grad = t.grad if t.is_leaf else None
+    return t._version, dict(t.__dict__), grad, hooks, t.requires_grad, t.grad_fn is not None
+
+
+def check_states(record: Record, tensors: Sequence[Any], before: Sequence[Any], outputs: Sequence[Any]) -> None:
+    """ValueError where a run changed what a compiled function cannot change, by name."""
+    for u, (t, (version, attributes, grad, hooks, asks, grown)) in enumerate(zip(tensors, before, strict=True)):
+        now = state_of(t)
+        what = (
+            "attributes are set" if not trees.same_items(attributes, now[1])
+            else ".grad is set" if now[2] is not grad
+            else "a hook is added" if now[3] != hooks
+            else "requires_grad is set" if asks != now[4] and (now[0] == version or asks)
+            else "its history is cut (detach_)" if grown and not now[5]
+            else None
+        )  # fmt: skip
+        if what is not None:
+            raise uncompiled(f"{record.named(record.first[u])}: {what}")
+    storages = {t.untyped_storage()._cdata for t in tensors}
+    for j, o in enumerate(outputs):
+        if type(o) is not torch().Tensor or not o.is_leaf or not o.requires_grad or any(o is t for t in tensors):
+            continue
+        if str(o.layout) == "torch.strided" and o.untyped_storage()._cdata in storages:
+            raise uncompiled(f"{PlainAOTOutput(j).expr()} is a leaf of its own on the memory of an argument")
+
+
+def check_strided(record: Record, call: Call, watch: Any) -> None:
+    """ValueError where a function counts from where the storage of an argument begins, which a copy has not."""
+    for u, t in enumerate(call.arrays):
+        if watch.before[record.first[u]].untyped_storage()._cdata in watch.strided and t.storage_offset():
+            raise uncompiled(
+                f"{record.named(record.first[u])}: as_strided is given a storage_offset, and it begins at element"
+                f" {t.storage_offset()} of its storage: leave it out, or pass x.clone()"
+            )
+
+
+def uncompiled(what: str) -> ValueError:
+    """The error for what a compiled function cannot do."""
+    return ValueError(f"functionalize: {what}: a compiled function cannot do that; expected no compiler")
 
 
 def history_of(t: Any) -> tuple[object, bool]:
