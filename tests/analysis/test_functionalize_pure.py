@@ -260,3 +260,17 @@ def test_what_has_no_bytes_keeps_its_old_geometry_in_what_a_pure_function_return
             x = np.empty((4, 1), "V0")
             f(x)
             assert x.shape == (4,)
+
+
+def test_a_dense_array_stands_for_a_broadcast_one_where_its_values_do() -> None:
+    fns: list[Callable[[Any], Any]] = [lambda x: x * 2, lambda x: x[0], lambda x: x.sum(0), lambda x: x[1:, ::-1]]
+    for fn in fns:
+        f = functionalize(fn)
+        row = np.arange(4.0)
+        broadcast = np.broadcast_to(row, (3, 4))
+        f(broadcast)
+        for dense in (np.tile(row, (3, 1)), np.asfortranarray(broadcast), np.tile(row, (3, 2))[:, :4]):
+            [got] = f.pure(dense)
+            assert np.array_equal(got, fn(broadcast))
+        with pytest.raises(ValueError, match=r"pure: args\[0\]: expected an array whose elements are equal where they"):
+            f.pure(np.arange(12.0).reshape(3, 4))
