@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +12,9 @@ import pytest
 from fanin.analysis import functionalize
 
 torch = pytest.importorskip("torch")
+
+from kit.programs_torch import program  # noqa: E402
+
 pytestmark = pytest.mark.partners
 
 
@@ -287,3 +292,82 @@ def test_a_layout_is_recorded_once_by_several_threads() -> None:
         for t in threads:
             t.join()
         assert not wrong and len(made) == 1
+
+
+# Random functions
+
+
+def outcome_of(call: Callable[..., Any], args: list[Any]) -> tuple[Any, ...] | str:
+    """What a call leaves: results, arguments, and the gradients of what they were grown from; or its error."""
+    try:
+        outs = call(*args)
+    except (RuntimeError, ValueError, IndexError, TypeError) as e:
+        return f"{type(e).__name__}: {e}"
+    tensors = [x for x in [*args, *outs] if isinstance(x, torch.Tensor)]
+    starts = [x.untyped_storage().data_ptr() for x in args if isinstance(x, torch.Tensor)]
+    shown = []
+    for o in tensors:
+        place = next((i for i, s in enumerate(starts) if s == o.untyped_storage().data_ptr()), None)
+        place = place if o.numel() else None  # it shares no byte
+        where = None if place is None else (o.storage_offset(), o.stride())
+        shown.append((tuple(o.shape), str(o.dtype), o.tolist(), o.requires_grad, place, where))
+    grads: Any = None
+    try:
+        roots = [o for o in tensors if o.requires_grad and not o.is_leaf]
+    except RuntimeError as e:  # of a view that autograd refuses to speak of
+        return f"RuntimeError at a view: {str(e)[:60]}"
+    leaves = [x for x in args if isinstance(x, torch.Tensor) and x.is_leaf and x.requires_grad]
+    if roots:
+        try:
+            torch.stack([(o * o).sum() for o in roots]).sum().backward()
+            grads = [None if x.grad is None else x.grad.tolist() for x in leaves]
+        except RuntimeError as e:
+            return f"RuntimeError in backward: {str(e)[:60]}"
+    return shown, grads
+
+
+REFUSALS = (
+    "a compiled function cannot do that", "expected a tensor that is not expanded", "a base of tensors has one",
+    "through several storages", "share memory that is written, but no history", "is given other storage",
+    "otherwise than at the recorded call",
+)  # fmt: skip
+
+
+def compared(n: int, compiler: Any, first: int) -> tuple[Counter[str], dict[int, Any]]:
+    """Random programs beside their compiled wrappers, called twice: how many were what, and those that differ."""
+    seen: Counter[str] = Counter()
+    wrong: dict[int, Any] = {}
+    for seed in range(first, first + n):
+        p = program(random.Random(seed), gradients=seed % 2 == 0)
+        if any(step[0] == "no_grad custom" for step in p.steps):
+            continue  # torch gives a view of such a view a history that leads nowhere
+        wrapper = functionalize(p.fn, compiler=compiler)
+        for turn in range(2):
+            eager, ours = outcome_of(p.fn, p.args()), outcome_of(wrapper, p.args())
+            if isinstance(ours, str) and any(words in ours for words in REFUSALS):
+                seen[next(words for words in REFUSALS if words in ours)] += 1
+            elif isinstance(eager, str):
+                seen["raises in both" if isinstance(ours, str) else "raises eagerly alone"] += 1
+            elif eager != ours:
+                seen["differs"] += 1
+                wrong[seed] = (turn, p, eager, ours)
+            else:
+                seen["the same"] += 1
+    return seen, wrong
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("backend", "n"),
+    [
+        ("same", 300),
+        pytest.param("same", 8_000, marks=pytest.mark.slow),
+        pytest.param("aot_eager", 300, marks=pytest.mark.slow),
+    ],
+)
+def test_random_functions_do_compiled_what_they_do_themselves(backend: str, n: int) -> None:
+    compiler = same if backend == "same" else torch.compile(backend=backend)
+    seen, wrong = compared(n, compiler, 7_000_000 + n)
+    print(seen)
+    assert not wrong, (seen, dict(list(wrong.items())[:2]))
+    assert seen["the same"] > n, seen

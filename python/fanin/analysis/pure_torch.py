@@ -21,6 +21,7 @@ from .caller_tensors import retyped, start_of
 from .calls import Place, torch
 from .protocols import DType, Tensor
 from .pure import Pure, Recording
+from .torch_collect import same_bytes
 
 
 @dataclass(frozen=True)
@@ -139,31 +140,36 @@ class TensorPure(Pure):
         if len(outputs) != len(self.shown):
             raise ValueError(f"pure: expected {len(self.shown)} results, as at the recorded call, got {len(outputs)}")
         if seen:
-            self._hold_run(tensors, versions, outputs)
+            self._hold_run(inner, tensors, versions, outputs)
         changed = [
             tensors[u].as_strided(self.given[u].shape, self.given[u].stride, 0) if u in self.moved else tensors[u]
             for u in self.changed
         ]
         return bases + changed + outputs + [tensors[u] for u in self.late]
 
-    def _hold_run(self, tensors: Sequence[Tensor], versions: Sequence[int], outputs: Sequence[Any]) -> None:
+    def _hold_run(
+        self, inner: Sequence[Any], tensors: Sequence[Tensor], versions: Sequence[int], outputs: Sequence[Any]
+    ) -> None:
         """ValueError where a run wrote, or returned views, otherwise than was recorded."""
         in_bases = {u for g in self.bases for u in self.plan.groups[g].numbers}
         for u, t in enumerate(tensors):
-            if t._version != versions[u] and u not in in_bases | self.touched and u not in self.ends:
+            if t._version == versions[u] or u in in_bases | self.touched or u in self.ends:
+                continue
+            if type(t) is torch().Tensor and not same_bytes(torch(), inner[self.places[u][0]], t):
                 name = PlainAOTInput(self.first[u]).expr()
                 raise ValueError(f"pure: {name} is written by this call, and was not by the recorded one")
         for j, (p, shown) in enumerate(zip(self.outcome.places, self.shown, strict=True)):
             if p.kind not in ("input", "view") or shown is None or p.base in self.ends:
                 continue
             t, o = tensors[p.base], outputs[j]
-            wanted = shown.shape, shown.stride, shown.dtype, self._ahead(p)
+            as_given = tuple(t.stride()) == self.given[p.base].stride  # a copy of an expanded one is not
+            wanted = shown.shape, shown.dtype, *((shown.stride, self._ahead(p)) if as_given else ())
             if p.kind == "input" and o is not t:
                 raise self._other(j, "not", p)
             if not isinstance(o, torch().Tensor) or o.untyped_storage()._cdata != t.untyped_storage()._cdata:
                 raise self._other(j, "no view of", p)
             ahead = o.storage_offset() * o.element_size() - t.storage_offset() * t.element_size()
-            if (tuple(o.shape), tuple(o.stride()), o.dtype, ahead) != wanted:
+            if (tuple(o.shape), o.dtype, *((tuple(o.stride()), ahead) if as_given else ())) != wanted:
                 raise self._other(j, "another view of", p)
 
     def _ahead(self, p: Place) -> int:
@@ -257,7 +263,8 @@ class TensorPure(Pure):
                 its.copy_(new)
         for u, end in self.ends.items():
             t = arrays[u]
-            t.as_strided_(end.shape, end.stride, t.storage_offset() + end.offset - self.given[u].offset)
+            with torch().no_grad() if u in self.quiet else contextlib.nullcontext():
+                t.as_strided_(end.shape, end.stride, t.storage_offset() + end.offset - self.given[u].offset)
         made = list(outputs)
         for j, p in enumerate(self.outcome.places):
             if p.same_as is not None and p.same_as < j:
@@ -298,7 +305,14 @@ class TensorPure(Pure):
 
 
 def copied(x: Tensor, one: Shown, roomy: bool) -> Tensor:
-    """A copy of the same strides, wherever one can have them."""
+    """A copy of the same strides, wherever one can have them. One that is expanded and asks for a gradient has dense
+    ones, so that each of its elements gets its own.
+    """
+    wide = [d for d, (n, s) in enumerate(zip(one.shape, one.stride, strict=True)) if s == 0 and n > 1]
+    if wide and not one.asks and all(x.stride()[d] == 0 for d in wide):
+        for d in wide:
+            x = x.narrow(d, 0, 1)
+        return x.clone().expand(one.shape)
     if not roomy:
         return x.clone()
     return x.new_empty_strided(one.shape, one.stride).copy_(x)

@@ -502,25 +502,27 @@ def own_of(result: object, given: object, original: dict[int, object]) -> dict[i
     return {k: i for k, i in found.items() if i is not None}
 
 
-def state_of(t: Any) -> tuple[int, dict[str, object], object, int, bool, bool]:
-    """What of a tensor a compiled function cannot change: version, attributes, gradient, hooks; who asks for one, and
-    whether it has a history.
+def state_of(t: Any) -> tuple[Any, ...]:
+    """What of a tensor a compiled function cannot change: version, attributes, gradient, hooks; whether it asks for
+    one, and has a history; its shape and strides.
     """
     hooks = sum(len(getattr(t, name) or ()) for name in torch_part().HOOKS)
     grad = t.grad if t.is_leaf else None
-    return t._version, dict(t.__dict__), grad, hooks, t.requires_grad, t.grad_fn is not None
+    return t._version, dict(t.__dict__), grad, hooks, t.requires_grad, t.grad_fn is not None, t.shape, t.stride()
 
 
 def check_states(record: Record, tensors: Sequence[Any], before: Sequence[Any], outputs: Sequence[Any]) -> None:
     """ValueError where a run changed what a compiled function cannot change, by name."""
-    for u, (t, (version, attributes, grad, hooks, asks, grown)) in enumerate(zip(tensors, before, strict=True)):
+    for u, (t, (version, attributes, grad, hooks, asks, grown, *lay)) in enumerate(zip(tensors, before, strict=True)):
         now = state_of(t)
+        moved = lay != [*now[6:]]
         what = (
             "attributes are set" if not trees.same_items(attributes, now[1])
             else ".grad is set" if now[2] is not grad
             else "a hook is added" if now[3] != hooks
             else "requires_grad is set" if asks != now[4] and (now[0] == version or asks)
             else "its history is cut (detach_)" if grown and not now[5]
+            else "it is a leaf that asks for a gradient, and its strides change" if asks and not grown and moved
             else None
         )  # fmt: skip
         if what is not None:
