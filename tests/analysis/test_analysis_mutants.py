@@ -234,7 +234,7 @@ MUTANTS = [
     fault("trees", "                copy.__dict__.update(node.__dict__)", "                pass"),
     # the wrapper
     fault("wrapper", "record.to_copy if self._lend else None", "None"),
-    fault("wrapper", "    caller.undo().tell(error, lambda u: record.named(record.first[u]))", "    pass"),
+    fault("wrapper", "    caller.undo().note(error, lambda u: record.named(record.first[u]))", "    pass"),
     fault("wrapper", "            if alone and latest.index.count(old) == 1:", "            if True:"),
     fault("wrapper", "    if containers is not None:\n        containers.undo()", "    pass"),
     fault("wrapper", '        if self._guard == "error" and self._records:', "        if False:"),

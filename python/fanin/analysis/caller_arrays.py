@@ -34,7 +34,7 @@ class Lost:
         except Exception as e:
             self.found.append((name, e))
 
-    def tell(self, error: BaseException, named: Callable[[int], str]) -> None:
+    def note(self, error: BaseException, named: Callable[[int], str]) -> None:
         """Add notes of it to the error of the function."""
         for (u, what), e in self.found:
             error.add_note(f"functionalize: {what.format(named(u))} could not be put back: {type(e).__name__}: {e}")

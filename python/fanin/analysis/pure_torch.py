@@ -148,7 +148,7 @@ class TensorPure(Pure):
         return bases + changed + outputs + [tensors[u] for u in self.late]
 
     def _hold_run(
-        self, inner: Sequence[Any], tensors: Sequence[Tensor], versions: Sequence[int], outputs: Sequence[Any]
+        self, inner: Sequence[Tensor], tensors: Sequence[Tensor], versions: Sequence[int], outputs: Sequence[object]
     ) -> None:
         """ValueError where a run wrote, or returned views, otherwise than was recorded."""
         in_bases = {u for g in self.bases for u in self.plan.groups[g].numbers}
@@ -197,12 +197,15 @@ class TensorPure(Pure):
     def inner(self, leaves: Sequence[object], arrays: Sequence[Tensor]) -> list[object]:  # type: ignore[override]
         """The inner arguments for the caller's own, without a copy: bases are views that gradients follow."""
         regions = [self.region(g, arrays) for g in self.bases]
-        rest: list[Any] = [leaves[i] for i in self.rest]
+        rest = [leaves[i] for i in self.rest]
         if torch().is_grad_enabled() and torch()._C._any_requires_grad(*arrays):
             # What is written back must not be what a compiled function has saved for its own backward.
             regions = [one.clone() for one in regions]
             written = {self.first[u] for u in self.touched}
-            rest = [x.clone() if i in written else x for i, x in zip(self.rest, rest, strict=True)]
+            rest = [
+                x.clone() if i in written and isinstance(x, torch().Tensor) else x
+                for i, x in zip(self.rest, rest, strict=True)
+            ]
         return [*regions, *rest]
 
     def region(self, group: int, arrays: Sequence[Tensor]) -> Tensor:

@@ -392,7 +392,7 @@ class Watch:
         self.others: dict[int, tuple[Tensor, Storage, int | None]] = {}
         self.strided: set[int] = set()  # storages that as_strided was given a place in
 
-    def keep_others(self, func: Any, args: Sequence[object], kwargs: dict[str, object]) -> None:
+    def keep_others(self, func: object, args: Sequence[object], kwargs: dict[str, object]) -> None:
         """Keep what an operation will write that is neither an argument's nor made by the function."""
         effects = effects_of(func)
         written = UNDECLARED.get(getattr(func, "_opname", ""), ())

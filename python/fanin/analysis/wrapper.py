@@ -50,7 +50,9 @@ from .pure import Pure, Recording
 from .records import ViewAndMutationMeta
 
 if TYPE_CHECKING:
+    from .protocols import Tensor
     from .pure_torch import Seen
+    from .torch_collect import Watch
 
 GUARDS = ("specialise", "error")
 Compiler = Callable[["Pure"], Callable[..., Sequence[object]]]
@@ -415,7 +417,7 @@ class Functionalized:
 
             return after
 
-        def saw(watch: Any) -> None:
+        def saw(watch: Watch) -> None:
             if self._compiler is not None:
                 check_strided(record, call, watch)
 
@@ -487,7 +489,7 @@ def undo(record: Record, error: BaseException, caller: CallerArrays, containers:
     """Leave the caller's arrays as they were; what could not be put back is a note of the error."""
     if containers is not None:
         containers.undo()
-    caller.undo().tell(error, lambda u: record.named(record.first[u]))
+    caller.undo().note(error, lambda u: record.named(record.first[u]))
 
 
 def own_of(result: object, given: object, original: dict[int, object]) -> dict[int, int]:
@@ -502,43 +504,47 @@ def own_of(result: object, given: object, original: dict[int, object]) -> dict[i
     return {k: i for k, i in found.items() if i is not None}
 
 
-def state_of(t: Any) -> tuple[Any, ...]:
+def state_of(t: Tensor) -> tuple[object, ...]:
     """What of a tensor a compiled function cannot change: version, attributes, gradient, hooks; whether it asks for
     one, and has a history; its shape and strides.
     """
     hooks = sum(len(getattr(t, name) or ()) for name in torch_part().HOOKS)
-    grad = t.grad if t.is_leaf else None
-    return t._version, dict(t.__dict__), grad, hooks, t.requires_grad, t.grad_fn is not None, t.shape, t.stride()
+    attributes = {name: id(x) for name, x in t.__dict__.items()}
+    grad = id(t.grad) if t.is_leaf and t.grad is not None else None
+    return t._version, attributes, grad, hooks, t.requires_grad, t.grad_fn is not None, (t.shape, t.stride())
 
 
-def check_states(record: Record, tensors: Sequence[Any], before: Sequence[Any], outputs: Sequence[Any]) -> None:
+def check_states(
+    record: Record, tensors: Sequence[Tensor], before: Sequence[tuple[object, ...]], outputs: Sequence[object]
+) -> None:
     """ValueError where a run changed what a compiled function cannot change, by name."""
-    for u, (t, (version, attributes, grad, hooks, asks, grown, *lay)) in enumerate(zip(tensors, before, strict=True)):
+    for u, (t, was) in enumerate(zip(tensors, before, strict=True)):
         now = state_of(t)
-        moved = lay != [*now[6:]]
+        version, attributes, grad, hooks, asks, grown, lay = (a == b for a, b in zip(was, now, strict=True))
         what = (
-            "attributes are set" if not trees.same_items(attributes, now[1])
-            else ".grad is set" if now[2] is not grad
-            else "a hook is added" if now[3] != hooks
-            else "requires_grad is set" if asks != now[4] and (now[0] == version or asks)
-            else "its history is cut (detach_)" if grown and not now[5]
-            else "it is a leaf that asks for a gradient, and its strides change" if asks and not grown and moved
+            "attributes are set" if not attributes
+            else ".grad is set" if not grad
+            else "a hook is added" if not hooks
+            else "requires_grad is set" if not asks and (version or was[4])
+            else "its history is cut (detach_)" if was[5] and not grown
+            else "it is a leaf that asks for a gradient, and its strides change" if was[4] and not was[5] and not lay
             else None
         )  # fmt: skip
         if what is not None:
             raise uncompiled(f"{record.named(record.first[u])}: {what}")
     storages = {t.untyped_storage()._cdata for t in tensors}
     for j, o in enumerate(outputs):
-        if type(o) is not torch().Tensor or not o.is_leaf or not o.requires_grad or any(o is t for t in tensors):
+        if not isinstance(o, torch().Tensor) or not o.is_leaf or not o.requires_grad or any(o is t for t in tensors):
             continue
         if str(o.layout) == "torch.strided" and o.untyped_storage()._cdata in storages:
             raise uncompiled(f"{PlainAOTOutput(j).expr()} is a leaf of its own on the memory of an argument")
 
 
-def check_strided(record: Record, call: Call, watch: Any) -> None:
+def check_strided(record: Record, call: Call, watch: Watch) -> None:
     """ValueError where a function counts from where the storage of an argument begins, which a copy has not."""
     for u, t in enumerate(call.arrays):
-        if watch.before[record.first[u]].untyped_storage()._cdata in watch.strided and t.storage_offset():
+        before = watch.before[record.first[u]]
+        if before is not None and before.untyped_storage()._cdata in watch.strided and t.storage_offset():
             raise uncompiled(
                 f"{record.named(record.first[u])}: as_strided is given a storage_offset, and it begins at element"
                 f" {t.storage_offset()} of its storage: leave it out, or pass x.clone()"
@@ -550,7 +556,7 @@ def uncompiled(what: str) -> ValueError:
     return ValueError(f"functionalize: {what}: a compiled function cannot do that; expected no compiler")
 
 
-def history_of(t: Any) -> tuple[object, bool]:
+def history_of(t: Tensor) -> tuple[object, bool]:
     """The node of a tensor, of the base of one that is a view; and whether it asks for a gradient."""
     own = t if t._base is None else t._base
     return own.grad_fn, t.requires_grad
