@@ -114,6 +114,18 @@ def mapped(call: Callable[[Any], Any]) -> None:
     torch.func.vmap(call)(torch.ones(3, 2))
 
 
+def negative() -> Any:
+    return torch.ones(2, dtype=torch.complex64).conj().imag
+
+
+def slices() -> Any:
+    return functionalize(lambda x, i: x[i : i + 1], [torch.arange(4.0), 0])
+
+
+def writes_where_negative() -> Any:
+    return functionalize(lambda x: x.add_(1) if x[0] < 0 else x * 2, [torch.ones(2)])
+
+
 X, FLAT = np.zeros(4), torch.zeros(8)
 BYTES = bytearray(8)
 PURE = functionalize(lambda x: x * 2, [X])
@@ -163,7 +175,7 @@ REFUSED: dict[str, tuple[type[BaseException], list[Callable[[], Any]]]] = {
             lambda: functionalize(nothing, X),  # type: ignore[arg-type]
         ],
     ),
-    "what is no function": (
+    "what is no function, generator": (
         TypeError,
         [case for fn in (3, generator, coroutine) for case in given(X, fn=fn)],  # type: ignore[arg-type]
     ),
@@ -215,6 +227,39 @@ REFUSED: dict[str, tuple[type[BaseException], list[Callable[[], Any]]]] = {
             *compiled(lambda a, b: a.add_(1), FLAT[:4], FLAT.view(torch.int32)[2:]),
             *compiled(lambda a, b: a.add_(1), torch.from_numpy(X), torch.from_numpy(X)),
             *compiled(lambda a: a.detach().numpy().fill(1), FLAT[:1].expand(3)),
+        ],
+    ),
+    "tensors whose conjugate": (
+        ValueError,
+        [
+            *compiled(lambda x: x * 2, torch.ones(2, dtype=torch.complex64).conj()),
+            *compiled(lambda x: x * 2, negative()),
+        ],
+    ),
+    "attributes, `.grad`": (
+        ValueError,
+        [
+            *compiled(lambda x: setattr(x, "mark", 1), torch.ones(2)),
+            *compiled(lambda x: setattr(x, "grad", torch.ones(2)), torch.ones(2, requires_grad=True)),
+            *compiled(lambda x: x.register_hook(abs), torch.ones(2, requires_grad=True)),
+            *compiled(lambda x: x.requires_grad_(), torch.ones(2)),
+            *compiled(lambda x: x.detach_(), torch.ones(2, requires_grad=True) * 1),
+            *compiled(lambda x: x.detach().requires_grad_(), torch.ones(2, requires_grad=True)),
+        ],
+    ),
+    "`as_strided` with": (ValueError, compiled(lambda x: x.as_strided((2,), (1,), 0), torch.arange(9.0)[4:7])),
+    "another view": (
+        ValueError,
+        [
+            lambda: slices().pure(torch.arange(4.0), 2),
+            lambda: writes_where_negative().pure(-torch.ones(2)),
+        ],
+    ),
+    "what is no function, or a compiler": (
+        TypeError,
+        [
+            lambda: functionalize(nothing, compiler=3),  # type: ignore[arg-type]
+            *compiled(lambda x: x * 2, X, by=lambda pure: None),
         ],
     ),
     "values of another number": (
