@@ -86,4 +86,6 @@ def one_a_line(text: str) -> str:
 if __name__ == "__main__":
     for name in sys.argv[1:]:
         path = Path(name)
+        if path.suffix != ".md":
+            sys.exit(f"{name} is no Markdown")
         path.write_text(one_a_line(path.read_text()))

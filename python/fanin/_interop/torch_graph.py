@@ -1,8 +1,9 @@
 """torch's own graph on fanin's engine: `fanin.torch.backward`.
 
 torch's nodes are callable from Python, and say what they lead to (`next_functions`), what they take (`_input_metadata`)
-and when they were made (`_sequence_nr`). Each becomes a `fanin.Node`; where a gradient of a parameter ends, torch's
-own `AccumulateGrad` is called, which knows how to make and add to `.grad`.
+and when they were made (`_sequence_nr`). Each becomes a `fanin.Node`; where a gradient of a parameter ends, torch's own
+engine runs that parameter's `AccumulateGrad`, with all the hooks it has. The whole pass runs inside a node of a pass of
+torch's: what asks that engine whether it is at work, and for what pass, gets an answer.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import functools
 import itertools
 import operator
 import sys
+import threading
 import types
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar, cast
 
@@ -38,19 +40,18 @@ def backward(
     schedule: Callable[[tuple[fanin.Node, ...]], fanin.Node] | None = None,
     workers: int = 1,
 ) -> None:
-    """`torch.autograd.backward` on fanin's engine: hooks of tensors in between and of nodes do NOT run (they cannot be
-    seen from Python; `retain_grad` on such a tensor leaves its `.grad` as it was), the graph keeps its saved tensors
-    until it is dropped (whatever `retain_graph` says: torch lets nobody else free them), CPU tensors alone, no nested
-    ones.
+    """`torch.autograd.backward` on fanin's engine: the graph keeps its saved tensors until it is dropped (whatever
+    `retain_graph` says: torch lets no other engine free them), CPU tensors alone, no nested ones.
 
-    Hooks of leaves (`register_hook`, `register_post_accumulate_grad_hook`) run; those of their `AccumulateGrad` nodes
-    do only where a first, sparse gradient that nobody else has is handed over. What can be seen to be missed is a
-    RuntimeError: a hook or `retain_grad` of one of `tensors`, full backward hooks of modules, hooks of leaves that ask
-    torch's engine for its pass (`register_multi_grad_hook`), checkpoints with reentrance where `inputs` is given (as in
-    torch), tensors that are not on the CPU, nested ones. A segment of `torch.utils.checkpoint` without reentrance is
-    computed anew for each tensor that it saved: right, and slow; with `use_reentrant=True` it is computed once. A
-    `torch.autograd.Function` of several results, of which one is not used, is asked by torch's own engine whether it
-    wants zeros there (`ctx.set_materialize_grads`): hooks of that node run then, once, with zeros.
+    Hooks run: those of tensors, leaves and in between, `retain_grad`, those of nodes and of modules; so replicas of
+    `DistributedDataParallel` are synchronised. A RuntimeError says what is not served: hooks that ask torch's engine
+    for its pass (`register_multi_grad_hook`, `queue_callback`), leaves that FSDP or DTensor shards, checkpoints with
+    reentrance where `inputs` is given (as in torch), tensors that are not on the CPU, nested ones.
+
+    `torch.utils.checkpoint` without reentrance computes a segment anew once (with several workers: once for each tensor
+    that it saved). A compiled model (`torch.compile`, AOTAutograd) may use the memory of what it saved for something
+    else, unless `retain_graph` is True: a second pass over it is then refused. In `torch.autograd.detect_anomaly()` a
+    node that returns NaN is a RuntimeError, and errors have a note of where the node was made.
 
     Every fan-in is an input buffer: the gradients of a bfloat16 tensor that is used many times are summed in float32
     and rounded once, the order of a sum is the graph's. `accumulate` names the dtype of the sums (rule A11). With
@@ -61,8 +62,9 @@ def backward(
     the pass is limited. schedule: as for `fanin.backward`. workers: on up to so many threads nodes run at once, with
     the same bits for every number, without `schedule` and `create_graph`. They have the caller's autocast, and no other
     setting that torch keeps for each thread; hooks of leaves run on any of them; nodes of `torch.autograd.Function`s,
-    `checkpoint(use_reentrant=True)` among them, run one at a time. Checkpoints without reentrance want `workers=1`:
-    they compute a segment anew inside whatever node first asks for what it saved, which two nodes may do at once.
+    `checkpoint(use_reentrant=True)` among them, run one at a time. Checkpoints without reentrance and compiled models
+    want `workers=1`: a segment is computed anew inside whatever node first asks for what it saved, which two nodes may
+    do at once, and to a compiled node on another thread torch says that the graph is retained.
 
     Raises TypeError (no tensor), ValueError (no gradient, a shape, `inputs` that are no leaves), RuntimeError (a tensor
     without a graph, what is said above); and what a node throws, with a note that names it. Then each `.grad` has its
@@ -82,23 +84,29 @@ def backward(
         raise ValueError("backward: inputs is empty: leave it out for all leaves")
     if create_graph and accumulate is not None:
         raise ValueError("backward: accumulate= with create_graph=True: sums that are recorded are torch's own")
-    graph = _Graph(ends, accumulate, create_graph, _as_here if workers > 1 else None)
+    retain = create_graph if retain_graph is None else retain_graph
+    graph = _Graph(ends, accumulate, create_graph, _as_here if workers > 1 else None, retain)
     wanted = None if leaves is None else [graph.leaves[x] for x in leaves if x in graph.leaves]
     if wanted == []:
         return
     for node in graph.leaves if leaves is None else leaves:
         _refuse_hooks(node.variable)
+    _refuse_sharded([node.variable for node in (graph.leaves if leaves is None else leaves)])
     if leaves is not None:
         _refuse_checkpoints(graph, leaves)
-    with torch.set_grad_enabled(create_graph):
-        fitted = _fitted("backward was given", firsts, [graph.takes[node][slot] for node, slot in ends])
-        fanin.backward(
-            [(graph.made[node], slot, g) for (node, slot), g in zip(ends, fitted, strict=True)],
-            wanted,
-            create_graph=create_graph,
-            schedule=schedule,
-            workers=workers,
-        )
+
+    def run() -> None:
+        with torch.set_grad_enabled(create_graph):
+            fitted = _fitted("backward was given", firsts, [graph.takes[node][slot] for node, slot in ends])
+            fanin.backward(
+                [(graph.made[node], slot, g) for (node, slot), g in zip(ends, fitted, strict=True)],
+                wanted,
+                create_graph=create_graph,
+                schedule=schedule,
+                workers=workers,
+            )
+
+    _inside(run, retain)
 
 
 def _gradients(
@@ -128,11 +136,6 @@ def _end(i: int, t: torch.Tensor) -> tuple[_Node, int]:
     """The node and the slot of a root."""
     if not t.requires_grad:
         raise RuntimeError(f"backward: tensor {i} does not require a gradient: nothing leads from it to a leaf")
-    if t.grad_fn is not None and (t.retains_grad or t._backward_hooks):
-        raise RuntimeError(
-            f"backward: tensor {i} has {'retain_grad' if t.retains_grad else 'a hook'}, which this pass cannot serve:"
-            " use torch's own backward(), or take it away"
-        )
     edge = get_gradient_edge(t)
     return cast("_Node", edge.node), edge.output_nr
 
@@ -154,11 +157,35 @@ def _refuse_hooks(leaf: torch.Tensor) -> None:
     for hook in [*(leaf._backward_hooks or {}).values(), *(leaf._post_accumulate_grad_hooks or {}).values()]:
         code = getattr(hook, "__code__", None)
         if code is not None and not ASKS.isdisjoint(code.co_names):
+            raise RuntimeError(f"backward: a hook of a leaf of shape {tuple(leaf.shape)} {NO_PASS}")
+
+
+def _refuse_sharded(leaves: list[torch.Tensor]) -> None:
+    """FSDP gathers and scatters in hooks that are not seen from Python; the gradients of a DTensor are DTensors."""
+    gathered = {id(p) for p in _gathered()}
+    for i, leaf in enumerate(leaves):
+        what = "FSDP" if id(leaf) in gathered or getattr(leaf, "_fsdp_flattened", False) else ""
+        dtensor = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+        if dtensor is not None and isinstance(leaf, dtensor):
+            what = "DTensor"
+        if what:
             raise RuntimeError(
-                f"backward: a hook of a leaf of shape {tuple(leaf.shape)} asks torch's engine for its pass, as those of"
-                " torch.autograd.graph.register_multi_grad_hook do, and this is none of torch's: use torch's own"
-                " backward(), or take the hook away"
+                f"backward: leaf {i} of {len(leaves)}, of shape {tuple(leaf.shape)}, is sharded by {what}, whose"
+                " gradients this pass would leave in pieces that are not summed: use torch's own backward()"
             )
+
+
+def _gathered() -> Iterator[torch.Tensor]:
+    """The parameters that FSDP (`fully_shard`) has put together for a forward."""
+    modules = getattr(sys.modules.get("torch.distributed._composable_state"), "_module_state_mapping", {})
+    for reference in list(modules.values()):
+        state = reference()
+        groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
+        for group in groups:
+            for one in getattr(group, "fsdp_params", ()):
+                parameter = getattr(one, "_unsharded_param", None)
+                if parameter is not None:
+                    yield parameter
 
 
 def _refuse_checkpoints(graph: _Graph, leaves: list[_Node]) -> None:
@@ -185,12 +212,28 @@ FUNCTIONS = "torch.autograd.Function"  # the group of nodes whose functions are 
 
 LARGE = 1 << 20  # bytes from which on to hand over costs less than a copy
 
+ENGINE = torch.autograd.Variable._execution_engine
+
+NO_PASS = (
+    "asks torch's engine for its pass, as those of torch.autograd.graph.register_multi_grad_hook do, and this is none"
+    " of torch's: use torch's own backward(), or take the hook away"
+)
+
 #: Functions of torch's by which a hook asks for its engine's pass, as those of `register_multi_grad_hook` do.
 ASKS = {"_current_graph_task_id", "_will_engine_execute_node", "queue_callback"}
 
 CPU = torch.device("cpu")
-Takes = tuple[tuple[int, ...], torch.dtype]
+Takes = tuple[tuple[int, ...], torch.dtype | None]  # no dtype: it is taken as it comes
 Gradients: TypeAlias = "torch.Tensor | tuple[torch.Tensor | None, ...] | None"
+
+
+class _Handle(Protocol):
+    """Of a hook."""
+
+    id: int
+
+    def hooks_dict_ref(self) -> OrderedDict[int, Callable[..., object]]: ...
+    def remove(self) -> None: ...
 
 
 class _Meta(Protocol):
@@ -215,8 +258,12 @@ class _Node(Protocol):
     def _sequence_nr(self) -> int: ...
     def __call__(self, *gradients: torch.Tensor | None) -> Gradients: ...
 
+    metadata: dict[str, list[str]]
+    register_hook: Callable[[Callable[..., object]], _Handle]
+    register_prehook: Callable[[Callable[..., object]], _Handle]
     variable: torch.Tensor  # of an `AccumulateGrad` alone
     needs_input_grad: tuple[bool, ...]
+    _forward_cls: type
 
     def apply(self, *gradients: torch.Tensor | None) -> Gradients: ...
 
@@ -225,7 +272,7 @@ Edges = tuple[tuple[_Node | None, int], ...]
 
 
 @functools.lru_cache(maxsize=4096)
-def _slot(shape: tuple[int, ...], dtype: torch.dtype, accumulate: Any) -> fanin.Slot:
+def _slot(shape: tuple[int, ...], dtype: torch.dtype | None, accumulate: Any) -> fanin.Slot:
     """Slots are the same for all nodes that take the same."""
     return fanin.Slot(shape=tuple(shape), dtype=dtype, accumulate=accumulate)
 
@@ -239,9 +286,12 @@ class _Graph:
         accumulate: DTypeLike | None,
         create_graph: bool,
         around: Callable[[], Around] | None = None,
+        retain: bool = True,
     ) -> None:
         self.accumulate: object = accumulate
         self.recording = create_graph
+        self.retain = retain
+        self.anomaly = torch.is_anomaly_enabled()
         self.around = around() if around else None  # what each call of a node has around it, on whatever thread
         self.made: dict[_Node, fanin.Node | fanin.Leaf] = {}
         self.leaves: dict[_Node, fanin.Leaf] = {}
@@ -266,18 +316,14 @@ class _Graph:
         recording, around = self.recording, self.around is not None  # `self` has the leaf: it would be a circle
 
         def accumulate(g: torch.Tensor) -> None:
-            hooks = variable._backward_hooks
-            for hook in list(hooks.values()) if hooks else ():  # what else runs is in AccumulateGrad
-                changed = hook(g)
-                g = g if changed is None else changed
-            first = g.is_sparse and variable.grad is None and not hooks and not recording
+            first = g.is_sparse and variable.grad is None and not variable._backward_hooks and not recording
             if first and _count(g) == _references(around):
                 indices, values = parts_alone(g)
                 # The indices of an Embedding are the user's own tensor.
                 if values and (indices or g._values().nbytes >= LARGE):
                     _hand_over(variable, [_same_parts(g, copied=not indices)])
                     return
-            node(g)
+            _run(variable, g, False, recording)
 
         [(shape, dtype)] = self.takes[node]
         slot = fanin.Slot() if recording else _slot(shape, dtype, None)
@@ -289,20 +335,26 @@ class _Graph:
 
     def node(self, node: _Node, inputs: int) -> fanin.Node:
         name = node.name()
-        if name.startswith("BackwardHookFunction"):
-            raise RuntimeError(
-                "backward: a module has full backward hooks, which this pass would not call: use torch's own backward()"
-            )
         edges: list[tuple[fanin.Node | fanin.Leaf, int] | None] = []
         takes: list[Takes | None] = []
         for to, slot in self.next[node]:
             edges.append(None if to is None else (self.made[to], slot))
             takes.append(None if to is None else self.takes[to][slot])
-        call = node if hasattr(node, "__call__") else _custom(node)  # noqa: B004 - of torch's classes not all have it
+        # Of torch's classes not all have it.
+        custom = None if hasattr(node, "__call__") else _Custom(node, self.retain)  # noqa: B004
+        call = node if custom is None else custom
+        hooks, recording, anomaly = _Hooks(node, inputs), self.recording, self.anomaly
 
         def fn(*sums: torch.Tensor | None) -> Gradients:
-            made = call(*sums)
+            given = [g for g in sums if g is not None]
+            if custom is not None and len(given) < inputs:
+                sums, taken = custom.materialized(sums, hooks, recording)
+            else:
+                sums = taken = hooks.arrive(sums, given, recording)
+            made = call(*taken) if not anomaly else _checked(node, call, taken)
             gradients = made if isinstance(made, tuple) else (made,)
+            if hooks.after:
+                gradients = made = hooks.leave(gradients, sums)
             for g, take in zip(gradients, takes, strict=False):
                 if g is not None and take is not None and (g.shape != take[0] or g.dtype is not take[1]):
                     return _fitted(f"{name} returned", gradients, takes)
@@ -311,7 +363,7 @@ class _Graph:
         if self.around is None and node not in self.with_sums:
             return fanin.Node(fn, inputs, edges, name=name)
         slots = self.slots(node) if node in self.with_sums else None
-        group = FUNCTIONS if call is not node and self.around else None
+        group = FUNCTIONS if custom is not None and self.around else None
         return fanin.Node(self.anywhere(fn), inputs, edges, slots=slots, name=name, group=group)
 
     def anywhere(self, fn: Callable[P, R]) -> Callable[P, R]:
@@ -352,35 +404,124 @@ class _Function(Protocol):
 
 
 class _Holder(Protocol):
-    gradient: list[torch.Tensor]
+    function: Callable[[], torch.Tensor | None]
 
 
-def _forward(ctx: _Holder, variable: torch.Tensor, gradient: list[torch.Tensor]) -> torch.Tensor:
-    ctx.gradient = gradient
-    return variable.new_empty(())
+def _forward(ctx: _Holder, variable: torch.Tensor, function: Callable[[], torch.Tensor | None]) -> torch.Tensor:
+    ctx.function = function
+    return variable.new_zeros(())
 
 
-def _backward(ctx: _Holder, *_: torch.Tensor) -> tuple[torch.Tensor, None]:
-    return ctx.gradient.pop(), None
+def _backward(ctx: _Holder, *_: torch.Tensor) -> tuple[torch.Tensor | None, None]:
+    return ctx.function(), None
 
 
-# A node whose gradient nobody has beside it: torch's own engine lets `AccumulateGrad` take that over (L3), where it
-# copies what it is called with.
-_HandOver = cast(
+# A node of torch's whose gradient is what a function returns.
+_Calls = cast(
     "_Function",
     types.new_class(
-        "HandOver",
+        "Calls",
         (torch.autograd.Function,),
         exec_body=lambda names: names.update(forward=staticmethod(_forward), backward=staticmethod(_backward)),
     ),
 )
 
 
+def _run(end: torch.Tensor, gradient: torch.Tensor, retain: bool, create: bool) -> None:
+    """A pass of torch's engine."""
+    ENGINE.run_backward((end,), (gradient,), retain, create, (), allow_unreachable=True, accumulate_grad=True)
+
+
 def _hand_over(variable: torch.Tensor, gradient: list[torch.Tensor]) -> None:
-    """The gradient, taken out of the list, is accumulated into a leaf."""
+    """The gradient, taken out of the list, is accumulated into a leaf: what nobody has beside the engine, it lets
+    `AccumulateGrad` take over (L3), where it copies what it is called with.
+    """
     with torch.enable_grad():
-        end = _HandOver.apply(variable, gradient)
-    torch.autograd.backward(end, torch.empty_like(end))
+        end = _Calls.apply(variable, gradient.pop)
+    _run(end, end.detach(), False, False)
+
+
+class _Passes(threading.local):
+    """Of this thread: what the node that holds a pass is to run; whether hooks of tensors run."""
+
+    waiting: Callable[[], None] | None = None
+    hooks = False
+
+
+_passes = _Passes()
+
+
+def _pass() -> None:
+    run, _passes.waiting = _passes.waiting, None
+    if run is not None:
+        run()
+
+
+@functools.cache
+def _holder() -> torch.Tensor:
+    """The end of the graph of that node."""
+    with torch.enable_grad(), torch.inference_mode(False):
+        return _Calls.apply(torch.zeros((), requires_grad=True), _pass)
+
+
+def _guarded(name: str) -> Callable[..., object]:
+    own: Callable[..., object] = getattr(torch._C, name)
+
+    def asks(*args: object) -> object:
+        if _passes.hooks:
+            raise RuntimeError(f"backward: a hook of a tensor {NO_PASS}")
+        return own(*args)
+
+    return asks
+
+
+class _Guard:
+    """While passes are at work hooks of tensors in between that ask torch's engine for its pass are refused: of each
+    tensor's they would see a pass of its own.
+    """
+
+    def __init__(self) -> None:
+        self.lock, self.passes = threading.Lock(), 0
+        self.own: dict[str, Callable[..., object]] = {}
+
+    def __enter__(self) -> None:
+        with self.lock:
+            self.passes += 1
+            if self.passes == 1:
+                names = [name for name in ASKS if hasattr(torch._C, name)]
+                self.own = {name: getattr(torch._C, name) for name in names}
+                for name in names:
+                    setattr(torch._C, name, _guarded(name))
+
+    def __exit__(self, *_: object) -> None:
+        with self.lock:
+            self.passes -= 1
+            if self.passes == 0:
+                for name, own in self.own.items():
+                    setattr(torch._C, name, own)
+
+
+_guard = _Guard()
+
+
+def _inside(run: Callable[[], None], retain: bool) -> None:
+    """A pass, inside of one of torch's: checkpoints know by it what belongs together, and compiled nodes whether the
+    graph is retained.
+    """
+    errors: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            run()
+        except BaseException as e:  # it goes on as it is: to torch it would be an error of a node of its own
+            errors.append(e)
+
+    _passes.waiting = call
+    end = _holder()
+    with _guard:
+        _run(end, end.detach(), retain, False)
+    if errors:
+        raise errors.pop()
 
 
 def _as_here() -> Around:
@@ -409,7 +550,9 @@ def _takes(node: _Node) -> list[Takes]:
                 f"backward: {node.name()} takes a gradient that is a nested tensor, which has no one shape: use torch's"
                 " own backward()"
             )
-        takes.append((tuple(meta.shape), meta.dtype))
+        # A leaf may want its gradient in another dtype than its own, or, by None, in any.
+        leaf = getattr(node, "variable", None)
+        takes.append((tuple(meta.shape), meta.dtype if leaf is None else getattr(leaf, "grad_dtype", meta.dtype)))
     return takes
 
 
@@ -429,9 +572,9 @@ def _fitted(
                         f"{who} an invalid gradient at index {i}: expected {tuple(shape)}, got {tuple(g.shape)}"
                     )
                 g = g.sum_to_size(shape)
-            if g.is_complex() and not dtype.is_complex:
-                g = g.real
-            g = g.to(dtype)
+            if dtype is not None:
+                g = g.real if g.is_complex() and not dtype.is_complex else g
+                g = g.to(dtype)
         fitted.append(g)
     return tuple(fitted)
 
@@ -441,20 +584,119 @@ def _broadcasts(shape: tuple[int, ...], to: torch.Size) -> bool:
     return len(shape) <= len(to) and all(a in (1, b) for a, b in zip(shape[::-1], to[::-1], strict=False))
 
 
-def _custom(node: _Node) -> Callable[..., Gradients]:
+def _checked(node: _Node, call: Callable[..., Gradients], sums: tuple[torch.Tensor | None, ...]) -> Gradients:
+    """What a node returns under `torch.autograd.detect_anomaly()`."""
+    try:
+        made = call(*sums)
+        for i, g in enumerate(made if isinstance(made, tuple) else (made,)):
+            if g is not None and torch.is_anomaly_check_nan_enabled() and g.isnan().any():
+                raise RuntimeError(f"Function '{node.name()}' returned nan values in its {i}th output.")
+        return made
+    except BaseException as e:
+        where = node.metadata.get("traceback_")
+        if where:
+            e.add_note(f"backward: {node.name()} was made at\n{''.join(where)}")
+        raise
+
+
+def _hooked(
+    ends: tuple[GradientEdge, ...], gradients: tuple[torch.Tensor, ...], create: bool, inputs: tuple[GradientEdge, ...]
+) -> tuple[torch.Tensor | None, ...]:
+    """The gradients of the inputs, after the hooks of the tensors between."""
+    _passes.hooks = True
+    try:
+        made = ENGINE.run_backward(ends, gradients, True, create, inputs, allow_unreachable=True, accumulate_grad=False)
+    finally:
+        _passes.hooks = False
+    return cast("tuple[torch.Tensor | None, ...]", made)
+
+
+class _Hooks:
+    """The hooks of a node, and those of the tensors that its operation made (`register_hook`, `retain_grad`)."""
+
+    def __init__(self, node: _Node, inputs: int) -> None:
+        self.node = node
+        self.edges = tuple(_edge(node, i) for i in range(inputs))
+        # torch says what hooks a node has to a hook that is added.
+        for register in (node.register_prehook, node.register_hook):
+            handle = register(_nothing)
+            hooks = handle.hooks_dict_ref()
+            handle.remove()
+            if register == node.register_prehook:
+                self.before = hooks
+            else:
+                self.after = hooks
+
+    def arrive(
+        self, sums: tuple[torch.Tensor | None, ...], given: list[torch.Tensor], create: bool
+    ) -> tuple[torch.Tensor | None, ...]:
+        """The sums, after hooks: those of tensors run where torch's engine is asked for the very gradients it is
+        given; the node does not.
+        """
+        if given:
+            ends = self.edges
+            if len(given) < len(ends):
+                ends = tuple(end for end, g in zip(ends, sums, strict=True) if g is not None)
+            sums = _hooked(ends, tuple(given), create, self.edges)
+        for hook in [*self.before.values()]:
+            sums = self.replaced(hook(sums), sums)
+        return sums
+
+    def leave(
+        self, gradients: tuple[torch.Tensor | None, ...], sums: tuple[torch.Tensor | None, ...]
+    ) -> tuple[torch.Tensor | None, ...]:
+        for hook in [*self.after.values()]:
+            gradients = self.replaced(hook(gradients, sums), gradients)
+        return gradients
+
+    def replaced(self, by: object, gradients: tuple[torch.Tensor | None, ...]) -> tuple[torch.Tensor | None, ...]:
+        """What a hook returned: None, or what takes the place of the gradients."""
+        if by is None:
+            return gradients
+        new = by if isinstance(by, tuple) else (by,)
+        if len(new) != len(gradients):
+            raise RuntimeError(
+                f"{self.node.name()}: a hook returned an incorrect number of gradients: expected {len(gradients)}, got"
+                f" {len(new)}"
+            )
+        for i, (g, old) in enumerate(zip(new, gradients, strict=True)):
+            if not (g is None or (isinstance(g, torch.Tensor) and old is not None)):
+                expected = "None" if old is None else "a tensor or None"
+                raise TypeError(
+                    f"{self.node.name()}: a hook returned an invalid gradient at index {i}: expected {expected}, got"
+                    f" {type_of(g)}"
+                )
+        return cast("tuple[torch.Tensor | None, ...]", new)
+
+
+def _edge(node: _Node, slot: int) -> GradientEdge:
+    return GradientEdge(cast("torch.autograd.graph.Node", node), slot)
+
+
+def _nothing(*_: object) -> None:
+    """A hook that is added to see the others."""
+
+
+class _Custom:
     """The node of a `torch.autograd.Function`: its `backward` gives a gradient for each argument of its `forward`, the
     edges are those of the arguments that are tensors.
     """
-    needed = [i for i, needs in enumerate(node.needs_input_grad) if needs]
-    places = [i for i, (to, _) in enumerate(node.next_functions) if to is not None]
-    metas = node._input_metadata
 
-    def call(*sums: torch.Tensor | None) -> Gradients:
-        if any(g is None for g in sums) and _materializes(node):
-            sums = tuple(
-                torch.zeros(tuple(meta.shape), dtype=meta.dtype, device=meta.device) if g is None else g
-                for g, meta in zip(sums, metas, strict=True)
-            )
+    def __init__(self, node: _Node, retain: bool) -> None:
+        self.node, self.retain = node, retain
+        self.needed = [i for i, needs in enumerate(node.needs_input_grad) if needs]
+        self.places = [i for i, (to, _) in enumerate(node.next_functions) if to is not None]
+        self.compiled = hasattr(getattr(node, "_forward_cls", None), "_aot_id")
+
+    def __call__(self, *sums: torch.Tensor | None) -> Gradients:
+        node, needed = self.node, self.needed
+        if self.compiled:
+            if getattr(node, SPENT, False):
+                raise RuntimeError(
+                    f"{node.name()} has run already, in a pass without retain_graph=True: what it saved may be"
+                    " overwritten; give retain_graph=True to all passes but the last"
+                )
+            setattr(node, SPENT, not self.retain)
         made = node.apply(*sums)
         made = made if isinstance(made, tuple) else (made,)
         expected = len(node.needs_input_grad)
@@ -469,39 +711,56 @@ def _custom(node: _Node) -> Callable[..., Gradients]:
                     f" {type_of(made[i])}"
                 )
         gradients: list[torch.Tensor | None] = [None] * len(node.next_functions)
-        for place, i in zip(places, needed, strict=True):
+        for place, i in zip(self.places, needed, strict=True):
             gradients[place] = made[i]
         return tuple(gradients)
 
-    return call
+    def materialized(
+        self, sums: tuple[torch.Tensor | None, ...], hooks: _Hooks, create: bool
+    ) -> tuple[tuple[torch.Tensor | None, ...], tuple[torch.Tensor | None, ...]]:
+        """The sums after hooks, and what a Function gets of them where some are undefined: zeros if it wants them
+        (`ctx.set_materialize_grads`), which torch lets nothing else read: so its engine calls the node, with its hooks,
+        up to the user's `backward`.
+        """
+        node = self.node
+        hooked: tuple[torch.Tensor | None, ...] = ()
+        got: list[torch.Tensor | None] = []
+
+        def last(gradients: tuple[torch.Tensor | None, ...]) -> None:
+            nonlocal hooked
+            hooked = gradients
+
+        def asks(ctx: object, *gradients: torch.Tensor | None) -> object:
+            got.extend(gradients)
+            raise _Asked
+
+        given = [(edge, g) for edge, g in zip(hooks.edges, sums, strict=True) if g is not None]
+        nothing = not given
+        if nothing:  # a pass must begin with something, which a hook takes away
+            meta = node._input_metadata[0]
+            given = [(hooks.edges[0], torch.zeros(tuple(meta.shape), dtype=meta.dtype, device=meta.device))]
+        further = next(_edge(to, slot) for to, slot in node.next_functions if to is not None)
+        handle = node.register_prehook(lambda zeros: (None,) * len(zeros) if nothing else None)
+        hooks.before.move_to_end(handle.id, last=False)
+        at_last = node.register_prehook(last)
+        # Of this object alone, before that of its class.
+        node._forward_cls = type("Asks", (torch.autograd.Function,), {"backward": staticmethod(asks)})
+        try:
+            _hooked(tuple(end for end, _ in given), tuple(g for _, g in given), create, (further,))
+        except _Asked:
+            pass
+        finally:
+            handle.remove()
+            at_last.remove()
+            del node._forward_cls
+        return hooked, tuple(got)
+
+
+SPENT = "_fanin_spent"  # an attribute of compiled nodes: what they saved may be overwritten
 
 
 class _Asked(Exception):
     """Ends a pass of torch's that only asked."""
-
-
-def _materializes(node: Any) -> bool:
-    """Whether a Function wants zeros for gradients that are undefined (`ctx.set_materialize_grads`): torch lets nobody
-    read that, so its engine is had call the node, up to the `backward` of the user's.
-    """
-    got: list[torch.Tensor | None] = []
-
-    def asks(ctx: object, *gradients: torch.Tensor | None) -> object:
-        got.extend(gradients)
-        raise _Asked
-
-    meta = node._input_metadata[0]
-    zeros = torch.zeros(tuple(meta.shape), dtype=meta.dtype, device=meta.device)
-    further = next(GradientEdge(to, slot) for to, slot in node.next_functions if to is not None)
-    # Of this object alone, before that of its class.
-    node._forward_cls = type("Asks", (torch.autograd.Function,), {"backward": staticmethod(asks)})
-    try:
-        torch.autograd.grad([GradientEdge(node, 0)], [further], [zeros], allow_unused=True)
-    except _Asked:
-        pass
-    finally:
-        del node._forward_cls
-    return all(g is not None for g in got)
 
 
 def _in_order(ends: list[_Node]) -> tuple[list[_Node], dict[_Node, Edges]]:
