@@ -23,6 +23,17 @@ typedef struct fan_backend {
     const char *name; /* "cpu", "sim", "cuda": in the names of devices, and in messages */
     bool has_streams;
 
+    /* dlpack: DLPack's device types whose memory devices of this kind read; arrays of ours are exported as the first.
+     * All 0: no other library can use the memory. */
+    int dlpack[2];
+
+    /* cuda_protocols: streams have __cuda_stream__, arrays have __cuda_array_interface__. */
+    bool cuda_protocols;
+
+    /* find_stream: the stream of d with a handle; 0 and 1 are the legacy default. The caller owns a hold. NULL on a
+     * device without streams. FAN_ERR_VALUE, FAN_ERR_NOMEM, FAN_ERR_DEVICE. */
+    fan_status (*find_stream)(fan_device *d, uint64_t handle, fan_stream **out, fan_error *err);
+
     /* device_fini: the last hold went on what holds d, or on the machine whose holds it shares: fan_device_flush for
      * each device of that, then fan_device_clear, then their memory. May block. NULL: its devices never go. Cannot
      * fail. */
@@ -91,6 +102,10 @@ typedef struct fan_backend {
     /* query: *done: what e stands for has run. Does not block. FAN_ERR_CAPTURE, FAN_ERR_DEVICE. */
     fan_status (*query)(fan_event *e, bool *done, fan_error *err);
 
+    /* nudge: called after a query found that an event of d has not passed, so that a host which polls makes progress.
+     * NULL: work runs by itself. */
+    fan_status (*nudge)(fan_device *d, fan_error *err);
+
     /* peek: as query, of which only memory that is given back depends. NULL: query does. Cannot fail: false. */
     bool (*peek)(fan_event *e);
 
@@ -124,5 +139,26 @@ typedef struct fan_backend {
     /* recorder: how d does once more what it did. NULL: it cannot. */
     const fan_recorder *recorder;
 } fan_backend;
+
+/* fan_backend_entry: what the registry (py/backends.h) knows of a backend beside its table. */
+typedef struct fan_backend_entry {
+    const fan_backend *backend;
+
+    /* count: how many devices a caller can name now. May block. NULL: one, and its name has no number. Cannot fail: 0.
+     */
+    int (*count)(void);
+
+    /* bare_name: the name without a number means device 0. */
+    bool bare_name;
+
+    /* find: the device called "name:index". May block. The caller owns a hold. FAN_ERR_VALUE where there is none of
+     * that number, FAN_ERR_NOMEM, FAN_ERR_DEVICE. */
+    fan_status (*find)(long index, fan_device **out, fan_error *err);
+
+    /* keep, trim: bounds the freed memory that each device keeps for later sums; returns all of it to the system and
+     * gives its size in bytes. May block. NULL: no memory is kept. Cannot fail. */
+    void (*keep)(size_t bytes);
+    size_t (*trim)(void);
+} fan_backend_entry;
 
 #endif

@@ -87,7 +87,7 @@ void fan_device_drop(fan_device *d)
 
 char *fan_device_text(const fan_device *d, char *buf, size_t size)
 {
-    if (d->backend->has_streams)
+    if (d->index >= 0)
         snprintf(buf, size, "%s:%d", d->backend->name, d->index);
     else
         snprintf(buf, size, "%s", d->backend->name);

@@ -1,7 +1,7 @@
 /* place: where a node or a leaf is made: which streams are its (E4). */
 #include "py/engine_part.h"
 
-#include "device/cuda/cuda.h"
+#include "py/backends.h"
 
 /* What a call says of it. */
 typedef struct place_args {
@@ -21,7 +21,7 @@ static fan_stream *current_for(fan_device *d, PyObject *example)
 {
     fan_stream *s = NULL;
     fan_value v;
-    if (example && fan_cuda_of(d)) {
+    if (example && fan_is_shared(d)) {
         if (fan_import(example, false, true, &v) < 0 || fan_library_stream(&v, NULL, &s) < 0)
             PyErr_Clear(); /* a Slot, or a library that tells none */
         fan_value_release(&v);

@@ -327,7 +327,7 @@ int fan_stream_arg(PyObject *o, fan_stream **out);
 PyObject *fan_stream_wrap(fan_stream *s); /* new reference; takes a hold of its own */
 PyObject *fan_event_wrap(fan_event *e);
 fan_event *fan_event_arg(PyObject *o); /* borrowed; NULL without exception if o is no Event */
-/* devices.c. fan_device_arg: "cpu", "sim:0" (innermost machine entered on this thread); None: NULL. A hold in *out. */
+/* backends.c. fan_device_arg: "cpu", "sim:0" (innermost machine entered on this thread); None: NULL. A hold in *out. */
 int fan_device_arg(PyObject *o, fan_device **out);
 
 /* handles.c: fanin's own array on a device. */
@@ -370,7 +370,8 @@ PyObject *fan_counters_wrap(const fan_counters *n); /* a fanin.Counters */
 PyObject *fan_process_counters(void);               /* a fanin.options.ProcessCounters */
 extern PyMethodDef fan_buffer_functions[], fan_collector_functions[], fan_stream_functions[], fan_machine_functions[],
     fan_option_functions[], fan_exchange_functions[], fan_overlap_functions[], fan_address_functions[],
-    fan_cuda_functions[], fan_engine_functions[], fan_by_hand_functions[], fan_cpu_kernel_functions[];
+    fan_cuda_functions[], fan_backend_functions[], fan_engine_functions[], fan_by_hand_functions[],
+    fan_cpu_kernel_functions[];
 #ifdef FAN_TEST
 extern PyMethodDef fan_test_functions[];
 #endif

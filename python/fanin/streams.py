@@ -74,8 +74,7 @@ def devices() -> list[str]:
     ...     [name for name in fanin.devices() if not name.startswith("cuda")]
     ['cpu', 'sim:0', 'sim:1']
     """
-    cuda = range(len(_core.cuda_info().get("devices", ())))
-    return ["cpu", *(f"cuda:{i}" for i in cuda), *(f"sim:{i}" for i in range(_core.sim_devices()))]
+    return _core.devices()
 
 
 def _cuda() -> dict[str, object]:

@@ -25,6 +25,8 @@
 
 typedef struct fan_cuda fan_cuda;
 
+extern const fan_backend fan_cuda_backend;
+
 /* fan_cuda_open: opens a driver (NULL: the system's) with one hold. */
 fan_status fan_cuda_open(const char *path, fan_cuda **out, fan_error *err);
 fan_cuda *fan_cuda_hold(fan_cuda *c);
@@ -33,7 +35,6 @@ const fan_cuda_api *fan_cuda_driver(const fan_cuda *c);
 int fan_cuda_count(const fan_cuda *c);
 /* fan_cuda_device: device `index`, ready for use: a hold in *out. FAN_ERR_VALUE where there is none of that number. */
 fan_status fan_cuda_device(fan_cuda *c, int index, fan_device **out, fan_error *err);
-fan_cuda *fan_cuda_of(const fan_device *d); /* NULL for another backend's device */
 /* fan_cuda_kernels: what the kernels of a device were loaded from, in words; NULL: nobody has used it yet. */
 const char *fan_cuda_kernels(const fan_cuda *c, int index);
 /* fan_cuda_describe: "NVIDIA H100, compute 9.0", without a context. */

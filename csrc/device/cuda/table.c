@@ -24,9 +24,12 @@ static uint64_t table_left_out(fan_device *d) { return fan__cuda_part_of(d)->cud
 
 static void table_fini(fan_device *d);
 
-static const fan_backend backend = {
+const fan_backend fan_cuda_backend = {
     .name = "cuda",
     .has_streams = true,
+    .dlpack = {2, 13}, /* kDLCUDA, kDLCUDAManaged */
+    .cuda_protocols = true,
+    .find_stream = fan_cuda_stream,
     .alloc = fan__cuda_alloc,
     .free = fan__cuda_free,
     .read = fan__cuda_read,
@@ -141,7 +144,8 @@ fan_status fan_cuda_open(const char *path, fan_cuda **out, fan_error *err)
         fan_cuda_part *p = &c->parts[c->count];
         p->cuda = c;
         p->index = c->count;
-        if (pthread_mutex_init(&p->lock, NULL) || fan_device_init(&p->device, &backend, c, c->count, &c->holds)) {
+        if (pthread_mutex_init(&p->lock, NULL) ||
+            fan_device_init(&p->device, &fan_cuda_backend, c, c->count, &c->holds)) {
             status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for a driver");
             goto done;
         }
@@ -247,8 +251,6 @@ void fan_cuda_keep(fan_cuda *c, size_t bytes)
         fan__cuda_leave(&scope);
     }
 }
-
-fan_cuda *fan_cuda_of(const fan_device *d) { return d->backend == &backend ? d->self : NULL; }
 
 void fan_cuda_leave_out(fan_cuda *c, uint64_t plan_bits) { c->left_out = plan_bits; }
 

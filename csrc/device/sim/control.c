@@ -62,23 +62,6 @@ done:
     return status;
 }
 
-fan_status fan_sim_nudge(fan_sim *m, fan_error *err)
-{
-    fan_status status = FAN_OK;
-    fan__sim_lock(m);
-    bool chosen = m->has_chooser && m->chooser.pick;
-    fan_sim_queue *q = chosen || fan__sim_here.kernels || !m->config.run_work || m->executor ? NULL : fan__run_pick(m);
-    if (q) {
-        status = fan__run_one(m, q, err);
-        fan__run_settle(m);
-        fan__queue_sweep(m);
-    } else if (!chosen) {
-        fan_call_idle();
-    }
-    fan__sim_unlock(m);
-    return status;
-}
-
 /* control_count: what other threads may count meanwhile. */
 static uint64_t control_count(const fan_sim *m, const uint64_t *count)
 {

@@ -205,3 +205,21 @@ fan_status fan__run_for(fan_sim *m, fan_sim_point point, size_t depth, bool *can
     fan__queue_drop(q);
     return status;
 }
+
+fan_status fan__sim_nudge(fan_device *d, fan_error *err)
+{
+    fan_sim *m = fan__sim_machine(d);
+    fan_status status = FAN_OK;
+    fan__sim_lock(m);
+    bool chosen = m->has_chooser && m->chooser.pick;
+    fan_sim_queue *q = chosen || fan__sim_here.kernels || !m->config.run_work || m->executor ? NULL : fan__run_pick(m);
+    if (q) {
+        status = fan__run_one(m, q, err);
+        fan__run_settle(m);
+        fan__queue_sweep(m);
+    } else if (!chosen) {
+        fan_call_idle();
+    }
+    fan__sim_unlock(m);
+    return status;
+}

@@ -24,5 +24,7 @@ fan_status fan__run_finish(fan_sim *m, fan_sim_queue *q, fan_error *err);
 bool fan__run_has_passed(const fan_sim_event *ev);
 /* fan__run_for: runs what `point` needs, and nothing else; *can false: it can never pass. */
 fan_status fan__run_for(fan_sim *m, fan_sim_point point, size_t depth, bool *can, fan_error *err);
+/* fan__sim_nudge: runs one piece of work, where no search chooses (sim.h, Queries). */
+fan_status fan__sim_nudge(fan_device *d, fan_error *err);
 
 #endif

@@ -28,8 +28,8 @@
  * Title: Queries. Whether work has run by now is for the device to say, and a verdict may depend on it. Where a search
  * chooses (fan_sim_chooser.pick), a query of an event that the caller does not know to have passed may get either
  * answer: "not yet", FAN_ASKS times at most since the last record, or "yes", and then what the event needs is run.
- * Elsewhere the answer is what is so, and fan_sim_nudge lets one piece of work run, so that a thread which asks again
- * and again comes to an end. */
+ * Elsewhere the answer is what is so, and the backend's `nudge` lets one piece of work run, so that a thread which asks
+ * again and again comes to an end. */
 #ifndef FAN_DEVICE_SIM_SIM_H
 #define FAN_DEVICE_SIM_SIM_H
 
@@ -73,16 +73,19 @@ typedef struct fan_sim_hooks {
 
 fan_status fan_sim_new(const fan_sim_config *config, const fan_sim_hooks *hooks, fan_sim **out, fan_error *err);
 fan_sim *fan_sim_hold(fan_sim *m);
-void fan_sim_drop(fan_sim *m);                     /* devices hold their machine; the last hold frees it */
+void fan_sim_drop(fan_sim *m); /* devices hold their machine; the last hold frees it */
+/* fan_sim_enter: from now on "sim:0" is the first device of m on this thread, until the innermost enter of m is taken
+ * back by fan_sim_leave, or the thread ends; FAN_ERR_NOMEM. A hold meanwhile. */
+fan_status fan_sim_enter(fan_sim *m, fan_error *err);
+void fan_sim_leave(const fan_sim *m);
+extern const fan_backend fan_sim_backend;
 fan_device *fan_sim_device(fan_sim *m, int index); /* no hold; NULL out of range */
 fan_sim *fan_sim_of(const fan_device *d);          /* NULL for another backend's device */
 fan_status fan_sim_stream(fan_sim *m, int device, bool blocking, fan_stream **out, fan_error *err);
-/* fan_sim_list: fan_sim_listed and fan_sim_find know s as long as it lives. fan_sim_listed: all such streams in the
- * order of making, each with a hold, in an array that the caller frees. fan_sim_find: one by device and handle, with a
- * hold, or NULL. */
+/* fan_sim_list: fan_sim_listed and the backend's find_stream find s as long as it lives. fan_sim_listed: all such
+ * streams in the order of making, each with a hold, in an array that the caller frees. */
 void fan_sim_list(fan_sim *m, fan_stream *s);
 fan_status fan_sim_listed(fan_sim *m, fan_stream ***out, size_t *n, fan_error *err);
-fan_stream *fan_sim_find(fan_sim *m, int device, uint64_t handle);
 /* Capture (device/sim/capture.h has the rules). What is queued on a captured stream is kept in a graph and judged when
  * that is launched: then each member of the capture is a queue of its own. A graph holds its machine, and the memory
  * that it uses (but for `bare`). */
@@ -132,9 +135,6 @@ fan_status fan_sim_array(fan_sim *m, int device, fan_dtype dtype, int ndim, cons
 fan_status fan_sim_synchronize(fan_sim *m, fan_error *err);
 /* fan_sim_step: runs one runnable head; *ran false where there is none. */
 fan_status fan_sim_step(fan_sim *m, bool *ran, fan_error *err);
-/* fan_sim_nudge: called after a query was answered "not yet": runs one piece of work, where no search chooses
- * (Queries). */
-fan_status fan_sim_nudge(fan_sim *m, fan_error *err);
 
 /* Races. The first is kept; a release cannot raise, so its race is raised by the machine's next call. */
 uint64_t fan_sim_races(const fan_sim *m);

@@ -25,6 +25,33 @@ fan_stream *fan__sim_current(fan_device *d)
     return s;
 }
 
+/* stream_listed: the stream of a device with a handle, of those that fan_sim_list named; a hold, or NULL. */
+static fan_stream *stream_listed(fan_sim *m, int device, uint64_t handle)
+{
+    fan_stream *found = NULL;
+    fan__sim_lock(m);
+    for (size_t i = 0; i < m->nqueues && !found; i++) {
+        const fan_sim_queue *q = m->queues[i];
+        if (q->stream && q->device == device && q->handle == handle)
+            found = fan_stream_try_hold(q->stream);
+    }
+    fan__sim_unlock(m);
+    return found;
+}
+
+fan_status fan__sim_find_stream(fan_device *d, uint64_t handle, fan_stream **out, fan_error *err)
+{
+    char text[32];
+    if (handle <= FAN_LEGACY) {
+        *out = fan__sim_current(d);
+        return *out ? FAN_OK : fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream");
+    }
+    *out = stream_listed(fan__sim_machine(d), d->index, handle);
+    return *out ? FAN_OK
+                : fan_fail(err, FAN_ERR_VALUE, "no stream of %s has the handle %llu: Machine.stream makes one",
+                           fan_device_text(d, text, sizeof text), (unsigned long long)handle);
+}
+
 void fan__sim_stream_fini(fan_stream *s)
 {
     fan_sim *m = fan__sim_machine(s->device);
@@ -96,19 +123,6 @@ fan_status fan_sim_listed(fan_sim *m, fan_stream ***out, size_t *n, fan_error *e
             all[(*n)++] = m->queues[i]->stream;
     fan__sim_unlock(m);
     return all ? FAN_OK : fan_fail(err, FAN_ERR_NOMEM, "out of memory for a list of streams");
-}
-
-fan_stream *fan_sim_find(fan_sim *m, int device, uint64_t handle)
-{
-    fan_stream *found = NULL;
-    fan__sim_lock(m);
-    for (size_t i = 0; i < m->nqueues && !found; i++) {
-        const fan_sim_queue *q = m->queues[i];
-        if (q->stream && q->device == device && q->handle == handle)
-            found = fan_stream_try_hold(q->stream);
-    }
-    fan__sim_unlock(m);
-    return found;
 }
 
 /* stream_legacy_is_free: nothing that the legacy stream of q's device would have to wait for is captured. */

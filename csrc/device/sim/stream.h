@@ -5,6 +5,7 @@
 #include "device/sim/machine.h"
 
 fan_stream *fan__sim_current(fan_device *d);
+fan_status fan__sim_find_stream(fan_device *d, uint64_t handle, fan_stream **out, fan_error *err);
 void fan__sim_stream_fini(fan_stream *s);
 fan_status fan__sim_capture(fan_stream *s, uint64_t *id, fan_error *err);
 fan_status fan__sim_capture_stream(fan_device *d, uint64_t id, fan_stream **out, fan_error *err);

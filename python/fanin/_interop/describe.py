@@ -23,7 +23,7 @@ from .classes import (
     overrides,
 )
 from .cuda_interface import INTERFACE, fields_of
-from .dlpack import CPU, CUDA_HOST, capsule_of, device_of
+from .dlpack import capsule_of, device_of, is_host
 from .export import kind_of_library
 from .origins import JAX, TORCH_PARTS
 from .protocols import Exporter, JaxArray
@@ -159,7 +159,7 @@ def check_on_host(x: object) -> None:
             f"{named(x)} tells where its memory lies by {INTERFACE} alone: an address that nothing can check. Where its"
             " library is to be believed, say fanin.set_options(raw_addresses=True)",
         )
-    if by_dlpack and device_of(cast(Exporter, x))[0] not in (CPU, CUDA_HOST):
+    if by_dlpack and not is_host(device_of(cast(Exporter, x))[0]):
         refuse(
             TypeError,
             f"{named(x)} is an object on a device, and what memory it holds is not known; give it __fanin_parts__()",

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TypeGuard
 
 from .classes import exports, has_memory, is_jax, is_sparse, is_subclass_of_known, is_torch, named
-from .dlpack import CPU, CUDA_HOST, capsule_of
+from .dlpack import capsule_of, is_host
 from .protocols import Exporter, Tensor
 from .records import NEVER, Lent, Memory, Refusal, Refused, Region
 from .streams import NO_SYNC
@@ -74,7 +74,7 @@ def dlpack_memory(x: Exporter) -> Memory:
     if not hasattr(type(x), "__dlpack_device__"):
         return Lent(x.__dlpack__())
     kind, _ = x.__dlpack_device__()
-    if kind not in (CPU, CUDA_HOST):
+    if not is_host(kind):
         # No stream: nothing is read, so nothing needs to be waited for.
         return Lent(x.__dlpack__(stream=NO_SYNC, max_version=(1, 3)))
     try:

@@ -8,13 +8,14 @@ import sys
 from .. import _core
 from ..slots import Sparse
 from .classes import has_memory, is_torch
-from .dlpack import CUDA
 from .origins import TORCH
 from .protocols import Shape, Tensor
 from .records import ALWAYS, NEVER, Capsule, Dense, Stored, refuse
 from .sparse import Part
 from .streams import NO_SYNC, library_stream, wait_for
 from .tables import TABLE, table_of
+
+CUDA = 2  # DLPack's device type of torch's "cuda"
 
 # In
 
