@@ -18,7 +18,7 @@ static uint64_t answer;
 
 static bool sensible(uint64_t n) { return n >= LEAST && n <= MOST; }
 
-/* As Linux shows it in a file, for libcs that do not know: "2048K". */
+/* Reads the size that Linux shows in a file ("2048K"), for libcs whose sysconf does not give it. */
 static uint64_t from_file(void)
 {
     unsigned long long n = 0;

@@ -21,7 +21,7 @@ static uint64_t *lanes_of(fan_clock *c) { return c->heap ? c->heap : c->lanes; }
 
 static const uint64_t *lanes_in(const fan_clock *c) { return c->heap ? c->heap : c->lanes; }
 
-/* reserve: room for `n` lanes; those behind the last in use are set to 0 as they come into use. */
+/* reserve: makes room for `n` lanes. Lanes beyond those in use are zeroed when they come into use. */
 static int reserve(fan_clock *c, uint32_t n)
 {
     if (n <= c->cap)
@@ -41,7 +41,7 @@ static int reserve(fan_clock *c, uint32_t n)
     return 0;
 }
 
-/* widen: lanes up to n are in use; the new ones count 0. The room is there. */
+/* widen: brings lanes up to n into use, with count 0. The room must exist. */
 static void widen(fan_clock *c, uint32_t n)
 {
     if (n <= c->n)

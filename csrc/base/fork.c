@@ -6,7 +6,7 @@
 
 atomic_uint fan_forks;
 
-static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER; /* of all below */
+static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER; /* guards all below */
 static fan_fork *oldest, *newest;
 static bool watching;
 

@@ -4,7 +4,7 @@
 
 #include <time.h>
 
-#define UNREAD ((int64_t)1 << 20)       /* elements during which the clock is not read */
+#define UNREAD ((int64_t)1 << 20)       /* elements between two reads of the clock */
 #define PAUSE ((uint64_t)50 * 1000000u) /* nanoseconds between two checks */
 
 static _Thread_local fan_interrupt *innermost;

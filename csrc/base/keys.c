@@ -16,7 +16,7 @@ static size_t home(const fan_keys *k, int64_t key)
     return (size_t)((uint64_t)key * UINT64_C(0x9E3779B97F4A7C15) >> 32) & (k->cap - 1);
 }
 
-/* The cell of a key, or the free one where it would be. */
+/* Returns the cell of a key, or the free cell where it belongs. */
 static size_t cell_of(const fan_keys *k, int64_t key)
 {
     size_t i = home(k, key);
@@ -100,7 +100,7 @@ void fan_keys_remove(fan_keys *k, int64_t key)
         k->bits[key / 64] &= ~(UINT64_C(1) << key % 64);
         return;
     }
-    /* Whoever would no longer be found behind the hole moves into it. */
+    /* A key that would no longer be found because of the hole moves into it. */
     size_t hole = cell_of(k, key);
     for (size_t i = (hole + 1) & (k->cap - 1); k->cells[i] >= 0; i = (i + 1) & (k->cap - 1)) {
         size_t way = (i - home(k, k->cells[i])) & (k->cap - 1);
@@ -129,7 +129,7 @@ static int64_t key_at(const int64_t *keys, size_t stride, size_t i)
     return key;
 }
 
-/* Keys that lie close are their own places. */
+/* Dense keys: sorted by counting. */
 static bool order_dense(const int64_t *keys, size_t stride, size_t n, uint32_t *at, int64_t least, size_t range)
 {
     uint32_t *who = fan_calloc(range * sizeof *who);
@@ -144,7 +144,7 @@ static bool order_dense(const int64_t *keys, size_t stride, size_t n, uint32_t *
     return true;
 }
 
-/* Others are sorted a digit at a time, as many as they differ in. */
+/* Sparse keys: radix sort, over as many digits as they differ in. */
 static bool order_sparse(const int64_t *keys, size_t stride, size_t n, uint32_t *at, int64_t least, uint64_t span)
 {
     enum { DIGITS = 1 << DIGIT };

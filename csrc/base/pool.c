@@ -1,9 +1,9 @@
-/* How it is done: held blocks stand in a table, the oldest first; so to give a block back touches nothing but the
- * table, and a held block may be poisoned whole. The size of a block follows from the bytes asked for, so nothing is
- * written beside live data either.
+/* Design: held blocks are kept in a table, oldest first, so giving a block back touches only the table, and a held
+ * block can be poisoned as a whole. The size of a block follows from the requested bytes, so nothing is stored beside
+ * live data either.
  *
- * Where in its first page the data begins differs from block to block: arrays that all begin at the same offset would
- * meet in the same sets of the first cache, nine of them in eight ways. */
+ * The offset of the data in its first page varies from block to block: arrays that all begin at the same offset would
+ * compete for the same sets of the L1 cache (nine of them for eight ways). */
 #define _DEFAULT_SOURCE /* madvise, MAP_ANONYMOUS */
 #include "base/pool.h"
 
@@ -32,9 +32,9 @@
 #define SHOW(p, n) ((void)(p), (void)(n))
 #endif
 
-#define PAGE ((size_t)4096) /* no system has smaller ones */
+#define PAGE ((size_t)4096) /* no supported system has smaller pages */
 #define ALIGN ((size_t)64)
-#define HUGE_FROM ((size_t)4 << 20) /* from here on huge pages are asked for, as NumPy does */
+#define HUGE_FROM ((size_t)4 << 20) /* from this size on huge pages are requested, as NumPy does */
 #define MOST_HELD 1024
 #define MOST_LIMIT ((size_t)1 << 30)
 #define PATTERN UINT64_C(0xfa1dfa1dfa1dfa1d)
@@ -48,8 +48,8 @@ typedef struct block {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-/* Under the lock. */
-static block held[MOST_HELD]; /* the oldest first */
+/* Guarded by `lock`. */
+static block held[MOST_HELD]; /* oldest first */
 static fan_pool_counts now;
 static unsigned next_offset;
 static bool poison
@@ -62,7 +62,8 @@ static void enter(void) { pthread_mutex_lock(&lock); }
 
 static void leave(void) { pthread_mutex_unlock(&lock); }
 
-/* A child may be forked while another thread is in here: it gets the lock free, and the table whole. */
+/* A child may be forked while another thread is in a function of this file: it inherits a free lock and a consistent
+ * table. */
 static fan_fork pool_fork = {.lock = enter, .unlock = leave};
 
 static void begin(void)
@@ -73,7 +74,7 @@ static void begin(void)
     (void)fan_fork_add(&pool_fork);
 }
 
-/* size_of: the bytes of the block that n bytes live in: n, rounded up to an eighth of the power of two below it, and a
+/* size_of: returns the size of the block for n bytes: n, rounded up to an eighth of the power of two below it, plus a
  * page for the offset. */
 static size_t size_of(size_t n)
 {
@@ -91,7 +92,7 @@ static char *fresh(size_t size)
         return NULL;
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
     if (size >= HUGE_FROM)
-        (void)madvise(p, size, MADV_HUGEPAGE); /* a wish: refusal changes nothing */
+        (void)madvise(p, size, MADV_HUGEPAGE); /* advisory: failure changes nothing */
 #endif
     return p;
 }
@@ -102,7 +103,7 @@ static void to_system(const block *b)
     (void)munmap(b->base, b->size);
 }
 
-/* fill: the whole block but its last page, which may not have been touched yet. */
+/* fill: writes the pattern to all but the last page, which may not have been touched yet. */
 static void fill(const block *b)
 {
     uint64_t *word = (uint64_t *)(void *)b->base;
@@ -116,13 +117,12 @@ static void check(const block *b)
     for (size_t i = 0; i < (b->size - PAGE) / sizeof *word; i++) {
         if (word[i] == PATTERN)
             continue;
-        fprintf(stderr, "fanin: memory at %p was written to after the array that it belonged to was gone\n",
-                (const void *)&word[i]);
+        fprintf(stderr, "fanin: memory at %p was written to after its array had been freed\n", (const void *)&word[i]);
         abort();
     }
 }
 
-/* remove_at: a block out of the table. Under the lock. */
+/* remove_at: takes a block out of the table. Call with the lock held. */
 static block remove_at(size_t i)
 {
     block b = held[i];
@@ -132,14 +132,14 @@ static block remove_at(size_t i)
     return b;
 }
 
-/* touched: a step of a scheduled thread changes what is kept: what `fan_pool_get` and `fan_pool_trim` tell. */
+/* touched: reports to the scheduler that a step reads or changes the held blocks (fan_pool_get, fan_pool_trim). */
 static void touched(fan_touch how)
 {
     if (fan_watched())
         fan_touch_thing(FAN_THING_POOL, 0, how);
 }
 
-/* oldest: the oldest block, where more than `keep` bytes are held. Without the lock. */
+/* oldest: takes out the oldest block if more than `keep` bytes are held. Call without the lock. */
 static bool oldest(size_t keep, block *b)
 {
     enter();

@@ -26,7 +26,7 @@ void fan_thread_set_hooks(const fan_thread_hooks *hooks)
 
 const fan_thread_hooks *fan_thread_get_hooks(void) { return hooks_here; }
 
-/* Written in a child that has one thread. */
+/* Written in the forked child, which has one thread. */
 static uint64_t forked_at, survivor;
 
 static void thread_in_child(void)
@@ -52,7 +52,7 @@ bool fan_mutex_adopt(fan_mutex *m)
 
 void fan_cond_adopt(fan_cond *c)
 {
-    (void)pthread_cond_init(&c->c, NULL); /* to end it would wait for those who waited */
+    (void)pthread_cond_init(&c->c, NULL); /* pthread_cond_destroy would wait for the waiters of before the fork */
 }
 
 uint64_t fan_thread_id(void)
@@ -62,8 +62,7 @@ uint64_t fan_thread_id(void)
     return id_here;
 }
 
-/* new_number: who is scheduled names his mutexes himself, so that they are called the same whoever else made some
- * before. */
+/* new_number: a scheduled thread numbers its own mutexes, so the numbers do not depend on other threads. */
 static uint64_t new_number(void)
 {
     const fan_thread_hooks *h = hooks_here;
@@ -80,7 +79,7 @@ void fan_mutexes_numbered(void) { atomic_store_explicit(&hooks_ever, true, memor
 
 void fan_mutex_renew(fan_mutex *m)
 {
-    /* Where nobody watches, nobody can tell its lives apart. */
+    /* Without hooks the two lives of the mutex need no different numbers. */
     if (atomic_load_explicit(&hooks_ever, memory_order_relaxed))
         m->id = new_number();
 }
@@ -123,7 +122,7 @@ void fan_touch_thing(fan_thing thing, uint64_t id, fan_touch how)
         h->touch(h->ctx, thing, id, how);
 }
 
-/* seize: takes the mutex without ever blocking this OS thread while the scheduler can let its holder go on. */
+/* seize: locks the mutex; never blocks this OS thread while the scheduler can run the holder. */
 static void seize(fan_mutex *m, const fan_thread_hooks *h)
 {
     while (pthread_mutex_trylock(&m->m)) {
@@ -176,7 +175,7 @@ int fan_cond_init(fan_cond *c)
 
 void fan_cond_fini(fan_cond *c) { (void)pthread_cond_destroy(&c->c); }
 
-/* doze: sleeps on the condition for a while at most, so that a waiter can look at signals between. */
+/* doze: waits on the condition with a timeout, so that a waiter can check for signals in between. */
 static void doze(fan_cond *c, fan_mutex *m)
 {
     struct timespec until;
@@ -200,8 +199,8 @@ void fan_cond_wait(fan_cond *c, fan_mutex *m)
             h->locked(h->ctx, m->id);
         return;
     }
-    /* The mutex is let go while the scheduler is asked, so a broadcast may fall in between: it is seen by the count of
-     * calls. */
+    /* The mutex is released while the scheduler runs, so a broadcast may happen in between: the count of calls shows
+     * it. */
     uint_fast64_t seen = atomic_load(&c->calls);
     atomic_store(&c->mutex, m->id);
     release(m, h);

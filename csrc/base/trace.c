@@ -7,16 +7,16 @@
 #include <stdatomic.h>
 #include <time.h>
 
-/* The traces of a thread are a list from the innermost outwards. A trace is freed or ended on any thread, but leaves
- * the list only on the thread whose list it is: elsewhere it is marked `closed`, and that thread takes it off when it
- * next looks. So the list holds the trace (`refs`), as its maker does. */
+/* The traces of a thread form a list, innermost first. Any thread may free or end a trace, but only the thread that
+ * owns the list removes it: another thread marks it `closed`, and the owner removes it at its next step. The list
+ * therefore holds a reference (`refs`), as the trace's maker does. */
 struct fan_trace {
     atomic_int refs;
-    atomic_bool on;     /* it lies on some thread's list */
-    atomic_bool closed; /* it must go from there */
-    fan_trace *outer;   /* belongs to the thread whose list it lies on */
+    atomic_bool on;     /* it is in some thread's list */
+    atomic_bool closed; /* it must be removed from the list */
+    fan_trace *outer;   /* owned by the thread whose list it is in */
     size_t cap;
-    uint64_t put; /* lines ever put; line i lies at i % cap */
+    uint64_t put; /* lines ever written; line i is at i % cap */
     fan_trace_line *lines;
 };
 
@@ -52,7 +52,7 @@ fan_trace *fan_trace_new(size_t capacity)
     return t;
 }
 
-/* unlink: takes `t` off this thread's list; false where it is not on it. */
+/* unlink: removes `t` from this thread's list; false if it is not in it. */
 static bool unlink_here(fan_trace *t)
 {
     for (fan_trace **at = &innermost; *at; at = &(*at)->outer) {
