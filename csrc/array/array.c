@@ -7,7 +7,7 @@
 /* ---- storage ---- */
 
 static void release_ours(fan_storage *s) { fan_free_data(s->data, s->bytes); }
-static void release_block(fan_storage *s) { (void)s; } /* the data goes with the storage */
+static void release_block(fan_storage *s) { (void)s; } /* freed with the storage */
 
 fan_storage *fan_storage_wrap(void *data, size_t n, void (*release)(fan_storage *), void *ctx)
 {
@@ -70,34 +70,34 @@ bool fan_storage_only_ours(const fan_storage *s)
            atomic_load_explicit(&s->refs, memory_order_acquire) == 1;
 }
 
-/* ---- geometry: all of it by checked arithmetic, and the reach in one place ---- */
+/* ---- geometry: checked arithmetic throughout; the reach is computed in one place ---- */
 
 fan_status fan_shape_check(int ndim, const int64_t *shape, size_t itemsize, int64_t *size, fan_error *err)
 {
     if (ndim < 0 || ndim > FAN_MAX_NDIM)
-        return fan_fail(err, FAN_ERR_VALUE, "%d axes: an array has 0 to %d", ndim, FAN_MAX_NDIM);
-    /* The product of the extents that are not 0 must fit, with the item size: strides are made of it even where the
-     * array is empty. */
+        return fan_fail(err, FAN_ERR_VALUE, "an array has 0 to %d axes, got %d", FAN_MAX_NDIM, ndim);
+    /* The product of the nonzero extents must fit, times the item size: strides are computed from it even if the array
+     * is empty. */
     int64_t bytes = (int64_t)itemsize;
     bool wraps = itemsize > INT64_MAX, empty = false;
     for (int i = 0; i < ndim; i++) {
         if (shape[i] < 0)
-            return fan_fail(err, FAN_ERR_VALUE, "axis %d has the extent %lld: it must not be negative", i,
+            return fan_fail(err, FAN_ERR_VALUE, "axis %d: expected a non-negative extent, got %lld", i,
                             (long long)shape[i]);
         empty |= shape[i] == 0;
         wraps |= shape[i] != 0 && __builtin_mul_overflow(bytes, shape[i], &bytes);
     }
     if (wraps || (uint64_t)bytes > SIZE_MAX) {
         char text[128];
-        return fan_fail(err, FAN_ERR_VALUE, "an array of shape %s has more bytes than can be counted",
+        return fan_fail(err, FAN_ERR_VALUE, "an array of shape %s has too many bytes for 64 bits",
                         fan_shape_text(ndim, shape, text, sizeof text));
     }
     *size = empty || itemsize == 0 ? 0 : bytes / (int64_t)itemsize;
     return FAN_OK;
 }
 
-/* reach: offsets of the lowest byte and of the byte behind the highest, from the first element. Both 0 when empty;
- * false when they cannot be counted. */
+/* reach: computes the offsets of the lowest byte and of the end of the highest, relative to the first element. Both 0
+ * when empty; false on overflow. */
 static bool reach(int ndim, const int64_t *shape, const int64_t *strides, int64_t itemsize, int64_t *lo, int64_t *hi)
 {
     int64_t low = 0, high = itemsize;
@@ -108,7 +108,7 @@ static bool reach(int ndim, const int64_t *shape, const int64_t *strides, int64_
         if (shape[i] <= 0)
             return true;
         if (shape[i] >
-            1) { /* the whole product, one step more than is reached: so nobody who steps along the axis can overflow */
+            1) { /* the whole product, one step more than is reached: stepping along the axis cannot overflow */
             wraps |= __builtin_mul_overflow(shape[i], strides[i], &way);
             wraps |= __builtin_sub_overflow(way, strides[i], &way);
         }
@@ -131,7 +131,7 @@ void fan_array_reach(const fan_array *a, int64_t *lo, int64_t *hi)
 
 static int64_t magnitude(int64_t x) { return x == INT64_MIN ? INT64_MAX : x < 0 ? -x : x; }
 
-/* by_stride: the axes, those with the largest |stride| first, C order among ties (D16). */
+/* by_stride: sorts the axes by |stride|, largest first, C order among ties (D16). */
 static void by_stride(const fan_array *like, int *axes)
 {
     for (int i = 0; i < like->ndim; i++) {
@@ -164,7 +164,7 @@ bool fan_array_dense(const fan_array *a)
     if (a->size == 0)
         return true;
     by_stride(a, axes);
-    /* Axes of extent 1 may have any stride and so lie anywhere in the order: they are passed over. */
+    /* Axes of extent 1 may have any stride and be anywhere in the order: skip them. */
     for (int i = a->ndim - 1; i >= 0; i--) {
         int axis = axes[i];
         if (a->shape[axis] == 1)
@@ -223,7 +223,7 @@ char *fan_shape_text(int ndim, const int64_t *shape, char *buf, size_t size)
 
 /* ---- arrays ---- */
 
-/* room_of: what an array takes, with its dims behind it. */
+/* room_of: returns the size of an array with its dims appended. */
 static size_t room_of(int ndim)
 {
     return sizeof(fan_array) + (ndim > FAN_INLINE_NDIM ? 2 * (size_t)ndim * sizeof(int64_t) : 0);
@@ -243,7 +243,7 @@ static void begin(fan_array *a, fan_dtype dtype, int ndim, int64_t size)
     a->in_storage = false;
 }
 
-/* blank: an array with room for its dims, geometry not yet set; NULL when out of memory. */
+/* blank: allocates an array with room for its dims, geometry not yet set; NULL when out of memory. */
 static fan_array *blank(fan_dtype dtype, int ndim, int64_t size)
 {
     fan_array *a = fan_alloc(room_of(ndim));
@@ -253,9 +253,9 @@ static fan_array *blank(fan_dtype dtype, int ndim, int64_t size)
 }
 
 #define DATA_ALIGN 64
-#define SMALL_BYTES 4096 /* of data, up to which an array, its storage and its data are one block */
+#define SMALL_BYTES 4096 /* of data; up to this size an array, its storage and its data share one block */
 
-/* small: an array with its memory, geometry not yet set; NULL when out of memory. */
+/* small: allocates an array with its memory in one block, geometry not yet set; NULL when out of memory. */
 static fan_array *small(fan_dtype dtype, int ndim, int64_t size)
 {
     size_t head = sizeof(fan_storage) + room_of(ndim), bytes = (size_t)size * fan_dtype_size(dtype);
@@ -263,7 +263,7 @@ static fan_array *small(fan_dtype dtype, int ndim, int64_t size)
     fan_array *a = (fan_array *)(void *)(s + 1);
     if (!s)
         return NULL;
-    _Static_assert(sizeof(fan_storage) % _Alignof(fan_array) == 0, "an array may stand behind its storage");
+    _Static_assert(sizeof(fan_storage) % _Alignof(fan_array) == 0, "an array may follow its storage");
     atomic_init(&s->refs, 1);
     s->data = (void *)(((uintptr_t)s + head + DATA_ALIGN - 1) & ~(uintptr_t)(DATA_ALIGN - 1));
     s->bytes = bytes;
@@ -276,7 +276,7 @@ static fan_array *small(fan_dtype dtype, int ndim, int64_t size)
     return a;
 }
 
-/* large: the same, with the pool's memory or a block of its own. */
+/* large: as small, with memory from the pool or a block of its own. */
 static fan_array *large(fan_dtype dtype, int ndim, int64_t size)
 {
     fan_array *a = blank(dtype, ndim, size);
@@ -311,7 +311,7 @@ fan_status fan_array_new(fan_dtype dtype, int ndim, const int64_t *shape, const 
     return FAN_OK;
 }
 
-/* outside: why a view is none of `storage`. lo == hi: it reaches farther than can be counted. */
+/* outside: reports why a view does not fit `storage`. lo == hi: its reach overflows. */
 __attribute__((noinline, cold)) static fan_status outside(const fan_storage *storage, const char *data, int ndim,
                                                           const int64_t *shape, int64_t lo, int64_t hi, fan_error *err)
 {
@@ -320,8 +320,7 @@ __attribute__((noinline, cold)) static fan_status outside(const fan_storage *sto
     char text[128];
     fan_shape_text(ndim, shape, text, sizeof text);
     if (lo == hi)
-        return fan_fail(err, FAN_ERR_VALUE, "the strides of an array of shape %s reach farther than can be counted",
-                        text);
+        return fan_fail(err, FAN_ERR_VALUE, "the strides of an array of shape %s reach farther than 64 bits", text);
     if (!data)
         return fan_fail(err, FAN_ERR_VALUE, "an array of shape %s has no memory: its address is NULL", text);
     if (first > at || end < at || end < first)
@@ -348,7 +347,7 @@ fan_status fan_array_like(const fan_array *a, fan_array **out, fan_error *err)
     return FAN_OK;
 }
 
-/* check_view: that every element of a view lies inside of `storage`, which may be foreign; its size. */
+/* check_view: checks that every element of a view lies inside `storage`, which may be foreign; computes its size. */
 static fan_status check_view(const fan_storage *storage, const char *data, size_t itemsize, int ndim,
                              const int64_t *shape, const int64_t *strides, int64_t *size, fan_error *err)
 {
@@ -368,7 +367,7 @@ static fan_status check_view(const fan_storage *storage, const char *data, size_
     return FAN_OK;
 }
 
-/* show: the geometry of a view that was checked. */
+/* show: sets the geometry of a checked view. */
 static void show(fan_array *a, char *data, const int64_t *shape, const int64_t *strides, bool writable)
 {
     if (a->ndim)
@@ -379,7 +378,7 @@ static void show(fan_array *a, char *data, const int64_t *shape, const int64_t *
         a->data = data;
     } else {
         fan_dense_strides(a->ndim, shape, fan_dtype_size(a->dtype), NULL,
-                          a->strides); /* an empty array's own are never used, and may be anything */
+                          a->strides); /* the strides of an empty array are never used and may be anything */
     }
     a->writable = writable;
 }
@@ -439,7 +438,7 @@ void fan_array_drop(fan_array *a)
     fan_storage_drop(s);
 }
 
-/* revise: a view of `a` with other extents and strides, whose elements are some of a's, and which starts at `data`. */
+/* revise: makes a view of some of a's elements with another shape and strides, from `data` on. */
 static fan_status revise(const fan_array *a, char *data, int ndim, const int64_t *shape, const int64_t *strides,
                          bool writable, fan_array **out, fan_error *err)
 {
@@ -460,7 +459,7 @@ fan_status fan_array_broadcast(const fan_array *a, int ndim, const int64_t *shap
     int64_t strides[FAN_MAX_NDIM];
     *out = NULL;
     if (ndim < 0 || ndim > FAN_MAX_NDIM)
-        return fan_fail(err, FAN_ERR_VALUE, "%d axes: an array has 0 to %d", ndim, FAN_MAX_NDIM);
+        return fan_fail(err, FAN_ERR_VALUE, "an array has 0 to %d axes, got %d", FAN_MAX_NDIM, ndim);
     if (!fan_broadcasts_from(ndim, shape, a->ndim, a->shape)) {
         char from[128], to[128];
         return fan_fail(err, FAN_ERR_VALUE, "an array of shape %s does not broadcast to %s",

@@ -1,6 +1,6 @@
-/* How it is done: a pair of dtypes that is common has a loop of its own (`direct`). All others go in small pieces over
- * one of four wide types that hold the source exactly (int64, uint64, float64, complex128), and each dtype knows how to
- * leave each of them with one rounding. So 17 dtypes need 17 ways in and 68 out instead of 289 loops. */
+/* Design: each common pair of dtypes has a loop of its own (`direct`). All others are converted in small pieces by way
+ * of one of four wide types that hold the source exactly (int64, uint64, float64, complex128); each dtype converts from
+ * each wide type with one rounding. So 17 dtypes need 17 + 68 loops instead of 289. */
 #include "array/convert.h"
 
 #include "array/lowp.h"
@@ -10,7 +10,7 @@
 
 typedef void (*run)(char *dst, const char *src, size_t n);
 
-/* From float into integer: never asked for (D6), defined all the same. */
+/* Float to integer: never requested (D6), but defined. */
 static inline int64_t whole(double x)
 {
     return x >= 9223372036854775808.0 ? INT64_MAX : x >= -9223372036854775808.0 ? (int64_t)x : x < 0 ? INT64_MIN : 0;
@@ -113,7 +113,7 @@ REAL_LIST(REAL)
 COMPLEX(COMPLEX64, fan_any_f32, float)
 COMPLEX(COMPLEX128, fan_any_f64, double)
 
-/* The ways of one dtype: into its wide type, and out of each. */
+/* The loops of one dtype: to its wide type, and from each. */
 static const struct {
     int wide;
     run in, out[WIDES];
@@ -159,7 +159,7 @@ static const run direct[FAN_DT_COUNT][FAN_DT_COUNT] = {
 
 #define PIECE 256
 
-/* over_wide: any pair, gap-free on both sides. */
+/* over_wide: converts any pair, gap-free on both sides. */
 static void over_wide(char *dst, fan_dtype to, const char *src, fan_dtype from, size_t n)
 {
     FAN_UNCLEARED _Alignas(16) char wide[PIECE * 16];
@@ -183,7 +183,7 @@ static void convert_dense(char *dst, fan_dtype to, const char *src, fan_dtype fr
         over_wide(dst, to, src, from, n);
 }
 
-/* spread: the bytes of n elements of `size`, from any steps to any steps. */
+/* spread: copies n elements of `size` bytes between any strides. */
 static void spread(char *dst, int64_t dst_step, const char *src, int64_t src_step, size_t size, int64_t n)
 {
 #define EACH(bytes)                                                \
@@ -203,7 +203,7 @@ static void spread(char *dst, int64_t dst_step, const char *src, int64_t src_ste
 #undef EACH
 }
 
-/* gapped: pieces are made gap-free, converted, and spread. */
+/* gapped: makes pieces gap-free, converts and spreads them. */
 static void gapped(char *dst, fan_dtype to, int64_t dst_step, const char *src, fan_dtype from, int64_t src_step,
                    int64_t n)
 {

@@ -33,12 +33,12 @@ fan_dtype fan_dtype_from_name(const char *name)
 
 static bool is_float8(fan_dtype d) { return d == FAN_DT_FLOAT8_E4M3FN || d == FAN_DT_FLOAT8_E5M2; }
 
-/* Floats that NumPy itself does not know. */
+/* Floats that NumPy does not have itself. */
 static bool is_foreign(fan_dtype d) { return d == FAN_DT_BFLOAT16 || is_float8(d); }
 
 static bool is_integer(fan_dtype d) { return fan_dtype_kind(d) == 'i' || fan_dtype_kind(d) == 'u'; }
 
-/* float_bytes: the width of the real float that NumPy takes to hold a bool, an integer, a float, or one part of a
+/* float_bytes: returns the width of the real float to which NumPy promotes a bool, an integer, a float, or a part of a
  * complex number. */
 static size_t float_bytes(fan_dtype d)
 {
@@ -101,7 +101,7 @@ fan_dtype fan_dtype_promote(fan_dtype a, fan_dtype b)
     if (is_float8(b))
         return a;
     if (n == 2 && (is_foreign(a) || is_foreign(b)))
-        return FAN_DT_FLOAT32; /* bfloat16 with float16: neither holds the other */
+        return FAN_DT_FLOAT32; /* bfloat16 with float16: neither contains the other */
     return real_of(n);
 }
 
@@ -128,6 +128,6 @@ fan_dtype fan_dtype_accumulate(fan_dtype d) { return d == FAN_DT_FLOAT16 || is_f
 
 bool fan_dtype_can_cast(fan_dtype from, fan_dtype to)
 {
-    static const char order[] = "buifc"; /* a kind may become any that stands behind it */
+    static const char order[] = "buifc"; /* a kind may be cast to any later one */
     return known(from) && known(to) && strchr(order, fan_dtype_kind(from)) <= strchr(order, fan_dtype_kind(to));
 }

@@ -6,9 +6,9 @@
 #include <assert.h>
 #include <string.h>
 
-#define QUICK 10000  /* tries: a tenth of a millisecond or so */
+#define QUICK 10000  /* tries: about a tenth of a millisecond */
 #define LONG 2000000 /* .. and tens of milliseconds */
-#define CHEAP 200    /* tries, where the work of a call is done */
+#define CHEAP 200    /* tries, if the work of a call is used up */
 #define TRY 20       /* the work of a try */
 
 typedef enum found { NOTHING, FOUND, GIVEN_UP } found;
@@ -117,7 +117,7 @@ static int64_t inverse_of(int64_t a, int64_t m)
     return y0 < 0 ? y0 + m : y0;
 }
 
-/* fill: a solution with the terms 0 .. k - 1, which are whole. */
+/* fill: computes a solution for the terms 0 .. k - 1, which are whole. */
 static void fill(equation *e, int k, int64_t r)
 {
     for (int j = k - 1; j >= 0; j--) {
@@ -134,7 +134,8 @@ typedef struct window {
     int64_t first, jump, count;
 } window;
 
-/* window_of: those that leave terms 0 .. k - 2 something within their reach and divisible by what they are. */
+/* window_of: returns the values that leave the terms 0 .. k - 2 a remainder within their reach and divisible by their
+ * gcd. */
 static window window_of(equation *e, int k, int64_t r)
 {
     int64_t step = e->t[k - 1].step, over = r - e->reach[k - 1], jump = 1;
@@ -151,11 +152,11 @@ static window window_of(equation *e, int k, int64_t r)
     return (window){first, jump, first > last ? 0 : jump == 1 ? last - first + 1 : quotient(last - first, jump) + 1};
 }
 
-/* search: step 5, for the terms 0 .. k - 1; `tries` are left. From the middle of a window outwards: there the rest is
- * far from both ends of what the others reach, where most sums are. */
+/* search: step 5 for the terms 0 .. k - 1, with `tries` left. Starts at the middle of a window, where the remainder is
+ * far from both ends of the others' reach and most sums are. */
 static found search(equation *e, int k, int64_t r, int64_t *tries)
 {
-    assert(r >= 0 && r <= e->reach[k]); /* extents met, and windows see to it */
+    assert(r >= 0 && r <= e->reach[k]); /* guaranteed by the extents and the windows */
     if (e->gcd[k] > 1 && remainder_of(r, e->gcd[k]) != 0)
         return NOTHING;
     if (e->whole[k]) {
@@ -180,8 +181,7 @@ static found search(equation *e, int k, int64_t r, int64_t *tries)
 
 static bool has(const uint64_t *bits, int64_t i) { return bits[i / 64] >> (i % 64) & 1; }
 
-/* unite: n words of `from`, shifted up by `part` bits, into those of `to`; from[-1] is the word below. They do not
- * overlap. */
+/* unite: ors n words of `from`, shifted up by `part` bits, into `to`; from[-1] is the word below. No overlap. */
 static void unite(uint64_t *restrict to, const uint64_t *restrict from, size_t n, unsigned part)
 {
     if (part == 0)
@@ -192,8 +192,8 @@ static void unite(uint64_t *restrict to, const uint64_t *restrict from, size_t n
             to[i] |= from[i] << part | from[(ptrdiff_t)i - 1] >> (64 - part);
 }
 
-/* shift_in: every sum, and every sum and `by` more, in a table of `words`, below which there is one of zeros; from the
- * top, so that none is shifted twice. */
+/* shift_in: adds to the set each sum plus `by`; a word of zeros is below the table of `words`. Works from the top, so
+ * that none is shifted twice. */
 static void shift_in(uint64_t *bits, size_t words, int64_t by)
 {
     size_t whole = (size_t)(by / 64), end = words;
@@ -205,13 +205,13 @@ static void shift_in(uint64_t *bits, size_t words, int64_t by)
     }
     while (end > whole) {
         size_t n = end - whole < whole ? end - whole : whole;
-        n = n < 2048 ? n : 2048; /* stays in the nearest cache */
+        n = n < 2048 ? n : 2048; /* fits the L1 cache */
         end -= n;
         unite(bits + end, bits + end - whole, n, part);
     }
 }
 
-/* table: the sums up to r of the terms 0 .. k - 1. Only as much of it is touched as there can be sums yet. */
+/* table: computes the sums up to r of the terms 0 .. k - 1. Touches only the part that can hold sums yet. */
 static void table(const equation *e, int k, int64_t r, uint64_t *bits, size_t words)
 {
     memset(bits, 0, words * sizeof *bits);
@@ -228,7 +228,7 @@ static void table(const equation *e, int k, int64_t r, uint64_t *bits, size_t wo
     }
 }
 
-/* look_up: step 6, and the solution from the largest term down. */
+/* look_up: step 6, then reads the solution from the largest term down. */
 static found look_up(equation *e, int64_t r, uint64_t *bits)
 {
     for (int k = e->n; k > 0; k--) {
@@ -241,7 +241,7 @@ static found look_up(equation *e, int64_t r, uint64_t *bits)
         while (x <= most && !has(bits, r - x * t->step))
             x++;
         if (x > most) {
-            assert(k == e->n); /* the table above said that there is one */
+            assert(k == e->n); /* the table above had one */
             return NOTHING;
         }
         e->x[k - 1] = x;
@@ -250,7 +250,7 @@ static found look_up(equation *e, int64_t r, uint64_t *bits)
     return FOUND;
 }
 
-/* table_work: the words that `table` unites. */
+/* table_work: returns the number of words that `table` unites. */
 static int64_t table_work(const equation *e, int k, int64_t r)
 {
     int64_t words = r / 64 + 1, work = words, reach = 0;
@@ -267,7 +267,7 @@ static int64_t table_work(const equation *e, int k, int64_t r)
     return work;
 }
 
-/* fits: whether the tables of `look_up`, one for each term, are within what is left, from which they are taken. */
+/* fits: checks that the tables of `look_up`, one per term, are within the remaining effort, and subtracts them. */
 static bool fits(const equation *e, int64_t r, fan_effort *left)
 {
     int64_t work = 0;
@@ -299,7 +299,7 @@ static fan_status solve_by_table(equation *e, fan_effort *left, found *out, fan_
     return FAN_OK;
 }
 
-/* try_some: a search of at most so many tries, as far as the work that is left goes. */
+/* try_some: searches with at most so many tries, as far as the remaining work allows. */
 static found try_some(equation *e, int64_t tries, fan_effort *left)
 {
     int64_t most = left->work / TRY, given;

@@ -1,29 +1,29 @@
-/* How it is done: a tile of the sum is first made fast, in float64, and with it a proof for each element that it is
- * right; an element without one is summed again in whole numbers, which is always right and ten times slower.
+/* Design: a tile of the sum is first computed fast, in float64, together with a proof for each element that it is
+ * right; an element without a proof is summed again in integers, which is always right and ten times slower.
  *
- * A sum of float32 (and all that is narrower) in float64. Let every term be a whole number of units u, and n * max|x|
- * <= 2^53 u: then no partial sum loses a bit, in any order. A term of p digits is a whole number of units above min|x|
- * * 2^-p. So beside the sum we keep min|x| over terms that are not zero, and max|x|, as integers (bits of positive
- * floats are in order; a zero, less one, is the largest of all):
+ * A sum of float32 (or narrower) in float64. Let every term be an integer multiple of a unit u, and n * max|x| <= 2^53
+ * u: then no partial sum loses a bit, in any order. A term of p digits is a multiple of a unit above min|x| * 2^-p. So
+ * beside the sum we keep min|x| over the nonzero terms, and max|x|, as integers (the bits of positive floats are
+ * ordered; a zero, less one, is the largest of all):
  *
  *   exact     n * max|x| <= min|x| * 2^(53 - p)
- *   near      n * n * max|x| * 2^-52 bounds what was lost: both ends of sum -+ that round alike (no tie between them)
+ *   near      n * n * max|x| * 2^-52 bounds the loss: both ends of sum -+ that round alike (no tie between them)
  *
- * For float16 and float8 the first holds always: their largest value is few units (float16: 2^40, so n <= 2^13).
+ * For float16 and float8 the first always holds: their largest value is few units (float16: 2^40, so n <= 2^13).
  *
- * A sum of float64 is kept as sum + rest, where rest gathers what each addition lost (TwoSum: that is a float64). What
- * rest itself loses:
+ * A sum of float64 is kept as sum + rest, where rest gathers the loss of each addition (TwoSum: it is a float64). The
+ * loss of rest itself:
  *
- *   exact     n * n * max|x| <= min|x| * 2^53: nothing
+ *   exact     n * n * max|x| <= min|x| * 2^53: none
  *   near      n * n * n * max|x| * 2^-105 at most: both ends of sum + (rest -+ that) round alike
  *
- * The integer path: the sum as a whole number of the dtype's smallest step, in two's complement, as many limbs as its
- * largest value needs. This is the superaccumulator, which is kept between folds as well. Its top limb has some values
- * to spare: they stand for what is no number.
+ * The integer path: the sum as an integer multiple of the dtype's smallest step, in two's complement, with as many
+ * limbs as its largest value needs. This superaccumulator is also kept between folds. Spare values of its top limb
+ * represent inf and NaN.
  *
- * Rounding once: what leaves a tile is a float64 that is the exact sum, or lies between the same two neighbours of the
- * result dtype (near), or was rounded to odd: its last bit is set where anything was lost, so that the next rounding,
- * to a type of 51 digits or fewer, is that of the exact value. */
+ * Rounding once: a tile's result is a float64 that is the exact sum, or lies between the same two neighbours of the
+ * result dtype (near), or was rounded to odd: its last bit is set if anything was lost, so that the next rounding, to a
+ * type of 51 digits or fewer, equals that of the exact value. */
 #include "array/exact.h"
 
 #include "array/convert.h"
@@ -35,13 +35,13 @@
 
 #include <string.h>
 
-#define LONG_ROW 128  /* rows of so many elements are not mixed in one tile, so that they can be read where they lie */
-#define LONG_RUN 4096 /* elements at once of sums that need no proof */
-#define BATCH 32      /* elements that go the integer path together */
+#define LONG_ROW 128  /* rows at least this long are not mixed in one tile, so that they can be read in place */
+#define LONG_RUN 4096 /* elements at once for sums that need no proof */
+#define BATCH 32      /* elements that take the integer path together */
 
 static size_t parts_of(fan_dtype d) { return fan_dtype_kind(d) == 'c' ? 2 : 1; }
 
-/* wide: numbers of d are float64; else they are read as float32. */
+/* wide: true if numbers of d are float64; else they are read as float32. */
 static bool wide(fan_dtype d) { return d == FAN_DT_FLOAT64 || d == FAN_DT_COMPLEX128; }
 
 bool fan_exact_fits(fan_dtype d) { return fan__exact_kind_of(d).limbs != 0; }
@@ -56,7 +56,7 @@ int64_t fan_exact_slow(void) { return atomic_load_explicit(&slow_ones, memory_or
 
 /* ---- tiles ---- */
 
-/* What changes no sum, where there are fewer sources than a loop takes. */
+/* Neutral operands, for fewer sources than a loop takes. */
 static const float no_single[FAN_EXACT_TILE] = {[0 ... FAN_EXACT_TILE - 1] = -0.0f};
 static const double no_double[FAN_EXACT_TILE] = {[0 ... FAN_EXACT_TILE - 1] = -0.0};
 static const uint16_t no_brain[LONG_RUN] = {[0 ... LONG_RUN - 1] = 0x8000};
@@ -65,14 +65,14 @@ typedef struct job {
     const char *in; /* pointers to arrays, `step` bytes apart */
     size_t step;
     size_t n, parts;
-    fan_dtype d, read; /* the sum's; as which its terms are read */
+    fan_dtype d, read; /* the sum's dtype; the dtype as which its terms are read */
     fan_exact_kind k;
     const exact_loops *how;
     judge j;
     fan_nditer iter;
 } job;
 
-/* Room for terms that cannot be read where they lie. */
+/* Room for terms that cannot be read in place. */
 typedef struct scratch {
     _Alignas(64) char term[FAN_EXACT_SOURCES][FAN_EXACT_TILE * sizeof(double)];
 } scratch;
@@ -100,7 +100,7 @@ static void job_begin(job *j, const void *in, size_t step, size_t n, fan_dtype d
                    .by = 1.0};
 }
 
-/* low_of: how numbers of a low dtype become float32, and back; NULL: no loop of its own. */
+/* low_of: returns the conversions of a low dtype to and from float32; NULL if it has no loop. */
 static const low_ways *low_of(const exact_loops *how, fan_dtype d)
 {
     switch (d) {
@@ -117,7 +117,7 @@ static const low_ways *low_of(const exact_loops *how, fan_dtype d)
     }
 }
 
-/* term: elements [at, at + len) of operand k, as the dtype in which they are read. */
+/* term: returns elements [at, at + len) of operand k, in the dtype in which they are read. */
 static const char *term(const job *j, size_t k, int64_t at, int64_t len, char *room)
 {
     const fan_array *a = operand(j, k);
@@ -133,7 +133,8 @@ static const char *term(const job *j, size_t k, int64_t at, int64_t len, char *r
         fan_nditer_read(&j->iter, a, at, len, j->read, room);
         return room;
     }
-    FAN_UNCLEARED char rounded_first[FAN_EXACT_TILE * 2]; /* of another dtype into a low one: rounded to that first */
+    FAN_UNCLEARED char
+        rounded_first[FAN_EXACT_TILE * 2]; /* converted from another dtype to a low one: rounded to that first */
     fan_nditer_read(&j->iter, a, at, len, j->d, rounded_first);
     fan_convert(room, j->read, (int64_t)fan_dtype_size(j->read), rounded_first, j->d, (int64_t)fan_dtype_size(j->d),
                 len);
@@ -145,7 +146,7 @@ static double number_at(const job *j, const char *p, size_t i)
     return wide(j->d) ? ((const fan_any_f64 *)p)[i] : (double)((const fan_any_f32 *)p)[i];
 }
 
-/* fast: the sums of a tile, and what is known of them. */
+/* fast: computes the sums of a tile, and the facts for their proof. */
 static void fast(const job *j, int64_t at, int64_t len, tally *t, scratch *room)
 {
     const char *src[FAN_EXACT_SOURCES];
@@ -159,7 +160,7 @@ static void fast(const job *j, int64_t at, int64_t len, tally *t, scratch *room)
     }
 }
 
-/* prove: leaves what is to be rounded in t->sum; returns whether there are bad ones. */
+/* prove: leaves the values to round in t->sum; returns whether some are not proved. */
 static bool prove(const job *j, tally *t, size_t numbers)
 {
     bool is_wide = wide(j->d), again = j->j.scaled || (is_wide && j->j.grid != TO_DOUBLE), bad = false;
@@ -173,7 +174,7 @@ static bool prove(const job *j, tally *t, size_t numbers)
     return again ? fan__exact_judge_again(t, &j->j, is_wide, numbers) : bad;
 }
 
-/* integer_path: the bad ones of a tile once more, in whole numbers. */
+/* integer_path: sums the unproved elements of a tile in integers. */
 static void integer_path(const job *j, int64_t at, size_t numbers, tally *t, scratch *room)
 {
     FAN_UNCLEARED uint64_t words[BATCH * FAN_EXACT_LIMBS];
@@ -202,7 +203,7 @@ static void integer_path(const job *j, int64_t at, size_t numbers, tally *t, scr
     }
 }
 
-/* A factor: what it makes of the judging, and what is left for the end: complex ones that are not real. */
+/* Applies a factor to the proof; complex factors that are not real remain for the end. */
 static bool scale_begin(judge *j, const fan_scale *scale, bool is_complex)
 {
     if (!scale || !scale->on)
@@ -233,13 +234,13 @@ static void set_grid(judge *j, fan_dtype out)
 
 typedef bool (*direct)(char *dst, const char *const *src, int sources, const judge *j, size_t len, bool quick);
 
-/* direct_of: the loop that goes from the operands straight to `out`; NULL: there is none. */
+/* direct_of: returns the loop from the operands straight to `out`; NULL if there is none. */
 static direct direct_of(const job *j, const fan_array *out)
 {
     bool fits = j->n <= FAN_EXACT_SOURCES && !j->j.scaled && out->dtype == j->d;
     for (size_t k = 0; k < j->n && fits; k++)
         fits = operand(j, k)->dtype == j->d &&
-               operand(j, k)->data != out->data; /* what is written in vain must not be what is read */
+               operand(j, k)->data != out->data; /* the result may be discarded, so it must not overwrite operands */
     if (!fits)
         return NULL;
     return j->d == FAN_DT_FLOAT32 || j->d == FAN_DT_COMPLEX64 ? j->how->single
@@ -249,8 +250,8 @@ static direct direct_of(const job *j, const fan_array *out)
                                                               : NULL;
 }
 
-/* went: elements [at, at + len) are done by `go`; false where one of them needs more than that, or has gaps. *shy:
- * tiles for which the quick way is not tried: more of them each time that it was in vain. */
+/* went: processes elements [at, at + len) by `go`; false if one of them needs more than that, or has gaps. *shy: tiles
+ * for which the quick way is not tried; it grows with each failure. */
 static bool went(const job *j, direct go, const fan_array *out, int64_t at, int64_t len, unsigned *shy, unsigned *grown)
 {
     const char *src[FAN_EXACT_SOURCES];
@@ -355,7 +356,7 @@ void fan_superacc_add(void *accs, fan_dtype d, const fan_array *const *in, size_
     if (n == 0 || in[0]->size == 0)
         return;
     job_begin(&j, in, sizeof *in, n, d);
-    fan_nditer_begin(&j.iter, in[0], true); /* C order, as the superaccumulators */
+    fan_nditer_begin(&j.iter, in[0], true); /* C order, as the superaccumulators have */
     for (size_t k = 1; k < n; k++)
         fan_nditer_also(&j.iter, in[k]);
     fan_nditer_ready(&j.iter);
@@ -363,7 +364,7 @@ void fan_superacc_add(void *accs, fan_dtype d, const fan_array *const *in, size_
     for (int64_t at = 0, len; at < j.iter.size; at += len) {
         len = j.iter.size - at < most ? j.iter.size - at : most;
         size_t numbers = (size_t)len * j.parts;
-        /* Where the sum of these terms is one float64, that alone is added. */
+        /* If the sum of these terms is one float64, only that is added. */
         bool some = n > 1 && !wide(d), bad = false;
         if (some) {
             fast(&j, at, len, &t, &room);
@@ -451,7 +452,7 @@ void fan_superacc_widen(void *to, fan_dtype wider, const void *from, fan_dtype d
                 v[k] = bit ? here << bit | below >> (64 - bit) : here;
             }
         }
-        if (parts_of(wider) > parts) /* the imaginary part of what is real: +0.0, as a conversion has it */
+        if (parts_of(wider) > parts) /* the imaginary part of a real number is +0.0, as in a conversion */
             v[b.limbs - 1] = 0;
     }
 }

@@ -1,11 +1,10 @@
-/* Does everything lie as it did?
+/* Is everything where it was?
  *
- * Components are costly to find and cheap to confirm. Recorded are not only the components but also the clusters:
- * arrays whose extents chain, whether their bytes meet or not. If every array lies where it lay in its cluster, and no
- * two clusters meet, then within each cluster all is as it was and between clusters there is nothing: the same layout,
- * for the price of a subtraction for each array and a sort of the clusters. Only if that fails the components are found
- * anew: clusters may have moved against each other without a byte being shared or parted with.
- */
+ * Components are costly to find and cheap to confirm. The recording holds the components and the clusters: arrays whose
+ * extents chain, whether or not they share bytes. If every array is where it was in its cluster, and no two clusters
+ * overlap, the layout is the same: within each cluster nothing moved, and between clusters nothing is shared. That
+ * costs a subtraction per array and a sort of the clusters. Only if it fails are the components computed again:
+ * clusters may have moved against each other without gaining or losing a shared byte. */
 #include "array/layout.h"
 
 #include "base/mem.h"
@@ -27,7 +26,7 @@ typedef struct cluster {
 
 struct fan_layout {
     size_t n, nclusters;
-    fan_layout_item *items; /* their regions are those of `regions` */
+    fan_layout_item *items; /* their regions are copies of those in `regions` */
     place *places;
     cluster *clusters;
     fan_overlaps *regions;
@@ -56,7 +55,7 @@ static fan_status overlaps_of(const fan_layout_item *items, size_t n, fan_overla
     return status;
 }
 
-/* span: the first and last byte of each label's arrays; a label without bytes has from > to. */
+/* span: the first and last byte of each label's arrays; from > to if it has no bytes. */
 typedef struct span {
     uint64_t from, to;
     size_t first;
@@ -151,7 +150,7 @@ uint64_t fan_layout_offset(const fan_layout *l, size_t i) { return l->places[i].
 
 /* ---- is it the same? ---- */
 
-/* compare: everything of one array but where it lies. */
+/* compare: compares all of one array but its address. */
 static fan_change compare(const fan_layout_item *was, const fan_layout_item *is, bool empty)
 {
     const fan_region *a = &was->region, *b = &is->region;
@@ -174,7 +173,7 @@ static fan_change compare(const fan_layout_item *was, const fan_layout_item *is,
 
 static void sort_starts(uint64_t *start, uint64_t *reach, size_t n)
 {
-    /* Mostly they are in order, or nearly: memory is handed out in order. A heap sort where they are not. */
+    /* Usually sorted or nearly, since allocators hand out memory in order. Heap sort otherwise. */
     bool ordered = true;
     for (size_t i = 1; i < n && ordered; i++)
         ordered = start[i - 1] <= start[i];
@@ -202,7 +201,7 @@ static void sort_starts(uint64_t *start, uint64_t *reach, size_t n)
     }
 }
 
-/* in_place: whether every array lies where it lay in its cluster, and the clusters do not meet. `start` and `reach`
+/* in_place: returns whether every array is where it was in its cluster, and no clusters overlap. `start` and `reach`
  * have room for each cluster. */
 static bool in_place(const fan_layout *l, const fan_layout_item *items, uint64_t *start, uint64_t *reach)
 {
@@ -228,8 +227,8 @@ static bool in_place(const fan_layout *l, const fan_layout_item *items, uint64_t
     return true;
 }
 
-/* new_overlap: the first array of i's component, as it is now, that was of another: one that i itself overlaps, where
- * there is one. */
+/* new_overlap: returns the first array of i's present component that was in another one; preferably one that overlaps i
+ * itself. */
 static size_t new_overlap(const fan_layout *l, const fan_overlaps *now, const uint32_t *label, size_t i,
                           uint64_t budget)
 {
@@ -248,7 +247,7 @@ static size_t new_overlap(const fan_layout *l, const fan_overlaps *now, const ui
     return other;
 }
 
-/* differ: the components of now against those recorded. `first` and `is` have room for a member of each. */
+/* differ: compares the present components with the recorded ones. `first` and `is` have room for a member of each. */
 static fan_difference differ(const fan_layout *l, const fan_layout_item *items, const fan_overlaps *now,
                              const uint32_t *label, size_t *first, size_t *is, uint64_t budget)
 {

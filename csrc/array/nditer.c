@@ -4,7 +4,7 @@
 
 static int64_t magnitude(int64_t x) { return x == INT64_MIN ? INT64_MAX : x < 0 ? -x : x; }
 
-/* steps_as_one: `a` goes from the end of axis `in` straight on to the next step of axis `out`. */
+/* steps_as_one: returns whether the end of axis `in` of `a` continues as the next step of axis `out`. */
 static bool steps_as_one(const fan_array *a, int out, int in)
 {
     int64_t whole;
@@ -51,7 +51,7 @@ void fan_nditer_ready(fan_nditer *w)
     w->ndim = n;
 }
 
-/* A place in the walk: an index for each axis, and the address of that element of one array. */
+/* A position in the walk: an index for each axis, and the address of that element of one array. */
 typedef struct place {
     int64_t index[FAN_MAX_NDIM];
     char *p;
@@ -67,7 +67,7 @@ static void seek(const fan_nditer *w, const fan_array *a, int64_t at, place *her
     }
 }
 
-/* step: n elements on along the innermost axis, which they do not leave but to its end; then over to the next row. */
+/* step: advances by n elements along the innermost axis, at most to its end; then to the next row. */
 static void step(const fan_nditer *w, const fan_array *a, int64_t n, place *here)
 {
     int i = w->ndim - 1;

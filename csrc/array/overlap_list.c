@@ -1,28 +1,27 @@
-/* Many regions: few of all the pairs may be looked at.
+/* Many regions: compare few of all the pairs.
  *
- * Sorted by their first bytes, regions fall into runs: one run's extents chain, two runs' do not meet. Within a run two
- * things rule out a pair without a question: their extents do not meet, or, on the circle of all remainders modulo some
- * step g, their arcs do not. A comb's arc begins at the remainder of its first byte and is as long as its tooth and its
- * axes that are no multiples of g. Columns of a matrix have extents that all meet, and arcs modulo the row that never
- * do; slices of one row have it the other way round. For both it is the same sweep over sorted stretches, and how many
- * pairs of stretches meet can be counted beforehand in the time of a sort. So for each run the extents and the arcs
- * modulo its most frequent steps are counted, and the least is swept; each pair that meets there is asked for the other
- * as well (two comparisons), and then for the exact verdict.
+ * Sorted by their first bytes, regions form runs: the extents of one run chain, those of two runs do not overlap.
+ * Within a run two tests exclude a pair without an exact question: their extents do not overlap, or their arcs do not,
+ * on the circle of all remainders modulo some step g. A comb's arc begins at the remainder of its first byte and is as
+ * long as its tooth and those axes that are no multiples of g. Columns of a matrix have extents that all overlap, and
+ * arcs modulo the row that never do; for slices of one row it is the opposite. Both tests are the same sweep over
+ * sorted stretches, and the number of overlapping pairs can be counted beforehand in the time of a sort. So each run
+ * counts its extents and its arcs modulo its most frequent steps, and sweeps the smallest; each pair found there takes
+ * the other test as well (two comparisons), and then the exact one.
  *
- * A few arrays may hold together what falls apart without them: a flat buffer, and views of the matrices in it. Where
- * that is so, and the rest falls into runs of at most half as many, those few are asked against all, and the rest is
- * swept by itself.
+ * A few arrays may connect a run that falls apart without them: a flat buffer, and views of the matrices in it. If so,
+ * and the rest falls into runs of at most half as many, those few are compared with all, and the rest is swept
+ * separately.
  *
- * For components pairs need not be found, only enough of them. Stretches that are still open are kept in lists, one for
- * each component; a new one is compared with the members of a list, the newest first, until one shares a byte with it.
- * Then the lists are one. So a thousand views of the same memory cost a thousand questions. A member whose bytes all
- * belong to another member leaves its list: whatever meets it meets that one too. So regions that share nothing with
- * them are compared once with a thousand repeated rows, not with each.
+ * Components do not need all pairs, only enough of them. Open stretches are kept in lists, one per component; a new one
+ * is compared with the members of a list, newest first, until one shares a byte with it. Then the lists are merged. So
+ * a thousand views of the same memory cost a thousand questions. A member whose bytes all belong to another member
+ * leaves its list: everything that overlaps it overlaps that one too. So a region that shares nothing with a thousand
+ * repeated rows is compared with one of them, not with each.
  *
- * The number of questions for components is limited (QUESTIONS), and so is their time: what is left then is "unknown",
- * counts as an overlap, and joins what it stands beside. Pairs have no such limit, because each unknown pair would have
- * to be listed; their sweep, like that of components, ends on Ctrl-C.
- */
+ * The number of questions for components is limited (QUESTIONS), and so is their time: further ones are "unknown",
+ * count as overlaps, and join the component beside them. Pairs have no such limit, because each unknown pair would have
+ * to be listed; both sweeps end on Ctrl-C. */
 #include "array/overlap_list.h"
 
 #include "array/stretch.h"
@@ -33,15 +32,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define GRIDS 4   /* how many steps are tried as the modulus */
-#define BRIDGES 6 /* how many of a run may be set aside */
+#define GRIDS 4   /* steps that are tried as the modulus */
+#define BRIDGES 6 /* members of a run that may be set aside */
 
 /* Questions of one call for components with the default budget: about 50 ms, and 3 us for each region. */
 #define QUESTIONS 4000000
 #define QUESTIONS_EACH 256
-#define ATTEMPT 32     /* .. of them for one try of a sweep */
-#define COVER_LOOKS 16 /* members of a list among which one is sought that covers a newcomer, or is covered by it */
-#define QUESTION_ELEMENTS 64 /* how many elements' time one takes, for fan_interrupted */
+#define ATTEMPT 32           /* .. of them for one try of a sweep */
+#define COVER_LOOKS 16       /* members of a list that are checked for covering a newcomer, or being covered by it */
+#define QUESTION_ELEMENTS 64 /* elements' time that one question takes, for fan_interrupted */
 
 struct fan_overlaps {
     size_t n;
@@ -113,7 +112,7 @@ bool fan_overlaps_extent(const fan_overlaps *l, size_t i, uint64_t *lo, uint64_t
 
 /* ---- arcs ---- */
 
-/* arcs: those of the combs in `run` modulo g, not sorted. Returns how many, at most 2n. */
+/* arcs: computes the arcs of the combs in `run` modulo g, unsorted. Returns how many, at most 2n. */
 static size_t arcs(const fan_overlaps *l, const fan_stretch *run, size_t n, int64_t g, fan_stretch *out)
 {
     size_t m = 0;
@@ -136,13 +135,13 @@ static size_t arcs(const fan_overlaps *l, const fan_stretch *run, size_t n, int6
     return m;
 }
 
-/* A step and how often it was met. */
+/* A step and its count. */
 typedef struct tally {
     int64_t step;
     size_t count;
 } tally;
 
-/* count_step: counts a step among the most frequent; a newcomer without a place takes one of each that has one away. */
+/* count_step: counts a step among the most frequent (Misra-Gries: a newcomer without a place lowers all counts). */
 static void count_step(tally *t, int64_t step)
 {
     tally *place = NULL;
@@ -160,7 +159,7 @@ static void count_step(tally *t, int64_t step)
         t[i].count--;
 }
 
-/* frequent: the steps that most combs of a run have, as far as a few counters can tell. */
+/* frequent: finds the steps that most combs of a run have, as far as a few counters can. */
 static void frequent(const fan_overlaps *l, const fan_stretch *run, size_t n, tally *t)
 {
     for (size_t i = 0; i < n; i++) {
@@ -170,21 +169,21 @@ static void frequent(const fan_overlaps *l, const fan_stretch *run, size_t n, ta
     }
 }
 
-/* Stretches that are still open, of one component. */
+/* Open stretches of one component. */
 typedef struct list {
     uint32_t head, tail; /* FAN_NOBODY: none */
 } list;
 
-/* What a sweep has to work with. */
+/* The state of a sweep. */
 typedef struct work {
     const fan_overlaps *l;
     fan_effort left;   /* of the whole call */
-    int64_t questions; /* for components: how many may still be asked */
+    int64_t questions; /* for components: questions left */
     bool extents_only;
-    bool exact;       /* components: no region was joined with another by a verdict that is unknown */
-    fan_stretch *run; /* all that are not empty, by their first bytes; room for 2n, as in the next three, which are made
-                     when they are needed */
-    fan_stretch *arc, *best; /* arcs modulo the step that is tried, and modulo the best so far */
+    bool exact;       /* components: no regions were joined by an unknown verdict */
+    fan_stretch *run; /* all nonempty regions, by first bytes; room for 2n, as in the next three, which are allocated on
+                         first use */
+    fan_stretch *arc, *best; /* arcs modulo the step being tried, and modulo the best so far */
     fan_stretch *scratch;    /* for sorting */
     list *lists;             /* 2n: for components; for pairs the heads are the open stretches */
     uint32_t *parent;        /* components: towards the root; NULL: pairs are wanted */
@@ -201,7 +200,7 @@ static void work_fini(work *w)
     fan_free(w->lists);
 }
 
-/* room: what is needed for the first time gets its memory. */
+/* room: allocates on first use. */
 static fan_status room(const work *w, fan_stretch **s, fan_error *err)
 {
     if (!*s)
@@ -218,7 +217,7 @@ static fan_status sort(work *w, fan_stretch *s, size_t n, fan_error *err)
     return FAN_OK;
 }
 
-/* questions_of: how many a budget allows for components; UINT64_MAX: any number. */
+/* questions_of: returns how many a budget allows for components; UINT64_MAX: any number. */
 static int64_t questions_of(uint64_t budget, size_t n)
 {
     uint64_t times = budget / FAN_OVERLAP_BUDGET;
@@ -249,13 +248,13 @@ static fan_status work_init(work *w, const fan_overlaps *l, uint64_t budget, siz
     return status;
 }
 
-/* verdict: on two regions whose stretches meet. FAN_ERR_EXTERN where the work was interrupted. */
+/* verdict: decides on two regions whose stretches overlap. FAN_ERR_EXTERN if the work was interrupted. */
 static fan_status verdict(work *w, uint32_t a, uint32_t b, fan_verdict *out, fan_error *err)
 {
     const fan_comb *one = &w->l->combs[a], *two = &w->l->combs[b];
     *out = FAN_OVERLAP_DISJOINT;
     if (fan_interrupted(QUESTION_ELEMENTS))
-        return FAN_ERR_EXTERN; /* the scope that is interrupted has the error */
+        return FAN_ERR_EXTERN; /* the interrupted scope holds the error */
     if (w->parent && w->questions-- <= 0) {
         *out = FAN_OVERLAP_HARD;
         return FAN_OK;
@@ -308,7 +307,7 @@ static int by_members(const void *a, const void *b)
     return p->two < q->two ? -1 : p->two > q->two;
 }
 
-/* in_order: sorted, each pair once: two arcs that both pass the end of the circle meet twice. */
+/* in_order: sorts the pairs and drops duplicates: two arcs that both pass the end of the circle meet twice. */
 static void in_order(work *w)
 {
     size_t kept = 0;
@@ -342,7 +341,7 @@ static void unite(uint32_t *parent, uint32_t a, uint32_t b)
         parent[a] = b;
 }
 
-/* leave: takes member `at`, which stands behind `before` (FAN_NOBODY: it is the first), out of a list. */
+/* leave: removes member `at`, which follows `before` (FAN_NOBODY: it is the first), from a list. */
 static void leave(fan_stretch *s, list *open, uint32_t before, uint32_t at)
 {
     if (before == FAN_NOBODY)
@@ -353,8 +352,8 @@ static void leave(fan_stretch *s, list *open, uint32_t before, uint32_t at)
         open->tail = before;
 }
 
-/* comb_within: true only if each byte of `a` is one of `b`; false also where that takes more than a look at each axis.
- * The steps of a comb ascend. */
+/* comb_within: returns true only if each byte of `a` belongs to `b`; false also if more than a comparison per axis is
+ * needed. The steps of a comb ascend. */
 static bool comb_within(const fan_comb *a, const fan_comb *b)
 {
     if (a->far || b->far || a->lo < b->lo || a->last > b->last)
@@ -372,20 +371,20 @@ static bool comb_within(const fan_comb *a, const fan_comb *b)
     return i < 0 && offset + a->tooth <= b->tooth;
 }
 
-/* covers: whether whatever shares bytes with the region of stretch `b` shares bytes with that of `a`, and meets stretch
- * `a` as long as it meets `b`. */
+/* covers: returns whether every region that shares bytes with stretch `b`'s shares bytes with `a`'s and overlaps
+ * stretch `a` as long as it overlaps `b`. */
 static bool covers(const work *w, const fan_stretch *a, const fan_stretch *b)
 {
     bool yes = comb_within(&w->l->combs[b->who], &w->l->combs[a->who]);
-    assert(!yes || (a->from <= b->from && b->to <= a->to)); /* an arc within an arc passes the circle's end with it */
+    assert(!yes || (a->from <= b->from && b->to <= a->to)); /* an arc inside an arc passes the circle's end with it */
     return yes;
 }
 
-/* How a newcomer and an open list belong together. */
+/* The relation of a newcomer to an open list. */
 typedef enum meeting { APART, JOINED, COVERED } meeting;
 
-/* meet: of stretch i and an open list. Members that have ended leave the list on the way; once one shares a byte with
- * i, so do those among the next few that i covers. COVERED: one of them covers i, which need not be listed. */
+/* meet: compares stretch i with an open list. Members that have ended leave the list; once one shares a byte with i,
+ * those among the next few that i covers leave, too. COVERED: one of them covers i, which need not be listed. */
 static fan_status meet(work *w, fan_stretch *s, list *open, uint32_t i, meeting *out, fan_error *err)
 {
     uint32_t before = FAN_NOBODY;
@@ -400,7 +399,7 @@ static fan_status meet(work *w, fan_stretch *s, list *open, uint32_t i, meeting 
         if (*out == APART && root_of(w->parent, s[at].who) != root_of(w->parent, s[i].who))
             FAN_TRY(verdict(w, s[at].who, s[i].who, &v, err));
         else
-            v = FAN_OVERLAP_YES; /* one component already */
+            v = FAN_OVERLAP_YES; /* already one component */
         if (v != FAN_OVERLAP_DISJOINT) {
             w->exact &= v == FAN_OVERLAP_YES;
             unite(w->parent, s[at].who, s[i].who);
@@ -416,8 +415,8 @@ static fan_status meet(work *w, fan_stretch *s, list *open, uint32_t i, meeting 
     return FAN_OK;
 }
 
-/* sweep_components: the lists that a newcomer joins become one, with the newcomer at its head unless a member covers
- * it. *done: false where fewer than `floor` questions were left before the end; what was joined until then is right. */
+/* sweep_components: merges the lists that a newcomer joins, with the newcomer at the head unless a member covers it.
+ * *done: false if fewer than `floor` questions were left before the end; the joins until then are right. */
 static fan_status sweep_components(work *w, fan_stretch *s, size_t n, int64_t floor, bool *done, fan_error *err)
 {
     size_t lists = 0;
@@ -458,7 +457,8 @@ static fan_status sweep_components(work *w, fan_stretch *s, size_t n, int64_t fl
 
 /* ---- runs ---- */
 
-/* divides: whether a run without those that span `most` bytes and more falls into runs of half as many. */
+/* divides: returns whether a run without the members that span at least `most` bytes falls into runs of half as
+ * many. */
 static bool divides(const fan_stretch *run, size_t n, uint64_t most)
 {
     size_t longest = 0, length = 0;
@@ -473,8 +473,8 @@ static bool divides(const fan_stretch *run, size_t n, uint64_t most)
     return longest <= n / 2;
 }
 
-/* set_aside: moves the few that hold a run together behind the others, which stay in order. Returns how many: 0 if that
- * divides nothing. */
+/* set_aside: moves the few that connect a run to its end; the others stay in order. Returns how many: 0 if that divides
+ * nothing. */
 static size_t set_aside(fan_stretch *run, size_t n)
 {
     fan_stretch aside[BRIDGES];
@@ -498,7 +498,7 @@ static size_t set_aside(fan_stretch *run, size_t n)
 
 static fan_status sweep_runs(work *w, fan_stretch *s, size_t n, fan_error *err);
 
-/* sweep_divided: the last `count` of a run against all, the others by themselves. */
+/* sweep_divided: compares the last `count` of a run with all, and sweeps the others separately. */
 static fan_status sweep_divided(work *w, fan_stretch *run, size_t n, size_t count, fan_error *err)
 {
     for (size_t i = n - count; i < n; i++)
@@ -516,14 +516,14 @@ static fan_status sweep_divided(work *w, fan_stretch *run, size_t n, size_t coun
     return sweep_runs(w, run, n - count, err);
 }
 
-/* attempt: components by these stretches, as far as ATTEMPT questions for each lead. */
+/* attempt: finds components by these stretches, with at most ATTEMPT questions for each. */
 static fan_status attempt(work *w, fan_stretch *s, size_t n, bool *done, fan_error *err)
 {
     return sweep_components(w, s, n, w->questions - ATTEMPT * (int64_t)n, done, err);
 }
 
-/* sweep_components_by: by the stretches `best`, which meet least. That is no sure measure for components, because of
- * the members that leave their lists: where it takes many questions, the extents and the arcs are tried in turn. */
+/* sweep_components_by: sweeps the stretches `best`, which overlap least. For components that is no sure measure,
+ * because members leave their lists: if it takes many questions, extents and arcs are tried in turn. */
 static fan_status sweep_components_by(work *w, fan_stretch *best, size_t count, fan_stretch *run, size_t n,
                                       const tally *grids, fan_error *err)
 {
@@ -542,7 +542,7 @@ static fan_status sweep_components_by(work *w, fan_stretch *best, size_t count, 
     return done ? FAN_OK : sweep_components(w, best, count, INT64_MIN, &done, err);
 }
 
-/* sweep: one run, by whichever stretches meet least. */
+/* sweep: sweeps one run by the stretches that overlap least. */
 static fan_status sweep(work *w, fan_stretch *run, size_t n, fan_error *err)
 {
     size_t aside = n > 2 * BRIDGES ? set_aside(run, n) : 0;
@@ -598,7 +598,7 @@ static fan_status label_all(const fan_overlaps *l, bool extents_only, uint64_t b
     fan_status status = sweep_runs(&w, w.run, n, err);
     work_fini(&w);
     FAN_TRY(status);
-    /* A root is its component's first member, and has its number before any other member is met. */
+    /* A root is its component's first member, so it is numbered before any other member. */
     for (size_t i = 0; i < l->n; i++)
         label[i] = root_of(label, (uint32_t)i);
     for (size_t i = 0; i < l->n; i++)

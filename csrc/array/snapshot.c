@@ -1,4 +1,4 @@
-/* snapshot: see snapshot.h. One block of memory has all rows, one after the other; a row is a comb's tooth. */
+/* snapshot: see snapshot.h. One block of memory holds all rows, one after the other; a row is a comb's tooth. */
 #include "array/snapshot.h"
 
 #include "base/mem.h"
@@ -8,8 +8,8 @@
 
 typedef struct shown {
     uint64_t data, lo; /* the first element, the first byte */
-    int64_t tooth;     /* 0: nothing is shown */
-    size_t at, axes;   /* where its rows begin in the block, its axes in those of all */
+    int64_t tooth;     /* 0: empty */
+    size_t at, axes;   /* where its rows begin in the block, and its axes in `axes` */
     int n;
 } shown;
 
@@ -20,7 +20,7 @@ struct fan_snapshot {
     unsigned char *block;
 };
 
-/* A row of a walk: what is there and what is kept. false: enough was seen. */
+/* A row of a walk: the array's bytes and the kept ones. Returns false to stop. */
 typedef bool row_fn(unsigned char *there, unsigned char *kept, size_t n);
 
 static bool save(unsigned char *there, unsigned char *kept, size_t n)
@@ -41,7 +41,7 @@ static bool put_back(unsigned char *there, unsigned char *kept, size_t n)
     return true;
 }
 
-/* line: the rows along one axis. */
+/* line: visits the rows along one axis. */
 static inline bool line(fan_axis axis, unsigned char *there, unsigned char *kept, size_t tooth, row_fn *row)
 {
     for (int64_t i = 0; i < axis.count; i++)
@@ -50,7 +50,7 @@ static inline bool line(fan_axis axis, unsigned char *there, unsigned char *kept
     return true;
 }
 
-/* LINES(function): a line of rows of the usual widths of elements, each with a loop of its own. */
+/* LINES(function): a line of rows, with a loop for each of the usual element widths. */
 #define LINES(row)                                                                                  \
     static bool lines_##row(fan_axis axis, unsigned char *there, unsigned char *kept, size_t tooth) \
     {                                                                                               \
@@ -75,7 +75,7 @@ LINES(put_back)
 
 typedef bool line_fn(fan_axis axis, unsigned char *there, unsigned char *kept, size_t tooth);
 
-/* each_line: the rows along axes 0 .. k - 1, the smallest step innermost. */
+/* each_line: visits the rows along axes 0 .. k - 1, smallest step innermost. */
 static bool each_line(const fan_axis *axes, int k, unsigned char *there, unsigned char **kept, size_t tooth,
                       line_fn *lines)
 {
@@ -97,7 +97,7 @@ static bool walk_all(const fan_snapshot *s, const shown *k, uint64_t lo, line_fn
     return k->tooth == 0 || each_line(s->axes + k->axes, k->n, there, &mine, (size_t)k->tooth, lines);
 }
 
-/* rows_of: how many bytes the rows of a comb have; false: more than there are from its first to its last. */
+/* rows_of: computes how many bytes the rows of a comb have; false: more than there are from its first to its last. */
 static bool rows_of(const fan_comb *c, size_t *bytes)
 {
     size_t all = (size_t)(c->last - c->lo) + 1, n = (size_t)c->tooth;
@@ -108,7 +108,7 @@ static bool rows_of(const fan_comb *c, size_t *bytes)
     return true;
 }
 
-/* plan: what of region r will be kept, behind what is kept already. */
+/* plan: decides which bytes of region r are kept, after those kept already. */
 static fan_status plan(fan_snapshot *s, const fan_region *r, size_t i, size_t *axes, fan_error *err)
 {
     shown *k = &s->items[i];
@@ -119,7 +119,7 @@ static fan_status plan(fan_snapshot *s, const fan_region *r, size_t i, size_t *a
     if (c.empty)
         return FAN_OK;
     if (c.far)
-        return fan_fail(err, FAN_ERR_VALUE, "array %zu reaches farther than memory does", i);
+        return fan_fail(err, FAN_ERR_VALUE, "array %zu reaches beyond the address space", i);
     k->lo = c.lo;
     k->tooth = c.tooth;
     k->n = c.n;

@@ -1,5 +1,5 @@
-/* Sparse into dense: entries are added where they belong, in their order, so that those which meet in one place are
- * added there one after the other. */
+/* Sparse into dense: entries are added in their order, so that those with the same index are added one after the
+ * other. */
 #include "array/elements.h"
 #include "array/reduce.h"
 #include "array/sparse.h"
@@ -11,13 +11,13 @@
 
 #include <string.h>
 
-/* The places in a dense array where the entries of s go, in order. Inside an entry the numbers lie over `inner` axes of
+/* The positions in a dense array of the entries of s, in order. Inside an entry the numbers extend over `inner` axes of
  * the dense array, the last of which, or as many as are gap-free there, make one `run`. */
 typedef struct target {
     const fan_array *into;
     const fan_sparse *s;
-    int64_t entry, row; /* of the current run's entry; row: its place along the compressed axis */
-    bool inside;        /* its index lies within the shape */
+    int64_t entry, row; /* of the current run's entry; row: its index along the compressed axis */
+    bool inside;        /* its index is within the shape */
     int64_t base;       /* of the entry's first number, in bytes from into->data */
     int inner;
     int64_t extent[FAN_MAX_NDIM], stride[FAN_MAX_NDIM], index[FAN_MAX_NDIM];
@@ -90,7 +90,7 @@ static void target_next(target *t)
     }
 }
 
-#define PIECE 512 /* numbers that are converted at a time */
+#define PIECE 512 /* numbers converted at a time */
 #define RUNS 256  /* runs at a time */
 
 void fan_sparse_scatter(const fan_array *into, const fan_sparse *s)
@@ -118,7 +118,7 @@ void fan_sparse_scatter(const fan_array *into, const fan_sparse *s)
                 from[n++] = taken * t.run * size;
             }
         }
-        for (int64_t done = 0, m; n && done < here - at; done += m) { /* more than one round only for one long run */
+        for (int64_t done = 0, m; n && done < here - at; done += m) { /* several rounds only for one long run */
             m = here - at - done < PIECE ? here - at - done : PIECE;
             const char *src = s->values->dtype == into->dtype ? fan_nditer_whole(&w, s->values, at + done, m) : NULL;
             if (!src) {
@@ -139,8 +139,8 @@ fan_status fan_sparse_reduce(const fan_array *out, const fan_sparse *s, fan_erro
     FAN_GO(fan_array_new(fan_reduce_dtype(s->values->dtype), out->ndim, out->shape, NULL, &sum, err));
     FAN_GO(fan_array_broadcast(sum, s->ndim, s->shape, &wide, err));
     fan_fill_zero(sum);
-    fan_sparse_scatter(wide,
-                       s); /* several places of `wide` are one of `sum`: their entries add there one after the other */
+    fan_sparse_scatter(
+        wide, s); /* several elements of `wide` are one of `sum`: their entries are added one after the other */
     fan_array_copy(out, sum);
 done:
     fan_array_drop(sum);
@@ -148,8 +148,8 @@ done:
     return status;
 }
 
-/* place_of: the place of the first number of entry e; -1: outside (others may write the indices meanwhile). *row: of
- * the entry before. */
+/* place_of: returns the index of the first number of entry e; -1: out of bounds (other code may write the indices
+ * meanwhile). *row: that of the entry before. */
 static int64_t place_of(const fan_sparse *s, int64_t e, int64_t *row)
 {
     int64_t at = 0, index;
@@ -182,7 +182,7 @@ fan_status fan_sparse_places(const fan_sparse *s, int64_t *to, fan_error *err)
     for (int i = 0; i < s->ndim; i++)
         if (s->shape[i] && __builtin_mul_overflow(all, s->shape[i], &all))
             return fan_fail(err, FAN_ERR_VALUE,
-                            "an exact sum of a sparse gradient whose dense array has 2**63 elements or more");
+                            "exact sum of a sparse gradient: the dense shape has 2**63 elements or more");
     for (int64_t e = 0; e < nnz; e++) {
         int64_t place = place_of(s, e, &row);
         if (place < 0)

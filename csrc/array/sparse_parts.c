@@ -8,7 +8,7 @@ fan_status fan__sparse_outside(const fan_sparse *s, int axis, int64_t e, int64_t
                     fan_format_name(s->format), (long long)e, (long long)index, axis, (long long)extent);
 }
 
-#define BLOCK 4096 /* entries between two questions whether to leave */
+#define BLOCK 4096 /* entries between two polls for interrupts */
 
 static int64_t block_end(int64_t from, int64_t n) { return n - from < BLOCK ? n : from + BLOCK; }
 
@@ -28,7 +28,7 @@ fan_status fan__sparse_check_pointers(const fan_sparse *s, fan_error *err)
     return FAN_OK;
 }
 
-/* check_indices: along an axis: the first one's address, and the bytes from one to the next. */
+/* check_indices: checks the indices along an axis: the first is at `first`, each next one `step` bytes further. */
 static fan_status check_indices(const fan_sparse *s, int axis, int64_t extent, const char *first, int64_t step,
                                 fan_error *err)
 {

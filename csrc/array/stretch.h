@@ -1,4 +1,5 @@
-/* stretch: from one number to another: extents and arcs, sorted, and how many of them meet; for array/overlap_list. */
+/* stretch: intervals of numbers (extents and arcs), sorted, and the number of overlapping pairs; for
+ * array/overlap_list. */
 #ifndef FAN_ARRAY_STRETCH_H
 #define FAN_ARRAY_STRETCH_H
 
@@ -13,12 +14,12 @@ typedef struct fan_stretch {
     uint32_t who, next; /* next: in a list of open ones */
 } fan_stretch;
 
-/* fan__stretch_run_end: where the ascending run that begins at `at` ends. */
+/* fan__stretch_run_end: returns the end of the ascending run that begins at `at`. */
 size_t fan__stretch_run_end(const fan_stretch *s, size_t n, size_t at);
-/* fan__stretch_merge: sorts by `from`, by merging the runs that are there, of which there are often few; `scratch` has
- * room for n. */
+/* fan__stretch_merge: sorts by `from` by merging the existing runs, of which there are often few; `scratch` has room
+ * for n. */
 void fan__stretch_merge(fan_stretch *s, size_t n, fan_stretch *scratch);
-/* fan__stretch_meetings: how many pairs of sorted stretches meet. */
+/* fan__stretch_meetings: returns how many pairs of sorted stretches overlap. */
 uint64_t fan__stretch_meetings(const fan_stretch *s, size_t n);
 
 #endif

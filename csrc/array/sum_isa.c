@@ -8,7 +8,7 @@ extern const fan_loop_set fan_loops_base, fan_loops_avx2, fan_loops_avx512;
 
 #define SETS 3
 
-/* at_hand: set i, if this machine has what it needs. */
+/* at_hand: returns set i if this machine supports it. */
 static const fan_loop_set *at_hand(size_t i)
 {
     switch (i) {
