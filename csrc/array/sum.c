@@ -28,10 +28,8 @@
 #define GROUP 8         /* beyond MANY, and far away: this many at a time */
 #define MANY_AT_ONCE 64 /* sources listed at once */
 #define WATCHED 2048u   /* bytes of a result that are counted while they are in cache */
-#define NEAR ((uint64_t)1 << 20) /* bytes of sources that the L2 cache may hold */
-#define PARALLEL_FROM                                                  \
-    ((uint64_t)4 << 20) /* bytes from which on other threads are woken \
-                         */
+#define NEAR ((uint64_t)1 << 20)          /* bytes of sources that the L2 cache may hold */
+#define PARALLEL_FROM ((uint64_t)4 << 20) /* bytes that are worth waking threads for */
 
 typedef struct job {
     const fan_array *out;

@@ -8,9 +8,8 @@
 
 static atomic_uint_fast64_t last_stream;
 
-/* When a stream is freed its lane goes to the next stream that is made, which goes on counting: what others know of the
- * lane stays true, since it speaks of smaller counts. The lowest free lane is given out first, so that clocks stay
- * short. */
+/* A freed stream's lane goes to the next new stream, which continues its count: clocks that contain the lane stay
+ * valid, because they hold smaller counts. The lowest free lane is reused first, so that clocks stay short. */
 #define LANES 1024
 
 static pthread_mutex_t lanes_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -100,11 +99,11 @@ void fan_stream_drop(fan_stream *s)
 typedef struct fan_pushed_stream {
     struct fan_pushed_stream *outer;
     fan_stream *stream;
-    fan_stream_set *set; /* what is current with this one as the last; held; NULL: nobody has asked yet */
+    fan_stream_set *set; /* the current streams with this one as the last; held; NULL: not made yet */
 } fan_pushed_stream;
 
 static _Thread_local fan_pushed_stream *pushed; /* the last */
-static _Thread_local fan_stream_set *entered;   /* below them; whoever entered it holds it */
+static _Thread_local fan_stream_set *entered;   /* below them; held by its fan_streams_enter */
 
 atomic_size_t fan__streams_used; /* pushed streams, and sets */
 
@@ -141,7 +140,7 @@ fan_stream *fan_stream_set_find(const fan_stream_set *set, const fan_device *d)
     return NULL;
 }
 
-/* set_add: unless it has one of that device. */
+/* set_add: adds s, unless the set has a stream of that device. */
 static void set_add(fan_stream_set *set, fan_stream *s)
 {
     if (!fan_stream_set_find(set, s->device))
@@ -229,7 +228,7 @@ fan_status fan_stream_push(fan_stream *s, fan_error *err)
     return FAN_OK;
 }
 
-/* take_off: a pushed stream that is off the list. */
+/* take_off: frees a pushed stream that is off the list. */
 static void take_off(fan_pushed_stream *p)
 {
     fan_stream_set_drop(p->set);

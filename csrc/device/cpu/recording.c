@@ -7,9 +7,9 @@
 
 #include <stdio.h>
 
-/* One of ours, or one of a frontend's. */
+/* A kernel of the core or of a frontend. */
 typedef struct kernel {
-    fan_job *job; /* with all that it needs in its block; NULL: */
+    fan_job *job; /* with all its data in its block; NULL: `call` is used */
     fan_cpu_call call;
 } kernel;
 
@@ -19,10 +19,10 @@ struct fan_recording {
     size_t n, cap;
     fan_extent *operands;
     size_t operand_count, operand_cap;
-    bool knows_operands;  /* false: any memory is one */
-    bool defers;          /* nothing runs while it is made */
-    fan_storage_make was; /* .. else: where the thread's memory came from */
-    fan_error why;        /* the first reason why it is none; empty: it is one */
+    bool knows_operands;  /* false: any memory is an operand */
+    bool defers;          /* kernels do not run while it is made */
+    fan_storage_make was; /* .. else: the previous allocator of the thread's memory */
+    fan_error why;        /* the first reason why it is invalid; empty: valid */
 };
 
 static _Thread_local fan_recording *here;
@@ -86,7 +86,7 @@ fan_status fan_recording_end(fan_recording *r, fan_error *err)
     return r->why.status;
 }
 
-/* ---- what is known, and what is not ---- */
+/* ---- valid memory, and refusals ---- */
 
 fan_status fan_recording_operand(fan_recording *r, const void *data, size_t bytes, fan_error *err)
 {
@@ -107,7 +107,7 @@ bool fan_recording_knows(fan_recording *r, const void *data, size_t bytes)
     return false;
 }
 
-/* refuse: the recording is none, for a reason in `err`, which may be NULL. */
+/* refuse: makes the recording invalid, for a reason in `err`, which may be NULL. */
 static fan_status refuse(fan_recording *r, fan_status status, fan_error *err)
 {
     if (r->why.status == FAN_OK) {
@@ -120,11 +120,12 @@ static fan_status refuse(fan_recording *r, fan_status status, fan_error *err)
 static fan_status unknown(fan_recording *r, const char *name, bool write, fan_error *err)
 {
     fan_error why = {0};
-    fan_status status = fan_fail(&why, FAN_ERR_CAPTURE,
-                                 "%s %s memory that the recording neither made nor was given: a replay would find "
-                                 "there whatever it holds by then; "
-                                 "make it inside by what is recorded, or pass it as an operand",
-                                 name, write ? "writes" : "reads");
+    fan_status status =
+        fan_fail(&why, FAN_ERR_CAPTURE,
+                 "%s %s memory that is neither allocated in the recording nor an operand: a replay would use "
+                 "its contents at that time; "
+                 "compute it in the recording, or pass it as an operand",
+                 name, write ? "writes" : "reads");
     if (err)
         *err = why;
     return refuse(r, status, &why);
@@ -136,7 +137,7 @@ void fan_recording_fail(fan_recording *r, const char *why)
     (void)refuse(r, fan_fail(&err, FAN_ERR_CAPTURE, "%s", why), &err);
 }
 
-/* refuse_job: what cannot be recorded, and what to do instead. */
+/* refuse_job: reports a job that cannot be recorded, and an alternative. */
 static fan_status refuse_job(fan_recording *r, const char *what, const char *instead, fan_error *err)
 {
     fan_error why = {0};
@@ -196,7 +197,7 @@ static fan_status check_job(fan_recording *r, const fan_job *job, fan_error *err
     if (job->kind == FAN_JOB_SCATTER)
         return refuse_job(r, "a sum of sparse gradients", "make them dense: its size depends on their values", err);
     if (job->kind == FAN_JOB_STATS || job->stats || job->stats_out)
-        return refuse_job(r, "what is known of a sum (stats=True)", "measure it outside", err);
+        return refuse_job(r, "the statistics of a sum (stats=True)", "measure it outside", err);
     for (size_t i = 0; i < job->n; i++)
         FAN_TRY(check_array(r, job, job->in[i].array, false, err));
     return job->out ? check_array(r, job, job->out, true, err) : FAN_OK;

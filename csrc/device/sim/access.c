@@ -6,7 +6,7 @@
 bool fan__visit_job(const void *what, size_t i, const fan_array **a, bool *write)
 {
     const fan_job *job = what;
-    size_t reads = job->kind == FAN_JOB_UPLOAD ? 0 : job->n; /* the host's memory is no business of the checker */
+    size_t reads = job->kind == FAN_JOB_UPLOAD ? 0 : job->n; /* the checker does not track host memory */
     *write = false;
     if (i < reads) {
         *a = job->in[i].array;

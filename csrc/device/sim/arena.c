@@ -97,7 +97,7 @@ fan_block *fan_arena_alloc(fan_arena *a, size_t bytes, bool *host)
     return b;
 }
 
-/* at: the block in which `address` lies; a->n where there is none. */
+/* at: returns the index of the block that contains `address`; a->n if none. */
 static size_t at(const fan_arena *a, uintptr_t address)
 {
     size_t i = fan_search_end(a->blocks, a->n, sizeof *a->blocks, offsetof(fan_block, hi), address);
@@ -121,7 +121,7 @@ void fan_arena_free(fan_arena *a, uintptr_t lo)
     b->used = false;
     a->live--;
     a->in_use -= b->hi - b->lo;
-    /* Neighbours that are free become one block. */
+    /* Merge free neighbours. */
     size_t from = i > 0 && !a->blocks[i - 1].used ? i - 1 : i;
     size_t to = i + 1 < a->n && !a->blocks[i + 1].used ? i + 1 : i;
     if (to > from) {
@@ -136,7 +136,7 @@ void fan_arena_free(fan_arena *a, uintptr_t lo)
 #ifdef FAN_TEST
 void fan_arena_reset(fan_arena *a)
 {
-    /* What was handed out once stays one block, for only memory that never was is poisoned when it is handed out. */
+    /* All memory that was ever handed out becomes one free block: only memory beyond it is poisoned on allocation. */
     uintptr_t hi = top(a);
     a->n = 0;
     if (hi > a->base && a->poison) {

@@ -1,4 +1,4 @@
-/* What tests and users ask of a machine: run what is queued, count, fail. */
+/* Control of a machine by tests and users: run queued work, count, fail. */
 #include "device/sim/call.h"
 #include "device/sim/footprint.h"
 #include "device/sim/queue.h"
@@ -79,7 +79,7 @@ fan_status fan_sim_nudge(fan_sim *m, fan_error *err)
     return status;
 }
 
-/* control_count: what other threads may count meanwhile. */
+/* control_count: reads a counter that other threads may change. */
 static uint64_t control_count(const fan_sim *m, const uint64_t *count)
 {
     fan__sim_lock((fan_sim *)(uintptr_t)m);

@@ -108,7 +108,7 @@ bool fan_explore_begin(fan_explore *x)
     return true;
 }
 
-/* note: keeps the choice for the schedule. */
+/* note: appends the choice to the schedule. */
 static int note(fan_explore *x, int actor)
 {
     if (fan_grow((void **)&x->order, &x->order_cap, x->depth + 1, 1)) {
@@ -155,11 +155,11 @@ static int sample(fan_explore *x, uint32_t enabled)
             best = a;
     for (size_t i = 0; i < 4; i++)
         if (x->change[i] == x->depth)
-            x->rank[best] = x->lowest--; /* acts once more and then goes last */
+            x->rank[best] = x->lowest--; /* acts once more, then has the lowest rank */
     return best;
 }
 
-/* last_step: the point at which the step under way was chosen, or NULL. */
+/* last_step: returns the node at which the current step was chosen, or NULL. */
 static fan__explore_node *last_step(fan_explore *x)
 {
     size_t i = x->n;
@@ -168,8 +168,8 @@ static fan__explore_node *last_step(fan_explore *x)
     return i > 0 ? &x->nodes[i - 1] : NULL;
 }
 
-/* extend: a new point behind the path: who slept or is done at the last one sleeps on unless its last step touched what
- * theirs would. */
+/* extend: appends a node to the path: actors asleep or done at the last one stay asleep unless its last step conflicts
+ * with theirs. */
 static fan__explore_node *extend(fan_explore *x, uint32_t enabled)
 {
     if (fan_grow((void **)&x->nodes, &x->cap, x->n + 1, sizeof *x->nodes))
@@ -248,11 +248,11 @@ fan_status fan_explore_touched(fan_explore *x, uint64_t object, fan_touch how)
 {
     if (how == FAN_TOUCH_WEIGHS && x->now == SEARCH)
         FAN_TRY(fan__print_weigh(x, object));
-    /* Only the last step of the path is new; those before it touch what they touched when they were run first. */
+    /* Only the last step of the path is new; earlier ones had the same accesses when they first ran. */
     if (x->now != SEARCH || x->depth == 0 || x->depth != x->n)
         return FAN_OK;
     const fan__explore_node *at = last_step(x);
-    if (!at) /* before the first step: nobody else acts */
+    if (!at) /* before the first step no other actor runs */
         return FAN_OK;
     fan__print *f = at->of[at->chosen];
     FAN_TRY(fan__print_learn(x, object, at->chosen, FAN__PRINT_BIT(how)));
@@ -267,7 +267,7 @@ fan_status fan_explore_touched(fan_explore *x, uint64_t object, fan_touch how)
     return FAN_OK;
 }
 
-/* forget: what was searched so far: the next run is the first once more. */
+/* forget: drops the search so far: the next run is a first run again. */
 static void forget(fan_explore *x)
 {
     for (size_t i = 0; i < x->n; i++)
@@ -298,7 +298,7 @@ void fan_explore_end(fan_explore *x)
         x->runs++;
         x->spent++;
     }
-    /* Back to the last point that has someone left to try; to the very first where all must be searched again. */
+    /* Back to the last node with an untried actor; to the very first if all must be searched again. */
     if (x->again)
         forget(x);
     while (x->n > 0) {
@@ -310,7 +310,8 @@ void fan_explore_end(fan_explore *x)
             left = 0;
             x->pruned = true;
         }
-        if (left && last->answer) { /* the same step goes on otherwise: what it touches is added to what it touched */
+        if (left && last->answer) { /* the same step continues with another answer: its accesses are added to the
+                                       earlier ones */
             last->chosen = lowest_bit(left);
             return;
         }

@@ -27,8 +27,8 @@ static bool print_weighed(const fan_explore *x, uint64_t object)
     return false;
 }
 
-/* print_commute: what two steps did to one object. Those that count commute where nobody decides by the number; those
- * that read do; no others. */
+/* print_commute: returns whether two steps' accesses to one object commute: reads do; counts do, if no step decides by
+ * the number; others do not. */
 static bool print_commute(const fan_explore *x, uint64_t object, unsigned a, unsigned b)
 {
     unsigned either = a | b;
@@ -47,7 +47,7 @@ bool fan__print_independent(const fan_explore *x, const fan__print *a, const fan
     return true;
 }
 
-/* print_place: where an object's row is, or would be. */
+/* print_place: returns the object's row, or the free row for it. */
 static fan__print_known *print_place(fan__print_known *table, size_t cap, uint64_t object)
 {
     size_t i = (size_t)(object * UINT64_C(0x9E3779B97F4A7C15) >> 32) & (cap - 1);

@@ -15,7 +15,7 @@
 #define SITE 96
 
 typedef enum state {
-    NEW,   /* not begun; may be chosen */
+    NEW,   /* not started; may be chosen */
     READY, /* at a yield */
     ACTING,
     WAITING, /* for `mutex`: its holder, or a change under it */
@@ -26,11 +26,11 @@ typedef struct actor {
     pthread_cond_t go;
     state state;
     uint64_t mutex;
-    bool condition; /* nobody held the mutex when it began to wait: it waits for a change */
-    bool woken;     /* another actor has changed something under the mutex since */
-    int asked;      /* in vain, in a row, since another acted */
-    bool begun;     /* it has had the turn */
-    bool freed;     /* it was woken once because the run was given up; it is not woken so again */
+    bool condition; /* the mutex was free when it began to wait: it waits for a change */
+    bool woken;     /* another actor has changed state under the mutex since */
+    int asked;      /* consecutive "not yet" answers since another actor acted */
+    bool begun;     /* it has acted */
+    bool freed;     /* it was woken because the run was given up, which happens once */
     char call_site[SITE];
 } actor;
 
@@ -41,7 +41,7 @@ typedef struct holding {
 
 struct fan_host_sched {
     pthread_mutex_t lock; /* guards all of it, the actors' conditions too */
-    pthread_cond_t done;  /* the thread that joins waits for it */
+    pthread_cond_t done;  /* the joining thread waits for it */
     fan_host_sched_hooks hooks;
     uint64_t random;
     actor actors[FAN_ACTORS];
@@ -62,7 +62,7 @@ fan_host_sched *fan_host_sched_new(uint64_t seed)
     fan_host_sched *t = fan_calloc(sizeof *t);
     if (!t)
         return NULL;
-    /* A held mutex must be noted, come what may: an actor holds a few at most. */
+    /* Registering a held mutex must not fail: an actor holds a few at most. */
     if (fan_grow((void **)&t->held, &t->held_cap, 8 * FAN_ACTORS, sizeof *t->held)) {
         fan_free(t);
         return NULL;
@@ -157,7 +157,7 @@ static int by_seed(fan_host_sched *t, uint32_t mask)
     return lowest(mask);
 }
 
-/* give_up: actors that have not begun never will. */
+/* give_up: ends the run; actors that have not started never do. */
 static void give_up(fan_host_sched *t, fan_give_up how)
 {
     atomic_store(&t->given_up, (int)how);
@@ -176,7 +176,7 @@ static void explain(fan_host_sched *t)
     for (int i = 0; i < t->n; i++) {
         const actor *a = &t->actors[i];
         if (a->state == READY)
-            fan_append(t->text, sizeof t->text, "%shost thread %d asks again and again for what no other changes", sep,
+            fan_append(t->text, sizeof t->text, "%shost thread %d polls for a change that no other thread makes", sep,
                        i);
         if (a->state == READY)
             sep = "; ";
@@ -186,7 +186,7 @@ static void explain(fan_host_sched *t)
         fan_append(t->text, sizeof t->text, "%shost thread %d%s%s%s waits for ", sep, i, a->call_site[0] ? " (" : "",
                    a->call_site, a->call_site[0] ? ")" : "");
         if (other == NOBODY)
-            fan_append(t->text, sizeof t->text, "a change that no other makes");
+            fan_append(t->text, sizeof t->text, "a change that no other thread makes");
         else
             fan_append(t->text, sizeof t->text, "a lock that host thread %d holds", other);
         sep = "; ";
@@ -202,7 +202,7 @@ static int note(fan_host_sched *t, int choice)
 
 #define LATELY 1000
 
-/* endless: the limit of choices is reached: gives up, with a text that says which actors made the last ones. */
+/* endless: gives up when the limit of choices is reached, with a text about the actors that made the last ones. */
 static void endless(fan_host_sched *t)
 {
     size_t acted[FAN_ACTORS] = {0}, from = t->norder > LATELY ? t->norder - LATELY : 0;
@@ -214,12 +214,11 @@ static void endless(fan_host_sched *t)
     for (int i = 0; i < t->n; i++)
         if (acted[i])
             fan_append(t->text, sizeof t->text, ", host thread %d took %zu", i, acted[i]);
-    fan_append(t->text, sizeof t->text,
-               "): a thread that waits for what never comes, or a scenario that needs more (steps=)");
+    fan_append(t->text, sizeof t->text, "): a thread that waits forever, or a scenario that needs more steps (steps=)");
     give_up(t, FAN_DEADLOCKED);
 }
 
-/* hand_on: chooses the actor that acts next, and wakes it. */
+/* hand_on: chooses the next actor, and wakes it. */
 static void hand_on(fan_host_sched *t)
 {
     t->turn = NOBODY;
@@ -247,7 +246,7 @@ static void hand_on(fan_host_sched *t)
             explain(t);
             give_up(t, FAN_DEADLOCKED);
         }
-        mask = enabled(t); /* an actor that asked in vain may go on now */
+        mask = enabled(t); /* an actor whose query failed may continue now */
         for (int i = 0; i < t->n && !mask; i++) {
             actor *a = &t->actors[i];
             if (a->state == WAITING && a->condition && !a->freed) {
@@ -265,8 +264,8 @@ static void hand_on(fan_host_sched *t)
     (void)pthread_cond_broadcast(&t->actors[t->turn].go);
 }
 
-/* await: waits until the actor has the turn: true; or until others have ended it: false. The lock is held; it is let go
- * meanwhile, and the frontend's own too. */
+/* await: waits until the actor is chosen: true; or until others have ended it: false. Called with the lock held;
+ * releases it, and the frontend's own, while it waits. */
 static bool await(fan_host_sched *t, actor *a)
 {
     int me = (int)(a - t->actors);
@@ -387,7 +386,7 @@ void fan_host_sched_unlocking(fan_host_sched *t, int me, uint64_t mutex)
             held = true;
         }
     (void)pthread_mutex_unlock(&t->lock);
-    assert(held); /* the same thread took the lock that it gives back */
+    assert(held); /* a thread unlocks only what it locked */
     (void)held;
 }
 

@@ -40,7 +40,7 @@ fan_status fan_race_check_lane(fan_race_check *o, uint32_t *out, fan_error *err)
     size_t n = o->nlanes + 1;
     bool fits = n < FAN__NONE && !fan_grow((void **)&o->lanes, &o->lanes_cap, n, sizeof *o->lanes) &&
                 !fan__lane_room(&o->gate, n);
-    /* A host's clock can hold every lane: what it learns it learns. The others grow with what they know. */
+    /* A host's clock has room for every lane, so joining it cannot fail. The others grow. */
     for (size_t i = 0; fits && i < o->nlanes; i++)
         fits = !o->lanes[i].host || !fan__lane_room(&o->lanes[i].clock, n);
     if (!fits)
@@ -134,7 +134,7 @@ fan_status fan_race_check_sync(fan_race_check *o, uint32_t host, const fan_clock
     return fan_clock_join(&o->lanes[host].clock, with) ? FAN_ERR_NOMEM : FAN_OK;
 }
 
-/* lock_place: where mutex `id` is, or the free place where it would be. The table is never full. */
+/* lock_place: returns the row of mutex `id`, or the free row for it. The table is never full. */
 static fan__lock *lock_place(fan__lock *table, size_t cap, uint64_t id)
 {
     size_t i = (size_t)(id * UINT64_C(0x9E3779B97F4A7C15) >> 20) & (cap - 1);

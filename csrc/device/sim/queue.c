@@ -123,7 +123,7 @@ void fan__queue_drop_work(fan_sim *m)
         }
         q->done = q->queued;
     }
-    for (fan_sim_op *op = gone; op; op = gone) { /* what an op lets go of may sweep the queues */
+    for (fan_sim_op *op = gone; op; op = gone) { /* fini may sweep the queues */
         gone = op->next;
         if (op->fini)
             op->fini(op->ctx);

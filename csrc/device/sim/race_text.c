@@ -3,10 +3,10 @@
 #include <stdio.h>
 #include <string.h>
 
-/* on_host: the operation is the host's own, or a copy to it, for which it waits. */
+/* on_host: returns whether the operation is the host's own, or a copy to it, for which it waits. */
 static bool on_host(const fan_op *op) { return FAN_SIM_WHO_DEVICE(op->who) < 0 || op->awaited; }
 
-/* stream_text: "stream 3 of sim:0". */
+/* stream_text: writes "stream 3 of sim:0". */
 static void stream_text(const fan_op *op, char *buf, size_t size)
 {
     unsigned long long handle = (unsigned long long)FAN_SIM_WHO_HANDLE(op->who);
@@ -16,7 +16,7 @@ static void stream_text(const fan_op *op, char *buf, size_t size)
         snprintf(buf, size, "stream %llu of sim:%d", handle, FAN_SIM_WHO_DEVICE(op->who));
 }
 
-/* stream_call: what names it in Python, as its repr does. */
+/* stream_call: writes its repr in Python. */
 static void stream_call(const fan_op *op, char *buf, size_t size)
 {
     snprintf(buf, size, "Stream(\"sim:%d\", %llu)", FAN_SIM_WHO_DEVICE(op->who),
@@ -38,7 +38,8 @@ static void site_text(const fan_op *op, const char *before, char *buf, size_t si
         fan_append(buf, size, "%s%s", before, op->call_site);
 }
 
-/* who: an operation with its lane and line: "'mul' (stream 1 of sim:0, train.py:28)", "the host (train.py:33)". */
+/* who: writes an operation with its lane and line: "'mul' (stream 1 of sim:0, train.py:28)", "the host
+ * (train.py:33)". */
 static void who(const fan_sim *m, const fan_op *op, char *buf, size_t size)
 {
     char text[64];
@@ -56,8 +57,8 @@ static void who(const fan_sim *m, const fan_op *op, char *buf, size_t size)
     fan_append(buf, size, ")");
 }
 
-/* missing: the wait that would order the two, as a call that works wherever their streams are at hand: any code may
- * queue to a stream. */
+/* missing: writes the wait that would order the two, as a call that works wherever their streams are available: any
+ * code may queue to a stream. */
 static void missing(const fan_sim *m, const fan_race *r, char *buf, size_t size)
 {
     char a[64], b[64], first[64], second[64];
@@ -85,7 +86,7 @@ static void missing(const fan_sim *m, const fan_race *r, char *buf, size_t size)
 void fan__sim_race_text(fan_sim *m, const fan_race *r, char *buf, size_t size)
 {
     int device = -1;
-    char first[224], second[224], where[32] = "memory of nobody's", a[64], call[64];
+    char first[224], second[224], where[32] = "unowned memory", a[64], call[64];
     for (int i = 0; i < m->config.devices; i++)
         if (r->lo - m->parts[i].arena.base < m->parts[i].arena.bytes)
             device = i;
@@ -98,25 +99,25 @@ void fan__sim_race_text(fan_sim *m, const fan_race *r, char *buf, size_t size)
                where);
 
     if (r->released && r->release) {
-        fan_append(buf, size, "memory is given back");
+        fan_append(buf, size, "memory is freed");
         site_text(&r->second, " at ", buf, size);
         fan_append(buf, size, " a second time");
         site_text(&r->first, ", first at ", buf, size);
         return;
     }
     if (r->released) {
-        fan_append(buf, size, "%s %s memory that was given back", second, r->second_writes ? "writes" : "reads");
+        fan_append(buf, size, "%s %s freed memory", second, r->second_writes ? "writes" : "reads");
         site_text(&r->first, " at ", buf, size);
         fan_append(buf, size, "; missing: a hold on it");
         return;
     }
     if (r->release) {
-        fan_append(buf, size, "memory is given back");
+        fan_append(buf, size, "memory is freed");
         site_text(&r->second, " at ", buf, size);
         stream_text(&r->first, a, sizeof a);
         stream_call(&r->first, call, sizeof call);
         fan_append(buf, size,
-                   " while %s %s it: nothing that is waited for comes after that; missing: mark as used on %s "
+                   " while %s %s it: no wait orders that before; missing: mark as used on %s "
                    "(array.record_stream(%s))",
                    first, r->first_writes ? "writes" : "reads", a, call);
         return;
