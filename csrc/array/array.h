@@ -105,6 +105,8 @@ void fan_dense_strides(int ndim, const int64_t *shape, size_t itemsize, const fa
 /* fan_array_reach: computes the byte offsets of the lowest byte and of the end of the highest, relative to `data`. Both
  * 0 when empty. */
 void fan_array_reach(const fan_array *a, int64_t *lo, int64_t *hi);
+/* fan_magnitude: returns |x|; INT64_MAX for INT64_MIN. */
+static inline int64_t fan_magnitude(int64_t x) { return x == INT64_MIN ? INT64_MAX : x < 0 ? -x : x; }
 /* fan_array_dense: true for any permutation of a gap-free layout with positive strides (size-1 axes ignored): it cannot
  * overlap itself. */
 bool fan_array_dense(const fan_array *a);

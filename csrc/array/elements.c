@@ -46,8 +46,8 @@ void fan_fill_zero(const fan_array *out)
     }
 }
 
-/* mix: spreads every bit of x over the word. */
-static uint64_t mix(uint64_t x)
+/* hash_mix: spreads every bit of x over the word. */
+static uint64_t hash_mix(uint64_t x)
 {
     x ^= x >> 32;
     x *= 0x9fb21c651e98df25u; /* odd, about half of its bits set */
@@ -76,8 +76,8 @@ uint64_t fan_array_hash(const fan_array *a)
         for (int64_t i = 0; i < n * size; i += 8) {
             uint64_t word = 0;
             memcpy(&word, p + i, n * size - i < 8 ? (size_t)(n * size - i) : 8);
-            h = mix(h ^ word) + 0x2545f4914f6cdd1du;
+            h = hash_mix(h ^ word) + 0x2545f4914f6cdd1du;
         }
     }
-    return mix(h);
+    return hash_mix(h);
 }

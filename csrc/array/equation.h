@@ -9,13 +9,14 @@
 
 #define PARTS (2 * FAN_MAX_NDIM + 1) /* terms at most */
 
-/* quotient, remainder: of non-negative numbers; much faster on many processors if 32 bits hold both. */
-static inline int64_t quotient(int64_t a, int64_t b)
+/* equation_quotient, equation_remainder: of non-negative numbers; much faster on many processors if 32 bits hold both.
+ */
+static inline int64_t equation_quotient(int64_t a, int64_t b)
 {
     return (a | b) <= UINT32_MAX ? (int64_t)((uint32_t)a / (uint32_t)b) : a / b;
 }
 
-static inline int64_t remainder_of(int64_t a, int64_t b)
+static inline int64_t equation_remainder(int64_t a, int64_t b)
 {
     return (a | b) <= UINT32_MAX ? (int64_t)((uint32_t)a % (uint32_t)b) : a % b;
 }

@@ -41,8 +41,8 @@
 
 static size_t parts_of(fan_dtype d) { return fan_dtype_kind(d) == 'c' ? 2 : 1; }
 
-/* wide: true if numbers of d are float64; else they are read as float32. */
-static bool wide(fan_dtype d) { return d == FAN_DT_FLOAT64 || d == FAN_DT_COMPLEX128; }
+/* exact_wide: true if numbers of d are float64; else they are read as float32. */
+static bool exact_wide(fan_dtype d) { return d == FAN_DT_FLOAT64 || d == FAN_DT_COMPLEX128; }
 
 bool fan_exact_fits(fan_dtype d) { return fan__exact_kind_of(d).limbs != 0; }
 
@@ -77,7 +77,7 @@ typedef struct scratch {
     _Alignas(64) char term[FAN_EXACT_SOURCES][FAN_EXACT_TILE * sizeof(double)];
 } scratch;
 
-static const fan_array *operand(const job *j, size_t k)
+static const fan_array *exact_operand(const job *j, size_t k)
 {
     return *(const fan_array *const *)(const void *)(j->in + k * j->step);
 }
@@ -90,7 +90,7 @@ static void job_begin(job *j, const void *in, size_t step, size_t n, fan_dtype d
     j->d = d;
     j->k = fan__exact_kind_of(d);
     j->parts = parts_of(d);
-    j->read = wide(d) || d == FAN_DT_COMPLEX64 ? d : FAN_DT_FLOAT32;
+    j->read = exact_wide(d) || d == FAN_DT_COMPLEX64 ? d : FAN_DT_FLOAT32;
     j->how = fan__exact_loops();
     j->j = (judge){.n = n,
                    .digits = j->k.digits,
@@ -117,10 +117,10 @@ static const low_ways *low_of(const exact_loops *how, fan_dtype d)
     }
 }
 
-/* term: returns elements [at, at + len) of operand k, in the dtype in which they are read. */
-static const char *term(const job *j, size_t k, int64_t at, int64_t len, char *room)
+/* exact_term: returns elements [at, at + len) of operand k, in the dtype in which they are read. */
+static const char *exact_term(const job *j, size_t k, int64_t at, int64_t len, char *room)
 {
-    const fan_array *a = operand(j, k);
+    const fan_array *a = exact_operand(j, k);
     const char *p = a->dtype == j->d || j->d == j->read ? fan_nditer_whole(&j->iter, a, at, len) : NULL;
     const low_ways *low = p && j->read == FAN_DT_FLOAT32 ? low_of(j->how, a->dtype) : NULL;
     if (p && a->dtype == j->read)
@@ -143,27 +143,27 @@ static const char *term(const job *j, size_t k, int64_t at, int64_t len, char *r
 
 static double number_at(const job *j, const char *p, size_t i)
 {
-    return wide(j->d) ? ((const fan_any_f64 *)p)[i] : (double)((const fan_any_f32 *)p)[i];
+    return exact_wide(j->d) ? ((const fan_any_f64 *)p)[i] : (double)((const fan_any_f32 *)p)[i];
 }
 
-/* fast: computes the sums of a tile, and the facts for their proof. */
-static void fast(const job *j, int64_t at, int64_t len, tally *t, scratch *room)
+/* exact_fast: computes the sums of a tile, and the facts for their proof. */
+static void exact_fast(const job *j, int64_t at, int64_t len, tally *t, scratch *room)
 {
     const char *src[FAN_EXACT_SOURCES];
     size_t numbers = (size_t)len * j->parts;
-    const char *none = wide(j->d) ? (const char *)no_double : (const char *)no_single;
+    const char *none = exact_wide(j->d) ? (const char *)no_double : (const char *)no_single;
     for (size_t k = 0; k < j->n; k += FAN_EXACT_SOURCES) {
         int sources = j->n - k < FAN_EXACT_SOURCES ? (int)(j->n - k) : FAN_EXACT_SOURCES;
         for (int i = 0; i < FAN_EXACT_SOURCES; i++)
-            src[i] = i < sources ? term(j, k + (size_t)i, at, len, room->term[i]) : none;
-        (wide(j->d) ? j->how->wide : j->j.always ? j->how->plain : j->how->narrow)(t, src, k == 0, numbers);
+            src[i] = i < sources ? exact_term(j, k + (size_t)i, at, len, room->term[i]) : none;
+        (exact_wide(j->d) ? j->how->wide : j->j.always ? j->how->plain : j->how->narrow)(t, src, k == 0, numbers);
     }
 }
 
-/* prove: leaves the values to round in t->sum; returns whether some are not proved. */
-static bool prove(const job *j, tally *t, size_t numbers)
+/* exact_prove: leaves the values to round in t->sum; returns whether some are not proved. */
+static bool exact_prove(const job *j, tally *t, size_t numbers)
 {
-    bool is_wide = wide(j->d), again = j->j.scaled || (is_wide && j->j.grid != TO_DOUBLE), bad = false;
+    bool is_wide = exact_wide(j->d), again = j->j.scaled || (is_wide && j->j.grid != TO_DOUBLE), bad = false;
     judge first = j->j;
     if (again)
         first.grid = TO_DOUBLE;
@@ -174,8 +174,8 @@ static bool prove(const job *j, tally *t, size_t numbers)
     return again ? fan__exact_judge_again(t, &j->j, is_wide, numbers) : bad;
 }
 
-/* integer_path: sums the unproved elements of a tile in integers. */
-static void integer_path(const job *j, int64_t at, size_t numbers, tally *t, scratch *room)
+/* exact_integer_path: sums the unproved elements of a tile in integers. */
+static void exact_integer_path(const job *j, int64_t at, size_t numbers, tally *t, scratch *room)
 {
     FAN_UNCLEARED uint64_t words[BATCH * FAN_EXACT_LIMBS];
     size_t which[BATCH], w = (size_t)j->k.limbs;
@@ -190,7 +190,7 @@ static void integer_path(const job *j, int64_t at, size_t numbers, tally *t, scr
             fan__superacc_start(words + b * w, &j->k);
         int64_t from = (int64_t)(which[0] / j->parts), to = (int64_t)(which[m - 1] / j->parts) + 1;
         for (size_t k = 0; k < j->n; k++) {
-            const char *p = term(j, k, at + from, to - from, room->term[0]);
+            const char *p = exact_term(j, k, at + from, to - from, room->term[0]);
             for (size_t b = 0; b < m; b++)
                 fan__superacc_add(words + b * w, &j->k, number_at(j, p, which[b] - (size_t)from * j->parts));
         }
@@ -204,7 +204,7 @@ static void integer_path(const job *j, int64_t at, size_t numbers, tally *t, scr
 }
 
 /* Applies a factor to the proof; complex factors that are not real remain for the end. */
-static bool scale_begin(judge *j, const fan_scale *scale, bool is_complex)
+static bool exact_scale_begin(judge *j, const fan_scale *scale, bool is_complex)
 {
     if (!scale || !scale->on)
         return false;
@@ -218,7 +218,7 @@ static bool scale_begin(judge *j, const fan_scale *scale, bool is_complex)
     return false;
 }
 
-static void turn(double *parts, int64_t len, const fan_scale *scale)
+static void exact_turn(double *parts, int64_t len, const fan_scale *scale)
 {
     for (int64_t i = 0; i < len; i++) {
         double re = parts[2 * i], im = parts[2 * i + 1];
@@ -229,7 +229,7 @@ static void turn(double *parts, int64_t len, const fan_scale *scale)
 
 static void set_grid(judge *j, fan_dtype out)
 {
-    j->grid = wide(out) ? TO_DOUBLE : out == FAN_DT_FLOAT32 || out == FAN_DT_COMPLEX64 ? TO_SINGLE : TO_LOW;
+    j->grid = exact_wide(out) ? TO_DOUBLE : out == FAN_DT_FLOAT32 || out == FAN_DT_COMPLEX64 ? TO_SINGLE : TO_LOW;
 }
 
 typedef bool (*direct)(char *dst, const char *const *src, int sources, const judge *j, size_t len, bool quick);
@@ -239,29 +239,31 @@ static direct direct_of(const job *j, const fan_array *out)
 {
     bool fits = j->n <= FAN_EXACT_SOURCES && !j->j.scaled && out->dtype == j->d;
     for (size_t k = 0; k < j->n && fits; k++)
-        fits = operand(j, k)->dtype == j->d &&
-               operand(j, k)->data != out->data; /* the result may be discarded, so it must not overwrite operands */
+        fits =
+            exact_operand(j, k)->dtype == j->d &&
+            exact_operand(j, k)->data != out->data; /* the result may be discarded, so it must not overwrite operands */
     if (!fits)
         return NULL;
     return j->d == FAN_DT_FLOAT32 || j->d == FAN_DT_COMPLEX64 ? j->how->single
-           : wide(j->d)                                       ? j->how->twice
+           : exact_wide(j->d)                                 ? j->how->twice
            : j->d == FAN_DT_BFLOAT16                          ? j->how->brain
            : j->d == FAN_DT_FLOAT16                           ? j->how->half_sum
                                                               : NULL;
 }
 
-/* went: processes elements [at, at + len) by `go`; false if one of them needs more than that, or has gaps. *shy: tiles
- * for which the quick way is not tried; it grows with each failure. */
-static bool went(const job *j, direct go, const fan_array *out, int64_t at, int64_t len, unsigned *shy, unsigned *grown)
+/* exact_went: processes elements [at, at + len) by `go`; false if one of them needs more than that, or has gaps. *shy:
+ * tiles for which the quick way is not tried; it grows with each failure. */
+static bool exact_went(const job *j, direct go, const fan_array *out, int64_t at, int64_t len, unsigned *shy,
+                       unsigned *grown)
 {
     const char *src[FAN_EXACT_SOURCES];
     char *dst = fan_nditer_whole(&j->iter, out, at, len);
     for (size_t k = 0; k < j->n && dst; k++) {
-        src[k] = fan_nditer_whole(&j->iter, operand(j, k), at, len);
+        src[k] = fan_nditer_whole(&j->iter, exact_operand(j, k), at, len);
         if (!src[k])
             return false;
     }
-    const char *none = wide(j->d)             ? (const char *)no_double
+    const char *none = exact_wide(j->d)       ? (const char *)no_double
                        : low_of(j->how, j->d) ? (const char *)no_brain
                                               : (const char *)no_single;
     for (size_t k = j->n; k < FAN_EXACT_SOURCES; k++)
@@ -291,10 +293,10 @@ static void exact_sum(const fan_array *out, const void *in, size_t step, size_t 
         return;
     job_begin(&j, in, step, n, d);
     set_grid(&j.j, out->dtype);
-    bool turns = scale_begin(&j.j, scale, j.parts == 2);
+    bool turns = exact_scale_begin(&j.j, scale, j.parts == 2);
     fan_nditer_begin(&j.iter, out, false);
     for (size_t k = 0; k < n; k++)
-        fan_nditer_also(&j.iter, operand(&j, k));
+        fan_nditer_also(&j.iter, exact_operand(&j, k));
     fan_nditer_ready(&j.iter);
     fan_dtype as = j.parts == 2 ? FAN_DT_COMPLEX128 : j.j.grid == TO_LOW ? FAN_DT_FLOAT32 : FAN_DT_FLOAT64;
     int64_t most = FAN_EXACT_TILE / (int64_t)j.parts, run = d == FAN_DT_FLOAT16 ? LONG_RUN : most;
@@ -305,15 +307,15 @@ static void exact_sum(const fan_array *out, const void *in, size_t step, size_t 
     for (int64_t at = 0, len; at < j.iter.size && !fan_interrupted(most); at += len) {
         int64_t rest = row >= LONG_ROW ? row - at % row : j.iter.size - at;
         len = rest < run ? rest : run;
-        if (go && went(&j, go, out, at, len, &shy, &grown))
+        if (go && exact_went(&j, go, out, at, len, &shy, &grown))
             continue;
         len = rest < most ? rest : most;
         size_t numbers = (size_t)len * j.parts;
-        fast(&j, at, len, &t, &room);
-        if (prove(&j, &t, numbers) && !FAN_FAULT(EXACT_NO_INTEGER_PATH))
-            integer_path(&j, at, numbers, &t, &room);
+        exact_fast(&j, at, len, &t, &room);
+        if (exact_prove(&j, &t, numbers) && !FAN_FAULT(EXACT_NO_INTEGER_PATH))
+            exact_integer_path(&j, at, numbers, &t, &room);
         if (turns)
-            turn(t.sum, len, scale);
+            exact_turn(t.sum, len, scale);
         if (as == FAN_DT_FLOAT32)
             j.how->odd(t.odd, t.sum, numbers);
         char *whole = low ? fan_nditer_whole(&j.iter, out, at, len) : NULL;
@@ -365,16 +367,16 @@ void fan_superacc_add(void *accs, fan_dtype d, const fan_array *const *in, size_
         len = j.iter.size - at < most ? j.iter.size - at : most;
         size_t numbers = (size_t)len * j.parts;
         /* If the sum of these terms is one float64, only that is added. */
-        bool some = n > 1 && !wide(d), bad = false;
+        bool some = n > 1 && !exact_wide(d), bad = false;
         if (some) {
-            fast(&j, at, len, &t, &room);
-            bad = prove(&j, &t, numbers);
+            exact_fast(&j, at, len, &t, &room);
+            bad = exact_prove(&j, &t, numbers);
             for (size_t i = 0; i < numbers; i++)
                 if (!bad || !t.bad[i])
                     fan__superacc_add(w + i * (size_t)j.k.limbs, &j.k, t.sum[i]);
         }
         for (size_t k = 0; k < n && (!some || bad); k++) {
-            const char *p = term(&j, k, at, len, room.term[0]);
+            const char *p = exact_term(&j, k, at, len, room.term[0]);
             for (size_t i = 0; i < numbers; i++)
                 if (!some || t.bad[i])
                     fan__superacc_add(w + i * (size_t)j.k.limbs, &j.k, number_at(&j, p, i));
@@ -398,7 +400,7 @@ void fan_superacc_add_at(void *accs, fan_dtype d, const fan_array *values, const
     size_t each = j.parts * (size_t)j.k.limbs;
     for (int64_t at = 0, len; at < j.iter.size; at += len) {
         len = j.iter.size - at < most ? j.iter.size - at : most;
-        const char *p = term(&j, 0, at, len, room.term[0]);
+        const char *p = exact_term(&j, 0, at, len, room.term[0]);
         for (size_t i = 0; i < (size_t)len * j.parts; i++)
             fan__superacc_add(w + (size_t)to[at + (int64_t)(i / j.parts)] * each + i % j.parts * (size_t)j.k.limbs,
                               &j.k, number_at(&j, p, i));
@@ -416,7 +418,7 @@ void fan_superacc_round(const fan_array *out, const void *accs, fan_dtype d, con
     if (out->size == 0)
         return;
     set_grid(&j, out->dtype);
-    bool turns = scale_begin(&j, scale, parts == 2);
+    bool turns = exact_scale_begin(&j, scale, parts == 2);
     fan_nditer_begin(&iter, out, true);
     fan_nditer_ready(&iter);
     int64_t most = FAN_EXACT_TILE / (int64_t)parts;
@@ -425,7 +427,7 @@ void fan_superacc_round(const fan_array *out, const void *accs, fan_dtype d, con
         for (size_t i = 0; i < (size_t)len * parts; i++, w += k.limbs)
             value[i] = fan__superacc_value(w, &k, j.scaled ? &j.by : NULL, j.grid != TO_DOUBLE);
         if (turns)
-            turn(value, len, scale);
+            exact_turn(value, len, scale);
         fan_nditer_write(&iter, out, at, len, parts == 2 ? FAN_DT_COMPLEX128 : FAN_DT_FLOAT64, (const char *)value);
     }
 }

@@ -115,8 +115,8 @@ void fan_extents_sort(fan_extents *e)
     }
 }
 
-/* begun: returns how many entries begin at `last` or before. */
-static size_t begun(const fan_extents *e, uint64_t last)
+/* extents_begun: returns how many entries begin at `last` or before. */
+static size_t extents_begun(const fan_extents *e, uint64_t last)
 {
     size_t low = 0, high = e->n;
     while (low < high) {
@@ -134,7 +134,7 @@ const fan_extent_entry *fan_extents_next(const fan_extents *e, fan_extent of, si
     if (fan_extent_empty(of))
         return NULL;
     if (*at == e->n)
-        *at = begun(e, of.last);
+        *at = extents_begun(e, of.last);
     while (*at > 0 && e->all[*at - 1].highest >= of.first) {
         const fan_extent_entry *x = &e->all[--*at];
         if (fan_extents_may_overlap(x->at, of))

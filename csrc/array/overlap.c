@@ -85,8 +85,9 @@ static bool is_empty(const fan_region *r)
     return empty;
 }
 
-/* measure: collects the moving axes, smallest step first, and the comb's first and last byte. Returns their number. */
-static int measure(const fan_region *r, moving *sorted, fan_comb *c)
+/* comb_measure: collects the moving axes, smallest step first, and the comb's first and last byte. Returns their
+ * number. */
+static int comb_measure(const fan_region *r, moving *sorted, fan_comb *c)
 {
     uint64_t lo = r->data, last, reach = (uint64_t)r->itemsize - 1;
     bool far = false;
@@ -112,8 +113,8 @@ static int measure(const fan_region *r, moving *sorted, fan_comb *c)
     return n;
 }
 
-/* join: joins the moving axes into a comb's; `end` (may be NULL) receives the origin of each. */
-static void join(const moving *sorted, int n, int64_t itemsize, fan_axis *axes, fan_comb *c, int *end)
+/* comb_join: joins the moving axes into a comb's; `end` (may be NULL) receives the origin of each. */
+static void comb_join(const moving *sorted, int n, int64_t itemsize, fan_axis *axes, fan_comb *c, int *end)
 {
     int64_t tooth = itemsize;
     int i = 0, m = 0;
@@ -124,7 +125,7 @@ static void join(const moving *sorted, int n, int64_t itemsize, fan_axis *axes, 
     for (; i < n; i++) {
         fan_axis *top = m ? &axes[m - 1] : NULL;
         int64_t step = sorted[i].step, count = sorted[i].count;
-        int64_t times = top ? quotient(step, top->step) : 0;
+        int64_t times = top ? equation_quotient(step, top->step) : 0;
         if (top && times * top->step == step && times <= top->count)
             top->count += times * (count - 1);
         else
@@ -141,9 +142,9 @@ static void comb_of(const fan_region *r, fan_axis *axes, fan_comb *out, moving *
     *out = (fan_comb){.axes = axes, .empty = is_empty(r)};
     if (out->empty)
         return;
-    int n = measure(r, sorted, out);
+    int n = comb_measure(r, sorted, out);
     if (!out->far)
-        join(sorted, n, r->itemsize, axes, out, end);
+        comb_join(sorted, n, r->itemsize, axes, out, end);
 }
 
 void fan_comb_of(const fan_region *r, fan_axis *axes, fan_comb *out)
@@ -152,13 +153,13 @@ void fan_comb_of(const fan_region *r, fan_axis *axes, fan_comb *out)
     comb_of(r, axes, out, sorted, NULL);
 }
 
-/* unwind: finds the element that holds the byte at `way` from the start of group k's steps: writes the indices of its
- * axes, counted from their low ends. Returns the remaining offset within the element. */
-static int64_t unwind(const origin *o, int k, int64_t way, int64_t *index)
+/* comb_unwind: finds the element that holds the byte at `way` from the start of group k's steps: writes the indices of
+ * its axes, counted from their low ends. Returns the remaining offset within the element. */
+static int64_t comb_unwind(const origin *o, int k, int64_t way, int64_t *index)
 {
     for (int i = o->end[k] - 1; i >= (k ? o->end[k - 1] : 0); i--) {
         const moving *m = &o->sorted[i];
-        int64_t x = quotient(way, m->step);
+        int64_t x = equation_quotient(way, m->step);
         x = x < m->count ? x : m->count - 1;
         index[m->axis] = x;
         way -= x * m->step;
@@ -166,18 +167,18 @@ static int64_t unwind(const origin *o, int k, int64_t way, int64_t *index)
     return way;
 }
 
-/* element: computes the element of `r` at which the comb's axes have the values x and which contains offset `t` of the
- * tooth. */
-static void element(const fan_region *r, const fan_comb *c, const origin *o, const int64_t *x, int64_t t,
-                    int64_t *index)
+/* comb_element: computes the element of `r` at which the comb's axes have the values x and which contains offset `t` of
+ * the tooth. */
+static void comb_element(const fan_region *r, const fan_comb *c, const origin *o, const int64_t *x, int64_t t,
+                         int64_t *index)
 {
     memset(index, 0, (size_t)r->ndim * sizeof *index);
     for (int k = 0; k < c->n; k++) {
-        int64_t left = unwind(o, k + 1, x[k] * c->axes[k].step, index);
+        int64_t left = comb_unwind(o, k + 1, x[k] * c->axes[k].step, index);
         assert(left == 0);
         (void)left;
     }
-    int64_t left = unwind(o, 0, t, index);
+    int64_t left = comb_unwind(o, 0, t, index);
     assert(left < r->itemsize);
     (void)left;
     for (int i = 0; i < r->ndim; i++)
@@ -227,10 +228,10 @@ fan_status fan_comb_overlap(const fan_comb *a, const fan_comb *b, fan_effort *le
     return quick_verdict(a, b, out) ? FAN_OK : solve_pair(&e, a, b, left, out, err);
 }
 
-/* elements: computes an element of each from the solution. The second, counted from its end, first: so the indices of
- * both are small. */
-static void elements(equation *e, const fan_region *const r[2], const fan_comb *c, const origin *o,
-                     int64_t *const at[2])
+/* overlap_elements: computes an element of each from the solution. The second, counted from its end, first: so the
+ * indices of both are small. */
+static void overlap_elements(equation *e, const fan_region *const r[2], const fan_comb *c, const origin *o,
+                             int64_t *const at[2])
 {
     FAN_UNCLEARED int64_t x[2][FAN_MAX_NDIM];
     int64_t places = fan__equation_given_places(e, c[0].tooth + c[1].tooth - 2),
@@ -239,8 +240,8 @@ static void elements(equation *e, const fan_region *const r[2], const fan_comb *
         x[1][k] = c[1].axes[k].count - 1 - fan__equation_given(e, c[1].axes[k].step, c[1].axes[k].count - 1);
     for (int k = 0; k < c[0].n; k++)
         x[0][k] = fan__equation_given(e, c[0].axes[k].step, c[0].axes[k].count - 1);
-    element(r[0], &c[0], &o[0], x[0], places - back, at[0]);
-    element(r[1], &c[1], &o[1], x[1], c[1].tooth - 1 - back, at[1]);
+    comb_element(r[0], &c[0], &o[0], x[0], places - back, at[0]);
+    comb_element(r[1], &c[1], &o[1], x[1], c[1].tooth - 1 - back, at[1]);
 }
 
 /* first_byte: both dense: the common byte is the later start. */
@@ -248,7 +249,7 @@ static void first_byte(const fan_region *const r[2], const fan_comb *c, const or
 {
     uint64_t lo = c[0].lo > c[1].lo ? c[0].lo : c[1].lo;
     for (int i = 0; i < 2; i++)
-        element(r[i], &c[i], &o[i], NULL, (int64_t)(lo - c[i].lo), at[i]);
+        comb_element(r[i], &c[i], &o[i], NULL, (int64_t)(lo - c[i].lo), at[i]);
 }
 
 fan_status fan_overlap(const fan_region *a, const fan_region *b, uint64_t budget, int64_t *at_a, int64_t *at_b,
@@ -271,7 +272,7 @@ fan_status fan_overlap(const fan_region *a, const fan_region *b, uint64_t budget
     }
     FAN_TRY(solve_pair(&e, &c[0], &c[1], &left, out, err));
     if (*out == FAN_OVERLAP_YES && wanted)
-        elements(&e, r, c, o, at);
+        overlap_elements(&e, r, c, o, at);
     return FAN_OK;
 }
 
@@ -303,10 +304,10 @@ static void two_indices(const fan_region *r, const moving *m, int64_t difference
     two[m->axis] = difference < 0 ? -difference : 0;
 }
 
-/* leading: checks whether two elements share a byte that differ by at least 1 along axis k, by nothing above and by
- * anything below. */
-static fan_status leading(const fan_region *r, const moving *sorted, int k, fan_effort *left, int64_t *one,
-                          int64_t *two, fan_verdict *out, fan_error *err)
+/* overlap_leading: checks whether two elements share a byte that differ by at least 1 along axis k, by nothing above
+ * and by anything below. */
+static fan_status overlap_leading(const fan_region *r, const moving *sorted, int k, fan_effort *left, int64_t *one,
+                                  int64_t *two, fan_verdict *out, fan_error *err)
 {
     FAN_UNCLEARED equation e;
     FAN_UNCLEARED term parts[PARTS];
@@ -351,11 +352,11 @@ fan_status fan_overlap_itself(const fan_region *a, uint64_t budget, int64_t *one
         *out = FAN_OVERLAP_YES;
         return FAN_OK;
     }
-    n = measure(a, sorted, &c);
+    n = comb_measure(a, sorted, &c);
     if (c.far)
         *out = FAN_OVERLAP_FAR;
     for (int k = 0; k < n && !c.far; k++) {
-        FAN_TRY(leading(a, sorted, k, &left, one, two, &v, err));
+        FAN_TRY(overlap_leading(a, sorted, k, &left, one, two, &v, err));
         if (v == FAN_OVERLAP_YES || *out == FAN_OVERLAP_DISJOINT)
             *out = v;
         if (v == FAN_OVERLAP_YES)

@@ -112,8 +112,8 @@ bool fan_overlaps_extent(const fan_overlaps *l, size_t i, uint64_t *lo, uint64_t
 
 /* ---- arcs ---- */
 
-/* arcs: computes the arcs of the combs in `run` modulo g, unsorted. Returns how many, at most 2n. */
-static size_t arcs(const fan_overlaps *l, const fan_stretch *run, size_t n, int64_t g, fan_stretch *out)
+/* overlaps_arcs: computes the arcs of the combs in `run` modulo g, unsorted. Returns how many, at most 2n. */
+static size_t overlaps_arcs(const fan_overlaps *l, const fan_stretch *run, size_t n, int64_t g, fan_stretch *out)
 {
     size_t m = 0;
     uint64_t circle = (uint64_t)g;
@@ -159,8 +159,8 @@ static void count_step(tally *t, int64_t step)
         t[i].count--;
 }
 
-/* frequent: finds the steps that most combs of a run have, as far as a few counters can. */
-static void frequent(const fan_overlaps *l, const fan_stretch *run, size_t n, tally *t)
+/* overlaps_frequent: finds the steps that most combs of a run have, as far as a few counters can. */
+static void overlaps_frequent(const fan_overlaps *l, const fan_stretch *run, size_t n, tally *t)
 {
     for (size_t i = 0; i < n; i++) {
         const fan_comb *c = &l->combs[run[i].who];
@@ -200,19 +200,19 @@ static void work_fini(work *w)
     fan_free(w->lists);
 }
 
-/* room: allocates on first use. */
-static fan_status room(const work *w, fan_stretch **s, fan_error *err)
+/* overlaps_room: allocates on first use. */
+static fan_status overlaps_room(const work *w, fan_stretch **s, fan_error *err)
 {
     if (!*s)
         *s = fan_alloc(2 * w->l->n * sizeof **s);
     return *s ? FAN_OK : fan_fail(err, FAN_ERR_NOMEM, "out of memory for %zu arrays to compare", w->l->n);
 }
 
-static fan_status sort(work *w, fan_stretch *s, size_t n, fan_error *err)
+static fan_status overlaps_sort(work *w, fan_stretch *s, size_t n, fan_error *err)
 {
     if (fan__stretch_run_end(s, n, 0) >= n)
         return FAN_OK;
-    FAN_TRY(room(w, &w->scratch, err));
+    FAN_TRY(overlaps_room(w, &w->scratch, err));
     fan__stretch_merge(s, n, w->scratch);
     return FAN_OK;
 }
@@ -236,20 +236,20 @@ static fan_status work_init(work *w, const fan_overlaps *l, uint64_t budget, siz
     if (!w->lists)
         status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for %zu arrays to compare", l->n);
     if (status == FAN_OK)
-        status = room(w, &w->run, err);
+        status = overlaps_room(w, &w->run, err);
     *n = 0;
     for (size_t i = 0; i < l->n && status == FAN_OK; i++)
         if (!l->combs[i].empty)
             w->run[(*n)++] = (fan_stretch){l->combs[i].lo, l->combs[i].last, (uint32_t)i, FAN_NOBODY};
     if (status == FAN_OK)
-        status = sort(w, w->run, *n, err);
+        status = overlaps_sort(w, w->run, *n, err);
     if (status != FAN_OK)
         work_fini(w);
     return status;
 }
 
-/* verdict: decides on two regions whose stretches overlap. FAN_ERR_EXTERN if the work was interrupted. */
-static fan_status verdict(work *w, uint32_t a, uint32_t b, fan_verdict *out, fan_error *err)
+/* overlaps_verdict: decides on two regions whose stretches overlap. FAN_ERR_EXTERN if the work was interrupted. */
+static fan_status overlaps_verdict(work *w, uint32_t a, uint32_t b, fan_verdict *out, fan_error *err)
 {
     const fan_comb *one = &w->l->combs[a], *two = &w->l->combs[b];
     *out = FAN_OVERLAP_DISJOINT;
@@ -267,12 +267,12 @@ static fan_status verdict(work *w, uint32_t a, uint32_t b, fan_verdict *out, fan
 
 /* ---- pairs ---- */
 
-static fan_status note(work *w, uint32_t a, uint32_t b, fan_error *err)
+static fan_status overlaps_note(work *w, uint32_t a, uint32_t b, fan_error *err)
 {
     fan_verdict v;
     if (a == b)
         return FAN_OK;
-    FAN_TRY(verdict(w, a, b, &v, err));
+    FAN_TRY(overlaps_verdict(w, a, b, &v, err));
     if (v == FAN_OVERLAP_DISJOINT)
         return FAN_OK;
     if (fan_grow((void **)&w->pairs, &w->cap, w->npairs + 1, sizeof *w->pairs) < 0)
@@ -291,7 +291,7 @@ static fan_status sweep_pairs(work *w, const fan_stretch *s, size_t n, fan_error
             if (s[j].to < s[i].from)
                 continue;
             w->lists[kept++].head = j;
-            FAN_TRY(note(w, s[j].who, s[i].who, err));
+            FAN_TRY(overlaps_note(w, s[j].who, s[i].who, err));
         }
         w->lists[kept++].head = i;
         open = kept;
@@ -330,8 +330,8 @@ static uint32_t root_of(uint32_t *parent, uint32_t i)
     return i;
 }
 
-/* unite: the smaller number is the root, so a root is its component's first member. */
-static void unite(uint32_t *parent, uint32_t a, uint32_t b)
+/* overlaps_unite: the smaller number is the root, so a root is its component's first member. */
+static void overlaps_unite(uint32_t *parent, uint32_t a, uint32_t b)
 {
     a = root_of(parent, a);
     b = root_of(parent, b);
@@ -341,8 +341,8 @@ static void unite(uint32_t *parent, uint32_t a, uint32_t b)
         parent[a] = b;
 }
 
-/* leave: removes member `at`, which follows `before` (FAN_NOBODY: it is the first), from a list. */
-static void leave(fan_stretch *s, list *open, uint32_t before, uint32_t at)
+/* overlaps_leave: removes member `at`, which follows `before` (FAN_NOBODY: it is the first), from a list. */
+static void overlaps_leave(fan_stretch *s, list *open, uint32_t before, uint32_t at)
 {
     if (before == FAN_NOBODY)
         open->head = s[at].next;
@@ -371,9 +371,9 @@ static bool comb_within(const fan_comb *a, const fan_comb *b)
     return i < 0 && offset + a->tooth <= b->tooth;
 }
 
-/* covers: returns whether every region that shares bytes with stretch `b`'s shares bytes with `a`'s and overlaps
- * stretch `a` as long as it overlaps `b`. */
-static bool covers(const work *w, const fan_stretch *a, const fan_stretch *b)
+/* overlaps_covers: returns whether every region that shares bytes with stretch `b`'s shares bytes with `a`'s and
+ * overlaps stretch `a` as long as it overlaps `b`. */
+static bool overlaps_covers(const work *w, const fan_stretch *a, const fan_stretch *b)
 {
     bool yes = comb_within(&w->l->combs[b->who], &w->l->combs[a->who]);
     assert(!yes || (a->from <= b->from && b->to <= a->to)); /* an arc inside an arc passes the circle's end with it */
@@ -383,9 +383,10 @@ static bool covers(const work *w, const fan_stretch *a, const fan_stretch *b)
 /* The relation of a newcomer to an open list. */
 typedef enum meeting { APART, JOINED, COVERED } meeting;
 
-/* meet: compares stretch i with an open list. Members that have ended leave the list; once one shares a byte with i,
- * those among the next few that i covers leave, too. COVERED: one of them covers i, which need not be listed. */
-static fan_status meet(work *w, fan_stretch *s, list *open, uint32_t i, meeting *out, fan_error *err)
+/* overlaps_meet: compares stretch i with an open list. Members that have ended leave the list; once one shares a byte
+ * with i, those among the next few that i covers leave, too. COVERED: one of them covers i, which need not be listed.
+ */
+static fan_status overlaps_meet(work *w, fan_stretch *s, list *open, uint32_t i, meeting *out, fan_error *err)
 {
     uint32_t before = FAN_NOBODY;
     int more = COVER_LOOKS;
@@ -393,20 +394,20 @@ static fan_status meet(work *w, fan_stretch *s, list *open, uint32_t i, meeting 
     for (uint32_t at = open->head; at != FAN_NOBODY && *out != COVERED && more > 0; at = s[at].next) {
         fan_verdict v = FAN_OVERLAP_DISJOINT;
         if (s[at].to < s[i].from) {
-            leave(s, open, before, at);
+            overlaps_leave(s, open, before, at);
             continue;
         }
         if (*out == APART && root_of(w->parent, s[at].who) != root_of(w->parent, s[i].who))
-            FAN_TRY(verdict(w, s[at].who, s[i].who, &v, err));
+            FAN_TRY(overlaps_verdict(w, s[at].who, s[i].who, &v, err));
         else
             v = FAN_OVERLAP_YES; /* already one component */
         if (v != FAN_OVERLAP_DISJOINT) {
             w->exact &= v == FAN_OVERLAP_YES;
-            unite(w->parent, s[at].who, s[i].who);
+            overlaps_unite(w->parent, s[at].who, s[i].who);
             more--;
-            *out = covers(w, &s[at], &s[i]) ? COVERED : JOINED;
-            if (*out == JOINED && covers(w, &s[i], &s[at])) {
-                leave(s, open, before, at);
+            *out = overlaps_covers(w, &s[at], &s[i]) ? COVERED : JOINED;
+            if (*out == JOINED && overlaps_covers(w, &s[i], &s[at])) {
+                overlaps_leave(s, open, before, at);
                 continue;
             }
         }
@@ -430,7 +431,7 @@ static fan_status sweep_components(work *w, fan_stretch *s, size_t n, int64_t fl
         for (size_t k = 0; k < lists; k++) {
             list open = w->lists[k];
             meeting how;
-            FAN_TRY(meet(w, s, &open, i, &how, err));
+            FAN_TRY(overlaps_meet(w, s, &open, i, &how, err));
             covered |= how == COVERED;
             if (open.head == FAN_NOBODY)
                 continue;
@@ -457,9 +458,9 @@ static fan_status sweep_components(work *w, fan_stretch *s, size_t n, int64_t fl
 
 /* ---- runs ---- */
 
-/* divides: returns whether a run without the members that span at least `most` bytes falls into runs of half as
- * many. */
-static bool divides(const fan_stretch *run, size_t n, uint64_t most)
+/* overlaps_divides: returns whether a run without the members that span at least `most` bytes falls into runs of half
+ * as many. */
+static bool overlaps_divides(const fan_stretch *run, size_t n, uint64_t most)
 {
     size_t longest = 0, length = 0;
     uint64_t last = 0;
@@ -485,7 +486,7 @@ static size_t set_aside(fan_stretch *run, size_t n)
     half = (last - run[0].from) / 2;
     for (size_t i = 0; i < n && count <= BRIDGES; i++)
         count += run[i].to - run[i].from >= half;
-    if (count == 0 || count > BRIDGES || !divides(run, n, half))
+    if (count == 0 || count > BRIDGES || !overlaps_divides(run, n, half))
         return 0;
     for (size_t i = 0, k = 0; i < n; i++)
         if (run[i].to - run[i].from >= half)
@@ -505,19 +506,19 @@ static fan_status sweep_divided(work *w, fan_stretch *run, size_t n, size_t coun
         for (size_t j = 0; j < i; j++) {
             fan_verdict v = FAN_OVERLAP_DISJOINT;
             if (!w->parent)
-                FAN_TRY(note(w, run[j].who, run[i].who, err));
+                FAN_TRY(overlaps_note(w, run[j].who, run[i].who, err));
             else if (root_of(w->parent, run[j].who) != root_of(w->parent, run[i].who))
-                FAN_TRY(verdict(w, run[j].who, run[i].who, &v, err));
+                FAN_TRY(overlaps_verdict(w, run[j].who, run[i].who, &v, err));
             if (v == FAN_OVERLAP_DISJOINT)
                 continue;
             w->exact &= v == FAN_OVERLAP_YES;
-            unite(w->parent, run[j].who, run[i].who);
+            overlaps_unite(w->parent, run[j].who, run[i].who);
         }
     return sweep_runs(w, run, n - count, err);
 }
 
-/* attempt: finds components by these stretches, with at most ATTEMPT questions for each. */
-static fan_status attempt(work *w, fan_stretch *s, size_t n, bool *done, fan_error *err)
+/* overlaps_attempt: finds components by these stretches, with at most ATTEMPT questions for each. */
+static fan_status overlaps_attempt(work *w, fan_stretch *s, size_t n, bool *done, fan_error *err)
 {
     return sweep_components(w, s, n, w->questions - ATTEMPT * (int64_t)n, done, err);
 }
@@ -528,22 +529,22 @@ static fan_status sweep_components_by(work *w, fan_stretch *best, size_t count, 
                                       const tally *grids, fan_error *err)
 {
     bool done;
-    FAN_TRY(attempt(w, best, count, &done, err));
+    FAN_TRY(overlaps_attempt(w, best, count, &done, err));
     if (!done && best != run)
-        FAN_TRY(attempt(w, run, n, &done, err));
+        FAN_TRY(overlaps_attempt(w, run, n, &done, err));
     for (int i = 0; i < GRIDS && !done; i++) {
         if (!grids[i].count)
             continue;
-        FAN_TRY(room(w, &w->arc, err));
-        size_t m = arcs(w->l, run, n, grids[i].step, w->arc);
-        FAN_TRY(sort(w, w->arc, m, err));
-        FAN_TRY(attempt(w, w->arc, m, &done, err));
+        FAN_TRY(overlaps_room(w, &w->arc, err));
+        size_t m = overlaps_arcs(w->l, run, n, grids[i].step, w->arc);
+        FAN_TRY(overlaps_sort(w, w->arc, m, err));
+        FAN_TRY(overlaps_attempt(w, w->arc, m, &done, err));
     }
     return done ? FAN_OK : sweep_components(w, best, count, INT64_MIN, &done, err);
 }
 
-/* sweep: sweeps one run by the stretches that overlap least. */
-static fan_status sweep(work *w, fan_stretch *run, size_t n, fan_error *err)
+/* overlaps_sweep: sweeps one run by the stretches that overlap least. */
+static fan_status overlaps_sweep(work *w, fan_stretch *run, size_t n, fan_error *err)
 {
     size_t aside = n > 2 * BRIDGES ? set_aside(run, n) : 0;
     if (aside)
@@ -553,13 +554,13 @@ static fan_status sweep(work *w, fan_stretch *run, size_t n, fan_error *err)
     size_t count = n;
     uint64_t least = w->extents_only ? 0 : fan__stretch_meetings(run, n);
     if (least > 4 * (uint64_t)n)
-        frequent(w->l, run, n, grids);
+        overlaps_frequent(w->l, run, n, grids);
     for (int i = 0; i < GRIDS && least > n; i++) {
         if (!grids[i].count)
             continue;
-        FAN_TRY(room(w, &w->arc, err));
-        size_t m = arcs(w->l, run, n, grids[i].step, w->arc);
-        FAN_TRY(sort(w, w->arc, m, err));
+        FAN_TRY(overlaps_room(w, &w->arc, err));
+        size_t m = overlaps_arcs(w->l, run, n, grids[i].step, w->arc);
+        FAN_TRY(overlaps_sort(w, w->arc, m, err));
         uint64_t met = fan__stretch_meetings(w->arc, m);
         if (met >= least)
             continue;
@@ -579,7 +580,7 @@ static fan_status sweep_runs(work *w, fan_stretch *s, size_t n, fan_error *err)
         for (end = at + 1; end < n && s[end].from <= last; end++)
             last = s[end].to > last ? s[end].to : last;
         if (end - at > 1)
-            FAN_TRY(sweep(w, s + at, end - at, err));
+            FAN_TRY(overlaps_sweep(w, s + at, end - at, err));
     }
     return FAN_OK;
 }

@@ -23,15 +23,15 @@ struct fan_snapshot {
 /* A row of a walk: the array's bytes and the kept ones. Returns false to stop. */
 typedef bool row_fn(unsigned char *there, unsigned char *kept, size_t n);
 
-static bool save(unsigned char *there, unsigned char *kept, size_t n)
+static bool row_save(unsigned char *there, unsigned char *kept, size_t n)
 {
     memcpy(kept, there, n);
     return true;
 }
 
-static bool is_same(unsigned char *there, unsigned char *kept, size_t n) { return memcmp(kept, there, n) == 0; }
+static bool row_is_same(unsigned char *there, unsigned char *kept, size_t n) { return memcmp(kept, there, n) == 0; }
 
-static bool put_back(unsigned char *there, unsigned char *kept, size_t n)
+static bool row_put_back(unsigned char *there, unsigned char *kept, size_t n)
 {
     if (memcmp(kept, there, n) == 0)
         return true;
@@ -41,8 +41,8 @@ static bool put_back(unsigned char *there, unsigned char *kept, size_t n)
     return true;
 }
 
-/* line: visits the rows along one axis. */
-static inline bool line(fan_axis axis, unsigned char *there, unsigned char *kept, size_t tooth, row_fn *row)
+/* row_line: visits the rows along one axis. */
+static inline bool row_line(fan_axis axis, unsigned char *there, unsigned char *kept, size_t tooth, row_fn *row)
 {
     for (int64_t i = 0; i < axis.count; i++)
         if (!row(there + i * axis.step, kept + (size_t)i * tooth, tooth))
@@ -56,22 +56,22 @@ static inline bool line(fan_axis axis, unsigned char *there, unsigned char *kept
     {                                                                                               \
         switch (tooth) {                                                                            \
         case 1:                                                                                     \
-            return line(axis, there, kept, 1, row);                                                 \
+            return row_line(axis, there, kept, 1, row);                                             \
         case 2:                                                                                     \
-            return line(axis, there, kept, 2, row);                                                 \
+            return row_line(axis, there, kept, 2, row);                                             \
         case 4:                                                                                     \
-            return line(axis, there, kept, 4, row);                                                 \
+            return row_line(axis, there, kept, 4, row);                                             \
         case 8:                                                                                     \
-            return line(axis, there, kept, 8, row);                                                 \
+            return row_line(axis, there, kept, 8, row);                                             \
         case 16:                                                                                    \
-            return line(axis, there, kept, 16, row);                                                \
+            return row_line(axis, there, kept, 16, row);                                            \
         default:                                                                                    \
-            return line(axis, there, kept, tooth, row);                                             \
+            return row_line(axis, there, kept, tooth, row);                                         \
         }                                                                                           \
     }
-LINES(save)
-LINES(is_same)
-LINES(put_back)
+LINES(row_save)
+LINES(row_is_same)
+LINES(row_put_back)
 
 typedef bool line_fn(fan_axis axis, unsigned char *there, unsigned char *kept, size_t tooth);
 
@@ -108,8 +108,8 @@ static bool rows_of(const fan_comb *c, size_t *bytes)
     return true;
 }
 
-/* plan: decides which bytes of region r are kept, after those kept already. */
-static fan_status plan(fan_snapshot *s, const fan_region *r, size_t i, size_t *axes, fan_error *err)
+/* snapshot_plan: decides which bytes of region r are kept, after those kept already. */
+static fan_status snapshot_plan(fan_snapshot *s, const fan_region *r, size_t i, size_t *axes, fan_error *err)
 {
     shown *k = &s->items[i];
     fan_comb c;
@@ -151,13 +151,13 @@ fan_status fan_snapshot_new(const fan_region *r, size_t n, fan_snapshot **out, f
     if (!s->items || !s->axes)
         goto nomem;
     for (size_t i = 0; i < n; i++)
-        if ((status = plan(s, &r[i], i, &axes, err)) != FAN_OK)
+        if ((status = snapshot_plan(s, &r[i], i, &axes, err)) != FAN_OK)
             goto fail;
     s->block = fan_alloc_data(s->size);
     if (!s->block)
         goto nomem;
     for (size_t i = 0; i < n; i++)
-        (void)walk_all(s, &s->items[i], s->items[i].lo, lines_save);
+        (void)walk_all(s, &s->items[i], s->items[i].lo, lines_row_save);
     *out = s;
     return FAN_OK;
 nomem:
@@ -183,11 +183,11 @@ uint64_t fan_snapshot_data(const fan_snapshot *s, size_t i) { return s->items[i]
 
 bool fan_snapshot_changed(const fan_snapshot *s, size_t i)
 {
-    return !walk_all(s, &s->items[i], s->items[i].lo, lines_is_same);
+    return !walk_all(s, &s->items[i], s->items[i].lo, lines_row_is_same);
 }
 
 void fan_snapshot_restore(const fan_snapshot *s, size_t i, uint64_t data)
 {
     const shown *k = &s->items[i];
-    (void)walk_all(s, k, k->lo - k->data + data, lines_put_back);
+    (void)walk_all(s, k, k->lo - k->data + data, lines_row_put_back);
 }

@@ -36,16 +36,16 @@ static void target_entry(target *t)
     if (s->format == FAN_FORMAT_COO) {
         for (int i = 0; i < sparse_dim(s); i++) {
             int64_t index = coo_index(s, i, t->entry);
-            t->inside &= within(index, into->shape[i]);
+            t->inside &= sparse_within(index, into->shape[i]);
             t->base += t->inside ? index * into->strides[i] : 0;
         }
         return;
     }
     int axis = fan_format_compressed_axis(s->format);
     int64_t rows = s->pointers->shape[0] - 1, index = plain_index(s, t->entry), unit = block_extent(s, !axis);
-    while (t->row < rows && pointer(s, t->row + 1) <= t->entry)
+    while (t->row < rows && sparse_pointer(s, t->row + 1) <= t->entry)
         t->row++;
-    t->inside = t->row < rows && within(index, into->shape[!axis] / unit);
+    t->inside = t->row < rows && sparse_within(index, into->shape[!axis] / unit);
     if (t->inside)
         t->base = t->row * block_extent(s, axis) * into->strides[axis] + index * unit * into->strides[!axis];
 }
@@ -156,7 +156,7 @@ static int64_t place_of(const fan_sparse *s, int64_t e, int64_t *row)
     if (s->format == FAN_FORMAT_COO) {
         for (int i = 0; i < sparse_dim(s); i++) {
             index = coo_index(s, i, e);
-            if (!within(index, s->shape[i]))
+            if (!sparse_within(index, s->shape[i]))
                 return -1;
             at = at * s->shape[i] + index;
         }
@@ -167,9 +167,9 @@ static int64_t place_of(const fan_sparse *s, int64_t e, int64_t *row)
     int axis = fan_format_compressed_axis(s->format);
     int64_t rows = s->pointers->shape[0] - 1, unit = block_extent(s, !axis);
     index = plain_index(s, e);
-    while (*row < rows && pointer(s, *row + 1) <= e)
+    while (*row < rows && sparse_pointer(s, *row + 1) <= e)
         ++*row;
-    if (*row >= rows || !within(index, s->shape[!axis] / unit))
+    if (*row >= rows || !sparse_within(index, s->shape[!axis] / unit))
         return -1;
     int64_t major = *row * block_extent(s, axis), minor = index * unit;
     return axis == 0 ? major * s->shape[1] + minor : minor * s->shape[1] + major;

@@ -79,13 +79,13 @@ static fan_status own_index(const fan_sparse *s, bool compressed, int axis, int6
     for (int64_t e = 0; e < nnz; e++) {
         int64_t index;
         if (compressed) {
-            while (row < extent && pointer(s, row + 1) <= e)
+            while (row < extent && sparse_pointer(s, row + 1) <= e)
                 row++;
             index = row;
         } else {
             index = s->format == FAN_FORMAT_COO ? coo_index(s, axis, e) : plain_index(s, e);
         }
-        if (!within(index, extent))
+        if (!sparse_within(index, extent))
             return fan__sparse_outside(s, axis, e, index, extent, err);
         for (int64_t i = 0; i < times; i++)
             *to++ = index;

@@ -42,8 +42,8 @@ static void entries_free(entries *e)
     *e = (entries){0, NULL, NULL, FAN_DT_NONE};
 }
 
-/* allocate: allocates n * each items of `size` bytes; NULL when out of memory or on overflow. */
-static void *allocate(int64_t n, int64_t each, size_t size)
+/* merge_allocate: allocates n * each items of `size` bytes; NULL when out of memory or on overflow. */
+static void *merge_allocate(int64_t n, int64_t each, size_t size)
 {
     size_t bytes;
     if (__builtin_mul_overflow(n, each, &bytes) || __builtin_mul_overflow(bytes, size, &bytes))
@@ -55,8 +55,8 @@ static bool entries_new(entries *e, const fan_grid *g, int64_t n, fan_dtype acc)
 {
     e->n = n;
     e->acc = acc;
-    e->keys = allocate(n, g->columns, sizeof *e->keys);
-    e->values = allocate(n, g->cells, fan_dtype_size(acc));
+    e->keys = merge_allocate(n, g->columns, sizeof *e->keys);
+    e->values = merge_allocate(n, g->cells, fan_dtype_size(acc));
     if (e->keys && e->values)
         return true;
     entries_free(e);
@@ -178,15 +178,15 @@ static int64_t fold_sorted(const entries *e, const fan_grid *g, const int64_t *o
     return m;
 }
 
-/* coalesce: sorts and folds the entries; FAN_ERR_NOMEM leaves them as they are. */
-static fan_status coalesce(entries *e, const fan_grid *g)
+/* merge_coalesce: sorts and folds the entries; FAN_ERR_NOMEM leaves them as they are. */
+static fan_status merge_coalesce(entries *e, const fan_grid *g)
 {
     int ordered = in_order(e, g);
     if (ordered == 1)
         return FAN_OK;
     fan_status status = FAN_ERR_NOMEM;
     entries folded = {0, NULL, NULL, FAN_DT_NONE};
-    int64_t *a = allocate(e->n, 1, sizeof *a), *b = allocate(e->n, 1, sizeof *b);
+    int64_t *a = merge_allocate(e->n, 1, sizeof *a), *b = merge_allocate(e->n, 1, sizeof *b);
     if (!a || !b || !entries_new(&folded, g, e->n, e->acc))
         goto done;
     const int64_t *order = sort_by_key(e, g, ordered == 0, a, b);
@@ -205,9 +205,9 @@ done:
     return status;
 }
 
-/* append: appends the sum so far, converted to `acc`, and the entries of operands that are all added in acc. */
-static fan_status append(entries *sum, const fan_grid *g, const fan_sparse_operand *in, size_t n, fan_dtype acc,
-                         fan_error *err)
+/* merge_append: appends the sum so far, converted to `acc`, and the entries of operands that are all added in acc. */
+static fan_status merge_append(entries *sum, const fan_grid *g, const fan_sparse_operand *in, size_t n, fan_dtype acc,
+                               fan_error *err)
 {
     fan_status status = FAN_ERR_NOMEM;
     entries all = {0, NULL, NULL, FAN_DT_NONE};
@@ -219,7 +219,7 @@ static fan_status append(entries *sum, const fan_grid *g, const fan_sparse_opera
             goto done;
         longest = here > longest ? here : longest;
     }
-    scratch = allocate(longest, 1, sizeof *scratch);
+    scratch = merge_allocate(longest, 1, sizeof *scratch);
     if (!scratch || !entries_new(&all, g, total, acc))
         goto done;
     for (int c = 0; sum->n && c < g->columns; c++)
@@ -286,9 +286,9 @@ static fan_status values_new(const fan_grid *g, const fan_sparse *like, int64_t 
     return fan_array_new(d, ndim, shape, NULL, out, err);
 }
 
-/* finish: scales, rounds, and makes the sparse array. */
-static fan_status finish(entries *e, const fan_grid *g, const fan_sparse *like, bool coalesced, fan_dtype d,
-                         const fan_scale *scale, fan_sparse **out, fan_error *err)
+/* merge_finish: scales, rounds, and makes the sparse array. */
+static fan_status merge_finish(entries *e, const fan_grid *g, const fan_sparse *like, bool coalesced, fan_dtype d,
+                               const fan_scale *scale, fan_sparse **out, fan_error *err)
 {
     fan_status status;
     fan_array *indices = NULL, *pointers = NULL, *values = NULL;
@@ -312,8 +312,9 @@ done:
     return status;
 }
 
-/* concat: copies the parts of COO operands of one sparse_dim, one after the other, into arrays allocated for all. */
-static void concat(const fan_array *indices, const fan_array *values, const fan_sparse_operand *in, size_t n)
+/* merge_concat: copies the parts of COO operands of one sparse_dim, one after the other, into arrays allocated for all.
+ */
+static void merge_concat(const fan_array *indices, const fan_array *values, const fan_sparse_operand *in, size_t n)
 {
     int64_t at = 0;
     for (size_t k = 0; k < n; k++) {
@@ -340,9 +341,9 @@ static void concat(const fan_array *indices, const fan_array *values, const fan_
     }
 }
 
-/* concatenate: concatenates COO operands of one grid and one dtype. */
-static fan_status concatenate(const fan_grid *g, const fan_sparse_operand *in, size_t n, fan_sparse **out,
-                              fan_error *err)
+/* merge_concatenate: concatenates COO operands of one grid and one dtype. */
+static fan_status merge_concatenate(const fan_grid *g, const fan_sparse_operand *in, size_t n, fan_sparse **out,
+                                    fan_error *err)
 {
     fan_status status = FAN_OK;
     fan_array *indices = NULL, *values = NULL;
@@ -353,7 +354,7 @@ static fan_status concatenate(const fan_grid *g, const fan_sparse_operand *in, s
             return fan_fail(err, FAN_ERR_NOMEM, "too many sparse entries");
     FAN_GO(fan_array_new(FAN_DT_INT64, 2, shape, NULL, &indices, err));
     FAN_GO(values_new(g, first, shape[1], in[0].acc, &values, err));
-    concat(indices, values, in, n);
+    merge_concat(indices, values, in, n);
     FAN_GO(fan_sparse_new(FAN_FORMAT_COO, first->ndim, first->shape, indices, NULL, values, n == 1 && first->coalesced,
                           out, err));
     (*out)->nnz_coalesced = first->nnz_coalesced;
@@ -375,18 +376,18 @@ fan_status fan_sparse_merge(const fan_sparse_operand *in, size_t n, bool coalesc
     for (size_t k = 0; plain && k < n; k++)
         plain = in[k].acc == last && in[k].sparse->format == FAN_FORMAT_COO && sparse_dim(in[k].sparse) == g.axes;
     if (plain)
-        return concatenate(&g, in, n, out, err);
+        return merge_concatenate(&g, in, n, out, err);
 
     fan_status status = FAN_OK;
     entries sum = {0, NULL, NULL, FAN_DT_NONE};
     for (size_t k = 0, end; k < n; k = end) {
         for (end = k + 1; end < n && in[end].acc == in[k].acc; end++)
             continue;
-        FAN_GO(append(&sum, &g, in + k, end - k, in[k].acc, err));
+        FAN_GO(merge_append(&sum, &g, in + k, end - k, in[k].acc, err));
         if (end < n || coalesced) /* before it widens, and if requested */
-            FAN_GO(coalesce(&sum, &g));
+            FAN_GO(merge_coalesce(&sum, &g));
     }
-    FAN_GO(finish(&sum, &g, in[0].sparse, coalesced, d, scale, out, err));
+    FAN_GO(merge_finish(&sum, &g, in[0].sparse, coalesced, d, scale, out, err));
 done:
     entries_free(&sum);
     if (status == FAN_ERR_NOMEM)

@@ -17,7 +17,7 @@ fan_status fan__sparse_check_pointers(const fan_sparse *s, fan_error *err)
     int64_t n = s->pointers->shape[0], nnz = fan_sparse_nnz(s), before = 0;
     for (int64_t from = 0; from < n && !(from && fan_interrupted(BLOCK)); from += BLOCK) {
         for (int64_t p = from, end = block_end(from, n); p < end; p++) {
-            int64_t at = pointer(s, p);
+            int64_t at = sparse_pointer(s, p);
             if (at < before || at > nnz || (p == 0 && at != 0) || (p == n - 1 && at != nnz))
                 return fan_fail(err, FAN_ERR_VALUE,
                                 "%s pointer %lld is %lld: expected pointers that rise from 0 to %lld",
@@ -36,7 +36,7 @@ static fan_status check_indices(const fan_sparse *s, int axis, int64_t extent, c
     for (int64_t from = 0; from < nnz && !(from && fan_interrupted(BLOCK)); from += BLOCK) {
         for (int64_t e = from, end = block_end(from, nnz); e < end; e++) {
             int64_t index = load_index(s->indices, first + e * step);
-            if (!within(index, extent))
+            if (!sparse_within(index, extent))
                 return fan__sparse_outside(s, axis, e, index, extent, err);
         }
     }

@@ -44,12 +44,12 @@ static inline int64_t plain_index(const fan_sparse *s, int64_t e)
     return load_index(s->indices, s->indices->data + e * s->indices->strides[0]);
 }
 
-static inline int64_t pointer(const fan_sparse *s, int64_t p)
+static inline int64_t sparse_pointer(const fan_sparse *s, int64_t p)
 {
     return load_index(s->pointers, s->pointers->data + p * s->pointers->strides[0]);
 }
 
-static inline bool within(int64_t index, int64_t extent) { return index >= 0 && index < extent; }
+static inline bool sparse_within(int64_t index, int64_t extent) { return index >= 0 && index < extent; }
 
 /* fan__sparse_outside: FAN_ERR_VALUE naming the entry and the axis. */
 fan_status fan__sparse_outside(const fan_sparse *s, int axis, int64_t e, int64_t index, int64_t extent, fan_error *err);

@@ -1,8 +1,8 @@
 /* Design. The elements are cut into pieces (fan_stats_piece), which several threads may process; a piece is cut into
  * tiles. If all operands are gap-free and have the result's dtype, a tile is the whole piece and one loop reads them
- * all (`straight`). Else a tile is small enough for the L1 cache together with its operands, and operands are added in
- * order: gap-free neighbours of one dtype are read in place, by one loop that converts in registers; any other is first
- * converted into a scratch tile. The running sum stays in its tile; the last step writes straight to `out` if no
+ * all (`sum_straight`). Else a tile is small enough for the L1 cache together with its operands, and operands are added
+ * in order: gap-free neighbours of one dtype are read in place, by one loop that converts in registers; any other is
+ * first converted into a scratch tile. The running sum stays in its tile; the last step writes straight to `out` if no
  * further conversion is needed.
  *
  * Many operands at once would need more pages and streams than a processor tracks: more than MANY are added in groups,
@@ -63,9 +63,9 @@ static uint64_t last_cache(void)
     return (uint64_t)bytes;
 }
 
-/* in_groups: folds any number of gap-free sources. `tile` has room for TILE bytes. */
-static void in_groups(fan_fold_loop *fold, char *dst, const char *const *src, size_t n, size_t count, size_t size,
-                      size_t acc_size, const fan_fold_how *how, char *tile)
+/* sum_in_groups: folds any number of gap-free sources. `tile` has room for TILE bytes. */
+static void sum_in_groups(fan_fold_loop *fold, char *dst, const char *const *src, size_t n, size_t count, size_t size,
+                          size_t acc_size, const fan_fold_how *how, char *tile)
 {
     size_t most = TILE / acc_size;
     if (n <= MANY || !how->ahead) {
@@ -102,7 +102,7 @@ typedef struct running {
     size_t sources;
 } running;
 
-static void flush(running *r, int64_t len)
+static void sum_flush(running *r, int64_t len)
 {
     if (r->sources)
         r->fold(r->tile, r->src, r->sources, (size_t)len * r->loops->parts,
@@ -112,10 +112,10 @@ static void flush(running *r, int64_t len)
     r->sources = 0;
 }
 
-/* widen: continues the sum in another dtype (D3). */
-static void widen(running *r, int64_t len, fan_dtype acc)
+/* sum_widen: continues the sum in another dtype (D3). */
+static void sum_widen(running *r, int64_t len, fan_dtype acc)
 {
-    flush(r, len);
+    sum_flush(r, len);
     fan_convert(r->scratch, acc, (int64_t)fan_dtype_size(acc), r->tile, r->acc, (int64_t)fan_dtype_size(r->acc), len);
     char *other = r->tile;
     r->tile = r->scratch;
@@ -124,14 +124,14 @@ static void widen(running *r, int64_t len, fan_dtype acc)
     r->loops = fan_loops_of(acc);
 }
 
-/* fold_tile: sums elements [at, at + len) into `result` (gap-free, out's dtype) or, if that is NULL, into `out`. */
-static void fold_tile(const job *j, int64_t at, int64_t len, char *tile, char *scratch, char *result)
+/* sum_fold_tile: sums elements [at, at + len) into `result` (gap-free, out's dtype) or, if that is NULL, into `out`. */
+static void sum_fold_tile(const job *j, int64_t at, int64_t len, char *tile, char *scratch, char *result)
 {
     running r = {.acc = j->in[0].acc, .loops = fan_loops_of(j->in[0].acc), .tile = tile, .scratch = scratch};
     for (size_t k = 0; k < j->n; k++) {
         const fan_operand *one = &j->in[k];
         if (one->acc != r.acc)
-            widen(&r, len, one->acc);
+            sum_widen(&r, len, one->acc);
         fan_dtype from = one->array->dtype;
         fan_fold_loop *fold = fan_loops_fold(fan_loops_of(from), from, r.acc);
         const char *p = fold ? fan_nditer_whole(&j->iter, one->array, at, len) : NULL;
@@ -140,7 +140,7 @@ static void fold_tile(const job *j, int64_t at, int64_t len, char *tile, char *s
             fold = r.loops->own;
         }
         if (r.sources == GROUP || (r.sources && r.from != from) || (!p && r.scratch_used))
-            flush(&r, len);
+            sum_flush(&r, len);
         if (!p) {
             fan_nditer_read(&j->iter, one->array, at, len, r.acc, r.scratch);
             r.scratch_used = true;
@@ -158,7 +158,7 @@ static void fold_tile(const job *j, int64_t at, int64_t len, char *tile, char *s
         r.fold(to, r.src, r.sources, (size_t)len * r.loops->parts, &how);
         return;
     }
-    flush(&r, len);
+    sum_flush(&r, len);
     if (j->factor)
         r.loops->scale(r.tile, j->factor, (size_t)len);
     int64_t size = (int64_t)fan_dtype_size(r.acc);
@@ -185,10 +185,10 @@ static bool has_nonfinite(const job *j, const fan_array *a, int64_t at, int64_t 
     return run.nonfinite > 0;
 }
 
-/* measure_tile: counts the tile in `result`, and finds the operand with a non-finite element before `out` (which may be
- * an operand) is written. */
-static void measure_tile(const job *j, int64_t at, int64_t len, const char *result, char *scratch, fan_stats_run *run,
-                         size_t *bad)
+/* sum_measure_tile: counts the tile in `result`, and finds the operand with a non-finite element before `out` (which
+ * may be an operand) is written. */
+static void sum_measure_tile(const job *j, int64_t at, int64_t len, const char *result, char *scratch,
+                             fan_stats_run *run, size_t *bad)
 {
     uint64_t before = run->nonfinite;
     fan_loops_of(j->out->dtype)->measure(run, result, (size_t)len);
@@ -199,8 +199,8 @@ static void measure_tile(const job *j, int64_t at, int64_t len, const char *resu
             *bad = k;
 }
 
-/* write_tile: writes the tile to `out`. */
-static void write_tile(const job *j, int64_t at, int64_t len, const char *result)
+/* sum_write_tile: writes the tile to `out`. */
+static void sum_write_tile(const job *j, int64_t at, int64_t len, const char *result)
 {
     fan_dtype d = j->out->dtype;
     const fan_loops *loops = fan_loops_of(d);
@@ -221,20 +221,20 @@ static int64_t sum_measured(const job *j, int64_t at, int64_t end, fan_stats_run
     return (int64_t)j->watch(j->out->data + (size_t)at * size, src, j->n, (size_t)(end - at), &j->how, run);
 }
 
-/* straight: sums [at, at + len) of at most MANY_AT_ONCE operands that one loop reads in place. */
-static void straight(const job *j, int64_t at, int64_t len, char *to, char *tile, const fan_fold_how *how)
+/* sum_straight: sums [at, at + len) of at most MANY_AT_ONCE operands that one loop reads in place. */
+static void sum_straight(const job *j, int64_t at, int64_t len, char *to, char *tile, const fan_fold_how *how)
 {
     FAN_UNCLEARED const char *src[MANY_AT_ONCE];
     const fan_loops *loops = fan_loops_of(j->out->dtype);
     size_t size = fan_dtype_size(j->out->dtype);
     for (size_t k = 0; k < j->n; k++)
         src[k] = j->in[k].array->data + (size_t)at * size;
-    in_groups(j->fold, to, src, j->n, (size_t)len * loops->parts, size / loops->parts,
-              fan_dtype_size(j->last) / loops->parts, how, tile);
+    sum_in_groups(j->fold, to, src, j->n, (size_t)len * loops->parts, size / loops->parts,
+                  fan_dtype_size(j->last) / loops->parts, how, tile);
 }
 
-/* to_line: returns the elements before the first that begins a cache line; 0 if none does. */
-static int64_t to_line(const char *p, size_t item)
+/* sum_to_line: returns the elements before the first that begins a cache line; 0 if none does. */
+static int64_t sum_to_line(const char *p, size_t item)
 {
     size_t bytes = (64 - (uintptr_t)p % 64) % 64;
     return bytes % item ? 0 : (int64_t)(bytes / item);
@@ -254,12 +254,12 @@ static void do_piece(void *ctx, size_t index)
     if (j->parts)
         fan_stats_run_begin(&run);
     if (j->fold && !j->parts) {
-        straight(j, begin, end - begin, j->out->data + (size_t)begin * item, tile, &j->how);
+        sum_straight(j, begin, end - begin, j->out->data + (size_t)begin * item, tile, &j->how);
         return;
     }
     fan_fold_how near = j->how;
     near.stream = false;
-    int64_t head = j->parts && j->watch && j->how.stream ? to_line(j->out->data + (size_t)begin * item, item) : 0;
+    int64_t head = j->parts && j->watch && j->how.stream ? sum_to_line(j->out->data + (size_t)begin * item, item) : 0;
     for (int64_t at = begin, len; at < end; at += len) {
         if (j->parts && j->watch && at - begin >= head && (len = sum_measured(j, at, end, &run)) > 0)
             continue;
@@ -269,12 +269,12 @@ static void do_piece(void *ctx, size_t index)
         len = rest < len ? rest : len;
         char *to = j->parts ? result : NULL;
         if (j->fold)
-            straight(j, at, len, to, tile, &near);
+            sum_straight(j, at, len, to, tile, &near);
         else
-            fold_tile(j, at, len, tile, scratch, to);
+            sum_fold_tile(j, at, len, tile, scratch, to);
         if (j->parts) {
-            measure_tile(j, at, len, result, scratch, &run, &bad);
-            write_tile(j, at, len, result);
+            sum_measure_tile(j, at, len, result, scratch, &run, &bad);
+            sum_write_tile(j, at, len, result);
         }
     }
     if (j->parts) {
@@ -299,8 +299,8 @@ void fan_scale_as(const fan_scale *scale, fan_dtype d, char *factor)
     }
 }
 
-/* alike: returns whether the dtype and layout of `a` are those of `out`, which is gap-free in C order. */
-static bool alike(const fan_array *a, const fan_array *out)
+/* sum_alike: returns whether the dtype and layout of `a` are those of `out`, which is gap-free in C order. */
+static bool sum_alike(const fan_array *a, const fan_array *out)
 {
     if (a->dtype != out->dtype)
         return false;
@@ -310,8 +310,8 @@ static bool alike(const fan_array *a, const fan_array *out)
     return true;
 }
 
-/* one_loop: returns the loop that reads all operands in place; NULL if there is none. */
-static fan_fold_loop *one_loop(const fan_array *out, const fan_operand *in, size_t n)
+/* sum_one_loop: returns the loop that reads all operands in place; NULL if there is none. */
+static fan_fold_loop *sum_one_loop(const fan_array *out, const fan_operand *in, size_t n)
 {
     fan_dtype d = out->dtype, acc = in[0].acc;
     for (size_t k = 0; k < n; k++)
@@ -335,7 +335,7 @@ static bool sum_small(const fan_array *out, const fan_operand *in, size_t n)
     }
     fan_dtype acc = in[0].acc;
     for (size_t k = 0; k < n; k++) {
-        if (in[k].acc != acc || !alike(in[k].array, out))
+        if (in[k].acc != acc || !sum_alike(in[k].array, out))
             return false;
         src[k] = in[k].array->data;
     }
@@ -375,7 +375,7 @@ static __attribute__((noinline)) void sum_large(const fan_array *out, const fan_
         fan_scale_as(&how->scale, j.last, factor);
         j.factor = factor;
     }
-    j.fold = n <= MANY_AT_ONCE && fan_nditer_whole(&j.iter, out, 0, out->size) ? one_loop(out, in, n) : NULL;
+    j.fold = n <= MANY_AT_ONCE && fan_nditer_whole(&j.iter, out, 0, out->size) ? sum_one_loop(out, in, n) : NULL;
     for (size_t k = 0; j.fold && k < n; k++)
         if (!fan_nditer_whole(&j.iter, in[k].array, 0, out->size))
             j.fold = NULL;

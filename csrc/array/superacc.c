@@ -77,9 +77,9 @@ void fan__superacc_add(uint64_t *w, const fan_exact_kind *k, double x)
     }
 }
 
-/* rounded: returns m * 2^(E - 63) (the top bit of m is set), and a little more if `more`, as a float64: rounded to
- * nearest even, or to odd. */
-static double rounded(bool minus, uint64_t m, int64_t E, bool more, bool odd)
+/* superacc_rounded: returns m * 2^(E - 63) (the top bit of m is set), and a little more if `more`, as a float64:
+ * rounded to nearest even, or to odd. */
+static double superacc_rounded(bool minus, uint64_t m, int64_t E, bool more, bool odd)
 {
     uint64_t u;
     if (E > 1023) {
@@ -146,7 +146,7 @@ double fan__superacc_value(const uint64_t *w, const fan_exact_kind *k, const dou
     }
     for (int i = high - 2; i >= 0; i--)
         more |= mag[i] != 0;
-    return rounded(minus, m, E + 64 * high + 63 - lead, more, odd && !FAN_FAULT(EXACT_NO_ODD));
+    return superacc_rounded(minus, m, E + 64 * high + 63 - lead, more, odd && !FAN_FAULT(EXACT_NO_ODD));
 }
 
 bool fan__superacc_special(const uint64_t *w, const fan_exact_kind *k) { return (int64_t)w[k->limbs - 1] <= NO_NUMBER; }

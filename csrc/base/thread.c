@@ -62,8 +62,8 @@ uint64_t fan_thread_id(void)
     return id_here;
 }
 
-/* new_number: a scheduled thread numbers its own mutexes, so the numbers do not depend on other threads. */
-static uint64_t new_number(void)
+/* mutex_new_number: a scheduled thread numbers its own mutexes, so the numbers do not depend on other threads. */
+static uint64_t mutex_new_number(void)
 {
     const fan_thread_hooks *h = hooks_here;
     return h && h->name ? h->name(h->ctx) : atomic_fetch_add(&last_mutex, 1) + 1;
@@ -71,7 +71,7 @@ static uint64_t new_number(void)
 
 int fan_mutex_init(fan_mutex *m)
 {
-    m->id = new_number();
+    m->id = mutex_new_number();
     return pthread_mutex_init(&m->m, NULL) ? -1 : 0;
 }
 
@@ -81,7 +81,7 @@ void fan_mutex_renew(fan_mutex *m)
 {
     /* Without hooks the two lives of the mutex need no different numbers. */
     if (atomic_load_explicit(&hooks_ever, memory_order_relaxed))
-        m->id = new_number();
+        m->id = mutex_new_number();
 }
 
 void fan_mutex_fini(fan_mutex *m) { (void)pthread_mutex_destroy(&m->m); }
@@ -122,8 +122,8 @@ void fan_touch_thing(fan_thing thing, uint64_t id, fan_touch how)
         h->touch(h->ctx, thing, id, how);
 }
 
-/* seize: locks the mutex; never blocks this OS thread while the scheduler can run the holder. */
-static void seize(fan_mutex *m, const fan_thread_hooks *h)
+/* mutex_seize: locks the mutex; never blocks this OS thread while the scheduler can run the holder. */
+static void mutex_seize(fan_mutex *m, const fan_thread_hooks *h)
 {
     while (pthread_mutex_trylock(&m->m)) {
         if (!h->wait || !h->wait(h->ctx, m->id)) {
@@ -135,7 +135,7 @@ static void seize(fan_mutex *m, const fan_thread_hooks *h)
         h->locked(h->ctx, m->id);
 }
 
-static void release(fan_mutex *m, const fan_thread_hooks *h)
+static void mutex_release(fan_mutex *m, const fan_thread_hooks *h)
 {
     if (h->unlocking)
         h->unlocking(h->ctx, m->id);
@@ -151,7 +151,7 @@ void fan_mutex_lock(fan_mutex *m)
     }
     if (h->yield)
         h->yield(h->ctx);
-    seize(m, h);
+    mutex_seize(m, h);
 }
 
 void fan_mutex_unlock(fan_mutex *m)
@@ -161,7 +161,7 @@ void fan_mutex_unlock(fan_mutex *m)
         (void)pthread_mutex_unlock(&m->m);
         return;
     }
-    release(m, h);
+    mutex_release(m, h);
     if (h->yield)
         h->yield(h->ctx);
 }
@@ -175,8 +175,8 @@ int fan_cond_init(fan_cond *c)
 
 void fan_cond_fini(fan_cond *c) { (void)pthread_cond_destroy(&c->c); }
 
-/* doze: waits on the condition with a timeout, so that a waiter can check for signals in between. */
-static void doze(fan_cond *c, fan_mutex *m)
+/* cond_doze: waits on the condition with a timeout, so that a waiter can check for signals in between. */
+static void cond_doze(fan_cond *c, fan_mutex *m)
 {
     struct timespec until;
     (void)clock_gettime(CLOCK_REALTIME, &until);
@@ -194,7 +194,7 @@ void fan_cond_wait(fan_cond *c, fan_mutex *m)
     if (!h || !h->wait) {
         if (h && h->unlocking)
             h->unlocking(h->ctx, m->id);
-        doze(c, m);
+        cond_doze(c, m);
         if (h && h->locked)
             h->locked(h->ctx, m->id);
         return;
@@ -203,14 +203,14 @@ void fan_cond_wait(fan_cond *c, fan_mutex *m)
      * it. */
     uint_fast64_t seen = atomic_load(&c->calls);
     atomic_store(&c->mutex, m->id);
-    release(m, h);
+    mutex_release(m, h);
     bool acted = h->wait(h->ctx, m->id);
-    seize(m, h);
+    mutex_seize(m, h);
     if (acted || atomic_load(&c->calls) != seen)
         return;
     if (h->unlocking)
         h->unlocking(h->ctx, m->id);
-    doze(c, m);
+    cond_doze(c, m);
     if (h->locked)
         h->locked(h->ctx, m->id);
 }

@@ -22,7 +22,7 @@ static int queued, idle, alive;
 static bool over;     /* the process ends: start no more threads */
 static bool prepared; /* the handlers of fork and exit are installed */
 
-static fan_thread_job *unlink_first(void)
+static fan_thread_job *thread_pool_unlink_first(void)
 {
     fan_thread_job *job = first;
     first = job->next;
@@ -30,8 +30,9 @@ static fan_thread_job *unlink_first(void)
     return job;
 }
 
-/* serve_one: called and returns with the lock held; the job's memory may be invalid once its work has begun. */
-static void serve_one(fan_thread_job *job)
+/* thread_pool_serve_one: called and returns with the lock held; the job's memory may be invalid once its work has
+ * begun. */
+static void thread_pool_serve_one(fan_thread_job *job)
 {
     const fan_thread_job mine = *job;
     bool go = true;
@@ -52,13 +53,13 @@ static void serve_one(fan_thread_job *job)
     (void)pthread_mutex_lock(&lock);
 }
 
-static void *serve(void *nothing)
+static void *thread_pool_serve(void *nothing)
 {
     const unsigned process = fan_process();
     (void)pthread_mutex_lock(&lock);
     while (!over && fan_process() == process) {
         if (first) {
-            serve_one(unlink_first());
+            thread_pool_serve_one(thread_pool_unlink_first());
             continue;
         }
         idle++;
@@ -92,8 +93,8 @@ static void in_child(void)
 
 static fan_fork pool_fork = {.child = in_child};
 
-/* one_more: starts a thread; the lock is held. */
-static bool one_more(void)
+/* thread_pool_one_more: starts a thread; the lock is held. */
+static bool thread_pool_one_more(void)
 {
     sigset_t all, before;
     pthread_attr_t how;
@@ -108,7 +109,7 @@ static bool one_more(void)
     good = pthread_attr_setdetachstate(&how, PTHREAD_CREATE_DETACHED) == 0 &&
            pthread_sigmask(SIG_SETMASK, &all, &before) == 0; /* the new thread inherits the mask */
     if (good) {
-        good = pthread_create(&thread, &how, serve, NULL) == 0;
+        good = pthread_create(&thread, &how, thread_pool_serve, NULL) == 0;
         (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
     }
     (void)pthread_attr_destroy(&how);
@@ -116,11 +117,11 @@ static bool one_more(void)
     return good;
 }
 
-/* put: appends the job if there is a thread for it; the lock is held. */
-static bool put(fan_thread_job *job)
+/* thread_pool_put: appends the job if there is a thread for it; the lock is held. */
+static bool thread_pool_put(fan_thread_job *job)
 {
     fan_thread_job **at = &first;
-    if (over || (queued + 1 > idle && !one_more()))
+    if (over || (queued + 1 > idle && !thread_pool_one_more()))
         return false;
     while (*at)
         at = &(*at)->next;
@@ -140,7 +141,7 @@ bool fan_thread_job_start(fan_thread_job *job)
     if (job->hooks.spawn && (job->number = job->hooks.spawn(job->hooks.ctx)) < 0)
         return false;
     (void)pthread_mutex_lock(&lock);
-    good = put(job);
+    good = thread_pool_put(job);
     (void)pthread_mutex_unlock(&lock);
     if (!good && job->hooks.spawn)
         job->hooks.leave(job->hooks.ctx, job->number);

@@ -24,7 +24,7 @@ static _Thread_local fan_trace *innermost;
 static _Thread_local fan_trace_work at_work;
 atomic_int fan_traces;
 
-static void drop(fan_trace *t)
+static void trace_drop(fan_trace *t)
 {
     if (atomic_fetch_sub(&t->refs, 1) > 1)
         return;
@@ -53,7 +53,7 @@ fan_trace *fan_trace_new(size_t capacity)
 }
 
 /* unlink: removes `t` from this thread's list; false if it is not in it. */
-static bool unlink_here(fan_trace *t)
+static bool trace_unlink(fan_trace *t)
 {
     for (fan_trace **at = &innermost; *at; at = &(*at)->outer) {
         if (*at == t) {
@@ -62,19 +62,19 @@ static bool unlink_here(fan_trace *t)
             atomic_store(&t->closed, false);
             atomic_store(&t->on, false);
             atomic_fetch_sub(&fan_traces, 1);
-            drop(t);
+            trace_drop(t);
             return true;
         }
     }
     return false;
 }
 
-static void sweep(void)
+static void trace_sweep(void)
 {
     for (fan_trace *t = innermost, *outer; t; t = outer) {
         outer = t->outer;
         if (atomic_load_explicit(&t->closed, memory_order_acquire))
-            unlink_here(t);
+            trace_unlink(t);
     }
 }
 
@@ -83,12 +83,12 @@ void fan_trace_free(fan_trace *t)
     if (!t)
         return;
     fan_trace_end(t);
-    drop(t);
+    trace_drop(t);
 }
 
 void fan_trace_begin(fan_trace *t)
 {
-    sweep();
+    trace_sweep();
     if (atomic_exchange(&t->on, true))
         return;
     atomic_fetch_add(&t->refs, 1);
@@ -99,7 +99,7 @@ void fan_trace_begin(fan_trace *t)
 
 void fan_trace_end(fan_trace *t)
 {
-    if (!unlink_here(t) && atomic_load(&t->on))
+    if (!trace_unlink(t) && atomic_load(&t->on))
         atomic_store_explicit(&t->closed, true, memory_order_release);
 }
 
@@ -107,7 +107,7 @@ bool fan_trace_on(void)
 {
     if (!innermost)
         return false;
-    sweep();
+    trace_sweep();
     return innermost != NULL;
 }
 

@@ -50,7 +50,7 @@ static void take_tasks(void (*work)(void *, size_t), void *ctx, size_t tasks)
         work(ctx, i);
 }
 
-static void *help(void *nothing)
+static void *workers_help(void *nothing)
 {
     unsigned long seen = 0;
     pthread_mutex_lock(&lock);
@@ -74,8 +74,8 @@ static void *help(void *nothing)
     return nothing;
 }
 
-/* end: call with `turn` held. */
-static void end(void)
+/* workers_end: call with `turn` held. */
+static void workers_end(void)
 {
     pthread_mutex_lock(&lock);
     ending = true;
@@ -90,16 +90,16 @@ static void end(void)
     pthread_mutex_unlock(&lock);
 }
 
-static void at_exit(void)
+static void workers_at_exit(void)
 {
     pthread_mutex_lock(&turn);
     over = true;
-    end();
+    workers_end();
     pthread_mutex_unlock(&turn);
 }
 
 /* In the child: initializes the locks again. */
-static void in_child(void)
+static void workers_in_child(void)
 {
     (void)pthread_mutex_init(&turn, NULL);
     (void)pthread_mutex_init(&lock, NULL);
@@ -110,15 +110,15 @@ static void in_child(void)
     inside = 0;
 }
 
-static fan_fork workers_fork = {.child = in_child};
+static fan_fork workers_fork = {.child = workers_in_child};
 
-/* grow: starts helpers up to `want`; call with `turn` held. */
-static void grow(int want)
+/* workers_grow: starts helpers up to `want`; call with `turn` held. */
+static void workers_grow(int want)
 {
     if (over)
         return;
     if (!prepared) {
-        if (fan_fork_add(&workers_fork) || atexit(at_exit))
+        if (fan_fork_add(&workers_fork) || atexit(workers_at_exit))
             return; /* without the handlers, start no helper */
         prepared = true;
     }
@@ -127,13 +127,13 @@ static void grow(int want)
     if (pthread_sigmask(SIG_SETMASK, &all, &before)) /* helpers inherit the mask */
         return;
     int n = atomic_load(&alive);
-    while (n < want && pthread_create(&helper[n], NULL, help, NULL) == 0)
+    while (n < want && pthread_create(&helper[n], NULL, workers_help, NULL) == 0)
         n++;
     atomic_store(&alive, n);
     (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
-static int processors(void)
+static int workers_processors(void)
 {
 #ifdef __linux__
     cpu_set_t set;
@@ -151,7 +151,7 @@ int fan_workers_get(void)
     int n = fan_workers_chosen();
     if (n)
         return n;
-    n = processors();
+    n = workers_processors();
     return n < DEFAULT_MOST ? n : DEFAULT_MOST;
 }
 
@@ -165,7 +165,7 @@ void fan_workers_set(int threads)
     pthread_mutex_lock(&turn);
     atomic_store_explicit(&chosen, threads, memory_order_relaxed);
     if (atomic_load(&alive) >= fan_workers_get())
-        end();
+        workers_end();
     pthread_mutex_unlock(&turn);
 }
 
@@ -180,7 +180,7 @@ void fan_workers_run(size_t tasks, void (*work)(void *ctx, size_t task), void *c
         return;
     }
     if (atomic_load(&alive) < want)
-        grow(want);
+        workers_grow(want);
     pthread_mutex_lock(&lock);
     work_now = work;
     ctx_now = ctx;

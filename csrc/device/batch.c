@@ -105,9 +105,9 @@ uint64_t fan_batch_bytes(const fan_batch *b) { return b->bytes; }
 
 /* ---- may they go together? ---- */
 
-/* independent: returns whether no job accesses memory that another one writes. `room`: memory for the extents of all
- * operands and results. */
-static bool independent(const fan_job *jobs, size_t n, fan_extent_entry *room)
+/* batch_independent: returns whether no job accesses memory that another one writes. `room`: memory for the extents of
+ * all operands and results. */
+static bool batch_independent(const fan_job *jobs, size_t n, fan_extent_entry *room)
 {
     fan_extents e = {room, 0};
     for (size_t i = 0; i < n; i++) {
@@ -141,7 +141,7 @@ static void one_by_one(fan_batch *b, fan_stream *s, group *g)
 static void group_run(fan_batch *b, fan_stream *s, group *g, fan_extent_entry *room)
 {
     const fan_backend *backend = s->device->backend;
-    if (g->n > 1 && backend->run_many && (independent(g->jobs, g->n, room) || FAN_FAULT(BATCH_DEPENDENT))) {
+    if (g->n > 1 && backend->run_many && (batch_independent(g->jobs, g->n, room) || FAN_FAULT(BATCH_DEPENDENT))) {
         for (size_t i = 0; i < g->n && b->status == FAN_OK; i++)
             b->status = fan_job_check(&g->jobs[i], &b->err);
         fan_yield();

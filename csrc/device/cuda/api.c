@@ -15,7 +15,7 @@ typedef fan_cu_result get_address(const char *name, void **out, int version, uin
 typedef fan_cu_result get_address_v2(const char *name, void **out, int version, uint64_t flags, int *status);
 
 /* POSIX guarantees that a function's address may be copied from an object pointer. */
-static void *symbol(void *library, const char *name) { return dlsym(library, name); }
+static void *api_symbol(void *library, const char *name) { return dlsym(library, name); }
 
 typedef struct finder {
     void *library;
@@ -23,7 +23,7 @@ typedef struct finder {
     get_address_v2 *get2;
 } finder;
 
-static void *find(const finder *f, const char *name, const char *suffix, int version)
+static void *api_find(const finder *f, const char *name, const char *suffix, int version)
 {
     char full[64];
     void *p = NULL;
@@ -35,20 +35,20 @@ static void *find(const finder *f, const char *name, const char *suffix, int ver
     if (f->get || f->get2) /* a function that it lacks for this version does not exist */
         return NULL;
     snprintf(full, sizeof full, "%s%s", name, suffix);
-    return symbol(f->library, full);
+    return api_symbol(f->library, full);
 }
 
 static void find_all(fan_cuda_api *api)
 {
     finder f = {.library = api->library};
-    void *p = symbol(api->library, "cuGetProcAddress_v2");
+    void *p = api_symbol(api->library, "cuGetProcAddress_v2");
     memcpy(&f.get2, &p, sizeof p);
-    p = symbol(api->library, "cuGetProcAddress");
+    p = api_symbol(api->library, "cuGetProcAddress");
     memcpy(&f.get, &p, sizeof p);
     for (int i = 0; i < FAN_CUDA_FEATURES; i++)
         api->has[i] = true;
 #define X(name, suffix, version, feature, parameters)      \
-    p = find(&f, "cu" #name, suffix, version);             \
+    p = api_find(&f, "cu" #name, suffix, version);         \
     memcpy(&api->name, &p, sizeof p);                      \
     if (!p) {                                              \
         api->has[FAN_CUDA_##feature] = false;              \
@@ -59,8 +59,8 @@ static void find_all(fan_cuda_api *api)
 #undef X
 }
 
-/* advice: returns what to do about a code of cuInit. */
-static const char *advice(fan_cu_result code)
+/* api_advice: returns what to do about a code of cuInit. */
+static const char *api_advice(fan_cu_result code)
 {
     switch (code) {
     case 34:
@@ -121,7 +121,7 @@ fan_status fan_cuda_api_open(fan_cuda_api *api, const char *path, fan_error *err
         return fan_fail_code(err, FAN_ERR_DEVICE, code,
                              "cuInit failed: %s (%s, CUDA %d.%d; fanin needs 11.0 or later); %s",
                              fan_cuda_text(api, code, text, sizeof text), api->path, api->version / 1000,
-                             api->version % 1000 / 10, advice(code));
+                             api->version % 1000 / 10, api_advice(code));
     return FAN_OK;
 }
 

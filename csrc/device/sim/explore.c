@@ -108,8 +108,8 @@ bool fan_explore_begin(fan_explore *x)
     return true;
 }
 
-/* note: appends the choice to the schedule. */
-static int note(fan_explore *x, int actor)
+/* explore_note: appends the choice to the schedule. */
+static int explore_note(fan_explore *x, int actor)
 {
     if (fan_grow((void **)&x->order, &x->order_cap, x->depth + 1, 1)) {
         x->status = FAN_ERR_NOMEM;
@@ -119,7 +119,7 @@ static int note(fan_explore *x, int actor)
     return actor;
 }
 
-static int follow(fan_explore *x, uint32_t enabled)
+static int explore_follow(fan_explore *x, uint32_t enabled)
 {
     size_t n = strlen(x->script);
     if (x->depth >= n)
@@ -141,7 +141,7 @@ static int follow_answer(fan_explore *x, int n)
     return answer < n ? answer : 0;
 }
 
-static int sample(fan_explore *x, uint32_t enabled)
+static int explore_sample(fan_explore *x, uint32_t enabled)
 {
     if (x->rank[0] == 0) {
         int skip = (int)(fan_rng(&x->random) % (uint64_t)bits_in(enabled));
@@ -159,8 +159,8 @@ static int sample(fan_explore *x, uint32_t enabled)
     return best;
 }
 
-/* last_step: returns the node at which the current step was chosen, or NULL. */
-static fan__explore_node *last_step(fan_explore *x)
+/* explore_last_step: returns the node at which the current step was chosen, or NULL. */
+static fan__explore_node *explore_last_step(fan_explore *x)
 {
     size_t i = x->n;
     while (i > 0 && x->nodes[i - 1].answer)
@@ -168,16 +168,16 @@ static fan__explore_node *last_step(fan_explore *x)
     return i > 0 ? &x->nodes[i - 1] : NULL;
 }
 
-/* extend: appends a node to the path: actors asleep or done at the last one stay asleep unless its last step conflicts
- * with theirs. */
-static fan__explore_node *extend(fan_explore *x, uint32_t enabled)
+/* explore_extend: appends a node to the path: actors asleep or done at the last one stay asleep unless its last step
+ * conflicts with theirs. */
+static fan__explore_node *explore_extend(fan_explore *x, uint32_t enabled)
 {
     if (fan_grow((void **)&x->nodes, &x->cap, x->n + 1, sizeof *x->nodes))
         return NULL;
     fan__explore_node *new_ = &x->nodes[x->n];
     memset(new_, 0, sizeof *new_);
     new_->enabled = enabled;
-    const fan__explore_node *last = x->reduce ? last_step(x) : NULL;
+    const fan__explore_node *last = x->reduce ? explore_last_step(x) : NULL;
     if (last) {
         uint32_t sleepers = last->asleep | last->done;
         for (int a = 0; a < FAN_EXPLORE_ACTORS; a++)
@@ -195,17 +195,17 @@ int fan_explore_choose(fan_explore *x, uint32_t enabled)
     if (x->status != FAN_OK)
         return FAN_EXPLORE_NONE;
     if (x->now == REPLAY)
-        return note(x, follow(x, enabled));
+        return explore_note(x, explore_follow(x, enabled));
     if (x->now == SAMPLE)
-        return note(x, sample(x, enabled));
+        return explore_note(x, explore_sample(x, enabled));
     if (x->depth < x->n) {
         const fan__explore_node *at = &x->nodes[x->depth];
         if (at->enabled == enabled && !at->answer)
-            return note(x, at->chosen);
+            return explore_note(x, at->chosen);
         x->strayed = true;
-        return note(x, enabled >> at->chosen & 1 ? at->chosen : lowest_bit(enabled));
+        return explore_note(x, enabled >> at->chosen & 1 ? at->chosen : lowest_bit(enabled));
     }
-    fan__explore_node *at = extend(x, enabled);
+    fan__explore_node *at = explore_extend(x, enabled);
     fan__print *f = at ? fan__print_take(x) : NULL;
     if (!f) {
         x->status = FAN_ERR_NOMEM;
@@ -220,7 +220,7 @@ int fan_explore_choose(fan_explore *x, uint32_t enabled)
     at->chosen = lowest_bit(awake);
     at->of[at->chosen] = f;
     x->n++;
-    return note(x, at->chosen);
+    return explore_note(x, at->chosen);
 }
 
 int fan_explore_pick(fan_explore *x, int n)
@@ -241,7 +241,7 @@ int fan_explore_pick(fan_explore *x, int n)
     } else {
         x->nodes[x->n++] = (fan__explore_node){.enabled = (UINT32_C(1) << n) - 1, .answer = true};
     }
-    return note(x, FAN_ANSWER + answer) < 0 ? FAN_EXPLORE_NONE : answer;
+    return explore_note(x, FAN_ANSWER + answer) < 0 ? FAN_EXPLORE_NONE : answer;
 }
 
 fan_status fan_explore_touched(fan_explore *x, uint64_t object, fan_touch how)
@@ -251,7 +251,7 @@ fan_status fan_explore_touched(fan_explore *x, uint64_t object, fan_touch how)
     /* Only the last step of the path is new; earlier ones had the same accesses when they first ran. */
     if (x->now != SEARCH || x->depth == 0 || x->depth != x->n)
         return FAN_OK;
-    const fan__explore_node *at = last_step(x);
+    const fan__explore_node *at = explore_last_step(x);
     if (!at) /* before the first step no other actor runs */
         return FAN_OK;
     fan__print *f = at->of[at->chosen];
@@ -267,8 +267,8 @@ fan_status fan_explore_touched(fan_explore *x, uint64_t object, fan_touch how)
     return FAN_OK;
 }
 
-/* forget: drops the search so far: the next run is a first run again. */
-static void forget(fan_explore *x)
+/* explore_forget: drops the search so far: the next run is a first run again. */
+static void explore_forget(fan_explore *x)
 {
     for (size_t i = 0; i < x->n; i++)
         for (int a = 0; a < FAN_EXPLORE_ACTORS; a++)
@@ -300,7 +300,7 @@ void fan_explore_end(fan_explore *x)
     }
     /* Back to the last node with an untried actor; to the very first if all must be searched again. */
     if (x->again)
-        forget(x);
+        explore_forget(x);
     while (x->n > 0) {
         fan__explore_node *last = &x->nodes[x->n - 1];
         last->done |= UINT32_C(1) << last->chosen;

@@ -115,7 +115,7 @@ fan_give_up fan_host_sched_given_up(const fan_host_sched *t)
 
 /* ---- which actors may act, and which one does; the lock is held ---- */
 
-static int holder(const fan_host_sched *t, uint64_t mutex)
+static int sched_holder(const fan_host_sched *t, uint64_t mutex)
 {
     for (size_t i = 0; i < t->nheld; i++)
         if (t->held[i].mutex == mutex)
@@ -127,10 +127,10 @@ static bool can_act(const fan_host_sched *t, const actor *a)
 {
     if (a->state == NEW || a->state == READY)
         return a->asked < FAN_ASKS || fan_host_sched_given_up(t) != FAN_GOING;
-    return a->state == WAITING && holder(t, a->mutex) == NOBODY && (!a->condition || a->woken);
+    return a->state == WAITING && sched_holder(t, a->mutex) == NOBODY && (!a->condition || a->woken);
 }
 
-static uint32_t enabled(const fan_host_sched *t)
+static uint32_t sched_enabled(const fan_host_sched *t)
 {
     uint32_t mask = 0;
     for (int i = 0; i < t->n; i++)
@@ -139,7 +139,7 @@ static uint32_t enabled(const fan_host_sched *t)
     return mask;
 }
 
-static int lowest(uint32_t mask)
+static int sched_lowest(uint32_t mask)
 {
     int i = 0;
     while (!(mask >> i & 1))
@@ -154,11 +154,11 @@ static int by_seed(fan_host_sched *t, uint32_t mask)
         skip++;
     for (skip = fan_rng(&t->random) % skip; skip > 0; skip--)
         mask &= mask - 1;
-    return lowest(mask);
+    return sched_lowest(mask);
 }
 
-/* give_up: ends the run; actors that have not started never do. */
-static void give_up(fan_host_sched *t, fan_give_up how)
+/* sched_give_up: ends the run; actors that have not started never do. */
+static void sched_give_up(fan_host_sched *t, fan_give_up how)
 {
     atomic_store(&t->given_up, (int)how);
     for (int i = 0; i < t->n; i++)
@@ -168,7 +168,7 @@ static void give_up(fan_host_sched *t, fan_give_up how)
         }
 }
 
-static void explain(fan_host_sched *t)
+static void sched_explain(fan_host_sched *t)
 {
     t->text[0] = '\0';
     fan_append(t->text, sizeof t->text, "deadlock:");
@@ -182,7 +182,7 @@ static void explain(fan_host_sched *t)
             sep = "; ";
         if (a->state != WAITING)
             continue;
-        int other = holder(t, a->mutex);
+        int other = sched_holder(t, a->mutex);
         fan_append(t->text, sizeof t->text, "%shost thread %d%s%s%s waits for ", sep, i, a->call_site[0] ? " (" : "",
                    a->call_site, a->call_site[0] ? ")" : "");
         if (other == NOBODY)
@@ -193,7 +193,7 @@ static void explain(fan_host_sched *t)
     }
 }
 
-static int note(fan_host_sched *t, int choice)
+static int sched_note(fan_host_sched *t, int choice)
 {
     if (fan_grow((void **)&t->order, &t->order_cap, t->norder + 1, 1) == 0)
         t->order[t->norder++] = (unsigned char)choice;
@@ -202,8 +202,9 @@ static int note(fan_host_sched *t, int choice)
 
 #define LATELY 1000
 
-/* endless: gives up when the limit of choices is reached, with a text about the actors that made the last ones. */
-static void endless(fan_host_sched *t)
+/* sched_endless: gives up when the limit of choices is reached, with a text about the actors that made the last ones.
+ */
+static void sched_endless(fan_host_sched *t)
 {
     size_t acted[FAN_ACTORS] = {0}, from = t->norder > LATELY ? t->norder - LATELY : 0;
     for (size_t i = from; i < t->norder; i++)
@@ -215,23 +216,23 @@ static void endless(fan_host_sched *t)
         if (acted[i])
             fan_append(t->text, sizeof t->text, ", host thread %d took %zu", i, acted[i]);
     fan_append(t->text, sizeof t->text, "): a thread that waits forever, or a scenario that needs more steps (steps=)");
-    give_up(t, FAN_DEADLOCKED);
+    sched_give_up(t, FAN_DEADLOCKED);
 }
 
-/* hand_on: chooses the next actor, and wakes it. */
-static void hand_on(fan_host_sched *t)
+/* sched_hand_on: chooses the next actor, and wakes it. */
+static void sched_hand_on(fan_host_sched *t)
 {
     t->turn = NOBODY;
     if (t->limit && t->norder >= t->limit && fan_host_sched_given_up(t) == FAN_GOING)
-        endless(t);
-    uint32_t mask = enabled(t);
+        sched_endless(t);
+    uint32_t mask = sched_enabled(t);
     if (mask && atomic_load(&t->given_up) == FAN_GOING) {
         int next = t->hooks.choose ? t->hooks.choose(t->hooks.ctx, mask) : by_seed(t, mask);
         if (next < 0 || next >= t->n || !(mask >> next & 1)) {
-            give_up(t, FAN_ABANDONED);
-            mask = enabled(t);
+            sched_give_up(t, FAN_ABANDONED);
+            mask = sched_enabled(t);
         } else {
-            (void)note(t, next);
+            (void)sched_note(t, next);
             mask = UINT32_C(1) << next;
             for (int i = 0; i < t->n; i++)
                 if (i != next)
@@ -243,15 +244,15 @@ static void hand_on(fan_host_sched *t)
         for (int i = 0; i < t->n; i++)
             left |= t->actors[i].state != ENDED;
         if (left && atomic_load(&t->given_up) == FAN_GOING) {
-            explain(t);
-            give_up(t, FAN_DEADLOCKED);
+            sched_explain(t);
+            sched_give_up(t, FAN_DEADLOCKED);
         }
-        mask = enabled(t); /* an actor whose query failed may continue now */
+        mask = sched_enabled(t); /* an actor whose query failed may continue now */
         for (int i = 0; i < t->n && !mask; i++) {
             actor *a = &t->actors[i];
             if (a->state == WAITING && a->condition && !a->freed) {
                 a->woken = a->freed = true;
-                mask = enabled(t);
+                mask = sched_enabled(t);
             }
         }
     }
@@ -260,13 +261,13 @@ static void hand_on(fan_host_sched *t)
         (void)pthread_cond_broadcast(&t->done);
         return;
     }
-    t->turn = lowest(mask);
+    t->turn = sched_lowest(mask);
     (void)pthread_cond_broadcast(&t->actors[t->turn].go);
 }
 
-/* await: waits until the actor is chosen: true; or until others have ended it: false. Called with the lock held;
+/* sched_await: waits until the actor is chosen: true; or until others have ended it: false. Called with the lock held;
  * releases it, and the frontend's own, while it waits. */
-static bool await(fan_host_sched *t, actor *a)
+static bool sched_await(fan_host_sched *t, actor *a)
 {
     int me = (int)(a - t->actors);
     if (t->turn != me && a->state != ENDED) {
@@ -330,7 +331,7 @@ size_t fan_host_sched_count(fan_host_sched *t)
 bool fan_host_sched_begin(fan_host_sched *t, int me)
 {
     (void)pthread_mutex_lock(&t->lock);
-    bool go = me >= 0 && me < t->n && await(t, &t->actors[me]);
+    bool go = me >= 0 && me < t->n && sched_await(t, &t->actors[me]);
     (void)pthread_mutex_unlock(&t->lock);
     return go;
 }
@@ -349,8 +350,8 @@ void fan_host_sched_yield(fan_host_sched *t, int me)
         return;
     (void)pthread_mutex_lock(&t->lock);
     t->actors[me].state = READY;
-    hand_on(t);
-    (void)await(t, &t->actors[me]);
+    sched_hand_on(t);
+    (void)sched_await(t, &t->actors[me]);
     (void)pthread_mutex_unlock(&t->lock);
 }
 
@@ -360,11 +361,11 @@ void fan_host_sched_wait(fan_host_sched *t, int me, uint64_t mutex, const char *
     actor *a = &t->actors[me];
     a->state = WAITING;
     a->mutex = mutex;
-    a->condition = holder(t, mutex) == NOBODY;
+    a->condition = sched_holder(t, mutex) == NOBODY;
     a->woken = false;
     snprintf(a->call_site, sizeof a->call_site, "%s", call_site);
-    hand_on(t);
-    (void)await(t, a);
+    sched_hand_on(t);
+    (void)sched_await(t, a);
     (void)pthread_mutex_unlock(&t->lock);
 }
 
@@ -420,7 +421,7 @@ int fan_host_sched_pick(fan_host_sched *t, int n)
     if (t->hooks.pick && fan_host_sched_given_up(t) == FAN_GOING)
         answer = t->hooks.pick(t->hooks.ctx, n);
     if (answer >= 0)
-        (void)note(t, FAN_ANSWER + answer);
+        (void)sched_note(t, FAN_ANSWER + answer);
     (void)pthread_mutex_unlock(&t->lock);
     return answer;
 }
@@ -441,8 +442,8 @@ int fan_host_sched_break(fan_host_sched *t, const char *text)
     int who = t->turn;
     if (who >= 0 && t->actors[who].state == ACTING && fan_host_sched_given_up(t) == FAN_GOING) {
         snprintf(t->text, sizeof t->text, "%s", text);
-        give_up(t, FAN_DEADLOCKED);
-        hand_on(t);
+        sched_give_up(t, FAN_DEADLOCKED);
+        sched_hand_on(t);
     } else {
         who = NOBODY;
     }
@@ -457,7 +458,7 @@ void fan_host_sched_end(fan_host_sched *t, int me)
     if (me >= 0 && me < t->n)
         t->actors[me].state = ENDED;
     if (mine)
-        hand_on(t);
+        sched_hand_on(t);
     (void)pthread_mutex_unlock(&t->lock);
 }
 
@@ -466,7 +467,7 @@ fan_status fan_host_sched_join(fan_host_sched *t, fan_error *err)
     fan_status status = FAN_OK;
     (void)pthread_mutex_lock(&t->lock);
     t->over = false;
-    hand_on(t);
+    sched_hand_on(t);
     fan_host_sched_hooks h = t->hooks;
     bool let_go = !t->over && h.before_block;
     void *before = NULL;

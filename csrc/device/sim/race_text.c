@@ -38,9 +38,9 @@ static void site_text(const fan_op *op, const char *before, char *buf, size_t si
         fan_append(buf, size, "%s%s", before, op->call_site);
 }
 
-/* who: writes an operation with its lane and line: "'mul' (stream 1 of sim:0, train.py:28)", "the host
+/* race_text_operation: writes an operation with its lane and line: "'mul' (stream 1 of sim:0, train.py:28)", "the host
  * (train.py:33)". */
-static void who(const fan_sim *m, const fan_op *op, char *buf, size_t size)
+static void race_text_operation(const fan_sim *m, const fan_op *op, char *buf, size_t size)
 {
     char text[64];
     buf[0] = '\0';
@@ -57,9 +57,9 @@ static void who(const fan_sim *m, const fan_op *op, char *buf, size_t size)
     fan_append(buf, size, ")");
 }
 
-/* missing: writes the wait that would order the two, as a call that works wherever their streams are available: any
- * code may queue to a stream. */
-static void missing(const fan_sim *m, const fan_race *r, char *buf, size_t size)
+/* race_text_missing: writes the wait that would order the two, as a call that works wherever their streams are
+ * available: any code may queue to a stream. */
+static void race_text_missing(const fan_sim *m, const fan_race *r, char *buf, size_t size)
 {
     char a[64], b[64], first[64], second[64];
     bool host1 = on_host(&r->first), host2 = on_host(&r->second);
@@ -92,8 +92,8 @@ void fan__sim_race_text(fan_sim *m, const fan_race *r, char *buf, size_t size)
             device = i;
     if (device >= 0)
         snprintf(where, sizeof where, "sim:%d", device);
-    who(m, &r->first, first, sizeof first);
-    who(m, &r->second, second, sizeof second);
+    race_text_operation(m, &r->first, first, sizeof first);
+    race_text_operation(m, &r->second, second, sizeof second);
     buf[0] = '\0';
     fan_append(buf, size, "race on %llu byte%s of %s: ", (unsigned long long)(r->hi - r->lo), FAN_PLURAL(r->hi - r->lo),
                where);
@@ -124,5 +124,5 @@ void fan__sim_race_text(fan_sim *m, const fan_race *r, char *buf, size_t size)
     }
     fan_append(buf, size, "%s %s what %s %s: nothing orders them; missing: ", second,
                r->second_writes ? "writes" : "reads", first, r->first_writes ? "wrote" : "reads");
-    missing(m, r, buf, size);
+    race_text_missing(m, r, buf, size);
 }
