@@ -15,8 +15,10 @@ static PyObject *cuda_use(PyObject *Py_UNUSED(module), PyObject *path)
         return PyErr_NoMemory();
     if (copy)
         memcpy(copy, given, strlen(given) + 1);
-    Py_BEGIN_ALLOW_THREADS fan_driver_use(copy);
-    Py_END_ALLOW_THREADS Py_RETURN_NONE;
+    Py_BEGIN_ALLOW_THREADS
+        fan_driver_use(copy);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
 }
 
 static int put_kernels(PyObject *kernels, int index, const char *words)
@@ -68,8 +70,11 @@ static PyObject *cuda_info(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none
     fan_error err = {0};
     fan_status status;
     PyObject *made;
-    Py_BEGIN_ALLOW_THREADS status = fan_driver_open(&c, &err);
-    Py_END_ALLOW_THREADS if (status != FAN_OK) return Py_BuildValue("{s:s,s:i}", "why", err.text, "code", err.code);
+    Py_BEGIN_ALLOW_THREADS
+        status = fan_driver_open(&c, &err);
+    Py_END_ALLOW_THREADS
+    if (status != FAN_OK)
+        return Py_BuildValue("{s:s,s:i}", "why", err.text, "code", err.code);
     made = describe_cuda(fan_cuda_driver(c), c);
     fan_cuda_drop(c);
     return made;
@@ -119,11 +124,13 @@ static PyObject *device_array(PyObject *Py_UNUSED(module), PyObject *args)
     fan_storage *st = fan_storage_wrap(PyArray_DATA(from), 0, NULL, NULL);
     if (st)
         status = fan_array_view(st, PyArray_BYTES(from), dtype, PyArray_NDIM(from), shape, strides, false, &init, &err);
-    Py_BEGIN_ALLOW_THREADS if (status == FAN_OK) status =
-        fan_device_array(d, NULL, dtype, init->ndim, init->shape, init, &a, &err);
-    if (status == FAN_OK && !empty)
-        status = fill(d, a, init, &err);
-    Py_END_ALLOW_THREADS made = status == FAN_OK ? fan_array_wrap(a, d) : fan_raise(status, &err);
+    Py_BEGIN_ALLOW_THREADS
+        if (status == FAN_OK)
+            status = fan_device_array(d, NULL, dtype, init->ndim, init->shape, init, &a, &err);
+        if (status == FAN_OK && !empty)
+            status = fill(d, a, init, &err);
+    Py_END_ALLOW_THREADS
+    made = status == FAN_OK ? fan_array_wrap(a, d) : fan_raise(status, &err);
     fan_array_drop(a);
     fan_array_drop(init);
     fan_storage_drop(st);

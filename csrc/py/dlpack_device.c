@@ -94,8 +94,11 @@ static PyObject *export_to_host(fan_array *a, fan_device *d, const fan_dl_reques
         return PyErr_Format(
             PyExc_BufferError,
             "__dlpack__: the array is on a device, and copy=False: the host cannot have it without a copy");
-    Py_BEGIN_ALLOW_THREADS status = to_host(a, d, &copied, &err);
-    Py_END_ALLOW_THREADS if (status != FAN_OK) return fan_raise(status, &err);
+    Py_BEGIN_ALLOW_THREADS
+        status = to_host(a, d, &copied, &err);
+    Py_END_ALLOW_THREADS
+    if (status != FAN_OK)
+        return fan_raise(status, &err);
     PyObject *capsule = fan_dlpack_offer(copied, (fan_dl_device){FAN_DL_CPU, 0}, q->major >= 1, true);
     fan_array_drop(copied);
     return capsule;
@@ -135,17 +138,20 @@ PyObject *fan_dlpack_export(fan_array *a, fan_device *d, PyObject *args, PyObjec
         return NULL;
     if (consumer_stream(q.stream, d, &s) < 0)
         return NULL;
-    Py_BEGIN_ALLOW_THREADS on = s            ? fan_stream_hold(s)
-                                : q.copy > 0 ? fan_stream_current(d)
-                                             : NULL; /* a copy is ordered behind its source at any rate */
-    if (on)
-        status = await_users(a, on, &err);
-    if (status == FAN_OK && q.copy > 0)
-        status =
-            on ? device_copy(a, d, on, &copied, &err) : fan_fail(&err, FAN_ERR_NOMEM, "out of memory for a stream");
-    fan_stream_drop(on);
-    fan_stream_drop(s);
-    Py_END_ALLOW_THREADS if (status != FAN_OK) return fan_raise(status, &err);
+    Py_BEGIN_ALLOW_THREADS
+        on = s            ? fan_stream_hold(s)
+             : q.copy > 0 ? fan_stream_current(d)
+                          : NULL; /* a copy is ordered behind its source at any rate */
+        if (on)
+            status = await_users(a, on, &err);
+        if (status == FAN_OK && q.copy > 0)
+            status =
+                on ? device_copy(a, d, on, &copied, &err) : fan_fail(&err, FAN_ERR_NOMEM, "out of memory for a stream");
+        fan_stream_drop(on);
+        fan_stream_drop(s);
+    Py_END_ALLOW_THREADS
+    if (status != FAN_OK)
+        return fan_raise(status, &err);
     capsule =
         fan_dlpack_offer(copied ? copied : a, (fan_dl_device){FAN_DL_CUDA, d->index}, q.major >= 1, copied != NULL);
     fan_array_drop(copied);
@@ -171,8 +177,11 @@ PyObject *fan_interface_export(fan_array *a, fan_device *d)
         return PyErr_Format(PyExc_AttributeError, "an array of dtype %s on %s has no __cuda_array_interface__",
                             fan_dtype_name(a->dtype), fan_device_text(d, text, sizeof text));
     fan_stream *s = fan_stream_current(d);
-    Py_BEGIN_ALLOW_THREADS if (s) status = await_users(a, s, &err);
-    Py_END_ALLOW_THREADS unsigned long long handle = s ? s->handle : FAN_DL_LEGACY;
+    Py_BEGIN_ALLOW_THREADS
+        if (s)
+            status = await_users(a, s, &err);
+    Py_END_ALLOW_THREADS
+    unsigned long long handle = s ? s->handle : FAN_DL_LEGACY;
     fan_stream_drop(s);
     if (status != FAN_OK)
         return fan_raise(status, &err);

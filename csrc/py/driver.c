@@ -47,11 +47,14 @@ int fan_cuda_device_at(long index, fan_device **out)
         PyErr_Format(PyExc_ValueError, "there is no cuda:%ld: no machine has so many devices", index);
         return -1;
     }
-    Py_BEGIN_ALLOW_THREADS status = fan_driver_open(&c, &err);
+    Py_BEGIN_ALLOW_THREADS
+        status = fan_driver_open(&c, &err);
+        if (status == FAN_OK)
+            status = fan_cuda_device(c, (int)index, out, &err);
+        fan_cuda_drop(c);
+    Py_END_ALLOW_THREADS
     if (status == FAN_OK)
-        status = fan_cuda_device(c, (int)index, out, &err);
-    fan_cuda_drop(c);
-    Py_END_ALLOW_THREADS if (status == FAN_OK) return 0;
+        return 0;
     fan_raise(status, &err);
     return -1;
 }

@@ -310,8 +310,10 @@ static void holder_gone(PyObject *capsule)
 {
     fan_storage *st = PyCapsule_GetPointer(capsule, "fanin.holder");
     PyObject *live = fan_exception_take();
-    Py_BEGIN_ALLOW_THREADS fan_storage_drop(st);
-    Py_END_ALLOW_THREADS fan_exception_put(live);
+    Py_BEGIN_ALLOW_THREADS
+        fan_storage_drop(st);
+    Py_END_ALLOW_THREADS
+    fan_exception_put(live);
 }
 
 PyObject *fan_hold_for(PyObject *Py_UNUSED(module), PyObject *args)

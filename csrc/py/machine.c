@@ -230,8 +230,10 @@ static PyObject *machine_synchronize(PyObject *o, PyObject *Py_UNUSED(none))
 {
     fan_error err = {0};
     fan_status status;
-    Py_BEGIN_ALLOW_THREADS status = fan_sim_synchronize(fan_machine_self(o)->m, &err);
-    Py_END_ALLOW_THREADS return fan_sim_done(status, &err);
+    Py_BEGIN_ALLOW_THREADS
+        status = fan_sim_synchronize(fan_machine_self(o)->m, &err);
+    Py_END_ALLOW_THREADS
+    return fan_sim_done(status, &err);
 }
 
 static PyObject *machine_step(PyObject *o, PyObject *Py_UNUSED(none))
@@ -239,8 +241,10 @@ static PyObject *machine_step(PyObject *o, PyObject *Py_UNUSED(none))
     fan_error err = {0};
     fan_status status;
     bool ran = false;
-    Py_BEGIN_ALLOW_THREADS status = fan_sim_step(fan_machine_self(o)->m, &ran, &err);
-    Py_END_ALLOW_THREADS return status == FAN_OK ? PyBool_FromLong(ran) : fan_raise_sim(status, &err);
+    Py_BEGIN_ALLOW_THREADS
+        status = fan_sim_step(fan_machine_self(o)->m, &ran, &err);
+    Py_END_ALLOW_THREADS
+    return status == FAN_OK ? PyBool_FromLong(ran) : fan_raise_sim(status, &err);
 }
 
 static PyObject *machine_pending(PyObject *o, PyObject *Py_UNUSED(none))

@@ -75,9 +75,12 @@ static PyObject *stream_wait(PyObject *o, PyObject *arg)
         if (!recorded && PyErr_WarnFormat(PyExc_RuntimeWarning, 1, "%R waits for %R: this does nothing", o, arg) < 0)
             return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS status = other ? wait_stream(s, other, &err) : fan_stream_wait(s, e, NULL, &err);
-    fan_stream_drop(other);
-    Py_END_ALLOW_THREADS if (status != FAN_OK) return fan_raise(status, &err);
+    Py_BEGIN_ALLOW_THREADS
+        status = other ? wait_stream(s, other, &err) : fan_stream_wait(s, e, NULL, &err);
+        fan_stream_drop(other);
+    Py_END_ALLOW_THREADS
+    if (status != FAN_OK)
+        return fan_raise(status, &err);
     Py_RETURN_NONE;
 }
 
@@ -87,8 +90,11 @@ static PyObject *stream_record(PyObject *o, PyObject *Py_UNUSED(none))
     PyObject *made = NULL;
     fan_error err = {0};
     fan_status status;
-    Py_BEGIN_ALLOW_THREADS status = fan_event_record(fan_stream_of(o), &e, &err);
-    Py_END_ALLOW_THREADS if (status != FAN_OK) return fan_raise(status, &err);
+    Py_BEGIN_ALLOW_THREADS
+        status = fan_event_record(fan_stream_of(o), &e, &err);
+    Py_END_ALLOW_THREADS
+    if (status != FAN_OK)
+        return fan_raise(status, &err);
     made = fan_event_wrap(e);
     fan_event_drop(e);
     return made;
@@ -98,8 +104,11 @@ static PyObject *stream_synchronize(PyObject *o, PyObject *Py_UNUSED(none))
 {
     fan_error err = {0};
     fan_status status;
-    Py_BEGIN_ALLOW_THREADS status = fan_stream_sync(fan_stream_of(o), &err);
-    Py_END_ALLOW_THREADS if (status != FAN_OK) return fan_raise_sim(status, &err);
+    Py_BEGIN_ALLOW_THREADS
+        status = fan_stream_sync(fan_stream_of(o), &err);
+    Py_END_ALLOW_THREADS
+    if (status != FAN_OK)
+        return fan_raise_sim(status, &err);
     Py_RETURN_NONE;
 }
 

@@ -459,8 +459,9 @@ static void a_wait_for_nobody_is_named_and_ends_the_join(void)
     for (int i = 0; i < 2; i++)
         start(&t[i], w.m, waiter_main, &both[i]);
     CHECK_INT(fan_sim_join(w.m, &err), FAN_ERR_DEADLOCK);
-    CHECK_STR(err.text, "deadlock: host thread 0 waits for a change that no other thread makes; host thread 1 waits for a "
-                        "change that no other thread makes");
+    CHECK_STR(err.text,
+              "deadlock: host thread 0 waits for a change that no other thread makes; host thread 1 waits for a "
+              "change that no other thread makes");
     for (int i = 0; i < 2; i++)
         pthread_join(t[i].os, NULL);
     close(&w);
