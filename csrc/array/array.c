@@ -108,8 +108,8 @@ static bool array_reach(int ndim, const int64_t *shape, const int64_t *strides, 
         int64_t way = 0;
         if (shape[i] <= 0)
             return true;
-        if (shape[i] >
-            1) { /* the whole product, one step more than is reached: stepping along the axis cannot overflow */
+        if (shape[i] > 1) {
+            /* the whole product, one step more than is reached: stepping along the axis cannot overflow */
             wraps |= __builtin_mul_overflow(shape[i], strides[i], &way);
             wraps |= __builtin_sub_overflow(way, strides[i], &way);
         }
@@ -126,8 +126,8 @@ static bool array_reach(int ndim, const int64_t *shape, const int64_t *strides, 
 
 void fan_array_reach(const fan_array *a, int64_t *lo, int64_t *hi)
 {
-    (void)array_reach(a->ndim, a->shape, a->strides, (int64_t)fan_dtype_size(a->dtype), lo,
-                      hi); /* checked when `a` was made */
+    /* checked when `a` was made */
+    (void)array_reach(a->ndim, a->shape, a->strides, (int64_t)fan_dtype_size(a->dtype), lo, hi);
 }
 
 
@@ -349,8 +349,8 @@ fan_status fan_array_like(const fan_array *a, fan_array **out, fan_error *err)
     return FAN_OK;
 }
 
-/* array_check_view: checks that every element of a view lies inside `storage`, which may be foreign; computes its size.
- */
+/* array_check_view: checks that every element of a view lies inside `storage`, which may be foreign; computes its
+ * size. */
 static fan_status array_check_view(const fan_storage *storage, const char *data, size_t itemsize, int ndim,
                                    const int64_t *shape, const int64_t *strides, int64_t *size, fan_error *err)
 {

@@ -9,8 +9,8 @@
 
 #define PARTS (2 * FAN_MAX_NDIM + 1) /* terms at most */
 
-/* equation_quotient, equation_remainder: of non-negative numbers; much faster on many processors if 32 bits hold both.
- */
+/* equation_quotient, equation_remainder: of non-negative numbers; much faster on many processors if 32 bits hold
+ * both. */
 static inline int64_t equation_quotient(int64_t a, int64_t b)
 {
     return (a | b) <= UINT32_MAX ? (int64_t)((uint32_t)a / (uint32_t)b) : a / b;

@@ -181,8 +181,7 @@ typedef struct work {
     int64_t questions; /* for components: questions left */
     bool extents_only;
     bool exact;       /* components: no regions were joined by an unknown verdict */
-    fan_stretch *run; /* all nonempty regions, by first bytes; room for 2n, as in the next three, which are allocated on
-                         first use */
+    fan_stretch *run; /* all nonempty regions, by first bytes; room for 2n, as in the next three (made on first use) */
     fan_stretch *arc, *best; /* arcs modulo the step being tried, and modulo the best so far */
     fan_stretch *scratch;    /* for sorting */
     list *lists;             /* 2n: for components; for pairs the heads are the open stretches */
@@ -384,8 +383,8 @@ static bool overlaps_covers(const work *w, const fan_stretch *a, const fan_stret
 typedef enum meeting { APART, JOINED, COVERED } meeting;
 
 /* overlaps_meet: compares stretch i with an open list. Members that have ended leave the list; once one shares a byte
- * with i, those among the next few that i covers leave, too. COVERED: one of them covers i, which need not be listed.
- */
+ * with i, those among the next few that i covers leave, too. COVERED: one of them covers i, which need not be
+ * listed. */
 static fan_status overlaps_meet(work *w, fan_stretch *s, list *open, uint32_t i, meeting *out, fan_error *err)
 {
     uint32_t before = FAN_NOBODY;

@@ -312,8 +312,8 @@ done:
     return status;
 }
 
-/* merge_concat: copies the parts of COO operands of one sparse_dim, one after the other, into arrays allocated for all.
- */
+/* merge_concat: copies the parts of COO operands of one sparse_dim, one after the other, into arrays allocated for
+ * all. */
 static void merge_concat(const fan_array *indices, const fan_array *values, const fan_sparse_operand *in, size_t n)
 {
     int64_t at = 0;

@@ -10,8 +10,8 @@
 #include "array/stats.h"
 
 typedef struct fan_operand {
-    const fan_array
-        *array;    /* same shape as out; any strides (0, negative, unaligned too); for out == in place: the same view */
+    /* same shape as out; any strides (0, negative, unaligned too); if out is this operand: the same view */
+    const fan_array *array;
     fan_dtype acc; /* the dtype of the fold after this operand (D3: never narrows from k to k+1) */
 } fan_operand;
 

@@ -12,13 +12,13 @@
 
 /* Options of a fold; NULL: defaults. */
 typedef struct fan_fold_how {
-    const char *factor; /* multiplies the sum before the last rounding: one number of the accumulation dtype; NULL:
-                           none. Not for complex */
-    const char *start;  /* numbers of the accumulation dtype with which the fold begins, before src[0]; NULL: it begins
-                           with src[0] */
-    bool raw;           /* dst gets the sum in the accumulation dtype, without the last rounding */
-    bool ahead;         /* the sources are larger than the L2 cache: prefetch them */
-    bool stream;        /* dst is larger than the last cache and none of the sources: store past the caches */
+    /* multiplies the sum before the last rounding: one number of the accumulation dtype; NULL: none. Not for complex */
+    const char *factor;
+    /* numbers of the accumulation dtype with which the fold begins, before src[0]; NULL: it begins with src[0] */
+    const char *start;
+    bool raw;    /* dst gets the sum in the accumulation dtype, without the last rounding */
+    bool ahead;  /* the sources are larger than the L2 cache: prefetch them */
+    bool stream; /* dst is larger than the last cache and none of the sources: store past the caches */
 } fan_fold_how;
 
 /* dst[i] = ((src[0][i] + src[1][i]) + src[2][i]) .., for `count` numbers and n >= 1 gap-free sources (n >= 0 beside
@@ -37,8 +37,8 @@ typedef struct fan_loops {
     fan_fold_loop *own; /* added in the dtype itself; a low float rounds each time */
     fan_fold_loop *up;  /* added in the dtype `upper` and rounded once; NULL: there is none */
     fan_dtype upper;    /* float32 for the low floats, float64 for float32, complex128 for complex64 */
-    /* add_at: for each i < n in turn, adds `run` numbers at src + from[i] (NULL: consecutive) to those at dst + to[i].
-     */
+    /* add_at: for each i < n in turn, adds `run` numbers at src + from[i] (NULL: consecutive) to those at dst +
+     * to[i]. */
     void (*add_at)(char *dst, const int64_t *to, const char *src, const int64_t *from, size_t n, size_t run);
     /* add_up: acc += each of n elements in turn. */
     void (*add_up)(char *acc, const char *src, size_t n);

@@ -10,8 +10,8 @@
 #define FAN_EXACT_LIMBS 34    /* at most */
 #define FAN_EXACT_ALWAYS 8192 /* terms */
 
-/* A real dtype's smallest step is 2^-unit; `digits` are those of its mantissa; `limbs` hold 2^30 of its largest value.
- */
+/* A real dtype's smallest step is 2^-unit; `digits` are those of its mantissa; `limbs` hold 2^30 of its largest
+ * value. */
 typedef struct fan_exact_kind {
     int limbs, unit, digits;
     bool always; /* float64 sums are exact for n <= FAN_EXACT_ALWAYS */

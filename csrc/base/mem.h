@@ -1,8 +1,7 @@
 /* mem: host memory; in test builds counted, with a hook that fails the n-th allocation.
  *
  * Everything the core allocates on the host comes from here. Allocation of 0 bytes gives a pointer that can be
- * freed. All functions may be called from any thread.
- */
+ * freed. All functions may be called from any thread. */
 #ifndef FAN_BASE_MEM_H
 #define FAN_BASE_MEM_H
 

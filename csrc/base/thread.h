@@ -95,8 +95,8 @@ int fan_cond_init(fan_cond *c);
 void fan_cond_fini(fan_cond *c);
 /* fan_cond_wait: returns after 50 ms at the latest, and possibly early: test the condition in a loop. */
 void fan_cond_wait(fan_cond *c, fan_mutex *m);
-void fan_cond_broadcast(
-    fan_cond *c); /* hold the mutex: a waiter that is calling its scheduler could miss the broadcast otherwise */
+/* fan_cond_broadcast: hold the mutex: a waiter that is calling its scheduler could miss the broadcast otherwise */
+void fan_cond_broadcast(fan_cond *c);
 
 /* fan_watched: returns whether any thread of the process has hooks. */
 extern atomic_uint fan_hooked __attribute__((visibility("hidden")));

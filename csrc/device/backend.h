@@ -87,8 +87,8 @@ typedef struct fan_backend {
      * Cannot fail. */
     void (*elided)(fan_stream *s, fan_event *e);
 
-    /* query: sets *done to whether e's last record has been reached. Does not block. FAN_ERR_CAPTURE, FAN_ERR_DEVICE.
-     */
+    /* query: sets *done to whether e's last record has been reached. Does not block. FAN_ERR_CAPTURE,
+     * FAN_ERR_DEVICE. */
     fan_status (*query)(fan_event *e, bool *done, fan_error *err);
 
     /* peek: as query, for freeing memory alone. NULL: use query. Cannot fail: false. */

@@ -46,8 +46,8 @@ fan_status fan_event_rerecord(fan_event *e, fan_stream *s, fan_error *err);
 /* fan_event_stream: returns a hold on the stream of its last record; NULL: never recorded. */
 fan_stream *fan_event_stream(fan_event *e);
 fan_event *fan_event_hold(fan_event *e);
-void fan_event_drop(
-    fan_event *e); /* e may be NULL; the last drop returns it to the pool, or frees one of fan_event_new */
+/* fan_event_drop: e may be NULL; the last drop returns it to the pool, or frees one of fan_event_new */
+void fan_event_drop(fan_event *e);
 /* fan_stream_wait: makes s wait for e, across devices of one backend (FAN_ERR_TYPE otherwise), and by the table of S7
  * if one of them is captured (FAN_ERR_CAPTURE); *elided (may be NULL): it was left out (Elision). */
 fan_status fan_stream_wait(fan_stream *s, fan_event *e, bool *elided, fan_error *err);

@@ -28,10 +28,9 @@ typedef enum fan_job_kind {
 /* Statistics that a job writes on its device (array/device_stats.h), for fan_stats_out_read. */
 typedef struct fan_stats_out {
     const fan_array *words; /* of fan_stats_out_new; written in the order of the stream */
-    const fan_array
-        /* NULL, or the words of an earlier job (perhaps the same memory): if they name a first inf or NaN, it stays the
-         * first */
-        *before;
+    /* NULL, or the words of an earlier job (perhaps the same memory): if they name a first inf or NaN, it stays the
+     * first */
+    const fan_array *before;
     const int64_t *keys; /* the key of each operand; -1: none */
 } fan_stats_out;
 
@@ -42,14 +41,13 @@ typedef struct fan_job {
     size_t n;
     const fan_scale *scale;   /* NULL: none */
     const fan_sparse *sparse; /* FAN_JOB_SCATTER */
-    /* FAN_JOB_SUM on a device without streams: receives the statistics of the result (fan_sum_how). NULL: not wanted.
-     */
+    /* FAN_JOB_SUM on a device without streams: receives the statistics of the result (fan_sum_how). NULL: not
+     * wanted. */
     fan_stats *stats;
     /* FAN_JOB_SUM and FAN_JOB_STATS on a device with streams: the same, for n >= 1 operands; never under capture. NULL:
      * not wanted. */
     const fan_stats_out *stats_out;
-    size_t first_suspect; /* with statistics: operands before this one are not reported as the first with an inf or a
-                             NaN */
+    size_t first_suspect; /* with statistics: earlier operands are not reported as the first non-finite one */
     const char *label;    /* for traces and reports; copied */
 } fan_job;
 

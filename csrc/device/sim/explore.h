@@ -71,8 +71,8 @@ void fan_explore_end(fan_explore *x);
 bool fan_explore_complete(const fan_explore *x); /* all orders were run, none left out by the limit */
 uint64_t fan_explore_runs(const fan_explore *x); /* complete runs */
 uint64_t fan_explore_abandoned(const fan_explore *x);
-uint64_t fan_explore_anew(
-    const fan_explore *x); /* how often the search started again; runs and abandoned are counted since then */
+/* fan_explore_anew: how often the search started again; runs and abandoned are counted since then */
+uint64_t fan_explore_anew(const fan_explore *x);
 /* fan_explore_schedule: writes the choices of the current or last run, one character per step ('0'.. '9', 'a'.. 'v') or
  * answer (FAN_ANSWERS); truncates. */
 void fan_explore_schedule(const fan_explore *x, char *buf, size_t size);

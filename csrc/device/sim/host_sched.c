@@ -202,8 +202,8 @@ static int sched_note(fan_host_sched *t, int choice)
 
 #define LATELY 1000
 
-/* sched_endless: gives up when the limit of choices is reached, with a text about the actors that made the last ones.
- */
+/* sched_endless: gives up when the limit of choices is reached, with a text about the actors that made the last
+ * ones. */
 static void sched_endless(fan_host_sched *t)
 {
     size_t acted[FAN_ACTORS] = {0}, from = t->norder > LATELY ? t->norder - LATELY : 0;

@@ -142,8 +142,8 @@ fan_status fan__sim_read(fan_stream *s, const fan_array *dst, const fan_array *s
     fan__sim_touch(m, q->name, true);
     fan__sim_touch(m, FAN__NAME(OF_PROGRESS, 0), false);
     fan__access_touch(m, fan__visit_read, src);
-    found = fan__access_judge(m, q->lane, "read", call_site, KEPT_BY_HOST, fan__visit_read, src, &race,
-                              err); /* a copy on q that the host waits for */
+    /* a copy on q that the host waits for */
+    found = fan__access_judge(m, q->lane, "read", call_site, KEPT_BY_HOST, fan__visit_read, src, &race, err);
     if (found != FAN_OK && found != FAN_ERR_RACE) {
         status = found;
         goto done;
