@@ -18,7 +18,7 @@ typedef struct place {
     bool empty;
 } place;
 
-/* Of one cluster: its length, and its first array that is not empty (NOBODY: none). */
+/* Of one cluster: its length, and its first array that is not empty (NO_MEMBER: none). */
 typedef struct cluster {
     uint64_t reach; /* bytes from its first to its last */
     size_t first;

@@ -118,18 +118,18 @@ static size_t overlaps_arcs(const fan_overlaps *l, const fan_stretch *run, size_
     size_t m = 0;
     uint64_t circle = (uint64_t)g;
     for (size_t i = 0; i < n; i++) {
-        const fan_comb *c = &l->combs[run[i].who];
+        const fan_comb *c = &l->combs[run[i].index];
         uint64_t from = c->lo % circle, more = (uint64_t)c->tooth - 1;
         for (int k = 0; k < c->n && !c->far; k++)
             if (c->axes[k].step % g != 0)
                 more += (uint64_t)c->axes[k].step * (uint64_t)(c->axes[k].count - 1);
         if (c->far || more >= circle - 1) {
-            out[m++] = (fan_stretch){0, circle - 1, run[i].who, FAN_NOBODY};
+            out[m++] = (fan_stretch){0, circle - 1, run[i].index, FAN_NO_STRETCH};
         } else if (from + more < circle) {
-            out[m++] = (fan_stretch){from, from + more, run[i].who, FAN_NOBODY};
+            out[m++] = (fan_stretch){from, from + more, run[i].index, FAN_NO_STRETCH};
         } else {
-            out[m++] = (fan_stretch){from, circle - 1, run[i].who, FAN_NOBODY};
-            out[m++] = (fan_stretch){0, from + more - circle, run[i].who, FAN_NOBODY};
+            out[m++] = (fan_stretch){from, circle - 1, run[i].index, FAN_NO_STRETCH};
+            out[m++] = (fan_stretch){0, from + more - circle, run[i].index, FAN_NO_STRETCH};
         }
     }
     return m;
@@ -163,7 +163,7 @@ static void count_step(tally *t, int64_t step)
 static void overlaps_frequent(const fan_overlaps *l, const fan_stretch *run, size_t n, tally *t)
 {
     for (size_t i = 0; i < n; i++) {
-        const fan_comb *c = &l->combs[run[i].who];
+        const fan_comb *c = &l->combs[run[i].index];
         for (int k = 0; k < c->n; k++)
             count_step(t, c->axes[k].step);
     }
@@ -171,7 +171,7 @@ static void overlaps_frequent(const fan_overlaps *l, const fan_stretch *run, siz
 
 /* Open stretches of one component. */
 typedef struct list {
-    uint32_t head, tail; /* FAN_NOBODY: none */
+    uint32_t head, tail; /* FAN_NO_STRETCH: none */
 } list;
 
 /* The state of a sweep. */
@@ -239,7 +239,7 @@ static fan_status work_init(work *w, const fan_overlaps *l, uint64_t budget, siz
     *n = 0;
     for (size_t i = 0; i < l->n && status == FAN_OK; i++)
         if (!l->combs[i].empty)
-            w->run[(*n)++] = (fan_stretch){l->combs[i].lo, l->combs[i].last, (uint32_t)i, FAN_NOBODY};
+            w->run[(*n)++] = (fan_stretch){l->combs[i].lo, l->combs[i].last, (uint32_t)i, FAN_NO_STRETCH};
     if (status == FAN_OK)
         status = overlaps_sort(w, w->run, *n, err);
     if (status != FAN_OK)
@@ -290,7 +290,7 @@ static fan_status sweep_pairs(work *w, const fan_stretch *s, size_t n, fan_error
             if (s[j].to < s[i].from)
                 continue;
             w->lists[kept++].head = j;
-            FAN_TRY(overlaps_note(w, s[j].who, s[i].who, err));
+            FAN_TRY(overlaps_note(w, s[j].index, s[i].index, err));
         }
         w->lists[kept++].head = i;
         open = kept;
@@ -340,10 +340,10 @@ static void overlaps_unite(uint32_t *parent, uint32_t a, uint32_t b)
         parent[a] = b;
 }
 
-/* overlaps_leave: removes member `at`, which follows `before` (FAN_NOBODY: it is the first), from a list. */
+/* overlaps_leave: removes member `at`, which follows `before` (FAN_NO_STRETCH: it is the first), from a list. */
 static void overlaps_leave(fan_stretch *s, list *open, uint32_t before, uint32_t at)
 {
-    if (before == FAN_NOBODY)
+    if (before == FAN_NO_STRETCH)
         open->head = s[at].next;
     else
         s[before].next = s[at].next;
@@ -374,7 +374,7 @@ static bool comb_within(const fan_comb *a, const fan_comb *b)
  * overlaps stretch `a` as long as it overlaps `b`. */
 static bool overlaps_covers(const work *w, const fan_stretch *a, const fan_stretch *b)
 {
-    bool yes = comb_within(&w->l->combs[b->who], &w->l->combs[a->who]);
+    bool yes = comb_within(&w->l->combs[b->index], &w->l->combs[a->index]);
     assert(!yes || (a->from <= b->from && b->to <= a->to)); /* an arc inside an arc passes the circle's end with it */
     return yes;
 }
@@ -387,22 +387,22 @@ typedef enum meeting { APART, JOINED, COVERED } meeting;
  * listed. */
 static fan_status overlaps_meet(work *w, fan_stretch *s, list *open, uint32_t i, meeting *out, fan_error *err)
 {
-    uint32_t before = FAN_NOBODY;
+    uint32_t before = FAN_NO_STRETCH;
     int more = COVER_LOOKS;
     *out = APART;
-    for (uint32_t at = open->head; at != FAN_NOBODY && *out != COVERED && more > 0; at = s[at].next) {
+    for (uint32_t at = open->head; at != FAN_NO_STRETCH && *out != COVERED && more > 0; at = s[at].next) {
         fan_verdict v = FAN_OVERLAP_DISJOINT;
         if (s[at].to < s[i].from) {
             overlaps_leave(s, open, before, at);
             continue;
         }
-        if (*out == APART && root_of(w->parent, s[at].who) != root_of(w->parent, s[i].who))
-            FAN_TRY(overlaps_verdict(w, s[at].who, s[i].who, &v, err));
+        if (*out == APART && root_of(w->parent, s[at].index) != root_of(w->parent, s[i].index))
+            FAN_TRY(overlaps_verdict(w, s[at].index, s[i].index, &v, err));
         else
             v = FAN_OVERLAP_YES; /* already one component */
         if (v != FAN_OVERLAP_DISJOINT) {
             w->exact &= v == FAN_OVERLAP_YES;
-            overlaps_unite(w->parent, s[at].who, s[i].who);
+            overlaps_unite(w->parent, s[at].index, s[i].index);
             more--;
             *out = overlaps_covers(w, &s[at], &s[i]) ? COVERED : JOINED;
             if (*out == JOINED && overlaps_covers(w, &s[i], &s[at])) {
@@ -424,7 +424,7 @@ static fan_status sweep_components(work *w, fan_stretch *s, size_t n, int64_t fl
     for (uint32_t i = 0; i < n; i++) {
         if (w->questions < floor)
             return FAN_OK;
-        list joined = {FAN_NOBODY, FAN_NOBODY};
+        list joined = {FAN_NO_STRETCH, FAN_NO_STRETCH};
         size_t kept = 0;
         bool covered = false;
         for (size_t k = 0; k < lists; k++) {
@@ -432,20 +432,20 @@ static fan_status sweep_components(work *w, fan_stretch *s, size_t n, int64_t fl
             meeting how;
             FAN_TRY(overlaps_meet(w, s, &open, i, &how, err));
             covered |= how == COVERED;
-            if (open.head == FAN_NOBODY)
+            if (open.head == FAN_NO_STRETCH)
                 continue;
             if (how == APART) {
                 w->lists[kept++] = open;
                 continue;
             }
-            if (joined.head == FAN_NOBODY)
+            if (joined.head == FAN_NO_STRETCH)
                 joined.tail = open.tail;
             s[open.tail].next = joined.head;
             joined.head = open.head;
         }
         if (!covered) {
             s[i].next = joined.head;
-            joined.tail = joined.head == FAN_NOBODY ? i : joined.tail;
+            joined.tail = joined.head == FAN_NO_STRETCH ? i : joined.tail;
             joined.head = i;
         }
         w->lists[kept++] = joined;
@@ -505,13 +505,13 @@ static fan_status sweep_divided(work *w, fan_stretch *run, size_t n, size_t coun
         for (size_t j = 0; j < i; j++) {
             fan_verdict v = FAN_OVERLAP_DISJOINT;
             if (!w->parent)
-                FAN_TRY(overlaps_note(w, run[j].who, run[i].who, err));
-            else if (root_of(w->parent, run[j].who) != root_of(w->parent, run[i].who))
-                FAN_TRY(overlaps_verdict(w, run[j].who, run[i].who, &v, err));
+                FAN_TRY(overlaps_note(w, run[j].index, run[i].index, err));
+            else if (root_of(w->parent, run[j].index) != root_of(w->parent, run[i].index))
+                FAN_TRY(overlaps_verdict(w, run[j].index, run[i].index, &v, err));
             if (v == FAN_OVERLAP_DISJOINT)
                 continue;
             w->exact &= v == FAN_OVERLAP_YES;
-            overlaps_unite(w->parent, run[j].who, run[i].who);
+            overlaps_unite(w->parent, run[j].index, run[i].index);
         }
     return sweep_runs(w, run, n - count, err);
 }

@@ -6,12 +6,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define FAN_NOBODY UINT32_MAX
+#define FAN_NO_STRETCH UINT32_MAX
 
 /* From one number to another, both included: an extent, or an arc (one that passes the end of the circle is two). */
 typedef struct fan_stretch {
     uint64_t from, to;
-    uint32_t who, next; /* next: in a list of open ones */
+    uint32_t index, next; /* next: in a list of open ones */
 } fan_stretch;
 
 /* fan__stretch_run_end: returns the end of the ascending run that begins at `at`. */

@@ -132,15 +132,15 @@ static int64_t key_at(const int64_t *keys, size_t stride, size_t i)
 /* Dense keys: sorted by counting. */
 static bool keys_order_dense(const int64_t *keys, size_t stride, size_t n, uint32_t *at, int64_t least, size_t range)
 {
-    uint32_t *who = fan_calloc(range * sizeof *who);
-    if (!who)
+    uint32_t *owner = fan_calloc(range * sizeof *owner);
+    if (!owner)
         return false;
     for (size_t i = 0; i < n; i++)
-        who[key_at(keys, stride, i) - least] = (uint32_t)i + 1;
+        owner[key_at(keys, stride, i) - least] = (uint32_t)i + 1;
     for (size_t i = 0, k = 0; k < n; i++)
-        if (who[i])
-            at[k++] = who[i] - 1;
-    fan_free(who);
+        if (owner[i])
+            at[k++] = owner[i] - 1;
+    fan_free(owner);
     return true;
 }
 

@@ -254,9 +254,9 @@ static void event_clock_take(event_clock *l, fan_event *e)
     fan__device_unlock(e->device);
 }
 
-/* event_clock_learn: called after the backend's wait: joins the event's clock to s's, unless the event was recorded
+/* event_clock_join: called after the backend's wait: joins the event's clock to s's, unless the event was recorded
  * again in the meantime. */
-static void event_clock_learn(event_clock *l, fan_event *e, fan_stream *s)
+static void event_clock_join(event_clock *l, fan_event *e, fan_stream *s)
 {
     fan__device_lock(e->device);
     bool same = l->any && e->recording == 0 && e->records == l->number;
@@ -332,7 +332,7 @@ fan_status fan_stream_wait(fan_stream *s, fan_event *e, bool *elided, fan_error 
     if (status == FAN_OK)
         status = d->backend->wait(s, e, err);
     if (status == FAN_OK && !l.never) {
-        event_clock_learn(&l, e, s);
+        event_clock_join(&l, e, s);
         atomic_fetch_add_explicit(&d->waits, 1, memory_order_relaxed);
         if (fan_trace_on()) {
             fan__device_lock(e->device);

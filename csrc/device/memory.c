@@ -691,8 +691,8 @@ static int memory_add_user(fan_memory *m, fan_stream *s)
     return 1;
 }
 
-/* memory_say_user: reports the result of memory_add_user, after the lock was released. */
-static fan_status memory_say_user(const fan_memory *m, const fan_stream *s, int added, fan_error *err)
+/* memory_report_user: reports the result of memory_add_user, after the lock was released. */
+static fan_status memory_report_user(const fan_memory *m, const fan_stream *s, int added, fan_error *err)
 {
     if (added < 0)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream that uses %zu byte%s", m->bytes,
@@ -716,7 +716,7 @@ fan_status fan_memory_record_stream(fan_storage *st, fan_stream *s, fan_error *e
     fan__device_lock(m->device);
     int added = memory_add_user(m, s);
     fan__device_unlock(m->device);
-    return memory_say_user(m, s, added, err);
+    return memory_report_user(m, s, added, err);
 }
 
 /* memory_known_user: returns the index of the first array, from the i-th on, whose memory does not have s as a user. */

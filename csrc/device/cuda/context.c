@@ -103,8 +103,8 @@ void fan__cuda_leave(fan__cuda_scope *scope)
     (void)fan__cuda_check(scope->part, fan__cuda_api_of(scope->part)->CtxPopCurrent(&mine), "cuCtxPopCurrent", NULL);
 }
 
-/* context_die: marks the context as lost; keeps the first cause. */
-static void context_die(fan_cuda_part *p, const fan_error *cause)
+/* context_lost: marks the context as lost; keeps the first cause. */
+static void context_lost(fan_cuda_part *p, const fan_error *cause)
 {
     (void)pthread_mutex_lock(&p->lock);
     if (!atomic_load_explicit(&p->dead, memory_order_relaxed) && !FAN_FAULT(CUDA_NO_POISON)) {
@@ -163,7 +163,7 @@ fan_status fan__cuda_refuse(fan_cuda_part *p, fan_cu_result code, const char *ca
                    ". The device's context is valid, but the stream, event or memory is not. Was a stream "
                    "destroyed that is still used?");
     } else if (fan_cuda_sticky(code)) {
-        context_die(p, err);
+        context_lost(p, err);
         fan_append(err->text, sizeof err->text,
                    ". Any earlier work may have caused it. The device is lost to this process: restart it");
     }

@@ -30,8 +30,8 @@ _Static_assert(sizeof(fan_k_fold) <= 4096 && sizeof(fan_k_any) <= 4096 && sizeof
 
 _Static_assert(sizeof(fan_k_stats_end) <= 4096, "the same");
 
-/* launch_ask_resident: queries how many blocks fit at a time; more would only wait for the others. */
-static fan_cu_result launch_ask_resident(fan_cuda_part *p)
+/* launch_query_resident: queries how many blocks fit at a time; more would only wait for the others. */
+static fan_cu_result launch_query_resident(fan_cuda_part *p)
 {
     fan_cu_result code = 0;
     p->nresident = 0;
@@ -90,7 +90,7 @@ static fan_cu_result launch_load(fan_cuda_part *p, fan__cuda_image image, const 
     }
     if (code == 0) {
         *call = "cuOccupancyMaxActiveBlocksPerMultiprocessor";
-        code = launch_ask_resident(p);
+        code = launch_query_resident(p);
     }
     for (int i = 0; i < FAN__CUDA_MODULES; i++) {
         if (code && m[i] && !fan_cuda_sticky(code))

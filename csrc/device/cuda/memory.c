@@ -178,8 +178,8 @@ static void block_free_pending(fan_cuda_part *p)
     }
 }
 
-/* block_ask: tries once. on NULL: on our own stream, followed by a wait. */
-static fan_cu_result block_ask(fan_cuda_part *p, fan_cu_stream on, bool pooled, size_t bytes, uint64_t *out)
+/* block_try: tries once. on NULL: on our own stream, followed by a wait. */
+static fan_cu_result block_try(fan_cuda_part *p, fan_cu_stream on, bool pooled, size_t bytes, uint64_t *out)
 {
     const fan_cuda_api *api = fan__cuda_api_of(p);
     int mode = fan__cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED);
@@ -222,12 +222,12 @@ static fan_status block_take(fan_cuda_part *p, fan_stream *stream, size_t bytes,
     if (!pooled && block_reuse(p, bytes, b))
         return FAN_OK;
     *b = (fan__cuda_block){.bytes = bytes, .pooled = pooled};
-    fan_cu_result code = block_ask(p, on, pooled, bytes, &b->address);
+    fan_cu_result code = block_try(p, on, pooled, bytes, &b->address);
     if (code == FAN_CU_OUT_OF_MEMORY) {
         block_free_pending(p);
         if (!capture) /* a capture must not wait */
             (void)block_trim(p);
-        code = block_ask(p, on, pooled, bytes, &b->address);
+        code = block_try(p, on, pooled, bytes, &b->address);
     }
     snprintf(call, sizeof call, "%s(%zu bytes)", pooled ? "cuMemAllocFromPoolAsync" : "cuMemAlloc", bytes);
     return fan__cuda_check(p, code, call, err);

@@ -17,7 +17,7 @@ void fan__access_touch(fan_sim *m, fan__visit *next, const void *what);
 
 /* The owner of the accessed memory until the operation has run: none, the graph that contains it, or the host thread
  * that waits for it. */
-typedef enum keeper { KEPT_BY_NOBODY, KEPT_BY_GRAPH, KEPT_BY_HOST } fan__keeper;
+typedef enum keeper { KEPT_BY_NONE, KEPT_BY_GRAPH, KEPT_BY_HOST } fan__keeper;
 
 /* fan__access_judge: checks an operation on `lane` against all earlier ones. FAN_ERR_RACE with *race; FAN_ERR_NOMEM
  * leaves the history unchanged. */

@@ -206,7 +206,7 @@ fan_status fan__sim_query(fan_event *e, bool *done, fan_error *err)
     if (ev->point.queue)
         FAN_GO(event_answer(m, ev, done, err));
     if (*done && ev->point.queue)
-        status = fan__run_learn(m, &ev->clock, err);
+        status = fan__run_join(m, &ev->clock, err);
 done:
     fan__sim_unlock(m);
     return status;
@@ -268,7 +268,7 @@ fan_status fan__sim_event_sync(fan_event *e, fan_error *err)
         goto done;
     }
     FAN_GO(fan__run_until(m, ev->point, err));
-    status = fan__run_learn(m, &then, err);
+    status = fan__run_join(m, &then, err);
     m->host_us[fan__sim_host(m)] = fan__later(m->host_us[fan__sim_host(m)], us);
 done:
     fan__sim_unlock(m);

@@ -7,7 +7,7 @@
 #include <assert.h>
 #include <string.h>
 
-_Static_assert(FAN__PRINT_ACTORS == FAN_EXPLORE_ACTORS, "rows have a place for every actor");
+_Static_assert(FAN__FOOTPRINT_ACTORS == FAN_EXPLORE_ACTORS, "rows have a place for every actor");
 
 fan_explore *fan_explore_new(bool reduce, uint64_t limit)
 {
@@ -31,7 +31,7 @@ void fan_explore_free(fan_explore *x)
                 fan_free(x->nodes[i].of[a]->items);
                 fan_free(x->nodes[i].of[a]);
             }
-    for (fan__print *f = x->free_prints, *next; f; f = next) {
+    for (fan__footprint *f = x->free_footprints, *next; f; f = next) {
         next = f->next;
         fan_free(f->items);
         fan_free(f);
@@ -39,8 +39,8 @@ void fan_explore_free(fan_explore *x)
     fan_free(x->nodes);
     fan_free(x->order);
     fan_free(x->script);
-    fan_free(x->weighed);
-    fan_free(x->known_prints);
+    fan_free(x->decided);
+    fan_free(x->known_footprints);
     fan_free(x);
 }
 
@@ -181,7 +181,7 @@ static fan__explore_node *explore_extend(fan_explore *x, uint32_t enabled)
     if (last) {
         uint32_t sleepers = last->asleep | last->done;
         for (int a = 0; a < FAN_EXPLORE_ACTORS; a++)
-            if (sleepers >> a & 1 && fan__print_independent(x, last->of[a], last->of[last->chosen])) {
+            if (sleepers >> a & 1 && fan__footprint_independent(x, last->of[a], last->of[last->chosen])) {
                 new_->asleep |= UINT32_C(1) << a;
                 new_->of[a] = last->of[a];
             }
@@ -206,14 +206,14 @@ int fan_explore_choose(fan_explore *x, uint32_t enabled)
         return explore_note(x, enabled >> at->chosen & 1 ? at->chosen : lowest_bit(enabled));
     }
     fan__explore_node *at = explore_extend(x, enabled);
-    fan__print *f = at ? fan__print_take(x) : NULL;
+    fan__footprint *f = at ? fan__footprint_take(x) : NULL;
     if (!f) {
         x->status = FAN_ERR_NOMEM;
         return FAN_EXPLORE_NONE;
     }
     uint32_t awake = enabled & ~at->asleep;
     if (!awake) {
-        fan__print_give(x, f);
+        fan__footprint_give(x, f);
         x->redundant = true;
         return FAN_EXPLORE_NONE;
     }
@@ -247,23 +247,23 @@ int fan_explore_pick(fan_explore *x, int n)
 fan_status fan_explore_touched(fan_explore *x, uint64_t object, fan_touch how)
 {
     if (how == FAN_TOUCH_WEIGHS && x->now == SEARCH)
-        FAN_TRY(fan__print_weigh(x, object));
+        FAN_TRY(fan__footprint_decide(x, object));
     /* Only the last step of the path is new; earlier ones had the same accesses when they first ran. */
     if (x->now != SEARCH || x->depth == 0 || x->depth != x->n)
         return FAN_OK;
     const fan__explore_node *at = explore_last_step(x);
     if (!at) /* before the first step no other actor runs */
         return FAN_OK;
-    fan__print *f = at->of[at->chosen];
-    FAN_TRY(fan__print_learn(x, object, at->chosen, FAN__PRINT_BIT(how)));
+    fan__footprint *f = at->of[at->chosen];
+    FAN_TRY(fan__footprint_note(x, object, at->chosen, FAN__FOOTPRINT_BIT(how)));
     for (size_t i = 0; i < f->n; i++)
         if (f->items[i].object == object) {
-            f->items[i].how |= FAN__PRINT_BIT(how);
+            f->items[i].how |= FAN__FOOTPRINT_BIT(how);
             return FAN_OK;
         }
     if (fan_grow((void **)&f->items, &f->cap, f->n + 1, sizeof *f->items))
         return x->status = FAN_ERR_NOMEM;
-    f->items[f->n++] = (fan__print_touch){object, FAN__PRINT_BIT(how)};
+    f->items[f->n++] = (fan__footprint_item){object, FAN__FOOTPRINT_BIT(how)};
     return FAN_OK;
 }
 
@@ -273,7 +273,7 @@ static void explore_forget(fan_explore *x)
     for (size_t i = 0; i < x->n; i++)
         for (int a = 0; a < FAN_EXPLORE_ACTORS; a++)
             if (x->nodes[i].of[a] && !(x->nodes[i].asleep >> a & 1))
-                fan__print_give(x, x->nodes[i].of[a]);
+                fan__footprint_give(x, x->nodes[i].of[a]);
     x->n = 0;
     x->pruned = false;
     x->runs = x->abandoned = 0;
@@ -306,7 +306,7 @@ void fan_explore_end(fan_explore *x)
         last->done |= UINT32_C(1) << last->chosen;
         uint32_t left = last->enabled & ~last->asleep & ~last->done;
         if (left && x->prune && x->reduce && !last->answer &&
-            fan__print_alone(x, last->chosen, last->of[last->chosen])) {
+            fan__footprint_alone(x, last->chosen, last->of[last->chosen])) {
             left = 0;
             x->pruned = true;
         }
@@ -316,7 +316,7 @@ void fan_explore_end(fan_explore *x)
             return;
         }
         if (left) {
-            fan__print *f = fan__print_take(x);
+            fan__footprint *f = fan__footprint_take(x);
             if (!f) {
                 x->status = FAN_ERR_NOMEM;
                 return;
@@ -327,7 +327,7 @@ void fan_explore_end(fan_explore *x)
         }
         for (int a = 0; a < FAN_EXPLORE_ACTORS; a++)
             if (last->of[a] && !(last->asleep >> a & 1))
-                fan__print_give(x, last->of[a]);
+                fan__footprint_give(x, last->of[a]);
         x->n--;
     }
     x->exhausted = !x->again;

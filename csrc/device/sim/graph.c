@@ -212,7 +212,7 @@ static fan_status graph_replay_work(fan_sim *m, fan_sim_graph *g, const fan_sim_
                    .what = one ? (const void *)c->jobs : (const void *)&c->kernel,
                    .us = c->us,
                    .launched = true,
-                   .kept = m->config.bare ? KEPT_BY_NOBODY : KEPT_BY_GRAPH};
+                   .kept = m->config.bare ? KEPT_BY_NONE : KEPT_BY_GRAPH};
     graph_work *r = NULL;
     if (m->config.run_work) {
         w.op = fan__op_new(c->jobs, c->njobs);

@@ -252,7 +252,7 @@ void fan__history_measure(const fan_race_check *o, uintptr_t lo, uintptr_t hi, s
 
 void fan__history_add_read(fan_race_check *o, fan__range *r, const fan_clock *now, uint32_t op)
 {
-    const fan_op *who = &o->ops[op].op;
+    const fan_op *acting = &o->ops[op].op;
     uint32_t *link = &r->reads;
     while (*link != FAN__NONE) {
         fan__reading *old = &o->reads[*link];
@@ -267,7 +267,7 @@ void fan__history_add_read(fan_race_check *o, fan__range *r, const fan_clock *no
         }
     }
     uint32_t at = history_take_read(o);
-    o->reads[at] = (fan__reading){.count = who->count, .lane = who->lane, .op = op, .next = r->reads};
+    o->reads[at] = (fan__reading){.count = acting->count, .lane = acting->lane, .op = op, .next = r->reads};
     r->reads = at;
     o->ops[op].refs++;
 }

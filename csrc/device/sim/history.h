@@ -49,7 +49,7 @@ typedef struct fan__op_slot {
 
 typedef struct fan__lane {
     fan_clock clock;
-    uint64_t who;
+    uint64_t owner;
     uint64_t count; /* of a retired lane: its clock is freed */
     size_t ops;     /* its operations that the history refers to */
     uint32_t open;  /* its latest operation, or NONE */

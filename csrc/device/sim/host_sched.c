@@ -11,7 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define NOBODY (-1)
+#define NO_ACTOR (-1)
 #define SITE 96
 
 typedef enum state {
@@ -46,7 +46,7 @@ struct fan_host_sched {
     uint64_t random;
     actor actors[FAN_ACTORS];
     int n;
-    int turn;            /* the actor that acts; NOBODY before a join and after it */
+    int turn;            /* the actor that acts; NO_ACTOR before a join and after it */
     bool over;           /* no actor is left that can act */
     atomic_int given_up; /* fan_give_up */
     holding *held;
@@ -72,7 +72,7 @@ fan_host_sched *fan_host_sched_new(uint64_t seed)
     for (int i = 0; i < FAN_ACTORS; i++)
         (void)pthread_cond_init(&t->actors[i].go, NULL);
     t->random = seed;
-    t->turn = NOBODY;
+    t->turn = NO_ACTOR;
     return t;
 }
 
@@ -94,7 +94,7 @@ void fan_host_sched_reset(fan_host_sched *t, uint64_t seed)
 {
     t->random = seed;
     t->n = 0;
-    t->turn = NOBODY;
+    t->turn = NO_ACTOR;
     t->over = false;
     atomic_store(&t->given_up, FAN_GOING);
     t->nheld = t->norder = 0;
@@ -120,14 +120,14 @@ static int sched_holder(const fan_host_sched *t, uint64_t mutex)
     for (size_t i = 0; i < t->nheld; i++)
         if (t->held[i].mutex == mutex)
             return t->held[i].actor;
-    return NOBODY;
+    return NO_ACTOR;
 }
 
 static bool can_act(const fan_host_sched *t, const actor *a)
 {
     if (a->state == NEW || a->state == READY)
         return a->asked < FAN_ASKS || fan_host_sched_given_up(t) != FAN_GOING;
-    return a->state == WAITING && sched_holder(t, a->mutex) == NOBODY && (!a->condition || a->woken);
+    return a->state == WAITING && sched_holder(t, a->mutex) == NO_ACTOR && (!a->condition || a->woken);
 }
 
 static uint32_t sched_enabled(const fan_host_sched *t)
@@ -185,7 +185,7 @@ static void sched_explain(fan_host_sched *t)
         int other = sched_holder(t, a->mutex);
         fan_append(t->text, sizeof t->text, "%shost thread %d%s%s%s waits for ", sep, i, a->call_site[0] ? " (" : "",
                    a->call_site, a->call_site[0] ? ")" : "");
-        if (other == NOBODY)
+        if (other == NO_ACTOR)
             fan_append(t->text, sizeof t->text, "a change that no other thread makes");
         else
             fan_append(t->text, sizeof t->text, "a lock that host thread %d holds", other);
@@ -222,7 +222,7 @@ static void sched_endless(fan_host_sched *t)
 /* sched_hand_on: chooses the next actor, and wakes it. */
 static void sched_hand_on(fan_host_sched *t)
 {
-    t->turn = NOBODY;
+    t->turn = NO_ACTOR;
     if (t->limit && t->norder >= t->limit && fan_host_sched_given_up(t) == FAN_GOING)
         sched_endless(t);
     uint32_t mask = sched_enabled(t);
@@ -336,10 +336,10 @@ bool fan_host_sched_begin(fan_host_sched *t, int me)
     return go;
 }
 
-bool fan_host_sched_refused(fan_host_sched *t, int who)
+bool fan_host_sched_refused(fan_host_sched *t, int number)
 {
     (void)pthread_mutex_lock(&t->lock);
-    bool refused = t->actors[who].state == ENDED && !t->actors[who].begun;
+    bool refused = t->actors[number].state == ENDED && !t->actors[number].begun;
     (void)pthread_mutex_unlock(&t->lock);
     return refused;
 }
@@ -361,7 +361,7 @@ void fan_host_sched_wait(fan_host_sched *t, int me, uint64_t mutex, const char *
     actor *a = &t->actors[me];
     a->state = WAITING;
     a->mutex = mutex;
-    a->condition = sched_holder(t, mutex) == NOBODY;
+    a->condition = sched_holder(t, mutex) == NO_ACTOR;
     a->woken = false;
     snprintf(a->call_site, sizeof a->call_site, "%s", call_site);
     sched_hand_on(t);
@@ -439,16 +439,16 @@ size_t fan_host_sched_steps(fan_host_sched *t)
 int fan_host_sched_break(fan_host_sched *t, const char *text)
 {
     (void)pthread_mutex_lock(&t->lock);
-    int who = t->turn;
-    if (who >= 0 && t->actors[who].state == ACTING && fan_host_sched_given_up(t) == FAN_GOING) {
+    int stuck = t->turn;
+    if (stuck >= 0 && t->actors[stuck].state == ACTING && fan_host_sched_given_up(t) == FAN_GOING) {
         snprintf(t->text, sizeof t->text, "%s", text);
         sched_give_up(t, FAN_DEADLOCKED);
         sched_hand_on(t);
     } else {
-        who = NOBODY;
+        stuck = NO_ACTOR;
     }
     (void)pthread_mutex_unlock(&t->lock);
-    return who;
+    return stuck;
 }
 
 void fan_host_sched_end(fan_host_sched *t, int me)

@@ -23,11 +23,11 @@ typedef struct fan_race_check fan_race_check;
 fan_status fan_race_check_lane(fan_race_check *o, uint32_t *lane, fan_error *err);
 /* fan_race_check_reuse: returns a retired lane for a maker with clock `seen` (Reuse of lanes); false: none.
  * fan_race_check_leave: retires `lane`, on which nothing is queued any more. fan_race_check_name: gives later
- * operations of `lane` the number `who` (0 at first). */
+ * operations of `lane` the number `owner` (0 at first). */
 bool fan_race_check_reuse(fan_race_check *o, const fan_clock *seen, uint32_t *lane);
 void fan_race_check_leave(fan_race_check *o, uint32_t lane);
-void fan_race_check_name(fan_race_check *o, uint32_t lane, uint64_t who);
-uint64_t fan_race_check_who(const fan_race_check *o, uint32_t lane);
+void fan_race_check_name(fan_race_check *o, uint32_t lane, uint64_t owner);
+uint64_t fan_race_check_owner(const fan_race_check *o, uint32_t lane);
 /* fan_race_check_host: marks `lane` as a host thread. Its own accesses end when its call returns, and until then it
  * holds the memory: so a release need not wait for them. A sync of a host thread does not fail. FAN_ERR_NOMEM. */
 fan_status fan_race_check_host(fan_race_check *o, uint32_t lane);
@@ -45,9 +45,9 @@ fan_status fan_race_check_unlocking(fan_race_check *o, uint32_t host, uint64_t m
 
 /* fan__lane_room: makes room for `n` lanes in the clock. Its counts stay. */
 int fan__lane_room(fan_clock *c, size_t n);
-/* fan__lane_see: joins lane `from`'s clock to lane `to`'s. There must be room (fan__lane_room_to_see). */
-void fan__lane_see(fan_race_check *o, uint32_t to, uint32_t from);
-int fan__lane_room_to_see(fan_race_check *o, uint32_t to, uint32_t from);
+/* fan__lane_join: joins lane `from`'s clock to lane `to`'s. There must be room (fan__lane_room_to_join). */
+void fan__lane_join(fan_race_check *o, uint32_t to, uint32_t from);
+int fan__lane_room_to_join(fan_race_check *o, uint32_t to, uint32_t from);
 
 #ifdef FAN_TEST
 /* fan_race_check_lanes: returns how many lanes there are, retired ones included (tests). */

@@ -99,9 +99,9 @@ typedef struct fan_sim_event {
 } fan_sim_event;
 
 /* The owner of a checker's lane: a stream of a device, or (device -1) a host thread: its actor, or FAN_MAIN. */
-#define FAN_SIM_WHO(device, handle) ((uint64_t)((device) + 1) << 48 | ((handle) & FAN_MAIN))
-#define FAN_SIM_WHO_DEVICE(who) ((int)((who) >> 48) - 1)
-#define FAN_SIM_WHO_HANDLE(who) ((who) & FAN_MAIN)
+#define FAN_SIM_OWNER(device, handle) ((uint64_t)((device) + 1) << 48 | ((handle) & FAN_MAIN))
+#define FAN_SIM_OWNER_DEVICE(owner) ((int)((owner) >> 48) - 1)
+#define FAN_SIM_OWNER_HANDLE(owner) ((owner) & FAN_MAIN)
 #define FAN_MAIN ((UINT64_C(1) << 48) - 1)
 #define FAN_SIM_DEVICES 64
 

@@ -10,7 +10,7 @@ typedef struct fan_op {
     uint64_t number;     /* counts operations */
     uint32_t lane, host; /* host: the lane that queued it */
     uint64_t count;      /* of its lane */
-    uint64_t who;        /* the stream or thread of the lane at that time (fan_race_check_name) */
+    uint64_t owner;      /* the stream or thread of the lane at that time (fan_race_check_name) */
     bool over, awaited;  /* fan_race_check_over */
     char name[48];       /* "mul", "sum" */
     char call_site[96];  /* "train.py:31", or "" */

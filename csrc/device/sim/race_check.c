@@ -115,15 +115,15 @@ static bool is_race(const fan_race_check *o, const fan__range *r, const fan_cloc
 /* race_touch: checks one run of bytes for races, then notes the access. May allocate. */
 static fan_status race_touch(fan_race_check *o, uint32_t op, uintptr_t lo, uintptr_t hi, bool write, fan_race *race)
 {
-    const fan_op *who = &o->ops[op].op;
-    const fan_clock *now = &o->lanes[who->lane].clock;
+    const fan_op *acting = &o->ops[op].op;
+    const fan_clock *now = &o->lanes[acting->lane].clock;
     bool raced = false;
     fan__place p = fan__history_find(o, lo);
     if (!fan__history_is_end(o, p) && fan__history_at(o, p)->lo == lo && fan__history_at(o, p)->hi == hi) {
         fan__range *r = fan__history_at(o, p);
         if (o->free_reads == 0 && fan__history_reserve(o, 0, 1, 0))
             return FAN_ERR_NOMEM;
-        raced = is_race(o, r, now, who, write, lo, hi, race);
+        raced = is_race(o, r, now, acting, write, lo, hi, race);
         if (write)
             fan__history_set_write(o, r, op, false);
         else
@@ -135,7 +135,7 @@ static fan_status race_touch(fan_race_check *o, uint32_t op, uintptr_t lo, uintp
     if (fan__history_reserve(o, ranges, reads, crossed))
         return FAN_ERR_NOMEM;
     for (; !raced && !fan__history_is_end(o, p) && fan__history_at(o, p)->lo < hi; p = fan__history_after(o, p))
-        raced = is_race(o, fan__history_at(o, p), now, who, write, lo, hi, race);
+        raced = is_race(o, fan__history_at(o, p), now, acting, write, lo, hi, race);
     if (write)
         fan__history_note_write(o, op, lo, hi, false);
     else
@@ -164,7 +164,7 @@ fan_status fan_race_check_begin(fan_race_check *o, uint32_t at, uint32_t host, c
     size_t ranges = 2 * o->want_ranges + 4, reads = 2 * o->want_reads + 4, crossed = 2 * o->want_crossed;
     o->want_ranges = o->want_reads = o->want_crossed = 0;
     if (fan__history_reserve(o, ranges, reads, crossed) || fan__lane_room(&l->clock, (size_t)at + 1) ||
-        fan__lane_room_to_see(o, at, host))
+        fan__lane_room_to_join(o, at, host))
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for the happens-before history");
     if (new_ == FAN__NONE || o->ops[new_].refs > 1) {
         if (fan__history_take_op(o, at, &new_))
@@ -172,18 +172,18 @@ fan_status fan_race_check_begin(fan_race_check *o, uint32_t at, uint32_t host, c
         fan__history_drop_op(o, l->open);
         l->open = new_;
     }
-    fan__lane_see(o, at, host);
-    fan_op *who = &o->ops[new_].op;
-    who->number = o->number++;
-    who->lane = at;
-    who->host = host;
-    who->who = l->who;
-    who->over = l->host;
-    who->awaited = false;
-    who->count = fan__count_in(&l->clock, at) + 1;
-    fan_clock_set(&l->clock, at, who->count); /* there is room */
-    race_put_text(who->name, sizeof who->name, name);
-    race_put_text(who->call_site, sizeof who->call_site, call_site);
+    fan__lane_join(o, at, host);
+    fan_op *acting = &o->ops[new_].op;
+    acting->number = o->number++;
+    acting->lane = at;
+    acting->host = host;
+    acting->owner = l->owner;
+    acting->over = l->host;
+    acting->awaited = false;
+    acting->count = fan__count_in(&l->clock, at) + 1;
+    fan_clock_set(&l->clock, at, acting->count); /* there is room */
+    race_put_text(acting->name, sizeof acting->name, name);
+    race_put_text(acting->call_site, sizeof acting->call_site, call_site);
     *op = new_;
     return FAN_OK;
 }
@@ -249,17 +249,17 @@ fan_status fan_race_check_let_go(fan_race_check *o, uint32_t host, const uint32_
     for (size_t i = 0; i < n; i++)
         fan_clock_join(&o->gate, &o->lanes[lanes[i]].clock);
 
-    fan_op who = {.number = o->number,
-                  .lane = host,
-                  .host = host,
-                  .who = o->lanes[host].who,
-                  .count = fan__count_in(&o->gate, host) + 1};
-    race_put_text(who.name, sizeof who.name, "release");
-    race_put_text(who.call_site, sizeof who.call_site, call_site);
+    fan_op acting = {.number = o->number,
+                     .lane = host,
+                     .host = host,
+                     .owner = o->lanes[host].owner,
+                     .count = fan__count_in(&o->gate, host) + 1};
+    race_put_text(acting.name, sizeof acting.name, "release");
+    race_put_text(acting.call_site, sizeof acting.call_site, call_site);
     bool raced = false;
     for (fan__place p = fan__history_find(o, lo);
          !raced && !fan__history_is_end(o, p) && fan__history_at(o, p)->lo < hi; p = fan__history_after(o, p))
-        raced = race_left_behind(o, fan__history_at(o, p), &o->gate, &who, lo, hi, race);
+        raced = race_left_behind(o, fan__history_at(o, p), &o->gate, &acting, lo, hi, race);
     if (raced && race)
         race->release = true;
     return raced ? FAN_ERR_RACE : FAN_OK;

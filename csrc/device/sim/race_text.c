@@ -4,28 +4,28 @@
 #include <string.h>
 
 /* on_host: returns whether the operation is the host's own, or a copy to it, for which it waits. */
-static bool on_host(const fan_op *op) { return FAN_SIM_WHO_DEVICE(op->who) < 0 || op->awaited; }
+static bool on_host(const fan_op *op) { return FAN_SIM_OWNER_DEVICE(op->owner) < 0 || op->awaited; }
 
 /* stream_text: writes "stream 3 of sim:0". */
 static void stream_text(const fan_op *op, char *buf, size_t size)
 {
-    unsigned long long handle = (unsigned long long)FAN_SIM_WHO_HANDLE(op->who);
+    unsigned long long handle = (unsigned long long)FAN_SIM_OWNER_HANDLE(op->owner);
     if (handle == FAN_LEGACY)
-        snprintf(buf, size, "the legacy default stream of sim:%d", FAN_SIM_WHO_DEVICE(op->who));
+        snprintf(buf, size, "the legacy default stream of sim:%d", FAN_SIM_OWNER_DEVICE(op->owner));
     else
-        snprintf(buf, size, "stream %llu of sim:%d", handle, FAN_SIM_WHO_DEVICE(op->who));
+        snprintf(buf, size, "stream %llu of sim:%d", handle, FAN_SIM_OWNER_DEVICE(op->owner));
 }
 
 /* stream_call: writes its repr in Python. */
 static void stream_call(const fan_op *op, char *buf, size_t size)
 {
-    snprintf(buf, size, "Stream(\"sim:%d\", %llu)", FAN_SIM_WHO_DEVICE(op->who),
-             (unsigned long long)FAN_SIM_WHO_HANDLE(op->who));
+    snprintf(buf, size, "Stream(\"sim:%d\", %llu)", FAN_SIM_OWNER_DEVICE(op->owner),
+             (unsigned long long)FAN_SIM_OWNER_HANDLE(op->owner));
 }
 
 static void host_text(const fan_sim *m, const fan_op *op, char *buf, size_t size)
 {
-    uint64_t actor = FAN_SIM_WHO_HANDLE(fan_race_check_who(m->race_check, op->host));
+    uint64_t actor = FAN_SIM_OWNER_HANDLE(fan_race_check_owner(m->race_check, op->host));
     if (actor == FAN_MAIN)
         snprintf(buf, size, "the host");
     else

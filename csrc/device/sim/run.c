@@ -155,7 +155,7 @@ fan_status fan__run_until(fan_sim *m, fan_sim_point point, fan_error *err)
     return status;
 }
 
-fan_status fan__run_learn(fan_sim *m, const fan_clock *what, fan_error *err)
+fan_status fan__run_join(fan_sim *m, const fan_clock *what, fan_error *err)
 {
     fan__sim_touch(m, FAN__NAME(OF_WAITED, fan__sim_host(m)), true);
     return fan_race_check_sync(m->race_check, fan__sim_lane(m), what) == FAN_OK
@@ -174,7 +174,7 @@ fan_status fan__run_finish(fan_sim *m, fan_sim_queue *q, fan_error *err)
     if (status == FAN_OK)
         status = fan__run_until(m, (fan_sim_point){q, q->queued}, err);
     if (status == FAN_OK)
-        status = fan__run_learn(m, &then, err);
+        status = fan__run_join(m, &then, err);
     fan_clock_fini(&then);
     if (status == FAN_OK)
         m->host_us[fan__sim_host(m)] = fan__later(m->host_us[fan__sim_host(m)], us);

@@ -16,9 +16,9 @@ void fan__run_stand_by(fan_sim *m);
 /* fan__run_until: runs work, in any allowed order, until point has passed; queue NULL: until all is idle. Stops at the
  * first kernel that fails. */
 fan_status fan__run_until(fan_sim *m, fan_sim_point point, fan_error *err);
-/* fan__run_learn: joins the clock `what` to the calling thread's in the checker. A release of memory needs it
+/* fan__run_join: joins the clock `what` to the calling thread's in the checker. A release of memory needs it
  * (fan__sim_dropped). */
-fan_status fan__run_learn(fan_sim *m, const fan_clock *what, fan_error *err);
+fan_status fan__run_join(fan_sim *m, const fan_clock *what, fan_error *err);
 /* fan__run_finish: runs work until all that q has queued by now has run; orders the calling thread after it. */
 fan_status fan__run_finish(fan_sim *m, fan_sim_queue *q, fan_error *err);
 bool fan__run_has_passed(const fan_sim_event *ev);

@@ -253,7 +253,7 @@ fan_status fan_sim_after_thread(fan_sim *m, int actor, fan_error *err)
     fan_status status = FAN_OK;
     fan__sim_lock(m);
     if (actor >= 0 && actor < FAN_ACTORS && m->has_lane[1 + actor])
-        status = fan__run_learn(m, fan_race_check_clock(m->race_check, m->host_lane[1 + actor]), err);
+        status = fan__run_join(m, fan_race_check_clock(m->race_check, m->host_lane[1 + actor]), err);
     fan__sim_unlock(m);
     return status;
 }
