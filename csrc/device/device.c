@@ -8,9 +8,8 @@
 
 static atomic_uint_fast64_t last_device;
 
-/* A forked child has copies of the locks of its parent, without the threads that held them. So a fork waits until no
- * thread holds one of these: nothing is called while one is held, and none is taken while another is. What the child
- * inherited can be dropped in the child. */
+/* A forked child inherits its parent's locks without the threads that held them. So fork acquires these locks first: no
+ * call is made while one is held, and no other is acquired. Inherited objects can be dropped in the child. */
 static pthread_mutex_t devices_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static fan_device *devices;

@@ -13,8 +13,10 @@ static void graph_dealloc(PyObject *o)
     graph_object *self = (graph_object *)o;
     PyTypeObject *type = Py_TYPE(o);
     PyObject_GC_UnTrack(o);
-    Py_BEGIN_ALLOW_THREADS fan_sim_graph_drop(self->g);
-    Py_END_ALLOW_THREADS Py_XDECREF(self->machine);
+    Py_BEGIN_ALLOW_THREADS
+        fan_sim_graph_drop(self->g);
+    Py_END_ALLOW_THREADS
+    Py_XDECREF(self->machine);
     type->tp_free(o);
     Py_DECREF(type);
 }
@@ -120,7 +122,9 @@ PyObject *fan_machine_launch_graph(PyObject *o, PyObject *args)
     g = ((graph_object *)graph)->g;
     if (!(s = stream_here(fan_machine_self(o), where)))
         return NULL;
-    Py_BEGIN_ALLOW_THREADS status = fan_sim_graph_launch(g, s, &err);
-    Py_END_ALLOW_THREADS fan_stream_drop(s);
+    Py_BEGIN_ALLOW_THREADS
+        status = fan_sim_graph_launch(g, s, &err);
+    Py_END_ALLOW_THREADS
+    fan_stream_drop(s);
     return fan_sim_done(status, &err);
 }

@@ -58,8 +58,10 @@ static void function_dealloc(PyObject *o)
         PyObject_ClearWeakRefs(o);
     (void)function_clear(o);
     Py_CLEAR(self->name);
-    Py_BEGIN_ALLOW_THREADS fan_tree_function_drop(self->f);
-    Py_END_ALLOW_THREADS Py_CLEAR(self->tree);
+    Py_BEGIN_ALLOW_THREADS
+        fan_tree_function_drop(self->f);
+    Py_END_ALLOW_THREADS
+    Py_CLEAR(self->tree);
     fan_tree_result_fini(&self->scratch);
     fan_free(self->roles);
     type->tp_free(o);
@@ -452,9 +454,10 @@ static PyObject *call_with(graph_function *self, body *b, uint64_t key)
     PyObject *made = NULL;
     self->scratch = (fan_tree_result){0};
     fan_call_site(call_site, sizeof call_site);
-    Py_BEGIN_ALLOW_THREADS status = fan_tree_function_call(self->f, &a, &result, &outcome, &err);
-    Py_END_ALLOW_THREADS if (status == FAN_OK)
-    {
+    Py_BEGIN_ALLOW_THREADS
+        status = fan_tree_function_call(self->f, &a, &result, &outcome, &err);
+    Py_END_ALLOW_THREADS
+    if (status == FAN_OK) {
         fan_touch_thing(FAN_THING_GRAPH, 0, FAN_TOUCH_WRITES);
         self->last = outcome;
         self->called = true;

@@ -40,9 +40,10 @@ static PyObject *tree_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->verify = (unsigned)verify;
     fan_tree_options options = {
         .memory = (uint64_t)memory, .limit = (unsigned)limit, .strict = strict, .verify = (unsigned)verify};
-    Py_BEGIN_ALLOW_THREADS status = fan_tree_new(d, &options, &self->t, &err);
-    Py_END_ALLOW_THREADS if (status != FAN_OK)
-    {
+    Py_BEGIN_ALLOW_THREADS
+        status = fan_tree_new(d, &options, &self->t, &err);
+    Py_END_ALLOW_THREADS
+    if (status != FAN_OK) {
         fan_raise(status, &err);
         Py_CLEAR(self);
     }
@@ -54,9 +55,11 @@ static void tree_dealloc(PyObject *o)
     PyTypeObject *type = Py_TYPE(o);
     if (tree_self(o)->weakrefs)
         PyObject_ClearWeakRefs(o);
-    Py_BEGIN_ALLOW_THREADS fan_tree_drop(tree_self(o)->t);
-    fan_device_drop(tree_self(o)->d);
-    Py_END_ALLOW_THREADS type->tp_free(o);
+    Py_BEGIN_ALLOW_THREADS
+        fan_tree_drop(tree_self(o)->t);
+        fan_device_drop(tree_self(o)->d);
+    Py_END_ALLOW_THREADS
+    type->tp_free(o);
     Py_DECREF(type);
 }
 
@@ -73,7 +76,8 @@ static void step_dealloc(PyObject *o)
     PyTypeObject *type = Py_TYPE(o);
     graph_step *self = (graph_step *)o;
     for (; self->entered > 0; self->entered--) { /* nobody can end it any more */
-        Py_BEGIN_ALLOW_THREADS fan_tree_step_end(tree_self(self->tree)->t, "the line that dropped it");
+        Py_BEGIN_ALLOW_THREADS
+            fan_tree_step_end(tree_self(self->tree)->t, "the line that dropped it");
         Py_END_ALLOW_THREADS
     }
     Py_XDECREF(self->tree);
@@ -88,8 +92,11 @@ static PyObject *step_enter(PyObject *o, PyObject *Py_UNUSED(none))
     fan_status status;
     if (self->entered && self->thread != fan_thread_id())
         return PyErr_Format(PyExc_RuntimeError, "the step was begun on another thread: `with tree.step():` for each");
-    Py_BEGIN_ALLOW_THREADS status = fan_tree_step_begin(tree_self(self->tree)->t, &err);
-    Py_END_ALLOW_THREADS if (status != FAN_OK) return fan_raise(status, &err);
+    Py_BEGIN_ALLOW_THREADS
+        status = fan_tree_step_begin(tree_self(self->tree)->t, &err);
+    Py_END_ALLOW_THREADS
+    if (status != FAN_OK)
+        return fan_raise(status, &err);
     self->entered++;
     self->thread = fan_thread_id();
     return Py_NewRef(o);
@@ -105,8 +112,10 @@ static PyObject *step_exit(PyObject *o, PyObject *Py_UNUSED(args))
         return PyErr_Format(PyExc_RuntimeError, "the step was begun on another thread: end it there");
     self->entered--;
     fan_call_site(call_site, sizeof call_site);
-    Py_BEGIN_ALLOW_THREADS fan_tree_step_end(tree_self(self->tree)->t, call_site);
-    Py_END_ALLOW_THREADS Py_RETURN_NONE;
+    Py_BEGIN_ALLOW_THREADS
+        fan_tree_step_end(tree_self(self->tree)->t, call_site);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
 }
 
 FAN_TURN_NONE(step_enter, fan_seen_nothing)
@@ -155,8 +164,11 @@ static PyObject *tree_close(PyObject *o, PyObject *Py_UNUSED(none))
     fan_error err = {0};
     fan_status status;
     fan_call_site(call_site, sizeof call_site);
-    Py_BEGIN_ALLOW_THREADS status = fan_tree_close(tree_self(o)->t, call_site, &err);
-    Py_END_ALLOW_THREADS if (status != FAN_OK) return fan_raise(status, &err);
+    Py_BEGIN_ALLOW_THREADS
+        status = fan_tree_close(tree_self(o)->t, call_site, &err);
+    Py_END_ALLOW_THREADS
+    if (status != FAN_OK)
+        return fan_raise(status, &err);
     Py_RETURN_NONE;
 }
 
@@ -187,12 +199,14 @@ static PyObject *tree_stats(PyObject *o, void *Py_UNUSED(closure))
     PyObject *type = fan_lazy(&fan_state_get()->graph_stats_type, "fanin._graph_trees", "GraphStats");
     if (!type)
         return NULL;
-    Py_BEGIN_ALLOW_THREADS fan_tree_get_stats(tree_self(o)->t, &s);
-    Py_END_ALLOW_THREADS return PyObject_CallFunction(
-        type, "KKKKKKKKKK", (unsigned long long)s.nodes, (unsigned long long)s.bytes, (unsigned long long)s.in_use,
-        (unsigned long long)s.high_water, (unsigned long long)s.warmed, (unsigned long long)s.recorded,
-        (unsigned long long)s.replayed, (unsigned long long)s.raw, (unsigned long long)s.restored,
-        (unsigned long long)s.driver_bytes);
+    Py_BEGIN_ALLOW_THREADS
+        fan_tree_get_stats(tree_self(o)->t, &s);
+    Py_END_ALLOW_THREADS
+    return PyObject_CallFunction(type, "KKKKKKKKKK", (unsigned long long)s.nodes, (unsigned long long)s.bytes,
+                                 (unsigned long long)s.in_use, (unsigned long long)s.high_water,
+                                 (unsigned long long)s.warmed, (unsigned long long)s.recorded,
+                                 (unsigned long long)s.replayed, (unsigned long long)s.raw,
+                                 (unsigned long long)s.restored, (unsigned long long)s.driver_bytes);
 }
 
 /* What is seen of a tree, gathered without the interpreter: a body that another thread runs may want it. */
@@ -238,8 +252,10 @@ static PyObject *recording_show(const void *one)
 static PyObject *tree_recordings(PyObject *o, PyObject *Py_UNUSED(none))
 {
     sights seen = {.n = 0};
-    Py_BEGIN_ALLOW_THREADS fan_tree_visit(tree_self(o)->t, recording_add, &seen);
-    Py_END_ALLOW_THREADS return sights_list(&seen, sizeof(fan_tree_sight), recording_show);
+    Py_BEGIN_ALLOW_THREADS
+        fan_tree_visit(tree_self(o)->t, recording_add, &seen);
+    Py_END_ALLOW_THREADS
+    return sights_list(&seen, sizeof(fan_tree_sight), recording_show);
 }
 
 typedef struct piece {
@@ -263,15 +279,19 @@ static PyObject *piece_show(const void *one)
 static PyObject *tree_memory(PyObject *o, PyObject *Py_UNUSED(none))
 {
     sights seen = {.n = 0};
-    Py_BEGIN_ALLOW_THREADS fan_tree_visit_memory(tree_self(o)->t, piece_add, &seen);
-    Py_END_ALLOW_THREADS return sights_list(&seen, sizeof(piece), piece_show);
+    Py_BEGIN_ALLOW_THREADS
+        fan_tree_visit_memory(tree_self(o)->t, piece_add, &seen);
+    Py_END_ALLOW_THREADS
+    return sights_list(&seen, sizeof(piece), piece_show);
 }
 
 static PyObject *tree_closed(PyObject *o, void *Py_UNUSED(closure))
 {
     bool closed;
-    Py_BEGIN_ALLOW_THREADS closed = fan_tree_closed(tree_self(o)->t);
-    Py_END_ALLOW_THREADS return PyBool_FromLong(closed);
+    Py_BEGIN_ALLOW_THREADS
+        closed = fan_tree_closed(tree_self(o)->t);
+    Py_END_ALLOW_THREADS
+    return PyBool_FromLong(closed);
 }
 
 static PyObject *tree_device(PyObject *o, void *Py_UNUSED(closure))
@@ -284,10 +304,11 @@ static PyObject *tree_repr(PyObject *o)
 {
     char text[32];
     fan_tree_stats s;
-    Py_BEGIN_ALLOW_THREADS fan_tree_get_stats(tree_self(o)->t, &s);
-    Py_END_ALLOW_THREADS return PyUnicode_FromFormat("<fanin.GraphTree on %s, %llu recordings>",
-                                                     fan_device_text(tree_self(o)->d, text, sizeof text),
-                                                     (unsigned long long)s.nodes);
+    Py_BEGIN_ALLOW_THREADS
+        fan_tree_get_stats(tree_self(o)->t, &s);
+    Py_END_ALLOW_THREADS
+    return PyUnicode_FromFormat("<fanin.GraphTree on %s, %llu recordings>",
+                                fan_device_text(tree_self(o)->d, text, sizeof text), (unsigned long long)s.nodes);
 }
 
 FAN_TURN_NAMED(tree_function, fan_seen_nothing)

@@ -553,7 +553,7 @@ def test_a_busy_wait_ends() -> None:
 def test_a_busy_wait_for_what_never_comes_is_a_deadlock() -> None:
     report = explore(functools.partial(polling, adds=1))
     assert report.complete and report.deadlocks == report.runs, report
-    assert isinstance(report.error, DeadlockError) and "host thread 0 asks again and again" in str(report.error)
+    assert isinstance(report.error, DeadlockError) and "host thread 0 polls for a change" in str(report.error)
     with pytest.raises(DeadlockError), Machine() as m:
         polling(m, 1)
 

@@ -543,7 +543,7 @@ def writes_what_is_no_operand(m: Any, out: dict[str, Any]) -> Callable[..., Any]
     return f
 
 
-@bad(fanin.CaptureError, r"f: (what the host copies to \w+:0 is copied once|copy touches memory that is neither)")
+@bad(fanin.CaptureError, r"f: (a copy from the host to \w+:0 would run once|copy touches memory that is neither)")
 def allocates_from_elsewhere(m: Any, out: dict[str, Any]) -> Callable[..., Any]:
     def f(x: Any) -> Any:
         if out.setdefault("calls", 0):

@@ -1,4 +1,4 @@
-/* cpu: the smallest example of a backend: no streams, no events; work runs at once, so nothing is ever waited for. */
+/* cpu: the smallest example of a backend: no streams, no events; work runs at once, so there are no waits. */
 #include "array/elements.h"
 #include "base/mem.h"
 #include "device/cpu/recording.h"

@@ -26,12 +26,12 @@ _Static_assert((int)FAN__REDUCES <= (int)FAN__FOLDS && FAN__FOLDS <= FAN__CUDA_F
 
 _Static_assert(sizeof(fan_k_fold) <= 4096 && sizeof(fan_k_any) <= 4096 && sizeof(fan_k_reduce) <= 4096 &&
                    sizeof(fan_k_scatter) <= 4096,
-               "what every driver takes as the arguments of a kernel");
+               "every driver takes kernel arguments of this size");
 
 _Static_assert(sizeof(fan_k_stats_end) <= 4096, "the same");
 
-/* launch_ask_resident: more blocks than fit at a time would only wait for the others. */
-static fan_cu_result launch_ask_resident(fan_cuda_part *p)
+/* launch_query_resident: queries how many blocks fit at a time; more would only wait for the others. */
+static fan_cu_result launch_query_resident(fan_cuda_part *p)
 {
     fan_cu_result code = 0;
     p->nresident = 0;
@@ -51,7 +51,7 @@ static fan_cu_result launch_ask_resident(fan_cuda_part *p)
     return code;
 }
 
-/* launch_look_up: all kernels in an image, those of `newer`, if there is one, in that. */
+/* launch_look_up: looks up all kernels in an image; those that `newer` has, in that one. */
 static fan_cu_result launch_look_up(fan_cuda_part *p, fan_cu_module m, fan_cu_module newer)
 {
     const fan_cuda_api *api = fan__cuda_api_of(p);
@@ -71,15 +71,15 @@ static fan_cu_result launch_look_up(fan_cuda_part *p, fan_cu_module m, fan_cu_mo
     return code;
 }
 
-/* launch_load: loads an image and looks all kernels up in it: a driver that loads lazily says only then that it cannot
- * use one. What was loaded is unloaded where that fails; `call`: what failed. */
+/* launch_load: loads an image and looks all kernels up in it: a driver that loads lazily fails only then. Unloads it on
+ * failure; `call`: the call that failed. */
 static fan_cu_result launch_load(fan_cuda_part *p, fan__cuda_image image, const char **call)
 {
     const fan_cuda_api *api = fan__cuda_api_of(p);
     fan_cu_module m[FAN__CUDA_MODULES] = {NULL};
     fan_cu_result code = 0;
     *call = "cuModuleLoadData";
-    if (image == FAN__IMAGE_PTX_NEWER) /* first: the other one takes seconds to compile */
+    if (image == FAN__IMAGE_PTX_NEWER) /* first, because the other one takes seconds to compile */
         code = api->ModuleLoadData(&m[1], fan_kernels_ptx_newer);
     if (code == 0)
         code = api->ModuleLoadData(&m[0], image == FAN__IMAGE_MACHINE_CODE ? (const void *)fan_kernels_fatbin
@@ -90,7 +90,7 @@ static fan_cu_result launch_load(fan_cuda_part *p, fan__cuda_image image, const 
     }
     if (code == 0) {
         *call = "cuOccupancyMaxActiveBlocksPerMultiprocessor";
-        code = launch_ask_resident(p);
+        code = launch_query_resident(p);
     }
     for (int i = 0; i < FAN__CUDA_MODULES; i++) {
         if (code && m[i] && !fan_cuda_sticky(code))
@@ -113,7 +113,7 @@ fan_status fan__cuda_load_kernels(fan_cuda_part *p, fan_error *err)
         if (!is_there[image])
             continue;
         code = launch_load(p, (fan__cuda_image)image, &call);
-        /* An image may be of a compiler that is newer than the driver, and drivers say that in many ways. */
+        /* An image may be newer than the driver, which drivers report in many ways. */
         if (code == 0 || code == FAN_CU_OUT_OF_MEMORY || fan_cuda_sticky(code))
             break;
     }
@@ -136,7 +136,7 @@ fan_status fan__launch_blocks(const fan__launch_ctx *w, fan_cu_function f, int64
     return FAN_OK;
 }
 
-/* launch_resident: how many blocks of a kernel fit on a multiprocessor at a time. */
+/* launch_resident: returns how many blocks of a kernel fit on a multiprocessor at a time. */
 static int launch_resident(const fan_cuda_part *p, fan_cu_function f)
 {
     for (size_t i = 0; i < p->nresident; i++)
@@ -152,7 +152,7 @@ fan_status fan__launch_threads(const fan__launch_ctx *w, fan_cu_function f, int6
     return fan__launch_blocks(w, f, blocks < most ? blocks : most, args, err);
 }
 
-/* launch_number_size: of one part of a complex number, else of the element. */
+/* launch_number_size: returns the size of one part of a complex number, else of the element. */
 static uint64_t launch_number_size(fan_dtype d) { return fan_dtype_size(d) / (fan_dtype_kind(d) == 'c' ? 2 : 1); }
 
 bool fan__is_anywhere(const fan_array *a)
@@ -198,7 +198,7 @@ int fan__fold_flags(size_t which, const fan_array *out, const fan_array *first)
            (launch_number_size(out->dtype) == bytes ? 0 : FAN_K_OUT_WIDE);
 }
 
-/* launch_memory_dtype: the dtype of a fold's sources; but the first of them, and the result, may have that of the
+/* launch_memory_dtype: returns the dtype of a fold's sources; the first of them, and the result, may have that of the
  * accumulation. */
 static fan_dtype launch_memory_dtype(const fan_array *out, const fan_operand *in, size_t n)
 {

@@ -1,5 +1,5 @@
-/* The kernels as machine code, where the package was built with nvcc: build.py makes device/kernels/fatbin.h, which
- * setup.py asks for. */
+/* The kernels as machine code, if the package was built with nvcc: setup.py makes device/kernels/fatbin.h by
+ * build.py. */
 #include "device/kernels/image.h"
 
 #ifdef FAN_FATBIN

@@ -1,4 +1,4 @@
-/* The backend's table, and machines made and ended. */
+/* The backend's table; makes and ends machines. */
 #define _POSIX_C_SOURCE 200809L
 #include "base/mem.h"
 #include "device/sim/event.h"
@@ -102,7 +102,7 @@ static void sim_set_host_sched(fan_sim *m)
     fan_host_sched_set_hooks(m->host_sched, &h);
 }
 
-/* sim_begin_anew: sets counters and clocks to those of a new machine. */
+/* sim_begin_anew: resets counters and clocks to those of a new machine. */
 static void sim_begin_anew(fan_sim *m)
 {
     fan_mutex now;
@@ -130,7 +130,7 @@ fan_status fan_sim_new(const fan_sim_config *config, const fan_sim_hooks *hooks,
 {
     *out = NULL;
     if (config->devices < 1 || config->devices > FAN_SIM_DEVICES)
-        return fan_fail(err, FAN_ERR_VALUE, "a machine has 1 to %d devices, not %d", FAN_SIM_DEVICES, config->devices);
+        return fan_fail(err, FAN_ERR_VALUE, "a machine has 1 to %d devices, got %d", FAN_SIM_DEVICES, config->devices);
     fan_sim *m = fan_calloc(sizeof *m);
     if (!m)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a machine");
