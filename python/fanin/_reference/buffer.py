@@ -3,7 +3,7 @@
 It is the description that can be run, and the oracle that the C core is held against bit by bit. It knows host
 data only: NumPy arrays and scalars, Python scalars, SciPy's sparse arrays and `Sparse`, symbolic zeros, objects of
 the user's own. What numbers do (promotion, rounding, the entries of sparse arrays) is told in ``numbers.py``.
-Rule numbers (A5) are those of ``docs/rules.md``, decisions (D3) those of ``docs/design.md``.
+Rule numbers (A5) are those of ``docs/rules.md``, decisions (D3) those of ``docs/decisions.md``.
 
 1. Two gradients meet: what happens?
 2. A gradient, as it was added.
