@@ -20,7 +20,7 @@ raw_addresses = False  # may addresses be believed that nothing can check (fanin
 
 @dataclass(frozen=True)
 class Fields:
-    """What an array says by `__cuda_array_interface__`, checked as far as it can be."""
+    """The fields of an array's `__cuda_array_interface__`, checked as far as possible."""
 
     address: int
     read_only: bool
@@ -43,7 +43,7 @@ def whole(x: object, what: str, value: object, least: int) -> int:
 def dtype_of(who: str, typestr: object) -> np.dtype[np.generic]:
     dtype = None
     if isinstance(typestr, str):
-        with contextlib.suppress(TypeError, ValueError, SyntaxError):  # what np.dtype says of words that name none
+        with contextlib.suppress(TypeError, ValueError, SyntaxError):  # np.dtype's errors for unknown names
             dtype = np.dtype(typestr)
     if dtype is None:
         refuse(TypeError, f"{who} has typestr {typestr!r:.80}; expected one like '<f4'")

@@ -21,5 +21,5 @@ def sparse_parts(value: object) -> tuple[str, tuple[object, ...], tuple[int, ...
     if kind in ("csr", "csc", "bsr"):
         return kind, tuple(getattr(value, name) for name in ("indptr", "indices", "data")), shape
     raise TypeError(
-        f"Machine.array: SciPy's {kind!r} has no parts that a device could hold: say x.tocoo() or x.tocsr()"
+        f"Machine.array: SciPy's {kind!r} has no parts for a device: pass x.tocoo() or x.tocsr()"
     )

@@ -1,4 +1,4 @@
-"""What was and will be decided for a slot, in sentences with the numbers of the rules (`InputBuffer.explain`)."""
+"""The decisions about a slot, in sentences with the numbers of the rules (`InputBuffer.explain`)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Contribution(TypedDict):
 
 
 class View(TypedDict):
-    """A slot as the core sees it (csrc/py/buffer_view.c). Streams are handles, 0: one of its own."""
+    """A slot as the core describes it (csrc/py/buffer_view.c). Streams are handles, 0 for none."""
 
     buffer: str
     slot: int
@@ -51,7 +51,7 @@ class View(TypedDict):
 
 
 CASES = {
-    "A": "The producer's stream is the consumer's, {consumer}: the sum is taken there and nobody waits (S8).",
+    "A": "The producer's stream is the consumer's, {consumer}: the sum is taken there, without a wait (S8).",
     "a": (
         "The producer's stream is not the consumer's, {consumer}, of the same device: the sum is taken on {consumer}"
         " (S9)."
@@ -77,7 +77,7 @@ ACTIONS = {
 
 def contribution(item: Contribution, place: int) -> str:
     text = f"key {item['key']}" if item["key"] >= 0 else f"the {ordinal(place)} to come"
-    if not item["ready"]:  # nothing else is told of it until then
+    if not item["ready"]:  # nothing else is defined until then
         return text + ": still arriving"
     text += ": " + (item["form"] if item["dtype"] == "none" else f"{item['form']} {item['dtype']}")
     if item["producer"]:
@@ -139,8 +139,8 @@ def budget(view: View) -> list[str]:
     if most == "auto":
         of = [size(n) for n in view["limits"]]
         return [
-            f'budget="auto": of what the buffer alone keeps alive {size(alone)} are known to wait, {of[0]} may;'
-            f" of what somebody else holds {size(parked - alone)}, {of[1]} may."
+            f'budget="auto": of contributions that only the buffer holds {size(alone)} wait, {of[0]} may;'
+            f" of those that other code holds {size(parked - alone)} wait, {of[1]} may."
         ]
     may = "" if most == float("inf") else f", {size(most)} may"
     return [f"budget={most}: {size(parked)} wait in all slots{may}."]
