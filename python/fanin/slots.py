@@ -22,7 +22,7 @@ Shape = SupportsIndex | Iterable[SupportsIndex]
 FORMATS = ("coo", "csr", "csc", "bsr", "bsc")
 
 
-def shape_of(shape: object, who: str) -> tuple[int, ...]:
+def shape_of(shape: object, where: str) -> tuple[int, ...]:
     """A shape as a tuple of ints; an int is the shape of one axis, as in NumPy."""
     if type(shape) is tuple:
         for n in shape:
@@ -36,9 +36,9 @@ def shape_of(shape: object, who: str) -> tuple[int, ...]:
         else:
             result = tuple(map(operator.index, cast(Iterable[SupportsIndex], shape)))
     except TypeError:
-        raise TypeError(f"{who}: expected a shape, a tuple of ints, got {shape!r}") from None
+        raise TypeError(f"{where}: expected a shape, a tuple of ints, got {shape!r}") from None
     if result and min(result) < 0:
-        raise ValueError(f"{who}: expected a shape of non-negative extents, got {result}")
+        raise ValueError(f"{where}: expected a shape of non-negative extents, got {result}")
     return result
 
 
@@ -241,8 +241,7 @@ def _floats(x: object) -> bool:
 
 
 def _outs(sums: Sequence[object], out: object) -> Sequence[object]:
-    """Check `out` of clip_norm: one array for each sum, of its shape and dtype, writable and disjoint from the others.
-    """
+    """Check `out` of clip_norm: one array for each sum, of its shape and dtype, writable and disjoint from the others."""
     if not isinstance(out, list | tuple) or len(out) != len(sums):
         raise ValueError(
             f"clip_norm: expected out= as a list of {len(sums)} arrays (or None), one for each sum; got {out!r:.80}"

@@ -90,7 +90,7 @@ def foreign(s: object) -> _core.Stream:
         return found
     refused: Exception = ValueError(f"{owner}: handle {handle:#x} is of no device: there is none")
     devices = range(len(_core.cuda_info().get("devices", ())))
-    active = [i for i in devices if _core.cuda_active(i)]  # the others have no streams, and a query would initialize them
+    active = [i for i in devices if _core.cuda_active(i)]  # a query would initialize the others
     for one in active or [0]:
         try:
             return _core.Stream(f"cuda:{one}", handle)

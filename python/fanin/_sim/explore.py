@@ -71,7 +71,7 @@ class Report:
 
     @property
     def outcome(self) -> str:
-        """"failed", "cannot be compared", "incomplete" (no fault, but orders are missing) or "ok"."""
+        """One of "failed", "cannot be compared", "incomplete" (no fault, but orders are missing) or "ok"."""
         if self.failed:
             return "failed"
         if self.incomparable is not None:
@@ -358,7 +358,7 @@ def replay_scene(scene: Scene, schedule: str) -> object:
     run = scene.run(search)
     if _core.explore_state(search)["strayed"]:
         raise ValueError(
-            f"replay: schedule {schedule!r:.100} does not fit: a thread that it names could not act; the order of this run is"
+            f"replay: schedule {schedule!r:.100} does not fit: a thread that it names could not act; this run's order is"
             f" {run.schedule!r}"
         )
     if run.error is not None:

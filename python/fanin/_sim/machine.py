@@ -454,10 +454,10 @@ class Machine(_core.Machine):
                 began, seen = now, steps
             elif now - began > self._stuck_after:
                 stacks = "".join(thread._stack() for thread in self._started)
-                who = self._break("a host thread does not return from its step")
+                actor = self._break("a host thread does not return from its step")
                 began = now
-                if who >= 0:
-                    name = next((t.name for t in self._started if t._actor == who), str(who))
+                if actor >= 0:
+                    name = next((t.name for t in self._started if t._actor == actor), str(actor))
                     raise StuckError(
                         f"host thread {name!r} has not returned from its step for {self._stuck_after:g} s: it waits"
                         " for something outside of the machine (another thread's threading.Lock or queue, the"

@@ -89,16 +89,16 @@ def contribution(item: Contribution, place: int) -> str:
 
 def explain(view: View) -> str:
     """Sentences about a slot; the first begins with buffer and slot."""
-    who = f"{view['buffer']}: slot {view['slot']}" + (f" ({view['name']})" if view["name"] else "")
+    where = f"{view['buffer']}: slot {view['slot']}" + (f" ({view['name']})" if view["name"] else "")
     count, expected = view["count"], view["expected"]
     if view["poisoned"]:
-        return f"{who}: it is poisoned until clear() empties it: {view['poisoned']}"
+        return f"{where}: it is poisoned until clear() empties it: {view['poisoned']}"
     if count == 0 and not view["has_value"]:
         due = f"; {counted(expected, 'contribution')} expected (A16)" if expected >= 0 else ""
-        return f"{who}: nothing has come yet{due}."
+        return f"{where}: nothing has come yet{due}."
     items = view["items"]
     of = f" of {expected} expected (A16)" if expected >= 0 else ""
-    lines = [f"{who}: {counted(count, 'contribution')}{of} came, {len(items)} of them parked."]
+    lines = [f"{where}: {counted(count, 'contribution')}{of} came, {len(items)} of them parked."]
     lines += [*streams(view), *value(view, count - len(items))]
     lines += [f"Parked, {contribution(item, count - len(items) + i + 1)}." for i, item in enumerate(items)]
     lines += [*gap(view), *coming(view), *budget(view)]
