@@ -1,4 +1,4 @@
-"""Memory by DLPack: an object's device is asked first, then its memory."""
+"""Memory by DLPack: first an object's device, then its memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .records import Capsule, refuse
 from .streams import ready_on
 from .tables import table_of
 
-#: Names of DLPack's device types that no backend of ours reads, for messages.
+#: Names of DLPack device types that no backend reads, for messages.
 DEVICES = {4: "OpenCL", 7: "Vulkan", 8: "Metal", 10: "ROCm", 14: "oneAPI", 18: "Trainium"}
 
 
@@ -21,17 +21,17 @@ def is_host(kind: int) -> bool:
 
 
 def device_of(x: Exporter) -> tuple[int, int]:
-    """What `__dlpack_device__` says, as two ints."""
+    """The result of `__dlpack_device__` as two ints."""
     said = x.__dlpack_device__()
     try:
         kind, index = said
         return operator.index(kind), operator.index(index)
     except (TypeError, ValueError):
-        refuse(TypeError, f"{named(x)}: __dlpack_device__() gave {said!r:.80}; expected (device type, device id)")
+        refuse(TypeError, f"{named(x)}: __dlpack_device__(): expected (device type, device id), got {said!r:.80}")
 
 
 def capsule_of(x: Exporter, writes: int, ready: _core.Stream | None = None) -> Capsule:
-    """x by DLPack: its device is asked first, then its memory."""
+    """A DLPack capsule of x: first its device, then its memory."""
     kind, index = -1, 0
     backend: str | None = "cpu"
     how: dict[str, object] = {}
@@ -50,7 +50,7 @@ def capsule_of(x: Exporter, writes: int, ready: _core.Stream | None = None) -> C
     try:
         capsule = x.__dlpack__(max_version=(1, 3), **how)
     except TypeError as e:
-        # Older producers do not know the keyword. A TypeError from within is theirs.
+        # Older producers lack the keyword. A TypeError from inside the call is theirs.
         if e.__traceback__ is not None and e.__traceback__.tb_next is not None:
             raise
         capsule = x.__dlpack__(**how)

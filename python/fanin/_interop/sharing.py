@@ -1,7 +1,7 @@
-"""Where the memory of an array lies that the C core cannot ask by itself: torch's tensors, whatever has DLPack.
+"""The addresses of arrays that the C core cannot read itself: torch's tensors, objects with DLPack.
 
 `overlap`, `overlaps` and `overlaps_itself` are the core's (csrc/py/overlap.c). Only addresses, shapes and strides are
-looked at; what a tensor's memory stands for (a conjugate, a negative, a gradient that is asked for) does not matter.
+read; conjugate and negative bits and requires_grad do not matter.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ def tensor_memory(x: Tensor) -> Memory:
     if not has_memory(x) or getattr(type(x), "__torch_dispatch__", None) is not dispatch:
         return Refused(
             TypeError,
-            f"{named(x)} wraps others or stands for memory that is not there; expected a tensor with memory",
+            f"{named(x)} wraps other tensors or has no memory; expected a tensor with memory",
         )
     kind = DEVICE_TYPES.get(x.device.type)
     if kind is None:
-        return Refused(TypeError, f"the torch.Tensor is on {x.device}, whose addresses are not known")
+        return Refused(TypeError, f"the torch.Tensor is on {x.device}, whose addresses are unknown")
     address, size = x.data_ptr(), x.element_size()
     if address == 0 and x.numel():
         return Refused(TypeError, f"{named(x)} has no memory; expected a tensor with memory")

@@ -1,6 +1,6 @@
-"""For those who test engines built on fanin: a pytest plugin.
+"""For testers of engines built on fanin: a pytest plugin and a CUDA driver for tests.
 
-    pytest_plugins = ["fanin.testing.plugin"]        # in the top conftest.py, where the plugin is not installed
+    pytest_plugins = ["fanin.testing.plugin"]        # in the top conftest.py, if the plugin is not installed
 
     def test_double(sim_machine):                     # a fresh fanin.sim.Machine, entered
         ...
@@ -26,7 +26,7 @@ __all__ = ["FakeDriver", "fake_library", "use_driver"]
 
 
 def __getattr__(name: str) -> object:
-    if name in __all__:  # the plugin must not import fanin before a test asks for it
+    if name in __all__:  # the plugin must not import fanin before a test needs it
         from . import driver
 
         return getattr(driver, name)
