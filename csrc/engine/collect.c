@@ -55,17 +55,17 @@ static int grow(void **items, size_t *cap, size_t want, size_t size)
 typedef struct reached {
     int64_t *ages; /* of each visit: the smaller, the later its node was made */
     size_t cap;
-    bool sorted; /* the visits are, by these */
+    bool sorted; /* the nodes are, by these */
     bool down;   /* no edge leads to a later node */
     uint64_t slots;
 } reached;
 
-/* room_for: so many visits and edges more. */
+/* room_for: so many nodes and edges more. */
 static fan_status room_for(fan_backward *p, reached *r, size_t more, fan_error *err)
 {
-    size_t visits = p->nvisits + more, edges = p->nedges + more;
-    if ((visits > p->cap_visits && grow((void **)&p->visits, &p->cap_visits, visits, sizeof *p->visits) != 0) ||
-        (visits > r->cap && grow((void **)&r->ages, &r->cap, visits, sizeof *r->ages) != 0) ||
+    size_t nodes = p->nnodes + more, edges = p->nedges + more;
+    if ((nodes > p->cap_nodes && grow((void **)&p->nodes, &p->cap_nodes, nodes, sizeof *p->nodes) != 0) ||
+        (nodes > r->cap && grow((void **)&r->ages, &r->cap, nodes, sizeof *r->ages) != 0) ||
         (edges > p->cap_edges && grow((void **)&p->edges, &p->cap_edges, edges, sizeof *p->edges) != 0))
         return no_memory(err);
     return FAN_OK;
@@ -74,30 +74,30 @@ static fan_status room_for(fan_backward *p, reached *r, size_t more, fan_error *
 /* reach_first: a node that was not reached before: its visit, but for its edges. */
 static inline void reach_first(fan_backward *p, reached *r, fan_node *n)
 {
-    size_t at = p->nvisits;
+    size_t at = p->nnodes;
     int64_t age = INT64_MAX - (int64_t)n->number;
-    p->visits[at] = (fan_visit){.node = n,
-                                .slots = (uint32_t)r->slots,
-                                .nedges = n->nedges,
-                                .after = FAN_NOWHERE,
-                                .needed = !p->config.limited,
-                                .runs = !p->config.limited,
-                                .leaf = n->kind->leaf,
-                                .freed = n->freed_by != 0};
+    p->nodes[at] = (fan_task_node){.node = n,
+                                   .slots = (uint32_t)r->slots,
+                                   .nedges = n->nedges,
+                                   .after = FAN_NOWHERE,
+                                   .needed = !p->config.limited,
+                                   .runs = !p->config.limited,
+                                   .leaf = n->ops->leaf,
+                                   .freed = n->freed_by != 0};
     n->mark = p->id;
     n->at = (uint32_t)at;
     r->slots += n->inputs;
     r->sorted = r->sorted && (at == 0 || r->ages[at - 1] < age);
     r->ages[at] = age;
-    p->nvisits = at + 1;
+    p->nnodes = at + 1;
 }
 
 /* reach: an edge of the pass that leads to this node; where there is room. */
-static inline fan_visit_edge reach(fan_backward *p, reached *r, fan_node *n, uint32_t slot)
+static inline fan_task_edge reach(fan_backward *p, reached *r, fan_node *n, uint32_t slot)
 {
     if (n && n->mark != p->id)
         reach_first(p, r, n);
-    return (fan_visit_edge){.to = n ? n->at : FAN_NOWHERE, .slot = slot};
+    return (fan_task_edge){.to = n ? n->at : FAN_NOWHERE, .slot = slot};
 }
 
 /* reach_roots: the last one first where that is the latest, as roots in a list are as a rule: then there is nothing to
@@ -121,9 +121,9 @@ static fan_status reach_all(fan_backward *p, reached *r, fan_error *err)
     r->sorted = r->down = true;
     FAN_TRY(room_for(p, r, p->config.nroots, err));
     reach_roots(p, r);
-    for (size_t i = 0; i < p->nvisits; i++) {
-        const fan_node *n = p->visits[i].node;
-        p->visits[i].edges = (uint32_t)p->nedges;
+    for (size_t i = 0; i < p->nnodes; i++) {
+        const fan_node *n = p->nodes[i].node;
+        p->nodes[i].edges = (uint32_t)p->nedges;
         FAN_TRY(room_for(p, r, n->nedges, err));
         for (uint32_t e = 0; e < n->nedges; e++) {
             fan_node *next = n->edges[e].next;
@@ -138,19 +138,19 @@ static fan_status reach_all(fan_backward *p, reached *r, fan_error *err)
 
 /* ---- 2. places ---- */
 
-/* move: the visits and their edges to their places: order[i]: which visit is at place i; place: the other way. */
-static void move(const fan_backward *p, fan_visit *visits, fan_visit_edge *edges, const uint32_t *order,
+/* move: the nodes and their edges to their places: order[i]: which visit is at place i; place: the other way. */
+static void move(const fan_backward *p, fan_task_node *nodes, fan_task_edge *edges, const uint32_t *order,
                  const uint32_t *place)
 {
     uint32_t at = 0;
     for (; at < p->config.nroots; at++)
-        edges[at] = (fan_visit_edge){.to = place[p->edges[at].to], .slot = p->edges[at].slot};
-    for (size_t i = 0; i < p->nvisits; i++) {
-        fan_visit *v = &visits[i];
-        *v = p->visits[order[i]];
+        edges[at] = (fan_task_edge){.to = place[p->edges[at].to], .slot = p->edges[at].slot};
+    for (size_t i = 0; i < p->nnodes; i++) {
+        fan_task_node *v = &nodes[i];
+        *v = p->nodes[order[i]];
         v->node->at = (uint32_t)i;
         for (uint32_t e = 0; e < v->nedges; e++) {
-            const fan_visit_edge *from = &p->edges[v->edges + e];
+            const fan_task_edge *from = &p->edges[v->edges + e];
             edges[at + e] = *from;
             if (from->to != FAN_NOWHERE)
                 edges[at + e].to = place[from->to];
@@ -160,24 +160,24 @@ static void move(const fan_backward *p, fan_visit *visits, fan_visit_edge *edges
     }
 }
 
-/* sort: the visits by their nodes' numbers. */
+/* sort: the nodes by their nodes' numbers. */
 static fan_status sort(fan_backward *p, const reached *r, fan_error *err)
 {
-    uint32_t *order = fan_alloc(2 * p->nvisits * sizeof *order), *place = order ? order + p->nvisits : NULL;
-    fan_visit *visits = memory_new(p->nvisits, sizeof *visits);
-    fan_visit_edge *edges = memory_new(p->nedges, sizeof *edges);
-    bool fits = order && visits && edges && fan_keys_order(r->ages, sizeof *r->ages, p->nvisits, order);
-    for (size_t i = 0; fits && i < p->nvisits; i++)
+    uint32_t *order = fan_alloc(2 * p->nnodes * sizeof *order), *place = order ? order + p->nnodes : NULL;
+    fan_task_node *nodes = memory_new(p->nnodes, sizeof *nodes);
+    fan_task_edge *edges = memory_new(p->nedges, sizeof *edges);
+    bool fits = order && nodes && edges && fan_keys_order(r->ages, sizeof *r->ages, p->nnodes, order);
+    for (size_t i = 0; fits && i < p->nnodes; i++)
         place[order[i]] = (uint32_t)i;
     if (fits)
-        move(p, visits, edges, order, place);
+        move(p, nodes, edges, order, place);
     fan_free(order);
-    fan__collect_free(fits ? p->visits : visits, fits ? p->cap_visits : p->nvisits, sizeof *visits);
+    fan__collect_free(fits ? p->nodes : nodes, fits ? p->cap_nodes : p->nnodes, sizeof *nodes);
     fan__collect_free(fits ? p->edges : edges, fits ? p->cap_edges : p->nedges, sizeof *edges);
     if (!fits)
         return no_memory(err);
-    p->visits = visits;
-    p->cap_visits = p->nvisits;
+    p->nodes = nodes;
+    p->cap_nodes = p->nnodes;
     p->edges = edges;
     p->cap_edges = p->nedges;
     return FAN_OK;
@@ -213,8 +213,8 @@ static fan_status want_all(fan_backward *p, fan_error *err)
         const fan_wanted *w = &p->config.wanted[i];
         if (w->node->mark != p->id)
             continue; /* nothing leads there */
-        fan_visit *v = &p->visits[w->node->at];
-        fan_visit_slot *s = &p->slots[v->slots + w->slot];
+        fan_task_node *v = &p->nodes[w->node->at];
+        fan_task_slot *s = &p->slots[v->slots + w->slot];
         v->needed = true;
         v->captured = p->config.capture;
         v->runs = !p->config.capture;
@@ -225,9 +225,9 @@ static fan_status want_all(fan_backward *p, fan_error *err)
 }
 
 /* need_one: a node is needed where one behind it is, and runs then. */
-static void need_one(const fan_backward *p, fan_visit *v, const fan_visit_edge *e)
+static void need_one(const fan_backward *p, fan_task_node *v, const fan_task_edge *e)
 {
-    if (e->to != FAN_NOWHERE && p->visits[e->to].needed)
+    if (e->to != FAN_NOWHERE && p->nodes[e->to].needed)
         v->needed = v->runs = true;
 }
 
@@ -235,8 +235,8 @@ static void need_one(const fan_backward *p, fan_visit *v, const fan_visit_edge *
  * followed. */
 static fan_status need_by_depth(fan_backward *p, fan_error *err)
 {
-    uint32_t *path = fan_alloc(p->nvisits * sizeof *path);
-    bool *seen = fan_calloc(p->nvisits);
+    uint32_t *path = fan_alloc(p->nnodes * sizeof *path);
+    bool *seen = fan_calloc(p->nnodes);
     if (!path || !seen) {
         fan_free(path);
         fan_free(seen);
@@ -247,8 +247,8 @@ static fan_status need_by_depth(fan_backward *p, fan_error *err)
         path[n++] = p->edges[i].to;
         seen[path[0]] = true;
         while (n) {
-            fan_visit *v = &p->visits[path[n - 1]];
-            const fan_visit_edge *e = v->due < v->nedges ? &p->edges[v->edges + v->due] : NULL;
+            fan_task_node *v = &p->nodes[path[n - 1]];
+            const fan_task_edge *e = v->dependencies < v->nedges ? &p->edges[v->edges + v->dependencies] : NULL;
             if (e && e->to != FAN_NOWHERE && !seen[e->to]) {
                 seen[e->to] = true;
                 path[n++] = e->to; /* and this edge is looked at again */
@@ -256,12 +256,12 @@ static fan_status need_by_depth(fan_backward *p, fan_error *err)
             }
             if (e)
                 need_one(p, v, e);
-            if (v->due++ >= v->nedges)
+            if (v->dependencies++ >= v->nedges)
                 n--;
         }
     }
-    for (size_t i = 0; i < p->nvisits; i++)
-        p->visits[i].due = 0;
+    for (size_t i = 0; i < p->nnodes; i++)
+        p->nodes[i].dependencies = 0;
     fan_free(path);
     fan_free(seen);
     return FAN_OK;
@@ -272,23 +272,23 @@ static fan_status need_behind(fan_backward *p, const reached *r, fan_error *err)
 {
     if (!r->down)
         return need_by_depth(p, err);
-    for (size_t i = p->nvisits; i-- > 0;)
-        for (uint32_t e = 0; e < p->visits[i].nedges; e++)
-            need_one(p, &p->visits[i], &p->edges[p->visits[i].edges + e]);
+    for (size_t i = p->nnodes; i-- > 0;)
+        for (uint32_t e = 0; e < p->nodes[i].nedges; e++)
+            need_one(p, &p->nodes[i], &p->edges[p->nodes[i].edges + e]);
     return FAN_OK;
 }
 
 /* ---- 4. counts and keys (E1, A15) ---- */
 
 /* count: an edge that counts, or leads nowhere. */
-static inline void count(const fan_backward *p, fan_visit_edge *e, bool counts)
+static inline void count(const fan_backward *p, fan_task_edge *e, bool counts)
 {
-    fan_visit *to = counts && e->to != FAN_NOWHERE ? &p->visits[e->to] : NULL;
+    fan_task_node *to = counts && e->to != FAN_NOWHERE ? &p->nodes[e->to] : NULL;
     if (!to || !to->needed) {
         e->to = FAN_NOWHERE;
         return;
     }
-    to->due++;
+    to->dependencies++;
     e->key = p->slots[to->slots + e->slot].producers++;
 }
 
@@ -296,8 +296,8 @@ static fan_status count_all(fan_backward *p, fan_error *err)
 {
     for (size_t i = 0; i < p->config.nroots; i++)
         count(p, &p->edges[i], true);
-    for (size_t i = 0; i < p->nvisits; i++) {
-        const fan_visit *v = &p->visits[i];
+    for (size_t i = 0; i < p->nnodes; i++) {
+        const fan_task_node *v = &p->nodes[i];
         if (v->runs && v->freed)
             return fan_node_freed(v->node, err);
         p->to_run += v->needed;
@@ -315,5 +315,5 @@ fan_status fan_collect(fan_backward *p, fan_error *err)
     if (p->config.limited)
         FAN_TRY(need_behind(p, &r, err));
     FAN_TRY(count_all(p, err));
-    return fan_ready_init(&p->queue.nodes, p->nvisits) == 0 ? FAN_OK : no_memory(err);
+    return fan_ready_init(&p->queue.nodes, p->nnodes) == 0 ? FAN_OK : no_memory(err);
 }

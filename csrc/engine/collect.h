@@ -2,12 +2,12 @@
 #ifndef FAN_ENGINE_COLLECT_H
 #define FAN_ENGINE_COLLECT_H
 
-#include "engine/visit.h"
+#include "engine/task.h"
 
-/* fan_collect: fills in visits, slots, edges, same and results of a pass that has its config. What it has allocated is
+/* fan_collect: fills in nodes, slots, edges, same and results of a pass that has its config. What it has allocated is
  * the pass's, when it fails too. FAN_ERR_STATE: a node that is to run was freed. */
 fan_status fan_collect(fan_backward *p, fan_error *err);
-/* fan__collect_free: of the pass's visits, slots or edges, for so many of which there was room. */
+/* fan__collect_free: of the pass's nodes, slots or edges, for so many of which there was room. */
 void fan__collect_free(void *memory, size_t n, size_t size);
 
 #endif

@@ -9,7 +9,7 @@
  * Gradients and sums are objects of the frontend, NULL where undefined. What the frontend keeps for a node's fan-ins, a
  * buffer, is a pointer of its own. A pass is asked for by one thread at a time; everything here is called inside the
  * interpreter (node.h, One thread at a time), which the frontend's functions may leave. A pass of several workers
- * (crew.h) calls the frontend's functions on all of them, for different nodes at once where they leave it.
+ * (workers.h) calls the frontend's functions on all of them, for different nodes at once where they leave it.
  */
 #ifndef FAN_ENGINE_ENGINE_H
 #define FAN_ENGINE_ENGINE_H
@@ -21,14 +21,14 @@ typedef struct fan_backward fan_backward;
 typedef struct fan_backward_config fan_backward_config;
 
 /* Who gives a gradient, for messages (V3). */
-typedef struct fan_giver {
+typedef struct fan_producer {
     const fan_node *node; /* NULL: the caller of the pass */
     const char *call;     /* his call, "backward" */
     uint32_t index;       /* of the edge, or of the root */
-    bool hook;            /* a post-hook of the node put it there */
+    bool from_hook;       /* a post-hook of the node put it there */
     fan_stream *stream;   /* P; NULL: what is current where it is added */
     fan_stream_set *to;   /* what is current where it is consumed: there C is, where the consumer has no stream (S5) */
-} fan_giver;
+} fan_producer;
 
 /* A sum that is not finite (E11). */
 typedef struct fan_nonfinite {
@@ -49,9 +49,9 @@ typedef struct fan_text {
 typedef struct fan_engine_frontend {
     void (*hold)(void *object);
     void (*drop)(void *object);
-    /* hand: whether a slot's only gradient may be handed through as it is (A14): it is what the slot declares, and
+    /* hand: whether a slot's only gradient may be forwarded through as it is (A14): it is what the slot declares, and
      * needs no conversion. Else it goes through a buffer, which knows what to do or to say. */
-    bool (*hand)(const fan_node *to, uint32_t slot, void *gradient);
+    bool (*can_forward)(const fan_node *to, uint32_t slot, void *gradient);
     /* place: where a gradient, or NULL, lies on a device with streams: its value, with holds for place_drop, and the
      * stream that is current there for it (S4). Both NULL on the CPU, which costs next to nothing. */
     fan_status (*place)(void *gradient, fan_value *value, fan_stream **current, fan_error *err);
@@ -61,13 +61,13 @@ typedef struct fan_engine_frontend {
                              void **buffer, fan_error *err);
     void (*buffer_free)(void *buffer);
     /* add: one gradient, NULL for undefined; the buffer takes a hold of its own. take: a hold in *sum. */
-    fan_status (*add)(void *buffer, uint32_t slot, uint32_t key, void *gradient, const fan_giver *giver,
+    fan_status (*add)(void *buffer, uint32_t slot, uint32_t key, void *gradient, const fan_producer *producer,
                       fan_error *err);
     fan_status (*take)(const fan_node *n, void *buffer, uint32_t slot, void **sum, fan_error *err);
-    /* look: after a take, in a pass that detects: *found's elements and key. nonfinite: the error for it; giver NULL:
-     * no gradient had one. */
+    /* look: after a take, in a pass that detects: *found's elements and key. nonfinite: the error for it; producer
+     * NULL: no gradient had one. */
     fan_status (*look)(void *buffer, uint32_t slot, fan_nonfinite *found, fan_error *err);
-    fan_status (*nonfinite)(const fan_nonfinite *found, const fan_giver *giver, fan_error *err);
+    fan_status (*nonfinite)(const fan_nonfinite *found, const fan_producer *producer, fan_error *err);
     /* hooks: those of the slots, which may replace sums (E9). *node_hooks: those that are there now, for afterwards: a
      * hold; NULL: none. */
     fan_status (*hooks)(fan_node *n, void **sums, void **node_hooks, fan_error *err);
@@ -75,8 +75,8 @@ typedef struct fan_engine_frontend {
      * The sums, which hooks may replace, stay the caller's. */
     fan_status (*run)(fan_node *n, void **sums, void *node_hooks, void **gradients, uint32_t ngradients,
                       fan_error *err);
-    /* hooked: after run: whether a post-hook of these put a node's gradient there. */
-    bool (*hooked)(const void *node_hooks, uint32_t index);
+    /* is_from_hook: after run: whether a post-hook of these put a node's gradient there. */
+    bool (*is_from_hook)(const void *node_hooks, uint32_t index);
     /* fetch: three nodes that are likely to run soon, the nearest first, and that no cache may have: of the farthest
      * itself, of the second its function, of the nearest what that needs. Nothing is called. */
     void (*fetch)(const fan_node *const ahead[3]);
@@ -135,7 +135,7 @@ struct fan_backward_config {
     fan_wanted *wanted; /* inputs= (E8) */
     size_t nwanted;
     bool limited; /* inputs= was given */
-    bool capture; /* what is wanted is handed out; else its leaves accumulate */
+    bool capture; /* what is wanted is forwarded out; else its leaves accumulate */
     bool keep_graph;
     bool create_graph; /* the pass records itself (A1, L6) */
     bool detect;       /* it ends at the first gradient that is not finite (E11) */
@@ -167,9 +167,9 @@ fan_status fan_backward_next(fan_backward *p, fan_node **out, fan_error *err);
 fan_status fan_backward_sums(fan_backward *p, void **sums, void **node_hooks, fan_error *err);
 fan_status fan_backward_give(fan_backward *p, void **gradients, const void *node_hooks, fan_error *err);
 
-/* fan_backward_by_hand: the node at work is so until its gradients are given: inside a call, on this thread; between
+/* fan_backward_walk_runs: the node at work is so until its gradients are given: inside a call, on this thread; between
  * calls, on any. */
-void fan_backward_by_hand(fan_backward *p, bool inside);
+void fan_backward_walk_runs(fan_backward *p, bool inside);
 /* fan_backward_enter: the streams of the node at work are current on this thread (E4), until fan_streams_leave: around
  * what by hand is done with its sums and gradients. */
 void fan_backward_enter(const fan_backward *p, fan_streams_outer *outer);
@@ -184,8 +184,8 @@ bool fan_backward_seeded(const fan_backward *p);
  * (E17). fan_backward_lost: of a pass that ends early: what its nodes hold. Nothing where there is nothing. */
 void fan_backward_explain(const fan_backward *p, const fan_node *only, const fan_text *out);
 void fan_backward_lost(const fan_backward *p, const fan_text *out);
-/* fan_backward_told: its error says already where it was (error_take). */
-bool fan_backward_told(const fan_backward *p);
+/* fan_backward_error_has_location: its error says already where it was (error_take). */
+bool fan_backward_error_has_location(const fan_backward *p);
 /* fan_backward_needs: whether anybody needs the gradient of an edge: what the innermost pass knows in which this thread
  * runs the node; else the latest by hand that stands at it; else whether the edge leads anywhere. */
 bool fan_backward_needs(const fan_node *n, uint32_t edge);

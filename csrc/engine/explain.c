@@ -12,23 +12,23 @@
 typedef struct way {
     const fan_node *from;
     uint32_t index, slot;
-    const fan_visit_edge *edge;
+    const fan_task_edge *edge;
 } way;
 
-/* next_way: the next edge that leads to a place, from *at on, which counts all edges of the pass, and `of` the visits:
+/* next_way: the next edge that leads to a place, from *at on, which counts all edges of the pass, and `of` the nodes:
  * both from 0. */
 static bool next_way(const fan_backward *p, uint32_t to, size_t *at, size_t *of, way *out)
 {
     for (; *at < p->nedges; ++*at) {
-        const fan_visit_edge *e = &p->edges[*at];
+        const fan_task_edge *e = &p->edges[*at];
         if (e->to != to)
             continue;
         if (*at < p->config.nroots) {
             *out = (way){NULL, (uint32_t)*at, e->slot, e};
         } else {
-            while (*at >= (size_t)p->visits[*of].edges + p->visits[*of].nedges)
+            while (*at >= (size_t)p->nodes[*of].edges + p->nodes[*of].nedges)
                 ++*of;
-            const fan_visit *v = &p->visits[*of];
+            const fan_task_node *v = &p->nodes[*of];
             *out = (way){v->node, (uint32_t)(*at - v->edges), e->slot, e};
         }
         ++*at;
@@ -39,10 +39,10 @@ static bool next_way(const fan_backward *p, uint32_t to, size_t *at, size_t *of,
 
 /* ---- E11 ---- */
 
-fan_status fan__explain_sum(const fan_worker *w, uint32_t slot, void *buffer, fan_error *err)
+fan_status fan__explain_sum(const fan_task_worker *w, uint32_t slot, void *buffer, fan_error *err)
 {
     const fan_backward *p = w->pass;
-    fan_nonfinite found = {.to = p->visits[w->now].node, .slot = slot, .key = FAN_NOWHERE};
+    fan_nonfinite found = {.to = p->nodes[w->now].node, .slot = slot, .key = FAN_NOWHERE};
     size_t at = 0, of = 0;
     way e;
     FAN_TRY(p->config.frontend->look(buffer, slot, &found, err));
@@ -50,8 +50,9 @@ fan_status fan__explain_sum(const fan_worker *w, uint32_t slot, void *buffer, fa
         return FAN_OK;
     while (found.key != FAN_NOWHERE && next_way(p, w->now, &at, &of, &e))
         if (e.slot == slot && e.edge->key == found.key) {
-            const fan_giver giver = {.node = e.from, .call = p->config.call, .index = e.index, .hook = e.edge->hook};
-            return p->config.frontend->nonfinite(&found, &giver, err);
+            const fan_producer producer = {
+                .node = e.from, .call = p->config.call, .index = e.index, .from_hook = e.edge->from_hook};
+            return p->config.frontend->nonfinite(&found, &producer, err);
         }
     return p->config.frontend->nonfinite(&found, NULL, err);
 }
@@ -61,8 +62,8 @@ fan_status fan__explain_sum(const fan_worker *w, uint32_t slot, void *buffer, fa
 static void say_node(const fan_text *out, const fan_node *n)
 {
     char name[128], number[40];
-    n->kind->text(n, name, sizeof name);
-    snprintf(number, sizeof number, "%s %llu", n->kind->leaf ? "leaf" : "node", (unsigned long long)n->number);
+    n->ops->text(n, name, sizeof name);
+    snprintf(number, sizeof number, "%s %llu", n->ops->leaf ? "leaf" : "node", (unsigned long long)n->number);
     out->write(out->to, name);
     if (strcmp(name, number) == 0) /* it has no name */
         return;
@@ -80,17 +81,17 @@ static void say_way(const fan_text *out, const way *e)
         say_node(out, e->from);
 }
 
-/* say_all: of the edges that lead to a place those that have arrived, or those that have not. */
-static void say_all(const fan_backward *p, uint32_t to, bool arrived, const fan_text *out)
+/* say_all: of the edges that lead to a place those that have delivered, or those that have not. */
+static void say_all(const fan_backward *p, uint32_t to, bool delivered, const fan_text *out)
 {
     size_t at = 0, of = 0, n = 0;
     char text[64];
     way e;
     while (next_way(p, to, &at, &of, &e)) {
-        if (e.edge->arrived != arrived || n++ >= EDGES)
+        if (e.edge->delivered != delivered || n++ >= EDGES)
             continue;
         snprintf(text, sizeof text, n > 1 ? ", slot %u %s " : " slot %u %s ", e.slot,
-                 !arrived          ? "waits for"
+                 !delivered        ? "waits for"
                  : e.edge->defined ? "holds"
                                    : "got None by");
         out->write(out->to, text);
@@ -107,22 +108,22 @@ static bool has_arrived(const fan_backward *p, uint32_t to)
     size_t at = 0, of = 0;
     way e;
     while (next_way(p, to, &at, &of, &e))
-        if (e.edge->arrived)
+        if (e.edge->delivered)
             return true;
     return false;
 }
 
 static void say_visit(const fan_backward *p, uint32_t i, const fan_text *out)
 {
-    const fan_visit *v = &p->visits[i];
+    const fan_task_node *v = &p->nodes[i];
     say_node(out, v->node);
     if (!v->needed || v->ran || i == p->caller.now) {
         out->write(out->to, !v->needed ? " is not needed" : v->ran ? " has run" : " is at work");
         return;
     }
-    out->write(out->to, v->due ? " has not run:" : " is ready:");
+    out->write(out->to, v->dependencies ? " has not run:" : " is ready:");
     say_all(p, i, false, out);
-    if (v->due && has_arrived(p, i))
+    if (v->dependencies && has_arrived(p, i))
         out->write(out->to, ";");
     say_all(p, i, true, out);
 }
@@ -131,8 +132,8 @@ void fan_backward_explain(const fan_backward *p, const fan_node *only, const fan
 {
     char text[64];
     size_t n = 0;
-    for (uint32_t i = 0; i < p->nvisits; i++) {
-        const fan_visit *v = &p->visits[i];
+    for (uint32_t i = 0; i < p->nnodes; i++) {
+        const fan_task_node *v = &p->nodes[i];
         if (only ? v->node != only : !v->needed || v->ran)
             continue;
         if (n++ >= NODES)
@@ -155,11 +156,11 @@ void fan_backward_lost(const fan_backward *p, const fan_text *out)
     char text[64];
     size_t n = 0, of = 0;
     for (size_t i = 0; i < p->nedges; i++) {
-        const fan_visit_edge *e = &p->edges[i];
-        const fan_visit *to = e->to == FAN_NOWHERE ? NULL : &p->visits[e->to];
+        const fan_task_edge *e = &p->edges[i];
+        const fan_task_node *to = e->to == FAN_NOWHERE ? NULL : &p->nodes[e->to];
         size_t at = i;
         way found;
-        if (!to || !e->arrived || !e->defined || to->ran || to->begun || e->to == p->caller.now || n++ >= EDGES ||
+        if (!to || !e->delivered || !e->defined || to->ran || to->begun || e->to == p->caller.now || n++ >= EDGES ||
             !next_way(p, e->to, &at, &of, &found))
             continue;
         out->write(out->to, n > 1 ? ", " : "lost with the pass: ");

@@ -2,10 +2,10 @@
 #ifndef FAN_ENGINE_EXPLAIN_H
 #define FAN_ENGINE_EXPLAIN_H
 
-#include "engine/visit.h"
+#include "engine/task.h"
 
 /* fan__explain_sum: of a sum that was just taken: FAN_OK, or an error that names who gave the first gradient that is
  * not finite (E11). */
-fan_status fan__explain_sum(const fan_worker *w, uint32_t slot, void *buffer, fan_error *err);
+fan_status fan__explain_sum(const fan_task_worker *w, uint32_t slot, void *buffer, fan_error *err);
 
 #endif

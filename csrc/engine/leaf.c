@@ -41,7 +41,7 @@ typedef struct waiting {
 } waiting;
 
 static waiting *waits; /* of all threads, the newest first (node.h, One thread at a time) */
-static unsigned waits_process;
+static unsigned waits_generation;
 static uint64_t claims;
 static _Thread_local const fan_leaf_caller *works_for;
 
@@ -51,9 +51,9 @@ void fan_leaf_work_for(const fan_leaf_caller *caller) { works_for = caller; }
 
 static void waits_add(waiting *w, const fan_leaf_claim *c)
 {
-    if (waits_process != fan_process()) /* a forked child: the others stayed behind */
+    if (waits_generation != fan_process()) /* a forked child: the others stayed behind */
         waits = NULL;
-    waits_process = fan_process();
+    waits_generation = fan_process();
     *w = (waiting){.claim = c, .thread = fan_thread_id(), .caller = works_for, .older = waits};
     waits = w;
     if (fan_watched())
@@ -104,7 +104,7 @@ static const char *name_of(const fan_leaf_claim *c, char *buf, size_t size)
 {
     buf[0] = '\0';
     if (c->leaf)
-        c->leaf->kind->text(c->leaf, buf, size);
+        c->leaf->ops->text(c->leaf, buf, size);
     return c->leaf ? buf : "another leaf";
 }
 
@@ -139,13 +139,13 @@ fan_status fan_leaf_claim_init(fan_leaf_claim *c, fan_error *err)
     }
     c->thread = 0;
     c->leaf = NULL;
-    c->process = fan_process() + 1;
+    c->owner_generation = fan_process() + 1;
     return FAN_OK;
 }
 
 void fan_leaf_claim_fini(fan_leaf_claim *c)
 {
-    if (!c->process)
+    if (!c->owner_generation)
         return;
     fan_mutex_fini(&c->lock);
     fan_cond_fini(&c->changed);
@@ -154,9 +154,9 @@ void fan_leaf_claim_fini(fan_leaf_claim *c)
 /* adopt: after a fork: whoever stayed behind has nothing any more. */
 static void adopt(fan_leaf_claim *c)
 {
-    if (c->process == fan_process() + 1)
+    if (c->owner_generation == fan_process() + 1)
         return;
-    c->process = fan_process() + 1;
+    c->owner_generation = fan_process() + 1;
     (void)fan_mutex_adopt(&c->lock);
     fan_cond_adopt(&c->changed);
     if (!fan_thread_survived(c->thread))

@@ -14,7 +14,7 @@
  *   wide        summed over passes in another dtype       WIDE
  *
  * A worked case. Two nodes give a leaf one array each: their sum is memory of the buffer's own, that nobody has seen:
- * it becomes `.grad` (L2). With one node, that handed through what its caller still holds: a copy (L4), for a later
+ * it becomes `.grad` (L2). With one node, that forwarded through what its caller still holds: a copy (L4), for a later
  * pass will write into it.
  *
  * What can go wrong: memory that somebody else sees is written by the next pass (L7: it is asked for other holders of
@@ -65,10 +65,10 @@ fan_leaf_plan fan_plan_leaf(const fan_leaf_facts *facts);
 typedef struct fan_leaf_claim {
     fan_mutex lock; /* of all that follows; never held while others are called */
     fan_cond changed;
-    uint64_t thread;      /* 0: nobody */
-    uint64_t number;      /* of all claims since the process began, this one */
-    unsigned process;     /* fan_process() of who claimed it last */
-    const fan_node *leaf; /* what messages call it; NULL: nothing is known */
+    uint64_t thread;           /* 0: nobody */
+    uint64_t number;           /* of all claims since the process began, this one */
+    unsigned owner_generation; /* fan_process() of who claimed it last */
+    const fan_node *leaf;      /* what messages call it; NULL: nothing is known */
 } fan_leaf_claim;
 
 /* For whom a thread runs nodes: who called that pass, and the newest claim then: what he had by then he does not let go

@@ -17,17 +17,17 @@ uint64_t fan_mark_new(void) { return atomic_fetch_add_explicit(&marks, 1, memory
 fan_status fan_node_freed(const fan_node *n, fan_error *err)
 {
     char name[128];
-    n->kind->text(n, name, sizeof name);
-    if (n->freed_by == FAN_FREED_BY_HAND)
+    n->ops->text(n, name, sizeof name);
+    if (n->freed_by == FAN_FREED_BY_USER)
         return fan_fail(err, FAN_ERR_STATE, "%s was freed by fanin.free(): what it needs is gone (E10)", name);
     return fan_fail(err, FAN_ERR_STATE,
                     "%s was freed by pass %llu: what it needs is gone; give that pass keep_graph=True (E10)", name,
                     (unsigned long long)n->freed_by);
 }
 
-void fan_node_init(fan_node *n, const fan_node_kind *kind, uint32_t inputs)
+void fan_node_init(fan_node *n, const fan_node_ops *ops, uint32_t inputs)
 {
-    n->kind = kind;
+    n->ops = ops;
     n->number = atomic_fetch_add_explicit(&numbers, 1, memory_order_relaxed);
     n->inputs = inputs;
     n->edges = n->inline_edges;
@@ -58,7 +58,7 @@ static void add_edge(fan_node *n, fan_node *next, uint32_t slot)
 {
     assert(n->nedges < n->cap && (!next || slot < next->inputs));
     if (next)
-        next->kind->hold(next);
+        next->ops->hold(next);
     n->edges[n->nedges++] = (fan_edge){next, slot};
 }
 
@@ -110,8 +110,8 @@ fan_status fan_node_append(fan_node *n, fan_node *next, uint32_t slot, fan_error
     if (next && may_reach(next, n))
         FAN_TRY(reaches(next, n, &cycle, err));
     if (cycle) {
-        n->kind->text(n, one, sizeof one);
-        next->kind->text(next, two, sizeof two);
+        n->ops->text(n, one, sizeof one);
+        next->ops->text(next, two, sizeof two);
         return fan_fail(err, FAN_ERR_VALUE, "%s: an edge to %s closes a cycle", one, two);
     }
     if (next && next->number > n->number) {
@@ -134,7 +134,7 @@ void fan_node_unlink(fan_node *n)
     n->nedges = 0; /* before anybody is called */
     for (uint32_t i = 0; i < nedges; i++)
         if (edges[i].next)
-            edges[i].next->kind->drop(edges[i].next);
+            edges[i].next->ops->drop(edges[i].next);
     if (heap)
         fan_free(edges);
 }
@@ -152,7 +152,7 @@ void fan_node_end(fan_node *n)
         list = n->after;
         fan_node_unlink(n);
         fan_stream_set_drop(n->streams);
-        n->kind->free(n);
+        n->ops->free(n);
     }
     busy = false;
 }

@@ -21,7 +21,7 @@
 typedef struct fan_node fan_node;
 
 /* What a frontend makes of nodes. */
-typedef struct fan_node_kind {
+typedef struct fan_node_ops {
     bool leaf;
     void (*hold)(fan_node *n);
     void (*drop)(fan_node *n);
@@ -29,7 +29,7 @@ typedef struct fan_node_kind {
     void (*free)(fan_node *n);
     /* text: what messages call it. */
     void (*text)(const fan_node *n, char *buf, size_t size);
-} fan_node_kind;
+} fan_node_ops;
 
 typedef struct fan_edge {
     fan_node *next; /* held; NULL: nobody needs the gradient of this input */
@@ -40,13 +40,13 @@ typedef struct fan_edge {
 #define FAN_SUMS_ON_STACK 8 /* sums or gradients for which who runs a node asks no memory */
 
 struct fan_node {
-    const fan_node_kind *kind;
+    const fan_node_ops *ops;
     union {
         uint64_t number; /* the larger, the later it was made; from 0 */
         fan_node *after; /* of one that ends: the next of the list (Without recursion) */
     };
     uint64_t mark;           /* who numbered it last (fan_mark_new); 0: nobody */
-    uint64_t freed_by;       /* the pass that freed it (E10), or FAN_FREED_BY_HAND; 0: none */
+    uint64_t freed_by;       /* the pass that freed it (E10), or FAN_FREED_BY_USER; 0: none */
     fan_stream_set *streams; /* current where it was made, its own first (E4); held; NULL: none was pushed */
     bool host;               /* it is of the CPU, and has no stream of its own */
     bool begun, made;        /* for the frontend: its filling has begun, it is whole */
@@ -58,7 +58,7 @@ struct fan_node {
 };
 
 /* fan_node_init: of zeroed memory; nothing can fail. fan_node_room: room for so many edges more. */
-void fan_node_init(fan_node *n, const fan_node_kind *kind, uint32_t inputs);
+void fan_node_init(fan_node *n, const fan_node_ops *ops, uint32_t inputs);
 fan_status fan_node_room(fan_node *n, size_t edges, fan_error *err);
 /* fan_node_link: adds an edge to a node that nobody leads to yet, and that has room: holds `next`, which may be NULL;
  * the node's number becomes larger than that of `next`.
@@ -81,7 +81,7 @@ static inline fan_device *fan_node_device(const fan_node *n)
     return own ? own->device : fan_cpu();
 }
 
-#define FAN_FREED_BY_HAND UINT64_MAX
+#define FAN_FREED_BY_USER UINT64_MAX
 /* fan_node_freed: FAN_ERR_STATE, and which pass freed it (E10). */
 fan_status fan_node_freed(const fan_node *n, fan_error *err);
 /* fan_mark_new: a number for a search or a pass, never used before, from 1. */

@@ -2,7 +2,7 @@
 #include "base/mem.h"
 #include "base/thread.h"
 #include "engine/collect.h"
-#include "engine/crew.h"
+#include "engine/workers.h"
 #include "engine/queue.h"
 #include "engine/step.h"
 #include "engine/streams.h"
@@ -17,23 +17,23 @@ static fan_status no_memory(fan_error *err) { return fan_fail(err, FAN_ERR_NOMEM
 /* ---- a worker ---- */
 
 /* next_node: leaves accumulate, what is there to be captured is; then the next node that runs; FAN_NOWHERE. */
-static fan_status next_node(fan_worker *w, fan_error *err)
+static fan_status next_node(fan_task_worker *w, fan_error *err)
 {
     const fan_backward *p = w->pass;
     for (;;) {
         FAN_TRY(fan__queue_next(w, err));
         if (w->now == FAN_NOWHERE)
             return FAN_OK;
-        if (p->visits[w->now].runs && !p->visits[w->now].leaf)
+        if (p->nodes[w->now].runs && !p->nodes[w->now].leaf)
             break;
         FAN_TRY(fan__step_end(w, err));
     }
-    const fan_node *n = p->visits[w->now].node;
+    const fan_node *n = p->nodes[w->now].node;
     return n->freed_by ? fan_node_freed(n, err) : FAN_OK; /* by another pass, since this one began */
 }
 
 /* work: nodes, until none is left. */
-static fan_status work(fan_worker *w, fan_error *err)
+static fan_status work(fan_task_worker *w, fan_error *err)
 {
     fan_status status;
     w->thread = fan_thread_id();
@@ -46,7 +46,7 @@ static fan_status work(fan_worker *w, fan_error *err)
 }
 
 /* help: a helper's part, on its thread. */
-static void help(fan_helper *h)
+static void help(fan_task_helper *h)
 {
     const fan_backward *p = h->worker.pass;
     if (p->config.frontend->worker_enter(h->around)) {
@@ -56,13 +56,13 @@ static void help(fan_helper *h)
         depth = p->depth;
         status = work(&h->worker, &err);
         if (status != FAN_OK)
-            fan__crew_failed(&h->worker, status, &err);
-        if (p->crew->forked)
-            p->config.frontend->orphaned(p->crew->error);
+            fan__task_workers_failed(&h->worker, status, &err);
+        if (p->workers->forked)
+            p->config.frontend->orphaned(p->workers->error);
         depth = 0;
         p->config.frontend->worker_leave(h->around);
     }
-    fan__crew_left(h);
+    fan__task_workers_left(h);
 }
 
 /* ---- begin and end ---- */
@@ -84,13 +84,13 @@ static fan_status config_copy(fan_backward *p, const fan_backward_config *config
     for (size_t i = 0; i < config->nroots; i++) {
         fan_root *r = &p->config.roots[i];
         *r = config->roots[i];
-        r->node->kind->hold(r->node);
+        r->node->ops->hold(r->node);
         if (r->gradient)
             config->frontend->hold(r->gradient);
     }
     for (size_t i = 0; i < config->nwanted; i++) {
         p->config.wanted[i] = config->wanted[i];
-        config->wanted[i].node->kind->hold(config->wanted[i].node);
+        config->wanted[i].node->ops->hold(config->wanted[i].node);
     }
     return FAN_OK;
 }
@@ -104,14 +104,14 @@ fan_status fan_backward_begin(const fan_backward_config *config, fan_backward **
         return no_memory(err);
     p->id = fan_mark_new();
     p->queue.leaves = p->queue.leaves_last = FAN_NOWHERE;
-    p->caller = (fan_worker){.pass = p, .now = FAN_NOWHERE};
+    p->caller = (fan_task_worker){.pass = p, .now = FAN_NOWHERE};
     status = config_copy(p, config, err);
     if (status == FAN_OK)
-        status = fan_pass_streams_begin(p, err);
+        status = fan_task_streams_begin(p, err);
     if (status == FAN_OK)
         status = fan_collect(p, err);
     if (status == FAN_OK && config->workers > 1)
-        status = fan__crew_begin(p, help, err);
+        status = fan__task_workers_begin(p, help, err);
     if (status == FAN_OK)
         *out = p;
     else
@@ -126,28 +126,28 @@ void fan_backward_end(fan_backward *p)
         return;
     f = p->config.frontend;
     if (p->is_running)
-        fan__running_end(&p->running);
+        fan__task_running_end(&p->running);
     fan__timeline_end(&p->timeline, &p->caller);
-    fan_pass_join_failed(p);
+    fan_task_join_failed(p);
     for (size_t i = 0; i < p->nslots; i++)
-        fan__drop_all(p, &p->slots[i].handed, 1);
-    for (size_t i = 0; i < p->nvisits; i++)
-        if (p->visits[i].buffer)
-            f->buffer_free(p->visits[i].buffer);
+        fan__drop_all(p, &p->slots[i].forwarded, 1);
+    for (size_t i = 0; i < p->nnodes; i++)
+        if (p->nodes[i].buffer)
+            f->buffer_free(p->nodes[i].buffer);
     if (p->results)
         fan__drop_all(p, p->results, p->config.nwanted);
     for (size_t i = 0; i < p->config.nroots; i++)
         fan__drop_all(p, &p->config.roots[i].gradient, 1);
     for (size_t i = 0; i < p->config.nroots; i++)
-        p->config.roots[i].node->kind->drop(p->config.roots[i].node);
+        p->config.roots[i].node->ops->drop(p->config.roots[i].node);
     for (size_t i = 0; i < p->config.nwanted; i++)
-        p->config.wanted[i].node->kind->drop(p->config.wanted[i].node);
+        p->config.wanted[i].node->ops->drop(p->config.wanted[i].node);
     fan__drop_all(p, &p->config.schedule, 1);
     fan__drop_all(p, &p->config.progress, 1);
-    fan__crew_free(p);
+    fan__task_workers_free(p);
     fan_ready_fini(&p->queue.nodes);
-    fan_pass_streams_fini(p);
-    fan__collect_free(p->visits, p->cap_visits, sizeof *p->visits);
+    fan_task_streams_fini(p);
+    fan__collect_free(p->nodes, p->cap_nodes, sizeof *p->nodes);
     fan__collect_free(p->slots, p->nslots, sizeof *p->slots);
     fan__collect_free(p->edges, p->cap_edges, sizeof *p->edges);
     fan_free(p->same);
@@ -166,8 +166,8 @@ fan_status fan_backward_seed(fan_backward *p, fan_error *err)
     fan_streams_enter(p->streams.caller, &outer);
     for (size_t i = 0; i < p->config.nroots && status == FAN_OK; i++) {
         fan_root *r = &p->config.roots[i];
-        fan_giver giver = {.call = p->config.call, .index = (uint32_t)i};
-        status = fan__give_one(p, &p->edges[i], &r->gradient, &giver, err);
+        fan_producer producer = {.call = p->config.call, .index = (uint32_t)i};
+        status = fan__deliver_one(p, &p->edges[i], &r->gradient, &producer, err);
         if (status == FAN_OK)
             fan__drop_all(p, &r->gradient, 1);
     }
@@ -181,7 +181,7 @@ fan_status fan_backward_next(fan_backward *p, fan_node **out, fan_error *err)
     *out = NULL;
     FAN_TRY(next_node(&p->caller, err));
     if (p->caller.now != FAN_NOWHERE)
-        *out = p->visits[p->caller.now].node;
+        *out = p->nodes[p->caller.now].node;
     return FAN_OK;
 }
 
@@ -205,10 +205,10 @@ fan_status fan_backward_run(fan_backward *p, fan_error *err)
     }
     p->depth = depth;
     status = work(&p->caller, err);
-    if (p->crew) {
+    if (p->workers) {
         if (status != FAN_OK)
-            fan__crew_failed(&p->caller, status, err);
-        status = fan__crew_end(p);
+            fan__task_workers_failed(&p->caller, status, err);
+        status = fan__task_workers_end(p);
     }
     fan_backward_depth(-1);
     return status;
@@ -226,25 +226,25 @@ fan_status fan_backward_sums(fan_backward *p, void **sums, void **node_hooks, fa
 fan_status fan_backward_give(fan_backward *p, void **gradients, const void *node_hooks, fan_error *err)
 {
     if (p->is_running)
-        fan__running_end(&p->running);
+        fan__task_running_end(&p->running);
     p->is_running = false;
-    fan_status status = fan__step_give(&p->caller, gradients, node_hooks, err);
+    fan_status status = fan__step_deliver(&p->caller, gradients, node_hooks, err);
     fan__timeline_end(&p->timeline, &p->caller);
     return status;
 }
 
 void fan_backward_enter(const fan_backward *p, fan_streams_outer *outer)
 {
-    fan_streams_enter(fan_pass_on(p, p->visits[p->caller.now].node).set, outer);
+    fan_streams_enter(fan_task_run_streams(p, p->nodes[p->caller.now].node).set, outer);
 }
 
 /* ---- what a pass says of itself ---- */
 
-void fan_backward_by_hand(fan_backward *p, bool inside)
+void fan_backward_walk_runs(fan_backward *p, bool inside)
 {
     if (p->is_running)
-        fan__running_end(&p->running);
-    fan__running_begin(&p->running, &p->caller, inside ? fan_thread_id() : 0);
+        fan__task_running_end(&p->running);
+    fan__task_running_begin(&p->running, &p->caller, inside ? fan_thread_id() : 0);
     p->is_running = true;
 }
 
@@ -258,21 +258,21 @@ void *fan_backward_result(fan_backward *p, size_t i)
 fan_node *fan_backward_ready(const fan_backward *p, size_t *place)
 {
     *place = fan_ready_first(&p->queue.nodes, *place);
-    return *place == FAN_READY_NONE ? NULL : p->visits[*place].node;
+    return *place == FAN_READY_NONE ? NULL : p->nodes[*place].node;
 }
 
-uint32_t fan_backward_edges(const fan_backward *p) { return p->visits[p->caller.now].nedges; }
+uint32_t fan_backward_edges(const fan_backward *p) { return p->nodes[p->caller.now].nedges; }
 
 const fan_node *fan_backward_at(const fan_backward *p, uint32_t *ran, uint32_t *all)
 {
     *ran = p->ran;
     *all = p->to_run;
-    return p->caller.now == FAN_NOWHERE ? NULL : p->visits[p->caller.now].node;
+    return p->caller.now == FAN_NOWHERE ? NULL : p->nodes[p->caller.now].node;
 }
 
 bool fan_backward_seeded(const fan_backward *p) { return p->seeded; }
 
-bool fan_backward_told(const fan_backward *p) { return p->crew && p->crew->failed; }
+bool fan_backward_error_has_location(const fan_backward *p) { return p->workers && p->workers->failed; }
 
 int fan_backward_visit(fan_backward *p, int (*object)(void *object, void *arg), int (*node)(fan_node *n, void *arg),
                        void *arg)
@@ -281,9 +281,9 @@ int fan_backward_visit(fan_backward *p, int (*object)(void *object, void *arg), 
     if (p->config.progress && !answer)
         answer = object(p->config.progress, arg);
     for (size_t i = 0; i < p->nslots && !answer; i++)
-        answer = p->slots[i].handed ? object(p->slots[i].handed, arg) : 0;
-    for (size_t i = 0; i < p->nvisits && !answer; i++)
-        answer = p->visits[i].buffer ? object(p->visits[i].buffer, arg) : 0;
+        answer = p->slots[i].forwarded ? object(p->slots[i].forwarded, arg) : 0;
+    for (size_t i = 0; i < p->nnodes && !answer; i++)
+        answer = p->nodes[i].buffer ? object(p->nodes[i].buffer, arg) : 0;
     for (size_t i = 0; p->results && i < p->config.nwanted && !answer; i++)
         answer = p->results[i] ? object(p->results[i], arg) : 0;
     for (size_t i = 0; i < p->config.nroots && !answer; i++) {

@@ -1,7 +1,8 @@
 /* streams: on which streams does a pass run, and who waits for whom at its end? (E4, S20; docs/rules.md)
  *
  * The rest of the waiting is the buffers': a gradient is added with its producer's stream for P, a buffer has its
- * consumer's for C, so that a sum is taken, or a single gradient handed over, by S4 to S19. What is left for the pass:
+ * consumer's for C, so that a sum is taken, or a single gradient forwarded over, by S4 to S19. What is left for the
+ * pass:
  *
  *   which streams are current while a node is at work    those of where it was made; its own is the first of them
  *   a leaf's first write in a pass                       its stream waits for the caller's
@@ -24,34 +25,35 @@
 #ifndef FAN_ENGINE_STREAMS_H
 #define FAN_ENGINE_STREAMS_H
 
-#include "engine/visit.h"
+#include "engine/task.h"
 
 /* Where a node is at work. Borrowed. */
-typedef struct fan_on {
+typedef struct fan_run_streams {
     fan_stream_set *set; /* current; NULL: none is pushed */
     fan_stream *own;     /* P of what it gives, C of what it gets; NULL: what is current on a gradient's device */
-} fan_on;
+} fan_run_streams;
 
-fan_status fan_pass_streams_begin(fan_backward *p, fan_error *err);
-void fan_pass_streams_fini(fan_backward *p);
-fan_on fan__pass_on(const fan_backward *p, const fan_node *n);
-static inline fan_on fan_pass_on(const fan_backward *p, const fan_node *n)
+fan_status fan_task_streams_begin(fan_backward *p, fan_error *err);
+void fan_task_streams_fini(fan_backward *p);
+fan_run_streams fan__task_run_streams(const fan_backward *p, const fan_node *n);
+static inline fan_run_streams fan_task_run_streams(const fan_backward *p, const fan_node *n)
 {
-    return fan_streams_in_use() ? fan__pass_on(p, n) : (fan_on){NULL, NULL};
+    return fan_streams_in_use() ? fan__task_run_streams(p, n) : (fan_run_streams){NULL, NULL};
 }
 
 /* A leaf that accumulates `sum`, on its streams: *on: the stream that does, a hold; NULL: it is on the CPU.
- * fan_pass_leaf_end: its `.grad` is written. */
-fan_status fan_pass_leaf_begin(fan_backward *p, void *sum, const fan_on *where, fan_stream **on, fan_error *err);
-fan_status fan_pass_leaf_end(fan_backward *p, fan_node *leaf, fan_stream *on, fan_error *err);
-/* fan_pass_keeps: a sum goes to the caller (E8), or to a node without edges, NULL for none: at the end the caller's
+ * fan_task_leaf_end: its `.grad` is written. */
+fan_status fan_task_leaf_begin(fan_backward *p, void *sum, const fan_run_streams *where, fan_stream **on,
+                               fan_error *err);
+fan_status fan_task_leaf_end(fan_backward *p, fan_node *leaf, fan_stream *on, fan_error *err);
+/* fan_task_keep: a sum goes to the caller (E8), or to a node without edges, NULL for none: at the end the caller's
  * stream waits for the node's. */
-fan_status fan_pass_keeps(fan_backward *p, void *sum, const fan_on *where, fan_error *err);
-/* fan_pass_gave_nothing: so does it for a node that ran and gave no gradient on. */
-fan_status fan_pass_gave_nothing(fan_backward *p, const fan_on *where, fan_error *err);
-/* fan_pass_pull_in: K1: a node is about to run. fan_pass_join_failed: the end of a pass that has not come to its end:
- * S20, and whatever was pulled in is joined, so that the capture can end. */
-fan_status fan_pass_pull_in(fan_backward *p, const fan_on *where, fan_error *err);
-void fan_pass_join_failed(fan_backward *p);
+fan_status fan_task_keep(fan_backward *p, void *sum, const fan_run_streams *where, fan_error *err);
+/* fan_task_produced_nothing: so does it for a node that ran and gave no gradient on. */
+fan_status fan_task_produced_nothing(fan_backward *p, const fan_run_streams *where, fan_error *err);
+/* fan_task_join_capture: K1: a node is about to run. fan_task_join_failed: the end of a pass that has not come to its
+ * end: S20, and whatever was pulled in is joined, so that the capture can end. */
+fan_status fan_task_join_capture(fan_backward *p, const fan_run_streams *where, fan_error *err);
+void fan_task_join_failed(fan_backward *p);
 
 #endif

@@ -75,13 +75,13 @@ typedef struct fan_tree_call {
     fan_tree_place here, root; /* `here`: behind the path's last node; not read where the path is none */
 } fan_tree_call;
 
-typedef enum fan_tree_did {
+typedef enum fan_tree_outcome {
     FAN_TREE_WARM,
     FAN_TREE_RECORD,
     FAN_TREE_REPLAY,
-    FAN_TREE_RAW, /* as it is, outside of the pool */
+    FAN_TREE_EAGER, /* as it is, outside of the pool */
     FAN_TREE_FAIL
-} fan_tree_did;
+} fan_tree_outcome;
 
 /* What is done, in this order. */
 typedef struct fan_tree_plan {
@@ -91,7 +91,7 @@ typedef struct fan_tree_plan {
     bool warn_repeats;
     bool count;  /* one recording more for an operand that moved */
     bool demote; /* the operand that moved is copied from now on */
-    fan_tree_did did;
+    fan_tree_outcome outcome;
     fan_tree_fit why; /* of a recording; else of the replay */
     uint32_t rules;   /* FAN_T bits */
 } fan_tree_plan;

@@ -24,7 +24,7 @@ fan_status fan_tree_new(fan_device *d, const fan_tree_options *options, fan_tree
         return fan_fail(err, FAN_ERR_STATE, "a lock could not be made");
     }
     atomic_init(&t->refs, 1);
-    atomic_init(&t->process, fan_process());
+    atomic_init(&t->owner_generation, fan_process());
     t->device = fan_device_hold(d);
     t->recorder = d->backend->recorder;
     t->options = *options;
@@ -68,9 +68,9 @@ static void close_all(fan_tree *t, const char *why)
         fan__tree_node_free(n, why);
     }
     while (t->evicted) {
-        fan_tree_kind *k = t->evicted;
+        fan_tree_signature *k = t->evicted;
         t->evicted = k->next;
-        fan__tree_kind_free(k);
+        fan__tree_signature_free(k);
     }
     for (size_t i = 0; i < t->root.nplaces; i++)
         fan_free(t->root.places[i].children);
@@ -89,9 +89,9 @@ void fan_tree_drop(fan_tree *t)
 {
     if (!t || atomic_fetch_sub_explicit(&t->refs, 1, memory_order_acq_rel) > 1)
         return;
-    if (atomic_load(&t->process) != fan_process())
-        fan__tree_adopt(t);
-    if (t->left)
+    if (atomic_load(&t->owner_generation) != fan_process())
+        fan__tree_after_fork(t);
+    if (t->fork_invalid)
         return; /* what another thread had half done can only be left */
     close_all(t, "this is memory of a graph tree that is gone");
     while (t->functions) {
@@ -116,7 +116,7 @@ fan_status fan_tree_close(fan_tree *t, const char *call_site, fan_error *err)
         return fan_fail(err, FAN_ERR_STATE, "a function of the graph tree is running: it cannot be closed");
     snprintf(why, sizeof why, "this is memory of a graph tree that was closed at %s", call_site);
     bool locked = fan__tree_lock(t);
-    if (t->left)
+    if (t->fork_invalid)
         t->closed = true; /* nothing of it can be given back */
     else if (t->depth)
         status = fan_fail(err, FAN_ERR_STATE, "a step of the graph tree is open: it cannot be closed");
@@ -175,7 +175,7 @@ void fan_tree_function_drop(fan_tree_function *f)
     bool locked = fan__tree_lock(t);
     f->next = t->functions; /* its kinds are of recordings: they go with those */
     t->functions = f;
-    if (locked && !t->left)
+    if (locked && !t->fork_invalid)
         fan__tree_give_back(t);
     fan__tree_unlock(t, locked);
     fan_tree_drop(t);
@@ -201,25 +201,25 @@ void fan_tree_get_stats(fan_tree *t, fan_tree_stats *out)
     bool locked = fan__tree_lock(t);
     *out = t->stats;
     out->bytes = t->arena ? t->pool.bytes : 0;
-    out->in_use = t->path == FAN_TREE_EXECUTION && !t->left ? living(t) : t->pool.in_use;
+    out->in_use = t->path == FAN_TREE_EXECUTION && !t->fork_invalid ? living(t) : t->pool.in_use;
     out->high_water = t->pool.high_water;
-    for (const fan_tree_node *n = t->left ? NULL : t->nodes; n && t->recorder->bytes; n = n->next)
+    for (const fan_tree_node *n = t->fork_invalid ? NULL : t->nodes; n && t->recorder->bytes; n = n->next)
         out->driver_bytes += t->recorder->bytes(n->recording);
     fan__tree_unlock(t, locked);
 }
 
-void fan_tree_visit(fan_tree *t, void (*visit)(void *ctx, const fan_tree_sight *s), void *ctx)
+void fan_tree_visit(fan_tree *t, void (*visit)(void *ctx, const fan_tree_recording_info *s), void *ctx)
 {
     bool locked = fan__tree_lock(t);
-    for (int number = 0; number < t->numbers && !t->left; number++)
+    for (int number = 0; number < t->numbers && !t->fork_invalid; number++)
         for (const fan_tree_node *n = t->nodes; n; n = n->next) {
             if (n->number != number)
                 continue;
-            fan_tree_sight s = {.node = n->number,
-                                .parent = n->parent->number,
-                                .function = n->kind->function->name,
-                                .reaches = n->reaches,
-                                .replays = n->replays};
+            fan_tree_recording_info s = {.node = n->number,
+                                         .parent = n->parent->number,
+                                         .function = n->signature->function->name,
+                                         .reaches = n->reaches,
+                                         .replays = n->replays};
             for (size_t i = 0; i < n->nblocks; i++)
                 s.owns += n->blocks[i]->bytes;
             for (const fan_tree_node *p = t->current; p && !s.current; p = p->parent)
@@ -233,7 +233,7 @@ void fan_tree_visit_memory(fan_tree *t, void (*visit)(void *ctx, int node, uint6
                            void *ctx)
 {
     bool locked = fan__tree_lock(t);
-    for (const fan_tree_node *n = t->left ? NULL : t->nodes; n; n = n->next)
+    for (const fan_tree_node *n = t->fork_invalid ? NULL : t->nodes; n; n = n->next)
         for (size_t i = 0; i < n->used.n; i++) {
             bool owns = false;
             for (size_t k = 0; k < n->nblocks; k++)

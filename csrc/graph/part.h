@@ -36,12 +36,13 @@ typedef struct fan_tree_output {
     fan_array *array; /* held; handed out. Where the storage is gone, geometry alone */
 } fan_tree_output;
 
-#define FAN_TREE_KINDS 64 /* of one function: one more takes the place of the one that was not called for longest */
+#define FAN_TREE_SIGNATURES \
+    64 /* of one function: one more takes the place of the one that was not called for longest */
 #define FAN_TREE_RECORDINGS 2048 /* of one function: where none fits then, it runs as it is */
 
 /* A function with operands of one kind: their number, dtypes, shapes, strides, and the key. */
-typedef struct fan_tree_kind {
-    struct fan_tree_kind *next;
+typedef struct fan_tree_signature {
+    struct fan_tree_signature *next;
     fan_tree_function *function; /* not held: it holds this */
     uint64_t key;
     int64_t *words; /* what is written down of the operands */
@@ -53,12 +54,12 @@ typedef struct fan_tree_kind {
     bool *demoted, *written, *shown; /* of each operand; shown: an output is a view of a part of it */
     int form;                        /* of what it gives; meaningless before it is warm */
     size_t nout;
-} fan_tree_kind;
+} fan_tree_signature;
 
 /* What a function's owner is warned of, once. */
 typedef enum fan_tree_warning {
     FAN_TREE_WARN_REPEATS = 1,
-    FAN_TREE_WARN_KINDS = 2,
+    FAN_TREE_WARN_SIGNATURES = 2,
     FAN_TREE_WARN_DEMOTED = 4,
     FAN_TREE_WARN_MOVES = 8,
     FAN_TREE_WARN_ROOM = 16,
@@ -75,8 +76,8 @@ struct fan_tree_function {
     unsigned warned; /* FAN_TREE_WARN bits */
     size_t recordings;
     fan_tree_node *last; /* the recording that its last call replayed; NULL: it did not, or that one is gone */
-    fan_tree_kind *kinds;
-    size_t nkinds;
+    fan_tree_signature *signatures;
+    size_t nsignatures;
     fan_tree_function *next; /* among the tree's */
 };
 
@@ -87,10 +88,16 @@ static inline bool fan__tree_keeps(const fan_tree_function *f, size_t i)
 }
 
 /* How an operand is treated in one call. */
-typedef enum fan_tree_way { FAN_WAY_NONE, FAN_WAY_COPY, FAN_WAY_STATIC, FAN_WAY_ADD, FAN_WAY_POOL } fan_tree_way;
+typedef enum fan_tree_placement {
+    FAN_PLACE_NONE,
+    FAN_PLACE_COPY,
+    FAN_PLACE_STATIC,
+    FAN_PLACE_ADD,
+    FAN_PLACE_POOL
+} fan_tree_placement;
 
 typedef struct fan_tree_operand {
-    fan_tree_way way;
+    fan_tree_placement placement;
     const void *data;    /* its address; NULL: it is copied */
     fan_array *staged;   /* held; COPY: where to */
     const void *checked; /* COPY: where the operand lay when it was last seen to share no memory that it must not */
@@ -98,7 +105,7 @@ typedef struct fan_tree_operand {
 
 /* The recordings of one kind behind one node. */
 typedef struct fan_tree_children {
-    fan_tree_kind *kind;
+    fan_tree_signature *signature;
     fan_tree_node **children;
     size_t n, cap;
     unsigned moved, alive; /* recordings made since an operand moved; since an output lived */
@@ -107,7 +114,7 @@ typedef struct fan_tree_children {
 struct fan_tree_node {
     fan_tree_node *parent; /* NULL: the root, which is no recording */
     fan_tree_node *next;   /* among the tree's recordings, the newest first */
-    fan_tree_kind *kind;
+    fan_tree_signature *signature;
     int number;
     bool warm; /* a warm-up: it goes with its path */
     fan_recording *recording;
@@ -145,15 +152,15 @@ struct fan_tree {
     fan_tree_path path;
     fan_tree_node *nodes;
     fan_tree_function *functions;
-    fan_tree_kind *evicted;
+    fan_tree_signature *evicted;
     int numbers;
     uint64_t reach; /* how far the path's memory reaches */
     unsigned depth; /* steps that are open */
     uint64_t steps; /* begun */
     uint64_t path_step;
-    _Atomic uint64_t thread; /* that has the lock; 0: none */
-    atomic_uint process;     /* in which the lock was made (fan_process) */
-    bool left;               /* a thread that had the lock is not in this process: nothing of the tree is whole */
+    _Atomic uint64_t thread;      /* that has the lock; 0: none */
+    atomic_uint owner_generation; /* in which the lock was made (fan_process) */
+    bool fork_invalid;            /* a thread that had the lock is not in this process: nothing of the tree is whole */
     bool closed;
     int64_t *words; /* room for a signature */
     size_t words_cap;
@@ -168,14 +175,14 @@ static inline bool fan__tree_is_mine(fan_tree *t)
     return atomic_load_explicit(&t->thread, memory_order_relaxed) == fan_thread_id();
 }
 
-/* fan__tree_adopt: in a forked child the lock is made anew, for the thread that had it may not be there. */
-void fan__tree_adopt(fan_tree *t);
+/* fan__tree_after_fork: in a forked child the lock is made anew, for the thread that had it may not be there. */
+void fan__tree_after_fork(fan_tree *t);
 
 /* fan__tree_lock: unless this thread has it, as a function's body has; what it gives, fan__tree_unlock gets. */
 static inline bool fan__tree_lock(fan_tree *t)
 {
-    if (atomic_load_explicit(&t->process, memory_order_acquire) != fan_process())
-        fan__tree_adopt(t);
+    if (atomic_load_explicit(&t->owner_generation, memory_order_acquire) != fan_process())
+        fan__tree_after_fork(t);
     if (fan__tree_is_mine(t))
         return false;
     fan_mutex_lock(&t->lock);
@@ -191,8 +198,8 @@ static inline void fan__tree_unlock(fan_tree *t, bool locked)
     fan_mutex_unlock(&t->lock);
 }
 
-/* fan__tree_here: FAN_ERR_STATE where it is not whole in this process. Locked. */
-fan_status fan__tree_here(const fan_tree *t, fan_error *err);
+/* fan__tree_check_fork: FAN_ERR_STATE where it is not whole in this process. Locked. */
+fan_status fan__tree_check_fork(const fan_tree *t, fan_error *err);
 
 /* ---- arena.c ---- */
 
@@ -236,7 +243,7 @@ void fan__tree_scope_fini(fan_tree_scope *s, bool listed, const char *why);
 
 /* ---- path.c ---- */
 
-void fan__tree_kind_free(fan_tree_kind *k);
+void fan__tree_signature_free(fan_tree_signature *k);
 void fan__tree_function_free(fan_tree_function *f);
 /* fan__tree_launch: what n recorded, once more, with a line in the traces; number: n's. */
 fan_status fan__tree_launch(const fan_tree *t, const fan_tree_node *n, int number, fan_error *err);
@@ -259,8 +266,9 @@ fan_status fan__tree_sweep(fan_tree *t, bool restore, bool keep_dead, const fan_
                            fan_error *err);
 /* fan__tree_relist: which blocks of the path the block table has, once it is another. */
 void fan__tree_relist(fan_tree *t);
-fan_tree_children *fan__tree_place(fan_tree_node *n, const fan_tree_kind *kind); /* NULL: there is none */
-fan_status fan__tree_place_make(fan_tree_node *n, fan_tree_kind *kind, fan_tree_children **out, fan_error *err);
+fan_tree_children *fan__tree_place(fan_tree_node *n, const fan_tree_signature *signature); /* NULL: there is none */
+fan_status fan__tree_place_make(fan_tree_node *n, fan_tree_signature *signature, fan_tree_children **out,
+                                fan_error *err);
 
 /* ---- replay.c, record.c ---- */
 
@@ -270,7 +278,7 @@ fan_status fan__tree_place_make(fan_tree_node *n, fan_tree_kind *kind, fan_tree_
 typedef struct fan_tree_run {
     fan_tree *tree;
     fan_tree_function *function;
-    fan_tree_kind *kind;
+    fan_tree_signature *signature;
     const fan_tree_args *args;
     fan_tree_operand *operands;
     fan_stream *caller;

@@ -11,7 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 
-void fan__tree_kind_free(fan_tree_kind *k)
+void fan__tree_signature_free(fan_tree_signature *k)
 {
     fan_free(k->words);
     fan_free(k->demoted);
@@ -22,10 +22,10 @@ void fan__tree_kind_free(fan_tree_kind *k)
 
 void fan__tree_function_free(fan_tree_function *f)
 {
-    while (f->kinds) {
-        fan_tree_kind *k = f->kinds;
-        f->kinds = k->next;
-        fan__tree_kind_free(k);
+    while (f->signatures) {
+        fan_tree_signature *k = f->signatures;
+        f->signatures = k->next;
+        fan__tree_signature_free(k);
     }
     fan_free(f->name);
     fan_free(f->roles);
@@ -35,41 +35,42 @@ void fan__tree_function_free(fan_tree_function *f)
 
 #define ADOPTING 0x80000000u /* beside a process's number in `process`: one of its threads takes the tree over */
 
-void fan__tree_adopt(fan_tree *t)
+void fan__tree_after_fork(fan_tree *t)
 {
-    unsigned here = fan_process(), was = atomic_load(&t->process);
+    unsigned here = fan_process(), was = atomic_load(&t->owner_generation);
     while (was != here) {
         if (was == (here | ADOPTING)) { /* another thread is at it */
             (void)sched_yield();
-            was = atomic_load(&t->process);
+            was = atomic_load(&t->owner_generation);
             continue;
         }
-        if (!atomic_compare_exchange_strong(&t->process, &was, here | ADOPTING))
+        if (!atomic_compare_exchange_strong(&t->owner_generation, &was, here | ADOPTING))
             continue;
         uint64_t holder = atomic_load(&t->thread);
         if (!holder || !fan_thread_survived(holder)) { /* else a function forked, and goes on in the child */
-            t->left |= !fan_mutex_adopt(&t->lock) && !FAN_FAULT(TREE_FORK_WHOLE);
+            t->fork_invalid |= !fan_mutex_adopt(&t->lock) && !FAN_FAULT(TREE_FORK_WHOLE);
             atomic_store(&t->thread, 0);
         }
-        atomic_store(&t->process, here);
+        atomic_store(&t->owner_generation, here);
         was = here;
     }
 }
 
-fan_status fan__tree_here(const fan_tree *t, fan_error *err)
+fan_status fan__tree_check_fork(const fan_tree *t, fan_error *err)
 {
-    return t->left ? fan_fail(err, FAN_ERR_STATE,
-                              "another thread was in a call of this graph tree when the process was forked, and what "
-                              "the tree knows is not whole in the child: make one here")
-                   : FAN_OK;
+    return t->fork_invalid
+               ? fan_fail(err, FAN_ERR_STATE,
+                          "another thread was in a call of this graph tree when the process was forked, and what "
+                          "the tree knows is not whole in the child: make one here")
+               : FAN_OK;
 }
 
 void fan__tree_node_free(fan_tree_node *n, const char *why)
 {
     if (!n)
         return;
-    if (n->kind && n->kind->function->last == n)
-        n->kind->function->last = NULL;
+    if (n->signature && n->signature->function->last == n)
+        n->signature->function->last = NULL;
     for (size_t i = 0; i < n->nout; i++)
         fan_array_drop(n->outputs[i].array);
     for (size_t i = 0; i < n->nblocks; i++)
@@ -79,7 +80,7 @@ void fan__tree_node_free(fan_tree_node *n, const char *why)
     for (size_t i = 0; i < n->nplaces; i++)
         fan_free(n->places[i].children);
     if (n->recording)
-        n->kind->function->tree->recorder->drop(n->recording);
+        n->signature->function->tree->recorder->drop(n->recording);
     fan_graph_ranges_fini(&n->block_table);
     fan_graph_ranges_fini(&n->used);
     fan_free(n->operands);
@@ -99,7 +100,7 @@ static void end_handle(const fan_tree *t, const fan_tree_node *n, fan_tree_block
     snprintf(why, sizeof why,
              "this is an output of %s, made at %s in step %llu, which ended at %s: its memory may hold something else "
              "now; keep=True copies outputs out of the graph tree",
-             n->kind->function->name, b->lease->made, (unsigned long long)t->path_step, call_site);
+             n->signature->function->name, b->lease->made, (unsigned long long)t->path_step, call_site);
     fan__tree_block_end(b, why);
 }
 
@@ -122,10 +123,10 @@ bool fan__tree_all_dead(const fan_tree *t)
 
 /* ---- functions that are gone ---- */
 
-fan_tree_children *fan__tree_place(fan_tree_node *n, const fan_tree_kind *kind)
+fan_tree_children *fan__tree_place(fan_tree_node *n, const fan_tree_signature *signature)
 {
     for (size_t i = 0; i < n->nplaces; i++)
-        if (n->places[i].kind == kind)
+        if (n->places[i].signature == signature)
             return &n->places[i];
     return NULL;
 }
@@ -153,7 +154,7 @@ static bool has_children(const fan_tree_node *n)
 
 static void leave_parent(const fan_tree_node *n)
 {
-    fan_tree_children *place = fan__tree_place(n->parent, n->kind);
+    fan_tree_children *place = fan__tree_place(n->parent, n->signature);
     for (size_t i = 0; i < place->n; i++)
         if (place->children[i] == n)
             place->children[i] = place->children[--place->n];
@@ -163,24 +164,24 @@ static void leave_parent(const fan_tree_node *n)
  * of a recording before it. */
 static bool is_gone(const fan_tree_node *n)
 {
-    for (; n->kind; n = n->parent)
-        if (n->kind->evicted || function_gone(n->kind->function))
+    for (; n->signature; n = n->parent)
+        if (n->signature->evicted || function_gone(n->signature->function))
             return true;
     return false;
 }
 
-static bool is_of(const fan_tree_kind *k, const fan_tree_function *f, const fan_tree_kind *kind)
+static bool is_of(const fan_tree_signature *k, const fan_tree_function *f, const fan_tree_signature *signature)
 {
-    return kind ? k == kind : k->function == f;
+    return signature ? k == signature : k->function == f;
 }
 
 /* forget_places: n knows nothing of the function (the kind, where that is not NULL) any more, which has no recording
  * behind it. */
-static void forget_places(fan_tree_node *n, const fan_tree_function *f, const fan_tree_kind *kind)
+static void forget_places(fan_tree_node *n, const fan_tree_function *f, const fan_tree_signature *signature)
 {
     size_t kept = 0;
     for (size_t i = 0; i < n->nplaces; i++)
-        if (is_of(n->places[i].kind, f, kind))
+        if (is_of(n->places[i].signature, f, signature))
             fan_free(n->places[i].children);
         else
             n->places[kept++] = n->places[i];
@@ -188,32 +189,32 @@ static void forget_places(fan_tree_node *n, const fan_tree_function *f, const fa
 }
 
 /* forget: whether no recording of the function, or of the kind, is left; then no place is, either. */
-static bool forget(fan_tree *t, const fan_tree_function *f, const fan_tree_kind *kind)
+static bool forget(fan_tree *t, const fan_tree_function *f, const fan_tree_signature *signature)
 {
     for (const fan_tree_node *n = t->nodes; n; n = n->next)
-        if (is_of(n->kind, f, kind))
+        if (is_of(n->signature, f, signature))
             return false;
     for (const fan_tree_node *n = t->current; n != &t->root; n = n->parent)
-        if (is_of(n->kind, f, kind))
+        if (is_of(n->signature, f, signature))
             return false;
-    forget_places(&t->root, f, kind);
+    forget_places(&t->root, f, signature);
     for (fan_tree_node *n = t->nodes; n; n = n->next)
-        forget_places(n, f, kind);
+        forget_places(n, f, signature);
     for (fan_tree_node *n = t->current; n != &t->root; n = n->parent)
-        forget_places(n, f, kind);
+        forget_places(n, f, signature);
     return true;
 }
 
 void fan__tree_evict(fan_tree_function *f)
 {
     fan_tree *t = f->tree;
-    fan_tree_kind **at = &f->kinds; /* the first is that of this call */
-    for (fan_tree_kind **next = &f->kinds->next; *next; next = &(*next)->next)
-        if (!f->last || f->last->kind != *next) /* which is used without being moved to the front */
+    fan_tree_signature **at = &f->signatures; /* the first is that of this call */
+    for (fan_tree_signature **next = &f->signatures->next; *next; next = &(*next)->next)
+        if (!f->last || f->last->signature != *next) /* which is used without being moved to the front */
             at = next;
-    fan_tree_kind *k = *at;
+    fan_tree_signature *k = *at;
     *at = k->next;
-    f->nkinds--;
+    f->nsignatures--;
     k->evicted = true;
     k->next = t->evicted;
     t->evicted = k;
@@ -232,20 +233,20 @@ void fan__tree_give_back(fan_tree *t)
             }
             *at = n->next;
             leave_parent(n);
-            n->kind->function->recordings--;
+            n->signature->function->recordings--;
             fan__tree_node_free(n, "the recording of a graph tree that made this is gone");
             t->stats.nodes--;
             some = true;
         }
     }
-    for (fan_tree_kind **at = &t->evicted; *at;) {
-        fan_tree_kind *k = *at;
+    for (fan_tree_signature **at = &t->evicted; *at;) {
+        fan_tree_signature *k = *at;
         if (!forget(t, NULL, k)) {
             at = &k->next;
             continue;
         }
         *at = k->next;
-        fan__tree_kind_free(k);
+        fan__tree_signature_free(k);
     }
     for (fan_tree_function **at = &t->functions; *at;) {
         fan_tree_function *f = *at;
@@ -347,14 +348,15 @@ fan_status fan__tree_sweep(fan_tree *t, bool restore, bool keep_dead, const fan_
     return FAN_OK;
 }
 
-fan_status fan__tree_place_make(fan_tree_node *n, fan_tree_kind *kind, fan_tree_children **out, fan_error *err)
+fan_status fan__tree_place_make(fan_tree_node *n, fan_tree_signature *signature, fan_tree_children **out,
+                                fan_error *err)
 {
-    *out = fan__tree_place(n, kind);
+    *out = fan__tree_place(n, signature);
     if (*out)
         return FAN_OK;
     if (fan_grow((void **)&n->places, &n->places_cap, n->nplaces + 1, sizeof *n->places))
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph tree");
-    n->places[n->nplaces] = (fan_tree_children){.kind = kind};
+    n->places[n->nplaces] = (fan_tree_children){.signature = signature};
     *out = &n->places[n->nplaces++];
     return FAN_OK;
 }
@@ -376,7 +378,7 @@ fan_status fan__tree_launch(const fan_tree *t, const fan_tree_node *n, int numbe
                            .end_us = timed ? r->clock(t->device, t->origin) : -1};
     for (size_t i = 0; i < n->nblocks; i++)
         line.bytes += n->blocks[i]->bytes;
-    snprintf(line.label, sizeof line.label, "replay of %.80s, recording %d", n->kind->function->name, number);
+    snprintf(line.label, sizeof line.label, "replay of %.80s, recording %d", n->signature->function->name, number);
     fan_trace_put(&line);
     return FAN_OK;
 }

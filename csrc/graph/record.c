@@ -13,7 +13,7 @@
 
 static fan_status check_form(const fan_tree_run *r, fan_error *err)
 {
-    const fan_tree_kind *k = r->kind;
+    const fan_tree_signature *k = r->signature;
     size_t nkeep = r->function->nkeep;
     if (nkeep && nkeep != SIZE_MAX && nkeep != r->result->n)
         return fan_fail(err, FAN_ERR_VALUE, "%s gave %zu output%s, and keep= has %zu: one for each, or one for all",
@@ -49,7 +49,8 @@ static fan_status check_own(const fan_tree_run *r, fan_array *const *given, bool
                             "%s: output %zu is not its own: it is neither memory that the function allocated in this "
                             "call nor one of its operands; pass the array as an operand",
                             r->function->name, i);
-        if (given != r->args->in && r->operands[operand].way == FAN_WAY_COPY && !fan_array_same_view(a, given[operand]))
+        if (given != r->args->in && r->operands[operand].placement == FAN_PLACE_COPY &&
+            !fan_array_same_view(a, given[operand]))
             return fan_fail(err, FAN_ERR_VALUE,
                             "%s: output %zu is a view of operand %d, which is copied: return a copy, or give the "
                             "operand the role static",
@@ -122,11 +123,11 @@ static bool access_visit(void *ctx, const char *name, const void *data, size_t b
     const fan_tree_run *r = c->r;
     for (size_t i = 0; i < r->args->n; i++) {
         const fan_tree_operand *o = &c->operands[i];
-        const fan_array *a = o->way == FAN_WAY_COPY ? o->staged : r->args->in[i];
+        const fan_array *a = o->placement == FAN_PLACE_COPY ? o->staged : r->args->in[i];
         if (!a || !inside_array(data, bytes, a))
             continue;
-        r->kind->written[i] |= write;
-        c->r->wrote |= write && o->way == FAN_WAY_COPY;
+        r->signature->written[i] |= write;
+        c->r->wrote |= write && o->placement == FAN_PLACE_COPY;
         return true;
     }
     const fan_array *arena = r->tree->arena;
@@ -170,13 +171,13 @@ static fan_status node_new(const fan_tree_run *r, fan_tree_node **out, fan_error
         !(n->copied = fan_alloc(room * sizeof *n->copied)) || !(n->copies = fan_calloc(room * sizeof *n->copies)) ||
         !(n->copy_in = fan_calloc(room * sizeof *n->copy_in)))
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph tree");
-    n->kind = r->kind;
+    n->signature = r->signature;
     n->parent = r->tree->current;
     n->hash = r->hash;
     n->n = r->args->n;
     memcpy(n->operands, r->operands, n->n * sizeof *n->operands);
     for (size_t i = 0; i < n->n; i++)
-        if (n->operands[i].way == FAN_WAY_COPY)
+        if (n->operands[i].placement == FAN_PLACE_COPY)
             n->copied[n->ncopied++] = i;
     return FAN_OK;
 }
@@ -200,7 +201,7 @@ static fan_status node_outputs(fan_tree_run *r, fan_tree_node *n, fan_tree_scope
         if (operand_of(r, a, given) >= 0) {
             o->operand = operand_of(r, a, given);
             if (!fan_array_same_view(a, given[o->operand])) {
-                r->kind->shown[o->operand] = true;
+                r->signature->shown[o->operand] = true;
                 FAN_TRY(geometry(a, &o->array, err));
             }
             continue;
@@ -278,7 +279,7 @@ static void commit_warm(fan_tree_run *r, fan_tree_node *n, const fan_tree_scope 
     n->warm = true;
     n->number = -1;
     t->current = n;
-    r->kind->warm = !s->full[0];
+    r->signature->warm = !s->full[0];
     t->path = FAN_TREE_WARMUP;
     memcpy(r->full, s->full, sizeof r->full);
 }
@@ -303,8 +304,8 @@ fan_status fan__tree_warm_up(fan_tree_run *r, fan_error *err)
     FAN_GO(check_escape(r, &s, n, err));
     FAN_GO(wait_scope(r, &s, err));
     FAN_GO(node_outputs(r, n, &s, r->args->in, err));
-    r->kind->nout = r->result->n;
-    r->kind->form = r->result->form;
+    r->signature->nout = r->result->n;
+    r->signature->form = r->result->form;
     FAN_GO(fan__tree_hand_out(r, n, err));
     FAN_GO(fan__tree_leave(r, err));
     commit_warm(r, n, &s);
@@ -385,7 +386,7 @@ static fan_status stage_new(const fan_tree_run *r, fan_tree_node *n, fan_tree_sc
     for (size_t i = 0; i < n->n && status == FAN_OK; i++) {
         fan_array *a = r->args->in[i];
         given[i] = a;
-        if (n->operands[i].way != FAN_WAY_COPY)
+        if (n->operands[i].placement != FAN_PLACE_COPY)
             continue;
         status = stage_one(r, a, &n->operands[i].staged, err);
         given[i] = n->operands[i].staged;
@@ -416,7 +417,7 @@ static fan_status capture(fan_tree_run *r, fan_tree_node *n, fan_tree_scope *s, 
 static void commit(fan_tree *t, fan_tree_node *n, fan_tree_children *place)
 {
     place->children[place->n++] = n;
-    n->kind->function->recordings++;
+    n->signature->function->recordings++;
     n->next = t->nodes;
     t->nodes = n;
     n->number = t->numbers++;
@@ -434,9 +435,10 @@ static void scope_to_node(fan_tree_scope *s, fan_tree_node *n)
 }
 
 /* place_for_child: with room for one more. */
-static fan_status place_for_child(fan_tree_node *at, fan_tree_kind *kind, fan_tree_children **out, fan_error *err)
+static fan_status place_for_child(fan_tree_node *at, fan_tree_signature *signature, fan_tree_children **out,
+                                  fan_error *err)
 {
-    FAN_TRY(fan__tree_place_make(at, kind, out, err));
+    FAN_TRY(fan__tree_place_make(at, signature, out, err));
     return fan_grow((void **)&(*out)->children, &(*out)->cap, (*out)->n + 1, sizeof(fan_tree_node *))
                ? fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph tree")
                : FAN_OK;
@@ -459,7 +461,7 @@ fan_status fan__tree_record(fan_tree_run *r, fan_tree_node **out, fan_error *err
     FAN_GO(fan__tree_check_overlap(r, err));
     FAN_GO(fan_graph_pool_checkpoint(&t->pool, &saved, err));
     is_saved = true;
-    FAN_GO(place_for_child(t->current, r->kind, &place, err));
+    FAN_GO(place_for_child(t->current, r->signature, &place, err));
     FAN_GO(node_new(r, &n, err));
     FAN_GO(fan__tree_sweep(t, r->restore, r->keep_dead, r->caller, n, err));
     t->reach = 0;
@@ -479,8 +481,8 @@ fan_status fan__tree_record(fan_tree_run *r, fan_tree_node **out, fan_error *err
     n->reaches = t->reach;
     FAN_GO(fan__tree_stage(r, n, err));
     FAN_GO(fan__tree_launch(t, n, t->numbers, err));
-    r->kind->nout = r->result->n;
-    r->kind->form = r->result->form;
+    r->signature->nout = r->result->n;
+    r->signature->form = r->result->form;
     FAN_GO(fan__tree_hand_out(r, n, err));
     FAN_GO(fan__tree_leave(r, err));
     if (s.full[0] && !FAN_FAULT(TREE_FULL_REPLAYED))

@@ -13,8 +13,8 @@
 static fan_status check_pair(const fan_tree_run *r, size_t i, size_t k, fan_error *err)
 {
     fan_array *const *in = r->args->in;
-    bool added = r->operands[i].way == FAN_WAY_ADD;
-    if (k == i || !in[k] || (!added && r->operands[k].way != FAN_WAY_COPY) || fan_array_disjoint(in[i], in[k]))
+    bool added = r->operands[i].placement == FAN_PLACE_ADD;
+    if (k == i || !in[k] || (!added && r->operands[k].placement != FAN_PLACE_COPY) || fan_array_disjoint(in[i], in[k]))
         return FAN_OK;
     if (added)
         return fan_fail(err, FAN_ERR_VALUE,
@@ -31,8 +31,8 @@ static fan_status check_pair(const fan_tree_run *r, size_t i, size_t k, fan_erro
 /* is_written: operand i is added into, or written where it lies. */
 static bool is_written(const fan_tree_run *r, size_t i)
 {
-    fan_tree_way way = r->operands[i].way;
-    return way == FAN_WAY_ADD || (way > FAN_WAY_COPY && r->kind->written[i]);
+    fan_tree_placement placement = r->operands[i].placement;
+    return placement == FAN_PLACE_ADD || (placement > FAN_PLACE_COPY && r->signature->written[i]);
 }
 
 fan_status fan__tree_check_overlap(const fan_tree_run *r, fan_error *err)
@@ -226,7 +226,7 @@ fan_status fan__tree_hand_out(fan_tree_run *r, fan_tree_node *n, fan_error *err)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph tree");
     while (out->n > 0)
         fan_array_drop(out->at[--out->n]);
-    out->form = n->kind->form;
+    out->form = n->signature->form;
     for (size_t i = 0; i < n->nblocks; i++)
         if (n->blocks[i]->lease)
             memcpy(n->blocks[i]->lease->made, r->call_site, sizeof n->blocks[i]->lease->made);

@@ -67,16 +67,16 @@ typedef struct fan_tree_args {
 #define FAN_TREE_REASON 320
 
 /* What a call did, and why. */
-typedef struct fan_tree_outcome {
-    fan_tree_did did;
+typedef struct fan_tree_report {
+    fan_tree_outcome outcome;
     uint32_t rules;
     int node;                     /* -1: none */
-    bool handed;                  /* FAN_TREE_RAW: with outputs copied as keep says, all the same */
+    bool handed;                  /* FAN_TREE_EAGER: with outputs copied as keep says, all the same */
     char reason[FAN_TREE_REASON]; /* "": a replay */
-} fan_tree_outcome;
+} fan_tree_report;
 
 typedef struct fan_tree_stats {
-    uint64_t nodes, bytes, in_use, high_water, warmed, recorded, replayed, raw, restored;
+    uint64_t nodes, bytes, in_use, high_water, warmed, recorded, replayed, eager, restored;
     uint64_t driver_bytes; /* that the driver took for recordings */
 } fan_tree_stats;
 
@@ -103,7 +103,7 @@ void fan_tree_step_end(fan_tree *t, const char *call_site);
 /* fan_tree_function_call: *out: what the function gave, as body.run does. Failing, the path is as before, nothing is
  * captured, and what a body made is ended. */
 fan_status fan_tree_function_call(fan_tree_function *f, const fan_tree_args *args, fan_tree_result *out,
-                                  fan_tree_outcome *outcome, fan_error *err);
+                                  fan_tree_report *outcome, fan_error *err);
 
 /* FAN_TREE_FOREIGN: the message for an operation that touches memory of others: the function, the operation. */
 #define FAN_TREE_FOREIGN                                                                                         \
@@ -116,20 +116,20 @@ fan_storage *fan_tree_memory_under(const fan_array *a);
 void fan_tree_get_stats(fan_tree *t, fan_tree_stats *out);
 
 /* One recording, for pictures. */
-typedef struct fan_tree_sight {
+typedef struct fan_tree_recording_info {
     int node, parent; /* parent -1: it is a root */
     const char *function;
     uint64_t owns;    /* bytes of its outputs */
     uint64_t reaches; /* where the memory ends that it uses */
     uint64_t replays;
     bool current; /* it is on the path */
-} fan_tree_sight;
+} fan_tree_recording_info;
 /* fan_tree_visit_memory: each piece of the tree's memory that a recording uses, `owns`: as an output; with the lock
  * held.
  */
 void fan_tree_visit_memory(fan_tree *t, void (*visit)(void *ctx, int node, uint64_t lo, uint64_t hi, bool owns),
                            void *ctx);
 /* fan_tree_visit: each recording, in the order of their numbers, with the lock held. */
-void fan_tree_visit(fan_tree *t, void (*visit)(void *ctx, const fan_tree_sight *s), void *ctx);
+void fan_tree_visit(fan_tree *t, void (*visit)(void *ctx, const fan_tree_recording_info *s), void *ctx);
 
 #endif

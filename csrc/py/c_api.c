@@ -118,7 +118,7 @@ static fanin_status api_wrap(void *data, fanin_dtype dtype, int ndim, const int6
 
 static int api_may_write(const fanin_value *v)
 {
-    return v->array && fan_native_only_ours(fan_native_of(fan_c_array(v)));
+    return v->array && fan_unboxed_is_unique(fan_unboxed(fan_c_array(v)));
 }
 
 static void api_drop(fanin_value *v)

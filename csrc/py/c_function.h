@@ -3,7 +3,7 @@
 #define FAN_PY_C_FUNCTION_H
 
 #include "engine/node.h"
-#include "py/native.h"
+#include "py/unboxed.h"
 
 #include <fanin.h>
 

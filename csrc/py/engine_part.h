@@ -7,7 +7,7 @@
 #include "engine/engine.h"
 #include "py/buffer_part.h"
 #include "py/c_function.h"
-#include "py/native.h"
+#include "py/unboxed.h"
 
 typedef enum fan_hook_when { FAN_HOOK_SLOT, FAN_HOOK_PRE, FAN_HOOK_POST, FAN_HOOK_TIMES } fan_hook_when;
 
@@ -19,7 +19,7 @@ typedef struct node_more {
     PyObject *hooks[FAN_HOOK_TIMES]; /* tuples of HookHandles; NULL: none. Replaced, never changed */
     PyObject *call_site;             /* where it was made, "file.py:3"; NULL: nobody asked (set_options(detect=)) */
     PyObject *kept;                  /* {slot: its gradients so far, None: none yet} (retain_grad); NULL: none is */
-    PyObject *stages;                /* a tuple: memory for the sums of its slots (S22); NULL: fresh */
+    PyObject *out_buffers;           /* a tuple: memory for the sums of its slots (S22); NULL: fresh */
 } node_more;
 
 typedef struct node_object {
@@ -49,17 +49,17 @@ static inline node_object *fan_node_object(const fan_node *n)
     return (node_object *)(void *)((char *)(uintptr_t)n - offsetof(node_object, node));
 }
 
-/* fan_node_stage: memory for the sum of a slot; borrowed, NULL: fresh. */
-static inline PyObject *fan_node_stage(const fan_node *n, uint32_t slot)
+/* fan_node_out_buffer: memory for the sum of a slot; borrowed, NULL: fresh. */
+static inline PyObject *fan_node_out_buffer(const fan_node *n, uint32_t slot)
 {
     const node_more *more = fan_node_object(n)->more;
-    return more && more->stages ? PyTuple_GET_ITEM(more->stages, (Py_ssize_t)slot) : NULL;
+    return more && more->out_buffers ? PyTuple_GET_ITEM(more->out_buffers, (Py_ssize_t)slot) : NULL;
 }
 
-/* fan_node_said: what messages call it; returns buf. */
-static inline const char *fan_node_said(const fan_node *n, char *buf, size_t size)
+/* fan_node_name: what messages call it; returns buf. */
+static inline const char *fan_node_name(const fan_node *n, char *buf, size_t size)
 {
-    n->kind->text(n, buf, size);
+    n->ops->text(n, buf, size);
     return buf;
 }
 
@@ -100,7 +100,7 @@ int fan__guards_end(fan_guards *all, const fan_node *n);
  * One ndarray, as mostly, is looked at here. */
 static inline int fan_guards_begin(fan_guards *all, void *const *sums, uint32_t n)
 {
-    PyArrayObject *a = n == 1 && sums[0] && !fan_is_native(sums[0]) && PyArray_CheckExact((PyObject *)sums[0])
+    PyArrayObject *a = n == 1 && sums[0] && !fan_is_unboxed(sums[0]) && PyArray_CheckExact((PyObject *)sums[0])
                            ? (PyArrayObject *)sums[0]
                            : NULL;
     if (!a || !PyArray_CHKFLAGS(a, NPY_ARRAY_WRITEABLE) || FAN_FAULT(SUM_UNGUARDED))
@@ -137,9 +137,9 @@ int fan_hooks_of_node(node_object *self, void **node_hooks);
 int fan_hooks_pre(node_object *self, PyObject *node_hooks, void **sums);
 int fan_hooks_post(node_object *self, PyObject *node_hooks, void **sums, void **gradients, uint32_t ngradients);
 int fan_hooks_accumulated(node_object *self, PyObject *node_hooks);
-/* fan_hooks_gave: whether a post-hook put a gradient there. FAN_BY_HOOK: so begins a message about one. */
-bool fan_hooks_gave(const void *node_hooks, uint32_t index);
-#define FAN_BY_HOOK(giver) ((giver)->hook ? "a post-hook of " : "")
+/* fan_hooks_produced: whether a post-hook put a gradient there. FAN_FROM_HOOK: so begins a message about one. */
+bool fan_hooks_produced(const void *node_hooks, uint32_t index);
+#define FAN_FROM_HOOK(producer) ((producer)->from_hook ? "a post-hook of " : "")
 
 /* ---- node.c ---- */
 
@@ -184,7 +184,7 @@ PyObject *fan_leaf_grad_now(leaf_object *self);
 /* ---- explain.c ---- */
 
 fan_status fan_explain_look(void *buffer, uint32_t slot, fan_nonfinite *found, fan_error *err);
-fan_status fan_explain_nonfinite(const fan_nonfinite *found, const fan_giver *giver, fan_error *err);
+fan_status fan_explain_nonfinite(const fan_nonfinite *found, const fan_producer *producer, fan_error *err);
 PyObject *fan_node_call_site(const fan_node *n); /* borrowed; NULL: not known */
 /* fan_explain_pass, fan_explain_lost: fan_backward_explain and _lost as a str; NULL with an exception. */
 PyObject *fan_explain_pass(const fan_backward *p, const fan_node *only);
@@ -196,8 +196,8 @@ PyObject *fan_explain_lost(const fan_backward *p);
 void *fan_error_take(const fan_backward *p, const fan_node *n, uint32_t ran, fan_status status, const fan_error *err);
 void *fan_error_both(void *first, void *second);
 void fan_error_orphaned(void *error);
-/* fan_pass_failed: the error becomes an exception, with a note that says where the pass ended (E14). */
-void fan_pass_failed(const fan_backward *p, fan_status status, const fan_error *err);
+/* fan_task_failed: the error becomes an exception, with a note that says where the pass ended (E14). */
+void fan_task_failed(const fan_backward *p, fan_status status, const fan_error *err);
 
 /* ---- worker.c: see fan_engine_frontend ---- */
 
@@ -209,8 +209,8 @@ void fan_worker_leave(void *worker);
 
 extern const fan_engine_frontend fan_python_engine;
 
-/* fan_pass_begin_args: a pass from the arguments of a call; NULL with an exception. */
-fan_backward *fan_pass_begin_args(const char *call, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
+/* fan_task_begin_args: a pass from the arguments of a call; NULL with an exception. */
+fan_backward *fan_task_begin_args(const char *call, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
                                   bool capture, size_t *nwanted);
 
 #endif

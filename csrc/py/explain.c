@@ -24,15 +24,15 @@ PyObject *fan_node_call_site(const fan_node *n)
     return fan_node_object(n)->more ? fan_node_object(n)->more->call_site : NULL;
 }
 
-fan_status fan_explain_nonfinite(const fan_nonfinite *found, const fan_giver *giver, fan_error *err)
+fan_status fan_explain_nonfinite(const fan_nonfinite *found, const fan_producer *producer, fan_error *err)
 {
     char to[128], name[128], elements[96];
-    const fan_node *from = giver ? giver->node : NULL;
+    const fan_node *from = producer ? producer->node : NULL;
     PyObject *call_site = from ? fan_node_call_site(from) : NULL;
-    fan_node_said(found->to, to, sizeof to);
+    fan_node_name(found->to, to, sizeof to);
     PyOS_snprintf(elements, sizeof elements, "%llu of %llu element%s", (unsigned long long)found->elements,
                   (unsigned long long)found->of, FAN_PLURAL(found->of));
-    if (!giver)
+    if (!producer)
         PyErr_Format(PyExc_FloatingPointError,
                      "%s: the sum in slot %u is not finite, and none of its gradients is so: it overflows (%s)", to,
                      found->slot, elements);
@@ -41,20 +41,20 @@ fan_status fan_explain_nonfinite(const fan_nonfinite *found, const fan_giver *gi
             PyExc_FloatingPointError,
             "%s%s returned a gradient that is not finite at index %u: an inf or NaN in %s of the sum in slot %u "
             "of %s; %s%V",
-            FAN_BY_HOOK(giver), fan_node_said(from, name, sizeof name), giver->index, elements, found->slot, to,
+            FAN_FROM_HOOK(producer), fan_node_name(from, name, sizeof name), producer->index, elements, found->slot, to,
             call_site ? "it was made at " : "where it was made is known of nodes made under ", call_site,
             "fanin.set_options(detect=True)");
     else
         PyErr_Format(PyExc_FloatingPointError,
-                     "%s was given a gradient that is not finite at index %u: an inf or NaN in %s", giver->call,
-                     giver->index, elements);
+                     "%s was given a gradient that is not finite at index %u: an inf or NaN in %s", producer->call,
+                     producer->index, elements);
     return fan_from_python(err);
 }
 
 /* ---- E17 ---- */
 
 /* A str that grows; NULL: it could not. */
-static void append(void *to, const char *text)
+static void text_append(void *to, const char *text)
 {
     PyObject **all = to, *piece = *all ? PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace") : NULL;
     if (*all)
@@ -65,13 +65,13 @@ static void append(void *to, const char *text)
 PyObject *fan_explain_pass(const fan_backward *p, const fan_node *only)
 {
     PyObject *text = PyUnicode_FromString("");
-    fan_backward_explain(p, only, &(fan_text){append, &text});
+    fan_backward_explain(p, only, &(fan_text){text_append, &text});
     return text;
 }
 
 PyObject *fan_explain_lost(const fan_backward *p)
 {
     PyObject *text = PyUnicode_FromString("");
-    fan_backward_lost(p, &(fan_text){append, &text});
+    fan_backward_lost(p, &(fan_text){text_append, &text});
     return text;
 }

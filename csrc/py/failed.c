@@ -9,7 +9,7 @@
 #define FOLDED ".. and %u notes more, of the passes around these"
 
 /* fold: instead of one note more, the count of those that are left out. */
-static void fold(PyObject *notes)
+static void fold_notes(PyObject *notes)
 {
     PyObject *text;
     unsigned n = 0;
@@ -39,7 +39,7 @@ static void add_note(PyObject *e, PyObject *note)
     if (any && !(list && PySequence_Contains(said, note) == 1)) {
         PyErr_Clear();
         if (list && PyList_GET_SIZE(said) >= MOST_NOTES)
-            fold(said);
+            fold_notes(said);
         else
             none = PyObject_CallMethod(e, "add_note", "O", note);
     }
@@ -58,9 +58,9 @@ void *fan_error_take(const fan_backward *p, const fan_node *n, uint32_t ran, fan
     fan_raise(status, err);
     e = fan_exception_take();
     if (n && fan_node_object(n)->name)
-        PyOS_snprintf(own, sizeof own, n->kind->leaf ? "leaf %llu" : "node %llu", (unsigned long long)n->number);
+        PyOS_snprintf(own, sizeof own, n->ops->leaf ? "leaf %llu" : "node %llu", (unsigned long long)n->number);
     if (n)
-        add_note(e, PyUnicode_FromFormat("in %s%s%s%s%V%s: %u of %u nodes had run", fan_node_said(n, name, sizeof name),
+        add_note(e, PyUnicode_FromFormat("in %s%s%s%s%V%s: %u of %u nodes had run", fan_node_name(n, name, sizeof name),
                                          own[0] || call_site ? " (" : "", own,
                                          !call_site ? ""
                                          : own[0]   ? ", made at "
@@ -72,11 +72,11 @@ void *fan_error_take(const fan_backward *p, const fan_node *n, uint32_t ran, fan
     return e;
 }
 
-void fan_pass_failed(const fan_backward *p, fan_status status, const fan_error *err)
+void fan_task_failed(const fan_backward *p, fan_status status, const fan_error *err)
 {
     uint32_t ran, all;
     const fan_node *n = fan_backward_at(p, &ran, &all);
-    PyObject *e = fan_backward_told(p) ? fan_exception_take() : fan_error_take(p, n, ran, status, err);
+    PyObject *e = fan_backward_error_has_location(p) ? fan_exception_take() : fan_error_take(p, n, ran, status, err);
     add_note(e, fan_explain_lost(p));
     fan_exception_put(e);
 }

@@ -22,7 +22,7 @@ typedef struct graph_function {
     size_t nroles;
     bool keeps;
     bool called;
-    fan_tree_outcome last;
+    fan_tree_report last;
     fan_tree_result scratch; /* room for a result, between calls */
     PyObject *weakrefs;
 } graph_function;
@@ -136,8 +136,8 @@ static PyObject *body_args(const body *b, fan_array *const *in)
     return args;
 }
 
-/* ask_outside: fanin._graph_trees.outside(fn), or .changed(fn, before). */
-static PyObject *ask_outside(const graph_function *self, const char *name, PyObject *before)
+/* call_outside: fanin._graph_trees.outside(fn), or .changed(fn, before). */
+static PyObject *call_outside(const graph_function *self, const char *name, PyObject *before)
 {
     PyObject *module = PyImport_ImportModule("fanin._graph_trees");
     PyObject *made = !module  ? NULL
@@ -156,7 +156,7 @@ static fan_status body_run(void *ctx, fan_array *const *in, fan_tree_result *out
     if (!fan_gil_enter(&gil))
         return fan_fail(err, FAN_ERR_STATE, "the interpreter is gone: a function of Python's cannot run");
     if (b->self->tree->verify)
-        Py_XSETREF(b->outside, ask_outside(b->self, "outside", NULL));
+        Py_XSETREF(b->outside, call_outside(b->self, "outside", NULL));
     PyObject *args = b->self->tree->verify && !b->outside ? NULL : body_args(b, in);
     if (on_cpu(b->self))
         fan_handles_begin(&scope);
@@ -194,8 +194,8 @@ static void body_collect(void *ctx)
     fan_gil_leave(&gil);
 }
 
-/* note_outside: what a recording that was just made found outside of its operands. */
-static void note_outside(graph_function *self, int node, PyObject *values)
+/* keep_outside: what a recording that was just made found outside of its operands. */
+static void keep_outside(graph_function *self, int node, PyObject *values)
 {
     PyObject *number = PyLong_FromLong(node);
     if (number && (self->outside || (self->outside = PyDict_New())))
@@ -212,7 +212,7 @@ static void body_cause(void *ctx, int node, char *buf, size_t size)
         return;
     PyObject *number = PyLong_FromLong(node);
     PyObject *before = number && self->outside ? PyDict_GetItemWithError(self->outside, number) : NULL;
-    PyObject *words = before ? ask_outside(self, "changed", before) : NULL;
+    PyObject *words = before ? call_outside(self, "changed", before) : NULL;
     const char *text = words ? PyUnicode_AsUTF8(words) : NULL;
     if (text)
         snprintf(buf, size, "%s", text);
@@ -442,7 +442,7 @@ static PyObject *call_with(graph_function *self, body *b, uint64_t key)
     char call_site[96];
     fan_error err = {0};
     fan_status status;
-    fan_tree_outcome outcome = {.node = -1};
+    fan_tree_report outcome = {.node = -1};
     fan_tree_result result = self->scratch;
     fan_tree_args a = {.in = b->in,
                        .n = b->n,
@@ -458,12 +458,12 @@ static PyObject *call_with(graph_function *self, body *b, uint64_t key)
         fan_touch_thing(FAN_THING_GRAPH, 0, FAN_TOUCH_WRITES);
         self->last = outcome;
         self->called = true;
-        if (outcome.did == FAN_TREE_RECORD && b->outside)
-            note_outside(self, outcome.node, b->outside);
+        if (outcome.outcome == FAN_TREE_RECORD && b->outside)
+            keep_outside(self, outcome.node, b->outside);
         if (b->raised)
             fan_exception_put(Py_NewRef(b->raised));
         else if (b->result && !self->keeps &&
-                 (outcome.did == FAN_TREE_WARM || (outcome.did == FAN_TREE_RAW && !outcome.handed)))
+                 (outcome.outcome == FAN_TREE_WARM || (outcome.outcome == FAN_TREE_EAGER && !outcome.handed)))
             made = Py_NewRef(b->result);
         else
             made = result_of(b, &result);
@@ -634,7 +634,7 @@ PyObject *fan_graph_function_make(fan_graph_tree_object *tree, PyObject *args, P
 static PyObject *function_last(PyObject *o, void *Py_UNUSED(closure))
 {
     static const char *const did[] = {"warmed", "recorded", "replayed", "raw", "failed"};
-    const fan_tree_outcome last = function_self(o)->last, *w = &last; /* another thread may call meanwhile */
+    const fan_tree_report last = function_self(o)->last, *w = &last; /* another thread may call meanwhile */
     fan_state *st = fan_state_get();
     PyObject *type, *rules, *node, *made = NULL;
     if (!function_self(o)->called)
@@ -651,7 +651,7 @@ static PyObject *function_last(PyObject *o, void *Py_UNUSED(closure))
         PyObject *all = PyList_AsTuple(rules);
         node = w->node < 0 ? Py_NewRef(Py_None) : PyLong_FromLong(w->node);
         if (all && node)
-            made = PyObject_CallFunction(type, "szOO", did[w->did], w->reason[0] ? w->reason : NULL, node, all);
+            made = PyObject_CallFunction(type, "szOO", did[w->outcome], w->reason[0] ? w->reason : NULL, node, all);
         Py_XDECREF(node);
         Py_XDECREF(all);
     }
@@ -665,14 +665,14 @@ static PyObject *function_explain(PyObject *o, PyObject *Py_UNUSED(none))
 {
     static const char *const did[] = {"was warmed up", "was recorded", "was replayed", "ran without a recording",
                                       "failed"};
-    const fan_tree_outcome last = function_self(o)->last; /* another thread may call meanwhile */
+    const fan_tree_report last = function_self(o)->last; /* another thread may call meanwhile */
     char rules[128] = "";
     if (!function_self(o)->called)
         return PyUnicode_FromFormat("%U was not called yet", function_self(o)->name);
     for (unsigned i = 1; i <= FAN_TREE_RULES; i++)
         if (last.rules & FAN_T(i))
             fan_append(rules, sizeof rules, "%sT%u", rules[0] ? ", " : "", i);
-    return PyUnicode_FromFormat("%U %s%s%s [%s]", function_self(o)->name, did[last.did], last.reason[0] ? ": " : "",
+    return PyUnicode_FromFormat("%U %s%s%s [%s]", function_self(o)->name, did[last.outcome], last.reason[0] ? ": " : "",
                                 last.reason, rules);
 }
 

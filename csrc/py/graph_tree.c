@@ -191,7 +191,7 @@ static PyObject *tree_stats(PyObject *o, void *Py_UNUSED(closure))
     Py_END_ALLOW_THREADS return PyObject_CallFunction(
         type, "KKKKKKKKKK", (unsigned long long)s.nodes, (unsigned long long)s.bytes, (unsigned long long)s.in_use,
         (unsigned long long)s.high_water, (unsigned long long)s.warmed, (unsigned long long)s.recorded,
-        (unsigned long long)s.replayed, (unsigned long long)s.raw, (unsigned long long)s.restored,
+        (unsigned long long)s.replayed, (unsigned long long)s.eager, (unsigned long long)s.restored,
         (unsigned long long)s.driver_bytes);
 }
 
@@ -225,11 +225,11 @@ static PyObject *sights_list(sights *seen, size_t size, PyObject *(*show)(const 
     return list;
 }
 
-static void recording_add(void *ctx, const fan_tree_sight *s) { sights_add(ctx, s, sizeof *s); }
+static void recording_add(void *ctx, const fan_tree_recording_info *s) { sights_add(ctx, s, sizeof *s); }
 
 static PyObject *recording_show(const void *one)
 {
-    const fan_tree_sight *s = one;
+    const fan_tree_recording_info *s = one;
     return Py_BuildValue("(iisKKKO)", s->node, s->parent, s->function, (unsigned long long)s->owns,
                          (unsigned long long)s->reaches, (unsigned long long)s->replays,
                          s->current ? Py_True : Py_False);
@@ -239,7 +239,7 @@ static PyObject *tree_recordings(PyObject *o, PyObject *Py_UNUSED(none))
 {
     sights seen = {.n = 0};
     Py_BEGIN_ALLOW_THREADS fan_tree_visit(tree_self(o)->t, recording_add, &seen);
-    Py_END_ALLOW_THREADS return sights_list(&seen, sizeof(fan_tree_sight), recording_show);
+    Py_END_ALLOW_THREADS return sights_list(&seen, sizeof(fan_tree_recording_info), recording_show);
 }
 
 typedef struct piece {
@@ -346,7 +346,7 @@ static PyType_Slot slots[] = {
      "    for x in batches:\n"
      "        with tree.step():\n"
      "            y = step(x, w)\n"
-     "            print(step.last.did, y.numpy())   # warmed, recorded, replayed, replayed, ..\n\n"
+     "            print(step.last.outcome, y.numpy())   # warmed, recorded, replayed, replayed, ..\n\n"
      "`memory`: bytes of that range. `limit`: how often a function is recorded anew because an operand lies "
      "elsewhere; then\nthe operand is copied. `strict`: a static operand that lies elsewhere is an error. "
      "`verify`: the first so many replays\nof each recording run the function as it is beside them, and a bit that "

@@ -49,7 +49,7 @@ static bool ours_alone(PyObject *o, Py_ssize_t refs)
     if (fan_alone(o, refs))
         return true;
     return Py_REFCNT(o) == refs && base && PyCapsule_IsValid(base, FAN_ARRAY_CAPSULE) && Py_REFCNT(base) == 1 &&
-           fan_native_only_ours(fan_native_of(PyCapsule_GetPointer(base, FAN_ARRAY_CAPSULE)));
+           fan_unboxed_is_unique(fan_unboxed(PyCapsule_GetPointer(base, FAN_ARRAY_CAPSULE)));
 }
 
 static fan_guard *other_of(PyObject *array)
@@ -60,7 +60,7 @@ static fan_guard *other_of(PyObject *array)
     return g;
 }
 
-static void put(fan_guard *g, PyArrayObject *a, bool gives_back)
+static void guard_push(fan_guard *g, PyArrayObject *a, bool gives_back)
 {
     PyArray_CLEARFLAGS(a, NPY_ARRAY_WRITEABLE);
     g->object = (PyObject *)a;
@@ -72,7 +72,7 @@ static void put(fan_guard *g, PyArrayObject *a, bool gives_back)
 
 void fan__guard_array(fan_guards *all, PyArrayObject *a)
 {
-    put(&all->inside[0], a, true);
+    guard_push(&all->inside[0], a, true);
     all->more = NULL;
     all->n = 1;
 }
@@ -82,7 +82,7 @@ static bool array_begin(fan_guard *g, PyObject *o)
     bool writable = PyArray_ISWRITEABLE((PyArrayObject *)o);
     if (writable ? ours_alone(o, 1) : !other_of(o))
         return false;
-    put(g, (PyArrayObject *)o, writable);
+    guard_push(g, (PyArrayObject *)o, writable);
     return true;
 }
 
@@ -106,7 +106,7 @@ int fan__guards_begin(fan_guards *all, void *const *sums, uint32_t n)
         return 0;
     for (uint32_t i = 0; i < n; i++) {
         fan_guard *next;
-        if (!sums[i] || fan_is_native(sums[i])) /* what is native says itself whether it may be written */
+        if (!sums[i] || fan_is_unboxed(sums[i])) /* what is native says itself whether it may be written */
             continue;
         if (all->n == FAN_GUARDS_INSIDE && !all->more && !(all->more = fan_alloc(n * sizeof *all->more))) {
             PyErr_NoMemory();
@@ -150,7 +150,7 @@ static int tensor_written(const fan_guard *g, const fan_node *n)
         PyExc_RuntimeError,
         "%s wrote the sum of its slot %u, which others have, too, and theirs is another now: give a new tensor, "
         "g * 2 instead of g.mul_(2) (E4)",
-        fan_node_said(n, name, sizeof name), g->slot);
+        fan_node_name(n, name, sizeof name), g->slot);
     return -1;
 }
 

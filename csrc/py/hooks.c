@@ -16,7 +16,7 @@ typedef struct hook_object {
     uint32_t slot;
 } hook_object;
 
-static hook_object *of(PyObject *o) { return (hook_object *)o; }
+static hook_object *hook_cast(PyObject *o) { return (hook_object *)o; }
 
 /* ---- added and removed ---- */
 
@@ -93,14 +93,14 @@ void fan_hooks_leave(node_object *owner)
     for (int when = 0; when < FAN_HOOK_TIMES; when++) {
         PyObject *all = owner->more ? owner->more->hooks[when] : NULL;
         for (Py_ssize_t i = 0; all && i < PyTuple_GET_SIZE(all); i++)
-            of(PyTuple_GET_ITEM(all, i))->owner = NULL;
+            hook_cast(PyTuple_GET_ITEM(all, i))->owner = NULL;
     }
 }
 
 /* ---- what they return ---- */
 
 /* said: the shape, dtype and device of a value, for a message. */
-static char *said(const fan_value *v, char *buf, size_t size)
+static char *value_text(const fan_value *v, char *buf, size_t size)
 {
     const int64_t *shape;
     char device[32], text[160];
@@ -113,7 +113,7 @@ static char *said(const fan_value *v, char *buf, size_t size)
     return buf;
 }
 
-static bool alike(const fan_value *a, const fan_value *b)
+static bool values_match(const fan_value *a, const fan_value *b)
 {
     const int64_t *one, *two;
     int ndim = fan_value_shape(a, &one);
@@ -143,14 +143,14 @@ static int check_replaced(PyObject *was, PyObject *is, const char *who, const ch
         fan_value_release(&a);
         return -1;
     }
-    good = alike(&a, &b);
+    good = values_match(&a, &b);
     if (!good && a.form != FAN_FORM_OBJECT && b.form == FAN_FORM_OBJECT && PyArray_Check(is))
         PyErr_Format(fan_state_get()->dtype_error,
                      "%s returned an invalid gradient%s: expected %s, got an array of dtype %S: x.astype(..)", who, at,
-                     said(&a, before, sizeof before), (PyObject *)PyArray_DESCR((PyArrayObject *)is));
+                     value_text(&a, before, sizeof before), (PyObject *)PyArray_DESCR((PyArrayObject *)is));
     else if (!good)
         PyErr_Format(PyExc_ValueError, "%s returned an invalid gradient%s: expected %s, got %s", who, at,
-                     said(&a, before, sizeof before), said(&b, now, sizeof now));
+                     value_text(&a, before, sizeof before), value_text(&b, now, sizeof now));
     fan_value_release(&a);
     fan_value_release(&b);
     return good ? 0 : -1;
@@ -158,7 +158,7 @@ static int check_replaced(PyObject *was, PyObject *is, const char *who, const ch
 
 /* replace: *sum becomes `to`, whose hold it takes. What is undefined stays so, and what is defined. `at`: which of what
  * the hook returned, " at index 1"; "": all. */
-static int replace(void **sum, PyObject *to, const char *who, const char *at)
+static int sum_replace(void **sum, PyObject *to, const char *who, const char *at)
 {
     void *was = *sum;
     if (!was != (to == Py_None)) {
@@ -196,7 +196,7 @@ int fan_hooks_slots(node_object *self, void **sums)
     char name[128], who[192];
     int bad = 0;
     for (Py_ssize_t i = 0; all && i < PyTuple_GET_SIZE(all) && !bad; i++) {
-        hook_object *hook = of(PyTuple_GET_ITEM(all, i));
+        hook_object *hook = hook_cast(PyTuple_GET_ITEM(all, i));
         PyObject *sum = sums[hook->slot], *to;
         FAN_RAW fan_guards guards;
         if (!sum || !hook->fn)
@@ -210,8 +210,8 @@ int fan_hooks_slots(node_object *self, void **sums)
             Py_DECREF(to);
         } else if (to) {
             PyOS_snprintf(who, sizeof who, "a hook of slot %u of %s", hook->slot,
-                          fan_node_said(&self->node, name, sizeof name));
-            bad = replace(&sums[hook->slot], to, who, "") < 0;
+                          fan_node_name(&self->node, name, sizeof name));
+            bad = sum_replace(&sums[hook->slot], to, who, "") < 0;
         }
     }
     Py_XDECREF(all);
@@ -238,8 +238,8 @@ int fan_hooks_keep(node_object *self, void **sums)
     return bad ? -1 : 0;
 }
 
-/* gave_none: of each gradient whether a post-hook put it there: not yet. */
-static PyObject *gave_none(uint32_t n)
+/* produced_none: of each gradient whether a post-hook put it there: not yet. */
+static PyObject *produced_none(uint32_t n)
 {
     PyObject *gave = PyByteArray_FromStringAndSize(NULL, (Py_ssize_t)n);
     if (gave)
@@ -247,7 +247,7 @@ static PyObject *gave_none(uint32_t n)
     return gave;
 }
 
-bool fan_hooks_gave(const void *node_hooks, uint32_t index)
+bool fan_hooks_produced(const void *node_hooks, uint32_t index)
 {
     PyObject *gave = PyTuple_GET_ITEM((PyObject *)(uintptr_t)node_hooks, 2);
     return gave != Py_None && PyByteArray_AS_STRING(gave)[index];
@@ -259,7 +259,7 @@ int fan_hooks_of_node(node_object *self, void **node_hooks)
     if (!more || (!more->hooks[FAN_HOOK_PRE] && !more->hooks[FAN_HOOK_POST]))
         return 0;
     PyObject *all = tuple_quietly(3), *post = more->hooks[FAN_HOOK_POST];
-    PyObject *gave = all && post ? gave_none(self->node.nedges) : Py_NewRef(Py_None);
+    PyObject *gave = all && post ? produced_none(self->node.nedges) : Py_NewRef(Py_None);
     if (!all || !gave) {
         Py_XDECREF(all);
         Py_XDECREF(gave);
@@ -284,7 +284,7 @@ int fan_hooks_pre(node_object *self, PyObject *node_hooks, void **sums)
     uint32_t n = self->node.inputs;
     char name[128], who[192], at[24];
     for (Py_ssize_t i = 0; all && i < PyTuple_GET_SIZE(all); i++) {
-        hook_object *hook = of(PyTuple_GET_ITEM(all, i));
+        hook_object *hook = hook_cast(PyTuple_GET_ITEM(all, i));
         PyObject *seen, *to = NULL;
         FAN_RAW fan_guards guards;
         if (fan_guards_begin(&guards, sums, n) < 0)
@@ -303,7 +303,7 @@ int fan_hooks_pre(node_object *self, PyObject *node_hooks, void **sums)
             Py_DECREF(to);
             continue;
         }
-        PyOS_snprintf(who, sizeof who, "a pre-hook of %s", fan_node_said(&self->node, name, sizeof name));
+        PyOS_snprintf(who, sizeof who, "a pre-hook of %s", fan_node_name(&self->node, name, sizeof name));
         if (!PyTuple_Check(to) || PyTuple_GET_SIZE(to) != (Py_ssize_t)n) {
             PyErr_Format(PyExc_TypeError, "%s returned no tuple of %u sum%s: got %s", who, n, FAN_PLURAL(n),
                          FAN_TYPE_TEXT(to));
@@ -313,7 +313,7 @@ int fan_hooks_pre(node_object *self, PyObject *node_hooks, void **sums)
         int bad = 0;
         for (uint32_t k = 0; k < n && !bad; k++) {
             PyOS_snprintf(at, sizeof at, " at index %u", k);
-            bad = replace(&sums[k], Py_NewRef(PyTuple_GET_ITEM(to, k)), who, at) < 0;
+            bad = sum_replace(&sums[k], Py_NewRef(PyTuple_GET_ITEM(to, k)), who, at) < 0;
         }
         Py_DECREF(to);
         if (bad)
@@ -332,7 +332,7 @@ static int replace_all(const node_object *self, PyObject *to, PyObject *were, vo
         gradients[k] = NULL;
         Py_XDECREF(was);
     }
-    PyOS_snprintf(who, sizeof who, "a post-hook of %s", fan_node_said(&self->node, name, sizeof name));
+    PyOS_snprintf(who, sizeof who, "a post-hook of %s", fan_node_name(&self->node, name, sizeof name));
     if (fan_gradients_of(to, &self->node, who, gradients, ngradients) < 0)
         return -1;
     for (uint32_t k = 0; k < ngradients; k++)
@@ -368,7 +368,7 @@ int fan_hooks_post(node_object *self, PyObject *node_hooks, void **sums, void **
     PyObject *all = hooks_in(node_hooks, 1);
     int bad = 0;
     for (Py_ssize_t i = 0; all && i < PyTuple_GET_SIZE(all) && !bad; i++) {
-        hook_object *hook = of(PyTuple_GET_ITEM(all, i));
+        hook_object *hook = hook_cast(PyTuple_GET_ITEM(all, i));
         PyObject *were, *to;
         if (!hook->fn)
             continue;
@@ -388,7 +388,7 @@ int fan_hooks_accumulated(node_object *self, PyObject *node_hooks)
 {
     PyObject *all = hooks_in(node_hooks, 1);
     for (Py_ssize_t i = 0; all && i < PyTuple_GET_SIZE(all); i++) {
-        hook_object *hook = of(PyTuple_GET_ITEM(all, i));
+        hook_object *hook = hook_cast(PyTuple_GET_ITEM(all, i));
         PyObject *ignored = hook->fn ? PyObject_CallOneArg(hook->fn, (PyObject *)self) : Py_NewRef(Py_None);
         if (!ignored)
             return -1;
@@ -402,13 +402,13 @@ int fan_hooks_accumulated(node_object *self, PyObject *node_hooks)
 static int hook_traverse(PyObject *o, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(o));
-    Py_VISIT(of(o)->fn);
+    Py_VISIT(hook_cast(o)->fn);
     return 0;
 }
 
 static int hook_clear(PyObject *o)
 {
-    Py_CLEAR(of(o)->fn);
+    Py_CLEAR(hook_cast(o)->fn);
     return 0;
 }
 
@@ -423,7 +423,7 @@ static void hook_dealloc(PyObject *o)
 
 static PyObject *hook_remove_it(PyObject *o, PyObject *Py_UNUSED(none))
 {
-    if (hook_remove(of(o)) < 0)
+    if (hook_remove(hook_cast(o)) < 0)
         return NULL;
     Py_RETURN_NONE;
 }
@@ -432,7 +432,7 @@ static PyObject *hook_enter(PyObject *o, PyObject *Py_UNUSED(none)) { return Py_
 
 static PyObject *hook_exit(PyObject *o, PyObject *Py_UNUSED(args))
 {
-    if (hook_remove(of(o)) < 0)
+    if (hook_remove(hook_cast(o)) < 0)
         return NULL;
     Py_RETURN_FALSE;
 }

@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-static leaf_object *of(PyObject *o) { return (leaf_object *)o; }
+static leaf_object *leaf_cast(PyObject *o) { return (leaf_object *)o; }
 
 static const fan_slot_spec *spec_of(const leaf_object *self)
 {
@@ -262,8 +262,8 @@ static int accumulate_claimed(leaf_object *self, void **sum, bool recording)
 {
     fan_leaf_facts facts = {.wide = self->wide != NULL, .recording = recording};
     PyObject *grad = grad_now(self);
-    bool native_unshared = fan_is_native(*sum) && fan_native_only_ours(*sum);
-    int bad = (!grad && PyErr_Occurred()) || fan_native_show(sum) < 0 ? -1 : 0;
+    bool native_unshared = fan_is_unboxed(*sum) && fan_unboxed_is_unique(*sum);
+    int bad = (!grad && PyErr_Occurred()) || fan_box(sum) < 0 ? -1 : 0;
     if (!bad)
         bad = form_of(self, grad, &facts.grad) < 0 || form_of(self, *sum, &facts.sum) < 0 ? -1 : 0;
     facts.unshared =
@@ -288,7 +288,7 @@ static int claim(leaf_object *self)
     status = fan_leaf_claim_begin(&self->claim, &fan_python, &err);
     if (status == FAN_ERR_STATE) {
         char name[128];
-        PyErr_Format(PyExc_RuntimeError, "%s: %s", fan_node_said(&self->base.node, name, sizeof name), err.text);
+        PyErr_Format(PyExc_RuntimeError, "%s: %s", fan_node_name(&self->base.node, name, sizeof name), err.text);
     } else if (status != FAN_OK) {
         fan_raise(status, &err);
     }
@@ -299,7 +299,7 @@ int fan_leaf_accumulate(leaf_object *self, void **sum, bool recording)
 {
     int bad;
     if (self->accumulate) { /* outside of any claim: it may start a pass */
-        if (fan_native_show(sum) < 0)
+        if (fan_box(sum) < 0)
             return -1;
         FAN_RAW fan_guards guards;
         if (fan_guards_begin(&guards, sum, 1) < 0)
@@ -390,13 +390,13 @@ static int check_kernel(const leaf_object *self, const char *verb)
     PyErr_Format(fan_state_get()->capture_error,
                  "%R %s .grad of %s inside of its function, where a replay has the gradient of another call: name it "
                  "among its reads or writes, tape.update(fn, [w.grad], ..)",
-                 fan_kernel_running(), verb, fan_node_said(&self->base.node, name, sizeof name));
+                 fan_kernel_running(), verb, fan_node_name(&self->base.node, name, sizeof name));
     return -1;
 }
 
 static PyObject *leaf_get_grad(PyObject *o, void *Py_UNUSED(closure))
 {
-    leaf_object *self = of(o);
+    leaf_object *self = leaf_cast(o);
     PyObject *grad;
     if (check_kernel(self, "reads") < 0)
         return NULL;
@@ -443,11 +443,11 @@ static int check_grad(const leaf_object *self, PyObject *value)
     char name[128], has[160], wants[160];
     const int64_t *shape;
     fan_value v;
-    fan_where w = {.buffer = fan_node_said(&self->base.node, name, sizeof name), .slot = -1, .key = -1};
+    fan_error_context w = {.buffer = fan_node_name(&self->base.node, name, sizeof name), .slot = -1, .key = -1};
     int ndim, bad;
-    fan_where_push(&w);
+    fan_error_context_push(&w);
     bad = fan_import(value, false, false, &v);
-    fan_where_pop(&w);
+    fan_error_context_pop(&w);
     if (bad < 0)
         return -1;
     if (self->arrays && check_array(self, value, &v, name) < 0) {
@@ -496,7 +496,7 @@ static int set_wide(leaf_object *self, PyObject *value)
 
 static int leaf_set_grad(PyObject *o, PyObject *value, void *Py_UNUSED(closure))
 {
-    leaf_object *self = of(o);
+    leaf_object *self = leaf_cast(o);
     if (value == Py_None)
         value = NULL;
     if (check_kernel(self, "sets") < 0)
@@ -504,7 +504,7 @@ static int leaf_set_grad(PyObject *o, PyObject *value, void *Py_UNUSED(closure))
     if (self->accumulate) {
         char name[128];
         PyErr_Format(PyExc_AttributeError, "%s: its gradients are accumulated by the function that it was given",
-                     fan_node_said(&self->base.node, name, sizeof name));
+                     fan_node_name(&self->base.node, name, sizeof name));
         return -1;
     }
     if (value && check_grad(self, value) < 0)
@@ -512,7 +512,7 @@ static int leaf_set_grad(PyObject *o, PyObject *value, void *Py_UNUSED(closure))
     return self->wide ? set_wide(self, value) : grad_put(self, Py_XNewRef(value));
 }
 
-static PyObject *leaf_get_array(PyObject *o, void *Py_UNUSED(closure)) { return Py_NewRef(of(o)->array); }
+static PyObject *leaf_get_array(PyObject *o, void *Py_UNUSED(closure)) { return Py_NewRef(leaf_cast(o)->array); }
 
 /* ---- made and ended ---- */
 
@@ -528,27 +528,27 @@ static void leaf_free(fan_node *n)
     fan_node_free_parts(&self->base);
 }
 
-static const fan_node_kind kind = {
+static const fan_node_ops leaf_ops = {
     .leaf = true, .hold = fan_node_hold, .drop = fan_node_drop, .free = leaf_free, .text = fan_node_text};
 
 static int leaf_traverse(PyObject *o, visitproc visit, void *arg)
 {
-    Py_VISIT(of(o)->array);
-    Py_VISIT(of(o)->grad);
-    Py_VISIT(of(o)->accumulate);
-    Py_VISIT(of(o)->wide);
-    Py_VISIT(of(o)->wide_slots);
+    Py_VISIT(leaf_cast(o)->array);
+    Py_VISIT(leaf_cast(o)->grad);
+    Py_VISIT(leaf_cast(o)->accumulate);
+    Py_VISIT(leaf_cast(o)->wide);
+    Py_VISIT(leaf_cast(o)->wide_slots);
     return fan_node_traverse(o, visit, arg);
 }
 
 static int leaf_clear(PyObject *o)
 {
-    Py_XSETREF(of(o)->array, Py_NewRef(Py_None));
-    Py_CLEAR(of(o)->grad);
-    Py_CLEAR(of(o)->accumulate);
-    Py_CLEAR(of(o)->wide);
-    Py_CLEAR(of(o)->wide_slots);
-    of(o)->outside = of(o)->stale = false;
+    Py_XSETREF(leaf_cast(o)->array, Py_NewRef(Py_None));
+    Py_CLEAR(leaf_cast(o)->grad);
+    Py_CLEAR(leaf_cast(o)->accumulate);
+    Py_CLEAR(leaf_cast(o)->wide);
+    Py_CLEAR(leaf_cast(o)->wide_slots);
+    leaf_cast(o)->outside = leaf_cast(o)->stale = false;
     return fan_node_clear(o);
 }
 
@@ -717,7 +717,7 @@ PyObject *fan_leaf_call(PyObject *type, PyObject *const *args, size_t nargsf, Py
     if (!self)
         return NULL;
     memset((char *)self + sizeof(PyObject), 0, sizeof *self - sizeof(PyObject));
-    fan_node_init(&self->base.node, &kind, 1);
+    fan_node_init(&self->base.node, &leaf_ops, 1);
     self->array = Py_NewRef(Py_None);
     fan_error_clear(&err);
     fan_status status = fan_leaf_claim_init(&self->claim, &err);
@@ -739,16 +739,16 @@ PyObject *fan_leaf_call(PyObject *type, PyObject *const *args, size_t nargsf, Py
 
 static PyObject *leaf_register_post(PyObject *o, PyObject *hook)
 {
-    return fan_hooks_add(&of(o)->base, hook, FAN_HOOK_POST, 0);
+    return fan_hooks_add(&leaf_cast(o)->base, hook, FAN_HOOK_POST, 0);
 }
 
 static PyObject *leaf_repr(PyObject *o)
 {
-    const fan_slot_spec *spec = spec_of(of(o));
+    const fan_slot_spec *spec = spec_of(leaf_cast(o));
     char name[128], shape[160];
     if (!spec || !spec->has_shape || spec->dtype == FAN_DT_NONE)
-        return PyUnicode_FromFormat("<fanin.Leaf %s>", fan_node_said(&of(o)->base.node, name, sizeof name));
-    return PyUnicode_FromFormat("<fanin.Leaf %s, %s %s>", fan_node_said(&of(o)->base.node, name, sizeof name),
+        return PyUnicode_FromFormat("<fanin.Leaf %s>", fan_node_name(&leaf_cast(o)->base.node, name, sizeof name));
+    return PyUnicode_FromFormat("<fanin.Leaf %s, %s %s>", fan_node_name(&leaf_cast(o)->base.node, name, sizeof name),
                                 fan_shape_text(spec->ndim, spec->shape, shape, sizeof shape),
                                 fan_dtype_name(spec->dtype));
 }

@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-static node_object *of(PyObject *o) { return (node_object *)o; }
+static node_object *node_cast(PyObject *o) { return (node_object *)o; }
 
 /* ---- made and ended ---- */
 
@@ -17,7 +17,7 @@ void fan_node_text(const fan_node *n, char *buf, size_t size)
     const char *name = fan_node_object(n)->name ? PyUnicode_AsUTF8AndSize(fan_node_object(n)->name, &all) : NULL;
     if (!name) {
         const PyTypeObject *type = Py_TYPE(fan_node_object(n));
-        const char *what = n->kind->leaf ? "leaf" : type == fan_state_get()->node_type ? "node" : type->tp_name;
+        const char *what = n->ops->leaf ? "leaf" : type == fan_state_get()->node_type ? "node" : type->tp_name;
         snprintf(buf, size, "%.80s %llu", what, (unsigned long long)n->number);
         return;
     }
@@ -48,7 +48,7 @@ void fan_node_free_parts(node_object *self)
         Py_XDECREF(more->names);
         Py_XDECREF(more->call_site);
         Py_XDECREF(more->kept);
-        Py_XDECREF(more->stages);
+        Py_XDECREF(more->out_buffers);
         Py_XDECREF(more->group);
         fan_free(more);
     }
@@ -58,20 +58,20 @@ void fan_node_free_parts(node_object *self)
 
 static void node_free(fan_node *n) { fan_node_free_parts(fan_node_object(n)); }
 
-static const fan_node_kind kind = {
+static const fan_node_ops node_ops = {
     .hold = fan_node_hold, .drop = fan_node_drop, .free = node_free, .text = fan_node_text};
 
 void fan_node_dealloc(PyObject *o)
 {
     PyObject_GC_UnTrack(o);
-    if (of(o)->weakrefs)
+    if (node_cast(o)->weakrefs)
         PyObject_ClearWeakRefs(o);
-    fan_node_end(&of(o)->node);
+    fan_node_end(&node_cast(o)->node);
 }
 
 int fan_node_traverse(PyObject *o, visitproc visit, void *arg)
 {
-    const node_object *self = of(o);
+    const node_object *self = node_cast(o);
     Py_VISIT(Py_TYPE(o));
     Py_VISIT(self->fn);
     Py_VISIT(self->release);
@@ -84,7 +84,7 @@ int fan_node_traverse(PyObject *o, visitproc visit, void *arg)
     for (int when = 0; when < FAN_HOOK_TIMES; when++)
         Py_VISIT(self->more->hooks[when]);
     Py_VISIT(self->more->kept);
-    Py_VISIT(self->more->stages);
+    Py_VISIT(self->more->out_buffers);
     for (size_t i = 0; self->more->slots.held && i < self->more->slots.n; i++)
         Py_VISIT(self->more->slots.held[i]);
     return 0;
@@ -92,7 +92,7 @@ int fan_node_traverse(PyObject *o, visitproc visit, void *arg)
 
 int fan_node_clear(PyObject *o)
 {
-    node_object *self = of(o);
+    node_object *self = node_cast(o);
     Py_CLEAR(self->fn);
     Py_CLEAR(self->release);
     for (int when = 0; self->more && when < FAN_HOOK_TIMES; when++)
@@ -111,8 +111,8 @@ node_object *fan_node_arg(PyObject *o)
 {
     const fan_state *st = fan_state_get();
     if (Py_TYPE(o) == st->node_type || Py_TYPE(o) == st->leaf_type)
-        return of(o);
-    return PyType_IsSubtype(Py_TYPE(o), st->node_type) && of(o)->node.made ? of(o) : NULL;
+        return node_cast(o);
+    return PyType_IsSubtype(Py_TYPE(o), st->node_type) && node_cast(o)->node.made ? node_cast(o) : NULL;
 }
 
 const char *fan_no_node_text(PyObject *root, PyObject *node, char *buf, size_t size)
@@ -196,13 +196,13 @@ int fan_node_declare(node_object *self, PyObject *slots, uint32_t *inputs)
     }
     if (arrays < 0)
         return -1;
-    fan_where w = {.buffer = fan_node_said(&self->node, name, sizeof name), .slot = -1, .key = -1};
-    fan_where_push(&w);
+    fan_error_context w = {.buffer = fan_node_name(&self->node, name, sizeof name), .slot = -1, .key = -1};
+    fan_error_context_push(&w);
     bad = arrays ? 0 : declare_any(more, slots, w.buffer);
     if (!bad && (more->slots.n == 0 || more->slots.n > UINT32_MAX || (*inputs && *inputs != more->slots.n)))
         bad = fan_refuse(PyExc_ValueError, "slots: expected one for each of %u input%s, got %zu", *inputs ? *inputs : 1,
                          FAN_PLURAL(*inputs ? *inputs : 1), more->slots.n);
-    fan_where_pop(&w);
+    fan_error_context_pop(&w);
     if (!bad)
         *inputs = (uint32_t)more->slots.n;
     return bad;
@@ -225,11 +225,11 @@ __attribute__((noinline, cold)) static node_object *edge_of_index(const node_obj
     char name[128], there[128];
     node_object *to =
         PyTuple_Check(edge) && PyTuple_GET_SIZE(edge) == 2 ? fan_node_arg(PyTuple_GET_ITEM(edge, 0)) : NULL;
-    fan_where w = {.buffer = fan_node_said(&self->node, name, sizeof name), .slot = -1, .key = -1};
+    fan_error_context w = {.buffer = fan_node_name(&self->node, name, sizeof name), .slot = -1, .key = -1};
     PyObject *which = to ? PyTuple_GET_ITEM(edge, 1) : NULL;
     int64_t i = 0;
     int bad = -1;
-    fan_where_push(&w);
+    fan_error_context_push(&w);
     if (!to)
         fan_refuse(PyExc_TypeError,
                    "edge %zu: expected a pair of a fanin.Node or fanin.Leaf and one of its slots, or None, got %R",
@@ -238,8 +238,8 @@ __attribute__((noinline, cold)) static node_object *edge_of_index(const node_obj
         bad = fan_index(which, "slot of an edge", PyExc_IndexError, &i);
     if (to && (PyLong_CheckExact(which) || (!bad && i >= (int64_t)to->node.inputs)))
         bad = fan_refuse(PyExc_IndexError, "edge %zu: expected a slot from 0 to %u of %s, got %R", index,
-                         to->node.inputs - 1, fan_node_said(&to->node, there, sizeof there), which);
-    fan_where_pop(&w);
+                         to->node.inputs - 1, fan_node_name(&to->node, there, sizeof there), which);
+    fan_error_context_pop(&w);
     *slot = (uint32_t)i;
     return bad ? NULL : to;
 }
@@ -330,7 +330,7 @@ static int check_inputs(const node_object *self, const function_object *fn, uint
     char name[128];
     if (*inputs && *inputs != fn->inputs) {
         PyErr_Format(PyExc_ValueError, "%s: inputs: its function takes %u, got %u",
-                     fan_node_said(&self->node, name, sizeof name), fn->inputs, *inputs);
+                     fan_node_name(&self->node, name, sizeof name), fn->inputs, *inputs);
         return -1;
     }
     *inputs = fn->inputs;
@@ -399,7 +399,7 @@ static node_object *blank(PyTypeObject *type)
     if (!self)
         return NULL;
     memset((char *)self + sizeof(PyObject), 0, sizeof *self - sizeof(PyObject));
-    fan_node_init(&self->node, &kind, 1);
+    fan_node_init(&self->node, &node_ops, 1);
     return self;
 }
 
@@ -436,7 +436,7 @@ static PyObject *node_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObjec
         return PyErr_Format(PyExc_TypeError, "Node.__new__(Node) makes no node: call Node(fn, ..)");
     self = (node_object *)type->tp_alloc(type, 0);
     if (self)
-        fan_node_init(&self->node, &kind, 1);
+        fan_node_init(&self->node, &node_ops, 1);
     return (PyObject *)self;
 }
 
@@ -445,11 +445,11 @@ static int node_init(PyObject *o, PyObject *args, PyObject *named)
     Py_ssize_t n = PyTuple_GET_SIZE(args), at = 0, k = 0, nnamed = named ? PyDict_GET_SIZE(named) : 0;
     PyObject *key, *value, *names, **all;
     int bad = -1;
-    if (of(o)->node.begun) {
+    if (node_cast(o)->node.begun) {
         PyErr_Format(PyExc_RuntimeError, "Node.__init__ has run before, of this %.200s", Py_TYPE(o)->tp_name);
         return -1;
     }
-    of(o)->node.begun = true;
+    node_cast(o)->node.begun = true;
     names = PyTuple_New(nnamed);
     all = names ? fan_alloc((size_t)(n + nnamed + 1) * sizeof *all) : NULL;
     if (names && !all)
@@ -461,7 +461,7 @@ static int node_init(PyObject *o, PyObject *args, PyObject *named)
         all[k] = value;
     }
     if (all)
-        bad = parse_and_fill(of(o), all, n, names);
+        bad = parse_and_fill(node_cast(o), all, n, names);
     fan_free(all);
     Py_XDECREF(names);
     return bad;
@@ -484,7 +484,7 @@ static int link_to(node_object *self, const fanin_edge *edges, size_t nedges)
             PyErr_Format(to ? PyExc_IndexError : PyExc_TypeError,
                          to ? "%s: edge %zu: expected a slot from 0 to %u, got %u"
                             : "%s: edge %zu: expected a fanin.Node, a fanin.Leaf or NULL",
-                         fan_node_said(&self->node, name, sizeof name), i, to ? to->node.inputs - 1 : 0, edges[i].slot);
+                         fan_node_name(&self->node, name, sizeof name), i, to ? to->node.inputs - 1 : 0, edges[i].slot);
             return -1;
         }
         fan_node_link(&self->node, to ? &to->node : NULL, edges[i].slot);
@@ -519,7 +519,7 @@ __attribute__((noinline, cold)) static int lost_fn(const node_object *self)
         fan_raise(fan_node_freed(&self->node, &err), &err);
     else
         PyErr_Format(PyExc_RuntimeError, "%s has lost its function to the garbage collector",
-                     fan_node_said(&self->node, name, sizeof name));
+                     fan_node_name(&self->node, name, sizeof name));
     return -1;
 }
 
@@ -530,8 +530,7 @@ static int run_in_c(node_object *self, void **sums, PyObject *node_hooks, void *
     Py_DECREF(fn);
     if (bad || !node_hooks)
         return bad;
-    return fan_native_show_all(gradients, ngradients) < 0 ||
-                   fan_hooks_post(self, node_hooks, sums, gradients, ngradients) < 0
+    return fan_box_all(gradients, ngradients) < 0 || fan_hooks_post(self, node_hooks, sums, gradients, ngradients) < 0
                ? -1
                : 0;
 }
@@ -542,7 +541,7 @@ static int run_in_python(node_object *self, void **sums, PyObject *node_hooks, v
     PyObject **args = on_stack, *result, *fn;
     FAN_RAW fan_guards guards;
     uint32_t n = self->node.inputs;
-    if (fan_native_show_all(sums, n) < 0 || fan_guards_begin(&guards, sums, n) < 0)
+    if (fan_box_all(sums, n) < 0 || fan_guards_begin(&guards, sums, n) < 0)
         return -1;
     if (n > FAN_SUMS_ON_STACK && !(args = fan_alloc((n + 1) * sizeof *args))) {
         PyErr_NoMemory();
@@ -704,28 +703,28 @@ PyType_Spec fan_edges_spec = {
 
 static PyObject *node_get_fn(PyObject *o, void *Py_UNUSED(closure))
 {
-    return Py_NewRef(of(o)->fn ? of(o)->fn : Py_None);
+    return Py_NewRef(node_cast(o)->fn ? node_cast(o)->fn : Py_None);
 }
 
 static PyObject *node_get_group(PyObject *o, void *Py_UNUSED(closure))
 {
-    return Py_NewRef(of(o)->more && of(o)->more->group ? of(o)->more->group : Py_None);
+    return Py_NewRef(node_cast(o)->more && node_cast(o)->more->group ? node_cast(o)->more->group : Py_None);
 }
 
 static PyObject *node_get_inputs(PyObject *o, void *Py_UNUSED(closure))
 {
-    return PyLong_FromUnsignedLong(of(o)->node.inputs);
+    return PyLong_FromUnsignedLong(node_cast(o)->node.inputs);
 }
 
 static PyObject *node_get_device(PyObject *o, void *Py_UNUSED(closure))
 {
     char text[32];
-    return PyUnicode_FromString(fan_device_text(fan_node_device(&of(o)->node), text, sizeof text));
+    return PyUnicode_FromString(fan_device_text(fan_node_device(&node_cast(o)->node), text, sizeof text));
 }
 
 static PyObject *node_get_freed(PyObject *o, void *Py_UNUSED(closure))
 {
-    return PyBool_FromLong(of(o)->node.freed_by != 0);
+    return PyBool_FromLong(node_cast(o)->node.freed_by != 0);
 }
 
 static PyObject *node_get_edges(PyObject *o, void *Py_UNUSED(closure))
@@ -733,18 +732,18 @@ static PyObject *node_get_edges(PyObject *o, void *Py_UNUSED(closure))
     PyTypeObject *type = fan_state_get()->edges_type;
     edges_object *self = (edges_object *)type->tp_alloc(type, 0);
     if (self)
-        self->owner = of(Py_NewRef(o));
+        self->owner = node_cast(Py_NewRef(o));
     return (PyObject *)self;
 }
 
 PyObject *fan_node_get_name(PyObject *o, void *Py_UNUSED(closure))
 {
-    return Py_NewRef(of(o)->name ? of(o)->name : Py_None);
+    return Py_NewRef(node_cast(o)->name ? node_cast(o)->name : Py_None);
 }
 
 PyObject *fan_node_get_number(PyObject *o, void *Py_UNUSED(closure))
 {
-    return PyLong_FromUnsignedLongLong(of(o)->node.number);
+    return PyLong_FromUnsignedLongLong(node_cast(o)->node.number);
 }
 
 static PyObject *node_needs(PyObject *o, PyObject *which)
@@ -752,13 +751,13 @@ static PyObject *node_needs(PyObject *o, PyObject *which)
     int64_t i = 0;
     if (fan_index(which, "edge", PyExc_IndexError, &i) < 0)
         return NULL;
-    if (i >= (int64_t)of(o)->node.nedges) {
+    if (i >= (int64_t)node_cast(o)->node.nedges) {
         char name[128];
         return PyErr_Format(PyExc_IndexError, "%s has %u edge%s, got %lld",
-                            fan_node_said(&of(o)->node, name, sizeof name), of(o)->node.nedges,
-                            FAN_PLURAL(of(o)->node.nedges), (long long)i);
+                            fan_node_name(&node_cast(o)->node, name, sizeof name), node_cast(o)->node.nedges,
+                            FAN_PLURAL(node_cast(o)->node.nedges), (long long)i);
     }
-    return PyBool_FromLong(fan_backward_needs(&of(o)->node, (uint32_t)i));
+    return PyBool_FromLong(fan_backward_needs(&node_cast(o)->node, (uint32_t)i));
 }
 
 /* slot_arg: one of the node's; NULL: its first. */
@@ -771,7 +770,7 @@ static int slot_arg(const node_object *self, PyObject *given, int64_t *slot)
     if (*slot < (int64_t)self->node.inputs)
         return 0;
     PyErr_Format(PyExc_IndexError, "%s: expected a slot from 0 to %u, got %lld",
-                 fan_node_said(&self->node, name, sizeof name), self->node.inputs - 1, (long long)*slot);
+                 fan_node_name(&self->node, name, sizeof name), self->node.inputs - 1, (long long)*slot);
     return -1;
 }
 
@@ -786,17 +785,19 @@ PyObject *fan_node_register_hook(PyObject *o, PyObject *const *args, Py_ssize_t 
         return NULL;
     if (!a.hook)
         return PyErr_Format(PyExc_TypeError, "register_hook() needs 'hook'");
-    return slot_arg(of(o), a.slot, &slot) < 0 ? NULL : fan_hooks_add(of(o), a.hook, FAN_HOOK_SLOT, (uint32_t)slot);
+    return slot_arg(node_cast(o), a.slot, &slot) < 0
+               ? NULL
+               : fan_hooks_add(node_cast(o), a.hook, FAN_HOOK_SLOT, (uint32_t)slot);
 }
 
 static PyObject *node_retain_grad(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     static const char *const names[] = {"slot"};
     int64_t slot = 0;
-    node_more *more = fan_node_more(of(o));
+    node_more *more = fan_node_more(node_cast(o));
     PyObject *given, *key = NULL;
     if (!more || fan_parse_call("retain_grad", names, 1, 1, "slot", args, nargs, kwnames, &given) < 0 ||
-        slot_arg(of(o), given, &slot) < 0 || !(key = PyLong_FromLongLong(slot)))
+        slot_arg(node_cast(o), given, &slot) < 0 || !(key = PyLong_FromLongLong(slot)))
         return NULL;
     if (!more->kept)
         more->kept = PyDict_New();
@@ -807,8 +808,8 @@ static PyObject *node_retain_grad(PyObject *o, PyObject *const *args, Py_ssize_t
 
 static PyObject *node_get_grad(PyObject *o, void *Py_UNUSED(closure))
 {
-    const node_more *more = of(o)->more;
-    uint32_t n = of(o)->node.inputs;
+    const node_more *more = node_cast(o)->more;
+    uint32_t n = node_cast(o)->node.inputs;
     PyObject *all = PyTuple_New(n), *only;
     for (uint32_t i = 0; all && i < n; i++) {
         PyObject *slot = PyLong_FromUnsignedLong(i);
@@ -827,7 +828,7 @@ static PyObject *node_get_grad(PyObject *o, void *Py_UNUSED(closure))
 
 static int node_set_grad(PyObject *o, PyObject *value, void *Py_UNUSED(closure))
 {
-    PyObject *kept = of(o)->more ? of(o)->more->kept : NULL, *slots;
+    PyObject *kept = node_cast(o)->more ? node_cast(o)->more->kept : NULL, *slots;
     int bad = 0;
     if (value != Py_None) {
         PyErr_SetString(PyExc_TypeError, "grad: expected None, which forgets what retain_grad() has kept");
@@ -844,42 +845,42 @@ static int node_set_grad(PyObject *o, PyObject *value, void *Py_UNUSED(closure))
 
 static PyObject *node_register_prehook(PyObject *o, PyObject *hook)
 {
-    return fan_hooks_add(of(o), hook, FAN_HOOK_PRE, 0);
+    return fan_hooks_add(node_cast(o), hook, FAN_HOOK_PRE, 0);
 }
 
 static PyObject *node_register_posthook(PyObject *o, PyObject *hook)
 {
-    return fan_hooks_add(of(o), hook, FAN_HOOK_POST, 0);
+    return fan_hooks_add(node_cast(o), hook, FAN_HOOK_POST, 0);
 }
 
 static PyObject *node_free_here(PyObject *o, PyObject *Py_UNUSED(none))
 {
-    of(o)->node.freed_by = of(o)->node.freed_by ? of(o)->node.freed_by : FAN_FREED_BY_HAND;
-    return fan_node_release(of(o)) < 0 ? NULL : Py_NewRef(Py_None);
+    node_cast(o)->node.freed_by = node_cast(o)->node.freed_by ? node_cast(o)->node.freed_by : FAN_FREED_BY_USER;
+    return fan_node_release(node_cast(o)) < 0 ? NULL : Py_NewRef(Py_None);
 }
 
 /* node_sum_into: of a tuple with memory for each slot's sum. */
-static PyObject *node_sum_into(PyObject *o, PyObject *stages)
+static PyObject *node_sum_into(PyObject *o, PyObject *out_buffers)
 {
-    node_more *more = fan_node_more(of(o));
+    node_more *more = fan_node_more(node_cast(o));
     if (!more)
         return NULL;
-    if (!PyTuple_Check(stages) || PyTuple_GET_SIZE(stages) != (Py_ssize_t)of(o)->node.inputs)
-        return PyErr_Format(PyExc_TypeError, "_sum_into: expected a tuple of %u arrays", of(o)->node.inputs);
-    Py_XSETREF(more->stages, Py_NewRef(stages));
+    if (!PyTuple_Check(out_buffers) || PyTuple_GET_SIZE(out_buffers) != (Py_ssize_t)node_cast(o)->node.inputs)
+        return PyErr_Format(PyExc_TypeError, "_sum_into: expected a tuple of %u arrays", node_cast(o)->node.inputs);
+    Py_XSETREF(more->out_buffers, Py_NewRef(out_buffers));
     Py_RETURN_NONE;
 }
 
 static PyObject *node_repr(PyObject *o)
 {
-    const fan_node *n = &of(o)->node;
+    const fan_node *n = &node_cast(o)->node;
     bool own = Py_TYPE(o) == fan_state_get()->node_type;
-    const char *type = own ? "fanin.Node " : of(o)->name ? Py_TYPE(o)->tp_name : "";
+    const char *type = own ? "fanin.Node " : node_cast(o)->name ? Py_TYPE(o)->tp_name : "";
     char name[128];
     if (!n->made)
         return PyUnicode_FromFormat("<%s whose Node.__init__ has not run>", Py_TYPE(o)->tp_name);
     return PyUnicode_FromFormat("<%s%s%s, %u input%s, %u edge%s%s>", type, own || !*type ? "" : " ",
-                                fan_node_said(n, name, sizeof name), n->inputs, FAN_PLURAL(n->inputs), n->nedges,
+                                fan_node_name(n, name, sizeof name), n->inputs, FAN_PLURAL(n->inputs), n->nedges,
                                 FAN_PLURAL(n->nedges), n->freed_by ? ", freed" : "");
 }
 

@@ -35,15 +35,15 @@ __attribute__((noinline, cold)) static int slot_asked(const pass_parts *parts, c
     char name[128], whole[64];
     int64_t i = fan_small_index(slot);
     PyOS_snprintf(whole, sizeof whole, "%s: %s %zu", parts->config.call, what, index);
-    fan_where w = {.buffer = whole, .slot = -1, .key = -1};
+    fan_error_context w = {.buffer = whole, .slot = -1, .key = -1};
     int bad = 0;
-    fan_where_push(&w);
+    fan_error_context_push(&w);
     if (i < 0)
         bad = fan_index(slot, "slot", PyExc_IndexError, &i);
     if (!bad && i >= (int64_t)n->node.inputs)
         bad = fan_refuse(PyExc_IndexError, "expected a slot from 0 to %u of %s, got %lld", n->node.inputs - 1,
-                         fan_node_said(&n->node, name, sizeof name), (long long)i);
-    fan_where_pop(&w);
+                         fan_node_name(&n->node, name, sizeof name), (long long)i);
+    fan_error_context_pop(&w);
     *out = (uint32_t)i;
     return bad;
 }
@@ -70,7 +70,7 @@ static PyObject *one_of(const pass_parts *parts, size_t index, const node_object
         dims[i] = (npy_intp)spec->shape[i];
         size = dims[i] == 1 ? size : 0;
     }
-    fan_node_said(&n->node, name, sizeof name);
+    fan_node_name(&n->node, name, sizeof name);
     if (!spec || !spec->has_shape)
         return PyErr_Format(
             PyExc_ValueError,
@@ -103,7 +103,7 @@ static PyObject *one_by(const pass_parts *parts, size_t index, node_object *n, u
         return made;
     Py_DECREF(made);
     return PyErr_Format(PyExc_TypeError, "%s: root %zu (%s, slot %u): one= returned None; expected a gradient",
-                        parts->config.call, index, fan_node_said(&n->node, name, sizeof name), slot);
+                        parts->config.call, index, fan_node_name(&n->node, name, sizeof name), slot);
 }
 
 static int root_arg(pass_parts *parts, size_t index, PyObject *item)
@@ -146,12 +146,12 @@ static int input_arg(pass_parts *parts, size_t index, PyObject *item)
     w->slot = 0;
     if (tuple && slot_of(parts, "input", index, n, PyTuple_GET_ITEM(item, 1), &w->slot) < 0)
         return -1;
-    if (parts->config.capture || n->node.kind->leaf)
+    if (parts->config.capture || n->node.ops->leaf)
         return 0;
     char name[128];
     PyErr_Format(PyExc_TypeError,
                  "%s: input %zu: %s is no leaf and keeps no gradient: fanin.grad(roots, inputs) gives that of any node",
-                 parts->config.call, index, fan_node_said(&n->node, name, sizeof name));
+                 parts->config.call, index, fan_node_name(&n->node, name, sizeof name));
     return -1;
 }
 
@@ -266,7 +266,7 @@ static int parse(pass_parts *parts, PyObject *const *args, Py_ssize_t nargs, PyO
     return workers_arg(c, a.workers) < 0 ? -1 : fill_in(parts);
 }
 
-fan_backward *fan_pass_begin_args(const char *call, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
+fan_backward *fan_task_begin_args(const char *call, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
                                   bool capture, size_t *nwanted)
 {
     pass_parts parts = {.by_hand = strcmp(call, "walk") == 0,
@@ -298,11 +298,11 @@ static int run_all(fan_backward *p)
     if (status == FAN_OK)
         status = fan_backward_join(p, &err);
     if (status != FAN_OK)
-        fan_pass_failed(p, status, &err);
+        fan_task_failed(p, status, &err);
     return status == FAN_OK ? 0 : -1;
 }
 
-static void end(fan_backward *p)
+static void task_end(fan_backward *p)
 {
     PyObject *live = fan_exception_take();
     fan_backward_end(p);
@@ -312,27 +312,27 @@ static void end(fan_backward *p)
 static PyObject *backward(PyObject *Py_UNUSED(m), PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     size_t nwanted;
-    fan_backward *p = fan_pass_begin_args("backward", args, nargs, kwnames, false, &nwanted);
+    fan_backward *p = fan_task_begin_args("backward", args, nargs, kwnames, false, &nwanted);
     int bad = p ? run_all(p) : -1;
-    end(p);
+    task_end(p);
     return bad ? NULL : Py_NewRef(Py_None);
 }
 
 static PyObject *grad(PyObject *Py_UNUSED(m), PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     size_t nwanted = 0;
-    fan_backward *p = fan_pass_begin_args("grad", args, nargs, kwnames, true, &nwanted);
+    fan_backward *p = fan_task_begin_args("grad", args, nargs, kwnames, true, &nwanted);
     PyObject *sums = p && run_all(p) == 0 ? PyList_New((Py_ssize_t)nwanted) : NULL;
     for (size_t i = 0; sums && i < nwanted; i++) {
         void *sum = fan_backward_result(p, i);
-        if (fan_native_show(&sum) < 0) {
+        if (fan_box(&sum) < 0) {
             fan_object_drop(sum);
             Py_CLEAR(sums);
         } else {
             PyList_SET_ITEM(sums, (Py_ssize_t)i, sum ? (PyObject *)sum : Py_NewRef(Py_None));
         }
     }
-    end(p);
+    task_end(p);
     return sums;
 }
 

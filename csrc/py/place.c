@@ -101,8 +101,8 @@ static int place_in(node_object *self, place_args *a, PyObject *slots)
     return status == FAN_OK ? 0 : -1;
 }
 
-/* said_of: an exception begins with what it is about: "Mul: stream: ..". */
-static int said_of(const char *name, const char *what)
+/* raise_about: an exception begins with what it is about: "Mul: stream: ..". */
+static int raise_about(const char *name, const char *what)
 {
     PyObject *e = fan_exception_take(), *type = (PyObject *)Py_TYPE(e);
     PyErr_Format(type, "%s: %s: %S", name, what, e);
@@ -113,7 +113,7 @@ static int said_of(const char *name, const char *what)
 int fan_node_place(node_object *self, PyObject *stream, PyObject *device, PyObject *slots)
 {
     char name[128];
-    fan_where w = {.slot = -1, .key = -1};
+    fan_error_context w = {.slot = -1, .key = -1};
     place_args a = {0};
     int bad;
     if (!(stream && stream != Py_None) && !(device && device != Py_None) && !specs_of(self)) {
@@ -124,16 +124,16 @@ int fan_node_place(node_object *self, PyObject *stream, PyObject *device, PyObje
             fan_raise(status, &err);
         return status == FAN_OK ? 0 : -1;
     }
-    w.buffer = fan_node_said(&self->node, name, sizeof name);
+    w.buffer = fan_node_name(&self->node, name, sizeof name);
     if (fan_stream_arg(stream, &a.stream) < 0)
-        return said_of(name, "stream");
+        return raise_about(name, "stream");
     if (fan_device_arg(device, &a.device) < 0) {
         fan_stream_drop(a.stream);
-        return said_of(name, "device");
+        return raise_about(name, "device");
     }
-    fan_where_push(&w);
+    fan_error_context_push(&w);
     bad = place_in(self, &a, slots);
-    fan_where_pop(&w);
+    fan_error_context_pop(&w);
     fan_stream_drop(a.stream);
     fan_device_drop(a.device);
     fan_stream_set_drop(a.now);

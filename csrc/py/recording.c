@@ -33,7 +33,7 @@ typedef struct recording_object {
     bool busy; /* it is being replayed */
 } recording_object;
 
-static recording_object *of(PyObject *o) { return (recording_object *)o; }
+static recording_object *recording_cast(PyObject *o) { return (recording_object *)o; }
 
 /* ---- memory ---- */
 
@@ -42,7 +42,7 @@ static void drop_blocks(PyObject *capsule) { fan_blocks_drop(PyCapsule_GetPointe
 static void drop_storage(PyObject *capsule) { fan_storage_drop(PyCapsule_GetPointer(capsule, "fanin.storage")); }
 
 /* over: an ndarray like `a` over the same memory. Takes `base`, errors too. */
-static PyObject *over(PyArrayObject *a, PyObject *base, bool writes)
+static PyObject *view_over(PyArrayObject *a, PyObject *base, bool writes)
 {
     PyArray_Descr *d = (PyArray_Descr *)Py_NewRef((PyObject *)PyArray_DESCR(a));
     PyObject *made = PyArray_NewFromDescr(&PyArray_Type, d, PyArray_NDIM(a), PyArray_DIMS(a), PyArray_STRIDES(a),
@@ -86,7 +86,7 @@ static PyObject *view_of(recording_object *self, PyArrayObject *a, bool writes)
     fan_ndarray_extent((PyObject *)a, &lo, &bytes);
     bool ours = !bytes || fan_blocks_have(fan_recording_blocks(self->r), lo, bytes); /* nothing is whoever's */
     bool unlocked = writes && (ours || was_writeable(self, lo, bytes));
-    return over(a, Py_NewRef(ours ? self->blocks : (PyObject *)a), PyArray_ISWRITEABLE(a) || unlocked);
+    return view_over(a, Py_NewRef(ours ? self->blocks : (PyObject *)a), PyArray_ISWRITEABLE(a) || unlocked);
 }
 
 static PyObject *locked; /* of all threads: array -> how many recordings have it locked, by addresses */
@@ -150,7 +150,7 @@ static PyObject *recording_empty(PyObject *o, PyObject *args)
     PyObject *like, *made = NULL, *base;
     const char *lo;
     size_t bytes;
-    if (!PyArg_ParseTuple(args, "O!:empty", &PyArray_Type, &like) || check_recording(of(o), "empty") < 0)
+    if (!PyArg_ParseTuple(args, "O!:empty", &PyArray_Type, &like) || check_recording(recording_cast(o), "empty") < 0)
         return NULL;
     PyArrayObject *a = (PyArrayObject *)like;
     if (PyDataType_REFCHK(PyArray_DESCR(a)))
@@ -174,7 +174,7 @@ static PyObject *recording_empty(PyObject *o, PyObject *args)
 
 static PyObject *recording_operand(PyObject *o, PyObject *array)
 {
-    recording_object *self = of(o);
+    recording_object *self = recording_cast(o);
     const char *lo;
     size_t bytes;
     fan_error err = {0};
@@ -195,10 +195,10 @@ static PyObject *recording_knows(PyObject *o, PyObject *array)
 {
     const char *lo;
     size_t bytes;
-    if (!of(o)->r || !PyArray_Check(array))
+    if (!recording_cast(o)->r || !PyArray_Check(array))
         Py_RETURN_FALSE;
     fan_ndarray_extent(array, &lo, &bytes);
-    return PyBool_FromLong(fan_recording_knows(of(o)->r, lo, bytes));
+    return PyBool_FromLong(fan_recording_knows(recording_cast(o)->r, lo, bytes));
 }
 
 /* ---- kernels ---- */
@@ -230,7 +230,7 @@ static PyObject *argument(void *ctx, PyObject *name, PyObject *x, bool write, Py
 
 static PyObject *recording_launch(PyObject *o, PyObject *args)
 {
-    recording_object *self = of(o);
+    recording_object *self = recording_cast(o);
     PyObject *fn, *name, *lists[2], *call;
     fan_error err = {0};
     if (!PyArg_ParseTuple(args, "OUO!O!:launch", &fn, &name, &PyTuple_Type, &lists[0], &PyTuple_Type, &lists[1]) ||
@@ -254,21 +254,21 @@ static PyObject *recording_launch(PyObject *o, PyObject *args)
 static PyObject *recording_begin(PyObject *o, PyObject *Py_UNUSED(none))
 {
     fan_error err = {0};
-    if (!of(o)->r || of(o)->busy || fan_recording_kernels(of(o)->r))
+    if (!recording_cast(o)->r || recording_cast(o)->busy || fan_recording_kernels(recording_cast(o)->r))
         return PyErr_Format(PyExc_RuntimeError, "Recording.begin: it was recorded already: make another one");
-    fan_status status = fan_recording_begin(of(o)->r, &err);
+    fan_status status = fan_recording_begin(recording_cast(o)->r, &err);
     if (status == FAN_OK)
-        lock(of(o), true);
+        lock(recording_cast(o), true);
     return status == FAN_OK ? Py_NewRef(Py_None) : fan_raise(status, &err);
 }
 
 static PyObject *recording_end(PyObject *o, PyObject *Py_UNUSED(none))
 {
     fan_error err = {0};
-    if (check_recording(of(o), "end") < 0)
+    if (check_recording(recording_cast(o), "end") < 0)
         return NULL;
-    fan_status status = fan_recording_end(of(o)->r, &err);
-    lock(of(o), false);
+    fan_status status = fan_recording_end(recording_cast(o)->r, &err);
+    lock(recording_cast(o), false);
     return status == FAN_OK ? Py_NewRef(Py_None) : fan_raise(status, &err);
 }
 
@@ -287,17 +287,17 @@ static PyObject *recording_writes(PyObject *o, PyObject *array)
 {
     const char *lo;
     size_t bytes;
-    if (!of(o)->r || !PyArray_Check(array))
+    if (!recording_cast(o)->r || !PyArray_Check(array))
         Py_RETURN_NONE;
     fan_ndarray_extent(array, &lo, &bytes);
     written w = {lo, bytes, NULL};
-    fan_cpu_recorder.accesses(of(o)->r, find_write, &w);
+    fan_cpu_recorder.accesses(recording_cast(o)->r, find_write, &w);
     return w.by ? PyUnicode_FromString(w.by) : Py_NewRef(Py_None);
 }
 
 static PyObject *recording_bind(PyObject *o, PyObject *args)
 {
-    recording_object *self = of(o);
+    recording_object *self = recording_cast(o);
     PyObject *lists[LISTS];
     if (!PyArg_ParseTuple(args, "O!O!O!:bind", &PyTuple_Type, &lists[COPIED], &PyTuple_Type, &lists[STATIC],
                           &PyTuple_Type, &lists[GRADS]))
@@ -317,7 +317,7 @@ static PyObject *recording_bind(PyObject *o, PyObject *args)
 }
 
 /* like: whether an array of a call is laid out as a view of the recording, and lies there unless it is copied. */
-static bool like(const recording_object *self, PyObject *x, PyObject *view, int list)
+static bool view_matches(const recording_object *self, PyObject *x, PyObject *view, int list)
 {
     if (view == Py_None || !PyArray_CheckExact(x))
         return x == view;
@@ -333,7 +333,7 @@ static bool like(const recording_object *self, PyObject *x, PyObject *view, int 
 
 static PyObject *recording_fits(PyObject *o, PyObject *args)
 {
-    recording_object *self = of(o);
+    recording_object *self = recording_cast(o);
     if (!self->bound[COPIED] || !PyTuple_Check(args) || PyTuple_GET_SIZE(args) != LISTS)
         Py_RETURN_FALSE;
     for (int i = 0; i < LISTS; i++) {
@@ -341,7 +341,7 @@ static PyObject *recording_fits(PyObject *o, PyObject *args)
         if (!PyTuple_Check(list) || PyTuple_GET_SIZE(list) != PyTuple_GET_SIZE(self->bound[i]))
             Py_RETURN_FALSE;
         for (Py_ssize_t j = 0; j < PyTuple_GET_SIZE(list); j++)
-            if (!like(self, PyTuple_GET_ITEM(list, j), PyTuple_GET_ITEM(self->bound[i], j), i) &&
+            if (!view_matches(self, PyTuple_GET_ITEM(list, j), PyTuple_GET_ITEM(self->bound[i], j), i) &&
                 !FAN_FAULT(FITS_ANYTHING))
                 Py_RETURN_FALSE;
     }
@@ -385,7 +385,7 @@ static PyObject *check_disjoint(const recording_object *self, PyObject *copied, 
 }
 
 /* stage: copies arrays into the recording's own memory: 0, or -1 with an exception. */
-static int stage(const recording_object *self, int list, PyObject *arrays)
+static int stage_operand(const recording_object *self, int list, PyObject *arrays)
 {
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(arrays); i++) {
         PyObject *x = PyTuple_GET_ITEM(arrays, i), *view = PyTuple_GET_ITEM(self->bound[list], i);
@@ -398,7 +398,7 @@ static int stage(const recording_object *self, int list, PyObject *arrays)
 
 static PyObject *recording_replay(PyObject *o, PyObject *args)
 {
-    recording_object *self = of(o);
+    recording_object *self = recording_cast(o);
     PyObject *copied = NULL, *grads = NULL, *found;
     fan_error err;
     if (!PyArg_ParseTuple(args, "|O!O!:replay", &PyTuple_Type, &copied, &PyTuple_Type, &grads))
@@ -411,7 +411,7 @@ static PyObject *recording_replay(PyObject *o, PyObject *args)
             return found;
         if (fan_get_debug())
             fan_blocks_poison(fan_recording_blocks(self->r), false);
-        if (stage(self, COPIED, copied) < 0 || stage(self, GRADS, grads) < 0)
+        if (stage_operand(self, COPIED, copied) < 0 || stage_operand(self, GRADS, grads) < 0)
             return NULL;
     }
     fan_error_clear(&err);
@@ -428,15 +428,15 @@ static PyObject *recording_overlaps(PyObject *o, PyObject *args)
     PyObject *copied, *grads, *found;
     if (!PyArg_ParseTuple(args, "O!O!:overlaps", &PyTuple_Type, &copied, &PyTuple_Type, &grads))
         return NULL;
-    found = check_disjoint(of(o), copied, grads);
+    found = check_disjoint(recording_cast(o), copied, grads);
     return found || PyErr_Occurred() ? found : Py_NewRef(Py_None);
 }
 
 static PyObject *recording_view(PyObject *o, PyObject *array)
 {
-    if (!of(o)->r || !PyArray_CheckExact(array))
+    if (!recording_cast(o)->r || !PyArray_CheckExact(array))
         return PyErr_Format(PyExc_TypeError, "Recording.view: expected an ndarray");
-    return view_of(of(o), (PyArrayObject *)array, true);
+    return view_of(recording_cast(o), (PyArrayObject *)array, true);
 }
 
 /* ---- life ---- */
@@ -469,7 +469,7 @@ static PyObject *recording_new(PyTypeObject *type, PyObject *args, PyObject *kwa
 
 static int recording_clear(PyObject *o)
 {
-    recording_object *self = of(o);
+    recording_object *self = recording_cast(o);
     if (self->r && !self->busy) {
         if (fan_recording_here() == self->r) {
             (void)fan_recording_end(self->r, NULL);
@@ -491,8 +491,8 @@ static void recording_dealloc(PyObject *o)
     PyTypeObject *type = Py_TYPE(o);
     PyObject_GC_UnTrack(o);
     (void)recording_clear(o);
-    Py_XDECREF(of(o)->calls);
-    fan_free(of(o)->writes);
+    Py_XDECREF(recording_cast(o)->calls);
+    fan_free(recording_cast(o)->writes);
     type->tp_free(o);
     Py_DECREF(type);
 }
@@ -500,26 +500,27 @@ static void recording_dealloc(PyObject *o)
 static int recording_traverse(PyObject *o, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(o));
-    Py_VISIT(of(o)->calls);
-    Py_VISIT(of(o)->operands);
+    Py_VISIT(recording_cast(o)->calls);
+    Py_VISIT(recording_cast(o)->operands);
     for (int i = 0; i < LISTS; i++)
-        Py_VISIT(of(o)->bound[i]);
+        Py_VISIT(recording_cast(o)->bound[i]);
     return 0;
 }
 
 static PyObject *get_kernels(PyObject *o, void *Py_UNUSED(closure))
 {
-    return PyLong_FromSize_t(of(o)->r ? fan_recording_kernels(of(o)->r) : 0);
+    return PyLong_FromSize_t(recording_cast(o)->r ? fan_recording_kernels(recording_cast(o)->r) : 0);
 }
 
 static PyObject *get_bytes(PyObject *o, void *Py_UNUSED(closure))
 {
-    return PyLong_FromUnsignedLongLong(of(o)->r ? fan_blocks_bytes(fan_recording_blocks(of(o)->r)) : 0);
+    return PyLong_FromUnsignedLongLong(
+        recording_cast(o)->r ? fan_blocks_bytes(fan_recording_blocks(recording_cast(o)->r)) : 0);
 }
 
 static PyObject *get_live(PyObject *o, void *Py_UNUSED(closure))
 {
-    return PyLong_FromSize_t(of(o)->r ? fan_blocks_live(fan_recording_blocks(of(o)->r)) : 0);
+    return PyLong_FromSize_t(recording_cast(o)->r ? fan_blocks_live(fan_recording_blocks(recording_cast(o)->r)) : 0);
 }
 
 static PyMethodDef methods[] = {

@@ -5,7 +5,7 @@
 static int wrong_number(PyObject *result, const fan_node *n, const char *who, uint32_t ngradients)
 {
     char name[128];
-    who = who ? who : fan_node_said(n, name, sizeof name);
+    who = who ? who : fan_node_name(n, name, sizeof name);
     if (PyTuple_Check(result) || PyList_Check(result))
         PyErr_Format(PyExc_ValueError, "%s returned an invalid number of gradients: expected %u, got %zd", who,
                      ngradients, PySequence_Fast_GET_SIZE(result));

@@ -1,5 +1,5 @@
-/* worker: what a thread has around it that runs nodes for another one (engine/crew.h): the interpreter, a copy of the
- * other's context variables (NumPy's errstate is among them), the machines that it has entered, its traces. */
+/* worker: what a thread has around it that runs nodes for another one (engine/workers.h): the interpreter, a copy of
+ * the other's context variables (NumPy's errstate is among them), the machines that it has entered, its traces. */
 #include "py/engine_part.h"
 
 #include "base/trace.h"

@@ -1,10 +1,10 @@
-#include "py/native.h"
+#include "py/unboxed.h"
 
 #include <string.h>
 
-bool fan_native_fast(void *object, fan_fast_kind *kind, char **data)
+bool fan_unboxed_fast(void *object, fan_fast_kind *kind, char **data)
 {
-    const fan_array *a = fan_native_array(object);
+    const fan_array *a = fan_unboxed_array(object);
 #ifdef Py_GIL_DISABLED
     return false; /* the fast path's counters need one thread at a time */
 #endif
@@ -20,38 +20,38 @@ bool fan_native_fast(void *object, fan_fast_kind *kind, char **data)
     return true;
 }
 
-void *fan_native_fresh(const fan_fast_kind *kind, char **data)
+void *fan_unboxed_fresh(const fan_fast_kind *kind, char **data)
 {
     fan_array *a;
     if (fan_array_new(kind->dtype, kind->ndim, kind->shape, NULL, &a, NULL) != FAN_OK)
         return NULL;
     *data = a->data;
-    return fan_native_of(a);
+    return fan_unboxed(a);
 }
 
-bool fan_native_only_ours(void *object)
+bool fan_unboxed_is_unique(void *object)
 {
-    const fan_array *a = fan_native_array(object);
+    const fan_array *a = fan_unboxed_array(object);
     return atomic_load_explicit(&a->refs, memory_order_acquire) == 1 && a->writable &&
            fan_storage_only_ours(a->storage);
 }
 
-fan_value fan_native_value(void *object)
+fan_value fan_unboxed_value(void *object)
 {
-    fan_value v = fan_value_dense(fan_array_hold(fan_native_array(object)), fan_cpu());
+    fan_value v = fan_value_dense(fan_array_hold(fan_unboxed_array(object)), fan_cpu());
     v.origin = FAN_FROM_NDARRAY; /* and of an ndarray's rank, the lowest */
     return v;
 }
 
 /* ---- Python's ---- */
 
-int fan_native_show(void **object)
+int fan_box(void **object)
 {
     PyObject *shown;
     fan_array *a;
-    if (!fan_is_native(*object))
+    if (!fan_is_unboxed(*object))
         return 0;
-    a = fan_native_array(*object);
+    a = fan_unboxed_array(*object);
     shown = fan_export_array(a);
     if (!shown)
         return -1;
@@ -60,10 +60,10 @@ int fan_native_show(void **object)
     return 0;
 }
 
-int fan_native_show_all(void **objects, size_t n)
+int fan_box_all(void **objects, size_t n)
 {
     for (size_t i = 0; i < n; i++)
-        if (fan_native_show(&objects[i]) < 0)
+        if (fan_box(&objects[i]) < 0)
             return -1;
     return 0;
 }

@@ -1,4 +1,4 @@
-#include "engine/crew.h"
+#include "engine/workers.h"
 
 #include "base/mem.h"
 
@@ -21,9 +21,9 @@ static int by_group(const void *a, const void *b)
 static fan_status members(const fan_backward *p, member **out, size_t *n, fan_error *err)
 {
     size_t cap = 0;
-    for (size_t i = 0; i < p->nvisits; i++) {
-        const fan_node *node = p->visits[i].node;
-        const void *group = node->kind->leaf ? NULL : p->config.frontend->group(node);
+    for (size_t i = 0; i < p->nnodes; i++) {
+        const fan_node *node = p->nodes[i].node;
+        const void *group = node->ops->leaf ? NULL : p->config.frontend->group(node);
         if (!group)
             continue;
         if (fan_grow((void **)out, &cap, *n + 1, sizeof **out) != 0)
@@ -35,21 +35,21 @@ static fan_status members(const fan_backward *p, member **out, size_t *n, fan_er
     return FAN_OK;
 }
 
-static fan_status groups_init(fan_backward *p, fan_crew *c, fan_error *err)
+static fan_status groups_init(fan_backward *p, fan_task_workers *c, fan_error *err)
 {
     member *all = NULL;
     size_t n = 0;
     uint32_t ngroups = 0;
     fan_status status = members(p, &all, &n, err);
     if (status == FAN_OK && n) {
-        c->group_of = fan_calloc(p->nvisits * sizeof *c->group_of);
+        c->group_of = fan_calloc(p->nnodes * sizeof *c->group_of);
         c->groups = fan_alloc(n * sizeof *c->groups);
         if (!c->group_of || !c->groups)
             status = fan_fail(err, FAN_ERR_NOMEM, "out of memory");
     }
     for (size_t i = 0; i < n && status == FAN_OK; i++) {
         if (i == 0 || all[i].group != all[i - 1].group)
-            c->groups[ngroups++] = (fan_crew_group){false, FAN_NOWHERE, FAN_NOWHERE};
+            c->groups[ngroups++] = (fan_task_group){false, FAN_NOWHERE, FAN_NOWHERE};
         c->group_of[all[i].at] = ngroups;
     }
     fan_free(all);
@@ -58,7 +58,7 @@ static fan_status groups_init(fan_backward *p, fan_crew *c, fan_error *err)
 
 /* ---- devices ---- */
 
-fan_crew_device *fan__crew_device(const fan_crew *c, const fan_node *n)
+fan_task_device *fan__task_device_of(const fan_task_workers *c, const fan_node *n)
 {
     const fan_stream *own = fan_node_stream(n);
     for (uint32_t i = 0; own && i < c->ndevices; i++)
@@ -67,20 +67,20 @@ fan_crew_device *fan__crew_device(const fan_crew *c, const fan_node *n)
     return NULL;
 }
 
-static fan_status devices_init(const fan_backward *p, fan_crew *c, fan_error *err)
+static fan_status devices_init(const fan_backward *p, fan_task_workers *c, fan_error *err)
 {
     size_t cap = 0;
-    for (size_t i = 0; i < p->nvisits; i++) {
-        const fan_node *n = p->visits[i].node;
-        if (!fan_node_stream(n) || fan__crew_device(c, n))
+    for (size_t i = 0; i < p->nnodes; i++) {
+        const fan_node *n = p->nodes[i].node;
+        if (!fan_node_stream(n) || fan__task_device_of(c, n))
             continue;
         if (fan_grow((void **)&c->devices, &cap, c->ndevices + 1, sizeof *c->devices) != 0)
             return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
-        fan_crew_device *d = &c->devices[c->ndevices];
-        *d = (fan_crew_device){
+        fan_task_device *d = &c->devices[c->ndevices];
+        *d = (fan_task_device){
             .device = fan_node_device(n), .queue.leaves = FAN_NOWHERE, .queue.leaves_last = FAN_NOWHERE};
         d->worker = p->streams.captured ? 0 : c->ndevices % (c->nhelpers + 1);
-        if (fan_ready_init(&d->queue.nodes, p->nvisits) != 0)
+        if (fan_ready_init(&d->queue.nodes, p->nnodes) != 0)
             return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
         c->ndevices++;
     }
@@ -91,18 +91,18 @@ static fan_status devices_init(const fan_backward *p, fan_crew *c, fan_error *er
 
 static void run_helper(void *arg)
 {
-    fan_helper *h = arg;
-    fan_crew *c = h->worker.pass->crew;
+    fan_task_helper *h = arg;
+    fan_task_workers *c = h->worker.pass->workers;
     fan_leaf_work_for(&c->caller);
     c->work(h); /* the pass, and c, may be gone then */
     fan_leaf_work_for(NULL);
 }
 
-static fan_status crew_fill(fan_backward *p, fan_crew *c, fan_error *err)
+static fan_status crew_fill(fan_backward *p, fan_task_workers *c, fan_error *err)
 {
     for (uint32_t i = 0; i < c->nhelpers; i++) {
-        fan_helper *h = &c->helpers[i];
-        h->worker = (fan_worker){.pass = p, .now = FAN_NOWHERE, .number = i + 1};
+        fan_task_helper *h = &c->helpers[i];
+        h->worker = (fan_task_worker){.pass = p, .now = FAN_NOWHERE, .number = i + 1};
         h->job = (fan_thread_job){.work = run_helper, .arg = h};
         FAN_TRY(p->config.frontend->worker_new(&h->around, err));
     }
@@ -110,12 +110,12 @@ static fan_status crew_fill(fan_backward *p, fan_crew *c, fan_error *err)
     return groups_init(p, c, err);
 }
 
-fan_status fan__crew_begin(fan_backward *p, void (*work)(fan_helper *h), fan_error *err)
+fan_status fan__task_workers_begin(fan_backward *p, void (*work)(fan_task_helper *h), fan_error *err)
 {
     uint32_t n = p->config.workers - 1;
-    fan_crew *c;
-    if (n >= p->nvisits)
-        n = (uint32_t)p->nvisits - 1;
+    fan_task_workers *c;
+    if (n >= p->nnodes)
+        n = (uint32_t)p->nnodes - 1;
     if (!(c = fan_calloc(sizeof *c + n * sizeof c->helpers[0])))
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
     if (fan_mutex_init(&c->lock) != 0) {
@@ -127,20 +127,20 @@ fan_status fan__crew_begin(fan_backward *p, void (*work)(fan_helper *h), fan_err
         fan_free(c);
         return fan_fail(err, FAN_ERR_STATE, "a condition could not be made");
     }
-    c->process = fan_process();
+    c->owner_generation = fan_process();
     c->work = work;
     c->caller = fan_leaf_caller_here();
     c->nhelpers = n;
-    p->crew = c; /* fan__crew_free has it from here on */
+    p->workers = c; /* fan__task_workers_free has it from here on */
     return crew_fill(p, c, err);
 }
 
-void fan__crew_free(fan_backward *p)
+void fan__task_workers_free(fan_backward *p)
 {
-    fan_crew *c = p->crew;
+    fan_task_workers *c = p->workers;
     if (!c)
         return;
-    p->crew = NULL;
+    p->workers = NULL;
     for (uint32_t i = 0; i < c->nhelpers; i++)
         if (c->helpers[i].around)
             p->config.frontend->drop(c->helpers[i].around);
@@ -156,10 +156,10 @@ void fan__crew_free(fan_backward *p)
     fan_free(c);
 }
 
-void fan__crew_lock(fan_crew *c)
+void fan__task_workers_lock(fan_task_workers *c)
 {
-    if (c->process != fan_process()) {
-        c->process = fan_process();
+    if (c->owner_generation != fan_process()) {
+        c->owner_generation = fan_process();
         (void)fan_mutex_adopt(&c->lock);
         fan_cond_adopt(&c->changed);
         c->inside = c->asleep = 0;
@@ -170,10 +170,10 @@ void fan__crew_lock(fan_crew *c)
 
 /* ---- who waits, who is woken ---- */
 
-fan_status fan__crew_wait(const fan_backward *p, fan_error *err)
+fan_status fan__task_workers_wait(const fan_backward *p, fan_error *err)
 {
     const fan_engine_frontend *f = p->config.frontend;
-    fan_crew *c = p->crew;
+    fan_task_workers *c = p->workers;
     fan_status status;
     void *left = f->allow_threads_begin();
     c->asleep++;
@@ -182,15 +182,15 @@ fan_status fan__crew_wait(const fan_backward *p, fan_error *err)
     fan_mutex_unlock(&c->lock);
     f->allow_threads_end(left);
     status = f->check_signals(err);
-    fan__crew_lock(c);
+    fan__task_workers_lock(c);
     return status;
 }
 
 /* idle_helper: one that was not started yet, and that has something to do: NULL: none. */
-static fan_helper *idle_helper(fan_crew *c)
+static fan_task_helper *idle_helper(fan_task_workers *c)
 {
     for (uint32_t i = 0; i < c->ndevices; i++) {
-        const fan_crew_device *d = &c->devices[i];
+        const fan_task_device *d = &c->devices[i];
         if (d->ready && d->worker && c->helpers[d->worker - 1].state == FAN_HELPER_NONE)
             return &c->helpers[d->worker - 1];
     }
@@ -201,20 +201,20 @@ static fan_helper *idle_helper(fan_crew *c)
 }
 
 /* for_others: whether something is ready that another worker may do, or must. */
-static bool for_others(const fan_worker *w)
+static bool for_others(const fan_task_worker *w)
 {
-    const fan_crew *c = w->pass->crew;
+    const fan_task_workers *c = w->pass->workers;
     if (c->ready && w->now != FAN_NOWHERE)
         return true;
     for (uint32_t i = 0; i < c->ndevices && c->ready_there; i++)
-        if (c->devices[i].ready && !fan__crew_own(c, &c->devices[i], w))
+        if (c->devices[i].ready && !fan__task_device_is_own(c, &c->devices[i], w))
             return true;
     return false;
 }
 
-bool fan__crew_wake(const fan_worker *w)
+bool fan__task_workers_wake(const fan_task_worker *w)
 {
-    fan_crew *c = w->pass->crew;
+    fan_task_workers *c = w->pass->workers;
     if (!for_others(w))
         return false;
     if (c->asleep)
@@ -223,11 +223,11 @@ bool fan__crew_wake(const fan_worker *w)
 }
 
 /* start_one: true: it was started for a device, and there may be more of these. */
-static bool start_one(fan_crew *c)
+static bool start_one(fan_task_workers *c)
 {
-    fan_helper *h;
+    fan_task_helper *h;
     bool started, others;
-    fan__crew_lock(c);
+    fan__task_workers_lock(c);
     h = c->over ? NULL : idle_helper(c);
     if (h) {
         h->state = FAN_HELPER_STARTS;
@@ -237,7 +237,7 @@ static bool start_one(fan_crew *c)
     if (!h)
         return false;
     started = fan_thread_job_start(&h->job);
-    fan__crew_lock(c);
+    fan__task_workers_lock(c);
     if (h->state == FAN_HELPER_STARTS)
         h->state = started ? FAN_HELPER_STARTED : FAN_HELPER_GONE;
     if (!started)
@@ -249,34 +249,34 @@ static bool start_one(fan_crew *c)
     return others;
 }
 
-void fan__crew_start(fan_backward *p)
+void fan__task_workers_start(fan_backward *p)
 {
-    while (start_one(p->crew))
+    while (start_one(p->workers))
         continue;
 }
 
 /* ---- failed, left, ended ---- */
 
-void fan__crew_failed(fan_worker *w, fan_status status, const fan_error *err)
+void fan__task_workers_failed(fan_task_worker *w, fan_status status, const fan_error *err)
 {
     fan_backward *p = w->pass;
     const fan_engine_frontend *f = p->config.frontend;
-    const fan_node *n = w->now == FAN_NOWHERE ? NULL : p->visits[w->now].node;
-    fan_crew *c = p->crew;
+    const fan_node *n = w->now == FAN_NOWHERE ? NULL : p->nodes[w->now].node;
+    fan_task_workers *c = p->workers;
     void *error, *other;
     uint32_t ran;
-    fan__crew_lock(c);
+    fan__task_workers_lock(c);
     c->over = c->failed = true;
     ran = p->ran += w->ran;
-    w->ran = w->gave = false;
+    w->ran = w->delivered = false;
     fan_mutex_unlock(&c->lock);
     error = f->error_take(p, n, ran, status, err);
-    fan__crew_lock(c);
+    fan__task_workers_lock(c);
     while ((other = c->error)) {
         c->error = NULL;
         fan_mutex_unlock(&c->lock);
         error = f->error_both(other, error);
-        fan__crew_lock(c);
+        fan__task_workers_lock(c);
     }
     c->error = error;
     if (w->now != FAN_NOWHERE)
@@ -286,10 +286,10 @@ void fan__crew_failed(fan_worker *w, fan_status status, const fan_error *err)
     fan_mutex_unlock(&c->lock);
 }
 
-void fan__crew_left(fan_helper *h)
+void fan__task_workers_left(fan_task_helper *h)
 {
-    fan_crew *c = h->worker.pass->crew;
-    fan__crew_lock(c);
+    fan_task_workers *c = h->worker.pass->workers;
+    fan__task_workers_lock(c);
     h->state = FAN_HELPER_GONE;
     c->inside--;
     fan_cond_broadcast(&c->changed);
@@ -297,40 +297,40 @@ void fan__crew_left(fan_helper *h)
 }
 
 /* cancel_one: one that was started and may not have begun; unlocked meanwhile. false: there is none. */
-static bool cancel_one(fan_crew *c)
+static bool cancel_one(fan_task_workers *c)
 {
     for (uint32_t i = 0; i < c->nhelpers; i++) {
-        fan_helper *h = &c->helpers[i];
+        fan_task_helper *h = &c->helpers[i];
         bool cancelled;
         if (h->state != FAN_HELPER_STARTED)
             continue;
         h->state = FAN_HELPER_GONE;
         fan_mutex_unlock(&c->lock);
         cancelled = fan_thread_job_cancel(&h->job);
-        fan__crew_lock(c);
+        fan__task_workers_lock(c);
         c->inside -= cancelled;
         return true;
     }
     return false;
 }
 
-fan_status fan__crew_end(fan_backward *p)
+fan_status fan__task_workers_end(fan_backward *p)
 {
-    fan_crew *c = p->crew;
+    fan_task_workers *c = p->workers;
     fan_error err;
     void *error;
-    fan__crew_lock(c);
+    fan__task_workers_lock(c);
     c->over = true;
     while (c->inside) {
         fan_status status;
         if (cancel_one(c))
             continue;
-        status = fan__crew_wait(p, &err);
+        status = fan__task_workers_wait(p, &err);
         if (status == FAN_OK)
             continue;
         fan_mutex_unlock(&c->lock); /* Ctrl-C: they come to the end of their nodes all the same */
-        fan__crew_failed(&p->caller, status, &err);
-        fan__crew_lock(c);
+        fan__task_workers_failed(&p->caller, status, &err);
+        fan__task_workers_lock(c);
     }
     fan_mutex_unlock(&c->lock);
     error = c->error;
