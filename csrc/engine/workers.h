@@ -1,21 +1,21 @@
-/* crew: the workers of one pass, where it has several (E12).
+/* workers: the threads of a pass that has several (E12): their lock, their queues, who waits and who is woken.
  *
- *   caller    counts, seeds | nodes ..  waits for one .. nodes |  over: cancels who has not begun, waits for the others
- *   a helper                  begins: nodes .. waits for one ..    .. leaves
+ *   caller    collects, seeds | nodes ..  waits for a node .. nodes | over: cancels helpers, waits for the others
+ *   a helper                  starts: nodes .. waits for a node ..   .. leaves
  *
- * Title: One lock of the pass. What a pass counts (due, ready, leaves, ran; who waits, who is at work) is guarded by
- * one lock, held for a few instructions and never while others are called. A slot's sum has the lock of its buffer, a
- * leaf its claim (leaf.h).
+ * Title: One lock of the pass. It guards the counts (dependencies, ready, leaves, ran) and the state of the workers. It
+ * is held for a few instructions and never during a call out of the engine. A slot's sum is guarded by the lock of its
+ * buffer, a leaf by its claim (leaf.h).
  *
- * Title: On demand. Whoever takes a node and leaves another behind wakes somebody who waits, or starts a helper. So a
- * chain never has a second thread, whatever `workers` says.
+ * Title: On demand. A worker that takes a node while another one is ready wakes a waiting worker or starts a helper. So
+ * a chain never has a second thread, whatever `workers` says.
  *
- * Title: A device's worker. The first device of a pass is the caller's, the second the first helper's, and so on,
- * around: the order is that of its nodes. What is captured is the caller's, who began the capture.
+ * Title: A device's worker. The caller runs the nodes of the first device, helper 1 those of the second, and so on,
+ * round robin; devices are ordered by their nodes. Captured work is the caller's, which began the capture.
  *
- * What can go wrong: a pass that is done while others are still to come back: the caller waits for all that have begun.
- * An error: nobody begins another node, and it is the caller's once all have stopped. A fork inside of a node: the
- * child has none of the others, and says so.
+ * What can go wrong: the pass ends while a helper is still running: so the caller waits for all that have started. An
+ * error: no worker begins another node, and the caller raises it once all have stopped. A fork inside a node: the child
+ * has none of the other threads, and its pass fails.
  */
 #ifndef FAN_ENGINE_WORKERS_H
 #define FAN_ENGINE_WORKERS_H
@@ -34,13 +34,13 @@ typedef struct fan_task_helper {
 /* Nodes of which one runs at a time. */
 typedef struct fan_task_group {
     bool busy;
-    uint32_t first, last; /* a list: those that were ready meanwhile; FAN_NOWHERE: none */
+    uint32_t first, last; /* a list of its ready nodes that wait; FAN_NOWHERE: none */
 } fan_task_group;
 
-/* A device of the pass: all that runs there runs on one worker, so that its streams are told in one order (E3). */
+/* A device of the pass. One worker runs all its nodes, so its streams get their work in one order (E3). */
 typedef struct fan_task_device {
     const fan_device *device;
-    uint32_t worker; /* by its number; the caller's, once that helper has gone */
+    uint32_t worker; /* its number; the caller takes over once that helper has gone */
     uint32_t ready;
     fan_task_queue queue;
 } fan_task_device;
@@ -52,15 +52,15 @@ typedef struct fan_task_workers {
     uint32_t ready_there; /* .. in those of devices */
     uint32_t ndevices;
     fan_task_device *devices;
-    uint32_t busy;   /* workers that have a node */
-    uint32_t asleep; /* .. that wait for one */
-    uint32_t inside; /* helpers that were started, and have not left */
-    bool over;       /* nobody begins a node any more */
-    unsigned owner_generation;
-    bool forked; /* this process has the thread alone that forked */
+    uint32_t busy;             /* workers that have a node */
+    uint32_t asleep;           /* .. that wait for one */
+    uint32_t inside;           /* helpers that have started and not left */
+    bool over;                 /* no worker begins another node */
+    unsigned owner_generation; /* fan_process() where the lock was made */
+    bool forked;               /* this process has only the thread that forked */
     bool failed;
-    void *error;        /* the frontend's; NULL: none, or it was put on the caller's thread */
-    uint32_t *group_of; /* of each visit: 1 + its group; 0: none. NULL: there are no groups */
+    void *error;        /* the frontend's; NULL: none, or the caller's thread has it */
+    uint32_t *group_of; /* of each node: 1 + its group; 0: none. NULL: there are no groups */
     fan_task_group *groups;
     void (*work)(fan_task_helper *h);
     fan_leaf_caller caller;
@@ -68,13 +68,13 @@ typedef struct fan_task_workers {
     fan_task_helper helpers[];
 } fan_task_workers;
 
-/* fan__task_workers_begin: for a pass that is collected and asks for several workers. fan__task_workers_free: they have
- * ended. */
+/* fan__task_workers_begin: for a collected pass; work: a helper's part. fan__task_workers_free: all of them have ended.
+ */
 fan_status fan__task_workers_begin(fan_backward *p, void (*work)(fan_task_helper *h), fan_error *err);
 void fan__task_workers_free(fan_backward *p);
 
-/* fan__task_workers_lock: in a forked child, which has none of the others, the pass is over. */
-void fan__task_workers_lock(fan_task_workers *c);
+/* fan__task_workers_lock: in a forked child, where the other threads are missing, it ends the pass. */
+void fan__task_workers_lock(fan_task_workers *ws);
 
 static inline void fan__task_lock(const fan_backward *p)
 {
@@ -88,29 +88,18 @@ static inline void fan__task_unlock(const fan_backward *p)
         fan_mutex_unlock(&p->workers->lock);
 }
 
-/* fan__task_workers_wait: locked before and after, not meanwhile: until something has changed, or for a twentieth of a
- * second.
- */
-fan_status fan__task_workers_wait(const fan_backward *p, fan_error *err);
-/* fan__task_device_of: locked: where a node waits for its turn that runs on a device; NULL: it is of the CPU.
- * fan__task_device_is_own: whether a worker runs what is on it. */
-fan_task_device *fan__task_device_of(const fan_task_workers *c, const fan_node *n);
-static inline bool fan__task_device_is_own(const fan_task_workers *c, const fan_task_device *d,
-                                           const fan_task_worker *w)
-{
-    bool gone = d->worker && c->helpers[d->worker - 1].state == FAN_HELPER_GONE;
-    return w->number == (gone ? 0 : d->worker);
-}
-/* fan__task_workers_wake: locked: this worker has a node, or none is left for it: those are woken for whom there is
- * one. true: fan__task_workers_start is to be called, unlocked. */
-bool fan__task_workers_wake(const fan_task_worker *w);
-void fan__task_workers_start(fan_backward *p);
-/* fan__task_workers_failed: a worker ends with an error, which is the pass's if it is the first. */
+/* fan__task_workers_push: with the lock: a ready node goes into the queue of its device (E3), or into the pass's. */
+void fan__task_workers_push(fan_backward *p, uint32_t at);
+/* fan__task_progress: calls progress=, on one thread at a time, which also reports nodes that others ran meanwhile. */
+fan_status fan__task_progress(fan_backward *p, fan_error *err);
+/* fan__task_workers_next: counts what the worker's node has done, and takes the next one; waits while other workers may
+ * make one ready. w->now FAN_NOWHERE: none is left. */
+fan_status fan__task_workers_next(fan_task_worker *w, fan_error *err);
+/* fan__task_workers_failed: a worker ends with an error; the first one is the pass's. */
 void fan__task_workers_failed(fan_task_worker *w, fan_status status, const fan_error *err);
-/* fan__task_workers_left: a helper has nothing more to do with the pass, which may be gone then. */
+/* fan__task_workers_left: the helper's last access to the pass, which may be freed from then on. */
 void fan__task_workers_left(fan_task_helper *h);
-/* fan__task_workers_end: on the caller's thread: waits for all others. FAN_ERR_EXTERN: the frontend has the pass's
- * error. */
+/* fan__task_workers_end: on the caller's thread: waits for all helpers. FAN_ERR_EXTERN: the frontend has the error. */
 fan_status fan__task_workers_end(fan_backward *p);
 
 #endif

@@ -183,7 +183,7 @@ PyObject *fan_leaf_grad_now(leaf_object *self);
 
 /* ---- explain.c ---- */
 
-fan_status fan_explain_look(void *buffer, uint32_t slot, fan_nonfinite *found, fan_error *err);
+fan_status fan_explain_read_stats(void *buffer, uint32_t slot, fan_nonfinite *found, fan_error *err);
 fan_status fan_explain_nonfinite(const fan_nonfinite *found, const fan_producer *producer, fan_error *err);
 PyObject *fan_node_call_site(const fan_node *n); /* borrowed; NULL: not known */
 /* fan_explain_pass, fan_explain_lost: fan_backward_explain and _lost as a str; NULL with an exception. */

@@ -3,7 +3,7 @@
 
 /* ---- E11 ---- */
 
-fan_status fan_explain_look(void *buffer, uint32_t slot, fan_nonfinite *found, fan_error *err)
+fan_status fan_explain_read_stats(void *buffer, uint32_t slot, fan_nonfinite *found, fan_error *err)
 {
     const buffer_object *b = buffer;
     bool some, bad;
@@ -12,7 +12,7 @@ fan_status fan_explain_look(void *buffer, uint32_t slot, fan_nonfinite *found, f
     FAN_TRY(fan_buffer_stats(b->core, slot, &some, &s, &bad, &key, err));
     if (some) {
         found->elements = s.nonfinite;
-        found->of = s.count;
+        found->total = s.count;
     }
     if (some && bad && key >= 0)
         found->key = (uint32_t)key;
@@ -31,7 +31,7 @@ fan_status fan_explain_nonfinite(const fan_nonfinite *found, const fan_producer 
     PyObject *call_site = from ? fan_node_call_site(from) : NULL;
     fan_node_name(found->to, to, sizeof to);
     PyOS_snprintf(elements, sizeof elements, "%llu of %llu element%s", (unsigned long long)found->elements,
-                  (unsigned long long)found->of, FAN_PLURAL(found->of));
+                  (unsigned long long)found->total, FAN_PLURAL(found->total));
     if (!producer)
         PyErr_Format(PyExc_FloatingPointError,
                      "%s: the sum in slot %u is not finite, and none of its gradients is so: it overflows (%s)", to,
