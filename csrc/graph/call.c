@@ -10,7 +10,7 @@ const char *fan_tree_fit_words(fan_tree_fit fit)
     return words[fit];
 }
 
-/* begin: whether the path goes on, and where the function is looked up. */
+/* begin: the path that the call continues; NONE: it begins at the root. */
 static fan_tree_path begin(const fan_tree_call *c, fan_tree_plan *p)
 {
     static const uint32_t new_step[] = {0, FAN_T(4), FAN_T(1), FAN_T(12)}, dead[] = {0, FAN_T(4), FAN_T(2), 0},
@@ -30,7 +30,7 @@ static fan_tree_path begin(const fan_tree_call *c, fan_tree_plan *p)
     return c->path;
 }
 
-/* raw: T5 to T7. */
+/* decide_eager: T5 to T7. */
 static bool decide_eager(const fan_tree_place *at, fan_tree_plan *p)
 {
     if (!at->known) {
@@ -86,7 +86,7 @@ fan_tree_plan fan_tree_decide(const fan_tree_call *c)
         return p;
     }
     if (path == FAN_TREE_EXECUTION && at->fit != FAN_TREE_FIT_FITS && c->all_dead) {
-        /* T12, T15: the path can end, so that the function begins anew at the root, where it may have been before. */
+        /* T12, T15: the path can end; then the function continues at the root, where it may have a recording. */
         p.end_path = true;
         p.rules |= c->root.fit == FAN_TREE_FIT_NEVER ? FAN_T(15) : FAN_T(12);
         path = FAN_TREE_NONE;

@@ -193,6 +193,6 @@ int main(void)
     every_combination_is_as_the_table_says();
     no_plan_forgets_what_lives();
     CHECK_STR(fan_tree_fit_words(FAN_TREE_FIT_HELD),
-              "somebody holds an operand that is overwritten once it has been read");
+              "an operand has other references and is overwritten once it has been read");
     return check_done();
 }

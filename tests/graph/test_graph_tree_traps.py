@@ -66,7 +66,7 @@ def test_what_is_copied_shares_no_memory_with_what_is_written(m: Any) -> None:
     copied = tree.function(update, roles=("static", "copy", "static"))
     in_place = tree.function(update, roles="static")
     w, v, one = m.array(np.zeros(4)), m.array(np.zeros(2)), m.array(np.ones(4))
-    said = "update: operands 0 and 1 share memory, the function writes into operand 0, and operand 1 is copied"
+    said = "update: operands 0 and 1 share memory; the function writes into operand 0, but operand 1 is a copy"
     for i in range(4):
         if i:
             with tree.step(), pytest.raises(ValueError, match=said):
@@ -110,7 +110,7 @@ def test_a_copied_operand_that_the_function_keeps_is_found(m: Any, kept: Callabl
             if i == 0:
                 keeping(x)
                 continue
-            with pytest.raises(RuntimeError, match="keeps: somebody keeps 24 bytes"):
+            with pytest.raises(RuntimeError, match="keeps: a reference keeps 24 bytes"):
                 keeping(x)
         with pytest.raises(RuntimeError, match="in a call that failed"):
             seen[-1].numpy()

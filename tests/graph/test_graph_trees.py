@@ -554,7 +554,7 @@ def allocates_from_elsewhere(m: Any, out: dict[str, Any]) -> Callable[..., Any]:
     return f
 
 
-@bad(RuntimeError, "f: somebody keeps 32 bytes that the function allocated and did not return")
+@bad(RuntimeError, "f: a reference keeps 32 bytes that the function allocated and did not return")
 def keeps_what_it_made(m: Any, out: dict[str, Any]) -> Callable[..., Any]:
     def f(x: Any) -> Any:
         y = scaled(m, 2)(x)
@@ -835,7 +835,7 @@ def test_a_tree_may_be_asked_within_a_body_and_from_other_threads_meanwhile(m: A
         ask()
         with pytest.raises(RuntimeError, match="a step cannot begin in a function of its graph tree"), tree.step():
             pass
-        with pytest.raises(RuntimeError, match="it cannot be closed"):
+        with pytest.raises(RuntimeError, match="cannot be closed"):
             tree.close()
         tree.function(scaled(m, 2))  # .. and dropped
         asking = threading.Thread(target=ask)

@@ -124,7 +124,7 @@ NEAR = {
     "engine/streams": ["engine/test_captured_passes.py", "engine/test_streams.py", "engine/test_stream_graphs.py"],
     "engine/workers": ["engine/test_workers.py"],
     "engine/backward": ["engine/test_large_graphs.py", "engine/test_workers.py"],
-        "engine/collect": ["engine/test_large_graphs.py"],
+    "engine/collect": ["engine/test_large_graphs.py"],
     "engine/ready": ["engine/test_large_graphs.py"],
     "engine/": ["engine/test_engine_rules.py", "engine/test_bad_graphs.py", "engine/test_turned_on_itself.py"]
     + ["engine/test_random_passes.py", "engine/test_detect_and_explain.py", "faults/test_engine_allocations.py"],
