@@ -1,7 +1,7 @@
 /* streams: on which streams does a pass run, and which streams wait at its end? (E4, S20; docs/rules.md)
  *
- * The buffers do the other waits: a gradient is added with its producer's stream as P, a buffer has its consumer's as C,
- * so S4 to S19 order a take, or a single gradient that is handed through. This is left for the pass:
+ * The buffers do the other waits: a gradient is added with its producer's stream as P, a buffer has its consumer's as
+ * C, so S4 to S19 order a take, or a single gradient that is handed through. This is left for the pass:
  *
  *   the streams that are current while a node runs       those of where it was made; its own is the first of them
  *   a leaf's first write in a pass                       its stream waits for the caller's
@@ -50,8 +50,8 @@ fan_status fan_task_leaf_end(fan_backward *p, fan_node *leaf, fan_stream *on, fa
 fan_status fan_task_keep(fan_backward *p, void *sum, const fan_run_streams *where, fan_error *err);
 /* fan_task_produced_nothing: the same for a node that ran and delivered no gradient. */
 fan_status fan_task_produced_nothing(fan_backward *p, const fan_run_streams *where, fan_error *err);
-/* fan_task_join_capture: K1, before a node runs. fan_task_join_failed: at the end of a pass, also a failed one: S20, and
- * joins the streams that the pass made part of the capture, so that it can end. */
+/* fan_task_join_capture: K1, before a node runs. fan_task_join_failed: at the end of a pass, also a failed one: S20,
+ * and joins the streams that the pass made part of the capture, so that it can end. */
 fan_status fan_task_join_capture(fan_backward *p, const fan_run_streams *where, fan_error *err);
 void fan_task_join_failed(fan_backward *p);
 

@@ -21,7 +21,7 @@ static const char *node_text(const fan_node *n, char *buf, size_t size)
     return buf;
 }
 
-/* import_any: of whatever is no ndarray of a known dtype. */
+/* import_any: an object that is no ndarray of a known dtype. */
 static int import_any(PyObject *o, const fan_node *n, fanin_value *out)
 {
     fan_value v;
@@ -50,9 +50,9 @@ int fan_c_import(PyObject *o, const fan_node *n, fanin_value *out)
     return a || bad || o == Py_None ? bad : import_any(o, n, out);
 }
 
-/* ---- called ---- */
+/* ---- call ---- */
 
-/* failed: what it says as an exception; -1. */
+/* raise_failure: the function's error as an exception; -1. */
 __attribute__((noinline, cold)) static int raise_failure(const fan_node *n, fanin_status status, const fanin_error *err)
 {
     PyObject *const classes[] = {PyExc_SystemError, PyExc_TypeError, PyExc_ValueError, PyExc_RuntimeError};
@@ -65,26 +65,26 @@ __attribute__((noinline, cold)) static int raise_failure(const fan_node *n, fani
         PyErr_Format(PyExc_MemoryError, "%s: %.500s", node_text(n, name, sizeof name), err->text);
     else if (status >= FANIN_ERR_TYPE && status <= FANIN_ERR_STATE)
         PyErr_Format(classes[status], "%s: %.500s", node_text(n, name, sizeof name),
-                     err->text[0] ? err->text : "its function failed, and says no more");
+                     err->text[0] ? err->text : "its function failed without a message");
     else
-        PyErr_Format(PyExc_SystemError, "%s: its function returned %d, and no exception is set",
+        PyErr_Format(PyExc_SystemError, "%s: its function returned %d without an exception",
                      node_text(n, name, sizeof name), (int)status);
     return -1;
 }
 
-/* refuse_recorded: -1 with an exception: what it does to memory no recording knows. */
+/* refuse_recorded: -1 with an exception: a recording cannot contain the function's work. */
 __attribute__((noinline, cold)) static int refuse_recorded(const fan_node *n)
 {
     char name[128];
     fan_error err = {0};
     (void)fan_fail(&err, FAN_ERR_CAPTURE,
-                   "%s: a node's function in C cannot be recorded: what it computes would not be computed again",
+                   "%s: a node's function in C cannot be recorded: a replay would not run it again",
                    node_text(n, name, sizeof name));
     (void)fan_raise_sim(FAN_ERR_CAPTURE, &err);
     return -1;
 }
 
-/* call: 0, or -1 with an exception. */
+/* call_function: 0, or -1 with an exception. */
 static int call_function(const function_object *f, const fan_node *n, const fanin_value *sums, fanin_value *out)
 {
     FAN_RAW fanin_error err;
@@ -104,7 +104,7 @@ static int call_function(const function_object *f, const fan_node *n, const fani
 
 static inline bool is_object(const void *sum) { return sum && !fan_is_unboxed(sum); }
 
-/* call_with: the sums as values, those of Python's objects by holds of their own. */
+/* call_with: converts the sums; Python objects get holds of their own. */
 static int call_with(const function_object *f, const fan_node *n, void **sums, fanin_value *values)
 {
     int bad = 0;
@@ -157,7 +157,7 @@ int fan_function_run(const function_object *f, const fan_node *n, void **sums, v
 
 /* ---- CFunction ---- */
 
-/* results: the gradients as a function of Python's gives them: a bare one, or a tuple; takes their holds. */
+/* results: the gradients as a Python function returns them: a single one, or a tuple; takes their holds. */
 static PyObject *results(void **gradients, uint32_t n)
 {
     PyObject *all = NULL;
@@ -242,7 +242,7 @@ static void function_dealloc(PyObject *o)
 
 static PyObject *function_repr(PyObject *o)
 {
-    return PyUnicode_FromFormat("<function in C of %u sums, which gives %u gradients>", function_cast(o)->inputs,
+    return PyUnicode_FromFormat("<function in C of %u sums, which returns %u gradients>", function_cast(o)->inputs,
                                 function_cast(o)->gradients);
 }
 
@@ -252,7 +252,7 @@ static PyMemberDef members[] = {
 };
 
 static PyType_Slot slots[] = {
-    {Py_tp_doc, "The function of a node, in C: `fanin_api.function_new` makes them (docs/c-api.md)."},
+    {Py_tp_doc, "The function of a node in C, made by `fanin_api.function_new` (docs/c-api.md)."},
     {Py_tp_dealloc, function_dealloc},
     {Py_tp_call, PyVectorcall_Call},
     {Py_tp_repr, function_repr},

@@ -9,7 +9,7 @@
 
 static node_object *node_cast(PyObject *o) { return (node_object *)o; }
 
-/* ---- made and ended ---- */
+/* ---- names, creation, end ---- */
 
 void fan_node_text(const fan_node *n, char *buf, size_t size)
 {
@@ -23,7 +23,7 @@ void fan_node_text(const fan_node *n, char *buf, size_t size)
     }
     if (end > all)
         end = all;
-    while (end > 0 && ((unsigned char)name[end] & 0xC0) == 0x80) /* in the middle of a character */
+    while (end > 0 && ((unsigned char)name[end] & 0xC0) == 0x80) /* not inside a character */
         end--;
     memcpy(buf, name, (size_t)end);
     buf[end] = '\0';
@@ -139,7 +139,7 @@ static PyObject *with_slots(PyObject *slots)
     return list;
 }
 
-/* declare_arrays: slots= of ndarrays alone, as mostly: 1; 0: not so, or -1 with an exception. */
+/* declare_arrays: slots= of ndarrays only, the usual case: 1; 0: something else; -1 with an exception. */
 static int declare_arrays(fan_slot_specs *d, PyObject *slots)
 {
     Py_ssize_t n = PyList_CheckExact(slots) || PyTuple_CheckExact(slots) ? PySequence_Fast_GET_SIZE(slots) : 0;
@@ -190,7 +190,7 @@ int fan_node_declare(node_object *self, PyObject *slots, uint32_t *inputs)
     node_more *more = fan_node_more(self);
     int arrays = more ? declare_arrays(&more->slots, slots) : -1, bad;
     char name[128];
-    if (arrays > 0 && (!*inputs || *inputs == more->slots.n)) { /* as mostly */
+    if (arrays > 0 && (!*inputs || *inputs == more->slots.n)) {
         *inputs = (uint32_t)more->slots.n;
         return 0;
     }
@@ -208,7 +208,7 @@ int fan_node_declare(node_object *self, PyObject *slots, uint32_t *inputs)
     return bad;
 }
 
-/* edge_of: (node, slot), as it is mostly: borrowed; NULL: something else, and nothing is said. */
+/* edge_of: (node, slot) with a small int, the usual case: borrowed; NULL, without an exception: something else. */
 static node_object *edge_of(PyObject *edge, uint32_t *slot)
 {
     node_object *to =
@@ -218,7 +218,7 @@ static node_object *edge_of(PyObject *edge, uint32_t *slot)
     return i >= 0 && i < (Py_ssize_t)to->node.inputs ? to : NULL;
 }
 
-/* edge_of_index: a slot that is no plain int, or an exception: NULL. */
+/* edge_of_index: a slot that is another integer; NULL with an exception. */
 __attribute__((noinline, cold)) static node_object *edge_of_index(const node_object *self, PyObject *edge, size_t index,
                                                                   uint32_t *slot)
 {
@@ -278,8 +278,7 @@ static int link_edges(node_object *self, PyObject *edges)
         bad = -1;
     }
     for (size_t i = 0; i < n && !bad && (Py_ssize_t)i < PySequence_Fast_GET_SIZE(edges); i++) {
-        PyObject *edge =
-            Py_NewRef(PySequence_Fast_GET_ITEM(edges, (Py_ssize_t)i)); /* an index may be asked what it is */
+        PyObject *edge = Py_NewRef(PySequence_Fast_GET_ITEM(edges, (Py_ssize_t)i)); /* __index__ may change the list */
         fan_node *next;
         uint32_t slot;
         bad = edge_arg(self, edge, i, &next, &slot);
@@ -309,8 +308,8 @@ static int inputs_arg(PyObject *inputs, uint32_t *out)
     return -1;
 }
 
-/* remember_site: where it is made, as far as Python knows: 0, or -1 with an exception. */
-static int remember_site(node_object *self)
+/* keep_call_site: the caller's line, if Python has one: 0, or -1 with an exception. */
+static int keep_call_site(node_object *self)
 {
     char line[256];
     node_more *more = fan_node_more(self);
@@ -324,7 +323,7 @@ typedef struct node_args {
     PyObject *fn, *inputs, *edges, *slots, *release, *name, *stream, *device, *group;
 } node_args;
 
-/* check_inputs: of a function in C, which knows how many there are. */
+/* check_inputs: of a function in C, which declares their number. */
 static int check_inputs(const node_object *self, const function_object *fn, uint32_t *inputs)
 {
     char name[128];
@@ -337,7 +336,7 @@ static int check_inputs(const node_object *self, const function_object *fn, uint
     return 0;
 }
 
-/* group_arg: a text stands for all that are equal; of anything else it is the object that counts. */
+/* group_arg: equal strings are one group, since they are interned; other objects are compared by identity. */
 static int group_arg(node_object *self, PyObject *group)
 {
     node_more *more;
@@ -345,8 +344,7 @@ static int group_arg(node_object *self, PyObject *group)
         return 0;
     if (PyLong_Check(group) || PyFloat_Check(group) || PyTuple_Check(group) || PyBytes_Check(group)) {
         PyErr_Format(PyExc_TypeError,
-                     "group: expected a text, or an object that the nodes share, got %s: two that are equal need "
-                     "not be one object",
+                     "group must be a str or an object shared by the nodes (compared by identity), got %s",
                      FAN_TYPE_TEXT(group));
         return -1;
     }
@@ -382,7 +380,7 @@ static int fill_in(node_object *self, const node_args *a)
     if (fan_is_function(a->fn) && check_inputs(self, (function_object *)a->fn, &inputs) < 0)
         return -1;
     self->node.inputs = inputs ? inputs : 1;
-    if (fan_state_get()->detect && remember_site(self) < 0)
+    if (fan_state_get()->detect && keep_call_site(self) < 0)
         return -1;
     self->fn = Py_NewRef(a->fn);
     self->release = a->release && a->release != Py_None ? Py_NewRef(a->release) : NULL;
@@ -392,8 +390,8 @@ static int fill_in(node_object *self, const node_args *a)
     return 0;
 }
 
-/* blank: a node without anything; not tracked yet. */
-static node_object *blank(PyTypeObject *type)
+/* node_alloc: an empty node, not tracked yet. */
+static node_object *node_alloc(PyTypeObject *type)
 {
     node_object *self = PyObject_GC_New(node_object, type);
     if (!self)
@@ -418,22 +416,22 @@ static int parse_and_fill(node_object *self, PyObject *const *args, Py_ssize_t n
 
 PyObject *fan_node_call(PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames)
 {
-    node_object *self = blank((PyTypeObject *)type);
+    node_object *self = node_alloc((PyTypeObject *)type);
     if (!self)
         return NULL;
     if (parse_and_fill(self, args, PyVectorcall_NARGS(nargsf), kwnames) < 0)
         Py_CLEAR(self);
     else
-        PyObject_GC_Track((PyObject *)self); /* not before: gc.get_objects() would find it half made */
+        PyObject_GC_Track((PyObject *)self); /* not before: gc.get_objects() would return it half made */
     return (PyObject *)self;
 }
 
-/* node_new, node_init: of a class of the user's, between which the node is there, and is none (fan_node_arg). */
+/* node_new, node_init: for subclasses. Between the two the object exists but is no node yet (fan_node_arg). */
 static PyObject *node_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(named))
 {
     node_object *self;
     if (type == fan_state_get()->node_type)
-        return PyErr_Format(PyExc_TypeError, "Node.__new__(Node) makes no node: call Node(fn, ..)");
+        return PyErr_Format(PyExc_TypeError, "Node.__new__(Node) is not supported: call Node(fn, ..)");
     self = (node_object *)type->tp_alloc(type, 0);
     if (self)
         fan_node_init(&self->node, &node_ops, 1);
@@ -446,7 +444,7 @@ static int node_init(PyObject *o, PyObject *args, PyObject *named)
     PyObject *key, *value, *names, **all;
     int bad = -1;
     if (node_cast(o)->node.begun) {
-        PyErr_Format(PyExc_RuntimeError, "Node.__init__ has run before, of this %.200s", Py_TYPE(o)->tp_name);
+        PyErr_Format(PyExc_RuntimeError, "Node.__init__ of this %.200s has already run", Py_TYPE(o)->tp_name);
         return -1;
     }
     node_cast(o)->node.begun = true;
@@ -467,7 +465,7 @@ static int node_init(PyObject *o, PyObject *args, PyObject *named)
     return bad;
 }
 
-/* link_to: edges to what C names. */
+/* link_to: edges from the C API. */
 static int link_to(node_object *self, const fanin_edge *edges, size_t nedges)
 {
     FAN_RAW fan_error err;
@@ -494,7 +492,7 @@ static int link_to(node_object *self, const fanin_edge *edges, size_t nedges)
 
 PyObject *fan_node_new(function_object *fn, const fanin_edge *edges, size_t nedges, PyObject *name)
 {
-    node_object *self = blank(fan_state_get()->node_type);
+    node_object *self = node_alloc(fan_state_get()->node_type);
     if (!self)
         return NULL;
     self->node.inputs = fn->inputs;
@@ -507,9 +505,9 @@ PyObject *fan_node_new(function_object *fn, const fanin_edge *edges, size_t nedg
     return (PyObject *)self;
 }
 
-/* ---- run and freed ---- */
+/* ---- run, release ---- */
 
-/* lost_fn: a node without its function; -1. */
+/* lost_fn: the error of a node without its function; -1. */
 __attribute__((noinline, cold)) static int lost_fn(const node_object *self)
 {
     FAN_RAW fan_error err;
@@ -518,7 +516,7 @@ __attribute__((noinline, cold)) static int lost_fn(const node_object *self)
     if (self->node.freed_by)
         fan_raise(fan_node_freed(&self->node, &err), &err);
     else
-        PyErr_Format(PyExc_RuntimeError, "%s has lost its function to the garbage collector",
+        PyErr_Format(PyExc_RuntimeError, "the garbage collector has cleared the function of %s",
                      fan_node_name(&self->node, name, sizeof name));
     return -1;
 }
@@ -559,7 +557,7 @@ static int run_in_python(node_object *self, void **sums, PyObject *node_hooks, v
     if (!result)
         return -1;
     if (ngradients == 1 && !PyTuple_Check(result) && !PyList_Check(result) && result != Py_None)
-        gradients[0] = result; /* as mostly */
+        gradients[0] = result; /* the usual case */
     else if (fan_gradients_of(result, &self->node, NULL, gradients, ngradients) < 0)
         return -1;
     return node_hooks ? fan_hooks_post(self, node_hooks, sums, gradients, ngradients) : 0;
@@ -571,7 +569,7 @@ int fan_node_run(node_object *self, void **sums, PyObject *node_hooks, void **gr
         return lost_fn(self);
     if (node_hooks && fan_hooks_pre(self, node_hooks, sums) < 0)
         return -1;
-    if (!self->fn) /* the hooks may have run it */
+    if (!self->fn) /* a pass inside a hook may have freed it */
         return lost_fn(self);
     return fan_is_function(self->fn) ? run_in_c(self, sums, node_hooks, gradients, ngradients)
                                      : run_in_python(self, sums, node_hooks, gradients, ngradients);
@@ -604,7 +602,7 @@ static PyObject *edges_item(PyObject *o, Py_ssize_t i)
 {
     const fan_node *n = &owner_of(o)->node;
     if (i < 0 || i >= (Py_ssize_t)n->nedges) {
-        PyErr_Format(PyExc_IndexError, "expected an edge from 0 on, of %u, got %zd", n->nedges, i);
+        PyErr_Format(PyExc_IndexError, "expected an edge below %u, got %zd", n->nedges, i);
         return NULL;
     }
     if (!n->edges[i].next)
@@ -657,7 +655,7 @@ static int edges_traverse(PyObject *o, visitproc visit, void *arg)
     return 0;
 }
 
-static int edges_clear(PyObject *Py_UNUSED(o)) { return 0; } /* the node's edges are what closes a circle */
+static int edges_clear(PyObject *Py_UNUSED(o)) { return 0; } /* fan_node_clear breaks cycles */
 
 static void edges_dealloc(PyObject *o)
 {
@@ -831,7 +829,7 @@ static int node_set_grad(PyObject *o, PyObject *value, void *Py_UNUSED(closure))
     PyObject *kept = node_cast(o)->more ? node_cast(o)->more->kept : NULL, *slots;
     int bad = 0;
     if (value != Py_None) {
-        PyErr_SetString(PyExc_TypeError, "grad: expected None, which forgets what retain_grad() has kept");
+        PyErr_SetString(PyExc_TypeError, "grad: expected None, which forgets the sums that retain_grad() has kept");
         return -1;
     }
     if (!kept)
@@ -913,50 +911,52 @@ FAN_TURN_FAST(fan_node_register_hook, fan_seen_graph)
 static PyMethodDef methods[] = {
     {"needs", node_needs_turn, METH_O,
      "needs($self, edge, /)\n--\n\n"
-     "Whether anybody needs the gradient of an edge: not where it is None, nor, while the node runs, where inputs= "
-     "leaves it out. Of several passes the innermost on this thread answers, else the latest walk that waits for it."},
+     "Whether the gradient of an edge is needed.\n\n"
+     "It is not if the edge is None, nor, while the node runs, if inputs= leaves it out. Of several passes the\n"
+     "innermost on this thread counts, else the latest walk that waits for the node."},
     {"register_hook", (PyCFunction)(void (*)(void))fan_node_register_hook_turn, METH_FASTCALL | METH_KEYWORDS,
      "register_hook($self, hook, slot=0)\n--\n\n"
-     "Let `hook(sum)` see the sum of a slot, where it is defined, once in each pass; what it returns, if not None, "
-     "replaces it.\n\n"
-     "It must be of the same shape, dtype and device. Gives a handle with `remove()`."},
+     "Call `hook(sum)` with the sum of a slot, if it is defined, once in each pass; a result that is not None\n"
+     "replaces the sum.\n\n"
+     "The result must have the same shape, dtype and device. Returns a handle with `remove()`."},
     {"register_prehook", node_register_prehook_turn, METH_O,
      "register_prehook($self, hook, /)\n--\n\n"
-     "Let `hook(sums)` see the tuple of all sums before the node runs; what it returns, if not None, replaces them "
-     "all.\n\n"
-     "Gives a handle with `remove()`."},
+     "Call `hook(sums)` with the tuple of all sums before the node runs; a result that is not None replaces them.\n\n"
+     "Returns a handle with `remove()`."},
     {"register_posthook", node_register_posthook_turn, METH_O,
      "register_posthook($self, hook, /)\n--\n\n"
-     "Let `hook(sums, gradients)` see both tuples once the node has run; what it returns, if not None, replaces the "
+     "Call `hook(sums, gradients)` with both tuples after the node has run; a result that is not None replaces the\n"
      "gradients.\n\n"
-     "Gives a handle with `remove()`."},
+     "Returns a handle with `remove()`."},
     {"retain_grad", (PyCFunction)(void (*)(void))node_retain_grad_turn, METH_FASTCALL | METH_KEYWORDS,
      "retain_grad($self, slot=0)\n--\n\n"
-     "Keep the sum of a slot in `grad`, as the slot's hooks leave it; a further pass adds its own.\n\n"
-     "Raises IndexError for a slot that is not there."},
+     "Keep the sum of a slot in `grad`, after the slot's hooks; later passes add to it.\n\n"
+     "Raises IndexError for a slot that does not exist."},
     {"_free", node_free_here_turn, METH_NOARGS,
-     "_free($self, /)\n--\n\nDrop its function and call its release: fanin.free does it for a graph."},
+     "_free($self, /)\n--\n\nDrop its function and call its release: fanin.free does this for a graph."},
     {"_sum_into", node_sum_into, METH_O,
-     "_sum_into($self, arrays, /)\n--\n\nThe sums of its slots are written into these: fanin.tape's staging memory."},
+     "_sum_into($self, arrays, /)\n--\n\nWrite the sums of its slots into these arrays: fanin.tape's output buffers."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyGetSetDef getset[] = {
-    {"fn", node_get_fn_turn, NULL, "Its function; None once the graph was freed there.", NULL},
-    {"inputs", node_get_inputs, NULL, "How many gradients it receives.", NULL},
+    {"fn", node_get_fn_turn, NULL, "Its function; None after the graph was freed there.", NULL},
+    {"inputs", node_get_inputs, NULL, "The number of its slots.", NULL},
     {"edges", node_get_edges_turn, NULL, "Where its gradients go: a sequence of (node, slot) and None, with append().",
      NULL},
     {"grad", node_get_grad_turn, node_set_grad_turn,
-     "What retain_grad() has kept: of one slot its sum, of several a tuple; None where nothing is. None may be set.",
+     "The sums that retain_grad() keeps: of one slot its sum, of several a tuple; None if there is none. Set it to "
+     "None "
+     "to forget them.",
      NULL},
-    {"name", fan_node_get_name, NULL, "What messages call it; None without a name.", NULL},
-    {"group", node_get_group, NULL, "Of nodes with the same group one runs at a time in a pass; None without one.",
+    {"name", fan_node_get_name, NULL, "Its name in messages; None without one.", NULL},
+    {"group", node_get_group, NULL, "Of the nodes with one group, one runs at a time in a pass; None without one.",
      NULL},
-    {"sequence_nr", fan_node_get_number, NULL, "Its number among all nodes and leaves: the later made, the larger.",
+    {"sequence_nr", fan_node_get_number, NULL, "Its number among all nodes and leaves, in the order of creation.",
      NULL},
     {"stream", fan_node_get_stream, NULL,
-     "Its stream: its gradients are ready there, and its sums for it; None where none is known.", NULL},
-    {"device", node_get_device, NULL, "The name of the device where it runs; \"cpu\" too where none is known.", NULL},
+     "Its stream, on which its sums and its gradients are ready; None if it has none.", NULL},
+    {"device", node_get_device, NULL, "The name of the device where it runs; \"cpu\" if it has no stream.", NULL},
     {"freed", node_get_freed_turn, NULL, "Whether a pass without keep_graph has run it.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
@@ -968,29 +968,46 @@ static PyMemberDef members[] = {
 
 static PyType_Slot slots[] = {
     {Py_tp_doc,
-     "Node(fn, inputs=1, edges=(), *, slots=None, release=None, name=None, stream=None, device=None, "
-     "group=None)\n--\n\n"
-     "An operation of a graph that a pass goes backward over.\n\n"
-     "fn: `fn(*sums)` gets the sums of the `inputs` gradients that come to its slots, None where one is undefined, and "
-     "returns one\n"
-     "gradient, or None, per edge, as a tuple or list; a bare one where there is one edge. It does not write its sums "
-     "(`g = g * 10`,\n"
-     "not `g *= 10`): others may have them, and then an ndarray is read-only while it runs. edges: for each (node, "
-     "slot) of a Node\n"
-     "or Leaf, or None where nobody needs that gradient. slots: for each input an example array, a fanin.Slot, or "
-     "None: what comes is\n"
-     "checked against it. release: called when the graph is freed there. name: what messages call it. stream: where "
-     "its sums are\n"
-     "ready for it, where it runs, and where its gradients are then ready; device: that device's current stream, or "
-     "\"cpu\".\n"
-     "Without either: the current stream of the device that `slots` declare, else the one that was made current "
-     "last.\n"
-     "group: a text, or an object that several share: of such nodes one runs at a time in a pass of several "
-     "workers.\n\n"
-     "Raises TypeError (fn, an edge that is no pair, a group that is a number), IndexError (a slot that is not there), "
-     "ValueError (inputs, "
-     "slots, a stream of\n"
-     "another device).\n\n"
+     "Node(fn, inputs=1, edges=(), *, slots=None, release=None, name=None, stream=None, device=None, group=None)\n"
+     "--\n"
+     "\n"
+     "An operation of a graph, which a pass runs backward.\n"
+     "\n"
+     "Parameters\n"
+     "----------\n"
+     "fn : callable\n"
+     "    `fn(*sums)` gets the sums of the gradients of its slots, None where one is undefined, and returns one\n"
+     "    gradient (or None) per edge, as a tuple or list; a single one if there is one edge. It must not write into\n"
+     "    its sums (`g = g * 10`, not `g *= 10`): they may have other references, and then an ndarray is read-only\n"
+     "    while it runs.\n"
+     "inputs : int\n"
+     "    The number of its slots.\n"
+     "edges : sequence of (node, slot) or None\n"
+     "    Where its gradients go: a Node or Leaf and one of its slots. None: the gradient is not needed.\n"
+     "slots : sequence, optional\n"
+     "    For each input an example array, a fanin.Slot or None: incoming gradients are checked against it.\n"
+     "release : callable, optional\n"
+     "    Called when the graph is freed there.\n"
+     "name : str, optional\n"
+     "    Its name in messages.\n"
+     "stream : stream, optional\n"
+     "    The stream on which its sums are ready, it runs, and its gradients are then ready.\n"
+     "device : str, optional\n"
+     "    Use that device's current stream, or \"cpu\". Without `stream` and `device`: the current stream of the\n"
+     "    device that `slots` declare, else the stream that was made current last.\n"
+     "group : str or object, optional\n"
+     "    Of the nodes with one group, one runs at a time in a pass of several workers. Objects are compared by\n"
+     "    identity.\n"
+     "\n"
+     "Raises\n"
+     "------\n"
+     "TypeError\n"
+     "    For fn, an edge that is no pair, or a group that is a number.\n"
+     "IndexError\n"
+     "    For a slot that does not exist.\n"
+     "ValueError\n"
+     "    For inputs, slots, or a stream of another device.\n"
+     "\n"
      ">>> w = fanin.Leaf(np.ones(2), name=\"w\")\n"
      ">>> double = fanin.Node(lambda g: 2 * g, edges=[(w, 0)], name=\"double\")\n"
      ">>> fanin.backward([(double, 0, np.array([1.0, 2.0]))])\n"
@@ -999,7 +1016,7 @@ static PyType_Slot slots[] = {
      ">>> with fanin.sim.Machine() as m, fanin.stream(m.stream()) as s:\n"
      "...     there = fanin.Node(lambda g: g, name=\"there\")\n"
      "...     there.stream == s, there.device\n"
-     "(True, 'sim:0')\n"},
+     "(True, 'sim:0')"},
     {Py_tp_new, node_new},
     {Py_tp_init, node_init},
     {Py_tp_dealloc, fan_node_dealloc},

@@ -1,9 +1,9 @@
-/* recording: fanin._core.Recording, what the CPU did, to be done again (device/cpu/recording.h), with kernels of
- * Python's.
+/* recording: fanin._core.Recording: work of the CPU, recorded for replays (device/cpu/recording.h), with kernels that
+ * are Python callables.
  *
  * A kernel is a callable with its arguments: views of its own over the same memory, made once. A replay calls it with
- * the same objects, and it keeps none of them (cpu_kernel.h). Other views of the recording's blocks hold the blocks,
- * not the recording: they show what the last replay left there, and never memory that is gone.
+ * the same objects, and it must not keep them (cpu_kernel.h). Other views of the recording's blocks hold the blocks,
+ * not the recording: they show the result of the last replay, and never freed memory.
  */
 #include "py/cpu_kernel.h"
 
@@ -12,25 +12,25 @@
 #include "base/fault.h"
 #include "base/mem.h"
 
-/* Bytes of an operand, and the first kernel that writes there. */
+/* The bytes of an operand, and the first kernel that writes into them. */
 typedef struct written {
     const char *lo;
     size_t bytes;
     const char *by;
 } written;
 
-/* The arrays of a call: a replay takes the same number of the same layouts. */
+/* The arrays of a call: a replay needs the same number with the same layouts. */
 enum { COPIED, STATIC, GRADS, LISTS };
 
 typedef struct recording_object {
     PyObject_HEAD fan_recording *r; /* NULL once it was cleared */
-    PyObject *calls;                /* a list of calls (FAN_CALL_ARGS), which the kernels run; holds them */
+    PyObject *calls;                /* a list of the kernels' calls (FAN_CALL_ARGS); holds them */
     PyObject *blocks;               /* a capsule: the base of the kernels' views */
-    PyObject *operands;             /* a list of (array, whether it could be written) */
+    PyObject *operands;             /* a list of (array, whether it was writable) */
     PyObject *bound[LISTS];         /* tuples of views, or None (bind) */
     written *writes;                /* into operands */
     size_t write_count, write_cap;
-    bool busy; /* it is being replayed */
+    bool busy; /* a replay is running */
 } recording_object;
 
 static recording_object *recording_cast(PyObject *o) { return (recording_object *)o; }
@@ -41,7 +41,7 @@ static void drop_blocks(PyObject *capsule) { fan_blocks_drop(PyCapsule_GetPointe
 
 static void drop_storage(PyObject *capsule) { fan_storage_drop(PyCapsule_GetPointer(capsule, "fanin.storage")); }
 
-/* over: an ndarray like `a` over the same memory. Takes `base`, errors too. */
+/* view_over: an ndarray like `a` over the same memory. Takes `base`, also on failure. */
 static PyObject *view_over(PyArrayObject *a, PyObject *base, bool writes)
 {
     PyArray_Descr *d = (PyArray_Descr *)Py_NewRef((PyObject *)PyArray_DESCR(a));
@@ -54,7 +54,7 @@ static PyObject *view_over(PyArrayObject *a, PyObject *base, bool writes)
     return made;
 }
 
-/* was_writeable: whether an array lies in an operand that could be written before it was locked. */
+/* was_writeable: whether an array lies in an operand that was writable before it was locked. */
 static bool was_writeable(const recording_object *self, const char *lo, size_t bytes)
 {
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(self->operands); i++) {
@@ -69,7 +69,7 @@ static bool was_writeable(const recording_object *self, const char *lo, size_t b
     return false;
 }
 
-/* repeats: whether elements of an array share memory along an axis, as those of a broadcast one do. */
+/* repeats: whether the array has a stride of 0, as broadcast ones do. */
 static bool repeats(PyArrayObject *a)
 {
     for (int i = 0; i < PyArray_NDIM(a); i++)
@@ -78,18 +78,18 @@ static bool repeats(PyArrayObject *a)
     return false;
 }
 
-/* view_of: a view of its own for a kernel; one that writes may write what only NumPy may not (lock). New reference. */
+/* view_of: a view for a kernel; if it writes, it may write into locked operands. New reference. */
 static PyObject *view_of(recording_object *self, PyArrayObject *a, bool writes)
 {
     const char *lo;
     size_t bytes;
     fan_ndarray_extent((PyObject *)a, &lo, &bytes);
-    bool ours = !bytes || fan_blocks_have(fan_recording_blocks(self->r), lo, bytes); /* nothing is whoever's */
+    bool ours = !bytes || fan_blocks_have(fan_recording_blocks(self->r), lo, bytes);
     bool unlocked = writes && (ours || was_writeable(self, lo, bytes));
     return view_over(a, Py_NewRef(ours ? self->blocks : (PyObject *)a), PyArray_ISWRITEABLE(a) || unlocked);
 }
 
-static PyObject *locked; /* of all threads: array -> how many recordings have it locked, by addresses */
+static PyObject *locked; /* of all threads: address of an array -> number of recordings that lock it */
 
 static long locks_of(PyObject *at)
 {
@@ -97,7 +97,7 @@ static long locks_of(PyObject *at)
     return n ? PyLong_AsLong(n) : 0;
 }
 
-/* lock_one: by 1, or by -1: the last who unlocks it does. What cannot be counted is left as it is. */
+/* lock_one: adds `by`, 1 or -1; the array is writable again after the last -1. Without memory nothing changes. */
 static void lock_one(PyArrayObject *a, long by)
 {
     PyObject *at = PyLong_FromVoidPtr(a), *n = PyLong_FromLong(locks_of(at) + by);
@@ -115,7 +115,7 @@ static void lock_one(PyArrayObject *a, long by)
     Py_XDECREF(n);
 }
 
-/* lock: while it records, NumPy alone may not write into operands: a replay would not. */
+/* lock: while it records, NumPy cannot write into operands outside of kernels, because a replay would not. */
 static void lock(const recording_object *self, bool locks)
 {
     PyObject *type, *value, *traceback;
@@ -128,7 +128,7 @@ static void lock(const recording_object *self, bool locks)
     PyErr_Restore(type, value, traceback);
 }
 
-/* may_write: whether an array can be written, or could before it was locked. */
+/* may_write: whether an array is writable, or was before it was locked. */
 static bool may_write(PyArrayObject *a)
 {
     PyObject *at = PyArray_ISWRITEABLE(a) ? NULL : PyLong_FromVoidPtr(a);
@@ -141,7 +141,7 @@ static int check_recording(const recording_object *self, const char *call)
 {
     if (self->r && fan_recording_here() == self->r)
         return 0;
-    PyErr_Format(PyExc_RuntimeError, "Recording.%s: this thread does not record it: call begin first", call);
+    PyErr_Format(PyExc_RuntimeError, "Recording.%s: this thread is not recording: call begin() first", call);
     return -1;
 }
 
@@ -207,7 +207,7 @@ static _Thread_local PyObject *running;
 
 PyObject *fan_kernel_running(void) { return running; }
 
-/* kernel_run: a call, during which .grad cannot be used: it is the recording's or the caller's (leaf.c). */
+/* kernel_run: runs a call, inside which .grad is an error (leaf.c, check_kernel). */
 static fan_status kernel_run(void *call, fan_error *err)
 {
     PyObject *before = running;
@@ -217,7 +217,7 @@ static fan_status kernel_run(void *call, fan_error *err)
     return status;
 }
 
-/* argument: of a kernel: a view of its own, or a number. */
+/* argument: converts an argument of a kernel: a view, or a number. */
 static PyObject *argument(void *ctx, PyObject *name, PyObject *x, bool write, Py_ssize_t i)
 {
     if (PyArray_CheckExact(x))
@@ -237,7 +237,7 @@ static PyObject *recording_launch(PyObject *o, PyObject *args)
         check_recording(self, "launch") < 0 || !(call = fan_call_new(fn, name, lists, argument, self)))
         return NULL;
     int bad = PyList_Append(self->calls, call);
-    Py_DECREF(call); /* the list has it */
+    Py_DECREF(call); /* the list holds it */
     if (bad < 0)
         return NULL;
     fan_cpu_call how = {.run = kernel_run, .ctx = call};
@@ -255,7 +255,7 @@ static PyObject *recording_begin(PyObject *o, PyObject *Py_UNUSED(none))
 {
     fan_error err = {0};
     if (!recording_cast(o)->r || recording_cast(o)->busy || fan_recording_kernels(recording_cast(o)->r))
-        return PyErr_Format(PyExc_RuntimeError, "Recording.begin: it was recorded already: make another one");
+        return PyErr_Format(PyExc_RuntimeError, "Recording.begin: it is already recorded: make another one");
     fan_status status = fan_recording_begin(recording_cast(o)->r, &err);
     if (status == FAN_OK)
         lock(recording_cast(o), true);
@@ -274,7 +274,7 @@ static PyObject *recording_end(PyObject *o, PyObject *Py_UNUSED(none))
 
 /* ---- calls ---- */
 
-/* find_write: an access of a kernel, for the extent of an array. */
+/* find_write: finds the first kernel that writes into w's bytes. */
 static bool find_write(void *ctx, const char *name, const void *data, size_t bytes, bool write)
 {
     written *w = ctx;
@@ -316,7 +316,8 @@ static PyObject *recording_bind(PyObject *o, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* like: whether an array of a call is laid out as a view of the recording, and lies there unless it is copied. */
+/* view_matches: whether a call's array has the layout of a view of the recording and, unless it is copied, its address.
+ */
 static bool view_matches(const recording_object *self, PyObject *x, PyObject *view, int list)
 {
     if (view == Py_None || !PyArray_CheckExact(x))
@@ -355,8 +356,8 @@ static fan_region region_of(PyArrayObject *a)
                         (const int64_t *)PyArray_STRIDES(a), PyArray_NDIM(a)};
 }
 
-/* share: whether two arrays share a byte, or might: what cannot be counted quickly does. */
-static bool share(PyArrayObject *a, PyArrayObject *b)
+/* may_share: whether two arrays share a byte; true if that cannot be decided quickly. */
+static bool may_share(PyArrayObject *a, PyArrayObject *b)
 {
     fan_region one = region_of(a), two = region_of(b);
     fan_verdict v = FAN_OVERLAP_HARD;
@@ -364,9 +365,8 @@ static bool share(PyArrayObject *a, PyArrayObject *b)
     return fan_overlap(&one, &two, 0, NULL, NULL, &v, &err) != FAN_OK || v != FAN_OVERLAP_DISJOINT;
 }
 
-/* check_disjoint: no argument lies in what the call writes, which the step as it is would read there, and a copy does
- * not show. NULL, or (index of the argument, name of the kernel, or index of the gradient); NULL with an exception too.
- */
+/* check_disjoint: a copied argument must not overlap memory that the call writes: the copy would miss those writes.
+ * NULL, or (index of the argument, name of the kernel or index of the gradient); also NULL with an exception. */
 static PyObject *check_disjoint(const recording_object *self, PyObject *copied, PyObject *grads)
 {
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(copied); i++) {
@@ -378,13 +378,13 @@ static PyObject *check_disjoint(const recording_object *self, PyObject *copied, 
             if (fan_flats_meet(lo, bytes, self->writes[j].lo, self->writes[j].bytes))
                 return Py_BuildValue("(ns)", i, self->writes[j].by);
         for (Py_ssize_t j = 0; j < PyTuple_GET_SIZE(grads); j++)
-            if (PyTuple_GET_ITEM(grads, j) != Py_None && share(x, (PyArrayObject *)PyTuple_GET_ITEM(grads, j)))
+            if (PyTuple_GET_ITEM(grads, j) != Py_None && may_share(x, (PyArrayObject *)PyTuple_GET_ITEM(grads, j)))
                 return Py_BuildValue("(nn)", i, j);
     }
     return NULL;
 }
 
-/* stage: copies arrays into the recording's own memory: 0, or -1 with an exception. */
+/* stage_operand: copies arrays into the recording's memory: 0, or -1 with an exception. */
 static int stage_operand(const recording_object *self, int list, PyObject *arrays)
 {
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(arrays); i++) {
@@ -405,7 +405,7 @@ static PyObject *recording_replay(PyObject *o, PyObject *args)
         return NULL;
     if (!self->r || self->busy || fan_recording_here())
         return PyErr_Format(PyExc_RuntimeError, "Recording.replay: %s",
-                            self->busy ? "it is being replayed" : "this thread records");
+                            self->busy ? "a replay is running" : "this thread is recording");
     if (grads) {
         if ((found = check_disjoint(self, copied, grads)) || PyErr_Occurred())
             return found;
@@ -451,7 +451,7 @@ static PyObject *recording_new(PyTypeObject *type, PyObject *args, PyObject *kwa
     self->r = fan_recording_new();
     self->calls = PyList_New(0);
     self->operands = PyList_New(0);
-    if (!self->r || fan_recording_operand(self->r, NULL, 0, NULL) != FAN_OK) { /* from now on it asks */
+    if (!self->r || fan_recording_operand(self->r, NULL, 0, NULL) != FAN_OK) { /* turns on access checks */
         PyErr_NoMemory();
         Py_DECREF(self);
         return NULL;
@@ -525,47 +525,47 @@ static PyObject *get_live(PyObject *o, void *Py_UNUSED(closure))
 
 static PyMethodDef methods[] = {
     {"begin", recording_begin, METH_NOARGS,
-     "begin($self, /)\n--\n\nThis thread records; until `end`, only kernels may write into operands."},
+     "begin($self, /)\n--\n\nBegin to record on this thread; until `end`, only kernels may write into operands."},
     {"end", recording_end, METH_NOARGS,
-     "end($self, /)\n--\n\nIt does no more. CaptureError where something could not be recorded."},
+     "end($self, /)\n--\n\nEnd the recording. Raises CaptureError if something could not be recorded."},
     {"empty", recording_empty, METH_VARARGS,
-     "empty($self, like, /)\n--\n\nMemory of the recording, of the dtype, shape and strides of another array."},
+     "empty($self, like, /)\n--\n\nA new array in the recording's memory, with the dtype, shape and strides of "
+     "`like`."},
     {"operand", recording_operand, METH_O,
-     "operand($self, array, /)\n--\n\nKernels may read and write this array, which is held."},
-    {"knows", recording_knows, METH_O, "knows($self, array, /)\n--\n\nWhether a kernel may touch it."},
+     "operand($self, array, /)\n--\n\nDeclare an array that kernels may read and write; the recording holds it."},
+    {"knows", recording_knows, METH_O, "knows($self, array, /)\n--\n\nWhether a kernel may use it."},
     {"launch", recording_launch, METH_VARARGS,
-     "launch($self, fn, name, reads, writes, /)\n--\n\nDoes fn(*reads, *writes), now and in each replay."},
+     "launch($self, fn, name, reads, writes, /)\n--\n\nCall fn(*reads, *writes), now and in each replay."},
     {"bind", recording_bind, METH_VARARGS,
-     "bind($self, copied, static, grads, /)\n--\n\nThe arrays of its call, as tuples of views; None among grads: "
+     "bind($self, copied, static, grads, /)\n--\n\nSet the arrays of its call, as tuples of views; None among grads: "
      "there was none."},
     {"fits", recording_fits, METH_VARARGS,
      "fits($self, copied, static, grads, /)\n--\n\nWhether the arrays of a call have the dtypes, shapes and strides "
-     "of those that were bound, and lie there where they are not copied."},
+     "of the bound ones and, unless they are copied, their addresses."},
     {"overlaps", recording_overlaps, METH_VARARGS,
      "overlaps($self, copied, grads, /)\n--\n\nNone, or (index, name of a kernel that writes into that argument's "
      "memory, or index of a gradient that shares it)."},
     {"replay", recording_replay, METH_VARARGS,
-     "replay($self, copied=(), grads=(), /)\n--\n\nAll that was recorded once more, in the same order, on arrays "
-     "that fit, which are copied in. What `overlaps` returns, if they are not: then nothing is done. With debug=True "
-     "its "
-     "memory is filled with bytes before that make NaNs of floats."},
+     "replay($self, copied=(), grads=(), /)\n--\n\nRun all kernels again, in the same order, on arrays that fit, which "
+     "are copied in. Returns what `overlaps` returns; if that is not None, nothing was run. With debug=True its memory "
+     "is "
+     "first filled with bytes that are NaN as floats."},
     {"writes", recording_writes, METH_O,
-     "writes($self, array, /)\n--\n\nThe name of the first kernel that writes into an array; None: none does."},
+     "writes($self, array, /)\n--\n\nThe name of the first kernel that writes into an array, or None."},
     {"view", recording_view, METH_O,
-     "view($self, array, /)\n--\n\nThe array once more, without a hold that keeps its memory from others."},
+     "view($self, array, /)\n--\n\nAnother view of the array, which does not keep its memory from being reused."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyGetSetDef getset[] = {
-    {"kernels", get_kernels, NULL, "How many kernels it is made of.", NULL},
+    {"kernels", get_kernels, NULL, "The number of its kernels.", NULL},
     {"bytes", get_bytes, NULL, "Bytes of its memory.", NULL},
-    {"live", get_live, NULL, "How many arrays lie in its memory that somebody holds.", NULL},
+    {"live", get_live, NULL, "The number of arrays in its memory that have references.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
 static PyType_Slot slots[] = {
-    {Py_tp_doc,
-     "Recording()\n--\n\nWhat the CPU did on this thread from `begin` to `end`, to be done again by `replay`."},
+    {Py_tp_doc, "Recording()\n--\n\nThe work of the CPU on this thread from `begin` to `end`, which `replay` repeats."},
     {Py_tp_new, recording_new},
     {Py_tp_dealloc, recording_dealloc},
     {Py_tp_traverse, recording_traverse},

@@ -39,31 +39,17 @@ bool fan_unboxed_is_unique(void *object)
 fan_value fan_unboxed_value(void *object)
 {
     fan_value v = fan_value_dense(fan_array_hold(fan_unboxed_array(object)), fan_cpu());
-    v.origin = FAN_FROM_NDARRAY; /* and of an ndarray's rank, the lowest */
+    v.origin = FAN_FROM_NDARRAY; /* the lowest rank */
     return v;
 }
 
-/* ---- Python's ---- */
-
-int fan_box(void **object)
+int fan__box(void **object)
 {
-    PyObject *shown;
-    fan_array *a;
-    if (!fan_is_unboxed(*object))
-        return 0;
-    a = fan_unboxed_array(*object);
-    shown = fan_export_array(a);
-    if (!shown)
+    fan_array *a = fan_unboxed_array(*object);
+    PyObject *boxed = fan_export_array(a);
+    if (!boxed)
         return -1;
-    *object = shown;
+    *object = boxed;
     fan_array_drop(a);
-    return 0;
-}
-
-int fan_box_all(void **objects, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        if (fan_box(&objects[i]) < 0)
-            return -1;
     return 0;
 }
