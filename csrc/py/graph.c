@@ -1,11 +1,9 @@
-/* graph: what was captured on a simulated machine. */
+/* graph: fanin._core.Graph, a captured graph of a simulated machine. */
 #include "py/machine_part.h"
-
-/* Capture */
 
 typedef struct graph_object {
     PyObject_HEAD fan_sim_graph *g; /* held */
-    PyObject *machine;              /* whose it is */
+    PyObject *machine;              /* held */
 } graph_object;
 
 static void graph_dealloc(PyObject *o)
@@ -42,7 +40,7 @@ static PyObject *graph_repr(PyObject *o)
 }
 
 static PyType_Slot graph_slots[] = {
-    {Py_tp_doc, "What was captured on a simulated machine: Machine.launch_graph queues it."},
+    {Py_tp_doc, "A captured graph of a simulated machine: Machine.launch_graph queues it."},
     {Py_tp_dealloc, graph_dealloc},
     {Py_tp_traverse, graph_traverse},
     {Py_tp_clear, graph_clear},

@@ -266,9 +266,9 @@ def add_n(
 
 @final
 class HookHandle:
-    """What registering a hook gives: `remove()`, or the end of a `with`, takes the hook out again."""
+    """A registered hook: `remove()`, or the end of a `with`, removes it."""
     def remove(self) -> None:
-        """Take the hook out; again does nothing."""
+        """Remove the hook. Calling it again does nothing."""
     def __enter__(self) -> Self: ...
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
@@ -290,20 +290,42 @@ class Edges:
     def __len__(self) -> int: ...
 
 class Node:
-    """An operation of a graph that a pass goes backward over.
+    """An operation of a graph, which a pass runs backward.
 
-    fn: `fn(*sums)` gets the sums of the `inputs` gradients that come to its slots, None where one is undefined, and
-    returns one gradient, or None, per edge, as a tuple or list; a bare one where there is one edge. It does not
-    write its sums (`g = g * 10`, not `g *= 10`): others may have them, and then an ndarray is read-only while it
-    runs. edges: for each (node, slot) of a Node or Leaf, or None where nobody needs that gradient. slots: for each
-    input an example array, a fanin.Slot, or None: what comes is checked against it. release: called when the graph
-    is freed there. name: what messages call it. stream: where its sums are ready for it, where it runs, and where
-    its gradients are then ready; device: that device's current stream, or "cpu". Without either: the current stream
-    of the device that `slots` declare, else the one that was made current last. group: a text, or an object that
-    several share: of such nodes one runs at a time in a pass of several workers.
+    Parameters
+    ----------
+    fn : callable
+        `fn(*sums)` gets the sums of the gradients of its slots, None where one is undefined, and returns one
+        gradient (or None) per edge, as a tuple or list; a single one if there is one edge. It must not write into
+        its sums (`g = g * 10`, not `g *= 10`): they may have other references, and then an ndarray is read-only
+        while it runs.
+    inputs : int
+        The number of its slots.
+    edges : sequence of (node, slot) or None
+        Where its gradients go: a Node or Leaf and one of its slots. None: the gradient is not needed.
+    slots : sequence, optional
+        For each input an example array, a fanin.Slot or None: incoming gradients are checked against it.
+    release : callable, optional
+        Called when the graph is freed there.
+    name : str, optional
+        Its name in messages.
+    stream : stream, optional
+        The stream on which its sums are ready, it runs, and its gradients are then ready.
+    device : str, optional
+        Use that device's current stream, or "cpu". Without `stream` and `device`: the current stream of the
+        device that `slots` declare, else the stream that was made current last.
+    group : str or object, optional
+        Of the nodes with one group, one runs at a time in a pass of several workers. Objects are compared by
+        identity.
 
-    Raises TypeError (fn, an edge that is no pair, a group that is a number), IndexError (a slot that is not there),
-    ValueError (inputs, slots, a stream of another device).
+    Raises
+    ------
+    TypeError
+        For fn, an edge that is no pair, or a group that is a number.
+    IndexError
+        For a slot that does not exist.
+    ValueError
+        For inputs, slots, or a stream of another device.
 
     >>> w = fanin.Leaf(np.ones(2), name="w")
     >>> double = fanin.Node(lambda g: 2 * g, edges=[(w, 0)], name="double")
@@ -330,84 +352,100 @@ class Node:
     ) -> None: ...
     @property
     def fn(self) -> Callable[..., Any] | None:
-        """Its function; None once the graph was freed there."""
+        """Its function; None after the graph was freed there."""
     @property
     def inputs(self) -> int:
-        """How many gradients it receives."""
+        """The number of its slots."""
     @property
     def edges(self) -> Edges:
         """Where its gradients go: a sequence of (node, slot) and None, with append()."""
     @property
     def grad(self) -> Any:
-        """What retain_grad() has kept: of one slot its sum, of several a tuple; None where nothing is. None may be
-        set.
+        """The sums that retain_grad() keeps: of one slot its sum, of several a tuple; None if there is none. Set it
+        to None to forget them.
         """
     @grad.setter
     def grad(self, value: None) -> None:
-        """What retain_grad() has kept: of one slot its sum, of several a tuple; None where nothing is. None may be
-        set.
+        """The sums that retain_grad() keeps: of one slot its sum, of several a tuple; None if there is none. Set it
+        to None to forget them.
         """
     @property
     def name(self) -> str | None:
-        """What messages call it; None without a name."""
+        """Its name in messages; None without one."""
     @property
     def group(self) -> object:
-        """Of nodes with the same group one runs at a time in a pass; None without one."""
+        """Of the nodes with one group, one runs at a time in a pass; None without one."""
     @property
     def sequence_nr(self) -> int:
-        """Its number among all nodes and leaves: the later made, the larger."""
+        """Its number among all nodes and leaves, in the order of creation."""
     @property
     def stream(self) -> Stream | None:
-        """Its stream: its gradients are ready there, and its sums for it; None where none is known."""
+        """Its stream, on which its sums and its gradients are ready; None if it has none."""
     @property
     def device(self) -> str:
-        """The name of the device where it runs; "cpu" too where none is known."""
+        """The name of the device where it runs; "cpu" if it has no stream."""
     @property
     def freed(self) -> bool:
         """Whether a pass without keep_graph has run it."""
     def needs(self, edge: int, /) -> bool:
-        """Whether anybody needs the gradient of an edge: not where it is None, nor, while the node runs, where
-        inputs= leaves it out. Of several passes the innermost on this thread answers, else the latest walk that
-        waits for it.
+        """Whether the gradient of an edge is needed.
+
+        It is not if the edge is None, nor, while the node runs, if inputs= leaves it out. Of several passes the
+        innermost on this thread counts, else the latest walk that waits for the node.
         """
     def register_hook(self, hook: Hook, slot: int = 0) -> HookHandle:
-        """Let `hook(sum)` see the sum of a slot, where it is defined, once in each pass; what it returns, if not
-        None, replaces it.
+        """Call `hook(sum)` with the sum of a slot, if it is defined, once in each pass; a result that is not None
+        replaces the sum.
 
-        It must be of the same shape, dtype and device. Gives a handle with `remove()`.
+        The result must have the same shape, dtype and device. Returns a handle with `remove()`.
         """
     def register_prehook(self, hook: Callable[[Sums], object], /) -> HookHandle:
-        """Let `hook(sums)` see the tuple of all sums before the node runs; what it returns, if not None, replaces
-        them all.
+        """Call `hook(sums)` with the tuple of all sums before the node runs; a result that is not None replaces them.
 
-        Gives a handle with `remove()`.
+        Returns a handle with `remove()`.
         """
     def register_posthook(self, hook: Callable[[Sums, Sums], object], /) -> HookHandle:
-        """Let `hook(sums, gradients)` see both tuples once the node has run; what it returns, if not None, replaces
-        the gradients.
+        """Call `hook(sums, gradients)` with both tuples after the node has run; a result that is not None replaces the
+        gradients.
 
-        Gives a handle with `remove()`.
+        Returns a handle with `remove()`.
         """
     def retain_grad(self, slot: int = 0) -> None:
-        """Keep the sum of a slot in `grad`, as the slot's hooks leave it; a further pass adds its own.
+        """Keep the sum of a slot in `grad`, after the slot's hooks; later passes add to it.
 
-        Raises IndexError for a slot that is not there.
+        Raises IndexError for a slot that does not exist.
         """
     def _free(self) -> None: ...
     def _sum_into(self, arrays: tuple[object, ...], /) -> None: ...
 
 @final
 class Leaf:
-    """Where gradients end: each pass adds what comes to `.grad`, in place once that exists.
+    """Where gradients end: each pass adds its sum to `.grad`, in place once that exists.
 
-    array: gradients are of its shape, dtype and device; of a torch tensor that requires one they are in its own
-    `.grad`. grad_dtype: another dtype for them. accumulate: a dtype in which passes are summed, rounded when
-    `.grad` is read, which is then the leaf's own: of a tensor that requires a gradient give x.detach(). To change
-    such a gradient, set it. Or a function that takes each pass's sum, for memory that somebody else owns, whose
-    shape, dtype and device are then given by like. name: what messages call it. stream: where it accumulates;
-    without one what is now the current stream of the array's device.
+    Parameters
+    ----------
+    array : array, optional
+        Gradients have its shape, dtype and device. Those of a torch tensor that requires one are in the tensor's
+        own `.grad`.
+    like : (shape, dtype, device), optional
+        Instead of `array`, for memory that has another owner; needs a function as `accumulate`.
+    accumulate : dtype or callable, optional
+        A dtype in which passes are summed, rounded when `.grad` is read. Then `.grad` is the leaf's own: of a
+        tensor that requires a gradient give x.detach(); to change it, set it. Or a function that is called with
+        each pass's sum.
+    grad_dtype : dtype, optional
+        Another dtype of the gradients.
+    name : str, optional
+        Its name in messages.
+    stream : stream, optional
+        Where it accumulates. Default: the current stream of the array's device.
 
-    Raises TypeError (no array), ValueError (dtypes, a stream of another device).
+    Raises
+    ------
+    TypeError
+        Without an array.
+    ValueError
+        For a dtype, or a stream of another device.
 
     >>> w = fanin.Leaf(np.zeros(2), name="w")
     >>> for _ in range(2):
@@ -457,45 +495,44 @@ class Leaf:
         """The sum of the gradients of all passes since it was None; may be set."""
     @property
     def array(self) -> Any:
-        """What it was made of; None with like=."""
+        """The array that it was made of; None with like=."""
     @property
     def stream(self) -> Stream | None:
         """The stream on which it accumulates; None on the CPU."""
     @property
     def name(self) -> str | None:
-        """What messages call it; None without a name."""
+        """Its name in messages; None without one."""
     @property
     def sequence_nr(self) -> int:
-        """Its number among all nodes and leaves: the later made, the larger."""
+        """Its number among all nodes and leaves, in the order of creation."""
     def register_hook(self, hook: Hook, slot: int = 0) -> HookHandle:
-        """Let `hook(sum)` see the pass's sum, where it is defined, before it is accumulated; what it returns, if
-        not None, replaces it.
+        """Call `hook(sum)` with the pass's sum, if it is defined, before it is accumulated; a result that is not None
+        replaces the sum.
 
-        It must be of the same shape, dtype and device. Gives a handle with `remove()`.
+        The result must have the same shape, dtype and device. Returns a handle with `remove()`.
         """
     def register_post_accumulate_grad_hook(self, hook: Callable[[Leaf], object], /) -> HookHandle:
-        """Let `hook(leaf)` see the leaf once `.grad` has the pass's sum.
+        """Call `hook(leaf)` after the pass's sum was added to `.grad`.
 
-        Gives a handle with `remove()`.
+        Returns a handle with `remove()`.
         """
 
 @final
 class Walk:
-    """What walk gives: an iterator of (node, sums), which takes gradients by `give`."""
+    """The iterator of `walk`: yields (node, sums), and takes gradients by `give`."""
     def __iter__(self) -> Self: ...
     def __next__(self) -> tuple[Node, Sums]: ...
     def give(self, gradients: object, /) -> None:
-        """The gradients of the node that came last, as its function would have returned them.
+        """Give the gradients of the last node, as its function would have returned them.
 
-        Raises what `backward` raises for a node that returned them; the pass has ended then.
+        Raises what `backward` raises for them; then the pass has ended.
         """
     def close(self) -> None:
-        """End the pass here; again does nothing."""
+        """End the pass. Calling it again does nothing."""
     def explain(self, node: Node | Leaf | None = None) -> str:
-        """Why a node, or each that has not run, has not run: which edges have not brought their gradients, and
-        which have, in sentences.
+        """Which edges have delivered gradients and which have not, for a node, or for each node that has not run.
 
-        Of a pass that has ended early: what it said then. Empty where all have run.
+        Of a pass that has ended early: the same at its end. Empty if all nodes have run.
 
         >>> w = fanin.Leaf(np.zeros(2), name="w")
         >>> low = fanin.Node(lambda g: g, edges=[(w, 0)], name="low")
@@ -524,25 +561,47 @@ def backward(
     one: Callable[[Node | Leaf, int], object] | None = None,
     workers: int = 1,
 ) -> None:
-    """Go backward over the graph behind some nodes, and add what reaches leaves to their `.grad`.
+    """Run a pass backward over the graph of some nodes, and add the gradients of leaves to their `.grad`.
 
-    roots: a sequence of (node, slot, gradient); without a gradient, or with None, it is one where the slot declares
-    a shape of one element, or what `one(node, slot)` returns; a node alone is its slot 0. inputs: leaves: no others
-    accumulate, and nodes run only where they lead to one. keep_graph: nodes keep their functions, for another pass;
-    None: as create_graph says. create_graph: the pass records itself: sums are made by the arrays' own `+`, and
-    each `.grad` becomes a new object (rules A1, L6), so that functions whose operations make nodes give gradients
-    that can be differentiated. detect: the first gradient with an inf or NaN ends the pass (FloatingPointError),
-    with the node that made it; None: as `set_options(detect=)` says. schedule: `schedule(ready)` picks the next of
-    the nodes that are ready; the bits are the same whatever it picks. progress: `progress(ran, known)` is told how
-    many of all nodes and leaves have run: 0 first, then more each time; what it raises ends the pass. workers: on
-    up to so many threads nodes run at once, the caller's among them, with the same bits for every number; it pays
-    where functions let go of the interpreter's lock, as NumPy's do; schedule and create_graph are for one worker.
+    A node runs when all its gradients have come; of several ready nodes, the newest runs first.
 
-    A node runs when all its gradients have come; of several, the one that was made last. An error ends the pass at
-    that node and has a note that names it; each leaf then has its whole gradient, or none of it.
+    Parameters
+    ----------
+    roots : sequence of (node, slot, gradient)
+        Where the pass begins. Without a gradient, or with None, it is one if the slot declares a shape of one
+        element, or what `one` returns. A node alone means its slot 0.
+    inputs : sequence of leaves, optional
+        Only these leaves accumulate, and only nodes that lead to one of them run.
+    keep_graph : bool, optional
+        Nodes keep their functions, for another pass. Default: the value of `create_graph`.
+    create_graph : bool
+        The pass records itself: sums use the arrays' own `+` and each `.grad` becomes a new object (rules A1,
+        L6), so functions whose operations make nodes return gradients that can be differentiated again.
+    detect : bool, optional
+        The first gradient with an inf or NaN ends the pass (FloatingPointError), with the node that made it.
+        Default: `set_options(detect=)`.
+    schedule : callable, optional
+        `schedule(ready)` returns one of the ready nodes, which runs next. Every choice gives the same bits.
+    progress : callable, optional
+        `progress(ran, known)` is called with how many of all nodes and leaves have run: 0 first, then more each
+        time. An exception in it ends the pass.
+    one : callable, optional
+        `one(node, slot)` returns the gradient of a root that has none.
+    workers : int
+        Threads that run nodes, the caller's included, with the same bits for every number. It pays where
+        functions release the interpreter's lock, as NumPy's do. `schedule` and `create_graph` need one worker.
 
-    Raises TypeError and ValueError (roots, inputs, gradients), IndexError (a slot), RuntimeError (a graph that was
-    freed; passes inside passes, 1,000 deep), and what nodes and hooks raise.
+    Raises
+    ------
+    TypeError, ValueError
+        For roots, inputs or gradients that do not fit.
+    IndexError
+        For a slot that does not exist.
+    RuntimeError
+        If the graph was freed, or passes are nested 1,000 deep.
+
+    Exceptions of nodes and hooks end the pass too, with a note that names the node; then each leaf has its whole
+    gradient, or none of it.
 
     >>> w = fanin.Leaf(np.array([1.0, 2.0]), name="w")
     >>> square = fanin.Node(lambda g: g * 2 * w.array, edges=[(w, 0)], name="square")
@@ -551,8 +610,8 @@ def backward(
     >>> w.grad
     array([2., 4.])
 
-    On a device nodes and leaves are on the stream that was current where they were made; at the end the caller's
-    waits for it:
+    On a device nodes and leaves use the stream that was current where they were made; at the end the caller's
+    stream waits for it:
 
     >>> with fanin.sim.Machine() as m:
     ...     def double(g):
@@ -579,10 +638,15 @@ def grad(
     one: Callable[[Node | Leaf, int], object] | None = None,
     workers: int = 1,
 ) -> list[Any]:
-    """The sums that reach `inputs`, as a list, None where nothing does; no leaf changes.
+    """Run a pass and return the gradients of `inputs` as a list; no leaf changes.
 
-    inputs: leaves, nodes (slot 0) and (node, slot). Their slots' hooks have seen the sums. The rest is as for
-    `backward`.
+    Parameters
+    ----------
+    inputs : sequence
+        Leaves, nodes (their slot 0) and (node, slot). The result has None where no gradient comes. Hooks of the
+        slots have run on the sums.
+
+    The other parameters and the exceptions are those of `backward`.
 
     >>> x = fanin.Leaf(np.array([1.0, 2.0]))
     >>> cube = fanin.Node(lambda g: g * 3 * x.array**2, edges=[(x, 0)])
@@ -601,11 +665,11 @@ def walk(
     progress: Callable[[int, int], object] | None = None,
     one: Callable[[Node | Leaf, int], object] | None = None,
 ) -> Walk:
-    """A pass by hand: an iterator of (node, sums), in the order in which `backward` runs the nodes.
+    """A pass that the caller runs: an iterator of (node, sums), in the order in which `backward` runs the nodes.
 
-    `give(gradients)` takes what the node's function would have returned; then comes the next. Leaves accumulate by
-    themselves. Hooks run, nodes are freed, errors are raised as by `backward`, with the same arguments. `close()`
-    ends the pass.
+    `give(gradients)` takes what the node's function would have returned; then comes the next node. Leaves
+    accumulate by themselves. Parameters, hooks, freeing of nodes and exceptions are those of `backward`.
+    `close()` ends the pass.
 
     >>> w = fanin.Leaf(np.zeros(2), name="w")
     >>> double = fanin.Node(lambda g: 2 * g, edges=[(w, 0)], name="double")
@@ -697,22 +761,20 @@ class GraphStep:
 
 @final
 class GraphFunction(Generic[_P, _R]):
-    """A function of a graph tree, made by `GraphTree.function`: called with arrays, inside of a step."""
+    """A function of a graph tree, made by `GraphTree.function`; call it with arrays, inside a step."""
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R: ...
     def explain(self) -> str:
-        """What the last call did and, where it was no replay, why, and what to do; with the rules
-        (docs/graph-trees.md).
-        """
+        """What the last call did and, if it was no replay, why, and what to do; with the rules (docs/graph-trees.md)."""
     @property
     def last(self) -> Outcome | None:
-        """What the last call did, and why: an Outcome; None before the first."""
+        """What the last call did, and why: an Outcome; None before the first call."""
     @property
     def name(self) -> str:
-        """The function's name, as messages say it."""
+        """The function's name in messages."""
 
 @final
 class GraphTree:
-    """Functions of arrays on a device, recorded once and replayed, all in one range of memory.
+    """Functions of arrays on a device that are recorded once and replayed, in one range of memory.
 
         tree = fanin.GraphTree("cpu")          # or "cuda:0", "sim:0"
         step = tree.function(lambda x, w: np.tanh(x @ w), roles=("copy", "static"))
@@ -721,11 +783,19 @@ class GraphTree:
                 y = step(x, w)
                 print(step.last.did, y.numpy())   # warmed, recorded, replayed, replayed, ..
 
-    `memory`: bytes of that range. `limit`: how often a function is recorded anew because an operand lies elsewhere;
-    then the operand is copied. `strict`: a static operand that lies elsewhere is an error. `verify`: the first so
-    many replays of each recording run the function as it is beside them, and a bit that differs is a CaptureError
-    that names the array. On the CPU operands are ndarrays, and outputs handles whose values `numpy()` copies
-    (docs/graph-trees.md).
+    Parameters
+    ----------
+    memory : int
+        Bytes of that range.
+    limit : int
+        How often a function is recorded again because an operand lies elsewhere; then the operand is copied.
+    strict : bool
+        A static operand that lies elsewhere is an error.
+    verify : int
+        The first so many replays of each recording also run the function; a bit that differs is a CaptureError
+        that names the array.
+
+    On the CPU operands are ndarrays, and outputs handles whose values `numpy()` copies (docs/graph-trees.md).
     """
     def __init__(
         self, device: str, *, memory: int = 67108864, limit: int = 8, strict: bool = False, verify: int = 0
@@ -738,19 +808,27 @@ class GraphTree:
         keep: bool | Sequence[bool] = False,
         key: Callable[_P, object] | None = None,
     ) -> GraphFunction[_P, _R]:
-        """A function of arrays that is warmed up, recorded and from then on replayed, by the calls before it.
+        """Make a function of arrays that is warmed up, then recorded, and from then on replayed.
 
-        `roles`: of each operand, or one for all: "copy" (copied in before each replay), "static" (stays where it
-        is), "accumulate" (the caller's memory, added into), "auto" (an output of this step stays where it is, all
-        else is copied). `keep`: which outputs are copied out of the tree's memory, and outlive the step. `key`: is
-        called with the operands; recordings are kept apart by what it gives.
+        Parameters
+        ----------
+        fn : callable
+            Gets arrays, and returns an array, None, or a tuple or list of them.
+        roles : str, or sequence of str
+            For all operands, or for each: "copy" (copied in before each replay), "static" (stays where it is),
+            "accumulate" (the caller's memory, added into), "auto" (an output of this step is used in place, all
+            else is copied).
+        keep : bool, or sequence of bool
+            Outputs that are copied out of the tree's memory, and outlive the step.
+        key : callable, optional
+            Called with the operands; calls with different results have different recordings.
         """
     def step(self) -> GraphStep:
-        """One iteration: `with tree.step():`. What the calls in it give may not be touched after its end."""
+        """One iteration: `with tree.step():`. Outputs of its calls must not be used after its end."""
     def close(self) -> None:
-        """Let go of all recordings and of the memory; calls fail from then on."""
+        """Free all recordings and the memory; later calls fail."""
     def plot(self, path: str | PathLike[str] | None = None, /) -> object:
-        """A picture of the tree, as a matplotlib figure; written to `path` where one is given."""
+        """A picture of the tree, as a matplotlib figure; also written to `path` if given."""
     def _memory(self) -> list[tuple[int, int, int, bool]]: ...
     def _recordings(self) -> list[tuple[int, int, str, int, int, int, bool]]: ...
     def __enter__(self) -> Self: ...
@@ -759,7 +837,7 @@ class GraphTree:
     ) -> None: ...
     @property
     def stats(self) -> GraphStats:
-        """Recordings, bytes and calls: a GraphStats."""
+        """The numbers of recordings, bytes and calls: a GraphStats."""
     @property
     def closed(self) -> bool:
         """Whether it was closed."""
@@ -1305,38 +1383,38 @@ class Recording:
     def __new__(cls) -> Recording: ...
     @property
     def kernels(self) -> int:
-        """How many kernels it is made of."""
+        """The number of its kernels."""
     @property
     def bytes(self) -> int:
         """Bytes of its memory."""
     @property
     def live(self) -> int:
-        """How many arrays lie in its memory that somebody holds."""
+        """The number of arrays in its memory that have references."""
     def begin(self) -> None:
-        """This thread records; until `end`, only kernels may write into operands."""
+        """Begin to record on this thread; until `end`, only kernels may write into operands."""
     def end(self) -> None:
-        """It does no more. CaptureError where something could not be recorded."""
+        """End the recording. Raises CaptureError if something could not be recorded."""
     def empty(self, like: NDArray, /) -> NDArray:
-        """Memory of the recording, of the dtype, shape and strides of another array."""
+        """A new array in the recording's memory, with the dtype, shape and strides of `like`."""
     def operand(self, array: NDArray, /) -> None:
-        """Kernels may read and write this array, which is held."""
+        """Declare an array that kernels may read and write; the recording holds it."""
     def knows(self, array: NDArray, /) -> bool:
-        """Whether a kernel may touch it."""
+        """Whether a kernel may use it."""
     def view(self, array: NDArray, /) -> NDArray:
-        """The array once more, without a hold that keeps its memory from others."""
+        """Another view of the array, which does not keep its memory from being reused."""
     def writes(self, array: NDArray, /) -> str | None:
-        """The name of the first kernel that writes into an array; None: none does."""
+        """The name of the first kernel that writes into an array, or None."""
     def launch(
         self, fn: Callable[..., object], name: str, reads: tuple[object, ...], writes: tuple[object, ...], /
     ) -> None:
-        """Does fn(*reads, *writes), now and in each replay."""
+        """Call fn(*reads, *writes), now and in each replay."""
     def bind(
         self, copied: tuple[NDArray, ...], static: tuple[NDArray, ...], grads: tuple[NDArray | None, ...], /
     ) -> None:
-        """The arrays of its call, as tuples of views; None among grads: there was none."""
+        """Set the arrays of its call, as tuples of views; None among grads: there was none."""
     def fits(self, copied: tuple[NDArray, ...], static: tuple[NDArray, ...], grads: tuple[object, ...], /) -> bool:
-        """Whether the arrays of a call have the dtypes, shapes and strides of those that were bound, and lie there
-        where they are not copied.
+        """Whether the arrays of a call have the dtypes, shapes and strides of the bound ones and, unless they are
+        copied, their addresses.
         """
     def overlaps(self, copied: tuple[NDArray, ...], grads: tuple[object, ...], /) -> tuple[int, str | int] | None:
         """None, or (index, name of a kernel that writes into that argument's memory, or index of a gradient that
@@ -1345,9 +1423,9 @@ class Recording:
     def replay(
         self, copied: tuple[NDArray, ...] = (), grads: tuple[object, ...] = (), /
     ) -> tuple[int, str | int] | None:
-        """All that was recorded once more, in the same order, on arrays that fit, which are copied in. What
-        `overlaps` returns, if they are not: then nothing is done. With debug=True its memory is filled with bytes
-        before that make NaNs of floats.
+        """Run all kernels again, in the same order, on arrays that fit, which are copied in. Returns what
+        `overlaps` returns; if that is not None, nothing was run. With debug=True its memory is first filled with
+        bytes that are NaN as floats.
         """
 
 @final
