@@ -37,8 +37,10 @@ static PyObject *restride(PyObject *Py_UNUSED(module), PyObject *args)
 
 PyMethodDef fan_address_functions[] = {
     {"restride", restride, METH_VARARGS,
-     "restride(a, strides, /)\n--\n\nGive an ndarray strides that it has had. Whether they stay within its memory is "
-     "not looked at."},
-    {"address", address, METH_O, "address(a, /)\n--\n\nWhere the first element of an ndarray lies."},
+     "restride(a, strides, /)\n--\n\n"
+     "Give an ndarray strides that it had before, without a check that they stay within its memory."},
+    {"address", address, METH_O,
+     "address(a, /)\n--\n\n"
+     "The address of the first element of an ndarray."},
     {0},
 };

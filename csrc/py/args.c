@@ -68,7 +68,7 @@ int fan_index(PyObject *o, const char *what, PyObject *negative, int64_t *out)
         return 0;
     }
     if (out_of_range)
-        return fan_refuse(negative, "%s: expected an integer from 0 on%s, got %R", what,
+        return fan_refuse(negative, "%s: expected a non-negative integer%s, got %R", what,
                           overflow > 0 || n > 0 ? " that fits 64 bits" : "", o);
     *out = n;
     return 0;
@@ -128,7 +128,7 @@ int fan_budget_arg(PyObject *o, uint64_t *out)
         double f = PyFloat_AS_DOUBLE(o);
         if (!(f >= 0) || (isfinite(f) && f != floor(f)))
             return fan_refuse(PyExc_ValueError,
-                              "budget: expected a whole number of bytes from 0 on, or math.inf, got %R", o);
+                              "budget: expected a non-negative whole number of bytes, or math.inf, got %R", o);
         *out = f >= 0x1p63 ? UINT64_MAX : (uint64_t)f;
         return 0;
     }
@@ -141,7 +141,7 @@ int fan_budget_arg(PyObject *o, uint64_t *out)
         negative = PyObject_RichCompareBool(i, fan_state_get()->zero, Py_LT);
         if (negative != 0) {
             if (negative > 0)
-                fan_refuse(PyExc_ValueError, "budget: expected a number of bytes from 0 on, got %R", o);
+                fan_refuse(PyExc_ValueError, "budget: expected a non-negative number of bytes, got %R", o);
             Py_DECREF(i);
             return -1;
         }

@@ -435,17 +435,16 @@ static PyMethodDef methods[] = {
     {"transpose", fan_array_transpose, METH_VARARGS,
      "transpose($self, /, *axes)\n--\n\nA view with the axes in another order; reversed without `axes`."},
     {"reshape", fan_array_reshape, METH_VARARGS,
-     "reshape($self, /, *shape)\n--\n\nA view of another shape; ValueError where that needs a copy."},
+     "reshape($self, /, *shape)\n--\n\nA view of another shape; ValueError if that needs a copy."},
     {"broadcast_to", fan_array_broadcast_to, METH_VARARGS,
-     "broadcast_to($self, /, *shape)\n--\n\nA view that repeats itself, not to be written."},
+     "broadcast_to($self, /, *shape)\n--\n\nA read-only view that repeats elements."},
     {"record_stream", array_record_stream_turn, METH_O,
-     "record_stream($self, stream, /)\n--\n\nKeep the memory, once nobody holds it, until what `stream` has queued by "
-     "its last such use has run."},
+     "record_stream($self, stream, /)\n--\n\n"
+     "Keep the memory, after the last reference to it, until the work that `stream` has queued so far has run."},
     {"__dlpack__", (PyCFunction)(void (*)(void))array_dlpack_turn, METH_VARARGS | METH_KEYWORDS,
      "__dlpack__($self, *, stream=None, max_version=None, dl_device=None, copy=None)\n--\n\n"
-     "A capsule over the array's memory, which the consumer's stream waits for: None and 1 are the legacy default "
-     "stream, 2 the\n"
-     "per-thread one, -1 asks for no waiting."},
+     "A capsule over the array's memory, for which the consumer's stream waits: None and 1 are the legacy\n"
+     "default stream, 2 the per-thread one, -1 waits for nothing."},
     {"__dlpack_device__", array_dlpack_device, METH_NOARGS,
      "__dlpack_device__($self, /)\n--\n\n(2, n): CUDA device n."},
     {"__array__", (PyCFunction)(void (*)(void))array_dunder_array, METH_VARARGS | METH_KEYWORDS, NULL},
@@ -466,7 +465,7 @@ static PyGetSetDef getset[] = {
     {"itemsize", array_itemsize, NULL, "Bytes of one element.", NULL},
     {"nbytes", array_nbytes, NULL, "Bytes of all elements.", NULL},
     {"T", array_t, NULL, "A view with the axes reversed.", NULL},
-    {"address", array_address, NULL, "Where its first element lies: to see which arrays share memory.", NULL},
+    {"address", array_address, NULL, "The address of its first element.", NULL},
     {"__cuda_array_interface__", array_interface, NULL,
      "Version 3; its stream is the device's current one, which waits for all work on the memory.", NULL},
     {"users", array_users_turn, NULL, "The streams that its memory is marked as used on, its owner first.", NULL},

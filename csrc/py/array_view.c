@@ -219,24 +219,25 @@ PyObject *fan_array_reshape(PyObject *o, PyObject *args)
         if (shape[i] == -1 && hole < 0)
             hole = i;
         else if (shape[i] < 0 || __builtin_mul_overflow(size, shape[i], &size))
-            return PyErr_Format(PyExc_ValueError, "reshape: %s cannot be seen as %R", was, args_of(args));
+            return PyErr_Format(PyExc_ValueError, "reshape: %s has no view of shape %R", was, args_of(args));
     }
     if (hole >= 0 && size > 0 && a->size % size == 0)
         size *= shape[hole] = a->size / size;
     else if (hole >= 0)
         size = -1;
     if (size != a->size)
-        return PyErr_Format(PyExc_ValueError, "reshape: %s cannot be seen as %R: it has %lld elements", was,
+        return PyErr_Format(PyExc_ValueError, "reshape: %s has no view of shape %R: it has %lld elements", was,
                             args_of(args), (long long)a->size);
     if (size == 0)
         memset(strides, 0, sizeof strides); /* the view, which checks the shape, makes its own */
     else if (!restride(a, n, shape, strides))
-        return fan_array_on_cpu(o) ? reshape_copy(o, args_of(args))
-                                   : PyErr_Format(PyExc_ValueError,
-                                                  "reshape: %s with these strides cannot be seen as %R without a copy, "
-                                                  "and a copy is work for a stream: "
-                                                  "use Machine.empty and Machine.launch",
-                                                  was, args_of(args));
+        return fan_array_on_cpu(o)
+                   ? reshape_copy(o, args_of(args))
+                   : PyErr_Format(PyExc_ValueError,
+                                  "reshape: %s with these strides has no view of shape %R without a copy, "
+                                  "and a copy is work for a stream: "
+                                  "use Machine.empty and Machine.launch",
+                                  was, args_of(args));
     return view(fan_array_self(o), a->data, n, shape, strides);
 }
 

@@ -200,15 +200,20 @@ static PyObject *cuda_active(PyObject *Py_UNUSED(module), PyObject *number)
 
 PyMethodDef fan_cuda_functions[] = {
     {"cuda_active", cuda_active, METH_O,
-     "cuda_active(index, /)\n--\n\nWhether somebody in this process uses a device: only then can it have streams."},
+     "cuda_active(index, /)\n--\n\n"
+     "Whether this process uses a device: only then can it have streams."},
     {"cuda_holding", cuda_holding, METH_O,
-     "cuda_holding(address, /)\n--\n\nThe device whose memory the driver has at an address; -1: it knows none there."},
+     "cuda_holding(address, /)\n--\n\n"
+     "The device that owns an address, according to the driver; -1: none."},
     {"cuda_here", cuda_here, METH_NOARGS,
-     "cuda_here()\n--\n\nThe device whose primary context is current on this thread; -1: none that is in use."},
+     "cuda_here()\n--\n\n"
+     "The device whose primary context is current on this thread; -1: none in use."},
     {"cuda_use", cuda_use, METH_O,
-     "cuda_use(path, /)\n--\n\nThe CUDA driver from now on; None: the system's. It is opened when it is first asked "
-     "for."},
-    {"cuda_info", cuda_info, METH_NOARGS, "cuda_info()\n--\n\nWhat the CUDA driver has, or why there is none."},
+     "cuda_use(path, /)\n--\n\n"
+     "Use this CUDA driver from now on; None: the system's. It is opened at its first use."},
+    {"cuda_info", cuda_info, METH_NOARGS,
+     "cuda_info()\n--\n\n"
+     "The features of the CUDA driver, or why there is none."},
     {"device_array", device_array, METH_VARARGS,
      "device_array(device, array, empty, /)\n--\n\nA new array like an ndarray on a device with streams, with its "
      "values unless `empty`."},

@@ -109,7 +109,7 @@ static int shared_with_others(const fan_device *d, const char *what)
     char text[32];
     if (fan_is_shared(d))
         return 0;
-    return fan_refuse(PyExc_BufferError, "%s: the array is on %s, which no other library knows", what,
+    return fan_refuse(PyExc_BufferError, "%s: the array is on %s, which no other library supports", what,
                       fan_device_text(d, text, sizeof text));
 }
 

@@ -124,8 +124,9 @@ int fan_dl_request_decide(const fan_array *a, fan_dl_request *q)
                 "__dlpack__: a stride is no whole number of elements: this array goes out as a copy only");
         q->copy = 1;
     } else if (!a->writable && q->major < 1) {
-        return fan_refuse(PyExc_BufferError, "__dlpack__: the array is read-only, which an unversioned capsule cannot "
-                                             "say; ask with max_version=(1, 0), or for copy=True");
+        return fan_refuse(PyExc_BufferError,
+                          "__dlpack__: the array is read-only, and an unversioned capsule has no flag "
+                          "for that; pass max_version=(1, 0) or copy=True");
     }
     return 0;
 }

@@ -110,7 +110,7 @@ PyArray_Descr *fan_descr_of_dtype(fan_dtype d)
         return PyArray_DescrFromType(numbers[d]);
     type = low_type(d);
     if (!type) {
-        PyErr_Format(PyExc_TypeError, "NumPy knows %s through ml_dtypes alone, which is not imported: import ml_dtypes",
+        PyErr_Format(PyExc_TypeError, "NumPy has %s only through ml_dtypes, which is not imported: import ml_dtypes",
                      fan_dtype_name(d));
         return NULL;
     }

@@ -135,12 +135,14 @@ FAN_TURN_GET(event_stream, seen_event)
 
 static PyMethodDef methods[] = {
     {"record", event_record_turn, METH_O,
-     "record($self, stream, /)\n--\n\nMake this the point in `stream` behind all that is queued there now.\n\n"
-     "Later waits see the new point; waits that are queued keep the old one. None is the device's current stream."},
+     "record($self, stream, /)\n--\n\n"
+     "Record the point in `stream` after all work queued there so far.\n\n"
+     "Later waits use the new point; queued waits keep the old one. None is the device's current stream."},
     {"query", event_query_turn, METH_NOARGS,
-     "query($self, /)\n--\n\nTrue when all work before the point has run, and for an event that was never recorded.\n\n"
-     "On a simulated device one piece of work runs after each answer of False; under `fanin.sim.explore` both answers "
-     "are tried."},
+     "query($self, /)\n--\n\n"
+     "True if all work before the point has run, and for an event that was never recorded.\n\n"
+     "On a simulated device one piece of work runs after each False; under `fanin.sim.explore` both answers are\n"
+     "tried."},
     {"synchronize", event_synchronize_turn, METH_NOARGS,
      "synchronize($self, /)\n--\n\nBlock until all work before the point has run."},
     {"__reduce__", event_reduce, METH_NOARGS, NULL},

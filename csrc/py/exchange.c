@@ -139,19 +139,19 @@ static PyObject *table_stream(PyObject *Py_UNUSED(module), PyObject *args)
     if (api->current_stream(FAN_DL_CUDA, index, &stream) != 0)
         return PyErr_Occurred() ? NULL
                                 : PyErr_Format(PyExc_BufferError,
-                                               "the exchange table told no current stream of CUDA device %d", index);
+                                               "the exchange table has no current stream of CUDA device %d", index);
     return PyLong_FromVoidPtr(stream);
 }
 
 PyMethodDef fan_exchange_functions[] = {
     {"table_known", table_known, METH_VARARGS,
-     "table_known(table, origin, /)\n--\n\nSums of this origin are allocated by this exchange table from now on (None: "
-     "by the core); whether it is one that is known."},
+     "table_known(table, origin, /)\n--\n\n"
+     "Allocate sums of this origin by this exchange table from now on (None: by the core); return whether the\n"
+     "table is known."},
     {"read_by_table", read_by_table, METH_VARARGS,
-     "read_by_table(type, origin, asks_value, /)\n--\n\nArrays of this very type that are on a CUDA device are read by "
-     "the exchange table of their origin from now on; origin -1: no longer. asks_value: is_neg, is_conj and "
-     "requires_grad "
-     "are asked first."},
+     "read_by_table(type, origin, asks_value, /)\n--\n\n"
+     "Read arrays of exactly this type on a CUDA device by the exchange table of their origin from now on;\n"
+     "origin -1: no longer. asks_value: check is_neg, is_conj and requires_grad first."},
     {"table_take", table_take, METH_VARARGS,
      "table_take(table, x, /)\n--\n\nA capsule over x by its exchange table: nothing waits for anything."},
     {"table_give", table_give, METH_VARARGS,
@@ -159,12 +159,12 @@ PyMethodDef fan_exchange_functions[] = {
     {"table_stream", table_stream, METH_VARARGS,
      "table_stream(table, device, /)\n--\n\nThe handle of a library's current stream on a CUDA device."},
     {"hold_for", fan_hold_for, METH_VARARGS,
-     "hold_for(owner, streams, /)\n--\n\nWhat keeps `owner`, once it is let go itself, until all that the streams have "
-     "queued by then has run."},
+     "hold_for(owner, streams, /)\n--\n\n"
+     "An object that, after its last reference, keeps `owner` until the work that the streams have queued so far\n"
+     "has run."},
     {"quick_tensors", quick_tensors, METH_VARARGS,
-     "quick_tensors(type, table, is_neg, requires_grad, graph, origin, /)\n--\n\nRead exact torch tensors through "
-     "torch's "
-     "exchange table from now on; whether it is one that is known."},
+     "quick_tensors(type, table, is_neg, requires_grad, graph, origin, /)\n--\n\n"
+     "Read exact torch tensors through torch's exchange table from now on; return whether the table is known."},
     {"dtype_name", dtype_name, METH_O,
      "dtype_name(dtype, /)\n--\n\nThe name of a dtype that is summed (NumPy's, torch's, a name); None for None."},
     {"can_cast", can_cast, METH_VARARGS,

@@ -71,7 +71,7 @@ static PyMethodDef exporter_methods[] = {
 };
 
 static PyType_Slot exporter_slots[] = {
-    {Py_tp_doc, "An array of the core's on its way out: _interop.export makes of it what the caller knows."},
+    {Py_tp_doc, "An array of the core for _interop.export, which converts it to the caller's library."},
     {Py_tp_dealloc, exporter_dealloc},
     {Py_tp_methods, exporter_methods},
     {0, NULL},

@@ -192,7 +192,8 @@ PyMethodDef fan_test_functions[] = {
     {"_test_memory", test_memory, METH_NOARGS,
      "_test_memory()\n--\n\nBlocks alive, allocations ever, allocations refused."},
     {"_test_helpers", test_helpers, METH_NOARGS,
-     "_test_helpers()\n--\n\nThreads that stand ready to help with large sums."},
+     "_test_helpers()\n--\n\n"
+     "The number of helper threads for large sums."},
     {"_test_fault", test_fault, METH_O,
      "_test_fault(name, /)\n--\n\nPlant the fault of that name (base/fault.h); None: none."},
     {"_test_sort_bounds", test_sort_bounds, METH_VARARGS,

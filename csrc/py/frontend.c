@@ -107,14 +107,14 @@ static fan_status mismatch(const char *buffer, size_t slot, const fan_stream *pr
     if (!st || !fan_gil_enter(&gil))
         return FAN_OK;
     live = fan_exception_take();
-    if (PyErr_WarnFormat(st->mismatch_warning, 1,
-                         "%s: slot %zu: the gradient was made on stream %llu of %s, and the leaf that consumes it is "
-                         "on stream %llu of %s: each "
-                         "pass waits there. Make them one stream, or say that it is meant: "
-                         "fanin.set_options(warn_stream_mismatch=False) (S6)",
-                         buffer, slot, (unsigned long long)producer->handle,
-                         fan_device_text(producer->device, one, sizeof one), (unsigned long long)consumer->handle,
-                         fan_device_text(consumer->device, two, sizeof two)) < 0) {
+    if (PyErr_WarnFormat(
+            st->mismatch_warning, 1,
+            "%s: slot %zu: the gradient was made on stream %llu of %s, and the leaf that accumulates it is "
+            "on stream %llu of %s: each "
+            "pass waits there. Use one stream, or switch the warning off: "
+            "fanin.set_options(warn_stream_mismatch=False) (S6)",
+            buffer, slot, (unsigned long long)producer->handle, fan_device_text(producer->device, one, sizeof one),
+            (unsigned long long)consumer->handle, fan_device_text(consumer->device, two, sizeof two)) < 0) {
         PyObject *e = fan_exception_take();
         who = PyUnicode_FromFormat("%s.add", buffer);
         fan_exception_put(e);

@@ -381,21 +381,22 @@ static PyType_Slot slots[] = {
      "    for x in batches:\n"
      "        with tree.step():\n"
      "            y = step(x, w)\n"
-     "            print(step.last.did, y.numpy())   # warmed, recorded, replayed, replayed, ..\n"
-     "\n"
+     "            print(step.last.did, y.numpy())   # warmed, recorded, replayed, replayed, ..\n\n"
+     "On the CPU operands are ndarrays, and outputs are handles whose values `numpy()` copies\n"
+     "(docs/graph-trees.md).\n\n"
      "Parameters\n"
      "----------\n"
+     "device : str\n"
+     "    \"cpu\", or a device with streams.\n"
      "memory : int\n"
-     "    Bytes of that range.\n"
+     "    Bytes of the range.\n"
      "limit : int\n"
-     "    How often a function is recorded again because an operand lies elsewhere; then the operand is copied.\n"
+     "    The number of further recordings because an operand is at another place; then the operand is copied.\n"
      "strict : bool\n"
-     "    A static operand that lies elsewhere is an error.\n"
+     "    Raise an error for a static operand at another place.\n"
      "verify : int\n"
-     "    The first so many replays of each recording also run the function; a bit that differs is a CaptureError\n"
-     "    that names the array.\n"
-     "\n"
-     "On the CPU operands are ndarrays, and outputs handles whose values `numpy()` copies (docs/graph-trees.md)."},
+     "    The first `verify` replays of each recording also run the plain function; a difference in any bit is a\n"
+     "    CaptureError that names the array."},
     {Py_tp_new, tree_new},
     {Py_tp_dealloc, tree_dealloc},
     {Py_tp_repr, tree_repr_turn},

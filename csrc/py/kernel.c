@@ -165,10 +165,9 @@ static PyObject *kernel_call(fan_kernel *k)
 {
     PyObject *fn = k->fn, *args, *owners, *result = NULL;
     if (!fn && k->lost)
-        return PyErr_Format(
-            PyExc_RuntimeError,
-            "kernel %R cannot run: its machine was collected with it, for nobody else had it; keep the machine",
-            k->name);
+        return PyErr_Format(PyExc_RuntimeError,
+                            "kernel %R cannot run: its machine was collected with it: keep a reference to the machine",
+                            k->name);
     if (!fn)
         return Py_NewRef(Py_None);
     Py_INCREF(fn);

@@ -116,30 +116,28 @@ static PyObject *layout_offsets(PyObject *o, void *Py_UNUSED(closure))
 
 static PyMethodDef methods[] = {
     {"check", layout_check, METH_O,
-     "check($self, arrays, /)\n--\n\nNone if as many arrays lie as those that were recorded; else what differs first: "
-     "(index, what, other index or None).\n\n"
+     "check($self, arrays, /)\n--\n\n"
+     "None if the arrays lie as the recorded ones; else the first difference as (index, what, other index or\n"
+     "None).\n\n"
      "what is \"dtype\", \"device\", \"shape\", \"strides\", \"read-only\", \"writable\", \"apart\" (shares no memory "
-     "any more with what `other` hangs together with), \"offset\"\n"
-     "(lies elsewhere, seen from `other`) or \"overlap\" (shares memory with `other`, and did not). ValueError for "
-     "another number of arrays."},
+     "any more\n"
+     "with its component, in which `other` is), \"offset\" (at another place relative to `other`) or \"overlap\"\n"
+     "(shares memory with `other`, and did not). ValueError for another number of arrays."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyGetSetDef getset[] = {
     {"components", layout_components, NULL,
-     "For each array the number of its component, by first members; an array that shares with nobody has one of its "
-     "own.",
-     NULL},
+     "For each array the number of its component, by first members; an array that shares no memory has its own.", NULL},
     {"offsets", layout_offsets, NULL,
      "For each array the bytes from the first byte of its component to its element [0, 0, ..].", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
 static PyType_Slot slots[] = {
-    {Py_tp_doc,
-     "Layout(arrays, /, *, budget=None)\n--\n\nHow several arrays lie in memory: dtypes, shapes, strides, who shares "
-     "with whom and where.\n\n"
-     "It knows numbers, and holds no array. Strides along axes of extent 1 mean nothing and are not compared."},
+    {Py_tp_doc, "Layout(arrays, /, *, budget=None)\n--\n\n"
+                "The geometry of several arrays: dtypes, shapes, strides, and which share memory where.\n\n"
+                "It keeps numbers, not arrays. Strides along axes of extent 1 are not compared."},
     {Py_tp_new, layout_new},
     {Py_tp_dealloc, layout_dealloc},
     {Py_sq_length, layout_length},

@@ -341,13 +341,15 @@ static PyMethodDef methods[] = {
      "_thread_begin($self, actor, /)\n--\n\nFirst on the new thread; False: return at once."},
     {"_thread_end", fan_machine_thread_end, METH_O, "_thread_end($self, actor, /)\n--\n\nLast on the thread."},
     {"_saw_thread", fan_machine_saw_thread_turn, METH_O,
-     "_saw_thread($self, actor, /)\n--\n\nThe calling thread asks how another one ended."},
+     "_saw_thread($self, actor, /)\n--\n\n"
+     "The calling thread reads how another one ended."},
     {"_after_thread", fan_machine_after_thread, METH_O,
      "_after_thread($self, actor, /)\n--\n\nA thread that has ended comes before what this one does next."},
     {"_limit", fan_machine_limit, METH_O,
      "_limit($self, steps, /)\n--\n\nHost threads that act more often come to no end."},
     {"_break", fan_machine_break, METH_O,
-     "_break($self, text, /)\n--\n\nThe thread that acts does not come back: its number, or -1."},
+     "_break($self, text, /)\n--\n\n"
+     "The thread that acts does not return: its number, or -1."},
     {"_join", fan_machine_join, METH_NOARGS, "_join($self, /)\n--\n\nRun the host threads to their end."},
     {"_stuck", fan_machine_stuck, METH_O,
      "_stuck($self, actor, /)\n--\n\nAfter a deadlock: its thread will never end."},
@@ -355,7 +357,9 @@ static PyMethodDef methods[] = {
     {"_leave", machine_leave, METH_NOARGS, "_leave($self, /)\n--\n\nTake back the innermost _enter."},
     {"_follow", fan_machine_follow, METH_O,
      "_follow($self, search, /)\n--\n\nA search chooses among the host threads."},
-    {"_give_up", fan_machine_give_up, METH_NOARGS, "_give_up($self, /)\n--\n\nThe host threads are told to end."},
+    {"_give_up", fan_machine_give_up, METH_NOARGS,
+     "_give_up($self, /)\n--\n\n"
+     "End the host threads."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -366,10 +370,10 @@ static PyGetSetDef getset[] = {
     {"_steps", fan_machine_get_steps, NULL, "How often one of the host threads was chosen.", NULL},
     {"host_us", fan_machine_get_host_us_turn, NULL, "The clock of the host, in microseconds.", NULL},
     {"device_us", fan_machine_get_device_us_turn, NULL, "When the last work queued ends, in microseconds.", NULL},
-    {"abandoned", fan_machine_get_abandoned, NULL, "True after the host threads were told to end.", NULL},
+    {"abandoned", fan_machine_get_abandoned, NULL, "True after _give_up().", NULL},
     {"host_schedule", fan_machine_get_host_schedule_turn, NULL,
      "Which host thread acted, step by step: one character each.", NULL},
-    {"streams", fan_machine_get_streams_turn, NULL, "The streams that were made and that somebody has still.", NULL},
+    {"streams", fan_machine_get_streams_turn, NULL, "The streams of the machine that are referenced.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

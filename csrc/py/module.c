@@ -28,17 +28,16 @@
     X(fan_backward_walk_spec, walk_type, "Walk")
 
 /* X(field, name, bases, doc) */
-#define ERROR_LIST(X)                                                                                                 \
-    X(race_error, "fanin.RaceError", PyExc_RuntimeError,                                                              \
-      "Two operations touch the same memory, one writes, and nothing orders them. The message names both, their "     \
-      "streams, their "                                                                                               \
-      "Python lines, and the wait that is missing.")                                                                  \
-    X(device_error, "fanin.DeviceError", PyExc_RuntimeError,                                                          \
-      "A call of a device's driver failed. `code` is the driver's number for it.")                                    \
-    X(capture_error, "fanin.CaptureError", PyExc_RuntimeError,                                                        \
-      "What was asked for is not legal while a stream is captured.")                                                  \
-    X(mismatch_warning, "fanin.StreamMismatchWarning", PyExc_RuntimeWarning,                                          \
-      "A leaf consumes on another stream than its gradient was made on: each pass waits there (rule S6). Given once " \
+#define ERROR_LIST(X)                                                                                                  \
+    X(race_error, "fanin.RaceError", PyExc_RuntimeError,                                                               \
+      "Two operations touch the same memory, one writes, and nothing orders them. The message names both, their "      \
+      "streams, their "                                                                                                \
+      "Python lines, and the wait that is missing.")                                                                   \
+    X(device_error, "fanin.DeviceError", PyExc_RuntimeError,                                                           \
+      "A call of a device's driver failed. `code` is the driver's number for it.")                                     \
+    X(capture_error, "fanin.CaptureError", PyExc_RuntimeError, "A call that is not legal while a stream is captured.") \
+    X(mismatch_warning, "fanin.StreamMismatchWarning", PyExc_RuntimeWarning,                                           \
+      "A leaf accumulates on another stream than its gradient was made on, so each pass waits (rule S6). Given once "  \
       "per process.")
 
 #define MAKING(call, seen)                                                               \
@@ -79,8 +78,7 @@ static int add_errors(PyObject *m, fan_state *st)
     ERROR_LIST(X)
 #undef X
     if (new_error(m, &st->device_oom_error, "fanin.DeviceOutOfMemoryError",
-                  PyTuple_Pack(2, st->device_error, PyExc_MemoryError),
-                  "A device has no memory left for what was asked.") < 0)
+                  PyTuple_Pack(2, st->device_error, PyExc_MemoryError), "A device has too little memory left.") < 0)
         return -1;
     return new_error(m, &st->dtype_error, "fanin.DTypeError",
                      PyTuple_Pack(3, PyExc_ValueError, PyExc_TypeError, PyExc_BufferError),

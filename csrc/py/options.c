@@ -79,7 +79,7 @@ static int pool_arg(PyObject *o, size_t *out)
     }
     if (!(f >= 0) || (isfinite(f) && f != floor(f)))
         return fan_refuse(PyExc_ValueError,
-                          "pool_bytes: expected a whole number of bytes from 0 on, or math.inf, got %R", o);
+                          "pool_bytes: expected a non-negative whole number of bytes, or math.inf, got %R", o);
     *out = f >= 0x1p63 ? SIZE_MAX : (size_t)f;
     return 0;
 }
@@ -181,19 +181,20 @@ PyMethodDef fan_option_functions[] = {
      "/)\n--\n\nSet those "
      "that are not None; returns the options of before, as a dict."},
     {"counters", counters_turn, METH_NOARGS,
-     "counters()\n--\n\nWhat all buffers of this process have done so far: a fanin.Counters."},
+     "counters()\n--\n\n"
+     "The work of all buffers of this process so far: a fanin.Counters."},
     {"pool", pool_turn, METH_NOARGS, "pool()\n--\n\nThe figures of the pool of memory, as a dict."},
     {"trim", trim_turn, METH_NOARGS,
-     "trim()\n--\n\nGive back to the system what is kept of the memory of large results that are gone, on CUDA devices "
-     "of "
-     "all memory that is not in use; returns how many bytes that were.\n\n"
-     "How much is kept at most is `set_options(pool_bytes=)`. On a device it waits for streams that were destroyed, so "
-     "no stream that fanin does not know may be captured meanwhile.\n\n"
+     "trim()\n--\n\n"
+     "Free the memory that is kept for large results, and on CUDA devices all unused memory; return the number\n"
+     "of bytes.\n\n"
+     "`set_options(pool_bytes=)` limits how much is kept. On a device it waits for destroyed streams, so no\n"
+     "stream that fanin was never given may be captured meanwhile.\n\n"
      ">>> total = fanin.add_n([np.ones(1 << 18), np.ones(1 << 18)])\n"
      ">>> del total\n"
      ">>> fanin.trim() >= 2 ** 21\n"
      "True\n"
      ">>> fanin.trim()\n"
-     "0\n"},
+     "0"},
     {NULL, NULL, 0, NULL},
 };

@@ -295,22 +295,22 @@ static PyObject *overlaps_exact(PyObject *o, void *Py_UNUSED(closure))
 
 static PyGetSetDef overlaps_getset[] = {
     {"components", overlaps_components, NULL,
-     "The arrays that hang together: a tuple of tuples of indices, each of two or more, ascending.\n\nTwo arrays are "
-     "in one component if a chain of overlaps leads "
-     "from one to the other. Arrays that share memory with no other are in none.",
+     "The components: a tuple of tuples of indices, each of two or more, ascending.\n\n"
+     "Two arrays are in one component if a chain of overlaps leads from one to the other. An array without\n"
+     "overlaps is in none.",
      NULL},
     {"exact", overlaps_exact, NULL,
-     "Whether each component is exact.\n\nFalse: the budget ended before each question was answered, and `components` "
-     "and `indices` may join arrays that share no byte; none that do is missing. A larger `budget`, or "
-     "`float('inf')`, answers the rest.",
+     "Whether each component is exact.\n\n"
+     "False: the budget ended first, and `components` and `indices` may join arrays that share no byte, but none\n"
+     "that do is missing. A larger `budget`, or `float('inf')`, decides the rest.",
      NULL},
     {"indices", overlaps_indices, NULL, "The indices of all arrays that share memory with another one, ascending.",
      NULL},
     {"pairs", overlaps_pairs, NULL,
-     "All pairs (i, j), i < j, of arrays that are not surely disjoint, ascending.\n\nMade when it is first asked for: "
-     "there may be n * (n - 1) / 2.",
+     "All pairs (i, j), i < j, of arrays that are not surely disjoint, ascending.\n\n"
+     "Made at the first use: there may be n * (n - 1) / 2.",
      NULL},
-    {"unknown", overlaps_unknown, NULL, "Those of the pairs of which nobody could tell whether they overlap.", NULL},
+    {"unknown", overlaps_unknown, NULL, "The undecided pairs.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
@@ -323,10 +323,14 @@ static PyMethodDef overlaps_methods[] = {
 static PyType_Slot overlaps_slots[] = {
     {Py_tp_doc,
      "Which of several arrays share memory, as `fanin.overlaps` found it.\n\n"
-     "It knows addresses, shapes and strides as they were, and holds no array. What nobody could tell counts as an "
-     "overlap. Its length is the number of arrays; to go through it is to go through `pairs`.\n\n"
-     ">>> x = np.zeros(10)\n>>> found = fanin.overlaps([x[:4], x[2:6], x[6:], x[5:7]])\n"
-     ">>> found.pairs\n((0, 1), (1, 3), (2, 3))\n>>> found.components, found.indices\n(((0, 1, 2, 3),), (0, 1, 2, 3))"},
+     "It keeps addresses, shapes and strides, and no array. An undecided pair counts as an overlap. Its length\n"
+     "is the number of arrays; iteration yields `pairs`.\n\n"
+     ">>> x = np.zeros(10)\n"
+     ">>> found = fanin.overlaps([x[:4], x[2:6], x[6:], x[5:7]])\n"
+     ">>> found.pairs\n"
+     "((0, 1), (1, 3), (2, 3))\n"
+     ">>> found.components, found.indices\n"
+     "(((0, 1, 2, 3),), (0, 1, 2, 3))"},
     {Py_tp_dealloc, overlaps_dealloc},
     {Py_tp_repr, overlaps_repr},
     {Py_tp_iter, overlaps_iter},

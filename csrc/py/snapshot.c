@@ -223,14 +223,15 @@ static Py_ssize_t snapshot_length(PyObject *o) { return (Py_ssize_t)((snapshot_o
 
 static PyMethodDef methods[] = {
     {"changed", snapshot_changed, METH_O,
-     "changed($self, which, /)\n--\n\nThe positions, among `which` (None: all), of arrays of which a byte is another "
-     "one now; the memory that was read must still be there."},
+     "changed($self, which, /)\n--\n\n"
+     "The positions, among `which` (None: all), of arrays with a changed byte; the memory must still exist."},
     {"restore", snapshot_restore, METH_VARARGS,
-     "restore($self, i, data=None, /)\n--\n\nWrite the bytes of array i that differ, where they were; or as an array "
-     "of the same geometry whose first element lies at `data`."},
+     "restore($self, i, data=None, /)\n--\n\n"
+     "Write back the bytes of array i that differ, at their old place, or for an array of the same geometry\n"
+     "whose first element is at `data`."},
     {"elsewhere", snapshot_elsewhere, METH_NOARGS,
-     "elsewhere($self, /)\n--\n\nThe positions of arrays that begin elsewhere now, or have another shape, strides or "
-     "dtype."},
+     "elsewhere($self, /)\n--\n\n"
+     "The positions of arrays that are now at another place, or have another shape, strides or dtype."},
     {"data", snapshot_data, METH_O, "data($self, i, /)\n--\n\nWhere the first element of array i was."},
     {NULL, NULL, 0, NULL},
 };
@@ -241,10 +242,11 @@ static PyGetSetDef getset[] = {
 };
 
 static PyType_Slot slots[] = {
-    {Py_tp_doc, "Snapshot(arrays, /)\n--\n\nThe bytes that several arrays on the host show, kept, to be compared with "
-                "what is there later, and put back.\n\n"
-                "It holds the arrays, but believes that their memory stays where it is: who gives an array other "
-                "memory asks for no comparison of it."},
+    {Py_tp_doc,
+     "Snapshot(arrays, /)\n--\n\n"
+     "A copy of the bytes of several arrays on the host, to compare with later and to restore.\n\n"
+     "It holds the arrays and assumes that their memory stays in place; a caller who moves an array's memory\n"
+     "must not compare it."},
     {Py_tp_new, snapshot_new},
     {Py_tp_dealloc, snapshot_dealloc},
     {Py_tp_traverse, snapshot_traverse},

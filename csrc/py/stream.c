@@ -158,14 +158,17 @@ FAN_TURN_NONE(stream_synchronize, fan_seen_nothing)
 
 static PyMethodDef methods[] = {
     {"wait", stream_wait_turn, METH_O,
-     "wait($self, other, /)\n--\n\nHold back what is queued here from now on until `other` has passed.\n\n"
-     "`other` is an Event (its last record counts, now) or a Stream (all that it has queued). The host does not wait."},
-    {"record", stream_record_turn, METH_NOARGS, "record($self, /)\n--\n\nAn Event behind all that is queued here now."},
+     "wait($self, other, /)\n--\n\n"
+     "Hold back work queued here from now on until `other` has passed.\n\n"
+     "`other` is an Event (its last record) or a Stream (all work queued on it so far). The host does not wait."},
+    {"record", stream_record_turn, METH_NOARGS,
+     "record($self, /)\n--\n\n"
+     "Return an Event after all work queued here so far."},
     {"synchronize", stream_synchronize_turn, METH_NOARGS,
      "synchronize($self, /)\n--\n\nBlock until everything queued here has run."},
     {"__cuda_stream__", stream_protocol, METH_NOARGS,
-     "__cuda_stream__($self, /)\n--\n\n(0, handle), as other libraries ask for it; TypeError for a simulated "
-     "device's."},
+     "__cuda_stream__($self, /)\n--\n\n"
+     "(0, handle), for other libraries; TypeError for a simulated device's."},
     {"__reduce__", stream_reduce, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };

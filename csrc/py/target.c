@@ -50,7 +50,7 @@ static PyObject *target_enter(PyObject *o, PyObject *Py_UNUSED(none))
     PyObject *out;
     fan_status status;
     if (self->state != FRESH) {
-        PyErr_SetString(PyExc_RuntimeError, "a target is entered once; ask the buffer for another");
+        PyErr_SetString(PyExc_RuntimeError, "a target is entered once; make another with buffer.target()");
         return NULL;
     }
     err.status = FAN_OK;
@@ -63,7 +63,7 @@ static PyObject *target_enter(PyObject *o, PyObject *Py_UNUSED(none))
         out = fan_array_wrap(self->t.array, self->t.device);
     else if (fan_dtype_needs_ml_dtypes(self->t.array->dtype)) { /* it would be shown as a copy */
         fan_refuse(PyExc_TypeError,
-                   "the sum runs in a dtype that NumPy knows through ml_dtypes alone: import ml_dtypes first");
+                   "the sum runs in a dtype that NumPy has only through ml_dtypes: import ml_dtypes first");
         out = NULL;
     } else
         out = fan_export_array(self->t.array);
@@ -131,7 +131,7 @@ static PyMethodDef methods[] = {
 };
 
 static PyType_Slot slots[] = {
-    {Py_tp_doc, "What InputBuffer.target gives: a context that lends an array to add into."},
+    {Py_tp_doc, "The result of InputBuffer.target: a context that lends an array to add into."},
     {Py_tp_dealloc, target_dealloc},
     {Py_tp_traverse, target_traverse},
     {Py_tp_clear, target_clear},

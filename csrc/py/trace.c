@@ -19,7 +19,7 @@ static PyObject *trace_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "n:Trace", names, &capacity))
         return NULL;
     if (capacity < 1)
-        return PyErr_Format(PyExc_ValueError, "trace: capacity: expected an integer from 1 on, got %zd", capacity);
+        return PyErr_Format(PyExc_ValueError, "trace: capacity: expected a positive integer, got %zd", capacity);
     self = (trace_object *)type->tp_alloc(type, 0);
     if (self && !(self->t = fan_trace_new((size_t)capacity))) {
         Py_DECREF(self);

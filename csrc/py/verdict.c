@@ -109,21 +109,22 @@ static Py_hash_t verdict_hash(PyObject *o)
 static PyMemberDef verdict_members[] = {
     {"kind", T_OBJECT_EX, offsetof(verdict_object, kind), READONLY, "One of \"disjoint\", \"overlap\", \"unknown\"."},
     {"witness", T_OBJECT_EX, offsetof(verdict_object, witness), READONLY,
-     "Of an overlap: an index into each array, two tuples of ints from 0 on, whose elements have a byte in common; "
+     "For an overlap: an index into each array, two tuples of non-negative ints, whose elements share a byte;\n"
      "else None."},
-    {"reason", T_OBJECT_EX, offsetof(verdict_object, reason), READONLY,
-     "Why the answer is \"unknown\", in words; else None."},
+    {"reason", T_OBJECT_EX, offsetof(verdict_object, reason), READONLY, "The reason for \"unknown\"; else None."},
     {NULL, 0, 0, 0, NULL},
 };
 
 static PyType_Slot verdict_slots[] = {
-    {Py_tp_doc, "Whether two arrays share a byte of memory: \"disjoint\", \"overlap\", or \"unknown\" and why.\n\n"
-                "True in a condition unless they are surely disjoint: `if fanin.overlap(a, b): copy`. `witness` proves "
-                "an overlap: the indices of\n"
-                "an element of each array that hold one common byte. Verdicts are immutable, hashable, and equal if "
-                "they say the same.\n\n"
-                ">>> x = np.zeros((3, 4))\n>>> v = fanin.overlap(x[1:], x[:, 2])\n>>> v.kind, v.witness\n('overlap', "
-                "((1, 2), (2,)))"},
+    {Py_tp_doc,
+     "Whether two arrays share a byte of memory: \"disjoint\", \"overlap\", or \"unknown\" with the reason.\n\n"
+     "True in a condition unless they are surely disjoint: `if fanin.overlap(a, b): copy`. `witness` proves an\n"
+     "overlap: the indices of an element of each array that share a byte. Verdicts are immutable, hashable, and\n"
+     "compare by value.\n\n"
+     ">>> x = np.zeros((3, 4))\n"
+     ">>> v = fanin.overlap(x[1:], x[:, 2])\n"
+     ">>> v.kind, v.witness\n"
+     "('overlap', ((1, 2), (2,)))"},
     {Py_tp_dealloc, verdict_dealloc},
     {Py_tp_repr, verdict_repr},
     {Py_tp_richcompare, verdict_compare},

@@ -29,7 +29,7 @@ from .slots import Slot, Stats
 
 @final
 class Target:
-    """What InputBuffer.target gives: a context that lends an array to add into."""
+    """The result of InputBuffer.target: a context that lends an array to add into."""
     def __enter__(self) -> Any: ...
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
@@ -696,12 +696,12 @@ class Stream:
     def handle(self) -> int:
         """Its number on the device; 1 is the legacy default stream."""
     def wait(self, other: StreamLike | Event, /) -> None:
-        """Hold back what is queued here from now on until `other` has passed.
+        """Hold back work queued here from now on until `other` has passed.
 
-        `other` is an Event (its last record counts, now) or a Stream (all that it has queued). The host does not wait.
+        `other` is an Event (its last record) or a Stream (all work queued on it so far). The host does not wait.
         """
     def record(self) -> Event:
-        """An Event behind all that is queued here now."""
+        """Return an Event after all work queued here so far."""
     def synchronize(self) -> None:
         """Block until everything queued here has run."""
     def __cuda_stream__(self) -> tuple[int, int]: ...
@@ -728,15 +728,15 @@ class Event:
     def stream(self) -> Stream | None:
         """The stream it was last recorded on; None before."""
     def record(self, stream: Stream | None, /) -> None:
-        """Make this the point in `stream` behind all that is queued there now.
+        """Record the point in `stream` after all work queued there so far.
 
-        Later waits see the new point; waits that are queued keep the old one. None is the device's current stream.
+        Later waits use the new point; queued waits keep the old one. None is the device's current stream.
         """
     def query(self) -> bool:
-        """True when all work before the point has run, and for an event that was never recorded.
+        """True if all work before the point has run, and for an event that was never recorded.
 
-        On a simulated device one piece of work runs after each answer of False; under `fanin.sim.explore` both
-        answers are tried.
+        On a simulated device one piece of work runs after each False; under `fanin.sim.explore` both answers are
+        tried.
         """
     def synchronize(self) -> None:
         """Block until all work before the point has run."""
@@ -974,7 +974,7 @@ class Array(_OfNumPy):
         """A view with the axes reversed."""
     @property
     def address(self) -> int:
-        """Where its first element lies: to see which arrays share memory."""
+        """The address of its first element."""
     @property
     def users(self) -> tuple[Stream, ...]:
         """The streams that its memory is marked as used on, its owner first."""
@@ -983,11 +983,11 @@ class Array(_OfNumPy):
     def transpose(self, *axes: SupportsIndex | Iterable[SupportsIndex]) -> Array:
         """A view with the axes in another order; reversed without `axes`."""
     def reshape(self, *shape: SupportsIndex | Iterable[SupportsIndex]) -> Array:
-        """A view of another shape; ValueError where that needs a copy."""
+        """A view of another shape; ValueError if that needs a copy."""
     def broadcast_to(self, *shape: SupportsIndex | Iterable[SupportsIndex]) -> Array:
-        """A view that repeats itself, not to be written."""
+        """A read-only view that repeats elements."""
     def record_stream(self, stream: Stream, /) -> None:
-        """Keep the memory, once nobody holds it, until what `stream` has queued by its last such use has run."""
+        """Keep the memory, after the last reference to it, until the work that `stream` has queued so far has run."""
     def __getitem__(self, index: _Index | tuple[_Index, ...], /) -> Array: ...
     def __iter__(self) -> Iterator[Array]: ...
     def __len__(self) -> int: ...
@@ -1070,13 +1070,13 @@ class Machine:
         """When the last work queued ends, in microseconds."""
     @property
     def abandoned(self) -> bool:
-        """True after the host threads were told to end."""
+        """True after _give_up()."""
     @property
     def host_schedule(self) -> str:
         """Which host thread acted, step by step: one character each."""
     @property
     def streams(self) -> tuple[Stream, ...]:
-        """The streams that were made and that somebody has still."""
+        """The streams of the machine that are referenced."""
     @property
     def _steps(self) -> int: ...
     def _stream(self, device: int, blocking: bool, /) -> Stream: ...
@@ -1207,11 +1207,11 @@ def counters() -> ProcessCounters: ...
 def workers() -> int: ...
 def pool() -> _Pool: ...
 def trim() -> int:
-    """Give back to the system what is kept of the memory of large results that are gone, on CUDA devices of all
-    memory that is not in use; returns how many bytes that were.
+    """Free the memory that is kept for large results, and on CUDA devices all unused memory; return the number
+    of bytes.
 
-    How much is kept at most is `set_options(pool_bytes=)`. On a device it waits for streams that were destroyed, so
-    no stream that fanin does not know may be captured meanwhile.
+    `set_options(pool_bytes=)` limits how much is kept. On a device it waits for destroyed streams, so no
+    stream that fanin was never given may be captured meanwhile.
 
     >>> total = fanin.add_n([np.ones(1 << 18), np.ones(1 << 18)])
     >>> del total
@@ -1257,11 +1257,11 @@ class _Exporter:
 
 @final
 class Verdict:
-    """Whether two arrays share a byte of memory: "disjoint", "overlap", or "unknown" and why.
+    """Whether two arrays share a byte of memory: "disjoint", "overlap", or "unknown" with the reason.
 
     True in a condition unless they are surely disjoint: `if fanin.overlap(a, b): copy`. `witness` proves an
-    overlap: the indices of an element of each array that hold one common byte. Verdicts are immutable, hashable,
-    and equal if they say the same.
+    overlap: the indices of an element of each array that share a byte. Verdicts are immutable, hashable, and
+    compare by value.
 
     >>> x = np.zeros((3, 4))
     >>> v = fanin.overlap(x[1:], x[:, 2])
@@ -1273,12 +1273,12 @@ class Verdict:
         """One of "disjoint", "overlap", "unknown"."""
     @property
     def witness(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-        """Of an overlap: an index into each array, two tuples of ints from 0 on, whose elements have a byte in
-        common; else None.
+        """For an overlap: an index into each array, two tuples of non-negative ints, whose elements share a byte;
+        else None.
         """
     @property
     def reason(self) -> str | None:
-        """Why the answer is "unknown", in words; else None."""
+        """The reason for "unknown"; else None."""
     def __bool__(self) -> bool: ...
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
@@ -1288,8 +1288,8 @@ class Verdict:
 class Overlaps:
     """Which of several arrays share memory, as `fanin.overlaps` found it.
 
-    It knows addresses, shapes and strides as they were, and holds no array. What nobody could tell counts as an
-    overlap. Its length is the number of arrays; to go through it is to go through `pairs`.
+    It keeps addresses, shapes and strides, and no array. An undecided pair counts as an overlap. Its length
+    is the number of arrays; iteration yields `pairs`.
 
     >>> x = np.zeros(10)
     >>> found = fanin.overlaps([x[:4], x[2:6], x[6:], x[5:7]])
@@ -1301,17 +1301,17 @@ class Overlaps:
     def __iter__(self) -> Iterator[tuple[int, int]]: ...
     @property
     def components(self) -> tuple[tuple[int, ...], ...]:
-        """The arrays that hang together: a tuple of tuples of indices, each of two or more, ascending.
+        """The components: a tuple of tuples of indices, each of two or more, ascending.
 
-        Two arrays are in one component if a chain of overlaps leads from one to the other. Arrays that share memory
-        with no other are in none.
+        Two arrays are in one component if a chain of overlaps leads from one to the other. An array without
+        overlaps is in none.
         """
     @property
     def exact(self) -> bool:
         """Whether each component is exact.
 
-        False: the budget ended before each question was answered, and `components` and `indices` may join arrays
-        that share no byte; none that do is missing. A larger `budget`, or `float('inf')`, answers the rest.
+        False: the budget ended first, and `components` and `indices` may join arrays that share no byte, but none
+        that do is missing. A larger `budget`, or `float('inf')`, decides the rest.
         """
     @property
     def indices(self) -> tuple[int, ...]:
@@ -1320,11 +1320,11 @@ class Overlaps:
     def pairs(self) -> tuple[tuple[int, int], ...]:
         """All pairs (i, j), i < j, of arrays that are not surely disjoint, ascending.
 
-        Made when it is first asked for: there may be n * (n - 1) / 2.
+        Made at the first use: there may be n * (n - 1) / 2.
         """
     @property
     def unknown(self) -> tuple[tuple[int, int], ...]:
-        """Those of the pairs of which nobody could tell whether they overlap."""
+        """The undecided pairs."""
     def verdict(self, i: int, j: int, /) -> Verdict:
         """The Verdict on arrays i and j, with its witness."""
     def __len__(self) -> int: ...
@@ -1333,16 +1333,31 @@ def address(a: NDArray, /) -> int: ...
 def overlap(a: object, b: object, /, *, budget: float | None = None) -> Verdict:
     """Whether arrays a and b share a byte of memory: exactly, for any shapes, strides and dtypes.
 
-    Only addresses, shapes and strides are looked at: views of one array, of different dtypes, of a file that is
-    mapped twice at different addresses (then they are disjoint). An array is an ndarray, a torch or JAX tensor, an
-    array on a device of fanin's, or whatever has a buffer or DLPack. The answer is a Verdict, with a witness if
-    they overlap. Of most pairs it is known in a fraction of a microsecond. A few strange ones need a table of at
-    most `budget` bytes (default 256 MiB; math.inf: no bound); if that is not enough the verdict is "unknown", never
-    a guess, and never an exponential search.
+    Only addresses, shapes and strides are compared; a file that is mapped twice at different addresses counts
+    as disjoint. Most pairs are decided in a fraction of a microsecond.
 
-    Raises TypeError for what is no single array in memory (sparse, masked, a tracer), ValueError for arrays of
-    different devices. Source: docs/analysis.md.
+    Parameters
+    ----------
+    a, b : array
+        An ndarray, a torch or JAX tensor, an array on a device of fanin, or any object with a buffer or
+        DLPack.
+    budget : int or math.inf
+        Bytes of a table that a few hard pairs need; beyond it the verdict is "unknown". Default: 256 MiB.
 
+    Returns
+    -------
+    Verdict
+        With a witness if they overlap.
+
+    Raises
+    ------
+    TypeError
+        An object that is no single array in memory (sparse, masked, a tracer).
+    ValueError
+        Arrays of different devices.
+
+    Examples
+    --------
     >>> m = np.zeros((6, 9))
     >>> fanin.overlap(m[0:4, 0:4], m[2:6, 0:4])
     <fanin.Verdict: overlap, at (2, 0) and (0, 0)>
@@ -1351,13 +1366,21 @@ def overlap(a: object, b: object, /, *, budget: float | None = None) -> Verdict:
     """
 
 def overlaps(arrays: Iterable[object], /, *, budget: float | None = None) -> Overlaps:
-    """Which of several arrays share memory: the pairs, the components that they form, the indices of all that take
-    part.
+    """Which of several arrays share memory: the pairs, their components, the indices of all that take part.
 
-    `arrays` and `budget` (for each pair) are as in `overlap`. Near-linear in the number of arrays for pieces,
-    columns, blocks, step slices and heads of common arrays; only `pairs` takes as long as there are pairs, and is
-    made when it is asked for. Raises as `overlap` does, and names the array. Source: docs/analysis.md.
+    Near-linear in the number of arrays for pieces, columns, blocks, step slices and heads of common arrays;
+    only `pairs`, which is made at its first use, takes as long as there are pairs. Raises the errors of
+    `overlap`, with the name of the array.
 
+    Parameters
+    ----------
+    arrays : sequence of arrays
+        As for `overlap`.
+    budget : int or math.inf
+        For each pair, as for `overlap`.
+
+    Examples
+    --------
     >>> flat = np.zeros(100)
     >>> w, b = flat[:90].reshape(9, 10), flat[90:]
     >>> fanin.overlaps([w, b, flat[85:95], np.zeros(3)]).components
@@ -1369,7 +1392,7 @@ def overlaps(arrays: Iterable[object], /, *, budget: float | None = None) -> Ove
 def overlaps_itself(a: object, /, *, budget: float | None = None) -> Verdict:
     """Whether two different elements of array a share a byte of memory, so that writing one changes the other.
 
-    Exact as `overlap` is; the witness is the two indices. Raises as `overlap` does. Source: docs/analysis.md.
+    Exact like `overlap`, with the same parameters and errors; the witness is the two indices.
 
     >>> fanin.overlaps_itself(np.broadcast_to(np.zeros(3), (2, 3)))
     <fanin.Verdict: overlap, at (1, 0) and (0, 0)>
@@ -1433,9 +1456,7 @@ class Layout:
     def __new__(cls, arrays: Iterable[object], /, *, budget: float | None = None) -> Layout: ...
     @property
     def components(self) -> tuple[int, ...]:
-        """For each array the number of its component, by first members; an array that shares with nobody has one of
-        its own.
-        """
+        """For each array the number of its component, by first members; an array that shares no memory has its own."""
     @property
     def offsets(self) -> tuple[int, ...]:
         """For each array the bytes from the first byte of its component to its element [0, 0, ..]."""
@@ -1449,12 +1470,12 @@ class Layout:
         ]
         | None
     ):
-        """None if as many arrays lie as those that were recorded; else what differs first: (index, what, other
-        index or None).
+        """None if the arrays lie as the recorded ones; else the first difference as (index, what, other index or
+        None).
 
         what is "dtype", "device", "shape", "strides", "read-only", "writable", "apart" (shares no memory any more
-        with what `other` hangs together with), "offset" (lies elsewhere, seen from `other`) or "overlap" (shares
-        memory with `other`, and did not). ValueError for another number of arrays.
+        with its component, in which `other` is), "offset" (at another place relative to `other`) or "overlap"
+        (shares memory with `other`, and did not). ValueError for another number of arrays.
         """
     def __len__(self) -> int: ...
 
@@ -1466,14 +1487,12 @@ class Snapshot:
     def nbytes(self) -> int:
         """How many bytes are kept: those that the arrays show, of each about once."""
     def changed(self, which: Sequence[int] | None, /) -> list[int]:
-        """The positions, among `which` (None: all), of arrays of which a byte is another one now; the memory that
-        was read must still be there.
-        """
+        """The positions, among `which` (None: all), of arrays with a changed byte; the memory must still exist."""
     def elsewhere(self) -> list[int]:
-        """The positions of arrays that begin elsewhere now, or have another shape, strides or dtype."""
+        """The positions of arrays that are now at another place, or have another shape, strides or dtype."""
     def restore(self, i: int, data: int | None = None, /) -> None:
-        """Write the bytes of array i that differ, where they were; or as an array of the same geometry whose first
-        element lies at `data`.
+        """Write back the bytes of array i that differ, at their old place, or for an array of the same geometry
+        whose first element is at `data`.
         """
     def data(self, i: int, /) -> int:
         """Where the first element of array i was."""
@@ -1487,7 +1506,7 @@ class RaceError(RuntimeError):
     """
 
 class CaptureError(RuntimeError):
-    """What was asked for is not legal while a stream is captured."""
+    """A call that is not legal while a stream is captured."""
 
 class DeviceError(RuntimeError):
     """A call of a device's driver failed. `code` is the driver's number for it."""
@@ -1495,7 +1514,7 @@ class DeviceError(RuntimeError):
     code: int
 
 class DeviceOutOfMemoryError(DeviceError, MemoryError):
-    """A device has no memory left for what was asked."""
+    """A device has too little memory left."""
 
 class DTypeError(ValueError, TypeError, BufferError):
     """A dtype that is not summed, given or named: float128, foreign byte order, strings, datetimes, records, the
@@ -1503,6 +1522,6 @@ class DTypeError(ValueError, TypeError, BufferError):
     """
 
 class StreamMismatchWarning(RuntimeWarning):
-    """A leaf consumes on another stream than its gradient was made on: each pass waits there (rule S6). Given once
+    """A leaf accumulates on another stream than its gradient was made on, so each pass waits (rule S6). Given once
     per process.
     """

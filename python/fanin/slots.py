@@ -241,7 +241,7 @@ def _floats(x: object) -> bool:
 
 
 def _outs(sums: Sequence[object], out: object) -> Sequence[object]:
-    """Check `out` of clip_norm: one array for each sum, of its shape and dtype, writable and disjoint from the others."""
+    """Check `out` of clip_norm: one array for each sum, of its shape and dtype, writable, disjoint from others."""
     if not isinstance(out, list | tuple) or len(out) != len(sums):
         raise ValueError(
             f"clip_norm: expected out= as a list of {len(sums)} arrays (or None), one for each sum; got {out!r:.80}"

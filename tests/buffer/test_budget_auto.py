@@ -70,8 +70,8 @@ def test_explain_says_what_the_budget_is(limits: tuple[int, int]) -> None:
     for g in keep:
         buf.add(0, g)
     said = (
-        'budget="auto": of what the buffer alone keeps alive 0 B are known to wait, 62.5 KiB may;'
-        " of what somebody else holds 93.75 KiB, 156.2 KiB may."
+        'budget="auto": of contributions that only the buffer holds 0 B wait, 62.5 KiB may;'
+        " of those that other code holds 93.75 KiB wait, 156.2 KiB may."
     )
     assert said in buf.explain(0)
     few = fanin.InputBuffer(1, budget=1 << 20)

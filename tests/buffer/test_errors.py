@@ -46,12 +46,12 @@ ADDS: list[tuple[str, Callable[[InputBuffer], Any], type[Exception], str]] = [
         IndexError,
         "grads: expected a slot from 0 to 3, got 4 (S1)",
     ),
-    ("negative slot", lambda b: b.add(-1, 1.0), IndexError, "grads: slot: expected an integer from 0 on, got -1"),
+    ("negative slot", lambda b: b.add(-1, 1.0), IndexError, "grads: slot: expected a non-negative integer, got -1"),
     (
         "huge slot",
         lambda b: b.add(10**30, 1.0),
         IndexError,
-        "grads: slot: expected an integer from 0 on that fits 64 bits, got 1000",
+        "grads: slot: expected a non-negative integer that fits 64 bits, got 1000",
     ),
     ("slot of bool", lambda b: b.add(True, 1.0), TypeError, "grads: slot: expected an integer, got the bool True"),
     ("slot of np.bool", lambda b: b.add(np.True_, 1.0), TypeError, "grads: slot: expected an integer, got the bool"),
@@ -110,13 +110,13 @@ ADDS: list[tuple[str, Callable[[InputBuffer], Any], type[Exception], str]] = [
         "negative key",
         lambda b: b.add(3, 1.0, key=-1),
         ValueError,
-        "grads: slot 3: key: expected an integer from 0 on, got -1",
+        "grads: slot 3: key: expected a non-negative integer, got -1",
     ),
     (
         "huge key",
         lambda b: b.add(3, 1.0, key=2**63),
         ValueError,
-        "grads: slot 3: key: expected an integer from 0 on that fits 64 bits",
+        "grads: slot 3: key: expected a non-negative integer that fits 64 bits",
     ),
     (
         "key of bool",
@@ -155,7 +155,7 @@ ADDS: list[tuple[str, Callable[[InputBuffer], Any], type[Exception], str]] = [
     ("by position", lambda b: b.add(0, 1.0, 3), TypeError, "add() takes slot and gradient by position"),  # type: ignore[misc]
     ("nothing", lambda b: b.add(), TypeError, "add() needs 'slot'"),  # type: ignore[call-arg]
     ("truth that raises", lambda b: b.add(0, np.ones(2), donate=np.ones(2)), ValueError, "ambiguous"),  # type: ignore[arg-type]
-    ("expect", lambda b: b.expect(0, -1), ValueError, "grads: slot 0: n: expected an integer from 0 on, got -1"),
+    ("expect", lambda b: b.expect(0, -1), ValueError, "grads: slot 0: n: expected a non-negative integer, got -1"),
     (
         "expect too few",
         lambda b: b.expect(0, 0),
@@ -169,7 +169,7 @@ ADDS: list[tuple[str, Callable[[InputBuffer], Any], type[Exception], str]] = [
         "grads: slot 0: n: expected an integer, got the bool True",
     ),
     ("ready", lambda b: b.ready(0), ValueError, "grads: slot 0: ready() needs expect(0, n)"),
-    ("snapshot", lambda b: b[-1], IndexError, "grads: slot: expected an integer from 0 on, got -1"),
+    ("snapshot", lambda b: b[-1], IndexError, "grads: slot: expected a non-negative integer, got -1"),
     ("slice", lambda b: b[0:1], TypeError, "grads: slot: expected an integer, got a slice"),  # type: ignore[index]
     ("explain", lambda b: b.explain(4), IndexError, "grads: expected a slot from 0 to 3, got 4"),
     (
@@ -295,7 +295,7 @@ MADE: list[tuple[str, Callable[[], Any], type[Exception], str]] = [
         "negative",
         lambda: InputBuffer(-1, name="grads"),
         ValueError,
-        "grads: slots: expected an integer from 0 on, got -1",
+        "grads: slots: expected a non-negative integer, got -1",
     ),
     ("more slots than memory", lambda: InputBuffer(2**61), MemoryError, "out of memory"),
     (
@@ -321,13 +321,13 @@ MADE: list[tuple[str, Callable[[], Any], type[Exception], str]] = [
         "budget NaN",
         lambda: InputBuffer(1, budget=math.nan),
         ValueError,
-        "budget: expected a whole number of bytes from 0 on, or math.inf, got nan",
+        "budget: expected a non-negative whole number of bytes, or math.inf, got nan",
     ),
     (
         "budget negative",
         lambda: InputBuffer(1, budget=-1),
         ValueError,
-        "budget: expected a number of bytes from 0 on, got -1",
+        "budget: expected a non-negative number of bytes, got -1",
     ),
     ("budget -inf", lambda: InputBuffer(1, budget=-math.inf), ValueError, "budget"),
     ("budget half a byte", lambda: InputBuffer(1, budget=0.5), ValueError, "budget: expected a whole number"),
@@ -371,7 +371,7 @@ MADE: list[tuple[str, Callable[[], Any], type[Exception], str]] = [
         "Slot of huge extents",
         lambda: InputBuffer([Slot(shape=(2**70,))]),
         ValueError,
-        "slot 0: shape: expected an integer from 0 on that fits 64 bits",
+        "slot 0: shape: expected a non-negative integer that fits 64 bits",
     ),
     ("Slot dtype", lambda: Slot(dtype="foo"), ValueError, "Slot: dtype: expected a dtype"),
     ("Slot dtype object", lambda: Slot(dtype="O"), ValueError, "Slot: dtype: dtype object is not summed"),
@@ -419,7 +419,7 @@ MADE: list[tuple[str, Callable[[], Any], type[Exception], str]] = [
         "options",
         lambda: fanin.set_options(budget=-1),
         ValueError,
-        "budget: expected a number of bytes from 0 on, got -1",
+        "budget: expected a non-negative number of bytes, got -1",
     ),
     ("options by position", lambda: fanin.set_options(True), TypeError, "positional"),  # type: ignore[misc]
     ("unknown option", lambda: fanin.set_options(thread=4), TypeError, "thread"),  # type: ignore[call-arg]

@@ -49,7 +49,7 @@ def test_a_sum_on_the_cpu_with_a_gap() -> None:
         (
             (0, 1),
             (0, 1),
-            "The producer's stream is the consumer's, stream {C}: the sum is taken there and nobody waits (S8).",
+            "The producer's stream is the consumer's, stream {C}: the sum is taken there, without a wait (S8).",
         ),
         (
             (0, 1),

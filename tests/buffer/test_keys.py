@@ -166,7 +166,7 @@ def test_the_greatest_key_is_one_like_any_other() -> None:
         with pytest.raises(ValueError, match=r"contributed already in this pass \(A16\)"):
             buf.add(0, np.ones(2), key=greatest)
         assert buf.take()[0].tolist() == [2.0, 2.0]
-    with pytest.raises(ValueError, match="slot 0: key: expected an integer from 0 on that fits 64 bits"):
+    with pytest.raises(ValueError, match="slot 0: key: expected a non-negative integer that fits 64 bits"):
         buf.add(0, 1.0, key=2**63)
     total = fanin.add_n([np.ones(2), np.ones(2), np.ones(2)], keys=[greatest, 0, greatest - 1])
     assert total.tolist() == [3.0, 3.0]

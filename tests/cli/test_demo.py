@@ -107,7 +107,7 @@ def test_a_short_training_is_not_asked_for_its_accuracy(tmp_path: Path, capsys: 
     status, text = short(tmp_path, capsys)
     assert status == 0
     assert figure(text, r"test accuracy \(held-out digits\)") < 95
-    assert "an accuracy of 95% is asked for after 176 steps; these were 1" in text
+    assert "an accuracy of 95% is required after 176 steps; these were 1" in text
 
 
 def test_too_low_an_accuracy_of_a_whole_training_is_an_error(

@@ -416,7 +416,7 @@ def test_a_picture_explains_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert said.startswith("us, simulated"), "the word that the critical path and every table use"
     assert "Grey: the work of producers (a prime, as in multiply', marks the backward step" in said
     assert "A colour: one sum" in said and "An arrow: waits for." in said
-    assert f" {waits} waits, {elided} left out (known to hold), 0 races." in said
+    assert f" {waits} waits, {elided} left out (they already held), 0 races." in said
     texts = [text.get_text() for text in axes.texts]
     assert "matmul'" in texts, "a name that has room"
     listed = dict(re.findall(r"(\d+) ([\w ']+?)[,.]", said.partition("no room: ")[2]))

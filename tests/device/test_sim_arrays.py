@@ -154,7 +154,7 @@ def test_reshape_is_a_view_where_numpy_needs_no_copy(shape: tuple[int, ...], how
         try:
             want = its.reshape(shape)
         except ValueError:
-            with pytest.raises(ValueError, match="cannot be seen as"):
+            with pytest.raises(ValueError, match="has no view of shape"):
                 mine.reshape(shape)
             return
         if not np.shares_memory(want, its):

@@ -52,7 +52,7 @@ def test_a_device_that_is_not_there_is_told_what_is(name: Any, error: type[Excep
 
 
 def test_a_device_beyond_the_machine_names_the_remedy() -> None:
-    with Machine(2), pytest.raises(ValueError, match=r"2 devices; say fanin.sim.Machine\(devices=3\)"):
+    with Machine(2), pytest.raises(ValueError, match=r"2 devices; use fanin.sim.Machine\(devices=3\)"):
         fanin.current_stream("sim:2")
 
 

@@ -98,7 +98,7 @@ def test_row_45_a_destroyed_stream_is_refused_by_the_driver(driver: FakeDriver) 
         (ProtocolStream((0, True)), TypeError, "has handle True; expected an integer"),
         (ProtocolStream((0, -1)), ValueError, "has handle -1"),
         (ProtocolStream((0, 2**64)), ValueError, "fits 64 bits"),
-        (7, TypeError, r"the number 7: say fanin.Stream\(device, 7\)"),
+        (7, TypeError, r"the number 7: pass fanin.Stream\(device, 7\)"),
         ("cuda:0", TypeError, "anything with __cuda_stream__, or None"),
         (np.ones(2), TypeError, "got a?n? ?numpy.ndarray"),
     ],

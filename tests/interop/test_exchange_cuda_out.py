@@ -282,7 +282,7 @@ def test_row_27_a_view_that_repeats_itself_goes_out_read_only(driver: FakeDriver
     assert x.__cuda_array_interface__["data"][1] is True
     for how in ({}, {"copy": False}, {"max_version": (0, 8)}):
         with pytest.raises(
-            BufferError, match=r"read-only, which an unversioned capsule cannot say; ask with max_version=\(1, 0\)"
+            BufferError, match=r"read-only, which an unversioned capsule has no flag for that; pass max_version=\(1, 0\)"
         ):
             x.__dlpack__(stream=-1, **how)
     assert get_pointer(x.__dlpack__(stream=-1, copy=True), b"dltensor")
@@ -357,7 +357,7 @@ def test_what_the_interface_cannot_name_has_none(driver: FakeDriver) -> None:
         y = m.array(np.ones(3))
         assert not hasattr(y, "__cuda_array_interface__")
         for ask in (y.__dlpack__, y.__dlpack_device__):
-            with pytest.raises(BufferError, match="sim:0, which no other library knows"):
+            with pytest.raises(BufferError, match="sim:0, which no other library supports"):
                 ask()
 
 

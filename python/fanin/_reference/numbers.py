@@ -40,7 +40,7 @@ ORDER = "buifc"  # D6: casts go to the right, or stay
 
 
 def dtype_of(name: Any) -> DType:
-    """The dtype of a name, a NumPy dtype or a torch dtype; DTypeError for those without sums, ValueError for no dtype."""
+    """The dtype of a name, a NumPy or a torch dtype; DTypeError for those without sums, ValueError for no dtype."""
     text = str(name).removeprefix("torch.")
     if text in LOW[1:]:
         need("ml_dtypes" in sys.modules, ValueError, f"dtype {text} is ml_dtypes's, which is not imported")

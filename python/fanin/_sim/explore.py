@@ -358,7 +358,7 @@ def replay_scene(scene: Scene, schedule: str) -> object:
     run = scene.run(search)
     if _core.explore_state(search)["strayed"]:
         raise ValueError(
-            f"replay: schedule {schedule!r:.100} does not fit: a thread that it names could not act; this run's order is"
+            f"replay: schedule {schedule!r:.100} does not fit: a thread that it names could not act; the order was"
             f" {run.schedule!r}"
         )
     if run.error is not None:

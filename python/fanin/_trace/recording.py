@@ -187,7 +187,7 @@ def trace(*, capacity: int = 1 << 16) -> Trace:
     True
     """
     if capacity < 1:
-        raise ValueError(f"trace: capacity: expected an integer from 1 on, got {capacity}")
+        raise ValueError(f"trace: capacity: expected a positive integer, got {capacity}")
     return Trace(capacity)
 
 

@@ -1,4 +1,4 @@
-"""Output of the commands: a progress bar and colours if output is a terminal and rich is installed, else plain lines."""
+"""Output of the commands: a progress bar and colours on a terminal with rich installed, else plain lines."""
 
 from __future__ import annotations
 

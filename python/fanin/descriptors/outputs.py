@@ -62,7 +62,7 @@ class IntermediateBaseAOTOutput(DifferentiableAOTOutput):
 
 @dataclass(frozen=True)
 class MetadataMutationAOTOutput(DifferentiableAOTOutput):
-    """The new geometry of a merged input whose geometry the function changed. `idx` counts such inputs, not arguments."""
+    """The new geometry of a merged input that the function changed. `idx` counts such inputs, not arguments."""
 
     _level: ClassVar[int] = 2
     idx: int
