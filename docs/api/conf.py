@@ -1,7 +1,7 @@
 """The API page, rendered from the docstrings: `python -m sphinx -W docs/api build/api` makes build/api/index.html.
 
-Docstrings are plain text in which `names` are code, indented lines are an example, and a table is drawn with bars. What
-reStructuredText would read in them otherwise is put right here.
+Docstrings are plain text in which `names` are code, indented lines are an example, a table is drawn with bars, and
+parameters, results and errors are in numpydoc sections. `read` converts all but the sections, and napoleon those.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from typing import Any
 
 project = "fanin"
 author = "the authors of fanin"
-extensions = ["sphinx.ext.autodoc"]
+extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+napoleon_google_docstring = False
+napoleon_use_rtype = False
 html_theme = "alabaster"
 html_theme_options = {"page_width": "1100px", "sidebar_width": "240px"}
 default_role = "code"
@@ -19,17 +21,23 @@ autodoc_member_order = "bysource"
 autodoc_mock_imports = ["torch"]  # fanin.torch can be read without it
 
 
+#: Sections whose lines napoleon reads; an example after them is converted again.
+SECTIONS = {"Parameters", "Returns", "Raises"}
+
+
 def as_restructured(lines: list[str]) -> list[str]:
-    """A docstring's lines as reStructuredText: what is indented or a table is shown as it stands."""
+    """A docstring's lines as reStructuredText: indented lines and tables become literal blocks."""
     made: list[str] = []
-    shown = example = False
-    for line in lines:
+    shown = example = section = False
+    for at, line in enumerate(lines):
+        if at + 1 < len(lines) and lines[at + 1].startswith("---"):
+            section = line in SECTIONS
         is_table = line.startswith("|")
         example = line.startswith(">>>") or (example and bool(line.strip()))
         if not line.strip() or example:
             shown = shown and not example
             made.append(line)
-        elif is_table or line.startswith("    "):
+        elif not section and (is_table or line.startswith("    ")):
             if not shown:
                 made += ["", "::", ""]
             shown = True
@@ -50,4 +58,4 @@ def read(app: Any, what: str, name: str, o: Any, options: Any, lines: list[str])
 
 
 def setup(app: Any) -> None:
-    app.connect("autodoc-process-docstring", read)
+    app.connect("autodoc-process-docstring", read, priority=400)  # before napoleon
