@@ -21,7 +21,7 @@ once = fanin.add_n(gradients)  # summed in float32, rounded once
 
 print(f"float16, 64 terms: a chain of + is off by {error(chain):.1e}, add_n by {error(once):.1e}")
 
-# Keys say where in the sum each one stands, whoever comes first: the bits are the same.
+# Keys fix the place of each term in the sum: the bits are the same in every order of arrival.
 order = rng.permutation(64)
 shuffled = fanin.add_n([gradients[i] for i in order], keys=[int(i) for i in order])
 print("in another order, with keys, the same bits:", np.array_equal(once, shuffled))

@@ -20,7 +20,7 @@ def two_producers(machine):
         return result.numpy()
 
 
-# With the waits that the rules ask for, any schedule gives the same.
+# With the waits of the rules, every schedule gives the same result.
 for schedule in ("seeded", "lifo", "round robin"):
     with fanin.sim.Machine(schedule=schedule) as m:
         print(f"{schedule}: {two_producers(m)}")

@@ -43,7 +43,7 @@ def scratch_memory_is_shared(m):
 
     def produce(value):
         stream = m.stream()
-        for event in ready:  # if the other one has been here already, wait for it; if it is here just now, nobody waits
+        for event in ready:  # wait for the other one if it was here before; if it is here right now, neither waits
             stream.wait(event)
         m.launch(stream, lambda out: out.fill(value), writes=[scratch], name=f"write {value}")
         ready.append(stream.record())

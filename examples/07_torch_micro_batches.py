@@ -22,7 +22,7 @@ def loss(x: torch.Tensor) -> torch.Tensor:
 
 
 def gradients() -> list[torch.Tensor]:
-    """What is in .grad, which is emptied."""
+    """The values of .grad, which is emptied."""
     found = [p.grad for p in model.parameters() if p.grad is not None]
     model.zero_grad(set_to_none=True)
     return found

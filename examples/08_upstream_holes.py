@@ -145,7 +145,7 @@ def regenerated():
     got = attempt(lambda: aot_function(fn, fw_compiler=lambda g, _: g)(*args).item())
     meta, fakes = collect(lambda *x: [fn(*x)], [base[0:3], base[1:4]])
     inner, new = [fakes[0]._base], torch.arange(4.0)
-    new[0:3] += 1  # what the graph leaves in the base
+    new[0:3] += 1  # the graph's write into the base
     ours, _ = analysis.create_synthetic_base_metadata(
         from_torch(meta), [(0, fakes[0]), (0, fakes[1])], fakes, inner, [d.ViewBaseAOTInput(d.PlainAOTInput(0))]
     )

@@ -1,5 +1,5 @@
-"""Somebody else's compiler in between: a function that writes views of one buffer, as a pure function that torch.fx
-traces, with gradients. Needs torch.
+"""Another compiler in between: a function that writes views of one buffer, as a pure function that torch.fx traces,
+with gradients. Needs torch.
 """
 
 import sys

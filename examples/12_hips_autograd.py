@@ -1,10 +1,10 @@
-"""HIPS autograd with fanin's pass: its graph is walked by our engine, its fan-ins are summed in our buffers.
+"""HIPS autograd with fanin's pass: fanin's engine runs its graph and sums its fan-ins.
 
     pip install autograd && python examples/12_hips_autograd.py
 
 autograd keeps, for each value, a node with its parents and a function `vjp` from the gradient of the value to those of
-the parents. That is a `fanin.Node`. What its own pass does with a dict and `add_outgrads` is done by `fanin.grad`; all
-else (tracing, operations, second derivatives, containers) stays as it is.
+the parents. That is a `fanin.Node`. `fanin.grad` replaces its own pass with a dict and `add_outgrads`; everything else
+(tracing, operations, second derivatives, containers) stays as it is.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SLOT = fanin.Slot(combine=lambda a, b: sum_outgrads([a, b]))
 
 
 def step(vjp: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """What a node gives to its parents; the gradient of an index is an object, and given as the array it stands for."""
+    """The gradients of a node for its parents; the gradient of an index is an object, converted to its array."""
     return lambda g: tuple(sum_outgrads([gradient]) for gradient in vjp(g))
 
 
@@ -57,7 +57,7 @@ def on_fanin() -> Iterator[None]:
 
 
 def loss(parameters: Any, x: Any) -> Any:
-    """A network of two layers, whose parameters are a dict."""
+    """A network of two layers with its parameters in a dict."""
     hidden = np.tanh(np.dot(x, parameters["w"]) + parameters["b"])
     return np.sum(np.dot(hidden, parameters["v"]) ** 2) + 0.1 * np.sum(parameters["w"] ** 2)
 

@@ -1,9 +1,10 @@
-"""micrograd with fanin's pass: numbers that know what they were made of, walked by our engine, to any depth.
+"""micrograd with fanin's pass, to any depth.
 
     pip install micrograd && python examples/13_micrograd.py
 
-micrograd's `Value._backward` reads `self.grad` and adds to that of each child: a `fanin.Node`'s function, if it is made
-to give what it would have added. Its own pass recurses and ends at a thousand operations in a row; this one does not.
+micrograd's `Value._backward` reads `self.grad` and adds to that of each child: it becomes a `fanin.Node`'s function
+that returns these additions. micrograd's own pass recurses and ends at a thousand operations in a row; this one does
+not.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def children_first(end: Any) -> list[Any]:
 
 
 def step(value: Any, children: list[Any]) -> Callable[[Any], Any]:
-    """What a value's `_backward` gives to its children."""
+    """The additions of a value's `_backward` to its children."""
 
     def fn(g: Any) -> Any:
         value.grad = g if children else value.grad + g  # parameters sum over passes, as micrograd's do

@@ -1,9 +1,9 @@
-"""MyGrad with fanin's pass: tensors and the operations that created them, walked by our engine.
+"""MyGrad with fanin's pass: tensors and the operations that created them.
 
     pip install mygrad && python examples/14_mygrad.py
 
-A tensor of MyGrad knows its creator, an operation with a `backward` that adds to the `_grad` of each of its variables.
-As a `fanin.Node`'s function it takes the tensor's sum and gives what it would have added; all else stays MyGrad's.
+A tensor of MyGrad has its creator, an operation with a `backward` that adds to the `_grad` of each of its variables. As
+a `fanin.Node`'s function it takes the tensor's sum and returns these additions; everything else stays MyGrad's.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ except ImportError:
 
 
 def step(tensor: Any, variables: list[Any]) -> Callable[[Any], Any]:
-    """What a tensor's creator gives to its variables."""
+    """The additions of a tensor's creator to its variables."""
 
     def fn(g: Any) -> Any:
         tensor._grad = g

@@ -2,7 +2,7 @@
 
     python examples/15_c_nodes.py
 
-Between two functions in C no object of Python's is made, and none is called; where Python looks, it sees ndarrays.
+Between two functions in C no Python object is made or called; functions in Python get ndarrays.
 """
 
 from __future__ import annotations

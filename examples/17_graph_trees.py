@@ -1,5 +1,5 @@
-"""What goes wrong with PyTorch's CUDA graph trees, each by its issue, and what happens here instead. On the simulated
-device; `fanin.GraphTree("cuda:0")` is the same. At the end a training step on the CPU, in NumPy.
+"""Problems of PyTorch's CUDA graph trees, each by its issue, and fanin's behaviour. On the simulated device;
+`fanin.GraphTree("cuda:0")` is the same. At the end a training step on the CPU, in NumPy.
 """
 
 import threading

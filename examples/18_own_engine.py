@@ -1,11 +1,11 @@
-"""An engine of one's own: arrays that record what is done with them, and derivatives of any order.
+"""An engine of your own: arrays that record their operations, and derivatives of any order.
 
     python examples/18_own_engine.py
 
-A node is of a class of ours, with what it needs as its attributes; `fanin` walks the graph and sums. There are two
-regimes. In an ordinary pass gradients are ndarrays, and nothing is recorded: the arrays are all that a rule sees. With
-`create_graph=True` they are recorded values like those of the forward, so each rule's operations make nodes, the sums
-too, and what the pass returns can be differentiated again. One rule serves both: NumPy's functions take either.
+A node is of a class with its data as attributes; `fanin` runs the pass and sums. A pass has two modes. In an ordinary
+pass gradients are ndarrays, and nothing is recorded. With `create_graph=True` they are recorded values like those of
+the forward, so each rule's operations and the sums make nodes, and the result can be differentiated again. One rule
+serves both, because NumPy's functions take either.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ RULES: dict[Any, Callable[..., tuple[Any, ...]]] = {
 
 
 class Operation(fanin.Node):
-    """What was done, and with what."""
+    """An operation and its operands."""
 
     def __init__(self, rule: Any, operands: list[Any], shape: tuple[int, ...]) -> None:
         self.rule, self.operands = RULES[rule], operands
@@ -72,7 +72,7 @@ class Value(np.lib.mixins.NDArrayOperatorsMixin):
 
 
 def grad(f: Callable[..., Value], create_graph: bool = False) -> Callable[..., Any]:
-    """The derivative of f, whose result is one number, by its first operand."""
+    """The derivative of f, whose result is a single number, by its first operand."""
 
     def derivative(x: Any, *more: Any) -> Any:
         x = x if isinstance(x, Value) else Value(x)
