@@ -79,7 +79,7 @@ static fan_status entered_find(long index, fan_device **out, fan_error *err)
             "device \"sim:%ld\": no simulated machine is entered on this thread: with fanin.sim.Machine(): ..", index);
     if (index >= n)
         return fan_fail(err, FAN_ERR_VALUE,
-                        "device \"sim:%ld\": this machine has %d device%s; say fanin.sim.Machine(devices=%ld)", index,
+                        "device \"sim:%ld\": this machine has %d device%s; use fanin.sim.Machine(devices=%ld)", index,
                         n, FAN_PLURAL(n), index + 1);
     *out = fan_device_hold(fan_sim_device(e->machine, (int)index));
     return FAN_OK;
