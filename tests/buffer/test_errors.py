@@ -330,7 +330,7 @@ MADE: list[tuple[str, Callable[[], Any], type[Exception], str]] = [
         "budget: expected a non-negative number of bytes, got -1",
     ),
     ("budget -inf", lambda: InputBuffer(1, budget=-math.inf), ValueError, "budget"),
-    ("budget half a byte", lambda: InputBuffer(1, budget=0.5), ValueError, "budget: expected a whole number"),
+    ("budget half a byte", lambda: InputBuffer(1, budget=0.5), ValueError, "budget: expected a non-negative whole number"),
     (
         "budget bool",
         lambda: InputBuffer(1, budget=True),

@@ -78,7 +78,7 @@ def test_steps_run_one_thing_at_a_time() -> None:
         ({"devices": 65}, "1 to 64"),
         ({"schedule": "no"}, "round robin"),
         ({"memory": 0}, "memory"),
-        *[({name: x}, f"{name} .*{x}") for name in ("launch_us", "gbytes_per_s") for x in (-1, math.nan, math.inf)],
+        *[({name: x}, f"{name}: .*{x}") for name in ("launch_us", "gbytes_per_s") for x in (-1, math.nan, math.inf)],
     ],
 )
 def test_a_machine_that_cannot_be_says_why(options: Any, words: str) -> None:

@@ -492,7 +492,7 @@ def test_a_kernel_may_queue_more_work() -> None:
         (lambda m, s, x: m.launch(s, len, name=3), TypeError, "name"),
         (lambda m, s, x: m.launch(s, len, us="a"), (TypeError, ValueError), "a"),
         *[
-            (lambda m, s, x, us=us: m.launch(s, len, us=us), ValueError, f"us .*{us}")
+            (lambda m, s, x, us=us: m.launch(s, len, us=us), ValueError, f"us: .*{us}")
             for us in (-1, -1e-9, -math.inf, math.inf, math.nan)
         ],
         (lambda m, s, x: m.spawn(3), TypeError, "cannot be called"),

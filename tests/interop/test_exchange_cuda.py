@@ -91,7 +91,7 @@ def test_row_45_a_destroyed_stream_is_refused_by_the_driver(driver: FakeDriver) 
 @pytest.mark.parametrize(
     ("what", "error", "words"),
     [
-        (ProtocolStream(7), TypeError, r"__cuda_stream__\(\) gave 7; expected \(version, handle\)"),
+        (ProtocolStream(7), TypeError, r"__cuda_stream__\(\): expected \(version, handle\), got 7"),
         (ProtocolStream((0,)), TypeError, r"expected \(version, handle\)"),
         (ProtocolStream((1, 7)), TypeError, "has version 1; expected 0"),
         (ProtocolStream((0, "7")), TypeError, "has handle '7'; expected an integer"),

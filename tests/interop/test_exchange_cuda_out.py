@@ -282,7 +282,7 @@ def test_row_27_a_view_that_repeats_itself_goes_out_read_only(driver: FakeDriver
     assert x.__cuda_array_interface__["data"][1] is True
     for how in ({}, {"copy": False}, {"max_version": (0, 8)}):
         with pytest.raises(
-            BufferError, match=r"read-only, which an unversioned capsule has no flag for that; pass max_version=\(1, 0\)"
+            BufferError, match=r"read-only, and an unversioned capsule has no flag for that; pass max_version=\(1, 0\)"
         ):
             x.__dlpack__(stream=-1, **how)
     assert get_pointer(x.__dlpack__(stream=-1, copy=True), b"dltensor")
