@@ -783,19 +783,22 @@ class GraphTree:
                 y = step(x, w)
                 print(step.last.did, y.numpy())   # warmed, recorded, replayed, replayed, ..
 
+    On the CPU operands are ndarrays, and outputs are handles whose values `numpy()` copies
+    (docs/graph-trees.md).
+
     Parameters
     ----------
+    device : str
+        "cpu", or a device with streams.
     memory : int
-        Bytes of that range.
+        Bytes of the range.
     limit : int
-        How often a function is recorded again because an operand lies elsewhere; then the operand is copied.
+        The number of further recordings because an operand is at another place; then the operand is copied.
     strict : bool
-        A static operand that lies elsewhere is an error.
+        Raise an error for a static operand at another place.
     verify : int
-        The first so many replays of each recording also run the function; a bit that differs is a CaptureError
-        that names the array.
-
-    On the CPU operands are ndarrays, and outputs handles whose values `numpy()` copies (docs/graph-trees.md).
+        The first `verify` replays of each recording also run the plain function; a difference in any bit is a
+        CaptureError that names the array.
     """
     def __init__(
         self, device: str, *, memory: int = 67108864, limit: int = 8, strict: bool = False, verify: int = 0
