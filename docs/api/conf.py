@@ -14,6 +14,7 @@ author = "the authors of fanin"
 extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 napoleon_google_docstring = False
 napoleon_use_rtype = False
+suppress_warnings = ["ref.python"]  # words of types, such as "device", are names of attributes, too
 html_theme = "alabaster"
 html_theme_options = {"page_width": "1100px", "sidebar_width": "240px"}
 default_role = "code"
