@@ -58,13 +58,13 @@ def fields_of(x: object) -> Fields:
     """`x.__cuda_array_interface__`, version 3 and those before, which lack fields. TypeError, ValueError,
     BufferError.
     """
-    said = getattr(x, INTERFACE)
+    got = getattr(x, INTERFACE)
     where = f"{named(x)}: {INTERFACE}"
-    if not isinstance(said, dict) or not {"shape", "typestr", "data", "version"} <= said.keys():
-        refuse(TypeError, f"{where} is {said!r:.80}; expected a dict with shape, typestr, data and version")
-    if said.get("mask") is not None:
+    if not isinstance(got, dict) or not {"shape", "typestr", "data", "version"} <= got.keys():
+        refuse(TypeError, f"{where} is {got!r:.80}; expected a dict with shape, typestr, data and version")
+    if got.get("mask") is not None:
         refuse(BufferError, f"{where} has a mask, which would be lost; expected an array without one")
-    data, shape, strides, stream = said["data"], said["shape"], said.get("strides"), said.get("stream")
+    data, shape, strides, stream = got["data"], got["shape"], got.get("strides"), got.get("stream")
     if not isinstance(data, tuple) or len(data) != 2:
         refuse(TypeError, f"{where} has data {data!r:.80}; expected (address, read-only)")
     if not isinstance(shape, tuple) or not isinstance(strides, tuple | None):
@@ -76,7 +76,7 @@ def fields_of(x: object) -> Fields:
             ValueError,
             f"{where} has stream {stream}; expected None, 1 (legacy default), 2 (per-thread default) or a handle",
         )
-    dtype = dtype_of(where, said["typestr"])
+    dtype = dtype_of(where, got["typestr"])
     return Fields(
         whole(x, "address", data[0] or 0, 0),
         bool(data[1]),

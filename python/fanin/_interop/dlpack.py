@@ -22,12 +22,12 @@ def is_host(kind: int) -> bool:
 
 def device_of(x: Exporter) -> tuple[int, int]:
     """The result of `__dlpack_device__` as two ints."""
-    said = x.__dlpack_device__()
+    got = x.__dlpack_device__()
     try:
-        kind, index = said
+        kind, index = got
         return operator.index(kind), operator.index(index)
     except (TypeError, ValueError):
-        refuse(TypeError, f"{named(x)}: __dlpack_device__(): expected (device type, device id), got {said!r:.80}")
+        refuse(TypeError, f"{named(x)}: __dlpack_device__(): expected (device type, device id), got {got!r:.80}")
 
 
 def capsule_of(x: Exporter, writes: int, ready: _core.Stream | None = None) -> Capsule:

@@ -39,9 +39,9 @@ def device_of(s: object, owner: str) -> int | None:
         (getattr(s, "device", None), "index"),
         (getattr(s, "device", None), "device_id"),
     ):
-        said = getattr(holder, name, None)
-        if said is not None and not callable(said):
-            index = whole(owner, name, said)
+        got = getattr(holder, name, None)
+        if got is not None and not callable(got):
+            index = whole(owner, name, got)
             return index if index >= 0 else None  # CuPy's -1: whichever is current
     return None
 
@@ -50,12 +50,12 @@ def handle_of(s: object, owner: str) -> int:
     """The handle of another library's stream; TypeError for what is none."""
     ask = getattr(type(s), "__cuda_stream__", None)
     if ask is not None:
-        said = ask(s)
-        if not isinstance(said, tuple) or len(said) != 2:
-            raise TypeError(f"{owner}: __cuda_stream__(): expected (version, handle), got {said!r:.80}")
-        if whole(owner, "version", said[0]) != 0:
-            raise TypeError(f"{owner}: __cuda_stream__() has version {said[0]}; expected 0")
-        return whole(owner, "handle", said[1])
+        got = ask(s)
+        if not isinstance(got, tuple) or len(got) != 2:
+            raise TypeError(f"{owner}: __cuda_stream__(): expected (version, handle), got {got!r:.80}")
+        if whole(owner, "version", got[0]) != 0:
+            raise TypeError(f"{owner}: __cuda_stream__() has version {got[0]}; expected 0")
+        return whole(owner, "handle", got[1])
     attribute = {"torch": "cuda_stream", "cupy": "ptr"}.get(package_of(s))
     if attribute is not None and hasattr(s, attribute):
         return whole(owner, attribute, getattr(s, attribute))

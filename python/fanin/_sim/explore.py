@@ -34,9 +34,9 @@ class Report:
     runs: int
     """Orders that were run to their end."""
     complete: bool
-    """True if these are all orders, or stand for all."""
+    """True if these are all orders, or cover all."""
     skipped: int
-    """Orders given up early because others stand for them; `limit` does not count them."""
+    """Orders given up early because others cover them; `limit` does not count them."""
     sampled: int
     """The number of `runs` that were drawn at random, beyond the limit."""
     repeats: bool
@@ -101,7 +101,7 @@ class Report:
         found += [f"{len(self.results)} different results"] if len(self.results) > 1 else []
         text = f"{self.name}: {count(self.runs, 'order')} of host threads ({how}), {', '.join(found)}"
         if self.skipped:
-            text += f"; {count(self.skipped, 'order')} given up early, because others stand for them"
+            text += f"; {count(self.skipped, 'order')} given up early, because others cover them"
         if not self.repeats:
             text += "\nthe scenario did not repeat itself: the same order of threads led to another run"
         if self.schedule is not None:
@@ -223,7 +223,7 @@ class Search:
         self.stopped = failed and (self.stop_at_first or isinstance(run.error, StuckError))
 
     def try_all(self) -> bool:
-        """Run the orders up to the limit; return whether they are all orders, or stand for all."""
+        """Run the orders up to the limit; return whether they are all orders, or cover all."""
         anew = 0
         while not self.stopped and _core.explore_begin(self.orders):
             run = self.scene.run(self.orders)

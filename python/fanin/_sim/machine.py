@@ -48,7 +48,7 @@ class StuckError(DeadlockError):
 
 
 class Abandoned(BaseException):
-    """The search has given up this run of a scenario, because other orders stand for it."""
+    """The search has given up this run of a scenario, because other orders cover it."""
 
 
 class Thread(Generic[T_co]):

@@ -126,7 +126,7 @@ def parse(text: str, kind: Kind = None) -> AOTInput | AOTOutput:
     ForwardTokenAOTOutput(idx=0)
     >>> d.parse("args[0]._base")
     Traceback (most recent call last):
-    ValueError: parse: 'args[0]._base' may be ViewBaseAOTInput(...) or SubclassGetAttrAOTInput(...): say which by ...
+    ValueError: parse: 'args[0]._base' may be ViewBaseAOTInput(...) or SubclassGetAttrAOTInput(...): choose one by ...
     >>> d.parse("args[0]._base", kind=d.ViewBaseAOTInput).base_of
     PlainAOTInput(idx=0)
     """
@@ -139,7 +139,7 @@ def parse(text: str, kind: Kind = None) -> AOTInput | AOTOutput:
         raise ValueError(f"parse: {text!r:.200} is no {wanted(kind)}: it is {' or '.join(map(repr, every))}")
     ways = 'kind="input", kind="output", or kind=<class>'
     raise ValueError(
-        f"parse: {text!r:.200} may be {' or '.join(map(repr, found))}: say which by {ways}, or give its repr"
+        f"parse: {text!r:.200} may be {' or '.join(map(repr, found))}: choose one by {ways}, or pass its repr"
     )
 
 
