@@ -691,16 +691,16 @@ static PyObject *function_repr(PyObject *o)
 }
 
 static PyGetSetDef function_getset[] = {
-    {"last", function_last_turn, NULL, "What the last call did, and why: an Outcome; None before the first call.",
-     NULL},
+    {"last", function_last_turn, NULL, "The outcome of the last call; None before the first.", NULL},
     {"name", function_name, NULL, "The function's name in messages.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
 static PyMethodDef function_methods[] = {
     {"explain", function_explain_turn, METH_NOARGS,
-     "explain($self, /)\n--\n\nWhat the last call did and, if it was no replay, why, and what to do; with the rules "
-     "(docs/graph-trees.md)."},
+     "explain($self, /)\n--\n\n"
+     "The outcome of the last call in a sentence with the rules (docs/graph-trees.md); if it was no replay, also\n"
+     "the reason and the remedy."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -764,10 +764,12 @@ class GraphFunction(Generic[_P, _R]):
     """A function of a graph tree, made by `GraphTree.function`; call it with arrays, inside a step."""
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R: ...
     def explain(self) -> str:
-        """What the last call did and, if it was no replay, why, and what to do; with the rules (docs/graph-trees.md)."""
+        """The outcome of the last call in a sentence with the rules (docs/graph-trees.md); if it was no replay, also
+        the reason and the remedy.
+        """
     @property
     def last(self) -> Outcome | None:
-        """What the last call did, and why: an Outcome; None before the first call."""
+        """The outcome of the last call; None before the first."""
     @property
     def name(self) -> str:
         """The function's name in messages."""

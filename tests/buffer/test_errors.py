@@ -330,7 +330,12 @@ MADE: list[tuple[str, Callable[[], Any], type[Exception], str]] = [
         "budget: expected a non-negative number of bytes, got -1",
     ),
     ("budget -inf", lambda: InputBuffer(1, budget=-math.inf), ValueError, "budget"),
-    ("budget half a byte", lambda: InputBuffer(1, budget=0.5), ValueError, "budget: expected a non-negative whole number"),
+    (
+        "budget half a byte",
+        lambda: InputBuffer(1, budget=0.5),
+        ValueError,
+        "budget: expected a non-negative whole number",
+    ),
     (
         "budget bool",
         lambda: InputBuffer(1, budget=True),
@@ -354,7 +359,12 @@ MADE: list[tuple[str, Callable[[], Any], type[Exception], str]] = [
     ),
     ("stream", lambda: InputBuffer(1, stream="s"), TypeError, "stream"),
     ("unknown device", lambda: InputBuffer([Slot(device="tpu:0")]), ValueError, "tpu:0"),
-    ("Slot shape", lambda: Slot(shape=(2, -1)), ValueError, "Slot: expected a shape of non-negative extents, got (2, -1)"),
+    (
+        "Slot shape",
+        lambda: Slot(shape=(2, -1)),
+        ValueError,
+        "Slot: expected a shape of non-negative extents, got (2, -1)",
+    ),
     (
         "Slot shape of floats",
         lambda: Slot(shape=(2.0,)),
