@@ -390,9 +390,10 @@ static fan_status next_locked(fan_task_worker *w, fan_error *err)
         FAN_TRY(wait_for_change(p, err));
     }
     return ws->forked
-               ? fan_fail(err, FAN_ERR_STATE,
-                          "a fork inside a pass of several workers: the child process has only the thread that forked, "
-                          "so the pass cannot continue here")
+               ? fan_fail(
+                     err, FAN_ERR_STATE,
+                     "a fork inside of a pass of several workers: the child process has only the thread that forked, "
+                     "so the pass cannot continue here")
                : FAN_OK;
 }
 
