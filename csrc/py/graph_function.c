@@ -296,10 +296,11 @@ static fan_array *ndarray_operand(const graph_function *self, size_t i, PyObject
     fan_dtype dtype = fan_dtype_of_descr(d);
     fan_array *a = NULL;
     if (dtype == FAN_DT_NONE)
-        PyErr_Format(fan_state_get()->dtype_error,
-                     "%U: operand %zu has dtype %S, which cannot be recorded; expected bool, int8..64, uint8..64, float "
-                     "or complex in native byte order: x.astype(..)",
-                     self->name, i, (PyObject *)d);
+        PyErr_Format(
+            fan_state_get()->dtype_error,
+            "%U: operand %zu has dtype %S, which cannot be recorded; expected bool, int8..64, uint8..64, float "
+            "or complex in native byte order: x.astype(..)",
+            self->name, i, (PyObject *)d);
     else if (fan_ndarray_check_known(o, PyUnicode_AsUTF8(self->name)) == 0)
         (void)fan_view_ndarray((PyArrayObject *)o, dtype, true, &a);
     return a;
@@ -695,7 +696,7 @@ static PyGetSetDef function_getset[] = {
 
 static PyMethodDef function_methods[] = {
     {"explain", function_explain_turn, METH_NOARGS,
-     "explain($self, /)\n--\n\nWhat the last call did and, if it was no replay, why, and what to do; with the rules "
+     "explain($self, /)\n--\n\nWhat the last call did; unless it was a replay, why, and what to do "
      "(docs/graph-trees.md)."},
     {NULL, NULL, 0, NULL},
 };

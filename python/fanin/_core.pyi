@@ -764,7 +764,7 @@ class GraphFunction(Generic[_P, _R]):
     """A function of a graph tree, made by `GraphTree.function`; call it with arrays, inside a step."""
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R: ...
     def explain(self) -> str:
-        """What the last call did and, if it was no replay, why, and what to do; with the rules (docs/graph-trees.md)."""
+        """What the last call did; unless it was a replay, why, and what to do (docs/graph-trees.md)."""
     @property
     def last(self) -> Outcome | None:
         """What the last call did, and why: an Outcome; None before the first call."""

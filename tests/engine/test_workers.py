@@ -120,7 +120,7 @@ def test_of_a_group_one_node_runs_at_a_time(group: object) -> None:
 
 
 def test_a_group_is_something_that_nodes_can_share() -> None:
-    with pytest.raises(TypeError, match="group must be a str or an object shared by the nodes .*, got an int"):
+    with pytest.raises(TypeError, match=r"group must be a str or an object shared by the nodes .*, got an int"):
         fanin.Node(lambda g: g, group=1000)
 
 
