@@ -266,7 +266,7 @@ static uint32_t pop_for(const fan_task_worker *w)
     return at == FAN_NOWHERE ? pop(w->pass, &w->pass->queue, &ws->ready) : at;
 }
 
-/* ---- who waits, who is woken ---- */
+/* ---- wait and wake ---- */
 
 /* wait_for_change: releases the lock while it waits, for up to a twentieth of a second. */
 static fan_status wait_for_change(const fan_backward *p, fan_error *err)

@@ -47,7 +47,7 @@ fan_status fan_explain_nonfinite(const fan_nonfinite *found, const fan_producer 
             "%s%s returned a gradient that is not finite at index %u: an inf or NaN in %s of the sum in slot %u "
             "of %s; %s%V",
             FAN_FROM_HOOK(producer), fan_node_name(from, name, sizeof name), producer->index, elements, found->slot, to,
-            call_site ? "it was made at " : "where it was made is known of nodes made under ", call_site,
+            call_site ? "it was made at " : "to see where it was made, make it under ", call_site,
             "fanin.set_options(detect=True)");
     else
         PyErr_Format(PyExc_FloatingPointError,
