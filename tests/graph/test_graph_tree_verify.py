@@ -380,7 +380,7 @@ def test_a_planted_fault_of_verify_is_found(m: Any) -> None:
 
 @pytest.mark.parametrize("verify", [-1, 1 << 31])
 def test_verify_is_a_number_of_replays(verify: int) -> None:
-    with pytest.raises(ValueError, match="verify is a number of replays"):
+    with pytest.raises(ValueError, match="verify: expected a number of replays"):
         fanin.GraphTree("cpu", verify=verify)
 
 

@@ -217,7 +217,7 @@ def test_operands_are_ndarrays_of_known_dtypes_or_outputs() -> None:
             f(np.array([None]))
         with pytest.raises(TypeError, match=r"operand 0: its role static needs an array on cpu, got a matrix"):
             f(np.ones((1, 1)).view(np.matrix))
-        with pytest.raises(TypeError, match="operand 0 is a float"):
+        with pytest.raises(TypeError, match="got a float"):
             f(1.0)
         read_only = np.ones(2)
         read_only.flags.writeable = False
