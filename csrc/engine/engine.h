@@ -45,7 +45,7 @@ typedef struct fan_text {
     void *to;
 } fan_text;
 
-/* What the engine calls of its frontend. Ownership passes only where the comment says so. */
+/* The functions that the frontend provides. Ownership passes only where a comment states it. */
 typedef struct fan_engine_frontend {
     void (*hold)(void *object);
     void (*drop)(void *object);

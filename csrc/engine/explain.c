@@ -1,5 +1,5 @@
-/* The producers of gradients, for messages: who returned one that is not finite (E11), which have come, which are lost
- * (E17). */
+/* The producers of gradients, for messages: of one that is not finite (E11), and which have come, which are lost (E17).
+ */
 #include "engine/task.h"
 
 #include <stdio.h>

@@ -266,7 +266,7 @@ static uint32_t pop_for(const fan_task_worker *w)
     return at == FAN_NOWHERE ? pop(w->pass, &w->pass->queue, &ws->ready) : at;
 }
 
-/* ---- who waits, who is woken ---- */
+/* ---- wait and wake ---- */
 
 /* wait_for_change: releases the lock while it waits, for up to a twentieth of a second. */
 static fan_status wait_for_change(const fan_backward *p, fan_error *err)
@@ -390,9 +390,10 @@ static fan_status next_locked(fan_task_worker *w, fan_error *err)
         FAN_TRY(wait_for_change(p, err));
     }
     return ws->forked
-               ? fan_fail(err, FAN_ERR_STATE,
-                          "a fork inside a pass of several workers: the child process has only the thread that forked, "
-                          "so the pass cannot continue here")
+               ? fan_fail(
+                     err, FAN_ERR_STATE,
+                     "a fork inside of a pass of several workers: the child process has only the thread that forked, "
+                     "so the pass cannot continue here")
                : FAN_OK;
 }
 

@@ -1,4 +1,4 @@
-/* workers: the threads of a pass that has several (E12): their lock, their queues, who waits and who is woken.
+/* workers: the threads of a pass that has several (E12): their lock, their queues, waiting and waking.
  *
  *   caller    collects, seeds | nodes ..  waits for a node .. nodes | over: cancels helpers, waits for the others
  *   a helper                  starts: nodes .. waits for a node ..   .. leaves

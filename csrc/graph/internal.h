@@ -157,7 +157,7 @@ struct fan_tree {
     uint64_t path_step;
     _Atomic uint64_t thread;      /* the holder of the lock; 0: none */
     atomic_uint owner_generation; /* fan_process() where the lock was made */
-    bool fork_invalid;            /* FAN_FORK_INVALID: the lock's holder is missing in this forked process */
+    bool fork_invalid;            /* the lock's holder is missing in this forked process */
     bool closed;
     int64_t *words; /* room for a signature */
     size_t words_cap;

@@ -144,7 +144,7 @@ fan_status fan__tree_scope_alloc(fan_memory_scope *scope, fan_stream *owner, siz
     fan_status status = block_new(s->tree, owner, bytes, s->call_site, &b, &why);
     if (status == FAN_ERR_DEVICE_NOMEM) {
         s->full[0] = '\0';
-        fan_append(s->full, sizeof s->full, "%s; let go of outputs, end the step, or give the tree more (memory=)",
+        fan_append(s->full, sizeof s->full, "%s; delete outputs, end the step, or give the tree more (memory=)",
                    why.text);
         return FAN_OK;
     }

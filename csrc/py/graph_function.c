@@ -292,20 +292,17 @@ static PyObject *distinct(const graph_function *self, PyObject *o)
 /* ndarray_operand: an ndarray as an array of the core, with a hold; NULL with an exception. */
 static fan_array *ndarray_operand(const graph_function *self, size_t i, PyObject *o)
 {
-    fan_value v = {.dtype = FAN_DT_NONE};
-    if (fan_dtype_of_descr(PyArray_DESCR((PyArrayObject *)o)) == FAN_DT_NONE) {
+    PyArray_Descr *d = PyArray_DESCR((PyArrayObject *)o);
+    fan_dtype dtype = fan_dtype_of_descr(d);
+    fan_array *a = NULL;
+    if (dtype == FAN_DT_NONE)
         PyErr_Format(
             fan_state_get()->dtype_error,
             "%U: operand %zu has dtype %S, which cannot be recorded; expected bool, int8..64, uint8..64, float "
             "or complex in native byte order: x.astype(..)",
-            self->name, i, (PyObject *)PyArray_DESCR((PyArrayObject *)o));
-        return NULL;
-    }
-    if (fan_ndarray_check_known(o, PyUnicode_AsUTF8(self->name)) < 0 ||
-        fan_import_ndarray((PyArrayObject *)o, o, FAN_FROM_NDARRAY, true, &v) < 0)
-        return NULL;
-    fan_array *a = fan_array_hold(v.array);
-    fan_value_release(&v);
+            self->name, i, (PyObject *)d);
+    else if (fan_ndarray_check_known(o, PyUnicode_AsUTF8(self->name)) == 0)
+        (void)fan_view_ndarray((PyArrayObject *)o, dtype, true, &a);
     return a;
 }
 

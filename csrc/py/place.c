@@ -62,7 +62,7 @@ static int check_slots(const fan_slot_specs *specs, const fan_stream *own)
         return 0;
     const fan_device *d = specs->specs[0].device;
     bool machine = d->backend == own->device->backend && d->self != own->device->self;
-    return fan_refuse(PyExc_ValueError, "stream: expected one of %s, the device of slot 0, got stream %llu of %s%s",
+    return fan_refuse(PyExc_ValueError, "stream: expected one of %s, where slot 0 is, got stream %llu of %s%s",
                       fan_device_text(d, one, sizeof one), (unsigned long long)own->handle,
                       fan_device_text(own->device, two, sizeof two), machine ? " of another machine" : "");
 }
@@ -71,7 +71,7 @@ static int own_of(node_object *self, place_args *a, PyObject *slots)
 {
     char one[32], two[32];
     if (a->stream && a->device && a->device != a->stream->device)
-        return fan_refuse(PyExc_ValueError, "stream: expected one of device=, %s, got stream %llu of %s",
+        return fan_refuse(PyExc_ValueError, "stream: expected one of %s, its device, got stream %llu of %s",
                           fan_device_text(a->device, one, sizeof one), (unsigned long long)a->stream->handle,
                           fan_device_text(a->stream->device, two, sizeof two));
     if (!a->stream && a->device && a->device->backend->has_streams && !(a->stream = current_for(a->device, NULL)))

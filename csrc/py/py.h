@@ -183,14 +183,13 @@ fan_status fan_check_signals(fan_error *err);
  * meanwhile. */
 PyObject *fan_exception_take(void);
 void fan_exception_put(PyObject *e);
-/* fan_error_context: for whom something is imported, for messages: "grads: slot 2 (w1), key 3: ". Pushed and popped on
- * one thread. */
+/* fan_error_context: a prefix for messages, "grads: slot 2 (w1), key 3: ". Push and pop on one thread. */
 typedef struct fan_error_context {
     const char *buffer;
     PyObject *slot_name; /* a str, or NULL; borrowed */
     Py_ssize_t slot;     /* -1: none */
     int64_t key;         /* -1: none */
-    fan_stream *stream;  /* on which the caller said that it is ready; NULL: none was said; borrowed */
+    fan_stream *stream;  /* on which the imported object is ready; NULL: unknown; borrowed */
     struct fan_error_context *outer;
 } fan_error_context;
 void fan_error_context_push(fan_error_context *w);
@@ -333,8 +332,9 @@ int fan_device_arg(PyObject *o, fan_device **out);
 /* handles.c: fanin's own array on a device. */
 PyObject *fan_array_wrap(fan_array *a, fan_device *d); /* takes holds of its own */
 fan_array *fan_array_arg(PyObject *o, fan_device **d); /* borrowed; NULL without exception if o is none */
-/* fan_handles_begin, _end: this thread is in a function of a graph tree on the CPU: what it gets of the core are
- * handles, whose work can be recorded. fan_wants_handles: so it is, or `a` (NULL: none) is memory of a tree. */
+/* fan_handles_begin, _end: around a function of a graph tree on the CPU: on this thread the core returns handles, whose
+ * work can be recorded. fan_wants_handles: whether the thread is inside such a function, or `a` (may be NULL) is memory
+ * of a tree. */
 typedef struct fan_handles_scope {
     const char *function;
     fan_array *const *in; /* its operands; NULL: no array */
@@ -345,11 +345,10 @@ typedef struct fan_handles_scope {
 
 void fan_handles_begin(const fan_handles_scope *scope);
 void fan_handles_end(const fan_handles_scope *scope);
-/* fan_handles_outermost: that of the outermost function on this thread, whose recording has the work of all; NULL:
- * there is none. */
+/* fan_handles_outermost: the scope of the outermost function on this thread, which records all work; NULL: none. */
 const fan_handles_scope *fan_handles_outermost(void);
 bool fan_wants_handles(const fan_array *a);
-/* fan_array_usable: 0, or -1 with an exception where whoever lent the array's memory has taken it back. */
+/* fan_array_usable: 0, or -1 with an exception if the array's memory was lent and has been taken back. */
 int fan_array_usable(const fan_array *a);
 
 /* call_site.c: "file.py:31" of the innermost frame outside fanin, of the calling thread. */

@@ -75,9 +75,7 @@ def test_a_roots_gradient_and_a_sum_that_overflows_are_told_apart_from_a_node() 
     ):
         fanin.grad([(node, 0, np.ones(2)), (node, 0, np.full(2, nan))], [node], detect=True)
     big = [(node, 0, np.full(2, 1e308))] * 2
-    with pytest.raises(
-        FloatingPointError, match=r"^Mul: the sum in slot 0 .*none of its gradients is so: it overflows"
-    ):
+    with pytest.raises(FloatingPointError, match=r"^Mul: the sum in slot 0 .*all of its gradients are: it overflows"):
         fanin.backward(big, detect=True)
     fanin.backward([(node, 0, np.ones(2))], detect=True)
 

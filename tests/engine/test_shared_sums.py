@@ -196,7 +196,7 @@ def test_a_torch_tensor_that_others_have_and_a_function_has_written_is_an_error(
         x, y = Leaf(torch.zeros(3)), Leaf(torch.zeros(3))
         ends = [Node(node, edges=[(x, 0)], name="scale"), Node(lambda g: g, edges=[(y, 0)])]
         top = Node(lambda g: (g, g), edges=[(e, 0) for e in (ends[::-1] if last else ends)])
-        with pytest.raises(RuntimeError, match=r"^scale wrote the sum of its slot 0, which others have, too"):
+        with pytest.raises(RuntimeError, match=r"^scale wrote into the sum of its slot 0, which has other references"):
             fanin.backward([(top, 0, root)])
 
     written(lambda g: g.mul_(10), torch.ones(3))

@@ -133,7 +133,7 @@ def test_what_dies_with_a_pass_by_hand_finds_it_ended() -> None:
     node, _ = next(p)
     assert node is high  # low's gradient waits
     p.close()
-    assert said == ["walk: no node waits for gradients: take the next one first", "ended"]
+    assert said == ["walk: no node waits for gradients: call next() first", "ended"]
 
 
 # Who is asked whether a gradient is needed

@@ -120,7 +120,7 @@ def test_of_a_group_one_node_runs_at_a_time(group: object) -> None:
 
 
 def test_a_group_is_something_that_nodes_can_share() -> None:
-    with pytest.raises(TypeError, match="group: expected a text, or an object that the nodes share, got an int"):
+    with pytest.raises(TypeError, match=r"group must be a str or an object shared by the nodes .*, got an int"):
         fanin.Node(lambda g: g, group=1000)
 
 
@@ -361,9 +361,9 @@ def test_a_number_of_workers_that_is_none_is_refused(call: Any, bad: Any, error:
 @pytest.mark.rule("E16")
 def test_a_schedule_is_for_one_worker_and_a_walk_too() -> None:
     top, _ = fan_out([lambda g: g])
-    with pytest.raises(ValueError, match="backward: schedule= says which node is the next, of one worker"):
+    with pytest.raises(ValueError, match="backward: schedule= picks the next node of one worker"):
         fanin.backward(one(top), workers=2, schedule=lambda ready: ready[0])
-    with pytest.raises(ValueError, match="create_graph=True numbers the nodes"):
+    with pytest.raises(ValueError, match="create_graph=True numbers the new nodes"):
         fanin.backward(one(top), workers=2, create_graph=True)
     with pytest.raises(TypeError, match="workers"):
         fanin.walk(one(top), workers=2)  # type: ignore[call-arg]

@@ -400,5 +400,5 @@ print(w.grad[0])
     assert done.stdout == "2.0\n"
     why = {"r": "RuntimeError: a fork inside of a pass", "f": "OSError: back", "raise": "ValueError: mine"}
     [line] = done.stderr.splitlines()
-    assert line.startswith("fanin: a fork on a worker of a pass: the pass cannot go on in this child, which ends: ")
+    assert line.startswith("fanin: a fork on a worker of a pass: the pass cannot continue in this child process")
     assert why["raise" if ends.startswith("raise") else ends[0]] in line

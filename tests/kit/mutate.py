@@ -142,7 +142,7 @@ NEAR = {
     "py/import": ["interop/test_exchange_rows.py", "interop/test_exchange_dlpack.py", "buffer/test_kinds.py"],
     "py/library": ["interop/test_exchange_rows.py", "interop/test_exchange_cuda.py", "tape/test_tape.py"],
     "py/cuda": ["device/test_cuda.py", "device/test_cuda_edges.py"],
-    "py/graph": ["graph/test_capture.py", "graph/test_capture_table.py"],
+    "py/machine_graph": ["graph/test_capture.py", "graph/test_capture_table.py"],
     "py/machine": ["device/test_sim.py", "device/test_sim_memory.py", "device/test_explore.py"],
     "py/kernel": ["device/test_sim.py", "device/test_explore.py", "device/test_host_order.py"],
     "py/search": ["device/test_explore.py", "device/test_explore_law.py"],
@@ -162,8 +162,7 @@ NEAR = {
     + ["faults/test_engine_allocations.py"],
     "py/place": ["engine/test_streams.py", "engine/test_bad_graphs.py"],
     "py/walk": ["engine/test_engine_rules.py", "engine/test_bad_graphs.py"],
-    "py/explain": ["engine/test_detect_and_explain.py"],
-    "py/failed": ["engine/test_detect_and_explain.py", "engine/test_bad_graphs.py"],
+    "py/explain": ["engine/test_detect_and_explain.py", "engine/test_bad_graphs.py"],
     "py/node": ["engine/test_engine_rules.py", "engine/test_bad_graphs.py", "engine/test_streams.py"]
     + ["engine/test_turned_on_itself.py", "faults/test_engine_allocations.py"],
     "py/hooks": ["engine/test_engine_rules.py", "engine/test_leaf_rules.py", "engine/test_bad_graphs.py"]

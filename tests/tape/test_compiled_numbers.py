@@ -174,7 +174,7 @@ def test_a_kernel_that_reads_a_gradient_in_a_replay_alone_is_refused() -> None:
     step = tape.compiled(train, static=[w])
     step(np.ones(2))
     reads.append(1)
-    with pytest.raises(fanin.CaptureError, match=r"'update' reads .grad of .*: name it among its reads or writes"):
+    with pytest.raises(fanin.CaptureError, match=r"'update' reads .grad of .*: pass it among its reads or writes"):
         step(np.ones(2))
 
 
@@ -426,6 +426,6 @@ def test_a_kernel_that_keeps_its_argument_is_refused() -> None:
     kept: list[NDArray] = []
     v = np.ones(2)
     step = tape.compiled(lambda x: tape.update(lambda a, out: kept.append(a), [x], [v]), static=[v])
-    with pytest.raises(RuntimeError, match="kernel 'update' kept its argument 0 past its run"):
+    with pytest.raises(RuntimeError, match="kernel 'update' kept its argument 0 after its run"):
         step(np.ones(2))
     assert v.flags.writeable and step.stats.recordings == 0

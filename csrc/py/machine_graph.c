@@ -1,4 +1,4 @@
-/* graph: fanin._core.Graph, a captured graph of a simulated machine. */
+/* machine_graph: fanin._core.Graph, a captured graph of a simulated machine. */
 #include "py/machine_part.h"
 
 typedef struct graph_object {
