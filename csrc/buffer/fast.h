@@ -3,7 +3,6 @@
  * A gap-free host array of the slot's own dtype and shape, with no stream, is parked as its object and the address of
  * its first element. Size and kind are asked at the door: what the fast path could not sum at a take is never parked by
  * it, but for one large array alone, which a chain without fan-in takes as it came. As soon as anything else comes to
- * the slot, or more is asked of it than a sum, what is parked becomes items like any other (materialize.h), and the
  * rest of the buffer knows nothing of these files. They decide what the general path decides for such a gradient: S2,
  * S3, A6, A7, A10, A14, A15, A16, S22's scale and out=.
  *

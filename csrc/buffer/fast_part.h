@@ -5,10 +5,8 @@
 #include "array/convert.h"
 #include "array/extents.h"
 #include "buffer/fast.h"
-#include "buffer/lock.h"
-#include "buffer/materialize.h"
+#include "buffer/slot.h"
 #include "buffer/options.h"
-#include "buffer/pass.h"
 
 /* FAN_FAST_COUNT: adds to a counter of the buffer and of the process; inside the interpreter. */
 #define FAN_FAST_COUNT(b, name, k) ((b)->quick.name += (k), fan_fast_total.name += (k))

@@ -1,11 +1,10 @@
 #include "array/exact.h"
 #include "base/mem.h"
 #include "buffer/fold_job.h"
-#include "buffer/fold_kinds.h"
 #include "buffer/options.h"
 #include "buffer/order.h"
 #include "buffer/stats.h"
-#include "buffer/unchanged.h"
+#include "buffer/slot.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,11 +1,8 @@
 /* life: how a buffer is made, used again, cleared, and ended. */
 #include "base/fault.h"
 #include "base/mem.h"
-#include "buffer/enter.h"
-#include "buffer/lock.h"
-#include "buffer/materialize.h"
+#include "buffer/slot.h"
 #include "buffer/options.h"
-#include "buffer/pass.h"
 #include "buffer/stats.h"
 
 #include <assert.h>

@@ -1,13 +1,10 @@
 /* target: an array that the producer itself adds into (buffer.h). */
 #include "base/mem.h"
-#include "buffer/add_op.h"
-#include "buffer/check.h"
-#include "buffer/commit.h"
-#include "buffer/enter.h"
-#include "buffer/lock.h"
+#include "buffer/add.h"
+#include "buffer/fold.h"
+#include "buffer/slot.h"
 #include "buffer/options.h"
 #include "buffer/order.h"
-#include "buffer/pass.h"
 #include "buffer/stats.h"
 
 #include <stdio.h>
@@ -76,10 +73,10 @@ static void lend(fan_slot *s, fan_target *t)
 static fan_status begin(fan_buffer *b, const fan_contribution *c, fan_stream *current, fan_target *t, fan_error *err)
 {
     fan_slot *s = &b->slots[t->slot];
-    fan_arrival a;
+    fan_check_result checked;
     FAN_TRY(fan_slot_enter(b, t->slot, "target", err));
-    FAN_TRY(fan_check_contribution(b, t->slot, c, current, b->stream, &a, err));
-    t->producer = fan_stream_hold(a.producer);
+    FAN_TRY(fan_check_contribution(b, t->slot, c, current, b->stream, &checked, err));
+    t->producer = fan_stream_hold(checked.producer);
     t->device = fan_device_hold(c->value.device);
     if (t->producer == s->p->accum)
         FAN_TRY(fan_slot_promote(b, t->slot, err));
