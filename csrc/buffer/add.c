@@ -195,12 +195,10 @@ static fan_status add_check_device(const fan_buffer *b, size_t slot, const fan_c
                       has, strcmp(wants, has) == 0 ? " of another machine" : "");
 }
 
-static fan_status add_check_key(const fan_buffer *b, size_t slot, const fan_contribution *c, fan_check_result *out,
-                                fan_error *err)
+static fan_status add_check_key(const fan_buffer *b, size_t slot, const fan_contribution *c, fan_error *err)
 {
     const fan_slot *s = &b->slots[slot];
-    const fan_pass *p = s->p;
-    out->at = p->nitems;
+    const fan_slot_state *p = s->p;
     if (p->keyed && (p->keyed > 0) != (c->key >= 0))
         return add_refuse(err, FAN_ERR_VALUE, b, slot, c->key,
                           "this pass adds %s keys to this slot; keep to that until take() (A15)",
@@ -211,7 +209,7 @@ static fan_status add_check_key(const fan_buffer *b, size_t slot, const fan_cont
                           FAN_PLURAL(s->expected));
     if (c->key < 0)
         return FAN_OK;
-    if ((uint64_t)c->key < p->next_key || fan_pass_has(p, c->key, &out->at))
+    if ((uint64_t)c->key < p->next_key || fan_list_has(s->list, c->key))
         return add_refuse(err, FAN_ERR_VALUE, b, slot, c->key, "this key has contributed already in this pass (A16)");
     return FAN_OK;
 }
@@ -239,7 +237,7 @@ fan_status fan_check_contribution(const fan_buffer *b, size_t slot, const fan_co
         FAN_TRY(add_check_dtype(b, slot, c, out, err));
         FAN_TRY(add_check_device(b, slot, c, out, err));
     }
-    FAN_TRY(add_check_key(b, slot, c, out, err));
+    FAN_TRY(add_check_key(b, slot, c, err));
     bool whole = c->value.form == FAN_FORM_DENSE || c->value.form == FAN_FORM_SPARSE;
     bool defined = c->value.form != FAN_FORM_UNDEFINED;
     out->to.download = out->to.download && c->value.form == FAN_FORM_DENSE;
@@ -268,7 +266,7 @@ fan_status fan_check_contribution(const fan_buffer *b, size_t slot, const fan_co
 /* ---- 2. a place in the slot ---- */
 
 /* S5, S8 to S11: the slot's streams, fixed by its first gradient. */
-static void add_fix_streams(fan_pass *p, const fan_check_result *a, const fan_add_streams *with)
+static void add_fix_streams(fan_slot_state *p, const fan_check_result *a, const fan_add_streams *with)
 {
     fan_stream *const known[] = {with->consumer, a->producer, with->current};
     p->how = a->plan.sync.how;
@@ -278,34 +276,9 @@ static void add_fix_streams(fan_pass *p, const fan_check_result *a, const fan_ad
     assert(p->consumer && p->accum);
 }
 
-/* Makes room for one item more at *at and, if the slot has no shape yet, a copy of the shape. False: out of memory;
- * *shape is owned by the caller. */
-static bool add_make_room(const fan_slot *s, fan_pass *p, const fan_contribution *c, size_t *at, bool keep,
-                          int64_t **shape)
-{
-    const int64_t *from = NULL;
-    int ndim = fan_value_shape(&c->value, &from);
-    if (ndim >= 0 && !s->spec->has_shape && !p->shaped) {
-        *shape = fan_alloc((size_t)ndim * sizeof **shape);
-        if (!*shape)
-            return false;
-        if (ndim)
-            memcpy(*shape, from, (size_t)ndim * sizeof **shape);
-    }
-    if (!keep)
-        return true;
-    if (fan_grow((void **)&p->items, &p->cap, p->nitems + 1, sizeof *p->items) != 0)
-        return false;
-    /* With many items each new one would move the rest: it goes behind all others, and the items are sorted when they
-     * are read. */
-    if (c->key >= 0 && !p->unsorted && p->nitems - *at > FAN_SHIFTED && !fan_pass_by_arrival(p))
-        return false;
-    *at = p->unsorted ? p->nitems : *at;
-    return !p->unsorted || fan_keys_put(p->unsorted, c->key) >= 0;
-}
-
 /* Notes in the pass what a contribution brings: dtypes, keys, range of ints. */
-static void add_note(fan_pass *p, const fan_contribution *c, const fan_check_result *a, const fan_add_streams *with)
+static void add_note(fan_slot_state *p, const fan_contribution *c, const fan_check_result *a,
+                     const fan_add_streams *with)
 {
     p->seen = a->seen;
     if (c->value.weak) {
@@ -323,14 +296,8 @@ static void add_note(fan_pass *p, const fan_contribution *c, const fan_check_res
     p->rules |= a->plan.rules;
 }
 
-static void add_put_item(const fan_slot *s, size_t at, const fan_contribution *c, const fan_check_result *a,
-                         fan_item *it)
+static void add_fill_item(const fan_slot *s, const fan_contribution *c, const fan_check_result *a, fan_item *it)
 {
-    fan_pass *p = s->p;
-    memmove(&p->items[at + 1], &p->items[at], (p->nitems - at) * sizeof *p->items);
-    p->items[at] = it;
-    p->nitems++;
-    p->arriving++;
     it->value = c->value;
     it->key = c->key;
     if (c->value.form != FAN_FORM_UNDEFINED && c->value.form != FAN_FORM_OBJECT)
@@ -342,57 +309,58 @@ static void add_put_item(const fan_slot *s, size_t at, const fan_contribution *c
 }
 
 /* Locked: puts a contribution that was checked into the slot. FAN_ERR_NOMEM changes nothing. */
-static fan_status add_put(fan_buffer *b, size_t slot, fan_contribution *c, const fan_check_result *a,
+static fan_status add_put(fan_buffer *b, size_t slot, const fan_contribution *c, const fan_check_result *a,
                           const fan_add_streams *with, fan_item *it, fan_error *err)
 {
     fan_slot *s = &b->slots[slot];
-    fan_pass *p = s->p;
+    fan_list *list = fan_slot_list(s);
+    fan_slot_state *p = s->p == &fan_slot_state_none ? fan_calloc(sizeof *p) : s->p;
+    const int64_t *from = NULL;
+    int ndim = fan_value_shape(&c->value, &from);
+    bool shaped = p && ndim >= 0 && !s->spec->has_shape && !p->shaped;
     bool keep = c->value.form != FAN_FORM_UNDEFINED || c->key >= 0;
-    int64_t *shape = NULL;
-    size_t at = a->at;
-    if (p == &fan_pass_none && !(p = fan_calloc(sizeof *p)))
-        return fan_fail(err, FAN_ERR_NOMEM, "%s: slot %zu: out of memory", b->name, slot);
-    if (!add_make_room(s, p, c, &at, keep, &shape)) {
+    int64_t *shape = shaped ? fan_alloc((size_t)ndim * sizeof *shape) : NULL;
+    it->key = c->key;
+    if (!list || !p || (shaped && !shape) || (keep && !fan_list_put(list, &(fan_entry){.item = it, .general = true}))) {
         fan_free(shape);
-        if (s->p == &fan_pass_none)
-            fan_pass_free(b, p);
+        if (p && s->p == &fan_slot_state_none)
+            fan_slot_state_free(b, p);
         return fan_fail(err, FAN_ERR_NOMEM, "%s: slot %zu: out of memory", b->name, slot);
     }
     if (s->p != p) /* the thread that sums reads it without the lock */
         s->p = p;
-    if (shape) {
-        const int64_t *same;
+    if (shaped) {
+        if (ndim)
+            memcpy(shape, from, (size_t)ndim * sizeof *shape);
         p->shape = shape;
-        p->ndim = fan_value_shape(&c->value, &same);
+        p->ndim = ndim;
         p->shaped = true;
     }
     add_note(p, c, a, with);
-    if (keep)
-        add_put_item(s, at, c, a, it);
+    if (keep) {
+        add_fill_item(s, c, a, it);
+        p->arriving++;
+    }
     return FAN_OK;
 }
 
 /* Locked: takes a reserved item back, of a pass that was `before` without it. Returns the pass if nothing else was in
- * it, for fan_pass_free. */
-static fan_pass *add_remove_item(fan_buffer *b, size_t slot, fan_item *it, const fan_pass *before)
+ * it, for fan_slot_state_free. */
+static fan_slot_state *add_remove_item(fan_buffer *b, size_t slot, fan_item *it, const fan_slot_state *before)
 {
     fan_slot *s = &b->slots[slot];
-    fan_pass *p = s->p;
-    for (size_t i = p->nitems; i-- > 0;)
-        if (p->items[i] == it) {
-            memmove(&p->items[i], &p->items[i + 1], (p->nitems - i - 1) * sizeof *p->items);
-            p->nitems--;
-            if (p->unsorted)
-                fan_keys_remove(p->unsorted, it->key);
-            break;
-        }
+    fan_slot_state *p = s->p;
+    fan_list *list = s->list;
+    const fan_entry entry = {.item = it, .general = true};
+    if (it)
+        (void)fan_list_remove(list, &entry);
     p->count--;
     /* no other contribution came meanwhile: the pass becomes what it was (add_forget) */
     bool alone = p->count == before->count && !p->poison;
     p->seen = p->value_seen;
-    for (size_t i = 0; !alone && i < p->nitems; i++)
-        p->seen = fan_item_seen(p->seen, s, p->items[i]);
-    return p->count == 0 && !p->poison ? fan_pass_cut(s) : NULL;
+    for (size_t i = 0; !alone && i < list->n; i++)
+        p->seen = fan_entry_seen(p->seen, s, &list->entries[i]);
+    return p->count == 0 && !p->poison ? fan_slot_cut(b, s) : NULL;
 }
 
 fan_stream *fan_current_for(fan_buffer *b, size_t slot, const fan_contribution *c)
@@ -489,7 +457,7 @@ done:
 }
 
 /* Undoes add_note for a contribution that is taken back, if no other came meanwhile. */
-static void add_forget(fan_pass *p, const fan_pass *before)
+static void add_forget(fan_slot_state *p, const fan_slot_state *before)
 {
     if (p->count != before->count || p->poison)
         return;
@@ -518,8 +486,8 @@ static void add_forget(fan_pass *p, const fan_pass *before)
     p->keyed = before->keyed;
 }
 
-/* Locked: the caller has its value again, and the slot is as it was; *gone is for fan_pass_free. */
-static void add_undo(fan_buffer *b, fan_add_op *x, fan_pass **gone)
+/* Locked: the caller has its value again, and the slot is as it was; *gone is for fan_slot_state_free. */
+static void add_undo(fan_buffer *b, fan_add_op *x, fan_slot_state **gone)
 {
     fan_item *it = x->item;
     *gone = add_remove_item(b, x->slot, it, &x->before);
@@ -541,7 +509,7 @@ static void add_undo(fan_buffer *b, fan_add_op *x, fan_pass **gone)
 /* After a failure of its own, or of one beside it: unlocked. */
 void fan_add_fail(fan_buffer *b, fan_add_op *x, fan_status status, const fan_error *err)
 {
-    fan_pass *gone = NULL;
+    fan_slot_state *gone = NULL;
     if (!x->reserved)
         return;
     fan_slot_lock(b, x->slot);
@@ -551,7 +519,7 @@ void fan_add_fail(fan_buffer *b, fan_add_op *x, fan_status status, const fan_err
         fan_slot_poison(&b->slots[x->slot], status, err);
     add_undo(b, x, &gone);
     fan_slot_unlock(b, x->slot);
-    fan_pass_free(b, gone);
+    fan_slot_state_free(b, gone);
 }
 
 /* ---- 3. carried out and parked ---- */
@@ -560,13 +528,15 @@ void fan_add_fail(fan_buffer *b, fan_add_op *x, fan_status status, const fan_err
 static fan_status add_record(fan_buffer *b, size_t slot, fan_item *item, fan_stream *stream, uint64_t bit,
                              fan_error *err)
 {
-    fan_pass *p = b->slots[slot].p;
+    fan_slot_state *p = b->slots[slot].p;
     fan_event_drop(item->event);
     item->event = NULL;
     if (FAN_FAULT(RECORD_AFTER_FOLD) && !item->ours)
         return fan_event_new(stream->device, &item->event, err);
-    for (size_t i = 0; FAN_FAULT(EVENT_REUSED) && i <= p->nitems; i++) {
-        fan_event *e = i < p->nitems ? p->items[i]->event : p->ready_event;
+    size_t waiting = fan_slot_waiting(&b->slots[slot]);
+    for (size_t i = 0; FAN_FAULT(EVENT_REUSED) && i <= waiting; i++) {
+        const fan_entry *one = i < waiting ? &b->slots[slot].list->entries[i] : NULL;
+        fan_event *e = !one ? p->ready_event : one->general ? one->item->event : NULL;
         if (!e || e->device != stream->device)
             continue;
         item->event = fan_event_hold(e);
@@ -753,8 +723,8 @@ fan_status fan_add_warn(fan_buffer *b, const fan_add_op *x, size_t n, fan_error 
 
 /* ---- one contribution ---- */
 
-/* Locked: folds if that is due. *gone is for fan_pass_free. */
-static fan_status add_fold(fan_buffer *b, fan_add_op *x, fan_pass **gone, fan_error *err)
+/* Locked: folds if that is due. *gone is for fan_slot_state_free. */
+static fan_status add_fold(fan_buffer *b, fan_add_op *x, fan_slot_state **gone, fan_error *err)
 {
     fan_slot *s = &b->slots[x->slot];
     fan_item *it = x->item;
@@ -769,8 +739,8 @@ static fan_status add_fold(fan_buffer *b, fan_add_op *x, fan_pass **gone, fan_er
         return status;
     /* A callback raised: the add did not happen, if its contribution is still there to be taken back. */
     bool there = false;
-    for (size_t i = 0; i < s->p->nitems; i++)
-        there = there || s->p->items[i] == it;
+    for (size_t i = 0; i < s->list->n; i++)
+        there = there || fan_entry_same(&s->list->entries[i], &(fan_entry){.item = it, .general = true});
     if (there && !s->busy) {
         fan_item_unpark(b, it);
         add_undo(b, x, gone);
@@ -781,7 +751,7 @@ static fan_status add_fold(fan_buffer *b, fan_add_op *x, fan_pass **gone, fan_er
 fan_status fan_buffer_add(fan_buffer *b, size_t slot, fan_contribution *c, fan_error *err)
 {
     fan_add_op x = {.slot = slot, .c = c, .old = {.dtype = FAN_DT_NONE}};
-    fan_pass *gone = NULL;
+    fan_slot_state *gone = NULL;
     FAN_TRY(fan_slot_check(b, slot, err));
     fan_status status = fan_add_reserve(b, &x, err);
     if (status == FAN_OK) {
@@ -795,7 +765,7 @@ fan_status fan_buffer_add(fan_buffer *b, size_t slot, fan_contribution *c, fan_e
         fan_add_park(b, &x);
         status = defined ? add_fold(b, &x, &gone, err) : FAN_OK;
         fan_slot_unlock(b, slot);
-        fan_pass_free(b, gone);
+        fan_slot_state_free(b, gone);
     }
     if (status == FAN_OK)
         status = fan_add_warn(b, &x, 1, err);

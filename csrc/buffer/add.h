@@ -13,7 +13,6 @@ typedef struct fan_check_result {
     int64_t weak_lo, weak_hi;
     fan_stream *producer; /* S4; no hold */
     fan_add_plan plan;
-    size_t at; /* its place among the items */
 } fan_check_result;
 
 /* fan_check_contribution: shape, dtype, device, key and parts (A8-A10, A12, A15, A16), then S3-S5, S8-S11. Changes
@@ -47,7 +46,7 @@ typedef struct fan_add_op {
     const struct fan_add_op *previous; /* the contribution before it in one call; NULL: it is the first */
     bool parked;                       /* a fold may sum it */
     /* The plain fields of the pass before this contribution, for add_undo. Nothing in it is held. */
-    fan_pass before;
+    fan_slot_state before;
     bool mismatch;
 } fan_add_op;
 

@@ -29,15 +29,16 @@ typedef struct batch_round {
 /* Locked: bytes of the first m items, where they and the value make a sum of arrays on a device; 0: they do not. */
 static uint64_t batch_bytes(const fan_slot *s, size_t m)
 {
-    const fan_pass *p = s->p;
+    const fan_slot_state *p = s->p;
     size_t terms = p->value.form == FAN_FORM_DENSE;
     uint64_t bytes = 0;
     if (!p->accum || s->spec->exact || (p->value.form != FAN_FORM_DENSE && p->value.form != FAN_FORM_UNDEFINED))
         return 0;
     for (size_t i = 0; i < m; i++) {
-        if (p->items[i]->value.form != FAN_FORM_DENSE)
+        const fan_entry *one = &s->list->entries[i];
+        if (!one->general || one->item->value.form != FAN_FORM_DENSE)
             return 0;
-        bytes += p->items[i]->bytes;
+        bytes += one->item->bytes;
     }
     return terms + m > 1 ? bytes : 0;
 }
@@ -154,7 +155,7 @@ typedef struct batch_trials {
 } batch_trials;
 
 /* Locked: whether a sum of this slot runs others' code. */
-static bool batch_calls_out(const fan_buffer *b, const fan_pass *p) { return b->create_graph || p->objects; }
+static bool batch_calls_out(const fan_buffer *b, const fan_slot_state *p) { return b->create_graph || p->objects; }
 
 /* Makes the slot of x[0 .. n) busy if its sum is to be tried; how many items that is of, 0: none. */
 static size_t batch_trial_claim(fan_buffer *b, fan_add_op *x, size_t n, batch_trials *t)
@@ -170,7 +171,7 @@ static size_t batch_trial_claim(fan_buffer *b, fan_add_op *x, size_t n, batch_tr
             fan_add_unpark(b, &x[i]);
     }
     for (size_t i = 0; i < m; i++)
-        t->coming += s->p->items[i]->bytes;
+        t->coming += fan_entry_bytes(s->list, &s->list->entries[i]);
     if (m) {
         fan_slot_make_busy(s);
     }

@@ -25,7 +25,7 @@ static fan_status explain_next(fan_buffer *b, size_t slot, fan_slot_view *out, f
 /* Locked. */
 static void explain_state(const fan_buffer *b, const fan_slot *s, fan_slot_view *out)
 {
-    const fan_pass *p = s->p;
+    const fan_slot_state *p = s->p;
     out->how = p->accum ? fan_sync_letter(p->how) : '\0';
     out->rules = p->rules;
     out->consumer = p->consumer ? p->consumer->handle : 0;
@@ -39,7 +39,7 @@ static void explain_state(const fan_buffer *b, const fan_slot *s, fan_slot_view 
     out->count = p->count;
     out->expected = s->expected;
     out->next_key = p->keyed > 0 && p->next_key <= INT64_MAX ? (int64_t)p->next_key : -1;
-    out->items = p->nitems;
+    out->items = fan_slot_waiting(s);
     out->budget = b->budget;
     out->limits = b->limits;
     out->parked = atomic_load_explicit(&b->parked, memory_order_relaxed);
@@ -59,9 +59,20 @@ fan_status fan_buffer_look(fan_buffer *b, size_t slot, fan_slot_view *out, fan_i
     status = explain_next(b, slot, out, err);
     fan_slot_lock(b, slot);
     explain_state(b, s, out);
-    fan_pass_in_order(s->p);
-    for (size_t i = 0; i < s->p->nitems && i < cap; i++) {
-        const fan_item *it = s->p->items[i];
+    if (s->list)
+        fan_list_sort(s->list);
+    for (size_t i = 0; i < fan_slot_waiting(s) && i < cap; i++) {
+        const fan_entry *one = &s->list->entries[i];
+        const fan_item *it = one->general ? one->item : NULL;
+        if (!it) {
+            items[i] = (fan_item_view){.key = one->key, .dtype = FAN_DT_NONE, .ready = true};
+            if (one->object) {
+                items[i].form = FAN_FORM_DENSE;
+                items[i].dtype = s->list->kind.dtype;
+                items[i].donated = one->donated;
+            }
+            continue;
+        }
         items[i] = (fan_item_view){.key = it->key, .dtype = FAN_DT_NONE};
         if (it->parked) /* until then its add may be about the rest, without the lock */
             items[i] = (fan_item_view){.key = it->key,
@@ -83,17 +94,15 @@ void fan_buffer_sketch(fan_buffer *b, fan_sketch *out)
     for (size_t i = 0; i < b->nslots; i++) {
         fan_slot_lock(b, i);
         const fan_slot *s = &b->slots[i];
-        const fan_fast_list *fast = s->fast;
+        const fan_list *fast = s->list;
         bool begun = fast && fast->n && fast->summed; /* the first of the list is the sum then */
-        out->parked += s->p->nitems + (fast ? fast->n - begun : 0);
+        out->parked += fast ? fast->n - begun : 0;
         out->sums += s->p->value.form != FAN_FORM_UNDEFINED || s->p->exact || begun;
         out->poisoned += s->p->poison != NULL;
         fan_slot_unlock(b, i);
     }
     out->bytes = atomic_load_explicit(&b->parked, memory_order_relaxed);
 }
-
-static int64_t count_of(const fan_slot *s) { return s->p->count + fan_fast_list_count(s->fast); }
 
 fan_status fan_buffer_expect(fan_buffer *b, size_t slot, int64_t n, fan_error *err)
 {
@@ -103,10 +112,10 @@ fan_status fan_buffer_expect(fan_buffer *b, size_t slot, int64_t n, fan_error *e
                         FAN_SLOT_WHO(b, slot), n);
     fan_slot_lock(b, slot);
     fan_status status = FAN_OK;
-    if (count_of(&b->slots[slot]) > n)
+    if (fan_slot_count(&b->slots[slot]) > n)
         status = fan_fail(err, FAN_ERR_VALUE,
                           FAN_SLOT_SAID ": expects %" PRId64 " contribution%s but has %" PRId64 " already (A16)",
-                          FAN_SLOT_WHO(b, slot), n, FAN_PLURAL(n), count_of(&b->slots[slot]));
+                          FAN_SLOT_WHO(b, slot), n, FAN_PLURAL(n), fan_slot_count(&b->slots[slot]));
     else
         b->slots[slot].expected = n;
     fan_slot_unlock(b, slot);
@@ -122,7 +131,7 @@ fan_status fan_buffer_ready(fan_buffer *b, size_t slot, bool *ready, fan_error *
     if (status == FAN_OK && s->expected < 0)
         status = fan_fail(err, FAN_ERR_VALUE, FAN_SLOT_SAID ": ready() needs expect(%zu, n) first",
                           FAN_SLOT_WHO(b, slot), slot);
-    *ready = status == FAN_OK && count_of(s) == s->expected && (s->p->arriving == 0 || FAN_FAULT(READY_TOO_SOON));
+    *ready = status == FAN_OK && fan_slot_count(s) == s->expected && (s->p->arriving == 0 || FAN_FAULT(READY_TOO_SOON));
     fan_slot_unlock(b, slot);
     return status;
 }

@@ -23,35 +23,7 @@
 #include "base/pool.h"
 #include "base/trace.h"
 #include "buffer/buffer.h"
-#include "buffer/fast_list.h"
-
-/* What the fast path asks of its frontend, always inside the interpreter (fan_frontend.fast). None calls anybody but
- * those that say so. */
-typedef struct fan_fast_frontend {
-    void (*hold)(void *object);
-    /* drop_if_shared: gives up a hold that is not the last one, and says whether it was such: nothing is called back.
-     */
-    bool (*drop_if_shared)(void *object);
-    /* is_unchanged: whether a gradient is what it was when it came: memory, dtype, shape. */
-    bool (*is_unchanged)(void *object, const fan_fast_kind *kind, const char *data);
-    /* has_own_value: of a kind that is checked at use: whether its memory holds its value. is_detached: and whether it
-     * asks for no gradient, so that it may itself be a sum, or be written. Both may call its library. */
-    bool (*has_own_value)(void *object);
-    bool (*is_detached)(void *object);
-    bool (*nobody_else_has)(void *object); /* the object: neither a reference nor a weak one; as far as Python knows */
-    /* unshared: the buffer's hold on the array is the only one, and its memory cannot be reached otherwise. writable:
-     * its memory may be written. */
-    bool (*unshared)(void *object);
-    bool (*writable)(void *object, const fan_fast_kind *kind);
-    /* fresh: a new array of the kind that `like` is of, and where its first element is; the caller's hold. NULL: none,
-     * or not for the fast path. May call its library. */
-    void *(*fresh)(void *like, const fan_fast_kind *kind, char **data);
-    /* number: an immutable number of a kind (fan_fast_kind.scalar); the caller's hold, or NULL. */
-    void *(*number)(const fan_fast_kind *kind, const char *value);
-    /* wrote: says, before it happens, that an array is about to be written, for libraries that count writes. May call
-     * its library; false: it refused. */
-    bool (*wrote)(void *object);
-} fan_fast_frontend;
+#include "buffer/list.h"
 
 #define FAN_FAST_BYTES 65536 /* larger arrays are summed without the interpreter */
 #define FAN_FAST_TERMS 64    /* terms of one pass */
@@ -65,7 +37,7 @@ bool fan_fast_fits(fan_dtype dtype, fan_dtype acc, uint64_t bytes);
 /* fan_fast_add: adds one gradient. *added false: nothing happened, and fan_buffer_add knows what to do or to say. kind:
  * NULL of an undefined one. `alone` as in fan_contribution. The buffer takes a hold of its own. A status that is not
  * FAN_OK: it is parked, and the fold that it made due failed. */
-fan_status fan_fast_add(fan_buffer *b, size_t slot, const fan_fast_kind *kind, const fan_fast_term *one, bool alone,
+fan_status fan_fast_add(fan_buffer *b, size_t slot, const fan_fast_kind *kind, const fan_entry *one, bool alone,
                         bool *added, fan_error *err);
 
 /* A batch of gradients. */
@@ -73,7 +45,7 @@ typedef struct fan_fast_batch {
     size_t n;
     bool far; /* no near cache holds it: `prefetch` is worth its calls */
     /* read: the k-th of them, the same each time. kind: set where one->object is. false: not for the fast path. */
-    bool (*read)(void *ctx, size_t k, size_t *slot, fan_fast_kind *kind, fan_fast_term *one);
+    bool (*read)(void *ctx, size_t k, size_t *slot, fan_fast_kind *kind, fan_entry *one);
     void *(*again)(void *ctx, size_t k, size_t *slot); /* the object and the slot of one that was read */
     void (*prefetch)(void *ctx, size_t k);             /* k may be past the end */
     void *ctx;

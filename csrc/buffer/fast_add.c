@@ -33,24 +33,16 @@ static bool kind_fits(const fan_buffer *b, const fan_spec *spec, const fan_fast_
     return spec->ndim == k->ndim && memcmp(spec->shape, k->shape, (size_t)k->ndim * sizeof *k->shape) == 0;
 }
 
-/* list_of: the slot's list, made where there is none yet; NULL: no memory. */
-static fan_fast_list *list_of(fan_slot *s)
-{
-    if (!s->fast && (s->fast = fan_alloc(sizeof *s->fast)))
-        fan_fast_list_init(s->fast);
-    return s->fast;
-}
-
 static inline __attribute__((always_inline)) bool park(fan_buffer *b, size_t slot, const fan_fast_kind *kind,
-                                                       const fan_fast_term *one)
+                                                       const fan_entry *one)
 {
     fan_slot *s = &b->slots[slot];
-    if (s->p != &fan_pass_none || s->busy || fan_fast_stats_on_device(b, slot))
+    if (s->p != &fan_slot_state_none || s->busy || fan_fast_stats_on_device(b, slot))
         return false;
-    fan_fast_list *p = list_of(s);
-    if (!p || (p->n && (p->terms[0].key < 0) != (one->key < 0)))
+    fan_list *p = fan_slot_list(s);
+    if (!p || (p->n && (p->entries[0].key < 0) != (one->key < 0)))
         return false;
-    if (kind && !fan_fast_list_defined(p)) {
+    if (kind && !fan_list_defined(p)) {
         if (!kind_fits(b, s->spec, kind))
             return false;
         p->kind = *kind;
@@ -59,9 +51,9 @@ static inline __attribute__((always_inline)) bool park(fan_buffer *b, size_t slo
     } else if (kind && (fan_fast_is_large(p->size) || !fan_fast_same(&p->kind, kind))) {
         return false;
     }
-    if (s->expected >= 0 && fan_fast_list_count(p) >= s->expected)
+    if (s->expected >= 0 && fan_list_count(p) >= s->expected)
         return false;
-    return fan_fast_list_insert(p, one);
+    return fan_list_insert(p, one);
 }
 
 /* count_parked: true: the budget is to be asked; `due`: it is anyway. */
@@ -78,20 +70,20 @@ static inline __attribute__((always_inline)) bool count_parked(fan_buffer *b, si
         FAN_FAST_COUNT(b, bytes_read, size);
         FAN_FAST_COUNT(b, bytes_written, size);
     }
-    const fan_fast_list *p = b->slots[slot].fast;
+    const fan_list *p = b->slots[slot].list;
     if (fan_watched())
         fan_buffer_weigh(b, p->bytes);
     uint64_t now = atomic_fetch_add_explicit(&b->parked, p->bytes, memory_order_relaxed) + p->bytes;
     count_peak(b, now);
-    return now > b->least && (due || fan_fast_list_begins(p));
+    return now > b->least && (due || fan_list_begins(p));
 }
 
 /* ---- into the sum at once, in place ---- */
 
 typedef struct inplace_add {
-    fan_pass *pass;      /* that has the sum; NULL: .. */
-    fan_fast_list *list; /* .. it is the first of this list */
-    void *object;        /* whose memory the sum is; NULL: the buffer's own */
+    fan_slot_state *pass; /* that has the sum; NULL: .. */
+    fan_list *list;       /* .. it is the first of this list */
+    void *object;         /* whose memory the sum is; NULL: the buffer's own */
     char *sum;
     const char *data;
     size_t count; /* elements */
@@ -115,13 +107,13 @@ static bool is_flat(const fan_array *a, const fan_fast_kind *k)
  * Else NULL. */
 static fan_array *sum_for(const fan_slot *s, const fan_fast_kind *k, const char *data, int64_t key)
 {
-    const fan_pass *p = s->p;
+    const fan_slot_state *p = s->p;
     fan_array *a = p->value.array;
     bool donated = !k->scalar && !p->value_ours && p->value_donated && p->value.object;
     if (k->weak || p->value.form != FAN_FORM_DENSE || !(p->value_ours || donated) || p->value.origin != k->origin ||
         p->accum || p->exact || p->poison)
         return NULL;
-    if (s->busy || p->nitems || p->arriving || p->seen != fan_dtype_set_add(0, k->dtype, false))
+    if (s->busy || fan_slot_waiting(s) || p->arriving || p->seen != fan_dtype_set_add(0, k->dtype, false))
         return NULL;
     if ((p->keyed < 0) != (key < 0) || (key >= 0 && (uint64_t)key != p->next_key) ||
         (s->expected >= 0 && p->count >= s->expected))
@@ -144,8 +136,8 @@ static fan_array *sum_for(const fan_slot *s, const fan_fast_kind *k, const char 
  * nothing behind it. With an automatic budget they wait until some can be summed together. */
 static bool list_sum_for(const fan_buffer *b, const fan_slot *s, const fan_fast_kind *k, const char *data, int64_t key)
 {
-    const fan_fast_list *p = s->fast;
-    const fan_fast_term *first = &p->terms[0];
+    const fan_list *p = s->list;
+    const fan_entry *first = &p->entries[0];
     if (b->budget == FAN_BUDGET_AUTO || s->busy || s->targets || p->n != 1 || k->scalar ||
         !fan_fast_same(&p->kind, k) || (first->key < 0) != (key < 0) ||
         (key >= 0 && (uint64_t)key != (uint64_t)first->key + 1) || (s->expected >= 0 && p->summed >= s->expected))
@@ -169,21 +161,21 @@ static bool over_with(const fan_buffer *b, uint64_t bytes)
     return parked > b->least && parked > b->limits.held + atomic_load_explicit(&b->alone, memory_order_relaxed);
 }
 
-static inline bool has_sum(const fan_slot *s) { return s->p != &fan_pass_none || (s->fast && s->fast->summed); }
+static inline bool has_sum(const fan_slot *s) { return s->p != &fan_slot_state_none || (s->list && s->list->summed); }
 
 static bool can_add_inplace(const fan_buffer *b, size_t slot, const fan_fast_kind *kind, const char *data, int64_t key,
                             bool alone, inplace_add *out)
 {
     const fan_slot *s = &b->slots[slot];
-    bool listed = s->p == &fan_pass_none;
+    bool listed = s->p == &fan_slot_state_none;
     if (b->sum_stats || !has_sum(s))
         return false;
     /* What is the buffer's alone would have to be asked later, which costs more than to add it. */
     if (!(alone && b->budget == FAN_BUDGET_AUTO) && !over_with(b, fan_fast_kind_bytes(kind)))
         return false;
     if (listed) {
-        const fan_fast_term *first = &s->fast->terms[0];
-        *out = (inplace_add){NULL,        s->fast,    first->ours ? NULL : first->object,
+        const fan_entry *first = &s->list->entries[0];
+        *out = (inplace_add){NULL,        s->list,    first->ours ? NULL : first->object,
                              first->data, data,       fan_fast_elements(kind),
                              key,         kind->dtype};
         return list_sum_for(b, s, kind, data, key);
@@ -197,7 +189,7 @@ static bool can_add_inplace(const fan_buffer *b, size_t slot, const fan_fast_kin
 }
 
 /* as_they_were: the gradient is what it was, and so is a sum that was donated (NULL: it is the buffer's own). */
-static bool as_they_were(const fan_fast_frontend *fast, const fan_fast_kind *kind, const fan_fast_term *one,
+static bool as_they_were(const fan_fast_frontend *fast, const fan_fast_kind *kind, const fan_entry *one,
                          const inplace_add *to, void *sum)
 {
     return (!kind->check_at_use || fast->is_unchanged(one->object, kind, one->data)) &&
@@ -212,8 +204,8 @@ static bool was_asked(const fan_fast_frontend *fast, const inplace_add *to, void
 
 /* inplace_begin: whether `one` is to be added into the slot's sum at once. Libraries are asked first, which may do
  * anything, and all is looked at again. */
-static bool inplace_begin(const fan_buffer *b, size_t slot, const fan_fast_kind *kind, const fan_fast_term *one,
-                          bool alone, inplace_add *to)
+static bool inplace_begin(const fan_buffer *b, size_t slot, const fan_fast_kind *kind, const fan_entry *one, bool alone,
+                          inplace_add *to)
 {
     const fan_fast_frontend *fast = b->frontend->fast;
     FAN_UNCLEARED inplace_add then;
@@ -237,7 +229,7 @@ static bool inplace_begin(const fan_buffer *b, size_t slot, const fan_fast_kind 
 
 static void add_inplace(fan_buffer *b, const inplace_add *one)
 {
-    fan_pass *p = one->pass;
+    fan_slot_state *p = one->pass;
     uint64_t bytes = (uint64_t)one->count * fan_dtype_size(one->dtype),
              now = atomic_load_explicit(&b->parked, memory_order_relaxed) + (bytes ? bytes : 1);
     if (fan_watched())
@@ -250,10 +242,10 @@ static void add_inplace(fan_buffer *b, const inplace_add *one)
         p->rules |= fan_plan_fast_slot(true, false) | fan_plan_fast_fold(true);
         p->next_key = one->key >= 0 ? (uint64_t)one->key + 1 : p->next_key;
     } else {
-        fan_fast_term *sum = &one->list->terms[0];
+        fan_entry *sum = &one->list->entries[0];
         one->list->summed++;
         one->list->rules |= fan_plan_fast_fold(true);
-        *sum = fan_fast_term_of(sum->object, sum->data, one->key, false, sum->ours);
+        *sum = fan_entry_of(sum->object, sum->data, one->key, false, sum->ours);
     }
     FAN_FAST_COUNT(b, adds, 1);
     FAN_FAST_COUNT(b, folds, 1);
@@ -266,7 +258,7 @@ static void add_inplace(fan_buffer *b, const inplace_add *one)
 
 /* ---- add ---- */
 
-fan_status fan_fast_add(fan_buffer *b, size_t slot, const fan_fast_kind *kind, const fan_fast_term *one, bool alone,
+fan_status fan_fast_add(fan_buffer *b, size_t slot, const fan_fast_kind *kind, const fan_entry *one, bool alone,
                         bool *added, fan_error *err)
 {
     FAN_UNCLEARED inplace_add inplace;
@@ -301,19 +293,19 @@ void fan_fast_prefetch(const fan_buffer *b, size_t slot)
     if (slot >= b->nslots)
         return;
     const fan_slot *s = &b->slots[slot];
-    if (s->p != &fan_pass_none) { /* its sum may be written at once */
+    if (s->p != &fan_slot_state_none) { /* its sum may be written at once */
         for (size_t at = 0; at < sizeof *s->p; at += 64)
             __builtin_prefetch((const char *)s->p + at, 1);
         return;
     }
-    const char *p = (const char *)s->fast;
+    const char *p = (const char *)s->list;
     for (size_t at = 0; p && at < 192; at += 64)
         __builtin_prefetch(p + at, 1);
 }
 
 /* read_one: the k-th of a batch; false: it is not for the fast path. */
 static bool read_one(const fan_buffer *b, const fan_fast_batch *batch, size_t k, size_t *slot, fan_fast_kind *kind,
-                     fan_fast_term *one)
+                     fan_entry *one)
 {
     return batch->read(batch->ctx, k, slot, kind, one) && *slot < b->nslots;
 }
@@ -323,7 +315,7 @@ static bool many_inplace(fan_buffer *b, const fan_fast_batch *batch)
 {
     FAN_UNCLEARED fan_fast_kind kind;
     FAN_UNCLEARED inplace_add next;
-    fan_fast_term one;
+    fan_entry one;
     inplace_add *all = NULL; /* made once there is one */
     size_t k = 0, slot, last = 0;
     for (; k < batch->n; k++) {
@@ -354,12 +346,12 @@ static bool many_inplace(fan_buffer *b, const fan_fast_batch *batch)
 static void take_back(fan_buffer *b, const fan_fast_batch *batch, size_t n)
 {
     FAN_UNCLEARED fan_fast_kind kind;
-    fan_fast_term one;
+    fan_entry one;
     size_t slot;
     while (n-- > 0) {
         (void)read_one(b, batch, n, &slot, &kind, &one);
-        fan_fast_list *p = b->slots[slot].fast;
-        (void)fan_fast_list_remove_last(p, one.object, one.key);
+        fan_list *p = b->slots[slot].list;
+        (void)fan_list_remove(p, &one);
         if (one.object) {
             fan_fast_unpark(b, p, 1);
             b->frontend->drop(one.object);
@@ -372,7 +364,7 @@ static void take_back(fan_buffer *b, const fan_fast_batch *batch, size_t n)
 fan_status fan_fast_add_many(fan_buffer *b, const fan_fast_batch *batch, bool *added, fan_error *err)
 {
     FAN_UNCLEARED fan_fast_kind kind;
-    fan_fast_term one;
+    fan_entry one;
     size_t k = 0, slot;
     bool due = false;
     *added = fan_fast_allowed() && fan_buffer_is_here(b);

@@ -13,9 +13,10 @@
  * makers drop each before they add the next. */
 static void ask_newest(fan_buffer *b)
 {
-    fan_fast_list *p = b->newest.object ? b->slots[b->newest.slot].fast : NULL;
+    fan_list *p = b->newest.object ? b->slots[b->newest.slot].list : NULL;
     size_t at = b->newest.at;
-    if (p && at < p->n && p->terms[at].object == b->newest.object && b->frontend->alone(p->terms[at].object, NULL)) {
+    if (p && at < p->n && p->entries[at].object == b->newest.object &&
+        b->frontend->alone(p->entries[at].object, NULL)) {
         p->alone++;
         atomic_fetch_add_explicit(&b->alone, p->bytes, memory_order_relaxed);
     }
@@ -24,14 +25,14 @@ static void ask_newest(fan_buffer *b)
 /* sums_here: whether the fast path sums what waits in a slot: in its own dtype. */
 static bool sums_here(const fan_buffer *b, size_t slot)
 {
-    fan_dtype own = b->slots[slot].fast->kind.dtype;
+    fan_dtype own = b->slots[slot].list->kind.dtype;
     return fan_accum_dtype(own, b->slots[slot].spec->accumulate) == own;
 }
 
 /* over: whether the budget is passed now that `object`, which its caller still holds, is parked too. */
 static bool over(fan_buffer *b, size_t slot, const void *object, bool alone)
 {
-    fan_fast_list *p = b->slots[slot].fast;
+    fan_list *p = b->slots[slot].list;
     size_t at = p->n, found;
     if (!p->n) /* an earlier fold of the same call made items of them */
         return false;
@@ -42,29 +43,30 @@ static bool over(fan_buffer *b, size_t slot, const void *object, bool alone)
     if (p->n >= p->ask) {
         found = 0;
         for (size_t i = p->summed > 0; i < p->n; i++)
-            found += p->terms[i].object == object ? alone
-                                                  : p->terms[i].object && b->frontend->alone(p->terms[i].object, NULL);
+            found += p->entries[i].object == object
+                         ? alone
+                         : p->entries[i].object && b->frontend->alone(p->entries[i].object, NULL);
         p->ask = p->n + fan_ask_step(p->n);
     }
     atomic_fetch_add_explicit(&b->alone, ((uint64_t)found - p->alone) * p->bytes,
                               memory_order_relaxed); /* it may be less than it was */
     p->alone = found;
-    while (!alone && --at > 0 && p->terms[at].object != object)
+    while (!alone && --at > 0 && p->entries[at].object != object)
         ;
     b->newest.object = alone ? NULL : object;
     b->newest.slot = slot;
     b->newest.at = at;
     if (!fan_over_budget(b, 0, !sums_here(b, slot)))
         return false;
-    fan_fast_list_sort(p);
-    return fan_fast_list_prefix(p) > 1; /* a first one is left as it is: there is nothing to be gained */
+    fan_list_sort(p);
+    return fan_list_prefix(p) > 1; /* a first one is left as it is: there is nothing to be gained */
 }
 
 /* ---- the fold ---- */
 
 typedef struct merge {
     size_t n; /* terms of the ready prefix */
-    fan_fast_term inline_dropped[4], *dropped;
+    fan_entry inline_dropped[4], *dropped;
     fan_array arrays[FAN_FAST_TERMS + 1];
     fan_operand in[FAN_FAST_TERMS];
 } merge;
@@ -73,8 +75,8 @@ typedef struct merge {
 static bool may_merge(const fan_buffer *b, size_t slot)
 {
     const fan_slot *s = &b->slots[slot];
-    const fan_fast_list *p = s->fast;
-    return fan_fast_allowed() && s->p == &fan_pass_none && !s->busy && !s->targets && !b->sum_stats && p &&
+    const fan_list *p = s->list;
+    return fan_fast_allowed() && s->p == &fan_slot_state_none && !s->busy && !s->targets && !b->sum_stats && p &&
            !p->undefined && !p->kind.scalar && sums_here(b, slot);
 }
 
@@ -82,11 +84,11 @@ static bool may_merge(const fan_buffer *b, size_t slot)
 static bool merge_begin(fan_buffer *b, size_t slot, merge *m)
 {
     fan_slot *s = &b->slots[slot];
-    fan_fast_list *p = s->fast;
+    fan_list *p = s->list;
     if (!may_merge(b, slot))
         return false;
-    fan_fast_list_sort(p);
-    m->n = fan_fast_list_prefix(p);
+    fan_list_sort(p);
+    m->n = fan_list_prefix(p);
     m->dropped = m->inline_dropped;
     if (m->n < 2 || (m->n > sizeof m->inline_dropped / sizeof *m->inline_dropped &&
                      !(m->dropped = fan_alloc(m->n * sizeof *m->dropped))))
@@ -99,15 +101,15 @@ static bool merge_begin(fan_buffer *b, size_t slot, merge *m)
  * the first one is to be written. */
 static bool readable(const fan_buffer *b, size_t slot, const merge *m, bool first)
 {
-    const fan_fast_list *p = b->slots[slot].fast;
+    const fan_list *p = b->slots[slot].list;
     const fan_fast_frontend *fast = b->frontend->fast;
-    if (first && p->kind.check_at_use && !p->terms[0].ours && !fast->is_detached(p->terms[0].object))
+    if (first && p->kind.check_at_use && !p->entries[0].ours && !fast->is_detached(p->entries[0].object))
         return false;
     for (size_t k = 0; p->kind.check_at_use && k < m->n; k++)
-        if (!p->terms[k].ours && !fast->has_own_value(p->terms[k].object))
+        if (!p->entries[k].ours && !fast->has_own_value(p->entries[k].object))
             return false;
     for (size_t k = 0; k < m->n; k++)
-        if (!fast->is_unchanged(p->terms[k].object, &p->kind, p->terms[k].data))
+        if (!fast->is_unchanged(p->entries[k].object, &p->kind, p->entries[k].data))
             return false;
     return true;
 }
@@ -116,11 +118,11 @@ static bool readable(const fan_buffer *b, size_t slot, const merge *m, bool firs
  * NULL: not for the fast path. */
 static void *target_of(const fan_buffer *b, size_t slot, const merge *m, char **data)
 {
-    const fan_fast_list *p = b->slots[slot].fast;
+    const fan_list *p = b->slots[slot].list;
     bool first = fan_fast_reusable(b, slot, m->n, p->kind.dtype);
-    void *to = first ? p->terms[0].object : b->frontend->fast->fresh(p->terms[0].object, &p->kind, data);
+    void *to = first ? p->entries[0].object : b->frontend->fast->fresh(p->entries[0].object, &p->kind, data);
     if (first)
-        *data = p->terms[0].data;
+        *data = p->entries[0].data;
     if (!to && b->frontend->clear_error)
         b->frontend->clear_error(); /* the general path says it, if there is anything to say */
     if (!to || readable(b, slot, m, first))
@@ -133,17 +135,17 @@ static void *target_of(const fan_buffer *b, size_t slot, const merge *m, char **
 /* merge_sum: of so many terms, FAN_FAST_TERMS at a time, without the interpreter where that pays. */
 static void merge_sum(const fan_buffer *b, size_t slot, merge *m, char *out)
 {
-    const fan_fast_list *p = b->slots[slot].fast;
+    const fan_list *p = b->slots[slot].list;
     const fan_fast_scratch scratch = {m->arrays, m->in};
     const fan_fast_kind *k = &p->kind;
     void *left = m->n * p->bytes > RELEASE_BYTES ? b->frontend->allow_threads_begin() : NULL;
-    FAN_UNCLEARED fan_fast_term part[FAN_FAST_TERMS];
+    FAN_UNCLEARED fan_entry part[FAN_FAST_TERMS];
     for (size_t done = 0; done < m->n;) {
         size_t n = 0;
         if (done)
-            part[n++] = fan_fast_term_of(NULL, out, -1, false, false);
+            part[n++] = fan_entry_of(NULL, out, -1, false, false);
         while (n < FAN_FAST_TERMS && done < m->n)
-            part[n++] = p->terms[done++];
+            part[n++] = p->entries[done++];
         fan_fast_sum_terms(k, part, n, k->dtype, NULL, out,
                            fan_fast_needs_scratch(p, n, k->dtype, false) ? &scratch : NULL, NULL);
     }
@@ -154,10 +156,10 @@ static void merge_sum(const fan_buffer *b, size_t slot, merge *m, char *out)
 /* merge_commit: `object` stands for the terms from now on; those are in m->dropped. */
 static void merge_commit(fan_buffer *b, size_t slot, merge *m, void *object, char *data)
 {
-    fan_fast_list *p = b->slots[slot].fast;
-    bool first = object == p->terms[0].object, ours = !first || p->terms[0].ours;
+    fan_list *p = b->slots[slot].list;
+    bool first = object == p->entries[0].object, ours = !first || p->entries[0].ours;
     size_t parked = m->n - (p->summed > 0);
-    memcpy(m->dropped, p->terms, m->n * sizeof *p->terms);
+    memcpy(m->dropped, p->entries, m->n * sizeof *p->entries);
     if (first)
         m->dropped[0].object = NULL;
     FAN_FAST_COUNT(b, folds, 1);
@@ -168,8 +170,8 @@ static void merge_commit(fan_buffer *b, size_t slot, merge *m, void *object, cha
     fan_fast_unpark(b, p, parked);
     p->rules = (p->summed ? p->rules : 0) | fan_plan_fast_fold(first);
     p->summed += (int64_t)parked;
-    p->terms[0] = fan_fast_term_of(object, data, p->terms[m->n - 1].key, false, ours);
-    memmove(&p->terms[1], &p->terms[m->n], (p->n - m->n) * sizeof *p->terms);
+    p->entries[0] = fan_entry_of(object, data, p->entries[m->n - 1].key, false, ours);
+    memmove(&p->entries[1], &p->entries[m->n], (p->n - m->n) * sizeof *p->entries);
     p->n -= m->n - 1;
 }
 
@@ -197,11 +199,11 @@ static bool merge_prefix(fan_buffer *b, size_t slot)
 /* first_begins: a first contribution becomes the sum as it is, and waits no longer. False: not for the fast path. */
 static bool first_begins(fan_buffer *b, size_t slot)
 {
-    fan_fast_list *p = b->slots[slot].fast;
+    fan_list *p = b->slots[slot].list;
     if (!may_merge(b, slot) || p->summed || fan_fast_is_large(p->size))
         return false;
-    fan_fast_list_sort(p);
-    if (fan_fast_list_prefix(p) != 1)
+    fan_list_sort(p);
+    if (fan_list_prefix(p) != 1)
         return false;
     fan_fast_unpark(b, p, 1);
     p->rules = 0;

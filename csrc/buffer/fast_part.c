@@ -15,8 +15,8 @@ void fan_fast_let_go(fan_buffer *b, fan_span span)
 
 bool fan_fast_reusable(const fan_buffer *b, size_t slot, size_t n, fan_dtype acc)
 {
-    const fan_fast_list *p = b->slots[slot].fast;
-    const fan_fast_term *first = &p->terms[0];
+    const fan_list *p = b->slots[slot].list;
+    const fan_entry *first = &p->entries[0];
     const fan_fast_frontend *fast = b->frontend->fast;
     if (p->kind.scalar)
         return false;
@@ -33,7 +33,7 @@ bool fan_fast_reusable(const fan_buffer *b, size_t slot, size_t n, fan_dtype acc
     facts.unshared = unshared;
     facts.writable = !facts.donated || facts.ours || fast->writable(first->object, &p->kind);
     for (size_t k = 1; k < n && facts.disjoint; k++)
-        facts.disjoint = !fan_flats_meet(p->terms[k].data, p->bytes, first->data, p->bytes);
+        facts.disjoint = !fan_flats_meet(p->entries[k].data, p->bytes, first->data, p->bytes);
     return fan_reusable(&facts) == FAN_REUSE_YES;
 }
 

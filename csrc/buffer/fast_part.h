@@ -37,15 +37,15 @@ typedef struct fan_fast_scratch {
     fan_operand *in;   /* .. and n */
 } fan_fast_scratch;
 /* fan_fast_needs_scratch: whether a sum of n terms needs it. */
-static inline bool fan_fast_needs_scratch(const fan_fast_list *p, size_t n, fan_dtype acc, bool with_stats)
+static inline bool fan_fast_needs_scratch(const fan_list *p, size_t n, fan_dtype acc, bool with_stats)
 {
     return with_stats || (n > FAN_FAST_TERMS && acc != p->kind.dtype) || !fan_fast_is_flat(p->size, n);
 }
 /* fan_fast_sum_terms: `out` becomes the fold of n terms, scaled (NULL: not), with statistics (NULL: none). out is one
  * of the terms or apart from all; where n is more than FAN_FAST_TERMS, the first or apart. scratch: NULL where it is
  * not needed. Allocates nothing, needs no interpreter. */
-void fan_fast_sum_terms(const fan_fast_kind *k, const fan_fast_term *terms, size_t n, fan_dtype acc,
-                        const fan_scale *scale, char *out, const fan_fast_scratch *scratch, fan_stats *stats);
+void fan_fast_sum_terms(const fan_fast_kind *k, const fan_entry *terms, size_t n, fan_dtype acc, const fan_scale *scale,
+                        char *out, const fan_fast_scratch *scratch, fan_stats *stats);
 
 /* fan_fast_reusable: A6 of the first of the slot's terms, as the target of a sum of `n` of them in dtype `acc`. */
 bool fan_fast_reusable(const fan_buffer *b, size_t slot, size_t n, fan_dtype acc);

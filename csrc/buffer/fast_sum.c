@@ -23,11 +23,11 @@ static void array_over(fan_array *a, const fan_fast_kind *k, const char *data)
     a->dims[1] = (int64_t)fan_dtype_size(k->dtype);
 }
 
-static void sum_arrays(const fan_fast_kind *k, const fan_fast_term *terms, size_t n, fan_dtype acc,
-                       const fan_scale *scale, char *out, const fan_fast_scratch *with, fan_stats *stats)
+static void sum_arrays(const fan_fast_kind *k, const fan_entry *terms, size_t n, fan_dtype acc, const fan_scale *scale,
+                       char *out, const fan_fast_scratch *with, fan_stats *stats)
 {
     for (size_t i = 0; i < n; i++) {
-        array_over(&with->arrays[i], k, fan_fast_data(k, &terms[i]));
+        array_over(&with->arrays[i], k, fan_entry_data(k, &terms[i]));
         with->in[i] = (fan_operand){.array = &with->arrays[i], .acc = acc};
     }
     if (stats && n == 1 && !scale && out == terms[0].data) { /* it is handed through */
@@ -41,8 +41,8 @@ static void sum_arrays(const fan_fast_kind *k, const fan_fast_term *terms, size_
     fan_sum(&with->arrays[n], with->in, n, &how);
 }
 
-void fan_fast_sum_terms(const fan_fast_kind *k, const fan_fast_term *terms, size_t n, fan_dtype acc,
-                        const fan_scale *scale, char *out, const fan_fast_scratch *scratch, fan_stats *stats)
+void fan_fast_sum_terms(const fan_fast_kind *k, const fan_entry *terms, size_t n, fan_dtype acc, const fan_scale *scale,
+                        char *out, const fan_fast_scratch *scratch, fan_stats *stats)
 {
     FAN_UNCLEARED const char *src[FAN_FAST_TERMS];
     _Alignas(16) char factor[16];
@@ -51,7 +51,7 @@ void fan_fast_sum_terms(const fan_fast_kind *k, const fan_fast_term *terms, size
         return;
     }
     if (n == 1 && !scale) {
-        memmove(out, fan_fast_data(k, &terms[0]), (size_t)fan_fast_bytes(k));
+        memmove(out, fan_entry_data(k, &terms[0]), (size_t)fan_fast_bytes(k));
         return;
     }
     if (scale)
@@ -62,7 +62,7 @@ void fan_fast_sum_terms(const fan_fast_kind *k, const fan_fast_term *terms, size
         if (done)
             src[m++] = out;
         for (; m < FAN_FAST_TERMS && done < n; done++)
-            src[m++] = fan_fast_data(k, &terms[done]);
+            src[m++] = fan_entry_data(k, &terms[done]);
         (void)fan_sum_flat(out, src, m, count, k->dtype, acc, scale && done == n ? factor : NULL);
     }
 }

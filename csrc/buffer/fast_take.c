@@ -24,10 +24,10 @@ typedef struct taking {
     bool announce; /* some of the arrays that are written are of a library that counts writes */
 } taking;
 
-static fan_fast_list *list_at(const fan_buffer *b, size_t slot) { return b->slots[slot].fast; }
+static fan_list *list_at(const fan_buffer *b, size_t slot) { return b->slots[slot].list; }
 
 /* defined: the terms of a slot's sum; 0: it is undefined. */
-static size_t defined(const fan_fast_list *p) { return p ? fan_fast_list_defined(p) : 0; }
+static size_t defined(const fan_list *p) { return p ? fan_list_defined(p) : 0; }
 
 static fan_dtype accum_of(const fan_buffer *b, size_t slot)
 {
@@ -39,16 +39,16 @@ static fan_dtype accum_of(const fan_buffer *b, size_t slot)
 static bool claim_slot(fan_buffer *b, size_t slot, const fan_take *how)
 {
     fan_slot *s = &b->slots[slot];
-    fan_fast_list *p = s->fast;
-    if (s->p != &fan_pass_none || s->busy || s->targets || fan_fast_stats_on_device(b, slot) ||
-        (s->expected >= 0 && s->expected != fan_fast_list_count(p)))
+    fan_list *p = s->list;
+    if (s->p != &fan_slot_state_none || s->busy || s->targets || fan_fast_stats_on_device(b, slot) ||
+        (s->expected >= 0 && s->expected != fan_list_count(p)))
         return false;
     if (p && p->n) {
-        if (how->scale.on && fan_fast_list_defined(p) && !fan_fast_scale_fits(how, p->kind.dtype, accum_of(b, slot)))
+        if (how->scale.on && fan_list_defined(p) && !fan_fast_scale_fits(how, p->kind.dtype, accum_of(b, slot)))
             return false;
-        fan_fast_list_sort(p);
+        fan_list_sort(p);
         if (p->undefined)
-            fan_fast_list_undefined_last(p);
+            fan_list_undefined_last(p);
     }
     fan_fast_claim(s);
     return true;
@@ -57,9 +57,9 @@ static bool claim_slot(fan_buffer *b, size_t slot, const fan_take *how)
 static void give_back(fan_buffer *b, fan_span span)
 {
     for (size_t i = span.first; i < span.end; i++) {
-        fan_fast_list *p = b->slots[i].fast;
-        if (p && p->undefined && p->terms[0].key >= 0)
-            fan_fast_list_by_key(p);
+        fan_list *p = b->slots[i].list;
+        if (p && p->undefined && p->entries[0].key >= 0)
+            fan_list_by_key(p);
     }
     fan_fast_let_go(b, span);
 }
@@ -83,12 +83,12 @@ static bool reads_all(const fan_buffer *b, const fan_take *how, const fan_fast_o
 }
 
 /* stays_in_int64: of a sum of Python ints. */
-static bool stays_in_int64(const fan_fast_list *p, const fan_take *how)
+static bool stays_in_int64(const fan_list *p, const fan_take *how)
 {
     int64_t total = 0, n;
     bool over = how->scale.on;
-    for (size_t k = 0; k < fan_fast_list_defined(p) && !over; k++) {
-        memcpy(&n, fan_fast_data(&p->kind, &p->terms[k]), sizeof n);
+    for (size_t k = 0; k < fan_list_defined(p) && !over; k++) {
+        memcpy(&n, fan_entry_data(&p->kind, &p->entries[k]), sizeof n);
         over = __builtin_add_overflow(total, n, &total);
     }
     return !over;
@@ -98,19 +98,19 @@ static bool stays_in_int64(const fan_fast_list *p, const fan_take *how)
 static void fetch_terms(const taking *t, size_t slot, bool memory)
 {
     size_t at = slot + AHEAD < t->span.end ? slot + AHEAD : slot;
-    const fan_fast_list *p = list_at(t->b, at);
+    const fan_list *p = list_at(t->b, at);
     fan_fast_prefetch(t->b, slot + 2 * AHEAD);
     for (size_t k = 0; k < defined(p); k++)
-        __builtin_prefetch(memory ? (const void *)p->terms[k].data : p->terms[k].object);
+        __builtin_prefetch(memory ? (const void *)p->entries[k].data : p->entries[k].object);
 }
 
 /* keeps_keys: where other slots are taken with it, no key may be missing before the first term becomes the sum. */
-static bool keeps_keys(const taking *t, const fan_fast_list *p)
+static bool keeps_keys(const taking *t, const fan_list *p)
 {
-    if (t->how->one || t->b->nslots == 1 || p->terms[0].key < 0 || p->terms[0].donated)
+    if (t->how->one || t->b->nslots == 1 || p->entries[0].key < 0 || p->entries[0].donated)
         return true;
-    int64_t defined_last = p->terms[fan_fast_list_defined(p) - 1].key, last = p->terms[p->n - 1].key,
-            from = p->summed ? p->terms[0].key : 0;
+    int64_t defined_last = p->entries[fan_list_defined(p) - 1].key, last = p->entries[p->n - 1].key,
+            from = p->summed ? p->entries[0].key : 0;
     return (last > defined_last ? last : defined_last) - from == (int64_t)p->n - 1; /* they are all different */
 }
 
@@ -118,12 +118,12 @@ static bool keeps_keys(const taking *t, const fan_fast_list *p)
  * fast path. */
 static void *result_of(taking *t, size_t slot)
 {
-    fan_fast_list *p = list_at(t->b, slot);
+    fan_list *p = list_at(t->b, slot);
     const fan_fast_frontend *fast = t->b->frontend->fast;
     const fan_scale *scale = t->how->scale.on ? &t->how->scale : NULL;
-    size_t n = fan_fast_list_defined(p);
-    void *first = p->terms[0].object;
-    p->out = p->terms[0].data;
+    size_t n = fan_list_defined(p);
+    void *first = p->entries[0].object;
+    p->out = p->entries[0].data;
     if (n == 1 && !scale && (!t->how->writable || fan_fast_reusable(t->b, slot, 1, p->kind.dtype))) {
         fast->hold(first);
         return first;
@@ -131,7 +131,7 @@ static void *result_of(taking *t, size_t slot)
     fan_dtype acc = accum_of(t->b, slot);
     if (p->kind.scalar) {
         _Alignas(16) char value[16];
-        fan_fast_sum_terms(&p->kind, p->terms, n, acc, scale, value,
+        fan_fast_sum_terms(&p->kind, p->entries, n, acc, scale, value,
                            fan_fast_needs_scratch(p, n, acc, false) ? &t->scratch : NULL, NULL);
         return fast->number(&p->kind, value);
     }
@@ -145,7 +145,7 @@ static void *result_of(taking *t, size_t slot)
 /* place_out: into the caller's array, where there is one for this slot; false: not for the fast path. */
 static bool place_out(taking *t, size_t slot)
 {
-    fan_fast_list *p = list_at(t->b, slot);
+    fan_list *p = list_at(t->b, slot);
     fan_flat *to = &t->written[t->nwritten];
     bool some = defined(p);
     void *object = NULL;
@@ -167,7 +167,7 @@ static bool place_out(taking *t, size_t slot)
 
 /* sums_here: whether the sum of a slot is one for the fast path: a large array is handed through at most, and of Python
  * ints the general path says what does not fit. */
-static bool sums_here(const taking *t, const fan_fast_list *p)
+static bool sums_here(const taking *t, const fan_list *p)
 {
     if (fan_fast_is_large(p->size) && reads_all(t->b, t->how, t->outs))
         return false;
@@ -184,7 +184,7 @@ static bool place_all(taking *t)
         return false;
     for (size_t i = t->span.first; i < t->span.end; i++) {
         void **result = &t->results[i - t->span.first];
-        const fan_fast_list *p = list_at(t->b, i);
+        const fan_list *p = list_at(t->b, i);
         if (far)
             fetch_terms(t, i, false);
         if (!defined(p))
@@ -202,7 +202,7 @@ static bool room_for(taking *t, fan_array *arrays, fan_operand *in)
     size_t most = 0;
     t->scratch = (fan_fast_scratch){arrays, in};
     for (size_t i = t->span.first; i < t->span.end; i++) {
-        const fan_fast_list *p = list_at(t->b, i);
+        const fan_list *p = list_at(t->b, i);
         size_t n = defined(p);
         if (n > FAN_FAST_TERMS && n > most && fan_fast_needs_scratch(p, n, accum_of(t->b, i), t->b->sum_stats))
             most = n;
@@ -216,10 +216,10 @@ static bool room_for(taking *t, fan_array *arrays, fan_operand *in)
 
 /* ---- 3. is what will be read what it was? ---- */
 
-static bool all_unchanged(const fan_frontend *f, const fan_fast_list *p)
+static bool all_unchanged(const fan_frontend *f, const fan_list *p)
 {
-    for (size_t k = 0; k < fan_fast_list_defined(p); k++)
-        if (!f->fast->is_unchanged(p->terms[k].object, &p->kind, p->terms[k].data))
+    for (size_t k = 0; k < fan_list_defined(p); k++)
+        if (!f->fast->is_unchanged(p->entries[k].object, &p->kind, p->entries[k].data))
             return false;
     return true;
 }
@@ -231,12 +231,12 @@ static bool ask_libraries(const taking *t)
 {
     const fan_fast_frontend *fast = t->b->frontend->fast;
     for (size_t i = t->span.first; t->asks && i < t->span.end; i++) {
-        const fan_fast_list *p = list_at(t->b, i);
-        if (defined(p) && p->kind.check_at_use && !p->terms[0].ours &&
-            t->results[i - t->span.first] == p->terms[0].object && !fast->is_detached(p->terms[0].object))
+        const fan_list *p = list_at(t->b, i);
+        if (defined(p) && p->kind.check_at_use && !p->entries[0].ours &&
+            t->results[i - t->span.first] == p->entries[0].object && !fast->is_detached(p->entries[0].object))
             return false;
         for (size_t k = 0; k < defined(p) && p->kind.check_at_use; k++)
-            if (!p->terms[k].ours && !fast->has_own_value(p->terms[k].object))
+            if (!p->entries[k].ours && !fast->has_own_value(p->entries[k].object))
                 return false;
     }
     for (size_t i = 0; t->announce && i < t->nwritten; i++) {
@@ -252,7 +252,7 @@ static bool all_readable(const taking *t)
     const fan_frontend *f = t->b->frontend;
     bool reads = reads_all(t->b, t->how, t->outs), far = t->span.end - t->span.first >= FAR;
     for (size_t i = t->span.first; i < t->span.end; i++) {
-        const fan_fast_list *p = list_at(t->b, i);
+        const fan_list *p = list_at(t->b, i);
         size_t n = defined(p);
         if (far)
             fetch_terms(t, i, false);
@@ -277,12 +277,12 @@ static void keep_stats(fan_buffer *b, size_t slot, const fan_stats *stats)
         return;
     sum_stats->stats = *stats;
     sum_stats->has_nonfinite = stats->nonfinite && stats->bad != SIZE_MAX;
-    sum_stats->nonfinite_key = sum_stats->has_nonfinite ? list_at(b, slot)->terms[stats->bad].key : -1;
+    sum_stats->nonfinite_key = sum_stats->has_nonfinite ? list_at(b, slot)->entries[stats->bad].key : -1;
 }
 
-static void count_sum(fan_buffer *b, const fan_fast_list *p, bool in_place, bool copied)
+static void count_sum(fan_buffer *b, const fan_list *p, bool in_place, bool copied)
 {
-    size_t n = fan_fast_list_defined(p);
+    size_t n = fan_list_defined(p);
     uint64_t bytes = p->size;
     FAN_FAST_COUNT(b, passes, 1);
     FAN_FAST_COUNT(b, bytes_read, n * bytes);
@@ -296,11 +296,11 @@ static void count_sum(fan_buffer *b, const fan_fast_list *p, bool in_place, bool
 static void run(const taking *t, size_t slot, char *out, fan_stats *stats)
 {
     fan_buffer *b = t->b;
-    const fan_fast_list *p = list_at(b, slot);
+    const fan_list *p = list_at(b, slot);
     fan_dtype acc = accum_of(b, slot);
-    size_t n = fan_fast_list_defined(p);
+    size_t n = fan_list_defined(p);
     void *left = p->bytes > FAN_FAST_BYTES ? b->frontend->allow_threads_begin() : NULL;
-    fan_fast_sum_terms(&p->kind, p->terms, n, acc, t->how->scale.on ? &t->how->scale : NULL, out,
+    fan_fast_sum_terms(&p->kind, p->entries, n, acc, t->how->scale.on ? &t->how->scale : NULL, out,
                        fan_fast_needs_scratch(p, n, acc, stats) ? &t->scratch : NULL, stats);
     if (!left)
         return;
@@ -317,11 +317,11 @@ static void sum_slot(const taking *t, size_t slot, bool is_out)
     _Alignas(16) char value[16];
     FAN_UNCLEARED fan_stats sum_stats;
     fan_buffer *b = t->b;
-    const fan_fast_list *p = list_at(b, slot);
+    const fan_list *p = list_at(b, slot);
     fan_stats *stats = b->sum_stats ? &sum_stats : NULL;
-    size_t n = fan_fast_list_defined(p);
+    size_t n = fan_list_defined(p);
     void *to = t->results[slot - t->span.first];
-    bool number = p->kind.scalar, first = !number && to == p->terms[0].object;
+    bool number = p->kind.scalar, first = !number && to == p->entries[0].object;
     bool handed = n == 1 && !t->how->scale.on && (first || (number && !t->how->writable));
     if (handed && !stats)
         return;
@@ -380,16 +380,16 @@ static void finish(fan_buffer *b, fan_span span)
     d.n = 0;
     d.cap = sizeof d.inline_objects / sizeof *d.inline_objects;
     for (size_t i = span.first; i < span.end; i++) {
-        fan_fast_list *p = b->slots[i].fast;
+        fan_list *p = b->slots[i].list;
         for (size_t k = 0; p && k < p->n; k++) {
-            void *object = p->terms[k].object;
+            void *object = p->entries[k].object;
             if (object && !b->frontend->fast->drop_if_shared(object) && !defer_drop(&d, object))
                 b->frontend->drop(object);
         }
         if (p && p->n) {
-            fan_fast_unpark(b, p, fan_fast_list_parked(p) - p->undefined);
-            fan_fast_list_empty(p);
-            fan_fast_list_shrink(p);
+            fan_fast_unpark(b, p, fan_list_parked(p) - p->undefined);
+            fan_list_empty(p);
+            fan_list_shrink(p);
         }
     }
     fan_fast_let_go(b, span);
@@ -430,14 +430,14 @@ static bool outs_begin(taking *t)
  * nobody is called. False: it is not that. */
 static bool hand_through(fan_buffer *b, const fan_slot *s, void **result)
 {
-    fan_fast_list *p = s->fast;
-    if (s->p != &fan_pass_none || s->busy || s->targets || !p || p->n != 1 || p->undefined || p->unsorted ||
-        p->kind.check_at_use || (s->expected >= 0 && s->expected != fan_fast_list_count(p)))
+    fan_list *p = s->list;
+    if (s->p != &fan_slot_state_none || s->busy || s->targets || !p || p->n != 1 || p->undefined || p->unsorted ||
+        p->kind.check_at_use || (s->expected >= 0 && s->expected != fan_list_count(p)))
         return false;
-    *result = p->terms[0].object;
-    fan_fast_unpark(b, p, fan_fast_list_parked(p));
-    fan_fast_list_empty(p);
-    fan_fast_list_shrink(p);
+    *result = p->entries[0].object;
+    fan_fast_unpark(b, p, fan_list_parked(p));
+    fan_list_empty(p);
+    fan_list_shrink(p);
     return true;
 }
 

@@ -4,40 +4,40 @@
 #include "array/sum.h"
 #include "buffer/fast_part.h"
 
-static bool is_few(const fan_buffer *b, const fan_slot *s, const fan_fast_list *p)
+static bool is_few(const fan_buffer *b, const fan_slot *s, const fan_list *p)
 {
     if (!p || p->n < 2 || p->n > FAN_FAST_TERMS || p->size > FAN_FAST_BYTES || p->undefined || p->unsorted ||
         p->kind.scalar)
         return false;
-    return s->p == &fan_pass_none && !s->busy && !s->targets && !b->sum_stats &&
-           (s->expected < 0 || s->expected == fan_fast_list_count(p));
+    return s->p == &fan_slot_state_none && !s->busy && !s->targets && !b->sum_stats &&
+           (s->expected < 0 || s->expected == fan_list_count(p));
 }
 
 /* readable: libraries are asked before anything is looked at once more, of what is others': who is asked may keep what
  * it was asked of, and our own is written. handed: the first term becomes the sum. */
-static bool readable(const fan_fast_frontend *fast, const fan_fast_list *p, bool handed)
+static bool readable(const fan_fast_frontend *fast, const fan_list *p, bool handed)
 {
     if (p->kind.check_at_use) {
-        if (handed && !p->terms[0].ours && !fast->is_detached(p->terms[0].object))
+        if (handed && !p->entries[0].ours && !fast->is_detached(p->entries[0].object))
             return false;
         for (size_t k = 0; k < p->n; k++)
-            if (!p->terms[k].ours && !fast->has_own_value(p->terms[k].object))
+            if (!p->entries[k].ours && !fast->has_own_value(p->entries[k].object))
                 return false;
     }
     for (size_t k = 0; k < p->n; k++)
-        if (!fast->is_unchanged(p->terms[k].object, &p->kind, p->terms[k].data))
+        if (!fast->is_unchanged(p->entries[k].object, &p->kind, p->entries[k].data))
             return false;
     return true;
 }
 
-static void sum(fan_buffer *b, const fan_fast_list *p, fan_dtype acc, const fan_scale *scale, char *out, bool in_place)
+static void sum(fan_buffer *b, const fan_list *p, fan_dtype acc, const fan_scale *scale, char *out, bool in_place)
 {
     FAN_UNCLEARED const char *src[FAN_FAST_TERMS];
     _Alignas(16) char factor[16];
     if (scale)
         fan_scale_as(scale, acc, factor);
     for (size_t k = 0; k < p->n; k++)
-        src[k] = p->terms[k].data;
+        src[k] = p->entries[k].data;
     (void)fan_sum_flat(out, src, p->n, fan_fast_elements(&p->kind), p->kind.dtype, acc, scale ? factor : NULL);
     FAN_FAST_COUNT(b, passes, 1);
     FAN_FAST_COUNT(b, folds, 1);
@@ -50,14 +50,14 @@ static void sum(fan_buffer *b, const fan_fast_list *p, fan_dtype acc, const fan_
 static void finish(fan_buffer *b, size_t slot)
 {
     FAN_UNCLEARED void *last[FAN_FAST_TERMS];
-    fan_fast_list *p = b->slots[slot].fast;
+    fan_list *p = b->slots[slot].list;
     size_t nlast = 0;
     for (size_t k = 0; k < p->n; k++)
-        if (!b->frontend->fast->drop_if_shared(p->terms[k].object))
-            last[nlast++] = p->terms[k].object;
-    fan_fast_unpark(b, p, fan_fast_list_parked(p));
-    fan_fast_list_empty(p);
-    fan_fast_list_shrink(p);
+        if (!b->frontend->fast->drop_if_shared(p->entries[k].object))
+            last[nlast++] = p->entries[k].object;
+    fan_fast_unpark(b, p, fan_list_parked(p));
+    fan_list_empty(p);
+    fan_list_shrink(p);
     fan_fast_let_go(b, (fan_span){slot, slot + 1});
     for (size_t k = 0; k < nlast; k++)
         b->frontend->drop(last[k]);
@@ -66,18 +66,18 @@ static void finish(fan_buffer *b, size_t slot)
 bool fan_fast_take_few(fan_buffer *b, size_t slot, const fan_take *how, void **result)
 {
     fan_slot *s = &b->slots[slot];
-    fan_fast_list *p = s->fast;
+    fan_list *p = s->list;
     const fan_fast_frontend *fast = b->frontend->fast;
     if (!is_few(b, s, p))
         return false;
     fan_dtype acc = fan_accum_dtype(p->kind.dtype, s->spec->accumulate);
     const fan_scale *scale = how->scale.on ? &how->scale : NULL;
-    char *out = p->terms[0].data;
+    char *out = p->entries[0].data;
     if (scale && !fan_fast_scale_fits(how, p->kind.dtype, acc))
         return false;
     fan_fast_claim(s);
     bool first = !scale && fan_fast_reusable(b, slot, p->n, acc);
-    void *to = first ? p->terms[0].object : fast->fresh(p->terms[0].object, &p->kind, &out);
+    void *to = first ? p->entries[0].object : fast->fresh(p->entries[0].object, &p->kind, &out);
     if (first)
         fast->hold(to);
     if (to && readable(fast, p, first)) {

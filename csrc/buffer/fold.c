@@ -18,7 +18,10 @@
 
 void fan_gathered_fini(fan_gathered *g)
 {
-    fan_free(g->items);
+    for (size_t i = 0; i < g->nvalues; i++)
+        fan_value_drop(g->fold.b->frontend, &g->values[i]);
+    fan_free(g->values);
+    fan_free(g->entries);
     fan_free(g->fold.terms);
     fan_free(g->fold.scratch);
     fan_free(g->fold.keys);
@@ -38,24 +41,28 @@ static void fold_consider_kind(fan_gathered *g, const fan_value *v, int64_t key)
     }
 }
 
-/* The first `m` parked items, copied: who arrives meanwhile moves the list. */
-static fan_status fold_gather_items(fan_buffer *b, size_t slot, size_t m, fan_gathered *g, fan_error *err)
+/* The first `m` parked entries, copied: what arrives meanwhile moves the list. */
+static fan_status fold_gather_entries(fan_buffer *b, size_t slot, size_t m, fan_gathered *g, fan_error *err)
 {
     fan_slot *s = &b->slots[slot];
     fan_fold *f = &g->fold;
     fan_slot_lock(b, slot);
-    size_t room = s->p->nitems;
+    size_t room = fan_slot_waiting(s), plain = 0;
+    for (size_t i = 0; i < room; i++)
+        plain += !s->list->entries[i].general;
     fan_slot_unlock(b, slot);
     f->terms = fan_alloc((room + 1) * sizeof *f->terms);
     f->scratch = fan_alloc((room + 2) * sizeof *f->scratch);
-    g->items = fan_alloc((room + 1) * sizeof *g->items);
-    if (!f->terms || !f->scratch || !g->items)
+    g->entries = fan_alloc((room + 1) * sizeof *g->entries);
+    g->values = plain ? fan_alloc(plain * sizeof *g->values) : NULL;
+    if (!f->terms || !f->scratch || !g->entries || (plain && !g->values))
         return fan_fail(err, FAN_ERR_NOMEM, "%s: slot %zu: out of memory", b->name, slot);
     fan_slot_lock(b, slot);
-    fan_pass_in_order(s->p);
-    for (size_t i = 0; i < s->p->nitems && g->nitems < room && g->nitems < m; i++)
-        if (s->p->items[i]->parked)
-            g->items[g->nitems++] = s->p->items[i];
+    if (s->list)
+        fan_list_sort(s->list);
+    for (size_t i = 0; i < fan_slot_waiting(s) && g->n < room && g->n < m; i++)
+        if (fan_entry_parked(&s->list->entries[i]))
+            g->entries[g->n++] = s->list->entries[i];
     fan_slot_unlock(b, slot);
     return FAN_OK;
 }
@@ -63,7 +70,7 @@ static fan_status fold_gather_items(fan_buffer *b, size_t slot, size_t m, fan_ga
 static fan_status fold_gather_value(fan_gathered *g, fan_error *err)
 {
     fan_fold *f = &g->fold;
-    fan_pass *p = f->b->slots[f->slot].p;
+    fan_slot_state *p = f->b->slots[f->slot].p;
     f->seen = p->value_seen;
     f->state = p->exact;
     if (p->value.form == FAN_FORM_ZERO)
@@ -88,7 +95,6 @@ static fan_status fold_gather_value(fan_gathered *g, fan_error *err)
 static fan_status fold_gather_item(fan_gathered *g, fan_item *it, fan_error *err)
 {
     fan_fold *f = &g->fold;
-    f->seen = fan_item_seen(f->seen, &f->b->slots[f->slot], it);
     if (it->value.form == FAN_FORM_ZERO && !g->zero)
         g->zero = &it->value;
     if (it->value.form == FAN_FORM_UNDEFINED || it->value.form == FAN_FORM_ZERO)
@@ -111,6 +117,35 @@ static fan_status fold_gather_item(fan_gathered *g, fan_item *it, fan_error *err
     return FAN_OK;
 }
 
+/* A plain entry: its value is made for this sum, and the entry stays as it is. */
+static fan_status fold_gather_plain(fan_gathered *g, const fan_entry *one, fan_error *err)
+{
+    fan_fold *f = &g->fold;
+    const fan_slot *s = &f->b->slots[f->slot];
+    const fan_frontend *frontend = f->b->frontend;
+    fan_value *v = &g->values[g->nvalues];
+    bool kept = false;
+    if (!one->object)
+        return FAN_OK;
+    /* Asked now: the value has a hold as well. */
+    bool unshared = f->n == 0 && !one->ours && !one->donated && frontend->fast->unshared(one->object);
+    fan_status status = frontend->fast_value(one->object, one->data, &s->list->kind, v, &kept, err);
+    if (status == FAN_ERR_STATE)
+        return fan_slot_changed(f->b, f->slot, one->key, err);
+    FAN_TRY(status);
+    g->nvalues++;
+    fold_consider_kind(g, v, one->key);
+    f->terms[f->n++] = (fan_term){.v = v,
+                                  .donated = one->donated,
+                                  .ours = one->ours,
+                                  .exposed = one->ours && (kept || one->exposed),
+                                  .unshared = unshared && !one->exposed,
+                                  .key = one->key,
+                                  .own = v->weak || v->form == FAN_FORM_OBJECT ? FAN_DT_NONE : s->list->kind.dtype,
+                                  .seen = f->seen};
+    return FAN_OK;
+}
+
 fan_status fan_gather(fan_buffer *b, size_t slot, size_t m, bool may_end, fan_gathered *g, fan_error *err)
 {
     memset(g, 0, sizeof *g);
@@ -118,11 +153,14 @@ fan_status fan_gather(fan_buffer *b, size_t slot, size_t m, bool may_end, fan_ga
     g->fold.b = b;
     g->fold.slot = slot;
     g->fold.finish_dtype = FAN_DT_NONE;
-    fan_status status = fold_gather_items(b, slot, m, g, err);
+    fan_status status = fold_gather_entries(b, slot, m, g, err);
     if (status == FAN_OK)
         status = fold_gather_value(g, err);
-    for (size_t i = 0; status == FAN_OK && i < g->nitems; i++)
-        status = fold_gather_item(g, g->items[i], err);
+    for (size_t i = 0; status == FAN_OK && i < g->n; i++) {
+        const fan_entry *one = &g->entries[i];
+        g->fold.seen = fan_entry_seen(g->fold.seen, &b->slots[slot], one);
+        status = one->general ? fold_gather_item(g, one->item, err) : fold_gather_plain(g, one, err);
+    }
     if (status != FAN_OK)
         fan_gathered_fini(g);
     return status;
@@ -453,7 +491,7 @@ static void fold_move_value(fan_value *to, fan_value *from)
     *from = (fan_value){.dtype = FAN_DT_NONE};
 }
 
-static void fold_commit_sum(fan_pass *p, fan_gathered *g, fold_old_sum *old)
+static void fold_commit_sum(fan_slot_state *p, fan_gathered *g, fold_old_sum *old)
 {
     fan_fold *f = &g->fold;
     uint8_t origin = g->like ? g->like->origin : 0,
@@ -482,48 +520,65 @@ static void fold_commit_sum(fan_pass *p, fan_gathered *g, fold_old_sum *old)
 }
 
 /* The first contribution becomes the value as it is: there is no sum yet (S8-S11 stand). */
-static void fold_commit_first(fan_pass *p, fan_item *it, fold_old_sum *old)
+static void fold_commit_first(fan_slot_state *p, const fan_gathered *g, const fan_entry *first, fold_old_sum *old)
 {
+    const fan_term *t = &g->fold.terms[0];
+    fan_item *it = first->general ? first->item : NULL;
     *old = (fold_old_sum){.value = p->value, .ready = p->ready, .ready_event = p->ready_event};
-    fold_move_value(&p->value, &it->value);
-    p->value_ours = it->ours;
+    fold_move_value(&p->value, it ? &it->value : &g->values[g->nvalues - 1]);
+    p->value_ours = t->ours;
     p->value_summed = false;
-    p->value_exposed = it->exposed;
-    p->value_shown = it->shown;
-    p->value_donated = it->donated;
-    p->ready = it->producer;
-    p->ready_event = it->event;
-    it->producer = NULL;
-    it->event = NULL;
-    p->value_hashed = it->hashed;
-    p->value_hash = it->hash;
+    p->value_exposed = t->exposed;
+    p->value_shown = it ? it->shown : first->exposed;
+    p->value_donated = t->donated;
+    p->ready = it ? it->producer : NULL;
+    p->ready_event = it ? it->event : NULL;
+    p->value_hashed = it && it->hashed;
+    p->value_hash = it ? it->hash : 0;
+    if (it) {
+        it->producer = NULL;
+        it->event = NULL;
+    }
 }
 
-static fan_item *fold_item_of(const fan_gathered *g, const fan_value *v)
+/* The gathered entry that is defined, and whose form is not (form zero: is) that of a zero; NULL: there is none. */
+static const fan_entry *fold_only_entry(const fan_gathered *g, const fan_value *v)
 {
-    for (size_t i = 0; i < g->nitems; i++)
-        if (&g->items[i]->value == v)
-            return g->items[i];
+    for (size_t i = 0; i < g->n; i++)
+        if (g->entries[i].general ? &g->entries[i].item->value == v
+                                  : g->nvalues && v == &g->values[g->nvalues - 1] && g->entries[i].object)
+            return &g->entries[i];
     return NULL;
 }
 
-/* Takes the gathered items off the list. They stand at the front but for those that arrived between (only beyond a
+/* Takes the gathered entries off the list. They stand at the front but for those that arrived between (only beyond a
  * gap). */
-static void fold_unlist(fan_buffer *b, fan_pass *p, const fan_gathered *g)
+static void fold_unlist(fan_buffer *b, fan_slot *s, const fan_gathered *g)
 {
-    size_t kept = 0;
-    for (size_t i = 0, k = 0; i < p->nitems; i++) {
-        if (k < g->nitems && p->items[i] == g->items[k])
-            fan_item_unpark(b, g->items[k++]);
-        else
-            p->items[kept++] = p->items[i];
+    fan_list *list = s->list;
+    size_t kept = 0, k = 0, plain = 0;
+    for (size_t i = 0; list && i < list->n; i++) {
+        const fan_entry *one = &list->entries[i];
+        if (k == g->n || !fan_entry_same(one, &g->entries[k])) {
+            list->entries[kept++] = *one;
+            continue;
+        }
+        if (list->unsorted)
+            fan_keys_remove(list->unsorted, fan_entry_key(one));
+        if (one->general)
+            fan_item_unpark(b, one->item);
+        plain += !one->general && one->object;
+        list->undefined -= !one->object;
+        k++;
     }
-    for (size_t k = 0; p->unsorted && k < g->nitems; k++)
-        fan_keys_remove(p->unsorted, g->items[k]->key);
-    p->nitems = kept;
-    p->ask = 0;
-    if (p->keyed > 0 && g->nitems)
-        p->next_key = (uint64_t)g->items[g->nitems - 1]->key + 1;
+    if (plain)
+        fan_fast_unpark(b, list, plain);
+    if (list) {
+        list->n = kept;
+        list->ask = 0;
+    }
+    if (s->p->keyed > 0 && g->n)
+        s->p->next_key = (uint64_t)fan_entry_key(&g->entries[g->n - 1]) + 1;
 }
 
 static fan_status fold_commit(fan_buffer *b, size_t slot, fan_gathered *g, fan_error *err)
@@ -540,12 +595,12 @@ static fan_status fold_commit(fan_buffer *b, size_t slot, fan_gathered *g, fan_e
 fan_status fan_fold_commit_end(fan_buffer *b, size_t slot, fan_gathered *g, fan_error *err)
 {
     fan_slot *s = &b->slots[slot];
-    fan_pass *p = s->p;
+    fan_slot_state *p = s->p;
     fan_fold *f = &g->fold;
     fold_old_sum old = {.value = {.dtype = FAN_DT_NONE}};
     fan_status status = f->n > 1 ? fan_fold_end(f, err) : FAN_OK;
-    fan_item *first = f->n == 1 && !f->terms[0].is_value ? fold_item_of(g, f->terms[0].v) : NULL;
-    fan_item *zero = f->n == 0 && g->zero ? fold_item_of(g, g->zero) : NULL;
+    const fan_entry *first = f->n == 1 && !f->terms[0].is_value ? fold_only_entry(g, f->terms[0].v) : NULL;
+    const fan_entry *zero = f->n == 0 && g->zero ? fold_only_entry(g, g->zero) : NULL;
     fan_slot_lock(b, slot);
     if (status != FAN_OK) {
         fan_slot_poison(s, status, err);
@@ -555,17 +610,17 @@ fan_status fan_fold_commit_end(fan_buffer *b, size_t slot, fan_gathered *g, fan_
     if (f->n > 1)
         fold_commit_sum(p, g, &old);
     else if (first)
-        fold_commit_first(p, first, &old);
+        fold_commit_first(p, g, first, &old);
     else if (zero && p->value.form == FAN_FORM_UNDEFINED)
-        fold_move_value(&p->value, &zero->value);
+        fold_move_value(&p->value, &zero->item->value);
     p->value_seen = f->seen;
     if (g->like)
         p->value_key = g->like_key;
-    fold_unlist(b, p, g);
+    fold_unlist(b, s, g);
     fan_slot_unlock(b, slot);
-    for (size_t i = 0; i < g->nitems; i++)
-        fan_item_free(b, g->items[i]);
-    g->nitems = 0;
+    for (size_t i = 0; i < g->n; i++)
+        fan_entry_drop(b, &g->entries[i]);
+    g->n = 0;
     f->n = 0; /* its terms are gone */
     fan_value_drop(b->frontend, &old.value);
     fan_sum_stats_drop(&old.sum_stats);
@@ -578,28 +633,29 @@ fan_status fan_fold_commit_end(fan_buffer *b, size_t slot, fan_gathered *g, fan_
  * if that saves memory; 0: none. */
 static size_t fold_worth_absorbing(const fan_slot *s)
 {
-    fan_pass *p = s->p;
+    fan_slot_state *p = s->p;
     fan_dtype d = fan_dtype_set_promote(p->seen);
     uint64_t parked = 0, dense = 0, state;
     if (!fan_exact_fits(d) || (p->device && p->device->backend->has_streams) ||
         (p->value.form != FAN_FORM_UNDEFINED && p->value.form != FAN_FORM_ZERO))
         return 0;
-    if (p->unsorted && (uint64_t)p->unsorted->least > p->next_key)
-        return 0;
-    fan_pass_in_order(p);
-    for (size_t i = 0; i < p->nitems; i++) {
-        const fan_value *v = &p->items[i]->value;
-        if (!p->items[i]->parked || (p->keyed > 0 && (uint64_t)p->items[i]->key != p->next_key + i))
-            return 0; /* keys have no order in an exact sum, but the ledger of A16 has */
+    size_t n = fan_slot_waiting(s);
+    if (fan_list_ready(s->list, p->next_key, p->keyed > 0) < n)
+        return 0; /* keys have no order in an exact sum, but the ledger of A16 has */
+    for (size_t i = 0; i < n; i++) {
+        const fan_entry *one = &s->list->entries[i];
+        if (!one->general) /* it is undefined: an exact sum takes no plain entries */
+            continue;
+        const fan_value *v = &one->item->value;
         if (v->form == FAN_FORM_SPARSE)
             return 0; /* its sum may be sparse, and small */
         if (v->form == FAN_FORM_DENSE && !fan_exact_fits(v->dtype))
             return 0; /* an integer is read as the sum's own dtype, which may widen yet */
-        parked += p->items[i]->bytes;
+        parked += one->item->bytes;
         dense += v->form == FAN_FORM_DENSE ? (uint64_t)v->array->size : 0;
     }
-    state = p->nitems ? dense / p->nitems * fan_superacc_size(d) : 0;
-    return p->nitems > 1 && (p->exact || parked > state) ? p->nitems : 0;
+    state = n ? dense / n * fan_superacc_size(d) : 0;
+    return n > 1 && (p->exact || parked > state) ? n : 0;
 }
 
 /* Locked on entry and on return; the slot is free: sums its first m items into its value, or its exact state. */
@@ -630,37 +686,52 @@ static fan_status fold_items(fan_buffer *b, size_t slot, size_t m, fan_error *er
  * or until the sum is asked for, which is refused (D5). */
 static bool fold_ints_leave(const fan_slot *s, size_t m)
 {
-    const fan_pass *p = s->p;
+    const fan_slot_state *p = s->p;
     fan_int_run run = {.sum = 0};
     const fan_value *next = NULL;
     if (!p->has_weak_int ||
         (p->value.form != FAN_FORM_UNDEFINED && p->value.form != FAN_FORM_ZERO && !fan_int_run_add(&run, &p->value)))
         return false;
+    const fan_fast_kind *k = s->list ? &s->list->kind : NULL;
+    const fan_value plain = {.form = FAN_FORM_DENSE, .dtype = k ? k->dtype : FAN_DT_NONE};
     for (size_t i = 0; i < m && !next; i++) {
-        const fan_value *v = &p->items[i]->value;
-        if (v->form != FAN_FORM_UNDEFINED && v->form != FAN_FORM_ZERO && !fan_int_run_add(&run, v))
+        const fan_entry *one = &s->list->entries[i];
+        const fan_value *v = one->general ? &one->item->value : &plain;
+        if (!one->object || v->form == FAN_FORM_UNDEFINED || v->form == FAN_FORM_ZERO)
+            continue;
+        if (one->general ? !fan_int_run_add(&run, v)
+                         : !k->weak || !fan_int_run_put(&run, k->dtype, fan_entry_data(k, one)))
             next = v;
     }
     return fan_int_run_leaves(&run, next, NULL, s->spec->dtype != FAN_DT_NONE ? s->spec->dtype : FAN_DT_INT64);
 }
 
-/* Locked: with an automatic budget: asks who holds each parked array on the host. Two kinds count as held without
- * asking: what lies on another device, whose cache is not ours, and sparse gradients, which take as long to merge as
- * what is merged already. The more items there are, the more seldom they are asked. */
-static void fold_recheck_holders(fan_buffer *b, fan_pass *p)
+/* Locked: with an automatic budget: checks again which parked arrays of the host the buffer alone holds. Two kinds
+ * count as held by others unchecked: what lies on another device, whose cache is not ours, and sparse gradients, which
+ * take as long to merge as what is merged already. The more entries there are, the more seldom they are checked. */
+static void fold_recheck_holders(fan_buffer *b, const fan_slot *s)
 {
-    if (b->budget != FAN_BUDGET_AUTO || p == &fan_pass_none || p->nitems < p->ask ||
-        (p->device && p->device->backend->has_streams))
+    fan_list *list = s->list;
+    size_t plain = 0;
+    if (b->budget != FAN_BUDGET_AUTO || !list || list->n < list->ask ||
+        (s->p->device && s->p->device->backend->has_streams))
         return;
-    for (size_t i = 0; i < p->nitems; i++) {
-        fan_item *it = p->items[i];
+    for (size_t i = 0; i < list->n; i++) {
+        const fan_entry *one = &list->entries[i];
+        fan_item *it = one->item;
+        if (!one->general) {
+            plain += one->object && b->frontend->alone(one->object, NULL);
+            continue;
+        }
         if (!it->parked || it->alone || it->value.form != FAN_FORM_DENSE)
             continue;
         it->alone = it->ours || (it->value.object && b->frontend->alone(it->value.object, &it->value));
         if (it->alone)
             atomic_fetch_add_explicit(&b->alone, it->bytes, memory_order_relaxed);
     }
-    p->ask = p->nitems + fan_ask_step(p->nitems);
+    atomic_fetch_add_explicit(&b->alone, ((uint64_t)plain - list->alone) * list->bytes, memory_order_relaxed);
+    list->alone = plain;
+    list->ask = list->n + fan_ask_step(list->n);
 }
 
 size_t fan_slot_due(fan_buffer *b, size_t slot, uint64_t coming)
@@ -668,12 +739,12 @@ size_t fan_slot_due(fan_buffer *b, size_t slot, uint64_t coming)
     const fan_slot *s = &b->slots[slot];
     if (s->busy || s->p->poison || atomic_load_explicit(&b->parked, memory_order_relaxed) <= b->least)
         return 0;
-    fold_recheck_holders(b, s->p);
+    fold_recheck_holders(b, s);
     if (!fan_over_budget(b, coming, true))
         return 0;
     if (s->spec->exact)
         return fold_worth_absorbing(s);
-    size_t m = fan_pass_ready_prefix(s->p);
+    size_t m = fan_list_ready(s->list, s->p->next_key, s->p->keyed > 0);
     return fold_ints_leave(s, m) ? 0 : m;
 }
 
@@ -689,8 +760,8 @@ fan_status fan_slot_fold_while_due(fan_buffer *b, size_t slot, fan_error *err)
 fan_status fan_slot_promote(fan_buffer *b, size_t slot, fan_error *err)
 {
     const fan_slot *s = &b->slots[slot];
-    if (s->busy || s->spec->exact || s->p->nitems != 1 || s->p->value.form != FAN_FORM_UNDEFINED ||
-        fan_pass_ready_prefix(s->p) != 1)
+    if (s->busy || s->spec->exact || fan_slot_waiting(s) != 1 || s->p->value.form != FAN_FORM_UNDEFINED ||
+        fan_list_ready(s->list, s->p->next_key, s->p->keyed > 0) != 1)
         return FAN_OK;
     return fold_items(b, slot, 1, err);
 }
@@ -698,7 +769,7 @@ fan_status fan_slot_promote(fan_buffer *b, size_t slot, fan_error *err)
 fan_status fan_buffer_fold_due(fan_buffer *b, size_t slot, fan_error *err)
 {
     fan_slot_lock(b, slot);
-    fan_status status = b->slots[slot].busy ? FAN_ERR_STATE : fan_slot_materialize(b, slot, err);
+    fan_status status = b->slots[slot].busy ? FAN_ERR_STATE : fan_slot_begin_state(b, slot, err);
     bool thick = status == FAN_OK;
     if (thick)
         status = fan_slot_fold_while_due(b, slot, err);

@@ -116,7 +116,7 @@ static fan_status find_first_nonfinite(const fan_fold *f, size_t *found, fan_err
 
 fan_status fan_fold_absorb(fan_fold *f, const fan_value *like, fan_error *err)
 {
-    fan_pass *p = fan_fold_slot(f)->p;
+    fan_slot_state *p = fan_fold_slot(f)->p;
     fan_exact_state *st = p->exact;
     size_t nonfinite = f->n;
     if (f->n == 0)

@@ -12,6 +12,7 @@ typedef struct fan_term {
     fan_stream *producer;
     fan_event *event;
     bool donated, ours, exposed;
+    bool unshared; /* of a plain entry: only the list held it when it was gathered */
     bool is_value;
     int64_t key;        /* of a contribution, -1: none */
     fan_dtype own;      /* of a contribution: the dtype in which an object meets it (D7); FAN_DT_NONE: the one it has */
@@ -52,8 +53,10 @@ typedef struct fan_fold {
 /* What a fold or a take is made of: the items it sums, and what they have in common. */
 typedef struct fan_gathered {
     fan_fold fold;
-    fan_item **items; /* copies of the pointers */
-    size_t nitems;
+    fan_entry *entries; /* copies: what arrives meanwhile moves the list */
+    size_t n;
+    fan_value *values; /* owned: of the plain ones */
+    size_t nvalues;
     const fan_value *zero; /* the first symbolic zero */
     const fan_value *like; /* whose kind the sum comes back as (D15) */
     int64_t like_key;

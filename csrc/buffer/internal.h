@@ -4,27 +4,9 @@
 
 #include "base/fault.h"
 #include "buffer/buffer.h"
-#include "buffer/fast_list.h"
+#include "buffer/list.h"
 
 #include <stddef.h>
-
-/* One contribution. Owned by its slot from reservation on; only the slot's folder takes it away again. */
-typedef struct fan_item {
-    fan_value value;
-    int64_t key;          /* -1: none */
-    fan_stream *producer; /* held; where the value is ready. NULL on devices without streams */
-    fan_event *event;     /* held; on P. NULL: nobody will wait for it */
-    bool parked;          /* false while its add still carries out its plan */
-    bool donated;
-    bool ours;         /* a copy or conversion that the buffer made */
-    bool exposed;      /* .. and its producer has it, too (target); or it was shown to the user by a take */
-    bool shown;        /* .. it is the latter */
-    fan_dtype_set own; /* the dtype that it had when it was added (A10) */
-    bool alone;        /* only the buffer holds it, as far as is known */
-    uint64_t bytes;
-    uint64_t hash; /* with debug: of its elements at add */
-    bool hashed;
-} fan_item;
 
 /* The statistics of a sum. On a device with streams they stand in the device's memory until somebody asks. */
 typedef struct fan_sum_stats {
@@ -48,9 +30,9 @@ typedef struct fan_exact_state {
     uint64_t words[];
 } fan_exact_state;
 
-/* What a slot holds during one pass, once something came that goes by the general path. Under the slot's lock; what is
- * marked (folder) is written only by the thread that made the slot busy. */
-typedef struct fan_pass {
+/* What a slot knows of a pass, made once something came to it that is no plain entry (list.h). Under the slot's lock;
+ * what is marked (folder) is written only by the thread that made the slot busy. */
+typedef struct fan_slot_state {
     int64_t *shape; /* fixed by the first gradient where undeclared */
     int ndim;
     bool shaped;
@@ -65,15 +47,11 @@ typedef struct fan_pass {
     int64_t weak_lo, weak_hi; /* range of the weak ints among them */
     int keyed;                /* 1: contributions have keys, -1: they have none, 0: there is none yet */
     int64_t count;
-    bool objects;     /* some contribution is, or was, an object: a sum may run others' code */
-    fan_item **items; /* in the order of keys, or of arrival */
-    size_t nitems, cap;
-    /* NULL: the items are in the order of keys. Else keys came so far from their places that the items are in the order
-     * of arrival for now, and these are their keys. */
-    fan_keys *unsorted;
+    bool objects;    /* some contribution is, or was, an object: a sum may run others' code */
     size_t arriving; /* items whose add still carries out its plan */
     size_t ask;      /* with an automatic budget: the number of items from which on it is asked again who holds them */
     fan_value value; /* the sum so far (folder) */
+    fan_detached left; /* the list of a slot that was emptied, for fan_slot_state_free */
     /* as an item has them (folder) */
     bool value_ours, value_exposed, value_shown, value_donated;
     bool value_summed;        /* it is the sum of several contributions (folder) */
@@ -87,7 +65,7 @@ typedef struct fan_pass {
     fan_exact_state *exact;   /* NULL: none (folder) */
     fan_sum_stats sum_stats;  /* with stats: of `value`, where it was summed (folder) */
     fan_error *poison;        /* the first failed device call, NULL: none */
-} fan_pass;
+} fan_slot_state;
 
 /* What a slot was declared to be. */
 typedef struct fan_spec {
@@ -105,11 +83,9 @@ typedef struct fan_spec {
 /* An idle slot is small: what a pass needs is made when the pass begins. */
 typedef struct fan_slot {
     fan_spec *spec; /* the buffer's own `undeclared` where nothing was declared */
-    fan_pass
-        /* Never NULL. `fan_pass_none`, which is only read, until a contribution comes that the fast path does not take.
-         */
-        *p;
-    fan_fast_list *fast; /* what the fast path has parked here; NULL: nothing yet in the life of this buffer */
+    /* Never NULL. `fan_slot_state_none`, which is only read, until a contribution comes that is no plain entry. */
+    fan_slot_state *p;
+    fan_list *list;      /* the contributions that wait; NULL: none yet in the life of this buffer */
     fan_target *targets; /* that have begun and not ended */
     int64_t expected;    /* -1: none */
     /* fan_thread_id of the thread that made it busy; read without the lock to ask: is that me? */
@@ -128,10 +104,7 @@ static inline bool fan_slot_owned_by(fan_slot *s, uint64_t thread)
     return atomic_load_explicit(&s->owner, memory_order_relaxed) == thread;
 }
 
-extern fan_pass fan_pass_none;
-
-/* FAN_SHIFTED: what comes out of order moves so many at most; it is put behind all where that would be more. */
-#define FAN_SHIFTED 64
+extern fan_slot_state fan_slot_state_none;
 
 #define FAN_LOCKS 16
 #define FAN_INLINE_SLOTS 4

@@ -146,7 +146,7 @@ void fan_slot_let_go(fan_buffer *b, size_t slot)
 
 /* ---- is a contribution still what it was? ---- */
 
-static fan_status slot_changed(const fan_buffer *b, size_t slot, int64_t key, fan_error *err)
+fan_status fan_slot_changed(const fan_buffer *b, size_t slot, int64_t key, fan_error *err)
 {
     char which[64] = "a gradient added without a key";
     if (key >= 0)
@@ -161,7 +161,7 @@ fan_status fan_slot_check_unmoved(const fan_buffer *b, size_t slot, const fan_va
 {
     bool foreign = b->frontend->is_unchanged && v->device == fan_cpu() &&
                    (v->form == FAN_FORM_DENSE || v->form == FAN_FORM_SPARSE);
-    return !foreign || b->frontend->is_unchanged(v) ? FAN_OK : slot_changed(b, slot, key, err);
+    return !foreign || b->frontend->is_unchanged(v) ? FAN_OK : fan_slot_changed(b, slot, key, err);
 }
 
 fan_status fan_slot_hash(const fan_buffer *b, const fan_array *a, bool may_end, uint64_t *out, fan_error *err)
@@ -185,7 +185,7 @@ fan_status fan_slot_unchanged(const fan_buffer *b, size_t slot, const fan_value 
     if (!hash)
         return FAN_OK;
     FAN_TRY(fan_slot_hash(b, v->array, may_end, &now, err));
-    return now == *hash ? FAN_OK : slot_changed(b, slot, key, err);
+    return now == *hash ? FAN_OK : fan_slot_changed(b, slot, key, err);
 }
 
 /* ---- what it holds ---- */
@@ -215,7 +215,7 @@ void fan_sum_stats_drop(fan_sum_stats *k)
 
 fan_sum_stats fan_sum_stats_forget(fan_buffer *b, size_t slot) { return fan_sum_stats_move(&b->sum_stats[slot]); }
 
-fan_pass fan_pass_none;
+fan_slot_state fan_slot_state_none;
 
 void fan_item_free(fan_buffer *b, fan_item *it)
 {
@@ -227,7 +227,14 @@ void fan_item_free(fan_buffer *b, fan_item *it)
     fan_free(it);
 }
 
-/* It no longer counts against the budget. */
+void fan_entry_drop(fan_buffer *b, const fan_entry *one)
+{
+    if (one->general)
+        fan_item_free(b, one->item);
+    else if (one->object)
+        b->frontend->drop(one->object);
+}
+
 void fan_item_unpark(fan_buffer *b, fan_item *it)
 {
     if (!it->parked)
@@ -240,7 +247,7 @@ void fan_item_unpark(fan_buffer *b, fan_item *it)
 
 /* S11: nobody else can join a pooled stream back to the capture that it came into, or the capture could not end. What
  * fails here, its end tells. */
-static void slot_join_pooled(const fan_pass *p)
+static void slot_join_pooled(const fan_slot_state *p)
 {
     uint64_t id = 0;
     fan_event *e = NULL;
@@ -250,77 +257,19 @@ static void slot_join_pooled(const fan_pass *p)
     fan_event_drop(e);
 }
 
-/* By arrival from now on. False: out of memory, and nothing happened. */
-bool fan_pass_by_arrival(fan_pass *p)
-{
-    bool good = (p->unsorted = fan_calloc(sizeof *p->unsorted)) != NULL;
-    for (size_t i = 0; i < p->nitems && good; i++)
-        good = fan_keys_put(p->unsorted, p->items[i]->key) > 0;
-    if (!good)
-        fan_keys_free(&p->unsorted);
-    return good;
-}
-
-bool fan_pass_has(const fan_pass *p, int64_t key, size_t *at)
-{
-    size_t lo = 0, hi = p->nitems;
-    *at = p->nitems;
-    if (p->unsorted)
-        return fan_keys_has(p->unsorted, key);
-    if (!hi || p->items[hi - 1]->key < key)
-        return false;
-    while (lo < hi) {
-        size_t mid = lo + (hi - lo) / 2;
-        if (p->items[mid]->key < key)
-            lo = mid + 1;
-        else
-            hi = mid;
-    }
-    *at = lo;
-    return p->items[lo]->key == key;
-}
-
-static int slot_by_key(const void *a, const void *b)
-{
-    const fan_item *const *x = a, *const *y = b;
-    return ((*x)->key > (*y)->key) - ((*x)->key < (*y)->key);
-}
-
-void fan_pass_in_order(fan_pass *p)
-{
-    if (!p->unsorted)
-        return;
-    int64_t *keys = fan_alloc(p->nitems * sizeof *keys);
-    uint32_t *at = fan_alloc(p->nitems * sizeof *at);
-    fan_item **items = fan_alloc(p->cap * sizeof *items);
-    for (size_t i = 0; keys && i < p->nitems; i++)
-        keys[i] = p->items[i]->key;
-    if (keys && at && items && fan_keys_order(keys, sizeof *keys, p->nitems, at)) {
-        for (size_t i = 0; i < p->nitems; i++)
-            items[i] = p->items[at[i]];
-        fan_free(p->items);
-        p->items = items;
-    } else {
-        qsort(p->items, p->nitems, sizeof *p->items, slot_by_key);
-        fan_free(items);
-    }
-    fan_free(keys);
-    fan_free(at);
-    fan_keys_free(&p->unsorted);
-}
-
 /* Drops all that a pass held. Unlocked. */
-void fan_pass_free(fan_buffer *b, fan_pass *p)
+void fan_slot_state_free(fan_buffer *b, fan_slot_state *p)
 {
-    if (!p || p == &fan_pass_none)
+    if (!p || p == &fan_slot_state_none)
         return;
     fan_touch_budget(b, FAN_TOUCH_COUNTS);
-    for (size_t i = 0; i < p->nitems; i++) {
-        fan_item_unpark(b, p->items[i]);
-        fan_item_free(b, p->items[i]);
+    const fan_entry *left = p->left.heap ? p->left.heap : p->left.inline_entries;
+    for (size_t i = 0; i < p->left.n; i++) {
+        if (left[i].general)
+            fan_item_unpark(b, left[i].item);
+        fan_entry_drop(b, &left[i]);
     }
-    fan_free(p->items);
-    fan_keys_free(&p->unsorted);
+    fan_free(p->left.heap);
     fan_value_drop(b->frontend, &p->value);
     fan_sum_stats_drop(&p->sum_stats);
     fan_free(p->shape);
@@ -336,11 +285,17 @@ void fan_pass_free(fan_buffer *b, fan_pass *p)
     fan_free(p);
 }
 
-/* Locked. */
-fan_pass *fan_pass_cut(fan_slot *s)
+fan_slot_state *fan_slot_cut(fan_buffer *b, fan_slot *s)
 {
-    fan_pass *gone = s->p;
-    s->p = &fan_pass_none;
+    fan_slot_state *gone = s->p;
+    size_t plain = 0;
+    s->p = &fan_slot_state_none;
+    if (gone == &fan_slot_state_none || !fan_slot_waiting(s))
+        return gone;
+    for (size_t i = 0; i < s->list->n; i++)
+        plain += !s->list->entries[i].general && s->list->entries[i].object;
+    fan_fast_unpark(b, s->list, plain);
+    fan_list_detach(s->list, &gone->left);
     return gone;
 }
 
@@ -352,7 +307,7 @@ bool fan_status_poisons(fan_status s)
 /* Locked or owned: the first failure is kept. */
 void fan_slot_poison(fan_slot *s, fan_status status, const fan_error *err)
 {
-    if (s->p == &fan_pass_none || s->p->poison || !fan_status_poisons(status))
+    if (s->p == &fan_slot_state_none || s->p->poison || !fan_status_poisons(status))
         return;
     s->p->poison = fan_calloc(sizeof *s->p->poison);
     if (s->p->poison && err)
@@ -368,28 +323,17 @@ fan_status fan_slot_poisoned(const fan_buffer *b, size_t slot, fan_error *err)
                     first->text);
 }
 
-/* Locked: parked items that a fold may sum now: keys without a gap, or all that have arrived in order. */
-size_t fan_pass_ready_prefix(fan_pass *p)
+fan_dtype_set fan_entry_seen(fan_dtype_set seen, const fan_slot *s, const fan_entry *one)
 {
-    size_t m = 0;
-    if (p->unsorted && (uint64_t)p->unsorted->least > p->next_key)
-        return 0;
-    fan_pass_in_order(p);
-    while (m < p->nitems && p->items[m]->parked && (p->keyed < 0 || (uint64_t)p->items[m]->key == p->next_key + m))
-        m++;
-    return m;
-}
-
-fan_dtype_set fan_item_seen(fan_dtype_set seen, const fan_slot *s, const fan_item *it)
-{
-    if (!it->own)
+    fan_dtype_set own = one->general ? one->item->own : one->object ? fan_entry_dtypes(s->spec, &s->list->kind) : 0;
+    if (!own)
         return seen;
-    return s->spec->dtype != FAN_DT_NONE ? it->own : seen | it->own;
+    return s->spec->dtype != FAN_DT_NONE ? own : seen | own;
 }
 
-/* ---- what came by the fast path becomes items ---- */
+/* ---- plain entries, and the state beside them ---- */
 
-void fan_fast_unpark(fan_buffer *b, fan_fast_list *p, size_t n)
+void fan_fast_unpark(fan_buffer *b, fan_list *p, size_t n)
 {
     if (n) /* of None alone nobody has set `bytes` */
         atomic_fetch_sub_explicit(&b->parked, n * p->bytes, memory_order_relaxed);
@@ -400,176 +344,130 @@ void fan_fast_unpark(fan_buffer *b, fan_fast_list *p, size_t n)
 
 void fan_fast_drop(fan_buffer *b, size_t slot)
 {
-    fan_fast_list *p = b->slots[slot].fast;
-    FAN_UNCLEARED fan_fast_detached gone;
+    fan_list *p = b->slots[slot].list;
+    FAN_UNCLEARED fan_detached gone;
     if (!p || !p->n)
         return;
-    fan_fast_unpark(b, p, fan_fast_list_parked(p) - p->undefined);
-    fan_fast_list_detach(p, &gone);
-    const fan_fast_term *terms = gone.heap ? gone.heap : gone.inline_terms;
+    fan_fast_unpark(b, p, fan_list_parked(p) - p->undefined);
+    fan_list_detach(p, &gone);
+    const fan_entry *entries = gone.heap ? gone.heap : gone.inline_entries;
     for (size_t i = 0; i < gone.n; i++)
-        if (terms[i].object)
-            b->frontend->drop(terms[i].object);
-    fan_fast_detached_fini(&gone, p);
+        fan_entry_drop(b, &entries[i]);
+    fan_detached_fini(&gone, p);
 }
 
-static void slot_items_free(fan_buffer *b, fan_item **items, size_t n)
-{
-    for (size_t i = 0; i < n; i++) {
-        fan_value_drop(b->frontend, &items[i]->value);
-        fan_free(items[i]);
-    }
-    fan_free(items);
-}
-
-/* A10: the dtype that they bring. */
-static fan_dtype_set slot_dtypes_of(const fan_spec *spec, const fan_fast_kind *k)
+fan_dtype_set fan_entry_dtypes(const fan_spec *spec, const fan_fast_kind *k)
 {
     return fan_dtype_set_add(0, k->dtype, k->weak && spec->dtype == FAN_DT_NONE);
 }
 
 /* D5: Python ints are checked against the dtype of all, which may come yet. */
-static void slot_weak_range(fan_pass *p, const fan_fast_list *list)
+static void slot_weak_range(fan_slot_state *p, const fan_list *list)
 {
     p->has_weak_int = true;
     for (size_t i = 0; list->kind.dtype == FAN_DT_INT64 && i < list->n; i++) {
         int64_t n = 0;
-        if (list->terms[i].object)
-            memcpy(&n, fan_fast_data(&list->kind, &list->terms[i]), sizeof n);
+        if (list->entries[i].object)
+            memcpy(&n, fan_entry_data(&list->kind, &list->entries[i]), sizeof n);
         p->weak_lo = n < p->weak_lo ? n : p->weak_lo;
         p->weak_hi = n > p->weak_hi ? n : p->weak_hi;
     }
 }
 
-/* The items of what is parked, in *items. */
-static fan_status slot_items_of(fan_buffer *b, size_t slot, fan_item **items, size_t *made, fan_error *err)
+/* What a slot knows of a pass to which plain entries alone have come so far. Takes the shape. */
+static void slot_fill_state(fan_slot_state *p, const fan_slot *s, int64_t *shape)
 {
-    fan_fast_list *list = b->slots[slot].fast;
-    fan_fast_list_sort(list);
-    fan_dtype_set own =
-        fan_fast_list_defined(list) ? slot_dtypes_of(b->slots[slot].spec, &list->kind) : 0; /* no kind yet */
-    for (size_t i = list->summed > 0; i < list->n; i++) {
-        const fan_fast_term *one = &list->terms[i];
-        if (!one->object && one->key < 0)
-            continue; /* it only counts (S2) */
-        fan_item *it = fan_calloc(sizeof *it);
-        if (!it)
-            return fan_fail(err, FAN_ERR_NOMEM, "%s: slot %zu: out of memory", b->name, slot);
-        it->value.dtype = FAN_DT_NONE;
-        bool kept = false;
-        fan_status status =
-            one->object ? b->frontend->fast_value(one->object, one->data, &list->kind, &it->value, &kept, err) : FAN_OK;
-        if (status != FAN_OK) {
-            fan_free(it);
-            return status == FAN_ERR_STATE ? slot_changed(b, slot, one->key, err) : status;
-        }
-        it->key = one->key;
-        it->parked = true;
-        it->own = it->value.form == FAN_FORM_OBJECT || !one->object ? 0 : own;
-        it->bytes = one->object ? list->bytes : 0;
-        it->donated = one->donated;
-        it->ours = one->ours;
-        it->exposed = it->ours && kept;
-        items[(*made)++] = it;
+    const fan_list *list = s->list;
+    const fan_fast_kind *k = &list->kind;
+    bool some = fan_list_defined(list);
+    p->seen = some ? fan_entry_dtypes(s->spec, k) : 0;
+    if (some && k->weak)
+        slot_weak_range(p, list);
+    p->keyed = list->entries[0].key < 0 ? -1 : 1;
+    p->count = fan_list_count(list);
+    p->device = some ? fan_device_hold(fan_cpu()) : NULL;
+    p->rules = fan_plan_fast_slot(some, list->undefined > 0) | (list->summed ? list->rules : 0);
+    if (s->spec->has_shape || !some) {
+        fan_free(shape);
+        return;
     }
+    if (k->ndim)
+        memcpy(shape, k->shape, (size_t)k->ndim * sizeof *shape);
+    p->shape = shape;
+    p->ndim = k->ndim;
+    p->shaped = true;
+}
+
+/* The sum so far, which is the first entry, as the value of the state. The slot is busy, unlocked: a library may be
+ * called. */
+static fan_status slot_value_of_sum(fan_buffer *b, size_t slot, fan_slot_state *p, fan_error *err)
+{
+    const fan_list *list = b->slots[slot].list;
+    const fan_entry *sum = &list->entries[0];
+    bool kept = false;
+    fan_status status = b->frontend->fast_value(sum->object, sum->data, &list->kind, &p->value, &kept, err);
+    if (status == FAN_ERR_STATE)
+        return fan_slot_changed(b, slot, sum->key, err);
+    FAN_TRY(status);
+    p->value_summed = list->summed > 1;
+    p->value_ours = p->value_summed || sum->ours;
+    p->value_exposed = kept && p->value_ours;
+    p->value_donated = sum->donated;
+    p->value_seen = fan_entry_dtypes(b->slots[slot].spec, &list->kind);
+    p->value_key = sum->key < 0 ? -1 : 0;
+    p->next_key = (uint64_t)sum->key + 1;
     return FAN_OK;
 }
 
-/* sum_of: the sum so far, as a value. */
-static fan_status slot_sum_of(fan_buffer *b, size_t slot, fan_value *out, bool *kept, fan_error *err)
-{
-    const fan_fast_list *list = b->slots[slot].fast;
-    const fan_fast_term *one = &list->terms[0];
-    fan_status status = b->frontend->fast_value(one->object, one->data, &list->kind, out, kept, err);
-    return status == FAN_ERR_STATE ? slot_changed(b, slot, one->key, err) : status;
-}
-
-/* pass_fill: what a slot knows of a pass whose contributions so far are items of ours. Takes items, shape and sum. */
-static void slot_state_fill(fan_pass *p, const fan_slot *s, fan_item **items, size_t made, int64_t *shape,
-                            const fan_value *sum)
-{
-    const fan_fast_list *list = s->fast;
-    const fan_fast_kind *k = &list->kind;
-    bool some = fan_fast_list_defined(list);
-    if (some && k->ndim)
-        memcpy(shape, k->shape, (size_t)k->ndim * sizeof *shape);
-    p->seen = some ? slot_dtypes_of(s->spec, k) : 0;
-    if (some && k->weak)
-        slot_weak_range(p, list);
-    p->keyed = list->terms[0].key < 0 ? -1 : 1;
-    p->count = fan_fast_list_count(list);
-    p->device = some ? fan_device_hold(fan_cpu()) : NULL;
-    p->rules = fan_plan_fast_slot(some, list->undefined > 0) | (list->summed ? list->rules : 0);
-    p->items = items;
-    p->nitems = made;
-    p->cap = list->n;
-    if (list->summed) {
-        p->value = *sum;
-        p->value_summed = list->summed > 1;
-        p->value_ours = p->value_summed || list->terms[0].ours;
-        p->value_donated = list->terms[0].donated;
-        p->value_seen = p->seen;
-        p->value_key = list->terms[0].key < 0 ? -1 : 0;
-        p->next_key = (uint64_t)list->terms[0].key + 1;
-    }
-    if (s->spec->has_shape || !some) {
-        fan_free(shape);
-    } else {
-        p->shape = shape;
-        p->ndim = k->ndim;
-        p->shaped = true;
-    }
-}
-
-fan_status fan__slot_materialize(fan_buffer *b, size_t slot, fan_error *err)
+fan_status fan__slot_begin_state(fan_buffer *b, size_t slot, fan_error *err)
 {
     fan_slot *s = &b->slots[slot];
-    fan_fast_list *list = s->fast;
-    const fan_fast_kind *k = &list->kind;
-    size_t n = list->n, made = 0;
+    fan_list *list = s->list;
     fan_status status = FAN_OK;
-    fan_value sum = {.dtype = FAN_DT_NONE};
-    /* Whoever has the slot already is the caller. Nobody else adds or takes meanwhile. */
-    bool mine = s->busy, taking = s->taking, some = n > list->undefined, check_late = some && k->check_at_use,
-         sum_kept = false;
-    fan_pass *p = fan_calloc(sizeof *p);
-    fan_item **items = fan_alloc(n * sizeof *items);
-    int64_t *shape = fan_alloc(some ? (size_t)k->ndim * sizeof *shape : 0);
-    if (!p || !items || !shape)
-        FAN_GO(fan_fail(err, FAN_ERR_NOMEM, "%s: slot %zu: out of memory", b->name, slot));
-    if (check_late) {
+    /* The slot may be the caller's already. No other thread adds or takes meanwhile. */
+    bool mine = s->busy, taking = s->taking, call = list->summed && list->kind.check_at_use;
+    fan_slot_state *p = fan_calloc(sizeof *p);
+    int64_t *shape = fan_alloc(fan_list_defined(list) ? (size_t)list->kind.ndim * sizeof *shape : 0);
+    if (!p || !shape) {
+        fan_free(p);
+        fan_free(shape);
+        return fan_fail(err, FAN_ERR_NOMEM, "%s: slot %zu: out of memory", b->name, slot);
+    }
+    p->value.dtype = FAN_DT_NONE;
+    fan_list_sort(list);
+    if (call) {
         s->busy = s->taking = true;
         fan_slot_set_owner(s, fan_thread_id());
         fan_slot_unlock(b, slot);
     }
-    status = slot_items_of(b, slot, items, &made, err);
-    if (status == FAN_OK && list->summed)
-        status = slot_sum_of(b, slot, &sum, &sum_kept, err);
-    if (check_late) {
+    if (list->summed)
+        status = slot_value_of_sum(b, slot, p, err);
+    if (call) {
         fan_slot_lock(b, slot);
         s->taking = taking;
         if (!mine)
             fan_slot_let_go(b, slot);
     }
-    FAN_GO(status);
-    slot_state_fill(p, s, items, made, shape, &sum);
-    p->value_exposed = sum_kept && p->value_ours;
+    if (status != FAN_OK) {
+        fan_free(shape);
+        fan_free(p);
+        return status;
+    }
+    slot_fill_state(p, s, shape);
     s->p = p;
-    /* The items have holds of their own; nothing is called back, for more than these remain. They are parked as before;
-     * who has them is asked anew. */
-    fan_fast_unpark(b, list, 0);
-    for (size_t i = 0; i < n; i++)
-        if (list->terms[i].object)
-            b->frontend->drop(list->terms[i].object);
-    fan_fast_list_empty(list);
+    void *sum = list->summed ? list->entries[0].object : NULL;
+    size_t kept = 0;
+    for (size_t i = list->summed > 0; i < list->n; i++) /* one that is undefined and has no key only counts (S2) */
+        if (list->entries[i].object || list->entries[i].key >= 0)
+            list->entries[kept++] = list->entries[i];
+        else
+            list->undefined--;
+    list->n = kept;
+    list->summed = 0;
+    list->ask = 0;
+    if (sum)
+        b->frontend->drop(sum); /* its value has a hold of its own: nothing is called back */
     return FAN_OK;
-done:
-    fan_value_drop(b->frontend, &sum);
-    if (items)
-        slot_items_free(b, items, made);
-    fan_free(shape);
-    fan_free(p);
-    return status;
 }
 
 /* ---- entering ---- */
@@ -596,7 +494,7 @@ fan_status fan_slot_in_target(const fan_buffer *b, size_t slot, const char *what
 fan_status fan_slot_claim_all(fan_buffer *b, size_t slot, bool taking, const char *what, fan_error *err)
 {
     FAN_TRY(fan_slot_claim(b, slot, taking, what, err));
-    fan_status status = fan_slot_materialize(b, slot, err);
+    fan_status status = fan_slot_begin_state(b, slot, err);
     if (status != FAN_OK)
         fan_slot_let_go(b, slot);
     return status;
@@ -607,6 +505,6 @@ fan_status fan_slot_enter(fan_buffer *b, size_t slot, const char *what, fan_erro
     fan_slot *s = &b->slots[slot];
     while (s->taking && s->busy && !FAN_FAULT(ADD_IGNORES_TAKE))
         FAN_TRY(slot_wait_free(b, slot, what, err));
-    FAN_TRY(fan_slot_materialize(b, slot, err));
+    FAN_TRY(fan_slot_begin_state(b, slot, err));
     return fan_slot_poisoned(b, slot, err);
 }

@@ -4,6 +4,7 @@
 #ifndef FAN_BUFFER_SLOT_H
 #define FAN_BUFFER_SLOT_H
 
+#include "base/mem.h"
 #include "buffer/internal.h"
 
 void fan_slot_lock(fan_buffer *b, size_t slot);
@@ -24,16 +25,18 @@ void fan_slot_make_busy(fan_slot *s);
 void fan_slot_let_go(fan_buffer *b, size_t slot); /* locked */
 
 fan_status fan_slot_check(fan_buffer *b, size_t slot, fan_error *err); /* S1; and fan_buffer_here */
-/* fan_slot_enter: locked: waits while a take has the slot, turns what the fast path parked into items, and fails if the
+/* fan_slot_enter: locked: waits while a take has the slot, begins the state, and fails if the
  * slot is poisoned. */
 fan_status fan_slot_enter(fan_buffer *b, size_t slot, const char *what, fan_error *err);
-/* fan_slot_claim_all: as fan_slot_claim, and turns what the fast path parked into items. */
+/* fan_slot_claim_all: as fan_slot_claim, and begins the state. */
 fan_status fan_slot_claim_all(fan_buffer *b, size_t slot, bool taking, const char *what, fan_error *err);
 /* fan_slot_in_target: locked: FAN_ERR_STATE if this thread has begun a target of the slot and not ended it: what it
  * adds would miss its pass. */
 fan_status fan_slot_in_target(const fan_buffer *b, size_t slot, const char *what, fan_error *err);
 
-/* fan_slot_check_unmoved: that error if memory of the value lies elsewhere than when it was added. */
+/* fan_slot_changed: the error that names the contribution which its caller changed: buffer, slot, key (-1: none).
+ * fan_slot_check_unmoved: that error if memory of the value lies elsewhere than when it was added. */
+fan_status fan_slot_changed(const fan_buffer *b, size_t slot, int64_t key, fan_error *err);
 fan_status fan_slot_check_unmoved(const fan_buffer *b, size_t slot, const fan_value *v, int64_t key, fan_error *err);
 /* fan_slot_hash: of the elements of host memory, while other threads of the frontend may run; the user may end it where
  * `may_end`: nothing was done then. No lock is held. */
@@ -46,23 +49,13 @@ fan_status fan_slot_unchanged(const fan_buffer *b, size_t slot, const fan_value 
 void fan_item_free(fan_buffer *b, fan_item *it);
 /* fan_item_unpark: takes the item off what counts against the budget. */
 void fan_item_unpark(fan_buffer *b, fan_item *it);
-/* fan_item_seen: the dtypes that the slot has seen, with those of one item more (A10). */
-fan_dtype_set fan_item_seen(fan_dtype_set seen, const fan_slot *s, const fan_item *it);
+/* fan_entry_seen: the dtypes that the slot has seen, with those of one entry more (A10). */
+fan_dtype_set fan_entry_seen(fan_dtype_set seen, const fan_slot *s, const fan_entry *one);
 
-/* fan_pass_has: locked: whether an item has this key; *at: the place where such an item belongs. */
-bool fan_pass_has(const fan_pass *p, int64_t key, size_t *at);
-/* fan_pass_in_order: locked: sorts the items by key. */
-void fan_pass_in_order(fan_pass *p);
-/* fan_pass_by_arrival: locked: from now on the items are kept in the order of arrival. False: out of memory, and
- * nothing happened. */
-bool fan_pass_by_arrival(fan_pass *p);
-/* fan_pass_ready_prefix: locked: how many of the first items a fold may sum now: they are parked and, with keys, no key
- * before them is missing. */
-size_t fan_pass_ready_prefix(fan_pass *p);
-/* fan_pass_cut: locked: empties the slot and returns what it held, for fan_pass_free, which drops it without the lock.
- */
-fan_pass *fan_pass_cut(fan_slot *s);
-void fan_pass_free(fan_buffer *b, fan_pass *p);
+/* fan_slot_cut: locked: empties a slot that has a state, and returns that, for fan_slot_state_free, which drops all
+ * without the lock. */
+fan_slot_state *fan_slot_cut(fan_buffer *b, fan_slot *s);
+void fan_slot_state_free(fan_buffer *b, fan_slot_state *p);
 
 /* fan_status_poisons: whether after such a failure it is unknown what the memory of the slot holds. */
 bool fan_status_poisons(fan_status s);
@@ -79,17 +72,36 @@ void fan_sum_stats_drop(fan_sum_stats *k);
  * unlocked. */
 fan_sum_stats fan_sum_stats_forget(fan_buffer *b, size_t slot);
 
-/* fan_slot_materialize: locked: what is parked becomes items of a pass. FAN_ERR_NOMEM: nothing happened. */
-fan_status fan__slot_materialize(fan_buffer *b, size_t slot, fan_error *err);
-static inline fan_status fan_slot_materialize(fan_buffer *b, size_t slot, fan_error *err)
+/* fan_slot_list: the slot's list, made where there is none yet; NULL: no memory. */
+static inline fan_list *fan_slot_list(fan_slot *s)
 {
-    const fan_fast_list *p = b->slots[slot].fast;
-    return p && p->n ? fan__slot_materialize(b, slot, err) : FAN_OK;
+    if (!s->list && (s->list = fan_alloc(sizeof *s->list)))
+        fan_list_init(s->list);
+    return s->list;
 }
+/* fan_slot_waiting: how many entries the list has. */
+static inline size_t fan_slot_waiting(const fan_slot *s) { return s->list ? s->list->n : 0; }
+/* fan_slot_count: contributions of this pass, those summed already too. */
+static inline int64_t fan_slot_count(const fan_slot *s)
+{
+    return s->p == &fan_slot_state_none ? fan_list_count(s->list) : s->p->count;
+}
+/* fan_slot_begin_state: locked: where plain entries wait, the state that other contributions need is made of what is
+ * known of them; their sum so far becomes its value. The entries stay. FAN_ERR_NOMEM: nothing happened. */
+fan_status fan__slot_begin_state(fan_buffer *b, size_t slot, fan_error *err);
+static inline fan_status fan_slot_begin_state(fan_buffer *b, size_t slot, fan_error *err)
+{
+    const fan_slot *s = &b->slots[slot];
+    return s->p == &fan_slot_state_none && fan_slot_waiting(s) ? fan__slot_begin_state(b, slot, err) : FAN_OK;
+}
+/* fan_entry_drop: unlocked: drops what an entry that was taken out holds. fan_entry_dtypes: A10: the dtypes that a
+ * plain entry of this kind brings. */
+void fan_entry_drop(fan_buffer *b, const fan_entry *one);
+fan_dtype_set fan_entry_dtypes(const fan_spec *spec, const fan_fast_kind *k);
 /* fan_fast_drop: unlocked: drops what is parked in a slot. */
 void fan_fast_drop(fan_buffer *b, size_t slot);
 /* fan_fast_unpark: `n` of the slot's gradients no longer count against the budget, and of the others it is to be asked
  * anew who has them. */
-void fan_fast_unpark(fan_buffer *b, fan_fast_list *p, size_t n);
+void fan_fast_unpark(fan_buffer *b, fan_list *p, size_t n);
 
 #endif

@@ -10,7 +10,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-static fan_pass *stats_state(const fan_fold *f) { return f->b->slots[f->slot].p; }
+static fan_slot_state *stats_state(const fan_fold *f) { return f->b->slots[f->slot].p; }
 
 static const fan_array *stats_numbers(const fan_value *v)
 {
@@ -31,7 +31,8 @@ size_t fan_fold_first_suspect(const fan_fold *f)
 }
 
 /* memory_for: memory for the figures of up to `size` elements, unless A is captured. */
-static fan_status stats_memory(fan_device *d, const fan_pass *p, int64_t size, fan_sum_stats *sum_stats, fan_error *err)
+static fan_status stats_memory(fan_device *d, const fan_slot_state *p, int64_t size, fan_sum_stats *sum_stats,
+                               fan_error *err)
 {
     uint64_t capture = 0;
     if (!p->sum_stats.captured)
@@ -90,7 +91,7 @@ static fan_status stats_measure(fan_buffer *b, size_t slot, fan_device *d, const
 
 static fan_status stats_collect_on_device(fan_fold *f, const fan_value *result, const fan_array *a, fan_error *err)
 {
-    const fan_pass *p = stats_state(f);
+    const fan_slot_state *p = stats_state(f);
     size_t n = 1;
     if (f->sum_stats.valid || f->snapshot)
         return FAN_OK;
@@ -190,7 +191,7 @@ fan_status fan_fold_measure_term(fan_fold *f, fan_stream **R, fan_error *err)
 
 fan_status fan_slot_measure(fan_buffer *b, size_t slot, int64_t key, fan_error *err)
 {
-    fan_pass *p = b->slots[slot].p;
+    fan_slot_state *p = b->slots[slot].p;
     fan_sum_stats *sum_stats = &p->sum_stats;
     const fan_array *sum = p->value.array;
     if (!b->sum_stats)

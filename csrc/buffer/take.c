@@ -208,8 +208,8 @@ static fan_take_facts take_facts(fan_buffer *b, const fan_take *how, const fan_e
     facts.exact = fan_fold_is_exact(f);
     facts.widened = !facts.objects && fan_accum_dtype(sum, s->spec->accumulate) != sum;
     facts.expanded = fan_fold_expanded(f) != 0;
-    facts.whole = s->p->keyed < 0 || !c->g.nitems ||
-                  (uint64_t)c->g.items[c->g.nitems - 1]->key == s->p->next_key + c->g.nitems - 1;
+    facts.whole =
+        s->p->keyed < 0 || !c->g.n || (uint64_t)fan_entry_key(&c->g.entries[c->g.n - 1]) == s->p->next_key + c->g.n - 1;
     facts.alone = fan_take_count(b, how) == 1;
     if (f->n) {
         facts.first_donated = f->terms[0].donated;
@@ -382,7 +382,7 @@ static fan_status take_slot_into_out(fan_buffer *b, size_t slot, const fan_take 
 
 /* The stream that writes a sum into `out` (a hold): A, where the sum was made. A slot that was fed symbolic zeros alone
  * has no A: then the stream of the taker, or the current stream of the device. */
-static fan_stream *take_writer(const fan_pass *p, const fan_fold *f, const fan_value *out)
+static fan_stream *take_writer(const fan_slot_state *p, const fan_fold *f, const fan_value *out)
 {
     if (p->accum || !out->device->backend->has_streams)
         return fan_stream_hold(p->accum);
@@ -414,7 +414,7 @@ static fan_status take_order_copy(fan_buffer *b, fan_slot_take *c, const fan_val
                                   fan_sync_fold *plan, fan_error *err)
 {
     fan_fold *f = &c->g.fold;
-    const fan_pass *p = b->slots[c->slot].p;
+    const fan_slot_state *p = b->slots[c->slot].p;
     if (!on && out->device->backend->has_streams)
         return fan_fail(err, FAN_ERR_NOMEM, "%s: out of memory", b->name);
     if (on)
@@ -479,7 +479,7 @@ static fan_status take_slot_claim(fan_buffer *b, size_t slot, fan_error *err)
 
 /* With stats: what the sum's own pass has not told. A sum that is undefined or no array has UINT64_MAX elements; zeros
  * that went into an out are zeros. */
-static fan_status take_slot_stats(fan_slot_take *c, const fan_pass *p, fan_error *err)
+static fan_status take_slot_stats(fan_slot_take *c, const fan_slot_state *p, fan_error *err)
 {
     fan_fold *f = &c->g.fold;
     fan_sum_stats was = c->sum_stats;
@@ -673,17 +673,23 @@ static fan_status take_show_all(fan_buffer *b, const fan_take *how, fan_slot_tak
 {
     for (size_t i = 0; how->show && i < fan_take_count(b, how); i++) {
         fan_slot_take *c = &takes[i];
-        fan_pass *p = b->slots[c->slot].p;
+        fan_slot_state *p = b->slots[c->slot].p;
         if (fan_take_out_of(how, i)) {
             if (c->plan.way == FAN_TAKE_INTO_OUT || c->plan.copy_out)
                 FAN_TRY(how->show(how->ctx, i, NULL, err));
             continue;
         }
-        for (size_t k = 0; k < p->nitems; k++) {
-            p->items[k]->exposed = p->items[k]->shown = true;
-            p->items[k]->donated = false; /* the promise was one until the take */
+        for (size_t k = 0; k < fan_slot_waiting(&b->slots[c->slot]); k++) {
+            fan_entry *one = &b->slots[c->slot].list->entries[k];
+            if (one->general) {
+                one->item->exposed = one->item->shown = true;
+                one->item->donated = false; /* the promise was one until the take */
+            } else {
+                one->exposed = true;
+                one->donated = false;
+            }
         }
-        if (p != &fan_pass_none) {
+        if (p != &fan_slot_state_none) {
             p->value_exposed = p->value_shown = true;
             p->value_donated = false;
         }
@@ -753,8 +759,9 @@ static void take_trace(const fan_buffer *b, size_t slot, const fan_slot_take *c,
     fan_trace_put(&line);
 }
 
-/* Empties the slots whose sums were made, and lets all slots go; *gone goes to fan_pass_free. */
-static void take_let_go(fan_buffer *b, const fan_take *how, fan_slot_take *takes, fan_status status, fan_pass **gone)
+/* Empties the slots whose sums were made, and lets all slots go; *gone goes to fan_slot_state_free. */
+static void take_let_go(fan_buffer *b, const fan_take *how, fan_slot_take *takes, fan_status status,
+                        fan_slot_state **gone)
 {
     for (size_t i = 0; i < fan_take_count(b, how) && takes[i].claimed; i++) {
         fan_slot_take *c = &takes[i];
@@ -762,7 +769,7 @@ static void take_let_go(fan_buffer *b, const fan_take *how, fan_slot_take *takes
             take_trace(b, c->slot, c, take_consumer(b, how, c->slot));
         fan_slot_lock(b, c->slot);
         if (status == FAN_OK) {
-            gone[i] = fan_pass_cut(&b->slots[c->slot]);
+            gone[i] = fan_slot_cut(b, &b->slots[c->slot]);
             if (b->sum_stats) {
                 fan_sum_stats old = b->sum_stats[c->slot];
                 b->sum_stats[c->slot] = c->sum_stats;
@@ -774,18 +781,18 @@ static void take_let_go(fan_buffer *b, const fan_take *how, fan_slot_take *takes
     }
 }
 
-static void take_slot_fini(fan_buffer *b, fan_slot_take *c, fan_pass *gone)
+static void take_slot_fini(fan_buffer *b, fan_slot_take *c, fan_slot_state *gone)
 {
     fan_sum_stats_drop(&c->sum_stats);
     fan_stream_drop(c->ready);
     fan_event_drop(c->ready_event);
     if (c->gathered)
         fan_gathered_fini(&c->g);
-    if (gone && gone != &fan_pass_none) { /* the consumer has waited for what was pooled */
+    if (gone && gone != &fan_slot_state_none) { /* the consumer has waited for what was pooled */
         fan_stream_drop(gone->capture_origin);
         gone->capture_origin = NULL;
     }
-    fan_pass_free(b, gone);
+    fan_slot_state_free(b, gone);
 }
 
 fan_status fan_buffer_take(fan_buffer *b, const fan_take *how, fan_value *results, fan_error *err)
@@ -795,7 +802,7 @@ fan_status fan_buffer_take(fan_buffer *b, const fan_take *how, fan_value *result
         FAN_TRY(fan_slot_check(b, how->slot, err));
     size_t n = fan_take_count(b, how);
     fan_slot_take *takes = fan_calloc((n ? n : 1) * sizeof *takes);
-    fan_pass **gone = fan_calloc((n ? n : 1) * sizeof *gone);
+    fan_slot_state **gone = fan_calloc((n ? n : 1) * sizeof *gone);
     fan_status status;
     if (!takes || !gone) {
         fan_free(takes);

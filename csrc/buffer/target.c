@@ -14,7 +14,7 @@
 static fan_target_facts facts_of(const fan_buffer *b, size_t slot, int64_t key, const fan_stream *P, fan_dtype acc)
 {
     const fan_slot *s = &b->slots[slot];
-    const fan_pass *p = s->p;
+    const fan_slot_state *p = s->p;
     bool dense = p->value.form == FAN_FORM_DENSE;
     /* A running sum that earlier targets have seen is lent again (D34), one that was donated is not. */
     fan_reuse sum = {.dense = dense && fan_array_dense(p->value.array),
@@ -25,7 +25,7 @@ static fan_target_facts facts_of(const fan_buffer *b, size_t slot, int64_t key, 
                      .exposed = p->value_shown,
                      .host = !p->accum,
                      .exclusive = p->ready == p->accum};
-    return (fan_target_facts){.idle = !s->busy && !p->nitems && !p->arriving,
+    return (fan_target_facts){.idle = !s->busy && !fan_slot_waiting(s) && !p->arriving,
                               .reuse = fan_reusable(&sum),
                               .complete = key < 0 || (uint64_t)key == p->next_key,
                               .producer = fan_stream_id_of(P),
@@ -59,7 +59,7 @@ static fan_status scratch(fan_device *d, fan_stream *P, fan_dtype acc, const fan
  */
 static void lend(fan_slot *s, fan_target *t)
 {
-    fan_pass *p = s->p;
+    fan_slot_state *p = s->p;
     t->array = fan_array_hold(p->value.array);
     fan_slot_make_busy(s);
     p->count++;
@@ -162,7 +162,7 @@ fan_status fan_buffer_target(fan_buffer *b, size_t slot, int64_t key, fan_stream
 static fan_status take_back_direct(fan_buffer *b, fan_target *t, bool good, fan_error *err)
 {
     fan_slot *s = &b->slots[t->slot];
-    fan_pass *p = s->p;
+    fan_slot_state *p = s->p;
     fan_event *e = NULL, *old = NULL;
     fan_sum_stats last = {.valid = false};
     fan_status status = good ? fan_slot_measure(b, t->slot, t->key, err) : FAN_OK;
@@ -238,7 +238,7 @@ void fan_buffer_target_cancel(fan_buffer *b, fan_target *t)
     fan_slot_lock(b, t->slot);
     forget_target(&b->slots[t->slot], t);
     if (t->direct) {
-        fan_pass *p = b->slots[t->slot].p;
+        fan_slot_state *p = b->slots[t->slot].p;
         p->count--;
         p->arriving--;
         p->next_key = t->key >= 0 ? (uint64_t)t->key : p->next_key;

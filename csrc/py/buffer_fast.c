@@ -23,7 +23,7 @@ static bool add_options_of(PyObject *const *values, PyObject *kwnames, add_optio
         bool flag = value == Py_True || value == Py_False;
         if (name == st->str_key && value != Py_None) {
             t->key = fan_small_index(value);
-            if (t->key < 0 || t->key > FAN_FAST_KEY_MAX)
+            if (t->key < 0 || t->key > FAN_ENTRY_KEY_MAX)
                 return false;
         } else if (name == st->str_donate && flag) {
             t->donate = value == Py_True;
@@ -54,7 +54,7 @@ int fan_buffer_fast_add(buffer_object *self, PyObject *const *args, PyObject *kw
             return 0; /* the general path copies what is too large for this one */
         gradient = copy;
     }
-    fan_fast_term one = fan_fast_term_of(gradient, data, t.key, gradient && t.donate, copy != NULL);
+    fan_entry one = fan_entry_of(gradient, data, t.key, gradient && t.donate, copy != NULL);
     fan_error_clear(&err);
     fan_status status = fan_fast_add(self->core, (size_t)slot, gradient ? &kind : NULL, &one,
                                      copy || (gradient && fan_alone(gradient, 1)), &added, &err);
@@ -72,9 +72,9 @@ int fan_fast_add_only(fan_buffer *core, PyObject *gradient, int64_t key)
     PyObject *defined = gradient == Py_None ? NULL : gradient;
     char *data = NULL;
     bool added;
-    if (key > FAN_FAST_KEY_MAX || (defined && !fan_fast_import(defined, &kind, &data)))
+    if (key > FAN_ENTRY_KEY_MAX || (defined && !fan_fast_import(defined, &kind, &data)))
         return 0;
-    fan_fast_term one = fan_fast_term_of(defined, data, key, false, false);
+    fan_entry one = fan_entry_of(defined, data, key, false, false);
     fan_error_clear(&err);
     fan_status status = fan_fast_add(core, 0, defined ? &kind : NULL, &one, false, &added, &err);
     if (status == FAN_OK)
@@ -91,21 +91,21 @@ typedef struct batch_source {
     bool donate;
 } batch_source;
 
-static bool source_read(void *ctx, size_t k, size_t *slot, fan_fast_kind *kind, fan_fast_term *one)
+static bool source_read(void *ctx, size_t k, size_t *slot, fan_fast_kind *kind, fan_entry *one)
 {
     const batch_source *m = ctx;
     Py_ssize_t at = fan_small_index(PyTuple_GET_ITEM(m->args->slots, (Py_ssize_t)k)), key = -1;
     PyObject *gradient = PyTuple_GET_ITEM(m->args->gradients, (Py_ssize_t)k);
     char *data = NULL;
     if (at < 0 || (m->args->keys && ((key = fan_small_index(PyTuple_GET_ITEM(m->args->keys, (Py_ssize_t)k))) < 0 ||
-                                     key > FAN_FAST_KEY_MAX)))
+                                     key > FAN_ENTRY_KEY_MAX)))
         return false;
     if (gradient == Py_None)
         gradient = NULL;
     else if (!fan_fast_import(gradient, kind, &data))
         return false;
     *slot = (size_t)at;
-    *one = fan_fast_term_of(gradient, data, key, gradient && m->donate, false);
+    *one = fan_entry_of(gradient, data, key, gradient && m->donate, false);
     return true;
 }
 

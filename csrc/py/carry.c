@@ -206,7 +206,7 @@ static fan_status add(void *buffer, uint32_t slot, uint32_t key, void *gradient,
     char *data = NULL;
     bool added = false;
     if (!b->create_graph && (!gradient || fan_fast_import(gradient, &kind, &data))) {
-        fan_fast_term one = fan_fast_term_of(gradient, data, key, false, false);
+        fan_entry one = fan_entry_of(gradient, data, key, false, false);
         fan_status status =
             fan_fast_add(b->core, slot, gradient ? &kind : NULL, &one, gradient && fan_alone(gradient, 1), &added, err);
         if (status != FAN_OK)
