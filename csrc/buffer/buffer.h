@@ -122,8 +122,6 @@ fan_status fan_buffer_add(fan_buffer *b, size_t slot, fan_contribution *c, fan_e
  * the call. A fold that fails after all are parked fails alone: the contributions stay. */
 fan_status fan_buffer_add_many(fan_buffer *b, fan_contribution *c, const size_t *slots, const size_t *order, size_t n,
                                fan_error *err);
-/* fan_buffer_fold_due: folds by the general path what the fast path parked in a slot and the budget made due. */
-fan_status fan_buffer_fold_due(fan_buffer *b, size_t slot, fan_error *err);
 /* A target: an array that the producer itself adds into. It is the running sum where that is safe, else scratch. */
 typedef struct fan_target {
     size_t slot;

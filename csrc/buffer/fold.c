@@ -5,6 +5,7 @@
 #include "base/trace.h"
 #include "buffer/fold.h"
 #include "buffer/fold_job.h"
+#include "buffer/host.h"
 #include "buffer/slot.h"
 #include "buffer/options.h"
 #include "buffer/order.h"
@@ -708,19 +709,20 @@ static bool fold_ints_leave(const fan_slot *s, size_t m)
 
 /* Locked: with an automatic budget: checks again which parked arrays of the host the buffer alone holds. Two kinds
  * count as held by others unchecked: what lies on another device, whose cache is not ours, and sparse gradients, which
- * take as long to merge as what is merged already. The more entries there are, the more seldom they are checked. */
-static void fold_recheck_holders(fan_buffer *b, const fan_slot *s)
+ * take as long to merge as what is merged already. The more entries there are, the more seldom they are checked.
+ * `newest`: an object that its caller still holds; `alone`: but for that it would be the buffer's alone. */
+static void fold_recheck_holders(fan_buffer *b, const fan_slot *s, const void *newest, bool alone)
 {
     fan_list *list = s->list;
     size_t plain = 0;
     if (b->budget != FAN_BUDGET_AUTO || !list || list->n < list->ask ||
         (s->p->device && s->p->device->backend->has_streams))
         return;
-    for (size_t i = 0; i < list->n; i++) {
+    for (size_t i = list->summed > 0; i < list->n; i++) {
         const fan_entry *one = &list->entries[i];
         fan_item *it = one->item;
         if (!one->general) {
-            plain += one->object && b->frontend->alone(one->object, NULL);
+            plain += one->object == newest ? alone : one->object && b->frontend->alone(one->object, NULL);
             continue;
         }
         if (!it->parked || it->alone || it->value.form != FAN_FORM_DENSE)
@@ -739,7 +741,7 @@ size_t fan_slot_due(fan_buffer *b, size_t slot, uint64_t coming)
     const fan_slot *s = &b->slots[slot];
     if (s->busy || s->p->poison || atomic_load_explicit(&b->parked, memory_order_relaxed) <= b->least)
         return 0;
-    fold_recheck_holders(b, s);
+    fold_recheck_holders(b, s, NULL, false);
     if (!fan_over_budget(b, coming, true))
         return 0;
     if (s->spec->exact)
@@ -766,16 +768,139 @@ fan_status fan_slot_promote(fan_buffer *b, size_t slot, fan_error *err)
     return fold_items(b, slot, 1, err);
 }
 
-fan_status fan_buffer_fold_due(fan_buffer *b, size_t slot, fan_error *err)
+/* ---- plain entries (host.h) ---- */
+
+/* Checks once more which contribution was parked last, if its maker still held it then: most makers drop each before
+ * they add the next. */
+static void fold_recheck_newest(fan_buffer *b)
 {
+    fan_list *p = b->newest.object ? b->slots[b->newest.slot].list : NULL;
+    size_t at = b->newest.at;
+    if (p && at < p->n && p->entries[at].object == b->newest.object &&
+        b->frontend->alone(p->entries[at].object, NULL)) {
+        p->alone++;
+        atomic_fetch_add_explicit(&b->alone, p->bytes, memory_order_relaxed);
+    }
+}
+
+/* fold_host_fits: whether the list of a slot is summed in its own dtype. */
+static bool fold_host_fits(const fan_buffer *b, size_t slot)
+{
+    return fan_host_accum(b, slot) == b->slots[slot].list->kind.dtype;
+}
+
+/* Whether the budget is passed now that `object`, which its caller still holds, is parked too. */
+static bool fold_host_due(fan_buffer *b, size_t slot, const void *object, bool alone)
+{
+    fan_list *p = b->slots[slot].list;
+    size_t at = p->n;
+    if (!p->n) /* an earlier fold of the same call summed it */
+        return false;
+    if (b->budget != FAN_BUDGET_AUTO)
+        return fan_over_budget(b, 0, false);
+    fold_recheck_newest(b);
+    if (p->n >= p->ask) {
+        fold_recheck_holders(b, &b->slots[slot], object, alone);
+    } else if (alone) {
+        p->alone++;
+        atomic_fetch_add_explicit(&b->alone, p->bytes, memory_order_relaxed);
+    }
+    while (!alone && --at > 0 && p->entries[at].object != object)
+        ;
+    b->newest.object = alone ? NULL : object;
+    b->newest.slot = slot;
+    b->newest.at = at;
+    if (!fan_over_budget(b, 0, !fold_host_fits(b, slot)))
+        return false;
+    fan_list_sort(p);
+    return fan_list_prefix(p) > 1; /* a first one is left as it is: there is nothing to be gained */
+}
+
+/* fold_host_may: whether what waits in the slot may be summed here. */
+static bool fold_host_may(const fan_buffer *b, size_t slot)
+{
+    const fan_slot *s = &b->slots[slot];
+    const fan_list *p = s->list;
+    return fan_fast_allowed() && s->p == &fan_slot_state_none && !s->busy && !s->targets && !b->sum_stats && p &&
+           !p->undefined && !p->kind.scalar && fold_host_fits(b, slot);
+}
+
+/* `object` stands for the first n entries from now on. */
+static void fold_host_commit(fan_buffer *b, fan_list *p, size_t n, void *object, char *data)
+{
+    bool first = object == p->entries[0].object, ours = !first || p->entries[0].ours;
+    size_t parked = n - (p->summed > 0);
+    fan_host_count(b, p, n, first, false);
+    fan_fast_unpark(b, p, parked);
+    p->rules = (p->summed ? p->rules : 0) | fan_plan_fast_fold(first);
+    p->summed += (int64_t)parked;
+    p->entries[0] = fan_entry_of(object, data, p->entries[n - 1].key, false, ours);
+    memmove(&p->entries[1], &p->entries[n], (p->n - n) * sizeof *p->entries);
+    p->n -= n - 1;
+}
+
+/* Sums the ready prefix; false: it is for the general path, and nothing happened. */
+static bool fold_host(fan_buffer *b, size_t slot)
+{
+    fan_slot *s = &b->slots[slot];
+    fan_list *p = s->list;
+    FAN_UNCLEARED fan_entry few[FAN_LIST_INLINE];
+    char *data = NULL;
+    if (!fold_host_may(b, slot))
+        return false;
+    fan_list_sort(p);
+    size_t n = fan_list_prefix(p);
+    fan_entry *gone = n <= FAN_LIST_INLINE ? few : fan_alloc(n * sizeof *gone);
+    if (n < 2 || !gone)
+        return false;
+    fan_host_claim(s);
+    void *to = fan_host_place(b, slot, n, p->kind.dtype, true, &data);
+    bool good = to && fan_host_has_values(b, p, n, to == p->entries[0].object) && fan_host_unchanged(b, p, n);
+    if (good) {
+        fan_host_sum(b, p, n, p->kind.dtype, NULL, data, NULL, NULL);
+        memcpy(gone, p->entries, n * sizeof *gone);
+        fold_host_commit(b, p, n, to, data);
+    } else {
+        if (to)
+            b->frontend->drop(to);
+        if (b->frontend->clear_error)
+            b->frontend->clear_error(); /* the general path reports it, if there is anything to report */
+    }
+    fan_host_release(b, (fan_span){slot, slot + 1});
+    for (size_t i = 0; good && i < n; i++) /* last: it may call back */
+        b->frontend->drop(gone[i].object);
+    if (gone != few)
+        fan_free(gone);
+    return good;
+}
+
+/* A first contribution becomes the sum as it is, and waits no longer. False: it is for the general path. */
+static bool fold_host_first(fan_buffer *b, size_t slot)
+{
+    fan_list *p = b->slots[slot].list;
+    if (!fold_host_may(b, slot) || p->summed || fan_fast_is_large(p->size))
+        return false;
+    fan_list_sort(p);
+    if (fan_list_prefix(p) != 1)
+        return false;
+    fan_fast_unpark(b, p, 1);
+    p->rules = 0;
+    p->summed = 1;
+    return true;
+}
+
+fan_status fan_fast_fold_due(fan_buffer *b, size_t slot, const void *object, bool alone, fan_error *err)
+{
+    if (!fold_host_due(b, slot, object, alone) || fold_host_first(b, slot) || fold_host(b, slot))
+        return FAN_OK;
     fan_slot_lock(b, slot);
     fan_status status = b->slots[slot].busy ? FAN_ERR_STATE : fan_slot_begin_state(b, slot, err);
-    bool thick = status == FAN_OK;
-    if (thick)
+    bool begun = status == FAN_OK;
+    if (begun)
         status = fan_slot_fold_while_due(b, slot, err);
     fan_slot_unlock(b, slot);
-    /* It is parked; the sum is tried again later, and says then what is wrong. */
+    /* It is parked; the sum is tried again later, and reports then what is wrong. */
     if (status == FAN_ERR_EXTERN && b->frontend->clear_error)
         b->frontend->clear_error();
-    return thick && fan_status_poisons(status) ? status : FAN_OK;
+    return begun && fan_status_poisons(status) ? status : FAN_OK;
 }

@@ -70,7 +70,7 @@ typedef struct fan_add_plan {
 
 fan_add_plan fan_plan_add(const fan_add_facts *facts);
 
-/* fan_plan_fast_slot: the rules by which gradients of the fast path (fast.h) came to a slot, of which some are defined,
+/* fan_plan_fast_slot: the rules by which gradients of the fast path (host.h) came to a slot, of which some are defined,
  * some not. fan_plan_fast_fold: those of a sum of them; `reusable`: fan_reusable said so of the first. */
 uint64_t fan_plan_fast_slot(bool defined, bool undefined);
 uint64_t fan_plan_fast_fold(bool reusable);

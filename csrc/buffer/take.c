@@ -6,6 +6,7 @@
 #include "base/mem.h"
 #include "base/trace.h"
 #include "buffer/fold.h"
+#include "buffer/host.h"
 #include "buffer/slot.h"
 #include "buffer/fold_job.h"
 #include "buffer/options.h"
@@ -831,6 +832,423 @@ fan_status fan_buffer_take(fan_buffer *b, const fan_take *how, fan_value *result
     fan_free(takes);
     fan_free(gone);
     return status;
+}
+
+/* ---- slots that hold plain entries alone (host.h): the constant plan ---- */
+
+#define TAKE_AHEAD 8
+#define TAKE_FEW_OUTS 8
+#define TAKE_FAR 500 /* slots that no near cache holds */
+
+/* One take of such slots. */
+typedef struct take_host {
+    fan_buffer *b;
+    fan_span span;
+    const fan_take *how;
+    const fan_fast_outs *outs;
+    void **results;
+    fan_flat inline_outs[TAKE_FEW_OUTS], *written; /* the arrays of the caller's that are written */
+    bool inline_given[TAKE_FEW_OUTS], *given;      /* of each slot: the caller named an array for its sum */
+    size_t nwritten;
+    void *scratch; /* for the sum that needs the most of it; owned */
+    size_t nscratch;
+    bool calls;    /* some entries are of a kind that is checked at use */
+    bool announce; /* some of the arrays that are written are of a library that counts writes */
+} take_host;
+
+static fan_list *take_list(const fan_buffer *b, size_t slot) { return b->slots[slot].list; }
+
+/* take_defined: the entries of a slot's sum; 0: it is undefined. */
+static size_t take_defined(const fan_list *p) { return p ? fan_list_defined(p) : 0; }
+
+static const fan_scale *take_scale(const fan_take *how) { return how->scale.on ? &how->scale : NULL; }
+
+/* take_scale_fits: whether a scale is one for sums of this dtype; what is wrong with it the general path reports. */
+static bool take_scale_fits(const fan_take *how, fan_dtype dtype, fan_dtype acc)
+{
+    char kind = fan_dtype_kind(dtype);
+    return kind == 'c' ? acc == dtype : kind == 'f' ? how->real : how->integral;
+}
+
+/* 1. claim. False: the slot holds something else, or lacks a contribution. */
+static bool take_host_claim_slot(fan_buffer *b, size_t slot, const fan_take *how)
+{
+    fan_slot *s = &b->slots[slot];
+    fan_list *p = s->list;
+    if (s->p != &fan_slot_state_none || s->busy || s->targets || fan_host_stats_on_device(b, slot) ||
+        (s->expected >= 0 && s->expected != fan_list_count(p)))
+        return false;
+    if (p && p->n) {
+        if (how->scale.on && fan_list_defined(p) && !take_scale_fits(how, p->kind.dtype, fan_host_accum(b, slot)))
+            return false;
+        fan_list_sort(p);
+        if (p->undefined)
+            fan_list_undefined_last(p);
+    }
+    fan_host_claim(s);
+    return true;
+}
+
+static void take_host_give_back(fan_buffer *b, fan_span span)
+{
+    for (size_t i = span.first; i < span.end; i++) {
+        fan_list *p = take_list(b, i);
+        if (p && p->undefined && p->entries[0].key >= 0)
+            fan_list_by_key(p);
+    }
+    fan_host_release(b, span);
+}
+
+static bool take_host_claim(fan_buffer *b, fan_span span, const fan_take *how)
+{
+    for (size_t i = span.first; i < span.end; i++)
+        if (!take_host_claim_slot(b, i, how)) {
+            take_host_give_back(b, (fan_span){span.first, i});
+            return false;
+        }
+    return true;
+}
+
+/* take_stays_in_int64: of a sum of Python ints. */
+static bool take_stays_in_int64(const fan_list *p, const fan_take *how)
+{
+    int64_t total = 0, n;
+    bool over = how->scale.on;
+    for (size_t k = 0; k < fan_list_defined(p) && !over; k++) {
+        memcpy(&n, fan_entry_data(&p->kind, &p->entries[k]), sizeof n);
+        over = __builtin_add_overflow(total, n, &total);
+    }
+    return !over;
+}
+
+/* take_fetch: prefetches what belongs to the entries of a slot TAKE_AHEAD of this one. */
+static void take_fetch(const take_host *t, size_t slot, bool memory)
+{
+    size_t at = slot + TAKE_AHEAD < t->span.end ? slot + TAKE_AHEAD : slot;
+    const fan_list *p = take_list(t->b, at);
+    fan_fast_prefetch(t->b, slot + 2 * TAKE_AHEAD);
+    for (size_t k = 0; k < take_defined(p); k++)
+        __builtin_prefetch(memory ? (const void *)p->entries[k].data : p->entries[k].object);
+}
+
+/* take_keys_whole: no key is missing (A15). */
+static bool take_keys_whole(const fan_list *p)
+{
+    if (p->entries[0].key < 0)
+        return true;
+    int64_t defined_last = p->entries[fan_list_defined(p) - 1].key, last = p->entries[p->n - 1].key,
+            from = p->summed ? p->entries[0].key : 0;
+    return (last > defined_last ? last : defined_last) - from == (int64_t)p->n - 1; /* they are all different */
+}
+
+/* 2. gather: what the sum of a slot is written into, or is already: with a hold of the caller's. NULL: it is for the
+ * general path. */
+static void *take_host_place(take_host *t, size_t slot)
+{
+    fan_list *p = take_list(t->b, slot);
+    const fan_take *how = t->how;
+    size_t n = fan_list_defined(p);
+    fan_dtype acc = fan_host_accum(t->b, slot);
+    fan_take_facts facts = {.terms = n,
+                            .dense = n,
+                            .scaled = how->scale.on,
+                            .writable = how->writable,
+                            .widened = acc != p->kind.dtype,
+                            .whole = n == 1 || take_keys_whole(p),
+                            .alone = how->one || t->b->nslots == 1,
+                            .first_donated = p->entries[0].donated,
+                            .same_dtype = true,
+                            .must_copy = n == 1 && how->writable && !fan_host_reusable(t->b, slot, 1, p->kind.dtype)};
+    fan_take_way way = fan_plan_take(&facts).way;
+    p->out = p->entries[0].data;
+    if (way == FAN_TAKE_HAND) {
+        t->b->frontend->fast->hold(p->entries[0].object);
+        return p->entries[0].object;
+    }
+    if (p->kind.scalar) {
+        _Alignas(16) char value[16];
+        fan_host_sum(t->b, p, n, acc, take_scale(how), value, t->scratch, NULL);
+        return t->b->frontend->fast->number(&p->kind, value);
+    }
+    /* Nothing fails once a donated one is written (FAN_TAKE_LATE). */
+    return fan_host_place(t->b, slot, n, acc, way == FAN_TAKE_COMMIT || way == FAN_TAKE_LATE, &p->out);
+}
+
+/* The caller's array, where there is one for this slot; false: it is for the general path. */
+static bool take_host_place_out(take_host *t, size_t slot)
+{
+    fan_list *p = take_list(t->b, slot);
+    fan_flat *to = &t->written[t->nwritten];
+    bool some = take_defined(p);
+    void *object = NULL;
+    fan_fast_where where = t->outs->at(t->outs->ctx, slot, some ? &p->kind : NULL, &object, &to->data, &to->bytes);
+    if (where != FAN_FAST_THERE)
+        return where != FAN_FAST_REFUSED;
+    to->owner = slot;
+    t->nwritten++;
+    t->given[slot - t->span.first] = true;
+    if (some) {
+        t->announce = t->announce || p->kind.check_at_use;
+        t->results[slot - t->span.first] = object;
+        p->out = to->data;
+    } else {
+        t->b->frontend->drop(object);
+    }
+    return true;
+}
+
+/* D11: whether sums may be written to the outs in any order: none meets another, nor what is still read, but for an
+ * entry of its own slot that is all of it. Sorts them by address. */
+static bool take_host_outs_disjoint(const take_host *t)
+{
+    size_t near[8] = {0}; /* where the last k-th entry was */
+    if (!fan_flats_disjoint(t->written, t->nwritten))
+        return false;
+    for (size_t i = t->span.first; t->nwritten && i < t->span.end; i++) {
+        const fan_list *p = take_list(t->b, i);
+        for (size_t k = 0; k < take_defined(p); k++) {
+            const char *data = p->entries[k].data;
+            const fan_flat *met = fan_flats_last_met(t->written, t->nwritten, data, p->bytes, &near[k % 8]);
+            if (met && (met->owner != i || met->data != data || p->n > FAN_FAST_TERMS))
+                return false;
+        }
+    }
+    return true;
+}
+
+/* take_reads_all: a single entry is read, too, and not just handed through. */
+static bool take_reads_all(const take_host *t)
+{
+    return t->outs || t->how->scale.on || t->how->writable || t->b->sum_stats;
+}
+
+/* take_host_sums: whether the sum of a slot is made here: a large array is handed through at most, and of Python ints
+ * the general path reports what does not fit. */
+static bool take_host_sums(take_host *t, size_t slot)
+{
+    const fan_list *p = take_list(t->b, slot);
+    size_t bytes = fan_host_scratch(p, fan_list_defined(p), fan_host_accum(t->b, slot), t->b->sum_stats);
+    if (fan_fast_is_large(p->size) && take_reads_all(t))
+        return false;
+    if (bytes > t->nscratch) {
+        fan_free(t->scratch);
+        t->nscratch = bytes;
+        if (!(t->scratch = fan_alloc(bytes)))
+            return false;
+    }
+    return !p->kind.weak || p->kind.dtype != FAN_DT_INT64 || take_stays_in_int64(p, t->how);
+}
+
+static bool take_host_gather(take_host *t)
+{
+    bool far = t->span.end - t->span.first >= TAKE_FAR;
+    for (size_t i = t->span.first; t->outs && i < t->span.end; i++)
+        if (!take_host_place_out(t, i))
+            return false;
+    if (t->outs && !take_host_outs_disjoint(t))
+        return false;
+    for (size_t i = t->span.first; i < t->span.end; i++) {
+        void **result = &t->results[i - t->span.first];
+        const fan_list *p = take_list(t->b, i);
+        if (far)
+            take_fetch(t, i, false);
+        if (!take_defined(p))
+            continue;
+        t->calls = t->calls || p->kind.check_at_use;
+        if (!take_host_sums(t, i) || (!*result && !(*result = take_host_place(t, i))))
+            return false;
+    }
+    return true;
+}
+
+/* Is what will be read what it was? Libraries are called first, and those that count writes to their arrays are told of
+ * ours. */
+static bool take_host_readable(const take_host *t)
+{
+    const fan_fast_frontend *fast = t->b->frontend->fast;
+    bool reads = take_reads_all(t), far = t->span.end - t->span.first >= TAKE_FAR;
+    for (size_t i = t->span.first; t->calls && i < t->span.end; i++) {
+        const fan_list *p = take_list(t->b, i);
+        size_t n = take_defined(p);
+        if (n && !fan_host_has_values(t->b, p, n, t->results[i - t->span.first] == p->entries[0].object))
+            return false;
+    }
+    for (size_t i = 0; t->announce && i < t->nwritten; i++) {
+        void *to = t->results[t->written[i].owner - t->span.first];
+        if (to && !fast->wrote(to))
+            return false;
+    }
+    for (size_t i = t->span.first; i < t->span.end; i++) {
+        const fan_list *p = take_list(t->b, i);
+        size_t n = take_defined(p);
+        if (far)
+            take_fetch(t, i, false);
+        if (n && !p->kind.scalar && (n > 1 || reads) && !fan_host_unchanged(t->b, p, n))
+            return false;
+    }
+    for (size_t i = 0; (t->calls || t->announce) && i < t->nwritten; i++) {
+        void *to = t->results[t->written[i].owner - t->span.first];
+        if (to && !fast->is_unchanged(to, &take_list(t->b, t->written[i].owner)->kind, t->written[i].data))
+            return false;
+    }
+    return true;
+}
+
+/* 3. sum */
+
+static void take_keep_stats(fan_buffer *b, size_t slot, const fan_stats *stats)
+{
+    fan_sum_stats *sum_stats = &b->sum_stats[slot];
+    *sum_stats = (fan_sum_stats){.valid = true, .stats = {.count = UINT64_MAX}};
+    if (!stats)
+        return;
+    sum_stats->stats = *stats;
+    sum_stats->has_nonfinite = stats->nonfinite && stats->bad != SIZE_MAX;
+    sum_stats->nonfinite_key = sum_stats->has_nonfinite ? take_list(b, slot)->entries[stats->bad].key : -1;
+}
+
+static void take_host_sum_slot(const take_host *t, size_t slot, bool is_out)
+{
+    _Alignas(16) char value[16];
+    FAN_UNCLEARED fan_stats sum_stats;
+    fan_buffer *b = t->b;
+    const fan_list *p = take_list(b, slot);
+    fan_stats *stats = b->sum_stats ? &sum_stats : NULL;
+    size_t n = fan_list_defined(p);
+    void *to = t->results[slot - t->span.first];
+    bool number = p->kind.scalar, first = !number && to == p->entries[0].object;
+    bool handed = n == 1 && !t->how->scale.on && (first || (number && !t->how->writable));
+    if (handed && !stats)
+        return;
+    if (stats || !number)
+        fan_host_sum(b, p, n, fan_host_accum(b, slot), take_scale(t->how), number ? value : p->out, t->scratch, stats);
+    if (stats)
+        take_keep_stats(b, slot, stats);
+    if (!handed)
+        fan_host_count(b, p, n, first && !is_out, n == 1 && !is_out);
+}
+
+static void take_host_sum(const take_host *t)
+{
+    bool far = t->span.end - t->span.first >= TAKE_FAR;
+    for (size_t i = t->span.first; i < t->span.end; i++) {
+        if (far)
+            take_fetch(t, i, true);
+        if (take_defined(take_list(t->b, i)))
+            take_host_sum_slot(t, i, t->outs && t->given[i - t->span.first]);
+        else if (t->b->sum_stats)
+            take_keep_stats(t->b, i, NULL);
+    }
+}
+
+/* 4. order: no stream has anything to do with plain entries. */
+
+/* 5. hand over: the slots are empty and free. What they held is dropped last, when the buffer is ready for whatever a
+ * finalizer calls. */
+
+/* References to drop after all slots are released. If this list cannot grow, drop immediately: a call back into a slot
+ * that is still claimed is then refused. */
+typedef struct take_drops {
+    void *inline_objects[64], **all;
+    size_t n, cap;
+} take_drops;
+
+static bool take_defer_drop(take_drops *d, void *object)
+{
+    if (d->n == d->cap) {
+        void **more = fan_realloc(d->all == d->inline_objects ? NULL : d->all, 2 * d->cap * sizeof *more);
+        if (!more)
+            return false;
+        if (d->all == d->inline_objects)
+            memcpy(more, d->inline_objects, sizeof d->inline_objects);
+        d->all = more;
+        d->cap *= 2;
+    }
+    d->all[d->n++] = object;
+    return true;
+}
+
+static void take_host_hand_over(fan_buffer *b, fan_span span)
+{
+    FAN_UNCLEARED take_drops d;
+    d.all = d.inline_objects;
+    d.n = 0;
+    d.cap = sizeof d.inline_objects / sizeof *d.inline_objects;
+    for (size_t i = span.first; i < span.end; i++) {
+        fan_list *p = take_list(b, i);
+        for (size_t k = 0; p && k < p->n; k++) {
+            void *object = p->entries[k].object;
+            if (object && !b->frontend->fast->drop_if_shared(object) && !take_defer_drop(&d, object))
+                b->frontend->drop(object);
+        }
+        if (p && p->n) {
+            fan_fast_unpark(b, p, fan_list_parked(p) - p->undefined);
+            fan_list_empty(p);
+            fan_list_shrink(p);
+        }
+    }
+    fan_host_release(b, span);
+    for (size_t i = 0; i < d.n; i++)
+        b->frontend->drop(d.all[i]);
+    if (d.all != d.inline_objects)
+        fan_free(d.all);
+}
+
+/* As if there had been no take. The general path reports what is wrong, if anything is. */
+static void take_host_call_off(const take_host *t)
+{
+    take_host_give_back(t->b, t->span);
+    for (size_t i = 0; i < t->span.end - t->span.first; i++) {
+        if (t->results[i])
+            t->b->frontend->drop(t->results[i]);
+        t->results[i] = NULL;
+    }
+    if (t->b->frontend->clear_error)
+        t->b->frontend->clear_error();
+}
+
+static bool take_host_outs_begin(take_host *t)
+{
+    size_t n = t->span.end - t->span.first;
+    if (!t->outs)
+        return true;
+    memset(t->inline_given, 0, sizeof t->inline_given);
+    if (n > TAKE_FEW_OUTS) {
+        t->written = fan_alloc(n * sizeof *t->written);
+        t->given = fan_calloc(n * sizeof *t->given);
+    }
+    return t->written && t->given;
+}
+
+bool fan_fast_take(fan_buffer *b, fan_span span, const fan_take *how, const fan_fast_outs *outs, void **results)
+{
+    FAN_UNCLEARED take_host t;
+    if (!fan_fast_allowed() || !fan_buffer_is_here(b) || !take_host_claim(b, span, how))
+        return false;
+    t.b = b;
+    t.span = span;
+    t.how = how;
+    t.outs = outs;
+    t.results = results;
+    t.written = t.inline_outs;
+    t.given = t.inline_given;
+    t.nwritten = 0;
+    t.calls = t.announce = false;
+    t.scratch = NULL;
+    t.nscratch = 0;
+    bool good = take_host_outs_begin(&t) && take_host_gather(&t) && take_host_readable(&t);
+    if (good) {
+        take_host_sum(&t);
+        take_host_hand_over(b, span);
+    } else {
+        take_host_call_off(&t);
+    }
+    fan_free(t.scratch);
+    if (t.written != t.inline_outs) {
+        fan_free(t.written);
+        fan_free(t.given);
+    }
+    return good;
 }
 
 /* ---- a snapshot: the sum as it is now, which stays (D17) ---- */

@@ -31,7 +31,7 @@ typedef struct fan_value {
     size_t nparts;
 } fan_value;
 
-/* What the gradients of one slot that go by the fast path (fast.h) have in common: gap-free host arrays, or numbers. */
+/* What the gradients of one slot that go by the fast path (host.h) have in common: gap-free host arrays, or numbers. */
 #define FAN_FAST_NDIM 4
 typedef struct fan_fast_kind {
     fan_dtype dtype;
@@ -115,7 +115,7 @@ typedef struct fan_frontend {
      * and never with `err` of a failing call. */
     fan_status (*mismatch)(const char *buffer, size_t slot, const fan_stream *producer, const fan_stream *consumer,
                            fan_error *err);
-    /* fast: what the fast path asks (fast.h); NULL: there is no fast path. */
+    /* fast: what the fast path asks (host.h); NULL: there is no fast path. */
     const fan_fast_frontend *fast;
 } fan_frontend;
 

@@ -1,4 +1,4 @@
-/* buffer_fast: the fast path of InputBuffer (buffer/fast.h): arguments become what the core takes, one call of the core
+/* buffer_fast: the fast path of InputBuffer (buffer/host.h): arguments become what the core takes, one call of the core
  * does it all, and what comes back becomes Python's. What is not for this way is left to the general one, which also
  * knows what to say of it. */
 #include "py/buffer_part.h"

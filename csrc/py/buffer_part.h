@@ -85,7 +85,7 @@ PyObject *fan_buffer_take_any(buffer_object *self, PyObject *const *args, Py_ssi
 /* fan_stats_wrap: a fanin.Stats, or None of a sum that is undefined or no array. */
 PyObject *fan_stats_wrap(fan_buffer *core, size_t slot);
 
-/* ---- buffer_fast.c: the fast path (buffer/fast.h) ---- */
+/* ---- buffer_fast.c: the fast path (buffer/host.h) ---- */
 
 /* 1: added; 0: not for this way, and nothing happened; -1 with an exception. fan_buffer_fast_add: slot and gradient are
  * given by position. */

@@ -1,5 +1,6 @@
-/* fast_add: one gradient, or a batch, by the fast path. */
-#include "buffer/fast_part.h"
+/* add_host: one plain contribution, or a batch of them (host.h). */
+#include "buffer/fold.h"
+#include "buffer/host.h"
 
 #include "array/extents.h"
 #include "array/sum.h"
@@ -37,7 +38,7 @@ static inline __attribute__((always_inline)) bool park(fan_buffer *b, size_t slo
                                                        const fan_entry *one)
 {
     fan_slot *s = &b->slots[slot];
-    if (s->p != &fan_slot_state_none || s->busy || fan_fast_stats_on_device(b, slot))
+    if (s->p != &fan_slot_state_none || s->busy || fan_host_stats_on_device(b, slot))
         return false;
     fan_list *p = fan_slot_list(s);
     if (!p || (p->n && (p->entries[0].key < 0) != (one->key < 0)))
@@ -81,9 +82,8 @@ static inline __attribute__((always_inline)) bool count_parked(fan_buffer *b, si
 /* ---- into the sum at once, in place ---- */
 
 typedef struct inplace_add {
-    fan_slot_state *pass; /* that has the sum; NULL: .. */
-    fan_list *list;       /* .. it is the first of this list */
-    void *object;         /* whose memory the sum is; NULL: the buffer's own */
+    fan_list *list; /* whose first entry is the sum */
+    void *object;   /* whose memory the sum is; NULL: the buffer's own */
     char *sum;
     const char *data;
     size_t count; /* elements */
@@ -91,101 +91,36 @@ typedef struct inplace_add {
     fan_dtype dtype;
 } inplace_add;
 
-/* is_flat: the sum is of this kind, in C order. */
-static bool is_flat(const fan_array *a, const fan_fast_kind *k)
-{
-    if (a->ndim != k->ndim)
-        return false;
-    for (int i = 0; i < k->ndim; i++)
-        if (a->shape[i] != k->shape[i])
-            return false;
-    return fan_array_in_c_order(a);
-}
-
-/* sum_for: the slot's sum, where one more gradient of this kind goes straight into it (A6): it was made by the buffer,
- * or donated (an array, whose memory it is: a number is not), is complete up to `key`, and nothing waits behind it.
- * Else NULL. */
-static fan_array *sum_for(const fan_slot *s, const fan_fast_kind *k, const char *data, int64_t key)
-{
-    const fan_slot_state *p = s->p;
-    fan_array *a = p->value.array;
-    bool donated = !k->scalar && !p->value_ours && p->value_donated && p->value.object;
-    if (k->weak || p->value.form != FAN_FORM_DENSE || !(p->value_ours || donated) || p->value.origin != k->origin ||
-        p->accum || p->exact || p->poison)
-        return NULL;
-    if (s->busy || fan_slot_waiting(s) || p->arriving || p->seen != fan_dtype_set_add(0, k->dtype, false))
-        return NULL;
-    if ((p->keyed < 0) != (key < 0) || (key >= 0 && (uint64_t)key != p->next_key) ||
-        (s->expected >= 0 && p->count >= s->expected))
-        return NULL;
-    uint64_t bytes = fan_fast_bytes(k);
-    fan_reuse facts = {.dense = is_flat(a, k),
-                       .writable = true,
-                       .same_dtype = fan_accum_dtype(k->dtype, s->spec->accumulate) == k->dtype,
-                       .disjoint = !fan_flats_meet(a->data, bytes, data, bytes),
-                       .ours = p->value_ours,
-                       .donated = donated,
-                       .exposed = p->value_exposed,
-                       .host = true};
-    return fan_reusable(&facts) == FAN_REUSE_YES && fan_sum_flat_fits(k->dtype, k->dtype) && fan_fast_is_flat(bytes, 2)
-               ? a
-               : NULL;
-}
-
-/* list_sum_for: whether the same may be done to a sum that the fast path has made: the first of the slot's list, with
- * nothing behind it. With an automatic budget they wait until some can be summed together. */
-static bool list_sum_for(const fan_buffer *b, const fan_slot *s, const fan_fast_kind *k, const char *data, int64_t key)
-{
-    const fan_list *p = s->list;
-    const fan_entry *first = &p->entries[0];
-    if (b->budget == FAN_BUDGET_AUTO || s->busy || s->targets || p->n != 1 || k->scalar ||
-        !fan_fast_same(&p->kind, k) || (first->key < 0) != (key < 0) ||
-        (key >= 0 && (uint64_t)key != (uint64_t)first->key + 1) || (s->expected >= 0 && p->summed >= s->expected))
-        return false;
-    fan_reuse facts = {.dense = true,
-                       .writable = true,
-                       .same_dtype = fan_accum_dtype(k->dtype, s->spec->accumulate) == k->dtype,
-                       .disjoint = !fan_flats_meet(first->data, p->bytes, data, p->bytes),
-                       .ours = p->summed > 1 || first->ours,
-                       .donated = first->donated,
-                       .host = true};
-    return fan_reusable(&facts) == FAN_REUSE_YES && fan_fast_is_flat(p->size, 2);
-}
-
-/* over_with: whether the budget is passed with `bytes` more that somebody else holds. */
-static bool over_with(const fan_buffer *b, uint64_t bytes)
-{
-    uint64_t parked = atomic_load_explicit(&b->parked, memory_order_relaxed) + bytes;
-    if (b->budget != FAN_BUDGET_AUTO)
-        return parked > b->budget;
-    return parked > b->least && parked > b->limits.held + atomic_load_explicit(&b->alone, memory_order_relaxed);
-}
-
-static inline bool has_sum(const fan_slot *s) { return s->p != &fan_slot_state_none || (s->list && s->list->summed); }
-
-static bool can_add_inplace(const fan_buffer *b, size_t slot, const fan_fast_kind *kind, const char *data, int64_t key,
-                            bool alone, inplace_add *out)
+/* list_takes: whether one more of this kind is added straight into the sum, which is the first of the slot's list, with
+ * nothing behind it (A6): it is complete up to `key`. With an automatic budget they wait until some can be summed
+ * together. */
+static bool list_takes(const fan_buffer *b, size_t slot, const fan_fast_kind *k, const char *data, int64_t key)
 {
     const fan_slot *s = &b->slots[slot];
-    bool listed = s->p == &fan_slot_state_none;
-    if (b->sum_stats || !has_sum(s))
+    const fan_list *p = s->list;
+    const fan_entry *first = &p->entries[0];
+    if (b->budget == FAN_BUDGET_AUTO || s->p != &fan_slot_state_none || s->busy || s->targets || p->n != 1 ||
+        k->scalar || !fan_fast_same(&p->kind, k) || (first->key < 0) != (key < 0) ||
+        (key >= 0 && (uint64_t)key != (uint64_t)first->key + 1) || (s->expected >= 0 && p->summed >= s->expected))
         return false;
-    /* What is the buffer's alone would have to be asked later, which costs more than to add it. */
-    if (!(alone && b->budget == FAN_BUDGET_AUTO) && !over_with(b, fan_fast_kind_bytes(kind)))
+    return !fan_flats_meet(first->data, p->bytes, data, p->bytes) && fan_fast_is_flat(p->size, 2) &&
+           fan_host_reusable(b, slot, 1, fan_accum_dtype(k->dtype, s->spec->accumulate));
+}
+
+static inline bool has_sum(const fan_slot *s) { return s->list && s->list->summed; }
+
+static bool can_add_inplace(const fan_buffer *b, size_t slot, const fan_fast_kind *kind, const char *data, int64_t key,
+                            inplace_add *out)
+{
+    const fan_slot *s = &b->slots[slot];
+    if (b->sum_stats || !has_sum(s) ||
+        atomic_load_explicit(&b->parked, memory_order_relaxed) + fan_fast_kind_bytes(kind) <= b->budget ||
+        !list_takes(b, slot, kind, data, key))
         return false;
-    if (listed) {
-        const fan_entry *first = &s->list->entries[0];
-        *out = (inplace_add){NULL,        s->list,    first->ours ? NULL : first->object,
-                             first->data, data,       fan_fast_elements(kind),
-                             key,         kind->dtype};
-        return list_sum_for(b, s, kind, data, key);
-    }
-    const fan_array *a = sum_for(s, kind, data, key);
-    if (a)
-        *out = (inplace_add){
-            s->p, NULL,    s->p->value_ours ? NULL : s->p->value.object, (char *)a->data, data, (size_t)a->size,
-            key,  a->dtype};
-    return a != NULL;
+    const fan_entry *first = &s->list->entries[0];
+    *out = (inplace_add){
+        s->list, first->ours ? NULL : first->object, first->data, data, fan_fast_elements(kind), key, kind->dtype};
+    return true;
 }
 
 /* as_they_were: the gradient is what it was, and so is a sum that was donated (NULL: it is the buffer's own). */
@@ -199,17 +134,17 @@ static bool as_they_were(const fan_fast_frontend *fast, const fan_fast_kind *kin
 /* was_asked: the sum was asked about when the second contribution came, and nobody has had it since. */
 static bool was_asked(const fan_fast_frontend *fast, const inplace_add *to, void *sum)
 {
-    return to->list && to->list->summed > 1 && fast->nobody_else_has(sum);
+    return to->list->summed > 1 && fast->nobody_else_has(sum);
 }
 
 /* inplace_begin: whether `one` is to be added into the slot's sum at once. Libraries are asked first, which may do
  * anything, and all is looked at again. */
-static bool inplace_begin(const fan_buffer *b, size_t slot, const fan_fast_kind *kind, const fan_entry *one, bool alone,
+static bool inplace_begin(const fan_buffer *b, size_t slot, const fan_fast_kind *kind, const fan_entry *one,
                           inplace_add *to)
 {
     const fan_fast_frontend *fast = b->frontend->fast;
     FAN_UNCLEARED inplace_add then;
-    if (one->ours || !can_add_inplace(b, slot, kind, one->data, one->key, alone, to))
+    if (one->ours || !can_add_inplace(b, slot, kind, one->data, one->key, to))
         return false;
     void *sum = to->object;
     if (!kind->check_at_use)
@@ -218,7 +153,7 @@ static bool inplace_begin(const fan_buffer *b, size_t slot, const fan_fast_kind 
     if (sum)
         fast->hold(sum);
     bool good = fast->has_own_value(one->object) && (asked || (fast->is_detached(sum) && fast->has_own_value(sum)));
-    good = good && can_add_inplace(b, slot, kind, one->data, one->key, alone, &then) && then.sum == to->sum &&
+    good = good && can_add_inplace(b, slot, kind, one->data, one->key, &then) && then.sum == to->sum &&
            then.object == sum && as_they_were(fast, kind, one, &then, sum);
     if (good)
         *to = then;
@@ -229,24 +164,16 @@ static bool inplace_begin(const fan_buffer *b, size_t slot, const fan_fast_kind 
 
 static void add_inplace(fan_buffer *b, const inplace_add *one)
 {
-    fan_slot_state *p = one->pass;
     uint64_t bytes = (uint64_t)one->count * fan_dtype_size(one->dtype),
              now = atomic_load_explicit(&b->parked, memory_order_relaxed) + (bytes ? bytes : 1);
     if (fan_watched())
         fan_buffer_weigh(b, bytes);
     (void)fan_sum_flat(one->sum, (const char *const[]){one->sum, one->data}, 2, one->count, one->dtype, one->dtype,
                        NULL);
-    if (p) {
-        p->count++;
-        p->value_summed = true;
-        p->rules |= fan_plan_fast_slot(true, false) | fan_plan_fast_fold(true);
-        p->next_key = one->key >= 0 ? (uint64_t)one->key + 1 : p->next_key;
-    } else {
-        fan_entry *sum = &one->list->entries[0];
-        one->list->summed++;
-        one->list->rules |= fan_plan_fast_fold(true);
-        *sum = fan_entry_of(sum->object, sum->data, one->key, false, sum->ours);
-    }
+    fan_entry *sum = &one->list->entries[0];
+    one->list->summed++;
+    one->list->rules |= fan_plan_fast_fold(true);
+    *sum = fan_entry_of(sum->object, sum->data, one->key, false, sum->ours);
     FAN_FAST_COUNT(b, adds, 1);
     FAN_FAST_COUNT(b, folds, 1);
     FAN_FAST_COUNT(b, passes, 1);
@@ -266,7 +193,7 @@ fan_status fan_fast_add(fan_buffer *b, size_t slot, const fan_fast_kind *kind, c
     *added = false;
     if (!fan_fast_allowed() || !fan_buffer_is_here(b))
         return FAN_OK;
-    if (kind && has_sum(&b->slots[slot]) && inplace_begin(b, slot, kind, one, alone, &inplace)) {
+    if (kind && has_sum(&b->slots[slot]) && inplace_begin(b, slot, kind, one, &inplace)) {
         add_inplace(b, &inplace);
         *added = true;
         return FAN_OK;
@@ -293,11 +220,6 @@ void fan_fast_prefetch(const fan_buffer *b, size_t slot)
     if (slot >= b->nslots)
         return;
     const fan_slot *s = &b->slots[slot];
-    if (s->p != &fan_slot_state_none) { /* its sum may be written at once */
-        for (size_t at = 0; at < sizeof *s->p; at += 64)
-            __builtin_prefetch((const char *)s->p + at, 1);
-        return;
-    }
     const char *p = (const char *)s->list;
     for (size_t at = 0; p && at < 192; at += 64)
         __builtin_prefetch(p + at, 1);
@@ -323,7 +245,7 @@ static bool many_inplace(fan_buffer *b, const fan_fast_batch *batch)
             batch->prefetch(batch->ctx, k);
         /* Ascending, so that what was asked still holds when it is done. */
         if (!read_one(b, batch, k, &slot, &kind, &one) || !one.object || kind.check_at_use || (k && slot <= last) ||
-            !can_add_inplace(b, slot, &kind, one.data, one.key, false, &next) || next.object ||
+            !can_add_inplace(b, slot, &kind, one.data, one.key, &next) || next.object ||
             (!all && !(all = fan_alloc(batch->n * sizeof *all))))
             break;
         all[k] = next;
@@ -332,7 +254,7 @@ static bool many_inplace(fan_buffer *b, const fan_fast_batch *batch)
     bool good = all && k == batch->n;
     for (k = 0; good && k < batch->n; k++) {
         if (k + AHEAD < batch->n) {
-            __builtin_prefetch(all[k + AHEAD].pass ? (void *)all[k + AHEAD].pass : all[k + AHEAD].list, 1);
+            __builtin_prefetch(all[k + AHEAD].list, 1);
             __builtin_prefetch(all[k + AHEAD].sum, 1);
             __builtin_prefetch(all[k + AHEAD].data);
         }
