@@ -19,19 +19,12 @@ static void count_peak(fan_buffer *b, uint64_t now)
 
 /* ---- parked ---- */
 
-/* What a slot asks of its first gradient: the declaration's dtype and shape, and a dtype that the fast path sums. It
+/* What a slot asks of its first gradient: that it is as declared (A9, A10, A12), and of a dtype that is summed here. It
  * may be large while it is alone. */
-static bool kind_fits(const fan_buffer *b, const fan_spec *spec, const fan_fast_kind *k)
+static bool kind_fits(const fan_slot_spec *spec, const fan_fast_kind *k)
 {
-    bool declared = spec != &b->undeclared;
-    if (spec->exact || (spec->dtype != FAN_DT_NONE && spec->dtype != k->dtype) ||
-        (spec->device && spec->device != fan_cpu()))
-        return false;
-    if (!fan_sum_flat_fits(k->dtype, fan_accum_dtype(k->dtype, spec->accumulate)))
-        return false;
-    if (!declared || !spec->has_shape)
-        return true;
-    return spec->ndim == k->ndim && memcmp(spec->shape, k->shape, (size_t)k->ndim * sizeof *k->shape) == 0;
+    return !spec->exact && fan_slot_takes(spec, k->dtype, k->ndim, k->shape) &&
+           fan_sum_flat_fits(k->dtype, fan_accum_dtype(k->dtype, spec->accumulate));
 }
 
 static inline __attribute__((always_inline)) bool park(fan_buffer *b, size_t slot, const fan_fast_kind *kind,
@@ -44,7 +37,7 @@ static inline __attribute__((always_inline)) bool park(fan_buffer *b, size_t slo
     if (!p || (p->n && (p->entries[0].key < 0) != (one->key < 0)))
         return false;
     if (kind && !fan_list_defined(p)) {
-        if (!kind_fits(b, s->spec, kind))
+        if (!kind_fits(s->spec, kind))
             return false;
         p->kind = *kind;
         p->size = fan_fast_bytes(kind);
@@ -104,7 +97,7 @@ static bool list_takes(const fan_buffer *b, size_t slot, const fan_fast_kind *k,
         (key >= 0 && (uint64_t)key != (uint64_t)first->key + 1) || (s->expected >= 0 && p->summed >= s->expected))
         return false;
     return !fan_flats_meet(first->data, p->bytes, data, p->bytes) && fan_fast_is_flat(p->size, 2) &&
-           fan_host_reusable(b, slot, 1, fan_accum_dtype(k->dtype, s->spec->accumulate));
+           fan_host_reusable(b, slot, 1, fan_host_accum(b, slot));
 }
 
 static inline bool has_sum(const fan_slot *s) { return s->list && s->list->summed; }

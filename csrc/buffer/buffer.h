@@ -29,6 +29,15 @@ typedef struct fan_slot_spec {
     const char *name;     /* copied; NULL: none */
 } fan_slot_spec;
 
+/* fan_slot_takes: A9, A10, A12: whether a slot takes an array of the host as it is: it declares no other dtype, shape
+ * or device. */
+static inline bool fan_slot_takes(const fan_slot_spec *spec, fan_dtype dtype, int ndim, const int64_t *shape)
+{
+    if ((spec->dtype != FAN_DT_NONE && spec->dtype != dtype) || (spec->device && spec->device != fan_cpu()))
+        return false;
+    return !spec->has_shape || fan_accum_fit(false, spec->ndim, spec->shape, ndim, shape) == FAN_FIT_EXACT;
+}
+
 /* The bytes of parked contributions from which on a fold is due. 0: each arrival is folded at once. UINT64_MAX: folds
  * wait until the sum is asked for. FAN_BUDGET_AUTO has two limits (fan_budget_auto):
  *

@@ -196,7 +196,7 @@ fan_status fan_fold_exact(fan_fold *f, fan_error *err)
 {
     fan_status status = FAN_OK;
     const fan_slot *s = fan_fold_slot(f);
-    const fan_spec *spec = s->spec;
+    const fan_slot_spec *spec = s->spec;
     const fan_array *like = NULL;
     size_t sparse = 0;
     for (size_t i = 0; i < f->n; i++) {

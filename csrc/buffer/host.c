@@ -26,31 +26,6 @@ bool fan_fast_fits(fan_dtype dtype, fan_dtype acc, uint64_t bytes)
     return !fan_fast_is_large(bytes) && fan_sum_flat_fits(dtype, acc);
 }
 
-bool fan_host_reusable(const fan_buffer *b, size_t slot, size_t n, fan_dtype acc)
-{
-    const fan_list *p = b->slots[slot].list;
-    const fan_entry *first = &p->entries[0];
-    const fan_fast_frontend *fast = b->frontend->fast;
-    if (p->kind.scalar)
-        return false;
-    bool ours = p->summed > 1 || first->ours, unshared = !ours && !first->donated && fast->unshared(first->object);
-    if (!ours && !first->donated && !unshared) /* the usual case, whatever else is so: the caller holds it */
-        return false;
-    fan_reuse facts = {.dense = true,
-                       .writable = true,
-                       .same_dtype = acc == p->kind.dtype,
-                       .disjoint = true,
-                       .ours = ours,
-                       .exposed = first->exposed,
-                       .donated = first->donated,
-                       .host = true};
-    facts.unshared = unshared;
-    facts.writable = !facts.donated || facts.ours || fast->writable(first->object, &p->kind);
-    for (size_t k = 1; k < n && facts.disjoint; k++)
-        facts.disjoint = !fan_flats_meet(p->entries[k].data, p->bytes, first->data, p->bytes);
-    return fan_reusable(&facts) == FAN_REUSE_YES;
-}
-
 void *fan_host_place(const fan_buffer *b, size_t slot, size_t n, fan_dtype acc, bool reuse, char **data)
 {
     const fan_list *p = b->slots[slot].list;
@@ -119,16 +94,25 @@ static void host_sum_arrays(const fan_fast_kind *k, size_t count, const char *co
     fan_sum(&arrays[n], in, n, &how);
 }
 
+/* The same of up to FAN_FAST_TERMS runs. Apart, because its frame is large. */
+static __attribute__((noinline)) void host_sum_few_arrays(const fan_fast_kind *k, size_t count, const char *const *src,
+                                                          size_t n, fan_dtype acc, const fan_scale *scale, char *out,
+                                                          fan_stats *stats)
+{
+    FAN_UNCLEARED fan_array arrays[FAN_FAST_TERMS + 1];
+    FAN_UNCLEARED fan_operand in[FAN_FAST_TERMS];
+    host_sum_arrays(k, count, src, n, acc, scale, out, arrays, in, stats);
+}
+
 /* host_sum_runs: of up to FAN_FAST_TERMS runs. */
-static void host_sum_runs(const fan_fast_kind *k, const char *const *src, size_t n, fan_dtype acc,
-                          const fan_scale *scale, char *out, fan_stats *stats)
+static inline __attribute__((always_inline)) void host_sum_runs(const fan_fast_kind *k, const char *const *src,
+                                                                size_t n, fan_dtype acc, const fan_scale *scale,
+                                                                char *out, fan_stats *stats)
 {
     _Alignas(16) char factor[16];
     size_t count = fan_fast_elements(k);
-    FAN_UNCLEARED fan_array arrays[FAN_FAST_TERMS + 1];
-    FAN_UNCLEARED fan_operand in[FAN_FAST_TERMS];
     if (stats || !fan_fast_is_flat(count * fan_dtype_size(k->dtype), n)) {
-        host_sum_arrays(k, count, src, n, acc, scale, out, arrays, in, stats);
+        host_sum_few_arrays(k, count, src, n, acc, scale, out, stats);
     } else if (n == 1 && !scale) {
         memmove(out, src[0], count * fan_dtype_size(k->dtype));
     } else {
@@ -149,12 +133,6 @@ static void host_sum_whole(const fan_list *p, size_t n, fan_dtype acc, const fan
     for (size_t i = 0; i < n; i++)
         src[i] = fan_entry_data(&p->kind, &p->entries[i]);
     host_sum_arrays(&p->kind, fan_fast_elements(&p->kind), src, n, acc, scale, out, arrays, in, stats);
-}
-
-size_t fan_host_scratch(const fan_list *p, size_t n, fan_dtype acc, bool stats)
-{
-    bool whole = n > FAN_FAST_TERMS && (stats || acc != p->kind.dtype);
-    return whole ? (n + 1) * (sizeof(fan_array) + sizeof(fan_operand) + sizeof(char *)) : 0;
 }
 
 void fan_host_sum(fan_buffer *b, const fan_list *p, size_t n, fan_dtype acc, const fan_scale *scale, char *out,

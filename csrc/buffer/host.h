@@ -121,12 +121,40 @@ static inline bool fan_host_stats_on_device(const fan_buffer *b, size_t slot)
 /* fan_host_accum: the accumulation dtype of what waits in the slot. */
 static inline fan_dtype fan_host_accum(const fan_buffer *b, size_t slot)
 {
-    return fan_accum_dtype(b->slots[slot].list->kind.dtype, b->slots[slot].spec->accumulate);
+    fan_dtype d = b->slots[slot].list->kind.dtype, wish = b->slots[slot].spec->accumulate;
+    return wish == FAN_DT_NONE ? fan_dtype_accumulate(d) : fan_accum_dtype(d, wish);
 }
 /* fan_host_scratch: bytes that a sum of n entries in dtype `acc` needs beside them. */
-size_t fan_host_scratch(const fan_list *p, size_t n, fan_dtype acc, bool stats);
+static inline size_t fan_host_scratch(const fan_list *p, size_t n, fan_dtype acc, bool stats)
+{
+    bool whole = n > FAN_FAST_TERMS && (stats || acc != p->kind.dtype);
+    return whole ? (n + 1) * (sizeof(fan_array) + sizeof(fan_operand) + sizeof(char *)) : 0;
+}
 /* fan_host_reusable: A6 of the first entry, as the target of a sum of n in dtype `acc`. */
-bool fan_host_reusable(const fan_buffer *b, size_t slot, size_t n, fan_dtype acc);
+static inline bool fan_host_reusable(const fan_buffer *b, size_t slot, size_t n, fan_dtype acc)
+{
+    const fan_list *p = b->slots[slot].list;
+    const fan_entry *first = &p->entries[0];
+    const fan_fast_frontend *fast = b->frontend->fast;
+    if (p->kind.scalar)
+        return false;
+    bool ours = p->summed > 1 || first->ours, unshared = !ours && !first->donated && fast->unshared(first->object);
+    if (!ours && !first->donated && !unshared) /* the usual case, whatever else is so: the caller holds it */
+        return false;
+    fan_reuse facts = {.dense = true,
+                       .writable = true,
+                       .same_dtype = acc == p->kind.dtype,
+                       .disjoint = true,
+                       .ours = ours,
+                       .exposed = first->exposed,
+                       .donated = first->donated,
+                       .host = true};
+    facts.unshared = unshared;
+    facts.writable = !facts.donated || facts.ours || fast->writable(first->object, &p->kind);
+    for (size_t k = 1; k < n && facts.disjoint; k++)
+        facts.disjoint = !fan_flats_meet(p->entries[k].data, p->bytes, first->data, p->bytes);
+    return fan_reusable(&facts) == FAN_REUSE_YES;
+}
 /* fan_host_place: the object that the sum of the first n entries is written into, and where, with the caller's hold:
  * the first, where `reuse` and A6 allow it, or a fresh one. NULL: no memory, or the library refuses. May call it. */
 void *fan_host_place(const fan_buffer *b, size_t slot, size_t n, fan_dtype acc, bool reuse, char **data);

@@ -67,22 +67,9 @@ typedef struct fan_slot_state {
     fan_error *poison;        /* the first failed device call, NULL: none */
 } fan_slot_state;
 
-/* What a slot was declared to be. */
-typedef struct fan_spec {
-    int64_t *shape;
-    int ndim;
-    bool has_shape;
-    fan_dtype dtype;    /* FAN_DT_NONE: undeclared */
-    fan_device *device; /* held */
-    fan_dtype accumulate;
-    bool exact;    /* sums of floats are exact (A11) */
-    void *combine; /* the frontend's, held */
-    char *name;
-} fan_spec;
-
 /* An idle slot is small: what a pass needs is made when the pass begins. */
 typedef struct fan_slot {
-    fan_spec *spec; /* the buffer's own `undeclared` where nothing was declared */
+    fan_slot_spec *spec; /* the buffer's own `undeclared` where nothing was declared */
     /* Never NULL. `fan_slot_state_none`, which is only read, until a contribution comes that is no plain entry. */
     fan_slot_state *p;
     fan_list *list;      /* the contributions that wait; NULL: none yet in the life of this buffer */
@@ -120,7 +107,7 @@ struct fan_buffer {
     fan_stream *stream;     /* held */
     bool leaf, create_graph;
     fan_sum_stats *sum_stats; /* with stats: of each slot's last sum; else NULL */
-    fan_spec undeclared;
+    fan_slot_spec undeclared;
     size_t nslots;
     fan_slot *slots;
     size_t nlocks;

@@ -25,24 +25,22 @@ static fan_status slot_declare(fan_buffer *b, size_t i, const fan_slot_spec *spe
     bool exact = spec->exact || (spec->accumulate == FAN_DT_NONE && b->undeclared.exact);
     size_t shape = spec->has_shape ? (size_t)spec->ndim * sizeof *spec->shape : 0;
     size_t name = spec->name ? strlen(spec->name) + 1 : 0;
-    fan_spec *own;
+    fan_slot_spec *own;
     accumulate = exact ? FAN_DT_NONE : spec->accumulate != FAN_DT_NONE ? spec->accumulate : accumulate;
     if (spec->dtype != FAN_DT_NONE && fan_accum_dtype(spec->dtype, accumulate) == FAN_DT_NONE)
         return fan_fail(err, FAN_ERR_VALUE, FAN_SLOT_SAID ": accumulate=%s cannot hold a sum of dtype %s (A11)",
                         FAN_SLOT_WHO(b, i), fan_dtype_name(accumulate), fan_dtype_name(spec->dtype));
     if (!(own = fan_alloc(sizeof *own + shape + name)))
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
-    *own = (fan_spec){.ndim = spec->has_shape ? spec->ndim : 0,
-                      .has_shape = spec->has_shape,
-                      .dtype = spec->dtype,
-                      .accumulate = accumulate,
-                      .exact = exact,
-                      .device = spec->device ? fan_device_hold(spec->device) : NULL,
-                      .combine = spec->combine};
+    *own = (fan_slot_spec){.ndim = spec->has_shape ? spec->ndim : 0,
+                           .has_shape = spec->has_shape,
+                           .dtype = spec->dtype,
+                           .accumulate = accumulate,
+                           .exact = exact,
+                           .device = spec->device ? fan_device_hold(spec->device) : NULL,
+                           .combine = spec->combine};
     if (spec->has_shape)
-        own->shape = (int64_t *)(void *)(own + 1);
-    if (shape)
-        memcpy(own->shape, spec->shape, shape);
+        own->shape = shape ? memcpy(own + 1, spec->shape, shape) : (void *)(own + 1);
     if (name)
         own->name = memcpy((char *)(own + 1) + shape, spec->name, name);
     if (own->combine)
@@ -53,7 +51,7 @@ static fan_status slot_declare(fan_buffer *b, size_t i, const fan_slot_spec *spe
 
 static void slot_undeclare(fan_buffer *b, size_t i)
 {
-    fan_spec *own = b->slots[i].spec;
+    fan_slot_spec *own = b->slots[i].spec;
     if (own == &b->undeclared)
         return;
     b->slots[i].spec = &b->undeclared;

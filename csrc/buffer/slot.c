@@ -356,7 +356,7 @@ void fan_fast_drop(fan_buffer *b, size_t slot)
     fan_detached_fini(&gone, p);
 }
 
-fan_dtype_set fan_entry_dtypes(const fan_spec *spec, const fan_fast_kind *k)
+fan_dtype_set fan_entry_dtypes(const fan_slot_spec *spec, const fan_fast_kind *k)
 {
     return fan_dtype_set_add(0, k->dtype, k->weak && spec->dtype == FAN_DT_NONE);
 }

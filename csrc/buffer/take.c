@@ -24,10 +24,10 @@ typedef struct fan_slot_take {
     fan_gathered g;
     bool claimed, gathered;
     fan_take_plan plan;
-    bool asked_again; /* its plan was made again once no other slot could fail any more */
-    bool copy_out;    /* D11: out= may not be written while terms are still to be read */
-    bool begun;       /* its fold has begun, and waits in the batch */
-    bool handed;      /* the consumer is ordered after it */
+    bool asked_again;      /* its plan was made again once no other slot could fail any more */
+    bool out_meets_inputs; /* D11 */
+    bool begun;            /* its fold has begun, and waits in the batch */
+    bool handed;           /* the consumer is ordered after it */
     fan_value result;
     fan_stream *ready;
     fan_event *ready_event;
@@ -189,6 +189,16 @@ static fan_status take_measure_term(fan_fold *f, fan_slot_take *c, fan_error *er
     return FAN_OK;
 }
 
+/* Does out= lie where one of the terms lies? */
+static bool take_written_by_own_out(const fan_slot_take *c, const fan_value *out)
+{
+    for (size_t i = 0; i < c->g.fold.n; i++)
+        if (c->g.fold.terms[i].v->form == FAN_FORM_DENSE &&
+            !fan_array_extents_disjoint(out->array, c->g.fold.terms[i].v->array))
+            return true;
+    return false;
+}
+
 /* The facts for the plan: of the slot, of what the caller asks, of the other slots. */
 static fan_take_facts take_facts(fan_buffer *b, const fan_take *how, const fan_extents *outs, const fan_slot_take *c,
                                  bool last)
@@ -203,7 +213,9 @@ static fan_take_facts take_facts(fan_buffer *b, const fan_take *how, const fan_e
     }
     fan_dtype sum = fan_fold_dtype(f);
     facts.has_out = fan_take_out_at(how, c->slot);
-    facts.copy_out = c->copy_out;
+    facts.out_meets_inputs = c->out_meets_inputs;
+    facts.stats = b->sum_stats != NULL;
+    facts.out_meets_own = facts.has_out && facts.stats && take_written_by_own_out(c, fan_take_out_at(how, c->slot));
     facts.scaled = fan_take_scaled(how);
     facts.writable = how->writable;
     facts.exact = fan_fold_is_exact(f);
@@ -450,16 +462,6 @@ static fan_status take_slot_copy(fan_buffer *b, size_t slot, const fan_take *how
     return fan_value_copy(b->frontend, out, &c->result, err);
 }
 
-/* Does out= lie where one of the terms lies? */
-static bool take_written_by_own_out(const fan_slot_take *c, const fan_value *out)
-{
-    for (size_t i = 0; i < c->g.fold.n; i++)
-        if (c->g.fold.terms[i].v->form == FAN_FORM_DENSE &&
-            !fan_array_extents_disjoint(out->array, c->g.fold.terms[i].v->array))
-            return true;
-    return false;
-}
-
 static fan_status take_slot_claim(fan_buffer *b, size_t slot, fan_error *err)
 {
     fan_slot *s = &b->slots[slot];
@@ -543,17 +545,6 @@ static fan_status take_collect_outs(fan_buffer *b, const fan_take *how, const fa
     return FAN_OK;
 }
 
-/* D11: whether the sum must be made apart from its `out` and copied into it. With stats, the terms of an exact sum are
- * read again once it is made: none may be overwritten by then. */
-static bool take_must_copy(const fan_buffer *b, const fan_slot_take *c, const fan_extents *inputs, const fan_value *out)
-{
-    for (size_t j = 0; j < c->g.fold.n; j++)
-        if (c->g.fold.terms[j].v->form != FAN_FORM_DENSE)
-            return true;
-    return (b->sum_stats && fan_fold_is_exact(&c->g.fold) && take_written_by_own_out(c, out)) ||
-           take_out_overlaps_inputs(inputs, out->array, c->slot);
-}
-
 /* Claims every slot, gathers what it holds, and checks what the caller asks of it. */
 static fan_status take_claim(fan_buffer *b, const fan_take *how, fan_slot_take *takes, fan_extents *inputs,
                              fan_extents *outs, fan_error *err)
@@ -576,7 +567,8 @@ static fan_status take_claim(fan_buffer *b, const fan_take *how, fan_slot_take *
     if (how->out)
         FAN_TRY(take_collect_outs(b, how, takes, inputs, outs, err));
     for (size_t i = 0; how->out && i < fan_take_count(b, how); i++)
-        takes[i].copy_out = fan_take_out_of(how, i) && take_must_copy(b, &takes[i], inputs, &how->out[i]);
+        takes[i].out_meets_inputs =
+            fan_take_out_of(how, i) && take_out_overlaps_inputs(inputs, how->out[i].array, takes[i].slot);
     return FAN_OK;
 }
 
@@ -943,35 +935,39 @@ static bool take_keys_whole(const fan_list *p)
 
 /* 2. gather: what the sum of a slot is written into, or is already: with a hold of the caller's. NULL: it is for the
  * general path. */
-static void *take_host_place(take_host *t, size_t slot)
+static inline void *take_host_place(const fan_buffer *b, size_t slot, const fan_take *how, fan_list *p, size_t n,
+                                    fan_dtype acc)
 {
-    fan_list *p = take_list(t->b, slot);
-    const fan_take *how = t->how;
-    size_t n = fan_list_defined(p);
-    fan_dtype acc = fan_host_accum(t->b, slot);
     fan_take_facts facts = {.terms = n,
                             .dense = n,
                             .scaled = how->scale.on,
                             .writable = how->writable,
                             .widened = acc != p->kind.dtype,
                             .whole = n == 1 || take_keys_whole(p),
-                            .alone = how->one || t->b->nslots == 1,
+                            .alone = how->one || b->nslots == 1,
                             .first_donated = p->entries[0].donated,
                             .same_dtype = true,
-                            .must_copy = n == 1 && how->writable && !fan_host_reusable(t->b, slot, 1, p->kind.dtype)};
+                            .must_copy = n == 1 && how->writable && !fan_host_reusable(b, slot, 1, p->kind.dtype)};
     fan_take_way way = fan_plan_take(&facts).way;
     p->out = p->entries[0].data;
     if (way == FAN_TAKE_HAND) {
+        b->frontend->fast->hold(p->entries[0].object);
+        return p->entries[0].object;
+    }
+    /* Nothing fails once a donated one is written (FAN_TAKE_LATE). */
+    return fan_host_place(b, slot, n, acc, way == FAN_TAKE_COMMIT || way == FAN_TAKE_LATE, &p->out);
+}
+
+/* The sum of numbers, as a number. */
+static void *take_host_number(const take_host *t, const fan_list *p, size_t n, fan_dtype acc)
+{
+    _Alignas(16) char value[16];
+    if (n == 1 && !t->how->scale.on && !t->how->writable) {
         t->b->frontend->fast->hold(p->entries[0].object);
         return p->entries[0].object;
     }
-    if (p->kind.scalar) {
-        _Alignas(16) char value[16];
-        fan_host_sum(t->b, p, n, acc, take_scale(how), value, t->scratch, NULL);
-        return t->b->frontend->fast->number(&p->kind, value);
-    }
-    /* Nothing fails once a donated one is written (FAN_TAKE_LATE). */
-    return fan_host_place(t->b, slot, n, acc, way == FAN_TAKE_COMMIT || way == FAN_TAKE_LATE, &p->out);
+    fan_host_sum(t->b, p, n, acc, take_scale(t->how), value, t->scratch, NULL);
+    return t->b->frontend->fast->number(&p->kind, value);
 }
 
 /* The caller's array, where there is one for this slot; false: it is for the general path. */
@@ -1024,10 +1020,9 @@ static bool take_reads_all(const take_host *t)
 
 /* take_host_sums: whether the sum of a slot is made here: a large array is handed through at most, and of Python ints
  * the general path reports what does not fit. */
-static bool take_host_sums(take_host *t, size_t slot)
+static bool take_host_sums(take_host *t, const fan_list *p, size_t n, fan_dtype acc)
 {
-    const fan_list *p = take_list(t->b, slot);
-    size_t bytes = fan_host_scratch(p, fan_list_defined(p), fan_host_accum(t->b, slot), t->b->sum_stats);
+    size_t bytes = fan_host_scratch(p, n, acc, t->b->sum_stats);
     if (fan_fast_is_large(p->size) && take_reads_all(t))
         return false;
     if (bytes > t->nscratch) {
@@ -1049,13 +1044,19 @@ static bool take_host_gather(take_host *t)
         return false;
     for (size_t i = t->span.first; i < t->span.end; i++) {
         void **result = &t->results[i - t->span.first];
-        const fan_list *p = take_list(t->b, i);
+        fan_list *p = take_list(t->b, i);
+        size_t n = take_defined(p);
         if (far)
             take_fetch(t, i, false);
-        if (!take_defined(p))
+        if (!n)
             continue;
+        fan_dtype acc = fan_host_accum(t->b, i);
         t->calls = t->calls || p->kind.check_at_use;
-        if (!take_host_sums(t, i) || (!*result && !(*result = take_host_place(t, i))))
+        if (!take_host_sums(t, p, n, acc))
+            return false;
+        if (!*result)
+            *result = p->kind.scalar ? take_host_number(t, p, n, acc) : take_host_place(t->b, i, t->how, p, n, acc);
+        if (!*result)
             return false;
     }
     return true;
@@ -1220,10 +1221,47 @@ static bool take_host_outs_begin(take_host *t)
     return t->written && t->given;
 }
 
+/* The same steps for one slot with a few arrays, as most takes are, without what several slots need between them.
+ * *result NULL: it is not that, and nothing happened. False: it is for the general path. */
+static bool take_host_one(fan_buffer *b, size_t slot, const fan_take *how, void **result)
+{
+    fan_list *p = take_list(b, slot);
+    size_t n = take_defined(p);
+    if (!n || n > FAN_FAST_TERMS || p->undefined || p->kind.scalar || p->size > FAN_FAST_BYTES || b->sum_stats)
+        return true;
+    if (!take_host_claim_slot(b, slot, how))
+        return false;
+    fan_dtype acc = fan_host_accum(b, slot);
+    void *to = take_host_place(b, slot, how, p, n, acc);
+    bool first = to == p->entries[0].object, reads = n > 1 || how->scale.on || how->writable;
+    if (to && fan_host_has_values(b, p, n, first) && (!reads || fan_host_unchanged(b, p, n))) {
+        if (n > 1 || !first) {
+            fan_host_sum(b, p, n, acc, take_scale(how), p->out, NULL, NULL);
+            fan_host_count(b, p, n, first, n == 1);
+        }
+        take_host_hand_over(b, (fan_span){slot, slot + 1});
+        *result = to;
+        return true;
+    }
+    fan_host_release(b, (fan_span){slot, slot + 1});
+    if (to)
+        b->frontend->drop(to);
+    if (b->frontend->clear_error)
+        b->frontend->clear_error();
+    return false;
+}
+
 bool fan_fast_take(fan_buffer *b, fan_span span, const fan_take *how, const fan_fast_outs *outs, void **results)
 {
     FAN_UNCLEARED take_host t;
-    if (!fan_fast_allowed() || !fan_buffer_is_here(b) || !take_host_claim(b, span, how))
+    if (!fan_fast_allowed() || !fan_buffer_is_here(b))
+        return false;
+    if (!outs && span.end - span.first == 1) {
+        bool good = take_host_one(b, span.first, how, results);
+        if (!good || results[0])
+            return good;
+    }
+    if (!take_host_claim(b, span, how))
         return false;
     t.b = b;
     t.span = span;

@@ -43,7 +43,7 @@ static void forget_target(fan_slot *s, const fan_target *t)
         *at = t->next;
 }
 
-static fan_status scratch(fan_device *d, fan_stream *P, fan_dtype acc, const fan_spec *spec, fan_array **out,
+static fan_status scratch(fan_device *d, fan_stream *P, fan_dtype acc, const fan_slot_spec *spec, fan_array **out,
                           fan_error *err)
 {
     FAN_TRY(fan_device_array(d, P, acc, spec->ndim, spec->shape, NULL, out, err));
@@ -124,7 +124,7 @@ fan_status fan_buffer_target(fan_buffer *b, size_t slot, int64_t key, fan_stream
     memset(t, 0, sizeof *t);
     FAN_TRY(fan_slot_check(b, slot, err));
     fan_slot *s = &b->slots[slot];
-    const fan_spec *spec = s->spec;
+    const fan_slot_spec *spec = s->spec;
     if (!spec->has_shape || spec->dtype == FAN_DT_NONE)
         return fan_fail(err, FAN_ERR_VALUE,
                         FAN_SLOT_SAID
@@ -132,7 +132,7 @@ fan_status fan_buffer_target(fan_buffer *b, size_t slot, int64_t key, fan_stream
                         FAN_SLOT_WHO(b, slot));
     fan_dtype acc = fan_accum_dtype(spec->dtype, spec->accumulate);
     fan_device *d = device_of(b, slot, stream);
-    fan_array like = {.dtype = acc, .ndim = spec->ndim, .size = 1, .shape = spec->shape, .strides = strides};
+    fan_array like = {.dtype = acc, .ndim = spec->ndim, .size = 1, .shape = (int64_t *)spec->shape, .strides = strides};
     fan_contribution c = {.key = key,
                           .stream = stream,
                           .summed = true,
