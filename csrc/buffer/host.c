@@ -26,40 +26,6 @@ bool fan_fast_fits(fan_dtype dtype, fan_dtype acc, uint64_t bytes)
     return !fan_fast_is_large(bytes) && fan_sum_flat_fits(dtype, acc);
 }
 
-void *fan_host_place(const fan_buffer *b, size_t slot, size_t n, fan_dtype acc, bool reuse, char **data)
-{
-    const fan_list *p = b->slots[slot].list;
-    const fan_fast_frontend *fast = b->frontend->fast;
-    void *first = p->entries[0].object;
-    if (!reuse || !fan_host_reusable(b, slot, n, acc))
-        return fast->fresh(first, &p->kind, data);
-    *data = p->entries[0].data;
-    fast->hold(first);
-    return first;
-}
-
-bool fan_host_has_values(const fan_buffer *b, const fan_list *p, size_t n, bool first)
-{
-    const fan_fast_frontend *fast = b->frontend->fast;
-    if (!p->kind.check_at_use)
-        return true;
-    if (first && !p->entries[0].ours && !fast->is_detached(p->entries[0].object))
-        return false;
-    for (size_t k = 0; k < n; k++)
-        if (!p->entries[k].ours && !fast->has_own_value(p->entries[k].object))
-            return false;
-    return true;
-}
-
-bool fan_host_unchanged(const fan_buffer *b, const fan_list *p, size_t n)
-{
-    const fan_fast_frontend *fast = b->frontend->fast;
-    for (size_t k = 0; k < n; k++)
-        if (!fast->is_unchanged(p->entries[k].object, &p->kind, p->entries[k].data))
-            return false;
-    return true;
-}
-
 /* ---- the sum ---- */
 
 /* A gap-free array over a run, for a sum alone. */

@@ -157,14 +157,42 @@ static inline bool fan_host_reusable(const fan_buffer *b, size_t slot, size_t n,
 }
 /* fan_host_place: the object that the sum of the first n entries is written into, and where, with the caller's hold:
  * the first, where `reuse` and A6 allow it, or a fresh one. NULL: no memory, or the library refuses. May call it. */
-void *fan_host_place(const fan_buffer *b, size_t slot, size_t n, fan_dtype acc, bool reuse, char **data);
+static inline void *fan_host_place(const fan_buffer *b, size_t slot, size_t n, fan_dtype acc, bool reuse, char **data)
+{
+    const fan_list *p = b->slots[slot].list;
+    const fan_fast_frontend *fast = b->frontend->fast;
+    void *first = p->entries[0].object;
+    if (!reuse || !fan_host_reusable(b, slot, n, acc))
+        return fast->fresh(first, &p->kind, data);
+    *data = p->entries[0].data;
+    fast->hold(first);
+    return first;
+}
 /* fan_host_has_values: whether the memory of each of the first n entries holds its value, and the first may be handed
  * out or written (`first`). Calls the array library, which may run arbitrary code: after the result is allocated and
  * before fan_host_unchanged. An array of ours is never passed to it: it could keep a reference to memory that we write
  * later. */
-bool fan_host_has_values(const fan_buffer *b, const fan_list *p, size_t n, bool first);
+static inline bool fan_host_has_values(const fan_buffer *b, const fan_list *p, size_t n, bool first)
+{
+    const fan_fast_frontend *fast = b->frontend->fast;
+    if (!p->kind.check_at_use)
+        return true;
+    if (first && !p->entries[0].ours && !fast->is_detached(p->entries[0].object))
+        return false;
+    for (size_t k = 0; k < n; k++)
+        if (!p->entries[k].ours && !fast->has_own_value(p->entries[k].object))
+            return false;
+    return true;
+}
 /* fan_host_unchanged: whether each of the first n entries is what it was when it came. Calls no library. */
-bool fan_host_unchanged(const fan_buffer *b, const fan_list *p, size_t n);
+static inline bool fan_host_unchanged(const fan_buffer *b, const fan_list *p, size_t n)
+{
+    const fan_fast_frontend *fast = b->frontend->fast;
+    for (size_t k = 0; k < n; k++)
+        if (!fast->is_unchanged(p->entries[k].object, &p->kind, p->entries[k].data))
+            return false;
+    return true;
+}
 /* fan_host_sum: `out` becomes the left fold of the first n entries, scaled (NULL: not), with statistics (NULL: none).
  * out is the first of them or apart from all; up to FAN_FAST_TERMS any of them. scratch: of fan_host_scratch bytes. It
  * allocates nothing and cannot fail. Other threads of the frontend may run meanwhile: the slot is claimed. */

@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define KEPT_TERMS 64  /* longer lists are not kept for the next pass */
 #define MOVED_TERMS 64 /* what comes out of order moves so many at most */
 
 size_t fan_fast_elements(const fan_fast_kind *k)
@@ -22,12 +21,6 @@ uint64_t fan_fast_kind_bytes(const fan_fast_kind *k)
 {
     uint64_t n = fan_fast_bytes(k);
     return n ? n : 1; /* so that what has no bytes passes a budget of 0, too */
-}
-
-void fan_list_empty(fan_list *p)
-{
-    p->n = p->undefined = p->alone = p->ask = 0;
-    p->summed = 0;
 }
 
 void fan_list_init(fan_list *p)
@@ -62,10 +55,8 @@ static int by_key(const void *a, const void *b)
 
 void fan_list_by_key(fan_list *p) { qsort(p->entries, p->n, sizeof *p->entries, by_key); }
 
-void fan_list_sort(fan_list *p)
+void fan__list_sort(fan_list *p)
 {
-    if (!p->unsorted)
-        return;
     int64_t *keys = fan_alloc(p->n * sizeof *keys);
     uint32_t *at = fan_alloc(p->n * sizeof *at);
     fan_entry *sorted = fan_alloc(p->cap * sizeof *sorted);
@@ -237,7 +228,7 @@ void fan_list_detach(fan_list *p, fan_detached *to)
 
 void fan_detached_fini(fan_detached *d, fan_list *p)
 {
-    if (d->heap && p->entries == p->inline_entries && p->n == 0 && d->cap <= KEPT_TERMS) {
+    if (d->heap && p->entries == p->inline_entries && p->n == 0 && d->cap <= FAN_LIST_KEPT) {
         p->entries = d->heap;
         p->cap = d->cap;
         d->heap = NULL;
@@ -245,10 +236,8 @@ void fan_detached_fini(fan_detached *d, fan_list *p)
     fan_free(d->heap);
 }
 
-void fan_list_shrink(fan_list *p)
+void fan__list_shrink(fan_list *p)
 {
-    if (p->cap <= KEPT_TERMS)
-        return;
     fan_free(p->entries);
     p->entries = p->inline_entries;
     p->cap = FAN_LIST_INLINE;

@@ -120,7 +120,11 @@ int64_t fan_list_count(const fan_list *p);
 static inline size_t fan_list_parked(const fan_list *p) { return p->n - (p->summed > 0); }
 static inline size_t fan_list_defined(const fan_list *p) { return p->n - p->undefined; }
 /* fan_list_empty: nothing is in it, as far as it knows; nothing is dropped, its memory stays. */
-void fan_list_empty(fan_list *p);
+static inline void fan_list_empty(fan_list *p)
+{
+    p->n = p->undefined = p->alone = p->ask = 0;
+    p->summed = 0;
+}
 /* fan_list_insert: puts a term where its key has it; false: the key is there already, or there is no memory. */
 bool fan_list_put(fan_list *p, const fan_entry *one);
 static inline bool fan_list_insert(fan_list *p, const fan_entry *one)
@@ -140,7 +144,12 @@ bool fan_list_has(const fan_list *p, int64_t key);
 size_t fan_list_ready(fan_list *p, uint64_t next_key, bool keyed);
 /* fan_list_sort: it is by key from now on. fan_list_undefined_last: those that are undefined go behind the
  * others, which keep their order; fan_list_by_key undoes that. */
-void fan_list_sort(fan_list *p);
+void fan__list_sort(fan_list *p);
+static inline void fan_list_sort(fan_list *p)
+{
+    if (p->unsorted)
+        fan__list_sort(p);
+}
 void fan_list_undefined_last(fan_list *p);
 void fan_list_by_key(fan_list *p);
 /* fan_list_begins: whether what a fold would begin with is there. fan_list_prefix: of a sorted list: how many
@@ -158,6 +167,12 @@ void fan_list_detach(fan_list *p, fan_detached *to);
 /* fan_detached_fini: a list that stayed empty gets its memory back, for the next pass. */
 void fan_detached_fini(fan_detached *d, fan_list *p);
 /* fan_list_shrink: of an empty list: memory for very many terms is not kept for the next pass. */
-void fan_list_shrink(fan_list *p);
+#define FAN_LIST_KEPT 64
+void fan__list_shrink(fan_list *p);
+static inline void fan_list_shrink(fan_list *p)
+{
+    if (p->cap > FAN_LIST_KEPT)
+        fan__list_shrink(p);
+}
 
 #endif

@@ -333,15 +333,6 @@ fan_dtype_set fan_entry_seen(fan_dtype_set seen, const fan_slot *s, const fan_en
 
 /* ---- plain entries, and the state beside them ---- */
 
-void fan_fast_unpark(fan_buffer *b, fan_list *p, size_t n)
-{
-    if (n) /* of None alone nobody has set `bytes` */
-        atomic_fetch_sub_explicit(&b->parked, n * p->bytes, memory_order_relaxed);
-    if (p->alone)
-        atomic_fetch_sub_explicit(&b->alone, p->alone * p->bytes, memory_order_relaxed);
-    p->alone = p->ask = 0;
-}
-
 void fan_fast_drop(fan_buffer *b, size_t slot)
 {
     fan_list *p = b->slots[slot].list;

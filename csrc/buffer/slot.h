@@ -102,6 +102,13 @@ fan_dtype_set fan_entry_dtypes(const fan_slot_spec *spec, const fan_fast_kind *k
 void fan_fast_drop(fan_buffer *b, size_t slot);
 /* fan_fast_unpark: `n` of the slot's gradients no longer count against the budget, and of the others it is to be asked
  * anew who has them. */
-void fan_fast_unpark(fan_buffer *b, fan_list *p, size_t n);
+static inline void fan_fast_unpark(fan_buffer *b, fan_list *p, size_t n)
+{
+    if (n) /* of None alone nobody has set `bytes` */
+        atomic_fetch_sub_explicit(&b->parked, n * p->bytes, memory_order_relaxed);
+    if (p->alone)
+        atomic_fetch_sub_explicit(&b->alone, p->alone * p->bytes, memory_order_relaxed);
+    p->alone = p->ask = 0;
+}
 
 #endif

@@ -103,7 +103,12 @@ NEAR = {
     "buffer/fold": ["spec/test_accumulate.py", "spec/test_values.py", "spec/test_aliasing.py"],
     "buffer/stats": ["buffer/test_stats.py", "buffer/test_stats_devices.py"],
     "buffer/target": ["buffer/test_target.py"],
-    "buffer/add_host": ["buffer/test_doors.py", "buffer/test_out.py", "buffer/test_budget_auto.py", "buffer/test_many.py"]
+    "buffer/add_host": [
+        "buffer/test_doors.py",
+        "buffer/test_out.py",
+        "buffer/test_budget_auto.py",
+        "buffer/test_many.py",
+    ]
     + ["buffer/test_stats.py"],
     "buffer/host": ["buffer/test_doors.py", "buffer/test_out.py", "buffer/test_budget_auto.py", "buffer/test_many.py"]
     + ["buffer/test_stats.py"],
