@@ -160,7 +160,7 @@ NEAR = {
     "py/counters": ["buffer/test_doors.py", "buffer/test_budget.py"],
     "py/buffer_many": ["buffer/test_many.py"],
     "py/buffer_slots": ["buffer/test_kinds.py", "buffer/test_refusals.py"],
-    "py/buffer_fast": ["buffer/test_doors.py", "buffer/test_many.py", "buffer/test_out.py"],
+    "py/buffer_take": ["buffer/test_doors.py", "buffer/test_many.py", "buffer/test_out.py"],
     "py/add_n": ["array/test_sums.py", "buffer/test_out.py"],
     "py/leaf": ["engine/test_leaf_rules.py", "engine/test_leaf_grad.py", "engine/test_leaf_circles.py"]
     + ["engine/test_create_graph.py", "engine/test_bad_graphs.py", "engine/test_streams.py"]
