@@ -1,11 +1,12 @@
-"""Instructions of small adds, takes and lives, by function, as valgrind's callgrind counts them.
+"""Instructions, functions and files of small calls, as valgrind's callgrind counts them.
 
-    python benchmarks/callgrind.py [FILE]
+    python benchmarks/callgrind.py [--torch] [--details] [FILE]
 
-
-One Python runs under callgrind; between two marks it does the same thing 1000 times. Numbers are instructions for each
-time, those of the interpreter's loop among them. They do not depend on the machine's load, only on the builds of
-Python, NumPy and fanin.
+One Python runs under callgrind; between two marks it does the same thing many times. Numbers are instructions for each
+time without those of the empty loop. They do not depend on the machine's load, only on the builds of Python, NumPy and
+fanin. On a build with debug information (FANIN_DEV=1) a second table counts the functions of csrc that each call
+enters, and their files: how many places a reader opens to follow it. Inlined functions are not counted. `--details`
+adds the instructions of each function, `--files` the names of the files.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -26,153 +27,262 @@ from fanin.cli.timing import machine
 
 TIMES = 1000
 LEAST = 0.01  # of all instructions: functions with fewer are told together
+SLOTS = 100
+
+Work = Callable[[int], None]
 
 
-def lives() -> dict[str, Callable[[], None]]:
-    """What is counted."""
+def lives() -> dict[str, Work]:
+    """What is counted, TIMES times each. A name in brackets is preparation."""
     a, b = np.ones(16, "f4"), np.ones(16, "f4")
+    eight = [np.ones(16, "f4") for _ in range(8)]
     buf = fanin.InputBuffer(1, budget=float("inf"))
-    add, take = buf.add, buf.take
-    times = range(TIMES)
+    full = fanin.InputBuffer(1, budget=0)
+    many, slots, gradients = fanin.InputBuffer(SLOTS), list(range(SLOTS)), [np.ones(16, "f4") for _ in range(SLOTS)]
+    add, take, make = buf.add, buf.take, fanin.InputBuffer
+    transposed = [np.ones((8, 4), "f4").T for _ in range(2)]
 
-    def loop() -> None:
-        for _ in times:
+    def loop(times: int) -> None:
+        for _ in range(times):
             pass
 
-    def one_add() -> None:
-        for _ in times:
+    def one_add(times: int) -> None:
+        for _ in range(times):
             add(0, a)
 
-    def one_keyed_add() -> None:
-        for k in times:
+    def one_keyed_add(times: int) -> None:
+        for k in range(times):
             add(0, a, key=k)
 
-    def two_adds_and_take() -> None:
-        for _ in times:
+    def add_into_sum(times: int) -> None:
+        for _ in range(times):
+            full.add(0, a)
+
+    def two_adds_and_take(times: int) -> None:
+        for _ in range(times):
             add(0, a)
             add(0, b)
             take()
 
-    def life() -> None:
-        make = fanin.InputBuffer
-        for _ in times:
+    def add_and_take(times: int) -> None:
+        for _ in range(times):
+            add(0, a)
+            take()
+
+    def life(times: int) -> None:
+        for _ in range(times):
             one = make(1)
             one.add(0, a)
             one.add(0, b)
             one.take()
 
-    def numpy_add() -> None:
-        add = np.add
-        for _ in times:
-            add(a, b, out=b)
+    def add_n(times: int) -> None:
+        for _ in range(times):
+            fanin.add_n(eight)
 
-    def numpy_fresh() -> None:
-        for _ in times:
+    def add_many(times: int) -> None:
+        for _ in range(times // SLOTS):
+            many.add_many(slots, gradients)
+            many.add_many(slots, gradients)
+            many.take()
+
+    def general_adds_and_take(times: int) -> None:
+        for _ in range(times):
+            add(0, transposed[0])
+            add(0, transposed[1])
+            take()
+
+    def numpy_add(times: int) -> None:
+        for _ in range(times):
+            np.add(a, b, out=b)
+
+    def numpy_fresh(times: int) -> None:
+        for _ in range(times):
             a + b
 
-    def clear() -> None:
+    def clear(_: int) -> None:
         buf.clear()
 
-    return {
+    works: dict[str, Work] = {
         "an empty loop": loop,
         "buf.add(0, a)": one_add,
         "(clear)": clear,
         "buf.add(0, a, key=k)": one_keyed_add,
         "(clear again)": clear,
+        "buf.add(0, a), budget=0": add_into_sum,
+        "buf.add, buf.take()": add_and_take,
         "buf.add twice, buf.take()": two_adds_and_take,
         "InputBuffer(1), add twice, take, drop": life,
+        "add_n of 8 arrays": add_n,
+        f"a slot of two add_many of {SLOTS} and take": add_many,
+        "buf.add twice, buf.take(), transposed": general_adds_and_take,
         "np.add(a, b, out=b)": numpy_add,
         "a + b": numpy_fresh,
+    }
+    if "--torch" in sys.argv:
+        import torch
+
+        x, y = torch.ones(16), torch.ones(16)
+
+        def torch_add(times: int) -> None:
+            for _ in range(times):
+                add(0, x)
+
+        def torch_adds_and_take(times: int) -> None:
+            for _ in range(times):
+                add(0, x)
+                add(0, y)
+                take()
+
+        works |= {
+            "(clear once more)": clear,
+            "buf.add of a tensor": torch_add,
+            "(clear again once more)": clear,
+            "buf.add of a tensor twice, buf.take()": torch_adds_and_take,
+        }
+    return works
+
+
+def calls() -> dict[str, Callable[[], object]]:
+    """The single calls whose functions and files are counted. A name in brackets is preparation."""
+    a, m = np.ones(16, "f4"), np.ones((8, 4), "f4")
+    buf = fanin.InputBuffer(1, budget=float("inf"))
+
+    def add(x: np.ndarray) -> Callable[[], object]:
+        return lambda: buf.add(0, x)
+
+    return {
+        "buf.add(0, a), 16 floats": add(a),
+        "(a second add)": add(a.copy()),
+        "buf.take() of two such": buf.take,
+        "buf.add(0, m.T), float32 (4, 8)": add(m.T),
+        "(a second add of m.T)": add(m.copy().T),
+        "buf.take() of two transposed": buf.take,
     }
 
 
 def inner() -> None:
     """Under callgrind: everything once to be warm, then each between two marks."""
-    mark, all_ = _core.build_info, lives()
-    for work in all_.values():
-        work()
-    for work in all_.values():
+    mark, works, single = _core.build_info, lives(), calls()
+    for work in works.values():
+        work(TIMES)
+    for work in works.values():
         mark()
-        work()
+        work(TIMES)
+    for call in single.values():
+        call()
+    for call in single.values():
+        mark()
+        call()
     mark()
 
 
-def costs(dump: Path) -> Counter[str]:
-    """Instructions by function, itself alone, of one dump."""
+def lines_of(dump: Path) -> Iterator[tuple[str, str, str, int]]:
+    """(library, file, function, instructions) of each line of cost of a dump, callees' costs left out."""
     names: dict[str, str] = {}
-    found: Counter[str] = Counter()
-    function, of_callee, library = "", False, ""
+    function = library = file = ""
+    of_callee = False
     for line in dump.read_text().splitlines():
-        if match := re.match(r"(c?)(fn|ob)=(\(\d+\))(?: (.*))?$", line):
+        if match := re.match(r"(c?)(fn|ob|fl|fi|fe)=(\(\d+\))(?: (.*))?$", line):
             callee, kind, number, name = match.groups()
+            kind = "fl" if kind in ("fi", "fe") else kind
             if name:
                 names[kind + number] = Path(name).name if kind == "ob" else name
             if callee:
                 continue
             if kind == "ob":
-                library = names[kind + number]
-            else:
-                function = f"{names[kind + number]} ({library.partition('.')[0]})"
+                library = names[kind + number].partition(".")[0]
+            elif kind == "fn":
+                function = names[kind + number]
+            elif line.startswith("fl"):
+                file = names[kind + number]
+        elif re.match(r"c(fi|fl)=(\(\d+\))(?: (.*))?$", line):
+            match = re.match(r"c(fi|fl)=(\(\d+\))(?: (.*))?$", line)
+            if match and match.group(3):
+                names["fl" + match.group(2)] = match.group(3)
         elif line.startswith("calls="):
             of_callee = True
         elif re.match(r"[+*\-\d]\S* \d+$", line):
             if not of_callee:
-                found[function] += int(line.split()[1])
+                yield library, file, function, int(line.split()[1])
             of_callee = False
+
+
+def costs(dump: Path) -> Counter[str]:
+    """Instructions by function, itself alone, of one dump."""
+    found: Counter[str] = Counter()
+    for library, _, function, n in lines_of(dump):
+        found[f"{function} ({library})"] += n
     return found
 
 
-def table(name: str, cost: Counter[str], loop: float) -> list[str]:
-    """The functions of one piece of work."""
+def entered(dump: Path) -> set[tuple[str, str]]:
+    """The functions of csrc that a dump entered, each with its file."""
+    return {
+        (file.rpartition("csrc/")[2], function)
+        for _, file, function, n in lines_of(dump)
+        if "csrc/" in file and n and "build_info" not in function
+    }
+
+
+def table(name: str, cost: Counter[str], loop: float, details: bool) -> list[str]:
+    """The cost of one piece of work, and that of its functions."""
     whole = sum(cost.values())
-    lines = [
-        f"{name}: {whole / TIMES - loop:.0f} instructions" + (f", and {loop:.0f} of the empty loop" if loop else "")
-    ]
+    lines = [f"{whole / TIMES - loop:8.0f}  {name}"]
     rest = whole
-    for function, n in cost.most_common():
+    for function, n in cost.most_common() if details else ():
         if n < LEAST * whole:
             break
-        lines.append(f"  {n / TIMES:8.1f}  {n / whole:5.1%}  {function}")
+        lines.append(f"            {n / TIMES:8.1f}  {n / whole:5.1%}  {function}")
         rest -= n
-    return [*lines, f"  {rest / TIMES:8.1f}  {rest / whole:5.1%}  all others", ""]
+    return [*lines, f"            {rest / TIMES:8.1f}  {rest / whole:5.1%}  all others", ""] if details else lines
 
 
 def main() -> None:
+    works, single = list(lives()), list(calls())
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "out")
         words = [
             "valgrind",
             "--tool=callgrind",
-            "--dump-before=build_info",
+            "--dump-instr=no",
+            "--dump-before=*build_info*",
             f"--callgrind-out-file={out}",
             sys.executable,
             __file__,
             "--inner",
+            *(w for w in sys.argv[1:] if w == "--torch"),
         ]
         done = subprocess.run(words, capture_output=True, text=True)
         if done.returncode:
             sys.exit(done.stderr[-2000:])
         # Dump n ends at mark n; what comes before the first mark is warming up.
-        dumps = [Path(f"{out}.{k + 2}") for k in range(len(lives()))]
-        counted = {name: costs(dump) for name, dump in zip(lives(), dumps, strict=True)}
+        counted = {name: costs(Path(f"{out}.{k + 2}")) for k, name in enumerate(works)}
+        # The last mark of the works ends with the warming up of the single calls.
+        roads = {name: entered(Path(f"{out}.{k + 2 + len(works)}")) for k, name in enumerate(single)}
     here = machine()
     lines = [
-        "Instructions, by callgrind, of each time; by function, itself alone (in brackets: the library).",
-        (
-            f"{here['date'][:10]}, {here['cpu']} (under valgrind: no AVX-512), Python {here['python']}, NumPy"
-            f" {here['versions']['numpy']},"
-        ),
-        f"fanin {here['versions']['fanin']}, {here['build']} build. Made by: python benchmarks/callgrind.py FILE",
+        f"{here['date'][:10]}, {here['cpu']} (under valgrind: no AVX-512), Python {here['python']}, NumPy "
+        f"{here['versions']['numpy']}, fanin {here['versions']['fanin']}, {here['build']} build",
+        "Instructions of each time" + (", and of its functions alone" if "--details" in sys.argv else ""),
         "",
     ]
     loop = sum(counted["an empty loop"].values()) / TIMES
     for name, cost in counted.items():
         if not name.startswith("("):
-            lines += table(name, cost, 0 if name == "an empty loop" else loop)
-    text = "\n".join(lines)
+            lines += table(name, cost, 0 if name == "an empty loop" else loop, "--details" in sys.argv)
+    if any(roads.values()):
+        lines += ["", "Functions and files of csrc entered by one call", ""]
+    for name, road in roads.items():
+        if road and not name.startswith("("):
+            files = sorted({file for file, _ in road})
+            lines.append(f"{len(road):5} functions, {len(files):3} files  {name}")
+            if "--files" in sys.argv:
+                lines += [f"        {f}: {' '.join(sorted(fn for file, fn in road if file == f))}" for f in files]
+    text = "\n".join(lines) + "\n"
     print(text)
-    if len(sys.argv) > 1:
-        Path(sys.argv[1]).write_text(text)
+    if files := [w for w in sys.argv[1:] if not w.startswith("--")]:
+        Path(files[0]).write_text(text)
 
 
 if __name__ == "__main__":

@@ -65,25 +65,6 @@ fan_accum_plan fan_accum(fan_side old, fan_side new_, bool recording)
     return p;
 }
 
-fan_reuse_answer fan_reusable(const fan_reuse *f)
-{
-    if (!f->dense)
-        return FAN_REUSE_LAYOUT;
-    if (!f->writable)
-        return FAN_REUSE_READONLY;
-    if (!f->same_dtype)
-        return FAN_REUSE_TYPE;
-    if (!f->disjoint)
-        return FAN_REUSE_MEETS;
-    if (!((f->ours && !f->exposed) || f->donated || (f->unshared && f->host)))
-        return FAN_REUSE_HELD;
-    if (!f->host && !f->exclusive)
-        return FAN_REUSE_USED;
-    if (f->read_later)
-        return FAN_REUSE_READ;
-    return FAN_REUSE_YES;
-}
-
 fan_dtype_set fan_dtype_set_add(fan_dtype_set s, fan_dtype d, bool weak)
 {
     if (!weak)

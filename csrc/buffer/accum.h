@@ -93,7 +93,25 @@ typedef enum fan_reuse_answer {
 } fan_reuse_answer;
 
 const char *fan_reuse_words(fan_reuse_answer a);
-fan_reuse_answer fan_reusable(const fan_reuse *facts);
+/* Inline, because most of the facts are constants where it is called. */
+static inline fan_reuse_answer fan_reusable(const fan_reuse *f)
+{
+    if (!f->dense)
+        return FAN_REUSE_LAYOUT;
+    if (!f->writable)
+        return FAN_REUSE_READONLY;
+    if (!f->same_dtype)
+        return FAN_REUSE_TYPE;
+    if (!f->disjoint)
+        return FAN_REUSE_MEETS;
+    if (!((f->ours && !f->exposed) || f->donated || (f->unshared && f->host)))
+        return FAN_REUSE_HELD;
+    if (!f->host && !f->exclusive)
+        return FAN_REUSE_USED;
+    if (f->read_later)
+        return FAN_REUSE_READ;
+    return FAN_REUSE_YES;
+}
 
 /* A10: the dtypes that took part, as a set: bit d for fan_dtype d, and above them the weak kinds. The promotion of a
  * set does not depend on order. */

@@ -1,26 +1,737 @@
 /* add: one contribution into one slot.
  *
- *   1. a place in the slot is reserved: checked (A8-A16), the streams planned (S3-S11)   locked
- *   2. converted, its event recorded, used on the accumulation stream (S9, S21)           unlocked
- *   3. parked: a fold may sum it                                                          locked
+ *   1. it is checked (A8-A16), and its streams are planned (S3-S11)                       locked
+ *   2. it gets a place in the slot                                                        locked
+ *   3. it is converted, its event recorded, used on the accumulation stream (S9, S21)     unlocked;
+ *      parked: a fold may sum it                                                          locked
  *   4. what is due is folded (Park and fold)                                              locked, but for the sum
  *   5. the leaf's warning (S6) */
 #include "base/fault.h"
-#include "buffer/add_op.h"
-#include "buffer/commit.h"
-#include "buffer/enter.h"
-#include "buffer/lock.h"
-#include "buffer/pass.h"
+#include "base/interrupt.h"
+#include "base/mem.h"
+#include "base/trace.h"
+#include "buffer/add.h"
+#include "buffer/fold.h"
+#include "buffer/convert.h"
+#include "buffer/slot.h"
+#include "buffer/options.h"
+#include "buffer/order.h"
+#include "buffer/stats.h"
 
-/* Locked: folds if that is due. *gone is for fan_pass_free. */
-static fan_status add_fold(fan_buffer *b, fan_add_op *x, fan_pass **gone, fan_error *err)
+#include <assert.h>
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+/* ---- 1. is it right (A8-A16), and who waits (S3-S11)? ---- */
+
+/* refuse: "grads: slot 2 (w1), key 3: " and what follows. */
+static fan_status add_refuse(fan_error *err, fan_status status, const fan_buffer *b, size_t slot, int64_t key,
+                             const char *fmt, ...) __attribute__((format(printf, 6, 7)));
+
+static fan_status add_refuse(fan_error *err, fan_status status, const fan_buffer *b, size_t slot, int64_t key,
+                             const char *fmt, ...)
+{
+    const fan_slot *s = &b->slots[slot];
+    char text[FAN_ERROR_TEXT], keyed[32] = "";
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(text, sizeof text, fmt, args);
+    va_end(args);
+    if (key >= 0)
+        snprintf(keyed, sizeof keyed, ", key %" PRId64, key);
+    return fan_fail(err, status, "%s: slot %zu%s%s%s%s: %s", b->name, slot, s->spec->name ? " (" : "",
+                    s->spec->name ? s->spec->name : "", s->spec->name ? ")" : "", keyed, text);
+}
+
+static const char *add_kind_words(char kind)
+{
+    switch (kind) {
+    case 'c':
+        return "complex";
+    case 'f':
+        return "float";
+    case 'b':
+        return "bool";
+    default:
+        return "integer";
+    }
+}
+
+static bool add_weak_int_fits(fan_dtype d, int64_t lo, int64_t hi)
+{
+    unsigned bits = (unsigned)fan_dtype_size(d) * 8;
+    switch (fan_dtype_kind(d)) {
+    case 'u':
+        return lo >= 0 && (bits >= 63 || hi < (INT64_C(1) << bits));
+    case 'i':
+        return bits == 64 || (lo >= -(INT64_C(1) << (bits - 1)) && hi < (INT64_C(1) << (bits - 1)));
+    default:
+        return true;
+    }
+}
+
+static int64_t add_weak_int(const fan_value *v)
+{
+    int64_t i = 0;
+    if (v->dtype == FAN_DT_INT64)
+        memcpy(&i, v->array->data, sizeof i);
+    return i;
+}
+
+static bool add_weak_castable(fan_dtype from, fan_dtype to)
+{
+    static const char order[] = "bifc";
+    char f = fan_dtype_kind(from), t = fan_dtype_kind(to);
+    return strchr(order, f == 'u' ? 'i' : f) <= strchr(order, t == 'u' ? 'i' : t);
+}
+
+static fan_status add_check_shape(const fan_buffer *b, size_t slot, const fan_contribution *c, fan_check_result *out,
+                                  fan_error *err)
+{
+    const fan_slot *s = &b->slots[slot];
+    const int64_t *shape, *want = s->spec->has_shape ? s->spec->shape : s->p->shape;
+    int ndim = fan_value_shape(&c->value, &shape), wdim = s->spec->has_shape ? s->spec->ndim : s->p->ndim;
+    char has[160], wants[160];
+    if (ndim < 0 || !(s->spec->has_shape || s->p->shaped))
+        return FAN_OK;
+    switch (fan_accum_fit(s->spec->has_shape, wdim, want, ndim, shape)) {
+    case FAN_FIT_EXACT:
+        return FAN_OK;
+    case FAN_FIT_REDUCE:
+        out->to.reduce = c->value.form != FAN_FORM_ZERO;
+        return FAN_OK;
+    default:
+        return add_refuse(err, FAN_ERR_VALUE, b, slot, c->key, "expected a gradient of shape %s%s, got %s (A9)",
+                          fan_shape_text(wdim, want, wants, sizeof wants),
+                          s->spec->has_shape ? " (or one that it broadcasts to)" : " as the first one",
+                          fan_shape_text(ndim, shape, has, sizeof has));
+    }
+}
+
+static fan_status add_check_dtype(const fan_buffer *b, size_t slot, const fan_contribution *c, fan_check_result *out,
+                                  fan_error *err)
+{
+    const fan_slot *s = &b->slots[slot];
+    const fan_value *v = &c->value;
+    fan_dtype sum;
+    out->to.dtype = v->dtype;
+    out->seen = s->p->seen;
+    if (v->form == FAN_FORM_OBJECT && s->spec->exact)
+        return add_refuse(err, FAN_ERR_TYPE, b, slot, c->key, "an exact sum takes arrays, and no objects (A11)");
+    if (v->form == FAN_FORM_OBJECT)
+        return FAN_OK;
+    if (s->spec->dtype != FAN_DT_NONE) {
+        bool fits =
+            v->weak ? add_weak_castable(v->dtype, s->spec->dtype) : fan_dtype_can_cast(v->dtype, s->spec->dtype);
+        if (!fits)
+            return add_refuse(err, FAN_ERR_VALUE, b, slot, c->key,
+                              "expected dtype %s, got %s: %s into %s would lose values; convert it yourself (A10)",
+                              fan_dtype_name(s->spec->dtype), fan_dtype_name(v->dtype),
+                              add_kind_words(fan_dtype_kind(v->dtype)), add_kind_words(fan_dtype_kind(s->spec->dtype)));
+        out->to.dtype = c->summed ? v->dtype : s->spec->dtype;
+        out->seen = fan_dtype_set_add(0, s->spec->dtype, false);
+        sum = s->spec->dtype;
+    } else {
+        out->seen = fan_dtype_set_add(s->p->seen, v->dtype, v->weak);
+        sum = fan_dtype_set_promote(out->seen);
+        if (sum == FAN_DT_NONE)
+            return add_refuse(err, FAN_ERR_VALUE, b, slot, c->key,
+                              "%s has no common dtype with what the slot holds; declare the slot's dtype (A10)",
+                              fan_dtype_name(v->dtype));
+        if (fan_accum_dtype(sum, s->spec->accumulate) == FAN_DT_NONE)
+            return add_refuse(err, FAN_ERR_VALUE, b, slot, c->key, "accumulate=%s cannot hold a sum of dtype %s (A11)",
+                              fan_dtype_name(s->spec->accumulate), fan_dtype_name(sum));
+    }
+    out->weak_lo = s->p->has_weak_int ? s->p->weak_lo : 0;
+    out->weak_hi = s->p->has_weak_int ? s->p->weak_hi : 0;
+    if (v->weak && v->form == FAN_FORM_DENSE && v->dtype == FAN_DT_INT64) {
+        int64_t i = add_weak_int(v);
+        out->weak_lo = i < out->weak_lo ? i : out->weak_lo;
+        out->weak_hi = i > out->weak_hi ? i : out->weak_hi;
+    }
+    if (!add_weak_int_fits(sum, out->weak_lo, out->weak_hi))
+        return add_refuse(err, FAN_ERR_VALUE, b, slot, c->key,
+                          "a Python int among its contributions, %" PRId64 ", does not fit dtype %s",
+                          add_weak_int_fits(sum, 0, out->weak_hi) ? out->weak_lo : out->weak_hi, fan_dtype_name(sum));
+    if (s->spec->exact && v->form == FAN_FORM_SPARSE && v->device && v->device->backend->has_streams)
+        return add_refuse(err, FAN_ERR_TYPE, b, slot, c->key,
+                          "an exact sum on a device with streams takes dense gradients (A11)");
+    if (v->dtype != out->to.dtype && (v->form == FAN_FORM_DENSE || v->form == FAN_FORM_SPARSE))
+        out->to.cast = true;
+    return FAN_OK;
+}
+
+static fan_status add_check_device(const fan_buffer *b, size_t slot, const fan_contribution *c, fan_check_result *out,
+                                   fan_error *err)
+{
+    const fan_slot *s = &b->slots[slot];
+    const fan_value *v = &c->value;
+    fan_device *want = s->spec->device ? s->spec->device : s->p->device;
+    char has[32], wants[32];
+    out->to.device = v->device;
+    if (!v->device || !want || v->device == want) {
+        if (v->form == FAN_FORM_OBJECT && !v->nparts &&
+            ((want && want->backend->has_streams) || (c->stream && !want))) {
+            return add_refuse(
+                err, FAN_ERR_TYPE, b, slot, c->key,
+                "an object on a device with streams must say what memory it holds: give it __fanin_parts__()");
+        }
+        return FAN_OK;
+    }
+    out->to.device = want;
+    if (want->backend->has_streams && v->device == fan_cpu() && v->form == FAN_FORM_DENSE && v->array->ndim == 0) {
+        out->to.upload = true;
+        return FAN_OK;
+    }
+    if (want == fan_cpu() && s->spec->device && v->form == FAN_FORM_DENSE) {
+        out->to.download = true;
+        return FAN_OK;
+    }
+    fan_device_text(want, wants, sizeof wants);
+    fan_device_text(v->device, has, sizeof has);
+    return add_refuse(err, FAN_ERR_VALUE, b, slot, c->key, "expected a gradient on %s, got one on %s%s (A12)", wants,
+                      has, strcmp(wants, has) == 0 ? " of another machine" : "");
+}
+
+static fan_status add_check_key(const fan_buffer *b, size_t slot, const fan_contribution *c, fan_error *err)
+{
+    const fan_slot *s = &b->slots[slot];
+    const fan_slot_state *p = s->p;
+    if (p->keyed && (p->keyed > 0) != (c->key >= 0))
+        return add_refuse(err, FAN_ERR_VALUE, b, slot, c->key,
+                          "this pass adds %s keys to this slot; keep to that until take() (A15)",
+                          p->keyed > 0 ? "with" : "without");
+    if (s->expected >= 0 && p->count >= s->expected)
+        return add_refuse(err, FAN_ERR_VALUE, b, slot, c->key,
+                          "expected %" PRId64 " contribution%s, got one more (A16)", s->expected,
+                          FAN_PLURAL(s->expected));
+    if (c->key < 0)
+        return FAN_OK;
+    if ((uint64_t)c->key < p->next_key || fan_list_has(s->list, c->key))
+        return add_refuse(err, FAN_ERR_VALUE, b, slot, c->key, "this key has contributed already in this pass (A16)");
+    return FAN_OK;
+}
+
+static fan_status add_check_stream(const fan_buffer *b, size_t slot, const fan_stream *s, const fan_device *d,
+                                   const char *whose, int64_t key, fan_error *err)
+{
+    char one[32], two[32];
+    if (!s || (s->device->backend == d->backend && s->device->self == d->self))
+        return FAN_OK;
+    return add_refuse(err, FAN_ERR_TYPE, b, slot, key,
+                      "the %s stream is on %s, which cannot wait for or be waited for by %s", whose,
+                      fan_device_text(s->device, one, sizeof one), fan_device_text(d, two, sizeof two));
+}
+
+fan_status fan_check_contribution(const fan_buffer *b, size_t slot, const fan_contribution *c, fan_stream *current,
+                                  fan_stream *consumer, fan_check_result *out, fan_error *err)
+{
+    const fan_slot *s = &b->slots[slot];
+    memset(out, 0, sizeof *out);
+    out->to.dtype = FAN_DT_NONE;
+    out->seen = s->p->seen;
+    if (c->value.form != FAN_FORM_UNDEFINED) {
+        FAN_TRY(add_check_shape(b, slot, c, out, err));
+        FAN_TRY(add_check_dtype(b, slot, c, out, err));
+        FAN_TRY(add_check_device(b, slot, c, out, err));
+    }
+    FAN_TRY(add_check_key(b, slot, c, err));
+    bool whole = c->value.form == FAN_FORM_DENSE || c->value.form == FAN_FORM_SPARSE;
+    bool defined = c->value.form != FAN_FORM_UNDEFINED;
+    out->to.download = out->to.download && c->value.form == FAN_FORM_DENSE;
+    fan_add_facts facts = {.defined = defined,
+                           .changes = (out->to.reduce || out->to.cast || out->to.upload || out->to.download) ||
+                                      (c->copy && whole),
+                           .upload = out->to.upload,
+                           .download = out->to.download};
+    if (defined && out->to.device && out->to.device->backend->has_streams) {
+        FAN_TRY(add_check_stream(b, slot, c->stream, out->to.device, "producer's", c->key, err));
+        FAN_TRY(add_check_stream(b, slot, consumer, out->to.device, "consumer's", c->key, err));
+        if (!current)
+            return fan_fail(err, FAN_ERR_NOMEM, "%s: slot %zu: out of memory for the current stream", b->name, slot);
+        out->producer = c->stream ? c->stream : current;
+        facts.device = out->to.device->id;
+        facts.producer = fan_stream_id_of(c->stream);
+        facts.consumer = fan_stream_id_of(consumer);
+        facts.current = fan_stream_id_of(current);
+        facts.slot =
+            (fan_sync_slot){.consumer = fan_stream_id_of(s->p->consumer), .accum = fan_stream_id_of(s->p->accum)};
+    }
+    out->plan = fan_plan_add(&facts);
+    return FAN_OK;
+}
+
+/* ---- 2. a place in the slot ---- */
+
+/* S5, S8 to S11: the slot's streams, fixed by its first gradient. */
+static void add_fix_streams(fan_slot_state *p, const fan_check_result *a, const fan_add_streams *with)
+{
+    fan_stream *const known[] = {with->consumer, a->producer, with->current};
+    p->how = a->plan.sync.how;
+    p->consumer = fan_stream_hold(fan_order_stream(a->plan.sync.slot.consumer, known, 3));
+    p->accum = fan_stream_hold(fan_order_stream(a->plan.sync.slot.accum, known, 3));
+    p->capture_origin = p->how == FAN_CASE_CURRENT && with->pooled ? fan_stream_hold(a->producer) : NULL;
+    assert(p->consumer && p->accum);
+}
+
+/* Notes in the pass what a contribution brings: dtypes, keys, range of ints. */
+static void add_note(fan_slot_state *p, const fan_contribution *c, const fan_check_result *a,
+                     const fan_add_streams *with)
+{
+    p->seen = a->seen;
+    if (c->value.weak) {
+        p->has_weak_int = true;
+        p->weak_lo = a->weak_lo;
+        p->weak_hi = a->weak_hi;
+    }
+    p->keyed = c->key >= 0 ? 1 : -1;
+    p->count++;
+    p->objects = p->objects || c->value.form == FAN_FORM_OBJECT;
+    if (a->to.device && !p->device)
+        p->device = fan_device_hold(a->to.device);
+    if (a->plan.sync.how != FAN_CASE_HOST && a->plan.sync.how != FAN_CASE_LATER)
+        add_fix_streams(p, a, with);
+    p->rules |= a->plan.rules;
+}
+
+static void add_fill_item(const fan_slot *s, const fan_contribution *c, const fan_check_result *a, fan_item *it)
+{
+    it->value = c->value;
+    it->key = c->key;
+    if (c->value.form != FAN_FORM_UNDEFINED && c->value.form != FAN_FORM_OBJECT)
+        it->own = s->spec->dtype != FAN_DT_NONE ? a->seen : fan_dtype_set_add(0, c->value.dtype, c->value.weak);
+    it->donated = c->donate && !c->copy && c->value.form != FAN_FORM_UNDEFINED;
+    it->producer = fan_stream_hold(a->producer);
+    it->ours = it->exposed = c->summed;
+    it->parked = FAN_FAULT(PARKED_EARLY);
+}
+
+/* Locked: puts a contribution that was checked into the slot. FAN_ERR_NOMEM changes nothing. */
+static fan_status add_put(fan_buffer *b, size_t slot, const fan_contribution *c, const fan_check_result *a,
+                          const fan_add_streams *with, fan_item *it, fan_error *err)
+{
+    fan_slot *s = &b->slots[slot];
+    fan_list *list = fan_slot_list(s);
+    fan_slot_state *p = s->p == &fan_slot_state_none ? fan_calloc(sizeof *p) : s->p;
+    const int64_t *from = NULL;
+    int ndim = fan_value_shape(&c->value, &from);
+    bool shaped = p && ndim >= 0 && !s->spec->has_shape && !p->shaped;
+    bool keep = c->value.form != FAN_FORM_UNDEFINED || c->key >= 0;
+    int64_t *shape = shaped ? fan_alloc((size_t)ndim * sizeof *shape) : NULL;
+    it->key = c->key;
+    if (!list || !p || (shaped && !shape) || (keep && !fan_list_put(list, &(fan_entry){.item = it, .general = true}))) {
+        fan_free(shape);
+        if (p && s->p == &fan_slot_state_none)
+            fan_slot_state_free(b, p);
+        return fan_fail(err, FAN_ERR_NOMEM, "%s: slot %zu: out of memory", b->name, slot);
+    }
+    if (s->p != p) /* the thread that sums reads it without the lock */
+        s->p = p;
+    if (shaped) {
+        if (ndim)
+            memcpy(shape, from, (size_t)ndim * sizeof *shape);
+        p->shape = shape;
+        p->ndim = ndim;
+        p->shaped = true;
+    }
+    add_note(p, c, a, with);
+    if (keep) {
+        add_fill_item(s, c, a, it);
+        p->arriving++;
+    }
+    return FAN_OK;
+}
+
+/* Locked: takes a reserved item back, of a pass that was `before` without it. Returns the pass if nothing else was in
+ * it, for fan_slot_state_free. */
+static fan_slot_state *add_remove_item(fan_buffer *b, size_t slot, fan_item *it, const fan_slot_state *before)
+{
+    fan_slot *s = &b->slots[slot];
+    fan_slot_state *p = s->p;
+    fan_list *list = s->list;
+    const fan_entry entry = {.item = it, .general = true};
+    if (it)
+        (void)fan_list_remove(list, &entry);
+    p->count--;
+    /* no other contribution came meanwhile: the pass becomes what it was (add_forget) */
+    bool alone = p->count == before->count && !p->poison;
+    p->seen = p->value_seen;
+    for (size_t i = 0; !alone && i < list->n; i++)
+        p->seen = fan_entry_seen(p->seen, s, &list->entries[i]);
+    return p->count == 0 && !p->poison ? fan_slot_cut(b, s) : NULL;
+}
+
+fan_stream *fan_current_for(fan_buffer *b, size_t slot, const fan_contribution *c)
+{
+    fan_slot *s = &b->slots[slot];
+    fan_device *d = s->spec->device ? s->spec->device : c->value.device;
+    fan_stream *current;
+    if (d == fan_cpu() && !s->spec->device && c->value.form == FAN_FORM_DENSE && c->value.array->ndim == 0) {
+        fan_slot_lock(b, slot);
+        d = s->p->device ? s->p->device : d;
+        fan_device_hold(d);
+        fan_slot_unlock(b, slot);
+        current = d->backend->has_streams ? fan_stream_current(d) : NULL;
+        fan_device_drop(d);
+        return current;
+    }
+    return d && d->backend->has_streams ? fan_stream_current(d) : NULL;
+}
+
+/* S7, S11: for a gradient made under capture and a slot that is empty: which stream consumes in the place of that of
+ * the buffer, and which is current where the legacy stream would be. Unlocked: the driver is asked. */
+static fan_status add_across_captures(fan_buffer *b, size_t slot, const fan_contribution *c, fan_add_streams *with,
+                                      fan_error *err)
+{
+    fan_stream *current = with->current, *P = c->stream ? c->stream : current, *C = b->stream ? b->stream : current,
+               *capture_stream = NULL;
+    uint64_t id;
+    if (!current || P->device->backend != current->device->backend || C->device->backend != current->device->backend)
+        return FAN_OK;
+    fan_stream *asked = C;
+    FAN_TRY(fan_order_consumer(asked, P, NULL, &C, err));
+    if (C != asked) {
+        fan_stream_drop(with->consumer);
+        with->consumer = fan_stream_hold(C);
+    }
+    if (current->handle != 1 || P->device == current->device || C->device == current->device ||
+        !current->device->backend->capture_stream)
+        return FAN_OK;
+    fan_slot_lock(b, slot);
+    bool empty = !b->slots[slot].p->accum;
+    fan_slot_unlock(b, slot);
+    FAN_TRY(fan_stream_capture(P, &id, err));
+    if (!empty || !id)
+        return FAN_OK;
+    FAN_TRY(current->device->backend->capture_stream(current->device, id, &capture_stream, err));
+    fan_stream_drop(current);
+    with->current = capture_stream;
+    with->pooled = true;
+    return FAN_OK;
+}
+
+/* Checks it, and gives it a place in its slot. */
+fan_status fan_add_reserve(fan_buffer *b, fan_add_op *x, fan_error *err)
+{
+    fan_status status = FAN_OK;
+    size_t slot = x->slot;
+    fan_contribution *c = x->c;
+    fan_slot *s = &b->slots[slot];
+    FAN_TRY(fan_slot_check_unmoved(b, slot, &c->value, c->key, err));
+    if (c->value.form == FAN_FORM_SPARSE && c->value.device == fan_cpu()) {
+        fan_interrupt interrupt;
+        fan_interrupt_begin(&interrupt, b->frontend->check_signals, err);
+        FAN_TRY(fan_interrupt_end(&interrupt, fan_sparse_check(c->value.sparse, err)));
+    }
+    x->streams.current = fan_current_for(b, slot, c);
+    x->streams.consumer = fan_stream_hold(b->stream);
+    FAN_TRY(add_across_captures(b, slot, c, &x->streams, err));
+    x->item = fan_calloc(sizeof *x->item);
+    if (!x->item)
+        return fan_fail(err, FAN_ERR_NOMEM, "%s: slot %zu: out of memory", b->name, slot);
+    fan_slot_lock(b, slot);
+    FAN_GO(x->follows ? fan_slot_poisoned(b, slot, err) : fan_slot_enter(b, slot, "add", err));
+    FAN_GO(fan_check_contribution(b, slot, c, x->streams.current, x->streams.consumer, &x->checked, err));
+    if (FAN_FAULT(SLOT_LOCK))
+        fan_yield();
+    x->before = *s->p;
+    FAN_GO(add_put(b, slot, c, &x->checked, &x->streams, x->item, err));
+    x->reserved = true;
+    if (b->leaf && x->checked.producer && x->checked.producer != s->p->consumer) {
+        x->mismatch = true;
+        x->producer = fan_stream_hold(x->checked.producer);
+    }
+    if (c->value.form == FAN_FORM_UNDEFINED && c->key < 0) {
+        fan_free(x->item);
+        x->item = NULL;
+        fan_slot_notify(b, slot);
+    } else if (c->value.form != FAN_FORM_UNDEFINED) {
+        x->accum = fan_stream_hold(s->p->accum);
+        x->consumer = fan_stream_hold(s->p->consumer);
+    }
+done:
+    fan_slot_unlock(b, slot);
+    return status;
+}
+
+/* Undoes add_note for a contribution that is taken back, if no other came meanwhile. */
+static void add_forget(fan_slot_state *p, const fan_slot_state *before)
+{
+    if (p->count != before->count || p->poison)
+        return;
+    if (!before->shaped) {
+        fan_free(p->shape);
+        p->shape = NULL;
+        p->ndim = 0;
+        p->shaped = false;
+    }
+    if (!before->device) {
+        fan_device_drop(p->device);
+        p->device = NULL;
+    }
+    if (before->how == FAN_CASE_HOST) {
+        fan_stream_drop(p->consumer);
+        fan_stream_drop(p->accum);
+        fan_stream_drop(p->capture_origin);
+        p->consumer = p->accum = p->capture_origin = NULL;
+        p->how = FAN_CASE_HOST;
+    }
+    p->rules = before->rules;
+    p->seen = before->seen;
+    p->has_weak_int = before->has_weak_int;
+    p->weak_lo = before->weak_lo;
+    p->weak_hi = before->weak_hi;
+    p->keyed = before->keyed;
+}
+
+/* Locked: the caller has its value again, and the slot is as it was; *gone is for fan_slot_state_free. */
+static void add_undo(fan_buffer *b, fan_add_op *x, fan_slot_state **gone)
+{
+    fan_item *it = x->item;
+    *gone = add_remove_item(b, x->slot, it, &x->before);
+    if (!*gone)
+        add_forget(b->slots[x->slot].p, &x->before);
+    if (it && it->value.form != FAN_FORM_UNDEFINED) {
+        if (x->old.form == FAN_FORM_UNDEFINED) {
+            x->c->value = it->value;
+            it->value = (fan_value){.dtype = FAN_DT_NONE};
+        } else {
+            x->c->value = x->old;
+            x->old = (fan_value){.dtype = FAN_DT_NONE};
+        }
+    }
+    x->reserved = false;
+    fan_slot_notify(b, x->slot);
+}
+
+/* After a failure of its own, or of one beside it: unlocked. */
+void fan_add_fail(fan_buffer *b, fan_add_op *x, fan_status status, const fan_error *err)
+{
+    fan_slot_state *gone = NULL;
+    if (!x->reserved)
+        return;
+    fan_slot_lock(b, x->slot);
+    if (x->item && !x->item->parked)
+        b->slots[x->slot].p->arriving--;
+    if (status != FAN_OK)
+        fan_slot_poison(&b->slots[x->slot], status, err);
+    add_undo(b, x, &gone);
+    fan_slot_unlock(b, x->slot);
+    fan_slot_state_free(b, gone);
+}
+
+/* ---- 3. carried out and parked ---- */
+
+/* An event on `stream` for the item. */
+static fan_status add_record(fan_buffer *b, size_t slot, fan_item *item, fan_stream *stream, uint64_t bit,
+                             fan_error *err)
+{
+    fan_slot_state *p = b->slots[slot].p;
+    fan_event_drop(item->event);
+    item->event = NULL;
+    if (FAN_FAULT(RECORD_AFTER_FOLD) && !item->ours)
+        return fan_event_new(stream->device, &item->event, err);
+    size_t waiting = fan_slot_waiting(&b->slots[slot]);
+    for (size_t i = 0; FAN_FAULT(EVENT_REUSED) && i <= waiting; i++) {
+        const fan_entry *one = i < waiting ? &b->slots[slot].list->entries[i] : NULL;
+        fan_event *e = !one ? p->ready_event : one->general ? one->item->event : NULL;
+        if (!e || e->device != stream->device)
+            continue;
+        item->event = fan_event_hold(e);
+        return fan_event_rerecord(e, stream, err);
+    }
+    return fan_order_record(b, stream, bit, &item->event, err);
+}
+
+/* S21: the converted gradient, in *made; where it is ready on A the item says so. */
+static fan_status add_convert(fan_buffer *b, fan_add_op *x, fan_value *made, fan_error *err)
+{
+    const fan_add_plan *plan = &x->checked.plan;
+    fan_contribution *c = x->c;
+    fan_item *item = x->item;
+    fan_stream *on = plan->convert == FAN_CONVERT_ACCUM ? x->accum : x->checked.producer;
+    if (plan->convert == FAN_CONVERT_SOURCE) {
+        on = c->stream ? fan_stream_hold(c->stream) : fan_stream_current(c->value.device);
+        fan_status status = fan_contribution_convert(b, x->slot, c, &x->checked.to, on, made, err);
+        fan_stream_drop(on);
+        return status;
+    }
+    if (plan->wait) {
+        FAN_TRY(add_record(b, x->slot, item, x->checked.producer, plan->producer_bit, err));
+        FAN_TRY(fan_order_wait(b, x->slot, on, item->event, FAN_PLAN_S21_WAIT, err));
+    }
+    if (plan->mark_source)
+        FAN_TRY(fan_order_record_stream(&c->value, on, FAN_PLAN_S21_MARK, err));
+    if (FAN_FAULT(RECORD_BEFORE_CONVERSION) && plan->record == FAN_RECORD_PRODUCER)
+        FAN_TRY(add_record(b, x->slot, item, x->checked.producer, plan->producer_bit, err));
+    FAN_TRY(fan_contribution_convert(b, x->slot, c, &x->checked.to, on, made, err));
+    if (plan->convert != FAN_CONVERT_ACCUM)
+        return FAN_OK;
+    fan_event_drop(item->event);
+    item->event = NULL;
+    fan_stream_drop(item->producer);
+    item->producer = fan_stream_hold(fan_order_stream(plan->ready, &x->accum, 1));
+    fan_status status =
+        plan->record == FAN_RECORD_ACCUM ? add_record(b, x->slot, item, on, FAN_PLAN_S21_RECORD, err) : FAN_OK;
+    if (status != FAN_OK)
+        fan_value_drop(b->frontend, made);
+    return status;
+}
+
+/* The event of the contribution before it in one call, where that stands for this one as well: it was recorded within
+ * the call, on the same stream, and nothing of ours was queued there since. NULL: there is none. */
+static fan_event *add_shared_event(const fan_add_op *x)
+{
+    const fan_add_op *before = x->previous;
+    if (!before || !before->item || x->checked.plan.convert != FAN_CONVERT_NOT ||
+        before->checked.plan.convert != FAN_CONVERT_NOT || before->checked.plan.record != FAN_RECORD_PRODUCER ||
+        before->checked.producer != x->checked.producer ||
+        before->checked.plan.producer_bit != x->checked.plan.producer_bit)
+        return NULL;
+    return before->item->event;
+}
+
+/* The plan of the contribution: converted, its event recorded, used on A. */
+static fan_status add_run_plan(fan_buffer *b, fan_add_op *x, fan_error *err)
+{
+    const fan_add_plan *plan = &x->checked.plan;
+    fan_item *item = x->item;
+    fan_value made = {.dtype = FAN_DT_NONE};
+    if (plan->convert != FAN_CONVERT_NOT)
+        FAN_TRY(add_convert(b, x, &made, err));
+    if (made.form != FAN_FORM_UNDEFINED) {
+        x->old = item->value;
+        item->value = made;
+        item->ours = true;
+        item->donated = false;
+    }
+    if (plan->record == FAN_RECORD_PRODUCER && !item->event) {
+        fan_stream *on = FAN_FAULT(RECORD_ON_CONSUMER) ? x->consumer : x->checked.producer;
+        item->event = fan_event_hold(add_shared_event(x));
+        if (!item->event)
+            FAN_TRY(add_record(b, x->slot, item, on, plan->producer_bit, err));
+    }
+    return plan->mark ? fan_order_record_stream(&item->value, x->accum, FAN_PLAN_S9_MARK, err) : FAN_OK;
+}
+
+static void add_trace(const fan_buffer *b, size_t slot, const fan_contribution *c, const fan_check_result *a,
+                      uint64_t bytes)
+{
+    const fan_slot *s = &b->slots[slot];
+    const fan_device *d =
+        a->producer ? a->producer->device : a->to.device; /* a stream's number means something on its own device only */
+    fan_trace_line line = {.kind = FAN_TRACE_ADD,
+                           .how = fan_sync_letter(a->plan.sync.how),
+                           .device = d && d->id ? (int16_t)d->index : -1,
+                           .slot = (int32_t)slot,
+                           .count = 1,
+                           .buffer = b->id,
+                           .key = c->key,
+                           .rules = a->plan.rules,
+                           .stream = a->producer ? a->producer->handle : 0,
+                           .bytes = bytes,
+                           .start_us = -1,
+                           .end_us = -1};
+    snprintf(line.label, sizeof line.label, "%s", s->spec->name ? s->spec->name : b->name);
+    fan_trace_put(&line);
+}
+
+/* Conversions, the event, the mark: nothing for an undefined one. */
+fan_status fan_add_carry_out(fan_buffer *b, fan_add_op *x, fan_error *err)
+{
+    fan_item *it = x->item;
+    if (x->c->value.form == FAN_FORM_UNDEFINED)
+        return FAN_OK;
+    FAN_TRY(fan_slot_check_unmoved(b, x->slot, &x->c->value, x->c->key, err)); /* it may have waited for the slot */
+    if (fan_trace_on())
+        add_trace(b, x->slot, x->c, &x->checked, fan_value_bytes(&x->c->value));
+    FAN_TRY(add_run_plan(b, x, err));
+    x->bytes = fan_value_bytes(&it->value);
+    x->bytes = x->bytes ? x->bytes : 1; /* so that what has no bytes of ours passes a budget of 0, too */
+    if (fan_get_debug() && it->value.form == FAN_FORM_DENSE && it->value.device == fan_cpu() && !it->ours) {
+        FAN_TRY(fan_slot_hash(b, it->value.array, true, &it->hash, err));
+        it->hashed = true;
+    }
+    return FAN_OK;
+}
+
+/* Locked: a fold may sum it from now on. */
+void fan_add_park(fan_buffer *b, fan_add_op *x)
+{
+    fan_item *it = x->item;
+    if (!it || x->parked)
+        return;
+    x->parked = true;
+    b->slots[x->slot].p->arriving--;
+    x->c->value = (fan_value){.dtype = FAN_DT_NONE};
+    it->bytes = x->bytes;
+    it->parked = true;
+    if (fan_watched())
+        fan_buffer_weigh(b, x->bytes);
+    it->alone =
+        b->budget == FAN_BUDGET_AUTO && it->value.form == FAN_FORM_DENSE && !x->accum && (it->ours || x->c->alone);
+    if (it->alone)
+        atomic_fetch_add_explicit(&b->alone, it->bytes, memory_order_relaxed);
+    fan_count_parked(b, x->bytes);
+    fan_slot_notify(b, x->slot);
+}
+
+/* Locked: nobody has summed it, and nobody may any more. */
+void fan_add_unpark(fan_buffer *b, fan_add_op *x)
+{
+    if (!x->parked)
+        return;
+    fan_item_unpark(b, x->item);
+    x->parked = x->item->parked = false;
+    b->slots[x->slot].p->arriving++;
+}
+
+void fan_add_end(fan_buffer *b, fan_add_op *x)
+{
+    if (x->reserved)
+        FAN_COUNT(b, adds, 1);
+    if (x->reserved && b->sum_stats) {
+        fan_slot_lock(b, x->slot);
+        fan_sum_stats last = fan_sum_stats_forget(b, x->slot);
+        fan_slot_unlock(b, x->slot);
+        fan_sum_stats_drop(&last);
+    }
+    if (!x->reserved)
+        fan_item_free(b, x->item);
+    fan_value_drop(b->frontend, &x->old);
+    fan_stream_drop(x->accum);
+    fan_stream_drop(x->consumer);
+    fan_stream_drop(x->producer);
+    fan_stream_drop(x->streams.current);
+    fan_stream_drop(x->streams.consumer);
+}
+
+/* S6. */
+fan_status fan_add_warn(fan_buffer *b, const fan_add_op *x, size_t n, fan_error *err)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (!x[i].mismatch)
+            continue;
+        FAN_COUNT(b, mismatches, 1);
+        if (b->frontend->mismatch && fan_warn_mismatch_now())
+            FAN_TRY(b->frontend->mismatch(b->name, x[i].slot, x[i].producer, x[i].consumer, err));
+    }
+    return FAN_OK;
+}
+
+/* ---- one contribution ---- */
+
+/* Locked: folds if that is due. *gone is for fan_slot_state_free. */
+static fan_status add_fold(fan_buffer *b, fan_add_op *x, fan_slot_state **gone, fan_error *err)
 {
     fan_slot *s = &b->slots[x->slot];
-    fan_item *it = x->it;
+    fan_item *it = x->item;
     fan_event *recorded_again = FAN_FAULT(RECORD_AFTER_FOLD) && it->event ? fan_event_hold(it->event) : NULL;
     fan_status status = fan_slot_fold_while_due(b, x->slot, err);
     if (recorded_again)
-        (void)fan_event_rerecord(recorded_again, x->a.producer, err);
+        (void)fan_event_rerecord(recorded_again, x->checked.producer, err);
     fan_event_drop(recorded_again);
     if (status == FAN_ERR_NOMEM || status == FAN_ERR_DEVICE_NOMEM)
         return FAN_OK; /* it is parked; the sum is tried again later */
@@ -28,11 +739,11 @@ static fan_status add_fold(fan_buffer *b, fan_add_op *x, fan_pass **gone, fan_er
         return status;
     /* A callback raised: the add did not happen, if its contribution is still there to be taken back. */
     bool there = false;
-    for (size_t i = 0; i < s->p->nitems; i++)
-        there = there || s->p->items[i] == it;
+    for (size_t i = 0; i < s->list->n; i++)
+        there = there || fan_entry_same(&s->list->entries[i], &(fan_entry){.item = it, .general = true});
     if (there && !s->busy) {
         fan_item_unpark(b, it);
-        fan_add_undo(b, x, gone);
+        add_undo(b, x, gone);
     }
     return status;
 }
@@ -40,7 +751,7 @@ static fan_status add_fold(fan_buffer *b, fan_add_op *x, fan_pass **gone, fan_er
 fan_status fan_buffer_add(fan_buffer *b, size_t slot, fan_contribution *c, fan_error *err)
 {
     fan_add_op x = {.slot = slot, .c = c, .old = {.dtype = FAN_DT_NONE}};
-    fan_pass *gone = NULL;
+    fan_slot_state *gone = NULL;
     FAN_TRY(fan_slot_check(b, slot, err));
     fan_status status = fan_add_reserve(b, &x, err);
     if (status == FAN_OK) {
@@ -48,13 +759,13 @@ fan_status fan_buffer_add(fan_buffer *b, size_t slot, fan_contribution *c, fan_e
         if (status != FAN_OK)
             fan_add_fail(b, &x, status, err);
     }
-    if (status == FAN_OK && x.it) {
+    if (status == FAN_OK && x.item) {
         bool defined = c->value.form != FAN_FORM_UNDEFINED;
         fan_slot_lock(b, slot);
         fan_add_park(b, &x);
         status = defined ? add_fold(b, &x, &gone, err) : FAN_OK;
         fan_slot_unlock(b, slot);
-        fan_pass_free(b, gone);
+        fan_slot_state_free(b, gone);
     }
     if (status == FAN_OK)
         status = fan_add_warn(b, &x, 1, err);

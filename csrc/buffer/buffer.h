@@ -29,6 +29,15 @@ typedef struct fan_slot_spec {
     const char *name;     /* copied; NULL: none */
 } fan_slot_spec;
 
+/* fan_slot_takes: A9, A10, A12: whether a slot takes an array of the host as it is: it declares no other dtype, shape
+ * or device. */
+static inline bool fan_slot_takes(const fan_slot_spec *spec, fan_dtype dtype, int ndim, const int64_t *shape)
+{
+    if ((spec->dtype != FAN_DT_NONE && spec->dtype != dtype) || (spec->device && spec->device != fan_cpu()))
+        return false;
+    return !spec->has_shape || fan_accum_fit(false, spec->ndim, spec->shape, ndim, shape) == FAN_FIT_EXACT;
+}
+
 /* The bytes of parked contributions from which on a fold is due. 0: each arrival is folded at once. UINT64_MAX: folds
  * wait until the sum is asked for. FAN_BUDGET_AUTO has two limits (fan_budget_auto):
  *
@@ -122,8 +131,6 @@ fan_status fan_buffer_add(fan_buffer *b, size_t slot, fan_contribution *c, fan_e
  * the call. A fold that fails after all are parked fails alone: the contributions stay. */
 fan_status fan_buffer_add_many(fan_buffer *b, fan_contribution *c, const size_t *slots, const size_t *order, size_t n,
                                fan_error *err);
-/* fan_buffer_fold_due: folds by the general path what the fast path parked in a slot and the budget made due. */
-fan_status fan_buffer_fold_due(fan_buffer *b, size_t slot, fan_error *err);
 /* A target: an array that the producer itself adds into. It is the running sum where that is safe, else scratch. */
 typedef struct fan_target {
     size_t slot;

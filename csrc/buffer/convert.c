@@ -55,14 +55,14 @@ done:
 
 /* The three kinds of conversion. *made or *out is owned by the caller, also after a failure half-way; `on` orders the
  * work. */
-static fan_status reduce_sparse(fan_buffer *b, const fan_slot *s, const fan_value *v, const fan_arrival *a,
+static fan_status reduce_sparse(fan_buffer *b, const fan_slot *s, const fan_value *v, const fan_conversion *to,
                                 fan_stream *on, fan_array **made, fan_error *err)
 {
-    fan_device *d = a->device;
-    fan_dtype acc = fan_dtype_accumulate(a->dtype);
+    fan_device *d = to->device;
+    fan_dtype acc = fan_dtype_accumulate(to->dtype);
     if (!d->backend->has_streams) {
         fan_sparse *sparse = NULL;
-        FAN_TRY(fan_sparse_cast(v->sparse, a->dtype, &sparse, err));
+        FAN_TRY(fan_sparse_cast(v->sparse, to->dtype, &sparse, err));
         fan_status status = make(d, on, acc, s->spec->ndim, s->spec->shape, NULL, made, err);
         fan_interrupt interrupt;
         fan_interrupt_begin(&interrupt, b->frontend->check_signals, err);
@@ -74,7 +74,7 @@ static fan_status reduce_sparse(fan_buffer *b, const fan_slot *s, const fan_valu
         return status;
     }
     fan_array *dense = NULL; /* D7: through the dense gradient */
-    FAN_TRY(make(d, on, a->dtype == v->dtype ? fan_dtype_accumulate(v->dtype) : v->dtype, v->sparse->ndim,
+    FAN_TRY(make(d, on, to->dtype == v->dtype ? fan_dtype_accumulate(v->dtype) : v->dtype, v->sparse->ndim,
                  v->sparse->shape, NULL, &dense, err));
     fan_status status = fan_device_run(d, on, &(fan_job){.kind = FAN_JOB_ZERO, .out = dense, .label = "fill"}, err);
     if (status == FAN_OK)
@@ -88,40 +88,40 @@ static fan_status reduce_sparse(fan_buffer *b, const fan_slot *s, const fan_valu
     return status;
 }
 
-static fan_status convert_sparse(fan_buffer *b, const fan_value *v, const fan_arrival *a, fan_stream *on,
+static fan_status convert_sparse(fan_buffer *b, const fan_value *v, const fan_conversion *to, fan_stream *on,
                                  fan_sparse **out, fan_error *err)
 {
-    fan_device *d = a->device;
-    if (!a->cast)
+    fan_device *d = to->device;
+    if (!to->cast)
         return copy_sparse(b, d, on, v->sparse, out, err);
     if (d->backend->has_streams)
-        FAN_TRY(fan_device_sparse_merge(d, on, &(fan_sparse_operand){v->sparse, v->dtype}, 1, false, a->dtype, NULL,
+        FAN_TRY(fan_device_sparse_merge(d, on, &(fan_sparse_operand){v->sparse, v->dtype}, 1, false, to->dtype, NULL,
                                         out, err));
     else
-        FAN_TRY(fan_sparse_cast(v->sparse, a->dtype, out, err));
+        FAN_TRY(fan_sparse_cast(v->sparse, to->dtype, out, err));
     FAN_COUNT(b, copies, 1);
     return FAN_OK;
 }
 
 /* Reduced to the accumulation dtype of the declared one: rounded once more, at the end. */
-static fan_status reduce_dense(fan_buffer *b, const fan_slot *s, const fan_value *v, const fan_arrival *a,
+static fan_status reduce_dense(fan_buffer *b, const fan_slot *s, const fan_value *v, const fan_conversion *to,
                                fan_stream *on, fan_array **made, fan_error *err)
 {
     fan_status status = FAN_OK;
-    fan_device *d = a->device;
+    fan_device *d = to->device;
     fan_array *there = NULL, *cast = NULL;
     const fan_array *from = v->array;
-    if (a->upload) {
+    if (to->upload) {
         FAN_GO(make(d, on, v->dtype, from->ndim, from->shape, NULL, &there, err));
         FAN_GO(convert(b, d, on, FAN_JOB_UPLOAD, "upload", there, from, err));
         from = there;
     }
-    if (a->cast) {
-        FAN_GO(make(d, on, a->dtype, from->ndim, from->shape, from, &cast, err));
+    if (to->cast) {
+        FAN_GO(make(d, on, to->dtype, from->ndim, from->shape, from, &cast, err));
         FAN_GO(convert(b, d, on, FAN_JOB_COPY, "cast", cast, from, err));
         from = cast;
     }
-    FAN_GO(make(d, on, fan_dtype_accumulate(a->dtype), s->spec->ndim, s->spec->shape, NULL, made, err));
+    FAN_GO(make(d, on, fan_dtype_accumulate(to->dtype), s->spec->ndim, s->spec->shape, NULL, made, err));
     status = convert(b, d, on, FAN_JOB_REDUCE, "reduce", *made, from, err);
 done:
     fan_array_drop(there);
@@ -130,21 +130,21 @@ done:
 }
 
 /* From the host to a device, or from a device to the host; cast on the host. */
-static fan_status move_dense(fan_buffer *b, const fan_value *v, const fan_arrival *a, fan_stream *on, fan_array **made,
-                             fan_error *err)
+static fan_status move_dense(fan_buffer *b, const fan_value *v, const fan_conversion *to, fan_stream *on,
+                             fan_array **made, fan_error *err)
 {
     fan_status status = FAN_OK;
     fan_array *host = NULL;
     const fan_array *from = v->array;
-    if (a->upload) {
-        FAN_GO(make(fan_cpu(), NULL, a->dtype, 0, NULL, NULL, &host, err));
+    if (to->upload) {
+        FAN_GO(make(fan_cpu(), NULL, to->dtype, 0, NULL, NULL, &host, err));
         FAN_GO(convert(b, fan_cpu(), NULL, FAN_JOB_COPY, "cast", host, from, err));
-        FAN_GO(make(a->device, on, a->dtype, 0, NULL, NULL, made, err));
-        status = convert(b, a->device, on, FAN_JOB_UPLOAD, "upload", *made, host, err);
+        FAN_GO(make(to->device, on, to->dtype, 0, NULL, NULL, made, err));
+        status = convert(b, to->device, on, FAN_JOB_UPLOAD, "upload", *made, host, err);
     } else {
         FAN_GO(make(fan_cpu(), NULL, v->dtype, from->ndim, from->shape, from, &host, err));
         FAN_GO(v->device->backend->read(on, host, from, err));
-        FAN_GO(make(fan_cpu(), NULL, a->dtype, from->ndim, from->shape, from, made, err));
+        FAN_GO(make(fan_cpu(), NULL, to->dtype, from->ndim, from->shape, from, made, err));
         status = convert(b, fan_cpu(), NULL, FAN_JOB_COPY, "cast", *made, host, err);
     }
 done:
@@ -153,7 +153,7 @@ done:
 }
 
 /* The converted gradient as a value of its own; `on` orders the work. */
-fan_status fan_contribution_convert(fan_buffer *b, size_t slot, const fan_contribution *c, const fan_arrival *a,
+fan_status fan_contribution_convert(fan_buffer *b, size_t slot, const fan_contribution *c, const fan_conversion *to,
                                     fan_stream *on, fan_value *out, fan_error *err)
 {
     const fan_slot *s = &b->slots[slot];
@@ -162,24 +162,24 @@ fan_status fan_contribution_convert(fan_buffer *b, size_t slot, const fan_contri
     fan_array *made = NULL;
     fan_sparse *sparse = NULL;
     *out = (fan_value){.dtype = FAN_DT_NONE};
-    if (v->form == FAN_FORM_SPARSE && a->reduce)
-        status = reduce_sparse(b, s, v, a, on, &made, err);
+    if (v->form == FAN_FORM_SPARSE && to->reduce)
+        status = reduce_sparse(b, s, v, to, on, &made, err);
     else if (v->form == FAN_FORM_SPARSE)
-        status = convert_sparse(b, v, a, on, &sparse, err);
-    else if (a->reduce)
-        status = reduce_dense(b, s, v, a, on, &made, err);
-    else if (a->upload || a->download)
-        status = move_dense(b, v, a, on, &made, err);
+        status = convert_sparse(b, v, to, on, &sparse, err);
+    else if (to->reduce)
+        status = reduce_dense(b, s, v, to, on, &made, err);
+    else if (to->upload || to->download)
+        status = move_dense(b, v, to, on, &made, err);
     else
-        status = make(a->device, on, a->dtype, v->array->ndim, v->array->shape, v->array, &made, err);
-    if (status == FAN_OK && v->form == FAN_FORM_DENSE && !a->reduce && !a->upload && !a->download)
-        status = convert(b, a->device, on, FAN_JOB_COPY, a->cast ? "cast" : "copy", made, v->array, err);
+        status = make(to->device, on, to->dtype, v->array->ndim, v->array->shape, v->array, &made, err);
+    if (status == FAN_OK && v->form == FAN_FORM_DENSE && !to->reduce && !to->upload && !to->download)
+        status = convert(b, to->device, on, FAN_JOB_COPY, to->cast ? "cast" : "copy", made, v->array, err);
     if (status != FAN_OK) {
         fan_array_drop(made);
         fan_sparse_drop(sparse);
         return status;
     }
-    *out = sparse ? fan_value_sparse(sparse, a->device) : fan_value_dense(made, a->device);
+    *out = sparse ? fan_value_sparse(sparse, to->device) : fan_value_dense(made, to->device);
     out->origin = v->origin;
     out->rank = v->rank;
     out->weak = v->weak;

@@ -1,15 +1,14 @@
-/* explain: what a slot looks like now, and what its next sum would do. */
-#include "buffer/enter.h"
+/* explain: what a slot looks like now, and what its next sum would do; expect and ready. */
+#include "base/fault.h"
+#include "buffer/slot.h"
 #include "buffer/fold_job.h"
-#include "buffer/fold_run.h"
-#include "buffer/gather.h"
-#include "buffer/lock.h"
-#include "buffer/pass.h"
-
+#include "buffer/fold.h"
+#include "buffer/stats.h"
+#include <inttypes.h>
 #include <string.h>
 
 /* The plan that a sum of all that is there would follow. The slot is busy. */
-static fan_status look_ahead(fan_buffer *b, size_t slot, fan_slot_view *out, fan_error *err)
+static fan_status explain_next(fan_buffer *b, size_t slot, fan_slot_view *out, fan_error *err)
 {
     fan_gathered g;
     FAN_TRY(fan_gather(b, slot, SIZE_MAX, false, &g, err));
@@ -24,9 +23,9 @@ static fan_status look_ahead(fan_buffer *b, size_t slot, fan_slot_view *out, fan
 }
 
 /* Locked. */
-static void look_at_pass(const fan_buffer *b, const fan_slot *s, fan_slot_view *out)
+static void explain_state(const fan_buffer *b, const fan_slot *s, fan_slot_view *out)
 {
-    const fan_pass *p = s->p;
+    const fan_slot_state *p = s->p;
     out->how = p->accum ? fan_sync_letter(p->how) : '\0';
     out->rules = p->rules;
     out->consumer = p->consumer ? p->consumer->handle : 0;
@@ -40,7 +39,7 @@ static void look_at_pass(const fan_buffer *b, const fan_slot *s, fan_slot_view *
     out->count = p->count;
     out->expected = s->expected;
     out->next_key = p->keyed > 0 && p->next_key <= INT64_MAX ? (int64_t)p->next_key : -1;
-    out->items = p->nitems;
+    out->items = fan_slot_waiting(s);
     out->budget = b->budget;
     out->limits = b->limits;
     out->parked = atomic_load_explicit(&b->parked, memory_order_relaxed);
@@ -57,12 +56,23 @@ fan_status fan_buffer_look(fan_buffer *b, size_t slot, fan_slot_view *out, fan_i
     fan_status status = fan_slot_claim_all(b, slot, false, "explain", err);
     fan_slot_unlock(b, slot);
     FAN_TRY(status);
-    status = look_ahead(b, slot, out, err);
+    status = explain_next(b, slot, out, err);
     fan_slot_lock(b, slot);
-    look_at_pass(b, s, out);
-    fan_pass_in_order(s->p);
-    for (size_t i = 0; i < s->p->nitems && i < cap; i++) {
-        const fan_item *it = s->p->items[i];
+    explain_state(b, s, out);
+    if (s->list)
+        fan_list_sort(s->list);
+    for (size_t i = 0; i < fan_slot_waiting(s) && i < cap; i++) {
+        const fan_entry *one = &s->list->entries[i];
+        const fan_item *it = one->general ? one->item : NULL;
+        if (!it) {
+            items[i] = (fan_item_view){.key = one->key, .dtype = FAN_DT_NONE, .ready = true};
+            if (one->object) {
+                items[i].form = FAN_FORM_DENSE;
+                items[i].dtype = s->list->kind.dtype;
+                items[i].donated = one->donated;
+            }
+            continue;
+        }
         items[i] = (fan_item_view){.key = it->key, .dtype = FAN_DT_NONE};
         if (it->parked) /* until then its add may be about the rest, without the lock */
             items[i] = (fan_item_view){.key = it->key,
@@ -84,12 +94,44 @@ void fan_buffer_sketch(fan_buffer *b, fan_sketch *out)
     for (size_t i = 0; i < b->nslots; i++) {
         fan_slot_lock(b, i);
         const fan_slot *s = &b->slots[i];
-        const fan_fast_list *fast = s->fast;
+        const fan_list *fast = s->list;
         bool begun = fast && fast->n && fast->summed; /* the first of the list is the sum then */
-        out->parked += s->p->nitems + (fast ? fast->n - begun : 0);
+        out->parked += fast ? fast->n - begun : 0;
         out->sums += s->p->value.form != FAN_FORM_UNDEFINED || s->p->exact || begun;
         out->poisoned += s->p->poison != NULL;
         fan_slot_unlock(b, i);
     }
     out->bytes = atomic_load_explicit(&b->parked, memory_order_relaxed);
+}
+
+fan_status fan_buffer_expect(fan_buffer *b, size_t slot, int64_t n, fan_error *err)
+{
+    FAN_TRY(fan_slot_check(b, slot, err));
+    if (n < 0)
+        return fan_fail(err, FAN_ERR_VALUE, FAN_SLOT_SAID ": expect takes a count >= 0, got %" PRId64,
+                        FAN_SLOT_WHO(b, slot), n);
+    fan_slot_lock(b, slot);
+    fan_status status = FAN_OK;
+    if (fan_slot_count(&b->slots[slot]) > n)
+        status = fan_fail(err, FAN_ERR_VALUE,
+                          FAN_SLOT_SAID ": expects %" PRId64 " contribution%s but has %" PRId64 " already (A16)",
+                          FAN_SLOT_WHO(b, slot), n, FAN_PLURAL(n), fan_slot_count(&b->slots[slot]));
+    else
+        b->slots[slot].expected = n;
+    fan_slot_unlock(b, slot);
+    return status;
+}
+
+fan_status fan_buffer_ready(fan_buffer *b, size_t slot, bool *ready, fan_error *err)
+{
+    FAN_TRY(fan_slot_check(b, slot, err));
+    fan_slot_lock(b, slot);
+    const fan_slot *s = &b->slots[slot];
+    fan_status status = fan_slot_poisoned(b, slot, err);
+    if (status == FAN_OK && s->expected < 0)
+        status = fan_fail(err, FAN_ERR_VALUE, FAN_SLOT_SAID ": ready() needs expect(%zu, n) first",
+                          FAN_SLOT_WHO(b, slot), slot);
+    *ready = status == FAN_OK && fan_slot_count(s) == s->expected && (s->p->arriving == 0 || FAN_FAULT(READY_TOO_SOON));
+    fan_slot_unlock(b, slot);
+    return status;
 }

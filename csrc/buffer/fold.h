@@ -1,61 +1,53 @@
-/* fold: one sum while it is made: its terms, its options, its result. */
+/* fold: what a slot holds is gathered as terms; the sum is planned, begun and ended; it becomes the slot's value.
+ *
+ * Order within a fold: plan; allocate; wait and mark; run; record. So a lack of memory is met before anything has
+ * happened. */
 #ifndef FAN_BUFFER_FOLD_H
 #define FAN_BUFFER_FOLD_H
 
-#include "buffer/plan.h"
-#include "buffer/slot.h"
+#include "buffer/fold_job.h"
 
-/* One term of a fold: the running sum, or a contribution. Borrowed from the slot, which is busy. */
-typedef struct fan_term {
-    const fan_value *v;
-    fan_stream *producer;
-    fan_event *event;
-    bool donated, ours, exposed;
-    bool is_value;
-    int64_t key;        /* of a contribution, -1: none */
-    fan_dtype own;      /* of a contribution: the dtype in which an object meets it (D7); FAN_DT_NONE: the one it has */
-    fan_dtype_set seen; /* of all up to and with this term */
-} fan_term;
 
-typedef struct fan_fold {
-    fan_buffer *b;
-    size_t slot;
-    fan_term *terms; /* the terms that add something: undefined ones and symbolic zeros are none */
-    size_t n;
-    fan_dtype_set seen;   /* of the terms and of the zeros */
-    fan_operand *scratch; /* room for n + 1 operands */
-    int64_t *keys;        /* of the operands, where figures are written; else NULL */
-    /* options, set by the caller */
-    bool finish;   /* the result in the sum's own dtype, fresh; else in the accumulation dtype, perhaps in place */
-    bool may_end;  /* the user may end it (base/interrupt.h): of a take, as long as nothing would be lost */
-    bool snapshot; /* for a snapshot: the slot's own sum stays as it is */
-    const fan_take *take;         /* scale; NULL: none */
-    fan_dtype finish_dtype;       /* of a finished result; FAN_DT_NONE: the sum's own */
-    const fan_value *out;         /* write here (all terms dense); NULL: none */
-    const fan_exact_state *state; /* summed before these terms; NULL: nothing */
-    fan_stream *taker;            /* S22 */
-    fan_fold_plan plan;           /* fan_fold_decide */
-    /* results */
-    fan_value result; /* owned */
-    bool ours, donated;
-    fan_stream *ready;      /* held */
-    fan_event *ready_event; /* held */
-    uint64_t rules;
-    fan_sum_stats sum_stats; /* with stats: of the result */
-    /* between begin and end */
-    fan_batch *batch; /* the sum waits there; NULL: it was queued */
-    size_t number;    /* .. as this one */
-    fan_event *early; /* an event that a planted fault records too early */
-} fan_fold;
+/* fan_gather: the value and the first `m` parked items (SIZE_MAX: all) as terms. may_end: as fan_fold has it. The slot
+ * is busy; takes its lock. */
+fan_status fan_gather(fan_buffer *b, size_t slot, size_t m, bool may_end, fan_gathered *g, fan_error *err);
+void fan_gathered_fini(fan_gathered *g);
 
-/* What a fold or a take is made of: the items it sums, and what they have in common. */
-typedef struct fan_gathered {
-    fan_fold fold;
-    fan_item **items; /* copies of the pointers */
-    size_t nitems;
-    const fan_value *zero; /* the first symbolic zero */
-    const fan_value *like; /* whose kind the sum comes back as (D15) */
-    int64_t like_key;
-} fan_gathered;
+/* fan_fold_decide: f->plan: what the sum will do. begin and run do so by themselves; explain() asks for it. */
+void fan_fold_decide(fan_fold *f);
+/* fan_fold_run: sums f->n >= 2 terms (or finishes f->n == 1) on A. FAN_ERR_NOMEM and FAN_ERR_EXTERN leave all as it
+ * was; after FAN_ERR_DEVICE, FAN_ERR_RACE and the like the slot must be poisoned. */
+fan_status fan_fold_run(fan_fold *f, fan_error *err);
+/* fan_fold_begin, fan_fold_end: the two halves of fan_fold_run. begin goes up to the sum, which is put into `batch`
+ * (NULL: it is queued at once). end starts once the batch was flushed: it orders others after the sum. Between them the
+ * slot stays busy. Every fold that began is ended, or, where its sum was never queued because another failed, abandoned
+ * (fan_fold_left). */
+fan_status fan_fold_begin(fan_fold *f, fan_batch *batch, fan_error *err);
+fan_status fan_fold_end(fan_fold *f, fan_error *err);
+bool fan_fold_left(const fan_fold *f);
+void fan_fold_abandon(fan_fold *f);
+/* fan_fold_batches: whether the sum is one job on streams, which others may be queued with. */
+bool fan_fold_batches(const fan_fold *f);
+/* fan_fold_is_exact: whether the sum is an exact one: of floats, in a slot that asks for it. */
+bool fan_fold_is_exact(const fan_fold *f);
+
+/* fan_slot_due: locked: how many of the first items are to be folded now; 0: none. `coming`: parked bytes of other
+ * slots that are about to be folded, and so no longer count. */
+size_t fan_slot_due(fan_buffer *b, size_t slot, uint64_t coming);
+/* fan_slot_fold_while_due: locked on entry and on return: folds while the budget is passed and there is something to
+ * fold. */
+fan_status fan_slot_fold_while_due(fan_buffer *b, size_t slot, fan_error *err);
+/* fan_fast_fold_due: after the plain entry `object` was parked in the slot, and perhaps the budget passed. */
+fan_status fan_fast_fold_due(fan_buffer *b, size_t slot, const void *object, bool alone, fan_error *err);
+/* fan_slot_promote: locked on entry and on return: a slot whose only contribution is one item: the item becomes its
+ * value. */
+fan_status fan_slot_promote(fan_buffer *b, size_t slot, fan_error *err);
+/* fan_fold_commit_end: ends a fold that began: its sum becomes the value of the slot, and the items that were gathered
+ * leave the list. The slot is busy. */
+fan_status fan_fold_commit_end(fan_buffer *b, size_t slot, fan_gathered *g, fan_error *err);
+
+/* FAN_BATCH_BYTES: bytes of results that one batch may hold before it is flushed. Until then nothing that the results
+ * replace is freed. */
+#define FAN_BATCH_BYTES (UINT64_C(64) << 20)
 
 #endif

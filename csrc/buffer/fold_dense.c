@@ -1,6 +1,5 @@
 #include "base/fault.h"
 #include "buffer/fold_job.h"
-#include "buffer/fold_kinds.h"
 #include "buffer/options.h"
 #include "buffer/order.h"
 #include "buffer/stats.h"

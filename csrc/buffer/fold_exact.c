@@ -1,11 +1,10 @@
 #include "array/exact.h"
 #include "base/mem.h"
 #include "buffer/fold_job.h"
-#include "buffer/fold_kinds.h"
 #include "buffer/options.h"
 #include "buffer/order.h"
 #include "buffer/stats.h"
-#include "buffer/unchanged.h"
+#include "buffer/slot.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -117,7 +116,7 @@ static fan_status find_first_nonfinite(const fan_fold *f, size_t *found, fan_err
 
 fan_status fan_fold_absorb(fan_fold *f, const fan_value *like, fan_error *err)
 {
-    fan_pass *p = fan_fold_slot(f)->p;
+    fan_slot_state *p = fan_fold_slot(f)->p;
     fan_exact_state *st = p->exact;
     size_t nonfinite = f->n;
     if (f->n == 0)
@@ -197,7 +196,7 @@ fan_status fan_fold_exact(fan_fold *f, fan_error *err)
 {
     fan_status status = FAN_OK;
     const fan_slot *s = fan_fold_slot(f);
-    const fan_spec *spec = s->spec;
+    const fan_slot_spec *spec = s->spec;
     const fan_array *like = NULL;
     size_t sparse = 0;
     for (size_t i = 0; i < f->n; i++) {

@@ -13,7 +13,7 @@ fan_reuse fan_term_holders(const fan_buffer *b, const fan_term *t, bool host)
 {
     fan_reuse facts = {.disjoint = true, .ours = t->ours, .exposed = t->exposed, .donated = t->donated, .host = host};
     if (!facts.ours && !facts.donated && !facts.exposed && host && t->v->object)
-        facts.unshared = b->frontend->unshared(t->v->object);
+        facts.unshared = t->unshared || b->frontend->unshared(t->v->object);
     return facts;
 }
 

@@ -1,5 +1,4 @@
 #include "buffer/fold_job.h"
-#include "buffer/fold_kinds.h"
 #include "buffer/options.h"
 #include "buffer/order.h"
 

@@ -1,11 +1,8 @@
 /* life: how a buffer is made, used again, cleared, and ended. */
 #include "base/fault.h"
 #include "base/mem.h"
-#include "buffer/enter.h"
-#include "buffer/lock.h"
-#include "buffer/materialize.h"
+#include "buffer/slot.h"
 #include "buffer/options.h"
-#include "buffer/pass.h"
 #include "buffer/stats.h"
 
 #include <assert.h>
@@ -28,24 +25,22 @@ static fan_status slot_declare(fan_buffer *b, size_t i, const fan_slot_spec *spe
     bool exact = spec->exact || (spec->accumulate == FAN_DT_NONE && b->undeclared.exact);
     size_t shape = spec->has_shape ? (size_t)spec->ndim * sizeof *spec->shape : 0;
     size_t name = spec->name ? strlen(spec->name) + 1 : 0;
-    fan_spec *own;
+    fan_slot_spec *own;
     accumulate = exact ? FAN_DT_NONE : spec->accumulate != FAN_DT_NONE ? spec->accumulate : accumulate;
     if (spec->dtype != FAN_DT_NONE && fan_accum_dtype(spec->dtype, accumulate) == FAN_DT_NONE)
         return fan_fail(err, FAN_ERR_VALUE, FAN_SLOT_SAID ": accumulate=%s cannot hold a sum of dtype %s (A11)",
                         FAN_SLOT_WHO(b, i), fan_dtype_name(accumulate), fan_dtype_name(spec->dtype));
     if (!(own = fan_alloc(sizeof *own + shape + name)))
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
-    *own = (fan_spec){.ndim = spec->has_shape ? spec->ndim : 0,
-                      .has_shape = spec->has_shape,
-                      .dtype = spec->dtype,
-                      .accumulate = accumulate,
-                      .exact = exact,
-                      .device = spec->device ? fan_device_hold(spec->device) : NULL,
-                      .combine = spec->combine};
+    *own = (fan_slot_spec){.ndim = spec->has_shape ? spec->ndim : 0,
+                           .has_shape = spec->has_shape,
+                           .dtype = spec->dtype,
+                           .accumulate = accumulate,
+                           .exact = exact,
+                           .device = spec->device ? fan_device_hold(spec->device) : NULL,
+                           .combine = spec->combine};
     if (spec->has_shape)
-        own->shape = (int64_t *)(void *)(own + 1);
-    if (shape)
-        memcpy(own->shape, spec->shape, shape);
+        own->shape = shape ? memcpy(own + 1, spec->shape, shape) : (void *)(own + 1);
     if (name)
         own->name = memcpy((char *)(own + 1) + shape, spec->name, name);
     if (own->combine)
@@ -56,7 +51,7 @@ static fan_status slot_declare(fan_buffer *b, size_t i, const fan_slot_spec *spe
 
 static void slot_undeclare(fan_buffer *b, size_t i)
 {
-    fan_spec *own = b->slots[i].spec;
+    fan_slot_spec *own = b->slots[i].spec;
     if (own == &b->undeclared)
         return;
     b->slots[i].spec = &b->undeclared;
@@ -79,7 +74,7 @@ typedef struct fan_small {
     fan_mutex locks[FAN_INLINE_SLOTS];
     fan_cond changed[FAN_INLINE_SLOTS];
     fan_slot slots[FAN_INLINE_SLOTS];
-    fan_fast_list lists[FAN_INLINE_SLOTS];
+    fan_list lists[FAN_INLINE_SLOTS];
 } fan_small;
 
 static fan_status locks_make(fan_mutex *locks, fan_cond *changed, size_t n, size_t *made, fan_error *err)
@@ -122,8 +117,8 @@ static fan_status small_new(size_t nslots, fan_buffer **out, fan_error *err)
     s->b.nlocks = made;
     s->b.slots = s->slots;
     for (size_t i = 0; i < nslots; i++) {
-        s->slots[i].fast = &s->lists[i];
-        fan_fast_list_init(&s->lists[i]);
+        s->slots[i].list = &s->lists[i];
+        fan_list_init(&s->lists[i]);
     }
     *out = &s->b;
     return FAN_OK;
@@ -184,7 +179,7 @@ fan_status fan_buffer_new(const fan_buffer_config *config, fan_buffer **out, fan
     for (size_t i = 0; i < config->slots; i++) {
         fan_slot *s = &b->slots[i];
         s->spec = &b->undeclared;
-        s->p = &fan_pass_none;
+        s->p = &fan_slot_state_none;
         s->expected = -1;
         s->targets = NULL;
         fan_slot_set_owner(s, 0);
@@ -220,11 +215,11 @@ static void assert_nothing_parked(const fan_buffer *b)
 /* list_free: of a slot that has dropped all: what it keeps for its next pass. */
 static void list_free(const fan_buffer *b, fan_slot *s)
 {
-    if (s->fast)
-        fan_fast_list_fini(s->fast);
+    if (s->list)
+        fan_list_fini(s->list);
     if (!b->small)
-        fan_free(s->fast);
-    s->fast = NULL;
+        fan_free(s->list);
+    s->list = NULL;
 }
 
 void fan_buffer_free(fan_buffer *b)
@@ -234,7 +229,7 @@ void fan_buffer_free(fan_buffer *b)
     fan_buffer_adopt(b);
     for (size_t i = 0; i < b->nslots; i++) {
         fan_slot *s = &b->slots[i];
-        fan_pass_free(b, s->p);
+        fan_slot_state_free(b, fan_slot_cut(b, s));
         fan_fast_drop(b, i);
         list_free(b, s);
         slot_undeclare(b, i);
@@ -271,14 +266,14 @@ bool fan_buffer_empty_for_reuse(fan_buffer *b)
         return false;
     for (size_t i = 0; i < b->nslots; i++) {
         fan_slot *s = &b->slots[i];
-        fan_pass *gone = fan_pass_cut(s);
-        fan_pass_free(b, gone);
+        fan_slot_state *gone = fan_slot_cut(b, s);
+        fan_slot_state_free(b, gone);
         fan_fast_drop(b, i);
         s->expected = -1;
         if (s->spec != &b->undeclared) {
             slot_undeclare(b, i);
-            fan_fast_list_fini(s->fast); /* its room was for what was declared */
-            fan_fast_list_init(s->fast);
+            fan_list_fini(s->list); /* its room was for what was declared */
+            fan_list_init(s->list);
         }
     }
     return true;
@@ -302,7 +297,7 @@ size_t fan_buffer_blocks(const fan_buffer *b)
 {
     size_t n = 1;
     for (size_t i = 0; i < b->nslots; i++)
-        n += b->slots[i].fast->terms != b->slots[i].fast->inline_terms;
+        n += b->slots[i].list->entries != b->slots[i].list->inline_entries;
     return n;
 }
 #endif
@@ -314,7 +309,7 @@ fan_status fan_buffer_clear(fan_buffer *b, fan_error *err)
 {
     fan_buffer_adopt(b);
     for (size_t i = 0; i < b->nslots && b->process == FAN_LEFT; i++)
-        if (b->slots[i].p != &fan_pass_none)
+        if (b->slots[i].p != &fan_slot_state_none)
             b->slots[i].p->arriving = 0; /* nobody brings it any more */
     b->process = b->adopted;
     for (size_t i = 0; i < b->nslots; i++) {
@@ -324,19 +319,20 @@ fan_status fan_buffer_clear(fan_buffer *b, fan_error *err)
         FAN_TRY(status);
     }
     for (size_t i = 0; i < b->nslots; i++) {
-        fan_pass *gone = NULL;
+        fan_slot_state *gone = NULL;
         fan_slot_lock(b, i);
         fan_status status = fan_slot_claim(b, i, true, "clear", err);
+        if (status == FAN_OK)
+            gone = fan_slot_cut(b, &b->slots[i]);
         fan_slot_unlock(b, i);
         FAN_TRY(status);
         fan_fast_drop(b, i);
         if (!b->small) /* else it costs nothing */
             list_free(b, &b->slots[i]);
         fan_slot_lock(b, i);
-        gone = fan_pass_cut(&b->slots[i]);
         fan_slot_let_go(b, i);
         fan_slot_unlock(b, i);
-        fan_pass_free(b, gone);
+        fan_slot_state_free(b, gone);
     }
     return FAN_OK;
 }
@@ -355,12 +351,13 @@ int fan_buffer_visit(fan_buffer *b, int (*visit)(void *object, const fan_value *
             answer = visit(s->spec->combine, NULL, arg);
         if (!answer && s->p->value.object)
             answer = visit(s->p->value.object, &s->p->value, arg);
-        for (size_t k = 0; s->fast && k < s->fast->n && !answer; k++)
-            if (s->fast->terms[k].object)
-                answer = visit(s->fast->terms[k].object, NULL, arg);
-        for (size_t k = 0; k < s->p->nitems && !answer; k++)
-            if (s->p->items[k]->parked && s->p->items[k]->value.object)
-                answer = visit(s->p->items[k]->value.object, &s->p->items[k]->value, arg);
+        for (size_t k = 0; s->list && k < s->list->n && !answer; k++) {
+            const fan_entry *one = &s->list->entries[k];
+            if (!one->general && one->object)
+                answer = visit(one->object, NULL, arg);
+            else if (one->general && one->item->parked && one->item->value.object)
+                answer = visit(one->item->value.object, &one->item->value, arg);
+        }
         pthread_mutex_unlock(bare);
     }
     return answer;
@@ -370,18 +367,18 @@ void fan_buffer_abandon(fan_buffer *b)
 {
     fan_buffer_adopt(b);
     for (size_t i = 0; i < b->nslots; i++) {
-        fan_pass *gone = NULL;
+        fan_slot_state *gone = NULL;
         void *combine;
         fan_slot_lock(b, i);
         combine = b->slots[i].spec->combine;
         b->slots[i].spec->combine = NULL;
         bool idle = !b->slots[i].busy && !b->slots[i].p->arriving;
         if (idle)
-            gone = fan_pass_cut(&b->slots[i]);
+            gone = fan_slot_cut(b, &b->slots[i]);
         fan_slot_unlock(b, i);
         if (idle)
             fan_fast_drop(b, i);
-        fan_pass_free(b, gone);
+        fan_slot_state_free(b, gone);
         if (combine)
             b->frontend->drop(combine);
     }

@@ -2,7 +2,7 @@
 #ifndef FAN_BUFFER_OPTIONS_H
 #define FAN_BUFFER_OPTIONS_H
 
-#include "buffer/slot.h"
+#include "buffer/internal.h"
 
 /* fan_count: adds to a counter of the buffer and of the process. */
 void fan_count(fan_buffer *b, size_t counter_offset, uint64_t n);

@@ -70,15 +70,15 @@ fan_status fan_order_record_stream(const fan_value *v, fan_stream *s, uint64_t b
 }
 
 /* An event whose record on the same stream began when this one's was through covers this gradient too. */
-static bool newest_of_its_stream(const fan_fold *f, size_t i)
+static bool order_covered(const fan_fold *f, size_t i)
 {
     const fan_term *t = &f->terms[i];
-    bool newest = true;
-    for (size_t j = 0; j < f->n && newest && t->event; j++)
+    bool covered = false;
+    for (size_t j = 0; j < f->n && !covered && t->event; j++)
         if (j != i && f->terms[j].producer == t->producer && f->terms[j].event)
-            newest = FAN_FAULT(OLDEST_EVENT) ? !fan_event_covers(t->event, f->terms[j].event)
-                                             : !fan_event_covers(f->terms[j].event, t->event);
-    return newest;
+            covered = FAN_FAULT(OLDEST_EVENT) ? fan_event_covers(t->event, f->terms[j].event)
+                                              : fan_event_covers(f->terms[j].event, t->event);
+    return covered;
 }
 
 fan_status fan_order_wait_terms(fan_fold *f, fan_error *err)
@@ -88,12 +88,13 @@ fan_status fan_order_wait_terms(fan_fold *f, fan_error *err)
         return FAN_OK;
     for (size_t i = 0; i < f->n; i++) {
         const fan_term *t = &f->terms[i];
-        fan_sync_term plan = fan_sync_term_plan(fan_stream_id_of(A), fan_stream_id_of(t->producer), i == 0);
+        fan_sync_term plan =
+            fan_sync_term_plan(fan_stream_id_of(A), fan_stream_id_of(t->producer), i == 0, order_covered(f, i));
         f->rules |= plan.rules;
         if (plan.mark)
             FAN_TRY(fan_order_record_stream(t->v, FAN_FAULT(MARK_ON_PRODUCER) ? t->producer : A,
                                             i == 0 ? FAN_PLAN_S13_MARK : FAN_PLAN_S12_MARK, err));
-        if (plan.wait && newest_of_its_stream(f, i))
+        if (plan.wait)
             FAN_TRY(fan_order_wait(f->b, f->slot, A, t->event, i == 0 ? FAN_PLAN_S13_WAIT : FAN_PLAN_S12_WAIT, err));
     }
     return FAN_OK;

@@ -116,36 +116,6 @@ fan_fold_plan fan_plan_fold(const fan_fold_facts *f)
     return plan;
 }
 
-static fan_take_way way_of(const fan_take_facts *f)
-{
-    bool sums = f->terms > 1, anew = f->scaled || f->has_out;
-    bool objects = f->objects > 0;
-    bool exact = f->exact && (sums || f->has_state);
-    bool whole =
-        f->whole || f->alone || f->last; /* beyond a gap nothing is committed: the missing keys may still come */
-    if (f->terms == 0 && !f->has_state)
-        return f->has_zero && !f->has_out ? FAN_TAKE_ZERO : FAN_TAKE_NOTHING;
-    if (f->has_out && f->dense == f->terms && !f->copy_out)
-        return FAN_TAKE_INTO_OUT;
-    if (!whole && sums && !objects && !exact && f->first_donated)
-        return FAN_TAKE_LATE;
-    if (sums && !exact && !anew && (objects || !f->widened) && f->sparse < f->terms && whole &&
-        !(f->writable && f->expanded))
-        return FAN_TAKE_COMMIT;
-    if (f->terms == 1 && !exact && !anew && !f->overwritten && !f->must_copy && (objects || f->same_dtype))
-        return FAN_TAKE_HAND;
-    return FAN_TAKE_FINISH;
-}
-
-fan_take_plan fan_plan_take(const fan_take_facts *f)
-{
-    fan_take_plan plan = {.way = way_of(f)};
-    plan.copy_out = f->has_out && plan.way != FAN_TAKE_INTO_OUT && (f->terms || f->has_state || f->has_zero);
-    plan.counts = plan.way == FAN_TAKE_FINISH && f->terms == 1;
-    plan.rules = plan.way == FAN_TAKE_HAND && !f->summed ? FAN_A(14) : 0;
-    return plan;
-}
-
 fan_target_plan fan_plan_target(const fan_target_facts *f)
 {
     fan_target_plan plan = {.direct = f->idle && f->reuse == FAN_REUSE_YES && f->complete &&

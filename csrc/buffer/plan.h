@@ -70,7 +70,7 @@ typedef struct fan_add_plan {
 
 fan_add_plan fan_plan_add(const fan_add_facts *facts);
 
-/* fan_plan_fast_slot: the rules by which gradients of the fast path (fast.h) came to a slot, of which some are defined,
+/* fan_plan_fast_slot: the rules by which gradients of the fast path (host.h) came to a slot, of which some are defined,
  * some not. fan_plan_fast_fold: those of a sum of them; `reusable`: fan_reusable said so of the first. */
 uint64_t fan_plan_fast_slot(bool defined, bool undefined);
 uint64_t fan_plan_fast_fold(bool reusable);
@@ -141,7 +141,11 @@ typedef enum fan_take_way {
 typedef struct fan_take_facts {
     size_t terms, dense, sparse, objects;
     bool has_state, has_zero;
-    bool has_out, copy_out; /* out=; which may not be written while terms are still to be read (D11) */
+    bool has_out; /* out=; */
+    bool
+        out_meets_inputs; /* .. it overlaps a term of another slot, or one of its own that it is not the same view of */
+    bool out_meets_own;   /* .. or a term of its own slot, in whatever way */
+    bool stats;           /* the terms of an exact sum are read again once it is made */
     bool scaled, writable;
     bool exact;
     bool widened;     /* the accumulation dtype is not the sum's */
@@ -162,7 +166,39 @@ typedef struct fan_take_plan {
     uint64_t rules;
 } fan_take_plan;
 
-fan_take_plan fan_plan_take(const fan_take_facts *facts);
+/* Inline: of plain entries (host.h) most facts are constants. */
+static inline fan_take_way fan_plan_take_way(const fan_take_facts *f)
+{
+    bool sums = f->terms > 1, anew = f->scaled || f->has_out;
+    bool objects = f->objects > 0;
+    bool exact = f->exact && (sums || f->has_state);
+    /* D11: the sum is made apart from its `out`, and copied into it, where out cannot be written in one pass, or would
+     * change what is still to be read. */
+    bool copy = f->dense < f->terms || f->out_meets_inputs || (f->stats && f->exact && f->out_meets_own);
+    bool whole =
+        f->whole || f->alone || f->last; /* beyond a gap nothing is committed: the missing keys may still come */
+    if (f->terms == 0 && !f->has_state)
+        return f->has_zero && !f->has_out ? FAN_TAKE_ZERO : FAN_TAKE_NOTHING;
+    if (f->has_out && !copy)
+        return FAN_TAKE_INTO_OUT;
+    if (!whole && sums && !objects && !exact && f->first_donated)
+        return FAN_TAKE_LATE;
+    if (sums && !exact && !anew && (objects || !f->widened) && f->sparse < f->terms && whole &&
+        !(f->writable && f->expanded))
+        return FAN_TAKE_COMMIT;
+    if (f->terms == 1 && !exact && !anew && !f->overwritten && !f->must_copy && (objects || f->same_dtype))
+        return FAN_TAKE_HAND;
+    return FAN_TAKE_FINISH;
+}
+
+static inline fan_take_plan fan_plan_take(const fan_take_facts *f)
+{
+    fan_take_plan plan = {.way = fan_plan_take_way(f)};
+    plan.copy_out = f->has_out && plan.way != FAN_TAKE_INTO_OUT && (f->terms || f->has_state || f->has_zero);
+    plan.counts = plan.way == FAN_TAKE_FINISH && f->terms == 1;
+    plan.rules = plan.way == FAN_TAKE_HAND && !f->summed ? FAN_A(14) : 0;
+    return plan;
+}
 
 /* ---- target: a producer that adds into the slot by itself ---- */
 

@@ -1,205 +1,114 @@
-/* slot: the inside of a buffer: what a slot holds, and what it was declared to be. */
+/* slot: a slot's lock and its owner, what it holds during one pass, and how that ends.
+ *
+ * "Locked": the caller holds the slot's lock. */
 #ifndef FAN_BUFFER_SLOT_H
 #define FAN_BUFFER_SLOT_H
 
-#include "base/fault.h"
-#include "buffer/buffer.h"
-#include "buffer/fast_list.h"
+#include "base/mem.h"
+#include "buffer/internal.h"
 
-#include <stddef.h>
+void fan_slot_lock(fan_buffer *b, size_t slot);
+void fan_slot_unlock(fan_buffer *b, size_t slot);
+/* fan_buffer_here: FAN_ERR_STATE in a forked child, where another thread was in the buffer at the fork. Asked before
+ * any lock of the buffer is taken. fan_buffer_adopt: the same without a word: no lock or slot is held by a thread that
+ * stayed behind. */
+fan_status fan_buffer_here(fan_buffer *b, fan_error *err);
+void fan_buffer_adopt(fan_buffer *b);
 
-/* One contribution. Owned by its slot from reservation on; only the slot's folder takes it away again. */
-typedef struct fan_item {
-    fan_value value;
-    int64_t key;          /* -1: none */
-    fan_stream *producer; /* held; where the value is ready. NULL on devices without streams */
-    fan_event *event;     /* held; on P. NULL: nobody will wait for it */
-    bool parked;          /* false while its add still carries out its plan */
-    bool donated;
-    bool ours;         /* a copy or conversion that the buffer made */
-    bool exposed;      /* .. and its producer has it, too (target); or it was shown to the user by a take */
-    bool shown;        /* .. it is the latter */
-    fan_dtype_set own; /* the dtype that it had when it was added (A10) */
-    bool alone;        /* only the buffer holds it, as far as is known */
-    uint64_t bytes;
-    uint64_t hash; /* with debug: of its elements at add */
-    bool hashed;
-} fan_item;
+/* fan_slot_notify: locked: wakes who waits for a change of the slot. */
+void fan_slot_notify(fan_buffer *b, size_t slot);
+/* fan_slot_claim: locked; makes the slot busy. Waits for whoever has it, and, for a take, until every add has parked.
+ */
+fan_status fan_slot_claim(fan_buffer *b, size_t slot, bool taking, const char *what, fan_error *err);
+/* fan_slot_make_busy: locked: the same of a slot that is free, for a fold. */
+void fan_slot_make_busy(fan_slot *s);
+void fan_slot_let_go(fan_buffer *b, size_t slot); /* locked */
 
-/* The statistics of a sum. On a device with streams they stand in the device's memory until somebody asks. */
-typedef struct fan_sum_stats {
-    fan_stats stats;
-    bool valid;              /* false: nothing is known yet */
-    bool has_nonfinite;      /* some contribution had an inf or a NaN: */
-    int64_t nonfinite_key;   /* .. the first of them; -1: it has no key */
-    fan_array *device_words; /* Device memory with the fields above, not yet copied to the host (a hold). NULL: they are
-                                on the host. */
-    fan_stream *stream;      /* The stream that writes it (a hold). */
-    uint64_t multiplicity;   /* how many elements of the sum each element stands for (A13) */
-    bool captured;           /* a part of the sum was made under capture: there are no statistics */
-} fan_sum_stats;
+fan_status fan_slot_check(fan_buffer *b, size_t slot, fan_error *err); /* S1; and fan_buffer_here */
+/* fan_slot_enter: locked: waits while a take has the slot, begins the state, and fails if the
+ * slot is poisoned. */
+fan_status fan_slot_enter(fan_buffer *b, size_t slot, const char *what, fan_error *err);
+/* fan_slot_claim_all: as fan_slot_claim, and begins the state. */
+fan_status fan_slot_claim_all(fan_buffer *b, size_t slot, bool taking, const char *what, fan_error *err);
+/* fan_slot_in_target: locked: FAN_ERR_STATE if this thread has begun a target of the slot and not ended it: what it
+ * adds would miss its pass. */
+fan_status fan_slot_in_target(const fan_buffer *b, size_t slot, const char *what, fan_error *err);
 
-/* What a slot with accumulate="exact" has summed so far: the limbs of exact.h. As it is larger than a few
- * contributions, a fold waits until they take more memory than it does. */
-typedef struct fan_exact_state {
-    fan_dtype dtype;
-    int64_t size;
-    uint8_t origin, rank; /* of the contribution whose kind the sum has (D15) */
-    uint64_t words[];
-} fan_exact_state;
+/* fan_slot_changed: the error that names the contribution which its caller changed: buffer, slot, key (-1: none).
+ * fan_slot_check_unmoved: that error if memory of the value lies elsewhere than when it was added. */
+fan_status fan_slot_changed(const fan_buffer *b, size_t slot, int64_t key, fan_error *err);
+fan_status fan_slot_check_unmoved(const fan_buffer *b, size_t slot, const fan_value *v, int64_t key, fan_error *err);
+/* fan_slot_hash: of the elements of host memory, while other threads of the frontend may run; the user may end it where
+ * `may_end`: nothing was done then. No lock is held. */
+fan_status fan_slot_hash(const fan_buffer *b, const fan_array *a, bool may_end, uint64_t *out, fan_error *err);
+/* fan_slot_unchanged: asked before a contribution is read: it lies where it lay and, with debug=True (hash: not NULL),
+ * has the elements that it had. may_end as in fan_slot_hash. */
+fan_status fan_slot_unchanged(const fan_buffer *b, size_t slot, const fan_value *v, int64_t key, const uint64_t *hash,
+                              bool may_end, fan_error *err);
 
-/* What a slot holds during one pass, once something came that goes by the general path. Under the slot's lock; what is
- * marked (folder) is written only by the thread that made the slot busy. */
-typedef struct fan_pass {
-    int64_t *shape; /* fixed by the first gradient where undeclared */
-    int ndim;
-    bool shaped;
-    fan_device *device;           /* held; NULL: not fixed */
-    fan_stream *consumer, *accum; /* C and A: held; fixed by the first gradient on a device with streams */
-    fan_stream *capture_origin;   /* Set if `accum` is a stream of our own that was pulled into a capture: the stream it
-                                     must be joined back to before the capture ends (S11). A hold. */
-    fan_sync_case how;            /* the case of that gradient */
-    uint64_t rules;
-    fan_dtype_set seen; /* of all contributions */
-    bool has_weak_int;
-    int64_t weak_lo, weak_hi; /* range of the weak ints among them */
-    int keyed;                /* 1: contributions have keys, -1: they have none, 0: there is none yet */
-    int64_t count;
-    bool objects;     /* some contribution is, or was, an object: a sum may run others' code */
-    fan_item **items; /* in the order of keys, or of arrival */
-    size_t nitems, cap;
-    /* NULL: the items are in the order of keys. Else keys came so far from their places that the items are in the order
-     * of arrival for now, and these are their keys. */
-    fan_keys *unsorted;
-    size_t arriving; /* items whose add still carries out its plan */
-    size_t ask;      /* with an automatic budget: the number of items from which on it is asked again who holds them */
-    fan_value value; /* the sum so far (folder) */
-    /* as an item has them (folder) */
-    bool value_ours, value_exposed, value_shown, value_donated;
-    bool value_summed;        /* it is the sum of several contributions (folder) */
-    fan_dtype_set value_seen; /* of what is in it (folder) */
-    bool value_hashed;        /* with debug: it is still the contribution itself, and .. (folder) */
-    uint64_t value_hash;      /* .. of its elements at add */
-    int64_t value_key;        /* the key of the contribution whose kind it comes back as (folder) */
-    uint64_t next_key;        /* the lowest key that is not in it (folder); up to 2**63 */
-    fan_stream *ready;        /* held (folder) */
-    fan_event *ready_event;   /* held (folder) */
-    fan_exact_state *exact;   /* NULL: none (folder) */
-    fan_sum_stats sum_stats;  /* with stats: of `value`, where it was summed (folder) */
-    fan_error *poison;        /* the first failed device call, NULL: none */
-} fan_pass;
+void fan_item_free(fan_buffer *b, fan_item *it);
+/* fan_item_unpark: takes the item off what counts against the budget. */
+void fan_item_unpark(fan_buffer *b, fan_item *it);
+/* fan_entry_seen: the dtypes that the slot has seen, with those of one entry more (A10). */
+fan_dtype_set fan_entry_seen(fan_dtype_set seen, const fan_slot *s, const fan_entry *one);
 
-/* What a slot was declared to be. */
-typedef struct fan_spec {
-    int64_t *shape;
-    int ndim;
-    bool has_shape;
-    fan_dtype dtype;    /* FAN_DT_NONE: undeclared */
-    fan_device *device; /* held */
-    fan_dtype accumulate;
-    bool exact;    /* sums of floats are exact (A11) */
-    void *combine; /* the frontend's, held */
-    char *name;
-} fan_spec;
+/* fan_slot_cut: locked: empties a slot that has a state, and returns that, for fan_slot_state_free, which drops all
+ * without the lock. */
+fan_slot_state *fan_slot_cut(fan_buffer *b, fan_slot *s);
+void fan_slot_state_free(fan_buffer *b, fan_slot_state *p);
 
-/* An idle slot is small: what a pass needs is made when the pass begins. */
-typedef struct fan_slot {
-    fan_spec *spec; /* the buffer's own `undeclared` where nothing was declared */
-    fan_pass
-        /* Never NULL. `fan_pass_none`, which is only read, until a contribution comes that the fast path does not take.
-         */
-        *p;
-    fan_fast_list *fast; /* what the fast path has parked here; NULL: nothing yet in the life of this buffer */
-    fan_target *targets; /* that have begun and not ended */
-    int64_t expected;    /* -1: none */
-    /* fan_thread_id of the thread that made it busy; read without the lock to ask: is that me? */
-    atomic_uint_fast64_t owner;
-    bool busy;   /* a thread folds, takes or copies it */
-    bool taking; /* .. and it is a take: adds wait */
-} fan_slot;
-_Static_assert(sizeof(fan_slot) <= 96, "an idle slot takes at most 96 bytes");
+/* fan_status_poisons: whether after such a failure it is unknown what the memory of the slot holds. */
+bool fan_status_poisons(fan_status s);
+/* fan_slot_poison: locked or owned: keeps the first failure of a device call. */
+void fan_slot_poison(fan_slot *s, fan_status status, const fan_error *err);
+fan_status fan_slot_poisoned(const fan_buffer *b, size_t slot, fan_error *err); /* locked */
 
-static inline void fan_slot_set_owner(fan_slot *s, uint64_t thread)
+/* fan_sum_stats_hold: a copy with holds of its own. fan_sum_stats_move: leaves nothing behind. fan_sum_stats_drop:
+ * unlocked. */
+fan_sum_stats fan_sum_stats_hold(const fan_sum_stats *k);
+fan_sum_stats fan_sum_stats_move(fan_sum_stats *k);
+void fan_sum_stats_drop(fan_sum_stats *k);
+/* fan_sum_stats_forget: locked: takes the statistics of the last sum away from the slot; the caller drops them,
+ * unlocked. */
+fan_sum_stats fan_sum_stats_forget(fan_buffer *b, size_t slot);
+
+/* fan_slot_list: the slot's list, made where there is none yet; NULL: no memory. */
+static inline fan_list *fan_slot_list(fan_slot *s)
 {
-    atomic_store_explicit(&s->owner, thread, memory_order_relaxed);
+    if (!s->list && (s->list = fan_alloc(sizeof *s->list)))
+        fan_list_init(s->list);
+    return s->list;
 }
-static inline bool fan_slot_owned_by(fan_slot *s, uint64_t thread)
+/* fan_slot_waiting: how many entries the list has. */
+static inline size_t fan_slot_waiting(const fan_slot *s) { return s->list ? s->list->n : 0; }
+/* fan_slot_count: contributions of this pass, those summed already too. */
+static inline int64_t fan_slot_count(const fan_slot *s)
 {
-    return atomic_load_explicit(&s->owner, memory_order_relaxed) == thread;
+    return s->p == &fan_slot_state_none ? fan_list_count(s->list) : s->p->count;
 }
-
-extern fan_pass fan_pass_none;
-
-/* FAN_SHIFTED: what comes out of order moves so many at most; it is put behind all where that would be more. */
-#define FAN_SHIFTED 64
-
-#define FAN_LOCKS 16
-#define FAN_INLINE_SLOTS 4
-
-struct fan_buffer {
-    const fan_frontend *frontend;
-    uint64_t id;
-    char *name;
-    uint64_t budget;
-    /* parked bytes up to which no fold is due, whoever holds them: the budget, or the lesser of `limits` */
-    uint64_t least;
-    fan_auto_budget limits; /* where it is automatic */
-    fan_stream *stream;     /* held */
-    bool leaf, create_graph;
-    fan_sum_stats *sum_stats; /* with stats: of each slot's last sum; else NULL */
-    fan_spec undeclared;
-    size_t nslots;
-    fan_slot *slots;
-    size_t nlocks;
-    fan_mutex *locks; /* slot i has locks[i % nlocks] */
-    fan_cond *changed;
-    atomic_uint_fast64_t parked; /* bytes */
-    uint64_t weighed;            /* bytes that threads of Machine.spawn have ever added (fan_buffer_weigh) */
-    /* with an automatic budget: the part of `parked` that only the buffer holds, as far as is known */
-    atomic_uint_fast64_t alone;
-    struct {
-        /* Set once the budget was asked: the object that the fast path parked last, if its maker still held it then.
-         * NULL: nothing is to be asked again. An address to compare: neither held nor followed. */
-        const void *object;
-        size_t slot, at;
-    } newest;
-    atomic_uint waiting; /* threads in slot_wait_for_change */
-    unsigned adopted;    /* fan_process() of the process that made or adopted it */
-    /* .. or FAN_LEFT until clear(): it was inherited by a fork while a thread of the parent was in it */
-    unsigned process;
-    struct {
-#define X(name) atomic_uint_fast64_t name;
-        FAN_COUNTER_LIST(X)
-#undef X
-    } n;
-    fan_counters quick; /* what the fast path counts */
-    bool small;         /* slots, locks and lists lie in the block of the buffer itself (fan_small) */
-};
-
-/* fan_over_budget: whether a fold is due. `coming`: parked bytes, held by somebody else, that are about to be folded
- * anyway. general: the general path makes the sum. */
-static inline bool fan_over_budget(const fan_buffer *b, uint64_t coming, bool general)
+/* fan_slot_begin_state: locked: where plain entries wait, the state that other contributions need is made of what is
+ * known of them; their sum so far becomes its value. The entries stay. FAN_ERR_NOMEM: nothing happened. */
+fan_status fan__slot_begin_state(fan_buffer *b, size_t slot, fan_error *err);
+static inline fan_status fan_slot_begin_state(fan_buffer *b, size_t slot, fan_error *err)
 {
-    uint64_t parked = atomic_load_explicit(&b->parked, memory_order_relaxed), alone;
-    parked -= coming < parked ? coming : parked;
-    if (b->budget != FAN_BUDGET_AUTO)
-        return parked > b->budget;
-    alone = atomic_load_explicit(&b->alone, memory_order_relaxed);
-    return alone > (general ? b->limits.general : b->limits.alone) ||
-           (parked > alone && parked - alone > b->limits.held);
+    const fan_slot *s = &b->slots[slot];
+    return s->p == &fan_slot_state_none && fan_slot_waiting(s) ? fan__slot_begin_state(b, slot, err) : FAN_OK;
 }
-
-/* fan_ask_step: after n were asked who holds them: how many more must come before it is asked again. So each is asked a
- * few times at most. */
-static inline size_t fan_ask_step(size_t n) { return n < 64 ? 1 + n / 8 : n / 2; }
-
-#define FAN_LEFT (~0u)
-static inline bool fan_buffer_is_here(const fan_buffer *b) { return __builtin_expect(b->process == fan_process(), 1); }
-
-/* FAN_SLOT_SAID, FAN_SLOT_WHO: how a message about a slot begins, "grads: slot 2 (w1)", and what fills it in. */
-#define FAN_SLOT_SAID "%s: slot %zu%s%s%s"
-#define FAN_SLOT_WHO(b, i)                                                                                          \
-    (b)->name, (i), (b)->slots[i].spec->name ? " (" : "", (b)->slots[i].spec->name ? (b)->slots[i].spec->name : "", \
-        (b)->slots[i].spec->name ? ")" : ""
+/* fan_entry_drop: unlocked: drops what an entry that was taken out holds. fan_entry_dtypes: A10: the dtypes that a
+ * plain entry of this kind brings. */
+void fan_entry_drop(fan_buffer *b, const fan_entry *one);
+fan_dtype_set fan_entry_dtypes(const fan_slot_spec *spec, const fan_fast_kind *k);
+/* fan_fast_drop: unlocked: drops what is parked in a slot. */
+void fan_fast_drop(fan_buffer *b, size_t slot);
+/* fan_fast_unpark: `n` of the slot's gradients no longer count against the budget, and of the others it is to be asked
+ * anew who has them. */
+static inline void fan_fast_unpark(fan_buffer *b, fan_list *p, size_t n)
+{
+    if (n) /* of None alone nobody has set `bytes` */
+        atomic_fetch_sub_explicit(&b->parked, n * p->bytes, memory_order_relaxed);
+    if (p->alone)
+        atomic_fetch_sub_explicit(&b->alone, p->alone * p->bytes, memory_order_relaxed);
+    p->alone = p->ask = 0;
+}
 
 #endif

@@ -1,43 +1,18 @@
-#include "buffer/stats.h"
-
 #include "array/measure.h"
+#include "base/fault.h"
 #include "base/interrupt.h"
 #include "base/mem.h"
 #include "base/trace.h"
+#include "buffer/slot.h"
 #include "buffer/order.h"
-#include "buffer/unchanged.h"
-
+#include "buffer/stats.h"
 #include <assert.h>
+#include <inttypes.h>
 #include <stdio.h>
 
-fan_sum_stats fan_sum_stats_hold(const fan_sum_stats *k)
-{
-    fan_sum_stats copy = *k;
-    if (k->device_words)
-        copy.device_words = fan_array_hold(k->device_words);
-    copy.stream = fan_stream_hold(k->stream);
-    return copy;
-}
+static fan_slot_state *stats_state(const fan_fold *f) { return f->b->slots[f->slot].p; }
 
-fan_sum_stats fan_sum_stats_move(fan_sum_stats *k)
-{
-    fan_sum_stats moved = *k;
-    *k = (fan_sum_stats){.valid = false};
-    return moved;
-}
-
-void fan_sum_stats_drop(fan_sum_stats *k)
-{
-    fan_array_drop(k->device_words);
-    fan_stream_drop(k->stream);
-    *k = (fan_sum_stats){.valid = false};
-}
-
-fan_sum_stats fan_sum_stats_forget(fan_buffer *b, size_t slot) { return fan_sum_stats_move(&b->sum_stats[slot]); }
-
-static fan_pass *pass_of(const fan_fold *f) { return f->b->slots[f->slot].p; }
-
-static const fan_array *numbers_of(const fan_value *v)
+static const fan_array *stats_numbers(const fan_value *v)
 {
     return v->form == FAN_FORM_SPARSE                              ? v->sparse->values
            : v->form == FAN_FORM_DENSE || v->form == FAN_FORM_ZERO ? v->array
@@ -45,18 +20,19 @@ static const fan_array *numbers_of(const fan_value *v)
 }
 
 /* on_device: the numbers lie on a device with streams. */
-static bool on_device(const fan_value *v)
+static bool stats_on_device(const fan_value *v)
 {
     return v->form != FAN_FORM_ZERO && v->device && v->device->backend->has_streams;
 }
 
 size_t fan_fold_first_suspect(const fan_fold *f)
 {
-    return f->b->sum_stats && f->n && f->terms[0].is_value && pass_of(f)->sum_stats.valid;
+    return f->b->sum_stats && f->n && f->terms[0].is_value && stats_state(f)->sum_stats.valid;
 }
 
 /* memory_for: memory for the figures of up to `size` elements, unless A is captured. */
-static fan_status memory_for(fan_device *d, const fan_pass *p, int64_t size, fan_sum_stats *sum_stats, fan_error *err)
+static fan_status stats_memory(fan_device *d, const fan_slot_state *p, int64_t size, fan_sum_stats *sum_stats,
+                               fan_error *err)
 {
     uint64_t capture = 0;
     if (!p->sum_stats.captured)
@@ -71,38 +47,38 @@ static fan_status memory_for(fan_device *d, const fan_pass *p, int64_t size, fan
 }
 
 /* memory_for_fold: the same for a fold, with room for its keys. */
-static fan_status memory_for_fold(fan_fold *f, fan_device *d, int64_t size, fan_error *err)
+static fan_status stats_memory_for_fold(fan_fold *f, fan_device *d, int64_t size, fan_error *err)
 {
     if (!f->keys && !(f->keys = fan_alloc((f->n + 1) * sizeof *f->keys)))
         return fan_fail(err, FAN_ERR_NOMEM, "%s: slot %zu: out of memory", f->b->name, f->slot);
     for (size_t i = 0; i < f->n; i++)
         f->keys[i] = f->terms[i].key;
-    return memory_for(d, pass_of(f), size, &f->sum_stats, err);
+    return stats_memory(d, stats_state(f), size, &f->sum_stats, err);
 }
 
 fan_status fan_fold_stats_memory(fan_fold *f, fan_error *err)
 {
-    fan_device *d = pass_of(f)->device;
+    fan_device *d = stats_state(f)->device;
     int64_t size = 0;
     if (!f->b->sum_stats || f->snapshot || !d || !d->backend->has_streams)
         return FAN_OK;
     for (size_t i = 0; i < f->n; i++) {
-        const fan_array *a = numbers_of(f->terms[i].v);
+        const fan_array *a = stats_numbers(f->terms[i].v);
         if (!a)
             return FAN_OK;
         size = size < INT64_MAX - a->size ? size + a->size : INT64_MAX;
     }
-    return memory_for_fold(f, d, size, err);
+    return stats_memory_for_fold(f, d, size, err);
 }
 
 /* measure: a job that reads what is there already; in[0] is what it tells of. */
-static fan_status measure(fan_buffer *b, size_t slot, fan_device *d, const fan_sum_stats *sum_stats,
-                          const fan_array *before, const fan_operand *in, const int64_t *keys, size_t n,
-                          size_t first_suspect, fan_error *err)
+static fan_status stats_measure(fan_buffer *b, size_t slot, fan_device *d, const fan_sum_stats *sum_stats,
+                                const fan_array *before, const fan_operand *in, const int64_t *keys, size_t n,
+                                size_t first_suspect, fan_error *err)
 {
     char label[FAN_TRACE_LABEL];
     fan_stats_out stats_out = {.words = sum_stats->device_words, .before = before, .keys = keys};
-    snprintf(label, sizeof label, "measure %s[%zu]", b->name, slot);
+    snprintf(label, sizeof label, "stats_measure %s[%zu]", b->name, slot);
     return fan_device_run(d, sum_stats->stream,
                           &(fan_job){.kind = FAN_JOB_STATS,
                                      .in = in,
@@ -113,31 +89,31 @@ static fan_status measure(fan_buffer *b, size_t slot, fan_device *d, const fan_s
                           err);
 }
 
-static fan_status collect_on_device(fan_fold *f, const fan_value *result, const fan_array *a, fan_error *err)
+static fan_status stats_collect_on_device(fan_fold *f, const fan_value *result, const fan_array *a, fan_error *err)
 {
-    const fan_pass *p = pass_of(f);
+    const fan_slot_state *p = stats_state(f);
     size_t n = 1;
     if (f->sum_stats.valid || f->snapshot)
         return FAN_OK;
     if (!f->sum_stats.device_words)
-        FAN_TRY(memory_for_fold(f, result->device, a->size, err));
+        FAN_TRY(stats_memory_for_fold(f, result->device, a->size, err));
     if (f->sum_stats.captured)
         return FAN_OK;
     f->scratch[0] = (fan_operand){a, a->dtype};
     for (size_t i = fan_fold_first_suspect(f); i < f->n; i++) {
-        const fan_array *of = numbers_of(f->terms[i].v);
+        const fan_array *of = stats_numbers(f->terms[i].v);
         if (!of || f->terms[i].v->device != result->device)
             continue;
         f->scratch[n] = (fan_operand){of, of->dtype};
         f->keys[n++] = f->terms[i].key;
     }
-    FAN_TRY(measure(f->b, f->slot, result->device, &f->sum_stats, p->sum_stats.device_words, f->scratch, f->keys, n, 1,
-                    err));
+    FAN_TRY(stats_measure(f->b, f->slot, result->device, &f->sum_stats, p->sum_stats.device_words, f->scratch, f->keys,
+                          n, 1, err));
     f->sum_stats.valid = true;
     return FAN_OK;
 }
 
-static void read_stats(const fan_buffer *b, const fan_array *a, fan_stats *out)
+static void stats_read_array(const fan_buffer *b, const fan_array *a, fan_stats *out)
 {
     uint64_t bytes = (uint64_t)a->size * fan_dtype_size(a->dtype);
     bool release_gil = bytes >= FAN_BUSY_BYTES && b->frontend->allow_threads_begin;
@@ -153,11 +129,11 @@ fan_status fan_fold_stats_of(const fan_fold *f, const fan_array *a, fan_stats *o
     fan_interrupt interrupt;
     bool may_end = f->may_end && !f->plan.exclusive;
     fan_interrupt_begin(&interrupt, may_end ? f->b->frontend->check_signals : NULL, err);
-    read_stats(f->b, a, out);
+    stats_read_array(f->b, a, out);
     return fan_interrupt_end(&interrupt, FAN_OK);
 }
 
-static fan_status collect_on_host(fan_fold *f, const fan_value *result, const fan_array *a, fan_error *err)
+static fan_status stats_collect_on_host(fan_fold *f, const fan_value *result, const fan_array *a, fan_error *err)
 {
     fan_sum_stats *sum_stats = &f->sum_stats;
     bool summed = sum_stats->valid;
@@ -167,14 +143,14 @@ static fan_status collect_on_host(fan_fold *f, const fan_value *result, const fa
         sum_stats->stats.bad = SIZE_MAX;
         sum_stats->valid = true;
     }
-    if (sum_stats->stats.nonfinite == 0 || sum_stats->has_nonfinite || pass_of(f)->sum_stats.has_nonfinite)
+    if (sum_stats->stats.nonfinite == 0 || sum_stats->has_nonfinite || stats_state(f)->sum_stats.has_nonfinite)
         return FAN_OK;
     for (size_t i = summed ? sum_stats->stats.bad : fan_fold_first_suspect(f); i < f->n; i++) {
         const fan_term *t = &f->terms[i];
         fan_stats of = {.nonfinite = summed};
-        if (!summed && numbers_of(t->v) && !on_device(t->v)) {
+        if (!summed && stats_numbers(t->v) && !stats_on_device(t->v)) {
             FAN_TRY(fan_slot_check_unmoved(f->b, f->slot, t->v, t->key, err));
-            FAN_TRY(fan_fold_stats_of(f, numbers_of(t->v), &of, err));
+            FAN_TRY(fan_fold_stats_of(f, stats_numbers(t->v), &of, err));
         }
         if (of.nonfinite == 0)
             continue;
@@ -187,27 +163,27 @@ static fan_status collect_on_host(fan_fold *f, const fan_value *result, const fa
 
 fan_status fan_fold_collect_stats(fan_fold *f, const fan_value *result, fan_error *err)
 {
-    const fan_array *a = numbers_of(result);
+    const fan_array *a = stats_numbers(result);
     if (!f->b->sum_stats || !a)
         return FAN_OK;
-    if (on_device(result))
-        return collect_on_device(f, result, a, err);
-    return collect_on_host(f, result, a, err);
+    if (stats_on_device(result))
+        return stats_collect_on_device(f, result, a, err);
+    return stats_collect_on_host(f, result, a, err);
 }
 
 fan_status fan_fold_measure_term(fan_fold *f, fan_stream **R, fan_error *err)
 {
     const fan_value *v = f->terms[0].v;
-    const fan_array *a = numbers_of(v);
+    const fan_array *a = stats_numbers(v);
     assert(f->n == 1);
-    if (!f->b->sum_stats || !a || !on_device(v))
+    if (!f->b->sum_stats || !a || !stats_on_device(v))
         return FAN_OK;
-    FAN_TRY(memory_for_fold(f, v->device, a->size, err));
+    FAN_TRY(stats_memory_for_fold(f, v->device, a->size, err));
     if (f->sum_stats.captured)
         return FAN_OK;
     FAN_TRY(fan_order_wait_terms(f, err));
     fan_operand in = {a, a->dtype};
-    FAN_TRY(measure(f->b, f->slot, v->device, &f->sum_stats, NULL, &in, f->keys, 1, 0, err));
+    FAN_TRY(stats_measure(f->b, f->slot, v->device, &f->sum_stats, NULL, &in, f->keys, 1, 0, err));
     f->sum_stats.valid = true;
     *R = f->sum_stats.stream;
     return FAN_OK;
@@ -215,23 +191,23 @@ fan_status fan_fold_measure_term(fan_fold *f, fan_stream **R, fan_error *err)
 
 fan_status fan_slot_measure(fan_buffer *b, size_t slot, int64_t key, fan_error *err)
 {
-    fan_pass *p = b->slots[slot].p;
+    fan_slot_state *p = b->slots[slot].p;
     fan_sum_stats *sum_stats = &p->sum_stats;
     const fan_array *sum = p->value.array;
     if (!b->sum_stats)
         return FAN_OK;
-    if (on_device(&p->value)) {
+    if (stats_on_device(&p->value)) {
         bool anew = !sum_stats->valid;
         if (!sum_stats->device_words)
-            FAN_TRY(memory_for(p->value.device, p, sum->size, sum_stats, err));
+            FAN_TRY(stats_memory(p->value.device, p, sum->size, sum_stats, err));
         if (!sum_stats->captured)
-            FAN_TRY(measure(b, slot, p->value.device, sum_stats, anew ? NULL : sum_stats->device_words,
-                            &(fan_operand){sum, sum->dtype}, &key, 1, 0, err));
+            FAN_TRY(stats_measure(b, slot, p->value.device, sum_stats, anew ? NULL : sum_stats->device_words,
+                                  &(fan_operand){sum, sum->dtype}, &key, 1, 0, err));
         sum_stats->multiplicity = 0;
         sum_stats->valid = true;
         return FAN_OK;
     }
-    read_stats(b, sum, &sum_stats->stats);
+    stats_read_array(b, sum, &sum_stats->stats);
     sum_stats->stats.bad = SIZE_MAX;
     sum_stats->multiplicity = 0;
     sum_stats->valid = true;
@@ -240,4 +216,96 @@ fan_status fan_slot_measure(fan_buffer *b, size_t slot, int64_t key, fan_error *
         sum_stats->nonfinite_key = key;
     }
     return FAN_OK;
+}
+
+/* ---- fan_buffer_stats ---- */
+
+/* read: the figures, once the stream has run so far. Blocks, outside the frontend. */
+static fan_status stats_read(const fan_buffer *b, size_t slot, fan_sum_stats *k, fan_error *err)
+{
+    fan_device_stats words;
+    uint64_t capture;
+    FAN_TRY(fan_stream_capture(k->stream, &capture, err));
+    if (capture)
+        return fan_fail_code(
+            err, FAN_ERR_CAPTURE, 900,
+            FAN_SLOT_SAID
+            ": stats() waits for the stream that summed, which is captured now: ask before the capture begins, or "
+            "once it has ended",
+            FAN_SLOT_WHO(b, slot));
+    fan_stream *on = fan_stream_hold(k->stream);
+    if (FAN_FAULT(STATS_WRONG_STREAM)) {
+        fan_stream_drop(on);
+        on = fan_stream_current(k->stream->device);
+    }
+    void *left = b->frontend->allow_threads_begin ? b->frontend->allow_threads_begin() : NULL;
+    fan_status status = fan_stats_out_read(on, k->device_words, &words, err);
+    if (b->frontend->allow_threads_begin)
+        b->frontend->allow_threads_end(left);
+    fan_stream_drop(on);
+    FAN_TRY(status);
+    k->stats = (fan_stats){.count = words.count,
+                           .sumsq = words.sumsq,
+                           .absmax = words.absmax,
+                           .nonfinite = words.nonfinite,
+                           .bad = SIZE_MAX};
+    k->has_nonfinite = words.bad != 0;
+    k->nonfinite_key = words.key;
+    return FAN_OK;
+}
+
+/* put_down: locked: what was stats_read stays, if the slot's last sum is the same still. What stood there is the
+ * caller's to drop, unlocked. */
+static fan_sum_stats stats_keep(fan_buffer *b, size_t slot, const fan_sum_stats *k)
+{
+    fan_sum_stats had = {.valid = false};
+    if (b->sum_stats[slot].device_words == k->device_words) {
+        had = b->sum_stats[slot];
+        b->sum_stats[slot] = *k;
+        b->sum_stats[slot].device_words = NULL;
+        b->sum_stats[slot].stream = NULL;
+    }
+    return had;
+}
+
+fan_status fan_buffer_stats(fan_buffer *b, size_t slot, bool *some, fan_stats *out, bool *bad, int64_t *bad_key,
+                            fan_error *err)
+{
+    fan_status status = FAN_OK;
+    FAN_TRY(fan_slot_check(b, slot, err));
+    if (!b->sum_stats)
+        return fan_fail(err, FAN_ERR_VALUE, "%s: stats() needs a buffer that was made with stats=True", b->name);
+    fan_slot_lock(b, slot);
+    fan_sum_stats k = fan_sum_stats_hold(&b->sum_stats[slot]);
+    fan_slot_unlock(b, slot);
+    if (!k.valid)
+        return fan_fail(err, FAN_ERR_VALUE, FAN_SLOT_SAID ": no sum was taken since something was last added to it",
+                        FAN_SLOT_WHO(b, slot));
+    if (k.captured)
+        return fan_fail_code(
+            err, FAN_ERR_CAPTURE, 900,
+            FAN_SLOT_SAID
+            ": its sum was made while its stream was captured, and no figures are kept of what a graph does: "
+            "take it outside the capture, or sum the graph's results with fanin.add_n(.., stats=True)",
+            FAN_SLOT_WHO(b, slot));
+    if (k.device_words) {
+        status = stats_read(b, slot, &k, err);
+        if (status == FAN_OK) {
+            fan_slot_lock(b, slot);
+            fan_sum_stats had = stats_keep(b, slot, &k);
+            fan_slot_unlock(b, slot);
+            fan_sum_stats_drop(&had);
+        }
+    }
+    *some = k.stats.count != UINT64_MAX;
+    *out = k.stats;
+    if (*some && k.multiplicity > 1) {
+        out->count *= k.multiplicity;
+        out->nonfinite *= k.multiplicity;
+        out->sumsq *= (double)k.multiplicity;
+    }
+    *bad = k.has_nonfinite;
+    *bad_key = k.nonfinite_key;
+    fan_sum_stats_drop(&k);
+    return status;
 }

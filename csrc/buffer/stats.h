@@ -7,16 +7,7 @@
 #ifndef FAN_BUFFER_STATS_H
 #define FAN_BUFFER_STATS_H
 
-#include "buffer/fold.h"
-
-/* fan_sum_stats_hold: a copy with holds of its own. fan_sum_stats_move: leaves nothing behind. fan_sum_stats_drop:
- * unlocked. */
-fan_sum_stats fan_sum_stats_hold(const fan_sum_stats *k);
-fan_sum_stats fan_sum_stats_move(fan_sum_stats *k);
-void fan_sum_stats_drop(fan_sum_stats *k);
-/* fan_sum_stats_forget: locked: takes the statistics of the last sum away from the slot; the caller drops them,
- * unlocked. */
-fan_sum_stats fan_sum_stats_forget(fan_buffer *b, size_t slot);
+#include "buffer/fold_job.h"
 
 /* fan_fold_stats_memory: on a device with streams, before anything is queued: makes f->sum_stats.device_words for the
  * result. Not for objects, whose result has a size only then, and not where A is captured. */

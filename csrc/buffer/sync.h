@@ -138,9 +138,10 @@ typedef struct fan_sync_term {
     uint64_t rules;
 } fan_sync_term;
 
-/* fan_sync_term_plan: S12, S13: one term of a fold that runs on A; `first`: the slot's value, or what was its first
- * gradient. */
-fan_sync_term fan_sync_term_plan(fan_stream_id accum, fan_stream_id producer, bool first);
+/* fan_sync_term_plan: S12, S13: one term of a fold that runs on A. first: the slot's value, or what was its first
+ * gradient. covered: a newer event of the same stream, of another term, comes after this term's: waiting for that one
+ * is enough. */
+fan_sync_term fan_sync_term_plan(fan_stream_id accum, fan_stream_id producer, bool first, bool covered);
 
 typedef struct fan_sync_fold {
     bool wait_taker;    /* A waits for the taker's stream, because `out` is the taker's */

@@ -1,22 +1,517 @@
 /* take: what a consumer gets: finish each slot's sum, order the consumer's stream, empty all at the end (S18, S19, S22,
  * A14, D11, D21). */
+#include "array/elements.h"
+#include "array/extents.h"
+#include "base/fault.h"
 #include "base/mem.h"
 #include "base/trace.h"
-#include "buffer/batch.h"
-#include "buffer/enter.h"
-#include "buffer/fold_run.h"
-#include "buffer/gather.h"
-#include "buffer/lock.h"
+#include "buffer/fold.h"
+#include "buffer/host.h"
+#include "buffer/slot.h"
+#include "buffer/fold_job.h"
+#include "buffer/options.h"
 #include "buffer/order.h"
-#include "buffer/pass.h"
+#include "array/extents.h"
 #include "buffer/stats.h"
-#include "buffer/take_slot.h"
 
+#include <inttypes.h>
 #include <stdio.h>
+#include <string.h>
+
+/* One slot's way through take. */
+typedef struct fan_slot_take {
+    size_t slot;
+    fan_gathered g;
+    bool claimed, gathered;
+    fan_take_plan plan;
+    bool asked_again;      /* its plan was made again once no other slot could fail any more */
+    bool out_meets_inputs; /* D11 */
+    bool begun;            /* its fold has begun, and waits in the batch */
+    bool handed;           /* the consumer is ordered after it */
+    fan_value result;
+    fan_stream *ready;
+    fan_event *ready_event;
+    uint8_t origin, rank;
+    fan_sum_stats sum_stats;
+} fan_slot_take;
+
+static inline bool fan_take_scaled(const fan_take *how) { return how->scale.on; }
+
+/* fan_take_count: how many slots are taken. */
+static inline size_t fan_take_count(const fan_buffer *b, const fan_take *how) { return how->one ? 1 : b->nslots; }
+
+/* fan_take_out_of: the `out` of the i-th slot that is taken; NULL: it has none. fan_take_out_at: the same by slot. */
+static inline const fan_value *fan_take_out_of(const fan_take *how, size_t i)
+{
+    return how->out && how->out[i].form == FAN_FORM_DENSE ? &how->out[i] : NULL;
+}
+static inline const fan_value *fan_take_out_at(const fan_take *how, size_t slot)
+{
+    return fan_take_out_of(how, how->one ? 0 : slot);
+}
+
+/* ---- which memory meets which out= (D11) ---- */
+
+static bool take_out_overlaps_inputs(const fan_extents *inputs, const fan_array *out, size_t k)
+{
+    size_t at = inputs->n;
+    if (!at)
+        return false;
+    for (const fan_extent_entry *x; (x = fan_extents_next(inputs, fan_extent_of(out), &at)) != NULL;)
+        if (x->owner != k || !x->flag || !fan_array_same_view(out, x->array))
+            return true;
+    return false;
+}
+
+static bool take_written_by_out(const fan_extents *outs, const fan_value *v)
+{
+    fan_array *some[3];
+    size_t n = outs->n ? fan_value_arrays(v, some, 3) : 0;
+    for (size_t i = 0; i < n && i < 3; i++) {
+        size_t at = outs->n;
+        if (fan_extents_next(outs, fan_extent_of(some[i]), &at))
+            return true;
+    }
+    return false;
+}
+
+static bool take_outs_meet(const fan_extents *outs, size_t *one, size_t *two)
+{
+    const fan_extent_entry *x, *y;
+    if (!fan_extents_any_pair(outs, &x, &y))
+        return false;
+    *one = x->owner < y->owner ? x->owner : y->owner;
+    *two = x->owner < y->owner ? y->owner : x->owner;
+    return true;
+}
+
+/* ---- one slot ---- */
+
+/* article: of the name of a dtype. */
+static const char *take_article(fan_dtype d) { return fan_dtype_name(d)[0] == 'i' ? "an" : "a"; }
+
+static fan_status take_check_scale(const fan_buffer *b, size_t slot, const fan_fold *f, const fan_take *how,
+                                   fan_error *err)
+{
+    fan_dtype d = fan_fold_dtype(f);
+    char kind = d == FAN_DT_NONE ? 'f' : fan_dtype_kind(d);
+    if (!fan_take_scaled(how) || d == FAN_DT_NONE)
+        return FAN_OK;
+    if (!how->real && kind != 'c')
+        return fan_fail(err, FAN_ERR_VALUE, FAN_SLOT_SAID ": scale=%.12g%+.12gj: %s %s sum needs a real number",
+                        FAN_SLOT_WHO(b, slot), how->scale.re, how->scale.im, take_article(d), fan_dtype_name(d));
+    if (!how->integral && kind != 'f' && kind != 'c')
+        return fan_fail(err, FAN_ERR_VALUE, FAN_SLOT_SAID ": scale=%.12g: %s %s sum needs an integer%s",
+                        FAN_SLOT_WHO(b, slot), how->scale.re, take_article(d), fan_dtype_name(d),
+                        (how->scale.re < 0x1p63 && how->scale.re >= -0x1p63) ? "" : " that fits int64");
+    return FAN_OK;
+}
+
+static fan_status take_check_out(const fan_buffer *b, size_t slot, const fan_gathered *g, const fan_value *out,
+                                 fan_error *err)
+{
+    const int64_t *shape = NULL;
+    char has[160], wants[160];
+    const fan_fold *f = &g->fold;
+    const fan_value *any = f->n ? f->terms[0].v : g->zero;
+    fan_dtype d = fan_fold_dtype(f);
+    int ndim = any ? fan_value_shape(any, &shape) : -1;
+    if (f->state && ndim < 0) {
+        ndim = b->slots[slot].p->ndim;
+        shape = b->slots[slot].p->shape;
+    }
+    if (ndim < 0)
+        return any ? fan_fail(err, FAN_ERR_TYPE, FAN_SLOT_SAID " sums objects; out= needs arrays",
+                              FAN_SLOT_WHO(b, slot))
+                   : FAN_OK;
+    if (b->slots[slot].spec->has_shape) {
+        ndim = b->slots[slot].spec->ndim;
+        shape = b->slots[slot].spec->shape;
+    }
+    if (ndim != out->array->ndim || memcmp(shape, out->array->shape, (size_t)ndim * sizeof *shape) != 0)
+        return fan_fail(err, FAN_ERR_VALUE, FAN_SLOT_SAID ": out= has shape %s, the sum %s", FAN_SLOT_WHO(b, slot),
+                        fan_shape_text(out->array->ndim, out->array->shape, has, sizeof has),
+                        fan_shape_text(ndim, shape, wants, sizeof wants));
+    if (d != FAN_DT_NONE && !fan_dtype_can_cast(d, out->dtype))
+        return fan_fail(err, FAN_ERR_VALUE, FAN_SLOT_SAID ": out= of dtype %s cannot take a sum of dtype %s",
+                        FAN_SLOT_WHO(b, slot), fan_dtype_name(out->dtype), fan_dtype_name(d));
+    if (b->slots[slot].p->device && out->device != b->slots[slot].p->device)
+        return fan_fail(err, FAN_ERR_VALUE, FAN_SLOT_SAID ": out= is on %s, the sum on %s", FAN_SLOT_WHO(b, slot),
+                        fan_device_text(out->device, has, sizeof has),
+                        fan_device_text(b->slots[slot].p->device, wants, sizeof wants));
+    return FAN_OK;
+}
+
+/* Whether the taker may write into the only term (*Reusable*). */
+static fan_reuse_answer take_may_write(const fan_buffer *b, const fan_term *t)
+{
+    const fan_array *a = t->v->array;
+    fan_reuse facts = fan_term_holders(b, t, !t->v->device->backend->has_streams);
+    facts.dense = t->v->form == FAN_FORM_SPARSE || fan_array_dense(a);
+    facts.writable = t->v->form == FAN_FORM_SPARSE || a->writable;
+    facts.same_dtype = true; /* else it is not handed through */
+    facts.exclusive = true;  /* the taker's stream waits (S18) */
+    return fan_reusable(&facts);
+}
+
+/* D13: a slot fed only zeros gives the first one, or one of the sum's dtype and the declared shape. */
+static fan_status take_zeros(fan_buffer *b, size_t slot, const fan_value *zero, fan_dtype sum, fan_value *out,
+                             fan_error *err)
+{
+    const fan_slot *s = &b->slots[slot];
+    const fan_array *z = zero->array;
+    int ndim = s->spec->has_shape ? s->spec->ndim : z->ndim;
+    const int64_t *shape = s->spec->has_shape ? s->spec->shape : z->shape;
+    fan_array *one = NULL, *whole = NULL;
+    if (zero->dtype == sum && fan_accum_fit(false, ndim, shape, z->ndim, z->shape) == FAN_FIT_EXACT)
+        return fan_value_copy(b->frontend, zero, out, err);
+    FAN_TRY(fan_array_new(sum, 0, NULL, NULL, &one, err));
+    fan_fill_zero(one);
+    fan_status status = fan_array_broadcast(one, ndim, shape, &whole, err);
+    fan_array_drop(one);
+    if (status == FAN_OK)
+        *out = (fan_value){.form = FAN_FORM_ZERO, .dtype = sum, .origin = zero->origin, .array = whole};
+    return status;
+}
+
+/* With stats, on a device with streams: what is handed through is looked at on A first, and is ready there then. */
+static fan_status take_measure_term(fan_fold *f, fan_slot_take *c, fan_error *err)
+{
+    fan_stream *R = NULL;
+    FAN_TRY(fan_fold_measure_term(f, &R, err));
+    c->sum_stats = fan_sum_stats_move(&f->sum_stats);
+    if (R) {
+        fan_stream_drop(c->ready);
+        fan_event_drop(c->ready_event);
+        c->ready = fan_stream_hold(R);
+        c->ready_event = NULL;
+    }
+    return FAN_OK;
+}
+
+/* Does out= lie where one of the terms lies? */
+static bool take_written_by_own_out(const fan_slot_take *c, const fan_value *out)
+{
+    for (size_t i = 0; i < c->g.fold.n; i++)
+        if (c->g.fold.terms[i].v->form == FAN_FORM_DENSE &&
+            !fan_array_extents_disjoint(out->array, c->g.fold.terms[i].v->array))
+            return true;
+    return false;
+}
+
+/* The facts for the plan: of the slot, of what the caller asks, of the other slots. */
+static fan_take_facts take_facts(fan_buffer *b, const fan_take *how, const fan_extents *outs, const fan_slot_take *c,
+                                 bool last)
+{
+    const fan_slot *s = &b->slots[c->slot];
+    const fan_fold *f = &c->g.fold;
+    fan_take_facts facts = {.terms = f->n, .has_state = f->state, .has_zero = c->g.zero, .last = last};
+    for (size_t i = 0; i < f->n; i++) {
+        facts.dense += f->terms[i].v->form == FAN_FORM_DENSE;
+        facts.sparse += f->terms[i].v->form == FAN_FORM_SPARSE;
+        facts.objects += f->terms[i].v->form == FAN_FORM_OBJECT;
+    }
+    fan_dtype sum = fan_fold_dtype(f);
+    facts.has_out = fan_take_out_at(how, c->slot);
+    facts.out_meets_inputs = c->out_meets_inputs;
+    facts.stats = b->sum_stats != NULL;
+    facts.out_meets_own = facts.has_out && facts.stats && take_written_by_own_out(c, fan_take_out_at(how, c->slot));
+    facts.scaled = fan_take_scaled(how);
+    facts.writable = how->writable;
+    facts.exact = fan_fold_is_exact(f);
+    facts.widened = !facts.objects && fan_accum_dtype(sum, s->spec->accumulate) != sum;
+    facts.expanded = fan_fold_expanded(f) != 0;
+    facts.whole =
+        s->p->keyed < 0 || !c->g.n || (uint64_t)fan_entry_key(&c->g.entries[c->g.n - 1]) == s->p->next_key + c->g.n - 1;
+    facts.alone = fan_take_count(b, how) == 1;
+    if (f->n) {
+        facts.first_donated = f->terms[0].donated;
+        facts.same_dtype = f->terms[0].v->dtype == sum;
+        facts.summed = f->terms[0].is_value && s->p->value_summed;
+    }
+    if (f->n == 1 && !facts.has_out && !facts.scaled) {
+        facts.overwritten = take_written_by_out(outs, f->terms[0].v);
+        facts.must_copy = how->writable && !facts.objects && take_may_write(b, &f->terms[0]) != FAN_REUSE_YES;
+    }
+    return facts;
+}
+
+/* A14. */
+static fan_status take_hand_through(fan_buffer *b, fan_slot_take *c, fan_error *err)
+{
+    fan_fold *f = &c->g.fold;
+    c->ready = fan_stream_hold(f->terms[0].producer);
+    c->ready_event = fan_event_hold(f->terms[0].event);
+    if (fan_fold_first_suspect(f))
+        c->sum_stats = fan_sum_stats_hold(&b->slots[c->slot].p->sum_stats);
+    else
+        FAN_TRY(take_measure_term(f, c, err));
+    return fan_value_copy(b->frontend, f->terms[0].v, &c->result, err);
+}
+
+/* D15: the kind of object that the sum comes back as. */
+static void take_name_kind(fan_slot_take *c)
+{
+    const fan_exact_state *state = c->g.fold.state;
+    if (c->g.like) {
+        c->origin = c->g.like->origin;
+        c->rank = c->g.like->rank;
+    } else if (state) {
+        c->origin = state->origin;
+        c->rank = state->rank;
+    }
+}
+
+static void take_finish(fan_slot_take *c, const fan_take *how, const fan_value *out)
+{
+    fan_fold *f = &c->g.fold;
+    f->finish = true;
+    f->take = how;
+    f->finish_dtype = out ? out->dtype : FAN_DT_NONE;
+}
+
+static fan_status take_slot_decide(fan_buffer *b, size_t slot, const fan_take *how, const fan_extents *outs,
+                                   fan_slot_take *c, fan_stream *consumer, bool last, fan_error *err)
+{
+    fan_take_facts facts = take_facts(b, how, outs, c, last);
+    c->plan = fan_plan_take(&facts);
+    c->g.fold.taker = consumer;
+    take_name_kind(c);
+    if (c->plan.rules)
+        b->slots[slot].p->rules |= c->plan.rules;
+    if (c->plan.counts)
+        FAN_COUNT(b, copies, 1);
+    switch (c->plan.way) {
+    case FAN_TAKE_ZERO:
+        return take_zeros(b, slot, c->g.zero, fan_fold_dtype(&c->g.fold), &c->result, err);
+    case FAN_TAKE_HAND:
+        return take_hand_through(b, c, err);
+    case FAN_TAKE_FINISH:
+        take_finish(c, how, fan_take_out_at(how, slot));
+        return FAN_OK;
+    case FAN_TAKE_LATE:
+        c->asked_again = true;
+        return FAN_OK;
+    default:
+        return FAN_OK;
+    }
+}
+
+/* Takes over the result of the take_fold. */
+static fan_status take_end_slot(fan_buffer *b, size_t slot, fan_slot_take *c, fan_error *err)
+{
+    fan_slot *s = &b->slots[slot];
+    fan_fold *f = &c->g.fold;
+    c->begun = false;
+    if (c->plan.way == FAN_TAKE_COMMIT) {
+        FAN_TRY(fan_fold_commit_end(b, slot, &c->g, err));
+        c->ready = fan_stream_hold(s->p->ready);
+        c->ready_event = fan_event_hold(s->p->ready_event);
+        c->sum_stats = fan_sum_stats_hold(&s->p->sum_stats);
+        return fan_value_copy(b->frontend, &s->p->value, &c->result, err);
+    }
+    FAN_TRY(fan_fold_end(f, err));
+    c->sum_stats = fan_sum_stats_move(&f->sum_stats);
+    c->result = f->result;
+    f->result = (fan_value){.dtype = FAN_DT_NONE};
+    c->ready = f->ready;
+    c->ready_event = f->ready_event;
+    f->ready = NULL;
+    f->ready_event = NULL;
+    s->p->rules |= f->rules;
+    return FAN_OK;
+}
+
+/* The slot is busy; who asks whether it is ready may look meanwhile. */
+static void take_poison(fan_buffer *b, size_t slot, fan_status status, const fan_error *err)
+{
+    if (status == FAN_OK)
+        return;
+    fan_slot_lock(b, slot);
+    fan_slot_poison(&b->slots[slot], status, err);
+    fan_slot_unlock(b, slot);
+}
+
+/* Ends the folds of takes [from, to) that are in the batch; `failed`: some slot did, and nothing more is queued. A slot
+ * whose sum was not queued is as it was. */
+static fan_status take_slots_end(fan_buffer *b, fan_slot_take *takes, size_t from, size_t to, fan_batch *batch,
+                                 bool failed, fan_error *err)
+{
+    fan_error other;
+    fan_status status = FAN_OK;
+    if (!batch)
+        return FAN_OK;
+    if (!failed && !FAN_FAULT(BATCH_LATE))
+        fan_batch_flush(batch);
+    for (size_t i = from; i < to; i++) {
+        fan_error *said = status == FAN_OK ? err : &other;
+        if (!takes[i].begun)
+            continue;
+        if (fan_fold_left(&takes[i].g.fold)) {
+            fan_fold_abandon(&takes[i].g.fold);
+            takes[i].begun = false;
+            continue;
+        }
+        fan_status its = take_end_slot(b, takes[i].slot, &takes[i], said);
+        take_poison(b, takes[i].slot, its, said);
+        status = status == FAN_OK ? its : status;
+    }
+    if (!failed && FAN_FAULT(BATCH_LATE))
+        fan_batch_flush(batch);
+    if (status == FAN_OK)
+        status = fan_batch_failure(batch, err);
+    fan_batch_clear(batch);
+    return status;
+}
+
+static fan_status take_fold(fan_buffer *b, size_t slot, fan_slot_take *c, fan_batch *batch, fan_error *err)
+{
+    if (batch && fan_fold_batches(&c->g.fold)) {
+        FAN_TRY(fan_fold_begin(&c->g.fold, batch, err));
+        c->begun = true;
+        return FAN_OK;
+    }
+    if (batch)
+        fan_batch_flush(batch); /* the device's order is that of the slots */
+    FAN_TRY(fan_fold_begin(&c->g.fold, NULL, err));
+    return take_end_slot(b, slot, c, err);
+}
+
+static fan_status take_slot_fold(fan_buffer *b, size_t slot, fan_slot_take *c, fan_batch *batch, fan_error *err)
+{
+    if (c->plan.way != FAN_TAKE_COMMIT && c->plan.way != FAN_TAKE_FINISH)
+        return FAN_OK;
+    return take_fold(b, slot, c, batch, err);
+}
+
+static fan_status take_slot_into_out(fan_buffer *b, size_t slot, const fan_take *how, fan_slot_take *c,
+                                     fan_batch *batch, fan_error *err)
+{
+    take_finish(c, how, NULL);
+    c->g.fold.out = fan_take_out_at(how, slot);
+    c->g.fold.finish_dtype = FAN_DT_NONE;
+    return take_fold(b, slot, c, batch, err);
+}
+
+/* The stream that writes a sum into `out` (a hold): A, where the sum was made. A slot that was fed symbolic zeros alone
+ * has no A: then the stream of the taker, or the current stream of the device. */
+static fan_stream *take_writer(const fan_slot_state *p, const fan_fold *f, const fan_value *out)
+{
+    if (p->accum || !out->device->backend->has_streams)
+        return fan_stream_hold(p->accum);
+    return f->taker && f->taker->device == out->device ? fan_stream_hold(f->taker) : fan_stream_current(out->device);
+}
+
+/* A sum that is there already goes into out: copied, or, if it is sparse, its entries over zeros. */
+static fan_status take_copy_into_out(fan_buffer *b, const fan_value *out, const fan_slot_take *c, fan_stream *A,
+                                     fan_error *err)
+{
+    fan_operand one = {c->result.array, out->dtype};
+    FAN_COUNT(b, copies, 1);
+    FAN_COUNT(b, passes, 1);
+    if (c->result.form == FAN_FORM_DENSE)
+        return fan_device_run(out->device, A,
+                              &(fan_job){.kind = FAN_JOB_COPY, .out = out->array, .in = &one, .n = 1, .label = "copy"},
+                              err);
+    FAN_TRY(fan_device_run(out->device, A, &(fan_job){.kind = FAN_JOB_ZERO, .out = out->array, .label = "fill"}, err));
+    if (c->result.form == FAN_FORM_SPARSE)
+        FAN_TRY(fan_device_run(
+            out->device, A,
+            &(fan_job){.kind = FAN_JOB_SCATTER, .out = out->array, .sparse = c->result.sparse, .label = "scatter"},
+            err));
+    return FAN_OK;
+}
+
+/* S22, for a copy that runs on `on`; *plan says what orders others after it. */
+static fan_status take_order_copy(fan_buffer *b, fan_slot_take *c, const fan_value *out, fan_stream *on,
+                                  fan_sync_fold *plan, fan_error *err)
+{
+    fan_fold *f = &c->g.fold;
+    const fan_slot_state *p = b->slots[c->slot].p;
+    if (!on && out->device->backend->has_streams)
+        return fan_fail(err, FAN_ERR_NOMEM, "%s: out of memory", b->name);
+    if (on)
+        FAN_TRY(fan_order_consumer(f->taker, on, NULL, &f->taker, err));
+    fan_stream_id id = fan_stream_id_of(on);
+    fan_sync_slot slot = {.consumer = p->accum ? fan_stream_id_of(p->consumer) : id, .accum = id, .ready = id};
+    *plan = fan_sync_finish_plan(slot, true, fan_stream_id_of(f->taker));
+    f->out = out;
+    return fan_order_wait_taker(f, on, plan, err);
+}
+
+static fan_status take_slot_copy(fan_buffer *b, size_t slot, const fan_take *how, fan_slot_take *c, fan_error *err)
+{
+    fan_slot *s = &b->slots[slot];
+    const fan_value *out = fan_take_out_at(how, slot);
+    fan_value sum = c->result;
+    fan_sync_fold plan = {.rules = 0};
+    fan_stream *on = take_writer(s->p, &c->g.fold, out);
+    fan_status status = take_order_copy(b, c, out, on, &plan, err);
+    if (status == FAN_OK)
+        status = take_copy_into_out(b, out, c, on, err);
+    fan_stream_drop(c->ready);
+    c->ready = on;
+    FAN_TRY(status);
+    s->p->rules |= plan.rules;
+    fan_event_drop(c->ready_event);
+    c->ready_event = NULL;
+    if (plan.slot.has_event)
+        FAN_TRY(fan_order_record(b, on, FAN_PLAN_S22_RECORD, &c->ready_event, err));
+    c->result = (fan_value){.dtype = FAN_DT_NONE};
+    fan_value_drop(b->frontend, &sum);
+    return fan_value_copy(b->frontend, out, &c->result, err);
+}
+
+static fan_status take_slot_claim(fan_buffer *b, size_t slot, fan_error *err)
+{
+    fan_slot *s = &b->slots[slot];
+    fan_slot_lock(b, slot);
+    fan_status status = fan_slot_in_target(b, slot, "take", err);
+    if (status == FAN_OK && (status = fan_slot_claim_all(b, slot, true, "take", err)) == FAN_OK) {
+        status = fan_slot_poisoned(b, slot, err);
+        if (status == FAN_OK && s->expected >= 0 && s->p->count != s->expected)
+            status = fan_fail(err, FAN_ERR_VALUE,
+                              FAN_SLOT_SAID ": expected %" PRId64 " contribution%s, got %" PRId64 " (A16)",
+                              FAN_SLOT_WHO(b, slot), s->expected, FAN_PLURAL(s->expected), s->p->count);
+        if (status != FAN_OK)
+            fan_slot_let_go(b, slot);
+    }
+    fan_slot_unlock(b, slot);
+    return status;
+}
+
+/* With stats: what the sum's own pass has not told. A sum that is undefined or no array has UINT64_MAX elements; zeros
+ * that went into an out are zeros. */
+static fan_status take_slot_stats(fan_slot_take *c, const fan_slot_state *p, fan_error *err)
+{
+    fan_fold *f = &c->g.fold;
+    fan_sum_stats was = c->sum_stats;
+    if (c->result.form == FAN_FORM_UNDEFINED || c->result.form == FAN_FORM_OBJECT) {
+        fan_sum_stats_drop(&c->sum_stats);
+        c->sum_stats = (fan_sum_stats){.valid = true, .stats = {.count = UINT64_MAX}};
+        return FAN_OK;
+    }
+    if (!was.valid && c->plan.copy_out && f->n == 0 && !f->state) {
+        c->sum_stats =
+            (fan_sum_stats){.valid = true, .stats = {.count = (uint64_t)c->result.array->size, .bad = SIZE_MAX}};
+        return FAN_OK;
+    }
+    f->sum_stats = was;
+    c->sum_stats = (fan_sum_stats){.valid = false};
+    FAN_TRY(fan_fold_collect_stats(f, &c->result, err));
+    c->sum_stats = fan_sum_stats_move(&f->sum_stats);
+    if (p->sum_stats.has_nonfinite) {
+        c->sum_stats.has_nonfinite = true;
+        c->sum_stats.nonfinite_key = p->sum_stats.nonfinite_key;
+    }
+    return FAN_OK;
+}
+
+/* ---- all slots ---- */
 
 /* Collects the extents of all inputs and of all outs, for a take with out=. */
-static fan_status look_at_outs(fan_buffer *b, const fan_take *how, const fan_slot_take *takes, fan_extents *inputs,
-                               fan_extents *outs, fan_error *err)
+static fan_status take_collect_outs(fan_buffer *b, const fan_take *how, const fan_slot_take *takes, fan_extents *inputs,
+                                    fan_extents *outs, fan_error *err)
 {
     size_t most = 0, given = 0;
     for (size_t i = 0; i < fan_take_count(b, how); i++) {
@@ -45,20 +540,9 @@ static fan_status look_at_outs(fan_buffer *b, const fan_take *how, const fan_slo
     fan_extents_sort(inputs);
     fan_extents_sort(outs);
     size_t one, two;
-    if (fan_outs_meet(outs, &one, &two))
+    if (take_outs_meet(outs, &one, &two))
         return fan_fail(err, FAN_ERR_VALUE, "%s: out= of slots %zu and %zu may share memory", b->name, one, two);
     return FAN_OK;
-}
-
-/* D11: whether the sum must be made apart from its `out` and copied into it. With stats, the terms of an exact sum are
- * read again once it is made: none may be overwritten by then. */
-static bool must_copy(const fan_buffer *b, const fan_slot_take *c, const fan_extents *inputs, const fan_value *out)
-{
-    for (size_t j = 0; j < c->g.fold.n; j++)
-        if (c->g.fold.terms[j].v->form != FAN_FORM_DENSE)
-            return true;
-    return (b->sum_stats && fan_fold_is_exact(&c->g.fold) && fan_written_by_own_out(c, out)) ||
-           fan_out_overlaps_inputs(inputs, out->array, c->slot);
 }
 
 /* Claims every slot, gathers what it holds, and checks what the caller asks of it. */
@@ -67,7 +551,7 @@ static fan_status take_claim(fan_buffer *b, const fan_take *how, fan_slot_take *
 {
     for (size_t i = 0; i < fan_take_count(b, how); i++) {
         size_t slot = takes[i].slot;
-        FAN_TRY(fan_slot_take_claim(b, slot, err));
+        FAN_TRY(take_slot_claim(b, slot, err));
         takes[i].claimed = true;
         FAN_TRY(fan_gather(b, slot, SIZE_MAX, true, &takes[i].g, err));
         takes[i].gathered = true;
@@ -76,76 +560,77 @@ static fan_status take_claim(fan_buffer *b, const fan_take *how, fan_slot_take *
                 (fan_take_scaled(how) || fan_take_out_of(how, i)))
                 return fan_fail(err, FAN_ERR_TYPE, FAN_SLOT_SAID " sums objects; scale= and out= need arrays",
                                 FAN_SLOT_WHO(b, slot));
-        FAN_TRY(fan_take_check_scale(b, slot, &takes[i].g.fold, how, err));
+        FAN_TRY(take_check_scale(b, slot, &takes[i].g.fold, how, err));
         if (fan_take_out_of(how, i))
-            FAN_TRY(fan_take_check_out(b, slot, &takes[i].g, &how->out[i], err));
+            FAN_TRY(take_check_out(b, slot, &takes[i].g, &how->out[i], err));
     }
     if (how->out)
-        FAN_TRY(look_at_outs(b, how, takes, inputs, outs, err));
+        FAN_TRY(take_collect_outs(b, how, takes, inputs, outs, err));
     for (size_t i = 0; how->out && i < fan_take_count(b, how); i++)
-        takes[i].copy_out = fan_take_out_of(how, i) && must_copy(b, &takes[i], inputs, &how->out[i]);
+        takes[i].out_meets_inputs =
+            fan_take_out_of(how, i) && take_out_overlaps_inputs(inputs, how->out[i].array, takes[i].slot);
     return FAN_OK;
 }
 
-static fan_stream *consumer_of(const fan_buffer *b, const fan_take *how, size_t slot)
+static fan_stream *take_consumer(const fan_buffer *b, const fan_take *how, size_t slot)
 {
     fan_stream *C =
         b->slots[slot].p->consumer; /* the buffer's, unless it was redirected (S7); of zeros alone it knows none */
     return how->stream ? how->stream : C ? C : b->stream;
 }
 
-/* One step of a take, done for every slot before the next step begins. What went into the batch meanwhile is ended
- * after it. */
-typedef fan_status step(fan_buffer *b, size_t slot, const fan_take *how, const fan_extents *outs, fan_slot_take *c,
-                        fan_batch *batch, fan_error *err);
+/* One take_step of a take, done for every slot before the next take_step begins. What went into the batch meanwhile is
+ * ended after it. */
+typedef fan_status take_step(fan_buffer *b, size_t slot, const fan_take *how, const fan_extents *outs, fan_slot_take *c,
+                             fan_batch *batch, fan_error *err);
 
-static fan_status each_slot(fan_buffer *b, const fan_take *how, const fan_extents *outs, fan_slot_take *takes,
-                            fan_batch *batch, step *one, fan_error *err)
+static fan_status take_each_slot(fan_buffer *b, const fan_take *how, const fan_extents *outs, fan_slot_take *takes,
+                                 fan_batch *batch, take_step *one, fan_error *err)
 {
     fan_error other;
     fan_status status = FAN_OK;
     size_t ended = 0;
     for (size_t i = 0; i < fan_take_count(b, how) && status == FAN_OK; i++) {
         status = one(b, takes[i].slot, how, outs, &takes[i], batch, err);
-        fan_take_poison(b, takes[i].slot, status, err);
+        take_poison(b, takes[i].slot, status, err);
         if (status == FAN_OK && batch && fan_batch_bytes(batch) >= FAN_BATCH_BYTES) {
-            status = fan_take_slots_end(b, takes, ended, i + 1, batch, false, err);
+            status = take_slots_end(b, takes, ended, i + 1, batch, false, err);
             ended = i + 1;
         }
     }
     bool failed = status != FAN_OK;
-    fan_status its = fan_take_slots_end(b, takes, ended, fan_take_count(b, how), batch, failed, failed ? &other : err);
+    fan_status its = take_slots_end(b, takes, ended, fan_take_count(b, how), batch, failed, failed ? &other : err);
     return failed ? status : its;
 }
 
-static fan_status step_sum(fan_buffer *b, size_t slot, const fan_take *how, const fan_extents *outs, fan_slot_take *c,
-                           fan_batch *batch, fan_error *err)
+static fan_status take_step_sum(fan_buffer *b, size_t slot, const fan_take *how, const fan_extents *outs,
+                                fan_slot_take *c, fan_batch *batch, fan_error *err)
 {
-    FAN_TRY(fan_slot_take_decide(b, slot, how, outs, c, consumer_of(b, how, slot), false, err));
-    return fan_slot_take_fold(b, slot, c, batch, err);
+    FAN_TRY(take_slot_decide(b, slot, how, outs, c, take_consumer(b, how, slot), false, err));
+    return take_slot_fold(b, slot, c, batch, err);
 }
 
-static fan_status step_ask_again(fan_buffer *b, size_t slot, const fan_take *how, const fan_extents *outs,
-                                 fan_slot_take *c, fan_batch *batch, fan_error *err)
+static fan_status take_step_ask_again(fan_buffer *b, size_t slot, const fan_take *how, const fan_extents *outs,
+                                      fan_slot_take *c, fan_batch *batch, fan_error *err)
 {
     if (!c->asked_again)
         return FAN_OK;
-    FAN_TRY(fan_slot_take_decide(b, slot, how, outs, c, consumer_of(b, how, slot), true, err));
-    return fan_slot_take_fold(b, slot, c, batch, err);
+    FAN_TRY(take_slot_decide(b, slot, how, outs, c, take_consumer(b, how, slot), true, err));
+    return take_slot_fold(b, slot, c, batch, err);
 }
 
 /* On the CPU nothing is allocated here: either all outs are written or none. */
-static fan_status step_write(fan_buffer *b, size_t slot, const fan_take *how, const fan_extents *outs, fan_slot_take *c,
-                             fan_batch *batch, fan_error *err)
+static fan_status take_step_write(fan_buffer *b, size_t slot, const fan_take *how, const fan_extents *outs,
+                                  fan_slot_take *c, fan_batch *batch, fan_error *err)
 {
     (void)outs;
-    return c->plan.way == FAN_TAKE_INTO_OUT ? fan_slot_take_into_out(b, slot, how, c, batch, err) : FAN_OK;
+    return c->plan.way == FAN_TAKE_INTO_OUT ? take_slot_into_out(b, slot, how, c, batch, err) : FAN_OK;
 }
 
-static bool goes_out(const fan_take *how, size_t slot) { return fan_take_out_at(how, slot) != NULL; }
+static bool take_goes_out(const fan_take *how, size_t slot) { return fan_take_out_at(how, slot) != NULL; }
 
-static fan_status step_hand_over(fan_buffer *b, size_t slot, const fan_take *how, const fan_extents *outs,
-                                 fan_slot_take *c, fan_batch *batch, fan_error *err)
+static fan_status take_step_hand_over(fan_buffer *b, size_t slot, const fan_take *how, const fan_extents *outs,
+                                      fan_slot_take *c, fan_batch *batch, fan_error *err)
 {
     fan_slot *s = &b->slots[slot];
     (void)outs, (void)batch;
@@ -153,21 +638,21 @@ static fan_status step_hand_over(fan_buffer *b, size_t slot, const fan_take *how
         return FAN_OK;
     c->handed = true;
     if (c->plan.copy_out)
-        FAN_TRY(fan_slot_take_copy(b, slot, how, c, err));
+        FAN_TRY(take_slot_copy(b, slot, how, c, err));
     if (c->result.form != FAN_FORM_UNDEFINED)
         FAN_TRY(fan_order_hand_over(b, slot, &c->result, s->p->consumer, s->p->accum, c->ready, c->ready_event,
-                                    consumer_of(b, how, slot), &s->p->rules, err));
-    return b->sum_stats ? fan_slot_take_stats(c, s->p, err) : FAN_OK;
+                                    take_consumer(b, how, slot), &s->p->rules, err));
+    return b->sum_stats ? take_slot_stats(c, s->p, err) : FAN_OK;
 }
 
 /* A sum that is not written into an `out` is handed over before any out is written: to show it to the user may fail. */
-static fan_status step_hand_over_first(fan_buffer *b, size_t slot, const fan_take *how, const fan_extents *outs,
-                                       fan_slot_take *c, fan_batch *batch, fan_error *err)
+static fan_status take_step_hand_over_first(fan_buffer *b, size_t slot, const fan_take *how, const fan_extents *outs,
+                                            fan_slot_take *c, fan_batch *batch, fan_error *err)
 {
-    return goes_out(how, slot) ? FAN_OK : step_hand_over(b, slot, how, outs, c, batch, err);
+    return take_goes_out(how, slot) ? FAN_OK : take_step_hand_over(b, slot, how, outs, c, batch, err);
 }
 
-static void name_origin(fan_slot_take *c)
+static void take_name_origin(fan_slot_take *c)
 {
     if (c->result.form == FAN_FORM_UNDEFINED || c->result.form == FAN_FORM_ZERO)
         return;
@@ -177,32 +662,38 @@ static void name_origin(fan_slot_take *c)
 
 /* The user may keep a sum that was shown, even if the take then fails because of another slot: so what stays in the
  * slot is not written any more. */
-static fan_status show_all(fan_buffer *b, const fan_take *how, fan_slot_take *takes, fan_error *err)
+static fan_status take_show_all(fan_buffer *b, const fan_take *how, fan_slot_take *takes, fan_error *err)
 {
     for (size_t i = 0; how->show && i < fan_take_count(b, how); i++) {
         fan_slot_take *c = &takes[i];
-        fan_pass *p = b->slots[c->slot].p;
+        fan_slot_state *p = b->slots[c->slot].p;
         if (fan_take_out_of(how, i)) {
             if (c->plan.way == FAN_TAKE_INTO_OUT || c->plan.copy_out)
                 FAN_TRY(how->show(how->ctx, i, NULL, err));
             continue;
         }
-        for (size_t k = 0; k < p->nitems; k++) {
-            p->items[k]->exposed = p->items[k]->shown = true;
-            p->items[k]->donated = false; /* the promise was one until the take */
+        for (size_t k = 0; k < fan_slot_waiting(&b->slots[c->slot]); k++) {
+            fan_entry *one = &b->slots[c->slot].list->entries[k];
+            if (one->general) {
+                one->item->exposed = one->item->shown = true;
+                one->item->donated = false; /* the promise was one until the take */
+            } else {
+                one->exposed = true;
+                one->donated = false;
+            }
         }
-        if (p != &fan_pass_none) {
+        if (p != &fan_slot_state_none) {
             p->value_exposed = p->value_shown = true;
             p->value_donated = false;
         }
-        name_origin(c);
+        take_name_origin(c);
         FAN_TRY(how->show(how->ctx, i, &c->result, err));
     }
     return FAN_OK;
 }
 
 /* A sum of objects has run others' code: checks that each `out` still lies where it lay. */
-static fan_status check_outs_unchanged(const fan_buffer *b, const fan_take *how, fan_error *err)
+static fan_status take_check_outs(const fan_buffer *b, const fan_take *how, fan_error *err)
 {
     for (size_t i = 0; how->out && b->frontend->is_unchanged && i < fan_take_count(b, how); i++)
         if (fan_take_out_of(how, i) && how->out[i].device == fan_cpu() && !b->frontend->is_unchanged(&how->out[i]))
@@ -224,24 +715,24 @@ static fan_status take_all(fan_buffer *b, const fan_take *how, const fan_extents
         streams |= b->slots[takes[i].slot].p->accum != NULL;
     if (streams && fan_take_count(b, how) > 1 && !b->sum_stats && !(batch = fan_batch_new()))
         return fan_fail(err, FAN_ERR_NOMEM, "%s: out of memory", b->name);
-    FAN_GO(each_slot(b, how, outs, takes, batch, step_sum, err));
-    FAN_GO(each_slot(b, how, outs, takes, batch, step_ask_again, err));
+    FAN_GO(take_each_slot(b, how, outs, takes, batch, take_step_sum, err));
+    FAN_GO(take_each_slot(b, how, outs, takes, batch, take_step_ask_again, err));
     for (size_t i = 0; i < fan_take_count(b, how); i++)
         asked_again |= takes[i].asked_again;
     for (size_t i = 0; asked_again && i < fan_take_count(b, how); i++)
         takes[i].g.fold.may_end = false;
-    FAN_GO(each_slot(b, how, outs, takes, batch, step_hand_over_first, err));
-    FAN_GO(show_all(b, how, takes, err));
-    FAN_GO(check_outs_unchanged(b, how, err));
+    FAN_GO(take_each_slot(b, how, outs, takes, batch, take_step_hand_over_first, err));
+    FAN_GO(take_show_all(b, how, takes, err));
+    FAN_GO(take_check_outs(b, how, err));
     if (how->out)
-        FAN_GO(each_slot(b, how, outs, takes, batch, step_write, err));
-    status = each_slot(b, how, outs, takes, batch, step_hand_over, err);
+        FAN_GO(take_each_slot(b, how, outs, takes, batch, take_step_write, err));
+    status = take_each_slot(b, how, outs, takes, batch, take_step_hand_over, err);
 done:
     fan_batch_free(batch);
     return status;
 }
 
-static void trace_take(const fan_buffer *b, size_t slot, const fan_slot_take *c, fan_stream *consumer)
+static void take_trace(const fan_buffer *b, size_t slot, const fan_slot_take *c, fan_stream *consumer)
 {
     const fan_slot *s = &b->slots[slot];
     const fan_device *d = consumer ? consumer->device : s->p->device;
@@ -261,16 +752,17 @@ static void trace_take(const fan_buffer *b, size_t slot, const fan_slot_take *c,
     fan_trace_put(&line);
 }
 
-/* Empties the slots whose sums were made, and lets all slots go; *gone goes to fan_pass_free. */
-static void take_let_go(fan_buffer *b, const fan_take *how, fan_slot_take *takes, fan_status status, fan_pass **gone)
+/* Empties the slots whose sums were made, and lets all slots go; *gone goes to fan_slot_state_free. */
+static void take_let_go(fan_buffer *b, const fan_take *how, fan_slot_take *takes, fan_status status,
+                        fan_slot_state **gone)
 {
     for (size_t i = 0; i < fan_take_count(b, how) && takes[i].claimed; i++) {
         fan_slot_take *c = &takes[i];
         if (status == FAN_OK && fan_trace_on() && c->result.form != FAN_FORM_UNDEFINED)
-            trace_take(b, c->slot, c, consumer_of(b, how, c->slot));
+            take_trace(b, c->slot, c, take_consumer(b, how, c->slot));
         fan_slot_lock(b, c->slot);
         if (status == FAN_OK) {
-            gone[i] = fan_pass_cut(&b->slots[c->slot]);
+            gone[i] = fan_slot_cut(b, &b->slots[c->slot]);
             if (b->sum_stats) {
                 fan_sum_stats old = b->sum_stats[c->slot];
                 b->sum_stats[c->slot] = c->sum_stats;
@@ -282,18 +774,18 @@ static void take_let_go(fan_buffer *b, const fan_take *how, fan_slot_take *takes
     }
 }
 
-static void slot_take_fini(fan_buffer *b, fan_slot_take *c, fan_pass *gone)
+static void take_slot_fini(fan_buffer *b, fan_slot_take *c, fan_slot_state *gone)
 {
     fan_sum_stats_drop(&c->sum_stats);
     fan_stream_drop(c->ready);
     fan_event_drop(c->ready_event);
     if (c->gathered)
         fan_gathered_fini(&c->g);
-    if (gone && gone != &fan_pass_none) { /* the consumer has waited for what was pooled */
+    if (gone && gone != &fan_slot_state_none) { /* the consumer has waited for what was pooled */
         fan_stream_drop(gone->capture_origin);
         gone->capture_origin = NULL;
     }
-    fan_pass_free(b, gone);
+    fan_slot_state_free(b, gone);
 }
 
 fan_status fan_buffer_take(fan_buffer *b, const fan_take *how, fan_value *results, fan_error *err)
@@ -303,7 +795,7 @@ fan_status fan_buffer_take(fan_buffer *b, const fan_take *how, fan_value *result
         FAN_TRY(fan_slot_check(b, how->slot, err));
     size_t n = fan_take_count(b, how);
     fan_slot_take *takes = fan_calloc((n ? n : 1) * sizeof *takes);
-    fan_pass **gone = fan_calloc((n ? n : 1) * sizeof *gone);
+    fan_slot_state **gone = fan_calloc((n ? n : 1) * sizeof *gone);
     fan_status status;
     if (!takes || !gone) {
         fan_free(takes);
@@ -322,14 +814,532 @@ fan_status fan_buffer_take(fan_buffer *b, const fan_take *how, fan_value *result
     for (size_t i = 0; i < n; i++) {
         fan_slot_take *c = &takes[i];
         if (status == FAN_OK) {
-            name_origin(c);
+            take_name_origin(c);
             results[i] = c->result;
         } else {
             fan_value_drop(b->frontend, &c->result);
         }
-        slot_take_fini(b, c, gone[i]);
+        take_slot_fini(b, c, gone[i]);
     }
     fan_free(takes);
     fan_free(gone);
+    return status;
+}
+
+/* ---- slots that hold plain entries alone (host.h): the constant plan ---- */
+
+#define TAKE_AHEAD 8
+#define TAKE_FEW_OUTS 8
+#define TAKE_FAR 500 /* slots that no near cache holds */
+
+/* One take of such slots. */
+typedef struct take_host {
+    fan_buffer *b;
+    fan_span span;
+    const fan_take *how;
+    const fan_fast_outs *outs;
+    void **results;
+    fan_flat inline_outs[TAKE_FEW_OUTS], *written; /* the arrays of the caller's that are written */
+    bool inline_given[TAKE_FEW_OUTS], *given;      /* of each slot: the caller named an array for its sum */
+    size_t nwritten;
+    void *scratch; /* for the sum that needs the most of it; owned */
+    size_t nscratch;
+    bool calls;    /* some entries are of a kind that is checked at use */
+    bool announce; /* some of the arrays that are written are of a library that counts writes */
+} take_host;
+
+static fan_list *take_list(const fan_buffer *b, size_t slot) { return b->slots[slot].list; }
+
+/* take_defined: the entries of a slot's sum; 0: it is undefined. */
+static size_t take_defined(const fan_list *p) { return p ? fan_list_defined(p) : 0; }
+
+static const fan_scale *take_scale(const fan_take *how) { return how->scale.on ? &how->scale : NULL; }
+
+/* take_scale_fits: whether a scale is one for sums of this dtype; what is wrong with it the general path reports. */
+static bool take_scale_fits(const fan_take *how, fan_dtype dtype, fan_dtype acc)
+{
+    char kind = fan_dtype_kind(dtype);
+    return kind == 'c' ? acc == dtype : kind == 'f' ? how->real : how->integral;
+}
+
+/* 1. claim. False: the slot holds something else, or lacks a contribution. */
+static bool take_host_claim_slot(fan_buffer *b, size_t slot, const fan_take *how)
+{
+    fan_slot *s = &b->slots[slot];
+    fan_list *p = s->list;
+    if (s->p != &fan_slot_state_none || s->busy || s->targets || fan_host_stats_on_device(b, slot) ||
+        (s->expected >= 0 && s->expected != fan_list_count(p)))
+        return false;
+    if (p && p->n) {
+        if (how->scale.on && fan_list_defined(p) && !take_scale_fits(how, p->kind.dtype, fan_host_accum(b, slot)))
+            return false;
+        fan_list_sort(p);
+        if (p->undefined)
+            fan_list_undefined_last(p);
+    }
+    fan_host_claim(s);
+    return true;
+}
+
+static void take_host_give_back(fan_buffer *b, fan_span span)
+{
+    for (size_t i = span.first; i < span.end; i++) {
+        fan_list *p = take_list(b, i);
+        if (p && p->undefined && p->entries[0].key >= 0)
+            fan_list_by_key(p);
+    }
+    fan_host_release(b, span);
+}
+
+static bool take_host_claim(fan_buffer *b, fan_span span, const fan_take *how)
+{
+    for (size_t i = span.first; i < span.end; i++)
+        if (!take_host_claim_slot(b, i, how)) {
+            take_host_give_back(b, (fan_span){span.first, i});
+            return false;
+        }
+    return true;
+}
+
+/* take_stays_in_int64: of a sum of Python ints. */
+static bool take_stays_in_int64(const fan_list *p, const fan_take *how)
+{
+    int64_t total = 0, n;
+    bool over = how->scale.on;
+    for (size_t k = 0; k < fan_list_defined(p) && !over; k++) {
+        memcpy(&n, fan_entry_data(&p->kind, &p->entries[k]), sizeof n);
+        over = __builtin_add_overflow(total, n, &total);
+    }
+    return !over;
+}
+
+/* take_fetch: prefetches what belongs to the entries of a slot TAKE_AHEAD of this one. */
+static void take_fetch(const take_host *t, size_t slot, bool memory)
+{
+    size_t at = slot + TAKE_AHEAD < t->span.end ? slot + TAKE_AHEAD : slot;
+    const fan_list *p = take_list(t->b, at);
+    fan_fast_prefetch(t->b, slot + 2 * TAKE_AHEAD);
+    for (size_t k = 0; k < take_defined(p); k++)
+        __builtin_prefetch(memory ? (const void *)p->entries[k].data : p->entries[k].object);
+}
+
+/* take_keys_whole: no key is missing (A15). */
+static bool take_keys_whole(const fan_list *p)
+{
+    if (p->entries[0].key < 0)
+        return true;
+    int64_t defined_last = p->entries[fan_list_defined(p) - 1].key, last = p->entries[p->n - 1].key,
+            from = p->summed ? p->entries[0].key : 0;
+    return (last > defined_last ? last : defined_last) - from == (int64_t)p->n - 1; /* they are all different */
+}
+
+/* 2. gather: what the sum of a slot is written into, or is already: with a hold of the caller's. NULL: it is for the
+ * general path. */
+static inline void *take_host_place(const fan_buffer *b, size_t slot, const fan_take *how, fan_list *p, size_t n,
+                                    fan_dtype acc)
+{
+    fan_take_facts facts = {.terms = n,
+                            .dense = n,
+                            .scaled = how->scale.on,
+                            .writable = how->writable,
+                            .widened = acc != p->kind.dtype,
+                            .whole = n == 1 || take_keys_whole(p),
+                            .alone = how->one || b->nslots == 1,
+                            .first_donated = p->entries[0].donated,
+                            .same_dtype = true,
+                            .must_copy = n == 1 && how->writable && !fan_host_reusable(b, slot, 1, p->kind.dtype)};
+    fan_take_way way = fan_plan_take(&facts).way;
+    p->out = p->entries[0].data;
+    if (way == FAN_TAKE_HAND) {
+        b->frontend->fast->hold(p->entries[0].object);
+        return p->entries[0].object;
+    }
+    /* Nothing fails once a donated one is written (FAN_TAKE_LATE). */
+    return fan_host_place(b, slot, n, acc, way == FAN_TAKE_COMMIT || way == FAN_TAKE_LATE, &p->out);
+}
+
+/* The sum of numbers, as a number. */
+static void *take_host_number(const take_host *t, const fan_list *p, size_t n, fan_dtype acc)
+{
+    _Alignas(16) char value[16];
+    if (n == 1 && !t->how->scale.on && !t->how->writable) {
+        t->b->frontend->fast->hold(p->entries[0].object);
+        return p->entries[0].object;
+    }
+    fan_host_sum(t->b, p, n, acc, take_scale(t->how), value, t->scratch, NULL);
+    return t->b->frontend->fast->number(&p->kind, value);
+}
+
+/* The caller's array, where there is one for this slot; false: it is for the general path. */
+static bool take_host_place_out(take_host *t, size_t slot)
+{
+    fan_list *p = take_list(t->b, slot);
+    fan_flat *to = &t->written[t->nwritten];
+    bool some = take_defined(p);
+    void *object = NULL;
+    fan_fast_where where = t->outs->at(t->outs->ctx, slot, some ? &p->kind : NULL, &object, &to->data, &to->bytes);
+    if (where != FAN_FAST_THERE)
+        return where != FAN_FAST_REFUSED;
+    to->owner = slot;
+    t->nwritten++;
+    t->given[slot - t->span.first] = true;
+    if (some) {
+        t->announce = t->announce || p->kind.check_at_use;
+        t->results[slot - t->span.first] = object;
+        p->out = to->data;
+    } else {
+        t->b->frontend->drop(object);
+    }
+    return true;
+}
+
+/* D11: whether sums may be written to the outs in any order: none meets another, nor what is still read, but for an
+ * entry of its own slot that is all of it. Sorts them by address. */
+static bool take_host_outs_disjoint(const take_host *t)
+{
+    size_t near[8] = {0}; /* where the last k-th entry was */
+    if (!fan_flats_disjoint(t->written, t->nwritten))
+        return false;
+    for (size_t i = t->span.first; t->nwritten && i < t->span.end; i++) {
+        const fan_list *p = take_list(t->b, i);
+        for (size_t k = 0; k < take_defined(p); k++) {
+            const char *data = p->entries[k].data;
+            const fan_flat *met = fan_flats_last_met(t->written, t->nwritten, data, p->bytes, &near[k % 8]);
+            if (met && (met->owner != i || met->data != data || p->n > FAN_FAST_TERMS))
+                return false;
+        }
+    }
+    return true;
+}
+
+/* take_reads_all: a single entry is read, too, and not just handed through. */
+static bool take_reads_all(const take_host *t)
+{
+    return t->outs || t->how->scale.on || t->how->writable || t->b->sum_stats;
+}
+
+/* take_host_sums: whether the sum of a slot is made here: a large array is handed through at most, and of Python ints
+ * the general path reports what does not fit. */
+static bool take_host_sums(take_host *t, const fan_list *p, size_t n, fan_dtype acc)
+{
+    size_t bytes = fan_host_scratch(p, n, acc, t->b->sum_stats);
+    if (fan_fast_is_large(p->size) && take_reads_all(t))
+        return false;
+    if (bytes > t->nscratch) {
+        fan_free(t->scratch);
+        t->nscratch = bytes;
+        if (!(t->scratch = fan_alloc(bytes)))
+            return false;
+    }
+    return !p->kind.weak || p->kind.dtype != FAN_DT_INT64 || take_stays_in_int64(p, t->how);
+}
+
+static bool take_host_gather(take_host *t)
+{
+    bool far = t->span.end - t->span.first >= TAKE_FAR;
+    for (size_t i = t->span.first; t->outs && i < t->span.end; i++)
+        if (!take_host_place_out(t, i))
+            return false;
+    if (t->outs && !take_host_outs_disjoint(t))
+        return false;
+    for (size_t i = t->span.first; i < t->span.end; i++) {
+        void **result = &t->results[i - t->span.first];
+        fan_list *p = take_list(t->b, i);
+        size_t n = take_defined(p);
+        if (far)
+            take_fetch(t, i, false);
+        if (!n)
+            continue;
+        fan_dtype acc = fan_host_accum(t->b, i);
+        t->calls = t->calls || p->kind.check_at_use;
+        if (!take_host_sums(t, p, n, acc))
+            return false;
+        if (!*result)
+            *result = p->kind.scalar ? take_host_number(t, p, n, acc) : take_host_place(t->b, i, t->how, p, n, acc);
+        if (!*result)
+            return false;
+    }
+    return true;
+}
+
+/* Is what will be read what it was? Libraries are called first, and those that count writes to their arrays are told of
+ * ours. */
+static bool take_host_readable(const take_host *t)
+{
+    const fan_fast_frontend *fast = t->b->frontend->fast;
+    bool reads = take_reads_all(t), far = t->span.end - t->span.first >= TAKE_FAR;
+    for (size_t i = t->span.first; t->calls && i < t->span.end; i++) {
+        const fan_list *p = take_list(t->b, i);
+        size_t n = take_defined(p);
+        if (n && !fan_host_has_values(t->b, p, n, t->results[i - t->span.first] == p->entries[0].object))
+            return false;
+    }
+    for (size_t i = 0; t->announce && i < t->nwritten; i++) {
+        void *to = t->results[t->written[i].owner - t->span.first];
+        if (to && !fast->wrote(to))
+            return false;
+    }
+    for (size_t i = t->span.first; i < t->span.end; i++) {
+        const fan_list *p = take_list(t->b, i);
+        size_t n = take_defined(p);
+        if (far)
+            take_fetch(t, i, false);
+        if (n && !p->kind.scalar && (n > 1 || reads) && !fan_host_unchanged(t->b, p, n))
+            return false;
+    }
+    for (size_t i = 0; (t->calls || t->announce) && i < t->nwritten; i++) {
+        void *to = t->results[t->written[i].owner - t->span.first];
+        if (to && !fast->is_unchanged(to, &take_list(t->b, t->written[i].owner)->kind, t->written[i].data))
+            return false;
+    }
+    return true;
+}
+
+/* 3. sum */
+
+static void take_keep_stats(fan_buffer *b, size_t slot, const fan_stats *stats)
+{
+    fan_sum_stats *sum_stats = &b->sum_stats[slot];
+    *sum_stats = (fan_sum_stats){.valid = true, .stats = {.count = UINT64_MAX}};
+    if (!stats)
+        return;
+    sum_stats->stats = *stats;
+    sum_stats->has_nonfinite = stats->nonfinite && stats->bad != SIZE_MAX;
+    sum_stats->nonfinite_key = sum_stats->has_nonfinite ? take_list(b, slot)->entries[stats->bad].key : -1;
+}
+
+static void take_host_sum_slot(const take_host *t, size_t slot, bool is_out)
+{
+    _Alignas(16) char value[16];
+    FAN_UNCLEARED fan_stats sum_stats;
+    fan_buffer *b = t->b;
+    const fan_list *p = take_list(b, slot);
+    fan_stats *stats = b->sum_stats ? &sum_stats : NULL;
+    size_t n = fan_list_defined(p);
+    void *to = t->results[slot - t->span.first];
+    bool number = p->kind.scalar, first = !number && to == p->entries[0].object;
+    bool handed = n == 1 && !t->how->scale.on && (first || (number && !t->how->writable));
+    if (handed && !stats)
+        return;
+    if (stats || !number)
+        fan_host_sum(b, p, n, fan_host_accum(b, slot), take_scale(t->how), number ? value : p->out, t->scratch, stats);
+    if (stats)
+        take_keep_stats(b, slot, stats);
+    if (!handed)
+        fan_host_count(b, p, n, first && !is_out, n == 1 && !is_out);
+}
+
+static void take_host_sum(const take_host *t)
+{
+    bool far = t->span.end - t->span.first >= TAKE_FAR;
+    for (size_t i = t->span.first; i < t->span.end; i++) {
+        if (far)
+            take_fetch(t, i, true);
+        if (take_defined(take_list(t->b, i)))
+            take_host_sum_slot(t, i, t->outs && t->given[i - t->span.first]);
+        else if (t->b->sum_stats)
+            take_keep_stats(t->b, i, NULL);
+    }
+}
+
+/* 4. order: no stream has anything to do with plain entries. */
+
+/* 5. hand over: the slots are empty and free. What they held is dropped last, when the buffer is ready for whatever a
+ * finalizer calls. */
+
+/* References to drop after all slots are released. If this list cannot grow, drop immediately: a call back into a slot
+ * that is still claimed is then refused. */
+typedef struct take_drops {
+    void *inline_objects[64], **all;
+    size_t n, cap;
+} take_drops;
+
+static bool take_defer_drop(take_drops *d, void *object)
+{
+    if (d->n == d->cap) {
+        void **more = fan_realloc(d->all == d->inline_objects ? NULL : d->all, 2 * d->cap * sizeof *more);
+        if (!more)
+            return false;
+        if (d->all == d->inline_objects)
+            memcpy(more, d->inline_objects, sizeof d->inline_objects);
+        d->all = more;
+        d->cap *= 2;
+    }
+    d->all[d->n++] = object;
+    return true;
+}
+
+static void take_host_hand_over(fan_buffer *b, fan_span span)
+{
+    FAN_UNCLEARED take_drops d;
+    d.all = d.inline_objects;
+    d.n = 0;
+    d.cap = sizeof d.inline_objects / sizeof *d.inline_objects;
+    for (size_t i = span.first; i < span.end; i++) {
+        fan_list *p = take_list(b, i);
+        for (size_t k = 0; p && k < p->n; k++) {
+            void *object = p->entries[k].object;
+            if (object && !b->frontend->fast->drop_if_shared(object) && !take_defer_drop(&d, object))
+                b->frontend->drop(object);
+        }
+        if (p && p->n) {
+            fan_fast_unpark(b, p, fan_list_parked(p) - p->undefined);
+            fan_list_empty(p);
+            fan_list_shrink(p);
+        }
+    }
+    fan_host_release(b, span);
+    for (size_t i = 0; i < d.n; i++)
+        b->frontend->drop(d.all[i]);
+    if (d.all != d.inline_objects)
+        fan_free(d.all);
+}
+
+/* As if there had been no take. The general path reports what is wrong, if anything is. */
+static void take_host_call_off(const take_host *t)
+{
+    take_host_give_back(t->b, t->span);
+    for (size_t i = 0; i < t->span.end - t->span.first; i++) {
+        if (t->results[i])
+            t->b->frontend->drop(t->results[i]);
+        t->results[i] = NULL;
+    }
+    if (t->b->frontend->clear_error)
+        t->b->frontend->clear_error();
+}
+
+static bool take_host_outs_begin(take_host *t)
+{
+    size_t n = t->span.end - t->span.first;
+    if (!t->outs)
+        return true;
+    memset(t->inline_given, 0, sizeof t->inline_given);
+    if (n > TAKE_FEW_OUTS) {
+        t->written = fan_alloc(n * sizeof *t->written);
+        t->given = fan_calloc(n * sizeof *t->given);
+    }
+    return t->written && t->given;
+}
+
+/* The same steps for one slot with a few arrays, as most takes are, without what several slots need between them.
+ * *result NULL: it is not that, and nothing happened. False: it is for the general path. */
+static bool take_host_one(fan_buffer *b, size_t slot, const fan_take *how, void **result)
+{
+    fan_list *p = take_list(b, slot);
+    size_t n = take_defined(p);
+    if (!n || n > FAN_FAST_TERMS || p->undefined || p->kind.scalar || p->size > FAN_FAST_BYTES || b->sum_stats)
+        return true;
+    if (!take_host_claim_slot(b, slot, how))
+        return false;
+    fan_dtype acc = fan_host_accum(b, slot);
+    void *to = take_host_place(b, slot, how, p, n, acc);
+    bool first = to == p->entries[0].object, reads = n > 1 || how->scale.on || how->writable;
+    if (to && fan_host_has_values(b, p, n, first) && (!reads || fan_host_unchanged(b, p, n))) {
+        if (n > 1 || !first) {
+            fan_host_sum(b, p, n, acc, take_scale(how), p->out, NULL, NULL);
+            fan_host_count(b, p, n, first, n == 1);
+        }
+        take_host_hand_over(b, (fan_span){slot, slot + 1});
+        *result = to;
+        return true;
+    }
+    fan_host_release(b, (fan_span){slot, slot + 1});
+    if (to)
+        b->frontend->drop(to);
+    if (b->frontend->clear_error)
+        b->frontend->clear_error();
+    return false;
+}
+
+bool fan_fast_take(fan_buffer *b, fan_span span, const fan_take *how, const fan_fast_outs *outs, void **results)
+{
+    FAN_UNCLEARED take_host t;
+    if (!fan_fast_allowed() || !fan_buffer_is_here(b))
+        return false;
+    if (!outs && span.end - span.first == 1) {
+        bool good = take_host_one(b, span.first, how, results);
+        if (!good || results[0])
+            return good;
+    }
+    if (!take_host_claim(b, span, how))
+        return false;
+    t.b = b;
+    t.span = span;
+    t.how = how;
+    t.outs = outs;
+    t.results = results;
+    t.written = t.inline_outs;
+    t.given = t.inline_given;
+    t.nwritten = 0;
+    t.calls = t.announce = false;
+    t.scratch = NULL;
+    t.nscratch = 0;
+    bool good = take_host_outs_begin(&t) && take_host_gather(&t) && take_host_readable(&t);
+    if (good) {
+        take_host_sum(&t);
+        take_host_hand_over(b, span);
+    } else {
+        take_host_call_off(&t);
+    }
+    fan_free(t.scratch);
+    if (t.written != t.inline_outs) {
+        fan_free(t.written);
+        fan_free(t.given);
+    }
+    return good;
+}
+
+/* ---- a snapshot: the sum as it is now, which stays (D17) ---- */
+
+fan_status fan_buffer_snapshot(fan_buffer *b, size_t slot, fan_stream *consumer, fan_value *out, fan_error *err)
+{
+    fan_slot *s;
+    fan_gathered g;
+    fan_status status;
+    fan_fold *f = &g.fold;
+    *out = (fan_value){.dtype = FAN_DT_NONE};
+    FAN_TRY(fan_slot_check(b, slot, err));
+    s = &b->slots[slot];
+    fan_slot_lock(b, slot);
+    status = fan_slot_poisoned(b, slot, err);
+    if (status == FAN_OK)
+        status = fan_slot_claim_all(b, slot, false, "a snapshot", err);
+    fan_slot_unlock(b, slot);
+    FAN_TRY(status);
+    status = fan_gather(b, slot, SIZE_MAX, false, &g, err);
+    if (status != FAN_OK)
+        goto let_go;
+    f->finish = f->snapshot = true;
+    if (f->n == 0 && !f->state) {
+        if (g.zero)
+            status = take_zeros(b, slot, g.zero, fan_fold_dtype(f), out, err);
+    } else if (f->n == 1 && !f->state && f->terms[0].v->form == FAN_FORM_OBJECT) {
+        status = fan_value_copy(b->frontend, f->terms[0].v, out, err);
+        if (status == FAN_OK)
+            status = fan_order_hand_over(b, slot, out, s->p->consumer, s->p->accum, f->terms[0].producer,
+                                         f->terms[0].event, consumer ? consumer : s->p->consumer, &f->rules, err);
+    } else {
+        status = fan_fold_run(f, err);
+        *out = f->result;
+        if (status == FAN_OK)
+            status = fan_order_hand_over(b, slot, out, s->p->consumer, s->p->accum, f->ready, f->ready_event,
+                                         consumer ? consumer : s->p->consumer, &f->rules, err);
+    }
+    if (status == FAN_OK && !g.like && f->state) {
+        out->origin = f->state->origin;
+        out->rank = f->state->rank;
+    }
+    if (status == FAN_OK && g.like && out->form != FAN_FORM_OBJECT) {
+        out->origin = g.like->origin;
+        out->rank = g.like->rank;
+    }
+    if (status != FAN_OK)
+        fan_value_drop(b->frontend, out);
+    fan_gathered_fini(&g);
+let_go:
+    fan_slot_lock(b, slot);
+    fan_slot_poison(s, status, err);
+    fan_slot_let_go(b, slot);
+    fan_slot_unlock(b, slot);
     return status;
 }

@@ -1,23 +1,20 @@
 /* target: an array that the producer itself adds into (buffer.h). */
 #include "base/mem.h"
-#include "buffer/add_op.h"
-#include "buffer/check.h"
-#include "buffer/commit.h"
-#include "buffer/enter.h"
-#include "buffer/lock.h"
+#include "buffer/add.h"
+#include "buffer/fold.h"
+#include "buffer/slot.h"
 #include "buffer/options.h"
 #include "buffer/order.h"
-#include "buffer/pass.h"
 #include "buffer/stats.h"
 
 #include <stdio.h>
 #include <string.h>
 
 /* Locked: what the plan asks of the slot. */
-static fan_target_facts facts_of(const fan_buffer *b, size_t slot, int64_t key, const fan_stream *P, fan_dtype acc)
+static fan_target_facts target_facts(const fan_buffer *b, size_t slot, int64_t key, const fan_stream *P, fan_dtype acc)
 {
     const fan_slot *s = &b->slots[slot];
-    const fan_pass *p = s->p;
+    const fan_slot_state *p = s->p;
     bool dense = p->value.form == FAN_FORM_DENSE;
     /* A running sum that earlier targets have seen is lent again (D34), one that was donated is not. */
     fan_reuse sum = {.dense = dense && fan_array_dense(p->value.array),
@@ -28,7 +25,7 @@ static fan_target_facts facts_of(const fan_buffer *b, size_t slot, int64_t key, 
                      .exposed = p->value_shown,
                      .host = !p->accum,
                      .exclusive = p->ready == p->accum};
-    return (fan_target_facts){.idle = !s->busy && !p->nitems && !p->arriving,
+    return (fan_target_facts){.idle = !s->busy && !fan_slot_waiting(s) && !p->arriving,
                               .reuse = fan_reusable(&sum),
                               .complete = key < 0 || (uint64_t)key == p->next_key,
                               .producer = fan_stream_id_of(P),
@@ -37,7 +34,7 @@ static fan_target_facts facts_of(const fan_buffer *b, size_t slot, int64_t key, 
 }
 
 /* Locked. */
-static void forget_target(fan_slot *s, const fan_target *t)
+static void target_forget(fan_slot *s, const fan_target *t)
 {
     fan_target **at = &s->targets;
     while (*at && *at != t)
@@ -46,8 +43,8 @@ static void forget_target(fan_slot *s, const fan_target *t)
         *at = t->next;
 }
 
-static fan_status scratch(fan_device *d, fan_stream *P, fan_dtype acc, const fan_spec *spec, fan_array **out,
-                          fan_error *err)
+static fan_status target_scratch(fan_device *d, fan_stream *P, fan_dtype acc, const fan_slot_spec *spec,
+                                 fan_array **out, fan_error *err)
 {
     FAN_TRY(fan_device_array(d, P, acc, spec->ndim, spec->shape, NULL, out, err));
     fan_status status = fan_device_run(d, P, &(fan_job){.kind = FAN_JOB_ZERO, .out = *out, .label = "target"}, err);
@@ -60,9 +57,9 @@ static fan_status scratch(fan_device *d, fan_stream *P, fan_dtype acc, const fan
 
 /* Locked: lends the running sum of the slot: the contribution counts from now on (A16), although nothing is in it yet.
  */
-static void lend(fan_slot *s, fan_target *t)
+static void target_lend(fan_slot *s, fan_target *t)
 {
-    fan_pass *p = s->p;
+    fan_slot_state *p = s->p;
     t->array = fan_array_hold(p->value.array);
     fan_slot_make_busy(s);
     p->count++;
@@ -73,33 +70,34 @@ static void lend(fan_slot *s, fan_target *t)
 
 /* Locked: checks the target like the contribution that it will become, begins it, and lends the running sum if the plan
  * says so. */
-static fan_status begin(fan_buffer *b, const fan_contribution *c, fan_stream *current, fan_target *t, fan_error *err)
+static fan_status target_begin(fan_buffer *b, const fan_contribution *c, fan_stream *current, fan_target *t,
+                               fan_error *err)
 {
     fan_slot *s = &b->slots[t->slot];
-    fan_arrival a;
+    fan_check_result checked;
     FAN_TRY(fan_slot_enter(b, t->slot, "target", err));
-    FAN_TRY(fan_check_contribution(b, t->slot, c, current, b->stream, &a, err));
-    t->producer = fan_stream_hold(a.producer);
+    FAN_TRY(fan_check_contribution(b, t->slot, c, current, b->stream, &checked, err));
+    t->producer = fan_stream_hold(checked.producer);
     t->device = fan_device_hold(c->value.device);
     if (t->producer == s->p->accum)
         FAN_TRY(fan_slot_promote(b, t->slot, err));
-    fan_target_facts facts = facts_of(b, t->slot, t->key, t->producer, c->value.dtype);
+    fan_target_facts facts = target_facts(b, t->slot, t->key, t->producer, c->value.dtype);
     fan_target_plan plan = fan_plan_target(&facts);
     t->direct = plan.direct;
     t->thread = fan_thread_id();
     t->next = s->targets;
     s->targets = t;
     if (plan.direct)
-        lend(s, t);
+        target_lend(s, t);
     return FAN_OK;
 }
 
 /* Unlocked: for a lent sum, memory for its statistics; else scratch of its own. */
-static fan_status prepare(fan_buffer *b, fan_target *t, fan_dtype acc, fan_error *err)
+static fan_status target_prepare(fan_buffer *b, fan_target *t, fan_dtype acc, fan_error *err)
 {
     fan_slot *s = &b->slots[t->slot];
     if (!t->direct)
-        return scratch(t->device, t->producer, acc, s->spec, &t->array, err);
+        return target_scratch(t->device, t->producer, acc, s->spec, &t->array, err);
     fan_status status =
         b->sum_stats && !s->p->sum_stats.valid ? fan_slot_measure(b, t->slot, s->p->value_key, err) : FAN_OK;
     if (status != FAN_OK) {
@@ -110,7 +108,7 @@ static fan_status prepare(fan_buffer *b, fan_target *t, fan_dtype acc, fan_error
 }
 
 /* A hold: the device that the target will be on. */
-static fan_device *device_of(fan_buffer *b, size_t slot, const fan_stream *stream)
+static fan_device *target_device(fan_buffer *b, size_t slot, const fan_stream *stream)
 {
     const fan_slot *s = &b->slots[slot];
     if (s->spec->device || stream)
@@ -127,15 +125,15 @@ fan_status fan_buffer_target(fan_buffer *b, size_t slot, int64_t key, fan_stream
     memset(t, 0, sizeof *t);
     FAN_TRY(fan_slot_check(b, slot, err));
     fan_slot *s = &b->slots[slot];
-    const fan_spec *spec = s->spec;
+    const fan_slot_spec *spec = s->spec;
     if (!spec->has_shape || spec->dtype == FAN_DT_NONE)
         return fan_fail(err, FAN_ERR_VALUE,
                         FAN_SLOT_SAID
                         ": target() needs a slot that declares its shape and dtype: give fanin.Slot(shape=, dtype=)",
                         FAN_SLOT_WHO(b, slot));
     fan_dtype acc = fan_accum_dtype(spec->dtype, spec->accumulate);
-    fan_device *d = device_of(b, slot, stream);
-    fan_array like = {.dtype = acc, .ndim = spec->ndim, .size = 1, .shape = spec->shape, .strides = strides};
+    fan_device *d = target_device(b, slot, stream);
+    fan_array like = {.dtype = acc, .ndim = spec->ndim, .size = 1, .shape = (int64_t *)spec->shape, .strides = strides};
     fan_contribution c = {.key = key,
                           .stream = stream,
                           .summed = true,
@@ -144,13 +142,13 @@ fan_status fan_buffer_target(fan_buffer *b, size_t slot, int64_t key, fan_stream
     t->slot = slot;
     t->key = key;
     fan_slot_lock(b, slot);
-    fan_status status = begin(b, &c, current, t, err);
+    fan_status status = target_begin(b, &c, current, t, err);
     fan_slot_unlock(b, slot);
     if (status == FAN_OK)
-        status = prepare(b, t, acc, err);
+        status = target_prepare(b, t, acc, err);
     if (status != FAN_OK) {
         fan_slot_lock(b, slot);
-        forget_target(s, t);
+        target_forget(s, t);
         fan_slot_unlock(b, slot);
         fan_stream_drop(t->producer);
         fan_device_drop(t->device);
@@ -162,10 +160,10 @@ fan_status fan_buffer_target(fan_buffer *b, size_t slot, int64_t key, fan_stream
 }
 
 /* The lent running sum comes back: it has one contribution more (S15). */
-static fan_status take_back_direct(fan_buffer *b, fan_target *t, bool good, fan_error *err)
+static fan_status target_take_back(fan_buffer *b, fan_target *t, bool good, fan_error *err)
 {
     fan_slot *s = &b->slots[t->slot];
-    fan_pass *p = s->p;
+    fan_slot_state *p = s->p;
     fan_event *e = NULL, *old = NULL;
     fan_sum_stats last = {.valid = false};
     fan_status status = good ? fan_slot_measure(b, t->slot, t->key, err) : FAN_OK;
@@ -183,7 +181,7 @@ static fan_status take_back_direct(fan_buffer *b, fan_target *t, bool good, fan_
             status = FAN_OK; /* S18 records then */
     }
     fan_slot_lock(b, t->slot);
-    forget_target(s, t);
+    target_forget(s, t);
     p->rules |= rules;
     p->arriving--;
     fan_slot_poison(s, status, err);
@@ -215,11 +213,11 @@ fan_status fan_buffer_target_end(fan_buffer *b, fan_target *t, bool good, uint8_
     fan_status status = FAN_OK;
     if (!t->direct) {
         fan_slot_lock(b, t->slot);
-        forget_target(&b->slots[t->slot], t);
+        target_forget(&b->slots[t->slot], t);
         fan_slot_unlock(b, t->slot);
     }
     if (t->direct) {
-        status = take_back_direct(b, t, good, err);
+        status = target_take_back(b, t, good, err);
     } else if (good) {
         fan_contribution c = {.key = t->key,
                               .stream = t->producer,
@@ -239,9 +237,9 @@ fan_status fan_buffer_target_end(fan_buffer *b, fan_target *t, bool good, uint8_
 void fan_buffer_target_cancel(fan_buffer *b, fan_target *t)
 {
     fan_slot_lock(b, t->slot);
-    forget_target(&b->slots[t->slot], t);
+    target_forget(&b->slots[t->slot], t);
     if (t->direct) {
-        fan_pass *p = b->slots[t->slot].p;
+        fan_slot_state *p = b->slots[t->slot].p;
         p->count--;
         p->arriving--;
         p->next_key = t->key >= 0 ? (uint64_t)t->key : p->next_key;

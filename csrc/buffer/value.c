@@ -124,20 +124,26 @@ fan_value fan_value_sparse(fan_sparse *s, fan_device *d)
     return (fan_value){.form = FAN_FORM_SPARSE, .dtype = s->values->dtype, .device = d, .sparse = s};
 }
 
-bool fan_int_run_add(fan_int_run *r, const fan_value *v)
+bool fan_int_run_put(fan_int_run *r, fan_dtype dtype, const char *data)
 {
-    char kind = fan_dtype_kind(v->dtype);
-    size_t bytes = fan_dtype_size(v->dtype);
+    char kind = fan_dtype_kind(dtype);
+    size_t bytes = fan_dtype_size(dtype);
     uint64_t bits = 0;
-    if (v->form != FAN_FORM_DENSE || !v->weak || (v->device && v->device->backend->has_streams) ||
-        v->array->size != 1 || (kind != 'b' && kind != 'i' && kind != 'u'))
+    if (kind != 'b' && kind != 'i' && kind != 'u')
         return false;
-    memcpy(&bits, v->array->data, bytes); /* little-endian, as all that we are built for */
+    memcpy(&bits, data, bytes); /* little-endian, as all that we are built for */
     bool negative = kind == 'i' && (bits >> (8 * bytes - 1) & 1);
     r->ints = r->ints || kind != 'b';
     r->sum += negative ? (__int128)(int64_t)(bytes < 8 ? bits | ~UINT64_C(0) << (8 * bytes) : bits) : (__int128)bits;
     r->sum = r->ints ? r->sum : r->sum != 0; /* bools sum by logical or */
     return true;
+}
+
+bool fan_int_run_add(fan_int_run *r, const fan_value *v)
+{
+    if (v->form != FAN_FORM_DENSE || !v->weak || (v->device && v->device->backend->has_streams) || v->array->size != 1)
+        return false;
+    return fan_int_run_put(r, v->dtype, v->array->data);
 }
 
 bool fan_int_run_leaves(const fan_int_run *r, const fan_value *next, const fan_scale *scale, fan_dtype d)

@@ -31,7 +31,7 @@ typedef struct fan_value {
     size_t nparts;
 } fan_value;
 
-/* What the gradients of one slot that go by the fast path (fast.h) have in common: gap-free host arrays, or numbers. */
+/* What the gradients of one slot that go by the fast path (host.h) have in common: gap-free host arrays, or numbers. */
 #define FAN_FAST_NDIM 4
 typedef struct fan_fast_kind {
     fan_dtype dtype;
@@ -46,6 +46,34 @@ typedef struct fan_fast_kind {
 } fan_fast_kind;
 
 #define FAN_BUSY_BYTES 65536 /* from here on the frontend is left while elements are read */
+
+/* What the fast path asks of its frontend, always inside the interpreter (fan_frontend.fast). None calls anybody but
+ * those that say so. */
+typedef struct fan_fast_frontend {
+    void (*hold)(void *object);
+    /* drop_if_shared: gives up a hold that is not the last one, and says whether it was such: nothing is called back.
+     */
+    bool (*drop_if_shared)(void *object);
+    /* is_unchanged: whether a gradient is what it was when it came: memory, dtype, shape. */
+    bool (*is_unchanged)(void *object, const fan_fast_kind *kind, const char *data);
+    /* has_own_value: of a kind that is checked at use: whether its memory holds its value. is_detached: and whether it
+     * asks for no gradient, so that it may itself be a sum, or be written. Both may call its library. */
+    bool (*has_own_value)(void *object);
+    bool (*is_detached)(void *object);
+    bool (*nobody_else_has)(void *object); /* the object: neither a reference nor a weak one; as far as Python knows */
+    /* unshared: the buffer's hold on the array is the only one, and its memory cannot be reached otherwise. writable:
+     * its memory may be written. */
+    bool (*unshared)(void *object);
+    bool (*writable)(void *object, const fan_fast_kind *kind);
+    /* fresh: a new array of the kind that `like` is of, and where its first element is; the caller's hold. NULL: none,
+     * or not for the fast path. May call its library. */
+    void *(*fresh)(void *like, const fan_fast_kind *kind, char **data);
+    /* number: an immutable number of a kind (fan_fast_kind.scalar); the caller's hold, or NULL. */
+    void *(*number)(const fan_fast_kind *kind, const char *value);
+    /* wrote: says, before it happens, that an array is about to be written, for libraries that count writes. May call
+     * its library; false: it refused. */
+    bool (*wrote)(void *object);
+} fan_fast_frontend;
 
 /* The frontend's callbacks. With a lock of ours held are called `alone`, `fast_value` of a kind that is not checked at
  * use, and `drop` of a hold that is not the last one; nothing else. */
@@ -87,8 +115,8 @@ typedef struct fan_frontend {
      * and never with `err` of a failing call. */
     fan_status (*mismatch)(const char *buffer, size_t slot, const fan_stream *producer, const fan_stream *consumer,
                            fan_error *err);
-    /* fast: what the fast path asks (fast.h); NULL: there is no fast path. */
-    const struct fan_fast_frontend *fast;
+    /* fast: what the fast path asks (host.h); NULL: there is no fast path. */
+    const fan_fast_frontend *fast;
 } fan_frontend;
 
 /* fan_value_copy: *dst becomes another value of the same things, with holds of its own; FAN_ERR_NOMEM. */
@@ -113,6 +141,8 @@ typedef struct fan_int_run {
     bool ints; /* one of them was no bool */
 } fan_int_run;
 bool fan_int_run_add(fan_int_run *r, const fan_value *v);
+/* fan_int_run_put: the same of a Python scalar of this dtype at `data`. */
+bool fan_int_run_put(fan_int_run *r, fan_dtype dtype, const char *data);
 bool fan_int_run_leaves(const fan_int_run *r, const fan_value *next, const fan_scale *scale, fan_dtype d);
 
 fan_value fan_value_dense(fan_array *a, fan_device *d); /* takes the hold of a */

@@ -2,16 +2,6 @@
 #include "py/buffer_part.h"
 #include "py/turn.h"
 
-static PyObject *buffer_add(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
-{
-    if (nargs == 2) {
-        int added = fan_buffer_fast_add(fan_buffer_self(o), args, kwnames);
-        if (added)
-            return added > 0 ? Py_NewRef(Py_None) : NULL;
-    }
-    return fan_buffer_add_any(fan_buffer_self(o), args, nargs, kwnames);
-}
-
 static PyObject *buffer_target(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     static const char *const names[] = {"slot", "key", "stream"};
@@ -97,12 +87,6 @@ static PyObject *buffer_snapshot(PyObject *o, PyObject *which)
     fan_error_clear(&err);
     status = fan_buffer_snapshot(fan_buffer_self(o)->core, slot, NULL, &v, &err);
     return status == FAN_OK ? fan_export(&v) : fan_raise(status, &err);
-}
-
-static PyObject *buffer_take(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
-{
-    PyObject *sums = nargs == 0 ? fan_buffer_fast_take(fan_buffer_self(o), args, kwnames) : NULL;
-    return sums ? sums : fan_buffer_take_any(fan_buffer_self(o), args, nargs, kwnames);
 }
 
 static PyObject *buffer_stats(PyObject *o, PyObject *which)
@@ -215,9 +199,9 @@ static void seen_counters(PyObject *o, PyObject *const *Py_UNUSED(args), Py_ssiz
     fan_buffer_seen_counters(fan_buffer_self(o)->core);
 }
 
-FAN_TURN_FAST(buffer_add, seen_adding)
+FAN_TURN_FAST(fan_buffer_add_one, seen_adding)
 FAN_TURN_FAST(fan_buffer_add_batch, seen_adding_many)
-FAN_TURN_FAST(buffer_take, seen_taking)
+FAN_TURN_FAST(fan_buffer_take_sums, seen_taking)
 FAN_TURN_NAMED(buffer_expect, seen_adding)
 FAN_TURN_ONE(buffer_ready, seen_reading)
 FAN_TURN_ONE(buffer_snapshot, seen_reading)
@@ -236,7 +220,7 @@ static PyObject *buffer_item(PyObject *o, Py_ssize_t i)
 }
 
 static PyMethodDef methods[] = {
-    {"add", (PyCFunction)(void (*)(void))buffer_add_turn, METH_FASTCALL | METH_KEYWORDS,
+    {"add", (PyCFunction)(void (*)(void))fan_buffer_add_one_turn, METH_FASTCALL | METH_KEYWORDS,
      "add($self, slot, gradient, *, key=None, stream=None, donate=False, copy=False)\n--\n\n"
      "Add one gradient to a slot.\n\n"
      "The gradient is an array (ndarray, torch.Tensor, jax.Array, SciPy sparse, fanin.Sparse, an array of a simulated "
@@ -296,7 +280,7 @@ static PyMethodDef methods[] = {
     {"ready", buffer_ready_turn, METH_O,
      "ready($self, slot, /)\n--\n\n"
      "Whether all contributions that were told to `expect` have come; ValueError without expect."},
-    {"take", (PyCFunction)(void (*)(void))buffer_take_turn, METH_FASTCALL | METH_KEYWORDS,
+    {"take", (PyCFunction)(void (*)(void))fan_buffer_take_sums_turn, METH_FASTCALL | METH_KEYWORDS,
      "take($self, stream=None, *, slot=None, out=None, scale=None, writable=False)\n--\n\n"
      "All sums, as a list with an entry for each slot, None where it is undefined; the buffer is then empty.\n\n"
      "slot: of this one alone the sum comes back, bare, and only it is empty then: one buffer can serve a whole graph. "

@@ -1,4 +1,5 @@
-/* buffer_add: InputBuffer.add, by the general path. */
+/* buffer_add: InputBuffer.add: a plain contribution (buffer/host.h) in one call of the core; whatever it is not,
+ * becomes a value first, or an error. */
 #include "py/buffer_part.h"
 
 /* fan_add_flags: donate= and copy=: one gives the array away, the other keeps it the caller's. */
@@ -125,7 +126,86 @@ int fan_add_on(fan_buffer *core, size_t slot, fan_contribution *c)
     return status == FAN_OK ? 0 : -1;
 }
 
-PyObject *fan_buffer_add_any(buffer_object *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+/* ---- plain contributions (buffer/host.h) ---- */
+
+/* What add is told by name, as far as the fast path knows it. */
+typedef struct add_options {
+    Py_ssize_t key; /* -1: none */
+    bool donate, copy;
+} add_options;
+
+/* add_options_of: false: something else is there, or what must be said is an error: for the general path. */
+static bool add_options_of(PyObject *const *values, PyObject *kwnames, add_options *t)
+{
+    const fan_state *st = fan_state_get();
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(kwnames); i++) {
+        PyObject *name = PyTuple_GET_ITEM(kwnames, i), *value = values[i];
+        bool flag = value == Py_True || value == Py_False;
+        if (name == st->str_key && value != Py_None) {
+            t->key = fan_small_index(value);
+            if (t->key < 0 || t->key > FAN_ENTRY_KEY_MAX)
+                return false;
+        } else if (name == st->str_donate && flag) {
+            t->donate = value == Py_True;
+        } else if (name == st->str_copy && flag) {
+            t->copy = value == Py_True;
+        } else if (value != Py_None || (name != st->str_key && name != st->str_stream)) {
+            return false;
+        }
+    }
+    return !(t->donate && t->copy);
+}
+
+int fan_buffer_fast_add(buffer_object *self, PyObject *const *args, PyObject *kwnames)
+{
+    FAN_RAW fan_fast_kind kind;
+    FAN_RAW fan_error err;
+    Py_ssize_t slot = fan_small_index(args[0]);
+    PyObject *gradient = args[1] == Py_None ? NULL : args[1], *copy = NULL;
+    add_options t = {.key = -1};
+    char *data = NULL;
+    bool added;
+    if (slot < 0 || (size_t)slot >= self->n || self->create_graph ||
+        (kwnames && !add_options_of(args + 2, kwnames, &t)) || (gradient && !fan_fast_import(gradient, &kind, &data)))
+        return 0;
+    if (t.copy && gradient) {
+        if (kind.scalar || !fan_fast_allowed() || !fan_fast_fits(kind.dtype, kind.dtype, fan_fast_bytes(&kind)) ||
+            !(copy = fan_fast_copy(gradient, &kind, &data)))
+            return 0; /* the general path copies what is too large for this one */
+        gradient = copy;
+    }
+    fan_entry one = fan_entry_of(gradient, data, t.key, gradient && t.donate, copy != NULL);
+    fan_error_clear(&err);
+    fan_status status = fan_fast_add(self->core, (size_t)slot, gradient ? &kind : NULL, &one,
+                                     copy || (gradient && fan_alone(gradient, 1)), &added, &err);
+    Py_XDECREF(copy);
+    if (status == FAN_OK)
+        return added;
+    fan_raise(status, &err);
+    return -1;
+}
+
+int fan_fast_add_only(fan_buffer *core, PyObject *gradient, int64_t key)
+{
+    FAN_RAW fan_fast_kind kind;
+    FAN_RAW fan_error err;
+    PyObject *defined = gradient == Py_None ? NULL : gradient;
+    char *data = NULL;
+    bool added;
+    if (key > FAN_ENTRY_KEY_MAX || (defined && !fan_fast_import(defined, &kind, &data)))
+        return 0;
+    fan_entry one = fan_entry_of(defined, data, key, false, false);
+    fan_error_clear(&err);
+    fan_status status = fan_fast_add(core, 0, defined ? &kind : NULL, &one, false, &added, &err);
+    if (status == FAN_OK)
+        return added;
+    fan_raise(status, &err);
+    return -1;
+}
+
+/* ---- all others ---- */
+
+static PyObject *add_any(buffer_object *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     static const char *const names[] = {"slot", "gradient", "key", "stream", "donate", "copy"};
     struct {
@@ -150,4 +230,14 @@ PyObject *fan_buffer_add_any(buffer_object *self, PyObject *const *args, Py_ssiz
     if (bad)
         return NULL;
     Py_RETURN_NONE;
+}
+
+PyObject *fan_buffer_add_one(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    if (nargs == 2) {
+        int added = fan_buffer_fast_add(fan_buffer_self(o), args, kwnames);
+        if (added)
+            return added > 0 ? Py_NewRef(Py_None) : NULL;
+    }
+    return add_any(fan_buffer_self(o), args, nargs, kwnames);
 }

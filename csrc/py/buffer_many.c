@@ -111,6 +111,77 @@ done:
     return result;
 }
 
+/* ---- plain contributions (buffer/host.h) ---- */
+
+#define AHEAD 8
+#define FAR 500 /* slots that no near cache holds */
+
+typedef struct batch_source {
+    const fan_batch_args *args;
+    const buffer_object *self;
+    bool donate;
+} batch_source;
+
+static bool source_read(void *ctx, size_t k, size_t *slot, fan_fast_kind *kind, fan_entry *one)
+{
+    const batch_source *m = ctx;
+    Py_ssize_t at = fan_small_index(PyTuple_GET_ITEM(m->args->slots, (Py_ssize_t)k)), key = -1;
+    PyObject *gradient = PyTuple_GET_ITEM(m->args->gradients, (Py_ssize_t)k);
+    char *data = NULL;
+    if (at < 0 || (m->args->keys && ((key = fan_small_index(PyTuple_GET_ITEM(m->args->keys, (Py_ssize_t)k))) < 0 ||
+                                     key > FAN_ENTRY_KEY_MAX)))
+        return false;
+    if (gradient == Py_None)
+        gradient = NULL;
+    else if (!fan_fast_import(gradient, kind, &data))
+        return false;
+    *slot = (size_t)at;
+    *one = fan_entry_of(gradient, data, key, gradient && m->donate, false);
+    return true;
+}
+
+static void *source_again(void *ctx, size_t k, size_t *slot)
+{
+    const fan_batch_args *args = ((const batch_source *)ctx)->args;
+    PyObject *gradient = PyTuple_GET_ITEM(args->gradients, (Py_ssize_t)k);
+    *slot = (size_t)fan_small_index(PyTuple_GET_ITEM(args->slots, (Py_ssize_t)k));
+    return gradient == Py_None ? NULL : gradient;
+}
+
+/* source_prefetch: what is needed AHEAD gradients later. */
+static void source_prefetch(void *ctx, size_t at)
+{
+    const batch_source *m = ctx;
+    Py_ssize_t k = (Py_ssize_t)at, n = m->args->n;
+    if (k + 2 * AHEAD < n) {
+        PyObject *o = PyTuple_GET_ITEM(m->args->gradients, k + 2 * AHEAD);
+        __builtin_prefetch(o, 1);
+        __builtin_prefetch((const char *)o + 64);
+    }
+    if (k + AHEAD < n) {
+        PyObject *o = PyTuple_GET_ITEM(m->args->gradients, k + AHEAD);
+        if (PyArray_CheckExact(o))
+            __builtin_prefetch(PyArray_DIMS((PyArrayObject *)o));
+        fan_fast_prefetch(m->self->core, (size_t)fan_small_index(PyTuple_GET_ITEM(m->args->slots, k + AHEAD)));
+    }
+}
+
+static int batch_plain(buffer_object *self, const fan_batch_args *args, bool donate)
+{
+    FAN_RAW fan_error err;
+    batch_source m = {args, self, donate};
+    fan_fast_batch batch = {(size_t)args->n, self->n >= FAR, source_read, source_again, source_prefetch, &m};
+    bool added;
+    if (self->create_graph)
+        return 0;
+    fan_error_clear(&err);
+    fan_status status = fan_fast_add_many(self->core, &batch, &added, &err);
+    if (status == FAN_OK)
+        return added;
+    fan_raise(status, &err);
+    return -1;
+}
+
 PyObject *fan_buffer_add_batch(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     static const char *const names[] = {"slots", "gradients", "keys", "stream", "donate", "copy"};
@@ -132,7 +203,7 @@ PyObject *fan_buffer_add_batch(PyObject *o, PyObject *const *args, Py_ssize_t na
     fan_error_context_push(&w);
     if (batch_begin(&t, a.slots, a.gradients, a.keys) == 0 &&
         fan_stream_arg(a.stream ? a.stream : Py_None, &stream) == 0) {
-        done = stream || copy ? 0 : fan_buffer_fast_add_many(self, &t, donate);
+        done = stream || copy ? 0 : batch_plain(self, &t, donate);
         if (done == 0)
             done = batch_any(self, &t, stream, donate, copy) == 0 ? 1 : -1;
     }

@@ -56,7 +56,7 @@ int fan_buffer_clear_refs(PyObject *o);
 PyObject *fan_buffer_plain(size_t n);
 PyObject *fan_buffer_declared(const fan_slot_specs *d, PyObject *names, fan_buffer_config config);
 
-/* ---- buffer_add.c: the general path ---- */
+/* ---- buffer_add.c ---- */
 
 /* fan_add_flags: donate= and copy=: one gives the array away, the other keeps it the caller's. */
 int fan_add_flags(const buffer_object *self, PyObject *donate, PyObject *copy, bool *donated, bool *copied);
@@ -65,7 +65,12 @@ int fan_contribution_of(buffer_object *self, size_t slot, PyObject *gradient, Py
 /* fan_add_on: fan_buffer_add, with the current stream of the gradient's library as that of the device, where the caller
  * made none the current one (S4, S5). */
 int fan_add_on(fan_buffer *core, size_t slot, fan_contribution *c);
-PyObject *fan_buffer_add_any(buffer_object *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
+/* fan_buffer_fast_add: adds args[1] to slot args[0] where it is a plain contribution. fan_fast_add_only: the same to a
+ * buffer of one slot, with a key (-1: none). 1: added; 0: it is not plain, and nothing happened; -1 with an exception.
+ */
+int fan_buffer_fast_add(buffer_object *self, PyObject *const *args, PyObject *kwnames);
+int fan_fast_add_only(fan_buffer *core, PyObject *gradient, int64_t key);
+PyObject *fan_buffer_add_one(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 
 /* ---- buffer_many.c ---- */
 
@@ -76,30 +81,19 @@ typedef struct fan_batch_args {
 } fan_batch_args;
 PyObject *fan_buffer_add_batch(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 
-/* ---- buffer_take.c: the general path ---- */
+/* ---- buffer_take.c ---- */
 
 /* fan_take_all: the sums as a list, of `only`, where that is not NULL, of this slot alone. */
 PyObject *fan_take_all(fan_buffer *core, const size_t *only, PyObject *slot_names, fan_stream *stream, PyObject *out,
                        PyObject *scale, bool writable);
-PyObject *fan_buffer_take_any(buffer_object *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
+/* fan_fast_take_only: of a buffer of one slot: the sum, which is the caller's alone. out, scale: None: not given. NULL
+ * without an exception: it is not that of plain contributions, and nothing happened. fan_fast_writable_now: `o` is an
+ * array that such a sum may be written into. */
+PyObject *fan_fast_take_only(fan_buffer *core, PyObject *out, PyObject *scale);
+bool fan_fast_writable_now(PyObject *o, fan_fast_kind *kind, char **data);
+PyObject *fan_buffer_take_sums(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 /* fan_stats_wrap: a fanin.Stats, or None of a sum that is undefined or no array. */
 PyObject *fan_stats_wrap(fan_buffer *core, size_t slot);
-
-/* ---- buffer_fast.c: the fast path (buffer/fast.h) ---- */
-
-/* 1: added; 0: not for this way, and nothing happened; -1 with an exception. fan_buffer_fast_add: slot and gradient are
- * given by position. */
-int fan_buffer_fast_add(buffer_object *self, PyObject *const *args, PyObject *kwnames);
-int fan_buffer_fast_add_many(buffer_object *self, const fan_batch_args *args, bool donate);
-/* fan_buffer_fast_take: nothing is given by position. NULL, without an exception: not for this way, and nothing
- * happened. */
-PyObject *fan_buffer_fast_take(buffer_object *self, PyObject *const *args, PyObject *kwnames);
-/* The same for a buffer of one slot that is no object, with a key (-1: none) and nothing else; of the sum, which is the
- * caller's alone. out, scale: None: not given. */
-int fan_fast_add_only(fan_buffer *core, PyObject *gradient, int64_t key);
-PyObject *fan_fast_take_only(fan_buffer *core, PyObject *out, PyObject *scale);
-/* fan_fast_writable_now: `o` is an array that the fast path may write. */
-bool fan_fast_writable_now(PyObject *o, fan_fast_kind *kind, char **data);
 
 /* ---- buffer_view.c ---- */
 

@@ -1,4 +1,4 @@
-/* buffer_take: InputBuffer.take, by the general path. */
+/* buffer_take: InputBuffer.take: of plain contributions (buffer/host.h) in one call of the core; else by values. */
 #include "py/buffer_part.h"
 
 #include "base/mem.h"
@@ -147,7 +147,7 @@ static PyObject *only_item(PyObject *list)
     return item;
 }
 
-PyObject *fan_buffer_take_any(buffer_object *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+static PyObject *take_any(buffer_object *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     static const char *const names[] = {"stream", "slot", "out", "scale", "writable"};
     struct {
@@ -171,6 +171,142 @@ PyObject *fan_buffer_take_any(buffer_object *self, PyObject *const *args, Py_ssi
     fan_error_context_pop(&w);
     fan_stream_drop(s);
     return one ? only_item(list) : list;
+}
+
+/* ---- slots of plain contributions (buffer/host.h) ---- */
+
+bool fan_fast_writable_now(PyObject *o, fan_fast_kind *kind, char **data)
+{
+    if (!fan_fast_import(o, kind, data))
+        return false;
+    if (!kind->check_at_use)
+        return PyArray_CheckExact(o) && PyArray_ISWRITEABLE((PyArrayObject *)o);
+    Py_INCREF(o);                                                     /* its library is asked, and may do anything */
+    bool good = fan_fast_is_detached(o) && fan_fast_has_own_value(o); /* before it is written it is looked at again */
+    Py_DECREF(o);
+    return good;
+}
+
+/* out=: of a take of one slot the array itself. */
+typedef struct out_args {
+    PyObject *out;
+    bool one;
+} out_args;
+
+static fan_fast_where outs_at(void *ctx, size_t slot, const fan_fast_kind *kind, void **object, char **data,
+                              uint64_t *bytes)
+{
+    const out_args *to = ctx;
+    FAN_RAW fan_fast_kind is;
+    if (!to->one && (Py_ssize_t)slot >= PySequence_Fast_GET_SIZE(to->out)) /* it became shorter meanwhile */
+        return FAN_FAST_REFUSED;
+    PyObject *o = to->one ? to->out : PySequence_Fast_GET_ITEM(to->out, (Py_ssize_t)slot);
+    if (o == Py_None)
+        return FAN_FAST_NOWHERE;
+    Py_INCREF(o); /* its library is asked, which may take it out of the list */
+    if (!fan_fast_writable_now(o, &is, data) || (kind && !fan_fast_same(&is, kind))) {
+        Py_DECREF(o);
+        return FAN_FAST_REFUSED;
+    }
+    *object = o;
+    *bytes = fan_fast_bytes(&is);
+    return FAN_FAST_THERE;
+}
+
+/* scale_of: false: it must be asked for its value, or what must be said is an error. */
+static bool scale_of(PyObject *value, fan_take *how)
+{
+    if (value == Py_None)
+        return true;
+    if (!PyFloat_CheckExact(value) && !PyLong_CheckExact(value) && !PyComplex_CheckExact(value))
+        return false;
+    if (fan_scale_arg(value, how) == 0)
+        return true;
+    PyErr_Clear();
+    return false;
+}
+
+/* take_options_of: what take is told by name, as far as the fast path knows it; false: something else is there, or what
+ * must be said is an error. */
+static bool take_options_of(PyObject *const *values, PyObject *kwnames, PyObject **out, fan_take *how)
+{
+    const fan_state *st = fan_state_get();
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(kwnames); i++) {
+        PyObject *name = PyTuple_GET_ITEM(kwnames, i), *value = values[i];
+        if (name == st->str_writable && (value == Py_True || value == Py_False)) {
+            how->writable = value == Py_True;
+        } else if (name == st->str_out) {
+            *out = value == Py_None ? NULL : value;
+        } else if (name == st->str_slot && value != Py_None) {
+            Py_ssize_t slot = fan_small_index(value);
+            if (slot < 0)
+                return false;
+            how->one = true;
+            how->slot = (size_t)slot;
+        } else if (name == st->str_scale) {
+            if (!scale_of(value, how))
+                return false;
+        } else if (value != Py_None || (name != st->str_slot && name != st->str_stream)) {
+            return false;
+        }
+    }
+    return how->one || !*out || PyList_CheckExact(*out) || PyTuple_CheckExact(*out);
+}
+
+static PyObject *take_one(fan_buffer *core, const fan_take *how, const fan_fast_outs *places)
+{
+    void *sum = NULL;
+    if (!fan_fast_take(core, (fan_span){how->slot, how->slot + 1}, how, places, &sum))
+        return NULL;
+    return sum ? sum : Py_NewRef(Py_None);
+}
+
+static PyObject *take_each(buffer_object *self, const fan_take *how, const fan_fast_outs *places)
+{
+    /* Made before a slot is claimed: this may collect garbage, which may do anything, add for one. */
+    PyObject *list = PyList_New((Py_ssize_t)self->n);
+    PyObject **items = list ? PySequence_Fast_ITEMS(list) : NULL;
+    if (!list || !fan_fast_take(self->core, (fan_span){0, self->n}, how, places, (void **)items)) {
+        Py_XDECREF(list);
+        return NULL;
+    }
+    for (size_t i = 0; i < self->n; i++)
+        if (!items[i])
+            items[i] = Py_NewRef(Py_None);
+    return list;
+}
+
+static PyObject *take_plain(buffer_object *self, PyObject *const *args, PyObject *kwnames)
+{
+    PyObject *out = NULL;
+    fan_take how = {.stream = NULL};
+    if ((kwnames && !take_options_of(args, kwnames, &out, &how)) || (how.one && how.slot >= self->n) ||
+        (out && !how.one && (size_t)PySequence_Fast_GET_SIZE(out) != self->n))
+        return NULL;
+    out_args to = {out, how.one};
+    fan_fast_outs places = {outs_at, &to};
+    PyObject *sums =
+        how.one ? take_one(self->core, &how, out ? &places : NULL) : take_each(self, &how, out ? &places : NULL);
+    if (!sums && PyErr_Occurred())
+        PyErr_Clear(); /* the general path says it, if there is anything to say */
+    return sums;
+}
+
+PyObject *fan_fast_take_only(fan_buffer *core, PyObject *out, PyObject *scale)
+{
+    fan_take how = {.one = true, .writable = true};
+    out_args to = {out, true};
+    fan_fast_outs places = {outs_at, &to};
+    PyObject *sum = scale_of(scale, &how) ? take_one(core, &how, out == Py_None ? NULL : &places) : NULL;
+    if (!sum && PyErr_Occurred())
+        PyErr_Clear(); /* as above */
+    return sum;
+}
+
+PyObject *fan_buffer_take_sums(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    PyObject *sums = nargs == 0 ? take_plain(fan_buffer_self(o), args, kwnames) : NULL;
+    return sums ? sums : take_any(fan_buffer_self(o), args, nargs, kwnames);
 }
 
 /* fan_stats_wrap: a fanin.Stats, or None of a sum that is undefined or no array. */

@@ -8,16 +8,6 @@
 
 /* ---- handed through (A14) ---- */
 
-/* declares: whether a slot takes what is of this dtype and shape as it is. */
-static bool declares(const fan_slot_spec *spec, fan_dtype dtype, int ndim, const int64_t *shape)
-{
-    if ((spec->dtype != FAN_DT_NONE && spec->dtype != dtype) || (spec->device && spec->device != fan_cpu()))
-        return false;
-    if (!spec->has_shape)
-        return true;
-    return spec->ndim == ndim && (ndim == 0 || memcmp(spec->shape, shape, (size_t)ndim * sizeof *shape) == 0);
-}
-
 static inline const fan_slot_spec *spec_of(const fan_node *n, uint32_t slot)
 {
     const node_more *more = fan_node_object(n)->more;
@@ -41,11 +31,11 @@ static bool can_forward_object(const fan_node *to, uint32_t slot, PyObject *o)
         fan_dtype dtype = fan_dtype_of_descr(PyArray_DESCR(a));
         _Static_assert(sizeof(npy_intp) == sizeof(int64_t), "shapes are compared as bytes");
         return dtype != FAN_DT_NONE &&
-               (!spec || declares(spec, dtype, PyArray_NDIM(a), (const int64_t *)PyArray_DIMS(a)));
+               (!spec || fan_slot_takes(spec, dtype, PyArray_NDIM(a), (const int64_t *)PyArray_DIMS(a)));
     }
     if (fan_tensor_on_cpu(o, &of, &ndim, &shape))
-        return (!spec || declares(spec, of, ndim, shape)) && fan_fast_is_detached(o) && fan_fast_has_own_value(o);
-    if (!fan_fast_import(o, &kind, &data) || (spec && !declares(spec, kind.dtype, kind.ndim, kind.shape)))
+        return (!spec || fan_slot_takes(spec, of, ndim, shape)) && fan_fast_is_detached(o) && fan_fast_has_own_value(o);
+    if (!fan_fast_import(o, &kind, &data) || (spec && !fan_slot_takes(spec, kind.dtype, kind.ndim, kind.shape)))
         return false;
     return !kind.check_at_use;
 }
@@ -58,7 +48,7 @@ static bool can_forward(const fan_node *to, uint32_t slot, void *gradient)
         return can_forward_object(to, slot, gradient);
     spec = spec_of(to, slot);
     a = fan_unboxed_array(gradient);
-    return !spec || declares(spec, a->dtype, a->ndim, a->shape);
+    return !spec || fan_slot_takes(spec, a->dtype, a->ndim, a->shape);
 }
 
 /* ---- buffers ---- */
@@ -206,7 +196,7 @@ static fan_status add(void *buffer, uint32_t slot, uint32_t key, void *gradient,
     char *data = NULL;
     bool added = false;
     if (!b->create_graph && (!gradient || fan_fast_import(gradient, &kind, &data))) {
-        fan_fast_term one = fan_fast_term_of(gradient, data, key, false, false);
+        fan_entry one = fan_entry_of(gradient, data, key, false, false);
         fan_status status =
             fan_fast_add(b->core, slot, gradient ? &kind : NULL, &one, gradient && fan_alone(gradient, 1), &added, err);
         if (status != FAN_OK)

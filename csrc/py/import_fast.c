@@ -1,4 +1,4 @@
-/* import_fast: what the fast path of the buffer (buffer/fast.h) needs to know of a gradient: ndarrays, exact torch
+/* import_fast: what the fast path of the buffer (buffer/host.h) needs to know of a gradient: ndarrays, exact torch
  * tensors, NumPy's scalars and Python's numbers, looked at without a call and without a lock. */
 #include "py/dlpack.h"
 #include "py/unboxed.h"

@@ -18,7 +18,7 @@
 #include <numpy/arrayobject.h>
 #include <structmember.h>
 
-#include "buffer/fast.h"
+#include "buffer/host.h"
 #include "device/sim/sim.h"
 
 #include <string.h>
@@ -239,7 +239,7 @@ typedef enum fan_origin {
 /* fan_import: any gradient (None too) as a value; the caller owns its holds. `recording`: A1, everything is an object.
  * `has_combine`: containers are objects. -1 with an exception set. */
 int fan_import(PyObject *o, bool recording, bool has_combine, fan_value *out);
-/* ---- import_fast.c: gradients of the fast path (buffer/fast.h); all inside the interpreter ---- */
+/* ---- import_fast.c: gradients of the fast path (buffer/host.h); all inside the interpreter ---- */
 
 /* fan_fast_import: what the fast path needs to know of a gradient; false: it is none for it, nothing is said. Calls
  * nobody. fan_fast_is_unchanged: whether one is what it was when it came: memory, dtype, shape. */

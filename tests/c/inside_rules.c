@@ -106,11 +106,11 @@ static PyObject *sync_fold(PyObject *Py_UNUSED(module), PyObject *args)
 static PyObject *sync_term(PyObject *Py_UNUSED(module), PyObject *args)
 {
     fan_stream_id A, P;
-    int first;
+    int first, covered;
     fan_sync_term p;
-    if (!PyArg_ParseTuple(args, "O&O&p:rules_sync_term", place_arg, &A, place_arg, &P, &first))
+    if (!PyArg_ParseTuple(args, "O&O&pp:rules_sync_term", place_arg, &A, place_arg, &P, &first, &covered))
         return NULL;
-    p = fan_sync_term_plan(A, P, first);
+    p = fan_sync_term_plan(A, P, first, covered);
     return Py_BuildValue("{s:N,s:N,s:N}", "wait", truth(p.wait), "mark", truth(p.mark), "rules", rules_of(p.rules));
 }
 

@@ -99,20 +99,25 @@ NEAR = {
         "buffer/test_batches.py",
     ],
     "buffer/fold_exact": ["buffer/test_exact_buffer.py", "array/test_exact_sparse.py"],
-    "buffer/fold_mixed": ["buffer/test_kinds.py", "spec/test_aliasing.py"],
+    "buffer/fold_sparse": ["buffer/test_kinds.py", "spec/test_aliasing.py"],
     "buffer/fold": ["spec/test_accumulate.py", "spec/test_values.py", "spec/test_aliasing.py"],
     "buffer/stats": ["buffer/test_stats.py", "buffer/test_stats_devices.py"],
     "buffer/target": ["buffer/test_target.py"],
-    "buffer/add_many": ["buffer/test_many.py", "buffer/test_batches.py"],
+    "buffer/add_host": [
+        "buffer/test_doors.py",
+        "buffer/test_out.py",
+        "buffer/test_budget_auto.py",
+        "buffer/test_many.py",
+    ]
+    + ["buffer/test_stats.py"],
+    "buffer/host": ["buffer/test_doors.py", "buffer/test_out.py", "buffer/test_budget_auto.py", "buffer/test_many.py"]
+    + ["buffer/test_stats.py"],
     "buffer/add": ["buffer/test_many.py", "spec/test_ledger.py", "buffer/test_keys.py"],
     "buffer/batch": ["buffer/test_batches.py", "buffer/test_many.py"],
     "buffer/explain": ["buffer/test_explain.py"],
     "buffer/take": ["buffer/test_take_one.py", "buffer/test_out.py", "spec/test_aliasing.py"],
-    "buffer/fast": ["buffer/test_doors.py", "buffer/test_out.py", "buffer/test_budget_auto.py", "buffer/test_many.py"]
-    + ["buffer/test_stats.py"],
     "buffer/life": ["isolated/test_fork.py"],
     "buffer/value": ["spec/test_aliasing.py", "interop/test_exchange_rows.py"],
-    "buffer/out": ["spec/test_aliasing.py"],
     "buffer/sync": ["spec/test_stream_rules.py", "spec/test_streams_on_sim.py"],
     "buffer/accum": ["spec/test_accum_rules.py"],
     "buffer/plan": ["spec/test_plans_are_run.py", "spec/test_stream_rules.py", "buffer/test_explain.py"],
@@ -155,7 +160,7 @@ NEAR = {
     "py/counters": ["buffer/test_doors.py", "buffer/test_budget.py"],
     "py/buffer_many": ["buffer/test_many.py"],
     "py/buffer_slots": ["buffer/test_kinds.py", "buffer/test_refusals.py"],
-    "py/buffer_fast": ["buffer/test_doors.py", "buffer/test_many.py", "buffer/test_out.py"],
+    "py/buffer_take": ["buffer/test_doors.py", "buffer/test_many.py", "buffer/test_out.py"],
     "py/add_n": ["array/test_sums.py", "buffer/test_out.py"],
     "py/leaf": ["engine/test_leaf_rules.py", "engine/test_leaf_grad.py", "engine/test_leaf_circles.py"]
     + ["engine/test_create_graph.py", "engine/test_bad_graphs.py", "engine/test_streams.py"]

@@ -76,13 +76,14 @@ class Term(NamedTuple):
     rules: Rules
 
 
-def sync_term(A: StreamId, P: StreamId, first: bool) -> Term:
+def sync_term(A: StreamId, P: StreamId, first: bool, covered: bool = False) -> Term:
     """S12, S13: one term of a sum on A; the first is the slot's value, or what was its first gradient.
 
-    It is used on A wherever it was made: its memory may be a third stream's (Lifetime).
+    It is used on A wherever it was made: its memory may be a third stream's (Lifetime). A newer event of the same
+    stream that another term has covers it.
     """
-    wait = A[1] != 0 and P[1] != 0 and P != A
-    return Term(wait, A[1] != 0, frozenset({"S13" if first else "S12"} if wait else set()))
+    apart = A[1] != 0 and P[1] != 0 and P != A
+    return Term(apart and not covered, A[1] != 0, frozenset({"S13" if first else "S12"} if apart else set()))
 
 
 class Fold(NamedTuple):

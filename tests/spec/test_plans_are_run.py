@@ -5,13 +5,21 @@ Whose field a name is, the compiler says (kit/tree.py); each checker has a plant
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
 from kit.support import CSRC, cache_dir, compiler
-from kit.tree import facts_nobody_sets, places_compared, plan_fields, rule_bits_set
+from kit.tree import (
+    c_functions,
+    facts_nobody_sets,
+    places_compared,
+    plan_fields,
+    rule_bits_set,
+    without_comments,
+)
 
 pytestmark = pytest.mark.core
 
@@ -28,6 +36,53 @@ SAYS = {
 KNOWN_UNREAD: dict[str, str] = {}
 #: Files in which bits of rules are set beside the rules. The list may only shrink.
 KNOWN_SETTERS: dict[str, str] = {}
+
+
+#: What a contribution's road asks -> the words by which it is asked, and the functions of buffer/ that answer it. Each
+#: function has its own subject: a contribution on its way in, plain entries, terms of a fold, an array of the taker's.
+QUESTIONS: dict[str, tuple[str, set[str]]] = {
+    "does it have the slot's shape (A9)?": (
+        r"\bfan_accum_fit\(",
+        {"fan_slot_takes", "add_check_shape", "take_zeros"},
+    ),
+    "may this memory be written (A6)?": (
+        r"\bfan_reusable\(",
+        {"fold_may_write", "fan_host_reusable", "take_may_write", "target_facts"},
+    ),
+    "does the buffer alone hold it (A6)?": (
+        r"->unshared\(",
+        {"fan_host_reusable", "fan_term_holders", "fold_gather_plain"},
+    ),
+    "is it handed through (A14)?": (r"(?:return|[^=!]=) FAN_TAKE_HAND\b", {"fan_plan_take_way"}),
+    "is it copied into out= (D11)?": (r"\bout_meets_inputs \|\|", {"fan_plan_take_way"}),
+    "is it unchanged since it came?": (
+        r"->is_unchanged\(",
+        {"fan_host_unchanged", "fan_slot_check_unmoved", "add_host_unchanged", "take_check_outs", "take_host_readable"},
+    ),
+    "has its memory its value?": (r"->has_own_value\(", {"fan_host_has_values", "add_host_begin"}),
+    "does a newer event cover it (S12)?": (r"\bfan_event_covers\(", {"order_covered"}),
+    "is the budget passed?": (r"\bfan_over_budget\(", {"fan_slot_due", "fold_host_due"}),
+}
+
+
+def answered_twice(csrc: Path, questions: dict[str, tuple[str, set[str]]]) -> list[str]:
+    """Where a question of `questions` is asked beside the functions that answer it, and which of them ask no more."""
+    wrong, answering = [], {question: set[str]() for question in questions}
+    for path in sorted(csrc.glob("buffer/*.[ch]")):
+        text = path.read_text()
+        lines = without_comments(text).split("\n")
+        for f in c_functions(text):
+            body = "\n".join(lines[f.line - 1 : f.line - 1 + f.lines])
+            for question, (words, owners) in questions.items():
+                if f.name not in words and re.search(words, body):
+                    answering[question].add(f.name)
+                    if f.name not in owners:
+                        wrong.append(f"buffer/{path.name}: {f.name} answers again: {question}")
+    return wrong + [
+        f"{question} {owner} does not answer it any more: take it off QUESTIONS"
+        for question, (_, owners) in questions.items()
+        for owner in sorted(owners - answering[question])
+    ]
 
 
 def unread(readers: dict[str, set[str]], known: dict[str, str]) -> list[str]:
@@ -68,6 +123,10 @@ def test_a_rule_s_bit_is_set_by_the_rules_alone() -> None:
 
 def test_whose_bytes_meet_is_asked_in_one_place() -> None:
     assert not places_compared(CSRC)
+
+
+def test_each_question_about_a_contribution_is_answered_in_one_place() -> None:
+    assert not answered_twice(CSRC, QUESTIONS)
 
 
 # The checkers themselves
@@ -176,6 +235,26 @@ def test_a_planted_comparison_of_places_is_found(line: str, found: bool, tmp_pat
     (tmp_path / "buffer/fold.c").write_text(f"#include <data.h>\n{line}\n")
     wrong = places_compared(tmp_path)
     assert len(wrong) == found and all(w.startswith("buffer/fold.c:2: ") for w in wrong)
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("return fan_reusable(&facts) == FAN_REUSE_YES;", ["again answers again: is it free?"]),
+        ("return facts->reusable; /* fan_reusable(&facts) */", []),
+        ("", []),
+    ],
+)
+def test_a_planted_second_answer_is_found(line: str, found: list[str], tmp_path: Path) -> None:
+    (tmp_path / "buffer").mkdir()
+    (tmp_path / "buffer/once.c").write_text("bool once(const fan_reuse *f)\n{\n    return fan_reusable(f);\n}\n")
+    (tmp_path / "buffer/x.c").write_text(f"bool again(const fan_reuse *facts)\n{{\n    {line}\n}}\n")
+    questions = {"is it free?": (r"\bfan_reusable\(", {"once"})}
+    assert answered_twice(tmp_path, questions) == [f"buffer/x.c: {said}" for said in found]
+    (tmp_path / "buffer/once.c").write_text("")
+    assert (
+        answered_twice(tmp_path, questions)[-1] == "is it free? once does not answer it any more: take it off QUESTIONS"
+    )
 
 
 # The questions

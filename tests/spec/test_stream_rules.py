@@ -107,11 +107,12 @@ def test_neither_stream_the_sum_is_on_the_current_stream_even_if_both_are_the_sa
 
 @pytest.mark.rule("S12")
 def test_a_fold_waits_for_each_other_stream_and_uses_what_was_made_there(rules: Any) -> None:
-    terms = [rules.sync_term((1, 1), P, False) for P in ((1, 2), (1, 1), (2, 1), NOWHERE)]
+    terms = [rules.sync_term((1, 1), P, False, False) for P in ((1, 2), (1, 1), (2, 1), NOWHERE)]
     assert [t.wait for t in terms] == [True, False, True, False]
     assert all(t.mark for t in terms), "its memory may be a third stream's, wherever it was made"
     assert terms[0].rules == {"S12"}
-    assert rules.sync_term(NOWHERE, NOWHERE, False) == Term(False, False, frozenset())
+    assert rules.sync_term(NOWHERE, NOWHERE, False, False) == Term(False, False, frozenset())
+    assert rules.sync_term((1, 1), (1, 2), False, True) == Term(False, True, {"S12"}), "a newer event of P is enough"
     later = rules.sync_add(1, (1, 2), NOWHERE, (1, 3), Slot((1, 1), (1, 1), (1, 1), False))
     assert (later.how, later.record, later.slot.A) == ("+", True, (1, 1))
 
@@ -119,9 +120,9 @@ def test_a_fold_waits_for_each_other_stream_and_uses_what_was_made_there(rules: 
 @pytest.mark.rule("S13")
 def test_the_first_fold_waits_for_the_first_producer(rules: Any) -> None:
     slot = Slot((1, 2), (1, 2), (1, 1), True)
-    assert rules.sync_term(slot.A, slot.R, True) == Term(True, True, {"S13"})
+    assert rules.sync_term(slot.A, slot.R, True, False) == Term(True, True, {"S13"})
     again = rules.sync_fold(slot).slot
-    assert rules.sync_term(again.A, again.R, True) == Term(False, True, frozenset()), "the second does not"
+    assert rules.sync_term(again.A, again.R, True, False) == Term(False, True, frozenset()), "the second does not"
 
 
 @pytest.mark.rule("S14", "S17")
@@ -215,7 +216,7 @@ def test_every_fold_is_decided_in_c_as_on_the_page() -> None:
 
 @pytest.mark.rule("S12", "S13")
 def test_every_term_of_a_fold_is_decided_in_c_as_on_the_page() -> None:
-    table = {key: page.sync_term(*key) for key in product(PLACES, PLACES, (False, True))}
+    table = {key: page.sync_term(*key) for key in product(PLACES, PLACES, (False, True), (False, True))}
     assert {key: core.sync_term(*key) for key in table} == table
     assert {p.rules for p in table.values()} == {frozenset(), frozenset({"S12"}), frozenset({"S13"})}
 

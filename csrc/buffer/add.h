@@ -1,8 +1,25 @@
-/* add_op: one contribution on its way into its slot. */
-#ifndef FAN_BUFFER_ADD_OP_H
-#define FAN_BUFFER_ADD_OP_H
+/* add: a contribution on its way into a slot: checked, given a place, carried out, parked. */
+#ifndef FAN_BUFFER_ADD_H
+#define FAN_BUFFER_ADD_H
 
-#include "buffer/check.h"
+#include "buffer/convert.h"
+#include "buffer/plan.h"
+#include "buffer/internal.h"
+
+/* What the check found out about a contribution, under the lock: what it must become, and where it goes. */
+typedef struct fan_check_result {
+    fan_conversion to;
+    fan_dtype_set seen; /* the dtypes that the slot has seen, this one's included */
+    int64_t weak_lo, weak_hi;
+    fan_stream *producer; /* S4; no hold */
+    fan_add_plan plan;
+} fan_check_result;
+
+/* fan_check_contribution: shape, dtype, device, key and parts (A8-A10, A12, A15, A16), then S3-S5, S8-S11. Changes
+ * nothing. Under the slot's lock. `current`: the current stream of the device it will be on; `consumer`: the buffer's
+ * stream, or who was put in its place (S7). */
+fan_status fan_check_contribution(const fan_buffer *b, size_t slot, const fan_contribution *c, fan_stream *current,
+                                  fan_stream *consumer, fan_check_result *out, fan_error *err);
 
 /* The streams of a contribution: what the caller named, and what stands in for what was not named. All held. */
 typedef struct fan_add_streams {
@@ -15,11 +32,11 @@ typedef struct fan_add_streams {
 typedef struct fan_add_op {
     size_t slot;
     fan_contribution *c;
-    fan_arrival a;
-    fan_add_streams with;
+    fan_check_result checked;
+    fan_add_streams streams;
     fan_stream *accum, *consumer, *producer; /* held */
     /* The op owns it until fan_add_reserve; from then on the slot owns it, and it is read here until it is parked. */
-    fan_item *it;
+    fan_item *item;
     fan_value old; /* what a conversion replaced */
     uint64_t bytes;
     bool reserved; /* fan_add_reserve went through: it counts in its slot */
@@ -28,8 +45,8 @@ typedef struct fan_add_op {
     bool follows;
     const struct fan_add_op *previous; /* the contribution before it in one call; NULL: it is the first */
     bool parked;                       /* a fold may sum it */
-    /* The plain fields of the pass before this contribution, for fan_add_undo. Nothing in it is held. */
-    fan_pass before;
+    /* The plain fields of the pass before this contribution, for add_undo. Nothing in it is held. */
+    fan_slot_state before;
     bool mismatch;
 } fan_add_op;
 
@@ -43,9 +60,6 @@ fan_status fan_add_carry_out(fan_buffer *b, fan_add_op *x, fan_error *err);
  * it. */
 void fan_add_park(fan_buffer *b, fan_add_op *x);
 void fan_add_unpark(fan_buffer *b, fan_add_op *x);
-/* fan_add_undo: the slot is locked. The caller owns the value again and the slot is as before; *gone goes to
- * fan_pass_free. */
-void fan_add_undo(fan_buffer *b, fan_add_op *x, fan_pass **gone);
 /* fan_add_fail: gives a contribution back after it, or another of the same call, has failed. Unlocked. */
 void fan_add_fail(fan_buffer *b, fan_add_op *x, fan_status status, const fan_error *err);
 /* fan_add_warn: S6, for n contributions. fan_add_end: drops what the op holds. */

@@ -1,0 +1,165 @@
+/* internal: the inside of a buffer: what a slot holds, and what it was declared to be. */
+#ifndef FAN_BUFFER_INTERNAL_H
+#define FAN_BUFFER_INTERNAL_H
+
+#include "base/fault.h"
+#include "buffer/buffer.h"
+#include "buffer/list.h"
+
+#include <stddef.h>
+
+/* The statistics of a sum. On a device with streams they stand in the device's memory until somebody asks. */
+typedef struct fan_sum_stats {
+    fan_stats stats;
+    bool valid;              /* false: nothing is known yet */
+    bool has_nonfinite;      /* some contribution had an inf or a NaN: */
+    int64_t nonfinite_key;   /* .. the first of them; -1: it has no key */
+    fan_array *device_words; /* Device memory with the fields above, not yet copied to the host (a hold). NULL: they are
+                                on the host. */
+    fan_stream *stream;      /* The stream that writes it (a hold). */
+    uint64_t multiplicity;   /* how many elements of the sum each element stands for (A13) */
+    bool captured;           /* a part of the sum was made under capture: there are no statistics */
+} fan_sum_stats;
+
+/* What a slot with accumulate="exact" has summed so far: the limbs of exact.h. As it is larger than a few
+ * contributions, a fold waits until they take more memory than it does. */
+typedef struct fan_exact_state {
+    fan_dtype dtype;
+    int64_t size;
+    uint8_t origin, rank; /* of the contribution whose kind the sum has (D15) */
+    uint64_t words[];
+} fan_exact_state;
+
+/* What a slot knows of a pass, made once something came to it that is no plain entry (list.h). Under the slot's lock;
+ * what is marked (folder) is written only by the thread that made the slot busy. */
+typedef struct fan_slot_state {
+    int64_t *shape; /* fixed by the first gradient where undeclared */
+    int ndim;
+    bool shaped;
+    fan_device *device;           /* held; NULL: not fixed */
+    fan_stream *consumer, *accum; /* C and A: held; fixed by the first gradient on a device with streams */
+    fan_stream *capture_origin;   /* Set if `accum` is a stream of our own that was pulled into a capture: the stream it
+                                     must be joined back to before the capture ends (S11). A hold. */
+    fan_sync_case how;            /* the case of that gradient */
+    uint64_t rules;
+    fan_dtype_set seen; /* of all contributions */
+    bool has_weak_int;
+    int64_t weak_lo, weak_hi; /* range of the weak ints among them */
+    int keyed;                /* 1: contributions have keys, -1: they have none, 0: there is none yet */
+    int64_t count;
+    bool objects;    /* some contribution is, or was, an object: a sum may run others' code */
+    size_t arriving; /* items whose add still carries out its plan */
+    size_t ask;      /* with an automatic budget: the number of items from which on it is asked again who holds them */
+    fan_value value; /* the sum so far (folder) */
+    fan_detached left; /* the list of a slot that was emptied, for fan_slot_state_free */
+    /* as an item has them (folder) */
+    bool value_ours, value_exposed, value_shown, value_donated;
+    bool value_summed;        /* it is the sum of several contributions (folder) */
+    fan_dtype_set value_seen; /* of what is in it (folder) */
+    bool value_hashed;        /* with debug: it is still the contribution itself, and .. (folder) */
+    uint64_t value_hash;      /* .. of its elements at add */
+    int64_t value_key;        /* the key of the contribution whose kind it comes back as (folder) */
+    uint64_t next_key;        /* the lowest key that is not in it (folder); up to 2**63 */
+    fan_stream *ready;        /* held (folder) */
+    fan_event *ready_event;   /* held (folder) */
+    fan_exact_state *exact;   /* NULL: none (folder) */
+    fan_sum_stats sum_stats;  /* with stats: of `value`, where it was summed (folder) */
+    fan_error *poison;        /* the first failed device call, NULL: none */
+} fan_slot_state;
+
+/* An idle slot is small: what a pass needs is made when the pass begins. */
+typedef struct fan_slot {
+    fan_slot_spec *spec; /* the buffer's own `undeclared` where nothing was declared */
+    /* Never NULL. `fan_slot_state_none`, which is only read, until a contribution comes that is no plain entry. */
+    fan_slot_state *p;
+    fan_list *list;      /* the contributions that wait; NULL: none yet in the life of this buffer */
+    fan_target *targets; /* that have begun and not ended */
+    int64_t expected;    /* -1: none */
+    /* fan_thread_id of the thread that made it busy; read without the lock to ask: is that me? */
+    atomic_uint_fast64_t owner;
+    bool busy;   /* a thread folds, takes or copies it */
+    bool taking; /* .. and it is a take: adds wait */
+} fan_slot;
+_Static_assert(sizeof(fan_slot) <= 96, "an idle slot takes at most 96 bytes");
+
+static inline void fan_slot_set_owner(fan_slot *s, uint64_t thread)
+{
+    atomic_store_explicit(&s->owner, thread, memory_order_relaxed);
+}
+static inline bool fan_slot_owned_by(fan_slot *s, uint64_t thread)
+{
+    return atomic_load_explicit(&s->owner, memory_order_relaxed) == thread;
+}
+
+extern fan_slot_state fan_slot_state_none;
+
+#define FAN_LOCKS 16
+#define FAN_INLINE_SLOTS 4
+
+struct fan_buffer {
+    const fan_frontend *frontend;
+    uint64_t id;
+    char *name;
+    uint64_t budget;
+    /* parked bytes up to which no fold is due, whoever holds them: the budget, or the lesser of `limits` */
+    uint64_t least;
+    fan_auto_budget limits; /* where it is automatic */
+    fan_stream *stream;     /* held */
+    bool leaf, create_graph;
+    fan_sum_stats *sum_stats; /* with stats: of each slot's last sum; else NULL */
+    fan_slot_spec undeclared;
+    size_t nslots;
+    fan_slot *slots;
+    size_t nlocks;
+    fan_mutex *locks; /* slot i has locks[i % nlocks] */
+    fan_cond *changed;
+    atomic_uint_fast64_t parked; /* bytes */
+    uint64_t weighed;            /* bytes that threads of Machine.spawn have ever added (fan_buffer_weigh) */
+    /* with an automatic budget: the part of `parked` that only the buffer holds, as far as is known */
+    atomic_uint_fast64_t alone;
+    struct {
+        /* Set once the budget was asked: the object that the fast path parked last, if its maker still held it then.
+         * NULL: nothing is to be asked again. An address to compare: neither held nor followed. */
+        const void *object;
+        size_t slot, at;
+    } newest;
+    atomic_uint waiting; /* threads in slot_wait_for_change */
+    unsigned adopted;    /* fan_process() of the process that made or adopted it */
+    /* .. or FAN_LEFT until clear(): it was inherited by a fork while a thread of the parent was in it */
+    unsigned process;
+    struct {
+#define X(name) atomic_uint_fast64_t name;
+        FAN_COUNTER_LIST(X)
+#undef X
+    } n;
+    fan_counters quick; /* what the fast path counts */
+    bool small;         /* slots, locks and lists lie in the block of the buffer itself (fan_small) */
+};
+
+/* fan_over_budget: whether a fold is due. `coming`: parked bytes, held by somebody else, that are about to be folded
+ * anyway. general: the general path makes the sum. */
+static inline bool fan_over_budget(const fan_buffer *b, uint64_t coming, bool general)
+{
+    uint64_t parked = atomic_load_explicit(&b->parked, memory_order_relaxed), alone;
+    parked -= coming < parked ? coming : parked;
+    if (b->budget != FAN_BUDGET_AUTO)
+        return parked > b->budget;
+    alone = atomic_load_explicit(&b->alone, memory_order_relaxed);
+    return alone > (general ? b->limits.general : b->limits.alone) ||
+           (parked > alone && parked - alone > b->limits.held);
+}
+
+/* fan_ask_step: after n were asked who holds them: how many more must come before it is asked again. So each is asked a
+ * few times at most. */
+static inline size_t fan_ask_step(size_t n) { return n < 64 ? 1 + n / 8 : n / 2; }
+
+#define FAN_LEFT (~0u)
+static inline bool fan_buffer_is_here(const fan_buffer *b) { return __builtin_expect(b->process == fan_process(), 1); }
+
+/* FAN_SLOT_SAID, FAN_SLOT_WHO: how a message about a slot begins, "grads: slot 2 (w1)", and what fills it in. */
+#define FAN_SLOT_SAID "%s: slot %zu%s%s%s"
+#define FAN_SLOT_WHO(b, i)                                                                                          \
+    (b)->name, (i), (b)->slots[i].spec->name ? " (" : "", (b)->slots[i].spec->name ? (b)->slots[i].spec->name : "", \
+        (b)->slots[i].spec->name ? ")" : ""
+
+#endif

@@ -1,0 +1,178 @@
+/* list: the contributions that wait in one slot, by key or by arrival. A data structure: it knows nothing of buffers,
+ * budgets or takes.
+ *
+ * Keys that come out of order move what is behind them as long as that is little; else the list is by arrival for the
+ * time being, beside a set of the keys that are in it, until fan_list_sort is called by whoever reads it.
+ */
+#ifndef FAN_BUFFER_LIST_H
+#define FAN_BUFFER_LIST_H
+
+#include "base/keys.h"
+#include "buffer/value.h"
+
+static inline bool fan_fast_same(const fan_fast_kind *a, const fan_fast_kind *b)
+{
+    if (a->dtype != b->dtype || a->origin != b->origin || a->ndim != b->ndim)
+        return false;
+    for (int i = 0; i < a->ndim; i++)
+        if (a->shape[i] != b->shape[i])
+            return false;
+    return true;
+}
+
+/* fan_fast_elements, fan_fast_bytes: of one gradient of a kind. fan_fast_kind_bytes: what it counts against a budget:
+ * at least 1. */
+size_t fan_fast_elements(const fan_fast_kind *k);
+uint64_t fan_fast_bytes(const fan_fast_kind *k);
+uint64_t fan_fast_kind_bytes(const fan_fast_kind *k);
+
+/* A contribution that is more than a plain one: converted, on a stream, sparse, an object, or on its way. Owned by its
+ * slot from reservation on; only the slot's folder takes it away again. */
+typedef struct fan_item {
+    fan_value value;
+    int64_t key;          /* -1: none */
+    fan_stream *producer; /* held; where the value is ready. NULL on devices without streams */
+    fan_event *event;     /* held; on P. NULL: nobody will wait for it */
+    bool parked;          /* false while its add still carries out its plan */
+    bool donated;
+    bool ours;         /* a copy or conversion that the buffer made */
+    bool exposed;      /* .. and its producer has it, too (target); or it was shown to the user by a take */
+    bool shown;        /* .. it is the latter */
+    fan_dtype_set own; /* the dtype that it had when it was added (A10) */
+    bool alone;        /* only the buffer holds it, as far as is known */
+    uint64_t bytes;
+    uint64_t hash; /* with debug: of its elements at add */
+    bool hashed;
+} fan_item;
+
+/* One contribution. A plain one is a gap-free host array of the list's kind, or undefined, and all that is known of it
+ * stands here; of any other `general` is set, and it is an item. */
+typedef struct fan_entry {
+    union {
+        void *object;   /* the frontend's; held; NULL: undefined (S2) */
+        fan_item *item; /* owned */
+    };
+    char *data;       /* the address of its first element; or the value itself (fan_fast_kind.inside) */
+    int64_t key : 59; /* of a plain one; -1: none */
+    uint64_t donated : 1;
+    uint64_t ours : 1;    /* a copy that was made for the buffer .. */
+    uint64_t exposed : 1; /* .. and shown to the user by a take */
+    uint64_t general : 1;
+} fan_entry;
+#define FAN_ENTRY_KEY_MAX (INT64_MAX >> 5)
+
+static inline int64_t fan_entry_key(const fan_entry *one) { return one->general ? one->item->key : one->key; }
+/* fan_entry_parked: a fold may sum it. */
+static inline bool fan_entry_parked(const fan_entry *one) { return !one->general || one->item->parked; }
+static inline bool fan_entry_same(const fan_entry *a, const fan_entry *b)
+{
+    return a->object == b->object && a->general == b->general && (a->general || a->key == b->key);
+}
+
+static inline fan_entry fan_entry_of(void *object, char *data, int64_t key, bool donated, bool ours)
+{
+    fan_entry one = {.object = object, .data = data, .donated = donated, .ours = ours};
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wconversion"
+    one.key = key; /* at most FAN_ENTRY_KEY_MAX */
+#pragma GCC diagnostic pop
+    return one;
+}
+
+/* fan_entry_data: where a term's elements are. */
+static inline const char *fan_entry_data(const fan_fast_kind *kind, const fan_entry *one)
+{
+    return kind->inside ? (const char *)&one->data : one->data;
+}
+
+#define FAN_LIST_INLINE 4
+
+typedef struct fan_list {
+    fan_fast_kind kind; /* of all that are defined; none are: unset */
+    uint64_t size;      /* of one, in bytes .. */
+    uint64_t bytes;     /* .. and what it counts against a budget: at least 1 */
+    size_t n, cap;
+    /* 0: the first of the list is a contribution like the others. Else it is the sum of so many contributions, and no
+     * longer parked; of several it is memory of the buffer, of one it is that contribution itself. */
+    int64_t summed;
+    uint64_t rules;     /* by which that sum was made; where `summed` is 0 they mean nothing */
+    size_t alone;       /* how many of those parked were the buffer's alone when that was asked */
+    size_t ask;         /* and the length of the list from which on it is asked again */
+    size_t undefined;   /* how many of the n are undefined; while a take has the slot they stand behind the others */
+    char *out;          /* where the sum goes; set while a take has the slot */
+    fan_entry *entries; /* by key, or by arrival; `inline_entries`, or on the heap */
+    /* NULL: the list is in the order of keys. Else it is in the order of arrival for now, and these are its keys. */
+    fan_keys *unsorted;
+    fan_entry inline_entries[FAN_LIST_INLINE];
+} fan_list;
+_Static_assert(sizeof(fan_list) <= 240, "a used slot takes at most 240 bytes more than an idle one");
+
+/* fan_entry_bytes: what an entry counts against the budget. */
+static inline uint64_t fan_entry_bytes(const fan_list *p, const fan_entry *one)
+{
+    return one->general ? one->item->bytes : one->object ? p->bytes : 0;
+}
+
+void fan_list_init(fan_list *p);
+void fan_list_fini(fan_list *p); /* its memory; what it holds is the caller's to drop before */
+/* fan_list_count: contributions, those summed already too; NULL: 0. fan_list_parked: those that wait. */
+int64_t fan_list_count(const fan_list *p);
+static inline size_t fan_list_parked(const fan_list *p) { return p->n - (p->summed > 0); }
+static inline size_t fan_list_defined(const fan_list *p) { return p->n - p->undefined; }
+/* fan_list_empty: nothing is in it, as far as it knows; nothing is dropped, its memory stays. */
+static inline void fan_list_empty(fan_list *p)
+{
+    p->n = p->undefined = p->alone = p->ask = 0;
+    p->summed = 0;
+}
+/* fan_list_insert: puts a term where its key has it; false: the key is there already, or there is no memory. */
+bool fan_list_put(fan_list *p, const fan_entry *one);
+static inline bool fan_list_insert(fan_list *p, const fan_entry *one)
+{
+    if (p->n == p->cap || p->unsorted || (one->key >= 0 && p->n && p->entries[p->n - 1].key >= one->key))
+        return fan_list_put(p, one);
+    p->entries[p->n++] = *one; /* behind all others, as mostly */
+    p->undefined += !one->object;
+    return true;
+}
+/* fan_list_remove: takes out the newest entry that is the same; false: there is none. */
+bool fan_list_remove(fan_list *p, const fan_entry *one);
+/* fan_list_has: whether an entry has this key. fan_list_ready: sorts the list, and returns how many of its first
+ * entries a fold may sum now: they are parked and, with keys, none between them and `next_key` is missing. NULL: of no
+ * list. */
+bool fan_list_has(const fan_list *p, int64_t key);
+size_t fan_list_ready(fan_list *p, uint64_t next_key, bool keyed);
+/* fan_list_sort: it is by key from now on. fan_list_undefined_last: those that are undefined go behind the
+ * others, which keep their order; fan_list_by_key undoes that. */
+void fan__list_sort(fan_list *p);
+static inline void fan_list_sort(fan_list *p)
+{
+    if (p->unsorted)
+        fan__list_sort(p);
+}
+void fan_list_undefined_last(fan_list *p);
+void fan_list_by_key(fan_list *p);
+/* fan_list_begins: whether what a fold would begin with is there. fan_list_prefix: of a sorted list: how many
+ * of the first terms have no gap between them. */
+bool fan_list_begins(const fan_list *p);
+size_t fan_list_prefix(const fan_list *p);
+
+/* fan_list_detach: the list is empty afterwards; what it held is in *to, whose terms are dropped by the caller,
+ * who calls fan_detached_fini last. */
+typedef struct fan_detached {
+    fan_entry inline_entries[FAN_LIST_INLINE], *heap; /* heap: NULL: it is in `inline_entries` */
+    size_t n, cap;
+} fan_detached;
+void fan_list_detach(fan_list *p, fan_detached *to);
+/* fan_detached_fini: a list that stayed empty gets its memory back, for the next pass. */
+void fan_detached_fini(fan_detached *d, fan_list *p);
+/* fan_list_shrink: of an empty list: memory for very many terms is not kept for the next pass. */
+#define FAN_LIST_KEPT 64
+void fan__list_shrink(fan_list *p);
+static inline void fan_list_shrink(fan_list *p)
+{
+    if (p->cap > FAN_LIST_KEPT)
+        fan__list_shrink(p);
+}
+
+#endif

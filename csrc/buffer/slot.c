@@ -1,0 +1,501 @@
+#include "array/convert.h"
+#include "array/elements.h"
+#include "base/fault.h"
+#include "base/interrupt.h"
+#include "base/mem.h"
+#include "buffer/slot.h"
+#include "buffer/options.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+/* ---- the lock ---- */
+
+void fan_buffer_adopt(fan_buffer *b)
+{
+    bool left = b->process == FAN_LEFT;
+    if (b->adopted == fan_process())
+        return;
+    b->adopted = fan_process();
+    for (size_t i = 0; i < b->nlocks; i++) {
+        left |= !fan_mutex_adopt(&b->locks[i]);
+        fan_cond_adopt(&b->changed[i]);
+    }
+    atomic_store(&b->waiting, 0);
+    for (size_t i = 0; i < b->nslots; i++) {
+        fan_slot *s = &b->slots[i];
+        left |= s->p->arriving > 0;
+        if (!s->busy || fan_thread_survived(atomic_load(&s->owner)))
+            continue;
+        left = true;
+        s->busy = s->taking = false;
+        fan_slot_set_owner(s, 0);
+    }
+    b->process = left ? FAN_LEFT : b->adopted;
+}
+
+fan_status fan_buffer_here(fan_buffer *b, fan_error *err)
+{
+    fan_buffer_adopt(b);
+    if (b->process != FAN_LEFT)
+        return FAN_OK;
+    return fan_fail(err, FAN_ERR_STATE,
+                    "%s: another thread was in this buffer when the process was forked, and what it holds is not whole "
+                    "in the child: clear() it, or make one here",
+                    b->name);
+}
+
+void fan_slot_lock(fan_buffer *b, size_t slot)
+{
+    if (!FAN_FAULT(SLOT_LOCK))
+        fan_mutex_lock(&b->locks[slot % b->nlocks]);
+    else
+        fan_yield();
+    fan_touch_budget(b, FAN_TOUCH_COUNTS); /* a sum may be due, or what waits may become less */
+}
+
+void fan_slot_unlock(fan_buffer *b, size_t slot)
+{
+    if (!FAN_FAULT(SLOT_LOCK))
+        fan_mutex_unlock(&b->locks[slot % b->nlocks]);
+    else
+        fan_yield();
+}
+
+void fan_slot_notify(fan_buffer *b, size_t slot) { fan_cond_broadcast(&b->changed[slot % b->nlocks]); }
+
+/* The slot is locked. Waits until something changed, without the lock of the frontend, so that the thread that will
+ * change it can run. */
+static fan_status slot_wait_for_change(fan_buffer *b, size_t slot, fan_error *err)
+{
+    const fan_frontend *f = b->frontend;
+    atomic_fetch_add(&b->waiting, 1);
+    void *left = f->allow_threads_begin ? f->allow_threads_begin() : NULL;
+    fan_cond_wait(&b->changed[slot % b->nlocks], &b->locks[slot % b->nlocks]);
+    atomic_fetch_sub(&b->waiting, 1);
+    fan_slot_unlock(b, slot);
+    if (f->allow_threads_begin)
+        f->allow_threads_end(left);
+    fan_status status = f->check_signals ? f->check_signals(err) : FAN_OK;
+    fan_slot_lock(b, slot);
+    return status;
+}
+
+static fan_status slot_reentered(const fan_buffer *b, size_t slot, const char *what, fan_error *err)
+{
+    return fan_fail(
+        err, FAN_ERR_STATE,
+        "%s: %s of slot %zu from within a sum, or a target, that holds that slot or one that its take waits for",
+        b->name, what, slot);
+}
+
+/* Deadlock guard: true if this thread is folding or lending some slot of b, or is taking one above `slot`. It must not
+ * wait for `slot` then: a take of `slot` could be waiting for ours. (A take claims slots from the lowest up, and so
+ * waits only for higher ones.) */
+static bool slot_held_by_this_thread(const fan_buffer *b, size_t slot)
+{
+    uint64_t me = fan_thread_id();
+    for (size_t i = 0; i < b->nslots; i++)
+        if (fan_slot_owned_by(&b->slots[i], me) && b->slots[i].busy &&
+            (!b->slots[i].taking || i > slot)) /* a slot that this thread owns is changed by nobody else */
+            return true;
+    return false;
+}
+
+static fan_status slot_wait_free(fan_buffer *b, size_t slot, const char *what, fan_error *err)
+{
+    if (fan_slot_owned_by(&b->slots[slot], fan_thread_id()) || slot_held_by_this_thread(b, slot))
+        return slot_reentered(b, slot, what, err);
+    return slot_wait_for_change(b, slot, err);
+}
+
+void fan_slot_make_busy(fan_slot *s)
+{
+    s->busy = true;
+    fan_slot_set_owner(s, fan_thread_id());
+}
+
+fan_status fan_slot_claim(fan_buffer *b, size_t slot, bool taking, const char *what, fan_error *err)
+{
+    fan_slot *s = &b->slots[slot];
+    fan_status status = FAN_OK;
+    while (s->busy && !FAN_FAULT(SLOT_CLAIMED_TWICE))
+        FAN_TRY(slot_wait_free(b, slot, what, err));
+    if (FAN_FAULT(SLOT_LOCK))
+        fan_yield();
+    fan_slot_make_busy(s);
+    s->taking = taking;
+    while (taking && s->p->arriving && status == FAN_OK && !FAN_FAULT(TAKE_IGNORES_ADDS))
+        status = slot_wait_for_change(b, slot, err);
+    if (status != FAN_OK) {
+        s->busy = s->taking = false;
+        fan_slot_set_owner(s, 0);
+        fan_slot_notify(b, slot);
+    }
+    return status;
+}
+
+void fan_slot_let_go(fan_buffer *b, size_t slot)
+{
+    fan_slot *s = &b->slots[slot];
+    s->busy = s->taking = FAN_FAULT(SLOT_KEPT);
+    fan_slot_set_owner(s, 0);
+    fan_slot_notify(b, slot);
+}
+
+/* ---- is a contribution still what it was? ---- */
+
+fan_status fan_slot_changed(const fan_buffer *b, size_t slot, int64_t key, fan_error *err)
+{
+    char which[64] = "a gradient added without a key";
+    if (key >= 0)
+        snprintf(which, sizeof which, "the gradient added with key %" PRId64, key);
+    return fan_fail(err, FAN_ERR_STATE,
+                    FAN_SLOT_SAID ": %s was changed after it was added (its elements, memory, dtype or shape); leave "
+                                  "it as it is until take(), or add it with copy=True",
+                    FAN_SLOT_WHO(b, slot), which);
+}
+
+fan_status fan_slot_check_unmoved(const fan_buffer *b, size_t slot, const fan_value *v, int64_t key, fan_error *err)
+{
+    bool foreign = b->frontend->is_unchanged && v->device == fan_cpu() &&
+                   (v->form == FAN_FORM_DENSE || v->form == FAN_FORM_SPARSE);
+    return !foreign || b->frontend->is_unchanged(v) ? FAN_OK : fan_slot_changed(b, slot, key, err);
+}
+
+fan_status fan_slot_hash(const fan_buffer *b, const fan_array *a, bool may_end, uint64_t *out, fan_error *err)
+{
+    uint64_t bytes = (uint64_t)a->size * fan_dtype_size(a->dtype);
+    bool release_gil = bytes >= FAN_BUSY_BYTES && b->frontend->allow_threads_begin;
+    fan_interrupt interrupt;
+    fan_interrupt_begin(&interrupt, may_end ? b->frontend->check_signals : NULL, err);
+    void *left = release_gil ? b->frontend->allow_threads_begin() : NULL;
+    *out = fan_array_hash(a);
+    if (release_gil)
+        b->frontend->allow_threads_end(left);
+    return fan_interrupt_end(&interrupt, FAN_OK);
+}
+
+fan_status fan_slot_unchanged(const fan_buffer *b, size_t slot, const fan_value *v, int64_t key, const uint64_t *hash,
+                              bool may_end, fan_error *err)
+{
+    uint64_t now;
+    FAN_TRY(fan_slot_check_unmoved(b, slot, v, key, err));
+    if (!hash)
+        return FAN_OK;
+    FAN_TRY(fan_slot_hash(b, v->array, may_end, &now, err));
+    return now == *hash ? FAN_OK : fan_slot_changed(b, slot, key, err);
+}
+
+/* ---- what it holds ---- */
+
+fan_sum_stats fan_sum_stats_hold(const fan_sum_stats *k)
+{
+    fan_sum_stats copy = *k;
+    if (k->device_words)
+        copy.device_words = fan_array_hold(k->device_words);
+    copy.stream = fan_stream_hold(k->stream);
+    return copy;
+}
+
+fan_sum_stats fan_sum_stats_move(fan_sum_stats *k)
+{
+    fan_sum_stats moved = *k;
+    *k = (fan_sum_stats){.valid = false};
+    return moved;
+}
+
+void fan_sum_stats_drop(fan_sum_stats *k)
+{
+    fan_array_drop(k->device_words);
+    fan_stream_drop(k->stream);
+    *k = (fan_sum_stats){.valid = false};
+}
+
+fan_sum_stats fan_sum_stats_forget(fan_buffer *b, size_t slot) { return fan_sum_stats_move(&b->sum_stats[slot]); }
+
+fan_slot_state fan_slot_state_none;
+
+void fan_item_free(fan_buffer *b, fan_item *it)
+{
+    if (!it)
+        return;
+    fan_value_drop(b->frontend, &it->value);
+    fan_event_drop(it->event);
+    fan_stream_drop(it->producer);
+    fan_free(it);
+}
+
+void fan_entry_drop(fan_buffer *b, const fan_entry *one)
+{
+    if (one->general)
+        fan_item_free(b, one->item);
+    else if (one->object)
+        b->frontend->drop(one->object);
+}
+
+void fan_item_unpark(fan_buffer *b, fan_item *it)
+{
+    if (!it->parked)
+        return;
+    atomic_fetch_sub_explicit(&b->parked, it->bytes, memory_order_relaxed);
+    if (it->alone)
+        atomic_fetch_sub_explicit(&b->alone, it->bytes, memory_order_relaxed);
+    it->alone = false;
+}
+
+/* S11: nobody else can join a pooled stream back to the capture that it came into, or the capture could not end. What
+ * fails here, its end tells. */
+static void slot_join_pooled(const fan_slot_state *p)
+{
+    uint64_t id = 0;
+    fan_event *e = NULL;
+    if (p->capture_origin && p->accum && fan_stream_capture(p->accum, &id, NULL) == FAN_OK && id &&
+        fan_event_record(p->accum, &e, NULL) == FAN_OK)
+        (void)fan_stream_wait(p->capture_origin, e, NULL, NULL);
+    fan_event_drop(e);
+}
+
+/* Drops all that a pass held. Unlocked. */
+void fan_slot_state_free(fan_buffer *b, fan_slot_state *p)
+{
+    if (!p || p == &fan_slot_state_none)
+        return;
+    fan_touch_budget(b, FAN_TOUCH_COUNTS);
+    const fan_entry *left = p->left.heap ? p->left.heap : p->left.inline_entries;
+    for (size_t i = 0; i < p->left.n; i++) {
+        if (left[i].general)
+            fan_item_unpark(b, left[i].item);
+        fan_entry_drop(b, &left[i]);
+    }
+    fan_free(p->left.heap);
+    fan_value_drop(b->frontend, &p->value);
+    fan_sum_stats_drop(&p->sum_stats);
+    fan_free(p->shape);
+    slot_join_pooled(p);
+    fan_stream_drop(p->capture_origin);
+    fan_stream_drop(p->consumer);
+    fan_stream_drop(p->accum);
+    fan_stream_drop(p->ready);
+    fan_event_drop(p->ready_event);
+    fan_device_drop(p->device);
+    fan_free(p->poison);
+    fan_free(p->exact);
+    fan_free(p);
+}
+
+fan_slot_state *fan_slot_cut(fan_buffer *b, fan_slot *s)
+{
+    fan_slot_state *gone = s->p;
+    size_t plain = 0;
+    s->p = &fan_slot_state_none;
+    if (gone == &fan_slot_state_none || !fan_slot_waiting(s))
+        return gone;
+    for (size_t i = 0; i < s->list->n; i++)
+        plain += !s->list->entries[i].general && s->list->entries[i].object;
+    fan_fast_unpark(b, s->list, plain);
+    fan_list_detach(s->list, &gone->left);
+    return gone;
+}
+
+bool fan_status_poisons(fan_status s)
+{
+    return s == FAN_ERR_DEVICE || s == FAN_ERR_RACE || s == FAN_ERR_DEADLOCK || s == FAN_ERR_CAPTURE;
+}
+
+/* Locked or owned: the first failure is kept. */
+void fan_slot_poison(fan_slot *s, fan_status status, const fan_error *err)
+{
+    if (s->p == &fan_slot_state_none || s->p->poison || !fan_status_poisons(status))
+        return;
+    s->p->poison = fan_calloc(sizeof *s->p->poison);
+    if (s->p->poison && err)
+        *s->p->poison = *err;
+}
+
+fan_status fan_slot_poisoned(const fan_buffer *b, size_t slot, fan_error *err)
+{
+    const fan_error *first = b->slots[slot].p->poison;
+    if (!first)
+        return FAN_OK;
+    return fan_fail(err, FAN_ERR_STATE, FAN_SLOT_SAID " is poisoned until clear(): %s", FAN_SLOT_WHO(b, slot),
+                    first->text);
+}
+
+fan_dtype_set fan_entry_seen(fan_dtype_set seen, const fan_slot *s, const fan_entry *one)
+{
+    fan_dtype_set own = one->general ? one->item->own : one->object ? fan_entry_dtypes(s->spec, &s->list->kind) : 0;
+    if (!own)
+        return seen;
+    return s->spec->dtype != FAN_DT_NONE ? own : seen | own;
+}
+
+/* ---- plain entries, and the state beside them ---- */
+
+void fan_fast_drop(fan_buffer *b, size_t slot)
+{
+    fan_list *p = b->slots[slot].list;
+    FAN_UNCLEARED fan_detached gone;
+    if (!p || !p->n)
+        return;
+    fan_fast_unpark(b, p, fan_list_parked(p) - p->undefined);
+    fan_list_detach(p, &gone);
+    const fan_entry *entries = gone.heap ? gone.heap : gone.inline_entries;
+    for (size_t i = 0; i < gone.n; i++)
+        fan_entry_drop(b, &entries[i]);
+    fan_detached_fini(&gone, p);
+}
+
+fan_dtype_set fan_entry_dtypes(const fan_slot_spec *spec, const fan_fast_kind *k)
+{
+    return fan_dtype_set_add(0, k->dtype, k->weak && spec->dtype == FAN_DT_NONE);
+}
+
+/* D5: Python ints are checked against the dtype of all, which may come yet. */
+static void slot_weak_range(fan_slot_state *p, const fan_list *list)
+{
+    p->has_weak_int = true;
+    for (size_t i = 0; list->kind.dtype == FAN_DT_INT64 && i < list->n; i++) {
+        int64_t n = 0;
+        if (list->entries[i].object)
+            memcpy(&n, fan_entry_data(&list->kind, &list->entries[i]), sizeof n);
+        p->weak_lo = n < p->weak_lo ? n : p->weak_lo;
+        p->weak_hi = n > p->weak_hi ? n : p->weak_hi;
+    }
+}
+
+/* What a slot knows of a pass to which plain entries alone have come so far. Takes the shape. */
+static void slot_fill_state(fan_slot_state *p, const fan_slot *s, int64_t *shape)
+{
+    const fan_list *list = s->list;
+    const fan_fast_kind *k = &list->kind;
+    bool some = fan_list_defined(list);
+    p->seen = some ? fan_entry_dtypes(s->spec, k) : 0;
+    if (some && k->weak)
+        slot_weak_range(p, list);
+    p->keyed = list->entries[0].key < 0 ? -1 : 1;
+    p->count = fan_list_count(list);
+    p->device = some ? fan_device_hold(fan_cpu()) : NULL;
+    p->rules = fan_plan_fast_slot(some, list->undefined > 0) | (list->summed ? list->rules : 0);
+    if (s->spec->has_shape || !some) {
+        fan_free(shape);
+        return;
+    }
+    if (k->ndim)
+        memcpy(shape, k->shape, (size_t)k->ndim * sizeof *shape);
+    p->shape = shape;
+    p->ndim = k->ndim;
+    p->shaped = true;
+}
+
+/* The sum so far, which is the first entry, as the value of the state. The slot is busy, unlocked: a library may be
+ * called. */
+static fan_status slot_value_of_sum(fan_buffer *b, size_t slot, fan_slot_state *p, fan_error *err)
+{
+    const fan_list *list = b->slots[slot].list;
+    const fan_entry *sum = &list->entries[0];
+    bool kept = false;
+    fan_status status = b->frontend->fast_value(sum->object, sum->data, &list->kind, &p->value, &kept, err);
+    if (status == FAN_ERR_STATE)
+        return fan_slot_changed(b, slot, sum->key, err);
+    FAN_TRY(status);
+    p->value_summed = list->summed > 1;
+    p->value_ours = p->value_summed || sum->ours;
+    p->value_exposed = kept && p->value_ours;
+    p->value_donated = sum->donated;
+    p->value_seen = fan_entry_dtypes(b->slots[slot].spec, &list->kind);
+    p->value_key = sum->key < 0 ? -1 : 0;
+    p->next_key = (uint64_t)sum->key + 1;
+    return FAN_OK;
+}
+
+fan_status fan__slot_begin_state(fan_buffer *b, size_t slot, fan_error *err)
+{
+    fan_slot *s = &b->slots[slot];
+    fan_list *list = s->list;
+    fan_status status = FAN_OK;
+    /* The slot may be the caller's already. No other thread adds or takes meanwhile. */
+    bool mine = s->busy, taking = s->taking, call = list->summed && list->kind.check_at_use;
+    fan_slot_state *p = fan_calloc(sizeof *p);
+    int64_t *shape = fan_alloc(fan_list_defined(list) ? (size_t)list->kind.ndim * sizeof *shape : 0);
+    if (!p || !shape) {
+        fan_free(p);
+        fan_free(shape);
+        return fan_fail(err, FAN_ERR_NOMEM, "%s: slot %zu: out of memory", b->name, slot);
+    }
+    p->value.dtype = FAN_DT_NONE;
+    fan_list_sort(list);
+    if (call) {
+        s->busy = s->taking = true;
+        fan_slot_set_owner(s, fan_thread_id());
+        fan_slot_unlock(b, slot);
+    }
+    if (list->summed)
+        status = slot_value_of_sum(b, slot, p, err);
+    if (call) {
+        fan_slot_lock(b, slot);
+        s->taking = taking;
+        if (!mine)
+            fan_slot_let_go(b, slot);
+    }
+    if (status != FAN_OK) {
+        fan_free(shape);
+        fan_free(p);
+        return status;
+    }
+    slot_fill_state(p, s, shape);
+    s->p = p;
+    void *sum = list->summed ? list->entries[0].object : NULL;
+    size_t kept = 0;
+    for (size_t i = list->summed > 0; i < list->n; i++) /* one that is undefined and has no key only counts (S2) */
+        if (list->entries[i].object || list->entries[i].key >= 0)
+            list->entries[kept++] = list->entries[i];
+        else
+            list->undefined--;
+    list->n = kept;
+    list->summed = 0;
+    list->ask = 0;
+    if (sum)
+        b->frontend->drop(sum); /* its value has a hold of its own: nothing is called back */
+    return FAN_OK;
+}
+
+/* ---- entering ---- */
+
+fan_status fan_slot_check(fan_buffer *b, size_t slot, fan_error *err)
+{
+    FAN_TRY(fan_buffer_here(b, err));
+    if (slot >= b->nslots)
+        return fan_fail(err, FAN_ERR_INDEX, "%s: no slot %zu; it has %zu (S1)", b->name, slot, b->nslots);
+    return FAN_OK;
+}
+
+fan_status fan_slot_in_target(const fan_buffer *b, size_t slot, const char *what, fan_error *err)
+{
+    for (const fan_target *t = b->slots[slot].targets; t; t = t->next)
+        if (t->thread == fan_thread_id())
+            return fan_fail(err, FAN_ERR_STATE,
+                            FAN_SLOT_SAID ": %s() from within a target of that slot: what is added into it would miss "
+                                          "this pass; leave the block first",
+                            FAN_SLOT_WHO(b, slot), what);
+    return FAN_OK;
+}
+
+fan_status fan_slot_claim_all(fan_buffer *b, size_t slot, bool taking, const char *what, fan_error *err)
+{
+    FAN_TRY(fan_slot_claim(b, slot, taking, what, err));
+    fan_status status = fan_slot_begin_state(b, slot, err);
+    if (status != FAN_OK)
+        fan_slot_let_go(b, slot);
+    return status;
+}
+
+fan_status fan_slot_enter(fan_buffer *b, size_t slot, const char *what, fan_error *err)
+{
+    fan_slot *s = &b->slots[slot];
+    while (s->taking && s->busy && !FAN_FAULT(ADD_IGNORES_TAKE))
+        FAN_TRY(slot_wait_free(b, slot, what, err));
+    FAN_TRY(fan_slot_begin_state(b, slot, err));
+    return fan_slot_poisoned(b, slot, err);
+}
