@@ -29,6 +29,7 @@
     X(str_key, "key")                     \
     X(str_stream, "stream")               \
     X(str_donate, "donate")               \
+    X(str_use_count, "_use_count")        \
     X(str_copy, "copy")                   \
     X(str_out, "out")                     \
     X(str_scale, "scale")                 \
@@ -40,7 +41,6 @@
     X(str_accumulate, "accumulate")       \
     X(str_combine, "combine")             \
     X(str_name, "name")                   \
-    X(str_grad, "grad")                   \
     X(str_is_neg, "is_neg")               \
     X(str_is_conj, "is_conj")             \
     X(str_requires_grad, "requires_grad") \

@@ -235,6 +235,7 @@ class InputBuffer:
 def _collectors(
     buffer: InputBuffer,
     donate: list[bool | None],
+    uses: int,
     came: bytearray,
     otherwise: Callable[..., object],
     /,

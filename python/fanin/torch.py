@@ -11,6 +11,8 @@ gradients little is right after the sixteenth. Here they are summed in float32 a
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import re
 import threading
 import types
@@ -21,6 +23,7 @@ from typing import Literal
 
 try:
     import torch
+    from torch.autograd.graph import get_gradient_edge
 except ImportError as e:  # pragma: no cover - depends on what is installed
     raise ImportError("fanin.torch needs torch, which is not installed; fanin itself does not depend on it") from e
 
@@ -60,16 +63,22 @@ class accumulate:
 
     A gradient that is there at the beginning is the first term, as in torch, and the sum is written into that very
     tensor (as torch does, too): whoever has it, a flat buffer or another view of its memory, sees the sum at the end,
-    and perhaps a part of it before. While the block runs `.grad` is None after each backward pass; so `zero_grad()`
-    inside changes nothing: what has been collected stays. At the end, also of a block that raised, what has come is
-    summed and left where it was asked for; a parameter without a gradient keeps None. A block that is dropped without
-    its exit ends then, with a ResourceWarning.
+    and perhaps a part of it before. While the block runs no gradient reaches `.grad`, which is None; so `zero_grad()`
+    inside changes nothing: what has been collected stays. Several threads may run backward passes at once. At the end,
+    also of a block that raised, what has come is summed and left where it was asked for, parameter by parameter; one
+    without a gradient keeps None. Hooks of `register_post_accumulate_grad_hook` run then, once, not in each pass. A
+    block that is dropped without its exit ends then, with a ResourceWarning.
+
+    Replicas of `DistributedDataParallel` see no gradients here: run the passes in their `no_sync()` and reduce the
+    sums, else the end of the block is an error, as what they leave in `.grad` meanwhile is no gradient.
 
     Raises TypeError (no tensor, no leaf, a module), ValueError (`into`, no parameters at all, a parameter that another
-    block collects), ImportError (no torch); in a backward pass RuntimeError where a gradient records a graph
-    (`create_graph=True`); at the end RuntimeError where a parameter is of another shape or dtype by then: the others
-    have their sums. Source: hooks are `torch.Tensor.register_post_accumulate_grad_hook`; sums are rule A11 of
-    docs/rules.md.
+    block collects), ImportError (no torch), RuntimeError (an exit without its beginning); in a backward pass
+    RuntimeError where a gradient records a graph (`create_graph=True`); at the end RuntimeError by names: where a
+    parameter is of another shape or dtype by then, or the gradient that was there has no memory any more, that one has
+    what was there, and the others their sums; where `.grad` was set within the block, its sum is left there instead.
+    Ctrl-C there is raised once all is done. Source: hooks are those of `AccumulateGrad` nodes
+    (`torch.autograd.graph.Node.register_prehook`); sums are rule A11 of docs/rules.md.
 
     >>> import torch  # doctest: +SKIP
     >>> model = torch.nn.Linear(4, 2, dtype=torch.bfloat16)  # doctest: +SKIP
@@ -102,11 +111,11 @@ class accumulate:
             budget = 0  # they are added in place, as torch does, while they are warm
         with _named(self._names):
             self._buffer = _core.InputBuffer(self._slots(dtype), budget=budget, name="accumulate")
-        self._firsts: list[torch.Tensor | None] = [None] * len(
-            self._sums
-        )  # gradients that were there: where the sums are written
-        self._came = bytearray(len(self._sums))  # 1: something came to the slot
+        n = len(self._sums)
+        self._firsts: list[torch.Tensor | None] = [None] * n  # gradients that were there: where the sums are written
+        self._came = bytearray(n)  # 1: something came to the slot
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
+        self._nodes: list[object] = []  # that have the hooks, and live no longer than somebody has them
 
     def _slots(self, dtype: DTypeLike | None) -> list[Slot]:
         """One for each parameter; those that have no name of their own, and are alike, are one."""
@@ -157,28 +166,42 @@ class accumulate:
                         self._buffer.add(slot, first.detach(), donate=first.dtype == self._sums[slot])
                     if self.into == "grad":
                         p.grad = None
-                hook = p.register_post_accumulate_grad_hook(collect)  # type: ignore[no-untyped-call, unused-ignore]
-                self._hooks.append(hook)
+                node = get_gradient_edge(p).node
+                self._nodes.append(node)
+                self._hooks.append(node.register_prehook(collect))
         except BaseException:
-            self._end()
+            self._end(began=False)
             raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: types.TracebackType | None
     ) -> None:
-        self._end()
+        if not self._active:
+            raise RuntimeError("accumulate: __exit__ without __enter__")
+        came = bytes(self._came)
+        try:
+            self._end()
+        finally:
+            if self._active:  # Ctrl-C came before it began
+                self._end()
+        if kind is None:
+            for p in itertools.compress(self._parameters, came):
+                for after in [*(p._post_accumulate_grad_hooks or {}).values()]:
+                    after(p)
 
     def __del__(self) -> None:
         if not getattr(self, "_active", False):
             return
-        warnings.warn(f"accumulate: a block was dropped without its exit: {self!r}", ResourceWarning, stacklevel=2)
-        self._end()
+        try:
+            warnings.warn(f"accumulate: a block was dropped without its exit: {self!r}", ResourceWarning, stacklevel=2)
+        finally:
+            self._end()
 
     def _name_of(self, p: torch.Tensor) -> str:
         return next(_word(name) for q, name in zip(self._parameters, self._names, strict=True) if q is p)
 
-    def _collectors(self) -> Sequence[Callable[[torch.Tensor], object]]:
+    def _collectors(self) -> Sequence[Callable[[tuple[torch.Tensor | None]], object]]:
         """The hooks of the parameters. They know the buffer and not the block, which so ends when nobody has it any
         more.
         """
@@ -186,58 +209,113 @@ class accumulate:
         # torch adds to the gradient that is in .grad in place; so is it done here, where the sum may run in it.
         own = [p.dtype == dtype for p, dtype in zip(self._parameters, self._sums, strict=True)]
         small = [d if p.nbytes < LARGE else None for p, d in zip(self._parameters, own, strict=True)]
+        strides = [p.stride() if p.layout == torch.strided else None for p in self._parameters]
 
-        def collect(slot: int, p: torch.Tensor, error: Exception | None) -> None:
-            """What is not plain."""
-            gradient = p.grad
-            if gradient is None and error is None:
-                return
+        def collect(slot: int, gradient: torch.Tensor, alone: bool, error: Exception | None) -> None:
+            """What is not plain. alone: nobody else has the gradient."""
             try:
                 if error is not None:
                     raise error
-                assert gradient is not None
                 if gradient.requires_grad:
-                    p.grad = None
                     raise RuntimeError(
                         f"accumulate: the gradient of {_word(names[slot])} records a graph, as of"
                         " backward(create_graph=True): a sum that is left in .grad here cannot be differentiated; call"
                         " that backward() outside of the block"
                     )
+                sparse = gradient.layout != torch.strided
+                # What torch would leave in .grad as it is, and not copy.
+                ours = alone and (sparse or gradient.stride() == strides[slot])
                 # What nobody has but the call is the buffer's alone, and is summed while it is warm: for a large one
                 # that is worth an object.
-                add(slot, gradient.detach() if p.nbytes >= LARGE else gradient, donate=own[slot])
+                g = gradient.detach() if sparse or gradient.nbytes >= LARGE else gradient
+                add(slot, g, donate=ours and own[slot], copy=not ours)
             except BaseException as e:
                 _rename(e, names)
                 raise
-            p.grad = None
             came[slot] = 1
 
-        return _core._collectors(self._buffer, small, came, collect)
+        return _core._collectors(self._buffer, small, _uses(), came, collect)
 
-    def _end(self) -> None:
+    def _end(self, began: bool = True) -> None:
+        """Every sum where it belongs, or what was there. Ctrl-C may come between any two steps, each of which can be
+        begun again: it is raised when all is done.
+        """
+        interrupt: BaseException | None = None
+        sums: dict[int, torch.Tensor | None] = {}
+        left = list(range(len(self._parameters)))
+        failed: dict[int, Exception] = {}
+        was_set: dict[int, bool] = {}
+        while left or self._active:
+            try:
+                self._let_go()
+                self._take(sums, failed)
+                while left:
+                    slot, p = left[-1], self._parameters[left[-1]]
+                    was_set.setdefault(slot, began and self.into == "grad" and p.grad is not None)
+                    try:
+                        self._leave(p, self._firsts[slot], sums[slot], self._came[slot] == 1)
+                    except Exception as e:  # all others get theirs
+                        failed[slot] = e
+                    left.pop()
+                self._firsts = [None] * len(sums)
+                self._came[:] = bytes(len(sums))
+                self._active = False
+            except BaseException as e:
+                if isinstance(e, Exception):
+                    raise
+                interrupt = e
+        if interrupt is not None:
+            raise interrupt
+        names = {slot: _word(self._names[slot]) for slot in sorted(failed.keys() | was_set.keys())}
+        if failed:
+            why = failed[min(failed)]
+            raise RuntimeError(
+                f"accumulate: there is no .{self.into} for the sum of {', '.join(names[i] for i in sorted(failed))}:"
+                f" {why}"
+            ) from why
+        if any(was_set.values()):
+            raise RuntimeError(
+                f"accumulate: .grad of {', '.join(names[i] for i in names if was_set[i])} was set within the block, by"
+                " an assignment or by DistributedDataParallel outside of no_sync(): what was set is not in the sum"
+                " that is there now"
+            )
+
+    def _let_go(self) -> None:
+        """Gradients go to .grad again."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
-        self._active = False
+        self._nodes.clear()
         with _lock:
             for p in self._parameters:
                 if _taken.get(id(p)) is self._me:
                     del _taken[id(p)]
-        firsts, came = self._firsts, bytes(self._came)
-        self._firsts = [None] * len(firsts)
-        self._came[:] = bytes(len(came))
-        outs = self._outs(firsts, came)
-        with _named(self._names):
-            totals = self._buffer.take(out=outs) if any(out is not None for out in outs) else self._buffer.take()
-        failed: list[tuple[str, Exception]] = []
-        for slot, (p, first, total) in enumerate(zip(self._parameters, firsts, totals, strict=True)):
-            try:
-                self._leave(p, first, total, came[slot] == 1)
-            except Exception as e:  # all others get theirs
-                failed.append((_word(self._names[slot]), e))
-        if failed:
-            names, why = ", ".join(name for name, _ in failed), failed[0][1]
-            raise RuntimeError(f"accumulate: there is no .{self.into} for the sum of {names}: {why}") from why
+
+    def _take(self, sums: dict[int, torch.Tensor | None], failed: dict[int, Exception]) -> None:
+        """The sums out of the buffer, all at once, or, where that fails, those that can be had.
+
+        Each time C alone runs from the taking to the keeping: between two bytecodes Ctrl-C would lose what was taken.
+        """
+        n = len(self._parameters)
+        if len(sums) == n:
+            return
+        outs = self._outs()
+        take = self._buffer.take
+        if not sums:
+            wanted = outs if any(out is not None for out in outs) else None
+            with contextlib.suppress(Exception):
+                every = map(functools.partial(take, None, None), [wanted])
+                sums.update(zip(range(n), itertools.chain.from_iterable(every), strict=True))
+                return
+        for slot, out in enumerate(outs):
+            if slot not in sums:
+                one: Callable[[None], torch.Tensor | None] = functools.partial(take, slot=slot, out=out)
+                try:
+                    with _named(self._names):
+                        sums.update(zip([slot], map(one, [None]), strict=True))
+                except Exception as e:
+                    failed[slot], sums[slot] = e, None
+        self._buffer.clear()
 
     def _leave(self, p: torch.Tensor, first: torch.Tensor | None, total: torch.Tensor | None, came: bool) -> None:
         """The sum of one parameter, where it was asked for; in the tensor that was there, if there was one."""
@@ -249,7 +327,7 @@ class accumulate:
         if kept is not None:  # else it stays: None, or what was there where the block could not begin
             setattr(p, self.into, kept)
 
-    def _outs(self, firsts: list[torch.Tensor | None], came: bytes) -> list[torch.Tensor | None]:
+    def _outs(self) -> list[torch.Tensor | None]:
         """Where the sums are written: large tensors that were there; new ones for "main_grad"; None: a tensor of the
         sum's own.
 
@@ -257,17 +335,32 @@ class accumulate:
         asked.
         """
         outs: list[torch.Tensor | None] = []
-        for slot, (p, dtype, first) in enumerate(zip(self._parameters, self._sums, firsts, strict=True)):
+        for slot, (p, dtype, first) in enumerate(zip(self._parameters, self._sums, self._firsts, strict=True)):
             if first is not None:
                 rounded = (
-                    came[slot] and first.layout == torch.strided and first.dtype != dtype and first.nbytes >= LARGE
+                    self._came[slot]
+                    and first.layout == torch.strided
+                    and first.dtype != dtype
+                    and first.nbytes >= LARGE
                 )
                 outs.append(first.detach() if rounded else None)
-            elif self.into == "main_grad" and came[slot]:
+            elif self.into == "main_grad" and self._came[slot]:
                 outs.append(torch.empty(self._shapes[slot], dtype=dtype, device=p.device))
             else:
                 outs.append(None)
         return outs
+
+
+@functools.cache
+def _uses() -> int:
+    """How many uses torch counts of a gradient that nobody has but the pass and its hook: asked of one."""
+    counts: list[int] = []
+    with torch.inference_mode(False), torch.enable_grad():
+        p = torch.zeros(1, requires_grad=True)
+        node = get_gradient_edge(p).node
+        node.register_prehook(lambda gradients: counts.append(gradients[0]._use_count()))
+        torch.autograd.backward((p * 2).sum())
+    return counts[0]
 
 
 def _leaves(
