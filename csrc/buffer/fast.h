@@ -63,6 +63,10 @@ typedef struct fan_fast_frontend {
 static inline bool fan_fast_is_large(uint64_t bytes) { return bytes >= FAN_POOL_FROM; }
 bool fan_fast_fits(fan_dtype dtype, fan_dtype acc, uint64_t bytes);
 
+/* fan_fast_add_inplace: adds one gradient into the slot's sum and keeps no reference. false: nothing happened, as there
+ * is no sum that may be written, or the budget wants the gradient to wait. */
+bool fan_fast_add_inplace(fan_buffer *b, size_t slot, const fan_fast_kind *kind, const fan_fast_term *one, bool alone);
+
 /* fan_fast_add: adds one gradient. *added false: nothing happened, and fan_buffer_add knows what to do or to say. kind:
  * NULL of an undefined one. `alone` as in fan_contribution. The buffer takes a hold of its own. A status that is not
  * FAN_OK: it is parked, and the fold that it made due failed. */

@@ -266,19 +266,24 @@ static void add_inplace(fan_buffer *b, const inplace_add *one)
 
 /* ---- add ---- */
 
-fan_status fan_fast_add(fan_buffer *b, size_t slot, const fan_fast_kind *kind, const fan_fast_term *one, bool alone,
-                        bool *added, fan_error *err)
+bool fan_fast_add_inplace(fan_buffer *b, size_t slot, const fan_fast_kind *kind, const fan_fast_term *one, bool alone)
 {
     FAN_UNCLEARED inplace_add inplace;
     assert(slot < b->nslots);
-    *added = false;
-    if (!fan_fast_allowed() || !fan_buffer_is_here(b))
+    if (!fan_fast_allowed() || !fan_buffer_is_here(b) || !has_sum(&b->slots[slot]) ||
+        !inplace_begin(b, slot, kind, one, alone, &inplace))
+        return false;
+    add_inplace(b, &inplace);
+    return true;
+}
+
+fan_status fan_fast_add(fan_buffer *b, size_t slot, const fan_fast_kind *kind, const fan_fast_term *one, bool alone,
+                        bool *added, fan_error *err)
+{
+    assert(slot < b->nslots);
+    *added = kind && fan_fast_add_inplace(b, slot, kind, one, alone);
+    if (*added || !fan_fast_allowed() || !fan_buffer_is_here(b))
         return FAN_OK;
-    if (kind && has_sum(&b->slots[slot]) && inplace_begin(b, slot, kind, one, alone, &inplace)) {
-        add_inplace(b, &inplace);
-        *added = true;
-        return FAN_OK;
-    }
     if (!park(b, slot, kind, one))
         return FAN_OK;
     *added = true;

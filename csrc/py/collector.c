@@ -1,42 +1,25 @@
-/* collector: the hooks of fanin.torch.accumulate: what a backward pass brings to a parameter is added to a buffer, and
- * does not reach its .grad, which torch's other threads read and write meanwhile. Only what the fast path adds is done
- * here; all else is Python's to do, and to say. */
+/* collector: the hooks of fanin.torch.accumulate. Each adds the gradient that a backward pass brings to a parameter to
+ * a buffer, before it reaches .grad, which other threads of torch's read and write. A small dense tensor is added here,
+ * everything else by a function in Python. */
 #include "py/buffer_part.h"
 #include "py/dlpack.h"
 
-/* What a hook has: a tuple of these. ALONE, SHARED: what add is told by name of a gradient that nobody else has, and of
- * others; None: nothing, False: add is Python's. USES: torch counts so many of one that nobody else has. NOTHING: what
- * goes on to .grad. */
-enum { BUFFER, SLOT, CAME, OTHERWISE, ALONE, SHARED, USES, NOTHING };
+/* Items of a hook's tuple. SMALL: whether its gradients are small enough to be copied here. CAME: a bytearray, a byte
+ * for each slot and one for the end of the block. COPY: the names for add. NOTHING: what goes on to .grad. */
+enum { BUFFER, SLOT, SMALL, CAME, OTHERWISE, COPY, NOTHING };
 
-/* is_alone: whether nobody has a gradient but the pass and its hook: what torch lets .grad take over. */
-static bool is_alone(PyObject *hook, PyObject *gradient)
+/* plain_add: adds a copy, as others may have the gradient, or its memory, and write it. 1: done; 0: it is no small dense
+ * tensor, or the block has ended; -1 with an exception. */
+static int plain_add(PyObject *hook, PyObject *gradient)
 {
-    if (Py_REFCNT(gradient) != 1)
-        return false;
-    PyObject *uses = PyObject_CallMethodNoArgs(gradient, fan_state_get()->str_use_count);
-    bool alone = uses && PyObject_RichCompareBool(uses, PyTuple_GET_ITEM(hook, USES), Py_EQ) > 0;
-    Py_XDECREF(uses);
-    PyErr_Clear();
-    return alone;
-}
-
-/* plain_add: 1: the gradient is in the buffer; 0: it is not for this way; -1 with an exception. */
-static int plain_add(PyObject *hook, PyObject *gradient, bool alone)
-{
-    PyObject *names = PyTuple_GET_ITEM(hook, alone ? ALONE : SHARED);
-    PyObject *args[] = {PyTuple_GET_ITEM(hook, SLOT), gradient, Py_True};
-    if (names == Py_False || !fan_is_tensor(fan_state_get(), gradient) || !fan_fast_is_detached(gradient))
+    PyObject *args[] = {PyTuple_GET_ITEM(hook, SLOT), gradient, Py_True}, *came = PyTuple_GET_ITEM(hook, CAME);
+    if (PyTuple_GET_ITEM(hook, SMALL) != Py_True || PyByteArray_AS_STRING(came)[PyByteArray_GET_SIZE(came) - 1] ||
+        !fan_is_tensor(fan_state_get(), gradient) || !fan_fast_is_detached(gradient))
         return 0;
-    Py_INCREF(gradient); /* the pass has it still: it is not the buffer's alone */
-    int added =
-        fan_buffer_fast_add(fan_buffer_self(PyTuple_GET_ITEM(hook, BUFFER)), args, names == Py_None ? NULL : names);
-    Py_DECREF(gradient);
-    return added;
+    return fan_buffer_fast_add(fan_buffer_self(PyTuple_GET_ITEM(hook, BUFFER)), args, PyTuple_GET_ITEM(hook, COPY));
 }
 
-/* collect: `otherwise` is called with the slot, the gradient, whether it is alone, and the error that there was, or
- * None. */
+/* collect: `otherwise` is called with the slot, the gradient, and the error that there was, or None. */
 static PyObject *collect(PyObject *hook, PyObject *gradients)
 {
     PyObject *slot = PyTuple_GET_ITEM(hook, SLOT), *nothing = PyTuple_GET_ITEM(hook, NOTHING);
@@ -45,15 +28,14 @@ static PyObject *collect(PyObject *hook, PyObject *gradients)
     PyObject *gradient = PyTuple_GET_ITEM(gradients, 0);
     if (gradient == Py_None)
         return Py_NewRef(nothing);
-    bool alone = is_alone(hook, gradient);
-    int added = fan_watched() ? 0 : plain_add(hook, gradient, alone);
+    int added = fan_watched() ? 0 : plain_add(hook, gradient);
     if (added > 0) {
         PyByteArray_AS_STRING(PyTuple_GET_ITEM(hook, CAME))[PyLong_AsSsize_t(slot)] = 1;
         return Py_NewRef(nothing);
     }
     PyObject *error = added < 0 ? fan_exception_take() : Py_NewRef(Py_None);
-    PyObject *answer = PyObject_CallFunctionObjArgs(PyTuple_GET_ITEM(hook, OTHERWISE), slot, gradient,
-                                                    alone ? Py_True : Py_False, error, NULL);
+    PyObject *answer =
+        PyObject_CallFunctionObjArgs(PyTuple_GET_ITEM(hook, OTHERWISE), slot, gradient, error, NULL);
     Py_XDECREF(error);
     if (!answer)
         return NULL;
@@ -65,23 +47,19 @@ static PyMethodDef hook_def = {"collect", collect, METH_O, NULL};
 
 static PyObject *collectors(PyObject *Py_UNUSED(m), PyObject *args)
 {
-    PyObject *buffer, *donate, *uses, *came, *otherwise, *hooks;
+    PyObject *buffer, *small, *came, *otherwise, *hooks;
     const fan_state *st = fan_state_get();
-    if (!PyArg_ParseTuple(args, "O!O!OO!O:_collectors", st->buffer_type, &buffer, &PyList_Type, &donate, &uses,
+    if (!PyArg_ParseTuple(args, "O!O!O!O:_collectors", st->buffer_type, &buffer, &PyList_Type, &small,
                           &PyByteArray_Type, &came, &otherwise))
         return NULL;
-    Py_ssize_t n = PyList_GET_SIZE(donate);
-    if ((size_t)n != fan_buffer_self(buffer)->n || PyByteArray_GET_SIZE(came) != n)
+    Py_ssize_t n = PyList_GET_SIZE(small);
+    if ((size_t)n != fan_buffer_self(buffer)->n || PyByteArray_GET_SIZE(came) != n + 1)
         return PyErr_Format(PyExc_ValueError, "_collectors: expected one item for each slot");
-    PyObject *donated = PyTuple_Pack(1, st->str_donate), *copied = PyTuple_Pack(1, st->str_copy);
-    PyObject *nothing = PyTuple_Pack(1, Py_None);
-    hooks = donated && copied && nothing ? PyList_New(n) : NULL;
+    PyObject *copy = PyTuple_Pack(1, st->str_copy), *nothing = PyTuple_Pack(1, Py_None);
+    hooks = copy && nothing ? PyList_New(n) : NULL;
     for (Py_ssize_t i = 0; hooks && i < n; i++) {
-        PyObject *how = PyList_GET_ITEM(donate, i), *alone = how == Py_True   ? donated
-                                                             : how == Py_None ? Py_False
-                                                                              : Py_None;
-        PyObject *self = Py_BuildValue("(OnOOOOOO)", buffer, i, came, otherwise, alone,
-                                       how == Py_None ? Py_False : copied, uses, nothing);
+        PyObject *self =
+            Py_BuildValue("(OnOOOOO)", buffer, i, PyList_GET_ITEM(small, i), came, otherwise, copy, nothing);
         PyObject *hook = self ? PyCFunction_New(&hook_def, self) : NULL;
         Py_XDECREF(self);
         if (hook)
@@ -89,17 +67,15 @@ static PyObject *collectors(PyObject *Py_UNUSED(m), PyObject *args)
         else
             Py_CLEAR(hooks);
     }
-    Py_XDECREF(donated);
-    Py_XDECREF(copied);
+    Py_XDECREF(copy);
     Py_XDECREF(nothing);
     return hooks;
 }
 
 PyMethodDef fan_collector_functions[] = {
     {"_collectors", collectors, METH_VARARGS,
-     "_collectors(buffer, donate, uses, came, otherwise, /)\n--\n\nThe hooks of fanin.torch.accumulate, one for each "
-     "slot: each adds the gradient that comes to its parameter, donated or not (None: not by itself) where nobody else "
-     "has it (torch counts so many `uses`), else a copy, notes that in `came`, and leaves what is not plain to "
-     "`otherwise`. Nothing goes on to the parameter."},
+     "_collectors(buffer, small, came, otherwise, /)\n--\n\nThe hooks of fanin.torch.accumulate, one for each slot. "
+     "Each adds a copy of the gradient that comes to its parameter where that is `small`, dense and detached, and sets "
+     "its byte in `came`; others it gives to `otherwise`. The parameter gets nothing."},
     {NULL, NULL, 0, NULL},
 };

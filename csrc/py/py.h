@@ -29,7 +29,6 @@
     X(str_key, "key")                     \
     X(str_stream, "stream")               \
     X(str_donate, "donate")               \
-    X(str_use_count, "_use_count")        \
     X(str_copy, "copy")                   \
     X(str_out, "out")                     \
     X(str_scale, "scale")                 \
@@ -87,6 +86,7 @@
     X(PyTypeObject, torch_type)                                                                             \
     X(PyObject, torch_is_neg) /* torch.Tensor.is_neg, requires_grad: descriptors */                         \
     X(PyObject, torch_requires_grad)                                                                        \
+    X(PyObject, torch_plain)   /* a tuple: what the exchange table reads (fan_tensor_is_plain) */            \
     X(PyObject, torch_graph)   /* torch.autograd.graph, whose increment_version counts writes */            \
     X(PyObject, stats_type)    /* fanin.Stats */                                                            \
     X(PyObject, counters_type) /* fanin.Counters */                                                         \

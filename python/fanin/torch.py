@@ -14,6 +14,7 @@ import contextlib
 import functools
 import itertools
 import re
+import sys
 import threading
 import types
 import warnings
@@ -29,7 +30,7 @@ except ImportError as e:  # pragma: no cover - depends on what is installed
 
 from . import _core
 from ._interop.protocols import DTypeLike
-from ._interop.torch_graph import backward
+from ._interop.torch_graph import backward, sharded
 from ._words import type_of
 from .slots import Slot
 
@@ -37,10 +38,9 @@ __all__ = ["accumulate", "backward"]
 
 LARGE = 1 << 16  # bytes from which on memory is dearer than a few microseconds
 
-_lock = threading.Lock()
-#: Which block collects the gradient of a parameter now, by the parameter's id: the block keeps the parameter, and takes
-#: its entries along when it ends.
-_taken: dict[int, weakref.ref[accumulate]] = {}
+_lock = threading.Lock()  # of blocks that begin
+#: The blocks that collect now. A block keeps its parameters, so their ids are theirs alone.
+_blocks: weakref.WeakSet[accumulate] = weakref.WeakSet()
 
 #: What each parameter is called; a number: it has no name, and is that one of those given.
 Names = list[str | int]
@@ -98,12 +98,13 @@ class accumulate:
         budget: float | Literal["auto"] | None = None,
     ) -> None:
         self._active = False
-        self._me: weakref.ref[accumulate] | None = None
         if into not in ("grad", "main_grad"):
             raise ValueError(f'accumulate: into is "grad" or "main_grad", not {into!r}')
         self.into = into
         self._parameters, self._names = _leaves(parameters)
-        own = [p.dtype for p in self._parameters]
+        _refuse_sharded(self._parameters, self._names)
+        self._ids = {id(p): slot for slot, p in enumerate(self._parameters)}
+        self._own = own = [_dtype(p, name, into) for p, name in zip(self._parameters, self._names, strict=True)]
         self._shapes = [p.shape for p in self._parameters] if into == "main_grad" else []
         of = {d: _sum_dtype(d, dtype) for d in set(own)}
         self._sums = [of[d] for d in own]
@@ -113,7 +114,7 @@ class accumulate:
             self._buffer = _core.InputBuffer(self._slots(dtype), budget=budget, name="accumulate")
         n = len(self._sums)
         self._firsts: list[torch.Tensor | None] = [None] * n  # gradients that were there: where the sums are written
-        self._came = bytearray(n)  # 1: something came to the slot
+        self._came = bytearray(n + 1)  # 1: something came to the slot; the last: the block has ended
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         self._nodes: list[object] = []  # that have the hooks, and live no longer than somebody has them
 
@@ -121,8 +122,8 @@ class accumulate:
         """One for each parameter; those that have no name of their own, and are alike, are one."""
         known: dict[tuple[torch.Size, torch.dtype, str | None], Slot] = {}
         slots = []
-        for i, (p, name) in enumerate(zip(self._parameters, self._names, strict=True)):
-            key = (p.shape, p.dtype, name if type(name) is str else None)
+        for i, (p, own, name) in enumerate(zip(self._parameters, self._own, self._names, strict=True)):
+            key = (p.shape, own, name if type(name) is str else None)
             slot = known.get(key)
             if slot is None:
                 shape, own, called = key
@@ -144,18 +145,17 @@ class accumulate:
 
     def __enter__(self) -> accumulate:
         with _lock:
-            for p, name in zip(self._parameters, self._names, strict=True):
-                held = _taken.get(id(p))
-                other = held() if held is not None else None
-                if other is not None:
+            for other in _blocks:
+                shared = self._ids.keys() & other._ids.keys()
+                if shared:
+                    one = min(shared, key=self._ids.__getitem__)
                     raise ValueError(
-                        f"accumulate: the gradient of {_word(name)} is collected by another block already, as"
-                        f" {other._name_of(p)}"
+                        f"accumulate: the gradient of {_word(self._names[self._ids[one]])} is collected by another"
+                        f" block already, as {_word(other._names[other._ids[one]])}"
                     )
-            me = weakref.ref(self)
-            _taken.update((id(p), me) for p in self._parameters)
-            self._me = me
+            _blocks.add(self)
         self._active = True
+        self._came[-1] = 0
         try:
             for slot, (p, collect) in enumerate(zip(self._parameters, self._collectors(), strict=True)):
                 first = getattr(p, self.into, None)
@@ -198,43 +198,48 @@ class accumulate:
         finally:
             self._end()
 
-    def _name_of(self, p: torch.Tensor) -> str:
-        return next(_word(name) for q, name in zip(self._parameters, self._names, strict=True) if q is p)
-
     def _collectors(self) -> Sequence[Callable[[tuple[torch.Tensor | None]], object]]:
         """The hooks of the parameters. They know the buffer and not the block, which so ends when nobody has it any
         more.
         """
         add, names, came = self._buffer.add, self._names, self._came
-        # torch adds to the gradient that is in .grad in place; so is it done here, where the sum may run in it.
-        own = [p.dtype == dtype for p, dtype in zip(self._parameters, self._sums, strict=True)]
-        small = [d if p.nbytes < LARGE else None for p, d in zip(self._parameters, own, strict=True)]
+        # Of a gradient that torch would leave in .grad as it is the sum may run in its memory.
+        own = [dtype == total for dtype, total in zip(self._own, self._sums, strict=True)]
+        small = [p.nbytes < LARGE for p in self._parameters]
         strides = [p.stride() if p.layout == torch.strided else None for p in self._parameters]
+        counts = _counts_alone()
 
-        def collect(slot: int, gradient: torch.Tensor, alone: bool, error: Exception | None) -> None:
-            """What is not plain. alone: nobody else has the gradient."""
+        def ended(slot: int) -> RuntimeError:
+            return RuntimeError(
+                f"accumulate: the block ended while a backward pass ran in another thread, whose gradient of"
+                f" {_word(names[slot])} may not be in the sum: join the thread within the block"
+            )
+
+        def collect(slot: int, gradient: torch.Tensor, error: Exception | None) -> None:
+            """Adds a gradient that is large, sparse, or none at all."""
             try:
                 if error is not None:
                     raise error
+                if came[-1]:
+                    raise ended(slot)
                 if gradient.requires_grad:
                     raise RuntimeError(
                         f"accumulate: the gradient of {_word(names[slot])} records a graph, as of"
                         " backward(create_graph=True): a sum that is left in .grad here cannot be differentiated; call"
                         " that backward() outside of the block"
                     )
-                sparse = gradient.layout != torch.strided
-                # What torch would leave in .grad as it is, and not copy.
-                ours = alone and (sparse or gradient.stride() == strides[slot])
-                # What nobody has but the call is the buffer's alone, and is summed while it is warm: for a large one
-                # that is worth an object.
-                g = gradient.detach() if sparse or gradient.nbytes >= LARGE else gradient
-                add(slot, g, donate=ours and own[slot], copy=not ours)
+                alone = gradient.layout == torch.strided and _counts(gradient) in counts
+                donate = alone and own[slot] and gradient.stride() == strides[slot]
+                # A new object has the one reference that marks it as the buffer's own: it is summed while it is warm.
+                add(slot, gradient.detach() if alone else gradient, donate=donate, copy=not alone)
+                came[slot] = 1
+                if came[-1]:
+                    raise ended(slot)
             except BaseException as e:
                 _rename(e, names)
                 raise
-            came[slot] = 1
 
-        return _core._collectors(self._buffer, small, _uses(), came, collect)
+        return _core._collectors(self._buffer, small, came, collect)
 
     def _end(self, began: bool = True) -> None:
         """Every sum where it belongs, or what was there. Ctrl-C may come between any two steps, each of which can be
@@ -258,7 +263,7 @@ class accumulate:
                         failed[slot] = e
                     left.pop()
                 self._firsts = [None] * len(sums)
-                self._came[:] = bytes(len(sums))
+                self._came[:-1] = bytes(len(sums))
                 self._active = False
             except BaseException as e:
                 if isinstance(e, Exception):
@@ -281,38 +286,32 @@ class accumulate:
             )
 
     def _let_go(self) -> None:
-        """Gradients go to .grad again."""
+        """Gradients go to .grad again. No lock: Ctrl-C would leave it locked."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
         self._nodes.clear()
-        with _lock:
-            for p in self._parameters:
-                if _taken.get(id(p)) is self._me:
-                    del _taken[id(p)]
+        self._came[-1] = 1
+        _blocks.discard(self)
 
     def _take(self, sums: dict[int, torch.Tensor | None], failed: dict[int, Exception]) -> None:
-        """The sums out of the buffer, all at once, or, where that fails, those that can be had.
+        """Take the sums out of the buffer, all at once, or, where that fails, one by one.
 
-        Each time C alone runs from the taking to the keeping: between two bytecodes Ctrl-C would lose what was taken.
+        C alone runs from the taking to the keeping: between two bytecodes Ctrl-C would lose what was taken.
         """
-        n = len(self._parameters)
-        if len(sums) == n:
-            return
-        outs = self._outs()
-        take = self._buffer.take
+        n, take = len(self._parameters), self._buffer.take
         if not sums:
-            wanted = outs if any(out is not None for out in outs) else None
             with contextlib.suppress(Exception):
-                every = map(functools.partial(take, None, None), [wanted])
+                outs = [self._out(slot) for slot in range(n)]
+                wanted = outs if any(out is not None for out in outs) else None
+                every = itertools.starmap(functools.partial(take, out=wanted), [()])
                 sums.update(zip(range(n), itertools.chain.from_iterable(every), strict=True))
-                return
-        for slot, out in enumerate(outs):
+        for slot in range(n):
             if slot not in sums:
-                one: Callable[[None], torch.Tensor | None] = functools.partial(take, slot=slot, out=out)
                 try:
                     with _named(self._names):
-                        sums.update(zip([slot], map(one, [None]), strict=True))
+                        one = itertools.starmap(functools.partial(take, slot=slot, out=self._out(slot)), [()])
+                        sums.update(zip([slot], one, strict=True))
                 except Exception as e:
                     failed[slot], sums[slot] = e, None
         self._buffer.clear()
@@ -327,40 +326,70 @@ class accumulate:
         if kept is not None:  # else it stays: None, or what was there where the block could not begin
             setattr(p, self.into, kept)
 
-    def _outs(self) -> list[torch.Tensor | None]:
-        """Where the sums are written: large tensors that were there; new ones for "main_grad"; None: a tensor of the
-        sum's own.
+    def _out(self, slot: int) -> torch.Tensor | None:
+        """Where a sum is written: a large tensor that was there; a new one for "main_grad"; None: a tensor of the sum's
+        own.
 
-        A donated one is where the sum is already, as a rule; into small ones it is copied, which is quicker than to be
-        asked.
+        A donated one is where the sum is already, as a rule; into small ones it is copied, which is quicker than to
+        check them.
         """
-        outs: list[torch.Tensor | None] = []
-        for slot, (p, dtype, first) in enumerate(zip(self._parameters, self._sums, self._firsts, strict=True)):
-            if first is not None:
-                rounded = (
-                    self._came[slot]
-                    and first.layout == torch.strided
-                    and first.dtype != dtype
-                    and first.nbytes >= LARGE
-                )
-                outs.append(first.detach() if rounded else None)
-            elif self.into == "main_grad" and self._came[slot]:
-                outs.append(torch.empty(self._shapes[slot], dtype=dtype, device=p.device))
-            else:
-                outs.append(None)
-        return outs
+        first, dtype, came = self._firsts[slot], self._sums[slot], self._came[slot]
+        if first is not None:
+            rounded = came and first.layout == torch.strided and first.dtype != dtype and first.nbytes >= LARGE
+            return first.detach() if rounded else None
+        if self.into == "main_grad" and came:
+            return torch.empty(self._shapes[slot], dtype=dtype, device=self._parameters[slot].device)
+        return None
+
+
+def _counts(gradient: torch.Tensor) -> tuple[int, ...]:
+    """How many references Python and torch count of a tensor, of the one that it is a view of, and of its memory."""
+    base = gradient._base
+    return (
+        sys.getrefcount(gradient),
+        gradient._use_count(),  # type: ignore[attr-defined, unused-ignore]
+        0 if base is None else base._use_count(),  # type: ignore[attr-defined, unused-ignore]
+        torch._C._storage_Use_Count(gradient.untyped_storage()._cdata),  # type: ignore[attr-defined, unused-ignore]
+    )
 
 
 @functools.cache
-def _uses() -> int:
-    """How many uses torch counts of a gradient that nobody has but the pass and its hook: asked of one."""
-    counts: list[int] = []
-    with torch.inference_mode(False), torch.enable_grad():
-        p = torch.zeros(1, requires_grad=True)
+def _counts_alone() -> set[tuple[int, ...]]:
+    """What `_counts` returns in a collector for gradients that nothing but the pass refers to: read of some that are
+    new. Empty where torch does not count: then all are copied.
+    """
+    seen: set[tuple[int, ...]] = set()
+
+    def collect(slot: int, gradient: torch.Tensor, error: Exception | None) -> None:
+        seen.add(_counts(gradient))
+
+    with torch.inference_mode(False), torch.enable_grad(), contextlib.suppress(AttributeError):
+        p = torch.zeros(2, 2, requires_grad=True)
+        [collector] = _core._collectors(_core.InputBuffer(1), [False], bytearray(2), collect)
         node = get_gradient_edge(p).node
-        node.register_prehook(lambda gradients: counts.append(gradients[0]._use_count()))
+        node.register_prehook(collector)
         torch.autograd.backward((p * 2).sum())
-    return counts[0]
+        torch.autograd.backward(torch.nn.functional.linear(torch.ones(1, 2), p).sum())  # a view of one that is new
+    return seen
+
+
+def _dtype(p: torch.Tensor, name: str | int, into: str) -> torch.dtype:
+    """The dtype of a gradient in .grad."""
+    dtype: torch.dtype | None = getattr(p, "grad_dtype", p.dtype)
+    if dtype is None and into == "grad":
+        raise ValueError(
+            f"accumulate: the grad_dtype of {_word(name)} is None, so that its gradients may be of any dtype: set it to"
+            ' that of the sum, or give into="main_grad"'
+        )
+    return dtype or p.dtype
+
+
+def _refuse_sharded(parameters: list[torch.Tensor], names: Names) -> None:
+    for slot, what in sharded(parameters):
+        raise RuntimeError(
+            f"accumulate: {_word(names[slot])} is sharded by {what}, which sums gradients itself and sets .grad: use"
+            " its own accumulation, as set_requires_gradient_sync(False)"
+        )
 
 
 def _leaves(
