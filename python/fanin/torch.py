@@ -24,7 +24,7 @@ from typing import Literal
 
 try:
     import torch
-    from torch.autograd.graph import get_gradient_edge
+    from torch.autograd.graph import Node
 except ImportError as e:  # pragma: no cover - depends on what is installed
     raise ImportError("fanin.torch needs torch, which is not installed; fanin itself does not depend on it") from e
 
@@ -66,14 +66,20 @@ class accumulate:
     and perhaps a part of it before. While the block runs no gradient reaches `.grad`, which is None; so `zero_grad()`
     inside changes nothing: what has been collected stays. Several threads may run backward passes at once. At the end,
     also of a block that raised, what has come is summed and left where it was asked for, parameter by parameter; one
-    without a gradient keeps None. Hooks of `register_post_accumulate_grad_hook` run then, once, not in each pass. A
-    block that is dropped without its exit ends then, with a ResourceWarning.
+    without a gradient keeps None. A block that is dropped without its exit ends then, with a ResourceWarning.
 
-    Replicas of `DistributedDataParallel` see no gradients here: run the passes in their `no_sync()` and reduce the
-    sums, else the end of the block is an error, as what they leave in `.grad` meanwhile is no gradient.
+    Hooks of tensors (`register_hook`) run in each pass, as ever. Hooks of `register_post_accumulate_grad_hook` that
+    are there when the block begins, as those of an optimizer that steps in the backward pass, run once, after the sums
+    are in `.grad`, unless the block raised. Hooks that run behind the block's own, those of `AccumulateGrad` nodes
+    among them, see no gradient.
+
+    `DistributedDataParallel` sees no gradients in the block: run the passes in its `no_sync()` and reduce the sums.
+    Else the end of the block is an error, as what the reduction leaves in `.grad` is no gradient. A pass of another
+    thread that still runs when the block ends is an error there.
 
     Raises TypeError (no tensor, no leaf, a module), ValueError (`into`, no parameters at all, a parameter that another
-    block collects), ImportError (no torch), RuntimeError (an exit without its beginning); in a backward pass
+    block collects, a `grad_dtype` of None), ImportError (no torch), RuntimeError (parameters that FSDP or DTensor shards,
+    an exit without its beginning); in a backward pass
     RuntimeError where a gradient records a graph (`create_graph=True`); at the end RuntimeError by names: where a
     parameter is of another shape or dtype by then, or the gradient that was there has no memory any more, that one has
     what was there, and the others their sums; where `.grad` was set within the block, its sum is left there instead.
@@ -116,7 +122,7 @@ class accumulate:
         self._firsts: list[torch.Tensor | None] = [None] * n  # gradients that were there: where the sums are written
         self._came = bytearray(n + 1)  # 1: something came to the slot; the last: the block has ended
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
-        self._nodes: list[object] = []  # that have the hooks, and live no longer than somebody has them
+        self._nodes: list[Node] = []  # that have the hooks, and live no longer than somebody has them
 
     def _slots(self, dtype: DTypeLike | None) -> list[Slot]:
         """One for each parameter; those that have no name of their own, and are alike, are one."""
@@ -157,7 +163,10 @@ class accumulate:
         self._active = True
         self._came[-1] = 0
         try:
-            for slot, (p, collect) in enumerate(zip(self._parameters, self._collectors(), strict=True)):
+            self._nodes = _accumulators(self._parameters)
+            for slot, (p, node, collect) in enumerate(
+                zip(self._parameters, self._nodes, self._collectors(), strict=True)
+            ):
                 first = getattr(p, self.into, None)
                 self._firsts[slot] = first
                 if first is not None:
@@ -166,8 +175,8 @@ class accumulate:
                         self._buffer.add(slot, first.detach(), donate=first.dtype == self._sums[slot])
                     if self.into == "grad":
                         p.grad = None
-                node = get_gradient_edge(p).node
-                self._nodes.append(node)
+                for key, after in _after(p).items():
+                    _after(p)[key] = _Later(after)
                 self._hooks.append(node.register_prehook(collect))
         except BaseException:
             self._end(began=False)
@@ -187,7 +196,7 @@ class accumulate:
                 self._end()
         if kind is None:
             for p in itertools.compress(self._parameters, came):
-                for after in [*(p._post_accumulate_grad_hooks or {}).values()]:
+                for after in [*_after(p).values()]:
                     after(p)
 
     def __del__(self) -> None:
@@ -271,19 +280,20 @@ class accumulate:
                 interrupt = e
         if interrupt is not None:
             raise interrupt
-        names = {slot: _word(self._names[slot]) for slot in sorted(failed.keys() | was_set.keys())}
         if failed:
             why = failed[min(failed)]
             raise RuntimeError(
-                f"accumulate: there is no .{self.into} for the sum of {', '.join(names[i] for i in sorted(failed))}:"
-                f" {why}"
+                f"accumulate: there is no .{self.into} for the sum of {self._words(failed)}: {why}"
             ) from why
         if any(was_set.values()):
             raise RuntimeError(
-                f"accumulate: .grad of {', '.join(names[i] for i in names if was_set[i])} was set within the block, by"
-                " an assignment or by DistributedDataParallel outside of no_sync(): what was set is not in the sum"
-                " that is there now"
+                f"accumulate: .grad of {self._words(slot for slot, so in was_set.items() if so)} was set within the"
+                " block, by an assignment or by DistributedDataParallel outside of no_sync(): what was set is not in"
+                " the sum that is there now"
             )
+
+    def _words(self, slots: Iterable[int]) -> str:
+        return ", ".join(_word(self._names[slot]) for slot in sorted(slots))
 
     def _let_go(self) -> None:
         """Gradients go to .grad again. No lock: Ctrl-C would leave it locked."""
@@ -291,6 +301,10 @@ class accumulate:
             hook.remove()
         self._hooks.clear()
         self._nodes.clear()
+        for p in self._parameters:
+            for key, after in _after(p).items():
+                if isinstance(after, _Later):
+                    _after(p)[key] = after.hook
         self._came[-1] = 1
         _blocks.discard(self)
 
@@ -342,6 +356,27 @@ class accumulate:
         return None
 
 
+class _Later:
+    """Takes the place of a hook until the block ends: torch runs it in each pass, also where nothing comes to .grad."""
+
+    def __init__(self, hook: Callable[[torch.Tensor], None]) -> None:
+        self.hook = hook
+
+    def __call__(self, p: torch.Tensor) -> None:
+        pass
+
+
+def _after(p: torch.Tensor) -> dict[int, Callable[[torch.Tensor], None]]:
+    """The hooks of `register_post_accumulate_grad_hook`."""
+    return p._post_accumulate_grad_hooks or {}
+
+
+def _accumulators(parameters: list[torch.Tensor]) -> list[Node]:
+    """The node that accumulates into each, as `get_gradient_edge` finds it, at a fifth of the cost."""
+    with torch.inference_mode(False), torch.enable_grad():
+        return [p.view_as(p).grad_fn.next_functions[0][0] for p in parameters]  # type: ignore[union-attr, misc]
+
+
 def _counts(gradient: torch.Tensor) -> tuple[int, ...]:
     """How many references Python and torch count of a tensor, of the one that it is a view of, and of its memory."""
     base = gradient._base
@@ -366,7 +401,7 @@ def _counts_alone() -> set[tuple[int, ...]]:
     with torch.inference_mode(False), torch.enable_grad(), contextlib.suppress(AttributeError):
         p = torch.zeros(2, 2, requires_grad=True)
         [collector] = _core._collectors(_core.InputBuffer(1), [False], bytearray(2), collect)
-        node = get_gradient_edge(p).node
+        [node] = _accumulators([p])
         node.register_prehook(collector)
         torch.autograd.backward((p * 2).sum())
         torch.autograd.backward(torch.nn.functional.linear(torch.ones(1, 2), p).sum())  # a view of one that is new
