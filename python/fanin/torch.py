@@ -78,11 +78,11 @@ class accumulate:
     thread that still runs when the block ends is an error there.
 
     Raises TypeError (no tensor, no leaf, a module), ValueError (`into`, no parameters at all, a parameter that another
-    block collects, a `grad_dtype` of None), ImportError (no torch), RuntimeError (parameters that FSDP or DTensor shards,
-    an exit without its beginning); in a backward pass
-    RuntimeError where a gradient records a graph (`create_graph=True`); at the end RuntimeError by names: where a
-    parameter is of another shape or dtype by then, or the gradient that was there has no memory any more, that one has
-    what was there, and the others their sums; where `.grad` was set within the block, its sum is left there instead.
+    block collects, a `grad_dtype` of None), ImportError (no torch), RuntimeError (parameters that FSDP or DTensor
+    shards, an exit without its beginning); in a backward pass RuntimeError where a gradient records a graph
+    (`create_graph=True`). At the end a RuntimeError names the parameters whose shape or dtype differs by then, or whose
+    `.grad` from before has no memory any more: these have the `.grad` from before, the others have their sums. It also
+    names those whose `.grad` was set within the block: these have the sum in its place.
     Ctrl-C there is raised once all is done. Source: hooks are those of `AccumulateGrad` nodes
     (`torch.autograd.graph.Node.register_prehook`); sums are rule A11 of docs/rules.md.
 
@@ -264,12 +264,10 @@ class accumulate:
                 self._let_go()
                 self._take(sums, failed)
                 while left:
-                    slot, p = left[-1], self._parameters[left[-1]]
-                    was_set.setdefault(slot, began and self.into == "grad" and p.grad is not None)
-                    try:
-                        self._leave(p, self._firsts[slot], sums[slot], self._came[slot] == 1)
-                    except Exception as e:  # all others get theirs
-                        failed[slot] = e
+                    slot = left[-1]
+                    grad = self._parameters[slot].grad
+                    was_set.setdefault(slot, began and self.into == "grad" and grad is not None)
+                    self._leave(slot, sums[slot], failed)
                     left.pop()
                 self._firsts = [None] * len(sums)
                 self._came[:-1] = bytes(len(sums))
@@ -330,15 +328,19 @@ class accumulate:
                     failed[slot], sums[slot] = e, None
         self._buffer.clear()
 
-    def _leave(self, p: torch.Tensor, first: torch.Tensor | None, total: torch.Tensor | None, came: bool) -> None:
+    def _leave(self, slot: int, total: torch.Tensor | None, failed: dict[int, Exception]) -> None:
         """The sum of one parameter, where it was asked for; in the tensor that was there, if there was one."""
-        kept = total
-        if first is not None and first.layout == torch.strided:
-            kept = first
-            if came and total is not None and total.data_ptr() != first.data_ptr():
-                first.detach().copy_(total)
-        if kept is not None:  # else it stays: None, or what was there where the block could not begin
-            setattr(p, self.into, kept)
+        p, first = self._parameters[slot], self._firsts[slot]
+        try:
+            kept = total
+            if first is not None and first.layout == torch.strided:
+                kept = first
+                if self._came[slot] and total is not None and total.data_ptr() != first.data_ptr():
+                    first.detach().copy_(total)
+            if kept is not None:  # else it stays: None, or what was there where the block could not begin
+                setattr(p, self.into, kept)
+        except Exception as e:  # all others get theirs
+            failed[slot] = e
 
     def _out(self, slot: int) -> torch.Tensor | None:
         """Where a sum is written: a large tensor that was there; a new one for "main_grad"; None: a tensor of the sum's
