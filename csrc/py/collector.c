@@ -8,8 +8,8 @@
  * for each slot and one for the end of the block. COPY: the names for add. NOTHING: what goes on to .grad. */
 enum { BUFFER, SLOT, SMALL, CAME, OTHERWISE, COPY, NOTHING };
 
-/* plain_add: adds a copy, as others may have the gradient, or its memory, and write it. 1: done; 0: it is no small dense
- * tensor, or the block has ended; -1 with an exception. */
+/* plain_add: adds a copy, as others may have the gradient, or its memory, and write it. 1: done; 0: it is no small
+ * dense tensor, or the block has ended; -1 with an exception. */
 static int plain_add(PyObject *hook, PyObject *gradient)
 {
     PyObject *args[] = {PyTuple_GET_ITEM(hook, SLOT), gradient, Py_True}, *came = PyTuple_GET_ITEM(hook, CAME);
@@ -34,8 +34,7 @@ static PyObject *collect(PyObject *hook, PyObject *gradients)
         return Py_NewRef(nothing);
     }
     PyObject *error = added < 0 ? fan_exception_take() : Py_NewRef(Py_None);
-    PyObject *answer =
-        PyObject_CallFunctionObjArgs(PyTuple_GET_ITEM(hook, OTHERWISE), slot, gradient, error, NULL);
+    PyObject *answer = PyObject_CallFunctionObjArgs(PyTuple_GET_ITEM(hook, OTHERWISE), slot, gradient, error, NULL);
     Py_XDECREF(error);
     if (!answer)
         return NULL;

@@ -38,8 +38,8 @@ static PyObject *quick_tensors(PyObject *Py_UNUSED(module), PyObject *args)
         return NULL;
     const fan_dl_api *api = fan_dl_api_of(capsule);
     if (!api || st->torch_api || !is_own(type, is_neg, &PyMethodDescr_Type) ||
-        ((PyMethodDescrObject *)is_neg)->d_method->ml_flags != METH_NOARGS ||
-        !is_getter(type, requires_grad) || !is_plain_table(type, plain))
+        ((PyMethodDescrObject *)is_neg)->d_method->ml_flags != METH_NOARGS || !is_getter(type, requires_grad) ||
+        !is_plain_table(type, plain))
         Py_RETURN_FALSE;
     st->torch_type = (PyTypeObject *)Py_NewRef(type);
     st->torch_is_neg = Py_NewRef(is_neg);

@@ -44,8 +44,10 @@ static fan_dl_versioned *tensor_by_table(PyObject *o, const fan_dl_api *api, boo
 {
     const fan_state *st = fan_state_get();
     fan_dl_versioned *made = NULL;
-    if ((fan_is_tensor(st, o) && !fan_tensor_is_plain(st, o)) || (asks_value && !holds_its_value(o)))
+    if ((fan_is_tensor(st, o) && !fan_tensor_is_plain(st, o)) || (asks_value && !holds_its_value(o))) {
+        PyErr_Clear();
         return NULL;
+    }
     if (api->take(o, &made) != 0) {
         made = NULL;
         fan_tensor_threw();
