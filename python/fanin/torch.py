@@ -20,7 +20,7 @@ import types
 import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 try:
     import torch
@@ -311,7 +311,8 @@ class accumulate:
 
         C alone runs from the taking to the keeping: between two bytecodes Ctrl-C would lose what was taken.
         """
-        n, take = len(self._parameters), self._buffer.take
+        n = len(self._parameters)
+        take: Callable[..., Any] = self._buffer.take
         if not sums:
             with contextlib.suppress(Exception):
                 outs = [self._out(slot) for slot in range(n)]

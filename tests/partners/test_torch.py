@@ -193,12 +193,16 @@ def test_sparse_tensors_of_every_layout(layout: str, dtype: str) -> None:
         assert torch.equal(result, dense + dense)
 
 
+@pytest.mark.filterwarnings("ignore")
 def test_the_exchange_table_throws_for_one_tensor_of_a_process_at_most() -> None:
     coo = torch.eye(4).to_sparse()
     ragged = [torch.ones(2), torch.ones(3)]
     others = [
-        *(coo, coo.to_sparse_csr(), torch.ones(3, device="meta")),
-        *(torch.nested.nested_tensor(ragged), torch.nested.nested_tensor(ragged, layout=torch.jagged)),
+        coo,
+        coo.to_sparse_csr(),
+        torch.ones(3, device="meta"),
+        torch.nested.nested_tensor(ragged),
+        torch.nested.nested_tensor(ragged, layout=torch.jagged),
     ]
     before = hooks.tensor_throws()
     buf = fanin.InputBuffer(1)
