@@ -178,19 +178,24 @@ static void add_host_add(fan_buffer *b, const add_host_op *one)
 
 /* ---- add ---- */
 
-fan_status fan_fast_add(fan_buffer *b, size_t slot, const fan_fast_kind *kind, const fan_entry *one, bool alone,
-                        bool *added, fan_error *err)
+bool fan_fast_add_inplace(fan_buffer *b, size_t slot, const fan_fast_kind *kind, const fan_entry *one)
 {
     FAN_UNCLEARED add_host_op inplace;
     assert(slot < b->nslots);
-    *added = false;
-    if (!fan_fast_allowed() || !fan_buffer_is_here(b))
+    if (!fan_fast_allowed() || !fan_buffer_is_here(b) || !add_host_has_sum(&b->slots[slot]) ||
+        !add_host_begin(b, slot, kind, one, &inplace))
+        return false;
+    add_host_add(b, &inplace);
+    return true;
+}
+
+fan_status fan_fast_add(fan_buffer *b, size_t slot, const fan_fast_kind *kind, const fan_entry *one, bool alone,
+                        bool *added, fan_error *err)
+{
+    assert(slot < b->nslots);
+    *added = kind && fan_fast_add_inplace(b, slot, kind, one);
+    if (*added || !fan_fast_allowed() || !fan_buffer_is_here(b))
         return FAN_OK;
-    if (kind && add_host_has_sum(&b->slots[slot]) && add_host_begin(b, slot, kind, one, &inplace)) {
-        add_host_add(b, &inplace);
-        *added = true;
-        return FAN_OK;
-    }
     if (!add_host_park(b, slot, kind, one))
         return FAN_OK;
     *added = true;

@@ -55,6 +55,9 @@ static inline bool fan_fast_allowed(void)
 
 /* ---- for the frontend ---- */
 
+/* fan_fast_add_inplace: adds one plain contribution into the slot's sum, and keeps no reference to it. false: nothing
+ * happened, as there is no sum that may be written, or the budget wants the contribution to wait. */
+bool fan_fast_add_inplace(fan_buffer *b, size_t slot, const fan_fast_kind *kind, const fan_entry *one);
 /* fan_fast_add: adds one plain contribution. *added false: nothing happened, and fan_buffer_add decides, or raises.
  * kind: NULL of an undefined one. `alone` as in fan_contribution. The buffer takes a hold of its own. A status that is
  * not FAN_OK: it is parked, and the fold that it made due failed. */

@@ -169,6 +169,9 @@ int fan_buffer_fast_add(buffer_object *self, PyObject *const *args, PyObject *kw
         (kwnames && !add_options_of(args + 2, kwnames, &t)) || (gradient && !fan_fast_import(gradient, &kind, &data)))
         return 0;
     if (t.copy && gradient) {
+        fan_entry given = fan_entry_of(gradient, data, t.key, false, false);
+        if (!kind.scalar && fan_fast_add_inplace(self->core, (size_t)slot, &kind, &given))
+            return 1; /* the buffer keeps no reference, so needs no copy */
         if (kind.scalar || !fan_fast_allowed() || !fan_fast_fits(kind.dtype, kind.dtype, fan_fast_bytes(&kind)) ||
             !(copy = fan_fast_copy(gradient, &kind, &data)))
             return 0; /* the general path copies what is too large for this one */

@@ -1,91 +1,80 @@
-/* collector: the hooks of fanin.torch.accumulate: what a backward pass left in a parameter's .grad is added to a
- * buffer. Only what the fast path adds is done here; all else is Python's to do, and to say. */
+/* collector: the hooks of fanin.torch.accumulate. Each adds the gradient that a backward pass brings to a parameter to
+ * a buffer, before it reaches .grad, which other threads of torch's read and write. A small dense tensor is added here,
+ * everything else by a function in Python. */
 #include "py/buffer_part.h"
 #include "py/dlpack.h"
 
-/* What a hook has: a tuple of these. NAMES: those of what add is told by name; None: nothing, False: add is Python's.
- */
-enum { BUFFER, SLOT, CAME, OTHERWISE, NAMES, ITEMS };
+/* Items of a hook's tuple. SMALL: whether its gradients are small enough to be copied here. CAME: a bytearray, a byte
+ * for each slot and one for the end of the block. COPY: the names for add. NOTHING: what goes on to .grad. */
+enum { BUFFER, SLOT, SMALL, CAME, OTHERWISE, COPY, NOTHING };
 
-/* plain_add: 1: the gradient of `p` is in the buffer; 0: it is not for this way, or there is none (*none); -1 with an
- * exception. */
-static int plain_add(PyObject *hook, PyObject *p, bool *none)
+/* plain_add: adds a copy, as others may have the gradient, or its memory, and write it. 1: done; 0: it is no small
+ * dense tensor, or the block has ended; -1 with an exception. */
+static int plain_add(PyObject *hook, PyObject *gradient)
 {
-    const fan_state *st = fan_state_get();
-    PyObject *names = PyTuple_GET_ITEM(hook, NAMES), *grad = PyObject_GetAttr(p, st->str_grad);
-    PyObject *args[] = {PyTuple_GET_ITEM(hook, SLOT), grad, Py_True};
-    int added = grad ? 0 : -1;
-    *none = grad == Py_None;
-    if (grad && !*none && names != Py_False && fan_is_tensor(st, grad) && fan_fast_is_detached(grad)) {
-        Py_INCREF(grad); /* .grad has it still: it is not the buffer's alone */
-        added =
-            fan_buffer_fast_add(fan_buffer_self(PyTuple_GET_ITEM(hook, BUFFER)), args, names == Py_None ? NULL : names);
-        Py_DECREF(grad);
-    }
-    if (added > 0 && PyObject_SetAttr(p, st->str_grad, Py_None) < 0)
-        added = -1;
-    Py_XDECREF(grad);
-    return added;
+    PyObject *args[] = {PyTuple_GET_ITEM(hook, SLOT), gradient, Py_True}, *came = PyTuple_GET_ITEM(hook, CAME);
+    if (PyTuple_GET_ITEM(hook, SMALL) != Py_True || PyByteArray_AS_STRING(came)[PyByteArray_GET_SIZE(came) - 1] ||
+        !fan_is_tensor(fan_state_get(), gradient) || !fan_fast_is_detached(gradient))
+        return 0;
+    return fan_buffer_fast_add(fan_buffer_self(PyTuple_GET_ITEM(hook, BUFFER)), args, PyTuple_GET_ITEM(hook, COPY));
 }
 
-/* collect: `otherwise` is called with the slot, the parameter, and the error that there was, or None. */
-static PyObject *collect(PyObject *hook, PyObject *p)
+/* collect: `otherwise` is called with the slot, the gradient, and the error that there was, or None. */
+static PyObject *collect(PyObject *hook, PyObject *gradients)
 {
-    PyObject *slot = PyTuple_GET_ITEM(hook, SLOT), *otherwise = PyTuple_GET_ITEM(hook, OTHERWISE);
-    bool none = false;
-    int added = fan_watched() ? 0 : plain_add(hook, p, &none);
-    if (added > 0)
+    PyObject *slot = PyTuple_GET_ITEM(hook, SLOT), *nothing = PyTuple_GET_ITEM(hook, NOTHING);
+    if (!PyTuple_CheckExact(gradients) || PyTuple_GET_SIZE(gradients) != 1)
+        return PyErr_Format(PyExc_TypeError, "collect: expected a tuple of one gradient");
+    PyObject *gradient = PyTuple_GET_ITEM(gradients, 0);
+    if (gradient == Py_None)
+        return Py_NewRef(nothing);
+    int added = fan_watched() ? 0 : plain_add(hook, gradient);
+    if (added > 0) {
         PyByteArray_AS_STRING(PyTuple_GET_ITEM(hook, CAME))[PyLong_AsSsize_t(slot)] = 1;
-    if (added > 0 || none)
-        Py_RETURN_NONE;
+        return Py_NewRef(nothing);
+    }
     PyObject *error = added < 0 ? fan_exception_take() : Py_NewRef(Py_None);
-    PyObject *answer = PyObject_CallFunctionObjArgs(otherwise, slot, p, error, NULL);
+    PyObject *answer = PyObject_CallFunctionObjArgs(PyTuple_GET_ITEM(hook, OTHERWISE), slot, gradient, error, NULL);
     Py_XDECREF(error);
-    return answer;
+    if (!answer)
+        return NULL;
+    Py_DECREF(answer);
+    return Py_NewRef(nothing);
 }
 
 static PyMethodDef hook_def = {"collect", collect, METH_O, NULL};
 
-/* hook_new: for one slot. */
-static PyObject *hook_new(PyObject *buffer, Py_ssize_t i, PyObject *donate, PyObject *came, PyObject *otherwise)
-{
-    const fan_state *st = fan_state_get();
-    PyObject *slot = PyLong_FromSsize_t(i);
-    PyObject *names = donate == Py_True    ? PyTuple_Pack(1, st->str_donate)
-                      : donate == Py_False ? Py_NewRef(Py_None)
-                                           : Py_NewRef(Py_False);
-    PyObject *self = slot && names ? PyTuple_Pack(ITEMS, buffer, slot, came, otherwise, names) : NULL;
-    PyObject *hook = self ? PyCFunction_New(&hook_def, self) : NULL;
-    Py_XDECREF(slot);
-    Py_XDECREF(names);
-    Py_XDECREF(self);
-    return hook;
-}
-
 static PyObject *collectors(PyObject *Py_UNUSED(m), PyObject *args)
 {
-    PyObject *buffer, *donate, *came, *otherwise, *hooks;
-    if (!PyArg_ParseTuple(args, "O!O!O!O:_collectors", fan_state_get()->buffer_type, &buffer, &PyList_Type, &donate,
+    PyObject *buffer, *small, *came, *otherwise, *hooks;
+    const fan_state *st = fan_state_get();
+    if (!PyArg_ParseTuple(args, "O!O!O!O:_collectors", st->buffer_type, &buffer, &PyList_Type, &small,
                           &PyByteArray_Type, &came, &otherwise))
         return NULL;
-    Py_ssize_t n = PyList_GET_SIZE(donate);
-    if ((size_t)n != fan_buffer_self(buffer)->n || PyByteArray_GET_SIZE(came) != n)
+    Py_ssize_t n = PyList_GET_SIZE(small);
+    if ((size_t)n != fan_buffer_self(buffer)->n || PyByteArray_GET_SIZE(came) != n + 1)
         return PyErr_Format(PyExc_ValueError, "_collectors: expected one item for each slot");
-    hooks = PyList_New(n);
+    PyObject *copy = PyTuple_Pack(1, st->str_copy), *nothing = PyTuple_Pack(1, Py_None);
+    hooks = copy && nothing ? PyList_New(n) : NULL;
     for (Py_ssize_t i = 0; hooks && i < n; i++) {
-        PyObject *hook = hook_new(buffer, i, PyList_GET_ITEM(donate, i), came, otherwise);
+        PyObject *self =
+            Py_BuildValue("(OnOOOOO)", buffer, i, PyList_GET_ITEM(small, i), came, otherwise, copy, nothing);
+        PyObject *hook = self ? PyCFunction_New(&hook_def, self) : NULL;
+        Py_XDECREF(self);
         if (hook)
             PyList_SET_ITEM(hooks, i, hook);
         else
             Py_CLEAR(hooks);
     }
+    Py_XDECREF(copy);
+    Py_XDECREF(nothing);
     return hooks;
 }
 
 PyMethodDef fan_collector_functions[] = {
     {"_collectors", collectors, METH_VARARGS,
-     "_collectors(buffer, donate, came, otherwise, /)\n--\n\nThe hooks of fanin.torch.accumulate, one for each slot: "
-     "each adds its parameter's gradient, donated or not (None: not by itself), notes that in `came`, and leaves what "
-     "is not plain to `otherwise`."},
+     "_collectors(buffer, small, came, otherwise, /)\n--\n\nThe hooks of fanin.torch.accumulate, one for each slot. "
+     "Each adds a copy of the gradient that comes to its parameter where that is `small`, dense and detached, and sets "
+     "its byte in `came`; others it gives to `otherwise`. The parameter gets nothing."},
     {NULL, NULL, 0, NULL},
 };

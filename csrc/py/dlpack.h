@@ -87,20 +87,21 @@ typedef struct fan_dl_api {
     int (*current_stream)(int32_t device_type, int32_t device, void **stream);
 } fan_dl_api;
 
-/* fan_is_tensor: whether an object is a torch tensor that torch's table reads. fan_tensor_look: what it says of one,
- * borrowed; false: nothing. Calls nobody. */
+/* fan_is_tensor: whether an object is a torch tensor that torch's table reads. */
 static inline bool fan_is_tensor(const fan_state *st, PyObject *o)
 {
     return st->torch_api && Py_TYPE(o) == st->torch_type;
 }
 
-static inline bool fan_tensor_look(const fan_state *st, PyObject *o, fan_dl_tensor *out)
-{
-    if (st->torch_api->look(o, out) == 0)
-        return true;
-    PyErr_Clear();
-    return false;
-}
+/* fan_tensor_is_plain: false: it is sparse, nested or meta: torch's table would throw, which takes milliseconds. */
+bool fan_tensor_is_plain(const fan_state *st, PyObject *o);
+
+/* fan_tensor_threw: counts a tensor for which the table threw; fan_tensor_throws: how many. */
+void fan_tensor_threw(void);
+long long fan_tensor_throws(void);
+
+/* fan_tensor_look: reads what the table says of a torch tensor, borrowed; false: nothing. Runs no Python code. */
+bool fan_tensor_look(const fan_state *st, PyObject *o, fan_dl_tensor *out);
 
 /* fan_dl_api_of: the table in a capsule; NULL: none that we know, without an exception. */
 const fan_dl_api *fan_dl_api_of(PyObject *capsule);

@@ -8,24 +8,43 @@ static bool is_own(PyObject *type, PyObject *descriptor, const PyTypeObject *kin
     return Py_TYPE(descriptor) == kind && PyType_IsSubtype((PyTypeObject *)type, ((PyDescrObject *)descriptor)->d_type);
 }
 
+/* is_no_args: a builtin function without arguments. */
+static bool is_no_args(PyObject *f) { return PyCFunction_CheckExact(f) && PyCFunction_GET_FLAGS(f) == METH_NOARGS; }
+
+static bool is_getter(PyObject *type, PyObject *descriptor)
+{
+    return is_own(type, descriptor, &PyGetSetDescr_Type) && ((PyGetSetDescrObject *)descriptor)->d_getset->get;
+}
+
+/* is_plain_table: what fan_tensor_look reads: a function, then pairs of a getter and its value. */
+static bool is_plain_table(PyObject *type, PyObject *plain)
+{
+    Py_ssize_t n = PyTuple_GET_SIZE(plain);
+    bool good = n % 2 == 1 && is_no_args(PyTuple_GET_ITEM(plain, 0));
+    for (Py_ssize_t i = 1; good && i < n; i += 2)
+        good = is_getter(type, PyTuple_GET_ITEM(plain, i));
+    return good;
+}
+
 /* quick_tensors: how exact torch tensors are read by the fast path, told by _interop.torch when it meets the first one.
  */
 static PyObject *quick_tensors(PyObject *Py_UNUSED(module), PyObject *args)
 {
     fan_state *st = fan_state_get();
-    PyObject *type, *capsule, *is_neg, *requires_grad, *graph;
+    PyObject *type, *capsule, *is_neg, *requires_grad, *plain, *graph;
     int origin;
-    if (!PyArg_ParseTuple(args, "O!OOOOi:quick_tensors", &PyType_Type, &type, &capsule, &is_neg, &requires_grad, &graph,
-                          &origin))
+    if (!PyArg_ParseTuple(args, "O!OOOO!Oi:quick_tensors", &PyType_Type, &type, &capsule, &is_neg, &requires_grad,
+                          &PyTuple_Type, &plain, &graph, &origin))
         return NULL;
     const fan_dl_api *api = fan_dl_api_of(capsule);
     if (!api || st->torch_api || !is_own(type, is_neg, &PyMethodDescr_Type) ||
-        ((PyMethodDescrObject *)is_neg)->d_method->ml_flags != METH_NOARGS ||
-        !is_own(type, requires_grad, &PyGetSetDescr_Type) || !((PyGetSetDescrObject *)requires_grad)->d_getset->get)
+        ((PyMethodDescrObject *)is_neg)->d_method->ml_flags != METH_NOARGS || !is_getter(type, requires_grad) ||
+        !is_plain_table(type, plain))
         Py_RETURN_FALSE;
     st->torch_type = (PyTypeObject *)Py_NewRef(type);
     st->torch_is_neg = Py_NewRef(is_neg);
     st->torch_requires_grad = Py_NewRef(requires_grad);
+    st->torch_plain = Py_NewRef(plain);
     st->torch_graph = Py_NewRef(graph);
     st->torch_origin = (uint8_t)origin;
     st->torch_api = api;
@@ -163,8 +182,10 @@ PyMethodDef fan_exchange_functions[] = {
      "An object that, after its last reference, keeps `owner` until the work that the streams have queued so far\n"
      "has run."},
     {"quick_tensors", quick_tensors, METH_VARARGS,
-     "quick_tensors(type, table, is_neg, requires_grad, graph, origin, /)\n--\n\n"
-     "Read exact torch tensors through torch's exchange table from now on; return whether the table is known."},
+     "quick_tensors(type, table, is_neg, requires_grad, plain, graph, origin, /)\n--\n\n"
+     "Read exact torch tensors through torch's exchange table from now on; return whether the table is known.\n\n"
+     "plain: a function that returns whether getters of tensors run Python code, then pairs of a getter and its value\n"
+     "for tensors that the table reads."},
     {"dtype_name", dtype_name, METH_O,
      "dtype_name(dtype, /)\n--\n\nThe name of a dtype that is summed (NumPy's, torch's, a name); None for None."},
     {"can_cast", can_cast, METH_VARARGS,

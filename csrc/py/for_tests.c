@@ -1,6 +1,7 @@
 /* for_tests: what a development build lets tests do to it, as tests/kit/hooks.py asks. A release has nothing of it. */
 #include "py/buffer_part.h"
 #include "device/cuda/driver.h"
+#include "py/dlpack.h"
 #include "py/machine_part.h"
 #include "py/turn.h"
 
@@ -35,6 +36,11 @@ static PyObject *test_memory(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(no
     for (unsigned i = 0; i < st->nfreelist; i++) /* kept for the next buffers: no leak */
         n.live -= (int64_t)fan_buffer_blocks(fan_buffer_of(st->freelist[i]));
     return Py_BuildValue("(LLL)", (long long)n.live, (long long)n.total, (long long)n.failed);
+}
+
+static PyObject *test_tensor_throws(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+{
+    return PyLong_FromLongLong(fan_tensor_throws());
 }
 
 static PyObject *test_helpers(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
@@ -191,6 +197,8 @@ PyMethodDef fan_test_functions[] = {
      "skip -1: off."},
     {"_test_memory", test_memory, METH_NOARGS,
      "_test_memory()\n--\n\nBlocks alive, allocations ever, allocations refused."},
+    {"_test_tensor_throws", test_tensor_throws, METH_NOARGS,
+     "_test_tensor_throws()\n--\n\nTensors for which the exchange table threw."},
     {"_test_helpers", test_helpers, METH_NOARGS,
      "_test_helpers()\n--\n\n"
      "The number of helper threads for large sums."},

@@ -7,7 +7,41 @@
 
 #include <assert.h>
 #include <numpy/arrayscalars.h>
+#include <stdatomic.h>
 #include <string.h>
+
+/* Tensors for which torch's table threw. Until the first one none is checked, as the getters cost a quarter of an add.
+ */
+static atomic_llong throws;
+
+void fan_tensor_threw(void) { atomic_fetch_add_explicit(&throws, 1, memory_order_relaxed); }
+long long fan_tensor_throws(void) { return atomic_load_explicit(&throws, memory_order_relaxed); }
+
+bool fan_tensor_is_plain(const fan_state *st, PyObject *o)
+{
+    PyObject *plain = st->torch_plain, *runs_python = PyCFunction_GET_FUNCTION(PyTuple_GET_ITEM(plain, 0))(NULL, NULL);
+    bool good = runs_python != NULL;
+    for (Py_ssize_t i = 1; good && runs_python == Py_False && i < PyTuple_GET_SIZE(plain); i += 2) {
+        const PyGetSetDef *getter = ((PyGetSetDescrObject *)PyTuple_GET_ITEM(plain, i))->d_getset;
+        PyObject *value = getter->get(o, getter->closure);
+        good = value && value == PyTuple_GET_ITEM(plain, i + 1);
+        Py_XDECREF(value);
+    }
+    Py_XDECREF(runs_python);
+    PyErr_Clear();
+    return good;
+}
+
+bool fan_tensor_look(const fan_state *st, PyObject *o, fan_dl_tensor *out)
+{
+    if (fan_tensor_throws() && !fan_tensor_is_plain(st, o))
+        return false;
+    if (st->torch_api->look(o, out) == 0)
+        return true;
+    PyErr_Clear();
+    fan_tensor_threw();
+    return false;
+}
 
 static bool kind_of_tensor(const fan_state *st, PyObject *o, fan_fast_kind *kind, char **data)
 {

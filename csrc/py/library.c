@@ -42,9 +42,16 @@ static bool holds_its_value(PyObject *o)
  * way, and nothing is said. */
 static fan_dl_versioned *tensor_by_table(PyObject *o, const fan_dl_api *api, bool asks_value, fan_device **device)
 {
+    const fan_state *st = fan_state_get();
     fan_dl_versioned *made = NULL;
-    if ((asks_value && !holds_its_value(o)) || api->take(o, &made) != 0)
+    if ((fan_is_tensor(st, o) && !fan_tensor_is_plain(st, o)) || (asks_value && !holds_its_value(o))) {
+        PyErr_Clear();
+        return NULL;
+    }
+    if (api->take(o, &made) != 0) {
         made = NULL;
+        fan_tensor_threw();
+    }
     const fan_backend_entry *b = made && made->major == FAN_DL_MAJOR && made->tensor.data && made->tensor.device.id >= 0
                                      ? fan_backend_of_dlpack(made->tensor.device.type)
                                      : NULL;

@@ -40,7 +40,6 @@
     X(str_accumulate, "accumulate")       \
     X(str_combine, "combine")             \
     X(str_name, "name")                   \
-    X(str_grad, "grad")                   \
     X(str_is_neg, "is_neg")               \
     X(str_is_conj, "is_conj")             \
     X(str_requires_grad, "requires_grad") \
@@ -87,6 +86,7 @@
     X(PyTypeObject, torch_type)                                                                             \
     X(PyObject, torch_is_neg) /* torch.Tensor.is_neg, requires_grad: descriptors */                         \
     X(PyObject, torch_requires_grad)                                                                        \
+    X(PyObject, torch_plain)   /* a tuple: what the exchange table reads (fan_tensor_is_plain) */           \
     X(PyObject, torch_graph)   /* torch.autograd.graph, whose increment_version counts writes */            \
     X(PyObject, stats_type)    /* fanin.Stats */                                                            \
     X(PyObject, counters_type) /* fanin.Counters */                                                         \

@@ -234,7 +234,7 @@ class InputBuffer:
 
 def _collectors(
     buffer: InputBuffer,
-    donate: list[bool | None],
+    small: list[bool],
     came: bytearray,
     otherwise: Callable[..., object],
     /,
@@ -1239,7 +1239,14 @@ def table_give(table: object, capsule: object, /) -> object: ...
 def table_stream(table: object, device: int, /) -> int: ...
 def hold_for(owner: object, streams: list[Stream], /) -> object: ...
 def quick_tensors(
-    type: type, table: object, is_neg: object, requires_grad: object, graph: object, origin: int, /
+    type: type,
+    table: object,
+    is_neg: object,
+    requires_grad: object,
+    plain: tuple[object, ...],
+    graph: object,
+    origin: int,
+    /,
 ) -> bool: ...
 def dtype_name(dtype: object, /) -> str | None: ...
 def can_cast(from_dtype: object, to_dtype: object, /) -> bool: ...

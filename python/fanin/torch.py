@@ -11,22 +11,26 @@ gradients little is right after the sixteenth. Here they are summed in float32 a
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import re
+import sys
 import threading
 import types
 import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 try:
     import torch
+    from torch.autograd.graph import Node
 except ImportError as e:  # pragma: no cover - depends on what is installed
     raise ImportError("fanin.torch needs torch, which is not installed; fanin itself does not depend on it") from e
 
 from . import _core
 from ._interop.protocols import DTypeLike
-from ._interop.torch_graph import backward
+from ._interop.torch_graph import backward, sharded
 from ._words import type_of
 from .slots import Slot
 
@@ -34,10 +38,9 @@ __all__ = ["accumulate", "backward"]
 
 LARGE = 1 << 16  # bytes from which on memory is dearer than a few microseconds
 
-_lock = threading.Lock()
-#: Which block collects the gradient of a parameter now, by the parameter's id: the block keeps the parameter, and takes
-#: its entries along when it ends.
-_taken: dict[int, weakref.ref[accumulate]] = {}
+_lock = threading.Lock()  # of blocks that begin
+#: The blocks that collect now. A block keeps its parameters, so their ids are theirs alone.
+_blocks: weakref.WeakSet[accumulate] = weakref.WeakSet()
 
 #: What each parameter is called; a number: it has no name, and is that one of those given.
 Names = list[str | int]
@@ -60,16 +63,28 @@ class accumulate:
 
     A gradient that is there at the beginning is the first term, as in torch, and the sum is written into that very
     tensor (as torch does, too): whoever has it, a flat buffer or another view of its memory, sees the sum at the end,
-    and perhaps a part of it before. While the block runs `.grad` is None after each backward pass; so `zero_grad()`
-    inside changes nothing: what has been collected stays. At the end, also of a block that raised, what has come is
-    summed and left where it was asked for; a parameter without a gradient keeps None. A block that is dropped without
-    its exit ends then, with a ResourceWarning.
+    and perhaps a part of it before. While the block runs no gradient reaches `.grad`, which is None; so `zero_grad()`
+    inside changes nothing: what has been collected stays. Several threads may run backward passes at once. At the end,
+    also of a block that raised, what has come is summed and left where it was asked for, parameter by parameter; one
+    without a gradient keeps None. A block that is dropped without its exit ends then, with a ResourceWarning.
+
+    Hooks of tensors (`register_hook`) run in each pass, as ever. Hooks of `register_post_accumulate_grad_hook` that
+    are there when the block begins, as those of an optimizer that steps in the backward pass, run once, after the sums
+    are in `.grad`, unless the block raised. Hooks that run behind the block's own, those of `AccumulateGrad` nodes
+    among them, see no gradient.
+
+    `DistributedDataParallel` sees no gradients in the block: run the passes in its `no_sync()` and reduce the sums.
+    Else the end of the block is an error, as what the reduction leaves in `.grad` is no gradient. A pass of another
+    thread that still runs when the block ends is an error there.
 
     Raises TypeError (no tensor, no leaf, a module), ValueError (`into`, no parameters at all, a parameter that another
-    block collects), ImportError (no torch); in a backward pass RuntimeError where a gradient records a graph
-    (`create_graph=True`); at the end RuntimeError where a parameter is of another shape or dtype by then: the others
-    have their sums. Source: hooks are `torch.Tensor.register_post_accumulate_grad_hook`; sums are rule A11 of
-    docs/rules.md.
+    block collects, a `grad_dtype` of None), ImportError (no torch), RuntimeError (parameters that FSDP or DTensor
+    shards, an exit without its beginning); in a backward pass RuntimeError where a gradient records a graph
+    (`create_graph=True`). At the end a RuntimeError names the parameters whose shape or dtype differs by then, or whose
+    `.grad` from before has no memory any more: these have the `.grad` from before, the others have their sums. It also
+    names those whose `.grad` was set within the block: these have the sum in its place.
+    Ctrl-C there is raised once all is done. Source: hooks are those of `AccumulateGrad` nodes
+    (`torch.autograd.graph.Node.register_prehook`); sums are rule A11 of docs/rules.md.
 
     >>> import torch  # doctest: +SKIP
     >>> model = torch.nn.Linear(4, 2, dtype=torch.bfloat16)  # doctest: +SKIP
@@ -89,12 +104,13 @@ class accumulate:
         budget: float | Literal["auto"] | None = None,
     ) -> None:
         self._active = False
-        self._me: weakref.ref[accumulate] | None = None
         if into not in ("grad", "main_grad"):
             raise ValueError(f'accumulate: into is "grad" or "main_grad", not {into!r}')
         self.into = into
         self._parameters, self._names = _leaves(parameters)
-        own = [p.dtype for p in self._parameters]
+        _refuse_sharded(self._parameters, self._names)
+        self._ids = {id(p): slot for slot, p in enumerate(self._parameters)}
+        self._own = own = [_dtype(p, name, into) for p, name in zip(self._parameters, self._names, strict=True)]
         self._shapes = [p.shape for p in self._parameters] if into == "main_grad" else []
         of = {d: _sum_dtype(d, dtype) for d in set(own)}
         self._sums = [of[d] for d in own]
@@ -102,18 +118,18 @@ class accumulate:
             budget = 0  # they are added in place, as torch does, while they are warm
         with _named(self._names):
             self._buffer = _core.InputBuffer(self._slots(dtype), budget=budget, name="accumulate")
-        self._firsts: list[torch.Tensor | None] = [None] * len(
-            self._sums
-        )  # gradients that were there: where the sums are written
-        self._came = bytearray(len(self._sums))  # 1: something came to the slot
+        n = len(self._sums)
+        self._firsts: list[torch.Tensor | None] = [None] * n  # gradients that were there: where the sums are written
+        self._came = bytearray(n + 1)  # 1: something came to the slot; the last: the block has ended
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
+        self._nodes: list[Node] = []  # that have the hooks, and live no longer than somebody has them
 
     def _slots(self, dtype: DTypeLike | None) -> list[Slot]:
         """One for each parameter; those that have no name of their own, and are alike, are one."""
         known: dict[tuple[torch.Size, torch.dtype, str | None], Slot] = {}
         slots = []
-        for i, (p, name) in enumerate(zip(self._parameters, self._names, strict=True)):
-            key = (p.shape, p.dtype, name if type(name) is str else None)
+        for i, (p, own, name) in enumerate(zip(self._parameters, self._own, self._names, strict=True)):
+            key = (p.shape, own, name if type(name) is str else None)
             slot = known.get(key)
             if slot is None:
                 shape, own, called = key
@@ -135,20 +151,22 @@ class accumulate:
 
     def __enter__(self) -> accumulate:
         with _lock:
-            for p, name in zip(self._parameters, self._names, strict=True):
-                held = _taken.get(id(p))
-                other = held() if held is not None else None
-                if other is not None:
+            for other in _blocks:
+                shared = self._ids.keys() & other._ids.keys()
+                if shared:
+                    one = min(shared, key=self._ids.__getitem__)
                     raise ValueError(
-                        f"accumulate: the gradient of {_word(name)} is collected by another block already, as"
-                        f" {other._name_of(p)}"
+                        f"accumulate: the gradient of {_word(self._names[self._ids[one]])} is collected by another"
+                        f" block already, as {_word(other._names[other._ids[one]])}"
                     )
-            me = weakref.ref(self)
-            _taken.update((id(p), me) for p in self._parameters)
-            self._me = me
+            _blocks.add(self)
         self._active = True
+        self._came[-1] = 0
         try:
-            for slot, (p, collect) in enumerate(zip(self._parameters, self._collectors(), strict=True)):
+            self._nodes = _accumulators(self._parameters)
+            for slot, (p, node, collect) in enumerate(
+                zip(self._parameters, self._nodes, self._collectors(), strict=True)
+            ):
                 first = getattr(p, self.into, None)
                 self._firsts[slot] = first
                 if first is not None:
@@ -157,117 +175,259 @@ class accumulate:
                         self._buffer.add(slot, first.detach(), donate=first.dtype == self._sums[slot])
                     if self.into == "grad":
                         p.grad = None
-                hook = p.register_post_accumulate_grad_hook(collect)  # type: ignore[no-untyped-call, unused-ignore]
-                self._hooks.append(hook)
+                for key, after in _after(p).items():
+                    _after(p)[key] = _Later(after)
+                self._hooks.append(node.register_prehook(collect))
         except BaseException:
-            self._end()
+            self._end(began=False)
             raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: types.TracebackType | None
     ) -> None:
-        self._end()
+        if not self._active:
+            raise RuntimeError("accumulate: __exit__ without __enter__")
+        came = bytes(self._came)
+        try:
+            self._end()
+        finally:
+            if self._active:  # Ctrl-C came before it began
+                self._end()
+        if kind is None:
+            for p in itertools.compress(self._parameters, came):
+                for after in [*_after(p).values()]:
+                    after(p)
 
     def __del__(self) -> None:
         if not getattr(self, "_active", False):
             return
-        warnings.warn(f"accumulate: a block was dropped without its exit: {self!r}", ResourceWarning, stacklevel=2)
-        self._end()
+        try:
+            warnings.warn(f"accumulate: a block was dropped without its exit: {self!r}", ResourceWarning, stacklevel=2)
+        finally:
+            self._end()
 
-    def _name_of(self, p: torch.Tensor) -> str:
-        return next(_word(name) for q, name in zip(self._parameters, self._names, strict=True) if q is p)
-
-    def _collectors(self) -> Sequence[Callable[[torch.Tensor], object]]:
+    def _collectors(self) -> Sequence[Callable[[tuple[torch.Tensor | None]], object]]:
         """The hooks of the parameters. They know the buffer and not the block, which so ends when nobody has it any
         more.
         """
         add, names, came = self._buffer.add, self._names, self._came
-        # torch adds to the gradient that is in .grad in place; so is it done here, where the sum may run in it.
-        own = [p.dtype == dtype for p, dtype in zip(self._parameters, self._sums, strict=True)]
-        small = [d if p.nbytes < LARGE else None for p, d in zip(self._parameters, own, strict=True)]
+        # Of a gradient that torch would leave in .grad as it is the sum may run in its memory.
+        own = [dtype == total for dtype, total in zip(self._own, self._sums, strict=True)]
+        small = [p.nbytes < LARGE for p in self._parameters]
+        strides = [p.stride() if p.layout == torch.strided else None for p in self._parameters]
+        counts = _counts_alone()
 
-        def collect(slot: int, p: torch.Tensor, error: Exception | None) -> None:
-            """What is not plain."""
-            gradient = p.grad
-            if gradient is None and error is None:
-                return
+        def ended(slot: int) -> RuntimeError:
+            return RuntimeError(
+                f"accumulate: the block ended while a backward pass ran in another thread, whose gradient of"
+                f" {_word(names[slot])} may not be in the sum: join the thread within the block"
+            )
+
+        def collect(slot: int, gradient: torch.Tensor, error: Exception | None) -> None:
+            """Adds a gradient that is large, sparse, or none at all."""
             try:
                 if error is not None:
                     raise error
-                assert gradient is not None
+                if came[-1]:
+                    raise ended(slot)
                 if gradient.requires_grad:
-                    p.grad = None
                     raise RuntimeError(
                         f"accumulate: the gradient of {_word(names[slot])} records a graph, as of"
                         " backward(create_graph=True): a sum that is left in .grad here cannot be differentiated; call"
                         " that backward() outside of the block"
                     )
-                # What nobody has but the call is the buffer's alone, and is summed while it is warm: for a large one
-                # that is worth an object.
-                add(slot, gradient.detach() if p.nbytes >= LARGE else gradient, donate=own[slot])
+                alone = gradient.layout == torch.strided and _counts(gradient) in counts
+                donate = alone and own[slot] and gradient.stride() == strides[slot]
+                # A new object has the one reference that marks it as the buffer's own: it is summed while it is warm.
+                add(slot, gradient.detach() if alone else gradient, donate=donate, copy=not alone)
+                came[slot] = 1
+                if came[-1]:
+                    raise ended(slot)
             except BaseException as e:
                 _rename(e, names)
                 raise
-            p.grad = None
-            came[slot] = 1
 
         return _core._collectors(self._buffer, small, came, collect)
 
-    def _end(self) -> None:
+    def _end(self, began: bool = True) -> None:
+        """Every sum where it belongs, or what was there. Ctrl-C may come between any two steps, each of which can be
+        begun again: it is raised when all is done.
+        """
+        interrupt: BaseException | None = None
+        sums: dict[int, torch.Tensor | None] = {}
+        left = list(range(len(self._parameters)))
+        failed: dict[int, Exception] = {}
+        was_set: dict[int, bool] = {}
+        while left or self._active:
+            try:
+                self._let_go()
+                self._take(sums, failed)
+                while left:
+                    slot = left[-1]
+                    grad = self._parameters[slot].grad
+                    was_set.setdefault(slot, began and self.into == "grad" and grad is not None)
+                    self._leave(slot, sums[slot], failed)
+                    left.pop()
+                self._firsts = [None] * len(sums)
+                self._came[:-1] = bytes(len(sums))
+                self._active = False
+            except BaseException as e:
+                if isinstance(e, Exception):
+                    raise
+                interrupt = e
+        if interrupt is not None:
+            raise interrupt
+        if failed:
+            why = failed[min(failed)]
+            raise RuntimeError(
+                f"accumulate: there is no .{self.into} for the sum of {self._words(failed)}: {why}"
+            ) from why
+        if any(was_set.values()):
+            raise RuntimeError(
+                f"accumulate: .grad of {self._words(slot for slot, so in was_set.items() if so)} was set within the"
+                " block, by an assignment or by DistributedDataParallel outside of no_sync(): what was set is not in"
+                " the sum that is there now"
+            )
+
+    def _words(self, slots: Iterable[int]) -> str:
+        return ", ".join(_word(self._names[slot]) for slot in sorted(slots))
+
+    def _let_go(self) -> None:
+        """Gradients go to .grad again. No lock: Ctrl-C would leave it locked."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
-        self._active = False
-        with _lock:
-            for p in self._parameters:
-                if _taken.get(id(p)) is self._me:
-                    del _taken[id(p)]
-        firsts, came = self._firsts, bytes(self._came)
-        self._firsts = [None] * len(firsts)
-        self._came[:] = bytes(len(came))
-        outs = self._outs(firsts, came)
-        with _named(self._names):
-            totals = self._buffer.take(out=outs) if any(out is not None for out in outs) else self._buffer.take()
-        failed: list[tuple[str, Exception]] = []
-        for slot, (p, first, total) in enumerate(zip(self._parameters, firsts, totals, strict=True)):
-            try:
-                self._leave(p, first, total, came[slot] == 1)
-            except Exception as e:  # all others get theirs
-                failed.append((_word(self._names[slot]), e))
-        if failed:
-            names, why = ", ".join(name for name, _ in failed), failed[0][1]
-            raise RuntimeError(f"accumulate: there is no .{self.into} for the sum of {names}: {why}") from why
+        self._nodes.clear()
+        for p in self._parameters:
+            for key, after in _after(p).items():
+                if isinstance(after, _Later):
+                    _after(p)[key] = after.hook
+        self._came[-1] = 1
+        _blocks.discard(self)
 
-    def _leave(self, p: torch.Tensor, first: torch.Tensor | None, total: torch.Tensor | None, came: bool) -> None:
-        """The sum of one parameter, where it was asked for; in the tensor that was there, if there was one."""
-        kept = total
-        if first is not None and first.layout == torch.strided:
-            kept = first
-            if came and total is not None and total.data_ptr() != first.data_ptr():
-                first.detach().copy_(total)
-        if kept is not None:  # else it stays: None, or what was there where the block could not begin
-            setattr(p, self.into, kept)
+    def _take(self, sums: dict[int, torch.Tensor | None], failed: dict[int, Exception]) -> None:
+        """Take the sums out of the buffer, all at once, or, where that fails, one by one.
 
-    def _outs(self, firsts: list[torch.Tensor | None], came: bytes) -> list[torch.Tensor | None]:
-        """Where the sums are written: large tensors that were there; new ones for "main_grad"; None: a tensor of the
-        sum's own.
-
-        A donated one is where the sum is already, as a rule; into small ones it is copied, which is quicker than to be
-        asked.
+        C alone runs from the taking to the keeping: between two bytecodes Ctrl-C would lose what was taken.
         """
-        outs: list[torch.Tensor | None] = []
-        for slot, (p, dtype, first) in enumerate(zip(self._parameters, self._sums, firsts, strict=True)):
-            if first is not None:
-                rounded = (
-                    came[slot] and first.layout == torch.strided and first.dtype != dtype and first.nbytes >= LARGE
-                )
-                outs.append(first.detach() if rounded else None)
-            elif self.into == "main_grad" and came[slot]:
-                outs.append(torch.empty(self._shapes[slot], dtype=dtype, device=p.device))
-            else:
-                outs.append(None)
-        return outs
+        n = len(self._parameters)
+        take: Callable[..., Any] = self._buffer.take
+        if not sums:
+            with contextlib.suppress(Exception):
+                outs = [self._out(slot) for slot in range(n)]
+                wanted = outs if any(out is not None for out in outs) else None
+                every = itertools.starmap(functools.partial(take, out=wanted), [()])
+                sums.update(zip(range(n), itertools.chain.from_iterable(every), strict=True))
+        for slot in range(n):
+            if slot not in sums:
+                try:
+                    with _named(self._names):
+                        one = itertools.starmap(functools.partial(take, slot=slot, out=self._out(slot)), [()])
+                        sums.update(zip([slot], one, strict=True))
+                except Exception as e:
+                    failed[slot], sums[slot] = e, None
+        self._buffer.clear()
+
+    def _leave(self, slot: int, total: torch.Tensor | None, failed: dict[int, Exception]) -> None:
+        """The sum of one parameter, where it was asked for; in the tensor that was there, if there was one."""
+        p, first = self._parameters[slot], self._firsts[slot]
+        try:
+            kept = total
+            if first is not None and first.layout == torch.strided:
+                kept = first
+                if self._came[slot] and total is not None and total.data_ptr() != first.data_ptr():
+                    first.detach().copy_(total)
+            if kept is not None:  # else it stays: None, or what was there where the block could not begin
+                setattr(p, self.into, kept)
+        except Exception as e:  # all others get theirs
+            failed[slot] = e
+
+    def _out(self, slot: int) -> torch.Tensor | None:
+        """Where a sum is written: a large tensor that was there; a new one for "main_grad"; None: a tensor of the sum's
+        own.
+
+        A donated one is where the sum is already, as a rule; into small ones it is copied, which is quicker than to
+        check them.
+        """
+        first, dtype, came = self._firsts[slot], self._sums[slot], self._came[slot]
+        if first is not None:
+            rounded = came and first.layout == torch.strided and first.dtype != dtype and first.nbytes >= LARGE
+            return first.detach() if rounded else None
+        if self.into == "main_grad" and came:
+            return torch.empty(self._shapes[slot], dtype=dtype, device=self._parameters[slot].device)
+        return None
+
+
+class _Later:
+    """Takes the place of a hook until the block ends: torch runs it in each pass, also where nothing comes to .grad."""
+
+    def __init__(self, hook: Callable[[torch.Tensor], None]) -> None:
+        self.hook = hook
+
+    def __call__(self, p: torch.Tensor) -> None:
+        pass
+
+
+def _after(p: torch.Tensor) -> dict[int, Callable[[torch.Tensor], None]]:
+    """The hooks of `register_post_accumulate_grad_hook`."""
+    return p._post_accumulate_grad_hooks or {}
+
+
+def _accumulators(parameters: list[torch.Tensor]) -> list[Node]:
+    """The node that accumulates into each, as `get_gradient_edge` finds it, at a fifth of the cost."""
+    with torch.inference_mode(False), torch.enable_grad():
+        return [p.view_as(p).grad_fn.next_functions[0][0] for p in parameters]  # type: ignore[union-attr, misc]
+
+
+def _counts(gradient: torch.Tensor) -> tuple[int, ...]:
+    """How many references Python and torch count of a tensor, of the one that it is a view of, and of its memory."""
+    base = gradient._base
+    return (
+        sys.getrefcount(gradient),
+        gradient._use_count(),  # type: ignore[attr-defined, unused-ignore]
+        0 if base is None else base._use_count(),  # type: ignore[attr-defined, unused-ignore]
+        torch._C._storage_Use_Count(gradient.untyped_storage()._cdata),  # type: ignore[attr-defined, unused-ignore]
+    )
+
+
+@functools.cache
+def _counts_alone() -> set[tuple[int, ...]]:
+    """What `_counts` returns in a collector for gradients that nothing but the pass refers to: read of some that are
+    new. Empty where torch does not count: then all are copied.
+    """
+    seen: set[tuple[int, ...]] = set()
+
+    def collect(slot: int, gradient: torch.Tensor, error: Exception | None) -> None:
+        seen.add(_counts(gradient))
+
+    with torch.inference_mode(False), torch.enable_grad(), contextlib.suppress(AttributeError):
+        p = torch.zeros(2, 2, requires_grad=True)
+        [collector] = _core._collectors(_core.InputBuffer(1), [False], bytearray(2), collect)
+        [node] = _accumulators([p])
+        node.register_prehook(collector)
+        torch.autograd.backward((p * 2).sum())
+        torch.autograd.backward(torch.nn.functional.linear(torch.ones(1, 2), p).sum())  # a view of one that is new
+    return seen
+
+
+def _dtype(p: torch.Tensor, name: str | int, into: str) -> torch.dtype:
+    """The dtype of a gradient in .grad."""
+    dtype: torch.dtype | None = getattr(p, "grad_dtype", p.dtype)
+    if dtype is None and into == "grad":
+        raise ValueError(
+            f"accumulate: the grad_dtype of {_word(name)} is None, so that its gradients may be of any dtype: set it to"
+            ' that of the sum, or give into="main_grad"'
+        )
+    return dtype or p.dtype
+
+
+def _refuse_sharded(parameters: list[torch.Tensor], names: Names) -> None:
+    for slot, what in sharded(parameters):
+        raise RuntimeError(
+            f"accumulate: {_word(names[slot])} is sharded by {what}, which sums gradients itself and sets .grad: use"
+            " its own accumulation, as set_requires_gradient_sync(False)"
+        )
 
 
 def _leaves(

@@ -39,6 +39,11 @@ def fail_at(skip: int, count: int = 1) -> None:
     _hook("fail_at")(skip, count)
 
 
+def tensor_throws() -> int:
+    """torch tensors for which torch's exchange table threw, which takes milliseconds."""
+    return _hook("tensor_throws")()  # type: ignore[no-any-return]
+
+
 class Attempt:
     """`with attempt:` something is done while one allocation fails; a MemoryError ends it there, and is told."""
 

@@ -193,6 +193,49 @@ def test_sparse_tensors_of_every_layout(layout: str, dtype: str) -> None:
         assert torch.equal(result, dense + dense)
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_the_exchange_table_throws_for_one_tensor_of_a_process_at_most() -> None:
+    coo = torch.eye(4).to_sparse()
+    ragged = [torch.ones(2), torch.ones(3)]
+    others = [
+        coo,
+        coo.to_sparse_csr(),
+        torch.ones(3, device="meta"),
+        torch.nested.nested_tensor(ragged),
+        torch.nested.nested_tensor(ragged, layout=torch.jagged),
+    ]
+    before = hooks.tensor_throws()
+    buf = fanin.InputBuffer(1)
+    for x in others * 3:
+        buf.add(0, x)
+        buf.add(0, x)
+        assert buf.take()[0].layout == x.layout
+    weight = torch.nn.Embedding(10, 3, sparse=True)
+    with fanin.torch.accumulate(weight.parameters()):
+        for _ in range(3):
+            weight(torch.tensor([1, 2])).sum().backward()
+    fanin.torch.backward(weight(torch.tensor([1, 2])).sum())
+    assert hooks.tensor_throws() - before <= (before == 0)
+
+
+class Mode(torch.overrides.TorchFunctionMode):  # type: ignore[misc,name-defined]
+    """Counts what is read of tensors while it is at work."""
+
+    calls = 0
+
+    def __torch_function__(self, fn: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls += "layout" in repr(fn)
+        return fn(*args, **kwargs or {})
+
+
+def test_under_a_mode_reading_a_dense_tensor_runs_no_python_code() -> None:
+    through(torch.eye(4).to_sparse())  # from the first of these on all are checked
+    x = torch.ones(3)
+    with Mode() as mode:
+        assert through(x, x).tolist() == [2, 2, 2]
+    assert mode.calls == 0
+
+
 def test_the_sparse_gradients_of_an_embedding() -> None:
     table = torch.nn.Embedding(10, 3, sparse=True)
     grads = []

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import sys
+import threading
 import warnings
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -211,15 +214,21 @@ def test_nonsense_is_refused_and_says_what_is_expected() -> None:
         pass
 
 
-def test_a_block_that_cannot_begin_leaves_every_gradient_there() -> None:
+def test_a_block_that_cannot_begin_leaves_every_gradient_there(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second, third = (torch.nn.Parameter(torch.ones(2)) for _ in range(3))
     for k, p in enumerate((first, second, third)):
         p.grad = torch.full((2,), float(k))
 
-    def refuse(hook: Any) -> None:
-        raise RuntimeError("no hooks today")
+    class Node:
+        def __init__(self, good: bool) -> None:
+            self.good = good
 
-    second.register_post_accumulate_grad_hook = refuse
+        def register_prehook(self, hook: Any) -> Any:
+            if not self.good:
+                raise RuntimeError("no hooks today")
+            return torch.autograd.graph.get_gradient_edge(first).node.register_prehook(hook)
+
+    monkeypatch.setattr(fanin.torch, "_accumulators", lambda parameters: [Node(p is not second) for p in parameters])
     with pytest.raises(RuntimeError, match="no hooks today"):
         fanin.torch.accumulate([first, second, third]).__enter__()
     assert [p.grad.tolist() for p in (first, second, third)] == [[0, 0], [1, 1], [2, 2]]
@@ -337,8 +346,7 @@ def test_errors_name_the_parameter() -> None:
         w.sum().backward()
         with pytest.raises(ValueError, match=r"^accumulate: layer\.weight: .*1 contribution") as refused:
             w.sum().backward()
-        assert "slot" not in str(refused.value) and w.grad is not None, "what could not be added is where it was"
-        w.grad = None
+        assert "slot" not in str(refused.value) and w.grad is None
     assert w.grad.tolist() == [[1.0] * 3] * 2
 
 
@@ -386,10 +394,8 @@ def test_what_is_taken_is_known_by_the_tensor_and_not_by_a_number() -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ResourceWarning)
             del p, block
-    from fanin.torch import _taken
-
     gc.collect()
-    assert not _taken
+    assert not fanin.torch._blocks
 
 
 # Memory
@@ -470,3 +476,424 @@ def test_a_parameter_that_takes_no_gradient_any_more_keeps_no_other_from_its_own
     assert getattr(c, into) is first and first.tolist() == [3.0] * 4
     with fanin.torch.accumulate(parameters[:1]):  # nobody has it any more
         a.sum().backward()
+
+
+# Several threads
+
+
+@pytest.mark.parametrize("rounds", [100, pytest.param(1_000, marks=pytest.mark.slow)])
+def test_several_threads_run_passes_at_once(rounds: int) -> None:
+    """Each adds all it has: the sums are those of small numbers, which no order changes."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for i in range(rounds):
+            dtype = (torch.float32, torch.bfloat16)[i % 2]
+            model = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)).to(dtype)
+            x = torch.ones(2, 6, dtype=dtype)
+            for p in model.parameters():
+                p.data.fill_(0.5)
+            model(x).sum().backward()
+            once = [p.grad.double() for p in model.parameters()]
+            model.zero_grad()
+            errors: list[BaseException] = []
+
+            def work(model: Any = model, x: Any = x, errors: list[BaseException] = errors) -> None:
+                try:
+                    for _ in range(8):
+                        model(x).sum().backward()
+                except BaseException as e:
+                    errors.append(e)
+
+            threads = [threading.Thread(target=work) for _ in range(4)]
+            with fanin.torch.accumulate(model.parameters()):
+                for t in threads:
+                    t.start()
+                for t in threads:
+                    t.join()
+            assert not errors
+            for p, g in zip(model.parameters(), once, strict=True):
+                assert torch.equal(p.grad.double(), 32 * g), i
+    finally:
+        sys.setswitchinterval(interval)
+
+
+# The end
+
+
+HERE = str(Path(fanin.__file__).parent)
+
+
+class Stop(BaseException):
+    pass
+
+
+def stopped(at: int, run: Callable[[], None]) -> bool:
+    """Whether something came between two bytecodes of fanin, as Ctrl-C does, at that one of them."""
+    left = at
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        nonlocal left
+        if not frame.f_code.co_filename.startswith(HERE):
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            left -= 1
+            if left == 0:
+                raise Stop
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        run()
+    except Stop:
+        assert left <= 0
+    finally:
+        sys.settrace(before)
+    return left <= 0
+
+
+@pytest.mark.parametrize("into", ["grad", "main_grad"])
+@pytest.mark.parametrize("step", [17, pytest.param(1, marks=pytest.mark.slow)])
+def test_what_stops_the_end_of_a_block_anywhere_takes_no_gradient_along(into: str, step: int) -> None:
+    at, stops = 1, 0
+    while True:
+        a, b, c = (torch.nn.Parameter(torch.ones(3)) for _ in range(3))
+        first = torch.full((3,), 10.0)
+        setattr(b, into, first)
+        block = fanin.torch.accumulate([a, b, c], into=into)
+        block.__enter__()
+        for _ in range(2):
+            (a * 2 + b * 3).sum().backward()
+        if not stopped(at, lambda block=block: block.__exit__(None, None, None)):
+            break
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            del block  # before the first step of its exit, it is a block that is dropped
+            gc.collect()  # else its end may be what the next round stops
+        assert getattr(a, into).tolist() == [4.0] * 3, at
+        assert getattr(b, into) is first and first.tolist() == [16.0] * 3, at
+        assert getattr(c, into, None) is None
+        with fanin.torch.accumulate([a, b, c]):  # nobody has them any more
+            pass
+        at += step
+        stops += 1
+    assert stops > 600 // step
+
+
+def test_what_has_no_memory_any_more_takes_no_other_gradient_along() -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        a, b, c = (torch.nn.Parameter(torch.ones(4, dtype=dtype)) for _ in range(3))
+        for p in (a, b, c):
+            p.grad = torch.ones(4, dtype=dtype)
+        there = b.grad
+        block = fanin.torch.accumulate([("a", a), ("b", b), ("c", c)])
+        with pytest.raises(RuntimeError, match=r"^accumulate: there is no \.grad for the sum of b: "), block:
+            (a + b + c).sum().backward()
+            there.untyped_storage().resize_(0)
+        assert a.grad.tolist() == c.grad.tolist() == [2.0] * 4 and b.grad is there
+        with fanin.torch.accumulate([a, c]):
+            (a + c).sum().backward()
+        assert a.grad.tolist() == [3.0] * 4
+
+
+def test_an_exit_without_its_beginning_is_an_error() -> None:
+    block = fanin.torch.accumulate([torch.nn.Parameter(torch.ones(1))])
+    with pytest.raises(RuntimeError, match=r"^accumulate: __exit__ without __enter__$"):
+        block.__exit__(None, None, None)
+    with block:
+        pass
+    with pytest.raises(RuntimeError, match="without __enter__"):
+        block.__exit__(None, None, None)
+
+
+def test_hooks_after_the_gradient_run_once_at_the_end() -> None:
+    p, q = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+    seen: list[Any] = []
+    for one in (p, q):
+        one.register_post_accumulate_grad_hook(lambda x: seen.append((x is p, x.grad.tolist())))
+    with fanin.torch.accumulate([p, q]):
+        for _ in range(3):
+            p.sum().backward()
+        assert not seen
+    assert seen == [(True, [3.0, 3.0])]
+    p.grad = None
+    with pytest.raises(ZeroDivisionError), fanin.torch.accumulate([p]):
+        p.sum().backward()
+        1 / 0
+    assert len(seen) == 1 and p.grad.tolist() == [1.0, 1.0]
+    removed = p.register_post_accumulate_grad_hook(lambda x: 1 / 0)
+    with fanin.torch.accumulate([p]):
+        removed.remove()
+        p.sum().backward()
+    p.sum().backward()
+    assert [grad for _, grad in seen] == [[3.0, 3.0], [2.0, 2.0], [3.0, 3.0]]
+
+
+def test_an_optimizer_in_the_backward_pass_steps_once_with_the_sum() -> None:
+    p = torch.nn.Parameter(torch.zeros(2))
+    optimizer = torch.optim.SGD([p], 1.0)
+    p.register_post_accumulate_grad_hook(lambda _: (optimizer.step(), optimizer.zero_grad()))
+    with fanin.torch.accumulate([p]):
+        for _ in range(3):
+            p.sum().backward()
+    assert p.tolist() == [-3.0, -3.0] and p.grad is None
+
+
+def test_what_is_set_within_the_block_is_told() -> None:
+    p, q = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+    with (
+        pytest.raises(RuntimeError, match=r"^accumulate: \.grad of q was set within the block, by an assignment"),
+        fanin.torch.accumulate([("p", p), ("q", q)]),
+    ):
+        (p + q).sum().backward()
+        q.grad = torch.zeros(2)
+    assert p.grad.tolist() == q.grad.tolist() == [1.0, 1.0]
+
+
+def test_a_replica_that_would_not_be_synchronised_is_told(tmp_path: Any) -> None:
+    dist = torch.distributed
+    if not dist.is_available() or not dist.is_gloo_available():
+        pytest.skip("this torch has no gloo")
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
+    try:
+        model = torch.nn.Linear(2, 2)
+        replica = torch.nn.parallel.DistributedDataParallel(model)
+        with (
+            pytest.raises(RuntimeError, match=r"\.grad of .* was set within the block, .* DistributedDataParallel"),
+            fanin.torch.accumulate(model.parameters()),
+        ):
+            replica(torch.ones(1, 2)).sum().backward()
+        model.zero_grad()
+        with fanin.torch.accumulate(model.parameters()), replica.no_sync():
+            for _ in range(2):
+                replica(torch.ones(1, 2)).sum().backward()
+        assert model.bias.grad.tolist() == [2.0, 2.0]
+    finally:
+        dist.destroy_process_group()
+
+
+# What a gradient shares
+
+
+def test_gradients_that_somebody_else_has_are_copied() -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        a, b = (torch.nn.Parameter(torch.ones(8, dtype=dtype)) for _ in range(2))
+        with fanin.torch.accumulate([a, b]):
+            for k in (1.0, 2.0):
+                given = torch.full((8,), k, dtype=dtype)
+                (a + b).backward(given)
+                a.backward(given)
+                assert given.tolist() == [k] * 8
+                given.fill_(-100)
+            a.sum().backward()  # one number, expanded
+        assert a.grad.tolist() == [7.0] * 8 and b.grad.tolist() == [3.0] * 8
+        assert a.grad.is_contiguous()
+
+
+def test_gradients_of_passes_of_fanins_own_are_collected() -> None:
+    model = network(torch.float32)
+    runs = passes(model, 3)
+    with fanin.torch.accumulate(model.parameters()):
+        for run in runs:
+            run(model)
+    ours = [p.grad for p in model.parameters()]
+    model.zero_grad()
+    own = torch.Tensor.backward
+    torch.Tensor.backward = lambda self: fanin.torch.backward(self)  # type: ignore[method-assign]
+    try:
+        with fanin.torch.accumulate(model.parameters()):
+            for run in runs:
+                run(model)
+    finally:
+        torch.Tensor.backward = own  # type: ignore[method-assign]
+    assert all(torch.equal(a, p.grad) for a, p in zip(ours, model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("n", [8, 1 << 14, 1 << 16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_whose_memory_others_have_are_copied(n: int, dtype: Any) -> None:
+    """torch itself lets `.grad` be a view of them: its sums are wrong then."""
+    a, b = (torch.nn.Parameter(torch.ones(n, dtype=dtype)) for _ in range(2))
+    kept: list[Any] = []
+    given = torch.ones(n, dtype=dtype)
+    with fanin.torch.accumulate([a, b]):
+        for k in (1.0, 2.0, 5.0):
+            given.fill_(k)
+            (a.view(1, n) + b.view(1, n)).backward(given.view(1, n))
+            assert given.eq(k).all()
+        handles = [p.register_hook(kept.append) for p in (a, b)]
+        for _ in range(2):
+            (a * 2 + b * 3).sum().backward()
+            for g in kept:
+                g.fill_(-100)
+        for h in handles:
+            h.remove()
+    assert a.grad.eq(12).all() and b.grad.eq(14).all() and len(kept) == 4
+    assert all(g.eq(-100).all() for g in kept)
+
+
+def test_large_gradients_that_nothing_else_refers_to_are_not_copied() -> None:
+    p = torch.nn.Parameter(torch.ones(256, 256))
+    block = fanin.torch.accumulate([p])
+    with block:
+        for _ in range(3):
+            (p * 2).sum().backward()
+            torch.nn.functional.linear(torch.ones(1, 256), p).sum().backward()
+    assert block._buffer.counters.copies == 0 and p.grad.eq(9).all()
+
+
+# What torch has beside
+
+
+def checkpointed(reentrant: bool) -> Callable[[Any, Any], Any]:
+    checkpoint = torch.utils.checkpoint.checkpoint
+    return lambda m, x: checkpoint(m, x.requires_grad_(), use_reentrant=reentrant)
+
+
+def compiled(m: Any, x: Any) -> Any:
+    return torch.compile(m, backend="aot_eager")(x)
+
+
+FEATURES: dict[str, tuple[Any, Any]] = {
+    "plain": (lambda m, x: m(x), lambda m, y: y.square().mean().backward()),
+    "retain_graph": (
+        lambda m, x: m(x).square().mean(),
+        lambda m, y: [y.backward(retain_graph=True), y.backward()],
+    ),
+    "several roots": (lambda m, x: m(x), lambda m, y: torch.autograd.backward([y.sum(), y.square().sum()])),
+    "inputs": (lambda m, x: m(x), lambda m, y: y.sum().backward(inputs=list(m.parameters())[1:])),
+    "grad beside": (
+        lambda m, x: m(x),
+        lambda m, y: [torch.autograd.grad(y.sum(), list(m.parameters()), retain_graph=True), y.sum().backward()],
+    ),
+    "checkpoint": (checkpointed(False), lambda m, y: y.square().mean().backward()),
+    "checkpoint, reentrant": (checkpointed(True), lambda m, y: y.square().mean().backward()),
+    "compiled": (compiled, lambda m, y: y.square().mean().backward()),
+    "anomaly": (lambda m, x: m(x), lambda m, y: anomalous(y.square().mean())),
+    "fanin's own pass": (lambda m, x: m(x), lambda m, y: fanin.torch.backward(y.square().mean())),
+}
+
+
+def anomalous(loss: Any) -> None:
+    with torch.autograd.detect_anomaly():
+        loss.backward()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", FEATURES)
+def test_sums_are_those_of_torch_bit_by_bit_with_each_feature(name: str) -> None:
+    forward, backward = FEATURES[name]
+    model = network(torch.float32)
+    torch.manual_seed(5)
+    batches = [torch.randn(4, 6) for _ in range(3)]
+    seen: list[list[Any]] = []
+    sums: list[list[Any]] = []
+    for block in (contextlib.nullcontext(), fanin.torch.accumulate(model.parameters())):
+        order: list[Any] = []
+        handles = [
+            p.register_hook(lambda g, k=k, order=order: order.append((k, g.tolist())))
+            for k, p in enumerate(model.parameters())
+        ]
+        with block:
+            for x in batches:
+                backward(model, forward(model, x.clone()))
+        for h in handles:
+            h.remove()
+        seen.append(order)
+        sums.append([p.grad for p in model.parameters()])
+        model.zero_grad()
+    assert seen[0] == seen[1] and seen[0], "hooks of tensors run in each pass"
+    for a, b in zip(*sums, strict=True):
+        assert (a is None) == (b is None)
+        assert a is None or (a.dtype == b.dtype and torch.equal(a, b))
+    assert any(a is not None for a in sums[0])
+
+
+@pytest.mark.parametrize(("own", "wanted"), [("bfloat16", "float32"), ("float32", "bfloat16"), ("float32", "float64")])
+def test_sums_have_the_dtype_that_a_parameter_wants_for_its_gradients(own: str, wanted: str) -> None:
+    p = torch.nn.Parameter(torch.ones(64, dtype=getattr(torch, own)))
+    if not hasattr(p, "grad_dtype"):
+        pytest.skip("this torch has no grad_dtype")
+    p.grad_dtype = getattr(torch, wanted)
+    parts = [torch.randn(64, dtype=torch.float64) for _ in range(9)]
+    with fanin.torch.accumulate([p]):
+        for x in parts:
+            (p.to(p.grad_dtype) * x.to(p.grad_dtype)).sum().backward()
+    assert p.grad.dtype == p.grad_dtype
+    p.grad_dtype = None
+    with pytest.raises(ValueError, match=r"^accumulate: the grad_dtype of w is None"):
+        fanin.torch.accumulate([("w", p)])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_is_sharded_is_refused(tmp_path: Any) -> None:
+    tensor, fsdp = pytest.importorskip("torch.distributed.tensor"), pytest.importorskip("torch.distributed.fsdp")
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
+    try:
+        mesh = torch.distributed.init_device_mesh("cpu", (1,))
+        leaf = torch.nn.Parameter(tensor.distribute_tensor(torch.ones(4), mesh))
+        flat = fsdp.FullyShardedDataParallel(torch.nn.Linear(3, 4), device_id=torch.device("cpu"))
+        for parameters, what in (
+            ([("w", leaf)], "w is sharded by DTensor"),
+            (flat.parameters(), r"\[0\] is sharded by FSDP"),
+        ):
+            with pytest.raises(RuntimeError, match=rf"^accumulate: .*{what}"):
+                fanin.torch.accumulate(parameters)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+# What fails
+
+
+def test_what_has_no_memory_for_its_sum_takes_no_other_gradient_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = (torch.nn.Parameter(torch.ones(n)) for n in (3, 4))
+    empty = torch.empty
+
+    def full(shape: Any, **how: Any) -> Any:
+        if tuple(shape) == (4,):
+            raise RuntimeError("no memory")
+        return empty(shape, **how)
+
+    block = fanin.torch.accumulate([("a", a), ("b", b)], into="main_grad")
+    with (
+        pytest.raises(RuntimeError, match=r"^accumulate: there is no \.main_grad for the sum of b: .*no memory"),
+        block,
+    ):
+        (a.sum() + b.sum()).backward()
+        monkeypatch.setattr(torch, "empty", full)
+    assert a.main_grad.tolist() == [1.0] * 3 and not hasattr(b, "main_grad")
+
+
+@pytest.mark.parametrize("n", [4, 1 << 15])
+def test_a_pass_that_runs_past_the_end_of_the_block_loses_nothing_in_silence(n: int) -> None:
+    p = torch.nn.Parameter(torch.ones(n))
+    at_work, ended = threading.Event(), threading.Event()
+    errors: list[BaseException] = []
+
+    def wait(_: Any) -> None:
+        at_work.set()
+        ended.wait()
+
+    node = torch.autograd.graph.get_gradient_edge(p).node
+    node.register_prehook(wait)  # before that of the block
+    loss = (p * 2).sum()
+
+    def work() -> None:
+        try:
+            loss.backward()
+        except RuntimeError as e:
+            errors.append(e)
+
+    thread = threading.Thread(target=work)
+    with fanin.torch.accumulate([("p", p)]):
+        thread.start()
+        assert at_work.wait(60)
+    ended.set()
+    thread.join()
+    if errors:
+        assert "the block ended while a backward pass ran in another thread" in str(errors[0]) and p.grad is None
+    else:
+        assert p.grad.eq(2).all()

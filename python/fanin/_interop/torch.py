@@ -26,8 +26,13 @@ def quicken() -> None:
     torch = sys.modules["torch"]
     table = getattr(torch.Tensor, TABLE, None)
     if table is not None:
-        requires_grad, graph = torch._C.TensorBase.requires_grad, torch.autograd.graph
-        _core.quick_tensors(torch.Tensor, table, torch.Tensor.is_neg, requires_grad, graph, TORCH)
+        base, graph = torch._C.TensorBase, torch.autograd.graph
+        # The table throws where one of these differs. A mode runs Python code when it is read.
+        plain = (base.layout, torch.strided, base.is_nested, False, base.is_meta, False)
+        modes = torch._C._is_torch_function_mode_enabled
+        _core.quick_tensors(
+            torch.Tensor, table, torch.Tensor.is_neg, base.requires_grad, (modes, *plain), graph, TORCH
+        )
         if _core.table_known(table, TORCH):
             _core.read_by_table(torch.Tensor, TORCH, True)
 

@@ -162,17 +162,22 @@ def _refuse_hooks(leaf: torch.Tensor) -> None:
 
 def _refuse_sharded(leaves: list[torch.Tensor]) -> None:
     """FSDP gathers and scatters in hooks that are not seen from Python; the gradients of a DTensor are DTensors."""
+    for i, what in sharded(leaves):
+        raise RuntimeError(
+            f"backward: leaf {i} of {len(leaves)}, of shape {tuple(leaves[i].shape)}, is sharded by {what}, whose"
+            " gradients this pass would leave in pieces that are not summed: use torch's own backward()"
+        )
+
+
+def sharded(leaves: list[torch.Tensor]) -> Iterator[tuple[int, str]]:
+    """Which leaves FSDP or DTensor shards."""
     gathered = {id(p) for p in _gathered()}
+    dtensor = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
     for i, leaf in enumerate(leaves):
-        what = "FSDP" if id(leaf) in gathered or getattr(leaf, "_fsdp_flattened", False) else ""
-        dtensor = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
         if dtensor is not None and isinstance(leaf, dtensor):
-            what = "DTensor"
-        if what:
-            raise RuntimeError(
-                f"backward: leaf {i} of {len(leaves)}, of shape {tuple(leaf.shape)}, is sharded by {what}, whose"
-                " gradients this pass would leave in pieces that are not summed: use torch's own backward()"
-            )
+            yield i, "DTensor"
+        elif id(leaf) in gathered or getattr(leaf, "_fsdp_flattened", False):
+            yield i, "FSDP"
 
 
 def _gathered() -> Iterator[torch.Tensor]:
