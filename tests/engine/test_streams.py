@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import fanin
+from fanin.sim import Machine
 from kit import hooks
 
 pytestmark = pytest.mark.core
@@ -551,3 +552,12 @@ def test_a_sum_for_the_producers_stream_is_found(w: Any) -> None:
 @pytest.mark.rule("A14", "S18")
 def test_a_gradient_handed_through_without_a_wait_is_found(w: Any) -> None:
     found(w, "HAND_WITHOUT_WAIT", handed)
+
+
+def test_no_slot_of_a_node_declares_another_machine_than_its_streams() -> None:
+    with Machine() as one, Machine() as other:
+        x, y = one.array(np.ones(3)), one.array(np.ones(3), 1)
+        for slots in ([x], [fanin.Slot(), x], [y, fanin.Slot()]):
+            with pytest.raises(ValueError, match=r"the device of slot \d, got stream \d+ of sim:0 of another machine"):
+                fanin.Node(lambda *g: None, len(slots), slots=slots, stream=other.stream())
+        fanin.Node(lambda *g: None, 2, slots=[y, fanin.Slot()], stream=one.stream())
