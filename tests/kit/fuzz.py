@@ -6,7 +6,8 @@
 The entry points and their parameters come from python/fanin/_core.pyi and from the signatures of the public Python
 functions and classes. A program draws its arguments from a pool of things: two simulated machines, one that is closed
 and what it left, streams, arrays, buffers, nodes, passes, graph trees, and what earlier calls returned. Two threads
-make the calls, one after the other or two at once; a context manager stays entered while a few more calls run.
+make the calls, one after the other or two at once (a replay may have another order of these); a context manager stays
+entered while a few more calls run.
 
 A call may return, or raise an exception of a type that the documentation names for it. Where it takes things of two
 machines it must raise. At its end a program drops everything, and kit.world checks that nothing is left.
