@@ -457,11 +457,17 @@ static int check_grad(const leaf_object *self, PyObject *value)
         bad = 1;
     if (!bad && spec && spec->dtype != FAN_DT_NONE && ndim >= 0 && v.dtype != spec->dtype)
         bad = 2;
-    if (bad)
+    if (bad) {
         PyErr_Format(PyExc_ValueError, "%s: grad: expected %s, got %s", name,
                      bad == 1 ? fan_shape_text(spec->ndim, spec->shape, wants, sizeof wants)
                               : fan_dtype_name(spec->dtype),
                      bad == 1 ? fan_shape_text(ndim, shape, has, sizeof has) : fan_dtype_name(v.dtype));
+    } else if (spec && spec->device && v.device && v.device != spec->device) {
+        fan_device_text(spec->device, wants, sizeof wants);
+        fan_device_text(v.device, has, sizeof has);
+        bad = fan_refuse(PyExc_ValueError, "%s: grad: expected an array on %s, got one on %s%s", name, wants, has,
+                         strcmp(wants, has) == 0 ? " of another machine" : "");
+    }
     fan_value_release(&v);
     return bad ? -1 : 0;
 }

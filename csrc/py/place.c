@@ -51,20 +51,28 @@ static int own_by_slots(const fan_slot_specs *specs, PyObject *slots, fan_stream
     return 0;
 }
 
-/* check_slots: stream= must be of the device of a slot. */
+/* check_slots: stream= must be of the device of a slot, and able to wait for what every slot holds. */
 static int check_slots(const fan_slot_specs *specs, const fan_stream *own)
 {
+    const fan_slot_spec *wrong = specs ? specs->specs : NULL;
     char one[32], two[32];
-    for (size_t i = 0; specs && i < specs->n; i++)
-        if (!specs->specs[i].device || specs->specs[i].device == own->device)
-            return 0;
-    if (!specs)
+    for (size_t i = 0; specs && i < specs->n; i++) {
+        const fan_device *d = specs->specs[i].device;
+        if (d && d->backend->has_streams && (d->backend != own->device->backend || d->self != own->device->self)) {
+            wrong = &specs->specs[i];
+            break;
+        }
+        if (!d || d == own->device)
+            wrong = NULL;
+    }
+    if (!wrong)
         return 0;
-    const fan_device *d = specs->specs[0].device;
+    const fan_device *d = wrong->device;
     bool machine = d->backend == own->device->backend && d->self != own->device->self;
-    return fan_refuse(PyExc_ValueError, "stream: expected one of %s, where slot 0 is, got stream %llu of %s%s",
-                      fan_device_text(d, one, sizeof one), (unsigned long long)own->handle,
-                      fan_device_text(own->device, two, sizeof two), machine ? " of another machine" : "");
+    return fan_refuse(PyExc_ValueError, "stream: expected one of %s, the device of slot %zu, got stream %llu of %s%s",
+                      fan_device_text(d, one, sizeof one), (size_t)(wrong - specs->specs),
+                      (unsigned long long)own->handle, fan_device_text(own->device, two, sizeof two),
+                      machine ? " of another machine" : "");
 }
 
 static int own_of(node_object *self, place_args *a, PyObject *slots)

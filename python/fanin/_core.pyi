@@ -833,7 +833,9 @@ class GraphTree:
     def close(self) -> None:
         """Free all recordings and the memory; later calls fail."""
     def plot(self, path: str | PathLike[str] | None = None, /) -> object:
-        """A picture of the tree, as a matplotlib figure; also written to `path` if given."""
+        """A picture of the tree, as a matplotlib figure; also written to `path` if given. OSError if it cannot be
+        written.
+        """
     def _memory(self) -> list[tuple[int, int, int, bool]]: ...
     def _recordings(self) -> list[tuple[int, int, str, int, int, int, bool]]: ...
     def __enter__(self) -> Self: ...

@@ -138,7 +138,7 @@ def of_ufunc(f: np.ufunc, method: str, *inputs: object, out: Sequence[object] = 
         )
     call: Callable[..., object] = getattr(f, method)
     if not out and not handles:
-        return call(*map(read, inputs), **how)
+        return call(*[read(x) for x in inputs], **how)  # of an iterator that raises CPython 3.11 leaks `how`
     with np.errstate(all="ignore"):
         result = call(*shown(inputs), **{k: x for k, x in how.items() if k != "where"})
     results = result if isinstance(result, tuple) else (result,)
@@ -159,7 +159,7 @@ def of_function(f: Kernel, types: object, args: tuple[object, ...], how: dict[st
         assign(*args)
         return None
     if not _core.cpu_wants_handles():
-        result = f(*(mapped(x, read) for x in args), **{k: mapped(x, read) for k, x in how.items()})
+        result = f(*[mapped(x, read) for x in args], **{k: mapped(x, read) for k, x in how.items()})
         return mapped(result, own) if type(result) in (list, tuple) else own(result)
     if f in VIEWS:
         return VIEWS[f](*args, **how)

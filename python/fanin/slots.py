@@ -108,6 +108,8 @@ class Slot:
         if name is not None:
             if isinstance(name, str) and "\0" in name:
                 raise ValueError(f"Slot: name: expected text without a NUL character, got {name!r}")
+            if isinstance(name, str) and any("\ud800" <= c <= "\udfff" for c in name):
+                raise ValueError(f"Slot: name: expected text without surrogates, got {name!r}: UTF-8 cannot hold it")
             self.__dict__["name"] = name
 
 
@@ -218,6 +220,12 @@ class Stats:
     )  #: the key of the first contribution with an inf or NaN, if the sum has one; None without one or without a key
 
 
+def _buffer(call: str, buf: object) -> _core.InputBuffer:
+    if not isinstance(buf, _core.InputBuffer):
+        raise TypeError(f"{call}: expected a fanin.InputBuffer, got {type_of(buf)}")
+    return buf
+
+
 def global_norm(buf: _core.InputBuffer) -> float:
     """Return the 2-norm of all sums last taken of a buffer made with stats=True; inf if an element is inf or NaN.
 
@@ -228,7 +236,7 @@ def global_norm(buf: _core.InputBuffer) -> float:
     >>> fanin.global_norm(buf)
     5.0
     """
-    known = [s for s in map(buf.stats, range(len(buf))) if s is not None]
+    known = [s for s in map(_buffer("global_norm", buf).stats, range(len(buf))) if s is not None]
     if any(s.nonfinite for s in known):
         return math.inf
     return math.sqrt(math.fsum(s.sumsq for s in known))
@@ -307,6 +315,7 @@ def clip_norm(
     >>> fanin.clip_norm(buf, sums, 1.0), sums
     (5.0, [array([0.6]), array([0.8])])
     """
+    _buffer("clip_norm", buf)
     if not (isinstance(max_norm, (int, float, np.floating, np.integer)) and max_norm >= 0):
         raise ValueError(f"clip_norm: expected a non-negative max_norm, got {max_norm!r}")
     if len(sums) != len(buf):

@@ -87,3 +87,5 @@ def test_what_a_kind_of_slot_raises_when_it_is_read_reaches_the_caller(word: str
 def test_a_slot_refuses_a_name_that_c_would_end_early() -> None:
     with pytest.raises(ValueError, match=r"Slot: name: expected text without a NUL character, got 'a\\x00b'"):
         fanin.Slot(name="a\0b")
+    with pytest.raises(ValueError, match=r"Slot: name: expected text without surrogates, got 'a\\ud800'"):
+        fanin.Slot(name="a\ud800")

@@ -673,3 +673,28 @@ def test_what_is_no_array_is_told_how_to_become_one() -> None:
     for x in ([1.0], (1.0,), "a", {"a": 1}, object()):
         with pytest.raises(TypeError, match=r"pass np\.asarray\(x\); for objects of your own give combine="):
             fanin.InputBuffer(1).add(0, x)
+
+
+@pytest.mark.parametrize("made", [0, 1, 3])
+def test_the_slot_behind_the_last_is_refused_by_every_call(made: int) -> None:
+    with fanin.sim.Machine() as m:
+        x, s = m.array(np.ones(2)), m.stream()
+        strided = np.ones((4, 4)).T[::2]
+        calls: list[Callable[[InputBuffer, int], object]] = [
+            lambda b, n: b.add(n, 1.0),
+            lambda b, n: b.add(n, x, stream=s),
+            lambda b, n: b.add(n, strided, key=1, copy=True),
+            lambda b, n: b.add_many([n], [x]),
+            lambda b, n: b.target(n).__enter__(),
+            lambda b, n: b.expect(n, 1),
+            lambda b, n: b.ready(n),
+            lambda b, n: b.take(slot=n),
+            lambda b, n: b.take(s, slot=n, scale=2.0),
+            lambda b, n: b.stats(n),
+            lambda b, n: b.explain(n),
+            lambda b, n: b[n],
+        ]
+        for call in calls:
+            for n in (made, made + 1):
+                with pytest.raises(IndexError, match=rf"got {n}\b|no slot {n}\b"):
+                    call(InputBuffer([Slot((2,), "float64")] * made, stats=True), n)

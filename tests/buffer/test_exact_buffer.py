@@ -208,3 +208,14 @@ def test_a_complex_scale_turns_a_sum_that_was_kept_in_a_state(dtype: str) -> Non
             found,
             want,
         )
+
+
+@pytest.mark.parametrize("bad", [None, 0, 1, 199, 200, 399])
+def test_the_first_bad_key_of_a_state_is_that_of_any_term_the_first_and_the_last_too(bad: int | None) -> None:
+    buf = fanin.InputBuffer(1, stats=True, accumulate="exact", budget=0)
+    for key in [*range(399, 199, -1), *range(200)]:  # the last add lets the state absorb 200 at once
+        buf.add(0, np.full(3, math.inf if key == bad else 1.0), key=key)
+    assert buf.counters.folds > 0, "terms were absorbed into a state"
+    buf.take()
+    stats = buf.stats(0)
+    assert stats is not None and (stats.nonfinite, stats.first_bad_key) == ((0, None) if bad is None else (3, bad))

@@ -170,3 +170,18 @@ def test_the_greatest_key_is_one_like_any_other() -> None:
         buf.add(0, 1.0, key=2**63)
     total = fanin.add_n([np.ones(2), np.ones(2), np.ones(2)], keys=[greatest, 0, greatest - 1])
     assert total.tolist() == [3.0, 3.0]
+
+
+@pytest.mark.parametrize("far", [3, 100], ids=["shifted", "unsorted"])
+@pytest.mark.parametrize("kind", ["few bytes", "strided", "device"])
+def test_the_key_that_was_missing_lets_all_behind_it_be_summed_at_once(kind: str, far: int) -> None:
+    with fanin.sim.Machine() as m:
+        x = {"few bytes": np.ones(3), "strided": np.ones((3, 6)).T[::2], "device": m.array(np.ones(3))}[kind]
+        buf = fanin.InputBuffer(1, budget=0)
+        for key in range(far, 0, -1):
+            buf.add(0, x, key=key)
+        assert f"{far} parked" in repr(buf)
+        buf.add(0, x, key=0)
+        assert "parked" not in repr(buf) and buf.counters.folds == 1
+        total = buf.take()[0]
+        assert np.all((total if kind != "device" else total.numpy()) == far + 1)

@@ -203,6 +203,14 @@ def test_clipping_goes_where_out_says_and_there_alone() -> None:
     )
 
 
+def test_what_is_no_buffer_has_no_norm() -> None:
+    for bad in (None, [], fanin.Node(lambda g: g).edges):
+        with pytest.raises(TypeError, match=r"global_norm: expected a fanin\.InputBuffer, got"):
+            fanin.global_norm(bad)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match=r"clip_norm: expected a fanin\.InputBuffer, got"):
+            fanin.clip_norm(bad, [], 1.0)  # type: ignore[arg-type]
+
+
 def test_clipping_refuses_what_it_cannot_do_and_changes_nothing() -> None:
     x, y = np.array([3.0, 0.0]), np.array([4.0, 0.0])
     buf, sums = clipped(x, y)
@@ -269,3 +277,50 @@ def test_a_sum_that_its_first_key_spoiled_names_the_key_0() -> None:
     buf.add(0, np.ones(2), key=1)
     buf.take()
     assert (buf.stats(0).nonfinite, buf.stats(0).first_bad_key) == (1, 0)
+
+
+@pytest.mark.parametrize("accumulate", [None, "exact"])
+def test_of_zeros_and_of_sums_in_an_out_the_count_is_the_slots_size(accumulate: Any) -> None:
+    for gradients, want in (
+        ([fanin.Zero((3,), "float64")], (3, 0.0, 0.0, 0, None)),
+        ([np.full(3, 2.0)], (3, 12.0, 2.0, 0, None)),
+        ([np.full(3, 2.0), np.full(3, 3.0)], (3, 75.0, 5.0, 0, None)),
+    ):
+        for budget in (0, math.inf):
+            slot = fanin.Slot((3,), "float64")
+            buf = fanin.InputBuffer([slot], stats=True, accumulate=accumulate, budget=budget)
+            for g in gradients:
+                buf.add(0, g)
+            buf.take(out=[np.full(3, 7.0)])
+            stats = buf.stats(0)
+            assert stats is not None and astuple(stats) == want, (gradients, budget)
+    buf.add(0, None)
+    assert buf.take() == [None] and buf.stats(0) is None
+
+
+def test_of_a_targets_sum_in_an_out_the_statistics_are_those_of_the_sum() -> None:
+    buf = fanin.InputBuffer([fanin.Slot((3,), "float64")], stats=True)
+    with buf.target(0) as out:
+        out += 2
+    buf.take(out=[np.zeros(3)])
+    assert buf.stats(0) == fanin.Stats(3, 12.0, 2.0, 0, None)
+
+
+@pytest.mark.parametrize("many", [1, 2, 3])
+@pytest.mark.parametrize("accumulate", [None, "exact"])
+@pytest.mark.parametrize("budget", [0, math.inf])
+def test_of_a_sum_that_is_copied_into_an_out_which_another_slot_still_reads(
+    many: int, accumulate: Any, budget: float
+) -> None:
+    buf = fanin.InputBuffer([fanin.Slot((3,), "float64")] * 3, stats=True, accumulate=accumulate, budget=budget)
+    read = np.full(3, 5.0)
+    for k in range(many):
+        buf.add(0, np.full(3, k + 1.0))
+    buf.add(1, fanin.Zero((3,), "float64"))
+    buf.add(2, read)
+    buf.add(2, np.ones(3))
+    total, first = many * (many + 1) / 2, np.zeros(3)
+    sums = buf.take(out=[read, first, None])
+    assert [list(x) for x in sums] == [[total] * 3, [0.0] * 3, [6.0] * 3]
+    known = [buf.stats(slot) for slot in range(3)]
+    assert [s and (s.count, s.sumsq, s.absmax) for s in known] == [(3, 3 * x * x, x) for x in (total, 0.0, 6.0)]

@@ -542,3 +542,29 @@ def test_a_graph_says_what_comes_before_what(t: Trace) -> None:
     assert text.count("subgraph cluster_") == len(t.picture().lanes)
     assert "style=dashed" in text and "style=bold" in text
     assert '"backward w1.0"' in text
+
+
+def test_a_trace_that_was_not_entered_here_cannot_be_left() -> None:
+    t = fanin.trace()
+    with pytest.raises(RuntimeError, match="__exit__ without __enter__ on this thread"):
+        t.__exit__(None, None, None)
+    with t:
+        fanin.add_n([1.0, 2.0])
+        raised: list[BaseException] = []
+
+        def leave() -> None:
+            try:
+                t.__exit__(None, None, None)
+            except RuntimeError as e:
+                raised.append(e)
+
+        other = threading.Thread(target=leave)
+        other.start()
+        other.join()
+        assert len(raised) == 1
+        fanin.add_n([1.0, 2.0])
+        recorded = len(t)
+        fanin.add_n([1.0, 2.0])
+        assert len(t) > recorded, "it still records"
+    with pytest.raises(RuntimeError, match="__exit__ without __enter__"):
+        t.__exit__(None, None, None)

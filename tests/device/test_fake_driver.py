@@ -99,9 +99,7 @@ def test_a_code_after_which_a_process_must_end_loses_the_device_and_its_first_ca
     with pytest.raises(fanin.DeviceError, match="The device is lost to this process"):
         s.record()
     calls = driver.calls()
-    with pytest.raises(
-        fanin.DeviceError, match=rf"cuda:0 was lost by an earlier failure: cuEventRecord .*\({code}\)"
-    ):
+    with pytest.raises(fanin.DeviceError, match=rf"cuda:0 was lost by an earlier failure: cuEventRecord .*\({code}\)"):
         s.synchronize()
     assert driver.calls() == calls
 

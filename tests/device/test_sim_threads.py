@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -237,3 +238,20 @@ def test_a_thread_of_a_machine_may_use_arrays_of_other_devices(driver: fanin.tes
         m.spawn(use)
         m.join()
     assert x.numpy().tolist() == [0.0] * 4
+
+
+@pytest.mark.parametrize("end", [lambda m: m.join(), lambda m: m.synchronize()])
+def test_a_spawn_that_raises_leaves_no_thread_that_join_would_wait_for(
+    end: Callable[[Machine], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Machine() as m:
+        with pytest.raises(TypeError, match=r"spawn: name: expected a str, got an ndarray"):
+            m.spawn(lambda: 1, name=np.ones(2))  # type: ignore[arg-type]
+        with monkeypatch.context() as p:
+            p.setattr(threading.Thread, "__init__", lambda *_, **__: 1 / 0)
+            for _ in range(40):  # there may be 32
+                with pytest.raises(ZeroDivisionError):
+                    m.spawn(lambda: 1)
+        thread = m.spawn(lambda: 2)
+        end(m)
+        assert thread.result == 2

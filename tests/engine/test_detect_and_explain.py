@@ -148,6 +148,18 @@ def test_a_walk_explains_why_a_node_has_not_run_and_what_its_slots_hold() -> Non
 
 
 @pytest.mark.rule("E17")
+def test_a_slot_that_holds_the_first_root_alone_is_told_from_one_that_holds_nothing() -> None:
+    w = fanin.Leaf(np.zeros(2), name="w")
+    low = fanin.Node(lambda g: g, edges=[(w, 0)], name="low")
+    top = fanin.Node(lambda g: g, edges=[(low, 0)], name="top")
+    p = fanin.walk([(low, 0, np.ones(2)), (top, 0, np.ones(2))])
+    next(p)
+    waits = f"slot 0 waits for edge 0 of top (node {top.sequence_nr})"
+    assert p.explain(low) == f"low (node {low.sequence_nr}) has not run: {waits}; slot 0 holds root 0"
+    p.close()
+
+
+@pytest.mark.rule("E17")
 def test_none_is_told_from_a_gradient_and_many_are_cut_short() -> None:
     low = fanin.Node(lambda g: (), inputs=2, name="low")
     many = [fanin.Node(lambda g: None, edges=[(low, 1)], name=f"n{i}") for i in range(12)]

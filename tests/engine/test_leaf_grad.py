@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import fanin
+from fanin.sim import Machine
 from kit.support import run_python
 
 pytestmark = pytest.mark.core
@@ -100,3 +101,21 @@ print(refused[:1])
 def test_a_wider_leafs_grad_is_not_let_go_while_a_read_rounds_into_it() -> None:
     said = run_python(LET_GO).stdout
     assert said == "3.0\n['leaf 0: a gradient comes to this leaf from within its own accumulation']\n"
+
+
+def test_a_gradient_that_is_set_lies_on_the_leafs_device_and_machine() -> None:
+    with Machine() as one, Machine() as other:
+        leaf, host = fanin.Leaf(one.array(np.ones(3))), fanin.Leaf(np.ones(3))
+        for x, text in (
+            (other.array(np.ones(3)), "sim:0, got one on sim:0 of another machine"),
+            (one.array(np.ones(3), 1), "sim:0, got one on sim:1"),
+            (np.ones(3), "sim:0, got one on cpu"),
+        ):
+            with pytest.raises(ValueError, match=f"grad: expected an array on {text}$"):
+                leaf.grad = x
+            assert leaf.grad is None
+        with pytest.raises(ValueError, match="grad: expected an array on cpu, got one on sim:0"):
+            host.grad = one.array(np.ones(3))
+        leaf.grad = one.array(np.ones(3))
+        fanin.backward([(leaf, 0, one.array(np.ones(3)))])
+        assert leaf.grad.numpy().tolist() == [2.0] * 3

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import fanin
+from fanin.sim import Machine
 from kit import hooks
 
 pytestmark = pytest.mark.core
@@ -368,11 +369,11 @@ def test_a_stream_of_another_device_is_refused(w: Any) -> None:
     a, b = w.place(0), w.place(1)
     with pytest.raises(ValueError, match=rf"Mul: stream: expected one of {b}, its device, got stream \d+ of {a}"):
         fanin.Node(lambda g: g, stream=s, device=b, name="Mul")
-    with pytest.raises(ValueError, match=rf"Mul: stream: expected one of {b}, where slot 0 is, got stream \d+ of {a}"):
+    with pytest.raises(ValueError, match=rf"Mul: stream: expected one of {b}, the device of slot 0, got stream \d+ of {a}"):
         fanin.Node(lambda g, h: g, slots=[y, y], stream=s, name="Mul")
-    with pytest.raises(ValueError, match=rf"w: stream: expected one of {a}, where slot 0 is, got stream \d+ of {b}"):
+    with pytest.raises(ValueError, match=rf"w: stream: expected one of {a}, the device of slot 0, got stream \d+ of {b}"):
         fanin.Leaf(x, stream=t, name="w")
-    with pytest.raises(ValueError, match="w: stream: expected one of cpu, where slot 0 is"):
+    with pytest.raises(ValueError, match="w: stream: expected one of cpu, the device of slot 0"):
         fanin.Leaf(np.zeros(2), stream=t, name="w")
     with pytest.raises(TypeError, match="Mul: "):
         fanin.Node(lambda g: g, stream="s", name="Mul")
@@ -434,7 +435,7 @@ def test_gradients_on_two_devices_are_no_sum_and_the_error_names_node_and_index(
 def test_a_stream_of_another_machine_is_refused_by_name(a_world: Any) -> None:
     w, other = a_world("sim"), a_world("sim")
     s, x = w.stream(), other.array(np.ones(4))
-    with pytest.raises(ValueError, match=r"Mul: stream: expected one of sim:0, where slot 0 is, .* of another machine"):
+    with pytest.raises(ValueError, match=r"Mul: stream: expected one of sim:0, the device of slot 0, .* of another machine"):
         fanin.Node(lambda g: g, slots=[x], stream=s, name="Mul")
     low = fanin.Node(lambda g: g, edges=[None])
     top = fanin.Node(lambda g: (None, x), edges=[None, (low, 0)], stream=s, name="Mul")
@@ -551,3 +552,12 @@ def test_a_sum_for_the_producers_stream_is_found(w: Any) -> None:
 @pytest.mark.rule("A14", "S18")
 def test_a_gradient_handed_through_without_a_wait_is_found(w: Any) -> None:
     found(w, "HAND_WITHOUT_WAIT", handed)
+
+
+def test_no_slot_of_a_node_declares_another_machine_than_its_streams() -> None:
+    with Machine() as one, Machine() as other:
+        x, y = one.array(np.ones(3)), one.array(np.ones(3), 1)
+        for slots in ([x], [fanin.Slot(), x], [y, fanin.Slot()]):
+            with pytest.raises(ValueError, match=r"the device of slot \d, got stream \d+ of sim:0 of another machine"):
+                fanin.Node(lambda *g: None, len(slots), slots=slots, stream=other.stream())
+        fanin.Node(lambda *g: None, 2, slots=[y, fanin.Slot()], stream=one.stream())

@@ -305,3 +305,11 @@ def test_the_picture_of_two_workers_has_their_lanes_the_arrows_between_them_and_
 def test_dot_has_the_nodes_of_workers_and_their_gradients() -> None:
     text = two_workers().dot()
     assert text.count("shape=ellipse") == 5 and text.count("->") >= 5 and "cpu, worker 1: nodes" in text
+
+
+def test_the_line_of_a_node_has_neither_a_slot_nor_a_key() -> None:
+    roots, _ = diamond()
+    with fanin.trace() as t:
+        fanin.backward(roots)
+    lines = [line for line in t.lines if line.kind == "node"]
+    assert len(lines) >= 4 and {(line.slot, line.key) for line in lines} == {(-1, -1)}

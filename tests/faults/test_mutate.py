@@ -48,18 +48,113 @@ def test_each_file_has_tests_that_are_run_first_and_those_are_there() -> None:
         assert all(word == "or" or (ROOT / f"tests/c/test_{word}.c").is_file() for _, _, k in c for word in k.split())
 
 
-def test_the_list_says_of_each_survivor_why_nothing_can_notice_it_and_of_the_others_who_does(tmp_path: Path) -> None:
-    one = mutate.Mutant("csrc/base/one.c", 4, "    int b = a + 0;", "    ;")
-    (tmp_path / "list").write_text(f"# a comment\n{mutate.written(one, 'equivalent: a reason')}\n")
-    assert mutate.judged(tmp_path / "list") == {"csrc/base/one.c: int b = a + 0; -> ;": "equivalent: a reason"}
-    assert mutate.judged(tmp_path / "none") == {}
-    for mutant, verdict in mutate.judged().items():
-        word = mutate.word_of(verdict)
-        assert mutant.startswith("csrc/") and " -> " in mutant
-        assert verdict != "survives", f"{mutant}: a test, a reason, or what is to be tested"
-        assert word != "equivalent" or len(verdict) > len("equivalent: ") + 10, mutant
-        if word == "dies":
-            assert (ROOT / verdict.partition("::")[0].split()[0]).exists(), f"{mutant}: {verdict}"
+def test_a_draw_may_be_of_some_folders() -> None:
+    assert {m.file.split("/")[1] for m in mutate.drawn(7, 60, among=["engine", "graph"])} == {"engine", "graph"}
+
+
+#: A test that ends as it says -> pytest's status and the verdict; None: it survives.
+ENDS = {
+    "pass": None,
+    "assert False": "tests/test_one.py::test_one",
+    "os.kill(os.getpid(), signal.SIGSEGV)": "tests/test_one.py::test_one: signal 11",
+    "time.sleep(60)": "tests/test_one.py::test_one: no end in 1 s",
+}
+
+
+def one_test(root: Path, body: str, before: str = "") -> Path:
+    (root / "tests").mkdir()
+    (root / "pytest.ini").write_text("[pytest]\naddopts = -p no:fanin\n")
+    (root / "tests/test_one.py").write_text(f"import os, signal, time\n{before}\ndef test_one():\n    {body}\n")
+    return root
+
+
+@pytest.mark.parametrize("body", ENDS)
+def test_a_mutant_dies_of_a_failed_test_a_signal_or_a_time_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str
+) -> None:
+    monkeypatch.setattr(mutate, "HOW", [x.replace(str(mutate.ONE_TEST), "1") for x in mutate.HOW])
+    monkeypatch.setattr(mutate, "ONE_TEST", 1)
+    assert mutate.killer(one_test(tmp_path, body), [["tests/test_one.py"]], 50) == ENDS[body]
+
+
+def test_a_mutant_dies_where_all_tests_of_a_command_do_not_end_or_one_is_not_collected(tmp_path: Path) -> None:
+    tree = one_test(tmp_path, "time.sleep(60)")
+    assert mutate.killer(tree, [["tests/test_one.py"]], 1) == "tests/test_one.py: no end in 1 s"
+    (tree / "tests/test_one.py").write_text("raise OSError\n")
+    assert mutate.killer(tree, [["tests/test_one.py"]], 50) == "tests/test_one.py"
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "options"),
+    [
+        (2, "raise KeyboardInterrupt", []),
+        (3, "pass", ["-p", "broken"]),
+        (4, "pass", ["--no-such-option"]),
+        (4, "pass", ["tests/none.py"]),
+        (5, "pass", ["-k", "none"]),
+    ],
+)
+def test_other_statuses_of_pytest_are_no_verdict(tmp_path: Path, status: int, body: str, options: list[str]) -> None:
+    tree = one_test(tmp_path, body)
+    (tree / "python").mkdir()
+    (tree / "python/broken.py").write_text("def pytest_runtest_protocol(item):\n    raise OSError\n")
+    with pytest.raises(RuntimeError, match=f"ended with status {status}, which is no verdict"):
+        mutate.killer(tree, [["tests/test_one.py", *options]], 50)
+
+
+def test_a_test_that_fails_without_the_mutant_is_found(tmp_path: Path) -> None:
+    tree = one_test(tmp_path, "assert False", "def test_two(): pass\n")
+    killers = {"tests/test_one.py::test_one: signal 11", "tests/test_one.py::test_two", "tests/test_one.py::test_one"}
+    assert mutate.fail_anyway(tree, killers) == [
+        "tests/test_one.py::test_one",
+        "tests/test_one.py::test_one: signal 11",
+    ]
+
+
+def fixed(monkeypatch: pytest.MonkeyPatch, verdicts: list[str | Exception], failing: list[str]) -> list[mutate.Mutant]:
+    """The tool judges one mutant after the other so, without building anything; returns those that it judges."""
+    seen: list[mutate.Mutant] = []
+
+    def judge(tree: Path, m: mutate.Mutant, rest: list[str], limit: float) -> str:
+        seen.append(m)
+        verdict = verdicts[len(seen) - 1]
+        if isinstance(verdict, Exception):
+            raise verdict
+        return verdict
+
+    monkeypatch.setattr(mutate, "judge", judge)
+    monkeypatch.setattr(mutate, "built", lambda tree: True)
+    monkeypatch.setattr(mutate, "copy_of", lambda root, to: to)
+    monkeypatch.setattr(mutate, "fail_anyway", lambda tree, killers: failing)
+    return seen
+
+
+def test_verdicts_are_printed_and_kept_in_a_file_that_the_user_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {p for p in ROOT.rglob("*mutants*") if ".git" not in p.parts}
+    seen = fixed(monkeypatch, ["tests/x.py::test_x", "survives", "changes nothing", "tests/y.py::test_y"], [])
+    args = ["--seed", "7", "--folders", "engine", "--verdicts", str(tmp_path / "v")]
+    assert mutate.main([*args, "--count", "2"]) == 1, "one survives"
+    assert "1 die" in capsys.readouterr().out and len(seen) == 2
+    assert [*mutate.judged(tmp_path / "v").values()] == ["tests/x.py::test_x", "survives"]
+    mutate.main([*args, "--count", "4"])
+    assert len({*seen}) == len(seen) == 4, "what is judged is not judged again"
+    assert "4 of 4 judged; of 3 that can be noticed 2 die" in capsys.readouterr().out
+    mutate.main([*args, "--count", "4", "--list"])
+    assert "[tests/y.py::test_y]" in capsys.readouterr().out
+    assert {p for p in ROOT.rglob("*mutants*") if ".git" not in p.parts} == before, "nothing is written into the tree"
+
+
+def test_a_run_ends_with_a_message_where_a_status_is_no_verdict_or_a_killer_fails_anyway(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fixed(monkeypatch, [RuntimeError("pytest --x ended with status 4")], [])
+    with pytest.raises(SystemExit, match="no verdict: pytest --x ended with status 4"):
+        mutate.main(["--seed", "7", "--count", "1"])
+    fixed(monkeypatch, ["tests/x.py::test_x"], ["tests/x.py::test_x"])
+    with pytest.raises(SystemExit, match="fail without a mutant too"):
+        mutate.main(["--seed", "7", "--count", "1"])
 
 
 @pytest.mark.skipif(not compiler(), reason="no C compiler: set CC")

@@ -501,7 +501,9 @@ def test_keep_for_another_number_of_outputs_is_refused_by_name(m: Any) -> None:
     double = scaled(m, 2)
     for keep, outputs in (((True, False, True), 2), ((True, False), 1), ((True,), 2), ((False,), 0)):
         f = tree.function(lambda x, n=outputs: tuple(double(x) for _ in range(n)), keep=keep)
-        said = rf"<lambda> returned {outputs} outputs?, but keep= has {len(keep)}: give one for each"
+        said = (
+            rf"<lambda> returned {outputs} outputs?, but keep= has {len(keep)}: give one for each, or one bool for all"
+        )
         with tree.step(), pytest.raises(ValueError, match=said):
             f(x)
         assert tree.stats.in_use == 0 and f.last is None

@@ -145,7 +145,11 @@ def test_a_static_operand_that_moves_is_recorded_beside_it_and_at_last_copied(m:
     tree = tree_on(m, limit=2)
     f = tree.function(scaled(m, 2), roles="static")
     seen, kept, copied = [], [], m.kind != "fake"
-    words = "times_2 copies operand 0 from now on" if copied else "kernels may write into it, so it cannot be copied"
+    words = (
+        "times_2 copies operand 0 from now on"
+        if copied
+        else "foreign kernels may write into it, so it cannot be copied"
+    )
     with pytest.warns(RuntimeWarning, match=words) as warned:
         for i in range(8):
             kept.append(m.array(np.full(3, float(i))))

@@ -854,3 +854,27 @@ def test_a_planted_fault_is_found_by_random_functions() -> None:
                 check_random(seed)
     finally:
         hooks.fault(None)
+
+
+def test_a_method_that_raises_keeps_none_of_its_arguments() -> None:
+    class Axis:
+        pass
+
+    kept: list[Any] = []
+
+    def fails(x: Any) -> None:
+        kept.append(x + 1)
+        raise ZeroDivisionError
+
+    with tree_here() as tree, tree.step():
+        for x in (np.ones(3), np.arange(3)):
+            with pytest.raises(ZeroDivisionError):
+                tree.function(fails)(x)
+    for dead in kept:
+        for call in (np.min, np.add.reduce):
+            axis = Axis()
+            gone = weakref.ref(axis)
+            with pytest.raises(RuntimeError, match="in a call that failed"):
+                call(dead, axis=axis)
+            del axis
+            assert gone() is None

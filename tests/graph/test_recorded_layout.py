@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from fanin import _core
+from kit import hooks
 
 pytestmark = pytest.mark.core
 Array = np.ndarray[Any, Any]
@@ -180,6 +181,19 @@ def test_it_holds_no_array() -> None:
     del x
     assert gone() is None
     assert layout.check([np.zeros(3)]) is None
+
+
+def test_nothing_of_it_is_left_behind() -> None:
+    hooks.memory()  # skips in a release, which counts no blocks
+    x = np.zeros(9)
+    before = hooks.blocks()
+    for arrays in ([], [x], [x[:4], x[2:], x[8:], np.zeros(3)]):
+        layout = _core.Layout(arrays)
+        assert layout.check(arrays) is None
+        with pytest.raises(ValueError, match="expected"):
+            layout.check([*arrays, x])
+        del layout
+        assert hooks.blocks() == before
 
 
 def test_bad_arguments_are_refused() -> None:

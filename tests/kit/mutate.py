@@ -1,14 +1,20 @@
-"""Mutants of the C core: one line is changed, and a test must notice.
+"""Mutants of the C core: one line is changed, and a test must fail.
 
-    python tests/kit/mutate.py --seed 1 --minutes 60            go on with the draw: what is judged is not judged again
-    python tests/kit/mutate.py --seed 1 -- -x -q tests          .. with another pytest command behind the likely tests
-    python tests/kit/mutate.py --seed 1 --list                  what is drawn, and what is known of it
+    python tests/kit/mutate.py --seed 1 --minutes 60                draws, judges and prints verdicts
+    python tests/kit/mutate.py --seed 1 --folders engine graph      .. of these folders alone
+    python tests/kit/mutate.py --seed 1 --verdicts FILE             .. adds the verdicts to FILE, and skips those in it
+    python tests/kit/mutate.py --seed 1 -- tests/laws               .. with other tests after the likely ones
+    python tests/kit/mutate.py --seed 1 --list                      prints what the seed draws
 
-A mutant is drawn by the seed: an operator, a constant, a condition, a statement that is left out, two arguments that
-change places. It is planted in a copy of the tree, compiled as the tree is, and the tests are run until the first
-failure, those that are likely to notice first. One whose object code is that of the original changes nothing and is
-told apart; so is one that does not compile. Verdicts are added to mutants.txt beside this file. What survives is to get
-a test, which then stands there as its verdict, or "equivalent: " and why nothing can notice.
+The seed draws the mutants: another operator, a constant, a condition, a statement that is left out, two arguments that
+change places. Each is planted in a copy of the tree and compiled as the tree is; then pytest runs until the first
+failure, the likely tests first. A mutant whose object code is that of the original cannot be noticed; one that does not
+compile is no mutant.
+
+A mutant dies where pytest ends with status 1 (a test failed), where a signal ends the test process, or where a test
+does not end in time; the verdict names which. Any other status (2 interrupted, 3 an internal error, 4 a wrong option, 5
+no test) says nothing about the mutant and ends the run with a message. So does a test that killed a mutant and also
+fails in the tree as it is, where all of them run at the end.
 """
 
 from __future__ import annotations
@@ -27,12 +33,12 @@ import sysconfig
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("base", "array", "device", "buffer", "engine", "py")
+FOLDERS = ("array", "base", "buffer", "device", "engine", "fake", "graph", "py")
 PUBLIC = "python/fanin/include"
 COPIED = (
     "csrc",
@@ -133,6 +139,13 @@ NEAR = {
     "engine/ready": ["engine/test_large_graphs.py"],
     "engine/": ["engine/test_engine_rules.py", "engine/test_bad_graphs.py", "engine/test_turned_on_itself.py"]
     + ["engine/test_random_passes.py", "engine/test_detect_and_explain.py", "faults/test_engine_allocations.py"],
+    "graph/verify": ["graph/test_graph_tree_verify.py"],
+    "graph/pool": ["graph/test_graph_tree_traps.py", "graph/test_graph_tree_failures.py"],
+    "graph/record": ["graph/test_graph_tree_captures.py", "graph/test_graph_tree_failures.py"],
+    "graph/": ["graph/test_graph_trees.py", "graph/test_graph_trees_cpu.py", "graph/test_graph_tree_traps.py"]
+    + ["graph/test_graph_tree_rows.py", "graph/test_graph_tree_failures.py", "graph/test_graph_trees_cuda.py"],
+    "fake/": ["device/test_fake_driver.py", "device/test_cuda.py", "device/test_cuda_edges.py"]
+    + ["device/test_cuda_values.py", "graph/test_graph_trees_cuda.py"],
     "py/overlap": ["array/test_overlap.py"],
     "py/verdict": ["array/test_overlap.py"],
     "py/snapshot": ["analysis/test_functionalize.py"],
@@ -202,6 +215,8 @@ NEAR_IN_C = {
     "device/cpu/": "cpu_recording",
     "engine/leaf": "leaf",
     "engine/ready": "ready",
+    "fake/": "block",
+    "graph/": "graph_call or graph_pool",
     "device/sim/explore": "explore",
     "device/sim/footprint": "explore",
     "device/sim/race": "order or sim",
@@ -211,9 +226,6 @@ NEAR_IN_C = {
 }
 #: What is run last.
 THEN = [f"tests/{t}" for t in ["buffer", "spec", "laws", "device", "graph", "interop", "array", "faults", "c"]]
-#: Verdicts so far: one a line, what a reader has decided among them.
-JUDGED = Path(__file__).with_name("mutants.txt")
-
 #: What is put in the place of what: whole words or operators with blanks around, so that nothing in a type or a comment
 #: is meant.
 SWAPS = {
@@ -303,13 +315,13 @@ def candidates(root: Path = ROOT) -> tuple[Mutant, ...]:
     return tuple(found)
 
 
-def drawn(seed: int, count: int, root: Path = ROOT) -> list[Mutant]:
-    """As many of them, by the seed; no line twice. Each folder has its share. A change of one line of the core moves
-    few others of the draw, so that it can be gone on with.
+def drawn(seed: int, count: int, root: Path = ROOT, among: Sequence[str] = FOLDERS) -> list[Mutant]:
+    """The first `count` mutants of a seed, no line twice, each of the folders with its share. A change of one line of
+    the core moves few others of the draw.
     """
     seen: Counter[tuple[str, str, str]] = Counter()
     folders: dict[str, list[tuple[bytes, Mutant]]] = {}
-    for m in candidates(root):
+    for m in (m for m in candidates(root) if m.file.split("/")[1] in among):
         same = m.file, m.old, m.new
         seen[same] += 1
         rank = hashlib.sha256(repr((seed, *same, seen[same])).encode()).digest()
@@ -390,36 +402,53 @@ def built(tree: Path) -> bool:
     )
 
 
-def killer(tree: Path, commands: list[list[str]], limit: float) -> str | None:
-    """The tests that noticed; None: it survives. What does not end in time is noticed, too."""
+def pytest_in(tree: Path, *args: str, timeout: float | None = None) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "PYTHONPATH": str(tree / "python"), "PYTHONUNBUFFERED": "1"}
-    hangs = ["-o", "faulthandler_timeout=100", "-o", "faulthandler_exit_on_timeout=true"]
+    command = [sys.executable, "-m", "pytest", "-v", "-x", "-p", "no:cacheprovider", *args]
+    return subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True, timeout=timeout, check=False)
+
+
+#: One test may take so many seconds.
+ONE_TEST = 100
+#: A test module that raises while it is collected fails; without this pytest calls that an interrupt, status 2.
+HOW = ["--continue-on-collection-errors"]
+HOW += ["-o", f"faulthandler_timeout={ONE_TEST}", "-o", "faulthandler_exit_on_timeout=true"]
+
+
+def killer(tree: Path, commands: list[list[str]], limit: float) -> str | None:
+    """What noticed the mutant: a test, with ": signal N" or ": no end" behind it where no assertion failed. None: it
+    survives. RuntimeError where a status of pytest's is no answer.
+    """
     for command in commands:
         try:
-            done = subprocess.run(
-                [sys.executable, "-m", "pytest", "-v", "-x", "-p", "no:cacheprovider", *hangs, *command],
-                cwd=tree,
-                env=env,
-                capture_output=True,
-                text=True,
-                timeout=limit,
-                check=False,
-            )
+            done = pytest_in(tree, *HOW, *command, timeout=limit)
         except subprocess.TimeoutExpired:
-            return f"{command[0]}, and those behind: no end in {limit:.0f} s"
-        if done.returncode not in (0, 5):
-            failed = re.search(r"^(?:FAILED|ERROR) (\S+?)(?:\[.*)?(?: - |$)", done.stdout, re.M)
-            last = re.findall(r"^(tests/\S+::\w+)", done.stdout, re.M)
-            return (
-                failed[1]
-                if failed
-                else f"{last[-1] if last else command[0] + ' or one of those behind it'}: the process ends"
-            )
+            return f"{command[0]}: no end in {limit:.0f} s"
+        if done.returncode == 0:
+            continue
+        failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", done.stdout, re.M)
+        begun = re.findall(r"^(tests/\S+::\w+)", done.stdout, re.M)
+        at = begun[-1] if begun else command[0]
+        if done.returncode < 0:
+            return f"{at}: signal {-done.returncode}"
+        if done.returncode == 1 and failed:
+            return failed[1]
+        if done.returncode == 1 and "Timeout (" in done.stdout + done.stderr:
+            return f"{at}: no end in {ONE_TEST} s"
+        raise RuntimeError(
+            f"pytest {shlex.join(command)} ended with status {done.returncode}, which is no verdict:\n"
+            f"{(done.stdout + done.stderr)[-2000:]}"
+        )
     return None
 
 
+def fail_anyway(tree: Path, killers: set[str]) -> list[str]:
+    """Those of the tests that killed mutants which also fail in the tree as it is."""
+    return sorted(k for k in killers if killer(tree, [[re.sub(": (signal|no end).*", "", k)]], 600) is not None)
+
+
 def near(file: str) -> list[list[str]]:
-    """What is run first for a change of this file: two commands, in Python and in C."""
+    """The likely tests of a file: two lists of pytest's arguments, in Python and in C."""
     path = file.removeprefix("csrc/")
     some = dict.fromkeys(f"tests/{t}" for start, tests in NEAR.items() if path.startswith(start) for t in tests)
     word = next((word for start, word in NEAR_IN_C.items() if path.startswith(start)), None)
@@ -427,7 +456,7 @@ def near(file: str) -> list[list[str]]:
 
 
 def judge(tree: Path, m: Mutant, rest: list[str], limit: float) -> str:
-    """ "changes nothing", "does not compile", "survives", or who noticed it."""
+    """The verdict: "changes nothing", "does not compile", "survives", or the test that noticed it."""
     path = tree / m.file
     original, before = path.read_text(), object_code(tree, m.file)
     plant(tree, m)
@@ -446,73 +475,71 @@ def judge(tree: Path, m: Mutant, rest: list[str], limit: float) -> str:
         path.write_text(original)
 
 
-# The list of verdicts
+# Verdicts
 
 
 def written(m: Mutant, verdict: str) -> str:
-    """A line of the list: no number of a line, which the next change of the file would make wrong."""
+    """A line of a file of verdicts. It has no line number, which the next change of the file would make wrong."""
     return f"{m.file}: {m.old.strip()} -> {m.new.strip() or '(left out)'}  # {verdict}"
 
 
-def judged(path: Path = JUDGED) -> dict[str, str]:
-    """What has been judged -> its verdict: a test, "changes nothing", "does not compile", "survives",
-    "equivalent: .." with the reason, or "lives: .." with what is to be tested.
-    """
-    lines = [x for x in path.read_text().splitlines() if x.startswith("csrc/")] if path.exists() else []
+def judged(path: Path | None) -> dict[str, str]:
+    """The verdicts of a file, by mutant."""
+    lines = path.read_text().splitlines() if path and path.exists() else []
     return dict(x.rsplit("  # ", 1) for x in lines)
 
 
 def word_of(verdict: str) -> str:
-    """A verdict in a word or two."""
-    if verdict.startswith("lives"):
-        return "survives"
-    known = ("changes nothing", "does not compile", "survives", "equivalent")
-    return next((x for x in known if verdict.startswith(x)), "dies")
+    """ "changes nothing", "does not compile", "survives" or "dies"."""
+    return verdict if verdict in ("changes nothing", "does not compile", "survives") else "dies"
 
 
-def main() -> int:
+def main(args: Sequence[str] | None = None) -> int:
     parse = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parse.add_argument("--seed", type=int, default=1)
     parse.add_argument("--count", type=int, default=200)
+    parse.add_argument("--folders", nargs="+", choices=FOLDERS, default=FOLDERS, help="draw from these alone")
     parse.add_argument("--limit", type=float, default=300.0, help="seconds for one run of tests")
     parse.add_argument("--minutes", type=float, default=float("inf"), help="no mutant is begun later")
-    parse.add_argument("--judged", type=Path, default=JUDGED, help="verdicts so far, to which new ones are added")
-    parse.add_argument("--near", action="store_true", help="ask the likely tests alone")
-    parse.add_argument("--list", action="store_true", help="only say which are drawn, and what is known of them")
-    parse.add_argument("tests", nargs="*", default=THEN, help="what is run after the likely tests")
-    how = parse.parse_args()
-    mutants, known = drawn(how.seed, how.count), judged(how.judged)
-    seen: Counter[str] = Counter()
-    new = []
-    for m in mutants:
-        verdict = known.get(written(m, "").removesuffix("  # "))
-        if verdict is None:
-            new.append(m)
-            continue
-        seen[word_of(verdict)] += 1
-        if how.list:
-            print(f"{m}   [{verdict}]")
+    parse.add_argument("--verdicts", type=Path, help="a file: its mutants are skipped, new verdicts are added to it")
+    parse.add_argument("--near", action="store_true", help="run the likely tests alone")
+    parse.add_argument("--list", action="store_true", help="print what the seed draws, and the file's verdicts")
+    parse.add_argument("tests", nargs="*", default=THEN, help="what runs after the likely tests")
+    how = parse.parse_args(args)
+    mutants, known = drawn(how.seed, how.count, among=how.folders), judged(how.verdicts)
+    verdicts = {m: known.get(written(m, "").removesuffix("  # ")) for m in mutants}
     if how.list:
-        print(*new, sep="\n")
-        new = []
+        for m, verdict in verdicts.items():
+            print(m, f"  [{verdict}]" if verdict else "")
+        return 0
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="fanin-mutants-") as folder:
-        tree = copy_of(ROOT, Path(folder)) if new else ROOT
-        if new and not built(tree):
+        tree = copy_of(ROOT, Path(folder))
+        if not built(tree):
             sys.exit("the tree itself does not build")
-        for m in new:
+        killers = set()
+        for m in [m for m in mutants if verdicts[m] is None]:
             if time.monotonic() - began > 60 * how.minutes:
                 break
-            verdict = judge(tree, m, [] if how.near else list(how.tests), how.limit)
-            word = word_of(verdict)
-            seen[word] += 1
-            with how.judged.open("a") as file:
-                file.write(written(m, verdict) + "\n")
-            print(f"{word:16} {m}" + (f"   [{verdict}]" if word == "dies" else ""), flush=True)
-    changed = seen["dies"] + seen["survives"]
+            try:
+                verdict = judge(tree, m, [] if how.near else list(how.tests), how.limit)
+            except RuntimeError as e:
+                sys.exit(f"{m}: no verdict: {e}")
+            verdicts[m] = verdict
+            if word_of(verdict) == "dies":
+                killers.add(verdict)
+            if how.verdicts:
+                with how.verdicts.open("a") as file:
+                    file.write(written(m, verdict) + "\n")
+            print(f"{word_of(verdict):16} {m}" + (f"   [{verdict}]" if word_of(verdict) == "dies" else ""), flush=True)
+        if killers and not built(tree):
+            sys.exit("the tree itself does not build any more")
+        if failing := fail_anyway(tree, killers):
+            sys.exit(f"these fail without a mutant too, and what they killed has no verdict: {failing}")
+    seen = Counter(word_of(v) for v in verdicts.values() if v is not None)
     print(
-        f"seed {how.seed}: {sum(seen.values())} of {len(mutants)} judged; of {changed} that change what can be noticed"
-        f" {seen['dies']} die; {dict(seen)}"
+        f"seed {how.seed}: {seen.total()} of {len(mutants)} judged; of {seen['dies'] + seen['survives']} that can be"
+        f" noticed {seen['dies']} die; {dict(seen)}"
     )
     return int(seen["survives"] > 0)
 

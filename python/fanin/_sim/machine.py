@@ -18,7 +18,7 @@ import numpy as np
 from .. import _core
 from .._interop.protocols import DTypeLike
 from .._trace.recording import active
-from .._words import counted
+from .._words import counted, type_of
 from ..slots import Sparse
 from .parts import sparse_parts
 
@@ -390,8 +390,14 @@ class Machine(_core.Machine):
         """
         if not callable(fn):
             raise TypeError(f"spawn: {fn!r} cannot be called")
+        if not isinstance(name, str | None):
+            raise TypeError(f"spawn: name: expected a str, got {type_of(name)}")
         actor = self._spawn()
-        thread = Thread(self, actor, name or f"{getattr(fn, '__name__', 'thread')}[{actor}]", lambda: fn(*args))
+        try:
+            thread = Thread(self, actor, name or f"{getattr(fn, '__name__', 'thread')}[{actor}]", lambda: fn(*args))
+        except BaseException:
+            self._thread_end(actor)  # join would wait for it
+            raise
         if self._joining:
             self._started.append(thread)
             thread._os.start()

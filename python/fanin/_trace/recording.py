@@ -57,6 +57,8 @@ class Trace:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self not in active():
+            raise RuntimeError("trace: __exit__ without __enter__ on this thread")
         self._cores[-1].end()
         self._depth = 0
         active().remove(self)
@@ -152,7 +154,7 @@ class Trace:
         A device has a lane for each stream, sums as bars coloured by buffer, waits as arrows, races red; a pass on the
         CPU has a lane for each worker, nodes as bars, gradients as arrows, and a frame around the critical path. A bar
         too narrow for its name has a number that the legend explains. A notebook shows a trace as this picture.
-        ImportError, with the remedy, without matplotlib.
+        ImportError, with the remedy, without matplotlib; OSError if it cannot be written.
 
         Parameters
         ----------
