@@ -17,7 +17,7 @@ from typing import Any
 from .._words import type_of
 from ..descriptors import PlainAOTInput, PlainAOTOutput
 from . import trees
-from .caller_tensors import retyped, start_of
+from .caller_tensors import layout_of, retyped, start_of
 from .calls import Place, torch
 from .protocols import DType, Tensor
 from .pure import Pure, Recording
@@ -135,12 +135,15 @@ class TensorPure(Pure):
         named = {k: filled(one, it) for k, one in self.by_name}
         outputs: list[object] = []
         seen = not torch().compiler.is_compiling()  # a tracer meets neither versions nor storages
-        versions = [t._version for t in tensors] if seen else []
-        gather(self.fn(*given, **{k: named[k] for k in self.order}), outputs)
+        before = [(t._version, t.shape, t.stride()) for t in tensors] if seen else []
+        result = self.fn(*given, **{k: named[k] for k in self.order})
+        gather(result, outputs)
         if len(outputs) != len(self.shown):
             raise ValueError(f"pure: expected {len(self.shown)} results, as at the recorded call, got {len(outputs)}")
         if seen:
-            self._hold_run(inner, tensors, versions, outputs)
+            if trees.flatten(result, []) != self.outcome.form:
+                raise ValueError("pure: the result is another tree than at the recorded call")
+            self._hold_run(inner, tensors, before, outputs)
         changed = [
             tensors[u].as_strided(self.given[u].shape, self.given[u].stride, 0) if u in self.moved else tensors[u]
             for u in self.changed
@@ -148,37 +151,57 @@ class TensorPure(Pure):
         return bases + changed + outputs + [tensors[u] for u in self.late]
 
     def _hold_run(
-        self, inner: Sequence[Tensor], tensors: Sequence[Tensor], versions: Sequence[int], outputs: Sequence[object]
+        self,
+        inner: Sequence[Tensor],
+        tensors: Sequence[Tensor],
+        before: Sequence[tuple[int, tuple[int, ...], tuple[int, ...]]],
+        outputs: Sequence[object],
     ) -> None:
-        """ValueError where a run wrote, or returned views, otherwise than was recorded."""
+        """ValueError where a run wrote, moved, or returned views, otherwise than was recorded."""
         in_bases = {u for g in self.bases for u in self.plan.groups[g].numbers}
-        for u, t in enumerate(tensors):
-            if t._version == versions[u] or u in in_bases | self.touched or u in self.ends:
+        for u, (t, (version, shape, stride)) in enumerate(zip(tensors, before, strict=True)):
+            one, end = self.given[u], self.ends.get(u)
+            as_given = tuple(stride) == one.stride  # a copy of an expanded one is not
+            same = (t.shape, t.stride()) == (shape, stride)
+            if not same if end is None else (as_given and (tuple(t.shape), tuple(t.stride())) != (end.shape, end.stride)):
+                name = PlainAOTInput(self.first[u]).expr()
+                raise ValueError(f"pure: {name} has another geometry after this call than after the recorded one")
+            if t._version == version or u in in_bases | self.touched or end is not None or has_no_storage(t):
                 continue
-            if type(t) is torch().Tensor and not same_bytes(torch(), inner[self.places[u][0]], t):
+            if not same_bytes(torch(), inner[self.places[u][0]], t):
                 name = PlainAOTInput(self.first[u]).expr()
                 raise ValueError(f"pure: {name} is written by this call, and was not by the recorded one")
+        storages = {t.untyped_storage()._cdata: u for u, t in enumerate(tensors) if not has_no_storage(t)}
         for j, (p, shown) in enumerate(zip(self.outcome.places, self.shown, strict=True)):
-            if p.kind not in ("input", "view") or shown is None or p.base in self.ends:
+            o = outputs[j]
+            if p.kind == "input" and o is not tensors[p.base]:
+                raise self._other(j, "not", p.base)
+            if not isinstance(o, torch().Tensor) or layout_of(o) != "strided" or has_no_storage(o):
+                if p.kind == "view" and not isinstance(o, torch().Tensor):
+                    raise self._other(j, "no view of", p.base)
                 continue
-            t, o = tensors[p.base], outputs[j]
-            as_given = tuple(t.stride()) == self.given[p.base].stride  # a copy of an expanded one is not
+            if p.kind not in ("input", "view"):
+                if o.numel() and (u := storages.get(o.untyped_storage()._cdata)) is not None:
+                    raise self._other(j, "a view of", u)
+                continue
+            if shown is None or p.base in self.ends:
+                continue
+            t = tensors[p.base]
+            if o.untyped_storage()._cdata != t.untyped_storage()._cdata:
+                raise self._other(j, "no view of", p.base)
+            as_given = tuple(t.stride()) == self.given[p.base].stride
             wanted = shown.shape, shown.dtype, *((shown.stride, self._ahead(p)) if as_given else ())
-            if p.kind == "input" and o is not t:
-                raise self._other(j, "not", p)
-            if not isinstance(o, torch().Tensor) or o.untyped_storage()._cdata != t.untyped_storage()._cdata:
-                raise self._other(j, "no view of", p)
             ahead = o.storage_offset() * o.element_size() - t.storage_offset() * t.element_size()
             if (tuple(o.shape), o.dtype, *((tuple(o.stride()), ahead) if as_given else ())) != wanted:
-                raise self._other(j, "another view of", p)
+                raise self._other(j, "another view of", p.base)
 
     def _ahead(self, p: Place) -> int:
         """How far behind the first byte of its tensor a view begins."""
         group, place = self.plan.where[p.base]
         return p.offset - self.plan.groups[group].members[place].offset
 
-    def _other(self, j: int, what: str, p: Place) -> ValueError:
-        name = PlainAOTInput(self.first[p.base]).expr()
+    def _other(self, j: int, what: str, base: int) -> ValueError:
+        name = PlainAOTInput(self.first[base]).expr()
         return ValueError(f"pure: {PlainAOTOutput(j).expr()} is {what} {name}, otherwise than at the recorded call")
 
     def _fit(self, inner: Sequence[object]) -> None:
@@ -319,6 +342,11 @@ def copied(x: Tensor, one: Shown, roomy: bool) -> Tensor:
     if not roomy:
         return x.clone()
     return x.new_empty_strided(one.shape, one.stride).copy_(x)
+
+
+def has_no_storage(t: Tensor) -> bool:
+    """Whether a transform of torch.func wraps a tensor, so that it has no storage to compare."""
+    return bool(torch()._C._functorch.is_functorch_wrapped_tensor(t))
 
 
 def needs_room(shape: Sequence[int], stride: Sequence[int]) -> bool:
