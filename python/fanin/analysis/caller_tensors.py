@@ -145,7 +145,12 @@ class History:
         if isinstance(node, parts().Back._backward_cls):  # an undo made it: its end is one already
             return History(node, node.end)
         with torch().enable_grad():
-            return History(node, torch().ops.aten._unsafe_view.default(t, t.shape) if layout_of(t) == "strided" else parts().Ends.apply(t))
+            return History(
+                node,
+                torch().ops.aten._unsafe_view.default(t, t.shape)
+                if layout_of(t) == "strided"
+                else parts().Ends.apply(t),
+            )
 
 
 class Hooks(NamedTuple):

@@ -10,7 +10,7 @@ under no_grad where the function did.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +58,51 @@ class Seen:
     outputs: Sequence[Shown | None]
     quiet: frozenset[int]
     """Those whose histories a write left as they were."""
+
+
+class Reads:
+    """What a function reads of tensors that a copy of an argument answers otherwise: whether it is a leaf, its
+    gradient, and where it lies in its storage.
+    """
+
+    def __init__(self) -> None:
+        #: copies of which the function reads such a thing, by identity, and what
+        self.found: dict[int, str] = {}
+        #: storages in which it reads a place: whether it reads of all of it, too
+        self.storages: dict[int, bool] = {}
+
+    def around(self, fn: Callable[..., object]) -> Callable[..., object]:
+        """The function, watched."""
+        from torch.overrides import TorchFunctionMode
+
+        reads, library = self, torch()
+        tensor: Any = library.Tensor
+        named = {
+            tensor.is_leaf.__get__: "is_leaf is read",
+            tensor.grad.__get__: ".grad is read",
+            tensor.grad.__set__: ".grad is set",
+            tensor.grad.__delete__: ".grad is set",
+        }
+        #: and whether what is read tells of all of the storage
+        places = {tensor.storage_offset: False, tensor.untyped_storage: True, tensor.storage: True}
+
+        class Mode(TorchFunctionMode):  # type: ignore[misc]  # whose type is there only where torch is
+            def __torch_function__(
+                self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, object] | None = None
+            ) -> object:
+                if func in named:
+                    reads.found.setdefault(id(args[0]), named[func])
+                elif func in places and str(args[0].layout) == "torch.strided":
+                    with library._C.DisableTorchFunctionSubclass():
+                        storage = args[0].untyped_storage()._cdata
+                        reads.storages[storage] = places[func] or reads.storages.get(storage, False)
+                return func(*args, **(kwargs or {}))
+
+        def watched(*args: object, **kwargs: object) -> object:
+            with Mode():
+                return fn(*args, **kwargs)
+
+        return watched
 
 
 class TensorPure(Pure):
@@ -163,7 +208,11 @@ class TensorPure(Pure):
             one, end = self.given[u], self.ends.get(u)
             as_given = tuple(stride) == one.stride  # a copy of an expanded one is not
             same = (t.shape, t.stride()) == (shape, stride)
-            if not same if end is None else (as_given and (tuple(t.shape), tuple(t.stride())) != (end.shape, end.stride)):
+            if (
+                not same
+                if end is None
+                else (as_given and (tuple(t.shape), tuple(t.stride())) != (end.shape, end.stride))
+            ):
                 name = PlainAOTInput(self.first[u]).expr()
                 raise ValueError(f"pure: {name} has another geometry after this call than after the recorded one")
             if t._version == version or u in in_bases | self.touched or end is not None or has_no_storage(t):
@@ -286,6 +335,12 @@ class TensorPure(Pure):
                 check_shape(outputs[j], shown.shape, shown.dtype, f"functionalize: {PlainAOTOutput(j).expr()}")
         for new, its, numbers in moves:
             with self._mode(numbers):
+                check_may_write(its, new.requires_grad, self._called(numbers[0]))
+        for u in self.ends:
+            with torch().no_grad() if u in self.quiet else contextlib.nullcontext():
+                check_may_write(arrays[u], False, self._called(u))
+        for new, its, numbers in moves:
+            with self._mode(numbers):
                 its.copy_(new)
         for u, end in self.ends.items():
             t = arrays[u]
@@ -300,6 +355,9 @@ class TensorPure(Pure):
             elif p.kind == "view" and (shown := self.shown[j]) is not None:
                 made[j] = self._seen(arrays, p, shown)
         return trees.unflatten(self.outcome.form, iter(made), given)
+
+    def _called(self, u: int) -> str:
+        return f"functionalize: {PlainAOTInput(self.first[u]).expr()}"
 
     def _said(self, slot: int) -> str:
         return f"functionalize: {self.output_descs[slot].expr()}"
@@ -380,10 +438,35 @@ def gather(tree: object, leaves: list[object]) -> None:
         leaves.append(tree)
 
 
+def check_may_write(t: Tensor, grows: bool, name: str) -> None:
+    """RuntimeError where torch refuses a write in place: called for all tensors before the first is written. `grows`:
+    the new value has a history.
+    """
+    library = torch()
+    root = t if t._base is None else t._base
+    if t.is_inference() and not library.is_inference_mode_enabled():
+        why = "is an inference tensor: write it within torch.inference_mode()"
+    elif not library.is_grad_enabled() or not (grows or t.requires_grad):
+        return
+    elif root.is_leaf and root.requires_grad:
+        why = "is a leaf that requires grad, or a view of one: write it under torch.no_grad()"
+    elif (
+        t._base is not None and library._C._autograd._get_creation_meta(t) != library._C._autograd.CreationMeta.DEFAULT
+    ):
+        why = "is a view that autograd refuses to write (one of several, or made under no_grad): pass a clone of it"
+    else:
+        return
+    raise RuntimeError(f"{name} is written in place, and {why}; nothing was written")
+
+
 def check_shape(x: object, shape: tuple[int, ...], dtype: object, name: str) -> None:
-    """ValueError for another shape or dtype; TypeError for what is no tensor."""
+    """ValueError for another shape or dtype; TypeError for what is no strided tensor on the CPU."""
     if not isinstance(x, torch().Tensor):
         raise TypeError(f"{name}: expected a tensor of {dtype}, shape {shape}; got {type_of(x)}")
+    if layout_of(x) != "strided" or x.device.type != "cpu":
+        raise TypeError(
+            f"{name}: expected a strided tensor on the CPU, got one on {x.device} with layout {layout_of(x)}"
+        )
     if tuple(x.shape) != tuple(shape) or x.dtype != dtype:
         raise ValueError(f"{name}: expected a tensor of {dtype}, shape {shape}; got {x.dtype}, shape {tuple(x.shape)}")
 

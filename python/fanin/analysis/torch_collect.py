@@ -39,7 +39,8 @@ from ..descriptors import (
     TangentAOTInput,
     parse,
 )
-from .caller_tensors import is_transformed
+from .caller_arrays import Lost
+from .caller_tensors import SavedTensor, is_transformed
 from .protocols import Node, Storage, Tensor
 from .records import (
     PLAIN_TYPES,
@@ -125,10 +126,15 @@ def watched_run(torch: ModuleType, fn: Callable[..., object], watch: Watch) -> t
         left = torch.is_grad_enabled() if torch.is_grad_enabled() != grad else None
     finally:
         torch.set_grad_enabled(grad)
-        watch.put_back_others()
+        lost = watch.put_back_others()
     if autocast_state(torch) != autocast:
         raise RuntimeError(
             "collect_torch: the function leaves autocast as it was not before: expected it to be put back within"
+        )
+    if lost.found:
+        raise RuntimeError(
+            "collect_torch: what the function does to a tensor that it was not given cannot be undone:"
+            f" {lost.found[0][1]}; expected a function of its arguments alone"
         )
     return outs, left
 
@@ -388,29 +394,55 @@ class Watch:
         self.storages = {x.untyped_storage()._cdata for x in self.before if x is not None}
         self.touched: list[list[Write]] = [[] for _ in self.copies]
         self.made: set[int] = set()  # storages that an operation gave
-        #: by storage, of tensors that were there before and are no arguments: one, its storage's bytes, its version
-        self.others: dict[int, tuple[Tensor, Storage, int | None]] = {}
+        #: tensors that were there before, are no arguments, and are written, by identity; the bytes of their storages
+        self.others: dict[int, SavedTensor] = {}
+        self.bytes: dict[int, tuple[Storage, Storage]] = {}
+        #: leaves that were there before and that gradients may reach, by identity, and their gradients
+        self.grads: dict[int, tuple[Tensor, Tensor | None]] = {}
         self.strided: set[int] = set()  # storages that as_strided was given a place in
 
     def keep_others(self, func: object, args: Sequence[object], kwargs: dict[str, object]) -> None:
-        """Keep what an operation will write that is neither an argument's nor made by the function."""
+        """Keep what an operation will write, or give a gradient, that is no argument's and not made by the function."""
         effects = effects_of(func)
         written = UNDECLARED.get(getattr(func, "_opname", ""), ())
         if effects is not None:
             written = tuple((place, name) for place, name, writes in effects.arguments if writes)
+        for x in (*args, *kwargs.values()):
+            for t in tensors(self.torch, x):
+                if t.requires_grad and t.is_leaf and id(t) not in self.position:
+                    self.grads.setdefault(id(t), (t, t.grad))
         for place, name in written:
             for t in tensors(self.torch, args[place] if place < len(args) else kwargs.get(name)):
-                if in_memory(self.torch, t) and (key := t.untyped_storage()._cdata) not in self.storages | self.made:
-                    version = None if t.is_inference() else t._version
-                    self.others.setdefault(key, (t, t.untyped_storage().clone(), version))
+                if not in_memory(self.torch, t) or t.untyped_storage()._cdata in self.storages | self.made:
+                    continue
+                storage = t.untyped_storage()
+                if storage._cdata not in self.bytes:
+                    self.bytes[storage._cdata] = storage, storage.clone()
+                for one in (t, t._base):
+                    if one is not None and id(one) not in self.others:
+                        with above_autograd(self.torch):
+                            self.others[id(one)] = SavedTensor(one)
 
-    def put_back_others(self) -> None:
+    def put_back_others(self) -> Lost:
         """Undo what was done to those."""
-        for t, before, version in self.others.values():
-            if t.untyped_storage().nbytes() == before.nbytes():
-                t.untyped_storage().copy_(before)
-            if version is not None:
-                self.torch._C._autograd._unsafe_set_version_counter((t,), (version,))
+        lost = Lost()
+        every = sorted(self.others.values(), key=lambda saved: saved.t._base is not None)
+        with self.torch.inference_mode(False):
+            for saved in every:
+                lost.unless((0, "a tensor"), saved.undo_storage)
+            for saved in every:
+                lost.unless((0, "a tensor"), saved.undo_place)
+            for storage, before in self.bytes.values():
+                if storage.nbytes() == before.nbytes():
+                    storage.copy_(before)
+            for saved in every:
+                lost.unless((0, "a tensor"), saved.count)
+            for saved in every:
+                lost.unless((0, "a tensor"), saved.undo_rest)
+            for t, grad in self.grads.values():
+                if t.grad is not grad:
+                    t.grad = grad
+        return lost
 
     def mode(self) -> AbstractContextManager[object]:
         from torch.utils import _python_dispatch
@@ -429,6 +461,7 @@ class Watch:
                 effects = effects_of(func)
                 if watch.alone:
                     watch.keep_others(func, args, kwargs or {})
+                    watch.note_place(func, args, kwargs or {})
                 result = func(*args, **kwargs) if kwargs else func(*args)
                 if watch.alone and (effects is None or not effects.makes_views):
                     watch.made |= {t.untyped_storage()._cdata for t in in_memories(watch.torch, result)}
@@ -439,13 +472,17 @@ class Watch:
         made: AbstractContextManager[object] = Seen()
         return made
 
+    def note_place(self, func: Any, args: Sequence[object], kwargs: dict[str, object]) -> None:
+        """The storages in which an operation of the `as_strided` family is given a place."""
+        if not func.overloadpacket.__name__.startswith("as_strided"):
+            return
+        place = [a.name for a in func._schema.arguments].index("storage_offset")
+        if (args[place] if place < len(args) else kwargs.get("storage_offset")) is not None:
+            self.strided |= {t.untyped_storage()._cdata for t in in_memories(self.torch, args[0])}
+
     def note(self, effects: Effects, args: Sequence[object], kwargs: dict[str, object], result: object) -> None:
         """What an operation wrote, and what is a view of what now."""
         viewed = []
-        if effects.name.startswith("as_strided"):
-            offset = args[3] if len(args) > 3 else kwargs.get("storage_offset")
-            if offset is not None:
-                self.strided |= {t.untyped_storage()._cdata for t in in_memories(self.torch, args[0])}
         for place, name, writes in effects.arguments:
             value = args[place] if place < len(args) else kwargs.get(name)
             for t in tensors(self.torch, value):
@@ -495,6 +532,16 @@ class Watch:
             requires_grad=new.requires_grad,
             keep_input_mutations=keep,
         )
+
+
+def above_autograd(torch: ModuleType) -> AbstractContextManager[object]:
+    """Within a dispatch mode, where autograd is behind: have operations recorded by it all the same."""
+    core = torch._C
+    keys = core.DispatchKeySet(core.DispatchKey.AutogradFunctionality)
+    keys |= core.DispatchKeySet(core.DispatchKey.ADInplaceOrView)
+    exclude = core._dispatch_tls_local_exclude_set() - keys
+    guard: AbstractContextManager[object] = core._ForceDispatchKeyGuard(core._dispatch_tls_local_include_set(), exclude)
+    return guard
 
 
 class WeakTensors:

@@ -12,13 +12,14 @@ what is held against a later call.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import operator
 import sys
 import threading
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +52,7 @@ from .records import ViewAndMutationMeta
 
 if TYPE_CHECKING:
     from .protocols import Tensor
-    from .pure_torch import Seen
+    from .pure_torch import Reads, Seen
     from .torch_collect import Watch
 
 GUARDS = ("specialise", "error")
@@ -107,7 +108,7 @@ class Record:
         self.fixed: list[tuple[int, object]] = []
         if call.tensors and owner.compiles:
             others = ((i, x) for i, (x, u) in enumerate(zip(call.leaves, call.index, strict=True)) if u is None)
-            self.fixed = [(i, x) for i, x in others if isinstance(x, (int, str, bytes, slice, type(None)))]
+            self.fixed = [(i, x) for i, x in others if isinstance(x, (int, str, bytes, slice, tuple, type(None)))]
         self.plan = plan(call.arrays if not call.tensors else torch_part().twins(call.arrays), self.guard.components)
         self.caller: type[CallerArrays] = torch_part().CallerTensors if call.tensors else CallerArrays
         self.index, self.form, self.first, self.flat = call.index, call.form, call.first, self.guard.flat
@@ -119,6 +120,9 @@ class Record:
         self.compiled: Callable[..., Sequence[object]] | None = None  #: the compiled pure function
         self.asks: object = None  #: of tensors, who asks for a gradient
         self.seen: Seen | None = None  #: of tensors, how arguments and results show their memory
+        #: tensors of which the function reads where they lie in their storage, and whether it reads of all of that
+        self.placed: dict[int, bool] = {}
+        self.problem: Exception | None = None  #: why there is no pure function
         self.own: dict[int, int] = {}  #: which containers of the result are which of the arguments', by their places
 
     @functools.cached_property
@@ -150,6 +154,8 @@ class Record:
             return self.compiled is None
         if not self.tensors:
             return True
+        if any(is_part(arrays[u], whole) for u, whole in self.placed.items()):
+            return False
         return all(type(leaves[i]) is type(x) and leaves[i] == x for i, x in self.fixed) and self.asks == asks(arrays)
 
     @functools.cached_property
@@ -165,6 +171,15 @@ class Record:
 
     def named(self, leaf: int, before: str = "") -> str:
         return before + PlainAOTInput(leaf).expr()
+
+
+@dataclass(eq=False)
+class Turn:
+    """A layout that is being recorded: what fits it, and how many threads record it or wait."""
+
+    guard: Guard | None
+    lock: threading.RLock  # type: ignore[valid-type]
+    threads: int = 0
 
 
 class Functionalized:
@@ -187,7 +202,8 @@ class Functionalized:
         self.fn = fn
         self._guard, self._lend, self._keep, self._options, self._compiler = guard, lend, keep, options, compiler
         self._records: list[Record] = []
-        self._recording = threading.RLock()
+        self._lock = threading.Lock()  # of the two lists
+        self._turns: list[Turn] = []
         if "torch" in sys.modules:
             skip_frames()
         functools.update_wrapper(self, fn, updated=())
@@ -220,6 +236,8 @@ class Functionalized:
                 "functionalize: .pure of a function on tensors is known with functionalize(fn, example_args), or with"
                 " compiler="
             )
+        if record.problem is not None:
+            raise record.problem
         return record.pure
 
     @property
@@ -249,14 +267,35 @@ class Functionalized:
                     self._remember(record)
                 return self._again(record, Arguments(args, kwargs, *found))
         if self._compiler is None and self._guard != "error":
-            return self._first(args, kwargs)  # two threads that record one layout do no harm
-        with self._recording:  # one records a layout, the others wait and find it
-            known = [
-                r for r in self._records if (found := r.guard.arrays(args, kwargs)) and r.fits(tuple(kwargs), *found)
-            ]
-            if not known:
+            return self._first(args, kwargs)  # the function runs in any case, and one of its records is kept
+        with self._recording(args, kwargs):
+            if not self._is_recorded(args, kwargs):
                 return self._first(args, kwargs)
         return self(*args, **kwargs)
+
+    def _is_recorded(self, args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
+        order = tuple(kwargs)
+        return any((found := r.guard.arrays(args, kwargs)) and r.fits(order, *found) for r in self._records)
+
+    @contextlib.contextmanager
+    def _recording(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Iterator[None]:
+        """One thread records a layout, the others wait. With `guard="error"` there is one layout."""
+        with self._lock:
+            fits = (t for t in self._turns if t.guard is None or t.guard.arrays(args, kwargs) is not None)
+            turn = next(fits, None)
+            if turn is None:
+                guard = None if self._guard == "error" else Guard(call_of(args, kwargs, "functionalize"))
+                turn = Turn(guard, threading.RLock())
+                self._turns.append(turn)
+            turn.threads += 1
+        try:
+            with turn.lock:
+                yield
+        finally:
+            with self._lock:
+                turn.threads -= 1
+                if not turn.threads:
+                    self._turns.remove(turn)
 
     def _first(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """A call of a layout that was not seen before."""
@@ -271,8 +310,6 @@ class Functionalized:
         record = Record(self, call, tuple(kwargs))
         earlier = self._earlier(record)
         if call.tensors and self._compiler is not None:
-            for u, t in enumerate(call.arrays):
-                torch_part().check_bits(t, f"functionalize: {record.named(record.first[u])}")
             self._learn_from(record, call, given)
             self._remember(record)
             return self._compiled(record, given)
@@ -281,14 +318,13 @@ class Functionalized:
             result = self.fn(*args, **kwargs)
             if self._compiler is not None and containers.changed():
                 raise changed_containers()
-            inner = [r for r in self._records if r.guard.arrays(args, kwargs) is not None]  # it called itself
-            earlier = earlier.union(*(r.touched for r in inner))
-            self._records = [r for r in self._records if r not in inner]
+            # It called itself, or another thread did.
+            earlier = earlier.union(*(r.touched for r in self._records if r.guard.arrays(args, kwargs) is not None))
             self._learn(record, caller, call, given, result, earlier)
         except BaseException as e:
             undo(record, e, caller, containers)
             raise
-        self._remember(record)
+        self._remember(record, given)
         return result
 
     def _earlier(self, record: Record) -> frozenset[int]:
@@ -396,6 +432,8 @@ class Functionalized:
         quiet: set[int] = set()
         ends: dict[int, pure_torch.Shown] = {}
         outputs: list[object] = []
+        problems: list[Exception] = []
+        reads = pure_torch.Reads()
 
         def look(leaves: list[Any], tree: object) -> Callable[[Any], None]:
             tensors = [leaves[i] for i in record.first]
@@ -404,13 +442,16 @@ class Functionalized:
             states = [state_of(t) for t in tensors]
 
             def after(result: object) -> None:
-                if self._compiler is not None and containers.changed():
-                    raise changed_containers()
-                if self._compiler is not None and caller.resized:
-                    raise resized(record.named(record.first[record.plan.groups[min(caller.resized)].numbers[0]]))
+                if containers.changed():
+                    problems.append(changed_containers())
+                if caller.resized:
+                    problems.append(
+                        resized(record.named(record.first[record.plan.groups[min(caller.resized)].numbers[0]]))
+                    )
+                if problems and self._compiler is not None:
+                    raise problems[0]
                 record.outcome = outcome_of(caller, result, outputs, [])
-                if self._compiler is not None:
-                    check_states(record, tensors, states, outputs)
+                problems.extend(unlike_copies(record, call, tensors, states, outputs, reads))
                 quiet.update(u for u, t in enumerate(tensors) if history_of(t) == histories[u])
                 ends.update((u, shown.given(tensors[u])) for u in caller.moved)
                 record.own = own_of(result, tree, {})
@@ -418,19 +459,35 @@ class Functionalized:
             return after
 
         def saw(watch: Watch) -> None:
-            if self._compiler is not None:
-                check_strided(record, call, watch)
+            places = dict.fromkeys(watch.strided, False) | reads.storages
+            for u, t in enumerate(call.arrays):
+                before = watch.before[record.first[u]]
+                whole = None if before is None else places.get(before.untyped_storage()._cdata)
+                if whole is not None:
+                    record.placed[u] = whole
+                    if is_part(t, whole):
+                        problems.append(misplaced(record.named(record.first[u]), t))
+            if problems and self._compiler is not None:
+                raise problems[0]
 
-        record.meta = of_tensors(self.fn, call, look, saw)
+        record.meta = of_tensors(reads.around(self.fn), call, look, saw)
+        record.problem = problems[0] if problems else None
         record.touched = frozenset(
             u for i, u in enumerate(record.index) if u is not None and record.meta.input_info[i].mutates_data
         )
         record.asks = asks(call.arrays)
         record.seen = pure_torch.Seen(given, ends, [shown.of(o) for o in outputs], frozenset(quiet))
 
-    def _remember(self, record: Record) -> None:
-        """Put a record first; the list is made anew, for other threads may be reading it."""
-        self._records = [record, *(r for r in self._records if r is not record)][: self._keep]
+    def _remember(self, record: Record, instead: Arguments | None = None) -> None:
+        """Put a record first; the list is made anew, for other threads may be reading it. `instead`: of all that fit
+        these arguments.
+        """
+        with self._lock:
+            others = [r for r in self._records if r is not record]
+            if instead is not None:
+                same = record.order
+                others = [r for r in others if r.order != same or not r.guard.arrays(instead.args, instead.kwargs)]
+            self._records = [record, *others][: self._keep]
 
     def _widen(self, record: Record, caller: CallerArrays) -> None:
         """An array was written that was not when the layout was recorded."""
@@ -505,50 +562,73 @@ def own_of(result: object, given: object, original: dict[int, object]) -> dict[i
 
 
 def state_of(t: Tensor) -> tuple[object, ...]:
-    """What of a tensor a compiled function cannot change: version, attributes, gradient, hooks; whether it asks for
-    one, and has a history; its shape and strides.
+    """What of a tensor a compiled function cannot change: version, attributes, gradient, hooks; class, whether it
+    retains its gradient; whether it asks for one, and has a history; its shape and strides.
     """
     hooks = sum(len(getattr(t, name) or ()) for name in torch_part().HOOKS)
     attributes = {name: id(x) for name, x in t.__dict__.items()}
     grad = id(t.grad) if t.is_leaf and t.grad is not None else None
-    return t._version, attributes, grad, hooks, t.requires_grad, t.grad_fn is not None, (t.shape, t.stride())
+    own = type(t), t.retains_grad
+    return t._version, attributes, grad, hooks, own, t.requires_grad, t.grad_fn is not None, (t.shape, t.stride())
 
 
-def check_states(
-    record: Record, tensors: Sequence[Tensor], before: Sequence[tuple[object, ...]], outputs: Sequence[object]
-) -> None:
-    """ValueError where a run changed what a compiled function cannot change, by name."""
-    for u, (t, was) in enumerate(zip(tensors, before, strict=True)):
+def unlike_copies(
+    record: Record,
+    call: Call,
+    tensors: Sequence[Tensor],
+    before: Sequence[tuple[object, ...]],
+    outputs: Sequence[object],
+    reads: Reads,
+) -> list[Exception]:
+    """Why a pure function cannot stand for this one: what it reads of copies that is otherwise there, or sets on them
+    and no result has. `before`: `state_of` each.
+    """
+    found: list[Exception] = []
+    for u, (given, t, was) in enumerate(zip(call.arrays, tensors, before, strict=True)):
         now = state_of(t)
-        version, attributes, grad, hooks, asks, grown, lay = (a == b for a, b in zip(was, now, strict=True))
+        version, attributes, grad, hooks, own, asks, grown, lay = (a == b for a, b in zip(was, now, strict=True))
+        leaf = given.is_leaf and given.requires_grad
         what = (
             "attributes are set" if not attributes
+            else "it has attributes, which a copy has not" if given.__dict__
             else ".grad is set" if not grad
             else "a hook is added" if not hooks
-            else "requires_grad is set" if not asks and (version or was[4])
-            else "its history is cut (detach_)" if was[5] and not grown
-            else "it is a leaf that asks for a gradient, and its strides change" if was[4] and not was[5] and not lay
+            else "its class is set, or its gradient retained" if not own
+            else "requires_grad is set" if not asks and (version or was[5])
+            else "its history is cut (detach_)" if was[6] and not grown
+            else "it is a leaf that asks for a gradient, and its strides change" if was[5] and not was[6] and not lay
+            else reads.found[id(t)] if id(t) in reads.found and (leaf or (given.is_leaf and given.grad is not None))
             else None
         )  # fmt: skip
         if what is not None:
-            raise uncompiled(f"{record.named(record.first[u])}: {what}")
+            found.append(uncompiled(f"{record.named(record.first[u])}: {what}"))
+        try:
+            torch_part().check_bits(given, f"functionalize: {record.named(record.first[u])}")
+        except ValueError as e:
+            found.append(e)
     storages = {t.untyped_storage()._cdata for t in tensors}
     for j, o in enumerate(outputs):
         if not isinstance(o, torch().Tensor) or not o.is_leaf or not o.requires_grad or any(o is t for t in tensors):
             continue
         if str(o.layout) == "torch.strided" and o.untyped_storage()._cdata in storages:
-            raise uncompiled(f"{PlainAOTOutput(j).expr()} is a leaf of its own on the memory of an argument")
+            found.append(uncompiled(f"{PlainAOTOutput(j).expr()} is a leaf of its own on the memory of an argument"))
+    return found
 
 
-def check_strided(record: Record, call: Call, watch: Watch) -> None:
-    """ValueError where a function counts from where the storage of an argument begins, which a copy has not."""
-    for u, t in enumerate(call.arrays):
-        before = watch.before[record.first[u]]
-        if before is not None and before.untyped_storage()._cdata in watch.strided and t.storage_offset():
-            raise uncompiled(
-                f"{record.named(record.first[u])}: as_strided is given a storage_offset, and it begins at element"
-                f" {t.storage_offset()} of its storage: leave it out, or pass x.clone()"
-            )
+def is_part(t: Tensor, whole: bool) -> bool:
+    """Whether a tensor begins behind its storage's first element, which a copy never does; with `whole`, whether it
+    shows less than all of its storage.
+    """
+    return bool(t.storage_offset() or (whole and t.untyped_storage().nbytes() != t.numel() * t.element_size()))
+
+
+def misplaced(name: str, t: Tensor) -> ValueError:
+    """The error for a function that counts from where the storage of such an argument begins."""
+    return uncompiled(
+        f"{name}: its place in its storage is read, or counted from (storage_offset, untyped_storage, as_strided with a"
+        f" storage_offset), and it begins at element {t.storage_offset()} of"
+        f" {t.untyped_storage().nbytes() // max(t.element_size(), 1)}: pass x.clone()"
+    )
 
 
 def uncompiled(what: str) -> ValueError:
@@ -563,9 +643,9 @@ def history_of(t: Tensor) -> tuple[object, bool]:
 
 
 def asks(tensors: Sequence[Any]) -> object:
-    """Who asks for a gradient, who is a leaf, and whether gradients are on."""
+    """Which tensors ask for a gradient, are leaves, have attributes; and whether gradients are on."""
     library = torch()
-    return library.is_grad_enabled(), [(t.requires_grad, t.is_leaf) for t in tensors]
+    return library.is_grad_enabled(), [(t.requires_grad, t.is_leaf, bool(t.__dict__)) for t in tensors]
 
 
 def resized(name: str) -> ValueError:
