@@ -300,16 +300,18 @@ def test_what_the_table_says_is_refused_is_refused_as_it_says(what: str) -> None
             torch.set_autocast_enabled("cpu", False)
         assert type(raised.value) is error, raised.value
         said = str(raised.value)
-        assert re.search(r"functionalize|collect_metadata|collect_torch|pure|contains itself", said), said
+        assert re.search(r"functionalize|collect_metadata|pure|contains itself", said), said
 
 
 def test_every_row_of_the_table_has_a_case() -> None:
     assert len(rows()) == len(REFUSED) and not X.any() and not FLAT.any()
 
 
-def test_of_tensors_collect_metadata_says_type_error() -> None:
+def test_collect_metadata_refuses_the_tensors_that_functionalize_refuses() -> None:
     for t in (torch.ones(2, device="meta"), torch.ones(2).to_sparse(), quantized()):
-        with pytest.raises(TypeError, match=r"args\[0\]: expected a plain strided CPU tensor"):
+        with pytest.raises(
+            ValueError, match=r"collect_metadata: args\[0\]: expected a (strided tensor on the CPU|tensor)"
+        ):
             collect_metadata(nothing, [t])
     with pytest.raises(TypeError, match="as a list; got None"):
         compiled(lambda x: x * 2, np.zeros(2), by=lambda pure: lambda *inner: None)[0]()

@@ -91,7 +91,7 @@ def start_of(t: Tensor) -> int:
     return int(t.untyped_storage().data_ptr() + t.storage_offset() * t.element_size())
 
 
-def twin(t: Tensor) -> Array:
+def numpy_view(t: Tensor) -> Array:
     """An ndarray on the same bytes."""
     geometry = geometry_of(t)
     if 0 in geometry.shape:
@@ -99,9 +99,9 @@ def twin(t: Tensor) -> Array:
     return np.asarray(MemoryAt(t.data_ptr(), geometry, False, t)).view(geometry.dtype)
 
 
-def twins(tensors: Sequence[Tensor]) -> list[Array]:
-    """The twins of several."""
-    return [twin(t) for t in tensors]
+def numpy_views(tensors: Sequence[Tensor]) -> list[Array]:
+    """The same of several."""
+    return [numpy_view(t) for t in tensors]
 
 
 #: Where a tensor keeps its hooks.

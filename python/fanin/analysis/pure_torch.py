@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from .._words import type_of
 from ..descriptors import PlainAOTInput, PlainAOTOutput
@@ -50,7 +50,7 @@ class Shown:
 
 
 @dataclass(frozen=True)
-class Seen:
+class OutputViews:
     """How tensors showed their memory in a recorded call: arguments before it, those that it moved after, results."""
 
     given: Sequence[Shown]
@@ -86,7 +86,7 @@ class Reads:
         #: and whether what is read tells of all of the storage
         places = {tensor.storage_offset: False, tensor.untyped_storage: True, tensor.storage: True}
 
-        class Mode(TorchFunctionMode):  # type: ignore[misc]  # whose type is there only where torch is
+        class Mode(TorchFunctionMode):
             def __torch_function__(
                 self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, object] | None = None
             ) -> object:
@@ -108,7 +108,7 @@ class Reads:
 class TensorPure(Pure):
     """A pure function of flat arguments, for tensors; see the top of this file and `Pure`."""
 
-    def __init__(self, recording: Recording, seen: Seen) -> None:
+    def __init__(self, recording: Recording, seen: OutputViews) -> None:
         super().__init__(recording)
         self.given, self.ends, self.shown, self.quiet = seen.given, seen.ends, seen.outputs, seen.quiet
         plan, given = self.plan, self.given
@@ -230,8 +230,9 @@ class TensorPure(Pure):
                     raise self._other(j, "no view of", p.base)
                 continue
             if p.kind not in ("input", "view"):
-                if o.numel() and (u := storages.get(o.untyped_storage()._cdata)) is not None:
-                    raise self._other(j, "a view of", u)
+                whose = storages.get(o.untyped_storage()._cdata)
+                if o.numel() and whose is not None:
+                    raise self._other(j, "a view of", whose)
                 continue
             if shown is None or p.base in self.ends:
                 continue
@@ -335,7 +336,7 @@ class TensorPure(Pure):
                 check_shape(outputs[j], shown.shape, shown.dtype, f"functionalize: {PlainAOTOutput(j).expr()}")
         for new, its, numbers in moves:
             with self._mode(numbers):
-                check_may_write(its, new.requires_grad, self._called(numbers[0]))
+                check_may_write(its, cast(Tensor, new).requires_grad, self._called(numbers[0]))
         for u in self.ends:
             with torch().no_grad() if u in self.quiet else contextlib.nullcontext():
                 check_may_write(arrays[u], False, self._called(u))
@@ -471,4 +472,4 @@ def check_shape(x: object, shape: tuple[int, ...], dtype: object, name: str) -> 
         raise ValueError(f"{name}: expected a tensor of {dtype}, shape {shape}; got {x.dtype}, shape {tuple(x.shape)}")
 
 
-__all__ = ["Seen", "Shown", "TensorPure"]
+__all__ = ["OutputViews", "Shown", "TensorPure"]

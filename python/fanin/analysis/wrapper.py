@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from .._words import type_of
 from ..descriptors import AOTInput, AOTOutput, PlainAOTInput, PlainAOTOutput
 from . import trees
-from .caller_arrays import Array, CallerArrays, CallerContainers
+from .caller_arrays import CallerArrays, CallerContainers
 from .calls import (
     Call,
     Outcome,
@@ -43,7 +43,7 @@ from .calls import (
     outcome_of,
     torch,
 )
-from .collect import Flags, check_flags, collect, meta_of, of_tensors
+from .collect import ObservedArrays, check_flags, metadata, observe_arrays
 from .guards import Change, Guard
 from .hidden import check_argument, check_function
 from .private_copies import plan
@@ -52,8 +52,8 @@ from .records import ViewAndMutationMeta
 
 if TYPE_CHECKING:
     from .protocols import Tensor
-    from .pure_torch import Reads, Seen
-    from .torch_collect import Watch
+    from .pure_torch import OutputViews, Reads
+    from .torch_collect import ObservedTensors
 
 GUARDS = ("specialise", "error")
 Compiler = Callable[["Pure"], Callable[..., Sequence[object]]]
@@ -109,7 +109,9 @@ class Record:
         if call.tensors and owner.compiles:
             others = ((i, x) for i, (x, u) in enumerate(zip(call.leaves, call.index, strict=True)) if u is None)
             self.fixed = [(i, x) for i, x in others if isinstance(x, (int, str, bytes, slice, tuple, type(None)))]
-        self.plan = plan(call.arrays if not call.tensors else torch_part().twins(call.arrays), self.guard.components)
+        self.plan = plan(
+            call.arrays if not call.tensors else torch_part().numpy_views(call.arrays), self.guard.components
+        )
         self.caller: type[CallerArrays] = torch_part().CallerTensors if call.tensors else CallerArrays
         self.index, self.form, self.first, self.flat = call.index, call.form, call.first, self.guard.flat
         self.owner = owner
@@ -119,7 +121,7 @@ class Record:
         self.touched: frozenset[int] = frozenset()  #: arrays that were written
         self.compiled: Callable[..., Sequence[object]] | None = None  #: the compiled pure function
         self.asks: object = None  #: of tensors, who asks for a gradient
-        self.seen: Seen | None = None  #: of tensors, how arguments and results show their memory
+        self.seen: OutputViews | None = None  #: of tensors, how arguments and results show their memory
         #: tensors of which the function reads where they lie in their storage, and whether it reads of all of that
         self.placed: dict[int, bool] = {}
         self.problem: Exception | None = None  #: why there is no pure function
@@ -178,7 +180,7 @@ class Turn:
     """A layout that is being recorded: what fits it, and how many threads record it or wait."""
 
     guard: Guard | None
-    lock: threading.RLock  # type: ignore[valid-type]
+    lock: threading.RLock
     threads: int = 0
 
 
@@ -196,11 +198,17 @@ class Functionalized:
         guard: str,
         lend: bool,
         keep: int,
-        options: Flags,
+        requires_grad: Sequence[bool] | None,
         compiler: Compiler | None,
     ) -> None:
         self.fn = fn
-        self._guard, self._lend, self._keep, self._options, self._compiler = guard, lend, keep, options, compiler
+        self._guard, self._lend, self._keep, self._requires_grad, self._compiler = (
+            guard,
+            lend,
+            keep,
+            requires_grad,
+            compiler,
+        )
         self._records: list[Record] = []
         self._lock = threading.Lock()  # of the two lists
         self._turns: list[Turn] = []
@@ -306,7 +314,7 @@ class Functionalized:
         if self._guard == "error" and self._records:
             self._refuse(self._records[0], call)
         check_signature(self.fn, args, kwargs, "functionalize")
-        check_flags(call, self._options["requires_grad"], "functionalize")
+        check_flags(call, self._requires_grad, "functionalize")
         record = Record(self, call, tuple(kwargs))
         earlier = self._earlier(record)
         if call.tensors and self._compiler is not None:
@@ -370,7 +378,7 @@ class Functionalized:
         """Record the layout of a call that is not made: the function runs on copies."""
         call = call_of(args, kwargs, "functionalize")
         check_signature(self.fn, args, kwargs, "functionalize")
-        check_flags(call, self._options["requires_grad"], "functionalize")
+        check_flags(call, self._requires_grad, "functionalize")
         record = Record(self, call, tuple(kwargs))
         self._learn_from(record, call, Arguments(args, kwargs, call.leaves, call.arrays))
         self._remember(record)
@@ -390,14 +398,12 @@ class Functionalized:
                 record.outcome = outcome_of(caller, result, [], [])
             record.touched = earlier | caller.changed
             return
-        outputs: list[object] = []
-        bases: list[Array] = []
-        outcome = outcome_of(caller, result, outputs, bases)
+        observed = ObservedArrays(call, caller, result, None, earlier, self._requires_grad)
         if self._compiler is not None:
-            check_hidden(caller, outputs, "functionalize")
-            check_outputs(caller, outputs, "functionalize")
+            check_hidden(caller, observed.outputs, "functionalize")
+            check_outputs(caller, observed.outputs, "functionalize")
             record.own = own_of(result, given.tree, {})
-        record.learn(meta_of(call, caller, outcome, outputs, bases, earlier, None, **self._options), outcome)
+        record.learn(metadata(observed, call), observed.outcome)
         self._compile(record)
 
     def _compile(self, record: Record) -> None:
@@ -414,69 +420,47 @@ class Functionalized:
         if record.tensors:
             self._learn_from_tensors(record, call)
         else:
-            meta, outcome, copies, result = collect(
-                self.fn, call, given.args, given.kwargs, record.plan, **self._options
-            )
-            if self._compiler is not None and copies.changed():
+            asked = self._requires_grad
+            observed = observe_arrays(self.fn, call, given.args, given.kwargs, record.plan, requires_grad=asked)
+            if self._compiler is not None and observed.containers.changed():
                 raise changed_containers()
-            record.learn(meta, outcome)
-            record.own = own_of(result, given.tree, copies.original())
+            record.learn(metadata(observed, call), observed.outcome)
+            record.own = own_of(observed.value, given.tree, observed.containers.original())
         self._compile(record)
 
     def _learn_from_tensors(self, record: Record, call: Call) -> None:
-        """The same of tensors, by a run on copies."""
-        from . import pure_torch
+        """The same of tensors. ValueError where there is a compiler, and a pure function cannot do what this one does;
+        without one `.pure` raises it.
+        """
+        from . import pure_torch, torch_collect
 
-        shown = pure_torch.Shown
-        given = [shown.given(t) for t in call.arrays]
-        quiet: set[int] = set()
-        ends: dict[int, pure_torch.Shown] = {}
+        shown, reads = pure_torch.Shown, pure_torch.Reads()
+        run = torch_collect.ObservedTensors(call, undo_others=True)
+        tree = run.args, run.kwargs
+        caller, containers = record.caller(record.plan, run.tensors), CallerContainers(tree)
+        before = [(history_of(t), state_of(t)) for t in run.tensors]
+        result = run.run(reads.around(self.fn))
         outputs: list[object] = []
-        problems: list[Exception] = []
-        reads = pure_torch.Reads()
-
-        def look(leaves: list[Any], tree: object) -> Callable[[Any], None]:
-            tensors = [leaves[i] for i in record.first]
-            caller, containers = record.caller(record.plan, tensors), CallerContainers(tree)
-            histories = [history_of(t) for t in tensors]
-            states = [state_of(t) for t in tensors]
-
-            def after(result: object) -> None:
-                if containers.changed():
-                    problems.append(changed_containers())
-                if caller.resized:
-                    problems.append(
-                        resized(record.named(record.first[record.plan.groups[min(caller.resized)].numbers[0]]))
-                    )
-                if problems and self._compiler is not None:
-                    raise problems[0]
-                record.outcome = outcome_of(caller, result, outputs, [])
-                problems.extend(unlike_copies(record, call, tensors, states, outputs, reads))
-                quiet.update(u for u, t in enumerate(tensors) if history_of(t) == histories[u])
-                ends.update((u, shown.given(tensors[u])) for u in caller.moved)
-                record.own = own_of(result, tree, {})
-
-            return after
-
-        def saw(watch: Watch) -> None:
-            places = dict.fromkeys(watch.strided, False) | reads.storages
-            for u, t in enumerate(call.arrays):
-                before = watch.before[record.first[u]]
-                whole = None if before is None else places.get(before.untyped_storage()._cdata)
-                if whole is not None:
-                    record.placed[u] = whole
-                    if is_part(t, whole):
-                        problems.append(misplaced(record.named(record.first[u]), t))
-            if problems and self._compiler is not None:
-                raise problems[0]
-
-        record.meta = of_tensors(reads.around(self.fn), call, look, saw)
-        record.problem = problems[0] if problems else None
+        record.outcome = outcome_of(caller, result, outputs, [])
+        problems = unlike_copies(record, run, [state for _, state in before], reads)
+        if caller.resized:
+            problems.insert(0, resized(record.named(record.first[record.plan.groups[min(caller.resized)].numbers[0]])))
+        if containers.changed():
+            problems.insert(0, changed_containers())
+        if problems:
+            record.problem = problems[0]
+            if self._compiler is not None:
+                raise record.problem
+        record.meta = metadata(run, call)
         record.touched = frozenset(
             u for i, u in enumerate(record.index) if u is not None and record.meta.input_info[i].mutates_data
         )
         record.asks = asks(call.arrays)
-        record.seen = pure_torch.Seen(given, ends, [shown.of(o) for o in outputs], frozenset(quiet))
+        record.own = own_of(result, tree, {})
+        quiet = frozenset(u for u, t in enumerate(run.tensors) if history_of(t) == before[u][0])
+        ends = {u: shown.given(run.tensors[u]) for u in caller.moved}
+        given = [shown.given(t) for t in call.arrays]
+        record.seen = pure_torch.OutputViews(given, ends, [shown.of(o) for o in outputs], quiet)
 
     def _remember(self, record: Record, instead: Arguments | None = None) -> None:
         """Put a record first; the list is made anew, for other threads may be reading it. `instead`: of all that fit
@@ -573,16 +557,13 @@ def state_of(t: Tensor) -> tuple[object, ...]:
 
 
 def unlike_copies(
-    record: Record,
-    call: Call,
-    tensors: Sequence[Tensor],
-    before: Sequence[tuple[object, ...]],
-    outputs: Sequence[object],
-    reads: Reads,
+    record: Record, run: ObservedTensors, before: Sequence[tuple[object, ...]], reads: Reads
 ) -> list[Exception]:
     """Why a pure function cannot stand for this one: what it reads of copies that is otherwise there, or sets on them
     and no result has. `before`: `state_of` each.
     """
+    call, tensors = run.call, run.tensors
+    places = dict.fromkeys(run.watch.strided, False) | reads.storages
     found: list[Exception] = []
     for u, (given, t, was) in enumerate(zip(call.arrays, tensors, before, strict=True)):
         now = state_of(t)
@@ -606,8 +587,14 @@ def unlike_copies(
             torch_part().check_bits(given, f"functionalize: {record.named(record.first[u])}")
         except ValueError as e:
             found.append(e)
+        before_it = run.watch.before[record.first[u]]
+        whole = None if before_it is None else places.get(before_it.untyped_storage()._cdata)
+        if whole is not None:
+            record.placed[u] = whole
+            if is_part(given, whole):
+                found.append(misplaced(record.named(record.first[u]), given))
     storages = {t.untyped_storage()._cdata for t in tensors}
-    for j, o in enumerate(outputs):
+    for j, o in enumerate(run.outputs):
         if not isinstance(o, torch().Tensor) or not o.is_leaf or not o.requires_grad or any(o is t for t in tensors):
             continue
         if str(o.layout) == "torch.strided" and o.untyped_storage()._cdata in storages:
@@ -615,7 +602,7 @@ def unlike_copies(
     return found
 
 
-def is_part(t: Tensor, whole: bool) -> bool:
+def is_part(t: Any, whole: bool) -> bool:
     """Whether a tensor begins behind its storage's first element, which a copy never does; with `whole`, whether it
     shows less than all of its storage.
     """
@@ -787,8 +774,8 @@ def functionalize(
     <pure step: (__make_synthetic_base(args[0])) -> (__input_mutation(__make_synthetic_base(args[0])), output[0])>
     """
     check_options(fn, guard, lend, compiler, layouts)
-    options: Flags = {"requires_grad": None if requires_grad is None else tuple(map(bool, requires_grad))}
-    made = Functionalized(fn, guard, lend, layouts, options, compiler)
+    asked = None if requires_grad is None else tuple(map(bool, requires_grad))
+    made = Functionalized(fn, guard, lend, layouts, asked, compiler)
     if example_args is not None or example_kwargs:
         made._record(check_given(example_args, "example_args", "functionalize"), dict(example_kwargs or {}))
     return made
