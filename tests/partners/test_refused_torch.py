@@ -31,6 +31,19 @@ class Mine(torch.Tensor):  # type: ignore[misc,name-defined]
     """A subclass."""
 
 
+def inferred() -> Any:
+    """A tensor of inference mode."""
+    with torch.inference_mode():
+        return torch.ones(2)
+
+
+def marked() -> Any:
+    """A tensor with an attribute."""
+    x = torch.ones(2)
+    x.mark = 1
+    return x
+
+
 def nothing(*args: Any) -> None:
     """It does nothing with what it is given."""
 
@@ -245,9 +258,30 @@ REFUSED: dict[str, tuple[type[BaseException], list[Callable[[], Any]]]] = {
             *compiled(lambda x: x.requires_grad_(), torch.ones(2)),
             *compiled(lambda x: x.detach_(), torch.ones(2, requires_grad=True) * 1),
             *compiled(lambda x: x.detach().requires_grad_(), torch.ones(2, requires_grad=True)),
+            *compiled(lambda x: x.retain_grad(), torch.ones(2, requires_grad=True) * 1),
+            *compiled(lambda x: setattr(x, "__class__", torch.nn.Parameter), torch.ones(2)),
+            *compiled(nothing, marked()),
+            *compiled(lambda x: x.is_leaf, torch.ones(2, requires_grad=True)),
+            *compiled(lambda x: x.grad, torch.ones(2, requires_grad=True)),
+            lambda: functionalize(lambda x: x.is_leaf, [torch.ones(2, requires_grad=True)]).pure,
         ],
     ),
-    "`as_strided` with": (ValueError, compiled(lambda x: x.as_strided((2,), (1,), 0), torch.arange(9.0)[4:7])),
+    "`storage_offset()`": (
+        ValueError,
+        [
+            *compiled(lambda x: x.as_strided((2,), (1,), 0), torch.arange(9.0)[4:7]),
+            *compiled(lambda x: x.storage_offset(), torch.arange(9.0)[4:7]),
+            *compiled(lambda x: x.untyped_storage().nbytes(), torch.arange(9.0)[4:7]),
+            lambda: functionalize(lambda x: x.storage_offset(), [torch.arange(9.0)[4:7]]).pure,
+        ],
+    ),
+    "a written tensor that torch": (
+        RuntimeError,
+        [
+            *compiled(lambda x: x.mul_(2), (torch.ones(2, 3, requires_grad=True) * 1).unbind(0)[0]),
+            *compiled(lambda x: x.mul_(2), inferred()),
+        ],
+    ),
     "another view": (
         ValueError,
         [
@@ -283,7 +317,7 @@ REFUSED: dict[str, tuple[type[BaseException], list[Callable[[], Any]]]] = {
 
 def rows() -> list[str]:
     page = (ROOT / "docs" / "analysis.md").read_text()
-    table = page.partition("**What is refused**")[2].partition("**Limits.**")[0]
+    table = page.partition("### What is refused")[2].partition("**Limits.**")[0]
     return re.findall(r"^\| (?!what \|)(.*) \|$", table, re.MULTILINE)
 
 
