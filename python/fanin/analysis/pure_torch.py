@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple
 
 from .._words import type_of
 from ..descriptors import PlainAOTInput, PlainAOTOutput
@@ -103,6 +103,14 @@ class Reads:
                 return fn(*args, **kwargs)
 
         return watched
+
+
+class Move(NamedTuple):
+    """A new value, the caller's tensor that it is written to, and the numbers of the tensors that show it."""
+
+    new: Tensor
+    its: Tensor
+    numbers: Sequence[int]
 
 
 class TensorPure(Pure):
@@ -311,51 +319,44 @@ class TensorPure(Pure):
 
     # The wrapper's way out
 
-    def to_caller(  # type: ignore[override]
-        self,
-        arrays: Sequence[Tensor],
-        leaves: Sequence[object],
-        values: Sequence[object],
-        given: Mapping[int, object] | None = None,
-    ) -> object:
-        """Give the caller what the values of a pure run say: writes, geometry, views of the caller's own tensors.
-        Returns the function's result.
-        """
-        values = self._counted(values)
-        news, outputs, _ = self._parts(values)
+    def _moves(self, arrays: Sequence[Tensor], news: Sequence[Any]) -> list[Move]:  # type: ignore[override]
+        """New values and the caller's tensors that they are written to."""
         moves = []
         for k, g in enumerate(self.bases):
-            check_shape(news[k], (self.sizes[k],), self.given[self.plan.groups[g].numbers[0]].dtype, self._said(k))
-            moves.append((news[k], self.region(g, arrays), self.plan.groups[g].numbers))
+            numbers = self.plan.groups[g].numbers
+            check_shape(news[k], (self.sizes[k],), self.given[numbers[0]].dtype, self._said(k))
+            moves.append(Move(news[k], self.region(g, arrays), numbers))
         for k, u in enumerate(self.changed, len(self.bases)):
             if u in self.touched:
                 check_shape(news[k], self.given[u].shape, self.given[u].dtype, self._said(k))
-                moves.append((news[k], arrays[u], (u,)))
+                moves.append(Move(news[k], arrays[u], (u,)))
+        return moves
+
+    def _shared(self, outputs: Sequence[object], bases: Sequence[object]) -> tuple[list[object], list[Any]]:
+        """Outputs of which views will be made; where they share memory made inside, they share it already."""
         for j, p in enumerate(self.outcome.places):
             if p.kind == "view" and (shown := self.shown[j]) is not None:
                 check_shape(outputs[j], shown.shape, shown.dtype, f"functionalize: {PlainAOTOutput(j).expr()}")
-        for new, its, numbers in moves:
-            with self._mode(numbers):
-                check_may_write(its, cast(Tensor, new).requires_grad, self._called(numbers[0]))
-        for u in self.ends:
-            with torch().no_grad() if u in self.quiet else contextlib.nullcontext():
+        return list(outputs), list(bases)
+
+    def _write(self, arrays: Sequence[Tensor], moves: Sequence[Move]) -> None:  # type: ignore[override]
+        """Write new values, once it is known that torch permits all of it, and give tensors the geometry that they
+        have afterwards.
+        """
+        quiet = [torch().no_grad() if u in self.quiet else contextlib.nullcontext() for u in self.ends]
+        for move in moves:
+            with self._mode(move.numbers):
+                check_may_write(move.its, move.new.requires_grad, self._called(move.numbers[0]))
+        for u, mode in zip(self.ends, quiet, strict=True):
+            with mode:
                 check_may_write(arrays[u], False, self._called(u))
-        for new, its, numbers in moves:
-            with self._mode(numbers):
-                its.copy_(new)
-        for u, end in self.ends.items():
+        for move in moves:
+            with self._mode(move.numbers):
+                move.its.copy_(move.new)
+        for (u, end), mode in zip(self.ends.items(), quiet, strict=True):
             t = arrays[u]
-            with torch().no_grad() if u in self.quiet else contextlib.nullcontext():
+            with mode:
                 t.as_strided_(end.shape, end.stride, t.storage_offset() + end.offset - self.given[u].offset)
-        made = list(outputs)
-        for j, p in enumerate(self.outcome.places):
-            if p.same_as is not None and p.same_as < j:
-                made[j] = made[p.same_as]
-            elif p.kind == "input":
-                made[j] = arrays[p.base]
-            elif p.kind == "view" and (shown := self.shown[j]) is not None:
-                made[j] = self._seen(arrays, p, shown)
-        return trees.unflatten(self.outcome.form, iter(made), given)
 
     def _called(self, u: int) -> str:
         return f"functionalize: {PlainAOTInput(self.first[u]).expr()}"
@@ -370,8 +371,11 @@ class TensorPure(Pure):
         quiet = quiet or self.quiet.issuperset(u for u in numbers if u in self.touched)
         return torch().no_grad() if quiet else contextlib.nullcontext()
 
-    def _seen(self, arrays: Sequence[Tensor], p: Place, one: Shown) -> Tensor:
+    def _view(self, arrays: Sequence[Tensor], output: int, value: object) -> object:  # type: ignore[override]
         """The caller's view that is to the caller's tensor what an output was to the copy of it."""
+        p, one = self.outcome.places[output], self.shown[output]
+        if one is None:
+            return value
         library, source = torch(), arrays[p.base]
         group, place = self.plan.where[p.base]
         held = self.given[p.base].offset * self.given[p.base].dtype.itemsize
