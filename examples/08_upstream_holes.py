@@ -24,7 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from fanin import analysis
 from fanin import descriptors as d
 from fanin._core import Layout
-from fanin.analysis.torch_collect import collect_torch, from_torch
+from fanin.analysis.torch_collect import from_torch
 
 
 def say(hole, torchs, ours):
@@ -279,7 +279,7 @@ def geometry():
     say(
         "squeeze_ that changes nothing, after a write: whether the geometry changed",
         theirs.input_info[0].mutates_metadata,
-        collect_torch(fn, [x]).input_info[0].mutates_metadata,
+        analysis.collect_metadata(fn, [x]).input_info[0].mutates_metadata,
     )
 
     def empty(x):
@@ -290,7 +290,7 @@ def geometry():
     say(
         "a write to a view without elements: whether data was written",
         theirs.input_info[0].mutates_data,
-        collect_torch(empty, [torch.ones(3)]).input_info[0].mutates_data,
+        analysis.collect_metadata(empty, [torch.ones(3)]).input_info[0].mutates_data,
     )
 
 

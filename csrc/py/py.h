@@ -84,6 +84,7 @@
     X(PyObject, slot_type)      /* fanin.Slot */                                                            \
     X(PyObject, table_types)    /* a dict: types that are read by an exchange table, and how (library.c) */ \
     X(PyTypeObject, torch_type)                                                                             \
+    X(PyObject, parameter_type)                                                                             \
     X(PyObject, torch_is_neg) /* torch.Tensor.is_neg, requires_grad: descriptors */                         \
     X(PyObject, torch_requires_grad)                                                                        \
     X(PyObject, torch_plain)   /* a tuple: what the exchange table reads (fan_tensor_is_plain) */           \

@@ -80,11 +80,22 @@ static bool read_tensor(const fan_dl_tensor *t, int64_t *dims, fan_layout_item *
     return true;
 }
 
+/* is_parameter: whether an object is exactly a torch Parameter, which has the memory of a tensor and no other. */
+static bool is_parameter(fan_state *st, PyObject *o)
+{
+    if (!st->torch_api || Py_TYPE(o)->tp_base != st->torch_type)
+        return false;
+    PyObject *type = fan_lazy(&st->parameter_type, "torch.nn", "Parameter");
+    if (!type)
+        PyErr_Clear(); /* the slow path reads it */
+    return (PyObject *)Py_TYPE(o) == type;
+}
+
 static bool read_quickly(PyObject *o, int64_t *dims, fan_layout_item *out)
 {
-    const fan_state *st = fan_state_get();
+    fan_state *st = fan_state_get();
     fan_dl_tensor t;
-    return fan_is_tensor(st, o) && fan_tensor_look(st, o, &t) && read_tensor(&t, dims, out);
+    return (fan_is_tensor(st, o) || is_parameter(st, o)) && fan_tensor_look(st, o, &t) && read_tensor(&t, dims, out);
 }
 
 static void read_device_array(const fan_array *a, const fan_device *d, int64_t *dims, fan_layout_item *out)
@@ -215,7 +226,9 @@ static int read_slowly(PyObject *o, const char *who, Py_ssize_t index, int64_t *
     if (!record)
         return -1;
     Py_ssize_t n = PyTuple_Check(record) ? PyTuple_GET_SIZE(record) : 0;
-    if (n == 1)
+    if (read_quickly(o, dims, out)) /* the first tensor of the process: memory_of has just made the table known */
+        result = 0;
+    else if (n == 1)
         result = read_capsule(PyTuple_GET_ITEM(record, 0), o, who, index, dims, out);
     else if (n == 2)
         result = refuse(who, index, PyTuple_GET_ITEM(record, 0), PyTuple_GET_ITEM(record, 1));

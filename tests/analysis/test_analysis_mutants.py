@@ -91,22 +91,20 @@ MUTANTS = [
     # inputs
     fault(
         "collect",
-        "data = not resized and (earlier or itself or run.member_written(u))",
-        "data = not resized and (earlier or itself)",
+        "data = not resized and (u in self.earlier or itself or self.run.member_written(u))",
+        "data = not resized and (u in self.earlier or itself)",
     ),
     fault(
         "collect",
-        "data = not resized and (earlier or itself or run.member_written(u))",
-        "data = not resized and (earlier or run.member_written(u))",
+        "data = not resized and (u in self.earlier or itself or self.run.member_written(u))",
+        "data = not resized and (u in self.earlier or self.run.member_written(u))",
     ),
     fault(
         "collect",
-        "data = not resized and (earlier or itself or run.member_written(u))",
-        "data = earlier or itself or resized",
+        "data = not resized and (u in self.earlier or itself or self.run.member_written(u))",
+        "data = u in self.earlier or itself or resized",
     ),
-    fault(
-        "collect", "mutates_metadata=resized or any(u == v for v, _ in outcome.geometry)", "mutates_metadata=resized"
-    ),
+    fault("collect", "mutates_metadata=resized or u in self.moved", "mutates_metadata=resized"),
     fault(
         "collect",
         "mutations_hidden_from_autograd=not seen if log else not data",
@@ -118,22 +116,26 @@ MUTANTS = [
         "mutations_under_no_grad_or_inference_mode=data and False in seen",
     ),
     fault("collect", "if origin in near} if log", "if origin == u} if log"),
-    fault("collect", 'base = place.base if place.kind == "output" else call.first[place.base]', "base = place.base"),
     fault(
         "collect",
-        "alias_of_intermediate_save_as_output if first is place else",
-        "alias_of_intermediate_save_as_output if True else",
+        'base = place.base if place.kind == "output" else self.call.first[place.base]',
+        "base = place.base",
+    ),
+    fault(
+        "collect",
+        "saved if first is place else OutputType",
+        "saved if True else OutputType",
     ),
     fault(
         "collect",
         "kind = OutputType.non_alias if place.own else OutputType.unsafe_view_alias",
         "kind = OutputType.non_alias",
     ),
-    fault("collect", "if info.has_mutation_tangent and u is not None:", "if info.mutates_data and u is not None:"),
+    fault("collect", "        if info.has_mutation_tangent\n", "        if info.mutates_data\n"),
     fault(
         "collect",
-        "if out.output_type in PLAIN_TYPES and out.requires_grad_for_backward:",
-        "if out.requires_grad_for_backward:",
+        "        if info.output_type in PLAIN_TYPES and info.requires_grad_for_backward\n",
+        "        if info.requires_grad_for_backward\n",
     ),
     # what tracked arrays see
     fault(

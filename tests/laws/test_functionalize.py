@@ -13,9 +13,12 @@ from __future__ import annotations
 
 import os
 import random
+import re
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -35,12 +38,19 @@ def itself(pure: Pure) -> Pure:
     return pure
 
 
+def of_copies(pure: Pure) -> Any:
+    """Calls the pure function with copies of its arguments, in C order whatever the strides were."""
+    return lambda *inner: pure(*[np.array(x) if isinstance(x, np.ndarray) else x for x in inner])
+
+
+COMPILERS = {"pure": itself, "copies": of_copies}
+
+
 def wrapper(fn: Any, way: str, layout: int) -> Any:
-    if way in ("error", "pure"):
+    if way in ("error", *COMPILERS):
         example = programs.world(layout, layout).args
-        return functionalize(
-            fn, example, guard="error" if way == "error" else "specialise", compiler=itself if way == "pure" else None
-        )
+        guard = "error" if way == "error" else "specialise"
+        return functionalize(fn, example, guard=guard, compiler=COMPILERS.get(way))
     return functionalize(fn, lend=way == "lend")
 
 
@@ -55,7 +65,7 @@ def outcome(call: Any, args: tuple[Any, ...], way: str) -> tuple[Any, str | None
 
 def differences(layout: int, numbers: list[int], way: str, seen: Counter[str]) -> list[tuple[Any, Any]]:
     """What differs between the function itself and the wrapper, as pairs (itself, wrapper)."""
-    body = programs.program(numbers, seen, containers=way != "pure")
+    body = programs.program(numbers, seen, containers=way not in COMPILERS)
     fn = (lambda first, rest: body(first, *rest)) if way == "kwargs" else body
     if way == "stops":
         return undone(layout, body, seen)
@@ -78,6 +88,7 @@ def differences(layout: int, numbers: list[int], way: str, seen: Counter[str]) -
             if "pure: " not in str(e):
                 raise
             seen["refused: its writes were other ones"] += 1
+            seen[f"refused: {re.sub(r'[^ ]*[0-9][^ ]*', '..', str(e))[:60]}"] += 1
             return []
         if error or other:
             seen["raised"] += 1
@@ -133,13 +144,13 @@ def note(meta: Any, kinds: set[str], seen: Counter[str]) -> None:
         seen[f"output: {o.output_type.name}"] += 1
 
 
-def run(count: int, seed: Any) -> Counter[str]:
+def run(count: int, seed: Any, ways: Sequence[str] = WAYS) -> Counter[str]:
     """Many programs; AssertionError with the smallest list of numbers that still differs."""
     print(f"FANIN_SEED={seed}")
     seen: Counter[str] = Counter()
     source = random.Random(seed)
     for k in range(count):
-        layout, numbers, way = source.getrandbits(32), programs.numbers(source), WAYS[k % len(WAYS)]
+        layout, numbers, way = source.getrandbits(32), programs.numbers(source), ways[k % len(ways)]
         if differences(layout, numbers, way, seen):
             numbers = shorter(layout, numbers, way)
             pairs = "\n".join(f"itself:  {a}\nwrapper: {b}" for a, b in differences(layout, numbers, way, Counter()))
@@ -148,6 +159,15 @@ def run(count: int, seed: Any) -> Counter[str]:
             )
         seen["programs"] += 1
     return seen
+
+
+def pure_of_copies(programs: int, seed: Any) -> None:
+    """Two calls of each program's pure function, with copies: all that are not refused do what the function does."""
+    seen = run(programs, seed, ["copies"])
+    refused = {name: n for name, n in seen.items() if name.startswith("refused: pure: ")}
+    print(f"{2 * programs} calls of pure functions with copies: {seen['raised']} raise, refused {refused}")
+    assert 0 < seen["refused: its writes were other ones"] < programs / 50
+    assert seen["argument: broadcast"] > programs / 20 and seen["argument: zero stride"] > programs / 20
 
 
 def shorter(layout: int, numbers: list[int], way: str) -> list[int]:
@@ -211,6 +231,25 @@ def check_classes(seen: Counter[str]) -> None:
 def test_calling_the_wrapper_leaves_all_as_calling_the_function_itself() -> None:
     seed = random.randrange(2**32) if SEED == "random" else SEED
     check_classes(run(10_000, seed))
+
+
+@pytest.mark.parametrize("count", [500, pytest.param(6_000, marks=pytest.mark.slow)])
+def test_a_pure_function_of_dense_copies_does_what_the_function_does(count: int) -> None:
+    pure_of_copies(count, f"{SEED}, copies")
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "fault"),
+    [
+        ("fanin.analysis.pure", "crowded", lambda array, geometry, name: array),
+        ("fanin.analysis.pure", "new_base", lambda group, base, run: np.array(base)),
+        ("fanin.analysis.pure", "take_geometry", lambda array, geometry: True),
+    ],
+)
+def test_the_law_of_copies_finds_a_fault(where: str, name: str, fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{where}.{name}", fault)
+    with pytest.raises((AssertionError, ValueError), match=r"differences|could not broadcast"):
+        pure_of_copies(400, f"{SEED}, copies")
 
 
 @pytest.mark.slow

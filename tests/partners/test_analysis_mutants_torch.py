@@ -11,72 +11,70 @@ pytest.importorskip("torch", reason="torch is not installed")
 from kit.pymutants import Mutant, survivors  # noqa: E402
 from partners import test_analysis_torch as collected  # noqa: E402
 
-T = "fanin.analysis.torch_collect"
+T, C = "fanin.analysis.torch_collect", "fanin.analysis.collect"
+
+
+def fault(old: str, new: str) -> Mutant:
+    """One of the adapter for tensors, which the collector knows."""
+    return Mutant(T, old, new, (C,))
+
+
 MUTANTS = [
-    Mutant(T, "            mutates_data=written and not elsewhere,", "            mutates_data=written,"),
-    Mutant(
-        T,
+    fault("            mutates_data=written and not elsewhere,", "            mutates_data=written,"),
+    fault(
         "        moved = elsewhere or MetadataKey.make(new) != MetadataKey.make(x) or new.dtype != x.dtype",
         "        moved = MetadataKey.make(new) != MetadataKey.make(x)",
     ),
-    Mutant(
-        T,
+    fault(
         "        moved = elsewhere or MetadataKey.make(new) != MetadataKey.make(x) or new.dtype != x.dtype",
         "        moved = elsewhere",
     ),
-    Mutant(T, "and all(w.unseen for w in self.touched[i])", "and any(w.unseen for w in self.touched[i])"),
-    Mutant(T, "and i not in self.hidden\n", "\n"),
-    Mutant(T, "mutations_hidden_from_autograd=not self.touched[i]", "mutations_hidden_from_autograd=i in self.hidden"),
-    Mutant(
-        T,
+    fault("and all(w.unseen for w in self.touched[i])", "and any(w.unseen for w in self.touched[i])"),
+    fault("and i not in self.hidden\n", "\n"),
+    fault("mutations_hidden_from_autograd=not self.touched[i]", "mutations_hidden_from_autograd=i in self.hidden"),
+    fault(
         "            requires_grad=new.requires_grad,\n            keep",
         "            requires_grad=x.requires_grad,\n            keep",
     ),
-    Mutant(T, "unseen = not self.torch.is_grad_enabled() or", "unseen ="),
-    Mutant(T, "elif not effects.moves and in_memory", "elif in_memory"),
-    Mutant(T, "                self.hidden.add(i)\n", "                pass\n"),
-    Mutant(
-        T,
+    fault("unseen = not self.torch.is_grad_enabled() or", "unseen ="),
+    fault("elif not effects.moves and in_memory", "elif in_memory"),
+    fault("                self.hidden.add(i)\n", "                pass\n"),
+    fault(
         "if x is not None and _core.overlap(x, write.where):",
         "if x is not None and x.untyped_storage()._cdata == write.where.untyped_storage()._cdata:",
     ),
-    Mutant(T, "        if start < end:", "        if False:"),
-    Mutant(
-        T,
+    fault("        if start < end:", "        if False:"),
+    fault(
         "        if input_ is not None and self.custom(o):\n            return OutputType.custom_function_view, None\n",
         "",
     ),
-    Mutant(T, "        if is_input is not None:", "        if False:"),
-    Mutant(T, "            if root in beside:", "            if root is not None:"),
-    Mutant(T, "max(touching or beside, default=None)", "max(beside, default=None)"),
-    Mutant(
-        T,
+    fault("        if is_input is not None:", "        if False:"),
+    fault("            if root in beside:", "            if root is not None:"),
+    fault("max(touching or beside, default=None)", "max(beside, default=None)"),
+    fault(
         "            if lone_views and history(o) is not None:\n                return OutputType.non_alias, None\n",
         "",
     ),
-    Mutant(T, "if base is not None and o.requires_grad and base.requires_grad:", "if base is not None:"),
-    Mutant(T, "== 1 or self.plain_views[self.memory[id(o)]] <= 1:", "== 1:"),
-    Mutant(
-        T, "== 1 or self.plain_views[self.memory[id(o)]] <= 1:", "== 1 or self.plain_views[self.memory[id(o)]] <= 2:"
-    ),
-    Mutant(T, "        if id(base) in self.at:\n            return", "        if False:\n            return"),
-    Mutant(T, "            if known.tensor is base:\n", "            if False:\n"),
-    Mutant(
-        T,
+    fault("if base is not None and o.requires_grad and base.requires_grad:", "if base is not None:"),
+    fault("== 1 or self.plain_views[self.memory[id(o)]] <= 1:", "== 1:"),
+    fault("== 1 or self.plain_views[self.memory[id(o)]] <= 1:", "== 1 or self.plain_views[self.memory[id(o)]] <= 2:"),
+    fault("        if id(base) in self.at:\n            return", "        if False:\n            return"),
+    fault("            if known.tensor is base:\n", "            if False:\n"),
+    fault(
         "        if o.requires_grad or self.shared[self.memory[id(o)]] < 2:\n            return None\n",
         "        return None\n",
     ),
-    Mutant(T, "and MetadataKey.make(other) == key:", "and True:"),
-    Mutant(T, "o.requires_grad and (o._base is None or history(o) is not None)", "o.requires_grad"),
-    Mutant(T, "origin.of_several or effects.several)", "effects.several)"),
-    Mutant(T, "and not self.inputs[base].mutates_metadata", ""),
-    Mutant(T, "        torch.set_grad_enabled(grad)\n    if", "        pass\n    if"),
-    Mutant(T, "        torch.set_rng_state(state)", "        pass"),
-    Mutant(T, "copies[group[0][0]] = group[0][1].clone()", "copies[group[0][0]] = group[0][1]"),
-    Mutant(T, "        if id(x) not in self.made:", "        if True:"),
-    Mutant(T, "        if info.has_mutation_tangent\n", "        if info.mutates_data and info.requires_grad\n"),
+    fault("and MetadataKey.make(other) == key:", "and True:"),
+    fault("o.requires_grad and (o._base is None or history(o) is not None)", "o.requires_grad"),
+    fault("origin.of_several or effects.several)", "effects.several)"),
+    fault("and not self.inputs[base].mutates_metadata", ""),
+    fault("            torch.set_grad_enabled(grad)\n", ""),
+    fault("        torch.set_rng_state(state)", "        pass"),
+    fault("copies[group[0][0]] = group[0][1].clone()", "copies[group[0][0]] = group[0][1]"),
+    fault("        if id(x) not in self.made:", "        if True:"),
+    Mutant(C, "        if info.has_mutation_tangent\n", "        if info.mutates_data and info.requires_grad\n"),
     Mutant(
-        T,
+        C,
         "        if info.output_type in PLAIN_TYPES and info.requires_grad_for_backward\n",
         "        if info.output_type in PLAIN_TYPES and info.requires_grad\n",
     ),

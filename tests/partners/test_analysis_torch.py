@@ -18,6 +18,7 @@ import pytest
 from fanin import analysis
 from fanin import descriptors as d
 from fanin.analysis import MutationType, OutputType, records, torch_collect
+from fanin.analysis import collect as collector
 
 pytestmark = [pytest.mark.partners, pytest.mark.filterwarnings("ignore")]
 
@@ -157,9 +158,7 @@ def compare_programs(seeds: range, gradients: bool = False) -> tuple[Counter[str
     for seed in seeds:
         p = program(random.Random(seed), gradients)
         theirs, their_error = attempt(lambda p=p: torch_collect.from_torch(upstream_meta(p.fn, p.args(), p.keep)))
-        ours, our_error = attempt(
-            lambda p=p: analysis.torch_collect.collect_torch(p.fn, p.args(), keep_input_mutations=p.keep)
-        )
+        ours, our_error = attempt(lambda p=p: collector.collect_metadata(p.fn, p.args(), keep_input_mutations=p.keep))
         counts["programs"] += 1
         if our_error is not None or their_error is not None:
             _, plain = attempt(lambda p=p: p.fn(*p.args()))
@@ -232,7 +231,7 @@ def test_the_comparison_finds_a_planted_difference() -> None:
         for p in map(program, map(random.Random, itertools.count()))
         if p.fn(*[torch.ones(4, 3) for _ in p.kinds]) and "again" not in p.kinds
     )
-    ours = torch_collect.collect_torch(lambda x: [x.mul_(2)], [torch.ones(3)])
+    ours = collector.collect_metadata(lambda x: [x.mul_(2)], [torch.ones(3)])
     for name in ("mutates_data", "requires_grad", "is_leaf"):
         info = dataclasses.replace(ours.input_info[0], **{name: not getattr(ours.input_info[0], name)})
         assert ("input_info", 0, name) in differences(ours, dataclasses.replace(ours, input_info=(info,)))
@@ -245,7 +244,7 @@ def test_the_comparison_finds_a_planted_difference() -> None:
 
 
 def collect(fn: Callable[..., Any], *args: Any, **how: Any) -> Any:
-    return torch_collect.collect_torch(fn, list(args), **how)
+    return collector.collect_metadata(fn, list(args), **how)
 
 
 def tensors_of(*args: Any) -> list[tuple[Any, ...]]:
@@ -516,12 +515,14 @@ def test_grad_mode_left_behind_is_recorded_and_undone() -> None:
 
 
 def test_what_is_no_plain_tensor_is_refused_by_its_descriptor() -> None:
-    for bad in (torch.ones(3).to_sparse(), torch.ones(3, device="meta"), FakeTensorMode().from_tensor(torch.ones(3))):
-        with pytest.raises(TypeError, match=r"collect_torch: args\[1\]: expected a plain strided CPU tensor"):
+    with pytest.raises(TypeError, match=r"collect_metadata: args\[1\]: expected a plain torch.Tensor or a Parameter"):
+        collect(lambda *a: [], torch.ones(2), FakeTensorMode().from_tensor(torch.ones(3)))
+    for bad in (torch.ones(3).to_sparse(), torch.ones(3, device="meta")):
+        with pytest.raises(ValueError, match=r"collect_metadata: args\[1\]: expected a strided tensor on the CPU"):
             collect(lambda *a: [], torch.ones(2), bad)
-    with pytest.raises(TypeError, match=r"self.get_parameter\('w'\)"):
+    with pytest.raises(ValueError, match=r"self.get_parameter\('w'\)"):
         collect(lambda *a: [], torch.ones(3, device="meta"), args_descs=[d.ParamAOTInput("w")])
-    with pytest.raises(ValueError, match="a descriptor for each of 1 arguments, got 2"):
+    with pytest.raises(ValueError, match="a descriptor for each of the 1 inputs, got 2"):
         collect(lambda *a: [], torch.ones(2), args_descs=[d.PlainAOTInput(0)] * 2)
 
 

@@ -82,7 +82,7 @@ def our_joint(fn: Callable[..., Any], args: list[Any]) -> tuple[ViewAndMutationM
 
 def without_duplicates(fn: Callable[..., Any], args: list[Any]) -> tuple[ViewAndMutationMeta, list[int], list[int]]:
     """Metadata, the arguments that are kept, and for each argument its position among these."""
-    meta = torch_collect.collect_torch(fn, args)
+    meta = analysis.collect_metadata(fn, args)
     mask, places = dedupe(args)
     twice = [info for info, kept in zip(meta.input_info, mask, strict=True) if not kept]
     if not any(info.mutates_data or info.mutates_metadata for info in twice):
@@ -441,7 +441,7 @@ def compare_exported(seeds: range) -> Counter[str]:
         def fn(*xs: Any, m: Any = m, stored: Any = stored) -> Any:
             return torch.func.functional_call(m, dict(zip(stored, xs, strict=False)), xs[len(stored) :])
 
-        meta = torch_collect.collect_torch(fn, [*stored.values(), *m.user])
+        meta = analysis.collect_metadata(fn, [*stored.values(), *m.user])
         ours = analysis.create_graph_signature(
             graph,
             meta,

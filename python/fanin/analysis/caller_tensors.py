@@ -91,7 +91,7 @@ def start_of(t: Tensor) -> int:
     return int(t.untyped_storage().data_ptr() + t.storage_offset() * t.element_size())
 
 
-def twin(t: Tensor) -> Array:
+def numpy_view(t: Tensor) -> Array:
     """An ndarray on the same bytes."""
     geometry = geometry_of(t)
     if 0 in geometry.shape:
@@ -99,9 +99,9 @@ def twin(t: Tensor) -> Array:
     return np.asarray(MemoryAt(t.data_ptr(), geometry, False, t)).view(geometry.dtype)
 
 
-def twins(tensors: Sequence[Tensor]) -> list[Array]:
-    """The twins of several."""
-    return [twin(t) for t in tensors]
+def numpy_views(tensors: Sequence[Tensor]) -> list[Array]:
+    """The same of several."""
+    return [numpy_view(t) for t in tensors]
 
 
 #: Where a tensor keeps its hooks.
@@ -145,7 +145,12 @@ class History:
         if isinstance(node, parts().Back._backward_cls):  # an undo made it: its end is one already
             return History(node, node.end)
         with torch().enable_grad():
-            return History(node, parts().Ends.apply(t))
+            return History(
+                node,
+                torch().ops.aten._unsafe_view.default(t, t.shape)
+                if layout_of(t) == "strided"
+                else parts().Ends.apply(t),
+            )
 
 
 class Hooks(NamedTuple):
@@ -191,11 +196,13 @@ class SavedTensor:
         self._hold()
 
     @staticmethod
-    def of_stateless(alias: Tensor, t: Tensor, kind: type, version: int, size: int, asks: bool) -> SavedTensor:
-        """The same of one that `are_stateless` finds so."""
+    def of_plain(
+        alias: Tensor, t: Tensor, kind: type, version: int, size: int, asks: bool, grad: Tensor | None
+    ) -> SavedTensor:
+        """The same of one that `are_plain` finds so."""
         saved = object.__new__(SavedTensor)
         saved.t, saved.kind, saved.alias, saved.version, saved.requires_grad = t, kind, alias, version, asks
-        saved.attributes, saved.grad, saved.history, saved.retained = {}, None, None, False
+        saved.attributes, saved.grad, saved.history, saved.retained = {}, grad, None, False
         saved.hooks = NO_HOOKS
         saved.pieces, saved.sizes = [alias], [size]
         return saved
@@ -264,6 +271,7 @@ class SavedTensor:
             if history is None or not retains:
                 t.detach_()
             if history is not None:
+                history.end.data = history.end.new_empty(()).expand(t.shape)  # it keeps no memory alive
                 parts().Back.apply(t, history.end)
             elif retains:
                 self._renew()
@@ -286,9 +294,9 @@ def versions_of(tensors: Sequence[Tensor]) -> list[int] | None:
         return None
 
 
-def are_stateless(tensors: Sequence[Tensor]) -> list[bool]:
-    """Whether each has no base and no history, neither a gradient nor hooks, and keeps no attributes."""
-    without = [t._base is None and t.is_leaf and t.grad is None and not t.__dict__ for t in tensors]
+def are_plain(tensors: Sequence[Tensor]) -> list[bool]:
+    """Whether each is a leaf without a base, hooks and attributes."""
+    without = [t._base is None and t.is_leaf and not t.__dict__ for t in tensors]
     if not torch()._C._any_requires_grad(*tensors):
         return without
     return [
@@ -305,44 +313,72 @@ class CallerTensors(CallerArrays):
         self.full: dict[int, SavedTensor] = {}
         #: of what is no argument, by identity: the number of one that it belongs to, and what it is to that
         self.names: dict[int, tuple[int, str]] = {}
-        grads: list[SavedTensor] = []
-        tensors = arrays if copied is None else [arrays[u] for u in self.numbers]
-        versions = versions_of(tensors)
-        known = versions is not None and torch().autograd.forward_ad._current_level < 0
-        stateless = are_stateless(tensors) if known else [False] * len(tensors)
-        #: the numbers of tensors of which there is little to know; that little is in lists, in their order
-        self.stateless = self.numbers
-        if not all(stateless):
-            self.stateless = [u for u, one in zip(self.numbers, stateless, strict=True) if one]
-            for u, t, one in zip(self.numbers, tensors, stateless, strict=True):
+        #: the pieces of gradients and tangents, whose bytes are kept too: the tensor's identity, and which piece
+        self.beside: list[tuple[int, int]] = []
+        pieces: list[Tensor] = []
+        tensors = list(arrays) if copied is None else [arrays[u] for u in self.numbers]
+        known = versions_of(tensors) is not None and torch().autograd.forward_ad._current_level < 0
+        plain = are_plain(tensors) if known else [False] * len(tensors)
+        numbers = self.numbers
+        if not all(plain):
+            for u, t, one in zip(self.numbers, tensors, plain, strict=True):
                 if not one:
-                    self.full[id(t)] = saved = SavedTensor(t)
-                    for other, name in (
-                        (t._base, "the base of {}"),
-                        (saved.grad, "{}.grad"),
-                        (tangent_of(t), "the tangent of {}"),
-                    ):
-                        if other is not None and id(other) not in self.full:
-                            self.names[id(other)] = u, name
-                            self.full[id(other)] = SavedTensor(other)
-                            if other is not t._base:
-                                grads.append(self.full[id(other)])
-            tensors = [arrays[u] for u in self.stateless]
-            versions = versions_of(tensors)
+                    pieces += self._save(u, t)
+            numbers = [u for u, one in zip(self.numbers, plain, strict=True) if one]
+            tensors = [arrays[u] for u in numbers]
+        #: the numbers of plain tensors; what there is to know of them and of their plain gradients is in lists
+        self.of_plain = numbers
+        self.grads = [t.grad for t in tensors]
+        if any(grad is not None for grad in self.grads):
+            tensors += self._save_grads(pieces)
+        self.plain = tensors
         kind = torch()._C.TensorBase
         self.storages = list(map(kind.untyped_storage, tensors))
         self.sizes = list(map(torch().UntypedStorage.nbytes, self.storages))
         self.offsets = list(map(kind.storage_offset, tensors))
         self.dtypes = [t.dtype for t in tensors]
         self.asks = [t.requires_grad for t in tensors]
-        self.bits: dict[int, tuple[bool, bool]] = {}
+        self.bits: list[tuple[bool, bool]] = []
         if any(map(kind.is_conj, tensors)) or any(map(kind.is_neg, tensors)):
-            self.bits = {u: (t.is_conj(), t.is_neg()) for u, t in zip(self.stateless, tensors, strict=True)}
+            self.bits = [(t.is_conj(), t.is_neg()) for t in tensors]
         self.kinds = list(map(type, tensors))
-        self.versions = versions or []
-        self.strides = {u: arrays[u].stride() for u in set(plan.loose) & set(self.stateless)}
-        self.beside = [(h, k) for h in grads for k in range(len(h.pieces))]
-        self.beside_bytes = Snapshot([h.pieces[k] for h, k in self.beside]) if self.beside else None
+        self.versions = versions_of(tensors) or []
+        self.strides = {u: arrays[u].stride() for u in set(plan.loose) & set(numbers)}
+        #: of the gradients in these lists
+        self.lies = [(tuple(g.shape), g.stride()) for g in tensors[len(numbers) :]]
+        self.beside_bytes = Snapshot(pieces) if pieces else None
+
+    def _save(self, u: int, t: Tensor) -> list[Tensor]:
+        """Keep what is known of one tensor, of its base, gradient and tangent; the pieces of those two."""
+        self.full[id(t)] = saved = SavedTensor(t)
+        if t._base is not None and id(t._base) not in self.full:
+            self.names[id(t._base)] = u, "the base of {}"
+            self.full[id(t._base)] = SavedTensor(t._base)
+        return self._save_beside(u, saved.grad, "{}.grad") + self._save_beside(u, tangent_of(t), "the tangent of {}")
+
+    def _save_beside(self, u: int, t: Tensor | None, name: str) -> list[Tensor]:
+        if t is None or id(t) in self.full:
+            return []
+        self.names[id(t)] = u, name
+        self.full[id(t)] = saved = SavedTensor(t)
+        self.beside += [(id(t), k) for k in range(len(saved.pieces))]
+        return saved.pieces
+
+    def _save_grads(self, pieces: list[Tensor]) -> list[Tensor]:
+        """Keep the gradients of plain tensors; returns those that are plain themselves."""
+        arguments, found = set(map(id, self.arrays)), []
+        grads = [(u, g) for u, g in zip(self.of_plain, self.grads, strict=True) if g is not None]
+        for (u, g), plain in zip(grads, are_plain([g for _, g in grads]), strict=True):
+            if id(g) in arguments or id(g) in self.names:
+                continue
+            if plain and g.grad is None and not g.is_inference() and pieces_of(g) == [g]:
+                self.names[id(g)] = u, "{}.grad"
+                self.beside.append((id(g), 0))
+                pieces.append(g)
+                found.append(g)
+            else:
+                pieces += self._save_beside(u, g, "{}.grad")
+        return found
 
     def _look_beneath(self) -> None:
         """A storage is held, and has no names."""
@@ -351,21 +387,25 @@ class CallerTensors(CallerArrays):
     @functools.cached_property
     def saved(self) -> dict[int, SavedTensor]:
         """What is known of each tensor, of their gradients, and of the bases of those that are views, by identity."""
-        saved = dict(self.full)
-        for k, u in enumerate(self.stateless):
-            t = self.arrays[u]
+        saved, library = dict(self.full), torch()
+        for k, t in enumerate(self.plain):
             if id(t) in saved:
                 continue  # the base of another one
-            geometry = self._member(u).geometry
-            stride = self.strides.get(u) or tuple(s // geometry.dtype.itemsize for s in geometry.strides)
-            with torch().no_grad():
-                alias = torch().empty(0, dtype=self.dtypes[k], device="cpu")
-                alias.set_(self.storages[k], self.offsets[k], geometry.shape, stride)
-                conj, neg = self.bits.get(u, (False, False))
+            if k < len(self.of_plain):
+                u, grad = self.of_plain[k], self.grads[k]
+                geometry = self._member(u).geometry
+                shape = geometry.shape
+                stride = self.strides.get(u) or tuple(s // geometry.dtype.itemsize for s in geometry.strides)
+            else:
+                (shape, stride), grad = self.lies[k - len(self.of_plain)], None
+            with library.no_grad():
+                alias = library.empty(0, dtype=self.dtypes[k], device="cpu")
+                alias.set_(self.storages[k], self.offsets[k], shape, stride)
+                conj, neg = self.bits[k] if self.bits else (False, False)
                 alias = alias.conj() if conj else alias
-                alias = alias._neg_view() if neg else alias
-            known = self.kinds[k], self.versions[k], self.sizes[k], self.asks[k]
-            saved[id(t)] = SavedTensor.of_stateless(alias, t, *known)
+                alias = library._neg_view(alias) if neg else alias
+            known = self.kinds[k], self.versions[k], self.sizes[k], self.asks[k], grad
+            saved[id(t)] = SavedTensor.of_plain(alias, t, *known)
         return saved
 
     def _saved(self, u: int) -> SavedTensor:
@@ -455,10 +495,10 @@ class CallerTensors(CallerArrays):
                 lost.unless(
                     (u, "{}"), self._saved(u).undo_bytes, 0, functools.partial(self.snapshot.restore, self.at[u])
                 )
-            for k, (h, piece) in enumerate(self.beside):
+            for k, (i, piece) in enumerate(self.beside):
                 assert self.beside_bytes is not None
                 restore = functools.partial(self.beside_bytes.restore, k)
-                lost.unless(names[id(h.t)], h.undo_bytes, piece, restore)
+                lost.unless(names[i], self.saved[i].undo_bytes, piece, restore)
             for name, h in saved:
                 lost.unless(name, h.count)
             for name, h in saved:

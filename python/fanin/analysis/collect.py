@@ -1,28 +1,32 @@
-"""What a function does to its inputs and what its outputs are, from one run on private, tracked arrays."""
+"""What a function does to its inputs and what its outputs are, from one run on copies.
+
+One collector (`metadata`) makes the records of what an adapter observed: `ObservedArrays` here, of ndarrays, whose
+memory and tracked class say what happened; `torch_collect.ObservedTensors`, of tensors, whose operations do.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypedDict, Unpack
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
 from .._core import Layout
 from ..descriptors import (
     AOTInput,
+    DifferentiableAOTOutput,
     InputMutationAOTOutput,
     IntermediateBaseAOTOutput,
     PlainAOTOutput,
     TangentAOTInput,
 )
 from . import trees
+from .caller_tensors import check_tensor
 from .calls import (
     Call,
-    Outcome,
     Place,
-    array_kinds,
     call_of,
     check_array,
     check_arrays,
@@ -32,7 +36,7 @@ from .calls import (
     outcome_of,
 )
 from .guards import components_of
-from .hidden import check_argument, check_function, check_result, may_hold
+from .hidden import check_function
 from .private_copies import Array, Geometry, Plan, PrivateCopies, RunArrays, plain, plan
 from .records import (
     PLAIN_TYPES,
@@ -44,7 +48,7 @@ from .records import (
     ViewAndMutationMeta,
     ViewMetaSequence,
 )
-from .torch_collect import Watch, collect_torch
+from .torch_collect import observe_tensors
 from .tracked import Log, Tracked, tracked
 
 KINDS = {
@@ -106,30 +110,72 @@ def collect_metadata(
         args_descs = tuple(args_descs)
         check_descs(call, args_descs)
         call = dataclasses.replace(call, descs=args_descs)
+    observed: Observed
     if call.tensors:
-        return of_tensors(
-            fn, call, keep_input_mutations=keep_input_mutations, static_input_indices=static, args_descs=args_descs
+        check_arrays(call, check_tensor, "collect_metadata")
+        observed = observe_tensors(fn, call)
+    else:
+        check_arrays(call, check_array, "collect_metadata")
+        layout = plan(call.arrays, components_of(Layout(call.arrays)))
+        observed = observe_arrays(fn, call, args, kwargs, layout, grad_enabled, requires_grad)
+    return metadata(observed, call, keep_input_mutations, static)
+
+
+class Observed(Protocol):
+    """What one run showed, in terms of its library.
+
+    `outputs`: the leaves of its result. `saved`: intermediates that are returned on behalf of outputs, those that have
+    a tangent: (the array, the position of the output). `num_bases`: how many intermediates are returned.
+    """
+
+    @property
+    def outputs(self) -> Sequence[Any]: ...
+    @property
+    def saved(self) -> Sequence[tuple[Any, int]]: ...
+    @property
+    def num_bases(self) -> int: ...
+    def input_info(self, leaf: int, keep_input_mutations: bool) -> InputAliasInfo: ...
+    def output_infos(self, inputs: Sequence[InputAliasInfo]) -> list[OutputAliasInfo]: ...
+    def new_value(self, leaf: int) -> TangentMeta:
+        """The tangent of the new value of an input."""
+
+    def result(self, output: int) -> TangentMeta:
+        """The tangent of an output."""
+
+    def finished(self, meta: ViewAndMutationMeta) -> ViewAndMutationMeta:
+        """The records with what this library alone has to say."""
+
+
+def metadata(
+    observed: Observed, call: Call, keep_input_mutations: bool = False, static_input_indices: Sequence[int] = ()
+) -> ViewAndMutationMeta:
+    """The records of a run. Tangents are, in this order, those of new values of inputs, of outputs that pass through,
+    of intermediate bases.
+    """
+    inputs = [observed.input_info(i, keep_input_mutations) for i in range(len(call.leaves))]
+    outputs = observed.output_infos(inputs)
+    tangents: list[tuple[TangentMeta, DifferentiableAOTOutput]] = [
+        (observed.new_value(i), InputMutationAOTOutput(call.desc(i)))
+        for i, info in enumerate(inputs)
+        if info.has_mutation_tangent
+    ]
+    tangents += [
+        (observed.result(j), PlainAOTOutput(j))
+        for j, info in enumerate(outputs)
+        if info.output_type in PLAIN_TYPES and info.requires_grad_for_backward
+    ]
+    tangents += [(TangentMeta.of(base), IntermediateBaseAOTOutput(PlainAOTOutput(j))) for base, j in observed.saved]
+    return observed.finished(
+        ViewAndMutationMeta(
+            tuple(inputs),
+            tuple(outputs),
+            observed.num_bases,
+            keep_input_mutations,
+            traced_tangents=tuple(meta for meta, _ in tangents),
+            traced_tangents_descs=tuple(TangentAOTInput(of) for _, of in tangents),
+            static_input_indices=tuple(static_input_indices),
         )
-    check_arrays(call, check_array, "collect_metadata")
-    layout = plan(call.arrays, components_of(Layout(call.arrays)))
-    options: Flags = {"keep_input_mutations": keep_input_mutations, "requires_grad": requires_grad}
-    meta = collect(fn, call, args, kwargs, layout, grad_enabled=grad_enabled, **options)[0]
-    return dataclasses.replace(meta, static_input_indices=static) if static else meta
-
-
-class Flags(TypedDict, total=False):
-    """What is said of arrays, which do not say it themselves."""
-
-    keep_input_mutations: bool
-    requires_grad: Sequence[bool] | None
-
-
-class TensorFlags(TypedDict, total=False):
-    """What is said of tensors."""
-
-    keep_input_mutations: bool
-    static_input_indices: Sequence[int]
-    args_descs: Sequence[AOTInput] | None
+    )
 
 
 def check_static(call: Call, static: Sequence[int]) -> tuple[int, ...]:
@@ -164,199 +210,125 @@ def check_flags(call: Call, requires_grad: Sequence[bool] | None, who: str) -> N
         )
 
 
-def of_tensors(
-    fn: Callable[..., object],
-    call: Call,
-    look: Callable[[list[object], object], Callable[[object], None]] | None = None,
-    after: Callable[[Watch], None] | None = None,
-    **options: Unpack[TensorFlags],
-) -> ViewAndMutationMeta:
-    """The same of a function on torch tensors, whose flags say who requires a gradient. `look` is called before with
-    the copies and with the arguments that they are in; what it gives is called after, with the result. `after` is
-    called with what was seen: then what the function does to tensors that it was not given is undone.
-    """
-    args, kwargs = call.form.of_call()
-
-    kinds = array_kinds()
-    for i, (leaf, u) in enumerate(zip(call.leaves, call.index, strict=True)):
-        if u is None:
-            check_argument(leaf, lambda i=i: f"collect_metadata: {call.leaf_name(i)}", kinds)  # type: ignore[misc]
-
-    def flat(*leaves: object) -> object:
-        it = iter(leaves)
-        given = tuple([trees.unflatten(one, it) for one in args])
-        named = {k: trees.unflatten(one, it) for k, one in kwargs.items()}
-        seen = look(list(leaves), (given, named)) if look is not None else None
-        result = fn(*given, **named)
-        mine = storages(leaf for leaf, u in zip(leaves, call.index, strict=True) if u is not None)
-        if seen is not None:
-            seen(result)
-        outputs: list[object] = []
-        trees.flatten(result, outputs)
-        for j, o in enumerate(outputs):
-            if not may_hold(type(o)):
-                continue
-            check_result(
-                o,
-                lambda j=j: f"collect_metadata: {PlainAOTOutput(j).expr()}",  # type: ignore[misc]
-                kinds,
-                lambda a: not isinstance(a, np.ndarray) and not storages([a]).isdisjoint(mine),
-            )
-        return result
-
-    return collect_torch(flat, call.leaves, _after=after, **options)
-
-
-def storages(tensors: Iterable[Any]) -> set[int]:
-    """Where the memory of tensors begins."""
-    return {
-        t.untyped_storage().data_ptr() for t in tensors if str(t.layout) == "torch.strided" and t.device.type == "cpu"
-    }
-
-
-def collect(
+def observe_arrays(
     fn: Callable[..., object],
     call: Call,
     args: tuple[object, ...],
     kwargs: dict[str, object],
     layout: Plan,
-    *,
     grad_enabled: Callable[[], bool] | None = None,
-    **options: Unpack[Flags],
-) -> tuple[ViewAndMutationMeta, Outcome, trees.Copies, object]:
-    """One run on tracked arrays: the metadata, the outcome that it was made of, the containers that the function was
-    given, and its result.
-    """
+    requires_grad: Sequence[bool] | None = None,
+) -> ObservedArrays:
+    """One run on tracked copies. TypeError for a result that keeps memory of an input out of sight."""
     log = Log(grad_enabled)
     run = PrivateCopies(layout, call.arrays, Tracked)
     tracked(run, log)
     known = {id(leaf): run.private[u] for leaf, u in zip(call.leaves, call.index, strict=True) if u is not None}
     copies = trees.Copies(lambda leaf: known.get(id(leaf), leaf))
-    result = fn(*[copies.of(a) for a in args], **{k: copies.of(v) for k, v in kwargs.items()})
+    value = fn(*[copies.of(a) for a in args], **{k: copies.of(v) for k, v in kwargs.items()})
     log.close()
-    outputs: list[object] = []
-    bases: list[Array] = []
-    outcome = outcome_of(run, result, outputs, bases)
-    check_hidden(run, outputs, "collect_metadata")
-    return meta_of(call, run, outcome, outputs, bases, frozenset(), log, **options), outcome, copies, result
+    observed = ObservedArrays(call, run, value, log, requires_grad=requires_grad)
+    observed.containers = copies
+    check_hidden(run, observed.outputs, "collect_metadata")
+    return observed
 
 
-def meta_of(
-    call: Call,
-    run: RunArrays,
-    outcome: Outcome,
-    outputs: Sequence[object],
-    bases: Sequence[Array],
-    earlier: frozenset[int],
-    log: Log | None,
-    *,
-    keep_input_mutations: bool = False,
-    requires_grad: Sequence[bool] | None = None,
-) -> ViewAndMutationMeta:
-    """The records of a run. `earlier`: arrays that count as written whatever is seen; `log`: what tracked arrays saw,
-    if there were any.
+class ObservedArrays:
+    """What a run on ndarrays showed. `log`: what tracked arrays saw, if there were any. `earlier`: arrays that count as
+    written whatever is seen. `requires_grad`: for each leaf.
     """
-    wanted = list(requires_grad) if requires_grad is not None else [False] * len(call.leaves)
-    inputs = [
-        (
-            InputAliasInfo(
-                requires_grad=bool(grad), keep_input_mutations=keep_input_mutations, mutations_hidden_from_autograd=True
+
+    containers: trees.Copies
+
+    def __init__(
+        self,
+        call: Call,
+        run: RunArrays,
+        value: object,
+        log: Log | None,
+        earlier: frozenset[int] = frozenset(),
+        requires_grad: Sequence[bool] | None = None,
+    ) -> None:
+        self.requires_grad = requires_grad
+        self.call, self.run, self.value, self.log, self.earlier = call, run, value, log, earlier
+        self.outputs: list[object] = []
+        self.bases: list[Array] = []
+        self.outcome = outcome_of(run, value, self.outputs, self.bases)
+        self.moved = dict(self.outcome.geometry)
+
+    @property
+    def num_bases(self) -> int:
+        return len(self.bases)
+
+    @property
+    def saved(self) -> list[tuple[Array, int]]:
+        places = self.outcome.places
+        first = [
+            next(j for j, p in enumerate(places) if p.kind == "shared" and p.base == k) for k in range(self.num_bases)
+        ]
+        return [(plain(b), j) for b, j in zip(self.bases, first, strict=True) if self._asks(self.outputs[j])]
+
+    def _asks(self, o: Any) -> bool:
+        return any(self.requires_grad or ()) and bool(np.issubdtype(o.dtype, np.inexact))
+
+    def input_info(self, leaf: int, keep_input_mutations: bool) -> InputAliasInfo:
+        u, log = self.call.index[leaf], self.log
+        asks = bool(self.requires_grad and self.requires_grad[leaf])
+        if u is None:
+            return InputAliasInfo(
+                requires_grad=asks, keep_input_mutations=keep_input_mutations, mutations_hidden_from_autograd=True
             )
-            if u is None
-            else input_info(run, outcome, u, u in earlier, log, bool(grad), keep_input_mutations)
+        resized = u in self.outcome.resized
+        near = set(self.run.plan.groups[self.run.plan.where[u].group].numbers)
+        # A write by another that shares the bytes is seen, too.
+        seen = {enabled for origin, enabled in log.writes if origin in near} if log else set()
+        itself = log is not None and u in log.met
+        data = not resized and (u in self.earlier or itself or self.run.member_written(u))
+        return InputAliasInfo(
+            mutates_data=data,
+            mutates_metadata=resized or u in self.moved,
+            mutations_hidden_from_autograd=not seen if log else not data,
+            mutations_under_no_grad_or_inference_mode=data and seen == {False},
+            mutates_storage_metadata=resized,
+            requires_grad=asks,
+            keep_input_mutations=keep_input_mutations,
         )
-        for u, grad in zip(call.index, wanted, strict=True)
-    ]
-    moved = {u for u, _ in outcome.geometry}
-    infos = [output_info(call, o, p, outcome, any(wanted), moved) for o, p in zip(outputs, outcome.places, strict=True)]
-    tangents, descs = tangents_of(call, outcome, inputs, infos, outputs, bases)
-    return ViewAndMutationMeta(
-        tuple(inputs),
-        tuple(infos),
-        len(bases),
-        keep_input_mutations,
-        traced_tangents=tuple(tangents),
-        traced_tangents_descs=tuple(descs),
-    )
 
+    def output_infos(self, inputs: Sequence[InputAliasInfo]) -> list[OutputAliasInfo]:
+        return [self._output_info(o, place) for o, place in zip(self.outputs, self.outcome.places, strict=True)]
 
-def input_info(
-    run: RunArrays,
-    outcome: Outcome,
-    u: int,
-    earlier: bool,
-    log: Log | None,
-    requires_grad: bool,
-    keep_input_mutations: bool,
-) -> InputAliasInfo:
-    """The record of one input."""
-    resized = u in outcome.resized
-    near = set(run.plan.groups[run.plan.where[u].group].numbers)
-    # A write by another that shares the bytes is seen, too.
-    seen = {enabled for origin, enabled in log.writes if origin in near} if log else set()
-    itself = log is not None and u in log.met
-    data = not resized and (earlier or itself or run.member_written(u))
-    return InputAliasInfo(
-        mutates_data=data,
-        mutates_metadata=resized or any(u == v for v, _ in outcome.geometry),
-        mutations_hidden_from_autograd=not seen if log else not data,
-        mutations_under_no_grad_or_inference_mode=data and seen == {False},
-        mutates_storage_metadata=resized,
-        requires_grad=requires_grad,
-        keep_input_mutations=keep_input_mutations,
-    )
+    def _output_info(self, o: Any, place: Place) -> OutputAliasInfo:
+        if not place.array:
+            return OutputAliasInfo(OutputType.non_alias, type(o))
+        base: int | None = None
+        if place.kind in KINDS:
+            kind = KINDS[place.kind]
+            base = place.base if place.kind == "output" else self.call.first[place.base]
+        elif place.kind == "shared":
+            first = next(p for p in self.outcome.places if p.kind == "shared" and p.base == place.base)
+            saved = OutputType.alias_of_intermediate_save_as_output
+            kind, base = saved if first is place else OutputType.alias_of_intermediate, place.base
+        else:
+            kind = OutputType.non_alias if place.own else OutputType.unsafe_view_alias
+        asks = self._asks(o)
+        recipe = None
+        if (
+            base is not None
+            and kind is not OutputType.is_input
+            and not (place.kind == "view" and place.base in self.moved)
+        ):
+            recipe = ViewMetaSequence(MetadataKey(o.shape, "strided", False, o.strides, place.offset), o.dtype)
+        raw = np.ndarray if isinstance(o, Tracked) else type(o)
+        return OutputAliasInfo(kind, raw, base, frozenset(), asks, asks, recipe)
 
+    def new_value(self, leaf: int) -> TangentMeta:
+        u = self.call.index[leaf]
+        assert u is not None
+        now = self.moved.get(u) or Geometry.of(self.call.arrays[u])
+        return TangentMeta(np.ndarray, now.shape, now.dtype, now.strides)
 
-def output_info(call: Call, o: Any, place: Place, outcome: Outcome, grad: bool, moved: set[int]) -> OutputAliasInfo:
-    """The record of one output."""
-    if not place.array:
-        return OutputAliasInfo(OutputType.non_alias, type(o))
-    base: int | None = None
-    if place.kind in KINDS:
-        kind = KINDS[place.kind]
-        base = place.base if place.kind == "output" else call.first[place.base]
-    elif place.kind == "shared":
-        first = next(p for p in outcome.places if p.kind == "shared" and p.base == place.base)
-        kind = OutputType.alias_of_intermediate_save_as_output if first is place else OutputType.alias_of_intermediate
-        base = place.base
-    else:
-        kind = OutputType.non_alias if place.own else OutputType.unsafe_view_alias
-    needs = grad and np.issubdtype(o.dtype, np.inexact)
-    recipe = None
-    if base is not None and kind is not OutputType.is_input and not (place.kind == "view" and place.base in moved):
-        recipe = ViewMetaSequence(MetadataKey(o.shape, "strided", False, o.strides, place.offset), o.dtype)
-    raw = np.ndarray if isinstance(o, Tracked) else type(o)
-    return OutputAliasInfo(kind, raw, base, frozenset(), needs, needs, recipe)
+    def result(self, output: int) -> TangentMeta:
+        return TangentMeta.of(plain(self.outputs[output]))
 
-
-def tangents_of(
-    call: Call,
-    outcome: Outcome,
-    inputs: Sequence[InputAliasInfo],
-    infos: Sequence[OutputAliasInfo],
-    outputs: Sequence[object],
-    bases: Sequence[Array],
-) -> tuple[list[TangentMeta], list[TangentAOTInput]]:
-    """What has a tangent, in order, and the descriptors of the tangents: new values of inputs, outputs that pass
-    through, bases.
-    """
-    moved = dict(outcome.geometry)
-    found: list[tuple[TangentMeta, TangentAOTInput]] = []
-    for i, info in enumerate(inputs):
-        u = call.index[i]
-        if info.has_mutation_tangent and u is not None:
-            now = moved.get(u, Geometry.of(call.arrays[u]))
-            found.append(
-                (
-                    TangentMeta(np.ndarray, now.shape, now.dtype, now.strides),
-                    TangentAOTInput(InputMutationAOTOutput(call.desc(i))),
-                )
-            )
-    for j, out in enumerate(infos):
-        if out.output_type in PLAIN_TYPES and out.requires_grad_for_backward:
-            found.append((TangentMeta.of(plain(outputs[j])), TangentAOTInput(PlainAOTOutput(j))))
-    for j, out in enumerate(infos):
-        if out.output_type is OutputType.alias_of_intermediate_save_as_output and out.requires_grad_for_backward:
-            base = plain(bases[out.base_idx or 0])
-            found.append((TangentMeta.of(base), TangentAOTInput(IntermediateBaseAOTOutput(PlainAOTOutput(j)))))
-    return [t for t, _ in found], [d for _, d in found]
+    def finished(self, meta: ViewAndMutationMeta) -> ViewAndMutationMeta:
+        return meta

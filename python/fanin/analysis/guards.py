@@ -48,7 +48,7 @@ class Guard:
         self.boxes = [i for i, u in enumerate(self.index) if u is None and may_hold(self.types[i])]
         self.layout = Layout(call.arrays)
         self.components = components_of(self.layout)
-        self.apart = twins(call, self.components)
+        self.apart = exact_aliases(call, self.components)
         self.looks = [look(a) for a in call.arrays]
         #: leaves without a byte, of which memory cannot tell whether two are one object
         self.empty = [call.first[u] for u, a in enumerate(call.arrays) if 0 in a.shape or a.dtype.itemsize == 0]
@@ -132,7 +132,7 @@ def components_of(layout: Layout) -> list[list[int]]:
     return list(sets.values())
 
 
-def twins(call: Call, components: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
+def exact_aliases(call: Call, components: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
     """Leaves that are distinct arrays of the same geometry on the same memory, which could as well be one object."""
     pairs = []
     for group in components:

@@ -313,14 +313,18 @@ class Pure:
         news, outputs, bases = self._parts(self._counted(values))
         moves = self._moves(arrays, news)
         outputs, bases = self._shared(outputs, bases)
-        for mine, its in moves:
-            its[...] = mine
-        for u, geometry in self.moved.items():
-            take_geometry(arrays[u], geometry)
+        self._write(arrays, moves)
         result = trees.unflatten(self.outcome.form, iter(self._outputs(arrays, outputs, bases)), given)
         for u, writeable in self.outcome.flags:
             arrays[u].flags.writeable = writeable
         return result
+
+    def _write(self, arrays: Sequence[Array], moves: Sequence[tuple[Array, Array]]) -> None:
+        """Write new values, all of which were checked, and give arrays the geometry that they have afterwards."""
+        for mine, its in moves:
+            its[...] = mine
+        for u, geometry in self.moved.items():
+            take_geometry(arrays[u], geometry)
 
     def _counted(self, values: object) -> list[object]:
         """The values of a compiled function as a list. TypeError, ValueError unless they are as many as
@@ -388,7 +392,7 @@ class Pure:
             elif p.kind == "input":
                 made[j] = arrays[p.base]
             elif p.kind == "view":
-                made[j] = self._view(arrays, p)
+                made[j] = self._view(arrays, j, made[j])
             elif p.kind in ("output", "shared"):
                 base = made[p.base] if p.kind == "output" else bases[p.base]
                 made[j] = view_in(base, p)
@@ -396,7 +400,9 @@ class Pure:
                 made[j] = made[j].view(p.cls)
         return made
 
-    def _view(self, arrays: Sequence[Array], p: Place) -> Array:
+    def _view(self, arrays: Sequence[Array], output: int, value: object) -> object:
+        """An output that is a view of an argument, of the caller's own array; `value`: what the run returned."""
+        p = self.outcome.places[output]
         assert p.geometry is not None
         group, place = self.plan.where[p.base]
         m = self.plan.groups[group].members[place]

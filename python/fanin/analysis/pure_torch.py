@@ -10,14 +10,14 @@ under no_grad where the function did.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from .._words import type_of
 from ..descriptors import PlainAOTInput, PlainAOTOutput
 from . import trees
-from .caller_tensors import retyped, start_of
+from .caller_tensors import layout_of, retyped, start_of
 from .calls import Place, torch
 from .protocols import DType, Tensor
 from .pure import Pure, Recording
@@ -50,7 +50,7 @@ class Shown:
 
 
 @dataclass(frozen=True)
-class Seen:
+class OutputViews:
     """How tensors showed their memory in a recorded call: arguments before it, those that it moved after, results."""
 
     given: Sequence[Shown]
@@ -60,10 +60,63 @@ class Seen:
     """Those whose histories a write left as they were."""
 
 
+class Reads:
+    """What a function reads of tensors that a copy of an argument answers otherwise: whether it is a leaf, its
+    gradient, and where it lies in its storage.
+    """
+
+    def __init__(self) -> None:
+        #: copies of which the function reads such a thing, by identity, and what
+        self.found: dict[int, str] = {}
+        #: storages in which it reads a place: whether it reads of all of it, too
+        self.storages: dict[int, bool] = {}
+
+    def around(self, fn: Callable[..., object]) -> Callable[..., object]:
+        """The function, watched."""
+        from torch.overrides import TorchFunctionMode
+
+        reads, library = self, torch()
+        tensor: Any = library.Tensor
+        named = {
+            tensor.is_leaf.__get__: "is_leaf is read",
+            tensor.grad.__get__: ".grad is read",
+            tensor.grad.__set__: ".grad is set",
+            tensor.grad.__delete__: ".grad is set",
+        }
+        #: and whether what is read tells of all of the storage
+        places = {tensor.storage_offset: False, tensor.untyped_storage: True, tensor.storage: True}
+
+        class Mode(TorchFunctionMode):
+            def __torch_function__(
+                self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, object] | None = None
+            ) -> object:
+                if func in named:
+                    reads.found.setdefault(id(args[0]), named[func])
+                elif func in places and str(args[0].layout) == "torch.strided":
+                    with library._C.DisableTorchFunctionSubclass():
+                        storage = args[0].untyped_storage()._cdata
+                        reads.storages[storage] = places[func] or reads.storages.get(storage, False)
+                return func(*args, **(kwargs or {}))
+
+        def watched(*args: object, **kwargs: object) -> object:
+            with Mode():
+                return fn(*args, **kwargs)
+
+        return watched
+
+
+class Move(NamedTuple):
+    """A new value, the caller's tensor that it is written to, and the numbers of the tensors that show it."""
+
+    new: Tensor
+    its: Tensor
+    numbers: Sequence[int]
+
+
 class TensorPure(Pure):
     """A pure function of flat arguments, for tensors; see the top of this file and `Pure`."""
 
-    def __init__(self, recording: Recording, seen: Seen) -> None:
+    def __init__(self, recording: Recording, seen: OutputViews) -> None:
         super().__init__(recording)
         self.given, self.ends, self.shown, self.quiet = seen.given, seen.ends, seen.outputs, seen.quiet
         plan, given = self.plan, self.given
@@ -135,12 +188,15 @@ class TensorPure(Pure):
         named = {k: filled(one, it) for k, one in self.by_name}
         outputs: list[object] = []
         seen = not torch().compiler.is_compiling()  # a tracer meets neither versions nor storages
-        versions = [t._version for t in tensors] if seen else []
-        gather(self.fn(*given, **{k: named[k] for k in self.order}), outputs)
+        before = [(t._version, t.shape, t.stride()) for t in tensors] if seen else []
+        result = self.fn(*given, **{k: named[k] for k in self.order})
+        gather(result, outputs)
         if len(outputs) != len(self.shown):
             raise ValueError(f"pure: expected {len(self.shown)} results, as at the recorded call, got {len(outputs)}")
         if seen:
-            self._hold_run(inner, tensors, versions, outputs)
+            if trees.flatten(result, []) != self.outcome.form:
+                raise ValueError("pure: the result is another tree than at the recorded call")
+            self._hold_run(inner, tensors, before, outputs)
         changed = [
             tensors[u].as_strided(self.given[u].shape, self.given[u].stride, 0) if u in self.moved else tensors[u]
             for u in self.changed
@@ -148,37 +204,62 @@ class TensorPure(Pure):
         return bases + changed + outputs + [tensors[u] for u in self.late]
 
     def _hold_run(
-        self, inner: Sequence[Tensor], tensors: Sequence[Tensor], versions: Sequence[int], outputs: Sequence[object]
+        self,
+        inner: Sequence[Tensor],
+        tensors: Sequence[Tensor],
+        before: Sequence[tuple[int, tuple[int, ...], tuple[int, ...]]],
+        outputs: Sequence[object],
     ) -> None:
-        """ValueError where a run wrote, or returned views, otherwise than was recorded."""
+        """ValueError where a run wrote, moved, or returned views, otherwise than was recorded."""
         in_bases = {u for g in self.bases for u in self.plan.groups[g].numbers}
-        for u, t in enumerate(tensors):
-            if t._version == versions[u] or u in in_bases | self.touched or u in self.ends:
+        for u, (t, (version, shape, stride)) in enumerate(zip(tensors, before, strict=True)):
+            one, end = self.given[u], self.ends.get(u)
+            as_given = tuple(stride) == one.stride  # a copy of an expanded one is not
+            same = (t.shape, t.stride()) == (shape, stride)
+            if (
+                not same
+                if end is None
+                else (as_given and (tuple(t.shape), tuple(t.stride())) != (end.shape, end.stride))
+            ):
+                name = PlainAOTInput(self.first[u]).expr()
+                raise ValueError(f"pure: {name} has another geometry after this call than after the recorded one")
+            if t._version == version or u in in_bases | self.touched or end is not None or has_no_storage(t):
                 continue
             if type(t) is torch().Tensor and not same_bytes(torch(), inner[self.places[u][0]], t):
                 name = PlainAOTInput(self.first[u]).expr()
                 raise ValueError(f"pure: {name} is written by this call, and was not by the recorded one")
+        storages = {t.untyped_storage()._cdata: u for u, t in enumerate(tensors) if not has_no_storage(t)}
         for j, (p, shown) in enumerate(zip(self.outcome.places, self.shown, strict=True)):
-            if p.kind not in ("input", "view") or shown is None or p.base in self.ends:
+            o = outputs[j]
+            if p.kind == "input" and o is not tensors[p.base]:
+                raise self._other(j, "not", p.base)
+            if not isinstance(o, torch().Tensor) or layout_of(o) != "strided" or has_no_storage(o):
+                if p.kind == "view" and not isinstance(o, torch().Tensor):
+                    raise self._other(j, "no view of", p.base)
                 continue
-            t, o = tensors[p.base], outputs[j]
-            as_given = tuple(t.stride()) == self.given[p.base].stride  # a copy of an expanded one is not
+            if p.kind not in ("input", "view"):
+                whose = storages.get(o.untyped_storage()._cdata)
+                if o.numel() and whose is not None:
+                    raise self._other(j, "a view of", whose)
+                continue
+            if shown is None or p.base in self.ends:
+                continue
+            t = tensors[p.base]
+            if o.untyped_storage()._cdata != t.untyped_storage()._cdata:
+                raise self._other(j, "no view of", p.base)
+            as_given = tuple(t.stride()) == self.given[p.base].stride
             wanted = shown.shape, shown.dtype, *((shown.stride, self._ahead(p)) if as_given else ())
-            if p.kind == "input" and o is not t:
-                raise self._other(j, "not", p)
-            if not isinstance(o, torch().Tensor) or o.untyped_storage()._cdata != t.untyped_storage()._cdata:
-                raise self._other(j, "no view of", p)
             ahead = o.storage_offset() * o.element_size() - t.storage_offset() * t.element_size()
             if (tuple(o.shape), o.dtype, *((tuple(o.stride()), ahead) if as_given else ())) != wanted:
-                raise self._other(j, "another view of", p)
+                raise self._other(j, "another view of", p.base)
 
     def _ahead(self, p: Place) -> int:
         """How far behind the first byte of its tensor a view begins."""
         group, place = self.plan.where[p.base]
         return p.offset - self.plan.groups[group].members[place].offset
 
-    def _other(self, j: int, what: str, p: Place) -> ValueError:
-        name = PlainAOTInput(self.first[p.base]).expr()
+    def _other(self, j: int, what: str, base: int) -> ValueError:
+        name = PlainAOTInput(self.first[base]).expr()
         return ValueError(f"pure: {PlainAOTOutput(j).expr()} is {what} {name}, otherwise than at the recorded call")
 
     def _fit(self, inner: Sequence[object]) -> None:
@@ -238,45 +319,47 @@ class TensorPure(Pure):
 
     # The wrapper's way out
 
-    def to_caller(  # type: ignore[override]
-        self,
-        arrays: Sequence[Tensor],
-        leaves: Sequence[object],
-        values: Sequence[object],
-        given: Mapping[int, object] | None = None,
-    ) -> object:
-        """Give the caller what the values of a pure run say: writes, geometry, views of the caller's own tensors.
-        Returns the function's result.
-        """
-        values = self._counted(values)
-        news, outputs, _ = self._parts(values)
+    def _moves(self, arrays: Sequence[Tensor], news: Sequence[Any]) -> list[Move]:  # type: ignore[override]
+        """New values and the caller's tensors that they are written to."""
         moves = []
         for k, g in enumerate(self.bases):
-            check_shape(news[k], (self.sizes[k],), self.given[self.plan.groups[g].numbers[0]].dtype, self._said(k))
-            moves.append((news[k], self.region(g, arrays), self.plan.groups[g].numbers))
+            numbers = self.plan.groups[g].numbers
+            check_shape(news[k], (self.sizes[k],), self.given[numbers[0]].dtype, self._said(k))
+            moves.append(Move(news[k], self.region(g, arrays), numbers))
         for k, u in enumerate(self.changed, len(self.bases)):
             if u in self.touched:
                 check_shape(news[k], self.given[u].shape, self.given[u].dtype, self._said(k))
-                moves.append((news[k], arrays[u], (u,)))
+                moves.append(Move(news[k], arrays[u], (u,)))
+        return moves
+
+    def _shared(self, outputs: Sequence[object], bases: Sequence[object]) -> tuple[list[object], list[Any]]:
+        """Outputs of which views will be made; where they share memory made inside, they share it already."""
         for j, p in enumerate(self.outcome.places):
             if p.kind == "view" and (shown := self.shown[j]) is not None:
                 check_shape(outputs[j], shown.shape, shown.dtype, f"functionalize: {PlainAOTOutput(j).expr()}")
-        for new, its, numbers in moves:
-            with self._mode(numbers):
-                its.copy_(new)
-        for u, end in self.ends.items():
+        return list(outputs), list(bases)
+
+    def _write(self, arrays: Sequence[Tensor], moves: Sequence[Move]) -> None:  # type: ignore[override]
+        """Write new values, once it is known that torch permits all of it, and give tensors the geometry that they
+        have afterwards.
+        """
+        quiet = [torch().no_grad() if u in self.quiet else contextlib.nullcontext() for u in self.ends]
+        for move in moves:
+            with self._mode(move.numbers):
+                check_may_write(move.its, move.new.requires_grad, self._called(move.numbers[0]))
+        for u, mode in zip(self.ends, quiet, strict=True):
+            with mode:
+                check_may_write(arrays[u], False, self._called(u))
+        for move in moves:
+            with self._mode(move.numbers):
+                move.its.copy_(move.new)
+        for (u, end), mode in zip(self.ends.items(), quiet, strict=True):
             t = arrays[u]
-            with torch().no_grad() if u in self.quiet else contextlib.nullcontext():
+            with mode:
                 t.as_strided_(end.shape, end.stride, t.storage_offset() + end.offset - self.given[u].offset)
-        made = list(outputs)
-        for j, p in enumerate(self.outcome.places):
-            if p.same_as is not None and p.same_as < j:
-                made[j] = made[p.same_as]
-            elif p.kind == "input":
-                made[j] = arrays[p.base]
-            elif p.kind == "view" and (shown := self.shown[j]) is not None:
-                made[j] = self._seen(arrays, p, shown)
-        return trees.unflatten(self.outcome.form, iter(made), given)
+
+    def _called(self, u: int) -> str:
+        return f"functionalize: {PlainAOTInput(self.first[u]).expr()}"
 
     def _said(self, slot: int) -> str:
         return f"functionalize: {self.output_descs[slot].expr()}"
@@ -288,8 +371,11 @@ class TensorPure(Pure):
         quiet = quiet or self.quiet.issuperset(u for u in numbers if u in self.touched)
         return torch().no_grad() if quiet else contextlib.nullcontext()
 
-    def _seen(self, arrays: Sequence[Tensor], p: Place, one: Shown) -> Tensor:
+    def _view(self, arrays: Sequence[Tensor], output: int, value: object) -> object:  # type: ignore[override]
         """The caller's view that is to the caller's tensor what an output was to the copy of it."""
+        p, one = self.outcome.places[output], self.shown[output]
+        if one is None:
+            return value
         library, source = torch(), arrays[p.base]
         group, place = self.plan.where[p.base]
         held = self.given[p.base].offset * self.given[p.base].dtype.itemsize
@@ -319,6 +405,11 @@ def copied(x: Tensor, one: Shown, roomy: bool) -> Tensor:
     if not roomy:
         return x.clone()
     return x.new_empty_strided(one.shape, one.stride).copy_(x)
+
+
+def has_no_storage(t: Tensor) -> bool:
+    """Whether a transform of torch.func wraps a tensor, so that it has no storage to compare."""
+    return bool(torch()._C._functorch.is_functorch_wrapped_tensor(t))
 
 
 def needs_room(shape: Sequence[int], stride: Sequence[int]) -> bool:
@@ -352,12 +443,37 @@ def gather(tree: object, leaves: list[object]) -> None:
         leaves.append(tree)
 
 
+def check_may_write(t: Tensor, grows: bool, name: str) -> None:
+    """RuntimeError where torch refuses a write in place: called for all tensors before the first is written. `grows`:
+    the new value has a history.
+    """
+    library = torch()
+    root = t if t._base is None else t._base
+    if t.is_inference() and not library.is_inference_mode_enabled():
+        why = "is an inference tensor: write it within torch.inference_mode()"
+    elif not library.is_grad_enabled() or not (grows or t.requires_grad):
+        return
+    elif root.is_leaf and root.requires_grad:
+        why = "is a leaf that requires grad, or a view of one: write it under torch.no_grad()"
+    elif (
+        t._base is not None and library._C._autograd._get_creation_meta(t) != library._C._autograd.CreationMeta.DEFAULT
+    ):
+        why = "is a view that autograd refuses to write (one of several, or made under no_grad): pass a clone of it"
+    else:
+        return
+    raise RuntimeError(f"{name} is written in place, and {why}; nothing was written")
+
+
 def check_shape(x: object, shape: tuple[int, ...], dtype: object, name: str) -> None:
-    """ValueError for another shape or dtype; TypeError for what is no tensor."""
+    """ValueError for another shape or dtype; TypeError for what is no strided tensor on the CPU."""
     if not isinstance(x, torch().Tensor):
         raise TypeError(f"{name}: expected a tensor of {dtype}, shape {shape}; got {type_of(x)}")
+    if layout_of(x) != "strided" or x.device.type != "cpu":
+        raise TypeError(
+            f"{name}: expected a strided tensor on the CPU, got one on {x.device} with layout {layout_of(x)}"
+        )
     if tuple(x.shape) != tuple(shape) or x.dtype != dtype:
         raise ValueError(f"{name}: expected a tensor of {dtype}, shape {shape}; got {x.dtype}, shape {tuple(x.shape)}")
 
 
-__all__ = ["Seen", "Shown", "TensorPure"]
+__all__ = ["OutputViews", "Shown", "TensorPure"]

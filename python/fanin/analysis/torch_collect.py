@@ -16,6 +16,7 @@ torch is imported when this is called, never before.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import weakref
 from collections import Counter
@@ -28,18 +29,12 @@ from typing import Any, SupportsInt, cast
 import numpy as np
 
 from .. import _core
-from .._words import type_of
-from ..descriptors import (
-    AOTInput,
-    DifferentiableAOTOutput,
-    InputMutationAOTOutput,
-    IntermediateBaseAOTOutput,
-    PlainAOTInput,
-    PlainAOTOutput,
-    TangentAOTInput,
-    parse,
-)
-from .caller_tensors import is_transformed
+from ..descriptors import AOTInput, PlainAOTOutput, parse
+from . import trees
+from .caller_arrays import Lost
+from .caller_tensors import SavedTensor
+from .calls import Call, array_kinds
+from .hidden import check_result, may_hold
 from .protocols import Node, Storage, Tensor
 from .records import (
     PLAIN_TYPES,
@@ -54,91 +49,108 @@ from .records import (
     ViewMetaSequence,
 )
 
-__all__ = ["collect_torch", "from_torch"]
+__all__ = ["ObservedTensors", "from_torch", "observe_tensors"]
 
 
-def collect_torch(
-    fn: Callable[..., object],
-    args: Sequence[object],
-    *,
-    keep_input_mutations: bool = False,
-    args_descs: Sequence[AOTInput] | None = None,
-    static_input_indices: Sequence[int] = (),
-    _after: Callable[[Watch], None] | None = None,
-) -> ViewAndMutationMeta:
-    """What `fn(*args)` does to its arguments, and what its outputs are to them and to each other.
+def observe_tensors(fn: Callable[..., object], call: Call) -> ObservedTensors:
+    """One run on copies; see `ObservedTensors`."""
+    observed = ObservedTensors(call)
+    observed.run(fn)
+    return observed
 
-    args: torch CPU tensors, which may share memory, and anything else. `fn` returns a tensor, or a list, tuple or dict
-    of them, nested at will; outputs are counted in that order. args_descs describes the arguments (default:
-    PlainAOTInput by position), and names them in errors.
 
-    The arguments are never written: `fn` runs on copies of their memory, once, with the random state put back
-    afterwards. What it does to tensors that it was not given is done.
+class ObservedTensors:
+    """What a run on tensors showed.
 
-    An input counts as written when its elements were, through whichever view of them: of inputs that share memory all
-    are that have a byte written. An error of `fn` is raised as it is. TypeError names an argument that is no plain
-    strided CPU tensor. RuntimeError: `fn` leaves autocast changed.
+    The arguments are never written: the function runs on copies of their memory, and the random state is put back.
+    With `undo_others`, what it does to tensors that it was not given is undone.
     """
-    import torch
 
-    descs = tuple(args_descs) if args_descs is not None else tuple(PlainAOTInput(i) for i in range(len(args)))
-    if len(descs) != len(args):
-        raise ValueError(f"collect_torch: expected a descriptor for each of {len(args)} arguments, got {len(descs)}")
-    check_args(torch, args, descs)
-    watch = Watch(torch, args, Copier(torch, args).copies, _after is not None)
-    outs, left = watched_run(torch, fn, watch)
-    if _after is not None:
-        _after(watch)
-    watch.look_at_memory()
-    inputs = [watch.input_info(i, keep_input_mutations) for i in range(len(args))]
-    outputs, bases = Outputs(torch, watch, outs, inputs).classified()
-    tangents = tangents_of(watch, descs, inputs, outs, outputs, bases)
-    known = ViewAndMutationMeta(tuple(inputs), tuple(outputs), len(bases))
-    return ViewAndMutationMeta(
-        input_info=tuple(inputs),
-        output_info=tuple(outputs),
-        num_intermediate_bases=len(bases),
-        keep_input_mutations=keep_input_mutations,
-        traced_tangents=tuple(t.meta for t in tangents),
-        traced_tangents_descs=tuple(t.desc for t in tangents),
-        subclass_inp_meta=tuple(PlainTensorMeta(i) for i in range(len(args))),
-        subclass_fw_graph_out_meta=tuple(PlainTensorMeta(i) for i in range(known.num_forward_returns)),
-        subclass_tangent_meta=tuple(
-            PlainTensorMeta(i, None if t.meta.stride is None else MemoryFormatMeta(t.meta.shape, t.meta.stride))
-            for i, t in enumerate(tangents)
-        ),
-        grad_enabled_mutation=left,
-        static_input_indices=tuple(static_input_indices),
-    )
+    outputs: list[Any]
 
+    def __init__(self, call: Call, undo_others: bool = False) -> None:
+        import torch
 
-def watched_run(torch: ModuleType, fn: Callable[..., object], watch: Watch) -> tuple[list[object], bool | None]:
-    """What the function returns for the copies, and the grad mode that it leaves behind, if it changed it.
+        self.torch, self.call = torch, call
+        self.watch = Watch(torch, call.leaves, Copier(torch, call.leaves).copies, undo_others)
+        args, kwargs = call.form.of_call()
+        it = iter(self.watch.copies)
+        #: the arguments of the run, in their tree, and the distinct tensors among them
+        self.args = tuple([trees.unflatten(one, it) for one in args])
+        self.kwargs = {k: trees.unflatten(one, it) for k, one in kwargs.items()}
+        self.tensors: list[Tensor] = [self.watch.copies[i] for i in call.first]
+        self.left: bool | None = None  # the grad mode that the function leaves behind, if it changed it
 
-    RuntimeError where it leaves autocast changed.
-    """
-    grad, autocast = torch.is_grad_enabled(), autocast_state(torch)
-    left = None
-    try:
-        with kept_random_state(torch), watch.mode():
-            outs = list(leaves(fn(*watch.copies)))
-        left = torch.is_grad_enabled() if torch.is_grad_enabled() != grad else None
-    finally:
-        torch.set_grad_enabled(grad)
-        watch.put_back_others()
-    if autocast_state(torch) != autocast:
-        raise RuntimeError(
-            "collect_torch: the function leaves autocast as it was not before: expected it to be put back within"
+    def run(self, fn: Callable[..., object]) -> object:
+        """Run the function, once. An error of its own is raised as it is. RuntimeError where it leaves autocast
+        changed; TypeError for a result that keeps memory of an argument out of sight.
+        """
+        torch, watch = self.torch, self.watch
+        grad, autocast = torch.is_grad_enabled(), autocast_state(torch)
+        try:
+            with kept_random_state(torch), watch.mode():
+                value = fn(*self.args, **self.kwargs)
+            self.left = torch.is_grad_enabled() if torch.is_grad_enabled() != grad else None
+        finally:
+            torch.set_grad_enabled(grad)
+            lost = watch.put_back_others()
+        if autocast_state(torch) != autocast:
+            raise RuntimeError(
+                "collect_metadata: the function leaves autocast as it was not before: expected it to be put back within"
+            )
+        if lost.found:
+            raise RuntimeError(
+                "collect_metadata: what the function does to a tensor that it was not given cannot be undone:"
+                f" {lost.found[0][1]}; expected a function of its arguments alone"
+            )
+        self.outputs = []
+        trees.flatten(value, self.outputs)
+        self._check_results()
+        watch.look_at_memory()
+        return value
+
+    def _check_results(self) -> None:
+        mine = storages(self.tensors)
+        for j, o in enumerate(self.outputs):
+            if may_hold(type(o)):
+                check_result(
+                    o,
+                    lambda j=j: f"collect_metadata: {PlainAOTOutput(j).expr()}",  # type: ignore[misc]
+                    array_kinds(),
+                    lambda a: not isinstance(a, np.ndarray) and not storages([a]).isdisjoint(mine),
+                )
+
+    @property
+    def num_bases(self) -> int:
+        return len(self.saved)
+
+    def input_info(self, leaf: int, keep_input_mutations: bool) -> InputAliasInfo:
+        return self.watch.input_info(leaf, keep_input_mutations)
+
+    def output_infos(self, inputs: Sequence[InputAliasInfo]) -> list[OutputAliasInfo]:
+        found = Outputs(self.torch, self.watch, self.outputs, inputs)
+        infos = [found.info(i, o) for i, o in enumerate(self.outputs)]
+        self.saved = [(base.tensor, base.output) for base in found.bases]
+        return infos
+
+    def new_value(self, leaf: int) -> TangentMeta:
+        return TangentMeta.of(self.watch.copies[leaf])
+
+    def result(self, output: int) -> TangentMeta:
+        return TangentMeta.of(self.outputs[output])
+
+    def finished(self, meta: ViewAndMutationMeta) -> ViewAndMutationMeta:
+        tangents: Sequence[Any] = meta.traced_tangents
+        return dataclasses.replace(
+            meta,
+            subclass_inp_meta=tuple(PlainTensorMeta(i) for i in range(len(self.call.leaves))),
+            subclass_fw_graph_out_meta=tuple(PlainTensorMeta(i) for i in range(meta.num_forward_returns)),
+            subclass_tangent_meta=tuple(
+                PlainTensorMeta(i, None if t.stride is None else MemoryFormatMeta(t.shape, t.stride))
+                for i, t in enumerate(tangents)
+            ),
+            grad_enabled_mutation=self.left,
         )
-    return outs, left
-
-
-@dataclass(frozen=True)
-class Tangent:
-    """What a tangent will be, and of what."""
-
-    meta: TangentMeta
-    desc: AOTInput
 
 
 @dataclass(frozen=True)
@@ -149,40 +161,11 @@ class SavedBase:
     output: int
 
 
-def tangents_of(
-    watch: Watch,
-    descs: Sequence[AOTInput],
-    inputs: Sequence[InputAliasInfo],
-    outs: Sequence[object],
-    outputs: Sequence[OutputAliasInfo],
-    bases: Sequence[SavedBase],
-) -> list[Tangent]:
-    """New values of inputs, outputs that pass through, intermediate bases, in this order."""
-    found: list[tuple[Any, DifferentiableAOTOutput]] = [
-        (watch.copies[i], InputMutationAOTOutput(descs[i]))
-        for i, info in enumerate(inputs)
-        if info.has_mutation_tangent
-    ]
-    found += [
-        (o, PlainAOTOutput(i))
-        for i, (o, info) in enumerate(zip(outs, outputs, strict=True))
-        if info.output_type in PLAIN_TYPES and info.requires_grad_for_backward
-    ]
-    found += [(base.tensor, IntermediateBaseAOTOutput(PlainAOTOutput(base.output))) for base in bases]
-    return [Tangent(TangentMeta.of(x), TangentAOTInput(desc)) for x, desc in found]
-
-
-def check_args(torch: ModuleType, args: Sequence[object], descs: Sequence[AOTInput]) -> None:
-    """TypeError for a tensor whose memory cannot be copied and compared as it is."""
-    for x, desc in zip(args, descs, strict=True):
-        if isinstance(x, torch.Tensor):
-            plain = type(x) in (torch.Tensor, torch.nn.Parameter) and not x.is_nested and not is_transformed(x)
-            if not plain or x.layout is not torch.strided or x.device.type != "cpu" or x.is_quantized:
-                kind = "a nested tensor" if x.is_nested else type_of(x)
-                raise TypeError(
-                    f"collect_torch: {desc.expr()}: expected a plain strided CPU tensor, "
-                    f"got {kind} of layout {x.layout} on {x.device}"
-                )
+def storages(tensors: Iterable[Any]) -> set[int]:
+    """Where the memory of tensors begins."""
+    return {
+        t.untyped_storage().data_ptr() for t in tensors if str(t.layout) == "torch.strided" and t.device.type == "cpu"
+    }
 
 
 def leaves(x: object) -> Iterator[object]:
@@ -388,29 +371,55 @@ class Watch:
         self.storages = {x.untyped_storage()._cdata for x in self.before if x is not None}
         self.touched: list[list[Write]] = [[] for _ in self.copies]
         self.made: set[int] = set()  # storages that an operation gave
-        #: by storage, of tensors that were there before and are no arguments: one, its storage's bytes, its version
-        self.others: dict[int, tuple[Tensor, Storage, int | None]] = {}
+        #: tensors that were there before, are no arguments, and are written, by identity; the bytes of their storages
+        self.others: dict[int, SavedTensor] = {}
+        self.bytes: dict[int, tuple[Storage, Storage]] = {}
+        #: leaves that were there before and that gradients may reach, by identity, and their gradients
+        self.grads: dict[int, tuple[Tensor, Tensor | None]] = {}
         self.strided: set[int] = set()  # storages that as_strided was given a place in
 
     def keep_others(self, func: object, args: Sequence[object], kwargs: dict[str, object]) -> None:
-        """Keep what an operation will write that is neither an argument's nor made by the function."""
+        """Keep what an operation will write, or give a gradient, that is no argument's and not made by the function."""
         effects = effects_of(func)
         written = UNDECLARED.get(getattr(func, "_opname", ""), ())
         if effects is not None:
             written = tuple((place, name) for place, name, writes in effects.arguments if writes)
+        for x in (*args, *kwargs.values()):
+            for t in tensors(self.torch, x):
+                if t.requires_grad and t.is_leaf and id(t) not in self.position:
+                    self.grads.setdefault(id(t), (t, t.grad))
         for place, name in written:
             for t in tensors(self.torch, args[place] if place < len(args) else kwargs.get(name)):
-                if in_memory(self.torch, t) and (key := t.untyped_storage()._cdata) not in self.storages | self.made:
-                    version = None if t.is_inference() else t._version
-                    self.others.setdefault(key, (t, t.untyped_storage().clone(), version))
+                if not in_memory(self.torch, t) or t.untyped_storage()._cdata in self.storages | self.made:
+                    continue
+                storage = t.untyped_storage()
+                if storage._cdata not in self.bytes:
+                    self.bytes[storage._cdata] = storage, storage.clone()
+                for one in (t, t._base):
+                    if one is not None and id(one) not in self.others:
+                        with above_autograd(self.torch):
+                            self.others[id(one)] = SavedTensor(one)
 
-    def put_back_others(self) -> None:
+    def put_back_others(self) -> Lost:
         """Undo what was done to those."""
-        for t, before, version in self.others.values():
-            if t.untyped_storage().nbytes() == before.nbytes():
-                t.untyped_storage().copy_(before)
-            if version is not None:
-                self.torch._C._autograd._unsafe_set_version_counter((t,), (version,))
+        lost = Lost()
+        every = sorted(self.others.values(), key=lambda saved: saved.t._base is not None)
+        with self.torch.inference_mode(False):
+            for saved in every:
+                lost.unless((0, "a tensor"), saved.undo_storage)
+            for saved in every:
+                lost.unless((0, "a tensor"), saved.undo_place)
+            for storage, before in self.bytes.values():
+                if storage.nbytes() == before.nbytes():
+                    storage.copy_(before)
+            for saved in every:
+                lost.unless((0, "a tensor"), saved.count)
+            for saved in every:
+                lost.unless((0, "a tensor"), saved.undo_rest)
+            for t, grad in self.grads.values():
+                if t.grad is not grad:
+                    t.grad = grad
+        return lost
 
     def mode(self) -> AbstractContextManager[object]:
         from torch.utils import _python_dispatch
@@ -418,7 +427,7 @@ class Watch:
         watch = self
         base: Any = _python_dispatch.TorchDispatchMode  # whose types are there only where torch is
 
-        class Seen(base):  # type: ignore[misc]
+        class WatchMode(base):  # type: ignore[misc]
             def __torch_dispatch__(
                 self,
                 func: Callable[..., object],
@@ -429,6 +438,7 @@ class Watch:
                 effects = effects_of(func)
                 if watch.alone:
                     watch.keep_others(func, args, kwargs or {})
+                    watch.note_place(func, args, kwargs or {})
                 result = func(*args, **kwargs) if kwargs else func(*args)
                 if watch.alone and (effects is None or not effects.makes_views):
                     watch.made |= {t.untyped_storage()._cdata for t in in_memories(watch.torch, result)}
@@ -436,16 +446,20 @@ class Watch:
                     watch.note(effects, args, kwargs or {}, result)
                 return result
 
-        made: AbstractContextManager[object] = Seen()
+        made: AbstractContextManager[object] = WatchMode()
         return made
+
+    def note_place(self, func: Any, args: Sequence[object], kwargs: dict[str, object]) -> None:
+        """The storages in which an operation of the `as_strided` family is given a place."""
+        if not func.overloadpacket.__name__.startswith("as_strided"):
+            return
+        place = [a.name for a in func._schema.arguments].index("storage_offset")
+        if (args[place] if place < len(args) else kwargs.get("storage_offset")) is not None:
+            self.strided |= {t.untyped_storage()._cdata for t in in_memories(self.torch, args[0])}
 
     def note(self, effects: Effects, args: Sequence[object], kwargs: dict[str, object], result: object) -> None:
         """What an operation wrote, and what is a view of what now."""
         viewed = []
-        if effects.name.startswith("as_strided"):
-            offset = args[3] if len(args) > 3 else kwargs.get("storage_offset")
-            if offset is not None:
-                self.strided |= {t.untyped_storage()._cdata for t in in_memories(self.torch, args[0])}
         for place, name, writes in effects.arguments:
             value = args[place] if place < len(args) else kwargs.get(name)
             for t in tensors(self.torch, value):
@@ -495,6 +509,16 @@ class Watch:
             requires_grad=new.requires_grad,
             keep_input_mutations=keep,
         )
+
+
+def above_autograd(torch: ModuleType) -> AbstractContextManager[object]:
+    """Within a dispatch mode, where autograd is behind: have operations recorded by it all the same."""
+    core = torch._C
+    keys = core.DispatchKeySet(core.DispatchKey.AutogradFunctionality)
+    keys |= core.DispatchKeySet(core.DispatchKey.ADInplaceOrView)
+    exclude = core._dispatch_tls_local_exclude_set() - keys
+    guard: AbstractContextManager[object] = core._ForceDispatchKeyGuard(core._dispatch_tls_local_include_set(), exclude)
+    return guard
 
 
 class WeakTensors:
@@ -584,9 +608,6 @@ class Outputs:
         # No operation made it of an input, and yet it may lie in the memory of one: as x.data does.
         touching = [i for i in beside if _core.overlap(watch.copies[i].detach(), o.detach())]
         return max(touching or beside, default=None)
-
-    def classified(self) -> tuple[list[OutputAliasInfo], list[SavedBase]]:
-        return [self.info(i, o) for i, o in enumerate(self.outs)], self.bases
 
     def info(self, i: int, o: object) -> OutputAliasInfo:
         if not isinstance(o, self.torch.Tensor):

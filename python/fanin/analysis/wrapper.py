@@ -12,20 +12,21 @@ what is held against a later call.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import operator
 import sys
 import threading
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .._words import type_of
 from ..descriptors import AOTInput, AOTOutput, PlainAOTInput, PlainAOTOutput
 from . import trees
-from .caller_arrays import Array, CallerArrays, CallerContainers
+from .caller_arrays import CallerArrays, CallerContainers
 from .calls import (
     Call,
     Outcome,
@@ -42,7 +43,7 @@ from .calls import (
     outcome_of,
     torch,
 )
-from .collect import Flags, check_flags, collect, meta_of, of_tensors
+from .collect import ObservedArrays, check_flags, metadata, observe_arrays
 from .guards import Change, Guard
 from .hidden import check_argument, check_function
 from .private_copies import plan
@@ -51,8 +52,8 @@ from .records import ViewAndMutationMeta
 
 if TYPE_CHECKING:
     from .protocols import Tensor
-    from .pure_torch import Seen
-    from .torch_collect import Watch
+    from .pure_torch import OutputViews, Reads
+    from .torch_collect import ObservedTensors
 
 GUARDS = ("specialise", "error")
 Compiler = Callable[["Pure"], Callable[..., Sequence[object]]]
@@ -107,8 +108,10 @@ class Record:
         self.fixed: list[tuple[int, object]] = []
         if call.tensors and owner.compiles:
             others = ((i, x) for i, (x, u) in enumerate(zip(call.leaves, call.index, strict=True)) if u is None)
-            self.fixed = [(i, x) for i, x in others if isinstance(x, (int, str, bytes, slice, type(None)))]
-        self.plan = plan(call.arrays if not call.tensors else torch_part().twins(call.arrays), self.guard.components)
+            self.fixed = [(i, x) for i, x in others if isinstance(x, (int, str, bytes, slice, tuple, type(None)))]
+        self.plan = plan(
+            call.arrays if not call.tensors else torch_part().numpy_views(call.arrays), self.guard.components
+        )
         self.caller: type[CallerArrays] = torch_part().CallerTensors if call.tensors else CallerArrays
         self.index, self.form, self.first, self.flat = call.index, call.form, call.first, self.guard.flat
         self.owner = owner
@@ -118,7 +121,10 @@ class Record:
         self.touched: frozenset[int] = frozenset()  #: arrays that were written
         self.compiled: Callable[..., Sequence[object]] | None = None  #: the compiled pure function
         self.asks: object = None  #: of tensors, who asks for a gradient
-        self.seen: Seen | None = None  #: of tensors, how arguments and results show their memory
+        self.seen: OutputViews | None = None  #: of tensors, how arguments and results show their memory
+        #: tensors of which the function reads where they lie in their storage, and whether it reads of all of that
+        self.placed: dict[int, bool] = {}
+        self.problem: Exception | None = None  #: why there is no pure function
         self.own: dict[int, int] = {}  #: which containers of the result are which of the arguments', by their places
 
     @functools.cached_property
@@ -150,6 +156,8 @@ class Record:
             return self.compiled is None
         if not self.tensors:
             return True
+        if any(is_part(arrays[u], whole) for u, whole in self.placed.items()):
+            return False
         return all(type(leaves[i]) is type(x) and leaves[i] == x for i, x in self.fixed) and self.asks == asks(arrays)
 
     @functools.cached_property
@@ -167,6 +175,15 @@ class Record:
         return before + PlainAOTInput(leaf).expr()
 
 
+@dataclass(eq=False)
+class Turn:
+    """A layout that is being recorded: what fits it, and how many threads record it or wait."""
+
+    guard: Guard | None
+    lock: threading.RLock
+    threads: int = 0
+
+
 class Functionalized:
     """What `functionalize` gives: call it as the function itself.
 
@@ -181,13 +198,20 @@ class Functionalized:
         guard: str,
         lend: bool,
         keep: int,
-        options: Flags,
+        requires_grad: Sequence[bool] | None,
         compiler: Compiler | None,
     ) -> None:
         self.fn = fn
-        self._guard, self._lend, self._keep, self._options, self._compiler = guard, lend, keep, options, compiler
+        self._guard, self._lend, self._keep, self._requires_grad, self._compiler = (
+            guard,
+            lend,
+            keep,
+            requires_grad,
+            compiler,
+        )
         self._records: list[Record] = []
-        self._recording = threading.RLock()
+        self._lock = threading.Lock()  # of the two lists
+        self._turns: list[Turn] = []
         if "torch" in sys.modules:
             skip_frames()
         functools.update_wrapper(self, fn, updated=())
@@ -220,6 +244,8 @@ class Functionalized:
                 "functionalize: .pure of a function on tensors is known with functionalize(fn, example_args), or with"
                 " compiler="
             )
+        if record.problem is not None:
+            raise record.problem
         return record.pure
 
     @property
@@ -249,14 +275,35 @@ class Functionalized:
                     self._remember(record)
                 return self._again(record, Arguments(args, kwargs, *found))
         if self._compiler is None and self._guard != "error":
-            return self._first(args, kwargs)  # two threads that record one layout do no harm
-        with self._recording:  # one records a layout, the others wait and find it
-            known = [
-                r for r in self._records if (found := r.guard.arrays(args, kwargs)) and r.fits(tuple(kwargs), *found)
-            ]
-            if not known:
+            return self._first(args, kwargs)  # the function runs in any case, and one of its records is kept
+        with self._recording(args, kwargs):
+            if not self._is_recorded(args, kwargs):
                 return self._first(args, kwargs)
         return self(*args, **kwargs)
+
+    def _is_recorded(self, args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
+        order = tuple(kwargs)
+        return any((found := r.guard.arrays(args, kwargs)) and r.fits(order, *found) for r in self._records)
+
+    @contextlib.contextmanager
+    def _recording(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Iterator[None]:
+        """One thread records a layout, the others wait. With `guard="error"` there is one layout."""
+        with self._lock:
+            fits = (t for t in self._turns if t.guard is None or t.guard.arrays(args, kwargs) is not None)
+            turn = next(fits, None)
+            if turn is None:
+                guard = None if self._guard == "error" else Guard(call_of(args, kwargs, "functionalize"))
+                turn = Turn(guard, threading.RLock())
+                self._turns.append(turn)
+            turn.threads += 1
+        try:
+            with turn.lock:
+                yield
+        finally:
+            with self._lock:
+                turn.threads -= 1
+                if not turn.threads:
+                    self._turns.remove(turn)
 
     def _first(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """A call of a layout that was not seen before."""
@@ -267,12 +314,10 @@ class Functionalized:
         if self._guard == "error" and self._records:
             self._refuse(self._records[0], call)
         check_signature(self.fn, args, kwargs, "functionalize")
-        check_flags(call, self._options["requires_grad"], "functionalize")
+        check_flags(call, self._requires_grad, "functionalize")
         record = Record(self, call, tuple(kwargs))
         earlier = self._earlier(record)
         if call.tensors and self._compiler is not None:
-            for u, t in enumerate(call.arrays):
-                torch_part().check_bits(t, f"functionalize: {record.named(record.first[u])}")
             self._learn_from(record, call, given)
             self._remember(record)
             return self._compiled(record, given)
@@ -281,14 +326,13 @@ class Functionalized:
             result = self.fn(*args, **kwargs)
             if self._compiler is not None and containers.changed():
                 raise changed_containers()
-            inner = [r for r in self._records if r.guard.arrays(args, kwargs) is not None]  # it called itself
-            earlier = earlier.union(*(r.touched for r in inner))
-            self._records = [r for r in self._records if r not in inner]
+            # It called itself, or another thread did.
+            earlier = earlier.union(*(r.touched for r in self._records if r.guard.arrays(args, kwargs) is not None))
             self._learn(record, caller, call, given, result, earlier)
         except BaseException as e:
             undo(record, e, caller, containers)
             raise
-        self._remember(record)
+        self._remember(record, given)
         return result
 
     def _earlier(self, record: Record) -> frozenset[int]:
@@ -334,7 +378,7 @@ class Functionalized:
         """Record the layout of a call that is not made: the function runs on copies."""
         call = call_of(args, kwargs, "functionalize")
         check_signature(self.fn, args, kwargs, "functionalize")
-        check_flags(call, self._options["requires_grad"], "functionalize")
+        check_flags(call, self._requires_grad, "functionalize")
         record = Record(self, call, tuple(kwargs))
         self._learn_from(record, call, Arguments(args, kwargs, call.leaves, call.arrays))
         self._remember(record)
@@ -354,14 +398,12 @@ class Functionalized:
                 record.outcome = outcome_of(caller, result, [], [])
             record.touched = earlier | caller.changed
             return
-        outputs: list[object] = []
-        bases: list[Array] = []
-        outcome = outcome_of(caller, result, outputs, bases)
+        observed = ObservedArrays(call, caller, result, None, earlier, self._requires_grad)
         if self._compiler is not None:
-            check_hidden(caller, outputs, "functionalize")
-            check_outputs(caller, outputs, "functionalize")
+            check_hidden(caller, observed.outputs, "functionalize")
+            check_outputs(caller, observed.outputs, "functionalize")
             record.own = own_of(result, given.tree, {})
-        record.learn(meta_of(call, caller, outcome, outputs, bases, earlier, None, **self._options), outcome)
+        record.learn(metadata(observed, call), observed.outcome)
         self._compile(record)
 
     def _compile(self, record: Record) -> None:
@@ -378,59 +420,58 @@ class Functionalized:
         if record.tensors:
             self._learn_from_tensors(record, call)
         else:
-            meta, outcome, copies, result = collect(
-                self.fn, call, given.args, given.kwargs, record.plan, **self._options
-            )
-            if self._compiler is not None and copies.changed():
+            asked = self._requires_grad
+            observed = observe_arrays(self.fn, call, given.args, given.kwargs, record.plan, requires_grad=asked)
+            if self._compiler is not None and observed.containers.changed():
                 raise changed_containers()
-            record.learn(meta, outcome)
-            record.own = own_of(result, given.tree, copies.original())
+            record.learn(metadata(observed, call), observed.outcome)
+            record.own = own_of(observed.value, given.tree, observed.containers.original())
         self._compile(record)
 
     def _learn_from_tensors(self, record: Record, call: Call) -> None:
-        """The same of tensors, by a run on copies."""
-        from . import pure_torch
+        """The same of tensors. ValueError where there is a compiler, and a pure function cannot do what this one does;
+        without one `.pure` raises it.
+        """
+        from . import pure_torch, torch_collect
 
-        shown = pure_torch.Shown
-        given = [shown.given(t) for t in call.arrays]
-        quiet: set[int] = set()
-        ends: dict[int, pure_torch.Shown] = {}
+        shown, reads = pure_torch.Shown, pure_torch.Reads()
+        run = torch_collect.ObservedTensors(call, undo_others=True)
+        tree = run.args, run.kwargs
+        caller, containers = record.caller(record.plan, run.tensors), CallerContainers(tree)
+        before = [(history_of(t), state_of(t)) for t in run.tensors]
+        result = run.run(reads.around(self.fn))
         outputs: list[object] = []
-
-        def look(leaves: list[Any], tree: object) -> Callable[[Any], None]:
-            tensors = [leaves[i] for i in record.first]
-            caller, containers = record.caller(record.plan, tensors), CallerContainers(tree)
-            histories = [history_of(t) for t in tensors]
-            states = [state_of(t) for t in tensors]
-
-            def after(result: object) -> None:
-                if self._compiler is not None and containers.changed():
-                    raise changed_containers()
-                if self._compiler is not None and caller.resized:
-                    raise resized(record.named(record.first[record.plan.groups[min(caller.resized)].numbers[0]]))
-                record.outcome = outcome_of(caller, result, outputs, [])
-                if self._compiler is not None:
-                    check_states(record, tensors, states, outputs)
-                quiet.update(u for u, t in enumerate(tensors) if history_of(t) == histories[u])
-                ends.update((u, shown.given(tensors[u])) for u in caller.moved)
-                record.own = own_of(result, tree, {})
-
-            return after
-
-        def saw(watch: Watch) -> None:
+        record.outcome = outcome_of(caller, result, outputs, [])
+        problems = unlike_copies(record, run, [state for _, state in before], reads)
+        if caller.resized:
+            problems.insert(0, resized(record.named(record.first[record.plan.groups[min(caller.resized)].numbers[0]])))
+        if containers.changed():
+            problems.insert(0, changed_containers())
+        if problems:
+            record.problem = problems[0]
             if self._compiler is not None:
-                check_strided(record, call, watch)
-
-        record.meta = of_tensors(self.fn, call, look, saw)
+                raise record.problem
+        record.meta = metadata(run, call)
         record.touched = frozenset(
             u for i, u in enumerate(record.index) if u is not None and record.meta.input_info[i].mutates_data
         )
         record.asks = asks(call.arrays)
-        record.seen = pure_torch.Seen(given, ends, [shown.of(o) for o in outputs], frozenset(quiet))
+        record.own = own_of(result, tree, {})
+        quiet = frozenset(u for u, t in enumerate(run.tensors) if history_of(t) == before[u][0])
+        ends = {u: shown.given(run.tensors[u]) for u in caller.moved}
+        given = [shown.given(t) for t in call.arrays]
+        record.seen = pure_torch.OutputViews(given, ends, [shown.of(o) for o in outputs], quiet)
 
-    def _remember(self, record: Record) -> None:
-        """Put a record first; the list is made anew, for other threads may be reading it."""
-        self._records = [record, *(r for r in self._records if r is not record)][: self._keep]
+    def _remember(self, record: Record, instead: Arguments | None = None) -> None:
+        """Put a record first; the list is made anew, for other threads may be reading it. `instead`: of all that fit
+        these arguments.
+        """
+        with self._lock:
+            others = [r for r in self._records if r is not record]
+            if instead is not None:
+                same = record.order
+                others = [r for r in others if r.order != same or not r.guard.arrays(instead.args, instead.kwargs)]
+            self._records = [record, *others][: self._keep]
 
     def _widen(self, record: Record, caller: CallerArrays) -> None:
         """An array was written that was not when the layout was recorded."""
@@ -505,50 +546,76 @@ def own_of(result: object, given: object, original: dict[int, object]) -> dict[i
 
 
 def state_of(t: Tensor) -> tuple[object, ...]:
-    """What of a tensor a compiled function cannot change: version, attributes, gradient, hooks; whether it asks for
-    one, and has a history; its shape and strides.
+    """What of a tensor a compiled function cannot change: version, attributes, gradient, hooks; class, whether it
+    retains its gradient; whether it asks for one, and has a history; its shape and strides.
     """
     hooks = sum(len(getattr(t, name) or ()) for name in torch_part().HOOKS)
     attributes = {name: id(x) for name, x in t.__dict__.items()}
     grad = id(t.grad) if t.is_leaf and t.grad is not None else None
-    return t._version, attributes, grad, hooks, t.requires_grad, t.grad_fn is not None, (t.shape, t.stride())
+    own = type(t), t.retains_grad
+    return t._version, attributes, grad, hooks, own, t.requires_grad, t.grad_fn is not None, (t.shape, t.stride())
 
 
-def check_states(
-    record: Record, tensors: Sequence[Tensor], before: Sequence[tuple[object, ...]], outputs: Sequence[object]
-) -> None:
-    """ValueError where a run changed what a compiled function cannot change, by name."""
-    for u, (t, was) in enumerate(zip(tensors, before, strict=True)):
+def unlike_copies(
+    record: Record, run: ObservedTensors, before: Sequence[tuple[object, ...]], reads: Reads
+) -> list[Exception]:
+    """Why a pure function cannot stand for this one: what it reads of copies that is otherwise there, or sets on them
+    and no result has. `before`: `state_of` each.
+    """
+    call, tensors = run.call, run.tensors
+    places = dict.fromkeys(run.watch.strided, False) | reads.storages
+    found: list[Exception] = []
+    for u, (given, t, was) in enumerate(zip(call.arrays, tensors, before, strict=True)):
         now = state_of(t)
-        version, attributes, grad, hooks, asks, grown, lay = (a == b for a, b in zip(was, now, strict=True))
+        version, attributes, grad, hooks, own, asks, grown, lay = (a == b for a, b in zip(was, now, strict=True))
+        leaf = given.is_leaf and given.requires_grad
         what = (
             "attributes are set" if not attributes
+            else "it has attributes, which a copy has not" if given.__dict__
             else ".grad is set" if not grad
             else "a hook is added" if not hooks
-            else "requires_grad is set" if not asks and (version or was[4])
-            else "its history is cut (detach_)" if was[5] and not grown
-            else "it is a leaf that asks for a gradient, and its strides change" if was[4] and not was[5] and not lay
+            else "its class is set, or its gradient retained" if not own
+            else "requires_grad is set" if not asks and (version or was[5])
+            else "its history is cut (detach_)" if was[6] and not grown
+            else "it is a leaf that asks for a gradient, and its strides change" if was[5] and not was[6] and not lay
+            else reads.found[id(t)] if id(t) in reads.found and (leaf or (given.is_leaf and given.grad is not None))
             else None
         )  # fmt: skip
         if what is not None:
-            raise uncompiled(f"{record.named(record.first[u])}: {what}")
+            found.append(uncompiled(f"{record.named(record.first[u])}: {what}"))
+        try:
+            torch_part().check_bits(given, f"functionalize: {record.named(record.first[u])}")
+        except ValueError as e:
+            found.append(e)
+        before_it = run.watch.before[record.first[u]]
+        whole = None if before_it is None else places.get(before_it.untyped_storage()._cdata)
+        if whole is not None:
+            record.placed[u] = whole
+            if is_part(given, whole):
+                found.append(misplaced(record.named(record.first[u]), given))
     storages = {t.untyped_storage()._cdata for t in tensors}
-    for j, o in enumerate(outputs):
+    for j, o in enumerate(run.outputs):
         if not isinstance(o, torch().Tensor) or not o.is_leaf or not o.requires_grad or any(o is t for t in tensors):
             continue
         if str(o.layout) == "torch.strided" and o.untyped_storage()._cdata in storages:
-            raise uncompiled(f"{PlainAOTOutput(j).expr()} is a leaf of its own on the memory of an argument")
+            found.append(uncompiled(f"{PlainAOTOutput(j).expr()} is a leaf of its own on the memory of an argument"))
+    return found
 
 
-def check_strided(record: Record, call: Call, watch: Watch) -> None:
-    """ValueError where a function counts from where the storage of an argument begins, which a copy has not."""
-    for u, t in enumerate(call.arrays):
-        before = watch.before[record.first[u]]
-        if before is not None and before.untyped_storage()._cdata in watch.strided and t.storage_offset():
-            raise uncompiled(
-                f"{record.named(record.first[u])}: as_strided is given a storage_offset, and it begins at element"
-                f" {t.storage_offset()} of its storage: leave it out, or pass x.clone()"
-            )
+def is_part(t: Any, whole: bool) -> bool:
+    """Whether a tensor begins behind its storage's first element, which a copy never does; with `whole`, whether it
+    shows less than all of its storage.
+    """
+    return bool(t.storage_offset() or (whole and t.untyped_storage().nbytes() != t.numel() * t.element_size()))
+
+
+def misplaced(name: str, t: Tensor) -> ValueError:
+    """The error for a function that counts from where the storage of such an argument begins."""
+    return uncompiled(
+        f"{name}: its place in its storage is read, or counted from (storage_offset, untyped_storage, as_strided with a"
+        f" storage_offset), and it begins at element {t.storage_offset()} of"
+        f" {t.untyped_storage().nbytes() // max(t.element_size(), 1)}: pass x.clone()"
+    )
 
 
 def uncompiled(what: str) -> ValueError:
@@ -563,9 +630,9 @@ def history_of(t: Tensor) -> tuple[object, bool]:
 
 
 def asks(tensors: Sequence[Any]) -> object:
-    """Who asks for a gradient, who is a leaf, and whether gradients are on."""
+    """Which tensors ask for a gradient, are leaves, have attributes; and whether gradients are on."""
     library = torch()
-    return library.is_grad_enabled(), [(t.requires_grad, t.is_leaf) for t in tensors]
+    return library.is_grad_enabled(), [(t.requires_grad, t.is_leaf, bool(t.__dict__)) for t in tensors]
 
 
 def resized(name: str) -> ValueError:
@@ -707,8 +774,8 @@ def functionalize(
     <pure step: (__make_synthetic_base(args[0])) -> (__input_mutation(__make_synthetic_base(args[0])), output[0])>
     """
     check_options(fn, guard, lend, compiler, layouts)
-    options: Flags = {"requires_grad": None if requires_grad is None else tuple(map(bool, requires_grad))}
-    made = Functionalized(fn, guard, lend, layouts, options, compiler)
+    asked = None if requires_grad is None else tuple(map(bool, requires_grad))
+    made = Functionalized(fn, guard, lend, layouts, asked, compiler)
     if example_args is not None or example_kwargs:
         made._record(check_given(example_args, "example_args", "functionalize"), dict(example_kwargs or {}))
     return made
