@@ -14,10 +14,10 @@
 
 void fan_buffer_adopt(fan_buffer *b)
 {
-    bool left = b->process == FAN_LEFT;
-    if (b->adopted == fan_process())
+    bool left = b->fork_generation == FAN_FORK_INVALID;
+    if (b->owner_generation == fan_process())
         return;
-    b->adopted = fan_process();
+    b->owner_generation = fan_process();
     for (size_t i = 0; i < b->nlocks; i++) {
         left |= !fan_mutex_adopt(&b->locks[i]);
         fan_cond_adopt(&b->changed[i]);
@@ -32,13 +32,13 @@ void fan_buffer_adopt(fan_buffer *b)
         s->busy = s->taking = false;
         fan_slot_set_owner(s, 0);
     }
-    b->process = left ? FAN_LEFT : b->adopted;
+    b->fork_generation = left ? FAN_FORK_INVALID : b->owner_generation;
 }
 
-fan_status fan_buffer_here(fan_buffer *b, fan_error *err)
+fan_status fan_buffer_check_fork(fan_buffer *b, fan_error *err)
 {
     fan_buffer_adopt(b);
-    if (b->process != FAN_LEFT)
+    if (b->fork_generation != FAN_FORK_INVALID)
         return FAN_OK;
     return fan_fail(err, FAN_ERR_STATE,
                     "%s: another thread was in this buffer when the process was forked, and what it holds is not whole "
@@ -294,7 +294,7 @@ fan_slot_state *fan_slot_cut(fan_buffer *b, fan_slot *s)
         return gone;
     for (size_t i = 0; i < s->list->n; i++)
         plain += !s->list->entries[i].general && s->list->entries[i].object;
-    fan_fast_unpark(b, s->list, plain);
+    fan_list_unpark(b, s->list, plain);
     fan_list_detach(s->list, &gone->left);
     return gone;
 }
@@ -333,13 +333,13 @@ fan_dtype_set fan_entry_seen(fan_dtype_set seen, const fan_slot *s, const fan_en
 
 /* ---- plain entries, and the state beside them ---- */
 
-void fan_fast_drop(fan_buffer *b, size_t slot)
+void fan_slot_drop_plain(fan_buffer *b, size_t slot)
 {
     fan_list *p = b->slots[slot].list;
     FAN_UNCLEARED fan_detached gone;
     if (!p || !p->n)
         return;
-    fan_fast_unpark(b, p, fan_list_parked(p) - p->undefined);
+    fan_list_unpark(b, p, fan_list_parked(p) - p->undefined);
     fan_list_detach(p, &gone);
     const fan_entry *entries = gone.heap ? gone.heap : gone.inline_entries;
     for (size_t i = 0; i < gone.n; i++)
@@ -401,8 +401,8 @@ static fan_status slot_value_of_sum(fan_buffer *b, size_t slot, fan_slot_state *
         return fan_slot_changed(b, slot, sum->key, err);
     FAN_TRY(status);
     p->value_summed = list->summed > 1;
-    p->value_ours = p->value_summed || sum->ours;
-    p->value_exposed = kept && p->value_ours;
+    p->value_owned = p->value_summed || sum->owned;
+    p->value_exposed = kept && p->value_owned;
     p->value_donated = sum->donated;
     p->value_seen = fan_entry_dtypes(b->slots[slot].spec, &list->kind);
     p->value_key = sum->key < 0 ? -1 : 0;
@@ -455,7 +455,7 @@ fan_status fan__slot_begin_state(fan_buffer *b, size_t slot, fan_error *err)
             list->undefined--;
     list->n = kept;
     list->summed = 0;
-    list->ask = 0;
+    list->recheck_at = 0;
     if (sum)
         b->frontend->drop(sum); /* its value has a hold of its own: nothing is called back */
     return FAN_OK;
@@ -465,7 +465,7 @@ fan_status fan__slot_begin_state(fan_buffer *b, size_t slot, fan_error *err)
 
 fan_status fan_slot_check(fan_buffer *b, size_t slot, fan_error *err)
 {
-    FAN_TRY(fan_buffer_here(b, err));
+    FAN_TRY(fan_buffer_check_fork(b, err));
     if (slot >= b->nslots)
         return fan_fail(err, FAN_ERR_INDEX, "%s: no slot %zu; it has %zu (S1)", b->name, slot, b->nslots);
     return FAN_OK;

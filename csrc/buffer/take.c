@@ -790,7 +790,7 @@ static void take_slot_fini(fan_buffer *b, fan_slot_take *c, fan_slot_state *gone
 
 fan_status fan_buffer_take(fan_buffer *b, const fan_take *how, fan_value *results, fan_error *err)
 {
-    FAN_TRY(fan_buffer_here(b, err));
+    FAN_TRY(fan_buffer_check_fork(b, err));
     if (how->one)
         FAN_TRY(fan_slot_check(b, how->slot, err));
     size_t n = fan_take_count(b, how);
@@ -1183,7 +1183,7 @@ static void take_host_hand_over(fan_buffer *b, fan_span span)
                 b->frontend->drop(object);
         }
         if (p && p->n) {
-            fan_fast_unpark(b, p, fan_list_parked(p) - p->undefined);
+            fan_list_unpark(b, p, fan_list_parked(p) - p->undefined);
             fan_list_empty(p);
             fan_list_shrink(p);
         }
@@ -1254,7 +1254,7 @@ static bool take_host_one(fan_buffer *b, size_t slot, const fan_take *how, void 
 bool fan_fast_take(fan_buffer *b, fan_span span, const fan_take *how, const fan_fast_outs *outs, void **results)
 {
     FAN_UNCLEARED take_host t;
-    if (!fan_fast_allowed() || !fan_buffer_is_here(b))
+    if (!fan_fast_allowed() || !fan_buffer_is_usable(b))
         return false;
     if (!outs && span.end - span.first == 1) {
         bool good = take_host_one(b, span.first, how, results);

@@ -61,7 +61,7 @@ QUESTIONS: dict[str, tuple[str, set[str]]] = {
     ),
     "has its memory its value?": (r"->has_own_value\(", {"fan_host_has_values", "add_host_begin"}),
     "does a newer event cover it (S12)?": (r"\bfan_event_covers\(", {"order_covered"}),
-    "is the budget passed?": (r"\bfan_over_budget\(", {"fan_slot_due", "fold_host_due"}),
+    "is the budget passed?": (r"\bfan_budget_exceeded\(", {"fan_slot_due", "fold_host_due"}),
 }
 
 
