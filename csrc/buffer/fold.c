@@ -844,13 +844,13 @@ static bool fold_host(fan_buffer *b, size_t slot)
 {
     fan_slot *s = &b->slots[slot];
     fan_list *p = s->list;
-    FAN_UNCLEARED fan_entry few[FAN_LIST_INLINE];
+    FAN_UNCLEARED fan_entry inline_gone[FAN_LIST_INLINE];
     char *data = NULL;
     if (!fold_host_may(b, slot))
         return false;
     fan_list_sort(p);
     size_t n = fan_list_prefix(p);
-    fan_entry *gone = n <= FAN_LIST_INLINE ? few : fan_alloc(n * sizeof *gone);
+    fan_entry *gone = n <= FAN_LIST_INLINE ? inline_gone : fan_alloc(n * sizeof *gone);
     if (n < 2 || !gone)
         return false;
     fan_host_claim(s);
@@ -869,7 +869,7 @@ static bool fold_host(fan_buffer *b, size_t slot)
     fan_host_release(b, (fan_span){slot, slot + 1});
     for (size_t i = 0; good && i < n; i++) /* last: it may call back */
         b->frontend->drop(gone[i].object);
-    if (gone != few)
+    if (gone != inline_gone)
         fan_free(gone);
     return good;
 }

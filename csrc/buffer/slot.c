@@ -323,9 +323,15 @@ fan_status fan_slot_poisoned(const fan_buffer *b, size_t slot, fan_error *err)
                     first->text);
 }
 
+/* A10: the dtypes that a plain entry of this kind brings. */
+static fan_dtype_set slot_entry_dtypes(const fan_slot_spec *spec, const fan_fast_kind *k)
+{
+    return fan_dtype_set_add(0, k->dtype, k->weak && spec->dtype == FAN_DT_NONE);
+}
+
 fan_dtype_set fan_entry_seen(fan_dtype_set seen, const fan_slot *s, const fan_entry *one)
 {
-    fan_dtype_set own = one->general ? one->item->own : one->object ? fan_entry_dtypes(s->spec, &s->list->kind) : 0;
+    fan_dtype_set own = one->general ? one->item->own : one->object ? slot_entry_dtypes(s->spec, &s->list->kind) : 0;
     if (!own)
         return seen;
     return s->spec->dtype != FAN_DT_NONE ? own : seen | own;
@@ -347,11 +353,6 @@ void fan_slot_drop_plain(fan_buffer *b, size_t slot)
     fan_detached_fini(&gone, p);
 }
 
-fan_dtype_set fan_entry_dtypes(const fan_slot_spec *spec, const fan_fast_kind *k)
-{
-    return fan_dtype_set_add(0, k->dtype, k->weak && spec->dtype == FAN_DT_NONE);
-}
-
 /* D5: Python ints are checked against the dtype of all, which may come yet. */
 static void slot_weak_range(fan_slot_state *p, const fan_list *list)
 {
@@ -371,7 +372,7 @@ static void slot_fill_state(fan_slot_state *p, const fan_slot *s, int64_t *shape
     const fan_list *list = s->list;
     const fan_fast_kind *k = &list->kind;
     bool some = fan_list_defined(list);
-    p->seen = some ? fan_entry_dtypes(s->spec, k) : 0;
+    p->seen = some ? slot_entry_dtypes(s->spec, k) : 0;
     if (some && k->weak)
         slot_weak_range(p, list);
     p->keyed = list->entries[0].key < 0 ? -1 : 1;
@@ -404,7 +405,7 @@ static fan_status slot_value_of_sum(fan_buffer *b, size_t slot, fan_slot_state *
     p->value_owned = p->value_summed || sum->owned;
     p->value_exposed = kept && p->value_owned;
     p->value_donated = sum->donated;
-    p->value_seen = fan_entry_dtypes(b->slots[slot].spec, &list->kind);
+    p->value_seen = slot_entry_dtypes(b->slots[slot].spec, &list->kind);
     p->value_key = sum->key < 0 ? -1 : 0;
     p->next_key = (uint64_t)sum->key + 1;
     return FAN_OK;

@@ -94,10 +94,8 @@ static inline fan_status fan_slot_begin_state(fan_buffer *b, size_t slot, fan_er
     const fan_slot *s = &b->slots[slot];
     return s->p == &fan_slot_state_none && fan_slot_waiting(s) ? fan__slot_begin_state(b, slot, err) : FAN_OK;
 }
-/* fan_entry_drop: unlocked: drops what an entry that was taken out holds. fan_entry_dtypes: A10: the dtypes that a
- * plain entry of this kind brings. */
+/* fan_entry_drop: unlocked: drops what an entry that was taken out holds. */
 void fan_entry_drop(fan_buffer *b, const fan_entry *one);
-fan_dtype_set fan_entry_dtypes(const fan_slot_spec *spec, const fan_fast_kind *k);
 /* fan_slot_drop_plain: unlocked: drops what is parked in a slot. */
 void fan_slot_drop_plain(fan_buffer *b, size_t slot);
 /* fan_fast_unpark: `n` of the slot's gradients no longer count against the budget, and of the others it is to be asked

@@ -24,10 +24,10 @@ typedef struct fan_slot_take {
     fan_gathered g;
     bool claimed, gathered;
     fan_take_plan plan;
-    bool asked_again;      /* its plan was made again once no other slot could fail any more */
-    bool out_meets_inputs; /* D11 */
-    bool begun;            /* its fold has begun, and waits in the batch */
-    bool handed;           /* the consumer is ordered after it */
+    bool asked_again;         /* its plan was made again once no other slot could fail any more */
+    bool out_overlaps_inputs; /* D11 */
+    bool begun;               /* its fold has begun, and waits in the batch */
+    bool handed;              /* the consumer is ordered after it */
     fan_value result;
     fan_stream *ready;
     fan_event *ready_event;
@@ -213,9 +213,9 @@ static fan_take_facts take_facts(fan_buffer *b, const fan_take *how, const fan_e
     }
     fan_dtype sum = fan_fold_dtype(f);
     facts.has_out = fan_take_out_at(how, c->slot);
-    facts.out_meets_inputs = c->out_meets_inputs;
+    facts.out_overlaps_inputs = c->out_overlaps_inputs;
     facts.stats = b->sum_stats != NULL;
-    facts.out_meets_own = facts.has_out && facts.stats && take_written_by_own_out(c, fan_take_out_at(how, c->slot));
+    facts.out_overlaps_own = facts.has_out && facts.stats && take_written_by_own_out(c, fan_take_out_at(how, c->slot));
     facts.scaled = fan_take_scaled(how);
     facts.writable = how->writable;
     facts.exact = fan_fold_is_exact(f);
@@ -567,7 +567,7 @@ static fan_status take_claim(fan_buffer *b, const fan_take *how, fan_slot_take *
     if (how->out)
         FAN_TRY(take_collect_outs(b, how, takes, inputs, outs, err));
     for (size_t i = 0; how->out && i < fan_take_count(b, how); i++)
-        takes[i].out_meets_inputs =
+        takes[i].out_overlaps_inputs =
             fan_take_out_of(how, i) && take_out_overlaps_inputs(inputs, how->out[i].array, takes[i].slot);
     return FAN_OK;
 }
