@@ -66,7 +66,7 @@ typedef struct fan_reuse {
     bool writable;
     bool same_dtype; /* its dtype is the accumulation dtype and its shape the sum's after this fold */
     bool disjoint;   /* its bytes are disjoint from every other operand of the fold */
-    bool ours;       /* the buffer made it .. */
+    bool owned;      /* the buffer made it .. */
     bool exposed;    /* .. and somebody outside has seen it since: a snapshot, a target or a hook */
     bool donated;
     bool unshared;   /* provably: nobody else has a reference */
@@ -104,7 +104,7 @@ static inline fan_reuse_answer fan_reusable(const fan_reuse *f)
         return FAN_REUSE_TYPE;
     if (!f->disjoint)
         return FAN_REUSE_MEETS;
-    if (!((f->ours && !f->exposed) || f->donated || (f->unshared && f->host)))
+    if (!((f->owned && !f->exposed) || f->donated || (f->unshared && f->host)))
         return FAN_REUSE_HELD;
     if (!f->host && !f->exclusive)
         return FAN_REUSE_USED;

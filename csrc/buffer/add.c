@@ -304,7 +304,7 @@ static void add_fill_item(const fan_slot *s, const fan_contribution *c, const fa
         it->own = s->spec->dtype != FAN_DT_NONE ? a->seen : fan_dtype_set_add(0, c->value.dtype, c->value.weak);
     it->donated = c->donate && !c->copy && c->value.form != FAN_FORM_UNDEFINED;
     it->producer = fan_stream_hold(a->producer);
-    it->ours = it->exposed = c->summed;
+    it->owned = it->exposed = c->summed;
     it->parked = FAN_FAULT(PARKED_EARLY);
 }
 
@@ -531,7 +531,7 @@ static fan_status add_record(fan_buffer *b, size_t slot, fan_item *item, fan_str
     fan_slot_state *p = b->slots[slot].p;
     fan_event_drop(item->event);
     item->event = NULL;
-    if (FAN_FAULT(RECORD_AFTER_FOLD) && !item->ours)
+    if (FAN_FAULT(RECORD_AFTER_FOLD) && !item->owned)
         return fan_event_new(stream->device, &item->event, err);
     size_t waiting = fan_slot_waiting(&b->slots[slot]);
     for (size_t i = 0; FAN_FAULT(EVENT_REUSED) && i <= waiting; i++) {
@@ -604,7 +604,7 @@ static fan_status add_run_plan(fan_buffer *b, fan_add_op *x, fan_error *err)
     if (made.form != FAN_FORM_UNDEFINED) {
         x->old = item->value;
         item->value = made;
-        item->ours = true;
+        item->owned = true;
         item->donated = false;
     }
     if (plan->record == FAN_RECORD_PRODUCER && !item->event) {
@@ -650,7 +650,7 @@ fan_status fan_add_carry_out(fan_buffer *b, fan_add_op *x, fan_error *err)
     FAN_TRY(add_run_plan(b, x, err));
     x->bytes = fan_value_bytes(&it->value);
     x->bytes = x->bytes ? x->bytes : 1; /* so that what has no bytes of ours passes a budget of 0, too */
-    if (fan_get_debug() && it->value.form == FAN_FORM_DENSE && it->value.device == fan_cpu() && !it->ours) {
+    if (fan_get_debug() && it->value.form == FAN_FORM_DENSE && it->value.device == fan_cpu() && !it->owned) {
         FAN_TRY(fan_slot_hash(b, it->value.array, true, &it->hash, err));
         it->hashed = true;
     }
@@ -671,7 +671,7 @@ void fan_add_park(fan_buffer *b, fan_add_op *x)
     if (fan_watched())
         fan_buffer_weigh(b, x->bytes);
     it->alone =
-        b->budget == FAN_BUDGET_AUTO && it->value.form == FAN_FORM_DENSE && !x->accum && (it->ours || x->c->alone);
+        b->budget == FAN_BUDGET_AUTO && it->value.form == FAN_FORM_DENSE && !x->accum && (it->owned || x->c->alone);
     if (it->alone)
         atomic_fetch_add_explicit(&b->alone, it->bytes, memory_order_relaxed);
     fan_count_parked(b, x->bytes);

@@ -69,7 +69,7 @@ static inline __attribute__((always_inline)) bool add_host_count(fan_buffer *b, 
         fan_buffer_weigh(b, p->bytes);
     uint64_t now = atomic_fetch_add_explicit(&b->parked, p->bytes, memory_order_relaxed) + p->bytes;
     add_host_count_peak(b, now);
-    return now > b->least && (due || fan_list_begins(p));
+    return now > b->fold_threshold && (due || fan_list_begins(p));
 }
 
 /* ---- into the sum at once, in place ---- */
@@ -112,7 +112,7 @@ static bool add_host_can(const fan_buffer *b, size_t slot, const fan_fast_kind *
         return false;
     const fan_entry *first = &s->list->entries[0];
     *out = (add_host_op){
-        s->list, first->ours ? NULL : first->object, first->data, data, fan_fast_elements(kind), key, kind->dtype};
+        s->list, first->owned ? NULL : first->object, first->data, data, fan_fast_elements(kind), key, kind->dtype};
     return true;
 }
 
@@ -137,7 +137,7 @@ static bool add_host_begin(const fan_buffer *b, size_t slot, const fan_fast_kind
 {
     const fan_fast_frontend *fast = b->frontend->fast;
     FAN_UNCLEARED add_host_op then;
-    if (one->ours || !add_host_can(b, slot, kind, one->data, one->key, to))
+    if (one->owned || !add_host_can(b, slot, kind, one->data, one->key, to))
         return false;
     void *sum = to->object;
     if (!kind->check_at_use)
@@ -166,7 +166,7 @@ static void add_host_add(fan_buffer *b, const add_host_op *one)
     fan_entry *sum = &one->list->entries[0];
     one->list->summed++;
     one->list->rules |= fan_plan_fast_fold(true);
-    *sum = fan_entry_of(sum->object, sum->data, one->key, false, sum->ours);
+    *sum = fan_entry_of(sum->object, sum->data, one->key, false, sum->owned);
     FAN_FAST_COUNT(b, adds, 1);
     FAN_FAST_COUNT(b, folds, 1);
     FAN_FAST_COUNT(b, passes, 1);
@@ -182,7 +182,7 @@ bool fan_fast_add_inplace(fan_buffer *b, size_t slot, const fan_fast_kind *kind,
 {
     FAN_UNCLEARED add_host_op inplace;
     assert(slot < b->nslots);
-    if (!fan_fast_allowed() || !fan_buffer_is_here(b) || !add_host_has_sum(&b->slots[slot]) ||
+    if (!fan_fast_allowed() || !fan_buffer_is_usable(b) || !add_host_has_sum(&b->slots[slot]) ||
         !add_host_begin(b, slot, kind, one, &inplace))
         return false;
     add_host_add(b, &inplace);
@@ -194,7 +194,7 @@ fan_status fan_fast_add(fan_buffer *b, size_t slot, const fan_fast_kind *kind, c
 {
     assert(slot < b->nslots);
     *added = kind && fan_fast_add_inplace(b, slot, kind, one);
-    if (*added || !fan_fast_allowed() || !fan_buffer_is_here(b))
+    if (*added || !fan_fast_allowed() || !fan_buffer_is_usable(b))
         return FAN_OK;
     if (!add_host_park(b, slot, kind, one))
         return FAN_OK;
@@ -203,7 +203,7 @@ fan_status fan_fast_add(fan_buffer *b, size_t slot, const fan_fast_kind *kind, c
         b->frontend->fast->hold(one->object);
     if (b->sum_stats)
         b->sum_stats[slot] = (fan_sum_stats){.valid = false};
-    if (!add_host_count(b, slot, kind, one->ours, false))
+    if (!add_host_count(b, slot, kind, one->owned, false))
         return FAN_OK;
     fan_call_acted();
     return fan_fast_fold_due(b, slot, one->object, alone, err);
@@ -273,7 +273,7 @@ static void add_host_take_back(fan_buffer *b, const fan_fast_batch *batch, size_
         fan_list *p = b->slots[slot].list;
         (void)fan_list_remove(p, &one);
         if (one.object) {
-            fan_fast_unpark(b, p, 1);
+            fan_list_unpark(b, p, 1);
             b->frontend->drop(one.object);
         }
         b->quick.adds--;
@@ -287,7 +287,7 @@ fan_status fan_fast_add_many(fan_buffer *b, const fan_fast_batch *batch, bool *a
     fan_entry one;
     size_t k = 0, slot;
     bool due = false;
-    *added = fan_fast_allowed() && fan_buffer_is_here(b);
+    *added = fan_fast_allowed() && fan_buffer_is_usable(b);
     if (!*added || (batch->n && add_host_add_all(b, batch)))
         return FAN_OK;
     uint64_t peak = b->quick.peak_parked_bytes, total_peak = fan_fast_total.peak_parked_bytes;

@@ -23,7 +23,7 @@ typedef struct batch_round {
     fan_batch *batch;
     batch_fold *all;
     size_t n;
-    uint64_t coming; /* bytes that are parked, and will not be once the folds are committed */
+    uint64_t pending; /* bytes that are parked, and will not be once the folds are committed */
 } batch_round;
 
 /* Locked: bytes of the first m items, where they and the value make a sum of arrays on a device; 0: they do not. */
@@ -48,11 +48,11 @@ static size_t batch_claim(batch_round *r, size_t slot)
 {
     fan_slot *s = &r->b->slots[slot];
     fan_slot_lock(r->b, slot);
-    size_t m = fan_slot_due(r->b, slot, r->coming);
+    size_t m = fan_slot_due(r->b, slot, r->pending);
     uint64_t bytes = m ? batch_bytes(s, m) : 0;
     if (bytes) {
         fan_slot_make_busy(s);
-        r->coming += bytes;
+        r->pending += bytes;
     }
     fan_slot_unlock(r->b, slot);
     return bytes ? m : 0;
@@ -92,7 +92,7 @@ static fan_status batch_end_all(batch_round *r, fan_error *err)
     }
     fan_batch_clear(r->batch);
     r->n = 0;
-    r->coming = 0;
+    r->pending = 0;
     return status;
 }
 
@@ -151,7 +151,7 @@ typedef struct batch_trial {
 typedef struct batch_trials {
     batch_trial *all;
     size_t n;
-    uint64_t coming; /* bytes that will not be parked once they are committed */
+    uint64_t pending; /* bytes that will not be parked once they are committed */
 } batch_trials;
 
 /* Locked: whether a sum of this slot runs others' code. */
@@ -166,12 +166,12 @@ static size_t batch_trial_claim(fan_buffer *b, fan_add_op *x, size_t n, batch_tr
     if (!s->busy && batch_calls_out(b, s->p)) {
         for (size_t i = 0; i < n; i++)
             fan_add_park(b, &x[i]);
-        m = fan_slot_due(b, x->slot, t->coming);
+        m = fan_slot_due(b, x->slot, t->pending);
         for (size_t i = 0; i < n && !m; i++)
             fan_add_unpark(b, &x[i]);
     }
     for (size_t i = 0; i < m; i++)
-        t->coming += fan_entry_bytes(s->list, &s->list->entries[i]);
+        t->pending += fan_entry_bytes(s->list, &s->list->entries[i]);
     if (m) {
         fan_slot_make_busy(s);
     }

@@ -205,7 +205,7 @@ typedef struct fan_slot_view {
     char how;
     uint64_t rules;
     uint64_t consumer, accum, ready; /* handles, 0: unset */
-    bool event, has_value, value_ours;
+    bool event, has_value, value_owned;
     const char *poisoned; /* why; NULL: it is not */
     fan_form value_form;
     fan_dtype dtype, accumulate;    /* of the sum so far */

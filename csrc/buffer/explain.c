@@ -33,7 +33,7 @@ static void explain_state(const fan_buffer *b, const fan_slot *s, fan_slot_view 
     out->ready = p->ready ? p->ready->handle : 0;
     out->event = p->ready_event != NULL;
     out->has_value = p->value.form != FAN_FORM_UNDEFINED;
-    out->value_ours = p->value_ours;
+    out->value_owned = p->value_owned;
     out->value_form = p->value.form;
     out->poisoned = p->poison ? p->poison->text : NULL;
     out->count = p->count;

@@ -82,7 +82,7 @@ static fan_status fold_gather_value(fan_gathered *g, fan_error *err)
                                   .producer = p->ready,
                                   .event = p->ready_event,
                                   .donated = p->value_donated,
-                                  .ours = p->value_ours,
+                                  .owned = p->value_owned,
                                   .exposed = p->value_exposed,
                                   .is_value = true,
                                   .key = p->value_key,
@@ -103,14 +103,14 @@ static fan_status fold_gather_item(fan_gathered *g, fan_item *it, fan_error *err
     const uint64_t *hash = it->hashed ? &it->hash : NULL;
     FAN_TRY(fan_slot_unchanged(f->b, f->slot, &it->value, it->key, hash, f->may_end, err));
     /* Whatever the caller did to its indices since: no sum reads or writes out of bounds. */
-    if (it->value.form == FAN_FORM_SPARSE && it->value.device == fan_cpu() && !it->ours)
+    if (it->value.form == FAN_FORM_SPARSE && it->value.device == fan_cpu() && !it->owned)
         FAN_TRY(fan_sparse_check(it->value.sparse, err));
     fold_consider_kind(g, &it->value, it->key);
     f->terms[f->n++] = (fan_term){.v = &it->value,
                                   .producer = it->producer,
                                   .event = it->event,
                                   .donated = it->donated,
-                                  .ours = it->ours,
+                                  .owned = it->owned,
                                   .exposed = it->exposed,
                                   .key = it->key,
                                   .own = it->value.weak ? FAN_DT_NONE : fan_dtype_set_promote(it->own),
@@ -129,7 +129,7 @@ static fan_status fold_gather_plain(fan_gathered *g, const fan_entry *one, fan_e
     if (!one->object)
         return FAN_OK;
     /* Asked now: the value has a hold as well. */
-    bool unshared = f->n == 0 && !one->ours && !one->donated && frontend->fast->unshared(one->object);
+    bool unshared = f->n == 0 && !one->owned && !one->donated && frontend->fast->unshared(one->object);
     fan_status status = frontend->fast_value(one->object, one->data, &s->list->kind, v, &kept, err);
     if (status == FAN_ERR_STATE)
         return fan_slot_changed(f->b, f->slot, one->key, err);
@@ -138,8 +138,8 @@ static fan_status fold_gather_plain(fan_gathered *g, const fan_entry *one, fan_e
     fold_consider_kind(g, v, one->key);
     f->terms[f->n++] = (fan_term){.v = v,
                                   .donated = one->donated,
-                                  .ours = one->ours,
-                                  .exposed = one->ours && (kept || one->exposed),
+                                  .owned = one->owned,
+                                  .exposed = one->owned && (kept || one->exposed),
                                   .unshared = unshared && !one->exposed,
                                   .key = one->key,
                                   .own = v->weak || v->form == FAN_FORM_OBJECT ? FAN_DT_NONE : s->list->kind.dtype,
@@ -181,13 +181,13 @@ static fan_reuse_answer fold_may_write(const fan_fold *f, size_t which, bool mix
     fan_dtype target = fan_fold_accumulated(f, f->seen);
     bool host = !fan_fold_device(f)->backend->has_streams;
     fan_reuse facts = fan_term_holders(f->b, t, host);
-    facts.writable = a->writable || t->ours;
+    facts.writable = a->writable || t->owned;
     facts.same_dtype = a->dtype == target && (!mixed || fan_fold_accumulated(f, f->terms[0].seen) == target);
     facts.exclusive = true; /* fan_order_wait_users makes A wait */
     facts.read_later = mixed && f->b->sum_stats && !(which == 0 && fan_fold_first_suspect(f) && host);
     facts.dense = fan_array_dense(a);
     /* The compact base of our own expanded sum may be written as long as the sum stays expanded (A13). */
-    if (!facts.dense && expanded && t->ours && fan_array_compact(a, expanded, &compact, NULL) == FAN_OK) {
+    if (!facts.dense && expanded && t->owned && fan_array_compact(a, expanded, &compact, NULL) == FAN_OK) {
         facts.dense = fan_array_dense(compact);
         fan_array_drop(compact);
         for (size_t i = 0; i < f->n; i++)
@@ -204,7 +204,7 @@ static fan_reuse_answer fold_may_write(const fan_fold *f, size_t which, bool mix
     }
     if (FAN_FAULT(WRITE_SHARED) ||
         (FAN_FAULT(REFCOUNT_IS_ENOUGH) && atomic_load(&a->refs) == 1 && atomic_load(&a->storage->refs) == 1))
-        facts.ours = true;
+        facts.owned = true;
     return fan_reusable(&facts);
 }
 
@@ -367,7 +367,7 @@ fan_status fan_fold_begin(fan_fold *f, fan_batch *batch, fan_error *err)
     assert((f->n > 0 || f->state) && s->busy);
     f->result = (fan_value){.dtype = FAN_DT_NONE};
     for (size_t i = 0; i < f->n; i++)
-        if (!f->terms[i].ours)
+        if (!f->terms[i].owned)
             FAN_TRY(fan_slot_check_unmoved(f->b, f->slot, f->terms[i].v, f->terms[i].key, err));
     f->batch = batch;
     if (s->p->accum && FAN_FAULT(RECORD_BEFORE_SUM)) {
@@ -501,10 +501,10 @@ static void fold_commit_sum(fan_slot_state *p, fan_gathered *g, fold_old_sum *ol
     fold_move_value(&p->value, &f->result);
     p->value.origin = origin;
     p->value.rank = rank;
-    bool same = p->value_ours && f->ours && old->value.array == p->value.array;
+    bool same = p->value_owned && f->owned && old->value.array == p->value.array;
     p->value_exposed = p->value_exposed && same;
     p->value_shown = p->value_shown && same;
-    p->value_ours = f->ours;
+    p->value_owned = f->owned;
     p->value_summed = true;
     p->value_donated = f->donated;
     p->value_hashed = false;
@@ -527,7 +527,7 @@ static void fold_commit_first(fan_slot_state *p, const fan_gathered *g, const fa
     fan_item *it = first->general ? first->item : NULL;
     *old = (fold_old_sum){.value = p->value, .ready = p->ready, .ready_event = p->ready_event};
     fold_move_value(&p->value, it ? &it->value : &g->values[g->nvalues - 1]);
-    p->value_ours = t->ours;
+    p->value_owned = t->owned;
     p->value_summed = false;
     p->value_exposed = t->exposed;
     p->value_shown = it ? it->shown : first->exposed;
@@ -573,10 +573,10 @@ static void fold_unlist(fan_buffer *b, fan_slot *s, const fan_gathered *g)
         k++;
     }
     if (plain)
-        fan_fast_unpark(b, list, plain);
+        fan_list_unpark(b, list, plain);
     if (list) {
         list->n = kept;
-        list->ask = 0;
+        list->recheck_at = 0;
     }
     if (s->p->keyed > 0 && g->n)
         s->p->next_key = (uint64_t)fan_entry_key(&g->entries[g->n - 1]) + 1;
@@ -715,7 +715,7 @@ static void fold_recheck_holders(fan_buffer *b, const fan_slot *s, const void *n
 {
     fan_list *list = s->list;
     size_t plain = 0;
-    if (b->budget != FAN_BUDGET_AUTO || !list || list->n < list->ask ||
+    if (b->budget != FAN_BUDGET_AUTO || !list || list->n < list->recheck_at ||
         (s->p->device && s->p->device->backend->has_streams))
         return;
     for (size_t i = list->summed > 0; i < list->n; i++) {
@@ -727,22 +727,22 @@ static void fold_recheck_holders(fan_buffer *b, const fan_slot *s, const void *n
         }
         if (!it->parked || it->alone || it->value.form != FAN_FORM_DENSE)
             continue;
-        it->alone = it->ours || (it->value.object && b->frontend->alone(it->value.object, &it->value));
+        it->alone = it->owned || (it->value.object && b->frontend->alone(it->value.object, &it->value));
         if (it->alone)
             atomic_fetch_add_explicit(&b->alone, it->bytes, memory_order_relaxed);
     }
     atomic_fetch_add_explicit(&b->alone, ((uint64_t)plain - list->alone) * list->bytes, memory_order_relaxed);
     list->alone = plain;
-    list->ask = list->n + fan_ask_step(list->n);
+    list->recheck_at = list->n + fan_recheck_interval(list->n);
 }
 
-size_t fan_slot_due(fan_buffer *b, size_t slot, uint64_t coming)
+size_t fan_slot_due(fan_buffer *b, size_t slot, uint64_t pending)
 {
     const fan_slot *s = &b->slots[slot];
-    if (s->busy || s->p->poison || atomic_load_explicit(&b->parked, memory_order_relaxed) <= b->least)
+    if (s->busy || s->p->poison || atomic_load_explicit(&b->parked, memory_order_relaxed) <= b->fold_threshold)
         return 0;
     fold_recheck_holders(b, s, NULL, false);
-    if (!fan_over_budget(b, coming, true))
+    if (!fan_budget_exceeded(b, pending, true))
         return 0;
     if (s->spec->exact)
         return fold_worth_absorbing(s);
@@ -774,9 +774,9 @@ fan_status fan_slot_promote(fan_buffer *b, size_t slot, fan_error *err)
  * they add the next. */
 static void fold_recheck_newest(fan_buffer *b)
 {
-    fan_list *p = b->newest.object ? b->slots[b->newest.slot].list : NULL;
-    size_t at = b->newest.at;
-    if (p && at < p->n && p->entries[at].object == b->newest.object &&
+    fan_list *p = b->last_parked.object ? b->slots[b->last_parked.slot].list : NULL;
+    size_t at = b->last_parked.index;
+    if (p && at < p->n && p->entries[at].object == b->last_parked.object &&
         b->frontend->alone(p->entries[at].object, NULL)) {
         p->alone++;
         atomic_fetch_add_explicit(&b->alone, p->bytes, memory_order_relaxed);
@@ -797,9 +797,9 @@ static bool fold_host_due(fan_buffer *b, size_t slot, const void *object, bool a
     if (!p->n) /* an earlier fold of the same call summed it */
         return false;
     if (b->budget != FAN_BUDGET_AUTO)
-        return fan_over_budget(b, 0, false);
+        return fan_budget_exceeded(b, 0, false);
     fold_recheck_newest(b);
-    if (p->n >= p->ask) {
+    if (p->n >= p->recheck_at) {
         fold_recheck_holders(b, &b->slots[slot], object, alone);
     } else if (alone) {
         p->alone++;
@@ -807,10 +807,10 @@ static bool fold_host_due(fan_buffer *b, size_t slot, const void *object, bool a
     }
     while (!alone && --at > 0 && p->entries[at].object != object)
         ;
-    b->newest.object = alone ? NULL : object;
-    b->newest.slot = slot;
-    b->newest.at = at;
-    if (!fan_over_budget(b, 0, !fold_host_fits(b, slot)))
+    b->last_parked.object = alone ? NULL : object;
+    b->last_parked.slot = slot;
+    b->last_parked.index = at;
+    if (!fan_budget_exceeded(b, 0, !fold_host_fits(b, slot)))
         return false;
     fan_list_sort(p);
     return fan_list_prefix(p) > 1; /* a first one is left as it is: there is nothing to be gained */
@@ -828,13 +828,13 @@ static bool fold_host_may(const fan_buffer *b, size_t slot)
 /* `object` stands for the first n entries from now on. */
 static void fold_host_commit(fan_buffer *b, fan_list *p, size_t n, void *object, char *data)
 {
-    bool first = object == p->entries[0].object, ours = !first || p->entries[0].ours;
+    bool first = object == p->entries[0].object, owned = !first || p->entries[0].owned;
     size_t parked = n - (p->summed > 0);
     fan_host_count(b, p, n, first, false);
-    fan_fast_unpark(b, p, parked);
+    fan_list_unpark(b, p, parked);
     p->rules = (p->summed ? p->rules : 0) | fan_plan_fast_fold(first);
     p->summed += (int64_t)parked;
-    p->entries[0] = fan_entry_of(object, data, p->entries[n - 1].key, false, ours);
+    p->entries[0] = fan_entry_of(object, data, p->entries[n - 1].key, false, owned);
     memmove(&p->entries[1], &p->entries[n], (p->n - n) * sizeof *p->entries);
     p->n -= n - 1;
 }
@@ -844,13 +844,13 @@ static bool fold_host(fan_buffer *b, size_t slot)
 {
     fan_slot *s = &b->slots[slot];
     fan_list *p = s->list;
-    FAN_UNCLEARED fan_entry few[FAN_LIST_INLINE];
+    FAN_UNCLEARED fan_entry inline_gone[FAN_LIST_INLINE];
     char *data = NULL;
     if (!fold_host_may(b, slot))
         return false;
     fan_list_sort(p);
     size_t n = fan_list_prefix(p);
-    fan_entry *gone = n <= FAN_LIST_INLINE ? few : fan_alloc(n * sizeof *gone);
+    fan_entry *gone = n <= FAN_LIST_INLINE ? inline_gone : fan_alloc(n * sizeof *gone);
     if (n < 2 || !gone)
         return false;
     fan_host_claim(s);
@@ -869,7 +869,7 @@ static bool fold_host(fan_buffer *b, size_t slot)
     fan_host_release(b, (fan_span){slot, slot + 1});
     for (size_t i = 0; good && i < n; i++) /* last: it may call back */
         b->frontend->drop(gone[i].object);
-    if (gone != few)
+    if (gone != inline_gone)
         fan_free(gone);
     return good;
 }
@@ -883,7 +883,7 @@ static bool fold_host_first(fan_buffer *b, size_t slot)
     fan_list_sort(p);
     if (fan_list_prefix(p) != 1)
         return false;
-    fan_fast_unpark(b, p, 1);
+    fan_list_unpark(b, p, 1);
     p->rules = 0;
     p->summed = 1;
     return true;

@@ -107,7 +107,7 @@ static fan_status dense_result(fan_fold *f, dense *m, fan_error *err)
         return FAN_OK;
     }
     f->result = fan_value_dense(fan_array_hold(m->seen ? m->seen : m->out), fan_fold_device(f));
-    f->ours = true;
+    f->owned = true;
     return FAN_OK;
 }
 

@@ -185,7 +185,7 @@ static fan_status fold_exact_sparse(fan_fold *f, fan_error *err)
     FAN_GO(exact_values(f, sum, scale, &values, err));
     FAN_GO(fan_sparse_new(sum->format, sum->ndim, sum->shape, sum->indices, sum->pointers, values, true, &made, err));
     f->result = fan_value_sparse(made, fan_fold_device(f));
-    f->ours = true;
+    f->owned = true;
 done:
     fan_array_drop(values);
     fan_sparse_drop(sum);
@@ -237,7 +237,7 @@ fan_status fan_fold_exact(fan_fold *f, fan_error *err)
     } else {
         f->result = fan_value_dense(out, fan_fold_device(f));
         out = NULL;
-        f->ours = true;
+        f->owned = true;
     }
 done:
     fan_free(st);

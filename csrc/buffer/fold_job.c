@@ -11,8 +11,8 @@
 
 fan_reuse fan_term_holders(const fan_buffer *b, const fan_term *t, bool host)
 {
-    fan_reuse facts = {.disjoint = true, .ours = t->ours, .exposed = t->exposed, .donated = t->donated, .host = host};
-    if (!facts.ours && !facts.donated && !facts.exposed && host && t->v->object)
+    fan_reuse facts = {.disjoint = true, .owned = t->owned, .exposed = t->exposed, .donated = t->donated, .host = host};
+    if (!facts.owned && !facts.donated && !facts.exposed && host && t->v->object)
         facts.unshared = t->unshared || b->frontend->unshared(t->v->object);
     return facts;
 }
@@ -89,7 +89,7 @@ fan_status fan_fold_fresh(fan_fold *f, fan_dtype dtype, int ndim, const int64_t 
 fan_status fan_fold_keep_term(fan_fold *f, size_t i, fan_value *out, fan_error *err)
 {
     FAN_TRY(fan_value_copy(f->b->frontend, f->terms[i].v, out, err));
-    f->ours = f->terms[i].ours;
+    f->owned = f->terms[i].owned;
     f->donated = f->terms[i].donated;
     return FAN_OK;
 }

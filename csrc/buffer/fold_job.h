@@ -11,7 +11,7 @@ typedef struct fan_term {
     const fan_value *v;
     fan_stream *producer;
     fan_event *event;
-    bool donated, ours, exposed;
+    bool donated, owned, exposed;
     bool unshared; /* of a plain entry: only the list held it when it was gathered */
     bool is_value;
     int64_t key;        /* of a contribution, -1: none */
@@ -39,7 +39,7 @@ typedef struct fan_fold {
     fan_fold_plan plan;           /* fan_fold_decide */
     /* results */
     fan_value result; /* owned */
-    bool ours, donated;
+    bool owned, donated;
     fan_stream *ready;      /* held */
     fan_event *ready_event; /* held */
     uint64_t rules;

@@ -54,6 +54,6 @@ fan_status fan_fold_objects(fan_fold *f, fan_value *sum, size_t i, fan_error *er
     FAN_TRY(status);
     f->result = *sum;
     *sum = (fan_value){.dtype = FAN_DT_NONE};
-    f->ours = false;
+    f->owned = false;
     return FAN_OK;
 }

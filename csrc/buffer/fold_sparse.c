@@ -22,7 +22,7 @@ fan_status fan_fold_sparse(fan_fold *f, fan_error *err)
                                    f->finish ? f->plan.dtype : FAN_DT_NONE,
                                    f->take && f->take->scale.on ? &f->take->scale : NULL, &sum, err));
     f->result = fan_value_sparse(sum, fan_fold_device(f));
-    f->ours = true;
+    f->owned = true;
 done:
     fan_free(in);
     return status;
@@ -150,7 +150,7 @@ fan_status fan_fold_mixed(fan_fold *f, fan_error *err)
         m.kept = (fan_value){.dtype = FAN_DT_NONE};
     } else {
         f->result = fan_value_dense(fan_array_hold(m.cur), fan_fold_device(f));
-        f->ours = true;
+        f->owned = true;
     }
 done:
     if (status == FAN_ERR_DEVICE_NOMEM && begun &&

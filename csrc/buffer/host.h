@@ -141,19 +141,19 @@ static inline bool fan_host_reusable(const fan_buffer *b, size_t slot, size_t n,
     const fan_fast_frontend *fast = b->frontend->fast;
     if (p->kind.scalar)
         return false;
-    bool ours = p->summed > 1 || first->ours, unshared = !ours && !first->donated && fast->unshared(first->object);
-    if (!ours && !first->donated && !unshared) /* the usual case, whatever else is so: the caller holds it */
+    bool owned = p->summed > 1 || first->owned, unshared = !owned && !first->donated && fast->unshared(first->object);
+    if (!owned && !first->donated && !unshared) /* the usual case, whatever else is so: the caller holds it */
         return false;
     fan_reuse facts = {.dense = true,
                        .writable = true,
                        .same_dtype = acc == p->kind.dtype,
                        .disjoint = true,
-                       .ours = ours,
+                       .owned = owned,
                        .exposed = first->exposed,
                        .donated = first->donated,
                        .host = true};
     facts.unshared = unshared;
-    facts.writable = !facts.donated || facts.ours || fast->writable(first->object, &p->kind);
+    facts.writable = !facts.donated || facts.owned || fast->writable(first->object, &p->kind);
     for (size_t k = 1; k < n && facts.disjoint; k++)
         facts.disjoint = !fan_flats_meet(p->entries[k].data, p->bytes, first->data, p->bytes);
     return fan_reusable(&facts) == FAN_REUSE_YES;
@@ -180,10 +180,10 @@ static inline bool fan_host_has_values(const fan_buffer *b, const fan_list *p, s
     const fan_fast_frontend *fast = b->frontend->fast;
     if (!p->kind.check_at_use)
         return true;
-    if (first && !p->entries[0].ours && !fast->is_detached(p->entries[0].object))
+    if (first && !p->entries[0].owned && !fast->is_detached(p->entries[0].object))
         return false;
     for (size_t k = 0; k < n; k++)
-        if (!p->entries[k].ours && !fast->has_own_value(p->entries[k].object))
+        if (!p->entries[k].owned && !fast->has_own_value(p->entries[k].object))
             return false;
     return true;
 }

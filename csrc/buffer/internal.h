@@ -49,11 +49,12 @@ typedef struct fan_slot_state {
     int64_t count;
     bool objects;    /* some contribution is, or was, an object: a sum may run others' code */
     size_t arriving; /* items whose add still carries out its plan */
-    size_t ask;      /* with an automatic budget: the number of items from which on it is asked again who holds them */
+    size_t
+        recheck_at;  /* with an automatic budget: the number of items from which on it is asked again who holds them */
     fan_value value; /* the sum so far (folder) */
     fan_detached left; /* the list of a slot that was emptied, for fan_slot_state_free */
     /* as an item has them (folder) */
-    bool value_ours, value_exposed, value_shown, value_donated;
+    bool value_owned, value_exposed, value_shown, value_donated;
     bool value_summed;        /* it is the sum of several contributions (folder) */
     fan_dtype_set value_seen; /* of what is in it (folder) */
     bool value_hashed;        /* with debug: it is still the contribution itself, and .. (folder) */
@@ -102,7 +103,7 @@ struct fan_buffer {
     char *name;
     uint64_t budget;
     /* parked bytes up to which no fold is due, whoever holds them: the budget, or the lesser of `limits` */
-    uint64_t least;
+    uint64_t fold_threshold;
     fan_auto_budget limits; /* where it is automatic */
     fan_stream *stream;     /* held */
     bool leaf, create_graph;
@@ -121,12 +122,12 @@ struct fan_buffer {
         /* Set once the budget was asked: the object that the fast path parked last, if its maker still held it then.
          * NULL: nothing is to be asked again. An address to compare: neither held nor followed. */
         const void *object;
-        size_t slot, at;
-    } newest;
-    atomic_uint waiting; /* threads in slot_wait_for_change */
-    unsigned adopted;    /* fan_process() of the process that made or adopted it */
+        size_t slot, index;
+    } last_parked;
+    atomic_uint waiting;       /* threads in slot_wait_for_change */
+    unsigned owner_generation; /* fan_process() of the process that made or adopted it */
     /* .. or FAN_LEFT until clear(): it was inherited by a fork while a thread of the parent was in it */
-    unsigned process;
+    unsigned fork_generation;
     struct {
 #define X(name) atomic_uint_fast64_t name;
         FAN_COUNTER_LIST(X)
@@ -136,12 +137,12 @@ struct fan_buffer {
     bool small;         /* slots, locks and lists lie in the block of the buffer itself (fan_small) */
 };
 
-/* fan_over_budget: whether a fold is due. `coming`: parked bytes, held by somebody else, that are about to be folded
+/* fan_over_budget: whether a fold is due. `pending`: parked bytes, held by somebody else, that are about to be folded
  * anyway. general: the general path makes the sum. */
-static inline bool fan_over_budget(const fan_buffer *b, uint64_t coming, bool general)
+static inline bool fan_budget_exceeded(const fan_buffer *b, uint64_t pending, bool general)
 {
     uint64_t parked = atomic_load_explicit(&b->parked, memory_order_relaxed), alone;
-    parked -= coming < parked ? coming : parked;
+    parked -= pending < parked ? pending : parked;
     if (b->budget != FAN_BUDGET_AUTO)
         return parked > b->budget;
     alone = atomic_load_explicit(&b->alone, memory_order_relaxed);
@@ -151,10 +152,13 @@ static inline bool fan_over_budget(const fan_buffer *b, uint64_t coming, bool ge
 
 /* fan_ask_step: after n were asked who holds them: how many more must come before it is asked again. So each is asked a
  * few times at most. */
-static inline size_t fan_ask_step(size_t n) { return n < 64 ? 1 + n / 8 : n / 2; }
+static inline size_t fan_recheck_interval(size_t n) { return n < 64 ? 1 + n / 8 : n / 2; }
 
-#define FAN_LEFT (~0u)
-static inline bool fan_buffer_is_here(const fan_buffer *b) { return __builtin_expect(b->process == fan_process(), 1); }
+#define FAN_FORK_INVALID (~0u)
+static inline bool fan_buffer_is_usable(const fan_buffer *b)
+{
+    return __builtin_expect(b->fork_generation == fan_process(), 1);
+}
 
 /* FAN_SLOT_SAID, FAN_SLOT_WHO: how a message about a slot begins, "grads: slot 2 (w1)", and what fills it in. */
 #define FAN_SLOT_SAID "%s: slot %zu%s%s%s"

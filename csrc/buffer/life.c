@@ -148,7 +148,9 @@ static void set_budget(fan_buffer *b, uint64_t budget)
 {
     b->budget = budget;
     b->limits = fan_budget_auto();
-    b->least = budget != FAN_BUDGET_AUTO ? budget : b->limits.alone < b->limits.held ? b->limits.alone : b->limits.held;
+    b->fold_threshold = budget != FAN_BUDGET_AUTO          ? budget
+                        : b->limits.alone < b->limits.held ? b->limits.alone
+                                                           : b->limits.held;
 }
 
 fan_status fan_buffer_new(const fan_buffer_config *config, fan_buffer **out, fan_error *err)
@@ -159,7 +161,7 @@ fan_status fan_buffer_new(const fan_buffer_config *config, fan_buffer **out, fan
     if (!b)
         return status;
     b->frontend = config->frontend;
-    b->adopted = b->process = fan_process();
+    b->owner_generation = b->fork_generation = fan_process();
     b->name = (char *)unnamed;
     set_budget(b, config->budget);
     b->undeclared.dtype = FAN_DT_NONE;
@@ -230,7 +232,7 @@ void fan_buffer_free(fan_buffer *b)
     for (size_t i = 0; i < b->nslots; i++) {
         fan_slot *s = &b->slots[i];
         fan_slot_state_free(b, fan_slot_cut(b, s));
-        fan_fast_drop(b, i);
+        fan_slot_drop_plain(b, i);
         list_free(b, s);
         slot_undeclare(b, i);
     }
@@ -262,13 +264,13 @@ bool fan_buffer_empty_for_reuse(fan_buffer *b)
         b->undeclared.accumulate != FAN_DT_NONE || b->undeclared.exact)
         return false;
     fan_buffer_adopt(b);
-    if (b->process == FAN_LEFT)
+    if (b->fork_generation == FAN_FORK_INVALID)
         return false;
     for (size_t i = 0; i < b->nslots; i++) {
         fan_slot *s = &b->slots[i];
         fan_slot_state *gone = fan_slot_cut(b, s);
         fan_slot_state_free(b, gone);
-        fan_fast_drop(b, i);
+        fan_slot_drop_plain(b, i);
         s->expected = -1;
         if (s->spec != &b->undeclared) {
             slot_undeclare(b, i);
@@ -285,7 +287,7 @@ void fan_buffer_reuse(fan_buffer *b, uint64_t budget)
     set_budget(b, budget);
     b->id = atomic_fetch_add(&next_buffer, 1);
     b->weighed = 0;
-    b->newest.object = NULL;
+    b->last_parked.object = NULL;
     memset(&b->n, 0, sizeof b->n);
     memset(&b->quick, 0, sizeof b->quick);
     for (size_t i = 0; i < b->nlocks; i++)
@@ -308,10 +310,10 @@ const char *fan_buffer_name(const fan_buffer *b) { return b->name; }
 fan_status fan_buffer_clear(fan_buffer *b, fan_error *err)
 {
     fan_buffer_adopt(b);
-    for (size_t i = 0; i < b->nslots && b->process == FAN_LEFT; i++)
+    for (size_t i = 0; i < b->nslots && b->fork_generation == FAN_FORK_INVALID; i++)
         if (b->slots[i].p != &fan_slot_state_none)
             b->slots[i].p->arriving = 0; /* nobody brings it any more */
-    b->process = b->adopted;
+    b->fork_generation = b->owner_generation;
     for (size_t i = 0; i < b->nslots; i++) {
         fan_slot_lock(b, i);
         fan_status status = fan_slot_in_target(b, i, "clear", err);
@@ -326,7 +328,7 @@ fan_status fan_buffer_clear(fan_buffer *b, fan_error *err)
             gone = fan_slot_cut(b, &b->slots[i]);
         fan_slot_unlock(b, i);
         FAN_TRY(status);
-        fan_fast_drop(b, i);
+        fan_slot_drop_plain(b, i);
         if (!b->small) /* else it costs nothing */
             list_free(b, &b->slots[i]);
         fan_slot_lock(b, i);
@@ -377,7 +379,7 @@ void fan_buffer_abandon(fan_buffer *b)
             gone = fan_slot_cut(b, &b->slots[i]);
         fan_slot_unlock(b, i);
         if (idle)
-            fan_fast_drop(b, i);
+            fan_slot_drop_plain(b, i);
         fan_slot_state_free(b, gone);
         if (combine)
             b->frontend->drop(combine);

@@ -36,7 +36,7 @@ int64_t fan_list_count(const fan_list *p) { return p ? (int64_t)fan_list_parked(
 /* ---- keys out of order ---- */
 
 /* From now on by arrival; with one more key. */
-static bool keys_begin(fan_list *p, int64_t key)
+static bool list_keys_begin(fan_list *p, int64_t key)
 {
     p->unsorted = fan_calloc(sizeof *p->unsorted);
     bool good = p->unsorted && fan_keys_put(p->unsorted, key) > 0;
@@ -47,13 +47,13 @@ static bool keys_begin(fan_list *p, int64_t key)
     return good;
 }
 
-static int by_key(const void *a, const void *b)
+static int list_by_key(const void *a, const void *b)
 {
     int64_t x = fan_entry_key(a), y = fan_entry_key(b);
     return (x > y) - (x < y);
 }
 
-void fan_list_by_key(fan_list *p) { qsort(p->entries, p->n, sizeof *p->entries, by_key); }
+void fan_list_by_key(fan_list *p) { qsort(p->entries, p->n, sizeof *p->entries, list_by_key); }
 
 void fan__list_sort(fan_list *p)
 {
@@ -94,14 +94,12 @@ void fan_list_fini(fan_list *p)
         fan_free(p->entries);
 }
 
-/* Where a key goes to; SIZE_MAX: it is there already, or there is no memory. */
-static size_t place_of(fan_list *p, int64_t key)
+/* The place of a key in a list by key: of the first entry that has it or a greater one. */
+static size_t list_find(const fan_list *p, int64_t key)
 {
     size_t lo = 0, hi = p->n;
-    if (p->unsorted)
-        return fan_keys_put(p->unsorted, key) > 0 ? p->n : SIZE_MAX;
-    if (!p->n || fan_entry_key(&p->entries[p->n - 1]) < key)
-        return p->n;
+    if (!hi || fan_entry_key(&p->entries[hi - 1]) < key)
+        return hi;
     while (lo < hi) {
         size_t mid = lo + (hi - lo) / 2;
         if (fan_entry_key(&p->entries[mid]) < key)
@@ -109,12 +107,31 @@ static size_t place_of(fan_list *p, int64_t key)
         else
             hi = mid;
     }
-    if (fan_entry_key(&p->entries[lo]) == key)
-        return SIZE_MAX;
-    return p->n - lo <= MOVED_TERMS ? lo : keys_begin(p, key) ? p->n : SIZE_MAX;
+    return lo;
 }
 
-static bool grow(fan_list *p)
+bool fan_list_has(const fan_list *p, int64_t key)
+{
+    if (!p || !p->n)
+        return false;
+    if (p->unsorted)
+        return fan_keys_has(p->unsorted, key);
+    size_t at = list_find(p, key);
+    return at < p->n && fan_entry_key(&p->entries[at]) == key;
+}
+
+/* Where a key goes to; SIZE_MAX: it is there already, or there is no memory. */
+static size_t list_place(fan_list *p, int64_t key)
+{
+    if (p->unsorted)
+        return fan_keys_put(p->unsorted, key) > 0 ? p->n : SIZE_MAX;
+    size_t at = list_find(p, key);
+    if (at < p->n && fan_entry_key(&p->entries[at]) == key)
+        return SIZE_MAX;
+    return p->n - at <= MOVED_TERMS ? at : list_keys_begin(p, key) ? p->n : SIZE_MAX;
+}
+
+static bool list_grow(fan_list *p)
 {
     size_t cap = p->cap * 2;
     fan_entry *more = fan_realloc(p->entries == p->inline_entries ? NULL : p->entries, cap * sizeof *more);
@@ -130,11 +147,11 @@ static bool grow(fan_list *p)
 bool fan_list_put(fan_list *p, const fan_entry *one)
 {
     int64_t key = fan_entry_key(one);
-    if (p->n == p->cap && !grow(p))
+    if (p->n == p->cap && !list_grow(p))
         return false;
     if (p->summed && key >= 0 && key <= p->entries[0].key) /* it is in the sum already */
         return false;
-    size_t at = key < 0 ? p->n : place_of(p, key);
+    size_t at = key < 0 ? p->n : list_place(p, key);
     if (at == SIZE_MAX)
         return false;
     if (at < p->n)
@@ -143,23 +160,6 @@ bool fan_list_put(fan_list *p, const fan_entry *one)
     p->n++;
     p->undefined += !one->object;
     return true;
-}
-
-bool fan_list_has(const fan_list *p, int64_t key)
-{
-    size_t lo = 0, hi = p ? p->n : 0;
-    if (hi && p->unsorted)
-        return fan_keys_has(p->unsorted, key);
-    if (!hi || fan_entry_key(&p->entries[hi - 1]) < key)
-        return false;
-    while (lo < hi) {
-        size_t mid = lo + (hi - lo) / 2;
-        if (fan_entry_key(&p->entries[mid]) < key)
-            lo = mid + 1;
-        else
-            hi = mid;
-    }
-    return fan_entry_key(&p->entries[lo]) == key;
 }
 
 size_t fan_list_ready(fan_list *p, uint64_t next_key, bool keyed)

@@ -35,7 +35,7 @@ typedef struct fan_item {
     fan_event *event;     /* held; on P. NULL: nobody will wait for it */
     bool parked;          /* false while its add still carries out its plan */
     bool donated;
-    bool ours;         /* a copy or conversion that the buffer made */
+    bool owned;        /* a copy or conversion that the buffer made */
     bool exposed;      /* .. and its producer has it, too (target); or it was shown to the user by a take */
     bool shown;        /* .. it is the latter */
     fan_dtype_set own; /* the dtype that it had when it was added (A10) */
@@ -52,14 +52,14 @@ typedef struct fan_entry {
         void *object;   /* the frontend's; held; NULL: undefined (S2) */
         fan_item *item; /* owned */
     };
-    char *data;       /* the address of its first element; or the value itself (fan_fast_kind.inside) */
-    int64_t key : 59; /* of a plain one; -1: none */
+    char *data; /* the address of its first element; or the value itself (fan_fast_kind.inside) */
     uint64_t donated : 1;
-    uint64_t ours : 1;    /* a copy that was made for the buffer .. */
+    uint64_t owned : 1;   /* a copy that was made for the buffer .. */
     uint64_t exposed : 1; /* .. and shown to the user by a take */
     uint64_t general : 1;
+    int64_t key : 60; /* of a plain one; -1: none */
 } fan_entry;
-#define FAN_ENTRY_KEY_MAX (INT64_MAX >> 5)
+#define FAN_ENTRY_KEY_MAX (INT64_MAX >> 4)
 
 static inline int64_t fan_entry_key(const fan_entry *one) { return one->general ? one->item->key : one->key; }
 /* fan_entry_parked: a fold may sum it. */
@@ -69,9 +69,9 @@ static inline bool fan_entry_same(const fan_entry *a, const fan_entry *b)
     return a->object == b->object && a->general == b->general && (a->general || a->key == b->key);
 }
 
-static inline fan_entry fan_entry_of(void *object, char *data, int64_t key, bool donated, bool ours)
+static inline fan_entry fan_entry_of(void *object, char *data, int64_t key, bool donated, bool owned)
 {
-    fan_entry one = {.object = object, .data = data, .donated = donated, .ours = ours};
+    fan_entry one = {.object = object, .data = data, .donated = donated, .owned = owned};
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wconversion"
     one.key = key; /* at most FAN_ENTRY_KEY_MAX */
@@ -97,7 +97,7 @@ typedef struct fan_list {
     int64_t summed;
     uint64_t rules;     /* by which that sum was made; where `summed` is 0 they mean nothing */
     size_t alone;       /* how many of those parked were the buffer's alone when that was asked */
-    size_t ask;         /* and the length of the list from which on it is asked again */
+    size_t recheck_at;  /* and the length of the list from which on it is asked again */
     size_t undefined;   /* how many of the n are undefined; while a take has the slot they stand behind the others */
     char *out;          /* where the sum goes; set while a take has the slot */
     fan_entry *entries; /* by key, or by arrival; `inline_entries`, or on the heap */
@@ -122,7 +122,7 @@ static inline size_t fan_list_defined(const fan_list *p) { return p->n - p->unde
 /* fan_list_empty: nothing is in it, as far as it knows; nothing is dropped, its memory stays. */
 static inline void fan_list_empty(fan_list *p)
 {
-    p->n = p->undefined = p->alone = p->ask = 0;
+    p->n = p->undefined = p->alone = p->recheck_at = 0;
     p->summed = 0;
 }
 /* fan_list_insert: puts a term where its key has it; false: the key is there already, or there is no memory. */

@@ -121,7 +121,7 @@ void fan_buffer_weigh(fan_buffer *b, uint64_t bytes)
     b->weighed = (b->weighed < parked ? parked : b->weighed) + bytes;
     fan_touch_budget(b, FAN_TOUCH_COUNTS);
     touch_counters(b);
-    if (b->weighed > b->least)
+    if (b->weighed > b->fold_threshold)
         fan_touch_budget(b, FAN_TOUCH_WEIGHS);
 }
 

@@ -141,11 +141,11 @@ typedef enum fan_take_way {
 typedef struct fan_take_facts {
     size_t terms, dense, sparse, objects;
     bool has_state, has_zero;
-    bool has_out; /* out=; */
-    bool
-        out_meets_inputs; /* .. it overlaps a term of another slot, or one of its own that it is not the same view of */
-    bool out_meets_own;   /* .. or a term of its own slot, in whatever way */
-    bool stats;           /* the terms of an exact sum are read again once it is made */
+    bool has_out;             /* out=; */
+    bool out_overlaps_inputs; /* .. it overlaps a term of another slot, or one of its own that it is not the same view
+                                 of */
+    bool out_overlaps_own;    /* .. or a term of its own slot, in whatever way */
+    bool stats;               /* the terms of an exact sum are read again once it is made */
     bool scaled, writable;
     bool exact;
     bool widened;     /* the accumulation dtype is not the sum's */
@@ -174,7 +174,7 @@ static inline fan_take_way fan_plan_take_way(const fan_take_facts *f)
     bool exact = f->exact && (sums || f->has_state);
     /* D11: the sum is made apart from its `out`, and copied into it, where out cannot be written in one pass, or would
      * change what is still to be read. */
-    bool copy = f->dense < f->terms || f->out_meets_inputs || (f->stats && f->exact && f->out_meets_own);
+    bool copy = f->dense < f->terms || f->out_overlaps_inputs || (f->stats && f->exact && f->out_overlaps_own);
     bool whole =
         f->whole || f->alone || f->last; /* beyond a gap nothing is committed: the missing keys may still come */
     if (f->terms == 0 && !f->has_state)

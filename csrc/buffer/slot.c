@@ -14,10 +14,10 @@
 
 void fan_buffer_adopt(fan_buffer *b)
 {
-    bool left = b->process == FAN_LEFT;
-    if (b->adopted == fan_process())
+    bool left = b->fork_generation == FAN_FORK_INVALID;
+    if (b->owner_generation == fan_process())
         return;
-    b->adopted = fan_process();
+    b->owner_generation = fan_process();
     for (size_t i = 0; i < b->nlocks; i++) {
         left |= !fan_mutex_adopt(&b->locks[i]);
         fan_cond_adopt(&b->changed[i]);
@@ -32,13 +32,13 @@ void fan_buffer_adopt(fan_buffer *b)
         s->busy = s->taking = false;
         fan_slot_set_owner(s, 0);
     }
-    b->process = left ? FAN_LEFT : b->adopted;
+    b->fork_generation = left ? FAN_FORK_INVALID : b->owner_generation;
 }
 
-fan_status fan_buffer_here(fan_buffer *b, fan_error *err)
+fan_status fan_buffer_check_fork(fan_buffer *b, fan_error *err)
 {
     fan_buffer_adopt(b);
-    if (b->process != FAN_LEFT)
+    if (b->fork_generation != FAN_FORK_INVALID)
         return FAN_OK;
     return fan_fail(err, FAN_ERR_STATE,
                     "%s: another thread was in this buffer when the process was forked, and what it holds is not whole "
@@ -294,7 +294,7 @@ fan_slot_state *fan_slot_cut(fan_buffer *b, fan_slot *s)
         return gone;
     for (size_t i = 0; i < s->list->n; i++)
         plain += !s->list->entries[i].general && s->list->entries[i].object;
-    fan_fast_unpark(b, s->list, plain);
+    fan_list_unpark(b, s->list, plain);
     fan_list_detach(s->list, &gone->left);
     return gone;
 }
@@ -323,9 +323,15 @@ fan_status fan_slot_poisoned(const fan_buffer *b, size_t slot, fan_error *err)
                     first->text);
 }
 
+/* A10: the dtypes that a plain entry of this kind brings. */
+static fan_dtype_set slot_entry_dtypes(const fan_slot_spec *spec, const fan_fast_kind *k)
+{
+    return fan_dtype_set_add(0, k->dtype, k->weak && spec->dtype == FAN_DT_NONE);
+}
+
 fan_dtype_set fan_entry_seen(fan_dtype_set seen, const fan_slot *s, const fan_entry *one)
 {
-    fan_dtype_set own = one->general ? one->item->own : one->object ? fan_entry_dtypes(s->spec, &s->list->kind) : 0;
+    fan_dtype_set own = one->general ? one->item->own : one->object ? slot_entry_dtypes(s->spec, &s->list->kind) : 0;
     if (!own)
         return seen;
     return s->spec->dtype != FAN_DT_NONE ? own : seen | own;
@@ -333,23 +339,18 @@ fan_dtype_set fan_entry_seen(fan_dtype_set seen, const fan_slot *s, const fan_en
 
 /* ---- plain entries, and the state beside them ---- */
 
-void fan_fast_drop(fan_buffer *b, size_t slot)
+void fan_slot_drop_plain(fan_buffer *b, size_t slot)
 {
     fan_list *p = b->slots[slot].list;
     FAN_UNCLEARED fan_detached gone;
     if (!p || !p->n)
         return;
-    fan_fast_unpark(b, p, fan_list_parked(p) - p->undefined);
+    fan_list_unpark(b, p, fan_list_parked(p) - p->undefined);
     fan_list_detach(p, &gone);
     const fan_entry *entries = gone.heap ? gone.heap : gone.inline_entries;
     for (size_t i = 0; i < gone.n; i++)
         fan_entry_drop(b, &entries[i]);
     fan_detached_fini(&gone, p);
-}
-
-fan_dtype_set fan_entry_dtypes(const fan_slot_spec *spec, const fan_fast_kind *k)
-{
-    return fan_dtype_set_add(0, k->dtype, k->weak && spec->dtype == FAN_DT_NONE);
 }
 
 /* D5: Python ints are checked against the dtype of all, which may come yet. */
@@ -371,7 +372,7 @@ static void slot_fill_state(fan_slot_state *p, const fan_slot *s, int64_t *shape
     const fan_list *list = s->list;
     const fan_fast_kind *k = &list->kind;
     bool some = fan_list_defined(list);
-    p->seen = some ? fan_entry_dtypes(s->spec, k) : 0;
+    p->seen = some ? slot_entry_dtypes(s->spec, k) : 0;
     if (some && k->weak)
         slot_weak_range(p, list);
     p->keyed = list->entries[0].key < 0 ? -1 : 1;
@@ -401,10 +402,10 @@ static fan_status slot_value_of_sum(fan_buffer *b, size_t slot, fan_slot_state *
         return fan_slot_changed(b, slot, sum->key, err);
     FAN_TRY(status);
     p->value_summed = list->summed > 1;
-    p->value_ours = p->value_summed || sum->ours;
-    p->value_exposed = kept && p->value_ours;
+    p->value_owned = p->value_summed || sum->owned;
+    p->value_exposed = kept && p->value_owned;
     p->value_donated = sum->donated;
-    p->value_seen = fan_entry_dtypes(b->slots[slot].spec, &list->kind);
+    p->value_seen = slot_entry_dtypes(b->slots[slot].spec, &list->kind);
     p->value_key = sum->key < 0 ? -1 : 0;
     p->next_key = (uint64_t)sum->key + 1;
     return FAN_OK;
@@ -455,7 +456,7 @@ fan_status fan__slot_begin_state(fan_buffer *b, size_t slot, fan_error *err)
             list->undefined--;
     list->n = kept;
     list->summed = 0;
-    list->ask = 0;
+    list->recheck_at = 0;
     if (sum)
         b->frontend->drop(sum); /* its value has a hold of its own: nothing is called back */
     return FAN_OK;
@@ -465,7 +466,7 @@ fan_status fan__slot_begin_state(fan_buffer *b, size_t slot, fan_error *err)
 
 fan_status fan_slot_check(fan_buffer *b, size_t slot, fan_error *err)
 {
-    FAN_TRY(fan_buffer_here(b, err));
+    FAN_TRY(fan_buffer_check_fork(b, err));
     if (slot >= b->nslots)
         return fan_fail(err, FAN_ERR_INDEX, "%s: no slot %zu; it has %zu (S1)", b->name, slot, b->nslots);
     return FAN_OK;

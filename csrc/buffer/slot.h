@@ -9,10 +9,10 @@
 
 void fan_slot_lock(fan_buffer *b, size_t slot);
 void fan_slot_unlock(fan_buffer *b, size_t slot);
-/* fan_buffer_here: FAN_ERR_STATE in a forked child, where another thread was in the buffer at the fork. Asked before
- * any lock of the buffer is taken. fan_buffer_adopt: the same without a word: no lock or slot is held by a thread that
- * stayed behind. */
-fan_status fan_buffer_here(fan_buffer *b, fan_error *err);
+/* fan_buffer_check_fork: FAN_ERR_STATE in a forked child, where another thread was in the buffer at the fork. Asked
+ * before any lock of the buffer is taken. fan_buffer_adopt: the same without a word: no lock or slot is held by a
+ * thread that stayed behind. */
+fan_status fan_buffer_check_fork(fan_buffer *b, fan_error *err);
 void fan_buffer_adopt(fan_buffer *b);
 
 /* fan_slot_notify: locked: wakes who waits for a change of the slot. */
@@ -24,7 +24,7 @@ fan_status fan_slot_claim(fan_buffer *b, size_t slot, bool taking, const char *w
 void fan_slot_make_busy(fan_slot *s);
 void fan_slot_let_go(fan_buffer *b, size_t slot); /* locked */
 
-fan_status fan_slot_check(fan_buffer *b, size_t slot, fan_error *err); /* S1; and fan_buffer_here */
+fan_status fan_slot_check(fan_buffer *b, size_t slot, fan_error *err); /* S1; and fan_buffer_check_fork */
 /* fan_slot_enter: locked: waits while a take has the slot, begins the state, and fails if the
  * slot is poisoned. */
 fan_status fan_slot_enter(fan_buffer *b, size_t slot, const char *what, fan_error *err);
@@ -94,21 +94,19 @@ static inline fan_status fan_slot_begin_state(fan_buffer *b, size_t slot, fan_er
     const fan_slot *s = &b->slots[slot];
     return s->p == &fan_slot_state_none && fan_slot_waiting(s) ? fan__slot_begin_state(b, slot, err) : FAN_OK;
 }
-/* fan_entry_drop: unlocked: drops what an entry that was taken out holds. fan_entry_dtypes: A10: the dtypes that a
- * plain entry of this kind brings. */
+/* fan_entry_drop: unlocked: drops what an entry that was taken out holds. */
 void fan_entry_drop(fan_buffer *b, const fan_entry *one);
-fan_dtype_set fan_entry_dtypes(const fan_slot_spec *spec, const fan_fast_kind *k);
-/* fan_fast_drop: unlocked: drops what is parked in a slot. */
-void fan_fast_drop(fan_buffer *b, size_t slot);
+/* fan_slot_drop_plain: unlocked: drops what is parked in a slot. */
+void fan_slot_drop_plain(fan_buffer *b, size_t slot);
 /* fan_fast_unpark: `n` of the slot's gradients no longer count against the budget, and of the others it is to be asked
  * anew who has them. */
-static inline void fan_fast_unpark(fan_buffer *b, fan_list *p, size_t n)
+static inline void fan_list_unpark(fan_buffer *b, fan_list *p, size_t n)
 {
     if (n) /* of None alone nobody has set `bytes` */
         atomic_fetch_sub_explicit(&b->parked, n * p->bytes, memory_order_relaxed);
     if (p->alone)
         atomic_fetch_sub_explicit(&b->alone, p->alone * p->bytes, memory_order_relaxed);
-    p->alone = p->ask = 0;
+    p->alone = p->recheck_at = 0;
 }
 
 #endif

@@ -24,10 +24,10 @@ typedef struct fan_slot_take {
     fan_gathered g;
     bool claimed, gathered;
     fan_take_plan plan;
-    bool asked_again;      /* its plan was made again once no other slot could fail any more */
-    bool out_meets_inputs; /* D11 */
-    bool begun;            /* its fold has begun, and waits in the batch */
-    bool handed;           /* the consumer is ordered after it */
+    bool asked_again;         /* its plan was made again once no other slot could fail any more */
+    bool out_overlaps_inputs; /* D11 */
+    bool begun;               /* its fold has begun, and waits in the batch */
+    bool handed;              /* the consumer is ordered after it */
     fan_value result;
     fan_stream *ready;
     fan_event *ready_event;
@@ -213,9 +213,9 @@ static fan_take_facts take_facts(fan_buffer *b, const fan_take *how, const fan_e
     }
     fan_dtype sum = fan_fold_dtype(f);
     facts.has_out = fan_take_out_at(how, c->slot);
-    facts.out_meets_inputs = c->out_meets_inputs;
+    facts.out_overlaps_inputs = c->out_overlaps_inputs;
     facts.stats = b->sum_stats != NULL;
-    facts.out_meets_own = facts.has_out && facts.stats && take_written_by_own_out(c, fan_take_out_at(how, c->slot));
+    facts.out_overlaps_own = facts.has_out && facts.stats && take_written_by_own_out(c, fan_take_out_at(how, c->slot));
     facts.scaled = fan_take_scaled(how);
     facts.writable = how->writable;
     facts.exact = fan_fold_is_exact(f);
@@ -567,7 +567,7 @@ static fan_status take_claim(fan_buffer *b, const fan_take *how, fan_slot_take *
     if (how->out)
         FAN_TRY(take_collect_outs(b, how, takes, inputs, outs, err));
     for (size_t i = 0; how->out && i < fan_take_count(b, how); i++)
-        takes[i].out_meets_inputs =
+        takes[i].out_overlaps_inputs =
             fan_take_out_of(how, i) && take_out_overlaps_inputs(inputs, how->out[i].array, takes[i].slot);
     return FAN_OK;
 }
@@ -790,7 +790,7 @@ static void take_slot_fini(fan_buffer *b, fan_slot_take *c, fan_slot_state *gone
 
 fan_status fan_buffer_take(fan_buffer *b, const fan_take *how, fan_value *results, fan_error *err)
 {
-    FAN_TRY(fan_buffer_here(b, err));
+    FAN_TRY(fan_buffer_check_fork(b, err));
     if (how->one)
         FAN_TRY(fan_slot_check(b, how->slot, err));
     size_t n = fan_take_count(b, how);
@@ -1183,7 +1183,7 @@ static void take_host_hand_over(fan_buffer *b, fan_span span)
                 b->frontend->drop(object);
         }
         if (p && p->n) {
-            fan_fast_unpark(b, p, fan_list_parked(p) - p->undefined);
+            fan_list_unpark(b, p, fan_list_parked(p) - p->undefined);
             fan_list_empty(p);
             fan_list_shrink(p);
         }
@@ -1254,7 +1254,7 @@ static bool take_host_one(fan_buffer *b, size_t slot, const fan_take *how, void 
 bool fan_fast_take(fan_buffer *b, fan_span span, const fan_take *how, const fan_fast_outs *outs, void **results)
 {
     FAN_UNCLEARED take_host t;
-    if (!fan_fast_allowed() || !fan_buffer_is_here(b))
+    if (!fan_fast_allowed() || !fan_buffer_is_usable(b))
         return false;
     if (!outs && span.end - span.first == 1) {
         bool good = take_host_one(b, span.first, how, results);

@@ -21,7 +21,7 @@ static fan_target_facts target_facts(const fan_buffer *b, size_t slot, int64_t k
                      .writable = true,
                      .same_dtype = dense && p->value.array->dtype == acc,
                      .disjoint = true,
-                     .ours = p->value_ours,
+                     .owned = p->value_owned,
                      .exposed = p->value_shown,
                      .host = !p->accum,
                      .exclusive = p->ready == p->accum};

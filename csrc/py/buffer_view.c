@@ -106,7 +106,7 @@ static PyObject *view_of(const buffer_object *self, size_t slot)
                           (unsigned long long)v.rules, "consumer", (unsigned long long)v.consumer, "accum",
                           (unsigned long long)v.accum, "ready", (unsigned long long)v.ready, "event",
                           PyBool_FromLong(v.event), "has_value", PyBool_FromLong(v.has_value), "value_ours",
-                          PyBool_FromLong(v.value_ours), "poisoned", v.poisoned);
+                          PyBool_FromLong(v.value_owned), "poisoned", v.poisoned);
     if (d && (put_numbers(d, &v) < 0 || put(d, "items", Py_NewRef(list)) < 0))
         Py_CLEAR(d);
     Py_XDECREF(list);

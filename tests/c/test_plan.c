@@ -145,7 +145,7 @@ static void takes(void)
     CHECK_INT(fan_plan_take(&f).way, FAN_TAKE_COMMIT);
     f.has_out = true;
     CHECK_INT(fan_plan_take(&f).way, FAN_TAKE_INTO_OUT);
-    f.out_meets_inputs = true; /* D11 */
+    f.out_overlaps_inputs = true; /* D11 */
     CHECK(fan_plan_take(&f).way == FAN_TAKE_FINISH && fan_plan_take(&f).copy_out);
 }
 
