@@ -209,9 +209,6 @@ fan_status fan__tree_check_fork(const fan_tree *t, fan_error *err);
 /* fan__tree_block_lend: makes a storage for a block that has none. */
 fan_status fan__tree_block_lend(fan_tree *t, fan_tree_block *b, fan_stream *owner, const char *call_site,
                                 fan_error *err);
-/* fan__tree_block_free: frees a block; its storage, if it has other references, ends with the text `why` (NULL: there
- * are none). Does not change the block table. */
-void fan__tree_block_free(fan_tree_block *b, const char *why);
 /* fan__tree_block_end: marks the block's storage as ended, with a text; later calls do nothing. */
 void fan__tree_block_end(fan_tree_block *b, const char *why);
 bool fan__tree_block_lives(const fan_tree_block *b);

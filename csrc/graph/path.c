@@ -73,7 +73,9 @@ void fan__tree_block_end(fan_tree_block *b, const char *why)
     atomic_store_explicit(&b->storage->ended, b->lease->why, memory_order_release);
 }
 
-void fan__tree_block_free(fan_tree_block *b, const char *why)
+/* block_free: a storage with other references ends with the text `why` (NULL: there are none). Does not change the
+ * block table. */
+static void block_free(fan_tree_block *b, const char *why)
 {
     if (b && b->storage) {
         if (why)
@@ -126,7 +128,7 @@ static void scope_reuse(fan_tree_scope *s, const fan_stream *owner)
             continue;
         }
         (void)fan_graph_pool_free(&s->tree->pool, b->offset);
-        fan__tree_block_free(b, NULL);
+        block_free(b, NULL);
     }
     s->n = n;
 }
@@ -190,7 +192,7 @@ void fan__tree_scope_fini(fan_tree_scope *s, bool listed, const char *why)
     for (size_t i = 0; i < s->n; i++) {
         if (listed)
             (void)fan_graph_pool_free(&s->tree->pool, s->blocks[i]->offset);
-        fan__tree_block_free(s->blocks[i], why);
+        block_free(s->blocks[i], why);
     }
     fan_free(s->blocks);
     fan_graph_ranges_fini(&s->used);
@@ -261,7 +263,7 @@ void fan__tree_node_free(fan_tree_node *n, const char *why)
     for (size_t i = 0; i < n->nout; i++)
         fan_array_drop(n->outputs[i].array);
     for (size_t i = 0; i < n->nblocks; i++)
-        fan__tree_block_free(n->blocks[i], why);
+        block_free(n->blocks[i], why);
     for (size_t i = 0; i < n->n; i++)
         fan_array_drop(n->operands[i].staged);
     for (size_t i = 0; i < n->nplaces; i++)

@@ -1,10 +1,11 @@
 /* worker: the context of a thread that runs nodes for another one (engine/workers.h): the interpreter, a copy of the
- * other's context variables (NumPy's errstate is one of them), the machines that it has entered, its traces. */
+ * other's context variables (NumPy's errstate is one of them), the machine that it has entered, its traces. */
 #include "py/engine_part.h"
 
 #include "base/trace.h"
+#include "device/sim/sim.h"
 
-enum { CONTEXT, MACHINES, TRACES, PARTS };
+enum { CONTEXT, MACHINE, TRACES, PARTS };
 
 /* rings_beside: a ring for one more thread, in each trace that records this one; None: no trace does. */
 static PyObject *rings_beside(void)
@@ -18,20 +19,25 @@ static PyObject *rings_beside(void)
     return rings;
 }
 
-/* machines_now: a copy of this thread's list; None: there is none (entered.c). */
-static PyObject *machines_now(void)
+static void drop_machine(PyObject *capsule) { fan_sim_drop(PyCapsule_GetPointer(capsule, "fanin.machine")); }
+
+/* machine_now: a capsule of the simulated machine that this thread has entered; None: there is none. */
+static PyObject *machine_now(void)
 {
-    PyObject *mine = PyThreadState_GetDict(), *list = mine ? PyDict_GetItemString(mine, "fanin.machines") : NULL;
-    return list ? PySequence_List(list) : Py_NewRef(Py_None);
+    fan_sim *m = fan_sim_entered();
+    PyObject *capsule = m ? PyCapsule_New(m, "fanin.machine", drop_machine) : Py_NewRef(Py_None);
+    if (m && capsule)
+        fan_sim_hold(m);
+    return capsule;
 }
 
 fan_status fan_worker_new(void **worker, fan_error *err)
 {
-    PyObject *context = PyContext_CopyCurrent(), *machines = context ? machines_now() : NULL,
-             *rings = machines ? rings_beside() : NULL;
-    *worker = rings ? PyTuple_Pack(PARTS, context, machines, rings) : NULL;
+    PyObject *context = PyContext_CopyCurrent(), *machine = context ? machine_now() : NULL,
+             *rings = machine ? rings_beside() : NULL;
+    *worker = rings ? PyTuple_Pack(PARTS, context, machine, rings) : NULL;
     Py_XDECREF(context);
-    Py_XDECREF(machines);
+    Py_XDECREF(machine);
     Py_XDECREF(rings);
     return *worker ? FAN_OK : fan_from_python(err);
 }
@@ -46,18 +52,24 @@ static void each_ring(PyObject *rings, const char *method)
     }
 }
 
+/* machine_of: borrowed; NULL: none. */
+static fan_sim *machine_of(PyObject *parts)
+{
+    PyObject *machine = PyTuple_GET_ITEM(parts, MACHINE);
+    return machine == Py_None ? NULL : PyCapsule_GetPointer(machine, "fanin.machine");
+}
+
 bool fan_worker_enter(void *worker)
 {
-    PyObject *parts = worker, *mine;
+    PyObject *parts = worker;
+    fan_sim *m = machine_of(parts);
     if (fan_finalizing())
         return false;
     (void)PyGILState_Ensure(); /* a thread of the pool has none before */
-    mine = PyThreadState_GetDict();
     if (PyContext_Enter(PyTuple_GET_ITEM(parts, CONTEXT)) < 0)
         PyErr_Clear();
-    if (mine && PyTuple_GET_ITEM(parts, MACHINES) != Py_None &&
-        PyDict_SetItemString(mine, "fanin.machines", PyTuple_GET_ITEM(parts, MACHINES)) < 0)
-        PyErr_Clear();
+    if (m)
+        (void)fan_sim_enter(m, NULL);
     each_ring(PyTuple_GET_ITEM(parts, TRACES), "begin");
     return true;
 }
@@ -65,7 +77,10 @@ bool fan_worker_enter(void *worker)
 void fan_worker_leave(void *worker)
 {
     PyObject *parts = worker;
+    const fan_sim *m = machine_of(parts);
     each_ring(PyTuple_GET_ITEM(parts, TRACES), "end");
+    if (m)
+        fan_sim_leave(m);
     if (PyContext_Exit(PyTuple_GET_ITEM(parts, CONTEXT)) < 0)
         PyErr_Clear();
     PyGILState_Release(PyGILState_UNLOCKED);

@@ -27,7 +27,7 @@ static void end_path(reading *r, int row)
 static bool outcome(reading *r, int row, fan_tree_outcome did)
 {
     apply(r, row);
-    r->p.did = did;
+    r->p.outcome = did;
     r->p.why = r->at->fit;
     return true;
 }
@@ -122,8 +122,8 @@ static fan_tree_plan read_table(const fan_tree_call *c)
 static bool same(const fan_tree_plan *a, const fan_tree_plan *b)
 {
     return a->end_path == b->end_path && a->restore == b->restore && a->warn_writes == b->warn_writes &&
-           a->warn_repeats == b->warn_repeats && a->count == b->count && a->demote == b->demote && a->did == b->did &&
-           a->why == b->why && a->rules == b->rules;
+           a->warn_repeats == b->warn_repeats && a->count == b->count && a->demote == b->demote &&
+           a->outcome == b->outcome && a->why == b->why && a->rules == b->rules;
 }
 
 #define FITS 6
@@ -146,9 +146,9 @@ static void every_combination_is_as_the_table_says(void)
                 fan_tree_plan got = fan_tree_decide(&c), warned = read_table(&c);
                 if (!same(&got, &warned) && wrong++ < 5)
                     fprintf(stderr, "facts %d, here %d, root %d: did %d rules %x, the table: did %d rules %x\n", i,
-                            here, root, (int)got.did, got.rules, (int)warned.did, warned.rules);
+                            here, root, (int)got.outcome, got.rules, (int)warned.outcome, warned.rules);
                 seen++;
-                did[got.did]++;
+                did[got.outcome]++;
                 for (int row = 0; row < FAN_TREE_RULES; row++)
                     rows[row] += got.rules >> row & 1;
             }
@@ -169,7 +169,7 @@ static void no_plan_forgets_what_lives(void)
             for (int root = 0; root < PLACES; root++) {
                 fan_tree_call c = call_of(i, place_of(here), place_of(root));
                 fan_tree_plan p = fan_tree_decide(&c);
-                bool allocates = p.did == FAN_TREE_WARM || p.did == FAN_TREE_RECORD;
+                bool allocates = p.outcome == FAN_TREE_WARM || p.outcome == FAN_TREE_RECORD;
                 bool behind = c.path != FAN_TREE_NONE && !p.end_path;
                 const fan_tree_place *at = behind ? &c.here : &c.root;
                 /* the block table is right wherever something is allocated */
@@ -179,10 +179,10 @@ static void no_plan_forgets_what_lives(void)
                 wrong += p.end_path && !c.new_step && !c.all_dead;
                 wrong += c.new_step && c.path != FAN_TREE_NONE && !p.end_path;
                 /* only what fits is replayed, and nothing that writes is recorded */
-                wrong += p.did == FAN_TREE_REPLAY && (at->fit != FAN_TREE_FIT_FITS || !c.warm);
-                wrong += p.did != FAN_TREE_EAGER && at->writes;
+                wrong += p.outcome == FAN_TREE_REPLAY && (at->fit != FAN_TREE_FIT_FITS || !c.warm);
+                wrong += p.outcome != FAN_TREE_EAGER && at->writes;
                 /* nothing is recorded for ever: at the limit an operand is demoted, or it runs as it is */
-                wrong += p.did == FAN_TREE_RECORD && at->over_limit && !p.demote &&
+                wrong += p.outcome == FAN_TREE_RECORD && at->over_limit && !p.demote &&
                          (at->fit == FAN_TREE_FIT_STATIC || at->fit == FAN_TREE_FIT_OPERAND);
             }
     CHECK_INT(wrong, 0);

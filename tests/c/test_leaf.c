@@ -238,7 +238,7 @@ static void a_helper_is_refused_what_its_caller_had_before_the_pass(bool before)
 
 int main(void)
 {
-    fan_leaf_claim none = {.process = 0};
+    fan_leaf_claim none = {.owner_generation = 0};
     pthread_barrier_init(&there, NULL, 2);
     pthread_barrier_init(&over, NULL, 2);
     fan_leaf_claim_fini(&none); /* a zeroed one is none */

@@ -62,6 +62,12 @@ void fan_sim_leave(const fan_sim *m)
         }
 }
 
+fan_sim *fan_sim_entered(void)
+{
+    entered_machine *e = entered_innermost();
+    return e ? e->machine : NULL;
+}
+
 static int entered_count(void)
 {
     entered_machine *e = entered_innermost();
