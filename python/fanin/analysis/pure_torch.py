@@ -76,7 +76,7 @@ class Reads:
         from torch.overrides import TorchFunctionMode
 
         reads, library = self, torch()
-        tensor: Any = library.Tensor
+        tensor = library.Tensor
         named = {
             tensor.is_leaf.__get__: "is_leaf is read",
             tensor.grad.__get__: ".grad is read",
@@ -319,7 +319,7 @@ class TensorPure(Pure):
 
     # The wrapper's way out
 
-    def _moves(self, arrays: Sequence[Tensor], news: Sequence[Any]) -> list[Move]:  # type: ignore[override]
+    def _moves(self, arrays: Sequence[Tensor], news: Sequence[Tensor]) -> list[Move]:  # type: ignore[override]
         """New values and the caller's tensors that they are written to."""
         moves = []
         for k, g in enumerate(self.bases):
