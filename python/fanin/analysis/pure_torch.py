@@ -19,6 +19,7 @@ from ..descriptors import PlainAOTInput, PlainAOTOutput
 from . import trees
 from .caller_tensors import layout_of, retyped, start_of
 from .calls import Place, torch
+from .private_copies import Array
 from .protocols import DType, Tensor
 from .pure import Pure, Recording
 from .torch_collect import same_bytes
@@ -332,7 +333,9 @@ class TensorPure(Pure):
                 moves.append(Move(news[k], arrays[u], (u,)))
         return moves
 
-    def _shared(self, outputs: Sequence[object], bases: Sequence[object]) -> tuple[list[object], list[Any]]:
+    def _shared(  # type: ignore[override]
+        self, outputs: Sequence[object], bases: Sequence[Array]
+    ) -> tuple[list[object], list[Array]]:
         """Outputs of which views will be made; where they share memory made inside, they share it already."""
         for j, p in enumerate(self.outcome.places):
             if p.kind == "view" and (shown := self.shown[j]) is not None:
