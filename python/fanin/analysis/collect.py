@@ -38,6 +38,7 @@ from .calls import (
 from .guards import components_of
 from .hidden import check_function
 from .private_copies import Array, Geometry, Plan, PrivateCopies, RunArrays, plain, plan
+from .protocols import Tensor
 from .records import (
     PLAIN_TYPES,
     InputAliasInfo,
@@ -124,14 +125,12 @@ def collect_metadata(
 class Observed(Protocol):
     """What one run showed, in terms of its library.
 
-    `outputs`: the leaves of its result. `saved`: intermediates that are returned on behalf of outputs, those that have
+    `saved`: intermediates that are returned on behalf of outputs, those that have
     a tangent: (the array, the position of the output). `num_bases`: how many intermediates are returned.
     """
 
     @property
-    def outputs(self) -> Sequence[Any]: ...
-    @property
-    def saved(self) -> Sequence[tuple[Any, int]]: ...
+    def saved(self) -> Sequence[tuple[Array | Tensor, int]]: ...
     @property
     def num_bases(self) -> int: ...
     def input_info(self, leaf: int, keep_input_mutations: bool) -> InputAliasInfo: ...

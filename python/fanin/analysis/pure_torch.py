@@ -19,6 +19,7 @@ from ..descriptors import PlainAOTInput, PlainAOTOutput
 from . import trees
 from .caller_tensors import layout_of, retyped, start_of
 from .calls import Place, torch
+from .private_copies import Array
 from .protocols import DType, Tensor
 from .pure import Pure, Recording
 from .torch_collect import same_bytes
@@ -76,7 +77,7 @@ class Reads:
         from torch.overrides import TorchFunctionMode
 
         reads, library = self, torch()
-        tensor: Any = library.Tensor
+        tensor = library.Tensor
         named = {
             tensor.is_leaf.__get__: "is_leaf is read",
             tensor.grad.__get__: ".grad is read",
@@ -319,7 +320,7 @@ class TensorPure(Pure):
 
     # The wrapper's way out
 
-    def _moves(self, arrays: Sequence[Tensor], news: Sequence[Any]) -> list[Move]:  # type: ignore[override]
+    def _moves(self, arrays: Sequence[Tensor], news: Sequence[Tensor]) -> list[Move]:  # type: ignore[override]
         """New values and the caller's tensors that they are written to."""
         moves = []
         for k, g in enumerate(self.bases):
@@ -332,7 +333,9 @@ class TensorPure(Pure):
                 moves.append(Move(news[k], arrays[u], (u,)))
         return moves
 
-    def _shared(self, outputs: Sequence[object], bases: Sequence[object]) -> tuple[list[object], list[Any]]:
+    def _shared(  # type: ignore[override]
+        self, outputs: Sequence[object], bases: Sequence[Array]
+    ) -> tuple[list[object], list[Array]]:
         """Outputs of which views will be made; where they share memory made inside, they share it already."""
         for j, p in enumerate(self.outcome.places):
             if p.kind == "view" and (shown := self.shown[j]) is not None:

@@ -140,14 +140,14 @@ class ObservedTensors:
         return TangentMeta.of(self.outputs[output])
 
     def finished(self, meta: ViewAndMutationMeta) -> ViewAndMutationMeta:
-        tangents: Sequence[Any] = meta.traced_tangents
         return dataclasses.replace(
             meta,
             subclass_inp_meta=tuple(PlainTensorMeta(i) for i in range(len(self.call.leaves))),
             subclass_fw_graph_out_meta=tuple(PlainTensorMeta(i) for i in range(meta.num_forward_returns)),
             subclass_tangent_meta=tuple(
                 PlainTensorMeta(i, None if t.stride is None else MemoryFormatMeta(t.shape, t.stride))
-                for i, t in enumerate(tangents)
+                for i, t in enumerate(meta.traced_tangents)
+                if isinstance(t, TangentMeta)
             ),
             grad_enabled_mutation=self.left,
         )
@@ -386,7 +386,7 @@ class Watch:
             written = tuple((place, name) for place, name, writes in effects.arguments if writes)
         for x in (*args, *kwargs.values()):
             for t in tensors(self.torch, x):
-                if t.requires_grad and t.is_leaf and id(t) not in self.position:
+                if t.requires_grad and id(t) not in self.position and is_leaf(t):
                     self.grads.setdefault(id(t), (t, t.grad))
         for place, name in written:
             for t in tensors(self.torch, args[place] if place < len(args) else kwargs.get(name)):
@@ -449,11 +449,11 @@ class Watch:
         made: AbstractContextManager[object] = WatchMode()
         return made
 
-    def note_place(self, func: Any, args: Sequence[object], kwargs: dict[str, object]) -> None:
+    def note_place(self, func: object, args: Sequence[object], kwargs: dict[str, object]) -> None:
         """The storages in which an operation of the `as_strided` family is given a place."""
-        if not func.overloadpacket.__name__.startswith("as_strided"):
+        if not str(func).startswith("aten.as_strided"):
             return
-        place = [a.name for a in func._schema.arguments].index("storage_offset")
+        place = 4 if "scatter" in str(func) else 3  # a scatter has a source more
         if (args[place] if place < len(args) else kwargs.get("storage_offset")) is not None:
             self.strided |= {t.untyped_storage()._cdata for t in in_memories(self.torch, args[0])}
 
@@ -541,6 +541,14 @@ def tensors(torch: ModuleType, x: object) -> Iterator[Tensor]:
     for y in leaves(x):
         if isinstance(y, torch.Tensor):
             yield y
+
+
+def is_leaf(t: Tensor) -> bool:
+    """Whether a tensor is a leaf; False where autograd refuses to tell, which it does of some views only."""
+    try:
+        return t.is_leaf
+    except RuntimeError:
+        return False
 
 
 def in_memory(torch: ModuleType, x: object) -> bool:

@@ -123,7 +123,7 @@ class Record:
         self.asks: object = None  #: of tensors, who asks for a gradient
         self.seen: OutputViews | None = None  #: of tensors, how arguments and results show their memory
         #: tensors of which the function reads where they lie in their storage, and whether it reads of all of that
-        self.placed: dict[int, bool] = {}
+        self.counted_from: dict[int, bool] = {}
         self.problem: Exception | None = None  #: why there is no pure function
         self.own: dict[int, int] = {}  #: which containers of the result are which of the arguments', by their places
 
@@ -148,7 +148,7 @@ class Record:
         self.touched |= {u for i, u in enumerate(self.index) if u is not None and meta.input_info[i].mutates_data}
         self.forget()
 
-    def fits(self, order: Sequence[str], leaves: Sequence[object], arrays: Sequence[object]) -> bool:
+    def fits(self, order: Sequence[str], leaves: Sequence[object], arrays: Sequence[Any]) -> bool:
         """Whether what a compiled function was made for is so: the order of arguments by name, numbers and texts among
         them, who asks for a gradient, and whether gradients are on.
         """
@@ -156,7 +156,7 @@ class Record:
             return self.compiled is None
         if not self.tensors:
             return True
-        if any(is_part(arrays[u], whole) for u, whole in self.placed.items()):
+        if any(is_part(arrays[u], whole) for u, whole in self.counted_from.items()):
             return False
         return all(type(leaves[i]) is type(x) and leaves[i] == x for i, x in self.fixed) and self.asks == asks(arrays)
 
@@ -590,19 +590,19 @@ def unlike_copies(
         before_it = run.watch.before[record.first[u]]
         whole = None if before_it is None else places.get(before_it.untyped_storage()._cdata)
         if whole is not None:
-            record.placed[u] = whole
+            record.counted_from[u] = whole
             if is_part(given, whole):
                 found.append(misplaced(record.named(record.first[u]), given))
     storages = {t.untyped_storage()._cdata for t in tensors}
     for j, o in enumerate(run.outputs):
-        if not isinstance(o, torch().Tensor) or not o.is_leaf or not o.requires_grad or any(o is t for t in tensors):
+        if not isinstance(o, torch().Tensor) or not o.requires_grad or not o.is_leaf or any(o is t for t in tensors):
             continue
         if str(o.layout) == "torch.strided" and o.untyped_storage()._cdata in storages:
             found.append(uncompiled(f"{PlainAOTOutput(j).expr()} is a leaf of its own on the memory of an argument"))
     return found
 
 
-def is_part(t: Any, whole: bool) -> bool:
+def is_part(t: Tensor, whole: bool) -> bool:
     """Whether a tensor begins behind its storage's first element, which a copy never does; with `whole`, whether it
     shows less than all of its storage.
     """
