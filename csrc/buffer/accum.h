@@ -7,9 +7,9 @@
  *   sparse      skip        skip A2  into new A3 / fresh A4   merge A5 / COO A7  object
  *   object      skip        skip A2  object                   object             object
  *
- * "Into" needs the operand to be reusable: nobody else can see or still uses its memory. fan_reusable says whether and,
- * if not, why. A worked case: the caller adds `g` and keeps it; `g` is dense and writable, but neither made by us, nor
- * donated, nor provably unshared: fresh (A7). The sum is ours from then on and every later fold is in place (A6).
+ * "Into" needs the operand to be reusable: no other code can see or still uses its memory. fan_reusable returns that,
+ * and, if not, why. A worked case: the caller adds `g` and keeps it; `g` is dense and writable, but neither made by us,
+ * nor donated, nor provably unshared: fresh (A7). The sum is ours from then on and every later fold is in place (A6).
  *
  * What can go wrong: a held alias is written (z = x + y sends one array to two slots); a count of one is trusted
  * although another stream's kernel still reads; an array that overlaps itself or another operand is written.
@@ -48,7 +48,7 @@ const char *fan_action_word(fan_action a);
 typedef struct fan_side {
     fan_form form;
     int format;    /* fan_format of a sparse one */
-    bool reusable; /* of a dense one: fan_reusable said so */
+    bool reusable; /* of a dense one: fan_reusable returned yes */
 } fan_side;
 
 typedef struct fan_accum_plan {
@@ -67,9 +67,9 @@ typedef struct fan_reuse {
     bool same_dtype; /* its dtype is the accumulation dtype and its shape the sum's after this fold */
     bool disjoint;   /* its bytes are disjoint from every other operand of the fold */
     bool owned;      /* the buffer made it .. */
-    bool exposed;    /* .. and somebody outside has seen it since: a snapshot, a target or a hook */
+    bool exposed;    /* .. and a snapshot, a target or a hook has shown it since */
     bool donated;
-    bool unshared;   /* provably: nobody else has a reference */
+    bool unshared;   /* provably: there is no other reference */
     bool host;       /* on a device without streams */
     bool exclusive;  /* the streams that used its memory are A alone, or A is made to wait for each of them */
     bool read_later; /* with stats: its elements are read once more after the sum */

@@ -24,7 +24,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* ---- 1. is it right (A8-A16), and who waits (S3-S11)? ---- */
+/* ---- 1. is it right (A8-A16), and which stream waits (S3-S11)? ---- */
 
 /* refuse: "grads: slot 2 (w1), key 3: " and what follows. */
 static fan_status add_refuse(fan_error *err, fan_status status, const fan_buffer *b, size_t slot, int64_t key,
@@ -381,7 +381,7 @@ fan_stream *fan_current_for(fan_buffer *b, size_t slot, const fan_contribution *
 }
 
 /* S7, S11: for a gradient made under capture and a slot that is empty: which stream consumes in the place of that of
- * the buffer, and which is current where the legacy stream would be. Unlocked: the driver is asked. */
+ * the buffer, and which is current where the legacy stream would be. Unlocked: it calls the driver. */
 static fan_status add_across_captures(fan_buffer *b, size_t slot, const fan_contribution *c, fan_add_streams *with,
                                       fan_error *err)
 {
@@ -545,7 +545,7 @@ static fan_status add_record(fan_buffer *b, size_t slot, fan_item *item, fan_str
     return fan_order_record(b, stream, bit, &item->event, err);
 }
 
-/* S21: the converted gradient, in *made; where it is ready on A the item says so. */
+/* S21: the converted gradient, in *made; the item gets the stream where it is ready. */
 static fan_status add_convert(fan_buffer *b, fan_add_op *x, fan_value *made, fan_error *err)
 {
     const fan_add_plan *plan = &x->checked.plan;
@@ -580,8 +580,8 @@ static fan_status add_convert(fan_buffer *b, fan_add_op *x, fan_value *made, fan
     return status;
 }
 
-/* The event of the contribution before it in one call, where that stands for this one as well: it was recorded within
- * the call, on the same stream, and nothing of ours was queued there since. NULL: there is none. */
+/* The event of the contribution before it in one call, where that covers this one as well: it was recorded within
+ * the call, on the same stream, and the buffer has queued nothing there since. NULL: there is none. */
 static fan_event *add_shared_event(const fan_add_op *x)
 {
     const fan_add_op *before = x->previous;
@@ -649,7 +649,7 @@ fan_status fan_add_carry_out(fan_buffer *b, fan_add_op *x, fan_error *err)
         add_trace(b, x->slot, x->c, &x->checked, fan_value_bytes(&x->c->value));
     FAN_TRY(add_run_plan(b, x, err));
     x->bytes = fan_value_bytes(&it->value);
-    x->bytes = x->bytes ? x->bytes : 1; /* so that what has no bytes of ours passes a budget of 0, too */
+    x->bytes = x->bytes ? x->bytes : 1; /* an object without bytes passes a budget of 0, too */
     if (fan_get_debug() && it->value.form == FAN_FORM_DENSE && it->value.device == fan_cpu() && !it->owned) {
         FAN_TRY(fan_slot_hash(b, it->value.array, true, &it->hash, err));
         it->hashed = true;
@@ -678,7 +678,7 @@ void fan_add_park(fan_buffer *b, fan_add_op *x)
     fan_slot_notify(b, x->slot);
 }
 
-/* Locked: nobody has summed it, and nobody may any more. */
+/* Locked: no fold has summed it, and none may any more. */
 void fan_add_unpark(fan_buffer *b, fan_add_op *x)
 {
     if (!x->parked)

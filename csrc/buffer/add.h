@@ -17,11 +17,11 @@ typedef struct fan_check_result {
 
 /* fan_check_contribution: shape, dtype, device, key and parts (A8-A10, A12, A15, A16), then S3-S5, S8-S11. Changes
  * nothing. Under the slot's lock. `current`: the current stream of the device it will be on; `consumer`: the buffer's
- * stream, or who was put in its place (S7). */
+ * stream, or the one that replaces it (S7). */
 fan_status fan_check_contribution(const fan_buffer *b, size_t slot, const fan_contribution *c, fan_stream *current,
                                   fan_stream *consumer, fan_check_result *out, fan_error *err);
 
-/* The streams of a contribution: what the caller named, and what stands in for what was not named. All held. */
+/* The streams of a contribution: those that the caller named, and the defaults of the others. All held. */
 typedef struct fan_add_streams {
     fan_stream *current;  /* S4, S5, S11 */
     fan_stream *consumer; /* NULL: S5 */

@@ -19,7 +19,7 @@ static void add_host_count_peak(fan_buffer *b, uint64_t now)
 
 /* ---- parked ---- */
 
-/* What a slot asks of its first gradient: that it is as declared (A9, A10, A12), and of a dtype that is summed here. It
+/* Whether the first gradient of a slot is as declared (A9, A10, A12), and of a dtype that is summed here. It
  * may be large while it is alone. */
 static bool add_host_fits(const fan_slot_spec *spec, const fan_fast_kind *k)
 {
@@ -50,7 +50,7 @@ static inline __attribute__((always_inline)) bool add_host_park(fan_buffer *b, s
     return fan_list_insert(p, one);
 }
 
-/* add_host_count: true: the budget is to be asked; `due`: it is anyway. */
+/* add_host_count: true: the budget is to be checked; `due`: it is anyway. */
 static inline __attribute__((always_inline)) bool add_host_count(fan_buffer *b, size_t slot, const fan_fast_kind *kind,
                                                                  bool copied, bool due)
 {
@@ -124,14 +124,14 @@ static bool add_host_unchanged(const fan_fast_frontend *fast, const fan_fast_kin
            (!sum || (fast->is_unchanged(sum, kind, to->sum) && fast->writable(sum, kind)));
 }
 
-/* add_host_was_checked: the sum was asked about when the second contribution came, and nobody has had it since. */
+/* add_host_was_checked: the sum was checked when the second contribution came, and has had no other reference since. */
 static bool add_host_was_checked(const fan_fast_frontend *fast, const add_host_op *to, void *sum)
 {
     return to->list->summed > 1 && fast->nobody_else_has(sum);
 }
 
-/* add_host_begin: whether `one` is to be added into the slot's sum at once. Libraries are asked first, which may do
- * anything, and all is looked at again. */
+/* add_host_begin: whether `one` is to be added into the slot's sum at once. Calls the library first, which
+ * may run arbitrary code, and then checks all again. */
 static bool add_host_begin(const fan_buffer *b, size_t slot, const fan_fast_kind *kind, const fan_entry *one,
                            add_host_op *to)
 {
@@ -241,7 +241,7 @@ static bool add_host_add_all(fan_buffer *b, const fan_fast_batch *batch)
     for (; k < batch->n; k++) {
         if (batch->far)
             batch->prefetch(batch->ctx, k);
-        /* Ascending, so that what was asked still holds when it is done. */
+        /* Ascending: each slot occurs once, so each check still holds when its sum is written. */
         if (!add_host_read(b, batch, k, &slot, &kind, &one) || !one.object || kind.check_at_use ||
             (k && slot <= last) || !add_host_can(b, slot, &kind, one.data, one.key, &next) || next.object ||
             (!all && !(all = fan_alloc(batch->n * sizeof *all))))

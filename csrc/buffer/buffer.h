@@ -39,14 +39,14 @@ static inline bool fan_slot_takes(const fan_slot_spec *spec, fan_dtype dtype, in
 }
 
 /* The bytes of parked contributions from which on a fold is due. 0: each arrival is folded at once. UINT64_MAX: folds
- * wait until the sum is asked for. FAN_BUDGET_AUTO has two limits (fan_budget_auto):
+ * wait until take(). FAN_BUDGET_AUTO has two limits (fan_budget_auto):
  *
  * - alone: what only the buffer still keeps alive, since its producer dropped it. The limit is a part of the
  * second-level cache, so that it is summed while it is warm and its memory goes back.
- * - held: what somebody else holds as well. It costs no memory; the limit is 64 MiB.
+ * - held: what other references hold as well. It costs no memory; the limit is 64 MiB.
  *
- * Who holds a contribution is asked of the frontend when the next one comes: until then the frame of the caller mostly
- * still holds it. */
+ * The frontend is called for the holders of a contribution when the next one comes: until then the frame of the caller
+ * mostly still holds it. */
 #define FAN_BUDGET_AUTO (UINT64_MAX - 1)
 typedef struct fan_auto_budget {
     uint64_t alone, held; /* bytes */
@@ -63,12 +63,12 @@ typedef struct fan_buffer_config {
     size_t slots;
     const fan_slot_spec *specs; /* one per slot; NULL: none declared */
     uint64_t budget;            /* bytes, or FAN_BUDGET_AUTO */
-    fan_dtype accumulate;       /* for slots that say nothing; */
+    fan_dtype accumulate;       /* of slots that declare none; */
     bool exact;                 /* .. and this */
     fan_stream *stream;         /* the consumer's; NULL: current stream when a slot gets its first gradient */
     bool leaf;
     bool create_graph;
-    bool stats;       /* fan_buffer_stats may be asked */
+    bool stats;       /* fan_buffer_stats may be called */
     const char *name; /* NULL: "InputBuffer" */
     const fan_frontend *frontend;
 } fan_buffer_config;
@@ -95,7 +95,7 @@ typedef struct fan_counters {
 } fan_counters;
 
 fan_status fan_buffer_new(const fan_buffer_config *config, fan_buffer **out, fan_error *err);
-/* fan_buffer_seen: for the search of host orders (base/thread.h): says what a call that takes no lock does to a slot
+/* fan_buffer_seen: for the search of host orders (base/thread.h): records what a call that takes no lock does to a slot
  * (SIZE_MAX: to all; out of range: to none). fan_buffer_seen_counters: it reads the counters. */
 void fan_buffer_seen(const fan_buffer *b, size_t slot, fan_touch how);
 void fan_buffer_seen_counters(const fan_buffer *b);
@@ -155,14 +155,14 @@ void fan_buffer_target_cancel(fan_buffer *b, fan_target *t);
 typedef struct fan_take {
     bool one; /* only `slot`: the others stay as they are; results and out are its alone */
     size_t slot;
-    fan_stream *stream;   /* who will use the sums; NULL: the buffer's */
+    fan_stream *stream;   /* the stream that will use the sums; NULL: the buffer's */
     const fan_value *out; /* per slot that is taken, dense or undefined; NULL: none */
-    fan_scale scale;      /* re, im and i all filled in by the caller; `integral` says whether i is exact */
+    fan_scale scale;      /* re, im and i all filled in by the caller; `integral`: i is exact */
     bool integral, real;  /* of scale */
     bool writable;
     /* show: called with each sum once it is made and its consumer is ordered, before any `out` is written and anything
      * is let go. sum NULL: the sum of this slot will be written into its `out`. `slot`: 0 where `one` is set. If it
-     * fails, the take fails and no sum is lost. May run code of the user. NULL: nobody asks. */
+     * fails, the take fails and no sum is lost. May run code of the user. NULL: no call. */
     fan_status (*show)(void *ctx, size_t slot, const fan_value *sum, fan_error *err);
     void *ctx;
 } fan_take;
@@ -233,7 +233,7 @@ fan_status fan_pass_end(fan_stream *caller, fan_stream *const *streams, size_t n
                         size_t nvalues, fan_error *err);
 
 /* Process-wide switches. */
-void fan_set_debug(bool on); /* catch callers who change what they added */
+void fan_set_debug(bool on); /* detect arrays that were changed after they were added */
 bool fan_get_debug(void);
 void fan_set_warn_mismatch(bool on); /* S6 */
 bool fan_get_warn_mismatch(void);

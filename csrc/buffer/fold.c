@@ -231,7 +231,7 @@ static size_t fold_other_term(const fan_fold *f)
     return at;
 }
 
-/* What is true of the terms, but for who may write them. */
+/* The facts of the terms, but for whether they may be written. */
 static fan_fold_facts fold_term_facts(const fan_fold *f)
 {
     fan_fold_facts facts = {.terms = f->n};
@@ -306,7 +306,7 @@ bool fan_fold_batches(const fan_fold *f)
 
 static fan_status fold_body(fan_fold *f, fan_error *err);
 
-/* D14: what stands before the first object is summed as usual, and *sum. */
+/* D14: *sum becomes the sum of the terms before the first object, made as usual. */
 static fan_status fold_before_objects(fan_fold *f, size_t first, fan_value *sum, fan_error *err)
 {
     /* An object brings no dtype, so its `seen` is that of all before it. */
@@ -520,7 +520,7 @@ static void fold_commit_sum(fan_slot_state *p, fan_gathered *g, fold_old_sum *ol
     p->rules |= f->rules;
 }
 
-/* The first contribution becomes the value as it is: there is no sum yet (S8-S11 stand). */
+/* The first contribution becomes the value as it is: there is no sum yet (S8-S11 hold). */
 static void fold_commit_first(fan_slot_state *p, const fan_gathered *g, const fan_entry *first, fold_old_sum *old)
 {
     const fan_term *t = &g->fold.terms[0];
@@ -552,7 +552,7 @@ static const fan_entry *fold_only_entry(const fan_gathered *g, const fan_value *
     return NULL;
 }
 
-/* Takes the gathered entries off the list. They stand at the front but for those that arrived between (only beyond a
+/* Takes the gathered entries off the list. They are at the front but for those that arrived between (only beyond a
  * gap). */
 static void fold_unlist(fan_buffer *b, fan_slot *s, const fan_gathered *g)
 {
@@ -684,7 +684,7 @@ static fan_status fold_items(fan_buffer *b, size_t slot, size_t m, fan_error *er
 }
 
 /* Locked: whether a prefix of Python ints does not fit its dtype: it then waits for contributions that bring it back,
- * or until the sum is asked for, which is refused (D5). */
+ * or until take(), which is refused (D5). */
 static bool fold_ints_leave(const fan_slot *s, size_t m)
 {
     const fan_slot_state *p = s->p;
@@ -825,7 +825,7 @@ static bool fold_host_may(const fan_buffer *b, size_t slot)
            !p->undefined && !p->kind.scalar && fold_host_fits(b, slot);
 }
 
-/* `object` stands for the first n entries from now on. */
+/* `object` replaces the first n entries. */
 static void fold_host_commit(fan_buffer *b, fan_list *p, size_t n, void *object, char *data)
 {
     bool first = object == p->entries[0].object, owned = !first || p->entries[0].owned;

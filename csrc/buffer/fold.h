@@ -13,7 +13,7 @@
 fan_status fan_gather(fan_buffer *b, size_t slot, size_t m, bool may_end, fan_gathered *g, fan_error *err);
 void fan_gathered_fini(fan_gathered *g);
 
-/* fan_fold_decide: f->plan: what the sum will do. begin and run do so by themselves; explain() asks for it. */
+/* fan_fold_decide: f->plan: what the sum will do. begin and run call it themselves; explain() calls it alone. */
 void fan_fold_decide(fan_fold *f);
 /* fan_fold_run: sums f->n >= 2 terms (or finishes f->n == 1) on A. FAN_ERR_NOMEM and FAN_ERR_EXTERN leave all as it
  * was; after FAN_ERR_DEVICE, FAN_ERR_RACE and the like the slot must be poisoned. */
@@ -28,7 +28,7 @@ bool fan_fold_left(const fan_fold *f);
 void fan_fold_abandon(fan_fold *f);
 /* fan_fold_batches: whether the sum is one job on streams, which others may be queued with. */
 bool fan_fold_batches(const fan_fold *f);
-/* fan_fold_is_exact: whether the sum is an exact one: of floats, in a slot that asks for it. */
+/* fan_fold_is_exact: whether the sum is an exact one: of floats, in a slot that declares it. */
 bool fan_fold_is_exact(const fan_fold *f);
 
 /* fan_slot_due: locked: how many of the first items are to be folded now; 0: none. `pending`: parked bytes of other

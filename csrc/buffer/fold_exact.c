@@ -56,7 +56,7 @@ static int by_place(const void *a, const void *b)
     return (x->place > y->place) - (x->place < y->place);
 }
 
-/* Where the numbers of a sparse term go: to their places, or to those that `all` (n of them, sorted) say; *to is the
+/* Where the numbers of a sparse term go: to their places, or to those in `all` (n of them, sorted); *to is the
  * caller's. */
 static fan_status places_among(const fan_sparse *s, const stored *all, size_t n, int64_t **to, fan_error *err)
 {

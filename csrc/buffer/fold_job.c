@@ -17,7 +17,7 @@ fan_reuse fan_term_holders(const fan_buffer *b, const fan_term *t, bool host)
     return facts;
 }
 
-/* A wish holds the whole sum (each add saw to that), and so every prefix of it, of whatever kind that is. */
+/* `accumulate=` was checked at each add to be wide enough for the whole sum, so it is wide enough for every prefix. */
 fan_dtype fan_fold_accumulated(const fan_fold *f, fan_dtype_set seen)
 {
     fan_dtype d = fan_dtype_set_promote(seen), wish = fan_fold_slot(f)->spec->accumulate;
@@ -35,7 +35,7 @@ fan_status fan_fold_job(fan_fold *f, fan_job *job, fan_error *err)
     fan_device *d = fan_fold_device(f);
     char label[FAN_TRACE_LABEL];
     uint64_t bytes = job->out ? fan_dense_bytes(job->out) : 0;
-    if (d->backend->has_streams || fan_trace_on()) { /* nobody else reads it */
+    if (d->backend->has_streams || fan_trace_on()) { /* only these read it */
         if (s->spec->name)
             snprintf(label, sizeof label, "%s %s", job->label, s->spec->name);
         else

@@ -80,8 +80,8 @@ fan_dtype fan_fold_accumulated(const fan_fold *f, fan_dtype_set seen);
 /* fan_fold_expanded: axes along which every term is expanded (A13); 0 unless all are dense. */
 uint64_t fan_fold_expanded(const fan_fold *f);
 
-/* fan_term_holders: of *Reusable*, what is to be said of a dense or sparse term whoever asks: who can see its memory.
- * `host`: it is on a device without streams. What is to be written, and how, is the asker's to add. */
+/* fan_term_holders: the facts of *Reusable* about a dense or sparse term that no caller changes: what can see its
+ * memory. `host`: it is on a device without streams. The caller adds what is to be written, and how. */
 fan_reuse fan_term_holders(const fan_buffer *b, const fan_term *t, bool host);
 
 /* fan_fold_job: queues the job on A, or puts it into the fold's batch; counted. */

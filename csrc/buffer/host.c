@@ -89,7 +89,7 @@ static inline __attribute__((always_inline)) void host_sum_runs(const fan_fast_k
 }
 
 /* All runs at once: a sum of many that is not in the dtype of the list has no other place between them, and of the
- * statistics of a part the first that is not finite could not be told. */
+ * statistics of a part the first term that is not finite could not be found. */
 static void host_sum_whole(const fan_list *p, size_t n, fan_dtype acc, const fan_scale *scale, char *out, void *scratch,
                            fan_stats *stats)
 {

@@ -10,8 +10,8 @@
  *   fold   past the budget: the ready prefix is summed, and its sum stays in the list as the first      fold.c
  *   take   claimed; where does each sum go? is what will be read unchanged? summed; handed over         take.c
  *
- * A slot with plain entries gets a state (slot.h) as soon as anything else comes to it, or more is asked than a sum;
- * the entries stay in its list, and fan_gather makes values of them for each sum.
+ * A slot with plain entries gets a state (slot.h) as soon as anything else comes to it, or a call needs more than a
+ * sum; the entries stay in its list, and fan_gather makes values of them for each sum.
  *
  * No lock is taken here. Plain entries are for a frontend whose interpreter lets one thread in at a time, as Python's
  * GIL does, and leaves the interpreter only while jobs run and while a thread waits: so all that changes a slot happens
@@ -116,7 +116,7 @@ static inline void fan_host_claim(fan_slot *s)
 }
 void fan_host_release(fan_buffer *b, fan_span span);
 
-/* fan_host_stats_on_device: with stats: what is known of the slot's last sum stands on a device. */
+/* fan_host_stats_on_device: with stats: the statistics of the slot's last sum are on a device. */
 static inline bool fan_host_stats_on_device(const fan_buffer *b, size_t slot)
 {
     return b->sum_stats && (b->sum_stats[slot].device_words || b->sum_stats[slot].stream);

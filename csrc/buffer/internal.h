@@ -8,7 +8,7 @@
 
 #include <stddef.h>
 
-/* The statistics of a sum. On a device with streams they stand in the device's memory until somebody asks. */
+/* The statistics of a sum. On a device with streams they are in the device's memory until stats() reads them. */
 typedef struct fan_sum_stats {
     fan_stats stats;
     bool valid;              /* false: nothing is known yet */
@@ -17,7 +17,7 @@ typedef struct fan_sum_stats {
     fan_array *device_words; /* Device memory with the fields above, not yet copied to the host (a hold). NULL: they are
                                 on the host. */
     fan_stream *stream;      /* The stream that writes it (a hold). */
-    uint64_t multiplicity;   /* how many elements of the sum each element stands for (A13) */
+    uint64_t multiplicity;   /* how many elements of the sum each element represents (A13) */
     bool captured;           /* a part of the sum was made under capture: there are no statistics */
 } fan_sum_stats;
 
@@ -30,7 +30,7 @@ typedef struct fan_exact_state {
     uint64_t words[];
 } fan_exact_state;
 
-/* What a slot knows of a pass, made once something came to it that is no plain entry (list.h). Under the slot's lock;
+/* The state of a slot in a pass, made once something came to it that is no plain entry (list.h). Under the slot's lock;
  * what is marked (folder) is written only by the thread that made the slot busy. */
 typedef struct fan_slot_state {
     int64_t *shape; /* fixed by the first gradient where undeclared */
@@ -47,11 +47,10 @@ typedef struct fan_slot_state {
     int64_t weak_lo, weak_hi; /* range of the weak ints among them */
     int keyed;                /* 1: contributions have keys, -1: they have none, 0: there is none yet */
     int64_t count;
-    bool objects;    /* some contribution is, or was, an object: a sum may run others' code */
-    size_t arriving; /* items whose add still carries out its plan */
-    size_t
-        recheck_at;  /* with an automatic budget: the number of items from which on it is asked again who holds them */
-    fan_value value; /* the sum so far (folder) */
+    bool objects;      /* some contribution is, or was, an object: a sum may run others' code */
+    size_t arriving;   /* items whose add still carries out its plan */
+    size_t recheck_at; /* with an automatic budget: the number of items from which on their holders are checked again */
+    fan_value value;   /* the sum so far (folder) */
     fan_detached left; /* the list of a slot that was emptied, for fan_slot_state_free */
     /* as an item has them (folder) */
     bool value_owned, value_exposed, value_shown, value_donated;
@@ -76,7 +75,7 @@ typedef struct fan_slot {
     fan_list *list;      /* the contributions that wait; NULL: none yet in the life of this buffer */
     fan_target *targets; /* that have begun and not ended */
     int64_t expected;    /* -1: none */
-    /* fan_thread_id of the thread that made it busy; read without the lock to ask: is that me? */
+    /* fan_thread_id of the thread that made it busy; a thread compares it with its own without the lock */
     atomic_uint_fast64_t owner;
     bool busy;   /* a thread folds, takes or copies it */
     bool taking; /* .. and it is a take: adds wait */
@@ -102,7 +101,7 @@ struct fan_buffer {
     uint64_t id;
     char *name;
     uint64_t budget;
-    /* parked bytes up to which no fold is due, whoever holds them: the budget, or the lesser of `limits` */
+    /* parked bytes up to which no fold is due, whatever holds them: the budget, or the lesser of `limits` */
     uint64_t fold_threshold;
     fan_auto_budget limits; /* where it is automatic */
     fan_stream *stream;     /* held */
@@ -119,8 +118,8 @@ struct fan_buffer {
     /* with an automatic budget: the part of `parked` that only the buffer holds, as far as is known */
     atomic_uint_fast64_t alone;
     struct {
-        /* Set once the budget was asked: the object that the fast path parked last, if its maker still held it then.
-         * NULL: nothing is to be asked again. An address to compare: neither held nor followed. */
+        /* Set when the budget was checked: the object that was parked last, if its maker still held it then. NULL:
+         * nothing is to be checked again. An address to compare: neither held nor followed. */
         const void *object;
         size_t slot, index;
     } last_parked;
@@ -137,7 +136,7 @@ struct fan_buffer {
     bool small;         /* slots, locks and lists lie in the block of the buffer itself (fan_small) */
 };
 
-/* fan_over_budget: whether a fold is due. `pending`: parked bytes, held by somebody else, that are about to be folded
+/* fan_budget_exceeded: whether a fold is due. `pending`: parked bytes, held by others, that are about to be folded
  * anyway. general: the general path makes the sum. */
 static inline bool fan_budget_exceeded(const fan_buffer *b, uint64_t pending, bool general)
 {
@@ -150,8 +149,8 @@ static inline bool fan_budget_exceeded(const fan_buffer *b, uint64_t pending, bo
            (parked > alone && parked - alone > b->limits.held);
 }
 
-/* fan_ask_step: after n were asked who holds them: how many more must come before it is asked again. So each is asked a
- * few times at most. */
+/* fan_recheck_interval: after the holders of n were checked: how many more must come before the next check. So each is
+ * checked a few times at most. */
 static inline size_t fan_recheck_interval(size_t n) { return n < 64 ? 1 + n / 8 : n / 2; }
 
 #define FAN_FORK_INVALID (~0u)

@@ -1,8 +1,8 @@
-/* list: the contributions that wait in one slot, by key or by arrival. A data structure: it knows nothing of buffers,
- * budgets or takes.
+/* list: the contributions that wait in one slot, by key or by arrival. A data structure, without buffers, budgets
+ * or takes.
  *
  * Keys that come out of order move what is behind them as long as that is little; else the list is by arrival for the
- * time being, beside a set of the keys that are in it, until fan_list_sort is called by whoever reads it.
+ * time being, beside a set of the keys that are in it, until a reader calls fan_list_sort.
  */
 #ifndef FAN_BUFFER_LIST_H
 #define FAN_BUFFER_LIST_H
@@ -32,7 +32,7 @@ typedef struct fan_item {
     fan_value value;
     int64_t key;          /* -1: none */
     fan_stream *producer; /* held; where the value is ready. NULL on devices without streams */
-    fan_event *event;     /* held; on P. NULL: nobody will wait for it */
+    fan_event *event;     /* held; on P. NULL: no stream will wait for it */
     bool parked;          /* false while its add still carries out its plan */
     bool donated;
     bool owned;        /* a copy or conversion that the buffer made */
@@ -46,7 +46,7 @@ typedef struct fan_item {
 } fan_item;
 
 /* One contribution. A plain one is a gap-free host array of the list's kind, or undefined, and all that is known of it
- * stands here; of any other `general` is set, and it is an item. */
+ * is here; of any other `general` is set, and it is an item. */
 typedef struct fan_entry {
     union {
         void *object;   /* the frontend's; held; NULL: undefined (S2) */
@@ -96,9 +96,9 @@ typedef struct fan_list {
      * longer parked; of several it is memory of the buffer, of one it is that contribution itself. */
     int64_t summed;
     uint64_t rules;     /* by which that sum was made; where `summed` is 0 they mean nothing */
-    size_t alone;       /* how many of those parked were the buffer's alone when that was asked */
-    size_t recheck_at;  /* and the length of the list from which on it is asked again */
-    size_t undefined;   /* how many of the n are undefined; while a take has the slot they stand behind the others */
+    size_t alone;       /* how many of those parked were the buffer's alone at the last check */
+    size_t recheck_at;  /* and the length of the list from which on that is checked again */
+    size_t undefined;   /* how many of the n are undefined; while a take has the slot they are behind the others */
     char *out;          /* where the sum goes; set while a take has the slot */
     fan_entry *entries; /* by key, or by arrival; `inline_entries`, or on the heap */
     /* NULL: the list is in the order of keys. Else it is in the order of arrival for now, and these are its keys. */
@@ -119,7 +119,7 @@ void fan_list_fini(fan_list *p); /* its memory; what it holds is the caller's to
 int64_t fan_list_count(const fan_list *p);
 static inline size_t fan_list_parked(const fan_list *p) { return p->n - (p->summed > 0); }
 static inline size_t fan_list_defined(const fan_list *p) { return p->n - p->undefined; }
-/* fan_list_empty: nothing is in it, as far as it knows; nothing is dropped, its memory stays. */
+/* fan_list_empty: the list has no entries; nothing is dropped, its memory stays. */
 static inline void fan_list_empty(fan_list *p)
 {
     p->n = p->undefined = p->alone = p->recheck_at = 0;
@@ -158,7 +158,7 @@ bool fan_list_begins(const fan_list *p);
 size_t fan_list_prefix(const fan_list *p);
 
 /* fan_list_detach: the list is empty afterwards; what it held is in *to, whose terms are dropped by the caller,
- * who calls fan_detached_fini last. */
+ * which calls fan_detached_fini last. */
 typedef struct fan_detached {
     fan_entry inline_entries[FAN_LIST_INLINE], *heap; /* heap: NULL: it is in `inline_entries` */
     size_t n, cap;

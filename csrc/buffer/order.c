@@ -131,7 +131,7 @@ fan_status fan_order_wait_users(fan_fold *f, const fan_array *a, fan_error *err)
 fan_status fan_order_wait_taker(fan_fold *f, fan_stream *on, const fan_sync_fold *plan, fan_error *err)
 {
     fan_stream *taker = f->taker;
-    if (plan->wait_taker) /* S7 is asked only now: `on` may have joined a capture by this sum's own waits */
+    if (plan->wait_taker) /* S7 is checked only now: `on` may have joined a capture by this sum's own waits */
         FAN_TRY(fan_order_consumer(f->taker, on, NULL, &taker, err));
     if (plan->wait_taker && taker != on) {
         fan_event *e = NULL;

@@ -16,7 +16,7 @@ static uint64_t producer_bit(fan_sync_case how)
     }
 }
 
-/* S21: it is ready on the accumulation stream then, with an event there if somebody will wait. */
+/* S21: it is ready on the accumulation stream then, with an event there if a stream will wait. */
 static void convert_on_accum(fan_add_plan *plan, const fan_add_facts *f)
 {
     const fan_sync_slot *slot = &plan->sync.slot;

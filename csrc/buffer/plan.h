@@ -1,10 +1,10 @@
 /* plan: what one add, one fold, one take or one target will do, decided before anything is touched.
  *
- * The question: given what a slot holds and what is asked of it, who waits for whom, what is recorded, in which memory
- * and in which dtype does the result lie, and by which rules?
+ * The question: given what a slot holds and what the call wants, which stream waits for which, what is recorded, in
+ * which memory and in which dtype does the result lie, and by which rules?
  *
  * sync answers it for streams, accum for memory; here the two become one value per step of a gradient's road. Whoever
- * takes a step gathers facts, asks here, and carries out what it is told:
+ * takes a step gathers facts, calls the function here, and carries out the plan:
  *
  *   plan              facts gathered by          carried out by
  *   fan_add_plan      check.c                    add_reserve.c, add_op.c, order.c, convert.c
@@ -22,8 +22,8 @@
  *   fold      kind DENSE     c waits for g3 (S12); into the running sum         A6 (it is the buffer's own)
  *
  * What can go wrong: a step that decides again, by itself, and a little differently. So nothing outside of sync, accum
- * and this file sets a rule's bit, each field is read by who carries the plan out, and explain() and the trace print
- * the plan that ran. A test looks after all three.
+ * and this file sets a rule's bit, each field is read by the code that carries the plan out, and explain() and the
+ * trace print the plan that ran. A test looks after all three.
  *
  * Everything here is a pure function of its arguments: no allocation, no device call, no lock.
  */
@@ -71,7 +71,7 @@ typedef struct fan_add_plan {
 fan_add_plan fan_plan_add(const fan_add_facts *facts);
 
 /* fan_plan_fast_slot: the rules by which gradients of the fast path (host.h) came to a slot, of which some are defined,
- * some not. fan_plan_fast_fold: those of a sum of them; `reusable`: fan_reusable said so of the first. */
+ * some not. fan_plan_fast_fold: those of a sum of them; `reusable`: fan_reusable returned yes for the first. */
 uint64_t fan_plan_fast_slot(bool defined, bool undefined);
 uint64_t fan_plan_fast_fold(bool reusable);
 
@@ -102,7 +102,7 @@ typedef struct fan_fold_facts {
     bool stats;
     bool finish;   /* the result is handed out: in the sum's dtype, and apart from all terms; else it stays */
     bool has_out;  /* .. in memory of the taker */
-    bool writable; /* .. who will write into it */
+    bool writable; /* .. which will write into it */
     fan_dtype_set seen;
     fan_dtype accumulate;   /* the wish (A11) */
     fan_dtype finish_dtype; /* FAN_DT_NONE: the sum's own */
@@ -135,7 +135,7 @@ typedef enum fan_take_way {
     FAN_TAKE_COMMIT,   /* the running sum, which the slot keeps should a later one fail */
     FAN_TAKE_FINISH,   /* made apart from it */
     FAN_TAKE_INTO_OUT, /* written straight into out, after all sums */
-    FAN_TAKE_LATE      /* asked again once no other slot can fail any more: it writes into a donated term */
+    FAN_TAKE_LATE      /* planned again once no other slot can fail any more: it writes into a donated term */
 } fan_take_way;
 
 typedef struct fan_take_facts {
@@ -156,7 +156,7 @@ typedef struct fan_take_facts {
     bool same_dtype;  /* the first term is of the sum's dtype */
     bool overwritten; /* some out= lies where the only term lies */
     bool summed;      /* the only term is the sum of several contributions */
-    bool must_copy;   /* the taker will write, and somebody else may hold the only term */
+    bool must_copy;   /* the taker will write, and the only term may have other holders */
 } fan_take_facts;
 
 typedef struct fan_take_plan {
@@ -203,8 +203,8 @@ static inline fan_take_plan fan_plan_take(const fan_take_facts *f)
 /* ---- target: a producer that adds into the slot by itself ---- */
 
 typedef struct fan_target_facts {
-    bool idle;              /* nobody has the slot; nothing is parked or on its way */
-    fan_reuse_answer reuse; /* of its value, where earlier targets count as nobody (D34) */
+    bool idle;              /* no thread has the slot; nothing is parked or on its way */
+    fan_reuse_answer reuse; /* of its value, where earlier targets do not count as holders (D34) */
     bool complete;          /* it is of all keys before this one */
     fan_stream_id producer, accum, ready;
 } fan_target_facts;

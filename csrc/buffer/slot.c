@@ -91,14 +91,14 @@ static fan_status slot_reentered(const fan_buffer *b, size_t slot, const char *w
 }
 
 /* Deadlock guard: true if this thread is folding or lending some slot of b, or is taking one above `slot`. It must not
- * wait for `slot` then: a take of `slot` could be waiting for ours. (A take claims slots from the lowest up, and so
- * waits only for higher ones.) */
+ * wait for `slot` then: a take of `slot` could be waiting for one of this thread's. (A take claims slots from the
+ * lowest up, and so waits only for higher ones.) */
 static bool slot_held_by_this_thread(const fan_buffer *b, size_t slot)
 {
     uint64_t me = fan_thread_id();
     for (size_t i = 0; i < b->nslots; i++)
         if (fan_slot_owned_by(&b->slots[i], me) && b->slots[i].busy &&
-            (!b->slots[i].taking || i > slot)) /* a slot that this thread owns is changed by nobody else */
+            (!b->slots[i].taking || i > slot)) /* no other thread changes a slot that this thread owns */
             return true;
     return false;
 }
@@ -245,8 +245,8 @@ void fan_item_unpark(fan_buffer *b, fan_item *it)
     it->alone = false;
 }
 
-/* S11: nobody else can join a pooled stream back to the capture that it came into, or the capture could not end. What
- * fails here, its end tells. */
+/* S11: joins a pooled stream back to the capture that it came into: no other code can, and the capture could not end.
+ * The end of the capture reports what fails here. */
 static void slot_join_pooled(const fan_slot_state *p)
 {
     uint64_t id = 0;
@@ -366,7 +366,7 @@ static void slot_weak_range(fan_slot_state *p, const fan_list *list)
     }
 }
 
-/* What a slot knows of a pass to which plain entries alone have come so far. Takes the shape. */
+/* Fills the state of a slot to which plain entries alone have come so far. Takes the shape. */
 static void slot_fill_state(fan_slot_state *p, const fan_slot *s, int64_t *shape)
 {
     const fan_list *list = s->list;

@@ -15,9 +15,10 @@ void fan_slot_unlock(fan_buffer *b, size_t slot);
 fan_status fan_buffer_check_fork(fan_buffer *b, fan_error *err);
 void fan_buffer_adopt(fan_buffer *b);
 
-/* fan_slot_notify: locked: wakes who waits for a change of the slot. */
+/* fan_slot_notify: locked: wakes the threads that wait for a change of the slot. */
 void fan_slot_notify(fan_buffer *b, size_t slot);
-/* fan_slot_claim: locked; makes the slot busy. Waits for whoever has it, and, for a take, until every add has parked.
+/* fan_slot_claim: locked; makes the slot busy. Waits for the thread that has it, and, for a take, until every add has
+ * parked.
  */
 fan_status fan_slot_claim(fan_buffer *b, size_t slot, bool taking, const char *what, fan_error *err);
 /* fan_slot_make_busy: locked: the same of a slot that is free, for a fold. */
@@ -41,8 +42,8 @@ fan_status fan_slot_check_unmoved(const fan_buffer *b, size_t slot, const fan_va
 /* fan_slot_hash: of the elements of host memory, while other threads of the frontend may run; the user may end it where
  * `may_end`: nothing was done then. No lock is held. */
 fan_status fan_slot_hash(const fan_buffer *b, const fan_array *a, bool may_end, uint64_t *out, fan_error *err);
-/* fan_slot_unchanged: asked before a contribution is read: it lies where it lay and, with debug=True (hash: not NULL),
- * has the elements that it had. may_end as in fan_slot_hash. */
+/* fan_slot_unchanged: called before a contribution is read: checks that it is where it was and, with debug=True (hash:
+ * not NULL), has the elements that it had. may_end as in fan_slot_hash. */
 fan_status fan_slot_unchanged(const fan_buffer *b, size_t slot, const fan_value *v, int64_t key, const uint64_t *hash,
                               bool may_end, fan_error *err);
 
@@ -98,11 +99,11 @@ static inline fan_status fan_slot_begin_state(fan_buffer *b, size_t slot, fan_er
 void fan_entry_drop(fan_buffer *b, const fan_entry *one);
 /* fan_slot_drop_plain: unlocked: drops what is parked in a slot. */
 void fan_slot_drop_plain(fan_buffer *b, size_t slot);
-/* fan_fast_unpark: `n` of the slot's gradients no longer count against the budget, and of the others it is to be asked
- * anew who has them. */
+/* fan_list_unpark: `n` of the slot's plain entries no longer count against the budget; the holders of the others are to
+ * be checked anew. */
 static inline void fan_list_unpark(fan_buffer *b, fan_list *p, size_t n)
 {
-    if (n) /* of None alone nobody has set `bytes` */
+    if (n) /* of undefined entries alone `bytes` is unset */
         atomic_fetch_sub_explicit(&b->parked, n * p->bytes, memory_order_relaxed);
     if (p->alone)
         atomic_fetch_sub_explicit(&b->alone, p->alone * p->bytes, memory_order_relaxed);

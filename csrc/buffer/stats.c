@@ -71,7 +71,7 @@ fan_status fan_fold_stats_memory(fan_fold *f, fan_error *err)
     return stats_memory_for_fold(f, d, size, err);
 }
 
-/* measure: a job that reads what is there already; in[0] is what it tells of. */
+/* measure: a job that reads what is there already; in[0] is what it measures. */
 static fan_status stats_measure(fan_buffer *b, size_t slot, fan_device *d, const fan_sum_stats *sum_stats,
                                 const fan_array *before, const fan_operand *in, const int64_t *keys, size_t n,
                                 size_t first_suspect, fan_error *err)

@@ -1,7 +1,7 @@
 /* stats: what is known of a sum beside its value, for buffers made with stats=True; for others nothing happens here.
  *
  * On the CPU the pass that sums measures too. On a device with streams it writes the statistics into memory of the
- * device, in the order of A, and nobody waits but the thread that reads them. Each sum has such memory of its own,
+ * device, in the order of A, and only the thread that reads them waits. Each sum has such memory of its own,
  * since a take that fails must leave that of the running sum as it was; which contribution first brought an inf or a
  * NaN is carried from one sum to the next. */
 #ifndef FAN_BUFFER_STATS_H

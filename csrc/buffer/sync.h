@@ -13,7 +13,7 @@
  *
  * A worked case. Two producers p1, p2, consumer c, one device:
  *
- *   p1  ==g1==*e1                      S9   record e1; A = c; R = p1; nobody waits yet
+ *   p1  ==g1==*e1                      S9   record e1; A = c; R = p1; no wait yet
  *   p2      ==g2==*e2                  '+'  record e2
  *   c              ^e1 ^e2 [g1 + g2]   S13  c waits e1; S12 c waits e2; the sum runs on c; S16, S17: R = c, no event
  *
@@ -21,7 +21,7 @@
  * another device taken for the same one because indexes match (ids carry the device), memory that goes back while a
  * stream still reads it (the marks). S7 is device/capture_rule.h's.
  *
- * Everything here is a pure function of its arguments: no allocation, no device call, no lock. Plans say what to do;
+ * Everything here is a pure function of its arguments: no allocation, no device call, no lock. Plans are what to do;
  * order.c does it. Each wait, record and mark is a plan bit, so that a proof can leave it out and see what it is for.
  */
 #ifndef FAN_BUFFER_SYNC_H
@@ -164,7 +164,7 @@ typedef struct fan_sync_take {
     uint64_t rules;
 } fan_sync_take;
 
-/* fan_sync_take_plan: S18, S19, for a defined value; `consumer` unset: nobody waits. */
+/* fan_sync_take_plan: S18, S19, for a defined value; `consumer` unset: no wait. */
 fan_sync_take fan_sync_take_plan(fan_sync_slot slot, fan_stream_id consumer);
 
 #endif

@@ -199,7 +199,7 @@ static bool take_written_by_own_out(const fan_slot_take *c, const fan_value *out
     return false;
 }
 
-/* The facts for the plan: of the slot, of what the caller asks, of the other slots. */
+/* The facts for the plan: of the slot, of the options of the call, of the other slots. */
 static fan_take_facts take_facts(fan_buffer *b, const fan_take *how, const fan_extents *outs, const fan_slot_take *c,
                                  bool last)
 {
@@ -322,7 +322,7 @@ static fan_status take_end_slot(fan_buffer *b, size_t slot, fan_slot_take *c, fa
     return FAN_OK;
 }
 
-/* The slot is busy; who asks whether it is ready may look meanwhile. */
+/* The slot is busy; ready() may read it meanwhile. */
 static void take_poison(fan_buffer *b, size_t slot, fan_status status, const fan_error *err)
 {
     if (status == FAN_OK)
@@ -422,7 +422,7 @@ static fan_status take_copy_into_out(fan_buffer *b, const fan_value *out, const 
     return FAN_OK;
 }
 
-/* S22, for a copy that runs on `on`; *plan says what orders others after it. */
+/* S22, for a copy that runs on `on`; *plan orders others after it. */
 static fan_status take_order_copy(fan_buffer *b, fan_slot_take *c, const fan_value *out, fan_stream *on,
                                   fan_sync_fold *plan, fan_error *err)
 {
@@ -480,8 +480,8 @@ static fan_status take_slot_claim(fan_buffer *b, size_t slot, fan_error *err)
     return status;
 }
 
-/* With stats: what the sum's own pass has not told. A sum that is undefined or no array has UINT64_MAX elements; zeros
- * that went into an out are zeros. */
+/* With stats: what the sum's own pass has not measured. A sum that is undefined or no array has UINT64_MAX elements;
+ * zeros that went into an out are zeros. */
 static fan_status take_slot_stats(fan_slot_take *c, const fan_slot_state *p, fan_error *err)
 {
     fan_fold *f = &c->g.fold;
@@ -545,7 +545,7 @@ static fan_status take_collect_outs(fan_buffer *b, const fan_take *how, const fa
     return FAN_OK;
 }
 
-/* Claims every slot, gathers what it holds, and checks what the caller asks of it. */
+/* Claims every slot, gathers what it holds, and checks the options of the call against it. */
 static fan_status take_claim(fan_buffer *b, const fan_take *how, fan_slot_take *takes, fan_extents *inputs,
                              fan_extents *outs, fan_error *err)
 {
@@ -575,7 +575,7 @@ static fan_status take_claim(fan_buffer *b, const fan_take *how, fan_slot_take *
 static fan_stream *take_consumer(const fan_buffer *b, const fan_take *how, size_t slot)
 {
     fan_stream *C =
-        b->slots[slot].p->consumer; /* the buffer's, unless it was redirected (S7); of zeros alone it knows none */
+        b->slots[slot].p->consumer; /* the buffer's, unless it was redirected (S7); of zeros alone it has none */
     return how->stream ? how->stream : C ? C : b->stream;
 }
 
@@ -1062,8 +1062,8 @@ static bool take_host_gather(take_host *t)
     return true;
 }
 
-/* Is what will be read what it was? Libraries are called first, and those that count writes to their arrays are told of
- * ours. */
+/* Checks that what will be read is unchanged. Calls the libraries first, also those that count writes to their arrays.
+ */
 static bool take_host_readable(const take_host *t)
 {
     const fan_fast_frontend *fast = t->b->frontend->fast;

@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Locked: what the plan asks of the slot. */
+/* Locked: the facts of the slot for the plan. */
 static fan_target_facts target_facts(const fan_buffer *b, size_t slot, int64_t key, const fan_stream *P, fan_dtype acc)
 {
     const fan_slot *s = &b->slots[slot];
@@ -69,7 +69,7 @@ static void target_lend(fan_slot *s, fan_target *t)
 }
 
 /* Locked: checks the target like the contribution that it will become, begins it, and lends the running sum if the plan
- * says so. */
+ * is so. */
 static fan_status target_begin(fan_buffer *b, const fan_contribution *c, fan_stream *current, fan_target *t,
                                fan_error *err)
 {

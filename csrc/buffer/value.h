@@ -1,4 +1,4 @@
-/* value: what a slot can hold, and the table of the frontend, which knows the objects that the core does not know. */
+/* value: what a slot can hold, and the table of the frontend, for objects that the core cannot read. */
 #ifndef FAN_BUFFER_VALUE_H
 #define FAN_BUFFER_VALUE_H
 
@@ -16,7 +16,8 @@ typedef struct fan_value {
     fan_form form;
     fan_dtype dtype; /* FAN_DT_NONE for objects */
     bool weak;       /* a Python scalar (D5) */
-    /* the frontend's: the object itself says where the memory of the array lies, and may be asked again (is_unchanged)
+    /* the frontend's: the object itself gives the address of the memory of the array, and may be read again
+     * (is_unchanged)
      */
     bool own_memory;
     uint8_t origin; /* the frontend's: what kind of thing it came from */
@@ -26,8 +27,8 @@ typedef struct fan_value {
     fan_device *device;
     fan_array *array; /* the dense array; for a symbolic zero a view that gives its shape */
     fan_sparse *sparse;
-    void *object;      /* what the frontend knows it as; NULL for what the core made itself */
-    fan_array **parts; /* of an object: the arrays that it says it holds (__fanin_parts__) */
+    void *object;      /* the frontend's object; NULL for what the core made itself */
+    fan_array **parts; /* of an object: the arrays that it lists as its own (__fanin_parts__) */
     size_t nparts;
 } fan_value;
 
@@ -37,27 +38,28 @@ typedef struct fan_fast_kind {
     fan_dtype dtype;
     uint8_t origin; /* as in fan_value */
     int8_t ndim;
-    bool check_at_use; /* whether the memory holds the value is asked when it is used: `fast_value` may call out then,
+    bool check_at_use; /* whether the memory holds the value is checked when it is used: `fast_value` may call out then,
                           and no lock may be held */
     bool scalar;       /* an immutable number: the frontend makes an object of what its sum is written into */
     bool weak;         /* as in fan_value */
-    bool inside;       /* the value itself, of at most 8 bytes, stands where its address would */
+    bool inside;       /* the value itself, of at most 8 bytes, is in the place of its address */
     int64_t shape[FAN_FAST_NDIM];
 } fan_fast_kind;
 
 #define FAN_BUSY_BYTES 65536 /* from here on the frontend is left while elements are read */
 
-/* What the fast path asks of its frontend, always inside the interpreter (fan_frontend.fast). None calls anybody but
- * those that say so. */
+/* The frontend's functions for plain entries (host.h), called inside the interpreter (fan_frontend.fast). They call no
+ * other code but where it is stated. */
 typedef struct fan_fast_frontend {
     void (*hold)(void *object);
-    /* drop_if_shared: gives up a hold that is not the last one, and says whether it was such: nothing is called back.
+    /* drop_if_shared: gives up a hold that is not the last one, and returns whether it was such: nothing is called
+     * back.
      */
     bool (*drop_if_shared)(void *object);
     /* is_unchanged: whether a gradient is what it was when it came: memory, dtype, shape. */
     bool (*is_unchanged)(void *object, const fan_fast_kind *kind, const char *data);
     /* has_own_value: of a kind that is checked at use: whether its memory holds its value. is_detached: and whether it
-     * asks for no gradient, so that it may itself be a sum, or be written. Both may call its library. */
+     * requires no gradient, so that it may itself be a sum, or be written. Both may call its library. */
     bool (*has_own_value)(void *object);
     bool (*is_detached)(void *object);
     bool (*nobody_else_has)(void *object); /* the object: neither a reference nor a weak one; as far as Python knows */
@@ -70,8 +72,8 @@ typedef struct fan_fast_frontend {
     void *(*fresh)(void *like, const fan_fast_kind *kind, char **data);
     /* number: an immutable number of a kind (fan_fast_kind.scalar); the caller's hold, or NULL. */
     void *(*number)(const fan_fast_kind *kind, const char *value);
-    /* wrote: says, before it happens, that an array is about to be written, for libraries that count writes. May call
-     * its library; false: it refused. */
+    /* wrote: reports, before it happens, that an array is about to be written, for libraries that count writes. May
+     * call its library; false: it refused. */
     bool (*wrote)(void *object);
 } fan_fast_frontend;
 
@@ -83,17 +85,17 @@ typedef struct fan_frontend {
     /* unshared: whether the hold of the buffer on the object is the only one, and its memory cannot be reached
      * otherwise. */
     bool (*unshared)(void *object);
-    /* alone: whether only the buffer keeps the object and its memory alive, as far as can be said at once. v: the value
-     * that it is held as; NULL: it is parked by the fast path. A guess: it decides when something is summed, never
-     * what. Calls nobody: a lock may be held. */
+    /* alone: whether only the buffer keeps the object and its memory alive, as far as can be seen without a call. v:
+     * the value that it is held as; NULL: it is parked by the fast path. A guess: it decides when something is summed,
+     * never what. Calls no other code: a lock may be held. */
     bool (*alone)(void *object, const fan_value *v);
     /* fast_value: makes the value of a gradient of the fast path, whose first element is at `data`, with a hold of its
-     * own on the object. Calls nobody, unless the kind is checked at use: a lock may be held. *kept: whether who was
-     * called has a hold on the object now. */
+     * own on the object. Calls no other code, unless the kind is checked at use: a lock may be held. *kept: whether
+     * the library that was called has a hold on the object now. */
     fan_status (*fast_value)(void *object, char *data, const fan_fast_kind *kind, fan_value *out, bool *kept,
                              fan_error *err);
     /* is_unchanged: whether host memory of the caller lies where it lay when it was added, with the same size, dtype
-     * and shape. Asked whenever it is about to be read. Calls nobody. NULL: memory never moves. */
+     * and shape. Called whenever it is about to be read. Calls no other code. NULL: memory never moves. */
     bool (*is_unchanged)(const fan_value *v);
     /* clear_error: forgets the exception behind an FAN_ERR_EXTERN that is not reported to anybody. May be NULL. */
     void (*clear_error)(void);
@@ -115,7 +117,7 @@ typedef struct fan_frontend {
      * and never with `err` of a failing call. */
     fan_status (*mismatch)(const char *buffer, size_t slot, const fan_stream *producer, const fan_stream *consumer,
                            fan_error *err);
-    /* fast: what the fast path asks (host.h); NULL: there is no fast path. */
+    /* fast: for plain entries (host.h); NULL: there are none. */
     const fan_fast_frontend *fast;
 } fan_frontend;
 
