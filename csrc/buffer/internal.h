@@ -125,7 +125,7 @@ struct fan_buffer {
     } last_parked;
     atomic_uint waiting;       /* threads in slot_wait_for_change */
     unsigned owner_generation; /* fan_process() of the process that made or adopted it */
-    /* .. or FAN_LEFT until clear(): it was inherited by a fork while a thread of the parent was in it */
+    /* .. or FAN_FORK_INVALID until clear(): it was inherited by a fork while a thread of the parent was in it */
     unsigned fork_generation;
     struct {
 #define X(name) atomic_uint_fast64_t name;
