@@ -242,7 +242,7 @@ def test_a_device_that_is_lost_in_a_replay_is_told_and_the_tree_can_be_closed(w:
     with tree.step():
         with pytest.raises(fanin.DeviceError, match="cuGraphLaunch on cuda:0 failed"):
             f(x)
-        with pytest.raises(fanin.DeviceError, match="lost since an earlier failure"):
+        with pytest.raises(fanin.DeviceError, match="lost by an earlier failure"):
             f(x)
     tree.close()
     assert tree.closed
