@@ -1,5 +1,4 @@
 /* fast_sum: the sums of the fast path: runs of one kind into one. */
-#include "array/measure.h"
 #include "array/sum.h"
 #include "buffer/fast_part.h"
 

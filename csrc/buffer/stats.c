@@ -1,6 +1,6 @@
 #include "buffer/stats.h"
 
-#include "array/measure.h"
+#include "array/sum.h"
 #include "base/interrupt.h"
 #include "base/mem.h"
 #include "base/trace.h"

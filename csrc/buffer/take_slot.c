@@ -1,6 +1,6 @@
 #include "buffer/take_slot.h"
 
-#include "array/elements.h"
+#include "array/nditer.h"
 #include "array/extents.h"
 #include "base/fault.h"
 #include "buffer/commit.h"

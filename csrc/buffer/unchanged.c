@@ -1,6 +1,6 @@
 #include "buffer/unchanged.h"
 
-#include "array/elements.h"
+#include "array/nditer.h"
 #include "base/interrupt.h"
 
 #include <inttypes.h>
