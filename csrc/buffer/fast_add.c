@@ -79,7 +79,7 @@ static inline __attribute__((always_inline)) bool count_parked(fan_buffer *b, si
         FAN_FAST_COUNT(b, bytes_written, size);
     }
     const fan_fast_list *p = b->slots[slot].fast;
-    if (fan_watched())
+    if (fan_sched_active())
         fan_buffer_weigh(b, p->bytes);
     uint64_t now = atomic_fetch_add_explicit(&b->parked, p->bytes, memory_order_relaxed) + p->bytes;
     count_peak(b, now);
@@ -216,7 +216,7 @@ static bool inplace_begin(const fan_buffer *b, size_t slot, const fan_fast_kind 
                           bool alone, inplace_add *to)
 {
     const fan_fast_frontend *fast = b->frontend->fast;
-    FAN_UNCLEARED inplace_add then;
+    FAN_UNINITIALIZED inplace_add then;
     if (one->ours || !can_add_inplace(b, slot, kind, one->data, one->key, alone, to))
         return false;
     void *sum = to->object;
@@ -240,7 +240,7 @@ static void add_inplace(fan_buffer *b, const inplace_add *one)
     fan_pass *p = one->pass;
     uint64_t bytes = (uint64_t)one->count * fan_dtype_size(one->dtype),
              now = atomic_load_explicit(&b->parked, memory_order_relaxed) + (bytes ? bytes : 1);
-    if (fan_watched())
+    if (fan_sched_active())
         fan_buffer_weigh(b, bytes);
     (void)fan_sum_flat(one->sum, (const char *const[]){one->sum, one->data}, 2, one->count, one->dtype, one->dtype,
                        NULL);
@@ -269,7 +269,7 @@ static void add_inplace(fan_buffer *b, const inplace_add *one)
 fan_status fan_fast_add(fan_buffer *b, size_t slot, const fan_fast_kind *kind, const fan_fast_term *one, bool alone,
                         bool *added, fan_error *err)
 {
-    FAN_UNCLEARED inplace_add inplace;
+    FAN_UNINITIALIZED inplace_add inplace;
     assert(slot < b->nslots);
     *added = false;
     if (!fan_fast_allowed() || !fan_buffer_is_here(b))
@@ -288,7 +288,7 @@ fan_status fan_fast_add(fan_buffer *b, size_t slot, const fan_fast_kind *kind, c
         b->sum_stats[slot] = (fan_sum_stats){.valid = false};
     if (!count_parked(b, slot, kind, one->ours, false))
         return FAN_OK;
-    fan_call_acted();
+    fan_sched_stepped();
     return fan_fast_fold_due(b, slot, one->object, alone, err);
 }
 
@@ -321,8 +321,8 @@ static bool read_one(const fan_buffer *b, const fan_fast_batch *batch, size_t k,
 /* many_inplace: true: all went straight into their sums; false: one is not for that, and nothing happened. */
 static bool many_inplace(fan_buffer *b, const fan_fast_batch *batch)
 {
-    FAN_UNCLEARED fan_fast_kind kind;
-    FAN_UNCLEARED inplace_add next;
+    FAN_UNINITIALIZED fan_fast_kind kind;
+    FAN_UNINITIALIZED inplace_add next;
     fan_fast_term one;
     inplace_add *all = NULL; /* made once there is one */
     size_t k = 0, slot, last = 0;
@@ -353,7 +353,7 @@ static bool many_inplace(fan_buffer *b, const fan_fast_batch *batch)
 /* take_back: the first n of a batch, which were parked, the last one first. */
 static void take_back(fan_buffer *b, const fan_fast_batch *batch, size_t n)
 {
-    FAN_UNCLEARED fan_fast_kind kind;
+    FAN_UNINITIALIZED fan_fast_kind kind;
     fan_fast_term one;
     size_t slot;
     while (n-- > 0) {
@@ -371,7 +371,7 @@ static void take_back(fan_buffer *b, const fan_fast_batch *batch, size_t n)
 
 fan_status fan_fast_add_many(fan_buffer *b, const fan_fast_batch *batch, bool *added, fan_error *err)
 {
-    FAN_UNCLEARED fan_fast_kind kind;
+    FAN_UNINITIALIZED fan_fast_kind kind;
     fan_fast_term one;
     size_t k = 0, slot;
     bool due = false;
@@ -400,7 +400,7 @@ fan_status fan_fast_add_many(fan_buffer *b, const fan_fast_batch *batch, bool *a
         b->sum_stats[slot] = (fan_sum_stats){.valid = false};
     }
     if (due)
-        fan_call_acted();
+        fan_sched_stepped();
     for (k = 0; k < batch->n && due; k++) {
         const void *object = batch->again(batch->ctx, k, &slot);
         if (object)

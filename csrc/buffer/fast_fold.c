@@ -137,7 +137,7 @@ static void merge_sum(const fan_buffer *b, size_t slot, merge *m, char *out)
     const fan_fast_scratch scratch = {m->arrays, m->in};
     const fan_fast_kind *k = &p->kind;
     void *left = m->n * p->bytes > RELEASE_BYTES ? b->frontend->allow_threads_begin() : NULL;
-    FAN_UNCLEARED fan_fast_term part[FAN_FAST_TERMS];
+    FAN_UNINITIALIZED fan_fast_term part[FAN_FAST_TERMS];
     for (size_t done = 0; done < m->n;) {
         size_t n = 0;
         if (done)
@@ -176,7 +176,7 @@ static void merge_commit(fan_buffer *b, size_t slot, merge *m, void *object, cha
 /* merge_prefix: false: not for the fast path, and nothing happened. */
 static bool merge_prefix(fan_buffer *b, size_t slot)
 {
-    FAN_UNCLEARED merge m;
+    FAN_UNINITIALIZED merge m;
     char *data = NULL;
     if (!merge_begin(b, slot, &m))
         return false;

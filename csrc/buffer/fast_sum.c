@@ -43,7 +43,7 @@ static void sum_arrays(const fan_fast_kind *k, const fan_fast_term *terms, size_
 void fan_fast_sum_terms(const fan_fast_kind *k, const fan_fast_term *terms, size_t n, fan_dtype acc,
                         const fan_scale *scale, char *out, const fan_fast_scratch *scratch, fan_stats *stats)
 {
-    FAN_UNCLEARED const char *src[FAN_FAST_TERMS];
+    FAN_UNINITIALIZED const char *src[FAN_FAST_TERMS];
     _Alignas(16) char factor[16];
     if (scratch) {
         sum_arrays(k, terms, n, acc, scale, out, scratch, stats);

@@ -305,17 +305,17 @@ static void run(const taking *t, size_t slot, char *out, fan_stats *stats)
     if (!left)
         return;
     b->frontend->allow_threads_end(left);
-    if (fan_watched()) { /* others may have come in meanwhile: so they do */
-        fan_call_acted();
+    if (fan_sched_active()) { /* others may have come in meanwhile: so they do */
+        fan_sched_stepped();
         fan_yield();
-        fan_buffer_seen(b, SIZE_MAX, FAN_TOUCH_WRITES);
+        fan_buffer_seen(b, SIZE_MAX, FAN_SCHED_WRITE);
     }
 }
 
 static void sum_slot(const taking *t, size_t slot, bool is_out)
 {
     _Alignas(16) char value[16];
-    FAN_UNCLEARED fan_stats sum_stats;
+    FAN_UNINITIALIZED fan_stats sum_stats;
     fan_buffer *b = t->b;
     const fan_fast_list *p = list_at(b, slot);
     fan_stats *stats = b->sum_stats ? &sum_stats : NULL;
@@ -375,7 +375,7 @@ static bool defer_drop(deferred_drops *d, void *object)
  * calls. */
 static void finish(fan_buffer *b, fan_span span)
 {
-    FAN_UNCLEARED deferred_drops d;
+    FAN_UNINITIALIZED deferred_drops d;
     d.all = d.inline_objects;
     d.n = 0;
     d.cap = sizeof d.inline_objects / sizeof *d.inline_objects;
@@ -443,8 +443,8 @@ static bool hand_through(fan_buffer *b, const fan_slot *s, void **result)
 
 bool fan_fast_take(fan_buffer *b, fan_span span, const fan_take *how, const fan_fast_outs *outs, void **results)
 {
-    FAN_UNCLEARED fan_array arrays[FAN_FAST_TERMS + 1];
-    FAN_UNCLEARED fan_operand in[FAN_FAST_TERMS];
+    FAN_UNINITIALIZED fan_array arrays[FAN_FAST_TERMS + 1];
+    FAN_UNINITIALIZED fan_operand in[FAN_FAST_TERMS];
     if (!fan_fast_allowed() || !fan_buffer_is_here(b))
         return false;
     if (span.end - span.first == 1 && !outs &&
@@ -453,7 +453,7 @@ bool fan_fast_take(fan_buffer *b, fan_span span, const fan_take *how, const fan_
         return true;
     if (!claim_all(b, span, how))
         return false;
-    FAN_UNCLEARED taking t;
+    FAN_UNINITIALIZED taking t;
     t.b = b;
     t.span = span;
     t.how = how;

@@ -32,7 +32,7 @@ static bool readable(const fan_fast_frontend *fast, const fan_fast_list *p, bool
 
 static void sum(fan_buffer *b, const fan_fast_list *p, fan_dtype acc, const fan_scale *scale, char *out, bool in_place)
 {
-    FAN_UNCLEARED const char *src[FAN_FAST_TERMS];
+    FAN_UNINITIALIZED const char *src[FAN_FAST_TERMS];
     _Alignas(16) char factor[16];
     if (scale)
         fan_scale_as(scale, acc, factor);
@@ -49,7 +49,7 @@ static void sum(fan_buffer *b, const fan_fast_list *p, fan_dtype acc, const fan_
 /* finish: what the slot held is dropped last, when the buffer is ready for whatever that calls. */
 static void finish(fan_buffer *b, size_t slot)
 {
-    FAN_UNCLEARED void *last[FAN_FAST_TERMS];
+    FAN_UNINITIALIZED void *last[FAN_FAST_TERMS];
     fan_fast_list *p = b->slots[slot].fast;
     size_t nlast = 0;
     for (size_t k = 0; k < p->n; k++)

@@ -6,9 +6,9 @@
 void fan_buffer_adopt(fan_buffer *b)
 {
     bool left = b->process == FAN_LEFT;
-    if (b->adopted == fan_process())
+    if (b->adopted == fan_fork_generation())
         return;
-    b->adopted = fan_process();
+    b->adopted = fan_fork_generation();
     for (size_t i = 0; i < b->nlocks; i++) {
         left |= !fan_mutex_adopt(&b->locks[i]);
         fan_cond_adopt(&b->changed[i]);
@@ -43,7 +43,7 @@ void fan_slot_lock(fan_buffer *b, size_t slot)
         fan_mutex_lock(&b->locks[slot % b->nlocks]);
     else
         fan_yield();
-    fan_touch_budget(b, FAN_TOUCH_COUNTS); /* a sum may be due, or what waits may become less */
+    fan_touch_budget(b, FAN_SCHED_COUNT); /* a sum may be due, or what waits may become less */
 }
 
 void fan_slot_unlock(fan_buffer *b, size_t slot)

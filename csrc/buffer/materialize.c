@@ -19,7 +19,7 @@ void fan_fast_unpark(fan_buffer *b, fan_fast_list *p, size_t n)
 void fan_fast_drop(fan_buffer *b, size_t slot)
 {
     fan_fast_list *p = b->slots[slot].fast;
-    FAN_UNCLEARED fan_fast_detached gone;
+    FAN_UNINITIALIZED fan_fast_detached gone;
     if (!p || !p->n)
         return;
     fan_fast_unpark(b, p, fan_fast_list_parked(p) - p->undefined);

@@ -105,7 +105,7 @@ void fan_pass_free(fan_buffer *b, fan_pass *p)
 {
     if (!p || p == &fan_pass_none)
         return;
-    fan_touch_budget(b, FAN_TOUCH_COUNTS);
+    fan_touch_budget(b, FAN_SCHED_COUNT);
     for (size_t i = 0; i < p->nitems; i++) {
         fan_item_unpark(b, p->items[i]);
         fan_item_free(b, p->items[i]);

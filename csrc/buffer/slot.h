@@ -164,7 +164,7 @@ struct fan_buffer {
         size_t slot, at;
     } newest;
     atomic_uint waiting; /* threads in slot_wait_for_change */
-    unsigned adopted;    /* fan_process() of the process that made or adopted it */
+    unsigned adopted;    /* fan_fork_generation() of the process that made or adopted it */
     /* .. or FAN_LEFT until clear(): it was inherited by a fork while a thread of the parent was in it */
     unsigned process;
     struct {
@@ -194,7 +194,10 @@ static inline bool fan_over_budget(const fan_buffer *b, uint64_t coming, bool ge
 static inline size_t fan_ask_step(size_t n) { return n < 64 ? 1 + n / 8 : n / 2; }
 
 #define FAN_LEFT (~0u)
-static inline bool fan_buffer_is_here(const fan_buffer *b) { return __builtin_expect(b->process == fan_process(), 1); }
+static inline bool fan_buffer_is_here(const fan_buffer *b)
+{
+    return __builtin_expect(b->process == fan_fork_generation(), 1);
+}
 
 /* FAN_SLOT_SAID, FAN_SLOT_WHO: how a message about a slot begins, "grads: slot 2 (w1)", and what fills it in. */
 #define FAN_SLOT_SAID "%s: slot %zu%s%s%s"

@@ -106,7 +106,7 @@ int fan_contribution_of(buffer_object *self, size_t slot, PyObject *gradient, Py
  * made none the current one (S4, S5). */
 int fan_add_on(fan_buffer *core, size_t slot, fan_contribution *c)
 {
-    FAN_RAW fan_error err;
+    FAN_UNINITIALIZED fan_error err;
     fan_status status = FAN_OK;
     fan_stream *library = NULL;
     if (fan_library_stream(&c->value, NULL, &library) < 0)

@@ -38,8 +38,8 @@ static bool add_options_of(PyObject *const *values, PyObject *kwnames, add_optio
 
 int fan_buffer_fast_add(buffer_object *self, PyObject *const *args, PyObject *kwnames)
 {
-    FAN_RAW fan_fast_kind kind;
-    FAN_RAW fan_error err;
+    FAN_UNINITIALIZED fan_fast_kind kind;
+    FAN_UNINITIALIZED fan_error err;
     Py_ssize_t slot = fan_small_index(args[0]);
     PyObject *gradient = args[1] == Py_None ? NULL : args[1], *copy = NULL;
     add_options t = {.key = -1};
@@ -67,8 +67,8 @@ int fan_buffer_fast_add(buffer_object *self, PyObject *const *args, PyObject *kw
 
 int fan_fast_add_only(fan_buffer *core, PyObject *gradient, int64_t key)
 {
-    FAN_RAW fan_fast_kind kind;
-    FAN_RAW fan_error err;
+    FAN_UNINITIALIZED fan_fast_kind kind;
+    FAN_UNINITIALIZED fan_error err;
     PyObject *defined = gradient == Py_None ? NULL : gradient;
     char *data = NULL;
     bool added;
@@ -137,7 +137,7 @@ static void source_prefetch(void *ctx, size_t at)
 
 int fan_buffer_fast_add_many(buffer_object *self, const fan_batch_args *args, bool donate)
 {
-    FAN_RAW fan_error err;
+    FAN_UNINITIALIZED fan_error err;
     batch_source m = {args, self, donate};
     fan_fast_batch batch = {(size_t)args->n, self->n >= FAR, source_read, source_again, source_prefetch, &m};
     bool added;
@@ -175,7 +175,7 @@ static fan_fast_where outs_at(void *ctx, size_t slot, const fan_fast_kind *kind,
                               uint64_t *bytes)
 {
     const out_args *to = ctx;
-    FAN_RAW fan_fast_kind is;
+    FAN_UNINITIALIZED fan_fast_kind is;
     if (!to->one && (Py_ssize_t)slot >= PySequence_Fast_GET_SIZE(to->out)) /* it became shorter meanwhile */
         return FAN_FAST_REFUSED;
     PyObject *o = to->one ? to->out : PySequence_Fast_GET_ITEM(to->out, (Py_ssize_t)slot);

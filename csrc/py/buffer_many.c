@@ -61,7 +61,7 @@ static int batch_any(buffer_object *self, const fan_batch_args *t, fan_stream *s
     fan_memory_leave_begin();
     slot_order *sorted = fan_alloc((n ? n : 1) * sizeof *sorted);
     fan_stream **own = fan_calloc((n ? n : 1) * sizeof *own); /* current streams of the gradients' libraries */
-    FAN_RAW fan_error err;
+    FAN_UNINITIALIZED fan_error err;
     int result = -1;
     if (!c || !slots || !sorted || !own) {
         PyErr_NoMemory();

@@ -103,7 +103,7 @@ PyObject *fan_take_all(fan_buffer *core, const size_t *only, PyObject *slot_name
                     .writable = writable,
                     .show = show,
                     .ctx = &to};
-    FAN_RAW fan_error err;
+    FAN_UNINITIALIZED fan_error err;
     fan_status status = FAN_OK;
     bool done = false;
     fan_memory_leave_begin();
@@ -180,7 +180,7 @@ PyObject *fan_stats_wrap(fan_buffer *core, size_t slot)
     bool some, bad;
     fan_stats s;
     int64_t bad_key;
-    FAN_RAW fan_error err;
+    FAN_UNINITIALIZED fan_error err;
     fan_status status;
     if (!type)
         return NULL;

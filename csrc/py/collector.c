@@ -33,7 +33,7 @@ static PyObject *collect(PyObject *hook, PyObject *p)
 {
     PyObject *slot = PyTuple_GET_ITEM(hook, SLOT), *otherwise = PyTuple_GET_ITEM(hook, OTHERWISE);
     bool none = false;
-    int added = fan_watched() ? 0 : plain_add(hook, p, &none);
+    int added = fan_sched_active() ? 0 : plain_add(hook, p, &none);
     if (added > 0)
         PyByteArray_AS_STRING(PyTuple_GET_ITEM(hook, CAME))[PyLong_AsSsize_t(slot)] = 1;
     if (added > 0 || none)
