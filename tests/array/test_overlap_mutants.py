@@ -46,15 +46,18 @@ MUTANTS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "array/equation": {
         "the table's pieces": (
-            "reach += some * e->t[j].step;\n            shift_in(",
-            "reach += some * e->t[j].step, piece++;\n            shift_in(",
+            "reach += some * e->t[j].step;\n            table_shift_in(",
+            "reach += some * e->t[j].step, piece++;\n            table_shift_in(",
         ),
         "the grid's remainder": ("if (rest > width)", "if (rest >= width)"),
         "whole: the divisor stays": ("e->gcd[k + 1] == e->gcd[k] &&", ""),
         "whole: no gap": ("step <= e->reach[k] + e->gcd[k])", "step <= e->reach[k] + 2 * e->gcd[k])"),
-        "a sum's divisor": ("if (e->gcd[k] > 1 && remainder_of(r, e->gcd[k]) != 0)", "if (false)"),
+        "a sum's divisor": ("if (e->gcd[k] > 1 && equation_remainder(r, e->gcd[k]) != 0)", "if (false)"),
         "a window's end": ("last = last < e->t[k - 1].most ? last : e->t[k - 1].most;", ""),
-        "a window's last value": ("quotient(last - first, jump) + 1};", "quotient(last - first, jump)};"),
+        "a window's last value": (
+            "equation_quotient(last - first, jump) + 1};",
+            "equation_quotient(last - first, jump)};",
+        ),
         "a window's first value": ("first += up < 0 ? up + jump : up;", "first += 1;"),
         "the table's words": ("from[(ptrdiff_t)i - 1] >> (64 - part);\n}", "from[(ptrdiff_t)i] >> (64 - part);\n}"),
         "the table's end": ("(size_t)(reach / 64 + 1) : words, some", "(size_t)(reach / 64) : words, some"),
@@ -62,12 +65,10 @@ MUTANTS: dict[str, dict[str, tuple[str, str]]] = {
         "a sum seen from the other end": ("e->x[k] = e->t[k].most - e->x[k];", "(void)0;"),
         "each gives once": ("            e->x[k] -= x;\n", ""),
     },
-    "array/stretch": {
-        "the order of stretches": ("while (at < n && s[at - 1].from <= s[at].from);", "while (at < n);"),
-    },
     "array/overlap_list": {
+        "the order of stretches": ("while (at < n && s[at - 1].from <= s[at].from);", "while (at < n);"),
         "an arc past the end": (
-            "out[m++] = (fan_stretch){0, from + more - circle, run[i].who, FAN_NOBODY};",
+            "out[m++] = (fan_stretch){0, from + more - circle, run[i].index, FAN_NO_STRETCH};",
             "(void)0;",
         ),
         "an arc's length": ("if (c->axes[k].step % g != 0)", "if (c->axes[k].step % g == 0)"),
@@ -75,21 +76,24 @@ MUTANTS: dict[str, dict[str, tuple[str, str]]] = {
         "each pair once": ("by_members(&w->pairs[kept - 1], &w->pairs[i]) != 0)", "true)"),
         "lists keep their tails": ("    if (open->tail == at)\n        open->tail = before;\n", ""),
         "members that have ended": (
-            "        if (s[at].to < s[i].from) {\n            leave",
-            "        if (s[at].to <= s[i].from) {\n            leave",
+            "        if (s[at].to < s[i].from) {\n            overlaps_leave",
+            "        if (s[at].to <= s[i].from) {\n            overlaps_leave",
         ),
         "runs": ("end < n && s[end].from <= last;", "end < n && s[end].from < last;"),
-        "a newcomer's component": ("            unite(w->parent, s[at].who, s[i].who);", "            (void)0;"),
+        "a newcomer's component": (
+            "            overlaps_unite(w->parent, s[at].index, s[i].index);",
+            "            (void)0;",
+        ),
         "what covers has all bytes": ("(same ? a->axes[i].count : 1)", "1"),
         "what covers has all of the tooth": ("return i < 0 && offset + a->tooth <= b->tooth;", "return i < 0;"),
         "axes that what covers has not": ("return i < 0 && offset", "return offset"),
         "what is covered leaves, not what covers": (
-            "if (*out == JOINED && covers(w, &s[i], &s[at])) {",
+            "if (*out == JOINED && overlaps_covers(w, &s[i], &s[at])) {",
             "if (*out == JOINED) {",
         ),
         "covered means covered": ("covered |= how == COVERED;", "covered |= how != APART;"),
         "all against those set aside": ("for (size_t j = 0; j < i; j++) {", "for (size_t j = 1; j < i; j++) {"),
-        "those set aside are joined": ("unite(w->parent, run[j].who, run[i].who);", "(void)0;"),
+        "those set aside are joined": ("overlaps_unite(w->parent, run[j].index, run[i].index);", "(void)0;"),
         "the rest of a run": (
             "return sweep_runs(w, run, n - count, err);",
             "return sweep_runs(w, run, n - count - 1, err);",

@@ -1,16 +1,14 @@
 /* The backend's table; opens, initializes and closes drivers. */
 #define _POSIX_C_SOURCE 200809L
-#include "base/fork.h"
+#include "base/thread.h"
 #include "base/mem.h"
 #include "base/pool.h"
-#include "device/cuda/batch.h"
+#include "device/cuda/run.h"
 #include "device/cuda/context.h"
-#include "device/cuda/event.h"
+#include "device/cuda/stream.h"
 #include "device/cuda/launch.h"
 #include "device/cuda/memory.h"
 #include "device/cuda/recorder.h"
-#include "device/cuda/run.h"
-#include "device/cuda/stream.h"
 #include "device/memory.h"
 
 #include <stdio.h>
@@ -123,7 +121,7 @@ fan_status fan_cuda_open(const char *path, fan_cuda **out, fan_error *err)
     if (!c)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a driver");
     atomic_init(&c->holds, 1);
-    c->life = fan_process();
+    c->life = fan_fork_generation();
     FAN_GO(fan_cuda_api_open(&c->api, path, err));
     c->most_entries = MOST_ENTRIES;
     c->most_rows = MOST_ROWS;
