@@ -7,9 +7,9 @@ Three builds, chosen by the environment:
     FANIN_SANITIZE="address,undefined"    or "thread": the same with sanitizers, without hardening
 
 FANIN_JOBS=n sets how many compilers run at once (default: the processors at hand).
-FANIN_NVCC=0 keeps nvcc out of a release build, where it makes machine code of the CUDA kernels if it is there;
-FANIN_NVCC=1 insists on it. Without it they go in as PTX, which the driver compiles at first use. A flag that this
-compiler refuses is left out, and said so once.
+FANIN_NVCC=0 keeps nvcc out of a release build, which embeds machine code of the CUDA kernels if nvcc is there;
+FANIN_NVCC=1 makes any build fail without it. Without machine code NVRTC compiles them at first use (fanin._kernels).
+The build prints which flags the compiler refuses, and leaves them out.
 """
 
 from __future__ import annotations
@@ -106,20 +106,15 @@ def wanted_flags() -> tuple[list[str], list[str]]:
 
 
 @functools.cache
-def with_fatbin(folder: Path) -> bool:
-    """Whether `folder` has device/kernels/fatbin.h now: nvcc's machine code of the CUDA kernels."""
-    if NVCC == "0" or (BUILD != "release" and NVCC != "1"):
-        return False
-    script = ROOT / "csrc/device/kernels/build.py"
-    done = subprocess.run(
-        [sys.executable, str(script), "--fatbin", str(folder / "device/kernels/fatbin.h")],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    print(f"fanin: {done.stdout.strip() or 'fatbin.h is as it should be'}", flush=True)
-    if done.returncode and NVCC == "1":
+def embed_kernels(folder: Path) -> str:
+    """Writes device/kernels/embedded.h in `folder`: the CUDA kernels' source, and machine code if nvcc is there."""
+    wanted = ["--nvcc"] if NVCC == "1" or (BUILD == "release" and NVCC != "0") else []
+    script, out = str(ROOT / "csrc/device/kernels/build.py"), str(folder / "device/kernels/embedded.h")
+    done = subprocess.run([sys.executable, script, *wanted, out], stdout=subprocess.PIPE, text=True)
+    print(f"fanin: {done.stdout.strip() or 'embedded.h is as it should be'}", flush=True)
+    if done.returncode and (NVCC == "1" or not wanted):
         raise SystemExit("FANIN_NVCC=1: nvcc is missing or refuses the kernels, see above")
-    return done.returncode == 0
+    return out
 
 
 class BuildCore(build_ext):
@@ -146,9 +141,10 @@ class BuildCore(build_ext):
             compile_flags += ["-isystem", folder]
         ext.extra_compile_args = self.accepted(compile_flags, link=False)
         ext.extra_link_args = self.accepted(link_flags, link=True)
-        if with_fatbin(Path(self.build_temp)):  # the same flags for both, so that their objects are made once
-            ext.define_macros = [*ext.define_macros, ("FAN_FATBIN", "1")]
-            ext.include_dirs = [*ext.include_dirs, self.build_temp]
+        # The same flags for both, so that their objects are made once.
+        ext.depends = [*ext.depends, embed_kernels(Path(self.build_temp))]
+        ext.define_macros = [*ext.define_macros, ("FAN_EMBEDDED", "1")]
+        ext.include_dirs = [*ext.include_dirs, self.build_temp]
         self.compiler.compile = self.compile_parallel
         super().build_extension(ext)
 

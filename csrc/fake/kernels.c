@@ -8,6 +8,8 @@
 /* Of a piece that is not 16 bytes only the first number is read, which a compiler that unrolls does not see. */
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#include "fake/host.h"
+
 #include "device/kernels/kernels.cu" /* the one place where it is compiled as C */
 #pragma GCC diagnostic pop
 

@@ -9,27 +9,25 @@
 #include <string.h>
 
 #define FATBIN UINT32_C(0xBA55ED50) /* how a fatbin begins */
+#define CUBIN UINT32_C(0x464C457F)  /* how an ELF file begins */
 
-/* launch_target: the architecture that a PTX is for: 75. */
-static int launch_target(const char *ptx)
+/* launch_takes: what a driver of this compute capability returns for an image: OK, INVALID_IMAGE for one without the
+ * kernels, NO_BINARY_FOR_GPU for a CUBIN of another major version or a later minor one, or PTX of a later version. */
+static fan_cu_result launch_takes(const char *image, int compute)
 {
-    const char *at = strstr(ptx, ".target sm_");
-    return at ? (int)strtol(at + strlen(".target sm_"), NULL, 10) : 0;
-}
-
-static char *launch_copied(const char *ptx)
-{
-    size_t bytes = strlen(ptx) + 1;
-    char *copy = fan_alloc(bytes);
-    return copy ? memcpy(copy, ptx, bytes) : NULL;
-}
-
-/* launch_has: whether a module has a kernel: one of a PTX of some of them knows no others. */
-static bool launch_has(const fan__thing *m, const char *name)
-{
-    char entry[80];
-    (void)snprintf(entry, sizeof entry, ".entry %s(", name);
-    return !m->sent || strstr(m->sent, entry);
+    uint32_t magic = 0, flags = 0;
+    memcpy(&magic, image, sizeof magic);
+    if (magic == FATBIN)
+        return OK;
+    if (magic == CUBIN) { /* e_flags has the architecture: from CUDA 13 on, ABI version 8, in its second byte */
+        memcpy(&flags, image + 48, sizeof flags);
+        int arch = (int)(image[8] >= 8 ? flags >> 8 : flags) & 0xFF;
+        return arch / 10 == compute / 10 && arch <= compute ? OK : NO_BINARY_FOR_GPU;
+    }
+    const char *target = strstr(image, ".target sm_");
+    if (!target || !strstr(image, ".entry fan_any"))
+        return INVALID_IMAGE;
+    return strtol(target + strlen(".target sm_"), NULL, 10) <= compute ? OK : NO_BINARY_FOR_GPU;
 }
 
 fan_cu_result fan_fake_ModuleLoadData(fan_cu_module *out, const void *image)
@@ -37,20 +35,12 @@ fan_cu_result fan_fake_ModuleLoadData(fan_cu_module *out, const void *image)
     CALL(ModuleLoadData);
     INSIDE(c);
     BESIDE(ModuleLoadData);
-    uint32_t magic = 0;
     if (!image)
         return INVALID_VALUE;
-    memcpy(&magic, image, sizeof magic);
-    bool whole = magic == FATBIN || strstr(image, ".entry fan_any");
-    if (!whole && !strstr(image, ".entry fan_"))
-        return INVALID_IMAGE;
-    if (magic != FATBIN && launch_target(image) > fan__fake.compute)
-        return NO_BINARY_FOR_GPU;
+    fan_cu_result code = launch_takes(image, fan__fake.compute);
+    if (code)
+        return code;
     fan__thing *t = fan__thing_new(A_MODULE, c->device);
-    if (t && !whole && !(t->sent = launch_copied(image))) {
-        fan_free(t);
-        t = NULL;
-    }
     if (!t)
         return OUT_OF_MEMORY;
     fan__thing_add(t);
@@ -75,11 +65,10 @@ fan_cu_result fan_fake_ModuleGetFunction(fan_cu_function *out, fan_cu_module m, 
     CALL(ModuleGetFunction);
     INSIDE(c);
     BESIDE(ModuleGetFunction);
-    const fan__thing *from = fan__thing_find(A_MODULE, m);
-    if (!from)
+    if (!fan__thing_find(A_MODULE, m))
         return INVALID_HANDLE;
     const fan_fake_kernel *k = fan_fake_kernel_find(name);
-    if (!k || !launch_has(from, name))
+    if (!k)
         return NOT_FOUND;
     fan__thing *t = fan__thing_new(A_FUNCTION, c->device);
     if (!t)

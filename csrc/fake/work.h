@@ -2,7 +2,7 @@
 #ifndef FAN_FAKE_WORK_H
 #define FAN_FAKE_WORK_H
 
-#include "device/kernels/tag.h"
+#include "fake/tag.h"
 #include "fake/state.h"
 
 #define FAN__FAKE_ALLOC "allocate" /* the name of a node that allocates memory */

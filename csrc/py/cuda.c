@@ -151,6 +151,11 @@ static PyObject *kernels_made(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(n
     return PyUnicode_FromString(fan_kernels_made);
 }
 
+static PyObject *kernels_source(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+{
+    return PyBytes_FromStringAndSize((const char *)fan_kernels_source, (Py_ssize_t)fan_kernels_source_bytes);
+}
+
 static PyObject *cuda_here(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 {
     fan_cuda *c = NULL;
@@ -211,5 +216,7 @@ PyMethodDef fan_cuda_functions[] = {
      "cuda_leave_out(*words)\n--\n\nPlan bits that the CUDA backend leaves out, and no others: for proofs."},
     {"kernels_made", kernels_made, METH_NOARGS,
      "kernels_made()\n--\n\nWhat nvcc made of them when the package was built; \"\": it was built without."},
+    {"kernels_source", kernels_source, METH_NOARGS,
+     "kernels_source()\n--\n\nkernels.cu and the headers that it includes: zlib of JSON, {name: text}."},
     {NULL, NULL, 0, NULL},
 };

@@ -37,21 +37,61 @@ fan_cuda *fan_driver_opened(void)
     return c;
 }
 
+/* driver_compile: has fanin._kernels compile the kernels for a device that has none. -1 with an exception. */
+static int driver_compile(fan_cuda *c, int index, int compute, fan_error *refused)
+{
+    const fan_cuda_api *api = fan_cuda_driver(c);
+    PyObject *module = PyImport_ImportModule("fanin._kernels"), *made = NULL;
+    const char *words;
+    Py_buffer code;
+    int result = -1;
+    if (module)
+        made = PyObject_CallMethod(module, "image", "siis", api->path, api->version, compute, refused->text);
+    if (made && PyArg_ParseTuple(made, "y*s:fanin._kernels.image", &code, &words)) {
+        fan_status status = fan_cuda_give_kernels(c, index, code.buf, (size_t)code.len, words, refused);
+        PyBuffer_Release(&code);
+        if (status == FAN_OK)
+            result = 0;
+        else
+            fan_raise(status, refused);
+    }
+    Py_XDECREF(made);
+    Py_XDECREF(module);
+    return result;
+}
+
 int fan_cuda_device_at(long index, fan_device **out)
 {
     fan_cuda *c = NULL;
     fan_error err = {0};
     fan_status status;
+    int compute = 0;
     *out = NULL;
     if (index < 0 || index > FAN_MOST_DEVICES) {
         PyErr_Format(PyExc_ValueError, "there is no cuda:%ld: no machine has so many devices", index);
         return -1;
     }
-    Py_BEGIN_ALLOW_THREADS status = fan_driver_open(&c, &err);
+    Py_BEGIN_ALLOW_THREADS;
+    status = fan_driver_open(&c, &err);
     if (status == FAN_OK)
         status = fan_cuda_device(c, (int)index, out, &err);
-    fan_cuda_drop(c);
-    Py_END_ALLOW_THREADS if (status == FAN_OK) return 0;
+    if (status != FAN_OK && c)
+        compute = fan_cuda_wants_kernels(c, (int)index);
+    if (!compute)
+        fan_cuda_drop(c);
+    Py_END_ALLOW_THREADS;
+    if (compute) {
+        bool raised = driver_compile(c, (int)index, compute, &err) < 0;
+        Py_BEGIN_ALLOW_THREADS;
+        if (!raised)
+            status = fan_cuda_device(c, (int)index, out, &err);
+        fan_cuda_drop(c);
+        Py_END_ALLOW_THREADS;
+        if (raised)
+            return -1;
+    }
+    if (status == FAN_OK)
+        return 0;
     fan_raise(status, &err);
     return -1;
 }

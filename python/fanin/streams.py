@@ -93,12 +93,12 @@ def _cuda() -> dict[str, object]:
 
 
 def _kernels() -> dict[str, object]:
-    """The CUDA kernels as they were built in, and what devices that are in use loaded of them."""
+    """The CUDA kernels that the build embedded, and those that each device in use has loaded."""
     machine_code, _, rest = _core.kernels_made().partition(" and PTX for ")
     ptx, _, nvcc = rest.partition(", by nvcc ")
     return {
         "machine_code": machine_code.split(", ") if machine_code else [],
-        "ptx": ptx or "compute_75",
+        "ptx": ptx or None,
         "nvcc": nvcc or None,
         "loaded": dict(_core.cuda_info().get("kernels", {})),
     }
@@ -115,7 +115,7 @@ def _cuda_words(cuda: dict[str, Any]) -> str:
 
 def _kernels_words(kernels: dict[str, Any]) -> str:
     if kernels["nvcc"] is None:
-        words = f"PTX for {kernels['ptx']} (built without nvcc)"
+        words = "built without nvcc: NVRTC compiles them when a device is first used"
     else:
         words = f"{', '.join(kernels['machine_code'])} and PTX for {kernels['ptx']}, by nvcc {kernels['nvcc']}"
     return "; ".join([words, *(f"{device} has {image}" for device, image in kernels["loaded"].items())])

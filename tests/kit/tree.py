@@ -80,9 +80,8 @@ class Elf:
 
 
 def c_files(csrc: Path) -> list[Path]:
-    """Sources and headers that people write: what the build makes of the kernels is left out."""
-    found = (p for p in csrc.glob("**/*") if p.suffix in (".c", ".h", ".inc", ".cu"))
-    return sorted(p for p in found if p.name not in ("ptx.c", "fatbin.h"))
+    """Sources and headers."""
+    return sorted(p for p in csrc.glob("**/*") if p.suffix in (".c", ".h", ".inc", ".cu"))
 
 
 def included(path: Path, csrc: Path) -> list[Path]:

@@ -1,5 +1,5 @@
-/* kernels: what the CUDA backend launches. Read by nvcc as CUDA C, and by a C compiler for the fake driver: then a
- * kernel is a function that one thread after the other calls.
+/* kernels: what the CUDA backend launches. Read by nvcc and NVRTC as CUDA C, and by a C compiler for the fake driver,
+ * which defines the macros below in its own way: then a kernel is a function that one thread after the other calls.
  *
  * Bits are the CPU's: the same left fold for each element, the same roundings (array/lowp.h), no contraction
  * (-fmad=false), no flushing, no atomics but for counting. An element is read by one thread from all sources before
@@ -9,7 +9,8 @@
  * and one that does many such sums. Anything else goes through fan_any: a number of any dtype becomes one of four wide
  * forms that hold it exactly, as in array/convert.c, and each dtype knows how to leave them with one rounding.
  *
- * After a change: python csrc/device/kernels/build.py, which needs nvcc, writes ptx.c.
+ * nvcc compiles it at build, or NVRTC when a device is first used (fanin._kernels). NVRTC has no C library: a name of
+ * it that is used here for the first time is added to HEADERS there.
  */
 #include "array/dtype.h"
 #include "array/lowp.h"
@@ -38,8 +39,6 @@
 #define SAME_IN_WARP(x) __match_any_sync(0xffffffffu, (x))
 #define BITS_IN(mask) __popc(mask)
 typedef uint4 sixteen;
-#else
-#include "device/kernels/host.h"
 #endif
 #define ITEM(T, address, i) (*AT(T, (address) + sizeof(T) * (uint64_t)(i)))
 

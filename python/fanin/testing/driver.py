@@ -20,6 +20,7 @@ from __future__ import annotations
 import ctypes
 import importlib.machinery
 import itertools
+import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -29,13 +30,15 @@ import numpy as np
 import numpy.typing as npt
 
 import fanin
-from fanin import _core
+from fanin import _core, _kernels
 from fanin._interop.protocols import NDArray
 from fanin._sim.machine import SCHEDULES
 
 __all__ = ["FakeDriver", "fake_library", "use_driver"]
 
 TAG = 1 << 62
+#: What the fake driver takes for kernels that it has itself: how a fatbin begins.
+IMAGE = bytes.fromhex("50ed55ba")
 #: What `FakeDriver.live` counts, in the library's order.
 KINDS = ("contexts", "streams", "events", "modules", "functions", "objects", "memory", "pools", "graphs")
 #: The core's element types, in its order (csrc/array/dtype.h).
@@ -99,6 +102,7 @@ class FakeDriver:
                 f"FakeDriver: expected 0 to 8 devices and a schedule of {SCHEDULES}, got {devices}, {schedule!r}"
             )
         self.path = fake_library()
+        _kernels.IMAGES[os.path.realpath(self.path)] = IMAGE
         FakeDriver._newest = self
         self.devices = devices
         self._lib = ctypes.CDLL(str(self.path))

@@ -2,10 +2,11 @@
  * Where it has barriers the threads of a block run by turns (fake/block.h, which whoever includes this gives). An
  * access of a GPU must lie on a multiple of its size: fan_k_misaligned says that one did not. Each access is told to
  * fake/traffic.h: by AT, which is therefore given what is read as const, and each element by itself. */
-#ifndef FAN_DEVICE_KERNELS_HOST_H
-#define FAN_DEVICE_KERNELS_HOST_H
+#ifndef FAN_FAKE_HOST_H
+#define FAN_FAKE_HOST_H
 
-#include "device/kernels/tag.h"
+#include "device/kernels/args.h"
+#include "fake/tag.h"
 
 #include <stdbool.h>
 #include <stdint.h>
