@@ -1,7 +1,6 @@
 """Instructions of small adds, takes and lives, by function, as valgrind's callgrind counts them.
 
-    python benchmarks/callgrind.py [FILE]
-
+    python -m benchmarks.callgrind [FILE]
 
 One Python runs under callgrind; between two marks it does the same thing 1000 times. Numbers are instructions for each
 time, those of the interpreter's loop among them. They do not depend on the machine's load, only on the builds of
@@ -22,7 +21,8 @@ import numpy as np
 
 import fanin
 from fanin import _core
-from fanin.cli.timing import machine
+
+from .timing import machine
 
 TIMES = 1000
 LEAST = 0.01  # of all instructions: functions with fewer are told together
@@ -146,7 +146,8 @@ def main() -> None:
             "--dump-before=build_info",
             f"--callgrind-out-file={out}",
             sys.executable,
-            __file__,
+            "-m",
+            "benchmarks.callgrind",
             "--inner",
         ]
         done = subprocess.run(words, capture_output=True, text=True)
@@ -162,7 +163,7 @@ def main() -> None:
             f"{here['date'][:10]}, {here['cpu']} (under valgrind: no AVX-512), Python {here['python']}, NumPy"
             f" {here['versions']['numpy']},"
         ),
-        f"fanin {here['versions']['fanin']}, {here['build']} build. Made by: python benchmarks/callgrind.py FILE",
+        f"fanin {here['versions']['fanin']}, {here['build']} build. Made by: python -m benchmarks.callgrind FILE",
         "",
     ]
     loop = sum(counted["an empty loop"].values()) / TIMES

@@ -16,7 +16,6 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
@@ -28,18 +27,6 @@ RUNGS = ("base", "array", "device", "buffer", "engine", "graph")
 
 #: What may be preloaded into this process and must not reach compilers and other tools.
 PRELOADS = ("LD_PRELOAD", "DYLD_INSERT_LIBRARIES")
-
-
-def benchmark(name: str) -> Any:
-    """The module benchmarks/NAME.py."""
-    from fanin.cli import bench
-
-    with bench.importing_from(ROOT / "benchmarks"):
-        spec = importlib.util.spec_from_file_location(f"fanin_bench_{name}", ROOT / f"benchmarks/{name}.py")
-        assert spec and spec.loader
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    return module
 
 
 # Which build is this

@@ -25,9 +25,8 @@ from typing import Any
 
 import fanin
 from fanin._words import counted
-
-from . import files
-from .screen import Screen
+from fanin.cli import files
+from fanin.cli.screen import Screen
 
 Work = Mapping[str, Callable[[], object] | str | None]
 Result = dict[str, Any]
@@ -265,8 +264,7 @@ def machine() -> Result:
 
 def command() -> str:
     """What was said on the command line, without where the program lies."""
-    name = Path(sys.argv[0]).name
-    return shlex.join([*(["python", "-m", "fanin"] if name == "__main__.py" else [name]), *sys.argv[1:]])
+    return shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]])
 
 
 def version(name: str) -> str | None:
@@ -291,6 +289,23 @@ def caches() -> dict[str, str]:
     return found
 
 
+def rounded(x: Any) -> Any:
+    """Without digits that say nothing: five of each number."""
+    if isinstance(x, dict):
+        return {key: rounded(value) for key, value in x.items()}
+    if isinstance(x, list):
+        return [rounded(value) for value in x]
+    return float(f"{x:.5g}") if isinstance(x, float) else x
+
+
+def kept(one: Result) -> Result:
+    """A result as it is written: of each variant its minimum and its median."""
+    rows = {name: [row["min"], row["median"]] for name, row in one["rows"].items()}
+    return {**one, "rows": rows, "targets": [{**t} for t in one["targets"]]}
+
+
 def write(file: Path, results: Iterable[Result]) -> None:
-    """Figures as JSON, with machine, versions, date and command."""
-    files.write(file, json.dumps({**machine(), "results": list(results)}, indent=1) + "\n")
+    """Figures as JSON, a line for each result, with machine, versions, date and command."""
+    lines = [json.dumps(rounded(kept(one))) for one in results]
+    head = json.dumps(machine(), indent=1).removesuffix("\n}")
+    files.write(file, head + ',\n "results": [\n  ' + ",\n  ".join(lines) + "\n ]\n}\n")

@@ -1,29 +1,28 @@
-"""`fanin bench`: the rows of benchmarks/, each beside its peers, as tables, JSON and a picture."""
+"""`python -m benchmarks`: rows, each beside its peers, as tables, JSON and a picture."""
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
+import importlib
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from fanin._files import write_whole
+from fanin.cli import files
+from fanin.cli.screen import Screen
 
-from . import files, timing
-from .screen import Screen
+from . import timing
 
 HELP = """Time sums beside those of NumPy, torch, JAX and others that are installed, in one run.
 
-The rows are the files of benchmarks/ in the source tree (a wheel does not bring them). Variants take turns on a pinned
-core, so that whatever slows the machine down slows all of them; each is reported by its minimum and its median,
-absent peers are marked. Compare ratios within one run, not times between runs.
+Variants take turns on a pinned core, so that whatever slows the machine down slows all of them; each is reported by its
+minimum and its median, absent peers are marked. Compare ratios within one run, not times between runs.
 
 examples:
-  fanin bench --quick
-  fanin bench --only small_add --only life
-  fanin bench --json bench.json --plot bench.svg"""
+  python -m benchmarks --quick
+  python -m benchmarks --only small_add --only life
+  python -m benchmarks --json bench.json --plot bench.svg"""
 
 #: The files, in the order of the table of targets.
 ROWS = (
@@ -73,30 +72,18 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="draw bytes per second against the size of the working set (needs matplotlib)",
     )
-    parser.add_argument(
-        "--folder",
-        type=Path,
-        help="where the rows are (default: benchmarks/ of this source tree, or of the current folder)",
-    )
 
 
 def run(options: argparse.Namespace) -> int:
     screen = Screen()
-    folder = rows_folder(options.folder)
-    if folder is None:
-        print(
-            "fanin bench: the rows are in benchmarks/ of the source tree: run it there, or say --folder",
-            file=sys.stderr,
-        )
-        return 2
     if options.plot and timing.peer("matplotlib") is None:
         print(
-            "fanin bench: --plot draws with matplotlib, which is not installed: pip install matplotlib", file=sys.stderr
+            "benchmarks: --plot draws with matplotlib, which is not installed: pip install matplotlib", file=sys.stderr
         )
         return 2
     if options.plot and picture_format(options.plot) not in picture_formats():
         print(
-            f"fanin bench: --plot {options.plot}: no picture of this kind: its name ends in one of"
+            f"benchmarks: --plot {options.plot}: no picture of this kind: its name ends in one of"
             f" {', '.join(picture_formats())}",
             file=sys.stderr,
         )
@@ -106,7 +93,7 @@ def run(options: argparse.Namespace) -> int:
     results = []
     for name in ROWS:
         if not options.only or name in options.only:
-            for one in row(folder, name, options.quick):
+            for one in row(name, options.quick):
                 timing.show(screen, one)
                 results.append(one)
             if options.json:
@@ -120,31 +107,9 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def rows_folder(said: Path | None) -> Path | None:
-    """Where all the rows are."""
-    places = [said] if said else [Path(__file__).resolve().parents[3] / "benchmarks", Path("benchmarks")]
-    return next((p.resolve() for p in places if all((p / f"{name}.py").is_file() for name in ("common", *ROWS))), None)
-
-
-@contextmanager
-def importing_from(folder: Path) -> Iterator[None]:
-    """The rows import what they share from beside them."""
-    sys.path.insert(0, str(folder))
-    try:
-        yield
-    finally:
-        sys.path.remove(str(folder))
-
-
-def row(folder: Path, name: str, quick: bool) -> Iterator[timing.Result]:
+def row(name: str, quick: bool) -> Iterator[timing.Result]:
     """The results of benchmarks/NAME.py."""
-    spec = importlib.util.spec_from_file_location(f"fanin_bench_{name}", folder / f"{name}.py")
-    if spec is None or spec.loader is None:
-        raise OSError(f"{folder / name}.py cannot be read")
-    module = importlib.util.module_from_spec(spec)
-    with importing_from(folder):
-        spec.loader.exec_module(module)
-    for one in module.results(quick):
+    for one in importlib.import_module(f"{__package__}.{name}").results(quick):
         yield {"row": name, **one}
 
 
@@ -223,3 +188,24 @@ def draw(file: Path, results: Iterable[timing.Result]) -> None:
     if axes.get_lines():
         axes.legend(frameon=False)
     write_whole(str(file), lambda out: figure.savefig(out, format=picture_format(file)))
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the rows; returns the exit status: 0 they ran, 2 a file cannot be written or drawn."""
+    description, _, examples = HELP.partition("\n\nexamples:\n")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description=description,
+        epilog=f"examples:\n{examples}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    arguments(parser)
+    try:
+        return run(parser.parse_args(words))
+    except OSError as e:
+        print(f"benchmarks: {e}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
