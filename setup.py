@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -124,6 +125,25 @@ class BuildCore(build_ext):
         super().finalize_options()
         # setuptools looks at times alone and would miss changed flags: compile_parallel knows what is stale.
         self.anew, self.force = bool(self.force), True
+
+    def run(self) -> None:
+        super().run()
+        self.write_stub()
+
+    def write_stub(self) -> None:
+        """Write fanin/_core.pyi beside the core: without docstrings where the core cannot be imported (sanitizers)."""
+        folder = ROOT / "python" if self.inplace else Path(self.build_lib).resolve()
+        stub = folder / "fanin/_core.pyi"
+        done = subprocess.run(
+            [sys.executable, str(ROOT / "csrc/py/stub.py"), str(stub)],
+            env={**os.environ, "PYTHONPATH": str(folder)},
+            cwd=folder,
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode:
+            shutil.copyfile(ROOT / "csrc/py/core.pyi", stub)
+            print(f"fanin: _core.pyi has no docstrings: {(done.stderr.strip() or 'no reason').splitlines()[-1]}")
 
     def build_extension(self, ext: Extension) -> None:
         import sysconfig

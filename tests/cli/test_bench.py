@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: every row runs, its figures say where they come from, the picture is drawn. No clock is asserted."""
+"""`python -m benchmarks`: every row runs, its figures have their origin, the picture is drawn. No clock is asserted."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def test_the_sdist_builds_a_wheel_that_installs_and_imports(tmp_path: Path) -> N
         inside = {"/".join(n.split("/")[1:]) for n in archive.getnames()}
     for path in [*ROOT.glob("csrc/**/*.[ch]"), *ROOT.glob("tests/**/*.py"), *ROOT.glob("docs/**/*.md")]:
         assert str(path.relative_to(ROOT)) in inside, f"the sdist lacks {path.relative_to(ROOT)}"
-    assert {"LICENSE", "README.md", "CHANGELOG.md", "python/fanin/py.typed", "python/fanin/_core.pyi"} <= inside
+    assert {"LICENSE", "README.md", "CHANGELOG.md", "python/fanin/py.typed", "csrc/py/core.pyi"} <= inside
 
     quietly(str(tools / "bin" / "pip"), "wheel", "-q", "--no-deps", "-w", str(tmp_path), str(sdist), cwd=tmp_path)
     (wheel,) = tmp_path.glob("fanin-*.whl")

@@ -1,13 +1,15 @@
-"""The docstrings of python/fanin/_core.pyi are those of the C core, which editors cannot read: there is one source, and
-this copies it.
+"""Writes the stub of the C core: the typed signatures of core.pyi with the docstrings of the built core.
 
-python tests/kit/stubs.py        # after a docstring or a signature in csrc/py has changed
+    python csrc/py/stub.py FOLDER/fanin/_core.pyi        # FOLDER has the package with its built core
+
+The build calls it. Type checkers read the signatures, editors the docstrings, which they cannot read from C.
 """
 
 from __future__ import annotations
 
 import ast
 import inspect
+import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from typing import Any
 import fanin
 from fanin import _core
 
-FILE = Path(__file__).parents[2] / "python" / "fanin" / "_core.pyi"
+SIGNATURES = Path(__file__).with_name("core.pyi")
 
 
 def public() -> set[str]:
@@ -100,4 +102,4 @@ def with_docstrings(text: str) -> str:
 
 
 if __name__ == "__main__":
-    FILE.write_text(with_docstrings(FILE.read_text()))
+    Path(sys.argv[1]).write_text(with_docstrings(SIGNATURES.read_text()))
