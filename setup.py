@@ -14,7 +14,6 @@ The build prints which flags the compiler refuses, and leaves them out.
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import shutil
@@ -29,16 +28,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
-ALL = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "csrc").glob("**/*.c"))
-SOURCES = [name for name in ALL if not name.startswith("csrc/fake/")]
-# The fake CUDA driver of fanin.testing: a library of its own, with the core's lower rungs once more. Their objects are
-# made once.
-FAKE = [
-    name
-    for name in ALL
-    if name.split("/")[1] in ("base", "array", "device", "fake")
-    and not name.startswith(("csrc/device/cuda/", "csrc/device/kernels/"))
-]
+SOURCES = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "csrc").glob("**/*.c"))
 PUBLIC = "python/fanin/include"  # fanin.h, which others include, too
 HEADERS = sorted(str(p.relative_to(ROOT)) for where in ("csrc", PUBLIC) for p in (ROOT / where).glob("**/*.h"))
 
@@ -106,7 +96,6 @@ def wanted_flags() -> tuple[list[str], list[str]]:
     return [*ALWAYS, *HARDEN, "-Wall", "-DNDEBUG", "-g0", "-O3"], LINK
 
 
-@functools.cache
 def embed_kernels(folder: Path) -> str:
     """Writes device/kernels/embedded.h in `folder`: the CUDA kernels' source, and machine code if nvcc is there."""
     wanted = ["--nvcc"] if NVCC == "1" or (BUILD == "release" and NVCC != "0") else []
@@ -161,7 +150,6 @@ class BuildCore(build_ext):
             compile_flags += ["-isystem", folder]
         ext.extra_compile_args = self.accepted(compile_flags, link=False)
         ext.extra_link_args = self.accepted(link_flags, link=True)
-        # The same flags for both, so that their objects are made once.
         ext.depends = [*ext.depends, embed_kernels(Path(self.build_temp))]
         ext.define_macros = [*ext.define_macros, ("FAN_EMBEDDED", "1")]
         ext.include_dirs = [*ext.include_dirs, self.build_temp]
@@ -259,14 +247,6 @@ setup(
             include_dirs=["csrc", PUBLIC],
             define_macros=MACROS,
             depends=HEADERS,
-            language="c",
-        ),
-        Extension(
-            "fanin.testing._driver",
-            sources=FAKE,
-            include_dirs=["csrc"],
-            define_macros=MACROS,
-            depends=[*HEADERS, "csrc/device/kernels/kernels.cu"],
             language="c",
         ),
     ],

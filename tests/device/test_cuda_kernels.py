@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 import fanin
+from fake_cuda import FakeDriver
 from fanin import _core
-from fanin.testing import FakeDriver
 from kit import machine_code
 from kit.support import CSRC, RUNGS
 

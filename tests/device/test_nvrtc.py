@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 import fanin
+from fake_cuda import FakeDriver
 from fanin import _core, _kernels
-from fanin.testing import FakeDriver
 from kit.pymutants import Mutant, survivors
 from kit.support import run_python
 

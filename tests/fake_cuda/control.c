@@ -1,11 +1,11 @@
 /* What tests ask: machines, plans of faults, counts, kernels of their own. */
 #include "base/mem.h"
-#include "fake/block.h"
-#include "fake/fake.h"
-#include "fake/graph.h"
-#include "fake/thing.h"
-#include "fake/traffic.h"
-#include "fake/work.h"
+#include "fake_cuda/block.h"
+#include "fake_cuda/fake.h"
+#include "fake_cuda/graph.h"
+#include "fake_cuda/thing.h"
+#include "fake_cuda/traffic.h"
+#include "fake_cuda/work.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 /* The driver, its devices and contexts, and its functions by name. */
-#include "fake/entry.h"
+#include "fake_cuda/entry.h"
 
 #include <stdio.h>
 #include <string.h>

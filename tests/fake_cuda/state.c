@@ -1,5 +1,5 @@
 #define _POSIX_C_SOURCE 200809L
-#include "fake/state.h"
+#include "fake_cuda/state.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -1,7 +1,7 @@
 /* Memory: allocated, freed, copied, filled. */
 #include "base/mem.h"
-#include "fake/entry.h"
-#include "fake/work.h"
+#include "fake_cuda/entry.h"
+#include "fake_cuda/work.h"
 
 #include <string.h>
 

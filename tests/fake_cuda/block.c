@@ -1,5 +1,5 @@
 #define _XOPEN_SOURCE 700 /* ucontext */
-#include "fake/block.h"
+#include "fake_cuda/block.h"
 
 #include "base/mem.h"
 #include "device/kernels/args.h"

@@ -1,4 +1,4 @@
-#include "fake/traffic.h"
+#include "fake_cuda/traffic.h"
 
 #include "base/mem.h"
 

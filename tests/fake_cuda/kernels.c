@@ -1,14 +1,14 @@
 /* The kernels for the host, and what each touches. */
-#include "fake/block.h"
-#include "fake/fake.h"
-#include "fake/traffic.h"
+#include "fake_cuda/block.h"
+#include "fake_cuda/fake.h"
+#include "fake_cuda/traffic.h"
 
 #include <assert.h>
 
 /* Of a piece that is not 16 bytes only the first number is read, which a compiler that unrolls does not see. */
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#include "fake/host.h"
+#include "fake_cuda/host.h"
 
 #include "device/kernels/kernels.cu" /* the one place where it is compiled as C */
 #pragma GCC diagnostic pop

@@ -3,7 +3,7 @@
 #define FAN_FAKE_STATE_H
 
 #include "device/event.h"
-#include "fake/fake.h"
+#include "fake_cuda/fake.h"
 
 enum { MOST_DEVICES = 8, MOST_DEPTH = 16, MOST_HIDDEN = 8 };
 

@@ -1,10 +1,10 @@
 /* Captures and graphs. */
-#include "fake/graph.h"
+#include "fake_cuda/graph.h"
 
 #include "base/mem.h"
 #include "device/sim/machine.h"
-#include "fake/entry.h"
-#include "fake/work.h"
+#include "fake_cuda/entry.h"
+#include "fake_cuda/work.h"
 
 #include <string.h>
 

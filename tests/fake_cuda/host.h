@@ -6,7 +6,7 @@
 #define FAN_FAKE_HOST_H
 
 #include "device/kernels/args.h"
-#include "fake/tag.h"
+#include "fake_cuda/tag.h"
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -2,8 +2,8 @@
 #ifndef FAN_FAKE_WORK_H
 #define FAN_FAKE_WORK_H
 
-#include "fake/tag.h"
-#include "fake/state.h"
+#include "fake_cuda/tag.h"
+#include "fake_cuda/state.h"
 
 #define FAN__FAKE_ALLOC "allocate" /* the name of a node that allocates memory */
 

@@ -1,8 +1,8 @@
 /* Modules, kernels, launches. */
 #include "base/mem.h"
-#include "fake/entry.h"
-#include "fake/fake.h"
-#include "fake/work.h"
+#include "fake_cuda/entry.h"
+#include "fake_cuda/fake.h"
+#include "fake_cuda/work.h"
 
 #include <stdio.h>
 #include <stdlib.h>

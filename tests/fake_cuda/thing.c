@@ -1,4 +1,4 @@
-#include "fake/thing.h"
+#include "fake_cuda/thing.h"
 
 #include "base/mem.h"
 

@@ -2,7 +2,7 @@
 #ifndef FAN_FAKE_THING_H
 #define FAN_FAKE_THING_H
 
-#include "fake/state.h"
+#include "fake_cuda/state.h"
 
 fan__thing *fan__thing_new(fan__kind k, int device);
 /* fan__thing_add: t is made, and found from here on by every thread. Memory needs a place that was made for it. */

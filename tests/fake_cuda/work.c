@@ -1,4 +1,4 @@
-#include "fake/work.h"
+#include "fake_cuda/work.h"
 
 #include "base/mem.h"
 

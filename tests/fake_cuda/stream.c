@@ -1,5 +1,5 @@
 /* Streams and events. */
-#include "fake/entry.h"
+#include "fake_cuda/entry.h"
 
 fan_cu_result fan_fake_CtxSynchronize(void)
 {

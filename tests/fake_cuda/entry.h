@@ -3,7 +3,7 @@
 #ifndef FAN_FAKE_ENTRY_H
 #define FAN_FAKE_ENTRY_H
 
-#include "fake/thing.h"
+#include "fake_cuda/thing.h"
 
 #define API FAN_FAKE_SHOWN fan_cu_result
 #define X(name, suffix, version, feature, parameters) \

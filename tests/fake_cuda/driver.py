@@ -9,7 +9,7 @@
         driver.synchronize()
     assert driver.races == 0
 
-The driver is a shared library that is built with fanin. It runs the package's own kernels on the host, on the streams
+The driver is a shared library. It runs the package's own kernels on the host, on the streams
 and events of a simulated machine, which runs work late and in any order that is allowed, and finds races as `fanin.sim`
 does. It refuses what CUDA's driver refuses, with the same codes. One is in use at a time; a new one makes every handle
 of the old one invalid.
@@ -18,9 +18,10 @@ of the old one invalid.
 from __future__ import annotations
 
 import ctypes
-import importlib.machinery
+import functools
 import itertools
 import os
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,14 +29,17 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 
 import fanin
 from fanin import _core, _kernels
 from fanin._interop.protocols import NDArray
 from fanin._sim.machine import SCHEDULES
+from kit.support import CSRC, build_c, compiler
 
 __all__ = ["FakeDriver", "fake_library", "use_driver"]
 
+HERE = Path(__file__).parent
 TAG = 1 << 62
 #: What the fake driver takes for kernels that it has itself: how a fatbin begins.
 IMAGE = bytes.fromhex("50ed55ba")
@@ -49,18 +53,15 @@ DTYPES = (
 LAUNCHED = ctypes.CFUNCTYPE(None, ctypes.c_int64)
 
 
+@functools.cache
 def fake_library() -> Path:
-    """Where the fake driver's library lies. RuntimeError where this installation has none.
-
-    >>> from fanin.testing import fake_library
-    >>> fake_library().name.startswith("_driver")
-    True
-    """
-    for suffix in importlib.machinery.EXTENSION_SUFFIXES:
-        path = Path(__file__).with_name("_driver" + suffix)
-        if path.exists():
-            return path
-    raise RuntimeError("the fake CUDA driver is not built: install fanin from its sources (pip install .)")
+    """The fake driver's library, built of this folder and the core's lower rungs; kept until one of them changes."""
+    if not compiler():
+        pytest.skip("no C compiler: set CC")
+    folders = [CSRC / "base", CSRC / "array", CSRC / "device", CSRC / "device/cpu", CSRC / "device/sim", HERE]
+    sources = [path for folder in folders for path in sorted(folder.glob("*.c"))]
+    link = ["-shared"] if sys.platform != "darwin" else ["-dynamiclib"]
+    return build_c(sources, "-fPIC", "-fvisibility=hidden", core=False, link=link)
 
 
 class DriverError(RuntimeError):
@@ -78,7 +79,7 @@ class FakeDriver:
     `memory` is the size of each device's memory in bytes (default 1 GiB of addresses). ValueError for what is out of
     range.
 
-    >>> from fanin.testing import FakeDriver, use_driver
+    >>> from fake_cuda import FakeDriver, use_driver
     >>> import fanin
     >>> with use_driver(FakeDriver(devices=1)):
     ...     fanin.devices()
@@ -327,7 +328,7 @@ def use_driver(driver: FakeDriver | str | Path | None) -> Iterator[FakeDriver | 
 
     What was made with the driver before stays with it. The driver is opened when a device of it is first asked for.
 
-    >>> from fanin.testing import FakeDriver, use_driver
+    >>> from fake_cuda import FakeDriver, use_driver
     >>> import fanin
     >>> with use_driver(FakeDriver(devices=1)) as driver:
     ...     fanin.Stream("cuda:0", 1)
