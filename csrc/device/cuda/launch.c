@@ -92,6 +92,14 @@ static fan_cu_result launch_load(fan_cuda_part *p, const void *image, const char
     return code;
 }
 
+fan_status fan__cuda_have_kernels(fan_cuda_part *p, fan_error *err)
+{
+    p->image.wanted = !fan_kernels_fatbin_bytes && !p->image.code;
+    if (p->image.wanted)
+        return fan_fail(err, FAN_ERR_DEVICE, "cuda:%d has no kernels: fanin was built without nvcc", p->index);
+    return FAN_OK;
+}
+
 fan_status fan__cuda_load_kernels(fan_cuda_part *p, fan_error *err)
 {
     const struct {
@@ -113,8 +121,6 @@ fan_status fan__cuda_load_kernels(fan_cuda_part *p, fan_error *err)
     }
     (void)fan__cuda_relax(p, mode);
     p->image.wanted = gives_way && !p->image.code;
-    if (!call)
-        return fan_fail(err, FAN_ERR_DEVICE, "cuda:%d has no kernels: fanin was built without nvcc", p->index);
     return fan__cuda_check(p, code, call, err);
 }
 

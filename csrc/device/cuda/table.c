@@ -294,13 +294,14 @@ static fan_status table_make_ready(fan_cuda_part *p, fan_error *err)
     fan_status status;
     int reads = 0, major = 0, minor = 0;
     FAN_GO(fan__cuda_check(p, api->DeviceGet(&p->ordinal, p->index), "cuDeviceGet", err));
+    FAN_GO(table_ask_compute(p, p->ordinal, &major, &minor, err));
+    p->compute = 10 * major + minor;
+    FAN_GO(fan__cuda_have_kernels(p, err));
     FAN_GO(fan__cuda_check(p, api->DevicePrimaryCtxRetain(&p->context, p->ordinal), "cuDevicePrimaryCtxRetain", err));
     FAN_GO(fan__cuda_enter(p, &scope, err));
     FAN_GO(table_ask(p, p->ordinal, FAN_CU_ATTRIBUTE_MULTIPROCESSORS, &p->processors, err));
     FAN_GO(table_ask(p, p->ordinal, FAN_CU_ATTRIBUTE_PAGEABLE_ACCESS, &reads, err));
-    FAN_GO(table_ask_compute(p, p->ordinal, &major, &minor, err));
     p->reads_host = reads != 0;
-    p->compute = 10 * major + minor;
     FAN_GO(fan__cuda_check(p, api->StreamCreate(&p->free_stream, FAN_CU_STREAM_NON_BLOCKING), "cuStreamCreate", err));
     FAN_GO(table_make_pool(p, err));
     FAN_GO(fan__cuda_load_kernels(p, err));
