@@ -7,7 +7,7 @@
 /* ---- storage ---- */
 
 static void release_ours(fan_storage *s) { fan_free_data(s->data, s->bytes); }
-static void release_block(fan_storage *s) { (void)s; } /* the data goes with the storage */
+static void release_block(fan_storage *s) { (void)s; } /* freed with the storage */
 
 fan_storage *fan_storage_wrap(void *data, size_t n, void (*release)(fan_storage *), void *ctx)
 {
@@ -70,35 +70,36 @@ bool fan_storage_only_ours(const fan_storage *s)
            atomic_load_explicit(&s->refs, memory_order_acquire) == 1;
 }
 
-/* ---- geometry: all of it by checked arithmetic, and the reach in one place ---- */
+/* ---- geometry: checked arithmetic throughout; the reach is computed in one place ---- */
 
 fan_status fan_shape_check(int ndim, const int64_t *shape, size_t itemsize, int64_t *size, fan_error *err)
 {
     if (ndim < 0 || ndim > FAN_MAX_NDIM)
-        return fan_fail(err, FAN_ERR_VALUE, "%d axes: an array has 0 to %d", ndim, FAN_MAX_NDIM);
-    /* The product of the extents that are not 0 must fit, with the item size: strides are made of it even where the
-     * array is empty. */
+        return fan_fail(err, FAN_ERR_VALUE, "an array has 0 to %d axes, got %d", FAN_MAX_NDIM, ndim);
+    /* The product of the nonzero extents must fit, times the item size: strides are computed from it even if the array
+     * is empty. */
     int64_t bytes = (int64_t)itemsize;
     bool wraps = itemsize > INT64_MAX, empty = false;
     for (int i = 0; i < ndim; i++) {
         if (shape[i] < 0)
-            return fan_fail(err, FAN_ERR_VALUE, "axis %d has the extent %lld: it must not be negative", i,
+            return fan_fail(err, FAN_ERR_VALUE, "axis %d: expected a non-negative extent, got %lld", i,
                             (long long)shape[i]);
         empty |= shape[i] == 0;
         wraps |= shape[i] != 0 && __builtin_mul_overflow(bytes, shape[i], &bytes);
     }
     if (wraps || (uint64_t)bytes > SIZE_MAX) {
         char text[128];
-        return fan_fail(err, FAN_ERR_VALUE, "an array of shape %s has more bytes than can be counted",
+        return fan_fail(err, FAN_ERR_VALUE, "an array of shape %s has too many bytes for 64 bits",
                         fan_shape_text(ndim, shape, text, sizeof text));
     }
     *size = empty || itemsize == 0 ? 0 : bytes / (int64_t)itemsize;
     return FAN_OK;
 }
 
-/* reach: offsets of the lowest byte and of the byte behind the highest, from the first element. Both 0 when empty;
- * false when they cannot be counted. */
-static bool reach(int ndim, const int64_t *shape, const int64_t *strides, int64_t itemsize, int64_t *lo, int64_t *hi)
+/* array_reach: computes the offsets of the lowest byte and of the end of the highest, relative to the first element.
+ * Both 0 when empty; false on overflow. */
+static bool array_reach(int ndim, const int64_t *shape, const int64_t *strides, int64_t itemsize, int64_t *lo,
+                        int64_t *hi)
 {
     int64_t low = 0, high = itemsize;
     bool wraps = false;
@@ -107,8 +108,8 @@ static bool reach(int ndim, const int64_t *shape, const int64_t *strides, int64_
         int64_t way = 0;
         if (shape[i] <= 0)
             return true;
-        if (shape[i] >
-            1) { /* the whole product, one step more than is reached: so nobody who steps along the axis can overflow */
+        if (shape[i] > 1) {
+            /* the whole product, one step more than is reached: stepping along the axis cannot overflow */
             wraps |= __builtin_mul_overflow(shape[i], strides[i], &way);
             wraps |= __builtin_sub_overflow(way, strides[i], &way);
         }
@@ -125,18 +126,17 @@ static bool reach(int ndim, const int64_t *shape, const int64_t *strides, int64_
 
 void fan_array_reach(const fan_array *a, int64_t *lo, int64_t *hi)
 {
-    (void)reach(a->ndim, a->shape, a->strides, (int64_t)fan_dtype_size(a->dtype), lo,
-                hi); /* checked when `a` was made */
+    /* checked when `a` was made */
+    (void)array_reach(a->ndim, a->shape, a->strides, (int64_t)fan_dtype_size(a->dtype), lo, hi);
 }
 
-static int64_t magnitude(int64_t x) { return x == INT64_MIN ? INT64_MAX : x < 0 ? -x : x; }
 
-/* by_stride: the axes, those with the largest |stride| first, C order among ties (D16). */
-static void by_stride(const fan_array *like, int *axes)
+/* array_axes_by_stride: sorts the axes by |stride|, largest first, C order among ties (D16). */
+static void array_axes_by_stride(const fan_array *like, int *axes)
 {
     for (int i = 0; i < like->ndim; i++) {
         int at = i;
-        for (; at > 0 && magnitude(like->strides[axes[at - 1]]) < magnitude(like->strides[i]); at--)
+        for (; at > 0 && fan_magnitude(like->strides[axes[at - 1]]) < fan_magnitude(like->strides[i]); at--)
             axes[at] = axes[at - 1];
         axes[at] = i;
     }
@@ -147,7 +147,7 @@ void fan_dense_strides(int ndim, const int64_t *shape, size_t itemsize, const fa
     int axes[FAN_MAX_NDIM];
     bool follow = like && like->ndim == ndim;
     if (follow)
-        by_stride(like, axes);
+        array_axes_by_stride(like, axes);
     int64_t step = (int64_t)itemsize;
     for (int i = ndim - 1; i >= 0; i--) {
         int axis = follow ? axes[i] : i;
@@ -163,8 +163,8 @@ bool fan_array_dense(const fan_array *a)
     int64_t step = (int64_t)fan_dtype_size(a->dtype);
     if (a->size == 0)
         return true;
-    by_stride(a, axes);
-    /* Axes of extent 1 may have any stride and so lie anywhere in the order: they are passed over. */
+    array_axes_by_stride(a, axes);
+    /* Axes of extent 1 may have any stride and be anywhere in the order: skip them. */
     for (int i = a->ndim - 1; i >= 0; i--) {
         int axis = axes[i];
         if (a->shape[axis] == 1)
@@ -223,13 +223,13 @@ char *fan_shape_text(int ndim, const int64_t *shape, char *buf, size_t size)
 
 /* ---- arrays ---- */
 
-/* room_of: what an array takes, with its dims behind it. */
-static size_t room_of(int ndim)
+/* array_room: returns the size of an array with its dims appended. */
+static size_t array_room(int ndim)
 {
     return sizeof(fan_array) + (ndim > FAN_INLINE_NDIM ? 2 * (size_t)ndim * sizeof(int64_t) : 0);
 }
 
-static void begin(fan_array *a, fan_dtype dtype, int ndim, int64_t size)
+static void array_begin(fan_array *a, fan_dtype dtype, int ndim, int64_t size)
 {
     atomic_init(&a->refs, 1);
     a->storage = NULL;
@@ -243,43 +243,43 @@ static void begin(fan_array *a, fan_dtype dtype, int ndim, int64_t size)
     a->in_storage = false;
 }
 
-/* blank: an array with room for its dims, geometry not yet set; NULL when out of memory. */
-static fan_array *blank(fan_dtype dtype, int ndim, int64_t size)
+/* array_blank: allocates an array with room for its dims, geometry not yet set; NULL when out of memory. */
+static fan_array *array_blank(fan_dtype dtype, int ndim, int64_t size)
 {
-    fan_array *a = fan_alloc(room_of(ndim));
+    fan_array *a = fan_alloc(array_room(ndim));
     if (a)
-        begin(a, dtype, ndim, size);
+        array_begin(a, dtype, ndim, size);
     return a;
 }
 
 #define DATA_ALIGN 64
-#define SMALL_BYTES 4096 /* of data, up to which an array, its storage and its data are one block */
+#define SMALL_BYTES 4096 /* of data; up to this size an array, its storage and its data share one block */
 
-/* small: an array with its memory, geometry not yet set; NULL when out of memory. */
-static fan_array *small(fan_dtype dtype, int ndim, int64_t size)
+/* array_new_small: allocates an array with its memory in one block, geometry not yet set; NULL when out of memory. */
+static fan_array *array_new_small(fan_dtype dtype, int ndim, int64_t size)
 {
-    size_t head = sizeof(fan_storage) + room_of(ndim), bytes = (size_t)size * fan_dtype_size(dtype);
+    size_t head = sizeof(fan_storage) + array_room(ndim), bytes = (size_t)size * fan_dtype_size(dtype);
     fan_storage *s = fan_alloc(head + DATA_ALIGN - 1 + bytes);
     fan_array *a = (fan_array *)(void *)(s + 1);
     if (!s)
         return NULL;
-    _Static_assert(sizeof(fan_storage) % _Alignof(fan_array) == 0, "an array may stand behind its storage");
+    _Static_assert(sizeof(fan_storage) % _Alignof(fan_array) == 0, "an array may follow its storage");
     atomic_init(&s->refs, 1);
     s->data = (void *)(((uintptr_t)s + head + DATA_ALIGN - 1) & ~(uintptr_t)(DATA_ALIGN - 1));
     s->bytes = bytes;
     s->release = release_block;
     s->ctx = NULL;
     atomic_init(&s->ended, NULL);
-    begin(a, dtype, ndim, size);
+    array_begin(a, dtype, ndim, size);
     a->storage = s;
     a->in_storage = true;
     return a;
 }
 
-/* large: the same, with the pool's memory or a block of its own. */
-static fan_array *large(fan_dtype dtype, int ndim, int64_t size)
+/* array_new_large: as small, with memory from the pool or a block of its own. */
+static fan_array *array_new_large(fan_dtype dtype, int ndim, int64_t size)
 {
-    fan_array *a = blank(dtype, ndim, size);
+    fan_array *a = array_blank(dtype, ndim, size);
     fan_storage *s = a ? fan_storage_new((size_t)size * fan_dtype_size(dtype)) : NULL;
     if (!s) {
         fan_free(a);
@@ -299,7 +299,7 @@ fan_status fan_array_new(fan_dtype dtype, int ndim, const int64_t *shape, const 
         return fan_fail(err, FAN_ERR_TYPE, "an array needs a dtype");
     FAN_TRY(fan_shape_check(ndim, shape, itemsize, &size, err));
     bool one_block = (size_t)size * itemsize <= SMALL_BYTES && !fan_storage_redirected();
-    fan_array *a = one_block ? small(dtype, ndim, size) : large(dtype, ndim, size);
+    fan_array *a = one_block ? array_new_small(dtype, ndim, size) : array_new_large(dtype, ndim, size);
     if (!a)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for an array of %lld bytes",
                         (long long)size * (long long)itemsize);
@@ -311,17 +311,17 @@ fan_status fan_array_new(fan_dtype dtype, int ndim, const int64_t *shape, const 
     return FAN_OK;
 }
 
-/* outside: why a view is none of `storage`. lo == hi: it reaches farther than can be counted. */
-__attribute__((noinline, cold)) static fan_status outside(const fan_storage *storage, const char *data, int ndim,
-                                                          const int64_t *shape, int64_t lo, int64_t hi, fan_error *err)
+/* array_outside: reports why a view does not fit `storage`. lo == hi: its reach overflows. */
+__attribute__((noinline, cold)) static fan_status array_outside(const fan_storage *storage, const char *data, int ndim,
+                                                                const int64_t *shape, int64_t lo, int64_t hi,
+                                                                fan_error *err)
 {
     uintptr_t at = (uintptr_t)data, first = at + (uintptr_t)lo, end = at + (uintptr_t)hi;
     uintptr_t from = (uintptr_t)storage->data;
     char text[128];
     fan_shape_text(ndim, shape, text, sizeof text);
     if (lo == hi)
-        return fan_fail(err, FAN_ERR_VALUE, "the strides of an array of shape %s reach farther than can be counted",
-                        text);
+        return fan_fail(err, FAN_ERR_VALUE, "the strides of an array of shape %s reach farther than 64 bits", text);
     if (!data)
         return fan_fail(err, FAN_ERR_VALUE, "an array of shape %s has no memory: its address is NULL", text);
     if (first > at || end < at || end < first)
@@ -334,7 +334,8 @@ __attribute__((noinline, cold)) static fan_status outside(const fan_storage *sto
 fan_status fan_array_like(const fan_array *a, fan_array **out, fan_error *err)
 {
     size_t bytes = (size_t)a->size * fan_dtype_size(a->dtype);
-    fan_array *made = bytes <= SMALL_BYTES ? small(a->dtype, a->ndim, a->size) : large(a->dtype, a->ndim, a->size);
+    fan_array *made = bytes <= SMALL_BYTES ? array_new_small(a->dtype, a->ndim, a->size)
+                                           : array_new_large(a->dtype, a->ndim, a->size);
     *out = made;
     if (!made)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for an array of %zu bytes", bytes);
@@ -348,28 +349,29 @@ fan_status fan_array_like(const fan_array *a, fan_array **out, fan_error *err)
     return FAN_OK;
 }
 
-/* check_view: that every element of a view lies inside of `storage`, which may be foreign; its size. */
-static fan_status check_view(const fan_storage *storage, const char *data, size_t itemsize, int ndim,
-                             const int64_t *shape, const int64_t *strides, int64_t *size, fan_error *err)
+/* array_check_view: checks that every element of a view lies inside `storage`, which may be foreign; computes its
+ * size. */
+static fan_status array_check_view(const fan_storage *storage, const char *data, size_t itemsize, int ndim,
+                                   const int64_t *shape, const int64_t *strides, int64_t *size, fan_error *err)
 {
     int64_t lo, hi;
     if (itemsize == 0)
         return fan_fail(err, FAN_ERR_TYPE, "an array needs a dtype");
     FAN_TRY(fan_shape_check(ndim, shape, itemsize, size, err));
-    if (!reach(ndim, shape, strides, (int64_t)itemsize, &lo, &hi))
-        return outside(storage, NULL, ndim, shape, 0, 0, err);
+    if (!array_reach(ndim, shape, strides, (int64_t)itemsize, &lo, &hi))
+        return array_outside(storage, NULL, ndim, shape, 0, 0, err);
     if (*size) {
         uintptr_t at = (uintptr_t)data, first = at + (uintptr_t)lo, end = at + (uintptr_t)hi;
         uintptr_t from = (uintptr_t)storage->data;
         if (!data || first > at || end < at || end < first ||
             (storage->bytes && (first < from || end - from > storage->bytes)))
-            return outside(storage, data, ndim, shape, lo, hi, err);
+            return array_outside(storage, data, ndim, shape, lo, hi, err);
     }
     return FAN_OK;
 }
 
-/* show: the geometry of a view that was checked. */
-static void show(fan_array *a, char *data, const int64_t *shape, const int64_t *strides, bool writable)
+/* array_set_view: sets the geometry of a checked view. */
+static void array_set_view(fan_array *a, char *data, const int64_t *shape, const int64_t *strides, bool writable)
 {
     if (a->ndim)
         memcpy(a->shape, shape, (size_t)a->ndim * sizeof *shape);
@@ -379,7 +381,7 @@ static void show(fan_array *a, char *data, const int64_t *shape, const int64_t *
         a->data = data;
     } else {
         fan_dense_strides(a->ndim, shape, fan_dtype_size(a->dtype), NULL,
-                          a->strides); /* an empty array's own are never used, and may be anything */
+                          a->strides); /* the strides of an empty array are never used and may be anything */
     }
     a->writable = writable;
 }
@@ -389,11 +391,11 @@ fan_status fan_array_view(fan_storage *storage, char *data, fan_dtype dtype, int
 {
     int64_t size;
     *out = NULL;
-    FAN_TRY(check_view(storage, data, fan_dtype_size(dtype), ndim, shape, strides, &size, err));
-    fan_array *a = blank(dtype, ndim, size);
+    FAN_TRY(array_check_view(storage, data, fan_dtype_size(dtype), ndim, shape, strides, &size, err));
+    fan_array *a = array_blank(dtype, ndim, size);
     if (!a)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a view");
-    show(a, data, shape, strides, writable);
+    array_set_view(a, data, shape, strides, writable);
     a->storage = fan_storage_hold(storage);
     *out = a;
     return FAN_OK;
@@ -404,8 +406,8 @@ fan_status fan_array_foreign(const fan_storage *of, char *data, fan_dtype dtype,
 {
     int64_t size;
     *out = NULL;
-    FAN_TRY(check_view(of, data, fan_dtype_size(dtype), ndim, shape, strides, &size, err));
-    fan_storage *s = fan_alloc(sizeof *s + room_of(ndim));
+    FAN_TRY(array_check_view(of, data, fan_dtype_size(dtype), ndim, shape, strides, &size, err));
+    fan_storage *s = fan_alloc(sizeof *s + array_room(ndim));
     if (!s)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a view");
     fan_array *a = (fan_array *)(void *)(s + 1);
@@ -415,10 +417,10 @@ fan_status fan_array_foreign(const fan_storage *of, char *data, fan_dtype dtype,
     s->release = of->release;
     s->ctx = of->ctx;
     atomic_init(&s->ended, NULL);
-    begin(a, dtype, ndim, size);
+    array_begin(a, dtype, ndim, size);
     a->storage = s;
     a->in_storage = true;
-    show(a, data, shape, strides, writable);
+    array_set_view(a, data, shape, strides, writable);
     *out = a;
     return FAN_OK;
 }
@@ -439,9 +441,9 @@ void fan_array_drop(fan_array *a)
     fan_storage_drop(s);
 }
 
-/* revise: a view of `a` with other extents and strides, whose elements are some of a's, and which starts at `data`. */
-static fan_status revise(const fan_array *a, char *data, int ndim, const int64_t *shape, const int64_t *strides,
-                         bool writable, fan_array **out, fan_error *err)
+/* array_revise: makes a view of some of a's elements with another shape and strides, from `data` on. */
+static fan_status array_revise(const fan_array *a, char *data, int ndim, const int64_t *shape, const int64_t *strides,
+                               bool writable, fan_array **out, fan_error *err)
 {
     return fan_array_view(a->storage, data, a->dtype, ndim, shape, strides, writable, out, err);
 }
@@ -452,7 +454,7 @@ fan_status fan_array_compact(const fan_array *a, uint64_t axes, fan_array **out,
     axes &= fan_array_expanded(a);
     for (int i = 0; i < a->ndim; i++)
         shape[i] = axes >> i & 1u ? 1 : a->shape[i];
-    return revise(a, a->data, a->ndim, shape, a->strides, a->writable, out, err);
+    return array_revise(a, a->data, a->ndim, shape, a->strides, a->writable, out, err);
 }
 
 fan_status fan_array_broadcast(const fan_array *a, int ndim, const int64_t *shape, fan_array **out, fan_error *err)
@@ -460,7 +462,7 @@ fan_status fan_array_broadcast(const fan_array *a, int ndim, const int64_t *shap
     int64_t strides[FAN_MAX_NDIM];
     *out = NULL;
     if (ndim < 0 || ndim > FAN_MAX_NDIM)
-        return fan_fail(err, FAN_ERR_VALUE, "%d axes: an array has 0 to %d", ndim, FAN_MAX_NDIM);
+        return fan_fail(err, FAN_ERR_VALUE, "an array has 0 to %d axes, got %d", FAN_MAX_NDIM, ndim);
     if (!fan_broadcasts_from(ndim, shape, a->ndim, a->shape)) {
         char from[128], to[128];
         return fan_fail(err, FAN_ERR_VALUE, "an array of shape %s does not broadcast to %s",
@@ -474,7 +476,7 @@ fan_status fan_array_broadcast(const fan_array *a, int ndim, const int64_t *shap
         strides[i] = same ? a->strides[i - fresh] : 0;
         stretched |= !same && shape[i] != 1;
     }
-    return revise(a, a->data, ndim, shape, strides, a->writable && !stretched, out, err);
+    return array_revise(a, a->data, ndim, shape, strides, a->writable && !stretched, out, err);
 }
 
 fan_status fan_array_slice(const fan_array *a, int axis, int64_t start, int64_t count, fan_array **out, fan_error *err)
@@ -488,6 +490,6 @@ fan_status fan_array_slice(const fan_array *a, int axis, int64_t start, int64_t 
     memcpy(shape, a->shape, (size_t)a->ndim * sizeof *shape);
     shape[axis] = count;
     bool some = a->size && count;
-    return revise(a, some ? a->data + start * a->strides[axis] : a->data, a->ndim, shape, a->strides, a->writable, out,
-                  err);
+    return array_revise(a, some ? a->data + start * a->strides[axis] : a->data, a->ndim, shape, a->strides, a->writable,
+                        out, err);
 }

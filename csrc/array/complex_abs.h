@@ -1,4 +1,4 @@
-/* complex_abs: the size of a complex number, by one formula on every device. C, and CUDA C. */
+/* complex_abs: the absolute value of a complex number, by one formula on every device. C and CUDA C. */
 #ifndef FAN_ARRAY_COMPLEX_ABS_H
 #define FAN_ARRAY_COMPLEX_ABS_H
 
@@ -8,8 +8,8 @@
 #include <math.h>
 #endif
 
-/* fan_complex_abs: |z| of finite parts; inf where it leaves float64's range. Its square may leave it: then both parts
- * are moved by a power of two. */
+/* fan_complex_abs: returns |z| of finite parts; inf if it exceeds float64. If the square leaves float64's range, both
+ * parts are scaled by a power of two. */
 FAN_LOW double fan_complex_abs(double re, double im)
 {
     double square = re * re + im * im;

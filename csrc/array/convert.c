@@ -1,6 +1,6 @@
-/* How it is done: a pair of dtypes that is common has a loop of its own (`direct`). All others go in small pieces over
- * one of four wide types that hold the source exactly (int64, uint64, float64, complex128), and each dtype knows how to
- * leave each of them with one rounding. So 17 dtypes need 17 ways in and 68 out instead of 289 loops. */
+/* Design: each common pair of dtypes has a loop of its own (`direct`). All others are converted in small pieces by way
+ * of one of four wide types that hold the source exactly (int64, uint64, float64, complex128); each dtype converts from
+ * each wide type with one rounding. So 17 dtypes need 17 + 68 loops instead of 289. */
 #include "array/convert.h"
 
 #include "array/lowp.h"
@@ -10,27 +10,29 @@
 
 typedef void (*run)(char *dst, const char *src, size_t n);
 
-/* From float into integer: never asked for (D6), defined all the same. */
-static inline int64_t whole(double x)
+/* Float to integer: never requested (D6), but defined. */
+static inline int64_t convert_whole(double x)
 {
     return x >= 9223372036854775808.0 ? INT64_MAX : x >= -9223372036854775808.0 ? (int64_t)x : x < 0 ? INT64_MIN : 0;
 }
 
 static inline uint64_t whole_u(double x)
 {
-    return x >= 18446744073709551616.0 ? UINT64_MAX : x >= 9223372036854775808.0 ? (uint64_t)x : (uint64_t)whole(x);
+    return x >= 18446744073709551616.0  ? UINT64_MAX
+           : x >= 9223372036854775808.0 ? (uint64_t)x
+                                        : (uint64_t)convert_whole(x);
 }
 
 /* X(NAME, memory type, wide type, in: wide of x; out: of an int64, of a uint64, of a float64) */
 #define REAL_LIST(X)                                                                                         \
     X(BOOL, fan_any_u8, WIDE_I64, x != 0, x != 0, x != 0, x != 0)                                            \
-    X(INT8, fan_any_i8, WIDE_I64, x, (int8_t)x, (int8_t)x, (int8_t)whole(x))                                 \
-    X(INT16, fan_any_i16, WIDE_I64, x, (int16_t)x, (int16_t)x, (int16_t)whole(x))                            \
-    X(INT32, fan_any_i32, WIDE_I64, x, (int32_t)x, (int32_t)x, (int32_t)whole(x))                            \
-    X(INT64, fan_any_i64, WIDE_I64, x, x, (int64_t)x, whole(x))                                              \
-    X(UINT8, fan_any_u8, WIDE_I64, x, (uint8_t)x, (uint8_t)x, (uint8_t)whole(x))                             \
-    X(UINT16, fan_any_u16, WIDE_I64, x, (uint16_t)x, (uint16_t)x, (uint16_t)whole(x))                        \
-    X(UINT32, fan_any_u32, WIDE_I64, x, (uint32_t)x, (uint32_t)x, (uint32_t)whole(x))                        \
+    X(INT8, fan_any_i8, WIDE_I64, x, (int8_t)x, (int8_t)x, (int8_t)convert_whole(x))                         \
+    X(INT16, fan_any_i16, WIDE_I64, x, (int16_t)x, (int16_t)x, (int16_t)convert_whole(x))                    \
+    X(INT32, fan_any_i32, WIDE_I64, x, (int32_t)x, (int32_t)x, (int32_t)convert_whole(x))                    \
+    X(INT64, fan_any_i64, WIDE_I64, x, x, (int64_t)x, convert_whole(x))                                      \
+    X(UINT8, fan_any_u8, WIDE_I64, x, (uint8_t)x, (uint8_t)x, (uint8_t)convert_whole(x))                     \
+    X(UINT16, fan_any_u16, WIDE_I64, x, (uint16_t)x, (uint16_t)x, (uint16_t)convert_whole(x))                \
+    X(UINT32, fan_any_u32, WIDE_I64, x, (uint32_t)x, (uint32_t)x, (uint32_t)convert_whole(x))                \
     X(UINT64, fan_any_u64, WIDE_U64, x, (uint64_t)x, x, whole_u(x))                                          \
     X(FLOAT16, fan_any_u16, WIDE_F64, (double)fan_float_of_float16(x), fan_float16_of(fan_odd_of_i64(x)),    \
       fan_float16_of(fan_odd_of_u64(x)), fan_float16_of(fan_odd_of_double(x)))                               \
@@ -113,7 +115,7 @@ REAL_LIST(REAL)
 COMPLEX(COMPLEX64, fan_any_f32, float)
 COMPLEX(COMPLEX128, fan_any_f64, double)
 
-/* The ways of one dtype: into its wide type, and out of each. */
+/* The loops of one dtype: to its wide type, and from each. */
 static const struct {
     int wide;
     run in, out[WIDES];
@@ -159,8 +161,8 @@ static const run direct[FAN_DT_COUNT][FAN_DT_COUNT] = {
 
 #define PIECE 256
 
-/* over_wide: any pair, gap-free on both sides. */
-static void over_wide(char *dst, fan_dtype to, const char *src, fan_dtype from, size_t n)
+/* convert_over_wide: converts any pair, gap-free on both sides. */
+static void convert_over_wide(char *dst, fan_dtype to, const char *src, fan_dtype from, size_t n)
 {
     FAN_UNCLEARED _Alignas(16) char wide[PIECE * 16];
     size_t size_to = fan_dtype_size(to), size_from = fan_dtype_size(from);
@@ -180,11 +182,11 @@ static void convert_dense(char *dst, fan_dtype to, const char *src, fan_dtype fr
     else if (from == to)
         memcpy(dst, src, n * fan_dtype_size(to));
     else
-        over_wide(dst, to, src, from, n);
+        convert_over_wide(dst, to, src, from, n);
 }
 
-/* spread: the bytes of n elements of `size`, from any steps to any steps. */
-static void spread(char *dst, int64_t dst_step, const char *src, int64_t src_step, size_t size, int64_t n)
+/* convert_spread: copies n elements of `size` bytes between any strides. */
+static void convert_spread(char *dst, int64_t dst_step, const char *src, int64_t src_step, size_t size, int64_t n)
 {
 #define EACH(bytes)                                                \
     case bytes:                                                    \
@@ -203,9 +205,9 @@ static void spread(char *dst, int64_t dst_step, const char *src, int64_t src_ste
 #undef EACH
 }
 
-/* gapped: pieces are made gap-free, converted, and spread. */
-static void gapped(char *dst, fan_dtype to, int64_t dst_step, const char *src, fan_dtype from, int64_t src_step,
-                   int64_t n)
+/* convert_gapped: makes pieces gap-free, converts and spreads them. */
+static void convert_gapped(char *dst, fan_dtype to, int64_t dst_step, const char *src, fan_dtype from, int64_t src_step,
+                           int64_t n)
 {
     FAN_UNCLEARED _Alignas(16) char near[PIECE * 16], far[PIECE * 16];
     int64_t size_to = (int64_t)fan_dtype_size(to), size_from = (int64_t)fan_dtype_size(from);
@@ -213,14 +215,14 @@ static void gapped(char *dst, fan_dtype to, int64_t dst_step, const char *src, f
         m = n < PIECE ? n : PIECE;
         const char *s = src;
         if (src_step != size_from) {
-            spread(near, size_from, src, src_step, (size_t)size_from, m);
+            convert_spread(near, size_from, src, src_step, (size_t)size_from, m);
             s = near;
         }
         if (dst_step == size_to) {
             convert_dense(dst, to, s, from, (size_t)m);
         } else {
             convert_dense(far, to, s, from, (size_t)m);
-            spread(dst, dst_step, far, size_to, (size_t)size_to, m);
+            convert_spread(dst, dst_step, far, size_to, (size_t)size_to, m);
         }
         src += m * src_step;
         dst += m * dst_step;
@@ -236,7 +238,7 @@ void fan_convert(char *dst, fan_dtype to, int64_t dst_step, const char *src, fan
     if (n == 1 || (dst_step == size_to && src_step == size_from))
         convert_dense(dst, to, src, from, (size_t)n);
     else if (from == to && from != FAN_DT_BOOL)
-        spread(dst, dst_step, src, src_step, (size_t)size_to, n);
+        convert_spread(dst, dst_step, src, src_step, (size_t)size_to, n);
     else
-        gapped(dst, to, dst_step, src, from, src_step, n);
+        convert_gapped(dst, to, dst_step, src, from, src_step, n);
 }

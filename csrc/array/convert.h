@@ -1,9 +1,8 @@
-/* convert: runs of elements from one dtype to another; and the types through which memory of others is read.
+/* convert: runs of elements from one dtype to another; and types for reading foreign memory.
  *
- * Any dtype becomes any: exactly where it can, else rounded once to nearest even (D9); integers wrap; any nonzero byte
- * is true. What D6 forbids is never asked for, and is defined all the same: complex into real drops the imaginary part,
- * float into integer truncates and stops at the ends of int64 (uint64 for uint64), NaN gives 0.
- */
+ * Every dtype converts to every other: exactly if possible, else rounded once to nearest even (D9); integers wrap; any
+ * nonzero byte is true. Conversions that D6 forbids are never requested, but defined: complex to real drops the
+ * imaginary part, float to integer truncates and saturates at the ends of int64 (uint64 for uint64), NaN gives 0. */
 #ifndef FAN_ARRAY_CONVERT_H
 #define FAN_ARRAY_CONVERT_H
 
@@ -11,8 +10,8 @@
 
 #include <stdint.h>
 
-/* Element types that may lie at any address and over memory of any type. A load through them is what memcpy into a
- * local would be. */
+/* Element types for any address and memory of any type. A load through them compiles to the same as memcpy to a
+ * local. */
 #define FAN_ANYWHERE __attribute__((may_alias, aligned(1)))
 typedef uint8_t FAN_ANYWHERE fan_any_u8;
 typedef uint16_t FAN_ANYWHERE fan_any_u16;
@@ -25,7 +24,7 @@ typedef int64_t FAN_ANYWHERE fan_any_i64;
 typedef float FAN_ANYWHERE fan_any_f32;
 typedef double FAN_ANYWHERE fan_any_f64;
 
-/* Large buffers on the stack: not cleared first where the compiler would (-ftrivial-auto-var-init). */
+/* Large buffers on the stack, which -ftrivial-auto-var-init must not clear. */
 #if defined(__has_attribute)
 #if __has_attribute(uninitialized)
 #define FAN_UNCLEARED __attribute__((uninitialized))
@@ -35,8 +34,8 @@ typedef double FAN_ANYWHERE fan_any_f64;
 #define FAN_UNCLEARED
 #endif
 
-/* FAN_VECTOR: the loop that follows may be made a vector loop although its pointers may be equal: element i is written
- * from elements i alone. */
+/* FAN_VECTOR: the next loop may be vectorized although its pointers may be equal: element i is written from elements i
+ * alone. */
 #if defined(__clang__)
 #define FAN_VECTOR _Pragma("clang loop vectorize(assume_safety)")
 #elif defined(__GNUC__)
@@ -45,7 +44,7 @@ typedef double FAN_ANYWHERE fan_any_f64;
 #define FAN_VECTOR
 #endif
 
-/* fan_convert: n elements, `step` bytes apart, from src into dst. They do not overlap. */
+/* fan_convert: converts n elements, `step` bytes apart, from src to dst, which must not overlap. */
 void fan_convert(char *dst, fan_dtype to, int64_t dst_step, const char *src, fan_dtype from, int64_t src_step,
                  int64_t n);
 

@@ -17,11 +17,11 @@ const uint8_t fan_dtype_sizes[FAN_DT_COUNT] = {
 #undef X
 };
 
-static bool known(fan_dtype d) { return (unsigned)d < (unsigned)FAN_DT_COUNT; }
+static bool dtype_valid(fan_dtype d) { return (unsigned)d < (unsigned)FAN_DT_COUNT; }
 
-char fan_dtype_kind(fan_dtype d) { return known(d) ? facts[d].kind : '?'; }
+char fan_dtype_kind(fan_dtype d) { return dtype_valid(d) ? facts[d].kind : '?'; }
 
-const char *fan_dtype_name(fan_dtype d) { return known(d) ? facts[d].name : "none"; }
+const char *fan_dtype_name(fan_dtype d) { return dtype_valid(d) ? facts[d].name : "none"; }
 
 fan_dtype fan_dtype_from_name(const char *name)
 {
@@ -33,14 +33,14 @@ fan_dtype fan_dtype_from_name(const char *name)
 
 static bool is_float8(fan_dtype d) { return d == FAN_DT_FLOAT8_E4M3FN || d == FAN_DT_FLOAT8_E5M2; }
 
-/* Floats that NumPy itself does not know. */
-static bool is_foreign(fan_dtype d) { return d == FAN_DT_BFLOAT16 || is_float8(d); }
+/* Floats that NumPy does not have itself. */
+static bool dtype_is_foreign(fan_dtype d) { return d == FAN_DT_BFLOAT16 || is_float8(d); }
 
-static bool is_integer(fan_dtype d) { return fan_dtype_kind(d) == 'i' || fan_dtype_kind(d) == 'u'; }
+static bool dtype_is_integer(fan_dtype d) { return fan_dtype_kind(d) == 'i' || fan_dtype_kind(d) == 'u'; }
 
-/* float_bytes: the width of the real float that NumPy takes to hold a bool, an integer, a float, or one part of a
- * complex number. */
-static size_t float_bytes(fan_dtype d)
+/* dtype_float_bytes: returns the width of the real float to which NumPy promotes a bool, an integer, a float, or a part
+ * of a complex number. */
+static size_t dtype_float_bytes(fan_dtype d)
 {
     size_t n = fan_dtype_size(d);
     switch (fan_dtype_kind(d)) {
@@ -79,29 +79,29 @@ static fan_dtype promote_integers(fan_dtype a, fan_dtype b)
 
 fan_dtype fan_dtype_promote(fan_dtype a, fan_dtype b)
 {
-    if (!known(a) || !known(b))
+    if (!dtype_valid(a) || !dtype_valid(b))
         return FAN_DT_NONE;
     if (a == b || b == FAN_DT_BOOL)
         return a;
     if (a == FAN_DT_BOOL)
         return b;
-    if (is_integer(a) && is_integer(b))
+    if (dtype_is_integer(a) && dtype_is_integer(b))
         return promote_integers(a, b);
     if (is_float8(a) && is_float8(b))
         return FAN_DT_NONE;
-    if (is_foreign(a) && is_integer(b))
+    if (dtype_is_foreign(a) && dtype_is_integer(b))
         return a;
-    if (is_foreign(b) && is_integer(a))
+    if (dtype_is_foreign(b) && dtype_is_integer(a))
         return b;
-    size_t na = float_bytes(a), nb = float_bytes(b), n = na >= nb ? na : nb;
+    size_t na = dtype_float_bytes(a), nb = dtype_float_bytes(b), n = na >= nb ? na : nb;
     if (fan_dtype_kind(a) == 'c' || fan_dtype_kind(b) == 'c')
         return complex_of(n);
     if (is_float8(a))
         return b;
     if (is_float8(b))
         return a;
-    if (n == 2 && (is_foreign(a) || is_foreign(b)))
-        return FAN_DT_FLOAT32; /* bfloat16 with float16: neither holds the other */
+    if (n == 2 && (dtype_is_foreign(a) || dtype_is_foreign(b)))
+        return FAN_DT_FLOAT32; /* bfloat16 with float16: neither contains the other */
     return real_of(n);
 }
 
@@ -114,20 +114,21 @@ fan_dtype fan_dtype_promote_weak(fan_dtype a, char kind)
     case 'i':
         return a == FAN_DT_BOOL ? FAN_DT_INT64 : a;
     case 'f':
-        return k == 'b' || is_integer(a) ? FAN_DT_FLOAT64 : a;
+        return k == 'b' || dtype_is_integer(a) ? FAN_DT_FLOAT64 : a;
     case 'c':
         if (k == 'c')
             return a;
-        return k == 'f' && fan_dtype_size(a) <= 4 ? FAN_DT_COMPLEX64 : known(a) ? FAN_DT_COMPLEX128 : a;
+        return k == 'f' && fan_dtype_size(a) <= 4 ? FAN_DT_COMPLEX64 : dtype_valid(a) ? FAN_DT_COMPLEX128 : a;
     default:
         return FAN_DT_NONE;
     }
 }
 
-fan_dtype fan_dtype_accumulate(fan_dtype d) { return d == FAN_DT_FLOAT16 || is_foreign(d) ? FAN_DT_FLOAT32 : d; }
+fan_dtype fan_dtype_accumulate(fan_dtype d) { return d == FAN_DT_FLOAT16 || dtype_is_foreign(d) ? FAN_DT_FLOAT32 : d; }
 
 bool fan_dtype_can_cast(fan_dtype from, fan_dtype to)
 {
-    static const char order[] = "buifc"; /* a kind may become any that stands behind it */
-    return known(from) && known(to) && strchr(order, fan_dtype_kind(from)) <= strchr(order, fan_dtype_kind(to));
+    static const char order[] = "buifc"; /* a kind may be cast to any later one */
+    return dtype_valid(from) && dtype_valid(to) &&
+           strchr(order, fan_dtype_kind(from)) <= strchr(order, fan_dtype_kind(to));
 }

@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* X(NAME, name, bytes, kind): kind as NumPy writes it: b bool, i, u, f, c. Order matters to no one. */
+/* X(NAME, name, bytes, kind): kind as NumPy writes it: b bool, i, u, f, c. The order has no meaning. */
 #define FAN_DTYPE_LIST(X)                     \
     X(BOOL, "bool", 1, 'b')                   \
     X(INT8, "int8", 1, 'i')                   \

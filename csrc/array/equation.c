@@ -6,26 +6,26 @@
 #include <assert.h>
 #include <string.h>
 
-#define QUICK 10000  /* tries: a tenth of a millisecond or so */
+#define QUICK 10000  /* tries: about a tenth of a millisecond */
 #define LONG 2000000 /* .. and tens of milliseconds */
-#define CHEAP 200    /* tries, where the work of a call is done */
+#define CHEAP 200    /* tries, if the work of a call is used up */
 #define TRY 20       /* the work of a try */
 
 typedef enum found { NOTHING, FOUND, GIVEN_UP } found;
 
-static int64_t gcd(int64_t a, int64_t b)
+static int64_t equation_gcd(int64_t a, int64_t b)
 {
     if (b == 1)
         return 1;
     while (b) {
-        int64_t left = remainder_of(a, b);
+        int64_t left = equation_remainder(a, b);
         a = b;
         b = left;
     }
     return a;
 }
 
-static void begin(equation *e, int64_t grid, int64_t rest, int64_t target)
+static void equation_begin(equation *e, int64_t grid, int64_t rest, int64_t target)
 {
     e->grid = grid;
     e->rest = rest;
@@ -47,7 +47,7 @@ static void add_term(equation *e, int64_t step, int64_t most)
     }
     e->t[k] = (term){step, most};
     e->reach[k + 1] = e->reach[k] + step * most;
-    e->gcd[k + 1] = gcd(step, e->gcd[k]);
+    e->gcd[k + 1] = equation_gcd(step, e->gcd[k]);
     e->whole[k + 1] = k == 0 || (e->whole[k] && e->gcd[k + 1] == e->gcd[k] && step <= e->reach[k] + e->gcd[k]);
     e->inverse[k + 1] = 0;
     e->n++;
@@ -57,7 +57,7 @@ bool fan__equation_pose(equation *e, const term *parts, int n, int64_t width, in
 {
     int64_t g = 0, rest;
     if (width > 0) {
-        begin(e, 1, 0, target);
+        equation_begin(e, 1, 0, target);
         add_term(e, 1, width);
         for (int i = 0; i < n; i++)
             add_term(e, parts[i].step, parts[i].most);
@@ -65,24 +65,24 @@ bool fan__equation_pose(equation *e, const term *parts, int n, int64_t width, in
             return true;
     }
     for (int i = 0; i < n && g != 1; i++)
-        g = gcd(parts[i].step, g);
+        g = equation_gcd(parts[i].step, g);
     if (g == 1 && width > 0)
         return true;
     g = g ? g : 1;
-    rest = remainder_of(target, g);
+    rest = equation_remainder(target, g);
     if (rest > width)
         return false;
-    begin(e, g, rest, quotient(target, g));
-    add_term(e, 1, quotient(width - rest, g));
+    equation_begin(e, g, rest, equation_quotient(target, g));
+    add_term(e, 1, equation_quotient(width - rest, g));
     for (int i = 0; i < n; i++)
-        add_term(e, quotient(parts[i].step, g), parts[i].most);
+        add_term(e, equation_quotient(parts[i].step, g), parts[i].most);
     return true;
 }
 
 int64_t fan__equation_given(equation *e, int64_t step, int64_t most)
 {
     for (int k = 0; k < e->n; k++)
-        if (e->t[k].step == quotient(step, e->grid)) {
+        if (e->t[k].step == equation_quotient(step, e->grid)) {
             int64_t x = e->x[k] < most ? e->x[k] : most;
             e->x[k] -= x;
             return x;
@@ -92,7 +92,7 @@ int64_t fan__equation_given(equation *e, int64_t step, int64_t most)
 
 int64_t fan__equation_given_places(equation *e, int64_t width)
 {
-    return e->rest + e->grid * fan__equation_given(e, e->grid, quotient(width - e->rest, e->grid));
+    return e->rest + e->grid * fan__equation_given(e, e->grid, equation_quotient(width - e->rest, e->grid));
 }
 
 /* times_modulo: a and b are remainders. */
@@ -117,12 +117,12 @@ static int64_t inverse_of(int64_t a, int64_t m)
     return y0 < 0 ? y0 + m : y0;
 }
 
-/* fill: a solution with the terms 0 .. k - 1, which are whole. */
-static void fill(equation *e, int k, int64_t r)
+/* equation_fill: computes a solution for the terms 0 .. k - 1, which are whole. */
+static void equation_fill(equation *e, int k, int64_t r)
 {
     for (int j = k - 1; j >= 0; j--) {
         int64_t step = e->t[j].step, over = r - e->reach[j];
-        e->x[j] = over > 0 ? quotient(over + step - 1, step) : 0;
+        e->x[j] = over > 0 ? equation_quotient(over + step - 1, step) : 0;
         r -= e->x[j] * step;
         assert(r >= 0 && e->x[j] <= e->t[j].most);
     }
@@ -134,32 +134,36 @@ typedef struct window {
     int64_t first, jump, count;
 } window;
 
-/* window_of: those that leave terms 0 .. k - 2 something within their reach and divisible by what they are. */
+/* window_of: returns the values that leave the terms 0 .. k - 2 a remainder within their reach and divisible by their
+ * gcd. */
 static window window_of(equation *e, int k, int64_t r)
 {
     int64_t step = e->t[k - 1].step, over = r - e->reach[k - 1], jump = 1;
-    int64_t first = over > 0 ? quotient(over + step - 1, step) : 0, last = quotient(r, step);
+    int64_t first = over > 0 ? equation_quotient(over + step - 1, step) : 0, last = equation_quotient(r, step);
     last = last < e->t[k - 1].most ? last : e->t[k - 1].most;
     if (e->gcd[k - 1] > e->gcd[k]) {
-        jump = quotient(e->gcd[k - 1], e->gcd[k]);
+        jump = equation_quotient(e->gcd[k - 1], e->gcd[k]);
         if (!e->inverse[k])
-            e->inverse[k] = inverse_of(quotient(step, e->gcd[k]), jump);
-        int64_t up =
-            times_modulo(remainder_of(quotient(r, e->gcd[k]), jump), e->inverse[k], jump) - remainder_of(first, jump);
+            e->inverse[k] = inverse_of(equation_quotient(step, e->gcd[k]), jump);
+        int64_t up = times_modulo(equation_remainder(equation_quotient(r, e->gcd[k]), jump), e->inverse[k], jump) -
+                     equation_remainder(first, jump);
         first += up < 0 ? up + jump : up;
     }
-    return (window){first, jump, first > last ? 0 : jump == 1 ? last - first + 1 : quotient(last - first, jump) + 1};
+    return (window){first, jump,
+                    first > last ? 0
+                    : jump == 1  ? last - first + 1
+                                 : equation_quotient(last - first, jump) + 1};
 }
 
-/* search: step 5, for the terms 0 .. k - 1; `tries` are left. From the middle of a window outwards: there the rest is
- * far from both ends of what the others reach, where most sums are. */
-static found search(equation *e, int k, int64_t r, int64_t *tries)
+/* equation_search: step 5 for the terms 0 .. k - 1, with `tries` left. Starts at the middle of a window, where the
+ * remainder is far from both ends of the others' reach and most sums are. */
+static found equation_search(equation *e, int k, int64_t r, int64_t *tries)
 {
-    assert(r >= 0 && r <= e->reach[k]); /* extents met, and windows see to it */
-    if (e->gcd[k] > 1 && remainder_of(r, e->gcd[k]) != 0)
+    assert(r >= 0 && r <= e->reach[k]); /* guaranteed by the extents and the windows */
+    if (e->gcd[k] > 1 && equation_remainder(r, e->gcd[k]) != 0)
         return NOTHING;
     if (e->whole[k]) {
-        fill(e, k, r);
+        equation_fill(e, k, r);
         return FOUND;
     }
     window w = window_of(e, k, r);
@@ -167,7 +171,7 @@ static found search(equation *e, int k, int64_t r, int64_t *tries)
         int64_t x = w.first + w.jump * ((w.count - 1) / 2 + (i % 2 ? (i + 1) / 2 : -(i / 2)));
         if (--*tries < 0)
             return GIVEN_UP;
-        found f = search(e, k - 1, r - x * e->t[k - 1].step, tries);
+        found f = equation_search(e, k - 1, r - x * e->t[k - 1].step, tries);
         if (f != NOTHING) {
             e->x[k - 1] = x;
             return f;
@@ -178,11 +182,10 @@ static found search(equation *e, int k, int64_t r, int64_t *tries)
 
 /* ---- the table of sums ---- */
 
-static bool has(const uint64_t *bits, int64_t i) { return bits[i / 64] >> (i % 64) & 1; }
+static bool table_has(const uint64_t *bits, int64_t i) { return bits[i / 64] >> (i % 64) & 1; }
 
-/* unite: n words of `from`, shifted up by `part` bits, into those of `to`; from[-1] is the word below. They do not
- * overlap. */
-static void unite(uint64_t *restrict to, const uint64_t *restrict from, size_t n, unsigned part)
+/* table_unite: ors n words of `from`, shifted up by `part` bits, into `to`; from[-1] is the word below. No overlap. */
+static void table_unite(uint64_t *restrict to, const uint64_t *restrict from, size_t n, unsigned part)
 {
     if (part == 0)
         for (size_t i = 0; i < n; i++)
@@ -192,9 +195,9 @@ static void unite(uint64_t *restrict to, const uint64_t *restrict from, size_t n
             to[i] |= from[i] << part | from[(ptrdiff_t)i - 1] >> (64 - part);
 }
 
-/* shift_in: every sum, and every sum and `by` more, in a table of `words`, below which there is one of zeros; from the
+/* table_shift_in: adds to the set each sum plus `by`; a word of zeros is below the table of `words`. Works from the
  * top, so that none is shifted twice. */
-static void shift_in(uint64_t *bits, size_t words, int64_t by)
+static void table_shift_in(uint64_t *bits, size_t words, int64_t by)
 {
     size_t whole = (size_t)(by / 64), end = words;
     unsigned part = (unsigned)(by % 64);
@@ -205,14 +208,14 @@ static void shift_in(uint64_t *bits, size_t words, int64_t by)
     }
     while (end > whole) {
         size_t n = end - whole < whole ? end - whole : whole;
-        n = n < 2048 ? n : 2048; /* stays in the nearest cache */
+        n = n < 2048 ? n : 2048; /* fits the L1 cache */
         end -= n;
-        unite(bits + end, bits + end - whole, n, part);
+        table_unite(bits + end, bits + end - whole, n, part);
     }
 }
 
-/* table: the sums up to r of the terms 0 .. k - 1. Only as much of it is touched as there can be sums yet. */
-static void table(const equation *e, int k, int64_t r, uint64_t *bits, size_t words)
+/* equation_table: computes the sums up to r of the terms 0 .. k - 1. Touches only the part that can hold sums yet. */
+static void equation_table(const equation *e, int k, int64_t r, uint64_t *bits, size_t words)
 {
     memset(bits, 0, words * sizeof *bits);
     bits[0] = 1;
@@ -222,26 +225,26 @@ static void table(const equation *e, int k, int64_t r, uint64_t *bits, size_t wo
         for (int64_t piece = 1; left > 0; piece *= 2) {
             int64_t some = piece < left ? piece : left;
             reach += some * e->t[j].step;
-            shift_in(bits, reach / 64 < (int64_t)words ? (size_t)(reach / 64 + 1) : words, some * e->t[j].step);
+            table_shift_in(bits, reach / 64 < (int64_t)words ? (size_t)(reach / 64 + 1) : words, some * e->t[j].step);
             left -= some;
         }
     }
 }
 
-/* look_up: step 6, and the solution from the largest term down. */
-static found look_up(equation *e, int64_t r, uint64_t *bits)
+/* equation_look_up: step 6, then reads the solution from the largest term down. */
+static found equation_look_up(equation *e, int64_t r, uint64_t *bits)
 {
     for (int k = e->n; k > 0; k--) {
         const term *t = &e->t[k - 1];
         int64_t tries = QUICK, most = t->most < r / t->step ? t->most : r / t->step, x = 0;
-        found f = search(e, k, r, &tries);
+        found f = equation_search(e, k, r, &tries);
         if (f != GIVEN_UP)
             return f;
-        table(e, k - 1, r, bits, (size_t)(r / 64 + 1));
-        while (x <= most && !has(bits, r - x * t->step))
+        equation_table(e, k - 1, r, bits, (size_t)(r / 64 + 1));
+        while (x <= most && !table_has(bits, r - x * t->step))
             x++;
         if (x > most) {
-            assert(k == e->n); /* the table above said that there is one */
+            assert(k == e->n); /* the table above had one */
             return NOTHING;
         }
         e->x[k - 1] = x;
@@ -250,7 +253,7 @@ static found look_up(equation *e, int64_t r, uint64_t *bits)
     return FOUND;
 }
 
-/* table_work: the words that `table` unites. */
+/* table_work: returns the number of words that `equation_table` unites. */
 static int64_t table_work(const equation *e, int k, int64_t r)
 {
     int64_t words = r / 64 + 1, work = words, reach = 0;
@@ -267,8 +270,9 @@ static int64_t table_work(const equation *e, int k, int64_t r)
     return work;
 }
 
-/* fits: whether the tables of `look_up`, one for each term, are within what is left, from which they are taken. */
-static bool fits(const equation *e, int64_t r, fan_effort *left)
+/* tables_fit: checks that the tables of `equation_look_up`, one per term, are within the remaining effort, and
+ * subtracts them. */
+static bool tables_fit(const equation *e, int64_t r, fan_effort *left)
 {
     int64_t work = 0;
     for (int k = e->n; k > 0; k--)
@@ -286,27 +290,27 @@ static fan_status solve_by_table(equation *e, fan_effort *left, found *out, fan_
     int64_t r = turned ? e->reach[e->n] - e->target : e->target;
     size_t words = (size_t)(r / 64 + 1);
     *out = GIVEN_UP;
-    if (!fits(e, r, left))
+    if (!tables_fit(e, r, left))
         return FAN_OK;
     uint64_t *bits = fan_alloc((words + 1) * sizeof *bits);
     if (!bits)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a table of %zu bytes", words * sizeof *bits);
     bits[0] = 0;
-    *out = look_up(e, r, bits + 1);
+    *out = equation_look_up(e, r, bits + 1);
     fan_free(bits);
     for (int k = 0; turned && *out == FOUND && k < e->n; k++)
         e->x[k] = e->t[k].most - e->x[k];
     return FAN_OK;
 }
 
-/* try_some: a search of at most so many tries, as far as the work that is left goes. */
-static found try_some(equation *e, int64_t tries, fan_effort *left)
+/* equation_try_some: searches with at most so many tries, as far as the remaining work allows. */
+static found equation_try_some(equation *e, int64_t tries, fan_effort *left)
 {
     int64_t most = left->work / TRY, given;
     most = most > CHEAP ? most : CHEAP;
     given = tries < most ? tries : most;
     tries = given;
-    found f = search(e, e->n, e->target, &tries);
+    found f = equation_search(e, e->n, e->target, &tries);
     left->work -= (given - (tries > 0 ? tries : 0)) * TRY;
     left->work = left->work > 0 ? left->work : 0;
     return f;
@@ -315,13 +319,13 @@ static found try_some(equation *e, int64_t tries, fan_effort *left)
 fan_status fan__equation_solve(equation *e, fan_effort *left, fan_verdict *out, fan_error *err)
 {
     int64_t half = e->target < e->reach[e->n] / 2 ? e->target : e->reach[e->n] - e->target;
-    found f = try_some(e, QUICK, left);
+    found f = equation_try_some(e, QUICK, left);
     if (f == GIVEN_UP && left->bytes) {
-        f = try_some(e, half / 1024 < LONG ? half / 1024 : LONG, left);
+        f = equation_try_some(e, half / 1024 < LONG ? half / 1024 : LONG, left);
         if (f == GIVEN_UP)
             FAN_TRY(solve_by_table(e, left, &f, err));
         if (f == GIVEN_UP)
-            f = try_some(e, LONG, left);
+            f = equation_try_some(e, LONG, left);
     }
     *out = f == FOUND ? FAN_OVERLAP_YES : f == NOTHING ? FAN_OVERLAP_DISJOINT : FAN_OVERLAP_HARD;
     return FAN_OK;

@@ -1,29 +1,29 @@
-/* How it is done: a tile of the sum is first made fast, in float64, and with it a proof for each element that it is
- * right; an element without one is summed again in whole numbers, which is always right and ten times slower.
+/* Design: a tile of the sum is first computed fast, in float64, together with a proof for each element that it is
+ * right; an element without a proof is summed again in integers, which is always right and ten times slower.
  *
- * A sum of float32 (and all that is narrower) in float64. Let every term be a whole number of units u, and n * max|x|
- * <= 2^53 u: then no partial sum loses a bit, in any order. A term of p digits is a whole number of units above min|x|
- * * 2^-p. So beside the sum we keep min|x| over terms that are not zero, and max|x|, as integers (bits of positive
- * floats are in order; a zero, less one, is the largest of all):
+ * A sum of float32 (or narrower) in float64. Let every term be an integer multiple of a unit u, and n * max|x| <= 2^53
+ * u: then no partial sum loses a bit, in any order. A term of p digits is a multiple of a unit above min|x| * 2^-p. So
+ * beside the sum we keep min|x| over the nonzero terms, and max|x|, as integers (the bits of positive floats are
+ * ordered; a zero, less one, is the largest of all):
  *
  *   exact     n * max|x| <= min|x| * 2^(53 - p)
- *   near      n * n * max|x| * 2^-52 bounds what was lost: both ends of sum -+ that round alike (no tie between them)
+ *   near      n * n * max|x| * 2^-52 bounds the loss: both ends of sum -+ that round alike (no tie between them)
  *
- * For float16 and float8 the first holds always: their largest value is few units (float16: 2^40, so n <= 2^13).
+ * For float16 and float8 the first always holds: their largest value is few units (float16: 2^40, so n <= 2^13).
  *
- * A sum of float64 is kept as sum + rest, where rest gathers what each addition lost (TwoSum: that is a float64). What
- * rest itself loses:
+ * A sum of float64 is kept as sum + rest, where rest gathers the loss of each addition (TwoSum: it is a float64). The
+ * loss of rest itself:
  *
- *   exact     n * n * max|x| <= min|x| * 2^53: nothing
+ *   exact     n * n * max|x| <= min|x| * 2^53: none
  *   near      n * n * n * max|x| * 2^-105 at most: both ends of sum + (rest -+ that) round alike
  *
- * The integer path: the sum as a whole number of the dtype's smallest step, in two's complement, as many limbs as its
- * largest value needs. This is the superaccumulator, which is kept between folds as well. Its top limb has some values
- * to spare: they stand for what is no number.
+ * The integer path: the sum as an integer multiple of the dtype's smallest step, in two's complement, with as many
+ * limbs as its largest value needs. This superaccumulator is also kept between folds. Spare values of its top limb
+ * represent inf and NaN.
  *
- * Rounding once: what leaves a tile is a float64 that is the exact sum, or lies between the same two neighbours of the
- * result dtype (near), or was rounded to odd: its last bit is set where anything was lost, so that the next rounding,
- * to a type of 51 digits or fewer, is that of the exact value. */
+ * Rounding once: a tile's result is a float64 that is the exact sum, or lies between the same two neighbours of the
+ * result dtype (near), or was rounded to odd: its last bit is set if anything was lost, so that the next rounding, to a
+ * type of 51 digits or fewer, equals that of the exact value. */
 #include "array/exact.h"
 
 #include "array/convert.h"
@@ -35,14 +35,14 @@
 
 #include <string.h>
 
-#define LONG_ROW 128  /* rows of so many elements are not mixed in one tile, so that they can be read where they lie */
-#define LONG_RUN 4096 /* elements at once of sums that need no proof */
-#define BATCH 32      /* elements that go the integer path together */
+#define LONG_ROW 128  /* rows at least this long are not mixed in one tile, so that they can be read in place */
+#define LONG_RUN 4096 /* elements at once for sums that need no proof */
+#define BATCH 32      /* elements that take the integer path together */
 
 static size_t parts_of(fan_dtype d) { return fan_dtype_kind(d) == 'c' ? 2 : 1; }
 
-/* wide: numbers of d are float64; else they are read as float32. */
-static bool wide(fan_dtype d) { return d == FAN_DT_FLOAT64 || d == FAN_DT_COMPLEX128; }
+/* exact_wide: true if numbers of d are float64; else they are read as float32. */
+static bool exact_wide(fan_dtype d) { return d == FAN_DT_FLOAT64 || d == FAN_DT_COMPLEX128; }
 
 bool fan_exact_fits(fan_dtype d) { return fan__exact_kind_of(d).limbs != 0; }
 
@@ -56,7 +56,7 @@ int64_t fan_exact_slow(void) { return atomic_load_explicit(&slow_ones, memory_or
 
 /* ---- tiles ---- */
 
-/* What changes no sum, where there are fewer sources than a loop takes. */
+/* Neutral operands, for fewer sources than a loop takes. */
 static const float no_single[FAN_EXACT_TILE] = {[0 ... FAN_EXACT_TILE - 1] = -0.0f};
 static const double no_double[FAN_EXACT_TILE] = {[0 ... FAN_EXACT_TILE - 1] = -0.0};
 static const uint16_t no_brain[LONG_RUN] = {[0 ... LONG_RUN - 1] = 0x8000};
@@ -65,19 +65,19 @@ typedef struct job {
     const char *in; /* pointers to arrays, `step` bytes apart */
     size_t step;
     size_t n, parts;
-    fan_dtype d, read; /* the sum's; as which its terms are read */
+    fan_dtype d, read; /* the sum's dtype; the dtype as which its terms are read */
     fan_exact_kind k;
     const exact_loops *how;
     judge j;
     fan_nditer iter;
 } job;
 
-/* Room for terms that cannot be read where they lie. */
+/* Room for terms that cannot be read in place. */
 typedef struct scratch {
     _Alignas(64) char term[FAN_EXACT_SOURCES][FAN_EXACT_TILE * sizeof(double)];
 } scratch;
 
-static const fan_array *operand(const job *j, size_t k)
+static const fan_array *exact_operand(const job *j, size_t k)
 {
     return *(const fan_array *const *)(const void *)(j->in + k * j->step);
 }
@@ -90,7 +90,7 @@ static void job_begin(job *j, const void *in, size_t step, size_t n, fan_dtype d
     j->d = d;
     j->k = fan__exact_kind_of(d);
     j->parts = parts_of(d);
-    j->read = wide(d) || d == FAN_DT_COMPLEX64 ? d : FAN_DT_FLOAT32;
+    j->read = exact_wide(d) || d == FAN_DT_COMPLEX64 ? d : FAN_DT_FLOAT32;
     j->how = fan__exact_loops();
     j->j = (judge){.n = n,
                    .digits = j->k.digits,
@@ -100,7 +100,7 @@ static void job_begin(job *j, const void *in, size_t step, size_t n, fan_dtype d
                    .by = 1.0};
 }
 
-/* low_of: how numbers of a low dtype become float32, and back; NULL: no loop of its own. */
+/* low_of: returns the conversions of a low dtype to and from float32; NULL if it has no loop. */
 static const low_ways *low_of(const exact_loops *how, fan_dtype d)
 {
     switch (d) {
@@ -117,10 +117,10 @@ static const low_ways *low_of(const exact_loops *how, fan_dtype d)
     }
 }
 
-/* term: elements [at, at + len) of operand k, as the dtype in which they are read. */
-static const char *term(const job *j, size_t k, int64_t at, int64_t len, char *room)
+/* exact_term: returns elements [at, at + len) of operand k, in the dtype in which they are read. */
+static const char *exact_term(const job *j, size_t k, int64_t at, int64_t len, char *room)
 {
-    const fan_array *a = operand(j, k);
+    const fan_array *a = exact_operand(j, k);
     const char *p = a->dtype == j->d || j->d == j->read ? fan_nditer_whole(&j->iter, a, at, len) : NULL;
     const low_ways *low = p && j->read == FAN_DT_FLOAT32 ? low_of(j->how, a->dtype) : NULL;
     if (p && a->dtype == j->read)
@@ -133,7 +133,8 @@ static const char *term(const job *j, size_t k, int64_t at, int64_t len, char *r
         fan_nditer_read(&j->iter, a, at, len, j->read, room);
         return room;
     }
-    FAN_UNCLEARED char rounded_first[FAN_EXACT_TILE * 2]; /* of another dtype into a low one: rounded to that first */
+    FAN_UNCLEARED char
+        rounded_first[FAN_EXACT_TILE * 2]; /* converted from another dtype to a low one: rounded to that first */
     fan_nditer_read(&j->iter, a, at, len, j->d, rounded_first);
     fan_convert(room, j->read, (int64_t)fan_dtype_size(j->read), rounded_first, j->d, (int64_t)fan_dtype_size(j->d),
                 len);
@@ -142,27 +143,27 @@ static const char *term(const job *j, size_t k, int64_t at, int64_t len, char *r
 
 static double number_at(const job *j, const char *p, size_t i)
 {
-    return wide(j->d) ? ((const fan_any_f64 *)p)[i] : (double)((const fan_any_f32 *)p)[i];
+    return exact_wide(j->d) ? ((const fan_any_f64 *)p)[i] : (double)((const fan_any_f32 *)p)[i];
 }
 
-/* fast: the sums of a tile, and what is known of them. */
-static void fast(const job *j, int64_t at, int64_t len, tally *t, scratch *room)
+/* exact_fast: computes the sums of a tile, and the facts for their proof. */
+static void exact_fast(const job *j, int64_t at, int64_t len, tally *t, scratch *room)
 {
     const char *src[FAN_EXACT_SOURCES];
     size_t numbers = (size_t)len * j->parts;
-    const char *none = wide(j->d) ? (const char *)no_double : (const char *)no_single;
+    const char *none = exact_wide(j->d) ? (const char *)no_double : (const char *)no_single;
     for (size_t k = 0; k < j->n; k += FAN_EXACT_SOURCES) {
         int sources = j->n - k < FAN_EXACT_SOURCES ? (int)(j->n - k) : FAN_EXACT_SOURCES;
         for (int i = 0; i < FAN_EXACT_SOURCES; i++)
-            src[i] = i < sources ? term(j, k + (size_t)i, at, len, room->term[i]) : none;
-        (wide(j->d) ? j->how->wide : j->j.always ? j->how->plain : j->how->narrow)(t, src, k == 0, numbers);
+            src[i] = i < sources ? exact_term(j, k + (size_t)i, at, len, room->term[i]) : none;
+        (exact_wide(j->d) ? j->how->wide : j->j.always ? j->how->plain : j->how->narrow)(t, src, k == 0, numbers);
     }
 }
 
-/* prove: leaves what is to be rounded in t->sum; returns whether there are bad ones. */
-static bool prove(const job *j, tally *t, size_t numbers)
+/* exact_prove: leaves the values to round in t->sum; returns whether some are not proved. */
+static bool exact_prove(const job *j, tally *t, size_t numbers)
 {
-    bool is_wide = wide(j->d), again = j->j.scaled || (is_wide && j->j.grid != TO_DOUBLE), bad = false;
+    bool is_wide = exact_wide(j->d), again = j->j.scaled || (is_wide && j->j.grid != TO_DOUBLE), bad = false;
     judge first = j->j;
     if (again)
         first.grid = TO_DOUBLE;
@@ -173,8 +174,8 @@ static bool prove(const job *j, tally *t, size_t numbers)
     return again ? fan__exact_judge_again(t, &j->j, is_wide, numbers) : bad;
 }
 
-/* integer_path: the bad ones of a tile once more, in whole numbers. */
-static void integer_path(const job *j, int64_t at, size_t numbers, tally *t, scratch *room)
+/* exact_integer_path: sums the unproved elements of a tile in integers. */
+static void exact_integer_path(const job *j, int64_t at, size_t numbers, tally *t, scratch *room)
 {
     FAN_UNCLEARED uint64_t words[BATCH * FAN_EXACT_LIMBS];
     size_t which[BATCH], w = (size_t)j->k.limbs;
@@ -189,7 +190,7 @@ static void integer_path(const job *j, int64_t at, size_t numbers, tally *t, scr
             fan__superacc_start(words + b * w, &j->k);
         int64_t from = (int64_t)(which[0] / j->parts), to = (int64_t)(which[m - 1] / j->parts) + 1;
         for (size_t k = 0; k < j->n; k++) {
-            const char *p = term(j, k, at + from, to - from, room->term[0]);
+            const char *p = exact_term(j, k, at + from, to - from, room->term[0]);
             for (size_t b = 0; b < m; b++)
                 fan__superacc_add(words + b * w, &j->k, number_at(j, p, which[b] - (size_t)from * j->parts));
         }
@@ -202,8 +203,8 @@ static void integer_path(const job *j, int64_t at, size_t numbers, tally *t, scr
     }
 }
 
-/* A factor: what it makes of the judging, and what is left for the end: complex ones that are not real. */
-static bool scale_begin(judge *j, const fan_scale *scale, bool is_complex)
+/* Applies a factor to the proof; complex factors that are not real remain for the end. */
+static bool exact_scale_begin(judge *j, const fan_scale *scale, bool is_complex)
 {
     if (!scale || !scale->on)
         return false;
@@ -217,7 +218,7 @@ static bool scale_begin(judge *j, const fan_scale *scale, bool is_complex)
     return false;
 }
 
-static void turn(double *parts, int64_t len, const fan_scale *scale)
+static void exact_turn(double *parts, int64_t len, const fan_scale *scale)
 {
     for (int64_t i = 0; i < len; i++) {
         double re = parts[2 * i], im = parts[2 * i + 1];
@@ -228,39 +229,41 @@ static void turn(double *parts, int64_t len, const fan_scale *scale)
 
 static void set_grid(judge *j, fan_dtype out)
 {
-    j->grid = wide(out) ? TO_DOUBLE : out == FAN_DT_FLOAT32 || out == FAN_DT_COMPLEX64 ? TO_SINGLE : TO_LOW;
+    j->grid = exact_wide(out) ? TO_DOUBLE : out == FAN_DT_FLOAT32 || out == FAN_DT_COMPLEX64 ? TO_SINGLE : TO_LOW;
 }
 
 typedef bool (*direct)(char *dst, const char *const *src, int sources, const judge *j, size_t len, bool quick);
 
-/* direct_of: the loop that goes from the operands straight to `out`; NULL: there is none. */
+/* direct_of: returns the loop from the operands straight to `out`; NULL if there is none. */
 static direct direct_of(const job *j, const fan_array *out)
 {
     bool fits = j->n <= FAN_EXACT_SOURCES && !j->j.scaled && out->dtype == j->d;
     for (size_t k = 0; k < j->n && fits; k++)
-        fits = operand(j, k)->dtype == j->d &&
-               operand(j, k)->data != out->data; /* what is written in vain must not be what is read */
+        fits =
+            exact_operand(j, k)->dtype == j->d &&
+            exact_operand(j, k)->data != out->data; /* the result may be discarded, so it must not overwrite operands */
     if (!fits)
         return NULL;
     return j->d == FAN_DT_FLOAT32 || j->d == FAN_DT_COMPLEX64 ? j->how->single
-           : wide(j->d)                                       ? j->how->twice
+           : exact_wide(j->d)                                 ? j->how->twice
            : j->d == FAN_DT_BFLOAT16                          ? j->how->brain
            : j->d == FAN_DT_FLOAT16                           ? j->how->half_sum
                                                               : NULL;
 }
 
-/* went: elements [at, at + len) are done by `go`; false where one of them needs more than that, or has gaps. *shy:
- * tiles for which the quick way is not tried: more of them each time that it was in vain. */
-static bool went(const job *j, direct go, const fan_array *out, int64_t at, int64_t len, unsigned *shy, unsigned *grown)
+/* exact_went: processes elements [at, at + len) by `go`; false if one of them needs more than that, or has gaps. *shy:
+ * tiles for which the quick way is not tried; it grows with each failure. */
+static bool exact_went(const job *j, direct go, const fan_array *out, int64_t at, int64_t len, unsigned *shy,
+                       unsigned *grown)
 {
     const char *src[FAN_EXACT_SOURCES];
     char *dst = fan_nditer_whole(&j->iter, out, at, len);
     for (size_t k = 0; k < j->n && dst; k++) {
-        src[k] = fan_nditer_whole(&j->iter, operand(j, k), at, len);
+        src[k] = fan_nditer_whole(&j->iter, exact_operand(j, k), at, len);
         if (!src[k])
             return false;
     }
-    const char *none = wide(j->d)             ? (const char *)no_double
+    const char *none = exact_wide(j->d)       ? (const char *)no_double
                        : low_of(j->how, j->d) ? (const char *)no_brain
                                               : (const char *)no_single;
     for (size_t k = j->n; k < FAN_EXACT_SOURCES; k++)
@@ -290,10 +293,10 @@ static void exact_sum(const fan_array *out, const void *in, size_t step, size_t 
         return;
     job_begin(&j, in, step, n, d);
     set_grid(&j.j, out->dtype);
-    bool turns = scale_begin(&j.j, scale, j.parts == 2);
+    bool turns = exact_scale_begin(&j.j, scale, j.parts == 2);
     fan_nditer_begin(&j.iter, out, false);
     for (size_t k = 0; k < n; k++)
-        fan_nditer_also(&j.iter, operand(&j, k));
+        fan_nditer_also(&j.iter, exact_operand(&j, k));
     fan_nditer_ready(&j.iter);
     fan_dtype as = j.parts == 2 ? FAN_DT_COMPLEX128 : j.j.grid == TO_LOW ? FAN_DT_FLOAT32 : FAN_DT_FLOAT64;
     int64_t most = FAN_EXACT_TILE / (int64_t)j.parts, run = d == FAN_DT_FLOAT16 ? LONG_RUN : most;
@@ -304,15 +307,15 @@ static void exact_sum(const fan_array *out, const void *in, size_t step, size_t 
     for (int64_t at = 0, len; at < j.iter.size && !fan_interrupted(most); at += len) {
         int64_t rest = row >= LONG_ROW ? row - at % row : j.iter.size - at;
         len = rest < run ? rest : run;
-        if (go && went(&j, go, out, at, len, &shy, &grown))
+        if (go && exact_went(&j, go, out, at, len, &shy, &grown))
             continue;
         len = rest < most ? rest : most;
         size_t numbers = (size_t)len * j.parts;
-        fast(&j, at, len, &t, &room);
-        if (prove(&j, &t, numbers) && !FAN_FAULT(EXACT_NO_INTEGER_PATH))
-            integer_path(&j, at, numbers, &t, &room);
+        exact_fast(&j, at, len, &t, &room);
+        if (exact_prove(&j, &t, numbers) && !FAN_FAULT(EXACT_NO_INTEGER_PATH))
+            exact_integer_path(&j, at, numbers, &t, &room);
         if (turns)
-            turn(t.sum, len, scale);
+            exact_turn(t.sum, len, scale);
         if (as == FAN_DT_FLOAT32)
             j.how->odd(t.odd, t.sum, numbers);
         char *whole = low ? fan_nditer_whole(&j.iter, out, at, len) : NULL;
@@ -355,7 +358,7 @@ void fan_superacc_add(void *accs, fan_dtype d, const fan_array *const *in, size_
     if (n == 0 || in[0]->size == 0)
         return;
     job_begin(&j, in, sizeof *in, n, d);
-    fan_nditer_begin(&j.iter, in[0], true); /* C order, as the superaccumulators */
+    fan_nditer_begin(&j.iter, in[0], true); /* C order, as the superaccumulators have */
     for (size_t k = 1; k < n; k++)
         fan_nditer_also(&j.iter, in[k]);
     fan_nditer_ready(&j.iter);
@@ -363,17 +366,17 @@ void fan_superacc_add(void *accs, fan_dtype d, const fan_array *const *in, size_
     for (int64_t at = 0, len; at < j.iter.size; at += len) {
         len = j.iter.size - at < most ? j.iter.size - at : most;
         size_t numbers = (size_t)len * j.parts;
-        /* Where the sum of these terms is one float64, that alone is added. */
-        bool some = n > 1 && !wide(d), bad = false;
+        /* If the sum of these terms is one float64, only that is added. */
+        bool some = n > 1 && !exact_wide(d), bad = false;
         if (some) {
-            fast(&j, at, len, &t, &room);
-            bad = prove(&j, &t, numbers);
+            exact_fast(&j, at, len, &t, &room);
+            bad = exact_prove(&j, &t, numbers);
             for (size_t i = 0; i < numbers; i++)
                 if (!bad || !t.bad[i])
                     fan__superacc_add(w + i * (size_t)j.k.limbs, &j.k, t.sum[i]);
         }
         for (size_t k = 0; k < n && (!some || bad); k++) {
-            const char *p = term(&j, k, at, len, room.term[0]);
+            const char *p = exact_term(&j, k, at, len, room.term[0]);
             for (size_t i = 0; i < numbers; i++)
                 if (!some || t.bad[i])
                     fan__superacc_add(w + i * (size_t)j.k.limbs, &j.k, number_at(&j, p, i));
@@ -397,7 +400,7 @@ void fan_superacc_add_at(void *accs, fan_dtype d, const fan_array *values, const
     size_t each = j.parts * (size_t)j.k.limbs;
     for (int64_t at = 0, len; at < j.iter.size; at += len) {
         len = j.iter.size - at < most ? j.iter.size - at : most;
-        const char *p = term(&j, 0, at, len, room.term[0]);
+        const char *p = exact_term(&j, 0, at, len, room.term[0]);
         for (size_t i = 0; i < (size_t)len * j.parts; i++)
             fan__superacc_add(w + (size_t)to[at + (int64_t)(i / j.parts)] * each + i % j.parts * (size_t)j.k.limbs,
                               &j.k, number_at(&j, p, i));
@@ -415,7 +418,7 @@ void fan_superacc_round(const fan_array *out, const void *accs, fan_dtype d, con
     if (out->size == 0)
         return;
     set_grid(&j, out->dtype);
-    bool turns = scale_begin(&j, scale, parts == 2);
+    bool turns = exact_scale_begin(&j, scale, parts == 2);
     fan_nditer_begin(&iter, out, true);
     fan_nditer_ready(&iter);
     int64_t most = FAN_EXACT_TILE / (int64_t)parts;
@@ -424,7 +427,7 @@ void fan_superacc_round(const fan_array *out, const void *accs, fan_dtype d, con
         for (size_t i = 0; i < (size_t)len * parts; i++, w += k.limbs)
             value[i] = fan__superacc_value(w, &k, j.scaled ? &j.by : NULL, j.grid != TO_DOUBLE);
         if (turns)
-            turn(value, len, scale);
+            exact_turn(value, len, scale);
         fan_nditer_write(&iter, out, at, len, parts == 2 ? FAN_DT_COMPLEX128 : FAN_DT_FLOAT64, (const char *)value);
     }
 }
@@ -451,7 +454,7 @@ void fan_superacc_widen(void *to, fan_dtype wider, const void *from, fan_dtype d
                 v[k] = bit ? here << bit | below >> (64 - bit) : here;
             }
         }
-        if (parts_of(wider) > parts) /* the imaginary part of what is real: +0.0, as a conversion has it */
+        if (parts_of(wider) > parts) /* the imaginary part of a real number is +0.0, as in a conversion */
             v[b.limbs - 1] = 0;
     }
 }

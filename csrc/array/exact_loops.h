@@ -1,15 +1,15 @@
-/* exact_loops: the fast loops of exact sums, over one tile, made by macros for each way to read terms and each vector
- * unit: the sum of a tile in float64, what is known of it, and the proof that it is right (exact.c has the essay). For
- * array/ exact alone. */
+/* exact_loops: the fast loops of exact sums over one tile, made by macros for each way to read terms and each vector
+ * unit: the sum of a tile in float64, the facts for its proof, and the proof (exact.c has the essay). For array/exact
+ * alone. */
 #ifndef FAN_ARRAY_EXACT_LOOPS_H
 #define FAN_ARRAY_EXACT_LOOPS_H
 
 #include "array/superacc.h"
 
 #define FAN_EXACT_TILE 512  /* numbers */
-#define FAN_EXACT_SOURCES 8 /* that are read side by side */
+#define FAN_EXACT_SOURCES 8 /* read side by side */
 
-/* What is known of each number of a tile. */
+/* The sum of each number of a tile, and the facts for its proof. */
 typedef struct tally {
     double sum[FAN_EXACT_TILE];
     double rest[FAN_EXACT_TILE]; /* wide */
@@ -31,8 +31,8 @@ typedef struct judge {
     size_t n; /* terms */
     int digits;
     bool always;
-    enum { TO_DOUBLE, TO_SINGLE, TO_LOW } grid; /* what it will be rounded to */
-    bool scaled, shifts; /* there is a factor; it is a power of two, or none: products are exact */
+    enum { TO_DOUBLE, TO_SINGLE, TO_LOW } grid; /* the type to which it will be rounded */
+    bool scaled, shifts; /* there is a factor; it is a power of two, or absent: products are exact */
     double by;
 } judge;
 
@@ -56,16 +56,16 @@ typedef struct exact_loops {
     bool (*half_sum)(char *dst, const char *const *src, int sources, const judge *j, size_t len, bool quick);
 } exact_loops;
 
-/* fan__exact_loops: those of the widest unit that this machine has. */
+/* fan__exact_loops: returns the loops for the widest vector unit of this machine. */
 const exact_loops *fan__exact_loops(void);
-/* fan__exact_judge_again: where there is a factor, or a sum of float64 becomes something narrower. `sum` is exact where
- * it is not bad (or, wide, the float64 next to the exact sum); bad ones may pass here if their product is sure all the
- * same. */
+/* fan__exact_judge_again: repeats the proof if there is a factor, or if a sum of float64 is rounded to a narrower type.
+ * `sum` is exact where `bad` is 0 (or, wide, the float64 nearest to the exact sum); an element that was bad may pass if
+ * its product is certain. */
 bool fan__exact_judge_again(tally *t, const judge *j, bool is_wide, size_t len);
 
 #ifdef FAN_TEST
-/* fan_exact_isa: the vector unit that is used at most: 0 the baseline, 1 AVX2, 2 AVX-512, -1 whatever is here. No bit
- * depends on it. Returns what is used from now on. */
+/* fan_exact_isa: limits the vector unit: 0 the baseline, 1 AVX2, 2 AVX-512, -1 the widest. No result bit depends on it.
+ * Returns the one now in use. */
 int fan_exact_isa(int most);
 #endif
 

@@ -34,17 +34,17 @@ static int by_first(const void *a, const void *b)
     return (x->at.first > y->at.first) - (x->at.first < y->at.first);
 }
 
-#define STRANDS 32     /* more sorted lists than that in one are no lists */
-#define QSORT_BELOW 48 /* so few are sorted faster by comparing */
+#define STRANDS 32     /* with more sorted runs than this, sort otherwise */
+#define QSORT_BELOW 48 /* below this many, qsort is faster */
 
-/* Lists of many slots are a few sorted ones that take turns: the first term of each slot, the second, .. So each entry
- * is put behind the strand that ends nearest below it, and strands are merged two by two. */
+/* Lists of many slots consist of a few interleaved sorted runs: the first term of each slot, the second, .. So each
+ * entry is appended to the strand that ends nearest below it, and strands are merged pairwise. */
 typedef struct extent_link {
     uint64_t first;
-    uint32_t entry, next; /* next: the one behind it in its strand, plus one; 0: none */
+    uint32_t entry, next; /* next: the following link of the strand, plus one; 0: none */
 } extent_link;
 
-/* extents_merge: two strands become one; its first link, plus one. */
+/* extents_merge: merges two strands; returns the first link, plus one. */
 static uint32_t extents_merge(extent_link *all, uint32_t a, uint32_t b)
 {
     uint32_t begin = 0, *end = &begin;
@@ -58,10 +58,10 @@ static uint32_t extents_merge(extent_link *all, uint32_t a, uint32_t b)
     return begin;
 }
 
-/* extents_strands: links in order, from the first, plus one; 0: there are too many strands. */
+/* extents_strands: links all entries in order; returns the first link, plus one; 0 if there are too many strands. */
 static uint32_t extents_strands(const fan_extents *e, extent_link *all)
 {
-    uint32_t begin[STRANDS], end[STRANDS]; /* those that end farther on stand before others */
+    uint32_t begin[STRANDS], end[STRANDS]; /* sorted by the end, highest first */
     size_t n = 0;
     for (uint32_t i = 0; i < e->n; i++) {
         size_t k = 0;
@@ -79,7 +79,7 @@ static uint32_t extents_strands(const fan_extents *e, extent_link *all)
     return begin[0];
 }
 
-/* extents_sort_strands: false: they are none, or there is no room for that. */
+/* extents_sort_strands: returns false if there are too many strands, or no memory. */
 static bool extents_sort_strands(fan_extents *e)
 {
     bool some = e->n >= QSORT_BELOW && e->n < UINT32_MAX;
@@ -115,8 +115,8 @@ void fan_extents_sort(fan_extents *e)
     }
 }
 
-/* begun: how many entries begin at `last` or before. */
-static size_t begun(const fan_extents *e, uint64_t last)
+/* extents_begun: returns how many entries begin at `last` or before. */
+static size_t extents_begun(const fan_extents *e, uint64_t last)
 {
     size_t low = 0, high = e->n;
     while (low < high) {
@@ -134,7 +134,7 @@ const fan_extent_entry *fan_extents_next(const fan_extents *e, fan_extent of, si
     if (fan_extent_empty(of))
         return NULL;
     if (*at == e->n)
-        *at = begun(e, of.last);
+        *at = extents_begun(e, of.last);
     while (*at > 0 && e->all[*at - 1].highest >= of.first) {
         const fan_extent_entry *x = &e->all[--*at];
         if (fan_extents_may_overlap(x->at, of))
@@ -158,8 +158,7 @@ bool fan_extents_any_pair(const fan_extents *e, const fan_extent_entry **one, co
     return false;
 }
 
-/* How far the extents reach that were met so far, and how far those of other owners than the one that reaches farthest.
- */
+/* How far the extents so far reach, and how far those of owners other than the farthest's. */
 typedef struct reach {
     fan_extent farthest, other;
     size_t owner;
@@ -179,7 +178,8 @@ static void reach_add(reach *r, const fan_extent_entry *x)
     }
 }
 
-/* Those met so far begin no later: who meets any of another owner meets the one that reaches farthest. */
+/* The extents so far begin no later, so x overlaps one of another owner only if it overlaps the farthest of another
+ * owner. */
 static bool reach_overlaps(const reach *r, const fan_extent_entry *x)
 {
     return fan_extents_may_overlap(r->owner == x->owner ? r->other : r->farthest, x->at);
@@ -210,7 +210,7 @@ static int by_address(const void *a, const void *b)
 
 #define DIGIT 11 /* bits of a digit; 8 where there are fewer arrays than a table of 11 bits has entries */
 
-/* By address, a digit at a time: those of one heap differ in few. */
+/* Radix sort by address: addresses of one heap differ in few digits. */
 static void flats_sort(fan_flat *all, size_t n)
 {
     uintptr_t least = UINTPTR_MAX, most = 0;
@@ -252,7 +252,7 @@ bool fan_flats_disjoint(fan_flat *all, size_t n)
         sorted = sorted && all[i - 1].data < all[i].data;
     if (!sorted)
         flats_sort(all, n);
-    size_t last = 0; /* that has a byte */
+    size_t last = 0; /* the last one with a byte */
     for (size_t i = 1; i < n; i++) {
         if (fan_flats_meet(all[last].data, all[last].bytes, all[i].data, all[i].bytes))
             return false;
@@ -261,7 +261,7 @@ bool fan_flats_disjoint(fan_flat *all, size_t n)
     return true;
 }
 
-/* How many begin before `end`, looked for around `from`: who asks often mostly asks in order. */
+/* Returns how many begin before `end`; searches from `from` outwards, because queries mostly come in order. */
 static size_t flats_before(const fan_flat *all, size_t n, const char *end, size_t from)
 {
     size_t lo = 0, hi = n;

@@ -1,9 +1,8 @@
-/* extents: whose bytes may meet? The first question, which costs two comparisons; overlap.h has the exact one.
+/* extents: may two arrays share a byte? The first test, at the cost of two comparisons; overlap.h has the exact one.
  *
- * An extent is the run of addresses from an array's first byte to its last: two arrays whose extents do not meet share
- * no byte, whatever their strides; two whose extents meet may. Everybody who asks that asks here. A list of extents
- * answers for many arrays with a sort and one look at each.
- */
+ * An extent is the address range from an array's first byte to its last: two arrays with disjoint extents share no
+ * byte, whatever their strides; two with overlapping extents may. This is the only place that answers the question. A
+ * sorted list of extents answers it for many arrays. */
 #ifndef FAN_ARRAY_EXTENTS_H
 #define FAN_ARRAY_EXTENTS_H
 
@@ -13,10 +12,10 @@ typedef struct fan_extent {
     uint64_t first, last; /* addresses of bytes, both included; first > last: no elements */
 } fan_extent;
 
-/* fan_extent_of: the bytes that an array reaches. */
+/* fan_extent_of: returns the bytes that an array reaches. */
 fan_extent fan_extent_of(const fan_array *a);
 
-/* fan_extent_flat: of `bytes` of memory without a gap. */
+/* fan_extent_flat: returns the extent of `bytes` of memory without a gap. */
 static inline fan_extent fan_extent_flat(const void *data, uint64_t bytes)
 {
     uint64_t at = (uint64_t)(uintptr_t)data;
@@ -24,19 +23,19 @@ static inline fan_extent fan_extent_flat(const void *data, uint64_t bytes)
 }
 
 static inline bool fan_extent_empty(fan_extent a) { return a.first > a.last; }
-/* fan_extents_may_overlap: whether a byte may belong to both; never where one of them is empty. */
+/* fan_extents_may_overlap: returns whether a byte may belong to both; false if one is empty. */
 static inline bool fan_extents_may_overlap(fan_extent a, fan_extent b)
 {
     return a.first <= b.last && b.first <= a.last && !fan_extent_empty(a) && !fan_extent_empty(b);
 }
 
-/* fan_extent_within: whether each byte of `a` belongs to `b`. */
+/* fan_extent_within: returns whether each byte of `a` belongs to `b`. */
 static inline bool fan_extent_within(fan_extent a, fan_extent b)
 {
     return fan_extent_empty(a) || (b.first <= a.first && a.last <= b.last);
 }
 
-/* fan_array_extents_disjoint: true only if no byte belongs to both arrays: their extents do not meet. */
+/* fan_array_extents_disjoint: returns true only if no byte belongs to both arrays. */
 bool fan_array_extents_disjoint(const fan_array *a, const fan_array *b);
 
 /* ---- memory without gaps ---- */
@@ -44,22 +43,22 @@ bool fan_array_extents_disjoint(const fan_array *a, const fan_array *b);
 typedef struct fan_flat {
     char *data;
     uint64_t bytes;
-    size_t owner; /* the list's maker says what that is */
+    size_t owner; /* meaning defined by the list's maker */
 } fan_flat;
 
-/* fan_flats_meet: whether a byte belongs to both of two runs of memory. */
+/* fan_flats_meet: returns whether two runs of memory share a byte. */
 static inline bool fan_flats_meet(const void *a, uint64_t a_bytes, const void *b, uint64_t b_bytes)
 {
     return fan_extents_may_overlap(fan_extent_flat(a, a_bytes), fan_extent_flat(b, b_bytes));
 }
-/* fan_flat_within: whether all of a run of memory lies in another one, or it is empty. */
+/* fan_flat_within: returns whether a run of memory is empty or lies inside another. */
 static inline bool fan_flat_within(const void *a, uint64_t a_bytes, const void *in, uint64_t in_bytes)
 {
     fan_extent x = fan_extent_flat(a, a_bytes), y = fan_extent_flat(in, in_bytes);
     return fan_extent_empty(x) || (y.first <= x.first && x.last <= y.last);
 }
-/* fan_flats_disjoint: whether none of n meets another; sorts them by address. fan_flats_last_met: of a list that is so,
- * the one farthest behind that a run of memory meets; NULL: none. *near: about where it is, 0 at first. */
+/* fan_flats_disjoint: returns whether no two of n overlap; sorts them by address. fan_flats_last_met: returns the last
+ * entry of such a list that a run of memory overlaps; NULL: none. *near: its approximate index, 0 at first. */
 bool fan_flats_disjoint(fan_flat *all, size_t n);
 const fan_flat *fan_flats_last_met(const fan_flat *all, size_t n, const char *data, uint64_t bytes, size_t *near);
 
@@ -67,27 +66,28 @@ const fan_flat *fan_flats_last_met(const fan_flat *all, size_t n, const char *da
 
 typedef struct fan_extent_entry {
     fan_extent at;
-    uint64_t highest;       /* once sorted: the last byte of all up to and with this one */
+    uint64_t highest;       /* once sorted: the last byte of all entries up to this one */
     const fan_array *array; /* borrowed */
-    size_t owner;           /* the list's maker says what that is: a slot, a job */
-    bool flag;              /* .. and of this: that it is dense, that it is written */
+    size_t owner;           /* defined by the list's maker: a slot, a job */
+    bool flag;              /* .. likewise: it is dense, it is written */
 } fan_extent_entry;
 
 typedef struct fan_extents {
-    fan_extent_entry *all; /* the maker's memory: room for all that are put */
+    fan_extent_entry *all; /* the maker's memory, with room for all entries */
     size_t n;
 } fan_extents;
 
-/* fan_extents_put: an array's extent, if it has elements. fan_extents_sort: once all are put. */
+/* fan_extents_put: adds an array's extent, if it has elements. fan_extents_sort: call once after the last put. */
 void fan_extents_put(fan_extents *e, const fan_array *a, size_t owner, bool flag);
 void fan_extents_sort(fan_extents *e);
 
-/* fan_extents_next: of a sorted list the next entry that meets `of`, below *at (e->n at first); NULL: none is left. */
+/* fan_extents_next: returns the next entry of a sorted list, below *at (e->n at first), that overlaps `of`; NULL:
+ * none. */
 const fan_extent_entry *fan_extents_next(const fan_extents *e, fan_extent of, size_t *at);
-/* fan_extents_any_pair: whether two of a sorted list meet; *one and *two are such. */
+/* fan_extents_any_pair: returns whether two entries of a sorted list overlap; *one and *two are such a pair. */
 bool fan_extents_any_pair(const fan_extents *e, const fan_extent_entry **one, const fan_extent_entry **two);
-/* fan_extents_independent: whether in a sorted list no entry with its flag set (what is written) meets one of another
- * owner. */
+/* fan_extents_independent: returns whether no entry of a sorted list with its flag set (written memory) overlaps one of
+ * another owner. */
 bool fan_extents_independent(const fan_extents *e);
 
 #endif

@@ -1,11 +1,10 @@
-/* Does everything lie as it did?
+/* Is everything where it was?
  *
- * Components are costly to find and cheap to confirm. Recorded are not only the components but also the clusters:
- * arrays whose extents chain, whether their bytes meet or not. If every array lies where it lay in its cluster, and no
- * two clusters meet, then within each cluster all is as it was and between clusters there is nothing: the same layout,
- * for the price of a subtraction for each array and a sort of the clusters. Only if that fails the components are found
- * anew: clusters may have moved against each other without a byte being shared or parted with.
- */
+ * Components are costly to find and cheap to confirm. The recording holds the components and the clusters: arrays whose
+ * extents chain, whether or not they share bytes. If every array is where it was in its cluster, and no two clusters
+ * overlap, the layout is the same: within each cluster nothing moved, and between clusters nothing is shared. That
+ * costs a subtraction per array and a sort of the clusters. Only if it fails are the components computed again:
+ * clusters may have moved against each other without gaining or losing a shared byte. */
 #include "array/layout.h"
 
 #include "base/mem.h"
@@ -19,7 +18,7 @@ typedef struct place {
     bool empty;
 } place;
 
-/* Of one cluster: its length, and its first array that is not empty (NOBODY: none). */
+/* Of one cluster: its length, and its first array that is not empty (NO_MEMBER: none). */
 typedef struct cluster {
     uint64_t reach; /* bytes from its first to its last */
     size_t first;
@@ -27,7 +26,7 @@ typedef struct cluster {
 
 struct fan_layout {
     size_t n, nclusters;
-    fan_layout_item *items; /* their regions are those of `regions` */
+    fan_layout_item *items; /* their regions are copies of those in `regions` */
     place *places;
     cluster *clusters;
     fan_overlaps *regions;
@@ -56,7 +55,7 @@ static fan_status overlaps_of(const fan_layout_item *items, size_t n, fan_overla
     return status;
 }
 
-/* span: the first and last byte of each label's arrays; a label without bytes has from > to. */
+/* span: the first and last byte of each label's arrays; from > to if it has no bytes. */
 typedef struct span {
     uint64_t from, to;
     size_t first;
@@ -77,7 +76,7 @@ static void spans_of(const fan_overlaps *regions, const uint32_t *label, size_t 
     }
 }
 
-static fan_status locate(fan_layout *l, uint64_t budget, uint32_t *label, span *spans, fan_error *err)
+static fan_status layout_locate(fan_layout *l, uint64_t budget, uint32_t *label, span *spans, fan_error *err)
 {
     size_t count;
     FAN_TRY(fan_overlaps_components(l->regions, budget, label, &count, NULL, err));
@@ -121,7 +120,7 @@ fan_status fan_layout_new(const fan_layout_item *items, size_t n, uint64_t budge
         l->items[i] = items[i];
         l->items[i].region = *fan_overlaps_region(l->regions, i);
     }
-    FAN_GO(locate(l, budget, label, spans, err));
+    FAN_GO(layout_locate(l, budget, label, spans, err));
     *out = l;
     l = NULL;
 done:
@@ -151,8 +150,8 @@ uint64_t fan_layout_offset(const fan_layout *l, size_t i) { return l->places[i].
 
 /* ---- is it the same? ---- */
 
-/* compare: everything of one array but where it lies. */
-static fan_change compare(const fan_layout_item *was, const fan_layout_item *is, bool empty)
+/* layout_compare: compares all of one array but its address. */
+static fan_change layout_compare(const fan_layout_item *was, const fan_layout_item *is, bool empty)
 {
     const fan_region *a = &was->region, *b = &is->region;
     if (was->dtype != is->dtype || a->itemsize != b->itemsize)
@@ -174,7 +173,7 @@ static fan_change compare(const fan_layout_item *was, const fan_layout_item *is,
 
 static void sort_starts(uint64_t *start, uint64_t *reach, size_t n)
 {
-    /* Mostly they are in order, or nearly: memory is handed out in order. A heap sort where they are not. */
+    /* Usually sorted or nearly, since allocators hand out memory in order. Heap sort otherwise. */
     bool ordered = true;
     for (size_t i = 1; i < n && ordered; i++)
         ordered = start[i - 1] <= start[i];
@@ -202,9 +201,9 @@ static void sort_starts(uint64_t *start, uint64_t *reach, size_t n)
     }
 }
 
-/* in_place: whether every array lies where it lay in its cluster, and the clusters do not meet. `start` and `reach`
- * have room for each cluster. */
-static bool in_place(const fan_layout *l, const fan_layout_item *items, uint64_t *start, uint64_t *reach)
+/* layout_in_place: returns whether every array is where it was in its cluster, and no clusters overlap. `start` and
+ * `reach` have room for each cluster. */
+static bool layout_in_place(const fan_layout *l, const fan_layout_item *items, uint64_t *start, uint64_t *reach)
 {
     size_t n = 0;
     for (size_t k = 0; k < l->nclusters; k++)
@@ -228,10 +227,10 @@ static bool in_place(const fan_layout *l, const fan_layout_item *items, uint64_t
     return true;
 }
 
-/* new_overlap: the first array of i's component, as it is now, that was of another: one that i itself overlaps, where
- * there is one. */
-static size_t new_overlap(const fan_layout *l, const fan_overlaps *now, const uint32_t *label, size_t i,
-                          uint64_t budget)
+/* layout_new_overlap: returns the first array of i's present component that was in another one; preferably one that
+ * overlaps i itself. */
+static size_t layout_new_overlap(const fan_layout *l, const fan_overlaps *now, const uint32_t *label, size_t i,
+                                 uint64_t budget)
 {
     size_t other = FAN_NO_OTHER;
     for (size_t j = 0; j < l->n; j++) {
@@ -248,9 +247,10 @@ static size_t new_overlap(const fan_layout *l, const fan_overlaps *now, const ui
     return other;
 }
 
-/* differ: the components of now against those recorded. `first` and `is` have room for a member of each. */
-static fan_difference differ(const fan_layout *l, const fan_layout_item *items, const fan_overlaps *now,
-                             const uint32_t *label, size_t *first, size_t *is, uint64_t budget)
+/* layout_differ: compares the present components with the recorded ones. `first` and `is` have room for a member of
+ * each. */
+static fan_difference layout_differ(const fan_layout *l, const fan_layout_item *items, const fan_overlaps *now,
+                                    const uint32_t *label, size_t *first, size_t *is, uint64_t budget)
 {
     for (size_t i = 0; i < l->n; i++)
         first[i] = is[i] = FAN_NO_OTHER;
@@ -265,7 +265,7 @@ static fan_difference differ(const fan_layout *l, const fan_layout_item *items, 
         if (*same == FAN_NO_OTHER)
             *same = i;
         else if (l->places[*same].component != l->places[i].component)
-            return (fan_difference){FAN_CHANGE_OVERLAP, i, new_overlap(l, now, label, i, budget)};
+            return (fan_difference){FAN_CHANGE_OVERLAP, i, layout_new_overlap(l, now, label, i, budget)};
     }
     return (fan_difference){FAN_CHANGE_SAME, 0, FAN_NO_OTHER};
 }
@@ -283,7 +283,7 @@ static fan_status find_anew(const fan_layout *l, const fan_layout_item *items, u
     }
     FAN_GO(overlaps_of(items, l->n, &now, err));
     FAN_GO(fan_overlaps_components(now, budget, label, &count, NULL, err));
-    *out = differ(l, items, now, label, first, first + l->n, budget);
+    *out = layout_differ(l, items, now, label, first, first + l->n, budget);
 done:
     fan_free(label);
     fan_free(first);
@@ -296,7 +296,7 @@ fan_status fan_layout_check(const fan_layout *l, const fan_layout_item *items, u
 {
     *out = (fan_difference){FAN_CHANGE_SAME, 0, FAN_NO_OTHER};
     for (size_t i = 0; i < l->n; i++) {
-        fan_change what = compare(&l->items[i], &items[i], l->places[i].empty);
+        fan_change what = layout_compare(&l->items[i], &items[i], l->places[i].empty);
         if (what != FAN_CHANGE_SAME) {
             *out = (fan_difference){what, i, FAN_NO_OTHER};
             return FAN_OK;
@@ -305,7 +305,7 @@ fan_status fan_layout_check(const fan_layout *l, const fan_layout_item *items, u
     uint64_t *start = fan_alloc(2 * l->nclusters * sizeof *start);
     if (!start)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for the layout of %zu arrays", l->n);
-    bool same = in_place(l, items, start, start + l->nclusters);
+    bool same = layout_in_place(l, items, start, start + l->nclusters);
     fan_free(start);
     return same ? FAN_OK : find_anew(l, items, budget, out, err);
 }

@@ -1,10 +1,10 @@
-/* layout: how N arrays lie in memory, recorded, and whether N arrays of a later call lie the same way.
+/* layout: records how N arrays are laid out in memory, and checks whether N arrays of a later call are laid out the
+ * same.
  *
- * What is decided from a layout once (which arrays share memory, and where in it each lies) holds for every call with
- * the same layout, wherever the memory itself is. Recorded are dtype, device, shape, strides, may it be written, the
- * component (array/overlap_list.h), and where in its component each array begins. Strides along axes of extent 1, and
- * all of an empty array's, mean nothing and are not looked at.
- */
+ * Decisions that follow from a layout (which arrays share memory, and where each begins in it) hold for every call with
+ * the same layout, wherever the memory is. Recorded are dtype, device, shape, strides, writability, the component
+ * (array/overlap_list.h), and where each array begins in its component. Strides along axes of extent 1, and all strides
+ * of an empty array, are ignored. */
 #ifndef FAN_ARRAY_LAYOUT_H
 #define FAN_ARRAY_LAYOUT_H
 
@@ -12,24 +12,24 @@
 
 typedef struct fan_layout_item {
     fan_region region;
-    uint64_t dtype, device; /* any numbers that are equal for equal ones */
+    uint64_t dtype, device; /* any numbers that are equal for equal dtypes or devices */
     bool writable;
 } fan_layout_item;
 
 typedef struct fan_layout fan_layout;
 
-/* X(NAME, word): what differs, in the order in which it is looked for. */
-#define FAN_CHANGE_LIST(X)                                                                     \
-    X(SAME, "same")                                                                            \
-    X(DTYPE, "dtype") /* or the item size */                                                   \
-    X(DEVICE, "device")                                                                        \
-    X(SHAPE, "shape")                                                                          \
-    X(STRIDES, "strides")                                                                      \
-    X(READONLY, "read-only") /* it could be written */                                         \
-    X(WRITABLE, "writable")  /* it could not */                                                \
-    X(APART, "apart")        /* it shared memory with `other`'s component, and does no more */ \
-    X(OFFSET, "offset")      /* it lies elsewhere in its component, seen from `other` */       \
-    X(OVERLAP, "overlap")    /* it shares memory with `other`, which was of another component */
+/* X(NAME, word): the differences, in the order in which they are checked. */
+#define FAN_CHANGE_LIST(X)                                                                       \
+    X(SAME, "same")                                                                              \
+    X(DTYPE, "dtype") /* or the item size */                                                     \
+    X(DEVICE, "device")                                                                          \
+    X(SHAPE, "shape")                                                                            \
+    X(STRIDES, "strides")                                                                        \
+    X(READONLY, "read-only") /* it was writable */                                               \
+    X(WRITABLE, "writable")  /* it was read-only */                                              \
+    X(APART, "apart")        /* it shared memory with `other`'s component, and no longer does */ \
+    X(OFFSET, "offset")      /* it is elsewhere in its component, relative to `other` */         \
+    X(OVERLAP, "overlap")    /* it shares memory with `other`, which was in another component */
 
 typedef enum fan_change {
 #define X(NAME, word) FAN_CHANGE_##NAME,
@@ -47,19 +47,19 @@ typedef struct fan_difference {
     size_t other; /* FAN_NO_OTHER: none */
 } fan_difference;
 
-/* fan_layout_new: the layout of n arrays. A verdict that nobody could tell counts as an overlap. FAN_ERR_NOMEM. */
+/* fan_layout_new: records the layout of n arrays. An unknown verdict counts as an overlap. FAN_ERR_NOMEM. */
 fan_status fan_layout_new(const fan_layout_item *items, size_t n, uint64_t budget, fan_layout **out, fan_error *err);
-void fan_layout_free(fan_layout *l); /* NULL is fine */
+void fan_layout_free(fan_layout *l); /* l may be NULL */
 
 size_t fan_layout_count(const fan_layout *l);
-/* fan_layout_component: the number of the component of array i; they are numbered by their first members. */
+/* fan_layout_component: returns the number of array i's component; components are numbered by their first members. */
 size_t fan_layout_component(const fan_layout *l, size_t i);
-/* fan_layout_offset: bytes from the first byte of its component to element [0, 0, ..] of array i; 0 where it is empty.
- */
+/* fan_layout_offset: returns the bytes from the first byte of its component to element [0, 0, ..] of array i; 0 if it
+ * is empty. */
 uint64_t fan_layout_offset(const fan_layout *l, size_t i);
 
-/* fan_layout_check: what differs first; `items` are as many as were recorded. O(n log n) where nothing differs.
- * FAN_ERR_NOMEM. */
+/* fan_layout_check: finds the first difference; `items` has as many items as were recorded. O(n log n) if nothing
+ * differs. FAN_ERR_NOMEM. */
 fan_status fan_layout_check(const fan_layout *l, const fan_layout_item *items, uint64_t budget, fan_difference *out,
                             fan_error *err);
 

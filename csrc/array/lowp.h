@@ -1,5 +1,5 @@
-/* lowp: float16, bfloat16, float8_e4m3fn, float8_e5m2 to and from float32. Bit for bit what NumPy and ml_dtypes have
- * (of NaNs, that it is one).
+/* lowp: float16, bfloat16, float8_e4m3fn, float8_e5m2 to and from float32, bit for bit as NumPy and ml_dtypes (except
+ * for the payload of NaNs).
  *
  *             exponent  mantissa  bias  largest  beyond it
  *   float16         5        10    15    65504   inf
@@ -7,18 +7,17 @@
  *   e5m2            5         2    15    57344   inf
  *   e4m3fn          4         3     7      448   NaN (it has no inf)
  *
- * Upwards is exact. Downwards rounds to nearest, ties to even. A float32 that is normal in the target is rounded on its
- * bits: drop `dropped` mantissa bits, add just under half a unit, and one more if the last kept bit is odd; a carry
- * runs into the exponent as it should. One that is subnormal there is added to a power of two whose last bit is the
+ * Widening is exact. Narrowing rounds to nearest, ties to even. A float32 that is normal in the target is rounded on
+ * its bits: drop `dropped` mantissa bits, add just under half a unit, and one more if the last kept bit is odd; a carry
+ * correctly increments the exponent. One that is subnormal there is added to a power of two whose last bit is the
  * target's smallest step: the adder rounds it.
  *
- * From float64 or integers the way is over a float32 rounded to odd (the last bit set where anything was lost): then
- * the second rounding is that of the exact value. NumPy's float16 is rounded once as well; ml_dtypes goes from float64
- * and int64 to bfloat16 and float8 over a float32 rounded to nearest, so that a value next to a tie may differ from
- * ours in its last bit.
+ * Float64 and integers are first converted to a float32 rounded to odd (the last bit is set if anything was lost), so
+ * that the second rounding equals that of the exact value. NumPy's float16 is rounded once as well; ml_dtypes converts
+ * float64 and int64 to bfloat16 and float8 by way of a float32 rounded to nearest, so a value next to a tie may differ
+ * from ours in its last bit.
  *
- * No branches: compilers make vectors of these.
- */
+ * No branches: compilers vectorize these. */
 #ifndef FAN_ARRAY_LOWP_H
 #define FAN_ARRAY_LOWP_H
 
@@ -45,12 +44,11 @@ FAN_LOW float fan_float_of_bits(uint32_t u)
     return x;
 }
 
-/* fan_either: yes if c, else no; by a mask, because a compiler may not turn `?:` around float arithmetic into a vector.
- */
+/* fan_either: yes if c, else no; by a mask, because compilers may not vectorize `?:` around float arithmetic. */
 FAN_LOW uint32_t fan_either(int c, uint32_t yes, uint32_t no) { return no ^ ((yes ^ no) & (0u - (uint32_t)c)); }
 
-/* fan_lowp_round: |x| of float32 bits `a` (sign cleared, not NaN, in range) as exponent and mantissa of a float with
- * `mant` mantissa bits and bias `bias`. */
+/* fan_lowp_round: returns |x| of float32 bits `a` (sign cleared, not NaN, in range) as exponent and mantissa of a float
+ * with `mant` mantissa bits and bias `bias`. */
 FAN_LOW uint32_t fan_lowp_round(uint32_t a, uint32_t mant, uint32_t bias)
 {
     uint32_t dropped = 23u - mant;
@@ -62,7 +60,7 @@ FAN_LOW uint32_t fan_lowp_round(uint32_t a, uint32_t mant, uint32_t bias)
     return fan_either(a < rebias + (1u << 23), subnormal, normal);
 }
 
-/* fan_lowp_widen: the float32 bits of exponent and mantissa `a` (sign cleared, finite). */
+/* fan_lowp_widen: returns the float32 bits of exponent and mantissa `a` (sign cleared, finite). */
 FAN_LOW uint32_t fan_lowp_widen(uint32_t a, uint32_t mant, uint32_t bias)
 {
     uint32_t normal = (a << (23u - mant)) + ((127u - bias) << 23);
@@ -71,7 +69,8 @@ FAN_LOW uint32_t fan_lowp_widen(uint32_t a, uint32_t mant, uint32_t bias)
     return fan_either(a < (1u << mant), subnormal, normal);
 }
 
-/* fan_lowp_of: x rounded: from the float32 bits `over` on to `inf`, NaN to `nan`; the sign goes to bit `sign`. */
+/* fan_lowp_of: returns x rounded: float32 bits from `over` on become `inf`, NaN becomes `nan`; the sign goes to bit
+ * `sign`. */
 FAN_LOW uint32_t fan_lowp_of(float x, uint32_t mant, uint32_t bias, uint32_t over, uint32_t inf, uint32_t nan,
                              uint32_t sign)
 {
@@ -84,7 +83,7 @@ FAN_LOW uint32_t fan_lowp_of(float x, uint32_t mant, uint32_t bias, uint32_t ove
 }
 
 #ifdef __CUDA_ARCH__
-/* The hardware's conversions round as those below do: every number gets the same bits, of a NaN that it is one. */
+/* The hardware's conversions round as those below: every number gets the same bits (NaNs may differ in payload). */
 FAN_LOW uint16_t fan_float16_of(float x)
 {
     uint16_t h;
@@ -128,13 +127,12 @@ FAN_LOW uint8_t fan_e5m2_of(float x)
 
 FAN_LOW float fan_float_of_e5m2(uint8_t h)
 {
-    return fan_float_of_float16((uint16_t)(h << 8)); /* e5m2 is float16 without its last byte */
+    return fan_float_of_float16((uint16_t)(h << 8)); /* e5m2 is float16 without its low byte */
 }
 
 FAN_LOW uint8_t fan_e4m3fn_of(float x)
 {
-    return (uint8_t)fan_lowp_of(x, 3, 7, 0x43e80001u, 0x7fu, 0x7fu,
-                                7); /* beyond 464; that itself is a tie and goes to 448 */
+    return (uint8_t)fan_lowp_of(x, 3, 7, 0x43e80001u, 0x7fu, 0x7fu, 7); /* beyond 464, which is a tie and becomes 448 */
 }
 
 FAN_LOW float fan_float_of_e4m3fn(uint8_t h)
@@ -144,10 +142,10 @@ FAN_LOW float fan_float_of_e4m3fn(uint8_t h)
     return fan_float_of_bits(r | (uint32_t)(h & 0x80u) << 24);
 }
 
-/* fan_floats_of_four_e5m2, .._e4m3fn: four bytes, the lowest first, for GPUs. Both go over
- * float16: e5m2 is its upper byte. e4m3fn has an exponent that is smaller by 8, so a shift makes it float16 of which
- * 2^8 times is the value, exactly; its NaN becomes 480 that way, which is told apart by 2^15 + 2^12 times what was
- * shifted: that is an inf for it alone, and inf * 0 is a NaN, as everything else times 0 is a zero of its sign. */
+/* fan_floats_of_four_e5m2, .._e4m3fn: convert four bytes, the lowest first, for GPUs. Both go by way of float16: e5m2
+ * is its upper byte. e4m3fn's bias is smaller by 8, so a shift makes a float16 that is the value divided by 2^8,
+ * exactly; but its NaN becomes 480. Multiplying the shifted bits by 2^15 + 2^12 gives inf for that one value alone, and
+ * inf * 0 is a NaN, while everything else times 0 is a zero of its sign. */
 #ifdef __CUDA_ARCH__
 FAN_LOW uint32_t fan_half_pair_times(uint32_t a, uint32_t b)
 {
@@ -163,7 +161,7 @@ FAN_LOW uint32_t fan_half_pair_times_plus(uint32_t a, uint32_t b, uint32_t c)
     return r;
 }
 
-/* fan_spread_pair: bytes 2 * which and 2 * which + 1 of `four` as the upper bytes of a pair of float16. */
+/* fan_spread_pair: returns bytes 2 * which and 2 * which + 1 of `four` as the upper bytes of a pair of float16. */
 FAN_LOW uint32_t fan_spread_pair(uint32_t four, int which) { return __byte_perm(four, 0, which ? 0x3424 : 0x1404); }
 #else
 FAN_LOW uint32_t fan_half_pair_times(uint32_t a, uint32_t b)
@@ -205,7 +203,7 @@ FAN_LOW uint32_t fan_half_pair_of_e4m3fn(uint32_t four, int which)
 #endif
 }
 
-/* fan_floats_of_halves: a pair as float32. */
+/* fan_floats_of_halves: converts a pair to float32. */
 FAN_LOW void fan_floats_of_halves(uint32_t halves, float *x)
 {
     x[0] = fan_float_of_float16((uint16_t)halves);
@@ -224,7 +222,7 @@ FAN_LOW void fan_floats_of_four_e5m2(uint32_t four, float *x)
     fan_floats_of_halves(fan_spread_pair(four, 1), x + 2);
 }
 
-/* fan_odd_of_double: x as float32, rounded to odd. */
+/* fan_odd_of_double: returns x as float32, rounded to odd. */
 FAN_LOW float fan_odd_of_double(double x)
 {
     float f = (float)x;
@@ -232,11 +230,12 @@ FAN_LOW float fan_odd_of_double(double x)
     uint32_t u = fan_bits_of_float(f);
     double ax = x < 0 ? -x : x, ab = back < 0 ? -back : back;
     u = ab > ax ? u - 1u : u;              /* rounded up (or to inf): one step back towards zero */
-    u = back < x || back > x ? u | 1u : u; /* something was lost; of a NaN nothing is asked */
+    u = back < x || back > x ? u | 1u : u; /* inexact; for a NaN this does not matter */
     return fan_float_of_bits(u);
 }
 
-/* fan_odd_of_u64: m as float32, rounded to odd; low bits are first gathered in one, so that a double holds the rest. */
+/* fan_odd_of_u64: returns m as float32, rounded to odd; the low bits are first combined into one, so that a double
+ * holds the rest. */
 FAN_LOW float fan_odd_of_u64(uint64_t m)
 {
     uint64_t gathered = (m & 0xffffu) ? (m & ~(uint64_t)0xffff) | 0x10000u : m;

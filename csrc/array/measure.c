@@ -6,7 +6,7 @@
 #include "base/interrupt.h"
 
 #define TILE 4096
-#define LONG_RUN ((int64_t)1 << 18) /* elements that are read where they lie between two questions */
+#define LONG_RUN ((int64_t)1 << 18) /* elements read in place between two polls for interrupts */
 
 void fan_stats_of(const fan_array *a, fan_stats *s)
 {

@@ -2,10 +2,9 @@
 
 #include "array/convert.h"
 
-static int64_t magnitude(int64_t x) { return x == INT64_MIN ? INT64_MAX : x < 0 ? -x : x; }
 
-/* steps_as_one: `a` goes from the end of axis `in` straight on to the next step of axis `out`. */
-static bool steps_as_one(const fan_array *a, int out, int in)
+/* nditer_steps_as_one: returns whether the end of axis `in` of `a` continues as the next step of axis `out`. */
+static bool nditer_steps_as_one(const fan_array *a, int out, int in)
 {
     int64_t whole;
     return !__builtin_mul_overflow(a->shape[in], a->strides[in], &whole) && whole == a->strides[out];
@@ -20,8 +19,8 @@ void fan_nditer_begin(fan_nditer *w, const fan_array *leader, bool in_order)
             continue;
         int at = w->ndim++;
         if (!in_order) {
-            int64_t step = magnitude(leader->strides[i]);
-            for (; at > 0 && magnitude(leader->strides[w->axis[at - 1]]) < step; at--)
+            int64_t step = fan_magnitude(leader->strides[i]);
+            for (; at > 0 && fan_magnitude(leader->strides[w->axis[at - 1]]) < step; at--)
                 w->axis[at] = w->axis[at - 1];
         }
         w->axis[at] = i;
@@ -33,7 +32,7 @@ void fan_nditer_begin(fan_nditer *w, const fan_array *leader, bool in_order)
 void fan_nditer_also(fan_nditer *w, const fan_array *a)
 {
     for (int i = 0; i + 1 < w->ndim; i++)
-        if (!steps_as_one(a, w->axis[i], w->axis[i + 1]))
+        if (!nditer_steps_as_one(a, w->axis[i], w->axis[i + 1]))
             w->joined &= ~((uint64_t)1 << i);
     for (int i = 0; i < w->ndim; i++)
         w->extent[i] = a->shape[w->axis[i]];
@@ -51,13 +50,13 @@ void fan_nditer_ready(fan_nditer *w)
     w->ndim = n;
 }
 
-/* A place in the walk: an index for each axis, and the address of that element of one array. */
+/* A position in the walk: an index for each axis, and the address of that element of one array. */
 typedef struct place {
     int64_t index[FAN_MAX_NDIM];
     char *p;
 } place;
 
-static void seek(const fan_nditer *w, const fan_array *a, int64_t at, place *here)
+static void nditer_seek(const fan_nditer *w, const fan_array *a, int64_t at, place *here)
 {
     here->p = a->data;
     for (int i = w->ndim - 1; i >= 0; i--) {
@@ -67,8 +66,8 @@ static void seek(const fan_nditer *w, const fan_array *a, int64_t at, place *her
     }
 }
 
-/* step: n elements on along the innermost axis, which they do not leave but to its end; then over to the next row. */
-static void step(const fan_nditer *w, const fan_array *a, int64_t n, place *here)
+/* nditer_step: advances by n elements along the innermost axis, at most to its end; then to the next row. */
+static void nditer_step(const fan_nditer *w, const fan_array *a, int64_t n, place *here)
 {
     int i = w->ndim - 1;
     here->index[i] += n;
@@ -94,11 +93,12 @@ char *fan_nditer_whole(const fan_nditer *w, const fan_array *a, int64_t at, int6
     if (at % w->extent[last] + n > w->extent[last])
         return NULL;
     FAN_UNCLEARED place here;
-    seek(w, a, at, &here);
+    nditer_seek(w, a, at, &here);
     return here.p;
 }
 
-static void carry(const fan_nditer *w, const fan_array *a, int64_t at, int64_t n, fan_dtype d, char *buf, bool write)
+static void nditer_carry(const fan_nditer *w, const fan_array *a, int64_t at, int64_t n, fan_dtype d, char *buf,
+                         bool write)
 {
     int64_t size = (int64_t)fan_dtype_size(d);
     if (n <= 0)
@@ -113,7 +113,7 @@ static void carry(const fan_nditer *w, const fan_array *a, int64_t at, int64_t n
     int last = w->ndim - 1;
     int64_t pitch = a->strides[w->axis[last]];
     FAN_UNCLEARED place here;
-    seek(w, a, at, &here);
+    nditer_seek(w, a, at, &here);
     for (int64_t m; n; n -= m) {
         m = w->extent[last] - here.index[last];
         m = m < n ? m : n;
@@ -122,16 +122,16 @@ static void carry(const fan_nditer *w, const fan_array *a, int64_t at, int64_t n
         else
             fan_convert(buf, d, size, here.p, a->dtype, pitch, m);
         buf += m * size;
-        step(w, a, m, &here);
+        nditer_step(w, a, m, &here);
     }
 }
 
 void fan_nditer_read(const fan_nditer *w, const fan_array *a, int64_t at, int64_t n, fan_dtype d, char *buf)
 {
-    carry(w, a, at, n, d, buf, false);
+    nditer_carry(w, a, at, n, d, buf, false);
 }
 
 void fan_nditer_write(const fan_nditer *w, const fan_array *a, int64_t at, int64_t n, fan_dtype d, const char *buf)
 {
-    carry(w, a, at, n, d, (char *)(uintptr_t)buf, true);
+    nditer_carry(w, a, at, n, d, (char *)(uintptr_t)buf, true);
 }

@@ -1,48 +1,51 @@
 /* Do two arrays share a byte? An essay.
  *
- * The bytes of an array are sums: an address, a whole multiple of each stride, and a place within the element. Two
- * arrays share a byte where a sum of the one equals a sum of the other. Count the second array backwards, from its last
- * byte, and every sign is positive: with the unknowns of both arrays side by side it is one equation,
+ * The bytes of an array are sums: an address, an integer multiple of each stride, and an offset within the element. Two
+ * arrays share a byte if a sum of one equals a sum of the other. Count the second array backwards, from its last byte,
+ * and every sign is positive: with the unknowns of both arrays side by side it is one equation,
  *
- *     c0 x0 + c1 x1 + .. = r,    0 <= xi <= ui,
+ *    c0 x0 + c1 x1 + .. = r,    0 <= xi <= ui,
  *
- * in which both places within an element make one more term whose step is 1. To solve such an equation is NP-hard in
- * general, and easy for what people slice. So, the cheap first, and every step exact:
+ * in which both offsets within an element make one more term whose step is 1. To solve such an equation is NP-hard in
+ * general, and easy for the slices that occur in practice. So, cheap steps first, and every step exact:
  *
- * 1. Comb. Axes of extent 1 or stride 0 add no bytes; a negative stride is a positive one from the other end. Sorted by
- * step, an axis whose step is at most the tooth below makes the tooth longer; an axis whose step is a multiple of the
- * step below, and no farther than that one reaches, makes it longer. So what is dense is one tooth, and rows of a
+ * 1. Comb. Axes of extent 1 or stride 0 add no bytes; a negative stride is a positive one from the other end. In order
+ * of steps, an axis whose step is at most the tooth so far lengthens the tooth; an axis whose step is a multiple of the
+ * step below, and no larger than that one's reach, lengthens that one. So a dense array is one tooth, and rows of a
  * matrix are one axis, however many axes they had.
- * 2. Extents. If the first byte of one lies behind the last of the other, they are disjoint.
- * 3. Grid. Let g be the common divisor of all steps but the 1. What the steps make is a multiple of g, so the places
- * within the elements must make r's remainder: if that is more than they have, the arrays are disjoint: columns of a
- * matrix, heads of a projection, every other element. Otherwise all is divided by g.
- * 4. Whole. If the terms up to some place reach all multiples of their common divisor up to the largest sum, nothing is
- * left to search: r is reached if it is a multiple and not too large. A term keeps that up if its step leaves the
- * divisor as it is and is no longer than what is reached below it and one divisor more. Views of one dense parent are
- * nearly always whole.
- * 5. Search. Else the term with the largest step is tried, each x for which the rest is within reach and divisible by
- * the rest's common divisor; those are one class modulo a number, and are stepped through. A few are tried for what
- * people slice; there are equations with exponentially many.
- * 6. Table. So after QUICK tries the sums are tabled, a bit for each number up to r: for each term and each power of
- * two in its bound the table is shifted and united with itself. That takes r / 8 bytes and r / 64 steps a power: exact,
- * and no worse for malicious steps. A sum and what is left of the whole are reached together, so r is at most half of
- * what all terms make. Which x made it is found from the largest term down: for each the table of the smaller ones says
- * which x leaves something that they make.
- * 7. Unknown. Over the budget the search goes on for LONG more tries; then the verdict says that nobody knows. The
- * budget is of memory and of work: all tables that the witness needs are counted beforehand, and the tries; many axes
- * with long steps would else take a minute within any memory. Questions of one call share their work; when it is done
- * each has FEW tries left.
  *
- * An array overlaps itself where two different elements share a byte. The difference of their indices is not zero; take
- * the axis with the largest step on which it is not, and say that it is positive there. For each axis that is one
- * equation of the same kind: no axis above, at least one step along this one, anything from -u to u along those below.
- * Where every step is longer than all that the smaller ones reach, each of these equations is refused by step 2 at
- * once.
+ * 2. Extents. If the first byte of one is after the last of the other, they are disjoint.
+ *
+ * 3. Grid. Let g be the common divisor of all steps but the 1. The steps make multiples of g, so the offsets within the
+ * elements must make r's remainder: if that exceeds their range, the arrays are disjoint: columns of a matrix, heads of
+ * a projection, every other element. Otherwise all is divided by g.
+ *
+ * 4. Whole. If the terms up to some index reach all multiples of their common divisor up to the largest sum, no search
+ * is needed: r is reached if it is a multiple and not too large. The next term preserves that if its step keeps the
+ * divisor and is at most the reach below it plus one divisor. Views of one dense parent are nearly always whole.
+ *
+ * 5. Search. Else try the term with the largest step: each x that leaves a remainder within the others' reach and
+ * divisible by their common divisor; those are one class modulo a number, and are stepped through. Slices in practice
+ * need few tries; some equations need exponentially many.
+ *
+ * 6. Table. So after QUICK tries tabulate the sums, a bit for each number up to r: for each term and each power of two
+ * in its bound, shift the table and unite it with itself. That takes r / 8 bytes and r / 64 steps per power: exact, and
+ * no worse for malicious steps. A sum is reached if and only if its complement is, so r is at most half of the total.
+ * The solution is read from the largest term down: for each, the table of the smaller ones shows which x leaves a sum
+ * that they reach.
+ *
+ * 7. Unknown. Beyond the budget the search makes LONG more tries; then the verdict is "unknown". The budget covers
+ * memory and work: all tables that the witness needs are counted beforehand, and the tries; many axes with long steps
+ * could otherwise take a minute within any memory. Questions of one call share their work; once it is used up, each has
+ * FEW tries.
+ *
+ * An array overlaps itself if two different elements share a byte. The difference of their indices is not zero; take
+ * the axis with the largest step on which it is not, and let it be positive there. For each axis that is one equation
+ * of the same kind: no axis above, at least one step along this one, anything from -u to u along those below. If every
+ * step is longer than the reach of all smaller ones, step 2 refutes each of these equations at once.
  *
  * Numbers. A comb is less than 2^61 bytes long, so sums of two, doubled, stay below 2^63; products of remainders are
- * made in 128 bits.
- */
+ * computed in 128 bits. */
 #include "array/overlap.h"
 
 #include "array/convert.h"
@@ -61,13 +64,13 @@ fan_region fan_region_of(const fan_array *a)
 
 /* ---- combs ---- */
 
-/* An axis along which something moves, and which of the region's axes it is. */
+/* A moving axis: step, count, and its number in the region. */
 typedef struct moving {
     int64_t step, count;
     int axis;
 } moving;
 
-/* Where the axes of a comb came from: group 0 is the tooth, group k the comb's axis k - 1; the group's members are
+/* The origin of a comb's axes: group 0 is the tooth, group k the comb's axis k - 1; the group's members are
  * sorted[end[k - 1]] to sorted[end[k] - 1]. */
 typedef struct origin {
     moving sorted[FAN_MAX_NDIM];
@@ -82,8 +85,9 @@ static bool is_empty(const fan_region *r)
     return empty;
 }
 
-/* measure: the moving axes, the smallest step first; the comb's first and last byte. Returns how many. */
-static int measure(const fan_region *r, moving *sorted, fan_comb *c)
+/* comb_measure: collects the moving axes, smallest step first, and the comb's first and last byte. Returns their
+ * number. */
+static int comb_measure(const fan_region *r, moving *sorted, fan_comb *c)
 {
     uint64_t lo = r->data, last, reach = (uint64_t)r->itemsize - 1;
     bool far = false;
@@ -109,8 +113,8 @@ static int measure(const fan_region *r, moving *sorted, fan_comb *c)
     return n;
 }
 
-/* join: the moving axes as a comb's; `end` (may be NULL) says what became of each. */
-static void join(const moving *sorted, int n, int64_t itemsize, fan_axis *axes, fan_comb *c, int *end)
+/* comb_join: joins the moving axes into a comb's; `end` (may be NULL) receives the origin of each. */
+static void comb_join(const moving *sorted, int n, int64_t itemsize, fan_axis *axes, fan_comb *c, int *end)
 {
     int64_t tooth = itemsize;
     int i = 0, m = 0;
@@ -121,7 +125,7 @@ static void join(const moving *sorted, int n, int64_t itemsize, fan_axis *axes, 
     for (; i < n; i++) {
         fan_axis *top = m ? &axes[m - 1] : NULL;
         int64_t step = sorted[i].step, count = sorted[i].count;
-        int64_t times = top ? quotient(step, top->step) : 0;
+        int64_t times = top ? equation_quotient(step, top->step) : 0;
         if (top && times * top->step == step && times <= top->count)
             top->count += times * (count - 1);
         else
@@ -138,9 +142,9 @@ static void comb_of(const fan_region *r, fan_axis *axes, fan_comb *out, moving *
     *out = (fan_comb){.axes = axes, .empty = is_empty(r)};
     if (out->empty)
         return;
-    int n = measure(r, sorted, out);
+    int n = comb_measure(r, sorted, out);
     if (!out->far)
-        join(sorted, n, r->itemsize, axes, out, end);
+        comb_join(sorted, n, r->itemsize, axes, out, end);
 }
 
 void fan_comb_of(const fan_region *r, fan_axis *axes, fan_comb *out)
@@ -149,13 +153,13 @@ void fan_comb_of(const fan_region *r, fan_axis *axes, fan_comb *out)
     comb_of(r, axes, out, sorted, NULL);
 }
 
-/* unwind: the element that holds the byte at `way` from the start of group k's steps: writes its axes' places in
- * `index`, counted from their low ends. Returns what is left within the element. */
-static int64_t unwind(const origin *o, int k, int64_t way, int64_t *index)
+/* comb_unwind: finds the element that holds the byte at `way` from the start of group k's steps: writes the indices of
+ * its axes, counted from their low ends. Returns the remaining offset within the element. */
+static int64_t comb_unwind(const origin *o, int k, int64_t way, int64_t *index)
 {
     for (int i = o->end[k] - 1; i >= (k ? o->end[k - 1] : 0); i--) {
         const moving *m = &o->sorted[i];
-        int64_t x = quotient(way, m->step);
+        int64_t x = equation_quotient(way, m->step);
         x = x < m->count ? x : m->count - 1;
         index[m->axis] = x;
         way -= x * m->step;
@@ -163,18 +167,18 @@ static int64_t unwind(const origin *o, int k, int64_t way, int64_t *index)
     return way;
 }
 
-/* element: the element of `r` at which the comb's axes have the values x, and whose bytes hold that at `t` in the
- * tooth. */
-static void element(const fan_region *r, const fan_comb *c, const origin *o, const int64_t *x, int64_t t,
-                    int64_t *index)
+/* comb_element: computes the element of `r` at which the comb's axes have the values x and which contains offset `t` of
+ * the tooth. */
+static void comb_element(const fan_region *r, const fan_comb *c, const origin *o, const int64_t *x, int64_t t,
+                         int64_t *index)
 {
     memset(index, 0, (size_t)r->ndim * sizeof *index);
     for (int k = 0; k < c->n; k++) {
-        int64_t left = unwind(o, k + 1, x[k] * c->axes[k].step, index);
+        int64_t left = comb_unwind(o, k + 1, x[k] * c->axes[k].step, index);
         assert(left == 0);
         (void)left;
     }
-    int64_t left = unwind(o, 0, t, index);
+    int64_t left = comb_unwind(o, 0, t, index);
     assert(left < r->itemsize);
     (void)left;
     for (int i = 0; i < r->ndim; i++)
@@ -184,7 +188,7 @@ static void element(const fan_region *r, const fan_comb *c, const origin *o, con
 
 /* ---- two regions ---- */
 
-/* quick_verdict: steps 1 and 2; true if that was enough. */
+/* quick_verdict: steps 1 and 2; true if that decided it. */
 static bool quick_verdict(const fan_comb *a, const fan_comb *b, fan_verdict *out)
 {
     *out = FAN_OVERLAP_DISJOINT;
@@ -194,7 +198,7 @@ static bool quick_verdict(const fan_comb *a, const fan_comb *b, fan_verdict *out
     return a->far || b->far || (a->n == 0 && b->n == 0);
 }
 
-/* side_by_side: the axes of both as parts, ascending. */
+/* side_by_side: merges the axes of both as parts, ascending. */
 static int side_by_side(const fan_comb *a, const fan_comb *b, term *parts)
 {
     int n = 0;
@@ -206,7 +210,7 @@ static int side_by_side(const fan_comb *a, const fan_comb *b, term *parts)
     return n;
 }
 
-/* The second region is counted from its last byte. */
+/* Counts the second region from its last byte. */
 static fan_status solve_pair(equation *e, const fan_comb *a, const fan_comb *b, fan_effort *left, fan_verdict *out,
                              fan_error *err)
 {
@@ -224,10 +228,10 @@ fan_status fan_comb_overlap(const fan_comb *a, const fan_comb *b, fan_effort *le
     return quick_verdict(a, b, out) ? FAN_OK : solve_pair(&e, a, b, left, out, err);
 }
 
-/* elements: from the solution an element of each. The second, which is counted from its end, is given first: so the
+/* overlap_elements: computes an element of each from the solution. The second, counted from its end, first: so the
  * indices of both are small. */
-static void elements(equation *e, const fan_region *const r[2], const fan_comb *c, const origin *o,
-                     int64_t *const at[2])
+static void overlap_elements(equation *e, const fan_region *const r[2], const fan_comb *c, const origin *o,
+                             int64_t *const at[2])
 {
     FAN_UNCLEARED int64_t x[2][FAN_MAX_NDIM];
     int64_t places = fan__equation_given_places(e, c[0].tooth + c[1].tooth - 2),
@@ -236,16 +240,16 @@ static void elements(equation *e, const fan_region *const r[2], const fan_comb *
         x[1][k] = c[1].axes[k].count - 1 - fan__equation_given(e, c[1].axes[k].step, c[1].axes[k].count - 1);
     for (int k = 0; k < c[0].n; k++)
         x[0][k] = fan__equation_given(e, c[0].axes[k].step, c[0].axes[k].count - 1);
-    element(r[0], &c[0], &o[0], x[0], places - back, at[0]);
-    element(r[1], &c[1], &o[1], x[1], c[1].tooth - 1 - back, at[1]);
+    comb_element(r[0], &c[0], &o[0], x[0], places - back, at[0]);
+    comb_element(r[1], &c[1], &o[1], x[1], c[1].tooth - 1 - back, at[1]);
 }
 
-/* first_byte: where both are dense, the later start. */
+/* first_byte: both dense: the common byte is the later start. */
 static void first_byte(const fan_region *const r[2], const fan_comb *c, const origin *o, int64_t *const at[2])
 {
     uint64_t lo = c[0].lo > c[1].lo ? c[0].lo : c[1].lo;
     for (int i = 0; i < 2; i++)
-        element(r[i], &c[i], &o[i], NULL, (int64_t)(lo - c[i].lo), at[i]);
+        comb_element(r[i], &c[i], &o[i], NULL, (int64_t)(lo - c[i].lo), at[i]);
 }
 
 fan_status fan_overlap(const fan_region *a, const fan_region *b, uint64_t budget, int64_t *at_a, int64_t *at_b,
@@ -268,7 +272,7 @@ fan_status fan_overlap(const fan_region *a, const fan_region *b, uint64_t budget
     }
     FAN_TRY(solve_pair(&e, &c[0], &c[1], &left, out, err));
     if (*out == FAN_OVERLAP_YES && wanted)
-        elements(&e, r, c, o, at);
+        overlap_elements(&e, r, c, o, at);
     return FAN_OK;
 }
 
@@ -282,7 +286,7 @@ bool fan_array_disjoint(const fan_array *a, const fan_array *b)
 
 /* ---- one region and itself ---- */
 
-/* unmoved_axis: an axis of extent > 1 that does not move: its first two elements are one. -1: there is none. */
+/* unmoved_axis: returns an axis of extent > 1 that does not move: its first two elements coincide. -1: none. */
 static int unmoved_axis(const fan_region *r)
 {
     for (int i = 0; i < r->ndim; i++)
@@ -291,7 +295,7 @@ static int unmoved_axis(const fan_region *r)
     return -1;
 }
 
-/* two_indices: the solution's difference of indices along one axis as two indices. */
+/* two_indices: turns the solution's difference along one axis into two indices. */
 static void two_indices(const fan_region *r, const moving *m, int64_t difference, int64_t *one, int64_t *two)
 {
     if (r->strides[m->axis] < 0)
@@ -300,10 +304,10 @@ static void two_indices(const fan_region *r, const moving *m, int64_t difference
     two[m->axis] = difference < 0 ? -difference : 0;
 }
 
-/* leading: whether two elements that differ by 1 or more along axis k, by nothing above and by anything below, share a
- * byte. */
-static fan_status leading(const fan_region *r, const moving *sorted, int k, fan_effort *left, int64_t *one,
-                          int64_t *two, fan_verdict *out, fan_error *err)
+/* overlap_leading: checks whether two elements share a byte that differ by at least 1 along axis k, by nothing above
+ * and by anything below. */
+static fan_status overlap_leading(const fan_region *r, const moving *sorted, int k, fan_effort *left, int64_t *one,
+                                  int64_t *two, fan_verdict *out, fan_error *err)
 {
     FAN_UNCLEARED equation e;
     FAN_UNCLEARED term parts[PARTS];
@@ -348,11 +352,11 @@ fan_status fan_overlap_itself(const fan_region *a, uint64_t budget, int64_t *one
         *out = FAN_OVERLAP_YES;
         return FAN_OK;
     }
-    n = measure(a, sorted, &c);
+    n = comb_measure(a, sorted, &c);
     if (c.far)
         *out = FAN_OVERLAP_FAR;
     for (int k = 0; k < n && !c.far; k++) {
-        FAN_TRY(leading(a, sorted, k, &left, one, two, &v, err));
+        FAN_TRY(overlap_leading(a, sorted, k, &left, one, two, &v, err));
         if (v == FAN_OVERLAP_YES || *out == FAN_OVERLAP_DISJOINT)
             *out = v;
         if (v == FAN_OVERLAP_YES)

@@ -1,28 +1,27 @@
-/* Many regions: few of all the pairs may be looked at.
+/* Many regions: compare few of all the pairs.
  *
- * Sorted by their first bytes, regions fall into runs: one run's extents chain, two runs' do not meet. Within a run two
- * things rule out a pair without a question: their extents do not meet, or, on the circle of all remainders modulo some
- * step g, their arcs do not. A comb's arc begins at the remainder of its first byte and is as long as its tooth and its
- * axes that are no multiples of g. Columns of a matrix have extents that all meet, and arcs modulo the row that never
- * do; slices of one row have it the other way round. For both it is the same sweep over sorted stretches, and how many
- * pairs of stretches meet can be counted beforehand in the time of a sort. So for each run the extents and the arcs
- * modulo its most frequent steps are counted, and the least is swept; each pair that meets there is asked for the other
- * as well (two comparisons), and then for the exact verdict.
+ * Sorted by their first bytes, regions form runs: the extents of one run chain, those of two runs do not overlap.
+ * Within a run two tests exclude a pair without an exact question: their extents do not overlap, or their arcs do not,
+ * on the circle of all remainders modulo some step g. A comb's arc begins at the remainder of its first byte and is as
+ * long as its tooth and those axes that are no multiples of g. Columns of a matrix have extents that all overlap, and
+ * arcs modulo the row that never do; for slices of one row it is the opposite. Both tests are the same sweep over
+ * sorted stretches, and the number of overlapping pairs can be counted beforehand in the time of a sort. So each run
+ * counts its extents and its arcs modulo its most frequent steps, and sweeps the smallest; each pair found there takes
+ * the other test as well (two comparisons), and then the exact one.
  *
- * A few arrays may hold together what falls apart without them: a flat buffer, and views of the matrices in it. Where
- * that is so, and the rest falls into runs of at most half as many, those few are asked against all, and the rest is
- * swept by itself.
+ * A few arrays may connect a run that falls apart without them: a flat buffer, and views of the matrices in it. If so,
+ * and the rest falls into runs of at most half as many, those few are compared with all, and the rest is swept
+ * separately.
  *
- * For components pairs need not be found, only enough of them. Stretches that are still open are kept in lists, one for
- * each component; a new one is compared with the members of a list, the newest first, until one shares a byte with it.
- * Then the lists are one. So a thousand views of the same memory cost a thousand questions. A member whose bytes all
- * belong to another member leaves its list: whatever meets it meets that one too. So regions that share nothing with
- * them are compared once with a thousand repeated rows, not with each.
+ * Components do not need all pairs, only enough of them. Open stretches are kept in lists, one per component; a new one
+ * is compared with the members of a list, newest first, until one shares a byte with it. Then the lists are merged. So
+ * a thousand views of the same memory cost a thousand questions. A member whose bytes all belong to another member
+ * leaves its list: everything that overlaps it overlaps that one too. So a region that shares nothing with a thousand
+ * repeated rows is compared with one of them, not with each.
  *
- * The number of questions for components is limited (QUESTIONS), and so is their time: what is left then is "unknown",
- * counts as an overlap, and joins what it stands beside. Pairs have no such limit, because each unknown pair would have
- * to be listed; their sweep, like that of components, ends on Ctrl-C.
- */
+ * The number of questions for components is limited (QUESTIONS), and so is their time: further ones are "unknown",
+ * count as overlaps, and join the component beside them. Pairs have no such limit, because each unknown pair would have
+ * to be listed; both sweeps end on Ctrl-C. */
 #include "array/overlap_list.h"
 
 #include "array/stretch.h"
@@ -33,15 +32,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define GRIDS 4   /* how many steps are tried as the modulus */
-#define BRIDGES 6 /* how many of a run may be set aside */
+#define GRIDS 4   /* steps that are tried as the modulus */
+#define BRIDGES 6 /* members of a run that may be set aside */
 
 /* Questions of one call for components with the default budget: about 50 ms, and 3 us for each region. */
 #define QUESTIONS 4000000
 #define QUESTIONS_EACH 256
-#define ATTEMPT 32     /* .. of them for one try of a sweep */
-#define COVER_LOOKS 16 /* members of a list among which one is sought that covers a newcomer, or is covered by it */
-#define QUESTION_ELEMENTS 64 /* how many elements' time one takes, for fan_interrupted */
+#define ATTEMPT 32           /* .. of them for one try of a sweep */
+#define COVER_LOOKS 16       /* members of a list that are checked for covering a newcomer, or being covered by it */
+#define QUESTION_ELEMENTS 64 /* elements' time that one question takes, for fan_interrupted */
 
 struct fan_overlaps {
     size_t n;
@@ -113,36 +112,36 @@ bool fan_overlaps_extent(const fan_overlaps *l, size_t i, uint64_t *lo, uint64_t
 
 /* ---- arcs ---- */
 
-/* arcs: those of the combs in `run` modulo g, not sorted. Returns how many, at most 2n. */
-static size_t arcs(const fan_overlaps *l, const fan_stretch *run, size_t n, int64_t g, fan_stretch *out)
+/* overlaps_arcs: computes the arcs of the combs in `run` modulo g, unsorted. Returns how many, at most 2n. */
+static size_t overlaps_arcs(const fan_overlaps *l, const fan_stretch *run, size_t n, int64_t g, fan_stretch *out)
 {
     size_t m = 0;
     uint64_t circle = (uint64_t)g;
     for (size_t i = 0; i < n; i++) {
-        const fan_comb *c = &l->combs[run[i].who];
+        const fan_comb *c = &l->combs[run[i].index];
         uint64_t from = c->lo % circle, more = (uint64_t)c->tooth - 1;
         for (int k = 0; k < c->n && !c->far; k++)
             if (c->axes[k].step % g != 0)
                 more += (uint64_t)c->axes[k].step * (uint64_t)(c->axes[k].count - 1);
         if (c->far || more >= circle - 1) {
-            out[m++] = (fan_stretch){0, circle - 1, run[i].who, FAN_NOBODY};
+            out[m++] = (fan_stretch){0, circle - 1, run[i].index, FAN_NO_STRETCH};
         } else if (from + more < circle) {
-            out[m++] = (fan_stretch){from, from + more, run[i].who, FAN_NOBODY};
+            out[m++] = (fan_stretch){from, from + more, run[i].index, FAN_NO_STRETCH};
         } else {
-            out[m++] = (fan_stretch){from, circle - 1, run[i].who, FAN_NOBODY};
-            out[m++] = (fan_stretch){0, from + more - circle, run[i].who, FAN_NOBODY};
+            out[m++] = (fan_stretch){from, circle - 1, run[i].index, FAN_NO_STRETCH};
+            out[m++] = (fan_stretch){0, from + more - circle, run[i].index, FAN_NO_STRETCH};
         }
     }
     return m;
 }
 
-/* A step and how often it was met. */
+/* A step and its count. */
 typedef struct tally {
     int64_t step;
     size_t count;
 } tally;
 
-/* count_step: counts a step among the most frequent; a newcomer without a place takes one of each that has one away. */
+/* count_step: counts a step among the most frequent (Misra-Gries: a newcomer without a place lowers all counts). */
 static void count_step(tally *t, int64_t step)
 {
     tally *place = NULL;
@@ -160,31 +159,30 @@ static void count_step(tally *t, int64_t step)
         t[i].count--;
 }
 
-/* frequent: the steps that most combs of a run have, as far as a few counters can tell. */
-static void frequent(const fan_overlaps *l, const fan_stretch *run, size_t n, tally *t)
+/* overlaps_frequent: finds the steps that most combs of a run have, as far as a few counters can. */
+static void overlaps_frequent(const fan_overlaps *l, const fan_stretch *run, size_t n, tally *t)
 {
     for (size_t i = 0; i < n; i++) {
-        const fan_comb *c = &l->combs[run[i].who];
+        const fan_comb *c = &l->combs[run[i].index];
         for (int k = 0; k < c->n; k++)
             count_step(t, c->axes[k].step);
     }
 }
 
-/* Stretches that are still open, of one component. */
+/* Open stretches of one component. */
 typedef struct list {
-    uint32_t head, tail; /* FAN_NOBODY: none */
+    uint32_t head, tail; /* FAN_NO_STRETCH: none */
 } list;
 
-/* What a sweep has to work with. */
+/* The state of a sweep. */
 typedef struct work {
     const fan_overlaps *l;
     fan_effort left;   /* of the whole call */
-    int64_t questions; /* for components: how many may still be asked */
+    int64_t questions; /* for components: questions left */
     bool extents_only;
-    bool exact;       /* components: no region was joined with another by a verdict that is unknown */
-    fan_stretch *run; /* all that are not empty, by their first bytes; room for 2n, as in the next three, which are made
-                     when they are needed */
-    fan_stretch *arc, *best; /* arcs modulo the step that is tried, and modulo the best so far */
+    bool exact;       /* components: no regions were joined by an unknown verdict */
+    fan_stretch *run; /* all nonempty regions, by first bytes; room for 2n, as in the next three (made on first use) */
+    fan_stretch *arc, *best; /* arcs modulo the step being tried, and modulo the best so far */
     fan_stretch *scratch;    /* for sorting */
     list *lists;             /* 2n: for components; for pairs the heads are the open stretches */
     uint32_t *parent;        /* components: towards the root; NULL: pairs are wanted */
@@ -201,24 +199,24 @@ static void work_fini(work *w)
     fan_free(w->lists);
 }
 
-/* room: what is needed for the first time gets its memory. */
-static fan_status room(const work *w, fan_stretch **s, fan_error *err)
+/* overlaps_room: allocates on first use. */
+static fan_status overlaps_room(const work *w, fan_stretch **s, fan_error *err)
 {
     if (!*s)
         *s = fan_alloc(2 * w->l->n * sizeof **s);
     return *s ? FAN_OK : fan_fail(err, FAN_ERR_NOMEM, "out of memory for %zu arrays to compare", w->l->n);
 }
 
-static fan_status sort(work *w, fan_stretch *s, size_t n, fan_error *err)
+static fan_status overlaps_sort(work *w, fan_stretch *s, size_t n, fan_error *err)
 {
     if (fan__stretch_run_end(s, n, 0) >= n)
         return FAN_OK;
-    FAN_TRY(room(w, &w->scratch, err));
+    FAN_TRY(overlaps_room(w, &w->scratch, err));
     fan__stretch_merge(s, n, w->scratch);
     return FAN_OK;
 }
 
-/* questions_of: how many a budget allows for components; UINT64_MAX: any number. */
+/* questions_of: returns how many a budget allows for components; UINT64_MAX: any number. */
 static int64_t questions_of(uint64_t budget, size_t n)
 {
     uint64_t times = budget / FAN_OVERLAP_BUDGET;
@@ -237,25 +235,25 @@ static fan_status work_init(work *w, const fan_overlaps *l, uint64_t budget, siz
     if (!w->lists)
         status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for %zu arrays to compare", l->n);
     if (status == FAN_OK)
-        status = room(w, &w->run, err);
+        status = overlaps_room(w, &w->run, err);
     *n = 0;
     for (size_t i = 0; i < l->n && status == FAN_OK; i++)
         if (!l->combs[i].empty)
-            w->run[(*n)++] = (fan_stretch){l->combs[i].lo, l->combs[i].last, (uint32_t)i, FAN_NOBODY};
+            w->run[(*n)++] = (fan_stretch){l->combs[i].lo, l->combs[i].last, (uint32_t)i, FAN_NO_STRETCH};
     if (status == FAN_OK)
-        status = sort(w, w->run, *n, err);
+        status = overlaps_sort(w, w->run, *n, err);
     if (status != FAN_OK)
         work_fini(w);
     return status;
 }
 
-/* verdict: on two regions whose stretches meet. FAN_ERR_EXTERN where the work was interrupted. */
-static fan_status verdict(work *w, uint32_t a, uint32_t b, fan_verdict *out, fan_error *err)
+/* overlaps_verdict: decides on two regions whose stretches overlap. FAN_ERR_EXTERN if the work was interrupted. */
+static fan_status overlaps_verdict(work *w, uint32_t a, uint32_t b, fan_verdict *out, fan_error *err)
 {
     const fan_comb *one = &w->l->combs[a], *two = &w->l->combs[b];
     *out = FAN_OVERLAP_DISJOINT;
     if (fan_interrupted(QUESTION_ELEMENTS))
-        return FAN_ERR_EXTERN; /* the scope that is interrupted has the error */
+        return FAN_ERR_EXTERN; /* the interrupted scope holds the error */
     if (w->parent && w->questions-- <= 0) {
         *out = FAN_OVERLAP_HARD;
         return FAN_OK;
@@ -268,12 +266,12 @@ static fan_status verdict(work *w, uint32_t a, uint32_t b, fan_verdict *out, fan
 
 /* ---- pairs ---- */
 
-static fan_status note(work *w, uint32_t a, uint32_t b, fan_error *err)
+static fan_status overlaps_note(work *w, uint32_t a, uint32_t b, fan_error *err)
 {
     fan_verdict v;
     if (a == b)
         return FAN_OK;
-    FAN_TRY(verdict(w, a, b, &v, err));
+    FAN_TRY(overlaps_verdict(w, a, b, &v, err));
     if (v == FAN_OVERLAP_DISJOINT)
         return FAN_OK;
     if (fan_grow((void **)&w->pairs, &w->cap, w->npairs + 1, sizeof *w->pairs) < 0)
@@ -292,7 +290,7 @@ static fan_status sweep_pairs(work *w, const fan_stretch *s, size_t n, fan_error
             if (s[j].to < s[i].from)
                 continue;
             w->lists[kept++].head = j;
-            FAN_TRY(note(w, s[j].who, s[i].who, err));
+            FAN_TRY(overlaps_note(w, s[j].index, s[i].index, err));
         }
         w->lists[kept++].head = i;
         open = kept;
@@ -308,7 +306,7 @@ static int by_members(const void *a, const void *b)
     return p->two < q->two ? -1 : p->two > q->two;
 }
 
-/* in_order: sorted, each pair once: two arcs that both pass the end of the circle meet twice. */
+/* in_order: sorts the pairs and drops duplicates: two arcs that both pass the end of the circle meet twice. */
 static void in_order(work *w)
 {
     size_t kept = 0;
@@ -331,8 +329,8 @@ static uint32_t root_of(uint32_t *parent, uint32_t i)
     return i;
 }
 
-/* unite: the smaller number is the root, so a root is its component's first member. */
-static void unite(uint32_t *parent, uint32_t a, uint32_t b)
+/* overlaps_unite: the smaller number is the root, so a root is its component's first member. */
+static void overlaps_unite(uint32_t *parent, uint32_t a, uint32_t b)
 {
     a = root_of(parent, a);
     b = root_of(parent, b);
@@ -342,10 +340,10 @@ static void unite(uint32_t *parent, uint32_t a, uint32_t b)
         parent[a] = b;
 }
 
-/* leave: takes member `at`, which stands behind `before` (FAN_NOBODY: it is the first), out of a list. */
-static void leave(fan_stretch *s, list *open, uint32_t before, uint32_t at)
+/* overlaps_leave: removes member `at`, which follows `before` (FAN_NO_STRETCH: it is the first), from a list. */
+static void overlaps_leave(fan_stretch *s, list *open, uint32_t before, uint32_t at)
 {
-    if (before == FAN_NOBODY)
+    if (before == FAN_NO_STRETCH)
         open->head = s[at].next;
     else
         s[before].next = s[at].next;
@@ -353,8 +351,8 @@ static void leave(fan_stretch *s, list *open, uint32_t before, uint32_t at)
         open->tail = before;
 }
 
-/* comb_within: true only if each byte of `a` is one of `b`; false also where that takes more than a look at each axis.
- * The steps of a comb ascend. */
+/* comb_within: returns true only if each byte of `a` belongs to `b`; false also if more than a comparison per axis is
+ * needed. The steps of a comb ascend. */
 static bool comb_within(const fan_comb *a, const fan_comb *b)
 {
     if (a->far || b->far || a->lo < b->lo || a->last > b->last)
@@ -372,42 +370,43 @@ static bool comb_within(const fan_comb *a, const fan_comb *b)
     return i < 0 && offset + a->tooth <= b->tooth;
 }
 
-/* covers: whether whatever shares bytes with the region of stretch `b` shares bytes with that of `a`, and meets stretch
- * `a` as long as it meets `b`. */
-static bool covers(const work *w, const fan_stretch *a, const fan_stretch *b)
+/* overlaps_covers: returns whether every region that shares bytes with stretch `b`'s shares bytes with `a`'s and
+ * overlaps stretch `a` as long as it overlaps `b`. */
+static bool overlaps_covers(const work *w, const fan_stretch *a, const fan_stretch *b)
 {
-    bool yes = comb_within(&w->l->combs[b->who], &w->l->combs[a->who]);
-    assert(!yes || (a->from <= b->from && b->to <= a->to)); /* an arc within an arc passes the circle's end with it */
+    bool yes = comb_within(&w->l->combs[b->index], &w->l->combs[a->index]);
+    assert(!yes || (a->from <= b->from && b->to <= a->to)); /* an arc inside an arc passes the circle's end with it */
     return yes;
 }
 
-/* How a newcomer and an open list belong together. */
+/* The relation of a newcomer to an open list. */
 typedef enum meeting { APART, JOINED, COVERED } meeting;
 
-/* meet: of stretch i and an open list. Members that have ended leave the list on the way; once one shares a byte with
- * i, so do those among the next few that i covers. COVERED: one of them covers i, which need not be listed. */
-static fan_status meet(work *w, fan_stretch *s, list *open, uint32_t i, meeting *out, fan_error *err)
+/* overlaps_meet: compares stretch i with an open list. Members that have ended leave the list; once one shares a byte
+ * with i, those among the next few that i covers leave, too. COVERED: one of them covers i, which need not be
+ * listed. */
+static fan_status overlaps_meet(work *w, fan_stretch *s, list *open, uint32_t i, meeting *out, fan_error *err)
 {
-    uint32_t before = FAN_NOBODY;
+    uint32_t before = FAN_NO_STRETCH;
     int more = COVER_LOOKS;
     *out = APART;
-    for (uint32_t at = open->head; at != FAN_NOBODY && *out != COVERED && more > 0; at = s[at].next) {
+    for (uint32_t at = open->head; at != FAN_NO_STRETCH && *out != COVERED && more > 0; at = s[at].next) {
         fan_verdict v = FAN_OVERLAP_DISJOINT;
         if (s[at].to < s[i].from) {
-            leave(s, open, before, at);
+            overlaps_leave(s, open, before, at);
             continue;
         }
-        if (*out == APART && root_of(w->parent, s[at].who) != root_of(w->parent, s[i].who))
-            FAN_TRY(verdict(w, s[at].who, s[i].who, &v, err));
+        if (*out == APART && root_of(w->parent, s[at].index) != root_of(w->parent, s[i].index))
+            FAN_TRY(overlaps_verdict(w, s[at].index, s[i].index, &v, err));
         else
-            v = FAN_OVERLAP_YES; /* one component already */
+            v = FAN_OVERLAP_YES; /* already one component */
         if (v != FAN_OVERLAP_DISJOINT) {
             w->exact &= v == FAN_OVERLAP_YES;
-            unite(w->parent, s[at].who, s[i].who);
+            overlaps_unite(w->parent, s[at].index, s[i].index);
             more--;
-            *out = covers(w, &s[at], &s[i]) ? COVERED : JOINED;
-            if (*out == JOINED && covers(w, &s[i], &s[at])) {
-                leave(s, open, before, at);
+            *out = overlaps_covers(w, &s[at], &s[i]) ? COVERED : JOINED;
+            if (*out == JOINED && overlaps_covers(w, &s[i], &s[at])) {
+                overlaps_leave(s, open, before, at);
                 continue;
             }
         }
@@ -416,8 +415,8 @@ static fan_status meet(work *w, fan_stretch *s, list *open, uint32_t i, meeting 
     return FAN_OK;
 }
 
-/* sweep_components: the lists that a newcomer joins become one, with the newcomer at its head unless a member covers
- * it. *done: false where fewer than `floor` questions were left before the end; what was joined until then is right. */
+/* sweep_components: merges the lists that a newcomer joins, with the newcomer at the head unless a member covers it.
+ * *done: false if fewer than `floor` questions were left before the end; the joins until then are right. */
 static fan_status sweep_components(work *w, fan_stretch *s, size_t n, int64_t floor, bool *done, fan_error *err)
 {
     size_t lists = 0;
@@ -425,28 +424,28 @@ static fan_status sweep_components(work *w, fan_stretch *s, size_t n, int64_t fl
     for (uint32_t i = 0; i < n; i++) {
         if (w->questions < floor)
             return FAN_OK;
-        list joined = {FAN_NOBODY, FAN_NOBODY};
+        list joined = {FAN_NO_STRETCH, FAN_NO_STRETCH};
         size_t kept = 0;
         bool covered = false;
         for (size_t k = 0; k < lists; k++) {
             list open = w->lists[k];
             meeting how;
-            FAN_TRY(meet(w, s, &open, i, &how, err));
+            FAN_TRY(overlaps_meet(w, s, &open, i, &how, err));
             covered |= how == COVERED;
-            if (open.head == FAN_NOBODY)
+            if (open.head == FAN_NO_STRETCH)
                 continue;
             if (how == APART) {
                 w->lists[kept++] = open;
                 continue;
             }
-            if (joined.head == FAN_NOBODY)
+            if (joined.head == FAN_NO_STRETCH)
                 joined.tail = open.tail;
             s[open.tail].next = joined.head;
             joined.head = open.head;
         }
         if (!covered) {
             s[i].next = joined.head;
-            joined.tail = joined.head == FAN_NOBODY ? i : joined.tail;
+            joined.tail = joined.head == FAN_NO_STRETCH ? i : joined.tail;
             joined.head = i;
         }
         w->lists[kept++] = joined;
@@ -458,8 +457,9 @@ static fan_status sweep_components(work *w, fan_stretch *s, size_t n, int64_t fl
 
 /* ---- runs ---- */
 
-/* divides: whether a run without those that span `most` bytes and more falls into runs of half as many. */
-static bool divides(const fan_stretch *run, size_t n, uint64_t most)
+/* overlaps_divides: returns whether a run without the members that span at least `most` bytes falls into runs of half
+ * as many. */
+static bool overlaps_divides(const fan_stretch *run, size_t n, uint64_t most)
 {
     size_t longest = 0, length = 0;
     uint64_t last = 0;
@@ -473,8 +473,8 @@ static bool divides(const fan_stretch *run, size_t n, uint64_t most)
     return longest <= n / 2;
 }
 
-/* set_aside: moves the few that hold a run together behind the others, which stay in order. Returns how many: 0 if that
- * divides nothing. */
+/* set_aside: moves the few that connect a run to its end; the others stay in order. Returns how many: 0 if that divides
+ * nothing. */
 static size_t set_aside(fan_stretch *run, size_t n)
 {
     fan_stretch aside[BRIDGES];
@@ -485,7 +485,7 @@ static size_t set_aside(fan_stretch *run, size_t n)
     half = (last - run[0].from) / 2;
     for (size_t i = 0; i < n && count <= BRIDGES; i++)
         count += run[i].to - run[i].from >= half;
-    if (count == 0 || count > BRIDGES || !divides(run, n, half))
+    if (count == 0 || count > BRIDGES || !overlaps_divides(run, n, half))
         return 0;
     for (size_t i = 0, k = 0; i < n; i++)
         if (run[i].to - run[i].from >= half)
@@ -498,52 +498,52 @@ static size_t set_aside(fan_stretch *run, size_t n)
 
 static fan_status sweep_runs(work *w, fan_stretch *s, size_t n, fan_error *err);
 
-/* sweep_divided: the last `count` of a run against all, the others by themselves. */
+/* sweep_divided: compares the last `count` of a run with all, and sweeps the others separately. */
 static fan_status sweep_divided(work *w, fan_stretch *run, size_t n, size_t count, fan_error *err)
 {
     for (size_t i = n - count; i < n; i++)
         for (size_t j = 0; j < i; j++) {
             fan_verdict v = FAN_OVERLAP_DISJOINT;
             if (!w->parent)
-                FAN_TRY(note(w, run[j].who, run[i].who, err));
-            else if (root_of(w->parent, run[j].who) != root_of(w->parent, run[i].who))
-                FAN_TRY(verdict(w, run[j].who, run[i].who, &v, err));
+                FAN_TRY(overlaps_note(w, run[j].index, run[i].index, err));
+            else if (root_of(w->parent, run[j].index) != root_of(w->parent, run[i].index))
+                FAN_TRY(overlaps_verdict(w, run[j].index, run[i].index, &v, err));
             if (v == FAN_OVERLAP_DISJOINT)
                 continue;
             w->exact &= v == FAN_OVERLAP_YES;
-            unite(w->parent, run[j].who, run[i].who);
+            overlaps_unite(w->parent, run[j].index, run[i].index);
         }
     return sweep_runs(w, run, n - count, err);
 }
 
-/* attempt: components by these stretches, as far as ATTEMPT questions for each lead. */
-static fan_status attempt(work *w, fan_stretch *s, size_t n, bool *done, fan_error *err)
+/* overlaps_attempt: finds components by these stretches, with at most ATTEMPT questions for each. */
+static fan_status overlaps_attempt(work *w, fan_stretch *s, size_t n, bool *done, fan_error *err)
 {
     return sweep_components(w, s, n, w->questions - ATTEMPT * (int64_t)n, done, err);
 }
 
-/* sweep_components_by: by the stretches `best`, which meet least. That is no sure measure for components, because of
- * the members that leave their lists: where it takes many questions, the extents and the arcs are tried in turn. */
+/* sweep_components_by: sweeps the stretches `best`, which overlap least. For components that is no sure measure,
+ * because members leave their lists: if it takes many questions, extents and arcs are tried in turn. */
 static fan_status sweep_components_by(work *w, fan_stretch *best, size_t count, fan_stretch *run, size_t n,
                                       const tally *grids, fan_error *err)
 {
     bool done;
-    FAN_TRY(attempt(w, best, count, &done, err));
+    FAN_TRY(overlaps_attempt(w, best, count, &done, err));
     if (!done && best != run)
-        FAN_TRY(attempt(w, run, n, &done, err));
+        FAN_TRY(overlaps_attempt(w, run, n, &done, err));
     for (int i = 0; i < GRIDS && !done; i++) {
         if (!grids[i].count)
             continue;
-        FAN_TRY(room(w, &w->arc, err));
-        size_t m = arcs(w->l, run, n, grids[i].step, w->arc);
-        FAN_TRY(sort(w, w->arc, m, err));
-        FAN_TRY(attempt(w, w->arc, m, &done, err));
+        FAN_TRY(overlaps_room(w, &w->arc, err));
+        size_t m = overlaps_arcs(w->l, run, n, grids[i].step, w->arc);
+        FAN_TRY(overlaps_sort(w, w->arc, m, err));
+        FAN_TRY(overlaps_attempt(w, w->arc, m, &done, err));
     }
     return done ? FAN_OK : sweep_components(w, best, count, INT64_MIN, &done, err);
 }
 
-/* sweep: one run, by whichever stretches meet least. */
-static fan_status sweep(work *w, fan_stretch *run, size_t n, fan_error *err)
+/* overlaps_sweep: sweeps one run by the stretches that overlap least. */
+static fan_status overlaps_sweep(work *w, fan_stretch *run, size_t n, fan_error *err)
 {
     size_t aside = n > 2 * BRIDGES ? set_aside(run, n) : 0;
     if (aside)
@@ -553,13 +553,13 @@ static fan_status sweep(work *w, fan_stretch *run, size_t n, fan_error *err)
     size_t count = n;
     uint64_t least = w->extents_only ? 0 : fan__stretch_meetings(run, n);
     if (least > 4 * (uint64_t)n)
-        frequent(w->l, run, n, grids);
+        overlaps_frequent(w->l, run, n, grids);
     for (int i = 0; i < GRIDS && least > n; i++) {
         if (!grids[i].count)
             continue;
-        FAN_TRY(room(w, &w->arc, err));
-        size_t m = arcs(w->l, run, n, grids[i].step, w->arc);
-        FAN_TRY(sort(w, w->arc, m, err));
+        FAN_TRY(overlaps_room(w, &w->arc, err));
+        size_t m = overlaps_arcs(w->l, run, n, grids[i].step, w->arc);
+        FAN_TRY(overlaps_sort(w, w->arc, m, err));
         uint64_t met = fan__stretch_meetings(w->arc, m);
         if (met >= least)
             continue;
@@ -579,7 +579,7 @@ static fan_status sweep_runs(work *w, fan_stretch *s, size_t n, fan_error *err)
         for (end = at + 1; end < n && s[end].from <= last; end++)
             last = s[end].to > last ? s[end].to : last;
         if (end - at > 1)
-            FAN_TRY(sweep(w, s + at, end - at, err));
+            FAN_TRY(overlaps_sweep(w, s + at, end - at, err));
     }
     return FAN_OK;
 }
@@ -598,7 +598,7 @@ static fan_status label_all(const fan_overlaps *l, bool extents_only, uint64_t b
     fan_status status = sweep_runs(&w, w.run, n, err);
     work_fini(&w);
     FAN_TRY(status);
-    /* A root is its component's first member, and has its number before any other member is met. */
+    /* A root is its component's first member, so it is numbered before any other member. */
     for (size_t i = 0; i < l->n; i++)
         label[i] = root_of(label, (uint32_t)i);
     for (size_t i = 0; i < l->n; i++)

@@ -1,13 +1,12 @@
 /* The sum of an array over some of its axes, by rows or by elements of the result.
  *
- * The order is D7's, on every device: up to RUN terms one after the other, in C order of the axes that go. More are
- * dealt out, so that a GPU can sum side by side:
+ * The order is D7's, on every device: up to RUN terms one after the other, in C order of the reduced axes. More are
+ * distributed, so that a GPU can sum in parallel:
  *
  *   terms     0 1 2 .. 31 | 32 33 .. 63 | ..        of each GROUP in a row, term k to lane k mod LANES
  *   lanes     0 + 32 + ..,  1 + 33 + ..,  ..        each lane one after the other
  *   groups    lane 0 + lane 1 + .. + lane 31        one number of each group
- *   runs      RUN groups in a row, one after the other; then RUN of those; until one number is left
- */
+ *   runs      RUN groups in a row, one after the other; then RUN of those; until one number is left */
 #include "array/reduce.h"
 
 #include "array/convert.h"
@@ -18,7 +17,7 @@
 
 #include <string.h>
 
-/* A part of the axes of an array, as an array of its own on the stack. */
+/* Some axes of an array, as an array of its own on the stack. */
 typedef struct part {
     fan_array a;
     int64_t shape[FAN_MAX_NDIM], strides[FAN_MAX_NDIM];
@@ -38,7 +37,7 @@ static void part_begin(part *p, const fan_array *of)
 
 static void part_axis(part *p, int64_t extent, int64_t stride)
 {
-    if (extent == 1) /* whose stride may be anything */
+    if (extent == 1) /* its stride may be anything */
         return;
     int64_t near = stride < 0 ? -stride : stride;
     p->shape[p->a.ndim] = extent;
@@ -56,12 +55,12 @@ fan_dtype fan_reduce_dtype(fan_dtype d)
 #define LANES 32
 #define GROUP (RUN * LANES)
 #define LEVELS 7       /* GROUP * RUN^7 is more than 2^63 */
-#define ROW_BYTES 2048 /* of numbers that grow side by side */
+#define ROW_BYTES 2048 /* of sums that grow side by side */
 
-/* Sums of groups, as they come: at each level the run that has begun, of `count` numbers. */
+/* Sums of groups: at each level the current run, of `count` numbers. */
 typedef struct reduce_runs {
     const fan_loops *loops;
-    size_t numbers; /* side by side, parts of complex ones for themselves */
+    size_t numbers; /* side by side; complex numbers count as two */
     int count[LEVELS];
     _Alignas(64) char sum[LEVELS][ROW_BYTES];
 } reduce_runs;
@@ -79,7 +78,7 @@ static void row_add(const fan_loops *loops, char *into, const char *row, size_t 
     loops->own(into, src, 2, numbers, NULL);
 }
 
-/* runs_put: one number more at a level. */
+/* runs_put: adds a number at a level. */
 static void runs_put(reduce_runs *r, int level, const char *row, size_t bytes)
 {
     if (r->count[level]++ == 0)
@@ -97,7 +96,7 @@ static void runs_add(reduce_runs *r, const char *row, size_t bytes)
     }
 }
 
-/* runs_end: the last runs are shorter. */
+/* runs_end: adds the last, shorter runs. */
 static const char *runs_end(reduce_runs *r, size_t bytes)
 {
     const char *row = NULL;
@@ -110,7 +109,7 @@ static const char *runs_end(reduce_runs *r, size_t bytes)
     return row;
 }
 
-/* gone_at: where term k lies from the first. */
+/* gone_at: returns the offset of term k from the first. */
 static int64_t gone_at(const part *gone, int64_t k)
 {
     int64_t offset = 0;
@@ -121,7 +120,7 @@ static int64_t gone_at(const part *gone, int64_t k)
     return offset;
 }
 
-/* A row: elements [at, at + n) of the result, as they grow. */
+/* A row: elements [at, at + n) of the result while they are summed. */
 typedef struct reduce_row {
     const part *kept, *gone;
     const fan_nditer *w;
@@ -130,7 +129,7 @@ typedef struct reduce_row {
     int64_t at, n;
 } reduce_row;
 
-/* row_terms: the terms k, k + step, .. before `end`, into `sum`; false: interrupted. */
+/* row_terms: adds the terms k, k + step, .. before `end` to `sum`; false: interrupted. */
 static bool row_terms(const reduce_row *r, int64_t k, int64_t step, int64_t end, char *sum)
 {
     FAN_UNCLEARED _Alignas(64) char scratch[ROW_BYTES];
@@ -146,7 +145,7 @@ static bool row_terms(const reduce_row *r, int64_t k, int64_t step, int64_t end,
     return true;
 }
 
-/* by_rows: a row of the result grows by one row for each element of the reduced axes. */
+/* by_rows: adds one row to a row of the result for each element of the reduced axes. */
 static void by_rows(const fan_array *out, const part *kept, const part *gone, const fan_nditer *w)
 {
     FAN_UNCLEARED _Alignas(64) char lane[ROW_BYTES], group[ROW_BYTES];
@@ -189,7 +188,7 @@ static void lanes_add_doubles(double *restrict lanes, const double *restrict ter
     }
 }
 
-/* lanes_add: n terms that follow each other; fresh: the lanes begin with them. */
+/* lanes_add: adds n consecutive terms; fresh: they start the lanes. */
 static void lanes_add(fan_dtype acc, char *lanes, const char *terms, size_t n, bool fresh)
 {
     const fan_loops *loops = fan_loops_of(acc);
@@ -207,7 +206,7 @@ static void lanes_add(fan_dtype acc, char *lanes, const char *terms, size_t n, b
     }
 }
 
-/* group_sum: the terms [k, end) of `run`, at most a group, into `sum`. */
+/* group_sum: sums the terms [k, end) of `run`, at most a group, into `sum`. */
 static void group_sum(const fan_nditer *inner, const fan_array *run, int64_t k, int64_t end, bool dealt, fan_dtype acc,
                       char *sum)
 {
@@ -220,11 +219,11 @@ static void group_sum(const fan_nditer *inner, const fan_array *run, int64_t k, 
         if (dealt)
             lanes_add(acc, lanes, scratch, (size_t)n, at == k);
     }
-    memcpy(sum, dealt ? lanes : scratch, size); /* nothing is added to the first */
+    memcpy(sum, dealt ? lanes : scratch, size); /* the first is not added to zero */
     loops->add_up(sum, (dealt ? lanes : scratch) + size, (dealt ? wide : (size_t)(end - k)) - 1);
 }
 
-/* by_elements: each element of the result is one run over the reduced axes. */
+/* by_elements: sums each element of the result as one run over the reduced axes. */
 static void by_elements(const fan_array *out, const part *kept, const part *gone, const fan_nditer *w)
 {
     FAN_UNCLEARED fan_nditer inner;

@@ -1,4 +1,4 @@
-/* snapshot: see snapshot.h. One block of memory has all rows, one after the other; a row is a comb's tooth. */
+/* snapshot: see snapshot.h. One block of memory holds all rows, one after the other; a row is a comb's tooth. */
 #include "array/snapshot.h"
 
 #include "base/mem.h"
@@ -8,8 +8,8 @@
 
 typedef struct shown {
     uint64_t data, lo; /* the first element, the first byte */
-    int64_t tooth;     /* 0: nothing is shown */
-    size_t at, axes;   /* where its rows begin in the block, its axes in those of all */
+    int64_t tooth;     /* 0: empty */
+    size_t at, axes;   /* where its rows begin in the block, and its axes in `axes` */
     int n;
 } shown;
 
@@ -20,18 +20,18 @@ struct fan_snapshot {
     unsigned char *block;
 };
 
-/* A row of a walk: what is there and what is kept. false: enough was seen. */
+/* A row of a walk: the array's bytes and the kept ones. Returns false to stop. */
 typedef bool row_fn(unsigned char *there, unsigned char *kept, size_t n);
 
-static bool save(unsigned char *there, unsigned char *kept, size_t n)
+static bool row_save(unsigned char *there, unsigned char *kept, size_t n)
 {
     memcpy(kept, there, n);
     return true;
 }
 
-static bool is_same(unsigned char *there, unsigned char *kept, size_t n) { return memcmp(kept, there, n) == 0; }
+static bool row_is_same(unsigned char *there, unsigned char *kept, size_t n) { return memcmp(kept, there, n) == 0; }
 
-static bool put_back(unsigned char *there, unsigned char *kept, size_t n)
+static bool row_put_back(unsigned char *there, unsigned char *kept, size_t n)
 {
     if (memcmp(kept, there, n) == 0)
         return true;
@@ -41,8 +41,8 @@ static bool put_back(unsigned char *there, unsigned char *kept, size_t n)
     return true;
 }
 
-/* line: the rows along one axis. */
-static inline bool line(fan_axis axis, unsigned char *there, unsigned char *kept, size_t tooth, row_fn *row)
+/* row_line: visits the rows along one axis. */
+static inline bool row_line(fan_axis axis, unsigned char *there, unsigned char *kept, size_t tooth, row_fn *row)
 {
     for (int64_t i = 0; i < axis.count; i++)
         if (!row(there + i * axis.step, kept + (size_t)i * tooth, tooth))
@@ -50,32 +50,32 @@ static inline bool line(fan_axis axis, unsigned char *there, unsigned char *kept
     return true;
 }
 
-/* LINES(function): a line of rows of the usual widths of elements, each with a loop of its own. */
+/* LINES(function): a line of rows, with a loop for each of the usual element widths. */
 #define LINES(row)                                                                                  \
     static bool lines_##row(fan_axis axis, unsigned char *there, unsigned char *kept, size_t tooth) \
     {                                                                                               \
         switch (tooth) {                                                                            \
         case 1:                                                                                     \
-            return line(axis, there, kept, 1, row);                                                 \
+            return row_line(axis, there, kept, 1, row);                                             \
         case 2:                                                                                     \
-            return line(axis, there, kept, 2, row);                                                 \
+            return row_line(axis, there, kept, 2, row);                                             \
         case 4:                                                                                     \
-            return line(axis, there, kept, 4, row);                                                 \
+            return row_line(axis, there, kept, 4, row);                                             \
         case 8:                                                                                     \
-            return line(axis, there, kept, 8, row);                                                 \
+            return row_line(axis, there, kept, 8, row);                                             \
         case 16:                                                                                    \
-            return line(axis, there, kept, 16, row);                                                \
+            return row_line(axis, there, kept, 16, row);                                            \
         default:                                                                                    \
-            return line(axis, there, kept, tooth, row);                                             \
+            return row_line(axis, there, kept, tooth, row);                                         \
         }                                                                                           \
     }
-LINES(save)
-LINES(is_same)
-LINES(put_back)
+LINES(row_save)
+LINES(row_is_same)
+LINES(row_put_back)
 
 typedef bool line_fn(fan_axis axis, unsigned char *there, unsigned char *kept, size_t tooth);
 
-/* each_line: the rows along axes 0 .. k - 1, the smallest step innermost. */
+/* each_line: visits the rows along axes 0 .. k - 1, smallest step innermost. */
 static bool each_line(const fan_axis *axes, int k, unsigned char *there, unsigned char **kept, size_t tooth,
                       line_fn *lines)
 {
@@ -97,7 +97,7 @@ static bool walk_all(const fan_snapshot *s, const shown *k, uint64_t lo, line_fn
     return k->tooth == 0 || each_line(s->axes + k->axes, k->n, there, &mine, (size_t)k->tooth, lines);
 }
 
-/* rows_of: how many bytes the rows of a comb have; false: more than there are from its first to its last. */
+/* rows_of: computes how many bytes the rows of a comb have; false: more than there are from its first to its last. */
 static bool rows_of(const fan_comb *c, size_t *bytes)
 {
     size_t all = (size_t)(c->last - c->lo) + 1, n = (size_t)c->tooth;
@@ -108,8 +108,8 @@ static bool rows_of(const fan_comb *c, size_t *bytes)
     return true;
 }
 
-/* plan: what of region r will be kept, behind what is kept already. */
-static fan_status plan(fan_snapshot *s, const fan_region *r, size_t i, size_t *axes, fan_error *err)
+/* snapshot_plan: decides which bytes of region r are kept, after those kept already. */
+static fan_status snapshot_plan(fan_snapshot *s, const fan_region *r, size_t i, size_t *axes, fan_error *err)
 {
     shown *k = &s->items[i];
     fan_comb c;
@@ -119,7 +119,7 @@ static fan_status plan(fan_snapshot *s, const fan_region *r, size_t i, size_t *a
     if (c.empty)
         return FAN_OK;
     if (c.far)
-        return fan_fail(err, FAN_ERR_VALUE, "array %zu reaches farther than memory does", i);
+        return fan_fail(err, FAN_ERR_VALUE, "array %zu reaches beyond the address space", i);
     k->lo = c.lo;
     k->tooth = c.tooth;
     k->n = c.n;
@@ -151,13 +151,13 @@ fan_status fan_snapshot_new(const fan_region *r, size_t n, fan_snapshot **out, f
     if (!s->items || !s->axes)
         goto nomem;
     for (size_t i = 0; i < n; i++)
-        if ((status = plan(s, &r[i], i, &axes, err)) != FAN_OK)
+        if ((status = snapshot_plan(s, &r[i], i, &axes, err)) != FAN_OK)
             goto fail;
     s->block = fan_alloc_data(s->size);
     if (!s->block)
         goto nomem;
     for (size_t i = 0; i < n; i++)
-        (void)walk_all(s, &s->items[i], s->items[i].lo, lines_save);
+        (void)walk_all(s, &s->items[i], s->items[i].lo, lines_row_save);
     *out = s;
     return FAN_OK;
 nomem:
@@ -183,11 +183,11 @@ uint64_t fan_snapshot_data(const fan_snapshot *s, size_t i) { return s->items[i]
 
 bool fan_snapshot_changed(const fan_snapshot *s, size_t i)
 {
-    return !walk_all(s, &s->items[i], s->items[i].lo, lines_is_same);
+    return !walk_all(s, &s->items[i], s->items[i].lo, lines_row_is_same);
 }
 
 void fan_snapshot_restore(const fan_snapshot *s, size_t i, uint64_t data)
 {
     const shown *k = &s->items[i];
-    (void)walk_all(s, k, k->lo - k->data + data, lines_put_back);
+    (void)walk_all(s, k, k->lo - k->data + data, lines_row_put_back);
 }

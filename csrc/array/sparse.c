@@ -41,10 +41,10 @@ int64_t fan_sparse_nnz(const fan_sparse *s) { return s->values->shape[0]; }
 static fan_status check_extents(int ndim, const int64_t *shape, fan_error *err)
 {
     if (ndim < 0 || ndim > FAN_MAX_NDIM)
-        return fan_fail(err, FAN_ERR_VALUE, "%d axes: a sparse array has 0 to %d", ndim, FAN_MAX_NDIM);
+        return fan_fail(err, FAN_ERR_VALUE, "a sparse array has 0 to %d axes, got %d", FAN_MAX_NDIM, ndim);
     for (int i = 0; i < ndim; i++)
         if (shape[i] < 0)
-            return fan_fail(err, FAN_ERR_VALUE, "axis %d has the extent %lld: it must not be negative", i,
+            return fan_fail(err, FAN_ERR_VALUE, "axis %d: expected a non-negative extent, got %lld", i,
                             (long long)shape[i]);
     return FAN_OK;
 }
@@ -53,7 +53,7 @@ static fan_status check_index_dtype(const char *what, const fan_array *a, fan_er
 {
     if (a->dtype == FAN_DT_INT32 || a->dtype == FAN_DT_INT64)
         return FAN_OK;
-    return fan_fail(err, FAN_ERR_TYPE, "sparse %s are %s: expected int32 or int64", what, fan_dtype_name(a->dtype));
+    return fan_fail(err, FAN_ERR_TYPE, "sparse %s: expected int32 or int64, got %s", what, fan_dtype_name(a->dtype));
 }
 
 static fan_status check_shape(fan_format f, const char *what, const fan_array *a, int ndim, const int64_t *want,
@@ -81,7 +81,7 @@ static fan_status check_coo(int ndim, const int64_t *shape, const fan_array *ind
     }
     int dim = (int)indices->shape[0];
     if (1 + ndim - dim > FAN_MAX_NDIM)
-        return fan_fail(err, FAN_ERR_VALUE, "coo values would have more than %d axes", FAN_MAX_NDIM);
+        return fan_fail(err, FAN_ERR_VALUE, "coo values need more than %d axes", FAN_MAX_NDIM);
     int64_t want[FAN_MAX_NDIM];
     want[0] = indices->shape[1];
     for (int i = dim; i < ndim; i++)
@@ -93,7 +93,7 @@ static fan_status check_compressed(fan_format f, int ndim, const int64_t *shape,
                                    const fan_array *pointers, const fan_array *values, fan_error *err)
 {
     if (ndim != 2)
-        return fan_fail(err, FAN_ERR_VALUE, "%s has 2 axes, not %d", fan_format_name(f), ndim);
+        return fan_fail(err, FAN_ERR_VALUE, "%s: expected 2 axes, got %d", fan_format_name(f), ndim);
     if (!pointers)
         return fan_fail(err, FAN_ERR_VALUE, "%s needs pointers", fan_format_name(f));
     FAN_TRY(check_index_dtype("pointers", pointers, err));

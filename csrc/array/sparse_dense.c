@@ -1,5 +1,5 @@
-/* Sparse into dense: entries are added where they belong, in their order, so that those which meet in one place are
- * added there one after the other. */
+/* Sparse into dense: entries are added in their order, so that those with the same index are added one after the
+ * other. */
 #include "array/elements.h"
 #include "array/reduce.h"
 #include "array/sparse.h"
@@ -11,13 +11,13 @@
 
 #include <string.h>
 
-/* The places in a dense array where the entries of s go, in order. Inside an entry the numbers lie over `inner` axes of
+/* The positions in a dense array of the entries of s, in order. Inside an entry the numbers extend over `inner` axes of
  * the dense array, the last of which, or as many as are gap-free there, make one `run`. */
 typedef struct target {
     const fan_array *into;
     const fan_sparse *s;
-    int64_t entry, row; /* of the current run's entry; row: its place along the compressed axis */
-    bool inside;        /* its index lies within the shape */
+    int64_t entry, row; /* of the current run's entry; row: its index along the compressed axis */
+    bool inside;        /* its index is within the shape */
     int64_t base;       /* of the entry's first number, in bytes from into->data */
     int inner;
     int64_t extent[FAN_MAX_NDIM], stride[FAN_MAX_NDIM], index[FAN_MAX_NDIM];
@@ -36,16 +36,16 @@ static void target_entry(target *t)
     if (s->format == FAN_FORMAT_COO) {
         for (int i = 0; i < sparse_dim(s); i++) {
             int64_t index = coo_index(s, i, t->entry);
-            t->inside &= within(index, into->shape[i]);
+            t->inside &= sparse_within(index, into->shape[i]);
             t->base += t->inside ? index * into->strides[i] : 0;
         }
         return;
     }
     int axis = fan_format_compressed_axis(s->format);
     int64_t rows = s->pointers->shape[0] - 1, index = plain_index(s, t->entry), unit = block_extent(s, !axis);
-    while (t->row < rows && pointer(s, t->row + 1) <= t->entry)
+    while (t->row < rows && sparse_pointer(s, t->row + 1) <= t->entry)
         t->row++;
-    t->inside = t->row < rows && within(index, into->shape[!axis] / unit);
+    t->inside = t->row < rows && sparse_within(index, into->shape[!axis] / unit);
     if (t->inside)
         t->base = t->row * block_extent(s, axis) * into->strides[axis] + index * unit * into->strides[!axis];
 }
@@ -90,7 +90,7 @@ static void target_next(target *t)
     }
 }
 
-#define PIECE 512 /* numbers that are converted at a time */
+#define PIECE 512 /* numbers converted at a time */
 #define RUNS 256  /* runs at a time */
 
 void fan_sparse_scatter(const fan_array *into, const fan_sparse *s)
@@ -118,7 +118,7 @@ void fan_sparse_scatter(const fan_array *into, const fan_sparse *s)
                 from[n++] = taken * t.run * size;
             }
         }
-        for (int64_t done = 0, m; n && done < here - at; done += m) { /* more than one round only for one long run */
+        for (int64_t done = 0, m; n && done < here - at; done += m) { /* several rounds only for one long run */
             m = here - at - done < PIECE ? here - at - done : PIECE;
             const char *src = s->values->dtype == into->dtype ? fan_nditer_whole(&w, s->values, at + done, m) : NULL;
             if (!src) {
@@ -139,8 +139,8 @@ fan_status fan_sparse_reduce(const fan_array *out, const fan_sparse *s, fan_erro
     FAN_GO(fan_array_new(fan_reduce_dtype(s->values->dtype), out->ndim, out->shape, NULL, &sum, err));
     FAN_GO(fan_array_broadcast(sum, s->ndim, s->shape, &wide, err));
     fan_fill_zero(sum);
-    fan_sparse_scatter(wide,
-                       s); /* several places of `wide` are one of `sum`: their entries add there one after the other */
+    fan_sparse_scatter(
+        wide, s); /* several elements of `wide` are one of `sum`: their entries are added one after the other */
     fan_array_copy(out, sum);
 done:
     fan_array_drop(sum);
@@ -148,15 +148,15 @@ done:
     return status;
 }
 
-/* place_of: the place of the first number of entry e; -1: outside (others may write the indices meanwhile). *row: of
- * the entry before. */
+/* place_of: returns the index of the first number of entry e; -1: out of bounds (other code may write the indices
+ * meanwhile). *row: that of the entry before. */
 static int64_t place_of(const fan_sparse *s, int64_t e, int64_t *row)
 {
     int64_t at = 0, index;
     if (s->format == FAN_FORMAT_COO) {
         for (int i = 0; i < sparse_dim(s); i++) {
             index = coo_index(s, i, e);
-            if (!within(index, s->shape[i]))
+            if (!sparse_within(index, s->shape[i]))
                 return -1;
             at = at * s->shape[i] + index;
         }
@@ -167,9 +167,9 @@ static int64_t place_of(const fan_sparse *s, int64_t e, int64_t *row)
     int axis = fan_format_compressed_axis(s->format);
     int64_t rows = s->pointers->shape[0] - 1, unit = block_extent(s, !axis);
     index = plain_index(s, e);
-    while (*row < rows && pointer(s, *row + 1) <= e)
+    while (*row < rows && sparse_pointer(s, *row + 1) <= e)
         ++*row;
-    if (*row >= rows || !within(index, s->shape[!axis] / unit))
+    if (*row >= rows || !sparse_within(index, s->shape[!axis] / unit))
         return -1;
     int64_t major = *row * block_extent(s, axis), minor = index * unit;
     return axis == 0 ? major * s->shape[1] + minor : minor * s->shape[1] + major;
@@ -182,7 +182,7 @@ fan_status fan_sparse_places(const fan_sparse *s, int64_t *to, fan_error *err)
     for (int i = 0; i < s->ndim; i++)
         if (s->shape[i] && __builtin_mul_overflow(all, s->shape[i], &all))
             return fan_fail(err, FAN_ERR_VALUE,
-                            "an exact sum of a sparse gradient whose dense array has 2**63 elements or more");
+                            "exact sum of a sparse gradient: the dense shape has 2**63 elements or more");
     for (int64_t e = 0; e < nnz; e++) {
         int64_t place = place_of(s, e, &row);
         if (place < 0)

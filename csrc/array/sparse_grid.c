@@ -68,8 +68,8 @@ void fan__grid_axis_of_key(const fan_grid *g, const int64_t *keys, int64_t n, in
         *(fan_any_i64 *)(to + e * step) = key[e] / below % g->extent[axis];
 }
 
-/* own_index: the index of each stored entry of s along a grid axis, in the units of s's own index part, each `times`
- * times. */
+/* own_index: computes the index of each stored entry of s along a grid axis, in the units of s's own index part, each
+ * repeated `times` times. */
 static fan_status own_index(const fan_sparse *s, bool compressed, int axis, int64_t extent, int64_t times, int64_t *to,
                             fan_error *err)
 {
@@ -79,13 +79,13 @@ static fan_status own_index(const fan_sparse *s, bool compressed, int axis, int6
     for (int64_t e = 0; e < nnz; e++) {
         int64_t index;
         if (compressed) {
-            while (row < extent && pointer(s, row + 1) <= e)
+            while (row < extent && sparse_pointer(s, row + 1) <= e)
                 row++;
             index = row;
         } else {
             index = s->format == FAN_FORMAT_COO ? coo_index(s, axis, e) : plain_index(s, e);
         }
-        if (!within(index, extent))
+        if (!sparse_within(index, extent))
             return fan__sparse_outside(s, axis, e, index, extent, err);
         for (int64_t i = 0; i < times; i++)
             *to++ = index;
@@ -99,7 +99,7 @@ fan_status fan__grid_index(const fan_sparse *s, const fan_grid *g, int axis, int
     if (s->format == FAN_FORMAT_COO) {
         if (axis < sparse_dim(s))
             return own_index(s, false, axis, g->extent[axis], times, to, err);
-        int64_t below = 1; /* an axis that s holds densely */
+        int64_t below = 1; /* an axis that is dense in s */
         for (int i = axis + 1; i < g->axes; i++)
             below *= g->extent[i];
         for (int64_t i = 0; i < n; i++)

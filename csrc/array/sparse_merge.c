@@ -1,6 +1,6 @@
-/* How a sum is made: every stored entry gets a key, the place of its index in the order of the result's indices;
- * operands are put one behind the other, sorted by key without changing the order among equals, and equal neighbours
- * are folded from left to right. That is D12: the order (key of the contribution, position) survives the sort.
+/* Design: every stored entry gets a key, the position of its index in the order of the result's indices; operands are
+ * concatenated, sorted stably by key, and equal neighbours are folded from left to right. That is D12: the order (key
+ * of the contribution, position) survives the sort.
  *
  *   format   axes that are indexed            an entry's values
  *   COO      the first sparse_dim             the other axes
@@ -9,13 +9,12 @@
  *   BSR      block row, block column          a block
  *   BSC      block column, block row          a block
  *
- * A key is a linear index in one int64; where the extents are too large for that, it has several columns, sorted from
- * the last to the first.
+ * A key is a linear index in one int64; if the extents are too large for that, it has several columns, sorted from the
+ * last to the first.
  *
- * What can go wrong: the sum widens (D3) between operands while duplicates are still apart. Converted one by one and
- * added later they would give other bits than added first; so everything before a widening is folded before it is
- * converted. And: index parts are others' memory, which may change after it was checked: every index is held against
- * its extent when it is used. */
+ * Pitfalls: the sum widens (D3) between operands while duplicates are still separate. Converting each before adding
+ * gives other bits than adding first; so everything before a widening is folded before it is converted. And index parts
+ * are foreign memory, which may change after it was checked: every index is checked against its extent at its use. */
 #include "array/sparse.h"
 
 #include "array/convert.h"
@@ -28,7 +27,7 @@
 
 #include <string.h>
 
-/* Entries of a sum on their way: keys column by column, values one behind the other in dtype acc. */
+/* The entries of an unfinished sum: keys column by column, values contiguous in dtype acc. */
 typedef struct entries {
     int64_t n;
     int64_t *keys;
@@ -43,8 +42,8 @@ static void entries_free(entries *e)
     *e = (entries){0, NULL, NULL, FAN_DT_NONE};
 }
 
-/* allocate: room for n * each items of `size` bytes; NULL when out of memory or beyond counting. */
-static void *allocate(int64_t n, int64_t each, size_t size)
+/* merge_allocate: allocates n * each items of `size` bytes; NULL when out of memory or on overflow. */
+static void *merge_allocate(int64_t n, int64_t each, size_t size)
 {
     size_t bytes;
     if (__builtin_mul_overflow(n, each, &bytes) || __builtin_mul_overflow(bytes, size, &bytes))
@@ -56,15 +55,15 @@ static bool entries_new(entries *e, const fan_grid *g, int64_t n, fan_dtype acc)
 {
     e->n = n;
     e->acc = acc;
-    e->keys = allocate(n, g->columns, sizeof *e->keys);
-    e->values = allocate(n, g->cells, fan_dtype_size(acc));
+    e->keys = merge_allocate(n, g->columns, sizeof *e->keys);
+    e->values = merge_allocate(n, g->cells, fan_dtype_size(acc));
     if (e->keys && e->values)
         return true;
     entries_free(e);
     return false;
 }
 
-/* copy_values: the values of s, gap-free and in dtype acc, to `to`. */
+/* copy_values: copies the values of s to `to`, gap-free and in dtype acc. */
 static void copy_values(const fan_sparse *s, fan_dtype acc, char *to)
 {
     int64_t strides[FAN_MAX_NDIM];
@@ -75,7 +74,7 @@ static void copy_values(const fan_sparse *s, fan_dtype acc, char *to)
     fan_array_copy(&flat, v);
 }
 
-/* read_operand: entries [at, ..) of e are those of s. */
+/* read_operand: reads s into the entries of e from `at` on. */
 static fan_status read_operand(entries *e, const fan_grid *g, const fan_sparse *s, int64_t at, int64_t *scratch,
                                fan_error *err)
 {
@@ -93,7 +92,7 @@ static fan_status read_operand(entries *e, const fan_grid *g, const fan_sparse *
     return FAN_OK;
 }
 
-/* in_order: 1 strictly rising, 0 rising with equals, -1 not rising. */
+/* in_order: returns 1 if strictly rising, 0 if rising with equals, -1 otherwise. */
 static int in_order(const entries *e, const fan_grid *g)
 {
     int answer = 1;
@@ -109,7 +108,7 @@ static int in_order(const entries *e, const fan_grid *g)
     return answer;
 }
 
-/* sort_pass: puts `order` in the order of one digit of the key, without changing the order among equals. */
+/* sort_pass: sorts `order` by one digit of the key, stably. */
 static void sort_pass(const int64_t *key, int shift, int bits, const int64_t *order, int64_t *to, int64_t n)
 {
     int64_t start[1 << 11] = {0};
@@ -126,8 +125,8 @@ static void sort_pass(const int64_t *key, int shift, int bits, const int64_t *or
         to[start[(uint64_t)key[order[i]] >> shift & mask]++] = order[i];
 }
 
-/* sort_by_key: the positions of the entries in the order of their keys; stable. `a` and `b` have room for n each;
- * returns the one that has them. */
+/* sort_by_key: computes the positions of the entries in the order of their keys; stable. `a` and `b` have room for n
+ * each; returns the one with the result. */
 static const int64_t *sort_by_key(const entries *e, const fan_grid *g, bool sorted, int64_t *a, int64_t *b)
 {
     int bits = e->n < 4096 ? 8 : 11;
@@ -147,8 +146,8 @@ static const int64_t *sort_by_key(const entries *e, const fan_grid *g, bool sort
 
 #define PENDING 256
 
-/* fold_sorted: `to` becomes the left fold of e over equal keys, visited in `order`. Returns how many keys there are;
- * `to` has room for e->n. */
+/* fold_sorted: writes the left fold of e over equal keys, visited in `order`, to `to`, which has room for e->n. Returns
+ * the number of keys. */
 static int64_t fold_sorted(const entries *e, const fan_grid *g, const int64_t *order, entries *to)
 {
     int64_t dst[PENDING], src[PENDING];
@@ -161,7 +160,7 @@ static int64_t fold_sorted(const entries *e, const fan_grid *g, const int64_t *o
         while (i && c < g->columns && e->keys[c * e->n + k] == e->keys[c * e->n + before])
             c++;
         before = k;
-        if (i && c == g->columns) { /* one more of the same key: added after its first, in order */
+        if (i && c == g->columns) { /* the same key again: added after its first, in order */
             dst[pending] = (m - 1) * bytes;
             src[pending++] = k * bytes;
             if (pending == PENDING) {
@@ -179,15 +178,15 @@ static int64_t fold_sorted(const entries *e, const fan_grid *g, const int64_t *o
     return m;
 }
 
-/* coalesce: sorts and folds the entries; FAN_ERR_NOMEM leaves them as they are. */
-static fan_status coalesce(entries *e, const fan_grid *g)
+/* merge_coalesce: sorts and folds the entries; FAN_ERR_NOMEM leaves them as they are. */
+static fan_status merge_coalesce(entries *e, const fan_grid *g)
 {
     int ordered = in_order(e, g);
     if (ordered == 1)
         return FAN_OK;
     fan_status status = FAN_ERR_NOMEM;
     entries folded = {0, NULL, NULL, FAN_DT_NONE};
-    int64_t *a = allocate(e->n, 1, sizeof *a), *b = allocate(e->n, 1, sizeof *b);
+    int64_t *a = merge_allocate(e->n, 1, sizeof *a), *b = merge_allocate(e->n, 1, sizeof *b);
     if (!a || !b || !entries_new(&folded, g, e->n, e->acc))
         goto done;
     const int64_t *order = sort_by_key(e, g, ordered == 0, a, b);
@@ -206,9 +205,9 @@ done:
     return status;
 }
 
-/* append: the sum so far, converted to `acc`, and behind it the entries of operands that are all added in acc. */
-static fan_status append(entries *sum, const fan_grid *g, const fan_sparse_operand *in, size_t n, fan_dtype acc,
-                         fan_error *err)
+/* merge_append: appends the sum so far, converted to `acc`, and the entries of operands that are all added in acc. */
+static fan_status merge_append(entries *sum, const fan_grid *g, const fan_sparse_operand *in, size_t n, fan_dtype acc,
+                               fan_error *err)
 {
     fan_status status = FAN_ERR_NOMEM;
     entries all = {0, NULL, NULL, FAN_DT_NONE};
@@ -220,7 +219,7 @@ static fan_status append(entries *sum, const fan_grid *g, const fan_sparse_opera
             goto done;
         longest = here > longest ? here : longest;
     }
-    scratch = allocate(longest, 1, sizeof *scratch);
+    scratch = merge_allocate(longest, 1, sizeof *scratch);
     if (!scratch || !entries_new(&all, g, total, acc))
         goto done;
     for (int c = 0; sum->n && c < g->columns; c++)
@@ -243,7 +242,7 @@ done:
     return status;
 }
 
-/* build_indices: the index parts that the keys say, for a grid whose entries are coalesced (or COO in any order). */
+/* build_indices: makes the index parts from the keys, for a grid whose entries are coalesced (or COO in any order). */
 static fan_status build_indices(const entries *e, const fan_grid *g, fan_array **indices, fan_array **pointers,
                                 fan_error *err)
 {
@@ -272,7 +271,7 @@ static fan_status build_indices(const entries *e, const fan_grid *g, fan_array *
     return FAN_OK;
 }
 
-/* values_new: an array for n entries of dtype d. */
+/* values_new: makes an array for n entries of dtype d. */
 static fan_status values_new(const fan_grid *g, const fan_sparse *like, int64_t n, fan_dtype d, fan_array **out,
                              fan_error *err)
 {
@@ -287,9 +286,9 @@ static fan_status values_new(const fan_grid *g, const fan_sparse *like, int64_t 
     return fan_array_new(d, ndim, shape, NULL, out, err);
 }
 
-/* finish: scales, rounds, and makes the sparse array. */
-static fan_status finish(entries *e, const fan_grid *g, const fan_sparse *like, bool coalesced, fan_dtype d,
-                         const fan_scale *scale, fan_sparse **out, fan_error *err)
+/* merge_finish: scales, rounds, and makes the sparse array. */
+static fan_status merge_finish(entries *e, const fan_grid *g, const fan_sparse *like, bool coalesced, fan_dtype d,
+                               const fan_scale *scale, fan_sparse **out, fan_error *err)
 {
     fan_status status;
     fan_array *indices = NULL, *pointers = NULL, *values = NULL;
@@ -313,8 +312,9 @@ done:
     return status;
 }
 
-/* concat: the parts of COO operands of one sparse_dim, one behind the other, into arrays made for all of them. */
-static void concat(const fan_array *indices, const fan_array *values, const fan_sparse_operand *in, size_t n)
+/* merge_concat: copies the parts of COO operands of one sparse_dim, one after the other, into arrays allocated for
+ * all. */
+static void merge_concat(const fan_array *indices, const fan_array *values, const fan_sparse_operand *in, size_t n)
 {
     int64_t at = 0;
     for (size_t k = 0; k < n; k++) {
@@ -341,9 +341,9 @@ static void concat(const fan_array *indices, const fan_array *values, const fan_
     }
 }
 
-/* concatenate: COO operands of one kind and one dtype, one behind the other. */
-static fan_status concatenate(const fan_grid *g, const fan_sparse_operand *in, size_t n, fan_sparse **out,
-                              fan_error *err)
+/* merge_concatenate: concatenates COO operands of one grid and one dtype. */
+static fan_status merge_concatenate(const fan_grid *g, const fan_sparse_operand *in, size_t n, fan_sparse **out,
+                                    fan_error *err)
 {
     fan_status status = FAN_OK;
     fan_array *indices = NULL, *values = NULL;
@@ -354,7 +354,7 @@ static fan_status concatenate(const fan_grid *g, const fan_sparse_operand *in, s
             return fan_fail(err, FAN_ERR_NOMEM, "too many sparse entries");
     FAN_GO(fan_array_new(FAN_DT_INT64, 2, shape, NULL, &indices, err));
     FAN_GO(values_new(g, first, shape[1], in[0].acc, &values, err));
-    concat(indices, values, in, n);
+    merge_concat(indices, values, in, n);
     FAN_GO(fan_sparse_new(FAN_FORMAT_COO, first->ndim, first->shape, indices, NULL, values, n == 1 && first->coalesced,
                           out, err));
     (*out)->nnz_coalesced = first->nnz_coalesced;
@@ -376,18 +376,18 @@ fan_status fan_sparse_merge(const fan_sparse_operand *in, size_t n, bool coalesc
     for (size_t k = 0; plain && k < n; k++)
         plain = in[k].acc == last && in[k].sparse->format == FAN_FORMAT_COO && sparse_dim(in[k].sparse) == g.axes;
     if (plain)
-        return concatenate(&g, in, n, out, err);
+        return merge_concatenate(&g, in, n, out, err);
 
     fan_status status = FAN_OK;
     entries sum = {0, NULL, NULL, FAN_DT_NONE};
     for (size_t k = 0, end; k < n; k = end) {
         for (end = k + 1; end < n && in[end].acc == in[k].acc; end++)
             continue;
-        FAN_GO(append(&sum, &g, in + k, end - k, in[k].acc, err));
-        if (end < n || coalesced) /* before it widens, and where asked for */
-            FAN_GO(coalesce(&sum, &g));
+        FAN_GO(merge_append(&sum, &g, in + k, end - k, in[k].acc, err));
+        if (end < n || coalesced) /* before it widens, and if requested */
+            FAN_GO(merge_coalesce(&sum, &g));
     }
-    FAN_GO(finish(&sum, &g, in[0].sparse, coalesced, d, scale, out, err));
+    FAN_GO(merge_finish(&sum, &g, in[0].sparse, coalesced, d, scale, out, err));
 done:
     entries_free(&sum);
     if (status == FAN_ERR_NOMEM)

@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-/* Pieces are no shorter (a thread should be worth waking), and a multiple of this. */
+/* Pieces have at least this many elements (less is not worth waking a thread), in a multiple of PIECE_UNIT. */
 #define PIECE_LEAST ((int64_t)1 << 15)
 #define PIECE_UNIT ((int64_t)1 << 12)
 

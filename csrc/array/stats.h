@@ -1,10 +1,9 @@
-/* stats: what is asked of a sum beside its value: its norm, its largest element, whether all is finite, and who spoiled
- * it.
+/* stats: the statistics of a sum beside its value: norm, largest element, non-finite elements and the operand that
+ * caused them.
  *
- * The squares are added in float64 in an order that depends on the number of elements alone: never on instruction set,
+ * The squares are added in float64 in an order that depends on the number of elements alone, not on instruction set,
  * threads or tiles. An array is cut into pieces (fan_stats_piece); in a piece the number at position i goes to lane i %
- * FAN_STATS_LANES; lanes are added as a tree, pieces one after the other.
- */
+ * FAN_STATS_LANES; lanes are added as a tree, pieces one after the other. */
 #ifndef FAN_ARRAY_STATS_H
 #define FAN_ARRAY_STATS_H
 
@@ -12,36 +11,36 @@
 #include <stdint.h>
 
 typedef struct fan_stats {
-    uint64_t count; /* elements */
-    double
-        sumsq; /* sum of the squares of the finite elements, |z|^2 for complex; inf where it leaves float64's range */
-    double absmax;      /* the largest |element| of the finite ones; 0 where there is none */
+    uint64_t count;     /* elements */
+    double sumsq;       /* sum of the squares of the finite elements, |z|^2 for complex; inf if it exceeds float64 */
+    double absmax;      /* the largest |element| of the finite ones; 0 if there is none */
     uint64_t nonfinite; /* elements that are inf or NaN (complex: in either part) */
     size_t bad;         /* the first operand with a non-finite element; SIZE_MAX: none */
 } fan_stats;
 
-/* fan_stats_begin: of no elements. */
+/* fan_stats_begin: sets the statistics of no elements. */
 void fan_stats_begin(fan_stats *s);
-/* fan_stats_merge: `next` behind `into`. The order matters to the last bits of sumsq. */
+/* fan_stats_merge: appends `next` to `into`. The order affects the last bits of sumsq. */
 void fan_stats_merge(fan_stats *into, const fan_stats *next);
 
-/* ---- for those who add ---- */
+/* ---- for loops that add ---- */
 
 #define FAN_STATS_LANES 16u
 #define FAN_STATS_PIECES 256u
 
-/* A piece on its way. */
+/* An unfinished piece. */
 typedef struct fan_stats_run {
     double lane[FAN_STATS_LANES];
     double top;         /* the largest |x| of the finite elements */
-    uint64_t numbers;   /* met so far: 2 for each complex element */
+    uint64_t numbers;   /* counted so far: 2 for each complex element */
     uint64_t nonfinite; /* elements */
 } fan_stats_run;
 
-/* fan_stats_piece: the elements of each piece but the last, of an array of `size`: at most FAN_STATS_PIECES pieces. */
+/* fan_stats_piece: returns the elements of each piece but the last, for an array of `size`: at most FAN_STATS_PIECES
+ * pieces. */
 int64_t fan_stats_piece(int64_t size);
 void fan_stats_run_begin(fan_stats_run *r);
-/* fan_stats_run_end: the piece of `count` elements in short. */
+/* fan_stats_run_end: computes the statistics of a piece of `count` elements. */
 void fan_stats_run_end(const fan_stats_run *r, uint64_t count, fan_stats *s);
 
 #endif

@@ -23,7 +23,7 @@ void fan__stretch_merge(fan_stretch *s, size_t n, fan_stretch *scratch)
     }
 }
 
-/* Whom one meets follow it at once, so their end is looked for from there. */
+/* The stretches that overlap s[i] follow it, so the search for their end starts there. */
 uint64_t fan__stretch_meetings(const fan_stretch *s, size_t n)
 {
     uint64_t count = 0;

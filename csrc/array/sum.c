@@ -1,15 +1,15 @@
-/* How it is done. The elements are cut into pieces (fan_stats_piece), of which several threads may take one after the
- * other; a piece into tiles. Where all operands lie without gaps and have the result's dtype, a tile is the whole piece
- * and one loop reads them all (`straight`). Else a tile is so small that it fits the first cache together with what is
- * read beside it, and operands are taken in order: neighbours of one dtype that lie without gaps are read where they
- * lie, by one loop that converts in the register; any other is first converted into a spare tile. The running sum stays
- * in its tile; the last step writes straight into `out` where that needs no further conversion.
+/* Design. The elements are cut into pieces (fan_stats_piece), which several threads may process; a piece is cut into
+ * tiles. If all operands are gap-free and have the result's dtype, a tile is the whole piece and one loop reads them
+ * all (`sum_straight`). Else a tile is small enough for the L1 cache together with its operands, and operands are added
+ * in order: gap-free neighbours of one dtype are read in place, by one loop that converts in registers; any other is
+ * first converted into a scratch tile. The running sum stays in its tile; the last step writes straight to `out` if no
+ * further conversion is needed.
  *
- * Many operands at once would ask for more pages and streams than a processor follows: beyond MANY they are taken in
- * groups, over a tile.
+ * Many operands at once would need more pages and streams than a processor tracks: more than MANY are added in groups,
+ * over a tile.
  *
- * What can go wrong: `out` is one of the operands. A tile of `out` is therefore written only after every operand's tile
- * has been read: by the very last step, which reads element i of all its sources before it writes element i. */
+ * Pitfall: `out` may be one of the operands. So a tile of `out` is written only after every operand's tile has been
+ * read: by the very last step, which reads element i of all its sources before it writes element i. */
 #include "array/sum.h"
 
 #include "array/convert.h"
@@ -22,22 +22,22 @@
 #include <string.h>
 #include <unistd.h>
 
-#define TILE 8192u   /* bytes; a multiple of every item size */
-#define LONG_ROW 128 /* rows of so many elements are not mixed in one tile, so that they can be read where they lie */
-#define MANY 16      /* sources that one loop reads at once */
-#define GROUP 8      /* where there are more, and far away: so many at a time */
-#define MANY_AT_ONCE 64                   /* sources of which a list is made */
-#define WATCHED 2048u                     /* bytes of a result that are looked at as long as they are near */
-#define NEAR ((uint64_t)1 << 20)          /* bytes of sources up to which the second cache may have them */
-#define PARALLEL_FROM ((uint64_t)4 << 20) /* bytes of sources and result from which on waking others pays */
+#define TILE 8192u      /* bytes; a multiple of every item size */
+#define LONG_ROW 128    /* rows at least this long are not mixed in one tile, so that they can be read in place */
+#define MANY 16         /* sources that one loop reads at once */
+#define GROUP 8         /* beyond MANY, and far away: this many at a time */
+#define MANY_AT_ONCE 64 /* sources listed at once */
+#define WATCHED 2048u   /* bytes of a result that are counted while they are in cache */
+#define NEAR ((uint64_t)1 << 20)          /* bytes of sources that the L2 cache may hold */
+#define PARALLEL_FROM ((uint64_t)4 << 20) /* bytes that are worth waking threads for */
 
 typedef struct job {
     const fan_array *out;
     const fan_operand *in;
     size_t n;
     const char *factor;  /* NULL: no scale */
-    fan_fold_loop *fold; /* NULL, or the loop that takes all operands as they are */
-    fan_watch *watch;    /* NULL, or the one that does it and counts */
+    fan_fold_loop *fold; /* NULL, or the loop that reads all operands in place */
+    fan_watch *watch;    /* NULL, or the loop that also counts */
     fan_fold_how how;    /* of large sums */
     fan_dtype last;      /* the last accumulation dtype */
     int64_t most, row;   /* elements of a tile; of a long row, else 0 */
@@ -45,10 +45,10 @@ typedef struct job {
     fan_nditer iter;
     fan_stats *parts; /* of each piece, or NULL */
     size_t first_suspect;
-    atomic_bool stop; /* the caller was interrupted: no piece is begun any more */
+    atomic_bool stop; /* the caller was interrupted: start no more pieces */
 } job;
 
-/* last_cache: bytes of the last cache; where that is not known, or so large that it is others' too, what is common. */
+/* last_cache: returns the bytes of the last-level cache; a typical size if unknown or shared with many. */
 static uint64_t last_cache(void)
 {
     static atomic_long known;
@@ -63,9 +63,9 @@ static uint64_t last_cache(void)
     return (uint64_t)bytes;
 }
 
-/* in_groups: one fold of any number of gap-free sources. `tile` has room for TILE bytes. */
-static void in_groups(fan_fold_loop *fold, char *dst, const char *const *src, size_t n, size_t count, size_t size,
-                      size_t acc_size, const fan_fold_how *how, char *tile)
+/* sum_in_groups: folds any number of gap-free sources. `tile` has room for TILE bytes. */
+static void sum_in_groups(fan_fold_loop *fold, char *dst, const char *const *src, size_t n, size_t count, size_t size,
+                          size_t acc_size, const fan_fold_how *how, char *tile)
 {
     size_t most = TILE / acc_size;
     if (n <= MANY || !how->ahead) {
@@ -96,13 +96,13 @@ typedef struct running {
     const fan_loops *loops; /* of acc */
     char *tile, *scratch;
     bool begun, scratch_used;
-    fan_fold_loop *fold; /* of the sources that wait, all of one dtype */
+    fan_fold_loop *fold; /* for the pending sources, all of one dtype */
     fan_dtype from;
     const char *src[GROUP];
     size_t sources;
 } running;
 
-static void flush(running *r, int64_t len)
+static void sum_flush(running *r, int64_t len)
 {
     if (r->sources)
         r->fold(r->tile, r->src, r->sources, (size_t)len * r->loops->parts,
@@ -112,10 +112,10 @@ static void flush(running *r, int64_t len)
     r->sources = 0;
 }
 
-/* widen: the sum is in another dtype from here on (D3). */
-static void widen(running *r, int64_t len, fan_dtype acc)
+/* sum_widen: continues the sum in another dtype (D3). */
+static void sum_widen(running *r, int64_t len, fan_dtype acc)
 {
-    flush(r, len);
+    sum_flush(r, len);
     fan_convert(r->scratch, acc, (int64_t)fan_dtype_size(acc), r->tile, r->acc, (int64_t)fan_dtype_size(r->acc), len);
     char *other = r->tile;
     r->tile = r->scratch;
@@ -124,14 +124,14 @@ static void widen(running *r, int64_t len, fan_dtype acc)
     r->loops = fan_loops_of(acc);
 }
 
-/* fold_tile: elements [at, at + len), into `result` (gap-free, out's dtype) or, where that is NULL, into `out`. */
-static void fold_tile(const job *j, int64_t at, int64_t len, char *tile, char *scratch, char *result)
+/* sum_fold_tile: sums elements [at, at + len) into `result` (gap-free, out's dtype) or, if that is NULL, into `out`. */
+static void sum_fold_tile(const job *j, int64_t at, int64_t len, char *tile, char *scratch, char *result)
 {
     running r = {.acc = j->in[0].acc, .loops = fan_loops_of(j->in[0].acc), .tile = tile, .scratch = scratch};
     for (size_t k = 0; k < j->n; k++) {
         const fan_operand *one = &j->in[k];
         if (one->acc != r.acc)
-            widen(&r, len, one->acc);
+            sum_widen(&r, len, one->acc);
         fan_dtype from = one->array->dtype;
         fan_fold_loop *fold = fan_loops_fold(fan_loops_of(from), from, r.acc);
         const char *p = fold ? fan_nditer_whole(&j->iter, one->array, at, len) : NULL;
@@ -140,7 +140,7 @@ static void fold_tile(const job *j, int64_t at, int64_t len, char *tile, char *s
             fold = r.loops->own;
         }
         if (r.sources == GROUP || (r.sources && r.from != from) || (!p && r.scratch_used))
-            flush(&r, len);
+            sum_flush(&r, len);
         if (!p) {
             fan_nditer_read(&j->iter, one->array, at, len, r.acc, r.scratch);
             r.scratch_used = true;
@@ -158,7 +158,7 @@ static void fold_tile(const job *j, int64_t at, int64_t len, char *tile, char *s
         r.fold(to, r.src, r.sources, (size_t)len * r.loops->parts, &how);
         return;
     }
-    flush(&r, len);
+    sum_flush(&r, len);
     if (j->factor)
         r.loops->scale(r.tile, j->factor, (size_t)len);
     int64_t size = (int64_t)fan_dtype_size(r.acc);
@@ -168,7 +168,7 @@ static void fold_tile(const job *j, int64_t at, int64_t len, char *tile, char *s
         fan_nditer_write(&j->iter, j->out, at, len, r.acc, r.tile);
 }
 
-/* has_nonfinite: an element of [at, at + len) of `a` is inf or NaN. */
+/* has_nonfinite: returns whether an element of [at, at + len) of `a` is inf or NaN. */
 static bool has_nonfinite(const job *j, const fan_array *a, int64_t at, int64_t len, char *scratch)
 {
     char kind = fan_dtype_kind(a->dtype);
@@ -185,10 +185,10 @@ static bool has_nonfinite(const job *j, const fan_array *a, int64_t at, int64_t 
     return run.nonfinite > 0;
 }
 
-/* measure_tile: a result that lies in `result` still is counted, and the culprit sought while `out` (who may be it) is
- * as it was. */
-static void measure_tile(const job *j, int64_t at, int64_t len, const char *result, char *scratch, fan_stats_run *run,
-                         size_t *bad)
+/* sum_measure_tile: counts the tile in `result`, and finds the operand with a non-finite element before `out` (which
+ * may be an operand) is written. */
+static void sum_measure_tile(const job *j, int64_t at, int64_t len, const char *result, char *scratch,
+                             fan_stats_run *run, size_t *bad)
 {
     uint64_t before = run->nonfinite;
     fan_loops_of(j->out->dtype)->measure(run, result, (size_t)len);
@@ -199,8 +199,8 @@ static void measure_tile(const job *j, int64_t at, int64_t len, const char *resu
             *bad = k;
 }
 
-/* write_tile: the tile goes where it belongs. */
-static void write_tile(const job *j, int64_t at, int64_t len, const char *result)
+/* sum_write_tile: writes the tile to `out`. */
+static void sum_write_tile(const job *j, int64_t at, int64_t len, const char *result)
 {
     fan_dtype d = j->out->dtype;
     const fan_loops *loops = fan_loops_of(d);
@@ -211,7 +211,7 @@ static void write_tile(const job *j, int64_t at, int64_t len, const char *result
         fan_nditer_write(&j->iter, j->out, at, len, d, result);
 }
 
-/* sum_measured: as much of [at, end) as one loop can sum, write and count; how many elements that is. */
+/* sum_measured: sums, writes and counts as much of [at, end) as one loop can; returns how many elements. */
 static int64_t sum_measured(const job *j, int64_t at, int64_t end, fan_stats_run *run)
 {
     FAN_UNCLEARED const char *src[MANY];
@@ -221,20 +221,20 @@ static int64_t sum_measured(const job *j, int64_t at, int64_t end, fan_stats_run
     return (int64_t)j->watch(j->out->data + (size_t)at * size, src, j->n, (size_t)(end - at), &j->how, run);
 }
 
-/* straight: [at, at + len) of operands that one loop takes as they are, of which there are at most MANY_AT_ONCE. */
-static void straight(const job *j, int64_t at, int64_t len, char *to, char *tile, const fan_fold_how *how)
+/* sum_straight: sums [at, at + len) of at most MANY_AT_ONCE operands that one loop reads in place. */
+static void sum_straight(const job *j, int64_t at, int64_t len, char *to, char *tile, const fan_fold_how *how)
 {
     FAN_UNCLEARED const char *src[MANY_AT_ONCE];
     const fan_loops *loops = fan_loops_of(j->out->dtype);
     size_t size = fan_dtype_size(j->out->dtype);
     for (size_t k = 0; k < j->n; k++)
         src[k] = j->in[k].array->data + (size_t)at * size;
-    in_groups(j->fold, to, src, j->n, (size_t)len * loops->parts, size / loops->parts,
-              fan_dtype_size(j->last) / loops->parts, how, tile);
+    sum_in_groups(j->fold, to, src, j->n, (size_t)len * loops->parts, size / loops->parts,
+                  fan_dtype_size(j->last) / loops->parts, how, tile);
 }
 
-/* to_line: elements before the first that begins a line of the cache; 0 where none does. */
-static int64_t to_line(const char *p, size_t item)
+/* sum_to_line: returns the elements before the first that begins a cache line; 0 if none does. */
+static int64_t sum_to_line(const char *p, size_t item)
 {
     size_t bytes = (64 - (uintptr_t)p % 64) % 64;
     return bytes % item ? 0 : (int64_t)(bytes / item);
@@ -254,12 +254,12 @@ static void do_piece(void *ctx, size_t index)
     if (j->parts)
         fan_stats_run_begin(&run);
     if (j->fold && !j->parts) {
-        straight(j, begin, end - begin, j->out->data + (size_t)begin * item, tile, &j->how);
+        sum_straight(j, begin, end - begin, j->out->data + (size_t)begin * item, tile, &j->how);
         return;
     }
     fan_fold_how near = j->how;
     near.stream = false;
-    int64_t head = j->parts && j->watch && j->how.stream ? to_line(j->out->data + (size_t)begin * item, item) : 0;
+    int64_t head = j->parts && j->watch && j->how.stream ? sum_to_line(j->out->data + (size_t)begin * item, item) : 0;
     for (int64_t at = begin, len; at < end; at += len) {
         if (j->parts && j->watch && at - begin >= head && (len = sum_measured(j, at, end, &run)) > 0)
             continue;
@@ -269,12 +269,12 @@ static void do_piece(void *ctx, size_t index)
         len = rest < len ? rest : len;
         char *to = j->parts ? result : NULL;
         if (j->fold)
-            straight(j, at, len, to, tile, &near);
+            sum_straight(j, at, len, to, tile, &near);
         else
-            fold_tile(j, at, len, tile, scratch, to);
+            sum_fold_tile(j, at, len, tile, scratch, to);
         if (j->parts) {
-            measure_tile(j, at, len, result, scratch, &run, &bad);
-            write_tile(j, at, len, result);
+            sum_measure_tile(j, at, len, result, scratch, &run, &bad);
+            sum_write_tile(j, at, len, result);
         }
     }
     if (j->parts) {
@@ -299,8 +299,8 @@ void fan_scale_as(const fan_scale *scale, fan_dtype d, char *factor)
     }
 }
 
-/* alike: dtype and layout of `a` are those of `out`, which is gap-free in C order. */
-static bool alike(const fan_array *a, const fan_array *out)
+/* sum_alike: returns whether the dtype and layout of `a` are those of `out`, which is gap-free in C order. */
+static bool sum_alike(const fan_array *a, const fan_array *out)
 {
     if (a->dtype != out->dtype)
         return false;
@@ -310,8 +310,8 @@ static bool alike(const fan_array *a, const fan_array *out)
     return true;
 }
 
-/* one_loop: the loop that takes all operands as they are, wherever they lie; NULL where there is none. */
-static fan_fold_loop *one_loop(const fan_array *out, const fan_operand *in, size_t n)
+/* sum_one_loop: returns the loop that reads all operands in place; NULL if there is none. */
+static fan_fold_loop *sum_one_loop(const fan_array *out, const fan_operand *in, size_t n)
 {
     fan_dtype d = out->dtype, acc = in[0].acc;
     for (size_t k = 0; k < n; k++)
@@ -320,7 +320,7 @@ static fan_fold_loop *one_loop(const fan_array *out, const fan_operand *in, size
     return fan_loops_fold(fan_loops_of(d), d, acc);
 }
 
-/* sum_small: a small sum of arrays in C order without gaps, with nothing else asked for, is one call of its loop. */
+/* sum_small: does a small sum of gap-free arrays in C order, without options, in one call of its loop. */
 static bool sum_small(const fan_array *out, const fan_operand *in, size_t n)
 {
     FAN_UNCLEARED const char *src[MANY_AT_ONCE];
@@ -335,7 +335,7 @@ static bool sum_small(const fan_array *out, const fan_operand *in, size_t n)
     }
     fan_dtype acc = in[0].acc;
     for (size_t k = 0; k < n; k++) {
-        if (in[k].acc != acc || !alike(in[k].array, out))
+        if (in[k].acc != acc || !sum_alike(in[k].array, out))
             return false;
         src[k] = in[k].array->data;
     }
@@ -375,7 +375,7 @@ static __attribute__((noinline)) void sum_large(const fan_array *out, const fan_
         fan_scale_as(&how->scale, j.last, factor);
         j.factor = factor;
     }
-    j.fold = n <= MANY_AT_ONCE && fan_nditer_whole(&j.iter, out, 0, out->size) ? one_loop(out, in, n) : NULL;
+    j.fold = n <= MANY_AT_ONCE && fan_nditer_whole(&j.iter, out, 0, out->size) ? sum_one_loop(out, in, n) : NULL;
     for (size_t k = 0; j.fold && k < n; k++)
         if (!fan_nditer_whole(&j.iter, in[k].array, 0, out->size))
             j.fold = NULL;

@@ -1,10 +1,8 @@
-/* sum: N arrays into one, in one pass: the left fold D1 in the accumulation dtype D2, widening as D3 says, one
- * rounding.
+/* sum: N arrays into one, in one pass: the left fold D1 in the accumulation dtype D2, widening as in D3, one rounding.
  *
  *   out[i] = round((((in0[i]) + in1[i]) + in2[i]) * scale)        each in[k] first converted to acc[k]
  *
- * The order over k is fixed; tiles, vector width and threads never change a bit (no contraction into FMA).
- */
+ * The order over k is fixed; tiles, vector width and threads never change a bit (no contraction to FMA). */
 #ifndef FAN_ARRAY_SUM_H
 #define FAN_ARRAY_SUM_H
 
@@ -12,9 +10,9 @@
 #include "array/stats.h"
 
 typedef struct fan_operand {
-    const fan_array
-        *array;    /* same shape as out; any strides (0, negative, unaligned too); for out == in place: the same view */
-    fan_dtype acc; /* the dtype in which the fold stands once this operand is in (D3: never narrows from k to k+1) */
+    /* same shape as out; any strides (0, negative, unaligned too); if out is this operand: the same view */
+    const fan_array *array;
+    fan_dtype acc; /* the dtype of the fold after this operand (D3: never narrows from k to k+1) */
 } fan_operand;
 
 typedef struct fan_scale {
@@ -23,33 +21,32 @@ typedef struct fan_scale {
     int64_t i;     /* for integer sums */
 } fan_scale;
 
-/* What else a sum is asked for; NULL: nothing of it. */
+/* Options of fan_sum; NULL: defaults. */
 typedef struct fan_sum_how {
     fan_scale scale;
-    fan_stats *stats; /* NULL: none; else what is to be known of the elements of `out` as they were rounded, from the
-                         same pass */
-    size_t first_suspect; /* operands before this one are not held to blame (fan_stats.bad) */
+    fan_stats
+        *stats; /* NULL: none; else receives the statistics of the rounded elements of `out`, from the same pass */
+    size_t first_suspect; /* operands before this one are not reported (fan_stats.bad) */
     bool parallel;        /* other threads may help with a large sum */
 } fan_sum_how;
 
 /* fan_sum: writes the fold of `n` >= 1 operands into `out` (any dtype that the last acc may be cast to); how may be
  * NULL. Allocates nothing, cannot fail, may be interrupted. `out` may be the very view of one operand
- * (fan_array_same_view, or the same geometry with the same item size); otherwise it must be apart from all. Each add of
- * a low-float acc rounds. */
+ * (fan_array_same_view, or the same geometry with the same item size); otherwise it must not overlap any. Each add of a
+ * low-float acc rounds. */
 void fan_sum(const fan_array *out, const fan_operand *in, size_t n, const fan_sum_how *how);
 
-/* fan_sum_flat: the same for n gap-free runs of `count` elements of one dtype into another of that dtype, for callers
- * who know that they have them: one call of a loop. `out` may be exactly one of the runs. acc is dtype, or float32 for
- * low floats, float64 for float32, complex128 for complex64: with any other nothing is done and false returned. factor:
- * an element of acc that multiplies the sum before it is rounded; NULL: none, as it must be for complex sums in a wider
- * acc. One thread. */
+/* fan_sum_flat: as fan_sum, for n gap-free runs of `count` elements of one dtype into another of that dtype: one call
+ * of a loop. `out` may be exactly one of the runs. acc is dtype, or float32 for low floats, float64 for float32,
+ * complex128 for complex64; with any other it does nothing and returns false. factor: an element of acc that multiplies
+ * the sum before it is rounded; NULL: none, as it must be for complex sums in a wider acc. One thread. */
 bool fan_sum_flat(char *out, const char *const *src, size_t n, size_t count, fan_dtype dtype, fan_dtype acc,
                   const char *factor);
 
-/* fan_sum_flat_fits: whether fan_sum_flat takes these two. */
+/* fan_sum_flat_fits: returns whether fan_sum_flat accepts these two. */
 bool fan_sum_flat_fits(fan_dtype dtype, fan_dtype acc);
 
-/* fan_scale_as: the scale as one element of dtype d (rounded to it once), at most 16 bytes. */
+/* fan_scale_as: writes the scale as one element of dtype d (rounded once), at most 16 bytes. */
 void fan_scale_as(const fan_scale *scale, fan_dtype d, char *factor);
 
 #endif

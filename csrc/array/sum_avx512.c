@@ -1,5 +1,5 @@
-/* The loops for AVX-512. The file says so itself, so that it needs no flags of its own, and is empty where the
- * processor is another. */
+/* The loops for AVX-512. The target is set by pragma, so the file needs no compiler flags; empty for other
+ * processors. */
 #if defined(__x86_64__)
 #include "array/sum_loops.h"
 

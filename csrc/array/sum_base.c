@@ -1,4 +1,4 @@
-/* The loops for every machine of its kind. On x86-64 every machine has SSE2. */
+/* The loops for the baseline of the processor. On x86-64 that is SSE2. */
 #define FAN_SET fan_loops_base
 #define FAN_WIDE 16
 #if defined(__x86_64__)

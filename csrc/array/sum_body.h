@@ -1,18 +1,16 @@
-/* sum_body: the loops of sums for one instruction set, each dtype's made by macros: longer than other files, because
- * what is compiled three times stands once. Included once by each file that makes a set, after it has defined
+/* sum_body: the loops of sums for one instruction set, each dtype's made by macros, written once and compiled three
+ * times. Each file that makes a set includes it once, after it has defined
  *
  *   FAN_SET    the name of the fan_loop_set to define
  *   FAN_NAME   its name as text
  *   FAN_WIDE   the bytes of its widest vector: 16, 32 or 64
  *
- * and has told the compiler of the instruction set. Nothing in here knows which one it is, but for the few lines under
- * "Machines".
+ * and has enabled the instruction set in the compiler. Only the few lines under "Machines" depend on which one it is.
  *
  * A fold takes a step of four vectors from each source in turn and keeps the four sums in registers, so that every
- * element is read once and written once, whatever the number of sources. What is left behind the last whole vector is
- * one more vector, that ends with the last element and was read before anything was written: `dst` may be one of the
- * sources. Low floats become float32 (or are rounded) in the register.
- */
+ * element is read once and written once, whatever the number of sources. The remainder after the last whole vector is
+ * one more vector, which ends with the last element and was read before anything was written: `dst` may be one of the
+ * sources. Low floats become float32 (or are rounded) in the register. */
 #include "array/convert.h"
 #include "array/lowp.h"
 #include "array/complex_abs.h"
@@ -21,13 +19,13 @@
 #include <math.h>
 
 #define ALWAYS static inline __attribute__((always_inline, unused))
-#define AHEAD 1024 /* bytes between what is summed and what is asked for */
+#define AHEAD 1024 /* bytes between the current sum and the prefetch */
 
 /* ---- Machines ---- */
 
 #if defined(__x86_64__)
 #include <immintrin.h>
-/* FLOW: a vector written around the caches. */
+/* FLOW: a vector stored past the caches. */
 ALWAYS void flow4(void *p, const void *v)
 {
     int x;
@@ -72,8 +70,8 @@ ALWAYS void flow64(void *p, const void *v) { _mm512_stream_si512(p, _mm512_loadu
 
 /* ---- Vectors ---- */
 
-/* Of each kind of number the vector of S's width, and one that may lie anywhere; of half and a quarter of its bytes,
- * what low floats are in memory. */
+/* For each number type, the vector of S's width and an unaligned one; for low floats in memory, of half and a quarter
+ * of its bytes. */
 #define VECTOR(T, name, bytes)                             \
     typedef T v##name __attribute__((vector_size(bytes))); \
     typedef T m##name __attribute__((vector_size(bytes), aligned(1), may_alias));
@@ -87,7 +85,7 @@ ALWAYS void flow64(void *p, const void *v) { _mm512_stream_si512(p, _mm512_loadu
     VECTOR(double, f64_##S, W)       \
     VECTOR(float, half32_##S, W / 2) \
     VECTOR(uint16_t, half16_##S, W / 2)
-/* Four bytes are better off as one number. */
+/* Four bytes are handled as one number. */
 #if FAN_WIDE > 16 || !defined(__x86_64__)
 VECTOR(uint8_t, half8_w, FAN_WIDE / 4)
 #else
@@ -103,8 +101,8 @@ VECTORS(s, 16)
 
 /* ---- Short integers to 32 bits and back ----
  *
- * __builtin_convertvector says it, but compilers of today go half by half where one instruction would do. What is made
- * short fits. */
+ * __builtin_convertvector could express it, but today's compilers convert half by half where one instruction would do.
+ * The narrowed values fit. */
 #if defined(__x86_64__)
 ALWAYS __m128i widen16_16(__m128i x) { return _mm_unpacklo_epi16(x, _mm_setzero_si128()); }
 ALWAYS __m128i widen8_16(__m128i x) { return widen16_16(_mm_unpacklo_epi8(x, _mm_setzero_si128())); }
@@ -136,7 +134,7 @@ ALWAYS __m128i narrow8_32(__m256i x)
 #define narrow16_64 _mm512_cvtepi32_epi16
 #define narrow8_64 _mm512_cvtepi32_epi8
 #endif
-/* SHORTS: A16 and A8 are the registers in which the short ones lie, perhaps in their lower part. */
+/* SHORTS: A16 and A8 are the registers that hold the short integers, perhaps in their lower part. */
 #define SHORTS(S, W, A32, A16, A8)              \
     ALWAYS vu32_##S widen16_##S(vhalf16_##S x)  \
     {                                           \
@@ -184,7 +182,7 @@ SHORTS(s, 16, __m128i, __m128i, __m128i)
 /* ---- One number, one vector: in, plus, times, out ----
  *
  * up_K of memory, plus_K, times_K, down_K to memory; the same with _v_S for vectors. Integers wrap: they are unsigned
- * here, whatever they are outside. */
+ * here, whatever their dtype. */
 
 #define NUMBERS(K, MEM, T, UP, PLUS, TIMES, DOWN)  \
     ALWAYS T up_##K(MEM x) { return UP; }          \
@@ -216,7 +214,7 @@ WIDE_LIST(NUMBERS)
 LOW_LIST(NUMBERS)
 #undef NUMBERS
 
-/* Vectors of low floats: low.h once more, lane by lane the same. A comparison of vectors is a vector of masks. */
+/* Vectors of low floats: as lowp.h, lane by lane. A comparison of vectors is a vector of masks. */
 #define EITHER(S, mask, yes, no) ((no) ^ (((yes) ^ (no)) & (vu32_##S)(mask)))
 #define LOW_VECTORS(S)                                                                                         \
     ALWAYS vu32_##S low_round_##S(vu32_##S a, uint32_t mant, uint32_t bias)                                    \
@@ -277,7 +275,7 @@ LOW_VECTORS(w)
 LOW_VECTORS(s)
 #endif
 
-/* Low floats as they are in memory, into float32 and back. */
+/* Low floats of memory to float32 and back. */
 #define LOW_MEMORY(K, S, MEM, BITS)                                                   \
     ALWAYS vf32_##S K##_in_##S(v##MEM x) { return K##_up_##S(widen##BITS##_##S(x)); } \
     ALWAYS v##MEM K##_out_##S(vf32_##S x) { return narrow##BITS##_##S(K##_down_##S(x)); }
@@ -290,7 +288,7 @@ LOW_MEMORY(float16, s, half16_s, 16)
 LOW_MEMORY(bfloat16, s, half16_s, 16)
 LOW_MEMORY(e5m2, s, half8_s, 8)
 LOW_MEMORY(e4m3fn, s, half8_s, 8)
-/* Beside AVX2 and AVX-512 there are instructions for float16; only the NaNs they make are made ours first. */
+/* AVX2 and AVX-512 machines have instructions for float16; only their NaNs are made ours first. */
 ALWAYS vf32_w quick_in_w(vhalf16_w x)
 {
 #if FAN_WIDE == 64
@@ -366,8 +364,8 @@ LOW_VECTOR_LIST(VECTOR_NUMBERS, s)
 
 /* ---- Folds ---- */
 
-/* Where sums begin and end besides the sources: RAW is the number of the accumulation dtype in memory, up_R and down_R
- * lead from it and to it. */
+/* The begin and end of sums other than the sources: RAW is the number of the accumulation dtype in memory, up_R and
+ * down_R convert from it and to it. */
 #define FOLD_WIDTH(K, R, S, STEPS, MEM, RAW, T, V)                                                                     \
     ALWAYS V fold_in_##K##_##S(const char *const *src, const char *start, size_t i)                                    \
     {                                                                                                                  \
@@ -491,7 +489,7 @@ LOW_VECTOR_LIST(VECTOR_NUMBERS, s)
     }
 #define CAN_STREAM(MEM) (how->stream && !how->raw && (uintptr_t)dst % sizeof(MEM) == 0 && count * sizeof(MEM) >= 1024)
 
-/* LIGHT: kinds whose steps cost nothing, so that all else must cost nothing either: a loop for each way to go. */
+/* LIGHT: number types with cheap steps, where overhead counts: one loop per variant. */
 #define LIGHT(K, R, MEM, RAW, T, V)                                                                             \
     FOLD_EACH(K, R, MEM, RAW, T)                                                                                \
     FOLD_WIDTH(K, R, w, 4, MEM, RAW, T, V##_w)                                                                  \
@@ -527,7 +525,7 @@ LOW_VECTOR_LIST(VECTOR_NUMBERS, s)
             fold_##K##_w(dst, src, n, count, NULL, 0, 0, 0, 0, 0);                                              \
     }
 
-/* HEAVY: kinds whose steps are long already: one loop for all ways. */
+/* HEAVY: number types with expensive steps: one loop for all variants. */
 #define HEAVY(K, R, MEM, RAW, T, V)                                                                         \
     FOLD_EACH(K, R, MEM, RAW, T)                                                                            \
     FOLD_WIDTH(K, R, w, 1, MEM, RAW, T, V##_w)                                                              \
@@ -563,11 +561,11 @@ HEAVY(own_bfloat16, own_bfloat16, uint16_t, uint16_t, float, vf32)
 HEAVY(own_e4m3fn, own_e4m3fn, uint8_t, uint8_t, float, vf32)
 HEAVY(own_e5m2, own_e5m2, uint8_t, uint8_t, float, vf32)
 
-/* ---- Folds that watch ----
+/* ---- Folds that count ----
  *
  * The statistics of float results, in the register: 16 numbers at a time, each into its lane. A step with a non-finite
- * number is neither counted nor written: the fold ends there, and who asked for it sees to those numbers one by one,
- * while the operands are as they were. */
+ * number is neither counted nor written: the fold ends there, and its caller handles those numbers one by one, while
+ * the operands are unchanged. */
 
 #if defined(__x86_64__) && FAN_WIDE == 64
 #define ANY(x) (_mm512_test_epi32_mask((__m512i)(x), (__m512i)(x)) != 0)
@@ -579,7 +577,7 @@ HEAVY(own_e5m2, own_e5m2, uint8_t, uint8_t, float, vf32)
 #define ANY(x) ((((vu64_w)(x))[0] | ((vu64_w)(x))[1]) != 0)
 #endif
 
-/* FLOW_SPLIT: as FLOW, sixteen bytes at a time: dst need not lie at the start of a line. */
+/* FLOW_SPLIT: as FLOW, sixteen bytes at a time: dst need not be at the start of a line. */
 #if defined(__x86_64__)
 #define FLOW_SPLIT(p, v)                         \
     for (size_t q = 0; q < sizeof *(v); q += 16) \
@@ -591,7 +589,7 @@ HEAVY(own_e5m2, own_e5m2, uint8_t, uint8_t, float, vf32)
 #define VECTORS_OF_LANES (FAN_STATS_LANES * 8 / FAN_WIDE)
 #define VALUES_OF_VECTOR (FAN_WIDE / 8)
 
-/* count_in: finite values of the next lanes. */
+/* count_in: adds finite values to the next lanes. */
 ALWAYS void count_in(vf64_w *sum, vf64_w *top, vf64_w x)
 {
     vf64_w size = (vf64_w)((vu64_w)x & 0x7fffffffffffffffu);
@@ -617,7 +615,7 @@ ALWAYS void count_twice(vf64_w *sum, vf64_w *top, size_t at, vf64_w x)
     count_in(&sum[at / VALUES_OF_VECTOR], &top[at / VALUES_OF_VECTOR], x);
 }
 
-/* The lanes of r from that of its next number on, and back. */
+/* Load the lanes of r, starting with that of its next number, and store them. */
 ALWAYS void lanes_from(double *lane, const fan_stats_run *r)
 {
     for (size_t k = 0; k < FAN_STATS_LANES; k++)
@@ -629,7 +627,7 @@ ALWAYS void lanes_back(fan_stats_run *r, const double *lane)
         r->lane[(r->numbers + k) % FAN_STATS_LANES] = lane[k];
 }
 
-/* H: single or twice, as which the rounded results are counted; BACK: a rounded result as that. */
+/* H: single or twice, the type in which rounded results are counted; BACK: converts a rounded result to it. */
 #define WATCH(K, R, H, MEM, T, V, BACK)                                                                         \
     ALWAYS size_t watching_##K(char *dst, const char *const *src, size_t n, size_t count, T factor, int scaled, \
                                int stream, fan_stats_run *r)                                                    \
@@ -758,7 +756,7 @@ OTHERS(own_bfloat16, uint16_t, float, RUN_THERE)
 OTHERS(own_e4m3fn, uint8_t, float, RUN_THERE)
 OTHERS(own_e5m2, uint8_t, float, RUN_THERE)
 
-/* Complex numbers add part by part; only these two see whole ones. */
+/* Complex numbers are added part by part; only these two handle whole ones. */
 #define COMPLEX(K, T)                                             \
     static void add_up_c##K(char *acc, const char *src, size_t n) \
     {                                                             \
@@ -776,8 +774,8 @@ OTHERS(own_e5m2, uint8_t, float, RUN_THERE)
 COMPLEX(single, float)
 COMPLEX(twice, double)
 
-/* Their factors are the same in every set: beside AVX-512, GCC 12 makes an FMA of (re * fr) -+ (im * fi) whatever
- * -ffp-contract says, and other bits. */
+/* Complex factors are the same in every set: with AVX-512, GCC 12 contracts (re * fr) -+ (im * fi) to an FMA despite
+ * -ffp-contract, which gives other bits. */
 void fan_loops_scale_csingle(char *dst, const char *factor, size_t n);
 void fan_loops_scale_ctwice(char *dst, const char *factor, size_t n);
 #if FAN_WIDE == 16
@@ -799,8 +797,8 @@ COMPLEX_FACTOR(twice, double)
 
 /* ---- Statistics ----
  *
- * The quick way takes all for finite: 16 numbers at a time, each into its lane. Where a square or the largest says that
- * it was not so (or that squares left float64's range), the same numbers are counted again, one by one. */
+ * The quick way assumes that all is finite: 16 numbers at a time, each into its lane. If a square or the largest shows
+ * otherwise (or squares exceed float64), the same numbers are counted again, one by one. */
 
 static void measure_each(fan_stats_run *r, const double *x, size_t n)
 {
@@ -830,8 +828,8 @@ static void measure_pairs(fan_stats_run *r, const double *x, size_t n)
     }
 }
 
-/* SURVEY: T is float or double. `r->numbers` is a multiple of the lanes, and so is n; false: nothing was counted, all
- * must be counted one by one. */
+/* SURVEY: T is float or double. `r->numbers` and n are multiples of the lanes; false: nothing was counted, all must be
+ * counted one by one. */
 #define SURVEY(NAME, IN, T)                                                                   \
     static bool measure_##NAME(fan_stats_run *r, const char *src, size_t n)                   \
     {                                                                                         \
@@ -863,7 +861,7 @@ SURVEY(twice, in_twice_w, double)
 
 #define PIECE 512u /* numbers: a multiple of the lanes */
 
-/* SURVEY_AS: values of another dtype are first made doubles (or floats), a piece at a time. */
+/* SURVEY_AS: converts values of another dtype to double (or float) first, a piece at a time. */
 #define SURVEY_AS(NAME, MEM, T, HOW, EXPR)                                                            \
     static void stats_##NAME(fan_stats_run *r, const char *src, size_t n)                             \
     {                                                                                                 \
@@ -901,7 +899,7 @@ SURVEY_AS(bfloat16, uint16_t, float, single, fan_float_of_bfloat16(x))
 SURVEY_AS(e4m3fn, uint8_t, float, single, fan_float_of_e4m3fn(x))
 SURVEY_AS(e5m2, uint8_t, float, single, fan_float_of_e5m2(x))
 
-/* SURVEY_REAL: read where they lie. */
+/* SURVEY_REAL: reads in place. */
 #define SURVEY_REAL(NAME, T)                                                                          \
     static void stats_##NAME(fan_stats_run *r, const char *src, size_t n)                             \
     {                                                                                                 \

@@ -8,8 +8,8 @@ extern const fan_loop_set fan_loops_base, fan_loops_avx2, fan_loops_avx512;
 
 #define SETS 3
 
-/* at_hand: set i, if this machine has what it needs. */
-static const fan_loop_set *at_hand(size_t i)
+/* sum_isa_available: returns set i if this machine supports it. */
+static const fan_loop_set *sum_isa_available(size_t i)
 {
     switch (i) {
     case 0:
@@ -31,11 +31,11 @@ static const fan_loop_set *at_hand(size_t i)
 
 static _Atomic(const fan_loop_set *) chosen;
 
-static const fan_loop_set *choose(void)
+static const fan_loop_set *sum_isa_choose(void)
 {
     const fan_loop_set *best = NULL;
     for (size_t i = 0; i < SETS; i++) {
-        const fan_loop_set *set = at_hand(i);
+        const fan_loop_set *set = sum_isa_available(i);
         best = set ? set : best;
     }
     atomic_store_explicit(&chosen, best, memory_order_relaxed);
@@ -45,7 +45,7 @@ static const fan_loop_set *choose(void)
 static inline const fan_loop_set *set_now(void)
 {
     const fan_loop_set *set = atomic_load_explicit(&chosen, memory_order_relaxed);
-    return set ? set : choose();
+    return set ? set : sum_isa_choose();
 }
 
 const fan_loops *fan_loops_of(fan_dtype d) { return &set_now()->of[d]; }
@@ -53,14 +53,14 @@ const fan_loops *fan_loops_of(fan_dtype d) { return &set_now()->of[d]; }
 bool fan_sum_set_isa(const char *name)
 {
     for (size_t i = 0; name && i < SETS; i++) {
-        const fan_loop_set *set = at_hand(i);
+        const fan_loop_set *set = sum_isa_available(i);
         if (set && strcmp(set->name, name) == 0) {
             atomic_store_explicit(&chosen, set, memory_order_relaxed);
             return true;
         }
     }
     if (!name)
-        (void)choose();
+        (void)sum_isa_choose();
     return !name;
 }
 
@@ -70,7 +70,7 @@ int fan_sum_isa_rank(void)
 {
     const fan_loop_set *set = set_now();
     for (size_t i = SETS; i-- > 1;)
-        if (set == at_hand(i))
+        if (set == sum_isa_available(i))
             return (int)i;
     return 0;
 }
@@ -82,7 +82,7 @@ uint64_t fan_sum_read(const char *p, size_t bytes) { return set_now()->read(p, b
 const char *fan_sum_isa_at(size_t i)
 {
     for (size_t k = 0; k < SETS; k++) {
-        const fan_loop_set *set = at_hand(k);
+        const fan_loop_set *set = sum_isa_available(k);
         if (set && i-- == 0)
             return set->name;
     }

@@ -1,34 +1,33 @@
-/* sum_loops: the innermost loops of sums, one set for each kind of number and each instruction set. All the loops over
+/* sum_loops: the innermost loops of sums, one set for each number type and each instruction set. All the loops over
  * dtypes that add are made here.
  *
- * They stand once, in sum_body.h, which is compiled once for each instruction set; the widest that the machine has is
- * chosen when first asked for. All give the same bits (of NaNs, that it is one): only lanes differ, each element's own
- * additions never do.
- */
+ * They are written once, in sum_body.h, which is compiled for each instruction set; the widest that the machine has is
+ * chosen on first use. All give the same bits (NaNs may differ in payload): only lanes differ, not the order of an
+ * element's additions. */
 #ifndef FAN_ARRAY_SUM_LOOPS_H
 #define FAN_ARRAY_SUM_LOOPS_H
 
 #include "array/dtype.h"
 #include "array/stats.h"
 
-/* What a fold may be told; NULL: none of it. */
+/* Options of a fold; NULL: defaults. */
 typedef struct fan_fold_how {
-    const char *factor; /* multiplies the sum before the last rounding: one number of the accumulation dtype; NULL:
-                           none. Not for complex */
-    const char *start;  /* numbers of the accumulation dtype with which the fold begins, before src[0]; NULL: it begins
-                           with src[0] */
-    bool raw;           /* dst gets the sum in the accumulation dtype, without the last rounding */
-    bool ahead;         /* the sources are larger than the second cache: they are asked for ahead of time */
-    bool stream;        /* dst is larger than the last cache and none of the sources: it is written around the caches */
+    /* multiplies the sum before the last rounding: one number of the accumulation dtype; NULL: none. Not for complex */
+    const char *factor;
+    /* numbers of the accumulation dtype with which the fold begins, before src[0]; NULL: it begins with src[0] */
+    const char *start;
+    bool raw;    /* dst gets the sum in the accumulation dtype, without the last rounding */
+    bool ahead;  /* the sources are larger than the L2 cache: prefetch them */
+    bool stream; /* dst is larger than the last cache and none of the sources: store past the caches */
 } fan_fold_how;
 
 /* dst[i] = ((src[0][i] + src[1][i]) + src[2][i]) .., for `count` numbers and n >= 1 gap-free sources (n >= 0 beside
  * `start`). dst may be exactly one of the sources or `start`. */
 typedef void fan_fold_loop(char *dst, const char *const *src, size_t n, size_t count, const fan_fold_how *how);
 
-/* The same for real floats, while what is written is counted into r. Ends before a step with a non-finite result, or
- * where less than a step is left: how many numbers were summed, counted and written. Of `how` it heeds factor and
- * stream. n >= 1. */
+/* As fan_fold_loop for real floats, and counts the written numbers into r. Ends before a step with a non-finite result,
+ * or if less than a step is left; returns how many numbers were summed, counted and written. Of `how` it uses factor
+ * and stream. n >= 1. */
 typedef size_t fan_watch(char *dst, const char *const *src, size_t n, size_t count, const fan_fold_how *how,
                          fan_stats_run *r);
 
@@ -38,26 +37,26 @@ typedef struct fan_loops {
     fan_fold_loop *own; /* added in the dtype itself; a low float rounds each time */
     fan_fold_loop *up;  /* added in the dtype `upper` and rounded once; NULL: there is none */
     fan_dtype upper;    /* float32 for the low floats, float64 for float32, complex128 for complex64 */
-    /* add_at: for each i < n in turn, `run` numbers at dst + to[i] += those at src + from[i] (NULL: one behind the
-     * other). */
+    /* add_at: for each i < n in turn, adds `run` numbers at src + from[i] (NULL: consecutive) to those at dst +
+     * to[i]. */
     void (*add_at)(char *dst, const int64_t *to, const char *src, const int64_t *from, size_t n, size_t run);
     /* add_up: acc += each of n elements in turn. */
     void (*add_up)(char *acc, const char *src, size_t n);
     /* scale: n elements of dst *= the element at factor. */
     void (*scale)(char *dst, const char *factor, size_t n);
-    /* measure: n more elements are counted into r. */
+    /* measure: counts n more elements into r. */
     void (*measure)(fan_stats_run *r, const char *src, size_t n);
-    fan_watch *own_watch, *up_watch; /* beside own and up; NULL: there is none */
+    fan_watch *own_watch, *up_watch; /* beside own and up; NULL: none */
 } fan_loops;
 
 /* The loops of one instruction set. */
 typedef struct fan_loop_set {
     const char *name;
-    uint64_t (*read)(const char *p, size_t bytes); /* every byte once, and as good as nothing else */
+    uint64_t (*read)(const char *p, size_t bytes); /* reads every byte once, with as little else as possible */
     fan_loops of[FAN_DT_COUNT];
 } fan_loop_set;
 
-/* fan_loops_fold: the loop that adds sources of dtype d in `acc`; NULL where there is none. */
+/* fan_loops_fold: returns the loop that adds sources of dtype d in `acc`; NULL if there is none. */
 static inline fan_fold_loop *fan_loops_fold(const fan_loops *loops, fan_dtype d, fan_dtype acc)
 {
     return d == acc ? loops->own : loops->up && loops->upper == acc ? loops->up : NULL;

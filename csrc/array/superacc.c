@@ -27,7 +27,7 @@ fan_exact_kind fan__exact_kind_of(fan_dtype d)
     }
 }
 
-/* What the top limb can say beside a number. */
+/* Values of the top limb that are no numbers. */
 #define NOTHING INT64_MIN /* only -0.0 so far; the other limbs are 0 */
 #define PLUS_INF (INT64_MIN + 1)
 #define MINUS_INF (INT64_MIN + 2)
@@ -60,7 +60,7 @@ void fan__superacc_add(uint64_t *w, const fan_exact_kind *k, double x)
         m |= UINT64_C(1) << 52;
     else
         e = 1;
-    /* x is m * 2^(e - 1075), and m * 2^at units; below the unit m has zeros alone */
+    /* x is m * 2^(e - 1075), and m * 2^at units; the bits of m below the unit are zero */
     int at = e - 1075 + k->unit;
     if (at < 0) {
         m = at > -64 ? m >> -at : 0;
@@ -77,9 +77,9 @@ void fan__superacc_add(uint64_t *w, const fan_exact_kind *k, double x)
     }
 }
 
-/* rounded: m * 2^(E - 63) (the top bit of m is set), and a little more if `more`, as a float64: to nearest even, or to
- * odd. */
-static double rounded(bool minus, uint64_t m, int64_t E, bool more, bool odd)
+/* superacc_rounded: returns m * 2^(E - 63) (the top bit of m is set), and a little more if `more`, as a float64:
+ * rounded to nearest even, or to odd. */
+static double superacc_rounded(bool minus, uint64_t m, int64_t E, bool more, bool odd)
 {
     uint64_t u;
     if (E > 1023) {
@@ -95,7 +95,7 @@ static double rounded(bool minus, uint64_t m, int64_t E, bool more, bool odd)
             kept |= rest || more;
         else
             kept += rest > UINT64_C(1) << 63 || (rest == UINT64_C(1) << 63 && (more || (kept & 1)));
-        u = ((uint64_t)(least + 1074) << 52) + kept; /* a carry runs into the exponent as it should */
+        u = ((uint64_t)(least + 1074) << 52) + kept; /* a carry correctly increments the exponent */
     }
     return of_bits(u | (uint64_t)minus << 63);
 }
@@ -146,7 +146,7 @@ double fan__superacc_value(const uint64_t *w, const fan_exact_kind *k, const dou
     }
     for (int i = high - 2; i >= 0; i--)
         more |= mag[i] != 0;
-    return rounded(minus, m, E + 64 * high + 63 - lead, more, odd && !FAN_FAULT(EXACT_NO_ODD));
+    return superacc_rounded(minus, m, E + 64 * high + 63 - lead, more, odd && !FAN_FAULT(EXACT_NO_ODD));
 }
 
 bool fan__superacc_special(const uint64_t *w, const fan_exact_kind *k) { return (int64_t)w[k->limbs - 1] <= NO_NUMBER; }

@@ -1,5 +1,5 @@
-/* superacc: a superaccumulator: an exact sum as a whole number of its dtype's smallest step, in two's complement, as
- * many limbs of 64 bits as the largest value needs. The integer path of exact.c. */
+/* superacc: a superaccumulator: an exact sum as an integer multiple of its dtype's smallest step, in two's complement,
+ * with as many 64-bit limbs as the largest value needs. The integer path of exact.c. */
 #ifndef FAN_ARRAY_SUPERACC_H
 #define FAN_ARRAY_SUPERACC_H
 
@@ -10,14 +10,14 @@
 #define FAN_EXACT_LIMBS 34    /* at most */
 #define FAN_EXACT_ALWAYS 8192 /* terms */
 
-/* A real dtype's smallest step is 2^-unit; `digits` are those of its mantissa; `limbs` hold 2^30 of its largest value.
- */
+/* A real dtype's smallest step is 2^-unit; `digits` are those of its mantissa; `limbs` hold 2^30 of its largest
+ * value. */
 typedef struct fan_exact_kind {
     int limbs, unit, digits;
-    bool always; /* float64 sums lose nothing, for n <= FAN_EXACT_ALWAYS */
+    bool always; /* float64 sums are exact for n <= FAN_EXACT_ALWAYS */
 } fan_exact_kind;
 
-/* fan__exact_kind_of: of the parts of a dtype; no limbs where its sums cannot be exact. */
+/* fan__exact_kind_of: returns the format of a dtype's parts; limbs is 0 if its sums cannot be exact. */
 fan_exact_kind fan__exact_kind_of(fan_dtype d);
 
 static inline uint64_t bits_of(double x)
@@ -34,12 +34,12 @@ static inline double of_bits(uint64_t u)
     return x;
 }
 
-/* fan__superacc_start: nothing added yet. */
+/* fan__superacc_start: sets the empty sum. */
 void fan__superacc_start(uint64_t *limbs, const fan_exact_kind *k);
 void fan__superacc_add(uint64_t *limbs, const fan_exact_kind *k, double x);
-/* fan__superacc_special: whether it stands for something beside a number: then its top limb says it all. */
+/* fan__superacc_special: returns whether it is no number: then its top limb holds the value. */
 bool fan__superacc_special(const uint64_t *limbs, const fan_exact_kind *k);
-/* fan__superacc_value: the number, times *factor where there is one, as a float64: to odd, or to nearest. */
+/* fan__superacc_value: returns the number, times *factor if not NULL, as a float64, rounded to odd or to nearest. */
 double fan__superacc_value(const uint64_t *limbs, const fan_exact_kind *k, const double *factor, bool odd);
 
 #endif

@@ -1,6 +1,6 @@
 #include "array/verdict.h"
 
-#define WORK 100000000 /* that goes with the default budget: 50 ms or so */
+#define WORK 100000000 /* for the default budget: about 50 ms */
 
 const char *fan_verdict_kind(fan_verdict v)
 {

@@ -16,10 +16,10 @@
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static uint64_t answer;
 
-static bool sensible(uint64_t n) { return n >= LEAST && n <= MOST; }
+static bool cache_sensible(uint64_t n) { return n >= LEAST && n <= MOST; }
 
-/* As Linux shows it in a file, for libcs that do not know: "2048K". */
-static uint64_t from_file(void)
+/* Reads the size that Linux shows in a file ("2048K"), for libcs whose sysconf does not give it. */
+static uint64_t cache_from_file(void)
 {
     unsigned long long n = 0;
     char unit = 0;
@@ -30,7 +30,7 @@ static uint64_t from_file(void)
     return got < 1 ? 0 : unit == 'K' ? n << 10 : unit == 'M' ? n << 20 : n;
 }
 
-static void ask(void)
+static void cache_query(void)
 {
     uint64_t n = 0;
 #ifdef __APPLE__
@@ -41,13 +41,13 @@ static void ask(void)
     long said = sysconf(_SC_LEVEL2_CACHE_SIZE);
     n = said > 0 ? (uint64_t)said : 0;
 #endif
-    if (!sensible(n))
-        n = from_file();
-    answer = sensible(n) ? n : UNKNOWN;
+    if (!cache_sensible(n))
+        n = cache_from_file();
+    answer = cache_sensible(n) ? n : UNKNOWN;
 }
 
 uint64_t fan_cache_bytes(void)
 {
-    (void)pthread_once(&once, ask);
+    (void)pthread_once(&once, cache_query);
     return answer;
 }

@@ -1,11 +1,11 @@
-/* cache: how much memory is near this machine's processors. */
+/* cache: the size of the processor's caches. */
 #ifndef FAN_BASE_CACHE_H
 #define FAN_BASE_CACHE_H
 
 #include <stdint.h>
 
-/* fan_cache_bytes: of the second-level cache of one core, as the system tells it: asked once; 1 MiB where it cannot be
- * asked or its answer makes no sense. */
+/* fan_cache_bytes: returns the size of one core's second-level cache. The system is queried once; the result is 1 MiB
+ * if the query fails or gives an implausible size. */
 uint64_t fan_cache_bytes(void);
 
 #endif

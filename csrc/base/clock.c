@@ -21,8 +21,8 @@ static uint64_t *lanes_of(fan_clock *c) { return c->heap ? c->heap : c->lanes; }
 
 static const uint64_t *lanes_in(const fan_clock *c) { return c->heap ? c->heap : c->lanes; }
 
-/* reserve: room for `n` lanes; those behind the last in use are set to 0 as they come into use. */
-static int reserve(fan_clock *c, uint32_t n)
+/* clock_reserve: makes room for `n` lanes. Lanes beyond those in use are zeroed when they come into use. */
+static int clock_reserve(fan_clock *c, uint32_t n)
 {
     if (n <= c->cap)
         return 0;
@@ -41,8 +41,8 @@ static int reserve(fan_clock *c, uint32_t n)
     return 0;
 }
 
-/* widen: lanes up to n are in use; the new ones count 0. The room is there. */
-static void widen(fan_clock *c, uint32_t n)
+/* clock_widen: brings lanes up to n into use, with count 0. The room must exist. */
+static void clock_widen(fan_clock *c, uint32_t n)
 {
     if (n <= c->n)
         return;
@@ -57,9 +57,9 @@ int fan_clock_set(fan_clock *c, uint32_t lane, uint64_t count)
     if (lane >= c->n) {
         if (count == 0)
             return 0;
-        if (lane == UINT32_MAX || reserve(c, lane + 1))
+        if (lane == UINT32_MAX || clock_reserve(c, lane + 1))
             return -1;
-        widen(c, lane + 1);
+        clock_widen(c, lane + 1);
     }
     lanes_of(c)[lane] = count;
     return 0;
@@ -69,9 +69,9 @@ int fan_clock_join(fan_clock *c, const fan_clock *other)
 {
     if (c == other)
         return 0;
-    if (reserve(c, other->n))
+    if (clock_reserve(c, other->n))
         return -1;
-    widen(c, other->n);
+    clock_widen(c, other->n);
     uint64_t *mine = lanes_of(c);
     const uint64_t *theirs = lanes_in(other);
     for (uint32_t i = 0; i < other->n; i++)
@@ -84,7 +84,7 @@ int fan_clock_copy(fan_clock *c, const fan_clock *other)
 {
     if (c == other)
         return 0;
-    if (reserve(c, other->n))
+    if (clock_reserve(c, other->n))
         return -1;
     memcpy(lanes_of(c), lanes_in(other), (size_t)other->n * sizeof(uint64_t));
     c->n = other->n;

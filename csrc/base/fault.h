@@ -1,8 +1,9 @@
-/* fault: faults that can be planted, by name, in test builds alone. A checker is trusted for what it finds once the
- * fault is there; docs/proof.md's tables are made from this list, and every name has a test that finds it, or a reason.
+/* fault: faults that test builds can plant, by name. A checker counts only if it finds the fault that is planted for
+ * it; the tables of docs/proof.md are made from this list, and every name has a test that finds it, or a reason.
  *
- * At most one is planted at a time (fan_fault_plant). Elsewhere FAN_FAULT(NAME) is the constant 0, and nothing of this
- * is in the library. Waits, records and marks are left out otherwise: by the words of a plan (buffer/sync.h). */
+ * At most one fault is planted at a time (fan_fault_plant). In other builds FAN_FAULT(NAME) is the constant 0 and the
+ * library contains no trace of the list. Waits, records and marks are left out by other means: by the words of a plan
+ * (buffer/sync.h). */
 #ifndef FAN_BASE_FAULT_H
 #define FAN_BASE_FAULT_H
 
@@ -16,31 +17,31 @@
 #define FAN_BUFFER_FAULTS(X) \
     X(SLOT_LOCK, "the slot's lock is never taken") \
     X(PARKED_EARLY, "a contribution counts as parked before its event is recorded") \
-    X(READY_TOO_SOON, "`ready` does not ask whether adds are still under way") \
+    X(READY_TOO_SOON, "`ready` does not check whether adds are still under way") \
     X(WAIT_AFTER_SUM, "A waits after the sum has been queued, not before") \
     X(RECORD_BEFORE_SUM, "the event of a sum is recorded before the sum") \
     X(SUM_ON_LAST_PRODUCER, "the sum runs on the last producer's stream") \
     X(MARK_ON_PRODUCER, "gradients are marked as used on their producers' streams, not on A") \
     X(READY_STREAM_STAYS, "after a sum, the ready stream is still the first producer's") \
-    X(WRITE_SHARED, "memory that others see is written in place") \
+    X(WRITE_SHARED, "memory that has other references is written in place") \
     X(WRITE_WITHOUT_WAIT, "memory is written in place without waiting for its other users") \
     X(STREAMS_BY_NUMBER, "streams of different devices are taken for one if their numbers match") \
     X(EVENT_REUSED, "an event that is still needed is recorded again, for another gradient") \
     X(REFCOUNT_IS_ENOUGH, "a reference count of one is enough to write in place, at once") \
     X(RECORD_ON_CONSUMER, "the event is recorded on the consumer's stream, not on the producer's") \
-    X(RECORD_BEFORE_CONVERSION, "the event is recorded before the conversion, not behind it") \
+    X(RECORD_BEFORE_CONVERSION, "the event is recorded before the conversion, not after it") \
     X(TAKE_IGNORES_ADDS, "take does not wait for adds that are under way") \
     X(SLOT_CLAIMED_TWICE, "a slot in use by one thread is used by another") \
     X(STREAMS_BY_DEVICE, "all streams of a device are taken for one") \
     X(RECORD_AFTER_FOLD, "the event is recorded after the fold that waits for it") \
     X(FOLD_UNORDERED, "a fold neither waits nor marks") \
-    X(NO_RECORD_BEHIND_SUM, "no event behind a sum where C is not A") \
+    X(NO_RECORD_BEHIND_SUM, "no event after a sum where C is not A") \
     X(ADD_IGNORES_TAKE, "an add does not wait for a take that is under way") \
     X(OLDEST_EVENT, "of several events of one producer the oldest is waited for") \
     X(SLOT_KEPT, "a slot is never given back")
 /* Batches of sums (tests of add_many), statistics on devices. */
 #define FAN_BATCH_FAULTS(X) \
-    X(BATCH_LATE, "an event is recorded before the batch that it stands behind is queued") \
+    X(BATCH_LATE, "an event is recorded before the batch that it follows is queued") \
     X(BATCH_DEPENDENT, "jobs of a stream that touch what another of them writes are not kept in order") \
     X(BATCH_NOT_EXCLUSIVE, "memory is written in place while a job that reads it waits in the batch") \
     X(BATCH_FAILURE_IGNORED, "a sum whose job failed counts as made") \
@@ -71,15 +72,16 @@
     X(CUDA_EARLY_LANES, "what a launch of a sum over axes left is freed before the next one reads it") \
     X(CUDA_SHORT_SORT, "COO data are not sorted by the last digit of their rows") \
     X(CUDA_EARLY_SORT, "the order of COO data is freed before the launch that sums them") \
-    X(SHARE_ANY_EVENT, "what leaves in one call shares the event of a stream that did not use it")
+    X(SHARE_ANY_EVENT, "memory freed in one call shares the event of a stream that did not use it")
 /* Recordings on the CPU. */
 #define FAN_RECORDING_FAULTS(X) \
     X(KERNEL_NOT_REPLAYED, "the last kernel of a recording is not replayed") \
     X(BLOCK_GIVEN_TWICE, "memory of a recording is given again while an array lies in it") \
-    X(RECORDS_ANYTHING, "memory that the recording does not know is recorded") \
+    X(RECORDS_ANYTHING, "memory that is not the recording's is recorded") \
     X(FITS_ANYTHING, "a recording is replayed for a call with arrays of another layout") \
     X(LEAF_ADOPTS, "a leaf adopts memory that a replay overwrites")
-/* What the search of host orders is told (device/sim): footprints of one kind left out, in the order of the kinds. */
+/* The footprints that the search of host orders uses (device/sim): one kind left out at a time, in the order of the
+ * kinds. */
 #define FAN_SEARCH_FAULTS(X) \
     X(USER_OF_ANOTHER_MACHINE, "a stream of another machine may be a user of memory") \
     X(NO_TURNS, "calls of a spawned thread are no turns") \
@@ -107,7 +109,7 @@
 #define FAN_ENGINE_FAULTS(X) \
     X(TAKEN_BEFORE_LAST, "a node's sums are taken before the last gradient has come") \
     X(RUN_TWICE, "a node without edges that runs stays among the ready ones") \
-    X(KEY_BY_ARRIVAL, "a key says when a gradient came, not by which edge") \
+    X(KEY_BY_ARRIVAL, "a key is the order of arrival, not the edge's index") \
     X(LEAF_UNCLAIMED, "a leaf accumulates while another pass does") \
     X(LEAF_CIRCLE, "a wait for a leaf in a circle is begun all the same") \
     X(END_WITHOUT_WAIT, "the caller's streams do not wait at the end of a pass") \
@@ -120,7 +122,7 @@
     X(NODE_TAKEN_TWICE, "a worker finds a node in one step and takes it in another") \
     X(BUFFER_TWICE, "of two workers each puts a buffer of its own in a node's place") \
     X(WORKER_LEAVES, "a worker leaves where nothing is ready, though others are at work") \
-    X(GROUP_TWICE, "a group is not asked whether one of it runs") \
+    X(GROUP_TWICE, "a group is not checked for a node that runs") \
     X(DEVICE_ON_ANY, "what runs on a device runs on any worker")
 /* Graph trees. */
 #define FAN_GRAPH_FAULTS(X) \
@@ -128,7 +130,7 @@
     X(TREE_ALIVE_FITS, "a recording fits though an output lives that was gone when it was made") \
     X(TREE_NO_RESTORE, "the block table is not put back before another branch grows") \
     X(TREE_NO_JOIN, "the tree's stream does not wait for the caller's") \
-    X(TREE_ADOPTED, "what a function keeps of its own memory is not looked for") \
+    X(TREE_ADOPTED, "tree memory that a function keeps is not searched for") \
     X(TREE_GENERATION_STAYS, "what a step handed out stays usable after its end") \
     X(TREE_OUTSIDE_FREED, "memory from beyond a full tree is given back before what was recorded runs") \
     X(TREE_FULL_REPLAYED, "a recording for which there was no room is replayed") \
@@ -148,9 +150,9 @@ typedef enum { FAN_FAULT_NONE, FAN_FAULTS(FAN_FAULT_ENUM) FAN_FAULT_COUNT } fan_
 extern atomic_int fan_fault_planted;
 #define FAN_FAULT_IS(id) (atomic_load_explicit(&fan_fault_planted, memory_order_relaxed) == (int)(id))
 
-/* fan_fault_plant: from now on `id` is planted, and nothing else; FAN_FAULT_NONE: nothing. */
+/* fan_fault_plant: plants `id` in place of any earlier one; FAN_FAULT_NONE plants none. */
 static inline void fan_fault_plant(fan_fault_id id) { atomic_store(&fan_fault_planted, (int)id); }
-/* fan_fault_named: FAN_FAULT_NONE for a name that is not there. */
+/* fan_fault_named: returns FAN_FAULT_NONE for an unknown name. */
 fan_fault_id fan_fault_named(const char *name);
 #else
 #define FAN_FAULT_IS(id) 0

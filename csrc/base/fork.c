@@ -6,11 +6,11 @@
 
 atomic_uint fan_forks;
 
-static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER; /* of all below */
+static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER; /* guards all below */
 static fan_fork *oldest, *newest;
 static bool watching;
 
-static void before(void)
+static void fork_before(void)
 {
     (void)pthread_mutex_lock(&list_lock);
     for (const fan_fork *f = newest; f; f = f->older)
@@ -44,7 +44,7 @@ static void in_child(void)
 int fan_fork_add(fan_fork *f)
 {
     (void)pthread_mutex_lock(&list_lock);
-    watching = watching || pthread_atfork(before, in_parent, in_child) == 0;
+    watching = watching || pthread_atfork(fork_before, in_parent, in_child) == 0;
     if (watching && !f->added) {
         f->added = true;
         f->older = newest;

@@ -4,12 +4,12 @@
 
 #include <time.h>
 
-#define UNREAD ((int64_t)1 << 20)       /* elements during which the clock is not read */
+#define UNREAD ((int64_t)1 << 20)       /* elements between two reads of the clock */
 #define PAUSE ((uint64_t)50 * 1000000u) /* nanoseconds between two checks */
 
 static _Thread_local fan_interrupt *innermost;
 
-static uint64_t now(void)
+static uint64_t interrupt_now(void)
 {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
@@ -30,7 +30,7 @@ fan_status fan_interrupt_end(fan_interrupt *i, fan_status status)
 
 static bool interrupt_check(fan_interrupt *i)
 {
-    uint64_t t = now();
+    uint64_t t = interrupt_now();
     i->ahead = UNREAD;
     if (t < i->next || !i->check)
         return false;
@@ -38,7 +38,7 @@ static bool interrupt_check(fan_interrupt *i)
         innermost = NULL;
         i->status = i->check(i->err);
         innermost = i;
-        t = now();
+        t = interrupt_now();
     }
     i->next = t + PAUSE;
     return i->status != FAN_OK;

@@ -11,15 +11,15 @@
 
 /* ---- the set ---- */
 
-static size_t home(const fan_keys *k, int64_t key)
+static size_t keys_home(const fan_keys *k, int64_t key)
 {
     return (size_t)((uint64_t)key * UINT64_C(0x9E3779B97F4A7C15) >> 32) & (k->cap - 1);
 }
 
-/* The cell of a key, or the free one where it would be. */
-static size_t cell_of(const fan_keys *k, int64_t key)
+/* Returns the cell of a key, or the free cell where it belongs. */
+static size_t keys_cell(const fan_keys *k, int64_t key)
 {
-    size_t i = home(k, key);
+    size_t i = keys_home(k, key);
     while (k->cells[i] >= 0 && k->cells[i] != key)
         i = (i + 1) & (k->cap - 1);
     return i;
@@ -39,7 +39,7 @@ bool fan_keys_has(const fan_keys *k, int64_t key)
 {
     if (key < SMALL)
         return (size_t)key / 64 < k->words && (k->bits[key / 64] >> (key % 64) & 1);
-    return k->hashed && k->cells[cell_of(k, key)] == key;
+    return k->hashed && k->cells[keys_cell(k, key)] == key;
 }
 
 static bool more_bits(fan_keys *k, int64_t key)
@@ -65,7 +65,7 @@ static bool more_cells(fan_keys *k)
     memset(more.cells, 0xff, more.cap * sizeof *more.cells);
     for (size_t i = 0; i < k->cap; i++)
         if (k->cells[i] >= 0)
-            more.cells[cell_of(&more, k->cells[i])] = k->cells[i];
+            more.cells[keys_cell(&more, k->cells[i])] = k->cells[i];
     fan_free(k->cells);
     k->cells = more.cells;
     k->cap = more.cap;
@@ -84,7 +84,7 @@ int fan_keys_put(fan_keys *k, int64_t key)
     } else {
         if (k->hashed >= k->cap - k->cap / 4 && !more_cells(k))
             return -1;
-        k->cells[cell_of(k, key)] = key;
+        k->cells[keys_cell(k, key)] = key;
         k->hashed++;
     }
     k->least = !k->n || key < k->least ? key : k->least;
@@ -100,10 +100,10 @@ void fan_keys_remove(fan_keys *k, int64_t key)
         k->bits[key / 64] &= ~(UINT64_C(1) << key % 64);
         return;
     }
-    /* Whoever would no longer be found behind the hole moves into it. */
-    size_t hole = cell_of(k, key);
+    /* A key that would no longer be found because of the hole moves into it. */
+    size_t hole = keys_cell(k, key);
     for (size_t i = (hole + 1) & (k->cap - 1); k->cells[i] >= 0; i = (i + 1) & (k->cap - 1)) {
-        size_t way = (i - home(k, k->cells[i])) & (k->cap - 1);
+        size_t way = (i - keys_home(k, k->cells[i])) & (k->cap - 1);
         if (way < ((i - hole) & (k->cap - 1)))
             continue;
         k->cells[hole] = k->cells[i];
@@ -129,23 +129,23 @@ static int64_t key_at(const int64_t *keys, size_t stride, size_t i)
     return key;
 }
 
-/* Keys that lie close are their own places. */
-static bool order_dense(const int64_t *keys, size_t stride, size_t n, uint32_t *at, int64_t least, size_t range)
+/* Dense keys: sorted by counting. */
+static bool keys_order_dense(const int64_t *keys, size_t stride, size_t n, uint32_t *at, int64_t least, size_t range)
 {
-    uint32_t *who = fan_calloc(range * sizeof *who);
-    if (!who)
+    uint32_t *owner = fan_calloc(range * sizeof *owner);
+    if (!owner)
         return false;
     for (size_t i = 0; i < n; i++)
-        who[key_at(keys, stride, i) - least] = (uint32_t)i + 1;
+        owner[key_at(keys, stride, i) - least] = (uint32_t)i + 1;
     for (size_t i = 0, k = 0; k < n; i++)
-        if (who[i])
-            at[k++] = who[i] - 1;
-    fan_free(who);
+        if (owner[i])
+            at[k++] = owner[i] - 1;
+    fan_free(owner);
     return true;
 }
 
-/* Others are sorted a digit at a time, as many as they differ in. */
-static bool order_sparse(const int64_t *keys, size_t stride, size_t n, uint32_t *at, int64_t least, uint64_t span)
+/* Sparse keys: radix sort, over as many digits as they differ in. */
+static bool keys_order_sparse(const int64_t *keys, size_t stride, size_t n, uint32_t *at, int64_t least, uint64_t span)
 {
     enum { DIGITS = 1 << DIGIT };
     ranked *from = fan_alloc(n * sizeof *from), *to = fan_alloc(n * sizeof *to);
@@ -184,6 +184,6 @@ bool fan_keys_order(const int64_t *keys, size_t stride, size_t n, uint32_t *at)
         most = key > most ? key : most;
     }
     uint64_t span = n ? (uint64_t)(most - least) : 0;
-    return span / 8 < n ? order_dense(keys, stride, n, at, least, (size_t)span + 1)
-                        : order_sparse(keys, stride, n, at, least, span);
+    return span / 8 < n ? keys_order_dense(keys, stride, n, at, least, (size_t)span + 1)
+                        : keys_order_sparse(keys, stride, n, at, least, span);
 }

@@ -1,5 +1,5 @@
-/* keys: a set of integers from 0 on, and their order: what it takes to receive many keys in any order at about the cost
- * of receiving them in order. */
+/* keys: a set of non-negative integers, and their order. Receiving many keys in any order costs about as much as
+ * receiving them in order. */
 #ifndef FAN_BASE_KEYS_H
 #define FAN_BASE_KEYS_H
 
@@ -7,24 +7,25 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* One zeroed by fan_calloc is empty. Small keys are bits, for keys mostly count from 0; the others are hashed. */
+/* A struct zeroed by fan_calloc is an empty set. Small keys are bits, because keys mostly count from 0; others are
+ * hashed. */
 typedef struct fan_keys {
     uint64_t *bits;
     size_t words;       /* of bits */
     int64_t *cells;     /* open addressing; -1: free */
     size_t hashed, cap; /* cap: cells; a power of two, or 0 */
-    int64_t least;      /* nothing in the set is smaller; meaningless while it is empty */
+    int64_t least;      /* a lower bound of the set; meaningless while it is empty */
     size_t n;
 } fan_keys;
 
-void fan_keys_free(fan_keys **k); /* NULL afterwards, and fine before */
+void fan_keys_free(fan_keys **k); /* sets *k to NULL, which it may be already */
 bool fan_keys_has(const fan_keys *k, int64_t key);
-/* fan_keys_put: 1: put; 0: it was there; -1: out of memory, and nothing happened. */
+/* fan_keys_put: returns 1 if the key was added, 0 if it was present, -1 when out of memory (nothing changed). */
 int fan_keys_put(fan_keys *k, int64_t key);
-void fan_keys_remove(fan_keys *k, int64_t key); /* which is there */
+void fan_keys_remove(fan_keys *k, int64_t key); /* the key must be present */
 
-/* fan_keys_order: of n different keys, the first at `keys` and each `stride` bytes behind the one before: at[i] is
- * which of them is the i-th smallest. False: out of memory. */
+/* fan_keys_order: sorts n distinct keys, the first at `keys` and each `stride` bytes after the one before: at[i] is the
+ * index of the i-th smallest. Returns false when out of memory. */
 bool fan_keys_order(const int64_t *keys, size_t stride, size_t n, uint32_t *at);
 
 #endif

@@ -13,7 +13,7 @@
 #ifdef FAN_TEST
 static atomic_int_fast64_t made, freed, refused;
 
-/* Failing on purpose: `armed` is looked at first. */
+/* Planned failures: `armed` is read first. */
 static atomic_bool armed;
 static atomic_int_fast64_t left_to_pass, left_to_fail;
 
@@ -54,7 +54,7 @@ static void count_gone(const void *p)
 
 fan_mem_counts fan_mem_get(void)
 {
-    /* `freed` first: live is never negative. */
+    /* Reading `freed` first keeps live from being negative. */
     int64_t gone = atomic_load(&freed);
     fan_mem_counts c = {.total = atomic_load(&made), .failed = atomic_load(&refused)};
     c.live = c.total - gone;
@@ -66,7 +66,7 @@ static void *count_new(void *p) { return p; }
 static void count_gone(const void *p) { (void)p; }
 #endif
 
-/* must_fail: no object can be so large; or a test wants it so. */
+/* must_fail: true if no object can be that large, or if a test makes this allocation fail. */
 static bool must_fail(size_t n) { return n > PTRDIFF_MAX || fails_on_purpose(); }
 
 void *fan_alloc(size_t n) { return must_fail(n) ? NULL : count_new(malloc(n ? n : 1)); }

@@ -1,9 +1,9 @@
-/* How it is done: held blocks stand in a table, the oldest first; so to give a block back touches nothing but the
- * table, and a held block may be poisoned whole. The size of a block follows from the bytes asked for, so nothing is
- * written beside live data either.
+/* Design: held blocks are kept in a table, oldest first, so giving a block back touches only the table, and a held
+ * block can be poisoned as a whole. The size of a block follows from the requested bytes, so nothing is stored beside
+ * live data either.
  *
- * Where in its first page the data begins differs from block to block: arrays that all begin at the same offset would
- * meet in the same sets of the first cache, nine of them in eight ways. */
+ * The offset of the data in its first page varies from block to block: arrays that all begin at the same offset would
+ * compete for the same sets of the L1 cache (nine of them for eight ways). */
 #define _DEFAULT_SOURCE /* madvise, MAP_ANONYMOUS */
 #include "base/pool.h"
 
@@ -32,9 +32,9 @@
 #define SHOW(p, n) ((void)(p), (void)(n))
 #endif
 
-#define PAGE ((size_t)4096) /* no system has smaller ones */
+#define PAGE ((size_t)4096) /* no supported system has smaller pages */
 #define ALIGN ((size_t)64)
-#define HUGE_FROM ((size_t)4 << 20) /* from here on huge pages are asked for, as NumPy does */
+#define HUGE_FROM ((size_t)4 << 20) /* from this size on huge pages are requested, as NumPy does */
 #define MOST_HELD 1024
 #define MOST_LIMIT ((size_t)1 << 30)
 #define PATTERN UINT64_C(0xfa1dfa1dfa1dfa1d)
@@ -48,8 +48,8 @@ typedef struct block {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-/* Under the lock. */
-static block held[MOST_HELD]; /* the oldest first */
+/* Guarded by `lock`. */
+static block held[MOST_HELD]; /* oldest first */
 static fan_pool_counts now;
 static unsigned next_offset;
 static bool poison
@@ -58,14 +58,15 @@ static bool poison
 #endif
     ;
 
-static void enter(void) { pthread_mutex_lock(&lock); }
+static void pool_enter(void) { pthread_mutex_lock(&lock); }
 
-static void leave(void) { pthread_mutex_unlock(&lock); }
+static void pool_leave(void) { pthread_mutex_unlock(&lock); }
 
-/* A child may be forked while another thread is in here: it gets the lock free, and the table whole. */
-static fan_fork pool_fork = {.lock = enter, .unlock = leave};
+/* A child may be forked while another thread is in a function of this file: it inherits a free lock and a consistent
+ * table. */
+static fan_fork pool_fork = {.lock = pool_enter, .unlock = pool_leave};
 
-static void begin(void)
+static void pool_begin(void)
 {
     long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
     size_t eighth = pages > 0 && page > 0 ? (size_t)pages / 8 * (size_t)page : 0;
@@ -73,9 +74,9 @@ static void begin(void)
     (void)fan_fork_add(&pool_fork);
 }
 
-/* size_of: the bytes of the block that n bytes live in: n, rounded up to an eighth of the power of two below it, and a
- * page for the offset. */
-static size_t size_of(size_t n)
+/* pool_size_of: returns the size of the block for n bytes: n, rounded up to an eighth of the power of two below it,
+ * plus a page for the offset. */
+static size_t pool_size_of(size_t n)
 {
     size_t step = (size_t)1 << (60 - __builtin_clzll((unsigned long long)n));
     size_t size;
@@ -84,14 +85,14 @@ static size_t size_of(size_t n)
     return size;
 }
 
-static char *fresh(size_t size)
+static char *pool_fresh(size_t size)
 {
     void *p = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED)
         return NULL;
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
     if (size >= HUGE_FROM)
-        (void)madvise(p, size, MADV_HUGEPAGE); /* a wish: refusal changes nothing */
+        (void)madvise(p, size, MADV_HUGEPAGE); /* advisory: failure changes nothing */
 #endif
     return p;
 }
@@ -102,28 +103,27 @@ static void to_system(const block *b)
     (void)munmap(b->base, b->size);
 }
 
-/* fill: the whole block but its last page, which may not have been touched yet. */
-static void fill(const block *b)
+/* pool_fill: writes the pattern to all but the last page, which may not have been touched yet. */
+static void pool_fill(const block *b)
 {
     uint64_t *word = (uint64_t *)(void *)b->base;
     for (size_t i = 0; i < (b->size - PAGE) / sizeof *word; i++)
         word[i] = PATTERN;
 }
 
-static void check(const block *b)
+static void pool_check(const block *b)
 {
     const uint64_t *word = (const uint64_t *)(const void *)b->base;
     for (size_t i = 0; i < (b->size - PAGE) / sizeof *word; i++) {
         if (word[i] == PATTERN)
             continue;
-        fprintf(stderr, "fanin: memory at %p was written to after the array that it belonged to was gone\n",
-                (const void *)&word[i]);
+        fprintf(stderr, "fanin: memory at %p was written to after its array had been freed\n", (const void *)&word[i]);
         abort();
     }
 }
 
-/* remove_at: a block out of the table. Under the lock. */
-static block remove_at(size_t i)
+/* pool_remove_at: takes a block out of the table. Call with the lock held. */
+static block pool_remove_at(size_t i)
 {
     block b = held[i];
     now.blocks--;
@@ -132,44 +132,44 @@ static block remove_at(size_t i)
     return b;
 }
 
-/* touched: a step of a scheduled thread changes what is kept: what `fan_pool_get` and `fan_pool_trim` tell. */
-static void touched(fan_touch how)
+/* pool_touched: reports to the scheduler that a step reads or changes the held blocks (fan_pool_get, fan_pool_trim). */
+static void pool_touched(fan_touch how)
 {
     if (fan_watched())
         fan_touch_thing(FAN_THING_POOL, 0, how);
 }
 
-/* oldest: the oldest block, where more than `keep` bytes are held. Without the lock. */
-static bool oldest(size_t keep, block *b)
+/* pool_oldest: takes out the oldest block if more than `keep` bytes are held. Call without the lock. */
+static bool pool_oldest(size_t keep, block *b)
 {
-    enter();
+    pool_enter();
     bool some = now.blocks > 0 && now.held > keep;
     if (some)
-        *b = remove_at(0);
-    leave();
+        *b = pool_remove_at(0);
+    pool_leave();
     return some;
 }
 
-static size_t shrink(size_t keep)
+static size_t pool_shrink(size_t keep)
 {
     size_t gone = 0;
     block b;
-    for (; oldest(keep, &b); gone += b.size)
+    for (; pool_oldest(keep, &b); gone += b.size)
         to_system(&b);
     return gone;
 }
 
 void *fan_pool_take(size_t n)
 {
-    block b = {.base = NULL, .size = size_of(n)};
+    block b = {.base = NULL, .size = pool_size_of(n)};
     if (b.size == 0)
         return NULL;
-    (void)pthread_once(&once, begin);
-    touched(FAN_TOUCH_COUNTS);
-    enter();
+    (void)pthread_once(&once, pool_begin);
+    pool_touched(FAN_TOUCH_COUNTS);
+    pool_enter();
     for (size_t i = now.blocks; i-- > 0;) {
         if (held[i].size == b.size) { /* the newest: it may still be in a cache */
-            b = remove_at(i);
+            b = pool_remove_at(i);
             break;
         }
     }
@@ -178,15 +178,15 @@ void *fan_pool_take(size_t n)
     else
         now.misses++;
     size_t offset = next_offset++ * 11 % (PAGE / ALIGN) * ALIGN;
-    leave();
+    pool_leave();
     if (b.base) {
         SHOW(b.base, b.size);
         if (b.filled)
-            check(&b);
+            pool_check(&b);
     } else {
-        b.base = fresh(b.size);
-        if (!b.base && shrink(0) > 0)
-            b.base = fresh(b.size);
+        b.base = pool_fresh(b.size);
+        if (!b.base && pool_shrink(0) > 0)
+            b.base = pool_fresh(b.size);
         if (!b.base)
             return NULL;
     }
@@ -198,21 +198,21 @@ void *fan_pool_take(size_t n)
 void fan_pool_give(void *p, size_t n)
 {
     size_t offset = (uintptr_t)p % PAGE;
-    block b = {.base = (char *)p - offset, .size = size_of(n)};
-    touched(FAN_TOUCH_COUNTS);
-    enter();
+    block b = {.base = (char *)p - offset, .size = pool_size_of(n)};
+    pool_touched(FAN_TOUCH_COUNTS);
+    pool_enter();
     b.filled = poison && b.size <= now.limit;
-    leave();
+    pool_leave();
     SHOW(b.base, b.size);
     if (b.filled)
-        fill(&b);
+        pool_fill(&b);
     HIDE(b.base, b.size);
     for (bool kept = false; !kept;) {
         block over = {.base = NULL};
-        enter();
+        pool_enter();
         kept = b.size > now.limit || (now.blocks < MOST_HELD && now.held + b.size <= now.limit);
         if (!kept) {
-            over = remove_at(0);
+            over = pool_remove_at(0);
         } else if (b.size > now.limit) {
             over = b;
         } else {
@@ -220,7 +220,7 @@ void fan_pool_give(void *p, size_t n)
             now.held += b.size;
             now.peak = now.held > now.peak ? now.held : now.peak;
         }
-        leave();
+        pool_leave();
         if (over.base)
             to_system(&over);
     }
@@ -228,33 +228,33 @@ void fan_pool_give(void *p, size_t n)
 
 void fan_pool_set_limit(size_t bytes)
 {
-    (void)pthread_once(&once, begin);
-    touched(FAN_TOUCH_WRITES);
-    enter();
+    (void)pthread_once(&once, pool_begin);
+    pool_touched(FAN_TOUCH_WRITES);
+    pool_enter();
     now.limit = bytes;
-    leave();
-    shrink(bytes);
+    pool_leave();
+    pool_shrink(bytes);
 }
 
 size_t fan_pool_trim(void)
 {
-    touched(FAN_TOUCH_WRITES);
-    return shrink(0);
+    pool_touched(FAN_TOUCH_WRITES);
+    return pool_shrink(0);
 }
 
 fan_pool_counts fan_pool_get(void)
 {
-    (void)pthread_once(&once, begin);
-    touched(FAN_TOUCH_WEIGHS);
-    enter();
+    (void)pthread_once(&once, pool_begin);
+    pool_touched(FAN_TOUCH_WEIGHS);
+    pool_enter();
     fan_pool_counts c = now;
-    leave();
+    pool_leave();
     return c;
 }
 
 void fan_pool_set_poison(bool on)
 {
-    enter();
+    pool_enter();
     poison = on;
-    leave();
+    pool_leave();
 }

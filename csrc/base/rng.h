@@ -1,10 +1,10 @@
-/* rng: random numbers that a seed gives again (splitmix64). */
+/* rng: reproducible pseudo-random numbers (splitmix64). */
 #ifndef FAN_BASE_RNG_H
 #define FAN_BASE_RNG_H
 
 #include <stdint.h>
 
-/* fan_rng: the next of the sequence that `state` stands in; any state is a seed. */
+/* fan_rng: returns the next number and advances `state`; any state is a seed. */
 static inline uint64_t fan_rng(uint64_t *state)
 {
     uint64_t z = *state += UINT64_C(0x9E3779B97F4A7C15);

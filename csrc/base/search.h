@@ -1,4 +1,4 @@
-/* search: where in a sorted list something stands. */
+/* search: binary search in sorted arrays of structs. */
 #ifndef FAN_BASE_SEARCH_H
 #define FAN_BASE_SEARCH_H
 
@@ -6,17 +6,17 @@
 #include <stdint.h>
 #include <string.h>
 
-/* fan_search_end: of n structs of `size` bytes at `all`, ranges in the order of their ends, each of which stands `hi`
- * bytes into its struct: the first that ends behind `at`; n: none does. */
+/* fan_search_end: the structs at `all` (n of `size` bytes) are ranges sorted by their ends, each stored at offset `hi`.
+ * Returns the index of the first that ends after `at`, or n. */
 static inline size_t fan_search_end(const void *all, size_t n, size_t size, size_t hi, uint64_t at)
 {
-    size_t first = 0, behind = n;
-    while (first < behind) {
-        size_t mid = first + (behind - first) / 2;
+    size_t first = 0, last = n;
+    while (first < last) {
+        size_t mid = first + (last - first) / 2;
         uint64_t end;
         memcpy(&end, (const char *)all + mid * size + hi, sizeof end);
         if (end > at)
-            behind = mid;
+            last = mid;
         else
             first = mid + 1;
     }

@@ -49,7 +49,7 @@ void fan_append(char *buf, size_t size, const char *fmt, ...)
 {
     const char *end = size ? memchr(buf, '\0', size) : NULL;
     if (!end)
-        return; /* no room, or not a string: nothing may be written */
+        return; /* no room, or not NUL-terminated: do not write */
     size_t used = (size_t)(end - buf);
     va_list args;
     va_start(args, fmt);

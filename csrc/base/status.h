@@ -1,9 +1,8 @@
-/* status: what every call that can fail returns, and the box that says more.
+/* status: the return type of every call that can fail, and the struct that describes a failure.
  *
- * A function that can fail returns `fan_status`; `fan_error *` comes last where there is something to say and
- * may be NULL. FAN_TRY passes a failure up. FAN_ERR_EXTERN means that the frontend keeps the cause itself (for
- * Python: an exception is set on this thread).
- */
+ * A function that can fail returns `fan_status`; `fan_error *` is its last parameter and may be NULL. FAN_TRY passes a
+ * failure up. FAN_ERR_EXTERN means that the frontend keeps the cause (in Python: an exception is set on this
+ * thread). */
 #ifndef FAN_BASE_STATUS_H
 #define FAN_BASE_STATUS_H
 
@@ -40,21 +39,21 @@ typedef struct fan_error {
     char text[FAN_ERROR_TEXT];
 } fan_error;
 
-/* fan_status_word: the fixed word for a status. */
+/* fan_status_word: returns the fixed word for a status. */
 const char *fan_status_word(fan_status s);
 
 /* fan_fail: fills `err` (may be NULL) with printf-style text, truncated to fit, and returns `s`. */
 fan_status fan_fail(fan_error *err, fan_status s, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 
-/* fan_fail_code: the same with a driver's code. */
+/* fan_fail_code: as fan_fail, with a driver's code. */
 fan_status fan_fail_code(fan_error *err, fan_status s, int code, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
 
-/* fan_append: adds printf-style text behind what `buf` (of `size` bytes, NUL-terminated) holds; truncates. */
+/* fan_append: appends printf-style text to the NUL-terminated string in `buf` (of `size` bytes); truncates. */
 void fan_append(char *buf, size_t size, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 
-/* FAN_RAW: a local that is written before it is read, and too large to be zeroed at each call as the hardened build
- * would have it. */
+/* FAN_RAW: a local that is written before it is read and is too large to be zeroed at each call, as hardened builds
+ * do. */
 #if defined __has_attribute
 #if __has_attribute(uninitialized)
 #define FAN_RAW __attribute__((uninitialized))
@@ -64,7 +63,7 @@ void fan_append(char *buf, size_t size, const char *fmt, ...) __attribute__((for
 #define FAN_RAW
 #endif
 
-/* FAN_PLURAL: the ending of a word of which there are n. */
+/* FAN_PLURAL: the ending of a noun after the number n. */
 #define FAN_PLURAL(n) ((n) == 1 ? "" : "s")
 
 #define FAN_TRY(expr)                       \

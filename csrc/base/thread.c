@@ -26,7 +26,7 @@ void fan_thread_set_hooks(const fan_thread_hooks *hooks)
 
 const fan_thread_hooks *fan_thread_get_hooks(void) { return hooks_here; }
 
-/* Written in a child that has one thread. */
+/* Written in the forked child, which has one thread. */
 static uint64_t forked_at, survivor;
 
 static void thread_in_child(void)
@@ -52,7 +52,7 @@ bool fan_mutex_adopt(fan_mutex *m)
 
 void fan_cond_adopt(fan_cond *c)
 {
-    (void)pthread_cond_init(&c->c, NULL); /* to end it would wait for those who waited */
+    (void)pthread_cond_init(&c->c, NULL); /* pthread_cond_destroy would wait for the waiters of before the fork */
 }
 
 uint64_t fan_thread_id(void)
@@ -62,9 +62,8 @@ uint64_t fan_thread_id(void)
     return id_here;
 }
 
-/* new_number: who is scheduled names his mutexes himself, so that they are called the same whoever else made some
- * before. */
-static uint64_t new_number(void)
+/* mutex_new_number: a scheduled thread numbers its own mutexes, so the numbers do not depend on other threads. */
+static uint64_t mutex_new_number(void)
 {
     const fan_thread_hooks *h = hooks_here;
     return h && h->name ? h->name(h->ctx) : atomic_fetch_add(&last_mutex, 1) + 1;
@@ -72,7 +71,7 @@ static uint64_t new_number(void)
 
 int fan_mutex_init(fan_mutex *m)
 {
-    m->id = new_number();
+    m->id = mutex_new_number();
     return pthread_mutex_init(&m->m, NULL) ? -1 : 0;
 }
 
@@ -80,9 +79,9 @@ void fan_mutexes_numbered(void) { atomic_store_explicit(&hooks_ever, true, memor
 
 void fan_mutex_renew(fan_mutex *m)
 {
-    /* Where nobody watches, nobody can tell its lives apart. */
+    /* Without hooks the two lives of the mutex need no different numbers. */
     if (atomic_load_explicit(&hooks_ever, memory_order_relaxed))
-        m->id = new_number();
+        m->id = mutex_new_number();
 }
 
 void fan_mutex_fini(fan_mutex *m) { (void)pthread_mutex_destroy(&m->m); }
@@ -123,8 +122,8 @@ void fan_touch_thing(fan_thing thing, uint64_t id, fan_touch how)
         h->touch(h->ctx, thing, id, how);
 }
 
-/* seize: takes the mutex without ever blocking this OS thread while the scheduler can let its holder go on. */
-static void seize(fan_mutex *m, const fan_thread_hooks *h)
+/* mutex_seize: locks the mutex; never blocks this OS thread while the scheduler can run the holder. */
+static void mutex_seize(fan_mutex *m, const fan_thread_hooks *h)
 {
     while (pthread_mutex_trylock(&m->m)) {
         if (!h->wait || !h->wait(h->ctx, m->id)) {
@@ -136,7 +135,7 @@ static void seize(fan_mutex *m, const fan_thread_hooks *h)
         h->locked(h->ctx, m->id);
 }
 
-static void release(fan_mutex *m, const fan_thread_hooks *h)
+static void mutex_release(fan_mutex *m, const fan_thread_hooks *h)
 {
     if (h->unlocking)
         h->unlocking(h->ctx, m->id);
@@ -152,7 +151,7 @@ void fan_mutex_lock(fan_mutex *m)
     }
     if (h->yield)
         h->yield(h->ctx);
-    seize(m, h);
+    mutex_seize(m, h);
 }
 
 void fan_mutex_unlock(fan_mutex *m)
@@ -162,7 +161,7 @@ void fan_mutex_unlock(fan_mutex *m)
         (void)pthread_mutex_unlock(&m->m);
         return;
     }
-    release(m, h);
+    mutex_release(m, h);
     if (h->yield)
         h->yield(h->ctx);
 }
@@ -176,8 +175,8 @@ int fan_cond_init(fan_cond *c)
 
 void fan_cond_fini(fan_cond *c) { (void)pthread_cond_destroy(&c->c); }
 
-/* doze: sleeps on the condition for a while at most, so that a waiter can look at signals between. */
-static void doze(fan_cond *c, fan_mutex *m)
+/* cond_doze: waits on the condition with a timeout, so that a waiter can check for signals in between. */
+static void cond_doze(fan_cond *c, fan_mutex *m)
 {
     struct timespec until;
     (void)clock_gettime(CLOCK_REALTIME, &until);
@@ -195,23 +194,23 @@ void fan_cond_wait(fan_cond *c, fan_mutex *m)
     if (!h || !h->wait) {
         if (h && h->unlocking)
             h->unlocking(h->ctx, m->id);
-        doze(c, m);
+        cond_doze(c, m);
         if (h && h->locked)
             h->locked(h->ctx, m->id);
         return;
     }
-    /* The mutex is let go while the scheduler is asked, so a broadcast may fall in between: it is seen by the count of
-     * calls. */
+    /* The mutex is released while the scheduler runs, so a broadcast may happen in between: the count of calls shows
+     * it. */
     uint_fast64_t seen = atomic_load(&c->calls);
     atomic_store(&c->mutex, m->id);
-    release(m, h);
+    mutex_release(m, h);
     bool acted = h->wait(h->ctx, m->id);
-    seize(m, h);
+    mutex_seize(m, h);
     if (acted || atomic_load(&c->calls) != seen)
         return;
     if (h->unlocking)
         h->unlocking(h->ctx, m->id);
-    doze(c, m);
+    cond_doze(c, m);
     if (h->locked)
         h->locked(h->ctx, m->id);
 }

@@ -1,14 +1,13 @@
-/* thread: mutexes and conditions whose every step can be watched and scheduled.
+/* thread: mutexes and conditions whose every step a scheduler can observe and order.
  *
- * Outside tests and the simulated device no hooks are set and a lock is a pthread mutex. Hooks let a scheduler run
- * host threads one at a time (it gets a yield before each lock, after each unlock and wherever fan_yield is called) and
- * let the happens-before checker see the order that a lock makes.
+ * Outside tests and the simulated device no hooks are set and a lock is a pthread mutex. With hooks, a scheduler runs
+ * host threads one at a time (it gets a yield before each lock, after each unlock and at each fan_yield), and the
+ * happens-before checker observes the order that locks create.
  *
- * Title: Calls and turns. What takes no lock must be seen too. A frontend opens each call of its face with
- * fan_call_begin where fan_watched() says that some thread is scheduled (one load where none is); that is a yield, and
- * what the call does to things that threads share is told by fan_touch, by whoever does it. The first yield inside the
- * call is that of its beginning once more and is passed over, unless the call has acted by then (fan_call_acted).
- */
+ * Title: Calls and turns. Calls that take no lock must be observed too. If fan_watched() is true (one load otherwise),
+ * the frontend opens each public call with fan_call_begin, which is a yield, and the code that accesses shared state
+ * reports it with fan_touch_thing. The first yield inside the call repeats that of its beginning and is skipped, unless
+ * the call has acted by then (fan_call_acted). */
 #ifndef FAN_BASE_THREAD_H
 #define FAN_BASE_THREAD_H
 
@@ -21,21 +20,21 @@
 
 typedef struct fan_mutex {
     pthread_mutex_t m;
-    uint64_t id; /* a number of its own, for hooks; never reused */
+    uint64_t id; /* unique, for hooks; never reused */
 } fan_mutex;
 
 typedef struct fan_cond {
     pthread_cond_t c;
     atomic_uint_fast64_t calls; /* broadcasts so far */
-    atomic_uint_fast64_t mutex; /* the number of the one that its waiters hold; 0: there was none yet */
+    atomic_uint_fast64_t mutex; /* the number of the mutex that its waiters hold; 0: none yet */
 } fan_cond;
 
-/* What a step does to a thing that threads share. COUNTS: adds to a number; two such steps commute, unless somebody
- * decides by it, ever (WEIGHS). */
+/* How a step accesses shared state. COUNTS: adds to a number; two such steps commute, unless some step decides by that
+ * number (WEIGHS). */
 typedef enum fan_touch { FAN_TOUCH_READS, FAN_TOUCH_WRITES, FAN_TOUCH_COUNTS, FAN_TOUCH_WEIGHS } fan_touch;
 
-/* Such things, beside what a scheduler knows itself; each has a number: that of a mutex which stands for it, or 0.
- * LOCKED: what the mutex guards. OPTIONS, POOL: of the process. GRAPH: all nodes of passes backward. */
+/* Shared state that the scheduler does not track itself; each has a number: that of the mutex that represents it, or 0.
+ * LOCKED: the data that the mutex guards. OPTIONS, POOL: of the process. GRAPH: all nodes and backward passes. */
 typedef enum fan_thing {
     FAN_THING_LOCKED,
     FAN_THING_BUDGET,
@@ -46,21 +45,26 @@ typedef enum fan_thing {
     FAN_THING_GRAPH
 } fan_thing;
 
-/* A scheduler's hooks; any may be NULL. `yield`: this thread may be set aside here (it holds no fan_mutex, or it is
- * about to take a second one). `wait`: called by fan_cond_wait instead of sleeping, with the mutex released, and by
- * fan_mutex_lock while another thread holds the mutex: returns true when the scheduler has let other threads act (the
- * caller tests its condition again), false to sleep as usual. `locked`/`unlocking`: the mutex is held. `begin`, `end`:
- * around a call (Calls and turns); false: the scheduler lets nobody begin anything any more. `idle`: the call said "not
- * yet": until another thread acts it says so again. `touch`: what the step does. `name`: a number for a mutex that this
- * thread makes, above all that are counted. `spawn`: a thread more, which a pool has (base/thread_pool.h): its number,
- * or -1; `enter` and `leave`: on it, around what it does, false: it is not to act; `refused`: whether it was so, or
- * will be. */
+/* A scheduler's hooks; any may be NULL.
+ *
+ *   yield     this thread may be suspended here (it holds no fan_mutex, or is about to lock a second one)
+ *   wait      called by fan_cond_wait instead of sleeping, with the mutex released, and by fan_mutex_lock while another
+ *     thread holds the mutex: true if the scheduler ran other threads (the caller tests its condition again), false to
+ *     sleep as usual
+ *   locked, unlocking   the mutex is held
+ *   begin, end   around a call (Calls and turns); begin returns false if the scheduler starts no more calls
+ *   idle      the call returned "not yet", and does so again until another thread acts
+ *   touch     an access of the current step
+ *   name      returns a number for a new mutex of this thread, higher than all counted ones
+ *   spawn     adds a thread of a pool (base/thread_pool.h): returns its number, or -1
+ *   enter, leave   on that thread, around its work; enter returns false if it must not act
+ *   refused   whether enter returned false, or will */
 typedef struct fan_thread_hooks {
     void (*yield)(void *ctx);
     bool (*wait)(void *ctx, uint64_t mutex_id);
     void (*locked)(void *ctx, uint64_t mutex_id);
     void (*unlocking)(void *ctx, uint64_t mutex_id);
-    void (*changed)(void *ctx, uint64_t mutex_id); /* a broadcast to those who wait with this mutex */
+    void (*changed)(void *ctx, uint64_t mutex_id); /* a broadcast to the threads that wait with this mutex */
     bool (*begin)(void *ctx);
     void (*end)(void *ctx);
     void (*idle)(void *ctx);
@@ -73,52 +77,51 @@ typedef struct fan_thread_hooks {
     void *ctx;
 } fan_thread_hooks;
 
-/* fan_thread_set_hooks: hooks of the calling thread; NULL for none. The struct must outlive its use. */
+/* fan_thread_set_hooks: sets the hooks of the calling thread; NULL for none. The struct must outlive its use. */
 void fan_thread_set_hooks(const fan_thread_hooks *hooks);
 const fan_thread_hooks *fan_thread_get_hooks(void);
 
-/* fan_thread_id: a small number of the calling thread, never reused, >= 1. */
+/* fan_thread_id: returns a small number >= 1 of the calling thread, never reused. */
 uint64_t fan_thread_id(void);
 
 int fan_mutex_init(fan_mutex *m); /* 0, or -1 */
 void fan_mutex_fini(fan_mutex *m);
-/* fan_mutexes_numbered: from now on fan_mutex_renew does what it says; called before the first hooks of the process. */
+/* fan_mutexes_numbered: enables fan_mutex_renew; called before the first hooks of the process are set. */
 void fan_mutexes_numbered(void);
-void fan_mutex_renew(fan_mutex *m); /* a free mutex begins a second life, under another number */
+void fan_mutex_renew(fan_mutex *m); /* gives a free mutex a new number, as if it were made anew */
 void fan_mutex_lock(fan_mutex *m);
 void fan_mutex_unlock(fan_mutex *m);
 int fan_cond_init(fan_cond *c);
 void fan_cond_fini(fan_cond *c);
-/* fan_cond_wait: returns after a twentieth of a second at the latest, and may return early: test the condition in a
- * loop. */
+/* fan_cond_wait: returns after 50 ms at the latest, and possibly early: test the condition in a loop. */
 void fan_cond_wait(fan_cond *c, fan_mutex *m);
-void fan_cond_broadcast(
-    fan_cond *c); /* call it with the mutex held: a waiter that asks its scheduler first could miss it otherwise */
+/* fan_cond_broadcast: hold the mutex: a waiter that is calling its scheduler could miss the broadcast otherwise */
+void fan_cond_broadcast(fan_cond *c);
 
-/* fan_watched: whether any thread of the process has hooks now. */
+/* fan_watched: returns whether any thread of the process has hooks. */
 extern atomic_uint fan_hooked __attribute__((visibility("hidden")));
 static inline bool fan_watched(void)
 {
     return __builtin_expect(atomic_load_explicit(&fan_hooked, memory_order_relaxed) != 0, 0);
 }
-/* fan_call_begin: a call of the frontend's face begins on this thread; false: it is not to do anything (and is not
- * ended). fan_call_acted: from here on its yields are its own. fan_call_idle: it says "not yet". Without hooks nothing
- * happens, nor inside the call, where another call may be made. */
+/* fan_call_begin: opens a call of the public interface on this thread; false: the call must not act (and is not ended).
+ * fan_call_acted: later yields of the call are its own. fan_call_idle: the call returns "not yet". No effect without
+ * hooks, nor inside another call. */
 bool fan_call_begin(void);
 void fan_call_acted(void);
 void fan_call_idle(void);
 void fan_call_end(void);
-/* fan_touch_thing: what the step does; nothing without hooks. */
+/* fan_touch_thing: reports an access of the current step; no effect without hooks. */
 void fan_touch_thing(fan_thing thing, uint64_t id, fan_touch how);
 
-/* fan_thread_survived: whether a thread of before the last fork is the one that forked, or is of this process. */
+/* fan_thread_survived: returns false for a thread of before the last fork that did not call fork itself. */
 bool fan_thread_survived(uint64_t thread);
-/* fan_mutex_adopt: in a forked child, which has no thread that could hold it or wait: it is free from then on; whether
- * it was. fan_cond_adopt: nobody waits. */
+/* fan_mutex_adopt: in a forked child: frees the mutex, whose holder no longer exists; returns whether it was free.
+ * fan_cond_adopt: drops all waiters. */
 bool fan_mutex_adopt(fan_mutex *m);
 void fan_cond_adopt(fan_cond *c);
 
-/* fan_yield: a point at which a scheduler may run another host thread. No fan_mutex may be held. */
+/* fan_yield: a point at which a scheduler may run another host thread. Hold no fan_mutex. */
 void fan_yield(void);
 
 #endif

@@ -1,11 +1,11 @@
-/* How it is done: a queue of jobs under one lock, taken by threads in the order of their start. There is a thread for
- * each job in the queue: one that is idle, or a new one.
+/* Design: a queue of jobs under one lock, served by threads in the order of their start. There is a thread for each
+ * queued job: an idle one, or a new one.
  *
- * A job of a scheduled thread is taken at once, and begins when its scheduler says so. It always does, so that the
- * search of orders sees what it would do, and is not cancelled, but for a scheduler that has given up.
+ * A job of a scheduled thread is served at once and begins when its scheduler allows. It is not cancelled, unless its
+ * scheduler has given up, so that the search of orders covers its work.
  *
- * What can go wrong: fork. The child has none of the threads: all is begun anew there. The end of the process: a thread
- * that is at work may wait for ever for an interpreter that is gone, and is left alone. */
+ * Pitfalls. Fork: the child has none of the threads and initializes everything again. End of the process: a thread that
+ * is at work may wait forever for an interpreter that is finalized, and is left running. */
 #define _POSIX_C_SOURCE 200809L
 #include "base/thread_pool.h"
 
@@ -14,15 +14,15 @@
 #include <signal.h>
 #include <stdlib.h>
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of all below, and of the states of jobs */
-static pthread_cond_t wake = PTHREAD_COND_INITIALIZER;   /* there is a job, or the end */
-static pthread_cond_t heard = PTHREAD_COND_INITIALIZER;  /* a job was refused, a thread has ended */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards all below, and the states of jobs */
+static pthread_cond_t wake = PTHREAD_COND_INITIALIZER;   /* there is a job, or the process ends */
+static pthread_cond_t heard = PTHREAD_COND_INITIALIZER;  /* a job was refused, or a thread ended */
 static fan_thread_job *first;
 static int queued, idle, alive;
-static bool over;     /* the process ends: no more are started */
-static bool prepared; /* the hooks of fork and exit are set */
+static bool over;     /* the process ends: start no more threads */
+static bool prepared; /* the handlers of fork and exit are installed */
 
-static fan_thread_job *unlink_first(void)
+static fan_thread_job *thread_pool_unlink_first(void)
 {
     fan_thread_job *job = first;
     first = job->next;
@@ -30,8 +30,9 @@ static fan_thread_job *unlink_first(void)
     return job;
 }
 
-/* serve_one: locked before and after; the job may be gone once it has begun. */
-static void serve_one(fan_thread_job *job)
+/* thread_pool_serve_one: called and returns with the lock held; the job's memory may be invalid once its work has
+ * begun. */
+static void thread_pool_serve_one(fan_thread_job *job)
 {
     const fan_thread_job mine = *job;
     bool go = true;
@@ -52,13 +53,13 @@ static void serve_one(fan_thread_job *job)
     (void)pthread_mutex_lock(&lock);
 }
 
-static void *serve(void *nothing)
+static void *thread_pool_serve(void *nothing)
 {
     const unsigned process = fan_process();
     (void)pthread_mutex_lock(&lock);
     while (!over && fan_process() == process) {
         if (first) {
-            serve_one(unlink_first());
+            thread_pool_serve_one(thread_pool_unlink_first());
             continue;
         }
         idle++;
@@ -92,8 +93,8 @@ static void in_child(void)
 
 static fan_fork pool_fork = {.child = in_child};
 
-/* one_more: a new thread; locked. */
-static bool one_more(void)
+/* thread_pool_one_more: starts a thread; the lock is held. */
+static bool thread_pool_one_more(void)
 {
     sigset_t all, before;
     pthread_attr_t how;
@@ -106,9 +107,9 @@ static bool one_more(void)
         return false;
     (void)sigfillset(&all);
     good = pthread_attr_setdetachstate(&how, PTHREAD_CREATE_DETACHED) == 0 &&
-           pthread_sigmask(SIG_SETMASK, &all, &before) == 0; /* threads inherit it */
+           pthread_sigmask(SIG_SETMASK, &all, &before) == 0; /* the new thread inherits the mask */
     if (good) {
-        good = pthread_create(&thread, &how, serve, NULL) == 0;
+        good = pthread_create(&thread, &how, thread_pool_serve, NULL) == 0;
         (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
     }
     (void)pthread_attr_destroy(&how);
@@ -116,11 +117,11 @@ static bool one_more(void)
     return good;
 }
 
-/* put: at the end of the queue, where there is a thread for it; locked. */
-static bool put(fan_thread_job *job)
+/* thread_pool_put: appends the job if there is a thread for it; the lock is held. */
+static bool thread_pool_put(fan_thread_job *job)
 {
     fan_thread_job **at = &first;
-    if (over || (queued + 1 > idle && !one_more()))
+    if (over || (queued + 1 > idle && !thread_pool_one_more()))
         return false;
     while (*at)
         at = &(*at)->next;
@@ -140,7 +141,7 @@ bool fan_thread_job_start(fan_thread_job *job)
     if (job->hooks.spawn && (job->number = job->hooks.spawn(job->hooks.ctx)) < 0)
         return false;
     (void)pthread_mutex_lock(&lock);
-    good = put(job);
+    good = thread_pool_put(job);
     (void)pthread_mutex_unlock(&lock);
     if (!good && job->hooks.spawn)
         job->hooks.leave(job->hooks.ctx, job->number);

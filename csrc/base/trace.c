@@ -7,16 +7,16 @@
 #include <stdatomic.h>
 #include <time.h>
 
-/* The traces of a thread are a list from the innermost outwards. A trace is freed or ended on any thread, but leaves
- * the list only on the thread whose list it is: elsewhere it is marked `closed`, and that thread takes it off when it
- * next looks. So the list holds the trace (`refs`), as its maker does. */
+/* The traces of a thread form a list, innermost first. Any thread may free or end a trace, but only the thread that
+ * owns the list removes it: another thread marks it `closed`, and the owner removes it at its next step. The list
+ * therefore holds a reference (`refs`), as the trace's maker does. */
 struct fan_trace {
     atomic_int refs;
-    atomic_bool on;     /* it lies on some thread's list */
-    atomic_bool closed; /* it must go from there */
-    fan_trace *outer;   /* belongs to the thread whose list it lies on */
+    atomic_bool on;     /* it is in some thread's list */
+    atomic_bool closed; /* it must be removed from the list */
+    fan_trace *outer;   /* owned by the thread whose list it is in */
     size_t cap;
-    uint64_t put; /* lines ever put; line i lies at i % cap */
+    uint64_t put; /* lines ever written; line i is at i % cap */
     fan_trace_line *lines;
 };
 
@@ -24,7 +24,7 @@ static _Thread_local fan_trace *innermost;
 static _Thread_local fan_trace_work at_work;
 atomic_int fan_traces;
 
-static void drop(fan_trace *t)
+static void trace_drop(fan_trace *t)
 {
     if (atomic_fetch_sub(&t->refs, 1) > 1)
         return;
@@ -52,8 +52,8 @@ fan_trace *fan_trace_new(size_t capacity)
     return t;
 }
 
-/* unlink: takes `t` off this thread's list; false where it is not on it. */
-static bool unlink_here(fan_trace *t)
+/* unlink: removes `t` from this thread's list; false if it is not in it. */
+static bool trace_unlink(fan_trace *t)
 {
     for (fan_trace **at = &innermost; *at; at = &(*at)->outer) {
         if (*at == t) {
@@ -62,19 +62,19 @@ static bool unlink_here(fan_trace *t)
             atomic_store(&t->closed, false);
             atomic_store(&t->on, false);
             atomic_fetch_sub(&fan_traces, 1);
-            drop(t);
+            trace_drop(t);
             return true;
         }
     }
     return false;
 }
 
-static void sweep(void)
+static void trace_sweep(void)
 {
     for (fan_trace *t = innermost, *outer; t; t = outer) {
         outer = t->outer;
         if (atomic_load_explicit(&t->closed, memory_order_acquire))
-            unlink_here(t);
+            trace_unlink(t);
     }
 }
 
@@ -83,12 +83,12 @@ void fan_trace_free(fan_trace *t)
     if (!t)
         return;
     fan_trace_end(t);
-    drop(t);
+    trace_drop(t);
 }
 
 void fan_trace_begin(fan_trace *t)
 {
-    sweep();
+    trace_sweep();
     if (atomic_exchange(&t->on, true))
         return;
     atomic_fetch_add(&t->refs, 1);
@@ -99,7 +99,7 @@ void fan_trace_begin(fan_trace *t)
 
 void fan_trace_end(fan_trace *t)
 {
-    if (!unlink_here(t) && atomic_load(&t->on))
+    if (!trace_unlink(t) && atomic_load(&t->on))
         atomic_store_explicit(&t->closed, true, memory_order_release);
 }
 
@@ -107,7 +107,7 @@ bool fan_trace_on(void)
 {
     if (!innermost)
         return false;
-    sweep();
+    trace_sweep();
     return innermost != NULL;
 }
 

@@ -1,7 +1,6 @@
-/* trace: a ring of what passes and buffers decided and devices did, one line each.
+/* trace: a ring of lines: decisions of passes and buffers, and actions of devices.
  *
- * A trace belongs to a thread while it is current there (fan_trace_begin). Without one nothing is recorded.
- */
+ * A trace belongs to a thread while it is open there (fan_trace_begin). Without an open trace nothing is recorded. */
 #ifndef FAN_BASE_TRACE_H
 #define FAN_BASE_TRACE_H
 
@@ -11,19 +10,19 @@
 #include <stdint.h>
 
 /* X(name, word) */
-#define FAN_TRACE_LIST(X)                                                                                 \
-    X(ADD, "add")           /* a contribution was parked */                                               \
-    X(FOLD, "fold")         /* parked contributions were summed */                                        \
-    X(TAKE, "take")         /* a slot was taken */                                                        \
-    X(RECORD, "record")     /* an event was recorded on `stream` */                                       \
-    X(WAIT, "wait")         /* `stream` waits for event `event` of `other` */                             \
-    X(ELIDED, "elided")     /* a wait of `stream` for event `event` was left out: it was known to hold */ \
-    X(MARK, "mark")         /* memory is used on `stream` */                                              \
-    X(KERNEL, "kernel")     /* work was queued on `stream` */                                             \
-    X(COPY, "copy")         /* a copy was queued on `stream` */                                           \
-    X(FREE, "free")         /* memory went back */                                                        \
-    X(SYNC, "sync")         /* the host waited */                                                         \
-    X(NODE, "node")         /* a node of a pass ran, from `begin_ns` on */                                \
+#define FAN_TRACE_LIST(X)                                                                            \
+    X(ADD, "add")           /* a contribution was parked */                                          \
+    X(FOLD, "fold")         /* parked contributions were summed */                                   \
+    X(TAKE, "take")         /* a slot was taken */                                                   \
+    X(RECORD, "record")     /* an event was recorded on `stream` */                                  \
+    X(WAIT, "wait")         /* `stream` waits for event `event` of `other` */                        \
+    X(ELIDED, "elided")     /* a wait of `stream` for event `event` was left out: it already held */ \
+    X(MARK, "mark")         /* memory is used on `stream` */                                         \
+    X(KERNEL, "kernel")     /* work was queued on `stream` */                                        \
+    X(COPY, "copy")         /* a copy was queued on `stream` */                                      \
+    X(FREE, "free")         /* memory went back */                                                   \
+    X(SYNC, "sync")         /* the host waited */                                                    \
+    X(NODE, "node")         /* a node of a pass ran, since `begin_ns` */                             \
     X(GRADIENT, "gradient") /* .. and gave one to node `to` */
 
 typedef enum fan_trace_kind {
@@ -32,13 +31,13 @@ typedef enum fan_trace_kind {
 #undef X
 } fan_trace_kind;
 
-#define FAN_TRACE_LABEL 128 /* room for a descriptor: what is longer is cut */
+#define FAN_TRACE_LABEL 128 /* room for a descriptor; longer ones are cut */
 
-/* What a thread is at work on: all lines that it puts bear it. */
+/* The current work of a thread: written to all its lines. */
 typedef struct fan_trace_work {
     uint64_t pass;   /* 0: none */
-    uint64_t node;   /* its number */
-    uint32_t worker; /* of that pass; 0: the caller's */
+    uint64_t node;   /* the node's number */
+    uint32_t worker; /* of that pass; 0: the calling thread */
 } fan_trace_work;
 
 typedef struct fan_trace_line {
@@ -55,8 +54,8 @@ typedef struct fan_trace_line {
     uint64_t other;   /* the other stream of a wait */
     uint64_t event;   /* event's number */
     uint64_t bytes;
-    uint64_t host_ns;  /* monotonic, when it was queued, or had ended */
-    uint64_t begin_ns; /* 0: it was queued alone */
+    uint64_t host_ns;  /* monotonic: when it was queued, or ended */
+    uint64_t begin_ns; /* 0: it was only queued */
     uint64_t to;       /* a node's number */
     uint64_t thread;   /* fan_thread_id */
     fan_trace_work work;
@@ -67,18 +66,18 @@ typedef struct fan_trace_line {
 
 typedef struct fan_trace fan_trace;
 
-fan_trace *fan_trace_new(size_t capacity); /* NULL when out of memory; the oldest lines go first */
+fan_trace *fan_trace_new(size_t capacity); /* NULL when out of memory; the oldest lines are overwritten */
 void fan_trace_free(fan_trace *t);
 void fan_trace_begin(fan_trace *t); /* makes t the innermost trace of this thread */
-void fan_trace_end(fan_trace *t);   /* takes it off again, wherever it lies */
+void fan_trace_end(fan_trace *t);   /* ends it, at any place of the list */
 bool fan_trace_on(void);
-/* fan_traces: how many are open on any thread. 0: fan_trace_on need not be asked. */
+/* fan_traces: the number of open traces of all threads; if 0, fan_trace_on is false. */
 extern atomic_int fan_traces;
-/* fan_trace_put: appends `line` to every trace of this thread; does nothing without one. host_ns, work and thread
- * are filled in. fan_trace_ns: what host_ns would be now. */
+/* fan_trace_put: appends `line` to every open trace of this thread and fills in host_ns, work and thread. fan_trace_ns:
+ * the current value of host_ns. */
 void fan_trace_put(const fan_trace_line *line);
 uint64_t fan_trace_ns(void);
-/* fan_trace_work_begin: what this thread is at work on from now on; what it was on before, to be put back. */
+/* fan_trace_work_begin: sets the current work of this thread; returns the one before, to be restored. */
 fan_trace_work fan_trace_work_begin(fan_trace_work work);
 size_t fan_trace_count(const fan_trace *t);
 uint64_t fan_trace_dropped(const fan_trace *t);

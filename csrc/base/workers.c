@@ -1,12 +1,12 @@
-/* How it is done: one set of workers, one work at a time. `turn` is held by whoever has them; the others work alone. A
- * work is a counter of tasks from which all take the next; helpers are woken by a new number of `work`. The caller
- * waits until the helpers that joined have left, so that its context may lie on its stack.
+/* Design: one set of workers, one piece of work at a time. The thread that holds `turn` uses them; other threads work
+ * alone. A piece of work is a counter of tasks from which all threads take the next; a new value of `work` wakes the
+ * helpers. The caller waits until all joined helpers have left, so its context may be on its stack.
  *
- *   caller    turn | new work, wake | takes tasks .. | no more may join, wait for those inside | turn free
+ *   caller    turn | new work, wake | takes tasks .. | closes, waits for helpers inside | frees turn
  *   helper           asleep         | joins: takes tasks .. | leaves, the last one wakes the caller
  *
- * What can go wrong: fork. The child has none of the threads, and the locks may be held by threads it does not have:
- * all is begun anew there. */
+ * Pitfall: fork. The child has none of the threads, and they may have held the locks: everything is initialized
+ * again. */
 #define _GNU_SOURCE /* sched_getaffinity */
 #include "base/workers.h"
 
@@ -24,16 +24,16 @@
 
 #define DEFAULT_MOST 8
 
-static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER; /* who has the workers; taken before `lock` */
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of all below but the atomics */
+static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER; /* its holder uses the workers; acquired before `lock` */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards all below but the atomics */
 static pthread_cond_t wake = PTHREAD_COND_INITIALIZER, left = PTHREAD_COND_INITIALIZER;
 
 static pthread_t helper[FAN_WORKERS_MOST];
-static atomic_int alive;   /* helpers started; written by who has the turn */
-static bool ending;        /* helpers are to return */
-static bool over;          /* the process is: no more are started */
-static bool prepared;      /* the hooks of fork and exit are set; under `turn` */
-static unsigned long call; /* which work this is */
+static atomic_int alive;   /* helpers started; written by the holder of `turn` */
+static bool ending;        /* helpers must return */
+static bool over;          /* the process ends: start no more */
+static bool prepared;      /* the handlers of fork and exit are installed; under `turn` */
+static unsigned long call; /* number of the current work */
 static bool joinable;      /* helpers may still join it */
 static int inside;         /* helpers at work */
 
@@ -50,7 +50,7 @@ static void take_tasks(void (*work)(void *, size_t), void *ctx, size_t tasks)
         work(ctx, i);
 }
 
-static void *help(void *nothing)
+static void *workers_help(void *nothing)
 {
     unsigned long seen = 0;
     pthread_mutex_lock(&lock);
@@ -74,8 +74,8 @@ static void *help(void *nothing)
     return nothing;
 }
 
-/* end: with the turn held. */
-static void end(void)
+/* workers_end: call with `turn` held. */
+static void workers_end(void)
 {
     pthread_mutex_lock(&lock);
     ending = true;
@@ -90,16 +90,16 @@ static void end(void)
     pthread_mutex_unlock(&lock);
 }
 
-static void at_exit(void)
+static void workers_at_exit(void)
 {
     pthread_mutex_lock(&turn);
     over = true;
-    end();
+    workers_end();
     pthread_mutex_unlock(&turn);
 }
 
-/* In the child: what was another's is made new. */
-static void in_child(void)
+/* In the child: initializes the locks again. */
+static void workers_in_child(void)
 {
     (void)pthread_mutex_init(&turn, NULL);
     (void)pthread_mutex_init(&lock, NULL);
@@ -110,30 +110,30 @@ static void in_child(void)
     inside = 0;
 }
 
-static fan_fork workers_fork = {.child = in_child};
+static fan_fork workers_fork = {.child = workers_in_child};
 
-/* grow: up to `want` helpers, with the turn held. */
-static void grow(int want)
+/* workers_grow: starts helpers up to `want`; call with `turn` held. */
+static void workers_grow(int want)
 {
     if (over)
         return;
     if (!prepared) {
-        if (fan_fork_add(&workers_fork) || atexit(at_exit))
-            return; /* better alone than not ended */
+        if (fan_fork_add(&workers_fork) || atexit(workers_at_exit))
+            return; /* without the handlers, start no helper */
         prepared = true;
     }
     sigset_t all, before;
     (void)sigfillset(&all);
-    if (pthread_sigmask(SIG_SETMASK, &all, &before)) /* helpers inherit it */
+    if (pthread_sigmask(SIG_SETMASK, &all, &before)) /* helpers inherit the mask */
         return;
     int n = atomic_load(&alive);
-    while (n < want && pthread_create(&helper[n], NULL, help, NULL) == 0)
+    while (n < want && pthread_create(&helper[n], NULL, workers_help, NULL) == 0)
         n++;
     atomic_store(&alive, n);
     (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
-static int processors(void)
+static int workers_processors(void)
 {
 #ifdef __linux__
     cpu_set_t set;
@@ -151,7 +151,7 @@ int fan_workers_get(void)
     int n = fan_workers_chosen();
     if (n)
         return n;
-    n = processors();
+    n = workers_processors();
     return n < DEFAULT_MOST ? n : DEFAULT_MOST;
 }
 
@@ -165,7 +165,7 @@ void fan_workers_set(int threads)
     pthread_mutex_lock(&turn);
     atomic_store_explicit(&chosen, threads, memory_order_relaxed);
     if (atomic_load(&alive) >= fan_workers_get())
-        end();
+        workers_end();
     pthread_mutex_unlock(&turn);
 }
 
@@ -180,7 +180,7 @@ void fan_workers_run(size_t tasks, void (*work)(void *ctx, size_t task), void *c
         return;
     }
     if (atomic_load(&alive) < want)
-        grow(want);
+        workers_grow(want);
     pthread_mutex_lock(&lock);
     work_now = work;
     ctx_now = ctx;

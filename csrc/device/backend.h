@@ -1,14 +1,13 @@
-/* backend: one const table, filled by name: all that the buffer knows of a kind of device.
+/* backend: the interface of a backend: one const table, filled by name; the buffer uses devices through it alone.
  *
- * Its author reads this page, and job.h for what a job is. cpu/cpu.c is the smallest example, sim/ the reference for
- * the meaning, cuda/ the proof. Entries are called from any thread, with no lock of ours held. Each comment answers, in
- * this order and where there is something to say: what it does; may it block; which stream orders it; who owns the
- * result; what NULL means (of the entry itself, or of an argument); what may fail.
+ * Authors of a backend need this header, and job.h for jobs. cpu/cpu.c is the smallest example, sim/ the reference for
+ * the meaning, cuda/ the real one. Entries are called from any thread, with no lock of ours held. Each comment answers,
+ * in this order and as far as it applies: what the entry does; whether it may block; which stream orders it; who owns
+ * the result; what NULL means (for the entry itself, or for an argument); what may fail.
  *
- * A device without streams (the CPU) runs work at once and has neither streams nor events: groups 3, 4 and 6 stay NULL.
- * The backend's own data hang on fan_device.self, fan_stream.impl and fan_event.impl; a device is begun with
- * fan_device_init (device.h), a stream with fan_stream_new (stream.h).
- */
+ * A device without streams (the CPU) runs work at once and has neither streams nor events: groups 3, 4 and 6 are NULL.
+ * The backend's own data are fan_device.self, fan_stream.impl and fan_event.impl; it initializes a device by
+ * fan_device_init (device.h) and makes a stream by fan_stream_new (stream.h). */
 #ifndef FAN_DEVICE_BACKEND_H
 #define FAN_DEVICE_BACKEND_H
 
@@ -20,109 +19,147 @@ typedef struct fan_event fan_event;
 typedef struct fan_backend {
     /* ---- 1. identity ---- */
 
-    const char *name; /* "cpu", "sim", "cuda": in the names of devices, and in messages */
+    const char *name; /* "cpu", "sim", "cuda": part of device names, and of messages */
     bool has_streams;
 
-    /* device_fini: the last hold went on what holds d, or on the machine whose holds it shares: fan_device_flush for
-     * each device of that, then fan_device_clear, then their memory. May block. NULL: its devices never go. Cannot
-     * fail. */
+    /* dlpack: DLPack's device types whose memory devices of this kind read; arrays of ours are exported as the first.
+     * All 0: no other library can use the memory. */
+    int dlpack[2];
+
+    /* cuda_protocols: streams have __cuda_stream__, arrays have __cuda_array_interface__. */
+    bool cuda_protocols;
+
+    /* find_stream: returns the stream of d with a handle; 0 and 1 are the legacy default. The caller owns a hold. NULL
+     * on a device without streams. FAN_ERR_VALUE, FAN_ERR_NOMEM, FAN_ERR_DEVICE. */
+    fan_status (*find_stream)(fan_device *d, uint64_t handle, fan_stream **out, fan_error *err);
+
+    /* device_fini: called when the count that d shares with its machine reaches zero: calls fan_device_flush for each
+     * device of the machine, then fan_device_clear, then frees them. May block. NULL: its devices are never freed.
+     * Cannot fail. */
     void (*device_fini)(fan_device *d);
 
-    /* lost: whether nothing runs on d any more and nothing can be asked of it, so that memory need not wait for
-     * anybody. Does not block. NULL: never. Cannot fail. */
+    /* lost: returns whether d runs nothing and can be queried no more, so that its memory need not wait for users. Does
+     * not block. NULL: never. Cannot fail. */
     bool (*lost)(fan_device *d);
 
-    /* left_out: the bits of plans (buffer/sync.h) that a proof leaves out on d. Does not block. NULL: none. */
+    /* left_out: returns the bits of plans (buffer/sync.h) that a proof leaves out on d. Does not block. NULL: none. */
     uint64_t (*left_out)(fan_device *d);
 
     /* ---- 2. memory ---- */
 
-    /* alloc: `bytes` of memory of d. Blocks only to reclaim. To be used first on `stream`, and elsewhere behind that;
-     * NULL: anywhere, at once. The caller owns *out and gives it to `free`. FAN_ERR_DEVICE_NOMEM, FAN_ERR_NOMEM,
+    /* alloc: allocates `bytes` of d. Blocks only to reclaim. The memory is usable in the order of `stream`; NULL: at
+     * once, anywhere. The caller owns *out and returns it by `free`. FAN_ERR_DEVICE_NOMEM, FAN_ERR_NOMEM,
      * FAN_ERR_DEVICE. */
     fan_status (*alloc)(fan_device *d, fan_stream *stream, size_t bytes, void **out, fan_error *err);
 
-    /* free: gives memory of `alloc` back. May not wait for streams: all its users have passed. Cannot fail. */
+    /* free: frees memory of `alloc`. Must not wait for streams: all users have passed. Cannot fail. */
     void (*free)(fan_device *d, void *data, size_t bytes);
 
-    /* read: copies `src` (of the device) into `dst` (of the host; same shape and dtype). Blocks until it is there. In
-     * the order of `stream`; NULL on a device without. FAN_ERR_CAPTURE, FAN_ERR_DEVICE. */
+    /* read: copies `src` (device) to `dst` (host; same shape and dtype). Blocks until done. Ordered by `stream`; NULL
+     * on a device without streams. FAN_ERR_CAPTURE, FAN_ERR_DEVICE. */
     fan_status (*read)(fan_stream *stream, const fan_array *dst, const fan_array *src, fan_error *err);
 
-    /* dropped: tells that the last hold on memory went: it will be used again once `streams` have passed. Does not
-     * block. NULL: nobody wants to know. Cannot fail. */
+    /* dropped: reports that memory lost its last reference and will be reused once `streams` have passed. Does not
+     * block. NULL: not needed. Cannot fail. */
     void (*dropped)(fan_device *d, void *data, size_t bytes, fan_stream *const *streams, size_t n);
 
     /* ---- 3. streams ---- */
 
-    /* current: the stream that d itself calls current: its legacy default stream. Does not block. The caller owns a
-     * hold; NULL: out of memory. */
+    /* current: returns d's own current stream: its legacy default stream. Does not block. The caller owns a hold; NULL:
+     * out of memory. */
     fan_stream *(*current)(fan_device *d);
 
-    /* sync: everything queued on s has run. Blocks. FAN_ERR_CAPTURE, FAN_ERR_DEADLOCK, FAN_ERR_DEVICE. */
+    /* sync: waits until everything queued on s has run. Blocks. FAN_ERR_CAPTURE, FAN_ERR_DEADLOCK, FAN_ERR_DEVICE. */
     fan_status (*sync)(fan_stream *s, fan_error *err);
 
-    /* stream_fini: the last hold on s went: frees s->impl. Does not wait for what is queued. Cannot fail. */
+    /* stream_fini: frees s->impl after the last drop of s. Does not wait for queued work. Cannot fail. */
     void (*stream_fini)(fan_stream *s);
 
     /* ---- 4. events ---- */
 
-    /* event_init: makes e->impl. Once for each event, which is pooled afterwards. FAN_ERR_NOMEM, FAN_ERR_DEVICE. */
+    /* event_init: makes e->impl; called once per event, which is pooled afterwards. FAN_ERR_NOMEM, FAN_ERR_DEVICE. */
     fan_status (*event_init)(fan_event *e, fan_error *err);
 
-    /* event_fini: frees e->impl; waits for it that are queued go on. Cannot fail. */
+    /* event_fini: frees e->impl; queued waits for it remain valid. Cannot fail. */
     void (*event_fini)(fan_event *e);
 
-    /* record: e stands for all that s has queued so far, instead of what it stood for. Does not block. FAN_ERR_NOMEM,
-     * FAN_ERR_CAPTURE, FAN_ERR_DEVICE. */
+    /* record: makes e represent all that s has queued so far, in place of its last record. Does not block.
+     * FAN_ERR_NOMEM, FAN_ERR_CAPTURE, FAN_ERR_DEVICE. */
     fan_status (*record)(fan_event *e, fan_stream *s, fan_error *err);
 
-    /* note: as record, but for peek and event_sync alone: it orders nothing else. NULL: record does. */
+    /* note: as record, for peek and event_sync alone: it orders nothing else. NULL: use record. */
     fan_status (*note)(fan_event *e, fan_stream *s, fan_error *err);
 
-    /* wait: what is queued on s from now on runs behind e's last record; behind nothing where there was none. Does not
-     * block. FAN_ERR_NOMEM, FAN_ERR_VALUE, FAN_ERR_CAPTURE, FAN_ERR_DEVICE. */
+    /* wait: orders all that is queued on s from now on after e's last record, if there was one. Does not block.
+     * FAN_ERR_NOMEM, FAN_ERR_VALUE, FAN_ERR_CAPTURE, FAN_ERR_DEVICE. */
     fan_status (*wait)(fan_stream *s, fan_event *e, fan_error *err);
 
-    /* elided: tells that a wait of s for e was left out (event.h, Elision). May not call back. NULL: nobody wants to
-     * know. Cannot fail. */
+    /* elided: reports that a wait of s for e was left out (event.h, Elision). Must not call back. NULL: not needed.
+     * Cannot fail. */
     void (*elided)(fan_stream *s, fan_event *e);
 
-    /* query: *done: what e stands for has run. Does not block. FAN_ERR_CAPTURE, FAN_ERR_DEVICE. */
+    /* query: sets *done to whether e's last record has been reached. Does not block. FAN_ERR_CAPTURE,
+     * FAN_ERR_DEVICE. */
     fan_status (*query)(fan_event *e, bool *done, fan_error *err);
 
-    /* peek: as query, of which only memory that is given back depends. NULL: query does. Cannot fail: false. */
+    /* nudge: called after a query found that an event of d has not passed, so that a polling host makes progress. NULL:
+     * work runs by itself. */
+    fan_status (*nudge)(fan_device *d, fan_error *err);
+
+    /* peek: as query, for freeing memory alone. NULL: use query. Cannot fail: false. */
     bool (*peek)(fan_event *e);
 
-    /* event_sync: what e stands for has run. Blocks. FAN_ERR_CAPTURE, FAN_ERR_DEADLOCK, FAN_ERR_DEVICE. */
+    /* event_sync: waits until e's last record has been reached. Blocks. FAN_ERR_CAPTURE, FAN_ERR_DEADLOCK,
+     * FAN_ERR_DEVICE. */
     fan_status (*event_sync)(fan_event *e, fan_error *err);
 
     /* ---- 5. work ---- */
 
-    /* run: queues `job` and puts its line into the trace, for it alone knows the time. Does not block; on a device
-     * without streams the job has run. Ordered by s; NULL on such a device. FAN_ERR_NOMEM and FAN_ERR_DEVICE_NOMEM
-     * change nothing; FAN_ERR_DEVICE, FAN_ERR_CAPTURE, FAN_ERR_RACE. */
+    /* run: queues `job` and writes its trace line (only the backend has the times). Does not block; on a device without
+     * streams the job has run. Ordered by s; NULL on such a device. FAN_ERR_NOMEM and FAN_ERR_DEVICE_NOMEM change
+     * nothing; FAN_ERR_DEVICE, FAN_ERR_CAPTURE, FAN_ERR_RACE. */
     fan_status (*run)(fan_device *d, fan_stream *s, const fan_job *job, fan_error *err);
 
-    /* run_many: queues as many of n sums as it can in as few launches as it can; none touches what another one writes,
-     * so their order is free. Does not block. Ordered by s. states, all FAN_JOB_PENDING on entry, says what became of
-     * each; what is pending after FAN_OK is for `run`. NULL: it never pays. Fails as run does, at the first that fails.
-     */
+    /* run_many: queues as many of n sums as it can in as few launches as it can; no sum accesses memory that another
+     * one writes, so their order is free. Does not block. Ordered by s. states, all FAN_JOB_PENDING on entry, receives
+     * the state of each; the caller passes jobs pending after FAN_OK to `run`. NULL: never worthwhile. Fails as run
+     * does, at the first failure. */
     fan_status (*run_many)(fan_device *d, fan_stream *s, const fan_job *jobs, size_t n, fan_job_state *states,
                            fan_error *err);
 
     /* ---- 6. recording: capture into graphs ---- */
 
-    /* capture: *id: the number of the capture that s is in; 0: in none. Does not block. NULL: there is no capture.
-     * FAN_ERR_CAPTURE where a violation has ended it, FAN_ERR_DEVICE. */
+    /* capture: sets *id to the number of s's capture; 0: none. Does not block. NULL: no captures. FAN_ERR_CAPTURE if a
+     * violation has ended it, FAN_ERR_DEVICE. */
     fan_status (*capture)(fan_stream *s, uint64_t *id, fan_error *err);
 
-    /* capture_stream: a stream of the backend's own, on which nobody queues but for the capture `id` (S11 under
-     * capture). Does not block. The caller owns a hold. NULL: there is none. FAN_ERR_NOMEM, FAN_ERR_DEVICE. */
+    /* capture_stream: makes a stream of the backend's own, used by the capture `id` alone (S11 under capture). Does not
+     * block. The caller owns a hold. NULL: not available. FAN_ERR_NOMEM, FAN_ERR_DEVICE. */
     fan_status (*capture_stream)(fan_device *d, uint64_t id, fan_stream **out, fan_error *err);
 
-    /* recorder: how d does once more what it did. NULL: it cannot. */
+    /* recorder: records and replays the device's work. NULL: not supported. */
     const fan_recorder *recorder;
 } fan_backend;
+
+/* fan_backend_entry: what the registry (py/backends.h) knows of a backend beside its table. */
+typedef struct fan_backend_entry {
+    const fan_backend *backend;
+
+    /* count: how many devices a caller can name now. May block. NULL: one, and its name has no number. Cannot fail: 0.
+     */
+    int (*count)(void);
+
+    /* bare_name: the name without a number means device 0. */
+    bool bare_name;
+
+    /* find: the device called "name:index". May block. The caller owns a hold. FAN_ERR_VALUE where there is none of
+     * that number, FAN_ERR_NOMEM, FAN_ERR_DEVICE. */
+    fan_status (*find)(long index, fan_device **out, fan_error *err);
+
+    /* keep, trim: bounds the freed memory that each device keeps for later sums; returns all of it to the system and
+     * gives its size in bytes. May block. NULL: no memory is kept. Cannot fail. */
+    void (*keep)(size_t bytes);
+    size_t (*trim)(void);
+} fan_backend_entry;
 
 #endif

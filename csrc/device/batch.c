@@ -1,8 +1,8 @@
 /* Sums of one call, kept until one launch can do them all.
  *
- * A launch promises no order among its jobs, so none of them may touch what another one writes. Whether that is so is
- * read from the extents of their memory, at the cost of a sort and one look at each. If two may meet, all jobs of that
- * stream are queued one by one in the order in which they came, as if there were no batch. */
+ * A launch does not order its jobs, so none of them may access memory that another one writes. That is decided from the
+ * extents of their memory, at the cost of a sort. If two may overlap, all jobs of that stream are queued one by one in
+ * the order in which they came, without batching. */
 #include "device/batch.h"
 
 #include "array/extents.h"
@@ -29,9 +29,9 @@ struct fan_batch {
     size_t n, cap;
     fan_operand *operands;
     size_t noperands, operands_cap;
-    size_t flushed;                     /* entries before this one have been through a flush */
+    size_t flushed;                     /* entries before this one were flushed */
     const fan_stream *streams[STREAMS]; /* the streams of the other entries */
-    size_t nstreams;                    /* more than STREAMS: not all are listed */
+    size_t nstreams;                    /* if more than STREAMS, not all are listed */
     uint64_t bytes;
     fan_status status;
     fan_error err;
@@ -105,9 +105,9 @@ uint64_t fan_batch_bytes(const fan_batch *b) { return b->bytes; }
 
 /* ---- may they go together? ---- */
 
-/* independent: whether no job touches what another one writes. `room`: memory for the extents of all operands and
- * results. */
-static bool independent(const fan_job *jobs, size_t n, fan_extent_entry *room)
+/* batch_independent: returns whether no job accesses memory that another one writes. `room`: memory for the extents of
+ * all operands and results. */
+static bool batch_independent(const fan_job *jobs, size_t n, fan_extent_entry *room)
 {
     fan_extents e = {room, 0};
     for (size_t i = 0; i < n; i++) {
@@ -141,7 +141,7 @@ static void one_by_one(fan_batch *b, fan_stream *s, group *g)
 static void group_run(fan_batch *b, fan_stream *s, group *g, fan_extent_entry *room)
 {
     const fan_backend *backend = s->device->backend;
-    if (g->n > 1 && backend->run_many && (independent(g->jobs, g->n, room) || FAN_FAULT(BATCH_DEPENDENT))) {
+    if (g->n > 1 && backend->run_many && (batch_independent(g->jobs, g->n, room) || FAN_FAULT(BATCH_DEPENDENT))) {
         for (size_t i = 0; i < g->n && b->status == FAN_OK; i++)
             b->status = fan_job_check(&g->jobs[i], &b->err);
         fan_yield();
@@ -151,7 +151,7 @@ static void group_run(fan_batch *b, fan_stream *s, group *g, fan_extent_entry *r
     one_by_one(b, s, g);
 }
 
-/* group_gather: collects the entries from `from` on that wait and belong to the stream of the first of them. */
+/* group_gather: collects the pending entries from `from` on that are on the same stream as the first of them. */
 static void group_gather(fan_batch *b, size_t from, group *g)
 {
     fan_stream *s = b->entries[from].stream;

@@ -8,9 +8,8 @@
 
 static atomic_uint_fast64_t last_device;
 
-/* A forked child has copies of the locks of its parent, without the threads that held them. So a fork waits until no
- * thread holds one of these: nothing is called while one is held, and none is taken while another is. What the child
- * inherited can be dropped in the child. */
+/* A forked child inherits its parent's locks without the threads that held them. So fork acquires these locks first: no
+ * call is made while one is held, and no other is acquired. Inherited objects can be dropped in the child. */
 static pthread_mutex_t devices_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static fan_device *devices;
@@ -87,7 +86,7 @@ void fan_device_drop(fan_device *d)
 
 char *fan_device_text(const fan_device *d, char *buf, size_t size)
 {
-    if (d->backend->has_streams)
+    if (d->index >= 0)
         snprintf(buf, size, "%s:%d", d->backend->name, d->index);
     else
         snprintf(buf, size, "%s", d->backend->name);

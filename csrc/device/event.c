@@ -8,7 +8,7 @@
 
 static atomic_uint_fast64_t last_event;
 
-/* event_make: an event that the backend knows, with one hold and no device's. */
+/* event_make: makes an event that the backend has initialized, with one hold, and without one on the device. */
 static fan_status event_make(fan_device *d, bool pooled, fan_event **out, fan_error *err)
 {
     fan_event *e = NULL;
@@ -48,11 +48,11 @@ static void event_free_whole(fan_event *e)
     fan_free(e);
 }
 
-/* event_to_pool: puts e into the pool of its device; the hold of e on the device stays. */
+/* event_to_pool: puts e into the pool of its device; keeps e's hold on the device. */
 static void event_to_pool(fan_event *e)
 {
     fan_device *d = e->device;
-    e->clock.n = 0; /* its room stays */
+    e->clock.n = 0; /* keeps its memory */
     e->count = 0;
     fan__device_lock(d);
     e->next = d->pool;
@@ -61,7 +61,7 @@ static void event_to_pool(fan_event *e)
 }
 
 /* event_ticket_begin: takes the ticket `first` of a record on s (event.h, Elision). `clock` becomes the clock that a
- * stream which waits for the event will know. FAN_ERR_NOMEM. */
+ * waiter of the event acquires. FAN_ERR_NOMEM. */
 static fan_status event_ticket_begin(fan_stream *s, uint64_t *first, fan_clock *clock)
 {
     *first = UINT64_MAX;
@@ -74,8 +74,8 @@ static fan_status event_ticket_begin(fan_stream *s, uint64_t *first, fan_clock *
     return failed ? FAN_ERR_NOMEM : FAN_OK;
 }
 
-/* event_ticket_end: takes the ticket `last`. Only records that begin from now on have a `first` as large, except this
- * one itself if no other record began in between. The lock of the device is held. */
+/* event_ticket_end: takes the ticket `last`. Only later records have a `first` as large, or this one itself if no other
+ * record began in between. The device's lock is held. */
 static uint64_t event_ticket_end(const fan_stream *s, uint64_t first)
 {
     return first == UINT64_MAX || first == s->count ? first : s->count + 1;
@@ -156,7 +156,7 @@ fan_status fan_event_rerecord(fan_event *e, fan_stream *s, fan_error *err)
             e->clock = clock;
             clock = was;
             e->count = event_ticket_end(s, first);
-        } else { /* which of several records came last is not known */
+        } else { /* the order of concurrent records is unknown */
             e->clock.n = 0;
             e->count = UINT64_MAX;
         }
@@ -231,9 +231,9 @@ void fan_sync_trace(const fan_device *d, const fan_stream *s, const fan_event *e
     fan__device_trace(FAN_TRACE_SYNC, d, s, NULL, e ? e->id : 0, 0);
 }
 
-/* What a stream learns from a wait for an event: read before the wait. */
+/* The clock that a stream acquires by a wait for an event, read before the wait. */
 typedef struct event_clock {
-    bool any, never; /* never: it was not recorded so far */
+    bool any, never; /* never: the event was not recorded so far */
     uint32_t lane;
     uint64_t count, number;
     fan_clock clock;
@@ -244,8 +244,8 @@ static void event_clock_take(event_clock *l, fan_event *e)
     fan_clock_init(&l->clock);
     fan__device_lock(e->device);
     l->never = !e->stream && e->recording == 0;
-    /* What a captured event stands for holds only inside its graph: a stream that is pulled into a capture leaves
-     * behind what it had queued before. */
+    /* The clock of a captured event is valid only inside its graph: a stream that joins a capture leaves its earlier
+     * work behind. */
     l->any = e->stream && e->recording == 0 && e->count != UINT64_MAX && !e->capture &&
              fan_clock_copy(&l->clock, &e->clock) == 0;
     l->number = e->records;
@@ -254,23 +254,23 @@ static void event_clock_take(event_clock *l, fan_event *e)
     fan__device_unlock(e->device);
 }
 
-/* event_clock_learn: called once the backend has the wait: s knows from now on what the event carried, unless the event
- * was recorded again in the meantime. */
-static void event_clock_learn(event_clock *l, fan_event *e, fan_stream *s)
+/* event_clock_join: called after the backend's wait: joins the event's clock to s's, unless the event was recorded
+ * again in the meantime. */
+static void event_clock_join(event_clock *l, fan_event *e, fan_stream *s)
 {
     fan__device_lock(e->device);
     bool same = l->any && e->recording == 0 && e->records == l->number;
     fan__device_unlock(e->device);
     if (same) {
         fan__device_lock(s->device);
-        /* out of memory: s learns nothing, so no later wait is left out because of it */
+        /* out of memory: s's clock stays behind, so no later wait is left out because of it */
         (void)fan_clock_join(&s->clock, &l->clock);
         fan__device_unlock(s->device);
     }
 }
 
-/* event_across_captures: applies S7 to a wait of s for e, before the driver hears of it. (Whether another stream may
- * stand in for s is decided by the buffer.) */
+/* event_across_captures: applies S7 to a wait of s for e before the driver is called. (The buffer decides whether
+ * another stream replaces s.) */
 static fan_status event_across_captures(fan_stream *s, fan_event *e, fan_error *err)
 {
     uint64_t mine, theirs;
@@ -314,7 +314,7 @@ fan_status fan_stream_wait(fan_stream *s, fan_event *e, bool *elided, fan_error 
     bool elide = false;
     if (l.any && s->handle != FAN_LEGACY) {
         fan__device_lock(d);
-        elide = l.lane == s->lane || fan_clock_get(&s->clock, l.lane) >= l.count; /* a stream never waits for itself */
+        elide = l.lane == s->lane || fan_clock_get(&s->clock, l.lane) >= l.count; /* waiting for itself needs no wait */
         fan__device_unlock(d);
     }
     if (elide) {
@@ -332,7 +332,7 @@ fan_status fan_stream_wait(fan_stream *s, fan_event *e, bool *elided, fan_error 
     if (status == FAN_OK)
         status = d->backend->wait(s, e, err);
     if (status == FAN_OK && !l.never) {
-        event_clock_learn(&l, e, s);
+        event_clock_join(&l, e, s);
         atomic_fetch_add_explicit(&d->waits, 1, memory_order_relaxed);
         if (fan_trace_on()) {
             fan__device_lock(e->device);
@@ -349,7 +349,7 @@ fan_status fan_stream_wait(fan_stream *s, fan_event *e, bool *elided, fan_error 
 fan_status fan_stream_follow(fan_stream *s, fan_stream *other, fan_error *err)
 {
     fan_device *d = s->device;
-    fan_event *e = NULL; /* nobody else ever knows it: it holds nothing, and is taught without a second look */
+    fan_event *e = NULL; /* private to this call: it needs no hold and no second check */
     uint64_t first;
     assert(other->device == d);
     FAN_TRY(event_make(d, true, &e, err));
@@ -370,7 +370,7 @@ fan_status fan_stream_follow(fan_stream *s, fan_stream *other, fan_error *err)
     if (status == FAN_OK) {
         fan__device_lock(d);
         if (first != UINT64_MAX)
-            (void)fan_clock_join(&s->clock, &e->clock); /* out of memory: s learns nothing, which is safe */
+            (void)fan_clock_join(&s->clock, &e->clock); /* out of memory: s's clock stays behind, which is safe */
         fan__device_unlock(d);
         atomic_fetch_add_explicit(&d->waits, 1, memory_order_relaxed);
         fan__device_trace(FAN_TRACE_WAIT, d, s, other, e->id, 0);
@@ -416,7 +416,7 @@ void fan__event_note_end(fan_device *owner, fan_event *e)
 {
     fan_device *d = e->device;
     if (atomic_fetch_sub_explicit(&e->refs, 1, memory_order_acq_rel) > 1)
-        return; /* other memory shares it */
+        return; /* shared with other memory */
     event_to_pool(e);
     if (!event_shares_machine(owner, d))
         fan_device_drop(d);

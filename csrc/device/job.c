@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* job_write_stats: the statistics where the job says, for fan_stats_out_read. */
+/* job_write_stats: writes the statistics to the job's memory, for fan_stats_out_read. */
 static void job_write_stats(const fan_job *job, const fan_stats *s)
 {
     const fan_stats_out *g = job->stats_out;
@@ -81,7 +81,7 @@ uint64_t fan_job_bytes(const fan_job *job)
     uint64_t bytes = bytes_of(job->out);
     for (size_t i = 0; i < job->n; i++)
         bytes += bytes_of(job->in[i].array);
-    if (job->sparse) /* its entries are added where they belong: read there and written */
+    if (job->sparse) /* each entry's elements are read and written */
         bytes = bytes_of(job->sparse->indices) + bytes_of(job->sparse->pointers) + 3 * bytes_of(job->sparse->values);
     return bytes;
 }

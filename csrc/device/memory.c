@@ -12,27 +12,26 @@
 
 typedef struct fan_memory fan_memory;
 
-/* Device memory. streams[0] is its owner (NULL: none); the others have used it. Once its last hold is gone it is
- * pending: events[i] stands for all that streams[i] had queued at its last use, and streams[i] is dropped. A stream
- * that is still there has no event because none could be recorded yet; one that is recorded later is as good. */
+/* Device memory. streams[0] is its owner (NULL: none); the others have used it. Without references it is pending:
+ * events[i] represents all that streams[i] had queued at its last use, and streams[i] is dropped. A stream that is
+ * still present has no event because none could be recorded yet; a later record is just as good. */
 struct fan_memory {
-    fan_memory *next;   /* the next of the pending memory of the device */
-    fan_device *device; /* held, but not while pending: the list of the device would then hold the device */
+    fan_memory *next;   /* the next in the device's list of pending memory */
+    fan_device *device; /* held, but not while pending: the device's list would then hold the device */
     void *data;
     size_t bytes;
-    void (*release)(void *ctx); /* gives memory of another allocator back; NULL: memory of the device itself */
+    void (*release)(void *ctx); /* returns memory to another allocator; NULL: memory of the device itself */
     void *ctx;
-    bool immediate; /* released at once with the last hold */
-    bool lost;      /* pending, and it is no longer known what must have run: it stays until its device goes */
-    size_t n, cap;  /* of streams, with the place of the owner */
+    bool immediate; /* released by the last drop at once */
+    bool lost;      /* pending, with unknown users: it stays until its device is freed */
+    size_t n, cap;  /* of streams, the owner's place included */
     fan_stream **streams;
     fan_event **events;
     fan_stream *few_streams[USERS];
     fan_event *few_events[USERS];
 };
 
-/* memory_record_users: records an event on every stream that used pending memory. Where that fails it is tried again
- * later. */
+/* memory_record_users: records an event on every stream that used pending memory. A failed record is repeated later. */
 static void memory_record_users(fan_memory *m)
 {
     for (size_t i = 0; i < m->n; i++) {
@@ -50,8 +49,8 @@ static void memory_record_users(fan_memory *m)
 
 #define BEHIND 8
 
-/* The streams that were found to have an event which has not passed, and the earliest such: nobody asks for a later one
- * of theirs. (Memory is looked at in turns, not always the oldest first.) */
+/* The streams with an event that has not passed, and the earliest such: later ones of theirs need no query. (Memory is
+ * examined in turns, not always oldest first.) */
 typedef struct memory_behind {
     struct {
         uint64_t stream, event;
@@ -79,7 +78,7 @@ static void memory_note_behind(memory_behind *b, const fan_event *e)
     b->of[i].event = e->id;
 }
 
-/* memory_passed: whether all work that used pending memory has run. */
+/* memory_passed: returns whether all work that used pending memory has run. */
 static bool memory_passed(fan_memory *m, memory_behind *behind)
 {
     if (m->lost)
@@ -115,8 +114,8 @@ static void memory_free(fan_memory *m)
     fan_free(m);
 }
 
-/* memory_poll: frees pending memory whose users have passed. Looks at the oldest first, until `most` were found that
- * have not passed. The caller holds the device. */
+/* memory_poll: frees pending memory whose users have passed. Checks the oldest first, until `most` were found that have
+ * not passed. The caller holds the device. */
 static void memory_poll(fan_device *d, size_t most)
 {
     fan__device_lock(d);
@@ -139,7 +138,7 @@ static void memory_poll(fan_device *d, size_t most)
             most--;
         }
     }
-    /* The new list: first what was not looked at, then what was, then what became pending in the meantime. */
+    /* The new list: first the unchecked ones, then the checked ones, then those that became pending in the meantime. */
     fan_memory **last = &list;
     while (*last)
         last = &(*last)->next;
@@ -170,7 +169,7 @@ static void memory_defer(fan_memory *m)
     fan__device_unlock(d);
 }
 
-/* pending_take: all that waits to go back; the device has none of it any more. */
+/* pending_take: takes all pending memory off the device. */
 static fan_memory *pending_take(fan_device *d)
 {
     fan__device_lock(d);
@@ -223,8 +222,8 @@ void fan_device_clear(fan_device *d)
     fan_device_fini(d);
 }
 
-/* memory_is_captured: whether one of the streams is in a capture: then nothing is queried or waited for because of the
- * memory (K2). */
+/* memory_is_captured: returns whether one of the streams is in a capture: then the memory causes no query and no wait
+ * (K2). */
 static bool memory_is_captured(fan_stream *const *streams, size_t n)
 {
     uint64_t id = 0;
@@ -234,14 +233,14 @@ static bool memory_is_captured(fan_stream *const *streams, size_t n)
     return id != 0;
 }
 
-/* What leaves in one call of this thread; its holds on devices are still there. */
+/* Memory freed during the current call of this thread. Its device references are kept until it is processed. */
 static _Thread_local struct memory_leaving {
     size_t depth;
     bool polled;
     fan_memory *first, **end;
 } memory_leaving;
 
-/* One stream of what leaves, and the event that all of it shares. */
+/* A user of freed memory, and the event that all its memory shares. */
 typedef struct memory_note {
     fan_device *owner; /* held */
     fan_stream *stream;
@@ -256,7 +255,7 @@ typedef struct memory_notes {
     size_t n;
 } memory_notes;
 
-/* memory_note_of: NULL: there are too many streams. */
+/* memory_note_of: returns the stream's note; NULL: too many streams. */
 static memory_note *memory_note_of(memory_notes *notes, fan_device *owner, fan_stream *s)
 {
     for (size_t i = 0; i < notes->n; i++)
@@ -282,7 +281,7 @@ static void memory_notes_fini(memory_notes *notes)
     }
 }
 
-/* memory_share_notes: gives leaving memory the events of its users. False: one of them is captured (K2). */
+/* memory_share_notes: gives freed memory the events of its users. False: one of them is captured (K2). */
 static bool memory_share_notes(fan_memory *m, memory_notes *notes)
 {
     for (size_t i = 0; i < m->n; i++) {
@@ -294,7 +293,7 @@ static bool memory_share_notes(fan_memory *m, memory_notes *notes)
         memory_note *note = m->streams[i] ? memory_note_of(notes, m->device, m->streams[i]) : NULL;
         const fan_backend *b = note ? m->streams[i]->device->backend : NULL;
         if (!note || (b->lost && b->lost(m->streams[i]->device)))
-            continue; /* left to memory_record_users */
+            continue; /* memory_record_users does it */
         if (!note->tried)
             note->event = fan__event_note(m->device, m->streams[i]);
         note->tried = true;
@@ -308,7 +307,7 @@ static bool memory_share_notes(fan_memory *m, memory_notes *notes)
     return true;
 }
 
-/* memory_leave_all: what was kept is freed, or made pending. It allocates nothing for that. */
+/* memory_leave_all: frees the collected memory, or makes it pending, without allocating. */
 static void memory_leave_all(void)
 {
     memory_notes notes = {.n = 0};
@@ -343,8 +342,8 @@ void fan_memory_leave_end(void)
         memory_leave_all();
 }
 
-/* memory_release: the last hold went: frees the memory, or makes it pending. It allocates nothing for that, so nothing
- * is lost if memory is short. */
+/* memory_release: called by the last drop: frees the memory, or makes it pending. It does not allocate, so nothing is
+ * lost if memory is short. */
 static void memory_release(fan_storage *st)
 {
     fan_memory *m = st->ctx;
@@ -390,7 +389,7 @@ static bool memory_some_pending(fan_device *d)
 }
 
 /* memory_await_users: blocks until all work that used pending memory has run. False: a stream cannot be waited for,
- * since it is captured or gone. */
+ * because it is captured or freed. */
 static bool memory_await_users(fan_memory *m)
 {
     memory_record_users(m);
@@ -400,7 +399,7 @@ static bool memory_await_users(fan_memory *m)
             return false;
         if (!s)
             continue;
-        /* no event can be recorded on it, so all of it is waited for */
+        /* no event can be recorded on it: wait for the whole stream */
         if (s->device->backend->sync(s, NULL) != FAN_OK)
             return false;
         m->streams[i] = NULL;
@@ -410,7 +409,7 @@ static bool memory_await_users(fan_memory *m)
     return memory_passed(m, &behind);
 }
 
-/* memory_reclaim: waits for the oldest pending memory that can be waited for, and frees it. False: there is none. */
+/* memory_reclaim: waits for the oldest pending memory that can be waited for, and frees it. False: none. */
 static bool memory_reclaim(fan_device *d)
 {
     size_t n = 0;
@@ -440,7 +439,7 @@ static bool memory_reclaim(fan_device *d)
 
 static _Thread_local fan_memory_scope *memory_scope;
 
-/* scope_make: host memory in a scope of the CPU's; why it fails is said where an error can be (memory_new). */
+/* scope_make: allocates host memory in a scope of the CPU; memory_new reports its failure. */
 static fan_storage *scope_make(size_t n)
 {
     fan_storage *made = NULL;
@@ -449,7 +448,7 @@ static fan_storage *scope_make(size_t n)
         in = in->outer;
     if (in->alloc(in, NULL, n, &made, NULL) != FAN_OK)
         return NULL;
-    if (!made) { /* from where it would come outside */
+    if (!made) { /* allocate as outside the scope */
         fan_storage_make here = fan_storage_redirect(NULL);
         made = fan_storage_new(n);
         (void)fan_storage_redirect(here);
@@ -477,7 +476,7 @@ void fan_memory_scope_end(fan_memory_scope *s)
         (void)fan_storage_redirect(s->was);
 }
 
-/* memory_scope_of: the innermost of d on this thread; NULL: none. */
+/* memory_scope_of: returns this thread's innermost scope of d; NULL: none. */
 static fan_memory_scope *memory_scope_of(const fan_device *d)
 {
     fan_memory_scope *in = memory_scope;
@@ -503,14 +502,14 @@ fan_status fan_memory_scope_upload(const fan_device *d, fan_error *err)
     char text[32];
     const fan_memory_scope *in = memory_scope_of(d);
     return in ? fan_fail(err, FAN_ERR_CAPTURE,
-                         "%s: what the host copies to %s is copied once, and not at each replay: make the array "
+                         "%s: a copy from the host to %s would run once, and not at each replay: make the array "
                          "before, and pass it as an operand",
                          in->who, fan_device_text(d, text, sizeof text))
               : FAN_OK;
 }
 
-/* memory_new: `bytes` of device memory owned by stream `owner` (may be NULL), as a storage whose release follows
- * Lifetime. On the CPU: fan_storage_new. */
+/* memory_new: allocates `bytes` of device memory owned by stream `owner` (may be NULL), as a storage whose release
+ * follows Lifetime. On the CPU: fan_storage_new. */
 static fan_status memory_new(fan_device *d, fan_stream *owner, size_t bytes, fan_storage **out, fan_error *err)
 {
     *out = NULL;
@@ -530,12 +529,12 @@ static fan_status memory_new(fan_device *d, fan_stream *owner, size_t bytes, fan
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for %zu byte%s on a device", bytes, FAN_PLURAL(bytes));
     }
     m->device = d;
-    m->bytes = bytes ? bytes : 1; /* empty memory has an address of its own */
+    m->bytes = bytes ? bytes : 1; /* empty memory needs an address of its own */
     m->streams = m->few_streams;
     m->events = m->few_events;
     m->cap = USERS;
     m->n = 1;
-    bool capture = memory_is_captured(&owner, 1); /* K2: then nothing is asked or waited for */
+    bool capture = memory_is_captured(&owner, 1); /* K2: no query and no wait then */
     if (!capture && !(memory_leaving.depth && memory_leaving.polled))
         memory_poll(d, GLANCE);
     memory_leaving.polled = memory_leaving.depth > 0;
@@ -544,7 +543,7 @@ static fan_status memory_new(fan_device *d, fan_stream *owner, size_t bytes, fan
     if (status == FAN_ERR_DEVICE_NOMEM && memory_leaving.first)
         memory_leave_all();
     for (bool wait = false; status == FAN_ERR_DEVICE_NOMEM && !capture && memory_some_pending(d);
-         /* first without waiting: some may have passed by now; then waiting for the oldest, the next, .. */
+         /* first poll without waiting; then wait for the oldest, the next, .. */
          wait = true) {
         if (wait && !memory_reclaim(d))
             break;
@@ -603,7 +602,7 @@ fan_status fan_memory_lend(fan_device *d, fan_stream *owner, void *data, size_t 
     return FAN_OK;
 }
 
-/* memory_last_user: the last stream that used it behind its owner, taken off, with its hold; NULL: none. */
+/* memory_last_user: removes the last stream after the owner that used it, and returns its hold; NULL: none. */
 static fan_stream *memory_last_user(fan_memory *m)
 {
     fan__device_lock(m->device);
@@ -661,7 +660,7 @@ void *fan_memory_wrapped(const fan_storage *st, void (*release)(void *ctx))
     return m && m->release == release ? m->ctx : NULL;
 }
 
-/* memory_widen: room for one more user. The device's lock is held. */
+/* memory_widen: makes room for one more user. The device's lock is held. */
 static int memory_widen(fan_memory *m)
 {
     if (m->n < m->cap)
@@ -679,8 +678,8 @@ static int memory_widen(fan_memory *m)
     return 0;
 }
 
-/* memory_add_user: 1: s is one now, 0: it was; -1: out of memory, and nothing has changed. The device's lock is held.
- */
+/* memory_add_user: returns 1: s was added, 0: it was a user; -1: out of memory, nothing changed. The device's lock is
+ * held. */
 static int memory_add_user(fan_memory *m, fan_stream *s)
 {
     for (size_t i = 0; i < m->n; i++)
@@ -692,8 +691,8 @@ static int memory_add_user(fan_memory *m, fan_stream *s)
     return 1;
 }
 
-/* memory_say_user: the lock is free again. */
-static fan_status memory_say_user(const fan_memory *m, const fan_stream *s, int added, fan_error *err)
+/* memory_report_user: reports the result of memory_add_user, after the lock was released. */
+static fan_status memory_report_user(const fan_memory *m, const fan_stream *s, int added, fan_error *err)
 {
     if (added < 0)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream that uses %zu byte%s", m->bytes,
@@ -717,10 +716,10 @@ fan_status fan_memory_record_stream(fan_storage *st, fan_stream *s, fan_error *e
     fan__device_lock(m->device);
     int added = memory_add_user(m, s);
     fan__device_unlock(m->device);
-    return memory_say_user(m, s, added, err);
+    return memory_report_user(m, s, added, err);
 }
 
-/* memory_known_user: from the i-th array on, the first of whose memory s is not known to be a user. */
+/* memory_known_user: returns the index of the first array, from the i-th on, whose memory does not have s as a user. */
 static size_t memory_known_user(fan_array *const *arrays, size_t i, size_t n, const fan_stream *s)
 {
     fan__device_lock(s->device);
@@ -784,7 +783,7 @@ void fan_memory_set_stream(fan_storage *st, fan_stream *owner)
         size_t i = 1;
         while (i < m->n && m->streams[i] != owner)
             i++;
-        if (i < m->n) /* s is a user already: the hold moves */
+        if (i < m->n) /* s was a user already: its hold moves */
             m->streams[i] = m->streams[--m->n];
         else
             fan_stream_hold(owner);

@@ -50,7 +50,7 @@ static fan_stats_out *pack_stats(fan__packer *p, const fan_stats_out *stats_out,
     return copy;
 }
 
-/* pack_job: copies a job, with its arrays, to *copy; NULL: room for that is counted alone. */
+/* pack_job: copies a job, with its arrays, to *copy; NULL: only counts the room. */
 static void pack_job(fan__packer *p, fan_job *copy, const fan_job *job)
 {
     fan_operand *in = fan__pack(p, job->n * sizeof *in);

@@ -1,12 +1,12 @@
-/* pack: copies of jobs that outlive their callers: the geometry of their arrays, and what they upload, behind them in
- * one block. */
+/* pack: copies of jobs that outlive their callers: with the geometry of their arrays, and their uploads, in one
+ * block. */
 #ifndef FAN_DEVICE_PACK_H
 #define FAN_DEVICE_PACK_H
 
 #include "device/job.h"
 
-/* A job that waits has its arrays' geometry, and what it uploads, behind it in one block. First `to` is NULL and the
- * room is counted. */
+/* The copy of a waiting job is followed by its arrays' geometry, and its uploads, in one block. In a first pass `to` is
+ * NULL and the room is counted. */
 typedef struct fan__packer {
     char *to;
     size_t used;

@@ -6,7 +6,7 @@
 
 #include <string.h>
 
-/* sparse_to_host: a part of sparse data on the host, in the order of s. NULL stays NULL. */
+/* sparse_to_host: copies a part of sparse data to the host, in the order of s. NULL stays NULL. */
 static fan_status sparse_to_host(fan_device *d, fan_stream *s, const fan_array *part, fan_array **out, fan_error *err)
 {
     *out = NULL;
@@ -42,7 +42,7 @@ static fan_status sparse_to_device(fan_device *d, fan_stream *s, const fan_array
     return FAN_OK;
 }
 
-/* sparse_moved: the same with every part moved by `move`. */
+/* sparse_moved: makes a copy with every part moved by `move`. */
 static fan_status sparse_moved(fan_device *d, fan_stream *s, const fan_sparse *from,
                                fan_status (*move)(fan_device *, fan_stream *, const fan_array *, fan_array **,
                                                   fan_error *),
@@ -87,7 +87,7 @@ done:
     return status;
 }
 
-/* sparse_queue_copy: src into count elements of dst from `start` along `axis`. */
+/* sparse_queue_copy: queues a copy of src to count elements of dst from `start` along `axis`. */
 static fan_status sparse_queue_copy(fan_device *d, fan_stream *s, const fan_array *dst, int axis, int64_t start,
                                     const fan_array *src, fan_error *err)
 {
@@ -102,7 +102,7 @@ static fan_status sparse_queue_copy(fan_device *d, fan_stream *s, const fan_arra
     return status;
 }
 
-/* sparse_concatenate: the entries of COO operands, one after the other; queued. */
+/* sparse_concatenate: queues the concatenation of the entries of COO operands. */
 static fan_status sparse_concatenate(fan_device *d, fan_stream *s, const fan_sparse_operand *in, size_t n,
                                      fan_sparse **out, fan_error *err)
 {
@@ -112,7 +112,7 @@ static fan_status sparse_concatenate(fan_device *d, fan_stream *s, const fan_spa
     int64_t total = 0, shape[FAN_MAX_NDIM];
     for (size_t i = 0; i < n; i++)
         if (__builtin_add_overflow(total, fan_sparse_nnz(in[i].sparse), &total))
-            return fan_fail(err, FAN_ERR_VALUE, "a sparse sum has more entries than can be counted");
+            return fan_fail(err, FAN_ERR_VALUE, "a sparse sum has 2**63 entries or more");
     int64_t grid[2] = {first->indices->shape[0], total};
     FAN_GO(fan_device_array(d, s, FAN_DT_INT64, 2, grid, NULL, &indices, err));
     memcpy(shape, first->values->shape, (size_t)first->values->ndim * sizeof *shape);
@@ -144,7 +144,7 @@ fan_status fan_device_sparse_merge(fan_device *d, fan_stream *s, const fan_spars
         return fan_sparse_merge(in, n, coalesce, result, scale, out, err);
     fan_dtype last = in[n - 1].acc;
     bool plain = !coalesce && !(scale && scale->on) && (result == FAN_DT_NONE || result == last);
-    for (size_t i = 0; i < n && plain; i++) /* D3: where the dtype gets wider, what came before is summed first */
+    for (size_t i = 0; i < n && plain; i++) /* D3: if the dtype widens, the earlier operands are summed first */
         plain = in[i].sparse->format == FAN_FORMAT_COO && in[i].acc == last &&
                 in[i].sparse->indices->shape[0] == in[0].sparse->indices->shape[0];
     return plain ? sparse_concatenate(d, s, in, n, out, err)

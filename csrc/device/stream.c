@@ -8,9 +8,8 @@
 
 static atomic_uint_fast64_t last_stream;
 
-/* When a stream is freed its lane goes to the next stream that is made, which goes on counting: what others know of the
- * lane stays true, since it speaks of smaller counts. The lowest free lane is given out first, so that clocks stay
- * short. */
+/* A freed stream's lane goes to the next new stream, which continues its count: clocks that contain the lane stay
+ * valid, because they hold smaller counts. The lowest free lane is reused first, so that clocks stay short. */
 #define LANES 1024
 
 static pthread_mutex_t lanes_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -100,15 +99,15 @@ void fan_stream_drop(fan_stream *s)
 typedef struct fan_pushed_stream {
     struct fan_pushed_stream *outer;
     fan_stream *stream;
-    fan_stream_set *set; /* what is current with this one as the last; held; NULL: nobody has asked yet */
+    fan_stream_set *set; /* the current streams with this one as the last; held; NULL: not made yet */
 } fan_pushed_stream;
 
 static _Thread_local fan_pushed_stream *pushed; /* the last */
-static _Thread_local fan_stream_set *entered;   /* below them; whoever entered it holds it */
+static _Thread_local fan_stream_set *entered;   /* below them; held by its fan_streams_enter */
 
 atomic_size_t fan__streams_used; /* pushed streams, and sets */
 
-static void used(bool begins)
+static void streams_used(bool begins)
 {
     if (begins)
         atomic_fetch_add_explicit(&fan__streams_used, 1, memory_order_relaxed);
@@ -130,7 +129,7 @@ void fan_stream_set_drop(fan_stream_set *set)
     for (size_t i = 0; i < set->n; i++)
         fan_stream_drop(set->all[i]);
     fan_free(set);
-    used(false);
+    streams_used(false);
 }
 
 fan_stream *fan_stream_set_find(const fan_stream_set *set, const fan_device *d)
@@ -141,8 +140,8 @@ fan_stream *fan_stream_set_find(const fan_stream_set *set, const fan_device *d)
     return NULL;
 }
 
-/* set_add: unless it has one of that device. */
-static void set_add(fan_stream_set *set, fan_stream *s)
+/* stream_set_add: adds s, unless the set has a stream of that device. */
+static void stream_set_add(fan_stream_set *set, fan_stream *s)
 {
     if (!fan_stream_set_find(set, s->device))
         set->all[set->n++] = fan_stream_hold(s);
@@ -154,7 +153,7 @@ static fan_stream_set *set_new(size_t cap)
     if (set) {
         atomic_init(&set->refs, 1);
         set->n = 0;
-        used(true);
+        streams_used(true);
     }
     return set;
 }
@@ -178,9 +177,9 @@ fan_status fan_stream_set_now(fan_stream_set **out, fan_error *err)
     if (!set)
         return no_memory(err);
     for (const fan_pushed_stream *p = pushed; p; p = p->outer)
-        set_add(set, p->stream);
+        stream_set_add(set, p->stream);
     for (size_t i = 0; entered && i < entered->n; i++)
-        set_add(set, entered->all[i]);
+        stream_set_add(set, entered->all[i]);
     pushed->set = set;
     *out = fan_stream_set_hold(set);
     return FAN_OK;
@@ -195,9 +194,9 @@ fan_status fan_stream_set_with(fan_stream_set *set, fan_stream *s, fan_stream_se
     *out = set_new((set ? set->n : 0) + 1);
     if (!*out)
         return no_memory(err);
-    set_add(*out, s);
+    stream_set_add(*out, s);
     for (size_t i = 0; set && i < set->n; i++)
-        set_add(*out, set->all[i]);
+        stream_set_add(*out, set->all[i]);
     return FAN_OK;
 }
 
@@ -225,17 +224,17 @@ fan_status fan_stream_push(fan_stream *s, fan_error *err)
     p->stream = fan_stream_hold(s);
     p->outer = pushed;
     pushed = p;
-    used(true);
+    streams_used(true);
     return FAN_OK;
 }
 
-/* take_off: a pushed stream that is off the list. */
-static void take_off(fan_pushed_stream *p)
+/* pushed_free: frees a pushed stream that is off the list. */
+static void pushed_free(fan_pushed_stream *p)
 {
     fan_stream_set_drop(p->set);
     fan_stream_drop(p->stream);
     fan_free(p);
-    used(false);
+    streams_used(false);
 }
 
 void fan_stream_pop(fan_stream *s)
@@ -252,7 +251,7 @@ void fan_stream_pop(fan_stream *s)
         fan_stream_set_drop(had_it);
     }
     *at = found->outer;
-    take_off(found);
+    pushed_free(found);
 }
 
 void fan_streams_enter(fan_stream_set *set, fan_streams_outer *outer)
@@ -267,7 +266,7 @@ void fan_streams_leave(const fan_streams_outer *outer)
     while (pushed) {
         fan_pushed_stream *p = pushed;
         pushed = p->outer;
-        take_off(p);
+        pushed_free(p);
     }
     pushed = outer->pushed;
     entered = outer->set;

@@ -1,10 +1,8 @@
-/* stream: streams as the rules see them, and which one is current on a thread.
+/* stream: streams as the rules use them, and which one is current on a thread.
  *
- * Title: Current streams. On a thread one stream of each device is current: the one that was pushed there last, else
- * the backend's own. A fan_stream_set is what was current at one moment, to be made so again elsewhere: the pushed
- * ones, one for each device; on all other devices the backend's own. NULL: none was pushed. It never changes, and many
- * hold it.
- */
+ * Title: Current streams. Each device has one current stream per thread: the one pushed last on the thread, else the
+ * backend's own. A fan_stream_set is a snapshot of the current streams, to be restored elsewhere: the pushed ones, one
+ * per device; all other devices have the backend's own. NULL: none was pushed. It is immutable and shared. */
 #ifndef FAN_DEVICE_STREAM_H
 #define FAN_DEVICE_STREAM_H
 
@@ -17,10 +15,10 @@ struct fan_stream {
     fan_device *device; /* held */
     uint64_t id;        /* never reused; identifies the stream to the rules */
     uint64_t handle;    /* the backend's number for it, as users know it */
-    /* its lane in the clocks (Elision); FAN_NO_LANE: there are too many streams, and no wait of this one is left out */
+    /* its lane in the clocks (Elision); FAN_NO_LANE: too many streams, and no wait of this one is left out */
     uint32_t lane;
-    uint64_t count;  /* records begun on it; a stream that inherits a lane goes on counting */
-    fan_clock clock; /* what it is known to wait for (Elision) */
+    uint64_t count;  /* records begun on it; a stream that inherits a lane continues its count */
+    fan_clock clock; /* the records that it waits for (Elision) */
     void *impl;      /* the backend's */
 };
 
@@ -28,46 +26,46 @@ struct fan_stream {
 #define FAN_LEGACY 1 /* the handle of the legacy default stream */
 
 fan_stream *fan_stream_new(fan_device *d, uint64_t handle, void *impl); /* NULL when out of memory */
-fan_stream *fan_stream_hold(fan_stream *s);                             /* every hold takes NULL and gives it back */
-/* fan_stream_try_hold: NULL where its last hold has gone. For backends, which keep a stream's address until
+fan_stream *fan_stream_hold(fan_stream *s);                             /* every hold accepts NULL and returns it */
+/* fan_stream_try_hold: NULL if its last hold was dropped. For backends, which keep a stream's address until
  * stream_fini. */
 fan_stream *fan_stream_try_hold(fan_stream *s);
-void fan_stream_drop(fan_stream *s); /* NULL is fine */
-/* fan_stream_current: the innermost stream pushed for `d` on this thread, else the backend's current; a hold. NULL for
- * devices without streams. */
+void fan_stream_drop(fan_stream *s); /* s may be NULL */
+/* fan_stream_current: returns a hold on the innermost stream pushed for `d` on this thread, else on the backend's
+ * current stream. NULL for devices without streams. */
 fan_stream *fan_stream_current(fan_device *d);
-/* fan_stream_pushed: the innermost stream pushed for `d` on this thread, a hold; NULL: none. */
+/* fan_stream_pushed: returns a hold on the innermost stream pushed for `d` on this thread; NULL: none. */
 fan_stream *fan_stream_pushed(fan_device *d);
-/* fan_stream_push: makes s the current stream of its device on this thread (holds it); FAN_ERR_NOMEM. pop takes off the
- * innermost push of `s`. */
+/* fan_stream_push: makes s the current stream of its device on this thread (holds it); FAN_ERR_NOMEM. fan_stream_pop:
+ * removes the innermost push of `s`. */
 fan_status fan_stream_push(fan_stream *s, fan_error *err);
 void fan_stream_pop(fan_stream *s);
 
 typedef struct fan_stream_set {
     atomic_size_t refs;
     size_t n;          /* at least 1 */
-    fan_stream *all[]; /* held; the one that was pushed last comes first */
+    fan_stream *all[]; /* held; the one pushed last comes first */
 } fan_stream_set;
 
-/* fan_streams_in_use: whether any stream is pushed, on any thread, or any set is held: else nothing is current but the
- * backends' own. One load. */
+/* fan_streams_in_use: returns whether any stream is pushed on any thread, or any set is held; otherwise only the
+ * backends' own streams are current. One load. */
 extern atomic_size_t fan__streams_used;
 static inline bool fan_streams_in_use(void)
 {
     return atomic_load_explicit(&fan__streams_used, memory_order_relaxed) != 0;
 }
 
-/* fan_stream_set_now: what is current on this thread: a hold in *out; FAN_ERR_NOMEM. fan_stream_set_with: `set`, which
- * may be NULL, with `s` as the first and for its device. */
+/* fan_stream_set_now: returns a hold on a snapshot of this thread's current streams in *out; FAN_ERR_NOMEM.
+ * fan_stream_set_with: the same for `set`, which may be NULL, with `s` first and for its device. */
 fan_status fan_stream_set_now(fan_stream_set **out, fan_error *err);
 fan_status fan_stream_set_with(fan_stream_set *set, fan_stream *s, fan_stream_set **out, fan_error *err);
-fan_stream_set *fan_stream_set_hold(fan_stream_set *set); /* takes NULL and gives it back */
-void fan_stream_set_drop(fan_stream_set *set);            /* NULL is fine */
-/* fan_stream_set_find: its stream of a device, borrowed; NULL: none. */
+fan_stream_set *fan_stream_set_hold(fan_stream_set *set); /* accepts NULL and returns it */
+void fan_stream_set_drop(fan_stream_set *set);            /* set may be NULL */
+/* fan_stream_set_find: returns its stream of a device, borrowed; NULL: none. */
 fan_stream *fan_stream_set_find(const fan_stream_set *set, const fan_device *d);
 
-/* fan_streams_enter: a set, held by the caller meanwhile, becomes all that is current on this thread, until
- * fan_streams_leave, which takes off what was pushed since. They nest. */
+/* fan_streams_enter: makes a set, held by the caller meanwhile, all that is current on this thread, until
+ * fan_streams_leave, which removes later pushes. They nest. */
 typedef struct fan_streams_outer {
     struct fan_pushed_stream *pushed;
     fan_stream_set *set;
@@ -76,7 +74,7 @@ void fan_streams_enter(fan_stream_set *set, fan_streams_outer *outer);
 void fan_streams_leave(const fan_streams_outer *outer);
 
 fan_status fan_stream_sync(fan_stream *s, fan_error *err);
-/* fan_stream_capture: the capture that s is in; 0: none. */
+/* fan_stream_capture: sets *id to s's capture; 0: none. */
 fan_status fan_stream_capture(fan_stream *s, uint64_t *id, fan_error *err);
 fan_status fan_device_run(fan_device *d, fan_stream *s, const fan_job *job, fan_error *err);
 

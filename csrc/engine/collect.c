@@ -1,4 +1,4 @@
-#include "engine/collect.h"
+#include "engine/task.h"
 
 #include "base/keys.h"
 #include "base/mem.h"
@@ -6,12 +6,11 @@
 
 #include <string.h>
 
-static fan_status no_memory(fan_error *err) { return fan_fail(err, FAN_ERR_NOMEM, "out of memory"); }
 
 /* ---- memory ---- */
 
-/* Of arrays of up to so many items the pages are kept for the next pass (base/pool.h): to have them faulted in again
- * costs as much as the pass's own work. */
+/* Arrays of up to this many items keep their pages for the next pass (base/pool.h): new page faults cost as much as the
+ * pass's own work. */
 #define PAGES_KEPT ((size_t)1 << 17)
 
 static bool keeps_pages(size_t n, size_t size) { return n <= PAGES_KEPT && n * size >= FAN_POOL_FROM; }
@@ -29,7 +28,7 @@ void fan__collect_free(void *memory, size_t n, size_t size)
         fan_free(memory);
 }
 
-/* grow: makes room for `want` items at least: 0, or -1 with everything as before. */
+/* grow: room for at least `want` items: 0, or -1 and nothing has changed. */
 static int grow(void **items, size_t *cap, size_t want, size_t size)
 {
     size_t next = *cap * 2 < want ? want : *cap * 2;
@@ -50,58 +49,58 @@ static int grow(void **items, size_t *cap, size_t want, size_t size)
     return 0;
 }
 
-/* ---- 1. what is reached ---- */
+/* ---- 1. reach ---- */
 
 typedef struct reached {
-    int64_t *ages; /* of each visit: the smaller, the later its node was made */
+    int64_t *ages; /* of each node: the smaller, the newer */
     size_t cap;
-    bool sorted; /* the visits are, by these */
-    bool down;   /* no edge leads to a later node */
+    bool sorted; /* ages ascend, so the nodes are in their places */
+    bool down;   /* no edge leads to a newer node */
     uint64_t slots;
 } reached;
 
-/* room_for: so many visits and edges more. */
+/* room_for: `more` nodes and edges. */
 static fan_status room_for(fan_backward *p, reached *r, size_t more, fan_error *err)
 {
-    size_t visits = p->nvisits + more, edges = p->nedges + more;
-    if ((visits > p->cap_visits && grow((void **)&p->visits, &p->cap_visits, visits, sizeof *p->visits) != 0) ||
-        (visits > r->cap && grow((void **)&r->ages, &r->cap, visits, sizeof *r->ages) != 0) ||
+    size_t nodes = p->nnodes + more, edges = p->nedges + more;
+    if ((nodes > p->cap_nodes && grow((void **)&p->nodes, &p->cap_nodes, nodes, sizeof *p->nodes) != 0) ||
+        (nodes > r->cap && grow((void **)&r->ages, &r->cap, nodes, sizeof *r->ages) != 0) ||
         (edges > p->cap_edges && grow((void **)&p->edges, &p->cap_edges, edges, sizeof *p->edges) != 0))
-        return no_memory(err);
+        return fan__task_no_memory(err);
     return FAN_OK;
 }
 
-/* reach_first: a node that was not reached before: its visit, but for its edges. */
+/* reach_first: adds a node that was not reached before, without its edges. */
 static inline void reach_first(fan_backward *p, reached *r, fan_node *n)
 {
-    size_t at = p->nvisits;
+    size_t at = p->nnodes;
     int64_t age = INT64_MAX - (int64_t)n->number;
-    p->visits[at] = (fan_visit){.node = n,
-                                .slots = (uint32_t)r->slots,
-                                .nedges = n->nedges,
-                                .after = FAN_NOWHERE,
-                                .needed = !p->config.limited,
-                                .runs = !p->config.limited,
-                                .leaf = n->kind->leaf,
-                                .freed = n->freed_by != 0};
+    p->nodes[at] = (fan_task_node){.node = n,
+                                   .slots = (uint32_t)r->slots,
+                                   .nedges = n->nedges,
+                                   .after = FAN_NOWHERE,
+                                   .needed = !p->config.limited,
+                                   .runs = !p->config.limited,
+                                   .leaf = n->ops->leaf,
+                                   .freed = n->freed_by != 0};
     n->mark = p->id;
     n->at = (uint32_t)at;
     r->slots += n->inputs;
     r->sorted = r->sorted && (at == 0 || r->ages[at - 1] < age);
     r->ages[at] = age;
-    p->nvisits = at + 1;
+    p->nnodes = at + 1;
 }
 
-/* reach: an edge of the pass that leads to this node; where there is room. */
-static inline fan_visit_edge reach(fan_backward *p, reached *r, fan_node *n, uint32_t slot)
+/* reach: the pass's edge to this node, which it adds if needed. There must be room. */
+static inline fan_task_edge reach(fan_backward *p, reached *r, fan_node *n, uint32_t slot)
 {
     if (n && n->mark != p->id)
         reach_first(p, r, n);
-    return (fan_visit_edge){.to = n ? n->at : FAN_NOWHERE, .slot = slot};
+    return (fan_task_edge){.to = n ? n->at : FAN_NOWHERE, .slot = slot};
 }
 
-/* reach_roots: the last one first where that is the latest, as roots in a list are as a rule: then there is nothing to
- * sort. Their edges are in the caller's order. */
+/* reach_roots: the last root first if it is the newest, as roots in a list mostly are: then nothing needs sorting.
+ * Their edges keep the caller's order. */
 static void reach_roots(fan_backward *p, reached *r)
 {
     const fan_root *roots = p->config.roots;
@@ -121,9 +120,9 @@ static fan_status reach_all(fan_backward *p, reached *r, fan_error *err)
     r->sorted = r->down = true;
     FAN_TRY(room_for(p, r, p->config.nroots, err));
     reach_roots(p, r);
-    for (size_t i = 0; i < p->nvisits; i++) {
-        const fan_node *n = p->visits[i].node;
-        p->visits[i].edges = (uint32_t)p->nedges;
+    for (size_t i = 0; i < p->nnodes; i++) {
+        const fan_node *n = p->nodes[i].node;
+        p->nodes[i].edges = (uint32_t)p->nedges;
         FAN_TRY(room_for(p, r, n->nedges, err));
         for (uint32_t e = 0; e < n->nedges; e++) {
             fan_node *next = n->edges[e].next;
@@ -136,48 +135,48 @@ static fan_status reach_all(fan_backward *p, reached *r, fan_error *err)
     return FAN_OK;
 }
 
-/* ---- 2. places ---- */
+/* ---- 2. sort by place ---- */
 
-/* move: the visits and their edges to their places: order[i]: which visit is at place i; place: the other way. */
-static void move(const fan_backward *p, fan_visit *visits, fan_visit_edge *edges, const uint32_t *order,
+/* move: copies nodes and edges to their places: place i gets node order[i]; `place` is the inverse of `order`. */
+static void move(const fan_backward *p, fan_task_node *nodes, fan_task_edge *edges, const uint32_t *order,
                  const uint32_t *place)
 {
     uint32_t at = 0;
     for (; at < p->config.nroots; at++)
-        edges[at] = (fan_visit_edge){.to = place[p->edges[at].to], .slot = p->edges[at].slot};
-    for (size_t i = 0; i < p->nvisits; i++) {
-        fan_visit *v = &visits[i];
-        *v = p->visits[order[i]];
-        v->node->at = (uint32_t)i;
-        for (uint32_t e = 0; e < v->nedges; e++) {
-            const fan_visit_edge *from = &p->edges[v->edges + e];
+        edges[at] = (fan_task_edge){.to = place[p->edges[at].to], .slot = p->edges[at].slot};
+    for (size_t i = 0; i < p->nnodes; i++) {
+        fan_task_node *tn = &nodes[i];
+        *tn = p->nodes[order[i]];
+        tn->node->at = (uint32_t)i;
+        for (uint32_t e = 0; e < tn->nedges; e++) {
+            const fan_task_edge *from = &p->edges[tn->edges + e];
             edges[at + e] = *from;
             if (from->to != FAN_NOWHERE)
                 edges[at + e].to = place[from->to];
         }
-        v->edges = at;
-        at += v->nedges;
+        tn->edges = at;
+        at += tn->nedges;
     }
 }
 
-/* sort: the visits by their nodes' numbers. */
-static fan_status sort(fan_backward *p, const reached *r, fan_error *err)
+/* sort_nodes: the newest first. */
+static fan_status sort_nodes(fan_backward *p, const reached *r, fan_error *err)
 {
-    uint32_t *order = fan_alloc(2 * p->nvisits * sizeof *order), *place = order ? order + p->nvisits : NULL;
-    fan_visit *visits = memory_new(p->nvisits, sizeof *visits);
-    fan_visit_edge *edges = memory_new(p->nedges, sizeof *edges);
-    bool fits = order && visits && edges && fan_keys_order(r->ages, sizeof *r->ages, p->nvisits, order);
-    for (size_t i = 0; fits && i < p->nvisits; i++)
+    uint32_t *order = fan_alloc(2 * p->nnodes * sizeof *order), *place = order ? order + p->nnodes : NULL;
+    fan_task_node *nodes = memory_new(p->nnodes, sizeof *nodes);
+    fan_task_edge *edges = memory_new(p->nedges, sizeof *edges);
+    bool fits = order && nodes && edges && fan_keys_order(r->ages, sizeof *r->ages, p->nnodes, order);
+    for (size_t i = 0; fits && i < p->nnodes; i++)
         place[order[i]] = (uint32_t)i;
     if (fits)
-        move(p, visits, edges, order, place);
+        move(p, nodes, edges, order, place);
     fan_free(order);
-    fan__collect_free(fits ? p->visits : visits, fits ? p->cap_visits : p->nvisits, sizeof *visits);
+    fan__collect_free(fits ? p->nodes : nodes, fits ? p->cap_nodes : p->nnodes, sizeof *nodes);
     fan__collect_free(fits ? p->edges : edges, fits ? p->cap_edges : p->nedges, sizeof *edges);
     if (!fits)
-        return no_memory(err);
-    p->visits = visits;
-    p->cap_visits = p->nvisits;
+        return fan__task_no_memory(err);
+    p->nodes = nodes;
+    p->cap_nodes = p->nnodes;
     p->edges = edges;
     p->cap_edges = p->nedges;
     return FAN_OK;
@@ -187,12 +186,12 @@ static fan_status place_all(fan_backward *p, reached *r, fan_error *err)
 {
     fan_status status = reach_all(p, r, err);
     if (status == FAN_OK && !r->sorted)
-        status = sort(p, r, err);
+        status = sort_nodes(p, r, err);
     fan__collect_free(r->ages, r->cap, sizeof *r->ages);
     FAN_TRY(status);
     p->slots = memory_new(r->slots, sizeof *p->slots);
     if (!p->slots)
-        return no_memory(err);
+        return fan__task_no_memory(err);
     p->nslots = r->slots;
     memset(p->slots, 0, r->slots * sizeof *p->slots);
     return FAN_OK;
@@ -208,112 +207,112 @@ static fan_status want_all(fan_backward *p, fan_error *err)
     p->same = fan_calloc(n * sizeof *p->same);
     p->results = fan_calloc(n * sizeof *p->results);
     if (!p->same || !p->results)
-        return no_memory(err);
+        return fan__task_no_memory(err);
     for (size_t i = 0; i < n; i++) {
         const fan_wanted *w = &p->config.wanted[i];
         if (w->node->mark != p->id)
-            continue; /* nothing leads there */
-        fan_visit *v = &p->visits[w->node->at];
-        fan_visit_slot *s = &p->slots[v->slots + w->slot];
-        v->needed = true;
-        v->captured = p->config.capture;
-        v->runs = !p->config.capture;
+            continue; /* not reached */
+        fan_task_node *tn = &p->nodes[w->node->at];
+        fan_task_slot *s = &p->slots[tn->slots + w->slot];
+        tn->needed = true;
+        tn->captured = p->config.capture;
+        tn->runs = !p->config.capture;
         p->same[i] = s->wanted;
         s->wanted = (uint32_t)i + 1;
     }
     return FAN_OK;
 }
 
-/* need_one: a node is needed where one behind it is, and runs then. */
-static void need_one(const fan_backward *p, fan_visit *v, const fan_visit_edge *e)
+/* need_one: a node whose edge leads to a needed node is needed, and runs. */
+static void need_one(const fan_backward *p, fan_task_node *tn, const fan_task_edge *e)
 {
-    if (e->to != FAN_NOWHERE && p->visits[e->to].needed)
-        v->needed = v->runs = true;
+    if (e->to != FAN_NOWHERE && p->nodes[e->to].needed)
+        tn->needed = tn->runs = true;
 }
 
-/* need_by_depth: depth first, with a list for a stack; `due` of a visit that is on it counts the edges that have been
+/* need_by_depth: depth first, with a list for a stack; of a node on the list `dependencies` counts the edges that were
  * followed. */
 static fan_status need_by_depth(fan_backward *p, fan_error *err)
 {
-    uint32_t *path = fan_alloc(p->nvisits * sizeof *path);
-    bool *seen = fan_calloc(p->nvisits);
+    uint32_t *path = fan_alloc(p->nnodes * sizeof *path);
+    bool *seen = fan_calloc(p->nnodes);
     if (!path || !seen) {
         fan_free(path);
         fan_free(seen);
-        return no_memory(err);
+        return fan__task_no_memory(err);
     }
     for (size_t i = 0; i < p->config.nroots; i++) {
         size_t n = 0;
         path[n++] = p->edges[i].to;
         seen[path[0]] = true;
         while (n) {
-            fan_visit *v = &p->visits[path[n - 1]];
-            const fan_visit_edge *e = v->due < v->nedges ? &p->edges[v->edges + v->due] : NULL;
+            fan_task_node *tn = &p->nodes[path[n - 1]];
+            const fan_task_edge *e = tn->dependencies < tn->nedges ? &p->edges[tn->edges + tn->dependencies] : NULL;
             if (e && e->to != FAN_NOWHERE && !seen[e->to]) {
                 seen[e->to] = true;
-                path[n++] = e->to; /* and this edge is looked at again */
+                path[n++] = e->to; /* this edge is visited again afterwards */
                 continue;
             }
             if (e)
-                need_one(p, v, e);
-            if (v->due++ >= v->nedges)
+                need_one(p, tn, e);
+            if (tn->dependencies++ >= tn->nedges)
                 n--;
         }
     }
-    for (size_t i = 0; i < p->nvisits; i++)
-        p->visits[i].due = 0;
+    for (size_t i = 0; i < p->nnodes; i++)
+        p->nodes[i].dependencies = 0;
     fan_free(path);
     fan_free(seen);
     return FAN_OK;
 }
 
-/* need_behind: where all edges lead down, the last place knows first. */
-static fan_status need_behind(fan_backward *p, const reached *r, fan_error *err)
+/* need_all: if all edges lead to later places, one loop from the last place is enough. */
+static fan_status need_all(fan_backward *p, const reached *r, fan_error *err)
 {
     if (!r->down)
         return need_by_depth(p, err);
-    for (size_t i = p->nvisits; i-- > 0;)
-        for (uint32_t e = 0; e < p->visits[i].nedges; e++)
-            need_one(p, &p->visits[i], &p->edges[p->visits[i].edges + e]);
+    for (size_t i = p->nnodes; i-- > 0;)
+        for (uint32_t e = 0; e < p->nodes[i].nedges; e++)
+            need_one(p, &p->nodes[i], &p->edges[p->nodes[i].edges + e]);
     return FAN_OK;
 }
 
 /* ---- 4. counts and keys (E1, A15) ---- */
 
-/* count: an edge that counts, or leads nowhere. */
-static inline void count(const fan_backward *p, fan_visit_edge *e, bool counts)
+/* count_edge: gives the edge its key, or ends it where its gradient is not needed. */
+static inline void count_edge(const fan_backward *p, fan_task_edge *e, bool counts)
 {
-    fan_visit *to = counts && e->to != FAN_NOWHERE ? &p->visits[e->to] : NULL;
+    fan_task_node *to = counts && e->to != FAN_NOWHERE ? &p->nodes[e->to] : NULL;
     if (!to || !to->needed) {
         e->to = FAN_NOWHERE;
         return;
     }
-    to->due++;
+    to->dependencies++;
     e->key = p->slots[to->slots + e->slot].producers++;
 }
 
 static fan_status count_all(fan_backward *p, fan_error *err)
 {
     for (size_t i = 0; i < p->config.nroots; i++)
-        count(p, &p->edges[i], true);
-    for (size_t i = 0; i < p->nvisits; i++) {
-        const fan_visit *v = &p->visits[i];
-        if (v->runs && v->freed)
-            return fan_node_freed(v->node, err);
-        p->to_run += v->needed;
-        for (uint32_t e = 0; e < v->nedges; e++)
-            count(p, &p->edges[v->edges + e], v->runs);
+        count_edge(p, &p->edges[i], true);
+    for (size_t i = 0; i < p->nnodes; i++) {
+        const fan_task_node *tn = &p->nodes[i];
+        if (tn->runs && tn->freed)
+            return fan_node_freed(tn->node, err);
+        p->to_run += tn->needed;
+        for (uint32_t e = 0; e < tn->nedges; e++)
+            count_edge(p, &p->edges[tn->edges + e], tn->runs);
     }
     return FAN_OK;
 }
 
-fan_status fan_collect(fan_backward *p, fan_error *err)
+fan_status fan__collect(fan_backward *p, fan_error *err)
 {
     reached r = {.ages = NULL};
     FAN_TRY(place_all(p, &r, err));
     FAN_TRY(want_all(p, err));
     if (p->config.limited)
-        FAN_TRY(need_behind(p, &r, err));
+        FAN_TRY(need_all(p, &r, err));
     FAN_TRY(count_all(p, err));
-    return fan_ready_init(&p->queue.nodes, p->nvisits) == 0 ? FAN_OK : no_memory(err);
+    return fan_ready_init(&p->queue.nodes, p->nnodes) == 0 ? FAN_OK : fan__task_no_memory(err);
 }

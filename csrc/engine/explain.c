@@ -1,35 +1,34 @@
-#include "engine/explain.h"
-
-#include "engine/engine.h"
+/* The producers of gradients, for messages: who returned one that is not finite (E11), which have come, which are lost
+ * (E17). */
+#include "engine/task.h"
 
 #include <stdio.h>
 #include <string.h>
 
-#define NODES 16 /* of so many, and of so many of the edges that lead to each, something is said */
-#define EDGES 8
+#define NODES 16 /* listed at most */
+#define EDGES 8  /* .. of those that lead to each */
 
-/* An edge that leads to a node: who gives, along which of his edges; node NULL: a root. */
-typedef struct way {
+/* An edge that leads to a node: its producer (NULL: the caller, by a root), the index of the producer's edge. */
+typedef struct in_edge {
     const fan_node *from;
     uint32_t index, slot;
-    const fan_visit_edge *edge;
-} way;
+    const fan_task_edge *edge;
+} in_edge;
 
-/* next_way: the next edge that leads to a place, from *at on, which counts all edges of the pass, and `of` the visits:
- * both from 0. */
-static bool next_way(const fan_backward *p, uint32_t to, size_t *at, size_t *of, way *out)
+/* next_in_edge: the next edge that leads to a place. *at counts the pass's edges and *of its nodes; both start at 0. */
+static bool next_in_edge(const fan_backward *p, uint32_t to, size_t *at, size_t *of, in_edge *out)
 {
     for (; *at < p->nedges; ++*at) {
-        const fan_visit_edge *e = &p->edges[*at];
+        const fan_task_edge *e = &p->edges[*at];
         if (e->to != to)
             continue;
         if (*at < p->config.nroots) {
-            *out = (way){NULL, (uint32_t)*at, e->slot, e};
+            *out = (in_edge){NULL, (uint32_t)*at, e->slot, e};
         } else {
-            while (*at >= (size_t)p->visits[*of].edges + p->visits[*of].nedges)
+            while (*at >= (size_t)p->nodes[*of].edges + p->nodes[*of].nedges)
                 ++*of;
-            const fan_visit *v = &p->visits[*of];
-            *out = (way){v->node, (uint32_t)(*at - v->edges), e->slot, e};
+            const fan_task_node *tn = &p->nodes[*of];
+            *out = (in_edge){tn->node, (uint32_t)(*at - tn->edges), e->slot, e};
         }
         ++*at;
         return true;
@@ -39,113 +38,114 @@ static bool next_way(const fan_backward *p, uint32_t to, size_t *at, size_t *of,
 
 /* ---- E11 ---- */
 
-fan_status fan__explain_sum(const fan_worker *w, uint32_t slot, void *buffer, fan_error *err)
+fan_status fan__explain_sum(const fan_task_worker *w, uint32_t slot, void *buffer, fan_error *err)
 {
     const fan_backward *p = w->pass;
-    fan_nonfinite found = {.to = p->visits[w->now].node, .slot = slot, .key = FAN_NOWHERE};
+    fan_nonfinite found = {.to = p->nodes[w->now].node, .slot = slot, .key = FAN_NOWHERE};
     size_t at = 0, of = 0;
-    way e;
-    FAN_TRY(p->config.frontend->look(buffer, slot, &found, err));
+    in_edge e;
+    FAN_TRY(p->config.frontend->read_stats(buffer, slot, &found, err));
     if (!found.elements)
         return FAN_OK;
-    while (found.key != FAN_NOWHERE && next_way(p, w->now, &at, &of, &e))
+    while (found.key != FAN_NOWHERE && next_in_edge(p, w->now, &at, &of, &e))
         if (e.slot == slot && e.edge->key == found.key) {
-            const fan_giver giver = {.node = e.from, .call = p->config.call, .index = e.index, .hook = e.edge->hook};
-            return p->config.frontend->nonfinite(&found, &giver, err);
+            const fan_producer producer = {
+                .node = e.from, .call = p->config.call, .index = e.index, .from_hook = e.edge->from_hook};
+            return p->config.frontend->nonfinite(&found, &producer, err);
         }
     return p->config.frontend->nonfinite(&found, NULL, err);
 }
 
 /* ---- E17 ---- */
 
-static void say_node(const fan_text *out, const fan_node *n)
+static void write_node(const fan_text *out, const fan_node *n)
 {
     char name[128], number[40];
-    n->kind->text(n, name, sizeof name);
-    snprintf(number, sizeof number, "%s %llu", n->kind->leaf ? "leaf" : "node", (unsigned long long)n->number);
+    n->ops->text(n, name, sizeof name);
+    snprintf(number, sizeof number, "%s %llu", n->ops->leaf ? "leaf" : "node", (unsigned long long)n->number);
     out->write(out->to, name);
-    if (strcmp(name, number) == 0) /* it has no name */
+    if (strcmp(name, number) == 0) /* the node has no name */
         return;
     out->write(out->to, " (");
     out->write(out->to, number);
     out->write(out->to, ")");
 }
 
-static void say_way(const fan_text *out, const way *e)
+static void write_in_edge(const fan_text *out, const in_edge *e)
 {
     char text[32];
     snprintf(text, sizeof text, e->from ? "edge %u of " : "root %u", e->index);
     out->write(out->to, text);
     if (e->from)
-        say_node(out, e->from);
+        write_node(out, e->from);
 }
 
-/* say_all: of the edges that lead to a place those that have arrived, or those that have not. */
-static void say_all(const fan_backward *p, uint32_t to, bool arrived, const fan_text *out)
+/* write_in_edges: of the edges that lead to a place, those that have delivered, or those that have not. */
+static void write_in_edges(const fan_backward *p, uint32_t to, bool delivered, const fan_text *out)
 {
     size_t at = 0, of = 0, n = 0;
     char text[64];
-    way e;
-    while (next_way(p, to, &at, &of, &e)) {
-        if (e.edge->arrived != arrived || n++ >= EDGES)
+    in_edge e;
+    while (next_in_edge(p, to, &at, &of, &e)) {
+        if (e.edge->delivered != delivered || n++ >= EDGES)
             continue;
         snprintf(text, sizeof text, n > 1 ? ", slot %u %s " : " slot %u %s ", e.slot,
-                 !arrived          ? "waits for"
+                 !delivered        ? "waits for"
                  : e.edge->defined ? "holds"
                                    : "got None by");
         out->write(out->to, text);
-        say_way(out, &e);
+        write_in_edge(out, &e);
     }
     snprintf(text, sizeof text, ", and %zu more", n - EDGES);
     if (n > EDGES)
         out->write(out->to, text);
 }
 
-/* has_arrived: whether anything has come to a place. */
-static bool has_arrived(const fan_backward *p, uint32_t to)
+/* has_any: whether a gradient has been delivered to a place. */
+static bool has_any(const fan_backward *p, uint32_t to)
 {
     size_t at = 0, of = 0;
-    way e;
-    while (next_way(p, to, &at, &of, &e))
-        if (e.edge->arrived)
+    in_edge e;
+    while (next_in_edge(p, to, &at, &of, &e))
+        if (e.edge->delivered)
             return true;
     return false;
 }
 
-static void say_visit(const fan_backward *p, uint32_t i, const fan_text *out)
+static void write_progress(const fan_backward *p, uint32_t i, const fan_text *out)
 {
-    const fan_visit *v = &p->visits[i];
-    say_node(out, v->node);
-    if (!v->needed || v->ran || i == p->caller.now) {
-        out->write(out->to, !v->needed ? " is not needed" : v->ran ? " has run" : " is at work");
+    const fan_task_node *tn = &p->nodes[i];
+    write_node(out, tn->node);
+    if (!tn->needed || tn->ran || i == p->caller.now) {
+        out->write(out->to, !tn->needed ? " is not needed" : tn->ran ? " has run" : " is at work");
         return;
     }
-    out->write(out->to, v->due ? " has not run:" : " is ready:");
-    say_all(p, i, false, out);
-    if (v->due && has_arrived(p, i))
+    out->write(out->to, tn->dependencies ? " has not run:" : " is ready:");
+    write_in_edges(p, i, false, out);
+    if (tn->dependencies && has_any(p, i))
         out->write(out->to, ";");
-    say_all(p, i, true, out);
+    write_in_edges(p, i, true, out);
 }
 
 void fan_backward_explain(const fan_backward *p, const fan_node *only, const fan_text *out)
 {
     char text[64];
     size_t n = 0;
-    for (uint32_t i = 0; i < p->nvisits; i++) {
-        const fan_visit *v = &p->visits[i];
-        if (only ? v->node != only : !v->needed || v->ran)
+    for (uint32_t i = 0; i < p->nnodes; i++) {
+        const fan_task_node *tn = &p->nodes[i];
+        if (only ? tn->node != only : !tn->needed || tn->ran)
             continue;
         if (n++ >= NODES)
             continue;
         if (n > 1)
             out->write(out->to, "\n");
-        say_visit(p, i, out);
+        write_progress(p, i, out);
     }
     snprintf(text, sizeof text, "\nand %zu more", n - NODES);
     if (n > NODES)
         out->write(out->to, text);
     if (!n && only) {
-        say_node(out, only);
+        write_node(out, only);
         out->write(out->to, " is not in this pass");
     }
 }
@@ -155,17 +155,17 @@ void fan_backward_lost(const fan_backward *p, const fan_text *out)
     char text[64];
     size_t n = 0, of = 0;
     for (size_t i = 0; i < p->nedges; i++) {
-        const fan_visit_edge *e = &p->edges[i];
-        const fan_visit *to = e->to == FAN_NOWHERE ? NULL : &p->visits[e->to];
+        const fan_task_edge *e = &p->edges[i];
+        const fan_task_node *to = e->to == FAN_NOWHERE ? NULL : &p->nodes[e->to];
         size_t at = i;
-        way found;
-        if (!to || !e->arrived || !e->defined || to->ran || to->begun || e->to == p->caller.now || n++ >= EDGES ||
-            !next_way(p, e->to, &at, &of, &found))
+        in_edge found;
+        if (!to || !e->delivered || !e->defined || to->ran || to->begun || e->to == p->caller.now || n++ >= EDGES ||
+            !next_in_edge(p, e->to, &at, &of, &found))
             continue;
         out->write(out->to, n > 1 ? ", " : "lost with the pass: ");
-        say_way(out, &found);
+        write_in_edge(out, &found);
         out->write(out->to, " to ");
-        say_node(out, to->node);
+        write_node(out, to->node);
     }
     snprintf(text, sizeof text, ", and %zu more", n - EDGES);
     if (n > EDGES)

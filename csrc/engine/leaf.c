@@ -2,13 +2,13 @@
 
 #include "base/fault.h"
 
-/* absent: L2, L3, L4. */
+/* plan_absent: L2, L3, L4. */
 static fan_leaf_plan plan_absent(const fan_leaf_facts *f)
 {
     if (f->sum == FAN_LEAF_SPARSE)
         return f->unshared ? (fan_leaf_plan){FAN_LEAF_STEAL, 3} : (fan_leaf_plan){FAN_LEAF_COPY, 4};
     if (f->sum == FAN_LEAF_OTHER)
-        return (fan_leaf_plan){FAN_LEAF_STEAL, 4}; /* what cannot be copied, or needs no copy */
+        return (fan_leaf_plan){FAN_LEAF_STEAL, 4}; /* cannot be copied, or needs no copy */
     return f->unshared && f->same_layout && !f->recording ? (fan_leaf_plan){FAN_LEAF_STEAL, 2}
                                                           : (fan_leaf_plan){FAN_LEAF_COPY, 4};
 }
@@ -28,20 +28,20 @@ fan_leaf_plan fan_plan_leaf(const fan_leaf_facts *f)
     return (fan_leaf_plan){f->grad == FAN_LEAF_DENSE && f->sum != FAN_LEAF_OTHER ? FAN_LEAF_ADD : FAN_LEAF_REPLACE, 5};
 }
 
-/* ---- who waits for whom ---- */
+/* ---- circles of waits ---- */
 
 /* A thread that waits for a leaf. */
 typedef struct waiting {
-    const fan_leaf_claim *claim; /* NULL: it does not, yet */
+    const fan_leaf_claim *claim; /* NULL: not waiting yet */
     uint64_t thread;
     const fan_leaf_caller *caller;
-    const struct waiting *from; /* the search: whom it was found from */
-    struct waiting *next;       /* .. the next to be looked at */
+    const struct waiting *from; /* the search: the one that waits for it */
+    struct waiting *next;       /* .. the search's queue */
     struct waiting *older;
 } waiting;
 
 static waiting *waits; /* of all threads, the newest first (node.h, One thread at a time) */
-static unsigned waits_process;
+static unsigned waits_generation;
 static uint64_t claims;
 static _Thread_local const fan_leaf_caller *works_for;
 
@@ -51,9 +51,9 @@ void fan_leaf_work_for(const fan_leaf_caller *caller) { works_for = caller; }
 
 static void waits_add(waiting *w, const fan_leaf_claim *c)
 {
-    if (waits_process != fan_process()) /* a forked child: the others stayed behind */
+    if (waits_generation != fan_process()) /* in a forked child the other threads are missing */
         waits = NULL;
-    waits_process = fan_process();
+    waits_generation = fan_process();
     *w = (waiting){.claim = c, .thread = fan_thread_id(), .caller = works_for, .older = waits};
     waits = w;
     if (fan_watched())
@@ -69,8 +69,8 @@ static void waits_remove(const waiting *w)
         }
 }
 
-/* keeps: whether a claim is not let go before w has what it waits for. */
-static bool keeps(const fan_leaf_claim *c, const waiting *w)
+/* is_kept: whether a claim is not released before w has what it waits for. */
+static bool is_kept(const fan_leaf_claim *c, const waiting *w)
 {
     if (!c->thread || c->thread == w->thread)
         return c->thread != 0;
@@ -80,8 +80,8 @@ static bool keeps(const fan_leaf_claim *c, const waiting *w)
     return false;
 }
 
-/* circle: the one whose claim is not let go before `me` has his; NULL: there is none. */
-static const waiting *circle(waiting *me)
+/* find_circle: the one that `me` waits for, at the end, and whose claim `me` keeps; NULL: there is no circle. */
+static const waiting *find_circle(waiting *me)
 {
     waiting *last = me;
     for (waiting *w = waits; w; w = w->older) {
@@ -89,10 +89,10 @@ static const waiting *circle(waiting *me)
         w->next = NULL;
     }
     for (waiting *x = me; x; x = x->next) {
-        if (keeps(x->claim, me))
+        if (is_kept(x->claim, me))
             return x;
         for (waiting *w = waits; w; w = w->older)
-            if (w != me && !w->from && keeps(x->claim, w)) {
+            if (w != me && !w->from && is_kept(x->claim, w)) {
                 w->from = x;
                 last = last->next = w;
             }
@@ -100,18 +100,18 @@ static const waiting *circle(waiting *me)
     return NULL;
 }
 
-static const char *name_of(const fan_leaf_claim *c, char *buf, size_t size)
+static const char *leaf_name(const fan_leaf_claim *c, char *buf, size_t size)
 {
     buf[0] = '\0';
     if (c->leaf)
-        c->leaf->kind->text(c->leaf, buf, size);
+        c->leaf->ops->text(c->leaf, buf, size);
     return c->leaf ? buf : "another leaf";
 }
 
-/* would_wait: FAN_ERR_STATE where it would be for ever. */
-static fan_status would_wait(waiting *me, fan_error *err)
+/* check_circle: FAN_ERR_STATE if the wait could not end. */
+static fan_status check_circle(waiting *me, fan_error *err)
 {
-    const waiting *x = FAN_FAULT(LEAF_CIRCLE) ? NULL : circle(me);
+    const waiting *x = FAN_FAULT(LEAF_CIRCLE) ? NULL : find_circle(me);
     char name[128];
     if (!x)
         return FAN_OK;
@@ -119,15 +119,15 @@ static fan_status would_wait(waiting *me, fan_error *err)
         return fan_fail(err, FAN_ERR_STATE,
                         "a gradient comes to this leaf from within its own accumulation, on another worker");
     (void)fan_fail(err, FAN_ERR_STATE, "this gradient comes from within the accumulation of %s",
-                   name_of(x->claim, name, sizeof name));
+                   leaf_name(x->claim, name, sizeof name));
     for (x = x->from; x && err; x = x->from)
-        fan_append(err->text, sizeof err->text, ", for which that of %s waits", name_of(x->claim, name, sizeof name));
+        fan_append(err->text, sizeof err->text, ", for which that of %s waits", leaf_name(x->claim, name, sizeof name));
     if (err)
         fan_append(err->text, sizeof err->text, ": none of them would end");
     return FAN_ERR_STATE;
 }
 
-/* ---- who has a leaf ---- */
+/* ---- claims ---- */
 
 fan_status fan_leaf_claim_init(fan_leaf_claim *c, fan_error *err)
 {
@@ -139,31 +139,31 @@ fan_status fan_leaf_claim_init(fan_leaf_claim *c, fan_error *err)
     }
     c->thread = 0;
     c->leaf = NULL;
-    c->process = fan_process() + 1;
+    c->owner_generation = fan_process() + 1;
     return FAN_OK;
 }
 
 void fan_leaf_claim_fini(fan_leaf_claim *c)
 {
-    if (!c->process)
+    if (!c->owner_generation)
         return;
     fan_mutex_fini(&c->lock);
     fan_cond_fini(&c->changed);
 }
 
-/* adopt: after a fork: whoever stayed behind has nothing any more. */
-static void adopt(fan_leaf_claim *c)
+/* claim_after_fork: in a forked child the threads that are missing there hold nothing. */
+static void claim_after_fork(fan_leaf_claim *c)
 {
-    if (c->process == fan_process() + 1)
+    if (c->owner_generation == fan_process() + 1)
         return;
-    c->process = fan_process() + 1;
+    c->owner_generation = fan_process() + 1;
     (void)fan_mutex_adopt(&c->lock);
     fan_cond_adopt(&c->changed);
     if (!fan_thread_survived(c->thread))
         c->thread = 0;
 }
 
-/* wait_for_change: locked; leaves the interpreter first, so that who has it can go on. */
+/* wait_for_change: with the lock; leaves the interpreter first, so that the holder can run. */
 static fan_status wait_for_change(fan_leaf_claim *c, const fan_frontend *f, fan_error *err)
 {
     fan_status status;
@@ -177,14 +177,14 @@ static fan_status wait_for_change(fan_leaf_claim *c, const fan_frontend *f, fan_
     return status;
 }
 
-/* wait: locked: until it may be free; `w`, zeroed, is among those who wait from then on. */
-static fan_status wait(fan_leaf_claim *c, waiting *w, const fan_frontend *f, fan_error *err)
+/* wait_once: with the lock: until the claim may be free; adds `w`, zeroed, to the waits. */
+static fan_status wait_once(fan_leaf_claim *c, waiting *w, const fan_frontend *f, fan_error *err)
 {
     if (c->thread == fan_thread_id())
         return fan_fail(err, FAN_ERR_STATE, "a gradient comes to this leaf from within its own accumulation");
     if (!w->claim) {
         waits_add(w, c);
-        FAN_TRY(would_wait(w, err));
+        FAN_TRY(check_circle(w, err));
     }
     return wait_for_change(c, f, err);
 }
@@ -193,10 +193,10 @@ fan_status fan_leaf_claim_begin(fan_leaf_claim *c, const fan_frontend *f, fan_er
 {
     waiting here = {.claim = NULL};
     fan_status status = FAN_OK;
-    adopt(c);
+    claim_after_fork(c);
     fan_mutex_lock(&c->lock);
     while (c->thread && status == FAN_OK && !FAN_FAULT(LEAF_UNCLAIMED))
-        status = wait(c, &here, f, err);
+        status = wait_once(c, &here, f, err);
     if (here.claim)
         waits_remove(&here);
     if (status == FAN_OK) {
@@ -215,8 +215,8 @@ void fan_leaf_claim_end(fan_leaf_claim *c)
     fan_mutex_unlock(&c->lock);
 }
 
-void fan_leaf_touch(const fan_leaf_claim *c, fan_touch how)
+void fan_leaf_touch(const fan_leaf_claim *c, fan_touch access)
 {
     if (fan_watched())
-        fan_touch_thing(FAN_THING_LOCKED, c->lock.id, how);
+        fan_touch_thing(FAN_THING_LOCKED, c->lock.id, access);
 }

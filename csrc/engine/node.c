@@ -8,8 +8,8 @@
 
 static atomic_uint_fast64_t numbers, marks;
 
-/* Edges that lead to later nodes: of all that ever were, the smallest number that one begins at, and the largest that
- * one leads to. Elsewhere numbers alone rule out a cycle. */
+/* Of all edges ever added that lead to a newer node: the smallest number of a source, and the largest of a target.
+ * Outside this range the numbers alone rule out a cycle. */
 static uint64_t lowest = UINT64_MAX, highest;
 
 uint64_t fan_mark_new(void) { return atomic_fetch_add_explicit(&marks, 1, memory_order_relaxed) + 1; }
@@ -17,17 +17,17 @@ uint64_t fan_mark_new(void) { return atomic_fetch_add_explicit(&marks, 1, memory
 fan_status fan_node_freed(const fan_node *n, fan_error *err)
 {
     char name[128];
-    n->kind->text(n, name, sizeof name);
-    if (n->freed_by == FAN_FREED_BY_HAND)
-        return fan_fail(err, FAN_ERR_STATE, "%s was freed by fanin.free(): what it needs is gone (E10)", name);
+    n->ops->text(n, name, sizeof name);
+    if (n->freed_by == FAN_FREED_BY_USER)
+        return fan_fail(err, FAN_ERR_STATE, "%s was freed by fanin.free(): its function is gone (E10)", name);
     return fan_fail(err, FAN_ERR_STATE,
-                    "%s was freed by pass %llu: what it needs is gone; give that pass keep_graph=True (E10)", name,
+                    "%s was freed by pass %llu: its function is gone; give that pass keep_graph=True (E10)", name,
                     (unsigned long long)n->freed_by);
 }
 
-void fan_node_init(fan_node *n, const fan_node_kind *kind, uint32_t inputs)
+void fan_node_init(fan_node *n, const fan_node_ops *ops, uint32_t inputs)
 {
-    n->kind = kind;
+    n->ops = ops;
     n->number = atomic_fetch_add_explicit(&numbers, 1, memory_order_relaxed);
     n->inputs = inputs;
     n->edges = n->inline_edges;
@@ -41,7 +41,7 @@ fan_status fan_node_room(fan_node *n, size_t edges, fan_error *err)
     if (want <= cap)
         return FAN_OK;
     if (n->edges != n->inline_edges && want < cap + cap / 2)
-        want = cap + cap / 2; /* it grows edge by edge */
+        want = cap + cap / 2; /* edges are appended one by one */
     if (want > UINT32_MAX)
         return fan_fail(err, FAN_ERR_OVERFLOW, "a node has at most %u edges", UINT32_MAX);
     more = fan_realloc(n->edges == n->inline_edges ? NULL : n->edges, want * sizeof *more);
@@ -58,18 +58,18 @@ static void add_edge(fan_node *n, fan_node *next, uint32_t slot)
 {
     assert(n->nedges < n->cap && (!next || slot < next->inputs));
     if (next)
-        next->kind->hold(next);
+        next->ops->hold(next);
     n->edges[n->nedges++] = (fan_edge){next, slot};
 }
 
 void fan_node_link(fan_node *n, fan_node *next, uint32_t slot)
 {
-    if (next && next->number > n->number) /* made while n was */
+    if (next && next->number > n->number) /* made during the construction of n */
         n->number = atomic_fetch_add_explicit(&numbers, 1, memory_order_relaxed);
     add_edge(n, next, slot);
 }
 
-/* reaches: whether a way leads from one node to another; FAN_ERR_NOMEM. */
+/* reaches: whether a path leads from one node to another; FAN_ERR_NOMEM. */
 static fan_status reaches(fan_node *from, const fan_node *to, bool *yes, fan_error *err)
 {
     uint64_t mark = fan_mark_new();
@@ -95,8 +95,8 @@ static fan_status reaches(fan_node *from, const fan_node *to, bool *yes, fan_err
     return FAN_OK;
 }
 
-/* may_reach: whether numbers leave open that a way leads to n from what was made before it: down, up by edges to later
- * nodes, and down again. */
+/* may_reach: false where the numbers alone show that no path leads from `from` to n: paths go to older nodes, but for
+ * the edges to newer ones. */
 static bool may_reach(const fan_node *from, const fan_node *n)
 {
     return from->number >= n->number || (from->number >= lowest && n->number <= highest);
@@ -110,8 +110,8 @@ fan_status fan_node_append(fan_node *n, fan_node *next, uint32_t slot, fan_error
     if (next && may_reach(next, n))
         FAN_TRY(reaches(next, n, &cycle, err));
     if (cycle) {
-        n->kind->text(n, one, sizeof one);
-        next->kind->text(next, two, sizeof two);
+        n->ops->text(n, one, sizeof one);
+        next->ops->text(next, two, sizeof two);
         return fan_fail(err, FAN_ERR_VALUE, "%s: an edge to %s closes a cycle", one, two);
     }
     if (next && next->number > n->number) {
@@ -131,10 +131,10 @@ void fan_node_unlink(fan_node *n)
         edges = memcpy(on_stack, n->inline_edges, sizeof on_stack);
     n->edges = n->inline_edges;
     n->cap = FAN_INLINE_EDGES;
-    n->nedges = 0; /* before anybody is called */
+    n->nedges = 0; /* before a drop, which may run arbitrary code */
     for (uint32_t i = 0; i < nedges; i++)
         if (edges[i].next)
-            edges[i].next->kind->drop(edges[i].next);
+            edges[i].next->ops->drop(edges[i].next);
     if (heap)
         fan_free(edges);
 }
@@ -152,7 +152,7 @@ void fan_node_end(fan_node *n)
         list = n->after;
         fan_node_unlink(n);
         fan_stream_set_drop(n->streams);
-        n->kind->free(n);
+        n->ops->free(n);
     }
     busy = false;
 }

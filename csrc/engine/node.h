@@ -1,13 +1,13 @@
 /* node: the nodes of a graph, and their edges.
  *
- * A node stands for an operation that was done. It receives gradients in its slots, one for each output of the
- * operation, and gives one along each edge, one for each input. It holds what comes after it, never what came before.
+ * A node stands for an operation of the forward computation. It receives gradients in its slots, one for each output of
+ * the operation, and returns one along each edge, one for each input. It holds the nodes after it, never those before.
  *
- * Title: One thread at a time. Nodes are made, linked, numbered and freed inside the frontend's interpreter, which lets
- * one thread in at a time (buffer/fast.h). No lock is taken.
+ * Title: One thread at a time. Nodes are made, linked, numbered and freed inside the frontend's interpreter, which runs
+ * one thread at a time (buffer/fast.h). No lock is needed.
  *
- * Title: Without recursion. The last reference to a node may be that of the node before it, and so on for a million
- * nodes: fan_node_end puts a node on a list of its thread, and whoever began the list goes through it.
+ * Title: Without recursion. The last reference to a node may be an edge of the node before it, and so on for a million
+ * nodes: fan_node_end puts a node on a list of its thread, and the outermost call frees the list.
  */
 #ifndef FAN_ENGINE_NODE_H
 #define FAN_ENGINE_NODE_H
@@ -20,57 +20,57 @@
 
 typedef struct fan_node fan_node;
 
-/* What a frontend makes of nodes. */
-typedef struct fan_node_kind {
+/* The frontend's functions for a type of nodes. */
+typedef struct fan_node_ops {
     bool leaf;
     void (*hold)(fan_node *n);
     void (*drop)(fan_node *n);
-    /* free: nobody has it any more, and its edges are gone: its other parts, and itself. May call anybody. */
+    /* free: after the last reference and the edges are gone: the rest, and the node itself. May run arbitrary code. */
     void (*free)(fan_node *n);
-    /* text: what messages call it. */
+    /* text: the node's name, for messages. */
     void (*text)(const fan_node *n, char *buf, size_t size);
-} fan_node_kind;
+} fan_node_ops;
 
 typedef struct fan_edge {
-    fan_node *next; /* held; NULL: nobody needs the gradient of this input */
+    fan_node *next; /* held; NULL: the gradient of this input is not needed */
     uint32_t slot;  /* of next */
 } fan_edge;
 
 #define FAN_INLINE_EDGES 2
-#define FAN_SUMS_ON_STACK 8 /* sums or gradients for which who runs a node asks no memory */
+#define FAN_SUMS_ON_STACK 8 /* sums or gradients of a node that need no allocation */
 
 struct fan_node {
-    const fan_node_kind *kind;
+    const fan_node_ops *ops;
     union {
-        uint64_t number; /* the larger, the later it was made; from 0 */
-        fan_node *after; /* of one that ends: the next of the list (Without recursion) */
+        uint64_t number; /* from 0, in the order of creation */
+        fan_node *after; /* of a node that ends: the next of the list (Without recursion) */
     };
-    uint64_t mark;           /* who numbered it last (fan_mark_new); 0: nobody */
-    uint64_t freed_by;       /* the pass that freed it (E10), or FAN_FREED_BY_HAND; 0: none */
+    uint64_t mark;           /* the search or pass that reached it last (fan_mark_new); 0: none */
+    uint64_t freed_by;       /* the pass that freed it (E10), or FAN_FREED_BY_USER; 0: none */
     fan_stream_set *streams; /* current where it was made, its own first (E4); held; NULL: none was pushed */
-    bool host;               /* it is of the CPU, and has no stream of its own */
-    bool begun, made;        /* for the frontend: its filling has begun, it is whole */
-    uint32_t at;             /* its place there */
+    bool host;               /* it runs on the CPU, without a stream */
+    bool begun, made;        /* the frontend's: construction has begun, is complete */
+    uint32_t at;             /* its place in the pass `mark` */
     uint32_t inputs;         /* slots; at least 1 */
     uint32_t nedges, cap;
     fan_edge *edges; /* `inline_edges`, or on the heap */
     fan_edge inline_edges[FAN_INLINE_EDGES];
 };
 
-/* fan_node_init: of zeroed memory; nothing can fail. fan_node_room: room for so many edges more. */
-void fan_node_init(fan_node *n, const fan_node_kind *kind, uint32_t inputs);
+/* fan_node_init: of zeroed memory; cannot fail. fan_node_room: room for `edges` more. */
+void fan_node_init(fan_node *n, const fan_node_ops *ops, uint32_t inputs);
 fan_status fan_node_room(fan_node *n, size_t edges, fan_error *err);
-/* fan_node_link: adds an edge to a node that nobody leads to yet, and that has room: holds `next`, which may be NULL;
- * the node's number becomes larger than that of `next`.
- * fan_node_append: to any node: FAN_ERR_VALUE where it would close a cycle. The slot is one of next's. */
+/* fan_node_link: adds an edge to a new node, to which no edge leads and which has room. Holds `next`, which may be
+ * NULL; the node's number becomes larger than that of `next`. fan_node_append: adds an edge to any node; FAN_ERR_VALUE
+ * if it closes a cycle. `slot` is one of next's. */
 void fan_node_link(fan_node *n, fan_node *next, uint32_t slot);
 fan_status fan_node_append(fan_node *n, fan_node *next, uint32_t slot, fan_error *err);
 /* fan_node_unlink: drops all its edges. */
 void fan_node_unlink(fan_node *n);
-/* fan_node_end: the last reference has gone: unlinked and freed now, or, from within this function, soon. */
+/* fan_node_end: the last reference is gone: unlinks and frees the node, or, inside another fan_node_end, queues it. */
 void fan_node_end(fan_node *n);
 
-/* fan_node_stream: its own; NULL: none is known. fan_node_device: where it runs (E3). Both borrowed. */
+/* fan_node_stream: its own stream; NULL: none. fan_node_device: where it runs (E3). Both borrowed. */
 static inline fan_stream *fan_node_stream(const fan_node *n)
 {
     return n->streams && !n->host ? n->streams->all[0] : NULL;
@@ -81,10 +81,10 @@ static inline fan_device *fan_node_device(const fan_node *n)
     return own ? own->device : fan_cpu();
 }
 
-#define FAN_FREED_BY_HAND UINT64_MAX
-/* fan_node_freed: FAN_ERR_STATE, and which pass freed it (E10). */
+#define FAN_FREED_BY_USER UINT64_MAX
+/* fan_node_freed: FAN_ERR_STATE, with the pass that freed the node (E10). */
 fan_status fan_node_freed(const fan_node *n, fan_error *err);
-/* fan_mark_new: a number for a search or a pass, never used before, from 1. */
+/* fan_mark_new: a new number for a search or a pass, from 1. */
 uint64_t fan_mark_new(void);
 
 #endif

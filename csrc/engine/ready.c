@@ -35,7 +35,7 @@ void fan__ready_set(fan_ready *r, size_t place)
         uint64_t *word = &r->level[i][place / 64], before = *word;
         *word = before | UINT64_C(1) << (place % 64);
         if (before)
-            return; /* the levels above know */
+            return; /* the levels above are set */
     }
 }
 
@@ -44,12 +44,12 @@ void fan__ready_unset(fan_ready *r, size_t place)
     for (unsigned i = 0; i < r->levels; i++, place /= 64) {
         assert(r->level[i][place / 64] >> (place % 64) & 1);
         if (r->level[i][place / 64] &= ~(UINT64_C(1) << (place % 64)))
-            return; /* some of its neighbours are there still */
+            return; /* the word has other elements */
     }
 }
 
-/* in_word: the smallest bit of a word that is at least `from`; 64: none. */
-static unsigned in_word(uint64_t word, size_t from)
+/* first_bit: the lowest set bit of a word that is at least `from`; 64: none. */
+static unsigned first_bit(uint64_t word, size_t from)
 {
     word = from < 64 ? word & (UINT64_MAX << from) : 0;
     return word ? (unsigned)__builtin_ctzll(word) : 64;
@@ -57,15 +57,15 @@ static unsigned in_word(uint64_t word, size_t from)
 
 size_t fan__ready_first_set(const fan_ready *r, size_t from)
 {
-    for (unsigned i = 0; i < r->levels; i++, from = from / 64 + 1) { /* up, until some are there, to the right */
+    for (unsigned i = 0; i < r->levels; i++, from = from / 64 + 1) { /* up, to a level with a larger element */
         unsigned bit;
         if (i + 1 == r->levels && from / 64 > 0)
             break;
-        bit = in_word(r->level[i][from / 64], from % 64);
+        bit = first_bit(r->level[i][from / 64], from % 64);
         if (bit == 64)
             continue;
         from = from / 64 * 64 + bit;
-        while (i-- > 0) /* down again, to the first of them */
+        while (i-- > 0) /* and down to the smallest of them */
             from = from * 64 + (unsigned)__builtin_ctzll(r->level[i][from]);
         return from;
     }

@@ -1,6 +1,6 @@
-/* ready: a set of places from 0 to n - 1, of which the smallest is at hand: bits, with bits above them that say where
- * some are. One that is smaller than all of these may stand by itself, so that a set of one, as along a chain, has no
- * bits. A data structure: it knows nothing of nodes. */
+/* ready: a set of integers from 0 to n - 1 that finds its smallest quickly: a bit set, with levels of bits above that
+ * mark words which are not 0. An element smaller than all of these may be kept apart, so that a set of one, as along a
+ * chain, uses no bits. */
 #ifndef FAN_ENGINE_READY_H
 #define FAN_ENGINE_READY_H
 
@@ -12,12 +12,12 @@
 
 /* A zeroed one has no places. */
 typedef struct fan_ready {
-    uint64_t *level[FAN_READY_LEVELS]; /* of each 64 words of a level one word in the next; the last one is one word */
+    uint64_t *level[FAN_READY_LEVELS]; /* 64 words of a level are one word of the next; the last level is one word */
     unsigned levels;
-    size_t front; /* 1 + the one that stands by itself; 0: none does */
+    size_t front; /* 1 + the element that is kept apart; 0: none */
 } fan_ready;
 
-int fan_ready_init(fan_ready *r, size_t n); /* 0, or -1: out of memory; nothing is in it */
+int fan_ready_init(fan_ready *r, size_t n); /* an empty set; -1: out of memory */
 void fan_ready_fini(fan_ready *r);
 void fan__ready_set(fan_ready *r, size_t place);
 void fan__ready_unset(fan_ready *r, size_t place);
@@ -34,7 +34,7 @@ static inline void fan_ready_add(fan_ready *r, size_t place)
         fan__ready_set(r, place);
     }
 }
-/* fan_ready_remove: of one that is in it. */
+/* fan_ready_remove: `place` must be an element. */
 static inline void fan_ready_remove(fan_ready *r, size_t place)
 {
     if (r->front == place + 1)
@@ -42,7 +42,7 @@ static inline void fan_ready_remove(fan_ready *r, size_t place)
     else
         fan__ready_unset(r, place);
 }
-/* fan_ready_first: the smallest that is at least `from`; FAN_READY_NONE. */
+/* fan_ready_first: the smallest element that is at least `from`, or FAN_READY_NONE. */
 static inline size_t fan_ready_first(const fan_ready *r, size_t from)
 {
     return r->front > from ? r->front - 1 : fan__ready_first_set(r, from);

@@ -4,11 +4,10 @@
 #include "base/mem.h"
 #include "buffer/buffer.h"
 
-static fan_status no_memory(fan_error *err) { return fan_fail(err, FAN_ERR_NOMEM, "out of memory"); }
 
-fan_status fan_pass_streams_begin(fan_backward *p, fan_error *err)
+fan_status fan_task_streams_begin(fan_backward *p, fan_error *err)
 {
-    fan_pass_streams *s = &p->streams;
+    fan_task_streams *s = &p->streams;
     uint64_t id = 0;
     FAN_TRY(fan_stream_set_now(&s->caller, err));
     for (size_t i = 0; s->caller && i < s->caller->n && !id; i++) {
@@ -33,18 +32,18 @@ static bool list_has(const fan_stream_list *list, const fan_stream *s)
     return false;
 }
 
-/* list_add: unless it is there. */
+/* list_add: unless the list has it. */
 static fan_status list_add(fan_stream_list *list, fan_stream *s, fan_error *err)
 {
     if (list_has(list, s))
         return FAN_OK;
     if (fan_grow((void **)&list->all, &list->cap, list->n + 1, sizeof(fan_stream *)) != 0)
-        return no_memory(err);
+        return fan__task_no_memory(err);
     list->all[list->n++] = fan_stream_hold(s);
     return FAN_OK;
 }
 
-static void tail_fini(const fan_backward *p, fan_pass_tail *t)
+static void tail_fini(const fan_backward *p, fan_task_tail *t)
 {
     list_fini(&t->streams);
     list_fini(&t->waited);
@@ -54,63 +53,63 @@ static void tail_fini(const fan_backward *p, fan_pass_tail *t)
     fan_free(t->values);
 }
 
-void fan_pass_streams_fini(fan_backward *p)
+void fan_task_streams_fini(fan_backward *p)
 {
-    fan_pass_streams *s = &p->streams;
+    fan_task_streams *s = &p->streams;
     for (size_t i = 0; i < s->n; i++)
         tail_fini(p, &s->tails[i]);
     fan_free(s->tails);
     list_fini(&s->pulled);
     fan_stream_set_drop(s->caller);
-    *s = (fan_pass_streams){0};
+    *s = (fan_task_streams){0};
 }
 
-/* stands_in: the caller's stream, where a node's is the legacy default and the caller's is captured; else NULL. */
-static fan_stream *stands_in(const fan_backward *p, const fan_stream *own)
+/* replacement: the caller's stream where a node's is the legacy default, inside a capture; else NULL. */
+static fan_stream *replacement(const fan_backward *p, const fan_stream *own)
 {
     if (own->handle != FAN_LEGACY)
         return NULL;
     return fan_stream_set_find(p->streams.caller, own->device);
 }
 
-fan_on fan__pass_on(const fan_backward *p, const fan_node *n)
+fan_run_streams fan__task_run_streams(const fan_backward *p, const fan_node *n)
 {
-    fan_on on = {n->streams, fan_node_stream(n)};
+    fan_run_streams on = {n->streams, fan_node_stream(n)};
     if (!p->streams.captured || !fan_get_capture_redirect())
         return on;
-    fan_stream *instead = on.own ? stands_in(p, on.own) : NULL;
+    fan_stream *instead = on.own ? replacement(p, on.own) : NULL;
     if (instead || !on.set)
-        on = (fan_on){p->streams.caller, instead};
+        on = (fan_run_streams){p->streams.caller, instead};
     return on;
 }
 
 /* ---- S20 ---- */
 
-/* tail_of: of the caller's stream; NULL when out of memory. */
-static fan_pass_tail *tail_of(fan_backward *p, fan_stream *caller)
+/* tail_of: that of a stream of the caller's; NULL when out of memory. */
+static fan_task_tail *tail_of(fan_backward *p, fan_stream *caller)
 {
-    fan_pass_streams *s = &p->streams;
+    fan_task_streams *s = &p->streams;
     for (size_t i = 0; i < s->n; i++)
         if (s->tails[i].caller == caller)
             return &s->tails[i];
     if (fan_grow((void **)&s->tails, &s->cap, s->n + 1, sizeof *s->tails) != 0)
         return NULL;
-    s->tails[s->n] = (fan_pass_tail){.caller = fan_stream_hold(caller)};
+    s->tails[s->n] = (fan_task_tail){.caller = fan_stream_hold(caller)};
     return &s->tails[s->n++];
 }
 
-/* tail_keep: takes the value, failing too. */
-static fan_status tail_keep(const fan_backward *p, fan_pass_tail *t, fan_value *v, fan_error *err)
+/* tail_keep: takes the value, also on failure. */
+static fan_status tail_keep(const fan_backward *p, fan_task_tail *t, fan_value *v, fan_error *err)
 {
     if (fan_grow((void **)&t->values, &t->cap, t->nvalues + 1, sizeof *t->values) != 0) {
         p->config.frontend->place_drop(v);
-        return no_memory(err);
+        return fan__task_no_memory(err);
     }
     t->values[t->nvalues++] = *v;
     return FAN_OK;
 }
 
-/* place_for_caller: where a gradient lies, and the caller's stream there; fan_streams_enter'ed elsewhere. */
+/* place_for_caller: a gradient's value, and the caller's stream on its device; called with other streams current. */
 static fan_status place_for_caller(const fan_backward *p, void *gradient, fan_value *v, fan_stream **caller,
                                    fan_error *err)
 {
@@ -139,25 +138,26 @@ static fan_status wait_for(fan_stream *s, fan_stream *other, fan_error *err)
     return status;
 }
 
-/* note: at the end the caller's stream waits for `on`. */
-static fan_status note(fan_backward *p, fan_stream *caller, fan_stream *on, fan_error *err)
+/* tail_add: at the end the caller's stream waits for `on`. */
+static fan_status tail_add(fan_backward *p, fan_stream *caller, fan_stream *on, fan_error *err)
 {
-    fan_pass_tail *t = tail_of(p, caller);
-    return t ? list_add(&t->streams, on, err) : no_memory(err);
+    fan_task_tail *t = tail_of(p, caller);
+    return t ? list_add(&t->streams, on, err) : fan__task_no_memory(err);
 }
 
-/* before_write: `on` waits for the caller's stream, once in a pass; it is known to have done so once it has: another
- * worker may be here, too. */
+/* before_write: `on` waits for the caller's stream, once in a pass. It is listed after the wait, since another worker
+ * may be here too. */
 static fan_status before_write(fan_backward *p, fan_stream *caller, fan_stream *on, fan_error *err)
 {
-    FAN_TRY(note(p, caller, on, err));
+    FAN_TRY(tail_add(p, caller, on, err));
     if (caller == on || FAN_FAULT(LEAF_WITHOUT_WAIT) || list_has(&tail_of(p, caller)->waited, on))
         return FAN_OK;
     FAN_TRY(wait_for(on, caller, err));
     return list_add(&tail_of(p, caller)->waited, on, err);
 }
 
-fan_status fan_pass_leaf_begin(fan_backward *p, void *sum, const fan_on *where, fan_stream **on, fan_error *err)
+fan_status fan_task_leaf_begin(fan_backward *p, void *sum, const fan_run_streams *where, fan_stream **on,
+                               fan_error *err)
 {
     fan_stream *current = NULL, *caller = NULL;
     fan_value v, same;
@@ -177,7 +177,7 @@ fan_status fan_pass_leaf_begin(fan_backward *p, void *sum, const fan_on *where, 
     return status;
 }
 
-/* keep: a value goes to the caller, from `on`, or, where that is NULL, from where it is current now. */
+/* keep: the caller gets a value of `on`; NULL: of the stream that is current now. */
 static fan_status keep(fan_backward *p, void *gradient, fan_stream *on, fan_error *err)
 {
     fan_stream *current = NULL, *caller = NULL;
@@ -187,7 +187,7 @@ static fan_status keep(fan_backward *p, void *gradient, fan_stream *on, fan_erro
         return FAN_OK;
     fan_status status = place_for_caller(p, gradient, &v, &caller, err);
     if (status == FAN_OK) {
-        status = note(p, caller, on ? on : current, err);
+        status = tail_add(p, caller, on ? on : current, err);
         if (status == FAN_OK)
             status = tail_keep(p, tail_of(p, caller), &v, err);
         else
@@ -199,7 +199,7 @@ static fan_status keep(fan_backward *p, void *gradient, fan_stream *on, fan_erro
     return status;
 }
 
-fan_status fan_pass_leaf_end(fan_backward *p, fan_node *leaf, fan_stream *on, fan_error *err)
+fan_status fan_task_leaf_end(fan_backward *p, fan_node *leaf, fan_stream *on, fan_error *err)
 {
     void *grad = on ? p->config.frontend->leaf_grad(leaf) : NULL;
     fan_status status = grad ? keep(p, grad, on, err) : FAN_OK;
@@ -208,19 +208,19 @@ fan_status fan_pass_leaf_end(fan_backward *p, fan_node *leaf, fan_stream *on, fa
     return status;
 }
 
-fan_status fan_pass_keeps(fan_backward *p, void *sum, const fan_on *where, fan_error *err)
+fan_status fan_task_keep(fan_backward *p, void *sum, const fan_run_streams *where, fan_error *err)
 {
     return sum ? keep(p, sum, where->own, err) : FAN_OK;
 }
 
-fan_status fan_pass_gave_nothing(fan_backward *p, const fan_on *where, fan_error *err)
+fan_status fan_task_produced_nothing(fan_backward *p, const fan_run_streams *where, fan_error *err)
 {
     fan_stream *caller;
     if (!where->own)
         return FAN_OK;
     if (!(caller = current_of_caller(p, where->own->device)))
-        return no_memory(err);
-    fan_status status = note(p, caller, where->own, err);
+        return fan__task_no_memory(err);
+    fan_status status = tail_add(p, caller, where->own, err);
     fan_stream_drop(caller);
     return status;
 }
@@ -229,7 +229,7 @@ static fan_status end_tails(fan_backward *p, fan_error *err)
 {
     fan_status status = FAN_OK, one;
     for (size_t i = 0; i < p->streams.n; i++) {
-        const fan_pass_tail *t = &p->streams.tails[i];
+        const fan_task_tail *t = &p->streams.tails[i];
         if (FAN_FAULT(END_WITHOUT_WAIT))
             continue;
         one =
@@ -245,14 +245,14 @@ static fan_status end_tails(fan_backward *p, fan_error *err)
 fan_status fan_backward_join(fan_backward *p, fan_error *err)
 {
     FAN_TRY(end_tails(p, err));
-    list_fini(&p->streams.pulled); /* whoever was pulled in has been waited for */
+    list_fini(&p->streams.pulled); /* the tails have waited for all of them */
     p->streams.pulled = (fan_stream_list){0};
     return FAN_OK;
 }
 
 /* ---- capture ---- */
 
-fan_status fan_pass_pull_in(fan_backward *p, const fan_on *where, fan_error *err)
+fan_status fan_task_join_capture(fan_backward *p, const fan_run_streams *where, fan_error *err)
 {
     uint64_t id;
     if (!p->streams.captured || !where->own || where->own->handle == FAN_LEGACY ||
@@ -263,7 +263,7 @@ fan_status fan_pass_pull_in(fan_backward *p, const fan_on *where, fan_error *err
     return id ? FAN_OK : wait_for(where->own, p->streams.captured, err);
 }
 
-void fan_pass_join_failed(fan_backward *p)
+void fan_task_join_failed(fan_backward *p)
 {
     (void)end_tails(p, NULL);
     for (size_t i = 0; i < p->streams.pulled.n; i++)

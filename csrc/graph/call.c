@@ -10,7 +10,7 @@ const char *fan_tree_fit_words(fan_tree_fit fit)
     return words[fit];
 }
 
-/* begin: whether the path goes on, and where the function is looked up. */
+/* begin: the path that the call continues; NONE: it begins at the root. */
 static fan_tree_path begin(const fan_tree_call *c, fan_tree_plan *p)
 {
     static const uint32_t new_step[] = {0, FAN_T(4), FAN_T(1), FAN_T(12)}, dead[] = {0, FAN_T(4), FAN_T(2), 0},
@@ -30,8 +30,8 @@ static fan_tree_path begin(const fan_tree_call *c, fan_tree_plan *p)
     return c->path;
 }
 
-/* raw: T5 to T7. */
-static bool raw(const fan_tree_place *at, fan_tree_plan *p)
+/* decide_eager: T5 to T7. */
+static bool decide_eager(const fan_tree_place *at, fan_tree_plan *p)
 {
     if (!at->known) {
         p->rules |= FAN_T(5);
@@ -43,7 +43,7 @@ static bool raw(const fan_tree_place *at, fan_tree_plan *p)
         p->rules |= FAN_T(7);
     else
         return false;
-    p->did = FAN_TREE_RAW;
+    p->outcome = FAN_TREE_EAGER;
     return true;
 }
 
@@ -51,12 +51,12 @@ static void record(const fan_tree_call *c, const fan_tree_place *at, fan_tree_pl
 {
     bool moved = at->fit == FAN_TREE_FIT_STATIC || at->fit == FAN_TREE_FIT_OPERAND;
     if (at->fit == FAN_TREE_FIT_STATIC && c->strict) {
-        p->did = FAN_TREE_FAIL;
+        p->outcome = FAN_TREE_FAIL;
         p->rules |= FAN_T(18);
         return;
     }
     if (c->full) {
-        p->did = FAN_TREE_RAW;
+        p->outcome = FAN_TREE_EAGER;
         p->rules |= FAN_T(7);
         return;
     }
@@ -67,7 +67,7 @@ static void record(const fan_tree_call *c, const fan_tree_place *at, fan_tree_pl
     }
     if (at->fit == FAN_TREE_FIT_HELD)
         p->rules |= FAN_T(19);
-    p->did = FAN_TREE_RECORD;
+    p->outcome = FAN_TREE_RECORD;
     p->rules |= FAN_T(16);
 }
 
@@ -77,32 +77,32 @@ fan_tree_plan fan_tree_decide(const fan_tree_call *c)
     fan_tree_path path = begin(c, &p);
     const fan_tree_place *at = path == FAN_TREE_NONE ? &c->root : &c->here;
     p.why = at->fit;
-    if (raw(at, &p))
+    if (decide_eager(at, &p))
         return p;
     if (!c->warm || path == FAN_TREE_WARMUP) {
         p.restore = path == FAN_TREE_EXECUTION;
-        p.did = FAN_TREE_WARM;
+        p.outcome = FAN_TREE_WARM;
         p.rules |= path == FAN_TREE_EXECUTION ? FAN_T(8) : path == FAN_TREE_WARMUP ? FAN_T(10) : FAN_T(9);
         return p;
     }
     if (path == FAN_TREE_EXECUTION && at->fit != FAN_TREE_FIT_FITS && c->all_dead) {
-        /* T12, T15: the path can end, so that the function begins anew at the root, where it may have been before. */
+        /* T12, T15: the path can end; then the function continues at the root, where it may have a recording. */
         p.end_path = true;
         p.rules |= c->root.fit == FAN_TREE_FIT_NEVER ? FAN_T(15) : FAN_T(12);
         path = FAN_TREE_NONE;
         at = &c->root;
         p.why = at->fit;
         p.rules |= FAN_T(13);
-        if (raw(at, &p))
+        if (decide_eager(at, &p))
             return p;
     }
     if (at->fit == FAN_TREE_FIT_FITS) {
-        p.did = FAN_TREE_REPLAY;
+        p.outcome = FAN_TREE_REPLAY;
         p.rules |= FAN_T(11);
         return p;
     }
     record(c, at, &p);
-    if (path == FAN_TREE_EXECUTION && p.did == FAN_TREE_RECORD) {
+    if (path == FAN_TREE_EXECUTION && p.outcome == FAN_TREE_RECORD) {
         p.restore = true;
         p.rules |= FAN_T(15);
     }

@@ -1,5 +1,5 @@
-/* Trees and functions made and ended; what can be seen of them. */
-#include "graph/part.h"
+/* Trees and functions: made, dropped, closed; statistics and lists for pictures. */
+#include "graph/internal.h"
 
 #include "base/mem.h"
 
@@ -14,17 +14,16 @@ fan_status fan_tree_new(fan_device *d, const fan_tree_options *options, fan_tree
     fan_status status;
     *out = NULL;
     if (!d->backend->recorder)
-        return fan_fail(err, FAN_ERR_TYPE, "GraphTree: nothing can be recorded on %s",
-                        fan_device_text(d, text, sizeof text));
+        return fan_fail(err, FAN_ERR_TYPE, "GraphTree: %s cannot record", fan_device_text(d, text, sizeof text));
     fan_tree *t = fan_calloc(sizeof *t);
     if (!t)
-        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph tree");
+        return fan__tree_no_memory(err);
     if (fan_mutex_init(&t->lock) != 0) {
         fan_free(t);
         return fan_fail(err, FAN_ERR_STATE, "a lock could not be made");
     }
     atomic_init(&t->refs, 1);
-    atomic_init(&t->process, fan_process());
+    atomic_init(&t->owner_generation, fan_process());
     t->device = fan_device_hold(d);
     t->recorder = d->backend->recorder;
     t->options = *options;
@@ -48,7 +47,7 @@ static fan_tree *tree_hold(fan_tree *t)
     return t;
 }
 
-/* close_all: locked; everything that it has is gone. */
+/* close_all: with the lock: frees recordings and memory. */
 static void close_all(fan_tree *t, const char *why)
 {
     for (fan_tree_node *n = t->current; n != &t->root; n = n->parent)
@@ -56,7 +55,7 @@ static void close_all(fan_tree *t, const char *why)
             fan__tree_block_end(n->blocks[i], why);
     if (t->arena)
         (void)fan__tree_end_path(t, NULL, NULL);
-    while (t->current != &t->root) { /* it could not be ended */
+    while (t->current != &t->root) { /* fan__tree_end_path failed */
         fan_tree_node *n = t->current;
         t->current = n->parent;
         if (n->warm)
@@ -68,9 +67,9 @@ static void close_all(fan_tree *t, const char *why)
         fan__tree_node_free(n, why);
     }
     while (t->evicted) {
-        fan_tree_kind *k = t->evicted;
+        fan_tree_signature *k = t->evicted;
         t->evicted = k->next;
-        fan__tree_kind_free(k);
+        fan__tree_signature_free(k);
     }
     for (size_t i = 0; i < t->root.nplaces; i++)
         fan_free(t->root.places[i].children);
@@ -89,11 +88,11 @@ void fan_tree_drop(fan_tree *t)
 {
     if (!t || atomic_fetch_sub_explicit(&t->refs, 1, memory_order_acq_rel) > 1)
         return;
-    if (atomic_load(&t->process) != fan_process())
-        fan__tree_adopt(t);
-    if (t->left)
-        return; /* what another thread had half done can only be left */
-    close_all(t, "this is memory of a graph tree that is gone");
+    if (atomic_load(&t->owner_generation) != fan_process())
+        fan__tree_after_fork(t);
+    if (t->fork_invalid)
+        return; /* another thread's half-done work cannot be freed */
+    close_all(t, "this is memory of a graph tree that was freed");
     while (t->functions) {
         fan_tree_function *f = t->functions;
         t->functions = f->next;
@@ -113,13 +112,13 @@ fan_status fan_tree_close(fan_tree *t, const char *call_site, fan_error *err)
     char why[128];
     fan_status status = FAN_OK;
     if (fan__tree_is_mine(t))
-        return fan_fail(err, FAN_ERR_STATE, "a function of the graph tree is running: it cannot be closed");
+        return fan_fail(err, FAN_ERR_STATE, "the graph tree cannot be closed while one of its functions runs");
     snprintf(why, sizeof why, "this is memory of a graph tree that was closed at %s", call_site);
     bool locked = fan__tree_lock(t);
-    if (t->left)
-        t->closed = true; /* nothing of it can be given back */
+    if (t->fork_invalid)
+        t->closed = true; /* nothing can be freed */
     else if (t->depth)
-        status = fan_fail(err, FAN_ERR_STATE, "a step of the graph tree is open: it cannot be closed");
+        status = fan_fail(err, FAN_ERR_STATE, "the graph tree cannot be closed while a step is open");
     else if (!t->closed)
         close_all(t, why);
     fan__tree_unlock(t, locked);
@@ -145,7 +144,7 @@ fan_status fan_tree_function_new(fan_tree *t, const char *name, const uint8_t *r
         !(f->keep = fan_alloc((some + 1) * sizeof *f->keep))) {
         if (f)
             fan__tree_function_free(f);
-        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph tree");
+        return fan__tree_no_memory(err);
     }
     atomic_init(&f->refs, 1);
     memcpy(f->name, name, strlen(name) + 1);
@@ -173,18 +172,18 @@ void fan_tree_function_drop(fan_tree_function *f)
         return;
     fan_tree *t = f->tree;
     bool locked = fan__tree_lock(t);
-    f->next = t->functions; /* its kinds are of recordings: they go with those */
+    f->next = t->functions; /* freed with its last recording */
     t->functions = f;
-    if (locked && !t->left)
+    if (locked && !t->fork_invalid)
         fan__tree_give_back(t);
     fan__tree_unlock(t, locked);
     fan_tree_drop(t);
 }
 
-/* ---- to be seen ---- */
+/* ---- statistics ---- */
 
-/* living: bytes of the path's outputs that live: after a replay the block table is of another time. */
-static uint64_t living(const fan_tree *t)
+/* live_bytes: of the path's outputs; needed after a replay, which does not update the block table. */
+static uint64_t live_bytes(const fan_tree *t)
 {
     uint64_t bytes = 0;
     for (const fan_tree_node *n = t->current; n != &t->root; n = n->parent)
@@ -201,25 +200,25 @@ void fan_tree_get_stats(fan_tree *t, fan_tree_stats *out)
     bool locked = fan__tree_lock(t);
     *out = t->stats;
     out->bytes = t->arena ? t->pool.bytes : 0;
-    out->in_use = t->path == FAN_TREE_EXECUTION && !t->left ? living(t) : t->pool.in_use;
+    out->in_use = t->path == FAN_TREE_EXECUTION && !t->fork_invalid ? live_bytes(t) : t->pool.in_use;
     out->high_water = t->pool.high_water;
-    for (const fan_tree_node *n = t->left ? NULL : t->nodes; n && t->recorder->bytes; n = n->next)
+    for (const fan_tree_node *n = t->fork_invalid ? NULL : t->nodes; n && t->recorder->bytes; n = n->next)
         out->driver_bytes += t->recorder->bytes(n->recording);
     fan__tree_unlock(t, locked);
 }
 
-void fan_tree_visit(fan_tree *t, void (*visit)(void *ctx, const fan_tree_sight *s), void *ctx)
+void fan_tree_visit(fan_tree *t, void (*visit)(void *ctx, const fan_tree_recording_info *s), void *ctx)
 {
     bool locked = fan__tree_lock(t);
-    for (int number = 0; number < t->numbers && !t->left; number++)
+    for (int number = 0; number < t->numbers && !t->fork_invalid; number++)
         for (const fan_tree_node *n = t->nodes; n; n = n->next) {
             if (n->number != number)
                 continue;
-            fan_tree_sight s = {.node = n->number,
-                                .parent = n->parent->number,
-                                .function = n->kind->function->name,
-                                .reaches = n->reaches,
-                                .replays = n->replays};
+            fan_tree_recording_info s = {.node = n->number,
+                                         .parent = n->parent->number,
+                                         .function = n->signature->function->name,
+                                         .reaches = n->reaches,
+                                         .replays = n->replays};
             for (size_t i = 0; i < n->nblocks; i++)
                 s.owns += n->blocks[i]->bytes;
             for (const fan_tree_node *p = t->current; p && !s.current; p = p->parent)
@@ -233,7 +232,7 @@ void fan_tree_visit_memory(fan_tree *t, void (*visit)(void *ctx, int node, uint6
                            void *ctx)
 {
     bool locked = fan__tree_lock(t);
-    for (const fan_tree_node *n = t->left ? NULL : t->nodes; n; n = n->next)
+    for (const fan_tree_node *n = t->fork_invalid ? NULL : t->nodes; n; n = n->next)
         for (size_t i = 0; i < n->used.n; i++) {
             bool owns = false;
             for (size_t k = 0; k < n->nblocks; k++)

@@ -1,5 +1,6 @@
-/* The path: what lives on it, what dies, how it ends. */
-#include "graph/part.h"
+/* The memory of a tree: blocks of the arena that are lent as storages; on the path some live and some die; a path ends,
+ * and recordings that cannot be called any more are freed. */
+#include "graph/internal.h"
 
 #include "base/fault.h"
 #include "base/mem.h"
@@ -11,7 +12,195 @@
 #include <stdio.h>
 #include <string.h>
 
-void fan__tree_kind_free(fan_tree_kind *k)
+/* ---- blocks ---- */
+
+static void lease_release(void *ctx)
+{
+    fan_tree_lease *l = ctx;
+    fan_storage_drop(l->arena);
+    fan_free(l);
+}
+
+fan_status fan__tree_block_lend(fan_tree *t, fan_tree_block *b, fan_stream *owner, const char *call_site,
+                                fan_error *err)
+{
+    fan_tree_lease *l = fan_calloc(sizeof *l);
+    if (!l)
+        return fan__tree_no_memory(err);
+    fan_status status = fan_memory_lend(t->device, owner, t->arena->data + b->offset, (size_t)b->bytes, lease_release,
+                                        l, &b->storage, err);
+    if (status != FAN_OK) {
+        fan_free(l);
+        return status;
+    }
+    l->arena = fan_storage_hold(t->arena->storage);
+    l->tree = t;
+    l->block = b;
+    snprintf(l->made, sizeof l->made, "%s", call_site);
+    b->lease = l;
+    return FAN_OK;
+}
+
+/* block_new: new memory of the arena, listed, which `owner` uses first; it holds its storage. */
+static fan_status block_new(fan_tree *t, fan_stream *owner, size_t bytes, const char *call_site, fan_tree_block **out,
+                            fan_error *err)
+{
+    fan_tree_block *b = fan_calloc(sizeof *b);
+    if (!b)
+        return fan__tree_no_memory(err);
+    b->bytes = bytes ? bytes : 1;
+    fan_status status = fan_graph_pool_alloc(&t->pool, b->bytes, &b->offset, err);
+    if (status != FAN_OK) {
+        fan_free(b);
+        return status;
+    }
+    b->listed = true;
+    status = fan__tree_block_lend(t, b, owner, call_site, err);
+    if (status != FAN_OK) {
+        (void)fan_graph_pool_free(&t->pool, b->offset);
+        fan_free(b);
+        return status;
+    }
+    *out = b;
+    return FAN_OK;
+}
+
+void fan__tree_block_end(fan_tree_block *b, const char *why)
+{
+    if (!b->storage || atomic_load_explicit(&b->storage->ended, memory_order_relaxed))
+        return;
+    snprintf(b->lease->why, sizeof b->lease->why, "%s", why);
+    atomic_store_explicit(&b->storage->ended, b->lease->why, memory_order_release);
+}
+
+void fan__tree_block_free(fan_tree_block *b, const char *why)
+{
+    if (b && b->storage) {
+        if (why)
+            fan__tree_block_end(b, why);
+        b->lease->block = NULL;
+        fan_storage_drop(b->storage);
+    }
+    fan_free(b);
+}
+
+bool fan__tree_block_lives(const fan_tree_block *b)
+{
+    size_t ours = 1;
+    if (!b->storage)
+        return false;
+    for (size_t i = 0; b->node && i < b->node->nout; i++) {
+        const fan_tree_output *o = &b->node->outputs[i];
+        if (o->block != b || !o->array)
+            continue;
+        ours++;
+        if (atomic_load_explicit(&o->array->refs, memory_order_acquire) > 1)
+            return true;
+    }
+    return atomic_load_explicit(&b->storage->refs, memory_order_acquire) > ours;
+}
+
+fan_tree_block *fan__tree_block_of(const fan_tree *t, const fan_array *a)
+{
+    const fan_tree_lease *l = fan_memory_wrapped(a->storage, lease_release);
+    return l && l->tree == t ? l->block : NULL;
+}
+
+fan_storage *fan_tree_memory_under(const fan_array *a)
+{
+    const fan_tree_lease *l = fan_memory_wrapped(a->storage, lease_release);
+    return l ? l->arena : NULL;
+}
+
+/* ---- the memory of a body ---- */
+
+/* scope_reuse: frees dead blocks that only `owner` used: its queue orders that use before the next. Without streams any
+ * dead block. */
+static void scope_reuse(fan_tree_scope *s, const fan_stream *owner)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < s->n; i++) {
+        fan_tree_block *b = s->blocks[i];
+        if ((!owner && s->tree->origin) || fan__tree_block_lives(b) || !fan_memory_used_by(b->storage, owner)) {
+            s->blocks[n++] = b;
+            continue;
+        }
+        (void)fan_graph_pool_free(&s->tree->pool, b->offset);
+        fan__tree_block_free(b, NULL);
+    }
+    s->n = n;
+}
+
+fan_status fan__tree_scope_alloc(fan_memory_scope *scope, fan_stream *owner, size_t bytes, fan_storage **out,
+                                 fan_error *err)
+{
+    fan_tree_scope *s = (fan_tree_scope *)scope;
+    fan_tree_block *b = NULL;
+    scope_reuse(s, owner);
+    if (fan_grow((void **)&s->blocks, &s->cap, s->n + 1, sizeof(fan_tree_block *)) ||
+        fan_grow((void **)&s->used.at, &s->used.cap, s->used.n + 1, sizeof *s->used.at))
+        return fan__tree_no_memory(err);
+    fan_error why = {0};
+    fan_status status = block_new(s->tree, owner, bytes, s->call_site, &b, &why);
+    if (status == FAN_ERR_DEVICE_NOMEM) {
+        s->full[0] = '\0';
+        fan_append(s->full, sizeof s->full, "%s; let go of outputs, end the step, or give the tree more (memory=)",
+                   why.text);
+        return FAN_OK;
+    }
+    if (status != FAN_OK) {
+        if (err)
+            *err = why;
+        return status;
+    }
+    s->blocks[s->n++] = b;
+    s->used.at[s->used.n++] = (fan_graph_range){b->offset, b->offset + b->bytes};
+    if (b->offset + b->bytes > s->tree->reach)
+        s->tree->reach = b->offset + b->bytes;
+    *out = fan_storage_hold(b->storage);
+    return FAN_OK;
+}
+
+/* While recording, memory that the body frees would be reused before the launch writes into it, so it is held. On a
+ * device it is reclaimed after the tree's stream, which runs the launch. */
+fan_status fan__tree_scope_outside(fan_memory_scope *scope, fan_storage *made, fan_error *err)
+{
+    fan_tree_scope *s = (fan_tree_scope *)scope;
+    if (!scope->recording || FAN_FAULT(TREE_OUTSIDE_FREED))
+        return FAN_OK;
+    if (fan_grow((void **)&s->outside, &s->outside_cap, s->noutside + 1, sizeof *s->outside))
+        return fan__tree_no_memory(err);
+    if (s->tree->origin)
+        FAN_TRY(fan_memory_record_stream(made, s->tree->origin, err));
+    s->outside[s->noutside++] = fan_storage_hold(made);
+    return FAN_OK;
+}
+
+void fan__tree_scope_drop_outside(fan_tree_scope *s)
+{
+    while (s->noutside > 0)
+        fan_storage_drop(s->outside[--s->noutside]);
+    fan_free(s->outside);
+    s->outside = NULL;
+    s->outside_cap = 0;
+}
+
+void fan__tree_scope_fini(fan_tree_scope *s, bool listed, const char *why)
+{
+    for (size_t i = 0; i < s->n; i++) {
+        if (listed)
+            (void)fan_graph_pool_free(&s->tree->pool, s->blocks[i]->offset);
+        fan__tree_block_free(s->blocks[i], why);
+    }
+    fan_free(s->blocks);
+    fan_graph_ranges_fini(&s->used);
+    s->blocks = NULL;
+    s->n = s->cap = 0;
+}
+
+/* ---- nodes, functions, and a fork ---- */
+
+void fan__tree_signature_free(fan_tree_signature *k)
 {
     fan_free(k->words);
     fan_free(k->demoted);
@@ -22,10 +211,10 @@ void fan__tree_kind_free(fan_tree_kind *k)
 
 void fan__tree_function_free(fan_tree_function *f)
 {
-    while (f->kinds) {
-        fan_tree_kind *k = f->kinds;
-        f->kinds = k->next;
-        fan__tree_kind_free(k);
+    while (f->signatures) {
+        fan_tree_signature *k = f->signatures;
+        f->signatures = k->next;
+        fan__tree_signature_free(k);
     }
     fan_free(f->name);
     fan_free(f->roles);
@@ -33,43 +222,42 @@ void fan__tree_function_free(fan_tree_function *f)
     fan_free(f);
 }
 
-#define ADOPTING 0x80000000u /* beside a process's number in `process`: one of its threads takes the tree over */
+#define TAKEOVER 0x80000000u /* added to owner_generation while one thread of the child remakes the lock */
 
-void fan__tree_adopt(fan_tree *t)
+void fan__tree_after_fork(fan_tree *t)
 {
-    unsigned here = fan_process(), was = atomic_load(&t->process);
+    unsigned here = fan_process(), was = atomic_load(&t->owner_generation);
     while (was != here) {
-        if (was == (here | ADOPTING)) { /* another thread is at it */
+        if (was == (here | TAKEOVER)) { /* by another thread */
             (void)sched_yield();
-            was = atomic_load(&t->process);
+            was = atomic_load(&t->owner_generation);
             continue;
         }
-        if (!atomic_compare_exchange_strong(&t->process, &was, here | ADOPTING))
+        if (!atomic_compare_exchange_strong(&t->owner_generation, &was, here | TAKEOVER))
             continue;
         uint64_t holder = atomic_load(&t->thread);
-        if (!holder || !fan_thread_survived(holder)) { /* else a function forked, and goes on in the child */
-            t->left |= !fan_mutex_adopt(&t->lock) && !FAN_FAULT(TREE_FORK_WHOLE);
+        if (!holder || !fan_thread_survived(holder)) { /* else a function forked, and continues in the child */
+            t->fork_invalid |= !fan_mutex_adopt(&t->lock) && !FAN_FAULT(TREE_FORK_WHOLE);
             atomic_store(&t->thread, 0);
         }
-        atomic_store(&t->process, here);
+        atomic_store(&t->owner_generation, here);
         was = here;
     }
 }
 
-fan_status fan__tree_here(const fan_tree *t, fan_error *err)
+fan_status fan__tree_check_fork(const fan_tree *t, fan_error *err)
 {
-    return t->left ? fan_fail(err, FAN_ERR_STATE,
-                              "another thread was in a call of this graph tree when the process was forked, and what "
-                              "the tree knows is not whole in the child: make one here")
-                   : FAN_OK;
+    return t->fork_invalid
+               ? fan_fail(err, FAN_ERR_STATE,
+                          "another thread was in a call of this graph tree when the process was forked, so the "
+                          "tree's state is incomplete in the child: make a new GraphTree here")
+               : FAN_OK;
 }
 
 void fan__tree_node_free(fan_tree_node *n, const char *why)
 {
     if (!n)
         return;
-    if (n->kind && n->kind->function->last == n)
-        n->kind->function->last = NULL;
     for (size_t i = 0; i < n->nout; i++)
         fan_array_drop(n->outputs[i].array);
     for (size_t i = 0; i < n->nblocks; i++)
@@ -79,7 +267,7 @@ void fan__tree_node_free(fan_tree_node *n, const char *why)
     for (size_t i = 0; i < n->nplaces; i++)
         fan_free(n->places[i].children);
     if (n->recording)
-        n->kind->function->tree->recorder->drop(n->recording);
+        n->signature->function->tree->recorder->drop(n->recording);
     fan_graph_ranges_fini(&n->block_table);
     fan_graph_ranges_fini(&n->used);
     fan_free(n->operands);
@@ -97,9 +285,9 @@ static void end_handle(const fan_tree *t, const fan_tree_node *n, fan_tree_block
 {
     char why[256];
     snprintf(why, sizeof why,
-             "this is an output of %s, made at %s in step %llu, which ended at %s: its memory may hold something else "
+             "this is an output of %s, made at %s in step %llu, which ended at %s: its memory may have other contents "
              "now; keep=True copies outputs out of the graph tree",
-             n->kind->function->name, b->lease->made, (unsigned long long)t->path_step, call_site);
+             n->signature->function->name, b->lease->made, (unsigned long long)t->path_step, call_site);
     fan__tree_block_end(b, why);
 }
 
@@ -120,12 +308,12 @@ bool fan__tree_all_dead(const fan_tree *t)
     return true;
 }
 
-/* ---- functions that are gone ---- */
+/* ---- dropped functions and evicted signatures ---- */
 
-fan_tree_children *fan__tree_place(fan_tree_node *n, const fan_tree_kind *kind)
+fan_tree_children *fan__tree_place(fan_tree_node *n, const fan_tree_signature *signature)
 {
     for (size_t i = 0; i < n->nplaces; i++)
-        if (n->places[i].kind == kind)
+        if (n->places[i].signature == signature)
             return &n->places[i];
     return NULL;
 }
@@ -153,67 +341,65 @@ static bool has_children(const fan_tree_node *n)
 
 static void leave_parent(const fan_tree_node *n)
 {
-    fan_tree_children *place = fan__tree_place(n->parent, n->kind);
+    fan_tree_children *place = fan__tree_place(n->parent, n->signature);
     for (size_t i = 0; i < place->n; i++)
         if (place->children[i] == n)
             place->children[i] = place->children[--place->n];
 }
 
-/* is_gone: nothing can call it any more, nor what is behind it: its function has gone or its kind was evicted, or those
+/* is_gone: whether the recording cannot be called any more: its function is dropped or its signature evicted, or those
  * of a recording before it. */
 static bool is_gone(const fan_tree_node *n)
 {
-    for (; n->kind; n = n->parent)
-        if (n->kind->evicted || function_gone(n->kind->function))
+    for (; n->signature; n = n->parent)
+        if (n->signature->evicted || function_gone(n->signature->function))
             return true;
     return false;
 }
 
-static bool is_of(const fan_tree_kind *k, const fan_tree_function *f, const fan_tree_kind *kind)
+static bool is_of(const fan_tree_signature *k, const fan_tree_function *f, const fan_tree_signature *signature)
 {
-    return kind ? k == kind : k->function == f;
+    return signature ? k == signature : k->function == f;
 }
 
-/* forget_places: n knows nothing of the function (the kind, where that is not NULL) any more, which has no recording
- * behind it. */
-static void forget_places(fan_tree_node *n, const fan_tree_function *f, const fan_tree_kind *kind)
+/* forget_places: removes the places of a function (or of `signature`, if not NULL), which has no recording after n. */
+static void forget_places(fan_tree_node *n, const fan_tree_function *f, const fan_tree_signature *signature)
 {
     size_t kept = 0;
     for (size_t i = 0; i < n->nplaces; i++)
-        if (is_of(n->places[i].kind, f, kind))
+        if (is_of(n->places[i].signature, f, signature))
             fan_free(n->places[i].children);
         else
             n->places[kept++] = n->places[i];
     n->nplaces = kept;
 }
 
-/* forget: whether no recording of the function, or of the kind, is left; then no place is, either. */
-static bool forget(fan_tree *t, const fan_tree_function *f, const fan_tree_kind *kind)
+/* forget: true if no recording of the function (or signature) is left; then removes its places. */
+static bool forget(fan_tree *t, const fan_tree_function *f, const fan_tree_signature *signature)
 {
     for (const fan_tree_node *n = t->nodes; n; n = n->next)
-        if (is_of(n->kind, f, kind))
+        if (is_of(n->signature, f, signature))
             return false;
     for (const fan_tree_node *n = t->current; n != &t->root; n = n->parent)
-        if (is_of(n->kind, f, kind))
+        if (is_of(n->signature, f, signature))
             return false;
-    forget_places(&t->root, f, kind);
+    forget_places(&t->root, f, signature);
     for (fan_tree_node *n = t->nodes; n; n = n->next)
-        forget_places(n, f, kind);
+        forget_places(n, f, signature);
     for (fan_tree_node *n = t->current; n != &t->root; n = n->parent)
-        forget_places(n, f, kind);
+        forget_places(n, f, signature);
     return true;
 }
 
 void fan__tree_evict(fan_tree_function *f)
 {
     fan_tree *t = f->tree;
-    fan_tree_kind **at = &f->kinds; /* the first is that of this call */
-    for (fan_tree_kind **next = &f->kinds->next; *next; next = &(*next)->next)
-        if (!f->last || f->last->kind != *next) /* which is used without being moved to the front */
-            at = next;
-    fan_tree_kind *k = *at;
+    fan_tree_signature **at = &f->signatures; /* the first is this call's */
+    for (fan_tree_signature **next = &f->signatures->next; *next; next = &(*next)->next)
+        at = next;
+    fan_tree_signature *k = *at;
     *at = k->next;
-    f->nkinds--;
+    f->nsignatures--;
     k->evicted = true;
     k->next = t->evicted;
     t->evicted = k;
@@ -222,7 +408,7 @@ void fan__tree_evict(fan_tree_function *f)
 void fan__tree_give_back(fan_tree *t)
 {
     bool some = t->functions || t->evicted;
-    while (some) { /* a recording that has lost the last one behind it may go, too */
+    while (some) { /* freeing a recording may leave its parent without children */
         some = false;
         for (fan_tree_node **at = &t->nodes; *at;) {
             fan_tree_node *n = *at;
@@ -232,20 +418,20 @@ void fan__tree_give_back(fan_tree *t)
             }
             *at = n->next;
             leave_parent(n);
-            n->kind->function->recordings--;
-            fan__tree_node_free(n, "the recording of a graph tree that made this is gone");
+            n->signature->function->recordings--;
+            fan__tree_node_free(n, "the recording of a graph tree that made this was freed");
             t->stats.nodes--;
             some = true;
         }
     }
-    for (fan_tree_kind **at = &t->evicted; *at;) {
-        fan_tree_kind *k = *at;
+    for (fan_tree_signature **at = &t->evicted; *at;) {
+        fan_tree_signature *k = *at;
         if (!forget(t, NULL, k)) {
             at = &k->next;
             continue;
         }
         *at = k->next;
-        fan__tree_kind_free(k);
+        fan__tree_signature_free(k);
     }
     for (fan_tree_function **at = &t->functions; *at;) {
         fan_tree_function *f = *at;
@@ -258,7 +444,7 @@ void fan__tree_give_back(fan_tree *t)
     }
 }
 
-/* leave_block: it leaves the path: who has it keeps a storage that is ended. */
+/* leave_block: at the end of the path: if a block has other references, they keep a storage that is ended. */
 static void leave_block(const fan_tree *t, const fan_tree_node *n, fan_tree_block *b)
 {
     b->listed = false;
@@ -295,12 +481,12 @@ fan_status fan__tree_end_path(fan_tree *t, const fan_stream *caller, fan_error *
     return FAN_OK;
 }
 
-/* sweep_block: it lived when the current node had been recorded, and does no more. */
+/* sweep_block: a block that was alive after the recording of the current node and is dead now. */
 static fan_status sweep_block(fan_tree *t, fan_tree_block *b, const fan_stream *caller, fan_tree_node *node,
                               fan_error *err)
 {
     if (node && fan_grow((void **)&node->dead, &node->dead_cap, node->ndead + 1, sizeof(fan_tree_block *)))
-        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph tree");
+        return fan__tree_no_memory(err);
     if (b->storage)
         FAN_TRY(fan_memory_wait_users(b->storage, t->origin, caller, err));
     (void)fan_graph_pool_free(&t->pool, b->offset);
@@ -310,7 +496,7 @@ static fan_status sweep_block(fan_tree *t, fan_tree_block *b, const fan_stream *
     return FAN_OK;
 }
 
-/* newer_at: whether a block behind b on the path begins where it does: then the block table means that one. */
+/* newer_at: whether a later block of the path begins at the same offset: then the block table lists that one. */
 static bool newer_at(const fan_tree *t, const fan_tree_block *b)
 {
     for (const fan_tree_node *n = t->current; n != b->node; n = n->parent)
@@ -347,14 +533,15 @@ fan_status fan__tree_sweep(fan_tree *t, bool restore, bool keep_dead, const fan_
     return FAN_OK;
 }
 
-fan_status fan__tree_place_make(fan_tree_node *n, fan_tree_kind *kind, fan_tree_children **out, fan_error *err)
+fan_status fan__tree_place_make(fan_tree_node *n, fan_tree_signature *signature, fan_tree_children **out,
+                                fan_error *err)
 {
-    *out = fan__tree_place(n, kind);
+    *out = fan__tree_place(n, signature);
     if (*out)
         return FAN_OK;
     if (fan_grow((void **)&n->places, &n->places_cap, n->nplaces + 1, sizeof *n->places))
-        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph tree");
-    n->places[n->nplaces] = (fan_tree_children){.kind = kind};
+        return fan__tree_no_memory(err);
+    n->places[n->nplaces] = (fan_tree_children){.signature = signature};
     *out = &n->places[n->nplaces++];
     return FAN_OK;
 }
@@ -376,7 +563,7 @@ fan_status fan__tree_launch(const fan_tree *t, const fan_tree_node *n, int numbe
                            .end_us = timed ? r->clock(t->device, t->origin) : -1};
     for (size_t i = 0; i < n->nblocks; i++)
         line.bytes += n->blocks[i]->bytes;
-    snprintf(line.label, sizeof line.label, "replay of %.80s, recording %d", n->kind->function->name, number);
+    snprintf(line.label, sizeof line.label, "replay of %.80s, recording %d", n->signature->function->name, number);
     fan_trace_put(&line);
     return FAN_OK;
 }

@@ -22,7 +22,7 @@ void fan_graph_pool_fini(fan_graph_pool *p)
     *p = (fan_graph_pool){0};
 }
 
-/* first_from: the first range that ends behind `offset`; n: none. */
+/* first_from: the first range that ends after `offset`; n: none. */
 static size_t first_from(const fan_graph_ranges *r, uint64_t offset)
 {
     return fan_search_end(r->at, r->n, sizeof *r->at, offsetof(fan_graph_range, hi), offset);
@@ -72,8 +72,8 @@ uint64_t fan_graph_pool_find(const fan_graph_pool *p, uint64_t offset)
     return i < p->taken.n && p->taken.at[i].lo <= offset ? p->taken.at[i].lo : FAN_GRAPH_NOWHERE;
 }
 
-/* copy: *out as large as `from`; what it had is kept where that fails. */
-static fan_status copy(fan_graph_ranges *out, const fan_graph_ranges *from, fan_error *err)
+/* ranges_copy: on failure *out is unchanged. */
+static fan_status ranges_copy(fan_graph_ranges *out, const fan_graph_ranges *from, fan_error *err)
 {
     if (fan_grow((void **)&out->at, &out->cap, from->n, sizeof *out->at))
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
@@ -86,10 +86,10 @@ static fan_status copy(fan_graph_ranges *out, const fan_graph_ranges *from, fan_
 fan_status fan_graph_pool_checkpoint(const fan_graph_pool *p, fan_graph_ranges *out, fan_error *err)
 {
     *out = (fan_graph_ranges){0};
-    return copy(out, &p->taken, err);
+    return ranges_copy(out, &p->taken, err);
 }
 
-static void count(fan_graph_pool *p)
+static void count_in_use(fan_graph_pool *p)
 {
     p->in_use = 0;
     for (size_t i = 0; i < p->taken.n; i++)
@@ -98,8 +98,8 @@ static void count(fan_graph_pool *p)
 
 fan_status fan_graph_pool_restore(fan_graph_pool *p, const fan_graph_ranges *then, fan_error *err)
 {
-    FAN_TRY(copy(&p->taken, then, err));
-    count(p);
+    FAN_TRY(ranges_copy(&p->taken, then, err));
+    count_in_use(p);
     return FAN_OK;
 }
 
@@ -108,7 +108,7 @@ void fan_graph_pool_swap(fan_graph_pool *p, fan_graph_ranges *then)
     fan_graph_ranges now = p->taken;
     p->taken = *then;
     *then = now;
-    count(p);
+    count_in_use(p);
 }
 
 #ifdef FAN_TEST

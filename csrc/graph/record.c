@@ -1,5 +1,5 @@
-/* Warm-ups and recordings: a function's body runs, with its memory from the arena. */
-#include "graph/part.h"
+/* Warm-ups and recordings: a function's body runs and allocates from the arena. */
+#include "graph/internal.h"
 
 #include "array/overlap.h"
 #include "base/fault.h"
@@ -9,24 +9,25 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- what a body gave ---- */
+/* ---- check the result of a body ---- */
 
 static fan_status check_form(const fan_tree_run *r, fan_error *err)
 {
-    const fan_tree_kind *k = r->kind;
+    const fan_tree_signature *k = r->signature;
     size_t nkeep = r->function->nkeep;
     if (nkeep && nkeep != SIZE_MAX && nkeep != r->result->n)
-        return fan_fail(err, FAN_ERR_VALUE, "%s gave %zu output%s, and keep= has %zu: one for each, or one for all",
+        return fan_fail(err, FAN_ERR_VALUE,
+                        "%s returned %zu output%s, but keep= has %zu: give one for each, or one bool for all",
                         r->function->name, r->result->n, FAN_PLURAL(r->result->n), nkeep);
     if (!k->warm || (k->nout == r->result->n && k->form == r->result->form))
         return FAN_OK;
     return fan_fail(err, FAN_ERR_VALUE,
-                    "%s gave %zu output%s and %zu before, with operands of the same kind: what is replayed always "
-                    "gives the same; pass what decides as key=",
+                    "%s returned %zu output%s, and %zu before with operands of the same dtypes and shapes: a replay "
+                    "always returns the same number; pass what it depends on as key=",
                     r->function->name, r->result->n, FAN_PLURAL(r->result->n), k->nout);
 }
 
-/* operand_of: the operand whose memory an output shows; -1: none. */
+/* operand_of: the operand whose memory an output is in; -1: none. */
 static int operand_of(const fan_tree_run *r, const fan_array *a, fan_array *const *given)
 {
     for (size_t i = 0; i < r->args->n; i++)
@@ -35,7 +36,7 @@ static int operand_of(const fan_tree_run *r, const fan_array *a, fan_array *cons
     return -1;
 }
 
-/* is_full: some memory came from the device, so that an output need not lie in the arena. */
+/* check_own: is_full: some memory came from the device, so an output may lie outside of the arena. */
 static fan_status check_own(const fan_tree_run *r, fan_array *const *given, bool is_full, fan_error *err)
 {
     for (size_t i = 0; i < r->result->n; i++) {
@@ -46,10 +47,11 @@ static fan_status check_own(const fan_tree_run *r, fan_array *const *given, bool
             continue;
         if (operand < 0)
             return fan_fail(err, FAN_ERR_VALUE,
-                            "%s: output %zu is not its own: it is neither memory that the function allocated in this "
-                            "call nor one of its operands; pass the array as an operand",
+                            "%s: output %zu is not its own: the function did not allocate it in this call, and it is "
+                            "no operand; pass the array as an operand",
                             r->function->name, i);
-        if (given != r->args->in && r->operands[operand].way == FAN_WAY_COPY && !fan_array_same_view(a, given[operand]))
+        if (given != r->args->in && r->operands[operand].placement == FAN_PLACE_COPY &&
+            !fan_array_same_view(a, given[operand]))
             return fan_fail(err, FAN_ERR_VALUE,
                             "%s: output %zu is a view of operand %d, which is copied: return a copy, or give the "
                             "operand the role static",
@@ -58,8 +60,8 @@ static fan_status check_own(const fan_tree_run *r, fan_array *const *given, bool
     return FAN_OK;
 }
 
-/* is_ours: a block where an operand was staged to, which nobody has but the scope and the node. */
-static bool is_ours(const fan_tree_node *n, const fan_tree_block *b)
+/* is_staged_only: whether a staged operand is in this block, referenced only by the scope and the node. */
+static bool is_staged_only(const fan_tree_node *n, const fan_tree_block *b)
 {
     for (size_t i = 0; i < n->n; i++) {
         const fan_array *a = n->operands[i].staged;
@@ -69,11 +71,11 @@ static bool is_ours(const fan_tree_node *n, const fan_tree_block *b)
     return false;
 }
 
-/* escaped: whether somebody has a block that is not among what the body gave. */
+/* escaped: a block with other references that is no output of the body; NULL: none. */
 static const fan_tree_block *escaped(const fan_tree_run *r, const fan_tree_scope *s, const fan_tree_node *n)
 {
     for (size_t i = 0; i < s->n; i++) {
-        bool given = is_ours(n, s->blocks[i]);
+        bool given = is_staged_only(n, s->blocks[i]);
         for (size_t k = 0; k < r->result->n; k++)
             given |= r->result->at[k] && r->result->at[k]->storage == s->blocks[i]->storage;
         if (!given && fan__tree_block_lives(s->blocks[i]))
@@ -90,25 +92,26 @@ static fan_status check_escape(const fan_tree_run *r, const fan_tree_scope *s, c
         b = escaped(r, s, n);
     }
     return b && !FAN_FAULT(TREE_ADOPTED)
-               ? fan_fail(err, FAN_ERR_STATE,
-                          "%s: somebody keeps %llu byte%s that the function allocated and did not return, or the copy "
-                          "that it was given of an operand, and the next replay overwrites them: return the array, or "
-                          "add into an operand with the role accumulate (a leaf without a gradient takes what it is "
-                          "given: pass its gradient)",
-                          r->function->name, (unsigned long long)b->bytes, FAN_PLURAL(b->bytes))
+               ? fan_fail(
+                     err, FAN_ERR_STATE,
+                     "%s: a reference keeps %llu byte%s that the function allocated and did not return, or the "
+                     "copy of an operand that it was given, and the next replay overwrites them: return the array, "
+                     "or add into an operand with the role accumulate (a leaf without a gradient keeps the array: "
+                     "pass its gradient)",
+                     r->function->name, (unsigned long long)b->bytes, FAN_PLURAL(b->bytes))
                : FAN_OK;
 }
 
-/* ---- what a recording touches ---- */
+/* ---- check what a recording reads and writes ---- */
 
 typedef struct access_check {
     fan_tree_run *r;
     const fan_tree_scope *scope;
     fan_tree_operand *operands;
-    const char *foreign; /* the operation that touches memory of others; NULL: none */
+    const char *foreign; /* the operation that uses other memory; NULL: none */
 } access_check;
 
-/* inside_array: .. of what an array shows, from its first byte to its last. */
+/* inside_array: whether a range lies between an array's first and last byte. */
 static bool inside_array(const void *p, size_t n, const fan_array *a)
 {
     int64_t lo, hi;
@@ -122,11 +125,11 @@ static bool access_visit(void *ctx, const char *name, const void *data, size_t b
     const fan_tree_run *r = c->r;
     for (size_t i = 0; i < r->args->n; i++) {
         const fan_tree_operand *o = &c->operands[i];
-        const fan_array *a = o->way == FAN_WAY_COPY ? o->staged : r->args->in[i];
+        const fan_array *a = o->placement == FAN_PLACE_COPY ? o->staged : r->args->in[i];
         if (!a || !inside_array(data, bytes, a))
             continue;
-        r->kind->written[i] |= write;
-        c->r->wrote |= write && o->way == FAN_WAY_COPY;
+        r->signature->written[i] |= write;
+        c->r->wrote |= write && o->placement == FAN_PLACE_COPY;
         return true;
     }
     const fan_array *arena = r->tree->arena;
@@ -135,7 +138,7 @@ static bool access_visit(void *ctx, const char *name, const void *data, size_t b
                             c->scope->used.at[i].hi - c->scope->used.at[i].lo))
             return true;
     if (c->scope->full[0])
-        return true; /* it will not be launched again */
+        return true; /* this recording is launched once */
     c->foreign = name;
     return false;
 }
@@ -150,12 +153,12 @@ static fan_status check_accesses(fan_tree_run *r, const fan_tree_scope *s, fan_t
 
 /* ---- nodes ---- */
 
-/* geometry: an array that shows where another one lies, and holds nothing. */
+/* geometry: an array with the address and layout of another one, which it does not hold. */
 static fan_status geometry(const fan_array *a, fan_array **out, fan_error *err)
 {
     fan_storage *st = fan_storage_wrap(a->storage->data, a->storage->bytes, NULL, NULL);
     if (!st)
-        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph tree");
+        return fan__tree_no_memory(err);
     fan_status status = fan_array_view(st, a->data, a->dtype, a->ndim, a->shape, a->strides, a->writable, out, err);
     fan_storage_drop(st);
     return status;
@@ -169,26 +172,25 @@ static fan_status node_new(const fan_tree_run *r, fan_tree_node **out, fan_error
     if (!n || !(n->operands = fan_calloc(room * sizeof *n->operands)) ||
         !(n->copied = fan_alloc(room * sizeof *n->copied)) || !(n->copies = fan_calloc(room * sizeof *n->copies)) ||
         !(n->copy_in = fan_calloc(room * sizeof *n->copy_in)))
-        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph tree");
-    n->kind = r->kind;
+        return fan__tree_no_memory(err);
+    n->signature = r->signature;
     n->parent = r->tree->current;
-    n->hash = r->hash;
     n->n = r->args->n;
     memcpy(n->operands, r->operands, n->n * sizeof *n->operands);
     for (size_t i = 0; i < n->n; i++)
-        if (n->operands[i].way == FAN_WAY_COPY)
+        if (n->operands[i].placement == FAN_PLACE_COPY)
             n->copied[n->ncopied++] = i;
     return FAN_OK;
 }
 
-/* node_outputs: the node has the blocks that the body gave, and its outputs; the scope has the others. */
+/* node_outputs: moves the outputs and their blocks to the node; the scope keeps the other blocks. */
 static fan_status node_outputs(fan_tree_run *r, fan_tree_node *n, fan_tree_scope *s, fan_array *const *given,
                                fan_error *err)
 {
     fan_tree_result *res = r->result;
     n->outputs = fan_calloc((res->n + 1) * sizeof *n->outputs);
     if (!n->outputs || fan_grow((void **)&n->blocks, &n->blocks_cap, res->n + 1, sizeof(fan_tree_block *)))
-        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph tree");
+        return fan__tree_no_memory(err);
     for (; n->nout < res->n; n->nout++) {
         fan_tree_output *o = &n->outputs[n->nout];
         fan_array *a = res->at[n->nout];
@@ -200,7 +202,7 @@ static fan_status node_outputs(fan_tree_run *r, fan_tree_node *n, fan_tree_scope
         if (operand_of(r, a, given) >= 0) {
             o->operand = operand_of(r, a, given);
             if (!fan_array_same_view(a, given[o->operand])) {
-                r->kind->shown[o->operand] = true;
+                r->signature->shown[o->operand] = true;
                 FAN_TRY(geometry(a, &o->array, err));
             }
             continue;
@@ -218,7 +220,7 @@ static fan_status node_outputs(fan_tree_run *r, fan_tree_node *n, fan_tree_scope
     return FAN_OK;
 }
 
-/* ---- a body runs ---- */
+/* ---- run a body ---- */
 
 static fan_status run_body(fan_tree_run *r, fan_tree_scope *s, fan_array *const *given, fan_error *err)
 {
@@ -245,7 +247,7 @@ static fan_tree_scope scope_of(const fan_tree_run *r, bool recording)
                             .call_site = r->args->call_site};
 }
 
-/* put_back: the block table is what it was. */
+/* put_back: restores the block table. */
 static void put_back(fan_tree *t, fan_graph_ranges *saved, bool is_saved)
 {
     if (!is_saved)
@@ -262,7 +264,7 @@ static void drop_result(fan_tree_result *r)
 
 static const char failed_words[] = "this was made by a function of a graph tree in a call that failed";
 
-/* wait_scope: the tree's stream waits for whoever used what the body allocated. */
+/* wait_scope: the tree's stream waits for all users of what the body allocated. */
 static fan_status wait_scope(const fan_tree_run *r, const fan_tree_scope *s, fan_error *err)
 {
     for (size_t i = 0; i < s->n; i++)
@@ -270,15 +272,15 @@ static fan_status wait_scope(const fan_tree_run *r, const fan_tree_scope *s, fan
     return FAN_OK;
 }
 
-/* commit_warm: the path goes on with a node that goes with it. What did not fit is not recorded: it is warmed up again,
- * and so runs as it is until it fits. */
+/* commit_warm: the path continues with a node that ends with it. A call that did not fit into the arena is warmed up
+ * again, so it runs eagerly until it fits. */
 static void commit_warm(fan_tree_run *r, fan_tree_node *n, const fan_tree_scope *s)
 {
     fan_tree *t = r->tree;
     n->warm = true;
     n->number = -1;
     t->current = n;
-    r->kind->warm = !s->full[0];
+    r->signature->warm = !s->full[0];
     t->path = FAN_TREE_WARMUP;
     memcpy(r->full, s->full, sizeof r->full);
 }
@@ -303,15 +305,15 @@ fan_status fan__tree_warm_up(fan_tree_run *r, fan_error *err)
     FAN_GO(check_escape(r, &s, n, err));
     FAN_GO(wait_scope(r, &s, err));
     FAN_GO(node_outputs(r, n, &s, r->args->in, err));
-    r->kind->nout = r->result->n;
-    r->kind->form = r->result->form;
+    r->signature->nout = r->result->n;
+    r->signature->form = r->result->form;
     FAN_GO(fan__tree_hand_out(r, n, err));
     FAN_GO(fan__tree_leave(r, err));
     commit_warm(r, n, &s);
     fan__tree_scope_fini(&s, true, NULL);
 done:
     if (status != FAN_OK) {
-        (void)fan__tree_leave(r, NULL); /* before anything that was used is let go of */
+        (void)fan__tree_leave(r, NULL); /* before any memory that was used is released */
         drop_result(r->result);
         (void)wait_scope(r, &s, NULL);
         fan__tree_node_free(n, failed_words);
@@ -322,9 +324,9 @@ done:
     return status;
 }
 
-/* staged_strides: the strides of an operand's copy: with the same order of axes, signs, steps of zero and gaps, for by
- * these a library chooses the order of its sums; a gap is no wider than it must be. Where axes interleave, or steps are
- * no multiples of the elements, they are the operand's own. false: without gaps, and with each step positive. */
+/* staged_strides: the strides of an operand's copy. It keeps the order of axes, signs, zero strides and gaps, since a
+ * library chooses the order of its sums by these; gaps shrink to one element. If axes interleave, or strides are no
+ * multiples of the element size, the strides are the operand's own. false: no gaps, and all strides positive. */
 static bool staged_strides(const fan_array *a, int64_t *strides)
 {
     int order[FAN_MAX_NDIM];
@@ -336,7 +338,7 @@ static bool staged_strides(const fan_array *a, int64_t *strides)
             order[at] = order[at - 1];
         order[at] = k;
     }
-    for (int i = a->ndim - 1; i >= 0; i--) { /* the smallest step first; of equal ones the last axis */
+    for (int i = a->ndim - 1; i >= 0; i--) { /* the smallest stride first; of equal ones the last axis */
         int k = order[i];
         int64_t step = llabs(a->strides[k]);
         strides[k] = step ? span : 0;
@@ -356,7 +358,7 @@ static bool staged_strides(const fan_array *a, int64_t *strides)
     return odd && a->size > 0;
 }
 
-/* stage_one: a place for an operand that is copied. */
+/* stage_one: memory for the copy of an operand. */
 static fan_status stage_one(const fan_tree_run *r, const fan_array *a, fan_array **out, fan_error *err)
 {
     fan_tree *t = r->tree;
@@ -376,7 +378,7 @@ static fan_status stage_one(const fan_tree_run *r, const fan_array *a, fan_array
     return status;
 }
 
-/* stage_new: places for the operands that are copied; given: what the body gets. */
+/* stage_new: memory for all copied operands; given: the arguments of the body. */
 static fan_status stage_new(const fan_tree_run *r, fan_tree_node *n, fan_tree_scope *s, fan_array **given,
                             fan_error *err)
 {
@@ -385,7 +387,7 @@ static fan_status stage_new(const fan_tree_run *r, fan_tree_node *n, fan_tree_sc
     for (size_t i = 0; i < n->n && status == FAN_OK; i++) {
         fan_array *a = r->args->in[i];
         given[i] = a;
-        if (n->operands[i].way != FAN_WAY_COPY)
+        if (n->operands[i].placement != FAN_PLACE_COPY)
             continue;
         status = stage_one(r, a, &n->operands[i].staged, err);
         given[i] = n->operands[i].staged;
@@ -394,7 +396,7 @@ static fan_status stage_new(const fan_tree_run *r, fan_tree_node *n, fan_tree_sc
     return status;
 }
 
-/* capture: the body runs and is recorded; n->recording. */
+/* capture: records the body into n->recording. */
 static fan_status capture(fan_tree_run *r, fan_tree_node *n, fan_tree_scope *s, fan_array *const *given, fan_error *err)
 {
     fan_tree *t = r->tree;
@@ -412,11 +414,11 @@ static fan_status capture(fan_tree_run *r, fan_tree_node *n, fan_tree_scope *s, 
                : (err ? (void)(*err = why) : (void)0, status);
 }
 
-/* commit: the path goes on with a node of the tree's. What it needs room for has it. */
+/* commit: the path continues with a node of the tree; cannot fail, `place` has room. */
 static void commit(fan_tree *t, fan_tree_node *n, fan_tree_children *place)
 {
     place->children[place->n++] = n;
-    n->kind->function->recordings++;
+    n->signature->function->recordings++;
     n->next = t->nodes;
     t->nodes = n;
     n->number = t->numbers++;
@@ -425,7 +427,7 @@ static void commit(fan_tree *t, fan_tree_node *n, fan_tree_children *place)
     t->path = FAN_TREE_RECORDING;
 }
 
-/* scope_to_node: the node has what the body gave; the rest is free, and it is noted what was used. */
+/* scope_to_node: frees the temporaries; the node gets the list of all memory that was used. */
 static void scope_to_node(fan_tree_scope *s, fan_tree_node *n)
 {
     n->used = s->used;
@@ -433,12 +435,13 @@ static void scope_to_node(fan_tree_scope *s, fan_tree_node *n)
     fan__tree_scope_fini(s, true, NULL);
 }
 
-/* place_for_child: with room for one more. */
-static fan_status place_for_child(fan_tree_node *at, fan_tree_kind *kind, fan_tree_children **out, fan_error *err)
+/* place_for_child: a list with room for one more child. */
+static fan_status place_for_child(fan_tree_node *at, fan_tree_signature *signature, fan_tree_children **out,
+                                  fan_error *err)
 {
-    FAN_TRY(fan__tree_place_make(at, kind, out, err));
+    FAN_TRY(fan__tree_place_make(at, signature, out, err));
     return fan_grow((void **)&(*out)->children, &(*out)->cap, (*out)->n + 1, sizeof(fan_tree_node *))
-               ? fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph tree")
+               ? fan__tree_no_memory(err)
                : FAN_OK;
 }
 
@@ -452,14 +455,14 @@ fan_status fan__tree_record(fan_tree_run *r, fan_tree_node **out, fan_error *err
     fan_tree_children *place;
     uint64_t reach = t->reach;
     fan_array **given = fan_calloc((r->args->n + 1) * sizeof(fan_array *));
-    fan_status status = given ? FAN_OK : fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph tree");
+    fan_status status = given ? FAN_OK : fan__tree_no_memory(err);
     *out = NULL;
     if (status != FAN_OK)
         return status;
     FAN_GO(fan__tree_check_overlap(r, err));
     FAN_GO(fan_graph_pool_checkpoint(&t->pool, &saved, err));
     is_saved = true;
-    FAN_GO(place_for_child(t->current, r->kind, &place, err));
+    FAN_GO(place_for_child(t->current, r->signature, &place, err));
     FAN_GO(node_new(r, &n, err));
     FAN_GO(fan__tree_sweep(t, r->restore, r->keep_dead, r->caller, n, err));
     t->reach = 0;
@@ -470,7 +473,7 @@ fan_status fan__tree_record(fan_tree_run *r, fan_tree_node **out, fan_error *err
     FAN_GO(check_accesses(r, &s, n, err));
     if (r->wrote)
         goto done;
-    FAN_GO(fan__tree_check_overlap(r, err)); /* what is written is known now */
+    FAN_GO(fan__tree_check_overlap(r, err)); /* again: now the written operands are known */
     FAN_GO(check_own(r, given, s.full[0], err));
     FAN_GO(check_escape(r, &s, n, err));
     FAN_GO(node_outputs(r, n, &s, given, err));
@@ -479,8 +482,8 @@ fan_status fan__tree_record(fan_tree_run *r, fan_tree_node **out, fan_error *err
     n->reaches = t->reach;
     FAN_GO(fan__tree_stage(r, n, err));
     FAN_GO(fan__tree_launch(t, n, t->numbers, err));
-    r->kind->nout = r->result->n;
-    r->kind->form = r->result->form;
+    r->signature->nout = r->result->n;
+    r->signature->form = r->result->form;
     FAN_GO(fan__tree_hand_out(r, n, err));
     FAN_GO(fan__tree_leave(r, err));
     if (s.full[0] && !FAN_FAULT(TREE_FULL_REPLAYED))
@@ -491,7 +494,7 @@ fan_status fan__tree_record(fan_tree_run *r, fan_tree_node **out, fan_error *err
 done:
     t->reach = reach > t->reach ? reach : t->reach;
     if (!*out) {
-        (void)fan__tree_leave(r, NULL); /* before anything that was used is let go of */
+        (void)fan__tree_leave(r, NULL); /* before any memory that was used is released */
         drop_result(r->result);
         fan__tree_node_free(n, failed_words);
         fan__tree_scope_fini(&s, false, failed_words);

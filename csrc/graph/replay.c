@@ -1,5 +1,5 @@
-/* What every call does around a function, and a replay. */
-#include "graph/part.h"
+/* A replay, and what every call does around a function: overlap checks, stream order, staging, handing out. */
+#include "graph/internal.h"
 
 #include "array/overlap.h"
 #include "base/fault.h"
@@ -9,12 +9,12 @@
 
 #include <string.h>
 
-/* check_pair: operand i is added into, or written where it lies; k is another. */
+/* check_pair: operand i is added into, or written in place; k is another. */
 static fan_status check_pair(const fan_tree_run *r, size_t i, size_t k, fan_error *err)
 {
     fan_array *const *in = r->args->in;
-    bool added = r->operands[i].way == FAN_WAY_ADD;
-    if (k == i || !in[k] || (!added && r->operands[k].way != FAN_WAY_COPY) || fan_array_disjoint(in[i], in[k]))
+    bool added = r->operands[i].placement == FAN_PLACE_ADD;
+    if (k == i || !in[k] || (!added && r->operands[k].placement != FAN_PLACE_COPY) || fan_array_disjoint(in[i], in[k]))
         return FAN_OK;
     if (added)
         return fan_fail(err, FAN_ERR_VALUE,
@@ -22,17 +22,16 @@ static fan_status check_pair(const fan_tree_run *r, size_t i, size_t k, fan_erro
                         "copy of operand %zu",
                         r->function->name, i, k, i, k);
     return fan_fail(err, FAN_ERR_VALUE,
-                    "%s: operands %zu and %zu share memory, the function writes into operand %zu, and operand %zu is "
-                    "copied before it runs, so that it would not see that: give operand %zu the role static, or pass "
-                    "a copy of it",
+                    "%s: operands %zu and %zu share memory; the function writes into operand %zu, but operand %zu is a "
+                    "copy made before it runs: give operand %zu the role static, or pass a copy of it",
                     r->function->name, i, k, i, k, k);
 }
 
-/* is_written: operand i is added into, or written where it lies. */
+/* is_written: whether operand i is added into, or written in place. */
 static bool is_written(const fan_tree_run *r, size_t i)
 {
-    fan_tree_way way = r->operands[i].way;
-    return way == FAN_WAY_ADD || (way > FAN_WAY_COPY && r->kind->written[i]);
+    fan_tree_placement placement = r->operands[i].placement;
+    return placement == FAN_PLACE_ADD || (placement > FAN_PLACE_COPY && r->signature->written[i]);
 }
 
 fan_status fan__tree_check_overlap(const fan_tree_run *r, fan_error *err)
@@ -43,7 +42,7 @@ fan_status fan__tree_check_overlap(const fan_tree_run *r, fan_error *err)
     return FAN_OK;
 }
 
-/* check_moved: of a replay: all but the copied operands lie where they lay when this was asked of all. */
+/* check_moved: the overlap check of a replay: only copied operands can have moved since the last check. */
 static fan_status check_moved(const fan_tree_run *r, fan_tree_node *n, fan_error *err)
 {
     for (size_t c = 0; c < n->ncopied; c++) {
@@ -64,12 +63,12 @@ fan_status fan__tree_enter(fan_tree_run *r, fan_error *err)
     fan_tree *t = r->tree;
     if (r->entered || FAN_FAULT(TREE_NO_JOIN) || !t->origin || r->caller == t->origin)
         return FAN_OK;
-    FAN_TRY(fan_stream_follow(t->origin, r->caller, err)); /* which is not captured, nor is that of the tree */
+    FAN_TRY(fan_stream_follow(t->origin, r->caller, err)); /* neither stream is captured */
     r->entered = true;
     return FAN_OK;
 }
 
-/* use_on: s uses operands and outputs. */
+/* use_on: records s as a user of the operands and outputs. */
 static fan_status use_on(const fan_tree_run *r, fan_stream *s, fan_error *err)
 {
     FAN_TRY(fan_memory_record_stream_all(r->args->in, r->args->n, s, err));
@@ -87,12 +86,13 @@ static fan_status follow(fan_stream *s, fan_stream *other, fan_error *err)
     return status;
 }
 
-/* The caller's stream, and not the tree's, is a user of his memory: it waits for that one. Whoever lets go of the
- * memory has events recorded on its users, on any thread, and another call may just have begun to record the tree's. */
+/* The caller's stream waits for the tree's, and it, not the tree's, is recorded as a user of the memory: freeing memory
+ * records events on its users, on any thread, and another call may be capturing the tree's stream just then. */
 fan_status fan__tree_leave(const fan_tree_run *r, fan_error *err)
 {
     fan_stream *origin = r->tree->origin;
-    bool known = !r->ran && origin && r->caller != origin; /* a body may have begun to capture the caller's stream */
+    bool known =
+        !r->ran && origin && r->caller != origin; /* a body may have started a capture of the caller's stream */
     fan_status status = known ? fan_stream_follow(r->caller, origin, err) : follow(r->caller, origin, err);
     if (status == FAN_OK)
         status = use_on(r, r->caller, err);
@@ -101,7 +101,7 @@ fan_status fan__tree_leave(const fan_tree_run *r, fan_error *err)
     return status;
 }
 
-/* stage_some: n copies, one launch for them where the device has that. */
+/* stage_some: n copies, in one launch if the device can batch them. */
 static fan_status stage_some(const fan_tree *t, fan_job *copies, size_t n, fan_error *err)
 {
     const fan_backend *b = t->device->backend;
@@ -134,13 +134,13 @@ fan_status fan__tree_stage(const fan_tree_run *r, fan_tree_node *n, fan_error *e
     return FAN_OK;
 }
 
-/* view_on: `like`, on another storage whose memory lies as that of `like` did. */
+/* view_on: a view like `like` on another storage over the same memory. */
 static fan_status view_on(fan_storage *st, const fan_array *like, char *data, fan_array **out, fan_error *err)
 {
     return fan_array_view(st, data, like->dtype, like->ndim, like->shape, like->strides, like->writable, out, err);
 }
 
-/* renew: a block whose storage somebody kept gets another one, and its outputs with it. */
+/* renew: a block whose storage ended with references to it gets a new one, and its outputs new arrays. */
 static fan_status renew(fan_tree_run *r, fan_tree_node *n, fan_tree_block *b, fan_error *err)
 {
     if (b->storage)
@@ -164,8 +164,8 @@ static fan_status renew(fan_tree_run *r, fan_tree_node *n, fan_tree_block *b, fa
     return FAN_OK;
 }
 
-/* keep: a copy of an output in memory of its own, made on `s`. */
-static fan_status keep(const fan_tree_run *r, fan_stream *s, const fan_array *a, fan_array **out, fan_error *err)
+/* keep_copy: a copy of an output in its own memory, made on `s`. */
+static fan_status keep_copy(const fan_tree_run *r, fan_stream *s, const fan_array *a, fan_array **out, fan_error *err)
 {
     fan_tree *t = r->tree;
     fan_operand in = {.array = a};
@@ -187,7 +187,7 @@ fan_status fan__tree_keep_operands(const fan_tree_run *r, fan_error *err)
             fan_array *a = res->at[k], *made;
             if (!r->args->in[i] || r->args->in[i]->storage != a->storage)
                 continue;
-            FAN_TRY(keep(r, r->caller, a, &made, err));
+            FAN_TRY(keep_copy(r, r->caller, a, &made, err));
             fan_array_drop(a);
             res->at[k] = made;
             break;
@@ -195,18 +195,18 @@ fan_status fan__tree_keep_operands(const fan_tree_run *r, fan_error *err)
     return FAN_OK;
 }
 
-/* output_of: one output, with a hold. */
+/* output_of: a hold on one output. */
 static fan_status output_of(const fan_tree_run *r, const fan_tree_output *o, fan_array **out, fan_error *err)
 {
     fan_array *a;
     *out = NULL;
     if (!o->block && o->operand < 0) {
-        *out = o->array ? fan_array_hold(o->array) : NULL; /* of a tree whose memory was full: nobody's but his */
+        *out = o->array ? fan_array_hold(o->array) : NULL; /* outside of the arena, which was full */
         return FAN_OK;
     }
     if (o->block)
         a = fan_array_hold(o->array);
-    else if (!o->array) /* the whole of it */
+    else if (!o->array) /* the whole operand */
         a = fan_array_hold(r->args->in[o->operand]);
     else
         FAN_TRY(view_on(r->args->in[o->operand]->storage, o->array, o->array->data, &a, err));
@@ -214,7 +214,7 @@ static fan_status output_of(const fan_tree_run *r, const fan_tree_output *o, fan
         *out = a;
         return FAN_OK;
     }
-    fan_status status = keep(r, r->tree->origin, a, out, err);
+    fan_status status = keep_copy(r, r->tree->origin, a, out, err);
     fan_array_drop(a);
     return status;
 }
@@ -223,10 +223,10 @@ fan_status fan__tree_hand_out(fan_tree_run *r, fan_tree_node *n, fan_error *err)
 {
     fan_tree_result *out = r->result;
     if (fan_grow((void **)&out->at, &out->cap, n->nout, sizeof(fan_array *)))
-        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph tree");
+        return fan__tree_no_memory(err);
     while (out->n > 0)
         fan_array_drop(out->at[--out->n]);
-    out->form = n->kind->form;
+    out->form = n->signature->form;
     for (size_t i = 0; i < n->nblocks; i++)
         if (n->blocks[i]->lease)
             memcpy(n->blocks[i]->lease->made, r->call_site, sizeof n->blocks[i]->lease->made);
@@ -235,7 +235,7 @@ fan_status fan__tree_hand_out(fan_tree_run *r, fan_tree_node *n, fan_error *err)
     return FAN_OK;
 }
 
-/* begin_blocks: nothing of the node's is ended any more; nobody has what was. */
+/* begin_blocks: the node's storages are valid again; those that ended with references were replaced. */
 static fan_status begin_blocks(fan_tree_run *r, fan_tree_node *n, fan_error *err)
 {
     for (size_t i = 0; i < n->nblocks; i++) {
@@ -260,7 +260,7 @@ fan_status fan__tree_replay(fan_tree_run *r, fan_tree_node *n, fan_error *err)
         status = fan__tree_launch(t, n, n->number, err);
     if (status == FAN_OK)
         status = fan__tree_hand_out(r, n, err);
-    fan_status left = fan__tree_leave(r, status == FAN_OK ? err : NULL); /* also where some of it was queued */
+    fan_status left = fan__tree_leave(r, status == FAN_OK ? err : NULL); /* also on failure: some work may be queued */
     if (status == FAN_OK)
         status = left;
     if (status == FAN_OK && n->reaches > t->reach)

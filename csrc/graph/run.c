@@ -1,6 +1,6 @@
 #define _POSIX_C_SOURCE 200809L /* strnlen */
-/* Steps, and calls: the facts are gathered, call.h decides, and it is done. */
-#include "graph/part.h"
+/* Steps and calls: a call gathers facts, call.h makes the plan, and the plan is carried out. */
+#include "graph/internal.h"
 
 #include "base/fault.h"
 #include "base/mem.h"
@@ -10,24 +10,24 @@
 
 /* ---- steps ---- */
 
-static _Thread_local const fan_tree *step_tree; /* of which this thread is in a step */
+static _Thread_local const fan_tree *step_tree; /* this thread's open step is of this tree */
 static _Thread_local unsigned step_depth;
-static _Thread_local bool is_calling; /* this thread has the lock of a tree, and must wait for none of another */
+static _Thread_local bool is_calling; /* this thread has the lock of a tree, and must not wait for another tree's */
 
 fan_status fan_tree_step_begin(fan_tree *t, fan_error *err)
 {
     fan_status status;
     if (step_depth && step_tree != t)
         return fan_fail(err, FAN_ERR_STATE,
-                        "a step of another graph tree is open on this thread: end it first, for what one tree gives "
-                        "may end while the other still replays");
+                        "a step of another graph tree is open on this thread: end it first, because outputs of one "
+                        "tree may end while the other still replays");
     if (fan__tree_is_mine(t))
         return fan_fail(err, FAN_ERR_STATE,
-                        "a step cannot begin in a function of its graph tree: the function is part of one");
+                        "a step cannot begin in a function of its graph tree: the function runs inside a step");
     if (is_calling)
         return fan_fail(err, FAN_ERR_STATE, "a step cannot begin in a function of another graph tree");
     bool locked = fan__tree_lock(t);
-    status = fan__tree_here(t, err);
+    status = fan__tree_check_fork(t, err);
     if (status == FAN_OK && t->closed)
         status = fan_fail(err, FAN_ERR_STATE, "the graph tree is closed");
     else if (status == FAN_OK && t->depth++ == 0)
@@ -44,29 +44,23 @@ void fan_tree_step_end(fan_tree *t, const char *call_site)
 {
     if (step_tree == t && --step_depth == 0)
         step_tree = NULL;
-    bool locked = fan__tree_lock(t); /* in a body, a collection may have ended it */
-    if (!t->left && t->depth && --t->depth == 0)
+    bool locked = fan__tree_lock(t); /* garbage collection inside a body may run this */
+    if (!t->fork_invalid && t->depth && --t->depth == 0)
         fan__tree_step_ended(t, call_site);
     fan__tree_unlock(t, locked);
 }
 
-/* ---- kinds ---- */
+/* ---- signatures ---- */
 
-static uint64_t mix(uint64_t hash, uint64_t x)
-{
-    hash = (hash ^ x) * UINT64_C(0x9E3779B97F4A7C15);
-    return hash ^ hash >> 29;
-}
-
-/* write_down: the operands' kind into t->words; *n: how many words. Of each: dtype (-1: it is no array), rank, and
- * shape and stride of each axis. */
-static fan_status write_down(fan_tree *t, const fan_tree_args *a, size_t *n, fan_error *err)
+/* signature_write: writes *n words to t->words. Of each operand: dtype (-1: no array), rank, and shape and stride of
+ * each axis. */
+static fan_status signature_write(fan_tree *t, const fan_tree_args *a, size_t *n, fan_error *err)
 {
     size_t at = 0;
     for (size_t i = 0; i < a->n; i++) {
         const fan_array *x = a->in[i];
         if (fan_grow((void **)&t->words, &t->words_cap, at + 2 + 2 * (size_t)(x ? x->ndim : 0), sizeof *t->words))
-            return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph tree");
+            return fan__tree_no_memory(err);
         t->words[at++] = x ? (int64_t)x->dtype : -1;
         t->words[at++] = x ? x->ndim : 0;
         for (int k = 0; x && k < x->ndim; k++) {
@@ -78,88 +72,65 @@ static fan_status write_down(fan_tree *t, const fan_tree_args *a, size_t *n, fan
     return FAN_OK;
 }
 
-static fan_status kind_new(fan_tree_function *f, const fan_tree_args *a, size_t n, fan_tree_kind **out, fan_error *err)
+static fan_status signature_new(fan_tree_function *f, const fan_tree_args *a, size_t n, fan_tree_signature **out,
+                                fan_error *err)
 {
-    fan_tree_kind *k = fan_calloc(sizeof *k);
-    if (!k || !(k->words = fan_alloc((n + 1) * sizeof *k->words)) || !(k->demoted = fan_calloc(a->n + 1)) ||
-        !(k->written = fan_calloc(a->n + 1)) || !(k->shown = fan_calloc(a->n + 1))) {
-        if (k)
-            fan__tree_kind_free(k);
-        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph tree");
+    fan_tree_signature *sig = fan_calloc(sizeof *sig);
+    if (!sig || !(sig->words = fan_alloc((n + 1) * sizeof *sig->words)) || !(sig->demoted = fan_calloc(a->n + 1)) ||
+        !(sig->written = fan_calloc(a->n + 1)) || !(sig->shown = fan_calloc(a->n + 1))) {
+        if (sig)
+            fan__tree_signature_free(sig);
+        return fan__tree_no_memory(err);
     }
     if (n)
-        memcpy(k->words, f->tree->words, n * sizeof *k->words);
-    k->function = f;
-    k->n = a->n;
-    k->key = a->key;
-    k->next = f->kinds;
-    f->kinds = k;
-    f->nkinds++;
-    *out = k;
+        memcpy(sig->words, f->tree->words, n * sizeof *sig->words);
+    sig->function = f;
+    sig->n = a->n;
+    sig->key = a->key;
+    sig->next = f->signatures;
+    f->signatures = sig;
+    f->nsignatures++;
+    *out = sig;
     return FAN_OK;
 }
 
-/* is_like: an array (NULL: something else) is what write_down wrote; *words: behind that. */
-static inline bool is_like(const int64_t **words, const fan_array *x)
+/* signature_matches: whether the operands are what signature_write wrote. */
+static bool signature_matches(const fan_tree_signature *sig, const fan_tree_args *a)
 {
-    const int64_t *w = *words;
-    int ndim = x ? x->ndim : 0;
-    if (w[0] != (x ? (int64_t)x->dtype : -1) || w[1] != ndim)
+    const int64_t *w = sig->words;
+    if (sig->key != a->key || sig->n != a->n)
         return false;
-    w += 2;
-    for (int j = 0; j < ndim; j++, w += 2)
-        if (w[0] != x->shape[j] || w[1] != x->strides[j])
-            return false;
-    *words = w;
-    return true;
-}
-
-static bool is_kind(const fan_tree_kind *k, const fan_tree_args *a)
-{
-    const int64_t *words = k->words;
-    bool is = k->key == a->key && k->n == a->n;
-    for (size_t i = 0; is && i < a->n; i++)
-        is = is_like(&words, a->in[i]);
-    return is;
-}
-
-/* is_as_last: the operands are of that node's kind, lie as its lay, and nobody has taken them back: most calls are like
- * the one before, and this is all that is then asked of operands. */
-static bool is_as_last(const fan_tree *t, const fan_tree_node *n, const fan_tree_args *a)
-{
-    const int64_t *words;
-    if (!n || n->kind->key != a->key || n->n != a->n)
-        return false;
-    words = n->kind->words;
     for (size_t i = 0; i < a->n; i++) {
         const fan_array *x = a->in[i];
-        const fan_tree_operand *o = &n->operands[i];
-        if (!is_like(&words, x))
+        int ndim = x ? x->ndim : 0;
+        if (w[0] != (x ? (int64_t)x->dtype : -1) || w[1] != ndim)
             return false;
-        if (x && ((o->way != FAN_WAY_COPY && o->data != x->data) || fan_storage_ended(x->storage) ||
-                  fan__tree_may_own(t, x) != (o->way == FAN_WAY_POOL) ||
-                  (!x->writable && o->way != FAN_WAY_COPY && n->kind->written[i])))
-            return false;
+        w += 2;
+        for (int k = 0; k < ndim; k++, w += 2)
+            if (w[0] != x->shape[k] || w[1] != x->strides[k])
+                return false;
     }
     return true;
 }
 
-/* kind_of: the kind of a call's operands. The last one that was found comes first. *evicted: another one made room. */
-static fan_status kind_of(fan_tree_function *f, const fan_tree_args *a, fan_tree_kind **out, bool *evicted,
-                          fan_error *err)
+/* signature_find: the one of a call's operands, made if needed; it moves to the front. *evicted: an older one made
+ * room.
+ */
+static fan_status signature_find(fan_tree_function *f, const fan_tree_args *a, fan_tree_signature **out, bool *evicted,
+                                 fan_error *err)
 {
     size_t n = 0;
-    for (fan_tree_kind **at = &f->kinds; *at; at = &(*at)->next)
-        if (is_kind(*at, a)) {
-            fan_tree_kind *k = *at;
-            *at = k->next;
-            k->next = f->kinds;
-            f->kinds = *out = k;
+    for (fan_tree_signature **at = &f->signatures; *at; at = &(*at)->next)
+        if (signature_matches(*at, a)) {
+            fan_tree_signature *sig = *at;
+            *at = sig->next;
+            sig->next = f->signatures;
+            f->signatures = *out = sig;
             return FAN_OK;
         }
-    FAN_TRY(write_down(f->tree, a, &n, err));
-    FAN_TRY(kind_new(f, a, n, out, err));
-    *evicted = f->nkinds > FAN_TREE_KINDS;
+    FAN_TRY(signature_write(f->tree, a, &n, err));
+    FAN_TRY(signature_new(f, a, n, out, err));
+    *evicted = f->nsignatures > FAN_TREE_SIGNATURES;
     if (*evicted)
         fan__tree_evict(f);
     return FAN_OK;
@@ -167,48 +138,46 @@ static fan_status kind_of(fan_tree_function *f, const fan_tree_args *a, fan_tree
 
 /* ---- facts ---- */
 
-/* way_of: how an operand that is an array is treated. */
-static fan_tree_way way_of(const fan_tree_run *r, size_t i, const fan_array *a)
+/* placement_of: of an operand that is an array. */
+static fan_tree_placement placement_of(const fan_tree_run *r, size_t i, const fan_array *a)
 {
     fan_tree_role role = r->function->roles[r->function->nroles ? i : 0];
     if (role == FAN_TREE_ACCUMULATE)
-        return FAN_WAY_ADD;
-    if (r->kind->demoted[i] || role == FAN_TREE_COPY)
-        return FAN_WAY_COPY;
+        return FAN_PLACE_ADD;
+    if (r->signature->demoted[i] || role == FAN_TREE_COPY)
+        return FAN_PLACE_COPY;
     if (fan__tree_may_own(r->tree, a) && fan__tree_block_of(r->tree, a))
-        return FAN_WAY_POOL;
-    return role == FAN_TREE_STATIC ? FAN_WAY_STATIC : FAN_WAY_COPY;
+        return FAN_PLACE_POOL;
+    return role == FAN_TREE_STATIC ? FAN_PLACE_STATIC : FAN_PLACE_COPY;
 }
 
-/* classify: how each operand is treated, and the hash of where they lie. A replay asks nobody who writes whether it
- * may: that is asked here. */
-static fan_status classify(fan_tree_run *r, fan_error *err)
+/* place_operands: the placement and address of each operand. A replay writes without a check, so an operand that is
+ * written must be writable here. */
+static fan_status place_operands(fan_tree_run *r, fan_error *err)
 {
-    r->hash = 0;
     for (size_t i = 0; i < r->args->n; i++) {
         const fan_array *a = r->args->in[i];
-        fan_tree_way way = a ? way_of(r, i, a) : FAN_WAY_NONE;
-        if (way == FAN_WAY_ADD && fan__tree_may_own(r->tree, a) && fan__tree_block_of(r->tree, a))
+        fan_tree_placement placement = a ? placement_of(r, i, a) : FAN_PLACE_NONE;
+        if (placement == FAN_PLACE_ADD && fan__tree_may_own(r->tree, a) && fan__tree_block_of(r->tree, a))
             return fan_fail(err, FAN_ERR_VALUE,
-                            "%s: operand %zu is added into (accumulate), and is memory of the graph tree, which the "
+                            "%s: operand %zu is added into (accumulate), but it is memory of the graph tree, which the "
                             "end of the step takes back: pass memory of your own",
                             r->function->name, i);
-        if (way > FAN_WAY_COPY && !a->writable && (way == FAN_WAY_ADD || r->kind->written[i]))
+        if (placement > FAN_PLACE_COPY && !a->writable && (placement == FAN_PLACE_ADD || r->signature->written[i]))
             return fan_fail(err, FAN_ERR_VALUE,
-                            "%s: operand %zu is read-only, and the function writes into it: pass an array that can be "
-                            "written",
+                            "%s: operand %zu is read-only, and the function writes into it: pass a writable array",
                             r->function->name, i);
-        r->operands[i] = (fan_tree_operand){.way = way, .data = way > FAN_WAY_COPY ? a->data : NULL};
-        r->hash = mix(r->hash, (uint64_t)(uintptr_t)r->operands[i].data + (uint64_t)way);
+        r->operands[i] =
+            (fan_tree_operand){.placement = placement, .data = placement > FAN_PLACE_COPY ? a->data : NULL};
     }
     return FAN_OK;
 }
 
-/* same_places: where the node's operands lay, they lie; else *which is the first that moved. */
+/* same_places: whether a recording's operands lay where this call's do; else *which is the first that moved. */
 static bool same_places(const fan_tree_run *r, const fan_tree_node *n, size_t *which)
 {
     for (size_t i = 0; i < n->n; i++)
-        if (n->operands[i].way != r->operands[i].way || n->operands[i].data != r->operands[i].data) {
+        if (n->operands[i].placement != r->operands[i].placement || n->operands[i].data != r->operands[i].data) {
             *which = i;
             return false;
         }
@@ -223,43 +192,37 @@ static bool dead_as_recorded(const fan_tree_node *n)
     return true;
 }
 
-/* One place's facts, and the recording that they are of. */
+/* The facts of one place, and the recording that fits best there. */
 typedef struct place_facts {
     fan_tree_place facts;
     fan_tree_node *child;
     size_t which;
 } place_facts;
 
-/* writes_copied: the first operand that the function is known to write and that is copied in this call; the number of
- * operands: none is. */
+/* writes_copied: the first operand that the function is known to write and that this call copies; args->n: none. */
 static size_t writes_copied(const fan_tree_run *r)
 {
     size_t i = 0;
-    while (i < r->args->n && !(r->kind->written[i] && r->operands[i].way == FAN_WAY_COPY))
+    while (i < r->args->n && !(r->signature->written[i] && r->operands[i].placement == FAN_PLACE_COPY))
         i++;
     return i;
 }
 
-static place_facts look(const fan_tree_run *r, fan_tree_node *at)
+static place_facts place_facts_of(const fan_tree_run *r, fan_tree_node *at)
 {
     bool writes = writes_copied(r) < r->args->n;
-    place_facts p = {.facts = {.known = r->kind->known && (!writes || r->kind->warned_writes),
+    place_facts p = {.facts = {.known = r->signature->known && (!writes || r->signature->warned_writes),
                                .writes = writes,
                                .fit = FAN_TREE_FIT_NEVER}};
-    if (r->same && r->same->parent == at && dead_as_recorded(r->same)) {
-        p.facts.fit = FAN_TREE_FIT_FITS;
-        p.child = r->same;
-        return p;
-    }
-    const fan_tree_children *place = fan__tree_place(at, r->kind);
+    const fan_tree_children *place = fan__tree_place(at, r->signature);
     for (size_t i = 0; place && i < place->n; i++) {
         fan_tree_node *n = place->children[i];
         size_t which = 0;
         fan_tree_fit fit = FAN_TREE_FIT_FITS;
-        if (n->hash != r->hash || !same_places(r, n, &which)) {
-            if (p.facts.fit == FAN_TREE_FIT_ALIVE || same_places(r, n, &which))
+        if (!same_places(r, n, &which)) {
+            if (p.facts.fit == FAN_TREE_FIT_ALIVE)
                 continue;
-            fit = r->operands[which].way == FAN_WAY_POOL || n->operands[which].way == FAN_WAY_POOL
+            fit = r->operands[which].placement == FAN_PLACE_POOL || n->operands[which].placement == FAN_PLACE_POOL
                       ? FAN_TREE_FIT_OPERAND
                       : FAN_TREE_FIT_STATIC;
         } else if (!dead_as_recorded(n)) {
@@ -273,33 +236,34 @@ static place_facts look(const fan_tree_run *r, fan_tree_node *at)
     }
     if (place && (p.facts.fit == FAN_TREE_FIT_OPERAND || p.facts.fit == FAN_TREE_FIT_STATIC)) {
         p.facts.over_limit = place->moved >= r->tree->options.limit;
-        /* Where kernels of others can be recorded, nothing shows that they do not write the operand. */
-        p.facts.can_demote = r->tree->recorder->accesses_all && !r->kind->written[p.which] &&
-                             !r->kind->shown[p.which] && r->operands[p.which].way != FAN_WAY_ADD;
+        /* Foreign kernels may write an operand unseen, so devices that can record them do not demote. */
+        p.facts.can_demote = r->tree->recorder->accesses_all && !r->signature->written[p.which] &&
+                             !r->signature->shown[p.which] && r->operands[p.which].placement != FAN_PLACE_ADD;
     }
     return p;
 }
 
-/* repeats: the function stands twice behind one and the same on this path. */
+/* repeats: whether this path has the function twice after the same function. */
 static bool repeats(const fan_tree_run *r)
 {
     const fan_tree *t = r->tree;
     unsigned times = 0;
     if ((t->path != FAN_TREE_WARMUP && t->path != FAN_TREE_RECORDING) || r->function->warned & FAN_TREE_WARN_REPEATS)
         return false;
-    const fan_tree_function *last = t->current->kind->function;
+    const fan_tree_function *last = t->current->signature->function;
     for (const fan_tree_node *n = t->current; n != &t->root; n = n->parent)
-        times += n->kind->function == r->function && n->parent->kind && n->parent->kind->function == last;
+        times +=
+            n->signature->function == r->function && n->parent->signature && n->parent->signature->function == last;
     return times >= 2;
 }
 
-/* ---- what is said ---- */
+/* ---- reasons and warnings ---- */
 
-static void say_raw(const fan_tree_run *r, const place_facts *p, fan_tree_outcome *o)
+static void report_eager(const fan_tree_run *r, const place_facts *p, fan_tree_report *o)
 {
     if (o->rules & FAN_T(6))
         snprintf(o->reason, sizeof o->reason,
-                 "it writes into operand %zu, which is copied: give that the role static, or accumulate",
+                 "it writes into operand %zu, which is copied: give it the role static or accumulate",
                  writes_copied(r));
     else if (r->function->recordings >= FAN_TREE_RECORDINGS)
         snprintf(o->reason, sizeof o->reason,
@@ -312,61 +276,62 @@ static void say_raw(const fan_tree_run *r, const place_facts *p, fan_tree_outcom
             "operand %zu lay elsewhere more than %u times, and %s, so it cannot be copied: keep the array where it "
             "is, or give the operand the role copy",
             p->which, r->tree->options.limit,
-            r->kind->shown[p->which]     ? "the function gives a view of it"
-            : r->kind->written[p->which] ? "the function writes into it"
-                                         : "kernels of others may write into it");
+            r->signature->shown[p->which]     ? "the function returns a view of it"
+            : r->signature->written[p->which] ? "the function writes into it"
+                                              : "foreign kernels may write into it");
 }
 
-static void say(const fan_tree_run *r, const fan_tree_plan *plan, const place_facts *p, fan_tree_outcome *o)
+static void fill_report(const fan_tree_run *r, const fan_tree_plan *plan, const place_facts *p, fan_tree_report *o)
 {
-    static const char *const warm[] = {"it is warmed up behind a replay, where the path branches",
-                                       "it had not run with operands of this kind",
+    static const char *const warm[] = {"it is warmed up after a replay, where the path branches",
+                                       "it had not run with operands of these dtypes and shapes",
                                        "what ran before it was warmed up, so addresses are not final"};
-    o->did = plan->did;
+    o->outcome = plan->outcome;
     o->rules = plan->rules | FAN_T(17);
     o->node = -1;
     o->handed = false;
     o->reason[0] = '\0';
-    if (plan->did == FAN_TREE_RAW)
-        say_raw(r, p, o);
-    if (plan->did == FAN_TREE_WARM)
+    if (plan->outcome == FAN_TREE_EAGER)
+        report_eager(r, p, o);
+    if (plan->outcome == FAN_TREE_WARM)
         snprintf(o->reason, sizeof o->reason, "%s", warm[plan->rules & FAN_T(8) ? 0 : plan->rules & FAN_T(10) ? 2 : 1]);
-    if (plan->did != FAN_TREE_RECORD)
+    if (plan->outcome != FAN_TREE_RECORD)
         return;
     snprintf(o->reason, sizeof o->reason, "%s", fan_tree_fit_words(plan->why));
     if (plan->why == FAN_TREE_FIT_OPERAND || plan->why == FAN_TREE_FIT_STATIC)
         fan_append(o->reason, sizeof o->reason, ": operand %zu at %p, not %p%s", p->which,
-                   (void *)r->args->in[p->which]->data, p->child->operands[p->which].data, /* where it lay */
+                   (void *)r->args->in[p->which]->data, p->child->operands[p->which].data, /* in the recording */
                    plan->demote ? "; it keeps moving, and is copied from now on" : "");
 }
 
-/* warn_once: the function's owner is warned of one thing, once. */
+/* warn_once: warns the function's owner, once for each kind of warning. */
 static void warn_once(const fan_tree_run *r, fan_tree_warning what, const char *text)
 {
-    char said[512];
+    char message[512];
     if (!r->args->body.warn || r->function->warned & (unsigned)what)
         return;
     r->function->warned |= (unsigned)what;
-    snprintf(said, sizeof said, "%s %s", r->function->name, text);
-    r->args->body.warn(r->args->body.ctx, said);
+    snprintf(message, sizeof message, "%s %s", r->function->name, text);
+    r->args->body.warn(r->args->body.ctx, message);
 }
 
-static void warn(const fan_tree_run *r, const fan_tree_plan *plan, const place_facts *p, const fan_tree_outcome *o)
+static void warn_of_plan(const fan_tree_run *r, const fan_tree_plan *plan, const place_facts *p,
+                         const fan_tree_report *o)
 {
     char text[FAN_TREE_REASON + 64];
     snprintf(text, sizeof text, "runs without a recording: %s", o->reason);
     if (plan->warn_writes && r->args->body.warn) {
-        char said[512];
-        snprintf(said, sizeof said, "%s %s", r->function->name, text);
-        r->args->body.warn(r->args->body.ctx, said);
-    } else if (plan->did == FAN_TREE_RAW && o->rules & FAN_T(7)) {
+        char message[512];
+        snprintf(message, sizeof message, "%s %s", r->function->name, text);
+        r->args->body.warn(r->args->body.ctx, message);
+    } else if (plan->outcome == FAN_TREE_EAGER && o->rules & FAN_T(7)) {
         warn_once(r, r->function->recordings >= FAN_TREE_RECORDINGS ? FAN_TREE_WARN_RECORDINGS : FAN_TREE_WARN_MOVES,
                   text);
     }
     if (plan->warn_repeats)
         warn_once(r, FAN_TREE_WARN_REPEATS,
-                  "runs again and again in one step while outputs of earlier calls live, so each call is recorded "
-                  "anew: end the step, let go of outputs, or keep them with keep=True");
+                  "runs again and again in one step while outputs of earlier calls are alive, so each call is recorded "
+                  "anew: end the step, delete outputs, or copy them with keep=True");
     if (plan->demote) {
         snprintf(text, sizeof text,
                  "copies operand %zu from now on, which lay elsewhere more than %u times: keep the array where it is, "
@@ -375,15 +340,15 @@ static void warn(const fan_tree_run *r, const fan_tree_plan *plan, const place_f
         warn_once(r, FAN_TREE_WARN_DEMOTED, text);
     }
     if (r->evicted)
-        warn_once(
-            r, FAN_TREE_WARN_KINDS,
-            "is called with more kinds of operands (shapes, dtypes, keys) than are kept, and drops the recordings "
-            "of the one that was not used for longest: pad to fewer shapes, and pass what changes as an array");
+        warn_once(r, FAN_TREE_WARN_SIGNATURES,
+                  "is called with more combinations of shapes, dtypes and keys than are kept, and drops the recordings "
+                  "of the "
+                  "least recently used one: pad to fewer shapes, and pass what changes as an array");
 }
 
 /* ---- a call ---- */
 
-static fan_status run_raw(fan_tree_run *r, fan_error *err)
+static fan_status run_eager(fan_tree_run *r, fan_error *err)
 {
     FAN_TRY(r->args->body.run(r->args->body.ctx, r->args->in, r->result, err));
     return fan__tree_keep_operands(r, err);
@@ -396,15 +361,16 @@ static fan_status fail_strict(const fan_tree_run *r, const place_facts *p, fan_e
                     p->child->operands[p->which].data);
 }
 
-/* decide: the facts, and what they lead to; *p: of the place that counted. */
+/* decide: gathers the facts and makes the plan; *p: the facts of the place where it continues. */
 static fan_tree_plan decide(const fan_tree_run *r, place_facts *p)
 {
     fan_tree *t = r->tree;
-    place_facts here = look(r, t->current), root = t->current == &t->root ? here : look(r, &t->root);
+    place_facts here = place_facts_of(r, t->current),
+                root = t->current == &t->root ? here : place_facts_of(r, &t->root);
     fan_tree_call c = {.path = t->path,
                        .new_step = t->path != FAN_TREE_NONE && t->path_step != t->steps,
                        .all_dead = t->path != FAN_TREE_NONE && fan__tree_all_dead(t),
-                       .warm = r->kind->warm,
+                       .warm = r->signature->warm,
                        .strict = t->options.strict,
                        .repeats = repeats(r),
                        .warned = (r->function->warned & FAN_TREE_WARN_REPEATS) != 0,
@@ -413,48 +379,54 @@ static fan_tree_plan decide(const fan_tree_run *r, place_facts *p)
                        .root = root.facts};
     fan_tree_plan plan = fan_tree_decide(&c);
     *p = plan.end_path ? root : here;
-    r->kind->known = true;
-    r->kind->warned_writes |= plan.warn_writes;
+    r->signature->known = true;
+    r->signature->warned_writes |= plan.warn_writes;
     return plan;
 }
 
-/* count_body: the function has run, with memory of the tree's as far as that went. */
-static void count_body(const fan_tree_run *r, fan_tree_outcome *o)
+/* count_body: updates the counters after the function ran; the arena may have run out during it. */
+static void count_body(const fan_tree_run *r, fan_tree_report *o)
 {
     fan_tree_stats *stats = &r->tree->stats;
     if (!r->full[0]) {
         stats->warmed++;
         return;
     }
-    r->kind->full++;
-    stats->raw++;
-    o->did = FAN_TREE_RAW;
+    r->signature->full++;
+    stats->eager++;
+    o->outcome = FAN_TREE_EAGER;
     o->handed = true;
     snprintf(o->reason, sizeof o->reason, "%s", r->full);
 }
 
-/* make_recording: T16; a function that turns out to write into what is copied is run as it is. */
-static fan_status make_recording(fan_tree_run *r, fan_tree_plan *plan, place_facts *p, fan_tree_outcome *o,
+/* replay: of n, verified if it is one of the first. */
+static fan_status replay(fan_tree_run *r, fan_tree_node *n, fan_tree_report *o, fan_error *err)
+{
+    fan_tree *t = r->tree;
+    FAN_TRY(n->verified < t->options.verify ? fan__tree_verify(r, n, err) : fan__tree_replay(r, n, err));
+    o->node = n->number;
+    t->current = n;
+    t->path = FAN_TREE_EXECUTION;
+    t->stats.replayed++;
+    return FAN_OK;
+}
+
+/* make_recording: T16; a function that turns out to write into a copied operand runs eagerly. */
+static fan_status make_recording(fan_tree_run *r, fan_tree_plan *plan, place_facts *p, fan_tree_report *o,
                                  fan_error *err)
 {
     fan_tree *t = r->tree;
     fan_tree_node *made = NULL;
     if (plan->demote) {
-        r->kind->demoted[p->which] = true;
-        r->function->last = NULL;
-        FAN_TRY(classify(r, err));
-        place_facts again = look(r, t->current);
+        r->signature->demoted[p->which] = true;
+        FAN_TRY(place_operands(r, err));
+        place_facts again = place_facts_of(r, t->current);
         if (again.facts.fit == FAN_TREE_FIT_FITS) {
-            o->node = again.child->number;
-            o->did = FAN_TREE_REPLAY;
-            FAN_TRY(fan__tree_replay_verified(r, again.child, err));
-            t->current = again.child;
-            t->path = FAN_TREE_EXECUTION;
-            t->stats.replayed++;
-            return FAN_OK;
+            o->outcome = FAN_TREE_REPLAY;
+            return replay(r, again.child, o, err);
         }
     }
-    const fan_tree_children *place = fan__tree_place(t->current, r->kind);
+    const fan_tree_children *place = fan__tree_place(t->current, r->signature);
     r->keep_dead = plan->why == FAN_TREE_FIT_ALIVE && place && place->alive >= t->options.limit;
     FAN_TRY(fan__tree_record(r, &made, err));
     if (made && r->full[0]) {
@@ -462,30 +434,30 @@ static fan_status make_recording(fan_tree_run *r, fan_tree_plan *plan, place_fac
         return FAN_OK;
     }
     if (made) {
-        fan__tree_place(made->parent, r->kind)->alive += plan->why == FAN_TREE_FIT_ALIVE;
+        fan__tree_place(made->parent, r->signature)->alive += plan->why == FAN_TREE_FIT_ALIVE;
         if (plan->count)
-            fan__tree_place(made->parent, r->kind)->moved++;
+            fan__tree_place(made->parent, r->signature)->moved++;
         o->node = made->number;
         t->stats.recorded++;
-        r->kind->full = 0;
+        r->signature->full = 0;
         return FAN_OK;
     }
-    r->kind->known = false; /* and so its owner is warned */
+    r->signature->known = false; /* so that its owner is warned */
     *plan = decide(r, p);
-    say(r, plan, p, o);
-    t->stats.raw++;
-    return run_raw(r, err);
+    fill_report(r, plan, p, o);
+    t->stats.eager++;
+    return run_eager(r, err);
 }
 
-static fan_status carry_out(fan_tree_run *r, fan_tree_plan *plan, place_facts *p, fan_tree_outcome *o, fan_error *err)
+static fan_status run_plan(fan_tree_run *r, fan_tree_plan *plan, place_facts *p, fan_tree_report *o, fan_error *err)
 {
     fan_tree *t = r->tree;
-    switch (plan->did) {
+    switch (plan->outcome) {
     case FAN_TREE_FAIL:
         return fail_strict(r, p, err);
-    case FAN_TREE_RAW:
-        t->stats.raw++;
-        return run_raw(r, err);
+    case FAN_TREE_EAGER:
+        t->stats.eager++;
+        return run_eager(r, err);
     case FAN_TREE_WARM:
         FAN_TRY(fan__tree_warm_up(r, err));
         count_body(r, o);
@@ -493,12 +465,7 @@ static fan_status carry_out(fan_tree_run *r, fan_tree_plan *plan, place_facts *p
     case FAN_TREE_RECORD:
         return make_recording(r, plan, p, o, err);
     case FAN_TREE_REPLAY:
-        FAN_TRY(fan__tree_replay_verified(r, p->child, err));
-        r->function->last = p->child;
-        o->node = p->child->number;
-        t->current = p->child;
-        t->path = FAN_TREE_EXECUTION;
-        t->stats.replayed++;
+        return replay(r, p->child, o, err);
     }
     return FAN_OK;
 }
@@ -510,109 +477,97 @@ static fan_status fail_ended(const fan_tree_function *f, size_t i, const fan_sto
     return fan_fail(err, FAN_ERR_STATE, "%s: operand %zu: %s", f->name, i, why.text);
 }
 
-/* check_call: may it be called like this? `same`: as the last time. */
-static fan_status check_call(const fan_tree_function *f, const fan_tree_args *a, bool same, fan_error *err)
+/* check_call: whether the function may be called now, with these operands. */
+static fan_status check_call(const fan_tree_function *f, const fan_tree_args *a, fan_error *err)
 {
     if (f->tree->closed)
         return fan_fail(err, FAN_ERR_STATE, "%s: its graph tree is closed", f->name);
     if (f->tree->depth == 0)
         return fan_fail(err, FAN_ERR_STATE,
-                        "%s is called outside of a step, and nobody could say how long its outputs live: "
-                        "`with tree.step():` around the calls of one iteration",
+                        "%s is called outside of a step, which ends the life of its outputs: use `with tree.step():` "
+                        "around the calls of one iteration",
                         f->name);
     if (f->nroles && f->nroles != a->n)
-        return fan_fail(err, FAN_ERR_TYPE, "%s: %zu operand%s, and roles of %zu", f->name, a->n, FAN_PLURAL(a->n),
+        return fan_fail(err, FAN_ERR_TYPE, "%s: got %zu operand%s, but roles= has %zu", f->name, a->n, FAN_PLURAL(a->n),
                         f->nroles);
-    for (size_t i = 0; !same && i < a->n; i++)
+    for (size_t i = 0; i < a->n; i++)
         if (a->in[i] && fan_storage_ended(a->in[i]->storage))
             return fail_ended(f, i, a->in[i]->storage, err);
     return FAN_OK;
 }
 
-static fan_status run_aside(fan_tree_run *r, const char *reason, fan_tree_outcome *o, fan_error *err)
+static fan_status run_aside(fan_tree_run *r, const char *reason, fan_tree_report *o, fan_error *err)
 {
-    *o = (fan_tree_outcome){.did = FAN_TREE_RAW, .rules = FAN_T(17), .node = -1};
+    *o = (fan_tree_report){.outcome = FAN_TREE_EAGER, .rules = FAN_T(17), .node = -1};
     snprintf(o->reason, sizeof o->reason, "%s", reason);
-    r->tree->stats.raw++;
-    return run_raw(r, err);
+    r->tree->stats.eager++;
+    return run_eager(r, err);
 }
 
-/* run_without_room: the tree's memory ended in each of the last calls that were to be recorded. */
-static fan_status run_without_room(fan_tree_run *r, fan_tree_outcome *o, fan_error *err)
+/* run_without_room: the arena ran out in each of the last calls that tried to record. */
+static fan_status run_without_room(fan_tree_run *r, fan_tree_report *o, fan_error *err)
 {
     char reason[256];
     snprintf(reason, sizeof reason,
-             "runs without a recording: the tree's memory ended in %u of its calls: give the tree more (memory=), or "
-             "let go of outputs earlier",
-             r->kind->full);
+             "runs without a recording: the tree's memory ran out in %u of its calls: give the tree more (memory=), or "
+             "delete outputs earlier",
+             r->signature->full);
     FAN_TRY(run_aside(r, reason + strlen("runs without a recording: "), o, err));
     warn_once(r, FAN_TREE_WARN_ROOM, reason);
     return FAN_OK;
 }
 
-/* look_at_operands: their kind, and how each is treated. */
-static fan_status look_at_operands(fan_tree_run *r, fan_error *err)
+/* read_operands: their signature, and the placement of each. */
+static fan_status read_operands(fan_tree_run *r, fan_error *err)
 {
     fan_tree *t = r->tree;
-    if (r->same) {
-        r->kind = r->same->kind;
-        r->operands = r->same->operands;
-        r->hash = r->same->hash;
-        return FAN_OK;
-    }
-    FAN_TRY(kind_of(r->function, r->args, &r->kind, &r->evicted, err));
+    FAN_TRY(signature_find(r->function, r->args, &r->signature, &r->evicted, err));
     if (fan_grow((void **)&t->operands, &t->operands_cap, r->args->n + 1, sizeof *t->operands))
-        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph tree");
+        return fan__tree_no_memory(err);
     r->operands = t->operands;
-    return classify(r, err);
+    return place_operands(r, err);
 }
 
-/* call_locked: the tree is this thread's. */
-static fan_status call_locked(fan_tree_run *r, fan_tree_outcome *o, fan_error *err)
+/* call_locked: with the lock. */
+static fan_status call_locked(fan_tree_run *r, fan_tree_report *o, fan_error *err)
 {
     fan_tree *t = r->tree;
-    fan_tree_function *f = r->function;
     uint64_t capture = 0;
     place_facts p;
-    FAN_TRY(fan__tree_here(t, err));
-    r->same = !t->closed && is_as_last(t, f->last, r->args) ? f->last : NULL;
-    FAN_TRY(check_call(f, r->args, r->same, err));
+    FAN_TRY(fan__tree_check_fork(t, err));
+    FAN_TRY(check_call(r->function, r->args, err));
     if (r->caller)
         FAN_TRY(fan_stream_capture(r->caller, &capture, err));
     if (capture)
         return run_aside(r, "the caller's current stream is captured", o, err);
-    FAN_TRY(look_at_operands(r, err));
+    FAN_TRY(read_operands(r, err));
     fan_tree_plan plan = decide(r, &p);
-    if (plan.did != FAN_TREE_REPLAY && r->same) { /* what follows writes its own picture of the operands */
-        f->last = r->same = NULL;
-        FAN_TRY(look_at_operands(r, err));
-    }
-    say(r, &plan, &p, o);
+    fill_report(r, &plan, &p, o);
     if (plan.end_path) {
-        FAN_TRY(fan__tree_enter(r, err)); /* who used what ends is mostly the caller's stream */
+        FAN_TRY(fan__tree_enter(r, err)); /* the memory's last user is mostly the caller's stream */
         FAN_TRY(fan__tree_end_path(t, r->caller, err));
     }
     if (t->current == &t->root)
         t->path_step = t->steps;
-    if ((plan.did == FAN_TREE_WARM || plan.did == FAN_TREE_RECORD) && r->kind->full > t->options.limit)
+    if ((plan.outcome == FAN_TREE_WARM || plan.outcome == FAN_TREE_RECORD) && r->signature->full > t->options.limit)
         return run_without_room(r, o, err);
     r->restore = plan.restore;
-    FAN_TRY(carry_out(r, &plan, &p, o, err));
-    warn(r, &plan, &p, o);
+    FAN_TRY(run_plan(r, &plan, &p, o, err));
+    warn_of_plan(r, &plan, &p, o);
     return FAN_OK;
 }
 
 fan_status fan_tree_function_call(fan_tree_function *f, const fan_tree_args *args, fan_tree_result *out,
-                                  fan_tree_outcome *outcome, fan_error *err)
+                                  fan_tree_report *report, fan_error *err)
 {
     fan_tree *t = f->tree;
     fan_tree_run r = {.tree = t, .function = f, .args = args, .result = out};
     if (is_calling) {
-        *outcome = (fan_tree_outcome){.did = FAN_TREE_RAW, .rules = FAN_T(17), .node = -1};
-        snprintf(outcome->reason, sizeof outcome->reason, "it is called by a function of %s tree",
+        *report = (fan_tree_report){.outcome = FAN_TREE_EAGER, .rules = FAN_T(17), .node = -1};
+        snprintf(report->reason, sizeof report->reason, "it is called by a function of %s tree",
                  fan__tree_is_mine(t) ? "the same" : "another");
         r.caller = fan_stream_current(t->device);
-        fan_status status = run_raw(&r, err);
+        fan_status status = run_eager(&r, err);
         fan_stream_drop(r.caller);
         return status;
     }
@@ -622,7 +577,7 @@ fan_status fan_tree_function_call(fan_tree_function *f, const fan_tree_args *arg
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream");
     bool locked = fan__tree_lock(t);
     is_calling = true;
-    fan_status status = call_locked(&r, outcome, err);
+    fan_status status = call_locked(&r, report, err);
     is_calling = false;
     fan__tree_unlock(t, locked);
     fan_stream_drop(r.caller);

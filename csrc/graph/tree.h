@@ -1,16 +1,16 @@
 /* tree: functions of arrays that are recorded once and replayed, by the path of calls before them.
  *
- * A tree has a device, an arena of its memory, a stream of its own, and recordings (nodes). call.h decides what a call
- * does; here the facts are gathered, and what was decided is done. What a function writes and reads is recorded on the
- * tree's stream, which waits for the caller's current stream before and lets it wait afterwards.
+ * A tree has a device, an arena of its memory, a stream of its own, and recordings (nodes). A call gathers facts,
+ * call.h makes the plan, and run.c carries it out. The work of a function is recorded on the tree's stream: it waits
+ * for the caller's current stream before the call, and the caller's waits for it after.
  *
- * Title: Who lives. Outputs are views of blocks of the arena. The tree has a hold on each block's storage and on the
- * arrays that it hands out, so nobody takes such memory for his own (L8); a block lives as long as there are more holds
- * than the tree's. When its step ends, or its path, it is marked as ended: whoever touches it from then on gets an
- * error (fan_storage_check). A replay hands out the same storage and arrays again, once nobody has them; else new ones:
- * so a handle of an earlier step never shows new data, and a steady call allocates nothing.
+ * Title: Which blocks live. Outputs are views of blocks of the arena. The tree holds each block's storage and the
+ * arrays that it hands out, so no leaf steals this memory (L8); a block lives while it has more references than the
+ * tree's. At the end of its step or path the storage is marked as ended: later uses are errors (fan_storage_check). A
+ * replay hands out the same storage and arrays again if they have no other references, else new ones: so a handle of an
+ * earlier step never shows new data, and a steady call allocates nothing.
  *
- * Threads: any may call; one does at a time. The tree's lock is held while a function's body runs. */
+ * Any thread may call, one at a time. The tree's lock is held while a function's body runs. */
 #ifndef FAN_GRAPH_TREE_H
 #define FAN_GRAPH_TREE_H
 
@@ -22,7 +22,7 @@ typedef struct fan_tree fan_tree;
 typedef struct fan_tree_function fan_tree_function;
 
 typedef enum fan_tree_role {
-    FAN_TREE_AUTO, /* an output of this step at its address, all else as COPY */
+    FAN_TREE_AUTO, /* used in place if it is an output of this step, else as COPY */
     FAN_TREE_COPY, /* copied into the arena before each replay */
     FAN_TREE_STATIC,
     FAN_TREE_ACCUMULATE /* the caller's memory, which the function adds into */
@@ -30,12 +30,12 @@ typedef enum fan_tree_role {
 
 typedef struct fan_tree_options {
     uint64_t memory; /* bytes of the arena */
-    unsigned limit;  /* recordings of one function behind one node because an operand moved; then it is copied */
+    unsigned limit;  /* recordings of one function after one node because an operand moved; then it is copied */
     bool strict;     /* a static operand that moves is an error */
-    unsigned verify; /* the first replays of each recording that run the function beside them (verify.c) */
+    unsigned verify; /* the first so many replays of each recording also run the function (verify.c) */
 } fan_tree_options;
 
-/* What a body gives: arrays, each with a hold (NULL: None), and what they stand in (the frontend's). */
+/* The result of a body: held arrays (NULL: None), and their container (the frontend's). */
 typedef struct fan_tree_result {
     fan_array **at;
     size_t n, cap;
@@ -44,14 +44,13 @@ typedef struct fan_tree_result {
 
 void fan_tree_result_fini(fan_tree_result *r);
 
-/* What a call brings. run: the function itself, with in[i] (NULL: as the caller gave it) for the i-th operand; fills
- * *out. warn: a word to its owner. collect: what nobody can reach any more is let go. */
+/* The frontend's functions of a call. run: the function, with in[i] (NULL: the caller's argument) as the i-th operand;
+ * fills *out. warn: warns its owner. collect: runs the garbage collector. */
 typedef struct fan_tree_body {
     fan_status (*run)(void *ctx, fan_array *const *in, fan_tree_result *out, fan_error *err);
     void (*warn)(void *ctx, const char *text);
     void (*collect)(void *ctx);
-    /* cause: writes why the function gives something else than recording `node`, as far as is known: a clause. May be
-     * NULL. */
+    /* cause: writes, if it is known, why the function differs from recording `node`: a clause. May be NULL. */
     void (*cause)(void *ctx, int node, char *buf, size_t size);
     void *ctx;
 } fan_tree_body;
@@ -67,69 +66,67 @@ typedef struct fan_tree_args {
 #define FAN_TREE_REASON 320
 
 /* What a call did, and why. */
-typedef struct fan_tree_outcome {
-    fan_tree_did did;
+typedef struct fan_tree_report {
+    fan_tree_outcome outcome;
     uint32_t rules;
     int node;                     /* -1: none */
-    bool handed;                  /* FAN_TREE_RAW: with outputs copied as keep says, all the same */
+    bool handed;                  /* FAN_TREE_EAGER: outputs named by keep were copied */
     char reason[FAN_TREE_REASON]; /* "": a replay */
-} fan_tree_outcome;
+} fan_tree_report;
 
 typedef struct fan_tree_stats {
-    uint64_t nodes, bytes, in_use, high_water, warmed, recorded, replayed, raw, restored;
-    uint64_t driver_bytes; /* that the driver took for recordings */
+    uint64_t nodes, bytes, in_use, high_water, warmed, recorded, replayed, eager, restored;
+    uint64_t driver_bytes; /* allocated by the driver for recordings */
 } fan_tree_stats;
 
-/* fan_tree_new: reserves the arena. FAN_ERR_TYPE where the device cannot record, FAN_ERR_NOMEM, FAN_ERR_DEVICE_NOMEM,
- * FAN_ERR_DEVICE. One hold. */
+/* fan_tree_new: reserves the arena; one hold. FAN_ERR_TYPE: the device cannot record; FAN_ERR_NOMEM,
+ * FAN_ERR_DEVICE_NOMEM, FAN_ERR_DEVICE. */
 fan_status fan_tree_new(fan_device *d, const fan_tree_options *options, fan_tree **out, fan_error *err);
-void fan_tree_drop(fan_tree *t); /* the last closes it; NULL is fine */
-/* fan_tree_close: what it handed out is ended, its recordings and memory are gone; calls fail from then on.
- * FAN_ERR_STATE within a step or a call. */
+void fan_tree_drop(fan_tree *t); /* the last one closes it; accepts NULL */
+/* fan_tree_close: ends its outputs, frees its recordings and memory; later calls fail. FAN_ERR_STATE inside a step or a
+ * call. */
 fan_status fan_tree_close(fan_tree *t, const char *call_site, fan_error *err);
 bool fan_tree_closed(fan_tree *t);
 
-/* fan_tree_function_new: `roles`: of each operand; nroles 0: all of them AUTO. keep: which outputs are copied out of
- * the arena; nkeep 0: none, SIZE_MAX: all. One hold; it holds the tree. FAN_ERR_NOMEM. */
+/* fan_tree_function_new: one hold; it holds the tree. roles: of each operand; nroles 0: roles[0] of all. keep: outputs
+ * that are copied out of the arena; nkeep 0: none, SIZE_MAX: all. FAN_ERR_NOMEM. */
 fan_status fan_tree_function_new(fan_tree *t, const char *name, const uint8_t *roles, size_t nroles, const bool *keep,
                                  size_t nkeep, fan_tree_function **out, fan_error *err);
 void fan_tree_function_drop(fan_tree_function *f);
 
-/* fan_tree_step_begin, _end: between them functions may be called. Steps of one tree nest, and then they are one;
- * inside a step of another tree: FAN_ERR_STATE. */
+/* fan_tree_step_begin, _end: functions are called between them. Nested steps of one tree are one step; inside a step of
+ * another tree: FAN_ERR_STATE. */
 fan_status fan_tree_step_begin(fan_tree *t, fan_error *err);
 void fan_tree_step_end(fan_tree *t, const char *call_site);
 
-/* fan_tree_function_call: *out: what the function gave, as body.run does. Failing, the path is as before, nothing is
- * captured, and what a body made is ended. */
+/* fan_tree_function_call: *out: the result, as of body.run. On failure the path is unchanged, nothing stays captured,
+ * and the body's allocations are ended. */
 fan_status fan_tree_function_call(fan_tree_function *f, const fan_tree_args *args, fan_tree_result *out,
-                                  fan_tree_outcome *outcome, fan_error *err);
+                                  fan_tree_report *report, fan_error *err);
 
-/* FAN_TREE_FOREIGN: the message for an operation that touches memory of others: the function, the operation. */
+/* FAN_TREE_FOREIGN: the message for an operation on other memory: the function, the operation. */
 #define FAN_TREE_FOREIGN                                                                                         \
     "%s: %s touches memory that is neither an operand nor allocated in the function's own thread, and a replay " \
     "could not know where it lies then: pass the array as an operand (static, if it stays where it is)"
 
-/* fan_tree_memory_under: all the memory of the tree that an array lies in, borrowed; NULL: it lies elsewhere. */
+/* fan_tree_memory_under: the arena that an array lies in, borrowed; NULL: it lies elsewhere. */
 fan_storage *fan_tree_memory_under(const fan_array *a);
 
 void fan_tree_get_stats(fan_tree *t, fan_tree_stats *out);
 
 /* One recording, for pictures. */
-typedef struct fan_tree_sight {
+typedef struct fan_tree_recording_info {
     int node, parent; /* parent -1: it is a root */
     const char *function;
     uint64_t owns;    /* bytes of its outputs */
-    uint64_t reaches; /* where the memory ends that it uses */
+    uint64_t reaches; /* the end of the memory that it uses */
     uint64_t replays;
     bool current; /* it is on the path */
-} fan_tree_sight;
-/* fan_tree_visit_memory: each piece of the tree's memory that a recording uses, `owns`: as an output; with the lock
- * held.
- */
+} fan_tree_recording_info;
+/* fan_tree_visit_memory: calls `visit` with the lock for each range that a recording uses; `owns`: as an output. */
 void fan_tree_visit_memory(fan_tree *t, void (*visit)(void *ctx, int node, uint64_t lo, uint64_t hi, bool owns),
                            void *ctx);
-/* fan_tree_visit: each recording, in the order of their numbers, with the lock held. */
-void fan_tree_visit(fan_tree *t, void (*visit)(void *ctx, const fan_tree_sight *s), void *ctx);
+/* fan_tree_visit: calls `visit` with the lock for each recording, in the order of their numbers. */
+void fan_tree_visit(fan_tree *t, void (*visit)(void *ctx, const fan_tree_recording_info *s), void *ctx);
 
 #endif

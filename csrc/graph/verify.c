@@ -1,13 +1,14 @@
-/* verify: a replay beside the function as it is (GraphTree's verify=).
+/* A replay beside the eager function (GraphTree's verify=).
  *
- * Title: In place. The function runs first, on the caller's own operands, since it may have one of them by a name of
- * its own. What it gave and what it left in them is read to the host; the operands are put back from copies; the
- * recording is replayed; both are compared, byte by byte. Where they differ the operands are put back once more, so
- * that the call that fails has changed nothing, and the recording stays to be verified.
+ * Title: In place. The function runs first, on the caller's own operands, since its closure may reference one of them.
+ * Its outputs and what it wrote into the operands are read to the host; the operands are restored from copies; the
+ * recording is replayed; both are compared byte by byte. If they differ, the operands are restored once more, so that
+ * the failing call has changed nothing, and the recording is verified again next time.
  *
- * The function runs as in a call without a recording: outside of the arena, on the caller's stream. The replay follows
- * on the tree's. */
-#include "graph/part.h"
+ * The function runs as in an eager call: outside of the arena, on the caller's stream. The replay follows on the
+ * tree's.
+ */
+#include "graph/internal.h"
 
 #include "base/fault.h"
 #include "base/mem.h"
@@ -19,10 +20,10 @@
 
 typedef struct verify_state {
     size_t n;
-    fan_array **before;   /* held; of each operand that can be written a copy on the device; NULL: none */
-    fan_array **after;    /* held; .. what the function left there, on the host */
+    fan_array **before;   /* held; a copy of each writable operand, on the device; NULL: not writable */
+    fan_array **after;    /* held; .. its values after the function ran, on the host */
     fan_array **gave;     /* held; each output, on the host; NULL: None */
-    fan_tree_result made; /* what the function gave; its arrays are gone once they were read */
+    fan_tree_result made; /* the function's outputs, dropped once they were read */
     size_t ngave;
 } verify_state;
 
@@ -46,7 +47,7 @@ static fan_status verify_init(verify_state *v, size_t n, fan_error *err)
     *v = (verify_state){.n = n};
     v->before = fan_calloc((n + 1) * sizeof *v->before);
     v->after = fan_calloc((n + 1) * sizeof *v->after);
-    return v->before && v->after ? FAN_OK : fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph tree");
+    return v->before && v->after ? FAN_OK : fan__tree_no_memory(err);
 }
 
 static fan_status copy_on(const fan_tree_run *r, const fan_array *from, const fan_array *to, fan_error *err)
@@ -56,7 +57,7 @@ static fan_status copy_on(const fan_tree_run *r, const fan_array *from, const fa
     return from->size ? fan_device_run(r->tree->device, r->caller, &job, err) : FAN_OK;
 }
 
-/* read_host: the values of an array of the device, in C's order; waits for the caller's stream. */
+/* read_host: an array's values in C order; waits for the caller's stream. */
 static fan_status read_host(const fan_tree_run *r, const fan_array *a, fan_array **out, fan_error *err)
 {
     FAN_TRY(fan_array_new(a->dtype, a->ndim, a->shape, NULL, out, err));
@@ -86,12 +87,12 @@ static fan_status put_back_operands(const fan_tree_run *r, const verify_state *v
     return status;
 }
 
-/* read_function: what the function gave and left behind. */
+/* read_function: its outputs, and the operands that it may have written. */
 static fan_status read_function(const fan_tree_run *r, verify_state *v, fan_error *err)
 {
     v->gave = fan_calloc((v->made.n + 1) * sizeof *v->gave);
     if (!v->gave)
-        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph tree");
+        return fan__tree_no_memory(err);
     for (v->ngave = 0; v->ngave < v->made.n; v->ngave++)
         if (v->made.at[v->ngave]) {
             fan_status status = read_host(r, v->made.at[v->ngave], &v->gave[v->ngave], err);
@@ -106,11 +107,11 @@ static fan_status read_function(const fan_tree_run *r, verify_state *v, fan_erro
     return FAN_OK;
 }
 
-/* run_function: as it is, on the caller's operands, which are then as before. */
+/* run_function: eagerly, on the caller's operands, which it then restores. */
 static fan_status run_function(fan_tree_run *r, verify_state *v, fan_error *err)
 {
     const fan_tree *t = r->tree;
-    if (t->origin && r->caller != t->origin) /* which may still write what the function reads */
+    if (t->origin && r->caller != t->origin) /* the tree's stream may still write what the function reads */
         FAN_TRY(fan_stream_follow(r->caller, t->origin, err));
     FAN_TRY(save_operands(r, v, err));
     fan_status status = r->args->body.run(r->args->body.ctx, r->args->in, &v->made, err);
@@ -119,11 +120,11 @@ static fan_status run_function(fan_tree_run *r, verify_state *v, fan_error *err)
     while (v->made.n > 0)
         fan_array_drop(v->made.at[--v->made.n]);
     fan_status back = put_back_operands(r, v, status == FAN_OK ? err : NULL);
-    r->entered = false; /* the replay comes behind all this */
+    r->entered = false; /* the replay must wait for all this */
     return status == FAN_OK ? back : status;
 }
 
-/* ---- what differs ---- */
+/* ---- compare ---- */
 
 static const char *role_word(const fan_tree_run *r, size_t i)
 {
@@ -131,7 +132,7 @@ static const char *role_word(const fan_tree_run *r, size_t i)
     return words[r->function->roles[r->function->nroles ? i : 0]];
 }
 
-/* differ: fails where an array is not what the function made of it. `what`: it. */
+/* differ: writes into `why` how an array differs from the function's ("": not at all). `what`: its name. */
 static fan_status differ(const fan_tree_run *r, const fan_array *is, const fan_array *was, const char *what,
                          char why[256], fan_error *err)
 {
@@ -159,14 +160,14 @@ static fan_status differ(const fan_tree_run *r, const fan_array *is, const fan_a
     return status;
 }
 
-/* compare: `why`: the first array that differs, "": none. */
+/* compare: writes into `why` the first array that differs; "": none. */
 static fan_status compare(const fan_tree_run *r, const verify_state *v, char why[256], fan_error *err)
 {
     const fan_tree_result *is = r->result;
     char what[64];
     why[0] = '\0';
     if (is->n != v->ngave)
-        snprintf(why, 256, "it gives %zu output%s now, and gave %zu when it was recorded", v->ngave,
+        snprintf(why, 256, "it returns %zu output%s now, and returned %zu when it was recorded", v->ngave,
                  FAN_PLURAL(v->ngave), is->n);
     for (size_t k = 0; !why[0] && k < is->n; k++) {
         snprintf(what, sizeof what, "output %zu", k);
@@ -192,20 +193,18 @@ static fan_status fail_different(const fan_tree_run *r, const fan_tree_node *n, 
         body->cause(body->ctx, n->number, cause, sizeof cause);
     return fan_fail(
         err, FAN_ERR_CAPTURE,
-        "%s: the function as it is gives something else than the replay of recording %d: %s. %s: pass it as "
-        "an operand, an array where it changes often, or as key=",
+        "%s: the function as it is gives something else than the replay of recording %d: %s. %s: pass it as an "
+        "operand, an array where it changes often, or as key=",
         r->function->name, n->number, why,
         cause[0] ? cause
-                 : "Something outside of its operands decides what it does (a number, a branch, a counter, "
-                   "random numbers)");
+                 : "The result depends on something that is no operand (a number, a branch, a counter, random "
+                   "numbers)");
 }
 
-fan_status fan__tree_replay_verified(fan_tree_run *r, fan_tree_node *n, fan_error *err)
+fan_status fan__tree_verify(fan_tree_run *r, fan_tree_node *n, fan_error *err)
 {
     verify_state v;
     char why[256];
-    if (n->verified >= r->tree->options.verify)
-        return fan__tree_replay(r, n, err);
     fan_status status = verify_init(&v, r->args->n, err);
     FAN_GO(status);
     FAN_GO(run_function(r, &v, err));

@@ -163,7 +163,7 @@ static PyObject *add_n_any(PyObject *const *args, Py_ssize_t nargs, PyObject *kw
     PyObject *items = NULL, *keys = NULL, *sum = NULL;
     fan_buffer_config config = {
         .slots = 1, .budget = UINT64_MAX, .accumulate = FAN_DT_NONE, .frontend = &fan_python, .name = "add_n"};
-    fan_where w = {.buffer = "add_n", .slot = -1, .key = -1};
+    fan_error_context w = {.buffer = "add_n", .slot = -1, .key = -1};
     fan_buffer *core = NULL;
     FAN_RAW fan_error err;
     if (fan_parse_call("add_n", names, 6, 1, "the arrays", args, nargs, kwnames, &a.arrays) < 0)
@@ -172,14 +172,14 @@ static PyObject *add_n_any(PyObject *const *args, Py_ssize_t nargs, PyObject *kw
         return PyErr_Format(PyExc_TypeError, "add_n() needs a sequence of arrays");
     if (fan_flag_arg(a.stats, &config.stats) < 0)
         return NULL;
-    fan_where_push(&w);
+    fan_error_context_push(&w);
     if (operands_of(&a, &items, &keys) == 0 &&
         fan_accumulate_arg(a.accumulate ? a.accumulate : Py_None, &config.accumulate, &config.exact) == 0) {
         fan_error_clear(&err);
         fan_status status = fan_buffer_new(&config, &core, &err);
         sum = status == FAN_OK ? sum_in(core, items, keys, &a, config.stats) : fan_raise(status, &err);
     }
-    fan_where_pop(&w);
+    fan_error_context_pop(&w);
     if (core) {
         PyObject *live = fan_exception_take();
         fan_buffer_free(core);

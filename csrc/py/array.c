@@ -22,9 +22,11 @@ static void array_dealloc(PyObject *o)
     if (self->weakrefs)
         PyObject_ClearWeakRefs(o);
     /* The memory may go with its last hold: the device is told, and may hand the turn to another host thread. */
-    Py_BEGIN_ALLOW_THREADS fan_array_drop(self->a);
-    fan_device_drop(self->d);
-    Py_END_ALLOW_THREADS type->tp_free(o);
+    Py_BEGIN_ALLOW_THREADS
+        fan_array_drop(self->a);
+        fan_device_drop(self->d);
+    Py_END_ALLOW_THREADS
+    type->tp_free(o);
     Py_DECREF(type);
 }
 
@@ -73,10 +75,11 @@ static PyObject *array_numpy(PyObject *o, PyObject *Py_UNUSED(none))
         status = fan_array_view(st, PyArray_BYTES((PyArrayObject *)made), a->dtype, a->ndim, a->shape, strides, true,
                                 &dst, &err);
     if (status == FAN_OK) {
-        Py_BEGIN_ALLOW_THREADS s = fan_stream_current(self->d);
-        status = s || fan_array_on_cpu(o) ? self->d->backend->read(s, dst, a, &err)
-                                          : fan_fail(&err, FAN_ERR_NOMEM, "out of memory for a stream");
-        fan_stream_drop(s);
+        Py_BEGIN_ALLOW_THREADS
+            s = fan_stream_current(self->d);
+            status = s || fan_array_on_cpu(o) ? self->d->backend->read(s, dst, a, &err)
+                                              : fan_fail(&err, FAN_ERR_NOMEM, "out of memory for a stream");
+            fan_stream_drop(s);
         Py_END_ALLOW_THREADS
     }
     fan_array_drop(dst);
@@ -97,9 +100,12 @@ static PyObject *array_record_stream(PyObject *o, PyObject *arg)
         return NULL;
     if (!s)
         return PyErr_Format(PyExc_TypeError, "record_stream: expected a stream, got None");
-    Py_BEGIN_ALLOW_THREADS status = fan_memory_record_stream(fan_array_self(o)->a->storage, s, &err);
-    fan_stream_drop(s);
-    Py_END_ALLOW_THREADS if (status != FAN_OK) return fan_raise(status, &err);
+    Py_BEGIN_ALLOW_THREADS
+        status = fan_memory_record_stream(fan_array_self(o)->a->storage, s, &err);
+        fan_stream_drop(s);
+    Py_END_ALLOW_THREADS
+    if (status != FAN_OK)
+        return fan_raise(status, &err);
     Py_RETURN_NONE;
 }
 

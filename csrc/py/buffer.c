@@ -19,7 +19,7 @@ static PyObject *buffer_target(PyObject *o, PyObject *const *args, Py_ssize_t na
     struct {
         PyObject *slot, *key, *stream;
     } a;
-    fan_where w = {.buffer = fan_buffer_name(self->core), .key = -1};
+    fan_error_context w = {.buffer = fan_buffer_name(self->core), .key = -1};
     fan_stream *stream = NULL;
     PyObject *target = NULL;
     int64_t key = -1;
@@ -32,13 +32,13 @@ static PyObject *buffer_target(PyObject *o, PyObject *const *args, Py_ssize_t na
         return NULL;
     w.slot = (Py_ssize_t)slot;
     w.slot_name = fan_slot_name(self, slot);
-    fan_where_push(&w);
+    fan_error_context_push(&w);
     if (self->create_graph)
         fan_refuse(PyExc_ValueError, "target() lends memory, and a buffer with create_graph sums by the arrays' own +");
     else if ((!a.key || a.key == Py_None || fan_index(a.key, "key", PyExc_ValueError, &key) == 0) &&
              (!a.stream || a.stream == Py_None || fan_stream_arg(a.stream, &stream) == 0))
         target = fan_target_new(o, slot, key, stream);
-    fan_where_pop(&w);
+    fan_error_context_pop(&w);
     fan_stream_drop(stream);
     return target;
 }
@@ -48,7 +48,7 @@ static PyObject *buffer_expect(PyObject *o, PyObject *args, PyObject *kwargs)
     static char *names[] = {"slot", "n", NULL};
     buffer_object *self = fan_buffer_self(o);
     PyObject *which, *count;
-    fan_where w = {.buffer = fan_buffer_name(self->core), .key = -1};
+    fan_error_context w = {.buffer = fan_buffer_name(self->core), .key = -1};
     FAN_RAW fan_error err;
     fan_status status;
     int64_t n = 0;
@@ -59,9 +59,9 @@ static PyObject *buffer_expect(PyObject *o, PyObject *args, PyObject *kwargs)
         return NULL;
     w.slot = (Py_ssize_t)slot;
     w.slot_name = fan_slot_name(self, slot);
-    fan_where_push(&w);
+    fan_error_context_push(&w);
     bad = fan_index(count, "n", PyExc_ValueError, &n);
-    fan_where_pop(&w);
+    fan_error_context_pop(&w);
     if (bad)
         return NULL;
     fan_error_clear(&err);

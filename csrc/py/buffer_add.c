@@ -62,32 +62,32 @@ static int check_object(const PyObject *gradient, unsigned flags)
 /* stream_arg_for: the producer's stream, as it was given for a slot. */
 static int stream_arg_for(const buffer_object *self, size_t slot, PyObject *stream, fan_stream **out)
 {
-    fan_where w = {.buffer = fan_buffer_name(self->core),
-                   .slot = (Py_ssize_t)slot,
-                   .slot_name = fan_slot_name(self, slot),
-                   .key = -1};
+    fan_error_context w = {.buffer = fan_buffer_name(self->core),
+                           .slot = (Py_ssize_t)slot,
+                           .slot_name = fan_slot_name(self, slot),
+                           .key = -1};
     int result;
     if (!stream || stream == Py_None)
         return 0;
-    fan_where_push(&w);
+    fan_error_context_push(&w);
     result = fan_stream_arg(stream, out);
-    fan_where_pop(&w);
+    fan_error_context_pop(&w);
     return result;
 }
 
 /* fan_contribution_of: one gradient as the core takes it, but for its stream. */
 int fan_contribution_of(buffer_object *self, size_t slot, PyObject *gradient, PyObject *key, fan_contribution *c)
 {
-    fan_where w = {.buffer = fan_buffer_name(self->core),
-                   .slot = (Py_ssize_t)slot,
-                   .slot_name = fan_slot_name(self, slot),
-                   .key = -1,
-                   .stream = c->stream};
+    fan_error_context w = {.buffer = fan_buffer_name(self->core),
+                           .slot = (Py_ssize_t)slot,
+                           .slot_name = fan_slot_name(self, slot),
+                           .key = -1,
+                           .stream = c->stream};
     unsigned flags = self->flags ? self->flags[slot] : 0;
     PyObject *own = NULL;
     int bad;
     c->key = -1;
-    fan_where_push(&w);
+    fan_error_context_push(&w);
     bad = key && key != Py_None && fan_index(key, "key", PyExc_ValueError, &c->key) < 0;
     w.key = c->key;
     if (!bad)
@@ -97,7 +97,7 @@ int fan_contribution_of(buffer_object *self, size_t slot, PyObject *gradient, Py
         bad = showable(&c->value) < 0;
     if (!bad && (flags & (FAN_NUMBERS | FAN_ARRAYS)) && c->value.form == FAN_FORM_OBJECT)
         bad = check_object(own, flags) < 0;
-    fan_where_pop(&w);
+    fan_error_context_pop(&w);
     Py_XDECREF(own);
     return bad ? -1 : 0;
 }

@@ -1,6 +1,6 @@
 /* buffer_life: InputBuffers are made, kept for their next lives, shown to the collector, and end. */
 #include "py/buffer_part.h"
-#include "py/native.h"
+#include "py/unboxed.h"
 
 #include "base/mem.h"
 
@@ -163,15 +163,15 @@ static int config_of(const new_args *a, fan_buffer_config *config, fan_slot_spec
 static PyObject *declared_new(PyTypeObject *type, const new_args *a)
 {
     fan_buffer_config config = {.accumulate = FAN_DT_NONE, .frontend = &fan_python};
-    fan_where w = {.slot = -1, .key = -1, .buffer = "InputBuffer"};
+    fan_error_context w = {.slot = -1, .key = -1, .buffer = "InputBuffer"};
     fan_slot_specs d = {0};
     PyObject *text = a->name == Py_None ? NULL : PyObject_Str(a->name), *names = NULL, *self = NULL;
     if (a->name != Py_None && !(w.buffer = config.name = text ? fan_text_arg(text) : NULL))
         goto done;
-    fan_where_push(&w);
+    fan_error_context_push(&w);
     if (config_of(a, &config, &d, &names) == 0)
         self = declared_make(type, &d, names, &config);
-    fan_where_pop(&w);
+    fan_error_context_pop(&w);
     fan_slot_specs_fini(&d);
     fan_stream_drop(config.stream);
 done:
@@ -278,8 +278,8 @@ typedef struct visitor {
 static int visit_object(void *object, const fan_value *value, void *arg)
 {
     const visitor *v = arg;
-    int answer = fan_is_native(object) ? 0 : v->visit((PyObject *)object, v->arg);
-    return answer || fan_is_native(object) ? answer : fan_visit_behind(object, value, v->visit, v->arg);
+    int answer = fan_is_unboxed(object) ? 0 : v->visit((PyObject *)object, v->arg);
+    return answer || fan_is_unboxed(object) ? answer : fan_visit_behind(object, value, v->visit, v->arg);
 }
 
 int fan_buffer_traverse(PyObject *o, visitproc visit, void *arg)

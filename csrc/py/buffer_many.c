@@ -120,7 +120,7 @@ PyObject *fan_buffer_add_batch(PyObject *o, PyObject *const *args, Py_ssize_t na
     } a;
     fan_batch_args t = {NULL};
     fan_stream *stream = NULL;
-    fan_where w = {.buffer = fan_buffer_name(self->core), .slot = -1, .key = -1};
+    fan_error_context w = {.buffer = fan_buffer_name(self->core), .slot = -1, .key = -1};
     bool donate, copy;
     int done = -1;
     if (fan_parse_call("add_many", names, 6, 2, "slots and gradients", args, nargs, kwnames, &a.slots) < 0)
@@ -129,14 +129,14 @@ PyObject *fan_buffer_add_batch(PyObject *o, PyObject *const *args, Py_ssize_t na
         return PyErr_Format(PyExc_TypeError, "add_many() needs '%s'", a.slots ? "gradients" : "slots");
     if (fan_add_flags(self, a.donate, a.copy, &donate, &copy) < 0)
         return NULL;
-    fan_where_push(&w);
+    fan_error_context_push(&w);
     if (batch_begin(&t, a.slots, a.gradients, a.keys) == 0 &&
         fan_stream_arg(a.stream ? a.stream : Py_None, &stream) == 0) {
         done = stream || copy ? 0 : fan_buffer_fast_add_many(self, &t, donate);
         if (done == 0)
             done = batch_any(self, &t, stream, donate, copy) == 0 ? 1 : -1;
     }
-    fan_where_pop(&w);
+    fan_error_context_pop(&w);
     fan_stream_drop(stream);
     Py_XDECREF(t.slots);
     Py_XDECREF(t.gradients);

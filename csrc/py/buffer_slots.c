@@ -17,16 +17,16 @@ PyObject *fan_slot_name(const buffer_object *self, size_t slot) { return fan_nam
 /* fan_slot_arg: S1. */
 int fan_slot_arg(const buffer_object *self, PyObject *o, size_t *out)
 {
-    fan_where w = {.buffer = fan_buffer_name(self->core), .slot = -1, .key = -1};
+    fan_error_context w = {.buffer = fan_buffer_name(self->core), .slot = -1, .key = -1};
     int64_t i = 0;
     int result;
-    fan_where_push(&w);
+    fan_error_context_push(&w);
     result = fan_index(o, "slot", PyExc_IndexError, &i);
     if (result == 0 && (uint64_t)i >= self->n)
         result = self->n ? fan_refuse(PyExc_IndexError, "expected a slot from 0 to %zu, got %lld (S1)", self->n - 1,
                                       (long long)i)
                          : fan_refuse(PyExc_IndexError, "it has no slots, got %lld (S1)", (long long)i);
-    fan_where_pop(&w);
+    fan_error_context_pop(&w);
     *out = (size_t)i;
     return result;
 }
@@ -220,13 +220,13 @@ static int spec_named(fan_slot_specs *d, size_t i, PyObject *own, PyObject **nam
 static int spec_of(fan_slot_specs *d, size_t i, PyObject *item, const char *name, PyObject **names)
 {
     PyObject *type = fan_state_get()->slot_type, *own = NULL;
-    fan_where w = {.buffer = name, .slot = (Py_ssize_t)i, .key = -1};
+    fan_error_context w = {.buffer = name, .slot = (Py_ssize_t)i, .key = -1};
     int isslot = (PyObject *)Py_TYPE(item) == type ? 1 : PyObject_IsInstance(item, type), bad;
     if (isslot < 0)
         return -1;
-    fan_where_push(&w);
+    fan_error_context_push(&w);
     bad = isslot ? spec_of_slot(item, &d->specs[i], &d->held[i], &own) : spec_of_example(item, &d->specs[i]);
-    fan_where_pop(&w);
+    fan_error_context_pop(&w);
     if (!bad && own)
         bad = spec_named(d, i, own, names);
     Py_XDECREF(own);

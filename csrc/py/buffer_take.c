@@ -7,17 +7,17 @@
 static int import_out(PyObject *item, const char *name, PyObject *slot_names, size_t slot, fan_stream *ready,
                       fan_value *value)
 {
-    fan_where w = {.buffer = name,
-                   .slot_name = fan_name_at(slot_names, slot),
-                   .slot = (Py_ssize_t)slot,
-                   .key = -1,
-                   .stream = ready};
+    fan_error_context w = {.buffer = name,
+                           .slot_name = fan_name_at(slot_names, slot),
+                           .slot = (Py_ssize_t)slot,
+                           .key = -1,
+                           .stream = ready};
     int bad = 0;
     Py_INCREF(item);
-    fan_where_push(&w);
+    fan_error_context_push(&w);
     if (item != Py_None)
         bad = fan_import_out(item, value);
-    fan_where_pop(&w);
+    fan_error_context_pop(&w);
     Py_DECREF(item);
     return bad;
 }
@@ -153,7 +153,7 @@ PyObject *fan_buffer_take_any(buffer_object *self, PyObject *const *args, Py_ssi
     struct {
         PyObject *stream, *slot, *out, *scale, *writable;
     } a;
-    fan_where w = {.buffer = fan_buffer_name(self->core), .slot = -1, .key = -1};
+    fan_error_context w = {.buffer = fan_buffer_name(self->core), .slot = -1, .key = -1};
     fan_stream *s = NULL;
     PyObject *list = NULL;
     bool writable;
@@ -164,11 +164,11 @@ PyObject *fan_buffer_take_any(buffer_object *self, PyObject *const *args, Py_ssi
     bool one = a.slot && a.slot != Py_None;
     if (one && fan_slot_arg(self, a.slot, &slot) < 0)
         return NULL;
-    fan_where_push(&w);
+    fan_error_context_push(&w);
     if (fan_stream_arg(a.stream ? a.stream : Py_None, &s) == 0)
         list = fan_take_all(self->core, one ? &slot : NULL, self->names, s, a.out ? a.out : Py_None,
                             a.scale ? a.scale : Py_None, writable);
-    fan_where_pop(&w);
+    fan_error_context_pop(&w);
     fan_stream_drop(s);
     return one ? only_item(list) : list;
 }

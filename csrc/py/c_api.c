@@ -1,4 +1,4 @@
-/* c_api: the table of include/fanin.h, in a capsule. */
+/* c_api: the function table of include/fanin.h, in a capsule. */
 #include "py/engine_part.h"
 
 #include "base/mem.h"
@@ -12,7 +12,7 @@ FAN_DTYPE_LIST(X)
 
 /* ---- values ---- */
 
-/* status_of: the core's error as that of fanin.h. */
+/* status_of: converts the core's error to that of fanin.h. */
 static fanin_status status_of(fan_status status, const fan_error *from, fanin_error *err)
 {
     if (status == FAN_OK)
@@ -66,7 +66,7 @@ static void api_share(const fanin_value *v, fanin_value *out)
     *out = *v;
 }
 
-/* Memory of the caller's, and whom to tell that it is free. */
+/* The caller's memory, and the function that releases it. */
 typedef struct wrapped {
     void (*release)(void *ctx);
     void *ctx;
@@ -100,7 +100,7 @@ static fanin_status api_wrap(void *data, fanin_dtype dtype, int ndim, const int6
         status = s ? FAN_OK : fan_fail(&e, FAN_ERR_NOMEM, "out of memory");
     }
     if (status == FAN_OK) {
-        *w = (wrapped){NULL, NULL}; /* not before the array is there */
+        *w = (wrapped){NULL, NULL}; /* on failure the caller keeps the memory */
         if (!strides)
             fan_dense_strides(ndim, shape, fan_dtype_size((fan_dtype)dtype), NULL, dense);
         status = fan_array_view(s, data, (fan_dtype)dtype, ndim, shape, strides ? strides : dense, false, &a, &e);
@@ -118,7 +118,7 @@ static fanin_status api_wrap(void *data, fanin_dtype dtype, int ndim, const int6
 
 static int api_may_write(const fanin_value *v)
 {
-    return v->array && fan_native_only_ours(fan_native_of(fan_c_array(v)));
+    return v->array && fan_unboxed_is_unique(fan_unboxed(fan_c_array(v)));
 }
 
 static void api_drop(fanin_value *v)

@@ -8,20 +8,20 @@
 
 #define VALUES_ON_STACK (2 * FAN_SUMS_ON_STACK)
 
-static function_object *of(PyObject *o) { return (function_object *)o; }
+static function_object *function_cast(PyObject *o) { return (function_object *)o; }
 
 /* ---- values ---- */
 
-static const char *said(const fan_node *n, char *buf, size_t size)
+static const char *node_text(const fan_node *n, char *buf, size_t size)
 {
     if (n)
-        n->kind->text(n, buf, size);
+        n->ops->text(n, buf, size);
     else
         PyOS_snprintf(buf, size, "a function in C");
     return buf;
 }
 
-/* import_any: of whatever is no ndarray of a known dtype. */
+/* import_any: an object that is no ndarray of a known dtype. */
 static int import_any(PyObject *o, const fan_node *n, fanin_value *out)
 {
     fan_value v;
@@ -33,7 +33,7 @@ static int import_any(PyObject *o, const fan_node *n, fanin_value *out)
     if (fits)
         fan_c_show(fan_array_hold(v.array), out);
     else
-        PyErr_Format(PyExc_TypeError, "%s takes arrays on the CPU, got %s", said(n, name, sizeof name),
+        PyErr_Format(PyExc_TypeError, "%s takes arrays on the CPU, got %s", node_text(n, name, sizeof name),
                      FAN_TYPE_TEXT(o));
     fan_value_release(&v);
     return fits ? 0 : -1;
@@ -50,10 +50,10 @@ int fan_c_import(PyObject *o, const fan_node *n, fanin_value *out)
     return a || bad || o == Py_None ? bad : import_any(o, n, out);
 }
 
-/* ---- called ---- */
+/* ---- call ---- */
 
-/* failed: what it says as an exception; -1. */
-__attribute__((noinline, cold)) static int failed(const fan_node *n, fanin_status status, const fanin_error *err)
+/* raise_failure: the function's error as an exception; -1. */
+__attribute__((noinline, cold)) static int raise_failure(const fan_node *n, fanin_status status, const fanin_error *err)
 {
     PyObject *const classes[] = {PyExc_SystemError, PyExc_TypeError, PyExc_ValueError, PyExc_RuntimeError};
     char name[128];
@@ -62,30 +62,30 @@ __attribute__((noinline, cold)) static int failed(const fan_node *n, fanin_statu
     if (status == FANIN_ERR_NOMEM && !err->text[0])
         PyErr_NoMemory();
     else if (status == FANIN_ERR_NOMEM)
-        PyErr_Format(PyExc_MemoryError, "%s: %.500s", said(n, name, sizeof name), err->text);
+        PyErr_Format(PyExc_MemoryError, "%s: %.500s", node_text(n, name, sizeof name), err->text);
     else if (status >= FANIN_ERR_TYPE && status <= FANIN_ERR_STATE)
-        PyErr_Format(classes[status], "%s: %.500s", said(n, name, sizeof name),
-                     err->text[0] ? err->text : "its function failed, and says no more");
+        PyErr_Format(classes[status], "%s: %.500s", node_text(n, name, sizeof name),
+                     err->text[0] ? err->text : "its function failed without a message");
     else
-        PyErr_Format(PyExc_SystemError, "%s: its function returned %d, and no exception is set",
-                     said(n, name, sizeof name), (int)status);
+        PyErr_Format(PyExc_SystemError, "%s: its function returned %d without an exception",
+                     node_text(n, name, sizeof name), (int)status);
     return -1;
 }
 
-/* refuse_recorded: -1 with an exception: what it does to memory no recording knows. */
+/* refuse_recorded: -1 with an exception: a recording cannot contain the function's work. */
 __attribute__((noinline, cold)) static int refuse_recorded(const fan_node *n)
 {
     char name[128];
     fan_error err = {0};
     (void)fan_fail(&err, FAN_ERR_CAPTURE,
-                   "%s: a node's function in C cannot be recorded: what it computes would not be computed again",
-                   said(n, name, sizeof name));
+                   "%s: a node's function in C cannot be recorded: a replay would not run it again",
+                   node_text(n, name, sizeof name));
     (void)fan_raise_sim(FAN_ERR_CAPTURE, &err);
     return -1;
 }
 
-/* call: 0, or -1 with an exception. */
-static int call(const function_object *f, const fan_node *n, const fanin_value *sums, fanin_value *out)
+/* call_function: 0, or -1 with an exception. */
+static int call_function(const function_object *f, const fan_node *n, const fanin_value *sums, fanin_value *out)
 {
     FAN_RAW fanin_error err;
     fanin_status status;
@@ -99,24 +99,24 @@ static int call(const function_object *f, const fan_node *n, const fanin_value *
     err.text[sizeof err.text - 1] = '\0';
     if (status == FANIN_OK && !PyErr_Occurred())
         return 0;
-    return failed(n, status == FANIN_OK ? FANIN_ERR_PYTHON : status, &err);
+    return raise_failure(n, status == FANIN_OK ? FANIN_ERR_PYTHON : status, &err);
 }
 
-static inline bool is_object(const void *sum) { return sum && !fan_is_native(sum); }
+static inline bool is_object(const void *sum) { return sum && !fan_is_unboxed(sum); }
 
-/* call_with: the sums as values, those of Python's objects by holds of their own. */
+/* call_with: converts the sums; Python objects get holds of their own. */
 static int call_with(const function_object *f, const fan_node *n, void **sums, fanin_value *values)
 {
     int bad = 0;
     uint32_t k = 0, imported = 0;
     for (; k < f->inputs && !bad; k++) {
         if (!is_object(sums[k]))
-            fan_c_show(sums[k] ? fan_native_array(sums[k]) : NULL, &values[k]);
+            fan_c_show(sums[k] ? fan_unboxed_array(sums[k]) : NULL, &values[k]);
         else if (!(bad = fan_c_import(sums[k], n, &values[k])))
             imported = k + 1;
     }
     if (!bad)
-        bad = call(f, n, values, values + f->inputs);
+        bad = call_function(f, n, values, values + f->inputs);
     while (imported-- > 0)
         if (is_object(sums[imported]))
             fan_array_drop(fan_c_array(&values[imported]));
@@ -128,7 +128,7 @@ __attribute__((noinline, cold)) static int wrong_number(const function_object *f
 {
     char name[128];
     PyErr_Format(PyExc_ValueError, "%s returned an invalid number of gradients: expected %u, got %u",
-                 said(n, name, sizeof name), ngradients, f->gradients);
+                 node_text(n, name, sizeof name), ngradients, f->gradients);
     return -1;
 }
 
@@ -149,7 +149,7 @@ int fan_function_run(const function_object *f, const fan_node *n, void **sums, v
         fan_c_show(NULL, &out[i]);
     bad = call_with(f, n, sums, values);
     for (uint32_t i = 0; i < ngradients; i++)
-        gradients[i] = fan_native_of(fan_c_array(&out[i]));
+        gradients[i] = fan_unboxed(fan_c_array(&out[i]));
     if (values != on_stack)
         fan_free(values);
     return bad;
@@ -157,11 +157,11 @@ int fan_function_run(const function_object *f, const fan_node *n, void **sums, v
 
 /* ---- CFunction ---- */
 
-/* results: the gradients as a function of Python's gives them: a bare one, or a tuple; takes their holds. */
+/* results: the gradients as a Python function returns them: a single one, or a tuple; takes their holds. */
 static PyObject *results(void **gradients, uint32_t n)
 {
     PyObject *all = NULL;
-    bool bad = fan_native_show_all(gradients, n) < 0;
+    bool bad = fan_box_all(gradients, n) < 0;
     if (!bad && n == 1)
         return gradients[0] ? gradients[0] : Py_NewRef(Py_None);
     if (!bad)
@@ -176,7 +176,7 @@ static PyObject *results(void **gradients, uint32_t n)
 
 static PyObject *function_call(PyObject *o, PyObject *const *args, size_t nargsf, PyObject *kwnames)
 {
-    const function_object *f = of(o);
+    const function_object *f = function_cast(o);
     Py_ssize_t n = PyVectorcall_NARGS(nargsf);
     PyObject *made = NULL;
     void **sums, **gradients;
@@ -231,8 +231,8 @@ static void function_dealloc(PyObject *o)
 {
     PyTypeObject *type = Py_TYPE(o);
     PyObject *live = fan_exception_take();
-    if (of(o)->release)
-        of(o)->release(of(o)->ctx);
+    if (function_cast(o)->release)
+        function_cast(o)->release(function_cast(o)->ctx);
     if (PyErr_Occurred())
         PyErr_WriteUnraisable(NULL);
     fan_exception_put(live);
@@ -242,8 +242,8 @@ static void function_dealloc(PyObject *o)
 
 static PyObject *function_repr(PyObject *o)
 {
-    return PyUnicode_FromFormat("<function in C of %u sums, which gives %u gradients>", of(o)->inputs,
-                                of(o)->gradients);
+    return PyUnicode_FromFormat("<function in C of %u sums, which returns %u gradients>", function_cast(o)->inputs,
+                                function_cast(o)->gradients);
 }
 
 static PyMemberDef members[] = {
@@ -252,7 +252,7 @@ static PyMemberDef members[] = {
 };
 
 static PyType_Slot slots[] = {
-    {Py_tp_doc, "The function of a node, in C: `fanin_api.function_new` makes them (docs/c-api.md)."},
+    {Py_tp_doc, "The function of a node in C, made by `fanin_api.function_new` (docs/c-api.md)."},
     {Py_tp_dealloc, function_dealloc},
     {Py_tp_call, PyVectorcall_Call},
     {Py_tp_repr, function_repr},

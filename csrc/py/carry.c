@@ -24,7 +24,7 @@ static inline const fan_slot_spec *spec_of(const fan_node *n, uint32_t slot)
     return more && more->slots.specs ? &more->slots.specs[slot] : NULL;
 }
 
-static bool hand_object(const fan_node *to, uint32_t slot, PyObject *o)
+static bool can_forward_object(const fan_node *to, uint32_t slot, PyObject *o)
 {
     const fan_slot_spec *spec = spec_of(to, slot);
     FAN_RAW fan_fast_kind kind;
@@ -34,7 +34,7 @@ static bool hand_object(const fan_node *to, uint32_t slot, PyObject *o)
     int ndim;
     if (FAN_FAULT(HAND_WITHOUT_WAIT) && fan_array_arg(o, NULL))
         return true;
-    if (fan_node_stage(to, slot))
+    if (fan_node_out_buffer(to, slot))
         return false;
     if (PyArray_CheckExact(o)) {
         const PyArrayObject *a = (const PyArrayObject *)o;
@@ -50,14 +50,14 @@ static bool hand_object(const fan_node *to, uint32_t slot, PyObject *o)
     return !kind.check_at_use;
 }
 
-static bool hand(const fan_node *to, uint32_t slot, void *gradient)
+static bool can_forward(const fan_node *to, uint32_t slot, void *gradient)
 {
     const fan_slot_spec *spec;
     const fan_array *a;
-    if (!fan_is_native(gradient))
-        return hand_object(to, slot, gradient);
+    if (!fan_is_unboxed(gradient))
+        return can_forward_object(to, slot, gradient);
     spec = spec_of(to, slot);
-    a = fan_native_array(gradient);
+    a = fan_unboxed_array(gradient);
     return !spec || declares(spec, a->dtype, a->ndim, a->shape);
 }
 
@@ -68,7 +68,7 @@ static bool on_host(PyObject *gradient)
 {
     FAN_RAW fan_fast_kind kind;
     char *data;
-    return fan_is_native(gradient) || PyArray_CheckExact(gradient) || fan_fast_import(gradient, &kind, &data);
+    return fan_is_unboxed(gradient) || PyArray_CheckExact(gradient) || fan_fast_import(gradient, &kind, &data);
 }
 
 static fan_status place(void *gradient, fan_value *value, fan_stream **current, fan_error *err)
@@ -122,20 +122,20 @@ static const char *rest_of(const char *text, const char *buffer)
     return colon ? colon + 2 : NULL;
 }
 
-/* name_giver: V3: an error of the buffer says whose gradient it was. */
-static void name_giver(const buffer_object *b, const fan_giver *giver)
+/* name_producer: V3: an error of the buffer says whose gradient it was. */
+static void name_producer(const buffer_object *b, const fan_producer *producer)
 {
     PyObject *e = fan_exception_take(), *text = e ? PyObject_Str(e) : NULL, *said = NULL, *again = NULL;
     const char *words = text ? PyUnicode_AsUTF8(text) : NULL;
     const char *rest = words ? rest_of(words, fan_buffer_name(b->core)) : NULL;
     char name[128];
     PyErr_Clear();
-    if (rest && giver->node)
-        said = PyUnicode_FromFormat("%s%s returned an invalid gradient at index %u: %s", FAN_BY_HOOK(giver),
-                                    fan_node_said(giver->node, name, sizeof name), giver->index, rest);
+    if (rest && producer->node)
+        said = PyUnicode_FromFormat("%s%s returned an invalid gradient at index %u: %s", FAN_FROM_HOOK(producer),
+                                    fan_node_name(producer->node, name, sizeof name), producer->index, rest);
     else if (rest)
-        said =
-            PyUnicode_FromFormat("%s was given an invalid gradient at index %u: %s", giver->call, giver->index, rest);
+        said = PyUnicode_FromFormat("%s was given an invalid gradient at index %u: %s", producer->call, producer->index,
+                                    rest);
     again = said ? PyObject_CallOneArg((PyObject *)Py_TYPE(e), said) : NULL;
     PyErr_Clear();
     Py_XDECREF(said);
@@ -149,36 +149,36 @@ static void name_giver(const buffer_object *b, const fan_giver *giver)
     fan_exception_put(e);
 }
 
-/* add_between: P is what is current where the gradient was made, unless giver->stream says it; C, and S11's, is what is
- * current where it is consumed. */
-static int add_between(buffer_object *b, uint32_t slot, fan_contribution *c, const fan_giver *giver)
+/* add_between: P is what is current where the gradient was made, unless producer->stream says it; C, and S11's, is what
+ * is current where it is consumed. */
+static int add_between(buffer_object *b, uint32_t slot, fan_contribution *c, const fan_producer *producer)
 {
     bool device = c->value.device && c->value.device->backend->has_streams;
     fan_streams_outer outer;
     fan_stream *current = NULL;
-    if (device && !giver->stream && fan_library_stream(&c->value, NULL, &current) < 0)
+    if (device && !producer->stream && fan_library_stream(&c->value, NULL, &current) < 0)
         return -1;
-    if (device && !giver->stream && !current && !(current = fan_stream_current(c->value.device))) {
+    if (device && !producer->stream && !current && !(current = fan_stream_current(c->value.device))) {
         PyErr_NoMemory();
         return -1;
     }
-    c->stream = !device ? NULL : current ? current : giver->stream;
-    fan_streams_enter(giver->to, &outer);
+    c->stream = !device ? NULL : current ? current : producer->stream;
+    fan_streams_enter(producer->to, &outer);
     int bad = fan_add_on(b->core, slot, c);
     fan_streams_leave(&outer);
     fan_stream_drop(current);
     return bad;
 }
 
-static int add_any(buffer_object *b, uint32_t slot, uint32_t key, PyObject *gradient, const fan_giver *giver)
+static int add_any(buffer_object *b, uint32_t slot, uint32_t key, PyObject *gradient, const fan_producer *producer)
 {
     fan_contribution c = {.key = -1,
                           .value = {.dtype = FAN_DT_NONE},
-                          .stream = giver->stream,
+                          .stream = producer->stream,
                           .alone = gradient && fan_alone(gradient, 1)};
     PyObject *number = PyLong_FromUnsignedLong(key);
     int bad = !number || fan_contribution_of(b, slot, gradient ? gradient : Py_None, number, &c) < 0 ||
-              add_between(b, slot, &c, giver) < 0;
+              add_between(b, slot, &c, producer) < 0;
     if (c.value.form != FAN_FORM_UNDEFINED)
         fan_value_release(&c.value);
     Py_XDECREF(number);
@@ -186,19 +186,20 @@ static int add_any(buffer_object *b, uint32_t slot, uint32_t key, PyObject *grad
 }
 
 /* add_shown: by the general path, to which what is native comes as an ndarray. */
-static int add_shown(buffer_object *b, uint32_t slot, uint32_t key, void *gradient, const fan_giver *giver)
+static int add_shown(buffer_object *b, uint32_t slot, uint32_t key, void *gradient, const fan_producer *producer)
 {
     void *shown = gradient;
     int bad;
-    if (!gradient || !fan_is_native(gradient))
-        return add_any(b, slot, key, gradient, giver);
-    fan_array_hold(fan_native_array(gradient));
-    bad = fan_native_show(&shown) < 0 || add_any(b, slot, key, shown, giver) < 0 ? -1 : 0;
+    if (!gradient || !fan_is_unboxed(gradient))
+        return add_any(b, slot, key, gradient, producer);
+    fan_array_hold(fan_unboxed_array(gradient));
+    bad = fan_box(&shown) < 0 || add_any(b, slot, key, shown, producer) < 0 ? -1 : 0;
     fan_object_drop(shown);
     return bad;
 }
 
-static fan_status add(void *buffer, uint32_t slot, uint32_t key, void *gradient, const fan_giver *giver, fan_error *err)
+static fan_status add(void *buffer, uint32_t slot, uint32_t key, void *gradient, const fan_producer *producer,
+                      fan_error *err)
 {
     FAN_RAW fan_fast_kind kind;
     buffer_object *b = buffer;
@@ -213,13 +214,13 @@ static fan_status add(void *buffer, uint32_t slot, uint32_t key, void *gradient,
         else if (added)
             return FAN_OK;
         if (status != FAN_OK) {
-            name_giver(b, giver);
+            name_producer(b, producer);
             return fan_from_python(err);
         }
     }
-    if (add_shown(b, slot, key, gradient, giver) == 0)
+    if (add_shown(b, slot, key, gradient, producer) == 0)
         return FAN_OK;
-    name_giver(b, giver);
+    name_producer(b, producer);
     return fan_from_python(err);
 }
 
@@ -227,7 +228,7 @@ static fan_status add(void *buffer, uint32_t slot, uint32_t key, void *gradient,
 
 static fan_status take(const fan_node *n, void *buffer, uint32_t slot, void **sum, fan_error *err)
 {
-    PyObject *out = fan_node_stage(n, slot);
+    PyObject *out = fan_node_out_buffer(n, slot);
     const fan_take how = {.one = true, .slot = slot};
     buffer_object *b = buffer;
     const size_t only = slot;
@@ -254,7 +255,7 @@ static fan_status hooks(fan_node *n, void **sums, void **node_hooks, fan_error *
     const node_more *more = self->more;
     if (!more || !(more->hooks[FAN_HOOK_SLOT] || more->hooks[FAN_HOOK_PRE] || more->hooks[FAN_HOOK_POST] || more->kept))
         return FAN_OK;
-    return status_of(fan_native_show_all(sums, n->inputs) < 0 || fan_hooks_of_node(self, node_hooks) < 0 ||
+    return status_of(fan_box_all(sums, n->inputs) < 0 || fan_hooks_of_node(self, node_hooks) < 0 ||
                              fan_hooks_slots(self, sums) < 0 || fan_hooks_keep(self, sums) < 0
                          ? -1
                          : 0,
@@ -266,7 +267,7 @@ static fan_status run(fan_node *n, void **sums, void *node_hooks, void **gradien
     return status_of(fan_node_run(fan_node_object(n), sums, node_hooks, gradients, ngradients), err);
 }
 
-static bool hooked(const void *node_hooks, uint32_t index) { return fan_hooks_gave(node_hooks, index); }
+static bool is_from_hook(const void *node_hooks, uint32_t index) { return fan_hooks_produced(node_hooks, index); }
 
 /* fetch: of a function in Python its own memory is what it needs. */
 static void fetch(const fan_node *const ahead[3])
@@ -354,18 +355,18 @@ static fan_status progress(void *progress, uint32_t ran, uint32_t all, fan_error
 const fan_engine_frontend fan_python_engine = {
     .hold = fan_object_hold_here,
     .drop = fan_object_drop_here,
-    .hand = hand,
+    .can_forward = can_forward,
     .place = place,
     .place_drop = place_drop,
     .buffer_new = buffer_new,
     .buffer_free = buffer_free,
     .add = add,
     .take = take,
-    .look = fan_explain_look,
+    .read_stats = fan_explain_read_stats,
     .nonfinite = fan_explain_nonfinite,
     .hooks = hooks,
     .run = run,
-    .hooked = hooked,
+    .is_from_hook = is_from_hook,
     .fetch = fetch,
     .accumulate = accumulate,
     .leaf_grad = leaf_grad,

@@ -1,5 +1,5 @@
-/* cpu_kernel: kernels of Python's on the CPU: a callable with its arguments, and the loop of NumPy's that it may end
- * in; arrays and launches of the functions of graph trees. */
+/* cpu_kernel: kernels that are Python callables, on the CPU: a call with its arguments, or NumPy's inner loop in its
+ * place; arrays and launches inside functions of graph trees. */
 #include "py/args.h"
 #include "py/cpu_kernel.h"
 #include "py/import_memory.h"
@@ -11,11 +11,11 @@
 #include <numpy/ufuncobject.h>
 
 #define LOOP_ARGS 4
-#define LOOP_BYTES ((npy_intp)1 << 18) /* larger ones let other threads in, as NumPy does */
+#define LOOP_BYTES ((npy_intp)1 << 18) /* for larger arrays NumPy releases the interpreter's lock */
 
 static bool is_ufunc(PyObject *fn) { return strcmp(Py_TYPE(fn)->tp_name, "numpy.ufunc") == 0; }
 
-/* check_kept: 0, or -1 with an exception where the callable kept an argument of a call that is through. */
+/* check_kept: after the call: 0, or -1 with an exception if the callable kept an argument. */
 static int check_kept(PyObject *call)
 {
     if (is_ufunc(PyTuple_GET_ITEM(call, 0)))
@@ -23,8 +23,8 @@ static int check_kept(PyObject *call)
     for (Py_ssize_t i = FAN_CALL_ARGS; i < PyTuple_GET_SIZE(call); i++)
         if (PyArray_Check(PyTuple_GET_ITEM(call, i)) && Py_REFCNT(PyTuple_GET_ITEM(call, i)) > 1) {
             PyErr_Format(PyExc_RuntimeError,
-                         "kernel %R kept its argument %zd past its run, when its memory may be another array's; keep a "
-                         "copy: view.copy()",
+                         "kernel %R kept its argument %zd after its run, when the memory may be reused: keep a copy, "
+                         "view.copy()",
                          PyTuple_GET_ITEM(call, 1), i - FAN_CALL_ARGS);
             return -1;
         }
@@ -75,7 +75,7 @@ fan_status fan_call_record(fan_recording *r, PyObject *call, Py_ssize_t reads, f
     Py_ssize_t all = PyTuple_GET_SIZE(call) - FAN_CALL_ARGS;
     fan_cpu_access *accesses = fan_calloc(((size_t)all + 1) * sizeof *accesses);
     const char *name = PyUnicode_AsUTF8(PyTuple_GET_ITEM(call, 1));
-    if (!name) /* it holds what UTF-8 has no bytes for */
+    if (!name) /* lone surrogates */
         PyErr_Clear();
     if (!accesses) {
         if (how.drop)
@@ -104,7 +104,7 @@ typedef struct inner_loop {
     void *data;
     npy_intp count, steps[LOOP_ARGS];
     char *at[LOOP_ARGS];
-    _Alignas(16) char numbers[LOOP_ARGS][32]; /* Python's, which take the dtype of the arrays beside them */
+    _Alignas(16) char numbers[LOOP_ARGS][32]; /* Python numbers, converted to the result's dtype */
 } inner_loop;
 
 static fan_status run_loop(void *ctx, fan_error *err)
@@ -120,8 +120,8 @@ static fan_status run_loop(void *ctx, fan_error *err)
 
 static void drop_loop(void *ctx) { PyMem_RawFree(ctx); }
 
-/* flat: whether NumPy's loop would go once through all of `a`, which is written or shaped as `out`. */
-static bool flat(PyArrayObject *a, PyArrayObject *out)
+/* is_flat: whether one inner loop covers all of `a`, laid out like `out`. */
+static bool is_flat(PyArrayObject *a, PyArrayObject *out)
 {
     int both = PyArray_FLAGS(a) & PyArray_FLAGS(out);
     return both & NPY_ARRAY_ALIGNED && both & (NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_F_CONTIGUOUS) &&
@@ -129,13 +129,13 @@ static bool flat(PyArrayObject *a, PyArrayObject *out)
            PyArray_CompareLists(PyArray_DIMS(a), PyArray_DIMS(out), PyArray_NDIM(a)) && PyArray_ISNOTSWAPPED(a);
 }
 
-/* type_of: of an argument in that loop; a number is of the result's type. */
+/* type_of: the type of an argument in the loop; of a number the result's. */
 static char type_of(PyObject *x, PyArrayObject *out)
 {
     return (char)PyArray_TYPE(PyArray_Check(x) ? (PyArrayObject *)x : out);
 }
 
-/* loop_of: the index of a ufunc's loop for just these types; -1: none. */
+/* loop_of: the index of a ufunc's loop for exactly these types; -1: none. */
 static int loop_of(const PyUFuncObject *f, PyObject *const *args, PyArrayObject *out)
 {
     for (int i = 0; i < f->ntypes; i++) {
@@ -148,8 +148,8 @@ static int loop_of(const PyUFuncObject *f, PyObject *const *args, PyArrayObject 
     return -1;
 }
 
-/* fits: whether an argument is one of a single loop: an array laid out as the result, or a number beside floats. */
-static bool fits(PyObject *x, PyArrayObject *out)
+/* loop_takes: whether a direct loop can use an argument: an array laid out like the result, or a number with floats. */
+static bool loop_takes(PyObject *x, PyArrayObject *out)
 {
     if (!PyArray_CheckExact(x))
         return PyTypeNum_ISFLOAT(PyArray_TYPE(out)) && (PyFloat_CheckExact(x) || PyLong_CheckExact(x));
@@ -157,11 +157,11 @@ static bool fits(PyObject *x, PyArrayObject *out)
     bool disjoint =
         PyArray_BYTES(a) == PyArray_BYTES(out) || !fan_flats_meet(PyArray_BYTES(a), (uint64_t)PyArray_NBYTES(a),
                                                                   PyArray_BYTES(out), (uint64_t)PyArray_NBYTES(out));
-    return PyTypeNum_ISNUMBER(PyArray_TYPE(a)) && flat(a, out) && disjoint;
+    return PyTypeNum_ISNUMBER(PyArray_TYPE(a)) && is_flat(a, out) && disjoint;
 }
 
-/* place: where the loop finds its i-th argument: 0, or -1 with an exception. */
-static int place(inner_loop *l, Py_ssize_t i, PyObject *x, PyArrayObject *out)
+/* loop_argument: sets the address and step of the i-th argument: 0, or -1 with an exception. */
+static int loop_argument(inner_loop *l, Py_ssize_t i, PyObject *x, PyArrayObject *out)
 {
     if (PyArray_Check(x)) {
         l->at[i] = PyArray_BYTES((PyArrayObject *)x);
@@ -172,7 +172,7 @@ static int place(inner_loop *l, Py_ssize_t i, PyObject *x, PyArrayObject *out)
     return PyArray_SETITEM(out, l->numbers[i], x);
 }
 
-/* loop_new: what a call is in the end, or NULL, without an exception: it has to be made as it is. */
+/* loop_new: the direct loop of a call; NULL, without an exception: there is none. */
 static inner_loop *loop_new(PyObject *call)
 {
     PyObject *const *args = ((PyTupleObject *)call)->ob_item + FAN_CALL_ARGS;
@@ -185,7 +185,7 @@ static inner_loop *loop_new(PyObject *call)
     PyArrayObject *out = (PyArrayObject *)args[n - 1];
     bool simple = PyArray_SIZE(out) > 0 && PyArray_NBYTES(out) <= LOOP_BYTES && PyArray_ITEMSIZE(out) <= 32;
     for (Py_ssize_t i = 0; i < n && simple; i++)
-        simple = fits(args[i], out);
+        simple = loop_takes(args[i], out);
     int which = simple ? loop_of(f, args, out) : -1;
     inner_loop *l = which < 0 ? NULL : PyMem_RawCalloc(1, sizeof *l);
     if (!l)
@@ -194,7 +194,7 @@ static inner_loop *loop_new(PyObject *call)
     l->data = f->data ? f->data[which] : NULL;
     l->count = PyArray_SIZE(out);
     for (Py_ssize_t i = 0; i < n; i++)
-        if (place(l, i, args[i], out) < 0) {
+        if (loop_argument(l, i, args[i], out) < 0) {
             PyErr_Clear();
             PyMem_RawFree(l);
             return NULL;
@@ -215,9 +215,9 @@ bool fan_call_loop(PyObject *call, fan_cpu_call *how)
 
 /* ---- functions of graph trees ---- */
 
-/* Title: Kernels of a tree. A recording has the call with views that were made once, or the loop alone. Views have a
- * hold on the whole memory that they lie in: the tree's range, or the operand's. So whoever keeps one reads what is
- * there then, and never memory that is gone; and keeping one is an error. */
+/* Title: Kernels of a tree. A recording has the call with views that were made once, or only the direct loop. A view
+ * holds the whole memory that it lies in, the arena or the operand's, so a kept view never reads freed memory; keeping
+ * one is an error anyway. */
 typedef struct tree_kernel {
     PyObject *name, *call; /* held; call NULL: */
     fan_cpu_call loop;
@@ -228,7 +228,7 @@ static void kernel_drop(void *ctx)
     tree_kernel *k = ctx;
     fan_gil gil;
     if (!fan_gil_enter(&gil))
-        return; /* too late for Python: left to the end of the process */
+        return; /* the interpreter has ended; the process frees it */
     if (k->loop.drop)
         k->loop.drop(k->loop.ctx);
     Py_XDECREF(k->call);
@@ -244,7 +244,7 @@ static fan_status kernel_run(void *ctx, fan_error *err)
     if (!k->call)
         return k->loop.run(k->loop.ctx, err);
     if (!fan_gil_enter(&gil))
-        return fan_fail(err, FAN_ERR_STATE, "the interpreter is gone: a kernel of Python's cannot run");
+        return fan_fail(err, FAN_ERR_STATE, "the interpreter has ended: a Python kernel cannot run");
     fan_status status = fan_call_run(k->call, err);
     fan_gil_leave(&gil);
     return status;
@@ -265,7 +265,7 @@ static PyObject *view_of(const fan_array *a, bool write)
     return made;
 }
 
-/* argument: the i-th of a launch as its kernel gets it; new reference. */
+/* argument: converts an argument of a launch for its kernel; new reference. */
 static PyObject *argument(void *Py_UNUSED(ctx), PyObject *name, PyObject *x, bool write, Py_ssize_t i)
 {
     fan_device *d = NULL;
@@ -285,15 +285,15 @@ static PyObject *argument(void *Py_UNUSED(ctx), PyObject *name, PyObject *x, boo
     if (!write && PySequence_Check(x) && !PyUnicode_Check(x) && !PyBytes_Check(x))
         return PyErr_Format(PyExc_TypeError,
                             "%U: reads[%zd]: a kernel on the CPU reads arrays on the CPU and numbers, got %s: pass "
-                            "np.asarray(x) to the function as an operand, or write its numbers one by one",
+                            "np.asarray(x) to the function as an operand, or give its numbers one by one",
                             name, i, FAN_TYPE_TEXT(x));
-    return PyErr_Format(
-        PyExc_TypeError, "%U: %s[%zd]: a kernel on the CPU %s, got %s", name, write ? "writes" : "reads", i,
-        write ? "writes arrays that can be written" : "reads arrays on the CPU and numbers", FAN_TYPE_TEXT(x));
+    return PyErr_Format(PyExc_TypeError, "%U: %s[%zd]: a kernel on the CPU %s, got %s", name,
+                        write ? "writes" : "reads", i,
+                        write ? "writes writable arrays" : "reads arrays on the CPU and numbers", FAN_TYPE_TEXT(x));
 }
 
-/* record: a call that runs with each launch of the recording that this thread makes. */
-static fan_status record(fan_recording *r, PyObject *call, Py_ssize_t reads, fan_error *err)
+/* record_call: adds a call to this thread's recording; it runs at each launch. */
+static fan_status record_call(fan_recording *r, PyObject *call, Py_ssize_t reads, fan_error *err)
 {
     tree_kernel *k = fan_calloc(sizeof *k);
     if (!k)
@@ -304,7 +304,7 @@ static fan_status record(fan_recording *r, PyObject *call, Py_ssize_t reads, fan
     return fan_call_record(r, call, reads, (fan_cpu_call){.run = kernel_run, .drop = kernel_drop, .ctx = k}, err);
 }
 
-/* cpu_launch: does fn(*reads, *writes) at once, or with each launch of what this thread records. */
+/* cpu_launch: calls fn(*reads, *writes) now, or at each launch of this thread's recording. */
 static PyObject *cpu_launch(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *fn, *name, *lists[2], *call;
@@ -314,12 +314,12 @@ static PyObject *cpu_launch(PyObject *Py_UNUSED(module), PyObject *args)
         !(call = fan_call_new(fn, name, lists, argument, NULL)))
         return NULL;
     fan_status status =
-        r && fan_recording_defers() ? record(r, call, PyTuple_GET_SIZE(lists[0]), &err) : fan_call_run(call, &err);
+        r && fan_recording_defers() ? record_call(r, call, PyTuple_GET_SIZE(lists[0]), &err) : fan_call_run(call, &err);
     Py_DECREF(call);
     return status == FAN_OK ? Py_NewRef(Py_None) : fan_raise(status, &err);
 }
 
-/* cpu_empty: an array of fanin's on the CPU: in the function of a graph tree its memory is the tree's. */
+/* cpu_empty: a new array of fanin's on the CPU; inside a function of a graph tree in the tree's memory. */
 static PyObject *cpu_empty(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *shape, *dtype, *made = NULL;
@@ -346,11 +346,11 @@ static PyObject *cpu_wants_handles(PyObject *Py_UNUSED(module), PyObject *Py_UNU
 
 PyMethodDef fan_cpu_kernel_functions[] = {
     {"cpu_launch", cpu_launch, METH_VARARGS,
-     "cpu_launch($module, fn, name, reads, writes, /)\n--\n\nDo fn(*reads, *writes) on the CPU, now, or in each "
-     "replay of what is recorded."},
+     "cpu_launch($module, fn, name, reads, writes, /)\n--\n\nCall fn(*reads, *writes) on the CPU, now, or in each "
+     "replay of this thread's recording."},
     {"cpu_empty", cpu_empty, METH_VARARGS,
-     "cpu_empty($module, shape, dtype, /)\n--\n\nAn array of fanin's on the CPU, in a graph tree's memory inside of "
-     "its functions."},
+     "cpu_empty($module, shape, dtype, /)\n--\n\nA new array of fanin's on the CPU; inside a function of a graph "
+     "tree in the tree's memory."},
     {"cpu_wants_handles", cpu_wants_handles, METH_NOARGS,
      "cpu_wants_handles($module, /)\n--\n\nWhether this thread is in a function of a graph tree on the CPU."},
     {NULL, NULL, 0, NULL},

@@ -1,6 +1,7 @@
 /* cuda: the CUDA driver as Python has it: which one, opened when it is first asked for, and what is in it. */
 #include "py/args.h"
-#include "py/driver.h"
+
+#include "device/cuda/driver.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -8,15 +9,14 @@
 static PyObject *cuda_use(PyObject *Py_UNUSED(module), PyObject *path)
 {
     const char *given = NULL;
-    char *copy = NULL;
+    fan_error err = {0};
+    fan_status status;
     if (path != Py_None && !(given = PyUnicode_AsUTF8(path)))
         return NULL;
-    if (given && !(copy = PyMem_RawMalloc(strlen(given) + 1)))
-        return PyErr_NoMemory();
-    if (copy)
-        memcpy(copy, given, strlen(given) + 1);
-    Py_BEGIN_ALLOW_THREADS fan_driver_use(copy);
-    Py_END_ALLOW_THREADS Py_RETURN_NONE;
+    Py_BEGIN_ALLOW_THREADS
+        status = fan_driver_use(given, &err);
+    Py_END_ALLOW_THREADS
+    return status == FAN_OK ? Py_NewRef(Py_None) : fan_raise(status, &err);
 }
 
 static int put_kernels(PyObject *kernels, int index, const char *words)
@@ -68,8 +68,11 @@ static PyObject *cuda_info(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none
     fan_error err = {0};
     fan_status status;
     PyObject *made;
-    Py_BEGIN_ALLOW_THREADS status = fan_driver_open(&c, &err);
-    Py_END_ALLOW_THREADS if (status != FAN_OK) return Py_BuildValue("{s:s,s:i}", "why", err.text, "code", err.code);
+    Py_BEGIN_ALLOW_THREADS
+        status = fan_driver_open(&c, &err);
+    Py_END_ALLOW_THREADS
+    if (status != FAN_OK)
+        return Py_BuildValue("{s:s,s:i}", "why", err.text, "code", err.code);
     made = describe_cuda(fan_cuda_driver(c), c);
     fan_cuda_drop(c);
     return made;
@@ -119,11 +122,13 @@ static PyObject *device_array(PyObject *Py_UNUSED(module), PyObject *args)
     fan_storage *st = fan_storage_wrap(PyArray_DATA(from), 0, NULL, NULL);
     if (st)
         status = fan_array_view(st, PyArray_BYTES(from), dtype, PyArray_NDIM(from), shape, strides, false, &init, &err);
-    Py_BEGIN_ALLOW_THREADS if (status == FAN_OK) status =
-        fan_device_array(d, NULL, dtype, init->ndim, init->shape, init, &a, &err);
-    if (status == FAN_OK && !empty)
-        status = fill(d, a, init, &err);
-    Py_END_ALLOW_THREADS made = status == FAN_OK ? fan_array_wrap(a, d) : fan_raise(status, &err);
+    Py_BEGIN_ALLOW_THREADS
+        if (status == FAN_OK)
+            status = fan_device_array(d, NULL, dtype, init->ndim, init->shape, init, &a, &err);
+        if (status == FAN_OK && !empty)
+            status = fill(d, a, init, &err);
+    Py_END_ALLOW_THREADS
+    made = status == FAN_OK ? fan_array_wrap(a, d) : fan_raise(status, &err);
     fan_array_drop(a);
     fan_array_drop(init);
     fan_storage_drop(st);
@@ -150,6 +155,31 @@ static PyObject *kernels_made(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(n
 {
     return PyUnicode_FromString(fan_kernels_made);
 }
+
+/* cuda_compile: fan_compile_kernels by fanin._kernels, on any thread. */
+static fan_status cuda_compile(fan_cuda *c, int index, int compute, fan_error *err)
+{
+    const fan_cuda_api *api = fan_cuda_driver(c);
+    const char *words;
+    Py_buffer code;
+    fan_status status;
+    PyGILState_STATE gil = PyGILState_Ensure();
+    PyObject *module = PyImport_ImportModule("fanin._kernels"), *made = NULL;
+    if (module)
+        made = PyObject_CallMethod(module, "image", "siis", api->path, api->version, compute, err->text);
+    if (made && PyArg_ParseTuple(made, "y*s:fanin._kernels.image", &code, &words)) {
+        status = fan_cuda_give_kernels(c, index, code.buf, (size_t)code.len, words, err);
+        PyBuffer_Release(&code);
+    } else {
+        status = fan_from_python(err);
+    }
+    Py_XDECREF(made);
+    Py_XDECREF(module);
+    PyGILState_Release(gil);
+    return status;
+}
+
+void fan_cuda_compile_in_python(void) { fan_driver_compile(cuda_compile); }
 
 static PyObject *kernels_source(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 {
@@ -193,7 +223,7 @@ static PyObject *cuda_active(PyObject *Py_UNUSED(module), PyObject *number)
     fan_status status = fan_driver_open(&c, &err);
     if (status != FAN_OK)
         return fan_raise(status, &err);
-    bool active = index >= 0 && index <= FAN_MOST_DEVICES && fan_cuda_active(c, (int)index);
+    bool active = index >= 0 && index <= INT32_MAX && fan_cuda_active(c, (int)index);
     fan_cuda_drop(c);
     return PyBool_FromLong(active);
 }

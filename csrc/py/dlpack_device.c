@@ -1,7 +1,7 @@
 /* dlpack_device: arrays on a device, given to other libraries: DLPack, __cuda_array_interface__. */
 #include "py/args.h"
+#include "py/backends.h"
 #include "py/dlpack_export.h"
-#include "py/driver.h"
 
 #include <stdio.h>
 
@@ -28,7 +28,7 @@ static int consumer_stream(PyObject *o, fan_device *d, fan_stream **out)
                           "__dlpack__: %R is no stream; expected 1 (legacy default), 2 (per-thread default), -1 (no "
                           "waiting) or a handle",
                           o);
-    *out = fan_cuda_stream_arg(d, (uint64_t)n);
+    *out = fan_backend_stream(d, (uint64_t)n);
     return *out ? 0 : -1;
 }
 
@@ -94,8 +94,11 @@ static PyObject *export_to_host(fan_array *a, fan_device *d, const fan_dl_reques
         return PyErr_Format(
             PyExc_BufferError,
             "__dlpack__: the array is on a device, and copy=False: the host cannot have it without a copy");
-    Py_BEGIN_ALLOW_THREADS status = to_host(a, d, &copied, &err);
-    Py_END_ALLOW_THREADS if (status != FAN_OK) return fan_raise(status, &err);
+    Py_BEGIN_ALLOW_THREADS
+        status = to_host(a, d, &copied, &err);
+    Py_END_ALLOW_THREADS
+    if (status != FAN_OK)
+        return fan_raise(status, &err);
     PyObject *capsule = fan_dlpack_offer(copied, (fan_dl_device){FAN_DL_CPU, 0}, q->major >= 1, true);
     fan_array_drop(copied);
     return capsule;
@@ -104,7 +107,7 @@ static PyObject *export_to_host(fan_array *a, fan_device *d, const fan_dl_reques
 static int shared_with_others(const fan_device *d, const char *what)
 {
     char text[32];
-    if (fan_cuda_of(d))
+    if (fan_is_shared(d))
         return 0;
     return fan_refuse(PyExc_BufferError, "%s: the array is on %s, which no other library knows", what,
                       fan_device_text(d, text, sizeof text));
@@ -112,12 +115,13 @@ static int shared_with_others(const fan_device *d, const char *what)
 
 PyObject *fan_dlpack_device(const fan_device *d)
 {
-    return shared_with_others(d, "__dlpack_device__") < 0 ? NULL : Py_BuildValue("(ii)", FAN_DL_CUDA, d->index);
+    return shared_with_others(d, "__dlpack_device__") < 0 ? NULL
+                                                          : Py_BuildValue("(ii)", d->backend->dlpack[0], d->index);
 }
 
 PyObject *fan_dlpack_export(fan_array *a, fan_device *d, PyObject *args, PyObject *kwargs)
 {
-    fan_dl_request q = {.type = FAN_DL_CUDA, .id = d->index};
+    fan_dl_request q = {.type = d->backend->dlpack[0], .id = d->index};
     fan_stream *s = NULL, *on = NULL;
     fan_array *copied = NULL;
     fan_error err = {0};
@@ -127,27 +131,29 @@ PyObject *fan_dlpack_export(fan_array *a, fan_device *d, PyObject *args, PyObjec
         return NULL;
     if (q.type == FAN_DL_CPU && q.id == 0)
         return export_to_host(a, d, &q);
-    if (q.type != FAN_DL_CUDA || q.id != d->index)
-        return PyErr_Format(PyExc_BufferError,
-                            "__dlpack__: the array is on CUDA device %d and is not copied to device (%ld, %ld)",
-                            d->index, q.type, q.id);
+    if (q.type != d->backend->dlpack[0] || q.id != d->index)
+        return PyErr_Format(PyExc_BufferError, "__dlpack__: the array is on %s and is not copied to device (%ld, %ld)",
+                            fan_device_text(d, (char[32]){""}, 32), q.type, q.id);
     if (fan_dl_request_decide(a, &q) < 0)
         return NULL;
     if (consumer_stream(q.stream, d, &s) < 0)
         return NULL;
-    Py_BEGIN_ALLOW_THREADS on = s            ? fan_stream_hold(s)
-                                : q.copy > 0 ? fan_stream_current(d)
-                                             : NULL; /* a copy is ordered behind its source at any rate */
-    if (on)
-        status = await_users(a, on, &err);
-    if (status == FAN_OK && q.copy > 0)
-        status =
-            on ? device_copy(a, d, on, &copied, &err) : fan_fail(&err, FAN_ERR_NOMEM, "out of memory for a stream");
-    fan_stream_drop(on);
-    fan_stream_drop(s);
-    Py_END_ALLOW_THREADS if (status != FAN_OK) return fan_raise(status, &err);
-    capsule =
-        fan_dlpack_offer(copied ? copied : a, (fan_dl_device){FAN_DL_CUDA, d->index}, q.major >= 1, copied != NULL);
+    Py_BEGIN_ALLOW_THREADS
+        on = s            ? fan_stream_hold(s)
+             : q.copy > 0 ? fan_stream_current(d)
+                          : NULL; /* a copy is ordered behind its source at any rate */
+        if (on)
+            status = await_users(a, on, &err);
+        if (status == FAN_OK && q.copy > 0)
+            status =
+                on ? device_copy(a, d, on, &copied, &err) : fan_fail(&err, FAN_ERR_NOMEM, "out of memory for a stream");
+        fan_stream_drop(on);
+        fan_stream_drop(s);
+    Py_END_ALLOW_THREADS
+    if (status != FAN_OK)
+        return fan_raise(status, &err);
+    capsule = fan_dlpack_offer(copied ? copied : a, (fan_dl_device){d->backend->dlpack[0], d->index}, q.major >= 1,
+                               copied != NULL);
     fan_array_drop(copied);
     return capsule;
 }
@@ -167,12 +173,15 @@ PyObject *fan_interface_export(fan_array *a, fan_device *d)
     fan_error err = {0};
     fan_status status = FAN_ERR_NOMEM;
     PyObject *shape, *strides;
-    if (!fan_cuda_of(d) || !typestr(a->dtype, type, sizeof type))
+    if (!d->backend->cuda_protocols || !typestr(a->dtype, type, sizeof type))
         return PyErr_Format(PyExc_AttributeError, "an array of dtype %s on %s has no __cuda_array_interface__",
                             fan_dtype_name(a->dtype), fan_device_text(d, text, sizeof text));
     fan_stream *s = fan_stream_current(d);
-    Py_BEGIN_ALLOW_THREADS if (s) status = await_users(a, s, &err);
-    Py_END_ALLOW_THREADS unsigned long long handle = s ? s->handle : FAN_DL_LEGACY;
+    Py_BEGIN_ALLOW_THREADS
+        if (s)
+            status = await_users(a, s, &err);
+    Py_END_ALLOW_THREADS
+    unsigned long long handle = s ? s->handle : FAN_DL_LEGACY;
     fan_stream_drop(s);
     if (status != FAN_OK)
         return fan_raise(status, &err);

@@ -160,22 +160,22 @@ const char *fan_type_text(const PyObject *o, char *buf, size_t size)
     return buf;
 }
 
-static _Thread_local fan_where *where;
+static _Thread_local fan_error_context *where;
 
-void fan_where_push(fan_where *w)
+void fan_error_context_push(fan_error_context *w)
 {
     w->outer = where;
     where = w;
 }
 
-void fan_where_pop(fan_where *w) { where = w->outer; }
+void fan_error_context_pop(fan_error_context *w) { where = w->outer; }
 
-fan_stream *fan_where_stream(void) { return where ? where->stream : NULL; }
+fan_stream *fan_error_context_stream(void) { return where ? where->stream : NULL; }
 
 /* prefix: "grads: slot 2 (w1), key 3: "; new reference. */
 static PyObject *prefix(void)
 {
-    const fan_where *w = where;
+    const fan_error_context *w = where;
     PyObject *who, *key, *all;
     if (!w || !w->buffer)
         return PyUnicode_FromString("");

@@ -53,9 +53,12 @@ static PyObject *event_record(PyObject *o, PyObject *arg)
         fan_stream_drop(s);
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS status = fan_event_rerecord(e, s, &err);
-    fan_stream_drop(s);
-    Py_END_ALLOW_THREADS if (status != FAN_OK) return fan_raise(status, &err);
+    Py_BEGIN_ALLOW_THREADS
+        status = fan_event_rerecord(e, s, &err);
+        fan_stream_drop(s);
+    Py_END_ALLOW_THREADS
+    if (status != FAN_OK)
+        return fan_raise(status, &err);
     Py_RETURN_NONE;
 }
 
@@ -65,10 +68,12 @@ static PyObject *event_query(PyObject *o, PyObject *Py_UNUSED(none))
     fan_error err = {0};
     fan_status status;
     bool done = true;
-    Py_BEGIN_ALLOW_THREADS status = fan_event_query(e, &done, &err);
-    if (status == FAN_OK && !done && fan_sim_of(e->device))
-        status = fan_sim_nudge(fan_sim_of(e->device), &err);
-    Py_END_ALLOW_THREADS return status == FAN_OK ? PyBool_FromLong(done) : fan_raise_sim(status, &err);
+    Py_BEGIN_ALLOW_THREADS
+        status = fan_event_query(e, &done, &err);
+        if (status == FAN_OK && !done && e->device->backend->nudge)
+            status = e->device->backend->nudge(e->device, &err);
+    Py_END_ALLOW_THREADS
+    return status == FAN_OK ? PyBool_FromLong(done) : fan_raise_sim(status, &err);
 }
 
 static PyObject *event_synchronize(PyObject *o, PyObject *Py_UNUSED(none))
@@ -76,8 +81,11 @@ static PyObject *event_synchronize(PyObject *o, PyObject *Py_UNUSED(none))
     fan_event *e = fan_event_of(o);
     fan_error err = {0};
     fan_status status;
-    Py_BEGIN_ALLOW_THREADS status = fan_event_sync(e, &err);
-    Py_END_ALLOW_THREADS if (status != FAN_OK) return fan_raise_sim(status, &err);
+    Py_BEGIN_ALLOW_THREADS
+        status = fan_event_sync(e, &err);
+    Py_END_ALLOW_THREADS
+    if (status != FAN_OK)
+        return fan_raise_sim(status, &err);
     Py_RETURN_NONE;
 }
 

@@ -1,10 +1,10 @@
 /* export: the one way out: every sum becomes a Python object again: the value's own, or a new one of its origin's kind
  * (D15). */
 #include "py/args.h"
+#include "py/backends.h"
 #include "py/dlpack_export.h"
 #include "py/library.h"
 
-#include "device/cuda/cuda.h"
 
 #include <string.h>
 
@@ -40,7 +40,7 @@ static PyObject *export_device(const fan_value *v)
         return o;
     }
     part = fan_array_wrap(v->array, v->device);
-    if (!part || v->origin < FAN_FROM_FOREIGN || !fan_cuda_of(v->device))
+    if (!part || v->origin < FAN_FROM_FOREIGN || !fan_is_shared(v->device))
         return part;
     arrays = fan_arrays();
     made = arrays ? PyObject_CallMethod(arrays, "export_device", "iO", (int)v->origin, part) : NULL;
@@ -111,7 +111,7 @@ PyObject *fan_export(fan_value *v)
         o = Py_NewRef(Py_None);
     else if (v->object) {
         o = Py_NewRef((PyObject *)v->object);
-        if (v->device && v->origin != FAN_FROM_DEVICE_ARRAY && fan_cuda_of(v->device))
+        if (v->device && v->origin != FAN_FROM_DEVICE_ARRAY && fan_is_shared(v->device))
             fan_leaves(o, v);
     } else if (v->form == FAN_FORM_DENSE)
         o = export_dense(v);

@@ -1,6 +1,6 @@
 /* for_tests: what a development build lets tests do to it, as tests/kit/hooks.py asks. A release has nothing of it. */
 #include "py/buffer_part.h"
-#include "py/driver.h"
+#include "device/cuda/driver.h"
 #include "py/machine_part.h"
 #include "py/turn.h"
 
@@ -59,11 +59,16 @@ static PyObject *test_sort_bounds(PyObject *Py_UNUSED(module), PyObject *args)
     long long entries, rows;
     if (!PyArg_ParseTuple(args, "LL:_test_sort_bounds", &entries, &rows))
         return NULL;
-    Py_BEGIN_ALLOW_THREADS fan_cuda *c = fan_driver_opened();
-    if (c)
-        fan_cuda_bound_sorts(c, entries, rows);
-    fan_cuda_drop(c);
-    Py_END_ALLOW_THREADS Py_RETURN_NONE;
+    fan_cuda *c;
+    fan_error err = {0};
+    fan_status status = fan_driver_open(&c, &err);
+    if (status != FAN_OK)
+        return fan_raise(status, &err);
+    fan_cuda_bound_sorts(c, entries, rows);
+    Py_BEGIN_ALLOW_THREADS
+        fan_cuda_drop(c);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
 }
 
 /* The simulated machine. */
@@ -147,8 +152,10 @@ static PyObject *test_pass_end(PyObject *Py_UNUSED(module), PyObject *args)
             PyErr_SetString(PyExc_TypeError, "expected streams, got None");
             goto done;
         }
-    Py_BEGIN_ALLOW_THREADS status = caller ? fan_pass_end(caller, on, n, values, nvalues, &err) : FAN_OK;
-    Py_END_ALLOW_THREADS result = status == FAN_OK ? Py_NewRef(Py_None) : fan_raise_sim(status, &err);
+    Py_BEGIN_ALLOW_THREADS
+        status = caller ? fan_pass_end(caller, on, n, values, nvalues, &err) : FAN_OK;
+    Py_END_ALLOW_THREADS
+    result = status == FAN_OK ? Py_NewRef(Py_None) : fan_raise_sim(status, &err);
 done:
     while (n-- > 0)
         fan_stream_drop(on[n]);

@@ -1,7 +1,7 @@
 /* frontend: Python as the core sees it: who holds objects, who sums them, when other threads may run (buffer/value.h).
  */
 #include "py/dlpack.h"
-#include "py/native.h"
+#include "py/unboxed.h"
 
 #include <stdio.h>
 
@@ -10,8 +10,8 @@ bool fan_only_ours(PyObject *o, Py_ssize_t refs)
 #ifdef Py_GIL_DISABLED
     return false; /* counts say nothing here */
 #endif
-    if (fan_is_native(o))
-        return fan_native_only_ours(o);
+    if (fan_is_unboxed(o))
+        return fan_unboxed_is_unique(o);
     if (Py_REFCNT(o) != refs || !PyArray_CheckExact(o))
         return false;
     PyArrayObject *a = (PyArrayObject *)o;
@@ -35,8 +35,8 @@ bool fan_alone(PyObject *o, Py_ssize_t refs)
 #ifdef Py_GIL_DISABLED
     return false;
 #endif
-    if (fan_is_native(o))
-        return fan_native_only_ours(o);
+    if (fan_is_unboxed(o))
+        return fan_unboxed_is_unique(o);
     return Py_REFCNT(o) == refs && (!PyArray_CheckExact(o) || owns((PyArrayObject *)o));
 }
 
@@ -45,7 +45,7 @@ bool fan_alone(PyObject *o, Py_ssize_t refs)
 static bool alone(void *object, const fan_value *v)
 {
     return fan_gil_held() &&
-           fan_alone(object, v && !fan_is_native(object) && PyArray_CheckExact((PyObject *)object) ? 2 : 1);
+           fan_alone(object, v && !fan_is_unboxed(object) && PyArray_CheckExact((PyObject *)object) ? 2 : 1);
 }
 
 /* Two references: the value's, and that of the storage over it (import_memory.c). */
@@ -132,8 +132,8 @@ static fan_status fast_value(void *object, char *data, const fan_fast_kind *kind
                              fan_error *err)
 {
     *kept = false;
-    if (fan_is_native(object)) {
-        *out = fan_native_value(object);
+    if (fan_is_unboxed(object)) {
+        *out = fan_unboxed_value(object);
         return FAN_OK;
     }
     if (!fan_fast_is_unchanged(object, kind, data))
@@ -147,8 +147,8 @@ static fan_status fast_value(void *object, char *data, const fan_fast_kind *kind
 
 static bool fast_drop_if_shared(void *object)
 {
-    if (fan_is_native(object)) {
-        fan_array *a = fan_native_array(object);
+    if (fan_is_unboxed(object)) {
+        fan_array *a = fan_unboxed_array(object);
         bool calls = atomic_load_explicit(&a->refs, memory_order_acquire) == 1 && !fan_storage_only_ours(a->storage);
         if (!calls)
             fan_array_drop(a);
@@ -170,8 +170,8 @@ static bool fast_is_detached(void *object) { return fan_fast_is_detached(object)
 
 static bool fast_nobody_else_has(void *object)
 {
-    if (fan_is_native(object))
-        return fan_native_only_ours(object);
+    if (fan_is_unboxed(object))
+        return fan_unboxed_is_unique(object);
     Py_ssize_t at = Py_TYPE((PyObject *)object)->tp_weaklistoffset;
     const void *weak = (char *)object + at;
     return Py_REFCNT((PyObject *)object) == 1 && at > 0 && *(PyObject *const *)weak == NULL;

@@ -1,11 +1,9 @@
-/* graph: what was captured on a simulated machine. */
+/* graph: fanin._core.Graph, a captured graph of a simulated machine. */
 #include "py/machine_part.h"
-
-/* Capture */
 
 typedef struct graph_object {
     PyObject_HEAD fan_sim_graph *g; /* held */
-    PyObject *machine;              /* whose it is */
+    PyObject *machine;              /* held */
 } graph_object;
 
 static void graph_dealloc(PyObject *o)
@@ -13,8 +11,10 @@ static void graph_dealloc(PyObject *o)
     graph_object *self = (graph_object *)o;
     PyTypeObject *type = Py_TYPE(o);
     PyObject_GC_UnTrack(o);
-    Py_BEGIN_ALLOW_THREADS fan_sim_graph_drop(self->g);
-    Py_END_ALLOW_THREADS Py_XDECREF(self->machine);
+    Py_BEGIN_ALLOW_THREADS
+        fan_sim_graph_drop(self->g);
+    Py_END_ALLOW_THREADS
+    Py_XDECREF(self->machine);
     type->tp_free(o);
     Py_DECREF(type);
 }
@@ -40,7 +40,7 @@ static PyObject *graph_repr(PyObject *o)
 }
 
 static PyType_Slot graph_slots[] = {
-    {Py_tp_doc, "What was captured on a simulated machine: Machine.launch_graph queues it."},
+    {Py_tp_doc, "A captured graph of a simulated machine: Machine.launch_graph queues it."},
     {Py_tp_dealloc, graph_dealloc},
     {Py_tp_traverse, graph_traverse},
     {Py_tp_clear, graph_clear},
@@ -120,7 +120,9 @@ PyObject *fan_machine_launch_graph(PyObject *o, PyObject *args)
     g = ((graph_object *)graph)->g;
     if (!(s = stream_here(fan_machine_self(o), where)))
         return NULL;
-    Py_BEGIN_ALLOW_THREADS status = fan_sim_graph_launch(g, s, &err);
-    Py_END_ALLOW_THREADS fan_stream_drop(s);
+    Py_BEGIN_ALLOW_THREADS
+        status = fan_sim_graph_launch(g, s, &err);
+    Py_END_ALLOW_THREADS
+    fan_stream_drop(s);
     return fan_sim_done(status, &err);
 }

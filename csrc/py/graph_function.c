@@ -1,4 +1,4 @@
-/* graph_function: a function of a graph tree: its operands and results between Python and the core. */
+/* graph_function: a function of a graph tree: converts operands and results between Python and the core. */
 #include "py/graph_part.h"
 #include "py/handles.h"
 #include "py/import_memory.h"
@@ -15,14 +15,14 @@ typedef struct graph_function {
     fan_graph_tree_object *tree; /* held */
     PyObject *fn, *name;         /* held */
     PyObject *key;               /* a callable, or NULL */
-    PyObject *keys;              /* a dict: key -> number, the one that was used last at the end */
-    uint64_t key_count;          /* of all that there ever were */
-    PyObject *outside;           /* verify=: a dict: recording -> the values that fn found outside of its operands */
+    PyObject *keys;              /* a dict: key -> number, the one used last at the end */
+    uint64_t key_count;          /* of all keys so far */
+    PyObject *outside;           /* verify=: a dict: recording -> the values that fn read besides its operands */
     uint8_t *roles;              /* of each operand; nroles 0: roles[0] of all */
     size_t nroles;
     bool keeps;
     bool called;
-    fan_tree_outcome last;
+    fan_tree_report last;
     fan_tree_result scratch; /* room for a result, between calls */
     PyObject *weakrefs;
 } graph_function;
@@ -58,8 +58,10 @@ static void function_dealloc(PyObject *o)
         PyObject_ClearWeakRefs(o);
     (void)function_clear(o);
     Py_CLEAR(self->name);
-    Py_BEGIN_ALLOW_THREADS fan_tree_function_drop(self->f);
-    Py_END_ALLOW_THREADS Py_CLEAR(self->tree);
+    Py_BEGIN_ALLOW_THREADS
+        fan_tree_function_drop(self->f);
+    Py_END_ALLOW_THREADS
+    Py_CLEAR(self->tree);
     fan_tree_result_fini(&self->scratch);
     fan_free(self->roles);
     type->tp_free(o);
@@ -73,19 +75,19 @@ typedef struct body {
     PyObject *const *args;
     size_t n;
     fan_array *const *in;
-    PyObject *result;  /* what the function returned; NULL: it did not run */
+    PyObject *result;  /* of the function; NULL: it did not run */
     PyObject *raised;  /* by a warning */
-    PyObject *outside; /* verify=: what the function found outside of its operands when it ran; NULL: it did not */
+    PyObject *outside; /* verify=: what the function read besides its operands; NULL: it did not run */
 } body;
 
-static int put_array(body *b, PyObject *o, fan_tree_result *out)
+static int result_add(body *b, PyObject *o, fan_tree_result *out)
 {
     fan_device *d = NULL;
     fan_array *a = o == Py_None ? NULL : fan_array_arg(o, &d);
     char text[32];
     if (o != Py_None && (!a || d != b->self->tree->d)) {
         PyErr_Format(PyExc_TypeError,
-                     "%U: output %zu is a %.80s: a function of a graph tree gives arrays on %s, None, or a tuple or "
+                     "%U: output %zu is a %.80s: a function of a graph tree returns arrays on %s, None, or a tuple or "
                      "list of them",
                      b->self->name, out->n, Py_TYPE(o)->tp_name, fan_device_text(b->self->tree->d, text, sizeof text));
         return -1;
@@ -100,7 +102,7 @@ static int put_array(body *b, PyObject *o, fan_tree_result *out)
 
 enum { FORM_NONE, FORM_ONE, FORM_TUPLE, FORM_LIST };
 
-static int put_result(body *b, PyObject *o, fan_tree_result *out)
+static int result_read(body *b, PyObject *o, fan_tree_result *out)
 {
     while (out->n > 0)
         fan_array_drop(out->at[--out->n]);
@@ -111,23 +113,22 @@ static int put_result(body *b, PyObject *o, fan_tree_result *out)
     if (out->form == FORM_NONE)
         return 0;
     if (out->form == FORM_ONE)
-        return put_array(b, o, out);
+        return result_add(b, o, out);
     for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(o); i++)
-        if (put_array(b, PySequence_Fast_GET_ITEM(o, i), out) < 0)
+        if (result_add(b, PySequence_Fast_GET_ITEM(o, i), out) < 0)
             return -1;
     return 0;
 }
 
-/* on_cpu: its operands and outputs are handles, whatever the caller has: what is done with ndarrays nobody would see.
- */
+/* on_cpu: inside a function on the CPU operands are handles: operations on ndarrays could not be recorded. */
 static bool on_cpu(const graph_function *self) { return !self->tree->d->backend->has_streams; }
 
 static PyObject *body_args(const body *b, fan_array *const *in)
 {
     PyObject *args = PyTuple_New((Py_ssize_t)b->n);
     for (size_t i = 0; args && i < b->n; i++) {
-        bool his = in[i] == b->in[i] && !(in[i] && PyArray_CheckExact(b->args[i]));
-        PyObject *o = his ? Py_NewRef(b->args[i]) : fan_array_wrap(in[i], b->self->tree->d);
+        bool same = in[i] == b->in[i] && !(in[i] && PyArray_CheckExact(b->args[i]));
+        PyObject *o = same ? Py_NewRef(b->args[i]) : fan_array_wrap(in[i], b->self->tree->d);
         if (!o)
             Py_CLEAR(args);
         else
@@ -136,8 +137,8 @@ static PyObject *body_args(const body *b, fan_array *const *in)
     return args;
 }
 
-/* ask_outside: fanin._graph_trees.outside(fn), or .changed(fn, before). */
-static PyObject *ask_outside(const graph_function *self, const char *name, PyObject *before)
+/* call_outside: fanin._graph_trees.outside(fn), or .changed(fn, before). */
+static PyObject *call_outside(const graph_function *self, const char *name, PyObject *before)
 {
     PyObject *module = PyImport_ImportModule("fanin._graph_trees");
     PyObject *made = !module  ? NULL
@@ -154,9 +155,9 @@ static fan_status body_run(void *ctx, fan_array *const *in, fan_tree_result *out
     fan_gil gil;
     fan_status status = FAN_OK;
     if (!fan_gil_enter(&gil))
-        return fan_fail(err, FAN_ERR_STATE, "the interpreter is gone: a function of Python's cannot run");
+        return fan_fail(err, FAN_ERR_STATE, "the interpreter has ended: a Python function cannot run");
     if (b->self->tree->verify)
-        Py_XSETREF(b->outside, ask_outside(b->self, "outside", NULL));
+        Py_XSETREF(b->outside, call_outside(b->self, "outside", NULL));
     PyObject *args = b->self->tree->verify && !b->outside ? NULL : body_args(b, in);
     if (on_cpu(b->self))
         fan_handles_begin(&scope);
@@ -165,10 +166,10 @@ static fan_status body_run(void *ctx, fan_array *const *in, fan_tree_result *out
         fan_handles_end(&scope);
     Py_XDECREF(args);
     Py_XSETREF(b->result, result);
-    if (!result || put_result(b, result, out) < 0)
+    if (!result || result_read(b, result, out) < 0)
         status = fan_from_python(err);
     if (on_cpu(b->self))
-        Py_CLEAR(b->result); /* handles of what the caller has otherwise */
+        Py_CLEAR(b->result); /* handles; the caller gets other objects */
     fan_gil_leave(&gil);
     return status;
 }
@@ -194,13 +195,13 @@ static void body_collect(void *ctx)
     fan_gil_leave(&gil);
 }
 
-/* note_outside: what a recording that was just made found outside of its operands. */
-static void note_outside(graph_function *self, int node, PyObject *values)
+/* keep_outside: for a new recording. */
+static void keep_outside(graph_function *self, int node, PyObject *values)
 {
     PyObject *number = PyLong_FromLong(node);
     if (number && (self->outside || (self->outside = PyDict_New())))
         (void)PyDict_SetItem(self->outside, number, values);
-    PyErr_Clear(); /* without it a difference has no cause: the recording itself is made */
+    PyErr_Clear(); /* not fatal: a difference is then reported without its cause */
     Py_XDECREF(number);
 }
 
@@ -212,11 +213,11 @@ static void body_cause(void *ctx, int node, char *buf, size_t size)
         return;
     PyObject *number = PyLong_FromLong(node);
     PyObject *before = number && self->outside ? PyDict_GetItemWithError(self->outside, number) : NULL;
-    PyObject *words = before ? ask_outside(self, "changed", before) : NULL;
+    PyObject *words = before ? call_outside(self, "changed", before) : NULL;
     const char *text = words ? PyUnicode_AsUTF8(words) : NULL;
     if (text)
         snprintf(buf, size, "%s", text);
-    PyErr_Clear(); /* the difference is what counts */
+    PyErr_Clear(); /* only the difference counts */
     Py_XDECREF(number);
     Py_XDECREF(words);
     fan_gil_leave(&gil);
@@ -229,9 +230,9 @@ static const char *const role_names[] = {"auto", "copy", "static", "accumulate"}
 static int refuse_operand(const graph_function *self, size_t i, PyObject *o)
 {
     char text[32];
-    PyErr_Format(PyExc_TypeError, "%U: operand %zu is a %.80s, and its role %s is for arrays on %s", self->name, i,
-                 Py_TYPE(o)->tp_name, role_names[self->roles[self->nroles ? i : 0]],
-                 fan_device_text(self->tree->d, text, sizeof text));
+    PyErr_Format(PyExc_TypeError, "%U: operand %zu: its role %s needs an array on %s, got a %.80s", self->name, i,
+                 role_names[self->roles[self->nroles ? i : 0]], fan_device_text(self->tree->d, text, sizeof text),
+                 Py_TYPE(o)->tp_name);
     return -1;
 }
 
@@ -252,7 +253,8 @@ static PyObject *distinct_items(const graph_function *self, PyObject *o)
     return made;
 }
 
-/* distinct: what is equal to it only if it is the same: 1, 1.0 and True are equal, and so are 0.0 and -0.0. */
+/* distinct: a key that is equal only for the same value and type: 1, 1.0 and True are equal, and so are 0.0 and -0.0.
+ */
 static PyObject *distinct(const graph_function *self, PyObject *o)
 {
     PyObject *value;
@@ -272,14 +274,14 @@ static PyObject *distinct(const graph_function *self, PyObject *o)
         Py_LeaveRecursiveCall();
     } else if (PyObject_HasAttrString((PyObject *)Py_TYPE(o), "__dlpack__")) {
         return PyErr_Format(PyExc_TypeError,
-                            "%U: what is no operand decides which recording is replayed, and here it is a %.80s, whose "
+                            "%U: arguments that are no operands select the recording by value, got a %.80s, whose "
                             "values may change: pass an array on the tree's device, or numbers",
                             self->name, Py_TYPE(o)->tp_name);
     } else if (PyObject_Hash(o) == -1) {
         PyErr_Clear();
         return PyErr_Format(PyExc_TypeError,
-                            "%U: an operand that is no array, and what key= gives, decide which recording is replayed, "
-                            "so they must be hashable; here it is %R",
+                            "%U: arguments that are no arrays, and the result of key=, select the recording, so they "
+                            "must be hashable, got %R",
                             self->name, o);
     } else {
         value = Py_NewRef(o);
@@ -287,15 +289,16 @@ static PyObject *distinct(const graph_function *self, PyObject *o)
     return value ? Py_BuildValue("(ON)", Py_TYPE(o), value) : NULL;
 }
 
-/* ndarray_operand: an ndarray as the core has it, with a hold; NULL with an exception. */
+/* ndarray_operand: an ndarray as an array of the core, with a hold; NULL with an exception. */
 static fan_array *ndarray_operand(const graph_function *self, size_t i, PyObject *o)
 {
     fan_value v = {.dtype = FAN_DT_NONE};
     if (fan_dtype_of_descr(PyArray_DESCR((PyArrayObject *)o)) == FAN_DT_NONE) {
-        PyErr_Format(fan_state_get()->dtype_error,
-                     "%U: operand %zu has dtype %S, of which nothing can be recorded; expected bool, int8..64, "
-                     "uint8..64, float or complex in native byte order: x.astype(..)",
-                     self->name, i, (PyObject *)PyArray_DESCR((PyArrayObject *)o));
+        PyErr_Format(
+            fan_state_get()->dtype_error,
+            "%U: operand %zu has dtype %S, which cannot be recorded; expected bool, int8..64, uint8..64, float "
+            "or complex in native byte order: x.astype(..)",
+            self->name, i, (PyObject *)PyArray_DESCR((PyArrayObject *)o));
         return NULL;
     }
     if (fan_ndarray_check_known(o, PyUnicode_AsUTF8(self->name)) < 0 ||
@@ -306,7 +309,7 @@ static fan_array *ndarray_operand(const graph_function *self, size_t i, PyObject
     return a;
 }
 
-/* operands_drop: what ndarray_operand made. */
+/* operands_drop: drops the results of ndarray_operand. */
 static void operands_drop(const graph_function *self, PyObject *const *args, size_t n, fan_array **in)
 {
     for (size_t i = 0; on_cpu(self) && i < n; i++)
@@ -314,7 +317,7 @@ static void operands_drop(const graph_function *self, PyObject *const *args, siz
             fan_array_drop(in[i]);
 }
 
-/* operands_of: the arrays among the arguments; *others: a tuple of what else there is, NULL: nothing. */
+/* operands_of: the arrays among the arguments; *others: a list of the other arguments, NULL: none. */
 static int operands_of(const graph_function *self, PyObject *const *args, size_t n, fan_array **in, PyObject **others)
 {
     PyTypeObject *type = fan_state_get()->array_type;
@@ -332,7 +335,7 @@ static int operands_of(const graph_function *self, PyObject *const *args, size_t
             continue;
         }
         if (in[i]) {
-            PyErr_Format(PyExc_ValueError, "%U: operand %zu lies on %s, and the graph tree is of %s (of its machine)",
+            PyErr_Format(PyExc_ValueError, "%U: operand %zu lies on %s, but the graph tree is of %s (of its machine)",
                          self->name, i, fan_device_text(d, there, sizeof there),
                          fan_device_text(self->tree->d, here, sizeof here));
             return -1;
@@ -352,18 +355,18 @@ static int operands_of(const graph_function *self, PyObject *const *args, size_t
     return 0;
 }
 
-#define KEYS 64 /* kept of one function; the one that was not used for longest gives way */
+#define KEYS 64 /* kept per function; one more evicts the least recently used */
 
-/* key_of: a number for what is no array, and for what key= says; 0: there is nothing of both. */
+/* key_of: a number for the arguments that are no arrays and the result of key=; 0: there is neither. */
 static int key_of(graph_function *self, PyObject *const *args, size_t n, PyObject *others, uint64_t *out)
 {
     *out = 0;
     if (!others && !self->key)
         return 0;
-    PyObject *gave = self->key ? PyObject_Vectorcall(self->key, args, n, NULL) : Py_NewRef(Py_None);
-    PyObject *said = gave ? distinct(self, gave) : NULL;
-    PyObject *rest = said ? others ? PyList_AsTuple(others) : PyTuple_New(0) : NULL;
-    PyObject *key = rest ? PyTuple_Pack(2, said, rest) : NULL, *known = NULL, *number = NULL, *oldest;
+    PyObject *given = self->key ? PyObject_Vectorcall(self->key, args, n, NULL) : Py_NewRef(Py_None);
+    PyObject *value = given ? distinct(self, given) : NULL;
+    PyObject *rest = value ? others ? PyList_AsTuple(others) : PyTuple_New(0) : NULL;
+    PyObject *key = rest ? PyTuple_Pack(2, value, rest) : NULL, *known = NULL, *number = NULL, *oldest;
     Py_ssize_t first = 0;
     int result = -1;
     if (!key)
@@ -372,7 +375,7 @@ static int key_of(graph_function *self, PyObject *const *args, size_t n, PyObjec
     if (!known && PyErr_Occurred())
         goto done;
     *out = known ? PyLong_AsUnsignedLongLong(known) : self->key_count + 1;
-    if (!known || PyDict_GET_SIZE(self->keys) > KEYS / 2) { /* the one that was used last stands last */
+    if (!known || PyDict_GET_SIZE(self->keys) > KEYS / 2) { /* moves to the end */
         number = PyLong_FromUnsignedLongLong(*out);
         if (!number || (known && PyDict_DelItem(self->keys, key) < 0) || PyDict_SetItem(self->keys, key, number) < 0)
             goto done;
@@ -388,14 +391,14 @@ static int key_of(graph_function *self, PyObject *const *args, size_t n, PyObjec
     result = 0;
 done:
     Py_XDECREF(number);
-    Py_XDECREF(gave);
-    Py_XDECREF(said);
+    Py_XDECREF(given);
+    Py_XDECREF(value);
     Py_XDECREF(rest);
     Py_XDECREF(key);
     return result;
 }
 
-/* object_of: an output: the caller's own object, where it is his array. */
+/* object_of: an output: the caller's own object if it is an operand. */
 static PyObject *object_of(const body *b, fan_array *a)
 {
     if (!a)
@@ -425,7 +428,7 @@ static PyObject *result_of(const body *b, const fan_tree_result *r)
     return made;
 }
 
-/* add_note: to the live exception: whose call this was. */
+/* add_note: adds the function's name to the live exception. */
 static void add_note(const graph_function *self)
 {
     PyObject *raised = fan_exception_take();
@@ -442,7 +445,7 @@ static PyObject *call_with(graph_function *self, body *b, uint64_t key)
     char call_site[96];
     fan_error err = {0};
     fan_status status;
-    fan_tree_outcome outcome = {.node = -1};
+    fan_tree_report report = {.node = -1};
     fan_tree_result result = self->scratch;
     fan_tree_args a = {.in = b->in,
                        .n = b->n,
@@ -452,18 +455,19 @@ static PyObject *call_with(graph_function *self, body *b, uint64_t key)
     PyObject *made = NULL;
     self->scratch = (fan_tree_result){0};
     fan_call_site(call_site, sizeof call_site);
-    Py_BEGIN_ALLOW_THREADS status = fan_tree_function_call(self->f, &a, &result, &outcome, &err);
-    Py_END_ALLOW_THREADS if (status == FAN_OK)
-    {
+    Py_BEGIN_ALLOW_THREADS
+        status = fan_tree_function_call(self->f, &a, &result, &report, &err);
+    Py_END_ALLOW_THREADS
+    if (status == FAN_OK) {
         fan_touch_thing(FAN_THING_GRAPH, 0, FAN_TOUCH_WRITES);
-        self->last = outcome;
+        self->last = report;
         self->called = true;
-        if (outcome.did == FAN_TREE_RECORD && b->outside)
-            note_outside(self, outcome.node, b->outside);
+        if (report.outcome == FAN_TREE_RECORD && b->outside)
+            keep_outside(self, report.node, b->outside);
         if (b->raised)
             fan_exception_put(Py_NewRef(b->raised));
         else if (b->result && !self->keeps &&
-                 (outcome.did == FAN_TREE_WARM || (outcome.did == FAN_TREE_RAW && !outcome.handed)))
+                 (report.outcome == FAN_TREE_WARM || (report.outcome == FAN_TREE_EAGER && !report.handed)))
             made = Py_NewRef(b->result);
         else
             made = result_of(b, &result);
@@ -482,18 +486,18 @@ static PyObject *call_with(graph_function *self, body *b, uint64_t key)
     return made;
 }
 
-#define FEW 32
+#define OPERANDS_ON_STACK 32
 
 static PyObject *function_call(PyObject *o, PyObject *const *args, size_t nargsf, PyObject *kwnames)
 {
     graph_function *self = function_self(o);
     size_t n = (size_t)PyVectorcall_NARGS(nargsf);
-    fan_array *on_stack[FEW], **in = on_stack;
+    fan_array *on_stack[OPERANDS_ON_STACK], **in = on_stack;
     PyObject *others = NULL, *made = NULL;
     uint64_t key;
     if (kwnames && PyTuple_GET_SIZE(kwnames))
-        return PyErr_Format(PyExc_TypeError, "%U: operands are given by position, as roles= counts them", self->name);
-    if (n > FEW && !(in = fan_alloc(n * sizeof *in)))
+        return PyErr_Format(PyExc_TypeError, "%U: pass operands by position, in the order of roles=", self->name);
+    if (n > OPERANDS_ON_STACK && !(in = fan_alloc(n * sizeof *in)))
         return PyErr_NoMemory();
     Py_INCREF(o);
     if (on_cpu(self))
@@ -518,7 +522,7 @@ static PyObject *function_call(PyObject *o, PyObject *const *args, size_t nargsf
              (o, args, PyVectorcall_NARGS(nargsf), kwnames), call, seen)
 CALLING(function_call, fan_seen_nothing)
 
-/* ---- made by GraphTree.function ---- */
+/* ---- GraphTree.function ---- */
 
 static int role_arg(PyObject *o, uint8_t *out)
 {
@@ -633,8 +637,8 @@ PyObject *fan_graph_function_make(fan_graph_tree_object *tree, PyObject *args, P
 
 static PyObject *function_last(PyObject *o, void *Py_UNUSED(closure))
 {
-    static const char *const did[] = {"warmed", "recorded", "replayed", "raw", "failed"};
-    const fan_tree_outcome last = function_self(o)->last, *w = &last; /* another thread may call meanwhile */
+    static const char *const outcomes[] = {"warmed", "recorded", "replayed", "raw", "failed"};
+    const fan_tree_report last = function_self(o)->last, *w = &last; /* a copy: another thread may call */
     fan_state *st = fan_state_get();
     PyObject *type, *rules, *node, *made = NULL;
     if (!function_self(o)->called)
@@ -651,7 +655,8 @@ static PyObject *function_last(PyObject *o, void *Py_UNUSED(closure))
         PyObject *all = PyList_AsTuple(rules);
         node = w->node < 0 ? Py_NewRef(Py_None) : PyLong_FromLong(w->node);
         if (all && node)
-            made = PyObject_CallFunction(type, "szOO", did[w->did], w->reason[0] ? w->reason : NULL, node, all);
+            made =
+                PyObject_CallFunction(type, "szOO", outcomes[w->outcome], w->reason[0] ? w->reason : NULL, node, all);
         Py_XDECREF(node);
         Py_XDECREF(all);
     }
@@ -663,17 +668,17 @@ FAN_TURN_GET(function_last, fan_seen_graph)
 
 static PyObject *function_explain(PyObject *o, PyObject *Py_UNUSED(none))
 {
-    static const char *const did[] = {"was warmed up", "was recorded", "was replayed", "ran without a recording",
-                                      "failed"};
-    const fan_tree_outcome last = function_self(o)->last; /* another thread may call meanwhile */
+    static const char *const outcomes[] = {"was warmed up", "was recorded", "was replayed", "ran without a recording",
+                                           "failed"};
+    const fan_tree_report last = function_self(o)->last; /* a copy: another thread may call */
     char rules[128] = "";
     if (!function_self(o)->called)
-        return PyUnicode_FromFormat("%U was not called yet", function_self(o)->name);
+        return PyUnicode_FromFormat("%U has not been called yet", function_self(o)->name);
     for (unsigned i = 1; i <= FAN_TREE_RULES; i++)
         if (last.rules & FAN_T(i))
             fan_append(rules, sizeof rules, "%sT%u", rules[0] ? ", " : "", i);
-    return PyUnicode_FromFormat("%U %s%s%s [%s]", function_self(o)->name, did[last.did], last.reason[0] ? ": " : "",
-                                last.reason, rules);
+    return PyUnicode_FromFormat("%U %s%s%s [%s]", function_self(o)->name, outcomes[last.outcome],
+                                last.reason[0] ? ": " : "", last.reason, rules);
 }
 
 FAN_TURN_NONE(function_explain, fan_seen_graph)
@@ -686,14 +691,15 @@ static PyObject *function_repr(PyObject *o)
 }
 
 static PyGetSetDef function_getset[] = {
-    {"last", function_last_turn, NULL, "What the last call did, and why: an Outcome; None before the first.", NULL},
-    {"name", function_name, NULL, "The function's name, as messages say it.", NULL},
+    {"last", function_last_turn, NULL, "What the last call did, and why: an Outcome; None before the first call.",
+     NULL},
+    {"name", function_name, NULL, "The function's name in messages.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
 static PyMethodDef function_methods[] = {
     {"explain", function_explain_turn, METH_NOARGS,
-     "explain($self, /)\n--\n\nWhat the last call did and, where it was no replay, why, and what to do; with the rules "
+     "explain($self, /)\n--\n\nWhat the last call did and, if it was no replay, why, and what to do; with the rules "
      "(docs/graph-trees.md)."},
     {NULL, NULL, 0, NULL},
 };
@@ -705,7 +711,7 @@ static PyMemberDef function_members[] = {
 };
 
 static PyType_Slot function_slots[] = {
-    {Py_tp_doc, "A function of a graph tree, made by `GraphTree.function`: called with arrays, inside of a step."},
+    {Py_tp_doc, "A function of a graph tree, made by `GraphTree.function`; call it with arrays, inside a step."},
     {Py_tp_dealloc, function_dealloc},
     {Py_tp_traverse, function_traverse},
     {Py_tp_clear, function_clear},

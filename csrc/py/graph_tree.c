@@ -21,8 +21,8 @@ static PyObject *tree_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
                                      &verify))
         return NULL;
     if (verify < 0 || verify > INT_MAX)
-        return PyErr_Format(PyExc_ValueError, "GraphTree: verify is a number of replays, 0 to 2**31 - 1, got %lld",
-                            verify);
+        return PyErr_Format(PyExc_ValueError,
+                            "GraphTree: verify: expected a number of replays from 0 to 2**31 - 1, got %lld", verify);
     if (memory < 256 || limit < 1 || limit > 1 << 20)
         return PyErr_Format(PyExc_ValueError, "GraphTree: %s",
                             memory < 256 ? "memory is a number of bytes, at least 256"
@@ -40,9 +40,10 @@ static PyObject *tree_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->verify = (unsigned)verify;
     fan_tree_options options = {
         .memory = (uint64_t)memory, .limit = (unsigned)limit, .strict = strict, .verify = (unsigned)verify};
-    Py_BEGIN_ALLOW_THREADS status = fan_tree_new(d, &options, &self->t, &err);
-    Py_END_ALLOW_THREADS if (status != FAN_OK)
-    {
+    Py_BEGIN_ALLOW_THREADS
+        status = fan_tree_new(d, &options, &self->t, &err);
+    Py_END_ALLOW_THREADS
+    if (status != FAN_OK) {
         fan_raise(status, &err);
         Py_CLEAR(self);
     }
@@ -54,9 +55,11 @@ static void tree_dealloc(PyObject *o)
     PyTypeObject *type = Py_TYPE(o);
     if (tree_self(o)->weakrefs)
         PyObject_ClearWeakRefs(o);
-    Py_BEGIN_ALLOW_THREADS fan_tree_drop(tree_self(o)->t);
-    fan_device_drop(tree_self(o)->d);
-    Py_END_ALLOW_THREADS type->tp_free(o);
+    Py_BEGIN_ALLOW_THREADS
+        fan_tree_drop(tree_self(o)->t);
+        fan_device_drop(tree_self(o)->d);
+    Py_END_ALLOW_THREADS
+    type->tp_free(o);
     Py_DECREF(type);
 }
 
@@ -72,8 +75,9 @@ static void step_dealloc(PyObject *o)
 {
     PyTypeObject *type = Py_TYPE(o);
     graph_step *self = (graph_step *)o;
-    for (; self->entered > 0; self->entered--) { /* nobody can end it any more */
-        Py_BEGIN_ALLOW_THREADS fan_tree_step_end(tree_self(self->tree)->t, "the line that dropped it");
+    for (; self->entered > 0; self->entered--) { /* ends it here */
+        Py_BEGIN_ALLOW_THREADS
+            fan_tree_step_end(tree_self(self->tree)->t, "the line that dropped it");
         Py_END_ALLOW_THREADS
     }
     Py_XDECREF(self->tree);
@@ -87,9 +91,13 @@ static PyObject *step_enter(PyObject *o, PyObject *Py_UNUSED(none))
     fan_error err = {0};
     fan_status status;
     if (self->entered && self->thread != fan_thread_id())
-        return PyErr_Format(PyExc_RuntimeError, "the step was begun on another thread: `with tree.step():` for each");
-    Py_BEGIN_ALLOW_THREADS status = fan_tree_step_begin(tree_self(self->tree)->t, &err);
-    Py_END_ALLOW_THREADS if (status != FAN_OK) return fan_raise(status, &err);
+        return PyErr_Format(PyExc_RuntimeError,
+                            "the step was begun on another thread: use `with tree.step():` on each");
+    Py_BEGIN_ALLOW_THREADS
+        status = fan_tree_step_begin(tree_self(self->tree)->t, &err);
+    Py_END_ALLOW_THREADS
+    if (status != FAN_OK)
+        return fan_raise(status, &err);
     self->entered++;
     self->thread = fan_thread_id();
     return Py_NewRef(o);
@@ -100,13 +108,15 @@ static PyObject *step_exit(PyObject *o, PyObject *Py_UNUSED(args))
     graph_step *self = (graph_step *)o;
     char call_site[96];
     if (!self->entered)
-        return PyErr_Format(PyExc_RuntimeError, "the step was not begun: `with tree.step():`");
+        return PyErr_Format(PyExc_RuntimeError, "the step was not begun: use `with tree.step():`");
     if (self->thread != fan_thread_id())
         return PyErr_Format(PyExc_RuntimeError, "the step was begun on another thread: end it there");
     self->entered--;
     fan_call_site(call_site, sizeof call_site);
-    Py_BEGIN_ALLOW_THREADS fan_tree_step_end(tree_self(self->tree)->t, call_site);
-    Py_END_ALLOW_THREADS Py_RETURN_NONE;
+    Py_BEGIN_ALLOW_THREADS
+        fan_tree_step_end(tree_self(self->tree)->t, call_site);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
 }
 
 FAN_TURN_NONE(step_enter, fan_seen_nothing)
@@ -115,7 +125,7 @@ FAN_TURN_ONE(step_exit, fan_seen_nothing)
 static PyMethodDef step_methods[] = {
     {"__enter__", step_enter_turn, METH_NOARGS, "__enter__($self, /)\n--\n\nBegin the step."},
     {"__exit__", step_exit_turn, METH_VARARGS,
-     "__exit__($self, /, *args)\n--\n\nEnd the step: what its calls gave may not be touched any more."},
+     "__exit__($self, /, *args)\n--\n\nEnd the step: its outputs must not be used from then on."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -142,7 +152,7 @@ static PyObject *tree_step(PyObject *o, PyObject *Py_UNUSED(none))
     return (PyObject *)made;
 }
 
-/* ---- what else a tree does ---- */
+/* ---- functions, close, plot, statistics ---- */
 
 static PyObject *tree_function(PyObject *o, PyObject *args, PyObject *kwargs)
 {
@@ -155,8 +165,11 @@ static PyObject *tree_close(PyObject *o, PyObject *Py_UNUSED(none))
     fan_error err = {0};
     fan_status status;
     fan_call_site(call_site, sizeof call_site);
-    Py_BEGIN_ALLOW_THREADS status = fan_tree_close(tree_self(o)->t, call_site, &err);
-    Py_END_ALLOW_THREADS if (status != FAN_OK) return fan_raise(status, &err);
+    Py_BEGIN_ALLOW_THREADS
+        status = fan_tree_close(tree_self(o)->t, call_site, &err);
+    Py_END_ALLOW_THREADS
+    if (status != FAN_OK)
+        return fan_raise(status, &err);
     Py_RETURN_NONE;
 }
 
@@ -187,49 +200,51 @@ static PyObject *tree_stats(PyObject *o, void *Py_UNUSED(closure))
     PyObject *type = fan_lazy(&fan_state_get()->graph_stats_type, "fanin._graph_trees", "GraphStats");
     if (!type)
         return NULL;
-    Py_BEGIN_ALLOW_THREADS fan_tree_get_stats(tree_self(o)->t, &s);
-    Py_END_ALLOW_THREADS return PyObject_CallFunction(
-        type, "KKKKKKKKKK", (unsigned long long)s.nodes, (unsigned long long)s.bytes, (unsigned long long)s.in_use,
-        (unsigned long long)s.high_water, (unsigned long long)s.warmed, (unsigned long long)s.recorded,
-        (unsigned long long)s.replayed, (unsigned long long)s.raw, (unsigned long long)s.restored,
-        (unsigned long long)s.driver_bytes);
+    Py_BEGIN_ALLOW_THREADS
+        fan_tree_get_stats(tree_self(o)->t, &s);
+    Py_END_ALLOW_THREADS
+    return PyObject_CallFunction(type, "KKKKKKKKKK", (unsigned long long)s.nodes, (unsigned long long)s.bytes,
+                                 (unsigned long long)s.in_use, (unsigned long long)s.high_water,
+                                 (unsigned long long)s.warmed, (unsigned long long)s.recorded,
+                                 (unsigned long long)s.replayed, (unsigned long long)s.eager,
+                                 (unsigned long long)s.restored, (unsigned long long)s.driver_bytes);
 }
 
-/* What is seen of a tree, gathered without the interpreter: a body that another thread runs may want it. */
-typedef struct sights {
+/* A list of structs, collected without the interpreter's lock, which a body on another thread may need. */
+typedef struct structs {
     char *all;
     size_t n, cap;
     bool failed;
-} sights;
+} structs;
 
-static void sights_add(sights *seen, const void *one, size_t size)
+static void structs_add(structs *found, const void *one, size_t size)
 {
-    if (fan_grow((void **)&seen->all, &seen->cap, seen->n + 1, size))
-        seen->failed = true;
+    if (fan_grow((void **)&found->all, &found->cap, found->n + 1, size))
+        found->failed = true;
     else
-        memcpy(seen->all + seen->n++ * size, one, size);
+        memcpy(found->all + found->n++ * size, one, size);
 }
 
-/* sights_list: a list of them, as `show` shows each; what was gathered is gone. */
-static PyObject *sights_list(sights *seen, size_t size, PyObject *(*show)(const void *one))
+/* structs_list: a Python list of show(struct); frees the structs. */
+static PyObject *structs_list(structs *found, size_t size, PyObject *(*show)(const void *one))
 {
-    PyObject *list = seen->failed ? PyErr_NoMemory() : PyList_New((Py_ssize_t)seen->n);
-    for (size_t i = 0; list && i < seen->n; i++) {
-        PyObject *one = show(seen->all + i * size);
+    PyObject *list = found->failed ? PyErr_NoMemory() : PyList_New((Py_ssize_t)found->n);
+    for (size_t i = 0; list && i < found->n; i++) {
+        PyObject *one = show(found->all + i * size);
         if (one)
             PyList_SET_ITEM(list, (Py_ssize_t)i, one);
         else
             Py_CLEAR(list);
     }
-    fan_free(seen->all);
+    fan_free(found->all);
     return list;
 }
 
-static void recording_add(void *ctx, const fan_tree_sight *s) { sights_add(ctx, s, sizeof *s); }
+static void recording_add(void *ctx, const fan_tree_recording_info *s) { structs_add(ctx, s, sizeof *s); }
 
 static PyObject *recording_show(const void *one)
 {
-    const fan_tree_sight *s = one;
+    const fan_tree_recording_info *s = one;
     return Py_BuildValue("(iisKKKO)", s->node, s->parent, s->function, (unsigned long long)s->owns,
                          (unsigned long long)s->reaches, (unsigned long long)s->replays,
                          s->current ? Py_True : Py_False);
@@ -237,9 +252,11 @@ static PyObject *recording_show(const void *one)
 
 static PyObject *tree_recordings(PyObject *o, PyObject *Py_UNUSED(none))
 {
-    sights seen = {.n = 0};
-    Py_BEGIN_ALLOW_THREADS fan_tree_visit(tree_self(o)->t, recording_add, &seen);
-    Py_END_ALLOW_THREADS return sights_list(&seen, sizeof(fan_tree_sight), recording_show);
+    structs found = {.n = 0};
+    Py_BEGIN_ALLOW_THREADS
+        fan_tree_visit(tree_self(o)->t, recording_add, &found);
+    Py_END_ALLOW_THREADS
+    return structs_list(&found, sizeof(fan_tree_recording_info), recording_show);
 }
 
 typedef struct piece {
@@ -250,7 +267,7 @@ typedef struct piece {
 
 static void piece_add(void *ctx, int node, uint64_t lo, uint64_t hi, bool owns)
 {
-    sights_add(ctx, &(piece){node, owns, lo, hi}, sizeof(piece));
+    structs_add(ctx, &(piece){node, owns, lo, hi}, sizeof(piece));
 }
 
 static PyObject *piece_show(const void *one)
@@ -262,16 +279,20 @@ static PyObject *piece_show(const void *one)
 
 static PyObject *tree_memory(PyObject *o, PyObject *Py_UNUSED(none))
 {
-    sights seen = {.n = 0};
-    Py_BEGIN_ALLOW_THREADS fan_tree_visit_memory(tree_self(o)->t, piece_add, &seen);
-    Py_END_ALLOW_THREADS return sights_list(&seen, sizeof(piece), piece_show);
+    structs found = {.n = 0};
+    Py_BEGIN_ALLOW_THREADS
+        fan_tree_visit_memory(tree_self(o)->t, piece_add, &found);
+    Py_END_ALLOW_THREADS
+    return structs_list(&found, sizeof(piece), piece_show);
 }
 
 static PyObject *tree_closed(PyObject *o, void *Py_UNUSED(closure))
 {
     bool closed;
-    Py_BEGIN_ALLOW_THREADS closed = fan_tree_closed(tree_self(o)->t);
-    Py_END_ALLOW_THREADS return PyBool_FromLong(closed);
+    Py_BEGIN_ALLOW_THREADS
+        closed = fan_tree_closed(tree_self(o)->t);
+    Py_END_ALLOW_THREADS
+    return PyBool_FromLong(closed);
 }
 
 static PyObject *tree_device(PyObject *o, void *Py_UNUSED(closure))
@@ -284,10 +305,11 @@ static PyObject *tree_repr(PyObject *o)
 {
     char text[32];
     fan_tree_stats s;
-    Py_BEGIN_ALLOW_THREADS fan_tree_get_stats(tree_self(o)->t, &s);
-    Py_END_ALLOW_THREADS return PyUnicode_FromFormat("<fanin.GraphTree on %s, %llu recordings>",
-                                                     fan_device_text(tree_self(o)->d, text, sizeof text),
-                                                     (unsigned long long)s.nodes);
+    Py_BEGIN_ALLOW_THREADS
+        fan_tree_get_stats(tree_self(o)->t, &s);
+    Py_END_ALLOW_THREADS
+    return PyUnicode_FromFormat("<fanin.GraphTree on %s, %llu recordings>",
+                                fan_device_text(tree_self(o)->d, text, sizeof text), (unsigned long long)s.nodes);
 }
 
 FAN_TURN_NAMED(tree_function, fan_seen_nothing)
@@ -301,19 +323,29 @@ FAN_TURN_REPR(tree_repr, fan_seen_nothing)
 
 static PyMethodDef methods[] = {
     {"function", (PyCFunction)(void (*)(void))tree_function_turn, METH_VARARGS | METH_KEYWORDS,
-     "function($self, /, fn, *, roles=\"auto\", keep=False, key=None)\n--\n\n"
-     "A function of arrays that is warmed up, recorded and from then on replayed, by the calls before it.\n\n"
-     "`roles`: of each operand, or one for all: \"copy\" (copied in before each replay), \"static\" (stays where it "
-     "is), \"accumulate\" (the caller's memory, added into), \"auto\" (an output of this step stays where it is, all "
-     "else is copied). `keep`: which outputs are copied out of the tree's memory, and outlive the step. `key`: is "
-     "called with the operands; recordings are kept apart by what it gives."},
+     "function($self, /, fn, *, roles=\"auto\", keep=False, key=None)\n"
+     "--\n"
+     "\n"
+     "Make a function of arrays that is warmed up, then recorded, and from then on replayed.\n"
+     "\n"
+     "Parameters\n"
+     "----------\n"
+     "fn : callable\n"
+     "    Gets arrays, and returns an array, None, or a tuple or list of them.\n"
+     "roles : str, or sequence of str\n"
+     "    For all operands, or for each: \"copy\" (copied in before each replay), \"static\" (stays where it is),\n"
+     "    \"accumulate\" (the caller's memory, added into), \"auto\" (an output of this step is used in place, all\n"
+     "    else is copied).\n"
+     "keep : bool, or sequence of bool\n"
+     "    Outputs that are copied out of the tree's memory, and outlive the step.\n"
+     "key : callable, optional\n"
+     "    Called with the operands; calls with different results have different recordings."},
     {"step", tree_step, METH_NOARGS,
-     "step($self, /)\n--\n\nOne iteration: `with tree.step():`. What the calls in it give may not be touched after its "
-     "end."},
+     "step($self, /)\n--\n\nOne iteration: `with tree.step():`. Outputs of its calls must not be used after its end."},
     {"close", tree_close_turn, METH_NOARGS,
-     "close($self, /)\n--\n\nLet go of all recordings and of the memory; calls fail from then on."},
+     "close($self, /)\n--\n\nFree all recordings and the memory; later calls fail."},
     {"plot", (PyCFunction)(void (*)(void))tree_plot, METH_VARARGS | METH_KEYWORDS,
-     "plot($self, path=None, /)\n--\n\nA picture of the tree, as a matplotlib figure; written to `path` where one is "
+     "plot($self, path=None, /)\n--\n\nA picture of the tree, as a matplotlib figure; also written to `path` if "
      "given."},
     {"_recordings", tree_recordings_turn, METH_NOARGS,
      "_recordings($self, /)\n--\n\n(node, parent, function, owns, reaches, replays, on the path) of each recording."},
@@ -326,7 +358,7 @@ static PyMethodDef methods[] = {
 };
 
 static PyGetSetDef getset[] = {
-    {"stats", tree_stats_turn, NULL, "Recordings, bytes and calls: a GraphStats.", NULL},
+    {"stats", tree_stats_turn, NULL, "The numbers of recordings, bytes and calls: a GraphStats.", NULL},
     {"closed", tree_closed_turn, NULL, "Whether it was closed.", NULL},
     {"device", tree_device, NULL, "The name of its device, as in \"sim:0\".", NULL},
     {NULL, NULL, NULL, NULL, NULL},
@@ -339,19 +371,31 @@ static PyMemberDef members[] = {
 
 static PyType_Slot slots[] = {
     {Py_tp_doc,
-     "GraphTree(device, *, memory=67108864, limit=8, strict=False, verify=0)\n--\n\n"
-     "Functions of arrays on a device, recorded once and replayed, all in one range of memory.\n\n"
+     "GraphTree(device, *, memory=67108864, limit=8, strict=False, verify=0)\n"
+     "--\n"
+     "\n"
+     "Functions of arrays on a device that are recorded once and replayed, in one range of memory.\n"
+     "\n"
      "    tree = fanin.GraphTree(\"cpu\")          # or \"cuda:0\", \"sim:0\"\n"
      "    step = tree.function(lambda x, w: np.tanh(x @ w), roles=(\"copy\", \"static\"))\n"
      "    for x in batches:\n"
      "        with tree.step():\n"
      "            y = step(x, w)\n"
-     "            print(step.last.did, y.numpy())   # warmed, recorded, replayed, replayed, ..\n\n"
-     "`memory`: bytes of that range. `limit`: how often a function is recorded anew because an operand lies "
-     "elsewhere; then\nthe operand is copied. `strict`: a static operand that lies elsewhere is an error. "
-     "`verify`: the first so many replays\nof each recording run the function as it is beside them, and a bit that "
-     "differs is a CaptureError that names the array. On\nthe CPU operands are ndarrays, and outputs handles whose "
-     "values `numpy()` copies (docs/graph-trees.md)."},
+     "            print(step.last.did, y.numpy())   # warmed, recorded, replayed, replayed, ..\n"
+     "\n"
+     "Parameters\n"
+     "----------\n"
+     "memory : int\n"
+     "    Bytes of that range.\n"
+     "limit : int\n"
+     "    How often a function is recorded again because an operand lies elsewhere; then the operand is copied.\n"
+     "strict : bool\n"
+     "    A static operand that lies elsewhere is an error.\n"
+     "verify : int\n"
+     "    The first so many replays of each recording also run the function; a bit that differs is a CaptureError\n"
+     "    that names the array.\n"
+     "\n"
+     "On the CPU operands are ndarrays, and outputs handles whose values `numpy()` copies (docs/graph-trees.md)."},
     {Py_tp_new, tree_new},
     {Py_tp_dealloc, tree_dealloc},
     {Py_tp_repr, tree_repr_turn},

@@ -1,8 +1,8 @@
-/* guard: a sum that others have, too, is not written by the function that gets it (E4).
+/* guard: a function must not write a sum that has other references (E4).
  *
- * An ndarray is read-only while the function runs: its flag is taken, and given back afterwards. Where several run with
- * one array, in passes inside passes or on several threads, the last that ends gives it back. Of a torch tensor the
- * version counter says afterwards whether it was written. Whoever is alone with a sum may write it. */
+ * An ndarray is read-only while the function runs: its WRITEABLE flag is cleared and set again afterwards. If several
+ * functions have one array, in nested passes or on several threads, the last one that ends sets it. A torch tensor's
+ * version counter shows afterwards whether it was written. A sum without other references may be written. */
 #include "py/dlpack.h"
 #include "py/engine_part.h"
 
@@ -28,7 +28,7 @@ static bool is_version(PyObject *o, long long *version)
     PyObject *now = of_tensor(o, &descriptor, "_version");
     *version = now ? PyLong_AsLongLong(now) : -1;
     Py_XDECREF(now);
-    PyErr_Clear(); /* of inference mode: none is counted */
+    PyErr_Clear(); /* inference mode has no version counter */
     return *version >= 0;
 }
 
@@ -42,14 +42,14 @@ static bool is_view(PyObject *tensor)
     return view;
 }
 
-/* ours_alone: whether nobody else has an array, nor its memory; `refs` are the caller's. */
-static bool ours_alone(PyObject *o, Py_ssize_t refs)
+/* is_unique: whether an array and its memory have only the caller's `refs`. */
+static bool is_unique(PyObject *o, Py_ssize_t refs)
 {
     PyObject *base = PyArray_BASE((PyArrayObject *)o);
     if (fan_alone(o, refs))
         return true;
     return Py_REFCNT(o) == refs && base && PyCapsule_IsValid(base, FAN_ARRAY_CAPSULE) && Py_REFCNT(base) == 1 &&
-           fan_native_only_ours(fan_native_of(PyCapsule_GetPointer(base, FAN_ARRAY_CAPSULE)));
+           fan_unboxed_is_unique(fan_unboxed(PyCapsule_GetPointer(base, FAN_ARRAY_CAPSULE)));
 }
 
 static fan_guard *other_of(PyObject *array)
@@ -60,7 +60,7 @@ static fan_guard *other_of(PyObject *array)
     return g;
 }
 
-static void put(fan_guard *g, PyArrayObject *a, bool gives_back)
+static void guard_push(fan_guard *g, PyArrayObject *a, bool gives_back)
 {
     PyArray_CLEARFLAGS(a, NPY_ARRAY_WRITEABLE);
     g->object = (PyObject *)a;
@@ -72,7 +72,7 @@ static void put(fan_guard *g, PyArrayObject *a, bool gives_back)
 
 void fan__guard_array(fan_guards *all, PyArrayObject *a)
 {
-    put(&all->inside[0], a, true);
+    guard_push(&all->inside[0], a, true);
     all->more = NULL;
     all->n = 1;
 }
@@ -80,9 +80,9 @@ void fan__guard_array(fan_guards *all, PyArrayObject *a)
 static bool array_begin(fan_guard *g, PyObject *o)
 {
     bool writable = PyArray_ISWRITEABLE((PyArrayObject *)o);
-    if (writable ? ours_alone(o, 1) : !other_of(o))
+    if (writable ? is_unique(o, 1) : !other_of(o))
         return false;
-    put(g, (PyArrayObject *)o, writable);
+    guard_push(g, (PyArrayObject *)o, writable);
     return true;
 }
 
@@ -106,7 +106,7 @@ int fan__guards_begin(fan_guards *all, void *const *sums, uint32_t n)
         return 0;
     for (uint32_t i = 0; i < n; i++) {
         fan_guard *next;
-        if (!sums[i] || fan_is_native(sums[i])) /* what is native says itself whether it may be written */
+        if (!sums[i] || fan_is_unboxed(sums[i])) /* functions in C check fan_unboxed_is_unique */
             continue;
         if (all->n == FAN_GUARDS_INSIDE && !all->more && !(all->more = fan_alloc(n * sizeof *all->more))) {
             PyErr_NoMemory();
@@ -136,7 +136,7 @@ static void array_end(fan_guard *g)
         PyArray_ENABLEFLAGS((PyArrayObject *)g->object, NPY_ARRAY_WRITEABLE);
 }
 
-/* tensor_written: 0, or -1 with an exception, where there is none yet. */
+/* tensor_written: -1 with an exception if the tensor was written and no exception is live. */
 static int tensor_written(const fan_guard *g, const fan_node *n)
 {
     PyObject *live = fan_exception_take();
@@ -148,9 +148,9 @@ static int tensor_written(const fan_guard *g, const fan_node *n)
         return 0;
     PyErr_Format(
         PyExc_RuntimeError,
-        "%s wrote the sum of its slot %u, which others have, too, and theirs is another now: give a new tensor, "
-        "g * 2 instead of g.mul_(2) (E4)",
-        fan_node_said(n, name, sizeof name), g->slot);
+        "%s wrote into the sum of its slot %u, which has other references, so their values changed: return a new "
+        "tensor, g * 2 instead of g.mul_(2) (E4)",
+        fan_node_name(n, name, sizeof name), g->slot);
     return -1;
 }
 

@@ -22,7 +22,7 @@ int fan_stream_arg(PyObject *o, fan_stream **out)
     PyObject *foreign = fan_lazy(&fan_state_get()->foreign_stream, "fanin._interop.streams", "foreign");
     PyObject *made = foreign ? PyObject_CallOneArg(foreign, o) : NULL;
     if (made && Py_TYPE(made) != fan_state_get()->stream_type)
-        PyErr_SetString(PyExc_SystemError, "_interop.streams.foreign gave no stream");
+        PyErr_SetString(PyExc_SystemError, "_interop.streams.foreign returned no stream");
     else if (made)
         *out = fan_stream_hold(fan_stream_of(made));
     Py_XDECREF(made);

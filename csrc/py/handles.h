@@ -1,5 +1,5 @@
-/* handles: streams, events and arrays on a device behind the objects that Python has of them: wrapped, and taken
- * out again. Their types stand in stream.c, event.c and array.c. fan_stream_arg and the like: py.h. */
+/* handles: streams, events and device arrays as Python objects: wrapped, and unwrapped. The types are in stream.c,
+ * event.c and array.c. fan_stream_arg and the like: py.h. */
 #ifndef FAN_PY_HANDLES_H
 #define FAN_PY_HANDLES_H
 
@@ -23,7 +23,7 @@ static inline fan_stream *fan_stream_of(PyObject *o) { return ((fan_stream_objec
 static inline fan_event *fan_event_of(PyObject *o) { return ((fan_event_object *)o)->e; }
 static inline fan_array_object *fan_array_self(PyObject *o) { return (fan_array_object *)o; }
 
-/* fan_stream_make, fan_event_make: an object of this type, which may be a subclass; a hold of its own. */
+/* fan_stream_make, fan_event_make: a new object of this type or subclass, with its own hold. */
 PyObject *fan_stream_make(PyTypeObject *type, fan_stream *s);
 PyObject *fan_event_make(PyTypeObject *type, fan_event *e);
 

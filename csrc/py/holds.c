@@ -1,11 +1,11 @@
 /* holds: Python's objects as the core holds them: on any thread, while an exception may be live. */
-#include "py/native.h"
+#include "py/unboxed.h"
 
 void fan_object_hold(void *object)
 {
     fan_gil gil;
-    if (fan_is_native(object)) {
-        fan_array_hold(fan_native_array(object));
+    if (fan_is_unboxed(object)) {
+        fan_array_hold(fan_unboxed_array(object));
         return;
     }
     if (!fan_gil_enter(&gil))
@@ -18,8 +18,8 @@ void fan_object_drop(void *object)
 {
     fan_gil gil;
     PyObject *live;
-    if (fan_is_native(object)) {
-        fan_array_drop(fan_native_array(object));
+    if (fan_is_unboxed(object)) {
+        fan_array_drop(fan_unboxed_array(object));
         return;
     }
     if (!fan_gil_enter(&gil))
@@ -33,16 +33,16 @@ void fan_object_drop(void *object)
 
 void fan_object_hold_here(void *object)
 {
-    if (fan_is_native(object))
-        fan_array_hold(fan_native_array(object));
+    if (fan_is_unboxed(object))
+        fan_array_hold(fan_unboxed_array(object));
     else
         Py_INCREF((PyObject *)object);
 }
 
 void fan_object_drop_here(void *object)
 {
-    if (fan_is_native(object))
-        fan_array_drop(fan_native_array(object));
+    if (fan_is_unboxed(object))
+        fan_array_drop(fan_unboxed_array(object));
     else
         Py_DECREF((PyObject *)object);
 }

@@ -1,7 +1,7 @@
-/* hooks: functions that users hang on nodes (E9), in this order: per slot, before the node, behind it; of a leaf,
- * behind its accumulation.
+/* hooks: functions that users register on nodes (E9): per slot, before the node, after it; of a leaf, after its
+ * accumulation. They run in this order.
  *
- * The hooks of a node are tuples that are replaced and never changed: who runs some has the tuple of before. */
+ * A node's hooks are tuples that are replaced and never changed, so a running hook may add or remove hooks. */
 #include "py/engine_part.h"
 #include "py/turn.h"
 
@@ -10,15 +10,15 @@
 #include <string.h>
 
 typedef struct hook_object {
-    PyObject_HEAD PyObject *fn; /* held; NULL: removed by the collector */
+    PyObject_HEAD PyObject *fn; /* held; NULL: cleared by the garbage collector */
     node_object *owner;         /* borrowed; NULL: it has ended, or the hook was removed */
     fan_hook_when when;
     uint32_t slot;
 } hook_object;
 
-static hook_object *of(PyObject *o) { return (hook_object *)o; }
+static hook_object *hook_cast(PyObject *o) { return (hook_object *)o; }
 
-/* ---- added and removed ---- */
+/* ---- add and remove ---- */
 
 node_more *fan_node_more(node_object *self)
 {
@@ -27,7 +27,7 @@ node_more *fan_node_more(node_object *self)
     return self->more;
 }
 
-/* tuple_quietly: a new tuple; the collector does not run meanwhile, so that hooks stay as they are. */
+/* tuple_quietly: a new tuple without garbage collection, which might change the hooks. */
 static PyObject *tuple_quietly(Py_ssize_t n)
 {
     int ran = PyGC_Disable();
@@ -49,7 +49,7 @@ PyObject *fan_hooks_add(node_object *owner, PyObject *fn, fan_hook_when when, ui
     self = more ? (hook_object *)type->tp_alloc(type, 0) : NULL;
     if (!self)
         return NULL;
-    before = more->hooks[when]; /* of now: the collector may have run */
+    before = more->hooks[when]; /* read here: garbage collection may have run */
     Py_ssize_t n = before ? PyTuple_GET_SIZE(before) : 0;
     all = tuple_quietly(n + 1);
     if (!all) {
@@ -76,7 +76,7 @@ static int hook_remove(hook_object *self)
     while (at < n && PyTuple_GET_ITEM(before, at) != (PyObject *)self)
         at++;
     if (at == n)
-        return 0; /* the collector has emptied the list */
+        return 0; /* the garbage collector has cleared the list */
     if (n > 1 && !(all = tuple_quietly(n - 1)))
         return -1;
     for (Py_ssize_t i = 0, k = 0; i < n; i++)
@@ -93,14 +93,52 @@ void fan_hooks_leave(node_object *owner)
     for (int when = 0; when < FAN_HOOK_TIMES; when++) {
         PyObject *all = owner->more ? owner->more->hooks[when] : NULL;
         for (Py_ssize_t i = 0; all && i < PyTuple_GET_SIZE(all); i++)
-            of(PyTuple_GET_ITEM(all, i))->owner = NULL;
+            hook_cast(PyTuple_GET_ITEM(all, i))->owner = NULL;
     }
 }
 
-/* ---- what they return ---- */
+/* ---- what functions and hooks return ---- */
 
-/* said: the shape, dtype and device of a value, for a message. */
-static char *said(const fan_value *v, char *buf, size_t size)
+/* wrong_number: takes `result`; -1. */
+static int wrong_number(PyObject *result, const fan_node *n, const char *who, uint32_t ngradients)
+{
+    char name[128];
+    who = who ? who : fan_node_name(n, name, sizeof name);
+    if (PyTuple_Check(result) || PyList_Check(result))
+        PyErr_Format(PyExc_ValueError, "%s returned an invalid number of gradients: expected %u, got %zd", who,
+                     ngradients, PySequence_Fast_GET_SIZE(result));
+    else if (ngradients == 0)
+        PyErr_Format(PyExc_ValueError, "%s returned an invalid number of gradients: expected 0, got %s", who,
+                     FAN_TYPE_TEXT(result));
+    else
+        PyErr_Format(PyExc_TypeError, "%s returned an invalid number of gradients: expected a tuple of %u, got %s", who,
+                     ngradients, FAN_TYPE_TEXT(result));
+    Py_DECREF(result);
+    return -1;
+}
+
+int fan_gradients_of(PyObject *result, const fan_node *n, const char *who, void **gradients, uint32_t ngradients)
+{
+    bool several = PyTuple_Check(result) || PyList_Check(result);
+    if (several && PySequence_Fast_GET_SIZE(result) == (Py_ssize_t)ngradients) {
+        for (uint32_t i = 0; i < ngradients; i++) {
+            PyObject *one = PySequence_Fast_GET_ITEM(result, (Py_ssize_t)i);
+            gradients[i] = one == Py_None ? NULL : Py_NewRef(one);
+        }
+        Py_DECREF(result);
+        return 0;
+    }
+    if (several || (ngradients != 1 && (ngradients || result != Py_None)))
+        return wrong_number(result, n, who, ngradients);
+    if (result != Py_None)
+        gradients[0] = result;
+    else
+        Py_DECREF(result);
+    return 0;
+}
+
+/* value_text: the shape, dtype and device of a value, for a message. */
+static char *value_text(const fan_value *v, char *buf, size_t size)
 {
     const int64_t *shape;
     char device[32], text[160];
@@ -113,14 +151,14 @@ static char *said(const fan_value *v, char *buf, size_t size)
     return buf;
 }
 
-static bool alike(const fan_value *a, const fan_value *b)
+static bool values_match(const fan_value *a, const fan_value *b)
 {
     const int64_t *one, *two;
     int ndim = fan_value_shape(a, &one);
     if (a->form != b->form)
         return false;
     if (ndim != fan_value_shape(b, &two) || a->dtype != b->dtype || a->device != b->device)
-        return ndim < 0; /* an object is asked nothing */
+        return ndim < 0; /* nothing is known of objects */
     for (int i = 0; i < ndim; i++)
         if (one[i] != two[i])
             return false;
@@ -143,27 +181,27 @@ static int check_replaced(PyObject *was, PyObject *is, const char *who, const ch
         fan_value_release(&a);
         return -1;
     }
-    good = alike(&a, &b);
+    good = values_match(&a, &b);
     if (!good && a.form != FAN_FORM_OBJECT && b.form == FAN_FORM_OBJECT && PyArray_Check(is))
         PyErr_Format(fan_state_get()->dtype_error,
                      "%s returned an invalid gradient%s: expected %s, got an array of dtype %S: x.astype(..)", who, at,
-                     said(&a, before, sizeof before), (PyObject *)PyArray_DESCR((PyArrayObject *)is));
+                     value_text(&a, before, sizeof before), (PyObject *)PyArray_DESCR((PyArrayObject *)is));
     else if (!good)
         PyErr_Format(PyExc_ValueError, "%s returned an invalid gradient%s: expected %s, got %s", who, at,
-                     said(&a, before, sizeof before), said(&b, now, sizeof now));
+                     value_text(&a, before, sizeof before), value_text(&b, now, sizeof now));
     fan_value_release(&a);
     fan_value_release(&b);
     return good ? 0 : -1;
 }
 
-/* replace: *sum becomes `to`, whose hold it takes. What is undefined stays so, and what is defined. `at`: which of what
- * the hook returned, " at index 1"; "": all. */
-static int replace(void **sum, PyObject *to, const char *who, const char *at)
+/* sum_replace: *sum becomes `to`, whose hold it takes. Undefined sums stay undefined, and defined ones defined. `at`:
+ * the index in the hook's result, " at index 1"; "": there is none. */
+static int sum_replace(void **sum, PyObject *to, const char *who, const char *at)
 {
     void *was = *sum;
     if (!was != (to == Py_None)) {
         PyErr_Format(PyExc_ValueError, "%s returned an invalid gradient%s: expected %s, got %s", who, at,
-                     was ? "one, as there is a sum" : "None, as there is no sum", FAN_TYPE_TEXT(to));
+                     was ? "a gradient, as there is a sum" : "None, as there is no sum", FAN_TYPE_TEXT(to));
         Py_DECREF(to);
         return -1;
     }
@@ -196,7 +234,7 @@ int fan_hooks_slots(node_object *self, void **sums)
     char name[128], who[192];
     int bad = 0;
     for (Py_ssize_t i = 0; all && i < PyTuple_GET_SIZE(all) && !bad; i++) {
-        hook_object *hook = of(PyTuple_GET_ITEM(all, i));
+        hook_object *hook = hook_cast(PyTuple_GET_ITEM(all, i));
         PyObject *sum = sums[hook->slot], *to;
         FAN_RAW fan_guards guards;
         if (!sum || !hook->fn)
@@ -210,8 +248,8 @@ int fan_hooks_slots(node_object *self, void **sums)
             Py_DECREF(to);
         } else if (to) {
             PyOS_snprintf(who, sizeof who, "a hook of slot %u of %s", hook->slot,
-                          fan_node_said(&self->node, name, sizeof name));
-            bad = replace(&sums[hook->slot], to, who, "") < 0;
+                          fan_node_name(&self->node, name, sizeof name));
+            bad = sum_replace(&sums[hook->slot], to, who, "") < 0;
         }
     }
     Py_XDECREF(all);
@@ -226,7 +264,7 @@ int fan_hooks_keep(node_object *self, void **sums)
         PyObject *slot = sums[i] ? PyLong_FromUnsignedLong(i) : NULL;
         PyObject *was = slot ? PyDict_GetItemWithError(kept, slot) : NULL, *now = NULL;
         if (was) {
-            Py_INCREF(was); /* of an object's own + */
+            Py_INCREF(was); /* an object's own + may change the dict */
             now = was == Py_None ? Py_NewRef((PyObject *)sums[i]) : fan_add_two(was, sums[i]);
             Py_DECREF(was);
         }
@@ -238,19 +276,19 @@ int fan_hooks_keep(node_object *self, void **sums)
     return bad ? -1 : 0;
 }
 
-/* gave_none: of each gradient whether a post-hook put it there: not yet. */
-static PyObject *gave_none(uint32_t n)
+/* produced_none: of each gradient whether a post-hook returned it: not yet. */
+static PyObject *produced_none(uint32_t n)
 {
-    PyObject *gave = PyByteArray_FromStringAndSize(NULL, (Py_ssize_t)n);
-    if (gave)
-        memset(PyByteArray_AS_STRING(gave), 0, n);
-    return gave;
+    PyObject *produced = PyByteArray_FromStringAndSize(NULL, (Py_ssize_t)n);
+    if (produced)
+        memset(PyByteArray_AS_STRING(produced), 0, n);
+    return produced;
 }
 
-bool fan_hooks_gave(const void *node_hooks, uint32_t index)
+bool fan_hooks_produced(const void *node_hooks, uint32_t index)
 {
-    PyObject *gave = PyTuple_GET_ITEM((PyObject *)(uintptr_t)node_hooks, 2);
-    return gave != Py_None && PyByteArray_AS_STRING(gave)[index];
+    PyObject *produced = PyTuple_GET_ITEM((PyObject *)(uintptr_t)node_hooks, 2);
+    return produced != Py_None && PyByteArray_AS_STRING(produced)[index];
 }
 
 int fan_hooks_of_node(node_object *self, void **node_hooks)
@@ -259,15 +297,15 @@ int fan_hooks_of_node(node_object *self, void **node_hooks)
     if (!more || (!more->hooks[FAN_HOOK_PRE] && !more->hooks[FAN_HOOK_POST]))
         return 0;
     PyObject *all = tuple_quietly(3), *post = more->hooks[FAN_HOOK_POST];
-    PyObject *gave = all && post ? gave_none(self->node.nedges) : Py_NewRef(Py_None);
-    if (!all || !gave) {
+    PyObject *produced = all && post ? produced_none(self->node.nedges) : Py_NewRef(Py_None);
+    if (!all || !produced) {
         Py_XDECREF(all);
-        Py_XDECREF(gave);
+        Py_XDECREF(produced);
         return -1;
     }
     PyTuple_SET_ITEM(all, 0, Py_NewRef(more->hooks[FAN_HOOK_PRE] ? more->hooks[FAN_HOOK_PRE] : Py_None));
     PyTuple_SET_ITEM(all, 1, Py_NewRef(post ? post : Py_None));
-    PyTuple_SET_ITEM(all, 2, gave);
+    PyTuple_SET_ITEM(all, 2, produced);
     *node_hooks = all;
     return 0;
 }
@@ -284,26 +322,26 @@ int fan_hooks_pre(node_object *self, PyObject *node_hooks, void **sums)
     uint32_t n = self->node.inputs;
     char name[128], who[192], at[24];
     for (Py_ssize_t i = 0; all && i < PyTuple_GET_SIZE(all); i++) {
-        hook_object *hook = of(PyTuple_GET_ITEM(all, i));
-        PyObject *seen, *to = NULL;
+        hook_object *hook = hook_cast(PyTuple_GET_ITEM(all, i));
+        PyObject *all_sums, *to = NULL;
         FAN_RAW fan_guards guards;
         if (fan_guards_begin(&guards, sums, n) < 0)
             return -1;
-        seen = tuple_of(sums, n);
-        if (seen && hook->fn)
-            to = PyObject_CallOneArg(hook->fn, seen);
-        else if (seen)
+        all_sums = tuple_of(sums, n);
+        if (all_sums && hook->fn)
+            to = PyObject_CallOneArg(hook->fn, all_sums);
+        else if (all_sums)
             to = Py_NewRef(Py_None);
         if (fan_guards_end(&guards, &self->node) < 0)
             Py_CLEAR(to);
-        Py_XDECREF(seen);
+        Py_XDECREF(all_sums);
         if (!to)
             return -1;
         if (to == Py_None) {
             Py_DECREF(to);
             continue;
         }
-        PyOS_snprintf(who, sizeof who, "a pre-hook of %s", fan_node_said(&self->node, name, sizeof name));
+        PyOS_snprintf(who, sizeof who, "a pre-hook of %s", fan_node_name(&self->node, name, sizeof name));
         if (!PyTuple_Check(to) || PyTuple_GET_SIZE(to) != (Py_ssize_t)n) {
             PyErr_Format(PyExc_TypeError, "%s returned no tuple of %u sum%s: got %s", who, n, FAN_PLURAL(n),
                          FAN_TYPE_TEXT(to));
@@ -313,7 +351,7 @@ int fan_hooks_pre(node_object *self, PyObject *node_hooks, void **sums)
         int bad = 0;
         for (uint32_t k = 0; k < n && !bad; k++) {
             PyOS_snprintf(at, sizeof at, " at index %u", k);
-            bad = replace(&sums[k], Py_NewRef(PyTuple_GET_ITEM(to, k)), who, at) < 0;
+            bad = sum_replace(&sums[k], Py_NewRef(PyTuple_GET_ITEM(to, k)), who, at) < 0;
         }
         Py_DECREF(to);
         if (bad)
@@ -322,9 +360,9 @@ int fan_hooks_pre(node_object *self, PyObject *node_hooks, void **sums)
     return 0;
 }
 
-/* replace_all: by what a post-hook returned, which is taken; `were` were there. */
+/* replace_all: the gradients become the post-hook's result `to`, which it takes; `were`: those before. */
 static int replace_all(const node_object *self, PyObject *to, PyObject *were, void **gradients, uint32_t ngradients,
-                       char *gave)
+                       char *produced)
 {
     char name[128], who[192];
     for (uint32_t k = 0; k < ngradients; k++) {
@@ -332,16 +370,16 @@ static int replace_all(const node_object *self, PyObject *to, PyObject *were, vo
         gradients[k] = NULL;
         Py_XDECREF(was);
     }
-    PyOS_snprintf(who, sizeof who, "a post-hook of %s", fan_node_said(&self->node, name, sizeof name));
+    PyOS_snprintf(who, sizeof who, "a post-hook of %s", fan_node_name(&self->node, name, sizeof name));
     if (fan_gradients_of(to, &self->node, who, gradients, ngradients) < 0)
         return -1;
     for (uint32_t k = 0; k < ngradients; k++)
         if (gradients[k] && gradients[k] != PyTuple_GET_ITEM(were, k))
-            gave[k] = 1;
+            produced[k] = 1;
     return 0;
 }
 
-/* call_post: what a post-hook returned, NULL with an exception. *were: the tuple of gradients that it got. */
+/* call_post: the result of a post-hook, NULL with an exception. *were: the tuple of gradients that it got. */
 static PyObject *call_post(const node_object *self, PyObject *fn, void **sums, void **gradients, uint32_t ngradients,
                            PyObject **were)
 {
@@ -368,7 +406,7 @@ int fan_hooks_post(node_object *self, PyObject *node_hooks, void **sums, void **
     PyObject *all = hooks_in(node_hooks, 1);
     int bad = 0;
     for (Py_ssize_t i = 0; all && i < PyTuple_GET_SIZE(all) && !bad; i++) {
-        hook_object *hook = of(PyTuple_GET_ITEM(all, i));
+        hook_object *hook = hook_cast(PyTuple_GET_ITEM(all, i));
         PyObject *were, *to;
         if (!hook->fn)
             continue;
@@ -384,11 +422,11 @@ int fan_hooks_post(node_object *self, PyObject *node_hooks, void **sums, void **
     return bad ? -1 : 0;
 }
 
-int fan_hooks_accumulated(node_object *self, PyObject *node_hooks)
+int fan__hooks_accumulated(node_object *self, PyObject *node_hooks)
 {
     PyObject *all = hooks_in(node_hooks, 1);
     for (Py_ssize_t i = 0; all && i < PyTuple_GET_SIZE(all); i++) {
-        hook_object *hook = of(PyTuple_GET_ITEM(all, i));
+        hook_object *hook = hook_cast(PyTuple_GET_ITEM(all, i));
         PyObject *ignored = hook->fn ? PyObject_CallOneArg(hook->fn, (PyObject *)self) : Py_NewRef(Py_None);
         if (!ignored)
             return -1;
@@ -402,13 +440,13 @@ int fan_hooks_accumulated(node_object *self, PyObject *node_hooks)
 static int hook_traverse(PyObject *o, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(o));
-    Py_VISIT(of(o)->fn);
+    Py_VISIT(hook_cast(o)->fn);
     return 0;
 }
 
 static int hook_clear(PyObject *o)
 {
-    Py_CLEAR(of(o)->fn);
+    Py_CLEAR(hook_cast(o)->fn);
     return 0;
 }
 
@@ -423,7 +461,7 @@ static void hook_dealloc(PyObject *o)
 
 static PyObject *hook_remove_it(PyObject *o, PyObject *Py_UNUSED(none))
 {
-    if (hook_remove(of(o)) < 0)
+    if (hook_remove(hook_cast(o)) < 0)
         return NULL;
     Py_RETURN_NONE;
 }
@@ -432,7 +470,7 @@ static PyObject *hook_enter(PyObject *o, PyObject *Py_UNUSED(none)) { return Py_
 
 static PyObject *hook_exit(PyObject *o, PyObject *Py_UNUSED(args))
 {
-    if (hook_remove(of(o)) < 0)
+    if (hook_remove(hook_cast(o)) < 0)
         return NULL;
     Py_RETURN_FALSE;
 }
@@ -441,14 +479,15 @@ FAN_TURN_NONE(hook_remove_it, fan_seen_graph)
 FAN_TURN_TUPLE(hook_exit, fan_seen_graph)
 
 static PyMethodDef methods[] = {
-    {"remove", hook_remove_it_turn, METH_NOARGS, "remove($self, /)\n--\n\nTake the hook out; again does nothing."},
+    {"remove", hook_remove_it_turn, METH_NOARGS,
+     "remove($self, /)\n--\n\nRemove the hook. Calling it again does nothing."},
     {"__enter__", hook_enter, METH_NOARGS, NULL},
     {"__exit__", hook_exit_turn, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 
 static PyType_Slot slots[] = {
-    {Py_tp_doc, "What registering a hook gives: `remove()`, or the end of a `with`, takes the hook out again."},
+    {Py_tp_doc, "A registered hook: `remove()`, or the end of a `with`, removes it."},
     {Py_tp_dealloc, hook_dealloc},
     {Py_tp_traverse, hook_traverse},
     {Py_tp_clear, hook_clear},

@@ -179,7 +179,7 @@ static int import_described(PyObject *o, bool recording, bool has_combine, fan_v
 {
     PyObject *arrays = fan_arrays(), *d = NULL;
     int result = -1;
-    fan_stream *ready = fan_where_stream();
+    fan_stream *ready = fan_error_context_stream();
     PyObject *on = ready ? fan_stream_wrap(ready) : Py_NewRef(Py_None);
     if (arrays && on)
         d = PyObject_CallMethod(arrays, "describe", "OOOO", o, recording ? Py_True : Py_False,

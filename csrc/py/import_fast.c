@@ -1,7 +1,7 @@
 /* import_fast: what the fast path of the buffer (buffer/fast.h) needs to know of a gradient: ndarrays, exact torch
  * tensors, NumPy's scalars and Python's numbers, looked at without a call and without a lock. */
 #include "py/dlpack.h"
-#include "py/native.h"
+#include "py/unboxed.h"
 
 #include "base/mem.h"
 
@@ -138,8 +138,8 @@ bool fan_fast_import(PyObject *o, fan_fast_kind *kind, char **data)
 #ifdef Py_GIL_DISABLED
     return false; /* its counters need one thread at a time */
 #endif
-    if (fan_is_native(o))
-        return fan_native_fast(o, kind, data);
+    if (fan_is_unboxed(o))
+        return fan_unboxed_fast(o, kind, data);
     if (!PyArray_CheckExact(o)) {
         const fan_state *st = fan_state_get();
         if (fan_is_tensor(st, o))
@@ -226,7 +226,7 @@ bool fan_fast_is_unchanged(PyObject *o, const fan_fast_kind *kind, const char *d
 {
     FAN_RAW fan_fast_kind now;
     char *at;
-    if (kind->scalar || fan_is_native(o))
+    if (kind->scalar || fan_is_unboxed(o))
         return true; /* what cannot be changed */
     if (!kind->check_at_use)
         return same_ndarray(o, kind, data);
@@ -236,8 +236,8 @@ bool fan_fast_is_unchanged(PyObject *o, const fan_fast_kind *kind, const char *d
 bool fan_fast_writable(PyObject *o, const fan_fast_kind *kind)
 {
     assert(!kind->scalar); /* a number has no flags */
-    if (fan_is_native(o))
-        return fan_native_array(o)->writable;
+    if (fan_is_unboxed(o))
+        return fan_unboxed_array(o)->writable;
     return kind->check_at_use || PyArray_ISWRITEABLE((PyArrayObject *)o);
 }
 
@@ -286,8 +286,8 @@ static PyObject *fresh_tensor(const fan_fast_kind *kind, char **data)
 
 PyObject *fan_fast_fresh(PyObject *first, const fan_fast_kind *kind, char **data)
 {
-    if (fan_is_native(first))
-        return fan_native_fresh(kind, data);
+    if (fan_is_unboxed(first))
+        return fan_unboxed_fresh(kind, data);
     if (kind->check_at_use)
         return fresh_tensor(kind, data);
     PyArray_Descr *d = PyArray_DESCR((PyArrayObject *)first);

@@ -1,7 +1,7 @@
 #include "py/import_memory.h"
 
+#include "py/backends.h"
 #include "py/dlpack_import.h"
-#include "py/driver.h"
 
 #include "base/interrupt.h"
 #include "base/mem.h"
@@ -158,14 +158,17 @@ int fan_shape_tuple(PyObject *o, int64_t *shape) { return ints_of("a shape", o, 
  * where there is none. */
 static int device_named(long type, long index, PyObject *producer, fan_device **out)
 {
+    const fan_backend_entry *b = fan_backend_of_dlpack(type);
     *out = fan_cpu();
-    if (type != FAN_DL_CUDA && type != FAN_DL_CUDA_MANAGED)
+    if (!b || !b->backend->has_streams)
         return 0;
-    if (fan_cuda_device_at(index, out) == 0)
+    if (index < 0 || index > INT32_MAX)
+        PyErr_Format(PyExc_ValueError, "there is no %s:%ld: no machine has so many devices", b->backend->name, index);
+    else if (fan_backend_device(b, index, out) == 0)
         return 0;
     PyObject *why = fan_exception_take();
-    fan_refuse(PyExc_BufferError, "the %.200s is on CUDA device %ld, which cannot be used: %S",
-               Py_TYPE(producer)->tp_name, index, why);
+    fan_refuse(PyExc_BufferError, "the %.200s is on %s:%ld, which cannot be used: %S", Py_TYPE(producer)->tp_name,
+               b->backend->name, index, why);
     Py_XDECREF(why);
     return -1;
 }

@@ -331,8 +331,11 @@ static int queue_kernel(machine_object *self, fan_stream *s, fan_kernel *k, fan_
                           .writes = arrays + k->reads,
                           .nwrites = k->n - k->reads,
                           .us = us};
-    Py_BEGIN_ALLOW_THREADS status = fan_sim_launch(self->m, s, &job, &err);
-    Py_END_ALLOW_THREADS if (status == FAN_OK) return 0;
+    Py_BEGIN_ALLOW_THREADS
+        status = fan_sim_launch(self->m, s, &job, &err);
+    Py_END_ALLOW_THREADS
+    if (status == FAN_OK)
+        return 0;
     fan_kernel_unlink(k);
     fan_raise(status, &err);
     kernel_free(k);

@@ -37,8 +37,11 @@ static PyObject *layout_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     Py_CLEAR(self->was.tuple); /* a layout holds no array */
     if (fan_regions_one_device(self->was.items, self->was.n, "Layout") < 0)
         goto fail;
-    Py_BEGIN_ALLOW_THREADS status = fan_layout_new(self->was.items, self->was.n, self->budget, &self->l, &err);
-    Py_END_ALLOW_THREADS if (status == FAN_OK) return (PyObject *)self;
+    Py_BEGIN_ALLOW_THREADS
+        status = fan_layout_new(self->was.items, self->was.n, self->budget, &self->l, &err);
+    Py_END_ALLOW_THREADS
+    if (status == FAN_OK)
+        return (PyObject *)self;
     fan_raise(status, &err);
 fail:
     Py_DECREF(self);

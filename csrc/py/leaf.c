@@ -9,17 +9,17 @@
 #include <stdio.h>
 #include <string.h>
 
-static leaf_object *of(PyObject *o) { return (leaf_object *)o; }
+static leaf_object *leaf_cast(PyObject *o) { return (leaf_object *)o; }
 
 static const fan_slot_spec *spec_of(const leaf_object *self)
 {
     return self->base.more && self->base.more->slots.specs ? &self->base.more->slots.specs[0] : NULL;
 }
 
-/* ---- its gradient, wherever it is kept ---- */
+/* ---- read and write the gradient ---- */
 
-/* grad_now: new reference; NULL without an exception: there is none. */
-static PyObject *grad_now(leaf_object *self)
+/* grad_read: new reference; NULL without an exception: there is none. */
+static PyObject *grad_read(leaf_object *self)
 {
     fan_leaf_touch(&self->claim, FAN_TOUCH_READS);
     PyObject *grad = self->outside ? PyObject_GetAttrString(self->array, "grad") : Py_XNewRef(self->grad);
@@ -28,8 +28,8 @@ static PyObject *grad_now(leaf_object *self)
     return grad;
 }
 
-/* grad_put: takes the reference; NULL: none from now on. */
-static int grad_put(leaf_object *self, PyObject *grad)
+/* grad_write: takes the reference; NULL: no gradient. */
+static int grad_write(leaf_object *self, PyObject *grad)
 {
     fan_leaf_touch(&self->claim, FAN_TOUCH_WRITES);
     if (self->outside) {
@@ -41,7 +41,7 @@ static int grad_put(leaf_object *self, PyObject *grad)
     return 0;
 }
 
-/* ---- accumulated ---- */
+/* ---- accumulate ---- */
 
 static int is_number(PyObject *o)
 {
@@ -61,7 +61,7 @@ static int form_of(const leaf_object *self, PyObject *o, fan_leaf_form *out)
     } else {
         if (fan_import(o, false, true, &v) < 0)
             return -1;
-        bool fixed = v.form == FAN_FORM_DENSE && !v.array->writable && !PyArray_Check(o); /* as jax has them */
+        bool fixed = v.form == FAN_FORM_DENSE && !v.array->writable && !PyArray_Check(o); /* jax's arrays */
         *out = v.form == FAN_FORM_SPARSE            ? FAN_LEAF_SPARSE
                : v.form == FAN_FORM_OBJECT || fixed ? FAN_LEAF_OTHER
                                                     : FAN_LEAF_DENSE;
@@ -75,7 +75,7 @@ static bool same_layout(const leaf_object *self, PyObject *sum)
     const PyArrayObject *a = (PyArrayObject *)self->array, *b = (PyArrayObject *)sum;
     if (!PyArray_CheckExact(self->array) || !PyArray_CheckExact(sum) || PyArray_NDIM(a) != PyArray_NDIM(b))
         return false;
-    for (int i = 0; i < PyArray_NDIM(a); i++) /* in units of their elements: grad_dtype may be another */
+    for (int i = 0; i < PyArray_NDIM(a); i++) /* strides in elements: grad_dtype may differ */
         if (PyArray_DIM(a, i) != PyArray_DIM(b, i) ||
             (PyArray_DIM(a, i) > 1 &&
              PyArray_STRIDE(a, i) * PyArray_ITEMSIZE(b) != PyArray_STRIDE(b, i) * PyArray_ITEMSIZE(a)))
@@ -83,7 +83,7 @@ static bool same_layout(const leaf_object *self, PyObject *sum)
     return true;
 }
 
-/* summed: of one or two gradients, by a buffer: in `out`, which may be None. New reference. */
+/* summed: the sum of one or two gradients by a buffer, into `out`, which may be None. New reference. */
 static PyObject *summed(const leaf_object *self, PyObject *one, PyObject *two, PyObject *out, bool writable,
                         bool recording)
 {
@@ -113,9 +113,9 @@ static PyObject *copied(const leaf_object *self, PyObject *sum, bool recording)
     PyArray_Descr *d;
     PyObject *copy;
     fan_leaf_form form;
-    if (fan_storage_redirected()) /* a kernel of the core's, which a recording sees */
+    if (fan_storage_redirected()) /* use a kernel of the core, which is recorded */
         return summed(self, sum, NULL, Py_None, true, recording);
-    if (recording && PyObject_HasAttrString(sum, "clone")) /* as torch's copies lead back */
+    if (recording && PyObject_HasAttrString(sum, "clone")) /* torch's copies are differentiable */
         return PyObject_CallMethod(sum, "clone", NULL);
     if (!PyArray_Check(self->array) || (!PyArray_CheckExact(sum) && !is_number(sum))) {
         if (form_of(self, sum, &form) < 0)
@@ -138,8 +138,8 @@ static PyObject *copied(const leaf_object *self, PyObject *sum, bool recording)
     return copy;
 }
 
-/* add: L5: 0, or -1 with an exception. */
-static int add(const leaf_object *self, PyObject *grad, PyObject *sum)
+/* add_in_place: L5: 0, or -1 with an exception. */
+static int add_in_place(const leaf_object *self, PyObject *grad, PyObject *sum)
 {
     FAN_RAW fan_fast_kind one, two;
     char *to = NULL, *from = NULL;
@@ -172,7 +172,7 @@ static int add_wide(leaf_object *self, PyObject *wide, PyObject *sum)
     return none ? 0 : -1;
 }
 
-static int carry_out(leaf_object *self, fan_leaf_action action, PyObject *grad, void **sum, bool recording)
+static int run_plan(leaf_object *self, fan_leaf_action action, PyObject *grad, void **sum, bool recording)
 {
     PyObject *made = NULL;
     switch (action) {
@@ -182,7 +182,7 @@ static int carry_out(leaf_object *self, fan_leaf_action action, PyObject *grad, 
     case FAN_LEAF_WIDE:
         return add_wide(self, self->wide, *sum);
     case FAN_LEAF_ADD:
-        return add(self, grad, *sum);
+        return add_in_place(self, grad, *sum);
     case FAN_LEAF_STEAL:
         made = *sum;
         *sum = NULL;
@@ -194,11 +194,11 @@ static int carry_out(leaf_object *self, fan_leaf_action action, PyObject *grad, 
         made = summed(self, grad, *sum, Py_None, false, recording);
         break;
     }
-    return made ? grad_put(self, made) : -1;
+    return made ? grad_write(self, made) : -1;
 }
 
-/* part_only_ours: an ndarray that nobody else has, a tuple of such, or what does not change. */
-static bool part_only_ours(PyObject *part)
+/* part_is_unique: an ndarray without other references, a tuple of such, or an immutable object. */
+static bool part_is_unique(PyObject *part)
 {
     bool ours = true;
     if (!PyTuple_CheckExact(part))
@@ -206,13 +206,13 @@ static bool part_only_ours(PyObject *part)
                    ? fan_only_ours(part, 1)
                    : part == Py_None || PyBool_Check(part) || PyLong_CheckExact(part) || PyUnicode_CheckExact(part);
     for (Py_ssize_t i = 0; ours && i < PyTuple_GET_SIZE(part); i++)
-        ours = part_only_ours(PyTuple_GET_ITEM(part, i)) &&
+        ours = part_is_unique(PyTuple_GET_ITEM(part, i)) &&
                (!PyArray_Check(PyTuple_GET_ITEM(part, i)) || Py_REFCNT(part) == 1);
     return ours;
 }
 
-/* of_scipy: an array or a matrix of scipy.sparse itself, which keeps its parts in its __dict__. */
-static bool of_scipy(PyObject *sum)
+/* is_scipy: an array or matrix of scipy.sparse itself, which has its parts in its __dict__. */
+static bool is_scipy(PyObject *sum)
 {
     PyObject *module = PyObject_GetAttrString((PyObject *)Py_TYPE(sum), "__module__");
     const char *name = module && PyUnicode_Check(module) ? PyUnicode_AsUTF8(module) : NULL;
@@ -221,8 +221,8 @@ static bool of_scipy(PyObject *sum)
     return is;
 }
 
-/* torch_only_ours: of the tensors that a torch tensor is made of. */
-static bool torch_only_ours(PyObject *sum)
+/* torch_parts_are_unique: the tensors inside a sparse torch tensor have no other references. */
+static bool torch_parts_are_unique(PyObject *sum)
 {
     PyObject *asks = fan_lazy(&fan_state_get()->parts_alone, "fanin._interop.sharing", "has_parts_alone");
     PyObject *answer = asks ? PyObject_CallOneArg(asks, sum) : NULL;
@@ -231,9 +231,8 @@ static bool torch_only_ours(PyObject *sum)
     return ours;
 }
 
-/* parts_only_ours: L3: nobody else has a fanin.Sparse, an array of SciPy's or a tensor of torch's, nor what it is made
- * of. */
-static bool parts_only_ours(PyObject *sum)
+/* parts_are_unique: L3: a fanin.Sparse, SciPy array or torch tensor, and its parts, have no other references. */
+static bool parts_are_unique(PyObject *sum)
 {
     PyObject *parts = NULL, *key, *part;
     Py_ssize_t at = 0;
@@ -245,13 +244,13 @@ static bool parts_only_ours(PyObject *sum)
         ours = parts && PyTuple_CheckExact(parts) && Py_REFCNT(parts) == 2;
         for (Py_ssize_t i = 0; ours && i < PyTuple_GET_SIZE(parts); i++)
             ours = fan_only_ours(PyTuple_GET_ITEM(parts, i), 1);
-    } else if (of_scipy(sum)) {
+    } else if (is_scipy(sum)) {
         parts = PyObject_GetAttrString(sum, "__dict__");
         ours = parts && PyDict_CheckExact(parts);
         while (ours && PyDict_Next(parts, &at, &key, &part))
-            ours = part_only_ours(part);
+            ours = part_is_unique(part);
     } else {
-        ours = torch_only_ours(sum);
+        ours = torch_parts_are_unique(sum);
     }
     Py_XDECREF(parts);
     PyErr_Clear();
@@ -261,23 +260,23 @@ static bool parts_only_ours(PyObject *sum)
 static int accumulate_claimed(leaf_object *self, void **sum, bool recording)
 {
     fan_leaf_facts facts = {.wide = self->wide != NULL, .recording = recording};
-    PyObject *grad = grad_now(self);
-    bool native_unshared = fan_is_native(*sum) && fan_native_only_ours(*sum);
-    int bad = (!grad && PyErr_Occurred()) || fan_native_show(sum) < 0 ? -1 : 0;
+    PyObject *grad = grad_read(self);
+    bool native_unshared = fan_is_unboxed(*sum) && fan_unboxed_is_unique(*sum);
+    int bad = (!grad && PyErr_Occurred()) || fan_box(sum) < 0 ? -1 : 0;
     if (!bad)
         bad = form_of(self, grad, &facts.grad) < 0 || form_of(self, *sum, &facts.sum) < 0 ? -1 : 0;
     facts.unshared =
-        native_unshared || (!bad && (facts.sum == FAN_LEAF_SPARSE ? parts_only_ours(*sum) : fan_only_ours(*sum, 1)));
+        native_unshared || (!bad && (facts.sum == FAN_LEAF_SPARSE ? parts_are_unique(*sum) : fan_only_ours(*sum, 1)));
     if (fan_storage_redirected()) /* L8 */
         facts.unshared = FAN_FAULT(LEAF_ADOPTS);
     facts.same_layout = !bad && same_layout(self, *sum);
     if (!bad)
-        bad = carry_out(self, fan_plan_leaf(&facts).action, grad, sum, recording);
+        bad = run_plan(self, fan_plan_leaf(&facts).action, grad, sum, recording);
     Py_XDECREF(grad);
     return bad;
 }
 
-PyObject *fan_leaf_grad_now(leaf_object *self) { return self->accumulate || self->wide ? NULL : grad_now(self); }
+PyObject *fan_leaf_grad_now(leaf_object *self) { return self->accumulate || self->wide ? NULL : grad_read(self); }
 
 /* claim: 0, or -1 with an exception. */
 static int claim(leaf_object *self)
@@ -288,7 +287,7 @@ static int claim(leaf_object *self)
     status = fan_leaf_claim_begin(&self->claim, &fan_python, &err);
     if (status == FAN_ERR_STATE) {
         char name[128];
-        PyErr_Format(PyExc_RuntimeError, "%s: %s", fan_node_said(&self->base.node, name, sizeof name), err.text);
+        PyErr_Format(PyExc_RuntimeError, "%s: %s", fan_node_name(&self->base.node, name, sizeof name), err.text);
     } else if (status != FAN_OK) {
         fan_raise(status, &err);
     }
@@ -298,8 +297,8 @@ static int claim(leaf_object *self)
 int fan_leaf_accumulate(leaf_object *self, void **sum, bool recording)
 {
     int bad;
-    if (self->accumulate) { /* outside of any claim: it may start a pass */
-        if (fan_native_show(sum) < 0)
+    if (self->accumulate) { /* without a claim: it may start a pass */
+        if (fan_box(sum) < 0)
             return -1;
         FAN_RAW fan_guards guards;
         if (fan_guards_begin(&guards, sum, 1) < 0)
@@ -318,11 +317,11 @@ int fan_leaf_accumulate(leaf_object *self, void **sum, bool recording)
     return bad;
 }
 
-/* ---- grad, as users see it ---- */
+/* ---- the attribute grad ---- */
 
-/* show_wide: what was summed in the wider dtype, rounded, in the array that there is, if there is one (L5). Claimed:
- * NumPy lets the interpreter go while it sums and copies. */
-static int show_wide(leaf_object *self)
+/* update_wide: rounds the sum in the wider dtype into the existing array, if there is one (L5). Needs the claim, since
+ * NumPy releases the interpreter's lock while it sums and copies. */
+static int update_wide(leaf_object *self)
 {
     PyObject *now = PySequence_GetItem(self->wide, 0), *same = NULL, *grad = Py_XNewRef(self->grad);
     fan_leaf_form form = FAN_LEAF_ABSENT;
@@ -341,7 +340,7 @@ static int show_wide(leaf_object *self)
     return bad;
 }
 
-/* reader_waits: S20 for who reads it: his stream waits for the leaf's, behind which it is shown. */
+/* reader_waits: S20: the reader's stream waits for the leaf's. */
 static int reader_waits(leaf_object *self, fan_stream *own, fan_stream *reader)
 {
     FAN_RAW fan_error err;
@@ -356,8 +355,8 @@ static int reader_waits(leaf_object *self, fan_stream *own, fan_stream *reader)
     return status == FAN_OK ? 0 : -1;
 }
 
-/* show_on_stream: show_wide of a leaf on a device, on its stream, behind what the reader's stream did with `.grad`. */
-static int show_on_stream(leaf_object *self, fan_stream *own)
+/* update_on_stream: update_wide on the leaf's stream, which first waits for the reader's use of `.grad`. */
+static int update_on_stream(leaf_object *self, fan_stream *own)
 {
     FAN_RAW fan_error err;
     fan_streams_outer outer;
@@ -371,7 +370,7 @@ static int show_on_stream(leaf_object *self, fan_stream *own)
         if (status != FAN_OK)
             fan_raise(status, &err);
         fan_streams_enter(self->base.node.streams, &outer);
-        bad = status != FAN_OK || show_wide(self) < 0 ? -1 : 0;
+        bad = status != FAN_OK || update_wide(self) < 0 ? -1 : 0;
         fan_streams_leave(&outer);
     }
     if (!bad)
@@ -380,23 +379,23 @@ static int show_on_stream(leaf_object *self, fan_stream *own)
     return bad;
 }
 
-/* check_kernel: kernels of tape.compiled use no .grad: in a replay the leaf has that of the call before, and the
- * recording its own: 0, or -1 with an exception. */
+/* check_kernel: a kernel of tape.compiled must not use .grad: in a replay the leaf has that of an earlier call: 0, or
+ * -1 with an exception. */
 static int check_kernel(const leaf_object *self, const char *verb)
 {
     char name[128];
     if (!fan_kernel_running())
         return 0;
     PyErr_Format(fan_state_get()->capture_error,
-                 "%R %s .grad of %s inside of its function, where a replay has the gradient of another call: name it "
-                 "among its reads or writes, tape.update(fn, [w.grad], ..)",
-                 fan_kernel_running(), verb, fan_node_said(&self->base.node, name, sizeof name));
+                 "%R %s .grad of %s inside of its function, but in a replay that is the gradient of another call: pass "
+                 "it among its reads or writes, tape.update(fn, [w.grad], ..)",
+                 fan_kernel_running(), verb, fan_node_name(&self->base.node, name, sizeof name));
     return -1;
 }
 
 static PyObject *leaf_get_grad(PyObject *o, void *Py_UNUSED(closure))
 {
-    leaf_object *self = of(o);
+    leaf_object *self = leaf_cast(o);
     PyObject *grad;
     if (check_kernel(self, "reads") < 0)
         return NULL;
@@ -405,16 +404,16 @@ static PyObject *leaf_get_grad(PyObject *o, void *Py_UNUSED(closure))
         if (bad < 0)
             return NULL;
         fan_stream *own = fan_node_stream(&self->base.node);
-        bad = own ? show_on_stream(self, own) : self->stale ? show_wide(self) : 0;
-        grad = bad < 0 ? NULL : grad_now(self);
+        bad = own ? update_on_stream(self, own) : self->stale ? update_wide(self) : 0;
+        grad = bad < 0 ? NULL : grad_read(self);
         fan_leaf_claim_end(&self->claim);
         return grad || PyErr_Occurred() ? grad : Py_NewRef(Py_None);
     }
-    grad = grad_now(self);
+    grad = grad_read(self);
     return grad || PyErr_Occurred() ? grad : Py_NewRef(Py_None);
 }
 
-/* check_array: whether a pass can add to it in place (L5): 0, or -1 with an exception. */
+/* check_array: a pass must be able to add to it in place (L5): 0, or -1 with an exception. */
 static int check_array(const leaf_object *self, PyObject *value, const fan_value *v, const char *name)
 {
     if (v->form == FAN_FORM_OBJECT || (is_number(value) && PyArray_Check(self->array))) {
@@ -427,27 +426,25 @@ static int check_array(const leaf_object *self, PyObject *value, const fan_value
         return -1;
     }
     if (PyArray_Check(value) && !PyArray_ISWRITEABLE((PyArrayObject *)value)) {
-        PyErr_Format(PyExc_ValueError,
-                     "%s: grad: expected an array that can be written, got one that is read-only: "
-                     "set a copy, x.copy()",
+        PyErr_Format(PyExc_ValueError, "%s: grad: expected a writable array, got a read-only one: set a copy, x.copy()",
                      name);
         return -1;
     }
     return 0;
 }
 
-/* check_grad: what is set is what a pass could have made, and can add to: 0, or -1 with an exception. */
+/* check_grad: of the leaf's shape and dtype, and passes can add to it: 0, or -1 with an exception. */
 static int check_grad(const leaf_object *self, PyObject *value)
 {
     const fan_slot_spec *spec = spec_of(self);
     char name[128], has[160], wants[160];
     const int64_t *shape;
     fan_value v;
-    fan_where w = {.buffer = fan_node_said(&self->base.node, name, sizeof name), .slot = -1, .key = -1};
+    fan_error_context w = {.buffer = fan_node_name(&self->base.node, name, sizeof name), .slot = -1, .key = -1};
     int ndim, bad;
-    fan_where_push(&w);
+    fan_error_context_push(&w);
     bad = fan_import(value, false, false, &v);
-    fan_where_pop(&w);
+    fan_error_context_pop(&w);
     if (bad < 0)
         return -1;
     if (self->arrays && check_array(self, value, &v, name) < 0) {
@@ -469,7 +466,7 @@ static int check_grad(const leaf_object *self, PyObject *value)
     return bad ? -1 : 0;
 }
 
-/* set_wide: what passes have summed is given up for `value`, NULL for none. */
+/* set_wide: replaces the sum of the passes by `value` (NULL: none). */
 static int set_wide(leaf_object *self, PyObject *value)
 {
     PyObject *wide, *was = NULL;
@@ -478,7 +475,8 @@ static int set_wide(leaf_object *self, PyObject *value)
     if (bad < 0)
         return -1;
     stale = self->stale;
-    wide = PyObject_CallOneArg((PyObject *)fan_state_get()->buffer_type, self->wide_slots); /* the old sum stays */
+    wide = PyObject_CallOneArg((PyObject *)fan_state_get()->buffer_type,
+                               self->wide_slots); /* the old sum is kept until this succeeds */
     bad = !wide || (value && add_wide(self, wide, value) < 0) ? -1 : 0;
     self->stale = bad && stale;
     if (!bad) {
@@ -489,32 +487,32 @@ static int set_wide(leaf_object *self, PyObject *value)
         self->grad = Py_XNewRef(value);
     }
     fan_leaf_claim_end(&self->claim);
-    Py_XDECREF(wide); /* unclaimed: what they hold may ask for the leaf */
+    Py_XDECREF(wide); /* without the claim: a finalizer may use the leaf */
     Py_XDECREF(was);
     return bad;
 }
 
 static int leaf_set_grad(PyObject *o, PyObject *value, void *Py_UNUSED(closure))
 {
-    leaf_object *self = of(o);
+    leaf_object *self = leaf_cast(o);
     if (value == Py_None)
         value = NULL;
     if (check_kernel(self, "sets") < 0)
         return -1;
     if (self->accumulate) {
         char name[128];
-        PyErr_Format(PyExc_AttributeError, "%s: its gradients are accumulated by the function that it was given",
-                     fan_node_said(&self->base.node, name, sizeof name));
+        PyErr_Format(PyExc_AttributeError, "%s has no .grad: its accumulate= function takes the gradients",
+                     fan_node_name(&self->base.node, name, sizeof name));
         return -1;
     }
     if (value && check_grad(self, value) < 0)
         return -1;
-    return self->wide ? set_wide(self, value) : grad_put(self, Py_XNewRef(value));
+    return self->wide ? set_wide(self, value) : grad_write(self, Py_XNewRef(value));
 }
 
-static PyObject *leaf_get_array(PyObject *o, void *Py_UNUSED(closure)) { return Py_NewRef(of(o)->array); }
+static PyObject *leaf_get_array(PyObject *o, void *Py_UNUSED(closure)) { return Py_NewRef(leaf_cast(o)->array); }
 
-/* ---- made and ended ---- */
+/* ---- creation and end ---- */
 
 static void leaf_free(fan_node *n)
 {
@@ -528,27 +526,27 @@ static void leaf_free(fan_node *n)
     fan_node_free_parts(&self->base);
 }
 
-static const fan_node_kind kind = {
+static const fan_node_ops leaf_ops = {
     .leaf = true, .hold = fan_node_hold, .drop = fan_node_drop, .free = leaf_free, .text = fan_node_text};
 
 static int leaf_traverse(PyObject *o, visitproc visit, void *arg)
 {
-    Py_VISIT(of(o)->array);
-    Py_VISIT(of(o)->grad);
-    Py_VISIT(of(o)->accumulate);
-    Py_VISIT(of(o)->wide);
-    Py_VISIT(of(o)->wide_slots);
+    Py_VISIT(leaf_cast(o)->array);
+    Py_VISIT(leaf_cast(o)->grad);
+    Py_VISIT(leaf_cast(o)->accumulate);
+    Py_VISIT(leaf_cast(o)->wide);
+    Py_VISIT(leaf_cast(o)->wide_slots);
     return fan_node_traverse(o, visit, arg);
 }
 
 static int leaf_clear(PyObject *o)
 {
-    Py_XSETREF(of(o)->array, Py_NewRef(Py_None));
-    Py_CLEAR(of(o)->grad);
-    Py_CLEAR(of(o)->accumulate);
-    Py_CLEAR(of(o)->wide);
-    Py_CLEAR(of(o)->wide_slots);
-    of(o)->outside = of(o)->stale = false;
+    Py_XSETREF(leaf_cast(o)->array, Py_NewRef(Py_None));
+    Py_CLEAR(leaf_cast(o)->grad);
+    Py_CLEAR(leaf_cast(o)->accumulate);
+    Py_CLEAR(leaf_cast(o)->wide);
+    Py_CLEAR(leaf_cast(o)->wide_slots);
+    leaf_cast(o)->outside = leaf_cast(o)->stale = false;
     return fan_node_clear(o);
 }
 
@@ -570,7 +568,7 @@ static PyObject *slot_like(PyObject *like)
     return NULL;
 }
 
-/* is_object: what sums by its own + (A8): 1, 0, or -1 with an exception: it has no sum. */
+/* is_object: an object that sums by its own + (A8): 1, 0, or -1 with an exception: it cannot be summed. */
 static int is_object(PyObject *o)
 {
     fan_value v;
@@ -583,7 +581,7 @@ static int is_object(PyObject *o)
     return object;
 }
 
-/* declared: what the leaf's one slot declares; new reference. */
+/* declared: the declaration of the leaf's slot; new reference. */
 static PyObject *declared(const leaf_args *a)
 {
     PyObject *type = fan_lazy(&fan_state_get()->slot_type, "fanin.slots", "Slot"), *shape, *slot;
@@ -602,7 +600,7 @@ static PyObject *declared(const leaf_args *a)
     return slot;
 }
 
-/* wide_of: an InputBuffer that sums in another dtype; new reference. */
+/* wide_of: an InputBuffer that sums in the dtype `accumulate`; new reference. */
 static PyObject *wide_of(leaf_object *self, PyObject *accumulate)
 {
     const fan_slot_spec *spec = spec_of(self);
@@ -677,8 +675,8 @@ static int fill_in(leaf_object *self, const leaf_args *a)
     grads_outside(self);
     if (self->outside && self->wide) {
         PyErr_SetString(PyExc_ValueError,
-                        "accumulate: the gradients of a tensor that requires one are in its own .grad, which has its "
-                        "dtype: give x.detach(), and read leaf.grad");
+                        "accumulate: the gradient of a tensor that requires one is its own .grad, in its dtype: give "
+                        "x.detach(), and read leaf.grad");
         return -1;
     }
     self->arrays = array != FAN_DT_NONE && !calls && !self->outside;
@@ -717,7 +715,7 @@ PyObject *fan_leaf_call(PyObject *type, PyObject *const *args, size_t nargsf, Py
     if (!self)
         return NULL;
     memset((char *)self + sizeof(PyObject), 0, sizeof *self - sizeof(PyObject));
-    fan_node_init(&self->base.node, &kind, 1);
+    fan_node_init(&self->base.node, &leaf_ops, 1);
     self->array = Py_NewRef(Py_None);
     fan_error_clear(&err);
     fan_status status = fan_leaf_claim_init(&self->claim, &err);
@@ -730,7 +728,7 @@ PyObject *fan_leaf_call(PyObject *type, PyObject *const *args, size_t nargsf, Py
         if (fill_in(self, &a) < 0)
             Py_CLEAR(self);
         else
-            PyObject_GC_Track((PyObject *)self); /* not before: gc.get_objects() would find it half made */
+            PyObject_GC_Track((PyObject *)self); /* not before: gc.get_objects() would return it half made */
     }
     return (PyObject *)self;
 }
@@ -739,16 +737,16 @@ PyObject *fan_leaf_call(PyObject *type, PyObject *const *args, size_t nargsf, Py
 
 static PyObject *leaf_register_post(PyObject *o, PyObject *hook)
 {
-    return fan_hooks_add(&of(o)->base, hook, FAN_HOOK_POST, 0);
+    return fan_hooks_add(&leaf_cast(o)->base, hook, FAN_HOOK_POST, 0);
 }
 
 static PyObject *leaf_repr(PyObject *o)
 {
-    const fan_slot_spec *spec = spec_of(of(o));
+    const fan_slot_spec *spec = spec_of(leaf_cast(o));
     char name[128], shape[160];
     if (!spec || !spec->has_shape || spec->dtype == FAN_DT_NONE)
-        return PyUnicode_FromFormat("<fanin.Leaf %s>", fan_node_said(&of(o)->base.node, name, sizeof name));
-    return PyUnicode_FromFormat("<fanin.Leaf %s, %s %s>", fan_node_said(&of(o)->base.node, name, sizeof name),
+        return PyUnicode_FromFormat("<fanin.Leaf %s>", fan_node_name(&leaf_cast(o)->base.node, name, sizeof name));
+    return PyUnicode_FromFormat("<fanin.Leaf %s, %s %s>", fan_node_name(&leaf_cast(o)->base.node, name, sizeof name),
                                 fan_shape_text(spec->ndim, spec->shape, shape, sizeof shape),
                                 fan_dtype_name(spec->dtype));
 }
@@ -770,23 +768,23 @@ static int leaf_set_grad_turn(PyObject *o, PyObject *value, void *closure)
 static PyMethodDef methods[] = {
     {"register_hook", (PyCFunction)(void (*)(void))fan_node_register_hook_turn, METH_FASTCALL | METH_KEYWORDS,
      "register_hook($self, hook, slot=0)\n--\n\n"
-     "Let `hook(sum)` see the pass's sum, where it is defined, before it is accumulated; what it returns, if not None, "
-     "replaces it.\n\n"
-     "It must be of the same shape, dtype and device. Gives a handle with `remove()`."},
+     "Call `hook(sum)` with the pass's sum, if it is defined, before it is accumulated; a result that is not None\n"
+     "replaces the sum.\n\n"
+     "The result must have the same shape, dtype and device. Returns a handle with `remove()`."},
     {"register_post_accumulate_grad_hook", leaf_register_post_turn, METH_O,
      "register_post_accumulate_grad_hook($self, hook, /)\n--\n\n"
-     "Let `hook(leaf)` see the leaf once `.grad` has the pass's sum.\n\n"
-     "Gives a handle with `remove()`."},
+     "Call `hook(leaf)` after the pass's sum was added to `.grad`.\n\n"
+     "Returns a handle with `remove()`."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyGetSetDef getset[] = {
     {"grad", leaf_get_grad_turn, leaf_set_grad_turn,
      "The sum of the gradients of all passes since it was None; may be set.", NULL},
-    {"array", leaf_get_array, NULL, "What it was made of; None with like=.", NULL},
+    {"array", leaf_get_array, NULL, "The array that it was made of; None with like=.", NULL},
     {"stream", fan_node_get_stream, NULL, "The stream on which it accumulates; None on the CPU.", NULL},
-    {"name", fan_node_get_name, NULL, "What messages call it; None without a name.", NULL},
-    {"sequence_nr", fan_node_get_number, NULL, "Its number among all nodes and leaves: the later made, the larger.",
+    {"name", fan_node_get_name, NULL, "Its name in messages; None without one.", NULL},
+    {"sequence_nr", fan_node_get_number, NULL, "Its number among all nodes and leaves, in the order of creation.",
      NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
@@ -798,31 +796,50 @@ static PyMemberDef members[] = {
 
 static PyType_Slot slots[] = {
     {Py_tp_doc,
-     "Leaf(array=None, *, like=None, accumulate=None, grad_dtype=None, name=None, stream=None)\n--\n\n"
-     "Where gradients end: each pass adds what comes to `.grad`, in place once that exists.\n\n"
-     "array: gradients are of its shape, dtype and device; of a torch tensor that requires one they are in its own "
-     "`.grad`.\n"
-     "grad_dtype: another dtype for them. accumulate: a dtype in which passes are summed, rounded when `.grad` is "
-     "read, which is\n"
-     "then the leaf's own: of a tensor that requires a gradient give x.detach(). To change such a gradient, set it. "
-     "Or a function\n"
-     "that takes each pass's sum, for memory that somebody else owns, whose shape, dtype and device are then given "
-     "by like. name:\n"
-     "what messages call it. stream: where it accumulates; without one what is now the current stream of the array's "
-     "device.\n\n"
-     "Raises TypeError (no array), ValueError (dtypes, a stream of another device).\n\n"
+     "Leaf(array=None, *, like=None, accumulate=None, grad_dtype=None, name=None, stream=None)\n"
+     "--\n"
+     "\n"
+     "Where gradients end: each pass adds its sum to `.grad`, in place once that exists.\n"
+     "\n"
+     "Parameters\n"
+     "----------\n"
+     "array : array, optional\n"
+     "    Gradients have its shape, dtype and device. Those of a torch tensor that requires one are in the tensor's\n"
+     "    own `.grad`.\n"
+     "like : (shape, dtype, device), optional\n"
+     "    Instead of `array`, for memory that has another owner; needs a function as `accumulate`.\n"
+     "accumulate : dtype or callable, optional\n"
+     "    A dtype in which passes are summed, rounded when `.grad` is read. Then `.grad` is the leaf's own: of a\n"
+     "    tensor that requires a gradient give x.detach(); to change it, set it. Or a function that is called with\n"
+     "    each pass's sum.\n"
+     "grad_dtype : dtype, optional\n"
+     "    Another dtype of the gradients.\n"
+     "name : str, optional\n"
+     "    Its name in messages.\n"
+     "stream : stream, optional\n"
+     "    Where it accumulates. Default: the current stream of the array's device.\n"
+     "\n"
+     "Raises\n"
+     "------\n"
+     "TypeError\n"
+     "    Without an array.\n"
+     "ValueError\n"
+     "    For a dtype, or a stream of another device.\n"
+     "\n"
      ">>> w = fanin.Leaf(np.zeros(2), name=\"w\")\n"
      ">>> for _ in range(2):\n"
      "...     fanin.backward([(w, 0, np.array([1.0, 2.0]))])\n"
      ">>> w.grad\n"
-     "array([2., 4.])\n\n"
-     "On a device it accumulates on its stream:\n\n"
+     "array([2., 4.])\n"
+     "\n"
+     "On a device it accumulates on its stream:\n"
+     "\n"
      ">>> with fanin.sim.Machine() as m, fanin.stream(m.stream()) as s:\n"
      "...     w = fanin.Leaf(m.array(np.zeros(2)))\n"
      "...     for _ in range(2):\n"
      "...         fanin.backward([(w, 0, m.array(np.array([1.0, 2.0])))])\n"
      "...     w.grad.numpy(), w.grad.device, w.stream == s\n"
-     "(array([2., 4.]), 'sim:0', True)\n"},
+     "(array([2., 4.]), 'sim:0', True)"},
     {Py_tp_dealloc, fan_node_dealloc},
     {Py_tp_traverse, leaf_traverse},
     {Py_tp_clear, leaf_clear},

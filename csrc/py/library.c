@@ -1,7 +1,7 @@
 #include "py/library.h"
 
+#include "py/backends.h"
 #include "py/dlpack_import.h"
-#include "py/driver.h"
 
 #include <string.h>
 
@@ -45,9 +45,10 @@ static fan_dl_versioned *tensor_by_table(PyObject *o, const fan_dl_api *api, boo
     fan_dl_versioned *made = NULL;
     if ((asks_value && !holds_its_value(o)) || api->take(o, &made) != 0)
         made = NULL;
-    if (made && made->major == FAN_DL_MAJOR && made->tensor.data &&
-        (made->tensor.device.type == FAN_DL_CUDA || made->tensor.device.type == FAN_DL_CUDA_MANAGED) &&
-        fan_cuda_device_at(made->tensor.device.id, device) == 0)
+    const fan_backend_entry *b = made && made->major == FAN_DL_MAJOR && made->tensor.data && made->tensor.device.id >= 0
+                                     ? fan_backend_of_dlpack(made->tensor.device.type)
+                                     : NULL;
+    if (b && b->backend->has_streams && fan_backend_device(b, made->tensor.device.id, device) == 0)
         return made;
     PyErr_Clear(); /* the other way says it, if there is anything to say */
     if (made && made->deleter)
@@ -86,7 +87,7 @@ static int handle_of_library(PyObject *o, const fan_device *d, unsigned long lon
     long how = reads_by_table(o);
     const fan_dl_api *api = how < 0 ? NULL : fan_state_get()->tables[how % FAN_ASKS_VALUE];
     void *stream = NULL;
-    if (api && api->current_stream(FAN_DL_CUDA, d->index, &stream) == 0) {
+    if (api && api->current_stream(d->backend->dlpack[0], d->index, &stream) == 0) {
         *handle = (unsigned long long)(uintptr_t)stream;
         return 1;
     }
@@ -106,7 +107,7 @@ int fan_library_stream(const fan_value *v, fan_stream *last, fan_stream **out)
 {
     unsigned long long handle = 0;
     *out = NULL;
-    if (!v->device || !v->object || v->origin == FAN_FROM_DEVICE_ARRAY || !fan_cuda_of(v->device))
+    if (!v->device || !v->object || v->origin == FAN_FROM_DEVICE_ARRAY || !fan_is_shared(v->device))
         return 0;
     fan_stream *pushed = fan_stream_pushed(v->device);
     fan_stream_drop(pushed);
@@ -116,7 +117,7 @@ int fan_library_stream(const fan_value *v, fan_stream *last, fan_stream **out)
     if (answer <= 0)
         return answer;
     bool same = last && last->device == v->device && last->handle == (handle ? handle : FAN_LEGACY);
-    *out = same ? fan_stream_hold(last) : fan_cuda_stream_arg(v->device, handle);
+    *out = same ? fan_stream_hold(last) : fan_backend_stream(v->device, handle);
     return *out ? 0 : -1;
 }
 
@@ -136,7 +137,7 @@ void fan_release_library_array(void *ctx)
 bool fan_is_dense_like(const fan_dl_tensor *t, const fan_device *d, fan_dtype dtype, int ndim, const int64_t *shape,
                        const int64_t *strides)
 {
-    if (t->device.type != FAN_DL_CUDA || t->device.id != d->index || t->ndim != ndim || t->dtype.lanes != 1 ||
+    if (t->device.type != d->backend->dlpack[0] || t->device.id != d->index || t->ndim != ndim || t->dtype.lanes != 1 ||
         fan_dl_dtype_of(t->dtype) != dtype)
         return false;
     if (!t->data) /* sums without elements are not asked for */
@@ -151,7 +152,7 @@ bool fan_is_dense_like(const fan_dl_tensor *t, const fan_device *d, fan_dtype dt
 static PyObject *allocated(const fan_dl_api *api, const fan_device *d, fan_dtype dtype, int ndim, int64_t *shape,
                            int64_t *strides, fan_dl_tensor *is)
 {
-    fan_dl_tensor like = {.device = {FAN_DL_CUDA, d->index},
+    fan_dl_tensor like = {.device = {d->backend->dlpack[0], d->index},
                           .ndim = ndim,
                           .dtype = fan_dl_dtype_for(dtype),
                           .shape = shape,
@@ -186,7 +187,7 @@ static PyObject *allocator_on(const fan_dl_api *api, uint8_t origin, fan_device 
 {
     void *current = NULL;
     PyObject *arrays = fan_arrays(), *s = NULL, *scope = NULL, *entered = NULL;
-    if (!arrays || api->current_stream(FAN_DL_CUDA, d->index, &current) != 0 ||
+    if (!arrays || api->current_stream(d->backend->dlpack[0], d->index, &current) != 0 ||
         (current ? (uint64_t)(uintptr_t)current : FAN_LEGACY) == on->handle)
         goto done;
     s = fan_stream_wrap(on);
@@ -221,7 +222,7 @@ static fan_status fresh_from(const fan_dl_api *api, uint8_t origin, fan_device *
     fan_status status = FAN_OK;
     void *current = NULL;
     PyObject *scope = allocator_on(api, origin, d, on);
-    PyObject *object = api->current_stream(FAN_DL_CUDA, d->index, &current) == 0
+    PyObject *object = api->current_stream(d->backend->dlpack[0], d->index, &current) == 0
                            ? allocated(api, d, dtype, ndim, shape, strides, &is)
                            : NULL;
     PyErr_Clear();
@@ -233,7 +234,7 @@ static fan_status fresh_from(const fan_dl_api *api, uint8_t origin, fan_device *
         Py_DECREF(object);
         return status;
     }
-    FAN_GO(fan_cuda_stream(d, (uint64_t)(uintptr_t)current, &from, err));
+    FAN_GO(d->backend->find_stream(d, (uint64_t)(uintptr_t)current, &from, err));
     fan_memory_set_stream(st, from);
     FAN_GO(order_behind(on, from, err));
     FAN_GO(fan_memory_record_stream(st, on, err));
@@ -248,7 +249,7 @@ fan_status fan_fresh(uint8_t origin, fan_device *d, fan_stream *on, fan_dtype dt
                      const fan_array *like, fan_array **out, fan_error *err)
 {
     const fan_state *state = fan_state_get();
-    const fan_dl_api *api = state && origin >= FAN_FROM_FOREIGN && fan_cuda_of(d) ? state->tables[origin] : NULL;
+    const fan_dl_api *api = state && origin >= FAN_FROM_FOREIGN && fan_is_shared(d) ? state->tables[origin] : NULL;
     int64_t dims[FAN_MAX_NDIM], strides[FAN_MAX_NDIM], steps[FAN_MAX_NDIM], size = 1;
     uint64_t capture;
     fan_gil gil;
@@ -310,8 +311,10 @@ static void holder_gone(PyObject *capsule)
 {
     fan_storage *st = PyCapsule_GetPointer(capsule, "fanin.holder");
     PyObject *live = fan_exception_take();
-    Py_BEGIN_ALLOW_THREADS fan_storage_drop(st);
-    Py_END_ALLOW_THREADS fan_exception_put(live);
+    Py_BEGIN_ALLOW_THREADS
+        fan_storage_drop(st);
+    Py_END_ALLOW_THREADS
+    fan_exception_put(live);
 }
 
 PyObject *fan_hold_for(PyObject *Py_UNUSED(module), PyObject *args)

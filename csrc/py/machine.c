@@ -7,7 +7,7 @@
  * queued, that says so when it is run.
  */
 #include "py/args.h"
-#include "py/entered.h"
+#include "py/machine_part.h"
 #include "py/turn.h"
 
 static void hook_site(void *Py_UNUSED(ctx), char *buf, size_t size)
@@ -230,8 +230,10 @@ static PyObject *machine_synchronize(PyObject *o, PyObject *Py_UNUSED(none))
 {
     fan_error err = {0};
     fan_status status;
-    Py_BEGIN_ALLOW_THREADS status = fan_sim_synchronize(fan_machine_self(o)->m, &err);
-    Py_END_ALLOW_THREADS return fan_sim_done(status, &err);
+    Py_BEGIN_ALLOW_THREADS
+        status = fan_sim_synchronize(fan_machine_self(o)->m, &err);
+    Py_END_ALLOW_THREADS
+    return fan_sim_done(status, &err);
 }
 
 static PyObject *machine_step(PyObject *o, PyObject *Py_UNUSED(none))
@@ -239,8 +241,10 @@ static PyObject *machine_step(PyObject *o, PyObject *Py_UNUSED(none))
     fan_error err = {0};
     fan_status status;
     bool ran = false;
-    Py_BEGIN_ALLOW_THREADS status = fan_sim_step(fan_machine_self(o)->m, &ran, &err);
-    Py_END_ALLOW_THREADS return status == FAN_OK ? PyBool_FromLong(ran) : fan_raise_sim(status, &err);
+    Py_BEGIN_ALLOW_THREADS
+        status = fan_sim_step(fan_machine_self(o)->m, &ran, &err);
+    Py_END_ALLOW_THREADS
+    return status == FAN_OK ? PyBool_FromLong(ran) : fan_raise_sim(status, &err);
 }
 
 static PyObject *machine_pending(PyObject *o, PyObject *Py_UNUSED(none))
@@ -289,6 +293,18 @@ FAN_TURN_NONE(machine_step, fan_seen_nothing)
 FAN_TURN_TUPLE(fan_machine_begin_capture, fan_seen_nothing)
 FAN_TURN_ONE(fan_machine_end_capture, fan_seen_nothing)
 FAN_TURN_TUPLE(fan_machine_launch_graph, fan_seen_nothing)
+static PyObject *machine_enter(PyObject *o, PyObject *Py_UNUSED(none))
+{
+    fan_error err = {0};
+    return fan_sim_done(fan_sim_enter(fan_machine_self(o)->m, &err), &err);
+}
+
+static PyObject *machine_leave(PyObject *o, PyObject *Py_UNUSED(none))
+{
+    fan_sim_leave(fan_machine_self(o)->m);
+    Py_RETURN_NONE;
+}
+
 FAN_TURN_TUPLE(machine_leave_out, fan_seen_options) /* each plan hangs on it */
 FAN_TURN_NONE(fan_machine_spawn, fan_seen_nothing)
 FAN_TURN_ONE(fan_machine_saw_thread, fan_seen_nothing)
@@ -335,9 +351,8 @@ static PyMethodDef methods[] = {
     {"_join", fan_machine_join, METH_NOARGS, "_join($self, /)\n--\n\nRun the host threads to their end."},
     {"_stuck", fan_machine_stuck, METH_O,
      "_stuck($self, actor, /)\n--\n\nAfter a deadlock: its thread will never end."},
-    {"_enter", fan_machine_enter, METH_NOARGS,
-     "_enter($self, /)\n--\n\n\"sim:0\" names its first device on this thread."},
-    {"_leave", fan_machine_leave, METH_NOARGS, "_leave($self, /)\n--\n\nTake back the innermost _enter."},
+    {"_enter", machine_enter, METH_NOARGS, "_enter($self, /)\n--\n\n\"sim:0\" names its first device on this thread."},
+    {"_leave", machine_leave, METH_NOARGS, "_leave($self, /)\n--\n\nTake back the innermost _enter."},
     {"_follow", fan_machine_follow, METH_O,
      "_follow($self, search, /)\n--\n\nA search chooses among the host threads."},
     {"_give_up", fan_machine_give_up, METH_NOARGS, "_give_up($self, /)\n--\n\nThe host threads are told to end."},

@@ -46,8 +46,10 @@ PyObject *fan_machine_thread_begin(PyObject *o, PyObject *arg)
     bool go;
     if (actor == -1 && PyErr_Occurred())
         return NULL;
-    Py_BEGIN_ALLOW_THREADS go = fan_sim_thread_begin(fan_machine_self(o)->m, actor);
-    Py_END_ALLOW_THREADS return PyBool_FromLong(go);
+    Py_BEGIN_ALLOW_THREADS
+        go = fan_sim_thread_begin(fan_machine_self(o)->m, actor);
+    Py_END_ALLOW_THREADS
+    return PyBool_FromLong(go);
 }
 
 PyObject *fan_machine_thread_end(PyObject *o, PyObject *arg)
@@ -55,8 +57,10 @@ PyObject *fan_machine_thread_end(PyObject *o, PyObject *arg)
     int actor = (int)PyLong_AsLong(arg);
     if (actor == -1 && PyErr_Occurred())
         return NULL;
-    Py_BEGIN_ALLOW_THREADS fan_sim_thread_end(fan_machine_self(o)->m, actor);
-    Py_END_ALLOW_THREADS Py_RETURN_NONE;
+    Py_BEGIN_ALLOW_THREADS
+        fan_sim_thread_end(fan_machine_self(o)->m, actor);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
 }
 
 PyObject *fan_machine_join(PyObject *o, PyObject *Py_UNUSED(none))
@@ -64,8 +68,10 @@ PyObject *fan_machine_join(PyObject *o, PyObject *Py_UNUSED(none))
     machine_object *self = fan_machine_self(o);
     fan_error err = {0};
     fan_status status;
-    Py_BEGIN_ALLOW_THREADS status = fan_sim_join(self->m, &err);
-    Py_END_ALLOW_THREADS return fan_sim_done(status, &err);
+    Py_BEGIN_ALLOW_THREADS
+        status = fan_sim_join(self->m, &err);
+    Py_END_ALLOW_THREADS
+    return fan_sim_done(status, &err);
 }
 
 PyObject *fan_machine_stuck(PyObject *o, PyObject *arg)

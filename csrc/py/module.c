@@ -25,7 +25,7 @@
     X(fan_leaf_spec, leaf_type, "Leaf")                              \
     X(fan_edges_spec, edges_type, "Edges")                           \
     X(fan_hook_spec, hook_type, "HookHandle")                        \
-    X(fan_by_hand_spec, walk_type, "Walk")
+    X(fan_backward_walk_spec, walk_type, "Walk")
 
 /* X(field, name, bases, doc) */
 #define ERROR_LIST(X)                                                                                                 \
@@ -102,9 +102,10 @@ static int module_exec(PyObject *m)
 {
     fan_state *st = PyModule_GetState(m);
     PyMethodDef *const tables[] = {
-        fan_buffer_functions,   fan_stream_functions,  fan_machine_functions,   fan_option_functions,
-        fan_exchange_functions, fan_overlap_functions, fan_address_functions,   fan_cuda_functions,
-        fan_engine_functions,   fan_by_hand_functions, fan_collector_functions, fan_cpu_kernel_functions,
+        fan_buffer_functions,     fan_stream_functions,  fan_machine_functions,       fan_option_functions,
+        fan_exchange_functions,   fan_overlap_functions, fan_address_functions,       fan_cuda_functions,
+        fan_backend_functions,    fan_engine_functions,  fan_backward_walk_functions, fan_collector_functions,
+        fan_cpu_kernel_functions,
 #ifdef FAN_TEST
         fan_test_functions,
 #endif
@@ -113,6 +114,7 @@ static int module_exec(PyObject *m)
         PyErr_SetString(PyExc_ImportError, "fanin is of the main interpreter alone, as NumPy is");
         return -1;
     }
+    fan_cuda_compile_in_python();
     if (fan_numpy_import() < 0)
         return -1;
     st->budget = FAN_BUDGET_AUTO; /* D23 */

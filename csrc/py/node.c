@@ -7,9 +7,9 @@
 #include <stdio.h>
 #include <string.h>
 
-static node_object *of(PyObject *o) { return (node_object *)o; }
+static node_object *node_cast(PyObject *o) { return (node_object *)o; }
 
-/* ---- made and ended ---- */
+/* ---- names, creation, end ---- */
 
 void fan_node_text(const fan_node *n, char *buf, size_t size)
 {
@@ -17,13 +17,13 @@ void fan_node_text(const fan_node *n, char *buf, size_t size)
     const char *name = fan_node_object(n)->name ? PyUnicode_AsUTF8AndSize(fan_node_object(n)->name, &all) : NULL;
     if (!name) {
         const PyTypeObject *type = Py_TYPE(fan_node_object(n));
-        const char *what = n->kind->leaf ? "leaf" : type == fan_state_get()->node_type ? "node" : type->tp_name;
+        const char *what = n->ops->leaf ? "leaf" : type == fan_state_get()->node_type ? "node" : type->tp_name;
         snprintf(buf, size, "%.80s %llu", what, (unsigned long long)n->number);
         return;
     }
     if (end > all)
         end = all;
-    while (end > 0 && ((unsigned char)name[end] & 0xC0) == 0x80) /* in the middle of a character */
+    while (end > 0 && ((unsigned char)name[end] & 0xC0) == 0x80) /* not inside a character */
         end--;
     memcpy(buf, name, (size_t)end);
     buf[end] = '\0';
@@ -48,7 +48,7 @@ void fan_node_free_parts(node_object *self)
         Py_XDECREF(more->names);
         Py_XDECREF(more->call_site);
         Py_XDECREF(more->kept);
-        Py_XDECREF(more->stages);
+        Py_XDECREF(more->out_buffers);
         Py_XDECREF(more->group);
         fan_free(more);
     }
@@ -58,20 +58,20 @@ void fan_node_free_parts(node_object *self)
 
 static void node_free(fan_node *n) { fan_node_free_parts(fan_node_object(n)); }
 
-static const fan_node_kind kind = {
+static const fan_node_ops node_ops = {
     .hold = fan_node_hold, .drop = fan_node_drop, .free = node_free, .text = fan_node_text};
 
 void fan_node_dealloc(PyObject *o)
 {
     PyObject_GC_UnTrack(o);
-    if (of(o)->weakrefs)
+    if (node_cast(o)->weakrefs)
         PyObject_ClearWeakRefs(o);
-    fan_node_end(&of(o)->node);
+    fan_node_end(&node_cast(o)->node);
 }
 
 int fan_node_traverse(PyObject *o, visitproc visit, void *arg)
 {
-    const node_object *self = of(o);
+    const node_object *self = node_cast(o);
     Py_VISIT(Py_TYPE(o));
     Py_VISIT(self->fn);
     Py_VISIT(self->release);
@@ -84,7 +84,7 @@ int fan_node_traverse(PyObject *o, visitproc visit, void *arg)
     for (int when = 0; when < FAN_HOOK_TIMES; when++)
         Py_VISIT(self->more->hooks[when]);
     Py_VISIT(self->more->kept);
-    Py_VISIT(self->more->stages);
+    Py_VISIT(self->more->out_buffers);
     for (size_t i = 0; self->more->slots.held && i < self->more->slots.n; i++)
         Py_VISIT(self->more->slots.held[i]);
     return 0;
@@ -92,7 +92,7 @@ int fan_node_traverse(PyObject *o, visitproc visit, void *arg)
 
 int fan_node_clear(PyObject *o)
 {
-    node_object *self = of(o);
+    node_object *self = node_cast(o);
     Py_CLEAR(self->fn);
     Py_CLEAR(self->release);
     for (int when = 0; self->more && when < FAN_HOOK_TIMES; when++)
@@ -111,8 +111,8 @@ node_object *fan_node_arg(PyObject *o)
 {
     const fan_state *st = fan_state_get();
     if (Py_TYPE(o) == st->node_type || Py_TYPE(o) == st->leaf_type)
-        return of(o);
-    return PyType_IsSubtype(Py_TYPE(o), st->node_type) && of(o)->node.made ? of(o) : NULL;
+        return node_cast(o);
+    return PyType_IsSubtype(Py_TYPE(o), st->node_type) && node_cast(o)->node.made ? node_cast(o) : NULL;
 }
 
 const char *fan_no_node_text(PyObject *root, PyObject *node, char *buf, size_t size)
@@ -139,7 +139,7 @@ static PyObject *with_slots(PyObject *slots)
     return list;
 }
 
-/* declare_arrays: slots= of ndarrays alone, as mostly: 1; 0: not so, or -1 with an exception. */
+/* declare_arrays: slots= of ndarrays only, the usual case: 1; 0: something else; -1 with an exception. */
 static int declare_arrays(fan_slot_specs *d, PyObject *slots)
 {
     Py_ssize_t n = PyList_CheckExact(slots) || PyTuple_CheckExact(slots) ? PySequence_Fast_GET_SIZE(slots) : 0;
@@ -190,25 +190,25 @@ int fan_node_declare(node_object *self, PyObject *slots, uint32_t *inputs)
     node_more *more = fan_node_more(self);
     int arrays = more ? declare_arrays(&more->slots, slots) : -1, bad;
     char name[128];
-    if (arrays > 0 && (!*inputs || *inputs == more->slots.n)) { /* as mostly */
+    if (arrays > 0 && (!*inputs || *inputs == more->slots.n)) {
         *inputs = (uint32_t)more->slots.n;
         return 0;
     }
     if (arrays < 0)
         return -1;
-    fan_where w = {.buffer = fan_node_said(&self->node, name, sizeof name), .slot = -1, .key = -1};
-    fan_where_push(&w);
+    fan_error_context w = {.buffer = fan_node_name(&self->node, name, sizeof name), .slot = -1, .key = -1};
+    fan_error_context_push(&w);
     bad = arrays ? 0 : declare_any(more, slots, w.buffer);
     if (!bad && (more->slots.n == 0 || more->slots.n > UINT32_MAX || (*inputs && *inputs != more->slots.n)))
         bad = fan_refuse(PyExc_ValueError, "slots: expected one for each of %u input%s, got %zu", *inputs ? *inputs : 1,
                          FAN_PLURAL(*inputs ? *inputs : 1), more->slots.n);
-    fan_where_pop(&w);
+    fan_error_context_pop(&w);
     if (!bad)
         *inputs = (uint32_t)more->slots.n;
     return bad;
 }
 
-/* edge_of: (node, slot), as it is mostly: borrowed; NULL: something else, and nothing is said. */
+/* edge_of: (node, slot) with a small int, the usual case: borrowed; NULL, without an exception: something else. */
 static node_object *edge_of(PyObject *edge, uint32_t *slot)
 {
     node_object *to =
@@ -218,18 +218,18 @@ static node_object *edge_of(PyObject *edge, uint32_t *slot)
     return i >= 0 && i < (Py_ssize_t)to->node.inputs ? to : NULL;
 }
 
-/* edge_of_index: a slot that is no plain int, or an exception: NULL. */
+/* edge_of_index: a slot that is another integer; NULL with an exception. */
 __attribute__((noinline, cold)) static node_object *edge_of_index(const node_object *self, PyObject *edge, size_t index,
                                                                   uint32_t *slot)
 {
     char name[128], there[128];
     node_object *to =
         PyTuple_Check(edge) && PyTuple_GET_SIZE(edge) == 2 ? fan_node_arg(PyTuple_GET_ITEM(edge, 0)) : NULL;
-    fan_where w = {.buffer = fan_node_said(&self->node, name, sizeof name), .slot = -1, .key = -1};
+    fan_error_context w = {.buffer = fan_node_name(&self->node, name, sizeof name), .slot = -1, .key = -1};
     PyObject *which = to ? PyTuple_GET_ITEM(edge, 1) : NULL;
     int64_t i = 0;
     int bad = -1;
-    fan_where_push(&w);
+    fan_error_context_push(&w);
     if (!to)
         fan_refuse(PyExc_TypeError,
                    "edge %zu: expected a pair of a fanin.Node or fanin.Leaf and one of its slots, or None, got %R",
@@ -238,8 +238,8 @@ __attribute__((noinline, cold)) static node_object *edge_of_index(const node_obj
         bad = fan_index(which, "slot of an edge", PyExc_IndexError, &i);
     if (to && (PyLong_CheckExact(which) || (!bad && i >= (int64_t)to->node.inputs)))
         bad = fan_refuse(PyExc_IndexError, "edge %zu: expected a slot from 0 to %u of %s, got %R", index,
-                         to->node.inputs - 1, fan_node_said(&to->node, there, sizeof there), which);
-    fan_where_pop(&w);
+                         to->node.inputs - 1, fan_node_name(&to->node, there, sizeof there), which);
+    fan_error_context_pop(&w);
     *slot = (uint32_t)i;
     return bad ? NULL : to;
 }
@@ -278,8 +278,7 @@ static int link_edges(node_object *self, PyObject *edges)
         bad = -1;
     }
     for (size_t i = 0; i < n && !bad && (Py_ssize_t)i < PySequence_Fast_GET_SIZE(edges); i++) {
-        PyObject *edge =
-            Py_NewRef(PySequence_Fast_GET_ITEM(edges, (Py_ssize_t)i)); /* an index may be asked what it is */
+        PyObject *edge = Py_NewRef(PySequence_Fast_GET_ITEM(edges, (Py_ssize_t)i)); /* __index__ may change the list */
         fan_node *next;
         uint32_t slot;
         bad = edge_arg(self, edge, i, &next, &slot);
@@ -309,8 +308,8 @@ static int inputs_arg(PyObject *inputs, uint32_t *out)
     return -1;
 }
 
-/* remember_site: where it is made, as far as Python knows: 0, or -1 with an exception. */
-static int remember_site(node_object *self)
+/* keep_call_site: the caller's line, if Python has one: 0, or -1 with an exception. */
+static int keep_call_site(node_object *self)
 {
     char line[256];
     node_more *more = fan_node_more(self);
@@ -324,20 +323,20 @@ typedef struct node_args {
     PyObject *fn, *inputs, *edges, *slots, *release, *name, *stream, *device, *group;
 } node_args;
 
-/* check_inputs: of a function in C, which knows how many there are. */
+/* check_inputs: of a function in C, which declares their number. */
 static int check_inputs(const node_object *self, const function_object *fn, uint32_t *inputs)
 {
     char name[128];
     if (*inputs && *inputs != fn->inputs) {
         PyErr_Format(PyExc_ValueError, "%s: inputs: its function takes %u, got %u",
-                     fan_node_said(&self->node, name, sizeof name), fn->inputs, *inputs);
+                     fan_node_name(&self->node, name, sizeof name), fn->inputs, *inputs);
         return -1;
     }
     *inputs = fn->inputs;
     return 0;
 }
 
-/* group_arg: a text stands for all that are equal; of anything else it is the object that counts. */
+/* group_arg: equal strings are one group, since they are interned; other objects are compared by identity. */
 static int group_arg(node_object *self, PyObject *group)
 {
     node_more *more;
@@ -345,8 +344,7 @@ static int group_arg(node_object *self, PyObject *group)
         return 0;
     if (PyLong_Check(group) || PyFloat_Check(group) || PyTuple_Check(group) || PyBytes_Check(group)) {
         PyErr_Format(PyExc_TypeError,
-                     "group: expected a text, or an object that the nodes share, got %s: two that are equal need "
-                     "not be one object",
+                     "group must be a str or an object shared by the nodes (compared by identity), got %s",
                      FAN_TYPE_TEXT(group));
         return -1;
     }
@@ -382,7 +380,7 @@ static int fill_in(node_object *self, const node_args *a)
     if (fan_is_function(a->fn) && check_inputs(self, (function_object *)a->fn, &inputs) < 0)
         return -1;
     self->node.inputs = inputs ? inputs : 1;
-    if (fan_state_get()->detect && remember_site(self) < 0)
+    if (fan_state_get()->detect && keep_call_site(self) < 0)
         return -1;
     self->fn = Py_NewRef(a->fn);
     self->release = a->release && a->release != Py_None ? Py_NewRef(a->release) : NULL;
@@ -392,14 +390,14 @@ static int fill_in(node_object *self, const node_args *a)
     return 0;
 }
 
-/* blank: a node without anything; not tracked yet. */
-static node_object *blank(PyTypeObject *type)
+/* node_alloc: an empty node, not tracked yet. */
+static node_object *node_alloc(PyTypeObject *type)
 {
     node_object *self = PyObject_GC_New(node_object, type);
     if (!self)
         return NULL;
     memset((char *)self + sizeof(PyObject), 0, sizeof *self - sizeof(PyObject));
-    fan_node_init(&self->node, &kind, 1);
+    fan_node_init(&self->node, &node_ops, 1);
     return self;
 }
 
@@ -418,25 +416,25 @@ static int parse_and_fill(node_object *self, PyObject *const *args, Py_ssize_t n
 
 PyObject *fan_node_call(PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames)
 {
-    node_object *self = blank((PyTypeObject *)type);
+    node_object *self = node_alloc((PyTypeObject *)type);
     if (!self)
         return NULL;
     if (parse_and_fill(self, args, PyVectorcall_NARGS(nargsf), kwnames) < 0)
         Py_CLEAR(self);
     else
-        PyObject_GC_Track((PyObject *)self); /* not before: gc.get_objects() would find it half made */
+        PyObject_GC_Track((PyObject *)self); /* not before: gc.get_objects() would return it half made */
     return (PyObject *)self;
 }
 
-/* node_new, node_init: of a class of the user's, between which the node is there, and is none (fan_node_arg). */
+/* node_new, node_init: for subclasses. Between the two the object exists but is no node yet (fan_node_arg). */
 static PyObject *node_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(named))
 {
     node_object *self;
     if (type == fan_state_get()->node_type)
-        return PyErr_Format(PyExc_TypeError, "Node.__new__(Node) makes no node: call Node(fn, ..)");
+        return PyErr_Format(PyExc_TypeError, "Node.__new__(Node) is not supported: call Node(fn, ..)");
     self = (node_object *)type->tp_alloc(type, 0);
     if (self)
-        fan_node_init(&self->node, &kind, 1);
+        fan_node_init(&self->node, &node_ops, 1);
     return (PyObject *)self;
 }
 
@@ -445,11 +443,11 @@ static int node_init(PyObject *o, PyObject *args, PyObject *named)
     Py_ssize_t n = PyTuple_GET_SIZE(args), at = 0, k = 0, nnamed = named ? PyDict_GET_SIZE(named) : 0;
     PyObject *key, *value, *names, **all;
     int bad = -1;
-    if (of(o)->node.begun) {
-        PyErr_Format(PyExc_RuntimeError, "Node.__init__ has run before, of this %.200s", Py_TYPE(o)->tp_name);
+    if (node_cast(o)->node.begun) {
+        PyErr_Format(PyExc_RuntimeError, "Node.__init__ of this %.200s has already run", Py_TYPE(o)->tp_name);
         return -1;
     }
-    of(o)->node.begun = true;
+    node_cast(o)->node.begun = true;
     names = PyTuple_New(nnamed);
     all = names ? fan_alloc((size_t)(n + nnamed + 1) * sizeof *all) : NULL;
     if (names && !all)
@@ -461,13 +459,13 @@ static int node_init(PyObject *o, PyObject *args, PyObject *named)
         all[k] = value;
     }
     if (all)
-        bad = parse_and_fill(of(o), all, n, names);
+        bad = parse_and_fill(node_cast(o), all, n, names);
     fan_free(all);
     Py_XDECREF(names);
     return bad;
 }
 
-/* link_to: edges to what C names. */
+/* link_to: edges from the C API. */
 static int link_to(node_object *self, const fanin_edge *edges, size_t nedges)
 {
     FAN_RAW fan_error err;
@@ -484,7 +482,7 @@ static int link_to(node_object *self, const fanin_edge *edges, size_t nedges)
             PyErr_Format(to ? PyExc_IndexError : PyExc_TypeError,
                          to ? "%s: edge %zu: expected a slot from 0 to %u, got %u"
                             : "%s: edge %zu: expected a fanin.Node, a fanin.Leaf or NULL",
-                         fan_node_said(&self->node, name, sizeof name), i, to ? to->node.inputs - 1 : 0, edges[i].slot);
+                         fan_node_name(&self->node, name, sizeof name), i, to ? to->node.inputs - 1 : 0, edges[i].slot);
             return -1;
         }
         fan_node_link(&self->node, to ? &to->node : NULL, edges[i].slot);
@@ -494,7 +492,7 @@ static int link_to(node_object *self, const fanin_edge *edges, size_t nedges)
 
 PyObject *fan_node_new(function_object *fn, const fanin_edge *edges, size_t nedges, PyObject *name)
 {
-    node_object *self = blank(fan_state_get()->node_type);
+    node_object *self = node_alloc(fan_state_get()->node_type);
     if (!self)
         return NULL;
     self->node.inputs = fn->inputs;
@@ -507,9 +505,9 @@ PyObject *fan_node_new(function_object *fn, const fanin_edge *edges, size_t nedg
     return (PyObject *)self;
 }
 
-/* ---- run and freed ---- */
+/* ---- run, release ---- */
 
-/* lost_fn: a node without its function; -1. */
+/* lost_fn: the error of a node without its function; -1. */
 __attribute__((noinline, cold)) static int lost_fn(const node_object *self)
 {
     FAN_RAW fan_error err;
@@ -518,8 +516,8 @@ __attribute__((noinline, cold)) static int lost_fn(const node_object *self)
     if (self->node.freed_by)
         fan_raise(fan_node_freed(&self->node, &err), &err);
     else
-        PyErr_Format(PyExc_RuntimeError, "%s has lost its function to the garbage collector",
-                     fan_node_said(&self->node, name, sizeof name));
+        PyErr_Format(PyExc_RuntimeError, "the garbage collector has cleared the function of %s",
+                     fan_node_name(&self->node, name, sizeof name));
     return -1;
 }
 
@@ -530,8 +528,7 @@ static int run_in_c(node_object *self, void **sums, PyObject *node_hooks, void *
     Py_DECREF(fn);
     if (bad || !node_hooks)
         return bad;
-    return fan_native_show_all(gradients, ngradients) < 0 ||
-                   fan_hooks_post(self, node_hooks, sums, gradients, ngradients) < 0
+    return fan_box_all(gradients, ngradients) < 0 || fan_hooks_post(self, node_hooks, sums, gradients, ngradients) < 0
                ? -1
                : 0;
 }
@@ -542,7 +539,7 @@ static int run_in_python(node_object *self, void **sums, PyObject *node_hooks, v
     PyObject **args = on_stack, *result, *fn;
     FAN_RAW fan_guards guards;
     uint32_t n = self->node.inputs;
-    if (fan_native_show_all(sums, n) < 0 || fan_guards_begin(&guards, sums, n) < 0)
+    if (fan_box_all(sums, n) < 0 || fan_guards_begin(&guards, sums, n) < 0)
         return -1;
     if (n > FAN_SUMS_ON_STACK && !(args = fan_alloc((n + 1) * sizeof *args))) {
         PyErr_NoMemory();
@@ -560,7 +557,7 @@ static int run_in_python(node_object *self, void **sums, PyObject *node_hooks, v
     if (!result)
         return -1;
     if (ngradients == 1 && !PyTuple_Check(result) && !PyList_Check(result) && result != Py_None)
-        gradients[0] = result; /* as mostly */
+        gradients[0] = result; /* the usual case */
     else if (fan_gradients_of(result, &self->node, NULL, gradients, ngradients) < 0)
         return -1;
     return node_hooks ? fan_hooks_post(self, node_hooks, sums, gradients, ngradients) : 0;
@@ -572,7 +569,7 @@ int fan_node_run(node_object *self, void **sums, PyObject *node_hooks, void **gr
         return lost_fn(self);
     if (node_hooks && fan_hooks_pre(self, node_hooks, sums) < 0)
         return -1;
-    if (!self->fn) /* the hooks may have run it */
+    if (!self->fn) /* a pass inside a hook may have freed it */
         return lost_fn(self);
     return fan_is_function(self->fn) ? run_in_c(self, sums, node_hooks, gradients, ngradients)
                                      : run_in_python(self, sums, node_hooks, gradients, ngradients);
@@ -605,7 +602,7 @@ static PyObject *edges_item(PyObject *o, Py_ssize_t i)
 {
     const fan_node *n = &owner_of(o)->node;
     if (i < 0 || i >= (Py_ssize_t)n->nedges) {
-        PyErr_Format(PyExc_IndexError, "expected an edge from 0 on, of %u, got %zd", n->nedges, i);
+        PyErr_Format(PyExc_IndexError, "expected an edge below %u, got %zd", n->nedges, i);
         return NULL;
     }
     if (!n->edges[i].next)
@@ -658,7 +655,7 @@ static int edges_traverse(PyObject *o, visitproc visit, void *arg)
     return 0;
 }
 
-static int edges_clear(PyObject *Py_UNUSED(o)) { return 0; } /* the node's edges are what closes a circle */
+static int edges_clear(PyObject *Py_UNUSED(o)) { return 0; } /* fan_node_clear breaks cycles */
 
 static void edges_dealloc(PyObject *o)
 {
@@ -704,28 +701,28 @@ PyType_Spec fan_edges_spec = {
 
 static PyObject *node_get_fn(PyObject *o, void *Py_UNUSED(closure))
 {
-    return Py_NewRef(of(o)->fn ? of(o)->fn : Py_None);
+    return Py_NewRef(node_cast(o)->fn ? node_cast(o)->fn : Py_None);
 }
 
 static PyObject *node_get_group(PyObject *o, void *Py_UNUSED(closure))
 {
-    return Py_NewRef(of(o)->more && of(o)->more->group ? of(o)->more->group : Py_None);
+    return Py_NewRef(node_cast(o)->more && node_cast(o)->more->group ? node_cast(o)->more->group : Py_None);
 }
 
 static PyObject *node_get_inputs(PyObject *o, void *Py_UNUSED(closure))
 {
-    return PyLong_FromUnsignedLong(of(o)->node.inputs);
+    return PyLong_FromUnsignedLong(node_cast(o)->node.inputs);
 }
 
 static PyObject *node_get_device(PyObject *o, void *Py_UNUSED(closure))
 {
     char text[32];
-    return PyUnicode_FromString(fan_device_text(fan_node_device(&of(o)->node), text, sizeof text));
+    return PyUnicode_FromString(fan_device_text(fan_node_device(&node_cast(o)->node), text, sizeof text));
 }
 
 static PyObject *node_get_freed(PyObject *o, void *Py_UNUSED(closure))
 {
-    return PyBool_FromLong(of(o)->node.freed_by != 0);
+    return PyBool_FromLong(node_cast(o)->node.freed_by != 0);
 }
 
 static PyObject *node_get_edges(PyObject *o, void *Py_UNUSED(closure))
@@ -733,18 +730,18 @@ static PyObject *node_get_edges(PyObject *o, void *Py_UNUSED(closure))
     PyTypeObject *type = fan_state_get()->edges_type;
     edges_object *self = (edges_object *)type->tp_alloc(type, 0);
     if (self)
-        self->owner = of(Py_NewRef(o));
+        self->owner = node_cast(Py_NewRef(o));
     return (PyObject *)self;
 }
 
 PyObject *fan_node_get_name(PyObject *o, void *Py_UNUSED(closure))
 {
-    return Py_NewRef(of(o)->name ? of(o)->name : Py_None);
+    return Py_NewRef(node_cast(o)->name ? node_cast(o)->name : Py_None);
 }
 
 PyObject *fan_node_get_number(PyObject *o, void *Py_UNUSED(closure))
 {
-    return PyLong_FromUnsignedLongLong(of(o)->node.number);
+    return PyLong_FromUnsignedLongLong(node_cast(o)->node.number);
 }
 
 static PyObject *node_needs(PyObject *o, PyObject *which)
@@ -752,13 +749,13 @@ static PyObject *node_needs(PyObject *o, PyObject *which)
     int64_t i = 0;
     if (fan_index(which, "edge", PyExc_IndexError, &i) < 0)
         return NULL;
-    if (i >= (int64_t)of(o)->node.nedges) {
+    if (i >= (int64_t)node_cast(o)->node.nedges) {
         char name[128];
         return PyErr_Format(PyExc_IndexError, "%s has %u edge%s, got %lld",
-                            fan_node_said(&of(o)->node, name, sizeof name), of(o)->node.nedges,
-                            FAN_PLURAL(of(o)->node.nedges), (long long)i);
+                            fan_node_name(&node_cast(o)->node, name, sizeof name), node_cast(o)->node.nedges,
+                            FAN_PLURAL(node_cast(o)->node.nedges), (long long)i);
     }
-    return PyBool_FromLong(fan_backward_needs(&of(o)->node, (uint32_t)i));
+    return PyBool_FromLong(fan_backward_needs(&node_cast(o)->node, (uint32_t)i));
 }
 
 /* slot_arg: one of the node's; NULL: its first. */
@@ -771,7 +768,7 @@ static int slot_arg(const node_object *self, PyObject *given, int64_t *slot)
     if (*slot < (int64_t)self->node.inputs)
         return 0;
     PyErr_Format(PyExc_IndexError, "%s: expected a slot from 0 to %u, got %lld",
-                 fan_node_said(&self->node, name, sizeof name), self->node.inputs - 1, (long long)*slot);
+                 fan_node_name(&self->node, name, sizeof name), self->node.inputs - 1, (long long)*slot);
     return -1;
 }
 
@@ -786,17 +783,19 @@ PyObject *fan_node_register_hook(PyObject *o, PyObject *const *args, Py_ssize_t 
         return NULL;
     if (!a.hook)
         return PyErr_Format(PyExc_TypeError, "register_hook() needs 'hook'");
-    return slot_arg(of(o), a.slot, &slot) < 0 ? NULL : fan_hooks_add(of(o), a.hook, FAN_HOOK_SLOT, (uint32_t)slot);
+    return slot_arg(node_cast(o), a.slot, &slot) < 0
+               ? NULL
+               : fan_hooks_add(node_cast(o), a.hook, FAN_HOOK_SLOT, (uint32_t)slot);
 }
 
 static PyObject *node_retain_grad(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     static const char *const names[] = {"slot"};
     int64_t slot = 0;
-    node_more *more = fan_node_more(of(o));
+    node_more *more = fan_node_more(node_cast(o));
     PyObject *given, *key = NULL;
     if (!more || fan_parse_call("retain_grad", names, 1, 1, "slot", args, nargs, kwnames, &given) < 0 ||
-        slot_arg(of(o), given, &slot) < 0 || !(key = PyLong_FromLongLong(slot)))
+        slot_arg(node_cast(o), given, &slot) < 0 || !(key = PyLong_FromLongLong(slot)))
         return NULL;
     if (!more->kept)
         more->kept = PyDict_New();
@@ -807,8 +806,8 @@ static PyObject *node_retain_grad(PyObject *o, PyObject *const *args, Py_ssize_t
 
 static PyObject *node_get_grad(PyObject *o, void *Py_UNUSED(closure))
 {
-    const node_more *more = of(o)->more;
-    uint32_t n = of(o)->node.inputs;
+    const node_more *more = node_cast(o)->more;
+    uint32_t n = node_cast(o)->node.inputs;
     PyObject *all = PyTuple_New(n), *only;
     for (uint32_t i = 0; all && i < n; i++) {
         PyObject *slot = PyLong_FromUnsignedLong(i);
@@ -827,10 +826,10 @@ static PyObject *node_get_grad(PyObject *o, void *Py_UNUSED(closure))
 
 static int node_set_grad(PyObject *o, PyObject *value, void *Py_UNUSED(closure))
 {
-    PyObject *kept = of(o)->more ? of(o)->more->kept : NULL, *slots;
+    PyObject *kept = node_cast(o)->more ? node_cast(o)->more->kept : NULL, *slots;
     int bad = 0;
     if (value != Py_None) {
-        PyErr_SetString(PyExc_TypeError, "grad: expected None, which forgets what retain_grad() has kept");
+        PyErr_SetString(PyExc_TypeError, "grad: expected None, which forgets the sums that retain_grad() has kept");
         return -1;
     }
     if (!kept)
@@ -844,42 +843,42 @@ static int node_set_grad(PyObject *o, PyObject *value, void *Py_UNUSED(closure))
 
 static PyObject *node_register_prehook(PyObject *o, PyObject *hook)
 {
-    return fan_hooks_add(of(o), hook, FAN_HOOK_PRE, 0);
+    return fan_hooks_add(node_cast(o), hook, FAN_HOOK_PRE, 0);
 }
 
 static PyObject *node_register_posthook(PyObject *o, PyObject *hook)
 {
-    return fan_hooks_add(of(o), hook, FAN_HOOK_POST, 0);
+    return fan_hooks_add(node_cast(o), hook, FAN_HOOK_POST, 0);
 }
 
 static PyObject *node_free_here(PyObject *o, PyObject *Py_UNUSED(none))
 {
-    of(o)->node.freed_by = of(o)->node.freed_by ? of(o)->node.freed_by : FAN_FREED_BY_HAND;
-    return fan_node_release(of(o)) < 0 ? NULL : Py_NewRef(Py_None);
+    node_cast(o)->node.freed_by = node_cast(o)->node.freed_by ? node_cast(o)->node.freed_by : FAN_FREED_BY_USER;
+    return fan_node_release(node_cast(o)) < 0 ? NULL : Py_NewRef(Py_None);
 }
 
 /* node_sum_into: of a tuple with memory for each slot's sum. */
-static PyObject *node_sum_into(PyObject *o, PyObject *stages)
+static PyObject *node_sum_into(PyObject *o, PyObject *out_buffers)
 {
-    node_more *more = fan_node_more(of(o));
+    node_more *more = fan_node_more(node_cast(o));
     if (!more)
         return NULL;
-    if (!PyTuple_Check(stages) || PyTuple_GET_SIZE(stages) != (Py_ssize_t)of(o)->node.inputs)
-        return PyErr_Format(PyExc_TypeError, "_sum_into: expected a tuple of %u arrays", of(o)->node.inputs);
-    Py_XSETREF(more->stages, Py_NewRef(stages));
+    if (!PyTuple_Check(out_buffers) || PyTuple_GET_SIZE(out_buffers) != (Py_ssize_t)node_cast(o)->node.inputs)
+        return PyErr_Format(PyExc_TypeError, "_sum_into: expected a tuple of %u arrays", node_cast(o)->node.inputs);
+    Py_XSETREF(more->out_buffers, Py_NewRef(out_buffers));
     Py_RETURN_NONE;
 }
 
 static PyObject *node_repr(PyObject *o)
 {
-    const fan_node *n = &of(o)->node;
+    const fan_node *n = &node_cast(o)->node;
     bool own = Py_TYPE(o) == fan_state_get()->node_type;
-    const char *type = own ? "fanin.Node " : of(o)->name ? Py_TYPE(o)->tp_name : "";
+    const char *type = own ? "fanin.Node " : node_cast(o)->name ? Py_TYPE(o)->tp_name : "";
     char name[128];
     if (!n->made)
         return PyUnicode_FromFormat("<%s whose Node.__init__ has not run>", Py_TYPE(o)->tp_name);
     return PyUnicode_FromFormat("<%s%s%s, %u input%s, %u edge%s%s>", type, own || !*type ? "" : " ",
-                                fan_node_said(n, name, sizeof name), n->inputs, FAN_PLURAL(n->inputs), n->nedges,
+                                fan_node_name(n, name, sizeof name), n->inputs, FAN_PLURAL(n->inputs), n->nedges,
                                 FAN_PLURAL(n->nedges), n->freed_by ? ", freed" : "");
 }
 
@@ -912,50 +911,52 @@ FAN_TURN_FAST(fan_node_register_hook, fan_seen_graph)
 static PyMethodDef methods[] = {
     {"needs", node_needs_turn, METH_O,
      "needs($self, edge, /)\n--\n\n"
-     "Whether anybody needs the gradient of an edge: not where it is None, nor, while the node runs, where inputs= "
-     "leaves it out. Of several passes the innermost on this thread answers, else the latest walk that waits for it."},
+     "Whether the gradient of an edge is needed.\n\n"
+     "It is not if the edge is None, nor, while the node runs, if inputs= leaves it out. Of several passes the\n"
+     "innermost on this thread counts, else the latest walk that waits for the node."},
     {"register_hook", (PyCFunction)(void (*)(void))fan_node_register_hook_turn, METH_FASTCALL | METH_KEYWORDS,
      "register_hook($self, hook, slot=0)\n--\n\n"
-     "Let `hook(sum)` see the sum of a slot, where it is defined, once in each pass; what it returns, if not None, "
-     "replaces it.\n\n"
-     "It must be of the same shape, dtype and device. Gives a handle with `remove()`."},
+     "Call `hook(sum)` with the sum of a slot, if it is defined, once in each pass; a result that is not None\n"
+     "replaces the sum.\n\n"
+     "The result must have the same shape, dtype and device. Returns a handle with `remove()`."},
     {"register_prehook", node_register_prehook_turn, METH_O,
      "register_prehook($self, hook, /)\n--\n\n"
-     "Let `hook(sums)` see the tuple of all sums before the node runs; what it returns, if not None, replaces them "
-     "all.\n\n"
-     "Gives a handle with `remove()`."},
+     "Call `hook(sums)` with the tuple of all sums before the node runs; a result that is not None replaces them.\n\n"
+     "Returns a handle with `remove()`."},
     {"register_posthook", node_register_posthook_turn, METH_O,
      "register_posthook($self, hook, /)\n--\n\n"
-     "Let `hook(sums, gradients)` see both tuples once the node has run; what it returns, if not None, replaces the "
+     "Call `hook(sums, gradients)` with both tuples after the node has run; a result that is not None replaces the\n"
      "gradients.\n\n"
-     "Gives a handle with `remove()`."},
+     "Returns a handle with `remove()`."},
     {"retain_grad", (PyCFunction)(void (*)(void))node_retain_grad_turn, METH_FASTCALL | METH_KEYWORDS,
      "retain_grad($self, slot=0)\n--\n\n"
-     "Keep the sum of a slot in `grad`, as the slot's hooks leave it; a further pass adds its own.\n\n"
-     "Raises IndexError for a slot that is not there."},
+     "Keep the sum of a slot in `grad`, after the slot's hooks; later passes add to it.\n\n"
+     "Raises IndexError for a slot that does not exist."},
     {"_free", node_free_here_turn, METH_NOARGS,
-     "_free($self, /)\n--\n\nDrop its function and call its release: fanin.free does it for a graph."},
+     "_free($self, /)\n--\n\nDrop its function and call its release: fanin.free does this for a graph."},
     {"_sum_into", node_sum_into, METH_O,
-     "_sum_into($self, arrays, /)\n--\n\nThe sums of its slots are written into these: fanin.tape's staging memory."},
+     "_sum_into($self, arrays, /)\n--\n\nWrite the sums of its slots into these arrays: fanin.tape's output buffers."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyGetSetDef getset[] = {
-    {"fn", node_get_fn_turn, NULL, "Its function; None once the graph was freed there.", NULL},
-    {"inputs", node_get_inputs, NULL, "How many gradients it receives.", NULL},
+    {"fn", node_get_fn_turn, NULL, "Its function; None after the graph was freed there.", NULL},
+    {"inputs", node_get_inputs, NULL, "The number of its slots.", NULL},
     {"edges", node_get_edges_turn, NULL, "Where its gradients go: a sequence of (node, slot) and None, with append().",
      NULL},
     {"grad", node_get_grad_turn, node_set_grad_turn,
-     "What retain_grad() has kept: of one slot its sum, of several a tuple; None where nothing is. None may be set.",
+     "The sums that retain_grad() keeps: of one slot its sum, of several a tuple; None if there is none. Set it to "
+     "None "
+     "to forget them.",
      NULL},
-    {"name", fan_node_get_name, NULL, "What messages call it; None without a name.", NULL},
-    {"group", node_get_group, NULL, "Of nodes with the same group one runs at a time in a pass; None without one.",
+    {"name", fan_node_get_name, NULL, "Its name in messages; None without one.", NULL},
+    {"group", node_get_group, NULL, "Of the nodes with one group, one runs at a time in a pass; None without one.",
      NULL},
-    {"sequence_nr", fan_node_get_number, NULL, "Its number among all nodes and leaves: the later made, the larger.",
+    {"sequence_nr", fan_node_get_number, NULL, "Its number among all nodes and leaves, in the order of creation.",
      NULL},
     {"stream", fan_node_get_stream, NULL,
-     "Its stream: its gradients are ready there, and its sums for it; None where none is known.", NULL},
-    {"device", node_get_device, NULL, "The name of the device where it runs; \"cpu\" too where none is known.", NULL},
+     "Its stream, on which its sums and its gradients are ready; None if it has none.", NULL},
+    {"device", node_get_device, NULL, "The name of the device where it runs; \"cpu\" if it has no stream.", NULL},
     {"freed", node_get_freed_turn, NULL, "Whether a pass without keep_graph has run it.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
@@ -967,29 +968,46 @@ static PyMemberDef members[] = {
 
 static PyType_Slot slots[] = {
     {Py_tp_doc,
-     "Node(fn, inputs=1, edges=(), *, slots=None, release=None, name=None, stream=None, device=None, "
-     "group=None)\n--\n\n"
-     "An operation of a graph that a pass goes backward over.\n\n"
-     "fn: `fn(*sums)` gets the sums of the `inputs` gradients that come to its slots, None where one is undefined, and "
-     "returns one\n"
-     "gradient, or None, per edge, as a tuple or list; a bare one where there is one edge. It does not write its sums "
-     "(`g = g * 10`,\n"
-     "not `g *= 10`): others may have them, and then an ndarray is read-only while it runs. edges: for each (node, "
-     "slot) of a Node\n"
-     "or Leaf, or None where nobody needs that gradient. slots: for each input an example array, a fanin.Slot, or "
-     "None: what comes is\n"
-     "checked against it. release: called when the graph is freed there. name: what messages call it. stream: where "
-     "its sums are\n"
-     "ready for it, where it runs, and where its gradients are then ready; device: that device's current stream, or "
-     "\"cpu\".\n"
-     "Without either: the current stream of the device that `slots` declare, else the one that was made current "
-     "last.\n"
-     "group: a text, or an object that several share: of such nodes one runs at a time in a pass of several "
-     "workers.\n\n"
-     "Raises TypeError (fn, an edge that is no pair, a group that is a number), IndexError (a slot that is not there), "
-     "ValueError (inputs, "
-     "slots, a stream of\n"
-     "another device).\n\n"
+     "Node(fn, inputs=1, edges=(), *, slots=None, release=None, name=None, stream=None, device=None, group=None)\n"
+     "--\n"
+     "\n"
+     "An operation of a graph, which a pass runs backward.\n"
+     "\n"
+     "Parameters\n"
+     "----------\n"
+     "fn : callable\n"
+     "    `fn(*sums)` gets the sums of the gradients of its slots, None where one is undefined, and returns one\n"
+     "    gradient (or None) per edge, as a tuple or list; a single one if there is one edge. It must not write into\n"
+     "    its sums (`g = g * 10`, not `g *= 10`): they may have other references, and then an ndarray is read-only\n"
+     "    while it runs.\n"
+     "inputs : int\n"
+     "    The number of its slots.\n"
+     "edges : sequence of (node, slot) or None\n"
+     "    Where its gradients go: a Node or Leaf and one of its slots. None: the gradient is not needed.\n"
+     "slots : sequence, optional\n"
+     "    For each input an example array, a fanin.Slot or None: incoming gradients are checked against it.\n"
+     "release : callable, optional\n"
+     "    Called when the graph is freed there.\n"
+     "name : str, optional\n"
+     "    Its name in messages.\n"
+     "stream : stream, optional\n"
+     "    The stream on which its sums are ready, it runs, and its gradients are then ready.\n"
+     "device : str, optional\n"
+     "    Use that device's current stream, or \"cpu\". Without `stream` and `device`: the current stream of the\n"
+     "    device that `slots` declare, else the stream that was made current last.\n"
+     "group : str or object, optional\n"
+     "    Of the nodes with one group, one runs at a time in a pass of several workers. Objects are compared by\n"
+     "    identity.\n"
+     "\n"
+     "Raises\n"
+     "------\n"
+     "TypeError\n"
+     "    For fn, an edge that is no pair, or a group that is a number.\n"
+     "IndexError\n"
+     "    For a slot that does not exist.\n"
+     "ValueError\n"
+     "    For inputs, slots, or a stream of another device.\n"
+     "\n"
      ">>> w = fanin.Leaf(np.ones(2), name=\"w\")\n"
      ">>> double = fanin.Node(lambda g: 2 * g, edges=[(w, 0)], name=\"double\")\n"
      ">>> fanin.backward([(double, 0, np.array([1.0, 2.0]))])\n"
@@ -998,7 +1016,7 @@ static PyType_Slot slots[] = {
      ">>> with fanin.sim.Machine() as m, fanin.stream(m.stream()) as s:\n"
      "...     there = fanin.Node(lambda g: g, name=\"there\")\n"
      "...     there.stream == s, there.device\n"
-     "(True, 'sim:0')\n"},
+     "(True, 'sim:0')"},
     {Py_tp_new, node_new},
     {Py_tp_init, node_init},
     {Py_tp_dealloc, fan_node_dealloc},

@@ -1,5 +1,5 @@
 /* options: process-wide switches and counters. */
-#include "py/driver.h"
+#include "py/backends.h"
 #include "py/turn.h"
 
 #include "array/sum_isa.h"
@@ -52,10 +52,8 @@ static int threads_arg(PyObject *o)
 static void set_pool(size_t most)
 {
     fan_pool_set_limit(most);
-    Py_BEGIN_ALLOW_THREADS fan_cuda *c = fan_driver_opened();
-    if (c)
-        fan_cuda_keep(c, most);
-    fan_cuda_drop(c);
+    Py_BEGIN_ALLOW_THREADS
+        fan_backends_keep(most);
     Py_END_ALLOW_THREADS
 }
 
@@ -130,7 +128,8 @@ static PyObject *set_options(PyObject *module, PyObject *args)
     if (set)
         (void)fan_sum_set_isa(set);
     if (threads != Py_None) {
-        Py_BEGIN_ALLOW_THREADS fan_workers_set(count); /* waits for a sum under way */
+        Py_BEGIN_ALLOW_THREADS
+            fan_workers_set(count); /* waits for a sum under way */
         Py_END_ALLOW_THREADS
     }
     return before;
@@ -150,10 +149,10 @@ static PyObject *trim(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
     size_t gone;
     if (fan_state_get())
         fan_buffer_freelist_free(fan_state_get());
-    Py_BEGIN_ALLOW_THREADS fan_cuda *c = fan_driver_opened();
-    gone = fan_pool_trim() + (c ? fan_cuda_trim(c) : 0);
-    fan_cuda_drop(c);
-    Py_END_ALLOW_THREADS return PyLong_FromSize_t(gone);
+    Py_BEGIN_ALLOW_THREADS
+        gone = fan_pool_trim() + fan_backends_trim();
+    Py_END_ALLOW_THREADS
+    return PyLong_FromSize_t(gone);
 }
 
 static PyObject *workers(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))

@@ -56,12 +56,13 @@ PyObject *fan_overlaps_of(PyObject *arrays, uint64_t budget)
     }
     for (size_t i = 0; i < r.n; i++)
         regions[i] = r.items[i].region;
-    Py_BEGIN_ALLOW_THREADS;
-    fan_interrupt_begin(&interrupt, fan_check_signals, &err);
-    status = fan_overlaps_new(regions, r.n, &self->l, &err);
-    if (status == FAN_OK)
-        status = fan_overlaps_components(self->l, budget, self->label, &self->components, &self->exact, &err);
-    status = fan_interrupt_end(&interrupt, status);
+    Py_BEGIN_ALLOW_THREADS
+        ;
+        fan_interrupt_begin(&interrupt, fan_check_signals, &err);
+        status = fan_overlaps_new(regions, r.n, &self->l, &err);
+        if (status == FAN_OK)
+            status = fan_overlaps_components(self->l, budget, self->label, &self->components, &self->exact, &err);
+        status = fan_interrupt_end(&interrupt, status);
     Py_END_ALLOW_THREADS;
     if (status == FAN_OK)
         goto done;
@@ -205,9 +206,10 @@ static int make_pairs(overlaps_object *self)
     fan_status status;
     PyObject *all, *unknown;
     fan_interrupt interrupt;
-    Py_BEGIN_ALLOW_THREADS;
-    fan_interrupt_begin(&interrupt, fan_check_signals, &err);
-    status = fan_interrupt_end(&interrupt, fan_overlaps_pairs(self->l, self->budget, &pairs, &n, &err));
+    Py_BEGIN_ALLOW_THREADS
+        ;
+        fan_interrupt_begin(&interrupt, fan_check_signals, &err);
+        status = fan_interrupt_end(&interrupt, fan_overlaps_pairs(self->l, self->budget, &pairs, &n, &err));
     Py_END_ALLOW_THREADS;
     if (status != FAN_OK) {
         fan_free(pairs);

@@ -10,10 +10,10 @@
 
 /* ---- arguments ---- */
 
-/* What a call gives, as the core takes it: borrowed from `roots` and `inputs`, but for gradients, which are held. */
+/* The arguments of a call as the core takes them: borrowed from `roots` and `inputs`; gradients are held. */
 typedef struct pass_parts {
     PyObject *roots, *inputs; /* tuples, held */
-    bool by_hand;             /* on one thread, whoever's */
+    bool is_walk;             /* without workers= */
     PyObject *one;            /* the function of one=; borrowed; NULL: none */
     fan_backward_config config;
 } pass_parts;
@@ -28,37 +28,36 @@ static void parts_fini(pass_parts *parts)
     Py_XDECREF(parts->inputs);
 }
 
-/* slot_asked: what is wrong with a slot, or which one it is after all: 0, or -1 with an exception. */
-__attribute__((noinline, cold)) static int slot_asked(const pass_parts *parts, const char *what, size_t index,
-                                                      const node_object *n, PyObject *slot, uint32_t *out)
+/* slot_any: a slot that is no small int in range: 0, or -1 with an exception. */
+__attribute__((noinline, cold)) static int slot_any(const pass_parts *parts, const char *what, size_t index,
+                                                    const node_object *n, PyObject *slot, uint32_t *out)
 {
     char name[128], whole[64];
     int64_t i = fan_small_index(slot);
     PyOS_snprintf(whole, sizeof whole, "%s: %s %zu", parts->config.call, what, index);
-    fan_where w = {.buffer = whole, .slot = -1, .key = -1};
+    fan_error_context w = {.buffer = whole, .slot = -1, .key = -1};
     int bad = 0;
-    fan_where_push(&w);
+    fan_error_context_push(&w);
     if (i < 0)
         bad = fan_index(slot, "slot", PyExc_IndexError, &i);
     if (!bad && i >= (int64_t)n->node.inputs)
         bad = fan_refuse(PyExc_IndexError, "expected a slot from 0 to %u of %s, got %lld", n->node.inputs - 1,
-                         fan_node_said(&n->node, name, sizeof name), (long long)i);
-    fan_where_pop(&w);
+                         fan_node_name(&n->node, name, sizeof name), (long long)i);
+    fan_error_context_pop(&w);
     *out = (uint32_t)i;
     return bad;
 }
 
-/* slot_of: which slot of a node is meant: 0, or -1 with an exception. */
+/* slot_of: the index of a slot: 0, or -1 with an exception. */
 static int slot_of(const pass_parts *parts, const char *what, size_t index, const node_object *n, PyObject *slot,
                    uint32_t *out)
 {
     int64_t i = fan_small_index(slot);
     *out = (uint32_t)i;
-    return i >= 0 && i < (int64_t)n->node.inputs ? 0 : slot_asked(parts, what, index, n, slot, out);
+    return i >= 0 && i < (int64_t)n->node.inputs ? 0 : slot_any(parts, what, index, n, slot, out);
 }
 
-/* one_of: what a root without gradient begins with: one, of the shape and dtype that its slot declares; new
- * reference. */
+/* one_of: the gradient of a root without one: 1, of the shape and dtype that its slot declares; new reference. */
 static PyObject *one_of(const pass_parts *parts, size_t index, const node_object *n, uint32_t slot)
 {
     const fan_slot_spec *spec = n->more && n->more->slots.specs ? &n->more->slots.specs[slot] : NULL;
@@ -70,16 +69,16 @@ static PyObject *one_of(const pass_parts *parts, size_t index, const node_object
         dims[i] = (npy_intp)spec->shape[i];
         size = dims[i] == 1 ? size : 0;
     }
-    fan_node_said(&n->node, name, sizeof name);
+    fan_node_name(&n->node, name, sizeof name);
     if (!spec || !spec->has_shape)
         return PyErr_Format(
             PyExc_ValueError,
-            "%s: root %zu (%s, slot %u): it declares no shape: give its gradient, (node, slot, gradient)",
+            "%s: root %zu (%s, slot %u): the slot declares no shape: give its gradient, (node, slot, gradient)",
             parts->config.call, index, name, slot);
     if (!size || (spec->device && spec->device != fan_cpu()))
         return PyErr_Format(
             PyExc_ValueError,
-            "%s: root %zu (%s, slot %u): only a value of one element on the CPU begins with one, and it "
+            "%s: root %zu (%s, slot %u): the default gradient, one, is for one element on the CPU, and the slot "
             "is of shape %s on %s: give its gradient, (node, slot, gradient)",
             parts->config.call, index, name, slot, fan_shape_text(spec->ndim, spec->shape, shape, sizeof shape),
             fan_device_text(spec->device ? spec->device : fan_cpu(), device, sizeof device));
@@ -94,7 +93,7 @@ static PyObject *one_of(const pass_parts *parts, size_t index, const node_object
     return made;
 }
 
-/* one_by: .. that one= makes. */
+/* one_by: the one that one= returns. */
 static PyObject *one_by(const pass_parts *parts, size_t index, node_object *n, uint32_t slot)
 {
     PyObject *made = PyObject_CallFunction(parts->one, "OI", n, (unsigned)slot);
@@ -103,7 +102,7 @@ static PyObject *one_by(const pass_parts *parts, size_t index, node_object *n, u
         return made;
     Py_DECREF(made);
     return PyErr_Format(PyExc_TypeError, "%s: root %zu (%s, slot %u): one= returned None; expected a gradient",
-                        parts->config.call, index, fan_node_said(&n->node, name, sizeof name), slot);
+                        parts->config.call, index, fan_node_name(&n->node, name, sizeof name), slot);
 }
 
 static int root_arg(pass_parts *parts, size_t index, PyObject *item)
@@ -146,16 +145,17 @@ static int input_arg(pass_parts *parts, size_t index, PyObject *item)
     w->slot = 0;
     if (tuple && slot_of(parts, "input", index, n, PyTuple_GET_ITEM(item, 1), &w->slot) < 0)
         return -1;
-    if (parts->config.capture || n->node.kind->leaf)
+    if (parts->config.capture || n->node.ops->leaf)
         return 0;
     char name[128];
-    PyErr_Format(PyExc_TypeError,
-                 "%s: input %zu: %s is no leaf and keeps no gradient: fanin.grad(roots, inputs) gives that of any node",
-                 parts->config.call, index, fan_node_said(&n->node, name, sizeof name));
+    PyErr_Format(
+        PyExc_TypeError,
+        "%s: input %zu: %s is no leaf and keeps no gradient: fanin.grad(roots, inputs) returns that of any node",
+        parts->config.call, index, fan_node_name(&n->node, name, sizeof name));
     return -1;
 }
 
-/* sequence_of: a tuple of the items; one node alone is told apart. */
+/* sequence_of: a tuple of the items; refuses a single node, which is iterable only by mistake. */
 static int sequence_of(const pass_parts *parts, const char *what, PyObject *o, PyObject **out)
 {
     if (fan_node_arg(o) || (PyTuple_Check(o) && PyTuple_GET_SIZE(o) >= 2 && fan_node_arg(PyTuple_GET_ITEM(o, 0)) &&
@@ -165,7 +165,7 @@ static int sequence_of(const pass_parts *parts, const char *what, PyObject *o, P
         return -1;
     }
     char named[64];
-    if (PyList_CheckExact(o) || PyTuple_CheckExact(o)) /* as mostly */
+    if (PyList_CheckExact(o) || PyTuple_CheckExact(o)) /* the usual case */
         return (*out = PySequence_Tuple(o)) ? 0 : -1;
     PyOS_snprintf(named, sizeof named, "%s: %s", parts->config.call, what);
     return fan_sequence_arg(o, named, out);
@@ -214,13 +214,13 @@ static int workers_arg(fan_backward_config *c, PyObject *workers)
     }
     if (n > 1 && (c->schedule || c->create_graph)) {
         PyErr_Format(PyExc_ValueError, "%s: %s: give it without workers=%lld", c->call,
-                     c->schedule ? "schedule= says which node is the next, of one worker"
-                                 : "create_graph=True numbers the nodes that the pass makes by when they are made, and "
-                                   "what sums of theirs are by their numbers",
+                     c->schedule ? "schedule= picks the next node of one worker"
+                                 : "create_graph=True numbers the new nodes in the order of their creation, and the "
+                                   "order of later sums depends on these numbers",
                      (long long)n);
         return -1;
     }
-    c->workers = fan_recording_here() ? 1 : (uint32_t)n; /* a recording is of one thread; the bits are the same */
+    c->workers = fan_recording_here() ? 1 : (uint32_t)n; /* a recording needs one thread; the bits are the same */
     return 0;
 }
 
@@ -243,7 +243,7 @@ static int parse(pass_parts *parts, PyObject *const *args, Py_ssize_t nargs, PyO
     } a;
     void *one = NULL;
     a.workers = NULL;
-    if (fan_parse_call(c->call, names, parts->by_hand ? 8 : 9, 2, "roots and inputs", args, nargs, kwnames, &a.roots) <
+    if (fan_parse_call(c->call, names, parts->is_walk ? 8 : 9, 2, "roots and inputs", args, nargs, kwnames, &a.roots) <
         0)
         return -1;
     if (!a.roots || (c->capture && strcmp(c->call, "grad") == 0 && (!a.inputs || a.inputs == Py_None))) {
@@ -266,10 +266,10 @@ static int parse(pass_parts *parts, PyObject *const *args, Py_ssize_t nargs, PyO
     return workers_arg(c, a.workers) < 0 ? -1 : fill_in(parts);
 }
 
-fan_backward *fan_pass_begin_args(const char *call, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
+fan_backward *fan_task_begin_args(const char *call, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
                                   bool capture, size_t *nwanted)
 {
-    pass_parts parts = {.by_hand = strcmp(call, "walk") == 0,
+    pass_parts parts = {.is_walk = strcmp(call, "walk") == 0,
                         .config = {.frontend = &fan_python_engine, .call = call, .capture = capture}};
     fan_backward *p = NULL;
     FAN_RAW fan_error err;
@@ -298,11 +298,11 @@ static int run_all(fan_backward *p)
     if (status == FAN_OK)
         status = fan_backward_join(p, &err);
     if (status != FAN_OK)
-        fan_pass_failed(p, status, &err);
+        fan_task_failed(p, status, &err);
     return status == FAN_OK ? 0 : -1;
 }
 
-static void end(fan_backward *p)
+static void task_end(fan_backward *p)
 {
     PyObject *live = fan_exception_take();
     fan_backward_end(p);
@@ -312,27 +312,27 @@ static void end(fan_backward *p)
 static PyObject *backward(PyObject *Py_UNUSED(m), PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     size_t nwanted;
-    fan_backward *p = fan_pass_begin_args("backward", args, nargs, kwnames, false, &nwanted);
+    fan_backward *p = fan_task_begin_args("backward", args, nargs, kwnames, false, &nwanted);
     int bad = p ? run_all(p) : -1;
-    end(p);
+    task_end(p);
     return bad ? NULL : Py_NewRef(Py_None);
 }
 
 static PyObject *grad(PyObject *Py_UNUSED(m), PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     size_t nwanted = 0;
-    fan_backward *p = fan_pass_begin_args("grad", args, nargs, kwnames, true, &nwanted);
+    fan_backward *p = fan_task_begin_args("grad", args, nargs, kwnames, true, &nwanted);
     PyObject *sums = p && run_all(p) == 0 ? PyList_New((Py_ssize_t)nwanted) : NULL;
     for (size_t i = 0; sums && i < nwanted; i++) {
         void *sum = fan_backward_result(p, i);
-        if (fan_native_show(&sum) < 0) {
+        if (fan_box(&sum) < 0) {
             fan_object_drop(sum);
             Py_CLEAR(sums);
         } else {
             PyList_SET_ITEM(sums, (Py_ssize_t)i, sum ? (PyObject *)sum : Py_NewRef(Py_None));
         }
     }
-    end(p);
+    task_end(p);
     return sums;
 }
 
@@ -342,44 +342,61 @@ FAN_TURN_FAST(grad, fan_seen_graph)
 PyMethodDef fan_engine_functions[] = {
     {"backward", (PyCFunction)(void (*)(void))backward_turn, METH_FASTCALL | METH_KEYWORDS,
      "backward($module, roots, inputs=None, *, keep_graph=None, create_graph=False, detect=None, schedule=None, "
-     "progress=None, one=None, workers=1)\n--\n\n"
-     "Go backward over the graph behind some nodes, and add what reaches leaves to their `.grad`.\n\n"
-     "roots: a sequence of (node, slot, gradient); without a gradient, or with None, it is one where the slot declares "
-     "a shape of one\n"
-     "element, or what `one(node, slot)` returns; a node alone is its slot 0. inputs: leaves: no others accumulate, "
-     "and nodes run only where they lead to "
-     "one.\n"
-     "keep_graph: nodes keep their functions, for another pass; None: as create_graph says. create_graph: the pass "
-     "records itself: sums\n"
-     "are made by the arrays' own `+`, and each `.grad` becomes a new object (rules A1, L6), so that functions whose "
-     "operations make\n"
-     "nodes give gradients that can be differentiated. detect: the first gradient with an inf or NaN ends the pass "
-     "(FloatingPointError),\n"
-     "with the node that made it; None: as `set_options(detect=)` says. schedule: `schedule(ready)` picks the next of "
-     "the nodes that\n"
-     "are ready; the bits are the same whatever it picks. progress: `progress(ran, known)` is told how many of all "
-     "nodes "
-     "and leaves have\n"
-     "run: 0 first, then more each time; what it raises ends the pass. workers: on up to so many threads nodes run at "
-     "once, the "
-     "caller's among them, with\n"
-     "the same bits for every number; it pays where functions let go of the interpreter's lock, as NumPy's do; "
-     "schedule and\n"
-     "create_graph are for one worker.\n\n"
-     "A node runs when all its gradients have come; of several, the one that was made last. An error ends the pass at "
-     "that node and\n"
-     "has a note that names it; each leaf then has its whole gradient, or none of it.\n\n"
-     "Raises TypeError and ValueError (roots, inputs, gradients), IndexError (a slot), RuntimeError (a graph that was "
-     "freed; passes\n"
-     "inside passes, 1,000 deep), and what nodes and hooks raise.\n\n"
+     "progress=None, one=None, workers=1)\n"
+     "--\n"
+     "\n"
+     "Run a pass backward over the graph of some nodes, and add the gradients of leaves to their `.grad`.\n"
+     "\n"
+     "A node runs when all its gradients have come; of several ready nodes, the newest runs first.\n"
+     "\n"
+     "Parameters\n"
+     "----------\n"
+     "roots : sequence of (node, slot, gradient)\n"
+     "    Where the pass begins. Without a gradient, or with None, it is one if the slot declares a shape of one\n"
+     "    element, or what `one` returns. A node alone means its slot 0.\n"
+     "inputs : sequence of leaves, optional\n"
+     "    Only these leaves accumulate, and only nodes that lead to one of them run.\n"
+     "keep_graph : bool, optional\n"
+     "    Nodes keep their functions, for another pass. Default: the value of `create_graph`.\n"
+     "create_graph : bool\n"
+     "    The pass records itself: sums use the arrays' own `+` and each `.grad` becomes a new object (rules A1,\n"
+     "    L6), so functions whose operations make nodes return gradients that can be differentiated again.\n"
+     "detect : bool, optional\n"
+     "    The first gradient with an inf or NaN ends the pass (FloatingPointError), with the node that made it.\n"
+     "    Default: `set_options(detect=)`.\n"
+     "schedule : callable, optional\n"
+     "    `schedule(ready)` returns one of the ready nodes, which runs next. Every choice gives the same bits.\n"
+     "progress : callable, optional\n"
+     "    `progress(ran, known)` is called with how many of all nodes and leaves have run: 0 first, then more each\n"
+     "    time. An exception in it ends the pass.\n"
+     "one : callable, optional\n"
+     "    `one(node, slot)` returns the gradient of a root that has none.\n"
+     "workers : int\n"
+     "    Threads that run nodes, the caller's included, with the same bits for every number. It pays where\n"
+     "    functions release the interpreter's lock, as NumPy's do. `schedule` and `create_graph` need one worker.\n"
+     "\n"
+     "Raises\n"
+     "------\n"
+     "TypeError, ValueError\n"
+     "    For roots, inputs or gradients that do not fit.\n"
+     "IndexError\n"
+     "    For a slot that does not exist.\n"
+     "RuntimeError\n"
+     "    If the graph was freed, or passes are nested 1,000 deep.\n"
+     "\n"
+     "Exceptions of nodes and hooks end the pass too, with a note that names the node; then each leaf has its whole\n"
+     "gradient, or none of it.\n"
+     "\n"
      ">>> w = fanin.Leaf(np.array([1.0, 2.0]), name=\"w\")\n"
      ">>> square = fanin.Node(lambda g: g * 2 * w.array, edges=[(w, 0)], name=\"square\")\n"
      ">>> total = fanin.Node(lambda g: g * np.ones(2), edges=[(square, 0)], slots=[fanin.Slot(())], name=\"total\")\n"
      ">>> fanin.backward([total])\n"
      ">>> w.grad\n"
-     "array([2., 4.])\n\n"
-     "On a device nodes and leaves are on the stream that was current where they were made; at the end the caller's "
-     "waits for it:\n\n"
+     "array([2., 4.])\n"
+     "\n"
+     "On a device nodes and leaves use the stream that was current where they were made; at the end the caller's\n"
+     "stream waits for it:\n"
+     "\n"
      ">>> with fanin.sim.Machine() as m:\n"
      "...     def double(g):\n"
      "...         made = m.empty(2)\n"
@@ -391,16 +408,25 @@ PyMethodDef fan_engine_functions[] = {
      "...         node = fanin.Node(double, edges=[(w, 0)])\n"
      "...     fanin.backward([(node, 0, m.array(np.ones(2)))])\n"
      "...     w.grad.numpy()\n"
-     "array([2., 2.])\n"},
+     "array([2., 2.])"},
     {"grad", (PyCFunction)(void (*)(void))grad_turn, METH_FASTCALL | METH_KEYWORDS,
-     "grad($module, roots, inputs, *, keep_graph=None, create_graph=False, detect=None, schedule=None, "
-     "progress=None, one=None, workers=1)\n--\n\n"
-     "The sums that reach `inputs`, as a list, None where nothing does; no leaf changes.\n\n"
-     "inputs: leaves, nodes (slot 0) and (node, slot). Their slots' hooks have seen the sums. The rest is as for "
-     "`backward`.\n\n"
+     "grad($module, roots, inputs, *, keep_graph=None, create_graph=False, detect=None, schedule=None, progress=None, "
+     "one=None, workers=1)\n"
+     "--\n"
+     "\n"
+     "Run a pass and return the gradients of `inputs` as a list; no leaf changes.\n"
+     "\n"
+     "Parameters\n"
+     "----------\n"
+     "inputs : sequence\n"
+     "    Leaves, nodes (their slot 0) and (node, slot). The result has None where no gradient comes. Hooks of the\n"
+     "    slots have run on the sums.\n"
+     "\n"
+     "The other parameters and the exceptions are those of `backward`.\n"
+     "\n"
      ">>> x = fanin.Leaf(np.array([1.0, 2.0]))\n"
      ">>> cube = fanin.Node(lambda g: g * 3 * x.array**2, edges=[(x, 0)])\n"
      ">>> fanin.grad([(cube, 0, np.ones(2))], [x])\n"
-     "[array([ 3., 12.])]\n"},
+     "[array([ 3., 12.])]"},
     {NULL, NULL, 0, NULL},
 };

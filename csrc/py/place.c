@@ -1,9 +1,9 @@
-/* place: where a node or a leaf is made: which streams are its (E4). */
+/* place: the streams of a new node or leaf (E4). */
 #include "py/engine_part.h"
 
-#include "device/cuda/cuda.h"
+#include "py/backends.h"
 
-/* What a call says of it. */
+/* The arguments. */
 typedef struct place_args {
     fan_stream *stream; /* held; NULL: not given */
     fan_device *device; /* held; NULL: not given */
@@ -15,15 +15,15 @@ static const fan_slot_specs *specs_of(const node_object *self)
     return self->more && self->more->slots.specs ? &self->more->slots : NULL;
 }
 
-/* current_for: the current stream of a device, as that of an example array's library knows it; a hold; NULL with an
+/* current_for: the current stream of a device, in the example array's library if it has one; a hold; NULL with an
  * exception. */
 static fan_stream *current_for(fan_device *d, PyObject *example)
 {
     fan_stream *s = NULL;
     fan_value v;
-    if (example && fan_cuda_of(d)) {
+    if (example && fan_is_shared(d)) {
         if (fan_import(example, false, true, &v) < 0 || fan_library_stream(&v, NULL, &s) < 0)
-            PyErr_Clear(); /* a Slot, or a library that tells none */
+            PyErr_Clear(); /* a Slot, or a library without streams */
         fan_value_release(&v);
     }
     if (!s && !(s = fan_stream_current(d)))
@@ -31,8 +31,8 @@ static fan_stream *current_for(fan_device *d, PyObject *example)
     return s;
 }
 
-/* own_by_slots: the current stream of the first device with streams that a slot declares, a hold in *own; *host: all
- * are declared, and on the CPU. */
+/* own_by_slots: *own: a hold on the current stream of the first device with streams that a slot declares; *host: all
+ * slots declare the CPU. */
 static int own_by_slots(const fan_slot_specs *specs, PyObject *slots, fan_stream **own, bool *host)
 {
     *host = specs != NULL;
@@ -51,7 +51,7 @@ static int own_by_slots(const fan_slot_specs *specs, PyObject *slots, fan_stream
     return 0;
 }
 
-/* check_slots: that a stream which was given is of a device where a slot may be. */
+/* check_slots: stream= must be of the device of a slot. */
 static int check_slots(const fan_slot_specs *specs, const fan_stream *own)
 {
     char one[32], two[32];
@@ -62,7 +62,7 @@ static int check_slots(const fan_slot_specs *specs, const fan_stream *own)
         return 0;
     const fan_device *d = specs->specs[0].device;
     bool machine = d->backend == own->device->backend && d->self != own->device->self;
-    return fan_refuse(PyExc_ValueError, "stream: expected one of %s, where slot 0 is, got stream %llu of %s%s",
+    return fan_refuse(PyExc_ValueError, "stream: expected one of %s, the device of slot 0, got stream %llu of %s%s",
                       fan_device_text(d, one, sizeof one), (unsigned long long)own->handle,
                       fan_device_text(own->device, two, sizeof two), machine ? " of another machine" : "");
 }
@@ -71,7 +71,7 @@ static int own_of(node_object *self, place_args *a, PyObject *slots)
 {
     char one[32], two[32];
     if (a->stream && a->device && a->device != a->stream->device)
-        return fan_refuse(PyExc_ValueError, "stream: expected one of %s, its device, got stream %llu of %s",
+        return fan_refuse(PyExc_ValueError, "stream: expected one of device=, %s, got stream %llu of %s",
                           fan_device_text(a->device, one, sizeof one), (unsigned long long)a->stream->handle,
                           fan_device_text(a->stream->device, two, sizeof two));
     if (!a->stream && a->device && a->device->backend->has_streams && !(a->stream = current_for(a->device, NULL)))
@@ -101,8 +101,8 @@ static int place_in(node_object *self, place_args *a, PyObject *slots)
     return status == FAN_OK ? 0 : -1;
 }
 
-/* said_of: an exception begins with what it is about: "Mul: stream: ..". */
-static int said_of(const char *name, const char *what)
+/* raise_about: prefixes the exception with the node and the argument: "Mul: stream: ..". */
+static int raise_about(const char *name, const char *what)
 {
     PyObject *e = fan_exception_take(), *type = (PyObject *)Py_TYPE(e);
     PyErr_Format(type, "%s: %s: %S", name, what, e);
@@ -113,27 +113,27 @@ static int said_of(const char *name, const char *what)
 int fan_node_place(node_object *self, PyObject *stream, PyObject *device, PyObject *slots)
 {
     char name[128];
-    fan_where w = {.slot = -1, .key = -1};
+    fan_error_context w = {.slot = -1, .key = -1};
     place_args a = {0};
     int bad;
     if (!(stream && stream != Py_None) && !(device && device != Py_None) && !specs_of(self)) {
-        FAN_RAW fan_error err; /* as mostly */
+        FAN_RAW fan_error err; /* the usual case */
         fan_error_clear(&err);
         fan_status status = fan_stream_set_now(&self->node.streams, &err);
         if (status != FAN_OK)
             fan_raise(status, &err);
         return status == FAN_OK ? 0 : -1;
     }
-    w.buffer = fan_node_said(&self->node, name, sizeof name);
+    w.buffer = fan_node_name(&self->node, name, sizeof name);
     if (fan_stream_arg(stream, &a.stream) < 0)
-        return said_of(name, "stream");
+        return raise_about(name, "stream");
     if (fan_device_arg(device, &a.device) < 0) {
         fan_stream_drop(a.stream);
-        return said_of(name, "device");
+        return raise_about(name, "device");
     }
-    fan_where_push(&w);
+    fan_error_context_push(&w);
     bad = place_in(self, &a, slots);
-    fan_where_pop(&w);
+    fan_error_context_pop(&w);
     fan_stream_drop(a.stream);
     fan_device_drop(a.device);
     fan_stream_set_drop(a.now);

@@ -183,19 +183,19 @@ fan_status fan_check_signals(fan_error *err);
  * meanwhile. */
 PyObject *fan_exception_take(void);
 void fan_exception_put(PyObject *e);
-/* fan_where: for whom something is imported, for messages: "grads: slot 2 (w1), key 3: ". Pushed and popped on one
- * thread. */
-typedef struct fan_where {
+/* fan_error_context: for whom something is imported, for messages: "grads: slot 2 (w1), key 3: ". Pushed and popped on
+ * one thread. */
+typedef struct fan_error_context {
     const char *buffer;
     PyObject *slot_name; /* a str, or NULL; borrowed */
     Py_ssize_t slot;     /* -1: none */
     int64_t key;         /* -1: none */
     fan_stream *stream;  /* on which the caller said that it is ready; NULL: none was said; borrowed */
-    struct fan_where *outer;
-} fan_where;
-void fan_where_push(fan_where *w);
-void fan_where_pop(fan_where *w);
-fan_stream *fan_where_stream(void); /* of the innermost; borrowed */
+    struct fan_error_context *outer;
+} fan_error_context;
+void fan_error_context_push(fan_error_context *w);
+void fan_error_context_pop(fan_error_context *w);
+fan_stream *fan_error_context_stream(void); /* of the innermost; borrowed */
 /* fan_type_text: "an int", "a list", "None": what messages call an object that is of no use; returns buf.
  * FAN_TYPE_TEXT: the same, in memory of the block around. */
 const char *fan_type_text(const PyObject *o, char *buf, size_t size);
@@ -327,7 +327,7 @@ int fan_stream_arg(PyObject *o, fan_stream **out);
 PyObject *fan_stream_wrap(fan_stream *s); /* new reference; takes a hold of its own */
 PyObject *fan_event_wrap(fan_event *e);
 fan_event *fan_event_arg(PyObject *o); /* borrowed; NULL without exception if o is no Event */
-/* devices.c. fan_device_arg: "cpu", "sim:0" (innermost machine entered on this thread); None: NULL. A hold in *out. */
+/* backends.c. fan_device_arg: "cpu", "sim:0" (innermost machine entered on this thread); None: NULL. A hold in *out. */
 int fan_device_arg(PyObject *o, fan_device **out);
 
 /* handles.c: fanin's own array on a device. */
@@ -360,7 +360,7 @@ void fan_call_site_forget(fan_state *st); /* before the state goes */
 extern PyType_Spec fan_buffer_spec, fan_stream_spec, fan_event_spec, fan_array_spec, fan_machine_spec, fan_graph_spec,
     fan_trace_spec, fan_exporter_spec, fan_target_spec, fan_verdict_spec, fan_overlaps_spec, fan_layout_spec,
     fan_snapshot_spec, fan_recording_spec, fan_graph_tree_spec, fan_graph_function_spec, fan_graph_step_spec,
-    fan_function_spec, fan_node_spec, fan_leaf_spec, fan_edges_spec, fan_hook_spec, fan_by_hand_spec;
+    fan_function_spec, fan_node_spec, fan_leaf_spec, fan_edges_spec, fan_hook_spec, fan_backward_walk_spec;
 /* Functions of the module, one table per file, joined in module.c. */
 /* fan_budget_arg: a number of bytes, math.inf for no bound. -1 with an exception. fan_buffer_budget_arg: or "auto". */
 int fan_budget_arg(PyObject *o, uint64_t *out);
@@ -370,7 +370,10 @@ PyObject *fan_counters_wrap(const fan_counters *n); /* a fanin.Counters */
 PyObject *fan_process_counters(void);               /* a fanin.options.ProcessCounters */
 extern PyMethodDef fan_buffer_functions[], fan_collector_functions[], fan_stream_functions[], fan_machine_functions[],
     fan_option_functions[], fan_exchange_functions[], fan_overlap_functions[], fan_address_functions[],
-    fan_cuda_functions[], fan_engine_functions[], fan_by_hand_functions[], fan_cpu_kernel_functions[];
+    fan_cuda_functions[], fan_backend_functions[], fan_engine_functions[], fan_backward_walk_functions[],
+    fan_cpu_kernel_functions[];
+/* fan_cuda_compile_in_python: kernels that a device lacks are compiled by fanin._kernels from now on. */
+void fan_cuda_compile_in_python(void);
 #ifdef FAN_TEST
 extern PyMethodDef fan_test_functions[];
 #endif

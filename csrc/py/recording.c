@@ -1,9 +1,9 @@
-/* recording: fanin._core.Recording, what the CPU did, to be done again (device/cpu/recording.h), with kernels of
- * Python's.
+/* recording: fanin._core.Recording: work of the CPU, recorded for replays (device/cpu/recording.h), with kernels that
+ * are Python callables.
  *
  * A kernel is a callable with its arguments: views of its own over the same memory, made once. A replay calls it with
- * the same objects, and it keeps none of them (cpu_kernel.h). Other views of the recording's blocks hold the blocks,
- * not the recording: they show what the last replay left there, and never memory that is gone.
+ * the same objects, and it must not keep them (cpu_kernel.h). Other views of the recording's blocks hold the blocks,
+ * not the recording: they show the result of the last replay, and never freed memory.
  */
 #include "py/cpu_kernel.h"
 
@@ -12,28 +12,28 @@
 #include "base/fault.h"
 #include "base/mem.h"
 
-/* Bytes of an operand, and the first kernel that writes there. */
+/* The bytes of an operand, and the first kernel that writes into them. */
 typedef struct written {
     const char *lo;
     size_t bytes;
     const char *by;
 } written;
 
-/* The arrays of a call: a replay takes the same number of the same layouts. */
+/* The arrays of a call: a replay needs the same number with the same layouts. */
 enum { COPIED, STATIC, GRADS, LISTS };
 
 typedef struct recording_object {
     PyObject_HEAD fan_recording *r; /* NULL once it was cleared */
-    PyObject *calls;                /* a list of calls (FAN_CALL_ARGS), which the kernels run; holds them */
+    PyObject *calls;                /* a list of the kernels' calls (FAN_CALL_ARGS); holds them */
     PyObject *blocks;               /* a capsule: the base of the kernels' views */
-    PyObject *operands;             /* a list of (array, whether it could be written) */
+    PyObject *operands;             /* a list of (array, whether it was writable) */
     PyObject *bound[LISTS];         /* tuples of views, or None (bind) */
     written *writes;                /* into operands */
     size_t write_count, write_cap;
-    bool busy; /* it is being replayed */
+    bool busy; /* a replay is running */
 } recording_object;
 
-static recording_object *of(PyObject *o) { return (recording_object *)o; }
+static recording_object *recording_cast(PyObject *o) { return (recording_object *)o; }
 
 /* ---- memory ---- */
 
@@ -41,8 +41,8 @@ static void drop_blocks(PyObject *capsule) { fan_blocks_drop(PyCapsule_GetPointe
 
 static void drop_storage(PyObject *capsule) { fan_storage_drop(PyCapsule_GetPointer(capsule, "fanin.storage")); }
 
-/* over: an ndarray like `a` over the same memory. Takes `base`, errors too. */
-static PyObject *over(PyArrayObject *a, PyObject *base, bool writes)
+/* view_over: an ndarray like `a` over the same memory. Takes `base`, also on failure. */
+static PyObject *view_over(PyArrayObject *a, PyObject *base, bool writes)
 {
     PyArray_Descr *d = (PyArray_Descr *)Py_NewRef((PyObject *)PyArray_DESCR(a));
     PyObject *made = PyArray_NewFromDescr(&PyArray_Type, d, PyArray_NDIM(a), PyArray_DIMS(a), PyArray_STRIDES(a),
@@ -54,7 +54,7 @@ static PyObject *over(PyArrayObject *a, PyObject *base, bool writes)
     return made;
 }
 
-/* was_writeable: whether an array lies in an operand that could be written before it was locked. */
+/* was_writeable: whether an array lies in an operand that was writable before it was locked. */
 static bool was_writeable(const recording_object *self, const char *lo, size_t bytes)
 {
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(self->operands); i++) {
@@ -69,7 +69,7 @@ static bool was_writeable(const recording_object *self, const char *lo, size_t b
     return false;
 }
 
-/* repeats: whether elements of an array share memory along an axis, as those of a broadcast one do. */
+/* repeats: whether the array has a stride of 0, as broadcast ones do. */
 static bool repeats(PyArrayObject *a)
 {
     for (int i = 0; i < PyArray_NDIM(a); i++)
@@ -78,18 +78,18 @@ static bool repeats(PyArrayObject *a)
     return false;
 }
 
-/* view_of: a view of its own for a kernel; one that writes may write what only NumPy may not (lock). New reference. */
+/* view_of: a view for a kernel; if it writes, it may write into locked operands. New reference. */
 static PyObject *view_of(recording_object *self, PyArrayObject *a, bool writes)
 {
     const char *lo;
     size_t bytes;
     fan_ndarray_extent((PyObject *)a, &lo, &bytes);
-    bool ours = !bytes || fan_blocks_have(fan_recording_blocks(self->r), lo, bytes); /* nothing is whoever's */
+    bool ours = !bytes || fan_blocks_have(fan_recording_blocks(self->r), lo, bytes);
     bool unlocked = writes && (ours || was_writeable(self, lo, bytes));
-    return over(a, Py_NewRef(ours ? self->blocks : (PyObject *)a), PyArray_ISWRITEABLE(a) || unlocked);
+    return view_over(a, Py_NewRef(ours ? self->blocks : (PyObject *)a), PyArray_ISWRITEABLE(a) || unlocked);
 }
 
-static PyObject *locked; /* of all threads: array -> how many recordings have it locked, by addresses */
+static PyObject *locked; /* of all threads: address of an array -> number of recordings that lock it */
 
 static long locks_of(PyObject *at)
 {
@@ -97,7 +97,7 @@ static long locks_of(PyObject *at)
     return n ? PyLong_AsLong(n) : 0;
 }
 
-/* lock_one: by 1, or by -1: the last who unlocks it does. What cannot be counted is left as it is. */
+/* lock_one: adds `by`, 1 or -1; the array is writable again after the last -1. Without memory nothing changes. */
 static void lock_one(PyArrayObject *a, long by)
 {
     PyObject *at = PyLong_FromVoidPtr(a), *n = PyLong_FromLong(locks_of(at) + by);
@@ -115,7 +115,7 @@ static void lock_one(PyArrayObject *a, long by)
     Py_XDECREF(n);
 }
 
-/* lock: while it records, NumPy alone may not write into operands: a replay would not. */
+/* lock: while it records, NumPy cannot write into operands outside of kernels, because a replay would not. */
 static void lock(const recording_object *self, bool locks)
 {
     PyObject *type, *value, *traceback;
@@ -128,7 +128,7 @@ static void lock(const recording_object *self, bool locks)
     PyErr_Restore(type, value, traceback);
 }
 
-/* may_write: whether an array can be written, or could before it was locked. */
+/* may_write: whether an array is writable, or was before it was locked. */
 static bool may_write(PyArrayObject *a)
 {
     PyObject *at = PyArray_ISWRITEABLE(a) ? NULL : PyLong_FromVoidPtr(a);
@@ -141,7 +141,7 @@ static int check_recording(const recording_object *self, const char *call)
 {
     if (self->r && fan_recording_here() == self->r)
         return 0;
-    PyErr_Format(PyExc_RuntimeError, "Recording.%s: this thread does not record it: call begin first", call);
+    PyErr_Format(PyExc_RuntimeError, "Recording.%s: this thread is not recording: call begin() first", call);
     return -1;
 }
 
@@ -150,7 +150,7 @@ static PyObject *recording_empty(PyObject *o, PyObject *args)
     PyObject *like, *made = NULL, *base;
     const char *lo;
     size_t bytes;
-    if (!PyArg_ParseTuple(args, "O!:empty", &PyArray_Type, &like) || check_recording(of(o), "empty") < 0)
+    if (!PyArg_ParseTuple(args, "O!:empty", &PyArray_Type, &like) || check_recording(recording_cast(o), "empty") < 0)
         return NULL;
     PyArrayObject *a = (PyArrayObject *)like;
     if (PyDataType_REFCHK(PyArray_DESCR(a)))
@@ -174,7 +174,7 @@ static PyObject *recording_empty(PyObject *o, PyObject *args)
 
 static PyObject *recording_operand(PyObject *o, PyObject *array)
 {
-    recording_object *self = of(o);
+    recording_object *self = recording_cast(o);
     const char *lo;
     size_t bytes;
     fan_error err = {0};
@@ -195,10 +195,10 @@ static PyObject *recording_knows(PyObject *o, PyObject *array)
 {
     const char *lo;
     size_t bytes;
-    if (!of(o)->r || !PyArray_Check(array))
+    if (!recording_cast(o)->r || !PyArray_Check(array))
         Py_RETURN_FALSE;
     fan_ndarray_extent(array, &lo, &bytes);
-    return PyBool_FromLong(fan_recording_knows(of(o)->r, lo, bytes));
+    return PyBool_FromLong(fan_recording_knows(recording_cast(o)->r, lo, bytes));
 }
 
 /* ---- kernels ---- */
@@ -207,7 +207,7 @@ static _Thread_local PyObject *running;
 
 PyObject *fan_kernel_running(void) { return running; }
 
-/* kernel_run: a call, during which .grad cannot be used: it is the recording's or the caller's (leaf.c). */
+/* kernel_run: runs a call, inside which .grad is an error (leaf.c, check_kernel). */
 static fan_status kernel_run(void *call, fan_error *err)
 {
     PyObject *before = running;
@@ -217,7 +217,7 @@ static fan_status kernel_run(void *call, fan_error *err)
     return status;
 }
 
-/* argument: of a kernel: a view of its own, or a number. */
+/* argument: converts an argument of a kernel: a view, or a number. */
 static PyObject *argument(void *ctx, PyObject *name, PyObject *x, bool write, Py_ssize_t i)
 {
     if (PyArray_CheckExact(x))
@@ -230,14 +230,14 @@ static PyObject *argument(void *ctx, PyObject *name, PyObject *x, bool write, Py
 
 static PyObject *recording_launch(PyObject *o, PyObject *args)
 {
-    recording_object *self = of(o);
+    recording_object *self = recording_cast(o);
     PyObject *fn, *name, *lists[2], *call;
     fan_error err = {0};
     if (!PyArg_ParseTuple(args, "OUO!O!:launch", &fn, &name, &PyTuple_Type, &lists[0], &PyTuple_Type, &lists[1]) ||
         check_recording(self, "launch") < 0 || !(call = fan_call_new(fn, name, lists, argument, self)))
         return NULL;
     int bad = PyList_Append(self->calls, call);
-    Py_DECREF(call); /* the list has it */
+    Py_DECREF(call); /* the list holds it */
     if (bad < 0)
         return NULL;
     fan_cpu_call how = {.run = kernel_run, .ctx = call};
@@ -254,27 +254,27 @@ static PyObject *recording_launch(PyObject *o, PyObject *args)
 static PyObject *recording_begin(PyObject *o, PyObject *Py_UNUSED(none))
 {
     fan_error err = {0};
-    if (!of(o)->r || of(o)->busy || fan_recording_kernels(of(o)->r))
-        return PyErr_Format(PyExc_RuntimeError, "Recording.begin: it was recorded already: make another one");
-    fan_status status = fan_recording_begin(of(o)->r, &err);
+    if (!recording_cast(o)->r || recording_cast(o)->busy || fan_recording_kernels(recording_cast(o)->r))
+        return PyErr_Format(PyExc_RuntimeError, "Recording.begin: it is already recorded: make another one");
+    fan_status status = fan_recording_begin(recording_cast(o)->r, &err);
     if (status == FAN_OK)
-        lock(of(o), true);
+        lock(recording_cast(o), true);
     return status == FAN_OK ? Py_NewRef(Py_None) : fan_raise(status, &err);
 }
 
 static PyObject *recording_end(PyObject *o, PyObject *Py_UNUSED(none))
 {
     fan_error err = {0};
-    if (check_recording(of(o), "end") < 0)
+    if (check_recording(recording_cast(o), "end") < 0)
         return NULL;
-    fan_status status = fan_recording_end(of(o)->r, &err);
-    lock(of(o), false);
+    fan_status status = fan_recording_end(recording_cast(o)->r, &err);
+    lock(recording_cast(o), false);
     return status == FAN_OK ? Py_NewRef(Py_None) : fan_raise(status, &err);
 }
 
 /* ---- calls ---- */
 
-/* find_write: an access of a kernel, for the extent of an array. */
+/* find_write: finds the first kernel that writes into w's bytes. */
 static bool find_write(void *ctx, const char *name, const void *data, size_t bytes, bool write)
 {
     written *w = ctx;
@@ -287,17 +287,17 @@ static PyObject *recording_writes(PyObject *o, PyObject *array)
 {
     const char *lo;
     size_t bytes;
-    if (!of(o)->r || !PyArray_Check(array))
+    if (!recording_cast(o)->r || !PyArray_Check(array))
         Py_RETURN_NONE;
     fan_ndarray_extent(array, &lo, &bytes);
     written w = {lo, bytes, NULL};
-    fan_cpu_recorder.accesses(of(o)->r, find_write, &w);
+    fan_cpu_recorder.accesses(recording_cast(o)->r, find_write, &w);
     return w.by ? PyUnicode_FromString(w.by) : Py_NewRef(Py_None);
 }
 
 static PyObject *recording_bind(PyObject *o, PyObject *args)
 {
-    recording_object *self = of(o);
+    recording_object *self = recording_cast(o);
     PyObject *lists[LISTS];
     if (!PyArg_ParseTuple(args, "O!O!O!:bind", &PyTuple_Type, &lists[COPIED], &PyTuple_Type, &lists[STATIC],
                           &PyTuple_Type, &lists[GRADS]))
@@ -316,8 +316,9 @@ static PyObject *recording_bind(PyObject *o, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* like: whether an array of a call is laid out as a view of the recording, and lies there unless it is copied. */
-static bool like(const recording_object *self, PyObject *x, PyObject *view, int list)
+/* view_matches: whether a call's array has the layout of a view of the recording and, unless it is copied, its address.
+ */
+static bool view_matches(const recording_object *self, PyObject *x, PyObject *view, int list)
 {
     if (view == Py_None || !PyArray_CheckExact(x))
         return x == view;
@@ -333,7 +334,7 @@ static bool like(const recording_object *self, PyObject *x, PyObject *view, int 
 
 static PyObject *recording_fits(PyObject *o, PyObject *args)
 {
-    recording_object *self = of(o);
+    recording_object *self = recording_cast(o);
     if (!self->bound[COPIED] || !PyTuple_Check(args) || PyTuple_GET_SIZE(args) != LISTS)
         Py_RETURN_FALSE;
     for (int i = 0; i < LISTS; i++) {
@@ -341,7 +342,7 @@ static PyObject *recording_fits(PyObject *o, PyObject *args)
         if (!PyTuple_Check(list) || PyTuple_GET_SIZE(list) != PyTuple_GET_SIZE(self->bound[i]))
             Py_RETURN_FALSE;
         for (Py_ssize_t j = 0; j < PyTuple_GET_SIZE(list); j++)
-            if (!like(self, PyTuple_GET_ITEM(list, j), PyTuple_GET_ITEM(self->bound[i], j), i) &&
+            if (!view_matches(self, PyTuple_GET_ITEM(list, j), PyTuple_GET_ITEM(self->bound[i], j), i) &&
                 !FAN_FAULT(FITS_ANYTHING))
                 Py_RETURN_FALSE;
     }
@@ -355,8 +356,8 @@ static fan_region region_of(PyArrayObject *a)
                         (const int64_t *)PyArray_STRIDES(a), PyArray_NDIM(a)};
 }
 
-/* share: whether two arrays share a byte, or might: what cannot be counted quickly does. */
-static bool share(PyArrayObject *a, PyArrayObject *b)
+/* may_share: whether two arrays share a byte; true if that cannot be decided quickly. */
+static bool may_share(PyArrayObject *a, PyArrayObject *b)
 {
     fan_region one = region_of(a), two = region_of(b);
     fan_verdict v = FAN_OVERLAP_HARD;
@@ -364,9 +365,8 @@ static bool share(PyArrayObject *a, PyArrayObject *b)
     return fan_overlap(&one, &two, 0, NULL, NULL, &v, &err) != FAN_OK || v != FAN_OVERLAP_DISJOINT;
 }
 
-/* check_disjoint: no argument lies in what the call writes, which the step as it is would read there, and a copy does
- * not show. NULL, or (index of the argument, name of the kernel, or index of the gradient); NULL with an exception too.
- */
+/* check_disjoint: a copied argument must not overlap memory that the call writes: the copy would miss those writes.
+ * NULL, or (index of the argument, name of the kernel or index of the gradient); also NULL with an exception. */
 static PyObject *check_disjoint(const recording_object *self, PyObject *copied, PyObject *grads)
 {
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(copied); i++) {
@@ -378,14 +378,14 @@ static PyObject *check_disjoint(const recording_object *self, PyObject *copied, 
             if (fan_flats_meet(lo, bytes, self->writes[j].lo, self->writes[j].bytes))
                 return Py_BuildValue("(ns)", i, self->writes[j].by);
         for (Py_ssize_t j = 0; j < PyTuple_GET_SIZE(grads); j++)
-            if (PyTuple_GET_ITEM(grads, j) != Py_None && share(x, (PyArrayObject *)PyTuple_GET_ITEM(grads, j)))
+            if (PyTuple_GET_ITEM(grads, j) != Py_None && may_share(x, (PyArrayObject *)PyTuple_GET_ITEM(grads, j)))
                 return Py_BuildValue("(nn)", i, j);
     }
     return NULL;
 }
 
-/* stage: copies arrays into the recording's own memory: 0, or -1 with an exception. */
-static int stage(const recording_object *self, int list, PyObject *arrays)
+/* stage_operand: copies arrays into the recording's memory: 0, or -1 with an exception. */
+static int stage_operand(const recording_object *self, int list, PyObject *arrays)
 {
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(arrays); i++) {
         PyObject *x = PyTuple_GET_ITEM(arrays, i), *view = PyTuple_GET_ITEM(self->bound[list], i);
@@ -398,20 +398,20 @@ static int stage(const recording_object *self, int list, PyObject *arrays)
 
 static PyObject *recording_replay(PyObject *o, PyObject *args)
 {
-    recording_object *self = of(o);
+    recording_object *self = recording_cast(o);
     PyObject *copied = NULL, *grads = NULL, *found;
     fan_error err;
     if (!PyArg_ParseTuple(args, "|O!O!:replay", &PyTuple_Type, &copied, &PyTuple_Type, &grads))
         return NULL;
     if (!self->r || self->busy || fan_recording_here())
         return PyErr_Format(PyExc_RuntimeError, "Recording.replay: %s",
-                            self->busy ? "it is being replayed" : "this thread records");
+                            self->busy ? "a replay is running" : "this thread is recording");
     if (grads) {
         if ((found = check_disjoint(self, copied, grads)) || PyErr_Occurred())
             return found;
         if (fan_get_debug())
             fan_blocks_poison(fan_recording_blocks(self->r), false);
-        if (stage(self, COPIED, copied) < 0 || stage(self, GRADS, grads) < 0)
+        if (stage_operand(self, COPIED, copied) < 0 || stage_operand(self, GRADS, grads) < 0)
             return NULL;
     }
     fan_error_clear(&err);
@@ -428,15 +428,15 @@ static PyObject *recording_overlaps(PyObject *o, PyObject *args)
     PyObject *copied, *grads, *found;
     if (!PyArg_ParseTuple(args, "O!O!:overlaps", &PyTuple_Type, &copied, &PyTuple_Type, &grads))
         return NULL;
-    found = check_disjoint(of(o), copied, grads);
+    found = check_disjoint(recording_cast(o), copied, grads);
     return found || PyErr_Occurred() ? found : Py_NewRef(Py_None);
 }
 
 static PyObject *recording_view(PyObject *o, PyObject *array)
 {
-    if (!of(o)->r || !PyArray_CheckExact(array))
+    if (!recording_cast(o)->r || !PyArray_CheckExact(array))
         return PyErr_Format(PyExc_TypeError, "Recording.view: expected an ndarray");
-    return view_of(of(o), (PyArrayObject *)array, true);
+    return view_of(recording_cast(o), (PyArrayObject *)array, true);
 }
 
 /* ---- life ---- */
@@ -451,7 +451,7 @@ static PyObject *recording_new(PyTypeObject *type, PyObject *args, PyObject *kwa
     self->r = fan_recording_new();
     self->calls = PyList_New(0);
     self->operands = PyList_New(0);
-    if (!self->r || fan_recording_operand(self->r, NULL, 0, NULL) != FAN_OK) { /* from now on it asks */
+    if (!self->r || fan_recording_operand(self->r, NULL, 0, NULL) != FAN_OK) { /* turns on access checks */
         PyErr_NoMemory();
         Py_DECREF(self);
         return NULL;
@@ -469,7 +469,7 @@ static PyObject *recording_new(PyTypeObject *type, PyObject *args, PyObject *kwa
 
 static int recording_clear(PyObject *o)
 {
-    recording_object *self = of(o);
+    recording_object *self = recording_cast(o);
     if (self->r && !self->busy) {
         if (fan_recording_here() == self->r) {
             (void)fan_recording_end(self->r, NULL);
@@ -491,8 +491,8 @@ static void recording_dealloc(PyObject *o)
     PyTypeObject *type = Py_TYPE(o);
     PyObject_GC_UnTrack(o);
     (void)recording_clear(o);
-    Py_XDECREF(of(o)->calls);
-    fan_free(of(o)->writes);
+    Py_XDECREF(recording_cast(o)->calls);
+    fan_free(recording_cast(o)->writes);
     type->tp_free(o);
     Py_DECREF(type);
 }
@@ -500,71 +500,72 @@ static void recording_dealloc(PyObject *o)
 static int recording_traverse(PyObject *o, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(o));
-    Py_VISIT(of(o)->calls);
-    Py_VISIT(of(o)->operands);
+    Py_VISIT(recording_cast(o)->calls);
+    Py_VISIT(recording_cast(o)->operands);
     for (int i = 0; i < LISTS; i++)
-        Py_VISIT(of(o)->bound[i]);
+        Py_VISIT(recording_cast(o)->bound[i]);
     return 0;
 }
 
 static PyObject *get_kernels(PyObject *o, void *Py_UNUSED(closure))
 {
-    return PyLong_FromSize_t(of(o)->r ? fan_recording_kernels(of(o)->r) : 0);
+    return PyLong_FromSize_t(recording_cast(o)->r ? fan_recording_kernels(recording_cast(o)->r) : 0);
 }
 
 static PyObject *get_bytes(PyObject *o, void *Py_UNUSED(closure))
 {
-    return PyLong_FromUnsignedLongLong(of(o)->r ? fan_blocks_bytes(fan_recording_blocks(of(o)->r)) : 0);
+    return PyLong_FromUnsignedLongLong(
+        recording_cast(o)->r ? fan_blocks_bytes(fan_recording_blocks(recording_cast(o)->r)) : 0);
 }
 
 static PyObject *get_live(PyObject *o, void *Py_UNUSED(closure))
 {
-    return PyLong_FromSize_t(of(o)->r ? fan_blocks_live(fan_recording_blocks(of(o)->r)) : 0);
+    return PyLong_FromSize_t(recording_cast(o)->r ? fan_blocks_live(fan_recording_blocks(recording_cast(o)->r)) : 0);
 }
 
 static PyMethodDef methods[] = {
     {"begin", recording_begin, METH_NOARGS,
-     "begin($self, /)\n--\n\nThis thread records; until `end`, only kernels may write into operands."},
+     "begin($self, /)\n--\n\nBegin to record on this thread; until `end`, only kernels may write into operands."},
     {"end", recording_end, METH_NOARGS,
-     "end($self, /)\n--\n\nIt does no more. CaptureError where something could not be recorded."},
+     "end($self, /)\n--\n\nEnd the recording. Raises CaptureError if something could not be recorded."},
     {"empty", recording_empty, METH_VARARGS,
-     "empty($self, like, /)\n--\n\nMemory of the recording, of the dtype, shape and strides of another array."},
+     "empty($self, like, /)\n--\n\nA new array in the recording's memory, with the dtype, shape and strides of "
+     "`like`."},
     {"operand", recording_operand, METH_O,
-     "operand($self, array, /)\n--\n\nKernels may read and write this array, which is held."},
-    {"knows", recording_knows, METH_O, "knows($self, array, /)\n--\n\nWhether a kernel may touch it."},
+     "operand($self, array, /)\n--\n\nDeclare an array that kernels may read and write; the recording holds it."},
+    {"knows", recording_knows, METH_O, "knows($self, array, /)\n--\n\nWhether a kernel may use it."},
     {"launch", recording_launch, METH_VARARGS,
-     "launch($self, fn, name, reads, writes, /)\n--\n\nDoes fn(*reads, *writes), now and in each replay."},
+     "launch($self, fn, name, reads, writes, /)\n--\n\nCall fn(*reads, *writes), now and in each replay."},
     {"bind", recording_bind, METH_VARARGS,
-     "bind($self, copied, static, grads, /)\n--\n\nThe arrays of its call, as tuples of views; None among grads: "
+     "bind($self, copied, static, grads, /)\n--\n\nSet the arrays of its call, as tuples of views; None among grads: "
      "there was none."},
     {"fits", recording_fits, METH_VARARGS,
      "fits($self, copied, static, grads, /)\n--\n\nWhether the arrays of a call have the dtypes, shapes and strides "
-     "of those that were bound, and lie there where they are not copied."},
+     "of the bound ones and, unless they are copied, their addresses."},
     {"overlaps", recording_overlaps, METH_VARARGS,
      "overlaps($self, copied, grads, /)\n--\n\nNone, or (index, name of a kernel that writes into that argument's "
      "memory, or index of a gradient that shares it)."},
     {"replay", recording_replay, METH_VARARGS,
-     "replay($self, copied=(), grads=(), /)\n--\n\nAll that was recorded once more, in the same order, on arrays "
-     "that fit, which are copied in. What `overlaps` returns, if they are not: then nothing is done. With debug=True "
-     "its "
-     "memory is filled with bytes before that make NaNs of floats."},
+     "replay($self, copied=(), grads=(), /)\n--\n\nRun all kernels again, in the same order, on arrays that fit, which "
+     "are copied in. Returns what `overlaps` returns; if that is not None, nothing was run. With debug=True its memory "
+     "is "
+     "first filled with bytes that are NaN as floats."},
     {"writes", recording_writes, METH_O,
-     "writes($self, array, /)\n--\n\nThe name of the first kernel that writes into an array; None: none does."},
+     "writes($self, array, /)\n--\n\nThe name of the first kernel that writes into an array, or None."},
     {"view", recording_view, METH_O,
-     "view($self, array, /)\n--\n\nThe array once more, without a hold that keeps its memory from others."},
+     "view($self, array, /)\n--\n\nAnother view of the array, which does not keep its memory from being reused."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyGetSetDef getset[] = {
-    {"kernels", get_kernels, NULL, "How many kernels it is made of.", NULL},
+    {"kernels", get_kernels, NULL, "The number of its kernels.", NULL},
     {"bytes", get_bytes, NULL, "Bytes of its memory.", NULL},
-    {"live", get_live, NULL, "How many arrays lie in its memory that somebody holds.", NULL},
+    {"live", get_live, NULL, "The number of arrays in its memory that have references.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
 static PyType_Slot slots[] = {
-    {Py_tp_doc,
-     "Recording()\n--\n\nWhat the CPU did on this thread from `begin` to `end`, to be done again by `replay`."},
+    {Py_tp_doc, "Recording()\n--\n\nThe work of the CPU on this thread from `begin` to `end`, which `replay` repeats."},
     {Py_tp_new, recording_new},
     {Py_tp_dealloc, recording_dealloc},
     {Py_tp_traverse, recording_traverse},

@@ -1,8 +1,5 @@
-/* region: see region.h.
- *
- *   ndarray, torch tensor (by torch's exchange table), fanin's device array, whatever has a buffer     here, without a
- * call of Python's everything else fanin._interop.sharing.memory_of
- */
+/* region: see region.h. ndarrays, torch tensors (by torch's exchange table), fanin's device arrays and objects with a
+ * buffer are read here, without calling Python; for everything else fanin._interop.sharing.memory_of is called. */
 #include "py/region.h"
 
 #include "base/mem.h"
@@ -10,9 +7,9 @@
 
 #include <stdio.h>
 
-/* An item's device: 0 is the host, an address one of fanin's devices, and with this bit DLPack's type and number. */
+/* An item's device: 0: the host; an address: one of fanin's devices; with this bit: DLPack's type and number. */
 #define DL_DEVICE (UINT64_C(1) << 63)
-/* An item's dtype: the address of an ndarray's, or with this bit DLPack's, or a hash of a buffer's format. */
+/* An item's dtype: the address of an ndarray's dtype; with this bit: DLPack's, or a hash of a buffer's format. */
 #define NO_DESCR (UINT64_C(1) << 63)
 
 static int refuse(const char *who, Py_ssize_t index, PyObject *type, PyObject *text)
@@ -33,8 +30,8 @@ static int refuse_words(const char *who, Py_ssize_t index, PyObject *type, const
     return -1;
 }
 
-/* rows: C order, for memory that says no strides. */
-static void rows(fan_region *r, int64_t *strides)
+/* c_strides: of memory without strides. */
+static void c_strides(fan_region *r, int64_t *strides)
 {
     uint64_t step = (uint64_t)r->itemsize;
     for (int i = r->ndim - 1; i >= 0; i--) {
@@ -57,7 +54,7 @@ static void read_ndarray(PyArrayObject *a, int64_t *dims, fan_layout_item *out, 
     out->writable = PyArray_ISWRITEABLE(a);
 }
 
-/* read_tensor: false where it is none that can be read; nothing is said. */
+/* read_tensor: false, without an exception, if it cannot be read. */
 static bool read_tensor(const fan_dl_tensor *t, int64_t *dims, fan_layout_item *out)
 {
     int bits = t->dtype.bits * t->dtype.lanes;
@@ -71,10 +68,10 @@ static bool read_tensor(const fan_dl_tensor *t, int64_t *dims, fan_layout_item *
     }
     if (size && !t->data)
         return false;
-    rows(&out->region, dims + t->ndim);
+    c_strides(&out->region, dims + t->ndim);
     for (int i = 0; i < t->ndim && t->strides; i++)
         if (__builtin_mul_overflow(t->strides[i], (int64_t)(bits / 8), &dims[t->ndim + i]))
-            dims[t->ndim + i] = INT64_MAX; /* far: nobody can tell */
+            dims[t->ndim + i] = INT64_MAX; /* too far to be represented */
     out->dtype = NO_DESCR | (uint64_t)t->dtype.code << 32 | (uint64_t)t->dtype.bits << 16 | t->dtype.lanes;
     out->device = t->device.type == FAN_DL_CPU || t->device.type == FAN_DL_CUDA_HOST
                       ? 0
@@ -112,7 +109,7 @@ static uint64_t hash_text(const char *s)
     return h;
 }
 
-/* read_buffer: what Python's buffer protocol says. -1 with an exception. */
+/* read_buffer: by the buffer protocol. -1 with an exception. */
 static int read_buffer(PyObject *o, const char *who, Py_ssize_t index, int64_t *dims, fan_layout_item *out)
 {
     Py_buffer view;
@@ -124,7 +121,7 @@ static int read_buffer(PyObject *o, const char *who, Py_ssize_t index, int64_t *
         indirect |= view.suboffsets[i] >= 0;
     if (view.ndim > FAN_MAX_NDIM || indirect) {
         refuse_words(who, index, PyExc_TypeError,
-                     "the buffer of this %.200s is none that an address and strides describe; expected an array", o);
+                     "the buffer of this %.200s has no single address with strides; expected an array", o);
         goto done;
     }
     for (int i = 0; i < view.ndim; i++) {
@@ -133,7 +130,7 @@ static int read_buffer(PyObject *o, const char *who, Py_ssize_t index, int64_t *
     }
     out->region = (fan_region){(uint64_t)(uintptr_t)view.buf, view.itemsize, dims, dims + view.ndim, view.ndim};
     if (!view.strides)
-        rows(&out->region, dims + view.ndim);
+        c_strides(&out->region, dims + view.ndim);
     out->dtype = NO_DESCR | hash_text(view.format ? view.format : "B");
     out->device = 0;
     out->writable = !view.readonly;
@@ -143,8 +140,8 @@ done:
     return result;
 }
 
-/* numbers: a tuple of ints. Returns how many, -1 with an exception. */
-static int numbers(PyObject *o, int64_t *to)
+/* read_ints: a tuple of ints. Returns how many, -1 with an exception. */
+static int read_ints(PyObject *o, int64_t *to)
 {
     Py_ssize_t n = PyTuple_Check(o) ? PyTuple_GET_SIZE(o) : -1;
     if (n < 0 || n > FAN_MAX_NDIM) {
@@ -159,7 +156,7 @@ static int numbers(PyObject *o, int64_t *to)
     return (int)n;
 }
 
-/* read_told: a Region of _interop/records.py. */
+/* read_record: a Region of _interop/records.py. */
 static int read_record(PyObject *record, int64_t *dims, fan_layout_item *out)
 {
     PyObject *shape, *strides;
@@ -170,8 +167,8 @@ static int read_record(PyObject *record, int64_t *dims, fan_layout_item *out)
     if (!PyArg_ParseTuple(record, "KOOLspii:memory", &address, &shape, &strides, &itemsize, &dtype, &writable, &type,
                           &id))
         return -1;
-    ndim = numbers(shape, dims);
-    if (ndim < 0 || numbers(strides, dims + ndim) < 0)
+    ndim = read_ints(shape, dims);
+    if (ndim < 0 || read_ints(strides, dims + ndim) < 0)
         return -1;
     out->region = (fan_region){address, itemsize, dims, dims + ndim, ndim};
     out->dtype = NO_DESCR | hash_text(dtype);
@@ -180,8 +177,8 @@ static int read_record(PyObject *record, int64_t *dims, fan_layout_item *out)
     return 0;
 }
 
-/* in_place: the live exception, which is ours, with the array's place before its words. */
-static int in_place(const char *who, Py_ssize_t index)
+/* raise_again: the live exception, with a prefix for the array. */
+static int raise_again(const char *who, Py_ssize_t index)
 {
     PyObject *e = fan_exception_take(), *text = e ? PyObject_Str(e) : NULL;
     if (text)
@@ -198,10 +195,10 @@ static int read_capsule(PyObject *capsule, PyObject *o, const char *who, Py_ssiz
     fan_dl_tensor t;
     uint64_t flags;
     if (fan_dlpack_peek(capsule, copy, &t, &flags) < 0)
-        return in_place(who, index);
+        return raise_again(who, index);
     if (flags & FAN_DL_IS_COPIED)
         return refuse_words(who, index, PyExc_TypeError,
-                            "this %.200s exports a copy by DLPack: where its own memory lies is not known", o);
+                            "this %.200s exports a copy by DLPack, which hides its own memory", o);
     if (!read_tensor(&t, dims, out))
         return refuse_words(who, index, PyExc_TypeError,
                             "the DLPack tensor of this %.200s has no memory whose bytes can be compared", o);
@@ -228,8 +225,8 @@ static int read_slowly(PyObject *o, const char *who, Py_ssize_t index, int64_t *
     return result;
 }
 
-/* masked: 1 if `o` has a second memory, its mask; -1 with an exception. */
-static int masked(PyObject *o)
+/* is_masked: 1 if `o` has a second memory, its mask; -1 with an exception. */
+static int is_masked(PyObject *o)
 {
     fan_state *st = fan_state_get();
     PyObject *type = fan_lazy(&st->masked_type, "numpy.ma", "MaskedArray");
@@ -243,7 +240,7 @@ int fan_region_read(PyObject *o, const char *who, Py_ssize_t index, int64_t *dim
     fan_array *a;
     *descr = NULL;
     if (PyArray_Check(o)) {
-        int mask = PyArray_CheckExact(o) ? 0 : masked(o);
+        int mask = PyArray_CheckExact(o) ? 0 : is_masked(o);
         if (mask > 0)
             refuse_words(who, index, PyExc_TypeError,
                          "a %.200s has two memories; expected one array: give its .data or its .mask", o);
@@ -301,7 +298,7 @@ static int read_all(const char *who, fan_regions *r)
         Py_XINCREF(r->descrs[r->n]);
         r->used += 2 * (size_t)item->region.ndim;
     }
-    /* The numbers may have moved while they grew. */
+    /* fan_grow may have moved them. */
     const int64_t *dims = r->dims;
     for (size_t i = 0; i < n; i++) {
         r->items[i].region.shape = dims;
@@ -329,7 +326,7 @@ int fan_regions_read(PyObject *o, const char *who, fan_regions *out)
     return -1;
 }
 
-/* device_words: "the host", "sim:0", "device (2, 0)". */
+/* device_words: "the host", "sim:0", "DLPack's device (2, 0)". */
 static const char *device_words(uint64_t device, char *buf, size_t size)
 {
     if (device == 0)

@@ -72,7 +72,8 @@ static int copy(snapshot_object *self)
         is_long |= extent(r, i);
     }
     if (is_long) {
-        Py_BEGIN_ALLOW_THREADS status = fan_snapshot_new(regions, r->n, &self->s, &err);
+        Py_BEGIN_ALLOW_THREADS
+            status = fan_snapshot_new(regions, r->n, &self->s, &err);
         Py_END_ALLOW_THREADS
     } else {
         status = fan_snapshot_new(regions, r->n, &self->s, &err);
@@ -121,8 +122,10 @@ static bool ask(const snapshot_object *self, size_t i)
     bool changed;
     if (fan_snapshot_bytes(self->s) < LONG_COPY)
         return fan_snapshot_changed(self->s, i);
-    Py_BEGIN_ALLOW_THREADS changed = fan_snapshot_changed(self->s, i);
-    Py_END_ALLOW_THREADS return changed;
+    Py_BEGIN_ALLOW_THREADS
+        changed = fan_snapshot_changed(self->s, i);
+    Py_END_ALLOW_THREADS
+    return changed;
 }
 
 static PyObject *snapshot_changed(PyObject *o, PyObject *which)
@@ -166,8 +169,10 @@ static PyObject *snapshot_restore(PyObject *o, PyObject *args)
     data = where == Py_None ? fan_snapshot_data(self->s, (size_t)i) : PyLong_AsUnsignedLongLong(where);
     if (data == UINT64_MAX && PyErr_Occurred())
         return NULL;
-    Py_BEGIN_ALLOW_THREADS fan_snapshot_restore(self->s, (size_t)i, data);
-    Py_END_ALLOW_THREADS Py_RETURN_NONE;
+    Py_BEGIN_ALLOW_THREADS
+        fan_snapshot_restore(self->s, (size_t)i, data);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
 }
 
 static PyObject *snapshot_data(PyObject *o, PyObject *which)

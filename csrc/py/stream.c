@@ -1,6 +1,5 @@
 /* stream: fanin.Stream, a queue of a device. */
-#include "py/driver.h"
-#include "py/entered.h"
+#include "py/backends.h"
 #include "py/handles.h"
 #include "py/turn.h"
 
@@ -26,10 +25,8 @@ static PyObject *stream_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
         return NULL;
     if (!d || !d->backend->has_streams)
         PyErr_Format(PyExc_ValueError, "Stream: %R has no streams: its work runs at once", where);
-    else if (fan_cuda_of(d))
-        s = fan_cuda_stream_arg(d, handle);
     else
-        s = fan_machine_stream(d, handle ? handle : 1);
+        s = fan_backend_stream(d, handle);
     if (s)
         made = fan_stream_make(type, s);
     fan_stream_drop(s);
@@ -75,9 +72,12 @@ static PyObject *stream_wait(PyObject *o, PyObject *arg)
         if (!recorded && PyErr_WarnFormat(PyExc_RuntimeWarning, 1, "%R waits for %R: this does nothing", o, arg) < 0)
             return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS status = other ? wait_stream(s, other, &err) : fan_stream_wait(s, e, NULL, &err);
-    fan_stream_drop(other);
-    Py_END_ALLOW_THREADS if (status != FAN_OK) return fan_raise(status, &err);
+    Py_BEGIN_ALLOW_THREADS
+        status = other ? wait_stream(s, other, &err) : fan_stream_wait(s, e, NULL, &err);
+        fan_stream_drop(other);
+    Py_END_ALLOW_THREADS
+    if (status != FAN_OK)
+        return fan_raise(status, &err);
     Py_RETURN_NONE;
 }
 
@@ -87,8 +87,11 @@ static PyObject *stream_record(PyObject *o, PyObject *Py_UNUSED(none))
     PyObject *made = NULL;
     fan_error err = {0};
     fan_status status;
-    Py_BEGIN_ALLOW_THREADS status = fan_event_record(fan_stream_of(o), &e, &err);
-    Py_END_ALLOW_THREADS if (status != FAN_OK) return fan_raise(status, &err);
+    Py_BEGIN_ALLOW_THREADS
+        status = fan_event_record(fan_stream_of(o), &e, &err);
+    Py_END_ALLOW_THREADS
+    if (status != FAN_OK)
+        return fan_raise(status, &err);
     made = fan_event_wrap(e);
     fan_event_drop(e);
     return made;
@@ -98,15 +101,18 @@ static PyObject *stream_synchronize(PyObject *o, PyObject *Py_UNUSED(none))
 {
     fan_error err = {0};
     fan_status status;
-    Py_BEGIN_ALLOW_THREADS status = fan_stream_sync(fan_stream_of(o), &err);
-    Py_END_ALLOW_THREADS if (status != FAN_OK) return fan_raise_sim(status, &err);
+    Py_BEGIN_ALLOW_THREADS
+        status = fan_stream_sync(fan_stream_of(o), &err);
+    Py_END_ALLOW_THREADS
+    if (status != FAN_OK)
+        return fan_raise_sim(status, &err);
     Py_RETURN_NONE;
 }
 
 static PyObject *stream_protocol(PyObject *o, PyObject *Py_UNUSED(none))
 {
     char text[32];
-    if (!fan_cuda_of(fan_stream_of(o)->device))
+    if (!fan_stream_of(o)->device->backend->cuda_protocols)
         return PyErr_Format(PyExc_TypeError, "%R is no CUDA stream: it is of %s", o,
                             fan_device_text(fan_stream_of(o)->device, text, sizeof text));
     return Py_BuildValue("(iK)", 0, (unsigned long long)fan_stream_of(o)->handle);
@@ -246,11 +252,6 @@ static PyObject *stream_pushed(PyObject *Py_UNUSED(module), PyObject *where)
     return made;
 }
 
-static PyObject *sim_devices(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
-{
-    return PyLong_FromLong(fan_machine_count());
-}
-
 static PyObject *build_info(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 {
 #ifndef FAN_BUILD
@@ -274,8 +275,6 @@ PyMethodDef fan_stream_functions[] = {
     {"stream_push", stream_push, METH_O,
      "stream_push(stream, /)\n--\n\nMake it the current stream of its device on this thread."},
     {"stream_pop", stream_pop, METH_O, "stream_pop(stream, /)\n--\n\nTake off the innermost push of it."},
-    {"sim_devices", sim_devices, METH_NOARGS,
-     "sim_devices()\n--\n\nDevices of the innermost machine entered on this thread; 0 without one."},
     {"build_info", build_info, METH_NOARGS, "build_info()\n--\n\nHow this library was built."},
     {NULL, NULL, 0, NULL},
 };

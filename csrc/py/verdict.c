@@ -149,8 +149,9 @@ PyObject *fan_verdict_judge(const fan_region *a, const fan_region *b, uint64_t b
     err.text[0] = '\0';
     status = b ? fan_overlap(a, b, 0, at[0], at[1], &v, &err) : fan_overlap_itself(a, 0, at[0], at[1], &v, &err);
     if (status == FAN_OK && v == FAN_OVERLAP_HARD && budget > 0) {
-        Py_BEGIN_ALLOW_THREADS status = b ? fan_overlap(a, b, budget, at[0], at[1], &v, &err)
-                                          : fan_overlap_itself(a, budget, at[0], at[1], &v, &err);
+        Py_BEGIN_ALLOW_THREADS
+            status = b ? fan_overlap(a, b, budget, at[0], at[1], &v, &err)
+                       : fan_overlap_itself(a, budget, at[0], at[1], &v, &err);
         Py_END_ALLOW_THREADS
     }
     return status == FAN_OK ? verdict_of(v, a, b ? b : a, at) : fan_raise(status, &err);

@@ -1,4 +1,4 @@
-/* walk: `fanin.walk(roots)`, a pass by hand (E16). */
+/* walk: `fanin.walk(roots)`: a pass whose nodes the caller runs (E16). */
 #include "py/engine_part.h"
 #include "py/turn.h"
 
@@ -6,15 +6,15 @@
 
 typedef struct walk_object {
     PyObject_HEAD fan_backward *pass; /* NULL: it has ended */
-    node_object *now;                 /* held: whose gradients are to be given; NULL: none */
+    node_object *now;                 /* held: the node that waits for give(); NULL: none */
     PyObject *sums;                   /* .. its sums */
-    fan_guards guards;                /* .. those of others */
+    fan_guards guards;                /* .. of sums with other references */
     PyObject *node_hooks;             /* .. and its post-hooks (engine/engine.h, hooks); NULL: none */
-    PyObject *last;                   /* what `explain` said at an early end; NULL: nothing */
-    bool busy;                        /* a call is inside */
+    PyObject *last;                   /* the text of `explain` at an early end; NULL: none */
+    bool busy;                        /* a call is running */
 } walk_object;
 
-static walk_object *of(PyObject *o) { return (walk_object *)o; }
+static walk_object *walk_cast(PyObject *o) { return (walk_object *)o; }
 
 static void forget_node(walk_object *self)
 {
@@ -24,12 +24,12 @@ static void forget_node(walk_object *self)
     Py_CLEAR(self->node_hooks);
 }
 
-static void end(walk_object *self)
+static void walk_end(walk_object *self)
 {
     PyObject *live = fan_exception_take();
     (void)fan_guards_end(&self->guards, NULL);
     const walk_object was = *self;
-    self->pass = NULL; /* all of it, before anybody is called */
+    self->pass = NULL; /* before any drop, which may run arbitrary code */
     self->now = NULL;
     self->sums = self->node_hooks = NULL;
     fan_backward_end(was.pass);
@@ -39,15 +39,15 @@ static void end(walk_object *self)
     fan_exception_put(live);
 }
 
-static int enter(walk_object *self)
+static int walk_check_idle(walk_object *self)
 {
     if (!self->busy)
         return 0;
-    PyErr_SetString(PyExc_RuntimeError, "walk: this pass is at work, on this thread or another");
+    PyErr_SetString(PyExc_RuntimeError, "walk: a call of this pass is running, on this thread or another");
     return -1;
 }
 
-/* keep_last: what `explain` says, for after the end. */
+/* keep_last: the text of `explain`, for use after the end. */
 static void keep_last(walk_object *self)
 {
     PyObject *live = fan_exception_take();
@@ -56,25 +56,25 @@ static void keep_last(walk_object *self)
     fan_exception_put(live);
 }
 
-/* failed: the pass ends with an exception; NULL. */
-static PyObject *failed(walk_object *self, fan_status status, const fan_error *err)
+/* walk_failed: ends the pass with an exception; NULL. */
+static PyObject *walk_failed(walk_object *self, fan_status status, const fan_error *err)
 {
-    fan_pass_failed(self->pass, status, err);
+    fan_task_failed(self->pass, status, err);
     keep_last(self);
-    end(self);
+    walk_end(self);
     return NULL;
 }
 
-/* deeper: one pass more on this thread's stack: 0, or -1: the pass has ended. */
-static int deeper(walk_object *self)
+/* walk_depth_add: one more nested pass on this thread: 0, or -1: the pass has ended. */
+static int walk_depth_add(walk_object *self)
 {
     FAN_RAW fan_error err;
     fan_error_clear(&err);
     fan_status status = fan_backward_depth(1) ? FAN_OK : fan_backward_too_deep(&err);
-    return status == FAN_OK ? 0 : (failed(self, status, &err), -1);
+    return status == FAN_OK ? 0 : (walk_failed(self, status, &err), -1);
 }
 
-/* sums_now: the tuple of sums of the node at work, after all hooks that come before it. */
+/* sums_now: the tuple of the current node's sums, after the hooks that run before it. */
 static fan_status sums_now(walk_object *self, fan_error *err)
 {
     uint32_t n = self->now->node.inputs;
@@ -89,7 +89,7 @@ static fan_status sums_now(walk_object *self, fan_error *err)
         status = fan_from_python(err);
     fan_streams_leave(&outer);
     self->node_hooks = node_hooks;
-    if (status == FAN_OK && fan_native_show_all(sums, n) < 0)
+    if (status == FAN_OK && fan_box_all(sums, n) < 0)
         status = fan_from_python(err);
     if (status == FAN_OK && (!(self->sums = PyTuple_New(n)) || fan_guards_begin(&self->guards, sums, n) < 0))
         status = fan_from_python(err);
@@ -116,42 +116,42 @@ static PyObject *next_node(walk_object *self)
     if (status == FAN_OK && !n) {
         status = fan_backward_join(self->pass, &err);
         if (status != FAN_OK)
-            return failed(self, status, &err);
-        end(self);
+            return walk_failed(self, status, &err);
+        walk_end(self);
         return NULL;
     }
     if (status == FAN_OK) {
         self->now = fan_node_object(n);
         Py_INCREF((PyObject *)self->now);
-        fan_backward_by_hand(self->pass, true);
+        fan_backward_walk_runs(self->pass, true);
         status = sums_now(self, &err);
-        if (status == FAN_OK && n->freed_by) /* by a hook's own pass */
+        if (status == FAN_OK && n->freed_by) /* by a pass inside a hook */
             status = fan_node_freed(n, &err);
-        fan_backward_by_hand(self->pass, false);
+        fan_backward_walk_runs(self->pass, false);
     }
-    return status == FAN_OK ? PyTuple_Pack(2, (PyObject *)self->now, self->sums) : failed(self, status, &err);
+    return status == FAN_OK ? PyTuple_Pack(2, (PyObject *)self->now, self->sums) : walk_failed(self, status, &err);
 }
 
 static PyObject *walk_next(PyObject *o)
 {
-    walk_object *self = of(o);
+    walk_object *self = walk_cast(o);
     PyObject *pair;
     char name[128];
-    if (enter(self) < 0 || !self->pass)
+    if (walk_check_idle(self) < 0 || !self->pass)
         return NULL;
     if (self->now) {
         PyErr_Format(PyExc_RuntimeError, "walk: give() the gradients of %s before the next node",
-                     fan_node_said(&self->now->node, name, sizeof name));
+                     fan_node_name(&self->now->node, name, sizeof name));
         return NULL;
     }
     self->busy = true;
-    pair = deeper(self) < 0 ? NULL : next_node(self);
+    pair = walk_depth_add(self) < 0 ? NULL : next_node(self);
     fan_backward_depth(-1);
     self->busy = false;
     return pair;
 }
 
-/* gradients_given: what a node's function would have returned, checked and added; 0, or -1: the pass has ended. */
+/* gradients_given: checks and delivers what the node's function would have returned; 0, or -1: the pass has ended. */
 static int gradients_given(walk_object *self, PyObject *result)
 {
     uint32_t n = fan_backward_edges(self->pass), inputs = self->now->node.inputs;
@@ -160,7 +160,7 @@ static int gradients_given(walk_object *self, PyObject *result)
     fan_status status = FAN_ERR_NOMEM;
     fan_streams_outer outer;
     fan_error_clear(&err);
-    fan_backward_by_hand(self->pass, true);
+    fan_backward_walk_runs(self->pass, true);
     fan_backward_enter(self->pass, &outer);
     if (gradients && sums) {
         for (uint32_t i = 0; i < inputs; i++)
@@ -182,20 +182,20 @@ static int gradients_given(walk_object *self, PyObject *result)
     if (status == FAN_OK)
         forget_node(self);
     else
-        failed(self, status, &err);
+        walk_failed(self, status, &err);
     return status == FAN_OK ? 0 : -1;
 }
 
 static PyObject *walk_give(PyObject *o, PyObject *result)
 {
-    walk_object *self = of(o);
+    walk_object *self = walk_cast(o);
     int bad;
-    if (enter(self) < 0)
+    if (walk_check_idle(self) < 0)
         return NULL;
     if (!self->now)
-        return PyErr_Format(PyExc_RuntimeError, "walk: no node waits for gradients: take the next one first");
+        return PyErr_Format(PyExc_RuntimeError, "walk: no node waits for gradients: call next() first");
     self->busy = true;
-    bad = deeper(self) < 0 ? -1 : gradients_given(self, result);
+    bad = walk_depth_add(self) < 0 ? -1 : gradients_given(self, result);
     fan_backward_depth(-1);
     self->busy = false;
     return bad ? NULL : Py_NewRef(Py_None);
@@ -203,10 +203,10 @@ static PyObject *walk_give(PyObject *o, PyObject *result)
 
 static PyObject *walk_close(PyObject *o, PyObject *Py_UNUSED(none))
 {
-    if (enter(of(o)) < 0)
+    if (walk_check_idle(walk_cast(o)) < 0)
         return NULL;
-    keep_last(of(o));
-    end(of(o));
+    keep_last(walk_cast(o));
+    walk_end(walk_cast(o));
     Py_RETURN_NONE;
 }
 
@@ -220,7 +220,7 @@ typedef struct visitor {
 static int visit_object(void *object, void *arg)
 {
     const visitor *v = arg;
-    return fan_is_native(object) ? 0 : v->visit((PyObject *)object, v->arg);
+    return fan_is_unboxed(object) ? 0 : v->visit((PyObject *)object, v->arg);
 }
 
 static int visit_node(fan_node *n, void *arg)
@@ -231,7 +231,7 @@ static int visit_node(fan_node *n, void *arg)
 
 static int walk_traverse(PyObject *o, visitproc visit, void *arg)
 {
-    walk_object *self = of(o);
+    walk_object *self = walk_cast(o);
     visitor v = {visit, arg};
     Py_VISIT(Py_TYPE(o));
     Py_VISIT((PyObject *)self->now);
@@ -242,7 +242,7 @@ static int walk_traverse(PyObject *o, visitproc visit, void *arg)
 
 static int walk_clear(PyObject *o)
 {
-    end(of(o));
+    walk_end(walk_cast(o));
     return 0;
 }
 
@@ -250,8 +250,8 @@ static void walk_dealloc(PyObject *o)
 {
     PyTypeObject *type = Py_TYPE(o);
     PyObject_GC_UnTrack(o);
-    end(of(o));
-    Py_CLEAR(of(o)->last);
+    walk_end(walk_cast(o));
+    Py_CLEAR(walk_cast(o)->last);
     type->tp_free(o);
     Py_DECREF(type);
 }
@@ -261,7 +261,7 @@ static PyObject *walk(PyObject *Py_UNUSED(m), PyObject *const *args, Py_ssize_t 
     PyTypeObject *type = fan_state_get()->walk_type;
     size_t nwanted;
     walk_object *self;
-    fan_backward *p = fan_pass_begin_args("walk", args, nargs, kwnames, false, &nwanted);
+    fan_backward *p = fan_task_begin_args("walk", args, nargs, kwnames, false, &nwanted);
     if (!p)
         return NULL;
     self = (walk_object *)type->tp_alloc(type, 0);
@@ -280,7 +280,7 @@ FAN_TURN_NONE(walk_close, fan_seen_graph)
 static PyObject *walk_explain(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     static const char *const names[] = {"node"};
-    walk_object *self = of(o);
+    walk_object *self = walk_cast(o);
     const node_object *only = NULL;
     PyObject *node;
     if (fan_parse_call("explain", names, 1, 1, "node", args, nargs, kwnames, &node) < 0)
@@ -297,27 +297,30 @@ FAN_TURN_FAST(walk_explain, fan_seen_graph)
 
 static PyMethodDef methods[] = {
     {"explain", (PyCFunction)(void (*)(void))walk_explain_turn, METH_FASTCALL | METH_KEYWORDS,
-     "explain($self, node=None)\n--\n\n"
-     "Why a node, or each that has not run, has not run: which edges have not brought their gradients, and which have, "
-     "in sentences.\n\n"
-     "Of a pass that has ended early: what it said then. Empty where all have run.\n\n"
+     "explain($self, node=None)\n"
+     "--\n"
+     "\n"
+     "Which edges have delivered gradients and which have not, for a node, or for each node that has not run.\n"
+     "\n"
+     "Of a pass that has ended early: the same at its end. Empty if all nodes have run.\n"
+     "\n"
      ">>> w = fanin.Leaf(np.zeros(2), name=\"w\")\n"
      ">>> low = fanin.Node(lambda g: g, edges=[(w, 0)], name=\"low\")\n"
      ">>> top = fanin.Node(lambda g: g, edges=[(low, 0)], name=\"top\")\n"
      ">>> p = fanin.walk([(top, 0, np.ones(2)), (low, 0, np.ones(2))])\n"
      ">>> node, sums = next(p)\n"
      ">>> print(p.explain(low))  # doctest: +ELLIPSIS\n"
-     "low (node ...) has not run: slot 0 waits for edge 0 of top (node ...); slot 0 holds root 1\n"},
+     "low (node ...) has not run: slot 0 waits for edge 0 of top (node ...); slot 0 holds root 1"},
     {"give", walk_give_turn, METH_O,
      "give($self, gradients, /)\n--\n\n"
-     "The gradients of the node that came last, as its function would have returned them.\n\n"
-     "Raises what `backward` raises for a node that returned them; the pass has ended then."},
-    {"close", walk_close_turn, METH_NOARGS, "close($self, /)\n--\n\nEnd the pass here; again does nothing."},
+     "Give the gradients of the last node, as its function would have returned them.\n\n"
+     "Raises what `backward` raises for them; then the pass has ended."},
+    {"close", walk_close_turn, METH_NOARGS, "close($self, /)\n--\n\nEnd the pass. Calling it again does nothing."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyType_Slot slots[] = {
-    {Py_tp_doc, "What walk gives: an iterator of (node, sums), which takes gradients by `give`."},
+    {Py_tp_doc, "The iterator of `walk`: yields (node, sums), and takes gradients by `give`."},
     {Py_tp_dealloc, walk_dealloc},
     {Py_tp_traverse, walk_traverse},
     {Py_tp_clear, walk_clear},
@@ -327,27 +330,30 @@ static PyType_Slot slots[] = {
     {0, NULL},
 };
 
-PyType_Spec fan_by_hand_spec = {
+PyType_Spec fan_backward_walk_spec = {
     .name = "fanin._core.Walk",
     .basicsize = sizeof(walk_object),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION,
     .slots = slots,
 };
 
-PyMethodDef fan_by_hand_functions[] = {
+PyMethodDef fan_backward_walk_functions[] = {
     {"walk", (PyCFunction)(void (*)(void))walk_turn, METH_FASTCALL | METH_KEYWORDS,
      "walk($module, roots, inputs=None, *, keep_graph=None, create_graph=False, detect=None, schedule=None, "
-     "progress=None, one=None)\n--\n\n"
-     "A pass by hand: an iterator of (node, sums), in the order in which `backward` runs the nodes.\n\n"
-     "`give(gradients)` takes what the node's function would have returned; then comes the next. Leaves accumulate by "
-     "themselves.\n"
-     "Hooks run, nodes are freed, errors are raised as by `backward`, with the same arguments. `close()` ends the "
-     "pass.\n\n"
+     "progress=None, one=None)\n"
+     "--\n"
+     "\n"
+     "A pass that the caller runs: an iterator of (node, sums), in the order in which `backward` runs the nodes.\n"
+     "\n"
+     "`give(gradients)` takes what the node's function would have returned; then comes the next node. Leaves\n"
+     "accumulate by themselves. Parameters, hooks, freeing of nodes and exceptions are those of `backward`.\n"
+     "`close()` ends the pass.\n"
+     "\n"
      ">>> w = fanin.Leaf(np.zeros(2), name=\"w\")\n"
      ">>> double = fanin.Node(lambda g: 2 * g, edges=[(w, 0)], name=\"double\")\n"
      ">>> for node, sums in (p := fanin.walk([(double, 0, np.ones(2))])):\n"
      "...     p.give(node.fn(*sums))\n"
      ">>> w.grad\n"
-     "array([2., 2.])\n"},
+     "array([2., 2.])"},
     {NULL, NULL, 0, NULL},
 };

@@ -1,12 +1,12 @@
-/* worker: what a thread has around it that runs nodes for another one (engine/crew.h): the interpreter, a copy of the
- * other's context variables (NumPy's errstate is among them), the machines that it has entered, its traces. */
+/* worker: the context of a thread that runs nodes for another one (engine/workers.h): the interpreter, a copy of the
+ * other's context variables (NumPy's errstate is one of them), the machines that it has entered, its traces. */
 #include "py/engine_part.h"
 
 #include "base/trace.h"
 
 enum { CONTEXT, MACHINES, TRACES, PARTS };
 
-/* rings_beside: a ring of lines for one thread more, of each trace that records this one; None: there is none. */
+/* rings_beside: a ring for one more thread, in each trace that records this one; None: no trace does. */
 static PyObject *rings_beside(void)
 {
     PyObject *module, *rings;

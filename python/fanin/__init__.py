@@ -1,7 +1,7 @@
 """fanin: the input buffer of an autograd engine.
 
-Where a value is used more than once, its gradient is a sum. `add_n` sums arrays in one pass; `InputBuffer` takes
-gradients from any thread and any stream, sums them in an order that does not depend on who came first, and inserts
+The gradient of a value that is used more than once is a sum. `add_n` sums arrays in one pass; `InputBuffer` takes
+gradients from any thread and any stream, sums them in an order that does not depend on their arrival, and inserts
 exactly the stream waits that are needed.
 
 >>> import fanin, numpy as np

@@ -1,7 +1,7 @@
-"""NumPy's functions of fanin's arrays on the CPU, which are memory of a graph tree.
+"""NumPy's functions on fanin's arrays on the CPU, which are memory of a graph tree.
 
-Outside of a tree's functions they read values, and give ndarrays. Inside, they make a new array in the tree's memory,
-and launch a kernel that fills it, now or in each replay; its shape and dtype are asked of NumPy, of ones.
+Outside of a tree's functions they read values and return ndarrays. Inside, they make a new array in the tree's memory
+and launch a kernel that fills it, now or in each replay; NumPy computes its shape and dtype from arrays of ones.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Kernel = Callable[..., object]
 Order = Literal["C", "F", "A", "K"]
 Casting = Literal["no", "equiv", "safe", "same_kind", "unsafe"]
 
-#: Functions of NumPy's, besides ufuncs, whose result's shape follows from the operands' shapes.
+#: NumPy functions, besides ufuncs, whose result's shape follows from the operands' shapes.
 FUNCTIONS = frozenset[object]({
     np.sum, np.prod, np.mean, np.var, np.std, np.max, np.min, np.argmax, np.argmin, np.cumsum, np.cumprod, np.all,
     np.any, np.where, np.clip, np.dot, np.inner, np.outer, np.tensordot, np.einsum, np.concatenate, np.stack, np.take,
@@ -51,7 +51,7 @@ FILLED: dict[object, int | None] = {np.empty_like: None, np.zeros_like: 0, np.on
 
 @dataclass(frozen=True)
 class Place:
-    """Where an array stands among those that a kernel reads."""
+    """The index of an array among those that a kernel reads."""
 
     at: int
 
@@ -62,7 +62,7 @@ def mapped(x: object, fn: Callable[[object], object]) -> object:
 
 
 def has_place(x: object) -> bool:
-    """Whether an array stood there, also in a list."""
+    """Whether it contains a Place, also in a list."""
     return any(map(has_place, cast(Iterable[object], x))) if isinstance(x, list | tuple) else isinstance(x, Place)
 
 
@@ -79,7 +79,9 @@ def laid(x: Array) -> NDArray:
 
 
 def shown(xs: Sequence[object], by_steps: bool = False) -> list[object]:
-    """What NumPy is asked with; where all lie in the order of their axes, without memory, and so without steps."""
+    """Arguments for NumPy in the place of arrays; if all have their axes in order, without memory and so without
+    strides.
+    """
     arrays = [x for x in xs if isinstance(x, Array)]
     plain = not by_steps and all(order_of(x) == list(range(x.ndim)) for x in arrays)
     kinds = {x.dtype: np.full((), x.dtype.kind not in "iu", x.dtype) for x in arrays}
@@ -89,7 +91,7 @@ def shown(xs: Sequence[object], by_steps: bool = False) -> list[object]:
 
 
 def read(x: object) -> object:
-    """The values of now, in a copy that nobody can take for the array itself: NumPy refuses to write into it."""
+    """The current values, in a read-only copy, so that NumPy refuses to write into it as if it were the array."""
     if not isinstance(x, Array):
         return x
     values = x.numpy()
@@ -98,7 +100,7 @@ def read(x: object) -> object:
 
 
 def own(x: object) -> object:
-    """What NumPy made of values that were read: a view of them is the caller's, too."""
+    """A result of NumPy on values that were read: a view of them is copied for the caller."""
     return x.copy() if isinstance(x, np.ndarray) and not x.flags.writeable else x
 
 
@@ -226,7 +228,7 @@ def assign(out: object, x: object) -> None:
     _core.cpu_launch(copied, "copy", (x,), (out,))
 
 
-# What an ndarray's methods do. Outside of functions they give what they give of the values.
+# An ndarray's methods; outside of functions they work on the values.
 
 
 def conj(x: Array) -> Array | NDArray:
@@ -315,7 +317,7 @@ def expand_dims(a: Array, axis: int | tuple[int, ...]) -> Array:
 
 
 def moved_axes(f: Callable[..., NDArray], x: Array, *args: object, **how: object) -> Array:
-    """A view with its axes where NumPy's function puts them: read off an array whose extents are its axes' numbers."""
+    """A view with its axes in NumPy's order: computed from an array whose extents are its axes' numbers."""
     numbered = f(np.empty(range(x.ndim), bool), *args, **how)
     return x.transpose(*numbered.shape)
 

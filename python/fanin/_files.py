@@ -1,4 +1,4 @@
-"""Files: where those of the package are, and those that appear whole or not at all."""
+"""The folder of fanin.h, and files that are written whole or not at all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ._words import type_of
 
 
 def get_include() -> str:
-    """The folder of `fanin.h`, for extensions in C: nodes whose functions run without the interpreter (docs/c-api.md).
+    """Return the folder of `fanin.h`, for extensions in C with nodes that run without the interpreter (docs/c-api.md).
 
     >>> import fanin, os
     >>> os.listdir(fanin.get_include())
@@ -32,7 +32,7 @@ def path_text(path: str | os.PathLike[str], what: str) -> str:
 
 
 def write_whole(path: str, fill: Callable[[IO[bytes]], object]) -> None:
-    """A file that appears whole or not at all. Its OSErrors name the path, whatever was written on the way."""
+    """Write a file whole or not at all. Its OSErrors name the path, not the temporary file."""
     name = None
     try:
         if not path or os.path.isdir(path):

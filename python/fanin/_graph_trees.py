@@ -1,4 +1,4 @@
-"""What graph trees say of themselves: outcomes of calls, figures, a picture."""
+"""Outcomes of calls, figures and a picture of graph trees."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a call of a tree's function did, and why.
+    """The outcome of a call of a tree's function, and the reason.
 
-    `did` is "warmed", "recorded", "replayed" or "raw" (run as it is); `reason` a sentence, None for a replay; `node`
-    the number of the recording, if there is one; `rules` those of docs/graph-trees.md that decided.
+    `did` is "warmed", "recorded", "replayed" or "raw" (not recorded); `reason` a sentence, None for a replay; `node`
+    the number of the recording, if there is one; `rules` the rules of docs/graph-trees.md that decided.
     """
 
     did: str
@@ -68,7 +68,7 @@ def outside(fn: object) -> dict[str, str]:
 
 
 def changed(fn: object, before: dict[str, str]) -> str:
-    """What of it is other than it was when the function was recorded, as a clause; "" where nothing is."""
+    """The values that differ from those at the recording, as a clause; "" if none do."""
     now = outside(fn)
     names = [name for name in before if now.get(name, before[name]) != before[name]]
     names.sort(key=lambda name: before[name].startswith(_DIGESTS))  # numbers first: arrays may change for other reasons
@@ -169,9 +169,10 @@ def _union(pieces: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def plot(tree: GraphTree, path: str | os.PathLike[str] | None = None) -> object:
-    """A picture of a tree: a row for each recording, below and to the right of the one behind which it was made, and in
-    it the tree's memory from its first byte on: what the recording owns (its outputs), what else it uses while it runs,
-    and, hatched, what it shares: bytes that other recordings use too. Recordings on the path are blue."""
+    """A picture of a tree: a row for each recording, below and to the right of its predecessor, with the tree's memory
+    from its first byte on: the recording's outputs, its other memory, and, hatched, memory that other recordings
+    also use. Recordings on the path are blue.
+    """
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 

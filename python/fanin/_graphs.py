@@ -1,4 +1,4 @@
-"""A graph of nodes as a whole: freed without a pass, and drawn."""
+"""Functions on a whole graph of nodes: free it without a pass, draw it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ._trace.graphviz import quoted
 
 
 def reached(call: str, roots: Iterable[object]) -> list[Node | Leaf]:
-    """The nodes and leaves behind the roots, each once, before what it leads to where edges allow it."""
+    """The nodes and leaves that the roots reach, each once, producers before consumers where edges allow it."""
     if isinstance(roots, (Node, Leaf)):
-        raise TypeError(f"{call}: roots: expected a sequence, got one of them: give [it]")
+        raise TypeError(f"{call}: roots: expected a sequence, got a single one: pass [root]")
     waiting: list[Node | Leaf] = []
     for i, root in enumerate(roots):
         node = root[0] if isinstance(root, tuple) and root else root
@@ -30,12 +30,19 @@ def reached(call: str, roots: Iterable[object]) -> list[Node | Leaf]:
 
 
 def free(roots: Iterable[object]) -> None:
-    """Free the graph behind some nodes, as a pass without keep_graph does, and run none of it.
+    """Free the graph that the roots reach without running it, as a pass without keep_graph does.
 
     Each node drops its function and calls its `release`; leaves stay as they are. A later pass over such a node is a
-    RuntimeError. roots: as those of `backward`. All nodes are freed also where a `release` raises; the first such error
-    is raised then, and names how many more there were.
+    RuntimeError. All nodes are freed even if a `release` raises; the first such error is then raised, with the number
+    of further ones.
 
+    Parameters
+    ----------
+    roots : iterable
+        As for `fanin.backward`.
+
+    Examples
+    --------
     >>> w = fanin.Leaf(np.ones(2))
     >>> node = fanin.Node(lambda g: 2 * g, edges=[(w, 0)], name="double")
     >>> fanin.free([node])
@@ -57,12 +64,12 @@ def free(roots: Iterable[object]) -> None:
 
 
 class Drawing(str):
-    """Graphviz text of a graph. A notebook shows it as a picture, where Graphviz's program `dot` is installed."""
+    """Graphviz text of a graph. A notebook shows it as a picture if Graphviz's program `dot` is installed."""
 
     __slots__ = ()
 
     def svg(self) -> str:
-        """The picture, as SVG text. Raises RuntimeError where Graphviz's program `dot` is not on the PATH."""
+        """Return the picture as SVG text; RuntimeError if Graphviz's program `dot` is not on the PATH."""
         program = shutil.which("dot")
         if program is None:
             raise RuntimeError("draw: Graphviz's program `dot` is not on the PATH: install Graphviz, or use the text")
@@ -76,11 +83,17 @@ class Drawing(str):
 
 
 def draw(roots: Iterable[object]) -> Drawing:
-    """The graph behind some nodes, before or after a pass, as Graphviz text; `.svg()` gives a picture.
+    """Return the graph that the roots reach, before or after a pass, as Graphviz text; `.svg()` makes a picture.
 
-    Ellipses are nodes (grey: freed), boxes leaves; an arrow is an edge, with the slot it leads to where there are
-    several. roots: as those of `backward`.
+    Ellipses are nodes (grey: freed), boxes leaves; an arrow is an edge, with its slot if there are several.
 
+    Parameters
+    ----------
+    roots : iterable
+        As for `fanin.backward`.
+
+    Examples
+    --------
     >>> w = fanin.Leaf(np.ones(2), name="w")
     >>> print(fanin.draw([fanin.Node(lambda g: 2 * g, edges=[(w, 0)], name="double")]))
     digraph fanin {

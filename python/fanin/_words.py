@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-S_RULES = 22  # of the bits of a set of rules, as many are S, the rest A
+S_RULES = 22  # the first bits of a set of rules are S, the rest A
 
 
 def counted(n: int, what: str) -> str:
@@ -10,7 +10,7 @@ def counted(n: int, what: str) -> str:
 
 
 def type_of(x: object) -> str:
-    """What messages call an object that is of no use: "an int", "a list", "None"."""
+    """The type of an object for messages: "an int", "a list", "None"."""
     name = type(x).__name__
     return "None" if x is None else f"{'an' if name[:1] in 'AEIOaeio' or name == 'ndarray' else 'a'} {name}"
 
@@ -27,7 +27,7 @@ def rules_of(bits: int) -> str:
 
 
 def size(n: float) -> str:
-    """A number of bytes as people say it: "512 KiB"."""
+    """A number of bytes as text: "512 KiB"."""
     for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if n >= unit:
             return f"{n / unit:.4g} {name}"

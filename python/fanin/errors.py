@@ -1,7 +1,7 @@
 """The exceptions and warning categories of fanin.
 
-Besides these, calls raise Python's own: IndexError for a slot that is not there, TypeError for what is no array or no
-stream, ValueError for shapes, keys, counts, options and dtypes that do not go together, BufferError for an array that
+Calls also raise Python's own exceptions: IndexError for a slot out of range, TypeError for an argument that is no array
+or no stream, ValueError for shapes, keys, counts, options and dtypes that do not match, BufferError for an array that
 cannot be imported, MemoryError, and RuntimeError for a poisoned buffer.
 """
 

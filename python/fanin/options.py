@@ -1,4 +1,4 @@
-"""Process-wide options, and what has been counted."""
+"""Process-wide options and counters."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ __all__ = ["Counters", "counters", "set_options"]
 
 @dataclass(frozen=True, slots=True)
 class Counters(Mapping[str, int]):
-    """What a buffer, or all of them, have done. Fields are read by name, as attributes or as of a dict."""
+    """The work of a buffer, or of all buffers; fields can be read as attributes or by name, as from a dict."""
 
-    adds: int  #: contributions added, undefined ones too
+    adds: int  #: contributions added, undefined ones included
     copies: int  #: contributions or results that were copied or converted
     in_place: int  #: terms summed into an operand's memory
     folds: int  #: sums run
@@ -26,9 +26,9 @@ class Counters(Mapping[str, int]):
     bytes_written: int
     events: int  #: events recorded
     waits: int  #: waits queued
-    waits_elided: int  #: waits left out because they were known to hold
+    waits_elided: int  #: waits left out because they already held
     mismatches: int  #: leaf consumers on another stream than the producer's (S6)
-    peak_parked_bytes: int  #: the most that waited to be summed, in bytes
+    peak_parked_bytes: int  #: the most bytes that were parked at once
 
     def __getitem__(self, name: str) -> int:
         if name not in self.__dataclass_fields__:
@@ -45,19 +45,19 @@ class Counters(Mapping[str, int]):
 
 @dataclass(frozen=True, slots=True)
 class ProcessCounters(Counters):
-    """What all buffers of the process have done, and how the memory of their large results was recycled."""
+    """The work of all buffers of the process, and the reuse of memory for their large results."""
 
-    pool_bytes: int  #: bytes kept now for the next large results
-    pool_peak_bytes: int  #: the most that was kept
-    pool_hits: int  #: large results, so far, that were made in memory used before
-    pool_misses: int  #: those that needed fresh memory
+    pool_bytes: int  #: bytes kept now for later large results
+    pool_peak_bytes: int  #: the most bytes kept
+    pool_hits: int  #: large results made in kept memory
+    pool_misses: int  #: large results made in fresh memory
 
 
 def counters() -> ProcessCounters:
-    """What all buffers of this process have done so far: `Counters`, and four of the pool of memory.
+    """Return the work of all buffers of this process so far.
 
-    `pool_bytes` is what is kept now of large results that are gone, `pool_peak_bytes` the most that was; `pool_hits`
-    results were made in such memory, `pool_misses` in fresh memory.
+    Besides the fields of `Counters`, four describe the memory pool for large results: `pool_bytes` (kept now),
+    `pool_peak_bytes` (the most kept), `pool_hits` (results made in kept memory) and `pool_misses` (in fresh memory).
 
     >>> before = fanin.counters().adds
     >>> _ = fanin.add_n([1.0, 2.0])
@@ -68,7 +68,7 @@ def counters() -> ProcessCounters:
 
 
 class Restore:
-    """What `set_options` gives back: as a context manager it restores what was set before."""
+    """The result of `set_options`: as a context manager it restores the options at the end of the block."""
 
     def __init__(
         self,
@@ -112,24 +112,47 @@ def set_options(
 ) -> Restore:
     """Set process-wide options; in a `with` statement, for its block.
 
-    debug: each array is hashed when it is added, and again when it is summed: a caller who changes one meanwhile gets a
-    RuntimeError that names the contribution; memory that is kept for another result is filled with a pattern meanwhile,
-    and the process ends where somebody wrote to it. budget: bytes that may wait in a buffer that was given no budget of
-    its own (buffers made from now on); at first "auto" (`fanin.InputBuffer`). pool_bytes: bytes that may be kept of
-    large results (1 MiB and more) that are gone, for the next ones, and of each CUDA device's memory while somebody
-    synchronizes (at first an eighth of the machine's memory, 1 GiB at most; 0: none are; `trim` gives them back).
-    warn_stream_mismatch: whether a leaf that consumes on another stream than its gradient was made on gets a
-    `StreamMismatchWarning`, once (rule S6). capture_redirect: whether a consumer's stream that is in no capture gives
-    way to the captured stream that it would have to wait for (rule S7): the sum is ready on that one then, and nothing
-    outside is pulled into the graph; at first False. isa: the instruction set of sums, "sse2", "avx2" or "avx512"
-    ("plain" where the processor is no x86); a ValueError names those that this machine has; the widest is taken
-    unasked. threads: how many threads share a large sum on the CPU, from 1 to 1024; unasked as many as the process may
-    use, at most 8. Neither changes a bit of a result. raw_addresses: whether what has `__cuda_array_interface__` and no
-    DLPack (Numba's device arrays) is an array: what it says of its address, its extent and its stream is believed, and
-    a wrong extent ends the process; at first False. detect: passes that do not say end at the first gradient with an
-    inf or NaN (`fanin.backward(detect=True)`), and each `fanin.Node` that is made remembers file and line, which errors
-    of passes name. None leaves an option as it is.
+    No option changes a bit of a sum. None leaves an option as it is.
 
+    Parameters
+    ----------
+    debug : bool
+        Hash each array when it is added and again when it is summed; a change between them is a RuntimeError that names
+        the contribution. Memory that is kept for later results is filled with a pattern, and a write to it ends the
+        process. Default: False.
+    budget : int, float or "auto"
+        Bytes that may wait in a buffer without a budget of its own, for buffers made from now on (see
+        `fanin.InputBuffer`). Default: "auto".
+    pool_bytes : int or math.inf
+        Bytes of freed large results (1 MiB and more) that are kept for later ones, and of each CUDA device's memory
+        that are kept at a synchronize; 0 keeps none, `fanin.trim` frees them. Default: an eighth of the machine's
+        memory, at most 1 GiB.
+    warn_stream_mismatch : bool
+        Give a `StreamMismatchWarning`, once, if a leaf accumulates on another stream than its gradient was made on
+        (rule S6). Default: True.
+    capture_redirect : bool
+        Replace a consumer's stream that is in no capture by the captured stream that it would have to wait for (rule
+        S7): the sum is then ready on the captured stream, and nothing outside joins the graph. Default: False.
+    isa : str
+        The instruction set of sums: "sse2", "avx2" or "avx512", or "plain" on other processors. A ValueError lists
+        those of this machine. Default: the widest.
+    threads : int
+        The number of threads that share a large sum on the CPU, from 1 to 1024. Default: as many as the process may
+        use, at most 8.
+    raw_addresses : bool
+        Accept arrays with `__cuda_array_interface__` and without DLPack (Numba's device arrays). Their address, extent
+        and stream are believed, and a wrong extent ends the process. Default: False.
+    detect : bool
+        Make passes with `detect=None` end at the first gradient with an inf or NaN (`fanin.backward`), and record file
+        and line of each new `fanin.Node` for errors of passes. Default: False.
+
+    Returns
+    -------
+    Restore
+        A context manager that restores the previous options.
+
+    Examples
+    --------
     >>> with fanin.set_options(debug=True):
     ...     fanin.add_n([np.ones(2), np.ones(2)])
     array([2., 2.])
@@ -137,7 +160,7 @@ def set_options(
     if threads == 0:
         raise ValueError(f"threads={threads!r}: expected a number of threads from 1 to 1024")
     old = _core.set_options(debug, warn_stream_mismatch, budget, isa, threads, pool_bytes, capture_redirect, detect)
-    raw = cuda_interface.raw_addresses  # the same turn of a thread of `Machine.spawn`
+    raw = cuda_interface.raw_addresses  # in the same step of a thread of `Machine.spawn`
     if raw_addresses is not None:
         cuda_interface.raw_addresses = bool(raw_addresses)
     return Restore(
@@ -146,7 +169,7 @@ def set_options(
             None if warn_stream_mismatch is None else old["warn_stream_mismatch"],
             None if budget is None else old["budget"],
             None if isa is None else old["isa"],
-            None if threads is None else old["threads"],  # 0: unasked
+            None if threads is None else old["threads"],  # 0: the default
             None if pool_bytes is None else old["pool_bytes"],
             None if capture_redirect is None else old["capture_redirect"],
             None if detect is None else old["detect"],

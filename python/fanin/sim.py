@@ -1,4 +1,4 @@
-"""A simulated machine of devices with streams, which runs work late, in any order that is allowed, and finds races.
+"""A simulated machine of devices with streams, which runs work late, in any allowed order, and finds races.
 
     m = fanin.sim.Machine(devices=2, seed=0)
     with m:                                               # "sim:0" names its first device
@@ -8,10 +8,10 @@
         b.wait(a.record())                                # without it, the next line is a race
         m.launch(b, lambda y: ..., reads=[y])
 
-Streams and events mean what CUDA says. Nothing runs when it is queued; `synchronize`, `numpy()` and `step` run
-what may run, in an order that the seed picks. Each access is held against happens-before when it is queued: a
-race is found whatever order was picked. What one run cannot cover is the order in which host threads act:
-`spawn` starts threads that the machine runs one at a time, and `explore` tries every order of theirs.
+Streams and events have CUDA's meaning. Nothing runs when it is queued; `synchronize`, `numpy()` and `step` run queued
+work in an order that the seed picks. Each access is checked for happens-before when it is queued, so a race is found
+whatever order was picked. One run has one order of host threads: `spawn` starts threads that the machine runs one at a
+time, and `explore` tries every order of them.
 """
 
 from __future__ import annotations
@@ -36,4 +36,4 @@ __all__ = [
 ]
 
 for _one in (Clock, DeadlockError, Machine, Report, StuckError, Thread, explore, replay, scenario, scenarios):
-    _one.__module__ = __name__  # what users see says where they find it
+    _one.__module__ = __name__  # the module where users find it

@@ -1,4 +1,4 @@
-"""What a slot is declared to be, and two kinds of gradient that NumPy has no class for."""
+"""Declarations of slots, sparse gradients, symbolic zeros, and statistics of sums."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ._words import counted, type_of
 
 __all__ = ["Slot", "Sparse", "Stats", "Zero", "clip_norm", "global_norm"]
 
-#: What is taken as a shape: a tuple of ints, or one, as NumPy has it.
+#: Accepted as a shape: a tuple of ints, or an int, as in NumPy.
 Shape = SupportsIndex | Iterable[SupportsIndex]
 
 FORMATS = ("coo", "csr", "csc", "bsr", "bsc")
 
 
-def shape_of(shape: object, who: str) -> tuple[int, ...]:
+def shape_of(shape: object, where: str) -> tuple[int, ...]:
     """A shape as a tuple of ints; an int is the shape of one axis, as in NumPy."""
     if type(shape) is tuple:
         for n in shape:
@@ -36,23 +36,35 @@ def shape_of(shape: object, who: str) -> tuple[int, ...]:
         else:
             result = tuple(map(operator.index, cast(Iterable[SupportsIndex], shape)))
     except TypeError:
-        raise TypeError(f"{who}: expected a shape, a tuple of ints, got {shape!r}") from None
+        raise TypeError(f"{where}: expected a shape, a tuple of ints, got {shape!r}") from None
     if result and min(result) < 0:
-        raise ValueError(f"{who}: expected a shape of extents from 0 on, got {result}")
+        raise ValueError(f"{where}: expected a shape of non-negative extents, got {result}")
     return result
 
 
 @dataclass(frozen=True, init=False)
 class Slot:
-    """What is declared of one slot of an `InputBuffer`; whatever is None is fixed by the first gradient of each pass.
+    """The declaration of one slot of an `InputBuffer`; the first gradient of each pass fixes the fields that are None.
 
-    With a shape, a gradient that it broadcasts to is summed to it; anything else is an error. With a dtype, gradients
-    are cast to it where that loses no kind of value (as NumPy casts: a wider integer that does not fit wraps, a float
-    that is too large becomes inf). `device` is a name, as "cpu" or "sim:0". `accumulate` is the dtype in which the sum
-    runs, or "exact". `combine(old, new)` sums objects that are no arrays, and arrays of dtypes that are not summed
-    otherwise (float128, foreign byte order). `name` is for messages and pictures: a str, or a descriptor
-    (`fanin.descriptors`), whose `expr()` is shown.
+    Parameters
+    ----------
+    shape : tuple of int, or int
+        A gradient that broadcasts from it is summed to it; any other shape is an error.
+    dtype : dtype
+        Gradients are cast to it by NumPy's `same_kind` rule; a wider integer that does not fit wraps, a float that is
+        too large becomes inf.
+    device : str
+        A device's name, as "cpu" or "sim:0".
+    accumulate : dtype or "exact"
+        The dtype in which the sum runs.
+    combine : callable
+        `combine(old, new)` sums objects that are no arrays, and arrays of dtypes without a sum (float128, foreign byte
+        order).
+    name : str or descriptor
+        For messages and pictures; of a descriptor (`fanin.descriptors`) its `expr()`.
 
+    Examples
+    --------
     >>> buf = fanin.InputBuffer([fanin.Slot(shape=3, name="bias"), fanin.Slot(combine=lambda a, b: a | b)])
     >>> buf.add(1, {1}); buf.add(1, {2}); buf.take()
     [None, {1, 2}]
@@ -74,7 +86,7 @@ class Slot:
         combine: Callable[[Any, Any], Any] | None = None,
         name: object = None,
     ) -> None:
-        # What is None is the class's own. It is frozen for others.
+        # The class has the default None; the instance is frozen.
         if shape is not None:
             self.__dict__["shape"] = shape_of(shape, "Slot")
         if dtype is not None:
@@ -99,7 +111,7 @@ class Slot:
             self.__dict__["name"] = name
 
 
-#: Names of dtypes, as the core says them, that a Slot was given before: they need not be asked again.
+#: Names of dtypes that were given to a Slot before, as the core spells them: checked already.
 _NAMES: set[str] = set()
 
 
@@ -116,18 +128,26 @@ def _check_dtype(name: str, dtype: object) -> None:
 class Sparse:
     """A sparse gradient as its parts, which are arrays of any library.
 
-    format "coo": parts = (indices, values) with indices of shape (sparse axes, n) and values of shape (n, *dense axes).
-    "csr", "csc": parts = (pointers, indices, values), pointers by row or by column. "bsr", "bsc": the same of blocks,
-    values of shape (blocks, height, width). An index may come twice; its values add up. `shape` is that of the dense
-    array.
+    Parameters
+    ----------
+    format : str
+        "coo", "csr", "csc", "bsr" or "bsc".
+    parts : sequence of arrays
+        For "coo" (indices, values), of shapes (sparse axes, n) and (n, dense axes). For "csr" and "csc" (pointers,
+        indices, values), with pointers by row or by column. For "bsr" and "bsc" the same of blocks, with values of
+        shape (blocks, height, width). Values of a repeated index add up.
+    shape : tuple of int
+        The shape of the dense array.
 
+    Examples
+    --------
     >>> row = fanin.Sparse("coo", (np.array([[2]]), np.array([[1.0, 1.0]])), (4, 2))
     >>> fanin.add_n([row, np.zeros((4, 2))])[2]
     array([1., 1.])
     """
 
     format: str
-    parts: tuple[Any, ...]  # of whichever library: so are they given back
+    parts: tuple[Any, ...]  # of any library
     shape: tuple[int, ...]
 
     if TYPE_CHECKING:
@@ -158,8 +178,8 @@ class Sparse:
 
 @dataclass(frozen=True)
 class Zero:
-    """A symbolic zero: a gradient whose every element is 0, without memory (rule A2). It adds its dtype to the sum,
-    nothing else.
+    """A symbolic zero: a gradient whose elements are all 0, without memory (rule A2). It adds only its dtype to the
+    sum.
 
     >>> fanin.add_n([fanin.Zero((2,), "float64"), np.float32([1, 2])])
     array([1., 2.])
@@ -184,25 +204,24 @@ class Zero:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """What is known of a sum beside its value (`InputBuffer.stats`), gathered as it was rounded.
+    """Statistics of a sum, as it was rounded (`InputBuffer.stats`).
 
-    The same figures whatever the device is, but for the last places of `sumsq`.
+    They are the same on every device, except for the last places of `sumsq`.
     """
 
-    count: int  #: its elements; of a sparse sum, those that are stored
+    count: int  #: elements; of a sparse sum, the stored ones
     sumsq: float  #: the sum of the squares of the finite elements, in float64; |z|^2 for complex ones
     absmax: float  #: the largest magnitude of a finite element
-    nonfinite: int  #: how many elements are inf or NaN
+    nonfinite: int  #: the number of elements that are inf or NaN
     first_bad_key: (
         int | None
-    )  #: the first key that brought an inf or NaN to a sum that has one; None where nobody did, or it had no key
+    )  #: the key of the first contribution with an inf or NaN, if the sum has one; None without one or without a key
 
 
 def global_norm(buf: _core.InputBuffer) -> float:
-    """The 2-norm of all sums that were last taken of a buffer made with stats=True, together; inf or NaN elements make
-    it inf.
+    """Return the 2-norm of all sums last taken of a buffer made with stats=True; inf if an element is inf or NaN.
 
-    On a device with streams it waits for the streams that summed, as `InputBuffer.stats` does.
+    On a device with streams it waits for the streams that summed, like `InputBuffer.stats`.
 
     >>> buf = fanin.InputBuffer(2, stats=True)
     >>> buf.add(0, np.array([3.0])); buf.add(1, np.array([4.0])); _ = buf.take()
@@ -222,9 +241,7 @@ def _floats(x: object) -> bool:
 
 
 def _outs(sums: Sequence[object], out: object) -> Sequence[object]:
-    """`out` of clip_norm: as many arrays as there are sums, of their shapes and dtypes, that can be written and are
-    apart from each other.
-    """
+    """Check `out` of clip_norm: one array for each sum, of its shape and dtype, writable and disjoint from the others."""
     if not isinstance(out, list | tuple) or len(out) != len(sums):
         raise ValueError(
             f"clip_norm: expected out= as a list of {len(sums)} arrays (or None), one for each sum; got {out!r:.80}"
@@ -242,8 +259,8 @@ def _outs(sums: Sequence[object], out: object) -> Sequence[object]:
                 f" {o!r:.80}"
             )
         if pairs[id(o)][1] is not x:
-            raise ValueError(f"clip_norm: out[{i}] is there twice, for two sums")
-        _core.add_n([o], out=o)  # it can be written, and is not changed by this
+            raise ValueError(f"clip_norm: out[{i}] occurs twice, for two sums")
+        _core.add_n([o], out=o)  # checks that it can be written; does not change it
     known = [o for _, _, o in pairs.values() if not isinstance(o, _core.Array)]
     shared = _core.overlaps(known).pairs if len(known) > 1 else []
     if shared:
@@ -254,18 +271,36 @@ def _outs(sums: Sequence[object], out: object) -> Sequence[object]:
 def clip_norm(
     buf: _core.InputBuffer, sums: list[object], max_norm: float, *, out: Sequence[object] | None = None
 ) -> float:
-    """Scale the sums that were just taken of a buffer with stats=True so that their global norm is at most `max_norm`;
-    returns what it was.
+    """Scale sums so that their global norm is at most `max_norm`, and return the norm before.
 
-    sums: the list that `take` gave. Where the norm is too large each entry is replaced by a fresh scaled one: no array
-    is written, for a sum may be the very array that somebody added. Nothing happens where the norm is small enough, or
-    not finite. out: arrays (or None) for the scaled sums, of their shapes and dtypes; they are written in any case, and
-    `sums` stays as it is. `out=sums` scales in place: for `take(writable=True)`, whose arrays are nobody else's. On a
-    device with streams it waits for the norm, and scales on the current stream: call it in `with fanin.stream(s)`, s
-    being the stream that the sums were taken for. CaptureError while that is captured. ValueError: a `max_norm` that is
-    no number from 0 on, sums of another buffer, `out` of other shapes or dtypes. TypeError: sums that are no list,
-    without out.
+    If the norm is larger than `max_norm` and finite, each entry of `sums` is replaced by a fresh scaled sum; the arrays
+    themselves are not written, because a sum may be the very array that was added. On a device with streams the call
+    waits for the norm and scales on the current stream: call it in `with fanin.stream(s)`, where s is the stream of the
+    take.
 
+    Parameters
+    ----------
+    buf : InputBuffer
+        A buffer made with stats=True.
+    sums : list
+        The list that `take` just returned.
+    max_norm : float
+        A non-negative number.
+    out : sequence of arrays or None
+        Arrays for the scaled sums, of their shapes and dtypes; they are always written, and `sums` stays as it is.
+        `out=sums` scales in place, which is safe after `take(writable=True)`.
+
+    Raises
+    ------
+    ValueError
+        A negative `max_norm`, sums of another buffer, `out` of other shapes or dtypes.
+    TypeError
+        `sums` is no list, without `out`.
+    CaptureError
+        The stream is captured.
+
+    Examples
+    --------
     >>> buf = fanin.InputBuffer(2, stats=True)
     >>> buf.add(0, np.array([3.0])); buf.add(1, np.array([4.0]))
     >>> sums = buf.take()
@@ -273,13 +308,13 @@ def clip_norm(
     (5.0, [array([0.6]), array([0.8])])
     """
     if not (isinstance(max_norm, (int, float, np.floating, np.integer)) and max_norm >= 0):
-        raise ValueError(f"clip_norm: expected max_norm from 0 on, got {max_norm!r}")
+        raise ValueError(f"clip_norm: expected a non-negative max_norm, got {max_norm!r}")
     if len(sums) != len(buf):
         raise ValueError(f"clip_norm: expected the {counted(len(buf), 'sum')} of {buf.name}, got {len(sums)}")
     if out is None and not isinstance(sums, list):
         raise TypeError(
-            f"clip_norm: expected the list that take() gave, whose entries are replaced, got {type_of(sums)}; or"
-            " give out="
+            f"clip_norm: expected the list that take() returned, whose entries are replaced, got {type_of(sums)}; or"
+            " pass out="
         )
     outs = None if out is None else _outs(sums, out)
     norm = global_norm(buf)

@@ -1,11 +1,11 @@
-"""Streams and devices by name, and what this build has.
+"""Streams and devices by name, and the features of this build.
 
     with fanin.stream(s):          # s is the current stream of its device, on this thread
         buf.add(0, gradient)       # so the producer's stream is s
 
-A stream is a queue of a device; an event is a point in it. `fanin.sim.Machine` makes simulated ones; a CUDA stream is
-one that exists: `fanin.Stream("cuda:0", handle)`, or, wherever a stream is taken, the object of the library that made
-it: a `torch.cuda.Stream`, a `cupy.cuda.Stream`, anything with `__cuda_stream__`.
+A stream is a queue of a device; an event is a point in it. `fanin.sim.Machine` makes simulated ones. A CUDA stream is
+an existing one: `fanin.Stream("cuda:0", handle)`, or a `torch.cuda.Stream`, a `cupy.cuda.Stream` or any object with
+`__cuda_stream__`.
 """
 
 from __future__ import annotations
@@ -32,9 +32,8 @@ Event = _core.Event
 def stream(s: StreamLike) -> Iterator[Stream]:
     """Make `s` the current stream of its device, on this thread, until the block ends.
 
-    Wherever a stream is missing (rules S4, S5, S11), the current one of the device is taken: the innermost of these
-    blocks, else the current stream of the library that owns the gradient, else the legacy default stream. TypeError for
-    what is no stream.
+    A missing stream (rules S4, S5, S11) is the current one of the device: the innermost of these blocks, else the
+    current stream of the library that owns the gradient, else the legacy default stream. TypeError if `s` is no stream.
 
     >>> import fanin
     >>> with fanin.sim.Machine() as m:
@@ -51,11 +50,11 @@ def stream(s: StreamLike) -> Iterator[Stream]:
 
 
 def current_stream(device: str) -> Stream | None:
-    """The current stream of a device on this thread: the innermost `with fanin.stream(s)`, else its legacy default.
+    """Return the current stream of a device on this thread: the innermost `with fanin.stream(s)`, else the legacy
+    default.
 
-    Of a gradient that another library owns, that library's current stream comes before the legacy default.
-
-    None for devices without streams.
+    For a gradient that another library owns, that library's current stream comes before the legacy default. A device
+    without streams has None.
 
     >>> import fanin
     >>> print(fanin.current_stream("cpu"))
@@ -65,21 +64,21 @@ def current_stream(device: str) -> Stream | None:
 
 
 def devices() -> list[str]:
-    """The names of the devices at hand: the CPU, CUDA's, and those of the simulated machine entered on this thread.
+    """Return the names of the available devices: the CPU, CUDA's, and those of the simulated machine entered on this
+    thread.
 
-    The first call looks for a CUDA driver; without one, or without a GPU, there is none: `info` says why.
+    The first call opens the CUDA driver; `info` explains why there are no CUDA devices.
 
     >>> import fanin
     >>> with fanin.sim.Machine(devices=2):
     ...     [name for name in fanin.devices() if not name.startswith("cuda")]
     ['cpu', 'sim:0', 'sim:1']
     """
-    cuda = range(len(_core.cuda_info().get("devices", ())))
-    return ["cpu", *(f"cuda:{i}" for i in cuda), *(f"sim:{i}" for i in range(_core.sim_devices()))]
+    return _core.devices()
 
 
 def _cuda() -> dict[str, object]:
-    """What is known of the CUDA driver: what it has, or why there is none."""
+    """The CUDA driver's features, or why there is none."""
     found = _core.cuda_info()
     if "why" in found:
         return {"available": False, "why": found["why"], "code": found["code"]}
@@ -93,7 +92,7 @@ def _cuda() -> dict[str, object]:
 
 
 def _kernels() -> dict[str, object]:
-    """The CUDA kernels that the build embedded, and those that each device in use has loaded."""
+    """The CUDA kernels of this build, and the images that devices in use have loaded."""
     machine_code, _, rest = _core.kernels_made().partition(" and PTX for ")
     ptx, _, nvcc = rest.partition(", by nvcc ")
     return {
@@ -106,7 +105,7 @@ def _kernels() -> dict[str, object]:
 
 def _cuda_words(cuda: dict[str, Any]) -> str:
     if "why" in cuda:
-        return f"built in, not to be used here: {cuda['why']}"
+        return f"built in, not usable here: {cuda['why']}"
     words = [f"built in; driver {cuda['driver']}, CUDA {cuda['version']}"]
     words += [f"cuda:{i} is {name}" for i, name in enumerate(cuda["devices"])] or ["no device"]
     words += [f"without {name} (its driver has no {call})" for name, call in cuda["missing"].items()]
@@ -122,7 +121,7 @@ def _kernels_words(kernels: dict[str, Any]) -> str:
 
 
 class Info(dict[str, Any]):
-    """What `info` found: a dict of data (it is JSON as it stands) that prints one line for each entry."""
+    """The result of `info`: a dict of data, ready for JSON, that prints one line for each entry."""
 
     def __str__(self) -> str:
         words = {
@@ -148,12 +147,12 @@ class Info(dict[str, Any]):
 
 
 def info() -> Info:
-    """What is here, what was built in, and why something is missing: data that prints as a list.
+    """Return the versions, features and devices of this installation, and why something is missing.
 
-    `sums`: the instruction set and the threads of large sums. `backends`: each with `available`; CUDA's with its
-    driver, devices and what that driver has not, or `why` there is none. `kernels`: what of the CUDA kernels is in, and
-    what each device that is in use `loaded`.
-    `pool`: bytes that are kept for large results, and at most (None: no limit).
+    `sums` has the instruction set and the threads of large sums. `backends` has `available` for each; CUDA's has its
+    driver, devices and missing features, or `why` there is none. `kernels` has the images of the CUDA kernels in this
+    build, and those that each device in use has `loaded`. `pool` has the bytes kept for large results, and the limit
+    (None: none).
 
     >>> import fanin
     >>> fanin.info()["fanin"] == fanin.__version__, fanin.info()["backends"]["cpu"]

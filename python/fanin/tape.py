@@ -5,7 +5,7 @@
     tape.backward(loss)
     w.grad                                        # an ndarray of shape (3, 4)
 
-A derivative is written in operations of this page, so a pass may record itself, and be differentiated again:
+Derivatives are written in the operations of this module, so a pass may record itself and be differentiated again:
 
     [slope] = tape.grad(loss, [w], create_graph=True)
     [curve] = tape.grad((slope * v).sum(), [w])   # a Hessian-vector product
@@ -18,11 +18,11 @@ On a simulated machine the same program runs late, on the streams that are curre
         with fanin.stream(m.stream(device=0)):    # this operation runs there, and so does its backward (E4)
             y = tape.array(x, d0) @ w
 
-To be read from top to bottom:
+The module reads from top to bottom:
 
 1. Where: devices, streams, kernels.
 2. Values.
-3. What an operation is.
+3. The class of operations.
 4. Operations.
 5. The pass backward.
 6. A step recorded once, and replayed.
@@ -154,7 +154,7 @@ def launch(fn: Callable[..., object], reads: Sequence[Array], writes: Sequence[A
 
 def run(fn: Callable[..., object], *reads: Array, shape: Shape | None = None,
         dtype: npt.DTypeLike | None = None, device: Device | None = None) -> Array:  # fmt: skip
-    """A new array that a kernel `fn(*reads, out)` fills; of the reads' common shape and dtype unless told otherwise."""
+    """Make an array that a kernel `fn(*reads, out)` fills, by default of the reads' common shape and dtype."""
     shape = np.broadcast_shapes(*(x.shape for x in reads)) if shape is None else shape
     out = (device or _here.device).empty(shape, dtype or np.result_type(*(x.dtype for x in reads)))
     launch(fn, reads, [out])
@@ -186,7 +186,7 @@ def record(
 
 
 def constant(value: npt.ArrayLike) -> Array:
-    """A copy of a host array while a step is recorded: of what the step was given, or of numbers that stand in it."""
+    """A copy of a host array while a step is recorded: an argument of the step, or numbers written in it."""
     x, recording = np.asarray(value), cast("Recording", _here.recording)
     if plain(value):
         recording.operand(x)
@@ -207,7 +207,7 @@ def no_numbers_of_numpy(name: str, xs: Iterable[object]) -> None:
     for x in xs:
         if isinstance(x, np.ndarray | np.generic) and type(x) is not np.ndarray:
             raise fanin.CaptureError(
-                f"{name}: {x!r}, {type_of(x)}, may depend on values, which replays would not see:"
+                f"{name}: {x!r}, {type_of(x)}, may depend on values that change between replays:"
                 " pass it to the step as an ndarray, or make it by operations"
             )
 
@@ -219,7 +219,7 @@ def plain(x: object) -> bool:
 
 def locked(x: NDArray) -> NDArray:
     """An array that only kernels may write: what NumPy alone does in a step that is recorded, a replay would not."""
-    if not _here.back:  # what operations of a pass make is the engine's, which may add in place
+    if not _here.back:  # results of a pass's operations are the engine's, which may add in place
         x.flags.writeable = False
     return x
 
@@ -261,7 +261,7 @@ class Var:
 
     edge: Edge | None = None
     stream: Stream = None
-    ready: fanin.Event | None = None  # the event behind it
+    ready: fanin.Event | None = None  # the event after it
     __array_ufunc__ = None  # ndarray + Var is Var.__radd__
 
     def __init__(self, data: Array, device: Device) -> None:
@@ -322,7 +322,7 @@ class Var:
         self.leaf().grad = value
 
     def register_hook(self, fn: Callable[[Any], object]) -> None:
-        """`fn` sees the finished sum of this value's gradients, once in each pass; what it returns, if not None,
+        """Call `fn` with the finished sum of this value's gradients, once in each pass; a result other than None
         replaces it.
         """
         if self.edge is None:
@@ -382,14 +382,14 @@ def array(value: npt.ArrayLike, device: Device = cpu) -> Var:
 
 
 def parameter(value: npt.ArrayLike, device: Device = cpu, name: str = "parameter") -> Var:
-    """A value whose gradients are wanted: they are summed into its `.grad`, on the stream that is current now."""
+    """Make a value whose gradients are summed into its `.grad`, on the stream that is current now."""
     var = array(value, device)
     var.edge = fanin.Leaf(var.data, name=name, stream=device.current()), 0
     return var
 
 
 def operand(x: object, like: Var) -> object:
-    """What an operator may be given: Vars and numbers as they are, else an ndarray of the other's dtype."""
+    """The other operand of an operator: Vars and numbers as they are, else an ndarray of the other's dtype."""
     return x if type(x) in (Var, float, int) else fitted(x, like)
 
 
@@ -404,10 +404,10 @@ def fitted(x: object, like: Var) -> NDArray:
 def update(
     fn: Callable[..., object], reads: Sequence[Var | Array], writes: Sequence[Var | Array], name: str = "update"
 ) -> None:
-    """Change Vars or arrays in place by `fn(*reads, *writes)`, on the current stream of the first that is written: a
-    Var, or an ndarray.
+    """Change Vars or arrays in place by `fn(*reads, *writes)`, on the current stream of the first written one, a Var or
+    an ndarray.
 
-    Whoever else reads them must be known to that stream; after `backward`, all that took part in it are.
+    That stream must be ordered after all other readers; after `backward`, it is ordered after the whole pass.
     """
     device = cpu if isinstance(writes[0], np.ndarray) else cast(Var, writes[0]).device
     stream = device.current()
@@ -418,19 +418,19 @@ def update(
             x.made_on(stream)
 
 
-# ---------------------------------------------------------------- 3. What an operation is
+# ---------------------------------------------------------------- 3. The class of operations
 
 Vjp = Callable[..., object]
 Me = list[weakref.ref[fanin.Node]]  # of the node itself, once it is there
 
 
 class Op:
-    """An operation with one result, called with its inputs, one for each of `vjps`, and with what else it needs.
+    """An operation with one result, called with its inputs, one for each of `vjps`, and with further arguments.
 
-    `forward(*arrays)` gives an ndarray. `vjps[i](g, y, *args)` makes, of the result's gradient g, that of input i, or
-    something that broadcasts from it: the input's slot sums it to the shape (A9). y is the result where `result` asks
-    for it. They work on what they get: arrays, or Vars. `shape(*args)` is the result's, for devices, where it is asked
-    for before the result is made; without it, inputs broadcast. `view`: of an input of any kind.
+    `forward(*arrays)` returns an ndarray. `vjps[i](g, y, *args)` makes, of the result's gradient g, the gradient of
+    input i, or one that broadcasts from it: the input's slot sums it to the shape (A9). y is the result if `result` is
+    true. They work on arrays and on Vars. `shape(*args)` is the shape of the result, for devices, where it is needed
+    before the result; without it, inputs broadcast. `view`: whether the result is a view.
     """
 
     def __init__(self, name: str, forward: Callable[..., object], *vjps: Callable[..., Any], view: bool = False,
@@ -465,7 +465,7 @@ class Op:
         return y
 
     def recorded(self, args: Any, live: list[int], need: Sequence[bool], g: Var) -> list[Var | None]:
-        """The gradients of some inputs as Vars. What is needed of the result is made again, so that it leads back."""
+        """The gradients of some inputs as Vars. The result, if needed, is made again, so that it leads back."""
         with at(_here.device, _here.name, None):
             y = self(*args) if self.result else None
             vjps = [self.vjps[i] if n else None for i, n in zip(live, need, strict=True)]
@@ -499,7 +499,7 @@ class Op:
         return run(kernel, *arrays, shape=shape, dtype=np.result_type(*(getattr(x, "dtype", x) for x in of)))
 
     def kernel(self, args: Sequence[object], places: list[int], room: str) -> Callable[..., None]:
-        """A kernel whose arrays are the arguments at `places`, and the result."""
+        """A kernel whose arrays are the arguments at `places` and the result."""
         fixed = [None if i in places else x for i, x in enumerate(args)]  # no Var: a kernel that waits holds no graph
 
         def kernel(*views: NDArray) -> None:
@@ -518,8 +518,8 @@ class Op:
         return kernel
 
     def replayed(self, args: Sequence[object], arrays: Sequence[Array], recording: Recording) -> Array:
-        """The result on the CPU while a step is recorded, made by a kernel, and laid out as `forward` lays it out: the
-        same operations then see the same, bit for bit.
+        """The result on the CPU while a step is recorded, made by a kernel in the layout of `forward`, so that later
+        operations give the same bits.
         """
         data = iter(arrays)
         xs = [next(data) if type(x) is Var else x for x in args]
@@ -555,8 +555,8 @@ def gradients(vjp: Vjp, arrays: Sequence[object], y: object, op: Op, args: Seque
 
 
 def needs(me: Me, edges: Sequence[object]) -> list[bool]:
-    """Which edges need a gradient. `me`: a weak reference to the node: its function must not hold it, so that what
-    nobody holds any more is freed at once.
+    """Which edges need a gradient. `me`: a weak reference to the node, whose function must not hold it, so that it is
+    freed at once.
     """
     node = me[0]() if me else None
     return [node is None or node.needs(i) for i in range(len(edges))]
@@ -564,8 +564,8 @@ def needs(me: Me, edges: Sequence[object]) -> list[bool]:
 
 def step(name: str, forward: Callable[..., Sequence[Array]], inputs: Sequence[Var], wanted: Sequence[Var],
          back: Callable[[Sequence[Any], Sequence[bool]], object], device: Device) -> list[Var]:  # fmt: skip
-    """An operation of several results, or on a device. `back(grads, need)` gets Vars, and gives Vars or arrays for the
-    inputs that are `wanted`; where `_here.back` says so, nothing is recorded.
+    """An operation of several results, or on a device. `back(grads, need)` gets Vars and returns Vars or arrays for the
+    inputs that are `wanted`; while `_here.back` is set, nothing is recorded.
     """
     if any(x.device.machine is not device.machine for x in inputs):
         raise ValueError(f"{name}: {', '.join(map(repr, inputs))} lie on no one machine")
@@ -586,7 +586,7 @@ def step(name: str, forward: Callable[..., Sequence[Array]], inputs: Sequence[Va
             ]
             gs = back(own, needs(me, edges))
             if not isinstance(gs, list | tuple) or len(gs) != len(edges):
-                return gs  # the engine says what is wrong (V1)
+                return gs  # the engine reports the error (V1)
             if records:
                 return [sum_to(g, shape) if type(g) is Var else g for g, shape in zip(gs, shapes, strict=True)]
             data = [g.data if type(g) is Var else g for g in gs]
@@ -617,7 +617,7 @@ def custom(name: str, forward: Callable[..., Sequence[Array]], inputs: Sequence[
 
 
 def dense(g: object) -> object:
-    """What derivatives work on: the sum of an embedding's gradients as an array, any other as it is."""
+    """A gradient for derivatives: the sum of an embedding's gradients as an array, any other unchanged."""
     data: object = g.data if type(g) is Var else g
     if type(data) is not fanin.Sparse or data.format != "coo":
         return g
@@ -773,7 +773,7 @@ def add_rows(g: NDArray, index: NDArray, shape: Shape) -> NDArray:
 
 
 def rows_read(g: Var | NDArray, y: object, table: Var | NDArray, index: Var | NDArray) -> object:
-    """What was read where, row by row; in a pass that records itself dense, as sums of Vars are."""
+    """The gradient of rows read from a table, row by row; dense in a pass that records itself, like sums of Vars."""
     if type(g) is Var and not _here.back:
         return scattered(g, index, table.shape)
     if type(index) is np.ndarray and _here.device.machine is not None:
@@ -801,9 +801,9 @@ def log_softmax(z: NDArray) -> NDArray:
 
 
 def picked(z: NDArray, labels: NDArray) -> NDArray:
-    """Of each row the element that its label says."""
+    """The element of each row at its label."""
     if labels.size and labels.min() < 0:
-        raise IndexError(f"cross entropy: expected labels from 0 on, got {labels.min()}")
+        raise IndexError(f"cross entropy: expected non-negative labels, got {labels.min()}")
     found: NDArray = z[np.arange(len(z)), labels]
     return found
 
@@ -827,10 +827,10 @@ def cross_entropy(logits: Var, labels: Var, count: int | None = None) -> Var:
 
 
 def to(a: Var, device: Device, on: Device | None = None, stage: Array | None = None) -> Var:
-    """A copy on another device. It is made on a stream of a's device, or of the device `on`: who pushes, or who pulls.
+    """Copy to another device, on a stream of a's device, or of the device `on`.
 
-    `stage`: memory like it, on `device`, to sum its gradient in before that goes back over the link. Copies on one
-    stream may share it.
+    `stage`: memory of the same shape on `device`, in which the gradient is summed before it is copied back. Copies on
+    one stream may share it.
     """
     on, home = on or a.device, a.device
 
@@ -885,10 +885,21 @@ def backward(losses: Var | Sequence[Var], gradients: Sequence[object] | None = N
              create_graph: bool = False, progress: Callable[[int, int], object] | None = None) -> None:  # fmt: skip
     """Add the gradients of the sum of some values to the `.grad` of each parameter that they depend on.
 
-    `gradients`: an array to begin with for each value (default: ones). `budget`: of the buffers. `create_graph`: the
-    pass records itself: `.grad` becomes a Var, which can be differentiated. `progress(ran, known)`: hears how far the
-    pass is, as of `fanin.backward`. When it returns, the caller's current streams wait for all that was done. If a node
-    fails, the pass ends; each leaf then has its whole gradient or none of it (E6).
+    When it returns, the caller's current streams wait for the whole pass. If a node fails, the pass ends; each leaf
+    then has its whole gradient or none of it (E6).
+
+    Parameters
+    ----------
+    losses : Var, or sequence of Var
+        The values.
+    gradients : sequence
+        An initial gradient for each value. Default: ones.
+    budget : int, float or "auto"
+        The budget of the buffers.
+    create_graph : bool
+        The pass records itself: `.grad` becomes a Var, which can be differentiated.
+    progress : callable
+        `progress(ran, known)`, as for `fanin.backward`.
     """
     with fanin.set_options(budget=budget):
         fanin.backward(
@@ -920,12 +931,12 @@ Label = tuple[object, ...]  # ("argument", 0, "key")
 Key = tuple[tuple[Label, object], ...]
 Arrays = tuple[NDArray, ...]
 Grads = tuple[NDArray | None, ...]  # None: it is not there
-R = TypeVar("R")  # what a step returns
+R = TypeVar("R")  # the result of a step
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a call of a compiled step did ("recorded", "replayed", "raw": as it is), and why."""
+    """The outcome of a call of a compiled step ("recorded", "replayed", or "raw": not recorded), and the reason."""
 
     did: str
     reason: str
@@ -976,38 +987,43 @@ class _Recorded:
 
 def compiled(step: Callable[..., R], *, static: Sequence[Var | NDArray] = (), limit: int = 16,
              verify: int = 0) -> Compiled[R]:  # fmt: skip
-    """The same step, which on the CPU is recorded when it is called first, and from then on replayed: its kernels run
-    again, without nodes, buffers and rules.
+    """Make a step that is recorded at its first call on the CPU, and from then on replayed: its kernels run again,
+    without nodes, buffers and rules.
 
         step = tape.compiled(train, static=[*parameters, *speeds])
         for x, labels in batches:
             loss = step(x, labels)
 
-    Arguments, by position or name: ndarrays and constant Vars, whose values are copied in, and dicts of such; of
-    anything else the value is part of the recording. `static`: parameters and ndarrays that stay where they are, and
-    that the step may read and change. It is recorded anew when shapes, dtypes, layouts or other values of arguments
-    change, when a static Var gets another array, and when a parameter's `.grad` is there that was not, or the other way
-    round; more than `limit` times it is not: then it runs as it is. `step.last` says what a call did, and why;
-    `step.stats` how often.
+    Arguments, by position or name, are ndarrays and constant Vars, whose values are copied in, and dicts of these; any
+    other argument's value is part of the recording. A call with other shapes, dtypes, layouts or values, with another
+    array in a static Var, or with `.grad` arrays where there were none (or the reverse) makes another recording.
+    `step.last` has the outcome of a call, `step.stats` the counts. Results (None, a Var, an ndarray, tuples, lists and
+    dicts of these) are copies. Gradients are added to existing `.grad` arrays in place, as `backward` does.
 
-    Gradients that the step leaves in `.grad` are added to those that were there, in place, as `backward` does; where
-    there were none, they are arrays of their own. What the step returns (None, a Var, an ndarray, tuples, lists and
-    dicts of such) is copied out: nothing that a caller gets is changed by a later call.
+    A replay repeats the tape's work: operations, `backward`, `grad`, `update`. It does not repeat NumPy on `.data`,
+    branches on values, or printing. A detected difference (an array made by NumPy alone in an operation, an argument
+    written in place, memory kept past the step, a value read by `.numpy()`) is a CaptureError, and arrays and gradients
+    are as before the call.
 
-    What is done again is what tape does: operations, `backward`, `grad`, `update`. NumPy called on `.data`, branches on
-    values, and printing are not. Where that can be seen (an array made by NumPy alone that gets into an operation, an
-    argument written in place, memory kept past the step's end, a value read by `.numpy()`), it is a CaptureError, and
-    arrays and gradients are as they were before the call.
-
-    What cannot be seen (a Python number that changes, a branch, hooks added later) `verify=n` finds: in the first n
-    replays of each recording the step runs as it is, too, and all results, gradients and static arrays are compared bit
-    by bit. A difference is a CaptureError that names the first array and, where it is known, the cause.
+    Parameters
+    ----------
+    step : callable
+        The step.
+    static : sequence of Var or ndarray
+        Parameters and arrays that stay in place and that the step may read and change.
+    limit : int
+        The number of recordings; beyond it, a call that fits none runs the plain step.
+    verify : int
+        In the first `verify` replays of each recording the plain step runs as well, and all results, gradients and
+        static arrays are compared bit by bit. A difference is a CaptureError that names the first array and, if known,
+        the cause. This finds differences that cannot be detected otherwise: a number that changes, a branch, hooks
+        added later.
     """
     return Compiled(step, list(static), limit, verify)
 
 
 class Compiled(Generic[R]):
-    """What `compiled` makes. Calls from several threads run one after the other."""
+    """The result of `compiled`. Calls from several threads run one after the other."""
 
     last: Outcome | None = None
 
@@ -1152,7 +1168,7 @@ class Compiled(Generic[R]):
             result = _mapped(self.step(*passed, **names), partial(_returned, recording))
             after = [None if (g := leaf.grad) is None else _left(recording, leaf, g) for leaf in self._leaves]
         except BaseException as e:
-            with suppress(fanin.CaptureError):  # what is on its way says more
+            with suppress(fanin.CaptureError):  # the pending exception is more specific
                 recording.end()
             if isinstance(e, ValueError) and (said := _by_numpy(e)) is not e:
                 raise said from e
@@ -1190,7 +1206,9 @@ class Compiled(Generic[R]):
             )
 
     def _check_apart(self, entry: _Recorded, found: tuple[int, str | int] | None) -> None:
-        """No argument lies in what is written: the step as it is would see that, and a copy does not."""
+        """Check that no argument shares memory with a written array: the plain step would read the write, a copied
+        argument not.
+        """
         if found is not None:
             i, what = found
             static = f"a static array, which {what!r} writes"
@@ -1205,7 +1223,7 @@ class Compiled(Generic[R]):
     def _replay(self, entry: _Recorded, arrays: Arrays, grads: Grads) -> R:
         if entry.places:
             for leaf, g in zip(self._leaves, grads, strict=True):
-                if g is not None:  # it is written, which who explores the orders of threads is to see
+                if g is not None:  # it is written, which explore must record
                     leaf.grad = g
         self._check_apart(entry, entry.recording.replay(arrays, grads))
         self._replays += 1
@@ -1214,7 +1232,7 @@ class Compiled(Generic[R]):
     # ---- verified
 
     def _verified(self, entry: _Recorded, call: _Call) -> R:
-        """A replay, behind the step as it is, whose traces are wiped out."""
+        """A replay after the plain step, whose effects are undone."""
         were = _State(self, call)
         try:
             wanted = self._made(self.step(*call.args, **call.kwargs))
@@ -1319,7 +1337,7 @@ def _data(x: object) -> NDArray:
 
 
 def _key(call: _Call) -> Key:
-    """What of a call has to be the same, for words."""
+    """The parts of a call that must be equal, for messages."""
     shared = _sharing(call.static, call.grads)
     return (
         *((label, _kind(x)) for label, x in _leaves_of(call.args, call.kwargs)),
@@ -1389,7 +1407,7 @@ def _with(
 
 
 def _argument(label: Label, x: object) -> NDArray | None:
-    """What is copied in; None: its value is part of the recording."""
+    """The array to copy in; None: the value is part of the recording."""
     if isinstance(x, Var):
         if x.edge is not None:
             raise TypeError(f"compiled: {_label(label)} is {x!r}: a parameter belongs in static=, a result made inside")
@@ -1422,7 +1440,7 @@ def _hashable(x: object) -> bool:
 
 
 def _kind(x: object) -> tuple[object, ...]:
-    """What of an argument, or of a gradient, a recording depends on."""
+    """The properties of an argument or a gradient on which a recording depends."""
     data: object = _data(x)
     if isinstance(data, np.ndarray):
         return (type(x), data.dtype, data.shape, data.strides)
@@ -1451,7 +1469,7 @@ def _copied(recording: Recording, x: NDArray) -> NDArray:
 
 
 def _by_numpy(error: ValueError) -> BaseException:
-    """What an error of the step is, while it is recorded."""
+    """The error for an array made by NumPy alone while a step is recorded."""
     if "read-only" not in str(error):
         return error
     return fanin.CaptureError(
@@ -1467,7 +1485,7 @@ def _dense(leaf: object, g: object) -> NDArray:
 
 
 def _left(recording: Recording, leaf: object, g: object) -> NDArray:
-    """What a step left in `.grad`, while it is recorded: a view of it."""
+    """A view of the `.grad` that a step left, while it is recorded."""
     if not recording.knows(_dense(leaf, g)):
         raise fanin.CaptureError(
             f"compiled: the step leaves an array made by NumPy alone in .grad of {leaf!r}, and each replay would leave"
@@ -1484,7 +1502,7 @@ def _mapped(x: object, fn: Callable[[object], object]) -> object:
 
 
 def _returned(recording: Recording, x: object) -> object:
-    """What a step returned, while it is recorded: a view of it."""
+    """A view of a step's result, while it is recorded."""
     data = _data(x)
     if x is None:
         return None

@@ -204,7 +204,7 @@ def test_fields_must_be_what_they_are_called() -> None:
     for bad in (True, 1.0, "1", None):
         with pytest.raises(TypeError, match="PlainAOTInput: idx must be an int"):
             d.PlainAOTInput(bad)
-    with pytest.raises(ValueError, match="PlainAOTOutput: idx counts from 0 on, got -1"):
+    with pytest.raises(ValueError, match="PlainAOTOutput: idx: expected a non-negative integer, got -1"):
         d.PlainAOTOutput(-1)
     with pytest.raises(TypeError, match="ParamAOTInput: target must be a str"):
         d.ParamAOTInput(3)
@@ -212,7 +212,7 @@ def test_fields_must_be_what_they_are_called() -> None:
     for bad in ("a.b", "", "1a", "a b", "size(0)"):
         with pytest.raises(ValueError, match="SubclassGetAttrAOTInput: attr must be the name of an attribute"):
             d.SubclassGetAttrAOTInput(x, bad)
-    with pytest.raises(ValueError, match="SubclassSizeAOTInput: idx counts from 0 on"):
+    with pytest.raises(ValueError, match="SubclassSizeAOTInput: idx: expected a non-negative integer"):
         d.SubclassSizeAOTInput(x, -1)
     for kind in (*d.INPUTS, *d.OUTPUTS):  # each checks the fields of its own
         names = [f for f in kind.__dataclass_fields__ if f != "ref"]

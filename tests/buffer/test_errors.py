@@ -354,7 +354,12 @@ MADE: list[tuple[str, Callable[[], Any], type[Exception], str]] = [
     ),
     ("stream", lambda: InputBuffer(1, stream="s"), TypeError, "stream"),
     ("unknown device", lambda: InputBuffer([Slot(device="tpu:0")]), ValueError, "tpu:0"),
-    ("Slot shape", lambda: Slot(shape=(2, -1)), ValueError, "Slot: expected a shape of extents from 0 on, got (2, -1)"),
+    (
+        "Slot shape",
+        lambda: Slot(shape=(2, -1)),
+        ValueError,
+        "Slot: expected a shape of non-negative extents, got (2, -1)",
+    ),
     (
         "Slot shape of floats",
         lambda: Slot(shape=(2.0,)),

@@ -93,8 +93,10 @@ static PyObject *read_all(PyObject *Py_UNUSED(module), PyObject *o)
     uint64_t all;
     if (PyObject_GetBuffer(o, &b, PyBUF_SIMPLE) < 0)
         return NULL;
-    Py_BEGIN_ALLOW_THREADS all = fan_sum_read(b.buf, (size_t)b.len);
-    Py_END_ALLOW_THREADS PyBuffer_Release(&b);
+    Py_BEGIN_ALLOW_THREADS
+        all = fan_sum_read(b.buf, (size_t)b.len);
+    Py_END_ALLOW_THREADS
+    PyBuffer_Release(&b);
     return PyLong_FromUnsignedLongLong(all);
 }
 
@@ -111,9 +113,10 @@ static PyObject *sum(PyObject *Py_UNUSED(module), PyObject *args)
         return NULL;
     for (size_t i = 0; i < n; i++)
         terms[i] = (fan_operand){.array = &in[i].array, .acc = fan_dtype_accumulate(in[i].array.dtype)};
-    Py_BEGIN_ALLOW_THREADS fan_sum(&out.array, terms, n,
-                                   &(fan_sum_how){.stats = with_stats ? &stats : NULL, .parallel = parallel});
-    Py_END_ALLOW_THREADS PyMem_Free(in);
+    Py_BEGIN_ALLOW_THREADS
+        fan_sum(&out.array, terms, n, &(fan_sum_how){.stats = with_stats ? &stats : NULL, .parallel = parallel});
+    Py_END_ALLOW_THREADS
+    PyMem_Free(in);
     if (!with_stats)
         Py_RETURN_NONE;
     return Py_BuildValue("{s:K,s:d,s:d,s:K}", "count", (unsigned long long)stats.count, "sumsq", stats.sumsq, "absmax",

@@ -280,7 +280,7 @@ static void independent_actors_need_one_run(void)
     CHECK(!stuck);
     CHECK_INT(search(&p, true, found[0], &runs, &abandoned, &stuck), 1);
     CHECK(abandoned > 0);
-    tries = true; /* All alone: nobody is tried in the place of another */
+    tries = true; /* Persistent sets of one: nobody is tried in the place of another */
     CHECK_INT(search(&p, true, found[0], &runs, &abandoned, &stuck), 1);
     CHECK_INT(runs, 1);
     CHECK_INT(abandoned, 0);

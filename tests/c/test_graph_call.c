@@ -24,7 +24,7 @@ static void end_path(reading *r, int row)
     r->at = &r->c->root;
 }
 
-static bool outcome(reading *r, int row, fan_tree_did did)
+static bool outcome(reading *r, int row, fan_tree_outcome did)
 {
     apply(r, row);
     r->p.did = did;
@@ -38,9 +38,9 @@ static bool rows_5_to_7(reading *r)
         apply(r, 5);
     r->p.warn_writes = r->p.warn_writes || (!r->at->known && r->at->writes);
     if (r->at->writes)
-        return outcome(r, 6, FAN_TREE_RAW);
+        return outcome(r, 6, FAN_TREE_EAGER);
     if (r->at->over_limit && !r->at->can_demote)
-        return outcome(r, 7, FAN_TREE_RAW);
+        return outcome(r, 7, FAN_TREE_EAGER);
     return false;
 }
 
@@ -102,7 +102,7 @@ static fan_tree_plan read_table(const fan_tree_call *c)
         return r.p;
     }
     if (c->full) {
-        (void)outcome(&r, 7, FAN_TREE_RAW);
+        (void)outcome(&r, 7, FAN_TREE_EAGER);
         return r.p;
     }
     if (r.at->fit == FAN_TREE_FIT_STATIC || r.at->fit == FAN_TREE_FIT_OPERAND) {
@@ -180,7 +180,7 @@ static void no_plan_forgets_what_lives(void)
                 wrong += c.new_step && c.path != FAN_TREE_NONE && !p.end_path;
                 /* only what fits is replayed, and nothing that writes is recorded */
                 wrong += p.did == FAN_TREE_REPLAY && (at->fit != FAN_TREE_FIT_FITS || !c.warm);
-                wrong += p.did != FAN_TREE_RAW && at->writes;
+                wrong += p.did != FAN_TREE_EAGER && at->writes;
                 /* nothing is recorded for ever: at the limit an operand is demoted, or it runs as it is */
                 wrong += p.did == FAN_TREE_RECORD && at->over_limit && !p.demote &&
                          (at->fit == FAN_TREE_FIT_STATIC || at->fit == FAN_TREE_FIT_OPERAND);
@@ -193,6 +193,6 @@ int main(void)
     every_combination_is_as_the_table_says();
     no_plan_forgets_what_lives();
     CHECK_STR(fan_tree_fit_words(FAN_TREE_FIT_HELD),
-              "somebody holds an operand that is overwritten once it has been read");
+              "an operand has other references and is overwritten once it has been read");
     return check_done();
 }

@@ -296,9 +296,9 @@ static void a_release_that_is_too_early_is_raised_by_the_next_call(void)
     fan_array_drop(y);
     CHECK_INT(fan_sim_races(w.m), 1);
     CHECK_INT(fan_sim_pending(w.m, &err), FAN_ERR_RACE);
-    CHECK_STR(err.text, "race on 8 bytes of sim:0: memory is given back at train.py:51 while 'sum[0]' (stream 3 of "
-                        "sim:0, train.py:50) writes it: nothing that is "
-                        "waited for comes after that; missing: mark as used on stream 3 of sim:0 "
+    CHECK_STR(err.text, "race on 8 bytes of sim:0: memory is freed at train.py:51 while 'sum[0]' (stream 3 of "
+                        "sim:0, train.py:50) writes it: no wait orders "
+                        "that before; missing: mark as used on stream 3 of sim:0 "
                         "(array.record_stream(Stream(\"sim:0\", 3)))");
     CHECK_OK(fan_sim_pending(w.m, &err));
     /* .. and whoever still has the address meets the release. */
@@ -523,7 +523,7 @@ static void bad_arguments_are_refused(void)
     CHECK_INT(fan_sim_new(&c, NULL, &m, &err), FAN_ERR_VALUE);
     c.devices = 65;
     CHECK_INT(fan_sim_new(&c, NULL, &m, &err), FAN_ERR_VALUE);
-    CHECK_HAS(err.text, "1 to 64 devices, not 65");
+    CHECK_HAS(err.text, "1 to 64 devices, got 65");
     c.devices = 1;
     c.memory = SIZE_MAX;
     CHECK_INT(fan_sim_new(&c, NULL, &m, &err), FAN_ERR_NOMEM);

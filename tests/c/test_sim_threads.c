@@ -443,7 +443,7 @@ static void a_wait_for_nobody_is_named_and_ends_the_join(void)
     tangle a = {.w = &w, .first = &one, .never = &never};
     start(&t[0], w.m, waiter_main, &a);
     CHECK_INT(fan_sim_join(w.m, &err), FAN_ERR_DEADLOCK);
-    CHECK_STR(err.text, "deadlock: host thread 0 (scenario.py:7) waits for a change that no other makes");
+    CHECK_STR(err.text, "deadlock: host thread 0 (scenario.py:7) waits for a change that no other thread makes");
     pthread_join(t[0].os, NULL);
     CHECK(a.gave_up);
     CHECK_INT(a.after, FAN_ERR_DEADLOCK);
@@ -459,8 +459,9 @@ static void a_wait_for_nobody_is_named_and_ends_the_join(void)
     for (int i = 0; i < 2; i++)
         start(&t[i], w.m, waiter_main, &both[i]);
     CHECK_INT(fan_sim_join(w.m, &err), FAN_ERR_DEADLOCK);
-    CHECK_STR(err.text, "deadlock: host thread 0 waits for a change that no other makes; host thread 1 waits for a "
-                        "change that no other makes");
+    CHECK_STR(err.text,
+              "deadlock: host thread 0 waits for a change that no other thread makes; host thread 1 waits for a "
+              "change that no other thread makes");
     for (int i = 0; i < 2; i++)
         pthread_join(t[i].os, NULL);
     close(&w);

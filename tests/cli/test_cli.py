@@ -249,7 +249,7 @@ def test_check_is_content_with_what_is_right(capsys: pytest.CaptureFixture[str])
     assert main(words) == 3
     text = said(capsys)
     assert re.search(r" 4 +\d+ +3 at random +0 +0 +0 +1 +incomplete$", text, re.MULTILINE)
-    assert "keyed_sums_do_not_depend_on_order: incomplete: nothing was found, and orders are missing" in text
+    assert "keyed_sums_do_not_depend_on_order: incomplete: no fault was found, but orders are missing" in text
     assert main(words[:4]) == 0
     assert re.search(r" all +0 +0 +0 +1 +ok$", said(capsys), re.MULTILINE)
 
@@ -297,7 +297,7 @@ def test_check_shows_differing_results_and_errors(tmp_path: Path, capsys: pytest
         (
             "import fanin\n@fanin.sim.scenario(limit=0)\ndef s(m): pass",
             [],
-            "s: explore: limit: expected an integer from 1 on, got 0",
+            "s: explore: limit: expected an integer of at least 1, got 0",
         ),
         (
             OTHERS,

@@ -49,7 +49,7 @@ def test_without_a_driver_the_error_says_so_and_all_else_works() -> None:
     ("code", "words"),
     [
         (34, "stub library of a toolkit"),
-        (35, "older than this library asks for"),
+        (35, "older than this library requires"),
         (100, "finds no GPU"),
         (802, "nvidia-fabricmanager must run"),
         (803, "different releases"),
@@ -498,7 +498,7 @@ def test_a_sticky_error_loses_one_device_and_not_the_other(driver: FakeDriver) -
         ):
             s.synchronize()
     with pytest.raises(
-        fanin.DeviceError, match=r"cuda:0 is lost since an earlier failure: cuStreamSynchronize .*\(700\)"
+        fanin.DeviceError, match=r"cuda:0 was lost by an earlier failure: cuStreamSynchronize .*\(700\)"
     ):
         s.record()
     frees = driver.calls("MemFree")

@@ -256,7 +256,7 @@ def test_a_broken_capture_is_told_before_the_driver_hears_of_more_work(driver: F
 
     for act in (s.record, total):
         with pytest.raises(
-            fanin.CaptureError, match="an earlier violation has ended this capture: end it and begin anew"
+            fanin.CaptureError, match="an earlier violation has ended this capture: end it and begin again"
         ):
             act()
     assert {name: driver.calls(name) for name in calls} == calls

@@ -203,7 +203,7 @@ def test_beyond_the_limit_orders_are_drawn_and_the_report_says_so() -> None:
     run = functools.partial(keyed_sum, n=4)
     report = explore(run, limit=5, samples=7)
     assert (report.ok, report.failed, report.outcome) == (False, False, "incomplete") and not report.complete
-    assert "incomplete: nothing was found, and orders are missing" in str(report) and "incomplete" in repr(report)
+    assert "incomplete: no fault was found, but orders are missing" in str(report) and "incomplete" in repr(report)
     assert report.sampled == 7 and report.runs <= 12
     assert "not all: 7 of these were drawn at random" in str(report)
     assert str(report) == str(explore(run, limit=5, samples=7))

@@ -553,7 +553,7 @@ def test_a_busy_wait_ends() -> None:
 def test_a_busy_wait_for_what_never_comes_is_a_deadlock() -> None:
     report = explore(functools.partial(polling, adds=1))
     assert report.complete and report.deadlocks == report.runs, report
-    assert isinstance(report.error, DeadlockError) and "host thread 0 asks again and again" in str(report.error)
+    assert isinstance(report.error, DeadlockError) and "host thread 0 polls for a change" in str(report.error)
     with pytest.raises(DeadlockError), Machine() as m:
         polling(m, 1)
 
@@ -590,7 +590,7 @@ def test_a_thread_that_waits_for_a_foreign_lock_is_told_of_with_the_stacks() -> 
     assert report.deadlocks == 1 and not report.complete, report
     assert isinstance(report.error, StuckError)
     text = str(report.error)
-    assert "has not come back for 0.3 s" in text and "threading.Lock" in text
+    assert "has not returned from its step for 0.3 s" in text and "threading.Lock" in text
     assert "host thread 'a':" in text and "with lock:" in text and "buf.add(0" in text
 
 

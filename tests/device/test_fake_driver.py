@@ -74,7 +74,7 @@ def test_an_access_off_its_size_loses_the_context_when_it_runs(driver: FakeDrive
     with pytest.raises(fanin.DeviceError, match=r"CUDA_ERROR_MISALIGNED_ADDRESS \(716\)") as e:
         out.numpy()
     assert e.value.code == 716
-    with pytest.raises(fanin.DeviceError, match=r"cuda:0 is lost since an earlier failure: .*\(716\)"):
+    with pytest.raises(fanin.DeviceError, match=r"cuda:0 was lost by an earlier failure: .*\(716\)"):
         s.record()
 
 
@@ -99,9 +99,7 @@ def test_a_code_after_which_a_process_must_end_loses_the_device_and_its_first_ca
     with pytest.raises(fanin.DeviceError, match="The device is lost to this process"):
         s.record()
     calls = driver.calls()
-    with pytest.raises(
-        fanin.DeviceError, match=rf"cuda:0 is lost since an earlier failure: cuEventRecord .*\({code}\)"
-    ):
+    with pytest.raises(fanin.DeviceError, match=rf"cuda:0 was lost by an earlier failure: cuEventRecord .*\({code}\)"):
         s.synchronize()
     assert driver.calls() == calls
 

@@ -244,7 +244,7 @@ def test_the_last_reference_is_dropped_after_all_that_its_holders_waited_for() -
         box.clear()
 
     one_by_one(first, last, setup=setup)
-    with pytest.raises(fanin.RaceError, match="memory is given back"):
+    with pytest.raises(fanin.RaceError, match="memory is freed"):
         one_by_one(early, last, lambda m: m.step(), setup=setup)
 
     def scenario(m: Machine) -> None:

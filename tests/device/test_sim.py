@@ -407,7 +407,7 @@ def test_a_release_race_is_told_by_a_later_call_of_any_kind() -> None:
         assert m.races == 0
         del x  # nobody marked it: this call cannot raise
         assert m.races == 1
-        with pytest.raises(fanin.RaceError, match=r"memory is given back .* while 'late'"):
+        with pytest.raises(fanin.RaceError, match=r"memory is freed .* while 'late'"):
             call(m, s, y, (graph, event, buf))
         call(m, s, y, (graph, event, buf))  # told once
         assert m.races == 1, name

@@ -123,7 +123,7 @@ class FakeDriver:
         ):
             raise MemoryError(f"the fake driver cannot be made: {self.said}")
 
-    # What a test asks of the driver itself
+    # Calls of tests to the driver itself
 
     def call(self, name: str, *args: object) -> None:
         """One of the driver's functions, in the context of device 0 unless one is current; DriverError if it is
@@ -204,7 +204,7 @@ class FakeDriver:
             self._failed.append(e)
 
     def synchronize(self) -> None:
-        """Run all that is queued. What a kernel raised is raised here."""
+        """Run all queued work, and raise a kernel's exception."""
         self.call("fanFakeSynchronize")
         if self._failed:
             raise self._failed.pop(0)
@@ -234,10 +234,10 @@ class FakeDriver:
             self.call("cuGraphLaunch", ctypes.c_void_p(graph), ctypes.c_void_p(stream.handle))
 
     def destroy_graph(self, graph: int) -> None:
-        """Let go of a graph."""
+        """Destroy a graph."""
         self.call("cuGraphDestroy", ctypes.c_void_p(graph))
 
-    # Faults, and what there is to see
+    # Faults and figures
 
     def fail(self, at: int, code: int, *, call: str = "", sticky: bool = False) -> None:
         """The call number `at` from now (0: the next; -1: none), among those named `call` ("EventRecord") or all, fails
@@ -295,11 +295,11 @@ class FakeDriver:
 
     @property
     def said(self) -> str:
-        """What went wrong last, in the machine's words."""
+        """The machine's last error message."""
         return str(self._lib.fanFakeSaid().decode())
 
     def leave_out(self, *names: str) -> None:
-        """As `Machine.leave_out`: what the rules ask for is not done on this driver's devices."""
+        """Leave waits, records and marks out on this driver's devices, as `Machine.leave_out`."""
         _core.cuda_leave_out(*names)
 
 
@@ -324,9 +324,9 @@ _used: list[str | None] = []
 
 @contextmanager
 def use_driver(driver: FakeDriver | str | Path | None) -> Iterator[FakeDriver | None]:
-    """Inside the block the CUDA driver is this one: a FakeDriver, or the path of a library; None: the system's.
+    """Use a CUDA driver inside the block: a FakeDriver, the path of a library, or None for the system's.
 
-    What was made with the driver before stays with it. The driver is opened when a device of it is first asked for.
+    Objects made with another driver stay with it. The driver is opened at the first use of one of its devices.
 
     >>> from fake_cuda import FakeDriver, use_driver
     >>> import fanin

@@ -1,7 +1,7 @@
 /* host: kernels.cu as C, for the fake driver: a kernel is a function that is called once for each thread of its grid.
- * Where it has barriers the threads of a block run by turns (fake/block.h, which whoever includes this gives). An
- * access of a GPU must lie on a multiple of its size: fan_k_misaligned says that one did not. Each access is told to
- * fake/traffic.h: by AT, which is therefore given what is read as const, and each element by itself. */
+ * If it has barriers, the threads of a block run in turns (fake_cuda/block.h, which the including file provides). An access
+ * of a GPU must be aligned to its size: fan_k_misaligned records a violation. AT reports each access, element by
+ * element, to fake_cuda/traffic.h; so memory that is only read must be passed as const. */
 #ifndef FAN_FAKE_HOST_H
 #define FAN_FAKE_HOST_H
 
@@ -24,7 +24,7 @@ static inline uint64_t fan_k_host(uint64_t address, size_t alignment, size_t byt
     return address & ~FAN_FAKE_TAG & ~(uint64_t)(alignment - 1);
 }
 
-/* fan_k_meet: the thread goes on as the one that it was. */
+/* fan_k_meet: a barrier, after which the thread continues with its own number. */
 static inline void fan_k_meet(void)
 {
     int64_t mine = fan_k_thread;
@@ -32,7 +32,7 @@ static inline void fan_k_meet(void)
     fan_k_thread = mine;
 }
 
-/* fan_k_same: which lanes of the warp say the same. All of the block come. */
+/* fan_k_same: returns the lanes of the warp that pass the same x. All threads of the block must call it. */
 static inline uint32_t fan_k_same(uint32_t x)
 {
     static _Thread_local uint32_t said[FAN_K_BLOCK];

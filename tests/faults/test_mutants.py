@@ -171,7 +171,7 @@ def test_the_mark_of_out_alone_is_found_by_a_slot_of_zeros() -> None:
             del out  # nobody has waited for what fills it
 
     taken()
-    with pytest.raises(fanin.RaceError, match=r"memory is given back .* while 'fill' .* writes it"):
+    with pytest.raises(fanin.RaceError, match=r"memory is freed .* while 'fill' .* writes it"):
         taken("S22.mark")
 
 

@@ -669,7 +669,7 @@ def test_memory_that_a_graph_keeps_outlives_what_its_launch_comes_after() -> Non
 def test_memory_that_a_graph_keeps_is_no_less_a_race_for_those_who_did_not_mark_it() -> None:
     with (
         pytest.raises(
-            fanin.RaceError, match=r"memory is given back .* while 'other'.*missing: mark as used on stream 3 of sim:0"
+            fanin.RaceError, match=r"memory is freed .* while 'other'.*missing: mark as used on stream 3 of sim:0"
         ),
         Machine(1) as m,
     ):

@@ -287,7 +287,7 @@ def test_a_function_for_which_there_is_no_room_settles_on_running_as_it_is(m: An
         return scaled(m, 1)(fanin.add_n([a, b, c]))
 
     f, x = tree.function(body, roles="copy"), m.array(np.arange(128.0))
-    with pytest.warns(RuntimeWarning, match="body runs without a recording: the tree's memory ended in 4") as warned:
+    with pytest.warns(RuntimeWarning, match="body runs without a recording: the tree's memory ran out in 4") as warned:
         for _ in range(20):
             with tree.step():
                 assert f(x).numpy().tolist() == (9 * np.arange(128.0)).tolist()

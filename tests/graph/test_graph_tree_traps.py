@@ -66,7 +66,7 @@ def test_what_is_copied_shares_no_memory_with_what_is_written(m: Any) -> None:
     copied = tree.function(update, roles=("static", "copy", "static"))
     in_place = tree.function(update, roles="static")
     w, v, one = m.array(np.zeros(4)), m.array(np.zeros(2)), m.array(np.ones(4))
-    said = "update: operands 0 and 1 share memory, the function writes into operand 0, and operand 1 is copied"
+    said = "update: operands 0 and 1 share memory; the function writes into operand 0, but operand 1 is a copy"
     for i in range(4):
         if i:
             with tree.step(), pytest.raises(ValueError, match=said):
@@ -110,7 +110,7 @@ def test_a_copied_operand_that_the_function_keeps_is_found(m: Any, kept: Callabl
             if i == 0:
                 keeping(x)
                 continue
-            with pytest.raises(RuntimeError, match="keeps: somebody keeps 24 bytes"):
+            with pytest.raises(RuntimeError, match="keeps: a reference keeps 24 bytes"):
                 keeping(x)
         with pytest.raises(RuntimeError, match="in a call that failed"):
             seen[-1].numpy()
@@ -121,7 +121,7 @@ def test_an_operand_of_which_a_view_is_given_is_never_made_a_copy(m: Any) -> Non
     tree = tree_on(m, limit=2)
     tail = tree.function(lambda w: w[1:], roles="static")
     held = [m.array(np.arange(3.0) + i) for i in range(8)]
-    with pytest.warns(RuntimeWarning, match="gives a view of it, so it cannot be copied"):
+    with pytest.warns(RuntimeWarning, match="returns a view of it, so it cannot be copied"):
         for i, w in enumerate(held):
             with tree.step():
                 assert tail(w).numpy().tolist() == [i + 1.0, i + 2.0]
@@ -210,7 +210,7 @@ def test_the_kind_of_operands_that_was_not_used_for_longest_gives_way_to_a_new_o
     for k in range(2, 65):
         call(k)
     assert call(1) == "replayed"
-    with pytest.warns(RuntimeWarning, match="with more kinds of operands") as warned:
+    with pytest.warns(RuntimeWarning, match="with more combinations of shapes, dtypes and keys") as warned:
         for k in range(65, 120):
             assert [call(k), call(k), call(k)] == ["warmed", "recorded", "replayed"]
             assert call(1) == "replayed", "what is used stays"
@@ -501,7 +501,9 @@ def test_keep_for_another_number_of_outputs_is_refused_by_name(m: Any) -> None:
     double = scaled(m, 2)
     for keep, outputs in (((True, False, True), 2), ((True, False), 1), ((True,), 2), ((False,), 0)):
         f = tree.function(lambda x, n=outputs: tuple(double(x) for _ in range(n)), keep=keep)
-        said = rf"<lambda> gave {outputs} outputs?, and keep= has {len(keep)}: one for each, or one for all"
+        said = (
+            rf"<lambda> returned {outputs} outputs?, but keep= has {len(keep)}: give one for each, or one bool for all"
+        )
         with tree.step(), pytest.raises(ValueError, match=said):
             f(x)
         assert tree.stats.in_use == 0 and f.last is None

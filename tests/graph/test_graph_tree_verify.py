@@ -203,8 +203,8 @@ def test_another_number_of_outputs_and_another_shape_are_differences(m: Any) -> 
         with tree.step():
             f(x)
     for now, words in {
-        "two": "gives 2 outputs now, and gave 1",
-        "none": "gives 0 outputs now, and gave 1",
+        "two": "returns 2 outputs now, and returned 1",
+        "none": "returns 0 outputs now, and returned 1",
         "short": r"output 0 is .*\(2,\).* now, and was .*\(3,\)",
     }.items():
         mode[0] = now

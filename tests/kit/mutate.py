@@ -122,9 +122,8 @@ NEAR = {
     "engine/leaf": ["engine/test_leaf_rules.py", "engine/test_leaf_grad.py", "engine/test_create_graph.py"],
     "engine/explain": ["engine/test_detect_and_explain.py"],
     "engine/streams": ["engine/test_captured_passes.py", "engine/test_streams.py", "engine/test_stream_graphs.py"],
-    "engine/crew": ["engine/test_workers.py"],
-    "engine/queue": ["engine/test_workers.py"],
-    "engine/pass": ["engine/test_large_graphs.py", "engine/test_workers.py"],
+    "engine/workers": ["engine/test_workers.py"],
+    "engine/backward": ["engine/test_large_graphs.py", "engine/test_workers.py"],
     "engine/collect": ["engine/test_large_graphs.py"],
     "engine/ready": ["engine/test_large_graphs.py"],
     "engine/": ["engine/test_engine_rules.py", "engine/test_bad_graphs.py", "engine/test_turned_on_itself.py"]
@@ -178,7 +177,7 @@ NEAR = {
     "py/c_": ["engine/test_c_nodes.py"],
     "py/frontend": ["engine/test_c_nodes.py", "buffer/test_interrupt.py"],
     "py/errors": ["buffer/test_interrupt.py"],
-    "py/native": ["engine/test_c_nodes.py", "buffer/test_doors.py"],
+    "py/unboxed": ["engine/test_c_nodes.py", "buffer/test_doors.py"],
     "py/": ["buffer/test_kinds.py", "buffer/test_errors.py", "buffer/test_refusals.py", "buffer/test_cycles.py"]
     + ["buffer/test_take_one.py", "interop/test_exchange_dlpack.py", "interop/test_exchange_cuda.py"],
 }

@@ -11,13 +11,14 @@ import pytest
 from kit.sentences import one_a_line
 from kit.support import CSRC, ROOT, TESTS
 
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), CSRC / "README.md"])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), CSRC / "README.md", TESTS / "README.md"])
 DESIGN = ROOT / "docs" / "design.md"
+DECISIONS = ROOT / "docs" / "decisions.md"
 
 DECISION = re.compile(r"^### D(\d+)\. (.+)$", re.MULTILINE)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=[p.name if p.parent != CSRC else "csrc/README.md" for p in PAGES])
+@pytest.mark.parametrize("page", PAGES, ids=[str(p.relative_to(ROOT)) for p in PAGES])
 def test_a_page_has_one_sentence_a_line(page: Path) -> None:
     text = page.read_text()
     assert text == one_a_line(text), f"python tests/kit/sentences.py {page.relative_to(ROOT)}"
@@ -39,16 +40,12 @@ def test_two_sentences_in_a_line_are_found(text: str, lines: list[str]) -> None:
 
 
 def wrong_decisions(text: str, cited: dict[str, set[int]]) -> list[str]:
-    """Decisions that are out of order, or cited and not there."""
-    numbers = [int(n) for n, _ in DECISION.findall(text)]
-    wrong = [f"D{b} stands behind D{a}" for a, b in itertools.pairwise(numbers) if b <= a]
-    wrong += [f"{where} cites D{n}" for where, found in cited.items() for n in sorted(found - set(numbers))]
-    table = {
-        int(n)
-        for row in re.findall(r"^\| [^|]+ \| (D\d.*) \|$", text, re.MULTILINE)
-        for n in re.findall(r"D(\d+)", row)
-    }
-    return wrong + [f"D{n} is in no row of the table of subjects" for n in numbers if n not in table]
+    """Decisions that are out of order in their section, given twice, or cited and not there."""
+    sections = [[int(n) for n, _ in DECISION.findall(part)] for part in re.split(r"^## ", text, flags=re.MULTILINE)]
+    numbers = [n for section in sections for n in section]
+    wrong = [f"D{b} follows D{a}" for section in sections for a, b in itertools.pairwise(section) if b <= a]
+    wrong += [f"D{n} is given twice" for n in sorted(set(numbers)) if numbers.count(n) > 1]
+    return wrong + [f"{where} cites D{n}" for where, found in cited.items() for n in sorted(found - set(numbers))]
 
 
 def cited_decisions() -> dict[str, set[int]]:
@@ -62,19 +59,15 @@ def cited_decisions() -> dict[str, set[int]]:
     return found
 
 
-def test_decisions_are_in_order_and_those_that_are_cited_exist() -> None:
-    text, cited = DESIGN.read_text(), cited_decisions()
+def test_decisions_are_in_order_given_once_and_those_that_are_cited_exist() -> None:
+    text, cited = DECISIONS.read_text(), cited_decisions()
     assert len(DECISION.findall(text)) >= 75 and sum(map(len, cited.values())) > 100
     assert not wrong_decisions(text, cited)
 
 
 def test_planted_wrong_decisions_are_found() -> None:
-    text = "| x | D1, D2, D3 |\n### D1. One\n### D3. Three\n### D2. Two\n### D4. Four\n"
-    assert wrong_decisions(text, {"a.c": {1, 9}}) == [
-        "D2 stands behind D3",
-        "a.c cites D9",
-        "D4 is in no row of the table of subjects",
-    ]
+    text = "## x\n### D1. One\n### D3. Three\n### D2. Two\n## y\n### D1. Again\n"
+    assert wrong_decisions(text, {"a.c": {1, 9}}) == ["D2 follows D3", "D1 is given twice", "a.c cites D9"]
 
 
 def test_the_first_hour_changes_a_rule_that_is_there_and_names_its_test() -> None:
@@ -109,7 +102,7 @@ def missing_files(text: str) -> list[str]:
     return sorted(set(gone))
 
 
-@pytest.mark.parametrize("page", ["docs/design.md", "CONTRIBUTING.md", "csrc/README.md"])
+@pytest.mark.parametrize("page", ["docs/design.md", "docs/decisions.md", "CONTRIBUTING.md", "csrc/README.md"])
 def test_the_files_that_a_page_names_exist(page: str) -> None:
     text = (ROOT / page).read_text()
     assert NAMED.search(text)

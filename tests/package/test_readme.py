@@ -12,7 +12,7 @@ import pytest
 
 import fanin
 from kit import hooks
-from kit.support import ROOT, run_python
+from kit.support import CSRC, ROOT, TESTS, run_python
 
 README = ROOT / "README.md"
 CI = ROOT / ".ci" / "run"
@@ -83,7 +83,7 @@ def broken_links(page: Path, text: str) -> list[str]:
     return found
 
 
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "csrc" / "README.md"])
+PAGES = sorted(page for folder in (ROOT, ROOT / "docs", CSRC, TESTS) for page in folder.glob("*.md"))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))

@@ -688,7 +688,7 @@ def test_what_means_nothing_is_refused_where_it_is_written(
 
 
 def test_a_label_below_zero_is_no_label_from_the_end() -> None:
-    with pytest.raises(IndexError, match="expected labels from 0 on, got -1"):
+    with pytest.raises(IndexError, match="expected non-negative labels, got -1"):
         tape.cross_entropy(tape.parameter(np.ones((2, 3))), np.array([0, -1]))
 
 

@@ -11,12 +11,12 @@ typedef struct block {
     fan_extent at;
     char *data;
     size_t bytes;
-    bool live; /* an array has it */
+    bool live; /* used by an array */
 } block;
 
 struct fan_blocks {
     atomic_size_t refs;
-    fan_mutex lock; /* of all that follows */
+    fan_mutex lock; /* guards all below */
     block *at;      /* by address */
     size_t n, cap, live;
     uint64_t bytes;
@@ -51,7 +51,7 @@ void fan_blocks_drop(fan_blocks *b)
     fan_free(b);
 }
 
-/* block_before: how many blocks begin at an address or before it. */
+/* block_before: returns how many blocks begin at an address or before it. */
 static size_t block_before(const fan_blocks *b, const void *data)
 {
     uint64_t first = fan_extent_flat(data, 1).first;
@@ -77,8 +77,7 @@ static void block_release(fan_storage *s)
     fan_blocks_drop(b);
 }
 
-/* block_reuse: the smallest that is free and fits; NULL: there is none. Of equals, the one that was made first would do
- * as well as any: the lowest is taken. */
+/* block_reuse: returns the smallest free block that fits, the lowest of equals; NULL: none. */
 static block *block_reuse(fan_blocks *b, size_t n)
 {
     block *best = NULL;

@@ -1,4 +1,4 @@
-/* cpu: the smallest example of a backend: no streams, no events; work runs at once, so nothing is ever waited for. */
+/* cpu: the smallest example of a backend: no streams, no events; work runs at once, so there are no waits. */
 #include "array/elements.h"
 #include "base/mem.h"
 #include "device/cpu/recording.h"
@@ -39,6 +39,7 @@ static fan_status cpu_run(fan_device *d, fan_stream *s, const fan_job *job, fan_
 static const fan_backend backend = {
     .name = "cpu",
     .has_streams = false,
+    .dlpack = {1, 3}, /* kDLCPU, kDLCUDAHost */
     .alloc = cpu_alloc,
     .free = cpu_free,
     .read = cpu_read,
@@ -49,3 +50,12 @@ static const fan_backend backend = {
 static fan_device device = {.backend = &backend, .index = -1, .lock = PTHREAD_MUTEX_INITIALIZER};
 
 fan_device *fan_cpu(void) { return &device; }
+
+static fan_status cpu_find(long index, fan_device **out, fan_error *err)
+{
+    (void)index, (void)err;
+    *out = fan_cpu();
+    return FAN_OK;
+}
+
+const fan_backend_entry fan_cpu_entry = {.backend = &backend, .bare_name = true, .find = cpu_find};

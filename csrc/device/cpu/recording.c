@@ -7,9 +7,9 @@
 
 #include <stdio.h>
 
-/* One of ours, or one of a frontend's. */
+/* A kernel of the core or of a frontend. */
 typedef struct kernel {
-    fan_job *job; /* with all that it needs in its block; NULL: */
+    fan_job *job; /* with all its data in its block; NULL: `call` is used */
     fan_cpu_call call;
 } kernel;
 
@@ -19,10 +19,10 @@ struct fan_recording {
     size_t n, cap;
     fan_extent *operands;
     size_t operand_count, operand_cap;
-    bool knows_operands;  /* false: any memory is one */
-    bool defers;          /* nothing runs while it is made */
-    fan_storage_make was; /* .. else: where the thread's memory came from */
-    fan_error why;        /* the first reason why it is none; empty: it is one */
+    bool knows_operands;  /* false: any memory is an operand */
+    bool defers;          /* kernels do not run while it is made */
+    fan_storage_make was; /* .. else: the previous allocator of the thread's memory */
+    fan_error why;        /* the first reason why it is invalid; empty: valid */
 };
 
 static _Thread_local fan_recording *here;
@@ -86,7 +86,7 @@ fan_status fan_recording_end(fan_recording *r, fan_error *err)
     return r->why.status;
 }
 
-/* ---- what is known, and what is not ---- */
+/* ---- valid memory, and refusals ---- */
 
 fan_status fan_recording_operand(fan_recording *r, const void *data, size_t bytes, fan_error *err)
 {
@@ -107,8 +107,8 @@ bool fan_recording_knows(fan_recording *r, const void *data, size_t bytes)
     return false;
 }
 
-/* refuse: the recording is none, for a reason in `err`, which may be NULL. */
-static fan_status refuse(fan_recording *r, fan_status status, fan_error *err)
+/* recording_refuse: makes the recording invalid, for a reason in `err`, which may be NULL. */
+static fan_status recording_refuse(fan_recording *r, fan_status status, fan_error *err)
 {
     if (r->why.status == FAN_OK) {
         r->why = err ? *err : (fan_error){.status = status};
@@ -117,41 +117,42 @@ static fan_status refuse(fan_recording *r, fan_status status, fan_error *err)
     return status;
 }
 
-static fan_status unknown(fan_recording *r, const char *name, bool write, fan_error *err)
+static fan_status recording_unknown(fan_recording *r, const char *name, bool write, fan_error *err)
 {
     fan_error why = {0};
-    fan_status status = fan_fail(&why, FAN_ERR_CAPTURE,
-                                 "%s %s memory that the recording neither made nor was given: a replay would find "
-                                 "there whatever it holds by then; "
-                                 "make it inside by what is recorded, or pass it as an operand",
-                                 name, write ? "writes" : "reads");
+    fan_status status =
+        fan_fail(&why, FAN_ERR_CAPTURE,
+                 "%s %s memory that is neither allocated in the recording nor an operand: a replay would use "
+                 "its contents at that time; "
+                 "compute it in the recording, or pass it as an operand",
+                 name, write ? "writes" : "reads");
     if (err)
         *err = why;
-    return refuse(r, status, &why);
+    return recording_refuse(r, status, &why);
 }
 
 void fan_recording_fail(fan_recording *r, const char *why)
 {
     fan_error err = {0};
-    (void)refuse(r, fan_fail(&err, FAN_ERR_CAPTURE, "%s", why), &err);
+    (void)recording_refuse(r, fan_fail(&err, FAN_ERR_CAPTURE, "%s", why), &err);
 }
 
-/* refuse_job: what cannot be recorded, and what to do instead. */
-static fan_status refuse_job(fan_recording *r, const char *what, const char *instead, fan_error *err)
+/* recording_refuse_job: reports a job that cannot be recorded, and an alternative. */
+static fan_status recording_refuse_job(fan_recording *r, const char *what, const char *instead, fan_error *err)
 {
     fan_error why = {0};
     fan_status status = fan_fail(&why, FAN_ERR_CAPTURE, "%s cannot be recorded: %s", what, instead);
     if (err)
         *err = why;
-    return refuse(r, status, &why);
+    return recording_refuse(r, status, &why);
 }
 
 /* ---- kernels ---- */
 
-static fan_status put(fan_recording *r, const kernel *k, fan_error *err)
+static fan_status recording_put(fan_recording *r, const kernel *k, fan_error *err)
 {
     if (fan_grow((void **)&r->kernels, &r->cap, r->n + 1, sizeof *r->kernels) < 0)
-        return refuse(r, fan_fail(err, FAN_ERR_NOMEM, "out of memory"), err);
+        return recording_refuse(r, fan_fail(err, FAN_ERR_NOMEM, "out of memory"), err);
     r->kernels[r->n++] = *k;
     return FAN_OK;
 }
@@ -160,15 +161,15 @@ fan_status fan_recording_call(fan_recording *r, const fan_cpu_call *call, fan_er
 {
     kernel k = {.call = *call};
     fan_cpu_access *copies = fan_alloc(call->n * sizeof *copies);
-    fan_status status = copies ? FAN_OK : refuse(r, fan_fail(err, FAN_ERR_NOMEM, "out of memory"), err);
+    fan_status status = copies ? FAN_OK : recording_refuse(r, fan_fail(err, FAN_ERR_NOMEM, "out of memory"), err);
     k.call.accesses = copies;
     for (size_t i = 0; i < call->n && status == FAN_OK; i++) {
         copies[i] = call->accesses[i];
         if (!fan_recording_knows(r, copies[i].data, copies[i].bytes))
-            status = unknown(r, call->name, copies[i].write, err);
+            status = recording_unknown(r, call->name, copies[i].write, err);
     }
     if (status == FAN_OK)
-        status = put(r, &k, err);
+        status = recording_put(r, &k, err);
     if (status != FAN_OK)
         kernel_free(&k);
     return status;
@@ -186,17 +187,18 @@ static fan_status check_array(fan_recording *r, const fan_job *job, const fan_ar
     fan_cpu_access access = access_of(a, write);
     return fan_recording_knows(r, access.data, access.bytes)
                ? FAN_OK
-               : unknown(r, job->label ? job->label : fan_job_word(job->kind), write, err);
+               : recording_unknown(r, job->label ? job->label : fan_job_word(job->kind), write, err);
 }
 
 static fan_status check_job(fan_recording *r, const fan_job *job, fan_error *err)
 {
     if (job->kind == FAN_JOB_EXACT)
-        return refuse_job(r, "an exact sum", "record with another accumulate=", err);
+        return recording_refuse_job(r, "an exact sum", "record with another accumulate=", err);
     if (job->kind == FAN_JOB_SCATTER)
-        return refuse_job(r, "a sum of sparse gradients", "make them dense: its size depends on their values", err);
+        return recording_refuse_job(r, "a sum of sparse gradients", "make them dense: its size depends on their values",
+                                    err);
     if (job->kind == FAN_JOB_STATS || job->stats || job->stats_out)
-        return refuse_job(r, "what is known of a sum (stats=True)", "measure it outside", err);
+        return recording_refuse_job(r, "the statistics of a sum (stats=True)", "measure it outside", err);
     for (size_t i = 0; i < job->n; i++)
         FAN_TRY(check_array(r, job, job->in[i].array, false, err));
     return job->out ? check_array(r, job, job->out, true, err) : FAN_OK;
@@ -212,10 +214,10 @@ fan_status fan_recording_job(const fan_job *job, fan_error *err)
     (void)fan__pack_jobs(&p, job, 1);
     kernel k = {.job = fan_alloc(p.used)};
     if (!k.job)
-        return refuse(r, fan_fail(err, FAN_ERR_NOMEM, "out of memory"), err);
+        return recording_refuse(r, fan_fail(err, FAN_ERR_NOMEM, "out of memory"), err);
     p = (fan__packer){(char *)k.job, 0};
     (void)fan__pack_jobs(&p, job, 1);
-    fan_status status = put(r, &k, err);
+    fan_status status = recording_put(r, &k, err);
     if (status != FAN_OK)
         kernel_free(&k);
     return status;

@@ -14,8 +14,8 @@
 typedef fan_cu_result get_address(const char *name, void **out, int version, uint64_t flags);
 typedef fan_cu_result get_address_v2(const char *name, void **out, int version, uint64_t flags, int *status);
 
-/* A function's address lies in an object pointer until it is copied into a function pointer: POSIX says that it may. */
-static void *symbol(void *library, const char *name) { return dlsym(library, name); }
+/* POSIX guarantees that a function's address may be copied from an object pointer. */
+static void *api_symbol(void *library, const char *name) { return dlsym(library, name); }
 
 typedef struct finder {
     void *library;
@@ -23,7 +23,7 @@ typedef struct finder {
     get_address_v2 *get2;
 } finder;
 
-static void *find(const finder *f, const char *name, const char *suffix, int version)
+static void *api_find(const finder *f, const char *name, const char *suffix, int version)
 {
     char full[64];
     void *p = NULL;
@@ -32,23 +32,23 @@ static void *find(const finder *f, const char *name, const char *suffix, int ver
         return p;
     if (!f->get2 && f->get && f->get(name, &p, version, 0) == 0 && p)
         return p;
-    if (f->get || f->get2) /* what it does not know for this version is not there */
+    if (f->get || f->get2) /* a function that it lacks for this version does not exist */
         return NULL;
     snprintf(full, sizeof full, "%s%s", name, suffix);
-    return symbol(f->library, full);
+    return api_symbol(f->library, full);
 }
 
 static void find_all(fan_cuda_api *api)
 {
     finder f = {.library = api->library};
-    void *p = symbol(api->library, "cuGetProcAddress_v2");
+    void *p = api_symbol(api->library, "cuGetProcAddress_v2");
     memcpy(&f.get2, &p, sizeof p);
-    p = symbol(api->library, "cuGetProcAddress");
+    p = api_symbol(api->library, "cuGetProcAddress");
     memcpy(&f.get, &p, sizeof p);
     for (int i = 0; i < FAN_CUDA_FEATURES; i++)
         api->has[i] = true;
 #define X(name, suffix, version, feature, parameters)      \
-    p = find(&f, "cu" #name, suffix, version);             \
+    p = api_find(&f, "cu" #name, suffix, version);         \
     memcpy(&api->name, &p, sizeof p);                      \
     if (!p) {                                              \
         api->has[FAN_CUDA_##feature] = false;              \
@@ -59,14 +59,14 @@ static void find_all(fan_cuda_api *api)
 #undef X
 }
 
-/* advice: what the codes of cuInit mean to somebody who can do something about it. */
-static const char *advice(fan_cu_result code)
+/* api_advice: returns what to do about a code of cuInit. */
+static const char *api_advice(fan_cu_result code)
 {
     switch (code) {
     case 34:
         return "this is the stub library of a toolkit, not a driver: take its folder out of LD_LIBRARY_PATH";
     case 35:
-        return "the driver is older than this library asks for: install a newer one";
+        return "the driver is older than this library requires: install a newer one";
     case 100:
         return "the driver finds no GPU: is one plugged in, passed into the container, or hidden by "
                "CUDA_VISIBLE_DEVICES?";
@@ -81,9 +81,9 @@ static const char *advice(fan_cu_result code)
         return "the compatibility library does not work with this GPU: take it out of LD_LIBRARY_PATH";
     case 999:
     case 3:
-        return "the driver could not be initialised: nvidia-smi may say why";
+        return "the driver could not be initialised: nvidia-smi may show why";
     default:
-        return "nvidia-smi may say why";
+        return "nvidia-smi may show why";
     }
 }
 
@@ -102,8 +102,7 @@ fan_status fan_cuda_api_open(fan_cuda_api *api, const char *path, fan_error *err
     memset(api, 0, sizeof *api);
     snprintf(api->path, sizeof api->path, "%s", path ? path : SYSTEM);
     (void)dlerror();
-    api->library =
-        dlopen(path ? path : SYSTEM, RTLD_NOW | RTLD_LOCAL); /* what is kept of the path may be its beginning */
+    api->library = dlopen(path ? path : SYSTEM, RTLD_NOW | RTLD_LOCAL); /* api->path may be truncated */
     if (!api->library) {
         const char *why = dlerror();
         return fan_fail_code(err, FAN_ERR_DEVICE, 0, "no CUDA driver: %s. Everything else works without it",
@@ -122,7 +121,7 @@ fan_status fan_cuda_api_open(fan_cuda_api *api, const char *path, fan_error *err
         return fan_fail_code(err, FAN_ERR_DEVICE, code,
                              "cuInit failed: %s (%s, CUDA %d.%d; fanin needs 11.0 or later); %s",
                              fan_cuda_text(api, code, text, sizeof text), api->path, api->version / 1000,
-                             api->version % 1000 / 10, advice(code));
+                             api->version % 1000 / 10, api_advice(code));
     return FAN_OK;
 }
 
@@ -141,7 +140,7 @@ bool fan_cuda_sticky(fan_cu_result code)
 {
     switch (code) {
     case FAN_CU_DEINITIALIZED:
-    case 201: /* invalid context: of another library's making, or reset */
+    case 201: /* invalid context: made by another library, or reset */
     case 214: /* ECC */
     case 220: /* NVLink */
     case 226: /* contained error */

@@ -1,10 +1,9 @@
-/* api: the CUDA driver's functions that the backend uses, listed once, and a driver opened at run time. Nothing is
- * linked and no header of CUDA's is needed.
+/* api: the functions of the CUDA driver that the backend uses, listed once, loaded at run time. Nothing is linked, and
+ * no CUDA header is needed.
  *
- * Each function is asked for by the version whose prototype stands here: from cuGetProcAddress where the driver has it
- * (11.3), else by its full name. What a driver must have is MUST; the rest belongs to a feature, which is off where one
- * of its functions is missing: then none of them is ever called.
- */
+ * Each function is looked up in the version of the prototype here: by cuGetProcAddress if the driver has it (11.3),
+ * else by its full name. A driver must have all functions of MUST; the others belong to a feature, which is off if one
+ * of its functions is missing: then none of them is called. */
 #ifndef FAN_DEVICE_CUDA_API_H
 #define FAN_DEVICE_CUDA_API_H
 
@@ -14,7 +13,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-typedef int fan_cu_result; /* 0: fine */
+typedef int fan_cu_result; /* 0: success */
 typedef int fan_cu_device;
 typedef uint64_t fan_cu_pointer;
 typedef struct fan_cu_context *fan_cu_context;
@@ -23,13 +22,13 @@ typedef struct fan_cu_event *fan_cu_event;
 typedef struct fan_cu_module *fan_cu_module;
 typedef struct fan_cu_function *fan_cu_function;
 typedef struct fan_cu_graph *fan_cu_graph;
-typedef struct fan_cu_exec *fan_cu_exec; /* a graph that can be launched */
+typedef struct fan_cu_exec *fan_cu_exec; /* an executable graph */
 typedef struct fan_cu_node *fan_cu_node;
 typedef struct fan_cu_object *fan_cu_object;
 typedef struct fan_cu_pool *fan_cu_pool;
-typedef void fan_cu_call(void *ctx); /* a host function of the driver's */
+typedef void fan_cu_call(void *ctx); /* a host function that the driver calls */
 
-/* What a pool is to be. Zero but for what is named. */
+/* The properties of a pool; fields not named here are 0. */
 typedef struct fan_cu_pool_props {
     int allocation; /* FAN_CU_ALLOCATION_PINNED */
     int handles;
@@ -39,7 +38,7 @@ typedef struct fan_cu_pool_props {
     unsigned char reserved[56];
 } fan_cu_pool_props;
 
-/* What a feature is for, in words: X(NAME, words) */
+/* X(NAME, words): the features */
 #define FAN_CUDA_FEATURE_LIST(X)                                                   \
     X(MUST, "everything")                                                          \
     X(POOLS, "stream-ordered memory")                                              \
@@ -124,8 +123,8 @@ typedef enum fan_cuda_feature {
 
 typedef struct fan_cuda_api {
     void *library;  /* never closed */
-    char path[256]; /* as it was opened */
-    int version;    /* 12040: CUDA 12.4; 0: not told */
+    char path[256]; /* the name that was opened */
+    int version;    /* 12040: CUDA 12.4; 0: unknown */
     bool has[FAN_CUDA_FEATURES];
     const char *missing[FAN_CUDA_FEATURES]; /* the first function that a feature lacks; NULL: none */
 #define X(name, suffix, version, feature, parameters) fan_cu_result(*name) parameters;
@@ -133,7 +132,7 @@ typedef struct fan_cuda_api {
 #undef X
 } fan_cuda_api;
 
-/* The driver's constants that are used here. */
+/* The driver's constants in use. */
 enum {
     FAN_CU_INVALID_VALUE = 1,
     FAN_CU_OUT_OF_MEMORY = 2,
@@ -145,18 +144,18 @@ enum {
     FAN_CU_POINTER_DEVICE_ORDINAL = 9,
     FAN_CU_EVENT_DISABLE_TIMING = 2,
     FAN_CU_ATTRIBUTE_MULTIPROCESSORS = 16,
-    FAN_CU_ATTRIBUTE_PAGEABLE_ACCESS = 88, /* the device reads memory of the host that nobody registered */
+    FAN_CU_ATTRIBUTE_PAGEABLE_ACCESS = 88, /* the device can read unregistered host memory */
     FAN_CU_ATTRIBUTE_MEMORY_POOLS = 115,
     FAN_CU_ALLOCATION_PINNED = 1,
     FAN_CU_LOCATION_DEVICE = 1,
-    FAN_CU_POOL_RELEASE_THRESHOLD = 4, /* uint64_t: bytes that are kept when somebody synchronizes */
+    FAN_CU_POOL_RELEASE_THRESHOLD = 4, /* uint64_t: bytes that the pool keeps at a synchronization */
     FAN_CU_POOL_RESERVED = 5,          /* uint64_t: bytes that the pool has now */
     FAN_CU_ATTRIBUTE_MAJOR = 75,
     FAN_CU_ATTRIBUTE_MINOR = 76,
     FAN_CU_CAPTURE_NONE = 0,
     FAN_CU_CAPTURE_ACTIVE = 1,
     FAN_CU_CAPTURE_BROKEN = 2,
-    FAN_CU_CAPTURE_MODE_THREAD_LOCAL = 1, /* calls of this thread alone can break the capture */
+    FAN_CU_CAPTURE_MODE_THREAD_LOCAL = 1, /* only calls of this thread can break the capture */
     FAN_CU_CAPTURE_MODE_RELAXED = 2,
     FAN_CU_NODE_MEM_ALLOC = 10,
     FAN_CU_NODE_MEM_FREE = 11,
@@ -164,17 +163,17 @@ enum {
     FAN_CU_GRAPH_USER_OBJECT_MOVE = 1
 };
 
-/* fan_cuda_api_open: opens `path` (NULL: the system's driver), finds the functions, and initialises the driver.
- * FAN_ERR_DEVICE with the driver's code (0: none of its own) and a text that says what to do. */
+/* fan_cuda_api_open: opens `path` (NULL: the system's driver), looks up the functions, and initializes the driver.
+ * FAN_ERR_DEVICE with the driver's code (or 0) and a text that tells the user what to do. */
 fan_status fan_cuda_api_open(fan_cuda_api *api, const char *path, fan_error *err);
-/* fan_cuda_text: "CUDA_ERROR_OUT_OF_MEMORY (2): out of memory" into buf. */
+/* fan_cuda_text: writes "CUDA_ERROR_OUT_OF_MEMORY (2): out of memory". */
 char *fan_cuda_text(const fan_cuda_api *api, fan_cu_result code, char *buf, size_t size);
-/* fan_cuda_sticky: after this code the context is lost: every later call fails. */
+/* fan_cuda_sticky: returns whether the context is lost after this code: every later call fails. */
 bool fan_cuda_sticky(fan_cu_result code);
-/* fan_cuda_stale: a code that speaks of a context that is gone; a stream or an event that was destroyed gets it as
- * well, and then nothing is lost. */
+/* fan_cuda_stale: returns whether the code reports a destroyed context. A destroyed stream or event gets it as well;
+ * then nothing is lost. */
 bool fan_cuda_stale(fan_cu_result code);
-/* fan_cuda_feature_words: what a feature is for. */
+/* fan_cuda_feature_words: returns a feature's name. */
 const char *fan_cuda_feature_words(fan_cuda_feature f);
 
 #endif

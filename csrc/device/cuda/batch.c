@@ -1,9 +1,9 @@
 /* Many sums in one launch.
  *
- * Gap-free sums of one kind are rows of a table, which goes to the device before the launch and is freed behind it. It
- * goes in pieces of 64 KiB: of those the driver takes a copy at once, for more it may wait until the stream has run.
- * Left to `run`: a sum that takes longer than a launch does; one that has no fold of its own; all of them under a
- * capture, for a graph would read the table again from the host; and where memory is not stream-ordered, for freeing
+ * Gap-free sums of one kind are rows of a table, which is copied to the device before the launch and freed after it. It
+ * is copied in pieces of 64 KiB: the driver buffers those at once; for larger ones it may wait until the stream has
+ * run. Left to `run`: a sum that takes longer than a launch; one without a fold kernel; all sums under a capture,
+ * because a graph would read the table again from the host; and all sums without stream-ordered memory, because freeing
  * would block. */
 #include "device/cuda/batch.h"
 
@@ -24,14 +24,14 @@
 #define KINDS 32
 #define MOST_OF_A_TABLE (UINT32_MAX / 2) /* tiles, sources */
 
-/* Sums of one kernel, and of one scale. */
+/* Sums of one kernel and one scale. */
 typedef struct batch_many {
     size_t which;
     uint64_t factor;
     bool scaled;
     size_t rows, sources, tiles;
     uint64_t at;              /* of its table in the staging memory */
-    size_t row, source, tile; /* so many are written */
+    size_t row, source, tile; /* written so far */
 } batch_many;
 
 static int64_t batch_numbers(const fan_array *a) { return a->size * (fan_dtype_kind(a->dtype) == 'c' ? 2 : 1); }
@@ -42,7 +42,7 @@ static size_t batch_tiles(const fan_job *job, size_t which)
     return (size_t)((batch_numbers(job->out) + tile - 1) / tile);
 }
 
-/* batch_kind: the kind that a job belongs to, a new one if there is room; KINDS: none. */
+/* batch_kind: returns the kind of a job, a new one if there is room; KINDS: none. */
 static size_t batch_kind(const fan_job *job, batch_many *kinds, size_t *nkinds)
 {
     batch_many k = {.scaled = job->scale && job->scale->on};
@@ -100,7 +100,8 @@ static void batch_put_row(char *staging, batch_many *k, const fan_job *job)
     k->row++;
 }
 
-/* batch_staging_take, _give: host memory for tables; one piece of it is kept for the next time. NULL: out of memory. */
+/* batch_staging_take, _give: allocate and free host memory for tables; one piece is kept for reuse. NULL: out of
+ * memory. */
 static char *batch_staging_take(fan_cuda_part *p, size_t *bytes)
 {
     (void)pthread_mutex_lock(&p->lock);
@@ -129,7 +130,7 @@ static void batch_staging_give(fan_cuda_part *p, char *staging, size_t bytes)
     fan_free(gone);
 }
 
-/* batch_send: `from` may be used again when this returns. Blocks where the device itself reads such memory. */
+/* batch_send: copies to the device; `from` may be reused on return. Blocks if the device itself reads such memory. */
 static fan_status batch_send(const fan__launch_ctx *s, uint64_t to, const char *from, size_t bytes, fan_error *err)
 {
     fan_status status = FAN_OK;
@@ -154,9 +155,9 @@ static fan_status batch_launch(fan__launch_ctx *s, const batch_many *k, uint64_t
     return fan__launch_threads(s, s->part->many[k->which], a.tiles * FAN_K_WARP, &a, err);
 }
 
-#define STACK_JOBS 32 /* as many ask for no memory */
+#define STACK_JOBS 32 /* up to this many need no allocation */
 
-/* The jobs sorted by kind, and which of them are enough of a kind for a table to pay. */
+/* The jobs sorted by kind, and which kinds have enough of them for a table. */
 typedef struct batch_sorted {
     batch_many kinds[KINDS];
     size_t nkinds;
@@ -171,7 +172,7 @@ static bool batch_together(const batch_sorted *o, size_t job)
     return o->kind[job] < KINDS && o->kinds[o->kind[job]].rows > 1;
 }
 
-/* batch_launch_kinds: one launch for each kind. The table is there. */
+/* batch_launch_kinds: launches each kind once. The table is on the device. */
 static fan_status batch_launch_kinds(fan__launch_ctx *s, batch_sorted *o, const fan_job *jobs, size_t n, uint64_t table,
                                      fan_job_state *states, fan_error *err)
 {
@@ -208,7 +209,7 @@ static fan_status batch_run_tables(fan__launch_ctx *s, batch_sorted *o, const fa
     room = bytes;
     char *staging = batch_staging_take(s->part, &room);
     if (!staging)
-        return FAN_OK; /* one by one they need none */
+        return FAN_OK; /* launching one by one needs none */
     for (size_t i = 0; i < n; i++)
         if (batch_together(o, i))
             batch_put_row(staging, &o->kinds[o->kind[i]], &jobs[i]);
@@ -227,7 +228,7 @@ static fan_status batch_run_tables(fan__launch_ctx *s, batch_sorted *o, const fa
     batch_staging_give(s->part, staging, room);
     if (status == FAN_OK)
         return FAN_OK;
-    bool tried = false; /* false: it failed before any launch, and so for all of them */
+    bool tried = false; /* false: it failed before any launch: all jobs fail */
     for (size_t i = 0; i < n; i++)
         tried |= states[i] != FAN_JOB_PENDING;
     for (size_t i = 0; i < n && !tried; i++)

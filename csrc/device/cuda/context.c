@@ -9,7 +9,7 @@ pthread_mutex_t fan__cuda_making = PTHREAD_MUTEX_INITIALIZER;
 static pthread_mutex_t opened_lock = PTHREAD_MUTEX_INITIALIZER;
 static fan_cuda *opened; /* all drivers; guarded by opened_lock */
 
-/* A fork waits until no thread holds the lock of a part; nothing is called while one is held. */
+/* fork waits until no thread holds a part's lock; no call is made while one is held. */
 static void context_lock_all(void)
 {
     (void)pthread_mutex_lock(&opened_lock);
@@ -28,7 +28,7 @@ static void context_unlock_all(void)
 
 static void context_in_child(void)
 {
-    /* the thread that held it is not in the child; what it had half made is forgotten */
+    /* its holder is not in the child; its unfinished work is discarded */
     (void)pthread_mutex_init(&fan__cuda_making, NULL);
 }
 
@@ -64,16 +64,16 @@ bool fan__cuda_usable(const fan_cuda_part *p)
 fan_status fan__cuda_refuse_dead(fan_cuda_part *p, fan_error *err)
 {
     return fan_fail_code(err, FAN_ERR_DEVICE, p->cause.code,
-                         "cuda:%d is lost since an earlier failure: %s. Restart the process to use it again", p->index,
+                         "cuda:%d was lost by an earlier failure: %s. Restart the process to use it again", p->index,
                          p->cause.text);
 }
 
 fan_status fan__cuda_refuse_child(const fan_cuda_part *p, fan_error *err)
 {
     return fan_fail(err, FAN_ERR_STATE,
-                    "cuda:%d cannot be used in a forked child: CUDA does not live through fork(). Start processes with "
+                    "cuda:%d cannot be used in a forked child: CUDA does not survive fork(). Start processes with "
                     "the \"spawn\" "
-                    "or \"forkserver\" method of multiprocessing, or touch the device in the child alone",
+                    "or \"forkserver\" method of multiprocessing, or use the device in the child alone",
                     p->index);
 }
 
@@ -103,8 +103,8 @@ void fan__cuda_leave(fan__cuda_scope *scope)
     (void)fan__cuda_check(scope->part, fan__cuda_api_of(scope->part)->CtxPopCurrent(&mine), "cuCtxPopCurrent", NULL);
 }
 
-/* context_die: the context is lost for good; the first cause is kept. */
-static void context_die(fan_cuda_part *p, const fan_error *cause)
+/* context_lost: marks the context as lost; keeps the first cause. */
+static void context_lost(fan_cuda_part *p, const fan_error *cause)
 {
     (void)pthread_mutex_lock(&p->lock);
     if (!atomic_load_explicit(&p->dead, memory_order_relaxed) && !FAN_FAULT(CUDA_NO_POISON)) {
@@ -118,9 +118,9 @@ const char *fan__cuda_capture_advice(fan_cu_result code)
 {
     switch (code) {
     case 900:
-        return "this cannot be asked of a stream that is captured: do it before the capture, or after it";
+        return "this call is not possible on a captured stream: make it before the capture, or after it";
     case 901:
-        return "an earlier violation has ended this capture: end it and begin anew";
+        return "an earlier violation has ended this capture: end it and begin again";
     case 902:
         return "two captures would become one: capture on one stream, and fork the others from it";
     case 904:
@@ -160,20 +160,19 @@ fan_status fan__cuda_refuse(fan_cuda_part *p, fan_cu_result code, const char *ca
     fan_status status = fan_fail_code(err, FAN_ERR_DEVICE, code, "%s on cuda:%d failed: %s", call, p->index, text);
     if (fan_cuda_stale(code) && fan__cuda_lives(p)) {
         fan_append(err->text, sizeof err->text,
-                   ". The device's context is there: it is a stream, an event or memory that is not. Was a stream "
+                   ". The device's context is valid, but the stream, event or memory is not. Was a stream "
                    "destroyed that is still used?");
     } else if (fan_cuda_sticky(code)) {
-        context_die(p, err);
-        fan_append(
-            err->text, sizeof err->text,
-            ". It may be the fault of any work that was queued before. The device is lost to this process: restart it");
+        context_lost(p, err);
+        fan_append(err->text, sizeof err->text,
+                   ". Any earlier work may have caused it. The device is lost to this process: restart it");
     }
     return status;
 }
 
 #define UNDO 0x100 /* in what fan__cuda_relax returns */
 
-/* The driver whose relaxed mode this thread is in by our doing. */
+/* The driver for which this thread is in relaxed mode. */
 static _Thread_local const fan_cuda *relaxed;
 
 int fan__cuda_relax(const fan_cuda_part *p, int mode)
@@ -183,8 +182,7 @@ int fan__cuda_relax(const fan_cuda_part *p, int mode)
     if (!api->has[FAN_CUDA_CAPTURE] || mode < 0 || FAN_FAULT(CUDA_NO_RELAX) || (!undo && relaxed == p->cuda))
         return -1;
     relaxed = undo ? NULL : p->cuda;
-    for (int i = 0; i < 2;
-         i++) { /* tried twice: a thread that stayed in relaxed mode would break the captures of others */
+    for (int i = 0; i < 2; i++) { /* tried twice: a thread left in relaxed mode would break other captures */
         int was = mode & ~UNDO;
         if (api->ThreadExchangeStreamCaptureMode(&was) == 0)
             return UNDO | was;

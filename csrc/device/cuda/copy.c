@@ -38,7 +38,7 @@ static fan_status copy_twin_begin(copy_twin *t, const fan_array *of, fan_error *
 
 static void copy_twin_end(copy_twin *t) { fan_free_data(t->bytes, t->size); }
 
-/* copy_packed: `like` without gaps, in scratch memory of the stream; its dims in room[2 * FAN_MAX_NDIM]. */
+/* copy_packed: makes `like` without gaps, in scratch memory of the stream; its dims are in room[2 * FAN_MAX_NDIM]. */
 static fan_status copy_packed(const fan__launch_ctx *s, const fan_array *like, fan_array *out, int64_t *room,
                               fan_error *err)
 {
@@ -56,8 +56,7 @@ static fan_status copy_packed(const fan__launch_ctx *s, const fan_array *like, f
     return FAN_OK;
 }
 
-/* copy_send: from memory of the host, which may be used again when this returns. Blocks where the device itself reads
- * such memory. */
+/* copy_send: copies from host memory, which may be reused on return. Blocks if the device itself reads such memory. */
 static fan_status copy_send(const fan__launch_ctx *s, uint64_t to, const char *from, size_t bytes, fan_error *err)
 {
     int mode = fan__cuda_relax(s->part, FAN_CU_CAPTURE_MODE_RELAXED);
@@ -83,7 +82,7 @@ fan_status fan__cuda_upload(const fan__launch_ctx *s, const fan_array *out, cons
         fan__cuda_scratch_free(s->stream, fan__address_of(&near));
         return status;
     }
-    FAN_GO(copy_twin_begin(&t, out, err)); /* memory that is surely not pinned */
+    FAN_GO(copy_twin_begin(&t, out, err)); /* memory that is certainly not pinned */
     fan_array_copy(&t.array, in);
     status = copy_send(s, fan__address_of(out) + (uint64_t)t.lo, t.bytes, t.size, err);
 done:

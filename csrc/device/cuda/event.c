@@ -35,7 +35,7 @@ fan_status fan__cuda_record(fan_event *e, fan_stream *s, fan_error *err)
     fan__cuda_scope scope;
     fan_cu_stream on;
     if (!err && atomic_load_explicit(&fan__cuda_queue(s)->passed, memory_order_relaxed))
-        on = p->free_stream; /* memory that leaves asks, and nothing of the stream runs any more */
+        on = p->free_stream; /* called for freed memory, and nothing of the stream runs any more */
     else
         FAN_TRY(fan__cuda_queue_of(s, &on, err));
     FAN_TRY(fan__cuda_enter(p, &scope, err));
@@ -51,8 +51,8 @@ fan_status fan__cuda_note(fan_event *e, fan_stream *s, fan_error *err)
 {
     uint64_t capture = 0;
     FAN_TRY(fan__cuda_record(e, s, err));
-    FAN_TRY(fan__cuda_capture(s, &capture, err)); /* asked behind the record: another thread may have begun one */
-    return capture ? fan_fail_code(err, FAN_ERR_CAPTURE, 907, "a capture of the stream began: the event may lie in it")
+    FAN_TRY(fan__cuda_capture(s, &capture, err)); /* after the record: another thread may have begun a capture */
+    return capture ? fan_fail_code(err, FAN_ERR_CAPTURE, 907, "a capture of the stream began: the event may be in it")
                    : FAN_OK;
 }
 
@@ -77,7 +77,7 @@ fan_status fan__cuda_wait(fan_stream *s, fan_event *e, fan_error *err)
 
 static fan_status event_free_to_ask(fan_event *e, fan_error *err)
 {
-    (void)pthread_mutex_lock(&e->device->lock); /* somebody may record it */
+    (void)pthread_mutex_lock(&e->device->lock); /* another thread may be recording it */
     bool captured = e->capture != 0;
     (void)pthread_mutex_unlock(&e->device->lock);
     return captured
@@ -108,7 +108,7 @@ bool fan__cuda_peek(fan_event *e)
 {
     bool done = false;
     if (!fan__cuda_usable(fan__cuda_part_of(e->device)) || FAN_FAULT(CUDA_EARLY_FREE))
-        return true; /* nothing runs any more, and the memory is only forgotten */
+        return true; /* nothing runs any more, and the memory is not freed */
     return fan__cuda_query(e, &done, NULL) == FAN_OK && done;
 }
 

@@ -26,12 +26,12 @@ _Static_assert((int)FAN__REDUCES <= (int)FAN__FOLDS && FAN__FOLDS <= FAN__CUDA_F
 
 _Static_assert(sizeof(fan_k_fold) <= 4096 && sizeof(fan_k_any) <= 4096 && sizeof(fan_k_reduce) <= 4096 &&
                    sizeof(fan_k_scatter) <= 4096,
-               "what every driver takes as the arguments of a kernel");
+               "every driver takes kernel arguments of this size");
 
 _Static_assert(sizeof(fan_k_stats_end) <= 4096, "the same");
 
-/* launch_ask_resident: more blocks than fit at a time would only wait for the others. */
-static fan_cu_result launch_ask_resident(fan_cuda_part *p)
+/* launch_query_resident: queries how many blocks fit at a time; more would only wait for the others. */
+static fan_cu_result launch_query_resident(fan_cuda_part *p)
 {
     fan_cu_result code = 0;
     p->nresident = 0;
@@ -83,7 +83,7 @@ static fan_cu_result launch_load(fan_cuda_part *p, const void *image, const char
     }
     if (code == 0) {
         *call = "cuOccupancyMaxActiveBlocksPerMultiprocessor";
-        code = launch_ask_resident(p);
+        code = launch_query_resident(p);
     }
     if (code && p->module && !fan_cuda_sticky(code))
         (void)api->ModuleUnload(p->module);
@@ -139,7 +139,7 @@ fan_status fan__launch_blocks(const fan__launch_ctx *w, fan_cu_function f, int64
     return FAN_OK;
 }
 
-/* launch_resident: how many blocks of a kernel fit on a multiprocessor at a time. */
+/* launch_resident: returns how many blocks of a kernel fit on a multiprocessor at a time. */
 static int launch_resident(const fan_cuda_part *p, fan_cu_function f)
 {
     for (size_t i = 0; i < p->nresident; i++)
@@ -155,7 +155,7 @@ fan_status fan__launch_threads(const fan__launch_ctx *w, fan_cu_function f, int6
     return fan__launch_blocks(w, f, blocks < most ? blocks : most, args, err);
 }
 
-/* launch_number_size: of one part of a complex number, else of the element. */
+/* launch_number_size: returns the size of one part of a complex number, else of the element. */
 static uint64_t launch_number_size(fan_dtype d) { return fan_dtype_size(d) / (fan_dtype_kind(d) == 'c' ? 2 : 1); }
 
 bool fan__is_anywhere(const fan_array *a)
@@ -201,7 +201,7 @@ int fan__fold_flags(size_t which, const fan_array *out, const fan_array *first)
            (launch_number_size(out->dtype) == bytes ? 0 : FAN_K_OUT_WIDE);
 }
 
-/* launch_memory_dtype: the dtype of a fold's sources; but the first of them, and the result, may have that of the
+/* launch_memory_dtype: returns the dtype of a fold's sources; the first of them, and the result, may have that of the
  * accumulation. */
 static fan_dtype launch_memory_dtype(const fan_array *out, const fan_operand *in, size_t n)
 {

@@ -1,4 +1,4 @@
-/* launch: which kernel takes these operands, and its launch. */
+/* launch: selects a kernel for the operands and launches it. */
 #ifndef FAN_DEVICE_CUDA_LAUNCH_H
 #define FAN_DEVICE_CUDA_LAUNCH_H
 
@@ -6,16 +6,16 @@
 #include "device/cuda/part.h"
 #include "device/kernels/args.h"
 
-/* Where a job runs. */
+/* The context of a job's launches. */
 typedef struct fan__launch_ctx {
     fan_cuda_part *part;
     fan_stream *stream;
     fan_cu_stream on;
     const char *label;
-    const fan_stats_out *stats_out; /* where the statistics of sums go; NULL: none are wanted */
+    const fan_stats_out *stats_out; /* receives the statistics of sums; NULL: not wanted */
     size_t first_suspect;
-    bool blind;  /* only statistics are made: no sum is written */
-    bool *begun; /* set once a launch went through */
+    bool blind;  /* only statistics are computed: no sum is written */
+    bool *begun; /* set once a launch succeeded */
 } fan__launch_ctx;
 
 typedef struct fan__fold {
@@ -28,7 +28,7 @@ enum {
 #define X(name, bytes, from, acc) FAN__FOLD_##name,
     FAN_K_FOLD_LIST(X)
 #undef X
-        FAN__FOLDS /* their number; as an answer: none of them */
+        FAN__FOLDS /* their number; as a result: none of them */
 };
 
 extern const fan__fold fan__folds[FAN__FOLDS];
@@ -50,15 +50,15 @@ fan_status fan__launch_threads(const fan__launch_ctx *w, fan_cu_function f, int6
                                fan_error *err);
 
 static inline uint64_t fan__address_of(const fan_array *a) { return (uint64_t)(uintptr_t)a->data; }
-/* fan__is_anywhere: whether some element lies at an address where its numbers cannot be read in one piece. */
+/* fan__is_anywhere: returns whether some element's address is no multiple of its numbers' size. */
 bool fan__is_anywhere(const fan_array *a);
-/* fan__fold_for: the kernel that takes these operands as they lie; FOLDS where there is none. */
+/* fan__fold_for: returns the kernel that reads these operands in place; FOLDS if there is none. */
 size_t fan__fold_for(const fan_array *out, const fan_operand *in, size_t n, bool scaled, fan_nditer *w);
-/* fan__reduce_for: the kernel that sums numbers of this dtype, or the parts of complex ones, over axes. */
+/* fan__reduce_for: returns the kernel that sums numbers of this dtype, or the parts of complex ones, over axes. */
 size_t fan__reduce_for(fan_dtype d);
-/* fan__scatter_for: the one that adds COO data of these dtypes; FOLDS where there is none. */
+/* fan__scatter_for: returns the kernel that adds COO data of these dtypes; FOLDS if there is none. */
 size_t fan__scatter_for(fan_dtype into, fan_dtype values);
-/* fan__fold_flags: those that the dtypes of operands say which this kernel takes. */
+/* fan__fold_flags: returns the flags for a kernel from its operands' dtypes. */
 int fan__fold_flags(size_t which, const fan_array *out, const fan_array *first);
 
 #endif

@@ -1,16 +1,15 @@
 /* Memory of the CUDA backend.
  *
- * A block comes from a pool of our own, in the order of the stream that uses it first. Memory that may be used anywhere
- * at once comes from the same pool in the order of a stream of our own, which is waited for: nothing runs there but
- * frees. A block is freed only when all its users have passed, so it goes back on that stream, for which nobody else
- * waits.
+ * A block is allocated from a pool of our own, in the order of the stream that uses it first. Memory that must be
+ * usable anywhere at once comes from the same pool in the order of a stream of our own, followed by a wait: nothing but
+ * frees runs there. A block is freed only after all its users have passed, so it is freed on that stream, for which no
+ * other stream waits.
  *
- * Without pools, and under a capture, it comes from cuMemAlloc. cuMemFree waits for the device, and may break the
- * capture of a stream that nobody here has heard of: so what is freed is kept for the next one who asks. The driver
- * gets it back when memory is short, by fan_cuda_trim and in the end, and never while a stream that is known here is
- * captured.
+ * Without pools, and under a capture, blocks come from cuMemAlloc. cuMemFree waits for the device, and may break the
+ * capture of a stream that fanin has not met: so freed blocks are kept for reuse. They go back to the driver when
+ * memory is short, by fan_cuda_trim and at the end, and never while a stream known to fanin is captured.
  *
- * The block table, sorted by address, has an entry for each block: where it came from, and which graphs use it. */
+ * The block table, sorted by address, has an entry for each block: its origin, and the graphs that use it. */
 #include "device/cuda/memory.h"
 
 #include "base/fault.h"
@@ -21,7 +20,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* block_place: the first block that does not lie before `address`. The part's lock is held. */
+/* block_place: returns the index of the first block at or above `address`. The part's lock is held. */
 static size_t block_place(const fan_cuda_part *p, uint64_t address)
 {
     size_t lo = 0, hi = p->nblocks;
@@ -42,12 +41,12 @@ static fan__cuda_block *block_holding(fan_cuda_part *p, uint64_t address)
     return b && !b->kept && address - b->address < b->bytes ? b : NULL;
 }
 
-/* block_reserve: makes room in the block table for one block more, before the driver is asked. */
+/* block_reserve: makes room in the block table for one more block, before the driver is called. */
 static fan_status block_reserve(fan_cuda_part *p, fan_error *err)
 {
     (void)pthread_mutex_lock(&p->lock);
     int failed = fan_grow((void **)&p->blocks, &p->blocks_cap, p->nblocks + 16,
-                          sizeof *p->blocks); /* several threads may have reserved */
+                          sizeof *p->blocks); /* for several threads that reserve */
     (void)pthread_mutex_unlock(&p->lock);
     return failed ? fan_fail(err, FAN_ERR_NOMEM, "out of memory for the block table of cuda:%d", p->index) : FAN_OK;
 }
@@ -74,21 +73,21 @@ static void block_remove(fan_cuda_part *p, const fan__cuda_block *b)
     memmove(p->blocks + i, p->blocks + i + 1, (p->nblocks - i) * sizeof *p->blocks);
 }
 
-/* block_is_over: nobody has it, and no graph uses it. */
+/* block_is_over: returns whether the block has no holder and no graph uses it. */
 static bool block_is_over(const fan__cuda_block *b)
 {
     return b->left && (!b->graphs || atomic_load_explicit(b->graphs, memory_order_acquire) == 1);
 }
 
-/* block_leave: it is given back later. The part's lock is held. */
+/* block_leave: marks it to be freed later. The part's lock is held. */
 static void block_leave(fan_cuda_part *p, fan__cuda_block *b)
 {
     p->nleft += !b->left;
     b->left = true;
 }
 
-/* block_give: gives a pooled block back to the driver, in the order of `on`; the context is current. Where the driver
- * refuses, it is asked once more: else the memory would be lost. A failure is reported by the next call that can. */
+/* block_give: frees a pooled block, in the order of `on`; the context is current. If the driver fails, repeats the call
+ * once: else the memory would be lost. The next call that can reports a failure. */
 static void block_give(fan_cuda_part *p, const fan__cuda_block *b, fan_cu_stream on)
 {
     int mode = fan__cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED);
@@ -100,8 +99,8 @@ static void block_give(fan_cuda_part *p, const fan__cuda_block *b, fan_cu_stream
     (void)fan__cuda_relax(p, mode);
 }
 
-/* block_out: a block that nobody uses leaves the table (true: *gone is to be given back), or, of cuMemAlloc, is kept.
- * The part's lock is held. */
+/* block_out: removes an unused block from the table (true: *gone is to be freed), or keeps it, if it is from
+ * cuMemAlloc. The part's lock is held. */
 static bool block_out(fan_cuda_part *p, fan__cuda_block *b, fan__cuda_block *gone)
 {
     *gone = *b;
@@ -114,7 +113,7 @@ static bool block_out(fan_cuda_part *p, fan__cuda_block *b, fan__cuda_block *gon
     return false;
 }
 
-/* block_reuse: a kept block of at least so many bytes, and not of more than twice as many. */
+/* block_reuse: returns a kept block of at least so many bytes, and at most twice as many. */
 static bool block_reuse(fan_cuda_part *p, size_t bytes, fan__cuda_block *out)
 {
     fan__cuda_block *best = NULL;
@@ -125,14 +124,14 @@ static bool block_reuse(fan_cuda_part *p, size_t bytes, fan__cuda_block *out)
             best = b;
     }
     if (best) {
-        *out = *best; /* out->kept: the table has it */
+        *out = *best; /* out->kept: it is in the table */
         best->kept = false;
     }
     (void)pthread_mutex_unlock(&p->lock);
     return best != NULL;
 }
 
-/* block_give_kept: gives the kept blocks back to the driver, unless a known stream is captured; returns their bytes. */
+/* block_give_kept: frees the kept blocks, unless a known stream is captured; returns their bytes. */
 static size_t block_give_kept(fan_cuda_part *p)
 {
     size_t bytes = 0;
@@ -157,8 +156,8 @@ static size_t block_give_kept(fan_cuda_part *p)
     return bytes;
 }
 
-/* block_free_pending: frees the blocks whose last hold went while a graph used them, and whose graphs are gone by now.
- * The context is current. */
+/* block_free_pending: frees the blocks that were dropped while a graph used them, and whose graphs have ended. The
+ * context is current. */
 static void block_free_pending(fan_cuda_part *p)
 {
     for (;;) {
@@ -166,7 +165,7 @@ static void block_free_pending(fan_cuda_part *p)
         (void)pthread_mutex_lock(&p->lock);
         for (size_t i = 0; p->nleft && i < p->nblocks && !gone.address; i++) {
             fan__cuda_block *b = &p->blocks[i];
-            /* 1: the count of the block table itself */
+            /* 1: the block table's own count */
             if (block_is_over(b))
                 (void)block_out(p, b, &gone);
         }
@@ -179,8 +178,8 @@ static void block_free_pending(fan_cuda_part *p)
     }
 }
 
-/* block_ask: one try. on NULL: on the stream of our own, which is then waited for. */
-static fan_cu_result block_ask(fan_cuda_part *p, fan_cu_stream on, bool pooled, size_t bytes, uint64_t *out)
+/* block_try: tries once. on NULL: on our own stream, followed by a wait. */
+static fan_cu_result block_try(fan_cuda_part *p, fan_cu_stream on, bool pooled, size_t bytes, uint64_t *out)
 {
     const fan_cuda_api *api = fan__cuda_api_of(p);
     int mode = fan__cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED);
@@ -192,7 +191,7 @@ static fan_cu_result block_ask(fan_cuda_part *p, fan_cu_stream on, bool pooled, 
     return code;
 }
 
-/* block_trim: gives back to the driver what is kept and not in use; returns how many bytes that were. */
+/* block_trim: frees unused kept memory; returns how many bytes. */
 static size_t block_trim(fan_cuda_part *p)
 {
     const fan_cuda_api *api = fan__cuda_api_of(p);
@@ -201,7 +200,7 @@ static size_t block_trim(fan_cuda_part *p)
     if (!p->pools)
         return bytes;
     int mode = fan__cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED);
-    (void)api->StreamSynchronize(p->free_stream); /* what was freed there is unused from then on */
+    (void)api->StreamSynchronize(p->free_stream); /* all that was freed there is unused from then on */
     (void)api->MemPoolGetAttribute(p->pool, FAN_CU_POOL_RESERVED, &had);
     (void)fan__cuda_check(p, api->MemPoolTrimTo(p->pool, 0), "cuMemPoolTrimTo", NULL);
     (void)api->MemPoolGetAttribute(p->pool, FAN_CU_POOL_RESERVED, &has);
@@ -209,8 +208,7 @@ static size_t block_trim(fan_cuda_part *p)
     return bytes + (had > has ? (size_t)(had - has) : 0);
 }
 
-/* block_take: gets a block; the context is current. If memory is short, the driver gets what is kept, and it is tried
- * once more. */
+/* block_take: allocates a block; the context is current. If memory is short, frees kept memory and tries again. */
 static fan_status block_take(fan_cuda_part *p, fan_stream *stream, size_t bytes, fan__cuda_block *b, fan_error *err)
 {
     char call[64];
@@ -224,12 +222,12 @@ static fan_status block_take(fan_cuda_part *p, fan_stream *stream, size_t bytes,
     if (!pooled && block_reuse(p, bytes, b))
         return FAN_OK;
     *b = (fan__cuda_block){.bytes = bytes, .pooled = pooled};
-    fan_cu_result code = block_ask(p, on, pooled, bytes, &b->address);
+    fan_cu_result code = block_try(p, on, pooled, bytes, &b->address);
     if (code == FAN_CU_OUT_OF_MEMORY) {
         block_free_pending(p);
-        if (!capture) /* inside one nothing is waited for */
+        if (!capture) /* a capture must not wait */
             (void)block_trim(p);
-        code = block_ask(p, on, pooled, bytes, &b->address);
+        code = block_try(p, on, pooled, bytes, &b->address);
     }
     snprintf(call, sizeof call, "%s(%zu bytes)", pooled ? "cuMemAllocFromPoolAsync" : "cuMemAlloc", bytes);
     return fan__cuda_check(p, code, call, err);
@@ -245,7 +243,7 @@ fan_status fan__cuda_alloc(fan_device *d, fan_stream *stream, size_t bytes, void
     block_free_pending(p);
     fan_status status = block_take(p, stream, bytes, &b, err);
     if (status == FAN_OK && !b.kept && block_add(p, b.address, b.bytes, b.pooled)) {
-        if (b.pooled) /* else it stays: there is no room to keep it */
+        if (b.pooled) /* else it stays: there is no room to list it */
             block_give(p, &b, p->free_stream);
         status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for the block table of cuda:%d", p->index);
     }
@@ -311,7 +309,7 @@ fan_status fan__cuda_scratch(fan_stream *s, size_t bytes, uint64_t *out, fan_err
     return status;
 }
 
-/* scratch_enter: false: the driver refuses. It is asked once more: else the memory would be lost. */
+/* scratch_enter: returns false if the driver fails. Repeats the call once: else the memory would be lost. */
 static bool scratch_enter(fan_stream *s, fan__cuda_scope *scope, fan_cu_stream *on)
 {
     for (int i = 0; i < 2; i++) {
@@ -349,7 +347,8 @@ void fan__cuda_scratch_free(fan_stream *s, uint64_t address)
     fan__cuda_leave(&scope);
 }
 
-/* block_graph_gone: a graph is gone. Called on a thread of the driver, from which the driver must not be called. */
+/* block_graph_gone: drops a graph's count. Called on a thread of the driver, from which the driver must not be
+ * called. */
 static void block_graph_gone(void *ctx)
 {
     atomic_size_t *graphs = ctx;
@@ -357,7 +356,7 @@ static void block_graph_gone(void *ctx)
         fan_free(graphs);
 }
 
-/* block_note_capture: the graph of `capture` has its hold on the memory at `address`. */
+/* block_note_capture: notes that the graph of `capture` holds the memory at `address`. */
 static void block_note_capture(fan_cuda_part *p, uint64_t address, uint64_t capture)
 {
     (void)pthread_mutex_lock(&p->lock);
@@ -375,7 +374,7 @@ fan_status fan__cuda_retain(fan_cuda_part *p, uint64_t address, uint64_t capture
     fan_status status = FAN_OK;
     (void)pthread_mutex_lock(&p->lock);
     fan__cuda_block *b = block_holding(p, address);
-    bool recorded = !b || b->capture == capture; /* not ours, or the capture has it already */
+    bool recorded = !b || b->capture == capture; /* foreign memory, or held by the capture already */
     if (!recorded && !b->graphs) {
         b->graphs = fan_alloc(sizeof *b->graphs);
         if (b->graphs)
@@ -390,7 +389,7 @@ fan_status fan__cuda_retain(fan_cuda_part *p, uint64_t address, uint64_t capture
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph's hold on memory of cuda:%d", p->index);
     if (!api->has[FAN_CUDA_GRAPHS]) {
         block_note_capture(p, address, capture);
-        return FAN_OK; /* it is never given back */
+        return FAN_OK; /* it is never freed */
     }
     FAN_GO(fan__cuda_check(
         p, api->UserObjectCreate(&object, graphs, block_graph_gone, 1, FAN_CU_USER_OBJECT_NO_DESTRUCTOR_SYNC),
@@ -398,10 +397,10 @@ fan_status fan__cuda_retain(fan_cuda_part *p, uint64_t address, uint64_t capture
     status = fan__cuda_check(p, api->GraphRetainUserObject(graph, object, 1, FAN_CU_GRAPH_USER_OBJECT_MOVE),
                              "cuGraphRetainUserObject", err);
     if (status != FAN_OK) {
-        (void)api->UserObjectRelease(object, 1); /* which counts down */
+        (void)api->UserObjectRelease(object, 1); /* which drops the count */
         return status;
     }
-    block_note_capture(p, address, capture); /* only now: if this failed, the next job tries again */
+    block_note_capture(p, address, capture); /* only now: after a failure, the next job tries again */
 done:
     if (status != FAN_OK)
         block_graph_gone(graphs);
@@ -417,7 +416,7 @@ void fan__cuda_blocks_fini(fan_cuda_part *p)
             block_give(p, b, p->free_stream);
         else if (unused && fan__cuda_usable(p))
             (void)fan__cuda_api_of(p)->MemFree(b->address);
-        /* else a graph may still be launched: what it uses stays until the process ends */
+        /* else a graph may still be launched: its memory stays until the process ends */
         if (b->graphs && atomic_fetch_sub_explicit(b->graphs, 1, memory_order_acq_rel) == 1)
             fan_free(b->graphs);
     }

@@ -1,11 +1,11 @@
-/* part: what a device of the driver is made of. */
+/* part: the structs of the driver's devices. */
 #ifndef FAN_DEVICE_CUDA_PART_H
 #define FAN_DEVICE_CUDA_PART_H
 
 #include "device/cuda/cuda.h"
 #include "device/event.h"
 
-/* X(field, name): the kernels that are no fold. */
+/* X(field, name): the kernels other than folds. */
 #define FAN__CUDA_KERNEL_LIST(X)            \
     X(any, "fan_any")                       \
     X(fold_stats_any, "fan_fold_stats_any") \
@@ -32,21 +32,21 @@ enum {
         FAN__CUDA_KERNELS
 };
 
-/* How many blocks of a kernel fit on a multiprocessor at a time. */
+/* The number of blocks of a kernel that fit on a multiprocessor at a time. */
 typedef struct fan__cuda_resident {
     fan_cu_function kernel;
     int blocks;
 } fan__cuda_resident;
 
-/* Memory that was handed out. */
+/* An allocated block. */
 typedef struct fan__cuda_block {
     uint64_t address;
     size_t bytes;
-    bool pooled;           /* of the pool */
-    bool kept;             /* of cuMemAlloc, and nobody uses it: it waits for the next who asks */
-    bool left;             /* its last hold is gone, but a graph uses it */
-    uint64_t capture;      /* the last capture whose graph has it */
-    atomic_size_t *graphs; /* graphs that use it; counted down on threads of the driver. NULL: no graph ever did */
+    bool pooled;           /* from the pool */
+    bool kept;             /* from cuMemAlloc, and unused: kept for reuse */
+    bool left;             /* dropped, but a graph uses it */
+    uint64_t capture;      /* the last capture whose graph holds it */
+    atomic_size_t *graphs; /* graphs that use it; counted down on threads of the driver. NULL: none ever did */
 } fan__cuda_block;
 
 /* A stream of our own for captures that need one. */
@@ -61,9 +61,10 @@ typedef struct fan_cuda_part {
     fan_cuda *cuda;
     int index;
     fan_cu_device ordinal;
-    pthread_mutex_t lock; /* guards all that follows; the driver may be called under it while the part is made ready */
-    atomic_bool ready;    /* all of it is there: context, module, functions, free_stream, pool */
-    bool pools;           /* stream-ordered memory is there */
+    pthread_mutex_t
+        lock;          /* guards all below; the driver may be called under it during the initialization of the part */
+    atomic_bool ready; /* initialized: context, module, functions, free_stream, pool */
+    bool pools;        /* stream-ordered memory is available */
     fan_cu_context context;
     int compute; /* 89: 8.9 */
     fan_cu_module module;
@@ -75,21 +76,21 @@ typedef struct fan_cuda_part {
 #define X(field, name) fan_cu_function field;
     FAN__CUDA_KERNEL_LIST(X)
 #undef X
-    fan__cuda_resident resident[4 * FAN__CUDA_FOLDS + FAN__CUDA_KERNELS]; /* of the kernels that share out their work */
+    fan__cuda_resident resident[4 * FAN__CUDA_FOLDS + FAN__CUDA_KERNELS]; /* for kernels that distribute their work */
     size_t nresident;
-    fan_cu_stream free_stream; /* of our own: nothing runs on it but frees */
+    fan_cu_stream free_stream; /* of our own: only frees run on it */
     fan_cu_pool pool;          /* of our own */
-    bool reads_host;           /* the device may read memory of the host after a copy from there has returned */
+    bool reads_host;           /* the device may read host memory after a copy from there has returned */
     int processors;
-    fan_stream **streams; /* those that somebody holds; no holds */
+    fan_stream **streams; /* those with holders; not held */
     size_t nstreams, streams_cap;
     fan__capture_stream *capture_streams;
     size_t ncapture_streams, capture_streams_cap;
     fan__cuda_block *blocks; /* by address */
     size_t nblocks, blocks_cap;
-    char *staging; /* where the tables of run_many are made; NULL: none, or in use */
+    char *staging; /* for the tables of run_many; NULL: none, or in use */
     size_t staging_bytes;
-    size_t nleft; /* how many blocks are `left`: where there are none, block_free_pending has nothing to do */
+    size_t nleft; /* number of blocks with `left`; if 0, block_free_pending has nothing to do */
     atomic_bool dead;
     fan_error cause; /* the first failure that ended the context; written once, before `dead` */
 } fan_cuda_part;
@@ -97,26 +98,24 @@ typedef struct fan_cuda_part {
 struct fan_cuda {
     atomic_size_t holds;
     fan_cuda_api api;
-    unsigned life; /* how many forks had been by the time it was opened */
+    unsigned life; /* fan_process when it was opened */
     int count;
     uint64_t left_out;
     int64_t most_entries, most_rows; /* of one sort of COO data */
     fan_cuda_part *parts;
-    fan_recording *recordings; /* under way; guarded by the first part's lock */
+    fan_recording *recordings; /* in progress; guarded by the first part's lock */
     atomic_size_t recordings_begun;
     fan_cuda *next; /* of all that are open */
 };
 
-/* A stream as the backend sees it. */
+/* The backend's data of a stream. */
 typedef struct fan__cuda_stream {
     fan_cu_stream handle;
     uint64_t thread;    /* of handle 2; else 0 */
-    uint64_t id;        /* the driver's, which no other stream ever has; 0: not told */
-    atomic_bool passed; /* gone, and since then the whole device was waited for */
-    atomic_bool
-        /* the driver said that it was destroyed: the handle is not used again, and may already be that of another
-           stream */
-        gone;
+    uint64_t id;        /* the driver's, unique for ever; 0: unknown */
+    atomic_bool passed; /* destroyed, and the whole device was waited for since */
+    /* the driver reported that it was destroyed: the handle is not used again, and may already be another stream's */
+    atomic_bool gone;
 } fan__cuda_stream;
 
 /* The context of a part, current between enter and leave. */

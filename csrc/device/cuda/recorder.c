@@ -1,11 +1,11 @@
-/* What graph trees ask of a device.
+/* The CUDA backend's entries for graph trees.
  *
- * A recording is a graph of the driver's. Its kernels use memory that lies where it lies: the tree's arena, operands,
- * scratch memory that the graph keeps. Memory nodes are refused: a graph with an allocation of its own has one
- * instance, cannot run twice before it has freed, and no liveness of ours would be true of what it allocates.
+ * A recording is a graph of the driver. Its kernels use memory at fixed addresses: the tree's arena, operands, scratch
+ * memory that the graph keeps. Memory nodes are refused: a graph with an allocation of its own has one instance, cannot
+ * run twice before it has freed, and our liveness would not hold for its allocations.
  *
- * What a graph touches cannot be read out of it: arguments of kernels are bytes that only their authors understand. So
- * each job of ours that is queued under the capture is noted; of others' kernels nothing is known. */
+ * The accesses of a graph cannot be read from it: arguments of kernels are opaque bytes. So each job of ours that is
+ * queued under the capture is noted; kernels of other libraries are not covered. */
 #include "device/cuda/recorder.h"
 
 #include "base/fault.h"
@@ -24,10 +24,10 @@ typedef struct recorder_touch {
 
 struct fan_recording {
     fan_cuda_part *part;
-    struct fan_recording *next; /* among those under way; guarded by the lock of the driver's first part */
+    struct fan_recording *next; /* among those in progress; guarded by the lock of the driver's first part */
     const fan_stream *origin;
     uint64_t capture;
-    fan_cu_exec exec; /* NULL while it is under way */
+    fan_cu_exec exec; /* NULL while in progress */
     uint64_t bytes;
     recorder_touch *touches;
     size_t n, cap;
@@ -36,9 +36,9 @@ struct fan_recording {
 static void recorder_lock(fan_cuda *c) { (void)pthread_mutex_lock(&c->parts[0].lock); }
 static void recorder_unlock(fan_cuda *c) { (void)pthread_mutex_unlock(&c->parts[0].lock); }
 
-/* ---- what is touched ---- */
+/* ---- accesses ---- */
 
-/* recorder_touches: room is there. */
+/* recorder_touches: notes an access; there is room. */
 static void recorder_touches(fan_recording *r, const fan_job *job, const fan_array *a, bool write)
 {
     recorder_touch *t = &r->touches[r->n];
@@ -82,7 +82,7 @@ static void recorder_accesses(const fan_recording *r, fan_recording_visit visit,
             return;
 }
 
-/* ---- recordings under way ---- */
+/* ---- recordings in progress ---- */
 
 static void recorder_add(fan_recording *r)
 {
@@ -94,7 +94,7 @@ static void recorder_add(fan_recording *r)
     recorder_unlock(c);
 }
 
-/* recorder_take: the recording under way on `origin`, which is under way no more. */
+/* recorder_take: removes and returns the recording in progress on `origin`. */
 static fan_recording *recorder_take(fan_cuda *c, const fan_stream *origin)
 {
     fan_recording *found = NULL;
@@ -119,8 +119,8 @@ static void recorder_free(fan_recording *r)
 
 /* ---- the driver ---- */
 
-/* recorder_destroy: a graph, and what is launched of it, go; NULL: nothing. Tried twice: what is left would keep all
- * the memory that it uses. */
+/* recorder_destroy: destroys a graph, and its executable one; either may be NULL. Tried twice: a graph left over would
+ * keep all its memory. */
 static void recorder_destroy(fan_cuda_part *p, fan_cu_graph graph, fan_cu_exec exec)
 {
     const fan_cuda_api *api = fan__cuda_api_of(p);
@@ -136,7 +136,8 @@ static void recorder_destroy(fan_cuda_part *p, fan_cu_graph graph, fan_cu_exec e
     }
 }
 
-/* recorder_halted: no stream of ours stays captured; false: the driver could not be asked, or may not have heard. */
+/* recorder_halted: returns whether no stream of ours is captured; false: the driver failed, or may not have executed
+ * the call. */
 static bool recorder_halted(fan_cuda_part *p, fan_cu_stream on)
 {
     const fan_cuda_api *api = fan__cuda_api_of(p);
@@ -152,7 +153,7 @@ static bool recorder_halted(fan_cuda_part *p, fan_cu_stream on)
     return heard && state == FAN_CU_CAPTURE_NONE;
 }
 
-/* recorder_halt: asked until it is so, for a stream that stayed captured could not be used for anything. */
+/* recorder_halt: repeats that until it is true, because a stream that stayed captured would be unusable. */
 static void recorder_halt(fan_cuda_part *p, fan_stream *origin)
 {
     fan_cu_stream on;
@@ -161,7 +162,7 @@ static void recorder_halt(fan_cuda_part *p, fan_stream *origin)
         halted = recorder_halted(p, on);
 }
 
-/* recorder_check_nodes: none of them allocates or frees. */
+/* recorder_check_nodes: checks that no node allocates or frees. */
 static fan_status recorder_check_nodes(fan_cuda_part *p, fan_cu_graph graph, fan_error *err)
 {
     const fan_cuda_api *api = fan__cuda_api_of(p);
@@ -178,7 +179,7 @@ static fan_status recorder_check_nodes(fan_cuda_part *p, fan_cu_graph graph, fan
             !FAN_FAULT(CUDA_ANY_NODE))
             status = fan_fail(err, FAN_ERR_CAPTURE,
                               "it %s memory of the driver's own (%s) on a captured stream: a graph with such memory "
-                              "cannot be launched again before it is freed, and nobody could say what lives in it; "
+                              "cannot be launched again before it is freed, and fanin cannot track what lives in it; "
                               "allocate before the call and pass the array as an operand, or let fanin allocate",
                               type == FAN_CU_NODE_MEM_ALLOC ? "allocates" : "frees",
                               type == FAN_CU_NODE_MEM_ALLOC ? "cuMemAllocAsync" : "cuMemFreeAsync");
@@ -187,7 +188,7 @@ static fan_status recorder_check_nodes(fan_cuda_part *p, fan_cu_graph graph, fan
     return status;
 }
 
-/* recorder_make: the graph made ready to be launched; what the device has less of then is the driver's for it. */
+/* recorder_make: instantiates the graph; measures the device memory that the driver uses for it. */
 static fan_status recorder_make(fan_recording *r, fan_cu_graph graph, fan_error *err)
 {
     fan_cuda_part *p = r->part;
@@ -201,7 +202,7 @@ static fan_status recorder_make(fan_recording *r, fan_cu_graph graph, fan_error 
     return FAN_OK;
 }
 
-/* recorder_forked: the streams that were pulled into the capture, as far as anybody here knows them, into buf. */
+/* recorder_forked: writes the streams that joined the capture, as far as fanin has met them, to buf. */
 static void recorder_forked(const fan_recording *r, char *buf, size_t size)
 {
     fan_cuda_part *p = r->part;
@@ -233,7 +234,7 @@ static fan_status recorder_finish(fan_recording *r, fan_stream *origin, fan_erro
     fan_cu_result code = fan__cuda_api_of(p)->StreamEndCapture(on, &graph);
     fan_status status = code == FAN_CU_INVALID_VALUE
                             ? fan_fail_code(err, FAN_ERR_CAPTURE, code,
-                                            "the capture of stream %#llx of cuda:%d was ended by somebody else",
+                                            "the capture of stream %#llx of cuda:%d was ended by other code",
                                             (unsigned long long)origin->handle, p->index)
                             : fan__cuda_check(p, code, "cuStreamEndCapture", err);
     if (code == FAN_CU_CAPTURE_UNJOINED && err)
@@ -258,7 +259,7 @@ static fan_status recorder_origin(fan_device *d, fan_stream **out, fan_error *er
             return fan_fail(err, FAN_ERR_DEVICE,
                             "GraphTree: the driver of cuda:%d has no %s: graph trees need one of CUDA 11.4 or later",
                             d->index, api->missing[i]);
-    /* a stream of our own, as a capture borrows it, under a number that the driver gives to none */
+    /* a stream of our own, as a capture borrows it, under a number that the driver never uses */
     return fan__cuda_capture_stream(d, UINT64_C(1) << 63 | atomic_fetch_add_explicit(&trees, 1, memory_order_relaxed),
                                     out, err);
 }
@@ -303,7 +304,7 @@ static fan_status recorder_end(fan_device *d, fan_stream *origin, fan_recording 
     fan_recording *r = recorder_take(fan__cuda_part_of(d)->cuda, origin);
     *out = NULL;
     if (!r)
-        return fan_fail(err, FAN_ERR_STATE, "nothing is recorded on this stream");
+        return fan_fail(err, FAN_ERR_STATE, "this stream is not recording");
     fan_status status = recorder_finish(r, origin, err);
     if (status == FAN_OK) {
         *out = r;

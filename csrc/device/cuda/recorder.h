@@ -1,4 +1,4 @@
-/* recorder: what graph trees ask of a device: its streams captured, and the graph launched. */
+/* recorder: the entries for graph trees: captures streams, and launches the graph. */
 #ifndef FAN_DEVICE_CUDA_RECORDER_H
 #define FAN_DEVICE_CUDA_RECORDER_H
 
@@ -7,8 +7,8 @@
 
 extern const fan_recorder fan__cuda_recorder;
 
-/* fan__cuda_recorder_note: `job` is queued under `capture`; a recording that is that capture has what it touches from
- * then on. FAN_ERR_NOMEM: it has nothing of it. */
+/* fan__cuda_recorder_note: adds the accesses of `job`, queued under `capture`, to the recording of that capture, if
+ * any. FAN_ERR_NOMEM: nothing was added. */
 fan_status fan__cuda_recorder_note(fan_cuda *c, uint64_t capture, const fan_job *job, fan_error *err);
 
 #endif

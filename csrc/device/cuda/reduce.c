@@ -1,9 +1,9 @@
 /* Sums over axes.
  *
- * How terms are dealt out and added up is D7's: the shape alone says it, so these are the CPU's bits. One launch makes
- * all lanes of all groups; or all groups, where the result has elements enough to keep the GPU busy, so that lanes need
- * no memory. Then each launch sums runs of what the one before left, until one number is left of each element. What is
- * left is a 256th of what was read, or less, and lies so that neighbouring threads read neighbours. */
+ * The order of the terms is D7's: it depends on the shape alone, so the results are bitwise those of the CPU. One
+ * launch makes all lanes of all groups; or all groups, if the result has enough elements to keep the GPU busy, so that
+ * lanes need no memory. Then each launch sums runs of the previous one's results, until one number per element is left.
+ * Intermediate results are at most 1/256 of the input, and neighbouring threads read neighbouring ones. */
 #include "device/cuda/reduce.h"
 
 #include "array/reduce.h"
@@ -15,9 +15,9 @@
 #include <string.h>
 
 #define MOST_LEVELS 10                    /* 8192 * 256^7 is more than 2^63, and one launch for the lanes */
-#define THREADS_WANTED ((int64_t)1 << 16) /* with so many a GPU is busy */
+#define THREADS_WANTED ((int64_t)1 << 16) /* enough threads to keep a GPU busy */
 
-/* Some of the axes of an array, neighbours joined where every stride allows it. */
+/* Some axes of an array, with neighbours joined if every stride allows it. */
 typedef struct reduce_axes {
     int n;
     int64_t extent[FAN_MAX_NDIM], out[FAN_MAX_NDIM], in[FAN_MAX_NDIM];
@@ -59,7 +59,7 @@ static void reduce_put_axes(fan_k_reduce *a, const reduce_axes *stay, const redu
     memcpy(at + go->n, go->in, gone);
 }
 
-/* reduce_deal: the first launch. */
+/* reduce_deal: sets up the first launch. */
 static void reduce_deal(fan_k_reduce *a)
 {
     int64_t groups = (a->terms - 1) / FAN_K_GROUP + 1, over = a->terms - (groups - 1) * FAN_K_GROUP;
@@ -74,7 +74,7 @@ static void reduce_deal(fan_k_reduce *a)
         a->runs = ((groups - 1) << FAN_K_LANES) + (over >> FAN_K_LANES ? 1 << FAN_K_LANES : over);
 }
 
-/* reduce_deal_again: `a` becomes the launch that sums what it leaves now. size: of a number that is left. */
+/* reduce_deal_again: turns `a` into the launch that sums its present results. size: of an intermediate number. */
 static void reduce_deal_again(fan_k_reduce *a, reduce_axes *stay, int64_t size)
 {
     bool lanes = a->lanes && !a->whole;

@@ -34,7 +34,7 @@ static fan_status run_retain_all(const fan__launch_ctx *s, const fan_job *job, u
     return FAN_OK;
 }
 
-/* run_under_capture: what a graph cannot replay is refused; what the rest uses is the graph's as well. */
+/* run_under_capture: refuses jobs that a graph cannot replay, and makes the graph hold the memory of the others. */
 static fan_status run_under_capture(const fan__launch_ctx *s, const fan_job *job, fan_error *err)
 {
     uint64_t capture;
@@ -79,7 +79,7 @@ static fan_status run_kind(fan__launch_ctx *s, const fan_job *job, fan_error *er
     return FAN_OK;
 }
 
-/* run_in_place: the job writes over what it reads. */
+/* run_in_place: returns whether the job overwrites its input. */
 static bool run_in_place(const fan_job *job)
 {
     for (size_t k = 0; job->kind == FAN_JOB_SUM && k < job->n; k++)
@@ -104,7 +104,7 @@ fan_status fan__cuda_run(fan_device *d, fan_stream *s, const fan_job *job, fan_e
     FAN_GO(run_under_capture(&w, job, err));
     status = run_kind(&w, job, err);
     if (status == FAN_ERR_DEVICE_NOMEM && begun &&
-        run_in_place(job)) { /* want of memory changes nothing, as a rule: here it did */
+        run_in_place(job)) { /* a job that ran out of memory changes nothing, except here */
         status = FAN_ERR_DEVICE;
         if (err)
             err->status = status;

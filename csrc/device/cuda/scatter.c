@@ -1,10 +1,9 @@
 /* Sparse into dense.
  *
- * Compressed data are one launch: a worker for each row. COO data are sorted by rows first, where the device finds that
- * they must be (kernels.cu, Title: COO): for each digit a launch that counts, one that adds up, one that moves; then
- * one that sums, which alone changes the result. All of it is queued, and what need not be done returns at once. Memory
- * for that is bounded: a long list is so many lists, one after the other, and rows beyond 32 bits are taken in turns.
- */
+ * Compressed data are one launch: a worker for each row. COO data are first sorted by rows, if the device finds that
+ * they need it (kernels.cu, Title: COO): per digit one launch counts, one adds up, one moves; then one sums, and only
+ * this one changes the result. All of it is queued, and unnecessary launches return at once. The scratch memory is
+ * bounded: a long list is split into several, one after the other, and rows beyond 32 bits are processed in turns. */
 #include "device/cuda/scatter.h"
 
 #include "base/fault.h"
@@ -19,7 +18,7 @@ _Static_assert(sizeof(fan_k_sort) <= 4096 && sizeof(((fan_k_sort *)0)->words) >=
 /* Memory of a sort. */
 typedef struct scatter_sort {
     int passes;
-    uint64_t at; /* scratch memory; 0: there is nothing to sort */
+    uint64_t at; /* scratch memory; 0: no sort needed */
     uint64_t lists[2], counts, totals, unsorted;
     int64_t entries; /* of a list, at most */
 } scatter_sort;
@@ -30,7 +29,7 @@ static int64_t scatter_tiles(int64_t entries) { return (entries + FAN_K_ENTRIES 
 
 static uint64_t scatter_round(uint64_t bytes) { return (bytes + 15) & ~(uint64_t)15; }
 
-/* scatter_list_bytes: rows and what goes with them, of 4 bytes each at most. */
+/* scatter_list_bytes: returns the bytes of a list: rows and their payloads, 4 bytes each at most. */
 static uint64_t scatter_list_bytes(int64_t entries) { return 2 * scatter_round(4 * (uint64_t)entries) + 16; }
 
 static fan_k_list scatter_list_at(uint64_t at, int64_t entries, const fan_k_entry *form)
@@ -41,7 +40,7 @@ static fan_k_list scatter_list_at(uint64_t at, int64_t entries, const fan_k_entr
     return list;
 }
 
-/* scatter_form: how a row of so many bits is kept; first: bits of the first digit. */
+/* scatter_form: decides how a row of so many bits is stored; first: bits of the first digit. */
 static void scatter_form(fan_k_entry *form, int bits, int first)
 {
     int rest = bits - first;
@@ -76,11 +75,11 @@ static fan_status scatter_sort_begin(const fan__launch_ctx *s, scatter_sort *sor
     return FAN_OK;
 }
 
-/* scatter_sort_run: the entries of `of` in the order of their rows, in its list. */
+/* scatter_sort_run: sorts the entries of `of` by their rows, into its list. */
 static fan_status scatter_sort_run(const fan__launch_ctx *s, const scatter_sort *sort, fan_k_scatter *of,
                                    fan_error *err)
 {
-    fan__launch_ctx quiet = *s; /* what is done here changes no result */
+    fan__launch_ctx quiet = *s; /* no launch here changes the result */
     fan_k_sort a;
     int bits = scatter_bits(of->coo.nrows), passes = sort->passes - FAN_FAULT(CUDA_SHORT_SORT);
     quiet.begun = NULL;
@@ -112,7 +111,7 @@ static fan_status scatter_sort_run(const fan__launch_ctx *s, const scatter_sort 
     return FAN_OK;
 }
 
-/* scatter_dense: whether the numbers of an entry lie without gaps. */
+/* scatter_dense: returns whether the numbers of an entry are contiguous. */
 static bool scatter_dense(const fan_array *a, int first)
 {
     int64_t step = (int64_t)fan_dtype_size(a->dtype);
@@ -124,8 +123,8 @@ static bool scatter_dense(const fan_array *a, int first)
     return true;
 }
 
-/* scatter_kernel: the kernel of its own that these dtypes have, where the entries lie so; makes `a` its arguments, and
- * *threads of each entry. */
+/* scatter_kernel: returns the kernel for these dtypes, if the entries' layout fits; adapts the arguments `a`, and
+ * *threads per entry. */
 static fan_cu_function scatter_kernel(const fan__launch_ctx *s, fan_k_scatter *a, const fan_array *into,
                                       const fan_array *values, int64_t *threads)
 {
@@ -144,7 +143,8 @@ static fan_cu_function scatter_kernel(const fan__launch_ctx *s, fan_k_scatter *a
     return s->part->fold_scatter[which];
 }
 
-/* scatter_carried: an entry of one small number goes through the sort itself, others say where they came. */
+/* scatter_carried: decides the payload: an entry of one small number carries its value through the sort, others their
+ * position. */
 static fan_k_entry scatter_carried(const fan_array *values)
 {
     size_t size = fan_dtype_size(values->dtype);
@@ -154,7 +154,7 @@ static fan_k_entry scatter_carried(const fan_array *values)
                          .value_step = values->strides[0]};
 }
 
-/* scatter_list: a list, sorted and summed. */
+/* scatter_list: sorts and sums a list. */
 static fan_status scatter_list(const fan__launch_ctx *s, fan_cu_function f, fan_k_scatter *a, int64_t threads,
                                scatter_sort *sort, fan_error *err)
 {
@@ -202,7 +202,7 @@ done:
     return status;
 }
 
-/* scatter_put_coo, scatter_put_rows: what differs between the formats; return where the words go on. */
+/* scatter_put_coo, scatter_put_rows: write the words of a format; return where the next ones go. */
 static int64_t *scatter_put_coo(fan_k_scatter *a, const fan_array *into, const fan_sparse *sp)
 {
     const fan_array *indices = sp->indices;
@@ -257,7 +257,7 @@ fan_status fan__cuda_scatter(const fan__launch_ctx *s, const fan_array *into, co
     a.inner = values->ndim - 1;
     int first = into->ndim - a.inner; /* 0 for blocks */
     if (2 * a.coo.sparse + 3 * (int64_t)a.inner + 3 > (int64_t)(sizeof a.words / sizeof *a.words))
-        return fan_fail(err, FAN_ERR_VALUE, "a sparse gradient of %d axes has too many for cuda:%d", into->ndim,
+        return fan_fail(err, FAN_ERR_VALUE, "a sparse gradient of %d axes has too many axes for cuda:%d", into->ndim,
                         s->part->index);
     memcpy(at, values->shape + 1, (size_t)a.inner * sizeof *at);
     memcpy(at + a.inner, into->strides + first, (size_t)a.inner * sizeof *at);

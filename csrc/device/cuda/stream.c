@@ -9,8 +9,8 @@ fan_status fan__cuda_queue_of(const fan_stream *s, fan_cu_stream *out, fan_error
     const fan__cuda_stream *q = fan__cuda_queue(s);
     if (q->thread && q->thread != fan_thread_id())
         return fan_fail(err, FAN_ERR_VALUE,
-                        "stream 2 of cuda:%d is the per-thread default stream of another thread, and no call can reach "
-                        "it from here; "
+                        "stream 2 of cuda:%d is the per-thread default stream of another thread, and no call can use "
+                        "it on this thread; "
                         "use a stream of your own",
                         s->device->index);
     if (atomic_load_explicit(&q->gone, memory_order_relaxed))
@@ -34,7 +34,7 @@ fan_status fan__cuda_capture_of(fan_stream *s, uint64_t *id, fan_cu_graph *graph
     if (!api->has[FAN_CUDA_CAPTURE])
         return FAN_OK;
     /* The legacy stream is never captured, and must not be used while a blocking stream is. This query reports that
-     * (906) and disturbs nobody; work queued on it would. */
+     * (906) and disturbs no capture; work queued on it would. */
     fan_cu_result code = api->StreamGetCaptureInfo(on, &status, &found, graph, NULL, NULL);
     if (fan_cuda_stale(code) && s->handle > 2 && fan__cuda_lives(p))
         atomic_store_explicit(&fan__cuda_queue(s)->gone, true, memory_order_relaxed);
@@ -52,8 +52,8 @@ static bool stream_is(const fan_stream *s, uint64_t handle, uint64_t thread)
            !atomic_load_explicit(&fan__cuda_queue(s)->gone, memory_order_relaxed);
 }
 
-/* stream_among: the stream of a handle in the list of the part, with a hold. One that has another id was destroyed, and
- * its handle is another stream's now. The part's lock is held. */
+/* stream_among: returns a hold on the stream of a handle in the part's list. One with another id was destroyed, and its
+ * handle now belongs to another stream. The part's lock is held. */
 static fan_stream *stream_among(fan_cuda_part *p, uint64_t handle, uint64_t thread, uint64_t id)
 {
     for (size_t i = 0; i < p->nstreams; i++) {
@@ -76,7 +76,7 @@ static fan_stream *stream_known(fan_cuda_part *p, uint64_t handle, uint64_t thre
     return found;
 }
 
-/* stream_make: the stream of a handle that is in the list, or a new one in it. */
+/* stream_make: returns the listed stream of a handle, or lists a new one. */
 static fan_stream *stream_make(fan_cuda_part *p, uint64_t handle, uint64_t thread, uint64_t id)
 {
     fan_stream *there = stream_known(p, handle, thread, id);
@@ -104,7 +104,7 @@ static fan_stream *stream_make(fan_cuda_part *p, uint64_t handle, uint64_t threa
     return s;
 }
 
-/* stream_id: the driver's number of a stream that somebody made; 0: none is told. */
+/* stream_id: gets the driver's number of a stream; 0: unknown. */
 static fan_status stream_id(fan_cuda_part *p, uint64_t handle, uint64_t *id, fan_error *err)
 {
     const fan_cuda_api *api = fan__cuda_api_of(p);
@@ -114,7 +114,7 @@ static fan_status stream_id(fan_cuda_part *p, uint64_t handle, uint64_t *id, fan
     return fan__cuda_check(p, api->StreamGetId((fan_cu_stream)(uintptr_t)handle, id), "cuStreamGetId", err);
 }
 
-/* stream_is_of: FAN_ERR_VALUE where a handle is of another context than the part's. */
+/* stream_is_of: FAN_ERR_VALUE if a handle is of another context than the part's. */
 static fan_status stream_is_of(fan_cuda_part *p, uint64_t handle, fan_error *err)
 {
     fan_cu_context of = NULL;
@@ -184,8 +184,7 @@ fan_status fan__cuda_capture(fan_stream *s, uint64_t *id, fan_error *err)
     return status;
 }
 
-/* capture_stream_for: the stream that this capture has already, or one that nobody holds. The lock of the part is held.
- */
+/* capture_stream_for: returns the stream that this capture already uses, or an unused one. The part's lock is held. */
 static fan__capture_stream *capture_stream_for(fan_cuda_part *p, uint64_t capture)
 {
     fan__capture_stream *idle = NULL;
@@ -201,7 +200,7 @@ static fan__capture_stream *capture_stream_for(fan_cuda_part *p, uint64_t captur
     return idle;
 }
 
-/* capture_stream_new: in relaxed mode, for a capture is under way. */
+/* capture_stream_new: creates a stream in relaxed mode, because a capture is in progress. */
 static fan_status capture_stream_new(fan_cuda_part *p, uint64_t *handle, fan_error *err)
 {
     const fan_cuda_api *api = fan__cuda_api_of(p);
@@ -257,7 +256,7 @@ fan_status fan__cuda_capture_stream(fan_device *d, uint64_t id, fan_stream **out
     return status;
 }
 
-/* stream_not_captured: refuses what the host must not ask for while s is captured, before the driver hears of it: so
+/* stream_not_captured: refuses calls that the host must not make while s is captured, before the driver is called: so
  * the capture stays valid. */
 static fan_status stream_not_captured(fan_stream *s, const char *what, fan_error *err)
 {
@@ -274,7 +273,7 @@ fan_status fan__cuda_none_captured(fan_cuda_part *p, const char *what, fan_error
 {
     bool more = true, captured = false;
     fan_error mine = {.status = FAN_OK};
-    fan_stream *legacy = fan__cuda_current(&p->device); /* it knows of blocking streams that nobody here has heard of */
+    fan_stream *legacy = fan__cuda_current(&p->device); /* it covers blocking streams that fanin has not met */
     for (size_t i = 0; more && !captured; i++) {
         (void)pthread_mutex_lock(&p->lock);
         more = i < p->nstreams;
@@ -282,7 +281,7 @@ fan_status fan__cuda_none_captured(fan_cuda_part *p, const char *what, fan_error
         (void)pthread_mutex_unlock(&p->lock);
         if (s && (!fan__cuda_queue(s)->thread || fan__cuda_queue(s)->thread == fan_thread_id()))
             captured = stream_not_captured(s, what, &mine) ==
-                       FAN_ERR_CAPTURE; /* of one that was destroyed nothing is known, and nothing refused */
+                       FAN_ERR_CAPTURE; /* a destroyed stream is not checked, and not refused */
         fan_stream_drop(s);
     }
     fan_stream_drop(legacy);
@@ -311,7 +310,7 @@ void fan__cuda_await_gone(fan_cuda_part *p)
 }
 
 /* stream_sync_all: waits for another thread's own stream by the legacy stream, which waits for all such streams and
- * disturbs nobody who captures; where it must not be used, nothing can wait. */
+ * disturbs no capture; if it must not be used, nothing can wait. */
 static fan_status stream_sync_all(fan_cuda_part *p, fan_error *err)
 {
     fan_stream *legacy = fan__cuda_current(&p->device);

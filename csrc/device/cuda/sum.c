@@ -1,13 +1,13 @@
-/* Sums, and what they leave behind of statistics.
+/* Sums, and their statistics.
  *
  * Gap-free sources of one dtype, the first of which may be a running sum in the accumulation dtype, are one fold;
- * anything else is one launch of fan_any, whose arguments hold as many sources as fit; where there are more, a running
- * sum in the last accumulation dtype is the first source of the next launch. It lies in the result itself where that
- * has its dtype and no later source lies there, else in scratch memory.
+ * anything else is one launch of fan_any, whose arguments hold as many sources as fit; with more sources, a running sum
+ * in the last accumulation dtype is the first source of the next launch. It is in the result itself if that has its
+ * dtype and no later source overlaps it, else in scratch memory.
  *
- * Statistics are gathered by the launch that sums: each block writes a row behind the figures, and a small launch adds
- * the rows up (array/device_stats.h). So there is no scratch memory to give back, and nobody waits. Where a sum takes
- * several launches, each looks for who spoiled it; the last one's figures are the result's. */
+ * The launch that sums also collects the statistics: each block writes a row after the result's figures, and a small
+ * launch adds the rows up (array/device_stats.h). So there is no scratch memory to free, and no wait. If a sum takes
+ * several launches, each checks its operands for non-finite elements; the figures of the last one are the result's. */
 #include "device/cuda/sum.h"
 
 #include "array/extents.h"
@@ -79,7 +79,7 @@ static fan_status sum_fold(const fan__launch_ctx *s, size_t which, const fan_arr
 typedef struct sum_source {
     uint64_t address;
     fan_dtype dtype, acc;
-    const int64_t *strides; /* by the walk's axes where `walked`, else by those of an array */
+    const int64_t *strides; /* for the walk's axes if `walked`, else for those of an array */
     bool walked, anywhere;
 } sum_source;
 
@@ -89,7 +89,7 @@ static void sum_put_strides(int64_t *words, const fan_nditer *w, const int64_t *
         words[i] = walked ? strides[i] : strides[w->axis[i]];
 }
 
-/* sum_any_args: for fan_any and its like. */
+/* sum_any_args: sets the arguments of fan_any and its like. */
 static void sum_any_args(const fan_nditer *w, const sum_source *out, const sum_source *in, size_t n, const char *factor,
                          fan_k_any *args)
 {
@@ -122,7 +122,7 @@ static void sum_any_args(const fan_nditer *w, const sum_source *out, const sum_s
     *args = a;
 }
 
-/* sum_any: `begun`: how many operands earlier launches have summed into the first source; 0: there were none. */
+/* sum_any: launches fan_any. `begun`: how many operands earlier launches have summed into the first source. */
 static fan_status sum_any(const fan__launch_ctx *s, const fan_nditer *w, const sum_source *out, const sum_source *in,
                           size_t n, size_t begun, const char *factor, fan_error *err)
 {
@@ -146,7 +146,7 @@ static sum_source sum_source_of(const fan_array *a, fan_dtype acc)
                         .anywhere = fan__is_anywhere(a)};
 }
 
-/* sum_keeps: whether a running sum of dtype acc may lie in `out` while in[from..n) are still to be read. */
+/* sum_keeps: returns whether a running sum of dtype acc may be in `out` while in[from..n) are still to be read. */
 static bool sum_keeps(const fan_array *out, fan_dtype acc, const fan_operand *in, size_t from, size_t n)
 {
     for (size_t k = from; k < n; k++)
@@ -155,7 +155,7 @@ static bool sum_keeps(const fan_array *out, fan_dtype acc, const fan_operand *in
     return out->dtype == acc;
 }
 
-/* sum_scratch: scratch memory for a running sum of dtype acc, in the order of the walk. */
+/* sum_scratch: allocates scratch memory for a running sum of dtype acc, in the order of the walk. */
 static fan_status sum_scratch(const fan__launch_ctx *s, const fan_nditer *w, fan_dtype acc, int64_t *strides,
                               sum_source *out, fan_error *err)
 {
@@ -229,8 +229,8 @@ fan_status fan__cuda_copy(const fan__launch_ctx *s, const fan_array *out, const 
     return fan__cuda_sum(s, out, &(fan_operand){.array = in, .acc = out->dtype}, 1, NULL, err);
 }
 
-/* sum_find_first_nonfinite: if the sum has an inf or a NaN, and no contribution is known yet that brought it: was it
- * `of`? */
+/* sum_find_first_nonfinite: if the sum has an inf or a NaN, and its contribution was not found yet: checks whether it
+ * was `of`. */
 static fan_status sum_find_first_nonfinite(const fan__launch_ctx *s, const fan_array *of, int64_t key, fan_error *err)
 {
     fan_k_any a;

@@ -7,7 +7,7 @@
 fan_status fan__cuda_sum(const fan__launch_ctx *s, const fan_array *out, const fan_operand *in, size_t n,
                          const fan_scale *scale, fan_error *err);
 fan_status fan__cuda_copy(const fan__launch_ctx *s, const fan_array *out, const fan_array *in, fan_error *err);
-/* fan__cuda_measure: the statistics of an array that is there already, as of a sum of itself that is not written. */
+/* fan__cuda_measure: computes the statistics of an existing array, as those of its own sum, which is not written. */
 fan_status fan__cuda_measure(fan__launch_ctx *s, const fan_job *job, fan_error *err);
 fan_status fan__cuda_zero(const fan__launch_ctx *s, const fan_array *out, fan_error *err);
 

@@ -1,4 +1,4 @@
-/* The backend's table, and drivers opened, made ready and closed. */
+/* The backend's table; opens, initializes and closes drivers. */
 #define _POSIX_C_SOURCE 200809L
 #include "base/fork.h"
 #include "base/mem.h"
@@ -24,9 +24,12 @@ static uint64_t table_left_out(fan_device *d) { return fan__cuda_part_of(d)->cud
 
 static void table_fini(fan_device *d);
 
-static const fan_backend backend = {
+const fan_backend fan_cuda_backend = {
     .name = "cuda",
     .has_streams = true,
+    .dlpack = {2, 13}, /* kDLCUDA, kDLCUDAManaged */
+    .cuda_protocols = true,
+    .find_stream = fan_cuda_stream,
     .alloc = fan__cuda_alloc,
     .free = fan__cuda_free,
     .read = fan__cuda_read,
@@ -51,7 +54,7 @@ static const fan_backend backend = {
     .device_fini = table_fini,
 };
 
-/* table_part_fini: the part as it was before it was first asked for. */
+/* table_part_fini: resets the part to its state before the first use. */
 static void table_part_fini(fan_cuda_part *p)
 {
     const fan_cuda_api *api = fan__cuda_api_of(p);
@@ -141,7 +144,8 @@ fan_status fan_cuda_open(const char *path, fan_cuda **out, fan_error *err)
         fan_cuda_part *p = &c->parts[c->count];
         p->cuda = c;
         p->index = c->count;
-        if (pthread_mutex_init(&p->lock, NULL) || fan_device_init(&p->device, &backend, c, c->count, &c->holds)) {
+        if (pthread_mutex_init(&p->lock, NULL) ||
+            fan_device_init(&p->device, &fan_cuda_backend, c, c->count, &c->holds)) {
             status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for a driver");
             goto done;
         }
@@ -248,8 +252,6 @@ void fan_cuda_keep(fan_cuda *c, size_t bytes)
     }
 }
 
-fan_cuda *fan_cuda_of(const fan_device *d) { return d->backend == &backend ? d->self : NULL; }
-
 void fan_cuda_leave_out(fan_cuda *c, uint64_t plan_bits) { c->left_out = plan_bits; }
 
 static fan_status table_ask(fan_cuda_part *p, fan_cu_device ordinal, int which, int *out, fan_error *err)
@@ -264,8 +266,8 @@ static fan_status table_ask_compute(fan_cuda_part *p, fan_cu_device ordinal, int
     return table_ask(p, ordinal, FAN_CU_ATTRIBUTE_MINOR, minor, err);
 }
 
-/* table_make_pool: a pool of our own. A device's own pool is everybody's, and gives its memory back to the system
- * whenever somebody synchronizes, unless it is told to keep some. Where there can be none, memory is plain. */
+/* table_make_pool: makes a pool of our own. A device's default pool is shared by all libraries, and frees its memory at
+ * each synchronization, unless told to keep some. Without pools, memory is plain. */
 static fan_status table_make_pool(fan_cuda_part *p, fan_error *err)
 {
     const fan_cuda_api *api = fan__cuda_api_of(p);
@@ -285,8 +287,8 @@ static fan_status table_make_pool(fan_cuda_part *p, fan_error *err)
                            "cuMemPoolSetAttribute", err);
 }
 
-/* table_make_ready: its context, its kernels, its pool. The part's own lock is not held: what fails is told through
- * fan__cuda_check, which takes it. */
+/* table_make_ready: makes context, kernels and pool. Call without the part's lock: fan__cuda_check takes it on
+ * failure. */
 static fan_status table_make_ready(fan_cuda_part *p, fan_error *err)
 {
     const fan_cuda_api *api = fan__cuda_api_of(p);
@@ -315,7 +317,7 @@ fan_status fan_cuda_device(fan_cuda *c, int index, fan_device **out, fan_error *
 {
     *out = NULL;
     if (index < 0 || index >= c->count)
-        return fan_fail(err, FAN_ERR_VALUE, "there is no cuda:%d: the driver has %d device%s", index, c->count,
+        return fan_fail(err, FAN_ERR_VALUE, "no device cuda:%d: the driver has %d device%s", index, c->count,
                         c->count == 1 ? "" : "s");
     fan_cuda_part *p = &c->parts[index];
     if (fan__cuda_forked(c))
@@ -326,7 +328,7 @@ fan_status fan_cuda_device(fan_cuda *c, int index, fan_device **out, fan_error *
     if (!ready && !fan__cuda_usable(p)) {
         status = fan__cuda_refuse_dead(p, err);
     } else if (!ready) {
-        int mode = fan__cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED); /* somebody may capture already */
+        int mode = fan__cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED); /* another thread may be capturing */
         status = table_make_ready(p, err);
         (void)fan__cuda_relax(p, mode);
         if (status != FAN_OK && fan__cuda_usable(p))

@@ -1,9 +1,9 @@
-/* args: what a kernel is told, by value. Shared by the backend, the kernels and the fake driver, so it is C and CUDA C.
+/* args: the arguments of kernels, passed by value. Shared by the backend, the kernels and the fake driver, so it is C
+ * and CUDA C.
  *
- * Addresses are the device's. Extents, strides (bytes) and addresses of the general kernels stand one behind the other
- * in `words`, so that any rank fits: the order is said at each struct. All structs are below 4096 bytes, which every
- * driver takes.
- */
+ * Addresses are the device's. The general kernels have extents, strides (bytes) and addresses one after the other in
+ * `words`, for any rank: each struct defines the order. All structs are below 4096 bytes, which every driver
+ * accepts. */
 #ifndef FAN_DEVICE_KERNELS_ARGS_H
 #define FAN_DEVICE_KERNELS_ARGS_H
 
@@ -21,31 +21,30 @@
 #define FAN_K_FIRST_WIDE 2
 #define FAN_K_OUT_WIDE 4
 
-/* fan_fold_*: out[i] = ((in[0][i] + in[1][i]) + ..) * factor, all gap-free, and of one dtype but for the flags. out may
- * be one of the sources of its dtype. fan_fold_stats_*: that, and the statistics of what was written, a row for each
- * block (array/device_stats.h); out 0: nothing is written. */
+/* fan_fold_*: out[i] = ((in[0][i] + in[1][i]) + ..) * factor, all gap-free, and of one dtype except for the flags. out
+ * may be one of the sources of its dtype. fan_fold_stats_*: also computes the statistics of the result, a row for each
+ * block (array/device_stats.h); out 0: the result is not written. */
 typedef struct fan_k_fold {
     uint64_t out;
     int64_t count;                   /* numbers */
     uint64_t factor;                 /* the bits of one number of the accumulation type */
     int32_t n, scaled, flags, parts; /* parts: numbers of an element */
     uint64_t rows;
-    int32_t negative,
-        first_suspect; /* negative: signed integers; first_suspect: sources before it that are not held to blame */
+    int32_t negative, first_suspect; /* negative: signed integers; first_suspect: sources before it are not reported */
     uint64_t in[FAN_K_SOURCES];
 } fan_k_fold;
 
-/* fan_many_*: as many folds of one kind as there are rows, in one launch. Their table lies in device memory: rows[],
- * sources[] (addresses), tiles[] (the row that each is of), one behind the other. A tile is FAN_K_TILE bytes of a
- * result, or what is left of it: a warp's share. */
+/* fan_many_*: many folds of one kind in one launch. Their table is in device memory: rows[], sources[] (addresses),
+ * tiles[] (the row of each), one after the other. A tile is FAN_K_TILE bytes of a result, or its remainder: a warp's
+ * share. */
 #define FAN_K_TILE 1024
 #define FAN_K_WARP 32
 
 typedef struct fan_k_row {
     uint64_t out;
     uint32_t count;    /* numbers */
-    uint32_t first;    /* of its sources */
-    uint32_t tile;     /* its first one */
+    uint32_t first;    /* the index of its first source */
+    uint32_t tile;     /* the index of its first tile */
     uint16_t n, flags; /* n: sources */
 } fan_k_row;
 
@@ -56,9 +55,9 @@ typedef struct fan_k_many {
 } fan_k_many;
 
 /* fan_any, fan_fold_stats_any: the same for any dtypes, strides and accumulation dtypes (D3). n == 0 fills with zeros.
- * fan_nonfinite_any: where the figures at `rows` tell of an element that is not finite, and not yet of who brought it,
- * and the source has one: it was the source, factor[0] its key. words: extent[ndim]; out: address, stride[ndim]; each
- * source: address, dtype | acc << 8, stride[ndim]. */
+ * fan_nonfinite_any: if the figures at `rows` contain a non-finite element without its contribution, and the source has
+ * one: reports the source, by its key in factor[0]. words: extent[ndim]; out: address, stride[ndim]; each source:
+ * address, dtype | acc << 8, stride[ndim]. */
 typedef struct fan_k_any {
     int64_t size;
     int32_t n, ndim, out, scaled;    /* out: its dtype */
@@ -68,44 +67,43 @@ typedef struct fan_k_any {
     int64_t words[FAN_K_WORDS];
 } fan_k_any;
 
-/* fan_fold_stats_end: the rows in order, as what the host reads. One block. before 0: nobody spoiled it before; else
- * another fan_device_stats, or the same. */
+/* fan_fold_stats_end: adds the rows in order into the struct that the host reads. One block. before 0: no contribution
+ * was found before; else another fan_device_stats, or the same. */
 typedef struct fan_k_stats_end {
     uint64_t rows, stats, before;
     int64_t nrows, count;
     int64_t keys[FAN_K_SOURCES]; /* of the sources */
 } fan_k_stats_end;
 
-/* fan_reduce_*: numbers summed over the axes that go, as D7 says, a part of that in each launch: each `group` of terms
- * in a row is dealt out to 2^lanes lanes in turn. A thread makes a lane (run: of which group, and which of its lanes),
- * or `whole`: all lanes of a group, and adds them up. It leaves that for the next launch, in dtype acc at its place,
+/* fan_reduce_*: sums numbers over the reduced axes, in the order of D7, a part of that in each launch: each `group` of
+ * terms in a row is distributed over 2^lanes lanes. A thread makes a lane (run: of which group, and which of its
+ * lanes), or `whole`: all lanes of a group, and adds them up. It leaves the result for the next launch, in dtype acc at
  * out[t]; or `last`: in dtype `to` as an element of the result. across: neighbouring threads have neighbouring numbers,
- * not neighbouring runs. Complex numbers are two parts that have nothing to do with each other.
- * words: of the axes that stay, extent[stay], out stride[stay], in stride[stay]; of those that go, extent[go], in
- * stride[go]. */
+ * not neighbouring runs. Complex numbers are two independent parts. words: of the kept axes, extent[stay], out
+ * stride[stay], in stride[stay]; of the reduced ones, extent[go], in stride[go]. */
 typedef struct fan_k_reduce {
     uint64_t out, in;
     int64_t numbers, terms, runs; /* of the result; of `in` for each; threads for each */
     int64_t group;
     int64_t in_part, out_part; /* bytes from one part to the next */
     int32_t parts, lanes, whole, across;
-    int32_t again, last; /* again: `in` is what an earlier launch left */
+    int32_t again, last; /* again: `in` is an earlier launch's result */
     int32_t acc, to, anywhere;
     int32_t stay, go, unused;
     int64_t words[FAN_K_WORDS];
 } fan_k_reduce;
 
-/* How terms are dealt out (D7): array/reduce.c does the same. Up to FAN_K_RUN: not at all. */
+/* The distribution of terms (D7), as in array/reduce.c. Up to FAN_K_RUN terms are not distributed. */
 #define FAN_K_RUN 256
 #define FAN_K_LANES 5 /* 2^5 */
 #define FAN_K_GROUP (FAN_K_RUN << FAN_K_LANES)
 
-/* fan_sort_*: the entries of COO data in the order of their rows, those of one row as they came: a row is the linear
- * index along the sparse axes. Each pass puts them in the order of `bits` bits of their rows: count says how many of
- * each tile, FAN_K_ENTRIES in a row, have which digit, scan how many of earlier tiles, move moves them. The first pass
- * reads the rows off the indices (`indices` not 0), the others off `list`. unsorted: 0 unless the first count finds a
- * row above the next one's; where it stays 0 the rest does nothing. A row that is not among the `nrows` from
- * `first_row` on, and one beyond the shape, is nrows: it comes last, and is passed over. words: extent[sparse]. */
+/* fan_sort_*: sort the entries of COO data stably by their rows: a row is the linear index along the sparse axes. Each
+ * pass sorts by `bits` bits of the rows: count counts the digits of each tile, FAN_K_ENTRIES in a row; scan adds up
+ * those of earlier tiles; move moves the entries. The first pass computes the rows from the indices (`indices` not 0),
+ * the others read `list`. unsorted: 0 unless the first count finds a row above the next one's; while it is 0 the rest
+ * does nothing. A row that is not among the `nrows` from `first_row` on, or is beyond the shape, counts as nrows: it
+ * comes last, and is skipped. words: extent[sparse]. */
 #define FAN_K_PER_LANE 16
 #define FAN_K_ENTRIES (FAN_K_PER_LANE * FAN_K_BLOCK)
 #define FAN_K_DIGIT 9 /* bits, at most */
@@ -118,10 +116,9 @@ typedef struct fan_k_coo {
     int32_t index_size, sparse, unused;
 } fan_k_coo;
 
-/* Entries as a sort keeps them, each list in as few bytes as hold it. A row is its low bits, the first pass's, and its
- * high ones in lists of their own, so that later passes count by the high ones alone; high_size 0: it is whole in
- * `low`. came: the place at which the entry came; or, where values is not 0, its value itself, then nobody has to look
- * it up. */
+/* The entries in a sort, each list with as few bytes as possible. A row is split into its low bits, for the first pass,
+ * and its high bits, in a list of their own, so that later passes read only those; high_size 0: all bits are in `low`.
+ * came: the original position of the entry; or, if values is not 0, its value itself. */
 typedef struct fan_k_list {
     uint64_t low, high, came;
 } fan_k_list;
@@ -143,10 +140,10 @@ typedef struct fan_k_sort {
     int64_t words[64];
 } fan_k_sort;
 
-/* fan_scatter_any: into += the entries of sparse data, those that meet in one place one after the other, in into's
- * dtype. A worker of COO data has those of a row: it is the first of them, the others do nothing; one of compressed
- * data those between two pointers. fan_scatter_NAME: the same for COO data whose entries are gap-free, there and in
- * `values`: by 16 bytes of `values` where `aligned`. wide: into has the accumulation dtype of the kernel; else that of
+/* fan_scatter_any: into += the entries of sparse data, those with the same index one after the other, in into's dtype.
+ * A worker of COO data handles all entries of a row, if it is the first of them, else nothing; one of compressed data
+ * those between two pointers. fan_scatter_NAME: the same for COO data whose entries are gap-free, there and in
+ * `values`: by 16 bytes of `values` if `aligned`. wide: into has the accumulation dtype of the kernel; else that of
  * `values`. words: COO: extent[sparse], stride of into[sparse]; else: extent along the plain axis in blocks, stride of
  * a row, stride of a column (of blocks); then of the axes inside an entry, extent[inner], stride of into[inner], stride
  * of values[inner]. */
@@ -157,14 +154,14 @@ typedef struct fan_k_scatter {
     int32_t into_dtype, value_dtype, index_size, pointer_size;
     int32_t inner, anywhere, aligned, wide;
     fan_k_coo coo;
-    fan_k_entry entry; /* as fan_sort_* left them */
+    fan_k_entry entry; /* as fan_sort_* wrote them */
     fan_k_list list;
-    uint64_t unsorted; /* 0: the list is not read, for there is one entry */
+    uint64_t unsorted; /* 0: the list is not read, because there is one entry */
     int64_t words[256];
 } fan_k_scatter;
 
-/* X(name, bytes of a number in memory, dtype that it stands for, the accumulation dtype): the folds that have a kernel
- * of their own. Complex ones are folds of twice as many numbers; signs do not matter to integers. */
+/* X(name, bytes of a number in memory, its dtype, the accumulation dtype): the folds with a kernel of their own.
+ * Complex ones are folds of twice as many numbers; integers need no sign. */
 #define FAN_K_FOLD_LIST(X)               \
     X(truth, 1, BOOL, BOOL)              \
     X(bits8, 1, UINT8, UINT8)            \
@@ -179,7 +176,7 @@ typedef struct fan_k_scatter {
     X(e4m3fn, 1, FLOAT8_E4M3FN, FLOAT32) \
     X(e5m2, 1, FLOAT8_E5M2, FLOAT32)
 
-/* X(name, dtype in memory, dtype of the sum): those of which sums over axes have a kernel. */
+/* X(name, dtype in memory, dtype of the sum): those with a kernel for sums over axes. */
 #define FAN_K_REDUCE_LIST(X)          \
     X(truth, BOOL, BOOL)              \
     X(bits8, UINT8, UINT8)            \

@@ -1,17 +1,16 @@
-/* kernels: what the CUDA backend launches. Read by nvcc and NVRTC as CUDA C, and by a C compiler for the fake driver,
- * which defines the macros below in its own way: then a kernel is a function that one thread after the other calls.
+/* kernels: the kernels of the CUDA backend. nvcc and NVRTC compile them as CUDA C, and a C compiler for the
+ * fake driver, which defines the macros below in its own way: then a kernel is a function that is called once for each thread.
  *
- * Bits are the CPU's: the same left fold for each element, the same roundings (array/lowp.h), no contraction
- * (-fmad=false), no flushing, no atomics but for counting. An element is read by one thread from all sources before
- * that thread writes it, so the result may lie in a source.
+ * Results are bitwise those of the CPU: the same left fold for each element, the same roundings (array/lowp.h), no
+ * contraction (-fmad=false), no flushing, no atomics except for counting. One thread reads an element from all sources
+ * before it writes it, so the result may overlap a source exactly.
  *
- * Title: Two ways. Gap-free sources of one dtype have a fold of their own for each kind of number, 16 bytes at a time,
- * and one that does many such sums. Anything else goes through fan_any: a number of any dtype becomes one of four wide
- * forms that hold it exactly, as in array/convert.c, and each dtype knows how to leave them with one rounding.
+ * Title: Two ways. Gap-free sources of one dtype have a fold kernel for each kind of number, 16 bytes at a time, and
+ * one that does many such sums. Anything else goes through fan_any: a number of any dtype is converted to one of four
+ * wide forms that hold it exactly, as in array/convert.c, and each dtype converts from them with one rounding.
  *
  * nvcc compiles it at build, or NVRTC when a device is first used (fanin._kernels). NVRTC has no C library: a name of
- * it that is used here for the first time is added to HEADERS there.
- */
+ * it that is used here for the first time is added to HEADERS there. */
 #include "array/dtype.h"
 #include "array/lowp.h"
 #include "array/complex_abs.h"
@@ -44,8 +43,8 @@ typedef uint4 sixteen;
 
 /* ---- Folds of gap-free numbers ---- */
 
-/* X(name, in memory, as a number, in, a plus b, a times b, out, what leaves any number as it is when it is added,
- * whether four are made numbers at once) */
+/* X(name, in memory, as a number, in, a plus b, a times b, out, the neutral element of +, whether four are converted at
+ * once) */
 #define NUMBER_LIST(X)                                                                                    \
     X(truth, uint8_t, uint8_t, x != 0, a | b, a & b, x, 0, each)                                          \
     X(bits8, uint8_t, uint8_t, x, (uint8_t)(a + b), (uint8_t)(a * b), x, 0, each)                         \
@@ -60,13 +59,13 @@ typedef uint4 sixteen;
     X(e4m3fn, uint8_t, float, fan_float_of_e4m3fn(x), a + b, a * b, fan_e4m3fn_of(x), -0.0f, four)        \
     X(e5m2, uint8_t, float, fan_float_of_e5m2(x), a + b, a * b, fan_e5m2_of(x), -0.0f, four)
 
-#define AHEAD 4 /* loads of 16 bytes in flight in each thread */
+#define AHEAD 4 /* loads of 16 bytes in flight per thread */
 
-/* sixteen_of: the v-th 16 bytes behind an address that is a multiple of 16. */
+/* sixteen_of: returns the v-th 16 bytes from an address that is a multiple of 16. */
 FN inline sixteen sixteen_of(uint64_t p, int64_t v)
 {
 #ifdef __CUDA_ARCH__
-    sixteen x; /* volatile: not put off until it is used */
+    sixteen x; /* volatile: loads now, not at the first use */
     asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
                  : "l"(p + 16 * (uint64_t)v));
@@ -76,7 +75,7 @@ FN inline sixteen sixteen_of(uint64_t p, int64_t v)
 #endif
 }
 
-/* sixteen_at: the same of an address that is a multiple of a number's size; unless RAGGED, of 16. */
+/* sixteen_at: the same for an address that is a multiple of a number's size; unless RAGGED, of 16. */
 FN inline sixteen sixteen_at(uint64_t p, int64_t v, int number, bool ragged)
 {
     union {
@@ -115,8 +114,8 @@ FN inline sixteen sixteen_at(uint64_t p, int64_t v, int number, bool ragged)
             sum->each[i + j] = plus_##K(sum->each[i + j], four[j]); \
     }
 
-/* A PIECE is 16 bytes of a source, a SUM its numbers as they are summed. FIRST_WIDE: the first source is such numbers,
- * a running sum; OUT_WIDE: the result is. All loads of a group come before the first of them is used. */
+/* A PIECE is 16 bytes of a source, a SUM its numbers in the accumulation type. FIRST_WIDE: the first source has those,
+ * as a running sum; OUT_WIDE: the result has. All loads of a group precede the first use. */
 #define PIECES(K, MEM, T, UP, PLUS, TIMES, DOWN, NOTHING, BY)                                                 \
     enum { PER_##K = 16 / sizeof(MEM), SIXTEENS_##K = sizeof(T) / sizeof(MEM) };                              \
     typedef union piece_##K {                                                                                 \
@@ -134,7 +133,7 @@ FN inline sixteen sixteen_at(uint64_t p, int64_t v, int number, bool ragged)
     FN inline MEM down_##K(T x) { return DOWN; }                                                              \
     FN inline double wide_value_##K(uint64_t p, int64_t i) { return (double)ITEM(const T, p, i); }            \
     FN inline void add_piece_##K(sum_##K *sum, const piece_##K *x){ADD_PIECE_##BY(K)}                         \
-    /* fold_pieces: the v-th piece of all sources, summed; `m` of them, `pitch` from each other. */           \
+    /* fold_pieces: sums the v-th piece of all sources; `m` of them, `pitch` from each other. */              \
     FN inline void fold_pieces_##K(sum_##K *sum, const uint64_t *in, int n, int64_t v, int m, int64_t pitch,  \
                                    int flags, bool ragged)                                                    \
     {                                                                                                         \
@@ -176,7 +175,7 @@ FN inline sixteen sixteen_at(uint64_t p, int64_t v, int number, bool ragged)
             one = plus_##K(one, up_##K(ITEM(const MEM, in[k], i)));                                           \
         return one;                                                                                           \
     }                                                                                                         \
-    /* round_piece: the sum as it is written, unless OUT_WIDE. */                                             \
+    /* round_piece: rounds the sum for memory, unless OUT_WIDE. */                                            \
     FN inline void round_piece_##K(piece_##K *x, const sum_##K *sum)                                          \
     {                                                                                                         \
         for (int i = 0; i < PER_##K; i++)                                                                     \
@@ -233,7 +232,7 @@ NUMBER_LIST(PIECES)
         write_one_##K(out, a.scaled ? times_##K(one, factor) : one, i, flags); \
     }
 
-/* Two pieces in a thread where a number is made wider: their addresses cost as much as one. */
+/* Two pieces per thread if numbers are widened: their addresses cost as much as one. */
 #define FOLD(K, MEM, T, UP, PLUS, TIMES, DOWN, NOTHING, BY)                                                        \
     KERNEL fan_fold_##K(ARGS(fan_k_fold, a))                                                                       \
     {                                                                                                              \
@@ -253,7 +252,7 @@ NUMBER_LIST(PIECES)
     }
 NUMBER_LIST(FOLD)
 
-/* Many of them: each warp takes tile after tile. */
+/* Many folds: each warp processes tile after tile. */
 #define MANY(K, MEM, T, UP, PLUS, TIMES, DOWN, NOTHING, BY)                                                   \
     KERNEL fan_many_##K(ARGS(fan_k_many, a))                                                                  \
     {                                                                                                         \
@@ -279,9 +278,8 @@ NUMBER_LIST(MANY)
 
 /* ---- Statistics (array/device_stats.h) ----
  *
- * A thread counts what it writes, in the order in which it does; the threads of a block are added up as a tree, the
- * blocks by fan_fold_stats_end. Only where an element is not finite are its sources looked at again, before it is
- * written over them. */
+ * A thread counts the numbers that it writes, in order; the threads of a block are combined as a tree, the blocks by
+ * fan_fold_stats_end. Only if an element is not finite are its sources read again, before it overwrites them. */
 
 FN inline fan_stats_partial row_of_nothing(void)
 {
@@ -291,7 +289,7 @@ FN inline fan_stats_partial row_of_nothing(void)
 
 FN inline bool is_finite(double x) { return x - x == 0; }
 
-/* row_real, row_complex: one element more; whether it is finite. */
+/* row_real, row_complex: count one more element; return whether it is finite. */
 FN inline bool row_real(fan_stats_partial *r, double x)
 {
     double size = fabs(x);
@@ -324,7 +322,7 @@ FN inline void row_merge(fan_stats_partial *into, const fan_stats_partial *next)
     into->bad = next->bad < into->bad ? next->bad : into->bad;
 }
 
-/* rows_meet: the rows of a block's threads become one, in the thread that gets true. */
+/* rows_meet: combines the rows of a block's threads; returns true in the thread that has the result. */
 FN bool rows_meet(fan_stats_partial *mine)
 {
     SHARED fan_stats_partial all[FAN_K_BLOCK];
@@ -346,7 +344,7 @@ FN void row_put(fan_stats_partial *mine, uint64_t rows)
         ITEM(fan_stats_partial, rows, BLOCK) = *mine;
 }
 
-/* X(name, in memory, as a number that may be negative, .. that is not, whether two may be an element) */
+/* X(name, in memory, as a signed number, as an unsigned number, whether an element may be two) */
 #define VALUE_LIST(X)                                        \
     X(truth, uint8_t, x != 0, x != 0, 0)                     \
     X(bits8, uint8_t, (int8_t)x, x, 0)                       \
@@ -361,8 +359,8 @@ FN void row_put(fan_stats_partial *mine, uint64_t rows)
     X(e4m3fn, uint8_t, up_e4m3fn(x), up_e4m3fn(x), 0)        \
     X(e5m2, uint8_t, up_e5m2(x), up_e5m2(x), 0)
 
-/* count_NAME: one element more, of one number or two. first_nonfinite_NAME: which source first brought an inf or a NaN
- * to the element that begins with number `at`. */
+/* count_NAME: counts one more element, of one number or two. first_nonfinite_NAME: returns the first source with an inf
+ * or a NaN in the element that begins with number `at`. */
 #define COUNT(K, MEM, SIGNED, UNSIGNED, TWO)                                                                     \
     FN inline int parts_##K(const fan_k_fold *a) { return (TWO) ? a->parts : 1; }                                \
     FN inline double value_##K(MEM x, int negative) { return negative ? (double)(SIGNED) : (double)(UNSIGNED); } \
@@ -481,7 +479,7 @@ FN int form_of(int dtype)
     }
 }
 
-FN int number_size(int dtype) /* of a part, for complex */
+FN int number_size(int dtype) /* of a part of a complex number */
 {
     switch (dtype) {
     case FAN_DT_BOOL:
@@ -548,7 +546,7 @@ FN uint64_t bits_of_double(double x)
     return bits;
 }
 
-/* understand: the bits of an element (of its parts) as a wide number. */
+/* understand: converts the bits of an element (of its parts) to a wide number. */
 CALLED wide understand(int dtype, uint64_t lo, uint64_t hi)
 {
     wide w = {0, 0, 0};
@@ -591,7 +589,7 @@ CALLED wide understand(int dtype, uint64_t lo, uint64_t hi)
     case FAN_DT_FLOAT64:
         w.re = double_of_bits(lo);
         break;
-    default: /* unsigned ones came with zeros above them */
+    default: /* unsigned ones are zero-extended */
         w.i = (int64_t)lo;
         break;
     }
@@ -634,7 +632,7 @@ FN float odd_of(wide w, int form)
                               : fan_odd_of_double(w.re);
 }
 
-/* convert_to_integer, convert_to_float: the halves of convert. */
+/* convert_to_integer, convert_to_float: the two halves of convert. */
 FN int64_t convert_to_integer(wide w, int form, int dtype)
 {
     bool real = form == WIDE_F64 || form == WIDE_C128;
@@ -680,7 +678,7 @@ FN double convert_to_float(wide w, int form, int dtype)
     }
 }
 
-/* convert: a wide number rounded to a dtype, in that dtype's form. */
+/* convert: rounds a wide number to a dtype, in that dtype's form. */
 CALLED wide convert(wide w, int form, int dtype)
 {
     wide r = {0, 0, 0};
@@ -713,7 +711,7 @@ FN uint64_t low_bits(int dtype, double x)
     }
 }
 
-/* store: a wide number that the dtype holds exactly. */
+/* store: writes a wide number that the dtype holds exactly. */
 FN void store(int dtype, uint64_t p, int anywhere, wide w)
 {
     int size = number_size(dtype), form = form_of(dtype);
@@ -722,7 +720,7 @@ FN void store(int dtype, uint64_t p, int anywhere, wide w)
         put(p + (uint64_t)size, size, anywhere, low_bits(dtype, w.im));
 }
 
-/* add: both in dtype acc, and the sum too. */
+/* add: adds in dtype acc. */
 CALLED wide add(int acc, wide a, wide b)
 {
     wide r = {0, 0, 0};
@@ -772,16 +770,17 @@ CALLED wide times(int acc, wide a, wide f)
 
 /* ---- Sums, copies, casts and fills of anything ---- */
 
-/* Nothing here may lie in local memory, which a driver sets aside for all threads that a GPU could run, at the first
- * launch: of a place the last FEW indices are registers, and axes before them are divided out anew for each address. */
+/* No variable here may be in local memory, which a driver reserves for all threads that a GPU could run, at the first
+ * launch: the last FEW indices of a place are registers, and indices of axes before them are divided out again for each
+ * address. */
 #define FEW 4
 
 typedef struct place {
     int64_t index[FEW]; /* of the last axis, of the one before it, .. */
-    int64_t rest;       /* the place along the axes before those */
+    int64_t rest;       /* the linear index along the axes before those */
 } place;
 
-/* divided: at becomes at / by; returns what is left over. */
+/* divided: sets at to at / by; returns the remainder. */
 FN inline int64_t divided(int64_t *at, int64_t by)
 {
     uint64_t all = (uint64_t)*at;
@@ -793,7 +792,7 @@ FN inline int64_t divided(int64_t *at, int64_t by)
     return (int64_t)(all % (uint64_t)by);
 }
 
-/* place_of: the place of the `at`-th element, last axis fastest. */
+/* place_of: returns the place of the `at`-th element, last axis fastest. */
 FN inline place place_of(int64_t at, int ndim, const int64_t *extent)
 {
     place p;
@@ -818,7 +817,7 @@ FN inline uint64_t address(int64_t base, int ndim, const int64_t *extent, const 
     return p;
 }
 
-/* sum_at: the element at a place, in dtype out. */
+/* sum_at: returns the sum at a place, in dtype out. */
 FN inline wide sum_at(const fan_k_any *a, const place *at)
 {
     int acc = a->out;
@@ -848,7 +847,7 @@ KERNEL fan_any(ARGS(fan_k_any, a))
     }
 }
 
-/* has_nonfinite: source k is not finite at a place. */
+/* has_nonfinite: returns whether source k is not finite at a place. */
 FN bool has_nonfinite(const fan_k_any *a, int k, const place *at)
 {
     const int64_t *source = a->words + 2 * a->ndim + 1 + k * (2 + a->ndim);
@@ -890,7 +889,7 @@ KERNEL fan_nonfinite_any(ARGS(fan_k_any, a))
 
 /* ---- Sums over axes ---- */
 
-/* X(name, in memory, as it is summed, what sums those): decision D7. */
+/* X(name, in memory, as it is summed, the type that sums those): decision D7. */
 #define TERM_LIST(X)                      \
     X(truth, uint8_t, uint8_t, truth)     \
     X(bits8, uint8_t, uint8_t, bits8)     \
@@ -904,7 +903,8 @@ KERNEL fan_nonfinite_any(ARGS(fan_k_any, a))
     X(e4m3fn, uint8_t, double, twice)     \
     X(e5m2, uint8_t, double, twice)
 
-/* gone_at: where term k lies from the first; *more: how many of its lane follow it along the last axis that goes. */
+/* gone_at: returns the offset of term k from the first; *more: how many terms of its lane follow along the last reduced
+ * axis. */
 FN inline uint64_t gone_at(const fan_k_reduce *a, int64_t k, int64_t *more)
 {
     const int64_t *extent = a->words + 3 * a->stay, *step = extent + a->go;
@@ -918,7 +918,7 @@ FN inline void reduce_put(const fan_k_reduce *a, uint64_t out, uint64_t bits)
     store(a->to, out, a->anywhere, convert(understand(a->acc, bits, 0), form_of(a->acc), a->to));
 }
 
-/* terms_NAME: the terms k, k + lanes, .. before `end`, one after the other. */
+/* terms_NAME: adds the terms k, k + lanes, .. before `end`, one after the other. */
 #define REDUCE(K, MEM, S, BY)                                                                                       \
     FN inline S term_##K(uint64_t p, int anywhere)                                                                  \
     {                                                                                                               \
@@ -985,14 +985,14 @@ TERM_LIST(REDUCE)
 
 /* ---- Sparse into dense ----
  *
- * Title: COO. Entries that meet in one place are added there in their order, so one worker must have them all. A list
- * whose rows never fall has them side by side. Any other is sorted first, by counting, a digit of the row at a time
- * from the lowest: each pass keeps the order of equals, so the result depends on the list alone. Whether it must be
- * sorted the device finds out by itself: nobody waits. */
+ * Title: COO. Entries with the same index are added in their order, so one worker must handle them all. A list whose
+ * rows never fall has them side by side. Any other is sorted first, by counting, a digit of the row at a time from the
+ * lowest: each pass is stable, so the result depends on the list alone. The device decides whether it must be sorted,
+ * so the host does not wait. */
 
 FN int64_t whole_number(uint64_t p, int size) { return size == 4 ? *AT(const int32_t, p) : *AT(const int64_t, p); }
 
-/* coo_row: the row of entry `e`; nrows: it has none here. */
+/* coo_row: returns the row of entry `e`; nrows: it is outside. */
 FN uint32_t coo_row(const fan_k_coo *a, const int64_t *extent, int64_t e)
 {
     uint64_t p = a->indices + (uint64_t)(e * a->index_step), row = 0;
@@ -1010,7 +1010,7 @@ FN uint32_t coo_row(const fan_k_coo *a, const int64_t *extent, int64_t e)
 FN uint32_t four_at(uint64_t p, int64_t i) { return *AT(const uint32_t, p + 4 * (uint64_t)i); }
 FN void put_four(uint64_t p, int64_t i, uint32_t x) { *AT(uint32_t, p + 4 * (uint64_t)i) = x; }
 
-/* few_at, put_few: a number of 1, 2 or 4 bytes. */
+/* few_at, put_few: read and write a number of 1, 2 or 4 bytes. */
 FN uint32_t few_at(uint64_t p, int64_t i, int size)
 {
     return size == 1 ? ITEM(const uint8_t, p, i) : size == 2 ? ITEM(const uint16_t, p, i) : four_at(p, i);
@@ -1037,7 +1037,7 @@ FN uint32_t sort_row(const fan_k_sort *a, int64_t e)
     return a->coo.indices ? coo_row(&a->coo, a->words, e) : list_row(&a->entry, &a->list, e);
 }
 
-/* sort_digit: of an entry that a pass before this one has left. */
+/* sort_digit: returns the digit of an entry that an earlier pass has written. */
 FN uint32_t sort_digit(const fan_k_sort *a, int64_t e)
 {
     uint32_t x = a->entry.high_size ? few_at(a->list.high, e, a->entry.high_size) >> (a->shift - a->entry.low_bits)
@@ -1045,7 +1045,7 @@ FN uint32_t sort_digit(const fan_k_sort *a, int64_t e)
     return x & ((1u << a->bits) - 1);
 }
 
-/* sort_came: what goes with the row of an entry. */
+/* sort_came: returns the payload of an entry. */
 FN uint32_t sort_came(const fan_k_sort *a, int64_t e)
 {
     if (!a->coo.indices)
@@ -1054,10 +1054,11 @@ FN uint32_t sort_came(const fan_k_sort *a, int64_t e)
                            : (uint32_t)e;
 }
 
-/* sort_begins: whether there is something to do, as the first count found. */
+/* sort_begins: returns whether the first count found that a sort is needed. */
 FN bool sort_begins(const fan_k_sort *a) { return four_at(a->unsorted, 0) != 0; }
 
-/* before_lane: the sum of what the lanes before this one bring; *all: of what all bring. All lanes of a block come. */
+/* before_lane: returns the sum of the values of all lower lanes; *all: of all lanes. All lanes of a block must call
+ * it. */
 FN uint32_t before_lane(uint32_t mine, uint32_t *all)
 {
     SHARED uint32_t sums[FAN_K_BLOCK], groups[FAN_K_BLOCK / 16];
@@ -1099,7 +1100,7 @@ KERNEL fan_sort_count(ARGS(fan_k_sort, a))
         COUNT_ONE(count[row & ((1u << a.bits) - 1)]);
         falls |= e + 1 < a.entries && coo_row(&a.coo, a.words, e + 1) < row;
     }
-    if (falls) /* all that find it write the same */
+    if (falls) /* all that find it write the same value */
         put_four(a.unsorted, 0, 1);
     MEET;
     EACH_LANE (d, 1 << a.bits)
@@ -1130,8 +1131,8 @@ KERNEL fan_sort_scan(ARGS(fan_k_sort, a))
 #define WARPS (FAN_K_BLOCK / FAN_K_WARP)
 #define DIGITS (1 << FAN_K_DIGIT)
 
-/* sort_starts: the numbers of entries of each digit in each warp become those in the warps before it; start: where a
- * digit begins in the tile; shift: what takes a place in the tile to its place in the result. */
+/* sort_starts: turns the numbers of entries of each digit in each warp into those in the warps before it; start: the
+ * first index of a digit in the tile; shift: the difference from an index in the tile to that in the result. */
 FN void sort_starts(const fan_k_sort *a, uint16_t counts[WARPS][DIGITS], uint32_t *start, uint32_t *shift)
 {
     uint32_t here[2] = {0, 0}, total[2] = {0, 0}, all;
@@ -1208,7 +1209,7 @@ KERNEL fan_sort_move(ARGS(fan_k_sort, a))
     MEET;
     EACH_LANE (i, n) {
         uint32_t to = shift[rows[i] >> a.shift & mask] + (uint32_t)i;
-        if (to < a.entries) { /* always, unless somebody writes the indices meanwhile */
+        if (to < a.entries) { /* false only if other code writes the indices meanwhile */
             put_few(a.out.low, to, a.entry.low_size,
                     a.entry.high_size ? rows[i] & ((1u << a.entry.low_bits) - 1) : rows[i]);
             if (a.entry.high_size)
@@ -1218,7 +1219,7 @@ KERNEL fan_sort_move(ARGS(fan_k_sort, a))
     }
 }
 
-/* scatter_sorted: whether the entries are in the order of their rows as they came. */
+/* scatter_sorted: returns whether the entries were already in the order of their rows. */
 FN bool scatter_sorted(const fan_k_scatter *a) { return !a->unsorted || four_at(a->unsorted, 0) == 0; }
 
 FN uint32_t scatter_row(const fan_k_scatter *a, bool sorted, int64_t i)
@@ -1226,8 +1227,8 @@ FN uint32_t scatter_row(const fan_k_scatter *a, bool sorted, int64_t i)
     return sorted ? coo_row(&a->coo, a->words, i) : list_row(&a->entry, &a->list, i);
 }
 
-/* scatter_value: where the value of entry `i`, in the order of rows, lies; `from`: that of the first that came, or a
- * piece of it. */
+/* scatter_value: returns the address of entry `i`'s value, in the order of rows; `from`: that of the original first
+ * one, or a piece of it. */
 FN uint64_t scatter_value(const fan_k_scatter *a, bool sorted, int64_t i, uint64_t from)
 {
     if (!sorted && a->entry.values)
@@ -1236,7 +1237,7 @@ FN uint64_t scatter_value(const fan_k_scatter *a, bool sorted, int64_t i, uint64
     return e < a->entries ? from + (uint64_t)(e * a->value_step) : 0;
 }
 
-/* scatter_begins: whether entry `i`, in the order of rows, is the first of its row. */
+/* scatter_begins: returns whether entry `i`, in the order of rows, is the first of its row. */
 FN bool scatter_begins(const fan_k_scatter *a, bool sorted, int64_t i, uint32_t *row)
 {
     *row = scatter_row(a, sorted, i);
@@ -1254,7 +1255,8 @@ FN uint64_t scatter_to(const fan_k_scatter *a, uint32_t row)
     return p + (a->coo.sparse ? (uint64_t)(rest * stride[0]) : 0);
 }
 
-/* scatter_compressed: where entry `e` of compressed data goes, whose worker has the row; false beyond the shape. */
+/* scatter_compressed: computes the target of entry `e` of compressed data, whose worker has the row; false beyond the
+ * shape. */
 FN bool scatter_compressed(const fan_k_scatter *a, int64_t row, int64_t e, uint64_t *to)
 {
     int64_t index = whole_number(a->indices + (uint64_t)(e * a->index_step), a->index_size);
@@ -1301,8 +1303,7 @@ KERNEL fan_scatter_any(ARGS(fan_k_scatter, a))
     }
 }
 
-/* What lies at `i` and behind it is read together; the sums are made one after the other, and each is rounded, unless
- * `wide`. */
+/* Entries from `i` on are read together, and added one after the other, each with a rounding, unless `wide`. */
 #define SCATTER(K, MEM, T, UP, PLUS, TIMES, DOWN, NOTHING, BY)                                                        \
     FN inline void scatter_read_##K(piece_##K *x, uint64_t p, int aligned)                                            \
     {                                                                                                                 \

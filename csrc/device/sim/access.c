@@ -6,7 +6,7 @@
 bool fan__visit_job(const void *what, size_t i, const fan_array **a, bool *write)
 {
     const fan_job *job = what;
-    size_t reads = job->kind == FAN_JOB_UPLOAD ? 0 : job->n; /* the host's memory is no business of the checker */
+    size_t reads = job->kind == FAN_JOB_UPLOAD ? 0 : job->n; /* the checker does not track host memory */
     *write = false;
     if (i < reads) {
         *a = job->in[i].array;
@@ -90,7 +90,7 @@ fan_status fan__access_judge(fan_sim *m, uint32_t lane, const char *name, const 
         if (a)
             fan_race_check_plan(m->race_check, a);
     FAN_TRY(fan_race_check_begin(m->race_check, lane, fan__sim_lane(m), name, call_site, &op, err));
-    if (kept != KEPT_BY_NOBODY)
+    if (kept != KEPT_BY_NONE)
         fan_race_check_over(m->race_check, op, kept == KEPT_BY_HOST);
     for (size_t i = 0; next(what, i, &a, &write); i++) {
         fan_status status =

@@ -1,10 +1,10 @@
-/* access: the memory that an operation touches: reported to the search, and checked against happens-before. */
+/* access: the memory that an operation accesses: reported to the search, and checked against happens-before. */
 #ifndef FAN_DEVICE_SIM_ACCESS_H
 #define FAN_DEVICE_SIM_ACCESS_H
 
 #include "device/sim/machine.h"
 
-/* What an operation touches, one after the other; false behind the last. */
+/* Visits the accesses of an operation; returns false after the last. */
 typedef bool fan__visit(const void *what, size_t i, const fan_array **a, bool *write);
 
 bool fan__visit_job(const void *what, size_t i, const fan_array **a, bool *write);
@@ -15,12 +15,12 @@ fan_sim_device_part *fan__access_part(fan_sim *m, uintptr_t address);
 fan_block *fan__access_block(fan_sim *m, const void *address);
 void fan__access_touch(fan_sim *m, fan__visit *next, const void *what);
 
-/* What keeps the memory that an operation touches until it has run: nothing, the graph that it belongs to, the host
- * thread that waits for it. */
-typedef enum keeper { KEPT_BY_NOBODY, KEPT_BY_GRAPH, KEPT_BY_HOST } fan__keeper;
+/* The owner of the accessed memory until the operation has run: none, the graph that contains it, or the host thread
+ * that waits for it. */
+typedef enum keeper { KEPT_BY_NONE, KEPT_BY_GRAPH, KEPT_BY_HOST } fan__keeper;
 
-/* fan__access_judge: holds an operation on `lane` against all before it. FAN_ERR_RACE with *race; FAN_ERR_NOMEM leaves
- * the history as it was. */
+/* fan__access_judge: checks an operation on `lane` against all earlier ones. FAN_ERR_RACE with *race; FAN_ERR_NOMEM
+ * leaves the history unchanged. */
 fan_status fan__access_judge(fan_sim *m, uint32_t lane, const char *name, const char *call_site, fan__keeper kept,
                              fan__visit *next, const void *what, fan_race *race, fan_error *err);
 

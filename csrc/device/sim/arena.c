@@ -44,13 +44,13 @@ void fan_arena_fini(fan_arena *a)
     memset(a, 0, sizeof *a);
 }
 
-static void spoil(const fan_arena *a, uintptr_t lo, uintptr_t hi)
+static void arena_spoil(const fan_arena *a, uintptr_t lo, uintptr_t hi)
 {
     if (a->poison)
         memset((void *)lo, FAN_POISON, hi - lo);
 }
 
-static uintptr_t top(const fan_arena *a) { return a->n ? a->blocks[a->n - 1].hi : a->base; }
+static uintptr_t arena_top(const fan_arena *a) { return a->n ? a->blocks[a->n - 1].hi : a->base; }
 
 fan_block *fan_arena_alloc(fan_arena *a, size_t bytes, bool *host)
 {
@@ -73,7 +73,7 @@ fan_block *fan_arena_alloc(fan_arena *a, size_t bytes, bool *host)
             break;
     }
     if (i == a->n) {
-        uintptr_t lo = top(a), was = lo;
+        uintptr_t lo = arena_top(a), was = lo;
         bool last = a->n > 0 && !a->blocks[a->n - 1].used; /* free and too small: it grows */
         if (last)
             lo = a->blocks[a->n - 1].lo;
@@ -81,7 +81,7 @@ fan_block *fan_arena_alloc(fan_arena *a, size_t bytes, bool *host)
             return NULL;
         i = last ? a->n - 1 : a->n++;
         a->blocks[i] = (fan_block){.lo = lo, .hi = lo + need};
-        spoil(a, was, lo + need);
+        arena_spoil(a, was, lo + need);
     } else if (a->blocks[i].hi - a->blocks[i].lo > need) {
         memmove(&a->blocks[i + 1], &a->blocks[i], (a->n - i) * sizeof *a->blocks);
         a->n++;
@@ -97,8 +97,8 @@ fan_block *fan_arena_alloc(fan_arena *a, size_t bytes, bool *host)
     return b;
 }
 
-/* at: the block in which `address` lies; a->n where there is none. */
-static size_t at(const fan_arena *a, uintptr_t address)
+/* arena_at: returns the index of the block that contains `address`; a->n if none. */
+static size_t arena_at(const fan_arena *a, uintptr_t address)
 {
     size_t i = fan_search_end(a->blocks, a->n, sizeof *a->blocks, offsetof(fan_block, hi), address);
     return i < a->n && a->blocks[i].lo <= address ? i : a->n;
@@ -106,22 +106,22 @@ static size_t at(const fan_arena *a, uintptr_t address)
 
 fan_block *fan_arena_find(fan_arena *a, uintptr_t address)
 {
-    size_t i = at(a, address);
+    size_t i = arena_at(a, address);
     return i < a->n && a->blocks[i].used ? &a->blocks[i] : NULL;
 }
 
 void fan_arena_free(fan_arena *a, uintptr_t lo)
 {
-    size_t i = at(a, lo);
+    size_t i = arena_at(a, lo);
     assert(i < a->n && a->blocks[i].used && a->blocks[i].lo == lo);
     if (i >= a->n || !a->blocks[i].used)
         return;
     fan_block *b = &a->blocks[i];
-    spoil(a, b->lo, b->hi);
+    arena_spoil(a, b->lo, b->hi);
     b->used = false;
     a->live--;
     a->in_use -= b->hi - b->lo;
-    /* Neighbours that are free become one block. */
+    /* Merge free neighbours. */
     size_t from = i > 0 && !a->blocks[i - 1].used ? i - 1 : i;
     size_t to = i + 1 < a->n && !a->blocks[i + 1].used ? i + 1 : i;
     if (to > from) {
@@ -136,11 +136,11 @@ void fan_arena_free(fan_arena *a, uintptr_t lo)
 #ifdef FAN_TEST
 void fan_arena_reset(fan_arena *a)
 {
-    /* What was handed out once stays one block, for only memory that never was is poisoned when it is handed out. */
-    uintptr_t hi = top(a);
+    /* All memory that was ever handed out becomes one free block: only memory beyond it is poisoned on allocation. */
+    uintptr_t hi = arena_top(a);
     a->n = 0;
     if (hi > a->base && a->poison) {
-        spoil(a, a->base, hi);
+        arena_spoil(a, a->base, hi);
         a->blocks[a->n++] = (fan_block){.lo = a->base, .hi = hi};
     }
     a->hint = a->live = a->in_use = 0;

@@ -23,15 +23,15 @@ fan_status fan__sim_alive(fan_sim *m, fan_error *err)
     return FAN_OK;
 }
 
-/* call_planned: in test builds, is this the call that fan_sim_fail_at meant? Then it fails. */
+/* call_planned: fails, in test builds, if this is the call that fan_sim_fail_at selected. */
 static fan_status call_planned(fan_sim *m, const char *call, fan_error *err)
 {
 #ifdef FAN_TEST
-    if (m->planned) /* who comes after the one that failed depends on it, too */
+    if (m->planned) /* calls after the failed one depend on it, too */
         fan__sim_touch(m, FAN__NAME(OF_FAULTS, 0), true);
     if (m->fail_at >= 0 && m->fail_at-- == 0)
         return fan_fail_code(err, m->fail_with, m->fail_with == FAN_ERR_DEVICE ? 999 : 2,
-                             "%s of the simulated device failed, as it was told to", call);
+                             "%s of the simulated device failed, as planned", call);
 #endif
     (void)m, (void)call, (void)err;
     return FAN_OK;

@@ -101,11 +101,11 @@ const char *fan_capture_words(int code)
 {
     switch (code) {
     case FAN_CAPTURE_VALUE:
-        return "the stream is in another state than this call needs";
+        return "the stream is in the wrong state for this call";
     case FAN_CAPTURE_UNSUPPORTED:
         return "not permitted while a stream is captured";
     case FAN_CAPTURE_INVALIDATED:
-        return "an earlier violation has broken this capture; end it and begin anew";
+        return "an earlier violation has broken this capture; end it and begin again";
     case FAN_CAPTURE_MERGE:
         return "two captures would become one";
     case FAN_CAPTURE_UNMATCHED:

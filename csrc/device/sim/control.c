@@ -1,4 +1,4 @@
-/* What tests and users ask of a machine: run what is queued, count, fail. */
+/* Control of a machine by tests and users: run queued work, count, fail. */
 #include "device/sim/call.h"
 #include "device/sim/footprint.h"
 #include "device/sim/queue.h"
@@ -26,7 +26,7 @@ fan_status fan_sim_synchronize(fan_sim *m, fan_error *err)
         fan__sim_touch(m, m->queues[i]->name, false);
     FAN_GO(fan__run_until(m, (fan_sim_point){NULL, 0}, err));
     for (size_t i = 0; i < m->nqueues; i++) {
-        FAN_GO(fan__run_learn(m, fan_race_check_clock(m->race_check, m->queues[i]->lane), err));
+        FAN_GO(fan__run_join(m, fan_race_check_clock(m->race_check, m->queues[i]->lane), err));
         m->host_us[fan__sim_host(m)] = fan__later(m->host_us[fan__sim_host(m)], m->queues[i]->end_us);
     }
     FAN_GO(fan__sim_raise_pending(m, err));
@@ -62,24 +62,7 @@ done:
     return status;
 }
 
-fan_status fan_sim_nudge(fan_sim *m, fan_error *err)
-{
-    fan_status status = FAN_OK;
-    fan__sim_lock(m);
-    bool chosen = m->has_chooser && m->chooser.pick;
-    fan_sim_queue *q = chosen || fan__sim_here.kernels || !m->config.run_work || m->executor ? NULL : fan__run_pick(m);
-    if (q) {
-        status = fan__run_one(m, q, err);
-        fan__run_settle(m);
-        fan__queue_sweep(m);
-    } else if (!chosen) {
-        fan_call_idle();
-    }
-    fan__sim_unlock(m);
-    return status;
-}
-
-/* control_count: what other threads may count meanwhile. */
+/* control_count: reads a counter that other threads may change. */
 static uint64_t control_count(const fan_sim *m, const uint64_t *count)
 {
     fan__sim_lock((fan_sim *)(uintptr_t)m);

@@ -20,7 +20,7 @@ fan_status fan__sim_event_init(fan_event *e, fan_error *err)
     fan_clock_init(&ev->place);
     fan__sim_lock(m);
     fan_status status = fan_host_sched_given_up(m->host_sched) == FAN_GOING ? fan__sim_enter(m, "event_init", err)
-                                                                            : FAN_OK; /* as for record */
+                                                                            : FAN_OK; /* as in fan__sim_record */
     if (status == FAN_OK)
         ev->name = fan__sim_new_name(m, OF_EVENT);
     fan__sim_unlock(m);
@@ -45,7 +45,7 @@ void fan__sim_event_fini(fan_event *e)
     fan_free(ev);
 }
 
-/* event_name: a pooled event that is used again is another one. Its first call is its maker's record. */
+/* event_name: gives a reused pooled event a new name. Its first call is its maker's record. */
 static void event_name(fan_sim *m, const fan_event *e)
 {
     fan_sim_event *ev = e->impl;
@@ -56,7 +56,7 @@ static void event_name(fan_sim *m, const fan_event *e)
     ev->id = e->id;
 }
 
-/* event_set_point: ev stands for all that q has queued, uncaptured. */
+/* event_set_point: makes ev represent all that q has queued, uncaptured. */
 static void event_set_point(fan_sim *m, fan_sim_event *ev, fan_sim_queue *q)
 {
     fan__recording_drop(ev->recording);
@@ -75,7 +75,7 @@ fan_status fan__sim_record(fan_event *e, fan_stream *s, fan_error *err)
     fan_status status;
     fan__sim_lock(m);
     if (fan_host_sched_given_up(m->host_sched) != FAN_GOING) {
-        status = FAN_OK; /* nothing runs any more, and memory that leaves must get away */
+        status = FAN_OK; /* nothing runs any more, and memory must still be freed */
         goto done;
     }
     FAN_GO(fan__sim_enter(m, "record", err));
@@ -140,7 +140,7 @@ fan_status fan__sim_wait(fan_stream *s, fan_event *e, fan_error *err)
         goto done;
     FAN_GO(fan__stream_barrier(m, q, err));
     FAN_GO(fan__queue_wait(m, q, ev->point, err));
-    /* What the host knows is not queued with a wait: one that is left out would not queue it. */
+    /* The host's clock is not joined at a wait: an elided wait would not join it either. */
     if (fan_race_check_sync(m->race_check, q->lane, &ev->clock) != FAN_OK) {
         status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for a wait");
         goto done;
@@ -170,7 +170,7 @@ void fan__sim_elided(fan_stream *s, fan_event *e)
     fan__sim_unlock(m);
 }
 
-/* event_answer: a query of an event that has a record (Queries). */
+/* event_answer: answers a query of an event that has a record (Queries). */
 static fan_status event_answer(fan_sim *m, fan_sim_event *ev, bool *done, fan_error *err)
 {
     bool chosen = m->has_chooser && m->chooser.pick && !fan__sim_here.kernels && m->config.run_work;
@@ -186,7 +186,7 @@ static fan_status event_answer(fan_sim *m, fan_sim_event *ev, bool *done, fan_er
     else
         FAN_TRY(fan__run_for(m, ev->point, 0, done, err));
     if (said == 1 && !*done)
-        fan_call_idle(); /* it never will, as things stand */
+        fan_call_idle(); /* it never will, unless another thread acts */
     return FAN_OK;
 }
 
@@ -206,7 +206,7 @@ fan_status fan__sim_query(fan_event *e, bool *done, fan_error *err)
     if (ev->point.queue)
         FAN_GO(event_answer(m, ev, done, err));
     if (*done && ev->point.queue)
-        status = fan__run_learn(m, &ev->clock, err);
+        status = fan__run_join(m, &ev->clock, err);
 done:
     fan__sim_unlock(m);
     return status;
@@ -268,7 +268,7 @@ fan_status fan__sim_event_sync(fan_event *e, fan_error *err)
         goto done;
     }
     FAN_GO(fan__run_until(m, ev->point, err));
-    status = fan__run_learn(m, &then, err);
+    status = fan__run_join(m, &then, err);
     m->host_us[fan__sim_host(m)] = fan__later(m->host_us[fan__sim_host(m)], us);
 done:
     fan__sim_unlock(m);

@@ -7,8 +7,8 @@
 fan_status fan__sim_event_init(fan_event *e, fan_error *err);
 void fan__sim_event_fini(fan_event *e);
 fan_status fan__sim_record(fan_event *e, fan_stream *s, fan_error *err);
-/* fan__sim_note: an event where s is now, for memory that is to be freed: no barrier of the legacy stream, and it
- * orders nothing else. */
+/* fan__sim_note: records an event at the current end of s, for memory that is to be freed: no barrier of the legacy
+ * stream, and no other ordering. */
 fan_status fan__sim_note(fan_event *e, fan_stream *s, fan_error *err);
 fan_status fan__sim_wait(fan_stream *s, fan_event *e, fan_error *err);
 void fan__sim_elided(fan_stream *s, fan_event *e);

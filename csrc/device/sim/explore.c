@@ -7,7 +7,7 @@
 #include <assert.h>
 #include <string.h>
 
-_Static_assert(FAN__PRINT_ACTORS == FAN_EXPLORE_ACTORS, "rows have a place for every actor");
+_Static_assert(FAN__FOOTPRINT_ACTORS == FAN_EXPLORE_ACTORS, "rows have a place for every actor");
 
 fan_explore *fan_explore_new(bool reduce, uint64_t limit)
 {
@@ -31,7 +31,7 @@ void fan_explore_free(fan_explore *x)
                 fan_free(x->nodes[i].of[a]->items);
                 fan_free(x->nodes[i].of[a]);
             }
-    for (fan__print *f = x->free_prints, *next; f; f = next) {
+    for (fan__footprint *f = x->free_footprints, *next; f; f = next) {
         next = f->next;
         fan_free(f->items);
         fan_free(f);
@@ -39,8 +39,8 @@ void fan_explore_free(fan_explore *x)
     fan_free(x->nodes);
     fan_free(x->order);
     fan_free(x->script);
-    fan_free(x->weighed);
-    fan_free(x->known_prints);
+    fan_free(x->decided);
+    fan_free(x->known_footprints);
     fan_free(x);
 }
 
@@ -108,8 +108,8 @@ bool fan_explore_begin(fan_explore *x)
     return true;
 }
 
-/* note: keeps the choice for the schedule. */
-static int note(fan_explore *x, int actor)
+/* explore_note: appends the choice to the schedule. */
+static int explore_note(fan_explore *x, int actor)
 {
     if (fan_grow((void **)&x->order, &x->order_cap, x->depth + 1, 1)) {
         x->status = FAN_ERR_NOMEM;
@@ -119,7 +119,7 @@ static int note(fan_explore *x, int actor)
     return actor;
 }
 
-static int follow(fan_explore *x, uint32_t enabled)
+static int explore_follow(fan_explore *x, uint32_t enabled)
 {
     size_t n = strlen(x->script);
     if (x->depth >= n)
@@ -141,7 +141,7 @@ static int follow_answer(fan_explore *x, int n)
     return answer < n ? answer : 0;
 }
 
-static int sample(fan_explore *x, uint32_t enabled)
+static int explore_sample(fan_explore *x, uint32_t enabled)
 {
     if (x->rank[0] == 0) {
         int skip = (int)(fan_rng(&x->random) % (uint64_t)bits_in(enabled));
@@ -155,12 +155,12 @@ static int sample(fan_explore *x, uint32_t enabled)
             best = a;
     for (size_t i = 0; i < 4; i++)
         if (x->change[i] == x->depth)
-            x->rank[best] = x->lowest--; /* acts once more and then goes last */
+            x->rank[best] = x->lowest--; /* acts once more, then has the lowest rank */
     return best;
 }
 
-/* last_step: the point at which the step under way was chosen, or NULL. */
-static fan__explore_node *last_step(fan_explore *x)
+/* explore_last_step: returns the node at which the current step was chosen, or NULL. */
+static fan__explore_node *explore_last_step(fan_explore *x)
 {
     size_t i = x->n;
     while (i > 0 && x->nodes[i - 1].answer)
@@ -168,20 +168,20 @@ static fan__explore_node *last_step(fan_explore *x)
     return i > 0 ? &x->nodes[i - 1] : NULL;
 }
 
-/* extend: a new point behind the path: who slept or is done at the last one sleeps on unless its last step touched what
- * theirs would. */
-static fan__explore_node *extend(fan_explore *x, uint32_t enabled)
+/* explore_extend: appends a node to the path: actors asleep or done at the last one stay asleep unless its last step
+ * conflicts with theirs. */
+static fan__explore_node *explore_extend(fan_explore *x, uint32_t enabled)
 {
     if (fan_grow((void **)&x->nodes, &x->cap, x->n + 1, sizeof *x->nodes))
         return NULL;
     fan__explore_node *new_ = &x->nodes[x->n];
     memset(new_, 0, sizeof *new_);
     new_->enabled = enabled;
-    const fan__explore_node *last = x->reduce ? last_step(x) : NULL;
+    const fan__explore_node *last = x->reduce ? explore_last_step(x) : NULL;
     if (last) {
         uint32_t sleepers = last->asleep | last->done;
         for (int a = 0; a < FAN_EXPLORE_ACTORS; a++)
-            if (sleepers >> a & 1 && fan__print_independent(x, last->of[a], last->of[last->chosen])) {
+            if (sleepers >> a & 1 && fan__footprint_independent(x, last->of[a], last->of[last->chosen])) {
                 new_->asleep |= UINT32_C(1) << a;
                 new_->of[a] = last->of[a];
             }
@@ -195,32 +195,32 @@ int fan_explore_choose(fan_explore *x, uint32_t enabled)
     if (x->status != FAN_OK)
         return FAN_EXPLORE_NONE;
     if (x->now == REPLAY)
-        return note(x, follow(x, enabled));
+        return explore_note(x, explore_follow(x, enabled));
     if (x->now == SAMPLE)
-        return note(x, sample(x, enabled));
+        return explore_note(x, explore_sample(x, enabled));
     if (x->depth < x->n) {
         const fan__explore_node *at = &x->nodes[x->depth];
         if (at->enabled == enabled && !at->answer)
-            return note(x, at->chosen);
+            return explore_note(x, at->chosen);
         x->strayed = true;
-        return note(x, enabled >> at->chosen & 1 ? at->chosen : lowest_bit(enabled));
+        return explore_note(x, enabled >> at->chosen & 1 ? at->chosen : lowest_bit(enabled));
     }
-    fan__explore_node *at = extend(x, enabled);
-    fan__print *f = at ? fan__print_take(x) : NULL;
+    fan__explore_node *at = explore_extend(x, enabled);
+    fan__footprint *f = at ? fan__footprint_take(x) : NULL;
     if (!f) {
         x->status = FAN_ERR_NOMEM;
         return FAN_EXPLORE_NONE;
     }
     uint32_t awake = enabled & ~at->asleep;
     if (!awake) {
-        fan__print_give(x, f);
+        fan__footprint_give(x, f);
         x->redundant = true;
         return FAN_EXPLORE_NONE;
     }
     at->chosen = lowest_bit(awake);
     at->of[at->chosen] = f;
     x->n++;
-    return note(x, at->chosen);
+    return explore_note(x, at->chosen);
 }
 
 int fan_explore_pick(fan_explore *x, int n)
@@ -241,39 +241,39 @@ int fan_explore_pick(fan_explore *x, int n)
     } else {
         x->nodes[x->n++] = (fan__explore_node){.enabled = (UINT32_C(1) << n) - 1, .answer = true};
     }
-    return note(x, FAN_ANSWER + answer) < 0 ? FAN_EXPLORE_NONE : answer;
+    return explore_note(x, FAN_ANSWER + answer) < 0 ? FAN_EXPLORE_NONE : answer;
 }
 
 fan_status fan_explore_touched(fan_explore *x, uint64_t object, fan_touch how)
 {
     if (how == FAN_TOUCH_WEIGHS && x->now == SEARCH)
-        FAN_TRY(fan__print_weigh(x, object));
-    /* Only the last step of the path is new; those before it touch what they touched when they were run first. */
+        FAN_TRY(fan__footprint_decide(x, object));
+    /* Only the last step of the path is new; earlier ones had the same accesses when they first ran. */
     if (x->now != SEARCH || x->depth == 0 || x->depth != x->n)
         return FAN_OK;
-    const fan__explore_node *at = last_step(x);
-    if (!at) /* before the first step: nobody else acts */
+    const fan__explore_node *at = explore_last_step(x);
+    if (!at) /* before the first step no other actor runs */
         return FAN_OK;
-    fan__print *f = at->of[at->chosen];
-    FAN_TRY(fan__print_learn(x, object, at->chosen, FAN__PRINT_BIT(how)));
+    fan__footprint *f = at->of[at->chosen];
+    FAN_TRY(fan__footprint_note(x, object, at->chosen, FAN__FOOTPRINT_BIT(how)));
     for (size_t i = 0; i < f->n; i++)
         if (f->items[i].object == object) {
-            f->items[i].how |= FAN__PRINT_BIT(how);
+            f->items[i].how |= FAN__FOOTPRINT_BIT(how);
             return FAN_OK;
         }
     if (fan_grow((void **)&f->items, &f->cap, f->n + 1, sizeof *f->items))
         return x->status = FAN_ERR_NOMEM;
-    f->items[f->n++] = (fan__print_touch){object, FAN__PRINT_BIT(how)};
+    f->items[f->n++] = (fan__footprint_item){object, FAN__FOOTPRINT_BIT(how)};
     return FAN_OK;
 }
 
-/* forget: what was searched so far: the next run is the first once more. */
-static void forget(fan_explore *x)
+/* explore_forget: drops the search so far: the next run is a first run again. */
+static void explore_forget(fan_explore *x)
 {
     for (size_t i = 0; i < x->n; i++)
         for (int a = 0; a < FAN_EXPLORE_ACTORS; a++)
             if (x->nodes[i].of[a] && !(x->nodes[i].asleep >> a & 1))
-                fan__print_give(x, x->nodes[i].of[a]);
+                fan__footprint_give(x, x->nodes[i].of[a]);
     x->n = 0;
     x->pruned = false;
     x->runs = x->abandoned = 0;
@@ -298,24 +298,25 @@ void fan_explore_end(fan_explore *x)
         x->runs++;
         x->spent++;
     }
-    /* Back to the last point that has someone left to try; to the very first where all must be searched again. */
+    /* Back to the last node with an untried actor; to the very first if all must be searched again. */
     if (x->again)
-        forget(x);
+        explore_forget(x);
     while (x->n > 0) {
         fan__explore_node *last = &x->nodes[x->n - 1];
         last->done |= UINT32_C(1) << last->chosen;
         uint32_t left = last->enabled & ~last->asleep & ~last->done;
         if (left && x->prune && x->reduce && !last->answer &&
-            fan__print_alone(x, last->chosen, last->of[last->chosen])) {
+            fan__footprint_alone(x, last->chosen, last->of[last->chosen])) {
             left = 0;
             x->pruned = true;
         }
-        if (left && last->answer) { /* the same step goes on otherwise: what it touches is added to what it touched */
+        if (left && last->answer) { /* the same step continues with another answer: its accesses are added to the
+                                       earlier ones */
             last->chosen = lowest_bit(left);
             return;
         }
         if (left) {
-            fan__print *f = fan__print_take(x);
+            fan__footprint *f = fan__footprint_take(x);
             if (!f) {
                 x->status = FAN_ERR_NOMEM;
                 return;
@@ -326,7 +327,7 @@ void fan_explore_end(fan_explore *x)
         }
         for (int a = 0; a < FAN_EXPLORE_ACTORS; a++)
             if (last->of[a] && !(last->asleep >> a & 1))
-                fan__print_give(x, last->of[a]);
+                fan__footprint_give(x, last->of[a]);
         x->n--;
     }
     x->exhausted = !x->again;

@@ -1,4 +1,4 @@
-/* Captures of streams begun and ended, and the graphs that they become, launched. */
+/* Begins and ends captures of streams, and launches the resulting graphs. */
 #include "base/mem.h"
 #include "device/sim/access.h"
 #include "device/sim/call.h"
@@ -58,7 +58,7 @@ done:
     return status;
 }
 
-/* graph_leave_capture: its streams are as they were; its events go on knowing it. */
+/* graph_leave_capture: takes its streams out of the capture; its events keep referring to it. */
 static void graph_leave_capture(fan_sim *m, fan_sim_recording *r)
 {
     for (fan_sim_recording **at = &m->recordings; *at; at = &(*at)->next)
@@ -71,7 +71,7 @@ static void graph_leave_capture(fan_sim *m, fan_sim_recording *r)
         if (q->recording == r) {
             q->recording = NULL;
             fan__queue_drop(q);
-            r->refs--; /* not the last: the machine's is left */
+            r->refs--; /* not the last: the machine's remains */
         }
     }
     atomic_fetch_sub_explicit(&m->captures, 1, memory_order_relaxed);
@@ -80,7 +80,7 @@ static void graph_leave_capture(fan_sim *m, fan_sim_recording *r)
     fan__queue_sweep(m);
 }
 
-/* graph_drop: takes 1 off a count of g's; it goes with the last of both. */
+/* graph_drop: decrements a count of g's; the last drop of both frees it. */
 static void graph_drop(fan_sim_graph *g, size_t *count)
 {
     fan_sim *m = g->m;
@@ -112,14 +112,14 @@ void fan_sim_graph_drop(fan_sim_graph *g)
         return;
     fan_sim *m = g->m;
     fan__sim_lock(m);
-    bool mine = g->refs == 1; /* nobody else can launch it any more, or get a hold */
+    bool mine = g->refs == 1; /* no other holder can launch it, or get a hold */
     fan__sim_unlock(m);
     graph_drop(g, &g->refs);
     if (mine)
         fan_sim_drop(m);
 }
 
-/* graph_unjoined: the first stream of which the capture has work that its first stream does not wait for. */
+/* graph_unjoined: returns the first stream with captured work that the first stream does not wait for. */
 static uint64_t graph_unjoined(const fan_sim *m, const fan_sim_recording *r)
 {
     const fan_capture_run *c = &r->capture;
@@ -161,7 +161,7 @@ fan_status fan_sim_capture_end(fan_sim *m, fan_stream *s, fan_sim_graph **out, f
     return status;
 }
 
-/* Work of a graph on its way. */
+/* Queued work of a graph. */
 typedef struct graph_work {
     fan_sim_graph *graph; /* held: it keeps the memory until the work has run */
     const fan_sim_kernel *kernel;
@@ -180,7 +180,7 @@ static void graph_work_fini(void *ctx)
     fan_free(r);
 }
 
-/* graph_follow: what is queued on q from now on comes after all that is queued on `other`. */
+/* graph_follow: orders all that is queued on q from now on after all that is queued on `other`. */
 static fan_status graph_follow(fan_sim *m, fan_sim_queue *q, fan_sim_queue *other, fan_error *err)
 {
     FAN_TRY(fan__queue_wait(m, q, (fan_sim_point){other, other->queued}, err));
@@ -191,8 +191,8 @@ static fan_status graph_follow(fan_sim *m, fan_sim_queue *q, fan_sim_queue *othe
                : fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph");
 }
 
-/* What the host's clock counts for a launch: so much of a kernel's, and so much for each piece of work in it. As CUDA's
- * own graphs, 2.5 us and 1 ns where a kernel takes 3 us. */
+/* The host's time for a launch: a share of a kernel's, and one for each node. As CUDA's graphs: 2.5 us and 1 ns where a
+ * kernel takes 3 us. */
 #define LAUNCH_SHARE (2.5 / 3)
 #define NODE_SHARE (0.001 / 3)
 
@@ -212,7 +212,7 @@ static fan_status graph_replay_work(fan_sim *m, fan_sim_graph *g, const fan_sim_
                    .what = one ? (const void *)c->jobs : (const void *)&c->kernel,
                    .us = c->us,
                    .launched = true,
-                   .kept = m->config.bare ? KEPT_BY_NOBODY : KEPT_BY_GRAPH};
+                   .kept = m->config.bare ? KEPT_BY_NONE : KEPT_BY_GRAPH};
     graph_work *r = NULL;
     if (m->config.run_work) {
         w.op = fan__op_new(c->jobs, c->njobs);
@@ -238,7 +238,7 @@ static fan_status graph_replay_work(fan_sim *m, fan_sim_graph *g, const fan_sim_
     return status;
 }
 
-/* A record of a graph, while it is launched. */
+/* A record in a graph, during its launch. */
 typedef struct graph_record {
     fan_sim_point point;
     fan_clock clock;
@@ -267,8 +267,8 @@ static fan_status graph_replay(fan_sim *m, fan_sim_graph *g, const fan_sim_comma
     return FAN_OK;
 }
 
-/* graph_queues: a queue for each member, the same ones each time: so two launches of one graph run one after the other.
- */
+/* graph_queues: makes a queue for each member, reused in each launch: so two launches of one graph run one after the
+ * other. */
 static fan_status graph_queues(fan_sim *m, fan_sim_graph *g, const fan_sim_queue *on, fan_error *err)
 {
     if (!g->queues && !(g->queues = fan_calloc(g->members * sizeof *g->queues)))
@@ -298,7 +298,7 @@ fan_status fan_sim_graph_launch(fan_sim_graph *g, fan_stream *s, fan_error *err)
     FAN_GO(fan__recording_none(q, "launch a graph", err));
     FAN_GO(fan__stream_barrier(m, q, err));
     if (fan_race_check_wait(m->race_check, q->lane, fan__sim_lane(m), fan_race_check_clock(m->race_check, q->lane)) !=
-        FAN_OK) /* it is queued by this host */
+        FAN_OK) /* this host queues it */
         FAN_GO(fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph"));
     FAN_GO(graph_queues(m, g, q, err));
     m->host_us[fan__sim_host(m)] += graph_launch_us(g);
@@ -318,7 +318,7 @@ fan_status fan_sim_graph_launch(fan_sim_graph *g, fan_stream *s, fan_error *err)
     begun = false;
     status = worst;
 done:
-    for (uint32_t i = 0; begun && i < g->members; i++) /* what of it was queued is in order, too */
+    for (uint32_t i = 0; begun && i < g->members; i++) /* the queued part is in order even after a failure */
         (void)graph_follow(m, q, g->queues[i], NULL);
     fan__sim_unlock(m);
     for (uint32_t i = 0; i < g->events; i++)

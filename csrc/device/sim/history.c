@@ -108,7 +108,7 @@ fan__place fan__history_find(const fan_race_check *o, uintptr_t x)
     return p;
 }
 
-/* history_open_chunk: makes place c of the directory free for a spare chunk. The room is there. */
+/* history_open_chunk: inserts a spare chunk at index c of the directory. The room must exist. */
 static fan__chunk *history_open_chunk(fan_race_check *o, size_t c)
 {
     assert(o->freelist && o->ndir < o->dir_cap);
@@ -121,7 +121,7 @@ static fan__chunk *history_open_chunk(fan_race_check *o, size_t c)
     return new_;
 }
 
-/* history_insert: puts *r before p (which may be the end) and returns where it now stands. The room is there. */
+/* history_insert: inserts *r before p (which may be the end) and returns its place. The room must exist. */
 static fan__place history_insert(fan_race_check *o, fan__place p, const fan__range *r)
 {
     if (fan__history_is_end(o, p)) {
@@ -133,7 +133,8 @@ static fan__place history_insert(fan_race_check *o, fan__place p, const fan__ran
     fan__chunk *c = o->dir[p.c];
     if (c->n == FAN__CHUNK) {
         fan__chunk *right = history_open_chunk(o, p.c + 1);
-        uint32_t keep = p.i == FAN__CHUNK ? FAN__CHUNK : FAN__CHUNK / 2; /* what grows at its end fills its chunks */
+        uint32_t keep =
+            p.i == FAN__CHUNK ? FAN__CHUNK : FAN__CHUNK / 2; /* ranges appended at the end fill their chunks */
         right->n = FAN__CHUNK - keep;
         memcpy(right->r, c->r + keep, right->n * sizeof *r);
         c->n = keep;
@@ -251,7 +252,7 @@ void fan__history_measure(const fan_race_check *o, uintptr_t lo, uintptr_t hi, s
 
 void fan__history_add_read(fan_race_check *o, fan__range *r, const fan_clock *now, uint32_t op)
 {
-    const fan_op *who = &o->ops[op].op;
+    const fan_op *acting = &o->ops[op].op;
     uint32_t *link = &r->reads;
     while (*link != FAN__NONE) {
         fan__reading *old = &o->reads[*link];
@@ -266,7 +267,7 @@ void fan__history_add_read(fan_race_check *o, fan__range *r, const fan_clock *no
         }
     }
     uint32_t at = history_take_read(o);
-    o->reads[at] = (fan__reading){.count = who->count, .lane = who->lane, .op = op, .next = r->reads};
+    o->reads[at] = (fan__reading){.count = acting->count, .lane = acting->lane, .op = op, .next = r->reads};
     r->reads = at;
     o->ops[op].refs++;
 }

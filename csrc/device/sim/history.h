@@ -1,7 +1,7 @@
-/* history: of each byte of memory, its last write and the reads since: the inside of the happens-before checker.
+/* history: the last write of each byte and the reads since: the core of the happens-before checker.
  *
- * Ranges of equal history lie in short sorted runs (chunks) under one sorted directory: an access to a range that is
- * known as such costs two binary searches and allocates nothing. */
+ * Ranges of equal history are in short sorted runs (chunks) under one sorted directory: an access to an existing range
+ * costs two binary searches and no allocation. */
 #ifndef FAN_DEVICE_SIM_HISTORY_H
 #define FAN_DEVICE_SIM_HISTORY_H
 
@@ -17,7 +17,7 @@
 typedef struct fan__reading {
     uint64_t count;
     uint32_t lane, op;
-    uint32_t next; /* NONE ends the list; also links what is free */
+    uint32_t next; /* NONE ends the list; also links free ones */
 } fan__reading;
 
 /* A range of bytes with one history. */
@@ -35,7 +35,7 @@ typedef struct fan__chunk {
     fan__range r[FAN__CHUNK];
 } fan__chunk;
 
-/* Where a range stands: chunk c of the directory, its i-th. */
+/* The place of a range: the i-th of chunk c of the directory. */
 typedef struct fan__place {
     size_t c;
     uint32_t i;
@@ -43,18 +43,18 @@ typedef struct fan__place {
 
 typedef struct fan__op_slot {
     fan_op op;
-    uint32_t refs; /* ranges and reads that name it, and 1 while it is its lane's latest */
+    uint32_t refs; /* ranges and reads that refer to it, plus 1 while it is its lane's latest */
     uint32_t next; /* among the free ones */
 } fan__op_slot;
 
 typedef struct fan__lane {
     fan_clock clock;
-    uint64_t who;
-    uint64_t count; /* of a lane that was left: its clock is given back */
-    size_t ops;     /* operations of it that the history names */
+    uint64_t owner;
+    uint64_t count; /* of a retired lane: its clock is freed */
+    size_t ops;     /* its operations that the history refers to */
     uint32_t open;  /* its latest operation, or NONE */
     bool host;
-    bool left; /* it may be given to another stream or thread */
+    bool left; /* may be reused for another stream or thread */
 } fan__lane;
 
 typedef struct fan__lock {
@@ -77,10 +77,10 @@ struct fan_race_check {
     size_t nops, ops_cap;
     uint32_t free_op;
     uint64_t number;                              /* operations so far */
-    size_t want_ranges, want_reads, want_crossed; /* what fan_race_check_plan has asked for */
+    size_t want_ranges, want_reads, want_crossed; /* the room requested by fan_race_check_plan */
     fan__lock *mutexes;                           /* open addressing; a power of two */
     size_t nmutexes, mutexes_cap;
-    fan_clock gate; /* the G of a release; kept for its room */
+    fan_clock gate; /* the G of a release; kept for its memory */
 };
 
 typedef struct fan_race_check fan_race_check;
@@ -94,30 +94,31 @@ static inline bool fan__history_is_end(const fan_race_check *o, fan__place p) { 
 
 void fan__history_free_chunk(fan_race_check *o, fan__chunk *c);
 void fan__history_drop_op(fan_race_check *o, uint32_t at);
-/* fan__history_take_op: a free one, for the lane `of`. */
+/* fan__history_take_op: takes a free one, for the lane `of`. */
 int fan__history_take_op(fan_race_check *o, uint32_t of, uint32_t *out);
 fan__place fan__history_after(const fan_race_check *o, fan__place p);
-/* fan__history_find: the first range that ends behind `x`. */
+/* fan__history_find: returns the first range that ends after `x`. */
 fan__place fan__history_find(const fan_race_check *o, uintptr_t x);
-/* fan__history_erase: takes out the ranges from p on that begin below `hi`; what they name is let go. Returns what then
- * stands at p.
- */
+/* fan__history_erase: removes the ranges from p on that begin below `hi`, with their references. Returns the place that
+ * follows them. */
 fan__place fan__history_erase(fan_race_check *o, fan__place p, uintptr_t hi);
-/* fan__history_cut: no range has `x` strictly inside. Returns the first range that ends behind x. The room is there. */
+/* fan__history_cut: splits a range that has `x` strictly inside. Returns the first range that ends after x. The room
+ * must exist. */
 fan__place fan__history_cut(fan_race_check *o, uintptr_t x);
-/* fan__history_reserve: room for `ranges` more ranges and `reads` more reads, where the accesses cross `crossed` ranges
- * that are there. */
+/* fan__history_reserve: makes room for `ranges` more ranges and `reads` more reads, for accesses that cross `crossed`
+ * existing ranges. */
 int fan__history_reserve(fan_race_check *o, size_t ranges, size_t reads, size_t crossed);
-/* fan__history_measure: what noting [lo, hi) can take at most, read or write: two cuts, each copying a list of reads; a
- * read on every range and every gap. */
+/* fan__history_measure: computes the most that noting [lo, hi) can take, read or write: two cuts, each copying a list
+ * of reads; a read on every range and every gap. */
 void fan__history_measure(const fan_race_check *o, uintptr_t lo, uintptr_t hi, size_t *ranges, size_t *reads,
                           size_t *crossed);
-/* fan__history_add_read: notes a read; reads that it covers go. */
+/* fan__history_add_read: notes a read and drops the reads that it covers. */
 void fan__history_add_read(fan_race_check *o, fan__range *r, const fan_clock *now, uint32_t op);
 void fan__history_set_write(fan_race_check *o, fan__range *r, uint32_t op, bool released);
-/* fan__history_note_write: [lo, hi) becomes one range. The room is there. */
+/* fan__history_note_write: makes [lo, hi) one range. The room must exist. */
 void fan__history_note_write(fan_race_check *o, uint32_t op, uintptr_t lo, uintptr_t hi, bool released);
-/* fan__history_note_read: a read on every range in [lo, hi), and new ranges in the gaps. The room is there. */
+/* fan__history_note_read: notes a read on every range in [lo, hi), and makes new ranges in the gaps. The room must
+ * exist. */
 void fan__history_note_read(fan_race_check *o, uint32_t op, const fan_clock *now, uintptr_t lo, uintptr_t hi);
 
 #endif

@@ -11,11 +11,11 @@
 #include <stdio.h>
 #include <string.h>
 
-#define NOBODY (-1)
+#define NO_ACTOR (-1)
 #define SITE 96
 
 typedef enum state {
-    NEW,   /* not begun; may be chosen */
+    NEW,   /* not started; may be chosen */
     READY, /* at a yield */
     ACTING,
     WAITING, /* for `mutex`: its holder, or a change under it */
@@ -26,11 +26,11 @@ typedef struct actor {
     pthread_cond_t go;
     state state;
     uint64_t mutex;
-    bool condition; /* nobody held the mutex when it began to wait: it waits for a change */
-    bool woken;     /* another actor has changed something under the mutex since */
-    int asked;      /* in vain, in a row, since another acted */
-    bool begun;     /* it has had the turn */
-    bool freed;     /* it was woken once because the run was given up; it is not woken so again */
+    bool condition; /* the mutex was free when it began to wait: it waits for a change */
+    bool woken;     /* another actor has changed state under the mutex since */
+    int asked;      /* consecutive "not yet" answers since another actor acted */
+    bool begun;     /* it has acted */
+    bool freed;     /* it was woken because the run was given up, which happens once */
     char call_site[SITE];
 } actor;
 
@@ -41,12 +41,12 @@ typedef struct holding {
 
 struct fan_host_sched {
     pthread_mutex_t lock; /* guards all of it, the actors' conditions too */
-    pthread_cond_t done;  /* the thread that joins waits for it */
+    pthread_cond_t done;  /* the joining thread waits for it */
     fan_host_sched_hooks hooks;
     uint64_t random;
     actor actors[FAN_ACTORS];
     int n;
-    int turn;            /* the actor that acts; NOBODY before a join and after it */
+    int turn;            /* the actor that acts; NO_ACTOR before a join and after it */
     bool over;           /* no actor is left that can act */
     atomic_int given_up; /* fan_give_up */
     holding *held;
@@ -62,7 +62,7 @@ fan_host_sched *fan_host_sched_new(uint64_t seed)
     fan_host_sched *t = fan_calloc(sizeof *t);
     if (!t)
         return NULL;
-    /* A held mutex must be noted, come what may: an actor holds a few at most. */
+    /* Registering a held mutex must not fail: an actor holds a few at most. */
     if (fan_grow((void **)&t->held, &t->held_cap, 8 * FAN_ACTORS, sizeof *t->held)) {
         fan_free(t);
         return NULL;
@@ -72,7 +72,7 @@ fan_host_sched *fan_host_sched_new(uint64_t seed)
     for (int i = 0; i < FAN_ACTORS; i++)
         (void)pthread_cond_init(&t->actors[i].go, NULL);
     t->random = seed;
-    t->turn = NOBODY;
+    t->turn = NO_ACTOR;
     return t;
 }
 
@@ -94,7 +94,7 @@ void fan_host_sched_reset(fan_host_sched *t, uint64_t seed)
 {
     t->random = seed;
     t->n = 0;
-    t->turn = NOBODY;
+    t->turn = NO_ACTOR;
     t->over = false;
     atomic_store(&t->given_up, FAN_GOING);
     t->nheld = t->norder = 0;
@@ -115,22 +115,22 @@ fan_give_up fan_host_sched_given_up(const fan_host_sched *t)
 
 /* ---- which actors may act, and which one does; the lock is held ---- */
 
-static int holder(const fan_host_sched *t, uint64_t mutex)
+static int sched_holder(const fan_host_sched *t, uint64_t mutex)
 {
     for (size_t i = 0; i < t->nheld; i++)
         if (t->held[i].mutex == mutex)
             return t->held[i].actor;
-    return NOBODY;
+    return NO_ACTOR;
 }
 
 static bool can_act(const fan_host_sched *t, const actor *a)
 {
     if (a->state == NEW || a->state == READY)
         return a->asked < FAN_ASKS || fan_host_sched_given_up(t) != FAN_GOING;
-    return a->state == WAITING && holder(t, a->mutex) == NOBODY && (!a->condition || a->woken);
+    return a->state == WAITING && sched_holder(t, a->mutex) == NO_ACTOR && (!a->condition || a->woken);
 }
 
-static uint32_t enabled(const fan_host_sched *t)
+static uint32_t sched_enabled(const fan_host_sched *t)
 {
     uint32_t mask = 0;
     for (int i = 0; i < t->n; i++)
@@ -139,7 +139,7 @@ static uint32_t enabled(const fan_host_sched *t)
     return mask;
 }
 
-static int lowest(uint32_t mask)
+static int sched_lowest(uint32_t mask)
 {
     int i = 0;
     while (!(mask >> i & 1))
@@ -154,11 +154,11 @@ static int by_seed(fan_host_sched *t, uint32_t mask)
         skip++;
     for (skip = fan_rng(&t->random) % skip; skip > 0; skip--)
         mask &= mask - 1;
-    return lowest(mask);
+    return sched_lowest(mask);
 }
 
-/* give_up: actors that have not begun never will. */
-static void give_up(fan_host_sched *t, fan_give_up how)
+/* sched_give_up: ends the run; actors that have not started never do. */
+static void sched_give_up(fan_host_sched *t, fan_give_up how)
 {
     atomic_store(&t->given_up, (int)how);
     for (int i = 0; i < t->n; i++)
@@ -168,7 +168,7 @@ static void give_up(fan_host_sched *t, fan_give_up how)
         }
 }
 
-static void explain(fan_host_sched *t)
+static void sched_explain(fan_host_sched *t)
 {
     t->text[0] = '\0';
     fan_append(t->text, sizeof t->text, "deadlock:");
@@ -176,24 +176,24 @@ static void explain(fan_host_sched *t)
     for (int i = 0; i < t->n; i++) {
         const actor *a = &t->actors[i];
         if (a->state == READY)
-            fan_append(t->text, sizeof t->text, "%shost thread %d asks again and again for what no other changes", sep,
+            fan_append(t->text, sizeof t->text, "%shost thread %d polls for a change that no other thread makes", sep,
                        i);
         if (a->state == READY)
             sep = "; ";
         if (a->state != WAITING)
             continue;
-        int other = holder(t, a->mutex);
+        int other = sched_holder(t, a->mutex);
         fan_append(t->text, sizeof t->text, "%shost thread %d%s%s%s waits for ", sep, i, a->call_site[0] ? " (" : "",
                    a->call_site, a->call_site[0] ? ")" : "");
-        if (other == NOBODY)
-            fan_append(t->text, sizeof t->text, "a change that no other makes");
+        if (other == NO_ACTOR)
+            fan_append(t->text, sizeof t->text, "a change that no other thread makes");
         else
             fan_append(t->text, sizeof t->text, "a lock that host thread %d holds", other);
         sep = "; ";
     }
 }
 
-static int note(fan_host_sched *t, int choice)
+static int sched_note(fan_host_sched *t, int choice)
 {
     if (fan_grow((void **)&t->order, &t->order_cap, t->norder + 1, 1) == 0)
         t->order[t->norder++] = (unsigned char)choice;
@@ -202,8 +202,9 @@ static int note(fan_host_sched *t, int choice)
 
 #define LATELY 1000
 
-/* endless: the limit of choices is reached: gives up, with a text that says which actors made the last ones. */
-static void endless(fan_host_sched *t)
+/* sched_endless: gives up when the limit of choices is reached, with a text about the actors that made the last
+ * ones. */
+static void sched_endless(fan_host_sched *t)
 {
     size_t acted[FAN_ACTORS] = {0}, from = t->norder > LATELY ? t->norder - LATELY : 0;
     for (size_t i = from; i < t->norder; i++)
@@ -214,25 +215,24 @@ static void endless(fan_host_sched *t)
     for (int i = 0; i < t->n; i++)
         if (acted[i])
             fan_append(t->text, sizeof t->text, ", host thread %d took %zu", i, acted[i]);
-    fan_append(t->text, sizeof t->text,
-               "): a thread that waits for what never comes, or a scenario that needs more (steps=)");
-    give_up(t, FAN_DEADLOCKED);
+    fan_append(t->text, sizeof t->text, "): a thread that waits forever, or a scenario that needs more steps (steps=)");
+    sched_give_up(t, FAN_DEADLOCKED);
 }
 
-/* hand_on: chooses the actor that acts next, and wakes it. */
-static void hand_on(fan_host_sched *t)
+/* sched_hand_on: chooses the next actor, and wakes it. */
+static void sched_hand_on(fan_host_sched *t)
 {
-    t->turn = NOBODY;
+    t->turn = NO_ACTOR;
     if (t->limit && t->norder >= t->limit && fan_host_sched_given_up(t) == FAN_GOING)
-        endless(t);
-    uint32_t mask = enabled(t);
+        sched_endless(t);
+    uint32_t mask = sched_enabled(t);
     if (mask && atomic_load(&t->given_up) == FAN_GOING) {
         int next = t->hooks.choose ? t->hooks.choose(t->hooks.ctx, mask) : by_seed(t, mask);
         if (next < 0 || next >= t->n || !(mask >> next & 1)) {
-            give_up(t, FAN_ABANDONED);
-            mask = enabled(t);
+            sched_give_up(t, FAN_ABANDONED);
+            mask = sched_enabled(t);
         } else {
-            (void)note(t, next);
+            (void)sched_note(t, next);
             mask = UINT32_C(1) << next;
             for (int i = 0; i < t->n; i++)
                 if (i != next)
@@ -244,15 +244,15 @@ static void hand_on(fan_host_sched *t)
         for (int i = 0; i < t->n; i++)
             left |= t->actors[i].state != ENDED;
         if (left && atomic_load(&t->given_up) == FAN_GOING) {
-            explain(t);
-            give_up(t, FAN_DEADLOCKED);
+            sched_explain(t);
+            sched_give_up(t, FAN_DEADLOCKED);
         }
-        mask = enabled(t); /* an actor that asked in vain may go on now */
+        mask = sched_enabled(t); /* an actor whose query failed may continue now */
         for (int i = 0; i < t->n && !mask; i++) {
             actor *a = &t->actors[i];
             if (a->state == WAITING && a->condition && !a->freed) {
                 a->woken = a->freed = true;
-                mask = enabled(t);
+                mask = sched_enabled(t);
             }
         }
     }
@@ -261,13 +261,13 @@ static void hand_on(fan_host_sched *t)
         (void)pthread_cond_broadcast(&t->done);
         return;
     }
-    t->turn = lowest(mask);
+    t->turn = sched_lowest(mask);
     (void)pthread_cond_broadcast(&t->actors[t->turn].go);
 }
 
-/* await: waits until the actor has the turn: true; or until others have ended it: false. The lock is held; it is let go
- * meanwhile, and the frontend's own too. */
-static bool await(fan_host_sched *t, actor *a)
+/* sched_await: waits until the actor is chosen: true; or until others have ended it: false. Called with the lock held;
+ * releases it, and the frontend's own, while it waits. */
+static bool sched_await(fan_host_sched *t, actor *a)
 {
     int me = (int)(a - t->actors);
     if (t->turn != me && a->state != ENDED) {
@@ -331,15 +331,15 @@ size_t fan_host_sched_count(fan_host_sched *t)
 bool fan_host_sched_begin(fan_host_sched *t, int me)
 {
     (void)pthread_mutex_lock(&t->lock);
-    bool go = me >= 0 && me < t->n && await(t, &t->actors[me]);
+    bool go = me >= 0 && me < t->n && sched_await(t, &t->actors[me]);
     (void)pthread_mutex_unlock(&t->lock);
     return go;
 }
 
-bool fan_host_sched_refused(fan_host_sched *t, int who)
+bool fan_host_sched_refused(fan_host_sched *t, int number)
 {
     (void)pthread_mutex_lock(&t->lock);
-    bool refused = t->actors[who].state == ENDED && !t->actors[who].begun;
+    bool refused = t->actors[number].state == ENDED && !t->actors[number].begun;
     (void)pthread_mutex_unlock(&t->lock);
     return refused;
 }
@@ -350,8 +350,8 @@ void fan_host_sched_yield(fan_host_sched *t, int me)
         return;
     (void)pthread_mutex_lock(&t->lock);
     t->actors[me].state = READY;
-    hand_on(t);
-    (void)await(t, &t->actors[me]);
+    sched_hand_on(t);
+    (void)sched_await(t, &t->actors[me]);
     (void)pthread_mutex_unlock(&t->lock);
 }
 
@@ -361,11 +361,11 @@ void fan_host_sched_wait(fan_host_sched *t, int me, uint64_t mutex, const char *
     actor *a = &t->actors[me];
     a->state = WAITING;
     a->mutex = mutex;
-    a->condition = holder(t, mutex) == NOBODY;
+    a->condition = sched_holder(t, mutex) == NO_ACTOR;
     a->woken = false;
     snprintf(a->call_site, sizeof a->call_site, "%s", call_site);
-    hand_on(t);
-    (void)await(t, a);
+    sched_hand_on(t);
+    (void)sched_await(t, a);
     (void)pthread_mutex_unlock(&t->lock);
 }
 
@@ -387,7 +387,7 @@ void fan_host_sched_unlocking(fan_host_sched *t, int me, uint64_t mutex)
             held = true;
         }
     (void)pthread_mutex_unlock(&t->lock);
-    assert(held); /* the same thread took the lock that it gives back */
+    assert(held); /* a thread unlocks only what it locked */
     (void)held;
 }
 
@@ -421,7 +421,7 @@ int fan_host_sched_pick(fan_host_sched *t, int n)
     if (t->hooks.pick && fan_host_sched_given_up(t) == FAN_GOING)
         answer = t->hooks.pick(t->hooks.ctx, n);
     if (answer >= 0)
-        (void)note(t, FAN_ANSWER + answer);
+        (void)sched_note(t, FAN_ANSWER + answer);
     (void)pthread_mutex_unlock(&t->lock);
     return answer;
 }
@@ -439,16 +439,16 @@ size_t fan_host_sched_steps(fan_host_sched *t)
 int fan_host_sched_break(fan_host_sched *t, const char *text)
 {
     (void)pthread_mutex_lock(&t->lock);
-    int who = t->turn;
-    if (who >= 0 && t->actors[who].state == ACTING && fan_host_sched_given_up(t) == FAN_GOING) {
+    int stuck = t->turn;
+    if (stuck >= 0 && t->actors[stuck].state == ACTING && fan_host_sched_given_up(t) == FAN_GOING) {
         snprintf(t->text, sizeof t->text, "%s", text);
-        give_up(t, FAN_DEADLOCKED);
-        hand_on(t);
+        sched_give_up(t, FAN_DEADLOCKED);
+        sched_hand_on(t);
     } else {
-        who = NOBODY;
+        stuck = NO_ACTOR;
     }
     (void)pthread_mutex_unlock(&t->lock);
-    return who;
+    return stuck;
 }
 
 void fan_host_sched_end(fan_host_sched *t, int me)
@@ -458,7 +458,7 @@ void fan_host_sched_end(fan_host_sched *t, int me)
     if (me >= 0 && me < t->n)
         t->actors[me].state = ENDED;
     if (mine)
-        hand_on(t);
+        sched_hand_on(t);
     (void)pthread_mutex_unlock(&t->lock);
 }
 
@@ -467,7 +467,7 @@ fan_status fan_host_sched_join(fan_host_sched *t, fan_error *err)
     fan_status status = FAN_OK;
     (void)pthread_mutex_lock(&t->lock);
     t->over = false;
-    hand_on(t);
+    sched_hand_on(t);
     fan_host_sched_hooks h = t->hooks;
     bool let_go = !t->over && h.before_block;
     void *before = NULL;

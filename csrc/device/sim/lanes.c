@@ -16,7 +16,7 @@ int fan__lane_room(fan_clock *c, size_t n)
     return 0;
 }
 
-void fan__lane_see(fan_race_check *o, uint32_t to, uint32_t from)
+void fan__lane_join(fan_race_check *o, uint32_t to, uint32_t from)
 {
     if (to == from)
         return;
@@ -30,7 +30,7 @@ void fan__lane_see(fan_race_check *o, uint32_t to, uint32_t from)
         mine[i] = mine[i] < theirs[i] ? theirs[i] : mine[i];
 }
 
-int fan__lane_room_to_see(fan_race_check *o, uint32_t to, uint32_t from)
+int fan__lane_room_to_join(fan_race_check *o, uint32_t to, uint32_t from)
 {
     return fan__lane_room(&o->lanes[to].clock, o->lanes[from].clock.n);
 }
@@ -40,7 +40,7 @@ fan_status fan_race_check_lane(fan_race_check *o, uint32_t *out, fan_error *err)
     size_t n = o->nlanes + 1;
     bool fits = n < FAN__NONE && !fan_grow((void **)&o->lanes, &o->lanes_cap, n, sizeof *o->lanes) &&
                 !fan__lane_room(&o->gate, n);
-    /* A host's clock can hold every lane: what it learns it learns. The others grow with what they know. */
+    /* A host's clock has room for every lane, so joining it cannot fail. The others grow. */
     for (size_t i = 0; fits && i < o->nlanes; i++)
         fits = !o->lanes[i].host || !fan__lane_room(&o->lanes[i].clock, n);
     if (!fits)
@@ -61,16 +61,16 @@ fan_status fan_race_check_host(fan_race_check *o, uint32_t at)
     return FAN_OK;
 }
 
-void fan_race_check_name(fan_race_check *o, uint32_t at, uint64_t who)
+void fan_race_check_name(fan_race_check *o, uint32_t at, uint64_t owner)
 {
     assert(at < o->nlanes);
-    o->lanes[at].who = who;
+    o->lanes[at].owner = owner;
 }
 
-uint64_t fan_race_check_who(const fan_race_check *o, uint32_t at)
+uint64_t fan_race_check_owner(const fan_race_check *o, uint32_t at)
 {
     assert(at < o->nlanes);
-    return o->lanes[at].who;
+    return o->lanes[at].owner;
 }
 
 #ifdef FAN_TEST
@@ -110,21 +110,21 @@ void fan_race_check_leave(fan_race_check *o, uint32_t at)
 
 fan_status fan_race_check_record(fan_race_check *o, uint32_t at, uint32_t host, fan_clock *event)
 {
-    if (fan__lane_room_to_see(o, at, host))
+    if (fan__lane_room_to_join(o, at, host))
         return FAN_ERR_NOMEM;
     uint32_t n = o->lanes[at].clock.n > o->lanes[host].clock.n ? o->lanes[at].clock.n : o->lanes[host].clock.n;
     if (fan__lane_room(event, n))
         return FAN_ERR_NOMEM;
-    fan__lane_see(o, at, host);
+    fan__lane_join(o, at, host);
     fan_clock_copy(event, &o->lanes[at].clock);
     return FAN_OK;
 }
 
 fan_status fan_race_check_wait(fan_race_check *o, uint32_t at, uint32_t host, const fan_clock *event)
 {
-    if (fan__lane_room_to_see(o, at, host) || fan__lane_room(&o->lanes[at].clock, event->n))
+    if (fan__lane_room_to_join(o, at, host) || fan__lane_room(&o->lanes[at].clock, event->n))
         return FAN_ERR_NOMEM;
-    fan__lane_see(o, at, host);
+    fan__lane_join(o, at, host);
     (void)fan_clock_join(&o->lanes[at].clock, event);
     return FAN_OK;
 }
@@ -134,7 +134,7 @@ fan_status fan_race_check_sync(fan_race_check *o, uint32_t host, const fan_clock
     return fan_clock_join(&o->lanes[host].clock, with) ? FAN_ERR_NOMEM : FAN_OK;
 }
 
-/* lock_place: where mutex `id` is, or the free place where it would be. The table is never full. */
+/* lock_place: returns the row of mutex `id`, or the free row for it. The table is never full. */
 static fan__lock *lock_place(fan__lock *table, size_t cap, uint64_t id)
 {
     size_t i = (size_t)(id * UINT64_C(0x9E3779B97F4A7C15) >> 20) & (cap - 1);

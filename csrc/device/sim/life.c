@@ -1,4 +1,4 @@
-/* The holds of a machine's users. */
+/* The reference counts of a machine's users. */
 #include "device/sim/call.h"
 #include "device/memory.h"
 
@@ -31,5 +31,5 @@ void fan_sim_drop(fan_sim *m)
     if (last)
         for (int i = 0; i < m->config.devices; i++)
             fan_device_orphan(&m->parts[i].device);
-    fan_device_drop(&m->parts[0].device); /* its devices share its holds */
+    fan_device_drop(&m->parts[0].device); /* its devices share its count */
 }

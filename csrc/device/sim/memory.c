@@ -33,7 +33,7 @@ fan_status fan__sim_alloc(fan_device *d, fan_stream *stream, size_t bytes, void 
         status = host ? fan_fail(err, FAN_ERR_NOMEM, "out of memory for %zu byte%s of sim:%d", bytes, FAN_PLURAL(bytes),
                                  d->index)
                       : fan_fail_code(err, FAN_ERR_DEVICE_NOMEM, 2,
-                                      "sim:%d is out of memory: %zu byte%s asked for, %zu of %zu in use", d->index,
+                                      "sim:%d is out of memory: %zu byte%s requested, %zu of %zu in use", d->index,
                                       bytes, FAN_PLURAL(bytes), a->in_use, a->bytes);
     }
     fan__sim_unlock(m);
@@ -54,7 +54,7 @@ void fan__sim_free(fan_device *d, void *data, size_t bytes)
     fan__sim_unlock(m);
 }
 
-/* Lanes: something must come after all that they know. */
+/* Lanes whose clocks the next step must contain. */
 typedef struct lane_list {
     uint32_t *list;
     size_t n, cap;
@@ -69,7 +69,7 @@ static void lane_list_add(lane_list *l, uint32_t lane)
         l->list[l->n++] = lane;
 }
 
-/* memory_keepers: the queues of the graphs that keep a block: it stays until what is on them has run. */
+/* memory_keepers: collects the queues of the graphs that use a block: it stays until their work has run. */
 static void memory_keepers(const fan_sim *m, const fan_block *b, lane_list *l)
 {
     for (const fan_sim_graph *g = m->graphs; g && b->graphs; g = g->next) {
@@ -96,7 +96,7 @@ void fan__sim_dropped(fan_device *d, void *data, size_t bytes, fan_stream *const
         lane_list_add(&after, fan__queue_of(streams[i])->lane);
         fan__sim_touch(m, fan__queue_of(streams[i])->name, false);
     }
-    /* The threads that held the memory let go of it before now: what they waited for is over. */
+    /* The threads that held the memory have dropped it before, so what they waited for is over. */
     for (size_t i = 0; i < 1 + FAN_ACTORS; i++)
         if (m->has_lane[i]) {
             lane_list_add(&after, m->host_lane[i]);
@@ -142,8 +142,8 @@ fan_status fan__sim_read(fan_stream *s, const fan_array *dst, const fan_array *s
     fan__sim_touch(m, q->name, true);
     fan__sim_touch(m, FAN__NAME(OF_PROGRESS, 0), false);
     fan__access_touch(m, fan__visit_read, src);
-    found = fan__access_judge(m, q->lane, "read", call_site, KEPT_BY_HOST, fan__visit_read, src, &race,
-                              err); /* a copy on q, for which the host waits */
+    /* a copy on q that the host waits for */
+    found = fan__access_judge(m, q->lane, "read", call_site, KEPT_BY_HOST, fan__visit_read, src, &race, err);
     if (found != FAN_OK && found != FAN_ERR_RACE) {
         status = found;
         goto done;
@@ -170,7 +170,7 @@ fan_status fan_sim_array(fan_sim *m, int device, fan_dtype dtype, int ndim, cons
 {
     *out = NULL;
     if (device < 0 || device >= m->config.devices)
-        return fan_fail(err, FAN_ERR_VALUE, "this machine has no device %d: it has %d", device, m->config.devices);
+        return fan_fail(err, FAN_ERR_VALUE, "no device %d: this machine has %d", device, m->config.devices);
     fan_array *a;
     if (init)
         FAN_TRY(fan_memory_scope_upload(&m->parts[device].device, err));
@@ -184,7 +184,7 @@ fan_status fan_sim_array(fan_sim *m, int device, fan_dtype dtype, int ndim, cons
             (double)a->size * (double)fan_dtype_size(dtype) / (m->config.gbytes_per_s * 1e3);
     fan__sim_unlock(m);
     if (init && m->config.run_work)
-        fan_array_copy(a, init); /* at once: nobody else knows the memory, and what was there before has passed */
+        fan_array_copy(a, init); /* at once: the memory is new to everyone, and its earlier users have passed */
     *out = a;
     return FAN_OK;
 }

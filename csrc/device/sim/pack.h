@@ -5,7 +5,7 @@
 #include "device/pack.h"
 #include "device/sim/machine.h"
 
-/* fan__op_new: an op with copies of n jobs behind it; n == 0: room for a kernel alone. */
+/* fan__op_new: makes an op followed by copies of n jobs; n == 0: with room for a kernel alone. */
 fan_sim_op *fan__op_new(const fan_job *jobs, size_t n);
 
 #endif

@@ -6,7 +6,7 @@
 static fan_status queue_lane(fan_sim *m, int device, uint64_t handle, uint32_t *out, fan_error *err)
 {
     FAN_TRY(fan_race_check_lane(m->race_check, out, err));
-    fan_race_check_name(m->race_check, *out, FAN_SIM_WHO(device, handle));
+    fan_race_check_name(m->race_check, *out, FAN_SIM_OWNER(device, handle));
     return FAN_OK;
 }
 
@@ -31,7 +31,7 @@ fan_status fan__queue_new(fan_sim *m, int device, uint64_t handle, bool blocking
     }
     fan_status status = FAN_OK;
     if (seen && fan_race_check_reuse(m->race_check, seen, &q->lane))
-        fan_race_check_name(m->race_check, q->lane, FAN_SIM_WHO(device, handle));
+        fan_race_check_name(m->race_check, q->lane, FAN_SIM_OWNER(device, handle));
     else
         status = queue_lane(m, device, handle, &q->lane, err);
     if (status != FAN_OK) {
@@ -123,7 +123,7 @@ void fan__queue_drop_work(fan_sim *m)
         }
         q->done = q->queued;
     }
-    for (fan_sim_op *op = gone; op; op = gone) { /* what an op lets go of may sweep the queues */
+    for (fan_sim_op *op = gone; op; op = gone) { /* fini may sweep the queues */
         gone = op->next;
         if (op->fini)
             op->fini(op->ctx);

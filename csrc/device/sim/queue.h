@@ -1,4 +1,4 @@
-/* queue: a stream's queue, and the waits in it. The machine's lock is held in all of it. */
+/* queue: a stream's queue, and the waits in it. Call with the machine's lock held. */
 #ifndef FAN_DEVICE_SIM_QUEUE_H
 #define FAN_DEVICE_SIM_QUEUE_H
 
@@ -9,18 +9,18 @@ static inline fan_sim_queue *fan__queue_of(const fan_stream *s) { return s->impl
 static inline double fan__later(double a, double b) { return a > b ? a : b; }
 
 fan_status fan__queue_host(fan_sim *m, size_t host, uint64_t actor, fan_error *err);
-/* fan__queue_new: a queue for a new stream. seen: the clock of the thread that makes it; NULL: it knows nothing. */
+/* fan__queue_new: makes a queue for a new stream. seen: the clock of the thread that makes it; NULL: empty. */
 fan_status fan__queue_new(fan_sim *m, int device, uint64_t handle, bool blocking, const fan_clock *seen,
                           fan_sim_queue **out, fan_error *err);
 void fan__queue_drop(fan_sim_queue *q);
-/* fan__queue_sweep: frees the queues that no stream, event or wait knows and that have nothing left to run. */
+/* fan__queue_sweep: frees the empty queues that no stream, event or wait refers to. */
 void fan__queue_sweep(fan_sim *m);
 void fan__queue_append(fan_sim *m, fan_sim_queue *q, fan_sim_op *op);
-/* fan__queue_pop: takes the head off; the caller frees it. */
+/* fan__queue_pop: removes the head; the caller frees it. */
 fan_sim_op *fan__queue_pop(fan_sim_queue *q);
-/* fan__queue_wait: what is queued on q from now on runs after `point`. The clocks are the caller's business. */
+/* fan__queue_wait: orders all that is queued on q from now on after `point`. The caller updates the clocks. */
 fan_status fan__queue_wait(fan_sim *m, fan_sim_queue *q, fan_sim_point point, fan_error *err);
-/* fan__queue_drop_work: takes every op off unrun. */
+/* fan__queue_drop_work: removes every op without running it. */
 void fan__queue_drop_work(fan_sim *m);
 
 #endif

@@ -18,11 +18,11 @@ fan_race_check *fan_race_check_new(void)
     return o;
 }
 
-/* race_clear: forgets all history; lanes and room stay. */
+/* race_clear: drops all history; lanes and memory stay. */
 static void race_clear(fan_race_check *o)
 {
     for (size_t i = 0; i < o->nlanes; i++) {
-        o->lanes[i].clock.n = 0; /* its room stays */
+        o->lanes[i].clock.n = 0; /* keeps its memory */
         o->lanes[i].open = FAN__NONE;
         o->lanes[i].ops = 0;
         o->lanes[i].count = 0;
@@ -94,7 +94,7 @@ static void race_fill(const fan_race_check *o, fan_race *race, uint32_t first, b
     race->hi = hi < r->hi ? hi : r->hi;
 }
 
-/* is_race: is the access of op `second`, whose clock is `now`, a race with the history of one range? */
+/* is_race: returns whether the access of op `second`, whose clock is `now`, races with the history of one range. */
 static bool is_race(const fan_race_check *o, const fan__range *r, const fan_clock *now, const fan_op *second,
                     bool write, uintptr_t lo, uintptr_t hi, fan_race *race)
 {
@@ -112,19 +112,18 @@ static bool is_race(const fan_race_check *o, const fan__range *r, const fan_cloc
     return false;
 }
 
-/* race_touch: notes an access to one run of bytes. Races are looked for first, then history is updated. It may have to
- * make room. */
+/* race_touch: checks one run of bytes for races, then notes the access. May allocate. */
 static fan_status race_touch(fan_race_check *o, uint32_t op, uintptr_t lo, uintptr_t hi, bool write, fan_race *race)
 {
-    const fan_op *who = &o->ops[op].op;
-    const fan_clock *now = &o->lanes[who->lane].clock;
+    const fan_op *acting = &o->ops[op].op;
+    const fan_clock *now = &o->lanes[acting->lane].clock;
     bool raced = false;
     fan__place p = fan__history_find(o, lo);
     if (!fan__history_is_end(o, p) && fan__history_at(o, p)->lo == lo && fan__history_at(o, p)->hi == hi) {
         fan__range *r = fan__history_at(o, p);
         if (o->free_reads == 0 && fan__history_reserve(o, 0, 1, 0))
             return FAN_ERR_NOMEM;
-        raced = is_race(o, r, now, who, write, lo, hi, race);
+        raced = is_race(o, r, now, acting, write, lo, hi, race);
         if (write)
             fan__history_set_write(o, r, op, false);
         else
@@ -136,7 +135,7 @@ static fan_status race_touch(fan_race_check *o, uint32_t op, uintptr_t lo, uintp
     if (fan__history_reserve(o, ranges, reads, crossed))
         return FAN_ERR_NOMEM;
     for (; !raced && !fan__history_is_end(o, p) && fan__history_at(o, p)->lo < hi; p = fan__history_after(o, p))
-        raced = is_race(o, fan__history_at(o, p), now, who, write, lo, hi, race);
+        raced = is_race(o, fan__history_at(o, p), now, acting, write, lo, hi, race);
     if (write)
         fan__history_note_write(o, op, lo, hi, false);
     else
@@ -160,12 +159,12 @@ fan_status fan_race_check_begin(fan_race_check *o, uint32_t at, uint32_t host, c
     assert(at < o->nlanes && host < o->nlanes);
     fan__lane *l = &o->lanes[at];
     uint32_t new_ = l->open;
-    /* An access may cut ranges that another one of the same operation then crosses: room for twice their sum is enough
+    /* An access may cut ranges that another access of the same operation then crosses: twice their sum is room enough
      * for all accesses that do not overlap themselves. */
     size_t ranges = 2 * o->want_ranges + 4, reads = 2 * o->want_reads + 4, crossed = 2 * o->want_crossed;
     o->want_ranges = o->want_reads = o->want_crossed = 0;
     if (fan__history_reserve(o, ranges, reads, crossed) || fan__lane_room(&l->clock, (size_t)at + 1) ||
-        fan__lane_room_to_see(o, at, host))
+        fan__lane_room_to_join(o, at, host))
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for the happens-before history");
     if (new_ == FAN__NONE || o->ops[new_].refs > 1) {
         if (fan__history_take_op(o, at, &new_))
@@ -173,18 +172,18 @@ fan_status fan_race_check_begin(fan_race_check *o, uint32_t at, uint32_t host, c
         fan__history_drop_op(o, l->open);
         l->open = new_;
     }
-    fan__lane_see(o, at, host);
-    fan_op *who = &o->ops[new_].op;
-    who->number = o->number++;
-    who->lane = at;
-    who->host = host;
-    who->who = l->who;
-    who->over = l->host;
-    who->awaited = false;
-    who->count = fan__count_in(&l->clock, at) + 1;
-    fan_clock_set(&l->clock, at, who->count); /* cannot fail: there is room */
-    race_put_text(who->name, sizeof who->name, name);
-    race_put_text(who->call_site, sizeof who->call_site, call_site);
+    fan__lane_join(o, at, host);
+    fan_op *acting = &o->ops[new_].op;
+    acting->number = o->number++;
+    acting->lane = at;
+    acting->host = host;
+    acting->owner = l->owner;
+    acting->over = l->host;
+    acting->awaited = false;
+    acting->count = fan__count_in(&l->clock, at) + 1;
+    fan_clock_set(&l->clock, at, acting->count); /* there is room */
+    race_put_text(acting->name, sizeof acting->name, name);
+    race_put_text(acting->call_site, sizeof acting->call_site, call_site);
     *op = new_;
     return FAN_OK;
 }
@@ -222,7 +221,7 @@ fan_status fan_race_check_access(fan_race_check *o, uint64_t op, const fan_array
     return worst;
 }
 
-/* race_left_behind: is there history of this range that is not in `gate`? */
+/* race_left_behind: returns whether this range has history that is not in `gate`. */
 static bool race_left_behind(const fan_race_check *o, const fan__range *r, const fan_clock *gate, const fan_op *second,
                              uintptr_t lo, uintptr_t hi, fan_race *race)
 {
@@ -245,22 +244,22 @@ fan_status fan_race_check_let_go(fan_race_check *o, uint32_t host, const uint32_
 {
     if (lo >= hi)
         return FAN_OK;
-    /* The gate has room for every lane: none of this fails. */
+    /* The gate has room for every lane, so this cannot fail. */
     fan_clock_copy(&o->gate, &o->lanes[host].clock);
     for (size_t i = 0; i < n; i++)
         fan_clock_join(&o->gate, &o->lanes[lanes[i]].clock);
 
-    fan_op who = {.number = o->number,
-                  .lane = host,
-                  .host = host,
-                  .who = o->lanes[host].who,
-                  .count = fan__count_in(&o->gate, host) + 1};
-    race_put_text(who.name, sizeof who.name, "release");
-    race_put_text(who.call_site, sizeof who.call_site, call_site);
+    fan_op acting = {.number = o->number,
+                     .lane = host,
+                     .host = host,
+                     .owner = o->lanes[host].owner,
+                     .count = fan__count_in(&o->gate, host) + 1};
+    race_put_text(acting.name, sizeof acting.name, "release");
+    race_put_text(acting.call_site, sizeof acting.call_site, call_site);
     bool raced = false;
     for (fan__place p = fan__history_find(o, lo);
          !raced && !fan__history_is_end(o, p) && fan__history_at(o, p)->lo < hi; p = fan__history_after(o, p))
-        raced = race_left_behind(o, fan__history_at(o, p), &o->gate, &who, lo, hi, race);
+        raced = race_left_behind(o, fan__history_at(o, p), &o->gate, &acting, lo, hi, race);
     if (raced && race)
         race->release = true;
     return raced ? FAN_ERR_RACE : FAN_OK;
@@ -293,7 +292,7 @@ void fan_race_check_forget(fan_race_check *o, uintptr_t lo, uintptr_t hi)
     if (fan__history_reserve(o, ranges, reads, crossed) == 0) {
         fan__history_cut(o, lo);
         fan__history_cut(o, hi);
-    } /* without room to cut, what sticks out is forgotten, too: that can hide a race, and never invent one */
+    } /* without room to cut, the rest of the range is dropped, too: that can hide a race, but not invent one */
     p = fan__history_find(o, lo);
     if (!fan__history_is_end(o, p))
         fan__history_erase(o, p, hi);

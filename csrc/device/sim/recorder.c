@@ -1,4 +1,4 @@
-/* What graph trees ask of a device: its own captures. */
+/* The device's entries for graph trees, on its own captures. */
 #include "base/mem.h"
 #include "device/sim/access.h"
 #include "device/sim/call.h"

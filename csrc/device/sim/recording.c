@@ -86,7 +86,7 @@ fan_status fan__recording_record(fan_sim_event *ev, fan_sim_queue *q, fan_error 
     return FAN_OK;
 }
 
-/* recording_pull_in: q becomes a member of the capture whose event it waits for. */
+/* recording_pull_in: makes q a member of the capture whose event it waits for. */
 static fan_status recording_pull_in(fan_sim_queue *q, const fan_sim_event *ev, fan_error *err)
 {
     fan_sim_recording *r = ev->recording;

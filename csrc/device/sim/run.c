@@ -21,13 +21,13 @@ void fan__run_settle(fan_sim *m)
     }
 }
 
-/* run_goes_before: does queue a go before queue b, by a named schedule? */
+/* run_goes_before: returns whether a named schedule runs queue a before queue b. */
 static bool run_goes_before(const fan_sim *m, const fan_sim_queue *a, const fan_sim_queue *b)
 {
     switch (m->config.schedule) {
     case FAN_SIM_LIFO:
         return a->head->number > b->head->number;
-    case FAN_SIM_ROUND_ROBIN: /* the first behind the one that ran last */
+    case FAN_SIM_ROUND_ROBIN: /* the first after the one that ran last */
         return (a->at > m->last) != (b->at > m->last) ? a->at > m->last : a->at < b->at;
     case FAN_SIM_STARVE:
         if ((a->handle == m->config.starve) != (b->handle == m->config.starve))
@@ -69,7 +69,7 @@ fan_status fan__run_one(fan_sim *m, fan_sim_queue *q, fan_error *err)
     fan__sim_unlock(m);
 
     fan__sim_here.kernels++;
-    for (size_t i = 0; i < op->njobs; i++) /* a kernel runs on its device alone, and its parts in any order */
+    for (size_t i = 0; i < op->njobs; i++) /* a kernel has its device to itself, and its parts run in any order */
         fan_job_run(&op->jobs[(begin + i) % op->njobs], false);
     if (op->fn)
         status = op->fn(op->ctx, err);
@@ -119,14 +119,14 @@ static fan_status run_stuck(fan_sim *m, fan_error *err)
     for (size_t i = 0; i < m->nqueues; i++) {
         const fan_sim_queue *q = m->queues[i];
         if (q->head && q->running)
-            fan_append(text, sizeof text, "; stream %llu of sim:%d runs the kernel that asks",
+            fan_append(text, sizeof text, "; stream %llu of sim:%d runs the calling kernel",
                        (unsigned long long)q->handle, q->device);
         else if (q->head && q->head->wait.queue)
             fan_append(text, sizeof text, "; stream %llu of sim:%d waits for stream %llu of sim:%d",
                        (unsigned long long)q->handle, q->device, (unsigned long long)q->head->wait.queue->handle,
                        q->head->wait.queue->device);
     }
-    return fan_fail(err, FAN_ERR_DEADLOCK, "nothing that is queued can run%s", text);
+    return fan_fail(err, FAN_ERR_DEADLOCK, "no queued work can run%s", text);
 }
 
 fan_status fan__run_until(fan_sim *m, fan_sim_point point, fan_error *err)
@@ -155,7 +155,7 @@ fan_status fan__run_until(fan_sim *m, fan_sim_point point, fan_error *err)
     return status;
 }
 
-fan_status fan__run_learn(fan_sim *m, const fan_clock *what, fan_error *err)
+fan_status fan__run_join(fan_sim *m, const fan_clock *what, fan_error *err)
 {
     fan__sim_touch(m, FAN__NAME(OF_WAITED, fan__sim_host(m)), true);
     return fan_race_check_sync(m->race_check, fan__sim_lane(m), what) == FAN_OK
@@ -174,7 +174,7 @@ fan_status fan__run_finish(fan_sim *m, fan_sim_queue *q, fan_error *err)
     if (status == FAN_OK)
         status = fan__run_until(m, (fan_sim_point){q, q->queued}, err);
     if (status == FAN_OK)
-        status = fan__run_learn(m, &then, err);
+        status = fan__run_join(m, &then, err);
     fan_clock_fini(&then);
     if (status == FAN_OK)
         m->host_us[fan__sim_host(m)] = fan__later(m->host_us[fan__sim_host(m)], us);
@@ -195,7 +195,7 @@ fan_status fan__run_for(fan_sim *m, fan_sim_point point, size_t depth, bool *can
         if (m->executor && m->executor != fan_thread_id())
             fan__run_stand_by(m);
         else if (!q->head || q->running ||
-                 depth > m->nqueues) /* a chain of waits longer than there are queues is a circle */
+                 depth > m->nqueues) /* a chain of waits longer than the number of queues is a cycle */
             *can = false;
         else if (q->head->wait.queue)
             status = fan__run_for(m, q->head->wait, depth + 1, can, err);
@@ -203,5 +203,23 @@ fan_status fan__run_for(fan_sim *m, fan_sim_point point, size_t depth, bool *can
             status = fan__run_one(m, q, err);
     }
     fan__queue_drop(q);
+    return status;
+}
+
+fan_status fan__sim_nudge(fan_device *d, fan_error *err)
+{
+    fan_sim *m = fan__sim_machine(d);
+    fan_status status = FAN_OK;
+    fan__sim_lock(m);
+    bool chosen = m->has_chooser && m->chooser.pick;
+    fan_sim_queue *q = chosen || fan__sim_here.kernels || !m->config.run_work || m->executor ? NULL : fan__run_pick(m);
+    if (q) {
+        status = fan__run_one(m, q, err);
+        fan__run_settle(m);
+        fan__queue_sweep(m);
+    } else if (!chosen) {
+        fan_call_idle();
+    }
+    fan__sim_unlock(m);
     return status;
 }

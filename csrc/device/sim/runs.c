@@ -26,7 +26,7 @@ void fan__runs_of(const fan_array *a, fan__runs *out)
         out->stride[k] = stride;
         out->extent[k] = extent;
     }
-    /* An axis whose step is no wider than the run only makes the run longer. */
+    /* An axis whose step is no wider than the run makes the run longer. */
     int kept = 0;
     for (int i = 0; i < out->n; i++) {
         if (kept == 0 && (uintptr_t)out->stride[i] <= out->bytes) {

@@ -13,7 +13,7 @@ typedef struct fan__runs {
 } fan__runs;
 
 void fan__runs_of(const fan_array *a, fan__runs *out);
-/* fan__runs_next: goes on to the next run; false: that was the last. */
+/* fan__runs_next: moves to the next run; false: there is none. */
 bool fan__runs_next(fan__runs *r);
 
 #endif

@@ -25,6 +25,33 @@ fan_stream *fan__sim_current(fan_device *d)
     return s;
 }
 
+/* stream_listed: the stream of a device with a handle, of those that fan_sim_list named; a hold, or NULL. */
+static fan_stream *stream_listed(fan_sim *m, int device, uint64_t handle)
+{
+    fan_stream *found = NULL;
+    fan__sim_lock(m);
+    for (size_t i = 0; i < m->nqueues && !found; i++) {
+        const fan_sim_queue *q = m->queues[i];
+        if (q->stream && q->device == device && q->handle == handle)
+            found = fan_stream_try_hold(q->stream);
+    }
+    fan__sim_unlock(m);
+    return found;
+}
+
+fan_status fan__sim_find_stream(fan_device *d, uint64_t handle, fan_stream **out, fan_error *err)
+{
+    char text[32];
+    if (handle <= FAN_LEGACY) {
+        *out = fan__sim_current(d);
+        return *out ? FAN_OK : fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream");
+    }
+    *out = stream_listed(fan__sim_machine(d), d->index, handle);
+    return *out ? FAN_OK
+                : fan_fail(err, FAN_ERR_VALUE, "no stream of %s has the handle %llu: Machine.stream makes one",
+                           fan_device_text(d, text, sizeof text), (unsigned long long)handle);
+}
+
 void fan__sim_stream_fini(fan_stream *s)
 {
     fan_sim *m = fan__sim_machine(s->device);
@@ -51,7 +78,7 @@ fan_status fan_sim_stream(fan_sim *m, int device, bool blocking, fan_stream **ou
     fan_sim_queue *q = NULL;
     *out = NULL;
     if (device < 0 || device >= m->config.devices)
-        return fan_fail(err, FAN_ERR_VALUE, "this machine has no device %d: it has %d", device, m->config.devices);
+        return fan_fail(err, FAN_ERR_VALUE, "no device %d: this machine has %d", device, m->config.devices);
     fan_yield();
     fan__sim_lock(m);
     fan_status status = fan__sim_alive(m, err);
@@ -74,7 +101,7 @@ fan_status fan_sim_stream(fan_sim *m, int device, bool blocking, fan_stream **ou
 
 fan_status fan__sim_capture_stream(fan_device *d, uint64_t id, fan_stream **out, fan_error *err)
 {
-    (void)id; /* a new number each time: numbers cost nothing here */
+    (void)id; /* a new number each time: numbers are free here */
     return fan_sim_stream(fan__sim_machine(d), d->index, false, out, err);
 }
 
@@ -98,20 +125,7 @@ fan_status fan_sim_listed(fan_sim *m, fan_stream ***out, size_t *n, fan_error *e
     return all ? FAN_OK : fan_fail(err, FAN_ERR_NOMEM, "out of memory for a list of streams");
 }
 
-fan_stream *fan_sim_find(fan_sim *m, int device, uint64_t handle)
-{
-    fan_stream *found = NULL;
-    fan__sim_lock(m);
-    for (size_t i = 0; i < m->nqueues && !found; i++) {
-        const fan_sim_queue *q = m->queues[i];
-        if (q->stream && q->device == device && q->handle == handle)
-            found = fan_stream_try_hold(q->stream);
-    }
-    fan__sim_unlock(m);
-    return found;
-}
-
-/* stream_legacy_is_free: nothing that the legacy stream of q's device would have to wait for is captured. */
+/* stream_legacy_is_free: checks that no stream that the legacy stream of q's device would wait for is captured. */
 static fan_status stream_legacy_is_free(fan_sim *m, const fan_sim_queue *q, fan_error *err)
 {
     fan_status status = FAN_OK;
@@ -137,7 +151,7 @@ fan_status fan__stream_barrier(fan_sim *m, fan_sim_queue *q, fan_error *err)
             continue;
         fan__sim_touch(m, other->name, false);
         FAN_TRY(fan__queue_wait(m, q, (fan_sim_point){other, other->queued}, err));
-        /* The host's clock does not matter: a sync queues nothing. */
+        /* The host's clock is not needed: a sync queues nothing. */
         if (fan_race_check_sync(m->race_check, q->lane, fan_race_check_clock(m->race_check, other->lane)) != FAN_OK)
             return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a wait");
         q->end_us = fan__later(q->end_us, other->end_us);

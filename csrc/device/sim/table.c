@@ -1,10 +1,11 @@
-/* The backend's table, and machines made and ended. */
+/* The backend's table; makes and ends machines. */
 #define _POSIX_C_SOURCE 200809L
 #include "base/mem.h"
 #include "device/sim/event.h"
 #include "device/sim/memory.h"
 #include "device/sim/queue.h"
 #include "device/sim/recording.h"
+#include "device/sim/run.h"
 #include "device/sim/stream.h"
 #include "device/sim/work.h"
 #include "device/memory.h"
@@ -47,9 +48,10 @@ static uint64_t sim_left_out(fan_device *d) { return fan__sim_machine(d)->left_o
 
 static void sim_device_fini(fan_device *d) { sim_free_machine(fan__sim_machine(d)); }
 
-static const fan_backend backend = {
+const fan_backend fan_sim_backend = {
     .name = "sim",
     .has_streams = true,
+    .find_stream = fan__sim_find_stream,
     .alloc = fan__sim_alloc,
     .free = fan__sim_free,
     .read = fan__sim_read,
@@ -63,6 +65,7 @@ static const fan_backend backend = {
     .note = fan__sim_note,
     .wait = fan__sim_wait,
     .query = fan__sim_query,
+    .nudge = fan__sim_nudge,
     .peek = fan__sim_peek,
     .elided = fan__sim_elided,
     .event_sync = fan__sim_event_sync,
@@ -99,7 +102,7 @@ static void sim_set_host_sched(fan_sim *m)
     fan_host_sched_set_hooks(m->host_sched, &h);
 }
 
-/* sim_begin_anew: sets counters and clocks to those of a new machine. */
+/* sim_begin_anew: resets counters and clocks to those of a new machine. */
 static void sim_begin_anew(fan_sim *m)
 {
     fan_mutex now;
@@ -127,7 +130,7 @@ fan_status fan_sim_new(const fan_sim_config *config, const fan_sim_hooks *hooks,
 {
     *out = NULL;
     if (config->devices < 1 || config->devices > FAN_SIM_DEVICES)
-        return fan_fail(err, FAN_ERR_VALUE, "a machine has 1 to %d devices, not %d", FAN_SIM_DEVICES, config->devices);
+        return fan_fail(err, FAN_ERR_VALUE, "a machine has 1 to %d devices, got %d", FAN_SIM_DEVICES, config->devices);
     fan_sim *m = fan_calloc(sizeof *m);
     if (!m)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a machine");
@@ -167,7 +170,7 @@ fan_status fan_sim_new(const fan_sim_config *config, const fan_sim_hooks *hooks,
                          m->config.memory, i);
             goto done;
         }
-        if (fan_device_init(&p->device, &backend, m, i, &m->holds)) {
+        if (fan_device_init(&p->device, &fan_sim_backend, m, i, &m->holds)) {
             status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for a machine");
             goto done;
         }
@@ -186,7 +189,7 @@ fan_device *fan_sim_device(fan_sim *m, int index)
     return index >= 0 && index < m->config.devices ? &m->parts[index].device : NULL;
 }
 
-fan_sim *fan_sim_of(const fan_device *d) { return d->backend == &backend ? fan__sim_machine(d) : NULL; }
+fan_sim *fan_sim_of(const fan_device *d) { return d->backend == &fan_sim_backend ? fan__sim_machine(d) : NULL; }
 
 uint64_t fan_sim_seed(const fan_sim *m) { return m->config.seed; }
 

@@ -1,4 +1,4 @@
-/* Host threads: what a spawned thread of a machine tells its scheduler, the search and the checker. */
+/* Host threads: the reports of a machine's spawned thread to its scheduler, the search and the checker. */
 #include "base/fault.h"
 #include "device/sim/call.h"
 #include "device/sim/footprint.h"
@@ -74,8 +74,8 @@ static void thread_changed(void *ctx, uint64_t mutex)
     fan_host_sched_changed(m->host_sched, fan__sim_here.actor, mutex);
 }
 
-/* thread_mutex_number: the number of a mutex for the search, the same in every run: of one that a spawned thread made,
- * that thread and how many it had made; of others, how many there were before. */
+/* thread_mutex_number: returns the number of a mutex for the search, the same in every run: for one of a spawned
+ * thread, that thread and the index among its mutexes; for others, the index among all. */
 static uint64_t thread_mutex_number(const fan_sim *m, uint64_t id)
 {
     return id & MADE_HERE ? (id & OF_ITS_MAKER) | (OF_ITS_MAKER + 1) : id - m->mutex_base;
@@ -101,7 +101,7 @@ static void thread_touch(void *ctx, fan_thing thing, uint64_t id, fan_touch how)
     fan__sim_touch(m, FAN__NAME(kinds[thing], id ? thread_mutex_number(m, id) : 0), how);
     if (thing != FAN_THING_LOCKED)
         return;
-    fan__sim_lock(m); /* what the thread finds under the mutex was put there before */
+    fan__sim_lock(m); /* state guarded by the mutex was written before */
     (void)fan_race_check_locked(m->race_check, fan__sim_lane(m), id);
     if (how == FAN_TOUCH_WRITES)
         (void)fan_race_check_unlocking(m->race_check, fan__sim_lane(m), id);
@@ -145,7 +145,7 @@ static void thread_unlocking(void *ctx, uint64_t mutex)
     fan_host_sched_unlocking(m->host_sched, fan__sim_here.actor, mutex);
 }
 
-/* thread_spawn: it holds the machine until it has left, or is refused. */
+/* thread_spawn: the new thread holds the machine until it has left, or is refused. */
 static int thread_spawn(void *ctx)
 {
     fan_sim *m = ctx;
@@ -253,7 +253,7 @@ fan_status fan_sim_after_thread(fan_sim *m, int actor, fan_error *err)
     fan_status status = FAN_OK;
     fan__sim_lock(m);
     if (actor >= 0 && actor < FAN_ACTORS && m->has_lane[1 + actor])
-        status = fan__run_learn(m, fan_race_check_clock(m->race_check, m->host_lane[1 + actor]), err);
+        status = fan__run_join(m, fan_race_check_clock(m->race_check, m->host_lane[1 + actor]), err);
     fan__sim_unlock(m);
     return status;
 }

@@ -40,7 +40,7 @@ static double work_us(const fan_sim *m, uint64_t bytes)
     return fan__later(KERNEL_US, (double)bytes / (m->config.gbytes_per_s * 1e3));
 }
 
-/* work_keep_blocks: notes that the graph uses the memory of these accesses. -1: out of memory, nothing is noted. */
+/* work_keep_blocks: makes the graph keep the memory of these accesses. -1: out of memory, nothing changed. */
 static int work_keep_blocks(fan_sim *m, fan_sim_graph *g, fan__visit *next, const void *what)
 {
     const fan_array *a = NULL;
@@ -106,7 +106,7 @@ static fan_status work_record_job(fan_sim *m, fan_sim_queue *q, const fan_job *j
     return work_record(m, q, c, w, call_site, err);
 }
 
-/* work_record_kernel: records a kernel; n > 0: it stands for these n jobs. */
+/* work_record_kernel: records a kernel; n > 0: it represents these n jobs. */
 static fan_status work_record_kernel(fan_sim *m, fan_sim_queue *q, const fan_sim_kernel *k, const fan_job *jobs,
                                      size_t n, const fan__work *w, const char *call_site, fan_error *err)
 {
@@ -157,7 +157,7 @@ done:
     return status;
 }
 
-/* work_as_kernel: what several sums touch, as one kernel; a->reads is the room for it all. FAN_ERR_NOMEM. */
+/* work_as_kernel: combines the accesses of several sums as one kernel; a->reads is the room for all. FAN_ERR_NOMEM. */
 static fan_status work_as_kernel(const fan_job *jobs, size_t n, fan_sim_kernel *k, uint64_t *bytes, fan_error *err)
 {
     size_t reads = 0, at = 0;
@@ -217,7 +217,7 @@ done:
     return status;
 }
 
-/* work_mark_automatic: marks the user's own arrays (D31) as used on the stream of a kernel that touches them. */
+/* work_mark_automatic: marks the user's own arrays (D31) as used on the stream of a kernel that accesses them. */
 static fan_status work_mark_automatic(fan_sim *m, fan_stream *s, const fan_sim_kernel *k, fan_error *err)
 {
     const fan_array *a = NULL;

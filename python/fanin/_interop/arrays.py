@@ -1,15 +1,17 @@
-"""The one way in and out for what the C core does not know by itself: torch, JAX, SciPy, DLPack, objects of the user's
-own. This is the core's door (csrc/py asks for these names); behind it
+"""The only import and export of objects that the C core cannot read itself: torch, JAX, SciPy, DLPack, objects of
+users.
+
+The core (csrc/py) calls the names of this module:
 
 | | |
 |---|---|
-| `describe` | in: what a gradient is, as a record (`records`) |
-| `export` | out: a sum as what went in |
-| `classes` | what an object is; `protocols`: what is asked of it |
-| `dlpack`, `tables`, `cuda_interface`, `torch`, `scipy`, `sparse` | one library or one way each |
-| `streams`, `lifetime` | whose stream, whose allocator |
+| `describe` | import: a gradient as a record (`records`) |
+| `export` | export: a sum as the kind of its gradients |
+| `classes` | the class of an object; `protocols`: the attributes that are used of it |
+| `dlpack`, `tables`, `cuda_interface`, `torch`, `scipy`, `sparse` | one library or one protocol each |
+| `streams`, `lifetime` | streams and allocators |
 | `operators` | sums by `combine` or by an object's own + |
-| `sharing` | where memory lies, for `overlap` |
+| `sharing` | addresses, for `overlap` |
 """
 
 from .classes import is_bare

@@ -1,4 +1,4 @@
-"""What an object is: of which library, an array or not. What the caller has not imported, the caller cannot have given:
+"""The library of an object, and whether it is an array. A caller cannot pass objects of a library that is not imported,
 so no library is imported here.
 """
 
@@ -70,7 +70,7 @@ def is_scipy(x: object) -> TypeGuard[ScipySparse]:
 
 
 def is_plain(x: object) -> bool:
-    """An array or a number that we know, so that its `+` is what it seems."""
+    """Whether it is an array or number of a known class, whose `+` is the ordinary one."""
     if isinstance(x, np.ndarray):
         return not x.dtype.hasobject and not overrides(x) and is_summed(x)
     if is_torch(x):
@@ -104,7 +104,7 @@ def is_bare(x: object) -> bool:
 
 
 def is_subclass_of_known(x: object) -> bool:
-    """Fake tensors, tracers and the like: of a known library's class, and not what we can read."""
+    """Whether it is of a subclass of a known library's class (fake tensors, tracers), which cannot be read."""
     torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
     return (torch is not None and isinstance(x, getattr(torch, "Tensor", ()))) or (
         jax is not None and isinstance(x, getattr(jax, "Array", ()))
@@ -112,10 +112,10 @@ def is_subclass_of_known(x: object) -> bool:
 
 
 def exports(x: object) -> TypeGuard[Exporter]:
-    """What offers its memory by DLPack."""
+    """Whether it offers its memory by DLPack."""
     return hasattr(type(x), "__dlpack__")
 
 
 def has_parts(x: object) -> TypeGuard[HasParts]:
-    """An object of a user's that says what memory it holds."""
+    """Whether it is a user's object that lists its memory."""
     return hasattr(type(x), "__fanin_parts__")

@@ -20,7 +20,7 @@ raw_addresses = False  # may addresses be believed that nothing can check (fanin
 
 @dataclass(frozen=True)
 class Fields:
-    """What an array says by `__cuda_array_interface__`, checked as far as it can be."""
+    """The fields of an array's `__cuda_array_interface__`, checked as far as possible."""
 
     address: int
     read_only: bool
@@ -40,17 +40,17 @@ def whole(x: object, what: str, value: object, least: int) -> int:
     return n
 
 
-def dtype_of(who: str, typestr: object) -> np.dtype[np.generic]:
+def dtype_of(where: str, typestr: object) -> np.dtype[np.generic]:
     dtype = None
     if isinstance(typestr, str):
-        with contextlib.suppress(TypeError, ValueError, SyntaxError):  # what np.dtype says of words that name none
+        with contextlib.suppress(TypeError, ValueError, SyntaxError):  # np.dtype's errors for unknown names
             dtype = np.dtype(typestr)
     if dtype is None:
-        refuse(TypeError, f"{who} has typestr {typestr!r:.80}; expected one like '<f4'")
+        refuse(TypeError, f"{where} has typestr {typestr!r:.80}; expected one like '<f4'")
     if not dtype.isnative:
-        refuse(DTypeError, f"{who} has typestr {typestr!r:.80} of foreign byte order; convert it first")
+        refuse(DTypeError, f"{where} has typestr {typestr!r:.80} of foreign byte order; convert it first")
     if dtype.char in "gG":
-        refuse(DTypeError, f"{who} has typestr {typestr!r:.80}, a {dtype.type.__name__}, which is not summed")
+        refuse(DTypeError, f"{where} has typestr {typestr!r:.80}, a {dtype.type.__name__}, which is not summed")
     return dtype
 
 
@@ -59,24 +59,24 @@ def fields_of(x: object) -> Fields:
     BufferError.
     """
     said = getattr(x, INTERFACE)
-    who = f"{named(x)}: {INTERFACE}"
+    where = f"{named(x)}: {INTERFACE}"
     if not isinstance(said, dict) or not {"shape", "typestr", "data", "version"} <= said.keys():
-        refuse(TypeError, f"{who} is {said!r:.80}; expected a dict with shape, typestr, data and version")
+        refuse(TypeError, f"{where} is {said!r:.80}; expected a dict with shape, typestr, data and version")
     if said.get("mask") is not None:
-        refuse(BufferError, f"{who} has a mask, which would be lost; expected an array without one")
+        refuse(BufferError, f"{where} has a mask, which would be lost; expected an array without one")
     data, shape, strides, stream = said["data"], said["shape"], said.get("strides"), said.get("stream")
     if not isinstance(data, tuple) or len(data) != 2:
-        refuse(TypeError, f"{who} has data {data!r:.80}; expected (address, read-only)")
+        refuse(TypeError, f"{where} has data {data!r:.80}; expected (address, read-only)")
     if not isinstance(shape, tuple) or not isinstance(strides, tuple | None):
-        refuse(TypeError, f"{who} has shape {shape!r:.80} and strides {strides!r:.80}; expected tuples of integers")
+        refuse(TypeError, f"{where} has shape {shape!r:.80} and strides {strides!r:.80}; expected tuples of integers")
     if strides is not None and len(strides) != len(shape):
-        refuse(ValueError, f"{who} has {len(shape)} axes and {len(strides)} strides")
+        refuse(ValueError, f"{where} has {len(shape)} axes and {len(strides)} strides")
     if stream is not None and whole(x, "stream", stream, -(2**63)) <= 0:
         refuse(
             ValueError,
-            f"{who} has stream {stream}; expected None, 1 (legacy default), 2 (per-thread default) or a handle",
+            f"{where} has stream {stream}; expected None, 1 (legacy default), 2 (per-thread default) or a handle",
         )
-    dtype = dtype_of(who, said["typestr"])
+    dtype = dtype_of(where, said["typestr"])
     return Fields(
         whole(x, "address", data[0] or 0, 0),
         bool(data[1]),

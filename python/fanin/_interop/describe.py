@@ -1,4 +1,4 @@
-"""In: what a gradient is, whoever made it."""
+"""Import: a gradient of any library as a record."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .classes import (
     overrides,
 )
 from .cuda_interface import INTERFACE, fields_of
-from .dlpack import CPU, CUDA_HOST, capsule_of, device_of
+from .dlpack import capsule_of, device_of, is_host
 from .export import kind_of_library
 from .origins import JAX, TORCH_PARTS
 from .protocols import Exporter, JaxArray
@@ -34,8 +34,10 @@ from .torch import torch_of
 
 
 def describe(x: object, recording: bool, has_combine: bool, ready: _core.Stream | None = None) -> Description:
-    """What the gradient x is. `recording`: everything is an object (A1). `has_combine`: containers are objects, too.
-    `ready`: the stream on which the caller says that x is ready.
+    """Describe the gradient x as a record.
+
+    `recording`: everything is an object (A1). `has_combine`: containers are objects, too. `ready`: the stream on which
+    the caller made x.
     """
     try:
         if recording and is_plain(x):
@@ -46,7 +48,7 @@ def describe(x: object, recording: bool, has_combine: bool, ready: _core.Stream 
 
 
 def known(x: object, ready: _core.Stream | None = None) -> Dense | Stored | None:
-    """The arrays we know; None for an object."""
+    """The record of an array of a known class; None for an object."""
     if isinstance(x, np.ndarray):
         return None if x.dtype == np.object_ or overrides(x) else Dense(_core.FROM_NDARRAY, x, x.view(np.ndarray))
     if isinstance(x, Sparse):
@@ -75,7 +77,7 @@ def jax_of(x: JaxArray, ready: _core.Stream | None) -> Dense:
 
 
 def address_of(x: object, ready: _core.Stream | None) -> Address:
-    """x by its raw address: the driver says whose memory that is, and the stream that x names is waited for."""
+    """x by its raw address: the driver gives the owner of that memory, and the stream that x names is waited for."""
     f = fields_of(x)
     index = 0
     if f.address and 0 not in f.shape:
@@ -90,7 +92,7 @@ def address_of(x: object, ready: _core.Stream | None) -> Address:
 
 
 def buffer_of(x: object) -> Dense | None:
-    """What exports its memory by Python's buffer protocol, as array.array and memoryview do: an ndarray comes back."""
+    """An ndarray over an object with Python's buffer protocol, such as array.array and memoryview."""
     try:
         view = memoryview(x)  # type: ignore[arg-type]  # that is the question
     except TypeError:
@@ -149,18 +151,18 @@ def object_of(x: object, has_combine: bool) -> Object:
 
 
 def check_on_host(x: object) -> None:
-    """Refuses an object whose memory lies on a device, or where nothing can check it."""
+    """Refuse an object whose memory is on a device or cannot be checked."""
     by_address, by_dlpack = hasattr(type(x), INTERFACE), hasattr(type(x), "__dlpack_device__")
     if not (by_address or by_dlpack) or is_subclass_of_known(x):
         return
     if by_address:
         refuse(
             TypeError,
-            f"{named(x)} tells where its memory lies by {INTERFACE} alone: an address that nothing can check. Where its"
-            " library is to be believed, say fanin.set_options(raw_addresses=True)",
+            f"{named(x)} gives its memory by {INTERFACE} alone, an address that cannot be checked. To accept"
+            " it, call fanin.set_options(raw_addresses=True)",
         )
-    if by_dlpack and device_of(cast(Exporter, x))[0] not in (CPU, CUDA_HOST):
+    if by_dlpack and not is_host(device_of(cast(Exporter, x))[0]):
         refuse(
             TypeError,
-            f"{named(x)} is an object on a device, and what memory it holds is not known; give it __fanin_parts__()",
+            f"{named(x)} is an object on a device whose memory is unknown: implement __fanin_parts__()",
         )

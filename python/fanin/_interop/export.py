@@ -59,9 +59,7 @@ kinds: weakref.WeakKeyDictionary[type, int] = weakref.WeakKeyDictionary()
 
 
 def kind_of_namespace(x: object) -> int:
-    """The origin of arrays of a library we do not know, which says itself how to make them (the array API standard);
-    else NumPy's.
-    """
+    """The origin of arrays of an unknown library that implements the array API standard; else NumPy's."""
     ask = getattr(type(x), "__array_namespace__", None)
     space = ask(x) if ask is not None else None
     name, make = getattr(space, "__name__", None), getattr(space, "from_dlpack", None)
@@ -112,7 +110,7 @@ def given_by(table: object, part: Part) -> object:
     return _core.table_give(table, part.__dlpack__(max_version=(1, 3)))
 
 
-# What the core calls
+# Called by the core
 
 
 def export_dense(origin: int, part: _core._Exporter) -> object:
@@ -125,7 +123,7 @@ def export_device(origin: int, part: _core.Array) -> object:
     """
     try:
         return KINDS[origin - _core.FROM_FOREIGN].dense(part)
-    except Exception:  # whatever a library says: the sum must not be lost
+    except Exception:  # any error of a library: the sum must not be lost
         return part
 
 

@@ -15,7 +15,7 @@ from .torch import strided_parts
 
 
 def memory_of(x: object) -> object:
-    """What keeps the memory of x alive, and not x itself; None where nothing is known that does."""
+    """An object that keeps the memory of x alive without x itself; None if none is known."""
     package = package_of(x)
     if package == "cupy":
         return x.data.mem  # type: ignore[attr-defined]  # as all of CuPy's arrays have it
@@ -30,8 +30,9 @@ def memory_of(x: object) -> object:
 
 
 def leaving(x: object, index: int, streams: list[_core.Stream]) -> None:
-    """x, which was used on these streams, leaves us: its memory may be used again only when they have passed. torch's
-    allocator is told of its own streams; else a second hold on the memory is kept, which goes when x does.
+    """Protect the memory of x, which these streams used, when x returns to the caller: it may be reused only after
+    them. torch's allocator gets torch's own streams; for others a second reference to the memory is kept until x is
+    gone.
     """
     if isinstance(x, Sparse) or has_parts(x):
         for part in x.parts if isinstance(x, Sparse) else type(x).__fanin_parts__(x):

@@ -52,7 +52,7 @@ def plus(first: object, second: object) -> object:
         result = operator.add(first, second)
     if result is NotImplemented:
         raise TypeError(
-            f"{named(first)} and {named(second)} have no sum: neither knows the other; give combine=, as"
+            f"{named(first)} and {named(second)} have no sum: neither class adds the other; give combine=, as"
             " Slot(combine=f)"
         )
     return result

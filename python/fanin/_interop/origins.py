@@ -1,4 +1,4 @@
-"""The numbers of the kinds of arrays that the core does not know by itself: `export.KINDS` stands in this order."""
+"""Numbers of the kinds of arrays that the core cannot read itself, in the order of `export.KINDS`."""
 
 from .. import _core
 

@@ -1,4 +1,4 @@
-"""Objects of other libraries, as far as they are asked for anything here. No library is imported for it."""
+"""The attributes that are used of other libraries' objects. No library is imported for it."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ StreamLike = CudaStream | TorchStream | CupyStream
 
 
 class Exporter(Protocol):
-    """What offers its memory by DLPack."""
+    """An object that offers its memory by DLPack."""
 
     def __dlpack__(self, **how: object) -> object: ...
     def __dlpack_device__(self) -> tuple[int, int]: ...
 
 
 class HasParts(Protocol):
-    """An object of a user's, which says what memory it holds."""
+    """A user's object that lists its memory."""
 
     def __fanin_parts__(self) -> Sequence[object]: ...
 
@@ -130,7 +130,7 @@ class JaxArray(Protocol):
 
 
 class ScipySparse(Protocol):
-    """One of SciPy's sparse arrays or matrices. Its parts, which anybody may have replaced, are asked for by name."""
+    """One of SciPy's sparse arrays or matrices. Its parts are read by name, because they may have been replaced."""
 
     @property
     def format(self) -> str: ...
@@ -140,7 +140,7 @@ class ScipySparse(Protocol):
 
 
 class Computed(Protocol):
-    """An array that knows how to sum and convert itself."""
+    """An array with its own sum and conversions."""
 
     @property
     def shape(self) -> Sequence[int]: ...

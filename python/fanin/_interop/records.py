@@ -1,5 +1,5 @@
-"""What the core is told of an object: small records. They are tuples, each of so many fields as no other has where it
-may stand: that is how the core tells them apart (`csrc/py`).
+"""Records that describe an object to the core. They are tuples; those that may occur in one place have different
+lengths, by which the core distinguishes them (`csrc/py`).
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ class Stored(NamedTuple):
 
 
 class Object(NamedTuple):
-    """What sums by `combine` or by its own + (A8)."""
+    """An object that sums by `combine` or by its own + (A8)."""
 
     parts: object
-    """The memory that it says it holds; None: it says nothing."""
+    """The memory that it lists; None: it has no list."""
 
 
 class Refused(NamedTuple):
-    """What is no gradient, or none that can be had. The core adds for which buffer, slot and key."""
+    """The reason why an object is no gradient. The core adds buffer, slot and key."""
 
     kind: type[Exception]
     text: str
@@ -79,13 +79,13 @@ class Conformed(NamedTuple):
 
 
 class Lent(NamedTuple):
-    """Memory to be looked at, not read: a DLPack capsule, which the core gives back."""
+    """Memory whose layout is read, not its values: a DLPack capsule, which the core releases."""
 
     capsule: object
 
 
 class Region(NamedTuple):
-    """Memory to be looked at, not read."""
+    """Memory whose layout is read, not its values."""
 
     address: int
     shape: Shape

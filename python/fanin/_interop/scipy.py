@@ -18,7 +18,7 @@ SCIPY_PARTS = {"coo": ("data",), "dia": ("data", "offsets"), "lil": ("data", "ro
 
 
 def part_of(x: ScipySparse, name: str) -> NDArray:
-    """A part of one of SciPy's sparse arrays, which anybody may have replaced: an ndarray."""
+    """A part of one of SciPy's sparse arrays, which may have been replaced, as an ndarray."""
     part = getattr(x, name, None)
     if not isinstance(part, np.ndarray) or overrides(part):
         what = "None" if part is None else named(part)
@@ -35,7 +35,7 @@ def coo_index(x: ScipySparse, part: object) -> NDArray:
 
 
 def check_whole(x: ScipySparse) -> None:
-    """What SciPy's own conversions of "dia" and "lil" read without a look: ValueError where it would end in a crash."""
+    """Check the parts that SciPy's conversions of "dia" and "lil" read unchecked: ValueError instead of a crash."""
     if x.format == "dia":
         data, offsets = part_of(x, "data"), part_of(x, "offsets")
         most = 2**31 - 1 - max(x.shape)
@@ -61,7 +61,7 @@ def scipy_of(x: ScipySparse) -> Stored:
         return stored(x)
     except (Refusal, MemoryError):
         raise
-    except Exception as e:  # whatever SciPy says of parts that do not belong together
+    except Exception as e:  # any error of SciPy about inconsistent parts
         kind = TypeError if isinstance(e, TypeError | AttributeError) else ValueError
         refuse(kind, f"{named(x)} cannot be read, its parts do not belong together: {type(e).__name__}: {e}")
 
@@ -83,7 +83,7 @@ def stored(x: ScipySparse) -> Stored:
     return Stored(origin, given, x.format, tuple(x.shape), indices, pointers, values, False)
 
 
-SCIPY_DTYPES = "?bBhHiIlLqQfdFD"  # what SciPy has of what is summed: no float16, no low floats
+SCIPY_DTYPES = "?bBhHiIlLqQfdFD"  # the dtypes that both SciPy and fanin sum: no float16, no low floats
 
 
 def scipy_out(family: str) -> SparseOut:

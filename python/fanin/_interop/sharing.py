@@ -1,7 +1,7 @@
-"""Where the memory of an array lies that the C core cannot ask by itself: torch's tensors, whatever has DLPack.
+"""The addresses of arrays that the C core cannot read itself: torch's tensors, objects with DLPack.
 
 `overlap`, `overlaps` and `overlaps_itself` are the core's (csrc/py/overlap.c). Only addresses, shapes and strides are
-looked at; what a tensor's memory stands for (a conjugate, a negative, a gradient that is asked for) does not matter.
+read; conjugate and negative bits and requires_grad do not matter.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TypeGuard
 
 from .classes import exports, has_memory, is_jax, is_sparse, is_subclass_of_known, is_torch, named
-from .dlpack import CPU, CUDA_HOST, capsule_of
+from .dlpack import capsule_of, is_host
 from .protocols import Exporter, Tensor
 from .records import NEVER, Lent, Memory, Refusal, Refused, Region
 from .streams import NO_SYNC
@@ -57,11 +57,11 @@ def tensor_memory(x: Tensor) -> Memory:
     if not has_memory(x) or getattr(type(x), "__torch_dispatch__", None) is not dispatch:
         return Refused(
             TypeError,
-            f"{named(x)} wraps others or stands for memory that is not there; expected a tensor with memory",
+            f"{named(x)} wraps other tensors or has no memory; expected a tensor with memory",
         )
     kind = DEVICE_TYPES.get(x.device.type)
     if kind is None:
-        return Refused(TypeError, f"the torch.Tensor is on {x.device}, whose addresses are not known")
+        return Refused(TypeError, f"the torch.Tensor is on {x.device}, whose addresses are unknown")
     address, size = x.data_ptr(), x.element_size()
     if address == 0 and x.numel():
         return Refused(TypeError, f"{named(x)} has no memory; expected a tensor with memory")
@@ -74,7 +74,7 @@ def dlpack_memory(x: Exporter) -> Memory:
     if not hasattr(type(x), "__dlpack_device__"):
         return Lent(x.__dlpack__())
     kind, _ = x.__dlpack_device__()
-    if kind not in (CPU, CUDA_HOST):
+    if not is_host(kind):
         # No stream: nothing is read, so nothing needs to be waited for.
         return Lent(x.__dlpack__(stream=NO_SYNC, max_version=(1, 3)))
     try:

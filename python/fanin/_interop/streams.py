@@ -1,5 +1,5 @@
-"""Streams of other libraries: what one is, which one is current in the library that owns an array (S4), what DLPack is
-told of them.
+"""Streams of other libraries: recognition, the current stream of the library that owns an array (S4), and DLPack's
+stream arguments.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NO_SYNC, LEGACY = -1, 1  # streams as integers, in __dlpack__(stream=)
 of_torch: set[tuple[str, int]] = set()
 
 
-# A stream that somebody gives
+# Streams from callers
 
 
 def whole(owner: str, what: str, value: object) -> int:
@@ -32,7 +32,7 @@ def whole(owner: str, what: str, value: object) -> int:
 
 
 def device_of(s: object, owner: str) -> int | None:
-    """The number of the device that a stream of another library says it is of; None where it says none."""
+    """The number of the device that another library's stream names; None without one."""
     for holder, name in (
         (s, "device_index"),
         (s, "device_id"),
@@ -52,7 +52,7 @@ def handle_of(s: object, owner: str) -> int:
     if ask is not None:
         said = ask(s)
         if not isinstance(said, tuple) or len(said) != 2:
-            raise TypeError(f"{owner}: __cuda_stream__() gave {said!r:.80}; expected (version, handle)")
+            raise TypeError(f"{owner}: __cuda_stream__(): expected (version, handle), got {said!r:.80}")
         if whole(owner, "version", said[0]) != 0:
             raise TypeError(f"{owner}: __cuda_stream__() has version {said[0]}; expected 0")
         return whole(owner, "handle", said[1])
@@ -61,7 +61,7 @@ def handle_of(s: object, owner: str) -> int:
         return whole(owner, attribute, getattr(s, attribute))
     if isinstance(s, int):
         raise TypeError(
-            f'expected a stream, got the number {s}: say fanin.Stream(device, {s}), as in fanin.Stream("cuda:0", {s})'
+            f'expected a stream, got the number {s}: pass fanin.Stream(device, {s}), as in fanin.Stream("cuda:0", {s})'
         )
     raise TypeError(
         f"expected a stream (a fanin.Stream, torch's or CuPy's, anything with __cuda_stream__, or None), got {owner}"
@@ -69,18 +69,17 @@ def handle_of(s: object, owner: str) -> int:
 
 
 def foreign(s: object) -> _core.Stream:
-    """The stream of another library as a `fanin.Stream`. Its giver keeps it alive.
+    """Another library's stream as a `fanin.Stream`. The caller keeps it alive.
 
-    Its device is the one that it names. Where it names none a handle tells by itself whose it is, and the default
-    streams (0, 1, 2) are those of the device whose context is current, as CUDA has it. TypeError for what is no stream;
-    ValueError for one of another device than it says; DeviceError where there is no CUDA, or the driver does not know
-    the handle.
+    Its device is the one that it names. Otherwise the driver gives the device of a handle, and the default streams (0,
+    1, 2) are those of the device whose context is current. TypeError for an object that is no stream; ValueError for a
+    stream of another device than it names; DeviceError without CUDA, or if the driver does not accept the handle.
     """
     name = type(s).__qualname__
     owner = name if type(s).__module__ == "builtins" else f"{package_of(s)}.{name}"
     handle = handle_of(s, owner)
     if not 0 <= handle < 2**64:
-        raise ValueError(f"{owner} has handle {handle}; expected one from 0 on that fits 64 bits")
+        raise ValueError(f"{owner} has handle {handle}; expected a non-negative number that fits 64 bits")
     index = device_of(s, owner)
     if index is None and handle <= 2:
         index = max(_core.cuda_here(), 0)
@@ -91,7 +90,7 @@ def foreign(s: object) -> _core.Stream:
         return found
     refused: Exception = ValueError(f"{owner}: handle {handle:#x} is of no device: there is none")
     devices = range(len(_core.cuda_info().get("devices", ())))
-    active = [i for i in devices if _core.cuda_active(i)]  # another has no streams, and asking it would begin it
+    active = [i for i in devices if _core.cuda_active(i)]  # a query would initialize the others
     for one in active or [0]:
         try:
             return _core.Stream(f"cuda:{one}", handle)
@@ -101,16 +100,16 @@ def foreign(s: object) -> _core.Stream:
 
 
 def made_by_torch(s: object) -> bool:
-    """Whether a stream is one of torch's pool, and not one that it was told of: those have their handle for an id, and
-    handles are even.
+    """Whether a stream is of torch's pool, not an external one: external streams have their handle as id, and handles
+    are even.
     """
     return package_of(s) == "torch" and bool(int(getattr(s, "stream_id", 0)) & 1)
 
 
 def torch_keeps(s: _core.Stream) -> bool:
-    """Whether torch may be told of a stream that uses a tensor: it asks it only when the tensor is freed, on whatever
-    thread that is. So neither of a thread's own stream (2), which is another one there, nor of one that its library may
-    have destroyed by then.
+    """Whether a stream can be passed to a tensor's record_stream: torch uses the stream when the tensor is freed, on
+    any thread, so not a thread's own stream (2), which is another one there, nor one that its library may have
+    destroyed by then.
     """
     if s.handle <= 2 or (s.device, s.handle) in of_torch:
         return s.handle != 2
@@ -122,8 +121,8 @@ def torch_keeps(s: _core.Stream) -> bool:
 
 
 def allocator_on(origin: int, s: _core.Stream) -> AbstractContextManager[object] | None:
-    """What makes s the stream for which the library of an origin allocates; None where that is not to be: its allocator
-    keeps what it gave for that stream, and so must outlive no stream of others.
+    """A context that makes s the current stream of an origin's allocator; None if that must not be: the allocator keeps
+    memory for that stream, and the stream must outlive it.
     """
     if origin != TORCH or not torch_keeps(s):
         return None
@@ -135,7 +134,7 @@ def allocator_on(origin: int, s: _core.Stream) -> AbstractContextManager[object]
 
 
 def library_stream(x: object, index: int) -> int | None:
-    """The handle of the current stream, on a CUDA device, of the library that owns x; None where it tells none."""
+    """The handle of the current stream, on a CUDA device, of the library that owns x; None if it has none."""
     if isinstance(x, Sparse):
         x = x.parts[-1]
     table = table_of(type(x))
@@ -150,7 +149,7 @@ def library_stream(x: object, index: int) -> int | None:
     if hasattr(type(x), INTERFACE) and not hasattr(type(x), "__dlpack__"):
         try:
             return fields_of(x).stream
-        except Refusal as e:  # the core asks, too
+        except Refusal as e:  # the core checks, too
             raise e.kind(str(e)) from None
     return None
 

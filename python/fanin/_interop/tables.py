@@ -12,8 +12,8 @@ tables: weakref.WeakKeyDictionary[type, object] = weakref.WeakKeyDictionary()
 
 
 def table_of(t: type) -> object:
-    """The exchange table of a type, None where it has none that we know. Its functions order nothing: who reads sees to
-    that.
+    """The exchange table of a type; None without a known one. Its functions order nothing: the caller orders the
+    streams.
     """
     if t not in tables:
         table = getattr(t, TABLE, None)

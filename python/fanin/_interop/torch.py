@@ -1,4 +1,4 @@
-"""torch's tensors, in and out. A tensor whose memory does not hold its value is never read as if it did."""
+"""torch's tensors, in and out. A tensor whose memory does not hold its value is never read directly."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import sys
 from .. import _core
 from ..slots import Sparse
 from .classes import has_memory, is_torch
-from .dlpack import CUDA
 from .origins import TORCH
 from .protocols import Shape, Tensor
 from .records import ALWAYS, NEVER, Capsule, Dense, Stored, refuse
 from .sparse import Part
 from .streams import NO_SYNC, library_stream, wait_for
 from .tables import TABLE, table_of
+
+CUDA = 2  # DLPack's device type of torch's "cuda"
 
 # In
 
@@ -78,9 +79,9 @@ def strided_parts(x: Tensor) -> list[Tensor]:
 
 
 def source_of(x: Tensor, ready: _core.Stream | None = None) -> Capsule:
-    """The memory of a strided tensor, or of a copy where its memory is not its value: then it is not written. On a CUDA
-    device such a copy is torch's work, on torch's current stream; nothing else is waited for: a gradient is ready where
-    its giver says.
+    """The memory of a strided tensor, or of a copy, which is not written, if the memory does not hold the value. On a
+    CUDA device that copy runs on torch's current stream; nothing else is waited for, because a gradient is ready on
+    its producer's stream.
     """
     torch = sys.modules["torch"]
     writes = ALWAYS
@@ -103,7 +104,7 @@ def source_of(x: Tensor, ready: _core.Stream | None = None) -> Capsule:
 
 # Out
 
-SUM = "_fanin_sum"  # an attribute of sparse tensors whose memory the core made, and which nobody else has seen
+SUM = "_fanin_sum"  # an attribute of sparse tensors in the core's memory that only the core has
 
 
 def is_sum(x: object) -> bool:
@@ -116,9 +117,8 @@ def torch_out(part: Part) -> object:
 
 
 def offered(part: Part) -> object:
-    """A capsule over a sum. On a device nothing waits: `take` has seen to it that the consumer's stream does. Of what
-    must not be written, as the indices that a gradient came with may be, the host gets a copy: torch's tensors can be
-    written.
+    """A capsule over a sum. On a device nothing waits, because `take` has ordered the consumer's stream. Read-only
+    memory, such as a gradient's own indices, is copied on the host, since torch's tensors are writable.
     """
     if isinstance(part, _core.Array):
         return part.__dlpack__(stream=NO_SYNC)
@@ -152,7 +152,9 @@ def torch_parts_out(
 
 
 def wrote(x: object) -> None:
-    """The core wrote into x (`out=`): torch counts writes, so that a backward pass that needs the old value says so."""
+    """Report a write by the core into x (`out=`): torch counts writes, so that a backward pass that needs the old value
+    raises.
+    """
     if is_torch(x):
         sys.modules["torch"].autograd.graph.increment_version(x)
 

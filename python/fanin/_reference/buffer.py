@@ -1,11 +1,11 @@
 """The whole input buffer in plain NumPy, to be read from top to bottom.
 
-It is the description that can be run, and the oracle that the C core is held against bit by bit. It knows host
-data only: NumPy arrays and scalars, Python scalars, SciPy's sparse arrays and `Sparse`, symbolic zeros, objects of
-the user's own. What numbers do (promotion, rounding, the entries of sparse arrays) is told in ``numbers.py``.
-Rule numbers (A5) are those of ``docs/rules.md``, decisions (D3) those of ``docs/design.md``.
+It is an executable description, and the oracle for the C core, bit by bit. It takes host data only: NumPy arrays and
+scalars, Python scalars, SciPy's sparse arrays and `Sparse`, symbolic zeros, objects of users. Promotion, rounding and
+entries of sparse arrays are in ``numbers.py``. Rule numbers (A5) are those of ``docs/rules.md``, decisions (D3) those
+of ``docs/decisions.md``.
 
-1. Two gradients meet: what happens?
+1. Two gradients meet: the decision.
 2. A gradient, as it was added.
 3. A running sum, and one gradient more.
 4. The buffer: park, fold, take.
@@ -50,13 +50,13 @@ from fanin.slots import Slot, Sparse, Zero
 
 __all__ = ["InputBuffer", "Slot", "Sparse", "Zero"]
 
-# ---------------------------------------------------------------- 1. Two gradients meet: what happens?
+# ---------------------------------------------------------------- 1. Two gradients meet: the decision.
 
 
 class Side(NamedTuple):
     form: str  # undefined, zero, dense, sparse, object
     format: str = ""  # of a sparse one
-    reusable: bool = False  # of a dense one: nobody else can see its memory, no other stream still uses it
+    reusable: bool = False  # of a dense one: no other code can reach its memory, no other stream uses it
 
 
 class AccumPlan(NamedTuple):
@@ -66,7 +66,9 @@ class AccumPlan(NamedTuple):
 
 
 def accum(old: Side, new: Side, recording: bool = False) -> AccumPlan:
-    """The slot holds `old`, `new` arrives (A1-A8). The sums below ask this; where the memory is, is C's business."""
+    """The decision when the slot holds `old` and `new` arrives (A1-A8). The sums below use it; memory is the core's
+    matter.
+    """
 
     def plan(action: str, result: str, *rules: str) -> AccumPlan:
         return AccumPlan(action, result, frozenset(rules))
@@ -95,7 +97,7 @@ def accum(old: Side, new: Side, recording: bool = False) -> AccumPlan:
 
 @dataclass(frozen=True, eq=False)
 class Gradient:
-    source: object  # what was added: it comes back if it stays alone and unchanged (A14)
+    source: object  # the added object: returned if it stays alone and unchanged (A14)
     form: str  # undefined, zero, dense, sparse, object
     shape: Shape = ()
     type: str = ""  # its part in the promotion: the name of a dtype; or int, float, complex
@@ -149,7 +151,7 @@ def is_array(x: object) -> bool:
 
 
 def read(x: Any, anything: bool = False) -> Gradient:
-    """What is x? TypeError for what is no gradient; with `anything` (for a combine) all is one."""
+    """x as a Gradient. TypeError if it is none; with `anything` (for a combine) every object is one."""
     if x is None:
         return Gradient(None, "undefined")
     if type(x) in (bool, int, float, complex):
@@ -226,7 +228,7 @@ class Sum:
     form: str = "undefined"
     value: object = None  # an array or Entries in the accumulation dtype; an object
     stored: int = 0  # of a sparse one: entries after the last coalesce (A5)
-    terms: tuple[Gradient, ...] = ()  # what it is the sum of, but for the undefined
+    terms: tuple[Gradient, ...] = ()  # the defined terms of the sum
 
     @property
     def dtype(self) -> DType:
@@ -234,7 +236,7 @@ class Sum:
 
     @property
     def main(self) -> tuple[Gradient, ...]:
-        """What is not zero, if anything is not."""
+        """The part that is not zero, if there is one."""
         return tuple(g for g in self.terms if g.form != "zero") or self.terms
 
     @property
@@ -256,7 +258,7 @@ class Sum:
         acc = self.slot.accumulate or accumulation(me.dtype, None)
         old, stored = self.value, self.stored
         if isinstance(old, np.ndarray):
-            old = rounded(old, acc)  # D3: it goes on in another dtype ..
+            old = rounded(old, acc)  # D3: it continues in another dtype ..
         elif isinstance(old, Entries) and old.values.dtype != acc:
             old = old.coalesced().map(rounded, acc)  # .. but sparse entries are added up in theirs first
             stored = len(old.values)
@@ -279,7 +281,7 @@ class Sum:
         return replace(me, value=new.after(array_in(old)) if isinstance(new, Entries) else plus(array_in(old), new))
 
     def combined(self, g: Gradient) -> object:
-        """A1, A8: this sum + g, by whoever knows how."""
+        """A1, A8: this sum + g, by the slot's combine or the objects' own operators."""
         old, new = self.result(), g.source if g.intact else Sum(self.slot, False).plus(g).result()
         plain = [read(x, anything=True).form != "object" for x in (old, new)]
         if all(plain):
@@ -346,7 +348,7 @@ class Sum:
         return value if into is None else value.after(np.zeros(self.main[0].shape, dtype))
 
     def result(self, scale: object = None, own: bool = False) -> object:
-        """What comes back, as the kind of thing that the first was (D15); `own`: in memory of its own."""
+        """The result, of the kind of the first contribution (D15); `own`: in memory of its own."""
         if self.form in ("undefined", "object"):
             return self.value
         self.check(scale)
@@ -423,13 +425,11 @@ class InputBuffer:
                  stream: object = None, leaf: bool = False, create_graph: bool = False,
                  name: object = None) -> None:  # fmt: skip
         self.name, self.stream, self.leaf, self.create_graph = str(name or "InputBuffer"), stream, leaf, create_graph
-        self.budget = (
-            64 << 20 if budget is None or budget == "auto" else budget
-        )  # D23; who holds what is not asked here
+        self.budget = 64 << 20 if budget is None or budget == "auto" else budget  # D23; references are not counted here
         need(self.budget >= 0, ValueError, f"budget: expected a number of bytes >= 0, got {budget}")
         self.slots = slots_of(slots, accumulate)
         self.expected: list[int | None] = [None] * len(self.slots)
-        self.busy = [""] * len(self.slots)  # what a slot is doing while it calls others' code
+        self.busy = [""] * len(self.slots)  # the call of each slot that runs foreign code
         self.passes: list[Pass] = []
         self._empty(range(len(self.slots)))
 
@@ -443,13 +443,13 @@ class InputBuffer:
     def add(self, slot: int, gradient: object, *, key: int | None = None, stream: object = None, donate: bool = False,
             copy: bool = False) -> None:  # fmt: skip
         """Park one gradient; fold what is ready when the parked bytes pass the budget."""
-        i, who = self._at(slot)
+        i, where = self._at(slot)
         need(
             not (donate and copy),
             ValueError,
             f"{self.name}: donate=True gives the array away, copy=True keeps it yours",
         )
-        need(self.busy[i] != "take", RuntimeError, f"{who}: add from within a take of the same slot")
+        need(self.busy[i] != "take", RuntimeError, f"{where}: add from within a take of the same slot")
         me, declared = self.passes[i], self.slots[i]
         try:
             g = read(gradient, declared.combine is not None)
@@ -462,7 +462,7 @@ class InputBuffer:
                 need(fit, ValueError, f"expected integers that fit {dtype.name}, got {ints}")
             number = self._number(i, key)
         except (TypeError, ValueError, BufferError, OverflowError) as e:
-            raise type(e)(f"{who}, key {key}: {e}") from None
+            raise type(e)(f"{where}, key {key}: {e}") from None
         if copy and g.intact and g.form in ("dense", "sparse"):
             g = replace(read(copy_of(gradient)), type=g.type, unshared=True)
         me.keyed, me.came[number] = key is not None, replace(g, donated=donate, unshared=donate or g.unshared)
@@ -476,14 +476,14 @@ class InputBuffer:
 
     def expect(self, slot: int, n: int) -> None:
         """From now on n contributions are due in each pass."""
-        i, who = self._at(slot)
+        i, where = self._at(slot)
         came, n = len(self.passes[i].came), operator.index(n)
-        need(n >= came, ValueError, f"{who}: expected a count >= {came}, which is what came, got {n}")
+        need(n >= came, ValueError, f"{where}: expected a count of at least the {came} that came, got {n}")
         self.expected[i] = n
 
     def ready(self, slot: int) -> bool:
-        i, who = self._at(slot)
-        need(self.expected[i] is not None, ValueError, f"{who}: ready needs expect(slot, n)")
+        i, where = self._at(slot)
+        need(self.expected[i] is not None, ValueError, f"{where}: ready needs expect(slot, n)")
         return len(self.passes[i].came) == self.expected[i]
 
     def __getitem__(self, slot: int) -> object:
@@ -561,15 +561,15 @@ class InputBuffer:
             total = me.total
             for k in range(me.due, due):
                 if me.came[k].form == "object" and total.form != "object" and total.terms and total.leaves():
-                    return  # who asks for the sum is told
+                    return  # reported by the call that needs the sum
                 total = total.plus(me.came[k])
             if total.form not in ("undefined", "object", "zero") and total.leaves():
-                return  # what brings it back may still come
+                return  # a later contribution may bring it back into range
         me.total, me.due = total, due
 
     @contextmanager
     def _doing(self, what: str, slots: Sequence[int]) -> Iterator[None]:
-        """D22: whoever comes back to a slot from a callback finds it busy."""
+        """D22: a callback that returns to this slot finds it busy."""
         for i in slots:
             need(not self.busy[i], RuntimeError, f"{self._at(i)[1]}: {what} from within a {self.busy[i]} of its own")
         for i in slots:
@@ -581,7 +581,7 @@ class InputBuffer:
                 self.busy[i] = ""
 
     def _checked(self, slots: list[int], out: object, scale: object) -> list[Array | None]:
-        """What was asked of take, held against each slot before anything is done (A16, D10, D11)."""
+        """Check take's arguments against each slot before anything is done (A16, D10, D11)."""
         given = [None] * len(slots) if out is None else out
         if not isinstance(given, list | tuple):
             raise TypeError(f"out: expected a list of arrays, got {type_of(out)}")
@@ -589,41 +589,41 @@ class InputBuffer:
         outs: list[Array | None] = [None] * len(slots)
         for at, (i, x) in enumerate(zip(slots, given, strict=True)):
             if x is not None:
-                who = f"{self._at(i)[1]}: out"
+                where = f"{self._at(i)[1]}: out"
                 if not isinstance(x, np.ndarray):
-                    raise TypeError(f"{who}: expected an array, got {type_of(x)}")
+                    raise TypeError(f"{where}: expected an array, got {type_of(x)}")
                 outs[at] = x
-                need(x.flags.writeable and not expanded(x), BufferError, f"{who}: read-only, or overlaps itself")
+                need(x.flags.writeable and not expanded(x), BufferError, f"{where}: read-only, or overlaps itself")
                 importable(x.dtype)
         number = isinstance(scale, bool | int | float | complex | np.number)
         need(scale is None or number, TypeError, f"scale: expected a number, got {type_of(scale)}")
         for i, x in zip(slots, outs, strict=True):
             me = self.passes[i]
-            n, who, forms = self.expected[i], self._at(i)[1], {g.form for g in me.came.values()} - {"undefined"}
+            n, where, forms = self.expected[i], self._at(i)[1], {g.form for g in me.came.values()} - {"undefined"}
             need(
                 n in (None, len(me.came)),
                 ValueError,
-                f"{who}: expected {counted(n or 0, 'contribution')}, got {len(me.came)}",
+                f"{where}: expected {counted(n or 0, 'contribution')}, got {len(me.came)}",
             )
             if "object" in forms or (forms and self.create_graph):
-                need(x is None and scale is None, TypeError, f"{who}: sums objects: out and scale need arrays")
+                need(x is None and scale is None, TypeError, f"{where}: sums objects: out and scale need arrays")
             elif forms:
-                self._check_take(me, self.slots[i].dtype or promotion(me.types()), x, scale, who)
+                self._check_take(me, self.slots[i].dtype or promotion(me.types()), x, scale, where)
         apart = not any(
             meets([x], [y]) for i, x in enumerate(outs) for y in outs[:i] if x is not None and y is not None
         )
         need(apart, ValueError, "out: two of the arrays may share memory")
         return outs
 
-    def _check_take(self, me: Pass, dtype: DType, x: Array | None, scale: Any, who: str) -> None:
+    def _check_take(self, me: Pass, dtype: DType, x: Array | None, scale: Any, where: str) -> None:
         fits = not isinstance(scale, complex | np.complexfloating) or kind(dtype) == "c"
         if scale is not None and fits and kind(dtype) in "bui":
             fits = -(2**63) <= scale < 2**63 and scale == int(scale)
-        need(fits, ValueError, f"{who}: the sum is {dtype.name}, which cannot be scaled by {scale}")
+        need(fits, ValueError, f"{where}: the sum is {dtype.name}, which cannot be scaled by {scale}")
         if x is not None:
-            need(x.shape == me.shape(), ValueError, f"{who}: out: expected shape {me.shape()}, got {x.shape}")
+            need(x.shape == me.shape(), ValueError, f"{where}: out: expected shape {me.shape()}, got {x.shape}")
             cast = ORDER.index(kind(dtype)) <= ORDER.index(kind(x.dtype))
-            need(cast, ValueError, f"{who}: out: expected dtype {dtype.name}, got {x.dtype.name}")
+            need(cast, ValueError, f"{where}: out: expected dtype {dtype.name}, got {x.dtype.name}")
 
 
 def slots_of(slots: Any, accumulate: object) -> list[Slot]:

@@ -1,12 +1,12 @@
-"""A pass backward in plain Python, to be read from top to bottom: rules E, V and L as one thread of the CPU has them.
+"""A backward pass in plain Python, to be read from top to bottom: rules E, V and L on one thread of the CPU.
 
-It is what the engine's core is held against: the same graph, built of these classes, gives the same sums bit by bit,
-calls the same functions in the same order, and refuses the same things. What it does not know: devices but the CPU,
-threads, and whose memory a gradient is: a leaf's gradient is always a copy (L2, L3 and L7 are the core's). Of streams
-it says who would wait for whom. Rule numbers are those of ``docs/rules.md``.
+It is the oracle for the engine's core: the same graph, built of these classes, gives the same sums bit by bit, calls
+the same functions in the same order, and refuses the same input. It has no devices but the CPU, no threads, and no
+ownership: a leaf's gradient is always a copy (L2, L3 and L7 are the core's). It computes the waits between streams.
+Rule numbers are those of ``docs/rules.md``.
 
 1. Nodes, and leaves, where gradients end.
-2. Who waits for whom, where nodes are on streams.
+2. The waits of nodes on streams.
 3. A pass: collect, seed, run, end.
 """
 
@@ -70,7 +70,7 @@ class Node:
         self.prehooks: dict[int, Hook] = {}
         self.posthooks: dict[int, Hook] = {}
         self.stream, self.place = Stream(""), ""  # its own; the device on which gradients for it lie; "": the CPU
-        self.running: set[int] | None = None  # while it runs: which of its edges lead to somebody who needs it
+        self.running: set[int] | None = None  # while it runs: its needed edges
 
     def register_hook(self, hook: Hook, slot: int = 0) -> Handle:
         return Handle(self.slot_hooks, (slot, hook))
@@ -82,7 +82,7 @@ class Node:
         return Handle(self.posthooks, hook)
 
     def needs(self, edge: int) -> bool:
-        """Whether somebody wants the gradient of an edge; while it runs, in that pass."""
+        """Whether the gradient of an edge is needed; while the node runs, in that pass."""
         return self.edges[edge] is not None and (self.running is None or edge in self.running)
 
     def __repr__(self) -> str:
@@ -128,7 +128,7 @@ class Leaf(Node):
 
 Edge = tuple[Node, int] | None
 
-# ---------------------------------------------------------------- 2. Who waits for whom
+# ---------------------------------------------------------------- 2. The waits of nodes on streams
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class Stream:
     number: int = 1
 
 
-Wait = tuple[Stream, Stream]  # who, for whom
+Wait = tuple[Stream, Stream]  # (waiting stream, awaited stream)
 
 
 def sum_waits(producers: Sequence[Stream], consumer: Stream, place: str) -> list[Wait]:
@@ -232,8 +232,9 @@ class Pass:
     # Collect
 
     def collect(self) -> None:
-        """Who takes part, how many edges lead to each (E1), and the key of each edge: its place among those that lead
-        to the same slot, the roots first, then the producers from late to early, each by its edges (A15).
+        """The nodes of the pass, the number of edges that lead to each (E1), and the key of each edge: its place among
+        those that lead to the same slot, the roots first, then the producers from late to early, each by its edges
+        (A15).
         """
         nodes = self.reachable()
         self.needed = set(nodes)
@@ -297,7 +298,7 @@ class Pass:
         return g if g is not None else np.ones(shape or (), node.slots[slot].dtype)
 
     @staticmethod
-    def check(who: str, gradients: Sequence[object], edges: Sequence[Edge]) -> None:
+    def check(where: str, gradients: Sequence[object], edges: Sequence[Edge]) -> None:
         """V2: each gradient by what its slot declares, all before the first is added."""
         for i, (edge, g) in enumerate(zip(edges, gradients, strict=True)):
             if edge is not None:
@@ -307,7 +308,7 @@ class Pass:
                     need(fits.form != "object" or not isinstance(edge[0], Leaf), TypeError,
                          f"expected an array to add to .grad, got {type_of(g)}")  # fmt: skip
                 except (TypeError, ValueError, BufferError) as e:
-                    raise type(e)(f"{who} an invalid gradient at index {i}: {e}") from None  # V3
+                    raise type(e)(f"{where} an invalid gradient at index {i}: {e}") from None  # V3
 
     def give(self, source: Node | None, i: int, edge: Edge, g: object) -> None:
         """One gradient arrives; then, and only then, the count falls (E1)."""
@@ -398,7 +399,7 @@ class Pass:
         return gradients
 
     def free(self, node: Node) -> None:
-        """E10: what it holds is let go; a second pass over it is refused."""
+        """E10: drop its references; a second pass over it is refused."""
         node.fn, node.freed_by = None, self.number
         release, node.release = node.release, None
         if release is not None:

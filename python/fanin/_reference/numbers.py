@@ -1,6 +1,6 @@
-"""What numbers do, whoever sums them: for `_reference.buffer`, which is the buffer.
+"""Arithmetic of sums, for `_reference.buffer`.
 
-1. Dtypes: which one a sum has (A10), which one it runs in (A11).
+1. Dtypes: that of a sum (A10), that in which it runs (A11).
 2. Arrays: rounding, adding, summing to a shape.
 3. Sparse gradients: entries in their order.
 """
@@ -40,8 +40,7 @@ ORDER = "buifc"  # D6: casts go to the right, or stay
 
 
 def dtype_of(name: Any) -> DType:
-    """What a name, a NumPy dtype or a torch dtype means; DTypeError for those that are not summed, ValueError for no
-    dtype."""
+    """The dtype of a name, a NumPy dtype or a torch dtype; DTypeError for those without sums, ValueError for no dtype."""
     text = str(name).removeprefix("torch.")
     if text in LOW[1:]:
         need("ml_dtypes" in sys.modules, ValueError, f"dtype {text} is ml_dtypes's, which is not imported")
@@ -107,7 +106,7 @@ def each(f: Callable[..., object], *arrays: Array) -> Array:
 
 
 def to_odd(x: Array) -> Array:
-    """float32 whose last bit is set where that is not exact: to round this further is to round x, once."""
+    """float32 whose last bit is set if it is not exact: rounding it further rounds x once."""
     wide = x.astype(np.longdouble)
     near = wide.astype(np.float32)
     near = np.where(abs(near) > abs(wide), np.nextafter(near, np.float32(0)), near)
@@ -182,7 +181,7 @@ def dealt(terms: Array) -> Array:
 
 @dataclass(frozen=True)
 class Entries:
-    """What is stored, in its order: entry i, a number or a dense block values[i], is at index[:, i]."""
+    """The stored entries, in order: entry i, a number or a dense block values[i], is at index[:, i]."""
 
     format: str
     index: Array
@@ -259,7 +258,7 @@ class Entries:
 
 
 def entries_of(x: Any) -> Entries:
-    """What the sparse x stores; ValueError where it contradicts itself."""
+    """The stored entries of the sparse x; ValueError if it contradicts itself."""
     ours = hasattr(x, "parts")
     if not ours and x.format != "coo" and (x.format not in ("csr", "csc", "bsr") or x.ndim != 2):
         x = x.tocoo()  # SciPy's other formats

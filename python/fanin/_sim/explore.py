@@ -1,4 +1,4 @@
-"""Every order of host threads: `explore`, and what it found."""
+"""`explore` runs a scenario under every order of its host threads."""
 
 from __future__ import annotations
 
@@ -25,37 +25,33 @@ NDArray = npt.NDArray[np.generic]
 
 @dataclass(frozen=True)
 class Report:
-    """What `explore` found. `ok` when every order ran without a race, a deadlock or an error, to one result.
+    """The result of `explore`. `ok` if every order ran without a race, a deadlock or an error, to one result.
 
-    `failed` when something was found; neither where orders are missing or results cannot be compared: `outcome` says
-    which.
+    `failed` if a fault was found. Neither if orders are missing or results cannot be compared; see `outcome`.
     """
 
     name: str
     runs: int
     """Orders that were run to their end."""
     complete: bool
-    """True when these are all orders, or stand for all."""
+    """True if these are all orders, or stand for all."""
     skipped: int
-    """Orders given up before their end because they differ from others by steps that commute; `limit` does not count
-    them.
-    """
+    """Orders given up early because others stand for them; `limit` does not count them."""
     sampled: int
-    """How many of `runs` were drawn at random, beyond the limit."""
+    """The number of `runs` that were drawn at random, beyond the limit."""
     repeats: bool
-    """False when the scenario did other things in one run than in another for the same order: then nothing is complete.
-    """
+    """False if the scenario acted differently in two runs of the same order; then `complete` is False."""
     races: int
     deadlocks: int
     errors: int
     results: tuple[object, ...]
     """The different results, the first run's first."""
     schedule: str | None
-    """The order of the first run that failed or differed; None if none did."""
+    """The order of the first run that failed or differed; None if there is none."""
     error: BaseException | None
-    """What that run raised, if it did."""
+    """The exception of that run, if there is one."""
     incomparable: str | None
-    """A type among the results that has no value to compare: then nothing shows that the results are one."""
+    """A type among the results without a value to compare: then the results may differ."""
     run: Callable[[str], object] = field(repr=False)
 
     def __repr__(self) -> str:
@@ -75,7 +71,7 @@ class Report:
 
     @property
     def outcome(self) -> str:
-        """ "failed", "cannot be compared", "incomplete" (nothing was found, and orders are missing) or "ok"."""
+        """One of "failed", "cannot be compared", "incomplete" (no fault, but orders are missing) or "ok"."""
         if self.failed:
             return "failed"
         if self.incomparable is not None:
@@ -87,7 +83,9 @@ class Report:
         return self.outcome == "ok"
 
     def replay(self, schedule: str | None = None) -> Any:
-        """Run the scenario once more in the order that failed (or in another), and return or raise what it does."""
+        """Run the scenario once more in the order that failed, or in `schedule`; return its result or raise its
+        exception.
+        """
         schedule = self.schedule if schedule is None else schedule
         if schedule is None:
             raise ValueError("replay: no run failed, so there is none to replay; name a schedule")
@@ -103,9 +101,9 @@ class Report:
         found += [f"{len(self.results)} different results"] if len(self.results) > 1 else []
         text = f"{self.name}: {count(self.runs, 'order')} of host threads ({how}), {', '.join(found)}"
         if self.skipped:
-            text += f"; {count(self.skipped, 'order')} given up early, as others stand for them"
+            text += f"; {count(self.skipped, 'order')} given up early, because others stand for them"
         if not self.repeats:
-            text += "\nthe scenario did not repeat itself: the same order of threads led elsewhere"
+            text += "\nthe scenario did not repeat itself: the same order of threads led to another run"
         if self.schedule is not None:
             text += f"\nschedule {self.schedule!r}"
         if self.error is not None:
@@ -113,7 +111,7 @@ class Report:
         elif self.schedule is not None:
             text += ": its result differs from the first run's"
         if self.outcome == "incomplete":
-            text += "\nincomplete: nothing was found, and orders are missing: a larger limit= tries more"
+            text += "\nincomplete: no fault was found, but orders are missing: use a larger limit="
         if self.incomparable is not None:
             text += (
                 f"\ncannot be compared: a result holds {self.incomparable}, which has no value: return its arrays and"
@@ -124,23 +122,23 @@ class Report:
 
 @dataclass(frozen=True)
 class Scene:
-    """What is explored: a function, and how the machines are made that it runs on."""
+    """The scenario, and how to make the machines for its runs."""
 
     scenario: Scenario
     make: Callable[[], Machine]
     steps: int
-    """Turns after which a run counts as a deadlock."""
+    """Steps after which a run counts as a deadlock."""
     stuck_after: float
-    """Seconds after which a thread that does not come back does."""
+    """Seconds after which a thread that does not return does."""
 
     def run(self, search: object) -> Run:
-        """One run, in the order that the search says. It has begun; here it ends."""
+        """Run the scenario once, in the order that the search, which has begun, gives."""
         run, machine = Run(), self.make()
         machine._follow(search)
         machine._limit(self.steps)
         machine._stuck_after = self.stuck_after
         collecting = gc.isenabled()
-        gc.disable()  # what an earlier run left would be freed, locks and all, in the middle of some thread's step
+        gc.disable()  # garbage of an earlier run, with locks, would be freed in the middle of a thread's step
         try:
             with machine:
                 value = self.scenario(machine)
@@ -155,20 +153,20 @@ class Scene:
         except Exception as e:
             run.error = e
         finally:
-            machine._give_up()  # it follows the search no further
+            machine._give_up()  # it no longer follows the search
             if collecting:
                 gc.enable()
         run.race = machine.races > 0
         run.schedule = _core.explore_state(search)["schedule"]
         _core.explore_end(search)
         del machine
-        gc.collect(0)  # all that the run left is young
+        gc.collect(0)  # garbage of the run is young
         return run
 
 
 @dataclass
 class Run:
-    """One run of a scenario: what came of it."""
+    """One run of a scenario and its outcome."""
 
     schedule: str = ""
     abandoned: bool = False
@@ -181,7 +179,7 @@ class Run:
 
 @dataclass
 class Findings:
-    """What the runs of a search have shown so far."""
+    """The findings of a search so far."""
 
     runs: int = 0
     sampled: int = 0
@@ -193,7 +191,7 @@ class Findings:
     incomparable: str | None = None
 
     def note(self, run: Run) -> bool:
-        """One run more: whether it failed, or gave another result than the first."""
+        """Count a run; return whether it failed, or gave another result than the first."""
         self.runs += 1
         failed = run.race or run.error is not None
         self.incomparable = self.incomparable or run.incomparable
@@ -225,11 +223,11 @@ class Search:
         self.stopped = failed and (self.stop_at_first or isinstance(run.error, StuckError))
 
     def try_all(self) -> bool:
-        """The orders up to the limit: whether they are all there are, or stand for all."""
+        """Run the orders up to the limit; return whether they are all orders, or stand for all."""
         anew = 0
         while not self.stopped and _core.explore_begin(self.orders):
             run = self.scene.run(self.orders)
-            if (begun := _core.explore_state(self.orders)["anew"]) != anew:  # what was found is found again
+            if (begun := _core.explore_state(self.orders)["anew"]) != anew:  # the search restarted
                 anew, self.found = begun, Findings()
             elif not run.abandoned:
                 self.note(run)
@@ -244,7 +242,7 @@ class Search:
             self.found.sampled += 1
 
     def strayed(self) -> bool:
-        """Whether the same order of threads led elsewhere."""
+        """Whether the same order of threads led to another run."""
         return bool(_core.explore_state(self.orders)["strayed"])
 
     def report(self, complete: bool, skipped: int, again: Callable[[str], object]) -> Report:
@@ -286,20 +284,43 @@ def explore(
     steps: int = 10_000,
     stuck_after: float = 60,
 ) -> Report:
-    """Run `scenario(machine)` under every order in which the host threads it spawns may act, and compare.
+    """Run `scenario(machine)` under every order in which its spawned host threads may act, and compare the results.
 
-    Each run has a machine of its own, made by `machine(devices=devices, seed=seed)`. Orders that differ only by steps
-    that commute are run once (`reduce=False` runs them all); what threads share beyond fanin (a list, a counter) is no
-    step of theirs, so results that hang on it need that. Beyond `limit` runs, `samples` more are drawn at random by
-    `seed`, and the report says so. Results are compared by their bits, in containers too: arrays of NumPy, torch, JAX
-    and others by DLPack, numbers, texts, and objects with `__eq__` and `__hash__`; arrays on a device are read at the
-    end.
+    Each run has its own machine. Results are compared bit by bit, in containers too: arrays of NumPy, torch, JAX and
+    others by DLPack, numbers, strings, and objects with `__eq__` and `__hash__`; arrays on a device are read at the
+    end. The search also chooses the answer of `Event.query` about work that the caller has not waited for: "not yet" at
+    most three times, and "yes". A thread that polls in vain while no other acts is a deadlock.
 
-    What `Event.query` says of work that the caller has not waited for is chosen, too: "not yet" three times at most,
-    and "yes". A run of more than `steps` turns, or with a thread that asks in vain while no other acts, is a deadlock;
-    so is, as a StuckError with the stacks that ends the search, a thread that does not come back for `stuck_after`
-    seconds, since it waits for what the machine does not know (a `threading.Lock` that another thread holds).
+    Parameters
+    ----------
+    scenario : callable
+        A function of a Machine.
+    limit : int
+        Orders to run.
+    samples : int
+        Further orders, drawn at random by `seed`, if the limit was reached.
+    seed : int
+        For the machines and the samples.
+    reduce : bool
+        Run orders that differ only by independent steps once. Use False if threads share data beyond fanin (a list, a
+        counter) on whose order the result depends.
+    devices, machine
+        Each run's machine is `machine(devices=devices, seed=seed)`.
+    stop_at_first : bool
+        Stop at the first fault.
+    steps : int
+        A run of more steps is a deadlock.
+    stuck_after : float
+        A thread that does not return from its step for so many seconds, because it waits for something outside of the
+        machine (a `threading.Lock` that another thread holds), ends the search with a StuckError that has the stacks.
 
+    Returns
+    -------
+    Report
+        The counts, the results, and a schedule of the first failure.
+
+    Examples
+    --------
     >>> import fanin, numpy as np
     >>> def scenario(m):
     ...     buf = fanin.InputBuffer(1)
@@ -311,15 +332,15 @@ def explore(
     True
     """
     if steps < 1 or not stuck_after > 0:
-        raise ValueError(f"explore: steps is at least 1 and stuck_after more than 0, not {steps} and {stuck_after}")
+        raise ValueError(f"explore: expected steps >= 1 and stuck_after > 0, got {steps} and {stuck_after}")
     for word, given, least in (("limit", limit, 1), ("samples", samples, 0)):
         if given < least:
-            raise ValueError(f"explore: {word}: expected an integer from {least} on, got {given}")
+            raise ValueError(f"explore: {word}: expected an integer of at least {least}, got {given}")
     scene = Scene(scenario, partial(machine, devices=devices, seed=seed), steps, stuck_after)
     search = Search(scene, reduce, limit, stop_at_first)
     complete = search.try_all()
     if search.strayed() and search.found.first_failure is None:
-        # What a process does once (an import, a cache that fills) takes turns in its first run alone.
+        # An import or a cache that fills adds steps to the first run alone.
         before, search = search.found.results, Search(scene, reduce, limit, stop_at_first)
         complete = search.try_all()
         search.found.results = before | search.found.results
@@ -330,14 +351,14 @@ def explore(
 
 
 def replay_scene(scene: Scene, schedule: str) -> object:
-    """One run in the order of a schedule: what it returns or raises."""
+    """Run the scenario once in the order of a schedule; return its result or raise its exception."""
     search = _core.explore_new(False, 1)
     _core.explore_replay(search, schedule)
     _core.explore_begin(search)
     run = scene.run(search)
     if _core.explore_state(search)["strayed"]:
         raise ValueError(
-            f"replay: schedule {schedule!r:.100} does not fit: a thread that it names could not act; this run went"
+            f"replay: schedule {schedule!r:.100} does not fit: a thread that it names could not act; this run's order is"
             f" {run.schedule!r}"
         )
     if run.error is not None:
@@ -355,7 +376,7 @@ def replay(
     steps: int = 10_000,
     stuck_after: float = 60,
 ) -> Any:
-    """Run a scenario in one order of host threads, as a `Report` prints it; returns or raises what it does.
+    """Run a scenario in one order of host threads, as a `Report` prints it; return its result or raise its exception.
 
     ValueError if the schedule does not fit the scenario.
     """
@@ -364,11 +385,11 @@ def replay(
 
 
 class Incomparable(Exception):
-    """A result has no value that could be compared; the text names its type."""
+    """A result has no value to compare; the text names its type."""
 
 
 def bits_of(value: object) -> Hashable:
-    """Something hashable that is equal for results that are the same, bit by bit. Incomparable where nothing is."""
+    """A hashable value that is equal for results that are equal bit by bit. Incomparable if there is none."""
     if isinstance(value, Thread):
         return bits_of(value.result)
     if isinstance(value, float):
@@ -403,7 +424,7 @@ def bits_of(value: object) -> Hashable:
 
 
 def array_of(value: object) -> NDArray | None:
-    """The values of an array of any library, those of a type that NumPy has not as bytes; None: it is no array."""
+    """The values of an array of any library, as bytes for types that NumPy lacks; None if it is no array."""
     if isinstance(value, Array):
         return value.numpy()
     if isinstance(value, np.ndarray | np.generic):

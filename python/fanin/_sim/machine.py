@@ -30,25 +30,25 @@ SCHEDULES = ("seeded", "fifo", "lifo", "starve", "round robin")
 
 
 class DeadlockError(RuntimeError):
-    """What is left, queued work or host threads, can never go on. The message names what each waits for."""
+    """The remaining queued work or host threads can never continue. The message names what each waits for."""
 
 
 @dataclass(frozen=True)
 class Clock:
-    """Simulated time in microseconds: what the host spent on queueing, and when the last work ends."""
+    """Simulated time in microseconds: the host's time for queueing, and the end of the last work."""
 
     host_us: float
     device_us: float
 
 
 class StuckError(DeadlockError):
-    """A host thread has its turn and does not come back: it waits for something that the machine does not know. The
-    message has the stacks.
+    """A host thread does not return from its step: it waits for something outside of the machine. The message has the
+    stacks.
     """
 
 
 class Abandoned(BaseException):
-    """This run of a scenario need not go on: the search has seen all that it could show."""
+    """The search has given up this run of a scenario, because other orders stand for it."""
 
 
 class Thread(Generic[T_co]):
@@ -87,13 +87,13 @@ class Thread(Generic[T_co]):
 
     @property
     def exception(self) -> BaseException | None:
-        """What the function raised; None if it raised nothing, or has not ended."""
+        """The exception of the function; None if it raised none, or has not ended."""
         self._look()
         return self._exception
 
     @property
     def result(self) -> T_co:
-        """What the function returned. What it raised, if it raised. RuntimeError before it has ended."""
+        """The result of the function. Raises the function's exception, or RuntimeError before it has ended."""
         if not self._look():
             raise RuntimeError(f"thread {self.name!r} has not ended: threads run at Machine.join()")
         if self._exception is not None:
@@ -101,10 +101,10 @@ class Thread(Generic[T_co]):
         return self._value
 
     def _look(self) -> bool:
-        """Whether it has ended; what whoever asks does next comes after that."""
+        """Whether it has ended; if so, the caller's next step comes after that."""
         self._machine._saw_thread(self._actor)
         ended = self._ended or self._exception is not None
-        if ended and self._machine._turns[self._actor] == self._turn:  # else he was spawned after it was joined
+        if ended and self._machine._turns[self._actor] == self._turn:  # else the number was spawned again after a join
             self._machine._after_thread(self._actor)
         return ended
 
@@ -123,13 +123,26 @@ class Thread(Generic[T_co]):
 class Machine(_core.Machine):
     """A machine of simulated devices.
 
-    `devices` is their number (1 to 64). `seed` and `schedule` pick what runs next among all that may run: "seeded"
-    (at random, by the seed), "fifo" (in the order of queueing), "lifo" (the newest first), "round robin", or "starve"
-    (the stream whose handle is `starve` runs last). `memory` is the size in bytes of each device's arena. `launch_us`
-    and `gbytes_per_s` set the cost model of the clock. With `check=False` nothing is held against happens-before.
-
     As a context manager it gives its devices their names, "sim:0" and so on, on this thread and on those it spawns; at
-    the end of the block it joins its threads and synchronizes. If the block raises, what is queued is dropped.
+    the end of the block it joins its threads and synchronizes. If the block raises, queued work is dropped.
+
+    Parameters
+    ----------
+    devices : int
+        The number of devices, 1 to 64.
+    seed : int
+        Picks the order of runnable work, with `schedule`.
+    schedule : str
+        "seeded" (at random, by the seed), "fifo" (in the order of queueing), "lifo" (the newest first), "round robin",
+        or "starve" (the stream whose handle is `starve` runs last).
+    starve : int
+        The handle for "starve".
+    memory : int
+        Bytes of each device's arena.
+    check : bool
+        Check all accesses for races.
+    launch_us, gbytes_per_s : float
+        The cost model of the clock.
     """
 
     def __new__(
@@ -145,13 +158,13 @@ class Machine(_core.Machine):
         gbytes_per_s: float = 0,
     ) -> Self:
         if isinstance(devices, bool):
-            raise TypeError(f"Machine: devices is a number of devices, 1 to 64, not {devices}")
+            raise TypeError(f"Machine: devices: expected a number from 1 to 64, got {devices}")
         if not 1 <= operator.index(devices) <= 64:
-            raise ValueError(f"Machine: a machine has 1 to 64 devices, not {devices}")
+            raise ValueError(f"Machine: devices: expected a number from 1 to 64, got {devices}")
         if schedule not in SCHEDULES:
-            raise ValueError(f"Machine: no schedule {schedule!r}: there are {', '.join(map(repr, SCHEDULES))}")
+            raise ValueError(f"Machine: schedule: expected one of {', '.join(map(repr, SCHEDULES))}, got {schedule!r}")
         if memory is not None and not 0 < operator.index(memory) < 1 << 63:
-            raise ValueError(f"Machine: memory is a number of bytes for each device, not {memory}")
+            raise ValueError(f"Machine: memory: expected a number of bytes for each device, got {memory}")
         launch_us = not_negative("Machine: launch_us", launch_us)
         gbytes_per_s = not_negative("Machine: gbytes_per_s", gbytes_per_s)
         self = super().__new__(
@@ -171,14 +184,14 @@ class Machine(_core.Machine):
         return self
 
     schedule: str
-    _waiting: list[Thread[object]]  # spawned; their turn comes at join
+    _waiting: list[Thread[object]]  # spawned; they run at join
     _started: list[Thread[object]]
     _failed: list[Thread[object]]  # in the order in which they raised
-    _turns: dict[int, int]  # of each number of a host thread: how many had it
+    _turns: dict[int, int]  # for each number of a host thread: how many threads have had it
     _joining: bool
-    _dead: bool  # its host threads ended in a deadlock, or early: nothing goes on after that
-    _stuck_after: float  # seconds after which a thread that has its turn and does not come back is told of
-    _here: threading.local  # .thread: which of ours this one is
+    _dead: bool  # its host threads ended in a deadlock, or early: it cannot continue
+    _stuck_after: float  # seconds after which a thread that does not return from its step is reported
+    _here: threading.local  # .thread: the machine's thread that runs here
 
     def __repr__(self) -> str:
         held = (
@@ -211,14 +224,14 @@ class Machine(_core.Machine):
             self._leave()
 
     def _drop(self) -> None:
-        """After a failure: the host threads end, and what is queued does nothing."""
+        """After a failure: end the host threads and drop queued work."""
         if self._waiting:
             self._dead = True
             self._give_up()
             try:
                 self._run_threads()
             except Exception:
-                pass  # it was told to give up
+                pass  # it gives up
         self._failed.clear()
         self._forget()
 
@@ -237,21 +250,20 @@ class Machine(_core.Machine):
         return device
 
     def stream(self, device: int = 0, *, blocking: bool = False) -> _core.Stream:
-        """A new stream. A blocking one synchronizes with the device's legacy default stream, as CUDA says.
+        """Make a new stream. A blocking one synchronizes with the device's legacy default stream, as in CUDA.
 
-        One that is dropped runs what it was given, and is gone then; `streams` are those that somebody has.
+        A dropped stream still runs its queued work, and then ends; `streams` has those that are referenced.
         """
         return self._stream(self._numbered(device), blocking)
 
     def event(self, device: int = 0) -> _core.Event:
-        """A new event, to be recorded on streams of `device`."""
+        """Make a new event, to be recorded on streams of `device`."""
         return self._event(self._numbered(device))
 
     def array(self, value: object, device: int = 0) -> Any:
-        """A copy of an ndarray (or of what `np.asarray` makes one of) on a device, ordered before all that is queued
-        later.
+        """Copy an ndarray (or anything that `np.asarray` takes) to a device, ordered before all work queued later.
 
-        SciPy's sparse arrays and `fanin.Sparse` become a `fanin.Sparse` whose parts lie on the device.
+        SciPy's sparse arrays and `fanin.Sparse` become a `fanin.Sparse` with parts on the device.
         """
         device = self._numbered(device)
         parts = sparse_parts(value)
@@ -261,7 +273,7 @@ class Machine(_core.Machine):
         return Sparse(kind, tuple(self._array(np.asarray(a), device) for a in arrays), shape)
 
     def empty(self, shape: int | Sequence[int], dtype: DTypeLike = "float64", device: int = 0) -> Array:
-        """An array of poisoned memory on a device: to be written by a kernel before it is read."""
+        """Make an array of poisoned memory on a device; a kernel must write it before it is read."""
         return self._empty(shape, dtype, self._numbered(device))
 
     def launch(
@@ -275,19 +287,36 @@ class Machine(_core.Machine):
     ) -> None:
         """Queue a kernel on a stream: when it runs, `fn(*read_views, *write_views)` is called with NumPy views.
 
-        The views of what it reads are read-only; what it returns is ignored. It must touch nothing else that other
-        streams write. `us` is how long it takes on the clock (default: by the cost model). RaceError, here, if another
-        access to the same bytes is not ordered with it. What `fn` raises is raised by the call that runs it:
-        `synchronize`, `numpy()`, `step`. The views end with the kernel: one that is kept is a RuntimeError of that
-        call. Those in the traceback of a kernel that raised show what was there then.
+        The read views are read-only. The kernel must not access other memory that other streams write. An exception of
+        `fn` is raised by the call that runs it: `synchronize`, `numpy()`, `step`. The views end with the kernel: if it
+        keeps one, that call raises a RuntimeError. Views in the traceback of a kernel that raised keep the values of
+        that moment.
+
+        Parameters
+        ----------
+        stream : Stream
+            The stream.
+        fn : callable
+            The kernel; its result is ignored.
+        reads, writes : sequence of Array
+            The arrays that it reads and writes.
+        name : str
+            For messages and traces.
+        us : float
+            Its duration on the clock. Default: by the cost model.
+
+        Raises
+        ------
+        RaceError
+            An access to the same bytes is not ordered with this one.
         """
         us = -1.0 if us is None else not_negative("launch: us", us)
         self._launch(stream, fn, reads, writes, name, us)
 
     def synchronize(self) -> None:
-        """Join the host threads, run everything that is queued, and raise a race that no call has raised yet.
+        """Join the host threads, run all queued work, and raise a race that no call has raised yet.
 
-        DeadlockError, which names what cannot go on, when some of it never can.
+        DeadlockError, with the names of the blocked work, if some of it can never run.
         """
         if self._running is None:
             self.join()
@@ -295,17 +324,16 @@ class Machine(_core.Machine):
         self._pending()
 
     def step(self) -> bool:
-        """Run one piece of queued work; False where none can run."""
+        """Run one piece of queued work; False if none can run."""
         return self._step()
 
     # Capture
 
     def begin_capture(self, stream: _core.Stream, mode: str = "global") -> None:
-        """Capture what is queued on `stream` from now on, and on every stream that waits for what is captured, instead
-        of running it.
+        """Capture work queued on `stream`, and on every stream that waits for captured work, instead of running it.
 
-        What CUDA calls legal is legal here, and a violation has CUDA's code (900 to 908) in its message; `mode` is
-        "global", "thread-local" or "relaxed". CaptureError where the stream is the legacy default or captured already.
+        CUDA's rules apply, and a violation has CUDA's code (900 to 908) in its message; `mode` is "global",
+        "thread-local" or "relaxed". CaptureError if the stream is the legacy default or captured already.
 
         >>> import fanin, numpy as np
         >>> with fanin.sim.Machine() as m:
@@ -325,41 +353,40 @@ class Machine(_core.Machine):
         self._begin_capture(stream, modes.index(mode))
 
     def end_capture(self, stream: _core.Stream) -> _core.Graph:
-        """End the capture that began on `stream`: the graph of what was captured, which keeps the memory that it uses.
+        """End the capture that began on `stream`, and return its graph, which keeps the memory that it uses.
 
-        CaptureError where a stream that was pulled in has not been joined back, where the capture was broken, or where
-        it began elsewhere.
+        CaptureError if a stream that joined was not joined back, if the capture was broken, or if it began elsewhere.
         """
         return self._end_capture(stream)
 
     def launch_graph(self, graph: _core.Graph, stream: _core.Stream) -> None:
-        """Queue a graph on `stream`, as one piece of work; its memory is held against the checker each time."""
+        """Queue a graph on `stream`, as one piece of work; each launch is checked for races."""
         self._launch_graph(graph, stream)
 
     def leave_out(self, *words: str) -> None:
-        """Leave these waits, records and marks out of all plans from now on (and no others), to see what they are for.
+        """Leave these waits, records and marks, and no others, out of all plans from now on, to show their purpose.
 
-        A word names a rule ("S12") or one bit of its plan ("S12.wait"); without words nothing is left out. ValueError
-        lists the words.
+        A word names a rule ("S12") or one bit of its plan ("S12.wait"); without words nothing is left out. The
+        ValueError for an unknown word lists the words.
         """
         self._leave_out(*words)
 
     def clock(self) -> Clock:
-        """Simulated time, by a simple cost model: it gives overlap, not performance."""
+        """Return the simulated time, by a simple cost model: it gives overlap, not performance."""
         return Clock(self.host_us, self.device_us)
 
     # Host threads
 
     @property
     def _running(self) -> Thread[object] | None:
-        """Which of its threads this one is."""
+        """The machine's thread that is running now, if this is one."""
         return getattr(self._here, "thread", None)
 
     def spawn(self, fn: Callable[..., T], *args: object, name: str | None = None) -> Thread[T]:
-        """A host thread that calls `fn(*args)`; it runs at `join`, by turns with the others, one at a time.
+        """Make a host thread that calls `fn(*args)`; `join` runs the threads in turns, one at a time.
 
-        Turns change where fanin is called, never elsewhere. It must not wait for another thread by other means than
-        fanin's. A machine has 32 at a time; ValueError beyond.
+        They switch only in calls of fanin. A thread must not wait for another one by other means than fanin's. A
+        machine has at most 32 at a time; ValueError beyond.
         """
         if not callable(fn):
             raise TypeError(f"spawn: {fn!r} cannot be called")
@@ -375,7 +402,7 @@ class Machine(_core.Machine):
     def join(self) -> None:
         """Run the spawned threads to their end, and raise the first exception that one of them raised.
 
-        DeadlockError when those that are left wait for each other.
+        DeadlockError if the remaining threads wait for each other.
         """
         if self._running is not None:
             raise RuntimeError(f"join: thread {self._running.name!r} is one of those that would be joined")
@@ -394,7 +421,7 @@ class Machine(_core.Machine):
 
     def _run_threads(self) -> None:
         if not self._waiting:
-            return  # an interrupt here ends no thread, and so not the machine
+            return  # an interrupt here ends no thread, so the machine can continue
         waiting, self._waiting = self._waiting, []
         self._joining = True
         try:
@@ -405,7 +432,7 @@ class Machine(_core.Machine):
             self._dead = True
             self._give_up()
             if isinstance(e, (KeyboardInterrupt, StuckError)):
-                self._started.clear()  # they may never end, and will not be waited for
+                self._started.clear()  # they may never end: do not wait for them
             raise
         finally:
             for thread in self._started:
@@ -415,8 +442,8 @@ class Machine(_core.Machine):
             self._joining = False
 
     def _watch(self) -> Callable[[], None]:
-        """To be called now and then while threads act: StuckError when one of them has its turn and does not
-        come back.
+        """A function to call from time to time while threads run: it raises StuckError if one does not return from its
+        step.
         """
         began, seen = time.monotonic(), -1
 
@@ -427,14 +454,14 @@ class Machine(_core.Machine):
                 began, seen = now, steps
             elif now - began > self._stuck_after:
                 stacks = "".join(thread._stack() for thread in self._started)
-                who = self._break("a host thread has its turn and does not come back")
+                actor = self._break("a host thread does not return from its step")
                 began = now
-                if who >= 0:
-                    name = next((t.name for t in self._started if t._actor == who), str(who))
+                if actor >= 0:
+                    name = next((t.name for t in self._started if t._actor == actor), str(actor))
                     raise StuckError(
-                        f"host thread {name!r} has its turn and has not come back for {self._stuck_after:g} s: it waits"
-                        " for what the machine does not know (a threading.Lock or a queue of another thread's, the"
-                        f" network), or computes that long; see stuck_after\n{stacks}"
+                        f"host thread {name!r} has not returned from its step for {self._stuck_after:g} s: it waits"
+                        " for something outside of the machine (another thread's threading.Lock or queue, the"
+                        f" network), or computes that long (stuck_after=)\n{stacks}"
                     )
 
         return look
@@ -447,7 +474,7 @@ class Machine(_core.Machine):
                 for other in threads[i:]:
                     self._thread_end(other._actor)
                 self._give_up()
-                self._join()  # so that those that wait for their turn end
+                self._join()  # so that the waiting threads end
                 raise
             self._started.append(thread)
 
@@ -455,13 +482,13 @@ class Machine(_core.Machine):
 def not_negative(what: str, x: float) -> float:
     x = float(x)
     if not 0 <= x < math.inf:
-        raise ValueError(f"{what} is a finite number, 0 or more, not {x:g}")
+        raise ValueError(f"{what}: expected a finite non-negative number, got {x:g}")
     return x
 
 
 def interruptible(call: Callable[[], object], meanwhile: Callable[[], None]) -> None:
-    """call(), on a thread of its own where there can be one: so Ctrl-C is heard while it waits, and `meanwhile` is
-    called now and then.
+    """Run call() on its own thread, if one can be started, so that Ctrl-C works meanwhile, and call `meanwhile`
+    repeatedly.
     """
     raised: list[BaseException] = []
 
@@ -478,7 +505,7 @@ def interruptible(call: Callable[[], object], meanwhile: Callable[[], None]) -> 
         run()
     else:
         while thread.is_alive():
-            thread.join(0.05)  # not for ever: a signal that comes just before a wait begins does not end it
+            thread.join(0.05)  # with a timeout: a signal just before a wait begins does not end it
             meanwhile()
     if raised:
         raise raised[0]

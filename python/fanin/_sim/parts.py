@@ -20,6 +20,4 @@ def sparse_parts(value: object) -> tuple[str, tuple[object, ...], tuple[int, ...
         return kind, (np.stack([np.asarray(c, np.int64) for c in coords]), getattr(value, "data", None)), shape
     if kind in ("csr", "csc", "bsr"):
         return kind, tuple(getattr(value, name) for name in ("indptr", "indices", "data")), shape
-    raise TypeError(
-        f"Machine.array: SciPy's {kind!r} has no parts that a device could hold: say x.tocoo() or x.tocsr()"
-    )
+    raise TypeError(f"Machine.array: SciPy's {kind!r} has no parts for a device: pass x.tocoo() or x.tocsr()")

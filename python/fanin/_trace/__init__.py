@@ -1,1 +1,1 @@
-"""What is seen of the buffer's work: traces and their pictures, and `explain`'s sentences."""
+"""Traces of the buffer's work, their pictures, and the sentences of `explain`."""

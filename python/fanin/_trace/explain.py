@@ -1,4 +1,4 @@
-"""What was and will be decided for a slot, in sentences with the numbers of the rules (`InputBuffer.explain`)."""
+"""The decisions about a slot, in sentences with the numbers of the rules (`InputBuffer.explain`)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Contribution(TypedDict):
 
 
 class View(TypedDict):
-    """A slot as the core sees it (csrc/py/buffer_view.c). Streams are handles, 0: one of its own."""
+    """A slot as the core describes it (csrc/py/buffer_view.c). Streams are handles, 0 for none."""
 
     buffer: str
     slot: int
@@ -51,7 +51,7 @@ class View(TypedDict):
 
 
 CASES = {
-    "A": "The producer's stream is the consumer's, {consumer}: the sum is taken there and nobody waits (S8).",
+    "A": "The producer's stream is the consumer's, {consumer}: the sum is taken there, without a wait (S8).",
     "a": (
         "The producer's stream is not the consumer's, {consumer}, of the same device: the sum is taken on {consumer}"
         " (S9)."
@@ -77,7 +77,7 @@ ACTIONS = {
 
 def contribution(item: Contribution, place: int) -> str:
     text = f"key {item['key']}" if item["key"] >= 0 else f"the {ordinal(place)} to come"
-    if not item["ready"]:  # nothing else is told of it until then
+    if not item["ready"]:  # nothing else is defined until then
         return text + ": still arriving"
     text += ": " + (item["form"] if item["dtype"] == "none" else f"{item['form']} {item['dtype']}")
     if item["producer"]:
@@ -89,16 +89,16 @@ def contribution(item: Contribution, place: int) -> str:
 
 def explain(view: View) -> str:
     """Sentences about a slot; the first begins with buffer and slot."""
-    who = f"{view['buffer']}: slot {view['slot']}" + (f" ({view['name']})" if view["name"] else "")
+    where = f"{view['buffer']}: slot {view['slot']}" + (f" ({view['name']})" if view["name"] else "")
     count, expected = view["count"], view["expected"]
     if view["poisoned"]:
-        return f"{who}: it is poisoned until clear() empties it: {view['poisoned']}"
+        return f"{where}: it is poisoned until clear() empties it: {view['poisoned']}"
     if count == 0 and not view["has_value"]:
         due = f"; {counted(expected, 'contribution')} expected (A16)" if expected >= 0 else ""
-        return f"{who}: nothing has come yet{due}."
+        return f"{where}: nothing has come yet{due}."
     items = view["items"]
     of = f" of {expected} expected (A16)" if expected >= 0 else ""
-    lines = [f"{who}: {counted(count, 'contribution')}{of} came, {len(items)} of them parked."]
+    lines = [f"{where}: {counted(count, 'contribution')}{of} came, {len(items)} of them parked."]
     lines += [*streams(view), *value(view, count - len(items))]
     lines += [f"Parked, {contribution(item, count - len(items) + i + 1)}." for i, item in enumerate(items)]
     lines += [*gap(view), *coming(view), *budget(view)]
@@ -139,8 +139,8 @@ def budget(view: View) -> list[str]:
     if most == "auto":
         of = [size(n) for n in view["limits"]]
         return [
-            f'budget="auto": of what the buffer alone keeps alive {size(alone)} are known to wait, {of[0]} may;'
-            f" of what somebody else holds {size(parked - alone)}, {of[1]} may."
+            f'budget="auto": of contributions that only the buffer holds {size(alone)} wait, {of[0]} may;'
+            f" of those that other code holds {size(parked - alone)} wait, {of[1]} may."
         ]
     may = "" if most == float("inf") else f", {size(most)} may"
     return [f"budget={most}: {size(parked)} wait in all slots{may}."]

@@ -13,8 +13,8 @@ def quoted(text: str) -> str:
 
 
 def dot(picture: Picture) -> str:
-    """Graphviz text. Boxes are pieces of work, bold and dashed edges say what comes before what; ellipses are the nodes
-    of passes on the CPU, thin edges their gradients.
+    """Graphviz text. Boxes are pieces of work, bold and dashed edges their order; ellipses are the nodes of passes on
+    the CPU, thin edges their gradients.
     """
 
     out = ["digraph fanin {", "  rankdir=LR;", "  node [shape=box, fontsize=10];"]

@@ -1,4 +1,4 @@
-"""One line of a trace: what was decided, or asked of a device."""
+"""One line of a trace: a decision, or a call of a device."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ LABEL = 127  # bytes that a label has room for (csrc/base/trace.h)
 
 @dataclass(frozen=True)
 class Line:
-    """One thing that was decided or queued."""
+    """One decision or piece of queued work."""
 
     kind: str
-    """add, fold, take: what a buffer did. node: one of a pass ran; gradient: it gave one on. record, wait,
-    mark, kernel, copy, free, sync: what was asked of a device; elided: a wait that was left out, known to hold.
+    """add, fold, take: of a buffer. node, gradient: a node of a pass ran, and passed on a gradient. record, wait, mark,
+    kernel, copy, free, sync: of a device; elided: a wait that was left out because it already held.
     """
     how: str
     """The case letter of the plan (rules S8-S11), or ""."""
@@ -40,7 +40,7 @@ class Line:
     slot: int
     """-1: none."""
     count: int
-    """How many contributions a fold summed."""
+    """The number of contributions that a fold summed."""
     buffer: int
     """The buffer's number; 0: none."""
     key: int
@@ -49,27 +49,27 @@ class Line:
     stream: int
     """The handle of the stream; 0: none."""
     other: int
-    """Of a wait: the handle of the stream that is waited for."""
+    """Of a wait: the handle of the awaited stream."""
     event: int
     bytes: int
     host_ns: int
-    """When it was asked for, in nanoseconds of a monotonic clock."""
+    """The time of the call, in nanoseconds of a monotonic clock."""
     start_us: float
-    """On the clock of a simulated device, in microseconds; below 0: not known."""
+    """On the clock of a simulated device, in microseconds; negative: unknown."""
     end_us: float
     label: str
     pass_number: int = 0
-    """Of the pass backward that the thread was at work on; 0: none."""
+    """The number of the thread's backward pass; 0: none."""
     node: int = 0
-    """.. and its node, by its number (`sequence_nr`)."""
+    """.. of its node (`sequence_nr`)."""
     worker: int = 0
-    """.. of so many: 0 is the caller's."""
+    """.. of its worker: 0 is the caller's."""
     to: int = 0
     """Of a gradient: the number of the node that gets it."""
     begin_ns: int = 0
-    """Of a node, and of work on the CPU: when it began; it had ended at `host_ns`. 0: not known."""
+    """The start of a node and of work on the CPU; `host_ns` is its end. 0: unknown."""
     thread: int = 0
-    """Which thread: a small number."""
+    """The thread, as a small number."""
 
     def __str__(self) -> str:
         where = "cpu" if self.device < 0 else f"device {self.device}, stream {self.stream}"

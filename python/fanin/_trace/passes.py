@@ -30,7 +30,7 @@ class CriticalPath:
     steps: tuple[Step, ...]
     clock: str
     nodes: Mapping[tuple[int, int], str]
-    """What nodes are called, by pass and number."""
+    """Names of nodes, by pass and number."""
 
     @property
     def took(self) -> float:
@@ -42,7 +42,7 @@ class CriticalPath:
 
     @property
     def names(self) -> list[str]:
-        """What it goes over, from the first to the last: nodes and sums; several of one name in a row are one."""
+        """Its nodes and sums, from the first to the last; consecutive ones of one name count as one."""
         runs = [(name, len(list(run))) for name, run in itertools.groupby(map(self.name, self.steps))]
         return [name if n == 1 else f"{name} x {n}" for name, n in runs]
 
@@ -69,8 +69,8 @@ def amount(us: float) -> str:
 
 
 def add_passes(picture: Picture, lines: Sequence[Line]) -> Picture:
-    """The same picture, with the nodes of passes: of the CPU by the host's clock where that is the picture's; on a
-    stream around their own work there; else behind the nodes that gave them gradients.
+    """Add the nodes of passes to a picture: on the CPU by the host's clock, if the picture uses it; on a stream around
+    their own work there; else after the producers of their gradients.
     """
     placing = Placing(picture, lines)
     for line in lines:
@@ -101,7 +101,7 @@ class Placing:
         work = self.work.get(whose, [])
         lane = self.workers.lane(line)
         if lane.device == HOST and not self.picture.measured and work:
-            lane = work[0].lane  # its own stream is not known: it is where it works
+            lane = work[0].lane  # its own stream is unknown: the lane of its work
         start, end = self.times(line, lane, [s for s in work if s.lane == lane], [n.end for n, _ in givers if n])
         made = Node(lane, line.label, start, end, "", line, line.node, line.pass_number)
         self.picture.nodes.append(made)
@@ -119,7 +119,7 @@ class Placing:
         return start, start + logical
 
 
-# What a pass took as long as
+# The critical path
 
 
 def critical_paths(picture: Picture) -> list[CriticalPath]:
@@ -154,7 +154,7 @@ def path(every: Sequence[Slice], before: Callable[[Slice], list[Slice]]) -> list
 
 
 def before_nodes(picture: Picture, nodes: Sequence[Slice]) -> Callable[[Slice], list[Slice]]:
-    """What a node waits for: those that gave it gradients, and the one before it on its worker."""
+    """The predecessors of each node: the producers of its gradients, and the previous node on its worker."""
     before: dict[int, list[Slice]] = {}
     for g in picture.gradients:
         before.setdefault(id(g.target), []).append(g.source)
@@ -164,7 +164,9 @@ def before_nodes(picture: Picture, nodes: Sequence[Slice]) -> Callable[[Slice], 
 
 
 def before_work(picture: Picture, work: Sequence[Slice]) -> Callable[[Slice], list[Slice]]:
-    """What work on a stream waits for: the work before it there, and that of the pass that its stream waits for."""
+    """The predecessors of work on a stream: the previous work there, and the work of the pass that its stream waits
+    for.
+    """
     before: dict[int, list[Slice]] = {}
     neighbours, mine = Neighbours(picture), {id(s) for s in work}
     for arrow in picture.arrows:
@@ -186,7 +188,7 @@ def on_one_lane(work: Sequence[Slice]) -> Iterable[tuple[Slice, Slice]]:
 
 
 def summary(picture: Picture) -> str:
-    """What `Trace.summary` says."""
+    """The text of `Trace.summary`."""
     said = []
     for found in critical_paths(picture):
         nodes = [n for n in picture.nodes if n.pass_number == found.pass_number]

@@ -32,7 +32,7 @@ class Slice:
     start: float
     end: float
     buffer: str = ""
-    """The buffer whose sum it is; "" for work of others."""
+    """The buffer whose sum it is; "" for other work."""
     line: Line | None = None
 
 
@@ -83,7 +83,7 @@ class Picture:
     nodes: list[Node] = field(default_factory=list)
     gradients: list[Gradient] = field(default_factory=list)
     elided: int = 0
-    """Waits that were left out because they were known to hold."""
+    """Waits that were left out because they already held."""
 
     def in_order(self, names: Names) -> list[Lane]:
         """The lanes by device and role: of one device as `names` lists them, then those of producers alone, then those
@@ -135,8 +135,8 @@ class Neighbours:
 
 
 def place(lines: Sequence[Line], races: Sequence[tuple[int, str]] = ()) -> Picture:
-    """Where each line goes: work at its own time where it has one, else behind the work before it and behind what that
-    waits for. The nodes of passes are placed afterwards (passes.py).
+    """Place each line: at its own time if it has one, else after the previous work and after the work that it waits
+    for. `passes.py` places the nodes of passes afterwards.
     """
     timed = any(line.start_us >= 0 for line in lines if line.kind in ("kernel", "copy"))
     picture = Picture(clock_of(lines))
@@ -180,7 +180,7 @@ def place(lines: Sequence[Line], races: Sequence[tuple[int, str]] = ()) -> Pictu
 
 
 def clock_of(lines: Sequence[Line]) -> str:
-    """What times are told by. The host's clock says nothing of devices, which are at work later."""
+    """The clock of the picture. The host's clock does not apply to devices, which run later."""
     work = [line for line in lines if line.kind in ("kernel", "copy")]
     if any(line.start_us >= 0 for line in work):
         return "simulated: a cost model, no measurement"
@@ -210,10 +210,9 @@ class Workers:
 
 
 def owners(lines: Sequence[Line]) -> dict[int, str]:
-    """Which buffer's work a kernel is: "sum w1" and "copy grads[3]" are those of the slots whose adds, folds and takes
-    are labelled so.
+    """The buffer of each kernel, by labels: "sum w1" and "copy grads[3]" belong to the slots with these labels.
 
-    "9 slots: sum w1, sum w2, .." is the first one's: all are of one buffer.
+    "9 slots: sum w1, sum w2, .." belongs to the buffer of the first one, as all of them do.
     """
     slots = {(line.label, line.slot) for line in lines if line.kind in ("add", "fold", "take") and line.buffer}
     own = {text: label for label, slot in slots for text in (label, f"{label}[{slot}]")}
@@ -235,7 +234,7 @@ def owners(lines: Sequence[Line]) -> dict[int, str]:
 
 
 class Parked:
-    """How many bytes are parked in each buffer, as the lines tell it."""
+    """The parked bytes of each buffer, according to the lines."""
 
     def __init__(self) -> None:
         self.slots: dict[tuple[int, int], list[tuple[int, int]]] = {}

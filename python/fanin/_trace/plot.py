@@ -1,8 +1,8 @@
-"""The picture of a trace. matplotlib is imported when a picture is drawn, not before.
+"""The picture of a trace. matplotlib is imported only when a picture is drawn.
 
-A lane for each stream, in it the work as bars, grey or in the colour of its sum. What is too narrow for its name bears
-a number above it. Arrows run behind the bars: down (or up) from the work that is waited for, along a track between two
-lanes, to the work that waits; those with one end share a track.
+Each stream has a lane with its work as bars, grey or in the colour of its sum. A bar too narrow for its name has a
+number above it. Arrows run below the bars: down (or up) from the awaited work, along a track between two lanes, to the
+waiting work; arrows with one end share a track.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ COLOURS = (
 WIDTH, PITCH = 11.0, 0.72  # inches: of the picture, and from lane to lane
 POINTS = 660.0  # about how wide the lanes are
 TOP, BOTTOM = -0.2, 0.28  # of a bar, from the middle of its lane
-NUMBERS = -0.32  # where numbers stand
+NUMBERS = -0.32  # where numbers are drawn
 UNDER = 0.315  # .. and the lines below the work of a node
 TRACKS = 0.36, 0.52  # of arrows, between two lanes
 NARROW, THIN, LETTER = (
     10.0,
     3.0,
     4.2,
-)  # points: what has no room for a number; the least that is seen of a sum; a letter
+)  # points: too narrow for a number; the least visible width of a sum; a letter
 
 
 class Bar(NamedTuple):
@@ -71,7 +71,7 @@ class Bar(NamedTuple):
 
 
 class Sheet:
-    """What is drawn on: the axes, and how times become places."""
+    """The axes, and the mapping of times to places."""
 
     def __init__(self, axes: Axes, picture: Picture, lanes: Sequence[Lane]) -> None:
         self.axes, self.picture, self.lanes = axes, picture, lanes
@@ -122,8 +122,8 @@ def draw(
     title: str | None = None,
     names: Names | None = None,
 ) -> None:
-    """Draw a picture into an open file. `names`: what lanes are called. ImportError where matplotlib is missing,
-    ValueError for a format that it does not know.
+    """Draw a picture into an open file. `names`: the names of lanes. ImportError without matplotlib, ValueError for an
+    unknown format.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -136,7 +136,7 @@ def draw(
     canvas = FigureCanvasAgg(figure)
     if format not in canvas.get_supported_filetypes():
         known = ", ".join(sorted(canvas.get_supported_filetypes()))
-        raise ValueError(f"trace.plot: no picture of the kind {format!r}: {known}")
+        raise ValueError(f"trace.plot: unknown format {format!r}: {known}")
     sheet = Sheet(figure.add_subplot(), picture, lanes)
     frame(sheet, names or {}, title)
     for i in range(len(lanes)):
@@ -319,7 +319,7 @@ class Wire(NamedTuple):
 
 
 def draw_arrows(sheet: Sheet) -> None:
-    """Waits, behind the bars that they cross; the heads and the dots at their beginnings are before them."""
+    """Draw waits below the bars that they cross, with their heads and starting dots above the bars."""
     wires = {wire(sheet, arrow) for arrow in sheet.picture.arrows} | sheet.given
     buses: dict[tuple[int, int, float, str], list[Wire]] = {}
     for w in sorted(wires):
@@ -398,7 +398,7 @@ def draw_wire(sheet: Sheet, w: Wire, track: float) -> None:
 
 
 def draw_race(sheet: Sheet, race: Race) -> None:
-    """A red rim around what was queued last, a cross, and what was said."""
+    """Draw a red rim around the later operation of a race, a cross, and the message."""
     axes, y, x = sheet.axes, sheet.row.get(race.lane, 0), race.time - sheet.begin
     right = x > sheet.whole / 2
     work = sheet.neighbours.before(race.lane, race.time)
@@ -456,13 +456,13 @@ def explain(sheet: Sheet, figure: Figure) -> None:
         )
     if not picture.measured:
         lines.append(
-            f"{counted(len(picture.arrows), 'wait')}, {picture.elided} left out (known to hold),"
+            f"{counted(len(picture.arrows), 'wait')}, {picture.elided} left out (they already held),"
             f" {counted(len(picture.races), 'race')}."
         )
     lines += [f"Framed: the {found}." for found in critical_paths(picture)]
     if numbers:
         lines.append(
-            "A number stands for a name that has no room: "
+            "A number replaces a name that does not fit: "
             + ", ".join(f"{n} {name}" for name, n in numbers.items())
             + "."
         )

@@ -1,14 +1,14 @@
-"""A trace: what a buffer decided and a device did, line by line; as a file for Perfetto, a picture, a graph.
+"""A trace: the decisions of a buffer and the work of a device, line by line; as a file for Perfetto, a picture, a
+graph.
 
     with fanin.trace() as t:
         ...
     t.save("pass.json")      # opens in ui.perfetto.dev, merges with torch.profiler's
     t.plot("pass.svg")       # a lane for each stream and worker, nodes and sums as bars, waits as arrows
     print(t.summary())       # of passes backward: their critical path
-    print(t.dot())           # what happens before what, for Graphviz
+    print(t.dot())           # the order of the work, for Graphviz
 
-A trace records its own thread, and the host threads that a simulated machine spawns on it. Without one nothing is
-recorded.
+A trace records its own thread, and the host threads that a simulated machine spawns on it.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ __all__ = ["Trace", "trace"]
 
 
 class Trace:
-    """What `fanin.trace` gives: a context manager, and afterwards its lines."""
+    """The result of `fanin.trace`: a context manager, and afterwards its lines."""
 
     def __init__(self, capacity: int = 1 << 16) -> None:
         self._capacity = capacity
         self._cores: list[_core.Trace] = []
-        self._races: list[tuple[int, str]] = []  # (lines before it, what was said)
+        self._races: list[tuple[int, str]] = []  # (lines before it, the message)
         self._depth = 0
 
     def __enter__(self) -> Trace:
@@ -71,7 +71,7 @@ class Trace:
 
     @property
     def lines(self) -> tuple[Line, ...]:
-        """What was recorded, in the order in which it was asked for."""
+        """The recorded lines, in order."""
         every = [Line(*line) for core in self._cores for line in core.lines()]
         return tuple(sorted(every, key=lambda line: line.host_ns))
 
@@ -90,7 +90,7 @@ class Trace:
         return f"<fanin.Trace: {counted(len(self), 'line')}{', recording' if self._depth else ''}>"
 
     def _repr_svg_(self) -> str | None:
-        """What a notebook shows: the picture, once there is something to draw and where matplotlib is installed."""
+        """The picture for a notebook, if there is something to draw and matplotlib is installed."""
         from .plot import draw
 
         picture = self.picture()
@@ -104,7 +104,7 @@ class Trace:
             return None
         return out.getvalue().decode()
 
-    # What comes of it
+    # Results
 
     def picture(self) -> Picture:
         """The lines, placed in time: on the clock of the simulated device where there is one, on that of the host for
@@ -130,23 +130,36 @@ class Trace:
         return summary(self.picture())
 
     def save(self, path: str | os.PathLike[str], *, names: Names | None = None) -> None:
-        """Write Chrome trace JSON: pid = device, tid = stream or worker, a slice for each node of a pass around its
-        work, an arrow for each wait and each gradient.
+        """Write Chrome trace JSON, with a slice for each node around its work, an arrow for each wait and each
+        gradient.
 
-        `names` says what streams are called: {(0, 2): "copies"} is stream 2 of device 0. OSError if it cannot be
-        written; then nothing is.
+        In the file pid is the device, tid the stream or worker. OSError if it cannot be written; then no file is left.
+
+        Parameters
+        ----------
+        path : str or os.PathLike
+            The file.
+        names : dict
+            Names of streams: {(0, 2): "copies"} is stream 2 of device 0.
         """
         target = path_text(path, "trace.save")
         text = json.dumps(chrome(self.picture(), names or {}), indent=1)
         write_whole(target, lambda out: out.write(text.encode()))
 
     def plot(self, path: str | os.PathLike[str], *, title: str | None = None, names: Names | None = None) -> None:
-        """Draw it (.svg, .png, .pdf): a lane for each stream, sums as bars coloured by buffer, waits as arrows, races
-        red; for a pass on the CPU a lane for each worker, nodes as bars, gradients as arrows; its critical path framed.
+        """Draw the trace (.svg, .png, .pdf).
 
-        `names` is as for `save`; the lanes of a device stand in its order. What is too narrow for its name bears a
-        number that is explained below, with all else that is seen. A notebook shows a trace as this picture.
-        ImportError, with what to install, where matplotlib is missing.
+        A device has a lane for each stream, sums as bars coloured by buffer, waits as arrows, races red; a pass on the
+        CPU has a lane for each worker, nodes as bars, gradients as arrows, and a frame around the critical path. A bar
+        too narrow for its name has a number that the legend explains. A notebook shows a trace as this picture.
+        ImportError, with the remedy, without matplotlib.
+
+        Parameters
+        ----------
+        target : str, os.PathLike or file
+            The file.
+        names : dict
+            As for `save`; a device's lanes are in this order.
         """
         from .plot import draw
 
@@ -155,7 +168,7 @@ class Trace:
         write_whole(target, lambda out: draw(self.picture(), out, format=suffix, title=title, names=names))
 
     def dot(self) -> str:
-        """What happens before what, as Graphviz DOT text: a cluster for each stream, dashed edges for waits."""
+        """The order of the work, as Graphviz DOT text: a cluster for each stream, dashed edges for waits."""
         return dot(self.picture())
 
 

@@ -15,7 +15,7 @@ COMMANDS = (demo, check, info)
 
 
 def parser() -> argparse.ArgumentParser:
-    """What may be said on the command line."""
+    """The parser of the command line."""
     whole = argparse.ArgumentParser(
         prog="fanin",
         description="The input buffer of an autograd engine: ordered sums of gradients, on streams.",
@@ -62,9 +62,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def with_streams() -> None:
-    """Output that was closed (`>&-`) is none: what is said there is lost, and no file that is opened later takes its
-    number.
-    """
+    """Replace closed output (`>&-`) by one that discards text, so that no file opened later takes its number."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115

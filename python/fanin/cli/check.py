@@ -19,9 +19,9 @@ from .screen import Screen, natural, positive
 
 HELP = """Explore the scenarios of a file: every order in which their host threads may act.
 
-A scenario is a function of a simulated machine, marked with @fanin.sim.scenario. Found are races, deadlocks, errors,
-and results that differ from order to order. Exit status: 0 nothing was found in any order, 1 something was, 2 the file
-could not be used, 3 nothing was found, but orders are missing (incomplete) or results cannot be compared.
+A scenario is a function of a simulated machine, marked with @fanin.sim.scenario. Faults are races, deadlocks, errors,
+and results that differ between orders. Exit status: 0 no fault in any order, 1 a fault, 2 the file could not be used,
+3 no fault, but orders are missing (incomplete) or results cannot be compared.
 
 examples:
   fanin check examples/06_check_me.py
@@ -29,7 +29,7 @@ examples:
   fanin check my_engine.py --scenario two_producers --schedule 0110"""
 
 
-#: What `--schedule` takes.
+#: The form of `--schedule`.
 SCHEDULE = (
     "it has one character for each step, the number of the host thread that takes it (0-9, then a-v), and Y or N for"
     " each answer to a query, as in --schedule 0110"
@@ -37,7 +37,7 @@ SCHEDULE = (
 
 
 class Unusable(Exception):
-    """What was asked cannot be done: exit status 2."""
+    """The request cannot be carried out: exit status 2."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,7 +55,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-reduce",
         action="store_true",
-        help="try orders that differ by steps that commute, too: for scenarios that share more than fanin's",
+        help="also try orders that differ by independent steps: for scenarios that share data beyond fanin",
     )
     parser.add_argument(
         "--stuck-after",
@@ -74,7 +74,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def seconds(word: str) -> float:
-    """What an option of a time says."""
+    """The value of a time option."""
     number = float(word)
     if not number > 0:
         raise argparse.ArgumentTypeError(f"a time is more than 0 seconds, not {word}")
@@ -141,7 +141,7 @@ def explore(screen: Screen, file: Path, chosen: list[Chosen], given: dict[str, o
     for name, scenario, own in chosen:
         try:
             report = fanin.sim.explore(scenario, **{**own, **given})
-        except (TypeError, ValueError) as e:  # what the scenario raises is in the report: this is about its options
+        except (TypeError, ValueError) as e:  # exceptions of the scenario are in the report: this is about its options
             raise Unusable(f"{name}: {e}") from e
         how = "all" if report.complete else f"{report.sampled} at random"
         found = [report.races, report.deadlocks, report.errors, len(report.results)]

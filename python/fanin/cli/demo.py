@@ -1,9 +1,9 @@
 """`fanin demo`: a small network learns handwritten digits on two simulated devices, and each of its gradients is
 checked.
 
-1. The network and how it is spread over streams.
+1. The network and its streams.
 2. One step: forward, backward, update.
-3. What is held against plain NumPy.
+3. The comparison with plain NumPy.
 4. The run: progress, table, trace and picture.
 5. A wait left out.
 """
@@ -35,7 +35,7 @@ BLOCKS = 2
 #: The largest deviation of a float32 gradient from the float64 one, relative to that gradient's largest entry.
 TOLERANCE = 1e-4
 NEEDED = 0.95
-#: The accuracy is asked for after so many epochs: it is a property of the whole training, not of its beginning.
+#: The accuracy is required after so many epochs.
 EPOCHS = 16
 #: What is written, in the folder that --out names.
 TRACE, PICTURE = "fanin-demo.json", "fanin-demo.svg"
@@ -73,8 +73,8 @@ def on(stream: tape.Stream) -> AbstractContextManager[object]:
 
 
 class Spread:
-    """Who works where: on each device a stream for the parameters, one for each of its two micro-batches, one for side
-    branches. Without a machine all is done on the CPU.
+    """The streams of the work: on each device one for the parameters, one for each of its two micro-batches, one for
+    side branches. Without a machine everything runs on the CPU.
     """
 
     def __init__(self, machine: Machine | None) -> None:
@@ -233,7 +233,7 @@ def recorded(net: Net) -> tape.Compiled[tape.Var]:
     return tape.compiled(train_step(net), static=[*net.parameters.values(), *arrays])
 
 
-# ---------------------------------------------------------------- 3. What is held against plain NumPy
+# ---------------------------------------------------------------- 3. The comparison with plain NumPy
 
 
 def host(g: tape.Gradient) -> NDArray:
@@ -252,7 +252,7 @@ def deviation(got: NDArray, wanted: NDArray) -> float:
 
 
 class Check:
-    """What the sampled steps have shown."""
+    """The results of the sampled steps."""
 
     def __init__(self) -> None:
         self.steps = self.gradients = 0
@@ -322,7 +322,7 @@ def shifted(images: NDArray, rng: np.random.Generator) -> NDArray:
 
 
 def accuracy(net: Net, digits: Digits) -> float:
-    """The share of the held-out digits that the network knows."""
+    """The share of the held-out digits that the network classifies correctly."""
     copies = net.copies()
     found = [net.forward(copies[i], d, i, 0)[0].numpy().argmax(1) for i, d in enumerate(np.array_split(digits.held, 2))]
     return float((np.concatenate(found) == digits.held_labels).mean())
@@ -455,7 +455,7 @@ def train_recorded(options: argparse.Namespace) -> int:
 def rows_of(
     check: Check, machine: Machine | None, before: fanin.Counters, after: fanin.Counters
 ) -> list[tuple[str, str]]:
-    """What the training took, for the table."""
+    """The rows of the table."""
     rows = [
         ("gradients checked", str(check.gradients)),
         ("largest relative deviation", f"{check.worst:.1e}"),
@@ -475,10 +475,10 @@ def rows_of(
 
 
 def judge(screen: Screen, right: float, check: Check, steps: int, whole: int) -> bool:
-    """Says what is wrong with what came out; true if anything is."""
+    """Print what is wrong with the results; return whether anything is."""
     short = steps < whole
     if right < NEEDED and short:
-        screen.say(f"(an accuracy of {NEEDED:.0%} is asked for after {whole} steps; these were {steps})")
+        screen.say(f"(an accuracy of {NEEDED:.0%} is required after {whole} steps; these were {steps})")
     wrong = []
     if right < NEEDED and not short:
         wrong.append(f"accuracy {right:.1%} is below {NEEDED:.0%}")
@@ -490,7 +490,9 @@ def judge(screen: Screen, right: float, check: Check, steps: int, whole: int) ->
 
 
 def picture(screen: Screen, machine: Machine | None, net: Net, digits: NDArray, labels: NDArray, out: Path) -> bool:
-    """A trace and a picture of one pass backward. Says what was written; true if something could not be."""
+    """Write a trace and a picture of one backward pass, and print their names; return whether a file could not be
+    written.
+    """
     losses, _ = losses_of(net, digits, labels)
     if machine:
         machine.synchronize()  # the pass forward is not in the picture
@@ -517,32 +519,32 @@ def picture(screen: Screen, machine: Machine | None, net: Net, digits: NDArray, 
 
 # ---------------------------------------------------------------- 5. A wait left out
 
-#: What each wait, record and mark of the rules is for.
+#: The purpose of each wait, record and mark of the rules.
 PURPOSE = {
-    "S9.record": "the event behind a slot's first gradient, which the consumer's stream, or the sum, will wait for",
+    "S9.record": "the event after a slot's first gradient, for which the consumer's stream or the sum will wait",
     "S9.mark": "keeps a first gradient's memory until the consumer's stream is done with it",
-    "S10.record": "the event behind a slot's first gradient, when the consumer is on another device",
-    "S11.record": "the event behind a slot's first gradient, when neither producer nor consumer is on its device",
-    "S12.record": "the event behind each later gradient of a slot",
+    "S10.record": "the event after a slot's first gradient, if the consumer is on another device",
+    "S11.record": "the event after a slot's first gradient, if neither producer nor consumer is on its device",
+    "S12.record": "the event after each later gradient of a slot",
     "S12.wait": "the sum waits for the later gradients that other streams made",
     "S12.mark": "keeps the later gradients' memory until the sum has read it",
     "S13.wait": "the sum waits for the first gradient, if another stream made it",
     "S13.mark": "keeps the first gradient's memory until the sum has read it",
-    "S15.record": "the event behind a sum that is not made on the consumer's stream",
-    "S18.record": "an event for a consumer on another stream than the sum's, where there is none yet",
+    "S15.record": "the event after a sum that is not made on the consumer's stream",
+    "S18.record": "an event for a consumer on another stream than the sum's, if there is none yet",
     "S18.wait": "the consumer waits for the sum",
     "S19.mark": "keeps the sum's memory until the consumer is done with it",
     "S20.wait": "the caller's stream waits, at the end of the pass, for the streams on which the leaves were summed",
     "S20.mark": "keeps the leaves' gradients until the caller's stream is done with them",
     "S21.wait": "a conversion waits for the gradient, where it cannot run on its producer's stream",
     "S21.mark": "keeps a gradient's memory until it has been converted on another stream",
-    "S21.record": "the event behind such a conversion",
+    "S21.record": "the event after such a conversion",
     "S22.wait": "the last step of a sum waits until the taker's stream is done with the memory that it is written to",
     "S22.mark": "keeps the memory that a sum is written to",
-    "S22.record": "the event behind the last step of a sum",
+    "S22.record": "the event after the last step of a sum",
 }
 
-#: Those that another one covers in this network, so that leaving them out alone changes nothing.
+#: Those that another one covers in this network: leaving them out alone changes nothing.
 COVERED = {
     "S9.mark": (
         "S13.mark marks the same memory when the sum is made, and S19.mark where there is nothing to sum; try"
@@ -550,17 +552,17 @@ COVERED = {
     ),
     "S13.mark": "S9.mark has marked the same memory when it was added; try --leave-out S9.mark --leave-out S13.mark",
     "S18.record": (
-        "a node of a pass takes its sums on its own stream, where they are summed; the event is for who takes them on"
-        " another one, as by InputBuffer.take(stream)"
+        "a node of a pass takes its sums on its own stream, where they are summed; the event is for a take on another"
+        " stream, as by InputBuffer.take(stream)"
     ),
-    "S22.mark": "whoever takes the sum reads it, and so waits for it and is marked itself (S18, S19)",
+    "S22.mark": "the taker reads the sum, so it waits for it and is marked itself (S18, S19)",
 }
 
 
 def leave_out(options: argparse.Namespace) -> int:
-    """Train as ever, but without these: the checker says what comes of it."""
+    """Train without these waits or records, and print the checker's report."""
     if options.cpu:
-        print("fanin demo: --leave-out: the CPU waits for nothing: without --cpu", file=sys.stderr)
+        print("fanin demo: --leave-out needs streams: run it without --cpu", file=sys.stderr)
         return 2
     screen, rng = Screen(), np.random.default_rng(options.seed)
     machine = Machine(2, options.seed, launch_us=LAUNCH_US, gbytes_per_s=GBYTES_PER_S)
@@ -595,7 +597,7 @@ def leave_out(options: argparse.Namespace) -> int:
     return 0
 
 
-# ---------------------------------------------------------------- 6. What may be said
+# ---------------------------------------------------------------- 6. The command line
 
 HELP = f"""Train a small network on real handwritten digits, on two simulated devices, and check its gradients.
 
@@ -625,7 +627,7 @@ def rate(text: str) -> float:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--epochs", metavar="N", type=positive, default=EPOCHS, help=f"how often each digit is seen (default: {EPOCHS})"
+        "--epochs", metavar="N", type=positive, default=EPOCHS, help=f"how often each digit is used (default: {EPOCHS})"
     )
     parser.add_argument("--steps", metavar="N", type=positive, help="train for so many steps instead")
     parser.add_argument(

@@ -1,6 +1,4 @@
-"""Files that a command writes. They are tried before the work begins: a folder that cannot be written to costs nobody
-an hour.
-"""
+"""Files that a command writes, checked before the work begins, so that an unwritable folder is reported at once."""
 
 from __future__ import annotations
 

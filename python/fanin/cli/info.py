@@ -7,7 +7,7 @@ import json
 
 import fanin
 
-HELP = """Say what is here, what was built in, and why something is missing.
+HELP = """Print the versions, features and devices of this installation, and why something is missing.
 
 examples:
   fanin info

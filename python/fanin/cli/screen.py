@@ -1,6 +1,4 @@
-"""What the commands print: a progress bar and colours where output is a terminal and rich is installed, plain lines
-elsewhere.
-"""
+"""Output of the commands: a progress bar and colours if output is a terminal and rich is installed, else plain lines."""
 
 from __future__ import annotations
 
@@ -87,16 +85,16 @@ class Progress:
             print(f"{self.what} {self.done}/{self.total}  {note}  {time.monotonic() - self.began:.0f} s", flush=True)
 
 
-# What the commands are told: types for argparse, which names them in its message
+# Types of options; argparse names them in its messages
 
 
 def positive(text: str) -> int:
-    """An integer from 1 on."""
+    """A positive integer."""
     return integer(text, 1)
 
 
 def natural(text: str) -> int:
-    """An integer from 0 on."""
+    """A non-negative integer."""
     return integer(text, 0)
 
 
@@ -106,5 +104,5 @@ def integer(text: str, least: int) -> int:
     except ValueError:
         n = least - 1
     if n < least:
-        raise argparse.ArgumentTypeError(f"expected an integer from {least} on, got {text!r}")
+        raise argparse.ArgumentTypeError(f"expected an integer of at least {least}, got {text!r}")
     return n

@@ -12,7 +12,7 @@ from .protocols import Make
 
 @pytest.fixture(scope="session")
 def make_buffer(request: pytest.FixtureRequest) -> Make:
-    """What `--fanin-buffer` names."""
+    """The function that `--fanin-buffer` names."""
     word = request.config.getoption("--fanin-buffer")
     module, colon, name = word.partition(":")
     if not colon:

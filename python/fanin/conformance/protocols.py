@@ -1,4 +1,4 @@
-"""The buffer under test, as far as it is asked for anything here."""
+"""The attributes that the suite uses of the buffer under test."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ DTYPES = ["float32", "float64", "complex64", "int8", "int64", "bool"]
 
 
 def some(seed: int, n: int = 3, shape: tuple[int, ...] = (4, 5), dtype: str = "float32") -> list[NDArray]:
-    """n arrays whose sum depends on how it is associated, where the dtype lets it."""
+    """n arrays whose sum depends on the order of its additions, if the dtype allows."""
     rng = np.random.default_rng(seed)
     scale = 10.0 ** rng.integers(-4, 5, (n, *shape))
     values = rng.standard_normal((n, *shape)) * scale

@@ -1,8 +1,8 @@
-"""What the inputs and outputs of a graph mean, as small immutable trees.
+"""The meaning of the inputs and outputs of a graph, as small immutable trees.
 
-A graph that was made of a flat function takes and returns more than the function did: gradients of outputs, bases of
-views, new values of what was written. A descriptor says of one such slot what it is. That of an input is the way from
-the function's arguments to it; that of an output is the way from the function's result to it.
+A graph made of a flat function takes and returns more than the function: gradients of outputs, bases of views, new
+values of written inputs. A descriptor gives the meaning of one such slot: for an input the path from the function's
+arguments to it, for an output the path from the function's result to it.
 
 >>> from fanin import descriptors as d
 >>> x = d.PlainAOTInput(0)
@@ -13,23 +13,23 @@ GradAOTOutput(grad_of=PlainAOTInput(idx=0))
 >>> d.parse("__grad(args[0])") == d.GradAOTOutput(x)
 True
 
-The classes bear the names, and their fields the names and the order, that people know from PyTorch. They are frozen,
-hashable and equal by value. `str` and `expr()` give the short form, `repr` the exact one: `expr()` may mean several
-things (see `candidates`), `repr` never does.
+The classes have PyTorch's names, and their fields PyTorch's names and order. They are frozen, hashable and equal by
+value. `str` and `expr()` give the short form, `repr` the exact one: `expr()` may be ambiguous (see `candidates`),
+`repr` never is.
 
-What may hold what (level by level; a dummy stands for anything of level 1 that needs no gradient):
+Allowed nesting, level by level (a dummy replaces anything of level 1 that needs no gradient):
 
-| level | inputs | outputs | holds |
+| level | inputs | outputs | may contain |
 |---|---|---|---|
 | 1 | Plain, Param, Buffer, Dummy | Plain, Dummy | nothing |
 | 2 | ViewBase, SyntheticBase | InputMutation, IntermediateBase, MetadataMutation | level 1 or 2 |
-| 3 | Tangent (of an output) | Grad (of an input) | what is differentiable of level 1 or 2 |
+| 3 | Tangent (of an output) | Grad (of an input) | differentiable ones of level 1 or 2 |
 | 4 | SubclassGetAttr, SubclassSize, SubclassStride | the same | level 1 to 3, or a SubclassGetAttr |
-| – | tokens, random state, opaque objects | tokens, random state, saved values | nothing, and nothing holds them |
+| – | tokens, random state, opaque objects | tokens, random state, saved values | nothing; never nested |
 
 Anything else is a `NestingError`. The order of descriptors is total: inputs before outputs, then by kind in the order
-of `INPUTS` and `OUTPUTS`, then field by field from the left; it has no meaning beyond that, and is there for output
-that does not change from run to run.
+of `INPUTS` and `OUTPUTS`, then field by field from the left; its only purpose is output that does not change from run
+to run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What all descriptors have: a short form, a place in the order, fields that are checked."""
+"""The base of all descriptors: a short form, a total order, checked fields."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class NestingError(TypeError, AssertionError):
 
 @dataclass(frozen=True)
 class Descriptor:
-    """What inputs and outputs have in common: a short form and a place in the total order."""
+    """The base of inputs and outputs: a short form and a place in the total order."""
 
     __slots__ = ()
 
-    #: The level (the table of the package) at which another may hold it; 0: nothing holds it. What others define
+    #: The level (the table of the package) at which another one may contain it; 0: none may. What others define
     #: is of level 1 if it is differentiable.
     _level: ClassVar[int] = 0
 
     def expr(self) -> str:
-        """The short form, for people: what an expression for this value would look like."""
+        """The short form, for people: an expression for this value."""
         raise NotImplementedError(f"{type(self).__name__} has no expr()")
 
     def __str__(self) -> str:
@@ -116,7 +116,7 @@ class DifferentiableAOTOutput(AOTOutput):
     _level: ClassVar[int] = 1
 
 
-# What may hold what
+# Allowed nesting
 
 
 def holds(
@@ -136,13 +136,13 @@ def holds(
 
 
 def as_index(d: Descriptor, *names: str) -> None:
-    """The fields of these names become plain ints from 0 on."""
+    """Convert the fields of these names to plain non-negative ints."""
     for name in names or ("idx",):
         value = getattr(d, name)
         if isinstance(value, bool) or not hasattr(value, "__index__"):
             raise TypeError(f"{type(d).__name__}: {name} must be an int, got {value!r:.60}")
         if operator.index(value) < 0:
-            raise ValueError(f"{type(d).__name__}: {name} counts from 0 on, got {value!r}")
+            raise ValueError(f"{type(d).__name__}: {name}: expected a non-negative integer, got {value!r}")
         object.__setattr__(d, name, operator.index(value))
 
 

@@ -30,11 +30,10 @@ Positions = tuple[int, int | None]
 
 
 def check_unique(inputs: Iterable[AOTInput | None], outputs: Iterable[AOTOutput | None] = ()) -> None:
-    """Whether the descriptors of a finished graph are such as they must be: no two inputs alike, no two outputs alike,
-    no dummy.
+    """Check the descriptors of a finished graph: no two equal inputs, no two equal outputs, no dummy.
 
-    None stands for a slot without a descriptor (the gradient of an input that needs none). ValueError names both
-    positions. TypeError: an output among the inputs, or the reverse.
+    None is a slot without a descriptor (the gradient of an input that needs none). ValueError names both positions.
+    TypeError: an output among the inputs, or the reverse.
 
     >>> from fanin import descriptors as d
     >>> d.check_unique([d.PlainAOTInput(0), d.PlainAOTInput(1), d.PlainAOTInput(0)])

@@ -65,7 +65,7 @@ class PlainAOTInput(DifferentiableAOTInput):
 
 @dataclass(frozen=True)
 class DummyAOTInput(AOTInput):
-    """A filler where code wants some descriptor and nobody reads it; never in a finished graph."""
+    """A placeholder for an unused descriptor; never in a finished graph."""
 
     _level: ClassVar[int] = 1
     idx: int

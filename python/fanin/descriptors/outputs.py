@@ -62,9 +62,7 @@ class IntermediateBaseAOTOutput(DifferentiableAOTOutput):
 
 @dataclass(frozen=True)
 class MetadataMutationAOTOutput(DifferentiableAOTOutput):
-    """The new geometry of a merged input whose geometry the function changed. `idx` counts such inputs, not
-    arguments.
-    """
+    """The new geometry of a merged input whose geometry the function changed. `idx` counts such inputs, not arguments."""
 
     _level: ClassVar[int] = 2
     idx: int
@@ -187,7 +185,7 @@ class SubclassStrideAOTOutput(AOTOutput):
 
 @dataclass(frozen=True)
 class DummyAOTOutput(AOTOutput):
-    """A filler where code wants some descriptor and nobody reads it; never in a finished graph."""
+    """A placeholder for an unused descriptor; never in a finished graph."""
 
     _level: ClassVar[int] = 1
     idx: int
@@ -214,7 +212,7 @@ class SavedForBackwardsAOTOutput(AOTOutput):
 
 @dataclass(frozen=True)
 class SavedForBackwardsNoVcCheckAOTOutput(AOTOutput):
-    """The same, where nobody checks that it was not written meanwhile."""
+    """The same, without a check that it was not written meanwhile."""
 
     idx: int
 

@@ -98,15 +98,27 @@ BY_NAME: dict[str, type[Descriptor]] = {kind.__name__: kind for kind in (*INPUTS
 
 
 def parse(text: str, kind: Kind = None) -> AOTInput | AOTOutput:
-    """The descriptor whose `expr()` or `repr` the text is.
+    """Return the descriptor whose `expr()` or `repr` the text is.
 
-    kind: "input", "output", or a class that it must be an instance of. `expr()` is not always enough: tokens and
-    dummies are called alike on both sides, and `args[0]._base` is a base or an attribute of that name. Then `kind`
-    decides, or a `repr` does, which is never ambiguous.
+    `expr()` may be ambiguous: tokens and dummies have one name on both sides, and `args[0]._base` is a base or an
+    attribute of that name. Then use `kind`, or a `repr`.
 
-    ValueError: text that no descriptor prints, or that several print (they are listed; `candidates` gives them).
-    TypeError: what is no text.
+    Parameters
+    ----------
+    text : str
+        An `expr()` or a `repr`.
+    kind : "input", "output", or a class
+        The descriptor must be of this side, or an instance of this class.
 
+    Raises
+    ------
+    ValueError
+        No descriptor prints the text, or several do (they are listed; `candidates` returns them).
+    TypeError
+        The text is no str.
+
+    Examples
+    --------
     >>> from fanin import descriptors as d
     >>> d.parse("__output_tangent(output[1])")
     TangentAOTInput(output=PlainAOTOutput(idx=1))
@@ -149,9 +161,10 @@ def filter_of(kind: Kind) -> Callable[[Descriptor], bool]:
 
 
 def candidates(text: str) -> tuple[AOTInput | AOTOutput, ...]:
-    """All descriptors whose `expr()` or `repr` the text is: at least one, inputs first.
+    """Return all descriptors whose `expr()` or `repr` the text is: at least one, inputs first.
 
-    ValueError: text that no descriptor prints; it says where it stopped making sense. TypeError: what is no text.
+    ValueError, with the position of the first invalid character, if no descriptor prints the text; TypeError if it is
+    no str.
 
     >>> from fanin import descriptors as d
     >>> [type(x).__name__ for x in d.candidates("__dummy3")]
@@ -176,9 +189,7 @@ def sided(kinds: Sides, d: Descriptor) -> type[Descriptor]:
 
 
 class Reader:
-    """Reads one text from left to right. What it has read so far stands for several descriptors, until all but one are
-    ruled out.
-    """
+    """Reads a text from left to right, with several candidate descriptors until all but one are ruled out."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -219,7 +230,7 @@ class Reader:
             raise ValueError(f"parse: {self.text[:40]!r}.. is nested deeper than {DEEPEST}")
 
     def make(self, kinds: Iterable[type[Descriptor]], *fields: object) -> list[Descriptor]:
-        """What these kinds are with these fields, as far as they may be."""
+        """The descriptors of these kinds with these fields that are valid."""
         made = []
         for kind in kinds:
             try:

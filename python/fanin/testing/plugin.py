@@ -1,6 +1,6 @@
 """The pytest plugin: the fixture `sim_machine`, the marker `explore`, the option `--fanin-buffer`.
 
-fanin is imported when a test asks for it, not before.
+It imports fanin only when a test needs it.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def seed_of(item: pytest.Item) -> int:
-    """The seed that was asked for, or one that belongs to this test alone."""
+    """The seed of the option, or one of the test's own."""
     asked = item.config.getoption("--fanin-seed")
     return zlib.crc32(item.nodeid.encode()) if asked is None else int(asked)
 
 
 @pytest.fixture
 def sim_machine(request: pytest.FixtureRequest) -> Iterator[Machine | None]:
-    """A fresh `fanin.sim.Machine` of two devices, entered; when the test ends well it is synchronized and asked for
+    """A fresh `fanin.sim.Machine` of two devices, entered; when the test passes, it is synchronized and checked for
     races.
 
-    Its seed is the test's own and is shown where the test fails; `--fanin-seed` sets another.
+    Its seed is the test's own and is shown if the test fails; `--fanin-seed` sets another.
     """
     if request.node.get_closest_marker("explore"):
-        yield None  # each run gets a machine of its own: see pytest_pyfunc_call
+        yield None  # each run has its own machine (pytest_pyfunc_call)
         return
     from fanin.sim import Machine
 

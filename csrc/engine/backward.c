@@ -1,0 +1,717 @@
+/* A pass, from bottom to top: a gradient is delivered, a node runs, a worker takes one node after another, the pass
+ * begins and ends.
+ *
+ *   deliver     an only producer's gradient that matches the slot is kept as it is; others go into the node's buffer by
+ *               key. Then, and not before, the node has one dependency less (E1); after the last it is ready
+ *   sums        what was forwarded, or a take of the buffer; then the hooks of the slots; captured sums (E8)
+ *   run         the function with its other hooks; release (E10); its gradients are delivered
+ */
+#include "base/mem.h"
+#include "base/thread.h"
+#include "engine/streams.h"
+#include "engine/workers.h"
+
+#define DEPTH 1000 /* nested passes */
+
+static _Thread_local unsigned depth;
+
+/* drop_all: n holds; skips NULLs, leaves NULLs. */
+static void drop_all(const fan_backward *p, void **objects, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (objects[i]) {
+            void *object = objects[i];
+            objects[i] = NULL;
+            p->config.frontend->drop(object);
+        }
+}
+
+/* ---- traces (E18) ---- */
+
+static inline bool is_traced(void) { return atomic_load_explicit(&fan_traces, memory_order_relaxed) != 0; }
+
+/* timeline_begin: what this thread records from now on belongs to the worker's node. */
+static void timeline_begin(fan_task_timeline *t, const fan_task_worker *w)
+{
+    const fan_trace_work work = {w->pass->id, w->pass->nodes[w->now].node->number, w->number};
+    *t =
+        (fan_task_timeline){.thread = fan_thread_id(), .begin_ns = fan_trace_ns(), .outer = fan_trace_work_begin(work)};
+}
+
+/* timeline_end: writes the node's line; on any thread. */
+static void timeline_end(fan_task_timeline *t, const fan_task_worker *w)
+{
+    const uint64_t begin_ns = t->begin_ns;
+    if (begin_ns == 0)
+        return;
+    t->begin_ns = 0;
+    if (w->now != FAN_NOWHERE) {
+        const fan_node *n = w->pass->nodes[w->now].node;
+        const fan_stream *own = fan_task_run_streams(w->pass, n).own;
+        fan_trace_line line = {.kind = FAN_TRACE_NODE,
+                               .device = own ? (int16_t)own->device->index : -1,
+                               .slot = -1,
+                               .key = -1,
+                               .stream = own ? own->handle : 0,
+                               .begin_ns = begin_ns,
+                               .start_us = -1,
+                               .end_us = -1};
+        n->ops->text(n, line.label, sizeof line.label);
+        fan_trace_put(&line);
+    }
+    if (t->thread == fan_thread_id())
+        (void)fan_trace_work_begin(t->outer);
+}
+
+static void trace_gradient(const fan_backward *p, const fan_task_edge *edge)
+{
+    const fan_trace_line line = {.kind = FAN_TRACE_GRADIENT,
+                                 .device = -1,
+                                 .slot = (int32_t)edge->slot,
+                                 .key = edge->key,
+                                 .to = p->nodes[edge->to].node->number,
+                                 .start_us = -1,
+                                 .end_us = -1};
+    fan_trace_put(&line);
+}
+
+/* ---- running nodes ---- */
+
+static fan_task_running *running; /* of all threads, the newest first (node.h, One thread at a time) */
+
+static void running_begin(fan_task_running *r, const fan_task_worker *w, uint64_t thread)
+{
+    *r = (fan_task_running){w->pass, w->now, thread, running};
+    running = r;
+}
+
+static void running_end(fan_task_running *r)
+{
+    for (fan_task_running **at = &running; *at; at = &(*at)->outer)
+        if (*at == r) {
+            *at = r->outer;
+            return;
+        }
+}
+
+bool fan_backward_needs(const fan_node *n, uint32_t edge)
+{
+    uint64_t thread = fan_thread_id();
+    const fan_task_running *in = NULL;
+    for (const fan_task_running *r = running; r && !(in && in->thread); r = r->outer) {
+        const fan_task_node *tn = &r->pass->nodes[r->at];
+        if (tn->node == n && edge < tn->nedges && (r->thread == thread || (!r->thread && !in)))
+            in = r;
+    }
+    if (in)
+        return in->pass->edges[in->pass->nodes[in->at].edges + edge].to != FAN_NOWHERE;
+    return edge < n->nedges && n->edges[edge].next;
+}
+
+/* ---- a gradient is delivered ---- */
+
+static void dependency_done(fan_backward *p, uint32_t at)
+{
+    if (!fan__dependency_done(&p->nodes[at]))
+        return;
+    if (p->workers)
+        fan__task_workers_push(p, at);
+    else
+        fan__queue_push(&p->queue, p->nodes, at);
+}
+
+/* make_buffer: unless the node has one. Two workers may both make one; the second drops its own. */
+static fan_status make_buffer(fan_backward *p, fan_task_node *to, fan_stream *on, void *gradient, fan_error *err)
+{
+    void *made = NULL, *other;
+    if (p->workers && fan_watched())
+        fan_touch_thing(FAN_THING_LOCKED, p->workers->lock.id, FAN_TOUCH_READS);
+    if (atomic_load_explicit(&to->buffer, memory_order_acquire))
+        return FAN_OK;
+    FAN_TRY(p->config.frontend->buffer_new(&p->config, to->node, on, gradient, &made, err));
+    fan__task_lock(p);
+    other = FAN_FAULT(BUFFER_TWICE) ? NULL : atomic_load_explicit(&to->buffer, memory_order_relaxed);
+    if (!other)
+        atomic_store_explicit(&to->buffer, made, memory_order_release);
+    fan__task_unlock(p);
+    if (other)
+        p->config.frontend->buffer_free(made);
+    return FAN_OK;
+}
+
+static fan_status add_to_buffer(fan_backward *p, const fan_task_edge *edge, void *gradient, fan_producer *producer,
+                                fan_error *err)
+{
+    fan_task_node *to = &p->nodes[edge->to];
+    fan_run_streams there = fan_task_run_streams(p, to->node);
+    producer->to = there.set;
+    FAN_TRY(make_buffer(p, to, FAN_FAULT(SUM_FOR_PRODUCER) ? producer->stream : there.own, gradient, err));
+    return p->config.frontend->add(to->buffer, edge->slot, FAN_FAULT(KEY_BY_ARRIVAL) ? p->arrivals++ : edge->key,
+                                   gradient, producer, err);
+}
+
+/* deliver: along an edge that leads somewhere. The hold on *gradient stays the caller's, or is taken and it is NULL. */
+static fan_status deliver(fan_backward *p, fan_task_edge *edge, void **gradient, fan_producer *producer, fan_error *err)
+{
+    const fan_task_node *to = &p->nodes[edge->to];
+    fan_task_slot *s = &p->slots[to->slots + edge->slot];
+    edge->defined = *gradient != NULL;
+    edge->from_hook = producer->from_hook;
+    if (s->producers == 1 && !p->config.detect &&
+        (!*gradient || p->config.frontend->can_forward(to->node, edge->slot, *gradient))) {
+        s->forwarded = *gradient;
+        *gradient = NULL;
+    } else {
+        FAN_TRY(add_to_buffer(p, edge, *gradient, producer, err));
+    }
+    edge->delivered = true;
+    if (is_traced() && producer->node && edge->defined)
+        trace_gradient(p, edge);
+    return FAN_OK;
+}
+
+/* delivers_any: whether one of the gradients goes anywhere. */
+static bool delivers_any(const fan_backward *p, const fan_task_node *tn, void **gradients)
+{
+    for (uint32_t i = 0; i < tn->nedges; i++)
+        if (gradients[i] && p->edges[tn->edges + i].to != FAN_NOWHERE)
+            return true;
+    return false;
+}
+
+/* deliver_all: along the node's edges. With several workers they are counted together (workers.c). */
+static fan_status deliver_all(fan_task_worker *w, const fan_run_streams *on, void **gradients, const void *node_hooks,
+                              fan_error *err)
+{
+    fan_backward *p = w->pass;
+    const fan_task_node *tn = &p->nodes[w->now];
+    fan_producer producer = {.node = tn->node, .stream = on->own};
+    for (; producer.index < tn->nedges; producer.index++) {
+        fan_task_edge *edge = &p->edges[tn->edges + producer.index];
+        if (edge->to == FAN_NOWHERE)
+            continue;
+        if (p->workers && FAN_FAULT(COUNT_BEFORE_ADD)) {
+            fan__task_lock(p);
+            dependency_done(p, edge->to);
+            fan__task_unlock(p);
+        }
+        if (node_hooks)
+            producer.from_hook = p->config.frontend->is_from_hook(node_hooks, producer.index);
+        FAN_TRY(deliver(p, edge, &gradients[producer.index], &producer, err));
+        if (!p->workers)
+            dependency_done(p, edge->to);
+    }
+    w->delivered = p->workers && !FAN_FAULT(COUNT_BEFORE_ADD);
+    return FAN_OK;
+}
+
+static void node_ran(fan_task_worker *w)
+{
+    w->pass->nodes[w->now].ran = true;
+    if (w->pass->workers)
+        w->ran = true; /* counted with the lock (workers.c) */
+    else
+        w->pass->ran++;
+}
+
+/* node_deliver: see fan_backward_give. */
+static fan_status node_deliver(fan_task_worker *w, void **gradients, const void *node_hooks, fan_error *err)
+{
+    fan_backward *p = w->pass;
+    const fan_task_node *tn = &p->nodes[w->now];
+    fan_run_streams on = fan_task_run_streams(p, tn->node);
+    fan_status status = FAN_OK;
+    node_ran(w);
+    if (!p->config.keep_graph) {
+        tn->node->freed_by = tn->node->freed_by ? tn->node->freed_by : p->id;
+        status = p->config.frontend->release(tn->node, err);
+    }
+    if (on.own && status == FAN_OK && !delivers_any(p, tn, gradients))
+        status = fan_task_produced_nothing(p, &on, err);
+    if (status == FAN_OK)
+        status = deliver_all(w, &on, gradients, node_hooks, err);
+    drop_all(p, gradients, tn->nedges);
+    return status;
+}
+
+/* ---- a node's sums ---- */
+
+/* capture_sums: those of wanted slots are kept for the caller (E8, S20). */
+static fan_status capture_sums(fan_backward *p, const fan_task_node *tn, void **sums, fan_error *err)
+{
+    fan_run_streams on = fan_task_run_streams(p, tn->node);
+    for (uint32_t i = 0; i < tn->node->inputs; i++) {
+        if (p->slots[tn->slots + i].wanted)
+            FAN_TRY(fan_task_keep(p, sums[i], &on, err));
+        for (uint32_t w = p->slots[tn->slots + i].wanted; w; w = p->same[w - 1])
+            if ((p->results[w - 1] = sums[i]))
+                p->config.frontend->hold(sums[i]);
+    }
+    return FAN_OK;
+}
+
+/* order_sums: K1; and S20 for a node without edges or a stream: its sums alone show which streams it uses. */
+static fan_status order_sums(fan_backward *p, const fan_task_node *tn, void **sums, fan_error *err)
+{
+    fan_run_streams on = fan_task_run_streams(p, tn->node);
+    FAN_TRY(fan_task_join_capture(p, &on, err));
+    for (uint32_t i = 0; !on.own && !tn->nedges && tn->runs && !tn->leaf && i < tn->node->inputs; i++)
+        FAN_TRY(fan_task_keep(p, sums[i], &on, err));
+    return FAN_OK;
+}
+
+static fan_status run_slot_hooks(fan_backward *p, const fan_task_node *tn, void **sums, void **node_hooks,
+                                 fan_error *err)
+{
+    fan_streams_outer outer;
+    if (!FAN_FAULT(HOOK_ON_CALLER))
+        return p->config.frontend->hooks(tn->node, sums, node_hooks, err);
+    fan_streams_enter(p->streams.caller, &outer);
+    fan_status status = p->config.frontend->hooks(tn->node, sums, node_hooks, err);
+    fan_streams_leave(&outer);
+    return status;
+}
+
+/* node_sums: see fan_backward_sums. */
+static fan_status node_sums(fan_task_worker *w, void **sums, void **node_hooks, fan_error *err)
+{
+    fan_backward *p = w->pass;
+    const fan_engine_frontend *f = p->config.frontend;
+    fan_task_node *tn = &p->nodes[w->now];
+    fan_status status = FAN_OK;
+    void *buffer;
+    for (uint32_t i = 0; i < tn->node->inputs; i++) {
+        sums[i] = p->slots[tn->slots + i].forwarded;
+        p->slots[tn->slots + i].forwarded = NULL;
+    }
+    buffer = atomic_load_explicit(&tn->buffer, memory_order_relaxed); /* complete: there are no dependencies left */
+    for (uint32_t i = 0; buffer && i < tn->node->inputs && status == FAN_OK; i++)
+        if (!sums[i] && p->slots[tn->slots + i].producers) {
+            status = f->take(tn->node, buffer, i, &sums[i], err);
+            if (status == FAN_OK && sums[i] && p->config.detect)
+                status = fan__explain_sum(w, i, buffer, err);
+        }
+    if (buffer) {
+        atomic_store_explicit(&tn->buffer, NULL, memory_order_relaxed);
+        f->buffer_free(buffer);
+        if (status == FAN_OK)
+            status = order_sums(p, tn, sums, err);
+    }
+    if (status == FAN_OK)
+        status = run_slot_hooks(p, tn, sums, node_hooks, err);
+    if (status == FAN_OK && tn->captured)
+        status = capture_sums(p, tn, sums, err);
+    return status;
+}
+
+/* ---- a leaf, a node ---- */
+
+/* accumulate: L, with S20 before and after it. */
+static fan_status accumulate(fan_backward *p, fan_node *leaf, void **sum, void *node_hooks, fan_error *err)
+{
+    fan_run_streams where = fan_task_run_streams(p, leaf);
+    fan_stream *on;
+    fan_status status = fan_task_leaf_begin(p, *sum, &where, &on, err);
+    if (status == FAN_OK)
+        status = p->config.frontend->accumulate(&p->config, leaf, sum, node_hooks, err);
+    if (status == FAN_OK)
+        status = fan_task_leaf_end(p, leaf, on, err);
+    fan_stream_drop(on);
+    return status;
+}
+
+/* end_node: of a node that does not run: a leaf accumulates a defined sum (L1), wanted sums are captured. */
+static fan_status end_node(fan_task_worker *w, fan_error *err)
+{
+    fan_backward *p = w->pass;
+    const fan_task_node *tn = &p->nodes[w->now];
+    void *on_stack[FAN_SUMS_ON_STACK] = {NULL}, **sums = on_stack, *node_hooks = NULL;
+    fan_status status;
+    if (tn->node->inputs > FAN_SUMS_ON_STACK && !(sums = fan_calloc(tn->node->inputs * sizeof *sums)))
+        return fan__task_no_memory(err);
+    status = node_sums(w, sums, &node_hooks, err);
+    if (status == FAN_OK && tn->runs && sums[0])
+        status = accumulate(p, tn->node, &sums[0], node_hooks, err);
+    drop_all(p, sums, tn->node->inputs);
+    drop_all(p, &node_hooks, 1);
+    if (sums != on_stack)
+        fan_free(sums);
+    if (status == FAN_OK)
+        node_ran(w);
+    return status;
+}
+
+static fan_status run_node(fan_task_worker *w, fan_error *err)
+{
+    const fan_backward *p = w->pass;
+    const fan_task_node *tn = &p->nodes[w->now];
+    FAN_RAW void *on_stack[2 * FAN_SUMS_ON_STACK];
+    void **sums = on_stack, **gradients, *node_hooks = NULL;
+    size_t n = tn->node->inputs, all = n + tn->nedges;
+    fan_task_running here;
+    fan_status status;
+    if (all > 2 * FAN_SUMS_ON_STACK && !(sums = fan_alloc(all * sizeof *sums)))
+        return fan__task_no_memory(err);
+    for (size_t i = 0; i < all; i++)
+        sums[i] = NULL;
+    gradients = sums + n;
+    running_begin(&here, w, w->thread);
+    status = node_sums(w, sums, &node_hooks, err);
+    if (status == FAN_OK)
+        status = p->config.frontend->run(tn->node, sums, node_hooks, gradients, tn->nedges, err);
+    running_end(&here);
+    drop_all(p, sums, n);
+    if (status == FAN_OK)
+        status = node_deliver(w, gradients, node_hooks, err);
+    else
+        drop_all(p, gradients, tn->nedges);
+    drop_all(p, &node_hooks, 1);
+    if (sums != on_stack)
+        fan_free(sums);
+    return status;
+}
+
+/* on_its_streams: run_node or end_node with the node's streams current (E4), in a span of the trace if one is on. */
+static fan_status on_its_streams(fan_task_worker *w, fan_status (*call)(fan_task_worker *w, fan_error *err),
+                                 fan_error *err)
+{
+    fan_task_timeline t = {.begin_ns = 0};
+    fan_streams_outer outer;
+    if (is_traced())
+        timeline_begin(&t, w);
+    fan_streams_enter(fan_task_run_streams(w->pass, w->pass->nodes[w->now].node).set, &outer);
+    fan_status status = call(w, err);
+    fan_streams_leave(&outer);
+    timeline_end(&t, w);
+    return status;
+}
+
+/* ---- a worker ---- */
+
+/* Graphs of at least this many nodes prefetch the next ones while a node runs: their memory is far away. */
+#define FETCH_FROM 4096
+#define AHEAD 4
+
+static void fetch_ahead(const fan_backward *p, size_t place)
+{
+    const fan_task_node *tn = &p->nodes[place];
+    if (place + 3 * AHEAD < p->nnodes) {
+        const fan_node *const ahead[3] = {tn[AHEAD].node, tn[2 * AHEAD].node, tn[3 * AHEAD].node};
+        p->config.frontend->fetch(ahead);
+    }
+}
+
+/* next_of_one: on one thread: a ready leaf, else the first ready node, or the schedule's choice; w->now FAN_NOWHERE:
+ * none is left. */
+static fan_status next_of_one(fan_task_worker *w, fan_error *err)
+{
+    fan_backward *p = w->pass;
+    size_t place;
+    w->now = FAN_NOWHERE;
+    if (p->config.progress)
+        FAN_TRY(fan__task_progress(p, err));
+    if (p->queue.leaves != FAN_NOWHERE) {
+        w->now = fan__queue_pop_leaf(&p->queue, p->nodes);
+        return FAN_OK;
+    }
+    FAN_TRY(p->config.frontend->check_signals(err));
+    place = fan_ready_first(&p->queue.nodes, 0);
+    if (place == FAN_READY_NONE)
+        return p->ran == p->to_run ? FAN_OK : fan_fail(err, FAN_ERR_STATE, "the graph has a cycle");
+    if (p->config.schedule)
+        FAN_TRY(p->config.frontend->pick(p->config.schedule, p, &place, err));
+    if (!FAN_FAULT(RUN_TWICE) || p->nodes[place].nedges || p->arrivals++)
+        fan_ready_remove(&p->queue.nodes, place);
+    w->now = (uint32_t)place;
+    if (p->nnodes >= FETCH_FROM)
+        fetch_ahead(p, place);
+    return FAN_OK;
+}
+
+/* next_node: ends leaves and captured nodes, up to the next node that runs; w->now FAN_NOWHERE: none is left. */
+static fan_status next_node(fan_task_worker *w, fan_error *err)
+{
+    const fan_backward *p = w->pass;
+    for (;;) {
+        FAN_TRY(p->workers ? fan__task_workers_next(w, err) : next_of_one(w, err));
+        if (w->now == FAN_NOWHERE)
+            return FAN_OK;
+        if (p->nodes[w->now].runs && !p->nodes[w->now].leaf)
+            break;
+        FAN_TRY(is_traced() || fan_streams_in_use() ? on_its_streams(w, end_node, err) : end_node(w, err));
+    }
+    const fan_node *n = p->nodes[w->now].node;
+    return n->freed_by ? fan_node_freed(n, err) : FAN_OK; /* by another pass, since this one began */
+}
+
+/* run_nodes: until none is left. */
+static fan_status run_nodes(fan_task_worker *w, fan_error *err)
+{
+    fan_status status;
+    w->thread = fan_thread_id();
+    do {
+        status = next_node(w, err);
+        if (status == FAN_OK && w->now != FAN_NOWHERE)
+            status = is_traced() || fan_streams_in_use() ? on_its_streams(w, run_node, err) : run_node(w, err);
+    } while (status == FAN_OK && w->now != FAN_NOWHERE);
+    return status;
+}
+
+/* help: a helper's part, on its thread. */
+static void help(fan_task_helper *h)
+{
+    const fan_backward *p = h->worker.pass;
+    if (p->config.frontend->worker_enter(h->around)) {
+        fan_error err;
+        fan_status status;
+        err.text[0] = '\0';
+        depth = p->depth;
+        status = run_nodes(&h->worker, &err);
+        if (status != FAN_OK)
+            fan__task_workers_failed(&h->worker, status, &err);
+        if (p->workers->forked)
+            p->config.frontend->orphaned(p->workers->error);
+        depth = 0;
+        p->config.frontend->worker_leave(h->around);
+    }
+    fan__task_workers_left(h);
+}
+
+/* ---- begin and end ---- */
+
+/* config_copy: with its arrays, and their holds. */
+static fan_status config_copy(fan_backward *p, const fan_backward_config *config, fan_error *err)
+{
+    p->config = *config;
+    if (config->schedule)
+        config->frontend->hold(config->schedule);
+    if (config->progress)
+        config->frontend->hold(config->progress);
+    p->config.roots = fan_alloc(config->nroots * sizeof *config->roots);
+    p->config.wanted = fan_alloc(config->nwanted * sizeof *config->wanted);
+    if (!p->config.roots || !p->config.wanted) {
+        p->config.nroots = p->config.nwanted = 0;
+        return fan__task_no_memory(err);
+    }
+    for (size_t i = 0; i < config->nroots; i++) {
+        fan_root *r = &p->config.roots[i];
+        *r = config->roots[i];
+        r->node->ops->hold(r->node);
+        if (r->gradient)
+            config->frontend->hold(r->gradient);
+    }
+    for (size_t i = 0; i < config->nwanted; i++) {
+        p->config.wanted[i] = config->wanted[i];
+        config->wanted[i].node->ops->hold(config->wanted[i].node);
+    }
+    return FAN_OK;
+}
+
+fan_status fan_backward_begin(const fan_backward_config *config, fan_backward **out, fan_error *err)
+{
+    fan_backward *p = fan_calloc(sizeof *p);
+    fan_status status;
+    *out = NULL;
+    if (!p)
+        return fan__task_no_memory(err);
+    p->id = fan_mark_new();
+    p->queue.leaves = p->queue.leaves_last = FAN_NOWHERE;
+    p->caller = (fan_task_worker){.pass = p, .now = FAN_NOWHERE};
+    status = config_copy(p, config, err);
+    if (status == FAN_OK)
+        status = fan_task_streams_begin(p, err);
+    if (status == FAN_OK)
+        status = fan__collect(p, err);
+    if (status == FAN_OK && config->workers > 1)
+        status = fan__task_workers_begin(p, help, err);
+    if (status == FAN_OK)
+        *out = p;
+    else
+        fan_backward_end(p);
+    return status;
+}
+
+void fan_backward_end(fan_backward *p)
+{
+    const fan_engine_frontend *f;
+    if (!p)
+        return;
+    f = p->config.frontend;
+    if (p->is_running)
+        running_end(&p->running);
+    timeline_end(&p->timeline, &p->caller);
+    fan_task_join_failed(p);
+    for (size_t i = 0; i < p->nslots; i++)
+        drop_all(p, &p->slots[i].forwarded, 1);
+    for (size_t i = 0; i < p->nnodes; i++)
+        if (p->nodes[i].buffer)
+            f->buffer_free(p->nodes[i].buffer);
+    if (p->results)
+        drop_all(p, p->results, p->config.nwanted);
+    for (size_t i = 0; i < p->config.nroots; i++)
+        drop_all(p, &p->config.roots[i].gradient, 1);
+    for (size_t i = 0; i < p->config.nroots; i++)
+        p->config.roots[i].node->ops->drop(p->config.roots[i].node);
+    for (size_t i = 0; i < p->config.nwanted; i++)
+        p->config.wanted[i].node->ops->drop(p->config.wanted[i].node);
+    drop_all(p, &p->config.schedule, 1);
+    drop_all(p, &p->config.progress, 1);
+    if (p->workers)
+        fan__task_workers_free(p);
+    fan_ready_fini(&p->queue.nodes);
+    fan_task_streams_fini(p);
+    fan__collect_free(p->nodes, p->cap_nodes, sizeof *p->nodes);
+    fan__collect_free(p->slots, p->nslots, sizeof *p->slots);
+    fan__collect_free(p->edges, p->cap_edges, sizeof *p->edges);
+    fan_free(p->same);
+    fan_free(p->results);
+    fan_free(p->config.roots);
+    fan_free(p->config.wanted);
+    fan_free(p);
+}
+
+/* ---- run ---- */
+
+fan_status fan_backward_seed(fan_backward *p, fan_error *err)
+{
+    fan_streams_outer outer;
+    fan_status status = FAN_OK;
+    fan_streams_enter(p->streams.caller, &outer);
+    for (size_t i = 0; i < p->config.nroots && status == FAN_OK; i++) {
+        fan_root *r = &p->config.roots[i];
+        fan_producer producer = {.call = p->config.call, .index = (uint32_t)i};
+        if (p->edges[i].to == FAN_NOWHERE) {
+            drop_all(p, &r->gradient, 1);
+            continue;
+        }
+        status = deliver(p, &p->edges[i], &r->gradient, &producer, err);
+        if (status == FAN_OK) {
+            dependency_done(p, p->edges[i].to);
+            drop_all(p, &r->gradient, 1);
+        }
+    }
+    fan_streams_leave(&outer);
+    p->seeded = status == FAN_OK;
+    return status;
+}
+
+bool fan_backward_depth(int by)
+{
+    depth += (unsigned)by;
+    return depth <= DEPTH;
+}
+
+fan_status fan_backward_too_deep(fan_error *err)
+{
+    return fan_fail(err, FAN_ERR_STATE,
+                    "a pass inside a pass, %d deep: does a node start a pass of its own graph? (E7)", DEPTH);
+}
+
+fan_status fan_backward_run(fan_backward *p, fan_error *err)
+{
+    fan_status status;
+    if (!fan_backward_depth(1)) {
+        fan_backward_depth(-1);
+        return fan_backward_too_deep(err);
+    }
+    p->depth = depth;
+    status = run_nodes(&p->caller, err);
+    if (p->workers) {
+        if (status != FAN_OK)
+            fan__task_workers_failed(&p->caller, status, err);
+        status = fan__task_workers_end(p);
+    }
+    fan_backward_depth(-1);
+    return status;
+}
+
+/* ---- walk ---- */
+
+fan_status fan_backward_next(fan_backward *p, fan_node **out, fan_error *err)
+{
+    *out = NULL;
+    FAN_TRY(next_node(&p->caller, err));
+    if (p->caller.now != FAN_NOWHERE)
+        *out = p->nodes[p->caller.now].node;
+    return FAN_OK;
+}
+
+fan_status fan_backward_sums(fan_backward *p, void **sums, void **node_hooks, fan_error *err)
+{
+    if (is_traced())
+        timeline_begin(&p->timeline, &p->caller);
+    return node_sums(&p->caller, sums, node_hooks, err);
+}
+
+fan_status fan_backward_give(fan_backward *p, void **gradients, const void *node_hooks, fan_error *err)
+{
+    if (p->is_running)
+        running_end(&p->running);
+    p->is_running = false;
+    fan_status status = node_deliver(&p->caller, gradients, node_hooks, err);
+    timeline_end(&p->timeline, &p->caller);
+    return status;
+}
+
+void fan_backward_enter(const fan_backward *p, fan_streams_outer *outer)
+{
+    fan_streams_enter(fan_task_run_streams(p, p->nodes[p->caller.now].node).set, outer);
+}
+
+void fan_backward_walk_runs(fan_backward *p, bool inside)
+{
+    if (p->is_running)
+        running_end(&p->running);
+    running_begin(&p->running, &p->caller, inside ? fan_thread_id() : 0);
+    p->is_running = true;
+}
+
+/* ---- the state of a pass ---- */
+
+void *fan_backward_result(fan_backward *p, size_t i)
+{
+    void *sum = p->results[i];
+    p->results[i] = NULL;
+    return sum;
+}
+
+fan_node *fan_backward_ready(const fan_backward *p, size_t *place)
+{
+    *place = fan_ready_first(&p->queue.nodes, *place);
+    return *place == FAN_READY_NONE ? NULL : p->nodes[*place].node;
+}
+
+uint32_t fan_backward_edges(const fan_backward *p) { return p->nodes[p->caller.now].nedges; }
+
+const fan_node *fan_backward_at(const fan_backward *p, uint32_t *ran, uint32_t *all)
+{
+    *ran = p->ran;
+    *all = p->to_run;
+    return p->caller.now == FAN_NOWHERE ? NULL : p->nodes[p->caller.now].node;
+}
+
+bool fan_backward_seeded(const fan_backward *p) { return p->seeded; }
+
+bool fan_backward_error_has_location(const fan_backward *p) { return p->workers && p->workers->failed; }
+
+int fan_backward_visit(fan_backward *p, int (*object)(void *object, void *arg), int (*node)(fan_node *n, void *arg),
+                       void *arg)
+{
+    int result = p->config.schedule ? object(p->config.schedule, arg) : 0;
+    if (p->config.progress && !result)
+        result = object(p->config.progress, arg);
+    for (size_t i = 0; i < p->nslots && !result; i++)
+        result = p->slots[i].forwarded ? object(p->slots[i].forwarded, arg) : 0;
+    for (size_t i = 0; i < p->nnodes && !result; i++)
+        result = p->nodes[i].buffer ? object(p->nodes[i].buffer, arg) : 0;
+    for (size_t i = 0; p->results && i < p->config.nwanted && !result; i++)
+        result = p->results[i] ? object(p->results[i], arg) : 0;
+    for (size_t i = 0; i < p->config.nroots && !result; i++) {
+        result = node(p->config.roots[i].node, arg);
+        if (!result && p->config.roots[i].gradient)
+            result = object(p->config.roots[i].gradient, arg);
+    }
+    for (size_t i = 0; i < p->config.nwanted && !result; i++)
+        result = node(p->config.wanted[i].node, arg);
+    return result;
+}

@@ -1,0 +1,557 @@
+#include "engine/workers.h"
+
+#include "base/fault.h"
+#include "base/mem.h"
+
+#include <stdlib.h>
+
+/* ---- groups ---- */
+
+typedef struct member {
+    const void *group;
+    uint32_t at;
+} member;
+
+static int by_group(const void *a, const void *b)
+{
+    uintptr_t one = (uintptr_t)((const member *)a)->group, two = (uintptr_t)((const member *)b)->group;
+    return (one > two) - (one < two);
+}
+
+/* members: the nodes that have a group, sorted by group. */
+static fan_status members(const fan_backward *p, member **out, size_t *n, fan_error *err)
+{
+    size_t cap = 0;
+    for (size_t i = 0; i < p->nnodes; i++) {
+        const fan_node *node = p->nodes[i].node;
+        const void *group = node->ops->leaf ? NULL : p->config.frontend->group(node);
+        if (!group)
+            continue;
+        if (fan_grow((void **)out, &cap, *n + 1, sizeof **out) != 0)
+            return fan__task_no_memory(err);
+        (*out)[(*n)++] = (member){group, (uint32_t)i};
+    }
+    if (*n)
+        qsort(*out, *n, sizeof **out, by_group);
+    return FAN_OK;
+}
+
+static fan_status groups_init(fan_backward *p, fan_task_workers *ws, fan_error *err)
+{
+    member *all = NULL;
+    size_t n = 0;
+    uint32_t ngroups = 0;
+    fan_status status = members(p, &all, &n, err);
+    if (status == FAN_OK && n) {
+        ws->group_of = fan_calloc(p->nnodes * sizeof *ws->group_of);
+        ws->groups = fan_alloc(n * sizeof *ws->groups);
+        if (!ws->group_of || !ws->groups)
+            status = fan__task_no_memory(err);
+    }
+    for (size_t i = 0; i < n && status == FAN_OK; i++) {
+        if (i == 0 || all[i].group != all[i - 1].group)
+            ws->groups[ngroups++] = (fan_task_group){false, FAN_NOWHERE, FAN_NOWHERE};
+        ws->group_of[all[i].at] = ngroups;
+    }
+    fan_free(all);
+    return status;
+}
+
+/* ---- devices ---- */
+
+/* device_of: the queue for a node on a device; NULL: it runs on the CPU. */
+static fan_task_device *device_of(const fan_task_workers *ws, const fan_node *n)
+{
+    const fan_stream *own = fan_node_stream(n);
+    for (uint32_t i = 0; own && i < ws->ndevices; i++)
+        if (ws->devices[i].device == own->device)
+            return &ws->devices[i];
+    return NULL;
+}
+
+/* device_is_own: whether this worker runs the device's nodes. */
+static bool device_is_own(const fan_task_workers *ws, const fan_task_device *d, const fan_task_worker *w)
+{
+    bool gone = d->worker && ws->helpers[d->worker - 1].state == FAN_HELPER_GONE;
+    return w->number == (gone ? 0 : d->worker);
+}
+
+static fan_status devices_init(const fan_backward *p, fan_task_workers *ws, fan_error *err)
+{
+    size_t cap = 0;
+    for (size_t i = 0; i < p->nnodes; i++) {
+        const fan_node *n = p->nodes[i].node;
+        if (!fan_node_stream(n) || device_of(ws, n))
+            continue;
+        if (fan_grow((void **)&ws->devices, &cap, ws->ndevices + 1, sizeof *ws->devices) != 0)
+            return fan__task_no_memory(err);
+        fan_task_device *d = &ws->devices[ws->ndevices];
+        *d = (fan_task_device){
+            .device = fan_node_device(n), .queue.leaves = FAN_NOWHERE, .queue.leaves_last = FAN_NOWHERE};
+        d->worker = p->streams.captured ? 0 : ws->ndevices % (ws->nhelpers + 1);
+        if (fan_ready_init(&d->queue.nodes, p->nnodes) != 0)
+            return fan__task_no_memory(err);
+        ws->ndevices++;
+    }
+    return FAN_OK;
+}
+
+/* ---- begin and free ---- */
+
+static void run_helper(void *arg)
+{
+    fan_task_helper *h = arg;
+    fan_task_workers *ws = h->worker.pass->workers;
+    fan_leaf_work_for(&ws->caller);
+    ws->work(h); /* afterwards the pass, with ws, may be freed */
+    fan_leaf_work_for(NULL);
+}
+
+static fan_status workers_fill(fan_backward *p, fan_task_workers *ws, fan_error *err)
+{
+    for (uint32_t i = 0; i < ws->nhelpers; i++) {
+        fan_task_helper *h = &ws->helpers[i];
+        h->worker = (fan_task_worker){.pass = p, .now = FAN_NOWHERE, .number = i + 1};
+        h->job = (fan_thread_job){.work = run_helper, .arg = h};
+        FAN_TRY(p->config.frontend->worker_new(&h->around, err));
+    }
+    FAN_TRY(devices_init(p, ws, err));
+    return groups_init(p, ws, err);
+}
+
+fan_status fan__task_workers_begin(fan_backward *p, void (*work)(fan_task_helper *h), fan_error *err)
+{
+    uint32_t n = p->config.workers - 1;
+    fan_task_workers *ws;
+    if (n >= p->nnodes)
+        n = (uint32_t)p->nnodes - 1;
+    if (!(ws = fan_calloc(sizeof *ws + n * sizeof ws->helpers[0])))
+        return fan__task_no_memory(err);
+    if (fan_mutex_init(&ws->lock) != 0) {
+        fan_free(ws);
+        return fan_fail(err, FAN_ERR_STATE, "a lock could not be made");
+    }
+    if (fan_cond_init(&ws->changed) != 0) {
+        fan_mutex_fini(&ws->lock);
+        fan_free(ws);
+        return fan_fail(err, FAN_ERR_STATE, "a condition could not be made");
+    }
+    ws->owner_generation = fan_process();
+    ws->work = work;
+    ws->caller = fan_leaf_caller_here();
+    ws->nhelpers = n;
+    p->workers = ws; /* from here on fan__task_workers_free frees it */
+    return workers_fill(p, ws, err);
+}
+
+void fan__task_workers_free(fan_backward *p)
+{
+    fan_task_workers *ws = p->workers;
+    p->workers = NULL;
+    for (uint32_t i = 0; i < ws->nhelpers; i++)
+        if (ws->helpers[i].around)
+            p->config.frontend->drop(ws->helpers[i].around);
+    if (ws->error)
+        p->config.frontend->drop(ws->error);
+    fan_cond_fini(&ws->changed);
+    fan_mutex_fini(&ws->lock);
+    for (uint32_t i = 0; i < ws->ndevices; i++)
+        fan_ready_fini(&ws->devices[i].queue.nodes);
+    fan_free(ws->devices);
+    fan_free(ws->group_of);
+    fan_free(ws->groups);
+    fan_free(ws);
+}
+
+void fan__task_workers_lock(fan_task_workers *ws)
+{
+    if (ws->owner_generation != fan_process()) {
+        ws->owner_generation = fan_process();
+        (void)fan_mutex_adopt(&ws->lock);
+        fan_cond_adopt(&ws->changed);
+        ws->inside = ws->asleep = 0;
+        ws->forked = ws->over = true;
+    }
+    fan_mutex_lock(&ws->lock);
+}
+
+/* ---- ready nodes; from here on with the lock ---- */
+
+void fan__task_workers_push(fan_backward *p, uint32_t at)
+{
+    fan_task_workers *ws = p->workers;
+    fan_task_device *d = device_of(ws, p->nodes[at].node);
+    if (d) {
+        d->ready++;
+        ws->ready_there++;
+    } else {
+        ws->ready++;
+    }
+    fan__queue_push(d ? &d->queue : &p->queue, p->nodes, at);
+}
+
+static fan_task_group *group_at(const fan_task_workers *ws, uint32_t at)
+{
+    return ws->group_of && ws->group_of[at] ? &ws->groups[ws->group_of[at] - 1] : NULL;
+}
+
+/* group_end: the node has run; the next waiting node of its group is ready. */
+static void group_end(fan_backward *p, uint32_t at)
+{
+    fan_task_group *g = group_at(p->workers, at);
+    uint32_t next = g ? g->first : FAN_NOWHERE;
+    if (!g)
+        return;
+    g->busy = false;
+    if (next == FAN_NOWHERE)
+        return;
+    g->first = p->nodes[next].after;
+    p->nodes[next].after = FAN_NOWHERE;
+    fan__task_workers_push(p, next);
+}
+
+/* group_begin: whether a node may run now; otherwise it waits for its group. */
+static bool group_begin(fan_backward *p, uint32_t at)
+{
+    fan_task_group *g = group_at(p->workers, at);
+    if (!g || !g->busy || FAN_FAULT(GROUP_TWICE)) {
+        if (g)
+            g->busy = true;
+        return true;
+    }
+    if (g->first == FAN_NOWHERE)
+        g->first = at;
+    else
+        p->nodes[g->last].after = at;
+    g->last = at;
+    return false;
+}
+
+/* pop: the next node of a queue that may run; FAN_NOWHERE: none. */
+static uint32_t pop(fan_backward *p, fan_task_queue *q, uint32_t *ready)
+{
+    fan_task_workers *ws = p->workers;
+    while (*ready) {
+        uint32_t at;
+        --*ready;
+        if (q->leaves != FAN_NOWHERE)
+            return fan__queue_pop_leaf(q, p->nodes);
+        at = (uint32_t)fan_ready_first(&q->nodes, 0);
+        if (FAN_FAULT(NODE_TAKEN_TWICE)) { /* two steps, with the lock released between them */
+            fan_mutex_unlock(&ws->lock);
+            fan_mutex_lock(&ws->lock);
+            if (fan_ready_first(&q->nodes, at) != at)
+                return at;
+        }
+        fan_ready_remove(&q->nodes, at);
+        if (group_begin(p, at))
+            return at;
+    }
+    return FAN_NOWHERE;
+}
+
+/* pop_for: the worker's next node: one of its devices first, which work while the CPU's nodes run. */
+static uint32_t pop_for(const fan_task_worker *w)
+{
+    fan_task_workers *ws = w->pass->workers;
+    uint32_t at = FAN_NOWHERE;
+    for (uint32_t i = 0; i < ws->ndevices && ws->ready_there && at == FAN_NOWHERE; i++) {
+        fan_task_device *d = &ws->devices[i];
+        uint32_t before = d->ready;
+        if (!device_is_own(ws, d, w) && !FAN_FAULT(DEVICE_ON_ANY))
+            continue;
+        at = pop(w->pass, &d->queue, &d->ready);
+        ws->ready_there -= before - d->ready;
+    }
+    return at == FAN_NOWHERE ? pop(w->pass, &w->pass->queue, &ws->ready) : at;
+}
+
+/* ---- who waits, who is woken ---- */
+
+/* wait_for_change: releases the lock while it waits, for up to a twentieth of a second. */
+static fan_status wait_for_change(const fan_backward *p, fan_error *err)
+{
+    const fan_engine_frontend *f = p->config.frontend;
+    fan_task_workers *ws = p->workers;
+    fan_status status;
+    void *left = f->allow_threads_begin();
+    ws->asleep++;
+    fan_cond_wait(&ws->changed, &ws->lock);
+    ws->asleep--;
+    fan_mutex_unlock(&ws->lock);
+    f->allow_threads_end(left);
+    status = f->check_signals(err);
+    fan__task_workers_lock(ws);
+    return status;
+}
+
+/* idle_helper: one that has not started and has work to do; NULL: none. */
+static fan_task_helper *idle_helper(fan_task_workers *ws)
+{
+    for (uint32_t i = 0; i < ws->ndevices; i++) {
+        const fan_task_device *d = &ws->devices[i];
+        if (d->ready && d->worker && ws->helpers[d->worker - 1].state == FAN_HELPER_NONE)
+            return &ws->helpers[d->worker - 1];
+    }
+    for (uint32_t i = 0; i < ws->nhelpers && ws->ready && !ws->asleep; i++)
+        if (ws->helpers[i].state == FAN_HELPER_NONE)
+            return &ws->helpers[i];
+    return NULL;
+}
+
+/* has_work_for_others: whether another worker may or must run a ready node. */
+static bool has_work_for_others(const fan_task_worker *w)
+{
+    const fan_task_workers *ws = w->pass->workers;
+    if (ws->ready && w->now != FAN_NOWHERE)
+        return true;
+    for (uint32_t i = 0; i < ws->ndevices && ws->ready_there; i++)
+        if (ws->devices[i].ready && !device_is_own(ws, &ws->devices[i], w))
+            return true;
+    return false;
+}
+
+/* wake_others: this worker has a node, or no node is left for it. true: call start_helpers without the lock. */
+static bool wake_others(const fan_task_worker *w)
+{
+    fan_task_workers *ws = w->pass->workers;
+    if (!has_work_for_others(w))
+        return false;
+    if (ws->asleep)
+        fan_cond_broadcast(&ws->changed);
+    return !ws->over && idle_helper(ws);
+}
+
+/* start_one: true: there may be another one to start. Takes the lock. */
+static bool start_one(fan_task_workers *ws)
+{
+    fan_task_helper *h;
+    bool started, others;
+    fan__task_workers_lock(ws);
+    h = ws->over ? NULL : idle_helper(ws);
+    if (h) {
+        h->state = FAN_HELPER_STARTS;
+        ws->inside++;
+    }
+    fan_mutex_unlock(&ws->lock);
+    if (!h)
+        return false;
+    started = fan_thread_job_start(&h->job);
+    fan__task_workers_lock(ws);
+    if (h->state == FAN_HELPER_STARTS)
+        h->state = started ? FAN_HELPER_STARTED : FAN_HELPER_GONE;
+    if (!started)
+        ws->inside--;
+    if (ws->over || !started)
+        fan_cond_broadcast(&ws->changed); /* the caller waits for this helper, or takes over its device */
+    others = ws->ready_there != 0;
+    fan_mutex_unlock(&ws->lock);
+    return others;
+}
+
+static void start_helpers(fan_backward *p)
+{
+    while (start_one(p->workers))
+        continue;
+}
+
+/* ---- the next node ---- */
+
+/* pass_over: no worker has a node and none is ready, so none will be. */
+static fan_status pass_over(fan_backward *p, fan_error *err)
+{
+    p->workers->over = true;
+    fan_cond_broadcast(&p->workers->changed);
+    return p->ran == p->to_run ? FAN_OK : fan_fail(err, FAN_ERR_STATE, "the graph has a cycle");
+}
+
+/* next_locked: waits while other workers run nodes that may make one ready. */
+static fan_status next_locked(fan_task_worker *w, fan_error *err)
+{
+    fan_backward *p = w->pass;
+    fan_task_workers *ws = p->workers;
+    while (!ws->over) {
+        w->now = pop_for(w);
+        if (w->now != FAN_NOWHERE) {
+            ws->busy++;
+            p->nodes[w->now].begun = true;
+            return FAN_OK;
+        }
+        if (ws->busy == 0 && ws->ready_there == 0)
+            return pass_over(p, err);
+        if (FAN_FAULT(WORKER_LEAVES))
+            return FAN_OK;
+        if (wake_others(w)) { /* its last node made one ready on another worker's device */
+            fan_mutex_unlock(&ws->lock);
+            start_helpers(p);
+            fan__task_workers_lock(ws);
+            continue;
+        }
+        FAN_TRY(wait_for_change(p, err));
+    }
+    return ws->forked
+               ? fan_fail(err, FAN_ERR_STATE,
+                          "a fork inside a pass of several workers: the child process has only the thread that forked, "
+                          "so the pass cannot continue here")
+               : FAN_OK;
+}
+
+/* count_node: the worker's node has run and its gradients are added. */
+static void count_node(fan_task_worker *w)
+{
+    fan_backward *p = w->pass;
+    const fan_task_node *tn = &p->nodes[w->now];
+    for (uint32_t i = 0; w->delivered && i < tn->nedges; i++) {
+        uint32_t to = p->edges[tn->edges + i].to;
+        if (to != FAN_NOWHERE && fan__dependency_done(&p->nodes[to]))
+            fan__task_workers_push(p, to);
+    }
+    p->ran += w->ran;
+    w->delivered = w->ran = false;
+}
+
+fan_status fan__task_progress(fan_backward *p, fan_error *err)
+{
+    fan_status status = FAN_OK;
+    fan__task_lock(p);
+    if (!p->progress_busy) {
+        p->progress_busy = true;
+        while (status == FAN_OK && p->progress_ran != p->ran + 1 && !(p->workers && p->workers->failed)) {
+            uint32_t ran = p->ran;
+            p->progress_ran = ran + 1;
+            fan__task_unlock(p);
+            status = p->config.frontend->progress(p->config.progress, ran, p->to_run, err);
+            fan__task_lock(p);
+        }
+        p->progress_busy = false;
+    }
+    fan__task_unlock(p);
+    return status;
+}
+
+/* progress_locked: first wakes others for the nodes that this worker cannot begin during the call; of a chain there are
+ * none. */
+static fan_status progress_locked(fan_task_worker *w, fan_error *err)
+{
+    fan_backward *p = w->pass;
+    fan_task_workers *ws = p->workers;
+    bool others = ws->ready > 1 || (ws->ready && ws->asleep) || ws->ready_there;
+    bool start = others && wake_others(w);
+    w->now = FAN_NOWHERE;
+    fan_mutex_unlock(&ws->lock);
+    if (start)
+        start_helpers(p);
+    fan_status status = fan__task_progress(p, err);
+    fan__task_workers_lock(ws);
+    return status;
+}
+
+fan_status fan__task_workers_next(fan_task_worker *w, fan_error *err)
+{
+    fan_backward *p = w->pass;
+    fan_status status = p->config.frontend->check_signals(err);
+    bool start = false;
+    fan__task_workers_lock(p->workers);
+    if (w->now != FAN_NOWHERE) {
+        count_node(w);
+        group_end(p, w->now);
+        p->workers->busy--;
+    }
+    if (status == FAN_OK && p->config.progress)
+        status = progress_locked(w, err);
+    w->now = FAN_NOWHERE;
+    if (status == FAN_OK)
+        status = next_locked(w, err);
+    if (p->workers->ready || p->workers->ready_there)
+        start = wake_others(w);
+    fan_mutex_unlock(&p->workers->lock);
+    if (start)
+        start_helpers(p);
+    return status;
+}
+
+/* ---- failed, left, ended ---- */
+
+void fan__task_workers_failed(fan_task_worker *w, fan_status status, const fan_error *err)
+{
+    fan_backward *p = w->pass;
+    const fan_engine_frontend *f = p->config.frontend;
+    const fan_node *n = w->now == FAN_NOWHERE ? NULL : p->nodes[w->now].node;
+    fan_task_workers *ws = p->workers;
+    void *error, *other;
+    uint32_t ran;
+    fan__task_workers_lock(ws);
+    ws->over = ws->failed = true;
+    ran = p->ran += w->ran;
+    w->ran = w->delivered = false;
+    fan_mutex_unlock(&ws->lock);
+    error = f->error_take(p, n, ran, status, err);
+    fan__task_workers_lock(ws);
+    while ((other = ws->error)) {
+        ws->error = NULL;
+        fan_mutex_unlock(&ws->lock);
+        error = f->error_both(other, error);
+        fan__task_workers_lock(ws);
+    }
+    ws->error = error;
+    if (w->now != FAN_NOWHERE)
+        ws->busy--;
+    w->now = FAN_NOWHERE;
+    fan_cond_broadcast(&ws->changed);
+    fan_mutex_unlock(&ws->lock);
+}
+
+void fan__task_workers_left(fan_task_helper *h)
+{
+    fan_task_workers *ws = h->worker.pass->workers;
+    fan__task_workers_lock(ws);
+    h->state = FAN_HELPER_GONE;
+    ws->inside--;
+    fan_cond_broadcast(&ws->changed);
+    fan_mutex_unlock(&ws->lock);
+}
+
+/* cancel_one: a helper whose job may not have begun; releases the lock meanwhile. false: there is none. */
+static bool cancel_one(fan_task_workers *ws)
+{
+    for (uint32_t i = 0; i < ws->nhelpers; i++) {
+        fan_task_helper *h = &ws->helpers[i];
+        bool cancelled;
+        if (h->state != FAN_HELPER_STARTED)
+            continue;
+        h->state = FAN_HELPER_GONE;
+        fan_mutex_unlock(&ws->lock);
+        cancelled = fan_thread_job_cancel(&h->job);
+        fan__task_workers_lock(ws);
+        ws->inside -= cancelled;
+        return true;
+    }
+    return false;
+}
+
+fan_status fan__task_workers_end(fan_backward *p)
+{
+    fan_task_workers *ws = p->workers;
+    fan_error err;
+    void *error;
+    fan__task_workers_lock(ws);
+    ws->over = true;
+    while (ws->inside) {
+        fan_status status;
+        if (cancel_one(ws))
+            continue;
+        status = wait_for_change(p, &err);
+        if (status == FAN_OK)
+            continue;
+        fan_mutex_unlock(&ws->lock); /* Ctrl-C; the helpers still finish their nodes */
+        fan__task_workers_failed(&p->caller, status, &err);
+        fan__task_workers_lock(ws);
+    }
+    fan_mutex_unlock(&ws->lock);
+    error = ws->error;
+    ws->error = NULL;
+    if (!error)
+        return FAN_OK;
+    p->config.frontend->error_put(error);
+    return FAN_ERR_EXTERN;
+}

@@ -1,0 +1,316 @@
+/* internal: what a tree is made of. Callers hold the tree's lock unless the comment says otherwise. */
+#ifndef FAN_GRAPH_INTERNAL_H
+#define FAN_GRAPH_INTERNAL_H
+
+#include "array/extents.h"
+#include "base/thread.h"
+#include "device/memory.h"
+#include "graph/pool.h"
+#include "graph/tree.h"
+
+typedef struct fan_tree_node fan_tree_node;
+typedef struct fan_tree_block fan_tree_block;
+
+/* The context of a storage that the tree lends; freed with it. */
+typedef struct fan_tree_lease {
+    fan_storage *arena; /* held: keeps the memory mapped */
+    const fan_tree *tree;
+    fan_tree_block *block; /* NULL: the storage has left the tree */
+    char made[64];         /* the line of the call that made it */
+    char why[256];         /* .. why it ended */
+} fan_tree_lease;
+
+struct fan_tree_block {
+    uint64_t offset, bytes;
+    fan_storage *storage; /* held; NULL: the last one ended while it had other references */
+    fan_tree_lease *lease;
+    fan_tree_node *node; /* whose output it is; NULL: it belongs to the current call */
+    bool listed;         /* the block table contains it, at times when that is accurate */
+};
+
+/* An output: a view of a block, a view of an operand, or None. */
+typedef struct fan_tree_output {
+    fan_tree_block *block; /* NULL: no memory of its own */
+    int operand;           /* .. then the operand that it is a view of; -1: None */
+    bool keep;
+    fan_array *array; /* held; handed out. After the end of the storage only its geometry is used */
+} fan_tree_output;
+
+#define FAN_TREE_SIGNATURES 64   /* per function; one more evicts the one that was not called for longest */
+#define FAN_TREE_RECORDINGS 2048 /* per function; with these, a call that fits none runs eagerly */
+
+/* The type of a call's operands: their number, dtypes, shapes, strides, and the key. */
+typedef struct fan_tree_signature {
+    struct fan_tree_signature *next;
+    fan_tree_function *function; /* borrowed: it holds this */
+    uint64_t key;
+    int64_t *words; /* dtypes, shapes and strides (signature_write) */
+    size_t n;
+    bool warm, known;
+    bool warned_writes;
+    bool evicted;                    /* the function no longer lists it: freed with its last recording */
+    unsigned full;                   /* calls in which the tree's memory ran out */
+    bool *demoted, *written, *shown; /* of each operand; shown: an output is a view of a part of it */
+    int form;                        /* of the result; meaningless before it is warm */
+    size_t nout;
+} fan_tree_signature;
+
+/* Warnings of a function, each given once. */
+typedef enum fan_tree_warning {
+    FAN_TREE_WARN_REPEATS = 1,
+    FAN_TREE_WARN_SIGNATURES = 2,
+    FAN_TREE_WARN_DEMOTED = 4,
+    FAN_TREE_WARN_MOVES = 8,
+    FAN_TREE_WARN_ROOM = 16,
+    FAN_TREE_WARN_RECORDINGS = 32
+} fan_tree_warning;
+
+struct fan_tree_function {
+    atomic_size_t refs;
+    fan_tree *tree; /* held */
+    char *name;
+    uint8_t *roles;
+    bool *keep;
+    size_t nroles, nkeep;
+    unsigned warned; /* FAN_TREE_WARN bits */
+    size_t recordings;
+    fan_tree_signature *signatures; /* the one used last comes first */
+    size_t nsignatures;
+    fan_tree_function *next; /* in the tree's list of dropped functions */
+};
+
+/* fan__tree_keeps: whether the caller gets a copy of the i-th output. */
+static inline bool fan__tree_keeps(const fan_tree_function *f, size_t i)
+{
+    return f->nkeep == SIZE_MAX || (i < f->nkeep && f->keep[i]);
+}
+
+/* How one call treats an operand. */
+typedef enum fan_tree_placement {
+    FAN_PLACE_NONE,   /* no array */
+    FAN_PLACE_COPY,   /* copied into the arena */
+    FAN_PLACE_STATIC, /* used where it lies */
+    FAN_PLACE_ADD,    /* the caller's memory, which is added into */
+    FAN_PLACE_POOL    /* memory of the arena */
+} fan_tree_placement;
+
+typedef struct fan_tree_operand {
+    fan_tree_placement placement;
+    const void *data;    /* its address; NULL: it is copied */
+    fan_array *staged;   /* held; COPY: the copy's place */
+    const void *checked; /* COPY: its address at the last overlap check */
+} fan_tree_operand;
+
+/* The recordings of one signature after one node. */
+typedef struct fan_tree_children {
+    fan_tree_signature *signature;
+    fan_tree_node **children;
+    size_t n, cap;
+    unsigned moved, alive; /* recordings made because an operand moved; because an output was alive */
+} fan_tree_children;
+
+struct fan_tree_node {
+    fan_tree_node *parent; /* NULL: the root, which is no recording */
+    fan_tree_node *next;   /* in the tree's list of recordings, the newest first */
+    fan_tree_signature *signature;
+    int number;
+    bool warm; /* a warm-up: freed at the end of its path */
+    fan_recording *recording;
+    fan_tree_operand *operands;
+    size_t n, ncopied;
+    size_t *copied; /* indices of the copied operands */
+    fan_tree_block **blocks;
+    size_t nblocks, blocks_cap;
+    fan_tree_output *outputs;
+    size_t nout;
+    fan_tree_block **dead; /* blocks of the path that were alive after the parent and dead before this */
+    size_t ndead, dead_cap;
+    fan_graph_ranges block_table; /* after the recording */
+    fan_graph_ranges used;        /* of the arena, by it alone: its outputs and temporaries */
+    uint64_t reaches, replays;
+    unsigned verified; /* replays that gave what the eager function gave */
+    fan_tree_children *places;
+    size_t nplaces, places_cap;
+    struct fan_job *copies; /* room for the jobs that stage operands */
+    struct fan_operand *copy_in;
+};
+
+struct fan_tree {
+    atomic_size_t refs;
+    fan_mutex lock;
+    fan_device *device; /* held */
+    const fan_recorder *recorder;
+    fan_stream *origin; /* held */
+    fan_array *arena;   /* held; NULL: closed */
+    fan_graph_pool pool;
+    fan_tree_options options;
+    fan_tree_node root;
+    fan_tree_node *current; /* &root: the path is empty */
+    fan_tree_path path;
+    fan_tree_node *nodes;
+    fan_tree_function *functions;
+    fan_tree_signature *evicted;
+    int numbers;
+    uint64_t reach; /* the end of the memory that the path uses */
+    unsigned depth; /* open steps */
+    uint64_t steps; /* begun */
+    uint64_t path_step;
+    _Atomic uint64_t thread;      /* the holder of the lock; 0: none */
+    atomic_uint owner_generation; /* fan_process() where the lock was made */
+    bool fork_invalid;            /* FAN_FORK_INVALID: the lock's holder is missing in this forked process */
+    bool closed;
+    int64_t *words; /* room for a signature */
+    size_t words_cap;
+    fan_tree_operand *operands; /* room for a call's operands */
+    size_t operands_cap;
+    fan_tree_stats stats;
+};
+
+static inline fan_status fan__tree_no_memory(fan_error *err)
+{
+    return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph tree");
+}
+
+/* fan__tree_is_mine: whether this thread has the lock, so is in a call of the tree. Without the lock. */
+static inline bool fan__tree_is_mine(fan_tree *t)
+{
+    return atomic_load_explicit(&t->thread, memory_order_relaxed) == fan_thread_id();
+}
+
+/* fan__tree_after_fork: remakes the lock in a forked child, where its holder may be missing. Without the lock. */
+void fan__tree_after_fork(fan_tree *t);
+
+/* fan__tree_lock: unless this thread has it already, as inside a function's body. Pass the result to fan__tree_unlock.
+ */
+static inline bool fan__tree_lock(fan_tree *t)
+{
+    if (atomic_load_explicit(&t->owner_generation, memory_order_acquire) != fan_process())
+        fan__tree_after_fork(t);
+    if (fan__tree_is_mine(t))
+        return false;
+    fan_mutex_lock(&t->lock);
+    atomic_store_explicit(&t->thread, fan_thread_id(), memory_order_relaxed);
+    return true;
+}
+
+static inline void fan__tree_unlock(fan_tree *t, bool locked)
+{
+    if (!locked)
+        return;
+    atomic_store_explicit(&t->thread, 0, memory_order_relaxed);
+    fan_mutex_unlock(&t->lock);
+}
+
+/* fan__tree_check_fork: FAN_ERR_STATE if a fork left the tree's state incomplete in this process. */
+fan_status fan__tree_check_fork(const fan_tree *t, fan_error *err);
+
+/* ---- path.c ---- */
+
+/* fan__tree_block_lend: makes a storage for a block that has none. */
+fan_status fan__tree_block_lend(fan_tree *t, fan_tree_block *b, fan_stream *owner, const char *call_site,
+                                fan_error *err);
+/* fan__tree_block_free: frees a block; its storage, if it has other references, ends with the text `why` (NULL: there
+ * are none). Does not change the block table. */
+void fan__tree_block_free(fan_tree_block *b, const char *why);
+/* fan__tree_block_end: marks the block's storage as ended, with a text; later calls do nothing. */
+void fan__tree_block_end(fan_tree_block *b, const char *why);
+bool fan__tree_block_lives(const fan_tree_block *b);
+/* fan__tree_block_of: the block of this tree under an array; NULL: it is other memory. */
+fan_tree_block *fan__tree_block_of(const fan_tree *t, const fan_array *a);
+/* fan__tree_may_own: a cheap check: false if the array is not in the tree's memory. */
+static inline bool fan__tree_may_own(const fan_tree *t, const fan_array *a)
+{
+    return a->storage && fan_flat_within(a->storage->data, 1, t->arena->data, t->pool.bytes);
+}
+
+/* A call's own blocks, while its body runs. */
+typedef struct fan_tree_scope {
+    fan_memory_scope scope; /* first */
+    fan_tree *tree;
+    const char *call_site;
+    fan_tree_block **blocks;
+    size_t n, cap;
+    fan_graph_ranges used; /* all that it ever allocated */
+    char full[256];        /* why some memory came from the device: the arena is full; "": none did */
+    /* While recording: memory from the device, held until the launch, which is the first time that the work runs. */
+    fan_storage **outside;
+    size_t noutside, outside_cap;
+} fan_tree_scope;
+
+fan_status fan__tree_scope_alloc(fan_memory_scope *scope, fan_stream *owner, size_t bytes, fan_storage **out,
+                                 fan_error *err);
+fan_status fan__tree_scope_outside(fan_memory_scope *scope, fan_storage *made, fan_error *err);
+void fan__tree_scope_drop_outside(fan_tree_scope *s);
+/* fan__tree_scope_fini: frees the remaining blocks; `listed`: in the block table, too. */
+void fan__tree_scope_fini(fan_tree_scope *s, bool listed, const char *why);
+
+void fan__tree_signature_free(fan_tree_signature *sig);
+void fan__tree_function_free(fan_tree_function *f);
+/* fan__tree_launch: replays n's recording, with a line in the traces; number: n's. */
+fan_status fan__tree_launch(const fan_tree *t, const fan_tree_node *n, int number, fan_error *err);
+void fan__tree_node_free(fan_tree_node *n, const char *why);
+/* fan__tree_evict: removes the function's signature that was not called for longest from its list. */
+void fan__tree_evict(fan_tree_function *f);
+/* fan__tree_give_back: frees the recordings of dropped functions and evicted signatures, and all recordings after them,
+ * except on the path; then such functions and signatures without recordings. */
+void fan__tree_give_back(fan_tree *t);
+/* fan__tree_step_ended: ends the outputs that the path handed out. */
+void fan__tree_step_ended(fan_tree *t, const char *call_site);
+/* fan__tree_end_path: frees and poisons the path's memory; on failure the path is unchanged. The tree's stream must
+ * wait for `caller` already (NULL: there is none). */
+fan_status fan__tree_end_path(fan_tree *t, const fan_stream *caller, fan_error *err);
+bool fan__tree_all_dead(const fan_tree *t);
+/* fan__tree_sweep: removes dead blocks from the block table, after the tree's stream waits for their users, and lists
+ * them in *node (NULL: nowhere). `restore`: first puts the block table back to the end of the current node.
+ * `keep_dead`: dead blocks stay in the block table. */
+fan_status fan__tree_sweep(fan_tree *t, bool restore, bool keep_dead, const fan_stream *caller, fan_tree_node *node,
+                           fan_error *err);
+/* fan__tree_relist: updates `listed` of the path's blocks after a change of the block table. */
+void fan__tree_relist(fan_tree *t);
+fan_tree_children *fan__tree_place(fan_tree_node *n, const fan_tree_signature *signature); /* NULL: there is none */
+fan_status fan__tree_place_make(fan_tree_node *n, fan_tree_signature *signature, fan_tree_children **out,
+                                fan_error *err);
+
+/* ---- replay.c, record.c, verify.c ---- */
+
+#define FAN_STAGE_MANY 64
+
+/* One call. */
+typedef struct fan_tree_run {
+    fan_tree *tree;
+    fan_tree_function *function;
+    fan_tree_signature *signature;
+    const fan_tree_args *args;
+    fan_tree_operand *operands;
+    fan_stream *caller;
+    fan_tree_result *result;
+    char call_site[64];
+    bool restore;
+    bool keep_dead; /* of a recording: dead blocks stay in the block table, so that it fits whichever are alive */
+    bool ran;       /* a body ran */
+    bool entered;   /* the tree's stream waits for the caller's */
+    char full[256]; /* why it was not recorded: the arena is full; "": it is not */
+    bool evicted;   /* a signature of the function was evicted for this call's */
+    bool wrote;     /* a recording was given up: the function writes into a copied operand */
+} fan_tree_run;
+
+fan_status fan__tree_warm_up(fan_tree_run *r, fan_error *err);
+fan_status fan__tree_record(fan_tree_run *r, fan_tree_node **out, fan_error *err);
+fan_status fan__tree_replay(fan_tree_run *r, fan_tree_node *n, fan_error *err);
+/* fan__tree_verify (verify.c): a replay of n beside the eager function: FAN_ERR_CAPTURE where one array differs; then
+ * the operands are as before. */
+fan_status fan__tree_verify(fan_tree_run *r, fan_tree_node *n, fan_error *err);
+/* fan__tree_check_overlap: FAN_ERR_VALUE if an operand shares memory with one that is added into, or a copied one with
+ * one that the function is known to write. */
+fan_status fan__tree_check_overlap(const fan_tree_run *r, fan_error *err);
+/* fan__tree_enter: the tree's stream waits for the caller's, once per call. fan__tree_leave: the reverse. */
+fan_status fan__tree_enter(fan_tree_run *r, fan_error *err);
+fan_status fan__tree_leave(const fan_tree_run *r, fan_error *err);
+/* fan__tree_stage: copies operands into the arena. fan__tree_hand_out: the node's outputs become the result. */
+fan_status fan__tree_stage(const fan_tree_run *r, fan_tree_node *n, fan_error *err);
+fan_status fan__tree_hand_out(fan_tree_run *r, fan_tree_node *n, fan_error *err);
+/* fan__tree_keep_operands: after an eager run: copies operands that are outputs, and views of them, where keep= names
+ * them. */
+fan_status fan__tree_keep_operands(const fan_tree_run *r, fan_error *err);
+
+#endif
