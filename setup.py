@@ -7,16 +7,16 @@ Three builds, chosen by the environment:
     FANIN_SANITIZE="address,undefined"    or "thread": the same with sanitizers, without hardening
 
 FANIN_JOBS=n sets how many compilers run at once (default: the processors at hand).
-FANIN_NVCC=0 keeps nvcc out of a release build, where it makes machine code of the CUDA kernels if it is there;
-FANIN_NVCC=1 insists on it. Without it they go in as PTX, which the driver compiles at first use. A flag that this
-compiler refuses is left out, and said so once.
+FANIN_NVCC=0 keeps nvcc out of a release build, which embeds machine code of the CUDA kernels if nvcc is there;
+FANIN_NVCC=1 makes any build fail without it. Without machine code NVRTC compiles them at first use (fanin._kernels).
+The build prints which flags the compiler refuses, and leaves them out.
 """
 
 from __future__ import annotations
 
-import functools
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -28,16 +28,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
-ALL = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "csrc").glob("**/*.c"))
-SOURCES = [name for name in ALL if not name.startswith("csrc/fake/")]
-# The fake CUDA driver of fanin.testing: a library of its own, with the core's lower rungs once more. Their objects are
-# made once.
-FAKE = [
-    name
-    for name in ALL
-    if name.split("/")[1] in ("base", "array", "device", "fake")
-    and not name.startswith(("csrc/device/cuda/", "csrc/device/kernels/"))
-]
+SOURCES = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "csrc").glob("**/*.c"))
 PUBLIC = "python/fanin/include"  # fanin.h, which others include, too
 HEADERS = sorted(str(p.relative_to(ROOT)) for where in ("csrc", PUBLIC) for p in (ROOT / where).glob("**/*.h"))
 
@@ -105,21 +96,15 @@ def wanted_flags() -> tuple[list[str], list[str]]:
     return [*ALWAYS, *HARDEN, "-Wall", "-DNDEBUG", "-g0", "-O3"], LINK
 
 
-@functools.cache
-def with_fatbin(folder: Path) -> bool:
-    """Whether `folder` has device/kernels/fatbin.h now: nvcc's machine code of the CUDA kernels."""
-    if NVCC == "0" or (BUILD != "release" and NVCC != "1"):
-        return False
-    script = ROOT / "csrc/device/kernels/build.py"
-    done = subprocess.run(
-        [sys.executable, str(script), "--fatbin", str(folder / "device/kernels/fatbin.h")],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    print(f"fanin: {done.stdout.strip() or 'fatbin.h is as it should be'}", flush=True)
-    if done.returncode and NVCC == "1":
+def embed_kernels(folder: Path) -> str:
+    """Writes device/kernels/embedded.h in `folder`: the CUDA kernels' source, and machine code if nvcc is there."""
+    wanted = ["--nvcc"] if NVCC == "1" or (BUILD == "release" and NVCC != "0") else []
+    script, out = str(ROOT / "csrc/device/kernels/build.py"), str(folder / "device/kernels/embedded.h")
+    done = subprocess.run([sys.executable, script, *wanted, out], stdout=subprocess.PIPE, text=True)
+    print(f"fanin: {done.stdout.strip() or 'embedded.h is as it should be'}", flush=True)
+    if done.returncode and (NVCC == "1" or not wanted):
         raise SystemExit("FANIN_NVCC=1: nvcc is missing or refuses the kernels, see above")
-    return done.returncode == 0
+    return out
 
 
 class BuildCore(build_ext):
@@ -129,6 +114,25 @@ class BuildCore(build_ext):
         super().finalize_options()
         # setuptools looks at times alone and would miss changed flags: compile_parallel knows what is stale.
         self.anew, self.force = bool(self.force), True
+
+    def run(self) -> None:
+        super().run()
+        self.write_stub()
+
+    def write_stub(self) -> None:
+        """Write fanin/_core.pyi beside the core: without docstrings where the core cannot be imported (sanitizers)."""
+        folder = ROOT / "python" if self.inplace else Path(self.build_lib).resolve()
+        stub = folder / "fanin/_core.pyi"
+        done = subprocess.run(
+            [sys.executable, str(ROOT / "csrc/py/stub.py"), str(stub)],
+            env={**os.environ, "PYTHONPATH": str(folder)},
+            cwd=folder,
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode:
+            shutil.copyfile(ROOT / "csrc/py/core.pyi", stub)
+            print(f"fanin: _core.pyi has no docstrings: {(done.stderr.strip() or 'no reason').splitlines()[-1]}")
 
     def build_extension(self, ext: Extension) -> None:
         import sysconfig
@@ -146,9 +150,9 @@ class BuildCore(build_ext):
             compile_flags += ["-isystem", folder]
         ext.extra_compile_args = self.accepted(compile_flags, link=False)
         ext.extra_link_args = self.accepted(link_flags, link=True)
-        if with_fatbin(Path(self.build_temp)):  # the same flags for both, so that their objects are made once
-            ext.define_macros = [*ext.define_macros, ("FAN_FATBIN", "1")]
-            ext.include_dirs = [*ext.include_dirs, self.build_temp]
+        ext.depends = [*ext.depends, embed_kernels(Path(self.build_temp))]
+        ext.define_macros = [*ext.define_macros, ("FAN_EMBEDDED", "1")]
+        ext.include_dirs = [*ext.include_dirs, self.build_temp]
         self.compiler.compile = self.compile_parallel
         super().build_extension(ext)
 
@@ -243,14 +247,6 @@ setup(
             include_dirs=["csrc", PUBLIC],
             define_macros=MACROS,
             depends=HEADERS,
-            language="c",
-        ),
-        Extension(
-            "fanin.testing._driver",
-            sources=FAKE,
-            include_dirs=["csrc"],
-            define_macros=MACROS,
-            depends=[*HEADERS, "csrc/device/kernels/kernels.cu"],
             language="c",
         ),
     ],

@@ -1,8 +1,4 @@
-"""What analysis costs beside the function itself: guard, collect_metadata, wrapper.
-
-python benchmarks/analysis.py [--quick] [--json FILE]
-
-"""
+"""What analysis costs beside the function itself: guard, collect_metadata, wrapper."""
 
 from __future__ import annotations
 
@@ -10,12 +6,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from common import main, size_text
 
 from fanin.analysis import collect_metadata, functionalize
 from fanin.analysis.calls import call_of
 from fanin.analysis.guards import Guard
-from fanin.cli.timing import Result, at_most, measure, pinned
+
+from .common import size_text
+from .timing import Result, at_most, measure, pinned
 
 ARRAYS = 100
 OPS = 100
@@ -147,7 +144,3 @@ def results(quick: bool) -> Iterator[Result]:
             ((2, 512), (ARRAYS, 512)) if quick else ((2, 512), (ARRAYS, 512), (ARRAYS, 1 << 16), (4, 1 << 23))
         ):
             yield overhead(count, size, quick)
-
-
-if __name__ == "__main__":
-    main(results)

@@ -1,6 +1,6 @@
 """Instructions, functions and files of small calls, as valgrind's callgrind counts them.
 
-    python benchmarks/callgrind.py [--torch] [--details] [FILE]
+    python -m benchmarks.callgrind [--torch] [--details] [FILE]
 
 One Python runs under callgrind; between two marks it does the same thing many times. Numbers are instructions for each
 time without those of the empty loop. They do not depend on the machine's load, only on the builds of Python, NumPy and
@@ -23,7 +23,8 @@ import numpy as np
 
 import fanin
 from fanin import _core
-from fanin.cli.timing import machine
+
+from .timing import machine
 
 TIMES = 1000
 LEAST = 0.01  # of all instructions: functions with fewer are told together
@@ -249,7 +250,8 @@ def main() -> None:
             "--dump-before=*build_info*",
             f"--callgrind-out-file={out}",
             sys.executable,
-            __file__,
+            "-m",
+            "benchmarks.callgrind",
             "--inner",
             *(w for w in sys.argv[1:] if w == "--torch"),
         ]

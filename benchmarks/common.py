@@ -1,23 +1,27 @@
-"""What the rows share: arrays at chosen places, the peers of a large sum, how a row is run by itself.
+"""What the rows share: arrays at chosen places, the peers of a large sum, nodes in C.
 
-Each row is `results(quick)` in a file of its own; `python benchmarks/NAME.py [--quick] [--json FILE]` runs one, `fanin
-bench` runs all. How time is taken stands in fanin/cli/timing.py.
+Each row is `results(quick)` in a file of its own. timing.py takes time.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
-from collections.abc import Callable, Iterator
+import ctypes
+import functools
+import importlib.util
+import os
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import fanin
-from fanin.cli import timing
-from fanin.cli.screen import Screen
-from fanin.cli.timing import Result
+
+from . import timing
 
 PAGE = 4096
 
@@ -34,39 +38,36 @@ OFFSETS = {
 FLOOR, CHAIN, FRESH, TORCH, JAX = "read floor", "np.add(out=) chain", "a + b, then +=", "torch add_ chain", "jax.jit"
 
 
-def inside() -> Any:
-    """Single functions of the core, in the library that tests build of them (tests/kit/inside.py)."""
-    tests = str(Path(__file__).resolve().parent.parent / "tests")
-    if tests not in sys.path:
-        sys.path.append(tests)
-    from kit.inside import inside
-
-    return inside("-O3", "-DNDEBUG")
+@functools.cache
+def memchr() -> Any:
+    """The C library's memchr, which reads a byte once and does nothing else."""
+    found = ctypes.CDLL(None).memchr
+    found.restype, found.argtypes = ctypes.c_void_p, (ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t)
+    return found
 
 
+def read_all(x: Any) -> None:
+    """Read every byte of an array once, and nothing else: the floor under any sum. None of them may be 0xEE."""
+    if memchr()(x.ctypes.data, 0xEE, x.nbytes) is not None:
+        raise ValueError("the floor is not what it should be: the array has a byte 0xEE, where reading ends")
+
+
+@functools.cache
 def c_nodes() -> Any:
-    """Nodes whose functions are in C (tests/kit/c_nodes.py); None without a compiler."""
-    tests = str(Path(__file__).resolve().parent.parent / "tests")
-    if tests not in sys.path:
-        sys.path.append(tests)
-    from kit import c_nodes as made
-    from kit.support import compiler
-
-    return made if compiler() else None
-
-
-def main(results: Callable[[bool], Iterator[Result]]) -> None:
-    """Run one row by itself."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    kept = []
-    for one in results(options.quick):
-        timing.show(Screen(), one)
-        kept.append(one)
-    if options.json:
-        timing.write(options.json, kept)
+    """The extension of examples/15_c_nodes.c, whose `times(a)` is a node's function in C; None without a compiler."""
+    cc = os.environ.get("CC", "cc").split()
+    if not shutil.which(cc[0]):
+        return None
+    source = Path(__file__).resolve().parent.parent / "examples" / "15_c_nodes.c"
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, f"c_nodes{sysconfig.get_config_var('EXT_SUFFIX')}")
+        include = [f"-I{sysconfig.get_path('include')}", f"-I{fanin.get_include()}"]
+        subprocess.run([*cc, "-O2", "-shared", "-fPIC", *include, str(source), "-o", str(out)], check=True)
+        spec = importlib.util.spec_from_file_location("c_nodes", out)
+        assert spec and spec.loader
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return module
 
 
 def array(size: int, dtype: Any = "f4", offset: int = 0) -> Any:
@@ -111,7 +112,7 @@ def sums(inputs: list[Any], out: Any) -> dict[str, Any]:
 
     def floor() -> None:
         for x in inputs:
-            inside().read_all(x)
+            read_all(x)
 
     work: dict[str, Any] = {
         CHAIN: chain,

@@ -1,8 +1,5 @@
 """Engines that others wrote, or could have, with an InputBuffer in each node of their passes.
 
-    python benchmarks/engines.py [--quick] [--json FILE]
-
-
 A scalar engine of a few lines, which adds Python floats; and HIPS autograd's pass, over a chain without any fan-in and
 over two fan-ins; a whole pass with one fan-in of N producers, beside torch's engine.
 """
@@ -15,11 +12,11 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from common import main
 
 import fanin
 from fanin import tape
-from fanin.cli.timing import Result, at_least, at_most, measure, peer, pinned
+
+from .timing import Result, at_least, at_most, measure, peer, pinned
 
 TORCH, HIPS, HAND, DICT = "torch's engine", "HIPS autograd", "InputBuffer, by hand", "a dict and +=, by hand"
 
@@ -254,7 +251,3 @@ def results(quick: bool) -> Iterator[Result]:
         yield from (one for one in passes if one is not None)
         for n in (10,) if quick else (1000, 10_000, 100_000):
             yield one_fan_in(n, where, quick)
-
-
-if __name__ == "__main__":
-    main(results)

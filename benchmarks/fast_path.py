@@ -1,8 +1,4 @@
-"""What used to leave the fast path, beside what always took it.
-
-python benchmarks/fast_path.py [--quick] [--json FILE]
-
-"""
+"""What used to leave the fast path, beside what always took it."""
 
 from __future__ import annotations
 
@@ -10,10 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from common import main
 
 import fanin
-from fanin.cli.timing import Result, at_most, measure, peer, pinned
+
+from .timing import Result, at_most, measure, peer, pinned
 
 EIGHT = "for g in {gs}:\n    {buf}.add(0, g)\n{buf}.take({how})"
 
@@ -145,7 +141,3 @@ def results(quick: bool) -> Iterator[Result]:
         yield from low(quick, where)
         yield from takes(quick, where)
         yield from small_things(quick, where)
-
-
-if __name__ == "__main__":
-    main(results)

@@ -1,8 +1,5 @@
 """Gradients that are made just before they are added, and dropped at once, as engines make them.
 
-    python benchmarks/fresh.py [--quick] [--json FILE]
-
-
 What is timed is the whole loop, the making too: the memory that an add keeps is memory that the next gradient cannot
 have. "variable" binds each to a name before it is added, so that its maker has it still when the call comes, and until
 the next is made; the others add what an expression gives. The last row is the opposite: gradients that somebody keeps.
@@ -17,10 +14,11 @@ import warnings
 from collections.abc import Callable, Iterator
 
 import numpy as np
-from common import effort, main
 
 import fanin
-from fanin.cli.timing import Result, Work, at_most, measure, peer, pinned
+
+from .common import effort
+from .timing import Result, Work, at_most, measure, peer, pinned
 
 ADD, NEW, TORCH, ADD_NAMED = "s += g", "s = s + g", "torch s.add_(g)", "s += g, variable"
 OURS, NAMED, BEFORE, AT_ONCE = "fanin", "fanin, variable", "fanin, 64 MiB", "fanin, budget=0"
@@ -155,7 +153,3 @@ def results(quick: bool) -> Iterator[Result]:
         ):
             yield one(n, size, where, quick)
         yield one(4 if quick else 20, 10**5 if quick else 10**6, where, quick, keep=True)
-
-
-if __name__ == "__main__":
-    main(results)

@@ -1,7 +1,7 @@
-"""Sums on a GPU beside torch's and the rate of a copy: python benchmarks/gpu.py [--quick] [--json FILE].
+"""Sums on a GPU beside torch's and the rate of a copy.
 
-Without a GPU, or without torch for the peers, there is nothing to time, and it is said. "min" and "median" are the
-host's clock, until the device has done the work; "device" is the time between two events of the driver's around it,
+Without a GPU, or without torch for the peers, there is nothing to time, and a line is printed. "min" and "median" are
+the host's clock, until the device has done the work; "device" is the time between two events of the driver's around it,
 while the device is kept busy before, so that the host is ahead: by that the targets go. "host" is what the host pays to
 queue work.
 """
@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from common import main, size_text
 
 import fanin
 from fanin import _core
-from fanin.cli.timing import Result, Target, at_least, at_most, measure, peer
+
+from .common import size_text
+from .timing import Result, Target, at_least, at_most, measure, peer
 
 COPY, CHAIN, FOREACH, COMPILED, FUSED = (
     "a copy",
@@ -418,11 +419,7 @@ def results_on(at: Plain, quick: bool, large_size: int = 256 << 20, slots: int =
 def results(quick: bool) -> Iterator[Result]:
     """N by size, many slots, the host's time, a graph; nothing where there is no GPU."""
     at = place()
-    if at is not None:
+    if at is None:
+        print(f"gpu: no GPU: {_core.cuda_info().get('why', 'the driver has no device')}")
+    else:
         yield from results_on(at, quick, *((1 << 20, 100) if quick else ()))
-
-
-if __name__ == "__main__":
-    if place() is None:
-        print(f"no GPU: {_core.cuda_info().get('why', 'the driver has no device')}")
-    main(results)

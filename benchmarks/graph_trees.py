@@ -1,13 +1,10 @@
 """A function of 1 to 1,000 kernels, replayed by a graph tree, beside its launches one by one and its graph launched by
-hand: on the simulated device, and on the CUDA backend over the fake driver.
+hand, on the simulated device.
 
-    python benchmarks/graph_trees.py [--quick] [--json FILE]
-
-What the device or the driver does for each kernel is in all of them; what a call does of its own is the difference to
-the graph launched by hand: its stream waits for the caller's, it is launched, and the caller's waits for it, as a tree
-does it. On the fake driver that is asked of the driver itself, less what as many calls through ctypes cost that do
-nothing. The title says what of the call is the tree's own, by the medians, where there is one kernel (of many the
-difference is lost in what they take), and what the clock of the simulated host counts.
+What the device does for each kernel is in all of them; what a call does of its own is the difference to the graph
+launched by hand: its stream waits for the caller's, it is launched, and the caller's waits for it, as a tree does it.
+The title has the tree's own part of the call, by the medians, where there is one kernel (of many the difference is lost
+in what they take), and what the clock of the simulated host counts.
 
 On the CPU: a chain of additions of 16 elements by NumPy, as nodes of a pass, and replayed; and where a replay pays:
 many operations on small and large arrays, and matrix products, by NumPy and replayed.
@@ -15,18 +12,15 @@ many operations on small and large arrays, and matrix products, by NumPy and rep
 
 from __future__ import annotations
 
-import ctypes
-import statistics
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from common import main
 
 import fanin
 from fanin import sim
-from fanin.cli.timing import Result, measure, pinned, turns
-from fanin.testing import FakeDriver, use_driver
+
+from .timing import Result, measure, pinned
 
 DIRECT, BY_HAND = "launches one by one", "its graph, launched by hand"
 REPLAYED, STEP = "GraphTree: the call", "GraphTree: a step with the call"
@@ -137,50 +131,6 @@ def simulated(m: Any, kernels: int, operands: int, core: object, rounds: int) ->
     return result
 
 
-def empty_calls(driver: Any, names: int) -> float:
-    """Nanoseconds of so many calls through ctypes."""
-    version = ctypes.c_int()
-    at = ctypes.byref(version)
-
-    def calls() -> None:
-        for _ in range(names):
-            driver.call("cuDriverGetVersion", at)
-
-    return statistics.median(turns({"empty": calls}, rounds=2000)["empty"])
-
-
-def on_the_driver(m: Any, kernels: int, operands: int, core: object, rounds: int) -> Result:
-    s, t = m.stream(), m.stream()
-    with fanin.stream(s):
-        one = Replays(m, "cuda:0", kernels, operands)
-
-    m.begin_capture(s, "thread-local")
-    with fanin.stream(s):
-        one.body(*one.xs)
-    graph = m.end_capture(s)
-    executable, event = ctypes.c_void_p(), ctypes.c_void_p()
-    with m.context():
-        m.call("cuGraphInstantiateWithFlags", ctypes.byref(executable), ctypes.c_void_p(graph), ctypes.c_uint64(0))
-        m.call("cuEventCreate", ctypes.byref(event), ctypes.c_uint(2))
-    on, there, flags = ctypes.c_void_p(s.handle), ctypes.c_void_p(t.handle), ctypes.c_uint(0)
-
-    def by_hand() -> None:
-        m.call("cuEventRecord", event, on)
-        m.call("cuStreamWaitEvent", there, event, flags)
-        m.call("cuGraphLaunch", executable, there)
-        m.call("cuEventRecord", event, there)
-        m.call("cuStreamWaitEvent", on, event, flags)
-
-    less = empty_calls(m, 5)
-    with m.context(), fanin.stream(s):
-        result = measured(m, one, works(one, by_hand), rounds, {"ctypes_ns": less})
-        m.call("cuGraphExecDestroy", executable)
-        m.call("cuEventDestroy_v2", event)
-    m.destroy_graph(graph)
-    title_of(result, "fake driver", kernels, operands, core, less)
-    return result
-
-
 def on_the_cpu(kernels: int, operands: int, where: object, rounds: int) -> Result:
     xs = [np.ones(16, np.float32) for _ in range(operands)]
     tree = fanin.GraphTree("cpu", memory=1 << 16)
@@ -288,11 +238,3 @@ def results(quick: bool) -> Iterator[Result]:
             yield on_the_cpu(kernels, operands, core, 3 if quick else 30)
         for name in WORTH:
             yield worth(name, core, 3 if quick else 30)
-        driver = FakeDriver(devices=1)
-        with use_driver(driver):
-            for kernels, operands in SHAPES:
-                yield on_the_driver(driver, kernels, operands, core, rounds_of(kernels, quick))
-
-
-if __name__ == "__main__":
-    main(results)

@@ -1,17 +1,13 @@
-"""Sums of arrays that a cache holds, 16 KB to 4 MB each, beside their peers.
-
-python benchmarks/in_cache.py [--quick] [--json FILE]
-
-"""
+"""Sums of arrays that a cache holds, 16 KB to 4 MB each, beside their peers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from common import CHAIN, FRESH, JAX, OFFSETS, TORCH, array, arrays, compiled, effort, fresh, main, size_text, sums
-
 import fanin
-from fanin.cli.timing import Result, at_least, measure, pinned
+
+from .common import CHAIN, FRESH, JAX, OFFSETS, TORCH, array, arrays, compiled, effort, fresh, size_text, sums
+from .timing import Result, at_least, measure, pinned
 
 
 def one(n: int, size: int, offset: str, where: str, quick: bool) -> Result:
@@ -40,7 +36,3 @@ def results(quick: bool) -> Iterator[Result]:
             for n in (2, 8):
                 for offset in list(OFFSETS)[: 1 if quick else None]:
                     yield one(n, size, offset, where, quick)
-
-
-if __name__ == "__main__":
-    main(results)

@@ -1,8 +1,5 @@
 """What keys out of order and exact sums cost beside the plain sum.
 
-    python benchmarks/keys_and_exact.py [--quick] [--json FILE]
-
-
 "wide" has exponents over 80 powers of two, "any bits" every float32 there is: what needs the integer path of exact
 sums.
 """
@@ -12,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import numpy as np
-from common import effort, main, size_text
 
 import fanin
-from fanin.cli.timing import Result, Work, at_most, measure, pinned
+
+from .common import effort, size_text
+from .timing import Result, Work, at_most, measure, pinned
 
 Make = Callable[[np.random.Generator, int], np.ndarray]
 
@@ -182,7 +180,3 @@ def results(quick: bool) -> Iterator[Result]:
         yield exact("float16", half, 8, size, 1.5, quick, where)
         yield exact("float64", double, 8, size, 3, quick, where)
         yield exact_sparse(8, 64 if quick else 4096, quick, where)
-
-
-if __name__ == "__main__":
-    main(results)

@@ -1,8 +1,5 @@
 """Sums of N arrays that no cache holds, beside their peers and the read floor.
 
-    python benchmarks/large_sum.py [--quick] [--json FILE]
-
-
 The floor is every input read once and nothing done; no algorithm is faster. Results go into memory that was written
 before; for cold pages see recycling.py. Offsets of the inputs relative to each other are swept, as processors mind
 them.
@@ -13,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from common import CHAIN, FLOOR, JAX, OFFSETS, array, arrays, compiled, effort, engine, main, size_text, sums
-
 import fanin
-from fanin.cli.timing import Result, at_least, at_most, cores, measure, pinned
+
+from .common import CHAIN, FLOOR, JAX, OFFSETS, array, arrays, compiled, effort, engine, size_text, sums
+from .timing import Result, at_least, at_most, cores, measure, pinned
 
 ENGINE = "torch's engine"
 
@@ -63,7 +60,3 @@ def results(quick: bool) -> Iterator[Result]:
         with pinned(2) as where:
             for offset in ("0", "1088 k"):
                 yield one(8, size, offset, where, quick, False)
-
-
-if __name__ == "__main__":
-    main(results)

@@ -1,18 +1,14 @@
-"""A buffer's whole life: made, two adds of 16 floats, taken from, dropped.
-
-python benchmarks/life.py [--quick] [--json FILE]
-
-"""
+"""A buffer's whole life: made, two adds of 16 floats, taken from, dropped."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import numpy as np
-from common import main
 
 import fanin
-from fanin.cli.timing import Result, at_most, measure, peer, pinned
+
+from .timing import Result, at_most, measure, peer, pinned
 
 LIFE = """\
 buf = InputBuffer(1)
@@ -41,7 +37,3 @@ def results(quick: bool) -> Iterator[Result]:
             f"a whole life, two adds of 16 float32, core {where}", work, base="a + b", names=names,
             targets=[at_most(1.0, "make, add, add, take, drop", "a + b")], rounds=5 if quick else 3000, calls=64,
         )  # fmt: skip
-
-
-if __name__ == "__main__":
-    main(results)

@@ -1,8 +1,5 @@
 """bfloat16 and float16: time beside torch's chain, and the error against the exact sum.
 
-    python benchmarks/low_precision.py [--quick] [--json FILE]
-
-
 The error is the root mean square of (sum - exact) / (root mean square of the exact sums), for N from 2 to 256 normal
 contributions.
 """
@@ -13,10 +10,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from common import FLOOR, TORCH, array, effort, inside, main, size_text
 
 import fanin
-from fanin.cli.timing import Result, at_least, measure, peer, pinned
+
+from .common import FLOOR, TORCH, array, effort, read_all, size_text
+from .timing import Result, at_least, measure, peer, pinned
 
 CAST = "torch, cast to float32 first"
 
@@ -35,7 +33,7 @@ def times(name: str, size: int, n: int, where: str, quick: bool) -> Result:
 
     def floor() -> None:
         for x in arrays:
-            inside().read_all(x)
+            read_all(x)
 
     work: dict[str, Any] = {ours: lambda: fanin.add_n(typed, out=target), FLOOR: floor, TORCH: None, CAST: None}
     torch = peer("torch")
@@ -112,7 +110,3 @@ def results(quick: bool) -> Iterator[Result]:
             for size in [16 << 10, 256 << 10] + ([] if quick else [64 << 20]):
                 yield times(name, size, 8, where, quick)
             yield errors(name)
-
-
-if __name__ == "__main__":
-    main(results)

@@ -1,8 +1,5 @@
 """Many slots in one call: add_many and take beside torch's _foreach_add_ and a dict of ndarrays.
 
-    python benchmarks/many_slots.py [--quick] [--json FILE]
-
-
 "in place" is acc += g in every slot: of a buffer that keeps its sums (budget=0), or of arrays that it is given and
 writes to (take(out=)); "8 each" sums eight gradients in every slot, the first of which the peers copy. "one by one"
 walks a graph: two gradients meet in each slot, whose sum is taken before the next is looked at.
@@ -14,10 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 
 import numpy as np
-from common import main, size_text
 
 import fanin
-from fanin.cli.timing import Result, at_least, measure, peer, pinned
+
+from .common import size_text
+from .timing import Result, at_least, measure, peer, pinned
 
 IN_PLACE = "add_many into kept sums"
 Floats = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
@@ -140,7 +138,3 @@ def results(quick: bool) -> Iterator[Result]:
                 for n in (1, 8) if slots < 100_000 else (1,):
                     yield one(slots, size, n, where, quick)
         yield one_by_one(100 if quick else 1000, 64, where, quick)
-
-
-if __name__ == "__main__":
-    main(results)

@@ -1,4 +1,6 @@
-"""Who shares memory, beside torch and NumPy: python benchmarks/overlap.py [--quick] [--json FILE].
+"""Who shares memory, beside torch and NumPy:
+
+.
 
 Lists of pieces, columns and the like beside torch's own question (whose answer is not exact), their growth, pairs
 beside np.shares_memory, the check of a recorded layout.
@@ -10,12 +12,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from common import inside, main
 from numpy.lib.stride_tricks import as_strided
 
 import fanin
 from fanin import _core
-from fanin.cli.timing import Result, Work, at_least, at_most, measure, peer, pinned
+
+from .timing import Result, Work, at_least, at_most, measure, peer, pinned
 
 Array = np.ndarray[Any, Any]
 
@@ -134,20 +136,15 @@ def pairs() -> dict[str, tuple[Array, Array]]:
 
 def pair(name: str, quick: bool, where: str) -> Result:
     x, y = pairs()[name]
-    from kit.inside import view
-
-    two = view(x), view(y)
     names = {
         "shares": np.shares_memory,
         "overlap": fanin.overlap,
-        "in_c": lambda times: inside().overlap(*two, times),
         "x": x,
         "y": y,
     }
     work = {
         "np.shares_memory(x, y)": "shares(x, y)",
         "fanin.overlap(x, y)": "overlap(x, y)",
-        "1000 times in C": "in_c(1000)",
     }
     return measure(
         f"two {name}, core {where}",
@@ -247,7 +244,3 @@ def results(quick: bool) -> Iterator[Result]:
             yield pair(name, quick, where)
         yield from hard(quick, where)
         yield guard(quick, where)
-
-
-if __name__ == "__main__":
-    main(results)

@@ -1,12 +1,9 @@
 """Passes backward over nodes in Python, on fanin's engine and on others': a chain, a fan-in, a graph that is made.
 
-    python benchmarks/passes.py [--quick] [--json FILE]
-
-
 A graph of a million nodes, each engine's in a process of its own; branches of products of matrices on one worker and on
 two. All other figures are for each node (of a fan-in: each producer). The functions return what they got, so that what
 is timed is the engine; "the calls alone" is a loop that calls them, one after the other. Functions in C multiply
-(tests/c/nodes.c). torch's "Python functions" are `torch.autograd.Function`s; its own multiply is C++.
+16 float64 (examples/15_c_nodes.c). torch's "Python functions" are `torch.autograd.Function`s; its own multiply is C++.
 """
 
 from __future__ import annotations
@@ -19,11 +16,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from common import c_nodes, main
 from threadpoolctl import threadpool_limits
 
 import fanin
-from fanin.cli.timing import Result, at_least, at_most, measure, peer, pinned
+
+from .common import c_nodes
+from .timing import Result, at_least, at_most, measure, peer, pinned
 
 OURS, ALONE, IN_C = "fanin.grad", "the calls alone", "fanin.grad, functions in C"
 TORCH_ENGINE = "torch's engine"
@@ -61,17 +59,19 @@ def calls_alone(n: int, g: Any) -> Callable[[], None]:
     return run
 
 
-def chain_in_c(c: Any, n: int, w: Any, g: Any) -> Callable[[], Any]:
+def chain_in_c(c: Any, n: int) -> Callable[[], Any]:
     """n multiplications in C, one after the other."""
-    top = c.module().many(n, w, c.SCALE, 1.0, True)
-    return lambda: fanin.grad([(top, 0, g)], [w], keep_graph=True)
+    w = top = fanin.Leaf(np.zeros(16))
+    for _ in range(n):
+        top = fanin.Node(c.times(np.ones(16)), 1, [(top, 0)])
+    return lambda: fanin.grad([(top, 0, np.ones(16))], [w], keep_graph=True)
 
 
-def fan_in_in_c(c: Any, n: int, w: Any, g: Any) -> Callable[[], Any]:
-    """n multiplications in C, whose gradients meet."""
-    m = c.module()
-    mid = m.node(m.function(c.PASS, 1, 1), ((w, 0),))
-    roots = [(one, 0, g) for one in m.many(n, mid, c.SCALE, 1.0, False)]
+def fan_in_in_c(c: Any, n: int) -> Callable[[], Any]:
+    """n multiplications in C, whose gradients meet in a node."""
+    w = fanin.Leaf(np.zeros(16))
+    mid = fanin.Node(c.times(np.ones(16)), 1, [(w, 0)])
+    roots = [(fanin.Node(c.times(np.ones(16)), 1, [(mid, 0)]), 0, np.ones(16)) for _ in range(n)]
     return lambda: fanin.grad(roots, [w], keep_graph=True)
 
 
@@ -114,7 +114,7 @@ def chains(n: int, where: str, rounds: int) -> Result:
     top = chain(n, w)
     work: dict[str, Any] = {
         OURS: lambda: fanin.grad([(top, 0, g)], [w], keep_graph=True),
-        IN_C: (in_c := c_nodes()) and chain_in_c(in_c, n, w, g),
+        IN_C: (in_c := c_nodes()) and chain_in_c(in_c, n),
         ALONE: calls_alone(n, g),
         TORCH: torch and torch_chain(n, torch_function(torch), torch),
         TORCH_OWN: torch and torch_chain(n, lambda x: x * 1.0, torch),
@@ -137,7 +137,7 @@ def fan_ins(n: int, where: str, rounds: int) -> Result:
     roots = [(fanin.Node(passed_on, 1, [(mid, 0)]), 0, g) for _ in range(n)]
     work: dict[str, Any] = {
         OURS: lambda: fanin.grad(roots, [w], keep_graph=True),
-        IN_C: (in_c := c_nodes()) and fan_in_in_c(in_c, n, w, g),
+        IN_C: (in_c := c_nodes()) and fan_in_in_c(in_c, n),
         ALONE: calls_alone(n, g),
         TORCH: torch and torch_fan_in(n, torch_function(torch), torch),
         TORCH_OWN: torch and torch_fan_in(n, lambda x: x * 1.0, torch),
@@ -451,7 +451,3 @@ def results(quick: bool) -> Iterator[Result]:
     with pinned(2) as where:
         yield branches(64 if quick else 512, where, few if quick else 25)
     yield from lives(2000 if quick else 1_000_000, 1 if quick else 2)
-
-
-if __name__ == "__main__":
-    main(results)

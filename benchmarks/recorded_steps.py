@@ -1,9 +1,6 @@
 """A training step of many small kernels, recorded and replayed (tape.compiled), beside itself as it is, and beside
 torch.compile and jax.jit.
 
-    python benchmarks/recorded_steps.py [--quick] [--json FILE]
-
-
 A chain of tanh(y * p) over 16 float32, its pass backward, and an update of p: about seven kernels for each link. The
 others compile the same step, and fuse it; the time to compile is not in the figures. Then where a replay pays: the same
 operations beside NumPy's calls, on small and large arrays, and a call of a step that does nothing.
@@ -15,10 +12,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from common import main
 
 from fanin import tape
-from fanin.cli.timing import Result, at_least, measure, peer, pinned
+
+from .timing import Result, at_least, measure, peer, pinned
 
 AS_IT_IS, REPLAYED, TORCH, TORCH_COMPILE, JAX = "tape, as it is", "tape.compiled", "torch", "torch.compile", "jax.jit"
 START = np.linspace(0.1, 0.9, 16, dtype="f4")
@@ -152,7 +149,3 @@ def results(quick: bool) -> Iterator[Result]:
         x = np.eye(200)
         yield beside_numpy("10 products of matrices of 200 x 200", x, lambda y, w: y @ w, 10, rounds, where)
         yield empty(where, rounds)
-
-
-if __name__ == "__main__":
-    main(results)

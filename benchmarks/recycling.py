@@ -1,8 +1,5 @@
 """What fresh pages cost: sums into recycled and into fresh memory, beside NumPy's.
 
-    python benchmarks/recycling.py [--quick] [--json FILE]
-
-
 "fresh" means that every page of the result has to be given by the system first.
 """
 
@@ -11,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from common import CHAIN, FRESH, arrays, effort, fresh, main, size_text, sums
 
 import fanin
-from fanin.cli.timing import Result, at_most, measure, peer, pinned
+
+from .common import CHAIN, FRESH, arrays, effort, fresh, size_text, sums
+from .timing import Result, at_most, measure, peer, pinned
 
 
 def one(n: int, size: int, where: str, quick: bool) -> Result:
@@ -62,7 +60,3 @@ def results(quick: bool) -> Iterator[Result]:
     with pinned() as where:
         for n in (2, 8) if quick else (2, 4, 8, 16):
             yield one(n, (4 if quick else 128) << 20, where, quick)
-
-
-if __name__ == "__main__":
-    main(results)

@@ -1,4 +1,4 @@
-"""The targets of a JSON of `fanin bench` as a table for docs/performance.md: python benchmarks/report.py FILE.
+"""The targets of a file of results as a table for docs/performance.md: python -m benchmarks.report FILE.
 
 Results that differ in nothing but the offsets of their inputs are one line, and the worst of them counts.
 """
@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fanin.cli.timing import ratio_text
+from .timing import ratio_text
 
 
 def shortened(title: str) -> str:

@@ -1,8 +1,4 @@
-"""One add of 16 floats, by arrival and by key, beside NumPy, HIPS autograd, torch and JAX.
-
-python benchmarks/small_add.py [--quick] [--json FILE]
-
-"""
+"""One add of 16 floats, by arrival and by key, beside NumPy, HIPS autograd, torch and JAX."""
 
 from __future__ import annotations
 
@@ -10,10 +6,10 @@ import operator
 from collections.abc import Iterator
 
 import numpy as np
-from common import main
 
 import fanin
-from fanin.cli.timing import Result, at_least, measure, peer, pinned
+
+from .timing import Result, at_least, measure, peer, pinned
 
 
 def results(quick: bool) -> Iterator[Result]:
@@ -74,7 +70,3 @@ def one(where: str, quick: bool) -> Result:
         rounds=5 if quick else 4000,
         calls=64,
     )
-
-
-if __name__ == "__main__":
-    main(results)

@@ -1,8 +1,4 @@
-"""N adds of 16 floats and the take, N = 2, 8, 64, beside chains of + and torch.stack().sum(0).
-
-python benchmarks/small_sums.py [--quick] [--json FILE]
-
-"""
+"""N adds of 16 floats and the take, N = 2, 8, 64, beside chains of + and torch.stack().sum(0)."""
 
 from __future__ import annotations
 
@@ -11,10 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from common import main
 
 import fanin
-from fanin.cli.timing import Result, at_least, measure, peer, pinned
+
+from .timing import Result, at_least, measure, peer, pinned
 
 PEERS = ("functools.reduce(np.add)", "a + b, then +=", "torch + then add_", "torch.stack().sum(0)", "numexpr")
 NUMPY = """\
@@ -72,7 +68,3 @@ def results(quick: bool) -> Iterator[Result]:
     with pinned() as where:
         for n in (2, 8, 64):
             yield one(n, where, quick)
-
-
-if __name__ == "__main__":
-    main(results)

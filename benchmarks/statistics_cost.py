@@ -1,8 +1,4 @@
-"""What norm, largest element and non-finite count cost beside the sum itself.
-
-python benchmarks/statistics_cost.py [--quick] [--json FILE]
-
-"""
+"""What norm, largest element and non-finite count cost beside the sum itself."""
 
 from __future__ import annotations
 
@@ -10,18 +6,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from common import array, arrays, effort, inside, main, size_text
 
 import fanin
-from fanin.cli.timing import Result, at_most, measure, peer, pinned
+
+from .common import array, arrays, effort, size_text
+from .timing import Result, at_most, measure, peer, pinned
 
 
 def one(size: int, n: int, where: str, quick: bool) -> Result:
     """n x size bytes."""
     inputs, out = arrays(n, size, "1088 k"), array(size // 4)
-    from kit.inside import view
-
-    target, terms = view(out), tuple(map(view, (out, *inputs[1:])))
     torch = peer("torch")
 
     def total(stats: bool = False) -> None:
@@ -41,8 +35,6 @@ def one(size: int, n: int, where: str, quick: bool) -> Result:
         "sum and statistics": lambda: total(True),
         "sum, then np.dot, np.isfinite": apart,
         "sum, then torch's norm": clip if torch else None,
-        "in place": lambda: inside().sum(target, terms),
-        "in place and statistics": lambda: inside().sum(target, terms, True),
     }
     return measure(
         f"{n} x {size_text(size)} float32, core {where}", work, base="sum",
@@ -56,7 +48,3 @@ def results(quick: bool) -> Iterator[Result]:
         for size in [256 << 10, 4 << 20] + ([] if quick else [128 << 20]):
             for n in (2, 4, 8):
                 yield one(size, n, where, quick)
-
-
-if __name__ == "__main__":
-    main(results)

@@ -1,8 +1,5 @@
 """fanin.tape beside HIPS autograd: operations forward and backward, as a step of training does them.
 
-    python benchmarks/tape.py [--quick] [--json FILE]
-
-
 A chain and a fan-in of small operations, for each operation; and a step of the network of `fanin demo`, on the CPU: 32
 digits, forward, backward, and every parameter down its gradient, BLAS on one thread. HIPS autograd's network is written
 in its own operations, a convolution as a sum over shifts.
@@ -14,12 +11,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from common import main
 from threadpoolctl import threadpool_limits
 
 from fanin import tape
 from fanin.cli import demo
-from fanin.cli.timing import Result, at_least, measure, peer, pinned
+
+from .timing import Result, at_least, measure, peer, pinned
 
 OURS, HIPS = "fanin.tape", "HIPS autograd"
 
@@ -152,7 +149,3 @@ def results(quick: bool) -> Iterator[Result]:
         yield small("a fan-in", 100 if quick else 2000, fan_in, where, 3 if quick else 25)
         with threadpool_limits(1):
             yield training(where, 2 if quick else 40)
-
-
-if __name__ == "__main__":
-    main(results)

@@ -1,17 +1,11 @@
-"""`fanin.torch.accumulate`, a block of eight passes backward, beside the same passes in plain torch.
-
-python benchmarks/torch_accumulate.py [--quick] [--json FILE]
-
-"""
+"""`fanin.torch.accumulate`, a block of eight passes backward, beside the same passes in plain torch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from common import main
-
-from fanin.cli.timing import Result, Work, at_most, measure, peer, pinned
+from .timing import Result, Work, at_most, measure, peer, pinned
 
 PASSES = 8
 PLAIN, OURS = "plain torch", "fanin.torch.accumulate"
@@ -89,7 +83,3 @@ def results(quick: bool) -> Iterator[Result]:
     finally:
         if torch is not None:
             torch.set_num_threads(threads)
-
-
-if __name__ == "__main__":
-    main(results)

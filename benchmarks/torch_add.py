@@ -1,8 +1,4 @@
-"""One add of a torch CPU tensor of 16 floats beside torch's add_.
-
-python benchmarks/torch_add.py [--quick] [--json FILE]
-
-"""
+"""One add of a torch CPU tensor of 16 floats beside torch's add_."""
 
 from __future__ import annotations
 
@@ -10,10 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from common import main
 
 import fanin
-from fanin.cli.timing import Result, at_least, measure, peer, pinned
+
+from .timing import Result, at_least, measure, peer, pinned
 
 
 def results(quick: bool) -> Iterator[Result]:
@@ -58,7 +54,3 @@ def results(quick: bool) -> Iterator[Result]:
             rounds=rounds,
             calls=64,
         )
-
-
-if __name__ == "__main__":
-    main(results)

@@ -1,8 +1,5 @@
 """Two producer threads, on one slot and on many, beside a lock and +=.
 
-    python benchmarks/two_threads.py [--quick] [--json FILE]
-
-
 A pass is so many adds by each of two threads, and the sums. Each thread is there before the pass and waits for its
 start. Of every pass the sums are checked: nothing is lost.
 """
@@ -13,10 +10,11 @@ import threading
 from collections.abc import Callable, Iterator
 
 import numpy as np
-from common import main, size_text
 
 import fanin
-from fanin.cli.timing import Result, at_least, cores, measure, pinned
+
+from .common import size_text
+from .timing import Result, at_least, cores, measure, pinned
 
 
 class Pair:
@@ -141,7 +139,3 @@ def results(quick: bool) -> Iterator[Result]:
         for slots in (1, 64):
             yield one(slots, 64, 64 if quick else 20_000, where, quick)
             yield one(slots, 64 << 10, 64 if quick else 1000, where, quick)
-
-
-if __name__ == "__main__":
-    main(results)

@@ -71,7 +71,7 @@ def no_gpu(request: pytest.FixtureRequest) -> Iterator[None]:
     if request.node.get_closest_marker("gpu") or core_file() is None:
         yield
         return
-    from fanin.testing import use_driver
+    from fake_cuda import use_driver
 
     with use_driver("libcuda-of-no-machine.so.1"):
         yield

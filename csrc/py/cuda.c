@@ -156,6 +156,36 @@ static PyObject *kernels_made(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(n
     return PyUnicode_FromString(fan_kernels_made);
 }
 
+/* cuda_compile: fan_compile_kernels by fanin._kernels, on any thread. */
+static fan_status cuda_compile(fan_cuda *c, int index, int compute, fan_error *err)
+{
+    const fan_cuda_api *api = fan_cuda_driver(c);
+    const char *words;
+    Py_buffer code;
+    fan_status status;
+    PyGILState_STATE gil = PyGILState_Ensure();
+    PyObject *module = PyImport_ImportModule("fanin._kernels"), *made = NULL;
+    if (module)
+        made = PyObject_CallMethod(module, "image", "siis", api->path, api->version, compute, err->text);
+    if (made && PyArg_ParseTuple(made, "y*s:fanin._kernels.image", &code, &words)) {
+        status = fan_cuda_give_kernels(c, index, code.buf, (size_t)code.len, words, err);
+        PyBuffer_Release(&code);
+    } else {
+        status = fan_from_python(err);
+    }
+    Py_XDECREF(made);
+    Py_XDECREF(module);
+    PyGILState_Release(gil);
+    return status;
+}
+
+void fan_cuda_compile_in_python(void) { fan_driver_compile(cuda_compile); }
+
+static PyObject *kernels_source(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+{
+    return PyBytes_FromStringAndSize((const char *)fan_kernels_source, (Py_ssize_t)fan_kernels_source_bytes);
+}
+
 static PyObject *cuda_here(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 {
     fan_cuda *c = NULL;
@@ -221,5 +251,7 @@ PyMethodDef fan_cuda_functions[] = {
      "cuda_leave_out(*words)\n--\n\nPlan bits that the CUDA backend leaves out, and no others: for proofs."},
     {"kernels_made", kernels_made, METH_NOARGS,
      "kernels_made()\n--\n\nWhat nvcc made of them when the package was built; \"\": it was built without."},
+    {"kernels_source", kernels_source, METH_NOARGS,
+     "kernels_source()\n--\n\nkernels.cu and the headers that it includes: zlib of JSON, {name: text}."},
     {NULL, NULL, 0, NULL},
 };

@@ -112,6 +112,7 @@ static int module_exec(PyObject *m)
         PyErr_SetString(PyExc_ImportError, "fanin is of the main interpreter alone, as NumPy is");
         return -1;
     }
+    fan_cuda_compile_in_python();
     if (fan_numpy_import() < 0)
         return -1;
     st->budget = FAN_BUDGET_AUTO; /* D23 */

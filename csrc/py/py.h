@@ -372,6 +372,8 @@ extern PyMethodDef fan_buffer_functions[], fan_collector_functions[], fan_stream
     fan_option_functions[], fan_exchange_functions[], fan_overlap_functions[], fan_address_functions[],
     fan_cuda_functions[], fan_backend_functions[], fan_engine_functions[], fan_backward_walk_functions[],
     fan_cpu_kernel_functions[];
+/* fan_cuda_compile_in_python: kernels that a device lacks are compiled by fanin._kernels from now on. */
+void fan_cuda_compile_in_python(void);
 #ifdef FAN_TEST
 extern PyMethodDef fan_test_functions[];
 #endif

@@ -97,7 +97,7 @@ def _kernels() -> dict[str, object]:
     ptx, _, nvcc = rest.partition(", by nvcc ")
     return {
         "machine_code": machine_code.split(", ") if machine_code else [],
-        "ptx": ptx or "compute_75",
+        "ptx": ptx or None,
         "nvcc": nvcc or None,
         "loaded": dict(_core.cuda_info().get("kernels", {})),
     }
@@ -114,7 +114,7 @@ def _cuda_words(cuda: dict[str, Any]) -> str:
 
 def _kernels_words(kernels: dict[str, Any]) -> str:
     if kernels["nvcc"] is None:
-        words = f"PTX for {kernels['ptx']} (built without nvcc)"
+        words = "built without nvcc: NVRTC compiles them when a device is first used"
     else:
         words = f"{', '.join(kernels['machine_code'])} and PTX for {kernels['ptx']}, by nvcc {kernels['nvcc']}"
     return "; ".join([words, *(f"{device} has {image}" for device, image in kernels["loaded"].items())])

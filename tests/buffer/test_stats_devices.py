@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import fanin
+from fake_cuda import FakeDriver, use_driver
 from fanin._sim.machine import SCHEDULES
 from fanin.sim import Machine
-from fanin.testing import FakeDriver, use_driver
 from kit import hooks
 from kit.values import LOW, PLAIN, bits
 

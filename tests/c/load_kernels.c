@@ -1,5 +1,6 @@
-/* Which image a driver gets, and what is tried when it refuses it: argv: the compute capability (89), and of each image
- * the codes of its load and of its look-ups. Prints what was loaded, how often, and the status. */
+/* Which images a driver gets: argv: of the embedded machine code (FATBIN_BYTES 0: none) and of the image that was
+ * compiled ("-": none), the codes of its load and of its look-ups. Prints what was loaded, the numbers of loads and
+ * unloads, the status, and whether another image is wanted. */
 #include "device/cuda/context.h"
 #include "device/cuda/launch.h"
 #include "device/kernels/image.h"
@@ -8,23 +9,25 @@
 #include <stdlib.h>
 #include <string.h>
 
-const unsigned char fan_kernels_fatbin[] = {0x50, 0xED, 0x55, 0xBA};
-const size_t fan_kernels_fatbin_bytes = sizeof fan_kernels_fatbin;
-const char fan_kernels_made[] = "sm_90 and PTX for compute_90, by nvcc 99.1", fan_kernels_ptx[] = "ptx",
-           fan_kernels_ptx_newer[] = "newer ptx";
+const unsigned char fan_kernels_fatbin[] = {0x50, 0xED, 0x55, 0xBA}, fan_kernels_source[] = {0};
+const size_t fan_kernels_source_bytes = 0;
+const char fan_kernels_made[] = "sm_90 and PTX for compute_90, by nvcc 99.1";
 
-enum { MACHINE_CODE, NEWER, PTX, IMAGES };
+#ifndef FATBIN_BYTES
+#define FATBIN_BYTES sizeof fan_kernels_fatbin
+#endif
 
-static const void *const images[] = {fan_kernels_fatbin, fan_kernels_ptx_newer, fan_kernels_ptx};
-static const char *const names[] = {"machine code", "newer ptx", "ptx"};
-static int load_codes[IMAGES], look_up_codes[IMAGES], loads, unloads, live, strays;
-static char modules[IMAGES];
+const size_t fan_kernels_fatbin_bytes = FATBIN_BYTES;
+
+enum { EMBEDDED, COMPILED, IMAGES };
+
+static char compiled[] = "ptx", modules[IMAGES];
+static const char *const names[] = {"machine code", "compiled"};
+static int load_codes[IMAGES], look_up_codes[IMAGES], loads, unloads, live;
 
 static fan_cu_result load(fan_cu_module *out, const void *image)
 {
-    int i = 0;
-    while (images[i] != image)
-        i++;
+    int i = image == (const void *)compiled ? COMPILED : EMBEDDED;
     printf("%s ", names[i]);
     loads++;
     live += load_codes[i] == 0;
@@ -42,12 +45,9 @@ static fan_cu_result unload(fan_cu_module m)
 
 static fan_cu_result function(fan_cu_function *out, fan_cu_module m, const char *name)
 {
-    int i = (int)((char *)(void *)m - modules);
-    bool newer = strcmp(name, "fan_fold_e4m3fn") == 0 || strcmp(name, "fan_many_e4m3fn") == 0 ||
-                 strcmp(name, "fan_fold_stats_e4m3fn") == 0;
-    strays += i == NEWER && !newer;
+    (void)name;
     *out = (fan_cu_function)(void *)m;
-    return look_up_codes[i];
+    return look_up_codes[(char *)(void *)m - modules];
 }
 
 static fan_cu_result resident(int *out, fan_cu_function f, int threads, size_t shared)
@@ -57,7 +57,7 @@ static fan_cu_result resident(int *out, fan_cu_function f, int threads, size_t s
     return 0;
 }
 
-static fan_cu_result says(fan_cu_result code, const char **text)
+static fan_cu_result text_of(fan_cu_result code, const char **text)
 {
     (void)code;
     *text = "refused";
@@ -71,22 +71,20 @@ int main(int argc, char **argv)
                           .ModuleUnload = unload,
                           .ModuleGetFunction = function,
                           .OccupancyMaxActiveBlocksPerMultiprocessor = resident,
-                          .GetErrorName = says,
-                          .GetErrorString = says}};
+                          .GetErrorName = text_of,
+                          .GetErrorString = text_of}};
     fan_cuda_part p = {.cuda = &c};
-    if (argc != 2 + 2 * IMAGES)
+    if (argc != 1 + 2 * IMAGES)
         return 2;
-    p.compute = (int)strtol(argv[1], NULL, 10);
     for (int i = 0; i < IMAGES; i++) {
-        load_codes[i] = (int)strtol(argv[2 + 2 * i], NULL, 10);
-        look_up_codes[i] = (int)strtol(argv[3 + 2 * i], NULL, 10);
+        load_codes[i] = (int)strtol(argv[1 + 2 * i], NULL, 10);
+        look_up_codes[i] = (int)strtol(argv[2 + 2 * i], NULL, 10);
     }
+    p.image.code = argv[3][0] == '-' ? NULL : compiled;
     fan_status status = fan__cuda_load_kernels(&p, &err);
-    const void *e4m3fn = p.folds[FAN__FOLD_e4m3fn], *other = p.folds[FAN__FOLD_single];
-    printf("| %d loads %d unloads | %s | %s\n", loads, unloads, status == FAN_OK ? "fine" : "failed", err.text);
+    printf("| %d loads %d unloads | %s | %s | %s\n", loads, unloads, status == FAN_OK ? "fine" : "failed",
+           p.image.wanted ? "wanted" : "not wanted", err.text);
     if (status != FAN_OK)
-        return p.modules[0] || p.modules[1];
-    return !p.modules[0] || strays || live != 1 + (p.image == FAN__IMAGE_PTX_NEWER) ||
-           (p.modules[1] != NULL) != (live == 2) || other != (void *)p.modules[0] ||
-           e4m3fn != (void *)p.modules[p.image == FAN__IMAGE_PTX_NEWER];
+        return p.module != NULL;
+    return !p.module || live != 1 || p.folds[0] != (void *)p.module;
 }

@@ -1,6 +1,6 @@
 /* The threads of a block meet at its barriers: what a block adds up is right with them, wrong without, and a thread
  * that passes one by is found. */
-#include "fake/block.c"
+#include "fake_cuda/block.c"
 
 #include "check.h"
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import fanin
+from fake_cuda import FakeDriver, use_driver
 from fanin import _core
 from fanin._sim.machine import SCHEDULES
-from fanin.testing import FakeDriver, use_driver
 from kit import hooks
 from kit.child import in_child
 from kit.exchange_cuda import values
@@ -562,7 +562,7 @@ def test_a_forked_child_is_told_and_may_let_go_of_what_it_inherited(driver: Fake
 def test_a_process_may_end_with_work_pending_and_arrays_alive(ending: str) -> None:
     done = run_python(
         "import numpy as np, fanin\n"
-        "from fanin.testing import FakeDriver, use_driver\n"
+        "from fake_cuda import FakeDriver, use_driver\n"
         "driver = FakeDriver(1)\n"
         "using = use_driver(driver); using.__enter__()\n"
         "s, t = driver.stream(), driver.stream()\n"

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import fanin
-from fanin.testing import FakeDriver, use_driver
+from fake_cuda import FakeDriver, use_driver
 from kit.standins import ProtocolStream
 from kit.support import run_python
 
@@ -372,7 +372,7 @@ def test_short_memory_is_waited_for_where_it_can_be_and_not_where_a_stream_is_ca
 def test_short_memory_of_a_driver_that_was_replaced_is_told_though_some_of_it_can_never_go_back() -> None:
     done = run_python(
         "import gc, numpy as np, fanin\n"
-        "from fanin.testing import FakeDriver, use_driver\n"
+        "from fake_cuda import FakeDriver, use_driver\n"
         "driver = FakeDriver(1, memory=1 << 20)\n"
         "with use_driver(driver):\n"
         "    c = driver.stream()\n"

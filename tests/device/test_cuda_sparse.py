@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import fanin
-from fanin.testing import FakeDriver, use_driver
+from fake_cuda import FakeDriver, use_driver
 from kit import hooks
 from kit.values import BFLOAT16, DTYPES, E4M3, LOW, bits
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import fanin
+from fake_cuda import FakeDriver
 from fanin._reference.numbers import rounded, sum_to
-from fanin.testing import FakeDriver
 from kit.support import conformance
 from kit.values import LOW, PLAIN, bits
 

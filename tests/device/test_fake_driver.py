@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 import fanin
+from fake_cuda import FakeDriver, use_driver
+from fake_cuda.driver import DriverError
 from fanin import _core
-from fanin.testing import FakeDriver, use_driver
-from fanin.testing.driver import DriverError
 from kit import hooks
 
 pytestmark = pytest.mark.core

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import fanin
+from fake_cuda import FakeDriver, use_driver
 from fanin.sim import Machine
-from fanin.testing import FakeDriver, use_driver
 from kit import hooks, support
 
 pytestmark = pytest.mark.core

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import fanin
+from fake_cuda import FakeDriver
 from fanin.sim import Machine
 from kit.support import run_python
 
@@ -226,7 +227,7 @@ def test_other_threads_may_use_a_machine_too() -> None:
         assert out == [[19.0] * 4] * 4
 
 
-def test_a_thread_of_a_machine_may_use_arrays_of_other_devices(driver: fanin.testing.FakeDriver) -> None:
+def test_a_thread_of_a_machine_may_use_arrays_of_other_devices(driver: FakeDriver) -> None:
     x, s = driver.array(np.zeros(4)), driver.stream()
     with Machine() as m, Machine() as other:
         y, t = other.array(np.zeros(4)), other.stream()

@@ -15,7 +15,7 @@ import pytest
 
 import fanin
 from c.test_c import checks_made
-from fanin.testing import FakeDriver, fake_library, use_driver
+from fake_cuda import FakeDriver, fake_library, use_driver
 from kit.standins import DLArray, LegacyArray, Library, adopt, table_array
 
 pytestmark = [pytest.mark.core, pytest.mark.threads]

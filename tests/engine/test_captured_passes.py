@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import fanin
+from fake_cuda import FakeDriver
 from kit.world import world
 
 pytestmark = pytest.mark.core
@@ -232,7 +233,7 @@ def test_a_captured_pass_that_fails_is_joined_so_that_the_capture_can_end(w: Any
 
 
 @pytest.mark.rule("K1")
-def test_a_node_of_another_backend_is_no_part_of_the_capture(driver: fanin.testing.FakeDriver) -> None:
+def test_a_node_of_another_backend_is_no_part_of_the_capture(driver: FakeDriver) -> None:
     """A machine's stream is captured; a node that runs on the driver's runs beside it, once."""
     with fanin.sim.Machine() as m:
         s, t = m.stream(), driver.stream()

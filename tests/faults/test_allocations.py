@@ -11,8 +11,8 @@ import pytest
 import scipy.sparse as sp
 
 import fanin
+from fake_cuda import FakeDriver, use_driver
 from fanin import _core
-from fanin.testing import FakeDriver, use_driver
 from kit import hooks
 
 pytestmark = pytest.mark.core

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import fanin
+from fake_cuda.driver import DriverError
 from fanin.sim import Machine
-from fanin.testing.driver import DriverError
 from kit import hooks
 
 pytestmark = pytest.mark.core

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import fanin
-from fanin.testing.driver import DriverError
+from fake_cuda.driver import DriverError
 from graph.test_capture import code_of, fork, from_thread
 
 pytestmark = pytest.mark.core

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import fanin
-from fanin.testing.driver import DriverError
+from fake_cuda.driver import DriverError
 from graph.test_capture import from_thread
 from kit import hooks
 from kit.child import in_child

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fanin.testing import FakeDriver
+from fake_cuda import FakeDriver
 from kit.standins import Library
 
 

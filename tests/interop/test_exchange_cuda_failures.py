@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import fanin
+from fake_cuda import FakeDriver, use_driver
 from fanin._interop import arrays, describe, dlpack, streams
-from fanin.testing import FakeDriver, use_driver
 from kit import hooks
 from kit.exchange_cuda import torch_like
 from kit.standins import DLArray, InterfaceArray, Library, adopt, table_array

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 import fanin
+from fake_cuda import FakeDriver
 from fanin import _core
 from fanin._interop import export
 from fanin._interop.origins import TORCH
 from fanin.sim import Machine
-from fanin.testing import FakeDriver
 from kit import standins
 from kit.exchange_cuda import like, ready_on, torch_like, values
 from kit.hostile import get_name, get_pointer, set_name

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import fanin
+from fake_cuda import FakeDriver, use_driver
 from fanin._interop.tables import table_of
-from fanin.testing import FakeDriver, use_driver
 from kit import standins
 from kit.exchange_cuda import like, values
 from kit.hostile import Deleter

@@ -460,7 +460,7 @@ def test_row_35_what_is_held_at_exit_is_left_alone() -> None:
     code = f"""
 import sys; sys.path.insert(0, {str(TESTS)!r})
 import fanin, numpy as np
-from fanin.testing import FakeDriver, use_driver
+from fake_cuda import FakeDriver, use_driver
 from kit.standins import DLArray, Library
 driver = FakeDriver(1)
 used = use_driver(driver); used.__enter__()

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 import fanin
+from fake_cuda import FakeDriver, use_driver
 from fanin import _core
-from fanin.testing import FakeDriver, use_driver
 from kit.world import Driver
 
 used: list[Any] = []  # to the end of the process

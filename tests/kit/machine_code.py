@@ -1,33 +1,29 @@
-"""What nvcc makes of the kernels for sm_90, read without NVIDIA's disassembler: instructions for 16 bytes of a source.
+"""What nvcc or NVRTC makes of the kernels, read without NVIDIA's disassembler: instructions for 16 bytes of a source.
 
-python tests/kit/machine_code.py [--ptx | --newer | --registers] prints the table of docs/performance.md. With --ptx it
-is of the kept PTX, as ptxas compiles it for sm_90: that is what a driver makes of it; with --newer of the second one,
-which has a few kernels. With --registers it is what ptxas says of each kernel of both (benchmarks/results). Each
-instruction has 16 bytes; of its first word the last 12 bits say what it does. A loop is what lies between a backward
-branch and its target.
+python tests/kit/machine_code.py prints the table of docs/performance.md, for sm_90. Each instruction has 16 bytes; the
+last 12 bits of its first word are its operation. A loop is what lies between a backward branch and its target.
 """
 
 from __future__ import annotations
 
-import re
 import struct
-import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from fanin import _kernels
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "csrc/device/kernels"))
+
+import build  # type: ignore[import-not-found]  # noqa: E402
 
 LOAD, BRANCH = 0x981, 0x947
 #: Bits 73 to 75 of a load say how much: 6 is 16 bytes.
 SIXTEEN = 6
 #: The most instructions for 16 bytes of a source that a fold may take.
 BOUNDS = {"float16": 20, "bfloat16": 30, "e4m3fn": 60, "e5m2": 60, "single": 10, "doubled": 14, "twice": 8}
-#: Of the kept PTX, which has no conversion of float8_e4m3fn by the hardware: the second one has.
-PTX_BOUNDS = {**BOUNDS, "e4m3fn": 100}
 #: Where ptxas begins with the first of four reads before the last of them is begun.
 FEWER_AHEAD = {"e4m3fn"}
 #: Before the loads were grouped and the hardware's conversions used.
@@ -42,71 +38,33 @@ BEFORE = {
 }
 
 
-def tools() -> Any:
-    """build.py, if nvcc is at hand."""
-    import build  # type: ignore[import-not-found]
-
-    return build if build.nvcc() else None
+def compilers() -> list[str]:
+    """Which of "nvcc" and "NVRTC" are at hand."""
+    return [*(["nvcc"] if build.nvcc() else []), *(["NVRTC"] if _kernels.found() else [])]
 
 
-def kept_texts() -> tuple[str, str]:
-    """The kept PTX, and the second one."""
-    import build  # type: ignore[import-not-found]
-
-    first, second = build.kept()
-    return first, second
-
-
-def kept(folder: str, newer: bool = False) -> Path:
-    """The kept PTX, or the second one, as a file."""
-    source = Path(folder, "kernels.ptx")
-    source.write_text(kept_texts()[newer])
-    return source
-
-
-def registers(newer: bool) -> str:
-    """Of each kernel of the kept PTX, or the second one: registers of a thread / bytes of stack / bytes spilled."""
-    build = tools()
-    rows: dict[str, list[str]] = {"": [], "bytes of machine code": []}
+def compiled(compiler: str, arch: str) -> bytes:
+    """The kernels for "sm_90", or as PTX for "compute_75"."""
+    cubin = arch.startswith("sm_")
+    if compiler == "NVRTC":
+        return _kernels.found()[0].compile(
+            build.sources(), [f"--gpu-architecture={arch}", *_kernels.OPTIONS], cubin=cubin
+        )
     with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder, "kernels.cubin")
-        for arch in build.NEWER_ARCHITECTURES if newer else build.ARCHITECTURES:
-            words = [
-                str(build.nvcc().parent / "ptxas"),
-                "-v",
-                f"-arch={arch}",
-                str(kept(folder, newer)),
-                "-o",
-                str(out),
-            ]
-            said = subprocess.run(words, check=True, capture_output=True, text=True).stderr
-            rows[""].append(arch)
-            rows["bytes of machine code"].append(str(out.stat().st_size))
-            entry = r"entry function '(\w+)'.*\n.*\n\s+(\d+) bytes stack frame, (\d+) bytes spill.*\n.*Used (\d+) reg"
-            for name, stack, spilled, used in sorted(re.findall(entry, said)):
-                rows.setdefault(name, []).append(f"{used}/{stack}/{spilled}")
-    return "\n".join(f"{name:<26}" + "".join(f"{x:>14}" for x in row) for name, row in rows.items())
-
-
-def cubin(of: str = "") -> bytes:
-    """Machine code for sm_90: of the sources, of the kept "ptx", or of the "newer" one."""
-    build = tools()
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder, "kernels.cubin")
-        if of:
-            words = [
-                str(build.nvcc().parent / "ptxas"),
-                "-arch=sm_90",
-                str(kept(folder, of == "newer")),
-                "-o",
-                str(out),
-            ]
-            subprocess.run(words, check=True)
-        else:
-            build.run_nvcc(
-                build.nvcc(), ["-cubin", "-arch=sm_90", *build.EXACT, str(build.HERE / "kernels.cu"), "-o", str(out)]
-            )
+        out = Path(folder, "kernels")
+        words = ["-cubin" if cubin else "-ptx", f"-arch={arch}", *build.EXACT, str(ROOT / "csrc" / build.KERNELS)]
+        build.run_nvcc(build.nvcc(), [*words, "-o", str(out)])
         return out.read_bytes()
+
+
+def ptx(compiler: str) -> str:
+    """The PTX for the oldest GPUs that the kernels are for."""
+    return compiled(compiler, "compute_75").decode().rstrip("\0")
+
+
+def cubin(compiler: str) -> bytes:
+    """Machine code for sm_90."""
+    return compiled(compiler, "sm_90")
 
 
 def texts(code: bytes) -> dict[str, list[tuple[int, int]]]:
@@ -175,12 +133,8 @@ def table(code: bytes) -> dict[str, Loop]:
 
 
 def main() -> None:
-    if "--registers" in sys.argv:
-        print(registers(False), registers(True), sep="\n\n")
-        return
     print("| numbers | before | now | at most |\n|---|---|---|---|")
-    of = next((word for word in ("ptx", "newer") if f"--{word}" in sys.argv), "")
-    for kind, loop in table(cubin(of)).items():
+    for kind, loop in table(cubin(compilers()[0])).items():
         print(f"| `{kind}` | {BEFORE[kind]} | {loop.instructions / loop.loads:.1f} | {BOUNDS[kind]} |")
 
 

@@ -289,7 +289,7 @@ def variants(line: str) -> Iterator[str]:
 def candidates(root: Path = ROOT) -> tuple[Mutant, ...]:
     """Every mutant that there is, in the order of the tree."""
     found = []
-    for path in sorted(p for f in FOLDERS for p in (root / "csrc" / f).glob("**/*.c") if p.name != "ptx.c"):
+    for path in sorted(p for f in FOLDERS for p in (root / "csrc" / f).glob("**/*.c")):
         inside, comment = False, False
         for n, line in enumerate(path.read_text().splitlines(), 1):
             text = line.strip()

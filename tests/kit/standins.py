@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 import fanin
+from fake_cuda import FakeDriver
+from fake_cuda.driver import DriverError
 from fanin._interop import streams
-from fanin.testing import FakeDriver
-from fanin.testing.driver import DriverError
 from kit.hostile import NAMES, READ_ONLY, Deleter, Legacy, Tensor, Versioned, c_array, new_capsule
 
 CODES = {"f": 2, "i": 0, "u": 1, "c": 5, "b": 6}

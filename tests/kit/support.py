@@ -16,7 +16,6 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
@@ -28,18 +27,6 @@ RUNGS = ("base", "array", "device", "buffer", "engine", "graph")
 
 #: What may be preloaded into this process and must not reach compilers and other tools.
 PRELOADS = ("LD_PRELOAD", "DYLD_INSERT_LIBRARIES")
-
-
-def benchmark(name: str) -> Any:
-    """The module benchmarks/NAME.py."""
-    from fanin.cli import bench
-
-    with bench.importing_from(ROOT / "benchmarks"):
-        spec = importlib.util.spec_from_file_location(f"fanin_bench_{name}", ROOT / f"benchmarks/{name}.py")
-        assert spec and spec.loader
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    return module
 
 
 # Which build is this
@@ -98,12 +85,13 @@ def run_python(
     `check`, so is an exit status other than 0; both show all that was said.
     """
     words = ["-c", code] if isinstance(code, str) else list(code)
+    path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(TESTS)])
     done = subprocess.run(
         [sys.executable, *words, *args],
         capture_output=True,
         text=True,
         errors="replace",
-        env={**os.environ, **(env or {})},
+        env={**os.environ, "PYTHONPATH": path, **(env or {})},
         cwd=cwd,
         timeout=timeout,
         stdin=subprocess.DEVNULL,
@@ -125,7 +113,7 @@ def compiler() -> list[str]:
 def c_flags() -> list[str]:
     """How C tests are built; sanitized when the library under test is."""
     flags = ["-std=c11", "-O2", "-g", "-DFAN_TEST=1", "-Wall", "-Wextra", "-ffp-contract=off", "-fno-math-errno"]
-    flags += [f"-I{CSRC}", f"-I{TEST_C}", "-pthread"]
+    flags += [f"-I{CSRC}", f"-I{TEST_C}", f"-I{TESTS}", "-pthread"]
     which = sanitizer()
     if which:
         flags += [f"-fsanitize={which}", "-fno-omit-frame-pointer"]
@@ -157,7 +145,7 @@ def _compile(command: list[str], out: Path) -> Path:
 def _includes(path: Path) -> list[Path]:
     """The files of ours that a C file includes, as it writes them: from csrc/ on, or beside it."""
     names = re.findall(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', path.read_text(), re.MULTILINE)
-    folders = (path.parent, CSRC, TEST_C)
+    folders = (path.parent, CSRC, TEST_C, TESTS)
     return [
         next(f / name for f in folders if (f / name).exists())
         for name in names

@@ -1,5 +1,5 @@
 """What the tree of sources looks like, read from the files alone: who includes, calls and imports whom, in which
-circles; how long functions and lines are; which words are used. The tests of the layout and `measure_tree.py` ask here.
+circles. The tests of the layout use it.
 
 Everything takes a folder (or a text) and gives values or sentences, so that a test can hand in a small wrong tree.
 """
@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import io
 import os
 import re
 import struct
 import subprocess
 import sysconfig
-import tokenize
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -80,9 +78,8 @@ class Elf:
 
 
 def c_files(csrc: Path) -> list[Path]:
-    """Sources and headers that people write: what the build makes of the kernels is left out."""
-    found = (p for p in csrc.glob("**/*") if p.suffix in (".c", ".h", ".inc", ".cu"))
-    return sorted(p for p in found if p.name not in ("ptx.c", "fatbin.h"))
+    """Sources and headers."""
+    return sorted(p for p in csrc.glob("**/*") if p.suffix in (".c", ".h", ".inc", ".cu"))
 
 
 def included(path: Path, csrc: Path) -> list[Path]:
@@ -306,13 +303,6 @@ def circles(edges: Iterable[Edge]) -> list[str]:
     return sorted(said)
 
 
-def in_circles(edges: Iterable[Edge]) -> set[str]:
-    return set().union(*components(edges))
-
-
-# Python's imports
-
-
 def python_edges(package: Path) -> list[Edge]:
     """Who imports whom in a package, anywhere in a file, functions and `if TYPE_CHECKING` included. A node is a file
     without its suffix, as in "fanin/analysis/records".
@@ -492,14 +482,14 @@ def places_compared(csrc: Path) -> list[str]:
     wrong = []
     for path in c_files(csrc):
         name = path.relative_to(csrc).as_posix()
-        if not name.startswith(("array/", "base/", "fake/")):
+        if not name.startswith(("array/", "base/")):
             for at, line in enumerate(without_comments(path.read_text()).split("\n"), 1):
                 if not line.startswith("#") and (place := _MEETS.search(line.replace("->", "."))):
                     wrong.append(f"{name}:{at}: {place[0].strip()!r}: array/extents says whose bytes meet")
     return wrong
 
 
-# Lengths
+# Text
 
 
 def without_comments(text: str, *, strings: bool = False) -> str:
@@ -514,75 +504,6 @@ def without_comments(text: str, *, strings: bool = False) -> str:
     return re.sub(r"/\*.*?\*/|//[^\n]*|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'", blank, text, flags=re.DOTALL)
 
 
-@dataclass(frozen=True)
-class Function:
-    """A function: its file, name, first line, and how many lines it has, without its docstring."""
-
-    file: str
-    name: str
-    line: int
-    lines: int
-
-
-#: A function's head ends before a `{` that stands alone at the left, as clang-format writes it, or is all on one line.
-C_HEAD = re.compile(r"(\w+)\((?:[^;{}]|\n)*?\)[ \n]*$")
-
-
-def c_functions(text: str, file: str = "") -> list[Function]:
-    """The functions of a C file whose body begins with a `{` at the left: all that are more than a line."""
-    found, lines = [], without_comments(text).split("\n")
-    head, opened = 0, -1
-    for at, line in enumerate(lines):
-        if opened < 0 and line == "{":
-            name = re.match(r"[\w\s*]*?(\w+)\s*\(", "\n".join(lines[head:at]))
-            if name:
-                opened = at
-        elif opened >= 0 and line.startswith("}"):
-            found.append(Function(file, name[1] if name else "?", head + 1, at - head + 1))
-            opened = -1
-        if opened < 0 and (not line.strip() or line.startswith(("}", "#")) or line.rstrip().endswith((";", "\\"))):
-            head = at + 1
-    return found
-
-
-def python_functions(text: str, file: str = "") -> list[Function]:
-    """The functions of a Python file, methods and inner ones too; lines of the docstring do not count."""
-    found = []
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            assert node.end_lineno
-            lines = node.end_lineno - node.lineno + 1
-            first = node.body[0]
-            if ast.get_docstring(node, clean=False) is not None and first.end_lineno:
-                lines -= first.end_lineno - first.lineno + 1
-            found.append(Function(file, node.name, node.lineno, lines))
-    return found
-
-
-def functions(root: Path) -> list[Function]:
-    """All functions of the product: csrc/ and python/."""
-    found = []
-    for path in c_files(root / "csrc"):
-        found += c_functions(path.read_text(), path.relative_to(root).as_posix())
-    for path in sorted((root / "python").glob("**/*.py")):
-        found += python_functions(path.read_text(), path.relative_to(root).as_posix())
-    return found
-
-
-def wide_lines(root: Path, columns: int = 120) -> list[str]:
-    """The lines of the product and of its tests that are longer, without what a line says to a checker at its end."""
-    tests = (p for p in (root / "tests").glob("**/*") if p.suffix in (".py", ".c", ".h"))
-    package = (p for p in (root / "python").glob("**/*") if p.suffix in (".py", ".pyi", ".h"))
-    files = [*c_files(root / "csrc"), *sorted(package), *sorted(tests)]
-    files += [p for p in [root / ".ci" / "run"] if p.exists()]
-    return [
-        f"{path.relative_to(root).as_posix()}:{at}"
-        for path in files
-        for at, line in enumerate(path.read_text().split("\n"), 1)
-        if len(re.sub(r"  # (type: ignore|noqa)[^#]*$", "", line)) > columns
-    ]
-
-
 # Names
 
 
@@ -591,53 +512,3 @@ def used_by_nobody(objects: Mapping[str, Path]) -> dict[str, str]:
     symbols = {name: Elf(obj) for name, obj in objects.items()}
     used = set().union(*(elf.uses() for elf in symbols.values()))
     return {symbol: name for name, elf in symbols.items() for symbol in elf.defines() - used}
-
-
-def identifiers(path: Path) -> list[tuple[int, str]]:
-    """(line, name) of all names in the code of a C or Python file; of comments and strings none."""
-    text = path.read_text()
-    if path.suffix.startswith(".py"):
-        tokens = tokenize.generate_tokens(io.StringIO(text).readline)
-        return [(t.start[0], t.string) for t in tokens if t.type == tokenize.NAME]
-    lines = without_comments(text).split("\n")
-    return [(at, name) for at, line in enumerate(lines, 1) for name in re.findall(r"\b[A-Za-z_]\w*", line)]
-
-
-NAME = re.compile(r"\b[A-Za-z_]\w*")
-
-
-def names_in_text(path: Path) -> list[tuple[int, str]]:
-    """(line, name) of the names that sentences speak of: in a page what stands as code, `so` or in a block; in a
-    comment of a source `that` too, and each word with an underscore in it. Words of sentences are none: what a
-    sentence tells is told, and a function called told is not.
-    """
-    found = []
-    if path.suffix == ".md":
-        block = False
-        for at, line in enumerate(path.read_text().split("\n"), 1):
-            block ^= line.lstrip().startswith("```")
-            code = [line] if block else re.findall(r"`([^`]+)`", line)
-            found += [(at, name) for span in code for name in NAME.findall(re.sub(r"#.*|\".*?\"", "", span))]
-        return found
-    for at, comment in comments(path):
-        for shift, line in enumerate(comment.split("\n")):
-            spans = re.findall(r"`([^`]+)`", line)
-            words = [w for span in spans for w in NAME.findall(span)] + re.findall(r"\b[A-Za-z]\w*_\w+", line)
-            found += [(at + shift, name) for name in words]
-    return found
-
-
-def comments(path: Path) -> list[tuple[int, str]]:
-    """(line, text) of the comments of a C or Python file, docstrings among them."""
-    text = path.read_text()
-    if path.suffix.startswith(".py"):
-        tokens = tokenize.generate_tokens(io.StringIO(text).readline)
-        found = [(t.start[0], t.string) for t in tokens if t.type == tokenize.COMMENT]
-        kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, kinds) and ast.get_docstring(node, clean=False):
-                said = node.body[0].value  # type: ignore[attr-defined]
-                found.append((said.lineno, said.value))
-        return found
-    spans = re.finditer(r'"(?:\\.|[^"\\\n])*"|(/\*.*?\*/|//[^\n]*)', text, re.DOTALL)
-    return [(text.count("\n", 0, m.start()) + 1, m[1]) for m in spans if m[1]]

@@ -27,10 +27,10 @@ import numpy as np
 import pytest
 
 import fanin
+from fake_cuda import FakeDriver, use_driver
+from fake_cuda.driver import DriverError
 from fanin import _core
 from fanin.sim import Machine
-from fanin.testing import FakeDriver, use_driver
-from fanin.testing.driver import DriverError
 from kit import hooks
 
 #: Spins until so many nanoseconds have passed on the device's clock.

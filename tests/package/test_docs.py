@@ -53,7 +53,7 @@ def cited_decisions() -> dict[str, set[int]]:
     found = {}
     for folder in (CSRC, ROOT / "python", ROOT / "docs", ROOT / "benchmarks"):
         for path in folder.glob("**/*"):
-            if path.suffix in (".c", ".h", ".py", ".md", ".cu") and path.name != "ptx.c":
+            if path.suffix in (".c", ".h", ".py", ".md", ".cu"):
                 numbers = re.findall(r"(?<![\w.#\"'])D([1-9]\d?)(?![\w.\"'=]|\.\d)", path.read_text())
                 found[str(path.relative_to(ROOT))] = {int(n) for n in numbers}
     return found

@@ -33,8 +33,6 @@ pytestmark = pytest.mark.core
 #: The rungs, each folder with its height. A folder includes itself and what stands lower.
 LADDER = {"base": 0, "array": 1, "device": 2, "buffer": 3, "engine": 4, "graph": 4, "py": 5}
 SAID = "base < array < device < buffer < {engine, graph} < py"
-#: Beside the ladder: a library of its own, for tests. It sees what stands up to device/, and nothing sees it.
-FAKE = "fake"
 
 PYTHON_HEADERS = re.compile(r"Python\.h|structmember\.h|frameobject\.h|datetime\.h|(numpy|cpython|internal)/.*")
 
@@ -42,7 +40,7 @@ PYTHON_HEADERS = re.compile(r"Python\.h|structmember\.h|frameobject\.h|datetime\
 # Includes
 
 
-MADE = "device/kernels/fatbin.h"  # by the build, where nvcc is there
+MADE = "device/kernels/embedded.h"  # by the build
 
 
 def broken_includes(csrc: Path) -> list[str]:
@@ -50,11 +48,11 @@ def broken_includes(csrc: Path) -> list[str]:
     wrong: list[str] = []
     for path in sorted(p for p in csrc.glob("**/*") if p.suffix in (".c", ".h", ".inc", ".cu")):
         here = path.relative_to(csrc)
-        if len(here.parts) == 1 or here.parts[0] not in (*LADDER, FAKE):
+        if len(here.parts) == 1 or here.parts[0] not in LADDER:
             wrong.append(f"{here}: stands in no folder of the ladder: {SAID}")
             continue
         rung = here.parts[0]
-        height = LADDER["device" if rung == FAKE else rung]
+        height = LADDER[rung]
         for quoted, angled in INCLUDE.findall(path.read_text()):
             if PYTHON_HEADERS.fullmatch(quoted or angled):
                 if rung != "py":
@@ -67,15 +65,13 @@ def broken_includes(csrc: Path) -> list[str]:
                     wrong.append(f'{here}: <{angled}> is our own: write "{angled}", that who includes whom is seen')
                 continue
             target = Path(quoted)
-            if rung == FAKE == target.parts[0] and (csrc / target).exists():
-                continue
             if target.parts[0] == ".." or target.parts[0] not in LADDER or len(target.parts) < 2:
                 wrong.append(f'{here}: "{quoted}" is not written from csrc/ on, as in "array/dtype.h"')
                 continue
             there = target.parts[0]
             if there == "py" and rung != "py":
                 wrong.append(f"{here}: {rung}/ may not include py/: nothing includes py/ ({SAID})")
-            elif there != rung and LADDER[there] >= height + (rung == FAKE):
+            elif there != rung and LADDER[there] >= height:
                 wrong.append(f"{here}: {rung}/ may not include {there}/: {SAID}")
             elif rung == "buffer" and there == "device" and len(target.parts) > 2:
                 wrong.append(f"{here}: buffer/ may not include {quoted}: of device/ it sees device/*.h and no backend")
@@ -139,44 +135,6 @@ def test_a_planted_include_is_found(where: str, tmp_path: Path) -> None:
     assert broken_includes(tmp_path) == [sentence]
 
 
-# The map
-
-
-def tables(text: str) -> dict[str, list[str]]:
-    """Folder -> the files that the map names of it, from the top, without their suffixes."""
-    found: dict[str, list[str]] = {}
-    for section in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
-        rung = re.match(r"[\w/]+", section)
-        names = re.findall(r"^\| `(\w+)(?:\.\w+)?` \|", section, re.MULTILINE)
-        found[rung[0] if rung else ""] = names
-    return found
-
-
-def not_on_the_map(csrc: Path) -> list[str]:
-    """Files that csrc/README.md does not name, and names on it that no file bears."""
-    text = (csrc / "README.md").read_text()
-    named = {(rung, name) for rung, names in tables(text).items() for name in names}
-    here = {(str(p.parent.relative_to(csrc)), p.stem) for p in csrc.glob("*/**/*.[ch]") if p.parent.name != "kernels"}
-    return [f"csrc/README.md does not name {rung}/{name}" for rung, name in sorted(here - named)] + [
-        f"csrc/README.md names {rung}/{name}, which is not there" for rung, name in sorted(named - here)
-    ]
-
-
-def test_every_file_is_on_the_map() -> None:
-    assert not not_on_the_map(CSRC)
-
-
-def test_a_planted_file_is_not_on_the_map(tmp_path: Path) -> None:
-    (tmp_path / "base").mkdir()
-    for name in ("mem.h", "mem.c", "planted.c"):
-        (tmp_path / "base" / name).write_text("")
-    (tmp_path / "README.md").write_text("# x\n## base: low\n| `mem` | memory |\n| `gone.h` | not there |\n")
-    assert not_on_the_map(tmp_path) == [
-        "csrc/README.md does not name base/planted",
-        "csrc/README.md names base/gone, which is not there",
-    ]
-
-
 # Symbols
 
 
@@ -225,8 +183,7 @@ def test_the_library_exports_its_init_function_alone(built: Path) -> None:
 
 
 def test_every_global_name_bears_the_prefix(objects: dict[str, Path]) -> None:
-    core = {name: obj for name, obj in objects.items() if not name.startswith(f"{FAKE}/")}
-    found = {name: names for name, obj in core.items() if (names := without_prefix(obj))}
+    found = {name: names for name, obj in objects.items() if (names := without_prefix(obj))}
     assert not found, f"names that are neither static nor begin with fan_: {found}"
 
 
@@ -259,31 +216,6 @@ def test_neither_files_nor_folders_form_a_circle(objects: dict[str, Path]) -> No
     in_c, in_python = c_edges(CSRC, objects), python_edges(ROOT / "python" / "fanin")
     assert len(in_c) > 500 and len(in_python) > 100, "nothing was read"
     assert not all_circles(in_c, in_python)
-
-
-def upward(text: str, edges: list[Edge]) -> list[str]:
-    """Where a file of csrc/ needs one that stands below it in the map's table of their folder."""
-    place = {f"{rung}/{name}": i for rung, names in tables(text).items() for i, name in enumerate(names)}
-    wrong = {}
-    for e in edges:
-        here, there = (node.partition(".")[0] for node in (e.here, e.there))
-        if folder_of(here) == folder_of(there) and here in place and place[here] < place.get(there, -1):
-            wrong.setdefault((here, there), f"csrc/README.md has {here} above {there}: {e.why}")
-    return list(wrong.values())
-
-
-def test_each_file_stands_under_what_it_needs(objects: dict[str, Path]) -> None:
-    assert not upward((CSRC / "README.md").read_text(), c_edges(CSRC, objects))
-
-
-def test_a_planted_file_above_what_it_needs_is_found() -> None:
-    text = "# x\n## base: low\n| `mem.h` | memory |\n| `rng` | numbers |\n## array/in: more\n| `mem` | another |\n"
-    edges = [
-        Edge("base/mem.h", "base/rng", "base/mem.h includes base/rng.h"),
-        Edge("base/rng", "base/mem.h", "base/rng.c includes base/mem.h"),
-        Edge("array/in/mem", "base/rng", "array/in/mem.c includes base/rng.h"),
-    ]
-    assert upward(text, edges) == ["csrc/README.md has base/mem above base/rng: base/mem.h includes base/rng.h"]
 
 
 def planted_tree(csrc: Path, **texts: str) -> list[str]:

@@ -95,7 +95,7 @@ def test_the_sdist_builds_a_wheel_that_installs_and_imports(tmp_path: Path) -> N
         inside = {"/".join(n.split("/")[1:]) for n in archive.getnames()}
     for path in [*ROOT.glob("csrc/**/*.[ch]"), *ROOT.glob("tests/**/*.py"), *ROOT.glob("docs/**/*.md")]:
         assert str(path.relative_to(ROOT)) in inside, f"the sdist lacks {path.relative_to(ROOT)}"
-    assert {"LICENSE", "README.md", "CHANGELOG.md", "python/fanin/py.typed", "python/fanin/_core.pyi"} <= inside
+    assert {"LICENSE", "README.md", "CHANGELOG.md", "python/fanin/py.typed", "csrc/py/core.pyi"} <= inside
 
     quietly(str(tools / "bin" / "pip"), "wheel", "-q", "--no-deps", "-w", str(tmp_path), str(sdist), cwd=tmp_path)
     (wheel,) = tmp_path.glob("fanin-*.whl")
@@ -124,7 +124,7 @@ def test_the_sdist_builds_a_wheel_that_installs_and_imports(tmp_path: Path) -> N
     assert "demo" in quietly(str(user / "bin" / "fanin"), "--help", cwd=tmp_path)
 
     # And once more with nvcc, where there is one: the same package with machine code for each architecture.
-    script = [sys.executable, str(ROOT / "csrc/device/kernels/build.py"), "--fatbin", str(tmp_path / "fatbin.h")]
+    script = [sys.executable, str(ROOT / "csrc/device/kernels/build.py"), "--nvcc", str(tmp_path / "embedded.h")]
     if subprocess.run(script, capture_output=True).returncode == 2:
         pytest.skip("the rest needs nvcc")
     quietly(

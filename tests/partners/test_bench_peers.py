@@ -1,4 +1,4 @@
-"""`fanin bench` beside real peers: none that is installed is marked absent."""
+"""`python -m benchmarks` beside real peers: none that is installed is marked absent."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
+from benchmarks import timing
 
-from fanin.cli import timing
 from kit.support import ROOT, run_python
 
 pytestmark = pytest.mark.partners
@@ -19,7 +19,7 @@ ROWS += ("engines", "passes")
 def test_peers_that_are_installed_are_measured(tmp_path: Path) -> None:
     file = tmp_path / "bench.json"
     only = [word for row in ROWS for word in ("--only", row)]
-    run_python(["-m", "fanin", "bench", "--quick", "--json", str(file), *only], cwd=ROOT, timeout=300)
+    run_python(["-m", "benchmarks", "--quick", "--json", str(file), *only], cwd=ROOT, timeout=300)
     absent = {name for one in json.loads(file.read_text())["results"] for name in one["absent"]}
     for peer, word in {"torch": "torch", "jax": "jax", "autograd": "HIPS"}.items():
         if timing.version(peer):

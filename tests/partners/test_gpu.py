@@ -7,10 +7,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from benchmarks import gpu
 
 import fanin
 from fanin import _core
-from kit.support import benchmark
 
 pytestmark = [pytest.mark.partners, pytest.mark.gpu]
 
@@ -95,7 +95,7 @@ def test_adds_and_a_take_inside_torchs_graph_are_replayed() -> None:
     streams = [torch.cuda.Stream() for _ in range(4)]
 
     def total() -> Any:
-        return benchmark("gpu").from_four_streams(xs, streams, torch.cuda.current_stream())
+        return gpu.from_four_streams(xs, streams, torch.cuda.current_stream())
 
     total()
     torch.cuda.synchronize()

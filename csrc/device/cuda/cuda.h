@@ -35,6 +35,13 @@ int fan_cuda_count(const fan_cuda *c);
 fan_status fan_cuda_device(fan_cuda *c, int index, fan_device **out, fan_error *err);
 /* fan_cuda_kernels: returns which image a device's kernels were loaded from; NULL: not used yet. */
 const char *fan_cuda_kernels(const fan_cuda *c, int index);
+/* fan_cuda_wants_kernels: after fan_cuda_device failed: the device's compute capability (89: 8.9) if it failed because
+ * the build embedded no kernels that this driver takes, and none were given; else 0. */
+int fan_cuda_wants_kernels(const fan_cuda *c, int index);
+/* fan_cuda_give_kernels: copies a CUBIN or PTX for a device that fan_cuda_device loads when it is next called; `words`
+ * (of at most 63 bytes) is what fan_cuda_kernels returns then. The first image given stays. */
+fan_status fan_cuda_give_kernels(fan_cuda *c, int index, const void *code, size_t bytes, const char *words,
+                                 fan_error *err);
 /* fan_cuda_describe: writes "NVIDIA H100, compute 9.0", without a context. */
 fan_status fan_cuda_describe(fan_cuda *c, int index, char *buf, size_t size, fan_error *err);
 /* fan_cuda_stream: returns the stream of a handle (0 and 1: the legacy default; 2: this thread's own), which its owner

@@ -5,6 +5,7 @@
 #include "base/mem.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <string.h>
 
 /* The driver of this process. The lock is held while it is opened. */
@@ -13,6 +14,10 @@ static struct {
     fan_cuda *cuda; /* held; NULL: not open */
     char *path;     /* NULL: the system's */
 } driver = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static _Atomic(fan_compile_kernels *) driver_compiler;
+
+void fan_driver_compile(fan_compile_kernels *compile) { atomic_store(&driver_compiler, compile); }
 
 static void driver_in_child(void) { (void)pthread_mutex_init(&driver.lock, NULL); /* its holder is in the parent */ }
 
@@ -75,6 +80,13 @@ static fan_status driver_find(long index, fan_device **out, fan_error *err)
     *out = NULL;
     FAN_TRY(fan_driver_open(&c, err));
     fan_status status = fan_cuda_device(c, (int)index, out, err);
+    int compute = status == FAN_OK ? 0 : fan_cuda_wants_kernels(c, (int)index);
+    fan_compile_kernels *compile = atomic_load(&driver_compiler);
+    if (compute && compile) {
+        status = compile(c, (int)index, compute, err);
+        if (status == FAN_OK)
+            status = fan_cuda_device(c, (int)index, out, err);
+    }
     fan_cuda_drop(c);
     return status;
 }

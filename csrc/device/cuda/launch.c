@@ -51,73 +51,76 @@ static fan_cu_result launch_query_resident(fan_cuda_part *p)
     return code;
 }
 
-/* launch_look_up: looks up all kernels in an image; those that `newer` has, in that one. */
-static fan_cu_result launch_look_up(fan_cuda_part *p, fan_cu_module m, fan_cu_module newer)
+/* launch_look_up: finds every kernel of the module. */
+static fan_cu_result launch_look_up(fan_cuda_part *p)
 {
     const fan_cuda_api *api = fan__cuda_api_of(p);
     fan_cu_result code = 0;
     for (size_t i = 0; i < FAN__FOLDS && code == 0; i++) {
-        fan_cu_module from = newer && i == FAN__FOLD_e4m3fn ? newer : m;
-        code = api->ModuleGetFunction(&p->folds[i], from, fan__folds[i].name);
-        code = code ? code : api->ModuleGetFunction(&p->many[i], from, fan__folds[i].many);
-        code = code ? code : api->ModuleGetFunction(&p->fold_stats[i], from, fan__folds[i].stats);
-        code = code ? code : api->ModuleGetFunction(&p->fold_scatter[i], m, fan__folds[i].scatter);
+        code = api->ModuleGetFunction(&p->folds[i], p->module, fan__folds[i].name);
+        code = code ? code : api->ModuleGetFunction(&p->many[i], p->module, fan__folds[i].many);
+        code = code ? code : api->ModuleGetFunction(&p->fold_stats[i], p->module, fan__folds[i].stats);
+        code = code ? code : api->ModuleGetFunction(&p->fold_scatter[i], p->module, fan__folds[i].scatter);
     }
     for (size_t i = 0; i < FAN__REDUCES && code == 0; i++)
-        code = api->ModuleGetFunction(&p->reduce[i], m, launch_reduces[i].name);
-#define X(field, name) code = code ? code : api->ModuleGetFunction(&p->field, m, name);
+        code = api->ModuleGetFunction(&p->reduce[i], p->module, launch_reduces[i].name);
+#define X(field, name) code = code ? code : api->ModuleGetFunction(&p->field, p->module, name);
     FAN__CUDA_KERNEL_LIST(X)
 #undef X
     return code;
 }
 
-/* launch_load: loads an image and looks all kernels up in it: a driver that loads lazily fails only then. Unloads it on
- * failure; `call`: the call that failed. */
-static fan_cu_result launch_load(fan_cuda_part *p, fan__cuda_image image, const char **call)
+/* launch_load: loads an image and finds its kernels: a driver that loads lazily refuses an image only then. Unloads the
+ * image if that fails. `call`: the call that failed. */
+static fan_cu_result launch_load(fan_cuda_part *p, const void *image, const char **call)
 {
     const fan_cuda_api *api = fan__cuda_api_of(p);
-    fan_cu_module m[FAN__CUDA_MODULES] = {NULL};
-    fan_cu_result code = 0;
     *call = "cuModuleLoadData";
-    if (image == FAN__IMAGE_PTX_NEWER) /* first, because the other one takes seconds to compile */
-        code = api->ModuleLoadData(&m[1], fan_kernels_ptx_newer);
-    if (code == 0)
-        code = api->ModuleLoadData(&m[0], image == FAN__IMAGE_MACHINE_CODE ? (const void *)fan_kernels_fatbin
-                                                                           : (const void *)fan_kernels_ptx);
+    fan_cu_result code = api->ModuleLoadData(&p->module, image);
     if (code == 0) {
         *call = "cuModuleGetFunction";
-        code = launch_look_up(p, m[0], m[1]);
+        code = launch_look_up(p);
     }
     if (code == 0) {
         *call = "cuOccupancyMaxActiveBlocksPerMultiprocessor";
         code = launch_query_resident(p);
     }
-    for (int i = 0; i < FAN__CUDA_MODULES; i++) {
-        if (code && m[i] && !fan_cuda_sticky(code))
-            (void)api->ModuleUnload(m[i]);
-        p->modules[i] = code ? NULL : m[i];
-    }
-    p->image = image;
+    if (code && p->module && !fan_cuda_sticky(code))
+        (void)api->ModuleUnload(p->module);
+    if (code)
+        p->module = NULL;
     return code;
+}
+
+fan_status fan__cuda_have_kernels(fan_cuda_part *p, fan_error *err)
+{
+    p->image.wanted = !fan_kernels_fatbin_bytes && !p->image.code;
+    if (p->image.wanted)
+        return fan_fail(err, FAN_ERR_DEVICE, "cuda:%d has no kernels: fanin was built without nvcc", p->index);
+    return FAN_OK;
 }
 
 fan_status fan__cuda_load_kernels(fan_cuda_part *p, fan_error *err)
 {
-    const bool is_there[] = {[FAN__IMAGE_MACHINE_CODE] = fan_kernels_fatbin_bytes > 0,
-                             [FAN__IMAGE_PTX_NEWER] = p->compute >= FAN_KERNELS_NEWER,
-                             [FAN__IMAGE_PTX] = true};
+    const struct {
+        const void *code;
+        const char *words;
+    } images[] = {{fan_kernels_fatbin_bytes ? fan_kernels_fatbin : NULL, "machine code"},
+                  {p->image.code, p->image.words}};
     const char *call = NULL;
     fan_cu_result code = 0;
+    bool gives_way = true;
     int mode = fan__cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED);
-    for (int image = FAN__IMAGE_MACHINE_CODE; image <= FAN__IMAGE_PTX; image++) {
-        if (!is_there[image])
+    for (size_t i = 0; i < sizeof images / sizeof *images && gives_way; i++) {
+        if (!images[i].code)
             continue;
-        code = launch_load(p, (fan__cuda_image)image, &call);
-        /* An image may be newer than the driver, which drivers report in many ways. */
-        if (code == 0 || code == FAN_CU_OUT_OF_MEMORY || fan_cuda_sticky(code))
-            break;
+        code = launch_load(p, images[i].code, &call);
+        p->loaded = images[i].words;
+        /* The compiler of an image may be newer than the driver, which refuses it by one of many codes. */
+        gives_way = code && code != FAN_CU_OUT_OF_MEMORY && !fan_cuda_sticky(code);
     }
     (void)fan__cuda_relax(p, mode);
+    p->image.wanted = gives_way && !p->image.code;
     return fan__cuda_check(p, code, call, err);
 }
 

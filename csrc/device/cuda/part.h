@@ -17,10 +17,13 @@
     X(scatter, "fan_scatter_any")
 
 #define FAN__CUDA_FOLDS 32
-#define FAN__CUDA_MODULES 2
 
-/* The image of a device's kernels. */
-typedef enum fan__cuda_image { FAN__IMAGE_MACHINE_CODE, FAN__IMAGE_PTX_NEWER, FAN__IMAGE_PTX } fan__cuda_image;
+/* Kernels that were compiled for a device when it was first used. Written under fan__cuda_making. */
+typedef struct fan__cuda_image {
+    void *code; /* CUBIN or PTX; NULL: none yet */
+    char words[64];
+    bool wanted; /* the load failed because no image, or none that this driver takes, is there */
+} fan__cuda_image;
 
 enum {
 #define X(field, name) FAN__CUDA_KERNEL_##field,
@@ -63,9 +66,10 @@ typedef struct fan_cuda_part {
     atomic_bool ready; /* initialized: context, module, functions, free_stream, pool */
     bool pools;        /* stream-ordered memory is available */
     fan_cu_context context;
-    int compute;                              /* 89: 8.9 */
-    fan_cu_module modules[FAN__CUDA_MODULES]; /* the second: kernels of the newer PTX; NULL: not used */
-    fan__cuda_image image;
+    int compute; /* 89: 8.9 */
+    fan_cu_module module;
+    fan__cuda_image image; /* kept until the driver is closed */
+    const char *loaded;    /* which kernels the device has, in words: the image's, or a constant */
     fan_cu_function folds[FAN__CUDA_FOLDS], many[FAN__CUDA_FOLDS], fold_scatter[FAN__CUDA_FOLDS],
         fold_stats[FAN__CUDA_FOLDS], /* with statistics */
         reduce[FAN__CUDA_FOLDS];

@@ -67,9 +67,8 @@ static void table_part_fini(fan_cuda_part *p)
                 (void)api->StreamDestroy(p->free_stream);
             for (size_t i = 0; i < p->ncapture_streams; i++)
                 (void)api->StreamDestroy((fan_cu_stream)(uintptr_t)p->capture_streams[i].handle);
-            for (int i = 0; i < FAN__CUDA_MODULES; i++)
-                if (p->modules[i])
-                    (void)api->ModuleUnload(p->modules[i]);
+            if (p->module)
+                (void)api->ModuleUnload(p->module);
             (void)fan__cuda_relax(p, mode);
             fan__cuda_leave(&scope);
         }
@@ -90,7 +89,7 @@ static void table_part_fini(fan_cuda_part *p)
     p->ncapture_streams = p->capture_streams_cap = 0;
     p->free_stream = NULL;
     p->pool = NULL;
-    p->modules[0] = p->modules[1] = NULL;
+    p->module = NULL;
     p->context = NULL;
 }
 
@@ -105,6 +104,7 @@ static void table_free(fan_cuda *c)
             fan_device_clear(&c->parts[i].device);
     for (int i = 0; i < c->count; i++) {
         table_part_fini(&c->parts[i]);
+        fan_free(c->parts[i].image.code);
         (void)pthread_mutex_destroy(&c->parts[i].lock);
     }
     fan_free(c->parts);
@@ -294,13 +294,14 @@ static fan_status table_make_ready(fan_cuda_part *p, fan_error *err)
     fan_status status;
     int reads = 0, major = 0, minor = 0;
     FAN_GO(fan__cuda_check(p, api->DeviceGet(&p->ordinal, p->index), "cuDeviceGet", err));
+    FAN_GO(table_ask_compute(p, p->ordinal, &major, &minor, err));
+    p->compute = 10 * major + minor;
+    FAN_GO(fan__cuda_have_kernels(p, err));
     FAN_GO(fan__cuda_check(p, api->DevicePrimaryCtxRetain(&p->context, p->ordinal), "cuDevicePrimaryCtxRetain", err));
     FAN_GO(fan__cuda_enter(p, &scope, err));
     FAN_GO(table_ask(p, p->ordinal, FAN_CU_ATTRIBUTE_MULTIPROCESSORS, &p->processors, err));
     FAN_GO(table_ask(p, p->ordinal, FAN_CU_ATTRIBUTE_PAGEABLE_ACCESS, &reads, err));
-    FAN_GO(table_ask_compute(p, p->ordinal, &major, &minor, err));
     p->reads_host = reads != 0;
-    p->compute = 10 * major + minor;
     FAN_GO(fan__cuda_check(p, api->StreamCreate(&p->free_stream, FAN_CU_STREAM_NON_BLOCKING), "cuStreamCreate", err));
     FAN_GO(table_make_pool(p, err));
     FAN_GO(fan__cuda_load_kernels(p, err));
@@ -340,11 +341,38 @@ fan_status fan_cuda_device(fan_cuda *c, int index, fan_device **out, fan_error *
 
 const char *fan_cuda_kernels(const fan_cuda *c, int index)
 {
-    static const char *const words[] = {[FAN__IMAGE_MACHINE_CODE] = "machine code",
-                                        [FAN__IMAGE_PTX_NEWER] = "PTX for compute_75, of float8_e4m3fn for compute_89",
-                                        [FAN__IMAGE_PTX] = "PTX for compute_75"};
     const fan_cuda_part *p = &c->parts[index];
-    return atomic_load_explicit(&p->ready, memory_order_acquire) ? words[p->image] : NULL;
+    return atomic_load_explicit(&p->ready, memory_order_acquire) ? p->loaded : NULL;
+}
+
+int fan_cuda_wants_kernels(const fan_cuda *c, int index)
+{
+    if (index < 0 || index >= c->count)
+        return 0;
+    const fan_cuda_part *p = &c->parts[index];
+    (void)pthread_mutex_lock(&fan__cuda_making);
+    int compute = p->image.wanted ? p->compute : 0;
+    (void)pthread_mutex_unlock(&fan__cuda_making);
+    return compute;
+}
+
+fan_status fan_cuda_give_kernels(fan_cuda *c, int index, const void *code, size_t bytes, const char *words,
+                                 fan_error *err)
+{
+    fan_cuda_part *p = &c->parts[index];
+    char *copy = fan_calloc(bytes + 1); /* PTX is text that ends with a zero */
+    if (!copy)
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for the kernels of cuda:%d", index);
+    memcpy(copy, code, bytes);
+    (void)pthread_mutex_lock(&fan__cuda_making);
+    if (!p->image.code) { /* else another thread compiled them meanwhile */
+        p->image.code = copy;
+        snprintf(p->image.words, sizeof p->image.words, "%s", words);
+        copy = NULL;
+    }
+    (void)pthread_mutex_unlock(&fan__cuda_making);
+    fan_free(copy);
+    return FAN_OK;
 }
 
 fan_status fan_cuda_describe(fan_cuda *c, int index, char *buf, size_t size, fan_error *err)

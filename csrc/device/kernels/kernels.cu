@@ -1,5 +1,6 @@
-/* kernels: the kernels of the CUDA backend. nvcc compiles them as CUDA C, and a C compiler for the fake driver: then a
- * kernel is a function that is called once for each thread.
+/* kernels: the kernels of the CUDA backend. nvcc and NVRTC compile them as CUDA C, and a C compiler for the
+ * fake driver, which defines the macros below in its own way: then a kernel is a function that is called once for each
+ * thread.
  *
  * Results are bitwise those of the CPU: the same left fold for each element, the same roundings (array/lowp.h), no
  * contraction (-fmad=false), no flushing, no atomics except for counting. One thread reads an element from all sources
@@ -9,7 +10,8 @@
  * one that does many such sums. Anything else goes through fan_any: a number of any dtype is converted to one of four
  * wide forms that hold it exactly, as in array/convert.c, and each dtype converts from them with one rounding.
  *
- * After a change: python csrc/device/kernels/build.py, which needs nvcc, writes ptx.c. */
+ * nvcc compiles it at build, or NVRTC when a device is first used (fanin._kernels). NVRTC has no C library: a name of
+ * it that is used here for the first time is added to HEADERS there. */
 #include "array/dtype.h"
 #include "array/lowp.h"
 #include "array/complex_abs.h"
@@ -37,8 +39,6 @@
 #define SAME_IN_WARP(x) __match_any_sync(0xffffffffu, (x))
 #define BITS_IN(mask) __popc(mask)
 typedef uint4 sixteen;
-#else
-#include "device/kernels/host.h"
 #endif
 #define ITEM(T, address, i) (*AT(T, (address) + sizeof(T) * (uint64_t)(i)))
 

@@ -1,4 +1,4 @@
-"""The command line: `fanin demo`, `fanin check`, `fanin bench`, `fanin info`. `python -m fanin` is the same."""
+"""The command line: `fanin demo`, `fanin check`, `fanin info`. `python -m fanin` is the same."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 from fanin import __version__
 
-from . import bench, check, demo, info
+from . import check, demo, info
 
-COMMANDS = (demo, check, bench, info)
+COMMANDS = (demo, check, info)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -1,0 +1,1 @@
+"""How long fanin takes beside others: `python -m benchmarks --help`."""
