@@ -564,7 +564,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "another version": ({"version": (2, 0)}, BufferError, "DLPack version 2.0"),
     "too many axes": ({"ndim": 65, "shape": [1] * 65, "strides": None}, ValueError, "65 axes"),
     "axes without a shape": ({"ndim": 2, "shape": None}, ValueError, "no shape"),
-    "a negative extent": ({"shape": [-3]}, ValueError, "non-negative"),
+    "a negative extent": ({"shape": [-3]}, ValueError, "must not be negative"),
     "bits that are no bytes": ({"dtype": (0, 4, 1)}, TypeError, "no memory whose bytes can be compared"),
     "no address": ({"data": None}, TypeError, "no memory whose bytes can be compared"),
 }

@@ -307,8 +307,8 @@ static void a_release_that_is_too_early_is_raised_by_the_next_call(void)
     CHECK_INT(fan_device_run(w.s[0]->device, w.s[0],
                              &(fan_job){.kind = FAN_JOB_COPY, .out = w.x[0], .in = dead, .n = 1}, &err),
               FAN_ERR_RACE);
-    CHECK_STR(err.text, "race on 8 bytes of sim:0: 'copy' (stream 2 of sim:0, train.py:52) reads memory that was given "
-                        "back at train.py:51; missing: a hold on it");
+    CHECK_STR(err.text, "race on 8 bytes of sim:0: 'copy' (stream 2 of sim:0, train.py:52) reads freed "
+                        "memory at train.py:51; missing: a hold on it");
     close(&w);
 
     open(&w, config_of(1, 0, FAN_SIM_SEEDED), 0);

@@ -130,7 +130,7 @@ def test_a_device_without_memory_pools_gets_plain_memory(a_world: Any) -> None:
 
 
 def test_a_device_that_the_driver_has_not_is_told_how_many_there_are(driver: FakeDriver) -> None:
-    with pytest.raises(ValueError, match="no cuda:2: the driver has 2 devices"):
+    with pytest.raises(ValueError, match="no device cuda:2: the driver has 2 devices"):
         fanin.Stream("cuda:2", 1)
 
 
@@ -400,7 +400,7 @@ def one_pass(driver: FakeDriver, fail: int, code: int, sticky: bool) -> tuple[st
     assert error.code == code  # type: ignore[attr-defined]
     assert "cu" in str(error) and "cuda:0" in str(error) and f"({code})" in str(error), error
     if sticky:
-        with pytest.raises(fanin.DeviceError, match=r"lost since an earlier failure.*Restart the process"):
+        with pytest.raises(fanin.DeviceError, match=r"lost by an earlier failure.*Restart the process"):
             driver.array(np.ones(2))
         return happened, True
     poisoned = False
