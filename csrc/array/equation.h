@@ -5,7 +5,7 @@
 #define FAN_ARRAY_EQUATION_H
 
 #include "array/array.h"
-#include "array/verdict.h"
+#include "array/extents.h"
 
 #define PARTS (2 * FAN_MAX_NDIM + 1) /* terms at most */
 

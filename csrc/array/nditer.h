@@ -28,4 +28,13 @@ char *fan_nditer_whole(const fan_nditer *w, const fan_array *a, int64_t at, int6
 void fan_nditer_read(const fan_nditer *w, const fan_array *a, int64_t at, int64_t n, fan_dtype d, char *buf);
 void fan_nditer_write(const fan_nditer *w, const fan_array *a, int64_t at, int64_t n, fan_dtype d, const char *buf);
 
+/* elements: copies, zeroes and hashes the elements of an array with any strides. */
+/* fan_array_copy: copies the elements of src to dst (same shape), converting the dtype (D6, D9); any strides, any
+ * alignment. No overlap. */
+void fan_array_copy(const fan_array *dst, const fan_array *src);
+/* fan_fill_zero: writes zero to every element of out. */
+void fan_fill_zero(const fan_array *out);
+/* fan_array_hash: returns a 64-bit hash of the elements' bytes in C order; for debug. May be interrupted. */
+uint64_t fan_array_hash(const fan_array *a);
+
 #endif

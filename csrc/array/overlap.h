@@ -12,7 +12,6 @@
 #define FAN_ARRAY_OVERLAP_H
 
 #include "array/extents.h"
-#include "array/verdict.h"
 
 typedef struct fan_region {
     uint64_t data;          /* address of element [0, 0, ..] */

@@ -10,7 +10,6 @@
 #include "array/reduce.h"
 
 #include "array/convert.h"
-#include "array/elements.h"
 #include "array/nditer.h"
 #include "array/sum_isa.h"
 #include "base/interrupt.h"

@@ -1,6 +1,6 @@
 #include "array/sparse.h"
 
-#include "array/elements.h"
+#include "array/nditer.h"
 #include "base/mem.h"
 
 #include <string.h>

@@ -1,10 +1,9 @@
 /* Sparse into dense: entries are added in their order, so that those with the same index are added one after the
  * other. */
-#include "array/elements.h"
+#include "array/nditer.h"
 #include "array/reduce.h"
 #include "array/sparse.h"
 
-#include "array/nditer.h"
 #include "array/sparse_parts.h"
 #include "array/sum_isa.h"
 #include "base/interrupt.h"

@@ -49,4 +49,9 @@ bool fan_sum_flat_fits(fan_dtype dtype, fan_dtype acc);
 /* fan_scale_as: writes the scale as one element of dtype d (rounded once), at most 16 bytes. */
 void fan_scale_as(const fan_scale *scale, fan_dtype d, char *factor);
 
+/* measure: the statistics of an existing array. */
+/* fan_stats_of: computes the statistics of an array, in the order of its memory, exactly as fan_sum does for a result
+ * with these strides; bad is 0 or SIZE_MAX. May be interrupted. */
+void fan_stats_of(const fan_array *a, fan_stats *s);
+
 #endif

@@ -36,4 +36,9 @@ fan_mem_counts fan_mem_get(void);
  * of memory (nothing changed). */
 int fan_grow(void **items, size_t *cap, size_t want, size_t size);
 
+/* cache: the size of the processor's caches. */
+/* fan_cache_bytes: returns the size of one core's second-level cache. The system is queried once; the result is 1 MiB
+ * if the query fails or gives an implausible size. */
+uint64_t fan_cache_bytes(void);
+
 #endif

@@ -9,7 +9,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "base/thread_pool.h"
 
-#include "base/fork.h"
+#include "base/thread.h"
 
 #include <signal.h>
 #include <stdlib.h>

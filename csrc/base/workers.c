@@ -10,7 +10,7 @@
 #define _GNU_SOURCE /* sched_getaffinity */
 #include "base/workers.h"
 
-#include "base/fork.h"
+#include "base/thread.h"
 
 #include <pthread.h>
 #include <signal.h>

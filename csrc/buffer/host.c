@@ -1,6 +1,5 @@
 #include "buffer/host.h"
 
-#include "array/measure.h"
 #include "array/sum.h"
 
 #include <string.h>

@@ -1,6 +1,6 @@
 #include "buffer/options.h"
 
-#include "base/cache.h"
+#include "base/mem.h"
 
 atomic_bool fan_debug_on;
 static atomic_bool warn_on = true, warned, redirect_on;

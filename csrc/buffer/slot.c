@@ -1,5 +1,5 @@
 #include "array/convert.h"
-#include "array/elements.h"
+#include "array/nditer.h"
 #include "base/fault.h"
 #include "base/interrupt.h"
 #include "base/mem.h"

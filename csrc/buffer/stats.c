@@ -1,4 +1,4 @@
-#include "array/measure.h"
+#include "array/sum.h"
 #include "base/fault.h"
 #include "base/interrupt.h"
 #include "base/mem.h"

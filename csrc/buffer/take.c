@@ -1,6 +1,6 @@
 /* take: what a consumer gets: finish each slot's sum, order the consumer's stream, empty all at the end (S18, S19, S22,
  * A14, D11, D21). */
-#include "array/elements.h"
+#include "array/nditer.h"
 #include "array/extents.h"
 #include "base/fault.h"
 #include "base/mem.h"
@@ -11,7 +11,6 @@
 #include "buffer/fold_job.h"
 #include "buffer/options.h"
 #include "buffer/order.h"
-#include "array/extents.h"
 #include "buffer/stats.h"
 
 #include <inttypes.h>

@@ -8,7 +8,7 @@
 #include "device/event.h"
 #include "device/memory.h"
 #include "device/sparse.h"
-#include "device/trace.h"
+#include "device/stream.h"
 
 /* A gradient or a sum. Moved by assignment, copied by fan_value_copy, ended by fan_value_drop. A zeroed value is
  * undefined. */

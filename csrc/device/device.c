@@ -1,7 +1,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "device/device.h"
 
-#include "base/fork.h"
+#include "base/thread.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -2,7 +2,7 @@
 
 #include "base/mem.h"
 #include "device/capture_rule.h"
-#include "device/trace.h"
+#include "device/stream.h"
 
 #include <assert.h>
 

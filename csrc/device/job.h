@@ -3,9 +3,9 @@
 #define FAN_DEVICE_JOB_H
 
 #include "array/array.h"
+#include "array/device_stats.h"
 #include "array/sparse.h"
 #include "array/sum.h"
-#include "array/device_stats.h"
 #include "base/status.h"
 
 typedef struct fan_device fan_device;
@@ -69,5 +69,18 @@ const char *fan_job_word(fan_job_kind kind);
 /* fan_jobs_label: writes "3 slots: sum grads[0], sum grads[1], .." for n jobs in one launch. Returns buf.
  * fan_jobs_trace: writes their one line. */
 char *fan_jobs_label(const fan_job *jobs, size_t n, char *buf, size_t size);
+
+/* pack: copies of jobs that outlive their callers: with the geometry of their arrays, and their uploads, in one
+ * block. */
+/* The copy of a waiting job is followed by its arrays' geometry, and its uploads, in one block. In a first pass `to` is
+ * NULL and the room is counted. */
+typedef struct fan__packer {
+    char *to;
+    size_t used;
+} fan__packer;
+
+void *fan__pack(fan__packer *p, size_t bytes);
+fan_job *fan__pack_jobs(fan__packer *p, const fan_job *jobs, size_t n);
+fan_array **fan__pack_arrays(fan__packer *p, fan_array *const *arrays, size_t n);
 
 #endif

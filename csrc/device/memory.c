@@ -3,7 +3,7 @@
 #include "base/fault.h"
 #include "base/mem.h"
 #include "device/event.h"
-#include "device/trace.h"
+#include "device/stream.h"
 
 #include <assert.h>
 #include <string.h>

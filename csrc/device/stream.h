@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "base/thread.h"
+#include "base/trace.h"
 #include "device/device.h"
 
 struct fan_stream {
@@ -77,5 +78,16 @@ fan_status fan_stream_sync(fan_stream *s, fan_error *err);
 /* fan_stream_capture: sets *id to s's capture; 0: none. */
 fan_status fan_stream_capture(fan_stream *s, uint64_t *id, fan_error *err);
 fan_status fan_device_run(fan_device *d, fan_stream *s, const fan_job *job, fan_error *err);
+
+/* trace: the lines that devices write to this thread's traces. */
+/* fan__device_trace: writes a line about a stream, another one (NULL: none) and an event (0: none). */
+void fan__device_trace(fan_trace_kind kind, const fan_device *d, const fan_stream *s, const fan_stream *other,
+                       uint64_t event, uint64_t bytes);
+/* fan_job_trace: writes the job's line (KERNEL or COPY) to this thread's traces; begin_ns: when a finished job began
+ * (base/trace.h), 0: unknown; times on the device's clock, < 0: unknown. */
+void fan_job_trace(const fan_device *d, const fan_stream *s, const fan_job *job, uint64_t begin_ns, double start_us,
+                   double end_us);
+void fan_jobs_trace(const fan_device *d, const fan_stream *s, const fan_job *jobs, size_t n, const char *label,
+                    double start_us, double end_us);
 
 #endif

@@ -1,7 +1,7 @@
 /* exporter: an object that offers a host array of ours by __dlpack__. */
 #include "py/dlpack_export.h"
 
-#include "array/elements.h"
+#include "array/nditer.h"
 
 typedef struct exporter {
     PyObject_HEAD fan_array *a; /* held; never NULL after new */

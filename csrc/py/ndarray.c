@@ -1,7 +1,7 @@
 /* ndarray: a host array of ours as an ndarray; of a graph tree as a handle, for an ndarray cannot end. */
 #include "py/py.h"
 
-#include "array/elements.h"
+#include "array/nditer.h"
 #include "array/extents.h"
 #include "graph/tree.h"
 

@@ -3,7 +3,7 @@
 #define TEST_SIM_WORLD_H
 
 #include "check.h"
-#include "array/elements.h"
+#include "array/nditer.h"
 #include "base/rng.h"
 #include "base/mem.h"
 #include "device/sim/explore.h"

@@ -1,6 +1,6 @@
 #include "array/array.h"
 
-#include "array/elements.h"
+#include "array/nditer.h"
 #include "array/extents.h"
 #include "array/sum.h"
 #include "base/mem.h"

@@ -3,7 +3,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
 
-#include "array/elements.h"
+#include "array/nditer.h"
 #include "base/rng.h"
 #include "base/mem.h"
 #include "base/trace.h"

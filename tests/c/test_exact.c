@@ -3,7 +3,7 @@
 #include "array/exact.h"
 
 #include "array/convert.h"
-#include "array/elements.h"
+#include "array/nditer.h"
 #include "array/exact_loops.h"
 #include "base/fault.h"
 #include "base/mem.h"

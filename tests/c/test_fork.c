@@ -2,7 +2,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
 
-#include "base/fork.h"
+#include "base/thread.h"
 
 #include <string.h>
 #include <sys/wait.h>

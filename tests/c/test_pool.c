@@ -1,8 +1,8 @@
 /* The pool of large blocks: what is given back comes again, and never more than one owner has it. */
 #define _DEFAULT_SOURCE
+#include "base/mem.h"
 #include "base/pool.h"
 
-#include "base/mem.h"
 #include "check.h"
 
 #include <pthread.h>

@@ -3,7 +3,6 @@
 #include "array/sum.h"
 
 #include "array/convert.h"
-#include "array/measure.h"
 #include "array/sum_isa.h"
 #include "base/mem.h"
 #include "base/workers.h"

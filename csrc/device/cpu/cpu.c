@@ -1,9 +1,9 @@
 /* cpu: the smallest example of a backend: no streams, no events; work runs at once, so there are no waits. */
-#include "array/elements.h"
+#include "array/nditer.h"
 #include "base/mem.h"
 #include "device/cpu/recording.h"
 #include "device/memory.h"
-#include "device/trace.h"
+#include "device/stream.h"
 
 static fan_status cpu_alloc(fan_device *d, fan_stream *stream, size_t bytes, void **out, fan_error *err)
 {

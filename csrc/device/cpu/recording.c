@@ -3,7 +3,7 @@
 #include "array/extents.h"
 #include "base/fault.h"
 #include "base/mem.h"
-#include "device/pack.h"
+#include "device/job.h"
 
 #include <stdio.h>
 

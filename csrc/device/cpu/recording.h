@@ -23,7 +23,7 @@
 
 #include "device/cpu/blocks.h"
 #include "device/job.h"
-#include "device/recorder.h"
+#include "device/backend.h"
 
 /* Bytes that a kernel reads or writes. */
 typedef struct fan_cpu_access {
@@ -72,7 +72,7 @@ bool fan_recording_defers(void);
 /* fan_recording_job: records a job that runs next, if this thread records. FAN_ERR_CAPTURE, FAN_ERR_NOMEM. */
 fan_status fan_recording_job(const fan_job *job, fan_error *err);
 
-/* fan_cpu_recorder: the CPU's entries (device/recorder.h). */
+/* fan_cpu_recorder: the CPU's entries (device/backend.h). */
 extern const fan_recorder fan_cpu_recorder;
 
 #endif

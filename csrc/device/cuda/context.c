@@ -2,7 +2,7 @@
 #include "device/cuda/context.h"
 
 #include "base/fault.h"
-#include "base/fork.h"
+#include "base/thread.h"
 
 pthread_mutex_t fan__cuda_making = PTHREAD_MUTEX_INITIALIZER;
 

@@ -1,7 +1,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "device/cuda/driver.h"
 
-#include "base/fork.h"
+#include "base/thread.h"
 #include "base/mem.h"
 
 #include <pthread.h>

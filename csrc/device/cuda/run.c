@@ -1,16 +1,17 @@
 #include "device/cuda/run.h"
 
 #include "array/extents.h"
+#include "base/fault.h"
+#include "base/mem.h"
 #include "device/cuda/context.h"
-#include "device/cuda/copy.h"
+#include "device/cuda/sum.h"
+#include "device/cuda/launch.h"
 #include "device/cuda/memory.h"
 #include "device/cuda/recorder.h"
-#include "device/cuda/reduce.h"
 #include "device/cuda/scatter.h"
 #include "device/cuda/stream.h"
-#include "device/cuda/sum.h"
 #include "device/memory.h"
-#include "device/trace.h"
+#include "device/stream.h"
 
 #include <string.h>
 
@@ -133,6 +134,270 @@ fan_status fan__cuda_read(fan_stream *s, const fan_array *dst, const fan_array *
     else
         status = fan__cuda_download(&w, dst, src, err);
 done:
+    fan__cuda_leave(&scope);
+    return status;
+}
+
+/* Many sums in one launch.
+ *
+ * Gap-free sums of one kind are rows of a table, which is copied to the device before the launch and freed after it. It
+ * is copied in pieces of 64 KiB: the driver buffers those at once; for larger ones it may wait until the stream has
+ * run. Left to `run`: a sum that takes longer than a launch; one without a fold kernel; all sums under a capture,
+ * because a graph would read the table again from the host; and all sums without stream-ordered memory, because freeing
+ * would block. */
+#define MANY_BYTES (INT64_C(4) << 20) /* of a sum, read and written */
+#define PIECE 65536
+#define STAGING_KEPT ((size_t)1 << 20)
+#define KINDS 32
+#define MOST_OF_A_TABLE (UINT32_MAX / 2) /* tiles, sources */
+
+/* Sums of one kernel and one scale. */
+typedef struct batch_many {
+    size_t which;
+    uint64_t factor;
+    bool scaled;
+    size_t rows, sources, tiles;
+    uint64_t at;              /* of its table in the staging memory */
+    size_t row, source, tile; /* written so far */
+} batch_many;
+
+static int64_t batch_numbers(const fan_array *a) { return a->size * (fan_dtype_kind(a->dtype) == 'c' ? 2 : 1); }
+
+static size_t batch_tiles(const fan_job *job, size_t which)
+{
+    int64_t tile = FAN_K_TILE / fan__folds[which].bytes;
+    return (size_t)((batch_numbers(job->out) + tile - 1) / tile);
+}
+
+/* batch_kind: returns the kind of a job, a new one if there is room; KINDS: none. */
+static size_t batch_kind(const fan_job *job, batch_many *kinds, size_t *nkinds)
+{
+    batch_many k = {.scaled = job->scale && job->scale->on};
+    char factor[16] = {0};
+    fan_nditer w;
+    size_t i = 0;
+    if (job->kind != FAN_JOB_SUM || job->stats || job->out->size == 0 || fan_job_bytes(job) > MANY_BYTES)
+        return KINDS;
+    fan_nditer_begin(&w, job->out, false);
+    for (size_t j = 0; j < job->n; j++)
+        fan_nditer_also(&w, job->in[j].array);
+    fan_nditer_ready(&w);
+    k.which = fan__fold_for(job->out, job->in, job->n, k.scaled, &w);
+    if (k.which == FAN__FOLDS)
+        return KINDS;
+    if (k.scaled) {
+        fan_scale_as(job->scale, job->in[0].acc, factor);
+        memcpy(&k.factor, factor, sizeof k.factor);
+    }
+    while (i < *nkinds && (kinds[i].which != k.which || kinds[i].scaled != k.scaled || kinds[i].factor != k.factor))
+        i++;
+    if (i == *nkinds && i < KINDS)
+        kinds[(*nkinds)++] = k;
+    if (i == KINDS || kinds[i].tiles > MOST_OF_A_TABLE || kinds[i].sources > MOST_OF_A_TABLE)
+        return KINDS;
+    kinds[i].rows++;
+    kinds[i].sources += job->n;
+    kinds[i].tiles += batch_tiles(job, k.which);
+    return i;
+}
+
+static size_t batch_table_bytes(const batch_many *k)
+{
+    return (k->rows * sizeof(fan_k_row) + k->sources * sizeof(uint64_t) + k->tiles * sizeof(uint32_t) + 7) & ~(size_t)7;
+}
+
+static void batch_put_row(char *staging, batch_many *k, const fan_job *job)
+{
+    fan_k_row *rows = (fan_k_row *)(void *)(staging + k->at);
+    uint64_t *sources = (uint64_t *)(void *)(rows + k->rows), bits = fan__address_of(job->out);
+    uint32_t *tiles = (uint32_t *)(void *)(sources + k->sources);
+    size_t ntiles = batch_tiles(job, k->which);
+    fan_k_row *r = &rows[k->row];
+    *r = (fan_k_row){.out = bits,
+                     .count = (uint32_t)batch_numbers(job->out),
+                     .first = (uint32_t)k->source,
+                     .tile = (uint32_t)k->tile,
+                     .n = (uint16_t)job->n};
+    for (size_t i = 0; i < job->n; i++)
+        bits |= sources[k->source++] = fan__address_of(job->in[i].array);
+    r->flags =
+        (uint16_t)(fan__fold_flags(k->which, job->out, job->in[0].array) | ((bits & 15) == 0 ? FAN_K_ALIGNED : 0));
+    for (size_t i = 0; i < ntiles; i++)
+        tiles[k->tile++] = (uint32_t)k->row;
+    k->row++;
+}
+
+/* batch_staging_take, _give: allocate and free host memory for tables; one piece is kept for reuse. NULL: out of
+ * memory. */
+static char *batch_staging_take(fan_cuda_part *p, size_t *bytes)
+{
+    (void)pthread_mutex_lock(&p->lock);
+    char *kept = p->staging;
+    size_t had = p->staging_bytes;
+    p->staging = NULL;
+    (void)pthread_mutex_unlock(&p->lock);
+    if (kept && had >= *bytes) {
+        *bytes = had;
+        return kept;
+    }
+    fan_free(kept);
+    return fan_alloc(*bytes);
+}
+
+static void batch_staging_give(fan_cuda_part *p, char *staging, size_t bytes)
+{
+    char *gone = staging;
+    (void)pthread_mutex_lock(&p->lock);
+    if (!p->staging && bytes <= STAGING_KEPT) {
+        p->staging = staging;
+        p->staging_bytes = bytes;
+        gone = NULL;
+    }
+    (void)pthread_mutex_unlock(&p->lock);
+    fan_free(gone);
+}
+
+/* batch_send: copies to the device; `from` may be reused on return. Blocks if the device itself reads such memory. */
+static fan_status batch_send(const fan__launch_ctx *s, uint64_t to, const char *from, size_t bytes, fan_error *err)
+{
+    fan_status status = FAN_OK;
+    for (size_t at = 0; at < bytes && status == FAN_OK; at += PIECE) {
+        size_t piece = bytes - at < PIECE ? bytes - at : PIECE;
+        status = fan__cuda_check(s->part, fan__cuda_api_of(s->part)->MemcpyHtoDAsync(to + at, from + at, piece, s->on),
+                                 "cuMemcpyHtoDAsync", err);
+    }
+    if (status == FAN_OK && s->part->reads_host && !FAN_FAULT(CUDA_EARLY_HOST))
+        status = fan__cuda_pass(s->part, s->on, err);
+    return status;
+}
+
+static fan_status batch_launch(fan__launch_ctx *s, const batch_many *k, uint64_t table, fan_error *err)
+{
+    fan_k_many a = {.table = table + k->at,
+                    .factor = k->factor,
+                    .rows = (int64_t)k->rows,
+                    .sources = (int64_t)k->sources,
+                    .tiles = (int64_t)k->tiles,
+                    .scaled = k->scaled};
+    return fan__launch_threads(s, s->part->many[k->which], a.tiles * FAN_K_WARP, &a, err);
+}
+
+#define STACK_JOBS 32 /* up to this many need no allocation */
+
+/* The jobs sorted by kind, and which kinds have enough of them for a table. */
+typedef struct batch_sorted {
+    batch_many kinds[KINDS];
+    size_t nkinds;
+    uint8_t *kind; /* of each job */
+    fan_job *some; /* the jobs of one kind */
+    uint8_t stack_kind[STACK_JOBS];
+    fan_job stack_some[STACK_JOBS];
+} batch_sorted;
+
+static bool batch_together(const batch_sorted *o, size_t job)
+{
+    return o->kind[job] < KINDS && o->kinds[o->kind[job]].rows > 1;
+}
+
+/* batch_launch_kinds: launches each kind once. The table is on the device. */
+static fan_status batch_launch_kinds(fan__launch_ctx *s, batch_sorted *o, const fan_job *jobs, size_t n, uint64_t table,
+                                     fan_job_state *states, fan_error *err)
+{
+    char label[FAN_TRACE_LABEL];
+    for (size_t k = 0; k < o->nkinds; k++) {
+        size_t m = 0;
+        if (o->kinds[k].rows < 2)
+            continue;
+        for (size_t i = 0; i < n; i++)
+            if (o->kind[i] == k)
+                o->some[m++] = jobs[i];
+        s->label = fan_jobs_label(o->some, m, label, sizeof label);
+        fan_status status = batch_launch(s, &o->kinds[k], table, err);
+        for (size_t i = 0; i < n; i++)
+            if (o->kind[i] == k)
+                states[i] = status == FAN_OK ? FAN_JOB_QUEUED : FAN_JOB_FAILED;
+        FAN_TRY(status);
+        fan_jobs_trace(&s->part->device, s->stream, o->some, m, label, -1, -1);
+    }
+    return FAN_OK;
+}
+
+static fan_status batch_run_tables(fan__launch_ctx *s, batch_sorted *o, const fan_job *jobs, size_t n,
+                                   fan_job_state *states, fan_error *err)
+{
+    size_t bytes = 0, room;
+    uint64_t table = 0;
+    for (size_t k = 0; k < o->nkinds; k++) {
+        o->kinds[k].at = bytes;
+        bytes += o->kinds[k].rows > 1 ? batch_table_bytes(&o->kinds[k]) : 0;
+    }
+    if (!bytes)
+        return FAN_OK;
+    room = bytes;
+    char *staging = batch_staging_take(s->part, &room);
+    if (!staging)
+        return FAN_OK; /* launching one by one needs none */
+    for (size_t i = 0; i < n; i++)
+        if (batch_together(o, i))
+            batch_put_row(staging, &o->kinds[o->kind[i]], &jobs[i]);
+    fan_status status = fan__cuda_scratch(s->stream, bytes, &table, err);
+    if (status == FAN_OK) {
+        status = batch_send(s, table, staging, bytes, err);
+        if (FAN_FAULT(CUDA_EARLY_TABLE))
+            fan__cuda_free(&s->part->device, (void *)(uintptr_t)table, bytes);
+        if (status == FAN_OK)
+            status = batch_launch_kinds(s, o, jobs, n, table, states, err);
+        if (!FAN_FAULT(CUDA_EARLY_TABLE))
+            fan__cuda_scratch_free(s->stream, table);
+    } else if (status == FAN_ERR_NOMEM || status == FAN_ERR_DEVICE_NOMEM) {
+        status = FAN_OK;
+    }
+    batch_staging_give(s->part, staging, room);
+    if (status == FAN_OK)
+        return FAN_OK;
+    bool tried = false; /* false: it failed before any launch: all jobs fail */
+    for (size_t i = 0; i < n; i++)
+        tried |= states[i] != FAN_JOB_PENDING;
+    for (size_t i = 0; i < n && !tried; i++)
+        if (batch_together(o, i))
+            states[i] = FAN_JOB_FAILED;
+    return status;
+}
+
+fan_status fan__cuda_run_many(fan_device *d, fan_stream *s, const fan_job *jobs, size_t n, fan_job_state *states,
+                              fan_error *err)
+{
+    fan__launch_ctx w = {.part = fan__cuda_part_of(d), .stream = s};
+    fan__cuda_scope scope;
+    fan_status status = FAN_OK;
+    uint64_t capture;
+    batch_sorted o;
+    bool on_stack = n <= STACK_JOBS;
+    o.nkinds = 0;
+    o.kind = on_stack ? o.stack_kind : NULL;
+    o.some = on_stack ? o.stack_some : NULL;
+    FAN_TRY(fan__cuda_queue_of(s, &w.on, err));
+    FAN_TRY(fan__cuda_enter(w.part, &scope, err));
+    int mode = fan__cuda_relax(w.part, FAN_CU_CAPTURE_MODE_RELAXED); /* once for all calls below */
+    FAN_GO(fan__cuda_capture_of(s, &capture, NULL, err));
+    if (capture || !w.part->pools)
+        goto done;
+    FAN_GO(fan_memory_scope_check(s, err));
+    if (!on_stack) {
+        o.kind = fan_alloc(n);
+        o.some = fan_alloc(n * sizeof *o.some);
+    }
+    if (!o.kind || !o.some)
+        goto done;
+    for (size_t i = 0; i < n; i++)
+        o.kind[i] = (uint8_t)batch_kind(&jobs[i], o.kinds, &o.nkinds);
+    status = batch_run_tables(&w, &o, jobs, n, states, err);
+done:
+    if (!on_stack) {
+        fan_free(o.kind);
+        fan_free(o.some);
+    }
+    (void)fan__cuda_relax(w.part, mode);
     fan__cuda_leave(&scope);
     return status;
 }

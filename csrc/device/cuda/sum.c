@@ -11,10 +11,14 @@
 #include "device/cuda/sum.h"
 
 #include "array/extents.h"
+#include "array/nditer.h"
+#include "array/reduce.h"
 #include "base/fault.h"
+#include "base/mem.h"
 #include "device/cuda/context.h"
 #include "device/cuda/memory.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 _Static_assert(sizeof(fan_device_stats) == 8 * FAN_STATS_WORDS &&
@@ -269,4 +273,281 @@ fan_status fan__cuda_zero(const fan__launch_ctx *s, const fan_array *out, fan_er
         s->part,
         fan__cuda_api_of(s->part)->MemsetD8Async(fan__address_of(out) + (uint64_t)lo, 0, (size_t)(hi - lo), s->on),
         "cuMemsetD8Async", err);
+}
+
+/* Sums over axes.
+ *
+ * The order of the terms is D7's: it depends on the shape alone, so the results are bitwise those of the CPU. One
+ * launch makes all lanes of all groups; or all groups, if the result has enough elements to keep the GPU busy, so that
+ * lanes need no memory. Then each launch sums runs of the previous one's results, until one number per element is left.
+ * Intermediate results are at most 1/256 of the input, and neighbouring threads read neighbouring ones. */
+#define MOST_LEVELS 10                    /* 8192 * 256^7 is more than 2^63, and one launch for the lanes */
+#define THREADS_WANTED ((int64_t)1 << 16) /* enough threads to keep a GPU busy */
+
+/* Some axes of an array, with neighbours joined if every stride allows it. */
+typedef struct reduce_axes {
+    int n;
+    int64_t extent[FAN_MAX_NDIM], out[FAN_MAX_NDIM], in[FAN_MAX_NDIM];
+} reduce_axes;
+
+static void reduce_add_axis(reduce_axes *a, int64_t extent, int64_t out, int64_t in)
+{
+    int last = a->n - 1;
+    if (a->n && a->in[last] == in * extent && a->out[last] == out * extent) {
+        a->extent[last] *= extent;
+    } else {
+        a->extent[last = a->n++] = extent;
+    }
+    a->out[last] = out;
+    a->in[last] = in;
+}
+
+static void reduce_axes_of(reduce_axes *stay, reduce_axes *go, const fan_array *out, const fan_array *in)
+{
+    int lead = in->ndim - out->ndim;
+    stay->n = go->n = 0;
+    for (int i = 0; i < in->ndim; i++)
+        if (in->shape[i] != 1 && i >= lead && out->shape[i - lead] == in->shape[i])
+            reduce_add_axis(stay, in->shape[i], out->strides[i - lead], in->strides[i]);
+        else if (in->shape[i] != 1)
+            reduce_add_axis(go, in->shape[i], 0, in->strides[i]);
+}
+
+static void reduce_put_axes(fan_k_reduce *a, const reduce_axes *stay, const reduce_axes *go)
+{
+    size_t some = (size_t)stay->n * sizeof *a->words, gone = (size_t)go->n * sizeof *a->words;
+    int64_t *at = a->words;
+    a->stay = stay->n;
+    a->go = go->n;
+    memcpy(at, stay->extent, some);
+    memcpy(at += stay->n, stay->out, some);
+    memcpy(at += stay->n, stay->in, some);
+    memcpy(at += stay->n, go->extent, gone);
+    memcpy(at + go->n, go->in, gone);
+}
+
+/* reduce_deal: sets up the first launch. */
+static void reduce_deal(fan_k_reduce *a)
+{
+    int64_t groups = (a->terms - 1) / FAN_K_GROUP + 1, over = a->terms - (groups - 1) * FAN_K_GROUP;
+    a->group = FAN_K_GROUP;
+    a->runs = 1;
+    if (a->terms <= FAN_K_RUN)
+        return;
+    a->lanes = FAN_K_LANES;
+    a->whole = a->numbers >= THREADS_WANTED / groups;
+    a->runs = groups;
+    if (!a->whole)
+        a->runs = ((groups - 1) << FAN_K_LANES) + (over >> FAN_K_LANES ? 1 << FAN_K_LANES : over);
+}
+
+/* reduce_deal_again: turns `a` into the launch that sums its present results. size: of an intermediate number. */
+static void reduce_deal_again(fan_k_reduce *a, reduce_axes *stay, int64_t size)
+{
+    bool lanes = a->lanes && !a->whole;
+    reduce_axes left = {.n = a->runs > 1, .extent = {a->runs}, .in = {a->across ? a->numbers * size : size}};
+    a->in_part = a->across ? size : a->runs * size;
+    int64_t step = a->in_part * a->parts;
+    for (int i = stay->n - 1; i >= 0; i--) {
+        stay->in[i] = step;
+        step *= stay->extent[i];
+    }
+    reduce_put_axes(a, stay, &left);
+    a->terms = a->runs;
+    a->group = lanes ? 1 << FAN_K_LANES : FAN_K_RUN;
+    a->lanes = a->whole = 0;
+    a->runs = (a->terms - 1) / a->group + 1;
+    a->again = true;
+}
+
+static fan_status reduce_launches(const fan__launch_ctx *s, fan_k_reduce *a, reduce_axes *stay, size_t which,
+                                  uint64_t *scratch, fan_error *err)
+{
+    uint64_t out = a->out;
+    int64_t size = (int64_t)fan_dtype_size((fan_dtype)a->acc);
+    for (int level = 0;; level++) {
+        a->last = a->runs == 1;
+        a->out = out;
+        if (!a->last) {
+            FAN_TRY(fan__cuda_scratch(s->stream, (size_t)(a->numbers * a->runs * size), &scratch[level], err));
+            a->out = scratch[level];
+        }
+        FAN_TRY(fan__launch_threads(s, s->part->reduce[which], a->numbers * a->runs, a, err));
+        if (a->last)
+            return FAN_OK;
+        reduce_deal_again(a, stay, size);
+        a->in = scratch[level];
+        if (FAN_FAULT(CUDA_EARLY_LANES)) {
+            fan__cuda_scratch_free(s->stream, scratch[level]);
+            scratch[level--] = 0;
+        }
+        which = fan__reduce_for((fan_dtype)a->acc);
+    }
+}
+
+fan_status fan__cuda_reduce(const fan__launch_ctx *s, const fan_array *out, const fan_array *in, fan_error *err)
+{
+    fan_k_reduce a;
+    reduce_axes stay, go;
+    uint64_t scratch[MOST_LEVELS] = {0};
+    if (out->size == 0)
+        return FAN_OK;
+    if (in->size == 0)
+        return fan__cuda_zero(s, out, err);
+    memset(&a, 0, sizeof a);
+    reduce_axes_of(&stay, &go, out, in);
+    reduce_put_axes(&a, &stay, &go);
+    a.out = fan__address_of(out);
+    a.in = fan__address_of(in);
+    a.parts = fan_dtype_kind(in->dtype) == 'c' ? 2 : 1;
+    a.in_part = (int64_t)fan_dtype_size(in->dtype) / a.parts;
+    a.out_part = (int64_t)fan_dtype_size(out->dtype) / a.parts;
+    a.numbers = out->size * a.parts;
+    a.terms = in->size / out->size;
+    a.acc = (int32_t)(a.parts == 2 ? FAN_DT_FLOAT64 : fan_reduce_dtype(in->dtype));
+    a.to = (int32_t)(a.parts == 1 ? out->dtype : out->dtype == FAN_DT_COMPLEX64 ? FAN_DT_FLOAT32 : FAN_DT_FLOAT64);
+    a.anywhere = fan__is_anywhere(out) || fan__is_anywhere(in);
+    a.across = stay.n && (!go.n || llabs(stay.in[stay.n - 1]) <= llabs(go.in[go.n - 1]));
+    reduce_deal(&a);
+    fan_status status = reduce_launches(s, &a, &stay, fan__reduce_for(in->dtype), scratch, err);
+    for (int i = 0; i < MOST_LEVELS && scratch[i]; i++)
+        fan__cuda_scratch_free(s->stream, scratch[i]);
+    return status;
+}
+
+/* A host copy of an array's memory: the same strides, no gaps. */
+typedef struct copy_twin {
+    char *bytes;
+    size_t size;
+    int64_t lo;
+    fan_array array;
+} copy_twin;
+
+static fan_status copy_twin_begin(copy_twin *t, const fan_array *of, fan_error *err)
+{
+    int64_t hi;
+    fan_array_reach(of, &t->lo, &hi);
+    t->size = (size_t)(hi - t->lo);
+    t->bytes = fan_alloc_data(t->size);
+    if (!t->bytes)
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for %zu byte%s beside a device", t->size,
+                        FAN_PLURAL(t->size));
+    t->array = (fan_array){.data = t->bytes - t->lo,
+                           .dtype = of->dtype,
+                           .ndim = of->ndim,
+                           .size = of->size,
+                           .shape = of->shape,
+                           .strides = of->strides,
+                           .writable = true};
+    return FAN_OK;
+}
+
+static void copy_twin_end(copy_twin *t) { fan_free_data(t->bytes, t->size); }
+
+/* copy_packed: makes `like` without gaps, in scratch memory of the stream; its dims are in room[2 * FAN_MAX_NDIM]. */
+static fan_status copy_packed(const fan__launch_ctx *s, const fan_array *like, fan_array *out, int64_t *room,
+                              fan_error *err)
+{
+    uint64_t at = 0;
+    FAN_TRY(fan__cuda_scratch(s->stream, (size_t)like->size * fan_dtype_size(like->dtype), &at, err));
+    memcpy(room, like->shape, (size_t)like->ndim * sizeof *room);
+    fan_dense_strides(like->ndim, like->shape, fan_dtype_size(like->dtype), NULL, room + FAN_MAX_NDIM);
+    *out = (fan_array){.data = (char *)(uintptr_t)at,
+                       .dtype = like->dtype,
+                       .ndim = like->ndim,
+                       .size = like->size,
+                       .shape = room,
+                       .strides = room + FAN_MAX_NDIM,
+                       .writable = true};
+    return FAN_OK;
+}
+
+/* copy_send: copies from host memory, which may be reused on return. Blocks if the device itself reads such memory. */
+static fan_status copy_send(const fan__launch_ctx *s, uint64_t to, const char *from, size_t bytes, fan_error *err)
+{
+    int mode = fan__cuda_relax(s->part, FAN_CU_CAPTURE_MODE_RELAXED);
+    fan_cu_result code = fan__cuda_api_of(s->part)->MemcpyHtoDAsync(to, from, bytes, s->on);
+    (void)fan__cuda_relax(s->part, mode);
+    FAN_TRY(fan__cuda_check(s->part, code, "cuMemcpyHtoDAsync", err));
+    return s->part->reads_host && !FAN_FAULT(CUDA_EARLY_HOST) ? fan__cuda_pass(s->part, s->on, err) : FAN_OK;
+}
+
+fan_status fan__cuda_upload(const fan__launch_ctx *s, const fan_array *out, const fan_array *in, fan_error *err)
+{
+    fan_status status;
+    copy_twin t = {.bytes = NULL};
+    fan_array near;
+    int64_t room[2 * FAN_MAX_NDIM];
+    if (out->size == 0)
+        return FAN_OK;
+    if (!fan_array_dense(out)) {
+        FAN_TRY(copy_packed(s, out, &near, room, err));
+        status = fan__cuda_upload(s, &near, in, err);
+        if (status == FAN_OK)
+            status = fan__cuda_copy(s, out, &near, err);
+        fan__cuda_scratch_free(s->stream, fan__address_of(&near));
+        return status;
+    }
+    FAN_GO(copy_twin_begin(&t, out, err)); /* memory that is certainly not pinned */
+    fan_array_copy(&t.array, in);
+    status = copy_send(s, fan__address_of(out) + (uint64_t)t.lo, t.bytes, t.size, err);
+done:
+    copy_twin_end(&t);
+    return status;
+}
+
+fan_status fan__cuda_download(const fan__launch_ctx *s, const fan_array *dst, const fan_array *src, fan_error *err)
+{
+    const fan_cuda_api *api = fan__cuda_api_of(s->part);
+    fan_status status;
+    copy_twin t = {.bytes = NULL};
+    fan_array near;
+    int64_t room[2 * FAN_MAX_NDIM];
+    if (src->size == 0)
+        return FAN_OK;
+    if (!fan_array_dense(src)) {
+        FAN_TRY(copy_packed(s, src, &near, room, err));
+        status = fan__cuda_copy(s, &near, src, err);
+        if (status == FAN_OK)
+            status = fan__cuda_download(s, dst, &near, err);
+        fan__cuda_scratch_free(s->stream, fan__address_of(&near));
+        return status;
+    }
+    FAN_GO(copy_twin_begin(&t, src, err));
+    int mode = fan__cuda_relax(s->part, FAN_CU_CAPTURE_MODE_RELAXED);
+    fan_cu_result code = api->MemcpyDtoHAsync(t.bytes, fan__address_of(src) + (uint64_t)t.lo, t.size, s->on);
+    (void)fan__cuda_relax(s->part, mode);
+    FAN_GO(fan__cuda_check(s->part, code, "cuMemcpyDtoHAsync", err));
+    FAN_GO(fan__cuda_pass(s->part, s->on, err));
+    fan_array_copy(dst, &t.array);
+done:
+    copy_twin_end(&t);
+    return status;
+}
+
+fan_status fan__cuda_exact(const fan__launch_ctx *s, const fan_job *job, fan_error *err)
+{
+    fan_status status = FAN_OK;
+    fan_array *sum_ = NULL, **made = fan_calloc(job->n * sizeof *made);
+    fan_operand *in = fan_calloc(job->n * sizeof *in);
+    if (!made || !in) {
+        status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for an exact sum");
+        goto done;
+    }
+    for (size_t k = 0; k < job->n; k++) {
+        const fan_array *a = job->in[k].array;
+        FAN_GO(fan_array_new(a->dtype, a->ndim, a->shape, a, &made[k], err));
+        FAN_GO(fan__cuda_download(s, made[k], a, err));
+        in[k] = (fan_operand){.array = made[k], .acc = job->in[k].acc};
+    }
+    FAN_GO(fan_array_new(job->out->dtype, job->out->ndim, job->out->shape, job->out, &sum_, err));
+    fan_job_run(&(fan_job){.kind = FAN_JOB_EXACT, .out = sum_, .in = in, .n = job->n, .scale = job->scale}, true);
+    status = fan__cuda_upload(s, job->out, sum_, err);
+done:
+    for (size_t k = 0; made && k < job->n; k++)
+        fan_array_drop(made[k]);
+    fan_array_drop(sum_);
+    fan_free(made);
+    fan_free(in);
+    return status;
 }

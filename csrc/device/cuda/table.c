@@ -1,16 +1,14 @@
 /* The backend's table; opens, initializes and closes drivers. */
 #define _POSIX_C_SOURCE 200809L
-#include "base/fork.h"
+#include "base/thread.h"
 #include "base/mem.h"
 #include "base/pool.h"
-#include "device/cuda/batch.h"
+#include "device/cuda/run.h"
 #include "device/cuda/context.h"
-#include "device/cuda/event.h"
+#include "device/cuda/stream.h"
 #include "device/cuda/launch.h"
 #include "device/cuda/memory.h"
 #include "device/cuda/recorder.h"
-#include "device/cuda/run.h"
-#include "device/cuda/stream.h"
 #include "device/memory.h"
 
 #include <stdio.h>

@@ -1,7 +1,6 @@
 #include "device/sim/access.h"
 
 #include "device/sim/call.h"
-#include "device/sim/footprint.h"
 
 bool fan__visit_job(const void *what, size_t i, const fan_array **a, bool *write)
 {

@@ -6,7 +6,7 @@
 #ifndef FAN_DEVICE_SIM_ARENA_H
 #define FAN_DEVICE_SIM_ARENA_H
 
-#include "device/recorder.h"
+#include "device/backend.h"
 
 #include <stdbool.h>
 #include <stddef.h>

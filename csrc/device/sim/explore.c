@@ -2,10 +2,207 @@
 
 #include "base/mem.h"
 #include "base/rng.h"
-#include "device/sim/footprints.h"
+#include "base/status.h"
+#include "base/thread.h"
 
 #include <assert.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
 #include <string.h>
+
+/* footprints: the state of a search, and the accesses of its steps: which of them commute (explore.h, Sleep sets,
+ * Persistent sets of one). */
+#define FAN__FOOTPRINT_ACTORS 32 /* FAN_EXPLORE_ACTORS, which is defined higher */
+#define FAN__FOOTPRINT_BIT(how) (1u << (how))
+
+typedef struct fan_explore fan_explore;
+
+typedef struct fan__footprint_item {
+    uint64_t object;
+    unsigned how; /* bits: 1 << fan_touch */
+} fan__footprint_item;
+
+/* The accesses of one step. Owned by the node at which it ran; deeper nodes borrow it. */
+typedef struct fan__footprint {
+    struct fan__footprint *next; /* among the free ones */
+    size_t n, cap;
+    fan__footprint_item *items;
+} fan__footprint;
+
+/* All accesses of each actor to one object so far (Persistent sets of one). */
+typedef struct fan__footprint_known {
+    uint64_t object;
+    bool used;
+    unsigned char how[FAN__FOOTPRINT_ACTORS];
+} fan__footprint_known;
+
+/* A node of the search: the orders that share their first steps. */
+typedef struct fan__explore_node {
+    uint32_t enabled;
+    uint32_t asleep; /* the actors asleep when it was reached */
+    uint32_t done;   /* the actors whose orders from here have all been run; they sleep from then on */
+    int chosen;      /* the actor that is being run from here */
+    /* the choice is the answer to a query inside the step before; `enabled` are the answers */
+    bool answer;
+    fan__footprint *of[FAN__FOOTPRINT_ACTORS]; /* footprint of the step of each actor asleep, done or chosen */
+} fan__explore_node;
+
+typedef enum mode { SEARCH, REPLAY, SAMPLE } mode;
+
+struct fan_explore {
+    bool reduce, started, exhausted, strayed, redundant;
+    mode now, next;
+    fan_status status;
+    uint64_t limit, runs, abandoned, searched;
+    fan__explore_node *nodes;
+    size_t n, cap; /* the path of the current or last run of the search */
+    size_t depth;  /* steps of this run */
+    fan__footprint *free_footprints;
+    unsigned char *order; /* the choices of this run */
+    size_t order_cap;
+    char *script;      /* of a replay */
+    uint64_t *decided; /* objects by whose number some step decides */
+    size_t ndecided, decided_cap;
+    fan__footprint_known *known_footprints; /* a hash table */
+    size_t nknown, known_cap;               /* a power of 2 */
+    bool prune;                             /* Persistent sets of one */
+    bool pruned;                            /* an order was left out for a persistent set of one */
+    bool again;                             /* an order may have been left out wrongly */
+    uint64_t anew;                          /* how often the search started again */
+    uint64_t spent;                         /* runs of all searches */
+    uint64_t vain;                          /* .. and those that were abandoned */
+    size_t longest;                         /* run so far */
+    uint64_t random;
+    uint32_t rank[FAN__FOOTPRINT_ACTORS]; /* of an odd sample; 0 chooses evenly */
+    size_t change[4];
+    uint32_t lowest;
+};
+
+static fan__footprint *fan__footprint_take(fan_explore *x);
+static void fan__footprint_give(fan_explore *x, fan__footprint *f);
+static bool fan__footprint_independent(const fan_explore *x, const fan__footprint *a, const fan__footprint *b);
+/* fan__footprint_note: notes an actor's access to an object. If it is the first to conflict with a step that was a
+ * persistent set, orders may have been left out wrongly. */
+static fan_status fan__footprint_note(fan_explore *x, uint64_t object, int actor, unsigned how);
+/* fan__footprint_alone: returns whether all known accesses of other actors commute with the step. */
+static bool fan__footprint_alone(const fan_explore *x, int actor, const fan__footprint *f);
+static fan_status fan__footprint_decide(fan_explore *x, uint64_t object);
+
+static fan__footprint *fan__footprint_take(fan_explore *x)
+{
+    fan__footprint *f = x->free_footprints;
+    if (f) {
+        x->free_footprints = f->next;
+        f->n = 0;
+        return f;
+    }
+    return fan_calloc(sizeof *f);
+}
+
+static void fan__footprint_give(fan_explore *x, fan__footprint *f)
+{
+    f->next = x->free_footprints;
+    x->free_footprints = f;
+}
+
+static bool print_weighed(const fan_explore *x, uint64_t object)
+{
+    for (size_t i = 0; i < x->ndecided; i++)
+        if (x->decided[i] == object)
+            return true;
+    return false;
+}
+
+/* footprint_commute: returns whether two steps' accesses to one object commute: reads do; counts do, if no step decides
+ * by the number; others do not. */
+static bool footprint_commute(const fan_explore *x, uint64_t object, unsigned a, unsigned b)
+{
+    unsigned either = a | b;
+    if (!(either & (FAN__FOOTPRINT_BIT(FAN_TOUCH_WRITES) | FAN__FOOTPRINT_BIT(FAN_TOUCH_COUNTS))))
+        return true;
+    return either == FAN__FOOTPRINT_BIT(FAN_TOUCH_COUNTS) && !print_weighed(x, object);
+}
+
+static bool fan__footprint_independent(const fan_explore *x, const fan__footprint *a, const fan__footprint *b)
+{
+    for (size_t i = 0; i < a->n; i++)
+        for (size_t j = 0; j < b->n; j++)
+            if (a->items[i].object == b->items[j].object &&
+                !footprint_commute(x, a->items[i].object, a->items[i].how, b->items[j].how))
+                return false;
+    return true;
+}
+
+/* footprint_place: returns the object's row, or the free row for it. */
+static fan__footprint_known *footprint_place(fan__footprint_known *table, size_t cap, uint64_t object)
+{
+    size_t i = (size_t)(object * UINT64_C(0x9E3779B97F4A7C15) >> 32) & (cap - 1);
+    while (table[i].used && table[i].object != object)
+        i = (i + 1) & (cap - 1);
+    return &table[i];
+}
+
+static fan__footprint_known *print_row(fan_explore *x, uint64_t object)
+{
+    if (2 * (x->nknown + 1) > x->known_cap) {
+        size_t cap = x->known_cap ? 2 * x->known_cap : 64;
+        fan__footprint_known *more = fan_calloc(cap * sizeof *more);
+        if (!more)
+            return NULL;
+        for (size_t i = 0; i < x->known_cap; i++)
+            if (x->known_footprints[i].used)
+                *footprint_place(more, cap, x->known_footprints[i].object) = x->known_footprints[i];
+        fan_free(x->known_footprints);
+        x->known_footprints = more;
+        x->known_cap = cap;
+    }
+    fan__footprint_known *row = footprint_place(x->known_footprints, x->known_cap, object);
+    x->nknown += !row->used;
+    row->used = true;
+    row->object = object;
+    return row;
+}
+
+static bool conflicts_with(const fan_explore *x, const fan__footprint_known *row, int actor, unsigned how)
+{
+    for (int a = 0; a < FAN__FOOTPRINT_ACTORS; a++)
+        if (a != actor && row->how[a] && !footprint_commute(x, row->object, how, row->how[a]))
+            return true;
+    return false;
+}
+
+static fan_status fan__footprint_note(fan_explore *x, uint64_t object, int actor, unsigned how)
+{
+    fan__footprint_known *row = print_row(x, object);
+    if (!row)
+        return x->status = FAN_ERR_NOMEM;
+    if (row->how[actor] & how)
+        return FAN_OK;
+    x->again |= x->pruned && conflicts_with(x, row, actor, how);
+    row->how[actor] |= (unsigned char)how;
+    return FAN_OK;
+}
+
+static bool fan__footprint_alone(const fan_explore *x, int actor, const fan__footprint *f)
+{
+    for (size_t i = 0; i < f->n; i++)
+        if (conflicts_with(x, footprint_place(x->known_footprints, x->known_cap, f->items[i].object), actor,
+                           f->items[i].how))
+            return false;
+    return true;
+}
+
+static fan_status fan__footprint_decide(fan_explore *x, uint64_t object)
+{
+    if (print_weighed(x, object))
+        return FAN_OK;
+    if (fan_grow((void **)&x->decided, &x->decided_cap, x->ndecided + 1, sizeof *x->decided))
+        return x->status = FAN_ERR_NOMEM;
+    x->decided[x->ndecided++] = object;
+    x->again |= x->searched > 0; /* in the first run nothing has been left out yet */
+    return FAN_OK;
+}
 
 _Static_assert(FAN__FOOTPRINT_ACTORS == FAN_EXPLORE_ACTORS, "rows have a place for every actor");
 

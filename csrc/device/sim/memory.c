@@ -1,10 +1,9 @@
 #include "device/sim/memory.h"
 
-#include "array/elements.h"
+#include "array/nditer.h"
 #include "base/mem.h"
 #include "device/sim/access.h"
 #include "device/sim/call.h"
-#include "device/sim/footprint.h"
 #include "device/sim/queue.h"
 #include "device/sim/recording.h"
 #include "device/sim/run.h"

@@ -1,7 +1,9 @@
 #include "device/sim/queue.h"
 
 #include "base/mem.h"
-#include "device/sim/footprint.h"
+#include "device/sim/call.h"
+
+#include <string.h>
 
 static fan_status queue_lane(fan_sim *m, int device, uint64_t handle, uint32_t *out, fan_error *err)
 {
@@ -129,4 +131,19 @@ void fan__queue_drop_work(fan_sim *m)
             op->fini(op->ctx);
         fan_free(op);
     }
+}
+
+fan_sim_op *fan__op_new(const fan_job *jobs, size_t n)
+{
+    fan__packer p = {NULL, 0};
+    fan__pack(&p, sizeof(fan_sim_op));
+    (void)fan__pack_jobs(&p, jobs, n);
+    fan_sim_op *op = fan_alloc(p.used);
+    if (!op)
+        return NULL;
+    p = (fan__packer){(char *)op, 0};
+    memset(fan__pack(&p, sizeof *op), 0, sizeof *op);
+    op->jobs = fan__pack_jobs(&p, jobs, n);
+    op->njobs = n;
+    return op;
 }

@@ -2,6 +2,7 @@
 #ifndef FAN_DEVICE_SIM_QUEUE_H
 #define FAN_DEVICE_SIM_QUEUE_H
 
+#include "device/job.h"
 #include "device/sim/machine.h"
 
 static inline fan_sim_queue *fan__queue_of(const fan_stream *s) { return s->impl; }
@@ -22,5 +23,9 @@ fan_sim_op *fan__queue_pop(fan_sim_queue *q);
 fan_status fan__queue_wait(fan_sim *m, fan_sim_queue *q, fan_sim_point point, fan_error *err);
 /* fan__queue_drop_work: removes every op without running it. */
 void fan__queue_drop_work(fan_sim *m);
+
+/* pack: operations of the machine with copies of their jobs. */
+/* fan__op_new: makes an op followed by copies of n jobs; n == 0: with room for a kernel alone. */
+fan_sim_op *fan__op_new(const fan_job *jobs, size_t n);
 
 #endif

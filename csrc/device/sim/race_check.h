@@ -6,7 +6,7 @@
  * accesses to the bytes are checked against.
  *
  *   launch   V[s] |= H[h]; V[s][s] += 1; each access is checked against the history of its bytes
- *   record, wait, sync, lock, unlock: lanes.h
+ *   record, wait, sync, lock, unlock: see lanes below
  *   host     an access by lane h itself
  *   release  G = join of V of the given streams and H[h]; all history of the bytes must be in G
  *
@@ -20,8 +20,68 @@
 #include "array/array.h"
 #include "base/clock.h"
 #include "base/status.h"
-#include "device/sim/lanes.h"
-#include "device/sim/race.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* lanes: streams and host threads in the checker: their clocks, and the locks that order threads.
+ *
+ *   record   V[s] |= H[h]; E = V[s]           wait    V[s] |= H[h]; V[s] |= E
+ *   sync     H[h] |= V[s] or E                lock    H[h] |= M[m]       unlock  M[m] = H[h]
+ *
+ * Title: Reuse of lanes. The lane of a freed stream (fan_race_check_leave) goes to a new stream or thread, which
+ * continues its count, as soon as that adds no order: either the history has no more references to the old one, or the
+ * clock of the thread that makes the new one contains all of it, and so the new one's does from its beginning. So there
+ * are only as many lanes as there were streams at one time, and clocks are no wider. */
+typedef struct fan_race_check fan_race_check;
+
+/* fan_race_check_lane: makes a lane (for a stream or a host thread); FAN_ERR_NOMEM. */
+fan_status fan_race_check_lane(fan_race_check *o, uint32_t *lane, fan_error *err);
+/* fan_race_check_reuse: returns a retired lane for a maker with clock `seen` (Reuse of lanes); false: none.
+ * fan_race_check_leave: retires `lane`, on which nothing is queued any more. fan_race_check_name: gives later
+ * operations of `lane` the number `owner` (0 at first). */
+bool fan_race_check_reuse(fan_race_check *o, const fan_clock *seen, uint32_t *lane);
+void fan_race_check_leave(fan_race_check *o, uint32_t lane);
+void fan_race_check_name(fan_race_check *o, uint32_t lane, uint64_t owner);
+uint64_t fan_race_check_owner(const fan_race_check *o, uint32_t lane);
+/* fan_race_check_host: marks `lane` as a host thread. Its own accesses end when its call returns, and until then it
+ * holds the memory: so a release need not wait for them. A sync of a host thread does not fail. FAN_ERR_NOMEM. */
+fan_status fan_race_check_host(fan_race_check *o, uint32_t lane);
+fan_clock *fan_race_check_clock(fan_race_check *o, uint32_t lane); /* borrowed, until the next fan_race_check_lane */
+
+/* record, wait, sync, locked, unlocking: as in the table; FAN_ERR_NOMEM changes nothing. */
+fan_status fan_race_check_record(fan_race_check *o, uint32_t lane, uint32_t host,
+                                 fan_clock *event); /* event = V[lane] */
+fan_status fan_race_check_wait(fan_race_check *o, uint32_t lane, uint32_t host, const fan_clock *event);
+fan_status fan_race_check_sync(fan_race_check *o, uint32_t host, const fan_clock *with); /* H |= with */
+fan_status fan_race_check_locked(fan_race_check *o, uint32_t host, uint64_t mutex);
+fan_status fan_race_check_unlocking(fan_race_check *o, uint32_t host, uint64_t mutex);
+
+#ifdef FAN_TEST
+/* fan_race_check_lanes: returns how many lanes there are, retired ones included (tests). */
+size_t fan_race_check_lanes(const fan_race_check *o);
+#endif
+
+/* race: an operation, and a race of two. */
+/* fan_op: an operation: its lane, name and line. Stored once per queued operation, shared by its accesses. */
+typedef struct fan_op {
+    uint64_t number;     /* counts operations */
+    uint32_t lane, host; /* host: the lane that queued it */
+    uint64_t count;      /* of its lane */
+    uint64_t owner;      /* the stream or thread of the lane at that time (fan_race_check_name) */
+    bool over, awaited;  /* fan_race_check_over */
+    char name[48];       /* "mul", "sum" */
+    char call_site[96];  /* "train.py:31", or "" */
+} fan_op;
+
+typedef struct fan_race {
+    fan_op first, second;
+    bool first_writes, second_writes;
+    bool release;     /* the second is a release of memory */
+    bool released;    /* the first is one: the second accesses freed memory */
+    uintptr_t lo, hi; /* bytes in common (one run of them) */
+} fan_race;
 
 fan_race_check *fan_race_check_new(void);    /* NULL when out of memory */
 void fan_race_check_free(fan_race_check *o); /* o may be NULL */

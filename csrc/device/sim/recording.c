@@ -1,7 +1,7 @@
 #include "device/sim/recording.h"
 
 #include "base/mem.h"
-#include "device/sim/footprint.h"
+#include "device/sim/call.h"
 #include "device/sim/queue.h"
 
 #include <string.h>

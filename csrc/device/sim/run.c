@@ -2,7 +2,7 @@
 
 #include "base/mem.h"
 #include "base/rng.h"
-#include "device/sim/footprint.h"
+#include "device/sim/call.h"
 #include "device/sim/queue.h"
 
 void fan__run_settle(fan_sim *m)

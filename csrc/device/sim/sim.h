@@ -97,7 +97,7 @@ fan_status fan_sim_capture_end(fan_sim *m, fan_stream *s, fan_sim_graph **out, f
  * NULL. */
 int fan_sim_capture_state(fan_sim *m, fan_stream *s, uint64_t *id, fan_sim_graph **graph);
 fan_status fan_sim_graph_launch(fan_sim_graph *g, fan_stream *s, fan_error *err);
-/* fan_sim_recorder: the entries for graph trees (device/recorder.h). */
+/* fan_sim_recorder: the entries for graph trees (device/backend.h). */
 extern const fan_recorder fan_sim_recorder;
 fan_sim_graph *fan_sim_graph_hold(fan_sim_graph *g);
 void fan_sim_graph_drop(fan_sim_graph *g); /* g may be NULL */

@@ -1,7 +1,6 @@
 /* Host threads: the reports of a machine's spawned thread to its scheduler, the search and the checker. */
 #include "base/fault.h"
 #include "device/sim/call.h"
-#include "device/sim/footprint.h"
 #include "device/sim/queue.h"
 #include "device/sim/run.h"
 #include "device/sim/access.h"

@@ -3,12 +3,10 @@
 #include "base/mem.h"
 #include "device/sim/access.h"
 #include "device/sim/call.h"
-#include "device/sim/footprint.h"
-#include "device/sim/pack.h"
 #include "device/sim/queue.h"
 #include "device/sim/recording.h"
 #include "device/sim/stream.h"
-#include "device/trace.h"
+#include "device/stream.h"
 #include "device/memory.h"
 
 #include <stdio.h>

@@ -1,9 +1,8 @@
 /* null: a backend for tests/device/test_new_backend.py: host memory, one stream, work that runs when it is queued. */
-#include "array/elements.h"
+#include "array/nditer.h"
 #include "base/mem.h"
 #include "device/memory.h"
 #include "device/stream.h"
-#include "device/trace.h"
 
 #include <pthread.h>
 
