@@ -164,7 +164,7 @@ static const run direct[FAN_DT_COUNT][FAN_DT_COUNT] = {
 /* convert_over_wide: converts any pair, gap-free on both sides. */
 static void convert_over_wide(char *dst, fan_dtype to, const char *src, fan_dtype from, size_t n)
 {
-    FAN_UNCLEARED _Alignas(16) char wide[PIECE * 16];
+    FAN_UNINITIALIZED _Alignas(16) char wide[PIECE * 16];
     size_t size_to = fan_dtype_size(to), size_from = fan_dtype_size(from);
     for (size_t m; n; n -= m) {
         m = n < PIECE ? n : PIECE;
@@ -209,7 +209,7 @@ static void convert_spread(char *dst, int64_t dst_step, const char *src, int64_t
 static void convert_gapped(char *dst, fan_dtype to, int64_t dst_step, const char *src, fan_dtype from, int64_t src_step,
                            int64_t n)
 {
-    FAN_UNCLEARED _Alignas(16) char near[PIECE * 16], far[PIECE * 16];
+    FAN_UNINITIALIZED _Alignas(16) char near[PIECE * 16], far[PIECE * 16];
     int64_t size_to = (int64_t)fan_dtype_size(to), size_from = (int64_t)fan_dtype_size(from);
     for (int64_t m; n; n -= m) {
         m = n < PIECE ? n : PIECE;

@@ -7,6 +7,7 @@
 #define FAN_ARRAY_CONVERT_H
 
 #include "array/dtype.h"
+#include "base/status.h"
 
 #include <stdint.h>
 
@@ -23,16 +24,6 @@ typedef int32_t FAN_ANYWHERE fan_any_i32;
 typedef int64_t FAN_ANYWHERE fan_any_i64;
 typedef float FAN_ANYWHERE fan_any_f32;
 typedef double FAN_ANYWHERE fan_any_f64;
-
-/* Large buffers on the stack, which -ftrivial-auto-var-init must not clear. */
-#if defined(__has_attribute)
-#if __has_attribute(uninitialized)
-#define FAN_UNCLEARED __attribute__((uninitialized))
-#endif
-#endif
-#ifndef FAN_UNCLEARED
-#define FAN_UNCLEARED
-#endif
 
 /* FAN_VECTOR: the next loop may be vectorized although its pointers may be equal: element i is written from elements i
  * alone. */

@@ -133,7 +133,7 @@ static const char *exact_term(const job *j, size_t k, int64_t at, int64_t len, c
         fan_nditer_read(&j->iter, a, at, len, j->read, room);
         return room;
     }
-    FAN_UNCLEARED char
+    FAN_UNINITIALIZED char
         rounded_first[FAN_EXACT_TILE * 2]; /* converted from another dtype to a low one: rounded to that first */
     fan_nditer_read(&j->iter, a, at, len, j->d, rounded_first);
     fan_convert(room, j->read, (int64_t)fan_dtype_size(j->read), rounded_first, j->d, (int64_t)fan_dtype_size(j->d),
@@ -177,7 +177,7 @@ static bool exact_prove(const job *j, tally *t, size_t numbers)
 /* exact_integer_path: sums the unproved elements of a tile in integers. */
 static void exact_integer_path(const job *j, int64_t at, size_t numbers, tally *t, scratch *room)
 {
-    FAN_UNCLEARED uint64_t words[BATCH * FAN_EXACT_LIMBS];
+    FAN_UNINITIALIZED uint64_t words[BATCH * FAN_EXACT_LIMBS];
     size_t which[BATCH], w = (size_t)j->k.limbs;
     for (size_t i = 0; i < numbers;) {
         size_t m = 0;
@@ -286,9 +286,9 @@ static bool exact_went(const job *j, direct go, const fan_array *out, int64_t at
 
 static void exact_sum(const fan_array *out, const void *in, size_t step, size_t n, fan_dtype d, const fan_scale *scale)
 {
-    FAN_UNCLEARED job j;
-    FAN_UNCLEARED _Alignas(64) tally t;
-    FAN_UNCLEARED scratch room;
+    FAN_UNINITIALIZED job j;
+    FAN_UNINITIALIZED _Alignas(64) tally t;
+    FAN_UNINITIALIZED scratch room;
     if (out->size == 0)
         return;
     job_begin(&j, in, step, n, d);
@@ -351,9 +351,9 @@ void fan_superacc_start(void *accs, fan_dtype d, int64_t size)
 
 void fan_superacc_add(void *accs, fan_dtype d, const fan_array *const *in, size_t n)
 {
-    FAN_UNCLEARED job j;
-    FAN_UNCLEARED _Alignas(64) tally t;
-    FAN_UNCLEARED scratch room;
+    FAN_UNINITIALIZED job j;
+    FAN_UNINITIALIZED _Alignas(64) tally t;
+    FAN_UNINITIALIZED scratch room;
     uint64_t *w = accs;
     if (n == 0 || in[0]->size == 0)
         return;
@@ -387,8 +387,8 @@ void fan_superacc_add(void *accs, fan_dtype d, const fan_array *const *in, size_
 
 void fan_superacc_add_at(void *accs, fan_dtype d, const fan_array *values, const int64_t *to)
 {
-    FAN_UNCLEARED job j;
-    FAN_UNCLEARED scratch room;
+    FAN_UNINITIALIZED job j;
+    FAN_UNINITIALIZED scratch room;
     const fan_array *const in[] = {values};
     uint64_t *w = accs;
     if (values->size == 0)
@@ -409,8 +409,8 @@ void fan_superacc_add_at(void *accs, fan_dtype d, const fan_array *values, const
 
 void fan_superacc_round(const fan_array *out, const void *accs, fan_dtype d, const fan_scale *scale)
 {
-    FAN_UNCLEARED fan_nditer iter;
-    FAN_UNCLEARED double value[FAN_EXACT_TILE];
+    FAN_UNINITIALIZED fan_nditer iter;
+    FAN_UNINITIALIZED double value[FAN_EXACT_TILE];
     fan_exact_kind k = fan__exact_kind_of(d);
     size_t parts = parts_of(d);
     judge j = {.by = 1.0};

@@ -227,7 +227,7 @@ static void flats_sort(fan_flat *all, size_t n)
         return;
     }
     for (int shift = 0; shift < 64 && (most - least) >> shift; shift += bits) {
-        FAN_UNCLEARED uint32_t ends[(1 << DIGIT) + 1];
+        FAN_UNINITIALIZED uint32_t ends[(1 << DIGIT) + 1];
         memset(ends, 0, (digits + 1) * sizeof *ends);
 #define DIGIT_OF(one) (((uintptr_t)(one).data - least) >> shift & (digits - 1))
         for (size_t i = 0; i < n; i++)

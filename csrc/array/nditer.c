@@ -94,7 +94,7 @@ char *fan_nditer_whole(const fan_nditer *w, const fan_array *a, int64_t at, int6
         return a->data + at * pitch;
     if (at % w->extent[last] + n > w->extent[last])
         return NULL;
-    FAN_UNCLEARED place here;
+    FAN_UNINITIALIZED place here;
     nditer_seek(w, a, at, &here);
     return here.p;
 }
@@ -114,7 +114,7 @@ static void nditer_carry(const fan_nditer *w, const fan_array *a, int64_t at, in
     }
     int last = w->ndim - 1;
     int64_t pitch = a->strides[w->axis[last]];
-    FAN_UNCLEARED place here;
+    FAN_UNINITIALIZED place here;
     nditer_seek(w, a, at, &here);
     for (int64_t m; n; n -= m) {
         m = w->extent[last] - here.index[last];
@@ -142,11 +142,11 @@ void fan_nditer_write(const fan_nditer *w, const fan_array *a, int64_t at, int64
 
 void fan_array_copy(const fan_array *dst, const fan_array *src)
 {
-    FAN_UNCLEARED fan_nditer w;
+    FAN_UNINITIALIZED fan_nditer w;
     fan_nditer_begin(&w, dst, false);
     fan_nditer_also(&w, src);
     fan_nditer_ready(&w);
-    FAN_UNCLEARED _Alignas(16) char buf[PIECE];
+    FAN_UNINITIALIZED _Alignas(16) char buf[PIECE];
     int64_t most = PIECE / (int64_t)fan_dtype_size(dst->dtype);
     for (int64_t at = 0, n; at < w.size; at += n) {
         /* Long rows without gaps are converted in place, all at once if there is one row. */
@@ -166,8 +166,8 @@ void fan_array_copy(const fan_array *dst, const fan_array *src)
 
 void fan_fill_zero(const fan_array *out)
 {
-    FAN_UNCLEARED fan_nditer w;
-    FAN_UNCLEARED _Alignas(16) char piece[PIECE];
+    FAN_UNINITIALIZED fan_nditer w;
+    FAN_UNINITIALIZED _Alignas(16) char piece[PIECE];
     int64_t size = (int64_t)fan_dtype_size(out->dtype), most = PIECE / size;
     fan_nditer_begin(&w, out, false);
     fan_nditer_ready(&w);
@@ -189,10 +189,10 @@ static uint64_t hash_mix(uint64_t x)
 
 uint64_t fan_array_hash(const fan_array *a)
 {
-    FAN_UNCLEARED fan_nditer w;
+    FAN_UNINITIALIZED fan_nditer w;
     fan_nditer_begin(&w, a, true);
     fan_nditer_ready(&w);
-    FAN_UNCLEARED _Alignas(16) char buf[PIECE];
+    FAN_UNINITIALIZED _Alignas(16) char buf[PIECE];
     uint64_t h = (uint64_t)a->size;
     int64_t size = (int64_t)fan_dtype_size(a->dtype), most = PIECE / size;
     /* bool bytes are hashed unchanged, so that a change from 1 to 2 is detected */

@@ -149,7 +149,7 @@ static void comb_of(const fan_region *r, fan_axis *axes, fan_comb *out, moving *
 
 void fan_comb_of(const fan_region *r, fan_axis *axes, fan_comb *out)
 {
-    FAN_UNCLEARED moving sorted[FAN_MAX_NDIM];
+    FAN_UNINITIALIZED moving sorted[FAN_MAX_NDIM];
     comb_of(r, axes, out, sorted, NULL);
 }
 
@@ -214,7 +214,7 @@ static int side_by_side(const fan_comb *a, const fan_comb *b, term *parts)
 static fan_status solve_pair(equation *e, const fan_comb *a, const fan_comb *b, fan_effort *left, fan_verdict *out,
                              fan_error *err)
 {
-    FAN_UNCLEARED term parts[PARTS];
+    FAN_UNINITIALIZED term parts[PARTS];
     int n = side_by_side(a, b, parts);
     *out = FAN_OVERLAP_DISJOINT;
     return fan__equation_pose(e, parts, n, a->tooth + b->tooth - 2, (int64_t)(b->last - a->lo))
@@ -224,7 +224,7 @@ static fan_status solve_pair(equation *e, const fan_comb *a, const fan_comb *b, 
 
 fan_status fan_comb_overlap(const fan_comb *a, const fan_comb *b, fan_effort *left, fan_verdict *out, fan_error *err)
 {
-    FAN_UNCLEARED equation e;
+    FAN_UNINITIALIZED equation e;
     return quick_verdict(a, b, out) ? FAN_OK : solve_pair(&e, a, b, left, out, err);
 }
 
@@ -233,7 +233,7 @@ fan_status fan_comb_overlap(const fan_comb *a, const fan_comb *b, fan_effort *le
 static void overlap_elements(equation *e, const fan_region *const r[2], const fan_comb *c, const origin *o,
                              int64_t *const at[2])
 {
-    FAN_UNCLEARED int64_t x[2][FAN_MAX_NDIM];
+    FAN_UNINITIALIZED int64_t x[2][FAN_MAX_NDIM];
     int64_t places = fan__equation_given_places(e, c[0].tooth + c[1].tooth - 2),
             back = places < c[1].tooth ? places : c[1].tooth - 1;
     for (int k = 0; k < c[1].n; k++)
@@ -255,9 +255,9 @@ static void first_byte(const fan_region *const r[2], const fan_comb *c, const or
 fan_status fan_overlap(const fan_region *a, const fan_region *b, uint64_t budget, int64_t *at_a, int64_t *at_b,
                        fan_verdict *out, fan_error *err)
 {
-    FAN_UNCLEARED origin o[2];
-    FAN_UNCLEARED fan_axis axes[2][FAN_MAX_NDIM];
-    FAN_UNCLEARED equation e;
+    FAN_UNINITIALIZED origin o[2];
+    FAN_UNINITIALIZED fan_axis axes[2][FAN_MAX_NDIM];
+    FAN_UNINITIALIZED equation e;
     const fan_region *const r[2] = {a, b};
     int64_t *const at[2] = {at_a, at_b};
     fan_comb c[2];
@@ -309,8 +309,8 @@ static void two_indices(const fan_region *r, const moving *m, int64_t difference
 static fan_status overlap_leading(const fan_region *r, const moving *sorted, int k, fan_effort *left, int64_t *one,
                                   int64_t *two, fan_verdict *out, fan_error *err)
 {
-    FAN_UNCLEARED equation e;
-    FAN_UNCLEARED term parts[PARTS];
+    FAN_UNINITIALIZED equation e;
+    FAN_UNINITIALIZED term parts[PARTS];
     int64_t below = r->itemsize - 1, width = 2 * below;
     for (int j = 0; j < k; j++) {
         parts[j] = (term){sorted[j].step, 2 * (sorted[j].count - 1)};
@@ -334,7 +334,7 @@ static fan_status overlap_leading(const fan_region *r, const moving *sorted, int
 fan_status fan_overlap_itself(const fan_region *a, uint64_t budget, int64_t *one, int64_t *two, fan_verdict *out,
                               fan_error *err)
 {
-    FAN_UNCLEARED moving sorted[FAN_MAX_NDIM];
+    FAN_UNINITIALIZED moving sorted[FAN_MAX_NDIM];
     fan_effort left = fan_effort_of(budget);
     fan_verdict v = FAN_OVERLAP_DISJOINT;
     fan_comb c;

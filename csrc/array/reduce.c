@@ -131,7 +131,7 @@ typedef struct reduce_row {
 /* row_terms: adds the terms k, k + step, .. before `end` to `sum`; false: interrupted. */
 static bool row_terms(const reduce_row *r, int64_t k, int64_t step, int64_t end, char *sum)
 {
-    FAN_UNCLEARED _Alignas(64) char scratch[ROW_BYTES];
+    FAN_UNINITIALIZED _Alignas(64) char scratch[ROW_BYTES];
     fan_array row = r->kept->a;
     for (bool first = true; k < end; k += step, first = false) {
         row.data = r->kept->a.data + gone_at(r->gone, k);
@@ -147,8 +147,8 @@ static bool row_terms(const reduce_row *r, int64_t k, int64_t step, int64_t end,
 /* by_rows: adds one row to a row of the result for each element of the reduced axes. */
 static void by_rows(const fan_array *out, const part *kept, const part *gone, const fan_nditer *w)
 {
-    FAN_UNCLEARED _Alignas(64) char lane[ROW_BYTES], group[ROW_BYTES];
-    FAN_UNCLEARED reduce_runs runs;
+    FAN_UNINITIALIZED _Alignas(64) char lane[ROW_BYTES], group[ROW_BYTES];
+    FAN_UNINITIALIZED reduce_runs runs;
     reduce_row r = {.kept = kept, .gone = gone, .w = w, .acc = fan_reduce_dtype(kept->a.dtype)};
     int64_t size = (int64_t)fan_dtype_size(r.acc), most = ROW_BYTES / size, terms = gone->a.size;
     r.loops = fan_loops_of(r.acc);
@@ -209,7 +209,7 @@ static void lanes_add(fan_dtype acc, char *lanes, const char *terms, size_t n, b
 static void group_sum(const fan_nditer *inner, const fan_array *run, int64_t k, int64_t end, bool dealt, fan_dtype acc,
                       char *sum)
 {
-    FAN_UNCLEARED _Alignas(64) char scratch[RUN * 16], lanes[LANES * 16];
+    FAN_UNINITIALIZED _Alignas(64) char scratch[RUN * 16], lanes[LANES * 16];
     const fan_loops *loops = fan_loops_of(acc);
     size_t size = fan_dtype_size(acc), wide = end - k < LANES ? (size_t)(end - k) : LANES;
     for (int64_t at = k, n; at < end; at += n) {
@@ -225,8 +225,8 @@ static void group_sum(const fan_nditer *inner, const fan_array *run, int64_t k, 
 /* by_elements: sums each element of the result as one run over the reduced axes. */
 static void by_elements(const fan_array *out, const part *kept, const part *gone, const fan_nditer *w)
 {
-    FAN_UNCLEARED fan_nditer inner;
-    FAN_UNCLEARED reduce_runs runs;
+    FAN_UNINITIALIZED fan_nditer inner;
+    FAN_UNINITIALIZED reduce_runs runs;
     _Alignas(16) char sum[16];
     fan_dtype acc = fan_reduce_dtype(kept->a.dtype);
     size_t size = fan_dtype_size(acc);
@@ -250,8 +250,8 @@ static void by_elements(const fan_array *out, const part *kept, const part *gone
 
 void fan_reduce(const fan_array *out, const fan_array *in)
 {
-    FAN_UNCLEARED part kept, gone, to;
-    FAN_UNCLEARED fan_nditer w;
+    FAN_UNINITIALIZED part kept, gone, to;
+    FAN_UNINITIALIZED fan_nditer w;
     int lead = in->ndim - out->ndim;
     if (out->size == 0)
         return;

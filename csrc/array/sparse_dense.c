@@ -94,9 +94,9 @@ static void target_next(target *t)
 
 void fan_sparse_scatter(const fan_array *into, const fan_sparse *s)
 {
-    FAN_UNCLEARED target t;
-    FAN_UNCLEARED fan_nditer w;
-    FAN_UNCLEARED _Alignas(16) char piece[PIECE * 16];
+    FAN_UNINITIALIZED target t;
+    FAN_UNINITIALIZED fan_nditer w;
+    FAN_UNINITIALIZED _Alignas(16) char piece[PIECE * 16];
     int64_t to[RUNS], from[RUNS];
     const fan_loops *loops = fan_loops_of(into->dtype);
     int64_t size = (int64_t)fan_dtype_size(into->dtype);

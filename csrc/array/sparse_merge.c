@@ -504,7 +504,7 @@ fan_status fan_sparse_merge(const fan_sparse_operand *in, size_t n, bool coalesc
                             const fan_scale *scale, fan_sparse **out, fan_error *err)
 {
     *out = NULL;
-    FAN_UNCLEARED fan_grid g;
+    FAN_UNINITIALIZED fan_grid g;
     fan__grid_of(&g, in, n);
     fan_dtype last = in[n - 1].acc, d = result == FAN_DT_NONE ? last : result;
     coalesced |= g.format != FAN_FORMAT_COO || d != last || (scale && scale->on);

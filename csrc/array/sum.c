@@ -214,7 +214,7 @@ static void sum_write_tile(const job *j, int64_t at, int64_t len, const char *re
 /* sum_measured: sums, writes and counts as much of [at, end) as one loop can; returns how many elements. */
 static int64_t sum_measured(const job *j, int64_t at, int64_t end, fan_stats_run *run)
 {
-    FAN_UNCLEARED const char *src[MANY];
+    FAN_UNINITIALIZED const char *src[MANY];
     size_t size = fan_dtype_size(j->out->dtype);
     for (size_t k = 0; k < j->n; k++)
         src[k] = j->in[k].array->data + (size_t)at * size;
@@ -224,7 +224,7 @@ static int64_t sum_measured(const job *j, int64_t at, int64_t end, fan_stats_run
 /* sum_straight: sums [at, at + len) of at most MANY_AT_ONCE operands that one loop reads in place. */
 static void sum_straight(const job *j, int64_t at, int64_t len, char *to, char *tile, const fan_fold_how *how)
 {
-    FAN_UNCLEARED const char *src[MANY_AT_ONCE];
+    FAN_UNINITIALIZED const char *src[MANY_AT_ONCE];
     const fan_loops *loops = fan_loops_of(j->out->dtype);
     size_t size = fan_dtype_size(j->out->dtype);
     for (size_t k = 0; k < j->n; k++)
@@ -243,7 +243,7 @@ static int64_t sum_to_line(const char *p, size_t item)
 static void do_piece(void *ctx, size_t index)
 {
     job *j = ctx;
-    FAN_UNCLEARED _Alignas(64) char tile[TILE], scratch[TILE], result[TILE];
+    FAN_UNINITIALIZED _Alignas(64) char tile[TILE], scratch[TILE], result[TILE];
     int64_t begin = (int64_t)index * j->piece, end = j->iter.size - begin < j->piece ? j->iter.size : begin + j->piece;
     size_t bad = SIZE_MAX, item = fan_dtype_size(j->out->dtype);
     fan_stats_run run;
@@ -323,7 +323,7 @@ static fan_fold_loop *sum_one_loop(const fan_array *out, const fan_operand *in, 
 /* sum_small: does a small sum of gap-free arrays in C order, without options, in one call of its loop. */
 static bool sum_small(const fan_array *out, const fan_operand *in, size_t n)
 {
-    FAN_UNCLEARED const char *src[MANY_AT_ONCE];
+    FAN_UNINITIALIZED const char *src[MANY_AT_ONCE];
     const fan_loops *loops = fan_loops_of(out->dtype);
     int64_t step = (int64_t)loops->size;
     if (n > MANY_AT_ONCE || (uint64_t)out->size * (uint64_t)step * n > NEAR)
@@ -350,8 +350,8 @@ static __attribute__((noinline)) void sum_large(const fan_array *out, const fan_
 {
     static const fan_sum_how nothing;
     const fan_sum_how *how = asked ? asked : &nothing;
-    FAN_UNCLEARED job j;
-    FAN_UNCLEARED fan_stats parts[FAN_STATS_PIECES];
+    FAN_UNINITIALIZED job j;
+    FAN_UNINITIALIZED fan_stats parts[FAN_STATS_PIECES];
     _Alignas(16) char factor[16];
     unsigned widest = (unsigned)fan_dtype_size(out->dtype);
     uint64_t item = widest, read = 0, written = (uint64_t)out->size * item;
@@ -436,8 +436,8 @@ bool fan_sum_flat_fits(fan_dtype dtype, fan_dtype acc)
 
 void fan_stats_of(const fan_array *a, fan_stats *s)
 {
-    FAN_UNCLEARED _Alignas(64) char tile[MEASURE_TILE];
-    FAN_UNCLEARED fan_nditer w;
+    FAN_UNINITIALIZED _Alignas(64) char tile[MEASURE_TILE];
+    FAN_UNINITIALIZED fan_nditer w;
     const fan_loops *loops = fan_loops_of(a->dtype);
     int64_t piece = fan_stats_piece(a->size), most = MEASURE_TILE / (int64_t)fan_dtype_size(a->dtype);
     fan_stats_begin(s);

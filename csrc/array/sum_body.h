@@ -866,8 +866,8 @@ SURVEY(twice, in_twice_w, double)
     static void stats_##NAME(fan_stats_run *r, const char *src, size_t n)                             \
     {                                                                                                 \
         typedef MEM FAN_ANYWHERE mem;                                                                 \
-        FAN_UNCLEARED T buf[PIECE];                                                                   \
-        FAN_UNCLEARED double wide[PIECE];                                                             \
+        FAN_UNINITIALIZED T buf[PIECE];                                                               \
+        FAN_UNINITIALIZED double wide[PIECE];                                                         \
         for (size_t m; n; n -= m, src += m * sizeof(mem)) {                                           \
             size_t phase = r->numbers % FAN_STATS_LANES;                                              \
             const mem *s = (const mem *)(const void *)src;                                            \
@@ -904,7 +904,7 @@ SURVEY_AS(e5m2, uint8_t, float, single, fan_float_of_e5m2(x))
     static void stats_##NAME(fan_stats_run *r, const char *src, size_t n)                             \
     {                                                                                                 \
         typedef T FAN_ANYWHERE mem;                                                                   \
-        FAN_UNCLEARED double wide[PIECE];                                                             \
+        FAN_UNINITIALIZED double wide[PIECE];                                                         \
         for (size_t m; n; n -= m, src += m * sizeof(T)) {                                             \
             size_t phase = r->numbers % FAN_STATS_LANES;                                              \
             m = phase ? FAN_STATS_LANES - phase : n >= FAN_STATS_LANES ? n - n % FAN_STATS_LANES : n; \
@@ -925,7 +925,7 @@ SURVEY_REAL(twice, double)
     static void stats_c##NAME(fan_stats_run *r, const char *src, size_t n)    \
     {                                                                         \
         typedef T FAN_ANYWHERE mem;                                           \
-        FAN_UNCLEARED double wide[PIECE];                                     \
+        FAN_UNINITIALIZED double wide[PIECE];                                 \
         for (size_t m, left = 2 * n; left; left -= m, src += m * sizeof(T)) { \
             size_t phase = r->numbers % FAN_STATS_LANES;                      \
             m = phase ? FAN_STATS_LANES - phase : PIECE;                      \

@@ -133,10 +133,10 @@ static block pool_remove_at(size_t i)
 }
 
 /* pool_touched: reports to the scheduler that a step reads or changes the held blocks (fan_pool_get, fan_pool_trim). */
-static void pool_touched(fan_touch how)
+static void pool_touched(fan_sched_mode how)
 {
-    if (fan_watched())
-        fan_touch_thing(FAN_THING_POOL, 0, how);
+    if (fan_sched_active())
+        fan_sched_access(FAN_THING_POOL, 0, how);
 }
 
 /* pool_oldest: takes out the oldest block if more than `keep` bytes are held. Call without the lock. */
@@ -165,7 +165,7 @@ void *fan_pool_take(size_t n)
     if (b.size == 0)
         return NULL;
     (void)pthread_once(&once, pool_begin);
-    pool_touched(FAN_TOUCH_COUNTS);
+    pool_touched(FAN_SCHED_COUNT);
     pool_enter();
     for (size_t i = now.blocks; i-- > 0;) {
         if (held[i].size == b.size) { /* the newest: it may still be in a cache */
@@ -199,7 +199,7 @@ void fan_pool_give(void *p, size_t n)
 {
     size_t offset = (uintptr_t)p % PAGE;
     block b = {.base = (char *)p - offset, .size = pool_size_of(n)};
-    pool_touched(FAN_TOUCH_COUNTS);
+    pool_touched(FAN_SCHED_COUNT);
     pool_enter();
     b.filled = poison && b.size <= now.limit;
     pool_leave();
@@ -229,7 +229,7 @@ void fan_pool_give(void *p, size_t n)
 void fan_pool_set_limit(size_t bytes)
 {
     (void)pthread_once(&once, pool_begin);
-    pool_touched(FAN_TOUCH_WRITES);
+    pool_touched(FAN_SCHED_WRITE);
     pool_enter();
     now.limit = bytes;
     pool_leave();
@@ -238,14 +238,14 @@ void fan_pool_set_limit(size_t bytes)
 
 size_t fan_pool_trim(void)
 {
-    pool_touched(FAN_TOUCH_WRITES);
+    pool_touched(FAN_SCHED_WRITE);
     return pool_shrink(0);
 }
 
 fan_pool_counts fan_pool_get(void)
 {
     (void)pthread_once(&once, pool_begin);
-    pool_touched(FAN_TOUCH_WEIGHS);
+    pool_touched(FAN_SCHED_DECIDE);
     pool_enter();
     fan_pool_counts c = now;
     pool_leave();

@@ -52,15 +52,15 @@ fan_status fan_fail_code(fan_error *err, fan_status s, int code, const char *fmt
 /* fan_append: appends printf-style text to the NUL-terminated string in `buf` (of `size` bytes); truncates. */
 void fan_append(char *buf, size_t size, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 
-/* FAN_RAW: a local that is written before it is read and is too large to be zeroed at each call, as hardened builds
- * do. */
+/* FAN_UNINITIALIZED: a local that is written before it is read and is too large to be zeroed at each call, as hardened
+ * builds do. */
 #if defined __has_attribute
 #if __has_attribute(uninitialized)
-#define FAN_RAW __attribute__((uninitialized))
+#define FAN_UNINITIALIZED __attribute__((uninitialized))
 #endif
 #endif
-#ifndef FAN_RAW
-#define FAN_RAW
+#ifndef FAN_UNINITIALIZED
+#define FAN_UNINITIALIZED
 #endif
 
 /* FAN_PLURAL: the ending of a noun after the number n. */

@@ -62,7 +62,7 @@ int fan_fork_add(fan_fork *f)
 
 static atomic_uint_fast64_t last_mutex, last_thread;
 
-atomic_uint fan_hooked;
+atomic_uint fan_sched_threads;
 static atomic_bool hooks_ever;
 static _Thread_local const fan_thread_hooks *hooks_here;
 static _Thread_local uint64_t id_here;
@@ -70,9 +70,9 @@ static _Thread_local uint64_t id_here;
 void fan_thread_set_hooks(const fan_thread_hooks *hooks)
 {
     if (!hooks_here && hooks)
-        atomic_fetch_add(&fan_hooked, 1);
+        atomic_fetch_add(&fan_sched_threads, 1);
     else if (hooks_here && !hooks)
-        atomic_fetch_sub(&fan_hooked, 1);
+        atomic_fetch_sub(&fan_sched_threads, 1);
     hooks_here = hooks;
     if (hooks)
         atomic_store_explicit(&hooks_ever, true, memory_order_relaxed);
@@ -147,33 +147,33 @@ void fan_yield(void)
         h->yield(h->ctx);
 }
 
-bool fan_call_begin(void)
+bool fan_sched_enter(void)
 {
     const fan_thread_hooks *h = hooks_here;
     return !h || !h->begin || h->begin(h->ctx);
 }
 
-void fan_call_end(void)
+void fan_sched_leave(void)
 {
     const fan_thread_hooks *h = hooks_here;
     if (h && h->end)
         h->end(h->ctx);
 }
 
-void fan_call_acted(void) { fan_call_end(); }
+void fan_sched_stepped(void) { fan_sched_leave(); }
 
-void fan_call_idle(void)
+void fan_sched_not_ready(void)
 {
     const fan_thread_hooks *h = hooks_here;
-    if (h && h->idle)
-        h->idle(h->ctx);
+    if (h && h->not_ready)
+        h->not_ready(h->ctx);
 }
 
-void fan_touch_thing(fan_thing thing, uint64_t id, fan_touch how)
+void fan_sched_access(fan_thing thing, uint64_t id, fan_sched_mode how)
 {
     const fan_thread_hooks *h = hooks_here;
-    if (h && h->touch)
-        h->touch(h->ctx, thing, id, how);
+    if (h && h->access)
+        h->access(h->ctx, thing, id, how);
 }
 
 /* mutex_seize: locks the mutex; never blocks this OS thread while the scheduler can run the holder. */

@@ -4,10 +4,10 @@
  * host threads one at a time (it gets a yield before each lock, after each unlock and at each fan_yield), and the
  * happens-before checker observes the order that locks create.
  *
- * Title: Calls and turns. Calls that take no lock must be observed too. If fan_watched() is true (one load otherwise),
- * the frontend opens each public call with fan_call_begin, which is a yield, and the code that accesses shared state
- * reports it with fan_touch_thing. The first yield inside the call repeats that of its beginning and is skipped, unless
- * the call has acted by then (fan_call_acted). */
+ * Title: Calls and turns. Calls that take no lock must be observed too. If fan_sched_active() is true (one load
+ * otherwise), the frontend opens each public call with fan_sched_enter, which is a yield, and the code that accesses
+ * shared state reports it with fan_sched_access. The first yield inside the call repeats that of its beginning and is
+ * skipped, unless the call has acted by then (fan_sched_stepped). */
 #ifndef FAN_BASE_THREAD_H
 #define FAN_BASE_THREAD_H
 
@@ -38,10 +38,10 @@ typedef struct fan_fork {
 /* fan_fork_add: adds f to the list; further calls have no effect. Returns 0, or -1 when out of memory. */
 int fan_fork_add(fan_fork *f);
 
-/* fan_process: returns the number of forks that led to this process, so that objects made before the last fork can be
- * recognized. */
+/* fan_fork_generation: returns the number of forks that led to this process, so that objects made before the last fork
+ * can be recognized. */
 extern atomic_uint fan_forks __attribute__((visibility("hidden")));
-static inline unsigned fan_process(void) { return atomic_load_explicit(&fan_forks, memory_order_relaxed); }
+static inline unsigned fan_fork_generation(void) { return atomic_load_explicit(&fan_forks, memory_order_relaxed); }
 
 typedef struct fan_mutex {
     pthread_mutex_t m;
@@ -54,9 +54,9 @@ typedef struct fan_cond {
     atomic_uint_fast64_t mutex; /* the number of the mutex that its waiters hold; 0: none yet */
 } fan_cond;
 
-/* How a step accesses shared state. COUNTS: adds to a number; two such steps commute, unless some step decides by that
- * number (WEIGHS). */
-typedef enum fan_touch { FAN_TOUCH_READS, FAN_TOUCH_WRITES, FAN_TOUCH_COUNTS, FAN_TOUCH_WEIGHS } fan_touch;
+/* How a step accesses shared state. COUNT: adds to a number; two such steps commute, unless some step decides by that
+ * number (DECIDE). */
+typedef enum fan_sched_mode { FAN_SCHED_READ, FAN_SCHED_WRITE, FAN_SCHED_COUNT, FAN_SCHED_DECIDE } fan_sched_mode;
 
 /* Shared state that the scheduler does not track itself; each has a number: that of the mutex that represents it, or 0.
  * LOCKED: the data that the mutex guards. OPTIONS, POOL: of the process. GRAPH: all nodes and backward passes. */
@@ -78,8 +78,8 @@ typedef enum fan_thing {
  *     sleep as usual
  *   locked, unlocking   the mutex is held
  *   begin, end   around a call (Calls and turns); begin returns false if the scheduler starts no more calls
- *   idle      the call returned "not yet", and does so again until another thread acts
- *   touch     an access of the current step
+ *   not_ready the call returned "not yet", and does so again until another thread acts
+ *   access    an access of the current step
  *   name      returns a number for a new mutex of this thread, higher than all counted ones
  *   spawn     adds a thread of a pool (base/thread_pool.h): returns its number, or -1
  *   enter, leave   on that thread, around its work; enter returns false if it must not act
@@ -92,8 +92,8 @@ typedef struct fan_thread_hooks {
     void (*changed)(void *ctx, uint64_t mutex_id); /* a broadcast to the threads that wait with this mutex */
     bool (*begin)(void *ctx);
     void (*end)(void *ctx);
-    void (*idle)(void *ctx);
-    void (*touch)(void *ctx, fan_thing thing, uint64_t id, fan_touch how);
+    void (*not_ready)(void *ctx);
+    void (*access)(void *ctx, fan_thing thing, uint64_t id, fan_sched_mode mode);
     uint64_t (*name)(void *ctx);
     int (*spawn)(void *ctx);
     bool (*enter)(void *ctx, int number);
@@ -123,21 +123,21 @@ void fan_cond_wait(fan_cond *c, fan_mutex *m);
 /* fan_cond_broadcast: hold the mutex: a waiter that is calling its scheduler could miss the broadcast otherwise */
 void fan_cond_broadcast(fan_cond *c);
 
-/* fan_watched: returns whether any thread of the process has hooks. */
-extern atomic_uint fan_hooked __attribute__((visibility("hidden")));
-static inline bool fan_watched(void)
+/* fan_sched_active: returns whether any thread of the process has hooks. */
+extern atomic_uint fan_sched_threads __attribute__((visibility("hidden")));
+static inline bool fan_sched_active(void)
 {
-    return __builtin_expect(atomic_load_explicit(&fan_hooked, memory_order_relaxed) != 0, 0);
+    return __builtin_expect(atomic_load_explicit(&fan_sched_threads, memory_order_relaxed) != 0, 0);
 }
-/* fan_call_begin: opens a call of the public interface on this thread; false: the call must not act (and is not ended).
- * fan_call_acted: later yields of the call are its own. fan_call_idle: the call returns "not yet". No effect without
- * hooks, nor inside another call. */
-bool fan_call_begin(void);
-void fan_call_acted(void);
-void fan_call_idle(void);
-void fan_call_end(void);
-/* fan_touch_thing: reports an access of the current step; no effect without hooks. */
-void fan_touch_thing(fan_thing thing, uint64_t id, fan_touch how);
+/* fan_sched_enter: opens a call of the public interface on this thread; false: the call must not act (and is not
+ * ended). fan_sched_stepped: later yields of the call are its own. fan_sched_not_ready: the call returns "not yet". No
+ * effect without hooks, nor inside another call. */
+bool fan_sched_enter(void);
+void fan_sched_stepped(void);
+void fan_sched_not_ready(void);
+void fan_sched_leave(void);
+/* fan_sched_access: reports an access of the current step; no effect without hooks. */
+void fan_sched_access(fan_thing thing, uint64_t id, fan_sched_mode how);
 
 /* fan_thread_survived: returns false for a thread of before the last fork that did not call fork itself. */
 bool fan_thread_survived(uint64_t thread);

@@ -55,9 +55,9 @@ static void thread_pool_serve_one(fan_thread_job *job)
 
 static void *thread_pool_serve(void *nothing)
 {
-    const unsigned process = fan_process();
+    const unsigned process = fan_fork_generation();
     (void)pthread_mutex_lock(&lock);
-    while (!over && fan_process() == process) {
+    while (!over && fan_fork_generation() == process) {
         if (first) {
             thread_pool_serve_one(thread_pool_unlink_first());
             continue;

@@ -668,7 +668,7 @@ void fan_add_park(fan_buffer *b, fan_add_op *x)
     x->c->value = (fan_value){.dtype = FAN_DT_NONE};
     it->bytes = x->bytes;
     it->parked = true;
-    if (fan_watched())
+    if (fan_sched_active())
         fan_buffer_weigh(b, x->bytes);
     it->alone =
         b->budget == FAN_BUDGET_AUTO && it->value.form == FAN_FORM_DENSE && !x->accum && (it->owned || x->c->alone);

@@ -65,7 +65,7 @@ static inline __attribute__((always_inline)) bool add_host_count(fan_buffer *b, 
         FAN_FAST_COUNT(b, bytes_written, size);
     }
     const fan_list *p = b->slots[slot].list;
-    if (fan_watched())
+    if (fan_sched_active())
         fan_buffer_weigh(b, p->bytes);
     uint64_t now = atomic_fetch_add_explicit(&b->parked, p->bytes, memory_order_relaxed) + p->bytes;
     add_host_count_peak(b, now);
@@ -136,7 +136,7 @@ static bool add_host_begin(const fan_buffer *b, size_t slot, const fan_fast_kind
                            add_host_op *to)
 {
     const fan_fast_frontend *fast = b->frontend->fast;
-    FAN_UNCLEARED add_host_op then;
+    FAN_UNINITIALIZED add_host_op then;
     if (one->owned || !add_host_can(b, slot, kind, one->data, one->key, to))
         return false;
     void *sum = to->object;
@@ -159,7 +159,7 @@ static void add_host_add(fan_buffer *b, const add_host_op *one)
 {
     uint64_t bytes = (uint64_t)one->count * fan_dtype_size(one->dtype),
              now = atomic_load_explicit(&b->parked, memory_order_relaxed) + (bytes ? bytes : 1);
-    if (fan_watched())
+    if (fan_sched_active())
         fan_buffer_weigh(b, bytes);
     (void)fan_sum_flat(one->sum, (const char *const[]){one->sum, one->data}, 2, one->count, one->dtype, one->dtype,
                        NULL);
@@ -180,7 +180,7 @@ static void add_host_add(fan_buffer *b, const add_host_op *one)
 
 bool fan_fast_add_inplace(fan_buffer *b, size_t slot, const fan_fast_kind *kind, const fan_entry *one)
 {
-    FAN_UNCLEARED add_host_op inplace;
+    FAN_UNINITIALIZED add_host_op inplace;
     assert(slot < b->nslots);
     if (!fan_fast_allowed() || !fan_buffer_is_usable(b) || !add_host_has_sum(&b->slots[slot]) ||
         !add_host_begin(b, slot, kind, one, &inplace))
@@ -205,7 +205,7 @@ fan_status fan_fast_add(fan_buffer *b, size_t slot, const fan_fast_kind *kind, c
         b->sum_stats[slot] = (fan_sum_stats){.valid = false};
     if (!add_host_count(b, slot, kind, one->owned, false))
         return FAN_OK;
-    fan_call_acted();
+    fan_sched_stepped();
     return fan_fast_fold_due(b, slot, one->object, alone, err);
 }
 
@@ -233,8 +233,8 @@ static bool add_host_read(const fan_buffer *b, const fan_fast_batch *batch, size
 /* add_host_add_all: true: all went straight into their sums; false: one is not for that, and nothing happened. */
 static bool add_host_add_all(fan_buffer *b, const fan_fast_batch *batch)
 {
-    FAN_UNCLEARED fan_fast_kind kind;
-    FAN_UNCLEARED add_host_op next;
+    FAN_UNINITIALIZED fan_fast_kind kind;
+    FAN_UNINITIALIZED add_host_op next;
     fan_entry one;
     add_host_op *all = NULL; /* made once there is one */
     size_t k = 0, slot, last = 0;
@@ -265,7 +265,7 @@ static bool add_host_add_all(fan_buffer *b, const fan_fast_batch *batch)
 /* add_host_take_back: the first n of a batch, which were parked, the last one first. */
 static void add_host_take_back(fan_buffer *b, const fan_fast_batch *batch, size_t n)
 {
-    FAN_UNCLEARED fan_fast_kind kind;
+    FAN_UNINITIALIZED fan_fast_kind kind;
     fan_entry one;
     size_t slot;
     while (n-- > 0) {
@@ -283,7 +283,7 @@ static void add_host_take_back(fan_buffer *b, const fan_fast_batch *batch, size_
 
 fan_status fan_fast_add_many(fan_buffer *b, const fan_fast_batch *batch, bool *added, fan_error *err)
 {
-    FAN_UNCLEARED fan_fast_kind kind;
+    FAN_UNINITIALIZED fan_fast_kind kind;
     fan_entry one;
     size_t k = 0, slot;
     bool due = false;
@@ -312,7 +312,7 @@ fan_status fan_fast_add_many(fan_buffer *b, const fan_fast_batch *batch, bool *a
         b->sum_stats[slot] = (fan_sum_stats){.valid = false};
     }
     if (due)
-        fan_call_acted();
+        fan_sched_stepped();
     for (k = 0; k < batch->n && due; k++) {
         const void *object = batch->again(batch->ctx, k, &slot);
         if (object)

@@ -844,7 +844,7 @@ static bool fold_host(fan_buffer *b, size_t slot)
 {
     fan_slot *s = &b->slots[slot];
     fan_list *p = s->list;
-    FAN_UNCLEARED fan_entry inline_gone[FAN_LIST_INLINE];
+    FAN_UNINITIALIZED fan_entry inline_gone[FAN_LIST_INLINE];
     char *data = NULL;
     if (!fold_host_may(b, slot))
         return false;

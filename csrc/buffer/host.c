@@ -64,8 +64,8 @@ static __attribute__((noinline)) void host_sum_few_arrays(const fan_fast_kind *k
                                                           size_t n, fan_dtype acc, const fan_scale *scale, char *out,
                                                           fan_stats *stats)
 {
-    FAN_UNCLEARED fan_array arrays[FAN_FAST_TERMS + 1];
-    FAN_UNCLEARED fan_operand in[FAN_FAST_TERMS];
+    FAN_UNINITIALIZED fan_array arrays[FAN_FAST_TERMS + 1];
+    FAN_UNINITIALIZED fan_operand in[FAN_FAST_TERMS];
     host_sum_arrays(k, count, src, n, acc, scale, out, arrays, in, stats);
 }
 
@@ -103,7 +103,7 @@ static void host_sum_whole(const fan_list *p, size_t n, fan_dtype acc, const fan
 void fan_host_sum(fan_buffer *b, const fan_list *p, size_t n, fan_dtype acc, const fan_scale *scale, char *out,
                   void *scratch, fan_stats *stats)
 {
-    FAN_UNCLEARED const char *src[FAN_FAST_TERMS];
+    FAN_UNINITIALIZED const char *src[FAN_FAST_TERMS];
     bool whole = fan_host_scratch(p, n, acc, stats);
     bool release_gil = p->bytes > FAN_FAST_BYTES || n * p->bytes > HOST_RELEASE_BYTES;
     void *left = release_gil ? b->frontend->allow_threads_begin() : NULL;
@@ -120,10 +120,10 @@ void fan_host_sum(fan_buffer *b, const fan_list *p, size_t n, fan_dtype acc, con
     if (!left)
         return;
     b->frontend->allow_threads_end(left);
-    if (fan_watched()) { /* other threads may have come in meanwhile: so they do */
-        fan_call_acted();
+    if (fan_sched_active()) { /* other threads may have come in meanwhile: so they do */
+        fan_sched_stepped();
         fan_yield();
-        fan_buffer_seen(b, SIZE_MAX, FAN_TOUCH_WRITES);
+        fan_buffer_seen(b, SIZE_MAX, FAN_SCHED_WRITE);
     }
 }
 

@@ -125,7 +125,7 @@ struct fan_buffer {
         size_t slot, index;
     } last_parked;
     atomic_uint waiting;       /* threads in slot_wait_for_change */
-    unsigned owner_generation; /* fan_process() of the process that made or adopted it */
+    unsigned owner_generation; /* fan_fork_generation() of the process that made or adopted it */
     /* .. or FAN_LEFT until clear(): it was inherited by a fork while a thread of the parent was in it */
     unsigned fork_generation;
     struct {
@@ -157,7 +157,7 @@ static inline size_t fan_recheck_interval(size_t n) { return n < 64 ? 1 + n / 8 
 #define FAN_FORK_INVALID (~0u)
 static inline bool fan_buffer_is_usable(const fan_buffer *b)
 {
-    return __builtin_expect(b->fork_generation == fan_process(), 1);
+    return __builtin_expect(b->fork_generation == fan_fork_generation(), 1);
 }
 
 /* FAN_SLOT_SAID, FAN_SLOT_WHO: how a message about a slot begins, "grads: slot 2 (w1)", and what fills it in. */

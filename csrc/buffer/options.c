@@ -14,8 +14,8 @@ fan_counters fan_fast_total;
 /* get: an option, as a step of a scheduled thread reads it. */
 static bool get(const atomic_bool *option)
 {
-    if (fan_watched())
-        fan_touch_thing(FAN_THING_OPTIONS, 0, FAN_TOUCH_READS);
+    if (fan_sched_active())
+        fan_sched_access(FAN_THING_OPTIONS, 0, FAN_SCHED_READ);
     return atomic_load(option);
 }
 
@@ -33,10 +33,10 @@ bool fan_get_capture_redirect(void) { return get(&redirect_on); }
 
 static void touch_counters(const fan_buffer *b)
 {
-    if (!fan_watched() || !b->nlocks)
+    if (!fan_sched_active() || !b->nlocks)
         return;
-    fan_touch_thing(FAN_THING_COUNTERS, b->locks[0].id, FAN_TOUCH_COUNTS);
-    fan_touch_thing(FAN_THING_COUNTERS, 0, FAN_TOUCH_COUNTS);
+    fan_sched_access(FAN_THING_COUNTERS, b->locks[0].id, FAN_SCHED_COUNT);
+    fan_sched_access(FAN_THING_COUNTERS, 0, FAN_SCHED_COUNT);
 }
 
 void fan_count(fan_buffer *b, size_t offset, uint64_t n)
@@ -88,19 +88,19 @@ void fan_counters_total(fan_counters *out)
     counted(&fan_fast_total, out);
 }
 
-void fan_touch_budget(const fan_buffer *b, fan_touch how)
+void fan_touch_budget(const fan_buffer *b, fan_sched_mode how)
 {
-    if (fan_watched() && b->nlocks)
-        fan_touch_thing(FAN_THING_BUDGET, b->locks[0].id, how);
+    if (fan_sched_active() && b->nlocks)
+        fan_sched_access(FAN_THING_BUDGET, b->locks[0].id, how);
 }
 
-void fan_buffer_seen(const fan_buffer *b, size_t slot, fan_touch how)
+void fan_buffer_seen(const fan_buffer *b, size_t slot, fan_sched_mode how)
 {
     for (size_t i = 0; i < b->nlocks; i++)
         if (slot == SIZE_MAX || (slot < b->nslots && slot % b->nlocks == i))
-            fan_touch_thing(FAN_THING_LOCKED, b->locks[i].id, how);
-    if (how == FAN_TOUCH_WRITES) {
-        fan_touch_budget(b, FAN_TOUCH_COUNTS);
+            fan_sched_access(FAN_THING_LOCKED, b->locks[i].id, how);
+    if (how == FAN_SCHED_WRITE) {
+        fan_touch_budget(b, FAN_SCHED_COUNT);
         touch_counters(b);
     }
 }
@@ -108,10 +108,10 @@ void fan_buffer_seen(const fan_buffer *b, size_t slot, fan_touch how)
 void fan_buffer_seen_counters(const fan_buffer *b)
 {
     if (b->nlocks)
-        fan_touch_thing(FAN_THING_COUNTERS, b->locks[0].id, FAN_TOUCH_WEIGHS);
+        fan_sched_access(FAN_THING_COUNTERS, b->locks[0].id, FAN_SCHED_DECIDE);
 }
 
-void fan_buffer_seen_parked(const fan_buffer *b) { fan_touch_budget(b, FAN_TOUCH_WEIGHS); }
+void fan_buffer_seen_parked(const fan_buffer *b) { fan_touch_budget(b, FAN_SCHED_DECIDE); }
 
 void fan_buffer_weigh(fan_buffer *b, uint64_t bytes)
 {
@@ -119,10 +119,10 @@ void fan_buffer_weigh(fan_buffer *b, uint64_t bytes)
     if (!fan_thread_get_hooks())
         return;
     b->weighed = (b->weighed < parked ? parked : b->weighed) + bytes;
-    fan_touch_budget(b, FAN_TOUCH_COUNTS);
+    fan_touch_budget(b, FAN_SCHED_COUNT);
     touch_counters(b);
     if (b->weighed > b->fold_threshold)
-        fan_touch_budget(b, FAN_TOUCH_WEIGHS);
+        fan_touch_budget(b, FAN_SCHED_DECIDE);
 }
 
 #ifdef FAN_TEST

@@ -14,7 +14,7 @@ void fan_count_parked(fan_buffer *b, uint64_t bytes);
 bool fan_warn_mismatch_now(void);
 
 /* fan_touch_budget: to the search of host orders (base/thread.h): a sum may be due, or what waits may become less. */
-void fan_touch_budget(const fan_buffer *b, fan_touch how);
+void fan_touch_budget(const fan_buffer *b, fan_sched_mode how);
 /* fan_buffer_weigh: for the search of host orders: a scheduled thread adds `bytes`. As long as all that such threads
  * ever added fits the (smallest) budget, a fold is due or not whatever the other slots do; from then on whether one is
  * due depends on the order of all adds. */

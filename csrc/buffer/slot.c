@@ -15,9 +15,9 @@
 void fan_buffer_adopt(fan_buffer *b)
 {
     bool left = b->fork_generation == FAN_FORK_INVALID;
-    if (b->owner_generation == fan_process())
+    if (b->owner_generation == fan_fork_generation())
         return;
-    b->owner_generation = fan_process();
+    b->owner_generation = fan_fork_generation();
     for (size_t i = 0; i < b->nlocks; i++) {
         left |= !fan_mutex_adopt(&b->locks[i]);
         fan_cond_adopt(&b->changed[i]);
@@ -52,7 +52,7 @@ void fan_slot_lock(fan_buffer *b, size_t slot)
         fan_mutex_lock(&b->locks[slot % b->nlocks]);
     else
         fan_yield();
-    fan_touch_budget(b, FAN_TOUCH_COUNTS); /* a sum may be due, or what waits may become less */
+    fan_touch_budget(b, FAN_SCHED_COUNT); /* a sum may be due, or what waits may become less */
 }
 
 void fan_slot_unlock(fan_buffer *b, size_t slot)
@@ -262,7 +262,7 @@ void fan_slot_state_free(fan_buffer *b, fan_slot_state *p)
 {
     if (!p || p == &fan_slot_state_none)
         return;
-    fan_touch_budget(b, FAN_TOUCH_COUNTS);
+    fan_touch_budget(b, FAN_SCHED_COUNT);
     const fan_entry *left = p->left.heap ? p->left.heap : p->left.inline_entries;
     for (size_t i = 0; i < p->left.n; i++) {
         if (left[i].general)
@@ -342,7 +342,7 @@ fan_dtype_set fan_entry_seen(fan_dtype_set seen, const fan_slot *s, const fan_en
 void fan_slot_drop_plain(fan_buffer *b, size_t slot)
 {
     fan_list *p = b->slots[slot].list;
-    FAN_UNCLEARED fan_detached gone;
+    FAN_UNINITIALIZED fan_detached gone;
     if (!p || !p->n)
         return;
     fan_list_unpark(b, p, fan_list_parked(p) - p->undefined);

@@ -1110,7 +1110,7 @@ static void take_keep_stats(fan_buffer *b, size_t slot, const fan_stats *stats)
 static void take_host_sum_slot(const take_host *t, size_t slot, bool is_out)
 {
     _Alignas(16) char value[16];
-    FAN_UNCLEARED fan_stats sum_stats;
+    FAN_UNINITIALIZED fan_stats sum_stats;
     fan_buffer *b = t->b;
     const fan_list *p = take_list(b, slot);
     fan_stats *stats = b->sum_stats ? &sum_stats : NULL;
@@ -1170,7 +1170,7 @@ static bool take_defer_drop(take_drops *d, void *object)
 
 static void take_host_hand_over(fan_buffer *b, fan_span span)
 {
-    FAN_UNCLEARED take_drops d;
+    FAN_UNINITIALIZED take_drops d;
     d.all = d.inline_objects;
     d.n = 0;
     d.cap = sizeof d.inline_objects / sizeof *d.inline_objects;
@@ -1252,7 +1252,7 @@ static bool take_host_one(fan_buffer *b, size_t slot, const fan_take *how, void 
 
 bool fan_fast_take(fan_buffer *b, fan_span span, const fan_take *how, const fan_fast_outs *outs, void **results)
 {
-    FAN_UNCLEARED take_host t;
+    FAN_UNINITIALIZED take_host t;
     if (!fan_fast_allowed() || !fan_buffer_is_usable(b))
         return false;
     if (!outs && span.end - span.first == 1) {

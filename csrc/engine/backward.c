@@ -124,8 +124,8 @@ static void dependency_done(fan_backward *p, uint32_t at)
 static fan_status make_buffer(fan_backward *p, fan_task_node *to, fan_stream *on, void *gradient, fan_error *err)
 {
     void *made = NULL, *other;
-    if (p->workers && fan_watched())
-        fan_touch_thing(FAN_THING_LOCKED, p->workers->lock.id, FAN_TOUCH_READS);
+    if (p->workers && fan_sched_active())
+        fan_sched_access(FAN_THING_LOCKED, p->workers->lock.id, FAN_SCHED_READ);
     if (atomic_load_explicit(&to->buffer, memory_order_acquire))
         return FAN_OK;
     FAN_TRY(p->config.frontend->buffer_new(&p->config, to->node, on, gradient, &made, err));
@@ -345,7 +345,7 @@ static fan_status run_node(fan_task_worker *w, fan_error *err)
 {
     const fan_backward *p = w->pass;
     const fan_task_node *tn = &p->nodes[w->now];
-    FAN_RAW void *on_stack[2 * FAN_SUMS_ON_STACK];
+    FAN_UNINITIALIZED void *on_stack[2 * FAN_SUMS_ON_STACK];
     void **sums = on_stack, **gradients, *node_hooks = NULL;
     size_t n = tn->node->inputs, all = n + tn->nedges;
     fan_task_running here;

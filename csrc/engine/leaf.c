@@ -51,13 +51,13 @@ void fan_leaf_work_for(const fan_leaf_caller *caller) { works_for = caller; }
 
 static void waits_add(waiting *w, const fan_leaf_claim *c)
 {
-    if (waits_generation != fan_process()) /* in a forked child the other threads are missing */
+    if (waits_generation != fan_fork_generation()) /* in a forked child the other threads are missing */
         waits = NULL;
-    waits_generation = fan_process();
+    waits_generation = fan_fork_generation();
     *w = (waiting){.claim = c, .thread = fan_thread_id(), .caller = works_for, .older = waits};
     waits = w;
-    if (fan_watched())
-        fan_touch_thing(FAN_THING_GRAPH, 0, FAN_TOUCH_WRITES);
+    if (fan_sched_active())
+        fan_sched_access(FAN_THING_GRAPH, 0, FAN_SCHED_WRITE);
 }
 
 static void waits_remove(const waiting *w)
@@ -139,7 +139,7 @@ fan_status fan_leaf_claim_init(fan_leaf_claim *c, fan_error *err)
     }
     c->thread = 0;
     c->leaf = NULL;
-    c->owner_generation = fan_process() + 1;
+    c->owner_generation = fan_fork_generation() + 1;
     return FAN_OK;
 }
 
@@ -154,9 +154,9 @@ void fan_leaf_claim_fini(fan_leaf_claim *c)
 /* claim_after_fork: in a forked child the threads that are missing there hold nothing. */
 static void claim_after_fork(fan_leaf_claim *c)
 {
-    if (c->owner_generation == fan_process() + 1)
+    if (c->owner_generation == fan_fork_generation() + 1)
         return;
-    c->owner_generation = fan_process() + 1;
+    c->owner_generation = fan_fork_generation() + 1;
     (void)fan_mutex_adopt(&c->lock);
     fan_cond_adopt(&c->changed);
     if (!fan_thread_survived(c->thread))
@@ -215,8 +215,8 @@ void fan_leaf_claim_end(fan_leaf_claim *c)
     fan_mutex_unlock(&c->lock);
 }
 
-void fan_leaf_touch(const fan_leaf_claim *c, fan_touch access)
+void fan_leaf_touch(const fan_leaf_claim *c, fan_sched_mode access)
 {
-    if (fan_watched())
-        fan_touch_thing(FAN_THING_LOCKED, c->lock.id, access);
+    if (fan_sched_active())
+        fan_sched_access(FAN_THING_LOCKED, c->lock.id, access);
 }

@@ -67,7 +67,7 @@ typedef struct fan_leaf_claim {
     fan_cond changed;
     uint64_t thread;           /* 0: not claimed */
     uint64_t number;           /* counts all claims of the process */
-    unsigned owner_generation; /* 1 + fan_process() of the last claim; 0: not initialized */
+    unsigned owner_generation; /* 1 + fan_fork_generation() of the last claim; 0: not initialized */
     const fan_node *leaf;      /* for messages; NULL: unknown */
 } fan_leaf_claim;
 
@@ -89,6 +89,6 @@ void fan_leaf_claim_end(fan_leaf_claim *c);
 fan_leaf_caller fan_leaf_caller_here(void);
 void fan_leaf_work_for(const fan_leaf_caller *caller);
 /* fan_leaf_touch: reports a read or write of the leaf's gradient to the search of host orders (base/thread.h). */
-void fan_leaf_touch(const fan_leaf_claim *c, fan_touch access);
+void fan_leaf_touch(const fan_leaf_claim *c, fan_sched_mode access);
 
 #endif

@@ -136,7 +136,7 @@ fan_status fan__task_workers_begin(fan_backward *p, void (*work)(fan_task_helper
         fan_free(ws);
         return fan_fail(err, FAN_ERR_STATE, "a condition could not be made");
     }
-    ws->owner_generation = fan_process();
+    ws->owner_generation = fan_fork_generation();
     ws->work = work;
     ws->caller = fan_leaf_caller_here();
     ws->nhelpers = n;
@@ -165,8 +165,8 @@ void fan__task_workers_free(fan_backward *p)
 
 void fan__task_workers_lock(fan_task_workers *ws)
 {
-    if (ws->owner_generation != fan_process()) {
-        ws->owner_generation = fan_process();
+    if (ws->owner_generation != fan_fork_generation()) {
+        ws->owner_generation = fan_fork_generation();
         (void)fan_mutex_adopt(&ws->lock);
         fan_cond_adopt(&ws->changed);
         ws->inside = ws->asleep = 0;

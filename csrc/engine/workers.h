@@ -56,7 +56,7 @@ typedef struct fan_task_workers {
     uint32_t asleep;           /* .. that wait for one */
     uint32_t inside;           /* helpers that have started and not left */
     bool over;                 /* no worker begins another node */
-    unsigned owner_generation; /* fan_process() where the lock was made */
+    unsigned owner_generation; /* fan_fork_generation() where the lock was made */
     bool forked;               /* this process has only the thread that forked */
     bool failed;
     void *error;        /* the frontend's; NULL: none, or the caller's thread has it */

@@ -156,7 +156,7 @@ struct fan_tree {
     uint64_t steps; /* begun */
     uint64_t path_step;
     _Atomic uint64_t thread;      /* the holder of the lock; 0: none */
-    atomic_uint owner_generation; /* fan_process() where the lock was made */
+    atomic_uint owner_generation; /* fan_fork_generation() where the lock was made */
     bool fork_invalid;            /* the lock's holder is missing in this forked process */
     bool closed;
     int64_t *words; /* room for a signature */
@@ -184,7 +184,7 @@ void fan__tree_after_fork(fan_tree *t);
  */
 static inline bool fan__tree_lock(fan_tree *t)
 {
-    if (atomic_load_explicit(&t->owner_generation, memory_order_acquire) != fan_process())
+    if (atomic_load_explicit(&t->owner_generation, memory_order_acquire) != fan_fork_generation())
         fan__tree_after_fork(t);
     if (fan__tree_is_mine(t))
         return false;

@@ -23,7 +23,7 @@ fan_status fan_tree_new(fan_device *d, const fan_tree_options *options, fan_tree
         return fan_fail(err, FAN_ERR_STATE, "a lock could not be made");
     }
     atomic_init(&t->refs, 1);
-    atomic_init(&t->owner_generation, fan_process());
+    atomic_init(&t->owner_generation, fan_fork_generation());
     t->device = fan_device_hold(d);
     t->recorder = d->backend->recorder;
     t->options = *options;
@@ -88,7 +88,7 @@ void fan_tree_drop(fan_tree *t)
 {
     if (!t || atomic_fetch_sub_explicit(&t->refs, 1, memory_order_acq_rel) > 1)
         return;
-    if (atomic_load(&t->owner_generation) != fan_process())
+    if (atomic_load(&t->owner_generation) != fan_fork_generation())
         fan__tree_after_fork(t);
     if (t->fork_invalid)
         return; /* another thread's half-done work cannot be freed */

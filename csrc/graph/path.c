@@ -228,7 +228,7 @@ void fan__tree_function_free(fan_tree_function *f)
 
 void fan__tree_after_fork(fan_tree *t)
 {
-    unsigned here = fan_process(), was = atomic_load(&t->owner_generation);
+    unsigned here = fan_fork_generation(), was = atomic_load(&t->owner_generation);
     while (was != here) {
         if (was == (here | TAKEOVER)) { /* by another thread */
             (void)sched_yield();

@@ -59,9 +59,9 @@ static bool all_readable(PyObject *const *arrays, size_t n, const fan_fast_kind 
  * not for the fast path. */
 static PyObject *add_n_fast(PyObject *arrays, PyObject *out)
 {
-    FAN_RAW const char *src[FAN_FAST_TERMS];
-    FAN_RAW PyObject *held[FAN_FAST_TERMS]; /* their list may change while they are summed */
-    FAN_RAW fan_fast_kind kind, other;
+    FAN_UNINITIALIZED const char *src[FAN_FAST_TERMS];
+    FAN_UNINITIALIZED PyObject *held[FAN_FAST_TERMS]; /* their list may change while they are summed */
+    FAN_UNINITIALIZED fan_fast_kind kind, other;
     Py_ssize_t n = PyList_CheckExact(arrays) || PyTuple_CheckExact(arrays) ? PySequence_Fast_GET_SIZE(arrays) : 0;
     PyObject **items = n ? PySequence_Fast_ITEMS(arrays) : NULL;
     char *data, *to;
@@ -165,7 +165,7 @@ static PyObject *add_n_any(PyObject *const *args, Py_ssize_t nargs, PyObject *kw
         .slots = 1, .budget = UINT64_MAX, .accumulate = FAN_DT_NONE, .frontend = &fan_python, .name = "add_n"};
     fan_error_context w = {.buffer = "add_n", .slot = -1, .key = -1};
     fan_buffer *core = NULL;
-    FAN_RAW fan_error err;
+    FAN_UNINITIALIZED fan_error err;
     if (fan_parse_call("add_n", names, 6, 1, "the arrays", args, nargs, kwnames, &a.arrays) < 0)
         return NULL;
     if (!a.arrays)
@@ -219,8 +219,8 @@ PyObject *fan_add_two(PyObject *a, PyObject *b)
 static void seen_summing(PyObject *Py_UNUSED(module), PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(nargs),
                          PyObject *kwnames)
 {
-    fan_touch_thing(FAN_THING_HOST_MEMORY, 0, kwnames ? FAN_TOUCH_WRITES : FAN_TOUCH_READS);
-    fan_touch_thing(FAN_THING_COUNTERS, 0, FAN_TOUCH_COUNTS);
+    fan_sched_access(FAN_THING_HOST_MEMORY, 0, kwnames ? FAN_SCHED_WRITE : FAN_SCHED_READ);
+    fan_sched_access(FAN_THING_COUNTERS, 0, FAN_SCHED_COUNT);
 }
 
 FAN_TURN_FAST(add_n, seen_summing)

@@ -414,13 +414,13 @@ static PyObject *array_users(PyObject *o, void *Py_UNUSED(closure))
 static void seen_users(PyObject *o, PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(nargs),
                        PyObject *Py_UNUSED(kwnames))
 {
-    fan_sim_saw_memory(fan_array_self(o)->d, fan_array_self(o)->a, false);
+    fan_sim_access_memory(fan_array_self(o)->d, fan_array_self(o)->a, false);
 }
 
 static void seen_using(PyObject *o, PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(nargs),
                        PyObject *Py_UNUSED(kwnames))
 {
-    fan_sim_saw_memory(fan_array_self(o)->d, fan_array_self(o)->a, true);
+    fan_sim_access_memory(fan_array_self(o)->d, fan_array_self(o)->a, true);
 }
 
 FAN_TURN_NONE(array_numpy, fan_seen_nothing)

@@ -103,7 +103,7 @@ PyObject *fan_array_getitem(PyObject *o, PyObject *key)
     const fan_array *a = fan_array_self(o)->a;
     bool several = PyTuple_Check(key);
     Py_ssize_t n = several ? PyTuple_GET_SIZE(key) : 1, used = 0, dots = 0;
-    FAN_RAW subscript s;
+    FAN_UNINITIALIZED subscript s;
     for (Py_ssize_t i = 0; i < n; i++) {
         PyObject *k = several ? PyTuple_GET_ITEM(key, i) : key;
         dots += k == Py_Ellipsis;

@@ -39,7 +39,7 @@ static PyObject *buffer_expect(PyObject *o, PyObject *args, PyObject *kwargs)
     buffer_object *self = fan_buffer_self(o);
     PyObject *which, *count;
     fan_error_context w = {.buffer = fan_buffer_name(self->core), .key = -1};
-    FAN_RAW fan_error err;
+    FAN_UNINITIALIZED fan_error err;
     fan_status status;
     int64_t n = 0;
     size_t slot;
@@ -63,7 +63,7 @@ static PyObject *buffer_expect(PyObject *o, PyObject *args, PyObject *kwargs)
 
 static PyObject *buffer_ready(PyObject *o, PyObject *which)
 {
-    FAN_RAW fan_error err;
+    FAN_UNINITIALIZED fan_error err;
     fan_status status;
     bool ready = false;
     size_t slot;
@@ -71,15 +71,15 @@ static PyObject *buffer_ready(PyObject *o, PyObject *which)
         return NULL;
     fan_error_clear(&err);
     status = fan_buffer_ready(fan_buffer_self(o)->core, slot, &ready, &err);
-    if (status == FAN_OK && !ready && fan_watched())
-        fan_call_idle();
+    if (status == FAN_OK && !ready && fan_sched_active())
+        fan_sched_not_ready();
     return status == FAN_OK ? PyBool_FromLong(ready) : fan_raise(status, &err);
 }
 
 static PyObject *buffer_snapshot(PyObject *o, PyObject *which)
 {
     fan_value v = {.dtype = FAN_DT_NONE};
-    FAN_RAW fan_error err;
+    FAN_UNINITIALIZED fan_error err;
     fan_status status;
     size_t slot;
     if (fan_slot_arg(fan_buffer_self(o), which, &slot) < 0)
@@ -97,7 +97,7 @@ static PyObject *buffer_stats(PyObject *o, PyObject *which)
 
 static PyObject *buffer_clear(PyObject *o, PyObject *Py_UNUSED(none))
 {
-    FAN_RAW fan_error err;
+    FAN_UNINITIALIZED fan_error err;
     fan_status status;
     fan_error_clear(&err);
     status = fan_buffer_clear(fan_buffer_self(o)->core, &err);
@@ -137,21 +137,21 @@ static size_t slot_seen(PyObject *o)
 
 static void seen_adding(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *Py_UNUSED(kwnames))
 {
-    fan_buffer_seen(fan_buffer_self(o)->core, slot_seen(nargs > 0 ? args[0] : NULL), FAN_TOUCH_WRITES);
+    fan_buffer_seen(fan_buffer_self(o)->core, slot_seen(nargs > 0 ? args[0] : NULL), FAN_SCHED_WRITE);
 }
 
 static void seen_reading(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *Py_UNUSED(kwnames))
 {
-    fan_buffer_seen(fan_buffer_self(o)->core, slot_seen(nargs > 0 ? args[0] : NULL), FAN_TOUCH_READS);
+    fan_buffer_seen(fan_buffer_self(o)->core, slot_seen(nargs > 0 ? args[0] : NULL), FAN_SCHED_READ);
 }
 
 static void seen_adding_many(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *Py_UNUSED(kwnames))
 {
     PyObject *slots = nargs > 0 && (PyList_CheckExact(args[0]) || PyTuple_CheckExact(args[0])) ? args[0] : NULL;
     if (!slots)
-        fan_buffer_seen(fan_buffer_self(o)->core, SIZE_MAX, FAN_TOUCH_WRITES);
+        fan_buffer_seen(fan_buffer_self(o)->core, SIZE_MAX, FAN_SCHED_WRITE);
     for (Py_ssize_t i = 0; slots && i < PySequence_Fast_GET_SIZE(slots); i++)
-        fan_buffer_seen(fan_buffer_self(o)->core, slot_seen(PySequence_Fast_GET_ITEM(slots, i)), FAN_TOUCH_WRITES);
+        fan_buffer_seen(fan_buffer_self(o)->core, slot_seen(PySequence_Fast_GET_ITEM(slots, i)), FAN_SCHED_WRITE);
 }
 
 /* named_slot: slot=, and *out=, where nothing else is given by name; else NULL. */
@@ -175,9 +175,8 @@ static PyObject *named_slot(PyObject *const *values, PyObject *kwnames, PyObject
 static void seen_taking(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     PyObject *out, *slot = named_slot(args + nargs, kwnames, &out);
-    fan_buffer_seen(fan_buffer_self(o)->core, slot_seen(slot), FAN_TOUCH_WRITES);
-    fan_touch_thing(FAN_THING_HOST_MEMORY, 0,
-                    kwnames && (out || !slot) ? FAN_TOUCH_WRITES : FAN_TOUCH_READS); /* out= */
+    fan_buffer_seen(fan_buffer_self(o)->core, slot_seen(slot), FAN_SCHED_WRITE);
+    fan_sched_access(FAN_THING_HOST_MEMORY, 0, kwnames && (out || !slot) ? FAN_SCHED_WRITE : FAN_SCHED_READ); /* out= */
 }
 
 static void seen_explaining(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
@@ -189,7 +188,7 @@ static void seen_explaining(PyObject *o, PyObject *const *args, Py_ssize_t nargs
 static void seen_all(PyObject *o, PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(nargs),
                      PyObject *Py_UNUSED(kwnames))
 {
-    fan_buffer_seen(fan_buffer_self(o)->core, SIZE_MAX, FAN_TOUCH_READS);
+    fan_buffer_seen(fan_buffer_self(o)->core, SIZE_MAX, FAN_SCHED_READ);
     fan_buffer_seen_parked(fan_buffer_self(o)->core);
 }
 

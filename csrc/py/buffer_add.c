@@ -107,7 +107,7 @@ int fan_contribution_of(buffer_object *self, size_t slot, PyObject *gradient, Py
  * made none the current one (S4, S5). */
 int fan_add_on(fan_buffer *core, size_t slot, fan_contribution *c)
 {
-    FAN_RAW fan_error err;
+    FAN_UNINITIALIZED fan_error err;
     fan_status status = FAN_OK;
     fan_stream *library = NULL;
     if (fan_library_stream(&c->value, NULL, &library) < 0)
@@ -158,8 +158,8 @@ static bool add_options_of(PyObject *const *values, PyObject *kwnames, add_optio
 
 int fan_buffer_fast_add(buffer_object *self, PyObject *const *args, PyObject *kwnames)
 {
-    FAN_RAW fan_fast_kind kind;
-    FAN_RAW fan_error err;
+    FAN_UNINITIALIZED fan_fast_kind kind;
+    FAN_UNINITIALIZED fan_error err;
     Py_ssize_t slot = fan_small_index(args[0]);
     PyObject *gradient = args[1] == Py_None ? NULL : args[1], *copy = NULL;
     add_options t = {.key = -1};
@@ -190,8 +190,8 @@ int fan_buffer_fast_add(buffer_object *self, PyObject *const *args, PyObject *kw
 
 int fan_fast_add_only(fan_buffer *core, PyObject *gradient, int64_t key)
 {
-    FAN_RAW fan_fast_kind kind;
-    FAN_RAW fan_error err;
+    FAN_UNINITIALIZED fan_fast_kind kind;
+    FAN_UNINITIALIZED fan_error err;
     PyObject *defined = gradient == Py_None ? NULL : gradient;
     char *data = NULL;
     bool added;

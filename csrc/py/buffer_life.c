@@ -88,7 +88,7 @@ static PyObject *buffer_make(PyTypeObject *type, const fan_buffer_config *config
 {
     PyObject *reused = fan_buffer_reusable(config) ? freelist_take(type, config->slots, config->budget) : NULL;
     buffer_object *self = fan_buffer_self(reused ? reused : type->tp_alloc(type, 0));
-    FAN_RAW fan_error err;
+    FAN_UNINITIALIZED fan_error err;
     fan_status status;
     if (!self)
         return NULL;

@@ -61,7 +61,7 @@ static int batch_any(buffer_object *self, const fan_batch_args *t, fan_stream *s
     fan_memory_leave_begin();
     slot_order *sorted = fan_alloc((n ? n : 1) * sizeof *sorted);
     fan_stream **own = fan_calloc((n ? n : 1) * sizeof *own); /* current streams of the gradients' libraries */
-    FAN_RAW fan_error err;
+    FAN_UNINITIALIZED fan_error err;
     int result = -1;
     if (!c || !slots || !sorted || !own) {
         PyErr_NoMemory();
@@ -168,7 +168,7 @@ static void source_prefetch(void *ctx, size_t at)
 
 static int batch_plain(buffer_object *self, const fan_batch_args *args, bool donate)
 {
-    FAN_RAW fan_error err;
+    FAN_UNINITIALIZED fan_error err;
     batch_source m = {args, self, donate};
     fan_fast_batch batch = {(size_t)args->n, self->n >= FAR, source_read, source_again, source_prefetch, &m};
     bool added;

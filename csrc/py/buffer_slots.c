@@ -156,7 +156,7 @@ static int slot_words_of(PyObject *item, slot_words *w)
 
 static int spec_shape_of(PyObject *shape, fan_slot_spec *spec)
 {
-    FAN_RAW int64_t dims[FAN_MAX_NDIM];
+    FAN_UNINITIALIZED int64_t dims[FAN_MAX_NDIM];
     Py_ssize_t n = PyTuple_Check(shape) ? PyTuple_GET_SIZE(shape) : FAN_MAX_NDIM + 1;
     if (n > FAN_MAX_NDIM)
         return fan_refuse(PyExc_ValueError, "expected a shape of at most %d axes, got %R", FAN_MAX_NDIM, shape);

@@ -103,7 +103,7 @@ PyObject *fan_take_all(fan_buffer *core, const size_t *only, PyObject *slot_name
                     .writable = writable,
                     .show = show,
                     .ctx = &to};
-    FAN_RAW fan_error err;
+    FAN_UNINITIALIZED fan_error err;
     fan_status status = FAN_OK;
     bool done = false;
     fan_memory_leave_begin();
@@ -197,7 +197,7 @@ static fan_fast_where outs_at(void *ctx, size_t slot, const fan_fast_kind *kind,
                               uint64_t *bytes)
 {
     const out_args *to = ctx;
-    FAN_RAW fan_fast_kind is;
+    FAN_UNINITIALIZED fan_fast_kind is;
     if (!to->one && (Py_ssize_t)slot >= PySequence_Fast_GET_SIZE(to->out)) /* it became shorter meanwhile */
         return FAN_FAST_REFUSED;
     PyObject *o = to->one ? to->out : PySequence_Fast_GET_ITEM(to->out, (Py_ssize_t)slot);
@@ -316,7 +316,7 @@ PyObject *fan_stats_wrap(fan_buffer *core, size_t slot)
     bool some, bad;
     fan_stats s;
     int64_t bad_key;
-    FAN_RAW fan_error err;
+    FAN_UNINITIALIZED fan_error err;
     fan_status status;
     if (!type)
         return NULL;

@@ -31,7 +31,7 @@ static PyObject *view_of_item(const fan_item_view *v)
 /* look: what a slot looks like now: *items is as long as v->items and the caller's to free. -1 with an exception. */
 static int look(const buffer_object *self, size_t slot, fan_slot_view *v, fan_item_view **items)
 {
-    FAN_RAW fan_error err;
+    FAN_UNINITIALIZED fan_error err;
     size_t cap = 0;
     *items = NULL;
     for (;;) { /* others may add meanwhile: until the room suffices */

@@ -31,7 +31,7 @@ static fanin_status no_dtype(fanin_dtype dtype, fanin_error *err)
 
 static fanin_status api_empty(fanin_dtype dtype, int ndim, const int64_t *shape, fanin_value *out, fanin_error *err)
 {
-    FAN_RAW fan_error e;
+    FAN_UNINITIALIZED fan_error e;
     fan_array *a;
     fan_status status;
     fan_c_show(NULL, out);
@@ -84,7 +84,7 @@ static fanin_status api_wrap(void *data, fanin_dtype dtype, int ndim, const int6
                              void (*release)(void *ctx), void *ctx, fanin_value *out, fanin_error *err)
 {
     int64_t dense[FAN_MAX_NDIM], size;
-    FAN_RAW fan_error e;
+    FAN_UNINITIALIZED fan_error e;
     wrapped *w = NULL;
     fan_storage *s = NULL;
     fan_array *a = NULL;

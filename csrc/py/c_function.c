@@ -87,7 +87,7 @@ __attribute__((noinline, cold)) static int refuse_recorded(const fan_node *n)
 /* call_function: 0, or -1 with an exception. */
 static int call_function(const function_object *f, const fan_node *n, const fanin_value *sums, fanin_value *out)
 {
-    FAN_RAW fanin_error err;
+    FAN_UNINITIALIZED fanin_error err;
     fanin_status status;
     if (fan_storage_redirected() && fan_recording_here())
         return refuse_recorded(n);
@@ -134,7 +134,7 @@ __attribute__((noinline, cold)) static int wrong_number(const function_object *f
 
 int fan_function_run(const function_object *f, const fan_node *n, void **sums, void **gradients, uint32_t ngradients)
 {
-    FAN_RAW fanin_value on_stack[VALUES_ON_STACK];
+    FAN_UNINITIALIZED fanin_value on_stack[VALUES_ON_STACK];
     fanin_value *values = on_stack, *out;
     size_t all = (size_t)f->inputs + ngradients;
     int bad;

@@ -17,7 +17,7 @@ static inline const fan_slot_spec *spec_of(const fan_node *n, uint32_t slot)
 static bool can_forward_object(const fan_node *to, uint32_t slot, PyObject *o)
 {
     const fan_slot_spec *spec = spec_of(to, slot);
-    FAN_RAW fan_fast_kind kind;
+    FAN_UNINITIALIZED fan_fast_kind kind;
     const int64_t *shape;
     fan_dtype of;
     char *data;
@@ -56,7 +56,7 @@ static bool can_forward(const fan_node *to, uint32_t slot, void *gradient)
 /* on_host: whether a gradient lies on the CPU, as can be said without a call. */
 static bool on_host(PyObject *gradient)
 {
-    FAN_RAW fan_fast_kind kind;
+    FAN_UNINITIALIZED fan_fast_kind kind;
     char *data;
     return fan_is_unboxed(gradient) || PyArray_CheckExact(gradient) || fan_fast_import(gradient, &kind, &data);
 }
@@ -191,7 +191,7 @@ static int add_shown(buffer_object *b, uint32_t slot, uint32_t key, void *gradie
 static fan_status add(void *buffer, uint32_t slot, uint32_t key, void *gradient, const fan_producer *producer,
                       fan_error *err)
 {
-    FAN_RAW fan_fast_kind kind;
+    FAN_UNINITIALIZED fan_fast_kind kind;
     buffer_object *b = buffer;
     char *data = NULL;
     bool added = false;
@@ -296,8 +296,8 @@ static fan_status release(fan_node *n, fan_error *err) { return status_of(fan_no
 /* check_signals: what a scheduled thread does between two nodes is done to the graph. */
 static fan_status check_signals(fan_error *err)
 {
-    if (fan_watched())
-        fan_touch_thing(FAN_THING_GRAPH, 0, FAN_TOUCH_WRITES);
+    if (fan_sched_active())
+        fan_sched_access(FAN_THING_GRAPH, 0, FAN_SCHED_WRITE);
     return status_of(PyErr_CheckSignals(), err);
 }
 

@@ -28,7 +28,7 @@ static PyObject *collect(PyObject *hook, PyObject *gradients)
     PyObject *gradient = PyTuple_GET_ITEM(gradients, 0);
     if (gradient == Py_None)
         return Py_NewRef(nothing);
-    int added = fan_watched() ? 0 : plain_add(hook, gradient);
+    int added = fan_sched_active() ? 0 : plain_add(hook, gradient);
     if (added > 0) {
         PyByteArray_AS_STRING(PyTuple_GET_ITEM(hook, CAME))[PyLong_AsSsize_t(slot)] = 1;
         return Py_NewRef(nothing);

@@ -323,7 +323,7 @@ static PyObject *cpu_launch(PyObject *Py_UNUSED(module), PyObject *args)
 static PyObject *cpu_empty(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *shape, *dtype, *made = NULL;
-    FAN_RAW int64_t dims[FAN_MAX_NDIM];
+    FAN_UNINITIALIZED int64_t dims[FAN_MAX_NDIM];
     fan_dtype d;
     fan_array *a = NULL;
     fan_error err = {0};

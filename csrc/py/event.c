@@ -124,7 +124,7 @@ static PyObject *event_stream(PyObject *o, void *Py_UNUSED(closure))
 static void seen_event(PyObject *o, PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(nargs),
                        PyObject *Py_UNUSED(kwnames))
 {
-    fan_sim_saw_event(fan_event_of(o));
+    fan_sim_read_event(fan_event_of(o));
 }
 
 FAN_TURN_ONE(event_record, fan_seen_nothing)

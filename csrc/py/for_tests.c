@@ -179,7 +179,7 @@ static void seen_machine(PyObject *Py_UNUSED(module), PyObject *const *args, Py_
                          PyObject *Py_UNUSED(kwnames))
 {
     if (PyObject_TypeCheck(*args, fan_state_get()->machine_type))
-        fan_sim_saw_all(fan_machine_self(*args)->m);
+        fan_sim_read_all(fan_machine_self(*args)->m);
 }
 
 FAN_TURN_ONE(test_unsound, seen_machine)

@@ -456,7 +456,7 @@ static PyObject *call_with(graph_function *self, body *b, uint64_t key)
         status = fan_tree_function_call(self->f, &a, &result, &report, &err);
     Py_END_ALLOW_THREADS
     if (status == FAN_OK) {
-        fan_touch_thing(FAN_THING_GRAPH, 0, FAN_TOUCH_WRITES);
+        fan_sched_access(FAN_THING_GRAPH, 0, FAN_SCHED_WRITE);
         self->last = report;
         self->called = true;
         if (report.outcome == FAN_TREE_RECORD && b->outside)

@@ -168,7 +168,7 @@ static bool values_match(const fan_value *a, const fan_value *b)
 /* check_replaced: of the same shape, dtype and device: 0, or -1 with an exception. */
 static int check_replaced(PyObject *was, PyObject *is, const char *who, const char *at)
 {
-    FAN_RAW fan_fast_kind one, two;
+    FAN_UNINITIALIZED fan_fast_kind one, two;
     char *data, before[256], now[256];
     fan_value a, b;
     bool good;
@@ -236,7 +236,7 @@ int fan_hooks_slots(node_object *self, void **sums)
     for (Py_ssize_t i = 0; all && i < PyTuple_GET_SIZE(all) && !bad; i++) {
         hook_object *hook = hook_cast(PyTuple_GET_ITEM(all, i));
         PyObject *sum = sums[hook->slot], *to;
-        FAN_RAW fan_guards guards;
+        FAN_UNINITIALIZED fan_guards guards;
         if (!sum || !hook->fn)
             continue;
         if (fan_guards_begin(&guards, &sums[hook->slot], 1) < 0)
@@ -324,7 +324,7 @@ int fan_hooks_pre(node_object *self, PyObject *node_hooks, void **sums)
     for (Py_ssize_t i = 0; all && i < PyTuple_GET_SIZE(all); i++) {
         hook_object *hook = hook_cast(PyTuple_GET_ITEM(all, i));
         PyObject *all_sums, *to = NULL;
-        FAN_RAW fan_guards guards;
+        FAN_UNINITIALIZED fan_guards guards;
         if (fan_guards_begin(&guards, sums, n) < 0)
             return -1;
         all_sums = tuple_of(sums, n);
@@ -383,8 +383,8 @@ static int replace_all(const node_object *self, PyObject *to, PyObject *were, vo
 static PyObject *call_post(const node_object *self, PyObject *fn, void **sums, void **gradients, uint32_t ngradients,
                            PyObject **were)
 {
-    FAN_RAW fan_guards of_sums;
-    FAN_RAW fan_guards of_gradients;
+    FAN_UNINITIALIZED fan_guards of_sums;
+    FAN_UNINITIALIZED fan_guards of_gradients;
     PyObject *both[2], *to = NULL;
     *were = NULL;
     if (fan_guards_begin(&of_sums, sums, self->node.inputs) < 0)

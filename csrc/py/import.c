@@ -44,7 +44,7 @@ static int import_python_scalar(PyObject *o, fan_value *out)
         Py_complex c;
     } x;
     fan_dtype dtype;
-    FAN_RAW fan_error err;
+    FAN_UNINITIALIZED fan_error err;
     int overflow = 0;
     memset(&x, 0, sizeof x);
     err.text[0] = '\0';

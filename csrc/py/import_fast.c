@@ -258,7 +258,7 @@ static bool same_ndarray(PyObject *o, const fan_fast_kind *kind, const char *dat
 
 bool fan_fast_is_unchanged(PyObject *o, const fan_fast_kind *kind, const char *data)
 {
-    FAN_RAW fan_fast_kind now;
+    FAN_UNINITIALIZED fan_fast_kind now;
     char *at;
     if (kind->scalar || fan_is_unboxed(o))
         return true; /* what cannot be changed */

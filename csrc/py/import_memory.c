@@ -23,7 +23,7 @@ static void release_object(fan_storage *s)
 int fan_view_ndarray(PyArrayObject *a, fan_dtype dtype, bool writable, fan_array **out)
 {
     _Static_assert(sizeof(npy_intp) == sizeof(int64_t), "fanin is for 64-bit machines");
-    FAN_RAW fan_error err;
+    FAN_UNINITIALIZED fan_error err;
     fan_status status;
     err.text[0] = '\0';
     const fan_storage of = {.data = PyArray_DATA(a), .release = release_object, .ctx = a};

@@ -21,7 +21,7 @@ static const fan_slot_spec *spec_of(const leaf_object *self)
 /* grad_read: new reference; NULL without an exception: there is none. */
 static PyObject *grad_read(leaf_object *self)
 {
-    fan_leaf_touch(&self->claim, FAN_TOUCH_READS);
+    fan_leaf_touch(&self->claim, FAN_SCHED_READ);
     PyObject *grad = self->outside ? PyObject_GetAttrString(self->array, "grad") : Py_XNewRef(self->grad);
     if (grad == Py_None)
         Py_CLEAR(grad);
@@ -31,7 +31,7 @@ static PyObject *grad_read(leaf_object *self)
 /* grad_write: takes the reference; NULL: no gradient. */
 static int grad_write(leaf_object *self, PyObject *grad)
 {
-    fan_leaf_touch(&self->claim, FAN_TOUCH_WRITES);
+    fan_leaf_touch(&self->claim, FAN_SCHED_WRITE);
     if (self->outside) {
         int bad = PyObject_SetAttrString(self->array, "grad", grad ? grad : Py_None);
         Py_XDECREF(grad);
@@ -141,7 +141,7 @@ static PyObject *copied(const leaf_object *self, PyObject *sum, bool recording)
 /* add_in_place: L5: 0, or -1 with an exception. */
 static int add_in_place(const leaf_object *self, PyObject *grad, PyObject *sum)
 {
-    FAN_RAW fan_fast_kind one, two;
+    FAN_UNINITIALIZED fan_fast_kind one, two;
     char *to = NULL, *from = NULL;
     PyObject *same;
     if (fan_fast_allowed() && PyArray_CheckExact(grad) && PyArray_CheckExact(sum) && fan_fast_import(grad, &one, &to) &&
@@ -281,7 +281,7 @@ PyObject *fan_leaf_grad_now(leaf_object *self) { return self->accumulate || self
 /* claim: 0, or -1 with an exception. */
 static int claim(leaf_object *self)
 {
-    FAN_RAW fan_error err;
+    FAN_UNINITIALIZED fan_error err;
     fan_status status;
     fan_error_clear(&err);
     status = fan_leaf_claim_begin(&self->claim, &fan_python, &err);
@@ -300,7 +300,7 @@ int fan_leaf_accumulate(leaf_object *self, void **sum, bool recording)
     if (self->accumulate) { /* without a claim: it may start a pass */
         if (fan_box(sum) < 0)
             return -1;
-        FAN_RAW fan_guards guards;
+        FAN_UNINITIALIZED fan_guards guards;
         if (fan_guards_begin(&guards, sum, 1) < 0)
             return -1;
         PyObject *call = Py_NewRef(self->accumulate), *ignored = PyObject_CallOneArg(call, *sum);
@@ -343,7 +343,7 @@ static int update_wide(leaf_object *self)
 /* reader_waits: S20: the reader's stream waits for the leaf's. */
 static int reader_waits(leaf_object *self, fan_stream *own, fan_stream *reader)
 {
-    FAN_RAW fan_error err;
+    FAN_UNINITIALIZED fan_error err;
     fan_value v = {.dtype = FAN_DT_NONE};
     if (self->grad && fan_import(self->grad, false, true, &v) < 0)
         return -1;
@@ -358,7 +358,7 @@ static int reader_waits(leaf_object *self, fan_stream *own, fan_stream *reader)
 /* update_on_stream: update_wide on the leaf's stream, which first waits for the reader's use of `.grad`. */
 static int update_on_stream(leaf_object *self, fan_stream *own)
 {
-    FAN_RAW fan_error err;
+    FAN_UNINITIALIZED fan_error err;
     fan_streams_outer outer;
     fan_stream *reader = fan_stream_current(own->device);
     int bad = reader ? 0 : -1;
@@ -708,7 +708,7 @@ static PyObject *given(PyObject *o) { return o == Py_None ? NULL : o; }
 PyObject *fan_leaf_call(PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames)
 {
     static const char *const names[] = {"array", "like", "accumulate", "grad_dtype", "name", "stream"};
-    FAN_RAW fan_error err;
+    FAN_UNINITIALIZED fan_error err;
     leaf_args a;
     leaf_object *self;
     if (fan_parse_call("Leaf", names, 6, 1, "array", args, PyVectorcall_NARGS(nargsf), kwnames, &a.array) < 0)
@@ -763,11 +763,11 @@ FAN_TURN_GET(leaf_get_grad, fan_seen_nothing)
 
 static int leaf_set_grad_turn(PyObject *o, PyObject *value, void *closure)
 {
-    if (fan_watched() && fan_call_begin_or_raise() < 0)
+    if (fan_sched_active() && fan_sched_enter_or_raise() < 0)
         return -1;
     int bad = leaf_set_grad(o, value, closure);
-    if (fan_watched())
-        fan_call_end();
+    if (fan_sched_active())
+        fan_sched_leave();
     return bad;
 }
 

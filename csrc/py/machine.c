@@ -280,7 +280,7 @@ static PyObject *machine_leave_out(PyObject *o, PyObject *words)
 static void seen_calls(PyObject *o, PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(nargs),
                        PyObject *Py_UNUSED(kwnames))
 {
-    fan_sim_saw_all(fan_machine_self(o)->m);
+    fan_sim_read_all(fan_machine_self(o)->m);
 }
 
 FAN_TURN_TUPLE(machine_stream, fan_seen_nothing)

@@ -13,11 +13,11 @@ static int pick(void *ctx, int n)
     return c->mode == FOLLOW ? fan_explore_pick(c->x, n) : 0;
 }
 
-static void touched(void *ctx, uint64_t object, fan_touch how)
+static void touched(void *ctx, uint64_t object, fan_sched_mode how)
 {
     chooser *c = ctx;
     if (c->mode == FOLLOW)
-        (void)fan_explore_touched(c->x, object, how); /* the search keeps its failure */
+        (void)fan_explore_access(c->x, object, how); /* the search keeps its failure */
 }
 
 void fan_machine_set_chooser(machine_object *self, chooser c)
@@ -28,7 +28,7 @@ void fan_machine_set_chooser(machine_object *self, chooser c)
         fan_sim_set_chooser(self->m, NULL);
     else
         fan_sim_set_chooser(
-            self->m, &(fan_sim_chooser){.choose = choose, .touched = touched, .pick = pick, .ctx = &self->chooser});
+            self->m, &(fan_sim_chooser){.choose = choose, .access = touched, .pick = pick, .ctx = &self->chooser});
     Py_XDECREF(search);
 }
 
@@ -102,7 +102,7 @@ PyObject *fan_machine_saw_thread(PyObject *o, PyObject *arg)
     int actor = (int)PyLong_AsLong(arg);
     if (actor == -1 && PyErr_Occurred())
         return NULL;
-    fan_sim_saw_thread(fan_machine_self(o)->m, actor);
+    fan_sim_read_thread(fan_machine_self(o)->m, actor);
     Py_RETURN_NONE;
 }
 

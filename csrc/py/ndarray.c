@@ -77,8 +77,8 @@ int fan_ndarray_check_known(PyObject *o, const char *op)
 
 PyObject *fan_export_array(fan_array *a)
 {
-    FAN_RAW npy_intp shape[FAN_MAX_NDIM];
-    FAN_RAW npy_intp strides[FAN_MAX_NDIM];
+    FAN_UNINITIALIZED npy_intp shape[FAN_MAX_NDIM];
+    FAN_UNINITIALIZED npy_intp strides[FAN_MAX_NDIM];
     PyArray_Descr *descr;
     PyObject *nd, *base;
     if (fan_wants_handles(a))

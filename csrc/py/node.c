@@ -261,7 +261,7 @@ static int edge_arg(const node_object *self, PyObject *edge, size_t index, fan_n
 
 static int link_edges(node_object *self, PyObject *edges)
 {
-    FAN_RAW fan_error err;
+    FAN_UNINITIALIZED fan_error err;
     PyObject *all = NULL;
     size_t n = 0;
     int bad = 0;
@@ -468,7 +468,7 @@ static int node_init(PyObject *o, PyObject *args, PyObject *named)
 /* link_to: edges from the C API. */
 static int link_to(node_object *self, const fanin_edge *edges, size_t nedges)
 {
-    FAN_RAW fan_error err;
+    FAN_UNINITIALIZED fan_error err;
     char name[128];
     fan_error_clear(&err);
     fan_status status = fan_node_room(&self->node, nedges, &err);
@@ -510,7 +510,7 @@ PyObject *fan_node_new(function_object *fn, const fanin_edge *edges, size_t nedg
 /* lost_fn: the error of a node without its function; -1. */
 __attribute__((noinline, cold)) static int lost_fn(const node_object *self)
 {
-    FAN_RAW fan_error err;
+    FAN_UNINITIALIZED fan_error err;
     char name[128];
     fan_error_clear(&err);
     if (self->node.freed_by)
@@ -535,9 +535,9 @@ static int run_in_c(node_object *self, void **sums, PyObject *node_hooks, void *
 
 static int run_in_python(node_object *self, void **sums, PyObject *node_hooks, void **gradients, uint32_t ngradients)
 {
-    FAN_RAW PyObject *on_stack[FAN_SUMS_ON_STACK + 1];
+    FAN_UNINITIALIZED PyObject *on_stack[FAN_SUMS_ON_STACK + 1];
     PyObject **args = on_stack, *result, *fn;
-    FAN_RAW fan_guards guards;
+    FAN_UNINITIALIZED fan_guards guards;
     uint32_t n = self->node.inputs;
     if (fan_box_all(sums, n) < 0 || fan_guards_begin(&guards, sums, n) < 0)
         return -1;
@@ -629,7 +629,7 @@ static PyObject *edges_subscript(PyObject *o, PyObject *which)
 static PyObject *edges_append(PyObject *o, PyObject *edge)
 {
     node_object *self = owner_of(o);
-    FAN_RAW fan_error err;
+    FAN_UNINITIALIZED fan_error err;
     fan_node *next;
     uint32_t slot;
     if (edge_arg(self, edge, self->node.nedges, &next, &slot) < 0)
@@ -891,13 +891,13 @@ FAN_TURN_GET(node_get_grad, fan_seen_graph)
 
 static int node_set_grad_turn(PyObject *o, PyObject *value, void *closure)
 {
-    bool watched = fan_watched();
-    if (watched && fan_call_begin_or_raise() < 0)
+    bool watched = fan_sched_active();
+    if (watched && fan_sched_enter_or_raise() < 0)
         return -1;
     fan_seen_graph(o, NULL, 0, NULL);
     int bad = node_set_grad(o, value, closure);
     if (watched)
-        fan_call_end();
+        fan_sched_leave();
     return bad;
 }
 

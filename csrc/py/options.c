@@ -163,7 +163,7 @@ static PyObject *workers(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 static void seen_counters(PyObject *Py_UNUSED(module), PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(nargs),
                           PyObject *Py_UNUSED(kwnames))
 {
-    fan_touch_thing(FAN_THING_COUNTERS, 0, FAN_TOUCH_WEIGHS);
+    fan_sched_access(FAN_THING_COUNTERS, 0, FAN_SCHED_DECIDE);
 }
 
 FAN_TURN_NONE(counters, seen_counters)

@@ -37,7 +37,7 @@ static int arguments(const char *who, PyObject *const *args, Py_ssize_t nargs, P
 
 static PyObject *overlap(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    FAN_RAW int64_t dims[2][FAN_REGION_DIMS];
+    FAN_UNINITIALIZED int64_t dims[2][FAN_REGION_DIMS];
     fan_layout_item items[2];
     PyArray_Descr *descr;
     uint64_t budget;
@@ -54,7 +54,7 @@ static PyObject *overlap(PyObject *Py_UNUSED(module), PyObject *const *args, Py_
 static PyObject *overlaps_itself(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t nargs,
                                  PyObject *kwnames)
 {
-    FAN_RAW int64_t dims[FAN_REGION_DIMS];
+    FAN_UNINITIALIZED int64_t dims[FAN_REGION_DIMS];
     fan_layout_item item;
     PyArray_Descr *descr;
     uint64_t budget;

@@ -272,7 +272,7 @@ fan_backward *fan_task_begin_args(const char *call, PyObject *const *args, Py_ss
     pass_parts parts = {.is_walk = strcmp(call, "walk") == 0,
                         .config = {.frontend = &fan_python_engine, .call = call, .capture = capture}};
     fan_backward *p = NULL;
-    FAN_RAW fan_error err;
+    FAN_UNINITIALIZED fan_error err;
     fan_error_clear(&err);
     if (parse(&parts, args, nargs, kwnames) == 0) {
         fan_status status = fan_backward_begin(&parts.config, &p, &err);
@@ -289,7 +289,7 @@ fan_backward *fan_task_begin_args(const char *call, PyObject *const *args, Py_ss
 /* run_all: 0, or -1 with an exception. */
 static int run_all(fan_backward *p)
 {
-    FAN_RAW fan_error err;
+    FAN_UNINITIALIZED fan_error err;
     fan_status status;
     fan_error_clear(&err);
     status = fan_backward_seed(p, &err);

@@ -95,7 +95,7 @@ static int own_of(node_object *self, place_args *a, PyObject *slots)
 
 static int place_in(node_object *self, place_args *a, PyObject *slots)
 {
-    FAN_RAW fan_error err;
+    FAN_UNINITIALIZED fan_error err;
     fan_error_clear(&err);
     if (own_of(self, a, slots) < 0)
         return -1;
@@ -125,7 +125,7 @@ int fan_node_place(node_object *self, PyObject *stream, PyObject *device, PyObje
     place_args a = {0};
     int bad;
     if (!(stream && stream != Py_None) && !(device && device != Py_None) && !specs_of(self)) {
-        FAN_RAW fan_error err; /* the usual case */
+        FAN_UNINITIALIZED fan_error err; /* the usual case */
         fan_error_clear(&err);
         fan_status status = fan_stream_set_now(&self->node.streams, &err);
         if (status != FAN_OK)

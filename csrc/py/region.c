@@ -202,7 +202,7 @@ static int raise_again(const char *who, Py_ssize_t index)
 static int read_capsule(PyObject *capsule, PyObject *o, const char *who, Py_ssize_t index, int64_t *dims,
                         fan_layout_item *out)
 {
-    FAN_RAW int64_t copy[2 * FAN_MAX_NDIM];
+    FAN_UNINITIALIZED int64_t copy[2 * FAN_MAX_NDIM];
     fan_dl_tensor t;
     uint64_t flags;
     if (fan_dlpack_peek(capsule, copy, &t, &flags) < 0)

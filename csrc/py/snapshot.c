@@ -193,7 +193,7 @@ static bool lies_so(const fan_region *a, const fan_region *b)
 static PyObject *snapshot_elsewhere(PyObject *o, PyObject *Py_UNUSED(ignored))
 {
     const snapshot_object *self = (snapshot_object *)o;
-    FAN_RAW int64_t dims[FAN_REGION_DIMS];
+    FAN_UNINITIALIZED int64_t dims[FAN_REGION_DIMS];
     PyObject *found = PyList_New(0);
     for (size_t i = 0; found && i < self->n; i++) {
         fan_layout_item now;

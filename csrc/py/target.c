@@ -30,7 +30,7 @@ PyObject *fan_target_new(PyObject *buffer, size_t slot, int64_t key, fan_stream 
 
 static int end(target_object *self, bool good)
 {
-    FAN_RAW fan_error err;
+    FAN_UNINITIALIZED fan_error err;
     fan_status status;
     bool device = self->t.device->backend->has_streams;
     self->state = OVER;
@@ -46,7 +46,7 @@ static int end(target_object *self, bool good)
 static PyObject *target_enter(PyObject *o, PyObject *Py_UNUSED(none))
 {
     target_object *self = of(o);
-    FAN_RAW fan_error err;
+    FAN_UNINITIALIZED fan_error err;
     PyObject *out;
     fan_status status;
     if (self->state != FRESH) {

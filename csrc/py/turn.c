@@ -1,10 +1,10 @@
 /* turn: what a call says that comes too late. */
 #include "py/turn.h"
 
-int fan_call_begin_or_raise(void)
+int fan_sched_enter_or_raise(void)
 {
-    if (fan_call_begin()) {
-        fan_touch_thing(FAN_THING_OPTIONS, 0, FAN_TOUCH_READS); /* whatever a call does may hang on them */
+    if (fan_sched_enter()) {
+        fan_sched_access(FAN_THING_OPTIONS, 0, FAN_SCHED_READ); /* whatever a call does may hang on them */
         return 0;
     }
     PyObject *sim = PyImport_ImportModule("fanin._sim.machine");

@@ -9,8 +9,8 @@
 
 #include "py/py.h"
 
-/* fan_call_begin_or_raise: -1 with an exception: the machine ends this run. */
-int fan_call_begin_or_raise(void);
+/* fan_sched_enter_or_raise: -1 with an exception: the machine ends this run. */
+int fan_sched_enter_or_raise(void);
 
 /* fan_seen_nothing: the step says by itself what it does. fan_seen_options, fan_seen_graph: what it may change. */
 static inline void fan_seen_nothing(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
@@ -21,27 +21,27 @@ static inline void fan_seen_nothing(PyObject *o, PyObject *const *args, Py_ssize
 static inline void fan_seen_options(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     (void)o, (void)args, (void)nargs, (void)kwnames;
-    fan_touch_thing(FAN_THING_OPTIONS, 0, FAN_TOUCH_WRITES);
+    fan_sched_access(FAN_THING_OPTIONS, 0, FAN_SCHED_WRITE);
 }
 
 static inline void fan_seen_graph(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     (void)o, (void)args, (void)nargs, (void)kwnames;
-    fan_touch_thing(FAN_THING_GRAPH, 0, FAN_TOUCH_WRITES);
+    fan_sched_access(FAN_THING_GRAPH, 0, FAN_SCHED_WRITE);
 }
 
 /* Two functions, so that the usual way saves no registers for the other. */
 #define FAN_TURN(declared, passed, seen_args, call, seen)                    \
     __attribute__((noinline, cold)) static PyObject *call##_watched declared \
     {                                                                        \
-        if (fan_call_begin_or_raise() < 0)                                   \
+        if (fan_sched_enter_or_raise() < 0)                                  \
             return NULL;                                                     \
         seen seen_args;                                                      \
         PyObject *fan_result = call passed;                                  \
-        fan_call_end();                                                      \
+        fan_sched_leave();                                                   \
         return fan_result;                                                   \
     }                                                                        \
-    static PyObject *call##_turn declared { return fan_watched() ? call##_watched passed : call passed; }
+    static PyObject *call##_turn declared { return fan_sched_active() ? call##_watched passed : call passed; }
 
 #define FAN_TURN_FAST(call, seen)                                                                                   \
     FAN_TURN((PyObject * o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames), (o, args, nargs, kwnames), \

@@ -143,8 +143,8 @@ PyType_Spec fan_verdict_spec = {
 
 PyObject *fan_verdict_judge(const fan_region *a, const fan_region *b, uint64_t budget)
 {
-    FAN_RAW int64_t at[2][FAN_MAX_NDIM];
-    FAN_RAW fan_error err;
+    FAN_UNINITIALIZED int64_t at[2][FAN_MAX_NDIM];
+    FAN_UNINITIALIZED fan_error err;
     fan_verdict v;
     fan_status status;
     err.text[0] = '\0';

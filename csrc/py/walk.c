@@ -68,7 +68,7 @@ static PyObject *walk_failed(walk_object *self, fan_status status, const fan_err
 /* walk_depth_add: one more nested pass on this thread: 0, or -1: the pass has ended. */
 static int walk_depth_add(walk_object *self)
 {
-    FAN_RAW fan_error err;
+    FAN_UNINITIALIZED fan_error err;
     fan_error_clear(&err);
     fan_status status = fan_backward_depth(1) ? FAN_OK : fan_backward_too_deep(&err);
     return status == FAN_OK ? 0 : (walk_failed(self, status, &err), -1);
@@ -105,7 +105,7 @@ static fan_status sums_now(walk_object *self, fan_error *err)
 
 static PyObject *next_node(walk_object *self)
 {
-    FAN_RAW fan_error err;
+    FAN_UNINITIALIZED fan_error err;
     fan_status status = FAN_OK;
     fan_node *n = NULL;
     fan_error_clear(&err);
@@ -156,7 +156,7 @@ static int gradients_given(walk_object *self, PyObject *result)
 {
     uint32_t n = fan_backward_edges(self->pass), inputs = self->now->node.inputs;
     void **gradients = fan_calloc(n * sizeof *gradients), **sums = fan_calloc(inputs * sizeof *sums);
-    FAN_RAW fan_error err;
+    FAN_UNINITIALIZED fan_error err;
     fan_status status = FAN_ERR_NOMEM;
     fan_streams_outer outer;
     fan_error_clear(&err);

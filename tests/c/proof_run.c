@@ -583,7 +583,7 @@ enum { THE_SLOT = 64, GRADIENT = 128 };
 static void touch(fan_explore *x, int object, bool write)
 {
     if (x && object >= 0)
-        (void)fan_explore_touched(x, (uint64_t)object, write);
+        (void)fan_explore_access(x, (uint64_t)object, write);
 }
 
 /* The streams that may have used a gradient: what a release of it reads. */

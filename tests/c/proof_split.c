@@ -133,7 +133,7 @@ static int before(int scene) { return scene == ADDS ? 0 : scene == TAKES ? 2 : 1
 
 static void count(stage *s)
 {
-    (void)fan_explore_touched(s->x, THE_COUNT, true);
+    (void)fan_explore_access(s->x, THE_COUNT, true);
     s->left--;
 }
 
@@ -258,10 +258,10 @@ static int choose(void *ctx, uint32_t enabled)
     return fan_explore_choose(s->x, enabled);
 }
 
-static void touched(void *ctx, uint64_t object, fan_touch how)
+static void touched(void *ctx, uint64_t object, fan_sched_mode how)
 {
     stage *s = ctx;
-    (void)fan_explore_touched(s->x, object, how);
+    (void)fan_explore_access(s->x, object, how);
 }
 
 /* warm: events enough that no run makes one: a run that repeats another has the same yield points. */
@@ -358,7 +358,7 @@ bool search_split(const split_search *how, tally *out)
     if (!world_open(&s.w, how->D, how->S, NULL) || !warm(&s.w) || !workers_open())
         return false;
     fault_plant(&how->fault, &s.w);
-    fan_sim_chooser chooser = {.choose = choose, .touched = touched, .ctx = &s};
+    fan_sim_chooser chooser = {.choose = choose, .access = touched, .ctx = &s};
     fan_sim_set_chooser(s.w.m, &chooser);
     config_plain(&c, 2, how->D, how->S);
     uint64_t raw = config_raw(2, how->D, how->S);

@@ -92,19 +92,19 @@ static void act(const program *p, world *w, int a, fan_explore *x)
     const step *s = &p->all[a][w->at[a]];
     w->waits[a] = s->kind == LOCK && w->holder[s->lock] != 0;
     if (w->waits[a]) {
-        fan_explore_touched(x, 100 + (uint64_t)s->lock, FAN_TOUCH_READS);
+        fan_explore_access(x, 100 + (uint64_t)s->lock, FAN_SCHED_READ);
         return;
     }
     w->at[a]++;
     if (s->kind == LOCK || s->kind == UNLOCK) {
         w->holder[s->lock] = s->kind == LOCK ? a + 1 : 0;
-        fan_explore_touched(x, 100 + (uint64_t)s->lock, true);
+        fan_explore_access(x, 100 + (uint64_t)s->lock, true);
         return;
     }
     if (s->kind == COUNT) { /* who comes when the limit is passed knows it */
-        fan_explore_touched(x, THE_NUMBER, FAN_TOUCH_COUNTS);
+        fan_explore_access(x, THE_NUMBER, FAN_SCHED_COUNT);
         if (++w->number > LIMIT) {
-            fan_explore_touched(x, THE_NUMBER, FAN_TOUCH_WEIGHS);
+            fan_explore_access(x, THE_NUMBER, FAN_SCHED_DECIDE);
             w->own[a] = mix(w->own[a], w->number);
         }
         return;
@@ -114,13 +114,13 @@ static void act(const program *p, world *w, int a, fan_explore *x)
     for (int o = 0; o < OBJECTS; o++)
         if (s->reads >> o & 1) {
             w->own[a] = mix(w->own[a], w->object[o]);
-            fan_explore_touched(x, (uint64_t)o, false);
+            fan_explore_access(x, (uint64_t)o, false);
         }
     w->own[a] = mix(w->own[a], (uint64_t)w->at[a]);
     for (int o = 0; o < OBJECTS; o++)
         if (s->writes >> o & 1) {
             w->object[o] = mix(w->own[a], (uint64_t)(100 * a));
-            fan_explore_touched(x, (uint64_t)o, true);
+            fan_explore_access(x, (uint64_t)o, true);
         }
 }
 
@@ -377,9 +377,9 @@ static void a_scenario_that_does_not_repeat_itself_is_noticed(void)
     fan_explore *x = fan_explore_new(true, 0);
     for (int run = 0; fan_explore_begin(x) && run < 10; run++) {
         int a = fan_explore_choose(x, run % 2 ? 1u : 3u);
-        fan_explore_touched(x, 1, true);
+        fan_explore_access(x, 1, true);
         if (a != FAN_EXPLORE_NONE && fan_explore_choose(x, run % 2 ? 2u : 3u & ~(1u << a)) != FAN_EXPLORE_NONE)
-            fan_explore_touched(x, 1, true);
+            fan_explore_access(x, 1, true);
         fan_explore_end(x);
     }
     CHECK(fan_explore_strayed(x));

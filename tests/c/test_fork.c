@@ -27,14 +27,14 @@ int main(void)
     CHECK(fan_fork_add(&high) == 0);
     CHECK(fan_fork_add(&low) == 0); /* it is there */
     CHECK(fan_fork_add(&last) == 0);
-    unsigned before = fan_process();
+    unsigned before = fan_fork_generation();
     pid_t child = fork();
     if (child == 0)
-        _exit(strcmp(seen, "LluUcC") == 0 && fan_process() == before + 1 ? 0 : 1);
+        _exit(strcmp(seen, "LluUcC") == 0 && fan_fork_generation() == before + 1 ? 0 : 1);
     int status = 1;
     CHECK(waitpid(child, &status, 0) == child);
     CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
     CHECK(strcmp(seen, "LluU") == 0);
-    CHECK(fan_process() == before);
+    CHECK(fan_fork_generation() == before);
     return check_done();
 }

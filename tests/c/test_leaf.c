@@ -241,8 +241,8 @@ int main(void)
     fan_leaf_claim none = {.owner_generation = 0};
     pthread_barrier_init(&there, NULL, 2);
     pthread_barrier_init(&over, NULL, 2);
-    fan_leaf_claim_fini(&none); /* a zeroed one is none */
-    (void)fan_process();        /* forks are counted from now on */
+    fan_leaf_claim_fini(&none);  /* a zeroed one is none */
+    (void)fan_fork_generation(); /* forks are counted from now on */
     a_thread_that_has_it_is_refused();
     a_child_has_what_its_own_thread_had();
     beside(has_it, goes_and_comes);

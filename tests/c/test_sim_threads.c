@@ -79,7 +79,7 @@ static void half_main(void *arg)
 
 static int choose(void *ctx, uint32_t enabled) { return fan_explore_choose(ctx, enabled); }
 
-static void touched(void *ctx, uint64_t object, fan_touch how) { fan_explore_touched(ctx, object, how); }
+static void touched(void *ctx, uint64_t object, fan_sched_mode how) { fan_explore_access(ctx, object, how); }
 
 /* run_pair: one run under the search. false: abandoned. The outcome says whether it raced and what came out. */
 static bool run_pair(fan_explore *x, bool use_lock, bool use_event, uint64_t *outcome, char *schedule, size_t size)
@@ -91,7 +91,7 @@ static bool run_pair(fan_explore *x, bool use_lock, bool use_event, uint64_t *ou
     open(&w, config_of(1, 3, FAN_SIM_FIFO), 0);
     fan_mutex_init(&p.lock);
     CHECK_OK(fan_event_new(w.s[0]->device, &p.shared, NULL));
-    fan_sim_set_chooser(w.m, &(fan_sim_chooser){.choose = choose, .touched = touched, .ctx = x});
+    fan_sim_set_chooser(w.m, &(fan_sim_chooser){.choose = choose, .access = touched, .ctx = x});
     for (int i = 0; i < 2; i++)
         start(&t[i], w.m, half_main, &h[i]);
     CHECK_OK(fan_sim_join(w.m, NULL));

@@ -54,7 +54,7 @@ void fan__cuda_list_remove(fan_cuda *c)
     (void)pthread_mutex_unlock(&opened_lock);
 }
 
-bool fan__cuda_forked(const fan_cuda *c) { return c->life != fan_process(); }
+bool fan__cuda_forked(const fan_cuda *c) { return c->life != fan_fork_generation(); }
 
 bool fan__cuda_usable(const fan_cuda_part *p)
 {

@@ -94,7 +94,7 @@ typedef struct fan_cuda_part {
 struct fan_cuda {
     atomic_size_t holds;
     fan_cuda_api api;
-    unsigned life; /* fan_process when it was opened */
+    unsigned life; /* fan_fork_generation when it was opened */
     int count;
     uint64_t left_out;
     int64_t most_entries, most_rows; /* of one sort of COO data */

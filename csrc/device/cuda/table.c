@@ -121,7 +121,7 @@ fan_status fan_cuda_open(const char *path, fan_cuda **out, fan_error *err)
     if (!c)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a driver");
     atomic_init(&c->holds, 1);
-    c->life = fan_process();
+    c->life = fan_fork_generation();
     FAN_GO(fan_cuda_api_open(&c->api, path, err));
     c->most_entries = MOST_ENTRIES;
     c->most_rows = MOST_ROWS;

@@ -63,7 +63,7 @@ fan_block *fan__access_block(fan_sim *m, const void *address)
     return p ? fan_arena_find(&p->arena, (uintptr_t)address) : NULL;
 }
 
-void fan__access_touch(fan_sim *m, fan__visit *next, const void *what)
+void fan__access_report(fan_sim *m, fan__visit *next, const void *what)
 {
     const fan_array *a = NULL;
     bool write;
@@ -72,7 +72,7 @@ void fan__access_touch(fan_sim *m, fan__visit *next, const void *what)
     for (size_t i = 0; next(what, i, &a, &write); i++) {
         const fan_block *b = a && a->size ? fan__access_block(m, a->data) : NULL;
         if (b)
-            fan__sim_touch(m, b->name, write);
+            fan__sim_access(m, b->name, write);
     }
 }
 

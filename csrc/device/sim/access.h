@@ -13,7 +13,7 @@ bool fan__visit_read(const void *what, size_t i, const fan_array **a, bool *writ
 
 fan_sim_device_part *fan__access_part(fan_sim *m, uintptr_t address);
 fan_block *fan__access_block(fan_sim *m, const void *address);
-void fan__access_touch(fan_sim *m, fan__visit *next, const void *what);
+void fan__access_report(fan_sim *m, fan__visit *next, const void *what);
 
 /* The owner of the accessed memory until the operation has run: none, the graph that contains it, or the host thread
  * that waits for it. */

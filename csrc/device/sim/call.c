@@ -21,13 +21,13 @@ uint64_t fan__sim_new_name(fan_sim *m, int kind)
     return FAN__NAME(kind, (uint64_t)by << 40 | ++m->made[by]);
 }
 
-void fan__sim_touch(const fan_sim *m, uint64_t name, fan_touch how)
+void fan__sim_access(const fan_sim *m, uint64_t name, fan_sched_mode how)
 {
     const fan_sim *mine = fan__sim_here.m;
     if (FAN_FAULT_IS(FAN_FAULT_NO_TURNS + (fan_fault_id)(name >> 56 & 0x7f)))
         return;
-    if (mine && mine->has_chooser && mine->chooser.touched)
-        mine->chooser.touched(mine->chooser.ctx, mine == m ? name : name | OF_ANOTHER, how);
+    if (mine && mine->has_chooser && mine->chooser.access)
+        mine->chooser.access(mine->chooser.ctx, mine == m ? name : name | OF_ANOTHER, how);
 }
 
 void fan__sim_call_site(const fan_sim *m, char *buf, size_t size)
@@ -55,7 +55,7 @@ static fan_status call_planned(fan_sim *m, const char *call, fan_error *err)
 {
 #ifdef FAN_TEST
     if (m->planned) /* calls after the failed one depend on it, too */
-        fan__sim_touch(m, FAN__NAME(OF_FAULTS, 0), true);
+        fan__sim_access(m, FAN__NAME(OF_FAULTS, 0), true);
     if (m->fail_at >= 0 && m->fail_at-- == 0)
         return fan_fail_code(err, m->fail_with, m->fail_with == FAN_ERR_DEVICE ? 999 : 2,
                              "%s of the simulated device failed, as planned", call);
@@ -68,9 +68,9 @@ fan_status fan__sim_enter(fan_sim *m, const char *call, fan_error *err)
 {
     FAN_TRY(fan__sim_alive(m, err));
     m->calls++;
-    fan__sim_touch(m, FAN__NAME(OF_CALLS, 0), FAN_TOUCH_COUNTS);
-    fan__sim_touch(m, FAN__NAME(OF_CAPTURES, 0),
-                   m->recordings ? FAN_TOUCH_WRITES : FAN_TOUCH_READS); /* a call may join a capture, or break it */
+    fan__sim_access(m, FAN__NAME(OF_CALLS, 0), FAN_SCHED_COUNT);
+    fan__sim_access(m, FAN__NAME(OF_CAPTURES, 0),
+                    m->recordings ? FAN_SCHED_WRITE : FAN_SCHED_READ); /* a call may join a capture, or break it */
     return call_planned(m, call, err);
 }
 

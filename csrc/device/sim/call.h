@@ -63,9 +63,9 @@ size_t fan__sim_maker(void);
 /* fan__sim_new_name: returns a name for a new object: the thread, and how many it made before. So the object has the
  * same name in every order of the other threads. */
 uint64_t fan__sim_new_name(fan_sim *m, int kind);
-/* fan__sim_touch: reports an access to the search of the calling thread's machine, whichever machine owns the
+/* fan__sim_access: reports an access to the search of the calling thread's machine, whichever machine owns the
  * object. */
-void fan__sim_touch(const fan_sim *m, uint64_t name, fan_touch how);
+void fan__sim_access(const fan_sim *m, uint64_t name, fan_sched_mode how);
 
 #define FAN__SITE 96
 

@@ -19,10 +19,10 @@ fan_status fan_sim_synchronize(fan_sim *m, fan_error *err)
     }
     if (status != FAN_OK)
         goto done;
-    fan__sim_touch(m, FAN__NAME(OF_PROGRESS, 0), false);
-    fan__sim_touch(m, FAN__NAME(OF_QUEUED, 0), false);
+    fan__sim_access(m, FAN__NAME(OF_PROGRESS, 0), false);
+    fan__sim_access(m, FAN__NAME(OF_QUEUED, 0), false);
     for (size_t i = 0; i < m->nqueues; i++)
-        fan__sim_touch(m, m->queues[i]->name, false);
+        fan__sim_access(m, m->queues[i]->name, false);
     FAN_GO(fan__run_until(m, (fan_sim_point){NULL, 0}, err));
     for (size_t i = 0; i < m->nqueues; i++) {
         FAN_GO(fan__run_join(m, fan_race_check_clock(m->race_check, m->queues[i]->lane), err));
@@ -45,8 +45,8 @@ fan_status fan_sim_step(fan_sim *m, bool *ran, fan_error *err)
     fan__sim_lock(m);
     FAN_GO(fan__sim_enter(m, "step", err));
     FAN_GO(fan__sim_raise_pending(m, err));
-    fan__sim_touch(m, FAN__NAME(OF_PROGRESS, 0), true);
-    fan__sim_touch(m, FAN__NAME(OF_QUEUED, 0), false);
+    fan__sim_access(m, FAN__NAME(OF_PROGRESS, 0), true);
+    fan__sim_access(m, FAN__NAME(OF_QUEUED, 0), false);
     while (m->executor && m->executor != fan_thread_id())
         fan__run_stand_by(m);
     fan_sim_queue *q = fan__run_pick(m);

@@ -20,7 +20,7 @@ typedef struct fan_explore fan_explore;
 
 typedef struct fan__footprint_item {
     uint64_t object;
-    unsigned how; /* bits: 1 << fan_touch */
+    unsigned how; /* bits: 1 << fan_sched_mode */
 } fan__footprint_item;
 
 /* The accesses of one step. Owned by the node at which it ran; deeper nodes borrow it. */
@@ -119,9 +119,9 @@ static bool print_weighed(const fan_explore *x, uint64_t object)
 static bool footprint_commute(const fan_explore *x, uint64_t object, unsigned a, unsigned b)
 {
     unsigned either = a | b;
-    if (!(either & (FAN__FOOTPRINT_BIT(FAN_TOUCH_WRITES) | FAN__FOOTPRINT_BIT(FAN_TOUCH_COUNTS))))
+    if (!(either & (FAN__FOOTPRINT_BIT(FAN_SCHED_WRITE) | FAN__FOOTPRINT_BIT(FAN_SCHED_COUNT))))
         return true;
-    return either == FAN__FOOTPRINT_BIT(FAN_TOUCH_COUNTS) && !print_weighed(x, object);
+    return either == FAN__FOOTPRINT_BIT(FAN_SCHED_COUNT) && !print_weighed(x, object);
 }
 
 static bool fan__footprint_independent(const fan_explore *x, const fan__footprint *a, const fan__footprint *b)
@@ -441,9 +441,9 @@ int fan_explore_pick(fan_explore *x, int n)
     return explore_note(x, FAN_ANSWER + answer) < 0 ? FAN_EXPLORE_NONE : answer;
 }
 
-fan_status fan_explore_touched(fan_explore *x, uint64_t object, fan_touch how)
+fan_status fan_explore_access(fan_explore *x, uint64_t object, fan_sched_mode how)
 {
-    if (how == FAN_TOUCH_WEIGHS && x->now == SEARCH)
+    if (how == FAN_SCHED_DECIDE && x->now == SEARCH)
         FAN_TRY(fan__footprint_decide(x, object));
     /* Only the last step of the path is new; earlier ones had the same accesses when they first ran. */
     if (x->now != SEARCH || x->depth == 0 || x->depth != x->n)

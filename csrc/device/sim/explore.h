@@ -9,7 +9,7 @@
  *        while (actors left) {
  *            a = fan_explore_choose(x, mask);
  *            step(a);
- *            fan_explore_touched(x, ..);
+ *            fan_explore_access(x, ..);
  *        }
  *        fan_explore_end(x);
  *    }
@@ -64,9 +64,9 @@ int fan_explore_choose(fan_explore *x, uint32_t enabled);
 /* fan_explore_pick: returns one of n <= 32 answers that a query may give to the step just chosen (or to code before the
  * first step); each is tried. -1 when out of memory. */
 int fan_explore_pick(fan_explore *x, int n);
-/* fan_explore_touched: reports an access of the step just chosen to `object`. FAN_ERR_NOMEM, which fan_explore_status
- * keeps. FAN_TOUCH_WEIGHS makes COUNTS conflict from the next run on; earlier searches are repeated. */
-fan_status fan_explore_touched(fan_explore *x, uint64_t object, fan_touch how);
+/* fan_explore_access: reports an access of the step just chosen to `object`. FAN_ERR_NOMEM, which fan_explore_status
+ * keeps. FAN_SCHED_DECIDE makes COUNTS conflict from the next run on; earlier searches are repeated. */
+fan_status fan_explore_access(fan_explore *x, uint64_t object, fan_sched_mode how);
 void fan_explore_end(fan_explore *x);
 bool fan_explore_complete(const fan_explore *x); /* all orders were run, none left out by the limit */
 uint64_t fan_explore_runs(const fan_explore *x); /* complete runs */

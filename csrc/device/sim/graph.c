@@ -18,7 +18,7 @@ fan_status fan_sim_capture_begin(fan_sim *m, fan_stream *s, int mode, fan_error 
     fan_status status;
     fan_yield();
     fan__sim_lock(m);
-    fan__sim_touch(m, FAN__NAME(OF_CAPTURES, 0), FAN_TOUCH_WRITES);
+    fan__sim_access(m, FAN__NAME(OF_CAPTURES, 0), FAN_SCHED_WRITE);
     if (q->legacy || q->recording) {
         bool broken = q->recording && q->recording->capture.broken;
         status = fan__recording_refuse(q,
@@ -139,7 +139,7 @@ fan_status fan_sim_capture_end(fan_sim *m, fan_stream *s, fan_sim_graph **out, f
     *out = NULL;
     fan_yield();
     fan__sim_lock(m);
-    fan__sim_touch(m, FAN__NAME(OF_CAPTURES, 0), FAN_TOUCH_WRITES);
+    fan__sim_access(m, FAN__NAME(OF_CAPTURES, 0), FAN_SCHED_WRITE);
     fan_sim_recording *r = q->recording;
     int code = r ? fan_capture_end(&r->capture, q->member, fan_thread_id()) : FAN_CAPTURE_VALUE;
     uint64_t unjoined = code == FAN_CAPTURE_UNJOINED ? graph_unjoined(m, r) : 0;
@@ -315,7 +315,7 @@ fan_status fan_sim_graph_launch(fan_sim_graph *g, fan_stream *s, fan_error *err)
     }
     for (uint32_t i = 0; i < g->members; i++)
         FAN_GO(graph_follow(m, q, g->queues[i], err));
-    fan__sim_touch(m, q->name, true);
+    fan__sim_access(m, q->name, true);
     begun = false;
     status = worst;
 done:

@@ -400,7 +400,7 @@ void fan_host_sched_changed(fan_host_sched *t, int me, uint64_t mutex)
     (void)pthread_mutex_unlock(&t->lock);
 }
 
-void fan_host_sched_idle(fan_host_sched *t, int me)
+void fan_host_sched_not_ready(fan_host_sched *t, int me)
 {
     (void)pthread_mutex_lock(&t->lock);
     t->actors[me].asked++;

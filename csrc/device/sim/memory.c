@@ -19,8 +19,8 @@ fan_status fan__sim_alloc(fan_device *d, fan_stream *stream, size_t bytes, void 
     fan__sim_lock(m);
     fan_status status = fan__sim_enter(m, "alloc", err);
     m->parts[d->index].given += bytes + 128;
-    fan__sim_touch(m, FAN__NAME(OF_MEMORY, (uint64_t)d->index),
-                   m->parts[d->index].given > a->bytes ? FAN_TOUCH_WEIGHS : FAN_TOUCH_COUNTS);
+    fan__sim_access(m, FAN__NAME(OF_MEMORY, (uint64_t)d->index),
+                    m->parts[d->index].given > a->bytes ? FAN_SCHED_DECIDE : FAN_SCHED_COUNT);
     fan_block *b = status == FAN_OK ? fan_arena_alloc(a, bytes, &host) : NULL;
     if (b) {
         b->name = fan__sim_new_name(m, OF_BLOCK);
@@ -44,7 +44,7 @@ void fan__sim_free(fan_device *d, void *data, size_t bytes)
     fan_sim *m = fan__sim_machine(d);
     (void)bytes;
     fan__sim_lock(m);
-    fan__sim_touch(m, FAN__NAME(OF_MEMORY, (uint64_t)d->index), FAN_TOUCH_COUNTS);
+    fan__sim_access(m, FAN__NAME(OF_MEMORY, (uint64_t)d->index), FAN_SCHED_COUNT);
     fan_block *b = fan_arena_find(&m->parts[d->index].arena, (uintptr_t)data);
     if (b && b->graphs)
         b->left = true; /* K3 */
@@ -93,17 +93,17 @@ void fan__sim_dropped(fan_device *d, void *data, size_t bytes, fan_stream *const
         goto done;
     for (size_t i = 0; i < n; i++) {
         lane_list_add(&after, fan__queue_of(streams[i])->lane);
-        fan__sim_touch(m, fan__queue_of(streams[i])->name, false);
+        fan__sim_access(m, fan__queue_of(streams[i])->name, false);
     }
     /* The threads that held the memory have dropped it before, so what they waited for is over. */
     for (size_t i = 0; i < 1 + FAN_ACTORS; i++)
         if (m->has_lane[i]) {
             lane_list_add(&after, m->host_lane[i]);
-            fan__sim_touch(m, FAN__NAME(OF_WAITED, i), false);
+            fan__sim_access(m, FAN__NAME(OF_WAITED, i), false);
         }
     const fan_block *b = fan__access_block(m, data);
     if (b) {
-        fan__sim_touch(m, b->name, true);
+        fan__sim_access(m, b->name, true);
         memory_keepers(m, b, &after);
     }
     if (after.short_of_memory)
@@ -138,9 +138,9 @@ fan_status fan__sim_read(fan_stream *s, const fan_array *dst, const fan_array *s
     FAN_GO(fan__sim_raise_pending(m, err));
     FAN_GO(fan__recording_none(q, "read", err));
     FAN_GO(fan__stream_barrier(m, q, err));
-    fan__sim_touch(m, q->name, true);
-    fan__sim_touch(m, FAN__NAME(OF_PROGRESS, 0), false);
-    fan__access_touch(m, fan__visit_read, src);
+    fan__sim_access(m, q->name, true);
+    fan__sim_access(m, FAN__NAME(OF_PROGRESS, 0), false);
+    fan__access_report(m, fan__visit_read, src);
     /* a copy on q that the host waits for */
     found = fan__access_judge(m, q->lane, "read", call_site, KEPT_BY_HOST, fan__visit_read, src, &race, err);
     if (found != FAN_OK && found != FAN_ERR_RACE) {

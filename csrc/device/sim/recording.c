@@ -172,7 +172,7 @@ void fan__recording_drop_all(fan_sim *m)
 int fan_sim_capture_state(fan_sim *m, fan_stream *s, uint64_t *id, fan_sim_graph **graph)
 {
     fan__sim_lock(m);
-    fan__sim_touch(m, FAN__NAME(OF_CAPTURES, 0), FAN_TOUCH_READS);
+    fan__sim_access(m, FAN__NAME(OF_CAPTURES, 0), FAN_SCHED_READ);
     const fan_sim_recording *r = fan__queue_of(s)->recording;
     int state = r ? r->capture.broken ? 2 : 1 : 0;
     if (id)
@@ -188,7 +188,7 @@ fan_status fan_sim_unsafe(fan_sim *m, const char *call, bool always, fan_error *
     fan_status status = FAN_OK;
     uint64_t thread = fan_thread_id();
     fan__sim_lock(m);
-    fan__sim_touch(m, FAN__NAME(OF_CAPTURES, 0), m->recordings ? FAN_TOUCH_WRITES : FAN_TOUCH_READS);
+    fan__sim_access(m, FAN__NAME(OF_CAPTURES, 0), m->recordings ? FAN_SCHED_WRITE : FAN_SCHED_READ);
     for (fan_sim_recording *r = m->recordings; r; r = r->next)
         if ((always && !r->capture.ended) || fan_capture_forbids(&r->capture, thread, thread_mode)) {
             int code = fan_capture_break(&r->capture, FAN_CAPTURE_UNSUPPORTED);

@@ -157,7 +157,7 @@ fan_status fan__run_until(fan_sim *m, fan_sim_point point, fan_error *err)
 
 fan_status fan__run_join(fan_sim *m, const fan_clock *what, fan_error *err)
 {
-    fan__sim_touch(m, FAN__NAME(OF_WAITED, fan__sim_host(m)), true);
+    fan__sim_access(m, FAN__NAME(OF_WAITED, fan__sim_host(m)), true);
     return fan_race_check_sync(m->race_check, fan__sim_lane(m), what) == FAN_OK
                ? FAN_OK
                : fan_fail(err, FAN_ERR_NOMEM, "out of memory for a wait");
@@ -218,7 +218,7 @@ fan_status fan__sim_nudge(fan_device *d, fan_error *err)
         fan__run_settle(m);
         fan__queue_sweep(m);
     } else if (!chosen) {
-        fan_call_idle();
+        fan_sched_not_ready();
     }
     fan__sim_unlock(m);
     return status;

@@ -173,25 +173,25 @@ void fan_sim_thread_end(fan_sim *m, int actor);
  * caller has released the locks that the threads need (the GIL), or before_block does. */
 fan_status fan_sim_join(fan_sim *m, fan_error *err);
 /* fan_sim_chooser: chooses the next actor. `choose` receives the mask of actors that may act and returns one, or -1 to
- * abandon the run; NULL: by seed. `touched`: the footprint of the current step; an object has the same number in every
+ * abandon the run; NULL: by seed. `access`: the footprint of the current step; an object has the same number in every
  * run of a repeatable scenario. Neither may call the machine. */
 typedef struct fan_sim_chooser {
     int (*choose)(void *ctx, uint32_t enabled);
-    void (*touched)(void *ctx, uint64_t object, fan_touch how);
+    void (*access)(void *ctx, uint64_t object, fan_sched_mode how);
     int (*pick)(void *ctx, int n); /* returns one of n possible answers (Queries); NULL: the true state */
     void *ctx;
 } fan_sim_chooser;
-/* fan_sim_saw_thread, fan_sim_saw_event, fan_sim_saw_memory: report that the calling thread of a machine reads an
+/* fan_sim_read_thread, fan_sim_read_event, fan_sim_access_memory: report that the calling thread of a machine reads an
  * actor's end, an event's last record, or the users of an array's memory (or changes them). */
-void fan_sim_saw_thread(fan_sim *m, int actor);
+void fan_sim_read_thread(fan_sim *m, int actor);
 /* fan_sim_after_thread: orders the calling thread, which has read the result of an ended actor, after all that the
  * actor did. FAN_ERR_NOMEM. */
 fan_status fan_sim_after_thread(fan_sim *m, int actor, fan_error *err);
-void fan_sim_saw_event(const fan_event *e);
-void fan_sim_saw_memory(const fan_device *d, const fan_array *a, bool write);
-/* fan_sim_saw_all: reports that the calling thread reads state that every call on the machine may change: its clock,
+void fan_sim_read_event(const fan_event *e);
+void fan_sim_access_memory(const fan_device *d, const fan_array *a, bool write);
+/* fan_sim_read_all: reports that the calling thread reads state that every call on the machine may change: its clock,
  * its counts. */
-void fan_sim_saw_all(fan_sim *m);
+void fan_sim_read_all(fan_sim *m);
 void fan_sim_set_chooser(fan_sim *m, const fan_sim_chooser *c); /* copied; NULL: by seed */
 /* fan_sim_limit, _steps, _break: as fan_host_sched_limit, _steps and _break. */
 void fan_sim_limit(fan_sim *m, size_t steps);

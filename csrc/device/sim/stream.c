@@ -69,7 +69,7 @@ fan_status fan__sim_capture(fan_stream *s, uint64_t *id, fan_error *err)
 {
     (void)err;
     *id = 0;
-    fan__sim_touch(fan__sim_machine(s->device), FAN__NAME(OF_CAPTURES, 0), FAN_TOUCH_READS);
+    fan__sim_access(fan__sim_machine(s->device), FAN__NAME(OF_CAPTURES, 0), FAN_SCHED_READ);
     if (atomic_load_explicit(&fan__sim_machine(s->device)->captures, memory_order_relaxed))
         (void)fan_sim_capture_state(fan__sim_machine(s->device), s, id, NULL);
     return FAN_OK;
@@ -88,7 +88,7 @@ fan_status fan_sim_stream(fan_sim *m, int device, bool blocking, fan_stream **ou
         status = fan__queue_new(m, device, m->handle + 1, blocking,
                                 fan_race_check_clock(m->race_check, fan__sim_lane(m)), &q, err);
     if (status == FAN_OK) {
-        fan__sim_touch(m, FAN__NAME(OF_STREAMS, 0), FAN_TOUCH_COUNTS);
+        fan__sim_access(m, FAN__NAME(OF_STREAMS, 0), FAN_SCHED_COUNT);
         m->handle++;
         *out = fan_stream_new(&m->parts[device].device, q->handle, q);
         if (!*out) {
@@ -151,7 +151,7 @@ fan_status fan__stream_barrier(fan_sim *m, fan_sim_queue *q, fan_error *err)
         fan_sim_queue *other = m->queues[i];
         if (other == q || other->device != q->device || !(q->legacy ? other->blocking : other->legacy))
             continue;
-        fan__sim_touch(m, other->name, false);
+        fan__sim_access(m, other->name, false);
         FAN_TRY(fan__queue_wait(m, q, (fan_sim_point){other, other->queued}, err));
         /* The host's clock is not needed: a sync queues nothing. */
         if (fan_race_check_sync(m->race_check, q->lane, fan_race_check_clock(m->race_check, other->lane)) != FAN_OK)
@@ -240,8 +240,8 @@ fan_status fan__sim_record(fan_event *e, fan_stream *s, fan_error *err)
         status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for an event");
         goto done;
     }
-    fan__sim_touch(m, q->name, true);
-    fan__sim_touch(m, ev->name, true);
+    fan__sim_access(m, q->name, true);
+    fan__sim_access(m, ev->name, true);
     event_set_point(m, ev, q);
     ev->denied = 0;
 done:
@@ -282,7 +282,7 @@ fan_status fan__sim_wait(fan_stream *s, fan_event *e, fan_error *err)
         goto done;
     }
     event_name(m, e);
-    fan__sim_touch(m, ev->name, false);
+    fan__sim_access(m, ev->name, false);
     FAN_GO(fan__recording_wait(q, ev, &captured, err));
     if (captured)
         goto done;
@@ -296,7 +296,7 @@ fan_status fan__sim_wait(fan_stream *s, fan_event *e, fan_error *err)
         status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for a wait");
         goto done;
     }
-    fan__sim_touch(m, q->name, true);
+    fan__sim_access(m, q->name, true);
     q->end_us = fan__later(q->end_us, ev->us);
 done:
     fan__sim_unlock(m);
@@ -314,8 +314,8 @@ void fan__sim_elided(fan_stream *s, fan_event *e)
     fan_sim *m = fan__sim_machine(s->device);
     const fan_sim_event *ev = e->impl;
     fan__sim_lock(m);
-    fan__sim_touch(m, fan__queue_of(s)->name, false);
-    fan__sim_touch(m, ev->name, false);
+    fan__sim_access(m, fan__queue_of(s)->name, false);
+    fan__sim_access(m, ev->name, false);
     if (m->checking && !fan_clock_leq(&ev->clock, fan_race_check_clock(m->race_check, fan__queue_of(s)->lane)))
         m->unsound++;
     fan__sim_unlock(m);
@@ -337,7 +337,7 @@ static fan_status event_answer(fan_sim *m, fan_sim_event *ev, bool *done, fan_er
     else
         FAN_TRY(fan__run_for(m, ev->point, 0, done, err));
     if (said == 1 && !*done)
-        fan_call_idle(); /* it never will, unless another thread acts */
+        fan_sched_not_ready(); /* it never will, unless another thread acts */
     return FAN_OK;
 }
 
@@ -349,9 +349,9 @@ fan_status fan__sim_query(fan_event *e, bool *done, fan_error *err)
     fan__sim_lock(m);
     FAN_GO(fan__sim_enter(m, "query", err));
     FAN_GO(fan__recording_has_time(ev, e, "query", err));
-    fan__sim_touch(m, ev->name, false);
-    fan__sim_touch(m, FAN__NAME(OF_PROGRESS, 0), true);
-    fan__sim_touch(m, FAN__NAME(OF_QUEUED, 0), false);
+    fan__sim_access(m, ev->name, false);
+    fan__sim_access(m, FAN__NAME(OF_PROGRESS, 0), true);
+    fan__sim_access(m, FAN__NAME(OF_QUEUED, 0), false);
     fan__run_settle(m);
     *done = true;
     if (ev->point.queue)
@@ -386,8 +386,8 @@ fan_status fan__sim_sync(fan_stream *s, fan_error *err)
     FAN_GO(fan__sim_raise_pending(m, err));
     FAN_GO(fan__recording_none(q, "synchronize", err));
     FAN_GO(fan__stream_barrier(m, q, err));
-    fan__sim_touch(m, q->name, q->blocking);
-    fan__sim_touch(m, FAN__NAME(OF_PROGRESS, 0), false);
+    fan__sim_access(m, q->name, q->blocking);
+    fan__sim_access(m, FAN__NAME(OF_PROGRESS, 0), false);
     FAN_GO(fan__run_finish(m, q, err));
 done:
     fan__sim_unlock(m);
@@ -409,8 +409,8 @@ fan_status fan__sim_event_sync(fan_event *e, fan_error *err)
     FAN_GO(fan__sim_enter(m, "event_sync", err));
     FAN_GO(fan__sim_raise_pending(m, err));
     FAN_GO(fan__recording_has_time(ev, e, "synchronize", err));
-    fan__sim_touch(m, ev->name, false);
-    fan__sim_touch(m, FAN__NAME(OF_PROGRESS, 0), false);
+    fan__sim_access(m, ev->name, false);
+    fan__sim_access(m, FAN__NAME(OF_PROGRESS, 0), false);
     double us = ev->us;
     if (!ev->point.queue)
         goto done;

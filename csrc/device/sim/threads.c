@@ -12,7 +12,7 @@ fan_status fan_sim_spawn(fan_sim *m, int *actor, fan_error *err)
     fan_status status;
     *actor = -1;
     fan__sim_lock(m);
-    fan__sim_touch(m, FAN__NAME(OF_ACTORS, 0), FAN_TOUCH_WRITES);
+    fan__sim_access(m, FAN__NAME(OF_ACTORS, 0), FAN_SCHED_WRITE);
     FAN_GO(fan__sim_alive(m, err));
     FAN_GO(fan_host_sched_spawn(m->host_sched, &i, &first, err));
     FAN_GO(fan__queue_host(m, 1 + (size_t)i, (uint64_t)i, err));
@@ -58,13 +58,13 @@ static void thread_end(void *ctx)
     fan__sim_here.fresh = false;
 }
 
-static void thread_idle(void *ctx)
+static void thread_not_ready(void *ctx)
 {
     fan_sim *m = ctx;
     if (fan__sim_here.kernels)
         return;
     fan__sim_here.vain = true;
-    fan_host_sched_idle(m->host_sched, fan__sim_here.actor);
+    fan_host_sched_not_ready(m->host_sched, fan__sim_here.actor);
 }
 
 static void thread_changed(void *ctx, uint64_t mutex)
@@ -90,19 +90,19 @@ static uint64_t thread_name(void *ctx)
     return MADE_HERE | (m->serial & 0xfff) << 47 | number;
 }
 
-static void thread_touch(void *ctx, fan_thing thing, uint64_t id, fan_touch how)
+static void thread_access(void *ctx, fan_thing thing, uint64_t id, fan_sched_mode how)
 {
     static const int kinds[] = {[FAN_THING_LOCKED] = OF_MUTEX,      [FAN_THING_BUDGET] = OF_BUDGET,
                                 [FAN_THING_COUNTERS] = OF_COUNTERS, [FAN_THING_HOST_MEMORY] = OF_HOST,
                                 [FAN_THING_OPTIONS] = OF_OPTIONS,   [FAN_THING_POOL] = OF_POOL,
                                 [FAN_THING_GRAPH] = OF_GRAPH};
     fan_sim *m = ctx;
-    fan__sim_touch(m, FAN__NAME(kinds[thing], id ? thread_mutex_number(m, id) : 0), how);
+    fan__sim_access(m, FAN__NAME(kinds[thing], id ? thread_mutex_number(m, id) : 0), how);
     if (thing != FAN_THING_LOCKED)
         return;
     fan__sim_lock(m); /* state guarded by the mutex was written before */
     (void)fan_race_check_locked(m->race_check, fan__sim_lane(m), id);
-    if (how == FAN_TOUCH_WRITES)
+    if (how == FAN_SCHED_WRITE)
         (void)fan_race_check_unlocking(m->race_check, fan__sim_lane(m), id);
     fan__sim_unlock(m);
 }
@@ -118,7 +118,7 @@ static bool thread_wait(void *ctx, uint64_t mutex)
     char call_site[FAN__SITE];
     fan__sim_call_site(m, call_site, sizeof call_site);
     fan__sim_lock(m);
-    fan__sim_touch(m, thread_mutex_name(m, mutex), false);
+    fan__sim_access(m, thread_mutex_name(m, mutex), false);
     fan__sim_unlock(m);
     fan_host_sched_wait(m->host_sched, fan__sim_here.actor, mutex, call_site);
     return true;
@@ -129,7 +129,7 @@ static void thread_locked(void *ctx, uint64_t mutex)
     fan_sim *m = ctx;
     fan_host_sched_locked(m->host_sched, fan__sim_here.actor, mutex);
     fan__sim_lock(m);
-    fan__sim_touch(m, thread_mutex_name(m, mutex), true);
+    fan__sim_access(m, thread_mutex_name(m, mutex), true);
     (void)fan_race_check_locked(m->race_check, fan__sim_lane(m), mutex);
     fan__sim_unlock(m);
 }
@@ -138,7 +138,7 @@ static void thread_unlocking(void *ctx, uint64_t mutex)
 {
     fan_sim *m = ctx;
     fan__sim_lock(m);
-    fan__sim_touch(m, thread_mutex_name(m, mutex), true);
+    fan__sim_access(m, thread_mutex_name(m, mutex), true);
     (void)fan_race_check_unlocking(m->race_check, fan__sim_lane(m), mutex);
     fan__sim_unlock(m);
     fan_host_sched_unlocking(m->host_sched, fan__sim_here.actor, mutex);
@@ -193,9 +193,9 @@ bool fan_sim_thread_begin(fan_sim *m, int actor)
                                              .unlocking = thread_unlocking,
                                              .begin = thread_begin,
                                              .end = thread_end,
-                                             .idle = thread_idle,
+                                             .not_ready = thread_not_ready,
                                              .changed = thread_changed,
-                                             .touch = thread_touch,
+                                             .access = thread_access,
                                              .name = thread_name,
                                              .spawn = thread_spawn,
                                              .enter = thread_enter,
@@ -210,7 +210,7 @@ void fan_sim_thread_end(fan_sim *m, int actor)
 {
     bool mine = fan__sim_here.m == m && fan__sim_here.actor == actor;
     if (mine) {
-        fan__sim_touch(m, FAN__NAME(OF_THREAD, (uint64_t)actor), FAN_TOUCH_WRITES);
+        fan__sim_access(m, FAN__NAME(OF_THREAD, (uint64_t)actor), FAN_SCHED_WRITE);
         fan_thread_set_hooks(NULL);
         fan__sim_here.m = NULL;
     }
@@ -242,9 +242,9 @@ fan_status fan_sim_join(fan_sim *m, fan_error *err)
     return status;
 }
 
-void fan_sim_saw_thread(fan_sim *m, int actor)
+void fan_sim_read_thread(fan_sim *m, int actor)
 {
-    fan__sim_touch(m, FAN__NAME(OF_THREAD, (uint64_t)actor), FAN_TOUCH_READS);
+    fan__sim_access(m, FAN__NAME(OF_THREAD, (uint64_t)actor), FAN_SCHED_READ);
 }
 
 fan_status fan_sim_after_thread(fan_sim *m, int actor, fan_error *err)
@@ -257,18 +257,18 @@ fan_status fan_sim_after_thread(fan_sim *m, int actor, fan_error *err)
     return status;
 }
 
-void fan_sim_saw_event(const fan_event *e)
+void fan_sim_read_event(const fan_event *e)
 {
     const fan_sim_event *ev = e->impl;
     fan_sim *m = fan_sim_of(e->device);
     if (!m || !fan__sim_here.m)
         return;
     fan__sim_lock(m);
-    fan__sim_touch(m, ev->name, FAN_TOUCH_READS);
+    fan__sim_access(m, ev->name, FAN_SCHED_READ);
     fan__sim_unlock(m);
 }
 
-void fan_sim_saw_memory(const fan_device *d, const fan_array *a, bool write)
+void fan_sim_access_memory(const fan_device *d, const fan_array *a, bool write)
 {
     fan_sim *m = fan_sim_of(d);
     if (!m || !fan__sim_here.m)
@@ -276,12 +276,12 @@ void fan_sim_saw_memory(const fan_device *d, const fan_array *a, bool write)
     fan__sim_lock(m);
     const fan_block *b = a->storage ? fan__access_block(m, a->storage->data) : NULL;
     if (b)
-        fan__sim_touch(m, b->name, write);
+        fan__sim_access(m, b->name, write);
     fan__sim_unlock(m);
 }
 
-void fan_sim_saw_all(fan_sim *m)
+void fan_sim_read_all(fan_sim *m)
 {
-    fan__sim_touch(m, FAN__NAME(OF_CALLS, 0), FAN_TOUCH_WEIGHS);
-    fan__sim_touch(m, FAN__NAME(OF_STREAMS, 0), FAN_TOUCH_WEIGHS);
+    fan__sim_access(m, FAN__NAME(OF_CALLS, 0), FAN_SCHED_DECIDE);
+    fan__sim_access(m, FAN__NAME(OF_STREAMS, 0), FAN_SCHED_DECIDE);
 }

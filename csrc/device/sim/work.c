@@ -21,9 +21,9 @@ fan_status fan__work_enqueue(fan_sim *m, fan_sim_queue *q, fan__work *w, const c
     fan_status status = fan__access_judge(m, q->lane, w->name, call_site, w->kept, w->next, w->what, &race, err);
     if (status != FAN_OK && status != FAN_ERR_RACE)
         return status;
-    fan__sim_touch(m, q->name, true);
-    fan__sim_touch(m, FAN__NAME(OF_QUEUED, 0), FAN_TOUCH_COUNTS);
-    fan__access_touch(m, w->next, w->what);
+    fan__sim_access(m, q->name, true);
+    fan__sim_access(m, FAN__NAME(OF_QUEUED, 0), FAN_SCHED_COUNT);
+    fan__access_report(m, w->next, w->what);
     fan__queue_append(m, q, w->op);
     if (!w->launched)
         *host += m->config.launch_us;
