@@ -47,8 +47,8 @@ static inline uint32_t fan_k_same(uint32_t x)
 
 #define KERNEL static void
 #define ARGS(T, a) const T a
-#define FN static
-#define CALLED static
+#define DEVICE static
+#define NOINLINE_DEVICE static
 #define THREAD fan_k_thread
 #define THREADS fan_k_threads
 #define READS(T) __builtin_types_compatible_p(T *, const T *)
@@ -57,11 +57,11 @@ static inline uint32_t fan_k_same(uint32_t x)
 #define SHARED static _Thread_local /* the threads of a block are run by one thread of the host */
 #define LANE ((int)(fan_k_thread % FAN_K_BLOCK))
 #define BLOCK (fan_k_thread / FAN_K_BLOCK)
-#define MEET fan_k_meet()
+#define SYNC_BLOCK fan_k_meet()
 #define EACH_LANE(i, n) for (int i = LANE; i < (n); i += FAN_K_BLOCK)
-#define GOES_ON (LANE == 0)
+#define IS_FIRST_LANE (LANE == 0)
 #define COUNT_ONE(n) (void)++(n)
-#define WARP_MEET MEET
+#define SYNC_WARP SYNC_BLOCK
 #define SAME_IN_WARP(x) fan_k_same(x)
 #define BITS_IN(mask) __builtin_popcount(mask)
 typedef struct sixteen {

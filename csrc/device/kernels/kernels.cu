@@ -19,8 +19,8 @@
 #ifdef __CUDACC__
 #define KERNEL extern "C" __global__ void __launch_bounds__(FAN_K_BLOCK)
 #define ARGS(T, a) const __grid_constant__ T a
-#define FN static __device__
-#define CALLED static __device__ __noinline__
+#define DEVICE static __device__
+#define NOINLINE_DEVICE static __device__ __noinline__
 #define THREAD ((int64_t)blockIdx.x * blockDim.x + threadIdx.x)
 #define THREADS ((int64_t)gridDim.x * blockDim.x)
 #define AT(T, address) ((T *)(uintptr_t)(address))
@@ -29,11 +29,11 @@
 #define SHARED __shared__
 #define LANE ((int)threadIdx.x)
 #define BLOCK ((int64_t)blockIdx.x)
-#define MEET __syncthreads()
+#define SYNC_BLOCK __syncthreads()
 #define EACH_LANE(i, n) for (int i = LANE; i < (n); i += FAN_K_BLOCK)
-#define GOES_ON (LANE == 0)
+#define IS_FIRST_LANE (LANE == 0)
 #define COUNT_ONE(n) (void)atomicAdd(&(n), 1u)
-#define WARP_MEET __syncwarp()
+#define SYNC_WARP __syncwarp()
 #define SAME_IN_WARP(x) __match_any_sync(0xffffffffu, (x))
 #define BITS_IN(mask) __popc(mask)
 typedef uint4 sixteen;
@@ -63,7 +63,7 @@ typedef uint4 sixteen;
 #define AHEAD 4 /* loads of 16 bytes in flight per thread */
 
 /* sixteen_of: returns the v-th 16 bytes from an address that is a multiple of 16. */
-FN inline sixteen sixteen_of(uint64_t p, int64_t v)
+DEVICE inline sixteen sixteen_of(uint64_t p, int64_t v)
 {
 #ifdef __CUDA_ARCH__
     sixteen x; /* volatile: loads now, not at the first use */
@@ -77,7 +77,7 @@ FN inline sixteen sixteen_of(uint64_t p, int64_t v)
 }
 
 /* sixteen_at: the same for an address that is a multiple of a number's size; unless RAGGED, of 16. */
-FN inline sixteen sixteen_at(uint64_t p, int64_t v, int number, bool ragged)
+DEVICE inline sixteen sixteen_at(uint64_t p, int64_t v, int number, bool ragged)
 {
     union {
         sixteen all;
@@ -117,101 +117,101 @@ FN inline sixteen sixteen_at(uint64_t p, int64_t v, int number, bool ragged)
 
 /* A PIECE is 16 bytes of a source, a SUM its numbers in the accumulation type. FIRST_WIDE: the first source has those,
  * as a running sum; OUT_WIDE: the result has. All loads of a group precede the first use. */
-#define PIECES(K, MEM, T, UP, PLUS, TIMES, DOWN, NOTHING, BY)                                                 \
-    enum { PER_##K = 16 / sizeof(MEM), SIXTEENS_##K = sizeof(T) / sizeof(MEM) };                              \
-    typedef union piece_##K {                                                                                 \
-        sixteen all;                                                                                          \
-        uint32_t words[4];                                                                                    \
-        MEM each[PER_##K];                                                                                    \
-    } piece_##K;                                                                                              \
-    typedef union sum_##K {                                                                                   \
-        sixteen all[SIXTEENS_##K];                                                                            \
-        T each[PER_##K];                                                                                      \
-    } sum_##K;                                                                                                \
-    FN inline T up_##K(MEM x) { return UP; }                                                                  \
-    FN inline T plus_##K(T a, T b) { return PLUS; }                                                           \
-    FN inline T times_##K(T a, T b) { return TIMES; }                                                         \
-    FN inline MEM down_##K(T x) { return DOWN; }                                                              \
-    FN inline double wide_value_##K(uint64_t p, int64_t i) { return (double)ITEM(const T, p, i); }            \
-    FN inline void add_piece_##K(sum_##K *sum, const piece_##K *x){ADD_PIECE_##BY(K)}                         \
-    /* fold_pieces: sums the v-th piece of all sources; `m` of them, `pitch` from each other. */              \
-    FN inline void fold_pieces_##K(sum_##K *sum, const uint64_t *in, int n, int64_t v, int m, int64_t pitch,  \
-                                   int flags, bool ragged)                                                    \
-    {                                                                                                         \
-        piece_##K ahead[AHEAD][2];                                                                            \
-        int k = 0;                                                                                            \
-        for (int j = 0; j < m; j++)                                                                           \
-            if (SIXTEENS_##K > 1 && (flags & FAN_K_FIRST_WIDE)) {                                             \
-                for (int i = 0; i < SIXTEENS_##K; i++)                                                        \
-                    sum[j].all[i] = sixteen_at(in[0], (v + j * pitch) * SIXTEENS_##K + i, sizeof(T), ragged); \
-                k = 1;                                                                                        \
-            } else {                                                                                          \
-                for (int i = 0; i < PER_##K; i++)                                                             \
-                    sum[j].each[i] = NOTHING;                                                                 \
-            }                                                                                                 \
-        UNROLL(1)                                                                                             \
-        for (; k + AHEAD <= n; k += AHEAD) {                                                                  \
-            for (int i = 0; i < AHEAD; i++)                                                                   \
-                for (int j = 0; j < m; j++)                                                                   \
-                    ahead[i][j].all = sixteen_at(in[k + i], v + j * pitch, sizeof(MEM), ragged);              \
-            for (int i = 0; i < AHEAD; i++)                                                                   \
-                for (int j = 0; j < m; j++)                                                                   \
-                    add_piece_##K(&sum[j], &ahead[i][j]);                                                     \
-        }                                                                                                     \
-        for (int i = 0; i < AHEAD - 1; i++)                                                                   \
-            for (int j = 0; j < m; j++)                                                                       \
-                if (k + i < n)                                                                                \
-                    ahead[i][j].all = sixteen_at(in[k + i], v + j * pitch, sizeof(MEM), ragged);              \
-        for (int i = 0; i < AHEAD - 1; i++)                                                                   \
-            for (int j = 0; j < m; j++)                                                                       \
-                if (k + i < n)                                                                                \
-                    add_piece_##K(&sum[j], &ahead[i][j]);                                                     \
-    }                                                                                                         \
-    FN inline T fold_one_##K(const uint64_t *in, int n, int64_t i, int flags)                                 \
-    {                                                                                                         \
-        bool wide = SIXTEENS_##K > 1 && (flags & FAN_K_FIRST_WIDE);                                           \
-        T one = wide ? ITEM(const T, in[0], i) : up_##K(ITEM(const MEM, in[0], i));                           \
-        UNROLL(AHEAD)                                                                                         \
-        for (int k = 1; k < n; k++)                                                                           \
-            one = plus_##K(one, up_##K(ITEM(const MEM, in[k], i)));                                           \
-        return one;                                                                                           \
-    }                                                                                                         \
-    /* round_piece: rounds the sum for memory, unless OUT_WIDE. */                                            \
-    FN inline void round_piece_##K(piece_##K *x, const sum_##K *sum)                                          \
-    {                                                                                                         \
-        for (int i = 0; i < PER_##K; i++)                                                                     \
-            x->each[i] = down_##K(sum->each[i]);                                                              \
-    }                                                                                                         \
-    FN inline void write_piece_##K(uint64_t out, const sum_##K *sum, int64_t v, int flags, bool ragged)       \
-    {                                                                                                         \
-        piece_##K x;                                                                                          \
-        if (SIXTEENS_##K > 1 && (flags & FAN_K_OUT_WIDE)) {                                                   \
-            if (!ragged || (out & 15) == 0)                                                                   \
-                for (int i = 0; i < SIXTEENS_##K; i++)                                                        \
-                    ITEM(sixteen, out, v * SIXTEENS_##K + i) = sum->all[i];                                   \
-            else                                                                                              \
-                for (int i = 0; i < PER_##K; i++)                                                             \
-                    ITEM(T, out, v * PER_##K + i) = sum->each[i];                                             \
-            return;                                                                                           \
-        }                                                                                                     \
-        round_piece_##K(&x, sum);                                                                             \
-        if (!ragged || (out & 15) == 0)                                                                       \
-            ITEM(sixteen, out, v) = x.all;                                                                    \
-        else                                                                                                  \
-            for (int i = 0; i < PER_##K; i++)                                                                 \
-                ITEM(MEM, out, v * PER_##K + i) = x.each[i];                                                  \
-    }                                                                                                         \
-    FN inline void write_one_##K(uint64_t out, T one, int64_t i, int flags)                                   \
-    {                                                                                                         \
-        if (SIXTEENS_##K > 1 && (flags & FAN_K_OUT_WIDE))                                                     \
-            ITEM(T, out, i) = one;                                                                            \
-        else                                                                                                  \
-            ITEM(MEM, out, i) = down_##K(one);                                                                \
-    }                                                                                                         \
-    FN inline void scale_piece_##K(sum_##K *sum, T factor)                                                    \
-    {                                                                                                         \
-        for (int i = 0; i < PER_##K; i++)                                                                     \
-            sum->each[i] = times_##K(sum->each[i], factor);                                                   \
+#define PIECES(K, MEM, T, UP, PLUS, TIMES, DOWN, NOTHING, BY)                                                    \
+    enum { PER_##K = 16 / sizeof(MEM), SIXTEENS_##K = sizeof(T) / sizeof(MEM) };                                 \
+    typedef union piece_##K {                                                                                    \
+        sixteen all;                                                                                             \
+        uint32_t words[4];                                                                                       \
+        MEM each[PER_##K];                                                                                       \
+    } piece_##K;                                                                                                 \
+    typedef union sum_##K {                                                                                      \
+        sixteen all[SIXTEENS_##K];                                                                               \
+        T each[PER_##K];                                                                                         \
+    } sum_##K;                                                                                                   \
+    DEVICE inline T up_##K(MEM x) { return UP; }                                                                 \
+    DEVICE inline T plus_##K(T a, T b) { return PLUS; }                                                          \
+    DEVICE inline T times_##K(T a, T b) { return TIMES; }                                                        \
+    DEVICE inline MEM down_##K(T x) { return DOWN; }                                                             \
+    DEVICE inline double wide_value_##K(uint64_t p, int64_t i) { return (double)ITEM(const T, p, i); }           \
+    DEVICE inline void add_piece_##K(sum_##K *sum, const piece_##K *x){ADD_PIECE_##BY(K)}                        \
+    /* fold_pieces: sums the v-th piece of all sources; `m` of them, `pitch` from each other. */                 \
+    DEVICE inline void fold_pieces_##K(sum_##K *sum, const uint64_t *in, int n, int64_t v, int m, int64_t pitch, \
+                                       int flags, bool ragged)                                                   \
+    {                                                                                                            \
+        piece_##K ahead[AHEAD][2];                                                                               \
+        int k = 0;                                                                                               \
+        for (int j = 0; j < m; j++)                                                                              \
+            if (SIXTEENS_##K > 1 && (flags & FAN_K_FIRST_WIDE)) {                                                \
+                for (int i = 0; i < SIXTEENS_##K; i++)                                                           \
+                    sum[j].all[i] = sixteen_at(in[0], (v + j * pitch) * SIXTEENS_##K + i, sizeof(T), ragged);    \
+                k = 1;                                                                                           \
+            } else {                                                                                             \
+                for (int i = 0; i < PER_##K; i++)                                                                \
+                    sum[j].each[i] = NOTHING;                                                                    \
+            }                                                                                                    \
+        UNROLL(1)                                                                                                \
+        for (; k + AHEAD <= n; k += AHEAD) {                                                                     \
+            for (int i = 0; i < AHEAD; i++)                                                                      \
+                for (int j = 0; j < m; j++)                                                                      \
+                    ahead[i][j].all = sixteen_at(in[k + i], v + j * pitch, sizeof(MEM), ragged);                 \
+            for (int i = 0; i < AHEAD; i++)                                                                      \
+                for (int j = 0; j < m; j++)                                                                      \
+                    add_piece_##K(&sum[j], &ahead[i][j]);                                                        \
+        }                                                                                                        \
+        for (int i = 0; i < AHEAD - 1; i++)                                                                      \
+            for (int j = 0; j < m; j++)                                                                          \
+                if (k + i < n)                                                                                   \
+                    ahead[i][j].all = sixteen_at(in[k + i], v + j * pitch, sizeof(MEM), ragged);                 \
+        for (int i = 0; i < AHEAD - 1; i++)                                                                      \
+            for (int j = 0; j < m; j++)                                                                          \
+                if (k + i < n)                                                                                   \
+                    add_piece_##K(&sum[j], &ahead[i][j]);                                                        \
+    }                                                                                                            \
+    DEVICE inline T fold_one_##K(const uint64_t *in, int n, int64_t i, int flags)                                \
+    {                                                                                                            \
+        bool wide = SIXTEENS_##K > 1 && (flags & FAN_K_FIRST_WIDE);                                              \
+        T one = wide ? ITEM(const T, in[0], i) : up_##K(ITEM(const MEM, in[0], i));                              \
+        UNROLL(AHEAD)                                                                                            \
+        for (int k = 1; k < n; k++)                                                                              \
+            one = plus_##K(one, up_##K(ITEM(const MEM, in[k], i)));                                              \
+        return one;                                                                                              \
+    }                                                                                                            \
+    /* round_piece: rounds the sum for memory, unless OUT_WIDE. */                                               \
+    DEVICE inline void round_piece_##K(piece_##K *x, const sum_##K *sum)                                         \
+    {                                                                                                            \
+        for (int i = 0; i < PER_##K; i++)                                                                        \
+            x->each[i] = down_##K(sum->each[i]);                                                                 \
+    }                                                                                                            \
+    DEVICE inline void write_piece_##K(uint64_t out, const sum_##K *sum, int64_t v, int flags, bool ragged)      \
+    {                                                                                                            \
+        piece_##K x;                                                                                             \
+        if (SIXTEENS_##K > 1 && (flags & FAN_K_OUT_WIDE)) {                                                      \
+            if (!ragged || (out & 15) == 0)                                                                      \
+                for (int i = 0; i < SIXTEENS_##K; i++)                                                           \
+                    ITEM(sixteen, out, v * SIXTEENS_##K + i) = sum->all[i];                                      \
+            else                                                                                                 \
+                for (int i = 0; i < PER_##K; i++)                                                                \
+                    ITEM(T, out, v * PER_##K + i) = sum->each[i];                                                \
+            return;                                                                                              \
+        }                                                                                                        \
+        round_piece_##K(&x, sum);                                                                                \
+        if (!ragged || (out & 15) == 0)                                                                          \
+            ITEM(sixteen, out, v) = x.all;                                                                       \
+        else                                                                                                     \
+            for (int i = 0; i < PER_##K; i++)                                                                    \
+                ITEM(MEM, out, v * PER_##K + i) = x.each[i];                                                     \
+    }                                                                                                            \
+    DEVICE inline void write_one_##K(uint64_t out, T one, int64_t i, int flags)                                  \
+    {                                                                                                            \
+        if (SIXTEENS_##K > 1 && (flags & FAN_K_OUT_WIDE))                                                        \
+            ITEM(T, out, i) = one;                                                                               \
+        else                                                                                                     \
+            ITEM(MEM, out, i) = down_##K(one);                                                                   \
+    }                                                                                                            \
+    DEVICE inline void scale_piece_##K(sum_##K *sum, T factor)                                                   \
+    {                                                                                                            \
+        for (int i = 0; i < PER_##K; i++)                                                                        \
+            sum->each[i] = times_##K(sum->each[i], factor);                                                      \
     }
 NUMBER_LIST(PIECES)
 
@@ -282,16 +282,16 @@ NUMBER_LIST(MANY)
  * A thread counts the numbers that it writes, in order; the threads of a block are combined as a tree, the blocks by
  * fan_fold_stats_end. Only if an element is not finite are its sources read again, before it overwrites them. */
 
-FN inline fan_stats_partial row_of_nothing(void)
+DEVICE inline fan_stats_partial row_of_nothing(void)
 {
     fan_stats_partial r = {0, 0, 0, UINT64_MAX};
     return r;
 }
 
-FN inline bool is_finite(double x) { return x - x == 0; }
+DEVICE inline bool is_finite(double x) { return x - x == 0; }
 
 /* row_real, row_complex: count one more element; return whether it is finite. */
-FN inline bool row_real(fan_stats_partial *r, double x)
+DEVICE inline bool row_real(fan_stats_partial *r, double x)
 {
     double size = fabs(x);
     bool whole = is_finite(x);
@@ -301,7 +301,7 @@ FN inline bool row_real(fan_stats_partial *r, double x)
     return whole;
 }
 
-FN inline bool row_complex(fan_stats_partial *r, double re, double im)
+DEVICE inline bool row_complex(fan_stats_partial *r, double re, double im)
 {
     if (!is_finite(re) || !is_finite(im)) {
         r->nonfinite++;
@@ -315,7 +315,7 @@ FN inline bool row_complex(fan_stats_partial *r, double re, double im)
     return true;
 }
 
-FN inline void row_merge(fan_stats_partial *into, const fan_stats_partial *next)
+DEVICE inline void row_merge(fan_stats_partial *into, const fan_stats_partial *next)
 {
     into->sumsq += next->sumsq;
     into->absmax = next->absmax > into->absmax ? next->absmax : into->absmax;
@@ -324,22 +324,22 @@ FN inline void row_merge(fan_stats_partial *into, const fan_stats_partial *next)
 }
 
 /* rows_meet: combines the rows of a block's threads; returns true in the thread that has the result. */
-FN bool rows_meet(fan_stats_partial *mine)
+DEVICE bool rows_meet(fan_stats_partial *mine)
 {
     SHARED fan_stats_partial all[FAN_K_BLOCK];
     all[LANE] = *mine;
     for (int half = FAN_K_BLOCK / 2; half; half /= 2) {
-        MEET;
+        SYNC_BLOCK;
         EACH_LANE (i, half)
             row_merge(&all[i], &all[i + half]);
     }
-    if (!GOES_ON)
+    if (!IS_FIRST_LANE)
         return false;
     *mine = all[0];
     return true;
 }
 
-FN void row_put(fan_stats_partial *mine, uint64_t rows)
+DEVICE void row_put(fan_stats_partial *mine, uint64_t rows)
 {
     if (rows_meet(mine))
         ITEM(fan_stats_partial, rows, BLOCK) = *mine;
@@ -362,74 +362,74 @@ FN void row_put(fan_stats_partial *mine, uint64_t rows)
 
 /* count_NAME: counts one more element, of one number or two. first_nonfinite_NAME: returns the first source with an inf
  * or a NaN in the element that begins with number `at`. */
-#define COUNT(K, MEM, SIGNED, UNSIGNED, TWO)                                                                     \
-    FN inline int parts_##K(const fan_k_fold *a) { return (TWO) ? a->parts : 1; }                                \
-    FN inline double value_##K(MEM x, int negative) { return negative ? (double)(SIGNED) : (double)(UNSIGNED); } \
-    FN inline bool count_##K(const fan_k_fold *a, fan_stats_partial *mine, MEM x, MEM y)                         \
-    {                                                                                                            \
-        double re = value_##K(x, a->negative);                                                                   \
-        return parts_##K(a) == 2 ? row_complex(mine, re, value_##K(y, 0)) : row_real(mine, re);                  \
-    }                                                                                                            \
-    FN inline void first_nonfinite_##K(const fan_k_fold *a, fan_stats_partial *mine, int64_t at)                 \
-    {                                                                                                            \
-        for (int k = a->first_suspect; k < a->n && (uint64_t)k < mine->bad; k++)                                 \
-            for (int part = 0; part < parts_##K(a); part++)                                                      \
-                if (!is_finite(k == 0 && (a->flags & FAN_K_FIRST_WIDE)                                           \
-                                   ? wide_value_##K(a->in[0], at + part)                                         \
-                                   : value_##K(ITEM(const MEM, a->in[k], at + part), 0)))                        \
-                    mine->bad = (uint64_t)k;                                                                     \
+#define COUNT(K, MEM, SIGNED, UNSIGNED, TWO)                                                                         \
+    DEVICE inline int parts_##K(const fan_k_fold *a) { return (TWO) ? a->parts : 1; }                                \
+    DEVICE inline double value_##K(MEM x, int negative) { return negative ? (double)(SIGNED) : (double)(UNSIGNED); } \
+    DEVICE inline bool count_##K(const fan_k_fold *a, fan_stats_partial *mine, MEM x, MEM y)                         \
+    {                                                                                                                \
+        double re = value_##K(x, a->negative);                                                                       \
+        return parts_##K(a) == 2 ? row_complex(mine, re, value_##K(y, 0)) : row_real(mine, re);                      \
+    }                                                                                                                \
+    DEVICE inline void first_nonfinite_##K(const fan_k_fold *a, fan_stats_partial *mine, int64_t at)                 \
+    {                                                                                                                \
+        for (int k = a->first_suspect; k < a->n && (uint64_t)k < mine->bad; k++)                                     \
+            for (int part = 0; part < parts_##K(a); part++)                                                          \
+                if (!is_finite(k == 0 && (a->flags & FAN_K_FIRST_WIDE)                                               \
+                                   ? wide_value_##K(a->in[0], at + part)                                             \
+                                   : value_##K(ITEM(const MEM, a->in[k], at + part), 0)))                            \
+                    mine->bad = (uint64_t)k;                                                                         \
     }
 VALUE_LIST(COUNT)
 
-#define FOLD_STATS(K, MEM, T, UP, PLUS, TIMES, DOWN, NOTHING, BY)                                               \
-    FN inline void stats_piece_##K(const fan_k_fold *a, fan_stats_partial *mine, const sum_##K *sum, int64_t v) \
-    {                                                                                                           \
-        piece_##K x;                                                                                            \
-        unsigned nonfinite = 0;                                                                                 \
-        round_piece_##K(&x, sum);                                                                               \
-        for (int i = 0; i < PER_##K; i++)                                                                       \
-            if (parts_##K(a) == 1 || i % 2 == 0)                                                                \
-                nonfinite |= (unsigned)!count_##K(a, mine, x.each[i], x.each[i | 1]) << i;                      \
-        UNROLL(1)                                                                                               \
-        for (int i = 0; nonfinite >> i; i++)                                                                    \
-            if (nonfinite >> i & 1)                                                                             \
-                first_nonfinite_##K(a, mine, v * PER_##K + i);                                                  \
-    }                                                                                                           \
-    KERNEL fan_fold_stats_##K(ARGS(fan_k_fold, a))                                                              \
-    {                                                                                                           \
-        T factor;                                                                                               \
-        fan_stats_partial mine = row_of_nothing();                                                              \
-        int64_t whole = a.count / PER_##K, v = THREAD;                                                          \
-        memcpy(&factor, &a.factor, sizeof factor);                                                              \
-        for (; v < whole; v += THREADS) {                                                                       \
-            sum_##K sum;                                                                                        \
-            if (a.flags & FAN_K_ALIGNED)                                                                        \
-                fold_pieces_##K(&sum, a.in, a.n, v, 1, 0, a.flags, false);                                      \
-            else                                                                                                \
-                fold_pieces_##K(&sum, a.in, a.n, v, 1, 0, a.flags, true);                                       \
-            if (a.scaled)                                                                                       \
-                scale_piece_##K(&sum, factor);                                                                  \
-            stats_piece_##K(&a, &mine, &sum, v);                                                                \
-            if (a.out)                                                                                          \
-                write_piece_##K(a.out, &sum, v, 0, !(a.flags & FAN_K_ALIGNED));                                 \
-        }                                                                                                       \
-        for (; v * PER_##K < a.count; v += THREADS) { /* the last numbers, fewer than a piece */                \
-            UNROLL(1)                                                                                           \
-            for (int64_t i = v * PER_##K; i < a.count && i < (v + 1) * PER_##K; i += parts_##K(&a)) {           \
-                MEM pair[2];                                                                                    \
-                for (int j = 0; j < 2; j++) {                                                                   \
-                    T one = fold_one_##K(a.in, a.n, i + (j && parts_##K(&a) == 2), a.flags);                    \
-                    pair[j] = down_##K(a.scaled ? times_##K(one, factor) : one);                                \
-                }                                                                                               \
-                if (!count_##K(&a, &mine, pair[0], pair[1]))                                                    \
-                    first_nonfinite_##K(&a, &mine, i);                                                          \
-                if (a.out)                                                                                      \
-                    ITEM(MEM, a.out, i) = pair[0];                                                              \
-                if (a.out && parts_##K(&a) == 2)                                                                \
-                    ITEM(MEM, a.out, i + 1) = pair[1];                                                          \
-            }                                                                                                   \
-        }                                                                                                       \
-        row_put(&mine, a.rows);                                                                                 \
+#define FOLD_STATS(K, MEM, T, UP, PLUS, TIMES, DOWN, NOTHING, BY)                                                   \
+    DEVICE inline void stats_piece_##K(const fan_k_fold *a, fan_stats_partial *mine, const sum_##K *sum, int64_t v) \
+    {                                                                                                               \
+        piece_##K x;                                                                                                \
+        unsigned nonfinite = 0;                                                                                     \
+        round_piece_##K(&x, sum);                                                                                   \
+        for (int i = 0; i < PER_##K; i++)                                                                           \
+            if (parts_##K(a) == 1 || i % 2 == 0)                                                                    \
+                nonfinite |= (unsigned)!count_##K(a, mine, x.each[i], x.each[i | 1]) << i;                          \
+        UNROLL(1)                                                                                                   \
+        for (int i = 0; nonfinite >> i; i++)                                                                        \
+            if (nonfinite >> i & 1)                                                                                 \
+                first_nonfinite_##K(a, mine, v * PER_##K + i);                                                      \
+    }                                                                                                               \
+    KERNEL fan_fold_stats_##K(ARGS(fan_k_fold, a))                                                                  \
+    {                                                                                                               \
+        T factor;                                                                                                   \
+        fan_stats_partial mine = row_of_nothing();                                                                  \
+        int64_t whole = a.count / PER_##K, v = THREAD;                                                              \
+        memcpy(&factor, &a.factor, sizeof factor);                                                                  \
+        for (; v < whole; v += THREADS) {                                                                           \
+            sum_##K sum;                                                                                            \
+            if (a.flags & FAN_K_ALIGNED)                                                                            \
+                fold_pieces_##K(&sum, a.in, a.n, v, 1, 0, a.flags, false);                                          \
+            else                                                                                                    \
+                fold_pieces_##K(&sum, a.in, a.n, v, 1, 0, a.flags, true);                                           \
+            if (a.scaled)                                                                                           \
+                scale_piece_##K(&sum, factor);                                                                      \
+            stats_piece_##K(&a, &mine, &sum, v);                                                                    \
+            if (a.out)                                                                                              \
+                write_piece_##K(a.out, &sum, v, 0, !(a.flags & FAN_K_ALIGNED));                                     \
+        }                                                                                                           \
+        for (; v * PER_##K < a.count; v += THREADS) { /* the last numbers, fewer than a piece */                    \
+            UNROLL(1)                                                                                               \
+            for (int64_t i = v * PER_##K; i < a.count && i < (v + 1) * PER_##K; i += parts_##K(&a)) {               \
+                MEM pair[2];                                                                                        \
+                for (int j = 0; j < 2; j++) {                                                                       \
+                    T one = fold_one_##K(a.in, a.n, i + (j && parts_##K(&a) == 2), a.flags);                        \
+                    pair[j] = down_##K(a.scaled ? times_##K(one, factor) : one);                                    \
+                }                                                                                                   \
+                if (!count_##K(&a, &mine, pair[0], pair[1]))                                                        \
+                    first_nonfinite_##K(&a, &mine, i);                                                              \
+                if (a.out)                                                                                          \
+                    ITEM(MEM, a.out, i) = pair[0];                                                                  \
+                if (a.out && parts_##K(&a) == 2)                                                                    \
+                    ITEM(MEM, a.out, i + 1) = pair[1];                                                              \
+            }                                                                                                       \
+        }                                                                                                           \
+        row_put(&mine, a.rows);                                                                                     \
     }
 NUMBER_LIST(FOLD_STATS)
 
@@ -460,7 +460,7 @@ typedef struct wide {
     double re, im;
 } wide;
 
-FN int form_of(int dtype)
+DEVICE int form_of(int dtype)
 {
     switch (dtype) {
     case FAN_DT_UINT64:
@@ -480,7 +480,7 @@ FN int form_of(int dtype)
     }
 }
 
-FN int number_size(int dtype) /* of a part of a complex number */
+DEVICE int number_size(int dtype) /* of a part of a complex number */
 {
     switch (dtype) {
     case FAN_DT_BOOL:
@@ -504,7 +504,7 @@ FN int number_size(int dtype) /* of a part of a complex number */
     }
 }
 
-FN uint64_t get(uint64_t p, int size, int anywhere)
+DEVICE uint64_t get(uint64_t p, int size, int anywhere)
 {
     if (anywhere) {
         uint64_t bits = 0;
@@ -518,7 +518,7 @@ FN uint64_t get(uint64_t p, int size, int anywhere)
                        : *AT(const uint64_t, p);
 }
 
-FN void put(uint64_t p, int size, int anywhere, uint64_t bits)
+DEVICE void put(uint64_t p, int size, int anywhere, uint64_t bits)
 {
     if (anywhere)
         for (int i = 0; i < size; i++)
@@ -533,14 +533,14 @@ FN void put(uint64_t p, int size, int anywhere, uint64_t bits)
         *AT(uint64_t, p) = bits;
 }
 
-FN double double_of_bits(uint64_t bits)
+DEVICE double double_of_bits(uint64_t bits)
 {
     double x;
     memcpy(&x, &bits, sizeof x);
     return x;
 }
 
-FN uint64_t bits_of_double(double x)
+DEVICE uint64_t bits_of_double(double x)
 {
     uint64_t bits;
     memcpy(&bits, &x, sizeof bits);
@@ -548,7 +548,7 @@ FN uint64_t bits_of_double(double x)
 }
 
 /* understand: converts the bits of an element (of its parts) to a wide number. */
-CALLED wide understand(int dtype, uint64_t lo, uint64_t hi)
+NOINLINE_DEVICE wide understand(int dtype, uint64_t lo, uint64_t hi)
 {
     wide w = {0, 0, 0};
     switch (dtype) {
@@ -597,36 +597,36 @@ CALLED wide understand(int dtype, uint64_t lo, uint64_t hi)
     return w;
 }
 
-FN wide load(int dtype, uint64_t p, int anywhere)
+DEVICE wide load(int dtype, uint64_t p, int anywhere)
 {
     int size = number_size(dtype);
     return understand(dtype, get(p, size, anywhere),
                       form_of(dtype) == WIDE_C128 ? get(p + (uint64_t)size, size, anywhere) : 0);
 }
 
-FN int64_t integer_of(double x)
+DEVICE int64_t integer_of(double x)
 {
     return x >= 9223372036854775808.0 ? INT64_MAX : x >= -9223372036854775808.0 ? (int64_t)x : x < 0 ? INT64_MIN : 0;
 }
 
-FN uint64_t unsigned_of(double x)
+DEVICE uint64_t unsigned_of(double x)
 {
     return x >= 18446744073709551616.0  ? UINT64_MAX
            : x >= 9223372036854775808.0 ? (uint64_t)x
                                         : (uint64_t)integer_of(x);
 }
 
-FN float single_of(wide w, int form)
+DEVICE float single_of(wide w, int form)
 {
     return form == WIDE_I64 ? (float)w.i : form == WIDE_U64 ? (float)(uint64_t)w.i : (float)w.re;
 }
 
-FN double double_of(wide w, int form)
+DEVICE double double_of(wide w, int form)
 {
     return form == WIDE_I64 ? (double)w.i : form == WIDE_U64 ? (double)(uint64_t)w.i : w.re;
 }
 
-FN float odd_of(wide w, int form)
+DEVICE float odd_of(wide w, int form)
 {
     return form == WIDE_I64   ? fan_odd_of_i64(w.i)
            : form == WIDE_U64 ? fan_odd_of_u64((uint64_t)w.i)
@@ -634,7 +634,7 @@ FN float odd_of(wide w, int form)
 }
 
 /* convert_to_integer, convert_to_float: the two halves of convert. */
-FN int64_t convert_to_integer(wide w, int form, int dtype)
+DEVICE int64_t convert_to_integer(wide w, int form, int dtype)
 {
     bool real = form == WIDE_F64 || form == WIDE_C128;
     int64_t i = real && dtype != FAN_DT_BOOL && dtype != FAN_DT_UINT64 ? integer_of(w.re) : w.i;
@@ -660,7 +660,7 @@ FN int64_t convert_to_integer(wide w, int form, int dtype)
     }
 }
 
-FN double convert_to_float(wide w, int form, int dtype)
+DEVICE double convert_to_float(wide w, int form, int dtype)
 {
     switch (dtype) {
     case FAN_DT_FLOAT16:
@@ -680,7 +680,7 @@ FN double convert_to_float(wide w, int form, int dtype)
 }
 
 /* convert: rounds a wide number to a dtype, in that dtype's form. */
-CALLED wide convert(wide w, int form, int dtype)
+NOINLINE_DEVICE wide convert(wide w, int form, int dtype)
 {
     wide r = {0, 0, 0};
     int to = form_of(dtype);
@@ -693,7 +693,7 @@ CALLED wide convert(wide w, int form, int dtype)
     return r;
 }
 
-FN uint64_t low_bits(int dtype, double x)
+DEVICE uint64_t low_bits(int dtype, double x)
 {
     switch (dtype) {
     case FAN_DT_FLOAT16:
@@ -713,7 +713,7 @@ FN uint64_t low_bits(int dtype, double x)
 }
 
 /* store: writes a wide number that the dtype holds exactly. */
-FN void store(int dtype, uint64_t p, int anywhere, wide w)
+DEVICE void store(int dtype, uint64_t p, int anywhere, wide w)
 {
     int size = number_size(dtype), form = form_of(dtype);
     put(p, size, anywhere, form == WIDE_I64 || form == WIDE_U64 ? (uint64_t)w.i : low_bits(dtype, w.re));
@@ -722,7 +722,7 @@ FN void store(int dtype, uint64_t p, int anywhere, wide w)
 }
 
 /* add: adds in dtype acc. */
-CALLED wide add(int acc, wide a, wide b)
+NOINLINE_DEVICE wide add(int acc, wide a, wide b)
 {
     wide r = {0, 0, 0};
     int form = form_of(acc);
@@ -743,7 +743,7 @@ CALLED wide add(int acc, wide a, wide b)
     return r;
 }
 
-CALLED wide times(int acc, wide a, wide f)
+NOINLINE_DEVICE wide times(int acc, wide a, wide f)
 {
     wide r = {0, 0, 0};
     int form = form_of(acc);
@@ -782,7 +782,7 @@ typedef struct place {
 } place;
 
 /* divided: sets at to at / by; returns the remainder. */
-FN inline int64_t divided(int64_t *at, int64_t by)
+DEVICE inline int64_t divided(int64_t *at, int64_t by)
 {
     uint64_t all = (uint64_t)*at;
     if (((all | (uint64_t)by) >> 32) == 0) { /* three times as fast */
@@ -794,7 +794,7 @@ FN inline int64_t divided(int64_t *at, int64_t by)
 }
 
 /* place_of: returns the place of the `at`-th element, last axis fastest. */
-FN inline place place_of(int64_t at, int ndim, const int64_t *extent)
+DEVICE inline place place_of(int64_t at, int ndim, const int64_t *extent)
 {
     place p;
     UNROLL(4)
@@ -804,7 +804,7 @@ FN inline place place_of(int64_t at, int ndim, const int64_t *extent)
     return p;
 }
 
-FN inline uint64_t address(int64_t base, int ndim, const int64_t *extent, const int64_t *stride, const place *at)
+DEVICE inline uint64_t address(int64_t base, int ndim, const int64_t *extent, const int64_t *stride, const place *at)
 {
     uint64_t p = (uint64_t)base;
     int64_t rest = at->rest;
@@ -819,7 +819,7 @@ FN inline uint64_t address(int64_t base, int ndim, const int64_t *extent, const 
 }
 
 /* sum_at: returns the sum at a place, in dtype out. */
-FN inline wide sum_at(const fan_k_any *a, const place *at)
+DEVICE inline wide sum_at(const fan_k_any *a, const place *at)
 {
     int acc = a->out;
     wide sum = {0, 0, 0};
@@ -849,7 +849,7 @@ KERNEL fan_any(ARGS(fan_k_any, a))
 }
 
 /* has_nonfinite: returns whether source k is not finite at a place. */
-FN bool has_nonfinite(const fan_k_any *a, int k, const place *at)
+DEVICE bool has_nonfinite(const fan_k_any *a, int k, const place *at)
 {
     const int64_t *source = a->words + 2 * a->ndim + 1 + k * (2 + a->ndim);
     wide x = load((int)(source[1] & 0xff), address(source[0], a->ndim, a->words, source + 2, at), a->anywhere);
@@ -906,7 +906,7 @@ KERNEL fan_nonfinite_any(ARGS(fan_k_any, a))
 
 /* gone_at: returns the offset of term k from the first; *more: how many terms of its lane follow along the last reduced
  * axis. */
-FN inline uint64_t gone_at(const fan_k_reduce *a, int64_t k, int64_t *more)
+DEVICE inline uint64_t gone_at(const fan_k_reduce *a, int64_t k, int64_t *more)
 {
     const int64_t *extent = a->words + 3 * a->stay, *step = extent + a->go;
     place at = place_of(k, a->go, extent);
@@ -914,14 +914,14 @@ FN inline uint64_t gone_at(const fan_k_reduce *a, int64_t k, int64_t *more)
     return address(0, a->go, extent, step, &at);
 }
 
-FN inline void reduce_put(const fan_k_reduce *a, uint64_t out, uint64_t bits)
+DEVICE inline void reduce_put(const fan_k_reduce *a, uint64_t out, uint64_t bits)
 {
     store(a->to, out, a->anywhere, convert(understand(a->acc, bits, 0), form_of(a->acc), a->to));
 }
 
 /* terms_NAME: adds the terms k, k + lanes, .. before `end`, one after the other. */
 #define REDUCE(K, MEM, S, BY)                                                                                       \
-    FN inline S term_##K(uint64_t p, int anywhere)                                                                  \
+    DEVICE inline S term_##K(uint64_t p, int anywhere)                                                              \
     {                                                                                                               \
         MEM x;                                                                                                      \
         uint64_t bits;                                                                                              \
@@ -931,7 +931,7 @@ FN inline void reduce_put(const fan_k_reduce *a, uint64_t out, uint64_t bits)
         memcpy(&x, &bits, sizeof x);                                                                                \
         return (S)up_##K(x);                                                                                        \
     }                                                                                                               \
-    FN inline S terms_##K(const fan_k_reduce *a, uint64_t in, int64_t k, int64_t end)                               \
+    DEVICE inline S terms_##K(const fan_k_reduce *a, uint64_t in, int64_t k, int64_t end)                           \
     {                                                                                                               \
         const int64_t step = a->go ? a->words[3 * a->stay + 2 * a->go - 1] << a->lanes : 0;                         \
         S sum = 0;                                                                                                  \
@@ -991,10 +991,10 @@ TERM_LIST(REDUCE)
  * lowest: each pass is stable, so the result depends on the list alone. The device decides whether it must be sorted,
  * so the host does not wait. */
 
-FN int64_t whole_number(uint64_t p, int size) { return size == 4 ? *AT(const int32_t, p) : *AT(const int64_t, p); }
+DEVICE int64_t whole_number(uint64_t p, int size) { return size == 4 ? *AT(const int32_t, p) : *AT(const int64_t, p); }
 
 /* coo_row: returns the row of entry `e`; nrows: it is outside. */
-FN uint32_t coo_row(const fan_k_coo *a, const int64_t *extent, int64_t e)
+DEVICE uint32_t coo_row(const fan_k_coo *a, const int64_t *extent, int64_t e)
 {
     uint64_t p = a->indices + (uint64_t)(e * a->index_step), row = 0;
     UNROLL(1)
@@ -1008,16 +1008,16 @@ FN uint32_t coo_row(const fan_k_coo *a, const int64_t *extent, int64_t e)
     return row < a->nrows ? (uint32_t)row : a->nrows;
 }
 
-FN uint32_t four_at(uint64_t p, int64_t i) { return *AT(const uint32_t, p + 4 * (uint64_t)i); }
-FN void put_four(uint64_t p, int64_t i, uint32_t x) { *AT(uint32_t, p + 4 * (uint64_t)i) = x; }
+DEVICE uint32_t four_at(uint64_t p, int64_t i) { return *AT(const uint32_t, p + 4 * (uint64_t)i); }
+DEVICE void put_four(uint64_t p, int64_t i, uint32_t x) { *AT(uint32_t, p + 4 * (uint64_t)i) = x; }
 
 /* few_at, put_few: read and write a number of 1, 2 or 4 bytes. */
-FN uint32_t few_at(uint64_t p, int64_t i, int size)
+DEVICE uint32_t few_at(uint64_t p, int64_t i, int size)
 {
     return size == 1 ? ITEM(const uint8_t, p, i) : size == 2 ? ITEM(const uint16_t, p, i) : four_at(p, i);
 }
 
-FN void put_few(uint64_t p, int64_t i, int size, uint32_t x)
+DEVICE void put_few(uint64_t p, int64_t i, int size, uint32_t x)
 {
     if (size == 1)
         ITEM(uint8_t, p, i) = (uint8_t)x;
@@ -1027,19 +1027,19 @@ FN void put_few(uint64_t p, int64_t i, int size, uint32_t x)
         put_four(p, i, x);
 }
 
-FN uint32_t list_row(const fan_k_entry *form, const fan_k_list *list, int64_t i)
+DEVICE uint32_t list_row(const fan_k_entry *form, const fan_k_list *list, int64_t i)
 {
     uint32_t low = few_at(list->low, i, form->low_size);
     return form->high_size ? low | few_at(list->high, i, form->high_size) << form->low_bits : low;
 }
 
-FN uint32_t sort_row(const fan_k_sort *a, int64_t e)
+DEVICE uint32_t sort_row(const fan_k_sort *a, int64_t e)
 {
     return a->coo.indices ? coo_row(&a->coo, a->words, e) : list_row(&a->entry, &a->list, e);
 }
 
 /* sort_digit: returns the digit of an entry that an earlier pass has written. */
-FN uint32_t sort_digit(const fan_k_sort *a, int64_t e)
+DEVICE uint32_t sort_digit(const fan_k_sort *a, int64_t e)
 {
     uint32_t x = a->entry.high_size ? few_at(a->list.high, e, a->entry.high_size) >> (a->shift - a->entry.low_bits)
                                     : few_at(a->list.low, e, a->entry.low_size) >> a->shift;
@@ -1047,7 +1047,7 @@ FN uint32_t sort_digit(const fan_k_sort *a, int64_t e)
 }
 
 /* sort_came: returns the payload of an entry. */
-FN uint32_t sort_came(const fan_k_sort *a, int64_t e)
+DEVICE uint32_t sort_came(const fan_k_sort *a, int64_t e)
 {
     if (!a->coo.indices)
         return few_at(a->list.came, e, a->entry.came_size);
@@ -1056,26 +1056,26 @@ FN uint32_t sort_came(const fan_k_sort *a, int64_t e)
 }
 
 /* sort_begins: returns whether the first count found that a sort is needed. */
-FN bool sort_begins(const fan_k_sort *a) { return four_at(a->unsorted, 0) != 0; }
+DEVICE bool sort_begins(const fan_k_sort *a) { return four_at(a->unsorted, 0) != 0; }
 
 /* before_lane: returns the sum of the values of all lower lanes; *all: of all lanes. All lanes of a block must call
  * it. */
-FN uint32_t before_lane(uint32_t mine, uint32_t *all)
+DEVICE uint32_t before_lane(uint32_t mine, uint32_t *all)
 {
     SHARED uint32_t sums[FAN_K_BLOCK], groups[FAN_K_BLOCK / 16];
     uint32_t before = 0, sum = 0;
     sums[LANE] = mine;
-    MEET;
+    SYNC_BLOCK;
     for (int i = LANE & ~15; i < LANE; i++)
         before += sums[i];
     if ((LANE & 15) == 15)
         groups[LANE / 16] = before + mine;
-    MEET;
+    SYNC_BLOCK;
     for (int i = 0; i < FAN_K_BLOCK / 16; i++) {
         before += i < LANE / 16 ? groups[i] : 0;
         sum += groups[i];
     }
-    MEET;
+    SYNC_BLOCK;
     *all = sum;
     return before;
 }
@@ -1090,7 +1090,7 @@ KERNEL fan_sort_count(ARGS(fan_k_sort, a))
         return;
     EACH_LANE (d, 1 << a.bits)
         count[d] = 0;
-    MEET;
+    SYNC_BLOCK;
     UNROLL(4)
     for (int64_t e = begin + LANE; e < end; e += FAN_K_BLOCK) {
         if (!a.coo.indices) {
@@ -1103,7 +1103,7 @@ KERNEL fan_sort_count(ARGS(fan_k_sort, a))
     }
     if (falls) /* all that find it write the same value */
         put_four(a.unsorted, 0, 1);
-    MEET;
+    SYNC_BLOCK;
     EACH_LANE (d, 1 << a.bits)
         put_four(a.counts, d * a.tiles + BLOCK, count[d]);
 }
@@ -1125,7 +1125,7 @@ KERNEL fan_sort_scan(ARGS(fan_k_sort, a))
         put_four(counts, i, before);
         before += here;
     }
-    if (GOES_ON)
+    if (IS_FIRST_LANE)
         put_four(a.totals, BLOCK, all);
 }
 
@@ -1134,7 +1134,7 @@ KERNEL fan_sort_scan(ARGS(fan_k_sort, a))
 
 /* sort_starts: turns the numbers of entries of each digit in each warp into those in the warps before it; start: the
  * first index of a digit in the tile; shift: the difference from an index in the tile to that in the result. */
-FN void sort_starts(const fan_k_sort *a, uint16_t counts[WARPS][DIGITS], uint32_t *start, uint32_t *shift)
+DEVICE void sort_starts(const fan_k_sort *a, uint16_t counts[WARPS][DIGITS], uint32_t *start, uint32_t *shift)
 {
     uint32_t here[2] = {0, 0}, total[2] = {0, 0}, all;
     UNROLL(2)
@@ -1176,7 +1176,7 @@ KERNEL fan_sort_move(ARGS(fan_k_sort, a))
     const uint32_t mask = (1u << a.bits) - 1;
     EACH_LANE (i, WARPS * DIGITS)
         counts[i / DIGITS][i % DIGITS] = 0;
-    MEET;
+    SYNC_BLOCK;
     UNROLL(16)
     for (int j = 0; j < FAN_K_PER_LANE; j++) { /* the entries of a warp are neighbours: its ranks keep their order */
         row[j] = came[j] = rank[j] = 0;
@@ -1192,14 +1192,14 @@ KERNEL fan_sort_move(ARGS(fan_k_sort, a))
         uint32_t same = SAME_IN_WARP(digit), before = same & ((1u << LANE % FAN_K_WARP) - 1),
                  old = at < n ? counts[warp][digit] : 0;
         rank[j] = old + (uint32_t)BITS_IN(before);
-        WARP_MEET;
+        SYNC_WARP;
         if (at < n && before == 0)
             counts[warp][digit] = (uint16_t)(old + (uint32_t)BITS_IN(same));
-        WARP_MEET;
+        SYNC_WARP;
     }
-    MEET;
+    SYNC_BLOCK;
     sort_starts(&a, counts, start, shift);
-    MEET;
+    SYNC_BLOCK;
     UNROLL(16)
     for (int j = 0; j < FAN_K_PER_LANE; j++)
         if (j < each && from + j * FAN_K_WARP < n) {
@@ -1207,7 +1207,7 @@ KERNEL fan_sort_move(ARGS(fan_k_sort, a))
             rows[at] = row[j];
             places[at] = came[j];
         }
-    MEET;
+    SYNC_BLOCK;
     EACH_LANE (i, n) {
         uint32_t to = shift[rows[i] >> a.shift & mask] + (uint32_t)i;
         if (to < a.entries) { /* false only if other code writes the indices meanwhile */
@@ -1221,16 +1221,16 @@ KERNEL fan_sort_move(ARGS(fan_k_sort, a))
 }
 
 /* scatter_sorted: returns whether the entries were already in the order of their rows. */
-FN bool scatter_sorted(const fan_k_scatter *a) { return !a->unsorted || four_at(a->unsorted, 0) == 0; }
+DEVICE bool scatter_sorted(const fan_k_scatter *a) { return !a->unsorted || four_at(a->unsorted, 0) == 0; }
 
-FN uint32_t scatter_row(const fan_k_scatter *a, bool sorted, int64_t i)
+DEVICE uint32_t scatter_row(const fan_k_scatter *a, bool sorted, int64_t i)
 {
     return sorted ? coo_row(&a->coo, a->words, i) : list_row(&a->entry, &a->list, i);
 }
 
 /* scatter_value: returns the address of entry `i`'s value, in the order of rows; `from`: that of the original first
  * one, or a piece of it. */
-FN uint64_t scatter_value(const fan_k_scatter *a, bool sorted, int64_t i, uint64_t from)
+DEVICE uint64_t scatter_value(const fan_k_scatter *a, bool sorted, int64_t i, uint64_t from)
 {
     if (!sorted && a->entry.values)
         return a->list.came + (uint64_t)(i * a->entry.came_size);
@@ -1239,13 +1239,13 @@ FN uint64_t scatter_value(const fan_k_scatter *a, bool sorted, int64_t i, uint64
 }
 
 /* scatter_begins: returns whether entry `i`, in the order of rows, is the first of its row. */
-FN bool scatter_begins(const fan_k_scatter *a, bool sorted, int64_t i, uint32_t *row)
+DEVICE bool scatter_begins(const fan_k_scatter *a, bool sorted, int64_t i, uint32_t *row)
 {
     *row = scatter_row(a, sorted, i);
     return *row < a->coo.nrows && (i == 0 || scatter_row(a, sorted, i - 1) != *row);
 }
 
-FN uint64_t scatter_to(const fan_k_scatter *a, uint32_t row)
+DEVICE uint64_t scatter_to(const fan_k_scatter *a, uint32_t row)
 {
     const int64_t *extent = a->words, *stride = extent + a->coo.sparse;
     int64_t rest = (int64_t)(a->coo.first_row + row);
@@ -1258,7 +1258,7 @@ FN uint64_t scatter_to(const fan_k_scatter *a, uint32_t row)
 
 /* scatter_compressed: computes the target of entry `e` of compressed data, whose worker has the row; false beyond the
  * shape. */
-FN bool scatter_compressed(const fan_k_scatter *a, int64_t row, int64_t e, uint64_t *to)
+DEVICE bool scatter_compressed(const fan_k_scatter *a, int64_t row, int64_t e, uint64_t *to)
 {
     int64_t index = whole_number(a->indices + (uint64_t)(e * a->index_step), a->index_size);
     if (index < 0 || index >= a->words[0])
@@ -1267,7 +1267,7 @@ FN bool scatter_compressed(const fan_k_scatter *a, int64_t row, int64_t e, uint6
     return true;
 }
 
-FN void scatter_one(const fan_k_scatter *a, uint64_t to, uint64_t from)
+DEVICE void scatter_one(const fan_k_scatter *a, uint64_t to, uint64_t from)
 {
     wide x = convert(load(a->value_dtype, from, a->anywhere), form_of(a->value_dtype), a->into_dtype);
     store(a->into_dtype, to, a->anywhere, add(a->into_dtype, load(a->into_dtype, to, a->anywhere), x));
@@ -1306,14 +1306,14 @@ KERNEL fan_scatter_any(ARGS(fan_k_scatter, a))
 
 /* Entries from `i` on are read together, and added one after the other, each with a rounding, unless `wide`. */
 #define SCATTER(K, MEM, T, UP, PLUS, TIMES, DOWN, NOTHING, BY)                                                        \
-    FN inline void scatter_read_##K(piece_##K *x, uint64_t p, int aligned)                                            \
+    DEVICE inline void scatter_read_##K(piece_##K *x, uint64_t p, int aligned)                                        \
     {                                                                                                                 \
         if (aligned)                                                                                                  \
             x->all = *AT(const sixteen, p);                                                                           \
         else                                                                                                          \
             x->each[0] = *AT(const MEM, p);                                                                           \
     }                                                                                                                 \
-    FN inline void scatter_add_##K(const fan_k_scatter *a, sum_##K *sum, const piece_##K *x)                          \
+    DEVICE inline void scatter_add_##K(const fan_k_scatter *a, sum_##K *sum, const piece_##K *x)                      \
     {                                                                                                                 \
         UNROLL(16)                                                                                                    \
         for (int k = 0; k < PER_##K; k++)                                                                             \
@@ -1322,7 +1322,7 @@ KERNEL fan_scatter_any(ARGS(fan_k_scatter, a))
                 sum->each[k] = a->wide ? one : up_##K(down_##K(one));                                                 \
             }                                                                                                         \
     }                                                                                                                 \
-    FN inline void scatter_begin_##K(const fan_k_scatter *a, sum_##K *sum, uint64_t to)                               \
+    DEVICE inline void scatter_begin_##K(const fan_k_scatter *a, sum_##K *sum, uint64_t to)                           \
     {                                                                                                                 \
         piece_##K x;                                                                                                  \
         if (!a->wide) {                                                                                               \
@@ -1338,7 +1338,7 @@ KERNEL fan_scatter_any(ARGS(fan_k_scatter, a))
             sum->each[0] = *AT(const T, to);                                                                          \
         }                                                                                                             \
     }                                                                                                                 \
-    FN inline void scatter_end_##K(const fan_k_scatter *a, const sum_##K *sum, uint64_t to)                           \
+    DEVICE inline void scatter_end_##K(const fan_k_scatter *a, const sum_##K *sum, uint64_t to)                       \
     {                                                                                                                 \
         piece_##K x;                                                                                                  \
         if (a->wide && a->aligned) {                                                                                  \
@@ -1353,8 +1353,8 @@ KERNEL fan_scatter_any(ARGS(fan_k_scatter, a))
             *AT(MEM, to) = down_##K(sum->each[0]);                                                                    \
         }                                                                                                             \
     }                                                                                                                 \
-    FN inline void scatter_run_##K(const fan_k_scatter *a, bool sorted, int64_t i, uint32_t row, uint64_t to,         \
-                                   uint64_t from)                                                                     \
+    DEVICE inline void scatter_run_##K(const fan_k_scatter *a, bool sorted, int64_t i, uint32_t row, uint64_t to,     \
+                                       uint64_t from)                                                                 \
     {                                                                                                                 \
         sum_##K sum;                                                                                                  \
         piece_##K x[AHEAD];                                                                                           \
