@@ -54,7 +54,10 @@ MUTANTS: dict[str, dict[str, tuple[str, str]]] = {
         "whole: no gap": ("step <= e->reach[k] + e->gcd[k])", "step <= e->reach[k] + 2 * e->gcd[k])"),
         "a sum's divisor": ("if (e->gcd[k] > 1 && equation_remainder(r, e->gcd[k]) != 0)", "if (false)"),
         "a window's end": ("last = last < e->t[k - 1].most ? last : e->t[k - 1].most;", ""),
-        "a window's last value": ("equation_quotient(last - first, jump) + 1};", "equation_quotient(last - first, jump)};"),
+        "a window's last value": (
+            "equation_quotient(last - first, jump) + 1};",
+            "equation_quotient(last - first, jump)};",
+        ),
         "a window's first value": ("first += up < 0 ? up + jump : up;", "first += 1;"),
         "the table's words": ("from[(ptrdiff_t)i - 1] >> (64 - part);\n}", "from[(ptrdiff_t)i] >> (64 - part);\n}"),
         "the table's end": ("(size_t)(reach / 64 + 1) : words, some", "(size_t)(reach / 64) : words, some"),
@@ -77,7 +80,10 @@ MUTANTS: dict[str, dict[str, tuple[str, str]]] = {
             "        if (s[at].to <= s[i].from) {\n            overlaps_leave",
         ),
         "runs": ("end < n && s[end].from <= last;", "end < n && s[end].from < last;"),
-        "a newcomer's component": ("            overlaps_unite(w->parent, s[at].index, s[i].index);", "            (void)0;"),
+        "a newcomer's component": (
+            "            overlaps_unite(w->parent, s[at].index, s[i].index);",
+            "            (void)0;",
+        ),
         "what covers has all bytes": ("(same ? a->axes[i].count : 1)", "1"),
         "what covers has all of the tooth": ("return i < 0 && offset + a->tooth <= b->tooth;", "return i < 0;"),
         "axes that what covers has not": ("return i < 0 && offset", "return offset"),
