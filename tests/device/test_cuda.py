@@ -493,7 +493,7 @@ def test_a_sticky_error_loses_one_device_and_not_the_other(driver: FakeDriver) -
             fanin.DeviceError,
             match=(
                 r"cuStreamSynchronize on cuda:0 failed: CUDA_ERROR_ILLEGAL_ADDRESS \(700\).*Any earlier work may have"
-                r" before"
+                r" caused it"
             ),
         ):
             s.synchronize()
