@@ -490,11 +490,11 @@ static void a_lane_is_used_again_where_that_adds_no_order(void)
     CHECK_INT(again, a);
     fan_race_check_name(o, again, 9);
     CHECK_INT(READ(b, 0, 8), FAN_ERR_RACE); /* whom the access belonged to is known still */
-    CHECK_INT(race.first.who, 7);
+    CHECK_INT(race.first.owner, 7);
     CHECK_OK(READ(again, 0, 8)); /* it knows from its beginning */
     CHECK_OK(WRITE(again, 8, 16));
     CHECK_INT(READ(b, 8, 16), FAN_ERR_RACE);
-    CHECK_INT(race.first.who, 9);
+    CHECK_INT(race.first.owner, 9);
     fan_race_check_leave(o, again);
     CHECK(!fan_race_check_reuse(o, fan_race_check_clock(o, h), &again));
     fan_race_check_forget(o, 0, 16);
