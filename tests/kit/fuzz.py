@@ -27,6 +27,7 @@ import json
 import queue
 import random
 import re
+import runpy
 import sys
 import tempfile
 import threading
@@ -35,6 +36,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -43,8 +45,11 @@ import numpy as np
 import fanin
 from fanin import _core
 from fanin._sim.machine import Abandoned
-from kit import stubs, world
+from kit import world
 
+ROOT = Path(__file__).resolve().parents[2]
+SIGNATURES = ROOT / "csrc/py/core.pyi"
+PUBLIC: Callable[[], set[str]] = runpy.run_path(str(ROOT / "csrc/py/stub.py"))["public"]
 MODULES: tuple[ModuleType, ...] = (fanin, fanin.sim)
 #: Programs of so many calls, so many things of a type in a pool, seconds after which a call counts as one without end.
 PROGRAM, KEPT, HANGS = 250, 8, 100
@@ -127,10 +132,10 @@ def entries() -> dict[str, Entry]:
         for name, f in vars(c).items():
             if (inspect.isfunction(f) or isinstance(f, property)) and (not name.startswith("_") or name in PROTOCOLS):
                 add(_from_signature(c, name, f, True))
-    for node in ast.parse(stubs.FILE.read_text()).body:
-        if isinstance(node, ast.FunctionDef) and node.name in stubs.public():
+    for node in ast.parse(SIGNATURES.read_text()).body:
+        if isinstance(node, ast.FunctionDef) and node.name in PUBLIC():
             add(_from_stub(fanin, node, False))
-        elif isinstance(node, ast.ClassDef) and node.name in stubs.public() | {"_OfNumPy"}:
+        elif isinstance(node, ast.ClassDef) and node.name in PUBLIC() | {"_OfNumPy"}:
             owner = getattr(_core, node.name.replace("_OfNumPy", "Array"))
             for f in node.body:
                 if isinstance(f, ast.FunctionDef) and (not f.name.startswith("_") or f.name.startswith("__")):

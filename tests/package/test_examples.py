@@ -70,7 +70,7 @@ Zero(shape=(1000, 1000), dtype=...float32...)
     "06_check_me.py": "",
     "17_graph_trees.py": (
         """\
-#96693, the leaf adopts: RuntimeError: <lambda>: somebody keeps 16 bytes that the function allocated and did not \
+#96693, the leaf adopts: RuntimeError: <lambda>: a reference keeps 16 bytes that the function allocated and did not \
 return, ...the next replay overwrites them: ...pass its gradient)
 #126938, accumulate: replayed, [1. 1.]
 a handle of an ended step: RuntimeError: this is an output of times_2, made at 17_graph_trees.py:... in step ..., \
