@@ -367,11 +367,11 @@ def test_a_stream_of_another_device_is_refused(w: Any) -> None:
     s, t = w.stream(0), w.stream(1)
     x, y = ones(w), ones(w, None, 1)
     a, b = w.place(0), w.place(1)
-    with pytest.raises(ValueError, match=rf"Mul: stream: expected one of {b}, its device, got stream \d+ of {a}"):
+    with pytest.raises(ValueError, match=rf"Mul: stream: expected one of {b}, its device, got stream \d+ of"):
         fanin.Node(lambda g: g, stream=s, device=b, name="Mul")
-    with pytest.raises(ValueError, match=rf"Mul: stream: expected one of {b}, the device of slot 0, got stream \d+ of {a}"):
+    with pytest.raises(ValueError, match=rf"Mul: stream: expected one of {b}, the device of slot 0, got stream \d+ of"):
         fanin.Node(lambda g, h: g, slots=[y, y], stream=s, name="Mul")
-    with pytest.raises(ValueError, match=rf"w: stream: expected one of {a}, the device of slot 0, got stream \d+ of {b}"):
+    with pytest.raises(ValueError, match=rf"w: stream: expected one of {a}, the device of slot 0, got stream \d+"):
         fanin.Leaf(x, stream=t, name="w")
     with pytest.raises(ValueError, match="w: stream: expected one of cpu, the device of slot 0"):
         fanin.Leaf(np.zeros(2), stream=t, name="w")
@@ -435,7 +435,7 @@ def test_gradients_on_two_devices_are_no_sum_and_the_error_names_node_and_index(
 def test_a_stream_of_another_machine_is_refused_by_name(a_world: Any) -> None:
     w, other = a_world("sim"), a_world("sim")
     s, x = w.stream(), other.array(np.ones(4))
-    with pytest.raises(ValueError, match=r"Mul: stream: expected one of sim:0, the device of slot 0, .* of another machine"):
+    with pytest.raises(ValueError, match=r"Mul: stream: expected one of sim:0, .* of another machine"):
         fanin.Node(lambda g: g, slots=[x], stream=s, name="Mul")
     low = fanin.Node(lambda g: g, edges=[None])
     top = fanin.Node(lambda g: (None, x), edges=[None, (low, 0)], stream=s, name="Mul")

@@ -30,9 +30,7 @@ def quicken() -> None:
         # The table throws where one of these differs. A mode runs Python code when it is read.
         plain = (base.layout, torch.strided, base.is_nested, False, base.is_meta, False)
         modes = torch._C._is_torch_function_mode_enabled
-        _core.quick_tensors(
-            torch.Tensor, table, torch.Tensor.is_neg, base.requires_grad, (modes, *plain), graph, TORCH
-        )
+        _core.quick_tensors(torch.Tensor, table, torch.Tensor.is_neg, base.requires_grad, (modes, *plain), graph, TORCH)
         if _core.table_known(table, TORCH):
             _core.read_by_table(torch.Tensor, TORCH, True)
 
