@@ -20,7 +20,7 @@ from kit.support import ROOT, run_python
 
 CHECK_ME = ROOT / "examples" / "06_check_me.py"
 
-COMMANDS = ["demo", "check", "bench", "info"]
+COMMANDS = ["demo", "check", "info"]
 
 
 def said(capsys: pytest.CaptureFixture[str]) -> str:

@@ -419,7 +419,7 @@ def test_a_picture_explains_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert f" {waits} waits, {elided} left out (they already held), 0 races." in said
     texts = [text.get_text() for text in axes.texts]
     assert "matmul'" in texts, "a name that has room"
-    listed = dict(re.findall(r"(\d+) ([\w ']+?)[,.]", said.partition("no room: ")[2]))
+    listed = dict(re.findall(r"(\d+) ([\w ']+?)[,.]", said.partition("does not fit: ")[2]))
     assert set(listed.values()) == {"multiply'", "reshape'"}
     assert set(listed) <= set(texts), "a number that is explained is seen"
     (legend,) = figure.legends

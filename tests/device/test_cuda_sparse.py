@@ -303,7 +303,7 @@ class Scattering:
             with fanin.stream(self.stream):
                 got = (sums.pop() if sums else self.buf.take()[0]).numpy()
         except RuntimeError as e:
-            if "was lost" in str(e):
+            if "was lost" in str(e) or "device is lost" in str(e):
                 return "lost"
             assert failed and "poisoned until clear" in str(e), e
             return "poisoned"

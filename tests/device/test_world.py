@@ -82,7 +82,7 @@ def a_stream_of_the_driver(w: Any) -> None:
 
 
 def a_module(w: Any) -> None:
-    w.call("cuModuleLoadData", ctypes.byref(ctypes.c_void_p()), b".entry fan_any")
+    w.call("cuModuleLoadData", ctypes.byref(ctypes.c_void_p()), b".target sm_75 .entry fan_any")
 
 
 def an_object_of_the_driver(w: Any) -> None:

@@ -492,6 +492,33 @@ def places_compared(csrc: Path) -> list[str]:
 # Text
 
 
+@dataclass(frozen=True)
+class Function:
+    """A function: its file, name, first line, and how many lines it has, without its docstring."""
+
+    file: str
+    name: str
+    line: int
+    lines: int
+
+
+def c_functions(text: str, file: str = "") -> list[Function]:
+    """The functions of a C file whose body begins with a `{` at the left: all that are more than a line."""
+    found, lines = [], without_comments(text).split("\n")
+    head, opened = 0, -1
+    for at, line in enumerate(lines):
+        if opened < 0 and line == "{":
+            name = re.match(r"[\w\s*]*?(\w+)\s*\(", "\n".join(lines[head:at]))
+            if name:
+                opened = at
+        elif opened >= 0 and line.startswith("}"):
+            found.append(Function(file, name[1] if name else "?", head + 1, at - head + 1))
+            opened = -1
+        if opened < 0 and (not line.strip() or line.startswith(("}", "#")) or line.rstrip().endswith((";", "\\"))):
+            head = at + 1
+    return found
+
+
 def without_comments(text: str, *, strings: bool = False) -> str:
     """C without its comments and, unless `strings`, without what strings hold; lines stay where they are."""
 

@@ -77,7 +77,7 @@ a handle of an ended step: RuntimeError: this is an output of times_2, made at 1
 which ended at 17_graph_trees.py:...: ...
 #160281, g(f(x)): replayed, replayed, [6. 6.]
 #170604, all of them kept: replayed, [0.0, 5.0, 10.0, 15.0]; times_5 runs again and again in one step while outputs \
-of earlier calls live, so each call is recorded anew
+of earlier calls are alive, so each call is recorded anew
 #188161, an operand that moves: warmed, recorded, recorded, recorded, recorded, replayed, replayed; \
 times_7 copies operand 0 from now on
 #180396, a join forgotten: CaptureError: forgets cannot be recorded: ...was not joined back...904...: stream ...

@@ -52,7 +52,7 @@ def test_a_wide_sum_of_torchs_is_rounded_into_one_grad() -> None:
 def test_a_wide_sum_has_no_place_in_a_tensor_that_keeps_its_own_grad() -> None:
     torch = pytest.importorskip("torch")
     p = torch.zeros(2, dtype=torch.bfloat16, requires_grad=True)
-    with pytest.raises(ValueError, match=r"are in its own \.grad, .*: give x\.detach\(\)"):
+    with pytest.raises(ValueError, match=r"is its own \.grad, .*: give x\.detach\(\)"):
         fanin.Leaf(p, accumulate="float32")  # gradients were lost: they were in neither .grad
     leaf = fanin.Leaf(p.detach(), accumulate="float32")
     arrive(leaf, torch.ones(2).bfloat16())

@@ -150,9 +150,9 @@ def wrapped() -> Any:
 NO_ARRAYS = {
     "sparse": (lambda: torch.eye(3).to_sparse(), "sparse"),
     "csr": (lambda: torch.eye(3).to_sparse_csr(), "sparse"),
-    "meta": (lambda: torch.zeros(3, device="meta"), "memory that is not there"),
+    "meta": (lambda: torch.zeros(3, device="meta"), "has no memory"),
     "nested": (lambda: torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]), ""),
-    "a wrapper": (wrapped, "wraps others"),
+    "a wrapper": (wrapped, "wraps other tensors"),
 }
 
 
