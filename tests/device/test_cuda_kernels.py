@@ -123,14 +123,15 @@ def test_the_source_that_the_core_embeds_is_the_trees() -> None:
     assert json.loads(zlib.decompress(_core.kernels_source())) == machine_code.build.sources()
 
 
-def test_machine_code_that_the_driver_refuses_gives_way_to_compiled_kernels(driver: FakeDriver) -> None:
+def test_machine_code_that_the_driver_refuses_once_leaves_the_device_usable(driver: FakeDriver) -> None:
+    """The kernels are compiled then, and the machine code is tried first again: this driver takes it."""
     if not _core.kernels_made():
         pytest.skip("the build embedded no machine code")
     driver.fail(0, 209, call="ModuleLoadData")
     x = driver.array(np.ones(3))
     assert driver.calls("ModuleLoadData") == 2
     assert fanin.add_n([x, x]).numpy().tolist() == [2, 2, 2]
-    assert fanin.info()["kernels"]["loaded"]["cuda:0"].endswith("own")
+    assert fanin.info()["kernels"]["loaded"]["cuda:0"] == "machine code"
 
 
 def test_a_driver_that_cannot_load_the_kernels_is_told_by_call_and_code(driver: FakeDriver) -> None:

@@ -105,8 +105,8 @@ fan_status fan__cuda_load_kernels(fan_cuda_part *p, fan_error *err)
     const struct {
         const void *code;
         const char *words;
-    } images[] = {{fan_kernels_fatbin_bytes && !p->image.code ? fan_kernels_fatbin : NULL, "machine code"},
-                  {p->image.code, p->image.words}}; /* compiled because the driver refused the machine code */
+    } images[] = {{fan_kernels_fatbin_bytes ? fan_kernels_fatbin : NULL, "machine code"},
+                  {p->image.code, p->image.words}};
     const char *call = NULL;
     fan_cu_result code = 0;
     bool gives_way = true;
