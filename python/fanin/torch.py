@@ -377,7 +377,7 @@ def _after(p: torch.Tensor) -> dict[int, Callable[[torch.Tensor], None]]:
 def _accumulators(parameters: list[torch.Tensor]) -> list[Node]:
     """The node that accumulates into each, as `get_gradient_edge` finds it, at a fifth of the cost."""
     with torch.inference_mode(False), torch.enable_grad():
-        return [p.view_as(p).grad_fn.next_functions[0][0] for p in parameters]  # type: ignore[union-attr, misc]
+        return [p.view_as(p).grad_fn.next_functions[0][0] for p in parameters]  # type: ignore[union-attr, misc, unused-ignore]
 
 
 def _counts(gradient: torch.Tensor) -> tuple[int, ...]:

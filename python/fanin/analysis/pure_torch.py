@@ -87,7 +87,7 @@ class Reads:
         #: and whether what is read tells of all of the storage
         places = {tensor.storage_offset: False, tensor.untyped_storage: True, tensor.storage: True}
 
-        class Mode(TorchFunctionMode):
+        class Mode(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
             def __torch_function__(
                 self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, object] | None = None
             ) -> object:
