@@ -1224,6 +1224,8 @@ static bool take_host_outs_begin(take_host *t)
  * *result NULL: it is not that, and nothing happened. False: it is for the general path. */
 static bool take_host_one(fan_buffer *b, size_t slot, const fan_take *how, void **result)
 {
+    if (b->slots[slot].p != &fan_slot_state_none)
+        return false; /* the list may have no plain entry, and then no kind */
     fan_list *p = take_list(b, slot);
     size_t n = take_defined(p);
     if (!n || n > FAN_FAST_TERMS || p->undefined || p->kind.scalar || p->size > FAN_FAST_BYTES || b->sum_stats)
