@@ -584,7 +584,7 @@ class Worker(threading.Thread):
         try:
             e = self.answers.get(timeout=HANGS)
         except queue.Empty:
-            faulthandler.dump_traceback()
+            faulthandler.dump_traceback(sys.__stderr__ or 2)  # pytest --capture=sys has no file for sys.stderr
             raise Found(f"a call has not ended in {HANGS} s: the stacks are above") from None
         if e is not None:
             raise e
