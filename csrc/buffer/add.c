@@ -533,7 +533,7 @@ static fan_status add_record(fan_buffer *b, size_t slot, fan_item *item, fan_str
     item->event = NULL;
     if (FAN_FAULT(RECORD_AFTER_FOLD) && !item->owned)
         return fan_event_new(stream->device, &item->event, err);
-    size_t waiting = fan_slot_waiting(&b->slots[slot]);
+    size_t waiting = FAN_FAULT(EVENT_REUSED) ? fan_slot_waiting(&b->slots[slot]) : 0; /* the slot is not locked here */
     for (size_t i = 0; FAN_FAULT(EVENT_REUSED) && i <= waiting; i++) {
         const fan_entry *one = i < waiting ? &b->slots[slot].list->entries[i] : NULL;
         fan_event *e = !one ? p->ready_event : one->general ? one->item->event : NULL;
