@@ -125,7 +125,7 @@ class BuildCore(build_ext):
         stub = folder / "fanin/_core.pyi"
         done = subprocess.run(
             [sys.executable, str(ROOT / "csrc/py/stub.py"), str(stub)],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *sys.path])},  # pip's build may lie anywhere
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},  # pip's build environment has NumPy there
             cwd=folder,
             capture_output=True,
             text=True,

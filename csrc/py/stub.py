@@ -14,6 +14,9 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+if __name__ == "__main__":  # pip's build environment drops the folder of an earlier editable install from PYTHONPATH
+    sys.path.insert(0, str(Path(sys.argv[1]).resolve().parents[1]))
+
 import fanin
 from fanin import _core
 
