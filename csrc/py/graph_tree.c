@@ -346,7 +346,7 @@ static PyMethodDef methods[] = {
      "close($self, /)\n--\n\nFree all recordings and the memory; later calls fail."},
     {"plot", (PyCFunction)(void (*)(void))tree_plot, METH_VARARGS | METH_KEYWORDS,
      "plot($self, path=None, /)\n--\n\nA picture of the tree, as a matplotlib figure; also written to `path` if "
-     "given. OSError if it cannot be written."},
+     "given. ImportError without matplotlib; OSError if it cannot be written."},
     {"_recordings", tree_recordings_turn, METH_NOARGS,
      "_recordings($self, /)\n--\n\n(node, parent, function, owns, reaches, replays, on the path) of each recording."},
     {"_memory", tree_memory_turn, METH_NOARGS,

@@ -171,10 +171,13 @@ def _union(pieces: list[tuple[int, int]]) -> list[tuple[int, int]]:
 def plot(tree: GraphTree, path: str | os.PathLike[str] | None = None) -> object:
     """A picture of a tree: a row for each recording, below and to the right of its predecessor, with the tree's memory
     from its first byte on: the recording's outputs, its other memory, and, hatched, memory that other recordings
-    also use. Recordings on the path are blue.
+    also use. Recordings on the path are blue. ImportError without matplotlib.
     """
-    from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
+    try:
+        from matplotlib.figure import Figure
+        from matplotlib.patches import Patch
+    except ImportError as e:
+        raise ImportError('GraphTree.plot needs matplotlib: pip install "fanin[demo]"') from e
 
     recordings, memory = tree._recordings(), tree._memory()
     shared = _shared(memory)

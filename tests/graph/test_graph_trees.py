@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -939,3 +940,9 @@ def test_a_steady_call_allocates_nothing_of_its_own(m: Any) -> None:
         t.wait(s)
         direct = hooks.memory()[1] - before
     assert counts[1] == counts[32] == direct and caller
+
+
+def test_a_picture_without_matplotlib_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with fanin.GraphTree("cpu") as tree, pytest.raises(ImportError, match=r'pip install "fanin\[demo\]"'):
+        tree.plot()
