@@ -19,7 +19,8 @@ static int plain_add(PyObject *hook, PyObject *gradient)
     return fan_buffer_fast_add(fan_buffer_self(PyTuple_GET_ITEM(hook, BUFFER)), args, PyTuple_GET_ITEM(hook, COPY));
 }
 
-/* collect: `otherwise` is called with the slot, the gradient, and the error that there was, or None. */
+/* collect: calls `otherwise` with the slot, the gradient, the count of its references, and the error that there was, or
+ * None. The count is read here, because calls between Python functions add references where Dynamo evaluates frames. */
 static PyObject *collect(PyObject *hook, PyObject *gradients)
 {
     PyObject *slot = PyTuple_GET_ITEM(hook, SLOT), *nothing = PyTuple_GET_ITEM(hook, NOTHING);
@@ -34,7 +35,9 @@ static PyObject *collect(PyObject *hook, PyObject *gradients)
         return Py_NewRef(nothing);
     }
     PyObject *error = added < 0 ? fan_exception_take() : Py_NewRef(Py_None);
-    PyObject *answer = PyObject_CallFunctionObjArgs(PyTuple_GET_ITEM(hook, OTHERWISE), slot, gradient, error, NULL);
+    PyObject *answer = error ? PyObject_CallFunction(PyTuple_GET_ITEM(hook, OTHERWISE), "OOnO", slot, gradient,
+                                                     Py_REFCNT(gradient), error)
+                             : NULL;
     Py_XDECREF(error);
     if (!answer)
         return NULL;

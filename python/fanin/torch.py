@@ -14,7 +14,6 @@ import contextlib
 import functools
 import itertools
 import re
-import sys
 import threading
 import types
 import warnings
@@ -30,7 +29,7 @@ except ImportError as e:  # pragma: no cover - depends on what is installed
 
 from . import _core
 from ._interop.protocols import DTypeLike
-from ._interop.torch_graph import backward, sharded
+from ._interop.torch_graph import backward, on_new_thread, sharded
 from ._words import type_of
 from .slots import Slot
 
@@ -224,7 +223,7 @@ class accumulate:
                 f" {_word(names[slot])} may not be in the sum: join the thread within the block"
             )
 
-        def collect(slot: int, gradient: torch.Tensor, error: Exception | None) -> None:
+        def collect(slot: int, gradient: torch.Tensor, references: int, error: Exception | None) -> None:
             """Adds a gradient that is large, sparse, or none at all."""
             try:
                 if error is not None:
@@ -237,7 +236,7 @@ class accumulate:
                         " backward(create_graph=True): a sum that is left in .grad here cannot be differentiated; call"
                         " that backward() outside of the block"
                     )
-                alone = gradient.layout == torch.strided and _counts(gradient) in counts
+                alone = gradient.layout == torch.strided and _counts(gradient, references) in counts
                 donate = alone and own[slot] and gradient.stride() == strides[slot]
                 # A new object has the one reference that marks it as the buffer's own: it is summed while it is warm.
                 add(slot, gradient.detach() if alone else gradient, donate=donate, copy=not alone)
@@ -380,11 +379,11 @@ def _accumulators(parameters: list[torch.Tensor]) -> list[Node]:
         return [p.view_as(p).grad_fn.next_functions[0][0] for p in parameters]  # type: ignore[union-attr, misc, unused-ignore]
 
 
-def _counts(gradient: torch.Tensor) -> tuple[int, ...]:
-    """How many references Python and torch count of a tensor, of the one that it is a view of, and of its memory."""
+def _counts(gradient: torch.Tensor, references: int) -> tuple[int, ...]:
+    """The references that Python and torch count to a tensor, to the tensor that it is a view of, and to its memory."""
     base = gradient._base
     return (
-        sys.getrefcount(gradient),
+        references,
         gradient._use_count(),  # type: ignore[attr-defined, unused-ignore]
         0 if base is None else base._use_count(),  # type: ignore[attr-defined, unused-ignore]
         torch._C._storage_Use_Count(gradient.untyped_storage()._cdata),  # type: ignore[attr-defined, unused-ignore]
@@ -393,21 +392,24 @@ def _counts(gradient: torch.Tensor) -> tuple[int, ...]:
 
 @functools.cache
 def _counts_alone() -> set[tuple[int, ...]]:
-    """What `_counts` returns in a collector for gradients that nothing but the pass refers to: read of some that are
-    new. Empty where torch does not count: then all are copied.
+    """What `_counts` returns in a collector for new gradients, to which only the pass refers. Empty where torch does
+    not count: then every gradient is copied.
     """
     seen: set[tuple[int, ...]] = set()
 
-    def collect(slot: int, gradient: torch.Tensor, error: Exception | None) -> None:
-        seen.add(_counts(gradient))
+    def collect(slot: int, gradient: torch.Tensor, references: int, error: Exception | None) -> None:
+        seen.add(_counts(gradient, references))
 
-    with torch.inference_mode(False), torch.enable_grad(), contextlib.suppress(AttributeError):
+    def measure() -> None:
         p = torch.zeros(2, 2, requires_grad=True)
         [collector] = _core._collectors(_core.InputBuffer(1), [False], bytearray(2), collect)
         [node] = _accumulators([p])
         node.register_prehook(collector)
         torch.autograd.backward((p * 2).sum())
-        torch.autograd.backward(torch.nn.functional.linear(torch.ones(1, 2), p).sum())  # a view of one that is new
+        torch.autograd.backward(torch.nn.functional.linear(torch.ones(1, 2), p).sum())  # a view of a new tensor
+
+    with contextlib.suppress(AttributeError):
+        on_new_thread(measure)
     return seen
 
 

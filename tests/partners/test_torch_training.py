@@ -8,7 +8,7 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ pytestmark = [
 ]
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
+torch_graph = pytest.importorskip("fanin._interop.torch_graph")
 
 Run = Callable[[Any], None]
 
@@ -734,14 +735,110 @@ def test_gradients_whose_memory_others_have_are_copied(n: int, dtype: Any) -> No
     assert all(g.eq(-100).all() for g in kept)
 
 
-def test_large_gradients_that_nothing_else_refers_to_are_not_copied() -> None:
-    p = torch.nn.Parameter(torch.ones(256, 256))
-    block = fanin.torch.accumulate([p])
-    with block:
-        for _ in range(3):
-            (p * 2).sum().backward()
-            torch.nn.functional.linear(torch.ones(1, 256), p).sum().backward()
-    assert block._buffer.counters.copies == 0 and p.grad.eq(9).all()
+@contextlib.contextmanager
+def frames_of_dynamo() -> Iterator[None]:
+    """Dynamo evaluates frames, as while any thread runs a compiled function: calls of Python functions add references
+    to their arguments.
+    """
+    from torch._C._dynamo.eval_frame import set_eval_frame
+
+    before = set_eval_frame(False)
+    try:
+        yield
+    finally:
+        set_eval_frame(before)
+
+
+@contextlib.contextmanager
+def frames_kept() -> Iterator[None]:
+    """A trace function reads the variables of each frame, as a debugger does, and so refers to them."""
+    before = sys.gettrace()
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        frame.f_locals
+        return trace
+
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+def fake_tensors() -> Any:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode()
+
+
+MEASURED = {"plain": contextlib.nullcontext, "dynamo": frames_of_dynamo, "traced": frames_kept, "fake": fake_tensors}
+
+
+@pytest.fixture(params=MEASURED)
+def measured(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The references that a gradient has are measured once in a process: wherever that happens they are the same."""
+    measures = fanin.torch._counts_alone, torch_graph._references
+    for measure in measures:
+        measure.cache_clear()
+    with MEASURED[request.param]():
+        fanin.torch._counts_alone()
+        torch_graph._references(False)
+    yield
+    for measure in measures:
+        measure.cache_clear()
+
+
+@pytest.mark.parametrize("frames", [contextlib.nullcontext, frames_of_dynamo])
+def test_large_gradients_that_nothing_else_refers_to_are_not_copied(measured: None, frames: Any) -> None:
+    for view in (False, True):  # the first one alone is counted: the others are added to it without a copy
+        p = torch.nn.Parameter(torch.ones(256, 256))
+        block = fanin.torch.accumulate([p])
+        with block, frames():
+            for _ in range(3):
+                (torch.nn.functional.linear(torch.ones(1, 256), p) if view else p * 2).sum().backward()
+        assert block._buffer.counters.copies == 0 and p.grad.eq(3 if view else 6).all()
+
+
+@pytest.mark.parametrize("frames", [contextlib.nullcontext, frames_of_dynamo])
+def test_large_gradients_that_others_refer_to_are_copied(measured: None, frames: Any) -> None:
+    for holders in range(1, 5):
+        p = torch.nn.Parameter(torch.ones(256, 256))
+        kept: list[Any] = []
+        p.register_hook(lambda g, kept=kept, n=holders: kept.extend([g] * n))
+        block = fanin.torch.accumulate([p])
+        with block, frames():
+            for _ in range(2):
+                (p * 2).sum().backward()
+        assert block._buffer.counters.copies == 1, "the first; the second is read"
+        assert p.grad.eq(4).all() and all(g.eq(2).all() for g in kept)
+
+
+class Sparse(torch.autograd.Function):  # type: ignore[misc,name-defined]
+    """The gradient of a sum as a sparse tensor, to which `kept` refers, too, unless it is None."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, kept: list[Any] | None, at: list[int]) -> Any:
+        ctx.shape, ctx.kept, ctx.at = x.shape, kept, at
+        return x.sum()
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        rows = torch.arange(ctx.shape[0]).view(1, -1).clone()
+        made = torch.sparse_coo_tensor(rows, torch.ones(ctx.shape), ctx.shape, check_invariants=False)
+        ctx.at.append(made._values().data_ptr())
+        if ctx.kept is not None:
+            ctx.kept.append(made)
+        return made, None, None
+
+
+@pytest.mark.parametrize("frames", [contextlib.nullcontext, frames_of_dynamo])
+def test_sparse_gradients_are_handed_to_a_leaf_where_nothing_else_refers_to_them(measured: None, frames: Any) -> None:
+    for kept in (None, []):
+        p, at = torch.nn.Parameter(torch.ones(5, 2)), list[int]()
+        with frames():
+            fanin.torch.backward(Sparse.apply(p, kept, at))
+        assert (p.grad._values().data_ptr() == at[0]) == (kept is None)
+        assert p.grad.to_dense().eq(1).all()
 
 
 # What torch has beside

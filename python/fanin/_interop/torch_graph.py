@@ -17,6 +17,7 @@ import threading
 import types
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar, cast
 
 import torch
@@ -322,7 +323,7 @@ class _Graph:
 
         def accumulate(g: torch.Tensor) -> None:
             first = g.is_sparse and variable.grad is None and not variable._backward_hooks and not recording
-            if first and _count(g) == _references(around):
+            if first and sys.getrefcount(g) == _references(around):
                 indices, values = parts_alone(g)
                 # The indices of an Embedding are the user's own tensor.
                 if values and (indices or g._values().nbytes >= LARGE):
@@ -384,18 +385,23 @@ class _Graph:
         return called
 
 
+def on_new_thread(measure: Callable[[], R]) -> R:
+    """Call a function where torch has no modes and Python no trace function, which would refer to its objects."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(measure).result()
+
+
 @functools.cache
 def _references(around: bool) -> int:
-    """How many references the function of a leaf counts of a gradient that nobody else has: asked of one."""
+    """The references to a gradient in the function of a leaf, where only the pass refers to it: counted of a new one.
+    No Python function is called to count them, which would add one where Dynamo evaluates frames.
+    """
     counts: list[int] = []
-    asks = _Graph([], None, False, _as_here if around else None).anywhere
-    leaf = fanin.Leaf(like=fanin.Slot(), accumulate=asks(lambda g: counts.append(_count(g))))
-    fanin.backward([(fanin.Node(lambda g: torch.zeros(()), edges=[(leaf, 0)]), 0, 1.0)])
+    wrapped = _Graph([], None, False, _as_here if around else None).anywhere
+    leaf = fanin.Leaf(like=fanin.Slot(), accumulate=wrapped(lambda g: counts.append(sys.getrefcount(g))))
+    root = fanin.Node(lambda g: torch.zeros(()), edges=[(leaf, 0)])
+    on_new_thread(lambda: fanin.backward([(root, 0, 1.0)]))
     return counts[0]
-
-
-def _count(g: torch.Tensor) -> int:
-    return sys.getrefcount(g)
 
 
 def _same_parts(g: torch.Tensor, copied: bool) -> torch.Tensor:
