@@ -56,22 +56,20 @@ static void add_term(equation *e, int64_t step, int64_t most)
 bool fan__equation_pose(equation *e, const term *parts, int n, int64_t width, int64_t target)
 {
     int64_t g = 0, rest;
+    for (int i = 0; i < n && g != 1; i++)
+        g = equation_gcd(parts[i].step, g);
+    g = g ? g : 1;
+    rest = equation_remainder(target, g);
+    if (rest > width)
+        return false;
     if (width > 0) {
         equation_begin(e, 1, 0, target);
         add_term(e, 1, width);
         for (int i = 0; i < n; i++)
             add_term(e, parts[i].step, parts[i].most);
-        if (e->whole[e->n])
+        if (g == 1 || e->whole[e->n])
             return true;
     }
-    for (int i = 0; i < n && g != 1; i++)
-        g = equation_gcd(parts[i].step, g);
-    if (g == 1 && width > 0)
-        return true;
-    g = g ? g : 1;
-    rest = equation_remainder(target, g);
-    if (rest > width)
-        return false;
     equation_begin(e, g, rest, equation_quotient(target, g));
     add_term(e, 1, equation_quotient(width - rest, g));
     for (int i = 0; i < n; i++)

@@ -102,7 +102,8 @@ static uint64_t fan__stretch_meetings(const fan_stretch *s, size_t n)
 /* Questions of one call for components with the default budget: about 50 ms, and 3 us for each region. */
 #define QUESTIONS 4000000
 #define QUESTIONS_EACH 256
-#define ATTEMPT 32           /* .. of them for one try of a sweep */
+#define ATTEMPT 32           /* .. of them, for each stretch of one try of a sweep */
+#define EARLY 16             /* a first try may be ahead of that by a sixteenth of all stretches, a second one by all */
 #define COVER_LOOKS 16       /* members of a list that are checked for covering a newcomer, or being covered by it */
 #define QUESTION_ELEMENTS 64 /* elements' time that one question takes, for fan_interrupted */
 
@@ -480,13 +481,15 @@ static fan_status overlaps_meet(work *w, fan_stretch *s, list *open, uint32_t i,
 }
 
 /* sweep_components: merges the lists that a newcomer joins, with the newcomer at the head unless a member covers it.
- * *done: false if fewer than `floor` questions were left before the end; the joins until then are right. */
-static fan_status sweep_components(work *w, fan_stretch *s, size_t n, int64_t floor, bool *done, fan_error *err)
+ * *done: false if ATTEMPT questions for each stretch so far, and for `ahead` more, did not suffice; the joins until
+ * then are right. SIZE_MAX: no limit. */
+static fan_status sweep_components(work *w, fan_stretch *s, size_t n, size_t ahead, bool *done, fan_error *err)
 {
     size_t lists = 0;
+    int64_t before = w->questions;
     *done = false;
     for (uint32_t i = 0; i < n; i++) {
-        if (w->questions < floor)
+        if (ahead != SIZE_MAX && before - w->questions > ATTEMPT * (int64_t)(i + ahead))
             return FAN_OK;
         list joined = {FAN_NO_STRETCH, FAN_NO_STRETCH};
         size_t kept = 0;
@@ -580,30 +583,27 @@ static fan_status sweep_divided(work *w, fan_stretch *run, size_t n, size_t coun
     return sweep_runs(w, run, n - count, err);
 }
 
-/* overlaps_attempt: finds components by these stretches, with at most ATTEMPT questions for each. */
-static fan_status overlaps_attempt(work *w, fan_stretch *s, size_t n, bool *done, fan_error *err)
-{
-    return sweep_components(w, s, n, w->questions - ATTEMPT * (int64_t)n, done, err);
-}
-
 /* sweep_components_by: sweeps the stretches `best`, which overlap least. For components that is no sure measure,
- * because members leave their lists: if it takes many questions, extents and arcs are tried in turn. */
+ * because members leave their lists: if it takes many questions, extents and arcs are tried in turn. In the first round
+ * a sweep whose questions grow with the square of its stretches ends after few of them. */
 static fan_status sweep_components_by(work *w, fan_stretch *best, size_t count, fan_stretch *run, size_t n,
                                       const tally *grids, fan_error *err)
 {
-    bool done;
-    FAN_TRY(overlaps_attempt(w, best, count, &done, err));
-    if (!done && best != run)
-        FAN_TRY(overlaps_attempt(w, run, n, &done, err));
-    for (int i = 0; i < GRIDS && !done; i++) {
-        if (!grids[i].count)
-            continue;
-        FAN_TRY(overlaps_room(w, &w->arc, err));
-        size_t m = overlaps_arcs(w->l, run, n, grids[i].step, w->arc);
-        FAN_TRY(overlaps_sort(w, w->arc, m, err));
-        FAN_TRY(overlaps_attempt(w, w->arc, m, &done, err));
+    bool done = false;
+    for (size_t ahead = n / EARLY + 1; !done && ahead < EARLY * n; ahead *= EARLY) {
+        FAN_TRY(sweep_components(w, best, count, ahead, &done, err));
+        if (!done && best != run)
+            FAN_TRY(sweep_components(w, run, n, ahead, &done, err));
+        for (int i = 0; i < GRIDS && !done; i++) {
+            if (!grids[i].count)
+                continue;
+            FAN_TRY(overlaps_room(w, &w->arc, err));
+            size_t m = overlaps_arcs(w->l, run, n, grids[i].step, w->arc);
+            FAN_TRY(overlaps_sort(w, w->arc, m, err));
+            FAN_TRY(sweep_components(w, w->arc, m, ahead, &done, err));
+        }
     }
-    return done ? FAN_OK : sweep_components(w, best, count, INT64_MIN, &done, err);
+    return done ? FAN_OK : sweep_components(w, best, count, SIZE_MAX, &done, err);
 }
 
 /* overlaps_sweep: sweeps one run by the stretches that overlap least. */

@@ -79,6 +79,10 @@ MUTANTS: dict[str, dict[str, tuple[str, str]]] = {
             "        if (s[at].to < s[i].from) {\n            overlaps_leave",
             "        if (s[at].to <= s[i].from) {\n            overlaps_leave",
         ),
+        "a sweep that gave up is not done": (
+            "(int64_t)(i + ahead))\n            return FAN_OK;",
+            "(int64_t)(i + ahead))\n            break;",
+        ),
         "runs": ("end < n && s[end].from <= last;", "end < n && s[end].from < last;"),
         "a newcomer's component": (
             "            overlaps_unite(w->parent, s[at].index, s[i].index);",

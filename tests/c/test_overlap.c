@@ -429,9 +429,11 @@ static void as_many_axes_as_there_may_be(void)
 
 /* ---- lists ---- */
 
+#define MOST 192 /* regions of a list */
+
 static fan_overlaps *list_of(const made *all, size_t n)
 {
-    fan_region regions[64];
+    fan_region regions[MOST];
     fan_overlaps *l = NULL;
     for (size_t i = 0; i < n; i++)
         regions[i] = all[i].r;
@@ -457,8 +459,8 @@ static void joined(const bool *met, size_t n, uint32_t *label)
 
 static void judge_list(const made *all, size_t n)
 {
-    static bool met[64 * 64];
-    uint32_t label[64], want[64];
+    static bool met[MOST * MOST];
+    uint32_t label[MOST], want[MOST];
     size_t count, npairs, expected = 0, k = 0, numbered = 0;
     fan_pair *pairs;
     fan_overlaps *l = list_of(all, n);
@@ -572,6 +574,23 @@ static void lists_that_become_one_keep_their_members(void)
     bytes_at(&all[4], 60, 1, 1);
     judge_list(all, 5);
     CHECK_INT(seen[FAN_OVERLAP_YES], 4);
+}
+
+/* Every second column of a matrix, and pieces of its rows between them: extents, and arcs modulo an element, take a
+ * question for each pair. */
+static void a_sweep_that_gives_up_is_followed_by_another(void)
+{
+    static made all[MOST];
+    memset(seen, 0, sizeof seen);
+    for (int i = 0; i < MOST / 2; i++) {
+        made *column = &all[i], *piece = &all[MOST / 2 + i];
+        column->shape[0] = 5, column->strides[0] = MOST;
+        region(column, AT + 2 * (uint64_t)i, 1, 1);
+        piece->shape[0] = MOST / 2, piece->strides[0] = 2;
+        region(piece, AT + MOST * (uint64_t)(i % 4) + 1, 1, 1);
+    }
+    judge_list(all, MOST);
+    CHECK_INT(seen[FAN_OVERLAP_YES], MOST / 2 - 4);
 }
 
 static void an_unknown_pair_of_a_list_is_a_pair(void)
@@ -825,6 +844,7 @@ static const struct {
     {"overlap_list", lists_are_what_their_pairs_are},
     {"overlap_list", a_component_keeps_its_members_when_one_has_ended},
     {"overlap_list", lists_that_become_one_keep_their_members},
+    {"overlap_list", a_sweep_that_gives_up_is_followed_by_another},
     {"overlap_list", an_unknown_pair_of_a_list_is_a_pair},
     {"overlap_list", lists_and_layouts_fail_without_memory},
     {"layout", a_layout_is_the_same_where_brute_force_says_so},
