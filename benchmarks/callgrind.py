@@ -42,6 +42,7 @@ def lives() -> dict[str, Work]:
     many, slots, gradients = fanin.InputBuffer(SLOTS), list(range(SLOTS)), [np.ones(16, "f4") for _ in range(SLOTS)]
     add, take, make = buf.add, buf.take, fanin.InputBuffer
     transposed = [np.ones((8, 4), "f4").T for _ in range(2)]
+    gapped = [np.ones((4, 9), "f4")[:, :8] for _ in range(2)]
 
     def loop(times: int) -> None:
         for _ in range(times):
@@ -87,10 +88,16 @@ def lives() -> dict[str, Work]:
             many.add_many(slots, gradients)
             many.take()
 
-    def general_adds_and_take(times: int) -> None:
+    def transposed_adds_and_take(times: int) -> None:
         for _ in range(times):
             add(0, transposed[0])
             add(0, transposed[1])
+            take()
+
+    def general_adds_and_take(times: int) -> None:
+        for _ in range(times):
+            add(0, gapped[0])
+            add(0, gapped[1])
             take()
 
     def numpy_add(times: int) -> None:
@@ -116,7 +123,8 @@ def lives() -> dict[str, Work]:
         "InputBuffer(1), add twice, take, drop": life,
         "add_n of 8 arrays": add_n,
         f"a slot of two add_many of {SLOTS} and take": add_many,
-        "buf.add twice, buf.take(), transposed": general_adds_and_take,
+        "buf.add twice, buf.take(), transposed": transposed_adds_and_take,
+        "buf.add twice, buf.take(), rows with gaps": general_adds_and_take,
         "np.add(a, b, out=b)": numpy_add,
         "a + b": numpy_fresh,
     }
@@ -147,6 +155,7 @@ def lives() -> dict[str, Work]:
 def calls() -> dict[str, Callable[[], object]]:
     """The single calls whose functions and files are counted. A name in brackets is preparation."""
     a, m = np.ones(16, "f4"), np.ones((8, 4), "f4")
+    gapped = [np.ones((4, 9), "f4")[:, :8] for _ in range(2)]
     buf = fanin.InputBuffer(1, budget=float("inf"))
 
     def add(x: np.ndarray) -> Callable[[], object]:
@@ -159,6 +168,9 @@ def calls() -> dict[str, Callable[[], object]]:
         "buf.add(0, m.T), float32 (4, 8)": add(m.T),
         "(a second add of m.T)": add(m.copy().T),
         "buf.take() of two transposed": buf.take,
+        "buf.add(0, x[:, :8]), float32 (4, 8) with gaps": add(gapped[0]),
+        "(a second add with gaps)": add(gapped[1]),
+        "buf.take() of two with gaps": buf.take,
     }
 
 

@@ -23,6 +23,33 @@ uint64_t fan_fast_kind_bytes(const fan_fast_kind *k)
     return n ? n : 1; /* so that what has no bytes passes a budget of 0, too */
 }
 
+bool fan_fast_axes(int ndim, const int64_t *shape, const int64_t *strides, int64_t unit, uint16_t *axes)
+{
+    unsigned left = (1u << ndim) - 1;
+    int64_t run = unit;
+    *axes = 0;
+    for (int k = 0; k < ndim; k++) {
+        int i = ndim - 1;
+        while (i >= 0 && !((left >> i & 1) && (shape[i] == 1 || strides[i] == run)))
+            i--;
+        if (i < 0)
+            return false;
+        left &= ~(1u << i);
+        *axes = (uint16_t)(*axes | i << 4 * k);
+        run *= shape[i];
+    }
+    return run > 0;
+}
+
+void fan_fast_strides(const fan_fast_kind *k, int64_t unit, int64_t *strides)
+{
+    for (int at = 0; at < k->ndim; at++) {
+        int i = k->axes ? k->axes >> 4 * at & 15 : k->ndim - 1 - at;
+        strides[i] = unit;
+        unit *= k->shape[i];
+    }
+}
+
 void fan_list_init(fan_list *p)
 {
     fan_list_empty(p);

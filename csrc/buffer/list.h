@@ -12,7 +12,7 @@
 
 static inline bool fan_fast_same(const fan_fast_kind *a, const fan_fast_kind *b)
 {
-    if (a->dtype != b->dtype || a->origin != b->origin || a->ndim != b->ndim)
+    if (a->dtype != b->dtype || a->origin != b->origin || a->ndim != b->ndim || a->axes != b->axes)
         return false;
     for (int i = 0; i < a->ndim; i++)
         if (a->shape[i] != b->shape[i])
@@ -25,6 +25,10 @@ static inline bool fan_fast_same(const fan_fast_kind *a, const fan_fast_kind *b)
 size_t fan_fast_elements(const fan_fast_kind *k);
 uint64_t fan_fast_bytes(const fan_fast_kind *k);
 uint64_t fan_fast_kind_bytes(const fan_fast_kind *k);
+/* fan_fast_axes: fan_fast_kind.axes of an array that is not in C order; `unit`: the stride between two neighbours in
+ * memory. false: its memory has gaps, or it overlaps itself. fan_fast_strides: the strides of such a kind. */
+bool fan_fast_axes(int ndim, const int64_t *shape, const int64_t *strides, int64_t unit, uint16_t *axes);
+void fan_fast_strides(const fan_fast_kind *k, int64_t unit, int64_t *strides);
 
 /* A contribution that is more than a plain one: converted, on a stream, sparse, an object, or on its way. Owned by its
  * slot from reservation on; only the slot's folder takes it away again. */

@@ -32,12 +32,13 @@ typedef struct fan_value {
     size_t nparts;
 } fan_value;
 
-/* What the gradients of one slot that go by the fast path (host.h) have in common: gap-free host arrays, or numbers. */
+/* What the plain contributions of one slot (host.h) have in common: gap-free host arrays, or numbers. */
 #define FAN_FAST_NDIM 4
 typedef struct fan_fast_kind {
     fan_dtype dtype;
     uint8_t origin; /* as in fan_value */
     int8_t ndim;
+    uint16_t axes;     /* the axes from the fastest to the slowest, four bits each; 0: C order */
     bool check_at_use; /* whether the memory holds the value is checked when it is used: `fast_value` may call out then,
                           and no lock may be held */
     bool scalar;       /* an immutable number: the frontend makes an object of what its sum is written into */

@@ -49,6 +49,7 @@ static bool kind_of_tensor(const fan_state *st, PyObject *o, fan_fast_kind *kind
 {
     fan_dl_tensor t;
     int64_t run = 1;
+    bool in_c_order = true;
     if (!fan_tensor_look(st, o, &t))
         return false;
     if (t.device.type != FAN_DL_CPU || t.dtype.lanes != 1 || t.dtype.code == FAN_DL_COMPLEX || t.ndim < 0 ||
@@ -59,10 +60,12 @@ static bool kind_of_tensor(const fan_state *st, PyObject *o, fan_fast_kind *kind
         return false;
     for (int i = t.ndim - 1; i >= 0; i--) {
         kind->shape[i] = t.shape[i];
-        if (t.shape[i] > 1 && t.strides && t.strides[i] != run)
-            return false;
+        in_c_order = in_c_order && (t.shape[i] <= 1 || !t.strides || t.strides[i] == run);
         run *= t.shape[i];
     }
+    kind->axes = 0;
+    if (!in_c_order && !fan_fast_axes(t.ndim, t.shape, t.strides, 1, &kind->axes))
+        return false;
     kind->origin = st->torch_origin;
     kind->ndim = (int8_t)t.ndim;
     kind->check_at_use = true;
@@ -76,6 +79,7 @@ static bool set_number(fan_fast_kind *kind, fan_dtype dtype, fan_origin origin, 
     kind->dtype = dtype;
     kind->origin = (uint8_t)origin;
     kind->ndim = 0;
+    kind->axes = 0;
     kind->check_at_use = false;
     kind->scalar = true;
     kind->weak = origin == FAN_FROM_PYTHON_SCALAR;
@@ -169,6 +173,17 @@ PyObject *fan_fast_number(const fan_fast_kind *kind, const char *value)
     }
 }
 
+/* axes_of_ndarray: of an array of at most FAN_FAST_NDIM axes; false: its memory is not gap-free. */
+static inline bool axes_of_ndarray(const PyArrayObject *a, uint16_t *axes)
+{
+    _Static_assert(sizeof(npy_intp) == sizeof(int64_t), "NumPy's shapes and strides are read as ours");
+    *axes = 0;
+    return PyArray_CHKFLAGS(a, NPY_ARRAY_C_CONTIGUOUS) ||
+           (PyArray_CHKFLAGS(a, NPY_ARRAY_ALIGNED) &&
+            fan_fast_axes(PyArray_NDIM(a), (const int64_t *)PyArray_DIMS((PyArrayObject *)a),
+                          (const int64_t *)PyArray_STRIDES((PyArrayObject *)a), (int64_t)PyArray_ITEMSIZE(a), axes));
+}
+
 bool fan_fast_import(PyObject *o, fan_fast_kind *kind, char **data)
 {
 #ifdef Py_GIL_DISABLED
@@ -184,7 +199,7 @@ bool fan_fast_import(PyObject *o, fan_fast_kind *kind, char **data)
     }
     PyArrayObject *a = (PyArrayObject *)o;
     int ndim = PyArray_NDIM(a);
-    if (ndim > FAN_FAST_NDIM || !PyArray_CHKFLAGS(a, NPY_ARRAY_C_CONTIGUOUS))
+    if (ndim > FAN_FAST_NDIM || !axes_of_ndarray(a, &kind->axes))
         return false;
     kind->dtype = fan_dtype_of_descr(PyArray_DESCR(a));
     if (kind->dtype == FAN_DT_NONE)
@@ -249,8 +264,9 @@ bool fan_owner_has(PyObject *view, const char *lo, const char *hi)
 static bool same_ndarray(PyObject *o, const fan_fast_kind *kind, const char *data)
 {
     PyArrayObject *a = (PyArrayObject *)o;
+    uint16_t axes;
     if (!PyArray_CheckExact(o) || PyArray_BYTES(a) != data || PyArray_NDIM(a) != kind->ndim ||
-        !PyArray_CHKFLAGS(a, NPY_ARRAY_C_CONTIGUOUS) || fan_dtype_of_descr(PyArray_DESCR(a)) != kind->dtype)
+        !axes_of_ndarray(a, &axes) || axes != kind->axes || fan_dtype_of_descr(PyArray_DESCR(a)) != kind->dtype)
         return false;
     for (int i = 0; i < kind->ndim; i++)
         if (PyArray_DIM(a, i) != kind->shape[i])
@@ -294,7 +310,6 @@ static PyObject *fresh_tensor(const fan_fast_kind *kind, char **data)
     const fan_state *st = fan_state_get();
     tensor_block *block = fan_alloc(sizeof *block + DATA_ALIGN - 1 + (size_t)fan_fast_bytes(kind));
     void *object = NULL;
-    int64_t run = 1;
     if (!block)
         return NULL;
     *data = (char *)(((uintptr_t)(block + 1) + DATA_ALIGN - 1) & ~(uintptr_t)(DATA_ALIGN - 1));
@@ -307,11 +322,9 @@ static PyObject *fresh_tensor(const fan_fast_kind *kind, char **data)
                                                    .dtype = fan_dl_dtype_for(kind->dtype),
                                                    .shape = block->shape,
                                                    .strides = block->strides}};
-    for (int i = kind->ndim - 1; i >= 0; i--) {
+    for (int i = 0; i < kind->ndim; i++)
         block->shape[i] = kind->shape[i];
-        block->strides[i] = run;
-        run *= kind->shape[i];
-    }
+    fan_fast_strides(kind, 1, block->strides);
     if (st->torch_api->give(&block->managed, &object) != 0) /* which has the block, errors too */
         object = NULL;
     PyErr_Clear();
@@ -328,10 +341,14 @@ PyObject *fan_fast_fresh(PyObject *first, const fan_fast_kind *kind, char **data
         return fresh_tensor(kind, data);
     PyArray_Descr *d = PyArray_DESCR((PyArrayObject *)first);
     npy_intp dims[FAN_FAST_NDIM];
+    int64_t strides[FAN_FAST_NDIM];
     for (int i = 0; i < kind->ndim; i++)
         dims[i] = (npy_intp)kind->shape[i];
+    if (kind->axes)
+        fan_fast_strides(kind, PyDataType_ELSIZE(d), strides);
     Py_INCREF(d);
-    PyObject *made = PyArray_NewFromDescr(&PyArray_Type, d, kind->ndim, dims, NULL, NULL, 0, NULL);
+    PyObject *made = PyArray_NewFromDescr(&PyArray_Type, d, kind->ndim, dims, kind->axes ? (npy_intp *)strides : NULL,
+                                          NULL, 0, NULL);
     *data = made ? PyArray_BYTES((PyArrayObject *)made) : NULL;
     return made;
 }
