@@ -357,8 +357,8 @@ static fan_slot_state *add_remove_item(fan_buffer *b, size_t slot, fan_item *it,
     p->count--;
     /* no other contribution came meanwhile: the pass becomes what it was (add_forget) */
     bool alone = p->count == before->count && !p->poison;
-    p->seen = p->value_seen;
-    for (size_t i = 0; !alone && i < list->n; i++)
+    p->seen = p->summed_seen;
+    for (size_t i = list->summed > 0; !alone && i < list->n; i++)
         p->seen = fan_entry_seen(p->seen, s, &list->entries[i]);
     return p->count == 0 && !p->poison ? fan_slot_cut(b, s) : NULL;
 }
@@ -528,15 +528,14 @@ void fan_add_fail(fan_buffer *b, fan_add_op *x, fan_status status, const fan_err
 static fan_status add_record(fan_buffer *b, size_t slot, fan_item *item, fan_stream *stream, uint64_t bit,
                              fan_error *err)
 {
-    fan_slot_state *p = b->slots[slot].p;
     fan_event_drop(item->event);
     item->event = NULL;
     if (FAN_FAULT(RECORD_AFTER_FOLD) && !item->owned)
         return fan_event_new(stream->device, &item->event, err);
-    size_t waiting = FAN_FAULT(EVENT_REUSED) ? fan_slot_waiting(&b->slots[slot]) : 0; /* the slot is not locked here */
-    for (size_t i = 0; FAN_FAULT(EVENT_REUSED) && i <= waiting; i++) {
-        const fan_entry *one = i < waiting ? &b->slots[slot].list->entries[i] : NULL;
-        fan_event *e = !one ? p->ready_event : one->general ? one->item->event : NULL;
+    size_t n = FAN_FAULT(EVENT_REUSED) ? fan_slot_entries(&b->slots[slot]) : 0; /* the slot is not locked here */
+    for (size_t i = 0; i < n; i++) {
+        const fan_entry *one = &b->slots[slot].list->entries[i];
+        fan_event *e = one->general ? one->item->event : NULL;
         if (!e || e->device != stream->device)
             continue;
         item->event = fan_event_hold(e);

@@ -26,21 +26,21 @@ typedef struct batch_round {
     uint64_t pending; /* bytes that are parked, and will not be once the folds are committed */
 } batch_round;
 
-/* Locked: bytes of the first m items, where they and the value make a sum of arrays on a device; 0: they do not. */
+/* Locked: bytes of the first m contributions, where they and the running sum make a sum of arrays on a device; 0: they
+ * do not. */
 static uint64_t batch_bytes(const fan_slot *s, size_t m)
 {
-    const fan_slot_state *p = s->p;
-    size_t terms = p->value.form == FAN_FORM_DENSE;
+    size_t terms = m + (fan_slot_sum(s) != NULL);
     uint64_t bytes = 0;
-    if (!p->accum || s->spec->exact || (p->value.form != FAN_FORM_DENSE && p->value.form != FAN_FORM_UNDEFINED))
+    if (!s->p->accum || s->spec->exact)
         return 0;
-    for (size_t i = 0; i < m; i++) {
+    for (size_t i = 0; i < terms; i++) {
         const fan_entry *one = &s->list->entries[i];
         if (!one->general || one->item->value.form != FAN_FORM_DENSE)
             return 0;
         bytes += one->item->bytes;
     }
-    return terms + m > 1 ? bytes : 0;
+    return terms > 1 ? bytes : 0;
 }
 
 /* Makes the slot busy if its fold can be one of many; how many items it will sum, 0: none. */
@@ -171,7 +171,7 @@ static size_t batch_trial_claim(fan_buffer *b, fan_add_op *x, size_t n, batch_tr
             fan_add_unpark(b, &x[i]);
     }
     for (size_t i = 0; i < m; i++)
-        t->pending += fan_entry_bytes(s->list, &s->list->entries[i]);
+        t->pending += fan_entry_bytes(s->list, &s->list->entries[i + (s->list->summed > 0)]);
     if (m) {
         fan_slot_make_busy(s);
     }

@@ -139,6 +139,7 @@ typedef struct fan_target {
     fan_device *device;      /* held */
     fan_stream *producer;    /* held; NULL without streams */
     bool direct;             /* it is the running sum itself; the slot is busy until the end */
+    struct fan_item *sum;    /* .. where the slot has it */
     uint64_t thread;         /* the thread that began it */
     struct fan_target *next; /* the next target of the slot that has begun: *t must not move until its end */
 } fan_target;

@@ -26,15 +26,17 @@ static fan_status explain_next(fan_buffer *b, size_t slot, fan_slot_view *out, f
 static void explain_state(const fan_buffer *b, const fan_slot *s, fan_slot_view *out)
 {
     const fan_slot_state *p = s->p;
+    const fan_entry *sum = fan_slot_sum(s);
+    const fan_item *it = sum && sum->general ? sum->item : NULL;
     out->how = p->accum ? fan_sync_letter(p->how) : '\0';
     out->rules = p->rules;
     out->consumer = p->consumer ? p->consumer->handle : 0;
     out->accum = p->accum ? p->accum->handle : 0;
-    out->ready = p->ready ? p->ready->handle : 0;
-    out->event = p->ready_event != NULL;
-    out->has_value = p->value.form != FAN_FORM_UNDEFINED;
-    out->value_owned = p->value_owned;
-    out->value_form = p->value.form;
+    out->ready = it && it->producer ? it->producer->handle : 0;
+    out->event = it && it->event;
+    out->has_value = sum != NULL;
+    out->value_owned = it ? it->owned : sum && (sum->owned || s->list->summed > 1);
+    out->value_form = it ? it->value.form : sum ? FAN_FORM_DENSE : FAN_FORM_UNDEFINED;
     out->poisoned = p->poison ? p->poison->text : NULL;
     out->count = p->count;
     out->expected = s->expected;
@@ -62,7 +64,7 @@ fan_status fan_buffer_look(fan_buffer *b, size_t slot, fan_slot_view *out, fan_i
     if (s->list)
         fan_list_sort(s->list);
     for (size_t i = 0; i < fan_slot_waiting(s) && i < cap; i++) {
-        const fan_entry *one = &s->list->entries[i];
+        const fan_entry *one = &s->list->entries[i + (s->list->summed > 0)];
         const fan_item *it = one->general ? one->item : NULL;
         if (!it) {
             items[i] = (fan_item_view){.key = one->key, .dtype = FAN_DT_NONE, .ready = true};
@@ -94,10 +96,8 @@ void fan_buffer_sketch(fan_buffer *b, fan_sketch *out)
     for (size_t i = 0; i < b->nslots; i++) {
         fan_slot_lock(b, i);
         const fan_slot *s = &b->slots[i];
-        const fan_list *fast = s->list;
-        bool begun = fast && fast->n && fast->summed; /* the first of the list is the sum then */
-        out->parked += fast ? fast->n - begun : 0;
-        out->sums += s->p->value.form != FAN_FORM_UNDEFINED || s->p->exact || begun;
+        out->parked += fan_slot_waiting(s);
+        out->sums += fan_slot_sum(s) || s->p->exact;
         out->poisoned += s->p->poison != NULL;
         fan_slot_unlock(b, i);
     }

@@ -22,6 +22,7 @@ void fan_gathered_fini(fan_gathered *g)
     for (size_t i = 0; i < g->nvalues; i++)
         fan_value_drop(g->fold.b->frontend, &g->values[i]);
     fan_free(g->values);
+    fan_free(g->room);
     fan_free(g->entries);
     fan_free(g->fold.terms);
     fan_free(g->fold.scratch);
@@ -42,13 +43,13 @@ static void fold_consider_kind(fan_gathered *g, const fan_value *v, int64_t key)
     }
 }
 
-/* The first `m` parked entries, copied: what arrives meanwhile moves the list. */
+/* The running sum and the first `m` parked contributions, copied: what arrives meanwhile moves the list. */
 static fan_status fold_gather_entries(fan_buffer *b, size_t slot, size_t m, fan_gathered *g, fan_error *err)
 {
     fan_slot *s = &b->slots[slot];
     fan_fold *f = &g->fold;
     fan_slot_lock(b, slot);
-    size_t room = fan_slot_waiting(s), plain = 0;
+    size_t room = fan_slot_entries(s), plain = 0;
     for (size_t i = 0; i < room; i++)
         plain += !s->list->entries[i].general;
     fan_slot_unlock(b, slot);
@@ -56,94 +57,87 @@ static fan_status fold_gather_entries(fan_buffer *b, size_t slot, size_t m, fan_
     f->scratch = fan_alloc((room + 2) * sizeof *f->scratch);
     g->entries = fan_alloc((room + 1) * sizeof *g->entries);
     g->values = plain ? fan_alloc(plain * sizeof *g->values) : NULL;
-    if (!f->terms || !f->scratch || !g->entries || (plain && !g->values))
+    g->room = fan_calloc(sizeof *g->room);
+    if (!f->terms || !f->scratch || !g->entries || !g->room || (plain && !g->values))
         return fan_fail(err, FAN_ERR_NOMEM, "%s: slot %zu: out of memory", b->name, slot);
     fan_slot_lock(b, slot);
     if (s->list)
         fan_list_sort(s->list);
-    for (size_t i = 0; i < fan_slot_waiting(s) && g->n < room && g->n < m; i++)
+    g->has_sum = fan_slot_sum(s);
+    for (size_t i = 0; i < fan_slot_entries(s) && g->n < room && (m == SIZE_MAX || g->n < m + g->has_sum); i++)
         if (fan_entry_parked(&s->list->entries[i]))
             g->entries[g->n++] = s->list->entries[i];
     fan_slot_unlock(b, slot);
     return FAN_OK;
 }
 
-static fan_status fold_gather_value(fan_gathered *g, fan_error *err)
+/* The value of a plain entry, made for this sum: the entry stays as it is. */
+static fan_status fold_gather_plain(fan_gathered *g, const fan_entry *one, fan_term *t, fan_error *err)
 {
-    fan_fold *f = &g->fold;
-    fan_slot_state *p = f->b->slots[f->slot].p;
-    f->seen = p->value_seen;
-    f->state = p->exact;
-    if (p->value.form == FAN_FORM_ZERO)
-        g->zero = &p->value;
-    if (p->value.form == FAN_FORM_ZERO || p->value.form == FAN_FORM_UNDEFINED)
-        return FAN_OK;
-    f->terms[f->n++] = (fan_term){.v = &p->value,
-                                  .producer = p->ready,
-                                  .event = p->ready_event,
-                                  .donated = p->value_donated,
-                                  .owned = p->value_owned,
-                                  .exposed = p->value_exposed,
-                                  .is_value = true,
-                                  .key = p->value_key,
-                                  .own = FAN_DT_NONE,
-                                  .seen = f->seen};
-    fold_consider_kind(g, &p->value, p->value_key);
-    return fan_slot_unchanged(f->b, f->slot, &p->value, p->value_key, p->value_hashed ? &p->value_hash : NULL,
-                              f->may_end, err);
-}
-
-static fan_status fold_gather_item(fan_gathered *g, fan_item *it, fan_error *err)
-{
-    fan_fold *f = &g->fold;
-    if (it->value.form == FAN_FORM_ZERO && !g->zero)
-        g->zero = &it->value;
-    if (it->value.form == FAN_FORM_UNDEFINED || it->value.form == FAN_FORM_ZERO)
-        return FAN_OK;
-    const uint64_t *hash = it->hashed ? &it->hash : NULL;
-    FAN_TRY(fan_slot_unchanged(f->b, f->slot, &it->value, it->key, hash, f->may_end, err));
-    /* Whatever the caller did to its indices since: no sum reads or writes out of bounds. */
-    if (it->value.form == FAN_FORM_SPARSE && it->value.device == fan_cpu() && !it->owned)
-        FAN_TRY(fan_sparse_check(it->value.sparse, err));
-    fold_consider_kind(g, &it->value, it->key);
-    f->terms[f->n++] = (fan_term){.v = &it->value,
-                                  .producer = it->producer,
-                                  .event = it->event,
-                                  .donated = it->donated,
-                                  .owned = it->owned,
-                                  .exposed = it->exposed,
-                                  .key = it->key,
-                                  .own = it->value.weak ? FAN_DT_NONE : fan_dtype_set_promote(it->own),
-                                  .seen = f->seen};
+    const fan_slot *s = fan_fold_slot(&g->fold);
+    const fan_frontend *frontend = g->fold.b->frontend;
+    fan_value *v = &g->values[g->nvalues];
+    bool kept = false;
+    t->owned = one->owned || (t->is_value && s->list->summed > 1);
+    t->donated = one->donated;
+    /* Asked now: the value has a hold as well. */
+    t->unshared =
+        g->fold.n == 0 && !t->owned && !one->donated && !one->exposed && frontend->fast->unshared(one->object);
+    fan_status status = frontend->fast_value(one->object, one->data, &s->list->kind, v, &kept, err);
+    if (status == FAN_ERR_STATE)
+        return fan_slot_changed(g->fold.b, g->fold.slot, one->key, err);
+    FAN_TRY(status);
+    g->nvalues++;
+    t->v = v;
+    t->exposed = t->owned && (kept || one->exposed);
+    t->own = v->weak || v->form == FAN_FORM_OBJECT ? FAN_DT_NONE : s->list->kind.dtype;
     return FAN_OK;
 }
 
-/* A plain entry: its value is made for this sum, and the entry stays as it is. */
-static fan_status fold_gather_plain(fan_gathered *g, const fan_entry *one, fan_error *err)
+static fan_status fold_gather_item(const fan_gathered *g, const fan_item *it, fan_term *t, fan_error *err)
+{
+    const fan_fold *f = &g->fold;
+    t->v = &it->value;
+    if (it->value.form == FAN_FORM_UNDEFINED || it->value.form == FAN_FORM_ZERO)
+        return FAN_OK;
+    t->producer = it->producer;
+    t->event = it->event;
+    t->donated = it->donated;
+    t->owned = it->owned;
+    t->exposed = it->exposed;
+    t->own = it->value.weak ? FAN_DT_NONE : fan_dtype_set_promote(it->own);
+    FAN_TRY(fan_slot_unchanged(f->b, f->slot, &it->value, t->key, it->hashed ? &it->hash : NULL, f->may_end, err));
+    /* Whatever the caller did to its indices since: no sum reads or writes out of bounds. */
+    bool checked = it->value.form != FAN_FORM_SPARSE || it->value.device != fan_cpu() || it->owned;
+    return checked ? FAN_OK : fan_sparse_check(it->value.sparse, err);
+}
+
+/* The i-th entry becomes a term, if it adds anything. */
+static fan_status fold_gather_one(fan_gathered *g, size_t i, fan_error *err)
 {
     fan_fold *f = &g->fold;
-    const fan_slot *s = &f->b->slots[f->slot];
-    const fan_frontend *frontend = f->b->frontend;
-    fan_value *v = &g->values[g->nvalues];
-    bool kept = false;
-    if (!one->object)
+    const fan_slot *s = fan_fold_slot(f);
+    const fan_entry *one = &g->entries[i];
+    bool sum = i == 0 && g->has_sum;
+    fan_term t = {.is_value = sum, .entry = i, .key = sum ? s->p->like_key : fan_entry_key(one)};
+    if (!sum)
+        f->seen = fan_entry_seen(f->seen, s, one);
+    if (one->general)
+        FAN_TRY(fold_gather_item(g, one->item, &t, err));
+    else if (one->object)
+        FAN_TRY(fold_gather_plain(g, one, &t, err));
+    if (!t.v || t.v->form == FAN_FORM_UNDEFINED)
         return FAN_OK;
-    /* Asked now: the value has a hold as well. */
-    bool unshared = f->n == 0 && !one->owned && !one->donated && frontend->fast->unshared(one->object);
-    fan_status status = frontend->fast_value(one->object, one->data, &s->list->kind, v, &kept, err);
-    if (status == FAN_ERR_STATE)
-        return fan_slot_changed(f->b, f->slot, one->key, err);
-    FAN_TRY(status);
-    g->nvalues++;
-    fold_consider_kind(g, v, one->key);
-    f->terms[f->n++] = (fan_term){.v = v,
-                                  .donated = one->donated,
-                                  .owned = one->owned,
-                                  .exposed = one->owned && (kept || one->exposed),
-                                  .unshared = unshared && !one->exposed,
-                                  .key = one->key,
-                                  .own = v->weak || v->form == FAN_FORM_OBJECT ? FAN_DT_NONE : s->list->kind.dtype,
-                                  .seen = f->seen};
+    if (t.v->form == FAN_FORM_ZERO) {
+        g->zero_entry = g->zero ? g->zero_entry : i;
+        g->zero = g->zero ? g->zero : t.v;
+        return FAN_OK;
+    }
+    if (sum)
+        t.own = FAN_DT_NONE;
+    t.seen = f->seen;
+    f->terms[f->n++] = t;
+    fold_consider_kind(g, t.v, t.key);
     return FAN_OK;
 }
 
@@ -155,13 +149,10 @@ fan_status fan_gather(fan_buffer *b, size_t slot, size_t m, bool may_end, fan_ga
     g->fold.slot = slot;
     g->fold.finish_dtype = FAN_DT_NONE;
     fan_status status = fold_gather_entries(b, slot, m, g, err);
-    if (status == FAN_OK)
-        status = fold_gather_value(g, err);
-    for (size_t i = 0; status == FAN_OK && i < g->n; i++) {
-        const fan_entry *one = &g->entries[i];
-        g->fold.seen = fan_entry_seen(g->fold.seen, &b->slots[slot], one);
-        status = one->general ? fold_gather_item(g, one->item, err) : fold_gather_plain(g, one, err);
-    }
+    g->fold.seen = b->slots[slot].p->summed_seen;
+    g->fold.state = b->slots[slot].p->exact;
+    for (size_t i = 0; status == FAN_OK && i < g->n; i++)
+        status = fold_gather_one(g, i, err);
     if (status != FAN_OK)
         fan_gathered_fini(g);
     return status;
@@ -478,98 +469,71 @@ fan_status fan_fold_run(fan_fold *f, fan_error *err)
 
 /* ---- when it is due, and how it becomes the value ---- */
 
-/* What the value of a slot was before: dropped without the lock. */
-typedef struct fold_old_sum {
-    fan_value value;
-    fan_stream *ready;
-    fan_event *ready_event;
-    fan_sum_stats sum_stats;
-} fold_old_sum;
-
-static void fold_move_value(fan_value *to, fan_value *from)
-{
-    *to = *from;
-    *from = (fan_value){.dtype = FAN_DT_NONE};
-}
-
-static void fold_commit_sum(fan_slot_state *p, fan_gathered *g, fold_old_sum *old)
+/* Locked: the sum that was made becomes the slot's. Returns the statistics of the one before. */
+static fan_sum_stats fold_commit_made(fan_slot_state *p, fan_gathered *g)
 {
     fan_fold *f = &g->fold;
-    uint8_t origin = g->like ? g->like->origin : 0,
-            rank = g->like ? g->like->rank : 0; /* of what may be the value itself */
-    *old = (fold_old_sum){p->value, p->ready, p->ready_event, p->sum_stats};
-    fold_move_value(&p->value, &f->result);
-    p->value.origin = origin;
-    p->value.rank = rank;
-    bool same = p->value_owned && f->owned && old->value.array == p->value.array;
-    p->value_exposed = p->value_exposed && same;
-    p->value_shown = p->value_shown && same;
-    p->value_owned = f->owned;
-    p->value_summed = true;
-    p->value_donated = f->donated;
-    p->value_hashed = false;
-    p->sum_stats = fan_sum_stats_move(&f->sum_stats);
-    if (old->sum_stats.has_nonfinite) {
-        p->sum_stats.has_nonfinite = true;
-        p->sum_stats.nonfinite_key = old->sum_stats.nonfinite_key;
-    }
-    p->ready = f->ready;
-    p->ready_event = f->ready_event;
+    const fan_term *t = &f->terms[0];
+    const fan_entry *first = &g->entries[t->entry];
+    bool same = t->is_value && t->owned && f->owned && t->v->array == f->result.array;
+    uint8_t origin = g->like ? g->like->origin : 0, rank = g->like ? g->like->rank : 0;
+    fan_sum_stats old = p->sum_stats;
+    *g->sum = (fan_item){.value = f->result,
+                         .producer = f->ready,
+                         .event = f->ready_event,
+                         .donated = f->donated,
+                         .owned = f->owned,
+                         .exposed = same && t->exposed,
+                         .shown = same && (first->general ? first->item->shown : first->exposed)};
+    g->sum->value.origin = origin;
+    g->sum->value.rank = rank;
+    f->result = (fan_value){.dtype = FAN_DT_NONE};
     f->ready = NULL;
     f->ready_event = NULL;
+    p->sum_stats = fan_sum_stats_move(&f->sum_stats);
+    if (old.has_nonfinite) {
+        p->sum_stats.has_nonfinite = true;
+        p->sum_stats.nonfinite_key = old.nonfinite_key;
+    }
     p->rules |= f->rules;
+    return old;
 }
 
-/* The first contribution becomes the value as it is: there is no sum yet (S8-S11 hold). */
-static void fold_commit_first(fan_slot_state *p, const fan_gathered *g, const fan_entry *first, fold_old_sum *old)
+/* Locked: the only entry that is defined becomes the slot's sum, or stays it, as it is (S8-S11 hold). A plain one gets
+ * an item. */
+static void fold_commit_entry(fan_gathered *g, fan_entry *one)
 {
     const fan_term *t = &g->fold.terms[0];
-    fan_item *it = first->general ? first->item : NULL;
-    *old = (fold_old_sum){.value = p->value, .ready = p->ready, .ready_event = p->ready_event};
-    fold_move_value(&p->value, it ? &it->value : &g->values[g->nvalues - 1]);
-    p->value_owned = t->owned;
-    p->value_summed = false;
-    p->value_exposed = t->exposed;
-    p->value_shown = it ? it->shown : first->exposed;
-    p->value_donated = t->donated;
-    p->ready = it ? it->producer : NULL;
-    p->ready_event = it ? it->event : NULL;
-    p->value_hashed = it && it->hashed;
-    p->value_hash = it ? it->hash : 0;
-    if (it) {
-        it->producer = NULL;
-        it->event = NULL;
-    }
+    if (one->general)
+        return;
+    *g->sum = (fan_item){.value = g->values[g->nvalues - 1],
+                         .donated = t->donated,
+                         .owned = t->owned,
+                         .exposed = t->exposed,
+                         .shown = one->exposed};
+    g->values[g->nvalues - 1] = (fan_value){.dtype = FAN_DT_NONE};
 }
 
-/* The gathered entry that is defined, and whose form is not (form zero: is) that of a zero; NULL: there is none. */
-static const fan_entry *fold_only_entry(const fan_gathered *g, const fan_value *v)
-{
-    for (size_t i = 0; i < g->n; i++)
-        if (g->entries[i].general ? &g->entries[i].item->value == v
-                                  : g->nvalues && v == &g->values[g->nvalues - 1] && g->entries[i].object)
-            return &g->entries[i];
-    return NULL;
-}
-
-/* Takes the gathered entries off the list. They are at the front but for those that arrived between (only beyond a
- * gap). */
-static void fold_unlist(fan_buffer *b, fan_slot *s, const fan_gathered *g)
+/* Locked: the sum, where there is one, takes the place of the gathered entries, which are at the front of the list but
+ * for those that arrived between (only beyond a gap). */
+static void fold_replace_entries(fan_buffer *b, fan_slot *s, const fan_gathered *g, int64_t summed)
 {
     fan_list *list = s->list;
-    size_t kept = 0, k = 0, plain = 0;
+    size_t kept = g->sum != NULL, k = 0, plain = 0;
+    int64_t last = g->n ? fan_entry_key(&g->entries[g->n - 1]) : -1;
     for (size_t i = 0; list && i < list->n; i++) {
-        const fan_entry *one = &list->entries[i];
-        if (k == g->n || !fan_entry_same(one, &g->entries[k])) {
-            list->entries[kept++] = *one;
+        fan_entry one = list->entries[i];
+        if (k == g->n || !fan_entry_same(&one, &g->entries[k])) {
+            assert(kept <= i);
+            list->entries[kept++] = one;
             continue;
         }
-        if (list->unsorted)
-            fan_keys_remove(list->unsorted, fan_entry_key(one));
-        if (one->general)
-            fan_item_unpark(b, one->item);
-        plain += !one->general && one->object;
-        list->undefined -= !one->object;
+        if (list->unsorted && fan_keys_has(list->unsorted, fan_entry_key(&one)))
+            fan_keys_remove(list->unsorted, fan_entry_key(&one));
+        if (one.general)
+            fan_item_unpark(b, one.item);
+        plain += !one.general && one.object && !(i == 0 && g->has_sum);
+        list->undefined -= !one.object;
         k++;
     }
     if (plain)
@@ -577,9 +541,17 @@ static void fold_unlist(fan_buffer *b, fan_slot *s, const fan_gathered *g)
     if (list) {
         list->n = kept;
         list->recheck_at = 0;
+        list->summed = summed;
     }
-    if (s->p->keyed > 0 && g->n)
-        s->p->next_key = (uint64_t)fan_entry_key(&g->entries[g->n - 1]) + 1;
+    if (g->sum) {
+        g->sum->parked = true;
+        g->sum->alone = false;
+        g->sum->bytes = 0;
+        g->sum->key = last;
+        list->entries[0] = (fan_entry){.item = g->sum, .general = true};
+    }
+    if (s->p->keyed > 0 && g->n > g->has_sum)
+        s->p->next_key = (uint64_t)last + 1;
 }
 
 static fan_status fold_commit(fan_buffer *b, size_t slot, fan_gathered *g, fan_error *err)
@@ -598,35 +570,37 @@ fan_status fan_fold_commit_end(fan_buffer *b, size_t slot, fan_gathered *g, fan_
     fan_slot *s = &b->slots[slot];
     fan_slot_state *p = s->p;
     fan_fold *f = &g->fold;
-    fold_old_sum old = {.value = {.dtype = FAN_DT_NONE}};
+    fan_sum_stats old = {.valid = false};
+    int64_t summed = 0;
     fan_status status = f->n > 1 ? fan_fold_end(f, err) : FAN_OK;
-    const fan_entry *first = f->n == 1 && !f->terms[0].is_value ? fold_only_entry(g, f->terms[0].v) : NULL;
-    const fan_entry *zero = f->n == 0 && g->zero ? fold_only_entry(g, g->zero) : NULL;
+    size_t stays = f->n == 1 ? f->terms[0].entry : f->n == 0 && g->zero ? g->zero_entry : SIZE_MAX;
     fan_slot_lock(b, slot);
     if (status != FAN_OK) {
         fan_slot_poison(s, status, err);
         fan_slot_unlock(b, slot);
         return status;
     }
+    if (f->n > 1 || stays != SIZE_MAX) {
+        bool item = stays != SIZE_MAX && g->entries[stays].general;
+        g->sum = item ? g->entries[stays].item : g->room;
+        g->room = item ? g->room : NULL;
+        summed = f->n > 1 ? 2 : stays == 0 && g->has_sum ? s->list->summed : 1;
+    }
     if (f->n > 1)
-        fold_commit_sum(p, g, &old);
-    else if (first)
-        fold_commit_first(p, g, first, &old);
-    else if (zero && p->value.form == FAN_FORM_UNDEFINED)
-        fold_move_value(&p->value, &zero->item->value);
-    p->value_seen = f->seen;
+        old = fold_commit_made(p, g);
+    else if (stays != SIZE_MAX)
+        fold_commit_entry(g, &g->entries[stays]);
+    p->summed_seen = f->seen;
     if (g->like)
-        p->value_key = g->like_key;
-    fold_unlist(b, s, g);
+        p->like_key = g->like_key;
+    fold_replace_entries(b, s, g, summed);
     fan_slot_unlock(b, slot);
     for (size_t i = 0; i < g->n; i++)
-        fan_entry_drop(b, &g->entries[i]);
+        if (!g->entries[i].general || g->entries[i].item != g->sum)
+            fan_entry_drop(b, &g->entries[i]);
     g->n = 0;
     f->n = 0; /* its terms are gone */
-    fan_value_drop(b->frontend, &old.value);
-    fan_sum_stats_drop(&old.sum_stats);
-    fan_stream_drop(old.ready);
-    fan_event_drop(old.ready_event);
+    fan_sum_stats_drop(&old);
     return FAN_OK;
 }
 
@@ -637,14 +611,15 @@ static size_t fold_worth_absorbing(const fan_slot *s)
     fan_slot_state *p = s->p;
     fan_dtype d = fan_dtype_set_promote(p->seen);
     uint64_t parked = 0, dense = 0, state;
+    const fan_entry *sum = fan_slot_sum(s);
     if (!fan_exact_fits(d) || (p->device && p->device->backend->has_streams) ||
-        (p->value.form != FAN_FORM_UNDEFINED && p->value.form != FAN_FORM_ZERO))
+        (sum && !(sum->general && sum->item->value.form == FAN_FORM_ZERO)))
         return 0;
     size_t n = fan_slot_waiting(s);
     if (fan_list_ready(s->list, p->next_key, p->keyed > 0) < n)
         return 0; /* keys have no order in an exact sum, but the ledger of A16 has */
     for (size_t i = 0; i < n; i++) {
-        const fan_entry *one = &s->list->entries[i];
+        const fan_entry *one = &s->list->entries[i + (sum != NULL)];
         if (!one->general) /* it is undefined: an exact sum takes no plain entries */
             continue;
         const fan_value *v = &one->item->value;
@@ -659,7 +634,7 @@ static size_t fold_worth_absorbing(const fan_slot *s)
     return n > 1 && (p->exact || parked > state) ? n : 0;
 }
 
-/* Locked on entry and on return; the slot is free: sums its first m items into its value, or its exact state. */
+/* Locked on entry and on return; the slot is free: sums its first m contributions into its sum, or its exact state. */
 static fan_status fold_items(fan_buffer *b, size_t slot, size_t m, fan_error *err)
 {
     fan_slot *s = &b->slots[slot];
@@ -687,15 +662,13 @@ static fan_status fold_items(fan_buffer *b, size_t slot, size_t m, fan_error *er
  * or until take(), which is refused (D5). */
 static bool fold_ints_leave(const fan_slot *s, size_t m)
 {
-    const fan_slot_state *p = s->p;
     fan_int_run run = {.sum = 0};
     const fan_value *next = NULL;
-    if (!p->has_weak_int ||
-        (p->value.form != FAN_FORM_UNDEFINED && p->value.form != FAN_FORM_ZERO && !fan_int_run_add(&run, &p->value)))
+    if (!s->p->has_weak_int || !s->list)
         return false;
-    const fan_fast_kind *k = s->list ? &s->list->kind : NULL;
-    const fan_value plain = {.form = FAN_FORM_DENSE, .dtype = k ? k->dtype : FAN_DT_NONE};
-    for (size_t i = 0; i < m && !next; i++) {
+    const fan_fast_kind *k = &s->list->kind;
+    const fan_value plain = {.form = FAN_FORM_DENSE, .dtype = k->dtype};
+    for (size_t i = 0; i < m + (s->list->summed > 0) && !next; i++) {
         const fan_entry *one = &s->list->entries[i];
         const fan_value *v = one->general ? &one->item->value : &plain;
         if (!one->object || v->form == FAN_FORM_UNDEFINED || v->form == FAN_FORM_ZERO)
@@ -762,10 +735,10 @@ fan_status fan_slot_fold_while_due(fan_buffer *b, size_t slot, fan_error *err)
 fan_status fan_slot_promote(fan_buffer *b, size_t slot, fan_error *err)
 {
     const fan_slot *s = &b->slots[slot];
-    if (s->busy || s->spec->exact || fan_slot_waiting(s) != 1 || s->p->value.form != FAN_FORM_UNDEFINED ||
-        fan_list_ready(s->list, s->p->next_key, s->p->keyed > 0) != 1)
-        return FAN_OK;
-    return fold_items(b, slot, 1, err);
+    const fan_entry *sum = fan_slot_sum(s);
+    bool plain = sum && !sum->general && !fan_slot_waiting(s);
+    bool first = !sum && fan_slot_waiting(s) == 1 && fan_list_ready(s->list, s->p->next_key, s->p->keyed > 0) == 1;
+    return !s->busy && !s->spec->exact && (plain || first) ? fold_items(b, slot, first, err) : FAN_OK;
 }
 
 /* ---- plain entries (host.h) ---- */

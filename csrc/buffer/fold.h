@@ -8,8 +8,8 @@
 #include "buffer/fold_job.h"
 
 
-/* fan_gather: the value and the first `m` parked items (SIZE_MAX: all) as terms. may_end: as fan_fold has it. The slot
- * is busy; takes its lock. */
+/* fan_gather: the running sum and the first `m` parked contributions (SIZE_MAX: all) as terms. may_end: as fan_fold has
+ * it. The slot is busy; takes its lock. */
 fan_status fan_gather(fan_buffer *b, size_t slot, size_t m, bool may_end, fan_gathered *g, fan_error *err);
 void fan_gathered_fini(fan_gathered *g);
 
@@ -39,8 +39,8 @@ size_t fan_slot_due(fan_buffer *b, size_t slot, uint64_t pending);
 fan_status fan_slot_fold_while_due(fan_buffer *b, size_t slot, fan_error *err);
 /* fan_fast_fold_due: after the plain entry `object` was parked in the slot, and perhaps the budget passed. */
 fan_status fan_fast_fold_due(fan_buffer *b, size_t slot, const void *object, bool alone, fan_error *err);
-/* fan_slot_promote: locked on entry and on return: a slot whose only contribution is one item: the item becomes its
- * value. */
+/* fan_slot_promote: locked on entry and on return: a slot whose only contribution waits: it becomes the sum; and a sum
+ * of plain entries gets an item. */
 fan_status fan_slot_promote(fan_buffer *b, size_t slot, fan_error *err);
 /* fan_fold_commit_end: ends a fold that began: its sum becomes the value of the slot, and the items that were gathered
  * leave the list. The slot is busy. */

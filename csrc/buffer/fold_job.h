@@ -12,8 +12,9 @@ typedef struct fan_term {
     fan_stream *producer;
     fan_event *event;
     bool donated, owned, exposed;
-    bool unshared; /* of a plain entry: only the list held it when it was gathered */
-    bool is_value;
+    bool unshared;      /* of a plain entry: only the list held it when it was gathered */
+    bool is_value;      /* it is the running sum */
+    size_t entry;       /* which of the gathered entries it is */
     int64_t key;        /* of a contribution, -1: none */
     fan_dtype own;      /* of a contribution: the dtype in which an object meets it (D7); FAN_DT_NONE: the one it has */
     fan_dtype_set seen; /* of all up to and with this term */
@@ -50,14 +51,18 @@ typedef struct fan_fold {
     fan_event *early; /* an event that a planted fault records too early */
 } fan_fold;
 
-/* What a fold or a take is made of: the items it sums, and what they have in common. */
+/* What a fold or a take is made of: the entries it sums, and what they have in common. */
 typedef struct fan_gathered {
     fan_fold fold;
     fan_entry *entries; /* copies: what arrives meanwhile moves the list */
     size_t n;
+    bool has_sum;      /* the first entry is the running sum */
+    fan_item *room;    /* owned: for the sum that a commit leaves in the slot */
+    fan_item *sum;     /* that sum; the slot's; NULL: nothing was committed */
     fan_value *values; /* owned: of the plain ones */
     size_t nvalues;
     const fan_value *zero; /* the first symbolic zero */
+    size_t zero_entry;     /* .. and which of the entries it is */
     const fan_value *like; /* whose kind the sum comes back as (D15) */
     int64_t like_key;
 } fan_gathered;

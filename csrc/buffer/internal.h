@@ -50,21 +50,14 @@ typedef struct fan_slot_state {
     bool objects;      /* some contribution is, or was, an object: a sum may run others' code */
     size_t arriving;   /* items whose add still carries out its plan */
     size_t recheck_at; /* with an automatic budget: the number of items from which on their holders are checked again */
-    fan_value value;   /* the sum so far (folder) */
     fan_detached left; /* the list of a slot that was emptied, for fan_slot_state_free */
-    /* as an item has them (folder) */
-    bool value_owned, value_exposed, value_shown, value_donated;
-    bool value_summed;        /* it is the sum of several contributions (folder) */
-    fan_dtype_set value_seen; /* of what is in it (folder) */
-    bool value_hashed;        /* with debug: it is still the contribution itself, and .. (folder) */
-    uint64_t value_hash;      /* .. of its elements at add */
-    int64_t value_key;        /* the key of the contribution whose kind it comes back as (folder) */
-    uint64_t next_key;        /* the lowest key that is not in it (folder); up to 2**63 */
-    fan_stream *ready;        /* held (folder) */
-    fan_event *ready_event;   /* held (folder) */
-    fan_exact_state *exact;   /* NULL: none (folder) */
-    fan_sum_stats sum_stats;  /* with stats: of `value`, where it was summed (folder) */
-    fan_error *poison;        /* the first failed device call, NULL: none */
+    /* of the sum so far: the first entry of the list where list->summed is not 0, and `exact` */
+    fan_dtype_set summed_seen; /* the dtypes of what is in it (folder) */
+    int64_t like_key;          /* the key of the contribution whose kind it comes back as (folder) */
+    uint64_t next_key;         /* the lowest key that is not in it (folder); up to 2**63 */
+    fan_exact_state *exact;    /* NULL: none (folder) */
+    fan_sum_stats sum_stats;   /* with stats: of a sum of several (folder) */
+    fan_error *poison;         /* the first failed device call, NULL: none */
 } fan_slot_state;
 
 /* An idle slot is small: what a pass needs is made when the pass begins. */

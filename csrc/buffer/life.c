@@ -351,8 +351,6 @@ int fan_buffer_visit(fan_buffer *b, int (*visit)(void *object, const fan_value *
         pthread_mutex_lock(bare);
         if (s->spec->combine)
             answer = visit(s->spec->combine, NULL, arg);
-        if (!answer && s->p->value.object)
-            answer = visit(s->p->value.object, &s->p->value, arg);
         for (size_t k = 0; s->list && k < s->list->n && !answer; k++) {
             const fan_entry *one = &s->list->entries[k];
             if (!one->general && one->object)

@@ -176,7 +176,7 @@ bool fan_list_put(fan_list *p, const fan_entry *one)
     int64_t key = fan_entry_key(one);
     if (p->n == p->cap && !list_grow(p))
         return false;
-    if (p->summed && key >= 0 && key <= p->entries[0].key) /* it is in the sum already */
+    if (p->summed && key >= 0 && key <= fan_entry_key(&p->entries[0])) /* it is in the sum already */
         return false;
     size_t at = key < 0 ? p->n : list_place(p, key);
     if (at == SIZE_MAX)
@@ -195,8 +195,9 @@ size_t fan_list_ready(fan_list *p, uint64_t next_key, bool keyed)
     if (!p || (p->unsorted && (uint64_t)p->unsorted->least > next_key))
         return 0;
     fan_list_sort(p);
-    while (m < p->n && fan_entry_parked(&p->entries[m]) &&
-           (!keyed || (uint64_t)fan_entry_key(&p->entries[m]) == next_key + m))
+    const fan_entry *first = p->entries + (p->summed > 0);
+    while (m < fan_list_parked(p) && fan_entry_parked(&first[m]) &&
+           (!keyed || (uint64_t)fan_entry_key(&first[m]) == next_key + m))
         m++;
     return m;
 }

@@ -37,7 +37,7 @@ typedef struct fan_item {
     int64_t key;          /* -1: none */
     fan_stream *producer; /* held; where the value is ready. NULL on devices without streams */
     fan_event *event;     /* held; on P. NULL: no stream will wait for it */
-    bool parked;          /* false while its add still carries out its plan */
+    bool parked;          /* false while its add still carries out its plan; true of the sum, whose `bytes` are 0 */
     bool donated;
     bool owned;        /* a copy or conversion that the buffer made */
     bool exposed;      /* .. and its producer has it, too (target); or it was shown to the user by a take */
@@ -141,9 +141,9 @@ static inline bool fan_list_insert(fan_list *p, const fan_entry *one)
 }
 /* fan_list_remove: takes out the newest entry that is the same; false: there is none. */
 bool fan_list_remove(fan_list *p, const fan_entry *one);
-/* fan_list_has: whether an entry has this key. fan_list_ready: sorts the list, and returns how many of its first
- * entries a fold may sum now: they are parked and, with keys, none between them and `next_key` is missing. NULL: of no
- * list. */
+/* fan_list_has: whether an entry has this key. fan_list_ready: sorts the list, and returns how many of the first
+ * contributions a fold may sum now: they are parked and, with keys, none between them and `next_key` is missing. NULL:
+ * of no list. */
 bool fan_list_has(const fan_list *p, int64_t key);
 size_t fan_list_ready(fan_list *p, uint64_t next_key, bool keyed);
 /* fan_list_sort: it is by key from now on. fan_list_undefined_last: those that are undefined go behind the

@@ -270,15 +270,12 @@ void fan_slot_state_free(fan_buffer *b, fan_slot_state *p)
         fan_entry_drop(b, &left[i]);
     }
     fan_free(p->left.heap);
-    fan_value_drop(b->frontend, &p->value);
     fan_sum_stats_drop(&p->sum_stats);
     fan_free(p->shape);
     slot_join_pooled(p);
     fan_stream_drop(p->capture_origin);
     fan_stream_drop(p->consumer);
     fan_stream_drop(p->accum);
-    fan_stream_drop(p->ready);
-    fan_event_drop(p->ready_event);
     fan_device_drop(p->device);
     fan_free(p->poison);
     fan_free(p->exact);
@@ -290,9 +287,9 @@ fan_slot_state *fan_slot_cut(fan_buffer *b, fan_slot *s)
     fan_slot_state *gone = s->p;
     size_t plain = 0;
     s->p = &fan_slot_state_none;
-    if (gone == &fan_slot_state_none || !fan_slot_waiting(s))
+    if (gone == &fan_slot_state_none || !fan_slot_entries(s))
         return gone;
-    for (size_t i = 0; i < s->list->n; i++)
+    for (size_t i = s->list->summed > 0; i < s->list->n; i++)
         plain += !s->list->entries[i].general && s->list->entries[i].object;
     fan_list_unpark(b, s->list, plain);
     fan_list_detach(s->list, &gone->left);
@@ -379,6 +376,11 @@ static void slot_fill_state(fan_slot_state *p, const fan_slot *s, int64_t *shape
     p->count = fan_list_count(list);
     p->device = some ? fan_device_hold(fan_cpu()) : NULL;
     p->rules = fan_plan_fast_slot(some, list->undefined > 0) | (list->summed ? list->rules : 0);
+    if (list->summed) {
+        p->summed_seen = p->seen;
+        p->like_key = list->entries[0].key < 0 ? -1 : 0; /* all are of one kind */
+        p->next_key = (uint64_t)list->entries[0].key + 1;
+    }
     if (s->spec->has_shape || !some) {
         fan_free(shape);
         return;
@@ -390,34 +392,10 @@ static void slot_fill_state(fan_slot_state *p, const fan_slot *s, int64_t *shape
     p->shaped = true;
 }
 
-/* The sum so far, which is the first entry, as the value of the state. The slot is busy, unlocked: a library may be
- * called. */
-static fan_status slot_value_of_sum(fan_buffer *b, size_t slot, fan_slot_state *p, fan_error *err)
-{
-    const fan_list *list = b->slots[slot].list;
-    const fan_entry *sum = &list->entries[0];
-    bool kept = false;
-    fan_status status = b->frontend->fast_value(sum->object, sum->data, &list->kind, &p->value, &kept, err);
-    if (status == FAN_ERR_STATE)
-        return fan_slot_changed(b, slot, sum->key, err);
-    FAN_TRY(status);
-    p->value_summed = list->summed > 1;
-    p->value_owned = p->value_summed || sum->owned;
-    p->value_exposed = kept && p->value_owned;
-    p->value_donated = sum->donated;
-    p->value_seen = slot_entry_dtypes(b->slots[slot].spec, &list->kind);
-    p->value_key = sum->key < 0 ? -1 : 0;
-    p->next_key = (uint64_t)sum->key + 1;
-    return FAN_OK;
-}
-
 fan_status fan__slot_begin_state(fan_buffer *b, size_t slot, fan_error *err)
 {
     fan_slot *s = &b->slots[slot];
     fan_list *list = s->list;
-    fan_status status = FAN_OK;
-    /* The slot may be the caller's already. No other thread adds or takes meanwhile. */
-    bool mine = s->busy, taking = s->taking, call = list->summed && list->kind.check_at_use;
     fan_slot_state *p = fan_calloc(sizeof *p);
     int64_t *shape = fan_alloc(fan_list_defined(list) ? (size_t)list->kind.ndim * sizeof *shape : 0);
     if (!p || !shape) {
@@ -425,40 +403,17 @@ fan_status fan__slot_begin_state(fan_buffer *b, size_t slot, fan_error *err)
         fan_free(shape);
         return fan_fail(err, FAN_ERR_NOMEM, "%s: slot %zu: out of memory", b->name, slot);
     }
-    p->value.dtype = FAN_DT_NONE;
     fan_list_sort(list);
-    if (call) {
-        s->busy = s->taking = true;
-        fan_slot_set_owner(s, fan_thread_id());
-        fan_slot_unlock(b, slot);
-    }
-    if (list->summed)
-        status = slot_value_of_sum(b, slot, p, err);
-    if (call) {
-        fan_slot_lock(b, slot);
-        s->taking = taking;
-        if (!mine)
-            fan_slot_let_go(b, slot);
-    }
-    if (status != FAN_OK) {
-        fan_free(shape);
-        fan_free(p);
-        return status;
-    }
     slot_fill_state(p, s, shape);
     s->p = p;
-    void *sum = list->summed ? list->entries[0].object : NULL;
     size_t kept = 0;
-    for (size_t i = list->summed > 0; i < list->n; i++) /* one that is undefined and has no key only counts (S2) */
+    for (size_t i = 0; i < list->n; i++) /* one that is undefined and has no key only counts (S2) */
         if (list->entries[i].object || list->entries[i].key >= 0)
             list->entries[kept++] = list->entries[i];
         else
             list->undefined--;
     list->n = kept;
-    list->summed = 0;
     list->recheck_at = 0;
-    if (sum)
-        b->frontend->drop(sum); /* its value has a hold of its own: nothing is called back */
     return FAN_OK;
 }
 

@@ -80,20 +80,26 @@ static inline fan_list *fan_slot_list(fan_slot *s)
         fan_list_init(s->list);
     return s->list;
 }
-/* fan_slot_waiting: how many entries the list has. */
-static inline size_t fan_slot_waiting(const fan_slot *s) { return s->list ? s->list->n : 0; }
+/* fan_slot_entries: how many entries the list has. fan_slot_sum: the first of them, where it is the running sum; else
+ * NULL. fan_slot_waiting: how many contributions wait beside it. */
+static inline size_t fan_slot_entries(const fan_slot *s) { return s->list ? s->list->n : 0; }
+static inline fan_entry *fan_slot_sum(const fan_slot *s)
+{
+    return s->list && s->list->summed ? &s->list->entries[0] : NULL;
+}
+static inline size_t fan_slot_waiting(const fan_slot *s) { return s->list ? fan_list_parked(s->list) : 0; }
 /* fan_slot_count: contributions of this pass, those summed already too. */
 static inline int64_t fan_slot_count(const fan_slot *s)
 {
     return s->p == &fan_slot_state_none ? fan_list_count(s->list) : s->p->count;
 }
-/* fan_slot_begin_state: locked: where plain entries wait, the state that other contributions need is made of what is
- * known of them; their sum so far becomes its value. The entries stay. FAN_ERR_NOMEM: nothing happened. */
+/* fan_slot_begin_state: locked: where plain entries are in the list, the state that other contributions need is made of
+ * what is known of them. The entries stay. FAN_ERR_NOMEM: nothing happened. */
 fan_status fan__slot_begin_state(fan_buffer *b, size_t slot, fan_error *err);
 static inline fan_status fan_slot_begin_state(fan_buffer *b, size_t slot, fan_error *err)
 {
     const fan_slot *s = &b->slots[slot];
-    return s->p == &fan_slot_state_none && fan_slot_waiting(s) ? fan__slot_begin_state(b, slot, err) : FAN_OK;
+    return s->p == &fan_slot_state_none && fan_slot_entries(s) ? fan__slot_begin_state(b, slot, err) : FAN_OK;
 }
 /* fan_entry_drop: unlocked: drops what an entry that was taken out holds. */
 void fan_entry_drop(fan_buffer *b, const fan_entry *one);

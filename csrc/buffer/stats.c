@@ -189,19 +189,19 @@ fan_status fan_fold_measure_term(fan_fold *f, fan_stream **R, fan_error *err)
     return FAN_OK;
 }
 
-fan_status fan_slot_measure(fan_buffer *b, size_t slot, int64_t key, fan_error *err)
+fan_status fan_slot_measure(fan_buffer *b, size_t slot, const fan_array *sum, fan_device *d, int64_t key,
+                            fan_error *err)
 {
     fan_slot_state *p = b->slots[slot].p;
     fan_sum_stats *sum_stats = &p->sum_stats;
-    const fan_array *sum = p->value.array;
     if (!b->sum_stats)
         return FAN_OK;
-    if (stats_on_device(&p->value)) {
+    if (d->backend->has_streams) {
         bool anew = !sum_stats->valid;
         if (!sum_stats->device_words)
-            FAN_TRY(stats_memory(p->value.device, p, sum->size, sum_stats, err));
+            FAN_TRY(stats_memory(d, p, sum->size, sum_stats, err));
         if (!sum_stats->captured)
-            FAN_TRY(stats_measure(b, slot, p->value.device, sum_stats, anew ? NULL : sum_stats->device_words,
+            FAN_TRY(stats_measure(b, slot, d, sum_stats, anew ? NULL : sum_stats->device_words,
                                   &(fan_operand){sum, sum->dtype}, &key, 1, 0, err));
         sum_stats->multiplicity = 0;
         sum_stats->valid = true;

@@ -24,8 +24,9 @@ fan_status fan_fold_stats_of(const fan_fold *f, const fan_array *a, fan_stats *o
 /* fan_fold_measure_term: for a take of one contribution, which is handed through as it is: A waits for it and measures
  * it into f->sum_stats; `*R` becomes A. */
 fan_status fan_fold_measure_term(fan_fold *f, fan_stream **R, fan_error *err);
-/* fan_slot_measure: measures the running sum as it is now; `key` is that of its last contribution. The slot is busy;
- * unlocked. */
-fan_status fan_slot_measure(fan_buffer *b, size_t slot, int64_t key, fan_error *err);
+/* fan_slot_measure: measures the running sum, an array on d, as it is now; `key` is that of its last contribution. The
+ * slot is busy; unlocked. */
+fan_status fan_slot_measure(fan_buffer *b, size_t slot, const fan_array *sum, fan_device *d, int64_t key,
+                            fan_error *err);
 
 #endif

@@ -220,13 +220,13 @@ static fan_take_facts take_facts(fan_buffer *b, const fan_take *how, const fan_e
     facts.exact = fan_fold_is_exact(f);
     facts.widened = !facts.objects && fan_accum_dtype(sum, s->spec->accumulate) != sum;
     facts.expanded = fan_fold_expanded(f) != 0;
-    facts.whole =
-        s->p->keyed < 0 || !c->g.n || (uint64_t)fan_entry_key(&c->g.entries[c->g.n - 1]) == s->p->next_key + c->g.n - 1;
+    size_t n = c->g.n - c->g.has_sum;
+    facts.whole = s->p->keyed < 0 || !n || (uint64_t)fan_entry_key(&c->g.entries[c->g.n - 1]) == s->p->next_key + n - 1;
     facts.alone = fan_take_count(b, how) == 1;
     if (f->n) {
         facts.first_donated = f->terms[0].donated;
         facts.same_dtype = f->terms[0].v->dtype == sum;
-        facts.summed = f->terms[0].is_value && s->p->value_summed;
+        facts.summed = f->terms[0].is_value && s->list->summed > 1;
     }
     if (f->n == 1 && !facts.has_out && !facts.scaled) {
         facts.overwritten = take_written_by_out(outs, f->terms[0].v);
@@ -304,10 +304,10 @@ static fan_status take_end_slot(fan_buffer *b, size_t slot, fan_slot_take *c, fa
     c->begun = false;
     if (c->plan.way == FAN_TAKE_COMMIT) {
         FAN_TRY(fan_fold_commit_end(b, slot, &c->g, err));
-        c->ready = fan_stream_hold(s->p->ready);
-        c->ready_event = fan_event_hold(s->p->ready_event);
+        c->ready = fan_stream_hold(c->g.sum->producer);
+        c->ready_event = fan_event_hold(c->g.sum->event);
         c->sum_stats = fan_sum_stats_hold(&s->p->sum_stats);
-        return fan_value_copy(b->frontend, &s->p->value, &c->result, err);
+        return fan_value_copy(b->frontend, &c->g.sum->value, &c->result, err);
     }
     FAN_TRY(fan_fold_end(f, err));
     c->sum_stats = fan_sum_stats_move(&f->sum_stats);
@@ -665,13 +665,12 @@ static fan_status take_show_all(fan_buffer *b, const fan_take *how, fan_slot_tak
 {
     for (size_t i = 0; how->show && i < fan_take_count(b, how); i++) {
         fan_slot_take *c = &takes[i];
-        fan_slot_state *p = b->slots[c->slot].p;
         if (fan_take_out_of(how, i)) {
             if (c->plan.way == FAN_TAKE_INTO_OUT || c->plan.copy_out)
                 FAN_TRY(how->show(how->ctx, i, NULL, err));
             continue;
         }
-        for (size_t k = 0; k < fan_slot_waiting(&b->slots[c->slot]); k++) {
+        for (size_t k = 0; k < fan_slot_entries(&b->slots[c->slot]); k++) {
             fan_entry *one = &b->slots[c->slot].list->entries[k];
             if (one->general) {
                 one->item->exposed = one->item->shown = true;
@@ -680,10 +679,6 @@ static fan_status take_show_all(fan_buffer *b, const fan_take *how, fan_slot_tak
                 one->exposed = true;
                 one->donated = false;
             }
-        }
-        if (p != &fan_slot_state_none) {
-            p->value_exposed = p->value_shown = true;
-            p->value_donated = false;
         }
         take_name_origin(c);
         FAN_TRY(how->show(how->ctx, i, &c->result, err));

@@ -15,22 +15,24 @@ static fan_target_facts target_facts(const fan_buffer *b, size_t slot, int64_t k
 {
     const fan_slot *s = &b->slots[slot];
     const fan_slot_state *p = s->p;
-    bool dense = p->value.form == FAN_FORM_DENSE;
+    const fan_entry *first = fan_slot_sum(s);
+    const fan_item *it = first && first->general ? first->item : NULL;
+    bool dense = it && it->value.form == FAN_FORM_DENSE;
     /* A running sum that earlier targets have seen is lent again (D34), one that was donated is not. */
-    fan_reuse sum = {.dense = dense && fan_array_dense(p->value.array),
+    fan_reuse sum = {.dense = dense && fan_array_dense(it->value.array),
                      .writable = true,
-                     .same_dtype = dense && p->value.array->dtype == acc,
+                     .same_dtype = dense && it->value.array->dtype == acc,
                      .disjoint = true,
-                     .owned = p->value_owned,
-                     .exposed = p->value_shown,
+                     .owned = it && it->owned,
+                     .exposed = it && it->shown,
                      .host = !p->accum,
-                     .exclusive = p->ready == p->accum};
+                     .exclusive = it && it->producer == p->accum};
     return (fan_target_facts){.idle = !s->busy && !fan_slot_waiting(s) && !p->arriving,
                               .reuse = fan_reusable(&sum),
                               .complete = key < 0 || (uint64_t)key == p->next_key,
                               .producer = fan_stream_id_of(P),
                               .accum = fan_stream_id_of(p->accum),
-                              .ready = fan_stream_id_of(p->ready)};
+                              .ready = fan_stream_id_of(it ? it->producer : NULL)};
 }
 
 /* Locked. */
@@ -60,12 +62,14 @@ static fan_status target_scratch(fan_device *d, fan_stream *P, fan_dtype acc, co
 static void target_lend(fan_slot *s, fan_target *t)
 {
     fan_slot_state *p = s->p;
-    t->array = fan_array_hold(p->value.array);
+    t->sum = fan_slot_sum(s)->item;
+    t->array = fan_array_hold(t->sum->value.array);
     fan_slot_make_busy(s);
     p->count++;
     p->arriving++;
     p->keyed = t->key >= 0 ? 1 : -1;
     p->next_key = t->key >= 0 ? (uint64_t)t->key + 1 : p->next_key;
+    t->sum->key = t->key;
 }
 
 /* Locked: checks the target like the contribution that it will become, begins it, and lends the running sum if the plan
@@ -98,8 +102,9 @@ static fan_status target_prepare(fan_buffer *b, fan_target *t, fan_dtype acc, fa
     fan_slot *s = &b->slots[t->slot];
     if (!t->direct)
         return target_scratch(t->device, t->producer, acc, s->spec, &t->array, err);
-    fan_status status =
-        b->sum_stats && !s->p->sum_stats.valid ? fan_slot_measure(b, t->slot, s->p->value_key, err) : FAN_OK;
+    fan_status status = b->sum_stats && !s->p->sum_stats.valid
+                            ? fan_slot_measure(b, t->slot, t->array, t->device, s->p->like_key, err)
+                            : FAN_OK;
     if (status != FAN_OK) {
         fan_slot_poison(s, status, err);
         fan_buffer_target_cancel(b, t);
@@ -166,14 +171,14 @@ static fan_status target_take_back(fan_buffer *b, fan_target *t, bool good, fan_
     fan_slot_state *p = s->p;
     fan_event *e = NULL, *old = NULL;
     fan_sum_stats last = {.valid = false};
-    fan_status status = good ? fan_slot_measure(b, t->slot, t->key, err) : FAN_OK;
+    fan_status status = good ? fan_slot_measure(b, t->slot, t->array, t->device, t->key, err) : FAN_OK;
     uint64_t rules = 0;
     bool unknown = status != FAN_OK;
     if (good && !unknown && p->accum) {
         fan_sync_fold plan = fan_sync_fold_plan((fan_sync_slot){.consumer = fan_stream_id_of(p->consumer),
                                                                 .accum = fan_stream_id_of(p->accum),
-                                                                .ready = fan_stream_id_of(p->ready),
-                                                                .has_event = p->ready_event != NULL});
+                                                                .ready = fan_stream_id_of(t->sum->producer),
+                                                                .has_event = t->sum->event != NULL});
         rules = plan.rules;
         if (plan.slot.has_event)
             status = fan_order_record(b, p->accum, FAN_PLAN_S15_RECORD, &e, err);
@@ -193,9 +198,10 @@ static fan_status target_take_back(fan_buffer *b, fan_target *t, bool good, fan_
                              : "the body of target() failed while it had the running sum");
     }
     if (good) {
-        old = p->ready_event;
-        p->ready_event = e;
-        p->value_exposed = p->value_summed = true;
+        old = t->sum->event;
+        t->sum->event = e;
+        t->sum->exposed = true;
+        s->list->summed++;
         if (b->sum_stats)
             last = fan_sum_stats_forget(b, t->slot);
         FAN_COUNT(b, adds, 1);
@@ -243,6 +249,7 @@ void fan_buffer_target_cancel(fan_buffer *b, fan_target *t)
         p->count--;
         p->arriving--;
         p->next_key = t->key >= 0 ? (uint64_t)t->key : p->next_key;
+        t->sum->key = t->key >= 0 ? t->key - 1 : t->key;
         fan_slot_let_go(b, t->slot);
     }
     fan_slot_unlock(b, t->slot);
