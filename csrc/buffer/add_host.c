@@ -193,7 +193,7 @@ fan_status fan_fast_add(fan_buffer *b, size_t slot, const fan_fast_kind *kind, c
                         bool *added, fan_error *err)
 {
     assert(slot < b->nslots);
-    *added = kind && fan_fast_add_inplace(b, slot, kind, one);
+    *added = kind && add_host_has_sum(&b->slots[slot]) && fan_fast_add_inplace(b, slot, kind, one);
     if (*added || !fan_fast_allowed() || !fan_buffer_is_usable(b))
         return FAN_OK;
     if (!add_host_park(b, slot, kind, one))

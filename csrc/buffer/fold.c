@@ -160,41 +160,57 @@ fan_status fan_gather(fan_buffer *b, size_t slot, size_t m, bool may_end, fan_ga
 
 /* ---- planned, begun, ended ---- */
 
-/* Whether a dense term's memory may be written. `mixed`: beside sparse terms: then the sum is written in several steps,
- * each in the dtype of its prefix, and with stats the terms are looked at when it is made. */
-static fan_reuse_answer fold_may_write(const fan_fold *f, size_t which, bool mixed)
+/* Whether a term's memory shares bytes with no other operand (D43). */
+static bool fold_term_disjoint(const fan_fold *f, size_t which)
+{
+    const fan_array *a = f->terms[which].v->array;
+    fan_array *others[3];
+    for (size_t i = 0; i < f->n; i++) {
+        size_t n = i == which ? 0 : fan_value_arrays(f->terms[i].v, others, 3);
+        for (size_t k = 0; k < n && k < 3; k++)
+            if (!fan_array_extents_disjoint(a, others[k]) && !fan_array_disjoint(a, others[k]))
+                return false;
+    }
+    return true;
+}
+
+/* The compact base of our own expanded sum may be written as long as the sum stays expanded (A13). */
+static bool fold_term_base_dense(const fan_fold *f, const fan_term *t)
+{
+    uint64_t expanded = fan_array_expanded(t->v->array);
+    fan_array *compact = NULL;
+    if (!expanded || !t->owned || fan_array_compact(t->v->array, expanded, &compact, NULL) != FAN_OK)
+        return false;
+    bool dense = fan_array_dense(compact);
+    fan_array_drop(compact);
+    for (size_t i = 0; i < f->n; i++)
+        if (!f->terms[i].v->array || (expanded & ~fan_array_expanded(f->terms[i].v->array)))
+            dense = false;
+    return dense;
+}
+
+fan_reuse_answer fan_term_may_write(const fan_fold *f, size_t which, fan_writer writer)
 {
     const fan_term *t = &f->terms[which];
     const fan_array *a = t->v->array;
-    fan_array *others[3];
-    fan_array *compact = NULL;
-    uint64_t expanded = fan_array_expanded(a);
-    fan_dtype target = fan_fold_accumulated(f, f->seen);
+    bool sum = writer == FAN_WRITER_SUM || writer == FAN_WRITER_PREFIXES;
     bool host = !fan_fold_device(f)->backend->has_streams;
-    fan_reuse facts = fan_term_holders(f->b, t, host);
-    facts.writable = a->writable || t->owned;
-    facts.same_dtype = a->dtype == target && (!mixed || fan_fold_accumulated(f, f->terms[0].seen) == target);
-    facts.exclusive = true; /* fan_order_wait_users makes A wait */
-    facts.read_later = mixed && f->b->sum_stats && !(which == 0 && fan_fold_first_suspect(f) && host);
-    facts.dense = fan_array_dense(a);
-    /* The compact base of our own expanded sum may be written as long as the sum stays expanded (A13). */
-    if (!facts.dense && expanded && t->owned && fan_array_compact(a, expanded, &compact, NULL) == FAN_OK) {
-        facts.dense = fan_array_dense(compact);
-        fan_array_drop(compact);
-        for (size_t i = 0; i < f->n; i++)
-            if (!f->terms[i].v->array || (expanded & ~fan_array_expanded(f->terms[i].v->array)))
-                facts.dense = false;
-    }
-    for (size_t i = 0; i < f->n && facts.disjoint; i++) {
-        if (i == which)
-            continue;
-        size_t n = fan_value_arrays(f->terms[i].v, others, 3);
-        for (size_t k = 0; k < n && k < 3; k++)
-            facts.disjoint = facts.disjoint &&
-                             (fan_array_extents_disjoint(a, others[k]) || fan_array_disjoint(a, others[k])); /* D43 */
-    }
-    if (FAN_FAULT(WRITE_SHARED) ||
-        (FAN_FAULT(REFCOUNT_IS_ENOUGH) && atomic_load(&a->refs) == 1 && atomic_load(&a->storage->refs) == 1))
+    fan_reuse facts = {.owned = t->owned, .exposed = t->exposed, .donated = t->donated, .host = host};
+    if (!facts.owned && !facts.donated && !facts.exposed && host && t->v->object)
+        facts.unshared = t->unshared || f->b->frontend->unshared(t->v->object);
+    facts.dense = !a || fan_array_dense(a) || (sum && fold_term_base_dense(f, t));
+    facts.writable = !a || a->writable || (sum && t->owned);
+    fan_dtype target = fan_fold_accumulated(f, f->seen);
+    facts.same_dtype = writer == FAN_WRITER_TAKER || t->v->dtype == target; /* a taker gets it as it is */
+    if (writer == FAN_WRITER_PREFIXES)
+        facts.same_dtype = facts.same_dtype && fan_fold_accumulated(f, f->terms[0].seen) == target;
+    facts.disjoint = !sum || fold_term_disjoint(f, which);
+    /* For a sum fan_order_wait_users makes A wait, and a taker's stream waits. */
+    facts.exclusive = writer != FAN_WRITER_TARGET || t->producer == fan_fold_slot(f)->p->accum;
+    facts.read_later =
+        writer == FAN_WRITER_PREFIXES && f->b->sum_stats && !(which == 0 && fan_fold_first_suspect(f) && host);
+    if (sum && (FAN_FAULT(WRITE_SHARED) ||
+                (FAN_FAULT(REFCOUNT_IS_ENOUGH) && atomic_load(&a->refs) == 1 && atomic_load(&a->storage->refs) == 1)))
         facts.owned = true;
     return fan_reusable(&facts);
 }
@@ -278,13 +294,13 @@ static fan_fold_facts fold_facts(const fan_fold *f)
 void fan_fold_decide(fan_fold *f)
 {
     fan_fold_facts facts = fold_facts(f);
-    bool mixed = facts.sparse && facts.sparse < f->n;
+    fan_writer writer = facts.sparse && facts.sparse < f->n ? FAN_WRITER_PREFIXES : FAN_WRITER_SUM;
     facts.reuse_first = facts.reuse_other = FAN_REUSE_LAYOUT;
     if (!f->finish && !facts.exact && !facts.objects && f->n) {
         if (facts.first.form == FAN_FORM_DENSE)
-            facts.reuse_first = fold_may_write(f, 0, mixed);
+            facts.reuse_first = fan_term_may_write(f, 0, writer);
         else if (facts.coalesced && facts.other_is_second && facts.other.form == FAN_FORM_DENSE)
-            facts.reuse_other = fold_may_write(f, 1, mixed);
+            facts.reuse_other = fan_term_may_write(f, 1, writer);
     }
     f->plan = fan_plan_fold(&facts);
 }

@@ -8,15 +8,6 @@
 
 #include <stdio.h>
 
-
-fan_reuse fan_term_holders(const fan_buffer *b, const fan_term *t, bool host)
-{
-    fan_reuse facts = {.disjoint = true, .owned = t->owned, .exposed = t->exposed, .donated = t->donated, .host = host};
-    if (!facts.owned && !facts.donated && !facts.exposed && host && t->v->object)
-        facts.unshared = t->unshared || b->frontend->unshared(t->v->object);
-    return facts;
-}
-
 /* `accumulate=` was checked at each add to be wide enough for the whole sum, so it is wide enough for every prefix. */
 fan_dtype fan_fold_accumulated(const fan_fold *f, fan_dtype_set seen)
 {

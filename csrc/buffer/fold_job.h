@@ -85,9 +85,15 @@ fan_dtype fan_fold_accumulated(const fan_fold *f, fan_dtype_set seen);
 /* fan_fold_expanded: axes along which every term is expanded (A13); 0 unless all are dense. */
 uint64_t fan_fold_expanded(const fan_fold *f);
 
-/* fan_term_holders: the facts of *Reusable* about a dense or sparse term that no caller changes: what can see its
- * memory. `host`: it is on a device without streams. The caller adds what is to be written, and how. */
-fan_reuse fan_term_holders(const fan_buffer *b, const fan_term *t, bool host);
+/* What writes into the memory of a term. */
+typedef enum fan_writer {
+    FAN_WRITER_SUM,      /* the fold, in one pass */
+    FAN_WRITER_PREFIXES, /* the fold, dense and sparse terms one by one: each prefix in the dtype of its own */
+    FAN_WRITER_TAKER,    /* whoever takes the term, in the order of the consumer's stream (S18) */
+    FAN_WRITER_TARGET    /* the producer of a target, on the accumulation stream */
+} fan_writer;
+/* fan_term_may_write: A6: whether the memory of a dense or sparse term may be written. */
+fan_reuse_answer fan_term_may_write(const fan_fold *f, size_t which, fan_writer writer);
 
 /* fan_fold_job: queues the job on A, or puts it into the fold's batch; counted. */
 fan_status fan_fold_job(fan_fold *f, fan_job *job, fan_error *err);

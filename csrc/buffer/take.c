@@ -141,18 +141,6 @@ static fan_status take_check_out(const fan_buffer *b, size_t slot, const fan_gat
     return FAN_OK;
 }
 
-/* Whether the taker may write into the only term (*Reusable*). */
-static fan_reuse_answer take_may_write(const fan_buffer *b, const fan_term *t)
-{
-    const fan_array *a = t->v->array;
-    fan_reuse facts = fan_term_holders(b, t, !t->v->device->backend->has_streams);
-    facts.dense = t->v->form == FAN_FORM_SPARSE || fan_array_dense(a);
-    facts.writable = t->v->form == FAN_FORM_SPARSE || a->writable;
-    facts.same_dtype = true; /* else it is not handed through */
-    facts.exclusive = true;  /* the taker's stream waits (S18) */
-    return fan_reusable(&facts);
-}
-
 /* D13: a slot fed only zeros gives the first one, or one of the sum's dtype and the declared shape. */
 static fan_status take_zeros(fan_buffer *b, size_t slot, const fan_value *zero, fan_dtype sum, fan_value *out,
                              fan_error *err)
@@ -230,7 +218,8 @@ static fan_take_facts take_facts(fan_buffer *b, const fan_take *how, const fan_e
     }
     if (f->n == 1 && !facts.has_out && !facts.scaled) {
         facts.overwritten = take_written_by_out(outs, f->terms[0].v);
-        facts.must_copy = how->writable && !facts.objects && take_may_write(b, &f->terms[0]) != FAN_REUSE_YES;
+        facts.must_copy =
+            how->writable && !facts.objects && fan_term_may_write(f, 0, FAN_WRITER_TAKER) != FAN_REUSE_YES;
     }
     return facts;
 }

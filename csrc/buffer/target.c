@@ -11,24 +11,19 @@
 #include <string.h>
 
 /* Locked: the facts of the slot for the plan. */
-static fan_target_facts target_facts(const fan_buffer *b, size_t slot, int64_t key, const fan_stream *P, fan_dtype acc)
+static fan_target_facts target_facts(fan_buffer *b, size_t slot, int64_t key, const fan_stream *P)
 {
     const fan_slot *s = &b->slots[slot];
     const fan_slot_state *p = s->p;
     const fan_entry *first = fan_slot_sum(s);
     const fan_item *it = first && first->general ? first->item : NULL;
-    bool dense = it && it->value.form == FAN_FORM_DENSE;
+    bool own = it && it->value.form == FAN_FORM_DENSE && it->owned;
     /* A running sum that earlier targets have seen is lent again (D34), one that was donated is not. */
-    fan_reuse sum = {.dense = dense && fan_array_dense(it->value.array),
-                     .writable = true,
-                     .same_dtype = dense && it->value.array->dtype == acc,
-                     .disjoint = true,
-                     .owned = it && it->owned,
-                     .exposed = it && it->shown,
-                     .host = !p->accum,
-                     .exclusive = it && it->producer == p->accum};
+    fan_term term = {.v = own ? &it->value : NULL, .producer = own ? it->producer : NULL, .owned = own};
+    term.exposed = own && it->shown;
+    fan_fold sum = {.b = b, .slot = slot, .terms = &term, .n = 1, .seen = p->summed_seen};
     return (fan_target_facts){.idle = !s->busy && !fan_slot_waiting(s) && !p->arriving,
-                              .reuse = fan_reusable(&sum),
+                              .reuse = own ? fan_term_may_write(&sum, 0, FAN_WRITER_TARGET) : FAN_REUSE_HELD,
                               .complete = key < 0 || (uint64_t)key == p->next_key,
                               .producer = fan_stream_id_of(P),
                               .accum = fan_stream_id_of(p->accum),
@@ -85,7 +80,7 @@ static fan_status target_begin(fan_buffer *b, const fan_contribution *c, fan_str
     t->device = fan_device_hold(c->value.device);
     if (t->producer == s->p->accum)
         FAN_TRY(fan_slot_promote(b, t->slot, err));
-    fan_target_facts facts = target_facts(b, t->slot, t->key, t->producer, c->value.dtype);
+    fan_target_facts facts = target_facts(b, t->slot, t->key, t->producer);
     fan_target_plan plan = fan_plan_target(&facts);
     t->direct = plan.direct;
     t->thread = fan_thread_id();
