@@ -844,19 +844,20 @@ static bool fold_host(fan_buffer *b, size_t slot)
         return false;
     fan_host_claim(s);
     void *to = fan_host_place(b, slot, n, p->kind.dtype, true, &data);
-    bool good = to && fan_host_has_values(b, p, n, to == p->entries[0].object) && fan_host_unchanged(b, p, n);
+    bool first = to == p->entries[0].object;
+    bool good = to && fan_host_has_values(b, p, n, first) && fan_host_unchanged(b, p, n);
     if (good) {
         fan_host_sum(b, p, n, p->kind.dtype, NULL, data, NULL, NULL);
         memcpy(gone, p->entries, n * sizeof *gone);
         fold_host_commit(b, p, n, to, data);
     } else {
-        if (to)
+        if (to && !first)
             b->frontend->drop(to);
         if (b->frontend->clear_error)
             b->frontend->clear_error(); /* the general path reports it, if there is anything to report */
     }
     fan_host_release(b, (fan_span){slot, slot + 1});
-    for (size_t i = 0; good && i < n; i++) /* last: it may call back */
+    for (size_t i = first; good && i < n; i++) /* last: it may call back */
         b->frontend->drop(gone[i].object);
     if (gone != inline_gone)
         fan_free(gone);

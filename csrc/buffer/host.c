@@ -7,12 +7,8 @@
 #define HOST_RELEASE_BYTES \
     (UINT64_C(256) << 10) /* of terms, from which on other threads may run while they are summed */
 
-void fan_host_release(fan_buffer *b, fan_span span)
+void fan_host_wake(fan_buffer *b)
 {
-    for (size_t i = span.first; i < span.end; i++) {
-        b->slots[i].busy = b->slots[i].taking = false;
-        fan_slot_set_owner(&b->slots[i], 0);
-    }
     for (size_t i = 0; i < b->nlocks && atomic_load(&b->waiting); i++) {
         fan_slot_lock(b, i);
         fan_cond_broadcast(&b->changed[i]);

@@ -114,7 +114,16 @@ static inline void fan_host_claim(fan_slot *s)
     s->busy = s->taking = true;
     fan_slot_set_owner(s, fan_thread_id());
 }
-void fan_host_release(fan_buffer *b, fan_span span);
+void fan_host_wake(fan_buffer *b);
+static inline void fan_host_release(fan_buffer *b, fan_span span)
+{
+    for (size_t i = span.first; i < span.end; i++) {
+        b->slots[i].busy = b->slots[i].taking = false;
+        fan_slot_set_owner(&b->slots[i], 0);
+    }
+    if (atomic_load(&b->waiting))
+        fan_host_wake(b);
+}
 
 /* fan_host_stats_on_device: with stats: the statistics of the slot's last sum are on a device. */
 static inline bool fan_host_stats_on_device(const fan_buffer *b, size_t slot)
@@ -158,18 +167,15 @@ static inline bool fan_host_reusable(const fan_buffer *b, size_t slot, size_t n,
         facts.disjoint = !fan_flats_meet(p->entries[k].data, p->bytes, first->data, p->bytes);
     return fan_reusable(&facts) == FAN_REUSE_YES;
 }
-/* fan_host_place: the object that the sum of the first n entries is written into, and where, with the caller's hold:
- * the first, where `reuse` and A6 allow it, or a fresh one. NULL: no memory, or the library refuses. May call it. */
+/* fan_host_place: the object that the sum of the first n entries is written into, and where: the first, where `reuse`
+ * and A6 allow it, or a fresh one, whose hold is the caller's. NULL: no memory, or the library refuses. May call it. */
 static inline void *fan_host_place(const fan_buffer *b, size_t slot, size_t n, fan_dtype acc, bool reuse, char **data)
 {
     const fan_list *p = b->slots[slot].list;
     const fan_fast_frontend *fast = b->frontend->fast;
     void *first = p->entries[0].object;
-    if (!reuse || !fan_host_reusable(b, slot, n, acc))
-        return fast->fresh(first, &p->kind, data);
     *data = p->entries[0].data;
-    fast->hold(first);
-    return first;
+    return reuse && fan_host_reusable(b, slot, n, acc) ? first : fast->fresh(first, &p->kind, data);
 }
 /* fan_host_has_values: whether the memory of each of the first n entries holds its value, and the first may be handed
  * out or written (`first`). Calls the array library, which may run arbitrary code: after the result is allocated and

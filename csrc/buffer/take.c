@@ -916,8 +916,8 @@ static bool take_keys_whole(const fan_list *p)
     return (last > defined_last ? last : defined_last) - from == (int64_t)p->n - 1; /* they are all different */
 }
 
-/* 2. gather: what the sum of a slot is written into, or is already: with a hold of the caller's. NULL: it is for the
- * general path. */
+/* 2. gather: what the sum of a slot is written into, or is already: the first entry, or a fresh one, whose hold is the
+ * caller's. NULL: it is for the general path. */
 static inline void *take_host_place(const fan_buffer *b, size_t slot, const fan_take *how, fan_list *p, size_t n,
                                     fan_dtype acc)
 {
@@ -933,10 +933,8 @@ static inline void *take_host_place(const fan_buffer *b, size_t slot, const fan_
                             .must_copy = n == 1 && how->writable && !fan_host_reusable(b, slot, 1, p->kind.dtype)};
     fan_take_way way = fan_plan_take(&facts).way;
     p->out = p->entries[0].data;
-    if (way == FAN_TAKE_HAND) {
-        b->frontend->fast->hold(p->entries[0].object);
+    if (way == FAN_TAKE_HAND)
         return p->entries[0].object;
-    }
     /* Nothing fails once a donated one is written (FAN_TAKE_LATE). */
     return fan_host_place(b, slot, n, acc, way == FAN_TAKE_COMMIT || way == FAN_TAKE_LATE, &p->out);
 }
@@ -1037,10 +1035,13 @@ static bool take_host_gather(take_host *t)
         t->calls = t->calls || p->kind.check_at_use;
         if (!take_host_sums(t, p, n, acc))
             return false;
-        if (!*result)
-            *result = p->kind.scalar ? take_host_number(t, p, n, acc) : take_host_place(t->b, i, t->how, p, n, acc);
+        if (*result)
+            continue;
+        *result = p->kind.scalar ? take_host_number(t, p, n, acc) : take_host_place(t->b, i, t->how, p, n, acc);
         if (!*result)
             return false;
+        if (!p->kind.scalar && *result == p->entries[0].object)
+            t->b->frontend->fast->hold(*result);
     }
     return true;
 }
@@ -1224,12 +1225,14 @@ static bool take_host_one(fan_buffer *b, size_t slot, const fan_take *how, void 
             fan_host_sum(b, p, n, acc, take_scale(how), p->out, NULL, NULL);
             fan_host_count(b, p, n, first, n == 1);
         }
+        if (first) /* the list's hold is the caller's from now on */
+            p->entries[0].object = NULL;
         take_host_hand_over(b, (fan_span){slot, slot + 1});
         *result = to;
         return true;
     }
     fan_host_release(b, (fan_span){slot, slot + 1});
-    if (to)
+    if (to && !first)
         b->frontend->drop(to);
     if (b->frontend->clear_error)
         b->frontend->clear_error();

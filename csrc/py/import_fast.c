@@ -266,7 +266,10 @@ static bool same_ndarray(PyObject *o, const fan_fast_kind *kind, const char *dat
     PyArrayObject *a = (PyArrayObject *)o;
     uint16_t axes;
     if (!PyArray_CheckExact(o) || PyArray_BYTES(a) != data || PyArray_NDIM(a) != kind->ndim ||
-        !axes_of_ndarray(a, &axes) || axes != kind->axes || fan_dtype_of_descr(PyArray_DESCR(a)) != kind->dtype)
+        fan_dtype_of_descr(PyArray_DESCR(a)) != kind->dtype)
+        return false;
+    if (PyArray_CHKFLAGS(a, NPY_ARRAY_C_CONTIGUOUS) ? kind->axes != 0
+                                                    : !axes_of_ndarray(a, &axes) || axes != kind->axes)
         return false;
     for (int i = 0; i < kind->ndim; i++)
         if (PyArray_DIM(a, i) != kind->shape[i])
