@@ -334,6 +334,63 @@ static fan_status fold_before_objects(fan_fold *f, size_t first, fan_value *sum,
     return status;
 }
 
+/* A reduced contribution is kept in the accumulation dtype (D7); an object meets it in its own: *own, where it is not
+ * undefined, is that. */
+static fan_status fold_in_own_dtype(fan_fold *f, const fan_term *t, fan_value *own, fan_error *err)
+{
+    const fan_value *v = t->v;
+    fan_array *a = NULL;
+    if (v->form != FAN_FORM_DENSE || t->own == FAN_DT_NONE || v->dtype == t->own)
+        return FAN_OK;
+    FAN_TRY(fan_fold_fresh(f, t->own, v->array->ndim, v->array->shape, v->array, &a, err));
+    f->scratch[0] = (fan_operand){v->array, t->own};
+    fan_status status =
+        fan_fold_job(f, &(fan_job){.kind = FAN_JOB_COPY, .out = a, .in = f->scratch, .n = 1, .label = "round"}, err);
+    if (status != FAN_OK) {
+        fan_array_drop(a);
+        return status;
+    }
+    *own = fan_value_dense(a, fan_fold_device(f));
+    own->origin = v->origin;
+    own->rank = v->rank;
+    return FAN_OK;
+}
+
+/* *sum becomes that of itself and term t. */
+static fan_status fold_combine(fan_fold *f, const fan_term *t, fan_value *sum, fan_error *err)
+{
+    fan_value own = {.dtype = FAN_DT_NONE}, next = {.dtype = FAN_DT_NONE};
+    FAN_TRY(fold_in_own_dtype(f, t, &own, err));
+    FAN_COUNT(f->b, passes, 1);
+    fan_status status = f->b->frontend->combine(fan_fold_slot(f)->spec->combine, sum,
+                                                own.form == FAN_FORM_UNDEFINED ? t->v : &own, &next, err);
+    fan_value_drop(f->b->frontend, &own);
+    if (status == FAN_OK) {
+        fan_value_drop(f->b->frontend, sum);
+        *sum = next;
+    }
+    return status;
+}
+
+/* Pairwise (A1, A8), from `*sum` on, which is that of the first `i` terms. */
+static fan_status fold_pairs(fan_fold *f, fan_value *sum, size_t i, fan_error *err)
+{
+    fan_status status = FAN_OK;
+    fan_stream *A = fan_fold_slot(f)->p->accum;
+    FAN_TRY(fan_order_wait_terms(f, err));
+    if (A)
+        FAN_TRY(fan_stream_push(A, err));
+    for (; i < f->n && status == FAN_OK; i++)
+        status = fold_combine(f, &f->terms[i], sum, err);
+    if (A)
+        fan_stream_pop(A);
+    FAN_TRY(status);
+    f->result = *sum;
+    *sum = (fan_value){.dtype = FAN_DT_NONE};
+    f->owned = false;
+    return FAN_OK;
+}
+
 /* From the first object on the fold is pairwise (A8), as it is for a pass that records itself (A1). */
 static fan_status fold_with_objects(fan_fold *f, fan_error *err)
 {
@@ -346,7 +403,7 @@ static fan_status fold_with_objects(fan_fold *f, fan_error *err)
                         f->slot);
     fan_status status = fold_before_objects(f, first, &sum, err);
     if (status == FAN_OK)
-        status = fan_fold_objects(f, &sum, first ? first : 1, err);
+        status = fold_pairs(f, &sum, first ? first : 1, err);
     fan_value_drop(f->b->frontend, &sum);
     return status;
 }
@@ -483,7 +540,7 @@ fan_status fan_fold_run(fan_fold *f, fan_error *err)
     return fan_fold_end(f, err);
 }
 
-/* ---- when it is due, and how it becomes the value ---- */
+/* ---- it becomes the slot's sum ---- */
 
 /* Locked: the sum that was made becomes the slot's. Returns the statistics of the one before. */
 static fan_sum_stats fold_commit_made(fan_slot_state *p, fan_gathered *g)
@@ -570,17 +627,6 @@ static void fold_replace_entries(fan_buffer *b, fan_slot *s, const fan_gathered 
         s->p->next_key = (uint64_t)last + 1;
 }
 
-static fan_status fold_commit(fan_buffer *b, size_t slot, fan_gathered *g, fan_error *err)
-{
-    fan_status status = g->fold.n > 1 ? fan_fold_begin(&g->fold, NULL, err) : FAN_OK;
-    if (status == FAN_OK)
-        return fan_fold_commit_end(b, slot, g, err);
-    fan_slot_lock(b, slot);
-    fan_slot_poison(&b->slots[slot], status, err);
-    fan_slot_unlock(b, slot);
-    return status;
-}
-
 fan_status fan_fold_commit_end(fan_buffer *b, size_t slot, fan_gathered *g, fan_error *err)
 {
     fan_slot *s = &b->slots[slot];
@@ -618,279 +664,4 @@ fan_status fan_fold_commit_end(fan_buffer *b, size_t slot, fan_gathered *g, fan_
     f->n = 0; /* its terms are gone */
     fan_sum_stats_drop(&old);
     return FAN_OK;
-}
-
-/* How many items a slot with accumulate="exact" may sum into its state now: all that are parked, whatever their keys,
- * if that saves memory; 0: none. */
-static size_t fold_worth_absorbing(const fan_slot *s)
-{
-    fan_slot_state *p = s->p;
-    fan_dtype d = fan_dtype_set_promote(p->seen);
-    uint64_t parked = 0, dense = 0, state;
-    const fan_entry *sum = fan_slot_sum(s);
-    if (!fan_exact_fits(d) || (p->device && p->device->backend->has_streams) ||
-        (sum && !(sum->general && sum->item->value.form == FAN_FORM_ZERO)))
-        return 0;
-    size_t n = fan_slot_waiting(s);
-    if (fan_list_ready(s->list, p->next_key, p->keyed > 0) < n)
-        return 0; /* keys have no order in an exact sum, but the ledger of A16 has */
-    for (size_t i = 0; i < n; i++) {
-        const fan_entry *one = &s->list->entries[i + (sum != NULL)];
-        if (!one->general) /* it is undefined: an exact sum takes no plain entries */
-            continue;
-        const fan_value *v = &one->item->value;
-        if (v->form == FAN_FORM_SPARSE)
-            return 0; /* its sum may be sparse, and small */
-        if (v->form == FAN_FORM_DENSE && !fan_exact_fits(v->dtype))
-            return 0; /* an integer is read as the sum's own dtype, which may widen yet */
-        parked += one->item->bytes;
-        dense += v->form == FAN_FORM_DENSE ? (uint64_t)v->array->size : 0;
-    }
-    state = n ? dense / n * fan_superacc_size(d) : 0;
-    return n > 1 && (p->exact || parked > state) ? n : 0;
-}
-
-/* Locked on entry and on return; the slot is free: sums its first m contributions into its sum, or its exact state. */
-static fan_status fold_items(fan_buffer *b, size_t slot, size_t m, fan_error *err)
-{
-    fan_slot *s = &b->slots[slot];
-    fan_gathered g;
-    if (FAN_FAULT(SLOT_LOCK))
-        fan_yield();
-    fan_slot_make_busy(s);
-    fan_slot_unlock(b, slot);
-    fan_status status = fan_gather(b, slot, m, false, &g, err);
-    if (status == FAN_OK) {
-        if (s->spec->exact && g.fold.n)
-            fan_fold_decide(&g.fold);
-        if (s->spec->exact)
-            status = fan_fold_absorb(&g.fold, g.like, err);
-        if (status == FAN_OK)
-            status = fold_commit(b, slot, &g, err);
-        fan_gathered_fini(&g);
-    }
-    fan_slot_lock(b, slot);
-    fan_slot_let_go(b, slot);
-    return status;
-}
-
-/* Locked: whether a prefix of Python ints does not fit its dtype: it then waits for contributions that bring it back,
- * or until take(), which is refused (D5). */
-static bool fold_ints_leave(const fan_slot *s, size_t m)
-{
-    fan_int_run run = {.sum = 0};
-    const fan_value *next = NULL;
-    if (!s->p->has_weak_int || !s->list)
-        return false;
-    const fan_fast_kind *k = &s->list->kind;
-    const fan_value plain = {.form = FAN_FORM_DENSE, .dtype = k->dtype};
-    for (size_t i = 0; i < m + (s->list->summed > 0) && !next; i++) {
-        const fan_entry *one = &s->list->entries[i];
-        const fan_value *v = one->general ? &one->item->value : &plain;
-        if (!one->object || v->form == FAN_FORM_UNDEFINED || v->form == FAN_FORM_ZERO)
-            continue;
-        if (one->general ? !fan_int_run_add(&run, v)
-                         : !k->weak || !fan_int_run_put(&run, k->dtype, fan_entry_data(k, one)))
-            next = v;
-    }
-    return fan_int_run_leaves(&run, next, NULL, s->spec->dtype != FAN_DT_NONE ? s->spec->dtype : FAN_DT_INT64);
-}
-
-/* Locked: with an automatic budget: checks again which parked arrays of the host the buffer alone holds. Two kinds
- * count as held by others unchecked: what lies on another device, whose cache is not ours, and sparse gradients, which
- * take as long to merge as what is merged already. The more entries there are, the more seldom they are checked.
- * `newest`: an object that its caller still holds; `alone`: but for that it would be the buffer's alone. */
-static void fold_recheck_holders(fan_buffer *b, const fan_slot *s, const void *newest, bool alone)
-{
-    fan_list *list = s->list;
-    size_t plain = 0;
-    if (b->budget != FAN_BUDGET_AUTO || !list || list->n < list->recheck_at ||
-        (s->p->device && s->p->device->backend->has_streams))
-        return;
-    for (size_t i = list->summed > 0; i < list->n; i++) {
-        const fan_entry *one = &list->entries[i];
-        fan_item *it = one->item;
-        if (!one->general) {
-            plain += one->object == newest ? alone : one->object && b->frontend->alone(one->object, NULL);
-            continue;
-        }
-        if (!it->parked || it->alone || it->value.form != FAN_FORM_DENSE)
-            continue;
-        it->alone = it->owned || (it->value.object && b->frontend->alone(it->value.object, &it->value));
-        if (it->alone)
-            atomic_fetch_add_explicit(&b->alone, it->bytes, memory_order_relaxed);
-    }
-    atomic_fetch_add_explicit(&b->alone, ((uint64_t)plain - list->alone) * list->bytes, memory_order_relaxed);
-    list->alone = plain;
-    list->recheck_at = list->n + fan_recheck_interval(list->n);
-}
-
-size_t fan_slot_due(fan_buffer *b, size_t slot, uint64_t pending)
-{
-    const fan_slot *s = &b->slots[slot];
-    if (s->busy || s->p->poison || atomic_load_explicit(&b->parked, memory_order_relaxed) <= b->fold_threshold)
-        return 0;
-    fold_recheck_holders(b, s, NULL, false);
-    if (!fan_budget_exceeded(b, pending, true))
-        return 0;
-    if (s->spec->exact)
-        return fold_worth_absorbing(s);
-    size_t m = fan_list_ready(s->list, s->p->next_key, s->p->keyed > 0);
-    return fold_ints_leave(s, m) ? 0 : m;
-}
-
-/* Locked on entry and on return: folds while the budget is passed and there is something to fold. */
-fan_status fan_slot_fold_while_due(fan_buffer *b, size_t slot, fan_error *err)
-{
-    fan_status status = FAN_OK;
-    for (size_t m; status == FAN_OK && (m = fan_slot_due(b, slot, 0)) > 0;)
-        status = fold_items(b, slot, m, err);
-    return status;
-}
-
-fan_status fan_slot_promote(fan_buffer *b, size_t slot, fan_error *err)
-{
-    const fan_slot *s = &b->slots[slot];
-    const fan_entry *sum = fan_slot_sum(s);
-    bool plain = sum && !sum->general && !fan_slot_waiting(s);
-    bool first = !sum && fan_slot_waiting(s) == 1 && fan_list_ready(s->list, s->p->next_key, s->p->keyed > 0) == 1;
-    return !s->busy && !s->spec->exact && (plain || first) ? fold_items(b, slot, first, err) : FAN_OK;
-}
-
-/* ---- plain entries (host.h) ---- */
-
-/* Checks once more which contribution was parked last, if its maker still held it then: most makers drop each before
- * they add the next. */
-static void fold_recheck_newest(fan_buffer *b)
-{
-    fan_list *p = b->last_parked.object ? b->slots[b->last_parked.slot].list : NULL;
-    size_t at = b->last_parked.index;
-    if (p && at < p->n && p->entries[at].object == b->last_parked.object &&
-        b->frontend->alone(p->entries[at].object, NULL)) {
-        p->alone++;
-        atomic_fetch_add_explicit(&b->alone, p->bytes, memory_order_relaxed);
-    }
-}
-
-/* fold_host_fits: whether the list of a slot is summed in its own dtype. */
-static bool fold_host_fits(const fan_buffer *b, size_t slot)
-{
-    return fan_host_accum(b, slot) == b->slots[slot].list->kind.dtype;
-}
-
-/* Whether the budget is passed now that `object`, which its caller still holds, is parked too. */
-static bool fold_host_due(fan_buffer *b, size_t slot, const void *object, bool alone)
-{
-    fan_list *p = b->slots[slot].list;
-    size_t at = p->n;
-    if (!p->n) /* an earlier fold of the same call summed it */
-        return false;
-    if (b->budget != FAN_BUDGET_AUTO)
-        return fan_budget_exceeded(b, 0, false);
-    fold_recheck_newest(b);
-    if (p->n >= p->recheck_at) {
-        fold_recheck_holders(b, &b->slots[slot], object, alone);
-    } else if (alone) {
-        p->alone++;
-        atomic_fetch_add_explicit(&b->alone, p->bytes, memory_order_relaxed);
-    }
-    while (!alone && --at > 0 && p->entries[at].object != object)
-        ;
-    b->last_parked.object = alone ? NULL : object;
-    b->last_parked.slot = slot;
-    b->last_parked.index = at;
-    if (!fan_budget_exceeded(b, 0, !fold_host_fits(b, slot)))
-        return false;
-    fan_list_sort(p);
-    return fan_list_prefix(p) > 1; /* a first one is left as it is: there is nothing to be gained */
-}
-
-/* fold_host_may: whether what waits in the slot may be summed here. */
-static bool fold_host_may(const fan_buffer *b, size_t slot)
-{
-    const fan_slot *s = &b->slots[slot];
-    const fan_list *p = s->list;
-    return fan_fast_allowed() && s->p == &fan_slot_state_none && !s->busy && !s->targets && !b->sum_stats && p &&
-           !p->undefined && !p->kind.scalar && fold_host_fits(b, slot);
-}
-
-/* `object` replaces the first n entries. */
-static void fold_host_commit(fan_buffer *b, fan_list *p, size_t n, void *object, char *data)
-{
-    bool first = object == p->entries[0].object, owned = !first || p->entries[0].owned;
-    size_t parked = n - (p->summed > 0);
-    fan_host_count(b, p, n, first, false);
-    fan_list_unpark(b, p, parked);
-    p->rules = (p->summed ? p->rules : 0) | fan_plan_fast_fold(first);
-    p->summed += (int64_t)parked;
-    p->entries[0] = fan_entry_of(object, data, p->entries[n - 1].key, false, owned);
-    memmove(&p->entries[1], &p->entries[n], (p->n - n) * sizeof *p->entries);
-    p->n -= n - 1;
-}
-
-/* Sums the ready prefix; false: it is for the general path, and nothing happened. */
-static bool fold_host(fan_buffer *b, size_t slot)
-{
-    fan_slot *s = &b->slots[slot];
-    fan_list *p = s->list;
-    FAN_UNINITIALIZED fan_entry inline_gone[FAN_LIST_INLINE];
-    char *data = NULL;
-    if (!fold_host_may(b, slot))
-        return false;
-    fan_list_sort(p);
-    size_t n = fan_list_prefix(p);
-    fan_entry *gone = n <= FAN_LIST_INLINE ? inline_gone : fan_alloc(n * sizeof *gone);
-    if (n < 2 || !gone)
-        return false;
-    fan_host_claim(s);
-    void *to = fan_host_place(b, slot, n, p->kind.dtype, true, &data);
-    bool first = to == p->entries[0].object;
-    bool good = to && fan_host_has_values(b, p, n, first) && fan_host_unchanged(b, p, n);
-    if (good) {
-        fan_host_sum(b, p, n, p->kind.dtype, NULL, data, NULL, NULL);
-        memcpy(gone, p->entries, n * sizeof *gone);
-        fold_host_commit(b, p, n, to, data);
-    } else {
-        if (to && !first)
-            b->frontend->drop(to);
-        if (b->frontend->clear_error)
-            b->frontend->clear_error(); /* the general path reports it, if there is anything to report */
-    }
-    fan_host_release(b, (fan_span){slot, slot + 1});
-    for (size_t i = first; good && i < n; i++) /* last: it may call back */
-        b->frontend->drop(gone[i].object);
-    if (gone != inline_gone)
-        fan_free(gone);
-    return good;
-}
-
-/* A first contribution becomes the sum as it is, and waits no longer. False: it is for the general path. */
-static bool fold_host_first(fan_buffer *b, size_t slot)
-{
-    fan_list *p = b->slots[slot].list;
-    if (!fold_host_may(b, slot) || p->summed || fan_fast_is_large(p->size))
-        return false;
-    fan_list_sort(p);
-    if (fan_list_prefix(p) != 1)
-        return false;
-    fan_list_unpark(b, p, 1);
-    p->rules = 0;
-    p->summed = 1;
-    return true;
-}
-
-fan_status fan_fast_fold_due(fan_buffer *b, size_t slot, const void *object, bool alone, fan_error *err)
-{
-    if (!fold_host_due(b, slot, object, alone) || fold_host_first(b, slot) || fold_host(b, slot))
-        return FAN_OK;
-    fan_slot_lock(b, slot);
-    fan_status status = b->slots[slot].busy ? FAN_ERR_STATE : fan_slot_begin_state(b, slot, err);
-    bool begun = status == FAN_OK;
-    if (begun)
-        status = fan_slot_fold_while_due(b, slot, err);
-    fan_slot_unlock(b, slot);
-    /* It is parked; the sum is tried again later, and reports then what is wrong. */
-    if (status == FAN_ERR_EXTERN && b->frontend->clear_error)
-        b->frontend->clear_error();
-    return begun && fan_status_poisons(status) ? status : FAN_OK;
 }

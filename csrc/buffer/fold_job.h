@@ -122,7 +122,5 @@ fan_status fan_fold_exact(fan_fold *f, fan_error *err);
 /* fan_fold_absorb: after fan_fold_decide, on the CPU: adds the terms to the slot's exact state, a new or a wider one
  * where it must be. FAN_ERR_NOMEM: nothing happened. */
 fan_status fan_fold_absorb(fan_fold *f, const fan_value *like, fan_error *err);
-/* fan_fold_objects: pairwise (A1, A8), from `*sum` on, which is that of the first `i` terms. */
-fan_status fan_fold_objects(fan_fold *f, fan_value *sum, size_t i, fan_error *err);
 
 #endif

@@ -114,7 +114,6 @@ static inline void fan_host_claim(fan_slot *s)
     s->busy = s->taking = true;
     fan_slot_set_owner(s, fan_thread_id());
 }
-void fan_host_wake(fan_buffer *b);
 static inline void fan_host_release(fan_buffer *b, fan_span span)
 {
     for (size_t i = span.first; i < span.end; i++) {
@@ -122,7 +121,7 @@ static inline void fan_host_release(fan_buffer *b, fan_span span)
         fan_slot_set_owner(&b->slots[i], 0);
     }
     if (atomic_load(&b->waiting))
-        fan_host_wake(b);
+        fan_slot_wake_all(b);
 }
 
 /* fan_host_stats_on_device: with stats: the statistics of the slot's last sum are on a device. */

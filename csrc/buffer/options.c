@@ -124,27 +124,3 @@ void fan_buffer_weigh(fan_buffer *b, uint64_t bytes)
     if (b->weighed > b->fold_threshold)
         fan_touch_budget(b, FAN_SCHED_DECIDE);
 }
-
-#ifdef FAN_TEST
-static fan_auto_budget test_limits; /* zero: as in a release */
-
-void fan_budget_auto_set(const fan_auto_budget *to)
-{
-    test_limits = to ? (fan_auto_budget){to->alone, to->held, to->alone} : (fan_auto_budget){0};
-}
-#endif
-
-/* A quarter of the cache: the sum, what the maker works on and what it makes next want to be there, too. And what a
- * fold lets go of at once is no more than allocators keep: glibc gives back what is free at the end of its heap from
- * 128 KiB on, and then the maker's next gradients cost a page fault for each 4 KB. */
-#define ALONE_MOST (UINT64_C(128) << 10)
-
-fan_auto_budget fan_budget_auto(void)
-{
-#ifdef FAN_TEST
-    if (test_limits.alone)
-        return test_limits;
-#endif
-    uint64_t quarter = fan_cache_bytes() / 4;
-    return (fan_auto_budget){quarter < ALONE_MOST ? quarter : ALONE_MOST, UINT64_C(64) << 20, quarter};
-}

@@ -3,13 +3,13 @@
  * The question: given what a slot holds and what the call wants, which stream waits for which, what is recorded, in
  * which memory and in which dtype does the result lie, and by which rules?
  *
- * sync answers it for streams, accum for memory; here the two become one value per step of a gradient's road. Whoever
- * takes a step gathers facts, calls the function here, and carries out the plan:
+ * sync answers it for streams, accum for memory; here the two become one value per step of a gradient's road. The file
+ * that takes a step gathers facts, calls the function here, and carries out the plan:
  *
  *   plan              facts gathered by          carried out by
- *   fan_add_plan      check.c                    add_reserve.c, add_op.c, order.c, convert.c
- *   fan_fold_plan     fold_run.c                 fold_*.c (its kind), order.c (its streams)
- *   fan_take_plan     take_slot.c                take_slot.c, take.c, fold_run.c
+ *   fan_add_plan      add.c                      add.c, order.c, convert.c
+ *   fan_fold_plan     fold.c                     fold.c and fold_*.c (its kind), order.c (its streams)
+ *   fan_take_plan     take.c                     take.c, fold.c
  *   fan_target_plan   target.c                   target.c
  *
  * A worked case. A slot on stream c holds g1 from p1; g2 came from p2; the budget is passed:

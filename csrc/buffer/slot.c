@@ -65,6 +65,15 @@ void fan_slot_unlock(fan_buffer *b, size_t slot)
 
 void fan_slot_notify(fan_buffer *b, size_t slot) { fan_cond_broadcast(&b->changed[slot % b->nlocks]); }
 
+void fan_slot_wake_all(fan_buffer *b)
+{
+    for (size_t i = 0; i < b->nlocks && atomic_load(&b->waiting); i++) {
+        fan_slot_lock(b, i);
+        fan_cond_broadcast(&b->changed[i]);
+        fan_slot_unlock(b, i);
+    }
+}
+
 /* The slot is locked. Waits until something changed, without the lock of the frontend, so that the thread that will
  * change it can run. */
 static fan_status slot_wait_for_change(fan_buffer *b, size_t slot, fan_error *err)

@@ -17,6 +17,8 @@ void fan_buffer_adopt(fan_buffer *b);
 
 /* fan_slot_notify: locked: wakes the threads that wait for a change of the slot. */
 void fan_slot_notify(fan_buffer *b, size_t slot);
+/* fan_slot_wake_all: the same of all slots, while some thread waits; takes each lock. */
+void fan_slot_wake_all(fan_buffer *b);
 /* fan_slot_claim: locked; makes the slot busy. Waits for the thread that has it, and, for a take, until every add has
  * parked.
  */

@@ -57,11 +57,11 @@ QUESTIONS: dict[str, tuple[str, set[str]]] = {
     "is it copied into out= (D11)?": (r"\bout_overlaps_inputs \|\|", {"fan_plan_take_way"}),
     "is it unchanged since it came?": (
         r"->is_unchanged\(",
-        {"fan_host_unchanged", "fan_slot_check_unmoved", "add_host_unchanged", "take_check_outs", "take_host_readable"},
+        {"fan_host_unchanged", "fan_slot_check_unmoved", "add_plain_unchanged", "take_check_outs", "take_host_readable"},
     ),
-    "has its memory its value?": (r"->has_own_value\(", {"fan_host_has_values", "add_host_begin"}),
+    "has its memory its value?": (r"->has_own_value\(", {"fan_host_has_values", "add_plain_begin"}),
     "does a newer event cover it (S12)?": (r"\bfan_event_covers\(", {"order_covered"}),
-    "is the budget passed?": (r"\bfan_budget_exceeded\(", {"fan_slot_due", "fold_host_due"}),
+    "is the budget passed?": (r"\bfan_budget_exceeded\(", {"fan_slot_due", "budget_plain_due"}),
 }
 
 
