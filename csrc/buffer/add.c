@@ -11,7 +11,6 @@
 #include "base/fault.h"
 #include "base/interrupt.h"
 #include "base/mem.h"
-#include "base/trace.h"
 #include "buffer/add.h"
 #include "buffer/fold.h"
 #include "buffer/convert.h"
@@ -621,23 +620,17 @@ static fan_status add_run_plan(fan_buffer *b, fan_add_op *x, fan_error *err)
 static void add_trace(const fan_buffer *b, size_t slot, const fan_contribution *c, const fan_check_result *a,
                       uint64_t bytes)
 {
-    const fan_slot *s = &b->slots[slot];
     const fan_device *d =
         a->producer ? a->producer->device : a->to.device; /* a stream's number means something on its own device only */
-    fan_trace_line line = {.kind = FAN_TRACE_ADD,
-                           .how = fan_sync_letter(a->plan.sync.how),
-                           .device = d && d->id ? (int16_t)d->index : -1,
-                           .slot = (int32_t)slot,
-                           .count = 1,
-                           .buffer = b->id,
-                           .key = c->key,
-                           .rules = a->plan.rules,
-                           .stream = a->producer ? a->producer->handle : 0,
-                           .bytes = bytes,
-                           .start_us = -1,
-                           .end_us = -1};
-    snprintf(line.label, sizeof line.label, "%s", s->spec->name ? s->spec->name : b->name);
-    fan_trace_put(&line);
+    fan_slot_trace(b, slot,
+                   (fan_trace_line){.kind = FAN_TRACE_ADD,
+                                    .how = fan_sync_letter(a->plan.sync.how),
+                                    .device = d && d->id ? (int16_t)d->index : -1,
+                                    .count = 1,
+                                    .key = c->key,
+                                    .rules = a->plan.rules,
+                                    .stream = a->producer ? a->producer->handle : 0,
+                                    .bytes = bytes});
 }
 
 /* Conversions, the event, the mark: nothing for an undefined one. */

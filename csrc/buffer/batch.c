@@ -103,11 +103,7 @@ static fan_status batch_begin_one(batch_round *r, size_t slot, size_t items, fan
     FAN_TRY(fan_gather(r->b, slot, items, false, &f->g, err));
     fan_status status = fan_fold_begin(&f->g.fold, r->batch, err);
     f->begun = status == FAN_OK;
-    if (!f->begun) {
-        fan_slot_lock(r->b, slot);
-        fan_slot_poison(&r->b->slots[slot], status, err);
-        fan_slot_unlock(r->b, slot);
-    }
+    fan_slot_fail(r->b, slot, status, err);
     return status;
 }
 
@@ -185,11 +181,7 @@ static fan_status batch_trial_make(fan_buffer *b, batch_trial *one, size_t m, fa
     if (status == FAN_OK && one->g.fold.n > 1)
         status = fan_fold_begin(&one->g.fold, NULL, err);
     one->made = status == FAN_OK;
-    if (fan_status_poisons(status)) {
-        fan_slot_lock(b, one->slot);
-        fan_slot_poison(&b->slots[one->slot], status, err);
-        fan_slot_unlock(b, one->slot);
-    }
+    fan_slot_fail(b, one->slot, status, err);
     return status == FAN_ERR_NOMEM || status == FAN_ERR_DEVICE_NOMEM ? FAN_OK : status;
 }
 

@@ -71,12 +71,8 @@ static size_t budget_worth_absorbing(const fan_slot *s)
 static fan_status budget_commit(fan_buffer *b, size_t slot, fan_gathered *g, fan_error *err)
 {
     fan_status status = g->fold.n > 1 ? fan_fold_begin(&g->fold, NULL, err) : FAN_OK;
-    if (status == FAN_OK)
-        return fan_fold_commit_end(b, slot, g, err);
-    fan_slot_lock(b, slot);
-    fan_slot_poison(&b->slots[slot], status, err);
-    fan_slot_unlock(b, slot);
-    return status;
+    fan_slot_fail(b, slot, status, err);
+    return status == FAN_OK ? fan_fold_commit_end(b, slot, g, err) : status;
 }
 
 /* Locked on entry and on return; the slot is free: sums its first m contributions into its sum, or its exact state. */

@@ -497,21 +497,16 @@ static void fold_trace(const fan_fold *f)
     const fan_slot *s = fan_fold_slot(f);
     if (!fan_trace_on())
         return;
-    fan_trace_line line = {.kind = FAN_TRACE_FOLD,
-                           .how = s->p->accum ? fan_sync_letter(s->p->how) : '\0',
-                           .device = s->p->device ? (int16_t)s->p->device->index : -1,
-                           .slot = (int32_t)f->slot,
-                           .count = (uint32_t)f->n,
-                           .buffer = f->b->id,
-                           .key = -1,
-                           .rules = f->rules,
-                           .stream = s->p->accum ? s->p->accum->handle : 0,
-                           .bytes = fan_value_bytes(&f->result),
-                           .in_place = f->plan.exclusive,
-                           .start_us = -1,
-                           .end_us = -1};
-    snprintf(line.label, sizeof line.label, "%s", s->spec->name ? s->spec->name : f->b->name);
-    fan_trace_put(&line);
+    fan_slot_trace(f->b, f->slot,
+                   (fan_trace_line){.kind = FAN_TRACE_FOLD,
+                                    .how = s->p->accum ? fan_sync_letter(s->p->how) : '\0',
+                                    .device = s->p->device ? (int16_t)s->p->device->index : -1,
+                                    .count = (uint32_t)f->n,
+                                    .key = -1,
+                                    .rules = f->rules,
+                                    .stream = s->p->accum ? s->p->accum->handle : 0,
+                                    .bytes = fan_value_bytes(&f->result),
+                                    .in_place = f->plan.exclusive});
 }
 
 fan_status fan_fold_end(fan_fold *f, fan_error *err)

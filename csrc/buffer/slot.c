@@ -320,6 +320,25 @@ void fan_slot_poison(fan_slot *s, fan_status status, const fan_error *err)
         *s->p->poison = *err;
 }
 
+void fan_slot_fail(fan_buffer *b, size_t slot, fan_status status, const fan_error *err)
+{
+    if (!fan_status_poisons(status))
+        return;
+    fan_slot_lock(b, slot);
+    fan_slot_poison(&b->slots[slot], status, err);
+    fan_slot_unlock(b, slot);
+}
+
+void fan_slot_trace(const fan_buffer *b, size_t slot, fan_trace_line line)
+{
+    const fan_slot_spec *spec = b->slots[slot].spec;
+    line.slot = (int32_t)slot;
+    line.buffer = b->id;
+    line.start_us = line.end_us = -1;
+    snprintf(line.label, sizeof line.label, "%s", spec->name ? spec->name : b->name);
+    fan_trace_put(&line);
+}
+
 fan_status fan_slot_poisoned(const fan_buffer *b, size_t slot, fan_error *err)
 {
     const fan_error *first = b->slots[slot].p->poison;

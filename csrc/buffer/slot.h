@@ -5,6 +5,7 @@
 #define FAN_BUFFER_SLOT_H
 
 #include "base/mem.h"
+#include "base/trace.h"
 #include "buffer/internal.h"
 
 void fan_slot_lock(fan_buffer *b, size_t slot);
@@ -65,6 +66,10 @@ bool fan_status_poisons(fan_status s);
 /* fan_slot_poison: locked or owned: keeps the first failure of a device call. */
 void fan_slot_poison(fan_slot *s, fan_status status, const fan_error *err);
 fan_status fan_slot_poisoned(const fan_buffer *b, size_t slot, fan_error *err); /* locked */
+/* fan_slot_fail: unlocked: fan_slot_poison of a slot that this thread has made busy: ready() may read it meanwhile. */
+void fan_slot_fail(fan_buffer *b, size_t slot, fan_status status, const fan_error *err);
+/* fan_slot_trace: a line of the trace about this slot, of which the caller fills in what the step knows. */
+void fan_slot_trace(const fan_buffer *b, size_t slot, fan_trace_line line);
 
 /* fan_sum_stats_hold: a copy with holds of its own. fan_sum_stats_move: leaves nothing behind. fan_sum_stats_drop:
  * unlocked. */

@@ -4,7 +4,6 @@
 #include "array/extents.h"
 #include "base/fault.h"
 #include "base/mem.h"
-#include "base/trace.h"
 #include "buffer/fold.h"
 #include "buffer/host.h"
 #include "buffer/slot.h"
@@ -18,12 +17,14 @@
 #include <string.h>
 
 /* One slot's way through take. */
-typedef struct fan_slot_take {
+typedef struct take_slot {
     size_t slot;
-    fan_gathered g;
-    bool claimed, gathered;
+    const fan_value *out; /* where the caller wants the sum; NULL: it has no out= */
+    fan_stream *consumer; /* no hold; NULL: none */
+    fan_gathered gathered;
+    bool claimed, has_gathered;
     fan_take_plan plan;
-    bool asked_again;         /* its plan was made again once no other slot could fail any more */
+    bool planned_again;       /* its plan was made again once no other slot could fail any more */
     bool out_overlaps_inputs; /* D11 */
     bool begun;               /* its fold has begun, and waits in the batch */
     bool handed;              /* the consumer is ordered after it */
@@ -32,32 +33,27 @@ typedef struct fan_slot_take {
     fan_event *ready_event;
     uint8_t origin, rank;
     fan_sum_stats sum_stats;
-} fan_slot_take;
+} take_slot;
 
-static inline bool fan_take_scaled(const fan_take *how) { return how->scale.on; }
-
-/* fan_take_count: how many slots are taken. */
-static inline size_t fan_take_count(const fan_buffer *b, const fan_take *how) { return how->one ? 1 : b->nslots; }
-
-/* fan_take_out_of: the `out` of the i-th slot that is taken; NULL: it has none. fan_take_out_at: the same by slot. */
-static inline const fan_value *fan_take_out_of(const fan_take *how, size_t i)
-{
-    return how->out && how->out[i].form == FAN_FORM_DENSE ? &how->out[i] : NULL;
-}
-static inline const fan_value *fan_take_out_at(const fan_take *how, size_t slot)
-{
-    return fan_take_out_of(how, how->one ? 0 : slot);
-}
+/* One take: the slots that it takes, and what their steps share. */
+typedef struct take_op {
+    fan_buffer *b;
+    const fan_take *options;
+    take_slot *slots;
+    size_t n;
+    fan_extents inputs, outs; /* which memory meets which out= (D11) */
+    fan_batch *batch;         /* sums on streams, queued together; NULL: one by one */
+} take_op;
 
 /* ---- which memory meets which out= (D11) ---- */
 
-static bool take_out_overlaps_inputs(const fan_extents *inputs, const fan_array *out, size_t k)
+static bool take_out_overlaps_inputs(const fan_extents *inputs, const fan_array *out, size_t slot)
 {
     size_t at = inputs->n;
     if (!at)
         return false;
     for (const fan_extent_entry *x; (x = fan_extents_next(inputs, fan_extent_of(out), &at)) != NULL;)
-        if (x->owner != k || !x->flag || !fan_array_same_view(out, x->array))
+        if (x->owner != slot || !x->flag || !fan_array_same_view(out, x->array))
             return true;
     return false;
 }
@@ -74,72 +70,160 @@ static bool take_written_by_out(const fan_extents *outs, const fan_value *v)
     return false;
 }
 
-static bool take_outs_meet(const fan_extents *outs, size_t *one, size_t *two)
+/* Whether out= lies where one of the slot's own terms lies. */
+static bool take_out_overlaps_own(const take_slot *c)
 {
-    const fan_extent_entry *x, *y;
-    if (!fan_extents_any_pair(outs, &x, &y))
-        return false;
-    *one = x->owner < y->owner ? x->owner : y->owner;
-    *two = x->owner < y->owner ? y->owner : x->owner;
-    return true;
+    const fan_fold *f = &c->gathered.fold;
+    for (size_t i = 0; i < f->n; i++)
+        if (f->terms[i].v->form == FAN_FORM_DENSE && !fan_array_extents_disjoint(c->out->array, f->terms[i].v->array))
+            return true;
+    return false;
 }
 
-/* ---- one slot ---- */
-
-/* article: of the name of a dtype. */
-static const char *take_article(fan_dtype d) { return fan_dtype_name(d)[0] == 'i' ? "an" : "a"; }
-
-static fan_status take_check_scale(const fan_buffer *b, size_t slot, const fan_fold *f, const fan_take *how,
-                                   fan_error *err)
+/* Collects the extents of all inputs and of all outs, for a take with out=. */
+static fan_status take_collect_outs(take_op *t, fan_error *err)
 {
-    fan_dtype d = fan_fold_dtype(f);
-    char kind = d == FAN_DT_NONE ? 'f' : fan_dtype_kind(d);
-    if (!fan_take_scaled(how) || d == FAN_DT_NONE)
-        return FAN_OK;
-    if (!how->real && kind != 'c')
-        return fan_fail(err, FAN_ERR_VALUE, FAN_SLOT_SAID ": scale=%.12g%+.12gj: %s %s sum needs a real number",
-                        FAN_SLOT_WHO(b, slot), how->scale.re, how->scale.im, take_article(d), fan_dtype_name(d));
-    if (!how->integral && kind != 'f' && kind != 'c')
-        return fan_fail(err, FAN_ERR_VALUE, FAN_SLOT_SAID ": scale=%.12g: %s %s sum needs an integer%s",
-                        FAN_SLOT_WHO(b, slot), how->scale.re, take_article(d), fan_dtype_name(d),
-                        (how->scale.re < 0x1p63 && how->scale.re >= -0x1p63) ? "" : " that fits int64");
+    size_t most = 0, given = 0;
+    for (size_t i = 0; i < t->n; i++) {
+        const fan_fold *f = &t->slots[i].gathered.fold;
+        given += t->slots[i].out != NULL;
+        most += 3 * f->n;
+        for (size_t j = 0; j < f->n; j++)
+            most += f->terms[j].v->nparts;
+    }
+    t->inputs.all = fan_alloc((most + 1) * sizeof *t->inputs.all);
+    t->outs.all = fan_alloc((given + 1) * sizeof *t->outs.all);
+    if (!t->inputs.all || !t->outs.all)
+        return fan_fail(err, FAN_ERR_NOMEM, "%s: out of memory", t->b->name);
+    for (size_t i = 0; i < t->n; i++) {
+        const take_slot *c = &t->slots[i];
+        if (c->out)
+            fan_extents_put(&t->outs, c->out->array, c->slot, true);
+        for (size_t j = 0; j < c->gathered.fold.n; j++) {
+            const fan_value *v = c->gathered.fold.terms[j].v;
+            fan_array *some[3];
+            size_t n = v->form == FAN_FORM_OBJECT ? 0 : fan_value_arrays(v, some, 3);
+            for (size_t k = 0; k < n && k < 3; k++)
+                fan_extents_put(&t->inputs, some[k], c->slot, v->form == FAN_FORM_DENSE);
+            for (size_t k = 0; k < v->nparts; k++)
+                fan_extents_put(&t->inputs, v->parts[k], c->slot, false);
+        }
+    }
+    fan_extents_sort(&t->inputs);
+    fan_extents_sort(&t->outs);
+    const fan_extent_entry *x, *y;
+    if (fan_extents_any_pair(&t->outs, &x, &y))
+        return fan_fail(err, FAN_ERR_VALUE, "%s: out= of slots %zu and %zu may share memory", t->b->name,
+                        x->owner < y->owner ? x->owner : y->owner, x->owner < y->owner ? y->owner : x->owner);
+    for (size_t i = 0; i < t->n; i++) {
+        take_slot *c = &t->slots[i];
+        c->out_overlaps_inputs = c->out && take_out_overlaps_inputs(&t->inputs, c->out->array, c->slot);
+    }
     return FAN_OK;
 }
 
-static fan_status take_check_out(const fan_buffer *b, size_t slot, const fan_gathered *g, const fan_value *out,
-                                 fan_error *err)
+/* ---- 1. claim, and 2. gather: what the slots hold, checked against the options of the call ---- */
+
+static fan_status take_slot_claim(fan_buffer *b, size_t slot, fan_error *err)
 {
+    fan_slot *s = &b->slots[slot];
+    fan_slot_lock(b, slot);
+    fan_status status = fan_slot_in_target(b, slot, "take", err);
+    if (status == FAN_OK && (status = fan_slot_claim_all(b, slot, true, "take", err)) == FAN_OK) {
+        status = fan_slot_poisoned(b, slot, err);
+        if (status == FAN_OK && s->expected >= 0 && s->p->count != s->expected)
+            status = fan_fail(err, FAN_ERR_VALUE,
+                              FAN_SLOT_SAID ": expected %" PRId64 " contribution%s, got %" PRId64 " (A16)",
+                              FAN_SLOT_WHO(b, slot), s->expected, FAN_PLURAL(s->expected), s->p->count);
+        if (status != FAN_OK)
+            fan_slot_let_go(b, slot);
+    }
+    fan_slot_unlock(b, slot);
+    return status;
+}
+
+/* take_article: of the name of a dtype. */
+static const char *take_article(fan_dtype d) { return fan_dtype_name(d)[0] == 'i' ? "an" : "a"; }
+
+static fan_status take_check_scale(const take_op *t, const take_slot *c, fan_error *err)
+{
+    const fan_take *options = t->options;
+    fan_dtype d = fan_fold_dtype(&c->gathered.fold);
+    char kind = d == FAN_DT_NONE ? 'f' : fan_dtype_kind(d);
+    if (!options->scale.on || d == FAN_DT_NONE)
+        return FAN_OK;
+    if (!options->real && kind != 'c')
+        return fan_fail(err, FAN_ERR_VALUE, FAN_SLOT_SAID ": scale=%.12g%+.12gj: %s %s sum needs a real number",
+                        FAN_SLOT_WHO(t->b, c->slot), options->scale.re, options->scale.im, take_article(d),
+                        fan_dtype_name(d));
+    if (!options->integral && kind != 'f' && kind != 'c')
+        return fan_fail(err, FAN_ERR_VALUE, FAN_SLOT_SAID ": scale=%.12g: %s %s sum needs an integer%s",
+                        FAN_SLOT_WHO(t->b, c->slot), options->scale.re, take_article(d), fan_dtype_name(d),
+                        (options->scale.re < 0x1p63 && options->scale.re >= -0x1p63) ? "" : " that fits int64");
+    return FAN_OK;
+}
+
+static fan_status take_check_out(const take_op *t, const take_slot *c, fan_error *err)
+{
+    const fan_buffer *b = t->b;
+    const fan_slot *s = &b->slots[c->slot];
+    const fan_value *out = c->out;
     const int64_t *shape = NULL;
     char has[160], wants[160];
-    const fan_fold *f = &g->fold;
-    const fan_value *any = f->n ? f->terms[0].v : g->zero;
+    const fan_fold *f = &c->gathered.fold;
+    const fan_value *any = f->n ? f->terms[0].v : c->gathered.zero;
     fan_dtype d = fan_fold_dtype(f);
     int ndim = any ? fan_value_shape(any, &shape) : -1;
     if (f->state && ndim < 0) {
-        ndim = b->slots[slot].p->ndim;
-        shape = b->slots[slot].p->shape;
+        ndim = s->p->ndim;
+        shape = s->p->shape;
     }
     if (ndim < 0)
         return any ? fan_fail(err, FAN_ERR_TYPE, FAN_SLOT_SAID " sums objects; out= needs arrays",
-                              FAN_SLOT_WHO(b, slot))
+                              FAN_SLOT_WHO(b, c->slot))
                    : FAN_OK;
-    if (b->slots[slot].spec->has_shape) {
-        ndim = b->slots[slot].spec->ndim;
-        shape = b->slots[slot].spec->shape;
+    if (s->spec->has_shape) {
+        ndim = s->spec->ndim;
+        shape = s->spec->shape;
     }
     if (ndim != out->array->ndim || memcmp(shape, out->array->shape, (size_t)ndim * sizeof *shape) != 0)
-        return fan_fail(err, FAN_ERR_VALUE, FAN_SLOT_SAID ": out= has shape %s, the sum %s", FAN_SLOT_WHO(b, slot),
+        return fan_fail(err, FAN_ERR_VALUE, FAN_SLOT_SAID ": out= has shape %s, the sum %s", FAN_SLOT_WHO(b, c->slot),
                         fan_shape_text(out->array->ndim, out->array->shape, has, sizeof has),
                         fan_shape_text(ndim, shape, wants, sizeof wants));
     if (d != FAN_DT_NONE && !fan_dtype_can_cast(d, out->dtype))
         return fan_fail(err, FAN_ERR_VALUE, FAN_SLOT_SAID ": out= of dtype %s cannot take a sum of dtype %s",
-                        FAN_SLOT_WHO(b, slot), fan_dtype_name(out->dtype), fan_dtype_name(d));
-    if (b->slots[slot].p->device && out->device != b->slots[slot].p->device)
-        return fan_fail(err, FAN_ERR_VALUE, FAN_SLOT_SAID ": out= is on %s, the sum on %s", FAN_SLOT_WHO(b, slot),
+                        FAN_SLOT_WHO(b, c->slot), fan_dtype_name(out->dtype), fan_dtype_name(d));
+    if (s->p->device && out->device != s->p->device)
+        return fan_fail(err, FAN_ERR_VALUE, FAN_SLOT_SAID ": out= is on %s, the sum on %s", FAN_SLOT_WHO(b, c->slot),
                         fan_device_text(out->device, has, sizeof has),
-                        fan_device_text(b->slots[slot].p->device, wants, sizeof wants));
+                        fan_device_text(s->p->device, wants, sizeof wants));
     return FAN_OK;
 }
+
+static fan_status take_gather(take_op *t, fan_error *err)
+{
+    for (size_t i = 0; i < t->n; i++) {
+        take_slot *c = &t->slots[i];
+        const fan_fold *f = &c->gathered.fold;
+        FAN_TRY(take_slot_claim(t->b, c->slot, err));
+        c->claimed = true;
+        /* The buffer's, unless it was redirected (S7); a slot of zeros alone has none. */
+        fan_stream *own = t->b->slots[c->slot].p->consumer;
+        c->consumer = t->options->stream ? t->options->stream : own ? own : t->b->stream;
+        FAN_TRY(fan_gather(t->b, c->slot, SIZE_MAX, true, &c->gathered, err));
+        c->has_gathered = true;
+        for (size_t j = 0; j < f->n; j++)
+            if (f->terms[j].v->form == FAN_FORM_OBJECT && (t->options->scale.on || c->out))
+                return fan_fail(err, FAN_ERR_TYPE, FAN_SLOT_SAID " sums objects; scale= and out= need arrays",
+                                FAN_SLOT_WHO(t->b, c->slot));
+        FAN_TRY(take_check_scale(t, c, err));
+        if (c->out)
+            FAN_TRY(take_check_out(t, c, err));
+    }
+    return t->options->out ? take_collect_outs(t, err) : FAN_OK;
+}
+
+/* ---- 3. sum: planned (A14, D11, D21), then made ---- */
 
 /* D13: a slot fed only zeros gives the first one, or one of the sum's dtype and the declared shape. */
 static fan_status take_zeros(fan_buffer *b, size_t slot, const fan_value *zero, fan_dtype sum, fan_value *out,
@@ -161,142 +245,73 @@ static fan_status take_zeros(fan_buffer *b, size_t slot, const fan_value *zero, 
     return status;
 }
 
-/* With stats, on a device with streams: what is handed through is looked at on A first, and is ready there then. */
-static fan_status take_measure_term(fan_fold *f, fan_slot_take *c, fan_error *err)
-{
-    fan_stream *R = NULL;
-    FAN_TRY(fan_fold_measure_term(f, &R, err));
-    c->sum_stats = fan_sum_stats_move(&f->sum_stats);
-    if (R) {
-        fan_stream_drop(c->ready);
-        fan_event_drop(c->ready_event);
-        c->ready = fan_stream_hold(R);
-        c->ready_event = NULL;
-    }
-    return FAN_OK;
-}
-
-/* Does out= lie where one of the terms lies? */
-static bool take_written_by_own_out(const fan_slot_take *c, const fan_value *out)
-{
-    for (size_t i = 0; i < c->g.fold.n; i++)
-        if (c->g.fold.terms[i].v->form == FAN_FORM_DENSE &&
-            !fan_array_extents_disjoint(out->array, c->g.fold.terms[i].v->array))
-            return true;
-    return false;
-}
-
 /* The facts for the plan: of the slot, of the options of the call, of the other slots. */
-static fan_take_facts take_facts(fan_buffer *b, const fan_take *how, const fan_extents *outs, const fan_slot_take *c,
-                                 bool last)
+static fan_take_facts take_facts(const take_op *t, const take_slot *c, bool last)
 {
-    const fan_slot *s = &b->slots[c->slot];
-    const fan_fold *f = &c->g.fold;
-    fan_take_facts facts = {.terms = f->n, .has_state = f->state, .has_zero = c->g.zero, .last = last};
+    const fan_slot *s = &t->b->slots[c->slot];
+    const fan_gathered *g = &c->gathered;
+    const fan_fold *f = &g->fold;
+    fan_take_facts facts = {.terms = f->n, .has_state = f->state, .has_zero = g->zero, .last = last};
     for (size_t i = 0; i < f->n; i++) {
         facts.dense += f->terms[i].v->form == FAN_FORM_DENSE;
         facts.sparse += f->terms[i].v->form == FAN_FORM_SPARSE;
         facts.objects += f->terms[i].v->form == FAN_FORM_OBJECT;
     }
     fan_dtype sum = fan_fold_dtype(f);
-    facts.has_out = fan_take_out_at(how, c->slot);
+    facts.has_out = c->out;
     facts.out_overlaps_inputs = c->out_overlaps_inputs;
-    facts.stats = b->sum_stats != NULL;
-    facts.out_overlaps_own = facts.has_out && facts.stats && take_written_by_own_out(c, fan_take_out_at(how, c->slot));
-    facts.scaled = fan_take_scaled(how);
-    facts.writable = how->writable;
+    facts.stats = t->b->sum_stats != NULL;
+    facts.out_overlaps_own = facts.has_out && facts.stats && take_out_overlaps_own(c);
+    facts.scaled = t->options->scale.on;
+    facts.writable = t->options->writable;
     facts.exact = fan_fold_is_exact(f);
     facts.widened = !facts.objects && fan_accum_dtype(sum, s->spec->accumulate) != sum;
     facts.expanded = fan_fold_expanded(f) != 0;
-    size_t n = c->g.n - c->g.has_sum;
-    facts.whole = s->p->keyed < 0 || !n || (uint64_t)fan_entry_key(&c->g.entries[c->g.n - 1]) == s->p->next_key + n - 1;
-    facts.alone = fan_take_count(b, how) == 1;
+    size_t n = g->n - g->has_sum;
+    facts.whole = s->p->keyed < 0 || !n || (uint64_t)fan_entry_key(&g->entries[g->n - 1]) == s->p->next_key + n - 1;
+    facts.alone = t->n == 1;
     if (f->n) {
         facts.first_donated = f->terms[0].donated;
         facts.same_dtype = f->terms[0].v->dtype == sum;
         facts.summed = f->terms[0].is_value && s->list->summed > 1;
     }
     if (f->n == 1 && !facts.has_out && !facts.scaled) {
-        facts.overwritten = take_written_by_out(outs, f->terms[0].v);
+        facts.overwritten = take_written_by_out(&t->outs, f->terms[0].v);
         facts.must_copy =
-            how->writable && !facts.objects && fan_term_may_write(f, 0, FAN_WRITER_TAKER) != FAN_REUSE_YES;
+            facts.writable && !facts.objects && fan_term_may_write(f, 0, FAN_WRITER_TAKER) != FAN_REUSE_YES;
     }
     return facts;
 }
 
-/* A14. */
-static fan_status take_hand_through(fan_buffer *b, fan_slot_take *c, fan_error *err)
+/* A14. With stats, on a device with streams, it is measured on A first, and is ready there then. */
+static fan_status take_hand_through(const take_op *t, take_slot *c, fan_error *err)
 {
-    fan_fold *f = &c->g.fold;
-    c->ready = fan_stream_hold(f->terms[0].producer);
-    c->ready_event = fan_event_hold(f->terms[0].event);
-    if (fan_fold_first_suspect(f))
-        c->sum_stats = fan_sum_stats_hold(&b->slots[c->slot].p->sum_stats);
-    else
-        FAN_TRY(take_measure_term(f, c, err));
-    return fan_value_copy(b->frontend, f->terms[0].v, &c->result, err);
-}
-
-/* D15: the kind of object that the sum comes back as. */
-static void take_name_kind(fan_slot_take *c)
-{
-    const fan_exact_state *state = c->g.fold.state;
-    if (c->g.like) {
-        c->origin = c->g.like->origin;
-        c->rank = c->g.like->rank;
-    } else if (state) {
-        c->origin = state->origin;
-        c->rank = state->rank;
+    fan_fold *f = &c->gathered.fold;
+    fan_stream *R = NULL;
+    if (fan_fold_first_suspect(f)) {
+        c->sum_stats = fan_sum_stats_hold(&t->b->slots[c->slot].p->sum_stats);
+    } else {
+        FAN_TRY(fan_fold_measure_term(f, &R, err));
+        c->sum_stats = fan_sum_stats_move(&f->sum_stats);
     }
+    c->ready = fan_stream_hold(R ? R : f->terms[0].producer);
+    c->ready_event = R ? NULL : fan_event_hold(f->terms[0].event);
+    return fan_value_copy(t->b->frontend, f->terms[0].v, &c->result, err);
 }
 
-static void take_finish(fan_slot_take *c, const fan_take *how, const fan_value *out)
+/* Takes over the result of the fold. */
+static fan_status take_end_fold(const take_op *t, take_slot *c, fan_error *err)
 {
-    fan_fold *f = &c->g.fold;
-    f->finish = true;
-    f->take = how;
-    f->finish_dtype = out ? out->dtype : FAN_DT_NONE;
-}
-
-static fan_status take_slot_decide(fan_buffer *b, size_t slot, const fan_take *how, const fan_extents *outs,
-                                   fan_slot_take *c, fan_stream *consumer, bool last, fan_error *err)
-{
-    fan_take_facts facts = take_facts(b, how, outs, c, last);
-    c->plan = fan_plan_take(&facts);
-    c->g.fold.taker = consumer;
-    take_name_kind(c);
-    if (c->plan.rules)
-        b->slots[slot].p->rules |= c->plan.rules;
-    if (c->plan.counts)
-        FAN_COUNT(b, copies, 1);
-    switch (c->plan.way) {
-    case FAN_TAKE_ZERO:
-        return take_zeros(b, slot, c->g.zero, fan_fold_dtype(&c->g.fold), &c->result, err);
-    case FAN_TAKE_HAND:
-        return take_hand_through(b, c, err);
-    case FAN_TAKE_FINISH:
-        take_finish(c, how, fan_take_out_at(how, slot));
-        return FAN_OK;
-    case FAN_TAKE_LATE:
-        c->asked_again = true;
-        return FAN_OK;
-    default:
-        return FAN_OK;
-    }
-}
-
-/* Takes over the result of the take_fold. */
-static fan_status take_end_slot(fan_buffer *b, size_t slot, fan_slot_take *c, fan_error *err)
-{
-    fan_slot *s = &b->slots[slot];
-    fan_fold *f = &c->g.fold;
+    fan_slot_state *p = t->b->slots[c->slot].p;
+    fan_gathered *g = &c->gathered;
+    fan_fold *f = &g->fold;
     c->begun = false;
     if (c->plan.way == FAN_TAKE_COMMIT) {
-        FAN_TRY(fan_fold_commit_end(b, slot, &c->g, err));
-        c->ready = fan_stream_hold(c->g.sum->producer);
-        c->ready_event = fan_event_hold(c->g.sum->event);
-        c->sum_stats = fan_sum_stats_hold(&s->p->sum_stats);
-        return fan_value_copy(b->frontend, &c->g.sum->value, &c->result, err);
+        FAN_TRY(fan_fold_commit_end(t->b, c->slot, g, err));
+        c->ready = fan_stream_hold(g->sum->producer);
+        c->ready_event = fan_event_hold(g->sum->event);
+        c->sum_stats = fan_sum_stats_hold(&p->sum_stats);
+        return fan_value_copy(t->b->frontend, &g->sum->value, &c->result, err);
     }
     FAN_TRY(fan_fold_end(f, err));
     c->sum_stats = fan_sum_stats_move(&f->sum_stats);
@@ -306,80 +321,96 @@ static fan_status take_end_slot(fan_buffer *b, size_t slot, fan_slot_take *c, fa
     c->ready_event = f->ready_event;
     f->ready = NULL;
     f->ready_event = NULL;
-    s->p->rules |= f->rules;
+    p->rules |= f->rules;
     return FAN_OK;
 }
 
-/* The slot is busy; ready() may read it meanwhile. */
-static void take_poison(fan_buffer *b, size_t slot, fan_status status, const fan_error *err)
-{
-    if (status == FAN_OK)
-        return;
-    fan_slot_lock(b, slot);
-    fan_slot_poison(&b->slots[slot], status, err);
-    fan_slot_unlock(b, slot);
-}
-
-/* Ends the folds of takes [from, to) that are in the batch; `failed`: some slot did, and nothing more is queued. A slot
+/* Ends the folds of slots [from, to) that are in the batch; `failed`: some slot did, and nothing more is queued. A slot
  * whose sum was not queued is as it was. */
-static fan_status take_slots_end(fan_buffer *b, fan_slot_take *takes, size_t from, size_t to, fan_batch *batch,
-                                 bool failed, fan_error *err)
+static fan_status take_end_folds(const take_op *t, size_t from, size_t to, bool failed, fan_error *err)
 {
     fan_error other;
     fan_status status = FAN_OK;
-    if (!batch)
+    if (!t->batch)
         return FAN_OK;
     if (!failed && !FAN_FAULT(BATCH_LATE))
-        fan_batch_flush(batch);
+        fan_batch_flush(t->batch);
     for (size_t i = from; i < to; i++) {
-        fan_error *said = status == FAN_OK ? err : &other;
-        if (!takes[i].begun)
+        take_slot *c = &t->slots[i];
+        fan_error *first = status == FAN_OK ? err : &other;
+        if (!c->begun)
             continue;
-        if (fan_fold_left(&takes[i].g.fold)) {
-            fan_fold_abandon(&takes[i].g.fold);
-            takes[i].begun = false;
+        if (fan_fold_left(&c->gathered.fold)) {
+            fan_fold_abandon(&c->gathered.fold);
+            c->begun = false;
             continue;
         }
-        fan_status its = take_end_slot(b, takes[i].slot, &takes[i], said);
-        take_poison(b, takes[i].slot, its, said);
+        fan_status its = take_end_fold(t, c, first);
+        fan_slot_fail(t->b, c->slot, its, first);
         status = status == FAN_OK ? its : status;
     }
     if (!failed && FAN_FAULT(BATCH_LATE))
-        fan_batch_flush(batch);
+        fan_batch_flush(t->batch);
     if (status == FAN_OK)
-        status = fan_batch_failure(batch, err);
-    fan_batch_clear(batch);
+        status = fan_batch_failure(t->batch, err);
+    fan_batch_clear(t->batch);
     return status;
 }
 
-static fan_status take_fold(fan_buffer *b, size_t slot, fan_slot_take *c, fan_batch *batch, fan_error *err)
+static fan_status take_fold(const take_op *t, take_slot *c, fan_error *err)
 {
-    if (batch && fan_fold_batches(&c->g.fold)) {
-        FAN_TRY(fan_fold_begin(&c->g.fold, batch, err));
+    fan_fold *f = &c->gathered.fold;
+    if (t->batch && fan_fold_batches(f)) {
+        FAN_TRY(fan_fold_begin(f, t->batch, err));
         c->begun = true;
         return FAN_OK;
     }
-    if (batch)
-        fan_batch_flush(batch); /* the device's order is that of the slots */
-    FAN_TRY(fan_fold_begin(&c->g.fold, NULL, err));
-    return take_end_slot(b, slot, c, err);
+    if (t->batch)
+        fan_batch_flush(t->batch); /* the device's order is that of the slots */
+    FAN_TRY(fan_fold_begin(f, NULL, err));
+    return take_end_fold(t, c, err);
 }
 
-static fan_status take_slot_fold(fan_buffer *b, size_t slot, fan_slot_take *c, fan_batch *batch, fan_error *err)
+static fan_status take_plan_and_sum(const take_op *t, take_slot *c, bool last, fan_error *err)
 {
-    if (c->plan.way != FAN_TAKE_COMMIT && c->plan.way != FAN_TAKE_FINISH)
+    fan_buffer *b = t->b;
+    fan_gathered *g = &c->gathered;
+    fan_fold *f = &g->fold;
+    fan_take_facts facts = take_facts(t, c, last);
+    c->plan = fan_plan_take(&facts);
+    f->taker = c->consumer;
+    if (g->like) { /* D15: the kind of object that the sum comes back as */
+        c->origin = g->like->origin;
+        c->rank = g->like->rank;
+    } else if (f->state) {
+        c->origin = f->state->origin;
+        c->rank = f->state->rank;
+    }
+    if (c->plan.rules)
+        b->slots[c->slot].p->rules |= c->plan.rules;
+    if (c->plan.counts)
+        FAN_COUNT(b, copies, 1);
+    switch (c->plan.way) {
+    case FAN_TAKE_ZERO:
+        return take_zeros(b, c->slot, g->zero, fan_fold_dtype(f), &c->result, err);
+    case FAN_TAKE_HAND:
+        return take_hand_through(t, c, err);
+    case FAN_TAKE_FINISH:
+        f->finish = true;
+        f->take = t->options;
+        f->finish_dtype = c->out ? c->out->dtype : FAN_DT_NONE;
+        return take_fold(t, c, err);
+    case FAN_TAKE_COMMIT:
+        return take_fold(t, c, err);
+    case FAN_TAKE_LATE:
+        c->planned_again = true;
         return FAN_OK;
-    return take_fold(b, slot, c, batch, err);
+    default:
+        return FAN_OK;
+    }
 }
 
-static fan_status take_slot_into_out(fan_buffer *b, size_t slot, const fan_take *how, fan_slot_take *c,
-                                     fan_batch *batch, fan_error *err)
-{
-    take_finish(c, how, NULL);
-    c->g.fold.out = fan_take_out_at(how, slot);
-    c->g.fold.finish_dtype = FAN_DT_NONE;
-    return take_fold(b, slot, c, batch, err);
-}
+/* ---- 4. order: the consumer's stream, the copies into out=, what is measured ---- */
 
 /* The stream that writes a sum into `out` (a hold): A, where the sum was made. A slot that was fed symbolic zeros alone
  * has no A: then the stream of the taker, or the current stream of the device. */
@@ -391,12 +422,12 @@ static fan_stream *take_writer(const fan_slot_state *p, const fan_fold *f, const
 }
 
 /* A sum that is there already goes into out: copied, or, if it is sparse, its entries over zeros. */
-static fan_status take_copy_into_out(fan_buffer *b, const fan_value *out, const fan_slot_take *c, fan_stream *A,
-                                     fan_error *err)
+static fan_status take_copy_into_out(const take_op *t, const take_slot *c, fan_stream *A, fan_error *err)
 {
+    const fan_value *out = c->out;
     fan_operand one = {c->result.array, out->dtype};
-    FAN_COUNT(b, copies, 1);
-    FAN_COUNT(b, passes, 1);
+    FAN_COUNT(t->b, copies, 1);
+    FAN_COUNT(t->b, passes, 1);
     if (c->result.form == FAN_FORM_DENSE)
         return fan_device_run(out->device, A,
                               &(fan_job){.kind = FAN_JOB_COPY, .out = out->array, .in = &one, .n = 1, .label = "copy"},
@@ -411,68 +442,50 @@ static fan_status take_copy_into_out(fan_buffer *b, const fan_value *out, const 
 }
 
 /* S22, for a copy that runs on `on`; *plan orders others after it. */
-static fan_status take_order_copy(fan_buffer *b, fan_slot_take *c, const fan_value *out, fan_stream *on,
-                                  fan_sync_fold *plan, fan_error *err)
+static fan_status take_order_copy(const take_op *t, take_slot *c, fan_stream *on, fan_sync_fold *plan, fan_error *err)
 {
-    fan_fold *f = &c->g.fold;
-    const fan_slot_state *p = b->slots[c->slot].p;
-    if (!on && out->device->backend->has_streams)
-        return fan_fail(err, FAN_ERR_NOMEM, "%s: out of memory", b->name);
+    fan_fold *f = &c->gathered.fold;
+    const fan_slot_state *p = t->b->slots[c->slot].p;
+    if (!on && c->out->device->backend->has_streams)
+        return fan_fail(err, FAN_ERR_NOMEM, "%s: out of memory", t->b->name);
     if (on)
         FAN_TRY(fan_order_consumer(f->taker, on, NULL, &f->taker, err));
     fan_stream_id id = fan_stream_id_of(on);
     fan_sync_slot slot = {.consumer = p->accum ? fan_stream_id_of(p->consumer) : id, .accum = id, .ready = id};
     *plan = fan_sync_finish_plan(slot, true, fan_stream_id_of(f->taker));
-    f->out = out;
+    f->out = c->out;
     return fan_order_wait_taker(f, on, plan, err);
 }
 
-static fan_status take_slot_copy(fan_buffer *b, size_t slot, const fan_take *how, fan_slot_take *c, fan_error *err)
+static fan_status take_copy_out(const take_op *t, take_slot *c, fan_error *err)
 {
-    fan_slot *s = &b->slots[slot];
-    const fan_value *out = fan_take_out_at(how, slot);
+    fan_buffer *b = t->b;
+    fan_slot_state *p = b->slots[c->slot].p;
     fan_value sum = c->result;
     fan_sync_fold plan = {.rules = 0};
-    fan_stream *on = take_writer(s->p, &c->g.fold, out);
-    fan_status status = take_order_copy(b, c, out, on, &plan, err);
+    fan_stream *on = take_writer(p, &c->gathered.fold, c->out);
+    fan_status status = take_order_copy(t, c, on, &plan, err);
     if (status == FAN_OK)
-        status = take_copy_into_out(b, out, c, on, err);
+        status = take_copy_into_out(t, c, on, err);
     fan_stream_drop(c->ready);
     c->ready = on;
     FAN_TRY(status);
-    s->p->rules |= plan.rules;
+    p->rules |= plan.rules;
     fan_event_drop(c->ready_event);
     c->ready_event = NULL;
     if (plan.slot.has_event)
         FAN_TRY(fan_order_record(b, on, FAN_PLAN_S22_RECORD, &c->ready_event, err));
     c->result = (fan_value){.dtype = FAN_DT_NONE};
     fan_value_drop(b->frontend, &sum);
-    return fan_value_copy(b->frontend, out, &c->result, err);
-}
-
-static fan_status take_slot_claim(fan_buffer *b, size_t slot, fan_error *err)
-{
-    fan_slot *s = &b->slots[slot];
-    fan_slot_lock(b, slot);
-    fan_status status = fan_slot_in_target(b, slot, "take", err);
-    if (status == FAN_OK && (status = fan_slot_claim_all(b, slot, true, "take", err)) == FAN_OK) {
-        status = fan_slot_poisoned(b, slot, err);
-        if (status == FAN_OK && s->expected >= 0 && s->p->count != s->expected)
-            status = fan_fail(err, FAN_ERR_VALUE,
-                              FAN_SLOT_SAID ": expected %" PRId64 " contribution%s, got %" PRId64 " (A16)",
-                              FAN_SLOT_WHO(b, slot), s->expected, FAN_PLURAL(s->expected), s->p->count);
-        if (status != FAN_OK)
-            fan_slot_let_go(b, slot);
-    }
-    fan_slot_unlock(b, slot);
-    return status;
+    return fan_value_copy(b->frontend, c->out, &c->result, err);
 }
 
 /* With stats: what the sum's own pass has not measured. A sum that is undefined or no array has UINT64_MAX elements;
  * zeros that went into an out are zeros. */
-static fan_status take_slot_stats(fan_slot_take *c, const fan_slot_state *p, fan_error *err)
+static fan_status take_measure(const take_op *t, take_slot *c, fan_error *err)
 {
-    fan_fold *f = &c->g.fold;
+    const fan_slot_state *p = t->b->slots[c->slot].p;
+    fan_fold *f = &c->gathered.fold;
     fan_sum_stats was = c->sum_stats;
     if (c->result.form == FAN_FORM_UNDEFINED || c->result.form == FAN_FORM_OBJECT) {
         fan_sum_stats_drop(&c->sum_stats);
@@ -495,152 +508,72 @@ static fan_status take_slot_stats(fan_slot_take *c, const fan_slot_state *p, fan
     return FAN_OK;
 }
 
-/* ---- all slots ---- */
-
-/* Collects the extents of all inputs and of all outs, for a take with out=. */
-static fan_status take_collect_outs(fan_buffer *b, const fan_take *how, const fan_slot_take *takes, fan_extents *inputs,
-                                    fan_extents *outs, fan_error *err)
+static fan_status take_order(const take_op *t, take_slot *c, fan_error *err)
 {
-    size_t most = 0, given = 0;
-    for (size_t i = 0; i < fan_take_count(b, how); i++) {
-        given += fan_take_out_of(how, i) != NULL;
-        most += 3 * takes[i].g.fold.n;
-        for (size_t j = 0; j < takes[i].g.fold.n; j++)
-            most += takes[i].g.fold.terms[j].v->nparts;
-    }
-    inputs->all = fan_alloc((most + 1) * sizeof *inputs->all);
-    outs->all = fan_alloc((given + 1) * sizeof *outs->all);
-    if (!inputs->all || !outs->all)
-        return fan_fail(err, FAN_ERR_NOMEM, "%s: out of memory", b->name);
-    for (size_t i = 0; i < fan_take_count(b, how); i++) {
-        if (fan_take_out_of(how, i))
-            fan_extents_put(outs, how->out[i].array, takes[i].slot, true);
-        for (size_t j = 0; j < takes[i].g.fold.n; j++) {
-            const fan_value *v = takes[i].g.fold.terms[j].v;
-            fan_array *some[3];
-            size_t n = v->form == FAN_FORM_OBJECT ? 0 : fan_value_arrays(v, some, 3);
-            for (size_t k = 0; k < n && k < 3; k++)
-                fan_extents_put(inputs, some[k], takes[i].slot, v->form == FAN_FORM_DENSE);
-            for (size_t k = 0; k < v->nparts; k++)
-                fan_extents_put(inputs, v->parts[k], takes[i].slot, false);
-        }
-    }
-    fan_extents_sort(inputs);
-    fan_extents_sort(outs);
-    size_t one, two;
-    if (take_outs_meet(outs, &one, &two))
-        return fan_fail(err, FAN_ERR_VALUE, "%s: out= of slots %zu and %zu may share memory", b->name, one, two);
-    return FAN_OK;
-}
-
-/* Claims every slot, gathers what it holds, and checks the options of the call against it. */
-static fan_status take_claim(fan_buffer *b, const fan_take *how, fan_slot_take *takes, fan_extents *inputs,
-                             fan_extents *outs, fan_error *err)
-{
-    for (size_t i = 0; i < fan_take_count(b, how); i++) {
-        size_t slot = takes[i].slot;
-        FAN_TRY(take_slot_claim(b, slot, err));
-        takes[i].claimed = true;
-        FAN_TRY(fan_gather(b, slot, SIZE_MAX, true, &takes[i].g, err));
-        takes[i].gathered = true;
-        for (size_t j = 0; j < takes[i].g.fold.n; j++)
-            if (takes[i].g.fold.terms[j].v->form == FAN_FORM_OBJECT &&
-                (fan_take_scaled(how) || fan_take_out_of(how, i)))
-                return fan_fail(err, FAN_ERR_TYPE, FAN_SLOT_SAID " sums objects; scale= and out= need arrays",
-                                FAN_SLOT_WHO(b, slot));
-        FAN_TRY(take_check_scale(b, slot, &takes[i].g.fold, how, err));
-        if (fan_take_out_of(how, i))
-            FAN_TRY(take_check_out(b, slot, &takes[i].g, &how->out[i], err));
-    }
-    if (how->out)
-        FAN_TRY(take_collect_outs(b, how, takes, inputs, outs, err));
-    for (size_t i = 0; how->out && i < fan_take_count(b, how); i++)
-        takes[i].out_overlaps_inputs =
-            fan_take_out_of(how, i) && take_out_overlaps_inputs(inputs, how->out[i].array, takes[i].slot);
-    return FAN_OK;
-}
-
-static fan_stream *take_consumer(const fan_buffer *b, const fan_take *how, size_t slot)
-{
-    fan_stream *C =
-        b->slots[slot].p->consumer; /* the buffer's, unless it was redirected (S7); of zeros alone it has none */
-    return how->stream ? how->stream : C ? C : b->stream;
-}
-
-/* One take_step of a take, done for every slot before the next take_step begins. What went into the batch meanwhile is
- * ended after it. */
-typedef fan_status take_step(fan_buffer *b, size_t slot, const fan_take *how, const fan_extents *outs, fan_slot_take *c,
-                             fan_batch *batch, fan_error *err);
-
-static fan_status take_each_slot(fan_buffer *b, const fan_take *how, const fan_extents *outs, fan_slot_take *takes,
-                                 fan_batch *batch, take_step *one, fan_error *err)
-{
-    fan_error other;
-    fan_status status = FAN_OK;
-    size_t ended = 0;
-    for (size_t i = 0; i < fan_take_count(b, how) && status == FAN_OK; i++) {
-        status = one(b, takes[i].slot, how, outs, &takes[i], batch, err);
-        take_poison(b, takes[i].slot, status, err);
-        if (status == FAN_OK && batch && fan_batch_bytes(batch) >= FAN_BATCH_BYTES) {
-            status = take_slots_end(b, takes, ended, i + 1, batch, false, err);
-            ended = i + 1;
-        }
-    }
-    bool failed = status != FAN_OK;
-    fan_status its = take_slots_end(b, takes, ended, fan_take_count(b, how), batch, failed, failed ? &other : err);
-    return failed ? status : its;
-}
-
-static fan_status take_step_sum(fan_buffer *b, size_t slot, const fan_take *how, const fan_extents *outs,
-                                fan_slot_take *c, fan_batch *batch, fan_error *err)
-{
-    FAN_TRY(take_slot_decide(b, slot, how, outs, c, take_consumer(b, how, slot), false, err));
-    return take_slot_fold(b, slot, c, batch, err);
-}
-
-static fan_status take_step_ask_again(fan_buffer *b, size_t slot, const fan_take *how, const fan_extents *outs,
-                                      fan_slot_take *c, fan_batch *batch, fan_error *err)
-{
-    if (!c->asked_again)
-        return FAN_OK;
-    FAN_TRY(take_slot_decide(b, slot, how, outs, c, take_consumer(b, how, slot), true, err));
-    return take_slot_fold(b, slot, c, batch, err);
-}
-
-/* On the CPU nothing is allocated here: either all outs are written or none. */
-static fan_status take_step_write(fan_buffer *b, size_t slot, const fan_take *how, const fan_extents *outs,
-                                  fan_slot_take *c, fan_batch *batch, fan_error *err)
-{
-    (void)outs;
-    return c->plan.way == FAN_TAKE_INTO_OUT ? take_slot_into_out(b, slot, how, c, batch, err) : FAN_OK;
-}
-
-static bool take_goes_out(const fan_take *how, size_t slot) { return fan_take_out_at(how, slot) != NULL; }
-
-static fan_status take_step_hand_over(fan_buffer *b, size_t slot, const fan_take *how, const fan_extents *outs,
-                                      fan_slot_take *c, fan_batch *batch, fan_error *err)
-{
-    fan_slot *s = &b->slots[slot];
-    (void)outs, (void)batch;
+    fan_slot_state *p = t->b->slots[c->slot].p;
     if (c->handed)
         return FAN_OK;
     c->handed = true;
     if (c->plan.copy_out)
-        FAN_TRY(take_slot_copy(b, slot, how, c, err));
+        FAN_TRY(take_copy_out(t, c, err));
     if (c->result.form != FAN_FORM_UNDEFINED)
-        FAN_TRY(fan_order_hand_over(b, slot, &c->result, s->p->consumer, s->p->accum, c->ready, c->ready_event,
-                                    take_consumer(b, how, slot), &s->p->rules, err));
-    return b->sum_stats ? take_slot_stats(c, s->p, err) : FAN_OK;
+        FAN_TRY(fan_order_hand_over(t->b, c->slot, &c->result, p->consumer, p->accum, c->ready, c->ready_event,
+                                    c->consumer, &p->rules, err));
+    return t->b->sum_stats ? take_measure(t, c, err) : FAN_OK;
 }
 
-/* A sum that is not written into an `out` is handed over before any out is written: to show it to the user may fail. */
-static fan_status take_step_hand_over_first(fan_buffer *b, size_t slot, const fan_take *how, const fan_extents *outs,
-                                            fan_slot_take *c, fan_batch *batch, fan_error *err)
+/* ---- the steps of a take ---- */
+
+typedef enum take_step {
+    TAKE_SUM,
+    TAKE_SUM_LATE,       /* nothing but these sums can fail any more: they write into donated terms */
+    TAKE_ORDER_RETURNED, /* sums without `out`, before any out is written: to show one to the user may fail */
+    TAKE_WRITE_OUT,      /* on the CPU nothing is allocated here: either all outs are written or none */
+    TAKE_ORDER           /* the others, and the copies into `out` */
+} take_step;
+
+static fan_status take_step_of_slot(const take_op *t, take_slot *c, take_step step, fan_error *err)
 {
-    return take_goes_out(how, slot) ? FAN_OK : take_step_hand_over(b, slot, how, outs, c, batch, err);
+    fan_fold *f = &c->gathered.fold;
+    switch (step) {
+    case TAKE_SUM:
+        return take_plan_and_sum(t, c, false, err);
+    case TAKE_SUM_LATE:
+        return c->planned_again ? take_plan_and_sum(t, c, true, err) : FAN_OK;
+    case TAKE_ORDER_RETURNED:
+        return c->out ? FAN_OK : take_order(t, c, err);
+    case TAKE_WRITE_OUT:
+        if (c->plan.way != FAN_TAKE_INTO_OUT)
+            return FAN_OK;
+        f->finish = true;
+        f->take = t->options;
+        f->out = c->out;
+        return take_fold(t, c, err);
+    default:
+        return take_order(t, c, err);
+    }
 }
 
-static void take_name_origin(fan_slot_take *c)
+/* One step, for every slot before the next step begins. The sums that it put into the batch are ended after it. */
+static fan_status take_each_slot(const take_op *t, take_step step, fan_error *err)
+{
+    fan_error other;
+    fan_status status = FAN_OK;
+    size_t ended = 0;
+    for (size_t i = 0; i < t->n && status == FAN_OK; i++) {
+        status = take_step_of_slot(t, &t->slots[i], step, err);
+        fan_slot_fail(t->b, t->slots[i].slot, status, err);
+        if (status == FAN_OK && t->batch && fan_batch_bytes(t->batch) >= FAN_BATCH_BYTES) {
+            status = take_end_folds(t, ended, i + 1, false, err);
+            ended = i + 1;
+        }
+    }
+    bool failed = status != FAN_OK;
+    fan_status its = take_end_folds(t, ended, t->n, failed, failed ? &other : err);
+    return failed ? status : its;
+}
+
+static void take_name_origin(take_slot *c)
 {
     if (c->result.form == FAN_FORM_UNDEFINED || c->result.form == FAN_FORM_ZERO)
         return;
@@ -650,17 +583,18 @@ static void take_name_origin(fan_slot_take *c)
 
 /* The user may keep a sum that was shown, even if the take then fails because of another slot: so what stays in the
  * slot is not written any more. */
-static fan_status take_show_all(fan_buffer *b, const fan_take *how, fan_slot_take *takes, fan_error *err)
+static fan_status take_show_all(const take_op *t, fan_error *err)
 {
-    for (size_t i = 0; how->show && i < fan_take_count(b, how); i++) {
-        fan_slot_take *c = &takes[i];
-        if (fan_take_out_of(how, i)) {
+    const fan_take *options = t->options;
+    for (size_t i = 0; options->show && i < t->n; i++) {
+        take_slot *c = &t->slots[i];
+        if (c->out) {
             if (c->plan.way == FAN_TAKE_INTO_OUT || c->plan.copy_out)
-                FAN_TRY(how->show(how->ctx, i, NULL, err));
+                FAN_TRY(options->show(options->ctx, i, NULL, err));
             continue;
         }
-        for (size_t k = 0; k < fan_slot_entries(&b->slots[c->slot]); k++) {
-            fan_entry *one = &b->slots[c->slot].list->entries[k];
+        for (size_t k = 0; k < fan_slot_entries(&t->b->slots[c->slot]); k++) {
+            fan_entry *one = &t->b->slots[c->slot].list->entries[k];
             if (one->general) {
                 one->item->exposed = one->item->shown = true;
                 one->item->donated = false; /* the promise was one until the take */
@@ -670,79 +604,79 @@ static fan_status take_show_all(fan_buffer *b, const fan_take *how, fan_slot_tak
             }
         }
         take_name_origin(c);
-        FAN_TRY(how->show(how->ctx, i, &c->result, err));
+        FAN_TRY(options->show(options->ctx, i, &c->result, err));
     }
     return FAN_OK;
 }
 
 /* A sum of objects has run others' code: checks that each `out` still lies where it lay. */
-static fan_status take_check_outs(const fan_buffer *b, const fan_take *how, fan_error *err)
+static fan_status take_check_outs(const take_op *t, fan_error *err)
 {
-    for (size_t i = 0; how->out && b->frontend->is_unchanged && i < fan_take_count(b, how); i++)
-        if (fan_take_out_of(how, i) && how->out[i].device == fan_cpu() && !b->frontend->is_unchanged(&how->out[i]))
+    const fan_buffer *b = t->b;
+    for (size_t i = 0; b->frontend->is_unchanged && i < t->n; i++) {
+        const take_slot *c = &t->slots[i];
+        if (c->out && c->out->device == fan_cpu() && !b->frontend->is_unchanged(c->out))
             return fan_fail(err, FAN_ERR_STATE,
                             FAN_SLOT_SAID ": the memory, dtype or shape of out= was changed during the take",
-                            FAN_SLOT_WHO(b, how->one ? how->slot : i));
+                            FAN_SLOT_WHO(b, c->slot));
+    }
     return FAN_OK;
 }
 
 /* Order: 1. all sums; 2. sums written straight into `out`; 3. copies into `out`. An `out` may alias an input of another
  * slot, so nothing is written while an input is still unread. */
-static fan_status take_all(fan_buffer *b, const fan_take *how, const fan_extents *outs, fan_slot_take *takes,
-                           fan_error *err)
+static fan_status take_all(take_op *t, fan_error *err)
 {
-    fan_batch *batch = NULL;
     fan_status status = FAN_OK;
-    bool streams = false, asked_again = false;
-    for (size_t i = 0; i < fan_take_count(b, how); i++)
-        streams |= b->slots[takes[i].slot].p->accum != NULL;
-    if (streams && fan_take_count(b, how) > 1 && !b->sum_stats && !(batch = fan_batch_new()))
-        return fan_fail(err, FAN_ERR_NOMEM, "%s: out of memory", b->name);
-    FAN_GO(take_each_slot(b, how, outs, takes, batch, take_step_sum, err));
-    FAN_GO(take_each_slot(b, how, outs, takes, batch, take_step_ask_again, err));
-    for (size_t i = 0; i < fan_take_count(b, how); i++)
-        asked_again |= takes[i].asked_again;
-    for (size_t i = 0; asked_again && i < fan_take_count(b, how); i++)
-        takes[i].g.fold.may_end = false;
-    FAN_GO(take_each_slot(b, how, outs, takes, batch, take_step_hand_over_first, err));
-    FAN_GO(take_show_all(b, how, takes, err));
-    FAN_GO(take_check_outs(b, how, err));
-    if (how->out)
-        FAN_GO(take_each_slot(b, how, outs, takes, batch, take_step_write, err));
-    status = take_each_slot(b, how, outs, takes, batch, take_step_hand_over, err);
+    bool streams = false, late = false;
+    for (size_t i = 0; i < t->n; i++)
+        streams |= t->b->slots[t->slots[i].slot].p->accum != NULL;
+    if (streams && t->n > 1 && !t->b->sum_stats && !(t->batch = fan_batch_new()))
+        return fan_fail(err, FAN_ERR_NOMEM, "%s: out of memory", t->b->name);
+    FAN_GO(take_each_slot(t, TAKE_SUM, err));
+    for (size_t i = 0; i < t->n; i++)
+        late |= t->slots[i].planned_again;
+    if (late)
+        FAN_GO(take_each_slot(t, TAKE_SUM_LATE, err));
+    for (size_t i = 0; late && i < t->n; i++)
+        t->slots[i].gathered.fold.may_end = false;
+    FAN_GO(take_each_slot(t, TAKE_ORDER_RETURNED, err));
+    FAN_GO(take_show_all(t, err));
+    FAN_GO(take_check_outs(t, err));
+    if (t->options->out) {
+        FAN_GO(take_each_slot(t, TAKE_WRITE_OUT, err));
+        status = take_each_slot(t, TAKE_ORDER, err);
+    }
 done:
-    fan_batch_free(batch);
+    fan_batch_free(t->batch);
     return status;
 }
 
-static void take_trace(const fan_buffer *b, size_t slot, const fan_slot_take *c, fan_stream *consumer)
+/* ---- 5. hand over: the slots are empty and free ---- */
+
+static void take_trace(const take_op *t, const take_slot *c)
 {
-    const fan_slot *s = &b->slots[slot];
-    const fan_device *d = consumer ? consumer->device : s->p->device;
-    fan_trace_line line = {.kind = FAN_TRACE_TAKE,
-                           .how = s->p->accum ? fan_sync_letter(s->p->how) : '\0',
-                           .device = d && d->id ? (int16_t)d->index : -1,
-                           .slot = (int32_t)slot,
-                           .count = (uint32_t)s->p->count,
-                           .buffer = b->id,
-                           .key = -1,
-                           .rules = s->p->rules,
-                           .stream = consumer ? consumer->handle : 0,
-                           .bytes = fan_value_bytes(&c->result),
-                           .start_us = -1,
-                           .end_us = -1};
-    snprintf(line.label, sizeof line.label, "%s", s->spec->name ? s->spec->name : b->name);
-    fan_trace_put(&line);
+    const fan_slot *s = &t->b->slots[c->slot];
+    const fan_device *d = c->consumer ? c->consumer->device : s->p->device;
+    fan_slot_trace(t->b, c->slot,
+                   (fan_trace_line){.kind = FAN_TRACE_TAKE,
+                                    .how = s->p->accum ? fan_sync_letter(s->p->how) : '\0',
+                                    .device = d && d->id ? (int16_t)d->index : -1,
+                                    .count = (uint32_t)s->p->count,
+                                    .key = -1,
+                                    .rules = s->p->rules,
+                                    .stream = c->consumer ? c->consumer->handle : 0,
+                                    .bytes = fan_value_bytes(&c->result)});
 }
 
 /* Empties the slots whose sums were made, and lets all slots go; *gone goes to fan_slot_state_free. */
-static void take_let_go(fan_buffer *b, const fan_take *how, fan_slot_take *takes, fan_status status,
-                        fan_slot_state **gone)
+static void take_hand_over(const take_op *t, fan_status status, fan_slot_state **gone)
 {
-    for (size_t i = 0; i < fan_take_count(b, how) && takes[i].claimed; i++) {
-        fan_slot_take *c = &takes[i];
+    fan_buffer *b = t->b;
+    for (size_t i = 0; i < t->n && t->slots[i].claimed; i++) {
+        take_slot *c = &t->slots[i];
         if (status == FAN_OK && fan_trace_on() && c->result.form != FAN_FORM_UNDEFINED)
-            take_trace(b, c->slot, c, take_consumer(b, how, c->slot));
+            take_trace(t, c);
         fan_slot_lock(b, c->slot);
         if (status == FAN_OK) {
             gone[i] = fan_slot_cut(b, &b->slots[c->slot]);
@@ -757,13 +691,13 @@ static void take_let_go(fan_buffer *b, const fan_take *how, fan_slot_take *takes
     }
 }
 
-static void take_slot_fini(fan_buffer *b, fan_slot_take *c, fan_slot_state *gone)
+static void take_slot_fini(fan_buffer *b, take_slot *c, fan_slot_state *gone)
 {
     fan_sum_stats_drop(&c->sum_stats);
     fan_stream_drop(c->ready);
     fan_event_drop(c->ready_event);
-    if (c->gathered)
-        fan_gathered_fini(&c->g);
+    if (c->has_gathered)
+        fan_gathered_fini(&c->gathered);
     if (gone && gone != &fan_slot_state_none) { /* the consumer has waited for what was pooled */
         fan_stream_drop(gone->capture_origin);
         gone->capture_origin = NULL;
@@ -771,31 +705,31 @@ static void take_slot_fini(fan_buffer *b, fan_slot_take *c, fan_slot_state *gone
     fan_slot_state_free(b, gone);
 }
 
-fan_status fan_buffer_take(fan_buffer *b, const fan_take *how, fan_value *results, fan_error *err)
+fan_status fan_buffer_take(fan_buffer *b, const fan_take *options, fan_value *results, fan_error *err)
 {
     FAN_TRY(fan_buffer_check_fork(b, err));
-    if (how->one)
-        FAN_TRY(fan_slot_check(b, how->slot, err));
-    size_t n = fan_take_count(b, how);
-    fan_slot_take *takes = fan_calloc((n ? n : 1) * sizeof *takes);
-    fan_slot_state **gone = fan_calloc((n ? n : 1) * sizeof *gone);
-    fan_status status;
-    if (!takes || !gone) {
-        fan_free(takes);
+    if (options->one)
+        FAN_TRY(fan_slot_check(b, options->slot, err));
+    take_op t = {.b = b, .options = options, .n = options->one ? 1 : b->nslots};
+    t.slots = fan_calloc((t.n ? t.n : 1) * sizeof *t.slots);
+    fan_slot_state **gone = fan_calloc((t.n ? t.n : 1) * sizeof *gone);
+    if (!t.slots || !gone) {
+        fan_free(t.slots);
         fan_free(gone);
         return fan_fail(err, FAN_ERR_NOMEM, "%s: out of memory", b->name);
     }
-    for (size_t i = 0; i < n; i++)
-        takes[i].slot = how->one ? how->slot : i;
-    fan_extents inputs = {NULL, 0}, outs = {NULL, 0};
-    status = take_claim(b, how, takes, &inputs, &outs, err);
+    for (size_t i = 0; i < t.n; i++) {
+        t.slots[i].slot = options->one ? options->slot : i;
+        t.slots[i].out = options->out && options->out[i].form == FAN_FORM_DENSE ? &options->out[i] : NULL;
+    }
+    fan_status status = take_gather(&t, err);
     if (status == FAN_OK)
-        status = take_all(b, how, &outs, takes, err);
-    fan_free(inputs.all);
-    fan_free(outs.all);
-    take_let_go(b, how, takes, status, gone);
-    for (size_t i = 0; i < n; i++) {
-        fan_slot_take *c = &takes[i];
+        status = take_all(&t, err);
+    fan_free(t.inputs.all);
+    fan_free(t.outs.all);
+    take_hand_over(&t, status, gone);
+    for (size_t i = 0; i < t.n; i++) {
+        take_slot *c = &t.slots[i];
         if (status == FAN_OK) {
             take_name_origin(c);
             results[i] = c->result;
@@ -804,7 +738,7 @@ fan_status fan_buffer_take(fan_buffer *b, const fan_take *how, fan_value *result
         }
         take_slot_fini(b, c, gone[i]);
     }
-    fan_free(takes);
+    fan_free(t.slots);
     fan_free(gone);
     return status;
 }
@@ -1282,9 +1216,9 @@ bool fan_fast_take(fan_buffer *b, fan_span span, const fan_take *how, const fan_
 fan_status fan_buffer_snapshot(fan_buffer *b, size_t slot, fan_stream *consumer, fan_value *out, fan_error *err)
 {
     fan_slot *s;
-    fan_gathered g;
+    fan_gathered gathered;
     fan_status status;
-    fan_fold *f = &g.fold;
+    fan_fold *f = &gathered.fold;
     *out = (fan_value){.dtype = FAN_DT_NONE};
     FAN_TRY(fan_slot_check(b, slot, err));
     s = &b->slots[slot];
@@ -1294,13 +1228,13 @@ fan_status fan_buffer_snapshot(fan_buffer *b, size_t slot, fan_stream *consumer,
         status = fan_slot_claim_all(b, slot, false, "a snapshot", err);
     fan_slot_unlock(b, slot);
     FAN_TRY(status);
-    status = fan_gather(b, slot, SIZE_MAX, false, &g, err);
+    status = fan_gather(b, slot, SIZE_MAX, false, &gathered, err);
     if (status != FAN_OK)
         goto let_go;
     f->finish = f->snapshot = true;
     if (f->n == 0 && !f->state) {
-        if (g.zero)
-            status = take_zeros(b, slot, g.zero, fan_fold_dtype(f), out, err);
+        if (gathered.zero)
+            status = take_zeros(b, slot, gathered.zero, fan_fold_dtype(f), out, err);
     } else if (f->n == 1 && !f->state && f->terms[0].v->form == FAN_FORM_OBJECT) {
         status = fan_value_copy(b->frontend, f->terms[0].v, out, err);
         if (status == FAN_OK)
@@ -1313,17 +1247,17 @@ fan_status fan_buffer_snapshot(fan_buffer *b, size_t slot, fan_stream *consumer,
             status = fan_order_hand_over(b, slot, out, s->p->consumer, s->p->accum, f->ready, f->ready_event,
                                          consumer ? consumer : s->p->consumer, &f->rules, err);
     }
-    if (status == FAN_OK && !g.like && f->state) {
+    if (status == FAN_OK && !gathered.like && f->state) {
         out->origin = f->state->origin;
         out->rank = f->state->rank;
     }
-    if (status == FAN_OK && g.like && out->form != FAN_FORM_OBJECT) {
-        out->origin = g.like->origin;
-        out->rank = g.like->rank;
+    if (status == FAN_OK && gathered.like && out->form != FAN_FORM_OBJECT) {
+        out->origin = gathered.like->origin;
+        out->rank = gathered.like->rank;
     }
     if (status != FAN_OK)
         fan_value_drop(b->frontend, out);
-    fan_gathered_fini(&g);
+    fan_gathered_fini(&gathered);
 let_go:
     fan_slot_lock(b, slot);
     fan_slot_poison(s, status, err);
