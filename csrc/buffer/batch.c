@@ -14,7 +14,7 @@
 /* A slot on its way. */
 typedef struct batch_fold {
     size_t slot;
-    fan_gathered g;
+    fan_gathered gathered;
     bool begun;
 } batch_fold;
 
@@ -61,11 +61,11 @@ static size_t batch_claim(batch_round *r, size_t slot)
 static fan_status batch_end_one(batch_round *r, batch_fold *f, fan_error *err)
 {
     fan_status status = FAN_OK;
-    if (f->begun && fan_fold_left(&f->g.fold))
-        fan_fold_abandon(&f->g.fold);
+    if (f->begun && fan_fold_left(&f->gathered.fold))
+        fan_fold_abandon(&f->gathered.fold);
     else if (f->begun)
-        status = fan_fold_commit_end(r->b, f->slot, &f->g, err);
-    fan_gathered_fini(&f->g);
+        status = fan_fold_commit_end(r->b, f->slot, &f->gathered, err);
+    fan_gathered_fini(&f->gathered);
     return status;
 }
 
@@ -100,8 +100,8 @@ static fan_status batch_begin_one(batch_round *r, size_t slot, size_t items, fan
 {
     batch_fold *f = &r->all[r->n++];
     *f = (batch_fold){.slot = slot};
-    FAN_TRY(fan_gather(r->b, slot, items, false, &f->g, err));
-    fan_status status = fan_fold_begin(&f->g.fold, r->batch, err);
+    FAN_TRY(fan_gather(r->b, slot, items, false, &f->gathered, err));
+    fan_status status = fan_fold_begin(&f->gathered.fold, r->batch, err);
     f->begun = status == FAN_OK;
     fan_slot_fail(r->b, slot, status, err);
     return status;
@@ -140,7 +140,7 @@ static fan_status batch_fold_due(fan_buffer *b, const size_t *slots, const size_
 /* A slot whose sum of objects is tried. */
 typedef struct batch_trial {
     size_t slot;
-    fan_gathered g;
+    fan_gathered gathered;
     bool made; /* false: there was no memory for it, and it stays parked */
 } batch_trial;
 
@@ -177,9 +177,9 @@ static size_t batch_trial_claim(fan_buffer *b, fan_add_op *x, size_t n, batch_tr
 
 static fan_status batch_trial_make(fan_buffer *b, batch_trial *one, size_t m, fan_error *err)
 {
-    fan_status status = fan_gather(b, one->slot, m, false, &one->g, err);
-    if (status == FAN_OK && one->g.fold.n > 1)
-        status = fan_fold_begin(&one->g.fold, NULL, err);
+    fan_status status = fan_gather(b, one->slot, m, false, &one->gathered, err);
+    if (status == FAN_OK && one->gathered.fold.n > 1)
+        status = fan_fold_begin(&one->gathered.fold, NULL, err);
     one->made = status == FAN_OK;
     fan_slot_fail(b, one->slot, status, err);
     return status == FAN_ERR_NOMEM || status == FAN_ERR_DEVICE_NOMEM ? FAN_OK : status;
@@ -218,12 +218,13 @@ static fan_status batch_trials_end(fan_buffer *b, fan_add_op *x, size_t n, batch
     fan_status status = FAN_OK;
     for (size_t k = 0; k < t->n; k++) {
         batch_trial *one = &t->all[k];
-        fan_status its =
-            one->made && !failed ? fan_fold_commit_end(b, one->slot, &one->g, status == FAN_OK ? err : &other) : FAN_OK;
+        fan_status its = one->made && !failed
+                             ? fan_fold_commit_end(b, one->slot, &one->gathered, status == FAN_OK ? err : &other)
+                             : FAN_OK;
         status = status == FAN_OK ? its : status;
         if (one->made && failed)
-            fan_fold_abandon(&one->g.fold);
-        fan_gathered_fini(&one->g);
+            fan_fold_abandon(&one->gathered.fold);
+        fan_gathered_fini(&one->gathered);
         fan_slot_lock(b, one->slot);
         for (size_t i = 0; i < n && failed; i++)
             if (x[i].slot == one->slot)

@@ -68,31 +68,31 @@ static size_t budget_worth_absorbing(const fan_slot *s)
     return n > 1 && (p->exact || parked > state) ? n : 0;
 }
 
-static fan_status budget_commit(fan_buffer *b, size_t slot, fan_gathered *g, fan_error *err)
+static fan_status budget_commit(fan_buffer *b, size_t slot, fan_gathered *gathered, fan_error *err)
 {
-    fan_status status = g->fold.n > 1 ? fan_fold_begin(&g->fold, NULL, err) : FAN_OK;
+    fan_status status = gathered->fold.n > 1 ? fan_fold_begin(&gathered->fold, NULL, err) : FAN_OK;
     fan_slot_fail(b, slot, status, err);
-    return status == FAN_OK ? fan_fold_commit_end(b, slot, g, err) : status;
+    return status == FAN_OK ? fan_fold_commit_end(b, slot, gathered, err) : status;
 }
 
 /* Locked on entry and on return; the slot is free: sums its first m contributions into its sum, or its exact state. */
 static fan_status budget_fold(fan_buffer *b, size_t slot, size_t m, fan_error *err)
 {
     fan_slot *s = &b->slots[slot];
-    fan_gathered g;
+    fan_gathered gathered;
     if (FAN_FAULT(SLOT_LOCK))
         fan_yield();
     fan_slot_make_busy(s);
     fan_slot_unlock(b, slot);
-    fan_status status = fan_gather(b, slot, m, false, &g, err);
+    fan_status status = fan_gather(b, slot, m, false, &gathered, err);
     if (status == FAN_OK) {
-        if (s->spec->exact && g.fold.n)
-            fan_fold_decide(&g.fold);
+        if (s->spec->exact && gathered.fold.n)
+            fan_fold_decide(&gathered.fold);
         if (s->spec->exact)
-            status = fan_fold_absorb(&g.fold, g.like, err);
+            status = fan_fold_absorb(&gathered.fold, gathered.like, err);
         if (status == FAN_OK)
-            status = budget_commit(b, slot, &g, err);
-        fan_gathered_fini(&g);
+            status = budget_commit(b, slot, &gathered, err);
+        fan_gathered_fini(&gathered);
     }
     fan_slot_lock(b, slot);
     fan_slot_let_go(b, slot);

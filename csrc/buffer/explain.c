@@ -10,15 +10,15 @@
 /* The plan that a sum of all that is there would follow. The slot is busy. */
 static fan_status explain_next(fan_buffer *b, size_t slot, fan_slot_view *out, fan_error *err)
 {
-    fan_gathered g;
-    FAN_TRY(fan_gather(b, slot, SIZE_MAX, false, &g, err));
-    fan_dtype d = fan_fold_dtype(&g.fold);
+    fan_gathered gathered;
+    FAN_TRY(fan_gather(b, slot, SIZE_MAX, false, &gathered, err));
+    fan_dtype d = fan_fold_dtype(&gathered.fold);
     out->dtype = d;
     out->accumulate = d == FAN_DT_NONE ? d : fan_accum_dtype(d, b->slots[slot].spec->accumulate);
-    if (g.fold.n > 1)
-        fan_fold_decide(&g.fold);
-    out->next = g.fold.plan;
-    fan_gathered_fini(&g);
+    if (gathered.fold.n > 1)
+        fan_fold_decide(&gathered.fold);
+    out->next = gathered.fold.plan;
+    fan_gathered_fini(&gathered);
     return FAN_OK;
 }
 

@@ -17,37 +17,38 @@
 
 /* ---- what the slot holds, as terms ---- */
 
-void fan_gathered_fini(fan_gathered *g)
+void fan_gathered_fini(fan_gathered *gathered)
 {
-    for (size_t i = 0; i < g->nvalues; i++)
-        fan_value_drop(g->fold.b->frontend, &g->values[i]);
-    fan_free(g->values);
-    fan_free(g->room);
-    fan_free(g->entries);
-    fan_free(g->fold.terms);
-    fan_free(g->fold.scratch);
-    fan_free(g->fold.keys);
-    fan_sum_stats_drop(&g->fold.sum_stats);
-    fan_stream_drop(g->fold.ready);
-    fan_event_drop(g->fold.ready_event);
-    memset(g, 0, sizeof *g);
+    for (size_t i = 0; i < gathered->nvalues; i++)
+        fan_value_drop(gathered->fold.b->frontend, &gathered->values[i]);
+    fan_free(gathered->values);
+    fan_free(gathered->room);
+    fan_free(gathered->entries);
+    fan_free(gathered->fold.terms);
+    fan_free(gathered->fold.scratch);
+    fan_free(gathered->fold.keys);
+    fan_sum_stats_drop(&gathered->fold.sum_stats);
+    fan_stream_drop(gathered->fold.ready);
+    fan_event_drop(gathered->fold.ready_event);
+    memset(gathered, 0, sizeof *gathered);
 }
 
-static void fold_consider_kind(fan_gathered *g, const fan_value *v, int64_t key)
+static void fold_consider_kind(fan_gathered *gathered, const fan_value *v, int64_t key)
 {
     if (v->form == FAN_FORM_UNDEFINED || v->form == FAN_FORM_ZERO)
         return;
-    if (!g->like || v->rank < g->like->rank || (v->rank == g->like->rank && key >= 0 && key < g->like_key)) {
-        g->like = v;
-        g->like_key = key;
+    if (!gathered->like || v->rank < gathered->like->rank ||
+        (v->rank == gathered->like->rank && key >= 0 && key < gathered->like_key)) {
+        gathered->like = v;
+        gathered->like_key = key;
     }
 }
 
 /* The running sum and the first `m` parked contributions, copied: what arrives meanwhile moves the list. */
-static fan_status fold_gather_entries(fan_buffer *b, size_t slot, size_t m, fan_gathered *g, fan_error *err)
+static fan_status fold_gather_entries(fan_buffer *b, size_t slot, size_t m, fan_gathered *gathered, fan_error *err)
 {
     fan_slot *s = &b->slots[slot];
-    fan_fold *f = &g->fold;
+    fan_fold *f = &gathered->fold;
     fan_slot_lock(b, slot);
     size_t room = fan_slot_entries(s), plain = 0;
     for (size_t i = 0; i < room; i++)
@@ -55,48 +56,49 @@ static fan_status fold_gather_entries(fan_buffer *b, size_t slot, size_t m, fan_
     fan_slot_unlock(b, slot);
     f->terms = fan_alloc((room + 1) * sizeof *f->terms);
     f->scratch = fan_alloc((room + 2) * sizeof *f->scratch);
-    g->entries = fan_alloc((room + 1) * sizeof *g->entries);
-    g->values = plain ? fan_alloc(plain * sizeof *g->values) : NULL;
-    g->room = fan_calloc(sizeof *g->room);
-    if (!f->terms || !f->scratch || !g->entries || !g->room || (plain && !g->values))
+    gathered->entries = fan_alloc((room + 1) * sizeof *gathered->entries);
+    gathered->values = plain ? fan_alloc(plain * sizeof *gathered->values) : NULL;
+    gathered->room = fan_calloc(sizeof *gathered->room);
+    if (!f->terms || !f->scratch || !gathered->entries || !gathered->room || (plain && !gathered->values))
         return fan_fail(err, FAN_ERR_NOMEM, "%s: slot %zu: out of memory", b->name, slot);
     fan_slot_lock(b, slot);
     if (s->list)
         fan_list_sort(s->list);
-    g->has_sum = fan_slot_sum(s);
-    for (size_t i = 0; i < fan_slot_entries(s) && g->n < room && (m == SIZE_MAX || g->n < m + g->has_sum); i++)
+    gathered->has_sum = fan_slot_sum(s);
+    for (size_t i = 0;
+         i < fan_slot_entries(s) && gathered->n < room && (m == SIZE_MAX || gathered->n < m + gathered->has_sum); i++)
         if (fan_entry_parked(&s->list->entries[i]))
-            g->entries[g->n++] = s->list->entries[i];
+            gathered->entries[gathered->n++] = s->list->entries[i];
     fan_slot_unlock(b, slot);
     return FAN_OK;
 }
 
 /* The value of a plain entry, made for this sum: the entry stays as it is. */
-static fan_status fold_gather_plain(fan_gathered *g, const fan_entry *one, fan_term *t, fan_error *err)
+static fan_status fold_gather_plain(fan_gathered *gathered, const fan_entry *one, fan_term *t, fan_error *err)
 {
-    const fan_slot *s = fan_fold_slot(&g->fold);
-    const fan_frontend *frontend = g->fold.b->frontend;
-    fan_value *v = &g->values[g->nvalues];
+    const fan_slot *s = fan_fold_slot(&gathered->fold);
+    const fan_frontend *frontend = gathered->fold.b->frontend;
+    fan_value *v = &gathered->values[gathered->nvalues];
     bool kept = false;
     t->owned = one->owned || (t->is_value && s->list->summed > 1);
     t->donated = one->donated;
     /* Asked now: the value has a hold as well. */
     t->unshared =
-        g->fold.n == 0 && !t->owned && !one->donated && !one->exposed && frontend->fast->unshared(one->object);
+        gathered->fold.n == 0 && !t->owned && !one->donated && !one->exposed && frontend->fast->unshared(one->object);
     fan_status status = frontend->fast_value(one->object, one->data, &s->list->kind, v, &kept, err);
     if (status == FAN_ERR_STATE)
-        return fan_slot_changed(g->fold.b, g->fold.slot, one->key, err);
+        return fan_slot_changed(gathered->fold.b, gathered->fold.slot, one->key, err);
     FAN_TRY(status);
-    g->nvalues++;
+    gathered->nvalues++;
     t->v = v;
     t->exposed = t->owned && (kept || one->exposed);
     t->own = v->weak || v->form == FAN_FORM_OBJECT ? FAN_DT_NONE : s->list->kind.dtype;
     return FAN_OK;
 }
 
-static fan_status fold_gather_item(const fan_gathered *g, const fan_item *it, fan_term *t, fan_error *err)
+static fan_status fold_gather_item(const fan_gathered *gathered, const fan_item *it, fan_term *t, fan_error *err)
 {
-    const fan_fold *f = &g->fold;
+    const fan_fold *f = &gathered->fold;
     t->v = &it->value;
     if (it->value.form == FAN_FORM_UNDEFINED || it->value.form == FAN_FORM_ZERO)
         return FAN_OK;
@@ -113,48 +115,48 @@ static fan_status fold_gather_item(const fan_gathered *g, const fan_item *it, fa
 }
 
 /* The i-th entry becomes a term, if it adds anything. */
-static fan_status fold_gather_one(fan_gathered *g, size_t i, fan_error *err)
+static fan_status fold_gather_one(fan_gathered *gathered, size_t i, fan_error *err)
 {
-    fan_fold *f = &g->fold;
+    fan_fold *f = &gathered->fold;
     const fan_slot *s = fan_fold_slot(f);
-    const fan_entry *one = &g->entries[i];
-    bool sum = i == 0 && g->has_sum;
+    const fan_entry *one = &gathered->entries[i];
+    bool sum = i == 0 && gathered->has_sum;
     fan_term t = {.is_value = sum, .entry = i, .key = sum ? s->p->like_key : fan_entry_key(one)};
     if (!sum)
         f->seen = fan_entry_seen(f->seen, s, one);
     if (one->general)
-        FAN_TRY(fold_gather_item(g, one->item, &t, err));
+        FAN_TRY(fold_gather_item(gathered, one->item, &t, err));
     else if (one->object)
-        FAN_TRY(fold_gather_plain(g, one, &t, err));
+        FAN_TRY(fold_gather_plain(gathered, one, &t, err));
     if (!t.v || t.v->form == FAN_FORM_UNDEFINED)
         return FAN_OK;
     if (t.v->form == FAN_FORM_ZERO) {
-        g->zero_entry = g->zero ? g->zero_entry : i;
-        g->zero = g->zero ? g->zero : t.v;
+        gathered->zero_entry = gathered->zero ? gathered->zero_entry : i;
+        gathered->zero = gathered->zero ? gathered->zero : t.v;
         return FAN_OK;
     }
     if (sum)
         t.own = FAN_DT_NONE;
     t.seen = f->seen;
     f->terms[f->n++] = t;
-    fold_consider_kind(g, t.v, t.key);
+    fold_consider_kind(gathered, t.v, t.key);
     return FAN_OK;
 }
 
-fan_status fan_gather(fan_buffer *b, size_t slot, size_t m, bool may_end, fan_gathered *g, fan_error *err)
+fan_status fan_gather(fan_buffer *b, size_t slot, size_t m, bool may_end, fan_gathered *gathered, fan_error *err)
 {
-    memset(g, 0, sizeof *g);
-    g->fold.may_end = may_end;
-    g->fold.b = b;
-    g->fold.slot = slot;
-    g->fold.finish_dtype = FAN_DT_NONE;
-    fan_status status = fold_gather_entries(b, slot, m, g, err);
-    g->fold.seen = b->slots[slot].p->summed_seen;
-    g->fold.state = b->slots[slot].p->exact;
-    for (size_t i = 0; status == FAN_OK && i < g->n; i++)
-        status = fold_gather_one(g, i, err);
+    memset(gathered, 0, sizeof *gathered);
+    gathered->fold.may_end = may_end;
+    gathered->fold.b = b;
+    gathered->fold.slot = slot;
+    gathered->fold.finish_dtype = FAN_DT_NONE;
+    fan_status status = fold_gather_entries(b, slot, m, gathered, err);
+    gathered->fold.seen = b->slots[slot].p->summed_seen;
+    gathered->fold.state = b->slots[slot].p->exact;
+    for (size_t i = 0; status == FAN_OK && i < gathered->n; i++)
+        status = fold_gather_one(gathered, i, err);
     if (status != FAN_OK)
-        fan_gathered_fini(g);
+        fan_gathered_fini(gathered);
     return status;
 }
 
@@ -538,23 +540,23 @@ fan_status fan_fold_run(fan_fold *f, fan_error *err)
 /* ---- it becomes the slot's sum ---- */
 
 /* Locked: the sum that was made becomes the slot's. Returns the statistics of the one before. */
-static fan_sum_stats fold_commit_made(fan_slot_state *p, fan_gathered *g)
+static fan_sum_stats fold_commit_made(fan_slot_state *p, fan_gathered *gathered)
 {
-    fan_fold *f = &g->fold;
+    fan_fold *f = &gathered->fold;
     const fan_term *t = &f->terms[0];
-    const fan_entry *first = &g->entries[t->entry];
+    const fan_entry *first = &gathered->entries[t->entry];
     bool same = t->is_value && t->owned && f->owned && t->v->array == f->result.array;
-    uint8_t origin = g->like ? g->like->origin : 0, rank = g->like ? g->like->rank : 0;
+    uint8_t origin = gathered->like ? gathered->like->origin : 0, rank = gathered->like ? gathered->like->rank : 0;
     fan_sum_stats old = p->sum_stats;
-    *g->sum = (fan_item){.value = f->result,
-                         .producer = f->ready,
-                         .event = f->ready_event,
-                         .donated = f->donated,
-                         .owned = f->owned,
-                         .exposed = same && t->exposed,
-                         .shown = same && (first->general ? first->item->shown : first->exposed)};
-    g->sum->value.origin = origin;
-    g->sum->value.rank = rank;
+    *gathered->sum = (fan_item){.value = f->result,
+                                .producer = f->ready,
+                                .event = f->ready_event,
+                                .donated = f->donated,
+                                .owned = f->owned,
+                                .exposed = same && t->exposed,
+                                .shown = same && (first->general ? first->item->shown : first->exposed)};
+    gathered->sum->value.origin = origin;
+    gathered->sum->value.rank = rank;
     f->result = (fan_value){.dtype = FAN_DT_NONE};
     f->ready = NULL;
     f->ready_event = NULL;
@@ -569,29 +571,29 @@ static fan_sum_stats fold_commit_made(fan_slot_state *p, fan_gathered *g)
 
 /* Locked: the only entry that is defined becomes the slot's sum, or stays it, as it is (S8-S11 hold). A plain one gets
  * an item. */
-static void fold_commit_entry(fan_gathered *g, fan_entry *one)
+static void fold_commit_entry(fan_gathered *gathered, fan_entry *one)
 {
-    const fan_term *t = &g->fold.terms[0];
+    const fan_term *t = &gathered->fold.terms[0];
     if (one->general)
         return;
-    *g->sum = (fan_item){.value = g->values[g->nvalues - 1],
-                         .donated = t->donated,
-                         .owned = t->owned,
-                         .exposed = t->exposed,
-                         .shown = one->exposed};
-    g->values[g->nvalues - 1] = (fan_value){.dtype = FAN_DT_NONE};
+    *gathered->sum = (fan_item){.value = gathered->values[gathered->nvalues - 1],
+                                .donated = t->donated,
+                                .owned = t->owned,
+                                .exposed = t->exposed,
+                                .shown = one->exposed};
+    gathered->values[gathered->nvalues - 1] = (fan_value){.dtype = FAN_DT_NONE};
 }
 
 /* Locked: the sum, where there is one, takes the place of the gathered entries, which are at the front of the list but
  * for those that arrived between (only beyond a gap). */
-static void fold_replace_entries(fan_buffer *b, fan_slot *s, const fan_gathered *g, int64_t summed)
+static void fold_replace_entries(fan_buffer *b, fan_slot *s, const fan_gathered *gathered, int64_t summed)
 {
     fan_list *list = s->list;
-    size_t kept = g->sum != NULL, k = 0, plain = 0;
-    int64_t last = g->n ? fan_entry_key(&g->entries[g->n - 1]) : -1;
+    size_t kept = gathered->sum != NULL, k = 0, plain = 0;
+    int64_t last = gathered->n ? fan_entry_key(&gathered->entries[gathered->n - 1]) : -1;
     for (size_t i = 0; list && i < list->n; i++) {
         fan_entry one = list->entries[i];
-        if (k == g->n || !fan_entry_same(&one, &g->entries[k])) {
+        if (k == gathered->n || !fan_entry_same(&one, &gathered->entries[k])) {
             assert(kept <= i);
             list->entries[kept++] = one;
             continue;
@@ -600,7 +602,7 @@ static void fold_replace_entries(fan_buffer *b, fan_slot *s, const fan_gathered 
             fan_keys_remove(list->unsorted, fan_entry_key(&one));
         if (one.general)
             fan_item_unpark(b, one.item);
-        plain += !one.general && one.object && !(i == 0 && g->has_sum);
+        plain += !one.general && one.object && !(i == 0 && gathered->has_sum);
         list->undefined -= !one.object;
         k++;
     }
@@ -611,26 +613,26 @@ static void fold_replace_entries(fan_buffer *b, fan_slot *s, const fan_gathered 
         list->recheck_at = 0;
         list->summed = summed;
     }
-    if (g->sum) {
-        g->sum->parked = true;
-        g->sum->alone = false;
-        g->sum->bytes = 0;
-        g->sum->key = last;
-        list->entries[0] = (fan_entry){.item = g->sum, .general = true};
+    if (gathered->sum) {
+        gathered->sum->parked = true;
+        gathered->sum->alone = false;
+        gathered->sum->bytes = 0;
+        gathered->sum->key = last;
+        list->entries[0] = (fan_entry){.item = gathered->sum, .general = true};
     }
-    if (s->p->keyed > 0 && g->n > g->has_sum)
+    if (s->p->keyed > 0 && gathered->n > gathered->has_sum)
         s->p->next_key = (uint64_t)last + 1;
 }
 
-fan_status fan_fold_commit_end(fan_buffer *b, size_t slot, fan_gathered *g, fan_error *err)
+fan_status fan_fold_commit_end(fan_buffer *b, size_t slot, fan_gathered *gathered, fan_error *err)
 {
     fan_slot *s = &b->slots[slot];
     fan_slot_state *p = s->p;
-    fan_fold *f = &g->fold;
+    fan_fold *f = &gathered->fold;
     fan_sum_stats old = {.valid = false};
     int64_t summed = 0;
     fan_status status = f->n > 1 ? fan_fold_end(f, err) : FAN_OK;
-    size_t stays = f->n == 1 ? f->terms[0].entry : f->n == 0 && g->zero ? g->zero_entry : SIZE_MAX;
+    size_t stays = f->n == 1 ? f->terms[0].entry : f->n == 0 && gathered->zero ? gathered->zero_entry : SIZE_MAX;
     fan_slot_lock(b, slot);
     if (status != FAN_OK) {
         fan_slot_poison(s, status, err);
@@ -638,24 +640,24 @@ fan_status fan_fold_commit_end(fan_buffer *b, size_t slot, fan_gathered *g, fan_
         return status;
     }
     if (f->n > 1 || stays != SIZE_MAX) {
-        bool item = stays != SIZE_MAX && g->entries[stays].general;
-        g->sum = item ? g->entries[stays].item : g->room;
-        g->room = item ? g->room : NULL;
-        summed = f->n > 1 ? 2 : stays == 0 && g->has_sum ? s->list->summed : 1;
+        bool item = stays != SIZE_MAX && gathered->entries[stays].general;
+        gathered->sum = item ? gathered->entries[stays].item : gathered->room;
+        gathered->room = item ? gathered->room : NULL;
+        summed = f->n > 1 ? 2 : stays == 0 && gathered->has_sum ? s->list->summed : 1;
     }
     if (f->n > 1)
-        old = fold_commit_made(p, g);
+        old = fold_commit_made(p, gathered);
     else if (stays != SIZE_MAX)
-        fold_commit_entry(g, &g->entries[stays]);
+        fold_commit_entry(gathered, &gathered->entries[stays]);
     p->summed_seen = f->seen;
-    if (g->like)
-        p->like_key = g->like_key;
-    fold_replace_entries(b, s, g, summed);
+    if (gathered->like)
+        p->like_key = gathered->like_key;
+    fold_replace_entries(b, s, gathered, summed);
     fan_slot_unlock(b, slot);
-    for (size_t i = 0; i < g->n; i++)
-        if (!g->entries[i].general || g->entries[i].item != g->sum)
-            fan_entry_drop(b, &g->entries[i]);
-    g->n = 0;
+    for (size_t i = 0; i < gathered->n; i++)
+        if (!gathered->entries[i].general || gathered->entries[i].item != gathered->sum)
+            fan_entry_drop(b, &gathered->entries[i]);
+    gathered->n = 0;
     f->n = 0; /* its terms are gone */
     fan_sum_stats_drop(&old);
     return FAN_OK;

@@ -10,8 +10,8 @@
 
 /* fan_gather: the running sum and the first `m` parked contributions (SIZE_MAX: all) as terms. may_end: as fan_fold has
  * it. The slot is busy; takes its lock. */
-fan_status fan_gather(fan_buffer *b, size_t slot, size_t m, bool may_end, fan_gathered *g, fan_error *err);
-void fan_gathered_fini(fan_gathered *g);
+fan_status fan_gather(fan_buffer *b, size_t slot, size_t m, bool may_end, fan_gathered *gathered, fan_error *err);
+void fan_gathered_fini(fan_gathered *gathered);
 
 /* fan_fold_decide: f->plan: what the sum will do. begin and run call it themselves; explain() calls it alone. */
 void fan_fold_decide(fan_fold *f);
@@ -44,7 +44,7 @@ fan_status fan_fast_fold_due(fan_buffer *b, size_t slot, const void *object, boo
 fan_status fan_slot_promote(fan_buffer *b, size_t slot, fan_error *err);
 /* fan_fold_commit_end: ends a fold that began: its sum becomes the value of the slot, and the items that were gathered
  * leave the list. The slot is busy. */
-fan_status fan_fold_commit_end(fan_buffer *b, size_t slot, fan_gathered *g, fan_error *err);
+fan_status fan_fold_commit_end(fan_buffer *b, size_t slot, fan_gathered *gathered, fan_error *err);
 
 /* FAN_BATCH_BYTES: bytes of results that one batch may hold before it is flushed. Until then nothing that the results
  * replace is freed. */
