@@ -57,7 +57,13 @@ QUESTIONS: dict[str, tuple[str, set[str]]] = {
     "is it copied into out= (D11)?": (r"\bout_overlaps_inputs \|\|", {"fan_plan_take_way"}),
     "is it unchanged since it came?": (
         r"->is_unchanged\(",
-        {"fan_host_unchanged", "fan_slot_check_unmoved", "add_plain_unchanged", "take_check_outs", "take_host_readable"},
+        {
+            "fan_host_unchanged",
+            "fan_slot_check_unmoved",
+            "add_plain_unchanged",
+            "take_check_outs",
+            "take_host_readable",
+        },
     ),
     "has its memory its value?": (r"->has_own_value\(", {"fan_host_has_values", "add_plain_begin"}),
     "does a newer event cover it (S12)?": (r"\bfan_event_covers\(", {"order_covered"}),
