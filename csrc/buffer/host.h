@@ -6,8 +6,8 @@
  * alone, which a chain without fan-in takes as it came. The plan is the constant one: no stream waits, and the sum is
  * dense, into the first entry (A6) or into fresh memory.
  *
- *   add    a sum that is the buffer's own, and past the budget: added into it, in place; else parked   add.c, batch.c
- *   fold   past the budget: the ready prefix is summed, and its sum stays in the list as the first      fold.c
+ *   add    a sum that is the buffer's own, and past the budget: added into it, in place; else parked   add.c
+ *   fold   past the budget: the ready prefix is summed, and its sum stays in the list as the first      budget.c
  *   take   claimed; where does each sum go? is what will be read unchanged? summed; handed over         take.c
  *
  * A slot with plain entries gets a state (slot.h) as soon as anything else comes to it, or a call needs more than a
