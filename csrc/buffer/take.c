@@ -753,7 +753,7 @@ fan_status fan_buffer_take(fan_buffer *b, const fan_take *options, fan_value *re
 typedef struct take_host {
     fan_buffer *b;
     fan_span span;
-    const fan_take *how;
+    const fan_take *options;
     const fan_fast_outs *outs;
     void **results;
     fan_flat inline_outs[TAKE_FEW_OUTS], *written; /* the arrays of the caller's that are written */
@@ -770,17 +770,17 @@ static fan_list *take_list(const fan_buffer *b, size_t slot) { return b->slots[s
 /* take_defined: the entries of a slot's sum; 0: it is undefined. */
 static size_t take_defined(const fan_list *p) { return p ? fan_list_defined(p) : 0; }
 
-static const fan_scale *take_scale(const fan_take *how) { return how->scale.on ? &how->scale : NULL; }
+static const fan_scale *take_scale(const fan_take *options) { return options->scale.on ? &options->scale : NULL; }
 
 /* take_scale_fits: whether a scale is one for sums of this dtype; what is wrong with it the general path reports. */
-static bool take_scale_fits(const fan_take *how, fan_dtype dtype, fan_dtype acc)
+static bool take_scale_fits(const fan_take *options, fan_dtype dtype, fan_dtype acc)
 {
     char kind = fan_dtype_kind(dtype);
-    return kind == 'c' ? acc == dtype : kind == 'f' ? how->real : how->integral;
+    return kind == 'c' ? acc == dtype : kind == 'f' ? options->real : options->integral;
 }
 
 /* 1. claim. False: the slot holds something else, or lacks a contribution. */
-static bool take_host_claim_slot(fan_buffer *b, size_t slot, const fan_take *how)
+static bool take_host_claim_slot(fan_buffer *b, size_t slot, const fan_take *options)
 {
     fan_slot *s = &b->slots[slot];
     fan_list *p = s->list;
@@ -788,7 +788,8 @@ static bool take_host_claim_slot(fan_buffer *b, size_t slot, const fan_take *how
         (s->expected >= 0 && s->expected != fan_list_count(p)))
         return false;
     if (p && p->n) {
-        if (how->scale.on && fan_list_defined(p) && !take_scale_fits(how, p->kind.dtype, fan_host_accum(b, slot)))
+        if (options->scale.on && fan_list_defined(p) &&
+            !take_scale_fits(options, p->kind.dtype, fan_host_accum(b, slot)))
             return false;
         fan_list_sort(p);
         if (p->undefined)
@@ -808,10 +809,10 @@ static void take_host_give_back(fan_buffer *b, fan_span span)
     fan_host_release(b, span);
 }
 
-static bool take_host_claim(fan_buffer *b, fan_span span, const fan_take *how)
+static bool take_host_claim(fan_buffer *b, fan_span span, const fan_take *options)
 {
     for (size_t i = span.first; i < span.end; i++)
-        if (!take_host_claim_slot(b, i, how)) {
+        if (!take_host_claim_slot(b, i, options)) {
             take_host_give_back(b, (fan_span){span.first, i});
             return false;
         }
@@ -819,10 +820,10 @@ static bool take_host_claim(fan_buffer *b, fan_span span, const fan_take *how)
 }
 
 /* take_stays_in_int64: of a sum of Python ints. */
-static bool take_stays_in_int64(const fan_list *p, const fan_take *how)
+static bool take_stays_in_int64(const fan_list *p, const fan_take *options)
 {
     int64_t total = 0, n;
-    bool over = how->scale.on;
+    bool over = options->scale.on;
     for (size_t k = 0; k < fan_list_defined(p) && !over; k++) {
         memcpy(&n, fan_entry_data(&p->kind, &p->entries[k]), sizeof n);
         over = __builtin_add_overflow(total, n, &total);
@@ -850,22 +851,29 @@ static bool take_keys_whole(const fan_list *p)
     return (last > defined_last ? last : defined_last) - from == (int64_t)p->n - 1; /* they are all different */
 }
 
-/* 2. gather: what the sum of a slot is written into, or is already: the first entry, or a fresh one, whose hold is the
- * caller's. NULL: it is for the general path. */
-static inline void *take_host_place(const fan_buffer *b, size_t slot, const fan_take *how, fan_list *p, size_t n,
-                                    fan_dtype acc)
+/* 2. gather: how the sum of a slot reaches its taker (A14). */
+static inline fan_take_way take_host_way(const fan_buffer *b, size_t slot, const fan_take *options, const fan_list *p,
+                                         size_t n, fan_dtype acc)
 {
     fan_take_facts facts = {.terms = n,
                             .dense = n,
-                            .scaled = how->scale.on,
-                            .writable = how->writable,
+                            .scaled = options->scale.on,
+                            .writable = options->writable,
                             .widened = acc != p->kind.dtype,
                             .whole = n == 1 || take_keys_whole(p),
-                            .alone = how->one || b->nslots == 1,
+                            .alone = options->one || b->nslots == 1,
                             .first_donated = p->entries[0].donated,
                             .same_dtype = true,
-                            .must_copy = n == 1 && how->writable && !fan_host_reusable(b, slot, 1, p->kind.dtype)};
-    fan_take_way way = fan_plan_take(&facts).way;
+                            .must_copy = n == 1 && options->writable && !fan_host_reusable(b, slot, 1, p->kind.dtype)};
+    return fan_plan_take(&facts).way;
+}
+
+/* What the sum is written into, or is already: the first entry, or a fresh one, whose hold is the caller's. NULL: it is
+ * for the general path. */
+static inline void *take_host_place(const fan_buffer *b, size_t slot, const fan_take *options, fan_list *p, size_t n,
+                                    fan_dtype acc)
+{
+    fan_take_way way = take_host_way(b, slot, options, p, n, acc);
     p->out = p->entries[0].data;
     if (way == FAN_TAKE_HAND)
         return p->entries[0].object;
@@ -873,15 +881,15 @@ static inline void *take_host_place(const fan_buffer *b, size_t slot, const fan_
     return fan_host_place(b, slot, n, acc, way == FAN_TAKE_COMMIT || way == FAN_TAKE_LATE, &p->out);
 }
 
-/* The sum of numbers, as a number. */
-static void *take_host_number(const take_host *t, const fan_list *p, size_t n, fan_dtype acc)
+/* The sum of numbers, as a number with the caller's hold. */
+static void *take_host_number(const take_host *t, size_t slot, const fan_list *p, size_t n, fan_dtype acc)
 {
     _Alignas(16) char value[16];
-    if (n == 1 && !t->how->scale.on && !t->how->writable) {
+    if (take_host_way(t->b, slot, t->options, p, n, acc) == FAN_TAKE_HAND) {
         t->b->frontend->fast->hold(p->entries[0].object);
         return p->entries[0].object;
     }
-    fan_host_sum(t->b, p, n, acc, take_scale(t->how), value, t->scratch, NULL);
+    fan_host_sum(t->b, p, n, acc, take_scale(t->options), value, t->scratch, NULL);
     return t->b->frontend->fast->number(&p->kind, value);
 }
 
@@ -930,7 +938,7 @@ static bool take_host_outs_disjoint(const take_host *t)
 /* take_reads_all: a single entry is read, too, and not just handed through. */
 static bool take_reads_all(const take_host *t)
 {
-    return t->outs || t->how->scale.on || t->how->writable || t->b->sum_stats;
+    return t->outs || t->options->scale.on || t->options->writable || t->b->sum_stats;
 }
 
 /* take_host_sums: whether the sum of a slot is made here: a large array is handed through at most, and of Python ints
@@ -946,7 +954,7 @@ static bool take_host_sums(take_host *t, const fan_list *p, size_t n, fan_dtype 
         if (!(t->scratch = fan_alloc(bytes)))
             return false;
     }
-    return !p->kind.weak || p->kind.dtype != FAN_DT_INT64 || take_stays_in_int64(p, t->how);
+    return !p->kind.weak || p->kind.dtype != FAN_DT_INT64 || take_stays_in_int64(p, t->options);
 }
 
 static bool take_host_gather(take_host *t)
@@ -971,7 +979,7 @@ static bool take_host_gather(take_host *t)
             return false;
         if (*result)
             continue;
-        *result = p->kind.scalar ? take_host_number(t, p, n, acc) : take_host_place(t->b, i, t->how, p, n, acc);
+        *result = p->kind.scalar ? take_host_number(t, i, p, n, acc) : take_host_place(t->b, i, t->options, p, n, acc);
         if (!*result)
             return false;
         if (!p->kind.scalar && *result == p->entries[0].object)
@@ -1036,11 +1044,12 @@ static void take_host_sum_slot(const take_host *t, size_t slot, bool is_out)
     size_t n = fan_list_defined(p);
     void *to = t->results[slot - t->span.first];
     bool number = p->kind.scalar, first = !number && to == p->entries[0].object;
-    bool handed = n == 1 && !t->how->scale.on && (first || (number && !t->how->writable));
+    bool handed = n == 1 && !t->options->scale.on && (first || (number && !t->options->writable));
     if (handed && !stats)
         return;
     if (stats || !number)
-        fan_host_sum(b, p, n, fan_host_accum(b, slot), take_scale(t->how), number ? value : p->out, t->scratch, stats);
+        fan_host_sum(b, p, n, fan_host_accum(b, slot), take_scale(t->options), number ? value : p->out, t->scratch,
+                     stats);
     if (stats)
         take_keep_stats(b, slot, stats);
     if (!handed)
@@ -1141,7 +1150,7 @@ static bool take_host_outs_begin(take_host *t)
 
 /* The same steps for one slot with a few arrays, as most takes are, without what several slots need between them.
  * *result NULL: it is not that, and nothing happened. False: it is for the general path. */
-static bool take_host_one(fan_buffer *b, size_t slot, const fan_take *how, void **result)
+static bool take_host_one(fan_buffer *b, size_t slot, const fan_take *options, void **result)
 {
     if (b->slots[slot].p != &fan_slot_state_none)
         return false; /* the list may have no plain entry, and then no kind */
@@ -1149,14 +1158,14 @@ static bool take_host_one(fan_buffer *b, size_t slot, const fan_take *how, void 
     size_t n = take_defined(p);
     if (!n || n > FAN_FAST_TERMS || p->undefined || p->kind.scalar || p->size > FAN_FAST_BYTES || b->sum_stats)
         return true;
-    if (!take_host_claim_slot(b, slot, how))
+    if (!take_host_claim_slot(b, slot, options))
         return false;
     fan_dtype acc = fan_host_accum(b, slot);
-    void *to = take_host_place(b, slot, how, p, n, acc);
-    bool first = to == p->entries[0].object, reads = n > 1 || how->scale.on || how->writable;
+    void *to = take_host_place(b, slot, options, p, n, acc);
+    bool first = to == p->entries[0].object, reads = n > 1 || options->scale.on || options->writable;
     if (to && fan_host_has_values(b, p, n, first) && (!reads || fan_host_unchanged(b, p, n))) {
         if (n > 1 || !first) {
-            fan_host_sum(b, p, n, acc, take_scale(how), p->out, NULL, NULL);
+            fan_host_sum(b, p, n, acc, take_scale(options), p->out, NULL, NULL);
             fan_host_count(b, p, n, first, n == 1);
         }
         if (first) /* the list's hold is the caller's from now on */
@@ -1173,21 +1182,21 @@ static bool take_host_one(fan_buffer *b, size_t slot, const fan_take *how, void 
     return false;
 }
 
-bool fan_fast_take(fan_buffer *b, fan_span span, const fan_take *how, const fan_fast_outs *outs, void **results)
+bool fan_fast_take(fan_buffer *b, fan_span span, const fan_take *options, const fan_fast_outs *outs, void **results)
 {
     FAN_UNINITIALIZED take_host t;
     if (!fan_fast_allowed() || !fan_buffer_is_usable(b))
         return false;
     if (!outs && span.end - span.first == 1) {
-        bool good = take_host_one(b, span.first, how, results);
+        bool good = take_host_one(b, span.first, options, results);
         if (!good || results[0])
             return good;
     }
-    if (!take_host_claim(b, span, how))
+    if (!take_host_claim(b, span, options))
         return false;
     t.b = b;
     t.span = span;
-    t.how = how;
+    t.options = options;
     t.outs = outs;
     t.results = results;
     t.written = t.inline_outs;
