@@ -61,28 +61,17 @@ static const float no_single[FAN_EXACT_TILE] = {[0 ... FAN_EXACT_TILE - 1] = -0.
 static const double no_double[FAN_EXACT_TILE] = {[0 ... FAN_EXACT_TILE - 1] = -0.0};
 static const uint16_t no_brain[LONG_RUN] = {[0 ... LONG_RUN - 1] = 0x8000};
 
-typedef struct job {
-    const char *in; /* pointers to arrays, `step` bytes apart */
-    size_t step;
-    size_t n, parts;
-    fan_dtype d, read; /* the sum's dtype; the dtype as which its terms are read */
-    fan_exact_kind k;
-    const exact_loops *how;
-    judge j;
-    fan_nditer iter;
-} job;
-
 /* Room for terms that cannot be read in place. */
 typedef struct scratch {
     _Alignas(64) char term[FAN_EXACT_SOURCES][FAN_EXACT_TILE * sizeof(double)];
 } scratch;
 
-static const fan_array *exact_operand(const job *j, size_t k)
+static const fan_array *exact_operand(const exact_job *j, size_t k)
 {
     return *(const fan_array *const *)(const void *)(j->in + k * j->step);
 }
 
-static void job_begin(job *j, const void *in, size_t step, size_t n, fan_dtype d)
+void fan__exact_job_begin(exact_job *j, const void *in, size_t step, size_t n, fan_dtype d)
 {
     j->in = in;
     j->step = step;
@@ -117,8 +106,7 @@ static const low_ways *low_of(const exact_loops *how, fan_dtype d)
     }
 }
 
-/* exact_term: returns elements [at, at + len) of operand k, in the dtype in which they are read. */
-static const char *exact_term(const job *j, size_t k, int64_t at, int64_t len, char *room)
+const char *fan__exact_term(const exact_job *j, size_t k, int64_t at, int64_t len, char *room)
 {
     const fan_array *a = exact_operand(j, k);
     const char *p = a->dtype == j->d || j->d == j->read ? fan_nditer_whole(&j->iter, a, at, len) : NULL;
@@ -141,13 +129,13 @@ static const char *exact_term(const job *j, size_t k, int64_t at, int64_t len, c
     return room;
 }
 
-static double number_at(const job *j, const char *p, size_t i)
+static double number_at(const exact_job *j, const char *p, size_t i)
 {
     return exact_wide(j->d) ? ((const fan_any_f64 *)p)[i] : (double)((const fan_any_f32 *)p)[i];
 }
 
 /* exact_fast: computes the sums of a tile, and the facts for their proof. */
-static void exact_fast(const job *j, int64_t at, int64_t len, tally *t, scratch *room)
+static void exact_fast(const exact_job *j, int64_t at, int64_t len, tally *t, scratch *room)
 {
     const char *src[FAN_EXACT_SOURCES];
     size_t numbers = (size_t)len * j->parts;
@@ -155,13 +143,13 @@ static void exact_fast(const job *j, int64_t at, int64_t len, tally *t, scratch 
     for (size_t k = 0; k < j->n; k += FAN_EXACT_SOURCES) {
         int sources = j->n - k < FAN_EXACT_SOURCES ? (int)(j->n - k) : FAN_EXACT_SOURCES;
         for (int i = 0; i < FAN_EXACT_SOURCES; i++)
-            src[i] = i < sources ? exact_term(j, k + (size_t)i, at, len, room->term[i]) : none;
+            src[i] = i < sources ? fan__exact_term(j, k + (size_t)i, at, len, room->term[i]) : none;
         (exact_wide(j->d) ? j->how->wide : j->j.always ? j->how->plain : j->how->narrow)(t, src, k == 0, numbers);
     }
 }
 
 /* exact_prove: leaves the values to round in t->sum; returns whether some are not proved. */
-static bool exact_prove(const job *j, tally *t, size_t numbers)
+static bool exact_prove(const exact_job *j, tally *t, size_t numbers)
 {
     bool is_wide = exact_wide(j->d), again = j->j.scaled || (is_wide && j->j.grid != TO_DOUBLE), bad = false;
     judge first = j->j;
@@ -175,7 +163,7 @@ static bool exact_prove(const job *j, tally *t, size_t numbers)
 }
 
 /* exact_integer_path: sums the unproved elements of a tile in integers. */
-static void exact_integer_path(const job *j, int64_t at, size_t numbers, tally *t, scratch *room)
+static void exact_integer_path(const exact_job *j, int64_t at, size_t numbers, tally *t, scratch *room)
 {
     FAN_UNINITIALIZED uint64_t words[BATCH * FAN_EXACT_LIMBS];
     size_t which[BATCH], w = (size_t)j->k.limbs;
@@ -190,7 +178,7 @@ static void exact_integer_path(const job *j, int64_t at, size_t numbers, tally *
             fan__superacc_start(words + b * w, &j->k);
         int64_t from = (int64_t)(which[0] / j->parts), to = (int64_t)(which[m - 1] / j->parts) + 1;
         for (size_t k = 0; k < j->n; k++) {
-            const char *p = exact_term(j, k, at + from, to - from, room->term[0]);
+            const char *p = fan__exact_term(j, k, at + from, to - from, room->term[0]);
             for (size_t b = 0; b < m; b++)
                 fan__superacc_add(words + b * w, &j->k, number_at(j, p, which[b] - (size_t)from * j->parts));
         }
@@ -203,8 +191,7 @@ static void exact_integer_path(const job *j, int64_t at, size_t numbers, tally *
     }
 }
 
-/* Applies a factor to the proof; complex factors that are not real remain for the end. */
-static bool exact_scale_begin(judge *j, const fan_scale *scale, bool is_complex)
+bool fan__exact_scale_begin(judge *j, const fan_scale *scale, bool is_complex)
 {
     if (!scale || !scale->on)
         return false;
@@ -218,7 +205,7 @@ static bool exact_scale_begin(judge *j, const fan_scale *scale, bool is_complex)
     return false;
 }
 
-static void exact_turn(double *parts, int64_t len, const fan_scale *scale)
+void fan__exact_turn(double *parts, int64_t len, const fan_scale *scale)
 {
     for (int64_t i = 0; i < len; i++) {
         double re = parts[2 * i], im = parts[2 * i + 1];
@@ -227,7 +214,7 @@ static void exact_turn(double *parts, int64_t len, const fan_scale *scale)
     }
 }
 
-static void set_grid(judge *j, fan_dtype out)
+void fan__exact_set_grid(judge *j, fan_dtype out)
 {
     j->grid = exact_wide(out) ? TO_DOUBLE : out == FAN_DT_FLOAT32 || out == FAN_DT_COMPLEX64 ? TO_SINGLE : TO_LOW;
 }
@@ -235,7 +222,7 @@ static void set_grid(judge *j, fan_dtype out)
 typedef bool (*direct)(char *dst, const char *const *src, int sources, const judge *j, size_t len, bool quick);
 
 /* direct_of: returns the loop from the operands straight to `out`; NULL if there is none. */
-static direct direct_of(const job *j, const fan_array *out)
+static direct direct_of(const exact_job *j, const fan_array *out)
 {
     bool fits = j->n <= FAN_EXACT_SOURCES && !j->j.scaled && out->dtype == j->d;
     for (size_t k = 0; k < j->n && fits; k++)
@@ -253,7 +240,7 @@ static direct direct_of(const job *j, const fan_array *out)
 
 /* exact_went: processes elements [at, at + len) by `go`; false if one of them needs more than that, or has gaps. *shy:
  * tiles for which the quick way is not tried; it grows with each failure. */
-static bool exact_went(const job *j, direct go, const fan_array *out, int64_t at, int64_t len, unsigned *shy,
+static bool exact_went(const exact_job *j, direct go, const fan_array *out, int64_t at, int64_t len, unsigned *shy,
                        unsigned *grown)
 {
     const char *src[FAN_EXACT_SOURCES];
@@ -286,14 +273,14 @@ static bool exact_went(const job *j, direct go, const fan_array *out, int64_t at
 
 static void exact_sum(const fan_array *out, const void *in, size_t step, size_t n, fan_dtype d, const fan_scale *scale)
 {
-    FAN_UNINITIALIZED job j;
+    FAN_UNINITIALIZED exact_job j;
     FAN_UNINITIALIZED _Alignas(64) tally t;
     FAN_UNINITIALIZED scratch room;
     if (out->size == 0)
         return;
-    job_begin(&j, in, step, n, d);
-    set_grid(&j.j, out->dtype);
-    bool turns = exact_scale_begin(&j.j, scale, j.parts == 2);
+    fan__exact_job_begin(&j, in, step, n, d);
+    fan__exact_set_grid(&j.j, out->dtype);
+    bool turns = fan__exact_scale_begin(&j.j, scale, j.parts == 2);
     fan_nditer_begin(&j.iter, out, false);
     for (size_t k = 0; k < n; k++)
         fan_nditer_also(&j.iter, exact_operand(&j, k));
@@ -315,7 +302,7 @@ static void exact_sum(const fan_array *out, const void *in, size_t step, size_t 
         if (exact_prove(&j, &t, numbers) && !FAN_FAULT(EXACT_NO_INTEGER_PATH))
             exact_integer_path(&j, at, numbers, &t, &room);
         if (turns)
-            exact_turn(t.sum, len, scale);
+            fan__exact_turn(t.sum, len, scale);
         if (as == FAN_DT_FLOAT32)
             j.how->odd(t.odd, t.sum, numbers);
         char *whole = low ? fan_nditer_whole(&j.iter, out, at, len) : NULL;
@@ -351,13 +338,13 @@ void fan_superacc_start(void *accs, fan_dtype d, int64_t size)
 
 void fan_superacc_add(void *accs, fan_dtype d, const fan_array *const *in, size_t n)
 {
-    FAN_UNINITIALIZED job j;
+    FAN_UNINITIALIZED exact_job j;
     FAN_UNINITIALIZED _Alignas(64) tally t;
     FAN_UNINITIALIZED scratch room;
     uint64_t *w = accs;
     if (n == 0 || in[0]->size == 0)
         return;
-    job_begin(&j, in, sizeof *in, n, d);
+    fan__exact_job_begin(&j, in, sizeof *in, n, d);
     fan_nditer_begin(&j.iter, in[0], true); /* C order, as the superaccumulators have */
     for (size_t k = 1; k < n; k++)
         fan_nditer_also(&j.iter, in[k]);
@@ -376,7 +363,7 @@ void fan_superacc_add(void *accs, fan_dtype d, const fan_array *const *in, size_
                     fan__superacc_add(w + i * (size_t)j.k.limbs, &j.k, t.sum[i]);
         }
         for (size_t k = 0; k < n && (!some || bad); k++) {
-            const char *p = exact_term(&j, k, at, len, room.term[0]);
+            const char *p = fan__exact_term(&j, k, at, len, room.term[0]);
             for (size_t i = 0; i < numbers; i++)
                 if (!some || t.bad[i])
                     fan__superacc_add(w + i * (size_t)j.k.limbs, &j.k, number_at(&j, p, i));
@@ -387,20 +374,20 @@ void fan_superacc_add(void *accs, fan_dtype d, const fan_array *const *in, size_
 
 void fan_superacc_add_at(void *accs, fan_dtype d, const fan_array *values, const int64_t *to)
 {
-    FAN_UNINITIALIZED job j;
+    FAN_UNINITIALIZED exact_job j;
     FAN_UNINITIALIZED scratch room;
     const fan_array *const in[] = {values};
     uint64_t *w = accs;
     if (values->size == 0)
         return;
-    job_begin(&j, in, sizeof *in, 1, d);
+    fan__exact_job_begin(&j, in, sizeof *in, 1, d);
     fan_nditer_begin(&j.iter, values, true);
     fan_nditer_ready(&j.iter);
     int64_t most = FAN_EXACT_TILE / (int64_t)j.parts;
     size_t each = j.parts * (size_t)j.k.limbs;
     for (int64_t at = 0, len; at < j.iter.size; at += len) {
         len = j.iter.size - at < most ? j.iter.size - at : most;
-        const char *p = exact_term(&j, 0, at, len, room.term[0]);
+        const char *p = fan__exact_term(&j, 0, at, len, room.term[0]);
         for (size_t i = 0; i < (size_t)len * j.parts; i++)
             fan__superacc_add(w + (size_t)to[at + (int64_t)(i / j.parts)] * each + i % j.parts * (size_t)j.k.limbs,
                               &j.k, number_at(&j, p, i));
@@ -417,8 +404,8 @@ void fan_superacc_round(const fan_array *out, const void *accs, fan_dtype d, con
     const uint64_t *w = accs;
     if (out->size == 0)
         return;
-    set_grid(&j, out->dtype);
-    bool turns = exact_scale_begin(&j, scale, parts == 2);
+    fan__exact_set_grid(&j, out->dtype);
+    bool turns = fan__exact_scale_begin(&j, scale, parts == 2);
     fan_nditer_begin(&iter, out, true);
     fan_nditer_ready(&iter);
     int64_t most = FAN_EXACT_TILE / (int64_t)parts;
@@ -427,7 +414,7 @@ void fan_superacc_round(const fan_array *out, const void *accs, fan_dtype d, con
         for (size_t i = 0; i < (size_t)len * parts; i++, w += k.limbs)
             value[i] = fan__superacc_value(w, &k, j.scaled ? &j.by : NULL, j.grid != TO_DOUBLE);
         if (turns)
-            exact_turn(value, len, scale);
+            fan__exact_turn(value, len, scale);
         fan_nditer_write(&iter, out, at, len, parts == 2 ? FAN_DT_COMPLEX128 : FAN_DT_FLOAT64, (const char *)value);
     }
 }

@@ -441,7 +441,7 @@ static const exact_loops all_ways[] = {WAY(plain, NULL)};
 #ifdef FAN_TEST
 static atomic_int at_most = INT_MAX;
 
-static int isa_now(void)
+int fan__exact_isa_now(void)
 {
     int rank = fan_sum_isa_rank(), most = atomic_load_explicit(&at_most, memory_order_relaxed);
     return rank < most ? rank : most;
@@ -450,13 +450,13 @@ static int isa_now(void)
 int fan_exact_isa(int most)
 {
     atomic_store_explicit(&at_most, most < 0 ? INT_MAX : most, memory_order_relaxed);
-    return isa_now();
+    return fan__exact_isa_now();
 }
 #else
-static int isa_now(void) { return fan_sum_isa_rank(); }
+int fan__exact_isa_now(void) { return fan_sum_isa_rank(); }
 #endif
 
-const exact_loops *fan__exact_loops(void) { return &all_ways[isa_now()]; }
+const exact_loops *fan__exact_loops(void) { return &all_ways[fan__exact_isa_now()]; }
 
 bool fan__exact_judge_again(tally *t, const judge *j, bool is_wide, size_t len)
 {

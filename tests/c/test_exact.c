@@ -9,6 +9,7 @@
 #include "base/mem.h"
 #include "check.h"
 #include "oracle.h"
+#include "windows.h"
 
 /* ---- the model ---- */
 
@@ -292,7 +293,7 @@ static int64_t wrong, looked_at; /* of a run with a planted fault */
 static void check_terms(terms *t, fan_dtype to, const char *what, bool planted)
 {
     int64_t size = (int64_t)t->size;
-    fan_array *out[5];
+    fan_array *out[8];
     int outs = 0;
     for (int isa = 0; isa < 3; isa++) {
         if (isa && fan_exact_isa(isa) != isa)
@@ -300,6 +301,10 @@ static void check_terms(terms *t, fan_dtype to, const char *what, bool planted)
         CHECK_INT(fan_exact_isa(isa), isa);
         CHECK_OK(fan_array_new(to, 1, &size, NULL, &out[outs], NULL));
         fan_exact_sum(out[outs++], (const fan_array *const *)t->array, t->n, t->d, NULL);
+        fan_window *w = window_of(t->array, t->n, t->d, size);
+        CHECK_OK(fan_array_new(to, 1, &size, NULL, &out[outs], NULL));
+        fan_window_round(out[outs++], w, NULL);
+        fan_window_free(w);
     }
     fan_exact_isa(-1);
     shuffle(t->array, t->n);
@@ -698,6 +703,7 @@ int main(int argc, char **argv)
     thousands_of_terms();
     a_million_sums(share);
     CHECK_INT(wrong, 0);
+    CHECK(windows_met());
     planted_faults_are_found();
     CHECK(looked_at > 100000);
     CHECK_INT(fan_mem_get().live, live);

@@ -1,0 +1,342 @@
+/* Window sums against exact folds (which test_exact.c checks against whole numbers): random blocks of every range of
+ * exponents, trees of merges and messages; their memory; what fails. */
+#include "array/convert.h"
+#include "array/exact.h"
+#include "array/exact_loops.h"
+#include "base/fault.h"
+#include "base/mem.h"
+#include "windows.h"
+
+static const fan_dtype dtypes[] = {FAN_DT_FLOAT32,     FAN_DT_FLOAT64,   FAN_DT_BFLOAT16,   FAN_DT_FLOAT16,
+                                   FAN_DT_FLOAT8_E5M2, FAN_DT_COMPLEX64, FAN_DT_COMPLEX128, FAN_DT_FLOAT8_E4M3FN};
+#define DTYPES 8
+
+static fan_array *array_of(fan_dtype d, int64_t size)
+{
+    fan_array *a = NULL;
+    CHECK_OK(fan_array_new(d, 1, &size, NULL, &a, NULL));
+    return a;
+}
+
+static size_t numbers_of(fan_dtype d) { return is_complex(d) ? 2 : 1; }
+
+static fan_dtype part_of(fan_dtype d)
+{
+    return d == FAN_DT_COMPLEX64 ? FAN_DT_FLOAT32 : d == FAN_DT_COMPLEX128 ? FAN_DT_FLOAT64 : d;
+}
+
+/* How the numbers of a block are drawn: exponents in [top - range, top]. */
+typedef struct recipe {
+    int top, range;
+    bool special, zeros;
+} recipe;
+
+static double drawn(const recipe *r)
+{
+    if (r->special && random_below(400) == 0)
+        return random_below(3) ? (random_below(2) ? INFINITY : -INFINITY) : NAN;
+    if (r->zeros && random_below(3))
+        return random_below(2) ? 0.0 : -0.0;
+    double m = 1 + (double)(random_bits() >> 12) * 0x1p-52;
+    if (random_below(3) == 0)
+        m = 1 + (double)random_below(4) / 4; /* few digits */
+    return ldexp(random_below(2) ? m : -m, r->top - (int)random_below(r->range + 1));
+}
+
+/* fill: draws every number, rounded by the conversions of the library, which have tests of their own. */
+static void fill(fan_array *to, fan_dtype d, const recipe *r)
+{
+    int64_t n = to->size * (int64_t)numbers_of(d);
+    double *x = malloc((size_t)n * sizeof *x);
+    for (int64_t i = 0; i < n; i++)
+        x[i] = drawn(r);
+    fan_convert(to->data, part_of(d), (int64_t)fan_dtype_size(part_of(d)), (const char *)x, FAN_DT_FLOAT64, 8, n);
+    free(x);
+}
+
+static bool same_bits(const fan_array *a, const fan_array *b)
+{
+    fan_dtype d = part_of(a->dtype);
+    size_t each = fan_dtype_size(d), n = (size_t)a->size * numbers_of(a->dtype);
+    for (size_t i = 0; i < n; i++) {
+        const char *x = a->data + i * each, *y = b->data + i * each;
+        double u, v;
+        fan_convert((char *)&u, FAN_DT_FLOAT64, 8, x, d, (int64_t)each, 1);
+        fan_convert((char *)&v, FAN_DT_FLOAT64, 8, y, d, (int64_t)each, 1);
+        if (memcmp(x, y, each) && !(u != u && v != v))
+            return false;
+    }
+    return true;
+}
+
+static int64_t wrong, checked;
+
+static void check_round(fan_array **in, size_t n, fan_dtype d, fan_dtype to, const fan_scale *scale)
+{
+    fan_array *a = array_of(to, in[0]->size), *b = array_of(to, in[0]->size);
+    fan_window *w = window_of(in, n, d, in[0]->size);
+    fan_operand terms[64];
+    for (size_t k = 0; k < n; k++)
+        terms[k] = (fan_operand){in[k], d};
+    fan_exact_fold(a, terms, n, d, scale);
+    fan_window_round(b, w, scale);
+    checked++;
+    wrong += !same_bits(a, b);
+    fan_window_free(w);
+    fan_array_drop(a);
+    fan_array_drop(b);
+}
+
+static void random_blocks(int blocks)
+{
+    static const int ranges[] = {0, 4, 20, 34, 60, 100, 140};
+    for (int k = 0; k < blocks;) {
+        fan_dtype d = dtypes[random_below(DTYPES)], to = is_complex(d) ? d : part_of(dtypes[random_below(DTYPES)]);
+        size_t n = 1 + (size_t)random_below(random_below(8) ? 12 : 60);
+        int64_t size = 1 + random_below(700);
+        recipe r = {.top = (int)random_below(40) - 20,
+                    .range = ranges[random_below(7)],
+                    .special = random_below(6) == 0,
+                    .zeros = random_below(4) == 0};
+        if (random_below(8) == 0)
+            r.top = d == FAN_DT_FLOAT64 ? (random_below(2) ? 1023 : -1000) : random_below(2) ? 127 : -100;
+        fan_array *in[64];
+        for (size_t i = 0; i < n; i++) {
+            recipe own = r;
+            own.top -= (int)random_below(8);
+            in[i] = array_of(random_below(12) || is_complex(d) ? d : part_of(dtypes[random_below(DTYPES)]), size);
+            fill(in[i], in[i]->dtype, &own);
+        }
+        fan_exact_isa((int)random_below(3));
+        fan_scale scale = {.on = true, .re = random_below(2) ? 0.125 : 1.0 / 3};
+        if (is_complex(d) && random_below(3) == 0)
+            scale.im = -2;
+        check_round(in, n, d, to, random_below(2) ? &scale : NULL);
+        fan_exact_isa(-1);
+        for (size_t i = 0; i < n; i++)
+            fan_array_drop(in[i]);
+        k += (int)(size * (int64_t)numbers_of(d) / FAN_WINDOW_BLOCK) + 1;
+    }
+    CHECK_INT(wrong, 0);
+}
+
+/* A block of 64 bits: 8 bytes a number in memory, about 6 in a message; zeros cost nothing in one. */
+static void memory_is_as_promised(void)
+{
+    int64_t size = 1 << 16;
+    fan_array *a = array_of(FAN_DT_FLOAT32, size);
+    recipe r = {.top = 0, .range = 8};
+    fan_window *w = fan_window_new(FAN_DT_FLOAT32, size), *other = fan_window_new(FAN_DT_FLOAT32, size);
+    const fan_array *in[] = {a};
+    for (int k = 0; k < 8; k++) {
+        fill(a, FAN_DT_FLOAT32, &r);
+        CHECK_OK(fan_window_add(w, in, 1, NULL));
+    }
+    CHECK(fan_window_bytes(w) <= (size_t)size * 8 + (size_t)size / 8 + 200);
+    char *to = malloc(fan_window_room(w, 0, fan_window_blocks(w)));
+    size_t bytes = fan_window_pack(w, 0, fan_window_blocks(w), to);
+    printf("message: %.2f bytes an element\n", (double)bytes / (double)size);
+    CHECK(bytes <= (size_t)size * 6);
+    CHECK_OK(fan_window_merge_packed(other, 0, fan_window_blocks(w), to, bytes, NULL));
+    /* A message that was cut, has more, or was damaged is refused, or at least does no harm. */
+    fan_error err = {FAN_OK};
+    for (size_t cut = 1; cut < 3000; cut++)
+        CHECK_INT(fan_window_merge_packed(other, 0, fan_window_blocks(w), to, bytes - cut, &err), FAN_ERR_VALUE);
+    CHECK_HAS(err.text, "not a message of window sums");
+    CHECK_INT(fan_window_merge_packed(other, 0, fan_window_blocks(w) - 1, to, bytes, &err), FAN_ERR_VALUE);
+    CHECK_HAS(err.text, "bytes follow its last block");
+    CHECK_INT(fan_window_merge_packed(other, 0, 1, to + 1, bytes - 1, &err), FAN_ERR_VALUE);
+    fan_array *one = array_of(FAN_DT_FLOAT32, size), *two = array_of(FAN_DT_FLOAT32, size);
+    fan_window_round(one, w, NULL);
+    fan_window_round(two, other, NULL);
+    CHECK(same_bits(one, two)); /* refused messages left nothing */
+    for (int k = 0; k < 2000; k++) {
+        size_t at = (size_t)random_below((int64_t)(bytes < 20000 ? bytes : 20000));
+        char old = to[at];
+        to[at] = (char)random_bits();
+        (void)fan_window_merge_packed(other, 0, fan_window_blocks(w), to, bytes, NULL);
+        to[at] = old;
+    }
+    fan_window_round(two, other, NULL);
+    memset(a->data, 0, (size_t)size * 4);
+    fan_window *zeros = fan_window_new(FAN_DT_FLOAT32, size);
+    CHECK_OK(fan_window_add(zeros, in, 1, NULL));
+    CHECK_INT(fan_window_pack(zeros, 0, fan_window_blocks(zeros), to), fan_window_blocks(zeros) * 8);
+    fan_window_free(zeros);
+    fan_window_free(w);
+    fan_window_free(other);
+    fan_array_drop(a);
+    fan_array_drop(one);
+    fan_array_drop(two);
+    free(to);
+}
+
+/* Whatever allocation fails: the sum is what it was, and the addition can be repeated. */
+static void failures_lose_nothing(void)
+{
+    for (int merge = 0; merge < 3; merge++) {
+        int64_t size = 2000, skip = 0;
+        fan_array *a = array_of(FAN_DT_FLOAT32, size), *b = array_of(FAN_DT_FLOAT32, size);
+        fan_array *got = array_of(FAN_DT_FLOAT32, size), *want = array_of(FAN_DT_FLOAT32, size);
+        recipe narrow = {.top = 0, .range = 10}, wide = {.top = 0, .range = 70};
+        fill(a, FAN_DT_FLOAT32, &narrow);
+        fill(b, FAN_DT_FLOAT32, &wide);
+        const fan_array *one[] = {a}, *two[] = {b};
+        fan_window *w = fan_window_new(FAN_DT_FLOAT32, size), *other = fan_window_new(FAN_DT_FLOAT32, size);
+        CHECK_OK(fan_window_add(w, one, 1, NULL));
+        CHECK_OK(fan_window_add(other, two, 1, NULL));
+        void *bytes = malloc(fan_window_room(other, 0, fan_window_blocks(other)));
+        size_t length = fan_window_pack(other, 0, fan_window_blocks(other), bytes);
+        for (fan_status status = FAN_ERR_NOMEM; status != FAN_OK; skip++) {
+            fan_mem_fail_at(skip, 1);
+            status = merge == 0   ? fan_window_add(w, two, 1, NULL)
+                     : merge == 1 ? fan_window_merge(w, other, NULL)
+                                  : fan_window_merge_packed(w, 0, fan_window_blocks(w), bytes, length, NULL);
+            fan_mem_fail_at(-1, 0);
+            fan_window_round(got, w, NULL);
+            if (status != FAN_OK) {
+                CHECK_INT(status, FAN_ERR_NOMEM);
+                CHECK(same_bits(got, a));
+            }
+        }
+        CHECK(skip > 3);
+        fan_exact_sum(want, (const fan_array *const[]){a, b}, 2, FAN_DT_FLOAT32, NULL);
+        CHECK(same_bits(got, want));
+        fan_window_free(w);
+        fan_window_free(other);
+        free(bytes);
+        fan_array_drop(a);
+        fan_array_drop(b);
+        fan_array_drop(got);
+        fan_array_drop(want);
+    }
+}
+
+/* A copy in a dtype that contains its own is the same sum. */
+static void copies_widen_without_loss(void)
+{
+    static const fan_dtype from[] = {FAN_DT_FLOAT32, FAN_DT_FLOAT32, FAN_DT_BFLOAT16, FAN_DT_COMPLEX64,
+                                     FAN_DT_FLOAT64, FAN_DT_FLOAT16, FAN_DT_FLOAT32},
+                           to[] = {FAN_DT_FLOAT64,    FAN_DT_COMPLEX64, FAN_DT_COMPLEX128, FAN_DT_COMPLEX128,
+                                   FAN_DT_COMPLEX128, FAN_DT_FLOAT32,   FAN_DT_FLOAT32};
+    static const int ranges[] = {8, 60, 120};
+    for (int k = 0; k < 7; k++)
+        for (int i = 0; i < 3; i++) {
+            int64_t size = 1000;
+            recipe r = {.top = 3, .range = ranges[i], .special = i == 1, .zeros = true};
+            fan_array *a[3], *more = array_of(to[k], size), *x = array_of(to[k], size), *y = array_of(to[k], size);
+            fan_operand terms[4];
+            for (int t = 0; t < 3; t++) {
+                a[t] = array_of(from[k], size);
+                fill(a[t], from[k], &r);
+                terms[t] = (fan_operand){a[t], to[k]};
+            }
+            fill(more, to[k], &r);
+            terms[3] = (fan_operand){more, to[k]};
+            fan_window *w = window_of(a, 3, from[k], size), *wider = fan_window_copy(w, to[k]);
+            CHECK_OK(fan_window_add(wider, (const fan_array *const[]){more}, 1, NULL));
+            fan_window_round(x, wider, NULL);
+            fan_exact_fold(y, terms, 4, to[k], NULL);
+            CHECK(same_bits(x, y));
+            fan_window_free(w);
+            fan_window_free(wider);
+            for (int t = 0; t < 3; t++)
+                fan_array_drop(a[t]);
+            fan_array_drop(more);
+            fan_array_drop(x);
+            fan_array_drop(y);
+        }
+}
+
+/* Elements by index, several times the same. */
+static void elements_by_index(void)
+{
+    for (int k = 0; k < 60; k++) {
+        fan_dtype d = dtypes[random_below(DTYPES)];
+        int64_t size = 1 + random_below(600), n = 1 + random_below(900), at[900];
+        recipe r = {.top = 2, .range = (int)random_below(90), .special = random_below(3) == 0, .zeros = true};
+        fan_array *values = array_of(d, n), *x = array_of(d, size), *y = array_of(d, size);
+        size_t each = fan_dtype_size(d);
+        fill(values, d, &r);
+        fan_window *w = fan_window_new(d, size), *v = fan_window_new(d, size);
+        for (int64_t i = 0; i < n; i++)
+            at[i] = random_below(size);
+        CHECK_OK(fan_window_add_at(w, values, at, NULL));
+        for (int64_t i = 0; i < n; i++) { /* one at a time, as arrays of -0.0 but for one */
+            fan_array *one = array_of(d, size);
+            double minus_zero = -0.0;
+            for (int64_t p = 0; p < size * (int64_t)numbers_of(d); p++)
+                fan_convert(one->data + p * (int64_t)fan_dtype_size(part_of(d)), part_of(d),
+                            (int64_t)fan_dtype_size(part_of(d)), (const char *)&minus_zero, FAN_DT_FLOAT64, 8, 1);
+            memcpy(one->data + (size_t)at[i] * each, values->data + (size_t)i * each, each);
+            CHECK_OK(fan_window_add(v, (const fan_array *const[]){one}, 1, NULL));
+            fan_array_drop(one);
+        }
+        fan_window_round(x, w, NULL);
+        fan_window_round(y, v, NULL);
+        CHECK(same_bits(x, y));
+        fan_window_free(w);
+        fan_window_free(v);
+        fan_array_drop(values);
+        fan_array_drop(x);
+        fan_array_drop(y);
+    }
+}
+
+/* 2^20 terms: the bound grows, and is computed anew where it no longer fits. */
+static void many_terms(void)
+{
+    int64_t size = 256, count[4];
+    fan_array *a = array_of(FAN_DT_FLOAT32, size), *out = array_of(FAN_DT_FLOAT64, size);
+    float *x = (float *)(void *)a->data;
+    for (int64_t i = 0; i < size; i++)
+        x[i] = i % 2 ? 1.5f : 0x1p-30f * (float)(i + 1);
+    fan_window *w = fan_window_new(FAN_DT_FLOAT32, size);
+    const fan_array *in[] = {a};
+    for (int64_t k = 0; k < 1 << 20; k++) {
+        CHECK_OK(fan_window_add(w, in, 1, NULL));
+        for (int64_t i = 1; i < size; i += 2)
+            x[i] = -x[i];
+    }
+    fan_window_round(out, w, NULL);
+    for (int64_t i = 0; i < size; i++)
+        CHECK(((double *)(void *)out->data)[i] == (i % 2 ? 0.0 : 0x1p-10 * (double)(i + 1)));
+    fan_window_forms(w, count);
+    CHECK_INT(count[1], 1);
+    fan_window_free(w);
+    fan_array_drop(a);
+    fan_array_drop(out);
+}
+
+static void a_planted_fault_is_found(void)
+{
+    int64_t size = 256, before = wrong;
+    fan_array *in[3];
+    recipe r = {.top = 0, .range = 44};
+    for (int k = 0; k < 3; k++) {
+        in[k] = array_of(FAN_DT_FLOAT32, size);
+        fill(in[k], FAN_DT_FLOAT32, &r);
+    }
+    fan_fault_plant(FAN_FAULT_WINDOW_NOT_WIDENED);
+    for (int k = 0; k < 20; k++)
+        check_round(in, 3, FAN_DT_FLOAT32, FAN_DT_FLOAT32, NULL);
+    fan_fault_plant(FAN_FAULT_NONE);
+    CHECK(wrong > before);
+    for (int k = 0; k < 3; k++)
+        fan_array_drop(in[k]);
+}
+
+int main(int argc, char **argv)
+{
+    int64_t live = fan_mem_get().live;
+    random_blocks(argc > 1 ? atoi(argv[1]) : 4000);
+    CHECK(windows_met());
+    memory_is_as_promised();
+    failures_lose_nothing();
+    copies_widen_without_loss();
+    elements_by_index();
+    many_terms();
+    a_planted_fault_is_found();
+    CHECK_INT(fan_mem_get().live, live);
+    return check_done();
+}

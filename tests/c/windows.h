@@ -1,0 +1,63 @@
+/* windows: the sum of some arrays in a window, by way of a random tree of windows and messages. */
+#ifndef FAN_TESTS_WINDOWS_H
+#define FAN_TESTS_WINDOWS_H
+
+#include "array/window.h"
+#include "check.h"
+#include "oracle.h"
+
+static int64_t forms_met[4], packed_bytes, packed_numbers;
+
+/* window_sent: merges `part` into w by two messages, cut anywhere. */
+static void window_sent(fan_window *w, const fan_window *part)
+{
+    int64_t blocks = fan_window_blocks(part), first = random_below(blocks + 1);
+    for (int cut = 0; cut < 2; cut++) {
+        int64_t at = cut ? first : 0, n = cut ? blocks - first : first;
+        void *bytes = malloc(fan_window_room(part, at, n) + 1);
+        size_t size = fan_window_pack(part, at, n, bytes);
+        CHECK(size <= fan_window_room(part, at, n));
+        CHECK_OK(fan_window_merge_packed(w, at, n, bytes, size, NULL));
+        packed_bytes += (int64_t)size;
+        free(bytes);
+    }
+    packed_numbers += fan_window_size(part);
+}
+
+static fan_window *window_of(fan_array *const *in, size_t n, fan_dtype d, int64_t size)
+{
+    fan_window *w = fan_window_new(d, size), *part;
+    int64_t count[4];
+    if (n < 3 || random_below(3) == 0) {
+        for (size_t k = 0, m; k < n; k += m) {
+            m = 1 + (size_t)random_below((int64_t)(n - k));
+            CHECK_OK(fan_window_add(w, (const fan_array *const *)in + k, m, NULL));
+        }
+    } else {
+        size_t middle = 1 + (size_t)random_below((int64_t)n - 1);
+        for (int half = 0; half < 2; half++) {
+            part = half ? window_of(in + middle, n - middle, d, size) : window_of(in, middle, d, size);
+            if (random_below(2))
+                CHECK_OK(fan_window_merge(w, part, NULL));
+            else
+                window_sent(w, part);
+            fan_window_free(part);
+        }
+    }
+    fan_window_forms(w, count);
+    for (int k = 0; k < 4; k++)
+        forms_met[k] += count[k];
+    return w;
+}
+
+/* windows_met: whether there were blocks of each form, and messages. */
+static bool windows_met(void)
+{
+    printf("windows: %lld blocks empty, %lld of 64 bits, %lld of 128, %lld of superaccumulators; %lld elements sent in "
+           "%lld bytes\n",
+           (long long)forms_met[0], (long long)forms_met[1], (long long)forms_met[2], (long long)forms_met[3],
+           (long long)packed_numbers, (long long)packed_bytes);
+    return forms_met[1] && forms_met[2] && forms_met[3] && packed_bytes;
+}
+
+#endif
