@@ -220,6 +220,10 @@ typedef struct row_facts {
     uint64_t high, low;
 } row_facts;
 
+typedef struct row_size {
+    uint64_t any, large, numbers;
+} row_size;
+
 #define MAGIC 0x1.8p52 /* added to an integer below 2^51, it leaves the integer in the low bits */
 
 static inline __attribute__((always_inline)) int64_t bits_of_double(double x)
@@ -227,6 +231,12 @@ static inline __attribute__((always_inline)) int64_t bits_of_double(double x)
     int64_t i;
     memcpy(&i, &x, sizeof i);
     return i;
+}
+
+/* minus_zero: the bits of -0.0 times a factor. */
+static inline __attribute__((always_inline)) uint64_t minus_zero(double by)
+{
+    return (bits_of(by) ^ UINT64_C(1) << 63) & UINT64_C(1) << 63;
 }
 
 #define TERM_SMALL(x) (bits_of_double((double)(x) * by + MAGIC) - bits_of_double(MAGIC))
@@ -238,15 +248,15 @@ static inline __attribute__((always_inline)) int64_t bits_of_double(double x)
     {                                                                                                              \
         const UINT *restrict u = (const UINT *)(const void *)from;                                                 \
         const T *restrict x = (const T *)(const void *)from;                                                       \
-        const UINT minus_zero = (UINT)1 << (8 * sizeof(UINT) - 1);                                                 \
+        const UINT sign = (UINT)1 << (8 * sizeof(UINT) - 1);                                                       \
         if (first)                                                                                                 \
             for (size_t i = 0; i < n; i++) {                                                                       \
-                int64_t t = TERM(x[i]), old = -(int64_t)(u[i] == minus_zero);                                      \
+                int64_t t = TERM(x[i]), old = -(int64_t)(u[i] == sign);                                            \
                 w[i] = (t & ~old) | (NOTHING & old);                                                               \
             }                                                                                                      \
         else                                                                                                       \
             for (size_t i = 0; i < n; i++) {                                                                       \
-                int64_t t = TERM(x[i]), v = w[i], old = -(int64_t)(u[i] == minus_zero);                            \
+                int64_t t = TERM(x[i]), v = w[i], old = -(int64_t)(u[i] == sign);                                  \
                 int64_t none = -(int64_t)(v == NOTHING) & ~old;                                                    \
                 w[i] = (int64_t)((uint64_t)(v & ~none) + (uint64_t)t);                                             \
             }                                                                                                      \
@@ -277,6 +287,32 @@ static inline __attribute__((always_inline)) int64_t bits_of_double(double x)
         }                                                                                                    \
     }
 
+/* ROUND_ROW: words below 2^50 as float64, times a factor. */
+#define ROUND_ROW(NAME, TARGET)                                                                                   \
+    TARGET static void round_##NAME(double *restrict to, const int64_t *restrict w, size_t n, double by)          \
+    {                                                                                                             \
+        for (size_t i = 0; i < n; i++) {                                                                          \
+            int64_t v = w[i], none = -(int64_t)(v == NOTHING);                                                    \
+            double x = (of_bits((uint64_t)((v & ~none) + bits_of_double(MAGIC))) - MAGIC) * by;                   \
+            to[i] = of_bits(((uint64_t)bits_of_double(x) & ~(uint64_t)none) | ((uint64_t)none & minus_zero(by))); \
+        }                                                                                                         \
+    }
+
+/* SIZE_ROW: the bits that any word has, and those that any |word| has below its sign (one too few for negative powers
+ * of two); how many words are numbers. */
+#define SIZE_ROW(NAME, TARGET)                                                       \
+    TARGET static void size_##NAME(const int64_t *restrict w, size_t n, row_size *s) \
+    {                                                                                \
+        uint64_t any = 0, large = 0, numbers = 0;                                    \
+        for (size_t i = 0; i < n; i++) {                                             \
+            int64_t none = -(int64_t)(w[i] == NOTHING), v = w[i] & ~none;            \
+            any |= (uint64_t)v;                                                      \
+            large |= (uint64_t)(v ^ (v >> 63));                                      \
+            numbers += (uint64_t)(1 + none);                                         \
+        }                                                                            \
+        *s = (row_size){any, large, numbers};                                        \
+    }
+
 typedef struct window_loops {
     void (*facts_single)(const char *from, size_t n, row_facts *f);
     void (*facts_double)(const char *from, size_t n, row_facts *f);
@@ -285,6 +321,8 @@ typedef struct window_loops {
     void (*double_small)(int64_t *w, const char *from, size_t n, double by, bool first);
     void (*double_large)(int64_t *w, const char *from, size_t n, double by, bool first);
     void (*merge)(int64_t *w, const int64_t *from, size_t n, int by);
+    void (*round)(double *to, const int64_t *w, size_t n, double by);
+    void (*size)(const int64_t *w, size_t n, row_size *s);
 } window_loops;
 
 #define LOOPS(NAME, TARGET)                                                   \
@@ -294,7 +332,7 @@ typedef struct window_loops {
     ADD_ROW(NAME, TARGET, fan_any_f32, fan_any_u32, single_large, TERM_LARGE) \
     ADD_ROW(NAME, TARGET, fan_any_f64, fan_any_u64, double_small, TERM_SMALL) \
     ADD_ROW(NAME, TARGET, fan_any_f64, fan_any_u64, double_large, TERM_LARGE) \
-    MERGE_ROW(NAME, TARGET)
+    MERGE_ROW(NAME, TARGET) ROUND_ROW(NAME, TARGET) SIZE_ROW(NAME, TARGET)
 #define LOOPS_OF(NAME)        \
     {facts_single_##NAME,     \
      facts_double_##NAME,     \
@@ -302,7 +340,9 @@ typedef struct window_loops {
      add_single_large_##NAME, \
      add_double_small_##NAME, \
      add_double_large_##NAME, \
-     merge_##NAME}
+     merge_##NAME,            \
+     round_##NAME,            \
+     size_##NAME}
 
 LOOPS(plain, )
 #if defined(__x86_64__) && defined(__GNUC__)
@@ -485,6 +525,26 @@ static void number_add(fan_window *w, window_block *b, int64_t *low, size_t i, d
     cell_set(b, low, i, (top == NOTHING ? 0 : cell_value(&v, i)) + (signbit(x) ? -t : t), 0);
 }
 
+/* wide_add: adds finite terms to a block of words of 128 bits without inf and NaN. */
+static void wide_add(window_block *b, int64_t *low, const char *p, size_t n, bool is_double)
+{
+    int64_t *high = b->more;
+    for (size_t i = 0; i < n; i++) {
+        double x =
+            is_double ? ((const fan_any_f64 *)(const void *)p)[i] : (double)((const fan_any_f32 *)(const void *)p)[i];
+        int e;
+        uint64_t m = number_parts(x, &e), sign = bits_of(x) >> 63;
+        if (m == 0 && (sign || high[i] != NOTHING))
+            continue;
+        int by = m ? e - b->base : 0;
+        unsigned __int128 t = by >= 0 ? (unsigned __int128)m << by : m >> -by;
+        unsigned __int128 v = high[i] == NOTHING ? 0 : (unsigned __int128)(uint64_t)high[i] << 64 | (uint64_t)low[i];
+        v += (t ^ -(unsigned __int128)sign) + sign;
+        low[i] = (int64_t)v;
+        high[i] = (int64_t)(v >> 64);
+    }
+}
+
 static bool job_wide(const exact_job *j) { return j->read == FAN_DT_FLOAT64 || j->read == FAN_DT_COMPLEX128; }
 
 static double term_at(const exact_job *j, const char *p, size_t i)
@@ -564,7 +624,9 @@ static void terms_add(fan_window *w, int64_t at, const exact_job *j, const windo
             (job_wide(j) ? small ? loops->double_small : loops->double_large
              : small     ? loops->single_small
                          : loops->single_large)(low, p, v.n, by, b->empty);
-        for (size_t i = 0; i < v.n && !fast; i++)
+        else if (b->form == WORDS_128 && !b->special)
+            wide_add(b, low, p, v.n, job_wide(j));
+        for (size_t i = 0; i < v.n && !fast && (b->form != WORDS_128 || b->special); i++)
             number_add(w, b, low, i, term_at(j, p, i));
         b->empty = false;
     }
@@ -753,26 +815,37 @@ static double product_odd(double a, double b)
     return of_bits((rest > 0) == (p > 0) ? u + 1 : u - 1);
 }
 
-/* block_round: writes the numbers of a block as float64, which a conversion to the result's dtype then rounds. */
-static void block_round(const window_view *v, const fan_exact_kind *k, const judge *j, double *value)
+/* block_round: writes the numbers of a block as float64, which a conversion to the result's dtype then rounds: to
+ * nearest if that is float64, else exactly or to odd. */
+static void block_round(const window_view *v, const fan_exact_kind *k, const judge *j, const window_loops *loops,
+                        double *value)
 {
     const window_block *b = v->block;
     const double *factor = j->scaled ? &j->by : NULL;
-    bool odd = j->grid != TO_DOUBLE, exact = !b->empty && b->form == WORDS_64 && !b->special && b->base > -900 &&
-                                             window_top(b->bound) - b->base <= 53 && window_top(b->bound) < 900;
-    double unit = exact ? ldexp(1, b->base) : 0, size = fabs(j->by);
-    bool plain = exact && (!factor || (size > 0x1p-50 && size < 0x1p100));
+    int top = window_top(b->bound), bits = top - b->base;
+    double size = factor ? fabs(j->by) : 1;
+    bool odd = j->grid != TO_DOUBLE, shifts = !factor || j->shifts;
+    bool tame =
+        !b->empty && !b->special && b->form != LIMBS && b->base > -900 && top < 900 && size > 0x1p-50 && size < 0x1p50;
+    double unit = tame ? ldexp(1, b->base) : 0;
+    if (tame && bits <= 50 && (shifts || !odd)) {
+        loops->round(value, v->low, v->n, unit);
+        for (size_t i = 0; i < v->n && factor; i++)
+            value[i] *= *factor;
+        return;
+    }
     for (size_t i = 0; i < v->n; i++) {
         if (b->empty)
             value[i] = (factor ? *factor : 1.0) * -0.0;
-        else if (!plain || v->low[i] == NOTHING)
+        else if (!tame || cell_top(v, k, i) == NOTHING)
             value[i] = cell_round(v, k, i, factor, odd);
-        else if (!factor)
-            value[i] = (double)v->low[i] * unit;
-        else if (!odd || j->shifts)
-            value[i] = (double)v->low[i] * unit * *factor;
-        else
+        else if (bits <= 53 && odd && !shifts)
             value[i] = product_odd((double)v->low[i] * unit, *factor);
+        else if (bits <= 53 || (!odd && shifts)) /* the conversion rounds to nearest, or is exact */
+            value[i] =
+                (b->form == WORDS_64 ? (double)v->low[i] : (double)cell_value(v, i)) * unit * (factor ? *factor : 1);
+        else
+            value[i] = cell_round(v, k, i, factor, odd);
     }
 }
 
@@ -782,6 +855,7 @@ void fan_window_round(const fan_array *out, const fan_window *w, const fan_scale
     FAN_UNINITIALIZED double value[B];
     size_t parts = window_parts(w->dtype);
     judge j = {.by = 1.0, .shifts = true};
+    const window_loops *loops = window_loops_now();
     if (out->size == 0)
         return;
     fan__exact_set_grid(&j, out->dtype);
@@ -791,7 +865,7 @@ void fan_window_round(const fan_array *out, const fan_window *w, const fan_scale
     for (int64_t b = 0; b < w->blocks; b++) {
         window_view v = window_view_of(w, b);
         int64_t len = (int64_t)(v.n / parts);
-        block_round(&v, &w->kind, &j, value);
+        block_round(&v, &w->kind, &j, loops, value);
         if (turns)
             fan__exact_turn(value, len, scale);
         fan_nditer_write(&iter, out, b * B / (int64_t)parts, len, parts == 2 ? FAN_DT_COMPLEX128 : FAN_DT_FLOAT64,
@@ -831,50 +905,112 @@ size_t fan_window_room(const fan_window *w, int64_t first, int64_t n)
 }
 
 /* header_of: returns the header of a block, and how many zero bits all its numbers end with. */
-static window_header header_of(const window_view *v, int *zeros)
+static window_header header_of(const window_view *v, const window_loops *loops, int *zeros)
 {
     const window_block *b = v->block;
-    unsigned __int128 any = 0, most = 0;
-    bool nothing = true, some = false;
+    unsigned __int128 any = 0, large = 0;
+    size_t numbers = 0;
     *zeros = 0;
     if (b->form == LIMBS && !b->empty)
         return (window_header){.width = MESSAGE_LIMBS, .flags = b->special ? MESSAGE_SPECIAL : 0};
-    for (size_t i = 0; i < v->n && !b->empty; i++) {
-        int64_t top = b->form == WORDS_64 ? v->low[i] : high_of(b)[i];
-        nothing &= top == NOTHING;
-        some |= top <= NO_NUMBER;
-        if (top > NO_NUMBER)
-            cell_size(v, i, &any, &most);
+    if (b->form == WORDS_64 && !b->special && !b->empty) {
+        row_size size;
+        loops->size(v->low, v->n, &size);
+        any = size.any;
+        large = size.large;
+        numbers = size.numbers;
+    } else {
+        for (size_t i = 0; i < v->n && !b->empty; i++)
+            if ((b->form == WORDS_64 ? v->low[i] : high_of(b)[i]) > NO_NUMBER) {
+                cell_size(v, i, &any, &large);
+                numbers++;
+            }
     }
-    if (nothing || (any == 0 && !some))
-        return (window_header){.flags = nothing ? MESSAGE_EMPTY : 0};
+    if (any == 0 && !b->special && (numbers == 0 || numbers == v->n))
+        return (window_header){.flags = numbers ? 0 : MESSAGE_EMPTY};
     *zeros = zeros_of(any);
-    most = (most >> *zeros) + 4; /* the lowest values represent what is no number */
-    int bits =
-        (uint64_t)(most >> 64) ? 128 - __builtin_clzll((uint64_t)(most >> 64)) : 64 - __builtin_clzll((uint64_t)most);
-    return (window_header){b->base + *zeros, (uint8_t)(bits / 8 + 1), b->special ? MESSAGE_SPECIAL : 0, 0};
+    large >>= *zeros;
+    int bits = (uint64_t)(large >> 64) ? 128 - __builtin_clzll((uint64_t)(large >> 64))
+               : large                 ? 64 - __builtin_clzll((uint64_t)large)
+                                       : 0;
+    /* two bits more: the sign, and room for the lowest values, which represent what is no number */
+    return (window_header){b->base + *zeros, (uint8_t)((bits + 9) / 8), b->special ? MESSAGE_SPECIAL : 0, 0};
+}
+
+/* message_lowest: returns the lowest number of so many bytes. */
+static __int128 message_lowest(int width) { return -((__int128)1 << (8 * width - 2)) * 2; }
+
+#define EACH_WIDTH(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8)
+
+/* pack_words: writes words of 64 bits without inf and NaN; each overwrites what the one before wrote too much. */
+static inline __attribute__((always_inline)) void pack_width(char *p, const int64_t *w, size_t n, int zeros,
+                                                             size_t width)
+{
+    const int64_t lowest = (int64_t)((uint64_t)INT64_MIN >> (64 - 8 * width)) * (width == 8 ? 1 : -1);
+    for (size_t i = 0; i < n; i++, p += width) {
+        int64_t x = w[i] == NOTHING ? lowest : w[i] >> zeros;
+        memcpy(p, &x, sizeof x);
+    }
+}
+
+static void pack_words(char *p, const int64_t *w, size_t n, int zeros, int width)
+{
+    switch (width) {
+#define X(N)                             \
+    case N:                              \
+        pack_width(p, w, n, zeros, (N)); \
+        break;
+        EACH_WIDTH(X)
+#undef X
+    }
+}
+
+static inline __attribute__((always_inline)) void unpack_width(const char *p, int64_t *w, size_t n, size_t width)
+{
+    const int up = (int)(64 - 8 * width);
+    const int64_t lowest = INT64_MIN >> up;
+    size_t whole = n - (8 + width - 1) / width; /* whose 8 bytes all lie in the message */
+    for (size_t i = 0; i < n; i++, p += width) {
+        uint64_t x = 0;
+        memcpy(&x, p, n > 8 && i < whole ? sizeof x : width);
+        int64_t v = (int64_t)(x << up) >> up;
+        w[i] = v < lowest + 4 ? NOTHING + (v - lowest) : v;
+    }
+}
+
+static void unpack_words(const char *p, int64_t *w, size_t n, int width)
+{
+    switch (width) {
+#define X(N)                        \
+    case N:                         \
+        unpack_width(p, w, n, (N)); \
+        break;
+        EACH_WIDTH(X)
+#undef X
+    }
 }
 
 size_t fan_window_pack(const fan_window *w, int64_t first, int64_t n, void *to)
 {
+    const window_loops *loops = window_loops_now();
     char *p = to;
     for (int64_t at = first; at < first + n; at++) {
         window_view v = window_view_of(w, at);
         int zeros;
-        window_header h = header_of(&v, &zeros);
+        window_header h = header_of(&v, loops, &zeros);
         memcpy(p, &h, sizeof h);
         p += sizeof h;
         if (h.width == MESSAGE_LIMBS)
             memcpy(p, v.block->more, header_bytes(&h, v.n, &w->kind));
-        for (size_t i = 0; i < v.n && h.width && h.width != MESSAGE_LIMBS; i++) {
-            int64_t top = cell_top(&v, &w->kind, i);
-            __int128 x = top > NO_NUMBER ? cell_value(&v, i) >> zeros
-                                         : -((__int128)1 << (8 * h.width - 2)) * 2 + (__int128)(top - NOTHING);
-            if (h.width <= 8)
-                memcpy(p + i * h.width, &x, 8); /* the next number overwrites what is too much */
-            else
-                memcpy(p + i * h.width, &x, 16);
-        }
+        else if (v.block->form == WORDS_64 && !v.block->special)
+            pack_words(p, v.low, v.n, zeros, h.width);
+        else
+            for (size_t i = 0; i < v.n && h.width; i++) {
+                int64_t top = cell_top(&v, &w->kind, i);
+                __int128 x =
+                    top > NO_NUMBER ? cell_value(&v, i) >> zeros : message_lowest(h.width) + (__int128)(top - NOTHING);
+                memcpy(p + i * h.width, &x, sizeof x);
+            }
         p += header_bytes(&h, v.n, &w->kind);
     }
     return (size_t)(p - (char *)to);
@@ -891,12 +1027,19 @@ static void unpack(const window_header *h, const char *p, size_t n, window_block
                         .special = h->flags & MESSAGE_SPECIAL,
                         .bound = h->width && h->width != MESSAGE_LIMBS ? ldexp(1, h->base + 8 * h->width - 1) : 0,
                         .more = high};
-    for (size_t i = 0; i < n && b->form != LIMBS && !b->empty; i++) {
-        __int128 x = 0;
+    if (b->form == LIMBS || b->empty)
+        return;
+    if (h->width == 0)
+        memset(low, 0, n * sizeof *low);
+    if (h->width <= 8) {
+        unpack_words(p, low, n, h->width);
+        return;
+    }
+    for (size_t i = 0; i < n; i++) {
+        __int128 x = 0, lowest = message_lowest(h->width);
         int up = 128 - 8 * h->width;
         memcpy(&x, p + i * h->width, h->width);
-        x = h->width ? (__int128)((unsigned __int128)x << up) >> up : 0;
-        __int128 lowest = h->width ? -((__int128)1 << (8 * h->width - 2)) * 2 : -8;
+        x = (__int128)((unsigned __int128)x << up) >> up;
         cell_set(b, low, i, x, x < lowest + 4 ? (int64_t)(x - lowest) + NOTHING : 0);
     }
 }

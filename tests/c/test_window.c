@@ -310,20 +310,29 @@ static void many_terms(void)
 
 static void a_planted_fault_is_found(void)
 {
-    int64_t size = 256, before = wrong;
-    fan_array *in[3];
+    int64_t size = 256;
+    int differ = 0;
     recipe r = {.top = 0, .range = 44};
+    fan_array *in[3], *x = array_of(FAN_DT_FLOAT32, size), *y = array_of(FAN_DT_FLOAT32, size);
     for (int k = 0; k < 3; k++) {
         in[k] = array_of(FAN_DT_FLOAT32, size);
         fill(in[k], FAN_DT_FLOAT32, &r);
     }
-    fan_fault_plant(FAN_FAULT_WINDOW_NOT_WIDENED);
-    for (int k = 0; k < 20; k++)
-        check_round(in, 3, FAN_DT_FLOAT32, FAN_DT_FLOAT32, NULL);
-    fan_fault_plant(FAN_FAULT_NONE);
-    CHECK(wrong > before);
+    fan_exact_sum(x, (const fan_array *const *)in, 3, FAN_DT_FLOAT32, NULL);
+    for (int planted = 0; planted < 2; planted++) {
+        fan_fault_plant(planted ? FAN_FAULT_WINDOW_NOT_WIDENED : FAN_FAULT_NONE);
+        fan_window *w = fan_window_new(FAN_DT_FLOAT32, size);
+        CHECK_OK(fan_window_add(w, (const fan_array *const *)in, 3, NULL));
+        fan_fault_plant(FAN_FAULT_NONE);
+        fan_window_round(y, w, NULL);
+        differ += !same_bits(x, y);
+        CHECK_INT(differ, planted);
+        fan_window_free(w);
+    }
     for (int k = 0; k < 3; k++)
         fan_array_drop(in[k]);
+    fan_array_drop(x);
+    fan_array_drop(y);
 }
 
 int main(int argc, char **argv)
