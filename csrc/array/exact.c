@@ -18,8 +18,7 @@
  *   near      n * n * n * max|x| * 2^-105 at most: both ends of sum + (rest -+ that) round alike
  *
  * The integer path: the sum as an integer multiple of the dtype's smallest step, in two's complement, with as many
- * limbs as its largest value needs. This superaccumulator is also kept between folds. Spare values of its top limb
- * represent inf and NaN.
+ * limbs as its largest value needs. Spare values of its top limb represent inf and NaN.
  *
  * Rounding once: a tile's result is a float64 that is the exact sum, or lies between the same two neighbours of the
  * result dtype (near), or was rounded to odd: its last bit is set if anything was lost, so that the next rounding, to a
@@ -45,8 +44,6 @@ static size_t parts_of(fan_dtype d) { return fan_dtype_kind(d) == 'c' ? 2 : 1; }
 static bool exact_wide(fan_dtype d) { return d == FAN_DT_FLOAT64 || d == FAN_DT_COMPLEX128; }
 
 bool fan_exact_fits(fan_dtype d) { return fan__exact_kind_of(d).limbs != 0; }
-
-size_t fan_superacc_size(fan_dtype d) { return (size_t)fan__exact_kind_of(d).limbs * parts_of(d) * sizeof(int64_t); }
 
 #ifdef FAN_TEST
 static atomic_int_fast64_t slow_ones;
@@ -324,124 +321,4 @@ void fan_exact_sum(const fan_array *out, const fan_array *const *in, size_t n, f
 void fan_exact_fold(const fan_array *out, const fan_operand *in, size_t n, fan_dtype d, const fan_scale *scale)
 {
     exact_sum(out, &in->array, sizeof *in, n, d, scale);
-}
-
-/* ---- between folds ---- */
-
-void fan_superacc_start(void *accs, fan_dtype d, int64_t size)
-{
-    fan_exact_kind k = fan__exact_kind_of(d);
-    uint64_t *w = accs;
-    for (size_t i = 0; i < (size_t)size * parts_of(d); i++, w += k.limbs)
-        fan__superacc_start(w, &k);
-}
-
-void fan_superacc_add(void *accs, fan_dtype d, const fan_array *const *in, size_t n)
-{
-    FAN_UNINITIALIZED exact_job j;
-    FAN_UNINITIALIZED _Alignas(64) tally t;
-    FAN_UNINITIALIZED scratch room;
-    uint64_t *w = accs;
-    if (n == 0 || in[0]->size == 0)
-        return;
-    fan__exact_job_begin(&j, in, sizeof *in, n, d);
-    fan_nditer_begin(&j.iter, in[0], true); /* C order, as the superaccumulators have */
-    for (size_t k = 1; k < n; k++)
-        fan_nditer_also(&j.iter, in[k]);
-    fan_nditer_ready(&j.iter);
-    int64_t most = FAN_EXACT_TILE / (int64_t)j.parts;
-    for (int64_t at = 0, len; at < j.iter.size; at += len) {
-        len = j.iter.size - at < most ? j.iter.size - at : most;
-        size_t numbers = (size_t)len * j.parts;
-        /* If the sum of these terms is one float64, only that is added. */
-        bool some = n > 1 && !exact_wide(d), bad = false;
-        if (some) {
-            exact_fast(&j, at, len, &t, &room);
-            bad = exact_prove(&j, &t, numbers);
-            for (size_t i = 0; i < numbers; i++)
-                if (!bad || !t.bad[i])
-                    fan__superacc_add(w + i * (size_t)j.k.limbs, &j.k, t.sum[i]);
-        }
-        for (size_t k = 0; k < n && (!some || bad); k++) {
-            const char *p = fan__exact_term(&j, k, at, len, room.term[0]);
-            for (size_t i = 0; i < numbers; i++)
-                if (!some || t.bad[i])
-                    fan__superacc_add(w + i * (size_t)j.k.limbs, &j.k, number_at(&j, p, i));
-        }
-        w += numbers * (size_t)j.k.limbs;
-    }
-}
-
-void fan_superacc_add_at(void *accs, fan_dtype d, const fan_array *values, const int64_t *to)
-{
-    FAN_UNINITIALIZED exact_job j;
-    FAN_UNINITIALIZED scratch room;
-    const fan_array *const in[] = {values};
-    uint64_t *w = accs;
-    if (values->size == 0)
-        return;
-    fan__exact_job_begin(&j, in, sizeof *in, 1, d);
-    fan_nditer_begin(&j.iter, values, true);
-    fan_nditer_ready(&j.iter);
-    int64_t most = FAN_EXACT_TILE / (int64_t)j.parts;
-    size_t each = j.parts * (size_t)j.k.limbs;
-    for (int64_t at = 0, len; at < j.iter.size; at += len) {
-        len = j.iter.size - at < most ? j.iter.size - at : most;
-        const char *p = fan__exact_term(&j, 0, at, len, room.term[0]);
-        for (size_t i = 0; i < (size_t)len * j.parts; i++)
-            fan__superacc_add(w + (size_t)to[at + (int64_t)(i / j.parts)] * each + i % j.parts * (size_t)j.k.limbs,
-                              &j.k, number_at(&j, p, i));
-    }
-}
-
-void fan_superacc_round(const fan_array *out, const void *accs, fan_dtype d, const fan_scale *scale)
-{
-    FAN_UNINITIALIZED fan_nditer iter;
-    FAN_UNINITIALIZED double value[FAN_EXACT_TILE];
-    fan_exact_kind k = fan__exact_kind_of(d);
-    size_t parts = parts_of(d);
-    judge j = {.by = 1.0};
-    const uint64_t *w = accs;
-    if (out->size == 0)
-        return;
-    fan__exact_set_grid(&j, out->dtype);
-    bool turns = fan__exact_scale_begin(&j, scale, parts == 2);
-    fan_nditer_begin(&iter, out, true);
-    fan_nditer_ready(&iter);
-    int64_t most = FAN_EXACT_TILE / (int64_t)parts;
-    for (int64_t at = 0, len; at < iter.size; at += len) {
-        len = iter.size - at < most ? iter.size - at : most;
-        for (size_t i = 0; i < (size_t)len * parts; i++, w += k.limbs)
-            value[i] = fan__superacc_value(w, &k, j.scaled ? &j.by : NULL, j.grid != TO_DOUBLE);
-        if (turns)
-            fan__exact_turn(value, len, scale);
-        fan_nditer_write(&iter, out, at, len, parts == 2 ? FAN_DT_COMPLEX128 : FAN_DT_FLOAT64, (const char *)value);
-    }
-}
-
-void fan_superacc_widen(void *to, fan_dtype wider, const void *from, fan_dtype d, int64_t size)
-{
-    fan_exact_kind a = fan__exact_kind_of(d), b = fan__exact_kind_of(wider);
-    size_t parts = parts_of(d);
-    const uint64_t *w = from;
-    uint64_t *v = to;
-    int shift = b.unit - a.unit;
-    fan_superacc_start(to, wider, size);
-    for (int64_t i = 0; i < size; i++, v += (parts_of(wider) - parts) * (size_t)b.limbs) {
-        for (size_t p = 0; p < parts; p++, w += a.limbs, v += b.limbs) {
-            int64_t top = (int64_t)w[a.limbs - 1];
-            if (fan__superacc_special(w, &a)) {
-                v[b.limbs - 1] = (uint64_t)top;
-                continue;
-            }
-            for (int k = 0; k < b.limbs; k++) { /* word k of w * 2^shift; above its top word w has its sign */
-                int at = k - shift / 64, bit = shift % 64;
-                uint64_t here = at < 0 ? 0 : at < a.limbs ? w[at] : (uint64_t)(top >> 63);
-                uint64_t below = at < 1 ? 0 : at - 1 < a.limbs ? w[at - 1] : (uint64_t)(top >> 63);
-                v[k] = bit ? here << bit | below >> (64 - bit) : here;
-            }
-        }
-        if (parts_of(wider) > parts) /* the imaginary part of a real number is +0.0, as in a conversion */
-            v[b.limbs - 1] = 0;
-    }
 }

@@ -64,7 +64,7 @@ static size_t budget_worth_absorbing(const fan_slot *s)
         parked += one->item->bytes;
         dense += v->form == FAN_FORM_DENSE ? (uint64_t)v->array->size : 0;
     }
-    state = n ? dense / n * fan_superacc_size(d) : 0;
+    state = n ? dense / n * 8 * (fan_dtype_kind(d) == 'c' ? 2 : 1) : 0; /* of a window whose words have 64 bits */
     return n > 1 && (p->exact || parked > state) ? n : 0;
 }
 

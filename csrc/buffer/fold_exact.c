@@ -19,30 +19,17 @@ static fan_dtype exact_dtype(const fan_fold *f)
 {
     fan_dtype d = fan_fold_dtype(f);
     if (f->state)
-        d = fan_dtype_promote(d, f->state->dtype);
+        d = fan_dtype_promote(d, fan_window_dtype(f->state->sum));
     for (size_t i = 0; i < f->n; i++)
         d = fan_dtype_promote(d, numbers_of(f->terms[i].v)->dtype);
     return d;
 }
 
-static fan_exact_state *exact_state(const fan_fold *f, fan_dtype d, int64_t size)
+/* exact_window: a new window with the sum so far. */
+static fan_status exact_window(const fan_fold *f, fan_dtype d, int64_t size, fan_window **out, fan_error *err)
 {
-    const fan_exact_state *old = f->state;
-    fan_exact_state *st = fan_alloc(sizeof *st + (size_t)size * fan_superacc_size(d));
-    if (!st)
-        return NULL;
-    *st = (fan_exact_state){.dtype = d, .size = size};
-    if (!old) {
-        fan_superacc_start(st->words, d, size);
-        return st;
-    }
-    st->origin = old->origin;
-    st->rank = old->rank;
-    if (old->dtype == d)
-        memcpy(st->words, old->words, (size_t)size * fan_superacc_size(d));
-    else
-        fan_superacc_widen(st->words, d, old->words, old->dtype, size);
-    return st;
+    *out = f->state ? fan_window_copy(f->state->sum, d) : fan_window_new(d, size);
+    return *out ? FAN_OK : fan_fail(err, FAN_ERR_NOMEM, "%s: slot %zu: out of memory", f->b->name, f->slot);
 }
 
 /* A stored number of a sparse sum, by its place in the dense array. */
@@ -74,24 +61,32 @@ static fan_status places_among(const fan_sparse *s, const stored *all, size_t n,
     return FAN_OK;
 }
 
-/* Adds all terms. Outside the frontend: it takes a while. `all`, n: as places_among has them. */
-static fan_status exact_add(fan_fold *f, fan_exact_state *st, const stored *all, size_t n, fan_error *err)
+/* exact_add: adds all terms, without the frontend's lock: it takes a while. If all are dense, a failure leaves the
+ * window as it was. `all`, n: as places_among has them. */
+static fan_status exact_add(fan_fold *f, fan_window *sum, const stored *all, size_t n, fan_error *err)
 {
     fan_buffer *b = f->b;
     fan_status status = FAN_OK;
+    const fan_array **dense = fan_alloc((f->n ? f->n : 1) * sizeof *dense);
+    size_t denses = 0;
+    if (!dense)
+        return fan_fail(err, FAN_ERR_NOMEM, "%s: slot %zu: out of memory", b->name, f->slot);
     void *left = b->frontend->allow_threads_begin ? b->frontend->allow_threads_begin() : NULL;
     for (size_t i = 0; i < f->n && status == FAN_OK; i++) {
         const fan_value *v = f->terms[i].v;
         int64_t *to = NULL;
         if (v->form == FAN_FORM_DENSE) {
-            fan_superacc_add(st->words, st->dtype, (const fan_array *const[]){v->array}, 1);
+            dense[denses++] = v->array;
             continue;
         }
         status = places_among(v->sparse, all, n, &to, err);
         if (status == FAN_OK)
-            fan_superacc_add_at(st->words, st->dtype, v->sparse->values, to);
+            status = fan_window_add_at(sum, v->sparse->values, to, err);
         fan_free(to);
     }
+    if (status == FAN_OK)
+        status = fan_window_add(sum, dense, denses, err);
+    fan_free(dense);
     if (b->frontend->allow_threads_begin)
         b->frontend->allow_threads_end(left);
     FAN_COUNT(b, passes, f->n > 0);
@@ -126,19 +121,24 @@ fan_status fan_fold_absorb(fan_fold *f, const fan_value *like, fan_error *err)
     for (size_t i = 0; i < f->n; i++)
         FAN_TRY(fan_slot_check_unmoved(f->b, f->slot, f->terms[i].v, f->terms[i].key, err));
     fan_dtype d = exact_dtype(f);
-    if (!st || st->dtype != d) {
-        st = exact_state(f, d, f->terms[0].v->array->size);
+    if (!st) {
+        st = fan_calloc(sizeof *st);
         if (!st)
             return fan_fail(err, FAN_ERR_NOMEM, "%s: slot %zu: out of memory", f->b->name, f->slot);
-        fan_free(p->exact);
-        p->exact = st;
     }
+    fan_window *sum = st->sum;
+    fan_status status = FAN_OK;
+    if (!sum || fan_window_dtype(sum) != d)
+        FAN_GO(exact_window(f, d, f->terms[0].v->array->size, &sum, err));
+    FAN_GO(exact_add(f, sum, NULL, 0, err)); /* dense terms alone come here */
     if (like && (!f->state || like->rank < st->rank)) {
         st->origin = like->origin;
         st->rank = like->rank;
     }
-    f->state = st;
-    FAN_TRY(exact_add(f, st, NULL, 0, err)); /* dense terms alone come here: nothing fails */
+    if (sum != st->sum)
+        fan_window_free(st->sum);
+    st->sum = sum;
+    f->state = p->exact = st;
     if (nonfinite < f->n) {
         p->sum_stats.has_nonfinite = true;
         p->sum_stats.nonfinite_key = f->terms[nonfinite].key;
@@ -147,6 +147,12 @@ fan_status fan_fold_absorb(fan_fold *f, const fan_value *like, fan_error *err)
     p->rules |= f->plan.rules;
     f->n = 0; /* nothing is left to sum: fan_fold_commit_end takes the items off the list */
     return FAN_OK;
+done:
+    if (sum != st->sum)
+        fan_window_free(sum);
+    if (!p->exact)
+        fan_free(st);
+    return status;
 }
 
 /* The exact sum over the entries of `sum`, which has the structure of all terms. */
@@ -157,20 +163,21 @@ static fan_status exact_values(fan_fold *f, const fan_sparse *sum, const fan_sca
     size_t n = (size_t)sum->values->size;
     stored *all = fan_alloc((n ? n : 1) * sizeof *all);
     int64_t *places = NULL;
-    fan_exact_state *st = exact_state(f, exact_dtype(f), sum->values->size);
-    if (!all || !st)
+    fan_window *window = NULL;
+    if (!all)
         FAN_GO(fan_fail(err, FAN_ERR_NOMEM, "%s: slot %zu: out of memory", f->b->name, f->slot));
+    FAN_GO(exact_window(f, exact_dtype(f), sum->values->size, &window, err));
     FAN_GO(places_among(sum, NULL, 0, &places, err));
     for (size_t i = 0; i < n; i++)
         all[i] = (stored){places[i], (int64_t)i};
     qsort(all, n, sizeof *all, by_place);
-    FAN_GO(exact_add(f, st, all, n, err));
+    FAN_GO(exact_add(f, window, all, n, err));
     FAN_GO(fan_array_new(f->plan.dtype, sum->values->ndim, sum->values->shape, NULL, values, err));
-    fan_superacc_round(*values, st->words, st->dtype, scale);
+    fan_window_round(*values, window, scale);
 done:
     fan_free(all);
     fan_free(places);
-    fan_free(st);
+    fan_window_free(window);
     return status;
 }
 
@@ -206,7 +213,7 @@ fan_status fan_fold_exact(fan_fold *f, fan_error *err)
     if (f->plan.kind == FAN_FOLD_EXACT_SPARSE)
         return fold_exact_sparse(f, err);
     const fan_scale *scale = f->take && f->take->scale.on ? &f->take->scale : NULL;
-    fan_exact_state *st = NULL;
+    fan_window *sum = NULL;
     fan_array *out = NULL;
     fan_dtype d = exact_dtype(f);
     if (f->out)
@@ -217,12 +224,12 @@ fan_status fan_fold_exact(fan_fold *f, fan_error *err)
     FAN_GO(fan_order_wait_terms(f, err));
     if (f->out)
         FAN_GO(fan_order_wait_taker(f, s->p->accum, &f->plan.after, err));
-    if (f->state || sparse) {
-        st = exact_state(f, d, out->size);
-        if (!st)
-            FAN_GO(fan_fail(err, FAN_ERR_NOMEM, "%s: slot %zu: out of memory", f->b->name, f->slot));
-        FAN_GO(exact_add(f, st, NULL, 0, err));
-        fan_superacc_round(out, st->words, d, scale);
+    if (f->state && f->n == 0) {
+        fan_window_round(out, f->state->sum, scale);
+    } else if (f->state || sparse) {
+        FAN_GO(exact_window(f, d, out->size, &sum, err));
+        FAN_GO(exact_add(f, sum, NULL, 0, err));
+        fan_window_round(out, sum, scale);
     } else {
         for (size_t i = 0; i < f->n; i++)
             f->scratch[i] = (fan_operand){f->terms[i].v->array, d};
@@ -240,7 +247,7 @@ fan_status fan_fold_exact(fan_fold *f, fan_error *err)
         f->owned = true;
     }
 done:
-    fan_free(st);
+    fan_window_free(sum);
     fan_array_drop(out);
     return status;
 }

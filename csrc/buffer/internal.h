@@ -2,6 +2,7 @@
 #ifndef FAN_BUFFER_INTERNAL_H
 #define FAN_BUFFER_INTERNAL_H
 
+#include "array/window.h"
 #include "base/fault.h"
 #include "buffer/buffer.h"
 #include "buffer/list.h"
@@ -21,14 +22,14 @@ typedef struct fan_sum_stats {
     bool captured;           /* a part of the sum was made under capture: there are no statistics */
 } fan_sum_stats;
 
-/* What a slot with accumulate="exact" has summed so far: the limbs of exact.h. As it is larger than a few
- * contributions, a fold waits until they take more memory than it does. */
+/* What a slot with accumulate="exact" has summed so far. A fold waits until the contributions take more memory than its
+ * window. */
 typedef struct fan_exact_state {
-    fan_dtype dtype;
-    int64_t size;
+    fan_window *sum;
     uint8_t origin, rank; /* of the contribution whose kind the sum has (D15) */
-    uint64_t words[];
 } fan_exact_state;
+
+void fan_exact_state_free(fan_exact_state *st); /* st may be NULL; slot.c */
 
 /* The state of a slot in a pass, made once something came to it that is no plain entry (list.h). Under the slot's lock;
  * what is marked (folder) is written only by the thread that made the slot busy. */

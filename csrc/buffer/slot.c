@@ -266,6 +266,13 @@ static void slot_join_pooled(const fan_slot_state *p)
     fan_event_drop(e);
 }
 
+void fan_exact_state_free(fan_exact_state *st)
+{
+    if (st)
+        fan_window_free(st->sum);
+    fan_free(st);
+}
+
 /* Drops all that a pass held. Unlocked. */
 void fan_slot_state_free(fan_buffer *b, fan_slot_state *p)
 {
@@ -287,7 +294,7 @@ void fan_slot_state_free(fan_buffer *b, fan_slot_state *p)
     fan_stream_drop(p->accum);
     fan_device_drop(p->device);
     fan_free(p->poison);
-    fan_free(p->exact);
+    fan_exact_state_free(p->exact);
     fan_free(p);
 }
 

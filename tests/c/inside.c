@@ -6,6 +6,7 @@
 #include "inside.h"
 
 #include "array/exact.h"
+#include "array/window.h"
 #include "array/exact_loops.h"
 #include "array/overlap.h"
 #include "array/sum.h"
@@ -123,7 +124,7 @@ static PyObject *sum(PyObject *Py_UNUSED(module), PyObject *args)
                          stats.absmax, "nonfinite", (unsigned long long)stats.nonfinite);
 }
 
-/* exact_sum: in one go, or over states, `step` arrays at a time. */
+/* exact_sum: in one go, or over a window, `step` arrays at a time. */
 static fan_status exact_sum(const fan_array *out, const fan_array *const *in, size_t n, fan_dtype d,
                             const fan_scale *scale, size_t step)
 {
@@ -131,15 +132,14 @@ static fan_status exact_sum(const fan_array *out, const fan_array *const *in, si
         fan_exact_sum(out, in, n, d, scale);
         return FAN_OK;
     }
-    void *state = fan_alloc(fan_superacc_size(d) * (size_t)out->size);
-    if (!state)
-        return FAN_ERR_NOMEM;
-    fan_superacc_start(state, d, out->size);
-    for (size_t k = 0; k < n; k += step)
-        fan_superacc_add(state, d, in + k, n - k < step ? n - k : step);
-    fan_superacc_round(out, state, d, scale);
-    fan_free(state);
-    return FAN_OK;
+    fan_window *sum = fan_window_new(d, out->size);
+    fan_status status = sum ? FAN_OK : FAN_ERR_NOMEM;
+    for (size_t k = 0; k < n && status == FAN_OK; k += step)
+        status = fan_window_add(sum, in + k, n - k < step ? n - k : step, NULL);
+    if (status == FAN_OK)
+        fan_window_round(out, sum, scale);
+    fan_window_free(sum);
+    return status;
 }
 
 static PyObject *exact(PyObject *Py_UNUSED(module), PyObject *args)

@@ -289,7 +289,7 @@ static void shuffle(fan_array **a, size_t n)
 
 static int64_t wrong, looked_at; /* of a run with a planted fault */
 
-/* check_terms: every vector unit, another order, and states in several folds give what the model does. */
+/* check_terms: every vector unit, another order, and trees of windows give what the model does. */
 static void check_terms(terms *t, fan_dtype to, const char *what, bool planted)
 {
     int64_t size = (int64_t)t->size;
@@ -310,15 +310,6 @@ static void check_terms(terms *t, fan_dtype to, const char *what, bool planted)
     shuffle(t->array, t->n);
     CHECK_OK(fan_array_new(to, 1, &size, NULL, &out[outs], NULL));
     fan_exact_sum(out[outs++], (const fan_array *const *)t->array, t->n, t->d, NULL);
-    void *state = malloc(fan_superacc_size(t->d) * t->size);
-    fan_superacc_start(state, t->d, size);
-    for (size_t k = 0, m; k < t->n; k += m) {
-        m = 1 + (size_t)random_below((int64_t)(t->n - k));
-        fan_superacc_add(state, t->d, (const fan_array *const *)t->array + k, m);
-    }
-    CHECK_OK(fan_array_new(to, 1, &size, NULL, &out[outs], NULL));
-    fan_superacc_round(out[outs++], state, t->d, NULL);
-    free(state);
     int64_t shown = 0;
     for (size_t i = 0; i < t->size; i++) {
         uint64_t want = model(t->d, t->codes + i * t->n, t->n, to);
@@ -514,7 +505,7 @@ static void a_factor_is_exact(void)
 }
 
 /* Parts of complex numbers are sums of their own; states of theirs widen without loss. */
-static void complex_and_wider_states(void)
+static void complex_and_wider_windows(void)
 {
     int64_t size = 300;
     fan_array *in[6], *part[6], *out, *re, *wide_out;
@@ -540,16 +531,14 @@ static void complex_and_wider_states(void)
         for (int k = 0; k < 6; k++)
             fan_array_drop(part[k]);
     }
-    void *narrow = malloc(fan_superacc_size(FAN_DT_FLOAT32) * (size_t)size),
-         *wide = malloc(fan_superacc_size(FAN_DT_COMPLEX64) * (size_t)size);
     for (int k = 0; k < 3; k++)
         CHECK_OK(fan_array_view(in[k]->storage, in[k]->data, FAN_DT_FLOAT32, 1, &size, in[k]->strides, true, &part[k],
                                 NULL));
-    fan_superacc_start(narrow, FAN_DT_FLOAT32, size);
-    fan_superacc_add(narrow, FAN_DT_FLOAT32, (const fan_array *const *)part, 3);
-    fan_superacc_widen(wide, FAN_DT_COMPLEX64, narrow, FAN_DT_FLOAT32, size);
-    fan_superacc_add(wide, FAN_DT_COMPLEX64, (const fan_array *const *)in + 3, 3);
-    fan_superacc_round(wide_out, wide, FAN_DT_COMPLEX64, NULL);
+    fan_window *narrow = fan_window_new(FAN_DT_FLOAT32, size), *wide;
+    CHECK_OK(fan_window_add(narrow, (const fan_array *const *)part, 3, NULL));
+    wide = fan_window_copy(narrow, FAN_DT_COMPLEX64);
+    CHECK_OK(fan_window_add(wide, (const fan_array *const *)in + 3, 3, NULL));
+    fan_window_round(wide_out, wide, NULL);
     for (int64_t i = 0; i < size; i++)
         CHECK(load(wide_out->data + 8 * i, FAN_DT_FLOAT32) == load(out->data + 8 * i, FAN_DT_FLOAT32));
     for (int k = 0; k < 6; k++) {
@@ -557,15 +546,15 @@ static void complex_and_wider_states(void)
         if (k < 3)
             fan_array_drop(part[k]);
     }
-    free(narrow);
-    free(wide);
+    fan_window_free(narrow);
+    fan_window_free(wide);
     fan_array_drop(out);
     fan_array_drop(re);
     fan_array_drop(wide_out);
 }
 
-/* float16 into float32, bfloat16 into float64, by way of states */
-static void states_widen_without_loss(void)
+/* float16 into float32, bfloat16 into float64, by way of windows */
+static void windows_widen_without_loss(void)
 {
     static const fan_dtype from[] = {FAN_DT_FLOAT16, FAN_DT_BFLOAT16, FAN_DT_FLOAT8_E5M2, FAN_DT_FLOAT32},
                            to[] = {FAN_DT_FLOAT32, FAN_DT_FLOAT64, FAN_DT_FLOAT16, FAN_DT_FLOAT64};
@@ -574,20 +563,18 @@ static void states_widen_without_loss(void)
         terms_make(&t, from[r], 7, 400, -1);
         int64_t size = 400;
         fan_array *out;
-        void *narrow = malloc(fan_superacc_size(from[r]) * 400);
-        void *wide = malloc(fan_superacc_size(to[r]) * 400);
-        fan_superacc_start(narrow, from[r], size);
-        fan_superacc_add(narrow, from[r], (const fan_array *const *)t.array, 4);
-        fan_superacc_widen(wide, to[r], narrow, from[r], size);
-        fan_superacc_add(wide, to[r], (const fan_array *const *)t.array + 4, 3);
+        fan_window *narrow = fan_window_new(from[r], size), *wide;
+        CHECK_OK(fan_window_add(narrow, (const fan_array *const *)t.array, 4, NULL));
+        wide = fan_window_copy(narrow, to[r]);
+        CHECK_OK(fan_window_add(wide, (const fan_array *const *)t.array + 4, 3, NULL));
         CHECK_OK(fan_array_new(to[r], 1, &size, NULL, &out, NULL));
-        fan_superacc_round(out, wide, to[r], NULL);
+        fan_window_round(out, wide, NULL);
         for (int64_t i = 0; i < size; i++)
             CHECK(same_code(to[r], load(out->data + i * out->strides[0], to[r]),
                             model(from[r], t.codes + i * 7, 7, to[r])));
         fan_array_drop(out);
-        free(narrow);
-        free(wide);
+        fan_window_free(narrow);
+        fan_window_free(wide);
         terms_free(&t);
     }
 }
@@ -610,11 +597,10 @@ static void in_place_and_strided(void)
         fresh = random_view(d, ndim, shape, false);
         other = random_view(d, ndim, shape, false);
         fan_exact_sum(fresh, (const fan_array *const *)in, n, d, NULL);
-        void *state = malloc(fan_superacc_size(d) * (size_t)fresh->size + 1);
-        fan_superacc_start(state, d, fresh->size);
-        fan_superacc_add(state, d, (const fan_array *const *)in, n);
-        fan_superacc_round(other, state, d, NULL);
-        free(state);
+        fan_window *sum = fan_window_new(d, fresh->size);
+        CHECK_OK(fan_window_add(sum, (const fan_array *const *)in, n, NULL));
+        fan_window_round(other, sum, NULL);
+        fan_window_free(sum);
         fan_exact_sum(in[at], (const fan_array *const *)in, n, d, NULL);
         for (int64_t i = 0; i < fresh->size; i++) {
             CHECK(same_number(get(fresh, i), get(in[at], i)));
@@ -691,12 +677,11 @@ int main(int argc, char **argv)
         share = atof(argv[1]);
     CHECK(fan_exact_fits(FAN_DT_FLOAT32) && fan_exact_fits(FAN_DT_COMPLEX64) && !fan_exact_fits(FAN_DT_INT32) &&
           !fan_exact_fits(FAN_DT_BOOL));
-    CHECK_INT(fan_superacc_size(FAN_DT_FLOAT32), 40);
     named_cases();
     every_order_of_five();
     a_factor_is_exact();
-    complex_and_wider_states();
-    states_widen_without_loss();
+    complex_and_wider_windows();
+    windows_widen_without_loss();
     in_place_and_strided();
     terms_of_another_dtype(FAN_DT_INT32);
     terms_of_another_dtype(FAN_DT_FLOAT16);
