@@ -199,3 +199,16 @@ def test_a_planted_fault_is_found(fault: str) -> None:
         inside().fault(None)
     assert not same(right, wrong)
     assert same(exact(list(x)), right)
+
+
+def test_a_window_that_is_widened_too_late_is_found() -> None:
+    rng = np.random.default_rng(12)
+    x = [((1 + rng.random(256)) * 2.0 ** -rng.integers(0, 45, 256)).astype(np.float32) for _ in range(3)]
+    right = exact(x)
+    assert same(exact(x, step=1), right)
+    try:
+        inside().fault("WINDOW_NOT_WIDENED")
+        wrong = exact(x, step=1)
+    finally:
+        inside().fault(None)
+    assert not same(right, wrong)
