@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
@@ -44,10 +43,9 @@ def check_place(t: Tensor, name: Callable[[], str]) -> None:
     """ValueError for a tensor that is not all in one piece of the host's memory."""
     if t.is_nested:
         raise TypeError(f"{name()}: expected one tensor, got a nested one: pass its parts, x.unbind()")
-    if t.device.type != "cpu" or str(t.layout) != "torch.strided":
+    if t.device.type != "cpu" or layout_of(t) != "strided":
         raise ValueError(
-            f"{name()}: expected a strided tensor on the CPU, got one on {t.device} with layout"
-            f" {str(t.layout).removeprefix('torch.')}"
+            f"{name()}: expected a strided tensor on the CPU, got one on {t.device} with layout {layout_of(t)}"
         )
     if t.is_quantized:
         raise ValueError(
@@ -110,12 +108,18 @@ HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 def layout_of(t: Tensor) -> str:
     """The name of a tensor's layout."""
-    return str(t.layout).removeprefix("torch.")
+    return layout_name(t.layout)
+
+
+@functools.cache
+def layout_name(layout: object) -> str:
+    """The name of a layout of torch's."""
+    return str(layout).removeprefix("torch.")
 
 
 def pieces_of(t: Tensor) -> list[Tensor]:
     """The strided tensors on the host that hold a tensor's bytes: itself, or what a sparse one is made of."""
-    if t.device.type != "cpu":
+    if not t.is_cpu:
         return []
     if layout_of(t) == "strided":
         return [t]
@@ -131,26 +135,33 @@ def shown_by(t: Tensor) -> tuple[object, ...]:
     return (t.layout, t.device, t.dtype, t.shape, *places)
 
 
-@dataclass(frozen=True)
-class History:
-    """The node of a tensor that is no leaf, and a second end of its history."""
+class History(NamedTuple):
+    """The node of a tensor that is no leaf, a second end of its history, and the dict of its hooks."""
 
     node: Node
     end: Tensor
+    hooks: dict[object, object]
 
     @staticmethod
     def of(t: Tensor) -> History:
+        """Call it with gradients enabled. `unsafe_split_with_sizes` is the cheapest operation whose result is no view:
+        the node of a view changes with its base.
+        """
         node = t.grad_fn
         assert node is not None
-        if isinstance(node, parts().Back._backward_cls):  # an undo made it: its end is one already
-            return History(node, node.end)
-        with torch().enable_grad():
-            return History(
-                node,
-                torch().ops.aten._unsafe_view.default(t, t.shape)
-                if layout_of(t) == "strided"
-                else parts().Ends.apply(t),
-            )
+        hooks = t._backward_hooks
+        if hooks is None:  # the node keeps this dict, whatever becomes of the tensor
+            t._backward_hooks = hooks = OrderedDict()
+            node._register_hook_dict(t)
+        if isinstance(node, parts().Back._backward_cls):
+            end = node.end  # an undo made this node
+        elif layout_of(t) != "strided":
+            end = parts().Ends.apply(t)
+        elif t.shape:
+            end = t.unsafe_split_with_sizes(t.shape[:1])[0]
+        else:
+            end = torch().ops.aten._unsafe_view.default(t, ())
+        return History(node, end, hooks)
 
 
 class Hooks(NamedTuple):
@@ -188,22 +199,27 @@ class SavedTensor:
         if self.requires_grad:
             self.retained = t.retains_grad
             if not t.is_leaf and t._base is None:  # a view has the history of its base
-                self.history = History.of(t)
-                if t._backward_hooks is None:  # its node has them, whatever becomes of the tensor
-                    t._backward_hooks = OrderedDict()
-                    self.history.node._register_hook_dict(t)
+                with torch().enable_grad():
+                    self.history = History.of(t)
             self.hooks = [Hooks(k, hooks := getattr(t, k), dict(hooks or {})) for k in HOOKS]
         self._hold()
 
     @staticmethod
     def of_plain(
-        alias: Tensor, t: Tensor, kind: type, version: int, size: int, asks: bool, grad: Tensor | None
+        alias: Tensor,
+        t: Tensor,
+        kind: type,
+        version: int,
+        size: int,
+        asks: bool,
+        grad: Tensor | None,
+        history: History | None,
     ) -> SavedTensor:
         """The same of one that `are_plain` finds so."""
         saved = object.__new__(SavedTensor)
         saved.t, saved.kind, saved.alias, saved.version, saved.requires_grad = t, kind, alias, version, asks
-        saved.attributes, saved.grad, saved.history, saved.retained = {}, grad, None, False
-        saved.hooks = NO_HOOKS
+        saved.attributes, saved.grad, saved.history, saved.retained = {}, grad, history, False
+        saved.hooks = NO_HOOKS if history is None else [Hooks(HOOKS[0], history.hooks, {}), NO_HOOKS[1]]
         saved.pieces, saved.sizes = [alias], [size]
         return saved
 
@@ -295,14 +311,19 @@ def versions_of(tensors: Sequence[Tensor]) -> list[int] | None:
 
 
 def are_plain(tensors: Sequence[Tensor]) -> list[bool]:
-    """Whether each is a leaf without a base, hooks and attributes."""
-    without = [t._base is None and t.is_leaf and not t.__dict__ for t in tensors]
+    """Whether each is without a base, hooks, attributes and a gradient that it retains."""
+    without = [t._base is None and not t.__dict__ for t in tensors]
     if not torch()._C._any_requires_grad(*tensors):
         return without
     return [
-        one and t._backward_hooks is None and t._post_accumulate_grad_hooks is None
+        one and not t._backward_hooks and not t._post_accumulate_grad_hooks and not t.retains_grad
         for one, t in zip(without, tensors, strict=True)
     ]
+
+
+def is_alone(t: Tensor) -> bool:
+    """Whether a tensor is strided, on the host, and has no gradient of its own."""
+    return t.is_cpu and layout_of(t) == "strided" and (not t.is_leaf or t.grad is None)
 
 
 class CallerTensors(CallerArrays):
@@ -328,7 +349,7 @@ class CallerTensors(CallerArrays):
             tensors = [arrays[u] for u in numbers]
         #: the numbers of plain tensors; what there is to know of them and of their plain gradients is in lists
         self.of_plain = numbers
-        self.grads = [t.grad for t in tensors]
+        self.grads = [t.grad if t.is_leaf else None for t in tensors]
         if any(grad is not None for grad in self.grads):
             tensors += self._save_grads(pieces)
         self.plain = tensors
@@ -338,6 +359,10 @@ class CallerTensors(CallerArrays):
         self.offsets = list(map(kind.storage_offset, tensors))
         self.dtypes = [t.dtype for t in tensors]
         self.asks = [t.requires_grad for t in tensors]
+        self.histories: Sequence[History | None] = [None] * len(tensors)
+        if any(self.asks) and not all(t.is_leaf for t in tensors):
+            with torch().enable_grad():
+                self.histories = [None if t.is_leaf else History.of(t) for t in tensors]
         self.bits: list[tuple[bool, bool]] = []
         if any(map(kind.is_conj, tensors)) or any(map(kind.is_neg, tensors)):
             self.bits = [(t.is_conj(), t.is_neg()) for t in tensors]
@@ -345,7 +370,8 @@ class CallerTensors(CallerArrays):
         self.versions = versions_of(tensors) or []
         self.strides = {u: arrays[u].stride() for u in set(plan.loose) & set(numbers)}
         #: of the gradients in these lists
-        self.lies = [(tuple(g.shape), g.stride()) for g in tensors[len(numbers) :]]
+        grads = tensors[len(numbers) :]
+        self.lies = list(zip([g.shape for g in grads], map(kind.stride, grads), strict=True))
         self.beside_bytes = Snapshot(pieces) if pieces else None
 
     def _save(self, u: int, t: Tensor) -> list[Tensor]:
@@ -365,20 +391,19 @@ class CallerTensors(CallerArrays):
         return saved.pieces
 
     def _save_grads(self, pieces: list[Tensor]) -> list[Tensor]:
-        """Keep the gradients of plain tensors; returns those that are plain themselves."""
-        arguments, found = set(map(id, self.arrays)), []
-        grads = [(u, g) for u, g in zip(self.of_plain, self.grads, strict=True) if g is not None]
-        for (u, g), plain in zip(grads, are_plain([g for _, g in grads]), strict=True):
-            if id(g) in arguments or id(g) in self.names:
-                continue
-            if plain and g.grad is None and not g.is_inference() and pieces_of(g) == [g]:
-                self.names[id(g)] = u, "{}.grad"
-                self.beside.append((id(g), 0))
-                pieces.append(g)
-                found.append(g)
-            else:
-                pieces += self._save_beside(u, g, "{}.grad")
-        return found
+        """Keep the gradients of plain tensors; returns them where all are plain themselves."""
+        known = {*map(id, self.arrays), *self.names}
+        each = zip(self.of_plain, self.grads, strict=True)
+        of = {id(g): (u, g) for u, g in each if g is not None and id(g) not in known}
+        grads = [g for _, g in of.values()]
+        if all(are_plain(grads)) and versions_of(grads) is not None and all(map(is_alone, grads)):
+            self.names |= {id(g): (u, "{}.grad") for u, g in of.values()}
+            self.beside += [(i, 0) for i in map(id, grads)]
+            pieces += grads
+            return grads
+        for u, g in of.values():
+            pieces += self._save_beside(u, g, "{}.grad")
+        return []
 
     def _look_beneath(self) -> None:
         """A storage is held, and has no names."""
@@ -404,7 +429,7 @@ class CallerTensors(CallerArrays):
                 conj, neg = self.bits[k] if self.bits else (False, False)
                 alias = alias.conj() if conj else alias
                 alias = library._neg_view(alias) if neg else alias
-            known = self.kinds[k], self.versions[k], self.sizes[k], self.asks[k], grad
+            known = self.kinds[k], self.versions[k], self.sizes[k], self.asks[k], grad, self.histories[k]
             saved[id(t)] = SavedTensor.of_plain(alias, t, *known)
         return saved
 
