@@ -18,7 +18,7 @@ import numpy as np
 from .. import _core
 from .._core import Snapshot, address, restride
 from . import trees
-from .private_copies import REMADE, Array, Geometry, GroupMember, Plan, RunArrays, assign, root_of, take_geometry
+from .private_copies import REMADE, Array, Geometry, GroupMember, Plan, assign, plain, root_of, take_geometry, view_at
 
 
 class Lost:
@@ -40,13 +40,14 @@ class Lost:
             error.add_note(f"functionalize: {what.format(named(u))} could not be put back: {type(e).__name__}: {e}")
 
 
-class CallerArrays(RunArrays):
-    """The caller's own arrays, handed to the function as they are. `copied`: the groups that can be put
-    back; of the others nothing is known.
+class RunArrays:
+    """The arrays that a function is given in one run, what became of them, and what puts them back.
+
+    `plan`: how they lie. `arrays`: the caller's own, or private copies. `copied`: the groups that are kept (None: all).
     """
 
-    def __init__(self, plan: Plan, arrays: Sequence[object], copied: Sequence[int] | None = None) -> None:
-        self.plan, self.arrays, self.private = plan, arrays, list(arrays)
+    def __init__(self, plan: Plan, arrays: Sequence[Any], copied: Sequence[int] | None = None) -> None:
+        self.plan, self.arrays = plan, arrays
         self.copied: Sequence[int] = range(len(plan.groups)) if copied is None else copied
         #: the arrays that are kept, by number, in the order of the snapshot
         self.numbers: Sequence[int] = (
@@ -84,6 +85,38 @@ class CallerArrays(RunArrays):
     def moved(self) -> list[int]:
         """Arrays whose geometry is not what it was."""
         return [u for u in self.elsewhere if not self._member(u).geometry.fits(self.arrays[u])]
+
+    @functools.cached_property
+    def flags_changed(self) -> list[int]:
+        """Arrays that could be written and no longer can, or the other way round."""
+        return [u for u in self.numbers if self.arrays[u].flags.writeable != self._member(u).writeable]
+
+    def as_it_was(self, u: int) -> Array:
+        """An array that is no caller's, in the geometry that it had."""
+        array, geometry = self.arrays[u], self._member(u).geometry
+        if geometry.fits(array):
+            return plain(array)
+        if not geometry.dtype.itemsize:
+            return np.empty(geometry.shape, geometry.dtype)  # without a byte one is like another
+        return view_at(self.snapshot.data(self.at[u]), geometry, array.flags.writeable, plain(array))
+
+    # What tensors do otherwise
+
+    def geometry(self, o: Any) -> Geometry:
+        """An array's geometry."""
+        return Geometry.of(o)
+
+    def begin(self, o: Any) -> int:
+        """The address of an array's first element."""
+        return address(o)
+
+    def is_array(self, o: object) -> bool:
+        """Whether an output is an array."""
+        return isinstance(o, np.ndarray)
+
+    def remakeable(self, o: object) -> bool:
+        """Whether an output is all in its memory and geometry."""
+        return type(o) is np.ndarray or type(o) in REMADE
 
     def _member(self, u: int) -> GroupMember:
         group, place = self.plan.where[u]
@@ -140,13 +173,13 @@ class CallerArrays(RunArrays):
         found = {}
         for g in self.copied:
             owner = self._owner(g) if g in self.resized else None
-            first = self.plan.groups[g].members[0]
-            found[g] = (
-                self.snapshot.data(self.at[first.number]) - first.offset
-                if owner is None
-                else self.begin(self.arrays[owner.number])
-            )
+            found[g] = self.began(g) if owner is None else self.begin(self.arrays[owner.number])
         return found
+
+    def began(self, number: int) -> int:
+        """Where a group's memory began before the run."""
+        first = self.plan.groups[number].members[0]
+        return self.snapshot.data(self.at[first.number]) - first.offset
 
     def span(self, number: int) -> tuple[int, int]:
         """Where a group's memory begins and ends."""
@@ -271,4 +304,4 @@ class CallerContainers:
                 named.update(values)
 
 
-__all__ = ["Array", "CallerArrays", "CallerContainers", "Geometry"]
+__all__ = ["CallerContainers", "Lost", "RunArrays"]

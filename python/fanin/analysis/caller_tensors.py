@@ -18,7 +18,7 @@ import numpy as np
 from .._core import Snapshot
 from .._words import type_of
 from . import trees
-from .caller_arrays import CallerArrays, Lost
+from .caller_arrays import Lost, RunArrays
 from .calls import check_reach, torch
 from .private_copies import UNSIGNED, Array, Geometry, MemoryAt, Plan
 from .protocols import DType, Node, Tensor
@@ -326,7 +326,7 @@ def is_alone(t: Tensor) -> bool:
     return t.is_cpu and layout_of(t) == "strided" and (not t.is_leaf or t.grad is None)
 
 
-class CallerTensors(CallerArrays):
+class RunTensors(RunArrays):
     """The caller's tensors, and what is needed to put them back."""
 
     def __init__(self, plan: Plan, arrays: Sequence[Tensor], copied: Sequence[int] | None = None) -> None:

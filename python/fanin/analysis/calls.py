@@ -17,7 +17,8 @@ from .._core import address
 from .._words import counted, type_of
 from ..descriptors import AOTInput, PlainAOTInput, PlainAOTOutput
 from . import hidden, trees
-from .private_copies import REMADE, Array, Geometry, Group, RunArrays
+from .caller_arrays import RunArrays
+from .private_copies import REMADE, Array, Geometry, Group
 
 #: What NumPy keeps outside of the array's own bytes cannot be copied as bytes.
 SIMPLE = "numbers, strings, dates, or records of them"
@@ -258,8 +259,8 @@ def outcome_of(run: RunArrays, result: object, outputs: list[object], bases: lis
     """
     form = trees.flatten(result, outputs)
     resized = tuple(u for g in sorted(run.resized) for u in run.plan.groups[g].numbers)
-    geometry = tuple((u, run.geometry(run.private[u])) for u in run.moved)
-    flags = tuple((u, run.private[u].flags.writeable) for u in run.flags_changed)
+    geometry = tuple((u, run.geometry(run.arrays[u])) for u in run.moved)
+    flags = tuple((u, run.arrays[u].flags.writeable) for u in run.flags_changed)
     places = tuple(places_of(run, outputs, bases))
     shared = tuple(Geometry.of(b) for b in bases)
     return Outcome(frozenset(run.written), geometry, resized, flags, form, places, shared)
@@ -267,7 +268,7 @@ def outcome_of(run: RunArrays, result: object, outputs: list[object], bases: lis
 
 def places_of(run: RunArrays, outputs: Sequence[object], bases: list[Array]) -> list[Place]:
     """Where each output lies."""
-    inputs = {id(p): u for u, p in enumerate(run.private)}
+    inputs = {id(p): u for u, p in enumerate(run.arrays)}
     first_seen: dict[int, int] = {}
     places: list[Place | None] = []
     own: dict[int, list[int]] = {}  # whose memory -> which outputs
@@ -383,7 +384,7 @@ def check_hidden(run: RunArrays, outputs: Sequence[object], who: str, where: str
     """
     kinds = array_kinds()
     for j, o in enumerate(outputs):
-        if hidden.shows(o) and any(hidden.meet(o, a) for a in run.private):
+        if hidden.shows(o) and any(hidden.meet(o, a) for a in run.arrays):
             raise TypeError(
                 f"{who}: {where or PlainAOTOutput(j).expr()} is {type_of(o)} that holds memory of an input:"
                 " expected arrays of the library that the arguments are of"

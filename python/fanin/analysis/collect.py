@@ -23,6 +23,7 @@ from ..descriptors import (
     TangentAOTInput,
 )
 from . import trees
+from .caller_arrays import RunArrays
 from .caller_tensors import check_tensor
 from .calls import (
     Call,
@@ -37,7 +38,7 @@ from .calls import (
 )
 from .guards import components_of
 from .hidden import check_function
-from .private_copies import Array, Geometry, Plan, PrivateCopies, RunArrays, plain, plan
+from .private_copies import Array, Geometry, Plan, plain, plan, private_copies
 from .protocols import Tensor
 from .records import (
     PLAIN_TYPES,
@@ -220,9 +221,9 @@ def observe_arrays(
 ) -> ObservedArrays:
     """One run on tracked copies. TypeError for a result that keeps memory of an input out of sight."""
     log = Log(grad_enabled)
-    run = PrivateCopies(layout, call.arrays, Tracked)
+    run = RunArrays(layout, private_copies(layout, call.arrays, Tracked))
     tracked(run, log)
-    known = {id(leaf): run.private[u] for leaf, u in zip(call.leaves, call.index, strict=True) if u is not None}
+    known = {id(leaf): run.arrays[u] for leaf, u in zip(call.leaves, call.index, strict=True) if u is not None}
     copies = trees.Copies(lambda leaf: known.get(id(leaf), leaf))
     value = fn(*[copies.of(a) for a in args], **{k: copies.of(v) for k, v in kwargs.items()})
     log.close()

@@ -38,6 +38,7 @@ from ..descriptors import (
     SyntheticBaseAOTInput,
 )
 from . import trees
+from .caller_arrays import RunArrays
 from .calls import Outcome, Place, Role, check_hidden, outcome_of
 from .private_copies import (
     Array,
@@ -46,12 +47,10 @@ from .private_copies import (
     GroupFlags,
     Plan,
     Position,
-    PrivateCopies,
-    RecordedCopies,
-    RunArrays,
     built,
     can_be_made_writeable,
     each_byte_once,
+    private_copies,
     read_only,
     take_geometry,
     view_at,
@@ -220,8 +219,8 @@ class Pure:
         `input_descs` tells of, or a function that does otherwise than at the recorded call.
         """
         arrays = self._arrays(inner)
-        run = RecordedCopies(self.split, arrays)
-        it = iter([inner[self.positions[i]] if u is None else run.private[u] for i, u in enumerate(self.index)])
+        run = RunArrays(self.split, private_copies(self.split, arrays, recorded=True))
+        it = iter([inner[self.positions[i]] if u is None else run.arrays[u] for i, u in enumerate(self.index)])
         args, kwargs = self.form.of_call()
         given = [trees.unflatten(one, it) for one in args]
         named = {k: trees.unflatten(one, it) for k, one in kwargs.items()}
@@ -238,8 +237,8 @@ class Pure:
         check_hidden(run, outputs, "pure")
         self._hold(run, outcome)
         values = [new_base(self.plan.groups[g], inner[k], run) for k, g in enumerate(self.bases)]
-        values += [run.as_it_was(u) if u in self.touched else run.private[u] for u in self.changed]
-        return [*values, *outputs, *(run.private[u] for u in self.late), *extra]
+        values += [run.as_it_was(u) if u in self.touched else run.arrays[u] for u in self.changed]
+        return [*values, *outputs, *(run.arrays[u] for u in self.late), *extra]
 
     def _arrays(self, inner: Sequence[object]) -> list[Array]:
         """The arrays as the outer function has them: views of bases, and those that were passed as they are."""
@@ -467,9 +466,7 @@ def split(plan: Plan, merged: set[int]) -> Plan:
             alone = type(m)(m.number, m.offset - low, m.geometry, m.writeable, 0, m.high - low)
             where[m.number] = Position(len(groups), 0)
             flags = GroupFlags(group.seen.low + low, 0 if place == group.seen.owner else None, group.seen.frozen)
-            groups.append(
-                Group((alone,), m.high - low, (0,), (0,) if flags.owner == 0 else (), m.writeable, False, flags)
-            )
+            groups.append(Group((alone,), m.high - low, (0,), (0,) if flags.owner == 0 else (), m.writeable, flags))
     return Plan(tuple(groups), tuple(where))
 
 
@@ -487,10 +484,10 @@ def member_at(group: Group, place: int, base: Array) -> Array:
     return built(np.ndarray, memory, m.offset, m.geometry)
 
 
-def new_base(group: Group, base: Array, run: PrivateCopies) -> Array:
+def new_base(group: Group, base: Array, run: RunArrays) -> Array:
     """A base's new value: what its arrays show, and elsewhere what was there."""
     value = np.array(base, "u1")
     for place in group.cover:
-        bits = run.windows[group.members[place].number]
-        words(each_byte_once(member_at(group, place, value)))[...] = words(bits.mine)
+        mine = run.as_it_was(group.members[place].number)
+        words(each_byte_once(member_at(group, place, value)))[...] = words(each_byte_once(mine))
     return value

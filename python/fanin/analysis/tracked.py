@@ -17,7 +17,8 @@ import numpy as np
 from .. import _core
 from .._core import address
 from .._interop.protocols import NDArray
-from .private_copies import Array, PrivateCopies, plain
+from .caller_arrays import RunArrays
+from .private_copies import Array, plain
 
 
 class Log:
@@ -31,10 +32,10 @@ class Log:
         self.grad_enabled = grad_enabled
         self.writes: set[tuple[int, bool]] = set()
         self.met: set[int] = set()
-        self.run: PrivateCopies | None = None
+        self.run: RunArrays | None = None
         self._seen: set[object] = set()
 
-    def open(self, run: PrivateCopies) -> None:
+    def open(self, run: RunArrays) -> None:
         """Begin to listen."""
         self.run = run
 
@@ -50,8 +51,7 @@ class Log:
         if origin is None or run is None or array.size == 0 or not array.flags.writeable:
             return
         number = run.plan.where[origin].group
-        low, high = run.span(number)
-        if not low <= address(array) < high:
+        if not 0 <= address(array) - run.began(number) < max(run.plan.groups[number].size, 1):
             return
         self.writes.add((origin, self.grad_enabled is None or bool(self.grad_enabled())))
         self.met.add(origin)
@@ -303,9 +303,9 @@ for _name in ("real", "imag", "flat"):
     setattr(Tracked, _name, assigned(_name))
 
 
-def tracked(run: PrivateCopies, log: Log) -> None:
+def tracked(run: RunArrays, log: Log) -> None:
     """Begin to track the private arrays of a run, whose numbers are their places."""
-    for number, array in enumerate(run.private):
+    for number, array in enumerate(run.arrays):
         array.fanin_log, array.fanin_origin = log, number
     log.open(run)
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from .._words import type_of
 from ..descriptors import AOTInput, AOTOutput, PlainAOTInput, PlainAOTOutput
 from . import trees
-from .caller_arrays import CallerArrays, CallerContainers
+from .caller_arrays import CallerContainers, RunArrays
 from .calls import (
     Call,
     Outcome,
@@ -112,7 +112,7 @@ class Record:
         self.plan = plan(
             call.arrays if not call.tensors else torch_part().numpy_views(call.arrays), self.guard.components
         )
-        self.caller: type[CallerArrays] = torch_part().CallerTensors if call.tensors else CallerArrays
+        self.caller: type[RunArrays] = torch_part().RunTensors if call.tensors else RunArrays
         self.index, self.form, self.first, self.flat = call.index, call.form, call.first, self.guard.flat
         self.owner = owner
         self.order = tuple(order)
@@ -386,7 +386,7 @@ class Functionalized:
     def _learn(
         self,
         record: Record,
-        caller: CallerArrays,
+        caller: RunArrays,
         call: Call,
         given: Arguments,
         result: object,
@@ -473,7 +473,7 @@ class Functionalized:
                 others = [r for r in others if r.order != same or not r.guard.arrays(instead.args, instead.kwargs)]
             self._records = [record, *others][: self._keep]
 
-    def _widen(self, record: Record, caller: CallerArrays) -> None:
+    def _widen(self, record: Record, caller: RunArrays) -> None:
         """An array was written that was not when the layout was recorded."""
         more = caller.changed
         record.touched |= more
@@ -492,7 +492,7 @@ class Functionalized:
         )
         raise layout_error(change, call)
 
-    def _hold(self, record: Record, caller: CallerArrays, result: object) -> None:
+    def _hold(self, record: Record, caller: RunArrays, result: object) -> None:
         """BehaviourChangedError where a run did what the record does not say."""
         found = deviation(record, outcome_of(caller, result, [], []), caller)
         if found is not None:
@@ -526,7 +526,7 @@ def skip_frames() -> None:
     frames.set_code_exec_strategy(Functionalized.__call__.__code__, strategy)
 
 
-def undo(record: Record, error: BaseException, caller: CallerArrays, containers: CallerContainers | None) -> None:
+def undo(record: Record, error: BaseException, caller: RunArrays, containers: CallerContainers | None) -> None:
     """Leave the caller's arrays as they were; what could not be put back is a note of the error."""
     if containers is not None:
         containers.undo()
@@ -682,7 +682,7 @@ class Deviation:
     descriptor: AOTInput | AOTOutput | None = None
 
 
-def deviation(record: Record, outcome: Outcome, caller: CallerArrays) -> Deviation | None:
+def deviation(record: Record, outcome: Outcome, caller: RunArrays) -> Deviation | None:
     """The first of what a run did otherwise."""
     before = record.outcome
     assert before is not None
