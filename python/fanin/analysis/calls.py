@@ -7,15 +7,15 @@ import functools
 import inspect
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 
 from .._core import address
 from .._words import counted, type_of
-from ..descriptors import AOTInput, PlainAOTInput, PlainAOTOutput
+from ..descriptors import AOTInput, AOTOutput, PlainAOTInput, PlainAOTOutput
 from . import hidden, trees
 from .caller_arrays import RunArrays
 from .private_copies import REMADE, Array, Geometry, Group
@@ -224,21 +224,6 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Role:
-    """What one output is, so that those of two runs can be compared: the fields of `Place`, but that the base of a view
-    is the number of its group. What is not asked for is left as it is here.
-    """
-
-    kind: str
-    base: int = -1
-    same_as: int | None = None
-    array: bool = True
-    offset: int = 0
-    geometry: Geometry | None = None
-    writeable: bool = True
-
-
-@dataclass(frozen=True)
 class Outcome:
     """What a run did: which groups it wrote, whose geometry it changed, where its outputs lie, in which form
     they came.
@@ -365,6 +350,82 @@ def share(outputs: Sequence[object], shared: list[int], places: list[Place | Non
             places[j] = Place(kind, base, address(o) - start, Geometry.of(o), o.flags.writeable, False, twin, True)
 
 
+# Two runs compared
+
+
+class Role(NamedTuple):
+    """The fields of a `Place` that are compared; the base of a view is the first array of its group. Fields that are
+    not compared have these defaults in both runs.
+    """
+
+    kind: str
+    base: int = -1
+    same_as: int | None = None
+    array: bool = True
+    offset: int = 0
+    geometry: object = None
+    writeable: bool = True
+
+
+@dataclass(frozen=True)
+class Behaviour:
+    """What of a run is compared with the recorded one.
+
+    `written`: arrays of which a byte changed; of the recorded run, all that may be written. `after`: geometry, and what
+    else changed, by array. `roles`: one for each output; None: not compared.
+    """
+
+    written: Set[int]
+    after: Mapping[int, object]
+    form: trees.Spec
+    roles: Sequence[Role | None]
+
+
+def behaviour_of(outcome: Outcome, written: Set[int], roles: Sequence[Role | None]) -> Behaviour:
+    """What an outcome says, beside `written` and `roles`."""
+    geometry, flags = dict(outcome.geometry), dict(outcome.flags)
+    numbers = {*geometry, *flags, *outcome.resized}
+    after = {u: (geometry.get(u), flags.get(u), u in outcome.resized) for u in numbers}
+    return Behaviour(written, after, outcome.form, roles)
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """The first difference between two runs, in words. `descriptor`: the slot, where it is one slot's."""
+
+    message: str
+    descriptor: AOTInput | AOTOutput | None = None
+
+
+def deviation(recorded: Behaviour, now: Behaviour, first: Sequence[int]) -> Deviation | None:
+    """Compare a run with the recorded one. `first`: the first leaf of each array."""
+    for u in sorted(now.written - recorded.written):
+        slot = PlainAOTInput(first[u])
+        return Deviation(f"{slot.expr()} is written by this call, and was not by the recorded one", slot)
+    for u in sorted({*recorded.after, *now.after}):
+        if recorded.after.get(u) != now.after.get(u):
+            slot = PlainAOTInput(first[u])
+            return Deviation(f"{slot.expr()} has another geometry after this call than after the recorded one", slot)
+    if recorded.form != now.form:
+        return Deviation("the result is another tree than at the recorded call")
+    for j, (was, role) in enumerate(zip(recorded.roles, now.roles, strict=True)):
+        if was is not None and role is not None and was != role:
+            output, expected, found = PlainAOTOutput(j), role_words(was, first), role_words(role, first)
+            found = found if found != expected else f"another {found.removeprefix('a ')}"
+            return Deviation(f"{output.expr()} is {found}, otherwise than at the recorded call ({expected})", output)
+    return None
+
+
+def role_words(role: Role, first: Sequence[int]) -> str:
+    """What an output is, in words."""
+    if role.kind in ("input", "view"):
+        name = PlainAOTInput(first[role.base]).expr()
+        return name if role.kind == "input" else f"a view of {name}"
+    if role.kind == "output":
+        return f"a view of {PlainAOTOutput(role.base).expr()}"
+    return "a view that shares its memory with other outputs" if role.kind == "shared" else "a value of its own"
+
+
 # Back to the caller
 
 
@@ -397,19 +458,3 @@ def check_hidden(run: RunArrays, outputs: Sequence[object], who: str, where: str
             kinds,
             lambda array: run.group_at(array) is not None,
         )
-
-
-__all__ = [
-    "Call",
-    "Outcome",
-    "Place",
-    "Role",
-    "call_of",
-    "check_array",
-    "check_arrays",
-    "check_given",
-    "check_hidden",
-    "check_outputs",
-    "check_signature",
-    "outcome_of",
-]

@@ -39,7 +39,7 @@ from ..descriptors import (
 )
 from . import trees
 from .caller_arrays import RunArrays
-from .calls import Outcome, Place, Role, check_hidden, outcome_of
+from .calls import Behaviour, Outcome, Place, Role, behaviour_of, check_hidden, deviation, outcome_of
 from .private_copies import (
     Array,
     Geometry,
@@ -133,6 +133,8 @@ class Pure:
         self.changed = [u for u in numbers if u not in in_base and (u in self.touched or u in self.moved)]
         #: arrays of bases whose geometry changed
         self.late = [u for u in numbers if u in in_base and u in self.moved]
+        #: arrays of which a run may change bytes
+        self.may_write = self.touched.union(in_base)
         self.split = split(self.plan, set(self.bases))
 
     def __repr__(self) -> str:
@@ -270,26 +272,15 @@ class Pure:
 
     def _hold(self, run: RunArrays, outcome: Outcome) -> None:
         """ValueError where a run did otherwise than the record says."""
-        allowed = {u for k, g in enumerate(self.bases) for u in self.plan.groups[g].numbers} | self.touched
-        for g in outcome.written:
-            for u in self.split.groups[g].numbers:
-                if u not in allowed:
-                    raise ValueError(
-                        f"pure: {PlainAOTInput(self.first[u]).expr()} is written, and was not at the recorded call"
-                    )
-        before = self.outcome
-        roles = [
-            [role_of(p, self.plan) for p in before.places],
-            [role_of(p, self.plan, self.split) for p in outcome.places],
-        ]
-        rest = [(o.geometry, o.resized, o.flags, o.form) for o in (before, outcome)]
-        if rest[0] != rest[1] or roles[0] != roles[1]:
-            wrong = next((j for j, (a, b) in enumerate(zip(*roles, strict=False)) if a != b), None)
-            name = "the result" if wrong is None else PlainAOTOutput(wrong).expr()
-            raise ValueError(
-                f"pure: {name} is not what it was at the recorded call: views and geometry of a pure function are fixed"
-                " by the layout"
-            )
+        roles = [role_of(p, self.plan, self.plan) for p in self.outcome.places]
+        was = behaviour_of(self.outcome, self.may_write, roles)
+        now = behaviour_of(outcome, run.changed, [role_of(p, self.plan, self.split) for p in outcome.places])
+        self._compare(was, now)
+
+    def _compare(self, was: Behaviour, now: Behaviour) -> None:
+        found = deviation(was, now, self.first)
+        if found is not None:
+            raise ValueError(f"pure: {found.message}")
 
     # The wrapper's way out
 
@@ -430,16 +421,20 @@ def laid_out(value: object, geometry: Geometry, name: str) -> Array:
     return copy
 
 
-def role_of(p: Place, plan: Plan, split: Plan | None = None) -> Role:
-    """What an output is, so that two runs can be compared; `split`: the plan of the run, if it was not `plan`."""
+def role_of(p: Place, plan: Plan, run: Plan | None = None) -> Role:
+    """What an output is, so that two runs can be compared. `run`: the plan of the run, where places and geometry within
+    the memory are compared, too.
+    """
+    base = plan.groups[plan.where[p.base].group].numbers[0] if p.kind in ("input", "view") else p.base
+    if run is None:
+        return Role(p.kind, p.base if p.kind == "input" else base, p.same_as)
     if p.kind == "plain":
         return Role(p.kind, array=p.array)
-    base, offset = p.base, p.offset
-    if p.kind == "view":
-        base, place = plan.where[p.base]
-        if split is not None and len(split.groups[split.where[p.base].group].members) == 1:
-            offset += plan.groups[base].members[place].low
-    return Role(p.kind, base, p.same_as, True, offset, p.geometry, p.writeable)
+    offset = p.offset
+    if p.kind == "view" and len(run.groups[run.where[p.base].group].members) == 1:
+        group, place = plan.where[p.base]
+        offset += plan.groups[group].members[place].low if run is not plan else 0
+    return Role(p.kind, p.base if p.kind == "input" else base, p.same_as, True, offset, p.geometry, p.writeable)
 
 
 def view_in(base: Array, p: Place) -> Array:

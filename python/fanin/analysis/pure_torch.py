@@ -18,7 +18,7 @@ from .._words import type_of
 from ..descriptors import PlainAOTInput, PlainAOTOutput
 from . import trees
 from .caller_tensors import layout_of, retyped, start_of
-from .calls import Place, torch
+from .calls import Behaviour, Role, torch
 from .private_copies import Array
 from .protocols import DType, Tensor
 from .pure import Pure, Recording
@@ -195,9 +195,7 @@ class TensorPure(Pure):
         if len(outputs) != len(self.shown):
             raise ValueError(f"pure: expected {len(self.shown)} results, as at the recorded call, got {len(outputs)}")
         if seen:
-            if trees.flatten(result, []) != self.outcome.form:
-                raise ValueError("pure: the result is another tree than at the recorded call")
-            self._hold_run(inner, tensors, before, outputs)
+            self._hold_run(inner, tensors, before, result, outputs)
         changed = [
             tensors[u].as_strided(self.given[u].shape, self.given[u].stride, 0) if u in self.moved else tensors[u]
             for u in self.changed
@@ -209,59 +207,63 @@ class TensorPure(Pure):
         inner: Sequence[Tensor],
         tensors: Sequence[Tensor],
         before: Sequence[tuple[int, tuple[int, ...], tuple[int, ...]]],
+        result: object,
         outputs: Sequence[object],
     ) -> None:
-        """ValueError where a run wrote, moved, or returned views, otherwise than was recorded."""
-        in_bases = {u for g in self.bases for u in self.plan.groups[g].numbers}
-        for u, (t, (version, shape, stride)) in enumerate(zip(tensors, before, strict=True)):
-            one, end = self.given[u], self.ends.get(u)
-            as_given = tuple(stride) == one.stride  # a copy of an expanded one is not
-            same = (t.shape, t.stride()) == (shape, stride)
-            if (
-                not same
-                if end is None
-                else (as_given and (tuple(t.shape), tuple(t.stride())) != (end.shape, end.stride))
-            ):
-                name = PlainAOTInput(self.first[u]).expr()
-                raise ValueError(f"pure: {name} has another geometry after this call than after the recorded one")
-            if t._version == version or u in in_bases | self.touched or end is not None or has_no_storage(t):
+        """ValueError where a run did otherwise than was recorded. Strides are not compared of a copy that has not those
+        of the recorded argument.
+        """
+        written: set[int] = set()
+        was: dict[int, object] = {u: (end.shape, end.stride) for u, end in self.ends.items()}
+        now: dict[int, object] = {}
+        for u, (t, (version, *lay)) in enumerate(zip(tensors, before, strict=True)):
+            if [t.shape, t.stride()] != lay:
+                now[u] = tuple(t.shape), tuple(t.stride())
+            if u in was and tuple(lay[1]) != self.given[u].stride:
+                now[u] = was[u]
+            if t._version == version or u in self.may_write or u in was or u in now or has_no_storage(t):
                 continue
             if type(t) is torch().Tensor and not same_bytes(torch(), inner[self.places[u][0]], t):
-                name = PlainAOTInput(self.first[u]).expr()
-                raise ValueError(f"pure: {name} is written by this call, and was not by the recorded one")
-        storages = {t.untyped_storage()._cdata: u for u, t in enumerate(tensors) if not has_no_storage(t)}
-        for j, (p, shown) in enumerate(zip(self.outcome.places, self.shown, strict=True)):
-            o = outputs[j]
-            if p.kind == "input" and o is not tensors[p.base]:
-                raise self._other(j, "not", p.base)
-            if not isinstance(o, torch().Tensor) or layout_of(o) != "strided" or has_no_storage(o):
-                if p.kind == "view" and not isinstance(o, torch().Tensor):
-                    raise self._other(j, "no view of", p.base)
-                continue
-            if p.kind not in ("input", "view"):
-                whose = storages.get(o.untyped_storage()._cdata)
-                if o.numel() and whose is not None:
-                    raise self._other(j, "a view of", whose)
-                continue
-            if shown is None or p.base in self.ends:
-                continue
-            t = tensors[p.base]
-            if o.untyped_storage()._cdata != t.untyped_storage()._cdata:
-                raise self._other(j, "no view of", p.base)
-            as_given = tuple(t.stride()) == self.given[p.base].stride
-            wanted = shown.shape, shown.dtype, *((shown.stride, self._ahead(p)) if as_given else ())
+                written.add(u)
+        storages = {u: t.untyped_storage()._cdata for u, t in enumerate(tensors) if not has_no_storage(t)}
+        roles = [self._roles(j, o, tensors, storages) for j, o in enumerate(outputs)]
+        form = trees.flatten(result, [])
+        self._compare(
+            Behaviour(self.may_write, was, self.outcome.form, [one for one, _ in roles]),
+            Behaviour(written, now, form, [other for _, other in roles]),
+        )
+
+    def _roles(
+        self, j: int, o: Any, tensors: Sequence[Tensor], storages: Mapping[int, int]
+    ) -> tuple[Role | None, Role | None]:
+        """What an output was at the recorded call, and is. Transforms of torch.func hide storages: nothing is compared
+        then.
+        """
+        p, shown = self.outcome.places[j], self.shown[j]
+        plain = Role("plain")
+        was = Role(p.kind, p.base) if p.kind in ("input", "view") else plain
+        if p.kind == "input" and o is tensors[p.base]:
+            return was, was
+        if not isinstance(o, torch().Tensor):
+            return was, plain
+        if layout_of(o) != "strided" or has_no_storage(o):
+            return (was, plain) if p.kind == "input" else (None, None)
+        storage = o.untyped_storage()._cdata
+        if was is plain or storages.get(p.base) != storage:
+            whose = next((u for u, other in storages.items() if other == storage and o.numel()), None)
+            return was, plain if whose is None else Role("view", whose)
+        if p.kind == "input":
+            return was, Role("view", p.base)
+        if shown is None or p.base in self.ends:
+            return None, None
+        t, (group, place) = tensors[p.base], self.plan.where[p.base]
+        expected: tuple[object, ...] = shown.shape, shown.dtype
+        found: tuple[object, ...] = tuple(o.shape), o.dtype
+        if tuple(t.stride()) == self.given[p.base].stride:
+            expected += shown.stride, p.offset - self.plan.groups[group].members[place].offset
             ahead = o.storage_offset() * o.element_size() - t.storage_offset() * t.element_size()
-            if (tuple(o.shape), o.dtype, *((tuple(o.stride()), ahead) if as_given else ())) != wanted:
-                raise self._other(j, "another view of", p.base)
-
-    def _ahead(self, p: Place) -> int:
-        """How far behind the first byte of its tensor a view begins."""
-        group, place = self.plan.where[p.base]
-        return p.offset - self.plan.groups[group].members[place].offset
-
-    def _other(self, j: int, what: str, base: int) -> ValueError:
-        name = PlainAOTInput(self.first[base]).expr()
-        return ValueError(f"pure: {PlainAOTOutput(j).expr()} is {what} {name}, otherwise than at the recorded call")
+            found += tuple(o.stride()), ahead
+        return was._replace(geometry=expected), was._replace(geometry=found)
 
     def _fit(self, inner: Sequence[object]) -> None:
         names = self.input_names

@@ -30,9 +30,8 @@ from .caller_arrays import CallerContainers, RunArrays
 from .calls import (
     Call,
     Outcome,
-    Place,
-    Role,
     array_kinds,
+    behaviour_of,
     call_of,
     check_array,
     check_arrays,
@@ -40,6 +39,7 @@ from .calls import (
     check_hidden,
     check_outputs,
     check_signature,
+    deviation,
     outcome_of,
     torch,
 )
@@ -47,7 +47,7 @@ from .collect import ObservedArrays, check_flags, metadata, observe_arrays
 from .guards import Change, Guard
 from .hidden import check_argument, check_function
 from .private_copies import plan
-from .pure import Pure, Recording
+from .pure import Pure, Recording, role_of
 from .records import ViewAndMutationMeta
 
 if TYPE_CHECKING:
@@ -494,7 +494,12 @@ class Functionalized:
 
     def _hold(self, record: Record, caller: RunArrays, result: object) -> None:
         """BehaviourChangedError where a run did what the record does not say."""
-        found = deviation(record, outcome_of(caller, result, [], []), caller)
+        assert record.outcome is not None
+        outcome = outcome_of(caller, result, [], [])
+        allowed = {u for g in record.written for u in record.plan.groups[g].numbers}
+        was = behaviour_of(record.outcome, allowed, [role_of(p, record.plan) for p in record.outcome.places])
+        now = behaviour_of(outcome, caller.changed, [role_of(p, record.plan) for p in outcome.places])
+        found = deviation(was, now, record.first)
         if found is not None:
             message = f"functionalize: {found.message}; the caller's arrays are as they were"
             raise BehaviourChangedError(message, found.descriptor)
@@ -672,57 +677,6 @@ def layout_error(change: Change, call: Call) -> LayoutChangedError:
         f"functionalize: {name}: {change.what}: expected {change.expected}, found {change.found}; {remedy}",
         PlainAOTInput(change.leaf),
     )
-
-
-@dataclass(frozen=True)
-class Deviation:
-    """What a run did that the record does not say, in words; `descriptor`: whose, where it is one slot's."""
-
-    message: str
-    descriptor: AOTInput | AOTOutput | None = None
-
-
-def deviation(record: Record, outcome: Outcome, caller: RunArrays) -> Deviation | None:
-    """The first of what a run did otherwise."""
-    before = record.outcome
-    assert before is not None
-    for g in sorted(outcome.written - record.written):
-        members = record.plan.groups[g].members
-        u = next((m.number for m in members if caller.member_written(m.number)), members[0].number)
-        leaf = record.first[u]
-        message = f"{record.named(leaf)} is written by this call, and was not by the recorded one"
-        return Deviation(message, PlainAOTInput(leaf))
-    known, now = dict(before.geometry), dict(outcome.geometry)
-    for u in sorted({*known, *now}):
-        if known.get(u) != now.get(u):
-            leaf = record.first[u]
-            one, other = now.get(u, "unchanged"), known.get(u, "unchanged")
-            message = f"{record.named(leaf)}: its geometry after this call is {one}, expected {other}"
-            return Deviation(message, PlainAOTInput(leaf))
-    if before.form != outcome.form:
-        return Deviation("the result is another tree than at the recorded call")
-    for j, (a, b) in enumerate(zip(before.places, outcome.places, strict=True)):
-        if role_of(a, record) != role_of(b, record):
-            output = PlainAOTOutput(j)
-            message = f"{output.expr()} is {words(b, record)}, and was {words(a, record)} at the recorded call"
-            return Deviation(message, output)
-    return None
-
-
-def role_of(place: Place, record: Record) -> Role:
-    """What an output is, whatever its extent."""
-    base = record.plan.where[place.base].group if place.kind == "view" else place.base
-    return Role(place.kind, base, place.same_as)
-
-
-def words(place: Place, record: Record) -> str:
-    """What an output is, in words."""
-    if place.kind in ("input", "view"):
-        name = record.named(record.first[place.base])
-        return name if place.kind == "input" else f"a view of {name}"
-    if place.kind == "output":
-        return f"a view of {PlainAOTOutput(place.base).expr()}"
-    return "a view that shares its memory with other outputs" if place.kind == "shared" else "a value of its own"
 
 
 def functionalize(
