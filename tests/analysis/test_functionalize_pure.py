@@ -214,7 +214,7 @@ def check_bad_options_are_refused() -> None:
             F.functionalize(lambda: None, **options)
     with pytest.raises(TypeError, match="expected a function, got 3"):
         F.functionalize(3)
-    with pytest.raises(AttributeError, match="known from the first call on"):
+    with pytest.raises(AttributeError, match="recorded by the first call"):
         F.functionalize(lambda: None).meta
 
 

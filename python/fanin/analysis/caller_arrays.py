@@ -1,9 +1,8 @@
-"""The caller's own arrays in a call, and what is needed to put them back.
+"""The arrays of one run: detects what the function changed, and restores it.
 
-`functionalize` hands the caller's arrays to the function themselves: so whatever it does with them is done, and
-whatever it returns is what it would have returned. What a call must not leave behind, because the function raised or
-did what the record does not say, is undone: bytes from a snapshot, geometry, flags, sizes, the contents of lists and
-dicts.
+`functionalize` passes the caller's own arrays to the function, so writes and results are those of a plain call. Where
+the function raises, or differs from the record, the undo restores bytes from a snapshot, geometry, flags, sizes, and
+the contents of lists and dicts.
 """
 
 from __future__ import annotations
@@ -22,20 +21,20 @@ from .private_copies import REMADE, Array, Geometry, GroupMember, Plan, assign, 
 
 
 class Lost:
-    """What an undo could not put back; it goes on where a step fails."""
+    """Collects the errors of an undo, which continues where a step fails."""
 
     def __init__(self) -> None:
         self.found: list[tuple[tuple[int, str], Exception]] = []
 
     def unless(self, name: tuple[int, str], step: Callable[..., object], *args: object) -> None:
-        """Take a step, of the array of a number; `name`: the number, and what of that array it is about."""
+        """Run one step. `name`: the array's number, and a format of the part that the step restores."""
         try:
             step(*args)
         except Exception as e:
             self.found.append((name, e))
 
     def note(self, error: BaseException, named: Callable[[int], str]) -> None:
-        """Add notes of it to the error of the function."""
+        """Add a note to the function's error for each failed step."""
         for (u, what), e in self.found:
             error.add_note(f"functionalize: {what.format(named(u))} could not be put back: {type(e).__name__}: {e}")
 
@@ -54,10 +53,10 @@ class RunArrays:
             range(len(arrays)) if copied is None else [u for g in copied for u in plan.groups[g].numbers]
         )
         self.snapshot = Snapshot(arrays if copied is None else [arrays[u] for u in self.numbers])
-        self._look_beneath()
+        self._keep_owners()
 
-    def _look_beneath(self) -> None:
-        """Keep what else an array hangs on: whose memory it shows, and the names of its fields."""
+    def _keep_owners(self) -> None:
+        """Keep the owner of each view's memory, and the names of fields."""
         #: by the number of a view: the array that owns its memory, where that lay, and its size
         self.roots: dict[int, tuple[Array, int, int]] = {}
         #: the dtypes with fields, which are objects that can be written, and the names of their fields
@@ -124,7 +123,7 @@ class RunArrays:
 
     @functools.cached_property
     def resized(self) -> frozenset[int]:
-        """Groups whose memory was given up for other memory: `x.resize`."""
+        """Groups whose memory was reallocated (`x.resize`)."""
         near = {self.plan.where[u].group for u in self.elsewhere}
         return frozenset(g for g in near if self._owner(g) is not None)
 
@@ -147,24 +146,24 @@ class RunArrays:
 
     @functools.cached_property
     def gone(self) -> frozenset[int]:
-        """The numbers of views whose memory an array that is no argument owned, and has given up: none is read."""
+        """Views whose owner, no argument itself, was resized: their memory must not be read."""
         gone = [u for u, (root, data, size) in self.roots.items() if address(root) != data or root.nbytes != size]
         return frozenset(u for u in gone if self.plan.where[u].group not in self.resized)
 
     @functools.cached_property
     def changed(self) -> frozenset[int]:
-        """The numbers of arrays of which a byte is another one, or gone."""
+        """Arrays with a changed or freed byte."""
         lost = {u for g in self.resized for u in self.plan.groups[g].numbers} | self.gone
         which = [k for u, k in self.at.items() if u not in lost] if lost else None
         return self.gone.union(self.numbers[k] for k in self.snapshot.changed(which))
 
     @functools.cached_property
     def written(self) -> list[int]:
-        """Groups of which a byte is another one."""
+        """Groups with a changed byte."""
         return sorted({self.plan.where[u].group for u in self.changed})
 
     def member_written(self, index: int) -> bool:
-        """Whether a byte of one array is another one."""
+        """Whether a byte of one array changed."""
         return index in self.changed
 
     @functools.cached_property
@@ -251,9 +250,7 @@ def fields_of(descr: np.dtype) -> list[tuple[np.dtype, tuple[str, ...]]]:
 
 
 def lay(array: Array, wanted: Geometry) -> None:
-    """Give an array a geometry that it has had, where assignments no longer lead there: strides of 0, say, hide the
-    memory that it has.
-    """
+    """Give an array an earlier geometry that no assignments lead to (strides of 0, for example, hide memory)."""
     restride(array, contiguous(array))
     for step in ("flat", "dtype", "shape"):
         assign(array, step, wanted)
@@ -270,7 +267,7 @@ def contiguous(array: Array) -> tuple[int, ...]:
 
 
 class CallerContainers:
-    """What the lists and dicts among some arguments hold, so that it can be put back."""
+    """The contents of the lists and dicts among some arguments, to restore them."""
 
     def __init__(self, *given: object) -> None:
         self.lists: list[tuple[list[object], list[object]]] = []
@@ -294,7 +291,7 @@ class CallerContainers:
         return any(not trees.same_items(node, first) for node, first in (*self.lists, *self.dicts))
 
     def undo(self) -> None:
-        """Have each hold again what it held."""
+        """Restore the contents of each."""
         for held, items in self.lists:
             if not trees.same_items(held, items):
                 held[:] = items

@@ -1,9 +1,8 @@
 """A call on torch tensors: the caller's own are handed to the function, and put back where it raises.
 
-What autograd knows of a tensor (its node, hooks, who saved it) cannot be given to another one afterwards. So the
-function runs on the tensors themselves, gradients and all, and nothing has to be carried back. What is kept to put them
-back: the bytes that they and their gradients show, versions, geometry, storage, whether they ask for a gradient, their
-attributes and hooks; of a tensor with a history a second end of it (`SavedTensor`).
+A tensor's autograd state (its node, hooks, the graphs that saved it) cannot be moved to another tensor. So the function
+runs on the caller's tensors. Kept to restore them: the bytes that they and their gradients show, versions, geometry,
+storage, `requires_grad`, attributes and hooks; of a tensor with a history a second end of it (`SavedTensor`).
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ def geometry_of(t: Tensor) -> Geometry:
 
 
 def start_of(t: Tensor) -> int:
-    """Where a tensor's first element lies, or would: of an empty one torch tells no address."""
+    """The address of a tensor's first element, or where it would be: torch gives none for an empty tensor."""
     return int(t.untyped_storage().data_ptr() + t.storage_offset() * t.element_size())
 
 
@@ -177,7 +176,7 @@ NO_HOOKS = [Hooks(name, None, {}) for name in HOOKS]
 
 
 class SavedTensor:
-    """What of one tensor can be put back, beside its bytes: of an argument, of the base of one, of a gradient.
+    """The state of one tensor, except its bytes: an argument, the base of one, or a gradient.
 
     `alias`: a second tensor on its storage, of the geometry, dtype and layout that it had.
     """
@@ -211,13 +210,13 @@ class SavedTensor:
         kind: type,
         version: int,
         size: int,
-        asks: bool,
+        requires_grad: bool,
         grad: Tensor | None,
         history: History | None,
     ) -> SavedTensor:
         """The same of one that `are_plain` finds so."""
         saved = object.__new__(SavedTensor)
-        saved.t, saved.kind, saved.alias, saved.version, saved.requires_grad = t, kind, alias, version, asks
+        saved.t, saved.kind, saved.alias, saved.version, saved.requires_grad = t, kind, alias, version, requires_grad
         saved.attributes, saved.grad, saved.history, saved.retained = {}, grad, history, False
         saved.hooks = NO_HOOKS if history is None else [Hooks(HOOKS[0], history.hooks, {}), NO_HOOKS[1]]
         saved.pieces, saved.sizes = [alias], [size]
@@ -228,7 +227,7 @@ class SavedTensor:
         self.sizes = [p.untyped_storage().nbytes() for p in self.pieces]
 
     def start(self) -> int:
-        """Where its storage begins now."""
+        """The current address of its storage."""
         return int(self.alias.untyped_storage().data_ptr())
 
     def undo_storage(self) -> None:
@@ -239,7 +238,7 @@ class SavedTensor:
                 storage.resize_(size)
 
     def undo_bytes(self, piece: int, restore: Callable[[int], None]) -> None:
-        """Have the bytes of a piece written where it lies now; never beyond its storage."""
+        """Write the bytes of a piece at its current place; never beyond its storage."""
         p = self.pieces[piece]
         storage = p.untyped_storage()
         if storage.nbytes() != self.sizes[piece]:
@@ -248,7 +247,7 @@ class SavedTensor:
             restore(p.data_ptr())
 
     def undo_place(self) -> None:
-        """Put back its class, where it lies, and where it comes from."""
+        """Put back its class, place and history."""
         t = self.t
         if type(t) is not self.kind:
             t.__class__ = self.kind
@@ -259,7 +258,7 @@ class SavedTensor:
             self._undo_history()
 
     def undo_rest(self) -> None:
-        """Put back the rest, once the versions are what they were: a view of several cannot be asked before."""
+        """Put back the rest, after the versions: autograd raises for one of several views before that."""
         t = self.t
         if t.is_leaf and t.requires_grad != self.requires_grad:
             t.requires_grad_(self.requires_grad)
@@ -276,8 +275,8 @@ class SavedTensor:
             raise RuntimeError("it retains its gradient from now on")
 
     def _undo_history(self) -> None:
-        """Have a tensor that is no view come from where it came from, with no edge to what the function made. One edge
-        stays where it retains its gradient: torch cannot take that back.
+        """Restore the history of a tensor that is no view, without an edge to nodes that the function made. One edge
+        stays if it retains its gradient: torch cannot undo that.
         """
         t, history = self.t, self.history
         if t.grad_fn is (history and history.node):
@@ -297,7 +296,7 @@ class SavedTensor:
         torch()._C._swap_tensor_impl(self.t, self.alias.detach())
 
     def count(self) -> None:
-        """Put back the version: whoever saved the tensor will find what was saved."""
+        """Put back the version: a graph that saved the tensor accepts it again."""
         if self.version is not None and self.t._version != self.version:
             torch()._C._autograd._unsafe_set_version_counter((self.t,), (self.version,))
 
@@ -334,7 +333,7 @@ class RunTensors(RunArrays):
         self.full: dict[int, SavedTensor] = {}
         #: of what is no argument, by identity: the number of one that it belongs to, and what it is to that
         self.names: dict[int, tuple[int, str]] = {}
-        #: the pieces of gradients and tangents, whose bytes are kept too: the tensor's identity, and which piece
+        #: pieces of gradients and tangents with kept bytes: the tensor's identity, and which piece
         self.beside: list[tuple[int, int]] = []
         pieces: list[Tensor] = []
         tensors = list(arrays) if copied is None else [arrays[u] for u in self.numbers]
@@ -347,7 +346,7 @@ class RunTensors(RunArrays):
                     pieces += self._save(u, t)
             numbers = [u for u, one in zip(self.numbers, plain, strict=True) if one]
             tensors = [arrays[u] for u in numbers]
-        #: the numbers of plain tensors; what there is to know of them and of their plain gradients is in lists
+        #: the numbers of plain tensors; their facts, and those of their plain gradients, are in the lists below
         self.of_plain = numbers
         self.grads = [t.grad if t.is_leaf else None for t in tensors]
         if any(grad is not None for grad in self.grads):
@@ -358,9 +357,9 @@ class RunTensors(RunArrays):
         self.sizes = list(map(torch().UntypedStorage.nbytes, self.storages))
         self.offsets = list(map(kind.storage_offset, tensors))
         self.dtypes = [t.dtype for t in tensors]
-        self.asks = [t.requires_grad for t in tensors]
+        self.requires_grad = [t.requires_grad for t in tensors]
         self.histories: Sequence[History | None] = [None] * len(tensors)
-        if any(self.asks) and not all(t.is_leaf for t in tensors):
+        if any(self.requires_grad) and not all(t.is_leaf for t in tensors):
             with torch().enable_grad():
                 self.histories = [None if t.is_leaf else History.of(t) for t in tensors]
         self.bits: list[tuple[bool, bool]] = []
@@ -375,7 +374,7 @@ class RunTensors(RunArrays):
         self.beside_bytes = Snapshot(pieces) if pieces else None
 
     def _save(self, u: int, t: Tensor) -> list[Tensor]:
-        """Keep what is known of one tensor, of its base, gradient and tangent; the pieces of those two."""
+        """Keep one tensor, its base, gradient and tangent; returns the pieces of those two."""
         self.full[id(t)] = saved = SavedTensor(t)
         if t._base is not None and id(t._base) not in self.full:
             self.names[id(t._base)] = u, "the base of {}"
@@ -405,13 +404,13 @@ class RunTensors(RunArrays):
             pieces += self._save_beside(u, g, "{}.grad")
         return []
 
-    def _look_beneath(self) -> None:
+    def _keep_owners(self) -> None:
         """A storage is held, and has no names."""
         self.roots, self.names_of_fields = {}, []
 
     @functools.cached_property
     def saved(self) -> dict[int, SavedTensor]:
-        """What is known of each tensor, of their gradients, and of the bases of those that are views, by identity."""
+        """Each tensor, gradient and base of a view, by identity."""
         saved, library = dict(self.full), torch()
         for k, t in enumerate(self.plain):
             if id(t) in saved:
@@ -429,14 +428,14 @@ class RunTensors(RunArrays):
                 conj, neg = self.bits[k] if self.bits else (False, False)
                 alias = alias.conj() if conj else alias
                 alias = library._neg_view(alias) if neg else alias
-            known = self.kinds[k], self.versions[k], self.sizes[k], self.asks[k], grad, self.histories[k]
+            known = self.kinds[k], self.versions[k], self.sizes[k], self.requires_grad[k], grad, self.histories[k]
             saved[id(t)] = SavedTensor.of_plain(alias, t, *known)
         return saved
 
     def _saved(self, u: int) -> SavedTensor:
         return self.saved[id(self.arrays[u])]
 
-    # What came of it
+    # Changes
 
     @functools.cached_property
     def resized(self) -> frozenset[int]:
@@ -468,7 +467,7 @@ class RunTensors(RunArrays):
 
     @functools.cached_property
     def lows(self) -> dict[int, int]:
-        """Where the memory of each group begins."""
+        """The address of each group's memory."""
         found = {}
         for g in self.copied:
             first = self.plan.groups[g].members[0]
@@ -533,7 +532,7 @@ class RunTensors(RunArrays):
         return lost
 
     def _forget_history(self, t: Tensor) -> None:
-        """Have a view ask its base anew where it comes from, or not at all where that asks for no gradient any more."""
+        """Have a view take its history from its base again, or none if the base requires no gradient any more."""
         if t._base is None or t.is_inference():
             return
         if t.requires_grad and not self.saved[id(t)].requires_grad and not t._base.requires_grad:
@@ -543,11 +542,11 @@ class RunTensors(RunArrays):
             fresh = t._base.as_strided(t.shape, t.stride(), t.storage_offset())
             view._set_creation_meta(fresh, made)
             try:
-                # Not by torch.utils.swap_tensors: that refuses what a graph has saved. Who has saved the tensor keeps
+                # Not by torch.utils.swap_tensors: it refuses a tensor that a graph saved. Such a graph keeps
                 # the other one, on the same bytes, with the same version.
                 library._C._swap_tensor_impl(t, fresh)
             except RuntimeError:
-                return  # somebody has a weak reference to it in C: it keeps an end that leads nowhere
+                return  # C code has a weak reference to it: it keeps an end that leads nowhere
         elif t.requires_grad:
             _ = t.grad_fn
 
@@ -562,7 +561,7 @@ def tangent_of(t: Tensor) -> Tensor | None:
 
 
 class Context(Protocol):
-    """What a function of autograd's is given to say what it did."""
+    """The context of an autograd function."""
 
     end: object
 
@@ -588,7 +587,7 @@ def parts() -> Parts:
     function: Any = torch().autograd.Function
 
     class Ends(function):  # type: ignore[misc]
-        """A second end of a tensor's history: whoever takes it on has what the tensor had."""
+        """A second end of a tensor's history."""
 
         @staticmethod
         def forward(ctx: object, t: Tensor) -> Tensor:
@@ -599,7 +598,7 @@ def parts() -> Parts:
             return g
 
     class Back(function):  # type: ignore[misc]
-        """Gives a tensor the history of another one; its bytes are put back by others."""
+        """Gives a tensor the history of another one. It writes no bytes."""
 
         @staticmethod
         def forward(ctx: Context, t: Tensor, end: object) -> Tensor:

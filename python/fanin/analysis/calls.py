@@ -1,4 +1,4 @@
-"""A call as flat lists: its leaves, the distinct arrays among them, what each is called, what the run did to them."""
+"""A call as flat lists: its leaves, the distinct arrays among them, their names, and what a run did to them."""
 
 from __future__ import annotations
 
@@ -50,18 +50,18 @@ class Call:
     arrays: list[Any]
     first: list[int]
     tensors: bool = False  #: the arrays are torch's
-    descs: tuple[AOTInput, ...] | None = None  #: what each leaf is, where that was said
+    descs: tuple[AOTInput, ...] | None = None  #: what each leaf is, where the caller gave it
 
     def desc(self, leaf: int) -> AOTInput:
         """What a leaf is."""
         return PlainAOTInput(leaf) if self.descs is None else self.descs[leaf]
 
     def name(self, array: int) -> str:
-        """What an array is called in messages: the descriptor of its first leaf, and its path where that says more."""
+        """An array's name in messages: the descriptor of its first leaf, and its path if that differs."""
         return self.leaf_name(self.first[array])
 
     def leaf_name(self, leaf: int) -> str:
-        """What a leaf is called in messages."""
+        """A leaf's name in messages."""
         short = self.desc(leaf).expr()
         path = self.paths[leaf]
         return short if short == path else f"{short} (at {path})"
@@ -73,7 +73,7 @@ class Call:
         return trees.paths(args, "args") + trees.paths(kwargs, "kwargs")
 
 
-def call_of(args: tuple[object, ...], kwargs: dict[str, object], who: str) -> Call:
+def call_of(args: tuple[object, ...], kwargs: dict[str, object], api: str) -> Call:
     """Flatten a call. TypeError for arrays of more than one library."""
     leaves: list[object] = []
     form = trees.flatten_call(args, kwargs, leaves)
@@ -96,49 +96,49 @@ def call_of(args: tuple[object, ...], kwargs: dict[str, object], who: str) -> Ca
     if tensors not in (0, len(arrays)):
         other = next(u for u, a in enumerate(arrays) if isinstance(a, np.ndarray) != isinstance(arrays[0], np.ndarray))
         words = [f"{call.name(u)} is {type_of(arrays[u])}" for u in (0, other)]
-        raise TypeError(f"{who}: expected arrays of one library, but {words[0]} and {words[1]}")
+        raise TypeError(f"{api}: expected arrays of one library, but {words[0]} and {words[1]}")
     return call
 
 
-def check_given(given: object, what: str, who: str) -> tuple[object, ...]:
+def check_given(given: object, what: str, api: str) -> tuple[object, ...]:
     """The arguments that were given as a sequence. TypeError for what is none: a bare array, a number, a dict."""
     if given is None:
         return ()
     if not isinstance(given, (list, tuple)):
         raise TypeError(
-            f"{who}: {what}: expected a list or tuple of the function's arguments, got {type_of(given)}: one"
+            f"{api}: {what}: expected a list or tuple of the function's arguments, got {type_of(given)}: one"
             " argument is [x]"
         )
     return tuple(given)
 
 
-def check_arrays(call: Call, check: Callable[[Any, Callable[[], str]], None], who: str, alone: bool = True) -> None:
+def check_arrays(call: Call, check: Callable[[Any, Callable[[], str]], None], api: str, alone: bool = True) -> None:
     """What `check` raises for an array that cannot be rebuilt from its bytes, named by descriptor; TypeError for a leaf
     that holds arrays out of sight, or, with `alone`, shows memory of one.
     """
     kinds = array_kinds()
     for i, (leaf, u) in enumerate(zip(call.leaves, call.index, strict=True)):
         if u is None:
-            hidden.check_argument(leaf, lambda i=i: f"{who}: {call.leaf_name(i)}", kinds)  # type: ignore[misc]
+            hidden.check_argument(leaf, lambda i=i: f"{api}: {call.leaf_name(i)}", kinds)  # type: ignore[misc]
             if alone and hidden.shows(leaf):
-                check_beside(call, i, who)
+                check_beside(call, i, api)
     for number, array in enumerate(call.arrays):
-        check(array, lambda number=number: f"{who}: {call.name(number)}")  # type: ignore[misc]
+        check(array, lambda number=number: f"{api}: {call.name(number)}")  # type: ignore[misc]
 
 
-def check_beside(call: Call, leaf: int, who: str) -> None:
+def check_beside(call: Call, leaf: int, api: str) -> None:
     """TypeError for an argument, no array of this library, that shows the memory of one."""
     for number, array in enumerate(call.arrays):
         if hidden.meet(call.leaves[leaf], array):
             raise TypeError(
-                f"{who}: {call.leaf_name(leaf)} shares memory with {call.name(number)}, and is a"
-                f" {type(call.leaves[leaf]).__name__}: what is done to it would be done at once; pass an array that"
+                f"{api}: {call.leaf_name(leaf)} shares memory with {call.name(number)}, and is a"
+                f" {type(call.leaves[leaf]).__name__}: writes to it would take effect at once; pass an array that"
                 " shows it"
             )
 
 
 def check_array(array: Array, name: Callable[[], str]) -> None:
-    """TypeError for what cannot be rebuilt from its bytes."""
+    """TypeError for an array that cannot be rebuilt from its bytes."""
     if type(array) is not np.ndarray:
         raise TypeError(
             f"{name()}: expected a plain ndarray, got {type_of(array)}, whose class may keep more than its"
@@ -164,7 +164,7 @@ def check_reach(geometry: Geometry, name: Callable[[], str]) -> None:
         )
 
 
-def check_signature(fn: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object], who: str) -> None:
+def check_signature(fn: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object], api: str) -> None:
     """TypeError for arguments that the function does not take, naming the first by descriptor; before anything
     has run.
     """
@@ -180,7 +180,7 @@ def check_signature(fn: Callable[..., object], args: tuple[object, ...], kwargs:
     try:
         signature = inspect.signature(fn)
     except (TypeError, ValueError):
-        return  # a C function that does not tell: it will say so itself
+        return  # a C function without a signature raises its own error
     try:
         signature.bind(*args, **kwargs)
     except TypeError as e:
@@ -192,10 +192,10 @@ def check_signature(fn: Callable[..., object], args: tuple[object, ...], kwargs:
             trees.flatten(args[: len(takes)], leaves)
             extra = PlainAOTInput(len(leaves)).expr()
             raise TypeError(
-                f"{who}: {called}{signature} takes {counted(len(takes), 'positional argument')}, got {len(args)}:"
-                f" {extra} is the first that it has no place for"
+                f"{api}: {called}{signature} takes {counted(len(takes), 'positional argument')}, got {len(args)}:"
+                f" {extra} is the first without a parameter"
             ) from None
-        raise TypeError(f"{who}: {called}{signature}: {e}") from None
+        raise TypeError(f"{api}: {called}{signature}: {e}") from None
 
 
 # What a run did
@@ -239,7 +239,7 @@ class Outcome:
 
 
 def outcome_of(run: RunArrays, result: object, outputs: list[object], bases: list[Array]) -> Outcome:
-    """Look at everything that a run touched. `outputs` is filled with the result's leaves, `bases` with the extra bases
+    """Collect everything that a run touched. `outputs` is filled with the result's leaves, `bases` with the extra bases
     that several outputs share.
     """
     form = trees.flatten(result, outputs)
@@ -256,7 +256,7 @@ def places_of(run: RunArrays, outputs: Sequence[object], bases: list[Array]) -> 
     inputs = {id(p): u for u, p in enumerate(run.arrays)}
     first_seen: dict[int, int] = {}
     places: list[Place | None] = []
-    own: dict[int, list[int]] = {}  # whose memory -> which outputs
+    own: dict[int, list[int]] = {}  # outputs by their memory
     for j, o in enumerate(outputs):
         itself = o.base if is_stripped(o) and id(o.base) in inputs else o
         same_as = first_seen.setdefault(id(itself), j) if run.is_array(o) else j
@@ -296,8 +296,8 @@ def is_stripped(o: object) -> TypeGuard[Array]:
 
 
 def view_place(run: RunArrays, number: int, o: object, twin: int | None) -> Place:
-    """The place of an output in the memory of a group of inputs; it is called a view of the input whose view it was,
-    where that is known.
+    """The place of an output in the memory of a group of inputs; it is a view of the input that it was made from,
+    where tracking recorded that.
     """
     group: Group = run.plan.groups[number]
     offset, geometry = run.begin(o) - run.lows[number], run.geometry(o)
@@ -382,7 +382,7 @@ class Behaviour:
 
 
 def behaviour_of(outcome: Outcome, written: Set[int], roles: Sequence[Role | None]) -> Behaviour:
-    """What an outcome says, beside `written` and `roles`."""
+    """Make the compared part of an outcome, with `written` and `roles`."""
     geometry, flags = dict(outcome.geometry), dict(outcome.flags)
     numbers = {*geometry, *flags, *outcome.resized}
     after = {u: (geometry.get(u), flags.get(u), u in outcome.resized) for u in numbers}
@@ -429,32 +429,32 @@ def role_words(role: Role, first: Sequence[int]) -> str:
 # Back to the caller
 
 
-def check_outputs(run: RunArrays, outputs: Sequence[object], who: str) -> None:
+def check_outputs(run: RunArrays, outputs: Sequence[object], api: str) -> None:
     """TypeError for an output on an input's memory that cannot be made anew there."""
     for j, o in enumerate(outputs):
         if run.is_array(o) and not run.remakeable(o) and run.group_at(o) is not None:
             raise TypeError(
-                f"{who}: {PlainAOTOutput(j).expr()} is {type_of(o)} on the memory of an input: expected a plain"
+                f"{api}: {PlainAOTOutput(j).expr()} is {type_of(o)} on the memory of an input: expected a plain"
                 " array there; return the array, and make the other of it outside"
             )
 
 
-def check_hidden(run: RunArrays, outputs: Sequence[object], who: str, where: str = "") -> None:
-    """TypeError for a leaf of a result that keeps memory of an input out of sight; `where`: what the leaves are of, if
+def check_hidden(run: RunArrays, outputs: Sequence[object], api: str, where: str = "") -> None:
+    """TypeError for a leaf of a result that hides memory of an input; `where`: what the leaves are of, if
     not of the result.
     """
     kinds = array_kinds()
     for j, o in enumerate(outputs):
         if hidden.shows(o) and any(hidden.meet(o, a) for a in run.arrays):
             raise TypeError(
-                f"{who}: {where or PlainAOTOutput(j).expr()} is {type_of(o)} that holds memory of an input:"
+                f"{api}: {where or PlainAOTOutput(j).expr()} is {type_of(o)} that holds memory of an input:"
                 " expected arrays of the library that the arguments are of"
             )
         if not hidden.may_hold(type(o)) and not hidden.is_boxed(o):
             continue
         hidden.check_result(
             o,
-            lambda j=j: f"{who}: {where or PlainAOTOutput(j).expr()}",  # type: ignore[misc]
+            lambda j=j: f"{api}: {where or PlainAOTOutput(j).expr()}",  # type: ignore[misc]
             kinds,
             lambda array: run.group_at(array) is not None,
         )

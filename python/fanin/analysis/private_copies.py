@@ -1,17 +1,17 @@
-"""Private memory in which a function runs in the caller's stead.
+"""Makes private memory in which a function runs instead of in the caller's.
 
 Arrays that share bytes form a *group*. Each group gets memory of its own, of the same extent and the same alignment, in
-which every array is rebuilt at its own place, with its own strides, dtype and flags: whoever writes one sees it in the
-others, as the caller would. An array that owns its memory is rebuilt as one that does. Only bytes that some array shows
-are read and written; what lies between them is nobody's.
+which every array is rebuilt at its own place, with its own strides, dtype and flags: a write to one shows in the
+others, as in the caller's. An array that owns its memory is rebuilt as one that does. Only bytes that some array shows
+are read and written; bytes between them are not.
 
     caller      |--- x ---|          |- z -|
                      |--- y ---|
     private     |--- x' --|          |- z'-|      groups (x, y) and (z)
                      |--- y' --|
 
-After the run the private bytes are compared with the caller's, which nobody has touched: what differs was written, by
-whatever route. Bits are compared, not values: NaNs, signs of zero and padding count.
+After the run the private bytes are compared with a snapshot: bytes that differ were written, by whatever route. Bits
+are compared, not values: NaNs, signs of zero and padding count.
 """
 
 from __future__ import annotations
@@ -227,11 +227,11 @@ class GroupMember:
 
 @dataclass(frozen=True)
 class GroupFlags:
-    """What of a group is no part of its layout, and is looked at in each call."""
+    """Facts of a group that are no part of its layout, and are read in each call."""
 
     low: int  #: the lowest address
     owner: int | None  #: which member owns the memory
-    frozen: bool  #: nobody can write it, not even after asking for it
+    frozen: bool  #: read-only, and cannot be made writable
 
 
 @dataclass(frozen=True)
@@ -243,7 +243,7 @@ class Group:
     cover: tuple[int, ...]  #: members that together show every byte that some member shows
     whole: tuple[int, ...]  #: members that can be rebuilt as arrays that own the memory, all of it
     writeable: bool  #: all members can be written
-    seen: GroupFlags  #: what was so at the call that was planned for
+    flags: GroupFlags  #: of the planned call
 
     @functools.cached_property
     def numbers(self) -> tuple[int, ...]:
@@ -326,7 +326,7 @@ def owner_of(members: Sequence[GroupMember], whole: Sequence[int], arrays: Array
 
 
 def frozen(members: Sequence[GroupMember], arrays: Arrays) -> bool:
-    """Whether no member can be written, not even after asking for it."""
+    """Whether no member can be written, not even after it is made writable."""
     return not any(can_be_made_writeable(arrays[m.number]) for m in members)
 
 
@@ -340,7 +340,7 @@ def private_copies(plan: Plan, arrays: Sequence[Array], kind: type = np.ndarray,
     """
     private = list(arrays)
     for group in plan.groups:
-        copy_group(group, arrays, private, kind, group.seen if recorded else flags_of(group, arrays))
+        copy_group(group, arrays, private, kind, group.flags if recorded else flags_of(group, arrays))
     return private
 
 

@@ -1,4 +1,4 @@
-"""What is asked of torch's tensors here, by name: torch itself is never imported for its types."""
+"""The attributes of torch's tensors that are used here: torch itself is never imported for its types."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Node(Protocol):
 
 
 class Tensor(protocols.Tensor, Protocol):
-    """A tensor as it is known everywhere, what autograd knows of it, and the views and writes that are made here."""
+    """A tensor with its autograd state, and the views and writes that are used here."""
 
     data: Tensor
     _backward_hooks: dict[object, object] | None
@@ -51,7 +51,7 @@ class Tensor(protocols.Tensor, Protocol):
     def is_complex(self) -> bool: ...
     def is_floating_point(self) -> bool: ...
 
-    # What autograd knows of it
+    # Autograd state
     @property
     def is_leaf(self) -> bool: ...
     @property

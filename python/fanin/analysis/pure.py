@@ -10,8 +10,8 @@ written as new values.
 
 The new value of an input has the shape that it had before; geometry that changes is fixed by the layout, and changed by
 the wrapper. A base is one axis of bytes, from the lowest byte of its group to the highest; so members of different
-dtypes need nothing special. The new value of a base is a new base. Descriptors (`input_descs`, `output_descs`) say what
-each slot is.
+dtypes need nothing special. The new value of a base is a new base. Descriptors (`input_descs`, `output_descs`) name
+each slot.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Pure:
         r = recording
         self.fn, self.plan, self.index, self.form, self.first = r.fn, r.plan, r.index, r.form, r.first
         self.meta, self.outcome, self.touched = r.meta, r.outcome, r.touched
-        #: the arguments by name, in the order of the call: the function may ask for it
+        #: the arguments by name, in the order of the call: the function may read it
         self.order = r.order
         self.moved = dict(r.outcome.geometry)
         groups = self.plan.groups
@@ -191,7 +191,7 @@ class Pure:
         return create_synthetic_base_metadata(thin, info, outer, inner, self.input_descs)[0]
 
     def _stand_in(self, number: int | None) -> Array:
-        """An array of the shape and dtype of one of the arguments: nothing else of it is asked for."""
+        """An array of the shape and dtype of one of the arguments: nothing else of it is read."""
         group, place = self.plan.where[number or 0]
         geometry = self.plan.groups[group].members[place].geometry
         return np.empty(geometry.shape, geometry.dtype)
@@ -217,8 +217,8 @@ class Pure:
     # The pure function
 
     def __call__(self, *inner: Any) -> list[Any]:
-        """Run the function on copies. ValueError: more or fewer arguments, of other shapes or dtypes, than those that
-        `input_descs` tells of, or a function that does otherwise than at the recorded call.
+        """Run the function on copies. ValueError: more or fewer arguments, of other shapes or dtypes, than those of
+        `input_descs`, or a function that does otherwise than at the recorded call.
         """
         arrays = self._arrays(inner)
         run = RunArrays(self.split, private_copies(self.split, arrays, recorded=True))
@@ -271,7 +271,7 @@ class Pure:
         return found
 
     def _hold(self, run: RunArrays, outcome: Outcome) -> None:
-        """ValueError where a run did otherwise than the record says."""
+        """ValueError where a run differs from the record."""
         roles = [role_of(p, self.plan, self.plan) for p in self.outcome.places]
         was = behaviour_of(self.outcome, self.may_write, roles)
         now = behaviour_of(outcome, run.changed, [role_of(p, self.plan, self.split) for p in outcome.places])
@@ -291,7 +291,7 @@ class Pure:
         values: Sequence[object],
         given: Mapping[int, object] | None = None,
     ) -> object:
-        """Give the caller what the values of a pure run say: writes, geometry, views of the caller's own arrays.
+        """Apply the values of a pure run to the caller's arrays: writes, geometry, views.
         Returns the function's result, in which containers that were handed through, `given` by their places, are the
         caller's own.
         """
@@ -460,7 +460,7 @@ def split(plan: Plan, merged: set[int]) -> Plan:
             low = m.low
             alone = type(m)(m.number, m.offset - low, m.geometry, m.writeable, 0, m.high - low)
             where[m.number] = Position(len(groups), 0)
-            flags = GroupFlags(group.seen.low + low, 0 if place == group.seen.owner else None, group.seen.frozen)
+            flags = GroupFlags(group.flags.low + low, 0 if place == group.flags.owner else None, group.flags.frozen)
             groups.append(Group((alone,), m.high - low, (0,), (0,) if flags.owner == 0 else (), m.writeable, flags))
     return Plan(tuple(groups), tuple(where))
 

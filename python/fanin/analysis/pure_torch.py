@@ -35,7 +35,7 @@ class Shown:
     offset: int
     conj: bool
     neg: bool
-    asks: bool
+    requires_grad: bool
 
     @staticmethod
     def given(t: Tensor) -> Shown:
@@ -84,7 +84,7 @@ class Reads:
             tensor.grad.__set__: ".grad is set",
             tensor.grad.__delete__: ".grad is set",
         }
-        #: and whether what is read tells of all of the storage
+        #: and whether it depends on all of the storage
         places = {tensor.storage_offset: False, tensor.untyped_storage: True, tensor.storage: True}
 
         class Mode(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
@@ -117,9 +117,9 @@ class Move(NamedTuple):
 class TensorPure(Pure):
     """A pure function of flat arguments, for tensors; see the top of this file and `Pure`."""
 
-    def __init__(self, recording: Recording, seen: OutputViews) -> None:
+    def __init__(self, recording: Recording, views: OutputViews) -> None:
         super().__init__(recording)
-        self.given, self.ends, self.shown, self.quiet = seen.given, seen.ends, seen.outputs, seen.quiet
+        self.given, self.ends, self.shown, self.quiet = views.given, views.ends, views.outputs, views.quiet
         plan, given = self.plan, self.given
         for g in self.bases:
             dtypes = {given[u].dtype for u in plan.groups[g].numbers}
@@ -160,19 +160,19 @@ class TensorPure(Pure):
     def _stand_in(self, number: int | None) -> Tensor:  # type: ignore[override]  # it is given tensors, and no arrays
         one = self.given[number or 0]
         made: Tensor = torch().empty_strided(one.shape, one.stride, dtype=one.dtype, device="meta")
-        return made.requires_grad_(one.asks)
+        return made.requires_grad_(one.requires_grad)
 
     def _base_stand_in(self, group: int) -> Tensor:
         numbers = self.plan.groups[group].numbers
         size = self.sizes[self.bases.index(group)]
         base: Tensor = torch().empty(size, dtype=self.given[numbers[0]].dtype, device="meta")
-        return base.requires_grad_(any(self.given[u].asks for u in numbers))
+        return base.requires_grad_(any(self.given[u].requires_grad for u in numbers))
 
     # The pure function
 
     def __call__(self, *inner: Any) -> list[Any]:
         """Run the function on copies. ValueError: more or fewer arguments, or of other shapes or dtypes, than
-        `input_descs` tells of, or another number of results.
+        those of `input_descs`, or another number of results.
         """
         self._fit(inner)
         bases = [inner[k].clone() for k in range(len(self.bases))]
@@ -188,13 +188,13 @@ class TensorPure(Pure):
         given = [filled(one, it) for one in self.by_position]
         named = {k: filled(one, it) for k, one in self.by_name}
         outputs: list[object] = []
-        seen = not torch().compiler.is_compiling()  # a tracer meets neither versions nor storages
-        before = [(t._version, t.shape, t.stride()) for t in tensors] if seen else []
+        eager = not torch().compiler.is_compiling()  # a tracer has neither versions nor storages
+        before = [(t._version, t.shape, t.stride()) for t in tensors] if eager else []
         result = self.fn(*given, **{k: named[k] for k in self.order})
         gather(result, outputs)
         if len(outputs) != len(self.shown):
             raise ValueError(f"pure: expected {len(self.shown)} results, as at the recorded call, got {len(outputs)}")
-        if seen:
+        if eager:
             self._hold_run(inner, tensors, before, result, outputs)
         changed = [
             tensors[u].as_strided(self.given[u].shape, self.given[u].stride, 0) if u in self.moved else tensors[u]
@@ -312,7 +312,7 @@ class TensorPure(Pure):
                 return root.as_strided((size,), (1,), begin)
         if any(t.requires_grad for t in mine):
             raise ValueError(
-                f"functionalize: {self._shown(group)} share memory that is written, but no history, and ask for"
+                f"functionalize: {self._shown(group)} share memory that is written, but no history, and require"
                 " gradients: expected views of one tensor, or no compiler"
             )
         with library.no_grad():
@@ -345,9 +345,7 @@ class TensorPure(Pure):
         return list(outputs), list(bases)
 
     def _write(self, arrays: Sequence[Tensor], moves: Sequence[Move]) -> None:  # type: ignore[override]
-        """Write new values, once it is known that torch permits all of it, and give tensors the geometry that they
-        have afterwards.
-        """
+        """Check that torch permits every write, then write new values and set the geometry after the call."""
         quiet = [torch().no_grad() if u in self.quiet else contextlib.nullcontext() for u in self.ends]
         for move in moves:
             with self._mode(move.numbers):
@@ -370,7 +368,7 @@ class TensorPure(Pure):
         return f"functionalize: {self.output_descs[slot].expr()}"
 
     def _mode(self, numbers: Sequence[int]) -> contextlib.AbstractContextManager[object]:
-        """no_grad where the function wrote under it, or by ways that autograd does not see."""
+        """no_grad where the function wrote under it, or in ways hidden from autograd."""
         infos = [self.meta.input_info[self.first[u]] for u in numbers if u in self.touched]
         quiet = all(i.mutations_under_no_grad_or_inference_mode or i.mutations_hidden_from_autograd for i in infos)
         quiet = quiet or self.quiet.issuperset(u for u in numbers if u in self.touched)
@@ -390,7 +388,7 @@ class TensorPure(Pure):
         view = view.as_strided(one.shape, one.stride, start // one.dtype.itemsize)
         view = view.conj() if one.conj else view
         view = library._neg_view(view) if one.neg else view
-        return view.detach() if view.requires_grad and not one.asks else view
+        return view.detach() if view.requires_grad and not one.requires_grad else view
 
     def _now(self, u: int) -> int:
         """Where a tensor began at the recorded call, when it had ended, in bytes."""
@@ -399,11 +397,11 @@ class TensorPure(Pure):
 
 
 def copied(x: Tensor, one: Shown, roomy: bool) -> Tensor:
-    """A copy of the same strides, wherever one can have them. One that is expanded and asks for a gradient has dense
+    """A copy of the same strides, wherever one can have them. An expanded one that requires a gradient has dense
     ones, so that each of its elements gets its own.
     """
     wide = [d for d, (n, s) in enumerate(zip(one.shape, one.stride, strict=True)) if s == 0 and n > 1]
-    if wide and not one.asks and all(x.stride()[d] == 0 for d in wide):
+    if wide and not one.requires_grad and all(x.stride()[d] == 0 for d in wide):
         for d in wide:
             x = x.narrow(d, 0, 1)
         return x.clone().expand(one.shape)

@@ -1,8 +1,9 @@
-"""An ndarray that notes when it is written, and of which input it is a view.
+"""An ndarray that records writes to it, and the input that it is a view of.
 
-What memory cannot tell: a write that left every byte as it was (`x *= 1`), whether it was made under no_grad, which of
-several overlapping inputs an output is a view of. What this class cannot tell, memory does: writes by `np.asarray(x)`,
-a memoryview or C code. So it never has the last word on whether something was written; it only adds to it.
+It records what memory does not show: a write that left every byte as it was (`x *= 1`), whether it was made under
+no_grad, which of several overlapping inputs an output is a view of. Memory shows what this class misses: writes by
+`np.asarray(x)`, a memoryview or C code. So it never has the last word on whether something was written; it only adds to
+it.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ class Log:
         self._seen: set[object] = set()
 
     def open(self, run: RunArrays) -> None:
-        """Begin to listen."""
+        """Start recording."""
         self.run = run
 
     def close(self) -> None:
-        """Hear no more."""
+        """Stop recording."""
         self.run = None
 
     def note(self, array: Tracked) -> None:
@@ -116,7 +117,7 @@ class Tracked(NDArray):
         written(self)
 
     def view(self, *args: object, **kwargs: object) -> Any:
-        """A view that stays tracked where it is asked for as an ndarray."""
+        """A view that stays tracked where an ndarray is requested."""
         kind = kwargs.get("type", args[-1] if args else None)
         if kind is not np.ndarray:
             return super().view(*args, **kwargs)
@@ -137,7 +138,7 @@ def basic(key: object) -> bool:
 
 
 def stripped(x: Any) -> Any:
-    """Arguments without tracked arrays; what is neither a list, tuple nor dict is looked at only itself."""
+    """Arguments without tracked arrays; containers other than list, tuple and dict are not entered."""
     if type(x) is Tracked:
         return plain(x)
     if type(x) in (list, tuple):
@@ -146,7 +147,7 @@ def stripped(x: Any) -> Any:
 
 
 def written(x: object) -> None:
-    """Note a write, if anybody is to be told."""
+    """Record a write, if there is a log."""
     if type(x) is Tracked and x.fanin_log is not None:
         x.fanin_log.note(x)
 
@@ -162,7 +163,7 @@ def writes_first(func: object, given: dict[str, object], first: object) -> bool:
     return func in WRITERS or bool(given.get("overwrite_input"))
 
 
-#: Parameters of functions that may be written in C, and then do not tell.
+#: Parameters of functions that may be written in C, without a signature.
 NAMES: dict[object, tuple[str, ...]] = {
     np.concatenate: ("arrays", "axis", "out"),
     np.dot: ("a", "b", "out"),
