@@ -301,6 +301,21 @@ class SavedTensor:
             torch()._C._autograd._unsafe_set_version_counter((self.t,), (self.version,))
 
 
+def undo_all(saved: list[tuple[tuple[int, str], SavedTensor]], undo_bytes: Callable[[Lost], None]) -> Lost:
+    """Restore tensors, named as in `Lost.unless`: bases before views, versions after bytes."""
+    lost = Lost()
+    saved.sort(key=lambda one: one[1].t._base is not None)
+    with torch().inference_mode(False):
+        for step in (SavedTensor.undo_storage, SavedTensor.undo_place):
+            for name, one in saved:
+                lost.unless(name, step, one)
+        undo_bytes(lost)
+        for step in (SavedTensor.count, SavedTensor.undo_rest):
+            for name, one in saved:
+                lost.unless(name, step, one)
+    return lost
+
+
 def versions_of(tensors: Sequence[Tensor]) -> list[int] | None:
     """The version of each; None where one has none, as those of inference mode."""
     try:
@@ -506,30 +521,20 @@ class RunTensors(RunArrays):
 
     def undo(self) -> Lost:
         """Leave the tensors as they were."""
-        lost = Lost()
         names = self.names | {id(self.arrays[u]): (u, "{}") for u in self.numbers}
-        saved = [(names[i], h) for i, h in self.saved.items()]
-        saved.sort(key=lambda one: one[1].t._base is not None)  # views go by what their bases are
+        lost = undo_all([(names[i], h) for i, h in self.saved.items()], self._undo_bytes)
         with torch().inference_mode(False):
-            for name, h in saved:
-                lost.unless(name, h.undo_storage)
-            for name, h in saved:
-                lost.unless(name, h.undo_place)
-            for u in self.numbers:
-                lost.unless(
-                    (u, "{}"), self._saved(u).undo_bytes, 0, functools.partial(self.snapshot.restore, self.at[u])
-                )
-            for k, (i, piece) in enumerate(self.beside):
-                assert self.beside_bytes is not None
-                restore = functools.partial(self.beside_bytes.restore, k)
-                lost.unless(names[i], self.saved[i].undo_bytes, piece, restore)
-            for name, h in saved:
-                lost.unless(name, h.count)
-            for name, h in saved:
-                lost.unless(name, h.undo_rest)
             for u in self.numbers:
                 lost.unless((u, "{}"), self._forget_history, self.arrays[u])
         return lost
+
+    def _undo_bytes(self, lost: Lost) -> None:
+        for u in self.numbers:
+            lost.unless((u, "{}"), self._saved(u).undo_bytes, 0, functools.partial(self.snapshot.restore, self.at[u]))
+        for k, (i, piece) in enumerate(self.beside):
+            assert self.beside_bytes is not None
+            restore = functools.partial(self.beside_bytes.restore, k)
+            lost.unless(self.names[i], self.saved[i].undo_bytes, piece, restore)
 
     def _forget_history(self, t: Tensor) -> None:
         """Have a view take its history from its base again, or none if the base requires no gradient any more."""

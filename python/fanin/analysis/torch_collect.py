@@ -32,7 +32,7 @@ from .. import _core
 from ..descriptors import AOTInput, PlainAOTOutput, parse
 from . import trees
 from .caller_arrays import Lost
-from .caller_tensors import SavedTensor
+from .caller_tensors import SavedTensor, undo_all
 from .calls import Call, array_kinds
 from .hidden import check_result, may_hold
 from .protocols import Node, Storage, Tensor
@@ -402,24 +402,16 @@ class Watch:
 
     def put_back_others(self) -> Lost:
         """Undo what was done to those."""
-        lost = Lost()
-        every = sorted(self.others.values(), key=lambda saved: saved.t._base is not None)
-        with self.torch.inference_mode(False):
-            for saved in every:
-                lost.unless((0, "a tensor"), saved.undo_storage)
-            for saved in every:
-                lost.unless((0, "a tensor"), saved.undo_place)
-            for storage, before in self.bytes.values():
-                if storage.nbytes() == before.nbytes():
-                    storage.copy_(before)
-            for saved in every:
-                lost.unless((0, "a tensor"), saved.count)
-            for saved in every:
-                lost.unless((0, "a tensor"), saved.undo_rest)
-            for t, grad in self.grads.values():
-                if t.grad is not grad:
-                    t.grad = grad
+        lost = undo_all([((0, "a tensor"), saved) for saved in self.others.values()], self._undo_bytes)
+        for t, grad in self.grads.values():
+            if t.grad is not grad:
+                t.grad = grad
         return lost
+
+    def _undo_bytes(self, _: Lost) -> None:
+        for storage, before in self.bytes.values():
+            if storage.nbytes() == before.nbytes():
+                storage.copy_(before)
 
     def mode(self) -> AbstractContextManager[object]:
         from torch.utils import _python_dispatch
