@@ -141,7 +141,7 @@ def shown(x: object) -> Iterator[object]:
         if base is not None:
             yield base
     except (ValueError, TypeError):
-        return  # released, or of a format that NumPy does not know
+        return  # released, or of a format that NumPy does not support
 
 
 def items_of(x: object) -> Iterable[object]:

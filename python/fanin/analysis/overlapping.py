@@ -48,10 +48,10 @@ def compute_overlapping_inputs(
     "meta", which are compared within their storage. indices: positions in `arrays`; None for all. An index that is
     given twice is two inputs.
 
-    compat: None for the exact answer, in bytes. "torch" for PyTorch's answer, bit for bit, with its mistakes; what is
-    asked then must be ndarrays or tensors, views of one storage. ndarrays are taken as a tensor of the same elements
-    would be (a negative stride as the same elements in the other order); ValueError where there is no such tensor, for
-    a stride that is no multiple of the itemsize.
+    compat: None for the exact answer, in bytes. "torch" for PyTorch's answer, bit for bit, with its mistakes; the
+    requested arrays must be ndarrays or tensors, views of one storage. An ndarray is taken as a tensor of the same
+    elements would be (a negative stride as the same elements in the other order); ValueError where there is no such
+    tensor, for a stride that is no multiple of the itemsize.
 
     IndexError: a position that is not there. TypeError: what is no array. ValueError: an unknown `compat`.
 
@@ -289,7 +289,7 @@ WHY = {
     "units": "comparing offsets that count elements of different sizes",
     "1": "rule 1 (the same object overlaps itself, even if it is empty)",
     "6c": (
-        "rule 6c (the second's row fits behind its beginning, modulo the stride; where the first's row ends is not"
+        "rule 6c (the second's row fits after its beginning, modulo the stride; where the first's row ends is not"
         " checked)"
     ),
     "7": "rule 7 (anything but blocks of equal rows is an overlap)",

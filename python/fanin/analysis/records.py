@@ -145,8 +145,8 @@ class InputAliasInfo:
 
     @property
     def has_mutation_tangent(self) -> bool:
-        """Whether the input's new value has a tangent: it is data, written outside of the graph, and a gradient is
-        asked for.
+        """Whether the input's new value has a tangent: it is data, written outside of the graph, and it requires a
+        gradient.
         """
         return self.mutation_type is MutationType.MUTATED_OUT_GRAPH and self.mutates_data and self.requires_grad
 

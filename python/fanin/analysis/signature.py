@@ -125,7 +125,7 @@ def create_graph_signature(
 
     fx_g: `GraphNames`, or a torch.fx GraphModule. fw_metadata: what the function does, for the inputs
     (parameters, buffers, user's inputs); new values are those of `mutated_inp_runtime_indices`, and outputs, where it
-    tells of any, those of a graph without gradients. user_args_flat, params_and_buffers_flat: asked for `requires_grad`
+    has any, those of a graph without gradients. user_args_flat, params_and_buffers_flat: read for `requires_grad`
     alone, and needed only with `trace_joint`; without it their number is checked where they are given.
     num_user_fw_outs: how many outputs the user's function has; needed with `trace_joint`. loss_index: which of them is
     the loss.

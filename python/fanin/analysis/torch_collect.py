@@ -251,7 +251,7 @@ class Copier:
         return self.marked(x, new)
 
     def marked(self, x: Tensor, new: Tensor) -> Tensor:
-        """With the lazy bits of x: that its memory stands for conjugates, or for negatives."""
+        """With the conjugate and negative bits of x."""
         new = new.conj() if x.is_conj() else new
         return self.torch._neg_view(new) if x.is_neg() else new
 

@@ -575,7 +575,9 @@ def unlike_copies(
     found: list[Exception] = []
     for u, (given, t, was) in enumerate(zip(call.arrays, tensors, before, strict=True)):
         now = state_of(t)
-        version, attributes, grad, hooks, own, asks, grown, lay = (a == b for a, b in zip(was, now, strict=True))
+        version, attributes, grad, hooks, own, requires_grad, grown, lay = (
+            a == b for a, b in zip(was, now, strict=True)
+        )
         leaf = given.is_leaf and given.requires_grad
         what = (
             "attributes are set" if not attributes
@@ -583,7 +585,7 @@ def unlike_copies(
             else ".grad is set" if not grad
             else "a hook is added" if not hooks
             else "its class is set, or its gradient retained" if not own
-            else "requires_grad is set" if not asks and (version or was[5])
+            else "requires_grad is set" if not requires_grad and (version or was[5])
             else "its history is cut (detach_)" if was[6] and not grown
             else "it is a leaf that requires a gradient, and its strides change" if was[5] and not was[6] and not lay
             else reads.found[id(t)] if id(t) in reads.found and (leaf or (given.is_leaf and given.grad is not None))
@@ -611,7 +613,7 @@ def unlike_copies(
 
 
 def is_part(t: Tensor, whole: bool) -> bool:
-    """Whether a tensor begins behind its storage's first element, which a copy never does; with `whole`, whether it
+    """Whether a tensor begins after its storage's first element, which a copy never does; with `whole`, whether it
     shows less than all of its storage.
     """
     return bool(t.storage_offset() or (whole and t.untyped_storage().nbytes() != t.numel() * t.element_size()))
