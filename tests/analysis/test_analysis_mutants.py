@@ -30,12 +30,12 @@ ORDER = [
     "hidden",
     "trees",
     "private_copies",
+    "caller_arrays",
     "calls",
     "guards",
     "tracked",
     "collect",
     "pure",
-    "caller_arrays",
     "wrapper",
 ]
 
@@ -47,27 +47,17 @@ def fault(name: str, old: str, new: str) -> Mutant:
 
 MUTANTS = [
     # private memory
-    fault("private_copies", "            bits.mine[...] = bits.its\n", "            pass\n"),
-    fault("private_copies", "        if not group.writeable:", "        if False:"),
+    fault("private_copies", "[...] = words(each_byte_once(arrays[number]))", "[...] = 0"),
+    fault("private_copies", "        if not m.writeable:", "        if False:"),
+    fault("caller_arrays", "self.numbers[k] for k in self.snapshot.changed(which))", "())"),
+    fault("caller_arrays", "if not self._member(u).geometry.fits(self.arrays[u])]", "if False]"),
     fault(
-        "private_copies", "and not self._unchanged(self.plan.groups[n])]", "and self._unchanged(self.plan.groups[n])]"
-    ),
-    fault(
-        "private_copies", "        return mine.tobytes() == its.tobytes()", "        return bool((mine == its).all())"
-    ),
-    fault("private_copies", 'return words(array) if array.dtype.kind == "V" else array.view()', "return array.view()"),
-    fault(
-        "private_copies",
-        "if not m.geometry.fits(self.private[m.number])]",
-        "if m.geometry.shape != self.private[m.number].shape]",
+        "caller_arrays",
+        "        return view_at(self.snapshot",
+        "        return np.array(array) if True else view_at(self.snapshot",
     ),
     fault("private_copies", "        if not writeable:\n            view.flags.writeable = False\n", ""),
     fault("private_copies", "    for whole in (root_of(source), source):", "    for whole in ():"),
-    fault(
-        "private_copies",
-        "            if low <= start < high:\n                return number",
-        "            if False:\n                return number",
-    ),
     # outputs
     fault(
         "calls",
@@ -144,7 +134,7 @@ MUTANTS = [
         "        if isinstance(result",
     ),
     fault("tracked", '            if method == "at":\n', "            if False:\n"),
-    fault("tracked", "        if not low <= address(array) < high:\n            return\n", ""),
+    fault("tracked", "if not 0 <= address(array) - run.began(number) <", "if False and 0 <"),
     fault("tracked", "        if not basic(key):", "        if False:"),
     fault("tracked", "    return func in WRITERS or bool", "    return bool"),
     fault("tracked", "{**dict(zip(names, args, strict=False)), **kwargs}", "kwargs"),
@@ -191,14 +181,14 @@ MUTANTS = [
     fault("pure", "if len(inner) != len(descs):", "if False:"),
     fault("pure", "or array.shape != shape or array.dtype != dtype:", "or array.shape != shape:"),
     fault("pure", "        if copies.changed():", "        if False:"),
-    fault("pure", "                if u not in allowed:", "                if False:"),
-    fault("pure", "        if rest[0] != rest[1] or roles[0] != roles[1]:", "        if False:"),
+    fault("pure", "behaviour_of(outcome, run.changed,", "behaviour_of(outcome, set(),"),
+    fault("pure", "        self._compare(was, now)\n", "        pass\n"),
     fault("pure", "        if len(values) != count:", "        if False:"),
     fault("pure", "            take_geometry(arrays[u], geometry)", "            pass"),
     fault("pure", "            if p.same_as is not None and p.same_as < j:", "            if False:"),
     fault("pure", "                made[j] = arrays[p.base]", "                pass"),
     fault("pure", "            arrays[u].flags.writeable = writeable", "            pass"),
-    fault("pure", "run = RecordedCopies(self.split, arrays)", "run = PrivateCopies(self.split, arrays)"),
+    fault("pure", "arrays, recorded=True))", "arrays))"),
     fault("pure", "                if not can_be_made_writeable(arrays[u]):", "                if False:"),
     fault(
         "pure", "    if array.shape != shape or array.dtype != dtype:\n        raise", "    if False:\n        raise"
@@ -247,10 +237,10 @@ MUTANTS = [
     ),
     fault("wrapper", "        record.touched |= more\n", ""),
     fault("wrapper", "[: self._keep]", ""),
-    fault("wrapper", "    for g in sorted(outcome.written - record.written):", "    for g in ():"),
-    fault("wrapper", "        if known.get(u) != now.get(u):", "        if False:"),
-    fault("wrapper", "    if before.form != outcome.form:", "    if False:"),
-    fault("wrapper", "        if role_of(a, record) != role_of(b, record):", "        if False:"),
+    fault("calls", "    for u in sorted(now.written - recorded.written):", "    for u in ():"),
+    fault("calls", "        if recorded.after.get(u) != now.after.get(u):", "        if False:"),
+    fault("calls", "    if recorded.form != now.form:", "    if False:"),
+    fault("calls", "        if was is not None and role is not None and was != role:", "        if False:"),
 ]
 
 

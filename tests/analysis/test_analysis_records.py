@@ -371,7 +371,7 @@ def test_masks_and_maps_that_do_not_fit_are_refused() -> None:
         ([True, True, True], [0, 1, 1], r"add_dupe_map\[2\] must be 2, got 1"),
         ([True, True, False], [0, 1, 2], r"add_dupe_map\[2\] must be a kept input before it, 0 to 1, got 2"),
         ([True, True, False], [0, 1, -1], "got -1"),
-        ([True, False, True], [0, 0, 1], "input 1 is said to be input 0, but is described otherwise"),
+        ([True, False, True], [0, 0, 1], "input 1 should be input 0, but is described otherwise"),
     ]
     for mask, positions, said in rows:
         with pytest.raises(ValueError, match=said):
@@ -553,7 +553,7 @@ def test_overlap_sets_of_ndarrays_are_exact_and_pytorchs_mistakes_have_their_rul
         if len(arrays) == 2 or not rules:
             assert analysis.compute_overlapping_inputs(arrays, compat="torch") == torchs, (exact, torchs)
         for x in found:
-            assert str(x).startswith("arrays 0 and 1: torch says ") and str(x).endswith(f"; it is {x.exact}")
+            assert str(x).startswith("arrays 0 and 1: torch: ") and str(x).endswith(f"; it is {x.exact}")
 
 
 def test_random_sets_of_ndarrays_are_those_of_their_bytes() -> None:

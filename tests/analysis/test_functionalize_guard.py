@@ -224,10 +224,14 @@ def check_outputs_that_differ_are_an_error_that_names_them() -> None:
 
     f = F.functionalize(fn, (np.zeros(2), 0), guard="error")
     for how, words, descriptor in [
-        (1, r"output\[0\] is a view of args\[0\], and was args\[0\]", d.PlainAOTOutput(0)),
-        (2, r"output\[0\] is a value of its own, and was args\[0\]|output\[0\]", d.PlainAOTOutput(0)),
+        (
+            1,
+            r"output\[0\] is a view of args\[0\], otherwise than at the recorded call \(args\[0\]\)",
+            d.PlainAOTOutput(0),
+        ),
+        (2, r"output\[0\] is a value of its own, otherwise than at the recorded call", d.PlainAOTOutput(0)),
         (3, "the result is another tree", None),
-        (4, r"args\[0\]: its geometry", d.PlainAOTInput(0)),
+        (4, r"args\[0\] has another geometry", d.PlainAOTInput(0)),
     ]:
         a = np.zeros(2)
         with pytest.raises(F.BehaviourChangedError, match=words) as caught:

@@ -153,7 +153,7 @@ MUTANTS = [
     Mutant(V, "fits = d % s + y.shape[1] <= s", "fits = d % s + y.shape[1] <= s and d % s >= width", (P,)),
     Mutant(V, '        return Ruling(fits, "6c" if fits else "6d")', '        return Ruling(False, "6d")', (P,)),
     Mutant(V, '    return Ruling(False, "7")\n', '    return Ruling(True, "7")\n', (P,)),
-    Mutant(V, '"units" if size_of(arrays[i]) != size_of(arrays[j]) else said.rule', "said.rule", (P,)),
+    Mutant(V, '"units" if size_of(arrays[i]) != size_of(arrays[j]) else ruling.rule', "ruling.rule", (P,)),
     Mutant(
         V,
         "for s, n in zip(x.strides, x.shape, strict=True) if n > 1 and x.itemsize and s % x.itemsize]",

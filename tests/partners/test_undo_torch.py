@@ -15,7 +15,7 @@ from fanin.analysis import functionalize
 
 torch = pytest.importorskip("torch")
 
-from fanin.analysis.caller_tensors import CallerTensors, SavedTensor  # noqa: E402
+from fanin.analysis.caller_tensors import RunTensors, SavedTensor  # noqa: E402
 
 pytestmark = pytest.mark.partners
 
@@ -371,7 +371,7 @@ def test_random_functions_that_raise_leave_nothing_behind(n: int) -> None:
 @pytest.mark.parametrize(
     ("what", "name"),
     [(SavedTensor, name) for name in ("undo_bytes", "undo_rest", "count", "_undo_history")]
-    + [(CallerTensors, "_save_grads"), (CallerTensors, "_forget_history")],
+    + [(RunTensors, "_save_grads"), (RunTensors, "_forget_history")],
 )
 def test_the_random_functions_find_a_step_of_the_undo_that_is_left_out(
     what: type, name: str, monkeypatch: pytest.MonkeyPatch

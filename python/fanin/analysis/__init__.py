@@ -1,6 +1,4 @@
-"""Who shares memory, who is changed, what is what: the views and writes of a function, as records
-(docs/analysis.md).
-"""
+"""Which arrays share memory, and the views and writes of a function, as records (docs/analysis.md)."""
 
 from __future__ import annotations
 

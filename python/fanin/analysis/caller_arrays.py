@@ -1,9 +1,8 @@
-"""The caller's own arrays in a call, and what is needed to put them back.
+"""The arrays of one run: detects what the function changed, and restores it.
 
-`functionalize` hands the caller's arrays to the function themselves: so whatever it does with them is done, and
-whatever it returns is what it would have returned. What a call must not leave behind, because the function raised or
-did what the record does not say, is undone: bytes from a snapshot, geometry, flags, sizes, the contents of lists and
-dicts.
+`functionalize` passes the caller's own arrays to the function, so writes and results are those of a plain call. Where
+the function raises, or differs from the record, the undo restores bytes from a snapshot, geometry, flags, sizes, and
+the contents of lists and dicts.
 """
 
 from __future__ import annotations
@@ -18,45 +17,46 @@ import numpy as np
 from .. import _core
 from .._core import Snapshot, address, restride
 from . import trees
-from .private_copies import REMADE, Array, Geometry, GroupMember, Plan, RunArrays, assign, root_of, take_geometry
+from .private_copies import REMADE, Array, Geometry, GroupMember, Plan, assign, plain, root_of, take_geometry, view_at
 
 
 class Lost:
-    """What an undo could not put back; it goes on where a step fails."""
+    """Collects the errors of an undo, which continues where a step fails."""
 
     def __init__(self) -> None:
         self.found: list[tuple[tuple[int, str], Exception]] = []
 
     def unless(self, name: tuple[int, str], step: Callable[..., object], *args: object) -> None:
-        """Take a step, of the array of a number; `name`: the number, and what of that array it is about."""
+        """Run one step. `name`: the array's number, and a format of the part that the step restores."""
         try:
             step(*args)
         except Exception as e:
             self.found.append((name, e))
 
     def note(self, error: BaseException, named: Callable[[int], str]) -> None:
-        """Add notes of it to the error of the function."""
+        """Add a note to the function's error for each failed step."""
         for (u, what), e in self.found:
             error.add_note(f"functionalize: {what.format(named(u))} could not be put back: {type(e).__name__}: {e}")
 
 
-class CallerArrays(RunArrays):
-    """The caller's own arrays, handed to the function as they are. `copied`: the groups that can be put
-    back; of the others nothing is known.
+class RunArrays:
+    """The arrays that a function is given in one run, what became of them, and what puts them back.
+
+    `plan`: how they lie. `arrays`: the caller's own, or private copies. `copied`: the groups that are kept (None: all).
     """
 
-    def __init__(self, plan: Plan, arrays: Sequence[object], copied: Sequence[int] | None = None) -> None:
-        self.plan, self.arrays, self.private = plan, arrays, list(arrays)
+    def __init__(self, plan: Plan, arrays: Sequence[Any], copied: Sequence[int] | None = None) -> None:
+        self.plan, self.arrays = plan, arrays
         self.copied: Sequence[int] = range(len(plan.groups)) if copied is None else copied
         #: the arrays that are kept, by number, in the order of the snapshot
         self.numbers: Sequence[int] = (
             range(len(arrays)) if copied is None else [u for g in copied for u in plan.groups[g].numbers]
         )
         self.snapshot = Snapshot(arrays if copied is None else [arrays[u] for u in self.numbers])
-        self._look_beneath()
+        self._keep_owners()
 
-    def _look_beneath(self) -> None:
-        """Keep what else an array hangs on: whose memory it shows, and the names of its fields."""
+    def _keep_owners(self) -> None:
+        """Keep the owner of each view's memory, and the names of fields."""
         #: by the number of a view: the array that owns its memory, where that lay, and its size
         self.roots: dict[int, tuple[Array, int, int]] = {}
         #: the dtypes with fields, which are objects that can be written, and the names of their fields
@@ -85,13 +85,45 @@ class CallerArrays(RunArrays):
         """Arrays whose geometry is not what it was."""
         return [u for u in self.elsewhere if not self._member(u).geometry.fits(self.arrays[u])]
 
+    @functools.cached_property
+    def flags_changed(self) -> list[int]:
+        """Arrays that could be written and no longer can, or the other way round."""
+        return [u for u in self.numbers if self.arrays[u].flags.writeable != self._member(u).writeable]
+
+    def as_it_was(self, u: int) -> Array:
+        """An array that is no caller's, in the geometry that it had."""
+        array, geometry = self.arrays[u], self._member(u).geometry
+        if geometry.fits(array):
+            return plain(array)
+        if not geometry.dtype.itemsize:
+            return np.empty(geometry.shape, geometry.dtype)  # without a byte one is like another
+        return view_at(self.snapshot.data(self.at[u]), geometry, array.flags.writeable, plain(array))
+
+    # What tensors do otherwise
+
+    def geometry(self, o: Any) -> Geometry:
+        """An array's geometry."""
+        return Geometry.of(o)
+
+    def begin(self, o: Any) -> int:
+        """The address of an array's first element."""
+        return address(o)
+
+    def is_array(self, o: object) -> bool:
+        """Whether an output is an array."""
+        return isinstance(o, np.ndarray)
+
+    def remakeable(self, o: object) -> bool:
+        """Whether an output is all in its memory and geometry."""
+        return type(o) is np.ndarray or type(o) in REMADE
+
     def _member(self, u: int) -> GroupMember:
         group, place = self.plan.where[u]
         return self.plan.groups[group].members[place]
 
     @functools.cached_property
     def resized(self) -> frozenset[int]:
-        """Groups whose memory was given up for other memory: `x.resize`."""
+        """Groups whose memory was reallocated (`x.resize`)."""
         near = {self.plan.where[u].group for u in self.elsewhere}
         return frozenset(g for g in near if self._owner(g) is not None)
 
@@ -114,24 +146,24 @@ class CallerArrays(RunArrays):
 
     @functools.cached_property
     def gone(self) -> frozenset[int]:
-        """The numbers of views whose memory an array that is no argument owned, and has given up: none is read."""
+        """Views whose owner, no argument itself, was resized: their memory must not be read."""
         gone = [u for u, (root, data, size) in self.roots.items() if address(root) != data or root.nbytes != size]
         return frozenset(u for u in gone if self.plan.where[u].group not in self.resized)
 
     @functools.cached_property
     def changed(self) -> frozenset[int]:
-        """The numbers of arrays of which a byte is another one, or gone."""
+        """Arrays with a changed or freed byte."""
         lost = {u for g in self.resized for u in self.plan.groups[g].numbers} | self.gone
         which = [k for u, k in self.at.items() if u not in lost] if lost else None
         return self.gone.union(self.numbers[k] for k in self.snapshot.changed(which))
 
     @functools.cached_property
     def written(self) -> list[int]:
-        """Groups of which a byte is another one."""
+        """Groups with a changed byte."""
         return sorted({self.plan.where[u].group for u in self.changed})
 
     def member_written(self, index: int) -> bool:
-        """Whether a byte of one array is another one."""
+        """Whether a byte of one array changed."""
         return index in self.changed
 
     @functools.cached_property
@@ -140,13 +172,13 @@ class CallerArrays(RunArrays):
         found = {}
         for g in self.copied:
             owner = self._owner(g) if g in self.resized else None
-            first = self.plan.groups[g].members[0]
-            found[g] = (
-                self.snapshot.data(self.at[first.number]) - first.offset
-                if owner is None
-                else self.begin(self.arrays[owner.number])
-            )
+            found[g] = self.began(g) if owner is None else self.begin(self.arrays[owner.number])
         return found
+
+    def began(self, number: int) -> int:
+        """Where a group's memory began before the run."""
+        first = self.plan.groups[number].members[0]
+        return self.snapshot.data(self.at[first.number]) - first.offset
 
     def span(self, number: int) -> tuple[int, int]:
         """Where a group's memory begins and ends."""
@@ -218,9 +250,7 @@ def fields_of(descr: np.dtype) -> list[tuple[np.dtype, tuple[str, ...]]]:
 
 
 def lay(array: Array, wanted: Geometry) -> None:
-    """Give an array a geometry that it has had, where assignments no longer lead there: strides of 0, say, hide the
-    memory that it has.
-    """
+    """Give an array an earlier geometry that no assignments lead to (strides of 0, for example, hide memory)."""
     restride(array, contiguous(array))
     for step in ("flat", "dtype", "shape"):
         assign(array, step, wanted)
@@ -237,7 +267,7 @@ def contiguous(array: Array) -> tuple[int, ...]:
 
 
 class CallerContainers:
-    """What the lists and dicts among some arguments hold, so that it can be put back."""
+    """The contents of the lists and dicts among some arguments, to restore them."""
 
     def __init__(self, *given: object) -> None:
         self.lists: list[tuple[list[object], list[object]]] = []
@@ -261,7 +291,7 @@ class CallerContainers:
         return any(not trees.same_items(node, first) for node, first in (*self.lists, *self.dicts))
 
     def undo(self) -> None:
-        """Have each hold again what it held."""
+        """Restore the contents of each."""
         for held, items in self.lists:
             if not trees.same_items(held, items):
                 held[:] = items
@@ -271,4 +301,4 @@ class CallerContainers:
                 named.update(values)
 
 
-__all__ = ["Array", "CallerArrays", "CallerContainers", "Geometry"]
+__all__ = ["CallerContainers", "Lost", "RunArrays"]

@@ -1,9 +1,8 @@
 """A call on torch tensors: the caller's own are handed to the function, and put back where it raises.
 
-What autograd knows of a tensor (its node, hooks, who saved it) cannot be given to another one afterwards. So the
-function runs on the tensors themselves, gradients and all, and nothing has to be carried back. What is kept to put them
-back: the bytes that they and their gradients show, versions, geometry, storage, whether they ask for a gradient, their
-attributes and hooks; of a tensor with a history a second end of it (`SavedTensor`).
+A tensor's autograd state (its node, hooks, the graphs that saved it) cannot be moved to another tensor. So the function
+runs on the caller's tensors. Kept to restore them: the bytes that they and their gradients show, versions, geometry,
+storage, `requires_grad`, attributes and hooks; of a tensor with a history a second end of it (`SavedTensor`).
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import functools
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
@@ -19,7 +17,7 @@ import numpy as np
 from .._core import Snapshot
 from .._words import type_of
 from . import trees
-from .caller_arrays import CallerArrays, Lost
+from .caller_arrays import Lost, RunArrays
 from .calls import check_reach, torch
 from .private_copies import UNSIGNED, Array, Geometry, MemoryAt, Plan
 from .protocols import DType, Node, Tensor
@@ -44,10 +42,9 @@ def check_place(t: Tensor, name: Callable[[], str]) -> None:
     """ValueError for a tensor that is not all in one piece of the host's memory."""
     if t.is_nested:
         raise TypeError(f"{name()}: expected one tensor, got a nested one: pass its parts, x.unbind()")
-    if t.device.type != "cpu" or str(t.layout) != "torch.strided":
+    if t.device.type != "cpu" or layout_of(t) != "strided":
         raise ValueError(
-            f"{name()}: expected a strided tensor on the CPU, got one on {t.device} with layout"
-            f" {str(t.layout).removeprefix('torch.')}"
+            f"{name()}: expected a strided tensor on the CPU, got one on {t.device} with layout {layout_of(t)}"
         )
     if t.is_quantized:
         raise ValueError(
@@ -87,7 +84,7 @@ def geometry_of(t: Tensor) -> Geometry:
 
 
 def start_of(t: Tensor) -> int:
-    """Where a tensor's first element lies, or would: of an empty one torch tells no address."""
+    """The address of a tensor's first element, or where it would be: torch gives none for an empty tensor."""
     return int(t.untyped_storage().data_ptr() + t.storage_offset() * t.element_size())
 
 
@@ -110,12 +107,18 @@ HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 def layout_of(t: Tensor) -> str:
     """The name of a tensor's layout."""
-    return str(t.layout).removeprefix("torch.")
+    return layout_name(t.layout)
+
+
+@functools.cache
+def layout_name(layout: object) -> str:
+    """The name of a layout of torch's."""
+    return str(layout).removeprefix("torch.")
 
 
 def pieces_of(t: Tensor) -> list[Tensor]:
     """The strided tensors on the host that hold a tensor's bytes: itself, or what a sparse one is made of."""
-    if t.device.type != "cpu":
+    if not t.is_cpu:
         return []
     if layout_of(t) == "strided":
         return [t]
@@ -131,26 +134,33 @@ def shown_by(t: Tensor) -> tuple[object, ...]:
     return (t.layout, t.device, t.dtype, t.shape, *places)
 
 
-@dataclass(frozen=True)
-class History:
-    """The node of a tensor that is no leaf, and a second end of its history."""
+class History(NamedTuple):
+    """The node of a tensor that is no leaf, a second end of its history, and the dict of its hooks."""
 
     node: Node
     end: Tensor
+    hooks: dict[object, object]
 
     @staticmethod
     def of(t: Tensor) -> History:
+        """Call it with gradients enabled. `unsafe_split_with_sizes` is the cheapest operation whose result is no view:
+        the node of a view changes with its base.
+        """
         node = t.grad_fn
         assert node is not None
-        if isinstance(node, parts().Back._backward_cls):  # an undo made it: its end is one already
-            return History(node, node.end)
-        with torch().enable_grad():
-            return History(
-                node,
-                torch().ops.aten._unsafe_view.default(t, t.shape)
-                if layout_of(t) == "strided"
-                else parts().Ends.apply(t),
-            )
+        hooks = t._backward_hooks
+        if hooks is None:  # the node keeps this dict, whatever becomes of the tensor
+            t._backward_hooks = hooks = OrderedDict()
+            node._register_hook_dict(t)
+        if isinstance(node, parts().Back._backward_cls):
+            end = node.end  # an undo made this node
+        elif layout_of(t) != "strided":
+            end = parts().Ends.apply(t)
+        elif t.shape:
+            end = t.unsafe_split_with_sizes(t.shape[:1])[0]
+        else:
+            end = torch().ops.aten._unsafe_view.default(t, ())
+        return History(node, end, hooks)
 
 
 class Hooks(NamedTuple):
@@ -166,7 +176,7 @@ NO_HOOKS = [Hooks(name, None, {}) for name in HOOKS]
 
 
 class SavedTensor:
-    """What of one tensor can be put back, beside its bytes: of an argument, of the base of one, of a gradient.
+    """The state of one tensor, except its bytes: an argument, the base of one, or a gradient.
 
     `alias`: a second tensor on its storage, of the geometry, dtype and layout that it had.
     """
@@ -188,22 +198,27 @@ class SavedTensor:
         if self.requires_grad:
             self.retained = t.retains_grad
             if not t.is_leaf and t._base is None:  # a view has the history of its base
-                self.history = History.of(t)
-                if t._backward_hooks is None:  # its node has them, whatever becomes of the tensor
-                    t._backward_hooks = OrderedDict()
-                    self.history.node._register_hook_dict(t)
+                with torch().enable_grad():
+                    self.history = History.of(t)
             self.hooks = [Hooks(k, hooks := getattr(t, k), dict(hooks or {})) for k in HOOKS]
         self._hold()
 
     @staticmethod
     def of_plain(
-        alias: Tensor, t: Tensor, kind: type, version: int, size: int, asks: bool, grad: Tensor | None
+        alias: Tensor,
+        t: Tensor,
+        kind: type,
+        version: int,
+        size: int,
+        requires_grad: bool,
+        grad: Tensor | None,
+        history: History | None,
     ) -> SavedTensor:
         """The same of one that `are_plain` finds so."""
         saved = object.__new__(SavedTensor)
-        saved.t, saved.kind, saved.alias, saved.version, saved.requires_grad = t, kind, alias, version, asks
-        saved.attributes, saved.grad, saved.history, saved.retained = {}, grad, None, False
-        saved.hooks = NO_HOOKS
+        saved.t, saved.kind, saved.alias, saved.version, saved.requires_grad = t, kind, alias, version, requires_grad
+        saved.attributes, saved.grad, saved.history, saved.retained = {}, grad, history, False
+        saved.hooks = NO_HOOKS if history is None else [Hooks(HOOKS[0], history.hooks, {}), NO_HOOKS[1]]
         saved.pieces, saved.sizes = [alias], [size]
         return saved
 
@@ -212,7 +227,7 @@ class SavedTensor:
         self.sizes = [p.untyped_storage().nbytes() for p in self.pieces]
 
     def start(self) -> int:
-        """Where its storage begins now."""
+        """The current address of its storage."""
         return int(self.alias.untyped_storage().data_ptr())
 
     def undo_storage(self) -> None:
@@ -223,7 +238,7 @@ class SavedTensor:
                 storage.resize_(size)
 
     def undo_bytes(self, piece: int, restore: Callable[[int], None]) -> None:
-        """Have the bytes of a piece written where it lies now; never beyond its storage."""
+        """Write the bytes of a piece at its current place; never beyond its storage."""
         p = self.pieces[piece]
         storage = p.untyped_storage()
         if storage.nbytes() != self.sizes[piece]:
@@ -232,7 +247,7 @@ class SavedTensor:
             restore(p.data_ptr())
 
     def undo_place(self) -> None:
-        """Put back its class, where it lies, and where it comes from."""
+        """Put back its class, place and history."""
         t = self.t
         if type(t) is not self.kind:
             t.__class__ = self.kind
@@ -243,7 +258,7 @@ class SavedTensor:
             self._undo_history()
 
     def undo_rest(self) -> None:
-        """Put back the rest, once the versions are what they were: a view of several cannot be asked before."""
+        """Put back the rest, after the versions: autograd raises for one of several views before that."""
         t = self.t
         if t.is_leaf and t.requires_grad != self.requires_grad:
             t.requires_grad_(self.requires_grad)
@@ -260,8 +275,8 @@ class SavedTensor:
             raise RuntimeError("it retains its gradient from now on")
 
     def _undo_history(self) -> None:
-        """Have a tensor that is no view come from where it came from, with no edge to what the function made. One edge
-        stays where it retains its gradient: torch cannot take that back.
+        """Restore the history of a tensor that is no view, without an edge to nodes that the function made. One edge
+        stays if it retains its gradient: torch cannot undo that.
         """
         t, history = self.t, self.history
         if t.grad_fn is (history and history.node):
@@ -281,9 +296,24 @@ class SavedTensor:
         torch()._C._swap_tensor_impl(self.t, self.alias.detach())
 
     def count(self) -> None:
-        """Put back the version: whoever saved the tensor will find what was saved."""
+        """Put back the version: a graph that saved the tensor accepts it again."""
         if self.version is not None and self.t._version != self.version:
             torch()._C._autograd._unsafe_set_version_counter((self.t,), (self.version,))
+
+
+def undo_all(saved: list[tuple[tuple[int, str], SavedTensor]], undo_bytes: Callable[[Lost], None]) -> Lost:
+    """Restore tensors, named as in `Lost.unless`: bases before views, versions after bytes."""
+    lost = Lost()
+    saved.sort(key=lambda one: one[1].t._base is not None)
+    with torch().inference_mode(False):
+        for step in (SavedTensor.undo_storage, SavedTensor.undo_place):
+            for name, one in saved:
+                lost.unless(name, step, one)
+        undo_bytes(lost)
+        for step in (SavedTensor.count, SavedTensor.undo_rest):
+            for name, one in saved:
+                lost.unless(name, step, one)
+    return lost
 
 
 def versions_of(tensors: Sequence[Tensor]) -> list[int] | None:
@@ -295,17 +325,22 @@ def versions_of(tensors: Sequence[Tensor]) -> list[int] | None:
 
 
 def are_plain(tensors: Sequence[Tensor]) -> list[bool]:
-    """Whether each is a leaf without a base, hooks and attributes."""
-    without = [t._base is None and t.is_leaf and not t.__dict__ for t in tensors]
+    """Whether each is without a base, hooks, attributes and a gradient that it retains."""
+    without = [t._base is None and not t.__dict__ for t in tensors]
     if not torch()._C._any_requires_grad(*tensors):
         return without
     return [
-        one and t._backward_hooks is None and t._post_accumulate_grad_hooks is None
+        one and not t._backward_hooks and not t._post_accumulate_grad_hooks and not t.retains_grad
         for one, t in zip(without, tensors, strict=True)
     ]
 
 
-class CallerTensors(CallerArrays):
+def is_alone(t: Tensor) -> bool:
+    """Whether a tensor is strided, on the host, and has no gradient of its own."""
+    return t.is_cpu and layout_of(t) == "strided" and (not t.is_leaf or t.grad is None)
+
+
+class RunTensors(RunArrays):
     """The caller's tensors, and what is needed to put them back."""
 
     def __init__(self, plan: Plan, arrays: Sequence[Tensor], copied: Sequence[int] | None = None) -> None:
@@ -313,7 +348,7 @@ class CallerTensors(CallerArrays):
         self.full: dict[int, SavedTensor] = {}
         #: of what is no argument, by identity: the number of one that it belongs to, and what it is to that
         self.names: dict[int, tuple[int, str]] = {}
-        #: the pieces of gradients and tangents, whose bytes are kept too: the tensor's identity, and which piece
+        #: pieces of gradients and tangents with kept bytes: the tensor's identity, and which piece
         self.beside: list[tuple[int, int]] = []
         pieces: list[Tensor] = []
         tensors = list(arrays) if copied is None else [arrays[u] for u in self.numbers]
@@ -326,9 +361,9 @@ class CallerTensors(CallerArrays):
                     pieces += self._save(u, t)
             numbers = [u for u, one in zip(self.numbers, plain, strict=True) if one]
             tensors = [arrays[u] for u in numbers]
-        #: the numbers of plain tensors; what there is to know of them and of their plain gradients is in lists
+        #: the numbers of plain tensors; their facts, and those of their plain gradients, are in the lists below
         self.of_plain = numbers
-        self.grads = [t.grad for t in tensors]
+        self.grads = [t.grad if t.is_leaf else None for t in tensors]
         if any(grad is not None for grad in self.grads):
             tensors += self._save_grads(pieces)
         self.plain = tensors
@@ -337,7 +372,11 @@ class CallerTensors(CallerArrays):
         self.sizes = list(map(torch().UntypedStorage.nbytes, self.storages))
         self.offsets = list(map(kind.storage_offset, tensors))
         self.dtypes = [t.dtype for t in tensors]
-        self.asks = [t.requires_grad for t in tensors]
+        self.requires_grad = [t.requires_grad for t in tensors]
+        self.histories: Sequence[History | None] = [None] * len(tensors)
+        if any(self.requires_grad) and not all(t.is_leaf for t in tensors):
+            with torch().enable_grad():
+                self.histories = [None if t.is_leaf else History.of(t) for t in tensors]
         self.bits: list[tuple[bool, bool]] = []
         if any(map(kind.is_conj, tensors)) or any(map(kind.is_neg, tensors)):
             self.bits = [(t.is_conj(), t.is_neg()) for t in tensors]
@@ -345,11 +384,12 @@ class CallerTensors(CallerArrays):
         self.versions = versions_of(tensors) or []
         self.strides = {u: arrays[u].stride() for u in set(plan.loose) & set(numbers)}
         #: of the gradients in these lists
-        self.lies = [(tuple(g.shape), g.stride()) for g in tensors[len(numbers) :]]
+        grads = tensors[len(numbers) :]
+        self.lies = list(zip([g.shape for g in grads], map(kind.stride, grads), strict=True))
         self.beside_bytes = Snapshot(pieces) if pieces else None
 
     def _save(self, u: int, t: Tensor) -> list[Tensor]:
-        """Keep what is known of one tensor, of its base, gradient and tangent; the pieces of those two."""
+        """Keep one tensor, its base, gradient and tangent; returns the pieces of those two."""
         self.full[id(t)] = saved = SavedTensor(t)
         if t._base is not None and id(t._base) not in self.full:
             self.names[id(t._base)] = u, "the base of {}"
@@ -365,28 +405,27 @@ class CallerTensors(CallerArrays):
         return saved.pieces
 
     def _save_grads(self, pieces: list[Tensor]) -> list[Tensor]:
-        """Keep the gradients of plain tensors; returns those that are plain themselves."""
-        arguments, found = set(map(id, self.arrays)), []
-        grads = [(u, g) for u, g in zip(self.of_plain, self.grads, strict=True) if g is not None]
-        for (u, g), plain in zip(grads, are_plain([g for _, g in grads]), strict=True):
-            if id(g) in arguments or id(g) in self.names:
-                continue
-            if plain and g.grad is None and not g.is_inference() and pieces_of(g) == [g]:
-                self.names[id(g)] = u, "{}.grad"
-                self.beside.append((id(g), 0))
-                pieces.append(g)
-                found.append(g)
-            else:
-                pieces += self._save_beside(u, g, "{}.grad")
-        return found
+        """Keep the gradients of plain tensors; returns them where all are plain themselves."""
+        known = {*map(id, self.arrays), *self.names}
+        each = zip(self.of_plain, self.grads, strict=True)
+        of = {id(g): (u, g) for u, g in each if g is not None and id(g) not in known}
+        grads = [g for _, g in of.values()]
+        if all(are_plain(grads)) and versions_of(grads) is not None and all(map(is_alone, grads)):
+            self.names |= {id(g): (u, "{}.grad") for u, g in of.values()}
+            self.beside += [(i, 0) for i in map(id, grads)]
+            pieces += grads
+            return grads
+        for u, g in of.values():
+            pieces += self._save_beside(u, g, "{}.grad")
+        return []
 
-    def _look_beneath(self) -> None:
+    def _keep_owners(self) -> None:
         """A storage is held, and has no names."""
         self.roots, self.names_of_fields = {}, []
 
     @functools.cached_property
     def saved(self) -> dict[int, SavedTensor]:
-        """What is known of each tensor, of their gradients, and of the bases of those that are views, by identity."""
+        """Each tensor, gradient and base of a view, by identity."""
         saved, library = dict(self.full), torch()
         for k, t in enumerate(self.plain):
             if id(t) in saved:
@@ -404,14 +443,14 @@ class CallerTensors(CallerArrays):
                 conj, neg = self.bits[k] if self.bits else (False, False)
                 alias = alias.conj() if conj else alias
                 alias = library._neg_view(alias) if neg else alias
-            known = self.kinds[k], self.versions[k], self.sizes[k], self.asks[k], grad
+            known = self.kinds[k], self.versions[k], self.sizes[k], self.requires_grad[k], grad, self.histories[k]
             saved[id(t)] = SavedTensor.of_plain(alias, t, *known)
         return saved
 
     def _saved(self, u: int) -> SavedTensor:
         return self.saved[id(self.arrays[u])]
 
-    # What came of it
+    # Changes
 
     @functools.cached_property
     def resized(self) -> frozenset[int]:
@@ -443,7 +482,7 @@ class CallerTensors(CallerArrays):
 
     @functools.cached_property
     def lows(self) -> dict[int, int]:
-        """Where the memory of each group begins."""
+        """The address of each group's memory."""
         found = {}
         for g in self.copied:
             first = self.plan.groups[g].members[0]
@@ -482,33 +521,23 @@ class CallerTensors(CallerArrays):
 
     def undo(self) -> Lost:
         """Leave the tensors as they were."""
-        lost = Lost()
         names = self.names | {id(self.arrays[u]): (u, "{}") for u in self.numbers}
-        saved = [(names[i], h) for i, h in self.saved.items()]
-        saved.sort(key=lambda one: one[1].t._base is not None)  # views go by what their bases are
+        lost = undo_all([(names[i], h) for i, h in self.saved.items()], self._undo_bytes)
         with torch().inference_mode(False):
-            for name, h in saved:
-                lost.unless(name, h.undo_storage)
-            for name, h in saved:
-                lost.unless(name, h.undo_place)
-            for u in self.numbers:
-                lost.unless(
-                    (u, "{}"), self._saved(u).undo_bytes, 0, functools.partial(self.snapshot.restore, self.at[u])
-                )
-            for k, (i, piece) in enumerate(self.beside):
-                assert self.beside_bytes is not None
-                restore = functools.partial(self.beside_bytes.restore, k)
-                lost.unless(names[i], self.saved[i].undo_bytes, piece, restore)
-            for name, h in saved:
-                lost.unless(name, h.count)
-            for name, h in saved:
-                lost.unless(name, h.undo_rest)
             for u in self.numbers:
                 lost.unless((u, "{}"), self._forget_history, self.arrays[u])
         return lost
 
+    def _undo_bytes(self, lost: Lost) -> None:
+        for u in self.numbers:
+            lost.unless((u, "{}"), self._saved(u).undo_bytes, 0, functools.partial(self.snapshot.restore, self.at[u]))
+        for k, (i, piece) in enumerate(self.beside):
+            assert self.beside_bytes is not None
+            restore = functools.partial(self.beside_bytes.restore, k)
+            lost.unless(self.names[i], self.saved[i].undo_bytes, piece, restore)
+
     def _forget_history(self, t: Tensor) -> None:
-        """Have a view ask its base anew where it comes from, or not at all where that asks for no gradient any more."""
+        """Have a view take its history from its base again, or none if the base requires no gradient any more."""
         if t._base is None or t.is_inference():
             return
         if t.requires_grad and not self.saved[id(t)].requires_grad and not t._base.requires_grad:
@@ -518,11 +547,11 @@ class CallerTensors(CallerArrays):
             fresh = t._base.as_strided(t.shape, t.stride(), t.storage_offset())
             view._set_creation_meta(fresh, made)
             try:
-                # Not by torch.utils.swap_tensors: that refuses what a graph has saved. Who has saved the tensor keeps
+                # Not by torch.utils.swap_tensors: it refuses a tensor that a graph saved. Such a graph keeps
                 # the other one, on the same bytes, with the same version.
                 library._C._swap_tensor_impl(t, fresh)
             except RuntimeError:
-                return  # somebody has a weak reference to it in C: it keeps an end that leads nowhere
+                return  # C code has a weak reference to it: it keeps an end that leads nowhere
         elif t.requires_grad:
             _ = t.grad_fn
 
@@ -537,7 +566,7 @@ def tangent_of(t: Tensor) -> Tensor | None:
 
 
 class Context(Protocol):
-    """What a function of autograd's is given to say what it did."""
+    """The context of an autograd function."""
 
     end: object
 
@@ -563,7 +592,7 @@ def parts() -> Parts:
     function: Any = torch().autograd.Function
 
     class Ends(function):  # type: ignore[misc]
-        """A second end of a tensor's history: whoever takes it on has what the tensor had."""
+        """A second end of a tensor's history."""
 
         @staticmethod
         def forward(ctx: object, t: Tensor) -> Tensor:
@@ -574,7 +603,7 @@ def parts() -> Parts:
             return g
 
     class Back(function):  # type: ignore[misc]
-        """Gives a tensor the history of another one; its bytes are put back by others."""
+        """Gives a tensor the history of another one. It writes no bytes."""
 
         @staticmethod
         def forward(ctx: Context, t: Tensor, end: object) -> Tensor:

@@ -1,4 +1,4 @@
-"""A call as flat lists: its leaves, the distinct arrays among them, what each is called, what the run did to them."""
+"""A call as flat lists: its leaves, the distinct arrays among them, their names, and what a run did to them."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ import functools
 import inspect
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 
 from .._core import address
 from .._words import counted, type_of
-from ..descriptors import AOTInput, PlainAOTInput, PlainAOTOutput
+from ..descriptors import AOTInput, AOTOutput, PlainAOTInput, PlainAOTOutput
 from . import hidden, trees
-from .private_copies import REMADE, Array, Geometry, Group, RunArrays
+from .caller_arrays import RunArrays
+from .private_copies import REMADE, Array, Geometry, Group
 
 #: What NumPy keeps outside of the array's own bytes cannot be copied as bytes.
 SIMPLE = "numbers, strings, dates, or records of them"
@@ -49,18 +50,18 @@ class Call:
     arrays: list[Any]
     first: list[int]
     tensors: bool = False  #: the arrays are torch's
-    descs: tuple[AOTInput, ...] | None = None  #: what each leaf is, where that was said
+    descs: tuple[AOTInput, ...] | None = None  #: what each leaf is, where the caller gave it
 
     def desc(self, leaf: int) -> AOTInput:
         """What a leaf is."""
         return PlainAOTInput(leaf) if self.descs is None else self.descs[leaf]
 
     def name(self, array: int) -> str:
-        """What an array is called in messages: the descriptor of its first leaf, and its path where that says more."""
+        """An array's name in messages: the descriptor of its first leaf, and its path if that differs."""
         return self.leaf_name(self.first[array])
 
     def leaf_name(self, leaf: int) -> str:
-        """What a leaf is called in messages."""
+        """A leaf's name in messages."""
         short = self.desc(leaf).expr()
         path = self.paths[leaf]
         return short if short == path else f"{short} (at {path})"
@@ -72,7 +73,7 @@ class Call:
         return trees.paths(args, "args") + trees.paths(kwargs, "kwargs")
 
 
-def call_of(args: tuple[object, ...], kwargs: dict[str, object], who: str) -> Call:
+def call_of(args: tuple[object, ...], kwargs: dict[str, object], api: str) -> Call:
     """Flatten a call. TypeError for arrays of more than one library."""
     leaves: list[object] = []
     form = trees.flatten_call(args, kwargs, leaves)
@@ -95,49 +96,49 @@ def call_of(args: tuple[object, ...], kwargs: dict[str, object], who: str) -> Ca
     if tensors not in (0, len(arrays)):
         other = next(u for u, a in enumerate(arrays) if isinstance(a, np.ndarray) != isinstance(arrays[0], np.ndarray))
         words = [f"{call.name(u)} is {type_of(arrays[u])}" for u in (0, other)]
-        raise TypeError(f"{who}: expected arrays of one library, but {words[0]} and {words[1]}")
+        raise TypeError(f"{api}: expected arrays of one library, but {words[0]} and {words[1]}")
     return call
 
 
-def check_given(given: object, what: str, who: str) -> tuple[object, ...]:
+def check_given(given: object, what: str, api: str) -> tuple[object, ...]:
     """The arguments that were given as a sequence. TypeError for what is none: a bare array, a number, a dict."""
     if given is None:
         return ()
     if not isinstance(given, (list, tuple)):
         raise TypeError(
-            f"{who}: {what}: expected a list or tuple of the function's arguments, got {type_of(given)}: one"
+            f"{api}: {what}: expected a list or tuple of the function's arguments, got {type_of(given)}: one"
             " argument is [x]"
         )
     return tuple(given)
 
 
-def check_arrays(call: Call, check: Callable[[Any, Callable[[], str]], None], who: str, alone: bool = True) -> None:
+def check_arrays(call: Call, check: Callable[[Any, Callable[[], str]], None], api: str, alone: bool = True) -> None:
     """What `check` raises for an array that cannot be rebuilt from its bytes, named by descriptor; TypeError for a leaf
     that holds arrays out of sight, or, with `alone`, shows memory of one.
     """
     kinds = array_kinds()
     for i, (leaf, u) in enumerate(zip(call.leaves, call.index, strict=True)):
         if u is None:
-            hidden.check_argument(leaf, lambda i=i: f"{who}: {call.leaf_name(i)}", kinds)  # type: ignore[misc]
+            hidden.check_argument(leaf, lambda i=i: f"{api}: {call.leaf_name(i)}", kinds)  # type: ignore[misc]
             if alone and hidden.shows(leaf):
-                check_beside(call, i, who)
+                check_beside(call, i, api)
     for number, array in enumerate(call.arrays):
-        check(array, lambda number=number: f"{who}: {call.name(number)}")  # type: ignore[misc]
+        check(array, lambda number=number: f"{api}: {call.name(number)}")  # type: ignore[misc]
 
 
-def check_beside(call: Call, leaf: int, who: str) -> None:
+def check_beside(call: Call, leaf: int, api: str) -> None:
     """TypeError for an argument, no array of this library, that shows the memory of one."""
     for number, array in enumerate(call.arrays):
         if hidden.meet(call.leaves[leaf], array):
             raise TypeError(
-                f"{who}: {call.leaf_name(leaf)} shares memory with {call.name(number)}, and is a"
-                f" {type(call.leaves[leaf]).__name__}: what is done to it would be done at once; pass an array that"
+                f"{api}: {call.leaf_name(leaf)} shares memory with {call.name(number)}, and is a"
+                f" {type(call.leaves[leaf]).__name__}: writes to it would take effect at once; pass an array that"
                 " shows it"
             )
 
 
 def check_array(array: Array, name: Callable[[], str]) -> None:
-    """TypeError for what cannot be rebuilt from its bytes."""
+    """TypeError for an array that cannot be rebuilt from its bytes."""
     if type(array) is not np.ndarray:
         raise TypeError(
             f"{name()}: expected a plain ndarray, got {type_of(array)}, whose class may keep more than its"
@@ -163,7 +164,7 @@ def check_reach(geometry: Geometry, name: Callable[[], str]) -> None:
         )
 
 
-def check_signature(fn: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object], who: str) -> None:
+def check_signature(fn: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object], api: str) -> None:
     """TypeError for arguments that the function does not take, naming the first by descriptor; before anything
     has run.
     """
@@ -179,7 +180,7 @@ def check_signature(fn: Callable[..., object], args: tuple[object, ...], kwargs:
     try:
         signature = inspect.signature(fn)
     except (TypeError, ValueError):
-        return  # a C function that does not tell: it will say so itself
+        return  # a C function without a signature raises its own error
     try:
         signature.bind(*args, **kwargs)
     except TypeError as e:
@@ -191,10 +192,10 @@ def check_signature(fn: Callable[..., object], args: tuple[object, ...], kwargs:
             trees.flatten(args[: len(takes)], leaves)
             extra = PlainAOTInput(len(leaves)).expr()
             raise TypeError(
-                f"{who}: {called}{signature} takes {counted(len(takes), 'positional argument')}, got {len(args)}:"
-                f" {extra} is the first that it has no place for"
+                f"{api}: {called}{signature} takes {counted(len(takes), 'positional argument')}, got {len(args)}:"
+                f" {extra} is the first without a parameter"
             ) from None
-        raise TypeError(f"{who}: {called}{signature}: {e}") from None
+        raise TypeError(f"{api}: {called}{signature}: {e}") from None
 
 
 # What a run did
@@ -223,21 +224,6 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Role:
-    """What one output is, so that those of two runs can be compared: the fields of `Place`, but that the base of a view
-    is the number of its group. What is not asked for is left as it is here.
-    """
-
-    kind: str
-    base: int = -1
-    same_as: int | None = None
-    array: bool = True
-    offset: int = 0
-    geometry: Geometry | None = None
-    writeable: bool = True
-
-
-@dataclass(frozen=True)
 class Outcome:
     """What a run did: which groups it wrote, whose geometry it changed, where its outputs lie, in which form
     they came.
@@ -253,13 +239,13 @@ class Outcome:
 
 
 def outcome_of(run: RunArrays, result: object, outputs: list[object], bases: list[Array]) -> Outcome:
-    """Look at everything that a run touched. `outputs` is filled with the result's leaves, `bases` with the extra bases
+    """Collect everything that a run touched. `outputs` is filled with the result's leaves, `bases` with the extra bases
     that several outputs share.
     """
     form = trees.flatten(result, outputs)
     resized = tuple(u for g in sorted(run.resized) for u in run.plan.groups[g].numbers)
-    geometry = tuple((u, run.geometry(run.private[u])) for u in run.moved)
-    flags = tuple((u, run.private[u].flags.writeable) for u in run.flags_changed)
+    geometry = tuple((u, run.geometry(run.arrays[u])) for u in run.moved)
+    flags = tuple((u, run.arrays[u].flags.writeable) for u in run.flags_changed)
     places = tuple(places_of(run, outputs, bases))
     shared = tuple(Geometry.of(b) for b in bases)
     return Outcome(frozenset(run.written), geometry, resized, flags, form, places, shared)
@@ -267,10 +253,10 @@ def outcome_of(run: RunArrays, result: object, outputs: list[object], bases: lis
 
 def places_of(run: RunArrays, outputs: Sequence[object], bases: list[Array]) -> list[Place]:
     """Where each output lies."""
-    inputs = {id(p): u for u, p in enumerate(run.private)}
+    inputs = {id(p): u for u, p in enumerate(run.arrays)}
     first_seen: dict[int, int] = {}
     places: list[Place | None] = []
-    own: dict[int, list[int]] = {}  # whose memory -> which outputs
+    own: dict[int, list[int]] = {}  # outputs by their memory
     for j, o in enumerate(outputs):
         itself = o.base if is_stripped(o) and id(o.base) in inputs else o
         same_as = first_seen.setdefault(id(itself), j) if run.is_array(o) else j
@@ -310,8 +296,8 @@ def is_stripped(o: object) -> TypeGuard[Array]:
 
 
 def view_place(run: RunArrays, number: int, o: object, twin: int | None) -> Place:
-    """The place of an output in the memory of a group of inputs; it is called a view of the input whose view it was,
-    where that is known.
+    """The place of an output in the memory of a group of inputs; it is a view of the input that it was made from,
+    where tracking recorded that.
     """
     group: Group = run.plan.groups[number]
     offset, geometry = run.begin(o) - run.lows[number], run.geometry(o)
@@ -364,51 +350,111 @@ def share(outputs: Sequence[object], shared: list[int], places: list[Place | Non
             places[j] = Place(kind, base, address(o) - start, Geometry.of(o), o.flags.writeable, False, twin, True)
 
 
+# Two runs compared
+
+
+class Role(NamedTuple):
+    """The fields of a `Place` that are compared; the base of a view is the first array of its group. Fields that are
+    not compared have these defaults in both runs.
+    """
+
+    kind: str
+    base: int = -1
+    same_as: int | None = None
+    array: bool = True
+    offset: int = 0
+    geometry: object = None
+    writeable: bool = True
+
+
+@dataclass(frozen=True)
+class Behaviour:
+    """What of a run is compared with the recorded one.
+
+    `written`: arrays of which a byte changed; of the recorded run, all that may be written. `after`: geometry, and what
+    else changed, by array. `roles`: one for each output; None: not compared.
+    """
+
+    written: Set[int]
+    after: Mapping[int, object]
+    form: trees.Spec
+    roles: Sequence[Role | None]
+
+
+def behaviour_of(outcome: Outcome, written: Set[int], roles: Sequence[Role | None]) -> Behaviour:
+    """Make the compared part of an outcome, with `written` and `roles`."""
+    geometry, flags = dict(outcome.geometry), dict(outcome.flags)
+    numbers = {*geometry, *flags, *outcome.resized}
+    after = {u: (geometry.get(u), flags.get(u), u in outcome.resized) for u in numbers}
+    return Behaviour(written, after, outcome.form, roles)
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """The first difference between two runs, in words. `descriptor`: the slot, where it is one slot's."""
+
+    message: str
+    descriptor: AOTInput | AOTOutput | None = None
+
+
+def deviation(recorded: Behaviour, now: Behaviour, first: Sequence[int]) -> Deviation | None:
+    """Compare a run with the recorded one. `first`: the first leaf of each array."""
+    for u in sorted(now.written - recorded.written):
+        slot = PlainAOTInput(first[u])
+        return Deviation(f"{slot.expr()} is written by this call, and was not by the recorded one", slot)
+    for u in sorted({*recorded.after, *now.after}):
+        if recorded.after.get(u) != now.after.get(u):
+            slot = PlainAOTInput(first[u])
+            return Deviation(f"{slot.expr()} has another geometry after this call than after the recorded one", slot)
+    if recorded.form != now.form:
+        return Deviation("the result is another tree than at the recorded call")
+    for j, (was, role) in enumerate(zip(recorded.roles, now.roles, strict=True)):
+        if was is not None and role is not None and was != role:
+            output, expected, found = PlainAOTOutput(j), role_words(was, first), role_words(role, first)
+            found = found if found != expected else f"another {found.removeprefix('a ')}"
+            return Deviation(f"{output.expr()} is {found}, otherwise than at the recorded call ({expected})", output)
+    return None
+
+
+def role_words(role: Role, first: Sequence[int]) -> str:
+    """What an output is, in words."""
+    if role.kind in ("input", "view"):
+        name = PlainAOTInput(first[role.base]).expr()
+        return name if role.kind == "input" else f"a view of {name}"
+    if role.kind == "output":
+        return f"a view of {PlainAOTOutput(role.base).expr()}"
+    return "a view that shares its memory with other outputs" if role.kind == "shared" else "a value of its own"
+
+
 # Back to the caller
 
 
-def check_outputs(run: RunArrays, outputs: Sequence[object], who: str) -> None:
+def check_outputs(run: RunArrays, outputs: Sequence[object], api: str) -> None:
     """TypeError for an output on an input's memory that cannot be made anew there."""
     for j, o in enumerate(outputs):
         if run.is_array(o) and not run.remakeable(o) and run.group_at(o) is not None:
             raise TypeError(
-                f"{who}: {PlainAOTOutput(j).expr()} is {type_of(o)} on the memory of an input: expected a plain"
+                f"{api}: {PlainAOTOutput(j).expr()} is {type_of(o)} on the memory of an input: expected a plain"
                 " array there; return the array, and make the other of it outside"
             )
 
 
-def check_hidden(run: RunArrays, outputs: Sequence[object], who: str, where: str = "") -> None:
-    """TypeError for a leaf of a result that keeps memory of an input out of sight; `where`: what the leaves are of, if
+def check_hidden(run: RunArrays, outputs: Sequence[object], api: str, where: str = "") -> None:
+    """TypeError for a leaf of a result that hides memory of an input; `where`: what the leaves are of, if
     not of the result.
     """
     kinds = array_kinds()
     for j, o in enumerate(outputs):
-        if hidden.shows(o) and any(hidden.meet(o, a) for a in run.private):
+        if hidden.shows(o) and any(hidden.meet(o, a) for a in run.arrays):
             raise TypeError(
-                f"{who}: {where or PlainAOTOutput(j).expr()} is {type_of(o)} that holds memory of an input:"
+                f"{api}: {where or PlainAOTOutput(j).expr()} is {type_of(o)} that holds memory of an input:"
                 " expected arrays of the library that the arguments are of"
             )
         if not hidden.may_hold(type(o)) and not hidden.is_boxed(o):
             continue
         hidden.check_result(
             o,
-            lambda j=j: f"{who}: {where or PlainAOTOutput(j).expr()}",  # type: ignore[misc]
+            lambda j=j: f"{api}: {where or PlainAOTOutput(j).expr()}",  # type: ignore[misc]
             kinds,
             lambda array: run.group_at(array) is not None,
         )
-
-
-__all__ = [
-    "Call",
-    "Outcome",
-    "Place",
-    "Role",
-    "call_of",
-    "check_array",
-    "check_arrays",
-    "check_given",
-    "check_hidden",
-    "check_outputs",
-    "check_signature",
-    "outcome_of",
-]

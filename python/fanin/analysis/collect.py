@@ -1,7 +1,7 @@
-"""What a function does to its inputs and what its outputs are, from one run on copies.
+"""Collects what a function does to its inputs and what its outputs are, in one run on copies.
 
-One collector (`metadata`) makes the records of what an adapter observed: `ObservedArrays` here, of ndarrays, whose
-memory and tracked class say what happened; `torch_collect.ObservedTensors`, of tensors, whose operations do.
+One collector (`metadata`) makes the records from an adapter's observations: `ObservedArrays` here compares memory and
+reads the log of tracked ndarrays; `torch_collect.ObservedTensors` reads the operations on tensors.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from ..descriptors import (
     TangentAOTInput,
 )
 from . import trees
+from .caller_arrays import RunArrays
 from .caller_tensors import check_tensor
 from .calls import (
     Call,
@@ -37,7 +38,7 @@ from .calls import (
 )
 from .guards import components_of
 from .hidden import check_function
-from .private_copies import Array, Geometry, Plan, PrivateCopies, RunArrays, plain, plan
+from .private_copies import Array, Geometry, Plan, plain, plan, private_copies
 from .protocols import Tensor
 from .records import (
     PLAIN_TYPES,
@@ -70,8 +71,8 @@ def collect_metadata(
     static_input_indices: Sequence[int] = (),
     args_descs: Sequence[AOTInput] | None = None,
 ) -> ViewAndMutationMeta:
-    """Run a function once, on private copies of its arguments, and say of each input what was done to it and of each
-    output what it is.
+    """Run a function once, on private copies of its arguments, and return what it did to each input and what each
+    output is.
 
     `args`, `kwargs`: the function's arguments; lists, tuples, named tuples, dicts, OrderedDicts and defaultdicts among
     them are flattened, and `input_info` has one record for each leaf, in order, keyword arguments last by their names;
@@ -79,13 +80,13 @@ def collect_metadata(
     of them), or torch tensors on the CPU (all of them). The caller's arrays are as they were afterwards, whatever the
     function does, also where it raises.
 
-    An input counts as written where one of its bytes changed, by whatever route, or where NumPy was seen to write it
-    though no byte changed. So of two inputs that overlap, both are written where their common bytes are.
-    `mutations_hidden_from_autograd`: nothing but memory told of the writes (they went by `np.asarray`, a memoryview,
-    C). `keep_input_mutations`, `requires_grad` (for each leaf; of tensors, they say it themselves) and `grad_enabled`
-    (asked at each write that is seen) fill the columns that speak of autograd; NumPy has none of its own.
-    `static_input_indices`: leaves that stay where they are from call to call, for the record. `args_descs`: what each
-    leaf is (default: PlainAOTInput by position); tangents and messages name it so.
+    An input counts as written where one of its bytes changed, by whatever route, or where NumPy wrote it by a tracked
+    call though no byte changed. So of two inputs that overlap, both are written where their common bytes are.
+    `mutations_hidden_from_autograd`: only memory shows the writes (they went by `np.asarray`, a memoryview, C).
+    `keep_input_mutations`, `requires_grad` (for each leaf; not for tensors, which have it) and `grad_enabled` (called
+    at each tracked write) fill the columns about autograd; NumPy has none of its own. `static_input_indices`: leaves
+    that stay where they are from call to call, for the record. `args_descs`: what each leaf is (default: PlainAOTInput
+    by position); tangents and messages name it so.
 
     TypeError: arguments that the function does not take, or arrays that are not all in their memory (object dtype,
     subclasses); named by descriptor.
@@ -123,7 +124,7 @@ def collect_metadata(
 
 
 class Observed(Protocol):
-    """What one run showed, in terms of its library.
+    """The observations of one run, in terms of its library.
 
     `saved`: intermediates that are returned on behalf of outputs, those that have
     a tangent: (the array, the position of the output). `num_bases`: how many intermediates are returned.
@@ -142,7 +143,7 @@ class Observed(Protocol):
         """The tangent of an output."""
 
     def finished(self, meta: ViewAndMutationMeta) -> ViewAndMutationMeta:
-        """The records with what this library alone has to say."""
+        """The records with the fields of this library alone."""
 
 
 def metadata(
@@ -201,11 +202,11 @@ def check_descs(call: Call, descs: Sequence[AOTInput]) -> None:
             raise TypeError(f"collect_metadata: args_descs[{i}]: expected a descriptor of an input, got {desc!r:.80}")
 
 
-def check_flags(call: Call, requires_grad: Sequence[bool] | None, who: str) -> None:
+def check_flags(call: Call, requires_grad: Sequence[bool] | None, api: str) -> None:
     """ValueError unless there is a flag for each leaf."""
     if requires_grad is not None and len(requires_grad) != len(call.leaves):
         raise ValueError(
-            f"{who}: requires_grad: expected a flag for each of the {len(call.leaves)} inputs, got {len(requires_grad)}"
+            f"{api}: requires_grad: expected a flag for each of the {len(call.leaves)} inputs, got {len(requires_grad)}"
         )
 
 
@@ -218,11 +219,11 @@ def observe_arrays(
     grad_enabled: Callable[[], bool] | None = None,
     requires_grad: Sequence[bool] | None = None,
 ) -> ObservedArrays:
-    """One run on tracked copies. TypeError for a result that keeps memory of an input out of sight."""
+    """One run on tracked copies. TypeError for a result that hides memory of an input."""
     log = Log(grad_enabled)
-    run = PrivateCopies(layout, call.arrays, Tracked)
+    run = RunArrays(layout, private_copies(layout, call.arrays, Tracked))
     tracked(run, log)
-    known = {id(leaf): run.private[u] for leaf, u in zip(call.leaves, call.index, strict=True) if u is not None}
+    known = {id(leaf): run.arrays[u] for leaf, u in zip(call.leaves, call.index, strict=True) if u is not None}
     copies = trees.Copies(lambda leaf: known.get(id(leaf), leaf))
     value = fn(*[copies.of(a) for a in args], **{k: copies.of(v) for k, v in kwargs.items()})
     log.close()
@@ -233,8 +234,8 @@ def observe_arrays(
 
 
 class ObservedArrays:
-    """What a run on ndarrays showed. `log`: what tracked arrays saw, if there were any. `earlier`: arrays that count as
-    written whatever is seen. `requires_grad`: for each leaf.
+    """The observations of a run on ndarrays. `log`: the writes of tracked arrays, if any. `earlier`: arrays that count
+    as written in any case. `requires_grad`: for each leaf.
     """
 
     containers: trees.Copies
@@ -265,21 +266,23 @@ class ObservedArrays:
         first = [
             next(j for j, p in enumerate(places) if p.kind == "shared" and p.base == k) for k in range(self.num_bases)
         ]
-        return [(plain(b), j) for b, j in zip(self.bases, first, strict=True) if self._asks(self.outputs[j])]
+        return [(plain(b), j) for b, j in zip(self.bases, first, strict=True) if self._has_grad(self.outputs[j])]
 
-    def _asks(self, o: Any) -> bool:
+    def _has_grad(self, o: Any) -> bool:
         return any(self.requires_grad or ()) and bool(np.issubdtype(o.dtype, np.inexact))
 
     def input_info(self, leaf: int, keep_input_mutations: bool) -> InputAliasInfo:
         u, log = self.call.index[leaf], self.log
-        asks = bool(self.requires_grad and self.requires_grad[leaf])
+        requires_grad = bool(self.requires_grad and self.requires_grad[leaf])
         if u is None:
             return InputAliasInfo(
-                requires_grad=asks, keep_input_mutations=keep_input_mutations, mutations_hidden_from_autograd=True
+                requires_grad=requires_grad,
+                keep_input_mutations=keep_input_mutations,
+                mutations_hidden_from_autograd=True,
             )
         resized = u in self.outcome.resized
         near = set(self.run.plan.groups[self.run.plan.where[u].group].numbers)
-        # A write by another that shares the bytes is seen, too.
+        # Includes writes by arrays that share the bytes.
         seen = {enabled for origin, enabled in log.writes if origin in near} if log else set()
         itself = log is not None and u in log.met
         data = not resized and (u in self.earlier or itself or self.run.member_written(u))
@@ -289,7 +292,7 @@ class ObservedArrays:
             mutations_hidden_from_autograd=not seen if log else not data,
             mutations_under_no_grad_or_inference_mode=data and seen == {False},
             mutates_storage_metadata=resized,
-            requires_grad=asks,
+            requires_grad=requires_grad,
             keep_input_mutations=keep_input_mutations,
         )
 
@@ -309,7 +312,7 @@ class ObservedArrays:
             kind, base = saved if first is place else OutputType.alias_of_intermediate, place.base
         else:
             kind = OutputType.non_alias if place.own else OutputType.unsafe_view_alias
-        asks = self._asks(o)
+        requires_grad = self._has_grad(o)
         recipe = None
         if (
             base is not None
@@ -318,7 +321,7 @@ class ObservedArrays:
         ):
             recipe = ViewMetaSequence(MetadataKey(o.shape, "strided", False, o.strides, place.offset), o.dtype)
         raw = np.ndarray if isinstance(o, Tracked) else type(o)
-        return OutputAliasInfo(kind, raw, base, frozenset(), asks, asks, recipe)
+        return OutputAliasInfo(kind, raw, base, frozenset(), requires_grad, requires_grad, recipe)
 
     def new_value(self, leaf: int) -> TangentMeta:
         u = self.call.index[leaf]

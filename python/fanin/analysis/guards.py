@@ -1,8 +1,8 @@
-"""Whether a call's arguments are laid out as those of an earlier call, and if not, which one differs and how.
+"""Checks whether a call's arguments are laid out as those of an earlier call, and returns the first that differs.
 
-What is held against the record: the tree of arguments, the type of each leaf, which arrays are one object, and of each
+Compared with the record: the tree of arguments, the type of each leaf, which arrays are one object, and of each
 array dtype, shape, strides, whether it can be written, and how its memory lies to that of the others it shares bytes
-with. Where memory lies by itself does not count, nor do values.
+with. Addresses themselves and values are not compared.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class Guard:
         self.types = tuple(map(type, call.leaves))
         self.all_arrays = len(call.arrays) == len(call.leaves)
         self.repeats = [(i, self.first[u]) for i, u in enumerate(self.index) if u is not None and self.first[u] != i]
-        #: leaves that might hold arrays out of sight
+        #: leaves that may hide arrays
         self.boxes = [i for i, u in enumerate(self.index) if u is None and may_hold(self.types[i])]
         self.layout = Layout(call.arrays)
         self.components = components_of(self.layout)
         self.apart = exact_aliases(call, self.components)
-        self.looks = [look(a) for a in call.arrays]
-        #: leaves without a byte, of which memory cannot tell whether two are one object
+        self.facts = [facts_of(a) for a in call.arrays]
+        #: leaves without a byte, of which memory does not show whether two are one object
         self.empty = [call.first[u] for u, a in enumerate(call.arrays) if 0 in a.shape or a.dtype.itemsize == 0]
 
     def arrays(
@@ -72,7 +72,7 @@ class Guard:
         try:
             return (leaves, arrays) if self.layout.check(arrays) is None else None
         except TypeError:
-            return None  # an array whose memory nobody knows: it is refused by name where the layout is recorded
+            return None  # an array without known memory: recording the layout refuses it by name
 
     def _leaves(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Sequence[Any] | None:
         if self.flat and not kwargs:
@@ -93,8 +93,8 @@ class Guard:
         for i, j in self.repeats:
             if call.leaves[i] is not call.leaves[j]:
                 return Change(i, "identity", f"the very array that is {call.leaf_name(j)}", "another array")
-        for u, before in enumerate(self.looks):
-            now = look(call.leaves[self.first[u]])
+        for u, before in enumerate(self.facts):
+            now = facts_of(call.leaves[self.first[u]])
             for what, one, other in zip(WORDS, before, now, strict=True):
                 if one != other:
                     return Change(self.first[u], what, in_words(what, one), in_words(what, other))
@@ -115,12 +115,12 @@ class Guard:
             return None
         number, what, other = found
         partner = "another" if other is None else call.leaf_name(self.first[other])
-        said = {
+        words = {
             "overlap": (f"no byte shared with {partner}", "a shared one"),
             "apart": (f"bytes shared with {partner}", "none"),
             "offset": (f"the same place relative to {partner}", "another one"),
         }
-        expected, actual = said.get(what, ("what was recorded", "something else"))
+        expected, actual = words.get(what, ("what was recorded", "something else"))
         return Change(self.first[number], what, expected, actual)
 
 
@@ -139,14 +139,14 @@ def exact_aliases(call: Call, components: Sequence[Sequence[int]]) -> list[tuple
         seen: dict[object, int] = {}
         for u in group:
             a = call.arrays[u]
-            j = seen.setdefault((begin(a), *look(a)), call.first[u])
+            j = seen.setdefault((begin(a), *facts_of(a)), call.first[u])
             if j != call.first[u]:
                 pairs.append((call.first[u], j))
     return pairs
 
 
-def look(a: Array | Tensor) -> tuple[object, ...]:
-    """What counts of an array or a tensor by itself: the things that WORDS name. Strides that mean nothing are 0."""
+def facts_of(a: Array | Tensor) -> tuple[object, ...]:
+    """The compared facts of one array or tensor, in the order of WORDS. Strides that mean nothing are 0."""
     strides = a.strides if isinstance(a, np.ndarray) else a.stride()
     shape = tuple(a.shape)
     strides = tuple(s if n > 1 and 0 not in shape else 0 for n, s in zip(shape, strides, strict=True))
@@ -164,7 +164,7 @@ def in_words(what: str, value: object) -> str:
 
 
 def begin(a: Array | Tensor) -> int:
-    """Where its first element lies."""
+    """The address of its first element."""
     return address(a) if isinstance(a, np.ndarray) else int(a.data_ptr())
 
 

@@ -1,8 +1,9 @@
-"""Arrays that trees do not show: in dataclasses, sets, deques, subclasses of list and dict, memoryviews, iterators.
+"""Finds arrays that trees do not show: in dataclasses, sets, deques, subclasses of list and dict, memoryviews,
+iterators.
 
-What such an object holds cannot be exchanged for private memory and back, so that a write would reach the caller's
-array at once, or a result would stay in private memory. It is refused where it can be looked into. What an object of
-any other class keeps in its attributes is out of sight.
+Arrays in such an object cannot be exchanged for private memory and back: a write would reach the caller's array at
+once, or a result would stay in private memory. So they are refused where the object can be read. Attributes of objects
+of other classes are not read.
 """
 
 from __future__ import annotations
@@ -25,8 +26,7 @@ from .._words import type_of
 
 EMPTY: tuple[Any, ...] = ([], (), set(), {}, {}.values(), {}.items(), collections.deque(), np.empty(0))
 
-#: Iterators over what may be arrays: what runs when the function has returned, and what is gone when it has been looked
-#: into.
+#: Iterators over possible arrays: they run after the function returned, or are used up once read.
 LATER: tuple[type, ...] = (
     types.GeneratorType,
     types.CoroutineType,
@@ -49,10 +49,10 @@ LATER: tuple[type, ...] = (
 BOXES = (list, tuple, dict, set, frozenset, collections.deque, Mapping, collections.UserList)
 VIEWS = (memoryview, np.flatiter, np.void)
 
-#: Classes that are found to hold nothing without a look.
+#: Classes that hold no arrays.
 PLAIN = frozenset({np.ndarray, np.float64, int, float, bool, str, type(None)})
 
-#: Containers within containers are looked into so deep.
+#: Depth to which containers within containers are read.
 DEEPEST = 8
 
 NO_GENERATORS = (
@@ -62,20 +62,20 @@ NO_GENERATORS = (
 )
 
 
-def check_function(fn: Callable[..., object], who: str) -> None:
-    """TypeError for what is no function, and for one whose body does not run when it is called."""
+def check_function(fn: Callable[..., object], api: str) -> None:
+    """TypeError for a non-function, and for a function whose body does not run when it is called."""
     if not callable(fn):
-        raise TypeError(f"{who}: expected a function, got {fn!r:.80}")
+        raise TypeError(f"{api}: expected a function, got {fn!r:.80}")
     for is_one, words in NO_GENERATORS:
         if is_one(fn) or is_one(getattr(type(fn), "__call__", None)):  # noqa: B004
             raise TypeError(
-                f"{who}: expected a function that has done its work when it returns, got {words}: what it does later,"
-                " to the arguments, would not be seen; pass one that runs it to its end and returns a list"
+                f"{api}: expected a function that has done its work when it returns, got {words}: later writes to"
+                " the arguments would be missed; pass one that runs it to its end and returns a list"
             )
 
 
 def may_hold(kind: type) -> bool:
-    """Whether objects of a class are looked into."""
+    """Whether objects of a class are read for arrays."""
     return kind not in PLAIN and may_hold_at_all(kind)
 
 
@@ -108,7 +108,7 @@ QUIET: tuple[type, ...] = (int, float, complex, str, bytes, type(None), np.ndarr
 
 
 def shows(x: Any) -> bool:
-    """Whether an object, no array that is looked at otherwise, has memory that it tells of: a bytearray, an
+    """Whether an object, no array of this library, exports memory: a bytearray, an
     array.array, a ctypes array, a tensor beside ndarrays.
     """
     library = sys.modules.get("torch")
@@ -126,7 +126,7 @@ def shows(x: Any) -> bool:
 
 
 def meet(x: object, array: object) -> bool:
-    """Whether an object that shows memory shows a byte of an array; False where nobody can tell."""
+    """Whether an object that shows memory shows a byte of an array; False if that cannot be decided."""
     try:
         one = next(shown(x), None) if isinstance(x, VIEWS) else x
         return one is not None and bool(_core.overlap(one, array))
@@ -141,7 +141,7 @@ def shown(x: object) -> Iterator[object]:
         if base is not None:
             yield base
     except (ValueError, TypeError):
-        return  # released, or of a format that NumPy does not know
+        return  # released, or of a format that NumPy does not support
 
 
 def items_of(x: object) -> Iterable[object]:

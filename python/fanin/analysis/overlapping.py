@@ -11,13 +11,13 @@ as follows; sizes and offsets are in elements.
 | 4 | both are contiguous | disjoint if the first ends where the second begins, or before |
 | 5 | the last element of the first lies before the second | disjoint |
 | 6a | both are blocks of rows of equal stride s; the second begins within the first row of the first | overlap |
-| 6b | so, and the second begins behind the last row | disjoint |
+| 6b | so, and the second begins after the last row | disjoint |
 | 6c | so, and the second's row, from where it begins modulo s, ends within s | disjoint |
 | 6d | so, and it does not | overlap |
 | 7 | anything else | overlap |
 
-Rule 3 only swaps the two, so that the first begins first. 6c is wrong: it does not ask whether the second begins,
-modulo s, behind the first's row. 7 is a guess. And elements of different size are counted as if they were of one.
+Rule 3 only swaps the two, so that the first begins first. 6c is wrong: it does not check whether the second begins,
+modulo s, after the first's row. 7 is a guess. And elements of different size are counted as if they were of one.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ def compute_overlapping_inputs(
     "meta", which are compared within their storage. indices: positions in `arrays`; None for all. An index that is
     given twice is two inputs.
 
-    compat: None for the exact answer, in bytes. "torch" for PyTorch's answer, bit for bit, with its mistakes; what is
-    asked then must be ndarrays or tensors, views of one storage. ndarrays are taken as a tensor of the same elements
-    would be (a negative stride as the same elements in the other order); ValueError where there is no such tensor, for
-    a stride that is no multiple of the itemsize.
+    compat: None for the exact answer, in bytes. "torch" for PyTorch's answer, bit for bit, with its mistakes; the
+    requested arrays must be ndarrays or tensors, views of one storage. An ndarray is taken as a tensor of the same
+    elements would be (a negative stride as the same elements in the other order); ValueError where there is no such
+    tensor, for a stride that is no multiple of the itemsize.
 
     IndexError: a position that is not there. TypeError: what is no array. ValueError: an unknown `compat`.
 
@@ -75,7 +75,7 @@ def compute_overlapping_inputs(
 
 
 def chosen_of(arrays: Sequence[object], indices: Sequence[int] | None) -> Sequence[int]:
-    """The positions that are asked for. TypeError: no sequence of arrays."""
+    """The requested positions. TypeError: no sequence of arrays."""
     if type(arrays) not in (list, tuple) and (
         isinstance(arrays, (np.ndarray, str, bytes))
         or is_tensor(arrays)
@@ -106,7 +106,7 @@ def exact(arrays: Sequence[object], chosen: Sequence[int]) -> set[int]:
     try:
         found = _core.overlaps(arrays if every else [arrays[i] for i in chosen]).indices
     except (TypeError, ValueError):
-        pass  # tensors without memory, or no arrays: each is looked at below
+        pass  # tensors without memory, or no arrays: checked one by one below
     else:
         return set(found) if every else {chosen[k] for k in found}
     spaces: dict[object, list[tuple[int, object]]] = {}
@@ -123,7 +123,7 @@ def shares(x: object, y: object) -> bool:
 
 
 class Somewhere:
-    """An array of nothing at a place: it is asked where it lies, and never read."""
+    """An array without memory at a place: its address is read, and no element."""
 
     def __init__(self, start: int, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> None:
         self.__array_interface__ = {
@@ -136,7 +136,7 @@ class Somewhere:
 
 
 FIRST = 1 << 32
-"""The address that stands for the first byte of a storage without memory."""
+"""The address used for the first byte of a storage without memory."""
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ def is_tensor(x: object) -> TypeGuard[Tensor]:
 
 @dataclass(frozen=True)
 class Elements:
-    """Where an array lies, as PyTorch sees it: offset and strides count elements of its own size."""
+    """Where an array lies, for PyTorch's rules: offset and strides count elements of its own size."""
 
     offset: int
     shape: tuple[int, ...]
@@ -205,7 +205,7 @@ class Elements:
 
 
 def elements(arrays: Sequence[object], chosen: Sequence[int]) -> dict[int, Elements]:
-    """Each array as PyTorch sees it. Offsets of ndarrays are from the byte that lies lowest."""
+    """Each array for PyTorch's rules. Offsets of ndarrays are from the byte that lies lowest."""
     lowest = {i: lowest_byte(x) for i in chosen if isinstance(x := arrays[i], np.ndarray)}
     origin = min(lowest.values(), default=0)
     found = {}
@@ -229,20 +229,20 @@ def elements(arrays: Sequence[object], chosen: Sequence[int]) -> dict[int, Eleme
 def lowest_byte(x: NDArray) -> int:
     """The address of the element that lies lowest."""
     start = int(x.__array_interface__["data"][0])
-    behind = [(n - 1) * s for n, s in zip(x.shape, x.strides, strict=True) if s < 0 < n]
-    return int(start + sum(behind))
+    below = [(n - 1) * s for n, s in zip(x.shape, x.strides, strict=True) if s < 0 < n]
+    return int(start + sum(below))
 
 
 @dataclass(frozen=True)
 class Ruling:
-    """Whether PyTorch calls two arrays disjoint, and the number of the rule that says so."""
+    """Whether PyTorch calls two arrays disjoint, and the number of the rule that decides."""
 
     disjoint: bool
     rule: str
 
 
 def torch_ruling(x: Elements, y: Elements, same: bool) -> Ruling:
-    """What PyTorch says of two arrays."""
+    """PyTorch's verdict on two arrays."""
     if same:
         return Ruling(False, "1")
     if x.size == 0 or y.size == 0:
@@ -282,19 +282,17 @@ class OverlapDifference:
     rule: str
 
     def __str__(self) -> str:
-        return (
-            f"arrays {self.pair[0]} and {self.pair[1]}: torch says {self.torch} by {WHY[self.rule]}; it is {self.exact}"
-        )
+        return f"arrays {self.pair[0]} and {self.pair[1]}: torch: {self.torch} by {WHY[self.rule]}; it is {self.exact}"
 
 
 WHY = {
     "units": "comparing offsets that count elements of different sizes",
     "1": "rule 1 (the same object overlaps itself, even if it is empty)",
     "6c": (
-        "rule 6c (the second's row fits behind its beginning, modulo the stride; where the first's row ends is not"
-        " asked)"
+        "rule 6c (the second's row fits after its beginning, modulo the stride; where the first's row ends is not"
+        " checked)"
     ),
-    "7": "rule 7 (of anything but blocks of equal rows it says overlap unasked)",
+    "7": "rule 7 (anything but blocks of equal rows is an overlap)",
 }
 
 
@@ -315,11 +313,11 @@ def explain_overlap_differences(
     words = {True: "disjoint", False: "overlap"}
     found = []
     for i, j in itertools.combinations(chosen, 2):
-        said = torch_ruling(views[i], views[j], arrays[i] is arrays[j])
+        ruling = torch_ruling(views[i], views[j], arrays[i] is arrays[j])
         really = not shares(arrays[i], arrays[j])
-        if said.disjoint != really:
-            blamed = "units" if size_of(arrays[i]) != size_of(arrays[j]) else said.rule
-            found.append(OverlapDifference((i, j), words[said.disjoint], words[really], blamed))
+        if ruling.disjoint != really:
+            blamed = "units" if size_of(arrays[i]) != size_of(arrays[j]) else ruling.rule
+            found.append(OverlapDifference((i, j), words[ruling.disjoint], words[really], blamed))
     return found
 
 

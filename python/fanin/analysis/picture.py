@@ -58,8 +58,8 @@ def alias_plot(
     """Draw which bytes arrays show, component by component, and which of them are shown by several.
 
     arrays: ndarrays. file: a path, or an open binary file. Each lane is an array, its bars are runs of bytes, from the
-    lowest address of the component on. ImportError where matplotlib is missing, ValueError for a format that it does
-    not know.
+    lowest address of the component on. ImportError where matplotlib is missing, ValueError for an unknown
+    format.
 
     >>> import io
     >>> from fanin.analysis import alias_plot

@@ -1,17 +1,17 @@
-"""Private memory in which a function runs in the caller's stead.
+"""Makes private memory in which a function runs instead of in the caller's.
 
 Arrays that share bytes form a *group*. Each group gets memory of its own, of the same extent and the same alignment, in
-which every array is rebuilt at its own place, with its own strides, dtype and flags: whoever writes one sees it in the
-others, as the caller would. An array that owns its memory is rebuilt as one that does. Only bytes that some array shows
-are read and written; what lies between them is nobody's.
+which every array is rebuilt at its own place, with its own strides, dtype and flags: a write to one shows in the
+others, as in the caller's. An array that owns its memory is rebuilt as one that does. Only bytes that some array shows
+are read and written; bytes between them are not.
 
     caller      |--- x ---|          |- z -|
                      |--- y ---|
     private     |--- x' --|          |- z'-|      groups (x, y) and (z)
                      |--- y' --|
 
-After the run the private bytes are compared with the caller's, which nobody has touched: what differs was written, by
-whatever route. Bits are compared, not values: NaNs, signs of zero and padding count.
+After the run the private bytes are compared with a snapshot: bytes that differ were written, by whatever route. Bits
+are compared, not values: NaNs, signs of zero and padding count.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from __future__ import annotations
 import functools
 import math
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -38,9 +37,6 @@ LINE = 64
 
 #: Classes of which a view is made anew by `view`.
 REMADE = (np.matrix, np.recarray)
-
-#: So many bases of an array are looked at, to find whose memory it shows.
-CHAIN = 64
 
 
 # Where an array lies
@@ -113,13 +109,6 @@ def words(array: Array) -> Array:
         return np.empty(0, "u1")
     view = array.view(unsigned)
     return view if unsigned.names is None else view["bytes"]
-
-
-def window(array: Array) -> Array:
-    """A view that keeps its geometry whatever happens to the array's, and in which an assignment copies all bits: of
-    records the words.
-    """
-    return words(array) if array.dtype.kind == "V" else array.view()
 
 
 def each_byte_once(array: Array) -> Array:
@@ -238,11 +227,11 @@ class GroupMember:
 
 @dataclass(frozen=True)
 class GroupFlags:
-    """What of a group is no part of its layout, and is looked at in each call."""
+    """Facts of a group that are no part of its layout, and are read in each call."""
 
     low: int  #: the lowest address
     owner: int | None  #: which member owns the memory
-    frozen: bool  #: nobody can write it, not even after asking for it
+    frozen: bool  #: read-only, and cannot be made writable
 
 
 @dataclass(frozen=True)
@@ -254,8 +243,7 @@ class Group:
     cover: tuple[int, ...]  #: members that together show every byte that some member shows
     whole: tuple[int, ...]  #: members that can be rebuilt as arrays that own the memory, all of it
     writeable: bool  #: all members can be written
-    simple: bool  #: one member, which can be written, and whose copy, where it owns its memory, lies as it does
-    seen: GroupFlags  #: what was so at the call that was planned for
+    flags: GroupFlags  #: of the planned call
 
     @functools.cached_property
     def numbers(self) -> tuple[int, ...]:
@@ -316,18 +304,10 @@ def group_of(arrays: Sequence[tuple[int, Array]]) -> Group:
     size = high - low
     full = [k for k, m in enumerate(members) if m.geometry.gapless and m.high - m.low == size]
     whole = tuple(k for k in full if reproducible(members[k].geometry))
-    first = found[0][1]
-    simple = (
-        len(members) == 1
-        and whole == (0,)
-        and first.flags.writeable
-        and first.dtype.kind != "V"
-        and first.copy("K").strides == first.strides
-    )
     cover = tuple(full[:1]) if full else tuple(range(len(members)))
     writeable = all(m.writeable for m in members)
     flags = GroupFlags(low, owner_of(members, whole, dict(arrays)), frozen(members, dict(arrays)))
-    return Group(members, size, cover, whole, writeable, simple, flags)
+    return Group(members, size, cover, whole, writeable, flags)
 
 
 def reproducible(geometry: Geometry) -> bool:
@@ -346,265 +326,57 @@ def owner_of(members: Sequence[GroupMember], whole: Sequence[int], arrays: Array
 
 
 def frozen(members: Sequence[GroupMember], arrays: Arrays) -> bool:
-    """Whether no member can be written, not even after asking for it."""
+    """Whether no member can be written, not even after it is made writable."""
     return not any(can_be_made_writeable(arrays[m.number]) for m in members)
 
 
-# The arrays of a run
+# Private copies
 
 
-class RunArrays(ABC):
-    """The arrays that a function is given in one run, and what came of them.
+def private_copies(plan: Plan, arrays: Sequence[Array], kind: type = np.ndarray, recorded: bool = False) -> list[Array]:
+    """Private copies of distinct arrays, instances of `kind`; see the top of this file.
 
-    `plan`: how they lie. `arrays`: the caller's. `private`: those that the function gets, by the same numbers.
-    `copied`: the groups of which something is known.
+    `recorded`: the arrays may be anywhere; alignment, ownership and what can be written are those of the planned call.
     """
-
-    plan: Plan
-    arrays: Sequence[Any]
-    private: list[Any]
-    copied: Sequence[int]
-
-    @property
-    @abstractmethod
-    def resized(self) -> frozenset[int]:
-        """Groups whose memory was given up for other memory."""
-
-    @property
-    @abstractmethod
-    def written(self) -> list[int]:
-        """Groups of which a byte is another one."""
-
-    @property
-    @abstractmethod
-    def moved(self) -> list[int]:
-        """Arrays whose geometry is not what it was."""
-
-    @property
-    @abstractmethod
-    def lows(self) -> dict[int, int]:
-        """Where the memory of each group begins."""
-
-    @abstractmethod
-    def span(self, number: int) -> tuple[int, int]:
-        """Where a group's memory begins and ends."""
-
-    @abstractmethod
-    def member_written(self, index: int) -> bool:
-        """Whether a byte of one array is another one."""
-
-    @abstractmethod
-    def group_at(self, array: Any) -> int | None:
-        """The group in whose memory an array lies, if it does."""
-
-    def members(self) -> Iterable[GroupMember]:
-        """The places of all arrays of which something is known."""
-        return (m for number in self.copied for m in self.plan.groups[number].members)
-
-    @functools.cached_property
-    def flags_changed(self) -> list[int]:
-        """Arrays that could be written and no longer can, or the other way round."""
-        return [m.number for m in self.members() if self.private[m.number].flags.writeable != m.writeable]
-
-    # What the parts of other libraries say otherwise
-
-    def geometry(self, o: Any) -> Geometry:
-        """An array's geometry."""
-        return Geometry.of(o)
-
-    def begin(self, o: Any) -> int:
-        """Where an array's first element lies."""
-        return address(o)
-
-    def is_array(self, o: object) -> bool:
-        """Whether an output is an array."""
-        return isinstance(o, np.ndarray)
-
-    def remakeable(self, o: object) -> bool:
-        """Whether an output is all in its memory and geometry."""
-        return type(o) is np.ndarray or type(o) in REMADE
+    private = list(arrays)
+    for group in plan.groups:
+        copy_group(group, arrays, private, kind, group.flags if recorded else flags_of(group, arrays))
+    return private
 
 
-@dataclass(frozen=True)
-class Bits:
-    """The bits of an array that was copied: the private ones, and the caller's."""
-
-    mine: Array
-    its: Array
-
-
-class PrivateCopies(RunArrays):
-    """Private copies of distinct arrays, for one run; see the top of this file.
-
-    The copies are instances of `kind`. Only the groups in `copied` are copied; the other arrays are the caller's own.
-    """
-
-    def __init__(
-        self, plan: Plan, arrays: Sequence[object], kind: type = np.ndarray, copied: Sequence[int] | None = None
-    ) -> None:
-        self.plan, self.arrays = plan, arrays
-        self.copied: Sequence[int] = range(len(plan.groups)) if copied is None else copied
-        self.private: list[Any] = list(arrays)
-        self.windows: dict[int, Bits] = {}  #: of each array that was copied
-        #: of those that have more elements than bytes the private ones' bits, element by element
-        self.whole: dict[int, Array] = {}
-        self.starts: dict[int, int] = {}  #: where each group's private memory begins
-        self.owners: dict[int, int] = {}  #: which member of a group owns its memory, where one does
-        self.roots: dict[int, int] = {}  #: whose root belongs to which group
-        for number in self.copied:
-            self._copy(number, plan.groups[number], kind)
-
-    @property
-    def lows(self) -> dict[int, int]:
-        """Where each group's private memory begins."""
-        return self.starts
-
-    def _flags(self, group: Group) -> GroupFlags:
-        """What is so in this call."""
-        first = group.members[0]
-        return GroupFlags(
-            address(self.arrays[first.number]) - first.offset,
-            owner_of(group.members, group.whole, self.arrays),
-            not group.writeable and frozen(group.members, self.arrays),
-        )
-
-    def _copy(self, number: int, group: Group, kind: type) -> None:
-        members, private = group.members, self.private
-        if group.simple and kind is np.ndarray and self._copy_simply(number, members[0]):
-            return
-        flags = self._flags(group)
-        if flags.owner is not None:
-            g = members[flags.owner].geometry
-            root: Array = np.ndarray.__new__(kind, g.shape, g.dtype, strides=g.strides if 0 not in g.shape else None)
-            start = address(root)
-            memory = flat_bytes(plain(root)).view(kind) if len(members) > 1 else root
-            self.owners[number] = flags.owner
-        else:
-            size = max(group.size, 1)
-            root = np.empty(size + LINE, "u1")
-            start = address(root)
-            shift = (flags.low - start) % LINE
-            start += shift
-            # Of the private class: what NumPy strips of it keeps the private array for its base, and is told from a
-            # view of it.
-            memory = root[shift : shift + size].view(kind)
-        for place, m in enumerate(members):
-            mine = root if place == flags.owner else built(kind, memory, m.offset, m.geometry)
-            private[m.number] = mine
-            self.windows[m.number] = Bits(
-                window(each_byte_once(plain(mine))), window(each_byte_once(self.arrays[m.number]))
-            )
-            if m.geometry.crowded:
-                self.whole[m.number] = window(plain(mine))
-        for bits in self.covering(group):
-            bits.mine[...] = bits.its
-        if not group.writeable:
-            for m in members:
-                if not m.writeable:
-                    private[m.number].flags.writeable = False
-        if flags.frozen:
-            freeze(memory)
-        self.roots[id(root)] = number
-        self.starts[number] = start
-
-    def _copy_simply(self, number: int, m: GroupMember) -> bool:
-        """The short way for an array by itself, which owns its memory; False where it does not."""
-        its = self.arrays[m.number]
-        if not its.flags.owndata:
-            return False
-        root = its.copy("K")
-        if root.strides != m.geometry.strides:
-            return False
-        self.private[m.number] = root
-        self.windows[m.number] = Bits(root.view(), its)
-        self.roots[id(root)], self.starts[number], self.owners[number] = number, address(root), 0
-        return True
-
-    def span(self, number: int) -> tuple[int, int]:
-        """Where a group's private memory begins and ends."""
-        return self.lows[number], self.lows[number] + max(self.plan.groups[number].size, 1)
-
-    # What came of it
-
-    @functools.cached_property
-    def resized(self) -> frozenset[int]:
-        """Groups whose owner was given other memory: `x.resize`. What is known of the old memory must not be touched
-        any more.
-        """
-        found = []
-        for number, owner in self.owners.items():
-            group = self.plan.groups[number]
-            array = self.private[group.members[owner].number]
-            if address(array) != self.lows[number] or array.nbytes != group.size:
-                found.append(number)
-        return frozenset(found)
-
-    @functools.cached_property
-    def written(self) -> list[int]:
-        """Groups of which a byte differs from the caller's."""
-        resized = self.resized
-        return [n for n in self.copied if n not in resized and not self._unchanged(self.plan.groups[n])]
-
-    @functools.cached_property
-    def moved(self) -> list[int]:
-        """Arrays whose geometry is not what it was."""
-        return [m.number for m in self.members() if not m.geometry.fits(self.private[m.number])]
-
-    def _unchanged(self, group: Group) -> bool:
-        return all(same(bits.mine, bits.its) for bits in self.covering(group))
-
-    def covering(self, group: Group) -> list[Bits]:
-        """The bits of members that together show all."""
-        return [self.windows[group.members[place].number] for place in group.cover]
-
-    def member_written(self, index: int) -> bool:
-        """Whether a byte of one array differs from the caller's."""
-        bits = self.windows.get(index)
-        return bits is not None and not same(bits.mine, bits.its)
-
-    def as_it_was(self, index: int) -> Array:
-        """A private array in the geometry that it had before the run, whatever it has now."""
-        bits, (group, place) = self.windows.get(index), self.plan.where[index]
-        geometry = self.plan.groups[group].members[place].geometry
-        if geometry.dtype.itemsize == 0:
-            return np.empty(geometry.shape, geometry.dtype)  # without a byte one is like another
-        if bits is None:
-            return plain(self.private[index])
-        view = self.whole.get(index, bits.mine)
-        if view.dtype != geometry.dtype:
-            view = view.view(geometry.dtype)
-        return view if view.ndim == len(geometry.shape) else view[..., 0]
-
-    def group_at(self, array: Array) -> int | None:
-        """The group in whose memory an array lies, if it does."""
-        link: Array = array
-        for _ in range(CHAIN):
-            number = self.roots.get(id(link))
-            if number is not None:
-                return number
-            if not isinstance(link.base, np.ndarray):
-                break
-            link = link.base
-        if link.flags.owndata:
-            return None
-        start = address(array)  # by a memoryview, or another library
-        for number in self.copied:
-            low, high = self.span(number)
-            if low <= start < high:
-                return number
-        return None
+def flags_of(group: Group, arrays: Sequence[Array]) -> GroupFlags:
+    """The flags of a group in this call."""
+    first = group.members[0]
+    return GroupFlags(
+        address(arrays[first.number]) - first.offset,
+        owner_of(group.members, group.whole, arrays),
+        not group.writeable and frozen(group.members, arrays),
+    )
 
 
-class RecordedCopies(PrivateCopies):
-    """A run whose arrays may lie anywhere: alignment, ownership and what can be written are those of the call that
-    was planned for.
-    """
-
-    def _flags(self, group: Group) -> GroupFlags:
-        return group.seen
-
-    def _copy_simply(self, number: int, m: GroupMember) -> bool:
-        return False
+def copy_group(group: Group, arrays: Sequence[Array], private: list[Array], kind: type, flags: GroupFlags) -> None:
+    """Write the copies of one group to `private`."""
+    members = group.members
+    if flags.owner is not None:
+        g = members[flags.owner].geometry
+        root: Array = np.ndarray.__new__(kind, g.shape, g.dtype, strides=g.strides if 0 not in g.shape else None)
+        memory = flat_bytes(plain(root)).view(kind) if len(members) > 1 else root
+    else:
+        size = max(group.size, 1)
+        root = np.empty(size + LINE, "u1")
+        shift = (flags.low - address(root)) % LINE
+        # Of the private class: NumPy keeps a private array as the base of what it strips of that class.
+        memory = root[shift : shift + size].view(kind)
+    for place, m in enumerate(members):
+        private[m.number] = root if place == flags.owner else built(kind, memory, m.offset, m.geometry)
+    for place in group.cover:
+        number = members[place].number
+        words(each_byte_once(plain(private[number])))[...] = words(each_byte_once(arrays[number]))
+    for m in members:
+        if not m.writeable:
+            private[m.number].flags.writeable = False
+    if flags.frozen:
+        freeze(memory)
 
 
 def read_only(name: str) -> ValueError:
@@ -618,25 +390,6 @@ def plain(array: Any) -> Array:
     """The array as NumPy's own class."""
     result: Array = array if type(array) is np.ndarray else np.ndarray.view(array, np.ndarray)
     return result
-
-
-#: Up to so many bytes two windows are compared as strings of bytes.
-SMALL = 2048
-
-#: Larger windows are compared piece by piece: the first piece that differs ends it.
-PIECE = 1 << 16
-
-
-def same(mine: Array, its: Array) -> bool:
-    """Whether two windows show the same bits."""
-    if mine.nbytes <= SMALL:
-        return mine.tobytes() == its.tobytes()
-    mine, its = words(mine), words(its)
-    if mine.size <= PIECE or not (mine.flags.c_contiguous and its.flags.c_contiguous):
-        return not np.not_equal(mine, its).any()
-    mine, its = mine.reshape(-1), its.reshape(-1)
-    pieces = range(0, mine.size, PIECE)
-    return not any(np.not_equal(mine[i : i + PIECE], its[i : i + PIECE]).any() for i in pieces)
 
 
 def take_geometry(array: Array, wanted: Geometry) -> bool:

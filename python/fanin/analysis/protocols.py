@@ -1,7 +1,8 @@
-"""What is asked of torch's tensors here, by name: torch itself is never imported for its types."""
+"""The attributes of torch's tensors that are used here: torch itself is never imported for its types."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol, Self
 
 from .._interop import protocols
@@ -34,21 +35,23 @@ class Node(Protocol):
 
 
 class Tensor(protocols.Tensor, Protocol):
-    """A tensor as it is known everywhere, what autograd knows of it, and the views and writes that are made here."""
+    """A tensor with its autograd state, and the views and writes that are used here."""
 
     data: Tensor
-    _backward_hooks: object
+    _backward_hooks: dict[object, object] | None
     grad: Tensor | None
 
     @property
     def shape(self) -> tuple[int, ...]: ...
     @property
     def dtype(self) -> DType: ...
+    @property
+    def is_cpu(self) -> bool: ...
     def untyped_storage(self) -> Storage: ...
     def is_complex(self) -> bool: ...
     def is_floating_point(self) -> bool: ...
 
-    # What autograd knows of it
+    # Autograd state
     @property
     def is_leaf(self) -> bool: ...
     @property
@@ -73,6 +76,7 @@ class Tensor(protocols.Tensor, Protocol):
     def as_strided(self, size: object, stride: object, storage_offset: int | None = None, /) -> Tensor: ...
     def as_strided_(self, size: object, stride: object, storage_offset: int | None = None, /) -> Self: ...
     def view(self, *how: object) -> Tensor: ...
+    def unsafe_split_with_sizes(self, sizes: Sequence[int], /) -> Sequence[Tensor]: ...
     def conj(self) -> Tensor: ...
     @property
     def real(self) -> Tensor: ...

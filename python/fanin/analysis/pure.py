@@ -10,8 +10,8 @@ written as new values.
 
 The new value of an input has the shape that it had before; geometry that changes is fixed by the layout, and changed by
 the wrapper. A base is one axis of bytes, from the lowest byte of its group to the highest; so members of different
-dtypes need nothing special. The new value of a base is a new base. Descriptors (`input_descs`, `output_descs`) say what
-each slot is.
+dtypes need nothing special. The new value of a base is a new base. Descriptors (`input_descs`, `output_descs`) name
+each slot.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ from ..descriptors import (
     SyntheticBaseAOTInput,
 )
 from . import trees
-from .calls import Outcome, Place, Role, check_hidden, outcome_of
+from .caller_arrays import RunArrays
+from .calls import Behaviour, Outcome, Place, Role, behaviour_of, check_hidden, deviation, outcome_of
 from .private_copies import (
     Array,
     Geometry,
@@ -46,12 +47,10 @@ from .private_copies import (
     GroupFlags,
     Plan,
     Position,
-    PrivateCopies,
-    RecordedCopies,
-    RunArrays,
     built,
     can_be_made_writeable,
     each_byte_once,
+    private_copies,
     read_only,
     take_geometry,
     view_at,
@@ -117,7 +116,7 @@ class Pure:
         r = recording
         self.fn, self.plan, self.index, self.form, self.first = r.fn, r.plan, r.index, r.form, r.first
         self.meta, self.outcome, self.touched = r.meta, r.outcome, r.touched
-        #: the arguments by name, in the order of the call: the function may ask for it
+        #: the arguments by name, in the order of the call: the function may read it
         self.order = r.order
         self.moved = dict(r.outcome.geometry)
         groups = self.plan.groups
@@ -134,6 +133,8 @@ class Pure:
         self.changed = [u for u in numbers if u not in in_base and (u in self.touched or u in self.moved)]
         #: arrays of bases whose geometry changed
         self.late = [u for u in numbers if u in in_base and u in self.moved]
+        #: arrays of which a run may change bytes
+        self.may_write = self.touched.union(in_base)
         self.split = split(self.plan, set(self.bases))
 
     def __repr__(self) -> str:
@@ -190,7 +191,7 @@ class Pure:
         return create_synthetic_base_metadata(thin, info, outer, inner, self.input_descs)[0]
 
     def _stand_in(self, number: int | None) -> Array:
-        """An array of the shape and dtype of one of the arguments: nothing else of it is asked for."""
+        """An array of the shape and dtype of one of the arguments: nothing else of it is read."""
         group, place = self.plan.where[number or 0]
         geometry = self.plan.groups[group].members[place].geometry
         return np.empty(geometry.shape, geometry.dtype)
@@ -216,12 +217,12 @@ class Pure:
     # The pure function
 
     def __call__(self, *inner: Any) -> list[Any]:
-        """Run the function on copies. ValueError: more or fewer arguments, of other shapes or dtypes, than those that
-        `input_descs` tells of, or a function that does otherwise than at the recorded call.
+        """Run the function on copies. ValueError: more or fewer arguments, of other shapes or dtypes, than those of
+        `input_descs`, or a function that does otherwise than at the recorded call.
         """
         arrays = self._arrays(inner)
-        run = RecordedCopies(self.split, arrays)
-        it = iter([inner[self.positions[i]] if u is None else run.private[u] for i, u in enumerate(self.index)])
+        run = RunArrays(self.split, private_copies(self.split, arrays, recorded=True))
+        it = iter([inner[self.positions[i]] if u is None else run.arrays[u] for i, u in enumerate(self.index)])
         args, kwargs = self.form.of_call()
         given = [trees.unflatten(one, it) for one in args]
         named = {k: trees.unflatten(one, it) for k, one in kwargs.items()}
@@ -238,8 +239,8 @@ class Pure:
         check_hidden(run, outputs, "pure")
         self._hold(run, outcome)
         values = [new_base(self.plan.groups[g], inner[k], run) for k, g in enumerate(self.bases)]
-        values += [run.as_it_was(u) if u in self.touched else run.private[u] for u in self.changed]
-        return [*values, *outputs, *(run.private[u] for u in self.late), *extra]
+        values += [run.as_it_was(u) if u in self.touched else run.arrays[u] for u in self.changed]
+        return [*values, *outputs, *(run.arrays[u] for u in self.late), *extra]
 
     def _arrays(self, inner: Sequence[object]) -> list[Array]:
         """The arrays as the outer function has them: views of bases, and those that were passed as they are."""
@@ -270,27 +271,16 @@ class Pure:
         return found
 
     def _hold(self, run: RunArrays, outcome: Outcome) -> None:
-        """ValueError where a run did otherwise than the record says."""
-        allowed = {u for k, g in enumerate(self.bases) for u in self.plan.groups[g].numbers} | self.touched
-        for g in outcome.written:
-            for u in self.split.groups[g].numbers:
-                if u not in allowed:
-                    raise ValueError(
-                        f"pure: {PlainAOTInput(self.first[u]).expr()} is written, and was not at the recorded call"
-                    )
-        before = self.outcome
-        roles = [
-            [role_of(p, self.plan) for p in before.places],
-            [role_of(p, self.plan, self.split) for p in outcome.places],
-        ]
-        rest = [(o.geometry, o.resized, o.flags, o.form) for o in (before, outcome)]
-        if rest[0] != rest[1] or roles[0] != roles[1]:
-            wrong = next((j for j, (a, b) in enumerate(zip(*roles, strict=False)) if a != b), None)
-            name = "the result" if wrong is None else PlainAOTOutput(wrong).expr()
-            raise ValueError(
-                f"pure: {name} is not what it was at the recorded call: views and geometry of a pure function are fixed"
-                " by the layout"
-            )
+        """ValueError where a run differs from the record."""
+        roles = [role_of(p, self.plan, self.plan) for p in self.outcome.places]
+        was = behaviour_of(self.outcome, self.may_write, roles)
+        now = behaviour_of(outcome, run.changed, [role_of(p, self.plan, self.split) for p in outcome.places])
+        self._compare(was, now)
+
+    def _compare(self, was: Behaviour, now: Behaviour) -> None:
+        found = deviation(was, now, self.first)
+        if found is not None:
+            raise ValueError(f"pure: {found.message}")
 
     # The wrapper's way out
 
@@ -301,7 +291,7 @@ class Pure:
         values: Sequence[object],
         given: Mapping[int, object] | None = None,
     ) -> object:
-        """Give the caller what the values of a pure run say: writes, geometry, views of the caller's own arrays.
+        """Apply the values of a pure run to the caller's arrays: writes, geometry, views.
         Returns the function's result, in which containers that were handed through, `given` by their places, are the
         caller's own.
         """
@@ -431,16 +421,20 @@ def laid_out(value: object, geometry: Geometry, name: str) -> Array:
     return copy
 
 
-def role_of(p: Place, plan: Plan, split: Plan | None = None) -> Role:
-    """What an output is, so that two runs can be compared; `split`: the plan of the run, if it was not `plan`."""
+def role_of(p: Place, plan: Plan, run: Plan | None = None) -> Role:
+    """What an output is, so that two runs can be compared. `run`: the plan of the run, where places and geometry within
+    the memory are compared, too.
+    """
+    base = plan.groups[plan.where[p.base].group].numbers[0] if p.kind in ("input", "view") else p.base
+    if run is None:
+        return Role(p.kind, p.base if p.kind == "input" else base, p.same_as)
     if p.kind == "plain":
         return Role(p.kind, array=p.array)
-    base, offset = p.base, p.offset
-    if p.kind == "view":
-        base, place = plan.where[p.base]
-        if split is not None and len(split.groups[split.where[p.base].group].members) == 1:
-            offset += plan.groups[base].members[place].low
-    return Role(p.kind, base, p.same_as, True, offset, p.geometry, p.writeable)
+    offset = p.offset
+    if p.kind == "view" and len(run.groups[run.where[p.base].group].members) == 1:
+        group, place = plan.where[p.base]
+        offset += plan.groups[group].members[place].low if run is not plan else 0
+    return Role(p.kind, p.base if p.kind == "input" else base, p.same_as, True, offset, p.geometry, p.writeable)
 
 
 def view_in(base: Array, p: Place) -> Array:
@@ -466,10 +460,8 @@ def split(plan: Plan, merged: set[int]) -> Plan:
             low = m.low
             alone = type(m)(m.number, m.offset - low, m.geometry, m.writeable, 0, m.high - low)
             where[m.number] = Position(len(groups), 0)
-            flags = GroupFlags(group.seen.low + low, 0 if place == group.seen.owner else None, group.seen.frozen)
-            groups.append(
-                Group((alone,), m.high - low, (0,), (0,) if flags.owner == 0 else (), m.writeable, False, flags)
-            )
+            flags = GroupFlags(group.flags.low + low, 0 if place == group.flags.owner else None, group.flags.frozen)
+            groups.append(Group((alone,), m.high - low, (0,), (0,) if flags.owner == 0 else (), m.writeable, flags))
     return Plan(tuple(groups), tuple(where))
 
 
@@ -487,10 +479,10 @@ def member_at(group: Group, place: int, base: Array) -> Array:
     return built(np.ndarray, memory, m.offset, m.geometry)
 
 
-def new_base(group: Group, base: Array, run: PrivateCopies) -> Array:
+def new_base(group: Group, base: Array, run: RunArrays) -> Array:
     """A base's new value: what its arrays show, and elsewhere what was there."""
     value = np.array(base, "u1")
     for place in group.cover:
-        bits = run.windows[group.members[place].number]
-        words(each_byte_once(member_at(group, place, value)))[...] = words(bits.mine)
+        mine = run.as_it_was(group.members[place].number)
+        words(each_byte_once(member_at(group, place, value)))[...] = words(each_byte_once(mine))
     return value

@@ -18,7 +18,7 @@ from .._words import type_of
 from ..descriptors import PlainAOTInput, PlainAOTOutput
 from . import trees
 from .caller_tensors import layout_of, retyped, start_of
-from .calls import Place, torch
+from .calls import Behaviour, Role, torch
 from .private_copies import Array
 from .protocols import DType, Tensor
 from .pure import Pure, Recording
@@ -35,7 +35,7 @@ class Shown:
     offset: int
     conj: bool
     neg: bool
-    asks: bool
+    requires_grad: bool
 
     @staticmethod
     def given(t: Tensor) -> Shown:
@@ -84,7 +84,7 @@ class Reads:
             tensor.grad.__set__: ".grad is set",
             tensor.grad.__delete__: ".grad is set",
         }
-        #: and whether what is read tells of all of the storage
+        #: and whether it depends on all of the storage
         places = {tensor.storage_offset: False, tensor.untyped_storage: True, tensor.storage: True}
 
         class Mode(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
@@ -117,9 +117,9 @@ class Move(NamedTuple):
 class TensorPure(Pure):
     """A pure function of flat arguments, for tensors; see the top of this file and `Pure`."""
 
-    def __init__(self, recording: Recording, seen: OutputViews) -> None:
+    def __init__(self, recording: Recording, views: OutputViews) -> None:
         super().__init__(recording)
-        self.given, self.ends, self.shown, self.quiet = seen.given, seen.ends, seen.outputs, seen.quiet
+        self.given, self.ends, self.shown, self.quiet = views.given, views.ends, views.outputs, views.quiet
         plan, given = self.plan, self.given
         for g in self.bases:
             dtypes = {given[u].dtype for u in plan.groups[g].numbers}
@@ -160,19 +160,19 @@ class TensorPure(Pure):
     def _stand_in(self, number: int | None) -> Tensor:  # type: ignore[override]  # it is given tensors, and no arrays
         one = self.given[number or 0]
         made: Tensor = torch().empty_strided(one.shape, one.stride, dtype=one.dtype, device="meta")
-        return made.requires_grad_(one.asks)
+        return made.requires_grad_(one.requires_grad)
 
     def _base_stand_in(self, group: int) -> Tensor:
         numbers = self.plan.groups[group].numbers
         size = self.sizes[self.bases.index(group)]
         base: Tensor = torch().empty(size, dtype=self.given[numbers[0]].dtype, device="meta")
-        return base.requires_grad_(any(self.given[u].asks for u in numbers))
+        return base.requires_grad_(any(self.given[u].requires_grad for u in numbers))
 
     # The pure function
 
     def __call__(self, *inner: Any) -> list[Any]:
         """Run the function on copies. ValueError: more or fewer arguments, or of other shapes or dtypes, than
-        `input_descs` tells of, or another number of results.
+        those of `input_descs`, or another number of results.
         """
         self._fit(inner)
         bases = [inner[k].clone() for k in range(len(self.bases))]
@@ -188,16 +188,14 @@ class TensorPure(Pure):
         given = [filled(one, it) for one in self.by_position]
         named = {k: filled(one, it) for k, one in self.by_name}
         outputs: list[object] = []
-        seen = not torch().compiler.is_compiling()  # a tracer meets neither versions nor storages
-        before = [(t._version, t.shape, t.stride()) for t in tensors] if seen else []
+        eager = not torch().compiler.is_compiling()  # a tracer has neither versions nor storages
+        before = [(t._version, t.shape, t.stride()) for t in tensors] if eager else []
         result = self.fn(*given, **{k: named[k] for k in self.order})
         gather(result, outputs)
         if len(outputs) != len(self.shown):
             raise ValueError(f"pure: expected {len(self.shown)} results, as at the recorded call, got {len(outputs)}")
-        if seen:
-            if trees.flatten(result, []) != self.outcome.form:
-                raise ValueError("pure: the result is another tree than at the recorded call")
-            self._hold_run(inner, tensors, before, outputs)
+        if eager:
+            self._hold_run(inner, tensors, before, result, outputs)
         changed = [
             tensors[u].as_strided(self.given[u].shape, self.given[u].stride, 0) if u in self.moved else tensors[u]
             for u in self.changed
@@ -209,59 +207,63 @@ class TensorPure(Pure):
         inner: Sequence[Tensor],
         tensors: Sequence[Tensor],
         before: Sequence[tuple[int, tuple[int, ...], tuple[int, ...]]],
+        result: object,
         outputs: Sequence[object],
     ) -> None:
-        """ValueError where a run wrote, moved, or returned views, otherwise than was recorded."""
-        in_bases = {u for g in self.bases for u in self.plan.groups[g].numbers}
-        for u, (t, (version, shape, stride)) in enumerate(zip(tensors, before, strict=True)):
-            one, end = self.given[u], self.ends.get(u)
-            as_given = tuple(stride) == one.stride  # a copy of an expanded one is not
-            same = (t.shape, t.stride()) == (shape, stride)
-            if (
-                not same
-                if end is None
-                else (as_given and (tuple(t.shape), tuple(t.stride())) != (end.shape, end.stride))
-            ):
-                name = PlainAOTInput(self.first[u]).expr()
-                raise ValueError(f"pure: {name} has another geometry after this call than after the recorded one")
-            if t._version == version or u in in_bases | self.touched or end is not None or has_no_storage(t):
+        """ValueError where a run did otherwise than was recorded. Strides are not compared of a copy that has not those
+        of the recorded argument.
+        """
+        written: set[int] = set()
+        was: dict[int, object] = {u: (end.shape, end.stride) for u, end in self.ends.items()}
+        now: dict[int, object] = {}
+        for u, (t, (version, *lay)) in enumerate(zip(tensors, before, strict=True)):
+            if [t.shape, t.stride()] != lay:
+                now[u] = tuple(t.shape), tuple(t.stride())
+            if u in was and tuple(lay[1]) != self.given[u].stride:
+                now[u] = was[u]
+            if t._version == version or u in self.may_write or u in was or u in now or has_no_storage(t):
                 continue
             if type(t) is torch().Tensor and not same_bytes(torch(), inner[self.places[u][0]], t):
-                name = PlainAOTInput(self.first[u]).expr()
-                raise ValueError(f"pure: {name} is written by this call, and was not by the recorded one")
-        storages = {t.untyped_storage()._cdata: u for u, t in enumerate(tensors) if not has_no_storage(t)}
-        for j, (p, shown) in enumerate(zip(self.outcome.places, self.shown, strict=True)):
-            o = outputs[j]
-            if p.kind == "input" and o is not tensors[p.base]:
-                raise self._other(j, "not", p.base)
-            if not isinstance(o, torch().Tensor) or layout_of(o) != "strided" or has_no_storage(o):
-                if p.kind == "view" and not isinstance(o, torch().Tensor):
-                    raise self._other(j, "no view of", p.base)
-                continue
-            if p.kind not in ("input", "view"):
-                whose = storages.get(o.untyped_storage()._cdata)
-                if o.numel() and whose is not None:
-                    raise self._other(j, "a view of", whose)
-                continue
-            if shown is None or p.base in self.ends:
-                continue
-            t = tensors[p.base]
-            if o.untyped_storage()._cdata != t.untyped_storage()._cdata:
-                raise self._other(j, "no view of", p.base)
-            as_given = tuple(t.stride()) == self.given[p.base].stride
-            wanted = shown.shape, shown.dtype, *((shown.stride, self._ahead(p)) if as_given else ())
+                written.add(u)
+        storages = {u: t.untyped_storage()._cdata for u, t in enumerate(tensors) if not has_no_storage(t)}
+        roles = [self._roles(j, o, tensors, storages) for j, o in enumerate(outputs)]
+        form = trees.flatten(result, [])
+        self._compare(
+            Behaviour(self.may_write, was, self.outcome.form, [one for one, _ in roles]),
+            Behaviour(written, now, form, [other for _, other in roles]),
+        )
+
+    def _roles(
+        self, j: int, o: Any, tensors: Sequence[Tensor], storages: Mapping[int, int]
+    ) -> tuple[Role | None, Role | None]:
+        """What an output was at the recorded call, and is. Transforms of torch.func hide storages: nothing is compared
+        then.
+        """
+        p, shown = self.outcome.places[j], self.shown[j]
+        plain = Role("plain")
+        was = Role(p.kind, p.base) if p.kind in ("input", "view") else plain
+        if p.kind == "input" and o is tensors[p.base]:
+            return was, was
+        if not isinstance(o, torch().Tensor):
+            return was, plain
+        if layout_of(o) != "strided" or has_no_storage(o):
+            return (was, plain) if p.kind == "input" else (None, None)
+        storage = o.untyped_storage()._cdata
+        if was is plain or storages.get(p.base) != storage:
+            whose = next((u for u, other in storages.items() if other == storage and o.numel()), None)
+            return was, plain if whose is None else Role("view", whose)
+        if p.kind == "input":
+            return was, Role("view", p.base)
+        if shown is None or p.base in self.ends:
+            return None, None
+        t, (group, place) = tensors[p.base], self.plan.where[p.base]
+        expected: tuple[object, ...] = shown.shape, shown.dtype
+        found: tuple[object, ...] = tuple(o.shape), o.dtype
+        if tuple(t.stride()) == self.given[p.base].stride:
+            expected += shown.stride, p.offset - self.plan.groups[group].members[place].offset
             ahead = o.storage_offset() * o.element_size() - t.storage_offset() * t.element_size()
-            if (tuple(o.shape), o.dtype, *((tuple(o.stride()), ahead) if as_given else ())) != wanted:
-                raise self._other(j, "another view of", p.base)
-
-    def _ahead(self, p: Place) -> int:
-        """How far behind the first byte of its tensor a view begins."""
-        group, place = self.plan.where[p.base]
-        return p.offset - self.plan.groups[group].members[place].offset
-
-    def _other(self, j: int, what: str, base: int) -> ValueError:
-        name = PlainAOTInput(self.first[base]).expr()
-        return ValueError(f"pure: {PlainAOTOutput(j).expr()} is {what} {name}, otherwise than at the recorded call")
+            found += tuple(o.stride()), ahead
+        return was._replace(geometry=expected), was._replace(geometry=found)
 
     def _fit(self, inner: Sequence[object]) -> None:
         names = self.input_names
@@ -310,7 +312,7 @@ class TensorPure(Pure):
                 return root.as_strided((size,), (1,), begin)
         if any(t.requires_grad for t in mine):
             raise ValueError(
-                f"functionalize: {self._shown(group)} share memory that is written, but no history, and ask for"
+                f"functionalize: {self._shown(group)} share memory that is written, but no history, and require"
                 " gradients: expected views of one tensor, or no compiler"
             )
         with library.no_grad():
@@ -343,9 +345,7 @@ class TensorPure(Pure):
         return list(outputs), list(bases)
 
     def _write(self, arrays: Sequence[Tensor], moves: Sequence[Move]) -> None:  # type: ignore[override]
-        """Write new values, once it is known that torch permits all of it, and give tensors the geometry that they
-        have afterwards.
-        """
+        """Check that torch permits every write, then write new values and set the geometry after the call."""
         quiet = [torch().no_grad() if u in self.quiet else contextlib.nullcontext() for u in self.ends]
         for move in moves:
             with self._mode(move.numbers):
@@ -368,7 +368,7 @@ class TensorPure(Pure):
         return f"functionalize: {self.output_descs[slot].expr()}"
 
     def _mode(self, numbers: Sequence[int]) -> contextlib.AbstractContextManager[object]:
-        """no_grad where the function wrote under it, or by ways that autograd does not see."""
+        """no_grad where the function wrote under it, or in ways hidden from autograd."""
         infos = [self.meta.input_info[self.first[u]] for u in numbers if u in self.touched]
         quiet = all(i.mutations_under_no_grad_or_inference_mode or i.mutations_hidden_from_autograd for i in infos)
         quiet = quiet or self.quiet.issuperset(u for u in numbers if u in self.touched)
@@ -388,7 +388,7 @@ class TensorPure(Pure):
         view = view.as_strided(one.shape, one.stride, start // one.dtype.itemsize)
         view = view.conj() if one.conj else view
         view = library._neg_view(view) if one.neg else view
-        return view.detach() if view.requires_grad and not one.asks else view
+        return view.detach() if view.requires_grad and not one.requires_grad else view
 
     def _now(self, u: int) -> int:
         """Where a tensor began at the recorded call, when it had ended, in bytes."""
@@ -397,11 +397,11 @@ class TensorPure(Pure):
 
 
 def copied(x: Tensor, one: Shown, roomy: bool) -> Tensor:
-    """A copy of the same strides, wherever one can have them. One that is expanded and asks for a gradient has dense
+    """A copy of the same strides, wherever one can have them. An expanded one that requires a gradient has dense
     ones, so that each of its elements gets its own.
     """
     wide = [d for d, (n, s) in enumerate(zip(one.shape, one.stride, strict=True)) if s == 0 and n > 1]
-    if wide and not one.asks and all(x.stride()[d] == 0 for d in wide):
+    if wide and not one.requires_grad and all(x.stride()[d] == 0 for d in wide):
         for d in wide:
             x = x.narrow(d, 0, 1)
         return x.clone().expand(one.shape)

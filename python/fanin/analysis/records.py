@@ -1,11 +1,11 @@
-"""What is known of a function's inputs and outputs: who is written, who is a view of whom.
+"""Records of a function's inputs and outputs: which are written, which are views of which.
 
-The records bear the names, and their fields the names and the order, that people know from PyTorch's AOTAutograd
-(2.13). They hold for functions on NumPy arrays and on anything else that lies in strided memory: the columns that speak
-of autograd have defaults that are right where there is none. All of them are frozen; lists become tuples, sets
+The records bear the names, and their fields the names and the order, of PyTorch's AOTAutograd
+(2.13). They hold for functions on NumPy arrays and on anything else that lies in strided memory: the columns
+about autograd have defaults that are right where there is none. All of them are frozen; lists become tuples, sets
 frozensets.
 
-Geometry is kept in the units in which the array itself speaks: bytes for an ndarray (`a.strides`), elements for a torch
+Geometry is kept in the units of the array's library: bytes for an ndarray (`a.strides`), elements for a torch
 tensor (`t.stride()`).
 """
 
@@ -64,7 +64,7 @@ class OutputType(Enum):
     alias_of_intermediate_base_is_user_output = 6
     """A view of another output: `base_idx` is that output's position."""
     unsafe_view_alias = 7
-    """A view of an intermediate that nobody else sees, so that nothing is lost where it is called an array of its own.
+    """The only view of an intermediate: nothing is lost if it counts as an array of its own.
     """
     custom_function_view = 8
     """A view of an input made by a function with a backward of its own, which cannot be replayed."""
@@ -78,7 +78,7 @@ PLAIN_TYPES = frozenset({OutputType.non_alias, OutputType.unsafe_view_alias, Out
 
 
 class MutationType(Enum):
-    """Who writes what was written: nobody, the graph itself, or the wrapper around it after the graph has run."""
+    """Where a write happens: nowhere, in the graph, or in the wrapper after the graph has run."""
 
     NOT_MUTATED = 1
     MUTATED_IN_GRAPH = 2
@@ -87,12 +87,12 @@ class MutationType(Enum):
 
 @dataclass(frozen=True)
 class InputAliasInfo:
-    """What a function did to one of its inputs. With no argument: an array that nobody touched.
+    """What a function did to one of its inputs. With no argument: an array that was not touched.
 
     `mutates_data`: its elements were written. `mutates_metadata`: its shape, strides or offset are others than before
     (changes that cancel do not count). `mutates_storage_metadata`: it lies in other memory than before, which implies
     `mutates_metadata`; then `mutates_data` is False, for the new memory brings its values along.
-    `mutations_hidden_from_autograd`: no write was one that autograd could see (also where there was none).
+    `mutations_hidden_from_autograd`: autograd could observe none of the writes (also where there was none).
     `mutations_under_no_grad_or_inference_mode`: it was written, and each write was under no_grad.
     `keep_input_mutations`: whether the graph may write.
 
@@ -118,18 +118,18 @@ class InputAliasInfo:
     def __post_init__(self) -> None:
         if self.mutates_storage_metadata and not self.mutates_metadata:
             raise ValueError(
-                "InputAliasInfo: mutates_storage_metadata says that the input lies in other memory than before, "
+                "InputAliasInfo: mutates_storage_metadata means that the input lies in other memory than before, "
                 "which changes its geometry: expected mutates_metadata=True with it"
             )
 
     @functools.cached_property
     def mutation_type(self) -> MutationType:
-        """Who has to write: see `MutationType`.
+        """Where the write happens: see `MutationType`.
 
-        The graph may, with `keep_input_mutations`, write data and storage where autograd need not see it: no geometry
-        changes and no gradient is asked for, or every write was hidden from it, or every write was under no_grad. All
-        other writes are the wrapper's. Where PyTorch raises for storage that changed and cannot be written in the
-        graph, this says MUTATED_OUT_GRAPH.
+        The graph may, with `keep_input_mutations`, write data and storage where autograd need not observe it: no
+        geometry changes and no gradient is required, or every write was hidden from it, or every write was under
+        no_grad. All other writes are the wrapper's. Where PyTorch raises for storage that changed and cannot be written
+        in the graph, this is MUTATED_OUT_GRAPH.
         """
         if not (self.mutates_data or self.mutates_metadata or self.mutation_inductor_storage_resize):
             return MutationType.NOT_MUTATED
@@ -145,8 +145,8 @@ class InputAliasInfo:
 
     @property
     def has_mutation_tangent(self) -> bool:
-        """Whether the input's new value has a tangent: it is data, written outside of the graph, and a gradient is
-        asked for.
+        """Whether the input's new value has a tangent: it is data, written outside of the graph, and it requires a
+        gradient.
         """
         return self.mutation_type is MutationType.MUTATED_OUT_GRAPH and self.mutates_data and self.requires_grad
 
@@ -192,7 +192,7 @@ class MetadataKey:
 
 
 def offset_in_owner(array: Array) -> int:
-    """How many bytes the first element lies behind the first one of the array that it is, at last, a view of."""
+    """How many bytes the first element lies after that of the array at the end of its chain of bases."""
     owner = array
     while isinstance(owner.base, np.ndarray):
         owner = owner.base
@@ -201,10 +201,10 @@ def offset_in_owner(array: Array) -> int:
 
 @dataclass(frozen=True, eq=False)
 class ViewMetaSequence:
-    """How a view was made of its base: what came out, and the names of the operations where they are known.
+    """How a view was made of its base: what came out, and the names of the operations where they were recorded.
 
-    Two of them are equal where what came out is: the way does not count. None equals each of them, for it says "not
-    known".
+    Two of them are equal where what came out is: the way does not count. None equals each of them, for it means "not
+    recorded".
     """
 
     metadata: MetadataKey
@@ -234,7 +234,7 @@ class OutputAliasInfo:
     `base_idx` counts inputs (alias_of_input, is_input), outputs (alias_of_intermediate_base_is_user_output) or
     intermediate bases (the other two kinds of alias); it is None for the kinds that pass through. `dynamic_dims`: the
     axes whose extent is not a plain number; None for what is no array. `requires_grad_for_backward`: whether it has a
-    tangent. `view_meta_sequence`: how the view was made, where that is known.
+    tangent. `view_meta_sequence`: how the view was made, where that was recorded.
 
     TypeError, ValueError: a `base_idx` that the kind cannot have.
 
@@ -371,14 +371,14 @@ NO_TOKENS: Mapping[object, object] = MappingProxyType({})
 
 @dataclass(frozen=True, eq=False)
 class ViewAndMutationMeta:
-    """All that is known of the views and writes of a function.
+    """The views and writes of a function.
 
     `input_info`, `output_info`: one record for each flat input and output. `num_intermediate_bases`: how many bases are
     returned after the outputs. `traced_tangents`: for each tangent something that has its `shape` and `dtype` (as a
     `TangentMeta`), in the order: new values of inputs (`has_mutation_tangent`), outputs that pass through and need a
     backward, intermediate bases; `traced_tangents_descs` describes them one by one. `subclass_inp_meta`,
     `subclass_fw_graph_out_meta`, `subclass_tangent_meta`: records of wrapped arrays. `grad_enabled_mutation`: the grad
-    mode that the function left behind, if it changed it. `static_input_indices`: inputs that stay where they are from
+    mode after the function, if it changed it. `static_input_indices`: inputs that stay where they are from
     call to call. `tokens`: effect tokens.
 
     Everything else follows from these. Two are equal where inputs, outputs, the number of bases,
@@ -439,7 +439,7 @@ class ViewAndMutationMeta:
 
     @functools.cached_property
     def mutated_graph_handled_indices_seen_by_autograd(self) -> tuple[int, ...]:
-        """Those of them whose writes autograd could see."""
+        """Those of them whose writes autograd could observe."""
         hidden = [info.mutations_hidden_from_autograd for info in self.input_info]
         return tuple(i for i in self.mutated_graph_handled_indices if not hidden[i])
 
@@ -455,7 +455,7 @@ class ViewAndMutationMeta:
 
     @property
     def num_mutated_graph_handled_indices_seen_by_autograd(self) -> int:
-        """How many of them autograd could see."""
+        """How many of them autograd could observe."""
         return len(self.mutated_graph_handled_indices_seen_by_autograd)
 
     @functools.cached_property
@@ -472,7 +472,7 @@ class ViewAndMutationMeta:
 
     @functools.cached_property
     def unsafe_view_out_indices(self) -> tuple[int, ...]:
-        """The outputs that are views of intermediates that nobody else sees."""
+        """The outputs that are the only view of an intermediate."""
         return tuple(i for i, info in enumerate(self.output_info) if info.output_type is OutputType.unsafe_view_alias)
 
     @property
@@ -492,7 +492,7 @@ class ViewAndMutationMeta:
 
     @property
     def num_unsafe_view_outputs(self) -> int:
-        """How many outputs are views of intermediates that nobody else sees."""
+        """How many outputs are the only view of an intermediate."""
         return len(self.unsafe_view_out_indices)
 
     @property

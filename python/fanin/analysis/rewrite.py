@@ -1,7 +1,7 @@
 """Metadata after the inputs have changed: without duplicates, and with bases in the place of views.
 
-Whoever calls a function with the same array twice, or with arrays that share memory and are written, runs a function of
-fewer inputs inside. Its metadata follows from that of the function itself: these two functions say how.
+A wrapper that is called with one array twice, or with written arrays that share memory, runs a function of fewer
+inputs inside. These two functions derive its metadata from that of the function itself.
 """
 
 from __future__ import annotations
@@ -68,32 +68,32 @@ def remove_dupe_metadata(
     )
 
 
-def check_meta(m: object, who: str) -> None:
+def check_meta(m: object, api: str) -> None:
     """TypeError for what is no metadata."""
     if not isinstance(m, ViewAndMutationMeta):
-        raise TypeError(f"{who}: expected a ViewAndMutationMeta, as collect_metadata gives, got {type_of(m)}")
+        raise TypeError(f"{api}: expected a ViewAndMutationMeta, as collect_metadata gives, got {type_of(m)}")
 
 
 def check_dupes(m: ViewAndMutationMeta, keep_arg_mask: Sequence[bool], add_dupe_map: Sequence[int]) -> None:
     """ValueError unless mask and map fit the inputs and each other."""
-    n, who = len(m.input_info), "remove_dupe_metadata"
+    n, api = len(m.input_info), "remove_dupe_metadata"
     if len(keep_arg_mask) != n or len(add_dupe_map) != n:
         raise ValueError(
-            f"{who}: expected an entry of keep_arg_mask and of add_dupe_map for each of {n} inputs, "
+            f"{api}: expected an entry of keep_arg_mask and of add_dupe_map for each of {n} inputs, "
             f"got {len(keep_arg_mask)} and {len(add_dupe_map)}"
         )
     if n == 0 or not keep_arg_mask[0]:
-        raise ValueError(f"{who}: the first input duplicates nothing: expected keep_arg_mask[0] to be True")
+        raise ValueError(f"{api}: the first input duplicates nothing: expected keep_arg_mask[0] to be True")
     kept: list[int] = []
     for i, (keep, to) in enumerate(zip(keep_arg_mask, add_dupe_map, strict=True)):
         if keep:
             kept.append(i)
         if not 0 <= to < len(kept) or (keep and to != len(kept) - 1):
             want = f"{len(kept) - 1}" if keep else f"a kept input before it, 0 to {len(kept) - 1}"
-            raise ValueError(f"{who}: add_dupe_map[{i}] must be {want}, got {to}")
+            raise ValueError(f"{api}: add_dupe_map[{i}] must be {want}, got {to}")
         if m.input_info[i] != m.input_info[kept[to]]:
             raise ValueError(
-                f"{who}: input {i} is said to be input {kept[to]}, but is described otherwise: "
+                f"{api}: input {i} should be input {kept[to]}, but is described otherwise: "
                 f"expected {m.input_info[kept[to]]}, got {m.input_info[i]}"
             )
 
@@ -142,7 +142,7 @@ def create_synthetic_base_metadata(
     inner_args: the arrays themselves; inner_args_desc describes the inner ones.
 
     A base of several views counts as written; a change of geometry of such a view is none of the base, but one more
-    output: a view of the base, in the order of the second result, behind all others. An output that was such a view
+    output: a view of the base, in the order of the second result, after all others. An output that was such a view
     becomes a view of the base, unless the view is the base itself. ValueError: lengths and positions that do not fit,
     an inner input that nothing became, views of one base of which some are leaves and some are not.
 
@@ -199,33 +199,33 @@ def check_bases(
     inner_args_desc: Sequence[AOTInput],
 ) -> list[list[int]]:
     """For each inner input the outer ones that became it; ValueError where that makes no sense."""
-    who = "create_synthetic_base_metadata"
+    api = "create_synthetic_base_metadata"
     if not len(m.input_info) == len(info) == len(outer_args):
         raise ValueError(
-            f"{who}: expected an entry of synthetic_base_info and an outer argument for each of {len(m.input_info)}"
+            f"{api}: expected an entry of synthetic_base_info and an outer argument for each of {len(m.input_info)}"
             f" inputs, got {len(info)} and {len(outer_args)}"
         )
     if len(inner_args) != len(inner_args_desc):
         raise ValueError(
-            f"{who}: expected a descriptor for each of {len(inner_args)} inner arguments, got {len(inner_args_desc)}"
+            f"{api}: expected a descriptor for each of {len(inner_args)} inner arguments, got {len(inner_args_desc)}"
         )
     members: list[list[int]] = [[] for _ in inner_args]
     for outer, x in enumerate(info):
         at = x if isinstance(x, int) else x[0]
         if not 0 <= at < len(inner_args):
-            raise ValueError(f"{who}: input {outer} goes to {at}, but there are {len(inner_args)} inner arguments")
+            raise ValueError(f"{api}: input {outer} goes to {at}, but there are {len(inner_args)} inner arguments")
         members[at].append(outer)
     for inner, of in enumerate(members):
         if not of:
-            raise ValueError(f"{who}: no input became inner argument {inner}, {inner_args_desc[inner]}")
+            raise ValueError(f"{api}: no input became inner argument {inner}, {inner_args_desc[inner]}")
         if len(of) > 1 and any(isinstance(info[i], int) for i in of):
             raise ValueError(
-                f"{who}: inputs {', '.join(map(str, of))} became inner argument {inner}: expected (position, view) for"
+                f"{api}: inputs {', '.join(map(str, of))} became inner argument {inner}: expected (position, view) for"
                 " each of several"
             )
         if len({m.input_info[i].is_leaf for i in of}) > 1:
             raise ValueError(
-                f"{who}: of inputs {', '.join(map(str, of))}, which became {inner_args_desc[inner]}, some are leaves"
+                f"{api}: of inputs {', '.join(map(str, of))}, which became {inner_args_desc[inner]}, some are leaves"
                 " and some are not"
             )
     return members
@@ -275,5 +275,5 @@ def output_of(
 
 def geometry_output(view: object, base: int) -> OutputAliasInfo:
     """The output that carries the changed geometry of a merged input."""
-    asks = bool(getattr(view, "requires_grad", False))
-    return OutputAliasInfo(OutputType.alias_of_input, type(view), base, frozenset(), asks, asks)
+    requires_grad = bool(getattr(view, "requires_grad", False))
+    return OutputAliasInfo(OutputType.alias_of_input, type(view), base, frozenset(), requires_grad, requires_grad)

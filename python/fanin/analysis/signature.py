@@ -28,12 +28,12 @@ __all__ = [
     "create_joint_signature",
 ]
 
-WHO = "create_graph_signature"
+API = "create_graph_signature"
 
 
 @dataclass(frozen=True)
 class GraphNames:
-    """What must be known of a graph: the names of its placeholders and outputs, in order. An output that is no array
+    """The names of a graph: those of its placeholders and outputs, in order. An output that is no array
     has the name None.
     """
 
@@ -46,14 +46,14 @@ class GraphNames:
 
     @staticmethod
     def of(graph: object) -> GraphNames:
-        """The names of a graph: of GraphNames, or of what looks like a torch.fx GraphModule or Graph. TypeError for
+        """The names of a graph: of GraphNames, or of a torch.fx GraphModule or Graph. TypeError for
         anything else, ValueError for a graph whose last node returns no list.
         """
         if isinstance(graph, GraphNames):
             return graph
         nodes = getattr(getattr(graph, "graph", graph), "nodes", None)
         if nodes is None:
-            raise TypeError(f"{WHO}: expected GraphNames or a torch.fx graph, got {type_of(graph)}")
+            raise TypeError(f"{API}: expected GraphNames or a torch.fx graph, got {type_of(graph)}")
         every = list(nodes)
         if (
             not every
@@ -61,7 +61,7 @@ class GraphNames:
             or len(every[-1].args) != 1
             or not isinstance(every[-1].args[0], (list, tuple))
         ):
-            raise ValueError(f"{WHO}: expected a graph whose last node is the output and returns one list")
+            raise ValueError(f"{API}: expected a graph whose last node is the output and returns one list")
         return GraphNames(
             tuple(n.name for n in every if n.op == "placeholder"),
             tuple(getattr(x, "name", None) for x in every[-1].args[0]),
@@ -123,9 +123,9 @@ def create_graph_signature(
     """The signature of a graph whose inputs are (tokens, parameters, buffers, user's inputs) and whose outputs are
     (tokens, new values, user's outputs, gradients).
 
-    fx_g: `GraphNames`, or what looks like a torch.fx GraphModule. fw_metadata: what the function does, for the inputs
+    fx_g: `GraphNames`, or a torch.fx GraphModule. fw_metadata: what the function does, for the inputs
     (parameters, buffers, user's inputs); new values are those of `mutated_inp_runtime_indices`, and outputs, where it
-    tells of any, those of a graph without gradients. user_args_flat, params_and_buffers_flat: asked for `requires_grad`
+    has any, those of a graph without gradients. user_args_flat, params_and_buffers_flat: read for `requires_grad`
     alone, and needed only with `trace_joint`; without it their number is checked where they are given.
     num_user_fw_outs: how many outputs the user's function has; needed with `trace_joint`. loss_index: which of them is
     the loss.
@@ -143,10 +143,10 @@ def create_graph_signature(
     full, written = slots.full, slots.written
     if trace_joint:
         if num_user_fw_outs is None or loss_index is None:
-            raise ValueError(f"{WHO}: trace_joint needs num_user_fw_outs and loss_index")
-        asks = asking(params_and_buffers_flat, full, "params_and_buffers_flat")
-        user_asks = asking(user_args_flat, slots.arguments, "user_args_flat")
-        backward = backward_of(slots, num_user_fw_outs, loss_index, asks, user_asks)
+            raise ValueError(f"{API}: trace_joint needs num_user_fw_outs and loss_index")
+        grads = grad_inputs(params_and_buffers_flat, full, "params_and_buffers_flat")
+        user_grads = grad_inputs(user_args_flat, slots.arguments, "user_args_flat")
+        backward = backward_of(slots, num_user_fw_outs, loss_index, grads, user_grads)
         outputs = slots.outputs[:num_user_fw_outs]
     else:
         backward, outputs = None, slots.outputs
@@ -156,7 +156,7 @@ def create_graph_signature(
             (user_args_flat, slots.arguments, "user_args_flat"),
         ):
             if len(given):
-                asking(given, named, what)
+                grad_inputs(given, named, what)
     new = dict(zip(written, slots.new_values, strict=True))
     params = len(slots.parameters)
     return GraphSignature(
@@ -204,22 +204,22 @@ class Slots:
     def of(
         graph: GraphNames, meta: ViewAndMutationMeta, parameters: tuple[str, ...], buffers: tuple[str, ...]
     ) -> Slots:
-        """Those of a graph whose inputs and outputs are in the order that `create_graph_signature` tells of."""
+        """Those of a graph whose inputs and outputs are in the order of `create_graph_signature`."""
         tokens, full = len(meta.tokens), len(parameters) + len(buffers)
         arguments = graph.placeholders[tokens + full :]
         if tokens + full + len(arguments) != len(graph.placeholders):
             raise ValueError(
-                f"{WHO}: expected {counted(tokens, 'token')}, {counted(len(parameters), 'parameter')} and"
+                f"{API}: expected {counted(tokens, 'token')}, {counted(len(parameters), 'parameter')} and"
                 f" {counted(len(buffers), 'buffer')} among the inputs, but there are {len(graph.placeholders)}:"
                 f" {', '.join(graph.placeholders)}"
             )
         written = meta.mutated_inp_runtime_indices
         if written and written[-1] >= full + len(arguments):
-            raise ValueError(f"{WHO}: input {written[-1]} is written, but there are {full + len(arguments)} inputs")
+            raise ValueError(f"{API}: input {written[-1]} is written, but there are {full + len(arguments)} inputs")
         first = tokens + len(written)
         if first > len(graph.outputs):
             raise ValueError(
-                f"{WHO}: expected {counted(tokens, 'token')} and {counted(len(written), 'new value')}, got"
+                f"{API}: expected {counted(tokens, 'token')} and {counted(len(written), 'new value')}, got"
                 f" {counted(len(graph.outputs), 'output')}"
             )
         return Slots(
@@ -236,47 +236,47 @@ class Slots:
 
 
 def check_forward(meta: ViewAndMutationMeta, outputs: Sequence[str | None]) -> None:
-    """ValueError where the metadata tells of outputs, and the graph, which has no gradients, has more or fewer."""
+    """ValueError where the metadata has outputs, and the graph, which has no gradients, has more or fewer."""
     count = meta.num_outputs + meta.num_intermediate_bases
     if meta.output_info and len(outputs) != count:
         raise ValueError(
-            f"{WHO}: expected {counted(count, 'output')} after the new values, {meta.num_outputs} of the function and"
+            f"{API}: expected {counted(count, 'output')} after the new values, {meta.num_outputs} of the function and"
             f" {counted(meta.num_intermediate_bases, 'base')}, got {len(outputs)}: {', '.join(map(str, outputs))}"
         )
 
 
 @dataclass(frozen=True)
-class Asking:
-    """An input that asks for a gradient: its position among those of its kind, and its name."""
+class GradInput:
+    """An input that requires a gradient: its position among those of its kind, and its name."""
 
     position: int
     name: str
 
 
-def asking(arrays: Sequence[object], names: Sequence[str], what: str) -> list[Asking]:
+def grad_inputs(arrays: Sequence[object], names: Sequence[str], what: str) -> list[GradInput]:
     """Those that require a gradient."""
     if len(arrays) != len(names):
-        raise ValueError(f"{WHO}: expected {len(names)} {what}, {', '.join(names)}; got {len(arrays)}")
+        raise ValueError(f"{API}: expected {len(names)} {what}, {', '.join(names)}; got {len(arrays)}")
     pairs = enumerate(zip(arrays, names, strict=True))
-    return [Asking(i, name) for i, (x, name) in pairs if getattr(x, "requires_grad", False)]
+    return [GradInput(i, name) for i, (x, name) in pairs if getattr(x, "requires_grad", False)]
 
 
 def backward_of(
-    slots: Slots, num_user_outs: int, loss_index: int, stored: list[Asking], given: list[Asking]
+    slots: Slots, num_user_outs: int, loss_index: int, stored: list[GradInput], given: list[GradInput]
 ) -> BackwardSignature:
-    """What the gradients behind the user's outputs are of. `stored`, `given`: the parameters and buffers, and the
+    """The inputs of the gradients after the user's outputs. `stored`, `given`: the parameters and buffers, and the
     user's inputs, that require one.
     """
     params, outputs = len(slots.parameters), slots.outputs
     wrong = [slots.parameters[i] for i in slots.written if i < params]
     if wrong:
-        raise ValueError(f"{WHO}: a graph with gradients cannot write parameters, but {', '.join(wrong)} is written")
+        raise ValueError(f"{API}: a graph with gradients cannot write parameters, but {', '.join(wrong)} is written")
     if not 0 <= loss_index < num_user_outs:
-        raise ValueError(f"{WHO}: loss_index counts the user's {num_user_outs} outputs from 0 on, got {loss_index}")
+        raise ValueError(f"{API}: loss_index counts the user's {num_user_outs} outputs from 0 on, got {loss_index}")
     gradients, named = outputs[num_user_outs:], [*stored, *given]
     if len(outputs) < num_user_outs or len(gradients) != len(named):
         raise ValueError(
-            f"{WHO}: expected {counted(num_user_outs, 'output')} and {counted(len(named), 'gradient')}"
+            f"{API}: expected {counted(num_user_outs, 'output')} and {counted(len(named), 'gradient')}"
             f" ({', '.join(one.name for one in named)}), got {len(outputs)} in all"
         )
     of_stored, of_given = dict(zip(gradients, stored, strict=False)), gradients[len(stored) :]
@@ -297,7 +297,7 @@ class JointSignature:
 
     `primals`: its inputs. `tangents`: what comes with them, the gradients of what it returns that has one. `outputs`:
     new values of inputs, the function's outputs, intermediate bases. `gradients`: for each primal its gradient, or None
-    where it asks for none. Without a backward, tangents and gradients are empty.
+    where it requires none. Without a backward, tangents and gradients are empty.
     """
 
     primals: tuple[AOTInput, ...]
@@ -319,12 +319,12 @@ class JointSignature:
 def create_joint_signature(
     meta: ViewAndMutationMeta, requires_grad: Sequence[bool], args_descs: Sequence[AOTInput] | None = None
 ) -> JointSignature:
-    """The signature of the joint function: of a function of which `meta` is known, together with its backward.
+    """The signature of the joint function: of the function of `meta` together with its backward.
 
-    requires_grad: for each input, whether it asks for a gradient before the call; the metadata says who does after it.
-    An input that asks has a gradient, also one that the function itself has ask, and does not write. args_descs: what
-    each input is (default: PlainAOTInput by position). There is a backward where an input asks for a gradient and
-    something has a history that is returned, other than a view of an input that asks for one, or is written where
+    requires_grad: for each input, whether it requires a gradient before the call; the metadata has it after the call.
+    An input that requires one has a gradient, also if the function set that itself, and does not write it. args_descs:
+    what each input is (default: PlainAOTInput by position). There is a backward where an input requires a gradient and
+    something has a history that is returned, other than a view of an input that requires one, or is written where
     gradients are on.
 
     ValueError: more or fewer flags or descriptors than inputs.
@@ -337,14 +337,14 @@ def create_joint_signature(
     >>> [str(x) for x in joint.returned]
     ['output[0]', '__grad(args[0])', 'None']
     """
-    n, who = len(meta.input_info), "create_joint_signature"
+    n, api = len(meta.input_info), "create_joint_signature"
     descs = tuple(args_descs) if args_descs is not None else tuple(PlainAOTInput(i) for i in range(n))
     for given, what in (
         (requires_grad, "requires_grad: expected a flag"),
         (descs, "args_descs: expected a descriptor"),
     ):
         if len(given) != n:
-            raise ValueError(f"{who}: {what} for each of the {counted(n, 'input')}, got {len(given)}")
+            raise ValueError(f"{api}: {what} for each of the {counted(n, 'input')}, got {len(given)}")
     saved = (
         IntermediateBaseAOTOutput(PlainAOTOutput(j))
         for j, o in enumerate(meta.output_info)
@@ -357,22 +357,23 @@ def create_joint_signature(
     )
     if not any(requires_grad) or not has_backward(meta):
         return JointSignature(descs, (), outputs, ())
-    asks = [
+    grads = [
         before or (info.requires_grad and info.mutation_type is MutationType.NOT_MUTATED)
         for before, info in zip(requires_grad, meta.input_info, strict=True)
     ]
     gradients = tuple(
-        GradAOTOutput(d) if ask else None  # type: ignore[arg-type]  # it says so itself, of what has no gradient
-        for d, ask in zip(descs, asks, strict=True)
+        GradAOTOutput(d) if has_grad else None  # type: ignore[arg-type]  # it raises for an input without a gradient
+        for d, has_grad in zip(descs, grads, strict=True)
     )
     return JointSignature(descs, meta.traced_tangents_descs, outputs, gradients)
 
 
 def has_backward(meta: ViewAndMutationMeta) -> bool:
     """Whether anything that is returned or written has a history that is not an input's own."""
-    asking = [info.requires_grad for info in meta.input_info]
+    requiring = [info.requires_grad for info in meta.input_info]
     returned = any(
-        o.requires_grad and not (o.output_type in INPUT_ALIAS_TYPES and o.base_idx is not None and asking[o.base_idx])
+        o.requires_grad
+        and not (o.output_type in INPUT_ALIAS_TYPES and o.base_idx is not None and requiring[o.base_idx])
         for o in meta.output_info
     )
     return returned or any(

@@ -1,14 +1,14 @@
 """Metadata of functions on torch CPU tensors: the function runs once, on copies, and every operation that it calls is
 watched.
 
-How it is seen, in the order of the story:
+The steps:
 
 1. The arguments are copied storage by storage, so that the copies share memory, have bases and require gradients as the
    arguments do.
-2. A dispatch mode sees each operation: which tensors it writes (and whether under no_grad), and what is a view of what.
-   Memory is compared afterwards: what changed and was written by no operation (through `x.numpy()`, say) was hidden
+2. A dispatch mode records each operation: which tensors it writes (and whether under no_grad), and what is a view
+   of what. Memory is compared afterwards: bytes that changed without such a write (through `x.numpy()`) were hidden
    from autograd.
-3. Inputs are classified by what was seen and by their geometry, outputs by the first case that holds
+3. Inputs are classified by the recorded writes and by their geometry, outputs by the first case that holds
    (`Outputs.kind_of`).
 
 torch is imported when this is called, never before.
@@ -32,7 +32,7 @@ from .. import _core
 from ..descriptors import AOTInput, PlainAOTOutput, parse
 from . import trees
 from .caller_arrays import Lost
-from .caller_tensors import SavedTensor
+from .caller_tensors import SavedTensor, undo_all
 from .calls import Call, array_kinds
 from .hidden import check_result, may_hold
 from .protocols import Node, Storage, Tensor
@@ -79,7 +79,7 @@ class ObservedTensors:
         self.args = tuple([trees.unflatten(one, it) for one in args])
         self.kwargs = {k: trees.unflatten(one, it) for k, one in kwargs.items()}
         self.tensors: list[Tensor] = [self.watch.copies[i] for i in call.first]
-        self.left: bool | None = None  # the grad mode that the function leaves behind, if it changed it
+        self.left: bool | None = None  # the grad mode after the function, if it changed it
 
     def run(self, fn: Callable[..., object]) -> object:
         """Run the function, once. An error of its own is raised as it is. RuntimeError where it leaves autocast
@@ -106,7 +106,7 @@ class ObservedTensors:
         self.outputs = []
         trees.flatten(value, self.outputs)
         self._check_results()
-        watch.look_at_memory()
+        watch.compare_memory()
         return value
 
     def _check_results(self) -> None:
@@ -251,14 +251,14 @@ class Copier:
         return self.marked(x, new)
 
     def marked(self, x: Tensor, new: Tensor) -> Tensor:
-        """With the lazy bits of x: that its memory stands for conjugates, or for negatives."""
+        """With the conjugate and negative bits of x."""
         new = new.conj() if x.is_conj() else new
         return self.torch._neg_view(new) if x.is_neg() else new
 
 
 def copied_storages(torch: ModuleType, args: Sequence[Tensor]) -> dict[int, Storage]:
     """A copy of each storage of some tensors, their bases and gradients, by the storage's number. Storages whose memory
-    meets (two that torch.from_numpy made of one array, say) have copies whose memory meets in the same way.
+    meets (two that torch.from_numpy made of one array) have copies whose memory meets in the same way.
     """
     every: dict[int, Storage] = {}
     rest = list(args)
@@ -293,7 +293,7 @@ def copied_storages(torch: ModuleType, args: Sequence[Tensor]) -> dict[int, Stor
     return copies
 
 
-# ---------------------------------------------------------------- 2. what is seen
+# ---------------------------------------------------------------- 2. what is recorded
 
 
 @dataclass
@@ -328,7 +328,7 @@ class Effects:
 
 @functools.cache
 def effects_of(func: Any) -> Effects | None:
-    """As its schema says; None for an operation that neither views nor writes."""
+    """Read from its schema; None for an operation that neither views nor writes."""
     schema = getattr(func, "_schema", None)
     if schema is None:
         return None
@@ -402,24 +402,16 @@ class Watch:
 
     def put_back_others(self) -> Lost:
         """Undo what was done to those."""
-        lost = Lost()
-        every = sorted(self.others.values(), key=lambda saved: saved.t._base is not None)
-        with self.torch.inference_mode(False):
-            for saved in every:
-                lost.unless((0, "a tensor"), saved.undo_storage)
-            for saved in every:
-                lost.unless((0, "a tensor"), saved.undo_place)
-            for storage, before in self.bytes.values():
-                if storage.nbytes() == before.nbytes():
-                    storage.copy_(before)
-            for saved in every:
-                lost.unless((0, "a tensor"), saved.count)
-            for saved in every:
-                lost.unless((0, "a tensor"), saved.undo_rest)
-            for t, grad in self.grads.values():
-                if t.grad is not grad:
-                    t.grad = grad
+        lost = undo_all([((0, "a tensor"), saved) for saved in self.others.values()], self._undo_bytes)
+        for t, grad in self.grads.values():
+            if t.grad is not grad:
+                t.grad = grad
         return lost
+
+    def _undo_bytes(self, _: Lost) -> None:
+        for storage, before in self.bytes.values():
+            if storage.nbytes() == before.nbytes():
+                storage.copy_(before)
 
     def mode(self) -> AbstractContextManager[object]:
         from torch.utils import _python_dispatch
@@ -476,11 +468,11 @@ class Watch:
                     self.origins.put(t, made)
 
     def origin(self, t: Tensor) -> Origin:
-        """Where a tensor comes from; itself, if it is no view that was seen."""
+        """The origin of a tensor: itself, unless it is a recorded view."""
         found = self.origins.get(t)
         return found if found is not None else Origin(t)
 
-    def look_at_memory(self) -> None:
+    def compare_memory(self) -> None:
         """Which inputs each write reached, and what changed without any."""
         for write in self.writes:
             for i, x in enumerate(self.before):
@@ -512,7 +504,7 @@ class Watch:
 
 
 def above_autograd(torch: ModuleType) -> AbstractContextManager[object]:
-    """Within a dispatch mode, where autograd is behind: have operations recorded by it all the same."""
+    """Within a dispatch mode, which runs below autograd: let autograd record operations."""
     core = torch._C
     keys = core.DispatchKeySet(core.DispatchKey.AutogradFunctionality)
     keys |= core.DispatchKeySet(core.DispatchKey.ADInplaceOrView)
@@ -522,7 +514,7 @@ def above_autograd(torch: ModuleType) -> AbstractContextManager[object]:
 
 
 class WeakTensors:
-    """Something about each of some tensors, as long as it lives. Tensors are told apart by identity."""
+    """Origins of tensors, by identity, as long as the tensors live."""
 
     def __init__(self) -> None:
         self.known: dict[int, tuple[weakref.ref[Tensor], Origin]] = {}
@@ -544,7 +536,7 @@ def tensors(torch: ModuleType, x: object) -> Iterator[Tensor]:
 
 
 def is_leaf(t: Tensor) -> bool:
-    """Whether a tensor is a leaf; False where autograd refuses to tell, which it does of some views only."""
+    """Whether a tensor is a leaf; False where autograd raises, as it does for some views."""
     try:
         return t.is_leaf
     except RuntimeError:
@@ -578,7 +570,7 @@ def as_bytes(torch: ModuleType, x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Memory:
-    """Whose memory an output lies in: an input's, by position, or a storage of its own, by number."""
+    """The memory of an output: an input's, by position, or a storage of its own, by number."""
 
     input: int | None
     storage: int | None
@@ -597,7 +589,7 @@ class Outputs:
         self.bases: list[SavedBase] = []
 
     def memory_of(self, o: Tensor) -> Memory:
-        """Whose memory it lies in."""
+        """The memory of an output."""
         i = self.input_of(o)
         return Memory(i, None if i is not None else o.untyped_storage()._cdata)
 
@@ -679,7 +671,7 @@ class Outputs:
 
 
 def history(o: Tensor) -> Node | None:
-    """Its grad_fn; None also where autograd refuses to tell, of a view made under no_grad whose base was
+    """Its grad_fn; None also where autograd raises: for a view made under no_grad whose base was
     written since.
     """
     try:
@@ -740,7 +732,7 @@ def output_from_torch(plain: type, o: Any) -> OutputAliasInfo:
 
 
 def way_from_torch(way: Any) -> ViewMetaSequence:
-    """PyTorch's ViewMetaSequence as ours, of which only the operations' names are known."""
+    """PyTorch's ViewMetaSequence as ours, of which only the operations' names can be read."""
     key = way.metadata
     offset = None if key.storage_offset is None else numbers([key.storage_offset])[0]
     ours = MetadataKey(

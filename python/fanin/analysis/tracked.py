@@ -1,8 +1,9 @@
-"""An ndarray that notes when it is written, and of which input it is a view.
+"""An ndarray that records writes to it, and the input that it is a view of.
 
-What memory cannot tell: a write that left every byte as it was (`x *= 1`), whether it was made under no_grad, which of
-several overlapping inputs an output is a view of. What this class cannot tell, memory does: writes by `np.asarray(x)`,
-a memoryview or C code. So it never has the last word on whether something was written; it only adds to it.
+It records what memory does not show: a write that left every byte as it was (`x *= 1`), whether it was made under
+no_grad, which of several overlapping inputs an output is a view of. Memory shows what this class misses: writes by
+`np.asarray(x)`, a memoryview or C code. So it never has the last word on whether something was written; it only adds to
+it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import numpy as np
 from .. import _core
 from .._core import address
 from .._interop.protocols import NDArray
-from .private_copies import Array, PrivateCopies, plain
+from .caller_arrays import RunArrays
+from .private_copies import Array, plain
 
 
 class Log:
@@ -31,15 +33,15 @@ class Log:
         self.grad_enabled = grad_enabled
         self.writes: set[tuple[int, bool]] = set()
         self.met: set[int] = set()
-        self.run: PrivateCopies | None = None
+        self.run: RunArrays | None = None
         self._seen: set[object] = set()
 
-    def open(self, run: PrivateCopies) -> None:
-        """Begin to listen."""
+    def open(self, run: RunArrays) -> None:
+        """Start recording."""
         self.run = run
 
     def close(self) -> None:
-        """Hear no more."""
+        """Stop recording."""
         self.run = None
 
     def note(self, array: Tracked) -> None:
@@ -50,8 +52,7 @@ class Log:
         if origin is None or run is None or array.size == 0 or not array.flags.writeable:
             return
         number = run.plan.where[origin].group
-        low, high = run.span(number)
-        if not low <= address(array) < high:
+        if not 0 <= address(array) - run.began(number) < max(run.plan.groups[number].size, 1):
             return
         self.writes.add((origin, self.grad_enabled is None or bool(self.grad_enabled())))
         self.met.add(origin)
@@ -116,7 +117,7 @@ class Tracked(NDArray):
         written(self)
 
     def view(self, *args: object, **kwargs: object) -> Any:
-        """A view that stays tracked where it is asked for as an ndarray."""
+        """A view that stays tracked where an ndarray is requested."""
         kind = kwargs.get("type", args[-1] if args else None)
         if kind is not np.ndarray:
             return super().view(*args, **kwargs)
@@ -137,7 +138,7 @@ def basic(key: object) -> bool:
 
 
 def stripped(x: Any) -> Any:
-    """Arguments without tracked arrays; what is neither a list, tuple nor dict is looked at only itself."""
+    """Arguments without tracked arrays; containers other than list, tuple and dict are not entered."""
     if type(x) is Tracked:
         return plain(x)
     if type(x) in (list, tuple):
@@ -146,7 +147,7 @@ def stripped(x: Any) -> Any:
 
 
 def written(x: object) -> None:
-    """Note a write, if anybody is to be told."""
+    """Record a write, if there is a log."""
     if type(x) is Tracked and x.fanin_log is not None:
         x.fanin_log.note(x)
 
@@ -162,7 +163,7 @@ def writes_first(func: object, given: dict[str, object], first: object) -> bool:
     return func in WRITERS or bool(given.get("overwrite_input"))
 
 
-#: Parameters of functions that may be written in C, and then do not tell.
+#: Parameters of functions that may be written in C, without a signature.
 NAMES: dict[object, tuple[str, ...]] = {
     np.concatenate: ("arrays", "axis", "out"),
     np.dot: ("a", "b", "out"),
@@ -303,9 +304,9 @@ for _name in ("real", "imag", "flat"):
     setattr(Tracked, _name, assigned(_name))
 
 
-def tracked(run: PrivateCopies, log: Log) -> None:
+def tracked(run: RunArrays, log: Log) -> None:
     """Begin to track the private arrays of a run, whose numbers are their places."""
-    for number, array in enumerate(run.private):
+    for number, array in enumerate(run.arrays):
         array.fanin_log, array.fanin_origin = log, number
     log.open(run)
 

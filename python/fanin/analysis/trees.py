@@ -2,7 +2,7 @@
 everything else.
 
 A tree is flattened in the order in which it is read; the leaves are what descriptors count (`args[0]` is the first
-leaf). Other objects are leaves themselves; what they hold is looked for in hidden.py. Nothing here calls itself, so
+leaf). Other objects are leaves themselves; hidden.py checks what they hold. Nothing here calls itself, so
 trees may be as deep as they like.
 """
 
@@ -54,12 +54,12 @@ def items_of(node: object) -> list[object]:
     """What a container holds, in order."""
     if isinstance(node, dict):
         return list(node.values())
-    assert isinstance(node, (list, tuple)), "kind_of knows no others"
+    assert isinstance(node, (list, tuple)), "kind_of returns no others"
     return list(node)
 
 
 def mark_of(node: object) -> type | Defaulting:
-    """What a form says of a container, apart from its keys."""
+    """A container's entry in a form, apart from its keys."""
     return Defaulting(node.default_factory) if isinstance(node, defaultdict) else type(node)
 
 
@@ -214,8 +214,8 @@ def paths(form: Spec, at: str) -> list[str]:
 class Copies:
     """Copies of trees in which leaves are replaced, each container once: one that is met twice is one copy.
 
-    `pairs` has (original, copy, what the copy held at first) of each list and dict, so that what a function does to a
-    container can be told; `tuples` has (original, copy) of each tuple.
+    `pairs` has (original, copy, what the copy held at first) of each list and dict, so that changes to a container can
+    be detected; `tuples` has (original, copy) of each tuple.
     """
 
     def __init__(self, leaf: Leaf) -> None:

@@ -1,13 +1,13 @@
-"""A function that writes its arguments, as one that does not, and a wrapper that leaves the caller with what the
-function itself would have left.
+"""Wraps a function that writes its arguments as one that does not, and calls it with the same effect as the function
+itself.
 
     wrapper    guard -> snapshot -> the function, on the caller's own arrays -> what was written; put back if it raises
     compiled   guard -> a run of the pure function -> write back, geometry, views of the caller's own arrays
     pure       (distinct arguments, a base for each group of written arrays) -> (new values, outputs, bases of outputs)
 
-The wrapper is right by construction, not by its record: the function gets what the caller gave, and what it must not
-leave behind is put back (caller_arrays.py). The record of a layout says what the pure function takes and returns, and
-what is held against a later call.
+The wrapper does not depend on its record: the function gets the caller's own arrays, and where it raises they are
+restored (caller_arrays.py). The record of a layout describes what the pure function takes and returns, and is compared
+with later calls.
 """
 
 from __future__ import annotations
@@ -26,13 +26,12 @@ from typing import TYPE_CHECKING, Any
 from .._words import type_of
 from ..descriptors import AOTInput, AOTOutput, PlainAOTInput, PlainAOTOutput
 from . import trees
-from .caller_arrays import CallerArrays, CallerContainers
+from .caller_arrays import CallerContainers, RunArrays
 from .calls import (
     Call,
     Outcome,
-    Place,
-    Role,
     array_kinds,
+    behaviour_of,
     call_of,
     check_array,
     check_arrays,
@@ -40,6 +39,7 @@ from .calls import (
     check_hidden,
     check_outputs,
     check_signature,
+    deviation,
     outcome_of,
     torch,
 )
@@ -47,7 +47,7 @@ from .collect import ObservedArrays, check_flags, metadata, observe_arrays
 from .guards import Change, Guard
 from .hidden import check_argument, check_function
 from .private_copies import plan
-from .pure import Pure, Recording
+from .pure import Pure, Recording, role_of
 from .records import ViewAndMutationMeta
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class Arguments:
 
 
 class Record:
-    """What is known of one layout of arguments: the guard, the private memory's plan, the metadata, the pure
+    """The record of one layout of arguments: the guard, the private memory's plan, the metadata, the pure
     function.
     """
 
@@ -112,7 +112,7 @@ class Record:
         self.plan = plan(
             call.arrays if not call.tensors else torch_part().numpy_views(call.arrays), self.guard.components
         )
-        self.caller: type[CallerArrays] = torch_part().CallerTensors if call.tensors else CallerArrays
+        self.caller: type[RunArrays] = torch_part().RunTensors if call.tensors else RunArrays
         self.index, self.form, self.first, self.flat = call.index, call.form, call.first, self.guard.flat
         self.owner = owner
         self.order = tuple(order)
@@ -120,8 +120,8 @@ class Record:
         self.outcome: Outcome | None = None
         self.touched: frozenset[int] = frozenset()  #: arrays that were written
         self.compiled: Callable[..., Sequence[object]] | None = None  #: the compiled pure function
-        self.asks: object = None  #: of tensors, who asks for a gradient
-        self.seen: OutputViews | None = None  #: of tensors, how arguments and results show their memory
+        self.grad_state: object = None  #: of tensors, which require a gradient
+        self.views: OutputViews | None = None  #: of tensors, how arguments and results show their memory
         #: tensors of which the function reads where they lie in their storage, and whether it reads of all of that
         self.counted_from: dict[int, bool] = {}
         self.problem: Exception | None = None  #: why there is no pure function
@@ -150,7 +150,7 @@ class Record:
 
     def fits(self, order: Sequence[str], leaves: Sequence[object], arrays: Sequence[Any]) -> bool:
         """Whether what a compiled function was made for is so: the order of arguments by name, numbers and texts among
-        them, who asks for a gradient, and whether gradients are on.
+        them, which tensors require a gradient, and whether gradients are on.
         """
         if self.compiled is None or self.order != order:
             return self.compiled is None
@@ -158,18 +158,20 @@ class Record:
             return True
         if any(is_part(arrays[u], whole) for u, whole in self.counted_from.items()):
             return False
-        return all(type(leaves[i]) is type(x) and leaves[i] == x for i, x in self.fixed) and self.asks == asks(arrays)
+        return all(
+            type(leaves[i]) is type(x) and leaves[i] == x for i, x in self.fixed
+        ) and self.grad_state == grad_state(arrays)
 
     @functools.cached_property
     def pure(self) -> Pure:
         assert self.meta is not None and self.outcome is not None
         known = self.plan, self.index, self.form, self.first, self.meta, self.outcome, self.touched, self.order
         recording = Recording(self.owner.fn, *known)
-        if self.seen is None:
+        if self.views is None:
             return Pure(recording)
         from .pure_torch import TensorPure
 
-        return TensorPure(recording, self.seen)
+        return TensorPure(recording, self.views)
 
     def named(self, leaf: int, before: str = "") -> str:
         return before + PlainAOTInput(leaf).expr()
@@ -230,7 +232,7 @@ class Functionalized:
         meta = self._latest("meta").meta
         if meta is None:
             raise AttributeError(
-                "functionalize: .meta of a function on tensors is known with functionalize(fn, example_args); or call"
+                "functionalize: .meta of a function on tensors is recorded by functionalize(fn, example_args); or call"
                 " collect_metadata"
             )
         return meta
@@ -241,7 +243,7 @@ class Functionalized:
         record = self._latest("pure")
         if record.meta is None:
             raise AttributeError(
-                "functionalize: .pure of a function on tensors is known with functionalize(fn, example_args), or with"
+                "functionalize: .pure of a function on tensors is recorded by functionalize(fn, example_args), or with"
                 " compiler="
             )
         if record.problem is not None:
@@ -256,7 +258,7 @@ class Functionalized:
     def _latest(self, what: str) -> Record:
         if not self._records:
             raise AttributeError(
-                f"functionalize: .{what} is known from the first call on: call it, or say functionalize(fn,"
+                f"functionalize: .{what} is recorded by the first call: call it, or pass functionalize(fn,"
                 " example_args)"
             )
         return self._records[0]
@@ -306,7 +308,7 @@ class Functionalized:
                     self._turns.remove(turn)
 
     def _first(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-        """A call of a layout that was not seen before."""
+        """A call of a new layout."""
         call = call_of(args, kwargs, "functionalize")
         if call.tensors:
             skip_frames()
@@ -336,8 +338,8 @@ class Functionalized:
         return result
 
     def _earlier(self, record: Record) -> frozenset[int]:
-        """Which arrays count as written because the latest layout's were, leaf for leaf. Of a leaf that shares its
-        memory there nobody knows through which it was written.
+        """Which arrays count as written because the latest layout's were, leaf for leaf. Leaves that shared
+        memory are left out: the write may have been through another one.
         """
         if not self._records or self._records[0].form != record.form:
             return frozenset()
@@ -367,8 +369,8 @@ class Functionalized:
         except BaseException as e:
             undo(record, e, caller, containers)
             raise
-        asked = self._lend or record.meta is not None  # else nobody ever asks who was written
-        if asked and not record.touched.issuperset(caller.changed):
+        needed = self._lend or record.meta is not None  # else no caller reads which were written
+        if needed and not record.touched.issuperset(caller.changed):
             self._widen(record, caller)
         return result
 
@@ -386,7 +388,7 @@ class Functionalized:
     def _learn(
         self,
         record: Record,
-        caller: CallerArrays,
+        caller: RunArrays,
         call: Call,
         given: Arguments,
         result: object,
@@ -420,8 +422,9 @@ class Functionalized:
         if record.tensors:
             self._learn_from_tensors(record, call)
         else:
-            asked = self._requires_grad
-            observed = observe_arrays(self.fn, call, given.args, given.kwargs, record.plan, requires_grad=asked)
+            observed = observe_arrays(
+                self.fn, call, given.args, given.kwargs, record.plan, requires_grad=self._requires_grad
+            )
             if self._compiler is not None and observed.containers.changed():
                 raise changed_containers()
             record.learn(metadata(observed, call), observed.outcome)
@@ -455,12 +458,12 @@ class Functionalized:
         record.touched = frozenset(
             u for i, u in enumerate(record.index) if u is not None and record.meta.input_info[i].mutates_data
         )
-        record.asks = asks(call.arrays)
+        record.grad_state = grad_state(call.arrays)
         record.own = own_of(result, tree, {})
         quiet = frozenset(u for u, t in enumerate(run.tensors) if history_of(t) == before[u][0])
         ends = {u: shown.given(run.tensors[u]) for u in caller.moved}
         given = [shown.given(t) for t in call.arrays]
-        record.seen = pure_torch.OutputViews(given, ends, [shown.of(o) for o in outputs], quiet)
+        record.views = pure_torch.OutputViews(given, ends, [shown.of(o) for o in outputs], quiet)
 
     def _remember(self, record: Record, instead: Arguments | None = None) -> None:
         """Put a record first; the list is made anew, for other threads may be reading it. `instead`: of all that fit
@@ -473,7 +476,7 @@ class Functionalized:
                 others = [r for r in others if r.order != same or not r.guard.arrays(instead.args, instead.kwargs)]
             self._records = [record, *others][: self._keep]
 
-    def _widen(self, record: Record, caller: CallerArrays) -> None:
+    def _widen(self, record: Record, caller: RunArrays) -> None:
         """An array was written that was not when the layout was recorded."""
         more = caller.changed
         record.touched |= more
@@ -492,9 +495,14 @@ class Functionalized:
         )
         raise layout_error(change, call)
 
-    def _hold(self, record: Record, caller: CallerArrays, result: object) -> None:
-        """BehaviourChangedError where a run did what the record does not say."""
-        found = deviation(record, outcome_of(caller, result, [], []), caller)
+    def _hold(self, record: Record, caller: RunArrays, result: object) -> None:
+        """BehaviourChangedError where a run differs from the record."""
+        assert record.outcome is not None
+        outcome = outcome_of(caller, result, [], [])
+        allowed = {u for g in record.written for u in record.plan.groups[g].numbers}
+        was = behaviour_of(record.outcome, allowed, [role_of(p, record.plan) for p in record.outcome.places])
+        now = behaviour_of(outcome, caller.changed, [role_of(p, record.plan) for p in outcome.places])
+        found = deviation(was, now, record.first)
         if found is not None:
             message = f"functionalize: {found.message}; the caller's arrays are as they were"
             raise BehaviourChangedError(message, found.descriptor)
@@ -514,7 +522,7 @@ class Functionalized:
         return pure.to_caller(given.arrays, given.leaves, values, own)
 
 
-# Dynamo calls the wrapper as it is, and looks into neither it nor what it calls: a graph break.
+# Dynamo calls the wrapper without tracing it or its callees: a graph break.
 Functionalized.__call__._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
@@ -526,7 +534,7 @@ def skip_frames() -> None:
     frames.set_code_exec_strategy(Functionalized.__call__.__code__, strategy)
 
 
-def undo(record: Record, error: BaseException, caller: CallerArrays, containers: CallerContainers | None) -> None:
+def undo(record: Record, error: BaseException, caller: RunArrays, containers: CallerContainers | None) -> None:
     """Leave the caller's arrays as they were; what could not be put back is a note of the error."""
     if containers is not None:
         containers.undo()
@@ -547,7 +555,7 @@ def own_of(result: object, given: object, original: dict[int, object]) -> dict[i
 
 def state_of(t: Tensor) -> tuple[object, ...]:
     """What of a tensor a compiled function cannot change: version, attributes, gradient, hooks; class, whether it
-    retains its gradient; whether it asks for one, and has a history; its shape and strides.
+    retains its gradient; whether it requires one, and has a history; its shape and strides.
     """
     hooks = sum(len(getattr(t, name) or ()) for name in torch_part().HOOKS)
     attributes = {name: id(x) for name, x in t.__dict__.items()}
@@ -559,15 +567,17 @@ def state_of(t: Tensor) -> tuple[object, ...]:
 def unlike_copies(
     record: Record, run: ObservedTensors, before: Sequence[tuple[object, ...]], reads: Reads
 ) -> list[Exception]:
-    """Why a pure function cannot stand for this one: what it reads of copies that is otherwise there, or sets on them
-    and no result has. `before`: `state_of` each.
+    """Why a pure function cannot replace this one: it reads what differs on copies, or sets what no result
+    carries. `before`: `state_of` each.
     """
     call, tensors = run.call, run.tensors
     places = dict.fromkeys(run.watch.strided, False) | reads.storages
     found: list[Exception] = []
     for u, (given, t, was) in enumerate(zip(call.arrays, tensors, before, strict=True)):
         now = state_of(t)
-        version, attributes, grad, hooks, own, asks, grown, lay = (a == b for a, b in zip(was, now, strict=True))
+        version, attributes, grad, hooks, own, requires_grad, grown, lay = (
+            a == b for a, b in zip(was, now, strict=True)
+        )
         leaf = given.is_leaf and given.requires_grad
         what = (
             "attributes are set" if not attributes
@@ -575,9 +585,9 @@ def unlike_copies(
             else ".grad is set" if not grad
             else "a hook is added" if not hooks
             else "its class is set, or its gradient retained" if not own
-            else "requires_grad is set" if not asks and (version or was[5])
+            else "requires_grad is set" if not requires_grad and (version or was[5])
             else "its history is cut (detach_)" if was[6] and not grown
-            else "it is a leaf that asks for a gradient, and its strides change" if was[5] and not was[6] and not lay
+            else "it is a leaf that requires a gradient, and its strides change" if was[5] and not was[6] and not lay
             else reads.found[id(t)] if id(t) in reads.found and (leaf or (given.is_leaf and given.grad is not None))
             else None
         )  # fmt: skip
@@ -603,7 +613,7 @@ def unlike_copies(
 
 
 def is_part(t: Tensor, whole: bool) -> bool:
-    """Whether a tensor begins behind its storage's first element, which a copy never does; with `whole`, whether it
+    """Whether a tensor begins after its storage's first element, which a copy never does; with `whole`, whether it
     shows less than all of its storage.
     """
     return bool(t.storage_offset() or (whole and t.untyped_storage().nbytes() != t.numel() * t.element_size()))
@@ -624,13 +634,13 @@ def uncompiled(what: str) -> ValueError:
 
 
 def history_of(t: Tensor) -> tuple[object, bool]:
-    """The node of a tensor, of the base of one that is a view; and whether it asks for a gradient."""
+    """The node of a tensor, of the base of one that is a view; and whether it requires a gradient."""
     own = t if t._base is None else t._base
     return own.grad_fn, t.requires_grad
 
 
-def asks(tensors: Sequence[Any]) -> object:
-    """Which tensors ask for a gradient, are leaves, have attributes; and whether gradients are on."""
+def grad_state(tensors: Sequence[Any]) -> object:
+    """Which tensors require a gradient, are leaves, have attributes; and whether gradients are on."""
     library = torch()
     return library.is_grad_enabled(), [(t.requires_grad, t.is_leaf, bool(t.__dict__)) for t in tensors]
 
@@ -650,7 +660,7 @@ def torch_part() -> types.ModuleType:
 
 
 def changed_containers() -> ValueError:
-    """The error for a function that a compiled one cannot stand for."""
+    """The error for a function that a compiled one cannot replace."""
     return ValueError(
         "functionalize: the function changes a list or dict among its arguments: a compiled function cannot; "
         "expected one that returns what it should hold, or no compiler"
@@ -674,57 +684,6 @@ def layout_error(change: Change, call: Call) -> LayoutChangedError:
     )
 
 
-@dataclass(frozen=True)
-class Deviation:
-    """What a run did that the record does not say, in words; `descriptor`: whose, where it is one slot's."""
-
-    message: str
-    descriptor: AOTInput | AOTOutput | None = None
-
-
-def deviation(record: Record, outcome: Outcome, caller: CallerArrays) -> Deviation | None:
-    """The first of what a run did otherwise."""
-    before = record.outcome
-    assert before is not None
-    for g in sorted(outcome.written - record.written):
-        members = record.plan.groups[g].members
-        u = next((m.number for m in members if caller.member_written(m.number)), members[0].number)
-        leaf = record.first[u]
-        message = f"{record.named(leaf)} is written by this call, and was not by the recorded one"
-        return Deviation(message, PlainAOTInput(leaf))
-    known, now = dict(before.geometry), dict(outcome.geometry)
-    for u in sorted({*known, *now}):
-        if known.get(u) != now.get(u):
-            leaf = record.first[u]
-            one, other = now.get(u, "unchanged"), known.get(u, "unchanged")
-            message = f"{record.named(leaf)}: its geometry after this call is {one}, expected {other}"
-            return Deviation(message, PlainAOTInput(leaf))
-    if before.form != outcome.form:
-        return Deviation("the result is another tree than at the recorded call")
-    for j, (a, b) in enumerate(zip(before.places, outcome.places, strict=True)):
-        if role_of(a, record) != role_of(b, record):
-            output = PlainAOTOutput(j)
-            message = f"{output.expr()} is {words(b, record)}, and was {words(a, record)} at the recorded call"
-            return Deviation(message, output)
-    return None
-
-
-def role_of(place: Place, record: Record) -> Role:
-    """What an output is, whatever its extent."""
-    base = record.plan.where[place.base].group if place.kind == "view" else place.base
-    return Role(place.kind, base, place.same_as)
-
-
-def words(place: Place, record: Record) -> str:
-    """What an output is, in words."""
-    if place.kind in ("input", "view"):
-        name = record.named(record.first[place.base])
-        return name if place.kind == "input" else f"a view of {name}"
-    if place.kind == "output":
-        return f"a view of {PlainAOTOutput(place.base).expr()}"
-    return "a view that shares its memory with other outputs" if place.kind == "shared" else "a value of its own"
-
-
 def functionalize(
     fn: Callable[..., object],
     example_args: Sequence[object] | None = None,
@@ -745,16 +704,16 @@ def functionalize(
     all, in lists, tuples, named tuples, dicts, OrderedDicts and defaultdicts. Containers of other classes, dataclasses
     and iterators that hold arrays are a TypeError among the arguments: what is done to those could not be put back.
 
-    The first call with a new layout (tree of arguments, dtypes, shapes, strides, who shares which bytes) is recorded:
-    `.meta` and `.pure` tell of it. `example_args` have it recorded at once, by one run of `fn` on copies that also sees
-    writes that change no byte.
+    The first call with a new layout (tree of arguments, dtypes, shapes, strides, which share which bytes) is recorded
+    in `.meta` and `.pure`. `example_args` record it at once, by one run of `fn` on copies that also detects writes
+    that change no byte.
 
     `guard`: "specialise" records each layout by itself; "error" raises LayoutChangedError for a second one, and
     BehaviourChangedError for a call that writes, or returns views, otherwise than was recorded; the caller's arrays are
     as they were then. `lend`: make no snapshot of arrays that no call has written; then a first write to one stays
     where `fn` raises. `compiler`: called with `.pure` for each layout, gives what is run in its place, of arrays from
     the second call on, of tensors from the first (`fn` is recorded on copies then); it takes and returns what
-    `.pure.input_descs` and `.pure.output_descs` say. `requires_grad`: for each leaf, for `.meta`. `layouts`: how many
+    `.pure.input_descs` and `.pure.output_descs` name. `requires_grad`: for each leaf, for `.meta`. `layouts`: how many
     are kept.
 
     TypeError: no function, a generator or coroutine function, arguments that it does not take, arrays whose bytes are
@@ -774,8 +733,8 @@ def functionalize(
     <pure step: (__make_synthetic_base(args[0])) -> (__input_mutation(__make_synthetic_base(args[0])), output[0])>
     """
     check_options(fn, guard, lend, compiler, layouts)
-    asked = None if requires_grad is None else tuple(map(bool, requires_grad))
-    made = Functionalized(fn, guard, lend, layouts, asked, compiler)
+    flags = None if requires_grad is None else tuple(map(bool, requires_grad))
+    made = Functionalized(fn, guard, lend, layouts, flags, compiler)
     if example_args is not None or example_kwargs:
         made._record(check_given(example_args, "example_args", "functionalize"), dict(example_kwargs or {}))
     return made
@@ -788,7 +747,7 @@ def check_options(fn: Callable[..., object], guard: str, lend: bool, compiler: C
         raise ValueError(f"functionalize: expected guard among {', '.join(GUARDS)}; got {guard!r}")
     if lend and (guard == "error" or compiler is not None):
         raise ValueError(
-            'functionalize: lend=True hands out arrays themselves: what is done to them is not seen, as guard="error"'
+            'functionalize: lend=True hands out arrays themselves: writes to them are not detected, as guard="error"'
             " needs, and no pure function is run, as compiler= needs"
         )
     if compiler is not None and not callable(compiler):
