@@ -619,8 +619,12 @@ fan_status fan_fold_commit_end(fan_buffer *b, size_t slot, fan_gathered *g, fan_
         p->value_key = g->like_key;
     fold_unlist(b, s, g);
     fan_slot_unlock(b, slot);
-    for (size_t i = 0; i < g->n; i++)
+    for (size_t i = 0; i < g->n; i++) {
+        const fan_item *it = g->entries[i].general ? g->entries[i].item : NULL;
+        if (it && it->donated && it->value.array != p->value.array)
+            fan_value_returned(&it->value); /* the sum is elsewhere */
         fan_entry_drop(b, &g->entries[i]);
+    }
     g->n = 0;
     f->n = 0; /* its terms are gone */
     fan_value_drop(b->frontend, &old.value);

@@ -675,7 +675,9 @@ static fan_status take_show_all(fan_buffer *b, const fan_take *how, fan_slot_tak
             fan_entry *one = &b->slots[c->slot].list->entries[k];
             if (one->general) {
                 one->item->exposed = one->item->shown = true;
-                one->item->donated = false; /* the promise was one until the take */
+                if (one->item->donated) /* the promise was one until the take */
+                    fan_value_returned(&one->item->value);
+                one->item->donated = false;
             } else {
                 one->exposed = true;
                 one->donated = false;
@@ -683,6 +685,8 @@ static fan_status take_show_all(fan_buffer *b, const fan_take *how, fan_slot_tak
         }
         if (p != &fan_slot_state_none) {
             p->value_exposed = p->value_shown = true;
+            if (p->value_donated)
+                fan_value_returned(&p->value);
             p->value_donated = false;
         }
         take_name_origin(c);
