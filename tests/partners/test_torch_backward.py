@@ -317,7 +317,7 @@ def test_a_hook_that_queues_a_callback_of_torchs_engine_is_refused() -> None:
         torch.autograd.Variable._execution_engine.queue_callback(print)
 
     handle = w.register_post_accumulate_grad_hook(after)
-    with pytest.raises(RuntimeError, match="asks torch's engine for its pass"):
+    with pytest.raises(RuntimeError, match="queries torch's engine for its pass"):
         fanin_torch.backward(w.sum())
     assert w.grad is None
     handle.remove()
@@ -747,7 +747,7 @@ REFUSED: list[tuple[Callable[[], Any], Any, str]] = [
     (lambda: BACKWARD(one(), inputs=[]), ValueError, "inputs is empty"),
     (lambda: BACKWARD(one(dtype=torch.complex64) * 2), ValueError, "complex and has no gradient"),
     (lambda: BACKWARD(nested()), RuntimeError, "nested tensor, which has no one shape"),
-    (lambda: BACKWARD(one(device="meta") * 2), RuntimeError, "meta: this pass knows CPU tensors alone"),
+    (lambda: BACKWARD(one(device="meta") * 2), RuntimeError, "meta: this pass takes only CPU tensors"),
 ]
 
 
