@@ -237,9 +237,7 @@ def test_one_slot_many_times_in_a_batch_is_one_sum(w: Any) -> None:
 
 @pytest.mark.parametrize("many", [False, True], ids=["slot by slot", "a batch"])
 def test_sums_that_share_memory_go_one_after_the_other(w: Any, many: bool) -> None:
-    """A promise is broken: an array is donated to one slot, and another has it, too. The result is that of one slot after
-    the other.
-    """
+    """A promise is broken: an array is donated to one slot, and others have it. The result is that of slot by slot."""
     s = w.stream()
     x, ones = w.array(np.full(4, 1.0)), rows(w, np.full((3, 4), 5.0))
     buf = fanin.InputBuffer(3, stream=s, budget=0)
