@@ -98,7 +98,8 @@ def backward(
     >>> w.grad  # doctest: +SKIP
     tensor([2., 2., 2.])
     """
-    roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    _refuse_modes()
+    roots = [tensors] if isinstance(tensors, torch.Tensor | GradientEdge) else list(tensors)
     firsts = _gradients(roots, gradients)
     ends = [_end(i, t) for i, t in enumerate(roots)]
     leaves = None if inputs is None else _leaves([inputs] if isinstance(inputs, torch.Tensor) else list(inputs))
@@ -172,6 +173,17 @@ def _leaves(inputs: list[torch.Tensor]) -> list[_Node]:
                 f"backward: input {i} is no leaf that requires a gradient: torch.autograd.grad gives those of others"
             )
     return [cast("_Node", get_gradient_edge(t).node) for t in inputs]
+
+
+def _refuse_modes() -> None:
+    """Refuse what replaces or transforms torch's own passes."""
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise RuntimeError(
+            "backward: called inside a functorch transform: use torch.func.grad or torch.func.vjp instead"
+        )
+    compiled = sys.modules.get("torch._dynamo.compiled_autograd")
+    if getattr(compiled, "compiled_autograd_enabled", False):
+        raise RuntimeError("backward: compiled autograd is enabled, which compiles torch's own passes: disable it here")
 
 
 def _refuse_hooks(leaf: torch.Tensor) -> None:
