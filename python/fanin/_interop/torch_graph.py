@@ -87,7 +87,8 @@ def backward(
     RuntimeError
         A tensor without a graph; hooks that need a pass of torch's engine (`register_multi_grad_hook`,
         `queue_callback`); leaves that FSDP or DTensor shards; checkpoints with reentrance together with `inputs` (as in
-        torch); tensors that are not on the CPU; nested tensors. An exception of a node is raised with a note that names
+        torch); tensors that are not on the CPU; nested tensors; a call inside a functorch transform or under compiled
+        autograd. An exception of a node is raised with a note that names
         the node. After an error each `.grad` has its whole gradient or none of it.
 
     Examples
