@@ -150,10 +150,11 @@ def used_again(m: Machine, s: Any, x: Any, buf: Any) -> None:
 
 def refused(m: Machine, s: Any, x: Any, buf: Any) -> None:
     y = m.array(np.ones(N + 1), 0)
-    for call in (
+    calls: tuple[Callable[[], object], ...] = (
         lambda: buf.add(0, y, stream=s, donate=True),
         lambda: buf.add_many([0, 0], [m.array(np.ones(N), 0), y], stream=s, donate=True),
-    ):
+    )
+    for call in calls:
         with pytest.raises(ValueError, match="shape"):
             call()
     m.launch(s, nothing, writes=[y])
