@@ -150,8 +150,8 @@ def picture_formats() -> list[str]:
 
 
 def points(results: Iterable[timing.Result]) -> dict[str, list[tuple[float, float]]]:
-    """For each curve (bytes of the working set, bytes per second), from the results that say how many bytes were moved;
-    the best where there are several.
+    """For each curve (bytes of the working set, bytes per second), the best of the results that have a number of bytes
+    moved.
     """
     best: dict[str, dict[float, float]] = {curve: {} for curve in CURVES.values()}
     for one in results:

@@ -27,7 +27,7 @@ from fanin import _core
 from .timing import machine
 
 TIMES = 1000
-LEAST = 0.01  # of all instructions: functions with fewer are told together
+LEAST = 0.01  # of all instructions: functions with fewer are listed together
 SLOTS = 100
 
 Work = Callable[[int], None]

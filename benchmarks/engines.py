@@ -22,7 +22,7 @@ TORCH, HIPS, HAND, DICT = "torch's engine", "HIPS autograd", "InputBuffer, by ha
 
 
 class Scalar:
-    """A number that knows what it was made of, and its derivatives by that."""
+    """A number with references to the numbers that it was made of, and its derivatives."""
 
     __slots__ = ("grad", "incoming", "made_of", "value")
 

@@ -94,7 +94,7 @@ def takes(quick: bool, where: str) -> Iterator[Result]:
 
 
 def small_things(quick: bool, where: str) -> Iterator[Result]:
-    """Numbers, copies, donations, undefined gradients; what is made and asked."""
+    """Numbers, copies, donations, undefined gradients; arrays that are made, and reads."""
     names: dict[str, Any] = {
         "add": (buf := fanin.InputBuffer(1)).add,
         "take": buf.take,

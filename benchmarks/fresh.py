@@ -2,7 +2,8 @@
 
 What is timed is the whole loop, the making too: the memory that an add keeps is memory that the next gradient cannot
 have. "variable" binds each to a name before it is added, so that its maker has it still when the call comes, and until
-the next is made; the others add what an expression gives. The last row is the opposite: gradients that somebody keeps.
+the next is made; the others add the result of an expression. The last row is the opposite: gradients to which other
+references remain.
 Peaks are growths of the resident memory, in a process of its own for each variant.
 """
 

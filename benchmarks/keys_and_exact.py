@@ -81,7 +81,7 @@ def exact_sparse(n: int, entries: int, quick: bool, where: str) -> Result:
 
 def keys(n: int, size: int, quick: bool, where: str) -> Result:
     """The same sum by arrival, by keys that come in order, and by keys that come last to first; all parked, as the
-    budget says nothing.
+    budget has no effect.
     """
     inputs = [np.full(size // 4, k + 0.5, "f4") for k in range(n)]
     out = np.zeros_like(inputs[0])

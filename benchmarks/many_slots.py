@@ -2,7 +2,7 @@
 
 "in place" is acc += g in every slot: of a buffer that keeps its sums (budget=0), or of arrays that it is given and
 writes to (take(out=)); "8 each" sums eight gradients in every slot, the first of which the peers copy. "one by one"
-walks a graph: two gradients meet in each slot, whose sum is taken before the next is looked at.
+walks a graph: two gradients meet in each slot, whose sum is taken before the next slot is visited.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who shares memory, beside torch and NumPy:
+"""Shared memory, beside torch and NumPy:
 
 .
 
@@ -54,7 +54,7 @@ CUTS: dict[str, Callable[[int], list[Array]]] = {
 
 
 def torch_question(tensors: list[Any]) -> Callable[[], Any] | None:
-    """What torch asks of the inputs that share a storage."""
+    """The question that torch answers for the inputs that share a storage."""
     try:
         from torch._functorch._aot_autograd.input_output_analysis import compute_overlapping_inputs
     except ImportError:
@@ -80,7 +80,7 @@ def beside_torch(name: str, n: int, ratio: float, quick: bool, where: str) -> Re
 
 
 def by_position(quick: bool, where: str) -> Iterator[Result]:
-    """The function under PyTorch's name, which is given positions, too, beside what it asks."""
+    """The function under PyTorch's name, which also takes positions."""
     from fanin.analysis import compute_overlapping_inputs
 
     views, torch = CUTS["separate pieces"](100), peer("torch")

@@ -48,7 +48,7 @@ def chain(n: int, end: Any) -> Any:
 
 
 def calls_alone(n: int, g: Any) -> Callable[[], None]:
-    """What n calls cost, whoever makes them."""
+    """The cost of n calls, by any function."""
     functions = [passed_on] * n
 
     def run() -> None:
@@ -321,21 +321,21 @@ LIVES = (("made", "at the peak of a pass", "after its end"), ("made", "one pass"
 
 def lives(n: int, times: int) -> Iterator[Result]:
     """Bytes and ns of the processor's time of a chain, for each node, with the values that it keeps: made, run,
-    dropped; nothing where the system does not say.
+    dropped; nothing if the system does not report it.
     """
     if not sys.platform.startswith("linux"):
         return
     here = [name for name in CHAINS if peer({TORCH_OWN: "torch", HIPS: "autograd"}.get(name, "fanin"))]
-    said: dict[str, list[list[list[float]]]] = {name: [] for name in here}
+    lines: dict[str, list[list[list[float]]]] = {name: [] for name in here}
     for _ in range(times):
         for name in here:
             code = LIFE.format(setup=CHAINS[name], n=n)
             done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-            said[name].append([[float(x) for x in line.split()] for line in done.stdout.splitlines()])
+            lines[name].append([[float(x) for x in line.split()] for line in done.stdout.splitlines()])
     of = {"bytes": "", "ns": ", of the processor's time"}
     for which, (unit, steps) in enumerate(zip(("bytes", "ns"), LIVES, strict=True)):
         for step, what in enumerate(steps):
-            seen = {name: sorted(one[which][step] for one in said[name]) for name in here}
+            seen = {name: sorted(one[which][step] for one in lines[name]) for name in here}
             middles = {name: statistics.median(all_) for name, all_ in seen.items()}
             rows = {
                 name: {
@@ -355,7 +355,7 @@ def lives(n: int, times: int) -> Iterator[Result]:
 
 
 def branches(n: int, where: str, rounds: int) -> Result:
-    """Eight branches of two products of matrices, which let go of the interpreter: on one worker, and on two."""
+    """Eight branches of two products of matrices, which release the GIL: on one worker, and on two."""
     torch = peer("torch")
     r = np.random.default_rng(0)
     factors = [[r.standard_normal((n, n)).astype("f4") / np.float32(n**0.5) for _ in range(2)] for _ in range(8)]

@@ -15,14 +15,14 @@ from .timing import ratio_text
 
 
 def shortened(title: str) -> str:
-    """Without offsets and cores; two cores are said."""
+    """A title without offsets and cores; two cores are named."""
     text = re.sub(r", offsets [^,]*", "", title)
     text = re.sub(r", cores? \d+, \d+$", ", two cores", text)
     return re.sub(r", cores? \d+$", "", text)
 
 
 def peers(names: list[str]) -> str:
-    """Who it is beside, in short."""
+    """The peer, in short."""
     return names[0] if len(names) == 1 else "the best peer"
 
 
@@ -33,14 +33,14 @@ def lines(results: list[dict[str, Any]]) -> list[str]:
         for t in one["targets"]:
             key = (one["row"], shortened(one["title"]), t["row"], t["must"], str(t["ratio"]), peers(t["against"]))
             found.setdefault(key, []).append(t)
-    said = ["| row | work | beside | target | seen | by minima | |", "|---|---|---|---|---|---|---|"]
+    lines = ["| row | work | beside | target | seen | by minima | |", "|---|---|---|---|---|---|---|"]
     for (row, title, mine, must, ratio, beside), all_ in found.items():
         seen = [t["seen"] for t in all_ if t["seen"] is not None]
         by_min = [t["seen_by_min"] for t in all_ if t["seen"] is not None]
         word = "absent" if not seen else "met" if all(t["met"] for t in all_) else "**missed**"
         text = {"<=": "at most {} x its time", ">=": "at least {} x as fast"}[must].format(ratio)
-        said.append(f"| {row} | {title}: `{mine}` | {beside} | {text} | {span(seen)} | {span(by_min)} | {word} |")
-    return said
+        lines.append(f"| {row} | {title}: `{mine}` | {beside} | {text} | {span(seen)} | {span(by_min)} | {word} |")
+    return lines
 
 
 def span(numbers: list[float]) -> str:

@@ -1,4 +1,4 @@
-"""How work is timed and told: variants that take turns on a pinned core, their ratios, and the targets these are held
+"""Timing and reports: variants that take turns on a pinned core, their ratios, and the targets these are held
 against.
 
 All benchmarks use the one loop here, `turns`. A variant is a function without arguments or the text of a statement
@@ -174,8 +174,8 @@ def cores() -> list[int]:
 
 @contextmanager
 def pinned(threads: int = 1) -> Iterator[str]:
-    """Keep this process, and the threads of fanin and of torch, to the last `threads` processors that it may use; says
-    which.
+    """Keep this process, and the threads of fanin and of torch, to the last `threads` processors that it may use, and
+    return them.
     """
     all_ = cores()
     mine = all_[-threads:]
@@ -195,7 +195,7 @@ def pinned(threads: int = 1) -> Iterator[str]:
             os.sched_setaffinity(0, all_)
 
 
-# Told
+# Reports
 
 
 def show(screen: Screen, one: Result) -> None:
@@ -263,7 +263,7 @@ def machine() -> Result:
 
 
 def command() -> str:
-    """What was said on the command line, without where the program lies."""
+    """The command line, without the path of the program."""
     return shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]])
 
 
@@ -290,7 +290,7 @@ def caches() -> dict[str, str]:
 
 
 def rounded(x: Any) -> Any:
-    """Without digits that say nothing: five of each number."""
+    """Numbers rounded to five digits, because more are noise."""
     if isinstance(x, dict):
         return {key: rounded(value) for key, value in x.items()}
     if isinstance(x, list):

@@ -654,9 +654,14 @@ fan_status fan_fold_commit_end(fan_buffer *b, size_t slot, fan_gathered *gathere
         p->like_key = gathered->like_key;
     fold_replace_entries(b, s, gathered, summed);
     fan_slot_unlock(b, slot);
-    for (size_t i = 0; i < gathered->n; i++)
-        if (!gathered->entries[i].general || gathered->entries[i].item != gathered->sum)
-            fan_entry_drop(b, &gathered->entries[i]);
+    for (size_t i = 0; i < gathered->n; i++) {
+        const fan_item *item = gathered->entries[i].general ? gathered->entries[i].item : NULL, *sum = gathered->sum;
+        if (item && item == sum)
+            continue;
+        if (item && item->donated && !(sum && item->value.array == sum->value.array))
+            fan_value_returned(&item->value); /* the sum is elsewhere */
+        fan_entry_drop(b, &gathered->entries[i]);
+    }
     gathered->n = 0;
     f->n = 0; /* its terms are gone */
     fan_sum_stats_drop(&old);

@@ -283,6 +283,8 @@ void fan_slot_state_free(fan_buffer *b, fan_slot_state *p)
     for (size_t i = 0; i < p->left.n; i++) {
         if (left[i].general)
             fan_item_unpark(b, left[i].item);
+        if (left[i].general && left[i].item->donated)
+            fan_value_returned(&left[i].item->value);
         fan_entry_drop(b, &left[i]);
     }
     fan_free(p->left.heap);

@@ -597,7 +597,9 @@ static fan_status take_show_all(const take_op *t, fan_error *err)
             fan_entry *one = &t->b->slots[c->slot].list->entries[k];
             if (one->general) {
                 one->item->exposed = one->item->shown = true;
-                one->item->donated = false; /* the promise was one until the take */
+                if (one->item->donated) /* the promise was one until the take */
+                    fan_value_returned(&one->item->value);
+                one->item->donated = false;
             } else {
                 one->exposed = true;
                 one->donated = false;

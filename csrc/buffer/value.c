@@ -36,6 +36,28 @@ void fan_value_drop(const fan_frontend *f, fan_value *v)
         f->drop(gone.object);
 }
 
+fan_status fan_value_use(const fan_value *v, const char *name, bool donate, fan_error *err)
+{
+    fan_array *all[3];
+    fan_status status = FAN_OK;
+    if (!v->device || !v->device->backend->use || v->form == FAN_FORM_OBJECT)
+        return FAN_OK;
+    size_t n = fan_value_arrays(v, all, 3);
+    for (size_t i = 0; status == FAN_OK && i < n; i++)
+        status = v->device->backend->use(v->device, all[i], name, donate, err);
+    return status;
+}
+
+void fan_value_returned(const fan_value *v)
+{
+    fan_array *all[3];
+    if (!v->device || !v->device->backend->returned || v->form == FAN_FORM_OBJECT)
+        return;
+    size_t n = fan_value_arrays(v, all, 3);
+    for (size_t i = 0; i < n; i++)
+        v->device->backend->returned(v->device, all[i]);
+}
+
 int fan_value_shape(const fan_value *v, const int64_t **shape)
 {
     if (v->sparse) {

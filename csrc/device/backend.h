@@ -123,6 +123,15 @@ typedef struct fan_backend {
      * block. NULL: not needed. Cannot fail. */
     void (*dropped)(fan_device *d, void *data, size_t bytes, fan_stream *const *streams, size_t n);
 
+    /* use: checks that the caller, which accesses `a` in the call `name`, has not donated its memory to a buffer; with
+     * `donate` notes that this call does. Does not block. NULL: not checked. FAN_ERR_RACE and FAN_ERR_NOMEM note
+     * nothing. */
+    fan_status (*use)(fan_device *d, const fan_array *a, const char *name, bool donate, fan_error *err);
+
+    /* returned: reports that a buffer returns `a`, so that its memory counts as donated no more. Does not block. NULL:
+     * not needed. Cannot fail. */
+    void (*returned)(fan_device *d, const fan_array *a);
+
     /* ---- 3. streams ---- */
 
     /* current: returns d's own current stream: its legacy default stream. Does not block. The caller owns a hold; NULL:

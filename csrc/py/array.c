@@ -77,8 +77,11 @@ static PyObject *array_numpy(PyObject *o, PyObject *Py_UNUSED(none))
     if (status == FAN_OK) {
         Py_BEGIN_ALLOW_THREADS
             s = fan_stream_current(self->d);
-            status = s || fan_array_on_cpu(o) ? self->d->backend->read(s, dst, a, &err)
-                                              : fan_fail(&err, FAN_ERR_NOMEM, "out of memory for a stream");
+            status = s || fan_array_on_cpu(o) ? FAN_OK : fan_fail(&err, FAN_ERR_NOMEM, "out of memory for a stream");
+            if (status == FAN_OK && self->d->backend->use)
+                status = self->d->backend->use(self->d, a, "read", false, &err);
+            if (status == FAN_OK)
+                status = self->d->backend->read(s, dst, a, &err);
             fan_stream_drop(s);
         Py_END_ALLOW_THREADS
     }

@@ -116,7 +116,9 @@ int fan_add_on(fan_buffer *core, size_t slot, fan_contribution *c)
     if (library)
         status = fan_stream_push(library, &err);
     if (status == FAN_OK) {
-        status = fan_buffer_add(core, slot, c, &err);
+        status = fan_value_use(&c->value, "add", c->donate, &err);
+        if (status == FAN_OK && (status = fan_buffer_add(core, slot, c, &err)) != FAN_OK && c->donate)
+            fan_value_returned(&c->value);
         if (library)
             fan_stream_pop(library);
     }

@@ -89,8 +89,14 @@ static int batch_any(buffer_object *self, const fan_batch_args *t, fan_stream *s
         order[i] = sorted[i].at;
     fan_error_clear(&err);
     fan_status status = batch_push(c, own, n, &err);
+    size_t used = 0;
+    while (status == FAN_OK && used < n)
+        if ((status = fan_value_use(&c[used].value, "add", donate, &err)) == FAN_OK)
+            used++;
     if (status == FAN_OK)
         status = fan_buffer_add_many(self->core, c, slots, order, n, &err);
+    while (status != FAN_OK && donate && used > 0)
+        fan_value_returned(&c[--used].value);
     if (status == FAN_OK)
         result = 0;
     else

@@ -4,8 +4,8 @@
         for x, y in micro_batches:
             loss(model(x), y).backward()
 
-torch adds each micro-batch's gradient to `.grad` in the parameter's dtype, rounding every time: of 64 bfloat16
-gradients little is right after the sixteenth. Here they are summed in float32 and rounded once.
+torch adds each micro-batch's gradient to `.grad` in the parameter's dtype and rounds every time: a sum of 64 bfloat16
+gradients loses most of what comes after the sixteenth. Here they are summed in float32 and rounded once.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from .slots import Slot
 
 __all__ = ["accumulate", "backward"]
 
-LARGE = 1 << 16  # bytes from which on memory is dearer than a few microseconds
+LARGE = 1 << 16  # bytes: copying more costs more than checking whether a copy is needed
 
-_lock = threading.Lock()  # of blocks that begin
-#: The blocks that collect now. A block keeps its parameters, so their ids are theirs alone.
+_lock = threading.Lock()  # held while a block begins
+#: The blocks that collect now. A block holds its parameters, so no other object has their ids.
 _blocks: weakref.WeakSet[accumulate] = weakref.WeakSet()
 
-#: What each parameter is called; a number: it has no name, and is that one of those given.
+#: The name of each parameter; a number: its index among those given, if it has no name.
 Names = list[str | int]
 
 
@@ -52,39 +52,56 @@ def _word(name: str | int) -> str:
 class accumulate:
     """Collect the gradients of several backward passes and leave their sums in `.grad`: a context manager.
 
-    parameters: tensors that are leaves, or (name, tensor) pairs as `named_parameters()` has them; names are used in
-    errors. Those that ask for no gradient are passed over, a parameter that comes twice counts once. dtype: in which
-    the sum runs (a torch dtype, a NumPy dtype, a name, or "exact"); by default float32 for float16, bfloat16 and
-    float8, else the parameter's own. into: "grad", or "main_grad" for a tensor in the dtype of the sum beside `.grad`,
-    which is made where there is none. budget: bytes of gradients that are kept before they are folded into the running
-    sums (`fanin.InputBuffer`); by default 0 where every sum runs in its parameter's dtype: each gradient is added at
-    once, in place, as torch does.
-
-    A gradient that is there at the beginning is the first term, as in torch, and the sum is written into that very
-    tensor (as torch does, too): whoever has it, a flat buffer or another view of its memory, sees the sum at the end,
-    and perhaps a part of it before. While the block runs no gradient reaches `.grad`, which is None; so `zero_grad()`
-    inside changes nothing: what has been collected stays. Several threads may run backward passes at once. At the end,
-    also of a block that raised, what has come is summed and left where it was asked for, parameter by parameter; one
+    A gradient that exists at the beginning is the first term, as in torch, and the sum is written into that tensor, so
+    that a flat buffer or another view of its memory has the sum at the end, and perhaps a part of it before. Inside the
+    block no gradient reaches `.grad`, which is None; so `zero_grad()` inside changes nothing. Several threads may run
+    backward passes at once. At the end, also of a block that raised, each sum is left where `into` names; a parameter
     without a gradient keeps None. A block that is dropped without its exit ends then, with a ResourceWarning.
 
-    Hooks of tensors (`register_hook`) run in each pass, as ever. Hooks of `register_post_accumulate_grad_hook` that
-    are there when the block begins, as those of an optimizer that steps in the backward pass, run once, after the sums
-    are in `.grad`, unless the block raised. Hooks that run behind the block's own, those of `AccumulateGrad` nodes
-    among them, see no gradient.
+    Hooks of tensors (`register_hook`) run in each pass. Hooks of `register_post_accumulate_grad_hook` that exist when
+    the block begins, such as those of an optimizer that steps in the backward pass, run once, after the sums are in
+    `.grad`, unless the block raised. Hooks that run after the block's own, such as those of `AccumulateGrad` nodes,
+    receive None.
 
-    `DistributedDataParallel` sees no gradients in the block: run the passes in its `no_sync()` and reduce the sums.
-    Else the end of the block is an error, as what the reduction leaves in `.grad` is no gradient. A pass of another
-    thread that still runs when the block ends is an error there.
+    `DistributedDataParallel` receives no gradients in the block: run the passes in its `no_sync()` and reduce the sums.
+    Without it the end of the block is an error, because the reduction leaves something else in `.grad`. A pass that
+    still runs in another thread when the block ends raises an error in that thread.
 
-    Raises TypeError (no tensor, no leaf, a module), ValueError (`into`, no parameters at all, a parameter that another
-    block collects, a `grad_dtype` of None), ImportError (no torch), RuntimeError (parameters that FSDP or DTensor
-    shards, an exit without its beginning); in a backward pass RuntimeError where a gradient records a graph
-    (`create_graph=True`). At the end a RuntimeError names the parameters whose shape or dtype differs by then, or whose
-    `.grad` from before has no memory any more: these have the `.grad` from before, the others have their sums. It also
-    names those whose `.grad` was set within the block: these have the sum in its place.
-    Ctrl-C there is raised once all is done. Source: hooks are those of `AccumulateGrad` nodes
-    (`torch.autograd.graph.Node.register_prehook`); sums are rule A11 of docs/rules.md.
+    Parameters
+    ----------
+    parameters : iterable of torch.Tensor, or of (str, torch.Tensor)
+        Leaves; `named_parameters()` gives names for errors. Tensors that require no gradient are skipped, a tensor that
+        comes twice counts once.
+    dtype : torch.dtype, DTypeLike or "exact"
+        The dtype of the sums. Default: float32 for float16, bfloat16 and float8, else the parameter's own.
+    into : str
+        "grad", or "main_grad" for a tensor in the dtype of the sum beside `.grad`, which is made if there is none.
+    budget : float or "auto"
+        Bytes of gradients that are kept before they are folded into the running sums (`fanin.InputBuffer`). Default: 0
+        if every sum has its parameter's dtype, so that each gradient is added in place at once, as torch does.
 
+    Raises
+    ------
+    TypeError
+        Not a tensor, not a leaf, or a module.
+    ValueError
+        An unknown `into`, no parameters, a parameter that another block collects, or a `grad_dtype` of None.
+    ImportError
+        torch is not installed.
+    RuntimeError
+        Parameters that FSDP or DTensor shards; an exit without its beginning; in a backward pass, a gradient that
+        records a graph (`create_graph=True`). At the end it names the parameters whose shape or dtype has changed, or
+        whose earlier `.grad` has no memory any more (these keep the earlier `.grad`, the others have their sums), and
+        those whose `.grad` was set within the block (these have the sum instead). Ctrl-C during the end is raised when
+        the end is complete.
+
+    Notes
+    -----
+    Source: hooks of `AccumulateGrad` nodes (`torch.autograd.graph.Node.register_prehook`); the sums follow rule A11 of
+    docs/rules.md.
+
+    Examples
+    --------
     >>> import torch  # doctest: +SKIP
     >>> model = torch.nn.Linear(4, 2, dtype=torch.bfloat16)  # doctest: +SKIP
     >>> with fanin.torch.accumulate(model.parameters(), dtype=torch.float32):  # doctest: +SKIP
@@ -114,17 +131,17 @@ class accumulate:
         of = {d: _sum_dtype(d, dtype) for d in set(own)}
         self._sums = [of[d] for d in own]
         if budget is None and dtype != "exact" and all(d == of[d] for d in of):
-            budget = 0  # they are added in place, as torch does, while they are warm
+            budget = 0  # each gradient is added in place while it is in the cache, as torch does
         with _named(self._names):
             self._buffer = _core.InputBuffer(self._slots(dtype), budget=budget, name="accumulate")
         n = len(self._sums)
-        self._firsts: list[torch.Tensor | None] = [None] * n  # gradients that were there: where the sums are written
-        self._came = bytearray(n + 1)  # 1: something came to the slot; the last: the block has ended
+        self._firsts: list[torch.Tensor | None] = [None] * n  # earlier gradients, into which the sums are written
+        self._came = bytearray(n + 1)  # 1: the slot received a gradient; the last: the block has ended
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
-        self._nodes: list[Node] = []  # that have the hooks, and live no longer than somebody has them
+        self._nodes: list[Node] = []  # the nodes that have the hooks, which live as long as references to them
 
     def _slots(self, dtype: DTypeLike | None) -> list[Slot]:
-        """One for each parameter; those that have no name of their own, and are alike, are one."""
+        """A slot for each parameter; unnamed parameters of the same shape and dtype share one."""
         known: dict[tuple[torch.Size, torch.dtype, str | None], Slot] = {}
         slots = []
         for i, (p, own, name) in enumerate(zip(self._parameters, self._own, self._names, strict=True)):
@@ -170,7 +187,7 @@ class accumulate:
                 self._firsts[slot] = first
                 if first is not None:
                     with _named(self._names):
-                        # Where the sum may run in it, it is where the sum is made.
+                        # If it has the dtype of the sum, the sum is made in it.
                         self._buffer.add(slot, first.detach(), donate=first.dtype == self._sums[slot])
                     if self.into == "grad":
                         p.grad = None
@@ -191,7 +208,7 @@ class accumulate:
         try:
             self._end()
         finally:
-            if self._active:  # Ctrl-C came before it began
+            if self._active:  # Ctrl-C came before the end began
                 self._end()
         if kind is None:
             for p in itertools.compress(self._parameters, came):
@@ -207,11 +224,9 @@ class accumulate:
             self._end()
 
     def _collectors(self) -> Sequence[Callable[[tuple[torch.Tensor | None]], object]]:
-        """The hooks of the parameters. They know the buffer and not the block, which so ends when nobody has it any
-        more.
-        """
+        """The hooks of the parameters. They refer to the buffer and not to the block, so that a dropped block ends."""
         add, names, came = self._buffer.add, self._names, self._came
-        # Of a gradient that torch would leave in .grad as it is the sum may run in its memory.
+        # If the sum has the dtype of .grad, it may be made in the memory of a gradient.
         own = [dtype == total for dtype, total in zip(self._own, self._sums, strict=True)]
         small = [p.nbytes < LARGE for p in self._parameters]
         strides = [p.stride() if p.layout == torch.strided else None for p in self._parameters]
@@ -238,7 +253,7 @@ class accumulate:
                     )
                 alone = gradient.layout == torch.strided and _counts(gradient, references) in counts
                 donate = alone and own[slot] and gradient.stride() == strides[slot]
-                # A new object has the one reference that marks it as the buffer's own: it is summed while it is warm.
+                # The buffer has the only reference to a new object, so that it sums while the gradient is in the cache.
                 add(slot, gradient.detach() if alone else gradient, donate=donate, copy=not alone)
                 came[slot] = 1
                 if came[-1]:
@@ -250,8 +265,8 @@ class accumulate:
         return _core._collectors(self._buffer, small, came, collect)
 
     def _end(self, began: bool = True) -> None:
-        """Every sum where it belongs, or what was there. Ctrl-C may come between any two steps, each of which can be
-        begun again: it is raised when all is done.
+        """Leave every sum, or restore the earlier gradient. Each step can be repeated, so that Ctrl-C between two steps
+        is raised when all are done.
         """
         interrupt: BaseException | None = None
         sums: dict[int, torch.Tensor | None] = {}
@@ -260,7 +275,7 @@ class accumulate:
         was_set: dict[int, bool] = {}
         while left or self._active:
             try:
-                self._let_go()
+                self._restore()
                 self._take(sums, failed)
                 while left:
                     slot = left[-1]
@@ -292,8 +307,8 @@ class accumulate:
     def _words(self, slots: Iterable[int]) -> str:
         return ", ".join(_word(self._names[slot]) for slot in sorted(slots))
 
-    def _let_go(self) -> None:
-        """Gradients go to .grad again. No lock: Ctrl-C would leave it locked."""
+    def _restore(self) -> None:
+        """Let gradients reach .grad again. Takes no lock, because Ctrl-C would leave it locked."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
@@ -306,9 +321,9 @@ class accumulate:
         _blocks.discard(self)
 
     def _take(self, sums: dict[int, torch.Tensor | None], failed: dict[int, Exception]) -> None:
-        """Take the sums out of the buffer, all at once, or, where that fails, one by one.
+        """Take the sums out of the buffer, all at once, or, if that fails, one by one.
 
-        C alone runs from the taking to the keeping: between two bytecodes Ctrl-C would lose what was taken.
+        Only C code runs between taking and storing them: Ctrl-C between two bytecodes would lose the sums.
         """
         n = len(self._parameters)
         take: Callable[..., Any] = self._buffer.take
@@ -329,7 +344,7 @@ class accumulate:
         self._buffer.clear()
 
     def _leave(self, slot: int, total: torch.Tensor | None, failed: dict[int, Exception]) -> None:
-        """The sum of one parameter, where it was asked for; in the tensor that was there, if there was one."""
+        """Store the sum of one parameter where `into` names, in the earlier tensor if there was one."""
         p, first = self._parameters[slot], self._firsts[slot]
         try:
             kept = total
@@ -337,17 +352,16 @@ class accumulate:
                 kept = first
                 if self._came[slot] and total is not None and total.data_ptr() != first.data_ptr():
                     first.detach().copy_(total)
-            if kept is not None:  # else it stays: None, or what was there where the block could not begin
+            if kept is not None:  # else .grad stays None, or what it was if the block could not begin
                 setattr(p, self.into, kept)
-        except Exception as e:  # all others get theirs
+        except Exception as e:  # the other parameters still get their sums
             failed[slot] = e
 
     def _out(self, slot: int) -> torch.Tensor | None:
-        """Where a sum is written: a large tensor that was there; a new one for "main_grad"; None: a tensor of the sum's
-        own.
+        """The tensor that a sum is written into: a large earlier gradient, or a new tensor for "main_grad". None: the
+        buffer makes one.
 
-        A donated one is where the sum is already, as a rule; into small ones it is copied, which is quicker than to
-        check them.
+        The sum usually lies in a donated gradient already. Copying into a small one is faster than checking it.
         """
         first, dtype, came = self._firsts[slot], self._sums[slot], self._came[slot]
         if first is not None:
@@ -359,7 +373,7 @@ class accumulate:
 
 
 class _Later:
-    """Takes the place of a hook until the block ends: torch runs it in each pass, also where nothing comes to .grad."""
+    """Replaces a hook until the block ends: torch runs the hook in each pass, even if no gradient reaches .grad."""
 
     def __init__(self, hook: Callable[[torch.Tensor], None]) -> None:
         self.hook = hook
@@ -374,7 +388,7 @@ def _after(p: torch.Tensor) -> dict[int, Callable[[torch.Tensor], None]]:
 
 
 def _accumulators(parameters: list[torch.Tensor]) -> list[Node]:
-    """The node that accumulates into each, as `get_gradient_edge` finds it, at a fifth of the cost."""
+    """The node that accumulates into each parameter, as of `get_gradient_edge`, at a fifth of its cost."""
     with torch.inference_mode(False), torch.enable_grad():
         return [p.view_as(p).grad_fn.next_functions[0][0] for p in parameters]  # type: ignore[union-attr, misc, unused-ignore]
 
@@ -435,7 +449,7 @@ def _refuse_sharded(parameters: list[torch.Tensor], names: Names) -> None:
 def _leaves(
     parameters: Iterable[torch.Tensor | tuple[str, torch.Tensor]],
 ) -> tuple[list[torch.Tensor], Names]:
-    """Each tensor once, and what it is called."""
+    """Each tensor once, and its name."""
     if isinstance(parameters, torch.Tensor):
         raise TypeError("accumulate: expected several tensors, got one: give [tensor]")
     if isinstance(parameters, torch.nn.Module):
@@ -478,7 +492,7 @@ def _sum_dtype(own: torch.dtype, accumulate: DTypeLike | None) -> torch.dtype:
 
 
 def _rename(e: BaseException, names: Names) -> None:
-    """A message about a slot says the parameter's name instead."""
+    """Replace slots in a message by the names of the parameters."""
 
     def of(match: re.Match[str]) -> str:
         slot = int(match[1])

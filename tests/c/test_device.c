@@ -963,6 +963,26 @@ static void a_child_has_every_lock_free(void)
     fan_sim_drop(m);
 }
 
+static void a_job_on_memory_that_was_taken_back_is_refused(void)
+{
+    fan_array *a[3];
+    int64_t shape[] = {4};
+    fan_error err;
+    for (int i = 0; i < 3; i++)
+        CHECK_OK(fan_array_new(FAN_DT_FLOAT32, 1, shape, NULL, &a[i], NULL));
+    fan_operand in[] = {{a[1], FAN_DT_FLOAT32}, {a[2], FAN_DT_FLOAT32}};
+    const fan_job job = {.kind = FAN_JOB_SUM, .out = a[0], .in = in, .n = 2};
+    CHECK_OK(fan_job_check(&job, &err));
+    for (int i = 0; i < 3; i++) {
+        atomic_store(&a[i]->storage->ended, "the lender has it");
+        CHECK_INT(fan_job_check(&job, &err), FAN_ERR_STATE);
+        CHECK_HAS(err.text, "the lender has it");
+        atomic_store(&a[i]->storage->ended, NULL);
+    }
+    for (int i = 0; i < 3; i++)
+        fan_array_drop(a[i]);
+}
+
 int main(void)
 {
     int64_t live = fan_mem_get().live;
@@ -971,6 +991,7 @@ int main(void)
     lanes_are_inherited_safely();
     a_wait_is_left_out_only_where_its_order_holds();
     the_cpu_has_no_streams();
+    a_job_on_memory_that_was_taken_back_is_refused();
     a_child_has_every_lock_free();
     the_current_stream_is_the_innermost_pushed_on_this_thread();
     memory_leaves_when_all_that_used_it_has_passed();

@@ -422,6 +422,16 @@ static bool same_stats(fan_stats a, fan_stats b)
            a.nonfinite == b.nonfinite && a.bad == b.bad;
 }
 
+/* The sum keeps statistics of each piece on the stack: FAN_STATS_PIECES of them, whatever the size. */
+static void statistics_have_no_more_pieces_than_there_is_room_for(void)
+{
+    for (int64_t all = 1; all <= INT64_C(1) << 40; all *= 2)
+        for (int64_t size = all - 1; size <= all + 1; size++) {
+            int64_t piece = fan_stats_piece(size);
+            CHECK(piece > 0 && (size + piece - 1) / piece <= FAN_STATS_PIECES);
+        }
+}
+
 /* model_stats: what the header of stats.h says, element by element, of a gap-free array. */
 static fan_stats model_stats(const fan_array *a)
 {
@@ -695,6 +705,7 @@ static void a_sum_allocates_nothing(void)
 int main(void)
 {
     int64_t live = fan_mem_get().live;
+    statistics_have_no_more_pieces_than_there_is_room_for();
     nothing_is_added_to_the_first();
     each_kind_sums_in_its_way();
     every_count_and_length();

@@ -67,7 +67,7 @@ static void driver_open(const char *path)
     symbol(library, "fanFakeReset", &fake_reset);
     symbol(library, "fanFakeRaces", &fake_races);
     symbol(library, "fanFakeRace", &fake_race);
-    symbol(library, "fanFakeSaid", &fake_said);
+    symbol(library, "fanFakeMessage", &fake_said);
     symbol(library, "fanFakeCalls", &fake_calls);
     symbol(library, "fanFakeLive", &fake_live);
     symbol(library, "fanFakeSynchronize", &fake_synchronize); /* it stays open */

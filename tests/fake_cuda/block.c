@@ -14,8 +14,8 @@
 #if defined(__SANITIZE_THREAD__)
 #include <sanitizer/tsan_interface.h>
 #endif
-/* A switch by ucontext asks the system for the signal mask each time; where no sanitizer wants it, it is for the first
- * switch to a thread alone. */
+/* A switch by ucontext makes a system call for the signal mask. Without a sanitizer only the first switch to a thread
+ * uses it. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define QUICK false
 #define STACK ((size_t)64 << 10)
@@ -24,7 +24,7 @@
 #define STACK ((size_t)16 << 10)
 #endif
 
-/* Where something stands that runs by turns, and what the sanitizers want to know of it. */
+/* A place to switch to, and what the sanitizers need for it. */
 typedef struct block_place {
     ucontext_t at;
     void *jump[5];
@@ -35,7 +35,7 @@ typedef struct block_place {
 } block_place;
 
 typedef struct block {
-    block_place back; /* who runs the block */
+    block_place back; /* the caller of the block */
     block_place lanes[FAN_K_BLOCK];
     bool done[FAN_K_BLOCK];
     int lane; /* the thread that runs */
@@ -63,7 +63,7 @@ __attribute__((noinline)) static void block_switch_quick(block_place *from, bloc
     (void)setcontext(&to->at);
 }
 
-/* block_switch: goes on at `to` and comes back here when somebody goes on at `from`. last: nobody will. */
+/* block_switch: continues at `to`, and returns when another switch continues at `from`; with `last` none does. */
 static void block_switch(block_place *from, block_place *to, bool last)
 {
 #if defined(__SANITIZE_ADDRESS__)
@@ -95,7 +95,7 @@ static void block_begin(void)
     block_switch(&b->lanes[lane], &b->back, true);
 }
 
-/* block_lane_init: by itself, for getcontext returns twice as far as a compiler knows. */
+/* block_lane_init: a function of its own, because to the compiler getcontext may return twice. */
 static void block_lane_init(block_place *l, void *stack)
 {
     (void)getcontext(&l->at);

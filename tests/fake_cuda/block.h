@@ -12,14 +12,14 @@ typedef void fan__block_thread(const void *args, int64_t thread);
 typedef enum fan__block_end {
     FAN__BLOCK_FINE,
     FAN__BLOCK_NO_MEMORY,
-    FAN__BLOCK_DIVERGED /* some threads have ended while others wait at the barrier: on a GPU nobody knows what then */
+    FAN__BLOCK_DIVERGED /* some threads have ended while others wait at the barrier: undefined on a GPU */
 } fan__block_end;
 
 /* fan__block_run: `run` for each of so many threads, FAN_K_BLOCK of them to a block. */
 fan__block_end fan__block_run(fan__block_thread *run, const void *args, int64_t threads);
 /* fan__block_meet: a thread of a block comes to its barrier; returns when all have. */
 void fan__block_meet(void);
-/* fan__block_forget_barriers: whether barriers hold nobody up: for tests of what that does. */
+/* fan__block_forget_barriers: whether barriers do not wait: for tests of the effect. */
 void fan__block_forget_barriers(bool on);
 
 #endif

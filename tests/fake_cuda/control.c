@@ -1,4 +1,4 @@
-/* What tests ask: machines, plans of faults, counts, kernels of their own. */
+/* control: the interface for tests: machines, plans of faults, counts, kernels of their own. */
 #include "base/mem.h"
 #include "fake_cuda/block.h"
 #include "fake_cuda/fake.h"
@@ -28,7 +28,7 @@ FAN_FAKE_SHOWN uint64_t fanFakeRaces(void);
 
 FAN_FAKE_SHOWN const char *fanFakeRace(void);
 
-FAN_FAKE_SHOWN const char *fanFakeSaid(void);
+FAN_FAKE_SHOWN const char *fanFakeMessage(void);
 
 FAN_FAKE_SHOWN int fanFakeSynchronize(void);
 
@@ -90,7 +90,7 @@ int fanFakeReset(int devices, uint64_t seed, int schedule, uint64_t starve, uint
                              .bare = true};
     if (fan_sim_new(&config, NULL, &fan__fake.m, &err) != FAN_OK) {
         fan__fake.m = NULL;
-        snprintf(fan__fake.said, sizeof fan__fake.said, "%s", err.text);
+        snprintf(fan__fake.message, sizeof fan__fake.message, "%s", err.text);
         return -1;
     }
     fan_sim_check(fan__fake.m, check);
@@ -166,7 +166,7 @@ uint64_t fanFakeRaces(void)
     return fan_sim_races(fan__fake.m);
 }
 
-/* control_text: a text as it is now; it lives until the thread asks again. */
+/* control_text: a copy of a text; valid until the next call of the thread. */
 static const char *control_text(const char *text)
 {
     static _Thread_local char copy[FAN_ERROR_TEXT];
@@ -178,7 +178,7 @@ static const char *control_text(const char *text)
 
 const char *fanFakeRace(void) { return control_text(fan__fake.race); }
 
-const char *fanFakeSaid(void) { return control_text(fan__fake.said); }
+const char *fanFakeMessage(void) { return control_text(fan__fake.message); }
 
 int fanFakeSynchronize(void)
 {

@@ -88,8 +88,8 @@ fan_cu_result fan_fake_DeviceGetCount(int *count)
     return OK;
 }
 
-/* A device's number tells its machine: what is left of an older one gives back no context of this one. Tests may say
-   the ordinal alone. */
+/* A device's number contains its machine's, so that a number of an older machine returns no context of this one. Tests
+   may give the ordinal alone. */
 static fan_cu_device driver_device(int ordinal) { return (int)(fan__fake.era & 0xFFFFFF) * 2 * MOST_DEVICES + ordinal; }
 
 /* driver_ordinal: of a device of this machine; -1: of none. */
@@ -199,7 +199,7 @@ fan_cu_result fan_fake_CtxPopCurrent(fan_cu_context *out)
         return INVALID_CONTEXT;
     *out = c;
     fan__fake_here
-        .depth--; /* a pop that is told to fail has popped all the same: nothing else would leave the thread in order */
+        .depth--; /* a pop that is planned to fail pops all the same: else the thread would keep the context */
     CALL(CtxPopCurrent);
     return OK;
 }

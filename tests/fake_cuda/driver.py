@@ -67,8 +67,8 @@ def fake_library() -> Path:
 class DriverError(RuntimeError):
     """A call that a test made of the fake driver was refused; `code` is CUDA's."""
 
-    def __init__(self, call: str, code: int, said: str) -> None:
-        super().__init__(f"{call} failed with {code}: {said}")
+    def __init__(self, call: str, code: int, message: str) -> None:
+        super().__init__(f"{call} failed with {code}: {message}")
         self.code = code
 
 
@@ -107,7 +107,7 @@ class FakeDriver:
         FakeDriver._newest = self
         self.devices = devices
         self._lib = ctypes.CDLL(str(self.path))
-        self._lib.fanFakeRace.restype = self._lib.fanFakeSaid.restype = ctypes.c_char_p
+        self._lib.fanFakeRace.restype = self._lib.fanFakeMessage.restype = ctypes.c_char_p
         for name in ("fanFakeCalls", "fanFakeRaces", "fanFakeMapped"):
             getattr(self._lib, name).restype = ctypes.c_uint64
         self._lib.fanFakeLive.restype = ctypes.c_int64
@@ -121,7 +121,7 @@ class FakeDriver:
         if self._lib.fanFakeReset(
             devices, ctypes.c_uint64(seed), order, ctypes.c_uint64(starve), ctypes.c_uint64(memory), int(check)
         ):
-            raise MemoryError(f"the fake driver cannot be made: {self.said}")
+            raise MemoryError(f"the fake driver cannot be made: {self.message}")
 
     # Calls of tests to the driver itself
 
@@ -135,7 +135,7 @@ class FakeDriver:
             )
         code = getattr(self._lib, name)(*args)
         if code:
-            raise DriverError(name, code, self.said)
+            raise DriverError(name, code, self.message)
 
     @contextmanager
     def context(self, device: int = 0) -> Iterator[int]:
@@ -294,9 +294,9 @@ class FakeDriver:
         return str(self._lib.fanFakeRace().decode())
 
     @property
-    def said(self) -> str:
+    def message(self) -> str:
         """The machine's last error message."""
-        return str(self._lib.fanFakeSaid().decode())
+        return str(self._lib.fanFakeMessage().decode())
 
     def leave_out(self, *names: str) -> None:
         """Leave waits, records and marks out on this driver's devices, as `Machine.leave_out`."""

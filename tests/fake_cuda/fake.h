@@ -6,7 +6,7 @@
  * bear FAN_FAKE_TAG.
  *
  * One machine at a time. fanFakeReset makes a new one: every handle of the old one is invalid from then on, as after a
- * reset of the device by somebody else.
+ * reset of the device by another library.
  */
 #ifndef FAN_FAKE_FAKE_H
 #define FAN_FAKE_FAKE_H
@@ -52,7 +52,7 @@ typedef struct fan_fake_kernel {
     bool table;                                              /* its arguments are a fan_k_many */
     fan_cu_result (*run)(const void *args, int64_t threads); /* a code that loses the context */
     /* most: room for its accesses. accesses: what it reads and writes, those that it writes last; their number.
-     * `table`: what lies where a fan_k_many says, on the host */
+     * `table`: the host copy of the memory that a fan_k_many names */
     size_t (*most)(const void *args);
     size_t (*accesses)(const void *args, const char *table, fan_fake_access *out, size_t *written);
 } fan_fake_kernel;

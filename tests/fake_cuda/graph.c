@@ -17,7 +17,7 @@ fan_cu_result fan_fake_ThreadExchangeStreamCaptureMode(int *mode)
     return OK;
 }
 
-/* A graph: what was captured, and what is to be told when nobody has it any more. */
+/* A graph: the captured work, and the callbacks for when its last handle is dropped. */
 struct fan_cu_graph {
     fan_sim_graph *graph; /* held; NULL while the capture is under way */
     uint64_t id;
@@ -28,14 +28,14 @@ struct fan_cu_graph {
 
 static struct fan_cu_graph *graphs;
 
-/* graph_of: the graph of a capture under way, made when it is first asked for. */
+/* graph_of: the graph of a capture in progress, made by the first call. */
 static struct fan_cu_graph *graph_of(uint64_t id)
 {
     fan__fake_lock();
     struct fan_cu_graph *g = graphs;
     while (g && g->id != id)
         g = g->next;
-    if (!g && (g = fan_calloc(sizeof *g))) { /* under the lock: two threads that ask get one graph */
+    if (!g && (g = fan_calloc(sizeof *g))) { /* under the lock: two threads get one graph */
         g->id = id;
         g->refs = 1;
         g->next = graphs;
@@ -113,7 +113,7 @@ fan_cu_result fan_fake_StreamGetCaptureInfo(fan_cu_stream handle, int *status, u
     if (rests)
         return 906; /* and no capture is broken */
     if (id)
-        *id = *status == 1 ? number : UINT64_MAX; /* of one that is none, or broken, it says nothing */
+        *id = *status == 1 ? number : UINT64_MAX; /* undefined if there is no capture, or a broken one */
     if (graph && *status == 1 && !(*graph = graph_of(number)))
         return OUT_OF_MEMORY;
     return OK;
@@ -174,7 +174,7 @@ fan_cu_result fan_fake_StreamBeginCapture(fan_cu_stream handle, int mode)
     return code;
 }
 
-/* graph_count: somebody got a handle of a graph, or gave one back. */
+/* graph_count: counts a new handle of a graph, or a returned one. */
 static void graph_count(int more)
 {
     fan__fake_lock();

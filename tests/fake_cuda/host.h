@@ -35,13 +35,13 @@ static inline void fan_k_meet(void)
 /* fan_k_same: returns the lanes of the warp that pass the same x. All threads of the block must call it. */
 static inline uint32_t fan_k_same(uint32_t x)
 {
-    static _Thread_local uint32_t said[FAN_K_BLOCK];
+    static _Thread_local uint32_t given[FAN_K_BLOCK];
     int lane = (int)(fan_k_thread % FAN_K_BLOCK), first = lane - lane % FAN_K_WARP;
     uint32_t same = 0;
-    said[lane] = x;
+    given[lane] = x;
     fan_k_meet();
     for (int i = 0; i < FAN_K_WARP; i++)
-        same |= (uint32_t)(said[first + i] == x) << i;
+        same |= (uint32_t)(given[first + i] == x) << i;
     fan_k_meet();
     return same;
 }

@@ -31,7 +31,7 @@ static void dense(fan_fake_access *a, uint64_t address, int dtype, int64_t count
     a->dims[1] = (int64_t)fan_dtype_size((fan_dtype)dtype);
 }
 
-/* strided: extents and strides as they stand; two runs of axes may be joined. */
+/* strided: extents and strides, unchanged; two runs of axes may be joined. */
 static void strided(fan_fake_access *a, uint64_t address, int dtype, int n1, const int64_t *e1, const int64_t *s1,
                     int n2, const int64_t *e2, const int64_t *s2)
 {
@@ -232,7 +232,7 @@ static size_t sort_move_accesses(const fan_k_sort *a, fan_fake_access *out, size
     return n + list_came(&out[n], &a->out, &a->entry, a->entries);
 }
 
-/* scatter_accesses: where it writes its indices tell, once they are there: all that it could reach counts. */
+/* scatter_accesses: it writes where its indices point, which are unknown when it is queued: all within reach counts. */
 static size_t scatter_accesses(const fan_k_scatter *a, fan_fake_access *out)
 {
     const int64_t *extent = a->words + (a->pointers ? 3 : 2 * a->coo.sparse), *into = extent + a->inner,

@@ -11,7 +11,7 @@ static void memory_run_copy_out(fan__fake_work *w) { memcpy(w->to, fan__host(w->
 
 static void memory_run_fill(fan__fake_work *w) { memset(fan__host(w->address), w->byte, w->bytes); }
 
-/* memory_run_copy_late: the device reads the host's memory itself, whoever has it by now. */
+/* memory_run_copy_late: the device reads the host's memory itself, also after it was reused. */
 static void memory_run_copy_late(fan__fake_work *w) { memcpy(fan__host(w->address), w->to, w->bytes); }
 
 static void memory_run_free(fan__fake_work *w)
@@ -24,7 +24,7 @@ static void memory_run_free(fan__fake_work *w)
     w->device->backend->free(w->device, fan__host(w->address), w->bytes);
 }
 
-/* memory_taken: bytes of a device that somebody has. Locked. */
+/* memory_taken: allocated bytes of a device. Locked. */
 static uint64_t memory_taken(int device)
 {
     uint64_t taken = fan__fake.plain[device] + fan__fake.execs[device];
@@ -33,7 +33,7 @@ static uint64_t memory_taken(int device)
     return taken;
 }
 
-/* memory_fits: whether the device has so many bytes that nobody has; a pool takes them from the system, if it has not
+/* memory_fits: whether the device has so many free bytes; a pool takes them from the system, if it has not
  * got them. Locked. */
 static bool memory_fits(int device, fan__thing *pool, size_t bytes)
 {
@@ -172,11 +172,11 @@ fan_cu_result fan_fake_MemFree(fan_cu_pointer p)
     size_t bytes = t->bytes;
     fan__fake_note_races();
     (void)fan__fake_done(fan_sim_synchronize(fan__fake.m, &err),
-                         &err); /* it waits: whoever frees too early is not hurt */
+                         &err); /* it waits, so that freeing too early does no harm */
     fan__fake_synchronized();
     memory_tell_release(t, NULL);
     memory_unclaim(t->device, t->pool, bytes);
-    fan__thing_drop(t); /* before its address is anybody else's */
+    fan__thing_drop(t); /* before its address is allocated again */
     d->backend->free(d, fan__host(p), bytes);
     return c->lost;
 }
@@ -379,7 +379,7 @@ fan_cu_result fan_fake_MemsetD8Async(fan_cu_pointer p, unsigned char byte, size_
 
 API cuMemAllocAsync(fan_cu_pointer *out, size_t bytes, fan_cu_stream handle);
 
-/* From the pool of the device, which keeps nothing: here a pool that is made for the first who asks. */
+/* From the pool of the device, which keeps nothing: here a pool that the first call makes. */
 fan_cu_result cuMemAllocAsync(fan_cu_pointer *out, size_t bytes, fan_cu_stream handle)
 {
     fan_cu_pool pool = NULL;

@@ -57,7 +57,7 @@ fan_cu_result fan__fake_code(fan_status status, const fan_error *err)
     if (status == FAN_OK)
         return OK;
     fan__fake_lock();
-    snprintf(fan__fake.said, sizeof fan__fake.said, "%s", err->text);
+    snprintf(fan__fake.message, sizeof fan__fake.message, "%s", err->text);
     fan__fake_unlock();
     switch (status) {
     case FAN_ERR_DEVICE_NOMEM:
@@ -72,7 +72,7 @@ fan_cu_result fan__fake_code(fan_status status, const fan_error *err)
     }
 }
 
-/* work_note_race: the checker's finding is for the test; the driver knows nothing of it. */
+/* work_note_race: keeps a race of the checker for the test; the driver reports none. */
 static fan_status work_note_race(fan_status status, const fan_error *err)
 {
     if (status != FAN_ERR_RACE)
@@ -95,9 +95,9 @@ fan_cu_result fan__fake_done(fan_status status, const fan_error *err)
     return fan__fake_code(work_note_race(status, err), err);
 }
 
-/* What a call does beside somebody's capture. This is the one place for it: what a GPU answers otherwise is put right
- * here. Where the documents are silent the worst is taken, but for what users do inside torch.cuda.graph (to make an
- * event is one such thing) and for what is asked of every stream (cuStreamGetId). */
+/* What a call does during a capture of another thread. Corrections by a GPU's results belong here. Where the documents
+ * are silent the call is forbidden, except those that users make inside torch.cuda.graph (making an event) or for every
+ * stream (cuStreamGetId). */
 enum { LEGAL, UNLESS_RELAXED, ALWAYS_BREAKS };
 static const unsigned char beside[NUMBERS] = {
     /* refused, and the captures that it disturbs are broken, unless the thread is in relaxed mode */

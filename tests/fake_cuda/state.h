@@ -50,7 +50,7 @@ struct fan_cu_context {
     _Atomic fan_cu_result lost; /* the code of the error that sticks */
 };
 
-/* The state of the driver; guarded by the mutex, but for what is set before anybody calls. */
+/* The state of the driver; guarded by the mutex, except fields that are set before the first call. */
 extern struct fan__fake {
     fan_sim *m;
     int devices;
@@ -69,8 +69,7 @@ extern struct fan__fake {
     fan__thing **memory; /* MEMORY by address */
     size_t nmemory, memory_cap;
     size_t live[KINDS];
-    struct fan_cu_context
-        *contexts; /* of this machine; those of older ones stay, so that nobody's address comes again */
+    struct fan_cu_context *contexts; /* of this machine; those of older ones stay, so that no address is used twice */
     char hidden[MOST_HIDDEN][48];
     uint64_t calls, calls_of[128];
     atomic_uint_fast64_t launches[FAN_FAKE_KERNELS]; /* of each kernel */
@@ -78,8 +77,8 @@ extern struct fan__fake {
     int64_t fail_at;
     fan_cu_result fail_with;
     bool fail_sticks;
-    char said[FAN_ERROR_TEXT]; /* the last thing that went wrong */
-    char race[FAN_ERROR_TEXT]; /* the first race */
+    char message[FAN_ERROR_TEXT]; /* the message of the last error */
+    char race[FAN_ERROR_TEXT];    /* the first race */
 } fan__fake;
 extern pthread_mutex_t fan__fake_mutex;
 
@@ -121,12 +120,12 @@ fan_cu_result fan__fake_inside(struct fan_cu_context **out);
         if (inside_code)                                  \
             return inside_code;                           \
     } while (0)
-/* fan__fake_code: what the machine said, as the driver's code; what it said is kept for tests. */
+/* fan__fake_code: a status of the machine as the driver's code; keeps its message for tests. */
 fan_cu_result fan__fake_code(fan_status status, const fan_error *err);
 /* fan__fake_note_races: a race that a release found is taken note of, so that no later call stumbles over it. */
 void fan__fake_note_races(void);
 fan_cu_result fan__fake_done(fan_status status, const fan_error *err);
-/* fan__fake_beside: what a call does while somebody captures (state.c has the table). */
+/* fan__fake_beside: what a call does during a capture of another thread (the table is in state.c). */
 fan_cu_result fan__fake_beside(int number);
 #define BESIDE(name)                                                 \
     do {                                                             \
@@ -134,7 +133,7 @@ fan_cu_result fan__fake_beside(int number);
         if (beside_code)                                             \
             return beside_code;                                      \
     } while (0)
-/* fan__fake_synchronized: somebody waited: pools give back to the system what is beyond their threshold. */
+/* fan__fake_synchronized: called after a wait: pools return to the system what exceeds their threshold. */
 void fan__fake_synchronized(void);
 
 #endif

@@ -83,7 +83,7 @@ fan_cu_result fan_fake_StreamDestroy(fan_cu_stream s)
     return OK;
 }
 
-/* stream_of_handle: a stream that was created; NULL for the default ones, and where *code says why. */
+/* stream_of_handle: a stream that was created; NULL for the default ones, and on a failure, with *code. */
 static const fan__thing *stream_of_handle(fan_cu_stream s, fan_cu_result *code)
 {
     const fan__thing *t = (uintptr_t)s > 2 ? fan__thing_find(A_STREAM, s) : NULL;

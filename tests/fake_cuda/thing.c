@@ -116,7 +116,7 @@ static fan_stream *thing_own_stream(int device)
     s = fan_stream_hold(t->stream);
     fan__thing_add(t);
     fan__fake_lock();
-    fan__fake.live[A_STREAM]--; /* nobody asked for it */
+    fan__fake.live[A_STREAM]--; /* the caller did not create it */
     fan__fake_unlock();
     return s;
 }

@@ -11,7 +11,7 @@ void fan__thing_add(fan__thing *t);
 fan__thing *fan__thing_made(fan__kind k, int device);
 fan__thing *fan__thing_find(fan__kind k, const void *handle);
 fan__thing *fan__thing_memory(uint64_t address, uint64_t bytes);
-/* fan__thing_remove: nobody finds it any more. Locked. */
+/* fan__thing_remove: removes it from the table, so that no call finds it. Locked. */
 void fan__thing_remove(fan__thing *gone);
 void fan__thing_drop(fan__thing *gone);
 /* fan__thing_stream: a hold on what a handle means in this context. */

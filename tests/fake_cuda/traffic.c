@@ -14,7 +14,7 @@ typedef struct traffic_sector {
     uint32_t read, written; /* a bit for each byte */
 } traffic_sector;
 
-static _Atomic(traffic_sector *) sectors; /* NULL: nobody counts */
+static _Atomic(traffic_sector *) sectors; /* NULL: traffic is not counted */
 static uint64_t block, used, bytes_read, bytes_written;
 
 bool fan__traffic_begin(void)

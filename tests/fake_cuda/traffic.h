@@ -1,5 +1,5 @@
 /* traffic: how many bytes kernels read and write. Each byte counts once for each block of a launch that touches it, for
- * blocks share no cache but the device's. Asked for by tests, while one thread uses the driver. */
+ * blocks share no cache but the device's. Tests turn it on while one thread uses the driver. */
 #ifndef FAN_FAKE_TRAFFIC_H
 #define FAN_FAKE_TRAFFIC_H
 
@@ -10,7 +10,7 @@
 /* fan__traffic_begin: counts from zero; false: out of memory. fan__traffic_end: no more. */
 bool fan__traffic_begin(void);
 void fan__traffic_end(void);
-/* fan__traffic_counts: whether somebody counts. */
+/* fan__traffic_counts: whether traffic is counted. */
 bool fan__traffic_counts(void);
 /* fan__traffic_block: another block begins. */
 void fan__traffic_block(void);

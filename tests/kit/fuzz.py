@@ -165,7 +165,7 @@ OF_A_MACHINE = ("Machine", "Stream", "Event", "Array", "Graph", "Thread")
 OPTIONS = [*inspect.signature(_core.set_options).parameters]
 #: Calls that may take things of two machines: they compare, call back, or keep each thing apart.
 MAY_MIX = re.compile(
-    r"Stream\.__|Machine\.(spawn|__exit__)|InputBuffer\.(__init__|add_many|take)|Verdict"
+    r"Stream\.__|Machine\.(spawn|__exit__)|InputBuffer\.(__init__|add_many|take)|Node\.__init__|Verdict"
     r"|(Report|Sparse|Slot|Stats|Clock|Zero)\.__|fanin\.(free|draw|backward|grad|walk|clip_norm)"
 )
 
@@ -449,7 +449,9 @@ class Program:
             owner = on if own else self.one(e.owner.__name__)
         args, named, given = [], {}, [owner]
         for name, kind, note, optional in e.parameters:
-            thing = re.search("Stream|Event|Array|Graph|object|Sequence|Iterable", note) and name != "group"
+            thing = name not in ("group", "name") and re.search(
+                "Stream|Event|Array|Graph|object|Sequence|Iterable", note
+            )
             if optional and self.rng.random() < (0.6 if not mixed else 0.1 if thing else 0.95):
                 continue
             x = self.argument(name, note)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import random
@@ -317,7 +318,7 @@ def test_a_hook_that_queues_a_callback_of_torchs_engine_is_refused() -> None:
         torch.autograd.Variable._execution_engine.queue_callback(print)
 
     handle = w.register_post_accumulate_grad_hook(after)
-    with pytest.raises(RuntimeError, match="asks torch's engine for its pass"):
+    with pytest.raises(RuntimeError, match="queries torch's engine for its pass"):
         fanin_torch.backward(w.sum())
     assert w.grad is None
     handle.remove()
@@ -730,16 +731,92 @@ def nested() -> Any:
     return torch.nested.to_padded_tensor(x * 2, 0.0).sum()
 
 
-def one(**how: Any) -> Any:
-    return torch.ones(1, requires_grad=True, **how)
+def one(n: int = 1, **how: Any) -> Any:
+    return torch.ones(n, requires_grad=True, **how)
 
 
 BACKWARD = fanin_torch.backward
+
+
+def inside(x: Any) -> Any:
+    y = (x * one()).sum()
+    BACKWARD(y)
+    return y
+
+
+def compiled_pass(y: Any) -> None:
+    compiled = pytest.importorskip("torch._dynamo.compiled_autograd")
+    with compiled._enable(lambda graph: graph):
+        BACKWARD(y)
+
+
+class Passes(torch.overrides.TorchFunctionMode):  # type: ignore[misc,name-defined]
+    def __torch_function__(self, fn: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return fn(*args, **kwargs or {})
+
+
+def same(x: Any) -> Any:
+    return x
+
+
+#: What is around the forward, and around the pass.
+AROUND: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+    "saved_tensors_hooks": (lambda: torch.autograd.graph.saved_tensors_hooks(same, same), contextlib.nullcontext),
+    "save_on_cpu": (lambda: torch.autograd.graph.save_on_cpu(), contextlib.nullcontext),
+    "autocast": (lambda: torch.autocast("cpu", dtype=torch.bfloat16), contextlib.nullcontext),
+    "no_grad": (contextlib.nullcontext, lambda: torch.no_grad()),
+    "inference_mode": (contextlib.nullcontext, lambda: torch.inference_mode()),
+    "a mode of __torch_function__": (contextlib.nullcontext, Passes),
+    "a profiler": (contextlib.nullcontext, lambda: torch.autograd.profiler.profile()),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", AROUND)
+def test_gradients_are_those_of_torch_inside_of_what_torch_has(name: str) -> None:
+    forward, around = AROUND[name]
+    torch.manual_seed(0)
+    made, shape = mlp()
+    x = torch.randn(shape)
+    grads = []
+    for backward in (torch_own, BACKWARD):
+        model = copy.deepcopy(made)
+        with forward():
+            loss = model(x).square().mean()
+        with around():
+            backward(loss)
+        grads.append([p.grad for p in model.parameters()])
+    for a, b in zip(*grads, strict=True):
+        assert torch.equal(a, b) and a.is_inference() == b.is_inference()
+
+
+LEAVES: dict[str, Callable[[], tuple[Any, Any]]] = {
+    "vmap": lambda: (p := one(3), torch.func.vmap(lambda row: (row * p).sum())(torch.ones(4, 3)).sum()),
+    "func.grad": lambda: (p := one(3), torch.func.grad(lambda q: (q * p).pow(2).sum())(torch.ones(3)).sum()),
+    "complex": lambda: (p := one(3, dtype=torch.complex64), (p * p.conj()).real.sum()),
+    "CSR": lambda: (p := torch.eye(3).to_sparse_csr().requires_grad_(), (p @ torch.ones(3, 2)).sum()),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", LEAVES)
+def test_gradients_of_transforms_and_unusual_leaves_are_those_of_torch(name: str) -> None:
+    (a, loss), (b, other) = LEAVES[name](), LEAVES[name]()
+    torch_own(loss)
+    BACKWARD(other)
+    assert a.grad.dtype == b.grad.dtype and a.grad.layout == b.grad.layout
+    assert torch.equal(a.grad.to_dense(), b.grad.to_dense())
+
+
 REFUSED: list[tuple[Callable[[], Any], Any, str]] = [
     (lambda: BACKWARD(torch.ones(1)), RuntimeError, "does not require a gradient"),
     (lambda: BACKWARD(7), TypeError, "int"),
     (lambda: BACKWARD([7]), TypeError, "tensor 0: expected a tensor, got an int"),
     (lambda: BACKWARD(torch.ones(2, requires_grad=True) * 1), ValueError, "2 elements and no gradient"),
+    (lambda: BACKWARD(torch.autograd.graph.get_gradient_edge(one() * 2)), TypeError, "got a GradientEdge"),
+    (lambda: torch.func.grad(inside)(torch.ones(3)), RuntimeError, "inside a functorch transform"),
+    (lambda: torch.func.vmap(inside)(torch.ones(2, 3)), RuntimeError, "inside a functorch transform"),
+    (lambda: compiled_pass(one() * 2), RuntimeError, "compiled autograd is enabled"),
     (lambda: BACKWARD(one(), [None, None]), ValueError, "expected 1 gradient"),
     (lambda: BACKWARD(one(), torch.ones(7, 2)), ValueError, r"gradient 0: expected shape \(1,\), got \(7, 2\)"),
     (lambda: BACKWARD(one(), "x"), TypeError, "expected a tensor"),
@@ -747,7 +824,7 @@ REFUSED: list[tuple[Callable[[], Any], Any, str]] = [
     (lambda: BACKWARD(one(), inputs=[]), ValueError, "inputs is empty"),
     (lambda: BACKWARD(one(dtype=torch.complex64) * 2), ValueError, "complex and has no gradient"),
     (lambda: BACKWARD(nested()), RuntimeError, "nested tensor, which has no one shape"),
-    (lambda: BACKWARD(one(device="meta") * 2), RuntimeError, "meta: this pass knows CPU tensors alone"),
+    (lambda: BACKWARD(one(device="meta") * 2), RuntimeError, "meta: this pass takes only CPU tensors"),
 ]
 
 

@@ -387,7 +387,7 @@ def test_hooks_of_tensors_in_between_that_ask_for_the_pass_are_refused(mode: Any
     w = torch.ones(3, requires_grad=True)
     a, b = w * 2, w * 3
     handle = torch.autograd.graph.register_multi_grad_hook((a, b), lambda gs: None, mode=mode)
-    with pytest.raises(RuntimeError, match=r"backward: a hook of a tensor asks torch's engine for its pass"):
+    with pytest.raises(RuntimeError, match=r"backward: a hook of a tensor queries torch's engine for its pass"):
         fanin_torch.backward((a + b).sum())
     assert w.grad is None
     torch.autograd.backward((a + b).sum(), retain_graph=True)  # torch's own is as it was

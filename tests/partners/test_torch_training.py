@@ -771,7 +771,12 @@ def fake_tensors() -> Any:
     return FakeTensorMode()
 
 
-MEASURED = {"plain": contextlib.nullcontext, "dynamo": frames_of_dynamo, "traced": frames_kept, "fake": fake_tensors}
+MEASURED: dict[str, Callable[[], Any]] = {
+    "plain": contextlib.nullcontext,
+    "dynamo": frames_of_dynamo,
+    "traced": frames_kept,
+    "fake": fake_tensors,
+}
 
 
 @pytest.fixture(params=MEASURED)
@@ -833,7 +838,8 @@ class Sparse(torch.autograd.Function):  # type: ignore[misc,name-defined]
 
 @pytest.mark.parametrize("frames", [contextlib.nullcontext, frames_of_dynamo])
 def test_sparse_gradients_are_handed_to_a_leaf_where_nothing_else_refers_to_them(measured: None, frames: Any) -> None:
-    for kept in (None, []):
+    each: tuple[list[Any] | None, ...] = (None, [])
+    for kept in each:
         p, at = torch.nn.Parameter(torch.ones(5, 2)), list[int]()
         with frames():
             fanin.torch.backward(Sparse.apply(p, kept, at))

@@ -1,5 +1,7 @@
 #include "device/sim/access.h"
 
+#include "array/overlap.h"
+#include "base/mem.h"
 #include "device/sim/call.h"
 
 bool fan__visit_job(const void *what, size_t i, const fan_array **a, bool *write)
@@ -76,8 +78,107 @@ void fan__access_report(fan_sim *m, fan__visit *next, const void *what)
     }
 }
 
+/* ---- donated memory ---- */
+
+/* access_is_donated: whether the operation accesses memory that was donated; *race says where. */
+static bool access_is_donated(const fan_sim *m, const fan_op *op, const fan_array *a, bool write, fan_race *race)
+{
+    for (const fan_sim_donation *g = a && a->size ? m->donations : NULL; g; g = g->next) {
+        fan_region one = fan_region_of(g->what), two = fan_region_of(a);
+        fan_verdict verdict;
+        int64_t lo, hi;
+        if (fan_overlap(&one, &two, 0, NULL, NULL, &verdict, NULL) != FAN_OK || verdict != FAN_OVERLAP_YES)
+            continue;
+        fan_array_reach(a, &lo, &hi);
+        if (race)
+            *race = (fan_race){.first = g->op,
+                               .second = *op,
+                               .first_writes = true,
+                               .second_writes = write,
+                               .donated = true,
+                               .lo = (uintptr_t)(a->data + lo),
+                               .hi = (uintptr_t)(a->data + hi)};
+        return true;
+    }
+    return false;
+}
+
+void fan__access_take_back(fan_sim *m, fan_extent bytes)
+{
+    for (fan_sim_donation **at = &m->donations, *g; (g = *at);) {
+        if (fan_extents_may_overlap(fan_extent_of(g->what), bytes)) {
+            *at = g->next;
+            fan_free(g);
+        } else {
+            at = &g->next;
+        }
+    }
+}
+
+static fan_sim_donation *access_donation_new(const fan_array *a)
+{
+    fan_array *one = (fan_array *)(uintptr_t)a;
+    fan__packer p = {NULL, 0};
+    fan__pack(&p, sizeof(fan_sim_donation));
+    (void)fan__pack_arrays(&p, &one, 1);
+    fan_sim_donation *g = fan_calloc(p.used);
+    if (!g)
+        return NULL;
+    p = (fan__packer){(char *)g, 0};
+    fan__pack(&p, sizeof *g);
+    g->what = fan__pack_arrays(&p, &one, 1)[0];
+    return g;
+}
+
+fan_status fan__sim_use(fan_device *d, const fan_array *a, const char *name, bool donate, fan_error *err)
+{
+    fan_sim *m = fan__sim_machine(d);
+    fan_status status = FAN_OK;
+    fan_sim_donation *g = NULL;
+    char call_site[FAN__SITE];
+    fan_race race;
+    uint64_t op;
+    if (!a->size)
+        return FAN_OK;
+    fan__sim_call_site(m, call_site, sizeof call_site);
+    fan__sim_lock(m);
+    const fan_block *b = fan__access_block(m, a->data);
+    if (!m->checking || m->dying || !b)
+        goto done;
+    fan__sim_access(m, b->name, donate);
+    if (!donate && !m->donations)
+        goto done;
+    if (donate && !(g = access_donation_new(a)))
+        FAN_GO(fan_fail(err, FAN_ERR_NOMEM, "out of memory for a donation"));
+    uint32_t host = fan__sim_lane(m);
+    FAN_GO(fan_race_check_begin(m->race_check, host, host, name, call_site, &op, err));
+    if (access_is_donated(m, fan_race_check_op(m->race_check, op), a, donate, &race)) {
+        fan__sim_keep_race(m, &race);
+        status = fan__sim_raise(m, &race, err);
+    } else if (donate) {
+        g->op = *fan_race_check_op(m->race_check, op);
+        g->next = m->donations;
+        m->donations = g;
+        g = NULL;
+    }
+done:
+    fan__sim_unlock(m);
+    fan_free(g);
+    return status;
+}
+
+void fan__sim_returned(fan_device *d, const fan_array *a)
+{
+    fan_sim *m = fan__sim_machine(d);
+    fan__sim_lock(m);
+    fan__access_take_back(m, fan_extent_of(a));
+    fan__sim_unlock(m);
+}
+
+/* ---- judged ---- */
+
 fan_status fan__access_judge(fan_sim *m, uint32_t lane, const char *name, const char *call_site, fan__keeper kept,
-                             fan__visit *next, const void *what, fan_race *race, fan_error *err)
+                             bool by_user, fan__visit *next, const void *what, fan_race *race, fan_error *err)
 {
     const fan_array *a = NULL;
     bool write;
@@ -96,6 +197,9 @@ fan_status fan__access_judge(fan_sim *m, uint32_t lane, const char *name, const 
             a ? fan_race_check_access(m->race_check, op, a, write, worst == FAN_OK ? race : NULL) : FAN_OK;
         if (status == FAN_ERR_NOMEM)
             return fan_fail(err, FAN_ERR_NOMEM, "out of memory for the happens-before history");
+        if (status == FAN_OK && worst == FAN_OK && by_user && m->donations &&
+            access_is_donated(m, fan_race_check_op(m->race_check, op), a, write, race))
+            status = FAN_ERR_RACE;
         if (status != FAN_OK)
             worst = status;
     }

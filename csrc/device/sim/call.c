@@ -200,6 +200,12 @@ static void fan__sim_race_text(fan_sim *m, const fan_race *r, char *buf, size_t 
         site_text(&r->first, ", first at ", buf, size);
         return;
     }
+    if (r->donated) {
+        fan_append(buf, size, "%s %s memory that was donated", second, r->second_writes ? "writes" : "reads");
+        site_text(&r->first, " at ", buf, size);
+        fan_append(buf, size, " (donate=True): until a buffer returns it, it belongs to the buffer; missing: a copy");
+        return;
+    }
     if (r->released) {
         fan_append(buf, size, "%s %s freed memory", second, r->second_writes ? "writes" : "reads");
         site_text(&r->first, " at ", buf, size);

@@ -213,6 +213,7 @@ static fan_status graph_replay_work(fan_sim *m, fan_sim_graph *g, const fan_sim_
                    .what = one ? (const void *)c->jobs : (const void *)&c->kernel,
                    .us = c->us,
                    .launched = true,
+                   .by_user = c->njobs == 0,
                    .kept = m->config.bare ? KEPT_BY_NONE : KEPT_BY_GRAPH};
     graph_work *r = NULL;
     if (m->config.run_work) {

@@ -98,6 +98,13 @@ typedef struct fan_sim_event {
     fan_clock place;              /* the captured work ordered before it */
 } fan_sim_event;
 
+/* Memory that a caller donated to a buffer, and that no buffer has returned. */
+typedef struct fan_sim_donation {
+    struct fan_sim_donation *next;
+    fan_op op;       /* the add */
+    fan_array *what; /* only geometry, copied after this struct */
+} fan_sim_donation;
+
 /* The owner of a checker's lane: a stream of a device, or (device -1) a host thread: its actor, or FAN_MAIN. */
 #define FAN_SIM_OWNER(device, handle) ((uint64_t)((device) + 1) << 48 | ((handle) & FAN_MAIN))
 #define FAN_SIM_OWNER_DEVICE(owner) ((int)((owner) >> 48) - 1)
@@ -143,6 +150,7 @@ struct fan_sim {
     bool has_first;
     fan_race pending; /* found by a release */
     bool has_pending;
+    fan_sim_donation *donations;
     uint64_t left_out;
 #ifdef FAN_TEST
     int64_t fail_at; /* calls until the planned failure; < 0: none */

@@ -89,6 +89,7 @@ void fan__sim_dropped(fan_device *d, void *data, size_t bytes, fan_stream *const
     char call_site[FAN__SITE];
     fan__sim_call_site(m, call_site, sizeof call_site);
     fan__sim_lock(m);
+    fan__access_take_back(m, fan_extent_flat(data, bytes));
     if (!m->checking || m->dying || fan_host_sched_given_up(m->host_sched) != FAN_GOING)
         goto done;
     for (size_t i = 0; i < n; i++) {
@@ -142,7 +143,7 @@ fan_status fan__sim_read(fan_stream *s, const fan_array *dst, const fan_array *s
     fan__sim_access(m, FAN__NAME(OF_PROGRESS, 0), false);
     fan__access_report(m, fan__visit_read, src);
     /* a copy on q that the host waits for */
-    found = fan__access_judge(m, q->lane, "read", call_site, KEPT_BY_HOST, fan__visit_read, src, &race, err);
+    found = fan__access_judge(m, q->lane, "read", call_site, KEPT_BY_HOST, false, fan__visit_read, src, &race, err);
     if (found != FAN_OK && found != FAN_ERR_RACE) {
         status = found;
         goto done;

@@ -827,6 +827,8 @@ fan_status fan_race_check_begin(fan_race_check *o, uint32_t at, uint32_t host, c
     return FAN_OK;
 }
 
+const fan_op *fan_race_check_op(const fan_race_check *o, uint64_t op) { return &o->ops[op].op; }
+
 void fan_race_check_over(fan_race_check *o, uint64_t op, bool awaited)
 {
     assert(op < o->nops && o->lanes[o->ops[op].op.lane].open == op);

@@ -80,6 +80,7 @@ typedef struct fan_race {
     bool first_writes, second_writes;
     bool release;     /* the second is a release of memory */
     bool released;    /* the first is one: the second accesses freed memory */
+    bool donated;     /* the first is an add to which the memory was donated */
     uintptr_t lo, hi; /* bytes in common (one run of them) */
 } fan_race;
 
@@ -93,6 +94,8 @@ void fan_race_check_plan(fan_race_check *o, const fan_array *a);
  * lane. Its number is in *op, valid until the next operation of that lane begins. FAN_ERR_NOMEM changes nothing. */
 fan_status fan_race_check_begin(fan_race_check *o, uint32_t lane, uint32_t host, const char *name,
                                 const char *call_site, uint64_t *op, fan_error *err);
+/* fan_race_check_op: returns that operation; valid as long as its number. */
+const fan_op *fan_race_check_op(const fan_race_check *o, uint64_t op);
 /* fan_race_check_access: notes that operation `op` accesses every byte run of `a`. Returns FAN_ERR_RACE with *race (may
  * be NULL) filled on a conflict (history is updated all the same); FAN_ERR_NOMEM. */
 fan_status fan_race_check_access(fan_race_check *o, uint64_t op, const fan_array *a, bool write, fan_race *race);

@@ -34,6 +34,7 @@ static void sim_free_machine(fan_sim *m)
     }
     for (size_t i = 0; i < m->nqueues; i++)
         fan_free(m->queues[i]);
+    fan__access_take_back(m, (fan_extent){0, UINT64_MAX});
     fan_free(m->parts);
     fan_free(m->queues);
     fan_race_check_free(m->race_check);
@@ -55,6 +56,8 @@ const fan_backend fan_sim_backend = {
     .free = fan__sim_free,
     .read = fan__sim_read,
     .dropped = fan__sim_dropped,
+    .use = fan__sim_use,
+    .returned = fan__sim_returned,
     .current = fan__sim_current,
     .sync = fan__sim_sync,
     .stream_fini = fan__sim_stream_fini,

@@ -18,7 +18,8 @@ fan_status fan__work_enqueue(fan_sim *m, fan_sim_queue *q, fan__work *w, const c
     fan_race race;
     double *host = &m->host_us[fan__sim_host(m)];
     FAN_TRY(fan__stream_barrier(m, q, err));
-    fan_status status = fan__access_judge(m, q->lane, w->name, call_site, w->kept, w->next, w->what, &race, err);
+    fan_status status =
+        fan__access_judge(m, q->lane, w->name, call_site, w->kept, w->by_user, w->next, w->what, &race, err);
     if (status != FAN_OK && status != FAN_ERR_RACE)
         return status;
     fan__sim_access(m, q->name, true);
@@ -269,7 +270,7 @@ fan_status fan_sim_launch(fan_sim *m, fan_stream *s, const fan_sim_kernel *k, fa
     fan__sim_call_site(m, call_site, sizeof call_site);
     FAN_TRY(work_mark_automatic(m, s, k, err));
     uint64_t bytes = work_kernel_bytes(k);
-    fan__work w = {.name = k->name ? k->name : "kernel", .next = fan__visit_kernel, .what = k};
+    fan__work w = {.name = k->name ? k->name : "kernel", .next = fan__visit_kernel, .what = k, .by_user = true};
     if (m->config.run_work && !(w.op = fan__op_new(NULL, 0)))
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for queued work");
     fan_sim_op *op = w.op;

@@ -11,6 +11,7 @@ typedef struct fan__work {
     double us;     /* its duration */
     bool launched; /* as part of a graph's launch, which is counted once */
     fan__keeper kept;
+    bool by_user;      /* a kernel of the user's */
     fan_sim_op *op;    /* owned by the queue on FAN_OK and FAN_ERR_RACE, else by the caller; NULL: no bytes to move */
     double start, end; /* filled in */
 } fan__work;

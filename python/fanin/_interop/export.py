@@ -60,8 +60,8 @@ kinds: weakref.WeakKeyDictionary[type, int] = weakref.WeakKeyDictionary()
 
 def kind_of_namespace(x: object) -> int:
     """The origin of arrays of an unknown library that implements the array API standard; else NumPy's."""
-    ask = getattr(type(x), "__array_namespace__", None)
-    space = ask(x) if ask is not None else None
+    protocol = getattr(type(x), "__array_namespace__", None)
+    space = protocol(x) if protocol is not None else None
     name, make = getattr(space, "__name__", None), getattr(space, "from_dlpack", None)
     if not isinstance(name, str) or make is None:
         return _core.FROM_NDARRAY

@@ -48,9 +48,9 @@ def device_of(s: object, owner: str) -> int | None:
 
 def handle_of(s: object, owner: str) -> int:
     """The handle of another library's stream; TypeError for what is none."""
-    ask = getattr(type(s), "__cuda_stream__", None)
-    if ask is not None:
-        got = ask(s)
+    protocol = getattr(type(s), "__cuda_stream__", None)
+    if protocol is not None:
+        got = protocol(s)
         if not isinstance(got, tuple) or len(got) != 2:
             raise TypeError(f"{owner}: __cuda_stream__(): expected (version, handle), got {got!r:.80}")
         if whole(owner, "version", got[0]) != 0:

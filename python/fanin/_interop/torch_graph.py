@@ -1,9 +1,9 @@
 """torch's own graph on fanin's engine: `fanin.torch.backward`.
 
-torch's nodes are callable from Python, and say what they lead to (`next_functions`), what they take (`_input_metadata`)
-and when they were made (`_sequence_nr`). Each becomes a `fanin.Node`; where a gradient of a parameter ends, torch's own
-engine runs that parameter's `AccumulateGrad`, with all the hooks it has. The whole pass runs inside a node of a pass of
-torch's: what asks that engine whether it is at work, and for what pass, gets an answer.
+torch's nodes are callable from Python and have their edges (`next_functions`), the metadata of their gradients
+(`_input_metadata`) and the order in which they were made (`_sequence_nr`). Each becomes a `fanin.Node`. At a parameter
+torch's own engine runs its `AccumulateGrad`, with all its hooks. The whole pass runs inside a node of a pass of
+torch's, so that code that queries torch's engine for the current pass finds one.
 """
 
 from __future__ import annotations
@@ -41,43 +41,66 @@ def backward(
     schedule: Callable[[tuple[fanin.Node, ...]], fanin.Node] | None = None,
     workers: int = 1,
 ) -> None:
-    """`torch.autograd.backward` on fanin's engine: the graph keeps its saved tensors until it is dropped (whatever
-    `retain_graph` says: torch lets no other engine free them), CPU tensors alone, no nested ones.
-
-    Hooks run: those of tensors, leaves and in between, `retain_grad`, those of nodes and of modules; so replicas of
-    `DistributedDataParallel` are synchronised. A RuntimeError says what is not served: hooks that ask torch's engine
-    for its pass (`register_multi_grad_hook`, `queue_callback`), leaves that FSDP or DTensor shards, checkpoints with
-    reentrance where `inputs` is given (as in torch), tensors that are not on the CPU, nested ones.
-
-    `torch.utils.checkpoint` without reentrance computes a segment anew once (with several workers: once for each tensor
-    that it saved). A compiled model (`torch.compile`, AOTAutograd) may use the memory of what it saved for something
-    else, unless `retain_graph` is True: a second pass over it is then refused. In `torch.autograd.detect_anomaly()` a
-    node that returns NaN is a RuntimeError, and errors have a note of where the node was made.
+    """Run `torch.autograd.backward` on fanin's engine, for dense and sparse CPU tensors.
 
     Every fan-in is an input buffer: the gradients of a bfloat16 tensor that is used many times are summed in float32
-    and rounded once, the order of a sum is the graph's. `accumulate` names the dtype of the sums (rule A11). With
-    `create_graph=True` what the nodes do is recorded, sums are made by torch's own `+`, and `.grad` can be
-    differentiated; there `accumulate` is a ValueError, as sums in another dtype would not be recorded.
+    and rounded once, in the order of the graph. With `create_graph=True` the pass is recorded: torch's own `+` makes
+    the sums, and `.grad` can be differentiated. The graph keeps its saved tensors until it is dropped, whatever
+    `retain_graph` is: only torch's engine can free them.
 
-    tensors, gradients: as for torch; a gradient may be left out for a tensor of one element. inputs: leaves to which
-    the pass is limited. schedule: as for `fanin.backward`. workers: on up to so many threads nodes run at once, with
-    the same bits for every number, without `schedule` and `create_graph`. They have the caller's autocast, and no other
-    setting that torch keeps for each thread; hooks of leaves run on any of them; nodes of `torch.autograd.Function`s,
-    `checkpoint(use_reentrant=True)` among them, run one at a time. Checkpoints without reentrance and compiled models
-    want `workers=1`: a segment is computed anew inside whatever node first asks for what it saved, which two nodes may
-    do at once, and to a compiled node on another thread torch says that the graph is retained.
+    Hooks run: those of tensors, leaves and in between, `retain_grad`, those of nodes and of modules; so replicas of
+    `DistributedDataParallel` are synchronised. `torch.utils.checkpoint` without reentrance computes a segment again
+    once (with several workers: once for each tensor that it saved). A compiled model (`torch.compile`, AOTAutograd) may
+    reuse the memory of its saved tensors, unless `retain_graph` is True: a second pass over it is then refused. In
+    `torch.autograd.detect_anomaly()` a node that returns NaN is a RuntimeError, and errors have a note of where the
+    node was made.
 
-    Raises TypeError (no tensor), ValueError (no gradient, a shape, `inputs` that are no leaves), RuntimeError (a tensor
-    without a graph, what is said above); and what a node throws, with a note that names it. Then each `.grad` has its
-    whole gradient or none of it.
+    Parameters
+    ----------
+    tensors : torch.Tensor, or sequence of torch.Tensor
+        As for torch.
+    gradients : torch.Tensor, or sequence of torch.Tensor or None
+        As for torch. May be left out for a tensor of one element.
+    inputs : torch.Tensor, or sequence of torch.Tensor
+        The leaves to which the pass is limited. Default: all.
+    retain_graph : bool
+        Whether compiled models keep their saved tensors. Default: `create_graph`.
+    create_graph : bool
+        Whether the pass is recorded, so that it can be differentiated.
+    accumulate : DTypeLike
+        The dtype of the sums (rule A11). A ValueError with `create_graph`: sums in another dtype are not recorded.
+    schedule : callable
+        As for `fanin.backward`.
+    workers : int
+        The number of threads on which nodes run, with the same bits for every number; without `schedule` and
+        `create_graph`. Threads have the caller's autocast, and no other setting that torch keeps for each thread. Hooks
+        of leaves run on any of them. Nodes of `torch.autograd.Function`s, `checkpoint(use_reentrant=True)` among them,
+        run one at a time. Checkpoints without reentrance and compiled models need 1: two nodes may compute a segment
+        again at once, and on another thread torch reports to a compiled node that the graph is retained.
 
+    Raises
+    ------
+    TypeError
+        Not a tensor.
+    ValueError
+        A missing gradient, a shape, or `inputs` that are no leaves.
+    RuntimeError
+        A tensor without a graph; hooks that need a pass of torch's engine (`register_multi_grad_hook`,
+        `queue_callback`); leaves that FSDP or DTensor shards; checkpoints with reentrance together with `inputs` (as in
+        torch); tensors that are not on the CPU; nested tensors; a call inside a functorch transform or under compiled
+        autograd. An exception of a node is raised with a note that names
+        the node. After an error each `.grad` has its whole gradient or none of it.
+
+    Examples
+    --------
     >>> import torch  # doctest: +SKIP
     >>> w = torch.ones(3, requires_grad=True)  # doctest: +SKIP
     >>> fanin.torch.backward((w * w).sum())  # doctest: +SKIP
     >>> w.grad  # doctest: +SKIP
     tensor([2., 2., 2.])
     """
-    roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    _refuse_modes()
+    roots = [tensors] if isinstance(tensors, torch.Tensor | GradientEdge) else list(tensors)
     firsts = _gradients(roots, gradients)
     ends = [_end(i, t) for i, t in enumerate(roots)]
     leaves = None if inputs is None else _leaves([inputs] if isinstance(inputs, torch.Tensor) else list(inputs))
@@ -153,16 +176,27 @@ def _leaves(inputs: list[torch.Tensor]) -> list[_Node]:
     return [cast("_Node", get_gradient_edge(t).node) for t in inputs]
 
 
+def _refuse_modes() -> None:
+    """Refuse what replaces or transforms torch's own passes."""
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise RuntimeError(
+            "backward: called inside a functorch transform: use torch.func.grad or torch.func.vjp instead"
+        )
+    compiled = sys.modules.get("torch._dynamo.compiled_autograd")
+    if getattr(compiled, "compiled_autograd_enabled", False):
+        raise RuntimeError("backward: compiled autograd is enabled, which compiles torch's own passes: disable it here")
+
+
 def _refuse_hooks(leaf: torch.Tensor) -> None:
-    """A hook of a leaf that asks torch's engine for its pass cannot run in this one."""
+    """Refuse hooks of a leaf that query torch's engine for its pass, which is another pass here."""
     for hook in [*(leaf._backward_hooks or {}).values(), *(leaf._post_accumulate_grad_hooks or {}).values()]:
         code = getattr(hook, "__code__", None)
-        if code is not None and not ASKS.isdisjoint(code.co_names):
+        if code is not None and not PASS_QUERIES.isdisjoint(code.co_names):
             raise RuntimeError(f"backward: a hook of a leaf of shape {tuple(leaf.shape)} {NO_PASS}")
 
 
 def _refuse_sharded(leaves: list[torch.Tensor]) -> None:
-    """FSDP gathers and scatters in hooks that are not seen from Python; the gradients of a DTensor are DTensors."""
+    """Refuse leaves of FSDP, which gathers and scatters in hooks of C++, and DTensors, whose gradients are DTensors."""
     for i, what in sharded(leaves):
         raise RuntimeError(
             f"backward: leaf {i} of {len(leaves)}, of shape {tuple(leaves[i].shape)}, is sharded by {what}, whose"
@@ -205,7 +239,7 @@ def _refuse_checkpoints(graph: _Graph, leaves: list[_Node]) -> None:
         if code is not None and "_is_checkpoint_valid" in code.co_names:
             raise RuntimeError(
                 f"backward: {node.name()} goes backward over a segment of its own, as torch.utils.checkpoint with"
-                " use_reentrant=True does, and knows nothing of inputs: leave that out, or checkpoint with"
+                " use_reentrant=True does, and cannot be limited to inputs: leave that out, or checkpoint with"
                 " use_reentrant=False"
             )
 
@@ -221,12 +255,12 @@ LARGE = 1 << 20  # bytes from which on to hand over costs less than a copy
 ENGINE = torch.autograd.Variable._execution_engine
 
 NO_PASS = (
-    "asks torch's engine for its pass, as those of torch.autograd.graph.register_multi_grad_hook do, and this is none"
-    " of torch's: use torch's own backward(), or take the hook away"
+    "queries torch's engine for its pass, as torch.autograd.graph.register_multi_grad_hook does, but this pass is not"
+    " torch's: use torch's own backward(), or remove the hook"
 )
 
-#: Functions of torch's by which a hook asks for its engine's pass, as those of `register_multi_grad_hook` do.
-ASKS = {"_current_graph_task_id", "_will_engine_execute_node", "queue_callback"}
+#: Functions of torch that read the pass of its engine, as hooks of `register_multi_grad_hook` do.
+PASS_QUERIES = {"_current_graph_task_id", "_will_engine_execute_node", "queue_callback"}
 
 CPU = torch.device("cpu")
 Takes = tuple[tuple[int, ...], torch.dtype | None]  # no dtype: it is taken as it comes
@@ -243,7 +277,7 @@ class _Handle(Protocol):
 
 
 class _Meta(Protocol):
-    """What torch says of a gradient that a node takes."""
+    """The metadata of a gradient that a node takes."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -252,8 +286,8 @@ class _Meta(Protocol):
 
 
 class _Node(Protocol):
-    """A node of torch's graph. That of a `torch.autograd.Function` is its `ctx`, too, and has what stands last, where
-    the others can be called.
+    """A node of torch's graph. The node of a `torch.autograd.Function` is also its `ctx`: it has the last attributes
+    here, and only the others can be called.
     """
 
     @property
@@ -373,7 +407,7 @@ class _Graph:
         return fanin.Node(self.anywhere(fn), inputs, edges, slots=slots, name=name, group=group)
 
     def anywhere(self, fn: Callable[P, R]) -> Callable[P, R]:
-        """The same function, for several workers: as torch's settings are where the pass was asked for."""
+        """The function for several workers: it runs under the torch settings of the caller of the pass."""
         around = self.around
         if around is None:
             return fn
@@ -444,8 +478,8 @@ def _run(end: torch.Tensor, gradient: torch.Tensor, retain: bool, create: bool) 
 
 
 def _hand_over(variable: torch.Tensor, gradient: list[torch.Tensor]) -> None:
-    """The gradient, taken out of the list, is accumulated into a leaf: what nobody has beside the engine, it lets
-    `AccumulateGrad` take over (L3), where it copies what it is called with.
+    """Accumulate the gradient, which is taken out of the list, into a leaf. `AccumulateGrad` takes over a gradient to
+    which only the engine refers (L3); it copies one that it is called with.
     """
     with torch.enable_grad():
         end = _Calls.apply(variable, gradient.pop)
@@ -478,17 +512,17 @@ def _holder() -> torch.Tensor:
 def _guarded(name: str) -> Callable[..., object]:
     own: Callable[..., object] = getattr(torch._C, name)
 
-    def asks(*args: object) -> object:
+    def query(*args: object) -> object:
         if _passes.hooks:
             raise RuntimeError(f"backward: a hook of a tensor {NO_PASS}")
         return own(*args)
 
-    return asks
+    return query
 
 
 class _Guard:
-    """While passes are at work hooks of tensors in between that ask torch's engine for its pass are refused: of each
-    tensor's they would see a pass of its own.
+    """While passes run, refuses hooks of intermediate tensors that query torch's engine for its pass: they would get
+    another pass for each tensor.
     """
 
     def __init__(self) -> None:
@@ -499,7 +533,7 @@ class _Guard:
         with self.lock:
             self.passes += 1
             if self.passes == 1:
-                names = [name for name in ASKS if hasattr(torch._C, name)]
+                names = [name for name in PASS_QUERIES if hasattr(torch._C, name)]
                 self.own = {name: getattr(torch._C, name) for name in names}
                 for name in names:
                     setattr(torch._C, name, _guarded(name))
@@ -516,15 +550,15 @@ _guard = _Guard()
 
 
 def _inside(run: Callable[[], None], retain: bool) -> None:
-    """A pass, inside of one of torch's: checkpoints know by it what belongs together, and compiled nodes whether the
-    graph is retained.
+    """Run a pass inside a pass of torch's, by which checkpoints group their segments, and compiled nodes read whether
+    the graph is retained.
     """
     errors: list[BaseException] = []
 
     def call() -> None:
         try:
             run()
-        except BaseException as e:  # it goes on as it is: to torch it would be an error of a node of its own
+        except BaseException as e:  # raised below: torch would attribute it to its own node
             errors.append(e)
 
     _passes.waiting = call
@@ -548,12 +582,12 @@ def _as_here() -> Around:
 
 
 def _takes(node: _Node) -> list[Takes]:
-    """What torch says of each gradient that a node takes."""
+    """The shape and dtype of each gradient that a node takes."""
     takes = []
     for meta in node._input_metadata:
         if meta.device != CPU and meta.device.type != "cpu":
             raise RuntimeError(
-                f"backward: {node.name()} takes gradients on {meta.device}: this pass knows CPU tensors alone; use"
+                f"backward: {node.name()} takes gradients on {meta.device}: this pass takes only CPU tensors; use"
                 " torch's own backward()"
             )
         if meta.is_nested_tensor:
@@ -568,10 +602,10 @@ def _takes(node: _Node) -> list[Takes]:
 
 
 def _fitted(
-    who: str, gradients: Sequence[torch.Tensor | None], takes: Sequence[Takes | None]
+    source: str, gradients: Sequence[torch.Tensor | None], takes: Sequence[Takes | None]
 ) -> tuple[torch.Tensor | None, ...]:
-    """What the next nodes take, by torch's own operators, so that the bits are torch's: the sum over what was
-    broadcast, the real part for a real tensor, its dtype (V2).
+    """Convert gradients to what the next nodes take, by torch's own operators, so that the bits are torch's: sum over
+    broadcast axes, take the real part for a real tensor, convert the dtype (V2).
     """
     fitted = []
     for i, (g, take) in enumerate(zip(gradients, takes, strict=True)):
@@ -580,7 +614,7 @@ def _fitted(
             if g.shape != shape:
                 if not _broadcasts(shape, g.shape):
                     raise ValueError(
-                        f"{who} an invalid gradient at index {i}: expected {tuple(shape)}, got {tuple(g.shape)}"
+                        f"{source} an invalid gradient at index {i}: expected {tuple(shape)}, got {tuple(g.shape)}"
                     )
                 g = g.sum_to_size(shape)
             if dtype is not None:
@@ -628,7 +662,7 @@ class _Hooks:
     def __init__(self, node: _Node, inputs: int) -> None:
         self.node = node
         self.edges = tuple(_edge(node, i) for i in range(inputs))
-        # torch says what hooks a node has to a hook that is added.
+        # A node's hooks can be read only through the handle of a new hook.
         for register in (node.register_prehook, node.register_hook):
             handle = register(_nothing)
             hooks = handle.hooks_dict_ref()
@@ -641,8 +675,8 @@ class _Hooks:
     def arrive(
         self, sums: tuple[torch.Tensor | None, ...], given: list[torch.Tensor], create: bool
     ) -> tuple[torch.Tensor | None, ...]:
-        """The sums, after hooks: those of tensors run where torch's engine is asked for the very gradients it is
-        given; the node does not.
+        """The sums after the hooks. torch's engine runs the hooks of tensors when it returns gradients that it was
+        given; the node itself does not run.
         """
         if given:
             ends = self.edges
@@ -741,9 +775,9 @@ class _Custom:
             nonlocal hooked
             hooked = gradients
 
-        def asks(ctx: object, *gradients: torch.Tensor | None) -> object:
+        def stop(ctx: object, *gradients: torch.Tensor | None) -> object:
             got.extend(gradients)
-            raise _Asked
+            raise _Stopped
 
         given = [(edge, g) for edge, g in zip(hooks.edges, sums, strict=True) if g is not None]
         nothing = not given
@@ -755,10 +789,10 @@ class _Custom:
         hooks.before.move_to_end(handle.id, last=False)
         at_last = node.register_prehook(last)
         # Of this object alone, before that of its class.
-        node._forward_cls = type("Asks", (torch.autograd.Function,), {"backward": staticmethod(asks)})
+        node._forward_cls = type("Stops", (torch.autograd.Function,), {"backward": staticmethod(stop)})
         try:
             _hooked(tuple(end for end, _ in given), tuple(g for _, g in given), create, (further,))
-        except _Asked:
+        except _Stopped:
             pass
         finally:
             handle.remove()
@@ -770,8 +804,8 @@ class _Custom:
 SPENT = "_fanin_spent"  # an attribute of compiled nodes: what they saved may be overwritten
 
 
-class _Asked(Exception):
-    """Ends a pass of torch's that only asked."""
+class _Stopped(Exception):
+    """Ends a pass of torch's that only runs hooks."""
 
 
 def _in_order(ends: list[_Node]) -> tuple[list[_Node], dict[_Node, Edges]]:
@@ -806,7 +840,7 @@ def _leads_back(order: list[_Node], after: dict[_Node, Edges]) -> bool:
 
 
 def _by_depth(ends: list[_Node], after: dict[_Node, Edges]) -> list[_Node]:
-    """Each after those that it leads to, whatever torch says of their age: of nodes that several threads have made."""
+    """Each node after those that it leads to, whatever their numbers: several threads have made them."""
     done: dict[_Node, None] = {}
     waiting = [(node, False) for node in reversed(ends)]
     while waiting:
