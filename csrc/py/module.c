@@ -12,10 +12,6 @@
     X(fan_trace_spec, trace_type, "Trace")                           \
     X(fan_target_spec, target_type, "Target")                        \
     X(fan_exporter_spec, exporter_type, "_Exporter")                 \
-    X(fan_verdict_spec, verdict_type, "Verdict")                     \
-    X(fan_overlaps_spec, overlaps_type, "Overlaps")                  \
-    X(fan_layout_spec, layout_type, "Layout")                        \
-    X(fan_snapshot_spec, snapshot_type, "Snapshot")                  \
     X(fan_recording_spec, recording_type, "Recording")               \
     X(fan_graph_tree_spec, graph_tree_type, "GraphTree")             \
     X(fan_graph_function_spec, graph_function_type, "GraphFunction") \
@@ -101,7 +97,7 @@ static int module_exec(PyObject *m)
     fan_state *st = PyModule_GetState(m);
     PyMethodDef *const tables[] = {
         fan_buffer_functions,     fan_stream_functions,  fan_machine_functions,       fan_option_functions,
-        fan_exchange_functions,   fan_overlap_functions, fan_address_functions,       fan_cuda_functions,
+        fan_exchange_functions,   fan_overlap_functions, fan_analysis_functions,      fan_cuda_functions,
         fan_backend_functions,    fan_engine_functions,  fan_backward_walk_functions, fan_collector_functions,
         fan_cpu_kernel_functions,
 #ifdef FAN_TEST

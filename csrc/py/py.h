@@ -56,10 +56,6 @@
     X(PyTypeObject, trace_type)                                                                             \
     X(PyTypeObject, target_type)                                                                            \
     X(PyTypeObject, exporter_type)                                                                          \
-    X(PyTypeObject, verdict_type)                                                                           \
-    X(PyTypeObject, overlaps_type)                                                                          \
-    X(PyTypeObject, layout_type)                                                                            \
-    X(PyTypeObject, snapshot_type)                                                                          \
     X(PyTypeObject, recording_type)                                                                         \
     X(PyTypeObject, function_type)                                                                          \
     X(PyTypeObject, node_type)                                                                              \
@@ -98,7 +94,6 @@
     X(PyObject, memory_of)   /* fanin._interop.sharing.memory_of: where foreign memory lies (region.c) */   \
     X(PyObject, parts_alone) /* fanin._interop.sharing.has_parts_alone: L3 (leaf.c) */                      \
     X(PyObject, masked_type) /* numpy.ma.MaskedArray */                                                     \
-    X(PyObject, disjoint)    /* the Verdict that has nothing to add */                                      \
     X(PyObject, zero)        /* the int 0 */                                                                \
     X(PyObject, site_cache)
 
@@ -358,9 +353,9 @@ void fan_call_site_forget(fan_state *st); /* before the state goes */
 
 /* Every type's file offers its spec; module.c adds them in order. */
 extern PyType_Spec fan_buffer_spec, fan_stream_spec, fan_event_spec, fan_array_spec, fan_machine_spec, fan_graph_spec,
-    fan_trace_spec, fan_exporter_spec, fan_target_spec, fan_verdict_spec, fan_overlaps_spec, fan_layout_spec,
-    fan_snapshot_spec, fan_recording_spec, fan_graph_tree_spec, fan_graph_function_spec, fan_graph_step_spec,
-    fan_function_spec, fan_node_spec, fan_leaf_spec, fan_edges_spec, fan_hook_spec, fan_backward_walk_spec;
+    fan_trace_spec, fan_exporter_spec, fan_target_spec, fan_recording_spec, fan_graph_tree_spec,
+    fan_graph_function_spec, fan_graph_step_spec, fan_function_spec, fan_node_spec, fan_leaf_spec, fan_edges_spec,
+    fan_hook_spec, fan_backward_walk_spec;
 /* Functions of the module, one table per file, joined in module.c. */
 /* fan_budget_arg: a number of bytes, math.inf for no bound. -1 with an exception. fan_buffer_budget_arg: or "auto". */
 int fan_budget_arg(PyObject *o, uint64_t *out);
@@ -369,7 +364,7 @@ PyObject *fan_budget_wrap(uint64_t budget);         /* "auto", a number or math.
 PyObject *fan_counters_wrap(const fan_counters *n); /* a fanin.Counters */
 PyObject *fan_process_counters(void);               /* a fanin.options.ProcessCounters */
 extern PyMethodDef fan_buffer_functions[], fan_collector_functions[], fan_stream_functions[], fan_machine_functions[],
-    fan_option_functions[], fan_exchange_functions[], fan_overlap_functions[], fan_address_functions[],
+    fan_option_functions[], fan_exchange_functions[], fan_overlap_functions[], fan_analysis_functions[],
     fan_cuda_functions[], fan_backend_functions[], fan_engine_functions[], fan_backward_walk_functions[],
     fan_cpu_kernel_functions[];
 /* fan_cuda_compile_in_python: kernels that a device lacks are compiled by fanin._kernels from now on. */

@@ -25,19 +25,15 @@ from ._core import (
     InputBuffer,
     Leaf,
     Node,
-    Overlaps,
-    Verdict,
     add_n,
     backward,
     grad,
-    overlap,
-    overlaps,
-    overlaps_itself,
     trim,
     walk,
 )
 from ._files import get_include
 from ._graphs import draw, free
+from ._overlap import Overlaps, Verdict, overlap, overlaps, overlaps_itself
 from ._trace.recording import trace
 from ._version import __version__
 from .errors import CaptureError, DeviceError, DeviceOutOfMemoryError, DTypeError, RaceError, StreamMismatchWarning

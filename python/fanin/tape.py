@@ -49,6 +49,7 @@ import fanin
 from fanin import _core
 from fanin._core import Recording
 from fanin._interop.protocols import DType, NDArray
+from fanin._overlap import overlaps
 from fanin._words import counted, type_of
 
 Shape = tuple[int, ...]
@@ -1354,7 +1355,7 @@ def _sharing(static: Arrays, grads: Grads) -> list[int]:
     there = [i for i, g in enumerate(grads) if type(g) is np.ndarray]
     if not there:
         return []
-    found = _core.overlaps([*static, *(grads[i] for i in there)]).indices
+    found = overlaps([*static, *(grads[i] for i in there)]).indices
     return [there[j - len(static)] for j in found if j >= len(static)]
 
 

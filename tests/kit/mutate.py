@@ -146,9 +146,7 @@ NEAR = {
     "fake/": ["device/test_fake_driver.py", "device/test_cuda.py", "device/test_cuda_edges.py"]
     + ["device/test_cuda_values.py", "graph/test_graph_trees_cuda.py"],
     "py/overlap": ["array/test_overlap.py"],
-    "py/verdict": ["array/test_overlap.py"],
-    "py/snapshot": ["analysis/test_functionalize.py"],
-    "py/layout": ["graph/test_recorded_layout.py"],
+    "py/analysis": ["graph/test_recorded_layout.py", "analysis/test_functionalize.py"],
     "py/region": ["array/test_overlap.py", "graph/test_recorded_layout.py", "analysis/test_functionalize.py"],
     "py/dlpack_export": ["interop/test_exchange_cuda.py"],
     "py/driver": ["device/test_cuda.py"],

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from .. import _core
-from .._core import Snapshot, address, restride
+from .._core import address, restride
 from . import trees
+from .memory import Snapshot
 from .private_copies import REMADE, Array, Geometry, GroupMember, Plan, RunArrays, assign, root_of, take_geometry
 
 

@@ -13,7 +13,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from .._core import Layout
 from ..descriptors import (
     AOTInput,
     DifferentiableAOTOutput,
@@ -37,6 +36,7 @@ from .calls import (
 )
 from .guards import components_of
 from .hidden import check_function
+from .memory import Layout
 from .private_copies import Array, Geometry, Plan, PrivateCopies, RunArrays, plain, plan
 from .protocols import Tensor
 from .records import (
