@@ -20,8 +20,8 @@ from typing import (
 
 import numpy as np
 
-from ._graph_trees import GraphStats, Outcome
 from ._interop.protocols import DTypeLike, NDArray, StreamLike
+from .graph.trees import GraphStats, Outcome
 from .options import Counters, ProcessCounters
 from .slots import Slot, Stats
 
@@ -741,10 +741,9 @@ def overlap(a: object, b: object, budget: float | None = None, /) -> _Shared: ..
 def overlaps(arrays: Iterable[object], budget: float | None, /) -> tuple[object, tuple[int, ...], int, bool]: ...
 def overlaps_itself(a: object, budget: float | None, /) -> _Shared: ...
 def overlaps_verdict(found: object, i: int, j: int, budget: float | None, /) -> _Shared: ...
-def overlaps_pairs(
-    found: object, budget: float | None, /
-) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]: ...
+def overlaps_pairs(found: object, budget: float | None, /) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]: ...
 def address(a: NDArray, /) -> int: ...
+
 @final
 class Recording:
     def __new__(cls) -> Recording: ...
@@ -773,9 +772,7 @@ class Recording:
         self, copied: tuple[NDArray, ...] = (), grads: tuple[object, ...] = (), /
     ) -> tuple[int, str | int] | None: ...
 
-def layout(
-    arrays: Iterable[object], budget: float | None, /
-) -> tuple[object, tuple[int, ...], tuple[int, ...]]: ...
+def layout(arrays: Iterable[object], budget: float | None, /) -> tuple[object, tuple[int, ...], tuple[int, ...]]: ...
 def layout_check(
     layout: object, arrays: Iterable[object], /
 ) -> (

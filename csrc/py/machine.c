@@ -1,4 +1,4 @@
-/* machine: the simulated machine as Python has it. fanin/_sim builds on `_core.Machine`: spawn, join, the context
+/* machine: the simulated machine as Python has it. fanin/sim builds on `_core.Machine`: spawn, join, the context
  * manager.
  *
  * Title: Cycles. A kernel that waits holds its function, and that may hold the machine, or a graph of its. To the

@@ -65,7 +65,7 @@
     X(PyTypeObject, graph_tree_type)                                                                        \
     X(PyTypeObject, graph_function_type)                                                                    \
     X(PyTypeObject, graph_step_type)                                                                        \
-    X(PyObject, outcome_type) /* fanin._graph_trees.Outcome, GraphStats */                                  \
+    X(PyObject, outcome_type) /* fanin.graph.trees.Outcome, GraphStats */                                   \
     X(PyObject, graph_stats_type)                                                                           \
     X(PyTypeObject, walk_type)                                                                              \
     X(PyObject, race_error)                                                                                 \
@@ -335,7 +335,9 @@ typedef struct fan_handles_scope {
     const char *function;
     fan_array *const *in; /* its operands; NULL: no array */
     size_t n;
-    const uint8_t *roles; /* fan_tree_role: of each operand, or one for all */
+    bool (*stays)(const struct fan_handles_scope *s, size_t i); /* whether operand i stays where it is */
+    const char *foreign;  /* the message for other memory, a format: the function, the operation */
+    const uint8_t *roles; /* of each operand, or one for all: what `stays` reads */
     bool each;
 } fan_handles_scope;
 
@@ -343,6 +345,9 @@ void fan_handles_begin(const fan_handles_scope *scope);
 void fan_handles_end(const fan_handles_scope *scope);
 /* fan_handles_outermost: the scope of the outermost function on this thread, which records all work; NULL: none. */
 const fan_handles_scope *fan_handles_outermost(void);
+/* fan_kernel_running_set: the name of the kernel of tape.compiled that this thread runs from now on, borrowed; NULL:
+ * none. Returns the one before. leaf.c. */
+PyObject *fan_kernel_running_set(PyObject *name);
 bool fan_wants_handles(const fan_array *a);
 /* fan_array_usable: 0, or -1 with an exception if the array's memory was lent and has been taken back. */
 int fan_array_usable(const fan_array *a);

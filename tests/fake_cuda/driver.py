@@ -34,7 +34,7 @@ import pytest
 import fanin
 from fanin import _core, _kernels
 from fanin._interop.protocols import NDArray
-from fanin._sim.machine import SCHEDULES
+from fanin.sim.machine import SCHEDULES
 from kit.support import CSRC, build_c, compiler
 
 __all__ = ["FakeDriver", "fake_library", "use_driver"]
