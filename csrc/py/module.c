@@ -1,7 +1,7 @@
 /* module: fanin._core. */
 #include "py/turn.h"
 
-/* A copy of the tree may lack a house (docs/design.md): the files of fanin.sim, fanin.graph or fanin.analysis. */
+/* A copy of the tree may lack a house (tests/kit/houses.py): the files of fanin.sim, fanin.graph or fanin.analysis. */
 #if __has_include("py/machine.c")
 #define SIM_TYPES(X) X(fan_machine_spec, machine_type, "Machine") X(fan_graph_spec, graph_type, "Graph")
 #define SIM_FUNCTIONS fan_machine_functions,
