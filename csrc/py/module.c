@@ -1,47 +1,39 @@
 /* module: fanin._core. */
 #include "py/turn.h"
 
-/* A copy of the tree may lack a house (tests/kit/houses.py): the files of fanin.sim, fanin.graph or fanin.analysis. */
-#if __has_include("py/machine.c")
-#define SIM_TYPES(X) X(fan_machine_spec, machine_type, "Machine") X(fan_graph_spec, graph_type, "Graph")
-#define SIM_FUNCTIONS fan_machine_functions,
-#else
-#define SIM_TYPES(X)
-#define SIM_FUNCTIONS
-#endif
-#if __has_include("py/graph_tree.c")
-#define GRAPH_TYPES(X)                                               \
+/* fanin.sim, fanin.graph and fanin.analysis are houses: a copy of the tree may lack their files (tests/kit/houses.py).
+ * Then these addresses are NULL, and the module has neither their types nor their functions. */
+#pragma weak fan_machine_spec
+#pragma weak fan_graph_spec
+#pragma weak fan_machine_functions
+#pragma weak fan_recording_spec
+#pragma weak fan_graph_tree_spec
+#pragma weak fan_graph_function_spec
+#pragma weak fan_graph_step_spec
+#pragma weak fan_cpu_kernel_functions
+#pragma weak fan_analysis_functions
+
+/* X(spec, field, name): the types. */
+#define TYPE_LIST(X)                                                 \
+    X(fan_buffer_spec, buffer_type, "InputBuffer")                   \
+    X(fan_stream_spec, stream_type, "Stream")                        \
+    X(fan_event_spec, event_type, "Event")                           \
+    X(fan_graph_spec, graph_type, "Graph")                           \
+    X(fan_array_spec, array_type, "Array")                           \
+    X(fan_machine_spec, machine_type, "Machine")                     \
+    X(fan_trace_spec, trace_type, "Trace")                           \
+    X(fan_target_spec, target_type, "Target")                        \
+    X(fan_exporter_spec, exporter_type, "_Exporter")                 \
     X(fan_recording_spec, recording_type, "Recording")               \
     X(fan_graph_tree_spec, graph_tree_type, "GraphTree")             \
     X(fan_graph_function_spec, graph_function_type, "GraphFunction") \
-    X(fan_graph_step_spec, graph_step_type, "GraphStep")
-#define GRAPH_FUNCTIONS fan_cpu_kernel_functions,
-#else
-#define GRAPH_TYPES(X)
-#define GRAPH_FUNCTIONS
-#endif
-#if __has_include("py/analysis.c")
-#define ANALYSIS_FUNCTIONS fan_analysis_functions,
-#else
-#define ANALYSIS_FUNCTIONS
-#endif
-
-/* X(spec, field, name): the types. */
-#define TYPE_LIST(X)                                 \
-    X(fan_buffer_spec, buffer_type, "InputBuffer")   \
-    X(fan_stream_spec, stream_type, "Stream")        \
-    X(fan_event_spec, event_type, "Event")           \
-    X(fan_array_spec, array_type, "Array")           \
-    X(fan_trace_spec, trace_type, "Trace")           \
-    X(fan_target_spec, target_type, "Target")        \
-    X(fan_exporter_spec, exporter_type, "_Exporter") \
-    X(fan_function_spec, function_type, "CFunction") \
-    X(fan_node_spec, node_type, "Node")              \
-    X(fan_leaf_spec, leaf_type, "Leaf")              \
-    X(fan_edges_spec, edges_type, "Edges")           \
-    X(fan_hook_spec, hook_type, "HookHandle")        \
-    X(fan_backward_walk_spec, walk_type, "Walk")     \
-    SIM_TYPES(X) GRAPH_TYPES(X)
+    X(fan_graph_step_spec, graph_step_type, "GraphStep")             \
+    X(fan_function_spec, function_type, "CFunction")                 \
+    X(fan_node_spec, node_type, "Node")                              \
+    X(fan_leaf_spec, leaf_type, "Leaf")                              \
+    X(fan_edges_spec, edges_type, "Edges")                           \
+    X(fan_hook_spec, hook_type, "HookHandle")                        \
+    X(fan_backward_walk_spec, walk_type, "Walk")
 
 /* X(field, name, bases, doc) */
 #define ERROR_LIST(X)                                                                                                  \
@@ -65,12 +57,22 @@ MAKING(fan_leaf_call, fan_seen_graph)
 
 static int add_types(PyObject *m, fan_state *st)
 {
-#define X(spec, field, name)                                                     \
-    st->field = (PyTypeObject *)PyType_FromModuleAndSpec(m, &spec, NULL);        \
-    if (!st->field || PyModule_AddObjectRef(m, name, (PyObject *)st->field) < 0) \
-        return -1;
-    TYPE_LIST(X)
+    const struct {
+        PyType_Spec *spec;
+        PyTypeObject **field;
+        const char *name;
+    } types[] = {
+#define X(spec, field, name) {&spec, &st->field, name},
+        TYPE_LIST(X)
 #undef X
+    };
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+        if (!types[i].spec)
+            continue;
+        *types[i].field = (PyTypeObject *)PyType_FromModuleAndSpec(m, types[i].spec, NULL);
+        if (!*types[i].field || PyModule_AddObjectRef(m, types[i].name, (PyObject *)*types[i].field) < 0)
+            return -1;
+    }
     st->buffer_type->tp_vectorcall = fan_buffer_call_turn;
     st->node_type->tp_vectorcall = fan_node_call_turn;
     st->leaf_type->tp_vectorcall = fan_leaf_call_turn;
@@ -115,20 +117,15 @@ static int add_constants(PyObject *m)
 static int module_exec(PyObject *m)
 {
     fan_state *st = PyModule_GetState(m);
-    PyMethodDef *const tables[] = {fan_buffer_functions,
-                                   fan_stream_functions,
-                                   fan_option_functions,
-                                   fan_exchange_functions,
-                                   fan_overlap_functions,
-                                   fan_cuda_functions,
-                                   fan_backend_functions,
-                                   fan_engine_functions,
-                                   fan_backward_walk_functions,
-                                   fan_collector_functions,
+    PyMethodDef *const tables[] = {
+        fan_buffer_functions,     fan_stream_functions,  fan_machine_functions,       fan_option_functions,
+        fan_exchange_functions,   fan_overlap_functions, fan_analysis_functions,      fan_cuda_functions,
+        fan_backend_functions,    fan_engine_functions,  fan_backward_walk_functions, fan_collector_functions,
+        fan_cpu_kernel_functions,
 #ifdef FAN_TEST
-                                   fan_test_functions,
+        fan_test_functions,
 #endif
-                                   SIM_FUNCTIONS GRAPH_FUNCTIONS ANALYSIS_FUNCTIONS};
+    };
     if (PyInterpreterState_Get() != PyInterpreterState_Main()) {
         PyErr_SetString(PyExc_ImportError, "fanin is of the main interpreter alone, as NumPy is");
         return -1;
@@ -147,7 +144,7 @@ static int module_exec(PyObject *m)
     FAN_NAME_LIST(X)
 #undef X
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
-        if (PyModule_AddFunctions(m, tables[i]) < 0)
+        if (tables[i] && PyModule_AddFunctions(m, tables[i]) < 0)
             return -1;
     return add_errors(m, st) < 0 || add_types(m, st) < 0 || add_constants(m) < 0 || fan_c_api_add(m) < 0 ? -1 : 0;
 }

@@ -90,7 +90,7 @@ def test_a_planted_use_of_a_missing_house_is_found(tmp_path: Path) -> None:
 REST = {
     "sim": ("array/test_exact.py", "analysis/test_functionalize_guard.py", "analysis/test_analysis_records.py"),
     "graph": ("buffer/test_kinds.py", "engine/test_engine_rules.py", "analysis/test_collect.py"),
-    "analysis": ("buffer/test_kinds.py", "engine/test_engine_rules.py", "array/test_overlap.py"),
+    "analysis": ("buffer/test_kinds.py", "engine/test_engine_rules.py", "array/test_sums.py"),
 }
 
 
