@@ -15,8 +15,8 @@ import numpy as np
 
 from .._core import address
 from .._words import counted, type_of
-from ..descriptors import AOTInput, PlainAOTInput, PlainAOTOutput
 from . import hidden, trees
+from .descriptors import AOTInput, PlainAOTInput, PlainAOTOutput
 from .private_copies import REMADE, Array, Geometry, Group, RunArrays
 
 #: What NumPy keeps outside of the array's own bytes cannot be copied as bytes.

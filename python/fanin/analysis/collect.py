@@ -13,14 +13,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..descriptors import (
-    AOTInput,
-    DifferentiableAOTOutput,
-    InputMutationAOTOutput,
-    IntermediateBaseAOTOutput,
-    PlainAOTOutput,
-    TangentAOTInput,
-)
 from . import trees
 from .caller_tensors import check_tensor
 from .calls import (
@@ -33,6 +25,14 @@ from .calls import (
     check_hidden,
     check_signature,
     outcome_of,
+)
+from .descriptors import (
+    AOTInput,
+    DifferentiableAOTOutput,
+    InputMutationAOTOutput,
+    IntermediateBaseAOTOutput,
+    PlainAOTOutput,
+    TangentAOTInput,
 )
 from .guards import components_of
 from .hidden import check_function

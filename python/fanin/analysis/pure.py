@@ -27,7 +27,9 @@ import numpy as np
 from .._core import address
 from .._interop.protocols import DType
 from .._words import counted, type_of
-from ..descriptors import (
+from . import trees
+from .calls import Outcome, Place, Role, check_hidden, outcome_of
+from .descriptors import (
     AOTInput,
     AOTOutput,
     InputMutationAOTOutput,
@@ -37,8 +39,6 @@ from ..descriptors import (
     PlainAOTOutput,
     SyntheticBaseAOTInput,
 )
-from . import trees
-from .calls import Outcome, Place, Role, check_hidden, outcome_of
 from .private_copies import (
     Array,
     Geometry,
