@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Literal, final
 
 from . import _core
@@ -115,7 +116,7 @@ class Overlaps:
     @cached_property
     def indices(self) -> tuple[int, ...]:
         """The indices of all arrays that share memory with another one, ascending."""
-        return tuple(sorted(i for c in self.components for i in c))
+        return tuple(sorted(chain.from_iterable(self.components)))
 
     @cached_property
     def _pairs(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
