@@ -15,7 +15,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 import fanin
-from fanin import _core
+from fanin.analysis.memory import Layout
 
 from .timing import Result, Work, at_least, at_most, measure, peer, pinned
 
@@ -207,7 +207,7 @@ def guard(quick: bool, where: str) -> Result:
     """A hundred arrays, of which nothing differs; they lie elsewhere."""
     torch = peer("torch")
     one, two = ([*list(np.zeros((50, 20))), *list(np.zeros((20, 50)).T)] for _ in range(2))
-    layout = _core.Layout(one)
+    layout = Layout(one)
     work: dict[str, Any] = {
         "100 ndarrays": lambda: layout.check(two),
         "100 tensors": None,
@@ -218,7 +218,7 @@ def guard(quick: bool, where: str) -> Result:
     if torch is not None:
         tensors = [*torch.zeros(50, 20), *torch.zeros(20, 50).T]
         fanin.overlaps(tensors)
-        recorded = _core.Layout(tensors)
+        recorded = Layout(tensors)
         work["100 tensors"] = lambda: recorded.check(tensors)
     return measure(
         f"does everything lie as it did, core {where}",

@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fanin import analysis
 from fanin import descriptors as d
-from fanin._core import Layout
+from fanin.analysis.memory import Layout
 from fanin.analysis.torch_collect import from_torch
 
 

@@ -305,6 +305,7 @@ const fan_flat *fan_flats_last_met(const fan_flat *all, size_t n, const char *da
 
 #define WORK 100000000 /* for the default budget: about 50 ms */
 
+#ifdef FAN_TEST
 const char *fan_verdict_kind(fan_verdict v)
 {
     static const char *const kinds[] = {
@@ -314,6 +315,7 @@ const char *fan_verdict_kind(fan_verdict v)
     };
     return kinds[v];
 }
+#endif
 
 const char *fan_verdict_words(fan_verdict v)
 {

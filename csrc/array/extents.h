@@ -107,7 +107,9 @@ typedef enum fan_verdict {
 #undef X
 } fan_verdict;
 
-const char *fan_verdict_kind(fan_verdict v);  /* "disjoint", "overlap", "unknown" */
+#ifdef FAN_TEST
+const char *fan_verdict_kind(fan_verdict v); /* "disjoint", "overlap", "unknown" */
+#endif
 const char *fan_verdict_words(fan_verdict v); /* the reason, as a clause */
 
 #define FAN_OVERLAP_BUDGET (UINT64_C(256) << 20)

@@ -141,8 +141,6 @@ void fan_layout_free(fan_layout *l)
     fan_free(l);
 }
 
-size_t fan_layout_count(const fan_layout *l) { return l->n; }
-
 
 size_t fan_layout_component(const fan_layout *l, size_t i) { return l->places[i].component; }
 

@@ -51,7 +51,6 @@ typedef struct fan_difference {
 fan_status fan_layout_new(const fan_layout_item *items, size_t n, uint64_t budget, fan_layout **out, fan_error *err);
 void fan_layout_free(fan_layout *l); /* l may be NULL */
 
-size_t fan_layout_count(const fan_layout *l);
 /* fan_layout_component: returns the number of array i's component; components are numbered by their first members. */
 size_t fan_layout_component(const fan_layout *l, size_t i);
 /* fan_layout_offset: returns the bytes from the first byte of its component to element [0, 0, ..] of array i; 0 if it

@@ -1,6 +1,6 @@
 /* array: fanin.sim.Array, an array on a device, or on the CPU in a graph tree. Geometry is read freely; values only by
  * numpy(), or by work on a stream; on the CPU by NumPy's functions, which are recorded where a function of a tree is
- * (fanin._cpu_arrays). */
+ * (fanin.graph.cpu_arrays). */
 #include "py/args.h"
 #include "py/array_view.h"
 #include "py/dlpack_export.h"
@@ -174,10 +174,10 @@ static PyObject *array_dunder_array(PyObject *o, PyObject *args, PyObject *kwarg
     return made;
 }
 
-/* ask_numpy: a function of fanin._cpu_arrays. */
+/* ask_numpy: a function of fanin.graph.cpu_arrays. */
 static PyObject *ask_numpy(const char *name, PyObject *args, PyObject *kwargs)
 {
-    PyObject *module = PyImport_ImportModule("fanin._cpu_arrays");
+    PyObject *module = PyImport_ImportModule("fanin.graph.cpu_arrays");
     PyObject *fn = module ? PyObject_GetAttrString(module, name) : NULL;
     PyObject *made = fn ? PyObject_Call(fn, args, kwargs) : NULL;
     Py_XDECREF(fn);

@@ -18,8 +18,6 @@ fan_status fan_call_run(void *call, fan_error *err);
 /* fan_call_record: adds the call to a recording; its first `reads` arguments are read, the others written. how: its
  * run, drop and ctx, which is taken also on failure. */
 fan_status fan_call_record(fan_recording *r, PyObject *call, Py_ssize_t reads, fan_cpu_call how, fan_error *err);
-/* fan_kernel_running: the name of the kernel of tape.compiled that this thread runs, borrowed; NULL: none. */
-PyObject *fan_kernel_running(void);
 /* Title: Inner loops. A NumPy ufunc on arrays of one layout ends in one call of a C function, which a replay calls
  * directly, without the interpreter. If NumPy does more (casts, broadcasts, skips gaps, calls the loop more than once),
  * the replay calls the ufunc. A direct loop does not warn of overflow or invalid values.

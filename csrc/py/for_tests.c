@@ -79,9 +79,15 @@ static PyObject *test_sort_bounds(PyObject *Py_UNUSED(module), PyObject *args)
 
 /* The simulated machine. */
 
+static bool is_machine(PyObject *o)
+{
+    PyTypeObject *type = fan_state_get()->machine_type; /* NULL: a core without fanin.sim */
+    return type && PyObject_TypeCheck(o, type);
+}
+
 static fan_sim *machine_arg(PyObject *o)
 {
-    if (PyObject_TypeCheck(o, fan_state_get()->machine_type))
+    if (is_machine(o))
         return fan_machine_self(o)->m;
     PyErr_Format(PyExc_TypeError, "expected a machine, not %.80s", Py_TYPE(o)->tp_name);
     return NULL;
@@ -178,7 +184,7 @@ done:
 static void seen_machine(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t Py_UNUSED(nargs),
                          PyObject *Py_UNUSED(kwnames))
 {
-    if (PyObject_TypeCheck(*args, fan_state_get()->machine_type))
+    if (is_machine(*args))
         fan_sim_read_all(fan_machine_self(*args)->m);
 }
 

@@ -137,10 +137,10 @@ static PyObject *body_args(const body *b, fan_array *const *in)
     return args;
 }
 
-/* call_outside: fanin._graph_trees.outside(fn), or .changed(fn, before). */
+/* call_outside: fanin.graph.trees.outside(fn), or .changed(fn, before). */
 static PyObject *call_outside(const graph_function *self, const char *name, PyObject *before)
 {
-    PyObject *module = PyImport_ImportModule("fanin._graph_trees");
+    PyObject *module = PyImport_ImportModule("fanin.graph.trees");
     PyObject *made = !module  ? NULL
                      : before ? PyObject_CallMethod(module, name, "OO", self->fn, before)
                               : PyObject_CallMethod(module, name, "O", self->fn);
@@ -148,10 +148,22 @@ static PyObject *call_outside(const graph_function *self, const char *name, PyOb
     return made;
 }
 
+static bool operand_stays(const fan_handles_scope *s, size_t i)
+{
+    uint8_t role = s->roles[s->each ? i : 0];
+    return role == FAN_TREE_STATIC || role == FAN_TREE_ACCUMULATE;
+}
+
 static fan_status body_run(void *ctx, fan_array *const *in, fan_tree_result *out, fan_error *err)
 {
     body *b = ctx;
-    fan_handles_scope scope = {PyUnicode_AsUTF8(b->self->name), b->in, b->n, b->self->roles, b->self->nroles > 0};
+    fan_handles_scope scope = {PyUnicode_AsUTF8(b->self->name),
+                               b->in,
+                               b->n,
+                               operand_stays,
+                               FAN_TREE_FOREIGN,
+                               b->self->roles,
+                               b->self->nroles > 0};
     fan_gil gil;
     fan_status status = FAN_OK;
     if (!fan_gil_enter(&gil))
@@ -640,7 +652,7 @@ static PyObject *function_last(PyObject *o, void *Py_UNUSED(closure))
     PyObject *type, *rules, *node, *made = NULL;
     if (!function_self(o)->called)
         Py_RETURN_NONE;
-    type = fan_lazy(&st->outcome_type, "fanin._graph_trees", "Outcome");
+    type = fan_lazy(&st->outcome_type, "fanin.graph.trees", "Outcome");
     rules = type ? PyList_New(0) : NULL;
     for (unsigned i = 1; rules && i <= FAN_TREE_RULES; i++) {
         PyObject *rule = w->rules & FAN_T(i) ? PyUnicode_FromFormat("T%u", i) : NULL;

@@ -179,7 +179,7 @@ static PyObject *tree_exit(PyObject *o, PyObject *Py_UNUSED(args)) { return tree
 
 static PyObject *tree_plot(PyObject *o, PyObject *args, PyObject *kwargs)
 {
-    PyObject *module = PyImport_ImportModule("fanin._graph_trees"), *made = NULL, *all, *plot;
+    PyObject *module = PyImport_ImportModule("fanin.graph.trees"), *made = NULL, *all, *plot;
     plot = module ? PyObject_GetAttrString(module, "plot") : NULL;
     all = plot ? PyTuple_New(PyTuple_GET_SIZE(args) + 1) : NULL;
     if (all) {
@@ -197,7 +197,7 @@ static PyObject *tree_plot(PyObject *o, PyObject *args, PyObject *kwargs)
 static PyObject *tree_stats(PyObject *o, void *Py_UNUSED(closure))
 {
     fan_tree_stats s;
-    PyObject *type = fan_lazy(&fan_state_get()->graph_stats_type, "fanin._graph_trees", "GraphStats");
+    PyObject *type = fan_lazy(&fan_state_get()->graph_stats_type, "fanin.graph.trees", "GraphStats");
     if (!type)
         return NULL;
     Py_BEGIN_ALLOW_THREADS

@@ -1,5 +1,4 @@
 /* leaf: fanin.Leaf, where gradients end (rules L; engine/leaf.h decides). */
-#include "py/cpu_kernel.h"
 #include "py/engine_part.h"
 #include "py/turn.h"
 
@@ -379,17 +378,26 @@ static int update_on_stream(leaf_object *self, fan_stream *own)
     return bad;
 }
 
+static _Thread_local PyObject *kernel_running;
+
+PyObject *fan_kernel_running_set(PyObject *name)
+{
+    PyObject *before = kernel_running;
+    kernel_running = name;
+    return before;
+}
+
 /* check_kernel: a kernel of tape.compiled must not use .grad: in a replay the leaf has that of an earlier call: 0, or
  * -1 with an exception. */
 static int check_kernel(const leaf_object *self, const char *verb)
 {
     char name[128];
-    if (!fan_kernel_running())
+    if (!kernel_running)
         return 0;
     PyErr_Format(fan_state_get()->capture_error,
                  "%R %s .grad of %s inside of its function, but in a replay that is the gradient of another call: pass "
                  "it among its reads or writes, tape.update(fn, [w.grad], ..)",
-                 fan_kernel_running(), verb, fan_node_name(&self->base.node, name, sizeof name));
+                 kernel_running, verb, fan_node_name(&self->base.node, name, sizeof name));
     return -1;
 }
 

@@ -1,4 +1,4 @@
-/* machine: the simulated machine as Python has it. fanin/_sim builds on `_core.Machine`: spawn, join, the context
+/* machine: the simulated machine as Python has it. fanin/sim builds on `_core.Machine`: spawn, join, the context
  * manager.
  *
  * Title: Cycles. A kernel that waits holds its function, and that may hold the machine, or a graph of its. To the
@@ -6,6 +6,7 @@
  * Arrays and streams hold neither: where the machine is collected although one of them could still have run what is
  * queued, that says so when it is run.
  */
+#include "base/mem.h"
 #include "py/args.h"
 #include "py/machine_part.h"
 #include "py/turn.h"
@@ -26,6 +27,39 @@ static void after_block(void *Py_UNUSED(ctx), void *left) { fan_allow_threads_en
 
 /* An event that was never recorded is warned of where the user waits for it (stream.c): `warn` is left out. */
 static const fan_sim_hooks hooks = {.call_site = hook_site, .before_block = before_block, .after_block = after_block};
+
+/* Who chooses among the host threads */
+
+static int choose(void *ctx, uint32_t enabled)
+{
+    chooser *c = ctx;
+    return c->mode == FOLLOW ? fan_explore_choose(c->x, enabled) : -1;
+}
+
+static int pick(void *ctx, int n)
+{
+    chooser *c = ctx;
+    return c->mode == FOLLOW ? fan_explore_pick(c->x, n) : 0;
+}
+
+static void touched(void *ctx, uint64_t object, fan_sched_mode how)
+{
+    chooser *c = ctx;
+    if (c->mode == FOLLOW)
+        (void)fan_explore_access(c->x, object, how); /* the search keeps its failure */
+}
+
+static void machine_set_chooser(machine_object *self, chooser c)
+{
+    PyObject *search = self->chooser.search;
+    self->chooser = c;
+    if (c.mode == BY_SEED)
+        fan_sim_set_chooser(self->m, NULL);
+    else
+        fan_sim_set_chooser(
+            self->m, &(fan_sim_chooser){.choose = choose, .access = touched, .pick = pick, .ctx = &self->chooser});
+    Py_XDECREF(search);
+}
 
 /* Making and unmaking */
 
@@ -80,7 +114,7 @@ static void machine_dealloc(PyObject *o)
     PyTypeObject *type = Py_TYPE(o);
     PyObject_GC_UnTrack(o);
     if (self->m) {
-        fan_machine_set_chooser(self, (chooser){.mode = BY_SEED});
+        machine_set_chooser(self, (chooser){.mode = BY_SEED});
         while (self->kernels) /* the machine may live on in its arrays, and so may its work */
             fan_kernel_unlink(self->kernels);
         fan_sim_drop(self->m);
@@ -277,6 +311,148 @@ static PyObject *machine_leave_out(PyObject *o, PyObject *words)
     Py_RETURN_NONE;
 }
 
+/* Host threads */
+
+static int actor_arg(PyObject *o, int *actor)
+{
+    *actor = (int)PyLong_AsLong(o);
+    return *actor == -1 && PyErr_Occurred() ? -1 : 0;
+}
+
+static PyObject *machine_spawn(PyObject *o, PyObject *Py_UNUSED(none))
+{
+    fan_error err = {0};
+    int actor = -1;
+    fan_status status = fan_sim_spawn(fan_machine_self(o)->m, &actor, &err);
+    return status == FAN_OK ? PyLong_FromLong(actor) : fan_raise(status, &err);
+}
+
+static PyObject *machine_thread_begin(PyObject *o, PyObject *arg)
+{
+    int actor;
+    bool go;
+    if (actor_arg(arg, &actor) < 0)
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+        go = fan_sim_thread_begin(fan_machine_self(o)->m, actor);
+    Py_END_ALLOW_THREADS
+    return PyBool_FromLong(go);
+}
+
+static PyObject *machine_thread_end(PyObject *o, PyObject *arg)
+{
+    int actor;
+    if (actor_arg(arg, &actor) < 0)
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+        fan_sim_thread_end(fan_machine_self(o)->m, actor);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+static PyObject *machine_join(PyObject *o, PyObject *Py_UNUSED(none))
+{
+    machine_object *self = fan_machine_self(o);
+    fan_error err = {0};
+    fan_status status;
+    Py_BEGIN_ALLOW_THREADS
+        status = fan_sim_join(self->m, &err);
+    Py_END_ALLOW_THREADS
+    return fan_sim_done(status, &err);
+}
+
+static PyObject *machine_stuck(PyObject *o, PyObject *arg)
+{
+    int actor;
+    if (actor_arg(arg, &actor) < 0)
+        return NULL;
+    return PyBool_FromLong(fan_sim_stuck(fan_machine_self(o)->m, actor));
+}
+
+static PyObject *machine_limit(PyObject *o, PyObject *arg)
+{
+    size_t steps = PyLong_AsSize_t(arg);
+    if (steps == (size_t)-1 && PyErr_Occurred())
+        return NULL;
+    fan_sim_limit(fan_machine_self(o)->m, steps);
+    Py_RETURN_NONE;
+}
+
+static PyObject *machine_break(PyObject *o, PyObject *text)
+{
+    const char *words = PyUnicode_AsUTF8(text);
+    return words ? PyLong_FromLong(fan_sim_break(fan_machine_self(o)->m, words)) : NULL;
+}
+
+static PyObject *machine_saw_thread(PyObject *o, PyObject *arg)
+{
+    int actor;
+    if (actor_arg(arg, &actor) < 0)
+        return NULL;
+    fan_sim_read_thread(fan_machine_self(o)->m, actor);
+    Py_RETURN_NONE;
+}
+
+static PyObject *machine_after_thread(PyObject *o, PyObject *arg)
+{
+    fan_error err = {0};
+    int actor;
+    if (actor_arg(arg, &actor) < 0)
+        return NULL;
+    return fan_sim_done(fan_sim_after_thread(fan_machine_self(o)->m, actor, &err), &err);
+}
+
+static PyObject *machine_follow(PyObject *o, PyObject *capsule)
+{
+    fan_explore *x = fan_search_of(capsule);
+    if (!x)
+        return NULL;
+    machine_set_chooser(fan_machine_self(o), (chooser){.mode = FOLLOW, .x = x, .search = Py_NewRef(capsule)});
+    Py_RETURN_NONE;
+}
+
+static PyObject *machine_give_up(PyObject *o, PyObject *Py_UNUSED(none))
+{
+    machine_set_chooser(fan_machine_self(o), (chooser){.mode = GIVE_UP});
+    Py_RETURN_NONE;
+}
+
+/* What can be read */
+
+#define GETTER(name, value) \
+    static PyObject *machine_get_##name(PyObject *o, void *Py_UNUSED(closure)) { return value; }
+
+static void fill_host_schedule(const void *from, char *buf, size_t size) { fan_sim_host_schedule(from, buf, size); }
+
+GETTER(devices, PyLong_FromLong(fan_machine_self(o)->devices))
+GETTER(seed, PyLong_FromUnsignedLongLong(fan_sim_seed(fan_machine_self(o)->m)))
+GETTER(races, PyLong_FromUnsignedLongLong(fan_sim_races(fan_machine_self(o)->m)))
+GETTER(host_us, PyFloat_FromDouble(fan_sim_host_us(fan_machine_self(o)->m)))
+GETTER(device_us, PyFloat_FromDouble(fan_sim_device_us(fan_machine_self(o)->m)))
+GETTER(abandoned, PyBool_FromLong(fan_sim_abandoned(fan_machine_self(o)->m)))
+GETTER(steps, PyLong_FromSize_t(fan_sim_steps(fan_machine_self(o)->m)))
+GETTER(host_schedule, fan_text_filled(fill_host_schedule, fan_machine_self(o)->m))
+
+static PyObject *machine_get_streams(PyObject *o, void *Py_UNUSED(closure))
+{
+    fan_stream **all = NULL;
+    size_t n = 0;
+    fan_error err = {0};
+    fan_status status = fan_sim_listed(fan_machine_self(o)->m, &all, &n, &err);
+    PyObject *made = status == FAN_OK ? PyTuple_New((Py_ssize_t)n) : fan_raise(status, &err);
+    for (size_t i = 0; made && i < n; i++) {
+        PyObject *s = fan_stream_wrap(all[i]);
+        if (!s)
+            Py_CLEAR(made);
+        else
+            PyTuple_SET_ITEM(made, (Py_ssize_t)i, s);
+    }
+    while (n > 0)
+        fan_stream_drop(all[--n]);
+    fan_free(all);
+    return made;
+}
+
 static void seen_calls(PyObject *o, PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(nargs),
                        PyObject *Py_UNUSED(kwnames))
 {
@@ -306,13 +482,13 @@ static PyObject *machine_leave(PyObject *o, PyObject *Py_UNUSED(none))
 }
 
 FAN_TURN_TUPLE(machine_leave_out, fan_seen_options) /* each plan hangs on it */
-FAN_TURN_NONE(fan_machine_spawn, fan_seen_nothing)
-FAN_TURN_ONE(fan_machine_saw_thread, fan_seen_nothing)
-FAN_TURN_GET(fan_machine_get_races, seen_calls)
-FAN_TURN_GET(fan_machine_get_host_us, seen_calls)
-FAN_TURN_GET(fan_machine_get_device_us, seen_calls)
-FAN_TURN_GET(fan_machine_get_host_schedule, seen_calls)
-FAN_TURN_GET(fan_machine_get_streams, seen_calls)
+FAN_TURN_NONE(machine_spawn, fan_seen_nothing)
+FAN_TURN_ONE(machine_saw_thread, fan_seen_nothing)
+FAN_TURN_GET(machine_get_races, seen_calls)
+FAN_TURN_GET(machine_get_host_us, seen_calls)
+FAN_TURN_GET(machine_get_device_us, seen_calls)
+FAN_TURN_GET(machine_get_host_schedule, seen_calls)
+FAN_TURN_GET(machine_get_streams, seen_calls)
 
 static PyMethodDef methods[] = {
     {"_stream", machine_stream_turn, METH_VARARGS, "_stream($self, device, blocking, /)\n--\n\nA new stream."},
@@ -336,44 +512,42 @@ static PyMethodDef methods[] = {
      "_launch_graph($self, graph, stream, /)\n--\n\nQueue a graph."},
     {"_leave_out", machine_leave_out_turn, METH_VARARGS,
      "_leave_out($self, /, *words)\n--\n\nLeave out these of the plans, and no others."},
-    {"_spawn", fan_machine_spawn_turn, METH_NOARGS, "_spawn($self, /)\n--\n\nRegister a host thread; its number."},
-    {"_thread_begin", fan_machine_thread_begin, METH_O,
+    {"_spawn", machine_spawn_turn, METH_NOARGS, "_spawn($self, /)\n--\n\nRegister a host thread; its number."},
+    {"_thread_begin", machine_thread_begin, METH_O,
      "_thread_begin($self, actor, /)\n--\n\nFirst on the new thread; False: return at once."},
-    {"_thread_end", fan_machine_thread_end, METH_O, "_thread_end($self, actor, /)\n--\n\nLast on the thread."},
-    {"_saw_thread", fan_machine_saw_thread_turn, METH_O,
+    {"_thread_end", machine_thread_end, METH_O, "_thread_end($self, actor, /)\n--\n\nLast on the thread."},
+    {"_saw_thread", machine_saw_thread_turn, METH_O,
      "_saw_thread($self, actor, /)\n--\n\n"
      "The calling thread reads how another one ended."},
-    {"_after_thread", fan_machine_after_thread, METH_O,
+    {"_after_thread", machine_after_thread, METH_O,
      "_after_thread($self, actor, /)\n--\n\nA thread that has ended comes before what this one does next."},
-    {"_limit", fan_machine_limit, METH_O,
+    {"_limit", machine_limit, METH_O,
      "_limit($self, steps, /)\n--\n\nHost threads that act more often come to no end."},
-    {"_break", fan_machine_break, METH_O,
+    {"_break", machine_break, METH_O,
      "_break($self, text, /)\n--\n\n"
      "The thread that acts does not return: its number, or -1."},
-    {"_join", fan_machine_join, METH_NOARGS, "_join($self, /)\n--\n\nRun the host threads to their end."},
-    {"_stuck", fan_machine_stuck, METH_O,
-     "_stuck($self, actor, /)\n--\n\nAfter a deadlock: its thread will never end."},
+    {"_join", machine_join, METH_NOARGS, "_join($self, /)\n--\n\nRun the host threads to their end."},
+    {"_stuck", machine_stuck, METH_O, "_stuck($self, actor, /)\n--\n\nAfter a deadlock: its thread will never end."},
     {"_enter", machine_enter, METH_NOARGS, "_enter($self, /)\n--\n\n\"sim:0\" names its first device on this thread."},
     {"_leave", machine_leave, METH_NOARGS, "_leave($self, /)\n--\n\nTake back the innermost _enter."},
-    {"_follow", fan_machine_follow, METH_O,
-     "_follow($self, search, /)\n--\n\nA search chooses among the host threads."},
-    {"_give_up", fan_machine_give_up, METH_NOARGS,
+    {"_follow", machine_follow, METH_O, "_follow($self, search, /)\n--\n\nA search chooses among the host threads."},
+    {"_give_up", machine_give_up, METH_NOARGS,
      "_give_up($self, /)\n--\n\n"
      "End the host threads."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyGetSetDef getset[] = {
-    {"devices", fan_machine_get_devices, NULL, "How many devices it has.", NULL},
-    {"seed", fan_machine_get_seed, NULL, "The seed that picks what runs next.", NULL},
-    {"races", fan_machine_get_races_turn, NULL, "How many races were found.", NULL},
-    {"_steps", fan_machine_get_steps, NULL, "How often one of the host threads was chosen.", NULL},
-    {"host_us", fan_machine_get_host_us_turn, NULL, "The clock of the host, in microseconds.", NULL},
-    {"device_us", fan_machine_get_device_us_turn, NULL, "When the last work queued ends, in microseconds.", NULL},
-    {"abandoned", fan_machine_get_abandoned, NULL, "True after _give_up().", NULL},
-    {"host_schedule", fan_machine_get_host_schedule_turn, NULL,
+    {"devices", machine_get_devices, NULL, "How many devices it has.", NULL},
+    {"seed", machine_get_seed, NULL, "The seed that picks what runs next.", NULL},
+    {"races", machine_get_races_turn, NULL, "How many races were found.", NULL},
+    {"_steps", machine_get_steps, NULL, "How often one of the host threads was chosen.", NULL},
+    {"host_us", machine_get_host_us_turn, NULL, "The clock of the host, in microseconds.", NULL},
+    {"device_us", machine_get_device_us_turn, NULL, "When the last work queued ends, in microseconds.", NULL},
+    {"abandoned", machine_get_abandoned, NULL, "True after _give_up().", NULL},
+    {"host_schedule", machine_get_host_schedule_turn, NULL,
      "Which host thread acted, step by step: one character each.", NULL},
-    {"streams", fan_machine_get_streams_turn, NULL, "The streams of the machine that are referenced.", NULL},
+    {"streams", machine_get_streams_turn, NULL, "The streams of the machine that are referenced.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

@@ -41,41 +41,13 @@ static inline PyObject *fan_sim_done(fan_status status, const fan_error *err)
     return status == FAN_OK ? Py_NewRef(Py_None) : fan_raise_sim(status, err);
 }
 
-/* ---- machine_threads.c ---- */
-
-/* fan_machine_set_chooser: takes the reference to the search. */
-void fan_machine_set_chooser(machine_object *self, chooser c);
-PyObject *fan_machine_spawn(PyObject *o, PyObject *none);
-PyObject *fan_machine_thread_begin(PyObject *o, PyObject *arg);
-PyObject *fan_machine_thread_end(PyObject *o, PyObject *arg);
-PyObject *fan_machine_join(PyObject *o, PyObject *none);
-PyObject *fan_machine_stuck(PyObject *o, PyObject *arg);
-PyObject *fan_machine_limit(PyObject *o, PyObject *arg);
-PyObject *fan_machine_break(PyObject *o, PyObject *text);
-PyObject *fan_machine_saw_thread(PyObject *o, PyObject *arg);
-PyObject *fan_machine_after_thread(PyObject *o, PyObject *arg);
-PyObject *fan_machine_follow(PyObject *o, PyObject *capsule);
-PyObject *fan_machine_give_up(PyObject *o, PyObject *none);
-
-/* ---- machine_view.c ---- */
-
-PyObject *fan_machine_get_devices(PyObject *o, void *closure);
-PyObject *fan_machine_get_seed(PyObject *o, void *closure);
-PyObject *fan_machine_get_races(PyObject *o, void *closure);
-PyObject *fan_machine_get_host_us(PyObject *o, void *closure);
-PyObject *fan_machine_get_device_us(PyObject *o, void *closure);
-PyObject *fan_machine_get_abandoned(PyObject *o, void *closure);
-PyObject *fan_machine_get_host_schedule(PyObject *o, void *closure);
-PyObject *fan_machine_get_streams(PyObject *o, void *closure);
-PyObject *fan_machine_get_steps(PyObject *o, void *closure);
-
 /* ---- kernel.c ---- */
 
 /* fan_kernel_unlink: takes it off its machine's list. fan_machine_launch: Machine._launch. */
 void fan_kernel_unlink(fan_kernel *k);
 PyObject *fan_machine_launch(PyObject *o, PyObject *args);
 
-/* ---- graph.c ---- */
+/* ---- machine_graph.c ---- */
 
 PyObject *fan_machine_begin_capture(PyObject *o, PyObject *args);
 PyObject *fan_machine_end_capture(PyObject *o, PyObject *where);

@@ -1,7 +1,19 @@
 /* module: fanin._core. */
 #include "py/turn.h"
 
-/* X(spec, field, name): the types; a NULL name is not public. */
+/* fanin.sim, fanin.graph and fanin.analysis are houses: a copy of the tree may lack their files (tests/kit/houses.py).
+ * Then these addresses are NULL, and the module has neither their types nor their functions. */
+#pragma weak fan_machine_spec
+#pragma weak fan_graph_spec
+#pragma weak fan_machine_functions
+#pragma weak fan_recording_spec
+#pragma weak fan_graph_tree_spec
+#pragma weak fan_graph_function_spec
+#pragma weak fan_graph_step_spec
+#pragma weak fan_cpu_kernel_functions
+#pragma weak fan_analysis_functions
+
+/* X(spec, field, name): the types. */
 #define TYPE_LIST(X)                                                 \
     X(fan_buffer_spec, buffer_type, "InputBuffer")                   \
     X(fan_stream_spec, stream_type, "Stream")                        \
@@ -12,10 +24,6 @@
     X(fan_trace_spec, trace_type, "Trace")                           \
     X(fan_target_spec, target_type, "Target")                        \
     X(fan_exporter_spec, exporter_type, "_Exporter")                 \
-    X(fan_verdict_spec, verdict_type, "Verdict")                     \
-    X(fan_overlaps_spec, overlaps_type, "Overlaps")                  \
-    X(fan_layout_spec, layout_type, "Layout")                        \
-    X(fan_snapshot_spec, snapshot_type, "Snapshot")                  \
     X(fan_recording_spec, recording_type, "Recording")               \
     X(fan_graph_tree_spec, graph_tree_type, "GraphTree")             \
     X(fan_graph_function_spec, graph_function_type, "GraphFunction") \
@@ -49,12 +57,22 @@ MAKING(fan_leaf_call, fan_seen_graph)
 
 static int add_types(PyObject *m, fan_state *st)
 {
-#define X(spec, field, name)                                                     \
-    st->field = (PyTypeObject *)PyType_FromModuleAndSpec(m, &spec, NULL);        \
-    if (!st->field || PyModule_AddObjectRef(m, name, (PyObject *)st->field) < 0) \
-        return -1;
-    TYPE_LIST(X)
+    const struct {
+        PyType_Spec *spec;
+        PyTypeObject **field;
+        const char *name;
+    } types[] = {
+#define X(spec, field, name) {&spec, &st->field, name},
+        TYPE_LIST(X)
 #undef X
+    };
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+        if (!types[i].spec)
+            continue;
+        *types[i].field = (PyTypeObject *)PyType_FromModuleAndSpec(m, types[i].spec, NULL);
+        if (!*types[i].field || PyModule_AddObjectRef(m, types[i].name, (PyObject *)*types[i].field) < 0)
+            return -1;
+    }
     st->buffer_type->tp_vectorcall = fan_buffer_call_turn;
     st->node_type->tp_vectorcall = fan_node_call_turn;
     st->leaf_type->tp_vectorcall = fan_leaf_call_turn;
@@ -101,7 +119,7 @@ static int module_exec(PyObject *m)
     fan_state *st = PyModule_GetState(m);
     PyMethodDef *const tables[] = {
         fan_buffer_functions,     fan_stream_functions,  fan_machine_functions,       fan_option_functions,
-        fan_exchange_functions,   fan_overlap_functions, fan_address_functions,       fan_cuda_functions,
+        fan_exchange_functions,   fan_overlap_functions, fan_analysis_functions,      fan_cuda_functions,
         fan_backend_functions,    fan_engine_functions,  fan_backward_walk_functions, fan_collector_functions,
         fan_cpu_kernel_functions,
 #ifdef FAN_TEST
@@ -126,7 +144,7 @@ static int module_exec(PyObject *m)
     FAN_NAME_LIST(X)
 #undef X
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
-        if (PyModule_AddFunctions(m, tables[i]) < 0)
+        if (tables[i] && PyModule_AddFunctions(m, tables[i]) < 0)
             return -1;
     return add_errors(m, st) < 0 || add_types(m, st) < 0 || add_constants(m) < 0 || fan_c_api_add(m) < 0 ? -1 : 0;
 }

@@ -3,7 +3,6 @@
 
 #include "array/nditer.h"
 #include "array/extents.h"
-#include "graph/tree.h"
 
 static void array_gone(PyObject *capsule)
 {
@@ -61,9 +60,8 @@ int fan_ndarray_check_known(PyObject *o, const char *op)
         return 0;
     fan_ndarray_extent(o, &data, &bytes);
     for (size_t i = 0; i < s->n; i++) {
-        uint8_t role = s->roles[s->each ? i : 0];
         int64_t lo, hi;
-        if (!s->in[i] || (role != FAN_TREE_STATIC && role != FAN_TREE_ACCUMULATE))
+        if (!s->in[i] || !s->stays(s, i))
             continue;
         fan_array_reach(s->in[i], &lo, &hi);
         if (fan_flat_within(data, bytes, s->in[i]->data + lo, (uint64_t)(hi - lo)))
@@ -71,7 +69,7 @@ int fan_ndarray_check_known(PyObject *o, const char *op)
     }
     if (bytes == 0)
         return 0;
-    PyErr_Format(fan_state_get()->capture_error, FAN_TREE_FOREIGN, s->function, op);
+    PyErr_Format(fan_state_get()->capture_error, s->foreign, s->function, op);
     return -1;
 }
 

@@ -1,133 +1,215 @@
-/* overlap: fanin.overlap, overlaps, overlaps_itself. */
-#include "py/verdict.h"
-
+/* overlap: which arrays share memory. fanin._overlap has the public functions and classes. */
+#include "base/interrupt.h"
+#include "base/mem.h"
+#include "py/args.h"
 #include "py/region.h"
 
-/* ---- arguments ---- */
+#define CAPSULE "fanin.overlaps"
 
-/* budget_of: budget=None is the default. */
-static int budget_of(PyObject *o, uint64_t *out)
+static void free_list(PyObject *capsule) { fan_overlaps_free(PyCapsule_GetPointer(capsule, CAPSULE)); }
+
+/* verdict_wrap: None: disjoint; the two indices of an overlap; a str: the reason for "unknown". */
+static PyObject *verdict_wrap(fan_verdict v, const fan_region *a, const fan_region *b, int64_t (*at)[FAN_MAX_NDIM])
 {
-    *out = FAN_OVERLAP_BUDGET;
-    return o == Py_None ? 0 : fan_budget_arg(o, out);
+    PyObject *one, *two, *both = NULL;
+    if (v == FAN_OVERLAP_DISJOINT)
+        Py_RETURN_NONE;
+    if (v != FAN_OVERLAP_YES)
+        return PyUnicode_FromString(fan_verdict_words(v));
+    one = fan_ints(a->ndim, at[0]);
+    two = one ? fan_ints(b->ndim, at[1]) : NULL;
+    if (two)
+        both = PyTuple_Pack(2, one, two);
+    Py_XDECREF(one);
+    Py_XDECREF(two);
+    return both;
 }
 
-/* arguments: `n` positional ones and budget=. -1 with an exception. */
-static int arguments(const char *who, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames, Py_ssize_t n,
-                     uint64_t *budget)
+/* judge: first a short search; a hard pair is decided without the GIL. b NULL: a itself. */
+static PyObject *judge(const fan_region *a, const fan_region *b, uint64_t budget)
 {
-    Py_ssize_t named = kwnames ? PyTuple_GET_SIZE(kwnames) : 0;
-    *budget = FAN_OVERLAP_BUDGET;
-    if (nargs != n) {
-        PyErr_Format(PyExc_TypeError, "%s() takes %zd positional argument%s but %zd were given", who, n,
-                     n == 1 ? "" : "s", nargs);
-        return -1;
+    FAN_UNINITIALIZED int64_t at[2][FAN_MAX_NDIM];
+    FAN_UNINITIALIZED fan_error err;
+    fan_verdict v;
+    fan_status status;
+    err.text[0] = '\0';
+    status = b ? fan_overlap(a, b, 0, at[0], at[1], &v, &err) : fan_overlap_itself(a, 0, at[0], at[1], &v, &err);
+    if (status == FAN_OK && v == FAN_OVERLAP_HARD && budget > 0) {
+        Py_BEGIN_ALLOW_THREADS
+            status = b ? fan_overlap(a, b, budget, at[0], at[1], &v, &err)
+                       : fan_overlap_itself(a, budget, at[0], at[1], &v, &err);
+        Py_END_ALLOW_THREADS
     }
-    for (Py_ssize_t i = 0; i < named; i++) {
-        PyObject *name = PyTuple_GET_ITEM(kwnames, i);
-        if (PyUnicode_CompareWithASCIIString(name, "budget") != 0) {
-            PyErr_Format(PyExc_TypeError, "%s() got an unexpected keyword argument %R", who, name);
-            return -1;
-        }
-        if (budget_of(args[nargs + i], budget) < 0)
-            return -1;
-    }
-    return 0;
+    return status == FAN_OK ? verdict_wrap(v, a, b ? b : a, at) : fan_raise(status, &err);
 }
 
-static PyObject *overlap(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+static PyObject *overlap(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t nargs)
 {
     FAN_UNINITIALIZED int64_t dims[2][FAN_REGION_DIMS];
     fan_layout_item items[2];
     PyArray_Descr *descr;
     uint64_t budget;
-    if (arguments("overlap", args, nargs, kwnames, 2, &budget) < 0)
+    if (nargs < 2 || nargs > 3)
+        return PyErr_Format(PyExc_TypeError, "overlap: expected 2 or 3 arguments, got %zd", nargs);
+    if (fan_overlap_budget_arg(nargs > 2 ? args[2] : Py_None, &budget) < 0)
         return NULL;
     for (int i = 0; i < 2; i++)
         if (fan_region_read(args[i], "overlap", i, dims[i], &items[i], &descr) < 0)
             return NULL;
     if (fan_regions_one_device(items, 2, "overlap") < 0)
         return NULL;
-    return fan_verdict_judge(&items[0].region, &items[1].region, budget);
+    return judge(&items[0].region, &items[1].region, budget);
 }
 
-static PyObject *overlaps_itself(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t nargs,
-                                 PyObject *kwnames)
+static PyObject *overlaps_itself(PyObject *Py_UNUSED(module), PyObject *args)
 {
     FAN_UNINITIALIZED int64_t dims[FAN_REGION_DIMS];
     fan_layout_item item;
     PyArray_Descr *descr;
+    PyObject *a, *given;
     uint64_t budget;
-    if (arguments("overlaps_itself", args, nargs, kwnames, 1, &budget) < 0 ||
-        fan_region_read(args[0], "overlaps_itself", -1, dims, &item, &descr) < 0)
+    if (!PyArg_ParseTuple(args, "OO:overlaps_itself", &a, &given) || fan_overlap_budget_arg(given, &budget) < 0 ||
+        fan_region_read(a, "overlaps_itself", -1, dims, &item, &descr) < 0)
         return NULL;
-    return fan_verdict_judge(&item.region, NULL, budget);
+    return judge(&item.region, NULL, budget);
 }
 
-static PyObject *overlaps(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+static PyObject *overlaps(PyObject *Py_UNUSED(module), PyObject *args)
 {
+    fan_regions r = {.n = 0};
+    fan_region *regions = NULL;
+    uint32_t *labels = NULL;
+    fan_overlaps *list = NULL;
+    PyObject *arrays, *given, *numbers = NULL, *capsule = NULL, *made = NULL;
+    fan_interrupt interrupt;
+    fan_error err = {0};
+    fan_status status;
     uint64_t budget;
-    return arguments("overlaps", args, nargs, kwnames, 1, &budget) < 0 ? NULL : fan_overlaps_of(args[0], budget);
+    size_t components;
+    bool exact;
+    if (!PyArg_ParseTuple(args, "OO:overlaps", &arrays, &given) || fan_overlap_budget_arg(given, &budget) < 0 ||
+        fan_regions_read(arrays, "overlaps", &r) < 0)
+        return NULL;
+    if (fan_regions_one_device(r.items, r.n, "overlaps") < 0)
+        goto done;
+    regions = fan_alloc(r.n * sizeof *regions);
+    labels = fan_alloc(r.n * sizeof *labels);
+    if (!regions || !labels) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    for (size_t i = 0; i < r.n; i++)
+        regions[i] = r.items[i].region;
+    Py_BEGIN_ALLOW_THREADS
+        ;
+        fan_interrupt_begin(&interrupt, fan_check_signals, &err);
+        status = fan_overlaps_new(regions, r.n, &list, &err);
+        if (status == FAN_OK)
+            status = fan_overlaps_components(list, budget, labels, &components, &exact, &err);
+        status = fan_interrupt_end(&interrupt, status);
+    Py_END_ALLOW_THREADS;
+    if (status != FAN_OK) {
+        fan_raise(status, &err);
+        goto done;
+    }
+    numbers = PyTuple_New((Py_ssize_t)r.n);
+    for (size_t i = 0; numbers && i < r.n; i++) {
+        PyObject *label = PyLong_FromUnsignedLong(labels[i]);
+        if (label)
+            PyTuple_SET_ITEM(numbers, (Py_ssize_t)i, label);
+        else
+            Py_CLEAR(numbers);
+    }
+    capsule = numbers ? PyCapsule_New(list, CAPSULE, free_list) : NULL;
+    if (capsule) {
+        list = NULL;
+        made = Py_BuildValue("(OOnO)", capsule, numbers, (Py_ssize_t)components, exact ? Py_True : Py_False);
+    }
+done:
+    Py_XDECREF(capsule);
+    Py_XDECREF(numbers);
+    fan_overlaps_free(list);
+    fan_free(regions);
+    fan_free(labels);
+    fan_regions_fini(&r);
+    return made;
+}
+
+static PyObject *overlaps_verdict(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *capsule, *which[2], *given;
+    const fan_overlaps *list;
+    uint64_t budget;
+    int64_t at[2];
+    if (!PyArg_ParseTuple(args, "OOOO:overlaps_verdict", &capsule, &which[0], &which[1], &given) ||
+        !(list = PyCapsule_GetPointer(capsule, CAPSULE)) || fan_overlap_budget_arg(given, &budget) < 0)
+        return NULL;
+    for (int i = 0; i < 2; i++) {
+        if (fan_index(which[i], "verdict", PyExc_IndexError, &at[i]) < 0)
+            return NULL;
+        if ((uint64_t)at[i] >= fan_overlaps_count(list))
+            return PyErr_Format(PyExc_IndexError, "verdict: there is no array %lld: expected 0 to %zd",
+                                (long long)at[i], (Py_ssize_t)fan_overlaps_count(list) - 1);
+    }
+    return judge(fan_overlaps_region(list, (size_t)at[0]), fan_overlaps_region(list, (size_t)at[1]), budget);
+}
+
+/* append_pair: 0, or -1 with an exception. */
+static int append_pair(PyObject *lists[2], const fan_pair *p)
+{
+    PyObject *pair = Py_BuildValue("(II)", p->one, p->two);
+    int result = pair ? PyList_Append(lists[0], pair) : -1;
+    if (result == 0 && p->verdict != FAN_OVERLAP_YES)
+        result = PyList_Append(lists[1], pair);
+    Py_XDECREF(pair);
+    return result;
+}
+
+static PyObject *overlaps_pairs(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *capsule, *given, *lists[2], *made = NULL;
+    fan_pair *pairs = NULL;
+    size_t n = 0;
+    fan_error err = {0};
+    fan_status status;
+    fan_interrupt interrupt;
+    const fan_overlaps *list;
+    uint64_t budget;
+    if (!PyArg_ParseTuple(args, "OO:overlaps_pairs", &capsule, &given) ||
+        !(list = PyCapsule_GetPointer(capsule, CAPSULE)) || fan_overlap_budget_arg(given, &budget) < 0)
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+        ;
+        fan_interrupt_begin(&interrupt, fan_check_signals, &err);
+        status = fan_interrupt_end(&interrupt, fan_overlaps_pairs(list, budget, &pairs, &n, &err));
+    Py_END_ALLOW_THREADS;
+    lists[0] = PyList_New(0);
+    lists[1] = PyList_New(0);
+    bool good = status == FAN_OK && lists[0] && lists[1];
+    for (size_t i = 0; good && i < n; i++)
+        good = append_pair(lists, &pairs[i]) == 0;
+    if (good)
+        made = PyTuple_Pack(2, lists[0], lists[1]);
+    else if (status != FAN_OK)
+        fan_raise(status, &err);
+    Py_XDECREF(lists[0]);
+    Py_XDECREF(lists[1]);
+    fan_free(pairs);
+    return made;
 }
 
 PyMethodDef fan_overlap_functions[] = {
-    {"overlap", (PyCFunction)(void (*)(void))overlap, METH_FASTCALL | METH_KEYWORDS,
-     "overlap(a, b, /, *, budget=None)\n--\n\n"
-     "Whether arrays a and b share a byte of memory: exactly, for any shapes, strides and dtypes.\n\n"
-     "Only addresses, shapes and strides are compared; a file that is mapped twice at different addresses counts\n"
-     "as disjoint. Most pairs are decided in a fraction of a microsecond.\n\n"
-     "Parameters\n"
-     "----------\n"
-     "a, b : array\n"
-     "    An ndarray, a torch or JAX tensor, an array on a device of fanin, or any object with a buffer or\n"
-     "    DLPack.\n"
-     "budget : int or math.inf\n"
-     "    Bytes of a table that a few hard pairs need; beyond it the verdict is \"unknown\". Default: 256 MiB.\n\n"
-     "Returns\n"
-     "-------\n"
-     "Verdict\n"
-     "    With a witness if they overlap.\n\n"
-     "Raises\n"
-     "------\n"
-     "TypeError\n"
-     "    An object that is no single array in memory (sparse, masked, a tracer).\n"
-     "ValueError\n"
-     "    Arrays of different devices.\n\n"
-     "Examples\n"
-     "--------\n"
-     ">>> m = np.zeros((6, 9))\n"
-     ">>> fanin.overlap(m[0:4, 0:4], m[2:6, 0:4])\n"
-     "<fanin.Verdict: overlap, at (2, 0) and (0, 0)>\n"
-     ">>> bool(fanin.overlap(m[:, 0], m[:, 1]))\n"
-     "False"},
-    {"overlaps", (PyCFunction)(void (*)(void))overlaps, METH_FASTCALL | METH_KEYWORDS,
-     "overlaps(arrays, /, *, budget=None)\n--\n\n"
-     "Which of several arrays share memory: the pairs, their components, the indices of all that take part.\n\n"
-     "Near-linear in the number of arrays for pieces, columns, blocks, step slices and heads of common arrays;\n"
-     "only `pairs`, which is made at its first use, takes as long as there are pairs. Raises the errors of\n"
-     "`overlap`, with the name of the array.\n\n"
-     "Parameters\n"
-     "----------\n"
-     "arrays : sequence of arrays\n"
-     "    As for `overlap`.\n"
-     "budget : int or math.inf\n"
-     "    For each pair, as for `overlap`.\n\n"
-     "Examples\n"
-     "--------\n"
-     ">>> flat = np.zeros(100)\n"
-     ">>> w, b = flat[:90].reshape(9, 10), flat[90:]\n"
-     ">>> fanin.overlaps([w, b, flat[85:95], np.zeros(3)]).components\n"
-     "((0, 1, 2),)\n"
-     ">>> fanin.overlaps([w[:, i] for i in range(10)]).pairs\n"
-     "()"},
-    {"overlaps_itself", (PyCFunction)(void (*)(void))overlaps_itself, METH_FASTCALL | METH_KEYWORDS,
-     "overlaps_itself(a, /, *, budget=None)\n--\n\n"
-     "Whether two different elements of array a share a byte of memory, so that writing one changes the other.\n\n"
-     "Exact like `overlap`, with the same parameters and errors; the witness is the two indices.\n\n"
-     ">>> fanin.overlaps_itself(np.broadcast_to(np.zeros(3), (2, 3)))\n"
-     "<fanin.Verdict: overlap, at (1, 0) and (0, 0)>\n"
-     ">>> windows = np.lib.stride_tricks.sliding_window_view(np.zeros(5), 3)\n"
-     ">>> fanin.overlaps_itself(windows).kind\n"
-     "'overlap'"},
+    {"overlap", (PyCFunction)(void (*)(void))overlap, METH_FASTCALL,
+     "overlap(a, b, budget=None, /)\n--\n\n"
+     "None if the arrays are disjoint; a witness, two tuples of ints; or a str, the reason for \"unknown\"."},
+    {"overlaps_itself", overlaps_itself, METH_VARARGS,
+     "overlaps_itself(a, budget, /)\n--\n\nAs overlap, for two elements of one array."},
+    {"overlaps", overlaps, METH_VARARGS,
+     "overlaps(arrays, budget, /)\n--\n\n"
+     "(found, for each array the number of its component, the number of components, whether they are exact)."},
+    {"overlaps_verdict", overlaps_verdict, METH_VARARGS,
+     "overlaps_verdict(found, i, j, budget, /)\n--\n\nAs overlap, for arrays i and j."},
+    {"overlaps_pairs", overlaps_pairs, METH_VARARGS,
+     "overlaps_pairs(found, budget, /)\n--\n\nThe pairs that are not surely disjoint, and the undecided ones."},
     {NULL, NULL, 0, NULL},
 };

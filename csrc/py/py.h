@@ -56,10 +56,6 @@
     X(PyTypeObject, trace_type)                                                                             \
     X(PyTypeObject, target_type)                                                                            \
     X(PyTypeObject, exporter_type)                                                                          \
-    X(PyTypeObject, verdict_type)                                                                           \
-    X(PyTypeObject, overlaps_type)                                                                          \
-    X(PyTypeObject, layout_type)                                                                            \
-    X(PyTypeObject, snapshot_type)                                                                          \
     X(PyTypeObject, recording_type)                                                                         \
     X(PyTypeObject, function_type)                                                                          \
     X(PyTypeObject, node_type)                                                                              \
@@ -69,7 +65,7 @@
     X(PyTypeObject, graph_tree_type)                                                                        \
     X(PyTypeObject, graph_function_type)                                                                    \
     X(PyTypeObject, graph_step_type)                                                                        \
-    X(PyObject, outcome_type) /* fanin._graph_trees.Outcome, GraphStats */                                  \
+    X(PyObject, outcome_type) /* fanin.graph.trees.Outcome, GraphStats */                                   \
     X(PyObject, graph_stats_type)                                                                           \
     X(PyTypeObject, walk_type)                                                                              \
     X(PyObject, race_error)                                                                                 \
@@ -98,7 +94,6 @@
     X(PyObject, memory_of)   /* fanin._interop.sharing.memory_of: where foreign memory lies (region.c) */   \
     X(PyObject, parts_alone) /* fanin._interop.sharing.has_parts_alone: L3 (leaf.c) */                      \
     X(PyObject, masked_type) /* numpy.ma.MaskedArray */                                                     \
-    X(PyObject, disjoint)    /* the Verdict that has nothing to add */                                      \
     X(PyObject, zero)        /* the int 0 */                                                                \
     X(PyObject, site_cache)
 
@@ -340,7 +335,9 @@ typedef struct fan_handles_scope {
     const char *function;
     fan_array *const *in; /* its operands; NULL: no array */
     size_t n;
-    const uint8_t *roles; /* fan_tree_role: of each operand, or one for all */
+    bool (*stays)(const struct fan_handles_scope *s, size_t i); /* whether operand i stays where it is */
+    const char *foreign;  /* the message for other memory, a format: the function, the operation */
+    const uint8_t *roles; /* of each operand, or one for all: what `stays` reads */
     bool each;
 } fan_handles_scope;
 
@@ -348,6 +345,9 @@ void fan_handles_begin(const fan_handles_scope *scope);
 void fan_handles_end(const fan_handles_scope *scope);
 /* fan_handles_outermost: the scope of the outermost function on this thread, which records all work; NULL: none. */
 const fan_handles_scope *fan_handles_outermost(void);
+/* fan_kernel_running_set: the name of the kernel of tape.compiled that this thread runs from now on, borrowed; NULL:
+ * none. Returns the one before. leaf.c. */
+PyObject *fan_kernel_running_set(PyObject *name);
 bool fan_wants_handles(const fan_array *a);
 /* fan_array_usable: 0, or -1 with an exception if the array's memory was lent and has been taken back. */
 int fan_array_usable(const fan_array *a);
@@ -358,9 +358,9 @@ void fan_call_site_forget(fan_state *st); /* before the state goes */
 
 /* Every type's file offers its spec; module.c adds them in order. */
 extern PyType_Spec fan_buffer_spec, fan_stream_spec, fan_event_spec, fan_array_spec, fan_machine_spec, fan_graph_spec,
-    fan_trace_spec, fan_exporter_spec, fan_target_spec, fan_verdict_spec, fan_overlaps_spec, fan_layout_spec,
-    fan_snapshot_spec, fan_recording_spec, fan_graph_tree_spec, fan_graph_function_spec, fan_graph_step_spec,
-    fan_function_spec, fan_node_spec, fan_leaf_spec, fan_edges_spec, fan_hook_spec, fan_backward_walk_spec;
+    fan_trace_spec, fan_exporter_spec, fan_target_spec, fan_recording_spec, fan_graph_tree_spec,
+    fan_graph_function_spec, fan_graph_step_spec, fan_function_spec, fan_node_spec, fan_leaf_spec, fan_edges_spec,
+    fan_hook_spec, fan_backward_walk_spec;
 /* Functions of the module, one table per file, joined in module.c. */
 /* fan_budget_arg: a number of bytes, math.inf for no bound. -1 with an exception. fan_buffer_budget_arg: or "auto". */
 int fan_budget_arg(PyObject *o, uint64_t *out);
@@ -369,7 +369,7 @@ PyObject *fan_budget_wrap(uint64_t budget);         /* "auto", a number or math.
 PyObject *fan_counters_wrap(const fan_counters *n); /* a fanin.Counters */
 PyObject *fan_process_counters(void);               /* a fanin.options.ProcessCounters */
 extern PyMethodDef fan_buffer_functions[], fan_collector_functions[], fan_stream_functions[], fan_machine_functions[],
-    fan_option_functions[], fan_exchange_functions[], fan_overlap_functions[], fan_address_functions[],
+    fan_option_functions[], fan_exchange_functions[], fan_overlap_functions[], fan_analysis_functions[],
     fan_cuda_functions[], fan_backend_functions[], fan_engine_functions[], fan_backward_walk_functions[],
     fan_cpu_kernel_functions[];
 /* fan_cuda_compile_in_python: kernels that a device lacks are compiled by fanin._kernels from now on. */

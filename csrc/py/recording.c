@@ -203,17 +203,12 @@ static PyObject *recording_knows(PyObject *o, PyObject *array)
 
 /* ---- kernels ---- */
 
-static _Thread_local PyObject *running;
-
-PyObject *fan_kernel_running(void) { return running; }
-
 /* kernel_run: runs a call, inside which .grad is an error (leaf.c, check_kernel). */
 static fan_status kernel_run(void *call, fan_error *err)
 {
-    PyObject *before = running;
-    running = PyTuple_GET_ITEM((PyObject *)call, 1);
+    PyObject *before = fan_kernel_running_set(PyTuple_GET_ITEM((PyObject *)call, 1));
     fan_status status = fan_call_run(call, err);
-    running = before;
+    (void)fan_kernel_running_set(before);
     return status;
 }
 

@@ -8,6 +8,7 @@ The build calls it. Type checkers read the signatures, editors the docstrings, w
 from __future__ import annotations
 
 import ast
+import importlib.util
 import inspect
 import sys
 import textwrap
@@ -25,9 +26,12 @@ SIGNATURES = Path(__file__).with_name("core.pyi")
 
 def public() -> set[str]:
     """The names of the core that users meet: those that the package shows, and what such an object gives."""
-    shown = {id(getattr(module, name)) for module in (fanin, fanin.sim) for name in module.__all__}
-    return {"Target", "Machine", "HookHandle", "Edges", "Walk", "GraphFunction", "GraphStep"} | {
-        name for name in dir(_core) if id(getattr(_core, name)) in shown and not name.startswith("_")
+    shown = {id(getattr(fanin, name)) for name in dir(fanin) if name in fanin.__all__}
+    if importlib.util.find_spec("fanin.sim"):
+        shown |= {id(getattr(fanin.sim, name)) for name in fanin.sim.__all__}
+    given = {"Target", "Machine", "HookHandle", "Edges", "Walk", "GraphFunction", "GraphStep"}
+    return {
+        name for name in dir(_core) if name in given or (id(getattr(_core, name)) in shown and not name.startswith("_"))
     }
 
 
@@ -38,8 +42,8 @@ def wanted(node: ast.stmt, parent: str = "") -> str | None:
     assert isinstance(node, ast.ClassDef | ast.FunctionDef)
     if parent.startswith("_"):
         return None  # ours, of the stub file alone
-    holder: Any = getattr(_core, parent) if parent else _core
-    if node.name.startswith("_") or (not parent and node.name not in public()):
+    holder: Any = getattr(_core, parent, None) if parent else _core
+    if holder is None or node.name.startswith("_") or (not parent and node.name not in public()):
         return None
     if parent and node.name not in vars(holder):
         return None  # inherited

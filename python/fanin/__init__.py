@@ -16,34 +16,31 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from . import sim
 from ._core import (
-    GraphTree,
     InputBuffer,
     Leaf,
     Node,
-    Overlaps,
-    Verdict,
     add_n,
     backward,
     grad,
-    overlap,
-    overlaps,
-    overlaps_itself,
     trim,
     walk,
 )
 from ._files import get_include
 from ._graphs import draw, free
+from ._overlap import Overlaps, Verdict, overlap, overlaps, overlaps_itself
 from ._trace.recording import trace
 from ._version import __version__
 from .errors import CaptureError, DeviceError, DeviceOutOfMemoryError, DTypeError, RaceError, StreamMismatchWarning
 from .options import Counters, counters, set_options
 from .slots import Slot, Sparse, Stats, Zero, clip_norm, global_norm
 from .streams import Event, Stream, current_stream, devices, info, stream
+
+if TYPE_CHECKING:
+    from . import sim
+    from .graph import GraphTree
 
 __all__ = [
     "CaptureError",
@@ -89,19 +86,30 @@ __all__ = [
     "walk",
 ]
 
-_LATER = (
-    "analysis",
-    "descriptors",
-    "tape",
-    "torch",
-)  # modules of the package that are imported when they are first asked for
+#: Houses: parts of the package that the rest does without. A copy of fanin may lack their folders.
+HOUSES = ("analysis", "graph", "sim")
+_LATER = (*HOUSES, "descriptors", "tape", "torch")  # modules that are imported at their first use
+_OF_HOUSES = {"GraphTree": "graph", "descriptors": "analysis"}  # names and their houses
 
 
-def __getattr__(name: str) -> ModuleType:
+def __getattr__(name: str) -> Any:
+    if name not in _LATER and name not in _OF_HOUSES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    house = _OF_HOUSES.get(name, name)
+    if house in HOUSES and not importlib.util.find_spec(f"{__name__}.{house}"):
+        raise ModuleNotFoundError(
+            f"fanin.{name} needs fanin.{house}, which this copy of fanin does not have", name=f"{__name__}.{house}"
+        )
     if name in _LATER:
         return importlib.import_module(f"{__name__}.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(importlib.import_module(f"{__name__}.{house}"), name)
+    return found
+
+
+def _is_here(name: str) -> bool:
+    module = "torch" if name == "torch" else f"{__name__}.{_OF_HOUSES.get(name, name)}"
+    return (name not in _LATER and name not in _OF_HOUSES) or importlib.util.find_spec(module) is not None
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, *(name for name in _LATER if name != "torch" or importlib.util.find_spec("torch"))])
+    return sorted(name for name in {*__all__, *_LATER} if _is_here(name))

@@ -12,6 +12,7 @@ import numpy as np
 
 from . import _core
 from ._interop.protocols import DTypeLike
+from ._overlap import overlaps
 from ._words import counted, type_of
 
 __all__ = ["Slot", "Sparse", "Stats", "Zero", "clip_norm", "global_norm"]
@@ -270,7 +271,7 @@ def _outs(sums: Sequence[object], out: object) -> Sequence[object]:
             raise ValueError(f"clip_norm: out[{i}] occurs twice, for two sums")
         _core.add_n([o], out=o)  # checks that it can be written; does not change it
     known = [o for _, _, o in pairs.values() if not isinstance(o, _core.Array)]
-    shared = _core.overlaps(known).pairs if len(known) > 1 else []
+    shared = overlaps(known).pairs if len(known) > 1 else []
     if shared:
         raise ValueError("clip_norm: two arrays of out= may share memory")
     return out

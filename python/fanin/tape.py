@@ -40,21 +40,24 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
 import fanin
 from fanin import _core
-from fanin._core import Recording
 from fanin._interop.protocols import DType, NDArray
+from fanin._overlap import overlaps
 from fanin._words import counted, type_of
 
+if TYPE_CHECKING:
+    from fanin._core import Recording  # of fanin.graph, without which nothing is compiled
+
 Shape = tuple[int, ...]
-Array = NDArray | fanin.sim.Array  # on the CPU, or on a device of a machine
+Array = NDArray | _core.Array  # on the CPU, or on a device of a machine
 Gradient = Array | fanin.Sparse
-Places = Sequence[fanin.sim.Array]  # on a machine, all of them
+Places = Sequence[_core.Array]  # on a machine, all of them
 Stream = fanin.Stream | None  # None: the CPU, which has none
 
 # ---------------------------------------------------------------- 1. Where: devices, streams, kernels
@@ -80,12 +83,12 @@ class Device:
         """A copy of an ndarray there."""
         if self.machine is None and _core.cpu_wants_handles():
             if not plain(value):
-                return run(copy, value if isinstance(value, fanin.sim.Array) else np.asarray(value))
+                return run(copy, value if isinstance(value, _core.Array) else np.asarray(value))
             numbers = np.asarray(value)
             return run(partial(copy, numbers), shape=numbers.shape, dtype=numbers.dtype)
         if self.machine is None:
             return np.array(value) if _here.recording is None else constant(value)
-        put: fanin.sim.Array = self.machine.array(value, device=self.index)
+        put: _core.Array = self.machine.array(value, device=self.index)
         return put
 
     def empty(self, shape: Shape, dtype: npt.DTypeLike) -> Array:
@@ -1135,7 +1138,7 @@ class Compiled(Generic[R]):
     # ---- recorded
 
     def _record(self, call: _Call, key: Key) -> tuple[_Recorded, R]:
-        recording, were = Recording(), _State(self, call)
+        recording, were = _core.Recording(), _State(self, call)
         try:
             entry = self._run(recording, call, key)
             self._check(entry, call)
@@ -1265,7 +1268,7 @@ class Compiled(Generic[R]):
 
     def _cause(self, entry: _Recorded, call: _Call) -> str:
         """Why, in words: how the step is recorded now, in a recording that is thrown away."""
-        recording, were = Recording(), _State(self, call)
+        recording, were = _core.Recording(), _State(self, call)
         try:
             now = self._run(recording, call, entry.key).trace or []
         except Exception as e:
@@ -1354,7 +1357,7 @@ def _sharing(static: Arrays, grads: Grads) -> list[int]:
     there = [i for i, g in enumerate(grads) if type(g) is np.ndarray]
     if not there:
         return []
-    found = _core.overlaps([*static, *(grads[i] for i in there)]).indices
+    found = overlaps([*static, *(grads[i] for i in there)]).indices
     return [there[j - len(static)] for j in found if j >= len(static)]
 
 
@@ -1414,7 +1417,7 @@ def _argument(label: Label, x: object) -> NDArray | None:
         x = x.data
     if type(x) is np.ndarray:
         return x
-    if isinstance(x, np.ndarray | np.generic | fanin.sim.Array) or not _hashable(x):
+    if isinstance(x, np.ndarray | np.generic | _core.Array) or not _hashable(x):
         raise TypeError(
             f"compiled: {_label(label)}: expected an ndarray, a Var on the CPU, a dict of such or a plain value,"
             f" got {x!r}"

@@ -726,7 +726,8 @@ def test_a_label_that_is_too_long_is_cut_and_its_sums_are_still_known() -> None:
 
 #: The modules of the package, in the order in which they import each other.
 PARTS = ["base", "inputs", "outputs", "kinds", "read", "groups"]
-NAMES = [*(f"fanin.descriptors.{part}" for part in PARTS), "fanin.descriptors"]
+IN = "fanin.analysis.descriptors"
+NAMES = [*(f"{IN}.{part}" for part in PARTS), IN, "fanin.descriptors"]
 
 
 def fault(part: str, old: str, new: str) -> Mutant:

@@ -8,6 +8,7 @@ import array
 import itertools
 import math
 import mmap
+import pickle
 import random
 import re
 import sys
@@ -238,8 +239,9 @@ def test_verdicts_are_values() -> None:
     assert repr(v) == "<fanin.Verdict: overlap, at (0, 0) and (0, 0)>" and repr(d) == "<fanin.Verdict: disjoint>"
     with pytest.raises(AttributeError):
         v.kind = "disjoint"  # type: ignore[misc]
-    with pytest.raises(TypeError, match="cannot create"):
+    with pytest.raises(TypeError):
         type(v)()
+    assert pickle.loads(pickle.dumps(v)) == v
     with pytest.raises(TypeError):
         fanin.Overlaps()
 
@@ -525,7 +527,7 @@ def test_what_is_no_sequence_of_arrays_is_refused(bad: Any) -> None:
 
 
 def test_the_arguments_are_checked() -> None:
-    with pytest.raises(TypeError, match=r"overlap\(\) takes 2 positional arguments but 1 were given"):
+    with pytest.raises(TypeError, match=r"overlap\(\) missing 1 required positional argument"):
         fanin.overlap(M)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="unexpected keyword argument 'exact'"):
         fanin.overlap(M, M, exact=True)  # type: ignore[call-arg]

@@ -15,8 +15,8 @@ import pytest
 
 import fanin
 from fake_cuda import FakeDriver, use_driver
-from fanin._sim.machine import SCHEDULES
 from fanin.sim import Machine, explore
+from fanin.sim.machine import SCHEDULES
 from kit import hooks
 from kit.values import LOW, PLAIN, bits
 from kit.world import world

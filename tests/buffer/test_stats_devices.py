@@ -13,8 +13,8 @@ import pytest
 
 import fanin
 from fake_cuda import FakeDriver, use_driver
-from fanin._sim.machine import SCHEDULES
 from fanin.sim import Machine
+from fanin.sim.machine import SCHEDULES
 from kit import hooks
 from kit.values import LOW, PLAIN, bits
 

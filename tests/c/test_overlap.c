@@ -754,7 +754,6 @@ static void columns_that_move_apart_are_still_the_same(void)
         CHECK_INT(fan_layout_component(l, i), i);
         CHECK_INT(fan_layout_offset(l, i), 0);
     }
-    CHECK_INT(fan_layout_count(l), 8);
     fan_layout_free(l);
 }
 

@@ -11,7 +11,7 @@ import pytest
 import fanin
 from fake_cuda import FakeDriver, use_driver
 from fanin import _core
-from fanin._sim.machine import SCHEDULES
+from fanin.sim.machine import SCHEDULES
 from kit import hooks
 from kit.child import in_child
 from kit.exchange_cuda import values

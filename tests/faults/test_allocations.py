@@ -12,7 +12,7 @@ import scipy.sparse as sp
 
 import fanin
 from fake_cuda import FakeDriver, use_driver
-from fanin import _core
+from fanin.analysis.memory import Layout, Snapshot
 from kit import hooks
 
 pytestmark = pytest.mark.core
@@ -184,8 +184,8 @@ def overlapping() -> Any:
 def recorded() -> Any:
     made: list[Any] = []
     m, n = np.zeros((8, 9)), np.zeros((9, 9))
-    yield lambda: made.append(_core.Layout([m[:, i] for i in range(9)]))
-    yield lambda: made.append(_core.Snapshot([m[:, i] for i in range(9)]))
+    yield lambda: made.append(Layout([m[:, i] for i in range(9)]))
+    yield lambda: made.append(Snapshot([m[:, i] for i in range(9)]))
     yield lambda: made[0].check([m[:, i] for i in range(9)])
     yield lambda: made[0].check([n[:8, 8 - i] for i in range(9)])
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import fanin
-from fanin import _cpu_arrays
+from fanin.graph import cpu_arrays
 from kit.support import ROOT
 
 pytestmark = pytest.mark.core
@@ -336,13 +336,13 @@ def test_the_stubs_name_every_method_that_is_recorded() -> None:
     text = (fanin.__file__ or "").replace("__init__.py", "_core.pyi")
     with open(text) as f:
         stubs = f.read().split("\nclass _OfNumPy:\n")[1].split("\nclass ")[0]
-    assert [name for name in _cpu_arrays.METHODS if f"    def {name}(" not in stubs] == []
+    assert [name for name in cpu_arrays.METHODS if f"    def {name}(" not in stubs] == []
 
 
 def test_the_page_names_every_function_that_can_be_recorded() -> None:
     text = (ROOT / "docs/graph-trees.md").read_text()
     named = re.findall(r"`([\w.]+)`", text.split("\nThe functions: ")[1].split("\n")[0])
-    functions = {name_of(f) for f in _cpu_arrays.FUNCTIONS} | {"astype"}  # which NumPy has since 2.1
+    functions = {name_of(f) for f in cpu_arrays.FUNCTIONS} | {"astype"}  # which NumPy has since 2.1
     assert named == sorted(functions) and len(named) >= 70
 
 

@@ -768,7 +768,7 @@ def test_the_picture_shows_what_recordings_own_and_share(m: Any) -> None:
     """Behind `first` stand two branches, which use the same memory: each shares with the other, and `first` with none
     but for what it needs while it runs."""
     pytest.importorskip("matplotlib")
-    from fanin._graph_trees import _shared
+    from fanin.graph.trees import _shared
 
     tree = tree_on(m)
     first, left = tree.function(scaled(m, 2)), tree.function(scaled(m, 3))
@@ -798,7 +798,7 @@ def test_the_picture_shows_what_recordings_own_and_share(m: Any) -> None:
 
 
 def test_what_is_shared_is_found_piece_by_piece() -> None:
-    from fanin._graph_trees import _shared
+    from fanin.graph.trees import _shared
 
     assert _shared([(0, 0, 8, True), (1, 4, 12, False), (2, 10, 20, True), (2, 0, 2, False), (3, 30, 40, True)]) == {
         0: [(0, 2), (4, 8)],

@@ -354,14 +354,14 @@ def test_a_result_of_another_shape_than_recorded_is_an_error_that_names_the_func
 
 
 def test_a_result_of_another_dtype_than_recorded_is_an_error_that_names_both() -> None:
-    from fanin import _cpu_arrays
+    from fanin.graph import cpu_arrays
 
     out = np.zeros(3, "i8")
     with pytest.raises(fanin.CaptureError, match=r"np.f: .* \(3,\) int64 when .* now \(3,\) float64.*operand"):
-        _cpu_arrays.fill_recorded("np.f", out, np.ones(3))
+        cpu_arrays.fill_recorded("np.f", out, np.ones(3))
     with pytest.raises(fanin.CaptureError, match=r"np.f: .* \(3,\) int64 when .* now \(1,\) int64"):
-        _cpu_arrays.fill_recorded("np.f", out, np.ones(1, "i8"))
-    _cpu_arrays.fill_recorded("np.f", out, [1, 2, 3])
+        cpu_arrays.fill_recorded("np.f", out, np.ones(1, "i8"))
+    cpu_arrays.fill_recorded("np.f", out, [1, 2, 3])
     assert out.tolist() == [1, 2, 3]
 
 
@@ -473,16 +473,16 @@ def test_a_function_can_be_referenced_weakly() -> None:
 
 
 def test_which_argument_is_out_is_known_of_each_function() -> None:
-    from fanin import _cpu_arrays
+    from fanin.graph import cpu_arrays
 
     asked = 0
-    for f in _cpu_arrays.FUNCTIONS:
+    for f in cpu_arrays.FUNCTIONS:
         try:
             names = list(inspect.signature(f).parameters.values())  # type: ignore[arg-type]
         except ValueError:  # of a builtin, before NumPy 2.4
             continue
         places = [i for i, p in enumerate(names) if p.name == "out" and p.kind is not p.KEYWORD_ONLY]
-        assert places == [at for g, at in _cpu_arrays.OUT_AT.items() if g is f], f
+        assert places == [at for g, at in cpu_arrays.OUT_AT.items() if g is f], f
         asked += len(places)
     assert asked >= 15
 

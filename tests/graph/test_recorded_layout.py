@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fanin import _core
+from fanin.analysis.memory import Layout
 from kit import hooks
 
 pytestmark = pytest.mark.core
@@ -25,7 +25,7 @@ def flat() -> list[Array]:
 
 
 def test_the_same_relations_in_other_memory_are_the_same_layout() -> None:
-    layout = _core.Layout(flat())
+    layout = Layout(flat())
     assert len(layout) == 6
     assert layout.components == (0, 0, 0, 1, 2, 3)
     assert layout.offsets == (0, 240, 200, 0, 0, 0)
@@ -95,15 +95,15 @@ def changed(what: str) -> tuple[list[Array], tuple[Any, ...]]:
 )
 def test_what_differs_first_is_named(what: str) -> None:
     arrays, said = changed(what)
-    assert _core.Layout(flat()).check(arrays) == said
-    assert _core.Layout(arrays).check(arrays) is None
+    assert Layout(flat()).check(arrays) == said
+    assert Layout(arrays).check(arrays) is None
 
 
 def test_what_means_nothing_is_not_compared() -> None:
     """Strides along axes of extent 1 and of empty arrays, equal dtypes that are other objects, where memory is."""
     x = np.zeros((4, 6))
     record = [("a", "i4"), ("b", "f8")]
-    layout = _core.Layout([x[:, 2:3], x[1:1], np.zeros(3, record), np.zeros(2, ">f4")])
+    layout = Layout([x[:, 2:3], x[1:1], np.zeros(3, record), np.zeros(2, ">f4")])
     odd = np.lib.stride_tricks.as_strided(x[:, 2:], (4, 1), (48, 12345))
     assert (
         layout.check(
@@ -125,7 +125,7 @@ def test_what_means_nothing_is_not_compared() -> None:
 
 def test_columns_that_now_are_arrays_of_their_own_are_the_same_if_their_strides_are() -> None:
     m = np.zeros((5, 4))
-    layout = _core.Layout(list(m.T))
+    layout = Layout(list(m.T))
     assert layout.components == (0, 1, 2, 3)
     assert layout.check([np.zeros((5, 4))[:, 0] for _ in range(4)]) is None
     assert layout.check([m[:, 0], m[:, 2], m[:, 1], m[:, 3]]) is None
@@ -135,7 +135,7 @@ def test_columns_that_now_are_arrays_of_their_own_are_the_same_if_their_strides_
 def test_a_read_only_array_that_can_be_written_is_told() -> None:
     x = np.zeros(3)
     x.flags.writeable = False
-    layout = _core.Layout([x])
+    layout = Layout([x])
     assert layout.check([np.zeros(3)]) == (0, "writable", None)
 
 
@@ -153,7 +153,7 @@ def test_a_layout_is_the_same_exactly_where_numpy_says_so() -> None:
             return [m[i : i + h, j : j + w] for (i, j), (h, w) in zip(np.maximum(at, 0), sides, strict=True)]
 
         was, now = views_at(places), views_at(moved)
-        said = _core.Layout(was).check(now)
+        said = Layout(was).check(now)
         assert (said is None) == (relations(was) == relations(now)), (places, moved, sides, said)
         seen["same" if said is None else said[1]] += 1
     assert min(seen[w] for w in ("same", "apart", "offset", "overlap")) > 30, f"seed {SEED}: {seen}"
@@ -176,7 +176,7 @@ def test_it_holds_no_array() -> None:
 
     x = np.zeros(3).view(Kept)
     gone = weakref.ref(x)
-    layout = _core.Layout([x])
+    layout = Layout([x])
     layout.check([x])
     del x
     assert gone() is None
@@ -188,7 +188,7 @@ def test_nothing_of_it_is_left_behind() -> None:
     x = np.zeros(9)
     before = hooks.blocks()
     for arrays in ([], [x], [x[:4], x[2:], x[8:], np.zeros(3)]):
-        layout = _core.Layout(arrays)
+        layout = Layout(arrays)
         assert layout.check(arrays) is None
         with pytest.raises(ValueError, match="expected"):
             layout.check([*arrays, x])
@@ -197,15 +197,15 @@ def test_nothing_of_it_is_left_behind() -> None:
 
 
 def test_bad_arguments_are_refused() -> None:
-    layout = _core.Layout(flat())
+    layout = Layout(flat())
     with pytest.raises(ValueError, match=r"^Layout\.check: expected 6 arrays, as were recorded, got 5$"):
         layout.check(flat()[1:])
     with pytest.raises(TypeError, match=r"^Layout\.check: array 1: a NoneType is no array"):
         layout.check([flat()[0], None])
     with pytest.raises(TypeError, match=r"^Layout: array 0: a float is no array"):
-        _core.Layout([1.0])
+        Layout([1.0])
     with pytest.raises(TypeError, match=r"^Layout: expected a sequence of arrays"):
-        _core.Layout(3)  # type: ignore[arg-type]
+        Layout(3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="budget"):
-        _core.Layout([], budget=-1)
-    assert _core.Layout([]).check([]) is None
+        Layout([], budget=-1)
+    assert Layout([]).check([]) is None

@@ -17,8 +17,8 @@ import pytest
 
 import fanin
 from fake_cuda import FakeDriver
-from fanin._sim.machine import SCHEDULES
 from fanin.sim import Machine
+from fanin.sim.machine import SCHEDULES
 from kit import standins
 from kit.exchange_cuda import like, ready_on, torch_like, values
 from kit.standins import DLArray, Library, ProtocolStream, table_array

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 import fanin
-from fanin._sim.explore import bits_of
 from fanin.sim import Machine, Report, explore
+from fanin.sim.search import bits_of
 from kit.values import BFLOAT16
 
 Step = tuple[Any, ...]

@@ -44,7 +44,7 @@ import numpy as np
 
 import fanin
 from fanin import _core
-from fanin._sim.machine import Abandoned
+from fanin.sim.machine import Abandoned
 from kit import world
 
 ROOT = Path(__file__).resolve().parents[2]

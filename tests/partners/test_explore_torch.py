@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import fanin
-from fanin._sim.explore import bits_of
 from fanin.sim import Machine, explore
+from fanin.sim.search import bits_of
 from kit.explored import differs, draw
 
 torch: Any = pytest.importorskip("torch")

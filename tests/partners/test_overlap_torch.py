@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import fanin
-from fanin import _core
+from fanin.analysis.memory import Layout
 
 pytestmark = pytest.mark.partners
 
@@ -178,7 +178,7 @@ def test_a_layout_of_tensors_is_checked() -> None:
         x = torch.zeros(20)
         return [x[:10], x[at:], torch.nn.Parameter(torch.zeros(2, 3))]
 
-    layout = _core.Layout(made())
+    layout = Layout(made())
     assert layout.check(made()) is None
     assert layout.check(made(12)[:1] + made()[1:]) == (1, "apart", 0)
     assert layout.check([*made()[:2], torch.nn.Parameter(torch.zeros(2, 3, dtype=torch.float64))]) == (2, "dtype", None)

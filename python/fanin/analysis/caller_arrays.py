@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from .. import _core
-from .._core import Snapshot, address, restride
+from .._core import address, restride
 from . import trees
+from .memory import Snapshot
 from .private_copies import REMADE, Array, Geometry, GroupMember, Plan, assign, plain, root_of, take_geometry, view_at
 
 

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
-from .._core import Snapshot
 from .._words import type_of
 from . import trees
 from .caller_arrays import Lost, RunArrays
 from .calls import check_reach, torch
+from .memory import Snapshot
 from .private_copies import UNSIGNED, Array, Geometry, MemoryAt, Plan
 from .protocols import DType, Node, Tensor
 

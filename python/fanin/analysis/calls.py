@@ -15,9 +15,9 @@ import numpy as np
 
 from .._core import address
 from .._words import counted, type_of
-from ..descriptors import AOTInput, AOTOutput, PlainAOTInput, PlainAOTOutput
 from . import hidden, trees
 from .caller_arrays import RunArrays
+from .descriptors import AOTInput, AOTOutput, PlainAOTInput, PlainAOTOutput
 from .private_copies import REMADE, Array, Geometry, Group
 
 #: What NumPy keeps outside of the array's own bytes cannot be copied as bytes.

@@ -13,15 +13,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from .._core import Layout
-from ..descriptors import (
-    AOTInput,
-    DifferentiableAOTOutput,
-    InputMutationAOTOutput,
-    IntermediateBaseAOTOutput,
-    PlainAOTOutput,
-    TangentAOTInput,
-)
 from . import trees
 from .caller_arrays import RunArrays
 from .caller_tensors import check_tensor
@@ -36,8 +27,17 @@ from .calls import (
     check_signature,
     outcome_of,
 )
+from .descriptors import (
+    AOTInput,
+    DifferentiableAOTOutput,
+    InputMutationAOTOutput,
+    IntermediateBaseAOTOutput,
+    PlainAOTOutput,
+    TangentAOTInput,
+)
 from .guards import components_of
 from .hidden import check_function
+from .memory import Layout
 from .private_copies import Array, Geometry, Plan, plain, plan, private_copies
 from .protocols import Tensor
 from .records import (

@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from .._core import Layout, address
+from .._core import address
 from . import trees
 from .calls import Call
 from .hidden import may_hold
+from .memory import Layout
 from .private_copies import Array
 from .protocols import Tensor
 

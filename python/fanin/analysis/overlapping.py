@@ -33,6 +33,7 @@ import numpy as np
 
 from .. import _core
 from .._interop.protocols import NDArray
+from .._overlap import overlaps
 from .._words import type_of
 from .protocols import Tensor
 
@@ -104,7 +105,7 @@ def exact(arrays: Sequence[object], chosen: Sequence[int]) -> set[int]:
     """What shares a byte with another one: within the process's memory, and within each storage that is none."""
     every = isinstance(chosen, range)
     try:
-        found = _core.overlaps(arrays if every else [arrays[i] for i in chosen]).indices
+        found = overlaps(arrays if every else [arrays[i] for i in chosen]).indices
     except (TypeError, ValueError):
         pass  # tensors without memory, or no arrays: checked one by one below
     else:
@@ -113,7 +114,7 @@ def exact(arrays: Sequence[object], chosen: Sequence[int]) -> set[int]:
     for i in chosen:
         one = stand_in(arrays[i], i)
         spaces.setdefault(one.storage, []).append((i, one.array))
-    return {group[k][0] for group in spaces.values() for k in _core.overlaps([array for _, array in group]).indices}
+    return {group[k][0] for group in spaces.values() for k in overlaps([array for _, array in group]).indices}
 
 
 def shares(x: object, y: object) -> bool:
@@ -152,7 +153,7 @@ class StandIn:
 def stand_in(array: object, index: int) -> StandIn:
     """The array itself where it lies in memory; of a tensor that does not, something at the same place."""
     try:
-        _core.overlaps([array])
+        overlaps([array])
     except (TypeError, ValueError) as why:
         if not is_tensor(array) or array.is_nested:
             raise not_an_array(array, index) from why

@@ -9,7 +9,8 @@ from typing import IO, TYPE_CHECKING
 
 import numpy as np
 
-from .._core import Overlaps, address, overlaps
+from .._core import address
+from .._overlap import Overlaps, overlaps
 from .._trace import plot
 from .._words import type_of
 from .private_copies import Array, Geometry

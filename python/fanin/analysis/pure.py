@@ -27,7 +27,10 @@ import numpy as np
 from .._core import address
 from .._interop.protocols import DType
 from .._words import counted, type_of
-from ..descriptors import (
+from . import trees
+from .caller_arrays import RunArrays
+from .calls import Behaviour, Outcome, Place, Role, behaviour_of, check_hidden, deviation, outcome_of
+from .descriptors import (
     AOTInput,
     AOTOutput,
     InputMutationAOTOutput,
@@ -37,9 +40,6 @@ from ..descriptors import (
     PlainAOTOutput,
     SyntheticBaseAOTInput,
 )
-from . import trees
-from .caller_arrays import RunArrays
-from .calls import Behaviour, Outcome, Place, Role, behaviour_of, check_hidden, deviation, outcome_of
 from .private_copies import (
     Array,
     Geometry,

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from .._words import type_of
-from ..descriptors import PlainAOTInput, PlainAOTOutput
 from . import trees
 from .caller_tensors import layout_of, retyped, start_of
 from .calls import Behaviour, Role, torch
+from .descriptors import PlainAOTInput, PlainAOTOutput
 from .private_copies import Array
 from .protocols import DType, Tensor
 from .pure import Pure, Recording

@@ -24,7 +24,7 @@ import numpy as np
 
 from .._interop.protocols import NDArray
 from .._words import type_of
-from ..descriptors import AOTInput
+from .descriptors import AOTInput
 from .protocols import Tensor
 
 Array = NDArray

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from .._words import type_of
-from ..descriptors import AOTInput, InputMutationAOTOutput, TangentAOTInput
+from .descriptors import AOTInput, InputMutationAOTOutput, TangentAOTInput
 from .records import (
     INPUT_ALIAS_TYPES,
     InputAliasInfo,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from .._words import counted, type_of
-from ..descriptors import (
+from .descriptors import (
     AOTInput,
     AOTOutput,
     GradAOTOutput,

@@ -29,11 +29,11 @@ from typing import Any, SupportsInt, cast
 import numpy as np
 
 from .. import _core
-from ..descriptors import AOTInput, PlainAOTOutput, parse
 from . import trees
 from .caller_arrays import Lost
 from .caller_tensors import SavedTensor, undo_all
 from .calls import Call, array_kinds
+from .descriptors import AOTInput, PlainAOTOutput, parse
 from .hidden import check_result, may_hold
 from .protocols import Node, Storage, Tensor
 from .records import (

@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .._words import type_of
-from ..descriptors import AOTInput, AOTOutput, PlainAOTInput, PlainAOTOutput
 from . import trees
 from .caller_arrays import CallerContainers, RunArrays
 from .calls import (
@@ -44,6 +43,7 @@ from .calls import (
     torch,
 )
 from .collect import ObservedArrays, check_flags, metadata, observe_arrays
+from .descriptors import AOTInput, AOTOutput, PlainAOTInput, PlainAOTOutput
 from .guards import Change, Guard
 from .hidden import check_argument, check_function
 from .private_copies import plan

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 
 from fanin import __version__
 
-from . import check, demo, info
+from . import info
 
-COMMANDS = (demo, check, info)
+COMMANDS: tuple[ModuleType, ...] = (info,)
+if importlib.util.find_spec("fanin.sim"):  # the simulated machine, which the other commands run on
+    from . import check, demo
+
+    COMMANDS = (demo, check, info)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -16,10 +16,9 @@ time, and `explore` tries every order of them.
 
 from __future__ import annotations
 
-from ._core import Array
-from ._sim.explore import Report, explore, replay
-from ._sim.machine import Clock, DeadlockError, Machine, StuckError, Thread
-from ._sim.scenario import scenario, scenarios
+from .._core import Array
+from .machine import Clock, DeadlockError, Machine, StuckError, Thread
+from .search import Report, explore, replay, scenario, scenarios
 
 __all__ = [
     "Array",

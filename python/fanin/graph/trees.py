@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from ._core import GraphTree
+    from .._core import GraphTree
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import operator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from .._words import type_of
+from ..._words import type_of
 
 
 class NestingError(TypeError, AssertionError):

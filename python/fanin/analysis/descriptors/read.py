@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Literal
 
-from .._words import type_of
+from ..._words import type_of
 from .base import (
     AOTInput,
     AOTOutput,

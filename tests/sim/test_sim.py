@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 import fanin
-from fanin._sim.machine import SCHEDULES
 from fanin.sim import Machine
+from fanin.sim.machine import SCHEDULES
 from kit import hooks
 
 pytestmark = pytest.mark.core

@@ -14,9 +14,9 @@ from typing import Literal, SupportsIndex, cast
 import numpy as np
 import numpy.typing as npt
 
-from . import _core
-from ._core import Array
-from .errors import CaptureError
+from .. import _core
+from .._core import Array
+from ..errors import CaptureError
 
 NDArray = npt.NDArray[np.generic]
 Kernel = Callable[..., object]

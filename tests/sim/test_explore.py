@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import fanin
-from fanin._sim.explore import bits_of
 from fanin.sim import Machine, Report, explore, replay, scenario, scenarios
+from fanin.sim.search import bits_of
 from kit import scenes
 from kit.support import run_python
 

@@ -142,4 +142,4 @@ __all__ = [
 
 for _name in __all__:  # pickles, reprs and documentation name the package, wherever in it a name was made
     if _name not in ("INPUTS", "OUTPUTS"):
-        globals()[_name].__module__ = __name__
+        globals()[_name].__module__ = "fanin.descriptors"

@@ -16,11 +16,11 @@ from typing import Any, Generic, NoReturn, Self, TypeVar, cast
 import numpy as np
 
 from .. import _core
+from .._interop.classes import is_scipy
 from .._interop.protocols import DTypeLike
 from .._trace.recording import active
 from .._words import counted, type_of
 from ..slots import Sparse
-from .parts import sparse_parts
 
 Array = _core.Array
 T = TypeVar("T")
@@ -515,3 +515,18 @@ def interruptible(call: Callable[[], object], meanwhile: Callable[[], None]) -> 
             meanwhile()
     if raised:
         raise raised[0]
+
+
+def sparse_parts(value: object) -> tuple[str, tuple[object, ...], tuple[int, ...]] | None:
+    """(format, parts, shape) of a `fanin.Sparse` or of a SciPy sparse array; None for anything else."""
+    if isinstance(value, Sparse):
+        return value.format, value.parts, value.shape
+    if not is_scipy(value):
+        return None
+    kind, shape = value.format, value.shape
+    if kind == "coo":
+        coords = getattr(value, "coords", None) or (getattr(value, "row", None), getattr(value, "col", None))
+        return kind, (np.stack([np.asarray(c, np.int64) for c in coords]), getattr(value, "data", None)), shape
+    if kind in ("csr", "csc", "bsr"):
+        return kind, tuple(getattr(value, name) for name in ("indptr", "indices", "data")), shape
+    raise TypeError(f"Machine.array: SciPy's {kind!r} has no parts for a device: pass x.tocoo() or x.tocsr()")

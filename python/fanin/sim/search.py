@@ -1,26 +1,27 @@
-"""`explore` runs a scenario under every order of its host threads."""
+"""`explore` runs a scenario under every order of its host threads; `scenario` marks one for `fanin check`."""
 
 from __future__ import annotations
 
 import gc
 import struct
 import sys
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from functools import partial
-from typing import Any, cast
+from types import ModuleType
+from typing import Any, TypeVar, cast, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from .. import _core
 from .._words import counted, type_of
-from .machine import Abandoned, Array, DeadlockError, Machine, StuckError, Thread
-from .parts import sparse_parts
+from .machine import Abandoned, Array, DeadlockError, Machine, StuckError, Thread, sparse_parts
 
 Scenario = Callable[[Machine], object]
 NDArray = npt.NDArray[np.generic]
+F = TypeVar("F", bound=Callable[..., object])
 
 
 @dataclass(frozen=True)
@@ -437,3 +438,40 @@ def array_of(value: object) -> NDArray | None:
     if hasattr(type(value), "__array__"):
         return np.asarray(value)
     return np.from_dlpack(cast(NDArray, value)) if hasattr(type(value), "__dlpack__") else None
+
+
+@overload
+def scenario(fn: F, /) -> F: ...
+
+
+@overload
+def scenario(**options: object) -> Callable[[F], F]: ...
+
+
+def scenario(fn: F | None = None, /, **options: object) -> F | Callable[[F], F]:
+    """Mark a function of a Machine as a scenario, which `fanin check FILE.py` explores.
+
+    `@scenario` alone, or with options of `explore`: `@scenario(limit=100)`.
+    """
+
+    unknown = sorted(options.keys() - (explore.__kwdefaults__ or {}).keys())
+    if unknown:
+        raise TypeError(
+            f"scenario: explore has no option {unknown[0]!r}; it has {', '.join(explore.__kwdefaults__ or {})}"
+        )
+
+    def mark(f: F) -> F:
+        if not callable(f) or not hasattr(f, "__dict__"):
+            raise TypeError(f"scenario: expected a function of a Machine, got {type_of(f)}")
+        f.__fanin_scenario__ = options  # type: ignore[attr-defined]
+        return f
+
+    return mark if fn is None else mark(fn)
+
+
+def scenarios(module: ModuleType) -> Iterator[tuple[str, Scenario, dict[str, Any]]]:
+    """(name, function, options) of each scenario that a module marks, in the order of its lines."""
+    for name, value in list(vars(module).items()):
+        options = getattr(value, "__fanin_scenario__", None)
+        if isinstance(options, dict) and callable(value):
+            yield name, value, options

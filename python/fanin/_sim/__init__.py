@@ -1,1 +1,0 @@
-"""The inside of `fanin.sim`."""

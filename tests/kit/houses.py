@@ -1,0 +1,74 @@
+"""The houses of the repository: what belongs to each, and what each may import."""
+
+from __future__ import annotations
+
+import shutil
+from fnmatch import fnmatch
+from pathlib import Path
+
+from kit.tree import Edge
+
+#: The files of each house, as patterns from the root; a copy of the tree without them builds and passes.
+HOUSES: dict[str, tuple[str, ...]] = {
+    "sim": (
+        "python/fanin/sim",
+        "csrc/py/machine*.c",
+        "csrc/py/search.c",
+        "csrc/py/kernel.c",
+        "tests/sim",
+        "docs/simulated-device.md",
+    ),
+    "graph": (
+        "python/fanin/graph",
+        "csrc/graph",
+        "csrc/py/graph_*",
+        "csrc/py/recording.c",
+        "csrc/py/cpu_kernel.*",
+        "tests/graph",
+        "docs/graph-trees.md",
+        "docs/recorded-steps.md",
+    ),
+    "analysis": (
+        "python/fanin/analysis",
+        "python/fanin/descriptors*",
+        "csrc/py/analysis.c",
+        "csrc/array/snapshot.*",
+        "tests/analysis",
+        "docs/analysis.md",
+    ),
+}
+CORE = "the core"
+#: Parts of the package that may import every house: commands, the pytest plugin, the suite for other engines.
+TOOLS = ("python/fanin/cli", "python/fanin/testing", "python/fanin/conformance", "python/fanin/__main__")
+#: Files of the core that name a house: the first use imports it; the module registers its types, if they are there;
+#: functions for tests read the struct of a machine.
+DOORS = ("python/fanin/__init__", "csrc/py/module", "csrc/py/for_tests")
+
+
+def house_of(path: str) -> str:
+    """The house of a file, given from the root, with or without its suffix; CORE: of none."""
+    for house, patterns in HOUSES.items():
+        for pattern in patterns:
+            if any(fnmatch(path, p) for p in (pattern, f"{pattern}/*", pattern.removesuffix(".*").removesuffix(".c"))):
+                return house
+    return "tools" if path.startswith(TOOLS) else CORE
+
+
+def wrong_edges(edges: list[Edge], root: str) -> list[str]:
+    """What files under `root` import, include or call of a house that they may not."""
+    wrong = []
+    for e in edges:
+        here, there = house_of(f"{root}/{e.here}"), house_of(f"{root}/{e.there}")
+        if there != here and there != CORE and here != "tools" and not f"{root}/{e.here}".startswith(DOORS):
+            wrong.append(f"{here} may not use {there}: {e.why}")
+    return wrong
+
+
+def remove(tree: Path, house: str) -> list[str]:
+    """Remove a house from a copy of the tree; returns the paths removed."""
+    removed = []
+    for pattern in HOUSES[house]:
+        for path in sorted(tree.glob(pattern)):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+            removed.append(path.relative_to(tree).as_posix())
+    return removed
