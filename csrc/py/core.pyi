@@ -29,13 +29,32 @@ from .slots import Slot, Stats
 
 @final
 class Target:
-    def __enter__(self) -> Any: ...
+    """The result of InputBuffer.target: a context that lends an array to add into."""
+    def __enter__(self) -> Any: ...  # step
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
-    ) -> Literal[False]: ...
+    ) -> Literal[False]: ...  # step
 
 @final
 class InputBuffer:
+    """Gradients are added to its slots, from any thread and any stream; their sums are taken.
+
+    slots: a count; or a sequence of example arrays, whose shape, dtype and device are taken, and of fanin.Slot.
+    budget: bytes of contributions that may wait to be summed; 0 sums at each arrival, math.inf only when asked.
+    "auto": what the buffer alone keeps alive, for whoever made it has dropped it, counts against a part of the
+    second-level cache, and what somebody else holds against 64 MiB. None is what fanin.set_options says: "auto" at
+    first. The bits of the sums do not depend on it. accumulate: the dtype in which sums run; by default float32 for
+    float16, bfloat16 and float8, else the dtype itself. "exact": sums of floats are those of real numbers, rounded
+    once, whatever the order (a gradient that is summed to the slot's shape is summed as ever before that). stats:
+    `stats()` tells norms, largest elements and non-finite ones of what was taken, and waits for it on a device with
+    streams. stream: the consumer's. leaf: the consumer accumulates into `.grad`. create_graph: sums are made by the
+    arrays' own `+`, so that they can be differentiated. name: for messages, traces and pictures.
+
+    >>> buf = fanin.InputBuffer([fanin.Slot(shape=(2,), dtype="float32", name="b1")])
+    >>> buf.add(0, np.ones((5, 2), np.float32))   # summed to the declared shape
+    >>> buf.take()
+    [array([5., 5.], dtype=float32)]
+    """
     def __new__(
         cls,
         slots: int | Iterable[object],
@@ -47,13 +66,16 @@ class InputBuffer:
         leaf: bool = False,
         create_graph: bool = False,
         name: object = None,
-    ) -> InputBuffer: ...
+    ) -> InputBuffer: ...  # step, fast
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Its name in messages, traces and pictures."""
     @property
-    def budget(self) -> float | Literal["auto"]: ...
+    def budget(self) -> float | Literal["auto"]:
+        """Bytes of contributions that may wait to be summed: "auto", a number, or math.inf."""
     @property
-    def counters(self) -> Counters: ...
+    def counters(self) -> Counters:  # step
+        """What it has done so far: a fanin.Counters."""
     def add(
         self,
         slot: int,
@@ -63,7 +85,28 @@ class InputBuffer:
         stream: StreamLike | None = None,
         donate: bool = False,
         copy: bool = False,
-    ) -> None: ...
+    ) -> None:  # step, fast
+        """Add one gradient to a slot.
+
+        The gradient is an array (ndarray, torch.Tensor, jax.Array, SciPy sparse, fanin.Sparse, an array of a
+        simulated device), a number, fanin.Zero, an object with its own `+`, or None: undefined, which counts and
+        adds nothing. Leave it as it is until the sum is taken: the buffer may keep a reference. `copy=True` lifts
+        that. Without `donate` it is never written into; with it, nobody else touches it until take(), and the sum
+        may be written there.
+
+        key: an integer from 0 on, one per edge: the sum is the left fold in key order, whoever came first. stream:
+        the one that the gradient was made on. donate and copy exclude each other.
+
+        Raises IndexError (slot), TypeError (no array, no stream), ValueError (shape, dtype, key, count),
+        OverflowError (a Python int that does not fit int64), BufferError (an array that cannot be imported),
+        RuntimeError (the slot is poisoned). Then all is as before.
+
+        >>> buf = fanin.InputBuffer(1)
+        >>> buf.add(0, np.array([1.0, 2.0]))
+        >>> buf.add(0, np.array([10.0, 20.0]))
+        >>> buf.take()
+        [array([11., 22.])]
+        """
     def add_many(
         self,
         slots: Sequence[int],
@@ -73,10 +116,49 @@ class InputBuffer:
         stream: StreamLike | None = None,
         donate: bool = False,
         copy: bool = False,
-    ) -> None: ...
-    def target(self, slot: int, *, key: int | None = None, stream: StreamLike | None = None) -> Target: ...
-    def expect(self, slot: int, n: int) -> None: ...
-    def ready(self, slot: int, /) -> bool: ...
+    ) -> None:  # step
+        """Add gradients[i] to slots[i] for each i, in one call: all of them or, with an error, none.
+
+        slots: a sequence of ints; one slot may be there more than once. gradients: as many of what `add` takes.
+        keys: as many ints (or None for each), stream, donate, copy: as `add` has them, for all.
+
+        Raises what `add` raises, and ValueError where the lengths differ; then no gradient was added.
+
+        >>> buf = fanin.InputBuffer(2)
+        >>> buf.add_many([0, 1, 0], [np.ones(2), np.ones(3), np.ones(2)])
+        >>> buf.take()
+        [array([2., 2.]), array([1., 1., 1.])]
+        """
+    def target(self, slot: int, *, key: int | None = None, stream: StreamLike | None = None) -> Target:
+        """A context that lends an array, in the accumulation dtype, for a producer that adds into the slot by itself.
+
+        It is the running sum where that is safe: where it is the buffer's own, `key` comes next, and the producer's
+        stream is the one that sums; the slot then waits for the end. Else it holds zeros, and counts as a
+        contribution at the end. The slot must declare its shape and dtype. If the body raises, zeros that were lent
+        are dropped; a slot whose running sum was lent answers every call but clear() with a RuntimeError. What was
+        lent is not to be written after the block.
+
+        Raises IndexError (slot), TypeError (stream), ValueError (an undeclared slot, key, count).
+
+        >>> buf = fanin.InputBuffer([np.empty(3, np.float16)])
+        >>> with buf.target(0) as out:
+        ...     out += np.float32([1, 2, 3])
+        >>> buf.take()
+        [array([1., 2., 3.], dtype=float16)]
+        """
+    def expect(self, slot: int, n: int) -> None:  # step
+        """Say that each pass brings `n` contributions to a slot; this stays after take().
+
+        One too many is then a ValueError at add, a missing one at take.
+
+        >>> buf = fanin.InputBuffer(1)
+        >>> buf.expect(0, 2)
+        >>> buf.add(0, 1.0)
+        >>> buf.ready(0)
+        False
+        """
+    def ready(self, slot: int, /) -> bool:  # step
+        """Whether all contributions that were told to `expect` have come; ValueError without expect."""
     @overload
     def take(
         self,
@@ -86,7 +168,28 @@ class InputBuffer:
         out: Sequence[object] | None = None,
         scale: complex | None = None,
         writable: bool = False,
-    ) -> list[Any]: ...
+    ) -> list[Any]:  # step, fast
+        """All sums, as a list with an entry for each slot, None where it is undefined; the buffer is then empty.
+
+        slot: of this one alone the sum comes back, bare, and only it is empty then: one buffer can serve a whole
+        graph. `out` is one array. The sums are ready to be used on `stream`; by default the buffer's, else what was
+        current at the slot's first gradient (S5). A single contribution comes back as the very object that was
+        added (of a torch tensor that requires a gradient its detach()); `writable=True` copies what is not the
+        buffer's alone. out: a list of arrays (or None) to write the sums into. scale: a number that multiplies the
+        sums in the same pass, before the one rounding.
+
+        Raises ValueError (out, scale, a contribution missing), BufferError (out cannot be written), OverflowError
+        (a sum of Python ints that does not fit), RuntimeError (poisoned; from within a target of a slot).
+
+        >>> buf = fanin.InputBuffer(2)
+        >>> buf.add(0, np.float32([1, 2]))
+        >>> buf.add(0, np.float32([3, 4]))
+        >>> buf.take(scale=0.5)
+        [array([2., 3.], dtype=float32), None]
+        >>> buf.add(0, 1.0); buf.add(1, 2.0)
+        >>> buf.take(slot=1), buf.take()
+        (2.0, [1.0, None])
+        """
     @overload
     def take(
         self,
@@ -96,22 +199,54 @@ class InputBuffer:
         out: object = None,
         scale: complex | None = None,
         writable: bool = False,
-    ) -> Any: ...
-    def stats(self, slot: int, /) -> Stats | None: ...
-    def clear(self) -> None: ...
-    def explain(self, slot: int, /) -> str: ...
-    def __getitem__(self, slot: int, /) -> Any: ...
+    ) -> Any: ...  # step, fast
+    def stats(self, slot: int, /) -> Stats | None:  # step
+        """What is known of the sum that was taken of a slot, until something is added to it again: a fanin.Stats;
+        None where the sum is undefined, or an object. Gathered in the same pass over memory as the sum, where there
+        is one.
+
+        On a device with streams the sum leaves them there: the first call waits for the stream that summed, and
+        blocks.
+
+        Raises ValueError if the buffer was made without stats=True, or no sum was taken; CaptureError while that
+        stream is captured, and of a sum that was made while it was.
+
+        >>> buf = fanin.InputBuffer(1, stats=True)
+        >>> buf.add(0, np.array([3.0, np.inf]), key=0)
+        >>> buf.add(0, np.array([1.0, 1.0]), key=1)
+        >>> _ = buf.take()
+        >>> buf.stats(0)
+        Stats(count=2, sumsq=16.0, absmax=4.0, nonfinite=1, first_bad_key=0)
+        """
+    def clear(self) -> None:  # step
+        """Empty it, also when it is poisoned; for passes that failed."""
+    def explain(self, slot: int, /) -> str:  # step
+        """What was and will be decided for a slot, in sentences with the numbers of the rules.
+
+        >>> buf = fanin.InputBuffer(1, name="w1")
+        >>> print(buf.explain(0))
+        w1: slot 0: nothing has come yet.
+        """
+    def __getitem__(self, slot: int, /) -> Any: ...  # step
     def __iter__(self) -> Iterator[Any]: ...
     def __len__(self) -> int: ...
     def __reduce_ex__(self, protocol: SupportsIndex, /) -> NoReturn: ...
+    def __repr__(self) -> str: ...  # step
 
+# collector.c
 def _collectors(
     buffer: InputBuffer,
     small: list[bool],
     came: bytearray,
     otherwise: Callable[..., object],
     /,
-) -> list[Callable[[object], object]]: ...
+) -> list[Callable[[object], object]]:
+    """The hooks of fanin.torch.accumulate, one for each slot. Each adds a copy of the gradient that comes to its
+    parameter where that is `small`, dense and detached, and sets its byte in `came`; others it gives to
+    `otherwise`. The parameter gets nothing.
+    """
+
+# add_n.c
 def add_n(
     arrays: Iterable[object],
     *,
@@ -120,29 +255,97 @@ def add_n(
     accumulate: DTypeLike | None = None,
     scale: complex | None = None,
     stats: bool = False,
-) -> Any: ...
+) -> Any:  # step
+    """The sum of arrays of one shape, in one pass and with one rounding.
+
+    arrays: a sequence of at least one array or number (None adds nothing). The sum is the left fold in their order,
+    or in that of `keys`, one integer each. It is in fresh memory, or in `out`. accumulate: the dtype in which it
+    runs; by default float32 for float16, bfloat16 and float8, else the promotion of all. scale: a number that
+    multiplies it before the rounding. stats: the answer is a pair: the sum and its fanin.Stats (None of an object).
+
+    Raises TypeError (no array), ValueError (shapes, dtypes, keys, an empty sequence), BufferError (`out` cannot be
+    written), OverflowError (a sum of Python ints that does not fit int64).
+
+    >>> fanin.add_n([np.float16([1, 2]), np.float16([3, 4]), np.float16([5, 6])])
+    array([ 9., 12.], dtype=float16)
+    """
 
 # ---------------------------------------------------------------- the engine
 
 @final
 class HookHandle:
-    def remove(self) -> None: ...
+    """A registered hook: `remove()`, or the end of a `with`, removes it."""
+    def remove(self) -> None:  # step
+        """Remove the hook. Calling it again does nothing."""
     def __enter__(self) -> Self: ...
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
-    ) -> Literal[False]: ...
+    ) -> Literal[False]: ...  # step
 
 @final
 class Edges:
-    def append(self, edge: Edge, /) -> None: ...
+    """The edges of a Node, as a sequence of (node, slot) and None."""
+    def append(self, edge: Edge, /) -> None:  # step
+        """Add (node, slot), or None; it counts from the next pass on.
+
+        Raises ValueError where it would close a cycle, TypeError and IndexError as Node does.
+        """
     @overload
     def __getitem__(self, index: int, /) -> Edge: ...
     @overload
     def __getitem__(self, index: slice, /) -> list[Edge]: ...
     def __iter__(self) -> Iterator[Edge]: ...
     def __len__(self) -> int: ...
+    def __repr__(self) -> str: ...  # step
 
 class Node:
+    """An operation of a graph, which a pass runs backward.
+
+    Parameters
+    ----------
+    fn : callable
+        `fn(*sums)` gets the sums of the gradients of its slots, None where one is undefined, and returns one
+        gradient (or None) per edge, as a tuple or list; a single one if there is one edge. It must not write into
+        its sums (`g = g * 10`, not `g *= 10`): they may have other references, and then an ndarray is read-only
+        while it runs.
+    inputs : int
+        The number of its slots.
+    edges : sequence of (node, slot) or None
+        Where its gradients go: a Node or Leaf and one of its slots. None: the gradient is not needed.
+    slots : sequence, optional
+        For each input an example array, a fanin.Slot or None: incoming gradients are checked against it.
+    release : callable, optional
+        Called when the graph is freed there.
+    name : str, optional
+        Its name in messages.
+    stream : stream, optional
+        The stream on which its sums are ready, it runs, and its gradients are then ready.
+    device : str, optional
+        Use that device's current stream, or "cpu". Without `stream` and `device`: the current stream of the
+        device that `slots` declare, else the stream that was made current last.
+    group : str or object, optional
+        Of the nodes with one group, one runs at a time in a pass of several workers. Objects are compared by
+        identity.
+
+    Raises
+    ------
+    TypeError
+        For fn, an edge that is no pair, or a group that is a number.
+    IndexError
+        For a slot that does not exist.
+    ValueError
+        For inputs, slots, or a stream of another device.
+
+    >>> w = fanin.Leaf(np.ones(2), name="w")
+    >>> double = fanin.Node(lambda g: 2 * g, edges=[(w, 0)], name="double")
+    >>> fanin.backward([(double, 0, np.array([1.0, 2.0]))])
+    >>> w.grad
+    array([2., 4.])
+    >>> with fanin.sim.Machine() as m, fanin.stream(m.stream()) as s:
+    ...     there = fanin.Node(lambda g: g, name="there")
+    ...     there.stream == s, there.device
+    (True, 'sim:0')
+    """
     def __init__(
         self,
         fn: Callable[..., object],
@@ -155,39 +358,119 @@ class Node:
         stream: StreamLike | None = None,
         device: str | None = None,
         group: object = None,
-    ) -> None: ...
+    ) -> None: ...  # step
     @property
-    def fn(self) -> Callable[..., Any] | None: ...
+    def fn(self) -> Callable[..., Any] | None:  # step
+        """Its function; None after the graph was freed there."""
     @property
-    def inputs(self) -> int: ...
+    def inputs(self) -> int:
+        """The number of its slots."""
     @property
-    def edges(self) -> Edges: ...
+    def edges(self) -> Edges:  # step
+        """Where its gradients go: a sequence of (node, slot) and None, with append()."""
     @property
-    def grad(self) -> Any: ...
+    def grad(self) -> Any:  # step
+        """The sums that retain_grad() keeps: of one slot its sum, of several a tuple; None if there is none. Set it
+        to None to forget them.
+        """
     @grad.setter
-    def grad(self, value: None) -> None: ...
+    def grad(self, value: None) -> None: ...  # step
     @property
-    def name(self) -> str | None: ...
+    def name(self) -> str | None:
+        """Its name in messages; None without one."""
     @property
-    def group(self) -> object: ...
+    def group(self) -> object:
+        """Of the nodes with one group, one runs at a time in a pass; None without one."""
     @property
-    def sequence_nr(self) -> int: ...
+    def sequence_nr(self) -> int:
+        """Its number among all nodes and leaves, in the order of creation."""
     @property
-    def stream(self) -> Stream | None: ...
+    def stream(self) -> Stream | None:
+        """Its stream, on which its sums and its gradients are ready; None if it has none."""
     @property
-    def device(self) -> str: ...
+    def device(self) -> str:
+        """The name of the device where it runs; "cpu" if it has no stream."""
     @property
-    def freed(self) -> bool: ...
-    def needs(self, edge: int, /) -> bool: ...
-    def register_hook(self, hook: Hook, slot: int = 0) -> HookHandle: ...
-    def register_prehook(self, hook: Callable[[Sums], object], /) -> HookHandle: ...
-    def register_posthook(self, hook: Callable[[Sums, Sums], object], /) -> HookHandle: ...
-    def retain_grad(self, slot: int = 0) -> None: ...
-    def _free(self) -> None: ...
-    def _sum_into(self, arrays: tuple[object, ...], /) -> None: ...
+    def freed(self) -> bool:  # step
+        """Whether a pass without keep_graph has run it."""
+    def needs(self, edge: int, /) -> bool:  # step
+        """Whether the gradient of an edge is needed.
+
+        It is not if the edge is None, nor, while the node runs, if inputs= leaves it out. Of several passes the
+        innermost on this thread counts, else the latest walk that waits for the node.
+        """
+    def register_hook(self, hook: Hook, slot: int = 0) -> HookHandle:  # step
+        """Call `hook(sum)` with the sum of a slot, if it is defined, once in each pass; a result that is not None
+        replaces the sum.
+
+        The result must have the same shape, dtype and device. Returns a handle with `remove()`.
+        """
+    def register_prehook(self, hook: Callable[[Sums], object], /) -> HookHandle:  # step
+        """Call `hook(sums)` with the tuple of all sums before the node runs; a result that is not None replaces them.
+
+        Returns a handle with `remove()`.
+        """
+    def register_posthook(self, hook: Callable[[Sums, Sums], object], /) -> HookHandle:  # step
+        """Call `hook(sums, gradients)` with both tuples after the node has run; a result that is not None replaces the
+        gradients.
+
+        Returns a handle with `remove()`.
+        """
+    def retain_grad(self, slot: int = 0) -> None:  # step
+        """Keep the sum of a slot in `grad`, after the slot's hooks; later passes add to it.
+
+        Raises IndexError for a slot that does not exist.
+        """
+    def _free(self) -> None:  # step
+        """Drop its function and call its release: fanin.free does this for a graph."""
+    def _sum_into(self, arrays: tuple[object, ...], /) -> None:
+        """Write the sums of its slots into these arrays: fanin.tape's output buffers."""
+    def __repr__(self) -> str: ...  # step
 
 @final
 class Leaf:
+    """Where gradients end: each pass adds its sum to `.grad`, in place once that exists.
+
+    Parameters
+    ----------
+    array : array, optional
+        Gradients have its shape, dtype and device. Those of a torch tensor that requires one are in the tensor's
+        own `.grad`.
+    like : (shape, dtype, device), optional
+        Instead of `array`, for memory that has another owner; needs a function as `accumulate`.
+    accumulate : dtype or callable, optional
+        A dtype in which passes are summed, rounded when `.grad` is read. Then `.grad` is the leaf's own: of a
+        tensor that requires a gradient give x.detach(); to change it, set it. Or a function that is called with
+        each pass's sum.
+    grad_dtype : dtype, optional
+        Another dtype of the gradients.
+    name : str, optional
+        Its name in messages.
+    stream : stream, optional
+        Where it accumulates. Default: the current stream of the array's device.
+
+    Raises
+    ------
+    TypeError
+        Without an array.
+    ValueError
+        For a dtype, or a stream of another device.
+
+    >>> w = fanin.Leaf(np.zeros(2), name="w")
+    >>> for _ in range(2):
+    ...     fanin.backward([(w, 0, np.array([1.0, 2.0]))])
+    >>> w.grad
+    array([2., 4.])
+
+    On a device it accumulates on its stream:
+
+    >>> with fanin.sim.Machine() as m, fanin.stream(m.stream()) as s:
+    ...     w = fanin.Leaf(m.array(np.zeros(2)))
+    ...     for _ in range(2):
+    ...         fanin.backward([(w, 0, m.array(np.array([1.0, 2.0])))])
+    ...     w.grad.numpy(), w.grad.device, w.stream == s
+    (array([2., 4.]), 'sim:0', True)
+    """
     @overload
     def __init__(
         self,
@@ -198,7 +481,7 @@ class Leaf:
         grad_dtype: DTypeLike | None = None,
         name: object = None,
         stream: StreamLike | None = None,
-    ) -> None: ...
+    ) -> None: ...  # step
     @overload
     def __init__(
         self,
@@ -209,23 +492,37 @@ class Leaf:
         grad_dtype: DTypeLike | None = None,
         name: object = None,
         stream: StreamLike | None = None,
-    ) -> None: ...
+    ) -> None: ...  # step
     @property
-    def grad(self) -> Any: ...
+    def grad(self) -> Any:  # step
+        """The sum of the gradients of all passes since it was None; may be set."""
     @grad.setter
-    def grad(self, value: object) -> None: ...
+    def grad(self, value: object) -> None: ...  # step
     @grad.deleter
     def grad(self) -> None: ...
     @property
-    def array(self) -> Any: ...
+    def array(self) -> Any:
+        """The array that it was made of; None with like=."""
     @property
-    def stream(self) -> Stream | None: ...
+    def stream(self) -> Stream | None:
+        """The stream on which it accumulates; None on the CPU."""
     @property
-    def name(self) -> str | None: ...
+    def name(self) -> str | None:
+        """Its name in messages; None without one."""
     @property
-    def sequence_nr(self) -> int: ...
-    def register_hook(self, hook: Hook, slot: int = 0) -> HookHandle: ...
-    def register_post_accumulate_grad_hook(self, hook: Callable[[Leaf], object], /) -> HookHandle: ...
+    def sequence_nr(self) -> int:
+        """Its number among all nodes and leaves, in the order of creation."""
+    def register_hook(self, hook: Hook, slot: int = 0) -> HookHandle:  # step
+        """Call `hook(sum)` with the pass's sum, if it is defined, before it is accumulated; a result that is not None
+        replaces the sum.
+
+        The result must have the same shape, dtype and device. Returns a handle with `remove()`.
+        """
+    def register_post_accumulate_grad_hook(self, hook: Callable[[Leaf], object], /) -> HookHandle:  # step
+        """Call `hook(leaf)` after the pass's sum was added to `.grad`.
+
+        Returns a handle with `remove()`.
+        """
 
 @final
 class Walk:
@@ -241,6 +538,7 @@ Hook = Callable[[Any], object]
 Sums = tuple[Any, ...]
 Schedule = Callable[[tuple[Node, ...]], Node]
 
+# pass.c
 def backward(
     roots: Iterable[Root],
     inputs: Iterable[Leaf | tuple[Leaf, int]] | None = None,
@@ -252,7 +550,72 @@ def backward(
     progress: Callable[[int, int], object] | None = None,
     one: Callable[[Node | Leaf, int], object] | None = None,
     workers: int = 1,
-) -> None: ...
+) -> None:  # step
+    """Run a pass backward over the graph of some nodes, and add the gradients of leaves to their `.grad`.
+
+    A node runs when all its gradients have come; of several ready nodes, the newest runs first.
+
+    Parameters
+    ----------
+    roots : sequence of (node, slot, gradient)
+        Where the pass begins. Without a gradient, or with None, it is one if the slot declares a shape of one
+        element, or what `one` returns. A node alone means its slot 0.
+    inputs : sequence of leaves, optional
+        Only these leaves accumulate, and only nodes that lead to one of them run.
+    keep_graph : bool, optional
+        Nodes keep their functions, for another pass. Default: the value of `create_graph`.
+    create_graph : bool
+        The pass records itself: sums use the arrays' own `+` and each `.grad` becomes a new object (rules A1,
+        L6), so functions whose operations make nodes return gradients that can be differentiated again.
+    detect : bool, optional
+        The first gradient with an inf or NaN ends the pass (FloatingPointError), with the node that made it.
+        Default: `set_options(detect=)`.
+    schedule : callable, optional
+        `schedule(ready)` returns one of the ready nodes, which runs next. Every choice gives the same bits.
+    progress : callable, optional
+        `progress(ran, known)` is called with how many of all nodes and leaves have run: 0 first, then more each
+        time. An exception in it ends the pass.
+    one : callable, optional
+        `one(node, slot)` returns the gradient of a root that has none.
+    workers : int
+        Threads that run nodes, the caller's included, with the same bits for every number. It pays where
+        functions release the interpreter's lock, as NumPy's do. `schedule` and `create_graph` need one worker.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For roots, inputs or gradients that do not fit.
+    IndexError
+        For a slot that does not exist.
+    RuntimeError
+        If the graph was freed, or passes are nested 1,000 deep.
+
+    Exceptions of nodes and hooks end the pass too, with a note that names the node; then each leaf has its whole
+    gradient, or none of it.
+
+    >>> w = fanin.Leaf(np.array([1.0, 2.0]), name="w")
+    >>> square = fanin.Node(lambda g: g * 2 * w.array, edges=[(w, 0)], name="square")
+    >>> total = fanin.Node(lambda g: g * np.ones(2), edges=[(square, 0)], slots=[fanin.Slot(())], name="total")
+    >>> fanin.backward([total])
+    >>> w.grad
+    array([2., 4.])
+
+    On a device nodes and leaves use the stream that was current where they were made; at the end the caller's
+    stream waits for it:
+
+    >>> with fanin.sim.Machine() as m:
+    ...     def double(g):
+    ...         made = m.empty(2)
+    ...         m.launch(fanin.current_stream("sim:0"), lambda v, to: np.add(v, v, out=to), reads=[g], writes=[made])
+    ...         return made
+    ...     with fanin.stream(m.stream()):
+    ...         w = fanin.Leaf(m.array(np.zeros(2)))
+    ...         node = fanin.Node(double, edges=[(w, 0)])
+    ...     fanin.backward([(node, 0, m.array(np.ones(2)))])
+    ...     w.grad.numpy()
+    array([2., 2.])
+    """
+
 def grad(
     roots: Iterable[Root],
     inputs: Iterable[Leaf | Node | tuple[Leaf | Node, int]],
@@ -264,7 +627,25 @@ def grad(
     progress: Callable[[int, int], object] | None = None,
     one: Callable[[Node | Leaf, int], object] | None = None,
     workers: int = 1,
-) -> list[Any]: ...
+) -> list[Any]:  # step
+    """Run a pass and return the gradients of `inputs` as a list; no leaf changes.
+
+    Parameters
+    ----------
+    inputs : sequence
+        Leaves, nodes (their slot 0) and (node, slot). The result has None where no gradient comes. Hooks of the
+        slots have run on the sums.
+
+    The other parameters and the exceptions are those of `backward`.
+
+    >>> x = fanin.Leaf(np.array([1.0, 2.0]))
+    >>> cube = fanin.Node(lambda g: g * 3 * x.array**2, edges=[(x, 0)])
+    >>> fanin.grad([(cube, 0, np.ones(2))], [x])
+    [array([ 3., 12.])]
+    """
+
+# ---------------------------------------------------------------- a pass by hand
+
 def walk(
     roots: Iterable[Root],
     inputs: Iterable[Leaf | tuple[Leaf, int]] | None = None,
@@ -281,15 +662,29 @@ def walk(
 
 @final
 class Stream:
+    """A queue of a device: what is queued runs in order, and late.
+
+    Two are equal when they are the same queue. `handle` is the number of a stream that exists; 0 and 1 are the
+    legacy default stream. `fanin.sim.Machine.stream` makes new ones.
+    """
     def __new__(cls, device: str, handle: int) -> Stream: ...
     @property
-    def device(self) -> str: ...
+    def device(self) -> str:
+        """The name of its device, as in "sim:0"."""
     @property
-    def handle(self) -> int: ...
-    def wait(self, other: StreamLike | Event, /) -> None: ...
-    def record(self) -> Event: ...
-    def synchronize(self) -> None: ...
-    def __cuda_stream__(self) -> tuple[int, int]: ...
+    def handle(self) -> int:
+        """Its number on the device; 1 is the legacy default stream."""
+    def wait(self, other: StreamLike | Event, /) -> None:  # step
+        """Hold back work queued here from now on until `other` has passed.
+
+        `other` is an Event (its last record) or a Stream (all work queued on it so far). The host does not wait.
+        """
+    def record(self) -> Event:  # step
+        """Return an Event after all work queued here so far."""
+    def synchronize(self) -> None:  # step
+        """Block until everything queued here has run."""
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """(0, handle), for other libraries; TypeError for a simulated device's."""
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
     def __lt__(self, other: object, /) -> NoReturn: ...
@@ -301,18 +696,36 @@ class Stream:
 
 @final
 class Event:
+    """A point in a stream's queue, which other streams and the host can wait for.
+
+    `stream.record()` makes one and records it in one step.
+    """
     def __new__(cls, device: str) -> Event: ...
     @property
-    def device(self) -> str: ...
+    def device(self) -> str:
+        """The name of its device, as in "sim:0"."""
     @property
-    def stream(self) -> Stream | None: ...
-    def record(self, stream: Stream | None, /) -> None: ...
-    def query(self) -> bool: ...
-    def synchronize(self) -> None: ...
+    def stream(self) -> Stream | None:  # step
+        """The stream it was last recorded on; None before."""
+    def record(self, stream: Stream | None, /) -> None:  # step
+        """Record the point in `stream` after all work queued there so far.
+
+        Later waits use the new point; queued waits keep the old one. None is the device's current stream.
+        """
+    def query(self) -> bool:  # step
+        """True if all work before the point has run, and for an event that was never recorded.
+
+        On a simulated device one piece of work runs after each False; under `fanin.sim.explore` both answers are
+        tried.
+        """
+    def synchronize(self) -> None:  # step
+        """Block until all work before the point has run."""
     def __reduce__(self) -> NoReturn: ...
+    def __repr__(self) -> str: ...  # step
 
 @final
-class Graph: ...
+class Graph:
+    """A captured graph of a simulated machine: Machine.launch_graph queues it."""
 
 # ---------------------------------------------------------------- graph trees
 
@@ -322,22 +735,57 @@ _Role = Literal["auto", "copy", "static", "accumulate"]
 
 @final
 class GraphStep:
-    def __enter__(self) -> Self: ...
+    """One iteration of a graph tree, made by `GraphTree.step`."""
+    def __enter__(self) -> Self:  # step
+        """Begin the step."""
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
-    ) -> None: ...
+    ) -> None:  # step
+        """End the step: its outputs must not be used from then on."""
 
 @final
 class GraphFunction(Generic[_P, _R]):
+    """A function of a graph tree, made by `GraphTree.function`; call it with arrays, inside a step."""
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R: ...
-    def explain(self) -> str: ...
+    def explain(self) -> str:  # step
+        """The outcome of the last call in a sentence with the rules (docs/graph-trees.md); if it was no replay, also
+        the reason and the remedy.
+        """
     @property
-    def last(self) -> Outcome | None: ...
+    def last(self) -> Outcome | None:  # step
+        """The outcome of the last call; None before the first."""
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The function's name in messages."""
 
 @final
 class GraphTree:
+    """Functions of arrays on a device that are recorded once and replayed, in one range of memory.
+
+        tree = fanin.GraphTree("cpu")          # or "cuda:0", "sim:0"
+        step = tree.function(lambda x, w: np.tanh(x @ w), roles=("copy", "static"))
+        for x in batches:
+            with tree.step():
+                y = step(x, w)
+                print(step.last.did, y.numpy())   # warmed, recorded, replayed, replayed, ..
+
+    On the CPU operands are ndarrays, and outputs are handles whose values `numpy()` copies
+    (docs/graph-trees.md).
+
+    Parameters
+    ----------
+    device : str
+        "cpu", or a device with streams.
+    memory : int
+        Bytes of the range.
+    limit : int
+        The number of further recordings because an operand is at another place; then the operand is copied.
+    strict : bool
+        Raise an error for a static operand at another place.
+    verify : int
+        The first `verify` replays of each recording also run the plain function; a difference in any bit is a
+        CaptureError that names the array.
+    """
     def __init__(
         self, device: str, *, memory: int = 67108864, limit: int = 8, strict: bool = False, verify: int = 0
     ) -> None: ...
@@ -348,22 +796,50 @@ class GraphTree:
         roles: _Role | Sequence[_Role] = "auto",
         keep: bool | Sequence[bool] = False,
         key: Callable[_P, object] | None = None,
-    ) -> GraphFunction[_P, _R]: ...
-    def step(self) -> GraphStep: ...
-    def close(self) -> None: ...
-    def plot(self, path: str | PathLike[str] | None = None, /) -> object: ...
-    def _memory(self) -> list[tuple[int, int, int, bool]]: ...
-    def _recordings(self) -> list[tuple[int, int, str, int, int, int, bool]]: ...
-    def __enter__(self) -> Self: ...
+    ) -> GraphFunction[_P, _R]:  # step
+        """Make a function of arrays that is warmed up, then recorded, and from then on replayed.
+
+        Parameters
+        ----------
+        fn : callable
+            Gets arrays, and returns an array, None, or a tuple or list of them.
+        roles : str, or sequence of str
+            For all operands, or for each: "copy" (copied in before each replay), "static" (stays where it is),
+            "accumulate" (the caller's memory, added into), "auto" (an output of this step is used in place, all
+            else is copied).
+        keep : bool, or sequence of bool
+            Outputs that are copied out of the tree's memory, and outlive the step.
+        key : callable, optional
+            Called with the operands; calls with different results have different recordings.
+        """
+    def step(self) -> GraphStep:
+        """One iteration: `with tree.step():`. Outputs of its calls must not be used after its end."""
+    def close(self) -> None:  # step
+        """Free all recordings and the memory; later calls fail."""
+    def plot(self, path: str | PathLike[str] | None = None, /) -> object:
+        """A picture of the tree, as a matplotlib figure; also written to `path` if given. ImportError without
+        matplotlib; OSError if it cannot be written.
+        """
+    def _memory(self) -> list[tuple[int, int, int, bool]]:  # step
+        """(node, from, to, as an output) of each piece of the tree's memory that a recording uses."""
+    def _recordings(self) -> list[tuple[int, int, str, int, int, int, bool]]:  # step
+        """(node, parent, function, owns, reaches, replays, on the path) of each recording."""
+    def __enter__(self) -> Self:
+        """The tree."""
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
-    ) -> None: ...
+    ) -> None:  # step
+        """Close it."""
     @property
-    def stats(self) -> GraphStats: ...
+    def stats(self) -> GraphStats:  # step
+        """The numbers of recordings, bytes and calls: a GraphStats."""
     @property
-    def closed(self) -> bool: ...
+    def closed(self) -> bool:  # step
+        """Whether it was closed."""
     @property
-    def device(self) -> str: ...
+    def device(self) -> str:
+        """The name of its device, as in "sim:0"."""
+    def __repr__(self) -> str: ...  # step
 
 _Index = SupportsIndex | slice | EllipsisType | None
 _Axis = SupportsIndex | tuple[SupportsIndex, ...] | None
@@ -459,33 +935,55 @@ class _OfNumPy:
 
 @final
 class Array(_OfNumPy):
+    """An array on a device, made by `Machine.array` and `Machine.empty`, or by a graph tree.
+
+    Indexing by integers, slices, ... and None gives views; values are read by `numpy()` or by kernels. On the CPU,
+    where it is memory of a `fanin.GraphTree`, NumPy's functions and operators take it as well, and it has ndarray's
+    methods that can be recorded, as in `x.sum()` and `x.astype(..)`.
+    """
     @property
-    def shape(self) -> tuple[int, ...]: ...
+    def shape(self) -> tuple[int, ...]:
+        """Its extents."""
     @property
-    def strides(self) -> tuple[int, ...]: ...
+    def strides(self) -> tuple[int, ...]:
+        """Bytes from one element to the next, axis by axis."""
     @property
-    def dtype(self) -> np.dtype[np.generic]: ...
+    def dtype(self) -> np.dtype[np.generic]:
+        """Its NumPy dtype."""
     @property
-    def device(self) -> str: ...
+    def device(self) -> str:
+        """The name of its device, as in "sim:0"."""
     @property
-    def ndim(self) -> int: ...
+    def ndim(self) -> int:
+        """The number of its axes."""
     @property
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """The number of its elements."""
     @property
-    def itemsize(self) -> int: ...
+    def itemsize(self) -> int:
+        """Bytes of one element."""
     @property
-    def nbytes(self) -> int: ...
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
     @property
-    def T(self) -> Array: ...
+    def T(self) -> Array:
+        """A view with the axes reversed."""
     @property
-    def address(self) -> int: ...
+    def address(self) -> int:
+        """The address of its first element."""
     @property
-    def users(self) -> tuple[Stream, ...]: ...
-    def numpy(self) -> NDArray: ...
-    def transpose(self, *axes: SupportsIndex | Iterable[SupportsIndex]) -> Array: ...
-    def reshape(self, *shape: SupportsIndex | Iterable[SupportsIndex]) -> Array: ...
-    def broadcast_to(self, *shape: SupportsIndex | Iterable[SupportsIndex]) -> Array: ...
-    def record_stream(self, stream: Stream, /) -> None: ...
+    def users(self) -> tuple[Stream, ...]:  # step
+        """The streams that its memory is marked as used on, its owner first."""
+    def numpy(self) -> NDArray:  # step
+        """The values as a new ndarray, after waiting for the device's current stream, and for that alone."""
+    def transpose(self, *axes: SupportsIndex | Iterable[SupportsIndex]) -> Array:
+        """A view with the axes in another order; reversed without `axes`."""
+    def reshape(self, *shape: SupportsIndex | Iterable[SupportsIndex]) -> Array:
+        """A view of another shape; ValueError if that needs a copy."""
+    def broadcast_to(self, *shape: SupportsIndex | Iterable[SupportsIndex]) -> Array:
+        """A read-only view that repeats elements."""
+    def record_stream(self, stream: Stream, /) -> None:  # step
+        """Keep the memory, after the last reference to it, until the work that `stream` has queued so far has run."""
     def __getitem__(self, index: _Index | tuple[_Index, ...], /) -> Array: ...
     def __iter__(self) -> Iterator[Array]: ...
     def __len__(self) -> int: ...
@@ -496,26 +994,59 @@ class Array(_OfNumPy):
         max_version: tuple[int, int] | None = None,
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
-    ) -> object: ...
-    def __dlpack_device__(self) -> tuple[int, int]: ...
+    ) -> object:  # step
+        """A capsule over the array's memory, for which the consumer's stream waits: None and 1 are the legacy
+        default stream, 2 the per-thread one, -1 waits for nothing.
+        """
+    def __complex__(self) -> complex: ...
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """(2, n): CUDA device n."""
     @property
-    def __cuda_array_interface__(self) -> dict[str, object]: ...
+    def __cuda_array_interface__(self) -> dict[str, object]:
+        """Version 3; its stream is the device's current one, which waits for all work on the memory."""
     def __array__(self, *args: object, **kwargs: object) -> NDArray: ...
     def __array_ufunc__(self, *args: object, **kwargs: object) -> object: ...
     def __array_function__(self, *args: object, **kwargs: object) -> object: ...
     def __reduce__(self) -> NoReturn: ...
 
-def current_stream(device: str | None, /) -> Stream | None: ...
-def stream_pushed(device: str, /) -> Stream | None: ...
-def stream_push(stream: Stream, /) -> None: ...
-def stream_pop(stream: Stream, /) -> None: ...
-def devices() -> list[str]: ...
-def backend_of_dlpack(type: int, /) -> str | None: ...
-def build_info() -> dict[str, str]: ...
-def cuda_active(index: int, /) -> bool: ...
-def cuda_here() -> int: ...
-def cuda_holding(address: int, /) -> int: ...
-def cuda_use(path: str | None, /) -> None: ...
+# stream.c
+def current_stream(device: str | None, /) -> Stream | None:
+    """The current stream of a device on this thread; None without streams."""
+
+def stream_pushed(device: str, /) -> Stream | None:
+    """The innermost stream pushed for a device on this thread; None: none."""
+
+def stream_push(stream: Stream, /) -> None:
+    """Make it the current stream of its device on this thread."""
+
+def stream_pop(stream: Stream, /) -> None:
+    """Take off the innermost push of it."""
+
+def build_info() -> dict[str, str]:
+    """How this library was built."""
+
+# backends.c
+def devices() -> list[str]:
+    """The names of the devices that a caller can name now."""
+
+def backend_of_dlpack(type: int, /) -> str | None:
+    """The name of the backend whose devices read memory of a DLPack device type, or None."""
+
+# cuda.c
+def cuda_active(index: int, /) -> bool:
+    """Whether this process uses a device: only then can it have streams."""
+
+def cuda_here() -> int:
+    """The device whose primary context is current on this thread; -1: none in use."""
+
+def cuda_holding(address: int, /) -> int:
+    """The device that owns an address, according to the driver; -1: none."""
+
+def cuda_use(path: str | None, /) -> None:
+    """Use this CUDA driver from now on; None: the system's. It is opened at its first use."""
+
+def device_array(device: str, array: NDArray, empty: bool, /) -> Array:
+    """A new array like an ndarray on a device with streams, with its values unless `empty`."""
 
 class _CudaInfo(TypedDict, total=False):
     why: str
@@ -526,16 +1057,25 @@ class _CudaInfo(TypedDict, total=False):
     kernels: dict[str, str]
     missing: dict[str, str]
 
-def cuda_info() -> _CudaInfo: ...
-def cuda_leave_out(*words: str) -> None: ...
-def kernels_source() -> bytes: ...
-def kernels_made() -> str: ...
+def cuda_info() -> _CudaInfo:
+    """The features of the CUDA driver, or why there is none."""
+
+def cuda_leave_out(*words: str) -> None:
+    """Plan bits that the CUDA backend leaves out, and no others: for proofs."""
+
+def kernels_source() -> bytes:
+    """kernels.cu and the headers that it includes: zlib of JSON, {name: text}."""
+
+def kernels_made() -> str:
+    """What nvcc made of them when the package was built; "": it was built without."""
+
+# ---------------------------------------------------------------- kernels on the CPU
+
 def cpu_launch(
     fn: Callable[..., object], name: str, reads: tuple[object, ...], writes: tuple[object, ...], /
 ) -> None: ...
 def cpu_empty(shape: tuple[int, ...], dtype: DTypeLike, /) -> Array: ...
 def cpu_wants_handles() -> bool: ...
-def device_array(device: str, array: NDArray, empty: bool, /) -> Array: ...
 
 # ---------------------------------------------------------------- the simulated machine
 
@@ -677,7 +1217,10 @@ class _Pool(TypedDict):
     pool_hits: int
     pool_misses: int
 
-def get_options() -> _Options: ...
+# options.c
+def get_options() -> _Options:  # step
+    """The process's options, as a dict."""
+
 def set_options(
     debug: bool | None,
     warn_stream_mismatch: bool | None,
@@ -688,11 +1231,32 @@ def set_options(
     capture_redirect: bool | None,
     detect: bool | None,
     /,
-) -> _Options: ...
-def counters() -> ProcessCounters: ...
-def workers() -> int: ...
-def pool() -> _Pool: ...
-def trim() -> int: ...
+) -> _Options:  # step
+    """Set those that are not None; returns the options of before, as a dict."""
+
+def counters() -> ProcessCounters:  # step
+    """The work of all buffers of this process so far: a fanin.Counters."""
+
+def workers() -> int:  # step
+    """How many threads make a large sum together."""
+
+def pool() -> _Pool:  # step
+    """The figures of the pool of memory, as a dict."""
+
+def trim() -> int:  # step
+    """Free the memory that is kept for large results, and on CUDA devices all unused memory; return the number
+    of bytes.
+
+    `set_options(pool_bytes=)` limits how much is kept. On a device it waits for destroyed streams, so no
+    stream that fanin was never given may be captured meanwhile.
+
+    >>> total = fanin.add_n([np.ones(1 << 18), np.ones(1 << 18)])
+    >>> del total
+    >>> fanin.trim() >= 2 ** 21
+    True
+    >>> fanin.trim()
+    0
+    """
 
 # ---------------------------------------------------------------- exchange
 
@@ -700,12 +1264,31 @@ FROM_NDARRAY: Final[int]
 FROM_SPARSE: Final[int]
 FROM_FOREIGN: Final[int]
 
-def table_known(table: object, origin: int, /) -> bool: ...
-def read_by_table(type: type, origin: int, asks_value: bool, /) -> None: ...
-def table_take(table: object, x: object, /) -> object: ...
-def table_give(table: object, capsule: object, /) -> object: ...
-def table_stream(table: object, device: int, /) -> int: ...
-def hold_for(owner: object, streams: list[Stream], /) -> object: ...
+# exchange.c
+def table_known(table: object, origin: int, /) -> bool:
+    """Allocate sums of this origin by this exchange table from now on (None: by the core); return whether the
+    table is known.
+    """
+
+def read_by_table(type: type, origin: int, asks_value: bool, /) -> None:
+    """Read arrays of exactly this type on a CUDA device by the exchange table of their origin from now on;
+    origin -1: no longer. asks_value: check is_neg, is_conj and requires_grad first.
+    """
+
+def table_take(table: object, x: object, /) -> object:
+    """A capsule over x by its exchange table: nothing waits for anything."""
+
+def table_give(table: object, capsule: object, /) -> object:
+    """A library's array over what a capsule holds."""
+
+def table_stream(table: object, device: int, /) -> int:
+    """The handle of a library's current stream on a CUDA device."""
+
+def hold_for(owner: object, streams: list[Stream], /) -> object:
+    """An object that, after its last reference, keeps `owner` until the work that the streams have queued so far
+    has run.
+    """
+
 def quick_tensors(
     type: type,
     table: object,
@@ -715,12 +1298,22 @@ def quick_tensors(
     graph: object,
     origin: int,
     /,
-) -> bool: ...
-def dtype_name(dtype: object, /) -> str | None: ...
-def can_cast(from_dtype: object, to_dtype: object, /) -> bool: ...
+) -> bool:
+    """Read exact torch tensors through torch's exchange table from now on; return whether the table is known.
+
+    plain: a function that returns whether getters of tensors run Python code, then pairs of a getter and its value
+    for tensors that the table reads.
+    """
+
+def dtype_name(dtype: object, /) -> str | None:
+    """The name of a dtype that is summed (NumPy's, torch's, a name); None for None."""
+
+def can_cast(from_dtype: object, to_dtype: object, /) -> bool:
+    """Whether a gradient is cast so (D6)."""
 
 @final
 class _Exporter:
+    """An array of the core for _interop.export, which converts it to the caller's library."""
     def __dlpack__(
         self,
         *,
@@ -728,8 +1321,10 @@ class _Exporter:
         max_version: tuple[int, int] | None = None,
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
-    ) -> object: ...
-    def __dlpack_device__(self) -> tuple[Literal[1], Literal[0]]: ...
+    ) -> object:
+        """A capsule over the array's memory."""
+    def __dlpack_device__(self) -> tuple[Literal[1], Literal[0]]:
+        """(1, 0): host memory."""
     def numpy(self) -> NDArray:
         """An ndarray over the same memory."""
 
@@ -830,12 +1425,28 @@ class Snapshot:
 
 # ---------------------------------------------------------------- errors
 
-class RaceError(RuntimeError): ...
-class CaptureError(RuntimeError): ...
+class RaceError(RuntimeError):
+    """Two operations touch the same memory, one writes, and nothing orders them. The message names both, their
+    streams, their Python lines, and the wait that is missing.
+    """
+
+class CaptureError(RuntimeError):
+    """A call that is not legal while a stream is captured."""
 
 class DeviceError(RuntimeError):
+    """A call of a device's driver failed. `code` is the driver's number for it."""
+
     code: int
 
-class DeviceOutOfMemoryError(DeviceError, MemoryError): ...
-class DTypeError(ValueError, TypeError, BufferError): ...
-class StreamMismatchWarning(RuntimeWarning): ...
+class DeviceOutOfMemoryError(DeviceError, MemoryError):
+    """A device has too little memory left."""
+
+class DTypeError(ValueError, TypeError, BufferError):
+    """A dtype that is not summed, given or named: float128, foreign byte order, strings, datetimes, records, the
+    other types of ml_dtypes. It is each of the classes by which NumPy, DLPack and array libraries call this.
+    """
+
+class StreamMismatchWarning(RuntimeWarning):
+    """A leaf accumulates on another stream than its gradient was made on, so each pass waits (rule S6). Given once
+    per process.
+    """

@@ -43,7 +43,6 @@
 #define MAKING(call, seen)                                                               \
     FAN_TURN((PyObject * type, PyObject *const *args, size_t nargsf, PyObject *kwnames), \
              (type, args, nargsf, kwnames), (type, args, PyVectorcall_NARGS(nargsf), kwnames), call, seen)
-MAKING(fan_buffer_call, fan_seen_nothing)
 MAKING(fan_node_call, fan_seen_graph)
 MAKING(fan_leaf_call, fan_seen_graph)
 
@@ -55,7 +54,7 @@ static int add_types(PyObject *m, fan_state *st)
         return -1;
     TYPE_LIST(X)
 #undef X
-    st->buffer_type->tp_vectorcall = fan_buffer_call_turn;
+    st->buffer_type->tp_vectorcall = fan_buffer_call;
     st->node_type->tp_vectorcall = fan_node_call_turn;
     st->leaf_type->tp_vectorcall = fan_leaf_call_turn;
     return 0;
@@ -100,7 +99,7 @@ static int module_exec(PyObject *m)
 {
     fan_state *st = PyModule_GetState(m);
     PyMethodDef *const tables[] = {
-        fan_buffer_functions,     fan_stream_functions,  fan_machine_functions,       fan_option_functions,
+        fan_add_n_functions,      fan_stream_functions,  fan_machine_functions,       fan_option_functions,
         fan_exchange_functions,   fan_overlap_functions, fan_address_functions,       fan_cuda_functions,
         fan_backend_functions,    fan_engine_functions,  fan_backward_walk_functions, fan_collector_functions,
         fan_cpu_kernel_functions,
