@@ -35,6 +35,22 @@ int fan_parse_call(const char *call, const char *const *names, size_t n, Py_ssiz
     return 0;
 }
 
+int fan_number_arg(PyObject *o, const char *what, int64_t *out)
+{
+    if (!o)
+        return 0;
+    if (!PyIndex_Check(o))
+        return fan_refuse(PyExc_TypeError, "%s: expected an integer, got %s", what, FAN_TYPE_TEXT(o));
+    PyObject *i = PyNumber_Index(o);
+    int overflow = 0;
+    long long n = i ? PyLong_AsLongLongAndOverflow(i, &overflow) : -1;
+    Py_XDECREF(i);
+    if (overflow)
+        return fan_refuse(PyExc_OverflowError, "%s: expected an integer that fits 64 bits, got %R", what, o);
+    *out = n;
+    return n == -1 && PyErr_Occurred() ? -1 : 0;
+}
+
 int fan_flag_arg(PyObject *o, bool *out)
 {
     int t = !o || o == Py_False || o == Py_None ? 0 : o == Py_True ? 1 : PyObject_IsTrue(o);

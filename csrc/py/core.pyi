@@ -526,11 +526,29 @@ class Leaf:
 
 @final
 class Walk:
+    """The iterator of `walk`: yields (node, sums), and takes gradients by `give`."""
     def __iter__(self) -> Self: ...
-    def __next__(self) -> tuple[Node, Sums]: ...
-    def give(self, gradients: object, /) -> None: ...
-    def close(self) -> None: ...
-    def explain(self, node: Node | Leaf | None = None) -> str: ...
+    def __next__(self) -> tuple[Node, Sums]: ...  # step
+    def give(self, gradients: object, /) -> None:  # step
+        """Give the gradients of the last node, as its function would have returned them.
+
+        Raises what `backward` raises for them; then the pass has ended.
+        """
+    def close(self) -> None:  # step
+        """End the pass. Calling it again does nothing."""
+    def explain(self, node: Node | Leaf | None = None) -> str:  # step
+        """Which edges have delivered gradients and which have not, for a node, or for each node that has not run.
+
+        Of a pass that has ended early: the same at its end. Empty if all nodes have run.
+
+        >>> w = fanin.Leaf(np.zeros(2), name="w")
+        >>> low = fanin.Node(lambda g: g, edges=[(w, 0)], name="low")
+        >>> top = fanin.Node(lambda g: g, edges=[(low, 0)], name="top")
+        >>> p = fanin.walk([(top, 0, np.ones(2)), (low, 0, np.ones(2))])
+        >>> node, sums = next(p)
+        >>> print(p.explain(low))  # doctest: +ELLIPSIS
+        low (node ...) has not run: slot 0 waits for edge 0 of top (node ...); slot 0 holds root 1
+        """
 
 Edge = tuple[Node | Leaf, int] | None
 Root = tuple[Node | Leaf, int, object] | tuple[Node | Leaf, int] | Node | Leaf
@@ -644,8 +662,7 @@ def grad(
     [array([ 3., 12.])]
     """
 
-# ---------------------------------------------------------------- a pass by hand
-
+# walk.c
 def walk(
     roots: Iterable[Root],
     inputs: Iterable[Leaf | tuple[Leaf, int]] | None = None,
@@ -656,7 +673,20 @@ def walk(
     schedule: Schedule | None = None,
     progress: Callable[[int, int], object] | None = None,
     one: Callable[[Node | Leaf, int], object] | None = None,
-) -> Walk: ...
+) -> Walk:  # step
+    """A pass that the caller runs: an iterator of (node, sums), in the order in which `backward` runs the nodes.
+
+    `give(gradients)` takes what the node's function would have returned; then comes the next node. Leaves
+    accumulate by themselves. Parameters, hooks, freeing of nodes and exceptions are those of `backward`.
+    `close()` ends the pass.
+
+    >>> w = fanin.Leaf(np.zeros(2), name="w")
+    >>> double = fanin.Node(lambda g: 2 * g, edges=[(w, 0)], name="double")
+    >>> for node, sums in (p := fanin.walk([(double, 0, np.ones(2))])):
+    ...     p.give(node.fn(*sums))
+    >>> w.grad
+    array([2., 2.])
+    """
 
 # ---------------------------------------------------------------- streams, events, arrays of devices
 
@@ -1071,15 +1101,19 @@ def kernels_made() -> str:
 
 # ---------------------------------------------------------------- kernels on the CPU
 
-def cpu_launch(
-    fn: Callable[..., object], name: str, reads: tuple[object, ...], writes: tuple[object, ...], /
-) -> None: ...
-def cpu_empty(shape: tuple[int, ...], dtype: DTypeLike, /) -> Array: ...
-def cpu_wants_handles() -> bool: ...
+def cpu_launch(fn: Callable[..., object], name: str, reads: tuple[object, ...], writes: tuple[object, ...], /) -> None:
+    """Call fn(*reads, *writes) on the CPU, now, or in each replay of this thread's recording."""
+
+def cpu_empty(shape: tuple[int, ...], dtype: DTypeLike, /) -> Array:
+    """A new array of fanin's on the CPU; inside a function of a graph tree in the tree's memory."""
+
+def cpu_wants_handles() -> bool:
+    """Whether this thread is in a function of a graph tree on the CPU."""
 
 # ---------------------------------------------------------------- the simulated machine
 
 class Machine:
+    """The core of fanin.sim.Machine."""
     def __new__(
         cls,
         devices: int,
@@ -1092,27 +1126,40 @@ class Machine:
         gbytes_per_s: float = ...,
     ) -> Self: ...
     @property
-    def devices(self) -> int: ...
+    def devices(self) -> int:
+        """How many devices it has."""
     @property
-    def seed(self) -> int: ...
+    def seed(self) -> int:
+        """The seed that picks what runs next."""
     @property
-    def races(self) -> int: ...
+    def races(self) -> int:
+        """How many races were found."""
     @property
-    def host_us(self) -> float: ...
+    def host_us(self) -> float:
+        """The clock of the host, in microseconds."""
     @property
-    def device_us(self) -> float: ...
+    def device_us(self) -> float:
+        """When the last work queued ends, in microseconds."""
     @property
-    def abandoned(self) -> bool: ...
+    def abandoned(self) -> bool:
+        """True after _give_up()."""
     @property
-    def host_schedule(self) -> str: ...
+    def host_schedule(self) -> str:
+        """Which host thread acted, step by step: one character each."""
     @property
-    def streams(self) -> tuple[Stream, ...]: ...
+    def streams(self) -> tuple[Stream, ...]:
+        """The streams of the machine that are referenced."""
     @property
-    def _steps(self) -> int: ...
-    def _stream(self, device: int, blocking: bool, /) -> Stream: ...
-    def _event(self, device: int, /) -> Event: ...
-    def _array(self, ndarray: NDArray, device: int, /) -> Array: ...
-    def _empty(self, shape: int | Sequence[int], dtype: DTypeLike, device: int, /) -> Array: ...
+    def _steps(self) -> int:
+        """How often one of the host threads was chosen."""
+    def _stream(self, device: int, blocking: bool, /) -> Stream:
+        """A new stream."""
+    def _event(self, device: int, /) -> Event:
+        """A new event."""
+    def _array(self, ndarray: NDArray, device: int, /) -> Array:
+        """A copy on a device."""
+    def _empty(self, shape: int | Sequence[int], dtype: DTypeLike, device: int, /) -> Array:
+        """Poisoned memory on a device."""
     def _launch(
         self,
         stream: Stream,
@@ -1122,29 +1169,52 @@ class Machine:
         name: str | None,
         us: float,
         /,
-    ) -> None: ...
-    def _synchronize(self) -> None: ...
-    def _step(self) -> bool: ...
-    def _pending(self) -> None: ...
-    def _forget(self) -> None: ...
-    def _check(self, on: bool, /) -> None: ...
-    def _begin_capture(self, stream: Stream, mode: int, /) -> None: ...
-    def _end_capture(self, stream: Stream, /) -> Graph: ...
-    def _launch_graph(self, graph: Graph, stream: Stream, /) -> None: ...
-    def _leave_out(self, *words: str) -> None: ...
-    def _spawn(self) -> int: ...
-    def _thread_begin(self, actor: int, /) -> bool: ...
-    def _thread_end(self, actor: int, /) -> None: ...
-    def _limit(self, steps: int, /) -> None: ...
-    def _break(self, text: str, /) -> int: ...
-    def _saw_thread(self, actor: int, /) -> None: ...
-    def _after_thread(self, actor: int, /) -> None: ...
-    def _join(self) -> None: ...
-    def _stuck(self, actor: int, /) -> bool: ...
-    def _enter(self) -> None: ...
-    def _leave(self) -> None: ...
-    def _follow(self, search: object, /) -> None: ...
-    def _give_up(self) -> None: ...
+    ) -> None:
+        """Queue a kernel."""
+    def _synchronize(self) -> None:
+        """Run all that is queued."""
+    def _step(self) -> bool:
+        """Run one thing that is queued; False where nothing can run."""
+    def _pending(self) -> None:
+        """Raise a race that no call has raised yet."""
+    def _forget(self) -> None:
+        """What is queued of the user's will do nothing."""
+    def _check(self, on: bool, /) -> None:
+        """Switch the checker on or off."""
+    def _begin_capture(self, stream: Stream, mode: int, /) -> None:
+        """Capture what is queued on a stream."""
+    def _end_capture(self, stream: Stream, /) -> Graph:
+        """The graph of what was captured."""
+    def _launch_graph(self, graph: Graph, stream: Stream, /) -> None:
+        """Queue a graph."""
+    def _leave_out(self, *words: str) -> None:
+        """Leave out these of the plans, and no others."""
+    def _spawn(self) -> int:
+        """Register a host thread; its number."""
+    def _thread_begin(self, actor: int, /) -> bool:
+        """First on the new thread; False: return at once."""
+    def _thread_end(self, actor: int, /) -> None:
+        """Last on the thread."""
+    def _limit(self, steps: int, /) -> None:
+        """Host threads that act more often come to no end."""
+    def _break(self, text: str, /) -> int:
+        """The thread that acts does not return: its number, or -1."""
+    def _saw_thread(self, actor: int, /) -> None:
+        """The calling thread reads how another one ended."""
+    def _after_thread(self, actor: int, /) -> None:
+        """A thread that has ended comes before what this one does next."""
+    def _join(self) -> None:
+        """Run the host threads to their end."""
+    def _stuck(self, actor: int, /) -> bool:
+        """After a deadlock: its thread will never end."""
+    def _enter(self) -> None:
+        """ "sim:0" names its first device on this thread."""
+    def _leave(self) -> None:
+        """Take back the innermost _enter."""
+    def _follow(self, search: object, /) -> None:
+        """A search chooses among the host threads."""
+    def _give_up(self) -> None:
+        """End the host threads."""
 
 class _SearchState(TypedDict):
     anew: int
@@ -1154,12 +1224,23 @@ class _SearchState(TypedDict):
     strayed: bool
     schedule: str
 
-def explore_new(reduce: bool, limit: int, /) -> object: ...
-def explore_begin(search: object, /) -> bool: ...
-def explore_end(search: object, /) -> None: ...
-def explore_state(search: object, /) -> _SearchState: ...
-def explore_replay(search: object, schedule: str, /) -> None: ...
-def explore_sample(search: object, seed: int, /) -> None: ...
+def explore_new(reduce: bool, limit: int, /) -> object:
+    """A search over the orders of host threads."""
+
+def explore_begin(search: object, /) -> bool:
+    """Start the next run; False when all have been run."""
+
+def explore_end(search: object, /) -> None:
+    """End a run."""
+
+def explore_state(search: object, /) -> _SearchState:
+    """anew, runs, abandoned, complete, strayed, schedule."""
+
+def explore_replay(search: object, schedule: str, /) -> None:
+    """The next run follows a schedule."""
+
+def explore_sample(search: object, seed: int, /) -> None:
+    """The next run is a sample."""
 
 # ---------------------------------------------------------------- traces
 
@@ -1191,12 +1272,17 @@ _TraceLine = tuple[
 
 @final
 class Trace:
+    """The core of fanin.trace: a ring of lines."""
     def __new__(cls, capacity: int) -> Trace: ...
     @property
-    def dropped(self) -> int: ...
-    def begin(self) -> None: ...
-    def end(self) -> None: ...
-    def lines(self) -> list[_TraceLine]: ...
+    def dropped(self) -> int:
+        """How many lines were pushed out by newer ones."""
+    def begin(self) -> None:
+        """Record what this thread does from now on."""
+    def end(self) -> None:
+        """Record no more."""
+    def lines(self) -> list[_TraceLine]:
+        """The lines, oldest first, as tuples."""
     def __len__(self) -> int: ...
 
 # ---------------------------------------------------------------- options, counters, tests
@@ -1332,12 +1418,28 @@ class _Exporter:
 
 @final
 class Verdict:
+    """Whether two arrays share a byte of memory: "disjoint", "overlap", or "unknown" with the reason.
+
+    True in a condition unless they are surely disjoint: `if fanin.overlap(a, b): copy`. `witness` proves an
+    overlap: the indices of an element of each array that share a byte. Verdicts are immutable, hashable, and
+    compare by value.
+
+    >>> x = np.zeros((3, 4))
+    >>> v = fanin.overlap(x[1:], x[:, 2])
+    >>> v.kind, v.witness
+    ('overlap', ((1, 2), (2,)))
+    """
     @property
-    def kind(self) -> Literal["disjoint", "overlap", "unknown"]: ...
+    def kind(self) -> Literal["disjoint", "overlap", "unknown"]:
+        """One of "disjoint", "overlap", "unknown"."""
     @property
-    def witness(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None: ...
+    def witness(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        """For an overlap: an index into each array, two tuples of non-negative ints, whose elements share a byte;
+        else None.
+        """
     @property
-    def reason(self) -> str | None: ...
+    def reason(self) -> str | None:
+        """The reason for "unknown"; else None."""
     def __bool__(self) -> bool: ...
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
@@ -1345,60 +1447,187 @@ class Verdict:
 
 @final
 class Overlaps:
+    """Which of several arrays share memory, as `fanin.overlaps` found it.
+
+    It keeps addresses, shapes and strides, and no array. An undecided pair counts as an overlap. Its length
+    is the number of arrays; iteration yields `pairs`.
+
+    >>> x = np.zeros(10)
+    >>> found = fanin.overlaps([x[:4], x[2:6], x[6:], x[5:7]])
+    >>> found.pairs
+    ((0, 1), (1, 3), (2, 3))
+    >>> found.components, found.indices
+    (((0, 1, 2, 3),), (0, 1, 2, 3))
+    """
     def __iter__(self) -> Iterator[tuple[int, int]]: ...
     @property
-    def components(self) -> tuple[tuple[int, ...], ...]: ...
+    def components(self) -> tuple[tuple[int, ...], ...]:
+        """The components: a tuple of tuples of indices, each of two or more, ascending.
+
+        Two arrays are in one component if a chain of overlaps leads from one to the other. An array without
+        overlaps is in none.
+        """
     @property
-    def exact(self) -> bool: ...
+    def exact(self) -> bool:
+        """Whether each component is exact.
+
+        False: the budget ended first, and `components` and `indices` may join arrays that share no byte, but none
+        that do is missing. A larger `budget`, or `float('inf')`, decides the rest.
+        """
     @property
-    def indices(self) -> tuple[int, ...]: ...
+    def indices(self) -> tuple[int, ...]:
+        """The indices of all arrays that share memory with another one, ascending."""
     @property
-    def pairs(self) -> tuple[tuple[int, int], ...]: ...
+    def pairs(self) -> tuple[tuple[int, int], ...]:
+        """All pairs (i, j), i < j, of arrays that are not surely disjoint, ascending.
+
+        Made at the first use: there may be n * (n - 1) / 2.
+        """
     @property
-    def unknown(self) -> tuple[tuple[int, int], ...]: ...
-    def verdict(self, i: int, j: int, /) -> Verdict: ...
+    def unknown(self) -> tuple[tuple[int, int], ...]:
+        """The undecided pairs."""
+    def verdict(self, i: int, j: int, /) -> Verdict:
+        """The Verdict on arrays i and j, with its witness."""
     def __len__(self) -> int: ...
 
-def address(a: NDArray, /) -> int: ...
-def overlap(a: object, b: object, /, *, budget: float | None = None) -> Verdict: ...
-def overlaps(arrays: Iterable[object], /, *, budget: float | None = None) -> Overlaps: ...
-def overlaps_itself(a: object, /, *, budget: float | None = None) -> Verdict: ...
+def address(a: NDArray, /) -> int:
+    """The address of the first element of an ndarray."""
+
+def overlap(a: object, b: object, /, *, budget: float | None = None) -> Verdict:
+    """Whether arrays a and b share a byte of memory: exactly, for any shapes, strides and dtypes.
+
+    Only addresses, shapes and strides are compared; a file that is mapped twice at different addresses counts
+    as disjoint. Most pairs are decided in a fraction of a microsecond.
+
+    Parameters
+    ----------
+    a, b : array
+        An ndarray, a torch or JAX tensor, an array on a device of fanin, or any object with a buffer or
+        DLPack.
+    budget : int or math.inf
+        Bytes of a table that a few hard pairs need; beyond it the verdict is "unknown". Default: 256 MiB.
+
+    Returns
+    -------
+    Verdict
+        With a witness if they overlap.
+
+    Raises
+    ------
+    TypeError
+        An object that is no single array in memory (sparse, masked, a tracer).
+    ValueError
+        Arrays of different devices.
+
+    Examples
+    --------
+    >>> m = np.zeros((6, 9))
+    >>> fanin.overlap(m[0:4, 0:4], m[2:6, 0:4])
+    <fanin.Verdict: overlap, at (2, 0) and (0, 0)>
+    >>> bool(fanin.overlap(m[:, 0], m[:, 1]))
+    False
+    """
+
+def overlaps(arrays: Iterable[object], /, *, budget: float | None = None) -> Overlaps:
+    """Which of several arrays share memory: the pairs, their components, the indices of all that take part.
+
+    Near-linear in the number of arrays for pieces, columns, blocks, step slices and heads of common arrays;
+    only `pairs`, which is made at its first use, takes as long as there are pairs. Raises the errors of
+    `overlap`, with the name of the array.
+
+    Parameters
+    ----------
+    arrays : sequence of arrays
+        As for `overlap`.
+    budget : int or math.inf
+        For each pair, as for `overlap`.
+
+    Examples
+    --------
+    >>> flat = np.zeros(100)
+    >>> w, b = flat[:90].reshape(9, 10), flat[90:]
+    >>> fanin.overlaps([w, b, flat[85:95], np.zeros(3)]).components
+    ((0, 1, 2),)
+    >>> fanin.overlaps([w[:, i] for i in range(10)]).pairs
+    ()
+    """
+
+def overlaps_itself(a: object, /, *, budget: float | None = None) -> Verdict:
+    """Whether two different elements of array a share a byte of memory, so that writing one changes the other.
+
+    Exact like `overlap`, with the same parameters and errors; the witness is the two indices.
+
+    >>> fanin.overlaps_itself(np.broadcast_to(np.zeros(3), (2, 3)))
+    <fanin.Verdict: overlap, at (1, 0) and (0, 0)>
+    >>> windows = np.lib.stride_tricks.sliding_window_view(np.zeros(5), 3)
+    >>> fanin.overlaps_itself(windows).kind
+    'overlap'
+    """
 
 @final
 class Recording:
+    """The work of the CPU on this thread from `begin` to `end`, which `replay` repeats."""
     def __new__(cls) -> Recording: ...
     @property
-    def kernels(self) -> int: ...
+    def kernels(self) -> int:
+        """The number of its kernels."""
     @property
-    def bytes(self) -> int: ...
+    def bytes(self) -> int:
+        """Bytes of its memory."""
     @property
-    def live(self) -> int: ...
-    def begin(self) -> None: ...
-    def end(self) -> None: ...
-    def empty(self, like: NDArray, /) -> NDArray: ...
-    def operand(self, array: NDArray, /) -> None: ...
-    def knows(self, array: NDArray, /) -> bool: ...
-    def view(self, array: NDArray, /) -> NDArray: ...
-    def writes(self, array: NDArray, /) -> str | None: ...
+    def live(self) -> int:
+        """The number of arrays in its memory that have references."""
+    def begin(self) -> None:
+        """Begin to record on this thread; until `end`, only kernels may write into operands."""
+    def end(self) -> None:
+        """End the recording. Raises CaptureError if something could not be recorded."""
+    def empty(self, like: NDArray, /) -> NDArray:
+        """A new array in the recording's memory, with the dtype, shape and strides of `like`."""
+    def operand(self, array: NDArray, /) -> None:
+        """Declare an array that kernels may read and write; the recording holds it."""
+    def knows(self, array: NDArray, /) -> bool:
+        """Whether a kernel may use it."""
+    def view(self, array: NDArray, /) -> NDArray:
+        """Another view of the array, which does not keep its memory from being reused."""
+    def writes(self, array: NDArray, /) -> str | None:
+        """The name of the first kernel that writes into an array, or None."""
     def launch(
         self, fn: Callable[..., object], name: str, reads: tuple[object, ...], writes: tuple[object, ...], /
-    ) -> None: ...
+    ) -> None:
+        """Call fn(*reads, *writes), now and in each replay."""
     def bind(
         self, copied: tuple[NDArray, ...], static: tuple[NDArray, ...], grads: tuple[NDArray | None, ...], /
-    ) -> None: ...
-    def fits(self, copied: tuple[NDArray, ...], static: tuple[NDArray, ...], grads: tuple[object, ...], /) -> bool: ...
-    def overlaps(self, copied: tuple[NDArray, ...], grads: tuple[object, ...], /) -> tuple[int, str | int] | None: ...
+    ) -> None:
+        """Set the arrays of its call, as tuples of views; None among grads: there was none."""
+    def fits(self, copied: tuple[NDArray, ...], static: tuple[NDArray, ...], grads: tuple[object, ...], /) -> bool:
+        """Whether the arrays of a call have the dtypes, shapes and strides of the bound ones and, unless they are
+        copied, their addresses.
+        """
+    def overlaps(self, copied: tuple[NDArray, ...], grads: tuple[object, ...], /) -> tuple[int, str | int] | None:
+        """None, or (index, name of a kernel that writes into that argument's memory, or index of a gradient that
+        shares it).
+        """
     def replay(
         self, copied: tuple[NDArray, ...] = (), grads: tuple[object, ...] = (), /
-    ) -> tuple[int, str | int] | None: ...
+    ) -> tuple[int, str | int] | None:
+        """Run all kernels again, in the same order, on arrays that fit, which are copied in. Returns what
+        `overlaps` returns; if that is not None, nothing was run. With debug=True its memory is first filled with
+        bytes that are NaN as floats.
+        """
 
 @final
 class Layout:
+    """The geometry of several arrays: dtypes, shapes, strides, and which share memory where.
+
+    It keeps numbers, not arrays. Strides along axes of extent 1 are not compared.
+    """
     def __new__(cls, arrays: Iterable[object], /, *, budget: float | None = None) -> Layout: ...
     @property
-    def components(self) -> tuple[int, ...]: ...
+    def components(self) -> tuple[int, ...]:
+        """For each array the number of its component, by first members; an array that shares no memory has its own."""
     @property
-    def offsets(self) -> tuple[int, ...]: ...
+    def offsets(self) -> tuple[int, ...]:
+        """For each array the bytes from the first byte of its component to its element [0, 0, ..]."""
     def check(
         self, arrays: Iterable[object], /
     ) -> (
@@ -1408,19 +1637,39 @@ class Layout:
             int | None,
         ]
         | None
-    ): ...
+    ):
+        """None if the arrays lie as the recorded ones; else the first difference as (index, what, other index or
+        None).
+
+        what is "dtype", "device", "shape", "strides", "read-only", "writable", "apart" (shares no memory any more
+        with its component, in which `other` is), "offset" (at another place relative to `other`) or "overlap"
+        (shares memory with `other`, and did not). ValueError for another number of arrays.
+        """
     def __len__(self) -> int: ...
 
-def restride(a: object, strides: tuple[int, ...], /) -> None: ...
+def restride(a: object, strides: tuple[int, ...], /) -> None:
+    """Give an ndarray strides that it had before, without a check that they stay within its memory."""
 
 class Snapshot:
+    """A copy of the bytes of several arrays on the host, to compare with later and to restore.
+
+    It holds the arrays and assumes that their memory stays in place; a caller who moves an array's memory
+    must not compare it.
+    """
     def __new__(cls, arrays: Iterable[object], /) -> Snapshot: ...
     @property
-    def nbytes(self) -> int: ...
-    def changed(self, which: Sequence[int] | None, /) -> list[int]: ...
-    def elsewhere(self) -> list[int]: ...
-    def restore(self, i: int, data: int | None = None, /) -> None: ...
-    def data(self, i: int, /) -> int: ...
+    def nbytes(self) -> int:
+        """How many bytes are kept: those that the arrays show, of each about once."""
+    def changed(self, which: Sequence[int] | None, /) -> list[int]:
+        """The positions, among `which` (None: all), of arrays with a changed byte; the memory must still exist."""
+    def elsewhere(self) -> list[int]:
+        """The positions of arrays that are now at another place, or have another shape, strides or dtype."""
+    def restore(self, i: int, data: int | None = None, /) -> None:
+        """Write back the bytes of array i that differ, at their old place, or for an array of the same geometry
+        whose first element is at `data`.
+        """
+    def data(self, i: int, /) -> int:
+        """Where the first element of array i was."""
     def __len__(self) -> int: ...
 
 # ---------------------------------------------------------------- errors

@@ -218,18 +218,13 @@ def class_header(node: ast.ClassDef, lines: list[str]) -> str:
     text = documented(signature, doc) if signature else "    " + json.dumps(doc, ensure_ascii=False)
     if not signature:
         text = text.replace("\\n", '\\n"\n    "')
-    return "\n".join(
-        [
-            f"static const char {noun}_doc[] =\n{text};",
-            *before,
-            f"static PyMethodDef {noun}_methods[] = {{",
-            *methods,
-            "    {NULL, NULL, 0, NULL}};",
-            f"static PyGetSetDef {noun}_getset[] = {{",
-            *("".join(parts) for parts in getset.values()),
-            "    {NULL, NULL, NULL, NULL, NULL}};",
-        ]
-    )
+    made = [f"static const char {noun}_doc[] =\n{text};", *before]
+    if methods:
+        made += [f"static PyMethodDef {noun}_methods[] = {{", *methods, "    {NULL, NULL, 0, NULL}};"]
+    if getset:
+        made += [f"static PyGetSetDef {noun}_getset[] = {{", *("".join(parts) for parts in getset.values())]
+        made.append("    {NULL, NULL, NULL, NULL, NULL}};")
+    return "\n".join(made)
 
 
 #: Special methods that are rows, not slots of the C type.

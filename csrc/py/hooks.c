@@ -3,7 +3,7 @@
  *
  * A node's hooks are tuples that are replaced and never changed, so a running hook may add or remove hooks. */
 #include "py/engine_part.h"
-#include "py/turn.h"
+#include "py/declared.h"
 
 #include "base/mem.h"
 
@@ -459,39 +459,30 @@ static void hook_dealloc(PyObject *o)
     Py_DECREF(type);
 }
 
-static PyObject *hook_remove_it(PyObject *o, PyObject *Py_UNUSED(none))
+static PyObject *handle_remove(PyObject *o, PyObject *Py_UNUSED(none))
 {
     if (hook_remove(hook_cast(o)) < 0)
         return NULL;
     Py_RETURN_NONE;
 }
 
-static PyObject *hook_enter(PyObject *o, PyObject *Py_UNUSED(none)) { return Py_NewRef(o); }
+static PyObject *handle_enter(PyObject *o, PyObject *Py_UNUSED(none)) { return Py_NewRef(o); }
 
-static PyObject *hook_exit(PyObject *o, PyObject *Py_UNUSED(args))
+static PyObject *handle_exit(PyObject *o, PyObject *const *Py_UNUSED(a))
 {
     if (hook_remove(hook_cast(o)) < 0)
         return NULL;
     Py_RETURN_FALSE;
 }
 
-FAN_TURN_NONE(hook_remove_it, fan_seen_graph)
-FAN_TURN_TUPLE(hook_exit, fan_seen_graph)
-
-static PyMethodDef methods[] = {
-    {"remove", hook_remove_it_turn, METH_NOARGS,
-     "remove($self, /)\n--\n\nRemove the hook. Calling it again does nothing."},
-    {"__enter__", hook_enter, METH_NOARGS, NULL},
-    {"__exit__", hook_exit_turn, METH_VARARGS, NULL},
-    {NULL, NULL, 0, NULL},
-};
+#include "py/declared/HookHandle.h"
 
 static PyType_Slot slots[] = {
-    {Py_tp_doc, "A registered hook: `remove()`, or the end of a `with`, removes it."},
+    {Py_tp_doc, (void *)handle_doc},
     {Py_tp_dealloc, hook_dealloc},
     {Py_tp_traverse, hook_traverse},
     {Py_tp_clear, hook_clear},
-    {Py_tp_methods, methods},
+    {Py_tp_methods, handle_methods},
     {0, NULL},
 };
 

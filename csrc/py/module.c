@@ -1,5 +1,5 @@
 /* module: fanin._core. */
-#include "py/turn.h"
+#include "py/declared.h"
 
 /* X(spec, field, name): the types; a NULL name is not public. */
 #define TYPE_LIST(X)                                                 \
@@ -40,12 +40,6 @@
       "A leaf accumulates on another stream than its gradient was made on, so each pass waits (rule S6). Given once "  \
       "per process.")
 
-#define MAKING(call, seen)                                                               \
-    FAN_TURN((PyObject * type, PyObject *const *args, size_t nargsf, PyObject *kwnames), \
-             (type, args, nargsf, kwnames), (type, args, PyVectorcall_NARGS(nargsf), kwnames), call, seen)
-MAKING(fan_node_call, fan_seen_graph)
-MAKING(fan_leaf_call, fan_seen_graph)
-
 static int add_types(PyObject *m, fan_state *st)
 {
 #define X(spec, field, name)                                                     \
@@ -55,8 +49,8 @@ static int add_types(PyObject *m, fan_state *st)
     TYPE_LIST(X)
 #undef X
     st->buffer_type->tp_vectorcall = fan_buffer_call;
-    st->node_type->tp_vectorcall = fan_node_call_turn;
-    st->leaf_type->tp_vectorcall = fan_leaf_call_turn;
+    st->node_type->tp_vectorcall = fan_node_call;
+    st->leaf_type->tp_vectorcall = fan_leaf_call;
     return 0;
 }
 
@@ -99,9 +93,9 @@ static int module_exec(PyObject *m)
 {
     fan_state *st = PyModule_GetState(m);
     PyMethodDef *const tables[] = {
-        fan_add_n_functions,      fan_stream_functions,  fan_machine_functions,       fan_option_functions,
-        fan_exchange_functions,   fan_overlap_functions, fan_address_functions,       fan_cuda_functions,
-        fan_backend_functions,    fan_engine_functions,  fan_backward_walk_functions, fan_collector_functions,
+        fan_add_n_functions,     fan_stream_functions,   fan_machine_functions, fan_options_functions,
+        fan_exchange_functions,  fan_overlap_functions,  fan_address_functions, fan_cuda_functions,
+        fan_backends_functions,  fan_pass_functions,     fan_walk_functions,    fan_collector_functions,
         fan_cpu_kernel_functions,
 #ifdef FAN_TEST
         fan_test_functions,
