@@ -72,8 +72,8 @@ int fan_add_on(fan_buffer *core, size_t slot, fan_contribution *c);
 int fan_buffer_fast_add(buffer_object *self, PyObject *const *args, PyObject *kwnames);
 int fan_fast_add_only(fan_buffer *core, PyObject *gradient, int64_t key);
 /* fan_buffer_add_one: InputBuffer.add, with its parameters in the order of core.pyi; as are the other methods that take
- * `a`. fan_buffer_add_fast: the same for a plain contribution, of the arguments as they come; 0: it is none, and nothing
- * happened. */
+ * `a`. fan_buffer_add_fast: the same for a plain contribution, of the arguments as they come; 0: it is none, and
+ * nothing happened. */
 PyObject *fan_buffer_add_one(PyObject *o, PyObject *const *a);
 int fan_buffer_add_fast(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames, PyObject **result);
 

@@ -142,7 +142,9 @@ def row_of(c: Callable, call: str, first: str) -> tuple[list[str], str]:
     step = "STEP_" if "step" in c.words else ""
     if c.star or not c.all:
         flags = ["METH_NOARGS", "METH_VARARGS", "", "METH_VARARGS | METH_KEYWORDS"][c.star + 2 * c.stars]
-        shape = ["NONE", "TUPLE", "", "NAMED"][c.star + 2 * c.stars]
+        shape = "TUPLE" if c.star else "NONE"
+        if step and c.stars:
+            raise SystemExit(f"core.pyi: {c.name}: a step has no **kwargs")
         before = [f"FAN_STEP_{shape}({call})"] if step else []
         function = f"{call}_step" if step else call
         return before, f'    {{"{c.name}", (PyCFunction)(void (*)(void)){function}, {flags},\n{doc}}},'

@@ -82,13 +82,13 @@ static int by_name(const fan_decl *d, PyObject *name, PyObject *value, PyObject 
 }
 
 /* X(letter, condition on o, what the message calls it) */
-#define KIND_LIST(X)                             \
-    X('a', PyArray_Check(o), "an ndarray")       \
-    X('b', PyByteArray_Check(o), "a bytearray")  \
-    X('c', PyType_Check(o), "a type")            \
-    X('d', PyDict_Check(o), "a dict")            \
-    X('l', PyList_Check(o), "a list")            \
-    X('s', PyUnicode_Check(o), "a str")          \
+#define KIND_LIST(X)                            \
+    X('a', PyArray_Check(o), "an ndarray")      \
+    X('b', PyByteArray_Check(o), "a bytearray") \
+    X('c', PyType_Check(o), "a type")           \
+    X('d', PyDict_Check(o), "a dict")           \
+    X('l', PyList_Check(o), "a list")           \
+    X('s', PyUnicode_Check(o), "a str")         \
     X('t', PyTuple_Check(o), "a tuple")
 
 static int check_kinds(const fan_decl *d, PyObject *const *values)
@@ -253,15 +253,6 @@ PyObject *fan_step_one(PyCFunction call, PyObject *self, PyObject *arg)
     if (step_begin(self, &arg, arg != NULL, NULL) < 0)
         return NULL;
     PyObject *result = call(self, arg);
-    fan_sched_leave();
-    return result;
-}
-
-PyObject *fan_step_named(PyCFunctionWithKeywords call, PyObject *self, PyObject *args, PyObject *named)
-{
-    if (step_begin(self, &PyTuple_GET_ITEM(args, 0), PyTuple_GET_SIZE(args), NULL) < 0)
-        return NULL;
-    PyObject *result = call(self, args, named);
     fan_sched_leave();
     return result;
 }

@@ -154,9 +154,10 @@ static PyObject *table_stream(PyObject *Py_UNUSED(module), PyObject *const *a)
     if (!api || fan_number_arg(a[1], "table_stream: device", &index) < 0)
         return NULL;
     if (api->current_stream(FAN_DL_CUDA, (int32_t)index, &stream) != 0)
-        return PyErr_Occurred() ? NULL
-                                : PyErr_Format(PyExc_BufferError,
-                                               "the exchange table has no current stream of CUDA device %d", (int)index);
+        return PyErr_Occurred()
+                   ? NULL
+                   : PyErr_Format(PyExc_BufferError, "the exchange table has no current stream of CUDA device %d",
+                                  (int)index);
     return PyLong_FromVoidPtr(stream);
 }
 

@@ -687,16 +687,11 @@ static PyMemberDef function_members[] = {
 };
 
 static PyType_Slot function_slots[] = {
-    {Py_tp_doc, (void *)function_doc},
-    {Py_tp_dealloc, function_dealloc},
-    {Py_tp_traverse, function_traverse},
-    {Py_tp_clear, function_clear},
-    {Py_tp_repr, function_repr},
-    {Py_tp_call, PyVectorcall_Call},
-    {Py_tp_getset, function_getset},
-    {Py_tp_methods, function_methods},
-    {Py_tp_members, function_members},
-    {0, NULL},
+    {Py_tp_doc, (void *)function_doc},   {Py_tp_dealloc, function_dealloc},
+    {Py_tp_traverse, function_traverse}, {Py_tp_clear, function_clear},
+    {Py_tp_repr, function_repr},         {Py_tp_call, PyVectorcall_Call},
+    {Py_tp_getset, function_getset},     {Py_tp_methods, function_methods},
+    {Py_tp_members, function_members},   {0, NULL},
 };
 
 PyType_Spec fan_graph_function_spec = {

@@ -303,14 +303,10 @@ static PyMemberDef members[] = {
 };
 
 static PyType_Slot slots[] = {
-    {Py_tp_doc, (void *)tree_doc},
-    {Py_tp_new, tree_new_door},
-    {Py_tp_dealloc, tree_dealloc},
-    {Py_tp_repr, tree_repr_step},
-    {Py_tp_methods, tree_methods},
-    {Py_tp_members, members},
-    {Py_tp_getset, tree_getset},
-    {0, NULL},
+    {Py_tp_doc, (void *)tree_doc}, {Py_tp_new, tree_new_door},
+    {Py_tp_dealloc, tree_dealloc}, {Py_tp_repr, tree_repr_step},
+    {Py_tp_methods, tree_methods}, {Py_tp_members, members},
+    {Py_tp_getset, tree_getset},   {0, NULL},
 };
 
 PyType_Spec fan_graph_tree_spec = {

@@ -478,12 +478,8 @@ static PyObject *handle_exit(PyObject *o, PyObject *const *Py_UNUSED(a))
 #include "py/declared/HookHandle.h"
 
 static PyType_Slot slots[] = {
-    {Py_tp_doc, (void *)handle_doc},
-    {Py_tp_dealloc, hook_dealloc},
-    {Py_tp_traverse, hook_traverse},
-    {Py_tp_clear, hook_clear},
-    {Py_tp_methods, handle_methods},
-    {0, NULL},
+    {Py_tp_doc, (void *)handle_doc}, {Py_tp_dealloc, hook_dealloc},   {Py_tp_traverse, hook_traverse},
+    {Py_tp_clear, hook_clear},       {Py_tp_methods, handle_methods}, {0, NULL},
 };
 
 PyType_Spec fan_hook_spec = {

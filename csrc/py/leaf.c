@@ -771,15 +771,9 @@ static PyMemberDef members[] = {
 };
 
 static PyType_Slot slots[] = {
-    {Py_tp_doc, (void *)leaf_doc},
-    {Py_tp_dealloc, fan_node_dealloc},
-    {Py_tp_traverse, leaf_traverse},
-    {Py_tp_clear, leaf_clear},
-    {Py_tp_repr, leaf_repr},
-    {Py_tp_methods, leaf_methods},
-    {Py_tp_members, members},
-    {Py_tp_getset, leaf_getset},
-    {0, NULL},
+    {Py_tp_doc, (void *)leaf_doc}, {Py_tp_dealloc, fan_node_dealloc}, {Py_tp_traverse, leaf_traverse},
+    {Py_tp_clear, leaf_clear},     {Py_tp_repr, leaf_repr},           {Py_tp_methods, leaf_methods},
+    {Py_tp_members, members},      {Py_tp_getset, leaf_getset},       {0, NULL},
 };
 
 PyType_Spec fan_leaf_spec = {

@@ -623,16 +623,11 @@ static void edges_dealloc(PyObject *o)
 #include "py/declared/Edges.h"
 
 static PyType_Slot edges_slots[] = {
-    {Py_tp_doc, (void *)edges_doc},
-    {Py_tp_dealloc, edges_dealloc},
-    {Py_tp_traverse, edges_traverse},
-    {Py_tp_clear, edges_clear},
-    {Py_tp_repr, edges_repr_step},
-    {Py_tp_methods, edges_methods},
-    {Py_sq_length, edges_length},
-    {Py_sq_item, edges_item},
-    {Py_mp_subscript, edges_subscript},
-    {0, NULL},
+    {Py_tp_doc, (void *)edges_doc},     {Py_tp_dealloc, edges_dealloc},
+    {Py_tp_traverse, edges_traverse},   {Py_tp_clear, edges_clear},
+    {Py_tp_repr, edges_repr_step},      {Py_tp_methods, edges_methods},
+    {Py_sq_length, edges_length},       {Py_sq_item, edges_item},
+    {Py_mp_subscript, edges_subscript}, {0, NULL},
 };
 
 PyType_Spec fan_edges_spec = {
@@ -720,9 +715,8 @@ static int slot_arg(const node_object *self, PyObject *given, int64_t *slot)
 PyObject *fan_node_register_hook(PyObject *o, PyObject *const *a)
 {
     int64_t slot = 0;
-    return slot_arg(node_cast(o), a[1], &slot) < 0
-               ? NULL
-               : fan_hooks_add(node_cast(o), a[0], FAN_HOOK_SLOT, (uint32_t)slot);
+    return slot_arg(node_cast(o), a[1], &slot) < 0 ? NULL
+                                                   : fan_hooks_add(node_cast(o), a[0], FAN_HOOK_SLOT, (uint32_t)slot);
 }
 
 static PyObject *node_retain_grad(PyObject *o, PyObject *const *a)

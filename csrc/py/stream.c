@@ -152,15 +152,9 @@ static PyObject *stream_get_handle(PyObject *o, void *Py_UNUSED(closure))
 #include "py/declared/Stream.h"
 
 static PyType_Slot slots[] = {
-    {Py_tp_doc, (void *)stream_doc},
-    {Py_tp_new, stream_new_door},
-    {Py_tp_dealloc, stream_dealloc},
-    {Py_tp_repr, stream_repr},
-    {Py_tp_hash, stream_hash},
-    {Py_tp_richcompare, stream_compare},
-    {Py_tp_methods, stream_methods},
-    {Py_tp_getset, stream_getset},
-    {0, NULL},
+    {Py_tp_doc, (void *)stream_doc}, {Py_tp_new, stream_new_door},  {Py_tp_dealloc, stream_dealloc},
+    {Py_tp_repr, stream_repr},       {Py_tp_hash, stream_hash},     {Py_tp_richcompare, stream_compare},
+    {Py_tp_methods, stream_methods}, {Py_tp_getset, stream_getset}, {0, NULL},
 };
 
 PyType_Spec fan_stream_spec = {

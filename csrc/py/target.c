@@ -120,12 +120,8 @@ static void target_dealloc(PyObject *o)
 #include "py/declared/Target.h"
 
 static PyType_Slot slots[] = {
-    {Py_tp_doc, (void *)target_doc},
-    {Py_tp_dealloc, target_dealloc},
-    {Py_tp_traverse, target_traverse},
-    {Py_tp_clear, target_clear},
-    {Py_tp_methods, target_methods},
-    {0, NULL},
+    {Py_tp_doc, (void *)target_doc}, {Py_tp_dealloc, target_dealloc}, {Py_tp_traverse, target_traverse},
+    {Py_tp_clear, target_clear},     {Py_tp_methods, target_methods}, {0, NULL},
 };
 
 PyType_Spec fan_target_spec = {

@@ -10,8 +10,6 @@
 #include "py/declared.h"
 
 
-
-
 /* fan_seen_nothing: the step says by itself what it does. fan_seen_options, fan_seen_graph: what it may change. */
 static inline void fan_seen_nothing(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {

@@ -288,14 +288,10 @@ static PyObject *walk_explain(PyObject *o, PyObject *const *a)
 #include "py/declared/Walk.h"
 
 static PyType_Slot slots[] = {
-    {Py_tp_doc, (void *)walk_doc},
-    {Py_tp_dealloc, walk_dealloc},
-    {Py_tp_traverse, walk_traverse},
-    {Py_tp_clear, walk_clear},
-    {Py_tp_iter, PyObject_SelfIter},
-    {Py_tp_iternext, walk_next_step},
-    {Py_tp_methods, walk_methods},
-    {0, NULL},
+    {Py_tp_doc, (void *)walk_doc},   {Py_tp_dealloc, walk_dealloc},
+    {Py_tp_traverse, walk_traverse}, {Py_tp_clear, walk_clear},
+    {Py_tp_iter, PyObject_SelfIter}, {Py_tp_iternext, walk_next_step},
+    {Py_tp_methods, walk_methods},   {0, NULL},
 };
 
 PyType_Spec fan_backward_walk_spec = {
