@@ -37,18 +37,30 @@ class Target:
 
 @final
 class InputBuffer:
-    """Gradients are added to its slots, from any thread and any stream; their sums are taken.
+    """Sums gradients slot by slot: add them from any thread and on any stream, then take the sums.
 
-    slots: a count; or a sequence of example arrays, whose shape, dtype and device are taken, and of fanin.Slot.
-    budget: bytes of contributions that may wait to be summed; 0 sums at each arrival, math.inf only when asked.
-    "auto": what the buffer alone keeps alive, for whoever made it has dropped it, counts against a part of the
-    second-level cache, and what somebody else holds against 64 MiB. None is what fanin.set_options says: "auto" at
-    first. The bits of the sums do not depend on it. accumulate: the dtype in which sums run; by default float32 for
-    float16, bfloat16 and float8, else the dtype itself. "exact": sums of floats are those of real numbers, rounded
-    once, whatever the order (a gradient that is summed to the slot's shape is summed as ever before that). stats:
-    `stats()` tells norms, largest elements and non-finite ones of what was taken, and waits for it on a device with
-    streams. stream: the consumer's. leaf: the consumer accumulates into `.grad`. create_graph: sums are made by the
-    arrays' own `+`, so that they can be differentiated. name: for messages, traces and pictures.
+    Parameters
+    ----------
+    slots : int, or sequence of arrays and fanin.Slot
+        A number of slots; or for each slot an example array, whose shape, dtype and device it declares, or a Slot.
+    budget : int, math.inf or "auto"
+        Bytes of contributions that may wait to be summed; 0 sums at each arrival. "auto" counts what the buffer alone
+        keeps alive against a part of the second-level cache, and what has other references against 64 MiB. The bits of
+        the sums do not depend on it. Default: `set_options(budget=)`, which is "auto" at first.
+    accumulate : dtype or "exact", optional
+        The dtype in which sums run. Default: float32 for float16, bfloat16 and float8, else the dtype itself. "exact"
+        sums floats as real numbers and rounds once, so the order does not matter; a gradient that is summed to the
+        slot's shape is summed in the usual way before that.
+    stats : bool
+        Compute norms, largest elements and numbers of non-finite elements of what is taken, for `stats()`.
+    stream : stream, optional
+        The consumer's stream.
+    leaf : bool
+        The consumer accumulates into `.grad`.
+    create_graph : bool
+        Sums use the arrays' own `+`, so that they can be differentiated.
+    name : str, optional
+        The buffer's name in messages, traces and pictures.
 
     >>> buf = fanin.InputBuffer([fanin.Slot(shape=(2,), dtype="float32", name="b1")])
     >>> buf.add(0, np.ones((5, 2), np.float32))   # summed to the declared shape
@@ -75,7 +87,7 @@ class InputBuffer:
         """Bytes of contributions that may wait to be summed: "auto", a number, or math.inf."""
     @property
     def counters(self) -> Counters:  # step
-        """What it has done so far: a fanin.Counters."""
+        """The work it has done so far: a fanin.Counters."""
     def add(
         self,
         slot: int,
@@ -88,18 +100,41 @@ class InputBuffer:
     ) -> None:  # step, fast
         """Add one gradient to a slot.
 
-        The gradient is an array (ndarray, torch.Tensor, jax.Array, SciPy sparse, fanin.Sparse, an array of a
-        simulated device), a number, fanin.Zero, an object with its own `+`, or None: undefined, which counts and
-        adds nothing. Leave it as it is until the sum is taken: the buffer may keep a reference. `copy=True` lifts
-        that. Without `donate` it is never written into; with it, nobody else touches it until take(), and the sum
-        may be written there.
+        Do not write into the gradient until the sum is taken: the buffer may keep a reference to it. If an error is
+        raised, the buffer is unchanged.
 
-        key: an integer from 0 on, one per edge: the sum is the left fold in key order, whoever came first. stream:
-        the one that the gradient was made on. donate and copy exclude each other.
+        Parameters
+        ----------
+        slot : int
+            The index of the slot.
+        gradient : array, number or None
+            An ndarray, torch.Tensor, jax.Array, SciPy sparse array, fanin.Sparse, an array of a simulated device, a
+            number, fanin.Zero, or an object with its own `+`. None is undefined: it counts as a contribution and adds
+            nothing.
+        key : int, optional
+            A non-negative number of the edge: the sum is the left fold in the order of keys, whatever the order of
+            arrival.
+        stream : stream, optional
+            The stream on which the gradient was made.
+        donate : bool
+            Allow the buffer to write the sum into the gradient's memory. Nothing else may use that memory until take().
+        copy : bool
+            Copy the gradient, so that you may write into it at once. Excludes `donate`.
 
-        Raises IndexError (slot), TypeError (no array, no stream), ValueError (shape, dtype, key, count),
-        OverflowError (a Python int that does not fit int64), BufferError (an array that cannot be imported),
-        RuntimeError (the slot is poisoned). Then all is as before.
+        Raises
+        ------
+        IndexError
+            For a slot that does not exist.
+        TypeError
+            If the gradient is no array, or `stream` no stream.
+        ValueError
+            For a shape, dtype, key or number of contributions that does not fit.
+        OverflowError
+            For a Python int that does not fit int64.
+        BufferError
+            For an array that cannot be imported.
+        RuntimeError
+            If the slot is poisoned.
 
         >>> buf = fanin.InputBuffer(1)
         >>> buf.add(0, np.array([1.0, 2.0]))
@@ -119,10 +154,22 @@ class InputBuffer:
     ) -> None:  # step
         """Add gradients[i] to slots[i] for each i, in one call: all of them or, with an error, none.
 
-        slots: a sequence of ints; one slot may be there more than once. gradients: as many of what `add` takes.
-        keys: as many ints (or None for each), stream, donate, copy: as `add` has them, for all.
+        Raises the errors of `add`, and ValueError if the lengths differ.
 
-        Raises what `add` raises, and ValueError where the lengths differ; then no gradient was added.
+        Parameters
+        ----------
+        slots : sequence of int
+            A slot may occur more than once.
+        gradients : sequence
+            As many gradients, each as for `add`.
+        keys : sequence of int or None, optional
+            As many keys, each as for `add`.
+        stream : stream, optional
+            The stream on which all of them were made.
+        donate : bool
+            As for `add`, for all of them.
+        copy : bool
+            As for `add`, for all of them.
 
         >>> buf = fanin.InputBuffer(2)
         >>> buf.add_many([0, 1, 0], [np.ones(2), np.ones(3), np.ones(2)])
@@ -130,15 +177,31 @@ class InputBuffer:
         [array([2., 2.]), array([1., 1., 1.])]
         """
     def target(self, slot: int, *, key: int | None = None, stream: StreamLike | None = None) -> Target:
-        """A context that lends an array, in the accumulation dtype, for a producer that adds into the slot by itself.
+        """Return a context that lends an array, in the accumulation dtype, into which a producer adds by itself.
 
-        It is the running sum where that is safe: where it is the buffer's own, `key` comes next, and the producer's
-        stream is the one that sums; the slot then waits for the end. Else it holds zeros, and counts as a
-        contribution at the end. The slot must declare its shape and dtype. If the body raises, zeros that were lent
-        are dropped; a slot whose running sum was lent answers every call but clear() with a RuntimeError. What was
-        lent is not to be written after the block.
+        The array is the slot's running sum if the buffer owns that, `key` comes next, and the producer's stream is
+        the one that sums; other calls for the slot then wait for the end of the block. Otherwise it holds zeros, and
+        becomes a contribution at the end. If the body raises, the zeros are dropped; a slot whose running sum was
+        lent is poisoned, and all its calls but clear() raise RuntimeError. Do not write into the array after the
+        block.
 
-        Raises IndexError (slot), TypeError (stream), ValueError (an undeclared slot, key, count).
+        Parameters
+        ----------
+        slot : int
+            The index of a slot that declares its shape and dtype.
+        key : int, optional
+            As for `add`.
+        stream : stream, optional
+            The producer's stream.
+
+        Raises
+        ------
+        IndexError
+            For a slot that does not exist.
+        TypeError
+            If `stream` is no stream.
+        ValueError
+            For an undeclared slot, or a key or number of contributions that does not fit.
 
         >>> buf = fanin.InputBuffer([np.empty(3, np.float16)])
         >>> with buf.target(0) as out:
@@ -147,9 +210,16 @@ class InputBuffer:
         [array([1., 2., 3.], dtype=float16)]
         """
     def expect(self, slot: int, n: int) -> None:  # step
-        """Say that each pass brings `n` contributions to a slot; this stays after take().
+        """Set the number of contributions that each pass adds to a slot; take() does not reset it.
 
-        One too many is then a ValueError at add, a missing one at take.
+        One contribution too many is a ValueError at add, a missing one at take.
+
+        Parameters
+        ----------
+        slot : int
+            The index of the slot.
+        n : int
+            The number of contributions.
 
         >>> buf = fanin.InputBuffer(1)
         >>> buf.expect(0, 2)
@@ -158,7 +228,7 @@ class InputBuffer:
         False
         """
     def ready(self, slot: int, /) -> bool:  # step
-        """Whether all contributions that were told to `expect` have come; ValueError without expect."""
+        """Whether all contributions that `expect` announced were added; ValueError without expect."""
     @overload
     def take(
         self,
@@ -169,17 +239,35 @@ class InputBuffer:
         scale: complex | None = None,
         writable: bool = False,
     ) -> list[Any]:  # step, fast
-        """All sums, as a list with an entry for each slot, None where it is undefined; the buffer is then empty.
+        """Return all sums as a list with an entry for each slot, None where it is undefined; the buffer is then empty.
 
-        slot: of this one alone the sum comes back, bare, and only it is empty then: one buffer can serve a whole
-        graph. `out` is one array. The sums are ready to be used on `stream`; by default the buffer's, else what was
-        current at the slot's first gradient (S5). A single contribution comes back as the very object that was
-        added (of a torch tensor that requires a gradient its detach()); `writable=True` copies what is not the
-        buffer's alone. out: a list of arrays (or None) to write the sums into. scale: a number that multiplies the
-        sums in the same pass, before the one rounding.
+        A single contribution comes back as the object that was added; of a torch tensor that requires a gradient, as
+        its detach(). If an error is raised, no sum is lost.
 
-        Raises ValueError (out, scale, a contribution missing), BufferError (out cannot be written), OverflowError
-        (a sum of Python ints that does not fit), RuntimeError (poisoned; from within a target of a slot).
+        Parameters
+        ----------
+        stream : stream, optional
+            Where the sums are ready to be used. Default: the buffer's stream, else the stream that was current at the
+            slot's first gradient (rule S5).
+        slot : int, optional
+            Take only this slot, and return its sum instead of a list; the others keep their contributions.
+        out : list of arrays or None, optional
+            Arrays to write the sums into; with `slot` one array.
+        scale : number, optional
+            Multiplies the sums in the same pass over memory, before the one rounding.
+        writable : bool
+            Copy each sum whose memory has other references.
+
+        Raises
+        ------
+        ValueError
+            For `out` or `scale`, or if a contribution is missing.
+        BufferError
+            If `out` cannot be written.
+        OverflowError
+            For a sum of Python ints that does not fit.
+        RuntimeError
+            If a slot is poisoned, or within a target of a slot.
 
         >>> buf = fanin.InputBuffer(2)
         >>> buf.add(0, np.float32([1, 2]))
@@ -201,15 +289,17 @@ class InputBuffer:
         writable: bool = False,
     ) -> Any: ...  # step, fast
     def stats(self, slot: int, /) -> Stats | None:  # step
-        """What is known of the sum that was taken of a slot, until something is added to it again: a fanin.Stats;
-        None where the sum is undefined, or an object. Gathered in the same pass over memory as the sum, where there
-        is one.
+        """Return the fanin.Stats of the sum that was last taken of a slot; None if that is undefined, or an object.
 
-        On a device with streams the sum leaves them there: the first call waits for the stream that summed, and
-        blocks.
+        They are computed in the pass over memory that makes the sum, and forgotten at the slot's next add. On a
+        device with streams the first call blocks until the stream that summed has done so.
 
-        Raises ValueError if the buffer was made without stats=True, or no sum was taken; CaptureError while that
-        stream is captured, and of a sum that was made while it was.
+        Raises
+        ------
+        ValueError
+            If the buffer was made without stats=True, or no sum was taken.
+        CaptureError
+            While that stream is captured, and for a sum that was made during a capture.
 
         >>> buf = fanin.InputBuffer(1, stats=True)
         >>> buf.add(0, np.array([3.0, np.inf]), key=0)
@@ -219,9 +309,9 @@ class InputBuffer:
         Stats(count=2, sumsq=16.0, absmax=4.0, nonfinite=1, first_bad_key=0)
         """
     def clear(self) -> None:  # step
-        """Empty it, also when it is poisoned; for passes that failed."""
+        """Drop all contributions and sums, also of poisoned slots: for passes that failed."""
     def explain(self, slot: int, /) -> str:  # step
-        """What was and will be decided for a slot, in sentences with the numbers of the rules.
+        """Return what was and will be decided for a slot, in sentences with the numbers of the rules.
 
         >>> buf = fanin.InputBuffer(1, name="w1")
         >>> print(buf.explain(0))
@@ -241,9 +331,10 @@ def _collectors(
     otherwise: Callable[..., object],
     /,
 ) -> list[Callable[[object], object]]:
-    """The hooks of fanin.torch.accumulate, one for each slot. Each adds a copy of the gradient that comes to its
-    parameter where that is `small`, dense and detached, and sets its byte in `came`; others it gives to
-    `otherwise`. The parameter gets nothing.
+    """The hooks of fanin.torch.accumulate, one for each slot.
+
+    Each adds a copy of its parameter's gradient if that is `small`, dense and detached, and sets its byte in `came`; it
+    calls `otherwise` with all others. The parameter gets nothing.
     """
 
 # add_n.c
@@ -256,15 +347,33 @@ def add_n(
     scale: complex | None = None,
     stats: bool = False,
 ) -> Any:  # step
-    """The sum of arrays of one shape, in one pass and with one rounding.
+    """Sum arrays of one shape in one pass over memory, with one rounding.
 
-    arrays: a sequence of at least one array or number (None adds nothing). The sum is the left fold in their order,
-    or in that of `keys`, one integer each. It is in fresh memory, or in `out`. accumulate: the dtype in which it
-    runs; by default float32 for float16, bfloat16 and float8, else the promotion of all. scale: a number that
-    multiplies it before the rounding. stats: the answer is a pair: the sum and its fanin.Stats (None of an object).
+    Parameters
+    ----------
+    arrays : sequence
+        At least one array or number; None adds nothing. The sum is the left fold in their order, or in that of `keys`.
+    out : array, optional
+        Where to write the sum. Default: fresh memory.
+    keys : sequence of int, optional
+        One for each array.
+    accumulate : dtype or "exact", optional
+        The dtype in which the sum runs. Default: float32 for float16, bfloat16 and float8, else the promotion of all.
+    scale : number, optional
+        Multiplies the sum before the rounding.
+    stats : bool
+        Return a pair: the sum, and its fanin.Stats (None for an object).
 
-    Raises TypeError (no array), ValueError (shapes, dtypes, keys, an empty sequence), BufferError (`out` cannot be
-    written), OverflowError (a sum of Python ints that does not fit int64).
+    Raises
+    ------
+    TypeError
+        If an item is no array.
+    ValueError
+        For shapes, dtypes or keys that do not fit, or an empty sequence.
+    BufferError
+        If `out` cannot be written.
+    OverflowError
+        For a sum of Python ints that does not fit int64.
 
     >>> fanin.add_n([np.float16([1, 2]), np.float16([3, 4]), np.float16([5, 6])])
     array([ 9., 12.], dtype=float16)
