@@ -55,9 +55,9 @@ static bool all_readable(PyObject *const *arrays, size_t n, const fan_fast_kind 
     return true;
 }
 
-/* add_n_fast: the sum of a few small arrays of one kind, in `out` where that is not NULL; NULL without an exception:
+/* add_n_plain: the sum of a few small arrays of one kind, in `out` where that is not NULL; NULL without an exception:
  * not for the fast path. */
-static PyObject *add_n_fast(PyObject *arrays, PyObject *out)
+static PyObject *add_n_plain(PyObject *arrays, PyObject *out)
 {
     FAN_UNINITIALIZED const char *src[FAN_FAST_TERMS];
     FAN_UNINITIALIZED PyObject *held[FAN_FAST_TERMS]; /* their list may change while they are summed */
@@ -184,11 +184,21 @@ static PyObject *add_n_any(const add_n_args *a)
     return sum;
 }
 
+/* add_n_fast: add_n(arrays). */
+static int add_n_fast(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
+                      PyObject **result)
+{
+    if (nargs != 1 || kwnames)
+        return 0;
+    *result = add_n_plain(args[0], NULL);
+    return *result || PyErr_Occurred();
+}
+
 static PyObject *add_n(PyObject *Py_UNUSED(module), PyObject *const *values)
 {
     const add_n_args a = {values[0], values[1], values[2], values[3], values[4], values[5]};
     if (!a.keys && !a.accumulate && !a.scale && !a.stats) {
-        PyObject *sum = add_n_fast(a.arrays, a.out == Py_None ? NULL : a.out);
+        PyObject *sum = add_n_plain(a.arrays, a.out == Py_None ? NULL : a.out);
         if (sum || PyErr_Occurred())
             return sum;
     }

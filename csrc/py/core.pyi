@@ -346,7 +346,7 @@ def add_n(
     accumulate: DTypeLike | None = None,
     scale: complex | None = None,
     stats: bool = False,
-) -> Any:  # step
+) -> Any:  # step, fast
     """Sum arrays of one shape in one pass over memory, with one rounding.
 
     Parameters

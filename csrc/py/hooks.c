@@ -45,6 +45,7 @@ PyObject *fan_hooks_add(node_object *owner, PyObject *fn, fan_hook_when when, ui
     hook_object *self;
     if (!PyCallable_Check(fn))
         return PyErr_Format(PyExc_TypeError, "hook: expected a function, got %s", FAN_TYPE_TEXT(fn));
+    fan_sched_access(FAN_THING_GRAPH, 0, FAN_SCHED_WRITE);
     more = fan_node_more(owner);
     self = more ? (hook_object *)type->tp_alloc(type, 0) : NULL;
     if (!self)
