@@ -147,6 +147,9 @@ def row_of(c: Callable, call: str, first: str) -> tuple[list[str], str]:
             raise SystemExit(f"core.pyi: {c.name}: a step has no **kwargs")
         before = [f"FAN_STEP_{shape}({call})"] if step else []
         function = f"{call}_step" if step else call
+        if not c.stars:  # without a cast, so the compiler checks the function's type
+            return before, f'    {{"{c.name}", {function}, {flags},\n{doc}}},'
+        before.append(f'_Static_assert(_Generic(&{call}, PyCFunctionWithKeywords: 1, default: 0), "type of {call}");')
         return before, f'    {{"{c.name}", (PyCFunction)(void (*)(void)){function}, {flags},\n{doc}}},'
     before = [declaration(c, call, c.name), door_of(c, call)]
     if step:
