@@ -107,6 +107,12 @@ def embed_kernels(folder: Path) -> str:
     return out
 
 
+def declare(folder: Path) -> list[str]:
+    """Writes py/declared/*.h in `folder`: what csrc/py/core.pyi declares, as C."""
+    subprocess.run([sys.executable, str(ROOT / "csrc/py/declare.py"), str(folder)], check=True)
+    return sorted(str(path) for path in (folder / "py/declared").glob("*.h"))
+
+
 class BuildCore(build_ext):
     """build_ext that asks the compiler first, compiles in parallel, and knows the headers."""
 
@@ -120,19 +126,9 @@ class BuildCore(build_ext):
         self.write_stub()
 
     def write_stub(self) -> None:
-        """Write fanin/_core.pyi beside the core: without docstrings where the core cannot be imported (sanitizers)."""
+        """Copy the core's declarations beside it: type checkers and editors read fanin/_core.pyi."""
         folder = ROOT / "python" if self.inplace else Path(self.build_lib).resolve()
-        stub = folder / "fanin/_core.pyi"
-        done = subprocess.run(
-            [sys.executable, str(ROOT / "csrc/py/stub.py"), str(stub)],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},  # pip's build environment has NumPy there
-            cwd=folder,
-            capture_output=True,
-            text=True,
-        )
-        if done.returncode:
-            shutil.copyfile(ROOT / "csrc/py/core.pyi", stub)
-            print(f"fanin: _core.pyi has no docstrings: {(done.stderr.strip() or 'no reason').splitlines()[-1]}")
+        shutil.copyfile(ROOT / "csrc/py/core.pyi", folder / "fanin/_core.pyi")
 
     def build_extension(self, ext: Extension) -> None:
         import sysconfig
@@ -150,7 +146,7 @@ class BuildCore(build_ext):
             compile_flags += ["-isystem", folder]
         ext.extra_compile_args = self.accepted(compile_flags, link=False)
         ext.extra_link_args = self.accepted(link_flags, link=True)
-        ext.depends = [*ext.depends, embed_kernels(Path(self.build_temp))]
+        ext.depends = [*ext.depends, embed_kernels(Path(self.build_temp)), *declare(Path(self.build_temp))]
         ext.define_macros = [*ext.define_macros, ("FAN_EMBEDDED", "1")]
         ext.include_dirs = [*ext.include_dirs, self.build_temp]
         self.compiler.compile = self.compile_parallel

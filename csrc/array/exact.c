@@ -26,7 +26,7 @@
 #include "array/exact.h"
 
 #include "array/convert.h"
-#include "array/exact_loops.h"
+#include "array/exact_terms.h"
 #include "array/lowp.h"
 #include "array/nditer.h"
 #include "base/fault.h"
@@ -37,11 +37,6 @@
 #define LONG_ROW 128  /* rows at least this long are not mixed in one tile, so that they can be read in place */
 #define LONG_RUN 4096 /* elements at once for sums that need no proof */
 #define BATCH 32      /* elements that take the integer path together */
-
-static size_t parts_of(fan_dtype d) { return fan_dtype_kind(d) == 'c' ? 2 : 1; }
-
-/* exact_wide: true if numbers of d are float64; else they are read as float32. */
-static bool exact_wide(fan_dtype d) { return d == FAN_DT_FLOAT64 || d == FAN_DT_COMPLEX128; }
 
 bool fan_exact_fits(fan_dtype d) { return fan__exact_kind_of(d).limbs != 0; }
 
@@ -63,72 +58,9 @@ typedef struct scratch {
     _Alignas(64) char term[FAN_EXACT_SOURCES][FAN_EXACT_TILE * sizeof(double)];
 } scratch;
 
-static const fan_array *exact_operand(const exact_job *j, size_t k)
-{
-    return *(const fan_array *const *)(const void *)(j->in + k * j->step);
-}
-
-void fan__exact_job_begin(exact_job *j, const void *in, size_t step, size_t n, fan_dtype d)
-{
-    j->in = in;
-    j->step = step;
-    j->n = n;
-    j->d = d;
-    j->k = fan__exact_kind_of(d);
-    j->parts = parts_of(d);
-    j->read = exact_wide(d) || d == FAN_DT_COMPLEX64 ? d : FAN_DT_FLOAT32;
-    j->how = fan__exact_loops();
-    j->j = (judge){.n = n,
-                   .digits = j->k.digits,
-                   .always = j->k.always && n <= FAN_EXACT_ALWAYS,
-                   .grid = TO_DOUBLE,
-                   .shifts = true,
-                   .by = 1.0};
-}
-
-/* low_of: returns the conversions of a low dtype to and from float32; NULL if it has no loop. */
-static const low_ways *low_of(const exact_loops *how, fan_dtype d)
-{
-    switch (d) {
-    case FAN_DT_FLOAT16:
-        return &how->half;
-    case FAN_DT_BFLOAT16:
-        return &how->bfloat16;
-    case FAN_DT_FLOAT8_E4M3FN:
-        return &how->e4m3fn;
-    case FAN_DT_FLOAT8_E5M2:
-        return &how->e5m2;
-    default:
-        return NULL;
-    }
-}
-
-const char *fan__exact_term(const exact_job *j, size_t k, int64_t at, int64_t len, char *room)
-{
-    const fan_array *a = exact_operand(j, k);
-    const char *p = a->dtype == j->d || j->d == j->read ? fan_nditer_whole(&j->iter, a, at, len) : NULL;
-    const low_ways *low = p && j->read == FAN_DT_FLOAT32 ? low_of(j->how, a->dtype) : NULL;
-    if (p && a->dtype == j->read)
-        return p;
-    if (low) {
-        low->up((float *)(void *)room, p, (size_t)len);
-        return room;
-    }
-    if (a->dtype == j->d || j->d == j->read) {
-        fan_nditer_read(&j->iter, a, at, len, j->read, room);
-        return room;
-    }
-    FAN_UNINITIALIZED char
-        rounded_first[FAN_EXACT_TILE * 2]; /* converted from another dtype to a low one: rounded to that first */
-    fan_nditer_read(&j->iter, a, at, len, j->d, rounded_first);
-    fan_convert(room, j->read, (int64_t)fan_dtype_size(j->read), rounded_first, j->d, (int64_t)fan_dtype_size(j->d),
-                len);
-    return room;
-}
-
 static double number_at(const exact_job *j, const char *p, size_t i)
 {
-    return exact_wide(j->d) ? ((const fan_any_f64 *)p)[i] : (double)((const fan_any_f32 *)p)[i];
+    return fan__exact_is_wide(j->d) ? ((const fan_any_f64 *)p)[i] : (double)((const fan_any_f32 *)p)[i];
 }
 
 /* exact_fast: computes the sums of a tile, and the facts for their proof. */
@@ -136,19 +68,21 @@ static void exact_fast(const exact_job *j, int64_t at, int64_t len, tally *t, sc
 {
     const char *src[FAN_EXACT_SOURCES];
     size_t numbers = (size_t)len * j->parts;
-    const char *none = exact_wide(j->d) ? (const char *)no_double : (const char *)no_single;
+    const char *none = fan__exact_is_wide(j->d) ? (const char *)no_double : (const char *)no_single;
     for (size_t k = 0; k < j->n; k += FAN_EXACT_SOURCES) {
         int sources = j->n - k < FAN_EXACT_SOURCES ? (int)(j->n - k) : FAN_EXACT_SOURCES;
         for (int i = 0; i < FAN_EXACT_SOURCES; i++)
             src[i] = i < sources ? fan__exact_term(j, k + (size_t)i, at, len, room->term[i]) : none;
-        (exact_wide(j->d) ? j->how->wide : j->j.always ? j->how->plain : j->how->narrow)(t, src, k == 0, numbers);
+        (fan__exact_is_wide(j->d) ? j->how->wide
+         : j->j.always            ? j->how->plain
+                                  : j->how->narrow)(t, src, k == 0, numbers);
     }
 }
 
 /* exact_prove: leaves the values to round in t->sum; returns whether some are not proved. */
 static bool exact_prove(const exact_job *j, tally *t, size_t numbers)
 {
-    bool is_wide = exact_wide(j->d), again = j->j.scaled || (is_wide && j->j.grid != TO_DOUBLE), bad = false;
+    bool is_wide = fan__exact_is_wide(j->d), again = j->j.scaled || (is_wide && j->j.grid != TO_DOUBLE), bad = false;
     judge first = j->j;
     if (again)
         first.grid = TO_DOUBLE;
@@ -188,34 +122,6 @@ static void exact_integer_path(const exact_job *j, int64_t at, size_t numbers, t
     }
 }
 
-bool fan__exact_scale_begin(judge *j, const fan_scale *scale, bool is_complex)
-{
-    if (!scale || !scale->on)
-        return false;
-    if (is_complex && scale->im != 0) {
-        j->grid = TO_DOUBLE;
-        return true;
-    }
-    j->scaled = true;
-    j->by = scale->re;
-    j->shifts = !(bits_of(scale->re) << 12);
-    return false;
-}
-
-void fan__exact_turn(double *parts, int64_t len, const fan_scale *scale)
-{
-    for (int64_t i = 0; i < len; i++) {
-        double re = parts[2 * i], im = parts[2 * i + 1];
-        parts[2 * i] = re * scale->re - im * scale->im;
-        parts[2 * i + 1] = re * scale->im + im * scale->re;
-    }
-}
-
-void fan__exact_set_grid(judge *j, fan_dtype out)
-{
-    j->grid = exact_wide(out) ? TO_DOUBLE : out == FAN_DT_FLOAT32 || out == FAN_DT_COMPLEX64 ? TO_SINGLE : TO_LOW;
-}
-
 typedef bool (*direct)(char *dst, const char *const *src, int sources, const judge *j, size_t len, bool quick);
 
 /* direct_of: returns the loop from the operands straight to `out`; NULL if there is none. */
@@ -223,13 +129,13 @@ static direct direct_of(const exact_job *j, const fan_array *out)
 {
     bool fits = j->n <= FAN_EXACT_SOURCES && !j->j.scaled && out->dtype == j->d;
     for (size_t k = 0; k < j->n && fits; k++)
-        fits =
-            exact_operand(j, k)->dtype == j->d &&
-            exact_operand(j, k)->data != out->data; /* the result may be discarded, so it must not overwrite operands */
+        fits = fan__exact_operand(j, k)->dtype == j->d &&
+               fan__exact_operand(j, k)->data !=
+                   out->data; /* the result may be discarded, so it must not overwrite operands */
     if (!fits)
         return NULL;
     return j->d == FAN_DT_FLOAT32 || j->d == FAN_DT_COMPLEX64 ? j->how->single
-           : exact_wide(j->d)                                 ? j->how->twice
+           : fan__exact_is_wide(j->d)                         ? j->how->twice
            : j->d == FAN_DT_BFLOAT16                          ? j->how->brain
            : j->d == FAN_DT_FLOAT16                           ? j->how->half_sum
                                                               : NULL;
@@ -243,13 +149,13 @@ static bool exact_went(const exact_job *j, direct go, const fan_array *out, int6
     const char *src[FAN_EXACT_SOURCES];
     char *dst = fan_nditer_whole(&j->iter, out, at, len);
     for (size_t k = 0; k < j->n && dst; k++) {
-        src[k] = fan_nditer_whole(&j->iter, exact_operand(j, k), at, len);
+        src[k] = fan_nditer_whole(&j->iter, fan__exact_operand(j, k), at, len);
         if (!src[k])
             return false;
     }
-    const char *none = exact_wide(j->d)       ? (const char *)no_double
-                       : low_of(j->how, j->d) ? (const char *)no_brain
-                                              : (const char *)no_single;
+    const char *none = fan__exact_is_wide(j->d)            ? (const char *)no_double
+                       : fan__exact_low_ways(j->how, j->d) ? (const char *)no_brain
+                                                           : (const char *)no_single;
     for (size_t k = j->n; k < FAN_EXACT_SOURCES; k++)
         src[k] = none;
     if (!dst)
@@ -280,13 +186,13 @@ static void exact_sum(const fan_array *out, const void *in, size_t step, size_t 
     bool turns = fan__exact_scale_begin(&j.j, scale, j.parts == 2);
     fan_nditer_begin(&j.iter, out, false);
     for (size_t k = 0; k < n; k++)
-        fan_nditer_also(&j.iter, exact_operand(&j, k));
+        fan_nditer_also(&j.iter, fan__exact_operand(&j, k));
     fan_nditer_ready(&j.iter);
     fan_dtype as = j.parts == 2 ? FAN_DT_COMPLEX128 : j.j.grid == TO_LOW ? FAN_DT_FLOAT32 : FAN_DT_FLOAT64;
     int64_t most = FAN_EXACT_TILE / (int64_t)j.parts, run = d == FAN_DT_FLOAT16 ? LONG_RUN : most;
     int64_t row = j.iter.ndim > 1 ? j.iter.extent[j.iter.ndim - 1] : 0;
     direct go = turns ? NULL : direct_of(&j, out);
-    const low_ways *low = as == FAN_DT_FLOAT32 ? low_of(j.how, out->dtype) : NULL;
+    const low_ways *low = as == FAN_DT_FLOAT32 ? fan__exact_low_ways(j.how, out->dtype) : NULL;
     unsigned shy = 0, grown = 0;
     for (int64_t at = 0, len; at < j.iter.size && !fan_interrupted(most); at += len) {
         int64_t rest = row >= LONG_ROW ? row - at % row : j.iter.size - at;

@@ -4,8 +4,6 @@
 #ifndef FAN_ARRAY_EXACT_LOOPS_H
 #define FAN_ARRAY_EXACT_LOOPS_H
 
-#include "array/exact.h"
-#include "array/nditer.h"
 #include "array/superacc.h"
 
 #define FAN_EXACT_TILE 512  /* numbers */
@@ -57,28 +55,6 @@ typedef struct exact_loops {
     bool (*twice)(char *dst, const char *const *src, int sources, const judge *j, size_t len, bool quick);
     bool (*half_sum)(char *dst, const char *const *src, int sources, const judge *j, size_t len, bool quick);
 } exact_loops;
-
-/* exact_job: several arrays of one shape, read block by block in one dtype. */
-typedef struct exact_job {
-    const char *in; /* pointers to arrays, `step` bytes apart */
-    size_t step;
-    size_t n, parts;
-    fan_dtype d, read; /* the sum's dtype; the dtype as which its terms are read */
-    fan_exact_kind k;
-    const exact_loops *how;
-    judge j;
-    fan_nditer iter; /* begun by the caller */
-} exact_job;
-
-void fan__exact_job_begin(exact_job *j, const void *in, size_t step, size_t n, fan_dtype d);
-/* fan__exact_term: returns elements [at, at + len) of operand k as `read`: in place, or converted to the dtype of the
- * sum and copied to `room`. */
-const char *fan__exact_term(const exact_job *j, size_t k, int64_t at, int64_t len, char *room);
-/* fan__exact_scale_begin: enters a factor into the judge; true: a complex factor, which fan__exact_turn applies at the
- * end to `len` complex values. */
-bool fan__exact_scale_begin(judge *j, const fan_scale *scale, bool is_complex);
-void fan__exact_turn(double *parts, int64_t len, const fan_scale *scale);
-void fan__exact_set_grid(judge *j, fan_dtype out);
 
 /* fan__exact_loops: returns the loops for the widest vector unit of this machine. */
 const exact_loops *fan__exact_loops(void);

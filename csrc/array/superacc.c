@@ -148,5 +148,3 @@ double fan__superacc_value(const uint64_t *w, const fan_exact_kind *k, const dou
         more |= mag[i] != 0;
     return superacc_rounded(minus, m, E + 64 * high + 63 - lead, more, odd && !FAN_FAULT(EXACT_NO_ODD));
 }
-
-bool fan__superacc_special(const uint64_t *w, const fan_exact_kind *k) { return (int64_t)w[k->limbs - 1] <= NO_NUMBER; }

@@ -37,8 +37,6 @@ static inline double of_bits(uint64_t u)
 /* fan__superacc_start: sets the empty sum. */
 void fan__superacc_start(uint64_t *limbs, const fan_exact_kind *k);
 void fan__superacc_add(uint64_t *limbs, const fan_exact_kind *k, double x);
-/* fan__superacc_special: returns whether it is no number: then its top limb holds the value. */
-bool fan__superacc_special(const uint64_t *limbs, const fan_exact_kind *k);
 /* fan__superacc_value: returns the number, times *factor if not NULL, as a float64, rounded to odd or to nearest. */
 double fan__superacc_value(const uint64_t *limbs, const fan_exact_kind *k, const double *factor, bool odd);
 

@@ -5,7 +5,7 @@
 #include "array/window.h"
 
 #include "array/convert.h"
-#include "array/exact_loops.h"
+#include "array/exact_terms.h"
 #include "array/lowp.h"
 #include "array/sum_isa.h"
 #include "base/fault.h"
@@ -94,6 +94,7 @@ void fan_window_free(fan_window *w)
 }
 
 fan_dtype fan_window_dtype(const fan_window *w) { return w->dtype; }
+#ifdef FAN_TEST
 int64_t fan_window_size(const fan_window *w) { return w->size; }
 int64_t fan_window_blocks(const fan_window *w) { return w->blocks; }
 
@@ -102,7 +103,6 @@ size_t fan_window_bytes(const fan_window *w)
     return sizeof *w + (size_t)w->blocks * (B * sizeof *w->word + sizeof *w->block) + w->more;
 }
 
-#ifdef FAN_TEST
 void fan_window_forms(const fan_window *w, int64_t count[4])
 {
     memset(count, 0, 4 * sizeof *count);
@@ -690,70 +690,6 @@ fan_status fan_window_add_at(fan_window *w, const fan_array *values, const int64
     return FAN_OK;
 }
 
-/* ---- merges ---- */
-
-/* view_need: what the content of a block of another window, or of a message, needs. */
-static window_need view_need(const window_view *v)
-{
-    const window_block *b = v->block;
-    return (window_need){.most = b->form == LIMBS ? 0 : b->bound,
-                         .lowest = b->bound == 0 || b->form == LIMBS ? INT_MAX : b->base,
-                         .special = b->special,
-                         .form = b->form};
-}
-
-static bool view_reserve(fan_window *w, int64_t at, const window_view *from)
-{
-    window_need need = view_need(from);
-    if (from->block->empty)
-        return true;
-    if (!block_fits(w, at, &need))
-        block_tighten(w->block + at, w->word + at * B, from->n);
-    return block_reserve(w, at, &need);
-}
-
-static void view_add(fan_window *w, int64_t at, const window_view *from, const window_loops *loops)
-{
-    window_block *b = w->block + at;
-    int64_t *low = w->word + at * B;
-    window_view mine = {b, low, from->n};
-    int by = from->block->bound == 0 ? 0 : from->block->base - b->base; /* zeros need no shift */
-    if (from->block->empty)
-        return;
-    block_begin(w, at);
-    if (b->form == WORDS_64 && !b->special) {
-        loops->merge(low, from->low, from->n, by);
-        return;
-    }
-    for (size_t i = 0; i < from->n; i++) {
-        int64_t top = cell_top(&mine, &w->kind, i), other = cell_top(from, &w->kind, i);
-        if (b->form == LIMBS)
-            limbs_merge((uint64_t *)b->more + i * (size_t)w->kind.limbs, &w->kind, from, &w->kind, i);
-        else if (other <= NO_NUMBER && other != NOTHING)
-            cell_set(b, low, i, 0, cell_special(top, other));
-        else if (other != NOTHING && (top > NO_NUMBER || top == NOTHING))
-            cell_set(b, low, i,
-                     (top == NOTHING ? 0 : cell_value(&mine, i)) +
-                         (__int128)((unsigned __int128)cell_value(from, i) << by),
-                     0);
-    }
-}
-
-fan_status fan_window_merge(fan_window *w, const fan_window *from, fan_error *err)
-{
-    const window_loops *loops = window_loops_now();
-    for (int64_t b = 0; b < w->blocks; b++) {
-        window_view v = window_view_of(from, b);
-        if (!view_reserve(w, b, &v))
-            return window_no_memory(err);
-    }
-    for (int64_t b = 0; b < w->blocks; b++) {
-        window_view v = window_view_of(from, b);
-        view_add(w, b, &v, loops);
-    }
-    return FAN_OK;
-}
-
 fan_window *fan_window_copy(const fan_window *from, fan_dtype d)
 {
     fan_window *w = fan_window_new(d, from->size);
@@ -871,6 +807,71 @@ void fan_window_round(const fan_array *out, const fan_window *w, const fan_scale
         fan_nditer_write(&iter, out, b * B / (int64_t)parts, len, parts == 2 ? FAN_DT_COMPLEX128 : FAN_DT_FLOAT64,
                          (const char *)value);
     }
+}
+
+#ifdef FAN_TEST
+/* ---- merges ---- */
+
+/* view_need: what the content of a block of another window, or of a message, needs. */
+static window_need view_need(const window_view *v)
+{
+    const window_block *b = v->block;
+    return (window_need){.most = b->form == LIMBS ? 0 : b->bound,
+                         .lowest = b->bound == 0 || b->form == LIMBS ? INT_MAX : b->base,
+                         .special = b->special,
+                         .form = b->form};
+}
+
+static bool view_reserve(fan_window *w, int64_t at, const window_view *from)
+{
+    window_need need = view_need(from);
+    if (from->block->empty)
+        return true;
+    if (!block_fits(w, at, &need))
+        block_tighten(w->block + at, w->word + at * B, from->n);
+    return block_reserve(w, at, &need);
+}
+
+static void view_add(fan_window *w, int64_t at, const window_view *from, const window_loops *loops)
+{
+    window_block *b = w->block + at;
+    int64_t *low = w->word + at * B;
+    window_view mine = {b, low, from->n};
+    int by = from->block->bound == 0 ? 0 : from->block->base - b->base; /* zeros need no shift */
+    if (from->block->empty)
+        return;
+    block_begin(w, at);
+    if (b->form == WORDS_64 && !b->special) {
+        loops->merge(low, from->low, from->n, by);
+        return;
+    }
+    for (size_t i = 0; i < from->n; i++) {
+        int64_t top = cell_top(&mine, &w->kind, i), other = cell_top(from, &w->kind, i);
+        if (b->form == LIMBS)
+            limbs_merge((uint64_t *)b->more + i * (size_t)w->kind.limbs, &w->kind, from, &w->kind, i);
+        else if (other <= NO_NUMBER && other != NOTHING)
+            cell_set(b, low, i, 0, cell_special(top, other));
+        else if (other != NOTHING && (top > NO_NUMBER || top == NOTHING))
+            cell_set(b, low, i,
+                     (top == NOTHING ? 0 : cell_value(&mine, i)) +
+                         (__int128)((unsigned __int128)cell_value(from, i) << by),
+                     0);
+    }
+}
+
+fan_status fan_window_merge(fan_window *w, const fan_window *from, fan_error *err)
+{
+    const window_loops *loops = window_loops_now();
+    for (int64_t b = 0; b < w->blocks; b++) {
+        window_view v = window_view_of(from, b);
+        if (!view_reserve(w, b, &v))
+            return window_no_memory(err);
+    }
+    for (int64_t b = 0; b < w->blocks; b++) {
+        window_view v = window_view_of(from, b);
+        view_add(w, b, &v, loops);
+    }
+    return FAN_OK;
 }
 
 /* ---- messages ---- */
@@ -1086,3 +1087,4 @@ fan_status fan_window_merge_packed(fan_window *w, int64_t first, int64_t n, cons
     }
     return FAN_OK;
 }
+#endif

@@ -33,20 +33,23 @@ void fan_window_free(fan_window *w); /* w may be NULL */
  * when out of memory. */
 fan_window *fan_window_copy(const fan_window *w, fan_dtype d);
 fan_dtype fan_window_dtype(const fan_window *w);
-int64_t fan_window_size(const fan_window *w); /* elements */
-/* fan_window_bytes: returns the memory that the window occupies. */
-size_t fan_window_bytes(const fan_window *w);
 
 /* fan_window_add: adds n arrays of one shape with w's number of elements, in C order, each converted to w's dtype
  * first. FAN_ERR_NOMEM: nothing was added. At most 2^30 terms in all. */
 fan_status fan_window_add(fan_window *w, const fan_array *const *in, size_t n, fan_error *err);
 /* fan_window_add_at: adds the i-th element of `values`, in C order, to element at[i]; indices may repeat. */
 fan_status fan_window_add_at(fan_window *w, const fan_array *values, const int64_t *at, fan_error *err);
-/* fan_window_merge: adds the sum `from`, of the same dtype and size. */
-fan_status fan_window_merge(fan_window *w, const fan_window *from, fan_error *err);
 /* fan_window_round: writes the sum, times *scale (NULL: 1), rounded once as fan_exact_fold rounds, to `out`, which has
  * the shape of the terms; w does not change. */
 void fan_window_round(const fan_array *out, const fan_window *w, const fan_scale *scale);
+
+#ifdef FAN_TEST
+/* Sums over ranks will call these; until then only test builds have them. */
+int64_t fan_window_size(const fan_window *w); /* elements */
+/* fan_window_bytes: returns the memory that the window occupies. */
+size_t fan_window_bytes(const fan_window *w);
+/* fan_window_merge: adds the sum `from`, of the same dtype and size. */
+fan_status fan_window_merge(fan_window *w, const fan_window *from, fan_error *err);
 
 /* Messages between ranks: blocks [first, first + n), each in the fewest whole bytes per number that hold it. Numbers
  * are little-endian. */
@@ -62,7 +65,6 @@ size_t fan_window_pack(const fan_window *w, int64_t first, int64_t n, void *to);
 fan_status fan_window_merge_packed(fan_window *w, int64_t first, int64_t n, const void *from, size_t bytes,
                                    fan_error *err);
 
-#ifdef FAN_TEST
 /* fan_window_forms: counts the blocks of each form: empty, 64 bits, 128 bits, superaccumulators. */
 void fan_window_forms(const fan_window *w, int64_t count[4]);
 #endif

@@ -1,7 +1,7 @@
 /* add_n: the sum of arrays, without a buffer of the caller's. */
 #include "array/extents.h"
 #include "py/buffer_part.h"
-#include "py/turn.h"
+#include "py/declared.h"
 
 /* ---- add_n ---- */
 
@@ -55,9 +55,9 @@ static bool all_readable(PyObject *const *arrays, size_t n, const fan_fast_kind 
     return true;
 }
 
-/* add_n_fast: the sum of a few small arrays of one kind, in `out` where that is not NULL; NULL without an exception:
+/* add_n_plain: the sum of a few small arrays of one kind, in `out` where that is not NULL; NULL without an exception:
  * not for the fast path. */
-static PyObject *add_n_fast(PyObject *arrays, PyObject *out)
+static PyObject *add_n_plain(PyObject *arrays, PyObject *out)
 {
     FAN_UNINITIALIZED const char *src[FAN_FAST_TERMS];
     FAN_UNINITIALIZED PyObject *held[FAN_FAST_TERMS]; /* their list may change while they are summed */
@@ -156,28 +156,22 @@ static PyObject *sum_in(fan_buffer *core, PyObject *items, PyObject *keys, const
     return sum && stats ? pair_of(sum, fan_stats_wrap(core, 0)) : sum;
 }
 
-static PyObject *add_n_any(PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+static PyObject *add_n_any(const add_n_args *a)
 {
-    static const char *const names[] = {"arrays", "out", "keys", "accumulate", "scale", "stats"};
-    add_n_args a;
     PyObject *items = NULL, *keys = NULL, *sum = NULL;
     fan_buffer_config config = {
         .slots = 1, .budget = UINT64_MAX, .accumulate = FAN_DT_NONE, .frontend = &fan_python, .name = "add_n"};
     fan_error_context w = {.buffer = "add_n", .slot = -1, .key = -1};
     fan_buffer *core = NULL;
     FAN_UNINITIALIZED fan_error err;
-    if (fan_parse_call("add_n", names, 6, 1, "the arrays", args, nargs, kwnames, &a.arrays) < 0)
-        return NULL;
-    if (!a.arrays)
-        return PyErr_Format(PyExc_TypeError, "add_n() needs a sequence of arrays");
-    if (fan_flag_arg(a.stats, &config.stats) < 0)
+    if (fan_flag_arg(a->stats, &config.stats) < 0)
         return NULL;
     fan_error_context_push(&w);
-    if (operands_of(&a, &items, &keys) == 0 &&
-        fan_accumulate_arg(a.accumulate ? a.accumulate : Py_None, &config.accumulate, &config.exact) == 0) {
+    if (operands_of(a, &items, &keys) == 0 &&
+        fan_accumulate_arg(a->accumulate ? a->accumulate : Py_None, &config.accumulate, &config.exact) == 0) {
         fan_error_clear(&err);
         fan_status status = fan_buffer_new(&config, &core, &err);
-        sum = status == FAN_OK ? sum_in(core, items, keys, &a, config.stats) : fan_raise(status, &err);
+        sum = status == FAN_OK ? sum_in(core, items, keys, a, config.stats) : fan_raise(status, &err);
     }
     fan_error_context_pop(&w);
     if (core) {
@@ -190,56 +184,32 @@ static PyObject *add_n_any(PyObject *const *args, Py_ssize_t nargs, PyObject *kw
     return sum;
 }
 
-/* named_out: out=, where it is the only argument by name (values: those by name); else NULL. */
-static PyObject *named_out(PyObject *const *values, PyObject *kwnames)
+/* add_n_fast: add_n(arrays). */
+static int add_n_fast(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
+                      PyObject **result)
 {
-    bool only = kwnames && PyTuple_GET_SIZE(kwnames) == 1 &&
-                PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(kwnames, 0), "out") == 0;
-    return only ? values[0] : NULL;
+    if (nargs != 1 || kwnames)
+        return 0;
+    *result = add_n_plain(args[0], NULL);
+    return *result || PyErr_Occurred();
 }
 
-static PyObject *add_n(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+static PyObject *add_n(PyObject *Py_UNUSED(module), PyObject *const *values)
 {
-    if (nargs == 1) {
-        PyObject *out = named_out(args + 1, kwnames), *sum;
-        sum = kwnames && !out ? NULL : add_n_fast(args[0], out == Py_None ? NULL : out);
+    const add_n_args a = {values[0], values[1], values[2], values[3], values[4], values[5]};
+    if (!a.keys && !a.accumulate && !a.scale && !a.stats) {
+        PyObject *sum = add_n_plain(a.arrays, a.out == Py_None ? NULL : a.out);
         if (sum || PyErr_Occurred())
             return sum;
     }
-    return add_n_any(args, nargs, kwnames);
+    return add_n_any(&a);
 }
 
 PyObject *fan_add_two(PyObject *a, PyObject *b)
 {
-    PyObject *both = PyTuple_Pack(2, a, b), *sum = both ? add_n(NULL, &both, 1, NULL) : NULL;
+    PyObject *both = PyTuple_Pack(2, a, b), *const values[6] = {both}, *sum = both ? add_n(NULL, values) : NULL;
     Py_XDECREF(both);
     return sum;
 }
 
-static void seen_summing(PyObject *Py_UNUSED(module), PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(nargs),
-                         PyObject *kwnames)
-{
-    fan_sched_access(FAN_THING_HOST_MEMORY, 0, kwnames ? FAN_SCHED_WRITE : FAN_SCHED_READ);
-    fan_sched_access(FAN_THING_COUNTERS, 0, FAN_SCHED_COUNT);
-}
-
-FAN_TURN_FAST(add_n, seen_summing)
-
-PyMethodDef fan_buffer_functions[] = {
-    {"add_n", (PyCFunction)(void (*)(void))add_n_turn, METH_FASTCALL | METH_KEYWORDS,
-     "add_n(arrays, *, out=None, keys=None, accumulate=None, scale=None, stats=False)\n--\n\n"
-     "The sum of arrays of one shape, in one pass and with one rounding.\n\n"
-     "arrays: a sequence of at least one array or number (None adds nothing). The sum is the left fold in their order, "
-     "or in that\n"
-     "of `keys`, one integer each. It is in fresh memory, or in `out`. accumulate: the dtype in which it runs; by "
-     "default float32\n"
-     "for float16, bfloat16 and float8, else the promotion of all. scale: a number that multiplies it before the "
-     "rounding.\n"
-     "stats: the answer is a pair: the sum and its fanin.Stats (None of an object).\n\n"
-     "Raises TypeError (no array), ValueError (shapes, dtypes, keys, an empty sequence), BufferError (`out` cannot be "
-     "written),\n"
-     "OverflowError (a sum of Python ints that does not fit int64).\n\n"
-     ">>> fanin.add_n([np.float16([1, 2]), np.float16([3, 4]), np.float16([5, 6])])\n"
-     "array([ 9., 12.], dtype=float16)\n"},
-    {NULL, NULL, 0, NULL},
-};
+#include "py/declared/add_n.h"

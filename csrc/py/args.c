@@ -6,33 +6,20 @@
 #include <math.h>
 #include <string.h>
 
-/* ---- methods ---- */
-
-/* fan_parse_call: the arguments of a method, as they come, into values[]: the first `by_place`, in words
- * `by_place_text`, may be given by position. NULL: not given. */
-int fan_parse_call(const char *call, const char *const *names, size_t n, Py_ssize_t by_place, const char *by_place_text,
-                   PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames, PyObject **values)
+int fan_number_arg(PyObject *o, const char *what, int64_t *out)
 {
-    Py_ssize_t named = kwnames ? PyTuple_GET_SIZE(kwnames) : 0;
-    if (nargs > by_place) {
-        PyErr_Format(PyExc_TypeError, "%s() takes %s by position, and the rest by name; got %zd by position", call,
-                     by_place_text, nargs);
-        return -1;
-    }
-    for (size_t i = 0; i < n; i++)
-        values[i] = (Py_ssize_t)i < nargs ? args[i] : NULL;
-    for (Py_ssize_t k = 0; k < named; k++) {
-        PyObject *name = PyTuple_GET_ITEM(kwnames, k);
-        size_t i = 0;
-        while (i < n && PyUnicode_CompareWithASCIIString(name, names[i]) != 0)
-            i++;
-        if (i == n || values[i]) {
-            PyErr_Format(PyExc_TypeError, i < n ? "%s() got '%U' twice" : "%s() has no argument '%U'", call, name);
-            return -1;
-        }
-        values[i] = args[nargs + k];
-    }
-    return 0;
+    if (!o)
+        return 0;
+    if (!PyIndex_Check(o))
+        return fan_refuse(PyExc_TypeError, "%s: expected an integer, got %s", what, FAN_TYPE_TEXT(o));
+    PyObject *i = PyNumber_Index(o);
+    int overflow = 0;
+    long long n = i ? PyLong_AsLongLongAndOverflow(i, &overflow) : -1;
+    Py_XDECREF(i);
+    if (overflow)
+        return fan_refuse(PyExc_OverflowError, "%s: expected an integer that fits 64 bits, got %R", what, o);
+    *out = n;
+    return n == -1 && PyErr_Occurred() ? -1 : 0;
 }
 
 int fan_flag_arg(PyObject *o, bool *out)

@@ -4,10 +4,8 @@
 
 #include "py/py.h"
 
-/* fan_parse_call: the arguments of a method, as they come, into values[]: the first `by_place`, in words
- * `by_place_text`, may be given by position. NULL: not given. */
-int fan_parse_call(const char *call, const char *const *names, size_t n, Py_ssize_t by_place, const char *by_place_text,
-                   PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames, PyObject **values);
+/* fan_number_arg: an int that fits 64 bits; NULL leaves *out as it is. `what` begins the message. */
+int fan_number_arg(PyObject *o, const char *what, int64_t *out);
 /* fan_flag_arg: a truth value; NULL: false. */
 int fan_flag_arg(PyObject *o, bool *out);
 /* fan_small_index: a plain int from 0 on; -1, without an exception: something else. */

@@ -4,7 +4,7 @@
 #include "py/args.h"
 #include "py/array_view.h"
 #include "py/dlpack_export.h"
-#include "py/turn.h"
+#include "py/declared.h"
 
 #include "device/cpu/recording.h"
 
@@ -114,7 +114,7 @@ static PyObject *array_record_stream(PyObject *o, PyObject *arg)
 
 /* To other libraries (dlpack.h) */
 
-static PyObject *array_dlpack(PyObject *o, PyObject *args, PyObject *kwargs)
+static PyObject *array_dlpack(PyObject *o, PyObject *const *a)
 {
     if (fan_array_usable(fan_array_self(o)->a) < 0)
         return NULL;
@@ -123,7 +123,7 @@ static PyObject *array_dlpack(PyObject *o, PyObject *args, PyObject *kwargs)
                             "__dlpack__: memory of a graph tree ends with its step, and %R may be of one: x.numpy() is "
                             "a copy",
                             o);
-    return fan_dlpack_export(fan_array_self(o)->a, fan_array_self(o)->d, args, kwargs);
+    return fan_dlpack_export(fan_array_self(o)->a, fan_array_self(o)->d, a);
 }
 
 static PyObject *array_dlpack_device(PyObject *o, PyObject *Py_UNUSED(none))
@@ -131,7 +131,7 @@ static PyObject *array_dlpack_device(PyObject *o, PyObject *Py_UNUSED(none))
     return fan_array_on_cpu(o) ? Py_BuildValue("(ii)", FAN_DL_CPU, 0) : fan_dlpack_device(fan_array_self(o)->d);
 }
 
-static PyObject *array_interface(PyObject *o, void *Py_UNUSED(closure))
+static PyObject *array_get_cuda_array_interface(PyObject *o, void *Py_UNUSED(closure))
 {
     if (fan_array_usable(fan_array_self(o)->a) < 0)
         return NULL;
@@ -150,13 +150,10 @@ static PyObject *advise(const char *what)
         what);
 }
 
-static PyObject *array_dunder_array(PyObject *o, PyObject *args, PyObject *kwargs)
+static PyObject *array_array(PyObject *o, PyObject *const *a)
 {
-    static char *names[] = {"dtype", "copy", NULL};
-    PyObject *dtype = Py_None, *copy = Py_None, *values, *made = NULL;
+    PyObject *dtype = a[0] ? a[0] : Py_None, *copy = a[1], *values, *made = NULL;
     PyArray_Descr *descr = NULL;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|OO:__array__", names, &dtype, &copy))
-        return NULL;
     if (!fan_array_on_cpu(o))
         return PyErr_Format(PyExc_TypeError,
                             "an array on a device is not converted to NumPy silently: x.numpy() waits for the "
@@ -185,12 +182,12 @@ static PyObject *ask_numpy(const char *name, PyObject *args, PyObject *kwargs)
     return made;
 }
 
-static PyObject *array_dunder_ufunc(PyObject *o, PyObject *args, PyObject *kwargs)
+static PyObject *array_array_ufunc(PyObject *o, PyObject *args, PyObject *kwargs)
 {
     return fan_array_on_cpu(o) ? ask_numpy("of_ufunc", args, kwargs) : advise("computing with");
 }
 
-static PyObject *array_dunder_function(PyObject *o, PyObject *args, PyObject *kwargs)
+static PyObject *array_array_function(PyObject *o, PyObject *args, PyObject *kwargs)
 {
     return fan_array_on_cpu(o) ? ask_numpy("of_function", args, kwargs) : advise("computing with");
 }
@@ -342,49 +339,49 @@ static PyObject *array_item(PyObject *o, Py_ssize_t i)
 
 static PyObject *array_iter(PyObject *o) { return array_length(o) < 0 ? NULL : PySeqIter_New(o); }
 
-static PyObject *array_shape(PyObject *o, void *Py_UNUSED(closure))
+static PyObject *array_get_shape(PyObject *o, void *Py_UNUSED(closure))
 {
     return fan_ints(fan_array_self(o)->a->ndim, fan_array_self(o)->a->shape);
 }
 
-static PyObject *array_strides(PyObject *o, void *Py_UNUSED(closure))
+static PyObject *array_get_strides(PyObject *o, void *Py_UNUSED(closure))
 {
     return fan_ints(fan_array_self(o)->a->ndim, fan_array_self(o)->a->strides);
 }
 
-static PyObject *array_dtype(PyObject *o, void *Py_UNUSED(closure))
+static PyObject *array_get_dtype(PyObject *o, void *Py_UNUSED(closure))
 {
     return (PyObject *)fan_descr_of_dtype(fan_array_self(o)->a->dtype);
 }
 
-static PyObject *array_device(PyObject *o, void *Py_UNUSED(closure))
+static PyObject *array_get_device(PyObject *o, void *Py_UNUSED(closure))
 {
     char text[32];
     return PyUnicode_FromString(fan_device_text(fan_array_self(o)->d, text, sizeof text));
 }
 
-static PyObject *array_ndim(PyObject *o, void *Py_UNUSED(closure))
+static PyObject *array_get_ndim(PyObject *o, void *Py_UNUSED(closure))
 {
     return PyLong_FromLong(fan_array_self(o)->a->ndim);
 }
 
-static PyObject *array_size(PyObject *o, void *Py_UNUSED(closure))
+static PyObject *array_get_size(PyObject *o, void *Py_UNUSED(closure))
 {
     return PyLong_FromLongLong(fan_array_self(o)->a->size);
 }
 
-static PyObject *array_itemsize(PyObject *o, void *Py_UNUSED(closure))
+static PyObject *array_get_itemsize(PyObject *o, void *Py_UNUSED(closure))
 {
     return PyLong_FromSize_t(fan_dtype_size(fan_array_self(o)->a->dtype));
 }
 
-static PyObject *array_nbytes(PyObject *o, void *Py_UNUSED(closure))
+static PyObject *array_get_nbytes(PyObject *o, void *Py_UNUSED(closure))
 {
     fan_array *a = fan_array_self(o)->a;
     return PyLong_FromLongLong(a->size * (int64_t)fan_dtype_size(a->dtype));
 }
 
-static PyObject *array_t(PyObject *o, void *Py_UNUSED(closure))
+static PyObject *array_get_T(PyObject *o, void *Py_UNUSED(closure))
 {
     PyObject *none = PyTuple_New(0);
     PyObject *made = none ? fan_array_transpose(o, none) : NULL;
@@ -392,12 +389,12 @@ static PyObject *array_t(PyObject *o, void *Py_UNUSED(closure))
     return made;
 }
 
-static PyObject *array_address(PyObject *o, void *Py_UNUSED(closure))
+static PyObject *array_get_address(PyObject *o, void *Py_UNUSED(closure))
 {
     return PyLong_FromVoidPtr(fan_array_self(o)->a->data);
 }
 
-static PyObject *array_users(PyObject *o, void *Py_UNUSED(closure))
+static PyObject *array_get_users(PyObject *o, void *Py_UNUSED(closure))
 {
     PyObject *list = PyList_New(0), *made = NULL;
     fan_stream *user;
@@ -414,66 +411,12 @@ static PyObject *array_users(PyObject *o, void *Py_UNUSED(closure))
     return made;
 }
 
-static void seen_users(PyObject *o, PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(nargs),
-                       PyObject *Py_UNUSED(kwnames))
-{
-    fan_sim_access_memory(fan_array_self(o)->d, fan_array_self(o)->a, false);
-}
+/* Views (array_view.c). */
+static PyObject *array_transpose(PyObject *o, PyObject *axes) { return fan_array_transpose(o, axes); }
+static PyObject *array_reshape(PyObject *o, PyObject *shape) { return fan_array_reshape(o, shape); }
+static PyObject *array_broadcast_to(PyObject *o, PyObject *shape) { return fan_array_broadcast_to(o, shape); }
 
-static void seen_using(PyObject *o, PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(nargs),
-                       PyObject *Py_UNUSED(kwnames))
-{
-    fan_sim_access_memory(fan_array_self(o)->d, fan_array_self(o)->a, true);
-}
-
-FAN_TURN_NONE(array_numpy, fan_seen_nothing)
-FAN_TURN_ONE(array_record_stream, seen_using)
-FAN_TURN_NAMED(array_dlpack, seen_using)
-FAN_TURN_GET(array_users, seen_users)
-
-static PyMethodDef methods[] = {
-    {"numpy", array_numpy_turn, METH_NOARGS,
-     "numpy($self, /)\n--\n\nThe values as a new ndarray, after waiting for the device's current stream, and for that "
-     "alone."},
-    {"transpose", fan_array_transpose, METH_VARARGS,
-     "transpose($self, /, *axes)\n--\n\nA view with the axes in another order; reversed without `axes`."},
-    {"reshape", fan_array_reshape, METH_VARARGS,
-     "reshape($self, /, *shape)\n--\n\nA view of another shape; ValueError if that needs a copy."},
-    {"broadcast_to", fan_array_broadcast_to, METH_VARARGS,
-     "broadcast_to($self, /, *shape)\n--\n\nA read-only view that repeats elements."},
-    {"record_stream", array_record_stream_turn, METH_O,
-     "record_stream($self, stream, /)\n--\n\n"
-     "Keep the memory, after the last reference to it, until the work that `stream` has queued so far has run."},
-    {"__dlpack__", (PyCFunction)(void (*)(void))array_dlpack_turn, METH_VARARGS | METH_KEYWORDS,
-     "__dlpack__($self, *, stream=None, max_version=None, dl_device=None, copy=None)\n--\n\n"
-     "A capsule over the array's memory, for which the consumer's stream waits: None and 1 are the legacy\n"
-     "default stream, 2 the per-thread one, -1 waits for nothing."},
-    {"__dlpack_device__", array_dlpack_device, METH_NOARGS,
-     "__dlpack_device__($self, /)\n--\n\n(2, n): CUDA device n."},
-    {"__array__", (PyCFunction)(void (*)(void))array_dunder_array, METH_VARARGS | METH_KEYWORDS, NULL},
-    {"__array_ufunc__", (PyCFunction)(void (*)(void))array_dunder_ufunc, METH_VARARGS | METH_KEYWORDS, NULL},
-    {"__array_function__", (PyCFunction)(void (*)(void))array_dunder_function, METH_VARARGS | METH_KEYWORDS, NULL},
-    {"__complex__", array_complex, METH_NOARGS, NULL},
-    {"__reduce__", array_reduce, METH_NOARGS, NULL},
-    {NULL, NULL, 0, NULL},
-};
-
-static PyGetSetDef getset[] = {
-    {"shape", array_shape, NULL, "Its extents.", NULL},
-    {"strides", array_strides, NULL, "Bytes from one element to the next, axis by axis.", NULL},
-    {"dtype", array_dtype, NULL, "Its NumPy dtype.", NULL},
-    {"device", array_device, NULL, "The name of its device, as in \"sim:0\".", NULL},
-    {"ndim", array_ndim, NULL, "The number of its axes.", NULL},
-    {"size", array_size, NULL, "The number of its elements.", NULL},
-    {"itemsize", array_itemsize, NULL, "Bytes of one element.", NULL},
-    {"nbytes", array_nbytes, NULL, "Bytes of all elements.", NULL},
-    {"T", array_t, NULL, "A view with the axes reversed.", NULL},
-    {"address", array_address, NULL, "The address of its first element.", NULL},
-    {"__cuda_array_interface__", array_interface, NULL,
-     "Version 3; its stream is the device's current one, which waits for all work on the memory.", NULL},
-    {"users", array_users_turn, NULL, "The streams that its memory is marked as used on, its owner first.", NULL},
-    {NULL, NULL, NULL, NULL, NULL},
-};
+#include "py/declared/Array.h"
 
 static PyMemberDef members[] = {
     {"__weaklistoffset__", T_PYSSIZET, offsetof(fan_array_object, weakrefs), READONLY, NULL},
@@ -481,11 +424,7 @@ static PyMemberDef members[] = {
 };
 
 static PyType_Slot slots[] = {
-    {Py_tp_doc,
-     "An array on a device, made by `Machine.array` and `Machine.empty`, or by a graph tree.\n\n"
-     "Indexing by integers, slices, ... and None gives views; values are read by `numpy()` or by kernels. On "
-     "the CPU,\nwhere it is memory of a `fanin.GraphTree`, NumPy's functions and operators take it as well, and it has "
-     "ndarray's methods\nthat can be recorded, as in `x.sum()` and `x.astype(..)`."},
+    {Py_tp_doc, (void *)array_doc},
     {Py_tp_new, array_new},
     {Py_tp_dealloc, array_dealloc},
     {Py_tp_repr, array_repr},
@@ -529,9 +468,9 @@ static PyType_Slot slots[] = {
     {Py_nb_bool, array_bool},
     {Py_nb_float, array_float},
     {Py_nb_int, array_int},
-    {Py_tp_methods, methods},
+    {Py_tp_methods, array_methods},
     {Py_tp_members, members},
-    {Py_tp_getset, getset},
+    {Py_tp_getset, array_getset},
     {0, NULL},
 };
 

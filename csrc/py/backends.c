@@ -1,4 +1,5 @@
 #include "py/backends.h"
+#include "py/declared.h"
 
 #include <limits.h>
 #include <string.h>
@@ -110,7 +111,7 @@ int fan_device_arg(PyObject *o, fan_device **out)
     return -1;
 }
 
-static PyObject *backend_names(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+static PyObject *devices(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 {
     PyObject *names = PyList_New(0);
     for (size_t i = 0; names && i < N_BACKENDS; i++) {
@@ -141,10 +142,4 @@ static PyObject *backend_of_dlpack(PyObject *Py_UNUSED(module), PyObject *type)
     return PyUnicode_FromString(b->backend->name);
 }
 
-PyMethodDef fan_backend_functions[] = {
-    {"devices", backend_names, METH_NOARGS, "devices()\n--\n\nThe names of the devices that a caller can name now."},
-    {"backend_of_dlpack", backend_of_dlpack, METH_O,
-     "backend_of_dlpack(type, /)\n--\n\nThe name of the backend whose devices read memory of a DLPack device type, or "
-     "None."},
-    {NULL, NULL, 0, NULL},
-};
+#include "py/declared/backends.h"

@@ -210,25 +210,19 @@ int fan_fast_add_only(fan_buffer *core, PyObject *gradient, int64_t key)
 
 /* ---- all others ---- */
 
-static PyObject *add_any(buffer_object *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+PyObject *fan_buffer_add_one(PyObject *o, PyObject *const *a)
 {
-    static const char *const names[] = {"slot", "gradient", "key", "stream", "donate", "copy"};
-    struct {
-        PyObject *slot, *gradient, *key, *stream, *donate, *copy;
-    } a;
+    enum { SLOT, GRADIENT, KEY, STREAM, DONATE, COPY };
+    buffer_object *self = fan_buffer_self(o);
     fan_contribution c = {.key = -1, .value = {.dtype = FAN_DT_NONE}};
     size_t slot;
     int bad;
-    if (fan_parse_call("add", names, 6, 2, "slot and gradient", args, nargs, kwnames, &a.slot) < 0)
+    if (fan_slot_arg(self, a[SLOT], &slot) < 0 || fan_add_flags(self, a[DONATE], a[COPY], &c.donate, &c.copy) < 0)
         return NULL;
-    if (!a.slot || !a.gradient)
-        return PyErr_Format(PyExc_TypeError, "add() needs '%s'", a.slot ? "gradient" : "slot");
-    if (fan_slot_arg(self, a.slot, &slot) < 0 || fan_add_flags(self, a.donate, a.copy, &c.donate, &c.copy) < 0)
+    if (stream_arg_for(self, slot, a[STREAM], &c.stream) < 0)
         return NULL;
-    if (stream_arg_for(self, slot, a.stream, &c.stream) < 0)
-        return NULL;
-    c.alone = fan_alone(a.gradient, 1);
-    bad = fan_contribution_of(self, slot, a.gradient, a.key, &c) < 0 || fan_add_on(self->core, slot, &c) < 0;
+    c.alone = fan_alone(a[GRADIENT], 1);
+    bad = fan_contribution_of(self, slot, a[GRADIENT], a[KEY], &c) < 0 || fan_add_on(self->core, slot, &c) < 0;
     if (c.value.form != FAN_FORM_UNDEFINED)
         fan_value_drop(&fan_python, &c.value);
     fan_stream_drop(c.stream);
@@ -237,12 +231,10 @@ static PyObject *add_any(buffer_object *self, PyObject *const *args, Py_ssize_t 
     Py_RETURN_NONE;
 }
 
-PyObject *fan_buffer_add_one(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+int fan_buffer_add_fast(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames, PyObject **result)
 {
-    if (nargs == 2) {
-        int added = fan_buffer_fast_add(fan_buffer_self(o), args, kwnames);
-        if (added)
-            return added > 0 ? Py_NewRef(Py_None) : NULL;
-    }
-    return add_any(fan_buffer_self(o), args, nargs, kwnames);
+    int added = nargs == 2 ? fan_buffer_fast_add(fan_buffer_self(o), args, kwnames) : 0;
+    if (added > 0)
+        *result = Py_NewRef(Py_None);
+    return added != 0;
 }

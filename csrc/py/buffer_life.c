@@ -8,23 +8,8 @@
 
 #define MAX_SLOT_BYTES 4096 /* more than a slot takes: so that the product with their number can be counted */
 
-/* The arguments of InputBuffer as they come. */
-typedef struct new_args {
-    PyObject *slots, *budget, *accumulate, *stream, *name;
-    int stats, leaf, create_graph;
-} new_args;
-
-static const new_args unsaid = {.budget = Py_None, .accumulate = Py_None, .stream = Py_None, .name = Py_None};
-
-static int new_args_of(PyObject *args, PyObject *kwargs, new_args *a)
-{
-    static char *names[] = {"slots", "budget", "accumulate", "stats", "stream", "leaf", "create_graph", "name", NULL};
-    *a = unsaid;
-    return PyArg_ParseTupleAndKeywords(args, kwargs, "O|$OOpOppO:InputBuffer", names, &a->slots, &a->budget,
-                                       &a->accumulate, &a->stats, &a->stream, &a->leaf, &a->create_graph, &a->name)
-               ? 0
-               : -1;
-}
+/* The parameters of InputBuffer, as core.pyi declares them. */
+enum { SLOTS, BUDGET, ACCUMULATE, STATS, STREAM, LEAF, CREATE_GRAPH, NAME, PARAMETERS };
 
 /* slots_arg: a count, or what each slot is declared to be. */
 static int slots_arg(PyObject *slots, const char *name, fan_slot_specs *d, PyObject **names)
@@ -145,28 +130,28 @@ PyObject *fan_buffer_declared(const fan_slot_specs *d, PyObject *names, fan_buff
 }
 
 /* config_of: *d is the caller's to end, and *names and config->stream to drop. */
-static int config_of(const new_args *a, fan_buffer_config *config, fan_slot_specs *d, PyObject **names)
+static int config_of(PyObject *const *a, fan_buffer_config *config, fan_slot_specs *d, PyObject **names)
 {
     config->budget = fan_state_get()->budget;
-    config->stats = a->stats;
-    config->leaf = a->leaf;
-    config->create_graph = a->create_graph;
-    return (a->budget != Py_None && fan_buffer_budget_arg(a->budget, &config->budget) < 0) ||
-                   fan_accumulate_arg(a->accumulate, &config->accumulate, &config->exact) < 0 ||
-                   fan_stream_arg(a->stream, &config->stream) < 0 ||
-                   slots_arg(a->slots, config->name ? config->name : "InputBuffer", d, names) < 0
+    return fan_flag_arg(a[STATS], &config->stats) < 0 || fan_flag_arg(a[LEAF], &config->leaf) < 0 ||
+                   fan_flag_arg(a[CREATE_GRAPH], &config->create_graph) < 0 ||
+                   (a[BUDGET] && a[BUDGET] != Py_None && fan_buffer_budget_arg(a[BUDGET], &config->budget) < 0) ||
+                   fan_accumulate_arg(a[ACCUMULATE] ? a[ACCUMULATE] : Py_None, &config->accumulate, &config->exact) <
+                       0 ||
+                   fan_stream_arg(a[STREAM] ? a[STREAM] : Py_None, &config->stream) < 0 ||
+                   slots_arg(a[SLOTS], config->name ? config->name : "InputBuffer", d, names) < 0
                ? -1
                : 0;
 }
 
-/* declared_new: a buffer of these arguments. */
-static PyObject *declared_new(PyTypeObject *type, const new_args *a)
+PyObject *fan_buffer_new_object(PyTypeObject *type, PyObject *const *a)
 {
     fan_buffer_config config = {.accumulate = FAN_DT_NONE, .frontend = &fan_python};
     fan_error_context w = {.slot = -1, .key = -1, .buffer = "InputBuffer"};
     fan_slot_specs d = {0};
-    PyObject *text = a->name == Py_None ? NULL : PyObject_Str(a->name), *names = NULL, *self = NULL;
-    if (a->name != Py_None && !(w.buffer = config.name = text ? fan_text_arg(text) : NULL))
+    bool named = a[NAME] && a[NAME] != Py_None;
+    PyObject *text = named ? PyObject_Str(a[NAME]) : NULL, *names = NULL, *self = NULL;
+    if (named && !(w.buffer = config.name = text ? fan_text_arg(text) : NULL))
         goto done;
     fan_error_context_push(&w);
     if (config_of(a, &config, &d, &names) == 0)
@@ -178,12 +163,6 @@ done:
     Py_XDECREF(names);
     Py_XDECREF(text);
     return self;
-}
-
-PyObject *fan_buffer_new_object(PyTypeObject *type, PyObject *args, PyObject *kwargs)
-{
-    new_args a;
-    return new_args_of(args, kwargs, &a) < 0 ? NULL : declared_new(type, &a);
 }
 
 /* made_plain: InputBuffer(n), or InputBuffer(n, budget=..). */
@@ -202,12 +181,11 @@ PyObject *fan_buffer_plain(size_t n)
     return made_plain(fan_state_get()->buffer_type, (Py_ssize_t)n, fan_state_get()->budget);
 }
 
-/* fan_buffer_call: the type's vectorcall. */
-PyObject *fan_buffer_call(PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames)
+/* fan_buffer_new_fast: InputBuffer(n), InputBuffer(n, budget=..) and InputBuffer(slots). */
+int fan_buffer_new_fast(PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames, PyObject **result)
 {
     Py_ssize_t nargs = PyVectorcall_NARGS(nargsf);
     Py_ssize_t n = nargs == 1 && PyLong_CheckExact(args[0]) ? PyLong_AsSsize_t(args[0]) : -1;
-    PyObject *list, *kwargs = NULL, *self = NULL;
     uint64_t budget = fan_state_get()->budget;
     bool plain = n >= 0 && n <= INT32_MAX;
     if (plain && kwnames) {
@@ -215,26 +193,17 @@ PyObject *fan_buffer_call(PyObject *type, PyObject *const *args, size_t nargsf, 
         plain = PyTuple_GET_SIZE(kwnames) == 1 && PyTuple_GET_ITEM(kwnames, 0) == fan_state_get()->str_budget &&
                 (PyLong_CheckExact(value) || PyFloat_CheckExact(value)) && fan_budget_arg(value, &budget) == 0;
     }
-    if (plain)
-        return made_plain((PyTypeObject *)type, n, budget);
-    if (nargs == 1 && !kwnames && !PyLong_CheckExact(args[0])) { /* slots alone */
-        new_args a = unsaid;
-        a.slots = args[0];
-        return declared_new((PyTypeObject *)type, &a);
+    if (plain) {
+        *result = made_plain((PyTypeObject *)type, n, budget);
+        return 1;
     }
-    PyErr_Clear(); /* said again below, with the buffer's name */
-    list = PyTuple_New(nargs);
-    for (Py_ssize_t i = 0; list && i < nargs; i++)
-        PyTuple_SET_ITEM(list, i, Py_NewRef(args[i]));
-    kwargs = list && kwnames ? PyDict_New() : NULL;
-    for (Py_ssize_t i = 0; kwargs && i < PyTuple_GET_SIZE(kwnames); i++)
-        if (PyDict_SetItem(kwargs, PyTuple_GET_ITEM(kwnames, i), args[nargs + i]) < 0)
-            Py_CLEAR(kwargs);
-    if (list && (kwargs || !kwnames))
-        self = fan_buffer_new_object((PyTypeObject *)type, list, kwargs);
-    Py_XDECREF(list);
-    Py_XDECREF(kwargs);
-    return self;
+    if (nargs == 1 && !kwnames && !PyLong_CheckExact(args[0])) {
+        PyObject *const a[PARAMETERS] = {args[0]};
+        *result = fan_buffer_new_object((PyTypeObject *)type, a);
+        return 1;
+    }
+    PyErr_Clear(); /* raised again by the parsed call, with the buffer's name */
+    return 0;
 }
 
 int fan_buffer_clear_refs(PyObject *o)

@@ -188,27 +188,20 @@ static int batch_plain(buffer_object *self, const fan_batch_args *args, bool don
     return -1;
 }
 
-PyObject *fan_buffer_add_batch(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+PyObject *fan_buffer_add_batch(PyObject *o, PyObject *const *a)
 {
-    static const char *const names[] = {"slots", "gradients", "keys", "stream", "donate", "copy"};
+    enum { SLOTS, GRADIENTS, KEYS, STREAM, DONATE, COPY };
     buffer_object *self = fan_buffer_self(o);
-    struct {
-        PyObject *slots, *gradients, *keys, *stream, *donate, *copy;
-    } a;
     fan_batch_args t = {NULL};
     fan_stream *stream = NULL;
     fan_error_context w = {.buffer = fan_buffer_name(self->core), .slot = -1, .key = -1};
     bool donate, copy;
     int done = -1;
-    if (fan_parse_call("add_many", names, 6, 2, "slots and gradients", args, nargs, kwnames, &a.slots) < 0)
-        return NULL;
-    if (!a.slots || !a.gradients)
-        return PyErr_Format(PyExc_TypeError, "add_many() needs '%s'", a.slots ? "gradients" : "slots");
-    if (fan_add_flags(self, a.donate, a.copy, &donate, &copy) < 0)
+    if (fan_add_flags(self, a[DONATE], a[COPY], &donate, &copy) < 0)
         return NULL;
     fan_error_context_push(&w);
-    if (batch_begin(&t, a.slots, a.gradients, a.keys) == 0 &&
-        fan_stream_arg(a.stream ? a.stream : Py_None, &stream) == 0) {
+    if (batch_begin(&t, a[SLOTS], a[GRADIENTS], a[KEYS]) == 0 &&
+        fan_stream_arg(a[STREAM] ? a[STREAM] : Py_None, &stream) == 0) {
         done = stream || copy ? 0 : batch_plain(self, &t, donate);
         if (done == 0)
             done = batch_any(self, &t, stream, donate, copy) == 0 ? 1 : -1;

@@ -46,7 +46,8 @@ void fan_slot_specs_fini(fan_slot_specs *d);
 
 /* ---- buffer_life.c ---- */
 
-PyObject *fan_buffer_new_object(PyTypeObject *type, PyObject *args, PyObject *kwargs);
+PyObject *fan_buffer_new_object(PyTypeObject *type, PyObject *const *a);
+int fan_buffer_new_fast(PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames, PyObject **result);
 void fan_buffer_dealloc(PyObject *o);
 int fan_buffer_traverse(PyObject *o, visitproc visit, void *arg);
 int fan_buffer_clear_refs(PyObject *o);
@@ -70,7 +71,11 @@ int fan_add_on(fan_buffer *core, size_t slot, fan_contribution *c);
  */
 int fan_buffer_fast_add(buffer_object *self, PyObject *const *args, PyObject *kwnames);
 int fan_fast_add_only(fan_buffer *core, PyObject *gradient, int64_t key);
-PyObject *fan_buffer_add_one(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
+/* fan_buffer_add_one: InputBuffer.add, with its parameters in the order of core.pyi; as are the other methods that take
+ * `a`. fan_buffer_add_fast: the same for a plain contribution, of the arguments as they come; 0: it is none, and
+ * nothing happened. */
+PyObject *fan_buffer_add_one(PyObject *o, PyObject *const *a);
+int fan_buffer_add_fast(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames, PyObject **result);
 
 /* ---- buffer_many.c ---- */
 
@@ -79,7 +84,7 @@ typedef struct fan_batch_args {
     PyObject *slots, *gradients, *keys; /* tuples, held; keys may be NULL */
     Py_ssize_t n;
 } fan_batch_args;
-PyObject *fan_buffer_add_batch(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
+PyObject *fan_buffer_add_batch(PyObject *o, PyObject *const *a);
 
 /* ---- buffer_take.c ---- */
 
@@ -91,7 +96,8 @@ PyObject *fan_take_all(fan_buffer *core, const size_t *only, PyObject *slot_name
  * array that such a sum may be written into. */
 PyObject *fan_fast_take_only(fan_buffer *core, PyObject *out, PyObject *scale);
 bool fan_fast_writable_now(PyObject *o, fan_fast_kind *kind, char **data);
-PyObject *fan_buffer_take_sums(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
+PyObject *fan_buffer_take_sums(PyObject *o, PyObject *const *a);
+int fan_buffer_take_fast(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames, PyObject **result);
 /* fan_stats_wrap: a fanin.Stats, or None of a sum that is undefined or no array. */
 PyObject *fan_stats_wrap(fan_buffer *core, size_t slot);
 

@@ -147,27 +147,24 @@ static PyObject *only_item(PyObject *list)
     return item;
 }
 
-static PyObject *take_any(buffer_object *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+PyObject *fan_buffer_take_sums(PyObject *o, PyObject *const *a)
 {
-    static const char *const names[] = {"stream", "slot", "out", "scale", "writable"};
-    struct {
-        PyObject *stream, *slot, *out, *scale, *writable;
-    } a;
+    enum { STREAM, SLOT, OUT, SCALE, WRITABLE };
+    const buffer_object *self = fan_buffer_self(o);
     fan_error_context w = {.buffer = fan_buffer_name(self->core), .slot = -1, .key = -1};
     fan_stream *s = NULL;
     PyObject *list = NULL;
     bool writable;
     size_t slot = 0;
-    if (fan_parse_call("take", names, 5, 1, "stream", args, nargs, kwnames, &a.stream) < 0 ||
-        fan_flag_arg(a.writable, &writable) < 0)
+    if (fan_flag_arg(a[WRITABLE], &writable) < 0)
         return NULL;
-    bool one = a.slot && a.slot != Py_None;
-    if (one && fan_slot_arg(self, a.slot, &slot) < 0)
+    bool one = a[SLOT] && a[SLOT] != Py_None;
+    if (one && fan_slot_arg(self, a[SLOT], &slot) < 0)
         return NULL;
     fan_error_context_push(&w);
-    if (fan_stream_arg(a.stream ? a.stream : Py_None, &s) == 0)
-        list = fan_take_all(self->core, one ? &slot : NULL, self->names, s, a.out ? a.out : Py_None,
-                            a.scale ? a.scale : Py_None, writable);
+    if (fan_stream_arg(a[STREAM] ? a[STREAM] : Py_None, &s) == 0)
+        list = fan_take_all(self->core, one ? &slot : NULL, self->names, s, a[OUT] ? a[OUT] : Py_None,
+                            a[SCALE] ? a[SCALE] : Py_None, writable);
     fan_error_context_pop(&w);
     fan_stream_drop(s);
     return one ? only_item(list) : list;
@@ -303,10 +300,10 @@ PyObject *fan_fast_take_only(fan_buffer *core, PyObject *out, PyObject *scale)
     return sum;
 }
 
-PyObject *fan_buffer_take_sums(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+int fan_buffer_take_fast(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames, PyObject **result)
 {
-    PyObject *sums = nargs == 0 ? take_plain(fan_buffer_self(o), args, kwnames) : NULL;
-    return sums ? sums : take_any(fan_buffer_self(o), args, nargs, kwnames);
+    *result = nargs == 0 ? take_plain(fan_buffer_self(o), args, kwnames) : NULL;
+    return *result != NULL;
 }
 
 /* fan_stats_wrap: a fanin.Stats, or None of a sum that is undefined or no array. */

@@ -120,6 +120,7 @@ PyObject *fan_buffer_explain(PyObject *o, PyObject *which)
     size_t slot;
     if (fan_slot_arg(fan_buffer_self(o), which, &slot) < 0)
         return NULL;
+    fan_buffer_seen_parked(fan_buffer_of(o));
     view = view_of(fan_buffer_self(o), slot);
     module = view ? PyImport_ImportModule("fanin._trace.explain") : NULL;
     text = module ? PyObject_CallMethod(module, "explain", "O", view) : NULL;

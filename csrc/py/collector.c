@@ -2,6 +2,7 @@
  * a buffer, before it reaches .grad, which other threads of torch's read and write. A small dense tensor is added here,
  * everything else by a function in Python. */
 #include "py/buffer_part.h"
+#include "py/declared.h"
 #include "py/dlpack.h"
 
 /* Items of a hook's tuple. SMALL: whether its gradients are small enough to be copied here. CAME: a bytearray, a byte
@@ -47,13 +48,12 @@ static PyObject *collect(PyObject *hook, PyObject *gradients)
 
 static PyMethodDef hook_def = {"collect", collect, METH_O, NULL};
 
-static PyObject *collectors(PyObject *Py_UNUSED(m), PyObject *args)
+static PyObject *collectors(PyObject *Py_UNUSED(m), PyObject *const *a)
 {
-    PyObject *buffer, *small, *came, *otherwise, *hooks;
+    PyObject *buffer = a[0], *small = a[1], *came = a[2], *otherwise = a[3], *hooks;
     const fan_state *st = fan_state_get();
-    if (!PyArg_ParseTuple(args, "O!O!O!O:_collectors", st->buffer_type, &buffer, &PyList_Type, &small,
-                          &PyByteArray_Type, &came, &otherwise))
-        return NULL;
+    if (Py_TYPE(buffer) != st->buffer_type)
+        return PyErr_Format(PyExc_TypeError, "_collectors: expected an InputBuffer, got %s", FAN_TYPE_TEXT(buffer));
     Py_ssize_t n = PyList_GET_SIZE(small);
     if ((size_t)n != fan_buffer_self(buffer)->n || PyByteArray_GET_SIZE(came) != n + 1)
         return PyErr_Format(PyExc_ValueError, "_collectors: expected one item for each slot");
@@ -74,10 +74,4 @@ static PyObject *collectors(PyObject *Py_UNUSED(m), PyObject *args)
     return hooks;
 }
 
-PyMethodDef fan_collector_functions[] = {
-    {"_collectors", collectors, METH_VARARGS,
-     "_collectors(buffer, small, came, otherwise, /)\n--\n\nThe hooks of fanin.torch.accumulate, one for each slot. "
-     "Each adds a copy of the gradient that comes to its parameter where that is `small`, dense and detached, and sets "
-     "its byte in `came`; others it gives to `otherwise`. The parameter gets nothing."},
-    {NULL, NULL, 0, NULL},
-};
+#include "py/declared/collector.h"

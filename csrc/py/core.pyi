@@ -29,13 +29,44 @@ from .slots import Slot, Stats
 
 @final
 class Target:
-    def __enter__(self) -> Any: ...
+    """The result of InputBuffer.target: a context that lends an array to add into."""
+    def __enter__(self) -> Any: ...  # step
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
-    ) -> Literal[False]: ...
+    ) -> Literal[False]: ...  # step
 
 @final
 class InputBuffer:
+    """Sums gradients slot by slot: add them from any thread and on any stream, then take the sums.
+
+    Parameters
+    ----------
+    slots : int, or sequence of arrays and fanin.Slot
+        A number of slots; or for each slot an example array, whose shape, dtype and device it declares, or a Slot.
+    budget : int, math.inf or "auto"
+        Bytes of contributions that may wait to be summed; 0 sums at each arrival. "auto" counts what the buffer alone
+        keeps alive against a part of the second-level cache, and what has other references against 64 MiB. The bits of
+        the sums do not depend on it. Default: `set_options(budget=)`, which is "auto" at first.
+    accumulate : dtype or "exact", optional
+        The dtype in which sums run. Default: float32 for float16, bfloat16 and float8, else the dtype itself. "exact"
+        sums floats as real numbers and rounds once, so the order does not matter; a gradient that is summed to the
+        slot's shape is summed in the usual way before that.
+    stats : bool
+        Compute norms, largest elements and numbers of non-finite elements of what is taken, for `stats()`.
+    stream : stream, optional
+        The consumer's stream.
+    leaf : bool
+        The consumer accumulates into `.grad`.
+    create_graph : bool
+        Sums use the arrays' own `+`, so that they can be differentiated.
+    name : str, optional
+        The buffer's name in messages, traces and pictures.
+
+    >>> buf = fanin.InputBuffer([fanin.Slot(shape=(2,), dtype="float32", name="b1")])
+    >>> buf.add(0, np.ones((5, 2), np.float32))   # summed to the declared shape
+    >>> buf.take()
+    [array([5., 5.], dtype=float32)]
+    """
     def __new__(
         cls,
         slots: int | Iterable[object],
@@ -47,13 +78,16 @@ class InputBuffer:
         leaf: bool = False,
         create_graph: bool = False,
         name: object = None,
-    ) -> InputBuffer: ...
+    ) -> InputBuffer: ...  # step, fast
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Its name in messages, traces and pictures."""
     @property
-    def budget(self) -> float | Literal["auto"]: ...
+    def budget(self) -> float | Literal["auto"]:
+        """Bytes of contributions that may wait to be summed: "auto", a number, or math.inf."""
     @property
-    def counters(self) -> Counters: ...
+    def counters(self) -> Counters:  # step
+        """The work it has done so far: a fanin.Counters."""
     def add(
         self,
         slot: int,
@@ -63,7 +97,51 @@ class InputBuffer:
         stream: StreamLike | None = None,
         donate: bool = False,
         copy: bool = False,
-    ) -> None: ...
+    ) -> None:  # step, fast
+        """Add one gradient to a slot.
+
+        Do not write into the gradient until the sum is taken: the buffer may keep a reference to it. If an error is
+        raised, the buffer is unchanged.
+
+        Parameters
+        ----------
+        slot : int
+            The index of the slot.
+        gradient : array, number or None
+            An ndarray, torch.Tensor, jax.Array, SciPy sparse array, fanin.Sparse, an array of a simulated device, a
+            number, fanin.Zero, or an object with its own `+`. None is undefined: it counts as a contribution and adds
+            nothing.
+        key : int, optional
+            A non-negative number of the edge: the sum is the left fold in the order of keys, whatever the order of
+            arrival.
+        stream : stream, optional
+            The stream on which the gradient was made.
+        donate : bool
+            Allow the buffer to write the sum into the gradient's memory. Nothing else may use that memory until take().
+        copy : bool
+            Copy the gradient, so that you may write into it at once. Excludes `donate`.
+
+        Raises
+        ------
+        IndexError
+            For a slot that does not exist.
+        TypeError
+            If the gradient is no array, or `stream` no stream.
+        ValueError
+            For a shape, dtype, key or number of contributions that does not fit.
+        OverflowError
+            For a Python int that does not fit int64.
+        BufferError
+            For an array that cannot be imported.
+        RuntimeError
+            If the slot is poisoned.
+
+        >>> buf = fanin.InputBuffer(1)
+        >>> buf.add(0, np.array([1.0, 2.0]))
+        >>> buf.add(0, np.array([10.0, 20.0]))
+        >>> buf.take()
+        [array([11., 22.])]
+        """
     def add_many(
         self,
         slots: Sequence[int],
@@ -73,10 +151,84 @@ class InputBuffer:
         stream: StreamLike | None = None,
         donate: bool = False,
         copy: bool = False,
-    ) -> None: ...
-    def target(self, slot: int, *, key: int | None = None, stream: StreamLike | None = None) -> Target: ...
-    def expect(self, slot: int, n: int) -> None: ...
-    def ready(self, slot: int, /) -> bool: ...
+    ) -> None:  # step
+        """Add gradients[i] to slots[i] for each i, in one call: all of them or, with an error, none.
+
+        Raises the errors of `add`, and ValueError if the lengths differ.
+
+        Parameters
+        ----------
+        slots : sequence of int
+            A slot may occur more than once.
+        gradients : sequence
+            As many gradients, each as for `add`.
+        keys : sequence of int or None, optional
+            As many keys, each as for `add`.
+        stream : stream, optional
+            The stream on which all of them were made.
+        donate : bool
+            As for `add`, for all of them.
+        copy : bool
+            As for `add`, for all of them.
+
+        >>> buf = fanin.InputBuffer(2)
+        >>> buf.add_many([0, 1, 0], [np.ones(2), np.ones(3), np.ones(2)])
+        >>> buf.take()
+        [array([2., 2.]), array([1., 1., 1.])]
+        """
+    def target(self, slot: int, *, key: int | None = None, stream: StreamLike | None = None) -> Target:
+        """Return a context that lends an array, in the accumulation dtype, into which a producer adds by itself.
+
+        The array is the slot's running sum if the buffer owns that, `key` comes next, and the producer's stream is
+        the one that sums; other calls for the slot then wait for the end of the block. Otherwise it holds zeros, and
+        becomes a contribution at the end. If the body raises, the zeros are dropped; a slot whose running sum was
+        lent is poisoned, and all its calls but clear() raise RuntimeError. Do not write into the array after the
+        block.
+
+        Parameters
+        ----------
+        slot : int
+            The index of a slot that declares its shape and dtype.
+        key : int, optional
+            As for `add`.
+        stream : stream, optional
+            The producer's stream.
+
+        Raises
+        ------
+        IndexError
+            For a slot that does not exist.
+        TypeError
+            If `stream` is no stream.
+        ValueError
+            For an undeclared slot, or a key or number of contributions that does not fit.
+
+        >>> buf = fanin.InputBuffer([np.empty(3, np.float16)])
+        >>> with buf.target(0) as out:
+        ...     out += np.float32([1, 2, 3])
+        >>> buf.take()
+        [array([1., 2., 3.], dtype=float16)]
+        """
+    def expect(self, slot: int, n: int) -> None:  # step
+        """Set the number of contributions that each pass adds to a slot; take() does not reset it.
+
+        One contribution too many is a ValueError at add, a missing one at take.
+
+        Parameters
+        ----------
+        slot : int
+            The index of the slot.
+        n : int
+            The number of contributions.
+
+        >>> buf = fanin.InputBuffer(1)
+        >>> buf.expect(0, 2)
+        >>> buf.add(0, 1.0)
+        >>> buf.ready(0)
+        False
+        """
+    def ready(self, slot: int, /) -> bool:  # step
+        """Whether all contributions that `expect` announced were added; ValueError without expect."""
     @overload
     def take(
         self,
@@ -86,7 +238,46 @@ class InputBuffer:
         out: Sequence[object] | None = None,
         scale: complex | None = None,
         writable: bool = False,
-    ) -> list[Any]: ...
+    ) -> list[Any]:  # step, fast
+        """Return all sums as a list with an entry for each slot, None where it is undefined; the buffer is then empty.
+
+        A single contribution comes back as the object that was added; of a torch tensor that requires a gradient, as
+        its detach(). If an error is raised, no sum is lost.
+
+        Parameters
+        ----------
+        stream : stream, optional
+            Where the sums are ready to be used. Default: the buffer's stream, else the stream that was current at the
+            slot's first gradient (rule S5).
+        slot : int, optional
+            Take only this slot, and return its sum instead of a list; the others keep their contributions.
+        out : list of arrays or None, optional
+            Arrays to write the sums into; with `slot` one array.
+        scale : number, optional
+            Multiplies the sums in the same pass over memory, before the one rounding.
+        writable : bool
+            Copy each sum whose memory has other references.
+
+        Raises
+        ------
+        ValueError
+            For `out` or `scale`, or if a contribution is missing.
+        BufferError
+            If `out` cannot be written.
+        OverflowError
+            For a sum of Python ints that does not fit.
+        RuntimeError
+            If a slot is poisoned, or within a target of a slot.
+
+        >>> buf = fanin.InputBuffer(2)
+        >>> buf.add(0, np.float32([1, 2]))
+        >>> buf.add(0, np.float32([3, 4]))
+        >>> buf.take(scale=0.5)
+        [array([2., 3.], dtype=float32), None]
+        >>> buf.add(0, 1.0); buf.add(1, 2.0)
+        >>> buf.take(slot=1), buf.take()
+        (2.0, [1.0, None])
+        """
     @overload
     def take(
         self,
@@ -96,22 +287,57 @@ class InputBuffer:
         out: object = None,
         scale: complex | None = None,
         writable: bool = False,
-    ) -> Any: ...
-    def stats(self, slot: int, /) -> Stats | None: ...
-    def clear(self) -> None: ...
-    def explain(self, slot: int, /) -> str: ...
-    def __getitem__(self, slot: int, /) -> Any: ...
+    ) -> Any: ...  # step, fast
+    def stats(self, slot: int, /) -> Stats | None:  # step
+        """Return the fanin.Stats of the sum that was last taken of a slot; None if that is undefined, or an object.
+
+        They are computed in the pass over memory that makes the sum, and forgotten at the slot's next add. On a
+        device with streams the first call blocks until the stream that summed has done so.
+
+        Raises
+        ------
+        ValueError
+            If the buffer was made without stats=True, or no sum was taken.
+        CaptureError
+            While that stream is captured, and for a sum that was made during a capture.
+
+        >>> buf = fanin.InputBuffer(1, stats=True)
+        >>> buf.add(0, np.array([3.0, np.inf]), key=0)
+        >>> buf.add(0, np.array([1.0, 1.0]), key=1)
+        >>> _ = buf.take()
+        >>> buf.stats(0)
+        Stats(count=2, sumsq=16.0, absmax=4.0, nonfinite=1, first_bad_key=0)
+        """
+    def clear(self) -> None:  # step
+        """Drop all contributions and sums, also of poisoned slots: for passes that failed."""
+    def explain(self, slot: int, /) -> str:  # step
+        """Return what was and will be decided for a slot, in sentences with the numbers of the rules.
+
+        >>> buf = fanin.InputBuffer(1, name="w1")
+        >>> print(buf.explain(0))
+        w1: slot 0: nothing has come yet.
+        """
+    def __getitem__(self, slot: int, /) -> Any: ...  # step
     def __iter__(self) -> Iterator[Any]: ...
     def __len__(self) -> int: ...
     def __reduce_ex__(self, protocol: SupportsIndex, /) -> NoReturn: ...
+    def __repr__(self) -> str: ...  # step
 
+# collector.c
 def _collectors(
     buffer: InputBuffer,
     small: list[bool],
     came: bytearray,
     otherwise: Callable[..., object],
     /,
-) -> list[Callable[[object], object]]: ...
+) -> list[Callable[[object], object]]:
+    """The hooks of fanin.torch.accumulate, one for each slot.
+
+    Each adds a copy of its parameter's gradient if that is `small`, dense and detached, and sets its byte in `came`; it
+    calls `otherwise` with all others. The parameter gets nothing.
+    """
+
+# add_n.c
 def add_n(
     arrays: Iterable[object],
     *,
@@ -120,29 +346,115 @@ def add_n(
     accumulate: DTypeLike | None = None,
     scale: complex | None = None,
     stats: bool = False,
-) -> Any: ...
+) -> Any:  # step, fast
+    """Sum arrays of one shape in one pass over memory, with one rounding.
+
+    Parameters
+    ----------
+    arrays : sequence
+        At least one array or number; None adds nothing. The sum is the left fold in their order, or in that of `keys`.
+    out : array, optional
+        Where to write the sum. Default: fresh memory.
+    keys : sequence of int, optional
+        One for each array.
+    accumulate : dtype or "exact", optional
+        The dtype in which the sum runs. Default: float32 for float16, bfloat16 and float8, else the promotion of all.
+    scale : number, optional
+        Multiplies the sum before the rounding.
+    stats : bool
+        Return a pair: the sum, and its fanin.Stats (None for an object).
+
+    Raises
+    ------
+    TypeError
+        If an item is no array.
+    ValueError
+        For shapes, dtypes or keys that do not fit, or an empty sequence.
+    BufferError
+        If `out` cannot be written.
+    OverflowError
+        For a sum of Python ints that does not fit int64.
+
+    >>> fanin.add_n([np.float16([1, 2]), np.float16([3, 4]), np.float16([5, 6])])
+    array([ 9., 12.], dtype=float16)
+    """
 
 # ---------------------------------------------------------------- the engine
 
 @final
 class HookHandle:
-    def remove(self) -> None: ...
+    """A registered hook: `remove()`, or the end of a `with`, removes it."""
+    def remove(self) -> None:  # step
+        """Remove the hook. Calling it again does nothing."""
     def __enter__(self) -> Self: ...
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
-    ) -> Literal[False]: ...
+    ) -> Literal[False]: ...  # step
 
 @final
 class Edges:
-    def append(self, edge: Edge, /) -> None: ...
+    """The edges of a Node, as a sequence of (node, slot) and None."""
+    def append(self, edge: Edge, /) -> None:  # step
+        """Add (node, slot), or None; it counts from the next pass on.
+
+        Raises ValueError where it would close a cycle, TypeError and IndexError as Node does.
+        """
     @overload
     def __getitem__(self, index: int, /) -> Edge: ...
     @overload
     def __getitem__(self, index: slice, /) -> list[Edge]: ...
     def __iter__(self) -> Iterator[Edge]: ...
     def __len__(self) -> int: ...
+    def __repr__(self) -> str: ...  # step
 
 class Node:
+    """An operation of a graph, which a pass runs backward.
+
+    Parameters
+    ----------
+    fn : callable
+        `fn(*sums)` gets the sums of the gradients of its slots, None where one is undefined, and returns one
+        gradient (or None) per edge, as a tuple or list; a single one if there is one edge. It must not write into
+        its sums (`g = g * 10`, not `g *= 10`): they may have other references, and then an ndarray is read-only
+        while it runs.
+    inputs : int
+        The number of its slots.
+    edges : sequence of (node, slot) or None
+        Where its gradients go: a Node or Leaf and one of its slots. None: the gradient is not needed.
+    slots : sequence, optional
+        For each input an example array, a fanin.Slot or None: incoming gradients are checked against it.
+    release : callable, optional
+        Called when the graph is freed there.
+    name : str, optional
+        Its name in messages.
+    stream : stream, optional
+        The stream on which its sums are ready, it runs, and its gradients are then ready.
+    device : str, optional
+        Use that device's current stream, or "cpu". Without `stream` and `device`: the current stream of the
+        device that `slots` declare, else the stream that was made current last.
+    group : str or object, optional
+        Of the nodes with one group, one runs at a time in a pass of several workers. Objects are compared by
+        identity.
+
+    Raises
+    ------
+    TypeError
+        For fn, an edge that is no pair, or a group that is a number.
+    IndexError
+        For a slot that does not exist.
+    ValueError
+        For inputs, slots, or a stream of another device.
+
+    >>> w = fanin.Leaf(np.ones(2), name="w")
+    >>> double = fanin.Node(lambda g: 2 * g, edges=[(w, 0)], name="double")
+    >>> fanin.backward([(double, 0, np.array([1.0, 2.0]))])
+    >>> w.grad
+    array([2., 4.])
+    >>> with fanin.sim.Machine() as m, fanin.stream(m.stream()) as s:
+    ...     there = fanin.Node(lambda g: g, name="there")
+    ...     there.stream == s, there.device
+    (True, 'sim:0')
+    """
     def __init__(
         self,
         fn: Callable[..., object],
@@ -155,39 +467,119 @@ class Node:
         stream: StreamLike | None = None,
         device: str | None = None,
         group: object = None,
-    ) -> None: ...
+    ) -> None: ...  # step
     @property
-    def fn(self) -> Callable[..., Any] | None: ...
+    def fn(self) -> Callable[..., Any] | None:  # step
+        """Its function; None after the graph was freed there."""
     @property
-    def inputs(self) -> int: ...
+    def inputs(self) -> int:
+        """The number of its slots."""
     @property
-    def edges(self) -> Edges: ...
+    def edges(self) -> Edges:  # step
+        """Where its gradients go: a sequence of (node, slot) and None, with append()."""
     @property
-    def grad(self) -> Any: ...
+    def grad(self) -> Any:  # step
+        """The sums that retain_grad() keeps: of one slot its sum, of several a tuple; None if there is none. Set it
+        to None to forget them.
+        """
     @grad.setter
-    def grad(self, value: None) -> None: ...
+    def grad(self, value: None) -> None: ...  # step
     @property
-    def name(self) -> str | None: ...
+    def name(self) -> str | None:
+        """Its name in messages; None without one."""
     @property
-    def group(self) -> object: ...
+    def group(self) -> object:
+        """Of the nodes with one group, one runs at a time in a pass; None without one."""
     @property
-    def sequence_nr(self) -> int: ...
+    def sequence_nr(self) -> int:
+        """Its number among all nodes and leaves, in the order of creation."""
     @property
-    def stream(self) -> Stream | None: ...
+    def stream(self) -> Stream | None:
+        """Its stream, on which its sums and its gradients are ready; None if it has none."""
     @property
-    def device(self) -> str: ...
+    def device(self) -> str:
+        """The name of the device where it runs; "cpu" if it has no stream."""
     @property
-    def freed(self) -> bool: ...
-    def needs(self, edge: int, /) -> bool: ...
-    def register_hook(self, hook: Hook, slot: int = 0) -> HookHandle: ...
-    def register_prehook(self, hook: Callable[[Sums], object], /) -> HookHandle: ...
-    def register_posthook(self, hook: Callable[[Sums, Sums], object], /) -> HookHandle: ...
-    def retain_grad(self, slot: int = 0) -> None: ...
-    def _free(self) -> None: ...
-    def _sum_into(self, arrays: tuple[object, ...], /) -> None: ...
+    def freed(self) -> bool:  # step
+        """Whether a pass without keep_graph has run it."""
+    def needs(self, edge: int, /) -> bool:  # step
+        """Whether the gradient of an edge is needed.
+
+        It is not if the edge is None, nor, while the node runs, if inputs= leaves it out. Of several passes the
+        innermost on this thread counts, else the latest walk that waits for the node.
+        """
+    def register_hook(self, hook: Hook, slot: int = 0) -> HookHandle:  # step
+        """Call `hook(sum)` with the sum of a slot, if it is defined, once in each pass; a result that is not None
+        replaces the sum.
+
+        The result must have the same shape, dtype and device. Returns a handle with `remove()`.
+        """
+    def register_prehook(self, hook: Callable[[Sums], object], /) -> HookHandle:  # step
+        """Call `hook(sums)` with the tuple of all sums before the node runs; a result that is not None replaces them.
+
+        Returns a handle with `remove()`.
+        """
+    def register_posthook(self, hook: Callable[[Sums, Sums], object], /) -> HookHandle:  # step
+        """Call `hook(sums, gradients)` with both tuples after the node has run; a result that is not None replaces the
+        gradients.
+
+        Returns a handle with `remove()`.
+        """
+    def retain_grad(self, slot: int = 0) -> None:  # step
+        """Keep the sum of a slot in `grad`, after the slot's hooks; later passes add to it.
+
+        Raises IndexError for a slot that does not exist.
+        """
+    def _free(self) -> None:  # step
+        """Drop its function and call its release: fanin.free does this for a graph."""
+    def _sum_into(self, arrays: tuple[object, ...], /) -> None:
+        """Write the sums of its slots into these arrays: fanin.tape's output buffers."""
+    def __repr__(self) -> str: ...  # step
 
 @final
 class Leaf:
+    """Where gradients end: each pass adds its sum to `.grad`, in place once that exists.
+
+    Parameters
+    ----------
+    array : array, optional
+        Gradients have its shape, dtype and device. Those of a torch tensor that requires one are in the tensor's
+        own `.grad`.
+    like : (shape, dtype, device), optional
+        Instead of `array`, for memory that has another owner; needs a function as `accumulate`.
+    accumulate : dtype or callable, optional
+        A dtype in which passes are summed, rounded when `.grad` is read. Then `.grad` is the leaf's own: of a
+        tensor that requires a gradient give x.detach(); to change it, set it. Or a function that is called with
+        each pass's sum.
+    grad_dtype : dtype, optional
+        Another dtype of the gradients.
+    name : str, optional
+        Its name in messages.
+    stream : stream, optional
+        Where it accumulates. Default: the current stream of the array's device.
+
+    Raises
+    ------
+    TypeError
+        Without an array.
+    ValueError
+        For a dtype, or a stream of another device.
+
+    >>> w = fanin.Leaf(np.zeros(2), name="w")
+    >>> for _ in range(2):
+    ...     fanin.backward([(w, 0, np.array([1.0, 2.0]))])
+    >>> w.grad
+    array([2., 4.])
+
+    On a device it accumulates on its stream:
+
+    >>> with fanin.sim.Machine() as m, fanin.stream(m.stream()) as s:
+    ...     w = fanin.Leaf(m.array(np.zeros(2)))
+    ...     for _ in range(2):
+    ...         fanin.backward([(w, 0, m.array(np.array([1.0, 2.0])))])
+    ...     w.grad.numpy(), w.grad.device, w.stream == s
+    (array([2., 4.]), 'sim:0', True)
+    """
     @overload
     def __init__(
         self,
@@ -198,7 +590,7 @@ class Leaf:
         grad_dtype: DTypeLike | None = None,
         name: object = None,
         stream: StreamLike | None = None,
-    ) -> None: ...
+    ) -> None: ...  # step
     @overload
     def __init__(
         self,
@@ -209,31 +601,63 @@ class Leaf:
         grad_dtype: DTypeLike | None = None,
         name: object = None,
         stream: StreamLike | None = None,
-    ) -> None: ...
+    ) -> None: ...  # step
     @property
-    def grad(self) -> Any: ...
+    def grad(self) -> Any:  # step
+        """The sum of the gradients of all passes since it was None; may be set."""
     @grad.setter
-    def grad(self, value: object) -> None: ...
+    def grad(self, value: object) -> None: ...  # step
     @grad.deleter
     def grad(self) -> None: ...
     @property
-    def array(self) -> Any: ...
+    def array(self) -> Any:
+        """The array that it was made of; None with like=."""
     @property
-    def stream(self) -> Stream | None: ...
+    def stream(self) -> Stream | None:
+        """The stream on which it accumulates; None on the CPU."""
     @property
-    def name(self) -> str | None: ...
+    def name(self) -> str | None:
+        """Its name in messages; None without one."""
     @property
-    def sequence_nr(self) -> int: ...
-    def register_hook(self, hook: Hook, slot: int = 0) -> HookHandle: ...
-    def register_post_accumulate_grad_hook(self, hook: Callable[[Leaf], object], /) -> HookHandle: ...
+    def sequence_nr(self) -> int:
+        """Its number among all nodes and leaves, in the order of creation."""
+    def register_hook(self, hook: Hook, slot: int = 0) -> HookHandle:  # step
+        """Call `hook(sum)` with the pass's sum, if it is defined, before it is accumulated; a result that is not None
+        replaces the sum.
+
+        The result must have the same shape, dtype and device. Returns a handle with `remove()`.
+        """
+    def register_post_accumulate_grad_hook(self, hook: Callable[[Leaf], object], /) -> HookHandle:  # step
+        """Call `hook(leaf)` after the pass's sum was added to `.grad`.
+
+        Returns a handle with `remove()`.
+        """
 
 @final
 class Walk:
+    """The iterator of `walk`: yields (node, sums), and takes gradients by `give`."""
     def __iter__(self) -> Self: ...
-    def __next__(self) -> tuple[Node, Sums]: ...
-    def give(self, gradients: object, /) -> None: ...
-    def close(self) -> None: ...
-    def explain(self, node: Node | Leaf | None = None) -> str: ...
+    def __next__(self) -> tuple[Node, Sums]: ...  # step
+    def give(self, gradients: object, /) -> None:  # step
+        """Give the gradients of the last node, as its function would have returned them.
+
+        Raises what `backward` raises for them; then the pass has ended.
+        """
+    def close(self) -> None:  # step
+        """End the pass. Calling it again does nothing."""
+    def explain(self, node: Node | Leaf | None = None) -> str:  # step
+        """Which edges have delivered gradients and which have not, for a node, or for each node that has not run.
+
+        Of a pass that has ended early: the same at its end. Empty if all nodes have run.
+
+        >>> w = fanin.Leaf(np.zeros(2), name="w")
+        >>> low = fanin.Node(lambda g: g, edges=[(w, 0)], name="low")
+        >>> top = fanin.Node(lambda g: g, edges=[(low, 0)], name="top")
+        >>> p = fanin.walk([(top, 0, np.ones(2)), (low, 0, np.ones(2))])
+        >>> node, sums = next(p)
+        >>> print(p.explain(low))  # doctest: +ELLIPSIS
+        low (node ...) has not run: slot 0 waits for edge 0 of top (node ...); slot 0 holds root 1
+        """
 
 Edge = tuple[Node | Leaf, int] | None
 Root = tuple[Node | Leaf, int, object] | tuple[Node | Leaf, int] | Node | Leaf
@@ -241,6 +665,7 @@ Hook = Callable[[Any], object]
 Sums = tuple[Any, ...]
 Schedule = Callable[[tuple[Node, ...]], Node]
 
+# pass.c
 def backward(
     roots: Iterable[Root],
     inputs: Iterable[Leaf | tuple[Leaf, int]] | None = None,
@@ -252,7 +677,72 @@ def backward(
     progress: Callable[[int, int], object] | None = None,
     one: Callable[[Node | Leaf, int], object] | None = None,
     workers: int = 1,
-) -> None: ...
+) -> None:  # step
+    """Run a pass backward over the graph of some nodes, and add the gradients of leaves to their `.grad`.
+
+    A node runs when all its gradients have come; of several ready nodes, the newest runs first.
+
+    Parameters
+    ----------
+    roots : sequence of (node, slot, gradient)
+        Where the pass begins. Without a gradient, or with None, it is one if the slot declares a shape of one
+        element, or what `one` returns. A node alone means its slot 0.
+    inputs : sequence of leaves, optional
+        Only these leaves accumulate, and only nodes that lead to one of them run.
+    keep_graph : bool, optional
+        Nodes keep their functions, for another pass. Default: the value of `create_graph`.
+    create_graph : bool
+        The pass records itself: sums use the arrays' own `+` and each `.grad` becomes a new object (rules A1,
+        L6), so functions whose operations make nodes return gradients that can be differentiated again.
+    detect : bool, optional
+        The first gradient with an inf or NaN ends the pass (FloatingPointError), with the node that made it.
+        Default: `set_options(detect=)`.
+    schedule : callable, optional
+        `schedule(ready)` returns one of the ready nodes, which runs next. Every choice gives the same bits.
+    progress : callable, optional
+        `progress(ran, known)` is called with how many of all nodes and leaves have run: 0 first, then more each
+        time. An exception in it ends the pass.
+    one : callable, optional
+        `one(node, slot)` returns the gradient of a root that has none.
+    workers : int
+        Threads that run nodes, the caller's included, with the same bits for every number. It pays where
+        functions release the interpreter's lock, as NumPy's do. `schedule` and `create_graph` need one worker.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For roots, inputs or gradients that do not fit.
+    IndexError
+        For a slot that does not exist.
+    RuntimeError
+        If the graph was freed, or passes are nested 1,000 deep.
+
+    Exceptions of nodes and hooks end the pass too, with a note that names the node; then each leaf has its whole
+    gradient, or none of it.
+
+    >>> w = fanin.Leaf(np.array([1.0, 2.0]), name="w")
+    >>> square = fanin.Node(lambda g: g * 2 * w.array, edges=[(w, 0)], name="square")
+    >>> total = fanin.Node(lambda g: g * np.ones(2), edges=[(square, 0)], slots=[fanin.Slot(())], name="total")
+    >>> fanin.backward([total])
+    >>> w.grad
+    array([2., 4.])
+
+    On a device nodes and leaves use the stream that was current where they were made; at the end the caller's
+    stream waits for it:
+
+    >>> with fanin.sim.Machine() as m:
+    ...     def double(g):
+    ...         made = m.empty(2)
+    ...         m.launch(fanin.current_stream("sim:0"), lambda v, to: np.add(v, v, out=to), reads=[g], writes=[made])
+    ...         return made
+    ...     with fanin.stream(m.stream()):
+    ...         w = fanin.Leaf(m.array(np.zeros(2)))
+    ...         node = fanin.Node(double, edges=[(w, 0)])
+    ...     fanin.backward([(node, 0, m.array(np.ones(2)))])
+    ...     w.grad.numpy()
+    array([2., 2.])
+    """
+
 def grad(
     roots: Iterable[Root],
     inputs: Iterable[Leaf | Node | tuple[Leaf | Node, int]],
@@ -264,7 +754,24 @@ def grad(
     progress: Callable[[int, int], object] | None = None,
     one: Callable[[Node | Leaf, int], object] | None = None,
     workers: int = 1,
-) -> list[Any]: ...
+) -> list[Any]:  # step
+    """Run a pass and return the gradients of `inputs` as a list; no leaf changes.
+
+    Parameters
+    ----------
+    inputs : sequence
+        Leaves, nodes (their slot 0) and (node, slot). The result has None where no gradient comes. Hooks of the
+        slots have run on the sums.
+
+    The other parameters and the exceptions are those of `backward`.
+
+    >>> x = fanin.Leaf(np.array([1.0, 2.0]))
+    >>> cube = fanin.Node(lambda g: g * 3 * x.array**2, edges=[(x, 0)])
+    >>> fanin.grad([(cube, 0, np.ones(2))], [x])
+    [array([ 3., 12.])]
+    """
+
+# walk.c
 def walk(
     roots: Iterable[Root],
     inputs: Iterable[Leaf | tuple[Leaf, int]] | None = None,
@@ -275,21 +782,48 @@ def walk(
     schedule: Schedule | None = None,
     progress: Callable[[int, int], object] | None = None,
     one: Callable[[Node | Leaf, int], object] | None = None,
-) -> Walk: ...
+) -> Walk:  # step
+    """A pass that the caller runs: an iterator of (node, sums), in the order in which `backward` runs the nodes.
+
+    `give(gradients)` takes what the node's function would have returned; then comes the next node. Leaves
+    accumulate by themselves. Parameters, hooks, freeing of nodes and exceptions are those of `backward`.
+    `close()` ends the pass.
+
+    >>> w = fanin.Leaf(np.zeros(2), name="w")
+    >>> double = fanin.Node(lambda g: 2 * g, edges=[(w, 0)], name="double")
+    >>> for node, sums in (p := fanin.walk([(double, 0, np.ones(2))])):
+    ...     p.give(node.fn(*sums))
+    >>> w.grad
+    array([2., 2.])
+    """
 
 # ---------------------------------------------------------------- streams, events, arrays of devices
 
 @final
 class Stream:
+    """A queue of a device: what is queued runs in order, and late.
+
+    Two are equal when they are the same queue. `handle` is the number of a stream that exists; 0 and 1 are the
+    legacy default stream. `fanin.sim.Machine.stream` makes new ones.
+    """
     def __new__(cls, device: str, handle: int) -> Stream: ...
     @property
-    def device(self) -> str: ...
+    def device(self) -> str:
+        """The name of its device, as in "sim:0"."""
     @property
-    def handle(self) -> int: ...
-    def wait(self, other: StreamLike | Event, /) -> None: ...
-    def record(self) -> Event: ...
-    def synchronize(self) -> None: ...
-    def __cuda_stream__(self) -> tuple[int, int]: ...
+    def handle(self) -> int:
+        """Its number on the device; 1 is the legacy default stream."""
+    def wait(self, other: StreamLike | Event, /) -> None:  # step
+        """Hold back work queued here from now on until `other` has passed.
+
+        `other` is an Event (its last record) or a Stream (all work queued on it so far). The host does not wait.
+        """
+    def record(self) -> Event:  # step
+        """Return an Event after all work queued here so far."""
+    def synchronize(self) -> None:  # step
+        """Block until everything queued here has run."""
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """(0, handle), for other libraries; TypeError for a simulated device's."""
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
     def __lt__(self, other: object, /) -> NoReturn: ...
@@ -301,18 +835,36 @@ class Stream:
 
 @final
 class Event:
+    """A point in a stream's queue, which other streams and the host can wait for.
+
+    `stream.record()` makes one and records it in one step.
+    """
     def __new__(cls, device: str) -> Event: ...
     @property
-    def device(self) -> str: ...
+    def device(self) -> str:
+        """The name of its device, as in "sim:0"."""
     @property
-    def stream(self) -> Stream | None: ...
-    def record(self, stream: Stream | None, /) -> None: ...
-    def query(self) -> bool: ...
-    def synchronize(self) -> None: ...
+    def stream(self) -> Stream | None:  # step
+        """The stream it was last recorded on; None before."""
+    def record(self, stream: Stream | None, /) -> None:  # step
+        """Record the point in `stream` after all work queued there so far.
+
+        Later waits use the new point; queued waits keep the old one. None is the device's current stream.
+        """
+    def query(self) -> bool:  # step
+        """True if all work before the point has run, and for an event that was never recorded.
+
+        On a simulated device one piece of work runs after each False; under `fanin.sim.explore` both answers are
+        tried.
+        """
+    def synchronize(self) -> None:  # step
+        """Block until all work before the point has run."""
     def __reduce__(self) -> NoReturn: ...
+    def __repr__(self) -> str: ...  # step
 
 @final
-class Graph: ...
+class Graph:
+    """A captured graph of a simulated machine: Machine.launch_graph queues it."""
 
 # ---------------------------------------------------------------- graph trees
 
@@ -322,22 +874,57 @@ _Role = Literal["auto", "copy", "static", "accumulate"]
 
 @final
 class GraphStep:
-    def __enter__(self) -> Self: ...
+    """One iteration of a graph tree, made by `GraphTree.step`."""
+    def __enter__(self) -> Self:  # step
+        """Begin the step."""
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
-    ) -> None: ...
+    ) -> None:  # step
+        """End the step: its outputs must not be used from then on."""
 
 @final
 class GraphFunction(Generic[_P, _R]):
+    """A function of a graph tree, made by `GraphTree.function`; call it with arrays, inside a step."""
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R: ...
-    def explain(self) -> str: ...
+    def explain(self) -> str:  # step
+        """The outcome of the last call in a sentence with the rules (docs/graph-trees.md); if it was no replay, also
+        the reason and the remedy.
+        """
     @property
-    def last(self) -> Outcome | None: ...
+    def last(self) -> Outcome | None:  # step
+        """The outcome of the last call; None before the first."""
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The function's name in messages."""
 
 @final
 class GraphTree:
+    """Functions of arrays on a device that are recorded once and replayed, in one range of memory.
+
+        tree = fanin.GraphTree("cpu")          # or "cuda:0", "sim:0"
+        step = tree.function(lambda x, w: np.tanh(x @ w), roles=("copy", "static"))
+        for x in batches:
+            with tree.step():
+                y = step(x, w)
+                print(step.last.did, y.numpy())   # warmed, recorded, replayed, replayed, ..
+
+    On the CPU operands are ndarrays, and outputs are handles whose values `numpy()` copies
+    (docs/graph-trees.md).
+
+    Parameters
+    ----------
+    device : str
+        "cpu", or a device with streams.
+    memory : int
+        Bytes of the range.
+    limit : int
+        The number of further recordings because an operand is at another place; then the operand is copied.
+    strict : bool
+        Raise an error for a static operand at another place.
+    verify : int
+        The first `verify` replays of each recording also run the plain function; a difference in any bit is a
+        CaptureError that names the array.
+    """
     def __init__(
         self, device: str, *, memory: int = 67108864, limit: int = 8, strict: bool = False, verify: int = 0
     ) -> None: ...
@@ -348,22 +935,50 @@ class GraphTree:
         roles: _Role | Sequence[_Role] = "auto",
         keep: bool | Sequence[bool] = False,
         key: Callable[_P, object] | None = None,
-    ) -> GraphFunction[_P, _R]: ...
-    def step(self) -> GraphStep: ...
-    def close(self) -> None: ...
-    def plot(self, path: str | PathLike[str] | None = None, /) -> object: ...
-    def _memory(self) -> list[tuple[int, int, int, bool]]: ...
-    def _recordings(self) -> list[tuple[int, int, str, int, int, int, bool]]: ...
-    def __enter__(self) -> Self: ...
+    ) -> GraphFunction[_P, _R]:  # step
+        """Make a function of arrays that is warmed up, then recorded, and from then on replayed.
+
+        Parameters
+        ----------
+        fn : callable
+            Gets arrays, and returns an array, None, or a tuple or list of them.
+        roles : str, or sequence of str
+            For all operands, or for each: "copy" (copied in before each replay), "static" (stays where it is),
+            "accumulate" (the caller's memory, added into), "auto" (an output of this step is used in place, all
+            else is copied).
+        keep : bool, or sequence of bool
+            Outputs that are copied out of the tree's memory, and outlive the step.
+        key : callable, optional
+            Called with the operands; calls with different results have different recordings.
+        """
+    def step(self) -> GraphStep:
+        """One iteration: `with tree.step():`. Outputs of its calls must not be used after its end."""
+    def close(self) -> None:  # step
+        """Free all recordings and the memory; later calls fail."""
+    def plot(self, path: str | PathLike[str] | None = None, /) -> object:
+        """A picture of the tree, as a matplotlib figure; also written to `path` if given. ImportError without
+        matplotlib; OSError if it cannot be written.
+        """
+    def _memory(self) -> list[tuple[int, int, int, bool]]:  # step
+        """(node, from, to, as an output) of each piece of the tree's memory that a recording uses."""
+    def _recordings(self) -> list[tuple[int, int, str, int, int, int, bool]]:  # step
+        """(node, parent, function, owns, reaches, replays, on the path) of each recording."""
+    def __enter__(self) -> Self:
+        """The tree."""
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
-    ) -> None: ...
+    ) -> None:  # step
+        """Close it."""
     @property
-    def stats(self) -> GraphStats: ...
+    def stats(self) -> GraphStats:  # step
+        """The numbers of recordings, bytes and calls: a GraphStats."""
     @property
-    def closed(self) -> bool: ...
+    def closed(self) -> bool:  # step
+        """Whether it was closed."""
     @property
-    def device(self) -> str: ...
+    def device(self) -> str:
+        """The name of its device, as in "sim:0"."""
+    def __repr__(self) -> str: ...  # step
 
 _Index = SupportsIndex | slice | EllipsisType | None
 _Axis = SupportsIndex | tuple[SupportsIndex, ...] | None
@@ -459,33 +1074,55 @@ class _OfNumPy:
 
 @final
 class Array(_OfNumPy):
+    """An array on a device, made by `Machine.array` and `Machine.empty`, or by a graph tree.
+
+    Indexing by integers, slices, ... and None gives views; values are read by `numpy()` or by kernels. On the CPU,
+    where it is memory of a `fanin.GraphTree`, NumPy's functions and operators take it as well, and it has ndarray's
+    methods that can be recorded, as in `x.sum()` and `x.astype(..)`.
+    """
     @property
-    def shape(self) -> tuple[int, ...]: ...
+    def shape(self) -> tuple[int, ...]:
+        """Its extents."""
     @property
-    def strides(self) -> tuple[int, ...]: ...
+    def strides(self) -> tuple[int, ...]:
+        """Bytes from one element to the next, axis by axis."""
     @property
-    def dtype(self) -> np.dtype[np.generic]: ...
+    def dtype(self) -> np.dtype[np.generic]:
+        """Its NumPy dtype."""
     @property
-    def device(self) -> str: ...
+    def device(self) -> str:
+        """The name of its device, as in "sim:0"."""
     @property
-    def ndim(self) -> int: ...
+    def ndim(self) -> int:
+        """The number of its axes."""
     @property
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """The number of its elements."""
     @property
-    def itemsize(self) -> int: ...
+    def itemsize(self) -> int:
+        """Bytes of one element."""
     @property
-    def nbytes(self) -> int: ...
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
     @property
-    def T(self) -> Array: ...
+    def T(self) -> Array:
+        """A view with the axes reversed."""
     @property
-    def address(self) -> int: ...
+    def address(self) -> int:
+        """The address of its first element."""
     @property
-    def users(self) -> tuple[Stream, ...]: ...
-    def numpy(self) -> NDArray: ...
-    def transpose(self, *axes: SupportsIndex | Iterable[SupportsIndex]) -> Array: ...
-    def reshape(self, *shape: SupportsIndex | Iterable[SupportsIndex]) -> Array: ...
-    def broadcast_to(self, *shape: SupportsIndex | Iterable[SupportsIndex]) -> Array: ...
-    def record_stream(self, stream: Stream, /) -> None: ...
+    def users(self) -> tuple[Stream, ...]:  # step
+        """The streams that its memory is marked as used on, its owner first."""
+    def numpy(self) -> NDArray:  # step
+        """The values as a new ndarray, after waiting for the device's current stream, and for that alone."""
+    def transpose(self, *axes: SupportsIndex | Iterable[SupportsIndex]) -> Array:
+        """A view with the axes in another order; reversed without `axes`."""
+    def reshape(self, *shape: SupportsIndex | Iterable[SupportsIndex]) -> Array:
+        """A view of another shape; ValueError if that needs a copy."""
+    def broadcast_to(self, *shape: SupportsIndex | Iterable[SupportsIndex]) -> Array:
+        """A read-only view that repeats elements."""
+    def record_stream(self, stream: Stream, /) -> None:  # step
+        """Keep the memory, after the last reference to it, until the work that `stream` has queued so far has run."""
     def __getitem__(self, index: _Index | tuple[_Index, ...], /) -> Array: ...
     def __iter__(self) -> Iterator[Array]: ...
     def __len__(self) -> int: ...
@@ -496,26 +1133,59 @@ class Array(_OfNumPy):
         max_version: tuple[int, int] | None = None,
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
-    ) -> object: ...
-    def __dlpack_device__(self) -> tuple[int, int]: ...
+    ) -> object:  # step
+        """A capsule over the array's memory, for which the consumer's stream waits: None and 1 are the legacy
+        default stream, 2 the per-thread one, -1 waits for nothing.
+        """
+    def __complex__(self) -> complex: ...
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """(2, n): CUDA device n."""
     @property
-    def __cuda_array_interface__(self) -> dict[str, object]: ...
-    def __array__(self, *args: object, **kwargs: object) -> NDArray: ...
+    def __cuda_array_interface__(self) -> dict[str, object]:
+        """Version 3; its stream is the device's current one, which waits for all work on the memory."""
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray: ...
     def __array_ufunc__(self, *args: object, **kwargs: object) -> object: ...
     def __array_function__(self, *args: object, **kwargs: object) -> object: ...
     def __reduce__(self) -> NoReturn: ...
 
-def current_stream(device: str | None, /) -> Stream | None: ...
-def stream_pushed(device: str, /) -> Stream | None: ...
-def stream_push(stream: Stream, /) -> None: ...
-def stream_pop(stream: Stream, /) -> None: ...
-def devices() -> list[str]: ...
-def backend_of_dlpack(type: int, /) -> str | None: ...
-def build_info() -> dict[str, str]: ...
-def cuda_active(index: int, /) -> bool: ...
-def cuda_here() -> int: ...
-def cuda_holding(address: int, /) -> int: ...
-def cuda_use(path: str | None, /) -> None: ...
+# stream.c
+def current_stream(device: str | None, /) -> Stream | None:
+    """The current stream of a device on this thread; None without streams."""
+
+def stream_pushed(device: str, /) -> Stream | None:
+    """The innermost stream pushed for a device on this thread; None: none."""
+
+def stream_push(stream: Stream, /) -> None:
+    """Make it the current stream of its device on this thread."""
+
+def stream_pop(stream: Stream, /) -> None:
+    """Take off the innermost push of it."""
+
+def build_info() -> dict[str, str]:
+    """How this library was built."""
+
+# backends.c
+def devices() -> list[str]:
+    """The names of the devices that a caller can name now."""
+
+def backend_of_dlpack(type: int, /) -> str | None:
+    """The name of the backend whose devices read memory of a DLPack device type, or None."""
+
+# cuda.c
+def cuda_active(index: int, /) -> bool:
+    """Whether this process uses a device: only then can it have streams."""
+
+def cuda_here() -> int:
+    """The device whose primary context is current on this thread; -1: none in use."""
+
+def cuda_holding(address: int, /) -> int:
+    """The device that owns an address, according to the driver; -1: none."""
+
+def cuda_use(path: str | None, /) -> None:
+    """Use this CUDA driver from now on; None: the system's. It is opened at its first use."""
+
+def device_array(device: str, array: NDArray, empty: bool, /) -> Array:
+    """A new array like an ndarray on a device with streams, with its values unless `empty`."""
 
 class _CudaInfo(TypedDict, total=False):
     why: str
@@ -526,20 +1196,33 @@ class _CudaInfo(TypedDict, total=False):
     kernels: dict[str, str]
     missing: dict[str, str]
 
-def cuda_info() -> _CudaInfo: ...
-def cuda_leave_out(*words: str) -> None: ...
-def kernels_source() -> bytes: ...
-def kernels_made() -> str: ...
-def cpu_launch(
-    fn: Callable[..., object], name: str, reads: tuple[object, ...], writes: tuple[object, ...], /
-) -> None: ...
-def cpu_empty(shape: tuple[int, ...], dtype: DTypeLike, /) -> Array: ...
-def cpu_wants_handles() -> bool: ...
-def device_array(device: str, array: NDArray, empty: bool, /) -> Array: ...
+def cuda_info() -> _CudaInfo:
+    """The features of the CUDA driver, or why there is none."""
+
+def cuda_leave_out(*words: str) -> None:
+    """Plan bits that the CUDA backend leaves out, and no others: for proofs."""
+
+def kernels_source() -> bytes:
+    """kernels.cu and the headers that it includes: zlib of JSON, {name: text}."""
+
+def kernels_made() -> str:
+    """What nvcc made of them when the package was built; "": it was built without."""
+
+# ---------------------------------------------------------------- kernels on the CPU
+
+def cpu_launch(fn: Callable[..., object], name: str, reads: tuple[object, ...], writes: tuple[object, ...], /) -> None:
+    """Call fn(*reads, *writes) on the CPU, now, or in each replay of this thread's recording."""
+
+def cpu_empty(shape: tuple[int, ...], dtype: DTypeLike, /) -> Array:
+    """A new array of fanin's on the CPU; inside a function of a graph tree in the tree's memory."""
+
+def cpu_wants_handles() -> bool:
+    """Whether this thread is in a function of a graph tree on the CPU."""
 
 # ---------------------------------------------------------------- the simulated machine
 
 class Machine:
+    """The core of fanin.sim.Machine."""
     def __new__(
         cls,
         devices: int,
@@ -552,27 +1235,40 @@ class Machine:
         gbytes_per_s: float = ...,
     ) -> Self: ...
     @property
-    def devices(self) -> int: ...
+    def devices(self) -> int:
+        """How many devices it has."""
     @property
-    def seed(self) -> int: ...
+    def seed(self) -> int:
+        """The seed that picks what runs next."""
     @property
-    def races(self) -> int: ...
+    def races(self) -> int:
+        """How many races were found."""
     @property
-    def host_us(self) -> float: ...
+    def host_us(self) -> float:
+        """The clock of the host, in microseconds."""
     @property
-    def device_us(self) -> float: ...
+    def device_us(self) -> float:
+        """When the last work queued ends, in microseconds."""
     @property
-    def abandoned(self) -> bool: ...
+    def abandoned(self) -> bool:
+        """True after _give_up()."""
     @property
-    def host_schedule(self) -> str: ...
+    def host_schedule(self) -> str:
+        """Which host thread acted, step by step: one character each."""
     @property
-    def streams(self) -> tuple[Stream, ...]: ...
+    def streams(self) -> tuple[Stream, ...]:
+        """The streams of the machine that are referenced."""
     @property
-    def _steps(self) -> int: ...
-    def _stream(self, device: int, blocking: bool, /) -> Stream: ...
-    def _event(self, device: int, /) -> Event: ...
-    def _array(self, ndarray: NDArray, device: int, /) -> Array: ...
-    def _empty(self, shape: int | Sequence[int], dtype: DTypeLike, device: int, /) -> Array: ...
+    def _steps(self) -> int:
+        """How often one of the host threads was chosen."""
+    def _stream(self, device: int, blocking: bool, /) -> Stream:
+        """A new stream."""
+    def _event(self, device: int, /) -> Event:
+        """A new event."""
+    def _array(self, ndarray: NDArray, device: int, /) -> Array:
+        """A copy on a device."""
+    def _empty(self, shape: int | Sequence[int], dtype: DTypeLike, device: int, /) -> Array:
+        """Poisoned memory on a device."""
     def _launch(
         self,
         stream: Stream,
@@ -582,29 +1278,52 @@ class Machine:
         name: str | None,
         us: float,
         /,
-    ) -> None: ...
-    def _synchronize(self) -> None: ...
-    def _step(self) -> bool: ...
-    def _pending(self) -> None: ...
-    def _forget(self) -> None: ...
-    def _check(self, on: bool, /) -> None: ...
-    def _begin_capture(self, stream: Stream, mode: int, /) -> None: ...
-    def _end_capture(self, stream: Stream, /) -> Graph: ...
-    def _launch_graph(self, graph: Graph, stream: Stream, /) -> None: ...
-    def _leave_out(self, *words: str) -> None: ...
-    def _spawn(self) -> int: ...
-    def _thread_begin(self, actor: int, /) -> bool: ...
-    def _thread_end(self, actor: int, /) -> None: ...
-    def _limit(self, steps: int, /) -> None: ...
-    def _break(self, text: str, /) -> int: ...
-    def _saw_thread(self, actor: int, /) -> None: ...
-    def _after_thread(self, actor: int, /) -> None: ...
-    def _join(self) -> None: ...
-    def _stuck(self, actor: int, /) -> bool: ...
-    def _enter(self) -> None: ...
-    def _leave(self) -> None: ...
-    def _follow(self, search: object, /) -> None: ...
-    def _give_up(self) -> None: ...
+    ) -> None:
+        """Queue a kernel."""
+    def _synchronize(self) -> None:
+        """Run all that is queued."""
+    def _step(self) -> bool:
+        """Run one thing that is queued; False where nothing can run."""
+    def _pending(self) -> None:
+        """Raise a race that no call has raised yet."""
+    def _forget(self) -> None:
+        """What is queued of the user's will do nothing."""
+    def _check(self, on: bool, /) -> None:
+        """Switch the checker on or off."""
+    def _begin_capture(self, stream: Stream, mode: int, /) -> None:
+        """Capture what is queued on a stream."""
+    def _end_capture(self, stream: Stream, /) -> Graph:
+        """The graph of what was captured."""
+    def _launch_graph(self, graph: Graph, stream: Stream, /) -> None:
+        """Queue a graph."""
+    def _leave_out(self, *words: str) -> None:
+        """Leave out these of the plans, and no others."""
+    def _spawn(self) -> int:
+        """Register a host thread; its number."""
+    def _thread_begin(self, actor: int, /) -> bool:
+        """First on the new thread; False: return at once."""
+    def _thread_end(self, actor: int, /) -> None:
+        """Last on the thread."""
+    def _limit(self, steps: int, /) -> None:
+        """Host threads that act more often come to no end."""
+    def _break(self, text: str, /) -> int:
+        """The thread that acts does not return: its number, or -1."""
+    def _saw_thread(self, actor: int, /) -> None:
+        """The calling thread reads how another one ended."""
+    def _after_thread(self, actor: int, /) -> None:
+        """A thread that has ended comes before what this one does next."""
+    def _join(self) -> None:
+        """Run the host threads to their end."""
+    def _stuck(self, actor: int, /) -> bool:
+        """After a deadlock: its thread will never end."""
+    def _enter(self) -> None:
+        """ "sim:0" names its first device on this thread."""
+    def _leave(self) -> None:
+        """Take back the innermost _enter."""
+    def _follow(self, search: object, /) -> None:
+        """A search chooses among the host threads."""
+    def _give_up(self) -> None:
+        """End the host threads."""
 
 class _SearchState(TypedDict):
     anew: int
@@ -614,12 +1333,23 @@ class _SearchState(TypedDict):
     strayed: bool
     schedule: str
 
-def explore_new(reduce: bool, limit: int, /) -> object: ...
-def explore_begin(search: object, /) -> bool: ...
-def explore_end(search: object, /) -> None: ...
-def explore_state(search: object, /) -> _SearchState: ...
-def explore_replay(search: object, schedule: str, /) -> None: ...
-def explore_sample(search: object, seed: int, /) -> None: ...
+def explore_new(reduce: bool, limit: int, /) -> object:
+    """A search over the orders of host threads."""
+
+def explore_begin(search: object, /) -> bool:
+    """Start the next run; False when all have been run."""
+
+def explore_end(search: object, /) -> None:
+    """End a run."""
+
+def explore_state(search: object, /) -> _SearchState:
+    """anew, runs, abandoned, complete, strayed, schedule."""
+
+def explore_replay(search: object, schedule: str, /) -> None:
+    """The next run follows a schedule."""
+
+def explore_sample(search: object, seed: int, /) -> None:
+    """The next run is a sample."""
 
 # ---------------------------------------------------------------- traces
 
@@ -651,12 +1381,17 @@ _TraceLine = tuple[
 
 @final
 class Trace:
+    """The core of fanin.trace: a ring of lines."""
     def __new__(cls, capacity: int) -> Trace: ...
     @property
-    def dropped(self) -> int: ...
-    def begin(self) -> None: ...
-    def end(self) -> None: ...
-    def lines(self) -> list[_TraceLine]: ...
+    def dropped(self) -> int:
+        """How many lines were pushed out by newer ones."""
+    def begin(self) -> None:
+        """Record what this thread does from now on."""
+    def end(self) -> None:
+        """Record no more."""
+    def lines(self) -> list[_TraceLine]:
+        """The lines, oldest first, as tuples."""
     def __len__(self) -> int: ...
 
 # ---------------------------------------------------------------- options, counters, tests
@@ -677,7 +1412,10 @@ class _Pool(TypedDict):
     pool_hits: int
     pool_misses: int
 
-def get_options() -> _Options: ...
+# options.c
+def get_options() -> _Options:  # step
+    """The process's options, as a dict."""
+
 def set_options(
     debug: bool | None,
     warn_stream_mismatch: bool | None,
@@ -688,11 +1426,32 @@ def set_options(
     capture_redirect: bool | None,
     detect: bool | None,
     /,
-) -> _Options: ...
-def counters() -> ProcessCounters: ...
-def workers() -> int: ...
-def pool() -> _Pool: ...
-def trim() -> int: ...
+) -> _Options:  # step
+    """Set those that are not None; returns the options of before, as a dict."""
+
+def counters() -> ProcessCounters:  # step
+    """The work of all buffers of this process so far: a fanin.Counters."""
+
+def workers() -> int:  # step
+    """How many threads make a large sum together."""
+
+def pool() -> _Pool:  # step
+    """The figures of the pool of memory, as a dict."""
+
+def trim() -> int:  # step
+    """Free the memory that is kept for large results, and on CUDA devices all unused memory; return the number
+    of bytes.
+
+    `set_options(pool_bytes=)` limits how much is kept. On a device it waits for destroyed streams, so no
+    stream that fanin was never given may be captured meanwhile.
+
+    >>> total = fanin.add_n([np.ones(1 << 18), np.ones(1 << 18)])
+    >>> del total
+    >>> fanin.trim() >= 2 ** 21
+    True
+    >>> fanin.trim()
+    0
+    """
 
 # ---------------------------------------------------------------- exchange
 
@@ -700,12 +1459,31 @@ FROM_NDARRAY: Final[int]
 FROM_SPARSE: Final[int]
 FROM_FOREIGN: Final[int]
 
-def table_known(table: object, origin: int, /) -> bool: ...
-def read_by_table(type: type, origin: int, asks_value: bool, /) -> None: ...
-def table_take(table: object, x: object, /) -> object: ...
-def table_give(table: object, capsule: object, /) -> object: ...
-def table_stream(table: object, device: int, /) -> int: ...
-def hold_for(owner: object, streams: list[Stream], /) -> object: ...
+# exchange.c
+def table_known(table: object, origin: int, /) -> bool:
+    """Allocate sums of this origin by this exchange table from now on (None: by the core); return whether the
+    table is known.
+    """
+
+def read_by_table(type: type, origin: int, asks_value: bool, /) -> None:
+    """Read arrays of exactly this type on a CUDA device by the exchange table of their origin from now on;
+    origin -1: no longer. asks_value: check is_neg, is_conj and requires_grad first.
+    """
+
+def table_take(table: object, x: object, /) -> object:
+    """A capsule over x by its exchange table: nothing waits for anything."""
+
+def table_give(table: object, capsule: object, /) -> object:
+    """A library's array over what a capsule holds."""
+
+def table_stream(table: object, device: int, /) -> int:
+    """The handle of a library's current stream on a CUDA device."""
+
+def hold_for(owner: object, streams: list[Stream], /) -> object:
+    """An object that, after its last reference, keeps `owner` until the work that the streams have queued so far
+    has run.
+    """
+
 def quick_tensors(
     type: type,
     table: object,
@@ -715,12 +1493,22 @@ def quick_tensors(
     graph: object,
     origin: int,
     /,
-) -> bool: ...
-def dtype_name(dtype: object, /) -> str | None: ...
-def can_cast(from_dtype: object, to_dtype: object, /) -> bool: ...
+) -> bool:
+    """Read exact torch tensors through torch's exchange table from now on; return whether the table is known.
+
+    plain: a function that returns whether getters of tensors run Python code, then pairs of a getter and its value
+    for tensors that the table reads.
+    """
+
+def dtype_name(dtype: object, /) -> str | None:
+    """The name of a dtype that is summed (NumPy's, torch's, a name); None for None."""
+
+def can_cast(from_dtype: object, to_dtype: object, /) -> bool:
+    """Whether a gradient is cast so (D6)."""
 
 @final
 class _Exporter:
+    """An array of the core for _interop.export, which converts it to the caller's library."""
     def __dlpack__(
         self,
         *,
@@ -728,8 +1516,10 @@ class _Exporter:
         max_version: tuple[int, int] | None = None,
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
-    ) -> object: ...
-    def __dlpack_device__(self) -> tuple[Literal[1], Literal[0]]: ...
+    ) -> object:
+        """A capsule over the array's memory."""
+    def __dlpack_device__(self) -> tuple[Literal[1], Literal[0]]:
+        """(1, 0): host memory."""
     def numpy(self) -> NDArray:
         """An ndarray over the same memory."""
 
@@ -746,31 +1536,54 @@ def address(a: NDArray, /) -> int: ...
 
 @final
 class Recording:
+    """The work of the CPU on this thread from `begin` to `end`, which `replay` repeats."""
     def __new__(cls) -> Recording: ...
     @property
-    def kernels(self) -> int: ...
+    def kernels(self) -> int:
+        """The number of its kernels."""
     @property
-    def bytes(self) -> int: ...
+    def bytes(self) -> int:
+        """Bytes of its memory."""
     @property
-    def live(self) -> int: ...
-    def begin(self) -> None: ...
-    def end(self) -> None: ...
-    def empty(self, like: NDArray, /) -> NDArray: ...
-    def operand(self, array: NDArray, /) -> None: ...
-    def knows(self, array: NDArray, /) -> bool: ...
-    def view(self, array: NDArray, /) -> NDArray: ...
-    def writes(self, array: NDArray, /) -> str | None: ...
+    def live(self) -> int:
+        """The number of arrays in its memory that have references."""
+    def begin(self) -> None:
+        """Begin to record on this thread; until `end`, only kernels may write into operands."""
+    def end(self) -> None:
+        """End the recording. Raises CaptureError if something could not be recorded."""
+    def empty(self, like: NDArray, /) -> NDArray:
+        """A new array in the recording's memory, with the dtype, shape and strides of `like`."""
+    def operand(self, array: NDArray, /) -> None:
+        """Declare an array that kernels may read and write; the recording holds it."""
+    def knows(self, array: NDArray, /) -> bool:
+        """Whether a kernel may use it."""
+    def view(self, array: NDArray, /) -> NDArray:
+        """Another view of the array, which does not keep its memory from being reused."""
+    def writes(self, array: NDArray, /) -> str | None:
+        """The name of the first kernel that writes into an array, or None."""
     def launch(
         self, fn: Callable[..., object], name: str, reads: tuple[object, ...], writes: tuple[object, ...], /
-    ) -> None: ...
+    ) -> None:
+        """Call fn(*reads, *writes), now and in each replay."""
     def bind(
         self, copied: tuple[NDArray, ...], static: tuple[NDArray, ...], grads: tuple[NDArray | None, ...], /
-    ) -> None: ...
-    def fits(self, copied: tuple[NDArray, ...], static: tuple[NDArray, ...], grads: tuple[object, ...], /) -> bool: ...
-    def overlaps(self, copied: tuple[NDArray, ...], grads: tuple[object, ...], /) -> tuple[int, str | int] | None: ...
+    ) -> None:
+        """Set the arrays of its call, as tuples of views; None among grads: there was none."""
+    def fits(self, copied: tuple[NDArray, ...], static: tuple[NDArray, ...], grads: tuple[object, ...], /) -> bool:
+        """Whether the arrays of a call have the dtypes, shapes and strides of the bound ones and, unless they are
+        copied, their addresses.
+        """
+    def overlaps(self, copied: tuple[NDArray, ...], grads: tuple[object, ...], /) -> tuple[int, str | int] | None:
+        """None, or (index, name of a kernel that writes into that argument's memory, or index of a gradient that
+        shares it).
+        """
     def replay(
         self, copied: tuple[NDArray, ...] = (), grads: tuple[object, ...] = (), /
-    ) -> tuple[int, str | int] | None: ...
+    ) -> tuple[int, str | int] | None:
+        """Run all kernels again, in the same order, on arrays that fit, which are copied in. Returns what
+        `overlaps` returns; if that is not None, nothing was run. With debug=True its memory is first filled with
+        bytes that are NaN as floats.
+        """
 
 def layout(arrays: Iterable[object], budget: float | None, /) -> tuple[object, tuple[int, ...], tuple[int, ...]]: ...
 def layout_check(
@@ -792,12 +1605,28 @@ def restride(a: object, strides: tuple[int, ...], /) -> None: ...
 
 # ---------------------------------------------------------------- errors
 
-class RaceError(RuntimeError): ...
-class CaptureError(RuntimeError): ...
+class RaceError(RuntimeError):
+    """Two operations touch the same memory, one writes, and nothing orders them. The message names both, their
+    streams, their Python lines, and the wait that is missing.
+    """
+
+class CaptureError(RuntimeError):
+    """A call that is not legal while a stream is captured."""
 
 class DeviceError(RuntimeError):
+    """A call of a device's driver failed. `code` is the driver's number for it."""
+
     code: int
 
-class DeviceOutOfMemoryError(DeviceError, MemoryError): ...
-class DTypeError(ValueError, TypeError, BufferError): ...
-class StreamMismatchWarning(RuntimeWarning): ...
+class DeviceOutOfMemoryError(DeviceError, MemoryError):
+    """A device has too little memory left."""
+
+class DTypeError(ValueError, TypeError, BufferError):
+    """A dtype that is not summed, given or named: float128, foreign byte order, strings, datetimes, records, the
+    other types of ml_dtypes. It is each of the classes by which NumPy, DLPack and array libraries call this.
+    """
+
+class StreamMismatchWarning(RuntimeWarning):
+    """A leaf accumulates on another stream than its gradient was made on, so each pass waits (rule S6). Given once
+    per process.
+    """

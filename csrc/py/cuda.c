@@ -1,5 +1,6 @@
 /* cuda: the CUDA driver as Python has it: which one, opened when it is first asked for, and what is in it. */
 #include "py/args.h"
+#include "py/declared.h"
 
 #include "device/cuda/driver.h"
 
@@ -95,18 +96,17 @@ static fan_status fill(fan_device *d, const fan_array *a, const fan_array *init,
     return status;
 }
 
-static PyObject *device_array(PyObject *Py_UNUSED(module), PyObject *args)
+static PyObject *device_array(PyObject *Py_UNUSED(module), PyObject *const *values)
 {
-    PyObject *where, *made = NULL;
-    PyArrayObject *from;
+    PyObject *where = values[0], *made = NULL;
+    PyArrayObject *from = (PyArrayObject *)values[1];
     fan_device *d = NULL;
-    int empty;
+    bool empty;
     int64_t shape[FAN_MAX_NDIM], strides[FAN_MAX_NDIM];
     fan_array *init = NULL, *a = NULL;
     fan_error err = {0};
     fan_status status = FAN_ERR_NOMEM;
-    if (!PyArg_ParseTuple(args, "OO!p:device_array", &where, &PyArray_Type, &from, &empty) ||
-        fan_device_arg(where, &d) < 0)
+    if (fan_flag_arg(values[2], &empty) < 0 || fan_device_arg(where, &d) < 0)
         return NULL;
     fan_dtype dtype = fan_dtype_of_descr(PyArray_DESCR(from));
     if (!d || !d->backend->has_streams || dtype == FAN_DT_NONE || PyArray_NDIM(from) > FAN_MAX_NDIM) {
@@ -228,30 +228,4 @@ static PyObject *cuda_active(PyObject *Py_UNUSED(module), PyObject *number)
     return PyBool_FromLong(active);
 }
 
-PyMethodDef fan_cuda_functions[] = {
-    {"cuda_active", cuda_active, METH_O,
-     "cuda_active(index, /)\n--\n\n"
-     "Whether this process uses a device: only then can it have streams."},
-    {"cuda_holding", cuda_holding, METH_O,
-     "cuda_holding(address, /)\n--\n\n"
-     "The device that owns an address, according to the driver; -1: none."},
-    {"cuda_here", cuda_here, METH_NOARGS,
-     "cuda_here()\n--\n\n"
-     "The device whose primary context is current on this thread; -1: none in use."},
-    {"cuda_use", cuda_use, METH_O,
-     "cuda_use(path, /)\n--\n\n"
-     "Use this CUDA driver from now on; None: the system's. It is opened at its first use."},
-    {"cuda_info", cuda_info, METH_NOARGS,
-     "cuda_info()\n--\n\n"
-     "The features of the CUDA driver, or why there is none."},
-    {"device_array", device_array, METH_VARARGS,
-     "device_array(device, array, empty, /)\n--\n\nA new array like an ndarray on a device with streams, with its "
-     "values unless `empty`."},
-    {"cuda_leave_out", cuda_leave_out, METH_VARARGS,
-     "cuda_leave_out(*words)\n--\n\nPlan bits that the CUDA backend leaves out, and no others: for proofs."},
-    {"kernels_made", kernels_made, METH_NOARGS,
-     "kernels_made()\n--\n\nWhat nvcc made of them when the package was built; \"\": it was built without."},
-    {"kernels_source", kernels_source, METH_NOARGS,
-     "kernels_source()\n--\n\nkernels.cu and the headers that it includes: zlib of JSON, {name: text}."},
-    {NULL, NULL, 0, NULL},
-};
+#include "py/declared/cuda.h"

@@ -119,7 +119,7 @@ PyObject *fan_dlpack_device(const fan_device *d)
                                                           : Py_BuildValue("(ii)", d->backend->dlpack[0], d->index);
 }
 
-PyObject *fan_dlpack_export(fan_array *a, fan_device *d, PyObject *args, PyObject *kwargs)
+PyObject *fan_dlpack_export(fan_array *a, fan_device *d, PyObject *const *values)
 {
     fan_dl_request q = {.type = d->backend->dlpack[0], .id = d->index};
     fan_stream *s = NULL, *on = NULL;
@@ -127,7 +127,7 @@ PyObject *fan_dlpack_export(fan_array *a, fan_device *d, PyObject *args, PyObjec
     fan_error err = {0};
     fan_status status = FAN_OK;
     PyObject *capsule = NULL;
-    if (shared_with_others(d, "__dlpack__") < 0 || fan_dl_request_parse(args, kwargs, &q) < 0)
+    if (shared_with_others(d, "__dlpack__") < 0 || fan_dl_request_parse(values, &q) < 0)
         return NULL;
     if (q.type == FAN_DL_CPU && q.id == 0)
         return export_to_host(a, d, &q);

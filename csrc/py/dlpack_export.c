@@ -90,21 +90,24 @@ PyObject *fan_dlpack_offer(fan_array *a, fan_dl_device at, bool versioned, bool 
 
 static bool two_ints(PyObject *o, long *first, long *second)
 {
-    bool are = PyTuple_Check(o) && PyArg_ParseTuple(o, "ll", first, second);
+    if (!PyTuple_Check(o) || PyTuple_GET_SIZE(o) != 2)
+        return false;
+    *first = PyLong_AsLong(PyTuple_GET_ITEM(o, 0));
+    *second = PyErr_Occurred() ? 0 : PyLong_AsLong(PyTuple_GET_ITEM(o, 1));
+    bool are = !PyErr_Occurred();
     PyErr_Clear();
     return are;
 }
 
-int fan_dl_request_parse(PyObject *args, PyObject *kwargs, fan_dl_request *q)
+static PyObject *value_or_none(PyObject *o) { return o ? o : Py_None; }
+
+int fan_dl_request_parse(PyObject *const *values, fan_dl_request *q)
 {
-    static char *names[] = {"stream", "max_version", "dl_device", "copy", NULL};
-    PyObject *max_version = Py_None, *device = Py_None, *copy = Py_None;
+    PyObject *max_version = value_or_none(values[1]), *device = value_or_none(values[2]);
+    PyObject *copy = value_or_none(values[3]);
     long minor = 0;
-    q->stream = Py_None;
+    q->stream = value_or_none(values[0]);
     q->major = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOOO:__dlpack__", names, &q->stream, &max_version, &device,
-                                     &copy))
-        return -1;
     if (max_version != Py_None && !two_ints(max_version, &q->major, &minor))
         return fan_refuse(PyExc_TypeError, "__dlpack__: expected max_version=(major, minor), got %R", max_version);
     if (device != Py_None && !two_ints(device, &q->type, &q->id))

@@ -12,8 +12,8 @@ typedef struct fan_dl_request {
     int copy; /* -1: not said */
 } fan_dl_request;
 
-/* fan_dl_request_parse: the arguments of __dlpack__. -1 with an exception. */
-int fan_dl_request_parse(PyObject *args, PyObject *kwargs, fan_dl_request *q);
+/* fan_dl_request_parse: reads the arguments of __dlpack__, in the order of core.pyi. -1 with an exception. */
+int fan_dl_request_parse(PyObject *const *values, fan_dl_request *q);
 /* fan_dl_request_decide: a view goes out as itself unless a copy was asked for or a capsule cannot say what it is; -1
  * with BufferError where a copy is not wanted. */
 int fan_dl_request_decide(const fan_array *a, fan_dl_request *q);
@@ -26,7 +26,7 @@ PyObject *fan_dlpack_capsule(fan_dl_versioned *managed);
 
 /* fan_dlpack_export: __dlpack__ of an array on a device with streams. Whatever stream the consumer names waits for all
  * that used the memory, and is marked. */
-PyObject *fan_dlpack_export(fan_array *a, fan_device *d, PyObject *args, PyObject *kwargs);
+PyObject *fan_dlpack_export(fan_array *a, fan_device *d, PyObject *const *values);
 PyObject *fan_dlpack_device(const fan_device *d);
 /* fan_interface_export: __cuda_array_interface__ of it: a dict; AttributeError where it cannot have one. */
 PyObject *fan_interface_export(fan_array *a, fan_device *d);

@@ -170,7 +170,7 @@ void fan_node_dealloc(PyObject *o);
 void fan_node_free_parts(node_object *self); /* and the object */
 PyObject *fan_node_get_name(PyObject *o, void *closure);
 PyObject *fan_node_get_number(PyObject *o, void *closure);
-PyObject *fan_node_register_hook(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
+PyObject *fan_node_register_hook(PyObject *o, PyObject *const *a);
 
 /* ---- node_buffer.c ---- */
 
@@ -208,8 +208,7 @@ void fan_worker_leave(void *worker);
 
 extern const fan_engine_frontend fan_python_engine;
 
-/* fan_task_begin_args: begins a pass with the arguments of a call; NULL with an exception. */
-fan_backward *fan_task_begin_args(const char *call, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
-                                  bool capture, size_t *nwanted);
+/* fan_task_begin_args: begins a pass with the arguments of a call, in the order of core.pyi; NULL with an exception. */
+fan_backward *fan_task_begin_args(const char *call, PyObject *const *a, bool capture, size_t *nwanted);
 
 #endif

@@ -1,16 +1,15 @@
 /* event: fanin.Event, a point in a stream's queue. */
 #include "py/handles.h"
-#include "py/turn.h"
+#include "py/declared.h"
 
-static PyObject *event_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+static PyObject *event_new(PyTypeObject *type, PyObject *const *a)
 {
-    static char *names[] = {"device", NULL};
-    PyObject *where, *made = NULL;
+    PyObject *where = a[0], *made = NULL;
     fan_device *d = NULL;
     fan_event *e = NULL;
     fan_error err = {0};
     fan_status status;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:Event", names, &where) || fan_device_arg(where, &d) < 0)
+    if (fan_device_arg(where, &d) < 0)
         return NULL;
     if (!d || !d->backend->has_streams) {
         fan_device_drop(d);
@@ -107,13 +106,13 @@ static PyObject *event_repr(PyObject *o)
     return PyUnicode_FromFormat("<fanin.Event on %s, recorded on stream %llu>", text, handle);
 }
 
-static PyObject *event_device(PyObject *o, void *Py_UNUSED(closure))
+static PyObject *event_get_device(PyObject *o, void *Py_UNUSED(closure))
 {
     char text[32];
     return PyUnicode_FromString(fan_device_text(fan_event_of(o)->device, text, sizeof text));
 }
 
-static PyObject *event_stream(PyObject *o, void *Py_UNUSED(closure))
+static PyObject *event_get_stream(PyObject *o, void *Py_UNUSED(closure))
 {
     fan_stream *s = fan_event_stream(fan_event_of(o));
     PyObject *made = s ? fan_stream_wrap(s) : Py_NewRef(Py_None);
@@ -121,48 +120,15 @@ static PyObject *event_stream(PyObject *o, void *Py_UNUSED(closure))
     return made;
 }
 
-static void seen_event(PyObject *o, PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(nargs),
-                       PyObject *Py_UNUSED(kwnames))
-{
-    fan_sim_read_event(fan_event_of(o));
-}
-
-FAN_TURN_ONE(event_record, fan_seen_nothing)
-FAN_TURN_NONE(event_query, fan_seen_nothing)
-FAN_TURN_NONE(event_synchronize, fan_seen_nothing)
-FAN_TURN_REPR(event_repr, seen_event)
-FAN_TURN_GET(event_stream, seen_event)
-
-static PyMethodDef methods[] = {
-    {"record", event_record_turn, METH_O,
-     "record($self, stream, /)\n--\n\n"
-     "Record the point in `stream` after all work queued there so far.\n\n"
-     "Later waits use the new point; queued waits keep the old one. None is the device's current stream."},
-    {"query", event_query_turn, METH_NOARGS,
-     "query($self, /)\n--\n\n"
-     "True if all work before the point has run, and for an event that was never recorded.\n\n"
-     "On a simulated device one piece of work runs after each False; under `fanin.sim.explore` both answers are\n"
-     "tried."},
-    {"synchronize", event_synchronize_turn, METH_NOARGS,
-     "synchronize($self, /)\n--\n\nBlock until all work before the point has run."},
-    {"__reduce__", event_reduce, METH_NOARGS, NULL},
-    {NULL, NULL, 0, NULL},
-};
-
-static PyGetSetDef getset[] = {
-    {"device", event_device, NULL, "The name of its device, as in \"sim:0\".", NULL},
-    {"stream", event_stream_turn, NULL, "The stream it was last recorded on; None before.", NULL},
-    {NULL, NULL, NULL, NULL, NULL},
-};
+#include "py/declared/Event.h"
 
 static PyType_Slot slots[] = {
-    {Py_tp_doc, "Event(device)\n--\n\nA point in a stream's queue, which other streams and the host can wait for.\n\n"
-                "`stream.record()` makes one and records it in one step."},
-    {Py_tp_new, event_new},
+    {Py_tp_doc, (void *)event_doc},
+    {Py_tp_new, event_new_door},
     {Py_tp_dealloc, event_dealloc},
-    {Py_tp_repr, event_repr_turn},
-    {Py_tp_methods, methods},
-    {Py_tp_getset, getset},
+    {Py_tp_repr, event_repr_step},
+    {Py_tp_methods, event_methods},
+    {Py_tp_getset, event_getset},
     {0, NULL},
 };
 

@@ -1,4 +1,6 @@
 /* exchange: what fanin._interop and fanin.slots ask and tell: exchange tables, dtypes. */
+#include "py/args.h"
+#include "py/declared.h"
 #include "py/dlpack_export.h"
 #include "py/library.h"
 
@@ -28,15 +30,14 @@ static bool is_plain_table(PyObject *type, PyObject *plain)
 
 /* quick_tensors: how exact torch tensors are read by the fast path, told by _interop.torch when it meets the first one.
  */
-static PyObject *quick_tensors(PyObject *Py_UNUSED(module), PyObject *args)
+static PyObject *quick_tensors(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
     fan_state *st = fan_state_get();
-    PyObject *type, *capsule, *is_neg, *requires_grad, *plain, *graph;
-    int origin;
-    if (!PyArg_ParseTuple(args, "O!OOOO!Oi:quick_tensors", &PyType_Type, &type, &capsule, &is_neg, &requires_grad,
-                          &PyTuple_Type, &plain, &graph, &origin))
+    PyObject *type = a[0], *is_neg = a[2], *requires_grad = a[3], *plain = a[4], *graph = a[5];
+    int64_t origin;
+    if (fan_number_arg(a[6], "quick_tensors: origin", &origin) < 0)
         return NULL;
-    const fan_dl_api *api = fan_dl_api_of(capsule);
+    const fan_dl_api *api = fan_dl_api_of(a[1]);
     if (!api || st->torch_api || !is_own(type, is_neg, &PyMethodDescr_Type) ||
         ((PyMethodDescrObject *)is_neg)->d_method->ml_flags != METH_NOARGS || !is_getter(type, requires_grad) ||
         !is_plain_table(type, plain))
@@ -63,12 +64,10 @@ static PyObject *dtype_name(PyObject *Py_UNUSED(module), PyObject *o)
     return PyUnicode_FromString(fan_dtype_name(d));
 }
 
-static PyObject *can_cast(PyObject *Py_UNUSED(module), PyObject *args)
+static PyObject *can_cast(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
-    PyObject *from, *to;
     fan_dtype one, two;
-    if (!PyArg_ParseTuple(args, "OO:can_cast", &from, &to) || fan_dtype_parse(from, &one) < 0 ||
-        fan_dtype_parse(to, &two) < 0)
+    if (fan_dtype_parse(a[0], &one) < 0 || fan_dtype_parse(a[1], &two) < 0)
         return NULL;
     return PyBool_FromLong(one != FAN_DT_NONE && two != FAN_DT_NONE && fan_dtype_can_cast(one, two));
 }
@@ -83,30 +82,30 @@ static const fan_dl_api *table_arg(PyObject *capsule)
     return api;
 }
 
-static PyObject *table_known(PyObject *Py_UNUSED(module), PyObject *args)
+static PyObject *table_known(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
-    PyObject *capsule;
-    int origin;
-    if (!PyArg_ParseTuple(args, "Oi:table_known", &capsule, &origin))
+    int64_t origin;
+    if (fan_number_arg(a[1], "table_known: origin", &origin) < 0)
         return NULL;
-    const fan_dl_api *api = fan_dl_api_of(capsule);
+    const fan_dl_api *api = fan_dl_api_of(a[0]);
     if (origin >= FAN_FROM_FOREIGN && origin < 256)
         fan_state_get()->tables[origin] = api;
     return PyBool_FromLong(api != NULL);
 }
 
-static PyObject *read_by_table(PyObject *Py_UNUSED(module), PyObject *args)
+static PyObject *read_by_table(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
     fan_state *st = fan_state_get();
-    PyObject *type, *how = NULL;
-    int origin, asks_value;
-    if (!PyArg_ParseTuple(args, "O!ip:read_by_table", &PyType_Type, &type, &origin, &asks_value) ||
+    PyObject *type = a[0], *how = NULL;
+    int64_t origin;
+    bool asks_value;
+    if (fan_number_arg(a[1], "read_by_table: origin", &origin) < 0 || fan_flag_arg(a[2], &asks_value) < 0 ||
         (!st->table_types && !(st->table_types = PyDict_New())))
         return NULL;
     if (origin < FAN_FROM_FOREIGN || origin > 255) {
         if (PyDict_Contains(st->table_types, type) > 0 && PyDict_DelItem(st->table_types, type) < 0)
             return NULL;
-    } else if (!(how = PyLong_FromLong(origin + (asks_value ? FAN_ASKS_VALUE : 0))) ||
+    } else if (!(how = PyLong_FromLongLong(origin + (asks_value ? FAN_ASKS_VALUE : 0))) ||
                PyDict_SetItem(st->table_types, type, how) < 0) {
         Py_XDECREF(how);
         return NULL;
@@ -115,12 +114,12 @@ static PyObject *read_by_table(PyObject *Py_UNUSED(module), PyObject *args)
     Py_RETURN_NONE;
 }
 
-static PyObject *table_take(PyObject *Py_UNUSED(module), PyObject *args)
+static PyObject *table_take(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
-    PyObject *capsule, *object, *made;
+    PyObject *object = a[1], *made;
     fan_dl_versioned *managed = NULL;
-    const fan_dl_api *api;
-    if (!PyArg_ParseTuple(args, "OO:table_take", &capsule, &object) || !(api = table_arg(capsule)))
+    const fan_dl_api *api = table_arg(a[0]);
+    if (!api)
         return NULL;
     if (api->take(object, &managed) != 0 || !managed)
         return PyErr_Occurred() ? NULL
@@ -132,12 +131,12 @@ static PyObject *table_take(PyObject *Py_UNUSED(module), PyObject *args)
     return made;
 }
 
-static PyObject *table_give(PyObject *Py_UNUSED(module), PyObject *args)
+static PyObject *table_give(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
-    PyObject *capsule, *tensor;
-    const fan_dl_api *api;
+    PyObject *tensor = a[1];
+    const fan_dl_api *api = table_arg(a[0]);
     void *object = NULL;
-    if (!PyArg_ParseTuple(args, "OO:table_give", &capsule, &tensor) || !(api = table_arg(capsule)))
+    if (!api)
         return NULL;
     fan_dl_versioned *managed = PyCapsule_GetPointer(tensor, "dltensor_versioned");
     if (!managed || PyCapsule_SetName(tensor, "used_dltensor_versioned") < 0)
@@ -147,48 +146,21 @@ static PyObject *table_give(PyObject *Py_UNUSED(module), PyObject *args)
     return object;
 }
 
-static PyObject *table_stream(PyObject *Py_UNUSED(module), PyObject *args)
+static PyObject *table_stream(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
-    PyObject *capsule;
-    const fan_dl_api *api;
+    const fan_dl_api *api = table_arg(a[0]);
     void *stream = NULL;
-    int index;
-    if (!PyArg_ParseTuple(args, "Oi:table_stream", &capsule, &index) || !(api = table_arg(capsule)))
+    int64_t index;
+    if (!api || fan_number_arg(a[1], "table_stream: device", &index) < 0)
         return NULL;
-    if (api->current_stream(FAN_DL_CUDA, index, &stream) != 0)
-        return PyErr_Occurred() ? NULL
-                                : PyErr_Format(PyExc_BufferError,
-                                               "the exchange table has no current stream of CUDA device %d", index);
+    if (api->current_stream(FAN_DL_CUDA, (int32_t)index, &stream) != 0)
+        return PyErr_Occurred()
+                   ? NULL
+                   : PyErr_Format(PyExc_BufferError, "the exchange table has no current stream of CUDA device %d",
+                                  (int)index);
     return PyLong_FromVoidPtr(stream);
 }
 
-PyMethodDef fan_exchange_functions[] = {
-    {"table_known", table_known, METH_VARARGS,
-     "table_known(table, origin, /)\n--\n\n"
-     "Allocate sums of this origin by this exchange table from now on (None: by the core); return whether the\n"
-     "table is known."},
-    {"read_by_table", read_by_table, METH_VARARGS,
-     "read_by_table(type, origin, asks_value, /)\n--\n\n"
-     "Read arrays of exactly this type on a CUDA device by the exchange table of their origin from now on;\n"
-     "origin -1: no longer. asks_value: check is_neg, is_conj and requires_grad first."},
-    {"table_take", table_take, METH_VARARGS,
-     "table_take(table, x, /)\n--\n\nA capsule over x by its exchange table: nothing waits for anything."},
-    {"table_give", table_give, METH_VARARGS,
-     "table_give(table, capsule, /)\n--\n\nA library's array over what a capsule holds."},
-    {"table_stream", table_stream, METH_VARARGS,
-     "table_stream(table, device, /)\n--\n\nThe handle of a library's current stream on a CUDA device."},
-    {"hold_for", fan_hold_for, METH_VARARGS,
-     "hold_for(owner, streams, /)\n--\n\n"
-     "An object that, after its last reference, keeps `owner` until the work that the streams have queued so far\n"
-     "has run."},
-    {"quick_tensors", quick_tensors, METH_VARARGS,
-     "quick_tensors(type, table, is_neg, requires_grad, plain, graph, origin, /)\n--\n\n"
-     "Read exact torch tensors through torch's exchange table from now on; return whether the table is known.\n\n"
-     "plain: a function that returns whether getters of tensors run Python code, then pairs of a getter and its value\n"
-     "for tensors that the table reads."},
-    {"dtype_name", dtype_name, METH_O,
-     "dtype_name(dtype, /)\n--\n\nThe name of a dtype that is summed (NumPy's, torch's, a name); None for None."},
-    {"can_cast", can_cast, METH_VARARGS,
-     "can_cast(from_dtype, to_dtype, /)\n--\n\nWhether a gradient is cast so (D6)."},
-    {NULL, NULL, 0, NULL},
-};
+static PyObject *hold_for(PyObject *Py_UNUSED(module), PyObject *const *a) { return fan_hold_for(a[0], a[1]); }
+
+#include "py/declared/exchange.h"

@@ -1,4 +1,5 @@
 /* exporter: an object that offers a host array of ours by __dlpack__. */
+#include "py/declared.h"
 #include "py/dlpack_export.h"
 
 #include "array/nditer.h"
@@ -24,13 +25,13 @@ static void exporter_dealloc(PyObject *o)
     Py_DECREF(type);
 }
 
-static PyObject *exporter_dlpack(PyObject *o, PyObject *args, PyObject *kwargs)
+static PyObject *exporter_dlpack(PyObject *o, PyObject *const *values)
 {
     fan_dl_request q = {.type = FAN_DL_CPU};
     PyObject *capsule;
     fan_array *a = ((exporter *)o)->a, *copied = NULL;
     fan_error err = {0};
-    if (fan_dl_request_parse(args, kwargs, &q) < 0)
+    if (fan_dl_request_parse(values, &q) < 0)
         return NULL;
     if (q.stream != Py_None)
         return PyErr_Format(PyExc_ValueError, "__dlpack__: a host array has no streams; expected stream=None, got %R",
@@ -60,18 +61,10 @@ static PyObject *exporter_dlpack_device(PyObject *Py_UNUSED(o), PyObject *Py_UNU
 
 static PyObject *exporter_numpy(PyObject *o, PyObject *Py_UNUSED(none)) { return fan_export_array(((exporter *)o)->a); }
 
-static PyMethodDef exporter_methods[] = {
-    {"__dlpack__", (PyCFunction)(void (*)(void))exporter_dlpack, METH_VARARGS | METH_KEYWORDS,
-     "__dlpack__($self, *, stream=None, max_version=None, dl_device=None, copy=None)\n--\n\nA capsule over the array's "
-     "memory."},
-    {"__dlpack_device__", exporter_dlpack_device, METH_NOARGS,
-     "__dlpack_device__($self, /)\n--\n\n(1, 0): host memory."},
-    {"numpy", exporter_numpy, METH_NOARGS, "numpy($self, /)\n--\n\nAn ndarray over the same memory."},
-    {NULL, NULL, 0, NULL},
-};
+#include "py/declared/Exporter.h"
 
 static PyType_Slot exporter_slots[] = {
-    {Py_tp_doc, "An array of the core for _interop.export, which converts it to the caller's library."},
+    {Py_tp_doc, (void *)exporter_doc},
     {Py_tp_dealloc, exporter_dealloc},
     {Py_tp_methods, exporter_methods},
     {0, NULL},

@@ -2,7 +2,7 @@
 #include "py/graph_part.h"
 #include "py/handles.h"
 #include "py/import_memory.h"
-#include "py/turn.h"
+#include "py/declared.h"
 
 #include "base/mem.h"
 
@@ -526,10 +526,7 @@ static PyObject *function_call(PyObject *o, PyObject *const *args, size_t nargsf
     return made;
 }
 
-#define CALLING(call, seen)                                                                                       \
-    FAN_TURN((PyObject * o, PyObject *const *args, size_t nargsf, PyObject *kwnames), (o, args, nargsf, kwnames), \
-             (o, args, PyVectorcall_NARGS(nargsf), kwnames), call, seen)
-CALLING(function_call, fan_seen_nothing)
+FAN_STEP_VECTOR(function, function_call)
 
 /* ---- GraphTree.function ---- */
 
@@ -602,17 +599,15 @@ static PyObject *name_of(PyObject *fn)
     return PyUnicode_FromString("function");
 }
 
-PyObject *fan_graph_function_make(fan_graph_tree_object *tree, PyObject *args, PyObject *kwargs)
+PyObject *fan_graph_function_make(fan_graph_tree_object *tree, PyObject *const *a)
 {
-    static char *names[] = {"fn", "roles", "keep", "key", NULL};
-    PyObject *fn, *roles = NULL, *keep = Py_False, *key = Py_None;
+    enum { FN, ROLES, KEEP, KEY };
+    PyObject *fn = a[FN], *roles = a[ROLES], *keep = a[KEEP] ? a[KEEP] : Py_False, *key = a[KEY] ? a[KEY] : Py_None;
     PyTypeObject *type = fan_state_get()->graph_function_type;
     bool *keeps = NULL;
     size_t nkeep = 0;
     fan_error err = {0};
     fan_status status;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$OOO:function", names, &fn, &roles, &keep, &key))
-        return NULL;
     if (!PyCallable_Check(fn) || (key != Py_None && !PyCallable_Check(key)))
         return PyErr_Format(PyExc_TypeError, "function: expected %s, not a %.80s",
                             PyCallable_Check(fn) ? "key= to be called with the operands" : "a function of arrays",
@@ -620,7 +615,7 @@ PyObject *fan_graph_function_make(fan_graph_tree_object *tree, PyObject *args, P
     graph_function *self = (graph_function *)type->tp_alloc(type, 0);
     if (!self)
         return NULL;
-    self->call = function_call_turn;
+    self->call = function_vector_step;
     self->tree = (fan_graph_tree_object *)Py_NewRef((PyObject *)tree);
     self->fn = Py_NewRef(fn);
     self->key = key == Py_None ? NULL : Py_NewRef(key);
@@ -644,7 +639,7 @@ PyObject *fan_graph_function_make(fan_graph_tree_object *tree, PyObject *args, P
 
 /* ---- the type ---- */
 
-static PyObject *function_last(PyObject *o, void *Py_UNUSED(closure))
+static PyObject *function_get_last(PyObject *o, void *Py_UNUSED(closure))
 {
     static const char *const outcomes[] = {"warmed", "recorded", "replayed", "raw", "failed"};
     const fan_tree_report last = function_self(o)->last, *w = &last; /* a copy: another thread may call */
@@ -673,8 +668,6 @@ static PyObject *function_last(PyObject *o, void *Py_UNUSED(closure))
     return made;
 }
 
-FAN_TURN_GET(function_last, fan_seen_graph)
-
 static PyObject *function_explain(PyObject *o, PyObject *Py_UNUSED(none))
 {
     static const char *const outcomes[] = {"was warmed up", "was recorded", "was replayed", "ran without a recording",
@@ -690,28 +683,14 @@ static PyObject *function_explain(PyObject *o, PyObject *Py_UNUSED(none))
                                 last.reason[0] ? ": " : "", last.reason, rules);
 }
 
-FAN_TURN_NONE(function_explain, fan_seen_graph)
-
-static PyObject *function_name(PyObject *o, void *Py_UNUSED(closure)) { return Py_NewRef(function_self(o)->name); }
+static PyObject *function_get_name(PyObject *o, void *Py_UNUSED(closure)) { return Py_NewRef(function_self(o)->name); }
 
 static PyObject *function_repr(PyObject *o)
 {
     return PyUnicode_FromFormat("<fanin.GraphFunction %U>", function_self(o)->name);
 }
 
-static PyGetSetDef function_getset[] = {
-    {"last", function_last_turn, NULL, "The outcome of the last call; None before the first.", NULL},
-    {"name", function_name, NULL, "The function's name in messages.", NULL},
-    {NULL, NULL, NULL, NULL, NULL},
-};
-
-static PyMethodDef function_methods[] = {
-    {"explain", function_explain_turn, METH_NOARGS,
-     "explain($self, /)\n--\n\n"
-     "The outcome of the last call in a sentence with the rules (docs/graph-trees.md); if it was no replay, also\n"
-     "the reason and the remedy."},
-    {NULL, NULL, 0, NULL},
-};
+#include "py/declared/GraphFunction.h"
 
 static PyMemberDef function_members[] = {
     {"__vectorcalloffset__", T_PYSSIZET, offsetof(graph_function, call), READONLY, NULL},
@@ -720,16 +699,11 @@ static PyMemberDef function_members[] = {
 };
 
 static PyType_Slot function_slots[] = {
-    {Py_tp_doc, "A function of a graph tree, made by `GraphTree.function`; call it with arrays, inside a step."},
-    {Py_tp_dealloc, function_dealloc},
-    {Py_tp_traverse, function_traverse},
-    {Py_tp_clear, function_clear},
-    {Py_tp_repr, function_repr},
-    {Py_tp_call, PyVectorcall_Call},
-    {Py_tp_getset, function_getset},
-    {Py_tp_methods, function_methods},
-    {Py_tp_members, function_members},
-    {0, NULL},
+    {Py_tp_doc, (void *)function_doc},   {Py_tp_dealloc, function_dealloc},
+    {Py_tp_traverse, function_traverse}, {Py_tp_clear, function_clear},
+    {Py_tp_repr, function_repr},         {Py_tp_call, PyVectorcall_Call},
+    {Py_tp_getset, function_getset},     {Py_tp_methods, function_methods},
+    {Py_tp_members, function_members},   {0, NULL},
 };
 
 PyType_Spec fan_graph_function_spec = {

@@ -12,7 +12,7 @@ typedef struct fan_graph_tree_object {
     unsigned verify; /* its option: above 0 the functions keep what a recording found outside */
 } fan_graph_tree_object;
 
-/* fan_graph_function_make: GraphTree.function. */
-PyObject *fan_graph_function_make(fan_graph_tree_object *tree, PyObject *args, PyObject *kwargs);
+/* fan_graph_function_make: GraphTree.function, with its parameters. */
+PyObject *fan_graph_function_make(fan_graph_tree_object *tree, PyObject *const *a);
 
 #endif

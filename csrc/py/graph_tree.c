@@ -1,6 +1,7 @@
 /* graph_tree: fanin.GraphTree, and its steps. */
 #include "py/graph_part.h"
-#include "py/turn.h"
+#include "py/args.h"
+#include "py/declared.h"
 
 #include "base/mem.h"
 
@@ -8,21 +9,23 @@
 
 static fan_graph_tree_object *tree_self(PyObject *o) { return (fan_graph_tree_object *)o; }
 
-static PyObject *tree_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+static PyObject *tree_new(PyTypeObject *type, PyObject *const *a)
 {
-    static char *names[] = {"device", "memory", "limit", "strict", "verify", NULL};
-    PyObject *where;
-    long long memory = (long long)64 << 20, limit = 8, verify = 0;
-    int strict = 0;
+    enum { DEVICE, MEMORY, LIMIT, STRICT, VERIFY };
+    PyObject *where = a[DEVICE];
+    int64_t memory = (int64_t)64 << 20, limit = 8, verify = 0;
+    bool strict;
     fan_device *d = NULL;
     fan_error err = {0};
     fan_status status;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$LLpL:GraphTree", names, &where, &memory, &limit, &strict,
-                                     &verify))
+    if (fan_number_arg(a[MEMORY], "GraphTree: memory", &memory) < 0 ||
+        fan_number_arg(a[LIMIT], "GraphTree: limit", &limit) < 0 || fan_flag_arg(a[STRICT], &strict) < 0 ||
+        fan_number_arg(a[VERIFY], "GraphTree: verify", &verify) < 0)
         return NULL;
     if (verify < 0 || verify > INT_MAX)
         return PyErr_Format(PyExc_ValueError,
-                            "GraphTree: verify: expected a number of replays from 0 to 2**31 - 1, got %lld", verify);
+                            "GraphTree: verify: expected a number of replays from 0 to 2**31 - 1, got %lld",
+                            (long long)verify);
     if (memory < 256 || limit < 1 || limit > 1 << 20)
         return PyErr_Format(PyExc_ValueError, "GraphTree: %s",
                             memory < 256 ? "memory is a number of bytes, at least 256"
@@ -103,7 +106,7 @@ static PyObject *step_enter(PyObject *o, PyObject *Py_UNUSED(none))
     return Py_NewRef(o);
 }
 
-static PyObject *step_exit(PyObject *o, PyObject *Py_UNUSED(args))
+static PyObject *step_exit(PyObject *o, PyObject *const *Py_UNUSED(a))
 {
     graph_step *self = (graph_step *)o;
     char call_site[96];
@@ -119,18 +122,10 @@ static PyObject *step_exit(PyObject *o, PyObject *Py_UNUSED(args))
     Py_RETURN_NONE;
 }
 
-FAN_TURN_NONE(step_enter, fan_seen_nothing)
-FAN_TURN_ONE(step_exit, fan_seen_nothing)
-
-static PyMethodDef step_methods[] = {
-    {"__enter__", step_enter_turn, METH_NOARGS, "__enter__($self, /)\n--\n\nBegin the step."},
-    {"__exit__", step_exit_turn, METH_VARARGS,
-     "__exit__($self, /, *args)\n--\n\nEnd the step: its outputs must not be used from then on."},
-    {NULL, NULL, 0, NULL},
-};
+#include "py/declared/GraphStep.h"
 
 static PyType_Slot step_slots[] = {
-    {Py_tp_doc, "One iteration of a graph tree, made by `GraphTree.step`."},
+    {Py_tp_doc, (void *)step_doc},
     {Py_tp_dealloc, step_dealloc},
     {Py_tp_methods, step_methods},
     {0, NULL},
@@ -154,11 +149,6 @@ static PyObject *tree_step(PyObject *o, PyObject *Py_UNUSED(none))
 
 /* ---- functions, close, plot, statistics ---- */
 
-static PyObject *tree_function(PyObject *o, PyObject *args, PyObject *kwargs)
-{
-    return fan_graph_function_make(tree_self(o), args, kwargs);
-}
-
 static PyObject *tree_close(PyObject *o, PyObject *Py_UNUSED(none))
 {
     char call_site[96];
@@ -175,26 +165,19 @@ static PyObject *tree_close(PyObject *o, PyObject *Py_UNUSED(none))
 
 static PyObject *tree_enter(PyObject *o, PyObject *Py_UNUSED(none)) { return Py_NewRef(o); }
 
-static PyObject *tree_exit(PyObject *o, PyObject *Py_UNUSED(args)) { return tree_close(o, NULL); }
+static PyObject *tree_exit(PyObject *o, PyObject *const *Py_UNUSED(a)) { return tree_close(o, NULL); }
 
-static PyObject *tree_plot(PyObject *o, PyObject *args, PyObject *kwargs)
+static PyObject *tree_function(PyObject *o, PyObject *const *a) { return fan_graph_function_make(tree_self(o), a); }
+
+static PyObject *tree_plot(PyObject *o, PyObject *const *a)
 {
-    PyObject *module = PyImport_ImportModule("fanin.graph.trees"), *made = NULL, *all, *plot;
-    plot = module ? PyObject_GetAttrString(module, "plot") : NULL;
-    all = plot ? PyTuple_New(PyTuple_GET_SIZE(args) + 1) : NULL;
-    if (all) {
-        PyTuple_SET_ITEM(all, 0, Py_NewRef(o));
-        for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args); i++)
-            PyTuple_SET_ITEM(all, i + 1, Py_NewRef(PyTuple_GET_ITEM(args, i)));
-        made = PyObject_Call(plot, all, kwargs);
-    }
-    Py_XDECREF(all);
-    Py_XDECREF(plot);
+    PyObject *module = PyImport_ImportModule("fanin.graph.trees");
+    PyObject *made = module ? PyObject_CallMethod(module, "plot", "OO", o, a[0] ? a[0] : Py_None) : NULL;
     Py_XDECREF(module);
     return made;
 }
 
-static PyObject *tree_stats(PyObject *o, void *Py_UNUSED(closure))
+static PyObject *tree_get_stats(PyObject *o, void *Py_UNUSED(closure))
 {
     fan_tree_stats s;
     PyObject *type = fan_lazy(&fan_state_get()->graph_stats_type, "fanin.graph.trees", "GraphStats");
@@ -286,7 +269,7 @@ static PyObject *tree_memory(PyObject *o, PyObject *Py_UNUSED(none))
     return structs_list(&found, sizeof(piece), piece_show);
 }
 
-static PyObject *tree_closed(PyObject *o, void *Py_UNUSED(closure))
+static PyObject *tree_get_closed(PyObject *o, void *Py_UNUSED(closure))
 {
     bool closed;
     Py_BEGIN_ALLOW_THREADS
@@ -295,7 +278,7 @@ static PyObject *tree_closed(PyObject *o, void *Py_UNUSED(closure))
     return PyBool_FromLong(closed);
 }
 
-static PyObject *tree_device(PyObject *o, void *Py_UNUSED(closure))
+static PyObject *tree_get_device(PyObject *o, void *Py_UNUSED(closure))
 {
     char text[32];
     return PyUnicode_FromString(fan_device_text(tree_self(o)->d, text, sizeof text));
@@ -312,57 +295,7 @@ static PyObject *tree_repr(PyObject *o)
                                 fan_device_text(tree_self(o)->d, text, sizeof text), (unsigned long long)s.nodes);
 }
 
-FAN_TURN_NAMED(tree_function, fan_seen_nothing)
-FAN_TURN_NONE(tree_close, fan_seen_nothing)
-FAN_TURN_ONE(tree_exit, fan_seen_nothing)
-FAN_TURN_GET(tree_stats, fan_seen_nothing)
-FAN_TURN_GET(tree_closed, fan_seen_nothing)
-FAN_TURN_NONE(tree_recordings, fan_seen_nothing)
-FAN_TURN_NONE(tree_memory, fan_seen_nothing)
-FAN_TURN_REPR(tree_repr, fan_seen_nothing)
-
-static PyMethodDef methods[] = {
-    {"function", (PyCFunction)(void (*)(void))tree_function_turn, METH_VARARGS | METH_KEYWORDS,
-     "function($self, /, fn, *, roles=\"auto\", keep=False, key=None)\n"
-     "--\n"
-     "\n"
-     "Make a function of arrays that is warmed up, then recorded, and from then on replayed.\n"
-     "\n"
-     "Parameters\n"
-     "----------\n"
-     "fn : callable\n"
-     "    Gets arrays, and returns an array, None, or a tuple or list of them.\n"
-     "roles : str, or sequence of str\n"
-     "    For all operands, or for each: \"copy\" (copied in before each replay), \"static\" (stays where it is),\n"
-     "    \"accumulate\" (the caller's memory, added into), \"auto\" (an output of this step is used in place, all\n"
-     "    else is copied).\n"
-     "keep : bool, or sequence of bool\n"
-     "    Outputs that are copied out of the tree's memory, and outlive the step.\n"
-     "key : callable, optional\n"
-     "    Called with the operands; calls with different results have different recordings."},
-    {"step", tree_step, METH_NOARGS,
-     "step($self, /)\n--\n\nOne iteration: `with tree.step():`. Outputs of its calls must not be used after its end."},
-    {"close", tree_close_turn, METH_NOARGS,
-     "close($self, /)\n--\n\nFree all recordings and the memory; later calls fail."},
-    {"plot", (PyCFunction)(void (*)(void))tree_plot, METH_VARARGS | METH_KEYWORDS,
-     "plot($self, path=None, /)\n--\n\nA picture of the tree, as a matplotlib figure; also written to `path` if "
-     "given. ImportError without matplotlib; OSError if it cannot be written."},
-    {"_recordings", tree_recordings_turn, METH_NOARGS,
-     "_recordings($self, /)\n--\n\n(node, parent, function, owns, reaches, replays, on the path) of each recording."},
-    {"_memory", tree_memory_turn, METH_NOARGS,
-     "_memory($self, /)\n--\n\n(node, from, to, as an output) of each piece of the tree's memory that a recording "
-     "uses."},
-    {"__enter__", tree_enter, METH_NOARGS, "__enter__($self, /)\n--\n\nThe tree."},
-    {"__exit__", tree_exit_turn, METH_VARARGS, "__exit__($self, /, *args)\n--\n\nClose it."},
-    {NULL, NULL, 0, NULL},
-};
-
-static PyGetSetDef getset[] = {
-    {"stats", tree_stats_turn, NULL, "The numbers of recordings, bytes and calls: a GraphStats.", NULL},
-    {"closed", tree_closed_turn, NULL, "Whether it was closed.", NULL},
-    {"device", tree_device, NULL, "The name of its device, as in \"sim:0\".", NULL},
-    {NULL, NULL, NULL, NULL, NULL},
-};
+#include "py/declared/GraphTree.h"
 
 static PyMemberDef members[] = {
     {"__weaklistoffset__", T_PYSSIZET, offsetof(fan_graph_tree_object, weakrefs), READONLY, NULL},
@@ -370,40 +303,10 @@ static PyMemberDef members[] = {
 };
 
 static PyType_Slot slots[] = {
-    {Py_tp_doc,
-     "GraphTree(device, *, memory=67108864, limit=8, strict=False, verify=0)\n"
-     "--\n"
-     "\n"
-     "Functions of arrays on a device that are recorded once and replayed, in one range of memory.\n"
-     "\n"
-     "    tree = fanin.GraphTree(\"cpu\")          # or \"cuda:0\", \"sim:0\"\n"
-     "    step = tree.function(lambda x, w: np.tanh(x @ w), roles=(\"copy\", \"static\"))\n"
-     "    for x in batches:\n"
-     "        with tree.step():\n"
-     "            y = step(x, w)\n"
-     "            print(step.last.did, y.numpy())   # warmed, recorded, replayed, replayed, ..\n\n"
-     "On the CPU operands are ndarrays, and outputs are handles whose values `numpy()` copies\n"
-     "(docs/graph-trees.md).\n\n"
-     "Parameters\n"
-     "----------\n"
-     "device : str\n"
-     "    \"cpu\", or a device with streams.\n"
-     "memory : int\n"
-     "    Bytes of the range.\n"
-     "limit : int\n"
-     "    The number of further recordings because an operand is at another place; then the operand is copied.\n"
-     "strict : bool\n"
-     "    Raise an error for a static operand at another place.\n"
-     "verify : int\n"
-     "    The first `verify` replays of each recording also run the plain function; a difference in any bit is a\n"
-     "    CaptureError that names the array."},
-    {Py_tp_new, tree_new},
-    {Py_tp_dealloc, tree_dealloc},
-    {Py_tp_repr, tree_repr_turn},
-    {Py_tp_methods, methods},
-    {Py_tp_members, members},
-    {Py_tp_getset, getset},
-    {0, NULL},
+    {Py_tp_doc, (void *)tree_doc}, {Py_tp_new, tree_new_door},
+    {Py_tp_dealloc, tree_dealloc}, {Py_tp_repr, tree_repr_step},
+    {Py_tp_methods, tree_methods}, {Py_tp_members, members},
+    {Py_tp_getset, tree_getset},   {0, NULL},
 };
 
 PyType_Spec fan_graph_tree_spec = {

@@ -3,7 +3,7 @@
  *
  * A node's hooks are tuples that are replaced and never changed, so a running hook may add or remove hooks. */
 #include "py/engine_part.h"
-#include "py/turn.h"
+#include "py/declared.h"
 
 #include "base/mem.h"
 
@@ -45,6 +45,7 @@ PyObject *fan_hooks_add(node_object *owner, PyObject *fn, fan_hook_when when, ui
     hook_object *self;
     if (!PyCallable_Check(fn))
         return PyErr_Format(PyExc_TypeError, "hook: expected a function, got %s", FAN_TYPE_TEXT(fn));
+    fan_sched_access(FAN_THING_GRAPH, 0, FAN_SCHED_WRITE);
     more = fan_node_more(owner);
     self = more ? (hook_object *)type->tp_alloc(type, 0) : NULL;
     if (!self)
@@ -459,40 +460,27 @@ static void hook_dealloc(PyObject *o)
     Py_DECREF(type);
 }
 
-static PyObject *hook_remove_it(PyObject *o, PyObject *Py_UNUSED(none))
+static PyObject *handle_remove(PyObject *o, PyObject *Py_UNUSED(none))
 {
     if (hook_remove(hook_cast(o)) < 0)
         return NULL;
     Py_RETURN_NONE;
 }
 
-static PyObject *hook_enter(PyObject *o, PyObject *Py_UNUSED(none)) { return Py_NewRef(o); }
+static PyObject *handle_enter(PyObject *o, PyObject *Py_UNUSED(none)) { return Py_NewRef(o); }
 
-static PyObject *hook_exit(PyObject *o, PyObject *Py_UNUSED(args))
+static PyObject *handle_exit(PyObject *o, PyObject *const *Py_UNUSED(a))
 {
     if (hook_remove(hook_cast(o)) < 0)
         return NULL;
     Py_RETURN_FALSE;
 }
 
-FAN_TURN_NONE(hook_remove_it, fan_seen_graph)
-FAN_TURN_TUPLE(hook_exit, fan_seen_graph)
-
-static PyMethodDef methods[] = {
-    {"remove", hook_remove_it_turn, METH_NOARGS,
-     "remove($self, /)\n--\n\nRemove the hook. Calling it again does nothing."},
-    {"__enter__", hook_enter, METH_NOARGS, NULL},
-    {"__exit__", hook_exit_turn, METH_VARARGS, NULL},
-    {NULL, NULL, 0, NULL},
-};
+#include "py/declared/HookHandle.h"
 
 static PyType_Slot slots[] = {
-    {Py_tp_doc, "A registered hook: `remove()`, or the end of a `with`, removes it."},
-    {Py_tp_dealloc, hook_dealloc},
-    {Py_tp_traverse, hook_traverse},
-    {Py_tp_clear, hook_clear},
-    {Py_tp_methods, methods},
-    {0, NULL},
+    {Py_tp_doc, (void *)handle_doc}, {Py_tp_dealloc, hook_dealloc},   {Py_tp_traverse, hook_traverse},
+    {Py_tp_clear, hook_clear},       {Py_tp_methods, handle_methods}, {0, NULL},
 };
 
 PyType_Spec fan_hook_spec = {

@@ -1,6 +1,6 @@
 /* leaf: fanin.Leaf, where gradients end (rules L; engine/leaf.h decides). */
 #include "py/engine_part.h"
-#include "py/turn.h"
+#include "py/declared.h"
 
 #include "array/extents.h"
 #include "base/fault.h"
@@ -713,19 +713,15 @@ static int check_args(const leaf_args *a)
 
 static PyObject *given(PyObject *o) { return o == Py_None ? NULL : o; }
 
-PyObject *fan_leaf_call(PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames)
+static PyObject *leaf_new(PyTypeObject *type, PyObject *const *values)
 {
-    static const char *const names[] = {"array", "like", "accumulate", "grad_dtype", "name", "stream"};
+    const leaf_args a = {given(values[0]), given(values[1]), given(values[2]),
+                         given(values[3]), given(values[4]), given(values[5])};
     FAN_UNINITIALIZED fan_error err;
-    leaf_args a;
     leaf_object *self;
-    if (fan_parse_call("Leaf", names, 6, 1, "array", args, PyVectorcall_NARGS(nargsf), kwnames, &a.array) < 0)
-        return NULL;
-    a = (leaf_args){given(a.array),      given(a.like), given(a.accumulate),
-                    given(a.grad_dtype), given(a.name), given(a.stream)};
     if (check_args(&a) < 0)
         return NULL;
-    self = PyObject_GC_New(leaf_object, (PyTypeObject *)type);
+    self = PyObject_GC_New(leaf_object, type);
     if (!self)
         return NULL;
     memset((char *)self + sizeof(PyObject), 0, sizeof *self - sizeof(PyObject));
@@ -749,7 +745,7 @@ PyObject *fan_leaf_call(PyObject *type, PyObject *const *args, size_t nargsf, Py
 
 /* ---- Leaf ---- */
 
-static PyObject *leaf_register_post(PyObject *o, PyObject *hook)
+static PyObject *leaf_register_post_accumulate_grad_hook(PyObject *o, PyObject *hook)
 {
     return fan_hooks_add(&leaf_cast(o)->base, hook, FAN_HOOK_POST, 0);
 }
@@ -765,43 +761,17 @@ static PyObject *leaf_repr(PyObject *o)
                                 fan_dtype_name(spec->dtype));
 }
 
-FAN_TURN_FAST(fan_node_register_hook, fan_seen_graph)
-FAN_TURN_ONE(leaf_register_post, fan_seen_graph)
-FAN_TURN_GET(leaf_get_grad, fan_seen_nothing)
+static PyObject *leaf_register_hook(PyObject *o, PyObject *const *a) { return fan_node_register_hook(o, a); }
+static PyObject *leaf_get_stream(PyObject *o, void *closure) { return fan_node_get_stream(o, closure); }
+static PyObject *leaf_get_name(PyObject *o, void *closure) { return fan_node_get_name(o, closure); }
+static PyObject *leaf_get_sequence_nr(PyObject *o, void *closure) { return fan_node_get_number(o, closure); }
 
-static int leaf_set_grad_turn(PyObject *o, PyObject *value, void *closure)
+#include "py/declared/Leaf.h"
+
+PyObject *fan_leaf_call(PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames)
 {
-    if (fan_sched_active() && fan_sched_enter_or_raise() < 0)
-        return -1;
-    int bad = leaf_set_grad(o, value, closure);
-    if (fan_sched_active())
-        fan_sched_leave();
-    return bad;
+    return leaf_new_vector_step(type, args, nargsf, kwnames);
 }
-
-static PyMethodDef methods[] = {
-    {"register_hook", (PyCFunction)(void (*)(void))fan_node_register_hook_turn, METH_FASTCALL | METH_KEYWORDS,
-     "register_hook($self, hook, slot=0)\n--\n\n"
-     "Call `hook(sum)` with the pass's sum, if it is defined, before it is accumulated; a result that is not None\n"
-     "replaces the sum.\n\n"
-     "The result must have the same shape, dtype and device. Returns a handle with `remove()`."},
-    {"register_post_accumulate_grad_hook", leaf_register_post_turn, METH_O,
-     "register_post_accumulate_grad_hook($self, hook, /)\n--\n\n"
-     "Call `hook(leaf)` after the pass's sum was added to `.grad`.\n\n"
-     "Returns a handle with `remove()`."},
-    {NULL, NULL, 0, NULL},
-};
-
-static PyGetSetDef getset[] = {
-    {"grad", leaf_get_grad_turn, leaf_set_grad_turn,
-     "The sum of the gradients of all passes since it was None; may be set.", NULL},
-    {"array", leaf_get_array, NULL, "The array that it was made of; None with like=.", NULL},
-    {"stream", fan_node_get_stream, NULL, "The stream on which it accumulates; None on the CPU.", NULL},
-    {"name", fan_node_get_name, NULL, "Its name in messages; None without one.", NULL},
-    {"sequence_nr", fan_node_get_number, NULL, "Its number among all nodes and leaves, in the order of creation.",
-     NULL},
-    {NULL, NULL, NULL, NULL, NULL},
-};
 
 static PyMemberDef members[] = {
     {"__weaklistoffset__", T_PYSSIZET, offsetof(leaf_object, base.weakrefs), READONLY, NULL},
@@ -809,59 +779,9 @@ static PyMemberDef members[] = {
 };
 
 static PyType_Slot slots[] = {
-    {Py_tp_doc,
-     "Leaf(array=None, *, like=None, accumulate=None, grad_dtype=None, name=None, stream=None)\n"
-     "--\n"
-     "\n"
-     "Where gradients end: each pass adds its sum to `.grad`, in place once that exists.\n"
-     "\n"
-     "Parameters\n"
-     "----------\n"
-     "array : array, optional\n"
-     "    Gradients have its shape, dtype and device. Those of a torch tensor that requires one are in the tensor's\n"
-     "    own `.grad`.\n"
-     "like : (shape, dtype, device), optional\n"
-     "    Instead of `array`, for memory that has another owner; needs a function as `accumulate`.\n"
-     "accumulate : dtype or callable, optional\n"
-     "    A dtype in which passes are summed, rounded when `.grad` is read. Then `.grad` is the leaf's own: of a\n"
-     "    tensor that requires a gradient give x.detach(); to change it, set it. Or a function that is called with\n"
-     "    each pass's sum.\n"
-     "grad_dtype : dtype, optional\n"
-     "    Another dtype of the gradients.\n"
-     "name : str, optional\n"
-     "    Its name in messages.\n"
-     "stream : stream, optional\n"
-     "    Where it accumulates. Default: the current stream of the array's device.\n"
-     "\n"
-     "Raises\n"
-     "------\n"
-     "TypeError\n"
-     "    Without an array.\n"
-     "ValueError\n"
-     "    For a dtype, or a stream of another device.\n"
-     "\n"
-     ">>> w = fanin.Leaf(np.zeros(2), name=\"w\")\n"
-     ">>> for _ in range(2):\n"
-     "...     fanin.backward([(w, 0, np.array([1.0, 2.0]))])\n"
-     ">>> w.grad\n"
-     "array([2., 4.])\n"
-     "\n"
-     "On a device it accumulates on its stream:\n"
-     "\n"
-     ">>> with fanin.sim.Machine() as m, fanin.stream(m.stream()) as s:\n"
-     "...     w = fanin.Leaf(m.array(np.zeros(2)))\n"
-     "...     for _ in range(2):\n"
-     "...         fanin.backward([(w, 0, m.array(np.array([1.0, 2.0])))])\n"
-     "...     w.grad.numpy(), w.grad.device, w.stream == s\n"
-     "(array([2., 4.]), 'sim:0', True)"},
-    {Py_tp_dealloc, fan_node_dealloc},
-    {Py_tp_traverse, leaf_traverse},
-    {Py_tp_clear, leaf_clear},
-    {Py_tp_repr, leaf_repr},
-    {Py_tp_methods, methods},
-    {Py_tp_members, members},
-    {Py_tp_getset, getset},
-    {0, NULL},
+    {Py_tp_doc, (void *)leaf_doc}, {Py_tp_dealloc, fan_node_dealloc}, {Py_tp_traverse, leaf_traverse},
+    {Py_tp_clear, leaf_clear},     {Py_tp_repr, leaf_repr},           {Py_tp_methods, leaf_methods},
+    {Py_tp_members, members},      {Py_tp_getset, leaf_getset},       {0, NULL},
 };
 
 PyType_Spec fan_leaf_spec = {

@@ -324,15 +324,13 @@ static void holder_gone(PyObject *capsule)
     fan_exception_put(live);
 }
 
-PyObject *fan_hold_for(PyObject *Py_UNUSED(module), PyObject *args)
+PyObject *fan_hold_for(PyObject *owner, PyObject *streams)
 {
-    PyObject *owner, *streams, *capsule = NULL;
+    PyObject *capsule = NULL;
     fan_storage *st = NULL;
     fan_error err = {0};
     fan_status status = FAN_OK;
     fan_stream *s = NULL;
-    if (!PyArg_ParseTuple(args, "OO!:hold_for", &owner, &PyList_Type, &streams))
-        return NULL;
     for (Py_ssize_t i = 0; status == FAN_OK && i < PyList_GET_SIZE(streams); i++) {
         if (fan_stream_arg(PyList_GET_ITEM(streams, i), &s) < 0)
             goto done;

@@ -17,6 +17,6 @@ bool fan_is_dense_like(const fan_dl_tensor *t, const fan_device *d, fan_dtype dt
 /* fan_leaves: an object of a library's leaves us: its allocator, or a second hold on its memory, is told of all the
  * streams that used it (Lifetime). What fails here is shown by sys.unraisablehook: the object must not be lost. */
 void fan_leaves(PyObject *object, const fan_value *v);
-PyObject *fan_hold_for(PyObject *module, PyObject *args);
+PyObject *fan_hold_for(PyObject *owner, PyObject *streams);
 
 #endif

@@ -1,5 +1,7 @@
 /* module: fanin._core. */
-#include "py/turn.h"
+#include "py/py.h"
+
+#include "py/declared/docs.h"
 
 /* fanin.sim, fanin.graph and fanin.analysis are houses: a copy of the tree may lack their files (tests/kit/houses.py).
  * Then these addresses are NULL, and the module has neither their types nor their functions. */
@@ -35,25 +37,12 @@
     X(fan_hook_spec, hook_type, "HookHandle")                        \
     X(fan_backward_walk_spec, walk_type, "Walk")
 
-/* X(field, name, bases, doc) */
-#define ERROR_LIST(X)                                                                                                  \
-    X(race_error, "fanin.RaceError", PyExc_RuntimeError,                                                               \
-      "Two operations touch the same memory, one writes, and nothing orders them. The message names both, their "      \
-      "streams, their "                                                                                                \
-      "Python lines, and the wait that is missing.")                                                                   \
-    X(device_error, "fanin.DeviceError", PyExc_RuntimeError,                                                           \
-      "A call of a device's driver failed. `code` is the driver's number for it.")                                     \
-    X(capture_error, "fanin.CaptureError", PyExc_RuntimeError, "A call that is not legal while a stream is captured.") \
-    X(mismatch_warning, "fanin.StreamMismatchWarning", PyExc_RuntimeWarning,                                           \
-      "A leaf accumulates on another stream than its gradient was made on, so each pass waits (rule S6). Given once "  \
-      "per process.")
-
-#define MAKING(call, seen)                                                               \
-    FAN_TURN((PyObject * type, PyObject *const *args, size_t nargsf, PyObject *kwnames), \
-             (type, args, nargsf, kwnames), (type, args, PyVectorcall_NARGS(nargsf), kwnames), call, seen)
-MAKING(fan_buffer_call, fan_seen_nothing)
-MAKING(fan_node_call, fan_seen_graph)
-MAKING(fan_leaf_call, fan_seen_graph)
+/* X(field, name, base): the exceptions of one base; core.pyi has their docstrings. */
+#define ERROR_LIST(X)                                  \
+    X(race_error, RaceError, PyExc_RuntimeError)       \
+    X(device_error, DeviceError, PyExc_RuntimeError)   \
+    X(capture_error, CaptureError, PyExc_RuntimeError) \
+    X(mismatch_warning, StreamMismatchWarning, PyExc_RuntimeWarning)
 
 static int add_types(PyObject *m, fan_state *st)
 {
@@ -73,9 +62,9 @@ static int add_types(PyObject *m, fan_state *st)
         if (!*types[i].field || PyModule_AddObjectRef(m, types[i].name, (PyObject *)*types[i].field) < 0)
             return -1;
     }
-    st->buffer_type->tp_vectorcall = fan_buffer_call_turn;
-    st->node_type->tp_vectorcall = fan_node_call_turn;
-    st->leaf_type->tp_vectorcall = fan_leaf_call_turn;
+    st->buffer_type->tp_vectorcall = fan_buffer_call;
+    st->node_type->tp_vectorcall = fan_node_call;
+    st->leaf_type->tp_vectorcall = fan_leaf_call;
     return 0;
 }
 
@@ -89,20 +78,17 @@ static int new_error(PyObject *m, PyObject **field, const char *name, PyObject *
 
 static int add_errors(PyObject *m, fan_state *st)
 {
-#define X(field, name, base, doc)                                                     \
-    st->field = PyErr_NewExceptionWithDoc(name, doc, base, NULL);                     \
-    if (!st->field || PyModule_AddObjectRef(m, strchr(name, '.') + 1, st->field) < 0) \
+#define X(field, name, base)                                                           \
+    st->field = PyErr_NewExceptionWithDoc("fanin." #name, FAN_DOC_##name, base, NULL); \
+    if (!st->field || PyModule_AddObjectRef(m, #name, st->field) < 0)                  \
         return -1;
     ERROR_LIST(X)
 #undef X
     if (new_error(m, &st->device_oom_error, "fanin.DeviceOutOfMemoryError",
-                  PyTuple_Pack(2, st->device_error, PyExc_MemoryError), "A device has too little memory left.") < 0)
+                  PyTuple_Pack(2, st->device_error, PyExc_MemoryError), FAN_DOC_DeviceOutOfMemoryError) < 0)
         return -1;
     return new_error(m, &st->dtype_error, "fanin.DTypeError",
-                     PyTuple_Pack(3, PyExc_ValueError, PyExc_TypeError, PyExc_BufferError),
-                     "A dtype that is not summed, given or named: float128, foreign byte order, strings, datetimes, "
-                     "records, the other types of ml_dtypes. It is each of the classes by which NumPy, DLPack and "
-                     "array libraries call this.");
+                     PyTuple_Pack(3, PyExc_ValueError, PyExc_TypeError, PyExc_BufferError), FAN_DOC_DTypeError);
 }
 
 static int add_constants(PyObject *m)
@@ -118,9 +104,9 @@ static int module_exec(PyObject *m)
 {
     fan_state *st = PyModule_GetState(m);
     PyMethodDef *const tables[] = {
-        fan_buffer_functions,     fan_stream_functions,  fan_machine_functions,       fan_option_functions,
-        fan_exchange_functions,   fan_overlap_functions, fan_analysis_functions,      fan_cuda_functions,
-        fan_backend_functions,    fan_engine_functions,  fan_backward_walk_functions, fan_collector_functions,
+        fan_add_n_functions,      fan_stream_functions,  fan_machine_functions,  fan_options_functions,
+        fan_exchange_functions,   fan_overlap_functions, fan_analysis_functions, fan_cuda_functions,
+        fan_backends_functions,   fan_pass_functions,    fan_walk_functions,     fan_collector_functions,
         fan_cpu_kernel_functions,
 #ifdef FAN_TEST
         fan_test_functions,

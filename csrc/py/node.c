@@ -1,6 +1,6 @@
 /* node: fanin.Node, and the view of its edges. */
 #include "py/engine_part.h"
-#include "py/turn.h"
+#include "py/declared.h"
 
 #include "base/mem.h"
 
@@ -56,10 +56,10 @@ void fan_node_free_parts(node_object *self)
     Py_DECREF(type);
 }
 
-static void node_free(fan_node *n) { fan_node_free_parts(fan_node_object(n)); }
+static void node_free_parts(fan_node *n) { fan_node_free_parts(fan_node_object(n)); }
 
 static const fan_node_ops node_ops = {
-    .hold = fan_node_hold, .drop = fan_node_drop, .free = node_free, .text = fan_node_text};
+    .hold = fan_node_hold, .drop = fan_node_drop, .free = node_free_parts, .text = fan_node_text};
 
 void fan_node_dealloc(PyObject *o)
 {
@@ -401,68 +401,22 @@ static node_object *node_alloc(PyTypeObject *type)
     return self;
 }
 
-static int parse_and_fill(node_object *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+static node_args args_of(PyObject *const *v)
 {
-    static const char *const names[] = {"fn",   "inputs", "edges",  "slots", "release",
-                                        "name", "stream", "device", "group"};
-    node_args a;
-    if (fan_parse_call("Node", names, 9, 3, "fn, inputs and edges", args, nargs, kwnames, &a.fn) < 0)
-        return -1;
-    if (a.fn)
-        return fill_in(self, &a);
-    PyErr_SetString(PyExc_TypeError, "Node() needs 'fn'");
-    return -1;
+    return (node_args){v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7], v[8]};
 }
 
-PyObject *fan_node_call(PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames)
+static PyObject *node_new(PyTypeObject *type, PyObject *const *values)
 {
-    node_object *self = node_alloc((PyTypeObject *)type);
+    const node_args a = args_of(values);
+    node_object *self = node_alloc(type);
     if (!self)
         return NULL;
-    if (parse_and_fill(self, args, PyVectorcall_NARGS(nargsf), kwnames) < 0)
+    if (fill_in(self, &a) < 0)
         Py_CLEAR(self);
     else
         PyObject_GC_Track((PyObject *)self); /* not before: gc.get_objects() would return it half made */
     return (PyObject *)self;
-}
-
-/* node_new, node_init: for subclasses. Between the two the object exists but is no node yet (fan_node_arg). */
-static PyObject *node_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(named))
-{
-    node_object *self;
-    if (type == fan_state_get()->node_type)
-        return PyErr_Format(PyExc_TypeError, "Node.__new__(Node) is not supported: call Node(fn, ..)");
-    self = (node_object *)type->tp_alloc(type, 0);
-    if (self)
-        fan_node_init(&self->node, &node_ops, 1);
-    return (PyObject *)self;
-}
-
-static int node_init(PyObject *o, PyObject *args, PyObject *named)
-{
-    Py_ssize_t n = PyTuple_GET_SIZE(args), at = 0, k = 0, nnamed = named ? PyDict_GET_SIZE(named) : 0;
-    PyObject *key, *value, *names, **all;
-    int bad = -1;
-    if (node_cast(o)->node.begun) {
-        PyErr_Format(PyExc_RuntimeError, "Node.__init__ of this %.200s has already run", Py_TYPE(o)->tp_name);
-        return -1;
-    }
-    node_cast(o)->node.begun = true;
-    names = PyTuple_New(nnamed);
-    all = names ? fan_alloc((size_t)(n + nnamed + 1) * sizeof *all) : NULL;
-    if (names && !all)
-        PyErr_NoMemory();
-    for (; all && k < n; k++)
-        all[k] = PyTuple_GET_ITEM(args, k);
-    for (; all && named && PyDict_Next(named, &at, &key, &value); k++) {
-        PyTuple_SET_ITEM(names, k - n, Py_NewRef(key));
-        all[k] = value;
-    }
-    if (all)
-        bad = parse_and_fill(node_cast(o), all, n, names);
-    fan_free(all);
-    Py_XDECREF(names);
-    return bad;
 }
 
 /* link_to: edges from the C API. */
@@ -666,28 +620,14 @@ static void edges_dealloc(PyObject *o)
     Py_DECREF(type);
 }
 
-FAN_TURN_ONE(edges_append, fan_seen_graph)
-FAN_TURN_REPR(edges_repr, fan_seen_graph)
-
-static PyMethodDef edges_methods[] = {
-    {"append", edges_append_turn, METH_O,
-     "append($self, edge, /)\n--\n\n"
-     "Add (node, slot), or None; it counts from the next pass on.\n\n"
-     "Raises ValueError where it would close a cycle, TypeError and IndexError as Node does."},
-    {NULL, NULL, 0, NULL},
-};
+#include "py/declared/Edges.h"
 
 static PyType_Slot edges_slots[] = {
-    {Py_tp_doc, "The edges of a Node, as a sequence of (node, slot) and None."},
-    {Py_tp_dealloc, edges_dealloc},
-    {Py_tp_traverse, edges_traverse},
-    {Py_tp_clear, edges_clear},
-    {Py_tp_repr, edges_repr_turn},
-    {Py_tp_methods, edges_methods},
-    {Py_sq_length, edges_length},
-    {Py_sq_item, edges_item},
-    {Py_mp_subscript, edges_subscript},
-    {0, NULL},
+    {Py_tp_doc, (void *)edges_doc},     {Py_tp_dealloc, edges_dealloc},
+    {Py_tp_traverse, edges_traverse},   {Py_tp_clear, edges_clear},
+    {Py_tp_repr, edges_repr_step},      {Py_tp_methods, edges_methods},
+    {Py_sq_length, edges_length},       {Py_sq_item, edges_item},
+    {Py_mp_subscript, edges_subscript}, {0, NULL},
 };
 
 PyType_Spec fan_edges_spec = {
@@ -772,30 +712,19 @@ static int slot_arg(const node_object *self, PyObject *given, int64_t *slot)
     return -1;
 }
 
-PyObject *fan_node_register_hook(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+PyObject *fan_node_register_hook(PyObject *o, PyObject *const *a)
 {
-    static const char *const names[] = {"hook", "slot"};
-    struct {
-        PyObject *hook, *slot;
-    } a;
     int64_t slot = 0;
-    if (fan_parse_call("register_hook", names, 2, 2, "hook and slot", args, nargs, kwnames, &a.hook) < 0)
-        return NULL;
-    if (!a.hook)
-        return PyErr_Format(PyExc_TypeError, "register_hook() needs 'hook'");
-    return slot_arg(node_cast(o), a.slot, &slot) < 0
-               ? NULL
-               : fan_hooks_add(node_cast(o), a.hook, FAN_HOOK_SLOT, (uint32_t)slot);
+    return slot_arg(node_cast(o), a[1], &slot) < 0 ? NULL
+                                                   : fan_hooks_add(node_cast(o), a[0], FAN_HOOK_SLOT, (uint32_t)slot);
 }
 
-static PyObject *node_retain_grad(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+static PyObject *node_retain_grad(PyObject *o, PyObject *const *a)
 {
-    static const char *const names[] = {"slot"};
     int64_t slot = 0;
     node_more *more = fan_node_more(node_cast(o));
-    PyObject *given, *key = NULL;
-    if (!more || fan_parse_call("retain_grad", names, 1, 1, "slot", args, nargs, kwnames, &given) < 0 ||
-        slot_arg(node_cast(o), given, &slot) < 0 || !(key = PyLong_FromLongLong(slot)))
+    PyObject *key = NULL;
+    if (!more || slot_arg(node_cast(o), a[0], &slot) < 0 || !(key = PyLong_FromLongLong(slot)))
         return NULL;
     if (!more->kept)
         more->kept = PyDict_New();
@@ -851,7 +780,7 @@ static PyObject *node_register_posthook(PyObject *o, PyObject *hook)
     return fan_hooks_add(node_cast(o), hook, FAN_HOOK_POST, 0);
 }
 
-static PyObject *node_free_here(PyObject *o, PyObject *Py_UNUSED(none))
+static PyObject *node_free(PyObject *o, PyObject *Py_UNUSED(none))
 {
     node_cast(o)->node.freed_by = node_cast(o)->node.freed_by ? node_cast(o)->node.freed_by : FAN_FREED_BY_USER;
     return fan_node_release(node_cast(o)) < 0 ? NULL : Py_NewRef(Py_None);
@@ -882,84 +811,43 @@ static PyObject *node_repr(PyObject *o)
                                 FAN_PLURAL(n->nedges), n->freed_by ? ", freed" : "");
 }
 
-FAN_TURN_ONE(node_needs, fan_seen_graph)
-FAN_TURN_ONE(node_register_prehook, fan_seen_graph)
-FAN_TURN_ONE(node_register_posthook, fan_seen_graph)
-FAN_TURN_NONE(node_free_here, fan_seen_graph)
-FAN_TURN_FAST(node_retain_grad, fan_seen_graph)
-FAN_TURN_GET(node_get_grad, fan_seen_graph)
+static PyObject *node_register_hook(PyObject *o, PyObject *const *a) { return fan_node_register_hook(o, a); }
+static PyObject *node_get_stream(PyObject *o, void *closure) { return fan_node_get_stream(o, closure); }
+static PyObject *node_get_name(PyObject *o, void *closure) { return fan_node_get_name(o, closure); }
+static PyObject *node_get_sequence_nr(PyObject *o, void *closure) { return fan_node_get_number(o, closure); }
 
-static int node_set_grad_turn(PyObject *o, PyObject *value, void *closure)
+#include "py/declared/Node.h"
+
+PyObject *fan_node_call(PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames)
 {
-    bool watched = fan_sched_active();
-    if (watched && fan_sched_enter_or_raise() < 0)
-        return -1;
-    fan_seen_graph(o, NULL, 0, NULL);
-    int bad = node_set_grad(o, value, closure);
-    if (watched)
-        fan_sched_leave();
-    return bad;
+    return node_new_vector_step(type, args, nargsf, kwnames);
 }
 
-FAN_TURN_GET(node_get_fn, fan_seen_graph)
-FAN_TURN_GET(node_get_edges, fan_seen_graph)
-FAN_TURN_GET(node_get_freed, fan_seen_graph)
-FAN_TURN_REPR(node_repr, fan_seen_graph)
+/* node_subclass_new, node_init: for subclasses. Between the two the object exists but is no node yet (fan_node_arg). */
+static PyObject *node_subclass_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(named))
+{
+    node_object *self;
+    if (type == fan_state_get()->node_type)
+        return PyErr_Format(PyExc_TypeError, "Node.__new__(Node) is not supported: call Node(fn, ..)");
+    self = (node_object *)type->tp_alloc(type, 0);
+    if (self)
+        fan_node_init(&self->node, &node_ops, 1);
+    return (PyObject *)self;
+}
 
-FAN_TURN_FAST(fan_node_register_hook, fan_seen_graph)
-
-static PyMethodDef methods[] = {
-    {"needs", node_needs_turn, METH_O,
-     "needs($self, edge, /)\n--\n\n"
-     "Whether the gradient of an edge is needed.\n\n"
-     "It is not if the edge is None, nor, while the node runs, if inputs= leaves it out. Of several passes the\n"
-     "innermost on this thread counts, else the latest walk that waits for the node."},
-    {"register_hook", (PyCFunction)(void (*)(void))fan_node_register_hook_turn, METH_FASTCALL | METH_KEYWORDS,
-     "register_hook($self, hook, slot=0)\n--\n\n"
-     "Call `hook(sum)` with the sum of a slot, if it is defined, once in each pass; a result that is not None\n"
-     "replaces the sum.\n\n"
-     "The result must have the same shape, dtype and device. Returns a handle with `remove()`."},
-    {"register_prehook", node_register_prehook_turn, METH_O,
-     "register_prehook($self, hook, /)\n--\n\n"
-     "Call `hook(sums)` with the tuple of all sums before the node runs; a result that is not None replaces them.\n\n"
-     "Returns a handle with `remove()`."},
-    {"register_posthook", node_register_posthook_turn, METH_O,
-     "register_posthook($self, hook, /)\n--\n\n"
-     "Call `hook(sums, gradients)` with both tuples after the node has run; a result that is not None replaces the\n"
-     "gradients.\n\n"
-     "Returns a handle with `remove()`."},
-    {"retain_grad", (PyCFunction)(void (*)(void))node_retain_grad_turn, METH_FASTCALL | METH_KEYWORDS,
-     "retain_grad($self, slot=0)\n--\n\n"
-     "Keep the sum of a slot in `grad`, after the slot's hooks; later passes add to it.\n\n"
-     "Raises IndexError for a slot that does not exist."},
-    {"_free", node_free_here_turn, METH_NOARGS,
-     "_free($self, /)\n--\n\nDrop its function and call its release: fanin.free does this for a graph."},
-    {"_sum_into", node_sum_into, METH_O,
-     "_sum_into($self, arrays, /)\n--\n\nWrite the sums of its slots into these arrays: fanin.tape's output buffers."},
-    {NULL, NULL, 0, NULL},
-};
-
-static PyGetSetDef getset[] = {
-    {"fn", node_get_fn_turn, NULL, "Its function; None after the graph was freed there.", NULL},
-    {"inputs", node_get_inputs, NULL, "The number of its slots.", NULL},
-    {"edges", node_get_edges_turn, NULL, "Where its gradients go: a sequence of (node, slot) and None, with append().",
-     NULL},
-    {"grad", node_get_grad_turn, node_set_grad_turn,
-     "The sums that retain_grad() keeps: of one slot its sum, of several a tuple; None if there is none. Set it to "
-     "None "
-     "to forget them.",
-     NULL},
-    {"name", fan_node_get_name, NULL, "Its name in messages; None without one.", NULL},
-    {"group", node_get_group, NULL, "Of the nodes with one group, one runs at a time in a pass; None without one.",
-     NULL},
-    {"sequence_nr", fan_node_get_number, NULL, "Its number among all nodes and leaves, in the order of creation.",
-     NULL},
-    {"stream", fan_node_get_stream, NULL,
-     "Its stream, on which its sums and its gradients are ready; None if it has none.", NULL},
-    {"device", node_get_device, NULL, "The name of the device where it runs; \"cpu\" if it has no stream.", NULL},
-    {"freed", node_get_freed_turn, NULL, "Whether a pass without keep_graph has run it.", NULL},
-    {NULL, NULL, NULL, NULL, NULL},
-};
+static int node_init(PyObject *o, PyObject *args, PyObject *named)
+{
+    PyObject *values[9];
+    if (node_cast(o)->node.begun) {
+        PyErr_Format(PyExc_RuntimeError, "Node.__init__ of this %.200s has already run", Py_TYPE(o)->tp_name);
+        return -1;
+    }
+    node_cast(o)->node.begun = true;
+    if (fan_parse_tuple(&node_new_decl, args, named, values) < 0)
+        return -1;
+    const node_args a = args_of(values);
+    return fill_in(node_cast(o), &a);
+}
 
 static PyMemberDef members[] = {
     {"__weaklistoffset__", T_PYSSIZET, offsetof(node_object, weakrefs), READONLY, NULL},
@@ -967,65 +855,16 @@ static PyMemberDef members[] = {
 };
 
 static PyType_Slot slots[] = {
-    {Py_tp_doc,
-     "Node(fn, inputs=1, edges=(), *, slots=None, release=None, name=None, stream=None, device=None, group=None)\n"
-     "--\n"
-     "\n"
-     "An operation of a graph, which a pass runs backward.\n"
-     "\n"
-     "Parameters\n"
-     "----------\n"
-     "fn : callable\n"
-     "    `fn(*sums)` gets the sums of the gradients of its slots, None where one is undefined, and returns one\n"
-     "    gradient (or None) per edge, as a tuple or list; a single one if there is one edge. It must not write into\n"
-     "    its sums (`g = g * 10`, not `g *= 10`): they may have other references, and then an ndarray is read-only\n"
-     "    while it runs.\n"
-     "inputs : int\n"
-     "    The number of its slots.\n"
-     "edges : sequence of (node, slot) or None\n"
-     "    Where its gradients go: a Node or Leaf and one of its slots. None: the gradient is not needed.\n"
-     "slots : sequence, optional\n"
-     "    For each input an example array, a fanin.Slot or None: incoming gradients are checked against it.\n"
-     "release : callable, optional\n"
-     "    Called when the graph is freed there.\n"
-     "name : str, optional\n"
-     "    Its name in messages.\n"
-     "stream : stream, optional\n"
-     "    The stream on which its sums are ready, it runs, and its gradients are then ready.\n"
-     "device : str, optional\n"
-     "    Use that device's current stream, or \"cpu\". Without `stream` and `device`: the current stream of the\n"
-     "    device that `slots` declare, else the stream that was made current last.\n"
-     "group : str or object, optional\n"
-     "    Of the nodes with one group, one runs at a time in a pass of several workers. Objects are compared by\n"
-     "    identity.\n"
-     "\n"
-     "Raises\n"
-     "------\n"
-     "TypeError\n"
-     "    For fn, an edge that is no pair, or a group that is a number.\n"
-     "IndexError\n"
-     "    For a slot that does not exist.\n"
-     "ValueError\n"
-     "    For inputs, slots, or a stream of another device.\n"
-     "\n"
-     ">>> w = fanin.Leaf(np.ones(2), name=\"w\")\n"
-     ">>> double = fanin.Node(lambda g: 2 * g, edges=[(w, 0)], name=\"double\")\n"
-     ">>> fanin.backward([(double, 0, np.array([1.0, 2.0]))])\n"
-     ">>> w.grad\n"
-     "array([2., 4.])\n"
-     ">>> with fanin.sim.Machine() as m, fanin.stream(m.stream()) as s:\n"
-     "...     there = fanin.Node(lambda g: g, name=\"there\")\n"
-     "...     there.stream == s, there.device\n"
-     "(True, 'sim:0')"},
-    {Py_tp_new, node_new},
+    {Py_tp_doc, (void *)node_doc},
+    {Py_tp_new, node_subclass_new},
     {Py_tp_init, node_init},
     {Py_tp_dealloc, fan_node_dealloc},
     {Py_tp_traverse, fan_node_traverse},
     {Py_tp_clear, fan_node_clear},
-    {Py_tp_repr, node_repr_turn},
-    {Py_tp_methods, methods},
+    {Py_tp_repr, node_repr_step},
+    {Py_tp_methods, node_methods},
     {Py_tp_members, members},
-    {Py_tp_getset, getset},
+    {Py_tp_getset, node_getset},
     {0, NULL},
 };
 

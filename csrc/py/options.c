@@ -1,6 +1,7 @@
 /* options: process-wide switches and counters. */
 #include "py/backends.h"
-#include "py/turn.h"
+#include "py/args.h"
+#include "py/declared.h"
 
 #include "array/sum_isa.h"
 #include "base/mem.h"
@@ -85,23 +86,18 @@ static int pool_arg(PyObject *o, size_t *out)
 }
 
 /* set_options: each argument None, or the new value; all are checked before any is set. The options of before. */
-static PyObject *set_options(PyObject *module, PyObject *args)
+static PyObject *set_options(PyObject *module, PyObject *const *a)
 {
-    PyObject *debug, *warn, *budget, *isa, *threads, *pool, *redirect, *detect;
+    PyObject *debug = a[0], *warn = a[1], *budget = a[2], *isa = a[3], *threads = a[4], *pool = a[5], *redirect = a[6],
+             *detect = a[7];
     const char *set = NULL;
     int count = 0;
     uint64_t bytes = 0;
     size_t most = 0;
-    int on = 0, warns = 0, redirects = 0, detects = 0;
-    if (!PyArg_ParseTuple(args, "OOOOOOOO:set_options", &debug, &warn, &budget, &isa, &threads, &pool, &redirect,
-                          &detect))
-        return NULL;
-    on = debug == Py_None ? 0 : PyObject_IsTrue(debug);
-    warns = warn == Py_None ? 0 : PyObject_IsTrue(warn);
-    redirects = redirect == Py_None ? 0 : PyObject_IsTrue(redirect);
-    detects = detect == Py_None ? 0 : PyObject_IsTrue(detect);
-    if (on < 0 || warns < 0 || redirects < 0 || detects < 0 ||
-        (budget != Py_None && fan_buffer_budget_arg(budget, &bytes) < 0) ||
+    bool on, warns, redirects, detects;
+    fan_sched_access(FAN_THING_OPTIONS, 0, FAN_SCHED_WRITE);
+    if (fan_flag_arg(debug, &on) < 0 || fan_flag_arg(warn, &warns) < 0 || fan_flag_arg(redirect, &redirects) < 0 ||
+        fan_flag_arg(detect, &detects) < 0 || (budget != Py_None && fan_buffer_budget_arg(budget, &bytes) < 0) ||
         (pool != Py_None && pool_arg(pool, &most) < 0))
         return NULL;
     if ((isa != Py_None && !(set = isa_arg(isa))) || (threads != Py_None && (count = threads_arg(threads)) < 0))
@@ -135,7 +131,11 @@ static PyObject *set_options(PyObject *module, PyObject *args)
     return before;
 }
 
-static PyObject *counters(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none)) { return fan_process_counters(); }
+static PyObject *counters(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+{
+    fan_sched_access(FAN_THING_COUNTERS, 0, FAN_SCHED_DECIDE);
+    return fan_process_counters();
+}
 
 static PyObject *pool(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 {
@@ -160,41 +160,4 @@ static PyObject *workers(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
     return PyLong_FromLong(fan_workers_get());
 }
 
-static void seen_counters(PyObject *Py_UNUSED(module), PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(nargs),
-                          PyObject *Py_UNUSED(kwnames))
-{
-    fan_sched_access(FAN_THING_COUNTERS, 0, FAN_SCHED_DECIDE);
-}
-
-FAN_TURN_NONE(counters, seen_counters)
-FAN_TURN_NONE(get_options, fan_seen_nothing)
-FAN_TURN_TUPLE(set_options, fan_seen_options)
-FAN_TURN_NONE(workers, fan_seen_nothing)
-FAN_TURN_NONE(pool, fan_seen_nothing)
-FAN_TURN_NONE(trim, fan_seen_nothing)
-
-PyMethodDef fan_option_functions[] = {
-    {"get_options", get_options_turn, METH_NOARGS, "get_options()\n--\n\nThe process's options, as a dict."},
-    {"workers", workers_turn, METH_NOARGS, "workers()\n--\n\nHow many threads make a large sum together."},
-    {"set_options", set_options_turn, METH_VARARGS,
-     "set_options(debug, warn_stream_mismatch, budget, isa, threads, pool_bytes, capture_redirect, detect, "
-     "/)\n--\n\nSet those "
-     "that are not None; returns the options of before, as a dict."},
-    {"counters", counters_turn, METH_NOARGS,
-     "counters()\n--\n\n"
-     "The work of all buffers of this process so far: a fanin.Counters."},
-    {"pool", pool_turn, METH_NOARGS, "pool()\n--\n\nThe figures of the pool of memory, as a dict."},
-    {"trim", trim_turn, METH_NOARGS,
-     "trim()\n--\n\n"
-     "Free the memory that is kept for large results, and on CUDA devices all unused memory; return the number\n"
-     "of bytes.\n\n"
-     "`set_options(pool_bytes=)` limits how much is kept. On a device it waits for destroyed streams, so no\n"
-     "stream that fanin was never given may be captured meanwhile.\n\n"
-     ">>> total = fanin.add_n([np.ones(1 << 18), np.ones(1 << 18)])\n"
-     ">>> del total\n"
-     ">>> fanin.trim() >= 2 ** 21\n"
-     "True\n"
-     ">>> fanin.trim()\n"
-     "0"},
-    {NULL, NULL, 0, NULL},
-};
+#include "py/declared/options.h"

@@ -1,6 +1,6 @@
 /* pass: fanin.backward and fanin.grad (engine/engine.h). */
 #include "py/engine_part.h"
-#include "py/turn.h"
+#include "py/declared.h"
 
 #include "base/mem.h"
 #include "base/workers.h"
@@ -233,48 +233,42 @@ static int function_arg(const fan_backward_config *c, PyObject *o, const char *w
     return -1;
 }
 
-static int parse(pass_parts *parts, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+/* The parameters of backward, grad and, but for the last one, walk, as core.pyi declares them. */
+enum { ROOTS, INPUTS, KEEP_GRAPH, CREATE_GRAPH, DETECT, SCHEDULE, PROGRESS, ONE, WORKERS };
+
+static int parse(pass_parts *parts, PyObject *const *a)
 {
-    static const char *const names[] = {"roots",    "inputs",   "keep_graph", "create_graph", "detect",
-                                        "schedule", "progress", "one",        "workers"};
     fan_backward_config *c = &parts->config;
-    struct {
-        PyObject *roots, *inputs, *keep_graph, *create_graph, *detect, *schedule, *progress, *one, *workers;
-    } a;
     void *one = NULL;
-    a.workers = NULL;
-    if (fan_parse_call(c->call, names, parts->is_walk ? 8 : 9, 2, "roots and inputs", args, nargs, kwnames, &a.roots) <
-        0)
-        return -1;
-    if (!a.roots || (c->capture && strcmp(c->call, "grad") == 0 && (!a.inputs || a.inputs == Py_None))) {
-        PyErr_Format(PyExc_TypeError, "%s() needs '%s'", c->call, a.roots ? "inputs" : "roots");
+    if (c->capture && strcmp(c->call, "grad") == 0 && a[INPUTS] == Py_None) {
+        PyErr_Format(PyExc_TypeError, "grad() needs 'inputs'");
         return -1;
     }
     c->detect = fan_state_get()->detect;
-    if (fan_flag_arg(a.create_graph, &c->create_graph) < 0 ||
-        (a.detect && a.detect != Py_None && fan_flag_arg(a.detect, &c->detect) < 0))
+    if (fan_flag_arg(a[CREATE_GRAPH], &c->create_graph) < 0 ||
+        (a[DETECT] && a[DETECT] != Py_None && fan_flag_arg(a[DETECT], &c->detect) < 0))
         return -1;
     c->keep_graph = c->create_graph; /* what was recorded leads back over this graph */
-    if ((a.keep_graph && a.keep_graph != Py_None && fan_flag_arg(a.keep_graph, &c->keep_graph) < 0) ||
-        sequence_of(parts, "roots", a.roots, &parts->roots) < 0 ||
-        (a.inputs && a.inputs != Py_None && sequence_of(parts, "inputs", a.inputs, &parts->inputs) < 0))
+    if ((a[KEEP_GRAPH] && a[KEEP_GRAPH] != Py_None && fan_flag_arg(a[KEEP_GRAPH], &c->keep_graph) < 0) ||
+        sequence_of(parts, "roots", a[ROOTS], &parts->roots) < 0 ||
+        (a[INPUTS] && a[INPUTS] != Py_None && sequence_of(parts, "inputs", a[INPUTS], &parts->inputs) < 0))
         return -1;
-    if (function_arg(c, a.schedule, "schedule", &c->schedule) < 0 ||
-        function_arg(c, a.progress, "progress", &c->progress) < 0 || function_arg(c, a.one, "one", &one) < 0)
+    if (function_arg(c, a[SCHEDULE], "schedule", &c->schedule) < 0 ||
+        function_arg(c, a[PROGRESS], "progress", &c->progress) < 0 || function_arg(c, a[ONE], "one", &one) < 0)
         return -1;
     parts->one = one;
-    return workers_arg(c, a.workers) < 0 ? -1 : fill_in(parts);
+    return workers_arg(c, parts->is_walk ? NULL : a[WORKERS]) < 0 ? -1 : fill_in(parts);
 }
 
-fan_backward *fan_task_begin_args(const char *call, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
-                                  bool capture, size_t *nwanted)
+fan_backward *fan_task_begin_args(const char *call, PyObject *const *a, bool capture, size_t *nwanted)
 {
     pass_parts parts = {.is_walk = strcmp(call, "walk") == 0,
                         .config = {.frontend = &fan_python_engine, .call = call, .capture = capture}};
     fan_backward *p = NULL;
     FAN_UNINITIALIZED fan_error err;
     fan_error_clear(&err);
-    if (parse(&parts, args, nargs, kwnames) == 0) {
+    fan_sched_access(FAN_THING_GRAPH, 0, FAN_SCHED_WRITE);
+    if (parse(&parts, a) == 0) {
         fan_status status = fan_backward_begin(&parts.config, &p, &err);
         if (status != FAN_OK)
             fan_raise(status, &err);
@@ -309,19 +303,19 @@ static void task_end(fan_backward *p)
     fan_exception_put(live);
 }
 
-static PyObject *backward(PyObject *Py_UNUSED(m), PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+static PyObject *backward(PyObject *Py_UNUSED(m), PyObject *const *a)
 {
     size_t nwanted;
-    fan_backward *p = fan_task_begin_args("backward", args, nargs, kwnames, false, &nwanted);
+    fan_backward *p = fan_task_begin_args("backward", a, false, &nwanted);
     int bad = p ? run_all(p) : -1;
     task_end(p);
     return bad ? NULL : Py_NewRef(Py_None);
 }
 
-static PyObject *grad(PyObject *Py_UNUSED(m), PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+static PyObject *grad(PyObject *Py_UNUSED(m), PyObject *const *a)
 {
     size_t nwanted = 0;
-    fan_backward *p = fan_task_begin_args("grad", args, nargs, kwnames, true, &nwanted);
+    fan_backward *p = fan_task_begin_args("grad", a, true, &nwanted);
     PyObject *sums = p && run_all(p) == 0 ? PyList_New((Py_ssize_t)nwanted) : NULL;
     for (size_t i = 0; sums && i < nwanted; i++) {
         void *sum = fan_backward_result(p, i);
@@ -336,97 +330,4 @@ static PyObject *grad(PyObject *Py_UNUSED(m), PyObject *const *args, Py_ssize_t 
     return sums;
 }
 
-FAN_TURN_FAST(backward, fan_seen_graph)
-FAN_TURN_FAST(grad, fan_seen_graph)
-
-PyMethodDef fan_engine_functions[] = {
-    {"backward", (PyCFunction)(void (*)(void))backward_turn, METH_FASTCALL | METH_KEYWORDS,
-     "backward($module, roots, inputs=None, *, keep_graph=None, create_graph=False, detect=None, schedule=None, "
-     "progress=None, one=None, workers=1)\n"
-     "--\n"
-     "\n"
-     "Run a pass backward over the graph of some nodes, and add the gradients of leaves to their `.grad`.\n"
-     "\n"
-     "A node runs when all its gradients have come; of several ready nodes, the newest runs first.\n"
-     "\n"
-     "Parameters\n"
-     "----------\n"
-     "roots : sequence of (node, slot, gradient)\n"
-     "    Where the pass begins. Without a gradient, or with None, it is one if the slot declares a shape of one\n"
-     "    element, or what `one` returns. A node alone means its slot 0.\n"
-     "inputs : sequence of leaves, optional\n"
-     "    Only these leaves accumulate, and only nodes that lead to one of them run.\n"
-     "keep_graph : bool, optional\n"
-     "    Nodes keep their functions, for another pass. Default: the value of `create_graph`.\n"
-     "create_graph : bool\n"
-     "    The pass records itself: sums use the arrays' own `+` and each `.grad` becomes a new object (rules A1,\n"
-     "    L6), so functions whose operations make nodes return gradients that can be differentiated again.\n"
-     "detect : bool, optional\n"
-     "    The first gradient with an inf or NaN ends the pass (FloatingPointError), with the node that made it.\n"
-     "    Default: `set_options(detect=)`.\n"
-     "schedule : callable, optional\n"
-     "    `schedule(ready)` returns one of the ready nodes, which runs next. Every choice gives the same bits.\n"
-     "progress : callable, optional\n"
-     "    `progress(ran, known)` is called with how many of all nodes and leaves have run: 0 first, then more each\n"
-     "    time. An exception in it ends the pass.\n"
-     "one : callable, optional\n"
-     "    `one(node, slot)` returns the gradient of a root that has none.\n"
-     "workers : int\n"
-     "    Threads that run nodes, the caller's included, with the same bits for every number. It pays where\n"
-     "    functions release the interpreter's lock, as NumPy's do. `schedule` and `create_graph` need one worker.\n"
-     "\n"
-     "Raises\n"
-     "------\n"
-     "TypeError, ValueError\n"
-     "    For roots, inputs or gradients that do not fit.\n"
-     "IndexError\n"
-     "    For a slot that does not exist.\n"
-     "RuntimeError\n"
-     "    If the graph was freed, or passes are nested 1,000 deep.\n"
-     "\n"
-     "Exceptions of nodes and hooks end the pass too, with a note that names the node; then each leaf has its whole\n"
-     "gradient, or none of it.\n"
-     "\n"
-     ">>> w = fanin.Leaf(np.array([1.0, 2.0]), name=\"w\")\n"
-     ">>> square = fanin.Node(lambda g: g * 2 * w.array, edges=[(w, 0)], name=\"square\")\n"
-     ">>> total = fanin.Node(lambda g: g * np.ones(2), edges=[(square, 0)], slots=[fanin.Slot(())], name=\"total\")\n"
-     ">>> fanin.backward([total])\n"
-     ">>> w.grad\n"
-     "array([2., 4.])\n"
-     "\n"
-     "On a device nodes and leaves use the stream that was current where they were made; at the end the caller's\n"
-     "stream waits for it:\n"
-     "\n"
-     ">>> with fanin.sim.Machine() as m:\n"
-     "...     def double(g):\n"
-     "...         made = m.empty(2)\n"
-     "...         m.launch(fanin.current_stream(\"sim:0\"), lambda v, to: np.add(v, v, out=to), reads=[g], "
-     "writes=[made])\n"
-     "...         return made\n"
-     "...     with fanin.stream(m.stream()):\n"
-     "...         w = fanin.Leaf(m.array(np.zeros(2)))\n"
-     "...         node = fanin.Node(double, edges=[(w, 0)])\n"
-     "...     fanin.backward([(node, 0, m.array(np.ones(2)))])\n"
-     "...     w.grad.numpy()\n"
-     "array([2., 2.])"},
-    {"grad", (PyCFunction)(void (*)(void))grad_turn, METH_FASTCALL | METH_KEYWORDS,
-     "grad($module, roots, inputs, *, keep_graph=None, create_graph=False, detect=None, schedule=None, progress=None, "
-     "one=None, workers=1)\n"
-     "--\n"
-     "\n"
-     "Run a pass and return the gradients of `inputs` as a list; no leaf changes.\n"
-     "\n"
-     "Parameters\n"
-     "----------\n"
-     "inputs : sequence\n"
-     "    Leaves, nodes (their slot 0) and (node, slot). The result has None where no gradient comes. Hooks of the\n"
-     "    slots have run on the sums.\n"
-     "\n"
-     "The other parameters and the exceptions are those of `backward`.\n"
-     "\n"
-     ">>> x = fanin.Leaf(np.array([1.0, 2.0]))\n"
-     ">>> cube = fanin.Node(lambda g: g * 3 * x.array**2, edges=[(x, 0)])\n"
-     ">>> fanin.grad([(cube, 0, np.ones(2))], [x])\n"
-     "[array([ 3., 12.])]"},
-    {NULL, NULL, 0, NULL},
-};
+#include "py/declared/pass.h"

@@ -368,9 +368,9 @@ int fan_buffer_budget_arg(PyObject *o, uint64_t *out);
 PyObject *fan_budget_wrap(uint64_t budget);         /* "auto", a number or math.inf */
 PyObject *fan_counters_wrap(const fan_counters *n); /* a fanin.Counters */
 PyObject *fan_process_counters(void);               /* a fanin.options.ProcessCounters */
-extern PyMethodDef fan_buffer_functions[], fan_collector_functions[], fan_stream_functions[], fan_machine_functions[],
-    fan_option_functions[], fan_exchange_functions[], fan_overlap_functions[], fan_analysis_functions[],
-    fan_cuda_functions[], fan_backend_functions[], fan_engine_functions[], fan_backward_walk_functions[],
+extern PyMethodDef fan_add_n_functions[], fan_collector_functions[], fan_stream_functions[], fan_machine_functions[],
+    fan_options_functions[], fan_exchange_functions[], fan_overlap_functions[], fan_analysis_functions[],
+    fan_cuda_functions[], fan_backends_functions[], fan_pass_functions[], fan_walk_functions[],
     fan_cpu_kernel_functions[];
 /* fan_cuda_compile_in_python: kernels that a device lacks are compiled by fanin._kernels from now on. */
 void fan_cuda_compile_in_python(void);

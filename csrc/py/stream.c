@@ -1,19 +1,16 @@
 /* stream: fanin.Stream, a queue of a device. */
 #include "py/backends.h"
 #include "py/handles.h"
-#include "py/turn.h"
+#include "py/declared.h"
 
 #include "base/mem.h"
 
-static PyObject *stream_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+static PyObject *stream_new(PyTypeObject *type, PyObject *const *a)
 {
-    static char *names[] = {"device", "handle", NULL};
-    PyObject *where, *number, *made = NULL;
+    PyObject *where = a[0], *number = a[1], *made = NULL;
     fan_device *d = NULL;
     fan_stream *s = NULL;
     unsigned long long handle;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO:Stream", names, &where, &number))
-        return NULL;
     if (!PyLong_Check(number) || PyBool_Check(number))
         return PyErr_Format(PyExc_TypeError, "Stream: the handle is an integer, not %.80s", Py_TYPE(number)->tp_name);
     handle = PyLong_AsUnsignedLongLong(number);
@@ -109,7 +106,7 @@ static PyObject *stream_synchronize(PyObject *o, PyObject *Py_UNUSED(none))
     Py_RETURN_NONE;
 }
 
-static PyObject *stream_protocol(PyObject *o, PyObject *Py_UNUSED(none))
+static PyObject *stream_cuda_stream(PyObject *o, PyObject *Py_UNUSED(none))
 {
     char text[32];
     if (!fan_stream_of(o)->device->backend->cuda_protocols)
@@ -141,57 +138,23 @@ static PyObject *stream_compare(PyObject *a, PyObject *b, int op)
     return PyBool_FromLong((fan_stream_of(a)->id == fan_stream_of(b)->id) == (op == Py_EQ));
 }
 
-static PyObject *stream_device(PyObject *o, void *Py_UNUSED(closure))
+static PyObject *stream_get_device(PyObject *o, void *Py_UNUSED(closure))
 {
     char text[32];
     return PyUnicode_FromString(fan_device_text(fan_stream_of(o)->device, text, sizeof text));
 }
 
-static PyObject *stream_handle(PyObject *o, void *Py_UNUSED(closure))
+static PyObject *stream_get_handle(PyObject *o, void *Py_UNUSED(closure))
 {
     return PyLong_FromUnsignedLongLong(fan_stream_of(o)->handle);
 }
 
-FAN_TURN_ONE(stream_wait, fan_seen_nothing)
-FAN_TURN_NONE(stream_record, fan_seen_nothing)
-FAN_TURN_NONE(stream_synchronize, fan_seen_nothing)
-
-static PyMethodDef methods[] = {
-    {"wait", stream_wait_turn, METH_O,
-     "wait($self, other, /)\n--\n\n"
-     "Hold back work queued here from now on until `other` has passed.\n\n"
-     "`other` is an Event (its last record) or a Stream (all work queued on it so far). The host does not wait."},
-    {"record", stream_record_turn, METH_NOARGS,
-     "record($self, /)\n--\n\n"
-     "Return an Event after all work queued here so far."},
-    {"synchronize", stream_synchronize_turn, METH_NOARGS,
-     "synchronize($self, /)\n--\n\nBlock until everything queued here has run."},
-    {"__cuda_stream__", stream_protocol, METH_NOARGS,
-     "__cuda_stream__($self, /)\n--\n\n"
-     "(0, handle), for other libraries; TypeError for a simulated device's."},
-    {"__reduce__", stream_reduce, METH_NOARGS, NULL},
-    {NULL, NULL, 0, NULL},
-};
-
-static PyGetSetDef getset[] = {
-    {"device", stream_device, NULL, "The name of its device, as in \"sim:0\".", NULL},
-    {"handle", stream_handle, NULL, "Its number on the device; 1 is the legacy default stream.", NULL},
-    {NULL, NULL, NULL, NULL, NULL},
-};
+#include "py/declared/Stream.h"
 
 static PyType_Slot slots[] = {
-    {Py_tp_doc,
-     "Stream(device, handle)\n--\n\nA queue of a device: what is queued runs in order, and late.\n\n"
-     "Two are equal when they are the same queue. `handle` is the number of a stream that exists; 0 and 1 are the\n"
-     "legacy default stream. `fanin.sim.Machine.stream` makes new ones."},
-    {Py_tp_new, stream_new},
-    {Py_tp_dealloc, stream_dealloc},
-    {Py_tp_repr, stream_repr},
-    {Py_tp_hash, stream_hash},
-    {Py_tp_richcompare, stream_compare},
-    {Py_tp_methods, methods},
-    {Py_tp_getset, getset},
-    {0, NULL},
+    {Py_tp_doc, (void *)stream_doc}, {Py_tp_new, stream_new_door},  {Py_tp_dealloc, stream_dealloc},
+    {Py_tp_repr, stream_repr},       {Py_tp_hash, stream_hash},     {Py_tp_richcompare, stream_compare},
+    {Py_tp_methods, stream_methods}, {Py_tp_getset, stream_getset}, {0, NULL},
 };
 
 PyType_Spec fan_stream_spec = {
@@ -270,14 +233,4 @@ static PyObject *build_info(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(non
     return Py_BuildValue("{s:s,s:s}", "compiler", compiler, "build", FAN_BUILD);
 }
 
-PyMethodDef fan_stream_functions[] = {
-    {"current_stream", current_stream, METH_O,
-     "current_stream(device, /)\n--\n\nThe current stream of a device on this thread; None without streams."},
-    {"stream_pushed", stream_pushed, METH_O,
-     "stream_pushed(device, /)\n--\n\nThe innermost stream pushed for a device on this thread; None: none."},
-    {"stream_push", stream_push, METH_O,
-     "stream_push(stream, /)\n--\n\nMake it the current stream of its device on this thread."},
-    {"stream_pop", stream_pop, METH_O, "stream_pop(stream, /)\n--\n\nTake off the innermost push of it."},
-    {"build_info", build_info, METH_NOARGS, "build_info()\n--\n\nHow this library was built."},
-    {NULL, NULL, 0, NULL},
-};
+#include "py/declared/stream.h"

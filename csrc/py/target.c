@@ -1,6 +1,6 @@
 /* target: `with buf.target(slot) as out:`, a context that lends an array to add into. */
 #include "py/buffer_part.h"
-#include "py/turn.h"
+#include "py/declared.h"
 
 #include <string.h>
 
@@ -77,17 +77,14 @@ static PyObject *target_enter(PyObject *o, PyObject *Py_UNUSED(none))
     return out;
 }
 
-static PyObject *target_exit(PyObject *o, PyObject *args)
+static PyObject *target_exit(PyObject *o, PyObject *const *a)
 {
     target_object *self = of(o);
-    PyObject *type, *value, *traceback;
-    if (!PyArg_ParseTuple(args, "OOO:__exit__", &type, &value, &traceback))
-        return NULL;
     if (self->state != LENT) {
         PyErr_SetString(PyExc_RuntimeError, "this target was not entered");
         return NULL;
     }
-    if (end(self, type == Py_None) < 0)
+    if (end(self, a[0] == Py_None) < 0)
         return NULL;
     Py_RETURN_FALSE;
 }
@@ -120,23 +117,11 @@ static void target_dealloc(PyObject *o)
     Py_DECREF(type);
 }
 
-/* What they do is done under locks, and by streams. */
-FAN_TURN_NONE(target_enter, fan_seen_nothing)
-FAN_TURN_TUPLE(target_exit, fan_seen_nothing)
-
-static PyMethodDef methods[] = {
-    {"__enter__", target_enter_turn, METH_NOARGS, NULL},
-    {"__exit__", target_exit_turn, METH_VARARGS, NULL},
-    {NULL, NULL, 0, NULL},
-};
+#include "py/declared/Target.h"
 
 static PyType_Slot slots[] = {
-    {Py_tp_doc, "The result of InputBuffer.target: a context that lends an array to add into."},
-    {Py_tp_dealloc, target_dealloc},
-    {Py_tp_traverse, target_traverse},
-    {Py_tp_clear, target_clear},
-    {Py_tp_methods, methods},
-    {0, NULL},
+    {Py_tp_doc, (void *)target_doc}, {Py_tp_dealloc, target_dealloc}, {Py_tp_traverse, target_traverse},
+    {Py_tp_clear, target_clear},     {Py_tp_methods, target_methods}, {0, NULL},
 };
 
 PyType_Spec fan_target_spec = {

@@ -7,10 +7,8 @@
 #ifndef FAN_PY_TURN_H
 #define FAN_PY_TURN_H
 
-#include "py/py.h"
+#include "py/declared.h"
 
-/* fan_sched_enter_or_raise: -1 with an exception: the machine ends this run. */
-int fan_sched_enter_or_raise(void);
 
 /* fan_seen_nothing: the step says by itself what it does. fan_seen_options, fan_seen_graph: what it may change. */
 static inline void fan_seen_nothing(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)

@@ -1,6 +1,6 @@
 /* walk: `fanin.walk(roots)`: a pass whose nodes the caller runs (E16). */
 #include "py/engine_part.h"
-#include "py/turn.h"
+#include "py/declared.h"
 
 #include "base/mem.h"
 
@@ -256,12 +256,12 @@ static void walk_dealloc(PyObject *o)
     Py_DECREF(type);
 }
 
-static PyObject *walk(PyObject *Py_UNUSED(m), PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+static PyObject *walk(PyObject *Py_UNUSED(m), PyObject *const *a)
 {
     PyTypeObject *type = fan_state_get()->walk_type;
     size_t nwanted;
     walk_object *self;
-    fan_backward *p = fan_task_begin_args("walk", args, nargs, kwnames, false, &nwanted);
+    fan_backward *p = fan_task_begin_args("walk", a, false, &nwanted);
     if (!p)
         return NULL;
     self = (walk_object *)type->tp_alloc(type, 0);
@@ -272,19 +272,11 @@ static PyObject *walk(PyObject *Py_UNUSED(m), PyObject *const *args, Py_ssize_t 
     return (PyObject *)self;
 }
 
-FAN_TURN_FAST(walk, fan_seen_graph)
-FAN_TURN_REPR(walk_next, fan_seen_graph)
-FAN_TURN_ONE(walk_give, fan_seen_graph)
-FAN_TURN_NONE(walk_close, fan_seen_graph)
-
-static PyObject *walk_explain(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+static PyObject *walk_explain(PyObject *o, PyObject *const *a)
 {
-    static const char *const names[] = {"node"};
     walk_object *self = walk_cast(o);
     const node_object *only = NULL;
-    PyObject *node;
-    if (fan_parse_call("explain", names, 1, 1, "node", args, nargs, kwnames, &node) < 0)
-        return NULL;
+    PyObject *node = a[0];
     if (node && node != Py_None && !(only = fan_node_arg(node)))
         return PyErr_Format(PyExc_TypeError, "explain: expected a fanin.Node, a fanin.Leaf or None, got %s",
                             FAN_TYPE_TEXT(node));
@@ -293,41 +285,13 @@ static PyObject *walk_explain(PyObject *o, PyObject *const *args, Py_ssize_t nar
     return fan_explain_pass(self->pass, only ? &only->node : NULL);
 }
 
-FAN_TURN_FAST(walk_explain, fan_seen_graph)
-
-static PyMethodDef methods[] = {
-    {"explain", (PyCFunction)(void (*)(void))walk_explain_turn, METH_FASTCALL | METH_KEYWORDS,
-     "explain($self, node=None)\n"
-     "--\n"
-     "\n"
-     "Which edges have delivered gradients and which have not, for a node, or for each node that has not run.\n"
-     "\n"
-     "Of a pass that has ended early: the same at its end. Empty if all nodes have run.\n"
-     "\n"
-     ">>> w = fanin.Leaf(np.zeros(2), name=\"w\")\n"
-     ">>> low = fanin.Node(lambda g: g, edges=[(w, 0)], name=\"low\")\n"
-     ">>> top = fanin.Node(lambda g: g, edges=[(low, 0)], name=\"top\")\n"
-     ">>> p = fanin.walk([(top, 0, np.ones(2)), (low, 0, np.ones(2))])\n"
-     ">>> node, sums = next(p)\n"
-     ">>> print(p.explain(low))  # doctest: +ELLIPSIS\n"
-     "low (node ...) has not run: slot 0 waits for edge 0 of top (node ...); slot 0 holds root 1"},
-    {"give", walk_give_turn, METH_O,
-     "give($self, gradients, /)\n--\n\n"
-     "Give the gradients of the last node, as its function would have returned them.\n\n"
-     "Raises what `backward` raises for them; then the pass has ended."},
-    {"close", walk_close_turn, METH_NOARGS, "close($self, /)\n--\n\nEnd the pass. Calling it again does nothing."},
-    {NULL, NULL, 0, NULL},
-};
+#include "py/declared/Walk.h"
 
 static PyType_Slot slots[] = {
-    {Py_tp_doc, "The iterator of `walk`: yields (node, sums), and takes gradients by `give`."},
-    {Py_tp_dealloc, walk_dealloc},
-    {Py_tp_traverse, walk_traverse},
-    {Py_tp_clear, walk_clear},
-    {Py_tp_iter, PyObject_SelfIter},
-    {Py_tp_iternext, walk_next_turn},
-    {Py_tp_methods, methods},
-    {0, NULL},
+    {Py_tp_doc, (void *)walk_doc},   {Py_tp_dealloc, walk_dealloc},
+    {Py_tp_traverse, walk_traverse}, {Py_tp_clear, walk_clear},
+    {Py_tp_iter, PyObject_SelfIter}, {Py_tp_iternext, walk_next_step},
+    {Py_tp_methods, walk_methods},   {0, NULL},
 };
 
 PyType_Spec fan_backward_walk_spec = {
@@ -337,23 +301,4 @@ PyType_Spec fan_backward_walk_spec = {
     .slots = slots,
 };
 
-PyMethodDef fan_backward_walk_functions[] = {
-    {"walk", (PyCFunction)(void (*)(void))walk_turn, METH_FASTCALL | METH_KEYWORDS,
-     "walk($module, roots, inputs=None, *, keep_graph=None, create_graph=False, detect=None, schedule=None, "
-     "progress=None, one=None)\n"
-     "--\n"
-     "\n"
-     "A pass that the caller runs: an iterator of (node, sums), in the order in which `backward` runs the nodes.\n"
-     "\n"
-     "`give(gradients)` takes what the node's function would have returned; then comes the next node. Leaves\n"
-     "accumulate by themselves. Parameters, hooks, freeing of nodes and exceptions are those of `backward`.\n"
-     "`close()` ends the pass.\n"
-     "\n"
-     ">>> w = fanin.Leaf(np.zeros(2), name=\"w\")\n"
-     ">>> double = fanin.Node(lambda g: 2 * g, edges=[(w, 0)], name=\"double\")\n"
-     ">>> for node, sums in (p := fanin.walk([(double, 0, np.ones(2))])):\n"
-     "...     p.give(node.fn(*sums))\n"
-     ">>> w.grad\n"
-     "array([2., 2.])"},
-    {NULL, NULL, 0, NULL},
-};
+#include "py/declared/walk.h"

@@ -27,7 +27,6 @@ import json
 import queue
 import random
 import re
-import runpy
 import sys
 import tempfile
 import threading
@@ -46,10 +45,10 @@ import fanin
 from fanin import _core
 from fanin.sim.machine import Abandoned
 from kit import world
+from kit.core_names import SIGNATURES
+from kit.core_names import public as PUBLIC
 
 ROOT = Path(__file__).resolve().parents[2]
-SIGNATURES = ROOT / "csrc/py/core.pyi"
-PUBLIC: Callable[[], set[str]] = runpy.run_path(str(ROOT / "csrc/py/stub.py"))["public"]
 MODULES: tuple[ModuleType, ...] = (fanin, fanin.sim)
 #: Programs of so many calls, so many things of a type in a pool, seconds after which a call counts as one without end.
 PROGRAM, KEPT, HANGS = 250, 8, 100

@@ -365,7 +365,10 @@ def object_code(tree: Path, file: str) -> bytes | None:
             "-ffp-contract=off",
             "-fno-math-errno",
         ]
-        includes = [f"-I{x}" for x in ("csrc", PUBLIC, sysconfig.get_paths()["include"], np.get_include())]
+        made = out.parent / "declared"
+        if file.startswith("csrc/py/"):
+            subprocess.run([sys.executable, str(tree / "csrc/py/declare.py"), str(made)], check=True)
+        includes = [f"-I{x}" for x in ("csrc", made, PUBLIC, sysconfig.get_paths()["include"], np.get_include())]
         done = subprocess.run([*cc, *includes, "-c", file, "-o", str(out)], cwd=tree, capture_output=True, check=False)
         return out.read_bytes() if done.returncode == 0 else None
 

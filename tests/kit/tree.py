@@ -7,15 +7,20 @@ Everything takes a folder (or a text) and gives values or sentences, so that a t
 from __future__ import annotations
 
 import ast
+import atexit
 import hashlib
 import os
 import re
+import shutil
 import struct
 import subprocess
+import sys
 import sysconfig
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"]+)"|<([^>]+)>)', re.MULTILINE)
@@ -118,6 +123,15 @@ def kept(cache: Path, key: Iterable[str | bytes], suffix: str, make: Callable[[P
     return out
 
 
+@cache
+def declared(csrc: Path) -> Path:
+    """A folder with the headers that the build makes of csrc/py/core.pyi."""
+    folder = Path(tempfile.mkdtemp(prefix="fanin-declared-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    subprocess.run([sys.executable, str(csrc / "py/declare.py"), str(folder)], check=True)
+    return folder
+
+
 def asked(cc: list[str], csrc: Path, *flags: str) -> str:
     """What the compiler says with these flags and those of a release build; a refusal is an AssertionError."""
     import numpy
@@ -127,6 +141,7 @@ def asked(cc: list[str], csrc: Path, *flags: str) -> str:
         f"-isystem{s}"
         for s in (sysconfig.get_path("include"), numpy.get_include(), csrc.parent / "python/fanin/include")
     ]
+    command += [f"-I{declared(csrc)}"] if (csrc / "py/core.pyi").exists() else []
     env = {k: v for k, v in os.environ.items() if k not in ("LD_PRELOAD", "DYLD_INSERT_LIBRARIES")}
     done = subprocess.run(
         [*command, '-DFAN_BUILD="names"'], capture_output=True, text=True, env={**env, "LC_ALL": "C"}, cwd=csrc
@@ -144,7 +159,8 @@ def compile_objects(csrc: Path, cc: list[str], cache: Path) -> dict[str, Path]:
     flags = ["-O0", "-w", "-fPIC"]
 
     def one(source: Path) -> Path:
-        key = [*cc, *flags, str(source), *(p.read_bytes() for p in closure(source, csrc))]
+        made = [p.read_bytes() for p in (csrc / "py/core.pyi", csrc / "py/declare.py") if p.exists()]
+        key = [*cc, *flags, str(source), *made, *(p.read_bytes() for p in closure(source, csrc))]
         return kept(cache, key, ".o", lambda out: void(asked(cc, csrc, *flags, "-c", str(source), "-o", str(out))))
 
     sources = [p for p in c_files(csrc) if p.suffix == ".c"]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import re
-import runpy
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -15,7 +14,8 @@ from types import ModuleType
 import pytest
 
 from fanin import _core
-from kit.support import CSRC, ROOT
+from kit.core_names import public
+from kit.support import ROOT
 
 pytestmark = pytest.mark.core
 
@@ -26,7 +26,7 @@ MODELS = ("_reference", "conformance")
 PROTOCOLS = {"_repr_svg_", *(f"pytest_{x}" for x in ("addoption", "configure", "runtest_makereport", "pyfunc_call"))}
 
 #: The names of the core that users meet.
-PUBLIC: set[str] = runpy.run_path(str(CSRC / "py/stub.py"))["public"]()
+PUBLIC = public()
 
 #: Names of the core that others' extensions in C ask for, by fanin.h: the capsule, and the type of a node's function.
 BY_C = {"_C_API", "CFunction"}

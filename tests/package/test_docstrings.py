@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import doctest
 import inspect
-import runpy
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,9 +14,7 @@ import numpy as np
 import pytest
 
 import fanin
-from kit.support import CSRC, sanitizer
-
-stub = runpy.run_path(str(CSRC / "py/stub.py"))
+from kit import core_names
 
 
 def public() -> Iterator[tuple[str, Any]]:
@@ -91,17 +88,16 @@ def test_no_module_is_shadowed_by_a_name_of_the_package() -> None:
 
 
 @pytest.mark.core
-def test_the_build_wrote_a_stub_of_the_signatures_and_the_docstrings() -> None:
-    signatures = stub["SIGNATURES"].read_text()
-    wanted = signatures if sanitizer() else stub["with_docstrings"](signatures)
-    assert Path(fanin.__file__).with_name("_core.pyi").read_text() == wanted, "built of other sources: build again"
+def test_the_build_installed_the_declarations_of_the_core() -> None:
+    built = Path(fanin.__file__).with_name("_core.pyi").read_text()
+    assert built == core_names.SIGNATURES.read_text(), "built of other sources: build again"
 
 
 @pytest.mark.core
 def test_everything_public_in_the_stub_file_has_its_docstring() -> None:
     found: dict[str, str | None] = {}
-    for node in ast.parse(stub["with_docstrings"](stub["SIGNATURES"].read_text())).body:
-        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name in stub["public"]():
+    for node in ast.parse(core_names.SIGNATURES.read_text()).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name in core_names.public():
             found[node.name] = ast.get_docstring(node)
             for one in node.body if isinstance(node, ast.ClassDef) else []:
                 if isinstance(one, ast.FunctionDef) and not one.name.startswith("_"):
