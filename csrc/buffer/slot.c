@@ -266,7 +266,7 @@ static void slot_join_pooled(const fan_slot_state *p)
     fan_event_drop(e);
 }
 
-void fan_exact_state_free(fan_exact_state *st)
+static void slot_exact_free(fan_exact_state *st)
 {
     if (st)
         fan_window_free(st->sum);
@@ -296,7 +296,7 @@ void fan_slot_state_free(fan_buffer *b, fan_slot_state *p)
     fan_stream_drop(p->accum);
     fan_device_drop(p->device);
     fan_free(p->poison);
-    fan_exact_state_free(p->exact);
+    slot_exact_free(p->exact);
     fan_free(p);
 }
 

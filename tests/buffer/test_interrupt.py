@@ -73,7 +73,7 @@ N = 1 << 50
 CASES = {
     "which of many arrays share memory": """
 flat = np.zeros(400_000, "i1")
-views = [flat[i % 2 :: 2 * (50 + i % 60_000)] for i in range(60_000)]
+views = [flat[i % 2 :: 2 * (50 + i % 60_000)] for i in range(600_000)]
 interrupted(lambda: fanin.overlaps(views, budget=float("inf")))
 few = fanin.overlaps(views[:1000])
 assert few.exact and len(few.components) == 2
