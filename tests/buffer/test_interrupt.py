@@ -31,7 +31,9 @@ inside = 0
 def hear(signum, frame):
     # One may be heard where the lambda begins; the second is heard by the call that it makes.
     global inside
-    inside += frame.f_code.co_name == "<lambda>"
+    while frame is not None and frame.f_code.co_name != "<lambda>":
+        frame = frame.f_back
+    inside += frame is not None
     if inside == 2:
         inside = 0
         raise KeyboardInterrupt
@@ -73,7 +75,7 @@ N = 1 << 50
 CASES = {
     "which of many arrays share memory": """
 flat = np.zeros(400_000, "i1")
-views = [flat[i % 2 :: 2 * (50 + i % 60_000)] for i in range(600_000)]
+views = [flat[i % 2 :: 2 * (50 + i % 60_000)] for i in range(60_000)]
 interrupted(lambda: fanin.overlaps(views, budget=float("inf")))
 few = fanin.overlaps(views[:1000])
 assert few.exact and len(few.components) == 2
