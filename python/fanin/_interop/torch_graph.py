@@ -263,7 +263,7 @@ NO_PASS = (
 PASS_QUERIES = {"_current_graph_task_id", "_will_engine_execute_node", "queue_callback"}
 
 CPU = torch.device("cpu")
-Takes = tuple[tuple[int, ...], torch.dtype | None]  # no dtype: it is taken as it comes
+Takes: TypeAlias = "tuple[tuple[int, ...], torch.dtype | None]"  # no dtype: it is taken as it comes
 Gradients: TypeAlias = "torch.Tensor | tuple[torch.Tensor | None, ...] | None"
 
 
