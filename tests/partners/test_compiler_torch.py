@@ -510,6 +510,34 @@ def outcome_of(call: Callable[..., Any], args: list[Any]) -> tuple[Any, ...] | s
     return shown, grads
 
 
+#: Functions that return a view and one without its gradient: AOTAutograd replays the second on the first.
+DETACHED: dict[str, Callable[[Any], list[Any]]] = {
+    "data of a piece": lambda x: [(piece := x.split(2)[1]), piece.data],
+    "detached piece": lambda x: [(piece := x.split(2)[1]), piece.detach()],
+    "piece of detached": lambda x: [x.detach().split(2)[1], x.split(2)[1]],
+    "slice": lambda x: [x[1:], x[1:].detach()],
+    "unbound": lambda x: [(row := x.unbind(0)[1]), row.detach()],
+    "of a written one": lambda x: [x.mul_(2)[2:], x[2:].detach()],
+}
+
+
+@pytest.mark.parametrize("backend", ["aot", "aot_eager"])
+def test_a_view_returned_beside_the_same_view_detached_is_right_under_aot(backend: str) -> None:
+    code = f"""
+import torch
+from partners.test_compiler_torch import COMPILERS, DETACHED, functionalize, outcome_of
+
+for name, fn in DETACHED.items():
+    wrapper = functionalize(fn, compiler=COMPILERS[{backend!r}])
+    for _ in range(2):
+        leaf, other = (torch.arange(12.0).view(4, 3).requires_grad_() for _ in range(2))
+        ours, theirs = outcome_of(wrapper, [leaf * 1]), outcome_of(fn, [other * 1])
+        assert ours == theirs and not isinstance(ours, str), (name, ours, theirs)
+        assert torch.equal(leaf.grad, other.grad), (name, leaf.grad, other.grad)
+"""
+    run_python(code)
+
+
 REFUSALS = (
     "a compiled function cannot do that", "expected a tensor that is not expanded", "a base of tensors has one",
     "through several storages", "share memory that is written, but no history", "is given other storage",

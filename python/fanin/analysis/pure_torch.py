@@ -148,6 +148,14 @@ class TensorPure(Pure):
         self.places = [
             (one.position, None if one.place is None else self._offset(u)) for u, one in enumerate(self.sources)
         ]
+        #: outputs that are views of arguments, without the gradients that others have. AOTAutograd replays such an
+        #: alias on another output, and may crash; so the call returns clones. `_view` needs their shapes alone.
+        grows = any(one is not None and one.requires_grad for one in (*given, *self.shown))
+        self.cut = [
+            j
+            for j, (p, one) in enumerate(zip(self.outcome.places, self.shown, strict=True))
+            if grows and p.kind == "view" and one is not None and not one.requires_grad
+        ]
 
     def _shown(self, group: int) -> str:
         return ", ".join(PlainAOTInput(self.first[u]).expr() for u in self.plan.groups[group].numbers)
@@ -187,7 +195,7 @@ class TensorPure(Pure):
         it = iter(leaves)
         given = [filled(one, it) for one in self.by_position]
         named = {k: filled(one, it) for k, one in self.by_name}
-        outputs: list[object] = []
+        outputs: list[Any] = []
         eager = not torch().compiler.is_compiling()  # a tracer has neither versions nor storages
         before = [(t._version, t.shape, t.stride()) for t in tensors] if eager else []
         result = self.fn(*given, **{k: named[k] for k in self.order})
@@ -200,6 +208,9 @@ class TensorPure(Pure):
             tensors[u].as_strided(self.given[u].shape, self.given[u].stride, 0) if u in self.moved else tensors[u]
             for u in self.changed
         ]
+        for j in self.cut:
+            if isinstance(outputs[j], torch().Tensor):
+                outputs[j] = outputs[j].clone()
         return bases + changed + outputs + [tensors[u] for u in self.late]
 
     def _hold_run(
