@@ -658,7 +658,8 @@ fan_status fan_fold_commit_end(fan_buffer *b, size_t slot, fan_gathered *gathere
         const fan_item *item = gathered->entries[i].general ? gathered->entries[i].item : NULL, *sum = gathered->sum;
         if (item && item == sum)
             continue;
-        if (item && item->donated && !(sum && item->value.array == sum->value.array))
+        if (item && item->donated &&
+            !(sum && item->value.array == sum->value.array && item->value.sparse == sum->value.sparse))
             fan_value_returned(&item->value); /* the sum is elsewhere */
         fan_entry_drop(b, &gathered->entries[i]);
     }
