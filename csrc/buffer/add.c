@@ -695,6 +695,8 @@ void fan_add_end(fan_buffer *b, fan_add_op *x)
     }
     if (!x->reserved)
         fan_item_free(b, x->item);
+    if (x->c->donate)
+        fan_value_returned(&x->old); /* the slot keeps its conversion */
     fan_value_drop(b->frontend, &x->old);
     fan_stream_drop(x->accum);
     fan_stream_drop(x->consumer);

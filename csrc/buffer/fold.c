@@ -82,7 +82,7 @@ static fan_status fold_gather_plain(fan_gathered *gathered, const fan_entry *one
     bool kept = false;
     t->owned = one->owned || (t->is_value && s->list->summed > 1);
     t->donated = one->donated;
-    /* Asked now: the value has a hold as well. */
+    /* Checked before fast_value makes a value, which has a reference of its own. */
     t->unshared =
         gathered->fold.n == 0 && !t->owned && !one->donated && !one->exposed && frontend->fast->unshared(one->object);
     fan_status status = frontend->fast_value(one->object, one->data, &s->list->kind, v, &kept, err);
@@ -658,7 +658,8 @@ fan_status fan_fold_commit_end(fan_buffer *b, size_t slot, fan_gathered *gathere
         const fan_item *item = gathered->entries[i].general ? gathered->entries[i].item : NULL, *sum = gathered->sum;
         if (item && item == sum)
             continue;
-        if (item && item->donated && !(sum && item->value.array == sum->value.array))
+        if (item && item->donated &&
+            !(sum && item->value.array == sum->value.array && item->value.sparse == sum->value.sparse))
             fan_value_returned(&item->value); /* the sum is elsewhere */
         fan_entry_drop(b, &gathered->entries[i]);
     }

@@ -1,7 +1,7 @@
 /* host: plain entries, and their sums: gap-free arrays of the host, of one kind, in a slot to which nothing else came.
  *
  * Nothing about them needs a decision on the way: no stream, no conversion, and a sum is one pass over memory. So they
- * are not made values: an entry is the object and the address of its first element, computed once at the door. Size and
+ * are not made values: an entry is the object and the address of its first element, computed once at the add. Size and
  * kind are checked there, too: what could not be summed here is not parked as a plain entry, but for one large array
  * alone, which a chain without fan-in takes as it came. The plan is the constant one: no stream waits, and the sum is
  * dense, into the first entry (A6) or into fresh memory.

@@ -42,9 +42,11 @@ fan_status fan_value_use(const fan_value *v, const char *name, bool donate, fan_
     fan_status status = FAN_OK;
     if (!v->device || !v->device->backend->use || v->form == FAN_FORM_OBJECT)
         return FAN_OK;
-    size_t n = fan_value_arrays(v, all, 3);
-    for (size_t i = 0; status == FAN_OK && i < n; i++)
-        status = v->device->backend->use(v->device, all[i], name, donate, err);
+    size_t n = fan_value_arrays(v, all, 3), used = 0;
+    while (used < n && (status = v->device->backend->use(v->device, all[used], name, donate, err)) == FAN_OK)
+        used++;
+    while (status != FAN_OK && donate && used > 0)
+        v->device->backend->returned(v->device, all[--used]);
     return status;
 }
 

@@ -126,7 +126,8 @@ typedef struct fan_frontend {
 fan_status fan_value_copy(const fan_frontend *f, const fan_value *v, fan_value *dst, fan_error *err);
 /* fan_value_drop: drops all and makes *v undefined. */
 void fan_value_drop(const fan_frontend *f, fan_value *v);
-/* fan_value_use, fan_value_returned: as fan_backend has them, for each array of a value. Objects donate nothing. */
+/* fan_value_use, fan_value_returned: as fan_backend has them, for each array of a value. Objects donate nothing. If
+ * fan_value_use fails, it donated none of them. */
 fan_status fan_value_use(const fan_value *v, const char *name, bool donate, fan_error *err);
 void fan_value_returned(const fan_value *v);
 /* fan_value_shape: of dense, sparse and zero values; returns the rank, -1 for objects and undefined. */

@@ -158,7 +158,7 @@ static bool add_options_of(PyObject *const *values, PyObject *kwnames, add_optio
     return !(t->donate && t->copy);
 }
 
-int fan_buffer_fast_add(buffer_object *self, PyObject *const *args, PyObject *kwnames)
+int fan_buffer_add_plain(buffer_object *self, PyObject *const *args, PyObject *kwnames)
 {
     FAN_UNINITIALIZED fan_fast_kind kind;
     FAN_UNINITIALIZED fan_error err;
@@ -233,7 +233,7 @@ PyObject *fan_buffer_add_one(PyObject *o, PyObject *const *a)
 
 int fan_buffer_add_fast(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames, PyObject **result)
 {
-    int added = nargs == 2 ? fan_buffer_fast_add(fan_buffer_self(o), args, kwnames) : 0;
+    int added = nargs == 2 ? fan_buffer_add_plain(fan_buffer_self(o), args, kwnames) : 0;
     if (added > 0)
         *result = Py_NewRef(Py_None);
     return added != 0;

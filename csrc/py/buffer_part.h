@@ -66,10 +66,10 @@ int fan_contribution_of(buffer_object *self, size_t slot, PyObject *gradient, Py
 /* fan_add_on: fan_buffer_add, with the current stream of the gradient's library as that of the device, where the caller
  * made none the current one (S4, S5). */
 int fan_add_on(fan_buffer *core, size_t slot, fan_contribution *c);
-/* fan_buffer_fast_add: adds args[1] to slot args[0] where it is a plain contribution. fan_fast_add_only: the same to a
+/* fan_buffer_add_plain: adds args[1] to slot args[0] where it is a plain contribution. fan_fast_add_only: the same to a
  * buffer of one slot, with a key (-1: none). 1: added; 0: it is not plain, and nothing happened; -1 with an exception.
  */
-int fan_buffer_fast_add(buffer_object *self, PyObject *const *args, PyObject *kwnames);
+int fan_buffer_add_plain(buffer_object *self, PyObject *const *args, PyObject *kwnames);
 int fan_fast_add_only(fan_buffer *core, PyObject *gradient, int64_t key);
 /* fan_buffer_add_one: InputBuffer.add, with its parameters in the order of core.pyi; as are the other methods that take
  * `a`. fan_buffer_add_fast: the same for a plain contribution, of the arguments as they come; 0: it is none, and

@@ -277,11 +277,10 @@ int fan_slot_specs_note(buffer_object *self, const fan_slot_specs *d)
         return -1;
     for (size_t i = 0; i < self->n; i++) {
         const fan_slot_spec *s = &d->specs[i];
-        bool low = s->dtype == FAN_DT_BFLOAT16 || s->dtype == FAN_DT_FLOAT8_E4M3FN || s->dtype == FAN_DT_FLOAT8_E5M2;
         PyObject *shape, *pair;
         if (s->combine)
             self->flags[i] |= FAN_HAS_COMBINE;
-        if (low)
+        if (fan_dtype_of_ml_dtypes(s->dtype))
             self->flags[i] |= FAN_LOW_DTYPE;
         if (!self->create_graph && !s->combine && (s->has_shape || s->dtype != FAN_DT_NONE))
             self->flags[i] |= FAN_NUMBERS;

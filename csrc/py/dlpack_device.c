@@ -161,7 +161,7 @@ PyObject *fan_dlpack_export(fan_array *a, fan_device *d, PyObject *const *values
 /* typestr: "<f4"; false for what NumPy's letters do not name. */
 static bool typestr(fan_dtype d, char *buf, size_t size)
 {
-    if (d == FAN_DT_BFLOAT16 || d == FAN_DT_FLOAT8_E4M3FN || d == FAN_DT_FLOAT8_E5M2)
+    if (fan_dtype_of_ml_dtypes(d))
         return false;
     snprintf(buf, size, "%c%c%zu", fan_dtype_size(d) > 1 ? '<' : '|', fan_dtype_kind(d), fan_dtype_size(d));
     return true;

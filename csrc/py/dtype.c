@@ -89,9 +89,12 @@ static PyObject *low_type(fan_dtype d)
     return d == FAN_DT_BFLOAT16 ? st->bfloat16 : d == FAN_DT_FLOAT8_E4M3FN ? st->float8_e4m3fn : st->float8_e5m2;
 }
 
-static bool is_low(fan_dtype d) { return d == FAN_DT_BFLOAT16 || d == FAN_DT_FLOAT8_E4M3FN || d == FAN_DT_FLOAT8_E5M2; }
+bool fan_dtype_of_ml_dtypes(fan_dtype d)
+{
+    return d == FAN_DT_BFLOAT16 || d == FAN_DT_FLOAT8_E4M3FN || d == FAN_DT_FLOAT8_E5M2;
+}
 
-bool fan_dtype_needs_ml_dtypes(fan_dtype d) { return is_low(d) && !low_type(d); }
+bool fan_dtype_needs_ml_dtypes(fan_dtype d) { return fan_dtype_of_ml_dtypes(d) && !low_type(d); }
 
 PyArray_Descr *fan_descr_of_dtype(fan_dtype d)
 {
@@ -106,7 +109,7 @@ PyArray_Descr *fan_descr_of_dtype(fan_dtype d)
     };
     PyArray_Descr *descr = NULL;
     PyObject *type;
-    if (!is_low(d))
+    if (!fan_dtype_of_ml_dtypes(d))
         return PyArray_DescrFromType(numbers[d]);
     type = low_type(d);
     if (!type) {

@@ -1,5 +1,5 @@
 /* import_fast: what the fast path of the buffer (buffer/host.h) needs to know of a gradient: ndarrays, exact torch
- * tensors, NumPy's scalars and Python's numbers, looked at without a call and without a lock. */
+ * tensors, NumPy's scalars and Python's numbers, read without a call and without a lock. */
 #include "py/dlpack.h"
 #include "py/unboxed.h"
 
@@ -259,8 +259,8 @@ bool fan_owner_has(PyObject *view, const char *lo, const char *hi)
     return at <= lo && hi <= at + PyArray_NBYTES((PyArrayObject *)owner);
 }
 
-/* same_ndarray: an ndarray is what fan_fast_import said of it, asked field by field: it is asked of every term of every
- * take. */
+/* same_ndarray: whether an ndarray still is what fan_fast_import read. Field by field, as each take calls it for each
+ * term. */
 static bool same_ndarray(PyObject *o, const fan_fast_kind *kind, const char *data)
 {
     PyArrayObject *a = (PyArrayObject *)o;
@@ -361,7 +361,7 @@ PyObject *fan_fast_copy(PyObject *o, const fan_fast_kind *kind, char **data)
     char *from = *data, *to = NULL;
     PyObject *copy = !kind->check_at_use || fan_fast_has_own_value(o) ? fan_fast_fresh(o, kind, &to) : NULL;
     PyErr_Clear();
-    if (copy && !fan_fast_is_unchanged(o, kind, from)) /* who was called meanwhile may have done anything */
+    if (copy && !fan_fast_is_unchanged(o, kind, from)) /* the calls above may have run arbitrary code */
         Py_CLEAR(copy);
     if (!copy)
         return NULL;

@@ -209,16 +209,19 @@ void fan_object_drop_here(void *object);
 void fan_value_release(fan_value *v);
 
 /* dtype.c (numpy <-> fan): */
-fan_dtype fan_dtype_of_descr(PyArray_Descr *d); /* FAN_DT_NONE: not ours (object, strings ..) or foreign byte order */
-PyArray_Descr *fan_descr_of_dtype(
-    fan_dtype d); /* new reference; imports ml_dtypes' type if the caller has it; else TypeError */
-int fan_dtype_parse(
-    PyObject *o,
-    fan_dtype *out); /* NumPy dtype, torch dtype, name, type; None: FAN_DT_NONE; -1 with TypeError/ValueError */
-int fan_dtype_refuse(PyArray_Descr *d,
-                     const char *what); /* why an array of this dtype is not taken: DTypeError. Returns -1 */
-bool fan_dtype_needs_ml_dtypes(
-    fan_dtype d); /* NumPy can show it only with ml_dtypes, which the caller has not imported */
+/* fan_dtype_of_descr: FAN_DT_NONE: not ours (object, strings ..) or foreign byte order. fan_descr_of_dtype: new
+ * reference; TypeError for a dtype of ml_dtypes that the caller has not imported. */
+fan_dtype fan_dtype_of_descr(PyArray_Descr *d);
+PyArray_Descr *fan_descr_of_dtype(fan_dtype d);
+/* fan_dtype_parse: reads a NumPy dtype, torch dtype, name or type; None: FAN_DT_NONE. Returns -1 with TypeError or
+ * ValueError. */
+int fan_dtype_parse(PyObject *o, fan_dtype *out);
+/* fan_dtype_refuse: raises DTypeError with the reason why an array of this dtype is not taken. Returns -1. */
+int fan_dtype_refuse(PyArray_Descr *d, const char *what);
+/* fan_dtype_of_ml_dtypes: whether NumPy has the dtype through ml_dtypes alone. fan_dtype_needs_ml_dtypes: and the
+ * caller has not imported that. */
+bool fan_dtype_of_ml_dtypes(fan_dtype d);
+bool fan_dtype_needs_ml_dtypes(fan_dtype d);
 
 /* import.c, export.c: the one way in and out. Origins: what a gradient was. */
 typedef enum fan_origin {

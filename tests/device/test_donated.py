@@ -170,6 +170,28 @@ def summed_elsewhere(m: Machine, s: Any, x: Any, buf: Any) -> None:
     m.launch(s, nothing, writes=[y])
 
 
+def converted(m: Machine, s: Any, x: Any, buf: Any) -> None:
+    """The slot keeps a conversion, so that the donated memory is free after the add."""
+    narrow, rows = m.array(np.ones(N, "float32"), 0), m.array(np.ones((3, N)), 0)
+    slots = fanin.InputBuffer([fanin.Slot((N,), dtype="float64")] * 2)
+    slots.add(0, narrow, stream=s, donate=True)
+    slots.add_many([0, 1], [rows, narrow], stream=s, donate=True)
+    m.launch(s, nothing, writes=[narrow, rows])
+    assert [total.numpy().tolist() for total in slots.take()] == [[4.0] * N, [1.0] * N]
+
+
+def sparse(m: Machine) -> tuple[Any, Any]:
+    return m.array(np.arange(N).reshape(1, N), 0), m.array(np.ones(N), 0)
+
+
+def summed_sparse(m: Machine, s: Any, x: Any, buf: Any) -> None:
+    """Sparse gradients are summed into new memory, and so each donated one is free after the fold."""
+    one, two, eager = sparse(m), sparse(m), fanin.InputBuffer(1, budget=0)
+    for parts in (one, two):
+        eager.add(0, fanin.Sparse("coo", parts, (N,)), stream=s, donate=True)
+    m.launch(s, nothing, writes=[*one, *two])
+
+
 def cleared(m: Machine, s: Any, x: Any, buf: Any) -> None:
     buf.clear()
     m.launch(s, nothing, writes=[x])
@@ -189,7 +211,20 @@ def before(m: Machine, s: Any, x: Any, buf: Any) -> None:
     buf.take()
 
 
-NO_USES = [sums, handed_through, looked_at, beside, used_again, refused, summed_elsewhere, cleared, dropped, before]
+NO_USES = [
+    sums,
+    handed_through,
+    looked_at,
+    beside,
+    used_again,
+    refused,
+    summed_elsewhere,
+    converted,
+    summed_sparse,
+    cleared,
+    dropped,
+    before,
+]
 
 
 @pytest.mark.parametrize("use", NO_USES)
@@ -200,3 +235,13 @@ def test_what_is_no_use_of_donated_memory_is_not_reported(m: Machine, use: Calla
         buf.add(0, x, stream=s, donate=True)
         use(m, s, x, buf)
     assert m.races == 0
+
+
+def test_an_add_that_fails_at_one_array_of_a_gradient_donates_none_of_them(m: Machine) -> None:
+    s, (indices, values) = m.stream(0), sparse(m)
+    owner, buf = fanin.InputBuffer(1), fanin.InputBuffer(1)
+    owner.add(0, indices, stream=s, donate=True)
+    with pytest.raises(fanin.RaceError, match="was donated"):
+        buf.add(0, fanin.Sparse("coo", (indices, values), (N,)), stream=s, donate=True)
+    m.launch(s, nothing, writes=[values])
+    assert m.races == 1
