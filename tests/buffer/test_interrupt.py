@@ -31,9 +31,10 @@ inside = 0
 def hear(signum, frame):
     # One may be heard where the lambda begins; the second is heard by the call that it makes.
     global inside
-    while frame is not None and frame.f_code.co_name != "<lambda>":
+    # In a function of the package, or a cached property of it, that the lambda calls.
+    while frame is not None and any(name in frame.f_code.co_filename for name in ("fanin", "functools")):
         frame = frame.f_back
-    inside += frame is not None
+    inside += frame is not None and frame.f_code.co_name == "<lambda>"
     if inside == 2:
         inside = 0
         raise KeyboardInterrupt
