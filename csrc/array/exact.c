@@ -58,11 +58,6 @@ typedef struct scratch {
     _Alignas(64) char term[FAN_EXACT_SOURCES][FAN_EXACT_TILE * sizeof(double)];
 } scratch;
 
-static double number_at(const exact_job *j, const char *p, size_t i)
-{
-    return fan__exact_is_wide(j->d) ? ((const fan_any_f64 *)p)[i] : (double)((const fan_any_f32 *)p)[i];
-}
-
 /* exact_fast: computes the sums of a tile, and the facts for their proof. */
 static void exact_fast(const exact_job *j, int64_t at, int64_t len, tally *t, scratch *room)
 {
@@ -111,7 +106,7 @@ static void exact_integer_path(const exact_job *j, int64_t at, size_t numbers, t
         for (size_t k = 0; k < j->n; k++) {
             const char *p = fan__exact_term(j, k, at + from, to - from, room->term[0]);
             for (size_t b = 0; b < m; b++)
-                fan__superacc_add(words + b * w, &j->k, number_at(j, p, which[b] - (size_t)from * j->parts));
+                fan__superacc_add(words + b * w, &j->k, fan__exact_number(j, p, which[b] - (size_t)from * j->parts));
         }
         for (size_t b = 0; b < m; b++)
             t->sum[which[b]] =

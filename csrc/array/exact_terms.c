@@ -1,9 +1,5 @@
 #include "array/exact_terms.h"
 
-#include "array/convert.h"
-
-static size_t parts_of(fan_dtype d) { return fan_dtype_kind(d) == 'c' ? 2 : 1; }
-
 const fan_array *fan__exact_operand(const exact_job *j, size_t k)
 {
     return *(const fan_array *const *)(const void *)(j->in + k * j->step);
@@ -16,7 +12,7 @@ void fan__exact_job_begin(exact_job *j, const void *in, size_t step, size_t n, f
     j->n = n;
     j->d = d;
     j->k = fan__exact_kind_of(d);
-    j->parts = parts_of(d);
+    j->parts = fan__exact_parts(d);
     j->read = fan__exact_is_wide(d) || d == FAN_DT_COMPLEX64 ? d : FAN_DT_FLOAT32;
     j->how = fan__exact_loops();
     j->j = (judge){.n = n,

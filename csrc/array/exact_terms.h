@@ -3,6 +3,7 @@
 #ifndef FAN_ARRAY_EXACT_TERMS_H
 #define FAN_ARRAY_EXACT_TERMS_H
 
+#include "array/convert.h"
 #include "array/exact_loops.h"
 #include "array/nditer.h"
 #include "array/sum.h"
@@ -35,5 +36,13 @@ void fan__exact_set_grid(judge *j, fan_dtype out);
 const low_ways *fan__exact_low_ways(const exact_loops *how, fan_dtype d);
 /* fan__exact_is_wide: whether numbers of d are float64; else they are read as float32. */
 static inline bool fan__exact_is_wide(fan_dtype d) { return d == FAN_DT_FLOAT64 || d == FAN_DT_COMPLEX128; }
+/* fan__exact_parts: returns the numbers of an element. */
+static inline size_t fan__exact_parts(fan_dtype d) { return fan_dtype_kind(d) == 'c' ? 2 : 1; }
+/* fan__exact_number: returns number i of a term that fan__exact_term read. */
+static inline double fan__exact_number(const exact_job *j, const char *p, size_t i)
+{
+    return fan__exact_is_wide(j->d) ? ((const fan_any_f64 *)(const void *)p)[i]
+                                    : (double)((const fan_any_f32 *)(const void *)p)[i];
+}
 
 #endif

@@ -27,16 +27,10 @@ fan_exact_kind fan__exact_kind_of(fan_dtype d)
     }
 }
 
-/* Values of the top limb that are no numbers. */
-#define NOTHING INT64_MIN /* only -0.0 so far; the other limbs are 0 */
-#define PLUS_INF (INT64_MIN + 1)
-#define MINUS_INF (INT64_MIN + 2)
-#define NO_NUMBER (INT64_MIN + 3)
-
 void fan__superacc_start(uint64_t *w, const fan_exact_kind *k)
 {
     memset(w, 0, (size_t)k->limbs * sizeof *w);
-    w[k->limbs - 1] = (uint64_t)NOTHING;
+    w[k->limbs - 1] = (uint64_t)FAN_ACC_NOTHING;
 }
 
 void fan__superacc_add(uint64_t *w, const fan_exact_kind *k, double x)
@@ -46,13 +40,13 @@ void fan__superacc_add(uint64_t *w, const fan_exact_kind *k, double x)
     bool minus = u >> 63;
     int64_t top = (int64_t)w[k->limbs - 1];
     if (e == 0x7ff) {
-        int64_t mine = m ? NO_NUMBER : minus ? MINUS_INF : PLUS_INF;
-        bool clash = (top == PLUS_INF || top == MINUS_INF) && top != mine;
-        w[k->limbs - 1] = (uint64_t)(top == NO_NUMBER || clash ? NO_NUMBER : mine);
+        int64_t mine = m ? FAN_ACC_NAN : minus ? FAN_ACC_MINUS_INF : FAN_ACC_PLUS_INF;
+        bool clash = (top == FAN_ACC_PLUS_INF || top == FAN_ACC_MINUS_INF) && top != mine;
+        w[k->limbs - 1] = (uint64_t)(top == FAN_ACC_NAN || clash ? FAN_ACC_NAN : mine);
         return;
     }
-    if (top <= NO_NUMBER) {
-        if (top != NOTHING || (minus && !(e | (m != 0))))
+    if (top <= FAN_ACC_NAN) {
+        if (top != FAN_ACC_NOTHING || (minus && !(e | (m != 0))))
             return;
         w[k->limbs - 1] = 0;
     }
@@ -105,11 +99,11 @@ double fan__superacc_value(const uint64_t *w, const fan_exact_kind *k, const dou
     uint64_t mag[FAN_EXACT_LIMBS + 1];
     int64_t top = (int64_t)w[k->limbs - 1];
     double by = factor ? *factor : 1.0;
-    if (top <= NO_NUMBER)
-        return by * (top == NOTHING     ? -0.0
-                     : top == PLUS_INF  ? (double)INFINITY
-                     : top == MINUS_INF ? -(double)INFINITY
-                                        : (double)NAN);
+    if (top <= FAN_ACC_NAN)
+        return by * (top == FAN_ACC_NOTHING     ? -0.0
+                     : top == FAN_ACC_PLUS_INF  ? (double)INFINITY
+                     : top == FAN_ACC_MINUS_INF ? -(double)INFINITY
+                                                : (double)NAN);
     bool minus = top < 0, more = false;
     uint64_t carry = minus;
     int high = -1;

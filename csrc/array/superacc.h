@@ -17,6 +17,12 @@ typedef struct fan_exact_kind {
     bool always; /* float64 sums are exact for n <= FAN_EXACT_ALWAYS */
 } fan_exact_kind;
 
+/* Values of a top word that no sum has; what is at most FAN_ACC_NAN is no number. */
+#define FAN_ACC_NOTHING INT64_MIN /* only -0.0 so far; the other words are 0 */
+#define FAN_ACC_PLUS_INF (INT64_MIN + 1)
+#define FAN_ACC_MINUS_INF (INT64_MIN + 2)
+#define FAN_ACC_NAN (INT64_MIN + 3)
+
 /* fan__exact_kind_of: returns the format of a dtype's parts; limbs is 0 if its sums cannot be exact. */
 fan_exact_kind fan__exact_kind_of(fan_dtype d);
 

@@ -17,12 +17,6 @@
 
 #define B FAN_WINDOW_BLOCK
 
-/* Values of a top word that no number has; those of superacc.c. */
-#define NOTHING INT64_MIN
-#define PLUS_INF (INT64_MIN + 1)
-#define MINUS_INF (INT64_MIN + 2)
-#define NO_NUMBER (INT64_MIN + 3)
-
 enum { WORDS_64, WORDS_128, LIMBS };
 
 typedef struct window_block {
@@ -40,7 +34,6 @@ struct fan_window {
     fan_exact_kind kind;
     int64_t *word; /* whole blocks */
     window_block *block;
-    size_t more; /* bytes of all `more` */
 };
 
 /* The content of a block, of this window, of another, or of a message. */
@@ -59,8 +52,6 @@ typedef struct window_need {
     int form; /* at least */
 } window_need;
 
-static size_t window_parts(fan_dtype d) { return fan_dtype_kind(d) == 'c' ? 2 : 1; }
-
 fan_window *fan_window_new(fan_dtype d, int64_t size)
 {
     fan_window *w = fan_calloc(sizeof *w);
@@ -68,7 +59,7 @@ fan_window *fan_window_new(fan_dtype d, int64_t size)
         return NULL;
     w->dtype = d;
     w->size = size;
-    w->numbers = size * (int64_t)window_parts(d);
+    w->numbers = size * (int64_t)fan__exact_parts(d);
     w->blocks = (w->numbers + B - 1) / B;
     w->kind = fan__exact_kind_of(d);
     w->word = fan_alloc_data((size_t)w->blocks * B * sizeof *w->word);
@@ -93,6 +84,14 @@ void fan_window_free(fan_window *w)
     fan_free(w);
 }
 
+/* block_more_bytes: returns the bytes of `more` of a block of this form. */
+static size_t block_more_bytes(const fan_window *w, int form)
+{
+    return form == WORDS_64    ? 0
+           : form == WORDS_128 ? B * sizeof(int64_t)
+                               : B * (size_t)w->kind.limbs * sizeof(uint64_t);
+}
+
 fan_dtype fan_window_dtype(const fan_window *w) { return w->dtype; }
 #ifdef FAN_TEST
 int64_t fan_window_size(const fan_window *w) { return w->size; }
@@ -100,7 +99,10 @@ int64_t fan_window_blocks(const fan_window *w) { return w->blocks; }
 
 size_t fan_window_bytes(const fan_window *w)
 {
-    return sizeof *w + (size_t)w->blocks * (B * sizeof *w->word + sizeof *w->block) + w->more;
+    size_t bytes = sizeof *w + (size_t)w->blocks * (B * sizeof *w->word + sizeof *w->block);
+    for (int64_t b = 0; b < w->blocks; b++)
+        bytes += block_more_bytes(w, w->block[b].form);
+    return bytes;
 }
 
 void fan_window_forms(const fan_window *w, int64_t count[4])
@@ -122,7 +124,7 @@ static window_view window_view_of(const fan_window *w, int64_t b)
 /* cell_special: returns the top word of a sum with top word `top` to which inf or NaN `term` is added. */
 static int64_t cell_special(int64_t top, int64_t term)
 {
-    return top == NO_NUMBER || (top < NO_NUMBER && top != NOTHING && top != term) ? NO_NUMBER : term;
+    return top == FAN_ACC_NAN || (top < FAN_ACC_NAN && top != FAN_ACC_NOTHING && top != term) ? FAN_ACC_NAN : term;
 }
 
 static const int64_t *high_of(const window_block *b) { return b->more; }
@@ -132,7 +134,7 @@ static int64_t cell_top(const window_view *v, const fan_exact_kind *k, size_t i)
 {
     const window_block *b = v->block;
     if (b->empty)
-        return NOTHING;
+        return FAN_ACC_NOTHING;
     return b->form == WORDS_64    ? v->low[i]
            : b->form == WORDS_128 ? high_of(b)[i]
                                   : ((const int64_t *)b->more)[(i + 1) * (size_t)k->limbs - 1];
@@ -193,14 +195,14 @@ static void limbs_merge(uint64_t *to, const fan_exact_kind *k, const window_view
                         size_t i)
 {
     int64_t *top = (int64_t *)&to[k->limbs - 1], other = cell_top(v, from, i);
-    if (other == NOTHING)
+    if (other == FAN_ACC_NOTHING)
         return;
-    if (other <= NO_NUMBER) {
+    if (other <= FAN_ACC_NAN) {
         *top = cell_special(*top, other);
         return;
     }
-    if (*top <= NO_NUMBER) {
-        if (*top != NOTHING)
+    if (*top <= FAN_ACC_NAN) {
+        if (*top != FAN_ACC_NOTHING)
             return;
         *top = 0;
     }
@@ -226,20 +228,13 @@ typedef struct row_size {
 
 #define MAGIC 0x1.8p52 /* added to an integer below 2^51, it leaves the integer in the low bits */
 
-static inline __attribute__((always_inline)) int64_t bits_of_double(double x)
-{
-    int64_t i;
-    memcpy(&i, &x, sizeof i);
-    return i;
-}
-
 /* minus_zero: the bits of -0.0 times a factor. */
 static inline __attribute__((always_inline)) uint64_t minus_zero(double by)
 {
     return (bits_of(by) ^ UINT64_C(1) << 63) & UINT64_C(1) << 63;
 }
 
-#define TERM_SMALL(x) (bits_of_double((double)(x) * by + MAGIC) - bits_of_double(MAGIC))
+#define TERM_SMALL(x) ((int64_t)bits_of((double)(x) * by + MAGIC) - (int64_t)bits_of(MAGIC))
 #define TERM_LARGE(x) ((int64_t)((double)(x) * by))
 
 /* ADD_ROW: adds n terms; `first`: to an empty block. A -0.0 leaves the sum what it was. */
@@ -252,12 +247,12 @@ static inline __attribute__((always_inline)) uint64_t minus_zero(double by)
         if (first)                                                                                                 \
             for (size_t i = 0; i < n; i++) {                                                                       \
                 int64_t t = TERM(x[i]), old = -(int64_t)(u[i] == sign);                                            \
-                w[i] = (t & ~old) | (NOTHING & old);                                                               \
+                w[i] = (t & ~old) | (FAN_ACC_NOTHING & old);                                                       \
             }                                                                                                      \
         else                                                                                                       \
             for (size_t i = 0; i < n; i++) {                                                                       \
                 int64_t t = TERM(x[i]), v = w[i], old = -(int64_t)(u[i] == sign);                                  \
-                int64_t none = -(int64_t)(v == NOTHING) & ~old;                                                    \
+                int64_t none = -(int64_t)(v == FAN_ACC_NOTHING) & ~old;                                            \
                 w[i] = (int64_t)((uint64_t)(v & ~none) + (uint64_t)t);                                             \
             }                                                                                                      \
     }
@@ -277,25 +272,26 @@ static inline __attribute__((always_inline)) uint64_t minus_zero(double by)
     }
 
 /* MERGE_ROW: adds words << by. */
-#define MERGE_ROW(NAME, TARGET)                                                                              \
-    TARGET static void merge_##NAME(int64_t *restrict w, const int64_t *restrict from, size_t n, int by)     \
-    {                                                                                                        \
-        for (size_t i = 0; i < n; i++) {                                                                     \
-            int64_t v = w[i], x = from[i], no_v = -(int64_t)(v == NOTHING), no_x = -(int64_t)(x == NOTHING); \
-            uint64_t shifted = (uint64_t)(x & ~no_x) << by;                                                  \
-            w[i] = (int64_t)((uint64_t)(v & ~(no_v & ~no_x)) + shifted);                                     \
-        }                                                                                                    \
+#define MERGE_ROW(NAME, TARGET)                                                                          \
+    TARGET static void merge_##NAME(int64_t *restrict w, const int64_t *restrict from, size_t n, int by) \
+    {                                                                                                    \
+        for (size_t i = 0; i < n; i++) {                                                                 \
+            int64_t v = w[i], x = from[i], no_v = -(int64_t)(v == FAN_ACC_NOTHING),                      \
+                    no_x = -(int64_t)(x == FAN_ACC_NOTHING);                                             \
+            uint64_t shifted = (uint64_t)(x & ~no_x) << by;                                              \
+            w[i] = (int64_t)((uint64_t)(v & ~(no_v & ~no_x)) + shifted);                                 \
+        }                                                                                                \
     }
 
 /* ROUND_ROW: words below 2^50 as float64, times a factor. */
-#define ROUND_ROW(NAME, TARGET)                                                                                   \
-    TARGET static void round_##NAME(double *restrict to, const int64_t *restrict w, size_t n, double by)          \
-    {                                                                                                             \
-        for (size_t i = 0; i < n; i++) {                                                                          \
-            int64_t v = w[i], none = -(int64_t)(v == NOTHING);                                                    \
-            double x = (of_bits((uint64_t)((v & ~none) + bits_of_double(MAGIC))) - MAGIC) * by;                   \
-            to[i] = of_bits(((uint64_t)bits_of_double(x) & ~(uint64_t)none) | ((uint64_t)none & minus_zero(by))); \
-        }                                                                                                         \
+#define ROUND_ROW(NAME, TARGET)                                                                          \
+    TARGET static void round_##NAME(double *restrict to, const int64_t *restrict w, size_t n, double by) \
+    {                                                                                                    \
+        for (size_t i = 0; i < n; i++) {                                                                 \
+            int64_t v = w[i], none = -(int64_t)(v == FAN_ACC_NOTHING);                                   \
+            double x = (of_bits((uint64_t)((v & ~none) + (int64_t)bits_of(MAGIC))) - MAGIC) * by;        \
+            to[i] = of_bits((bits_of(x) & ~(uint64_t)none) | ((uint64_t)none & minus_zero(by)));         \
+        }                                                                                                \
     }
 
 /* SIZE_ROW: the bits that any word has, and those that any |word| has below its sign (one too few for negative powers
@@ -305,7 +301,7 @@ static inline __attribute__((always_inline)) uint64_t minus_zero(double by)
     {                                                                                \
         uint64_t any = 0, large = 0, numbers = 0;                                    \
         for (size_t i = 0; i < n; i++) {                                             \
-            int64_t none = -(int64_t)(w[i] == NOTHING), v = w[i] & ~none;            \
+            int64_t none = -(int64_t)(w[i] == FAN_ACC_NOTHING), v = w[i] & ~none;    \
             any |= (uint64_t)v;                                                      \
             large |= (uint64_t)(v ^ (v >> 63));                                      \
             numbers += (uint64_t)(1 + none);                                         \
@@ -392,11 +388,11 @@ static void block_tighten(window_block *b, int64_t *low, size_t n)
     if (b->empty || b->form == LIMBS)
         return;
     for (size_t i = 0; i < n; i++)
-        if ((b->form == WORDS_64 ? low[i] : high_of(b)[i]) > NO_NUMBER)
+        if ((b->form == WORDS_64 ? low[i] : high_of(b)[i]) > FAN_ACC_NAN)
             cell_size(&v, i, &any, &most);
     int zeros = zeros_of(any);
     for (size_t i = 0; i < n && zeros; i++)
-        if ((b->form == WORDS_64 ? low[i] : high_of(b)[i]) > NO_NUMBER)
+        if ((b->form == WORDS_64 ? low[i] : high_of(b)[i]) > FAN_ACC_NAN)
             cell_set(b, low, i, cell_value(&v, i) >> zeros, 0);
     b->base += zeros;
     b->bound = ldexp((double)(most >> zeros) * (1 + 0x1p-50), b->base);
@@ -405,8 +401,8 @@ static void block_tighten(window_block *b, int64_t *low, size_t n)
 /* block_widen: gives the block another form; no number changes. false: out of memory. */
 static bool block_widen(fan_window *w, window_block *b, int64_t *low, size_t n, int form)
 {
-    size_t limbs = (size_t)w->kind.limbs, bytes = form == LIMBS ? B * limbs * sizeof(uint64_t) : B * sizeof(int64_t);
-    void *more = fan_alloc(bytes);
+    size_t limbs = (size_t)w->kind.limbs;
+    void *more = fan_alloc(block_more_bytes(w, form));
     if (!more)
         return false;
     window_view v = {b, low, n};
@@ -416,12 +412,11 @@ static bool block_widen(fan_window *w, window_block *b, int64_t *low, size_t n, 
             fan__superacc_start(to, &w->kind);
             limbs_merge(to, &w->kind, &v, &w->kind, i);
         } else {
-            bool number = low[i] > NO_NUMBER;
+            bool number = low[i] > FAN_ACC_NAN;
             ((int64_t *)more)[i] = number ? low[i] >> 63 : low[i];
             low[i] = number ? low[i] : 0;
         }
     }
-    w->more += bytes - (b->form == WORDS_128 ? B * sizeof(int64_t) : 0);
     fan_free(b->more);
     b->more = more;
     b->form = (uint8_t)form;
@@ -444,7 +439,7 @@ static bool block_reserve(fan_window *w, int64_t at, const window_need *need)
         int by = b->bound == 0 ? 0 : b->base - base; /* zeros need no shift */
         for (size_t i = 0; i < n && by > 0 && !b->empty; i++) {
             window_view v = {b, low, n};
-            if (cell_top(&v, &w->kind, i) > NO_NUMBER)
+            if (cell_top(&v, &w->kind, i) > FAN_ACC_NAN)
                 cell_set(b, low, i, (__int128)((unsigned __int128)cell_value(&v, i) << by), 0);
         }
         b->base = base;
@@ -471,7 +466,7 @@ static void block_begin(fan_window *w, int64_t at)
         if (b->form == LIMBS)
             fan__superacc_start((uint64_t *)b->more + i * (size_t)w->kind.limbs, &w->kind);
         else
-            cell_set(b, low, i, 0, NOTHING);
+            cell_set(b, low, i, 0, FAN_ACC_NOTHING);
     }
     b->empty = false;
 }
@@ -514,15 +509,15 @@ static void number_add(fan_window *w, window_block *b, int64_t *low, size_t i, d
     }
     int64_t top = cell_top(&v, &w->kind, i);
     if (x - x != 0) {
-        cell_set(b, low, i, 0, cell_special(top, x != x ? NO_NUMBER : x > 0 ? PLUS_INF : MINUS_INF));
+        cell_set(b, low, i, 0, cell_special(top, x != x ? FAN_ACC_NAN : x > 0 ? FAN_ACC_PLUS_INF : FAN_ACC_MINUS_INF));
         return;
     }
-    if (top <= NO_NUMBER && (top != NOTHING || (x == 0 && signbit(x))))
+    if (top <= FAN_ACC_NAN && (top != FAN_ACC_NOTHING || (x == 0 && signbit(x))))
         return;
     uint64_t m = number_parts(x, &e);
     int by = e - b->base;
     __int128 t = m == 0 ? 0 : by >= 0 ? (__int128)m << by : (__int128)(m >> -by);
-    cell_set(b, low, i, (top == NOTHING ? 0 : cell_value(&v, i)) + (signbit(x) ? -t : t), 0);
+    cell_set(b, low, i, (top == FAN_ACC_NOTHING ? 0 : cell_value(&v, i)) + (signbit(x) ? -t : t), 0);
 }
 
 /* wide_add: adds finite terms to a block of words of 128 bits without inf and NaN. */
@@ -534,22 +529,16 @@ static void wide_add(window_block *b, int64_t *low, const char *p, size_t n, boo
             is_double ? ((const fan_any_f64 *)(const void *)p)[i] : (double)((const fan_any_f32 *)(const void *)p)[i];
         int e;
         uint64_t m = number_parts(x, &e), sign = bits_of(x) >> 63;
-        if (m == 0 && (sign || high[i] != NOTHING))
+        if (m == 0 && (sign || high[i] != FAN_ACC_NOTHING))
             continue;
         int by = m ? e - b->base : 0;
         unsigned __int128 t = by >= 0 ? (unsigned __int128)m << by : m >> -by;
-        unsigned __int128 v = high[i] == NOTHING ? 0 : (unsigned __int128)(uint64_t)high[i] << 64 | (uint64_t)low[i];
+        unsigned __int128 v =
+            high[i] == FAN_ACC_NOTHING ? 0 : (unsigned __int128)(uint64_t)high[i] << 64 | (uint64_t)low[i];
         v += (t ^ -(unsigned __int128)sign) + sign;
         low[i] = (int64_t)v;
         high[i] = (int64_t)(v >> 64);
     }
-}
-
-static bool job_wide(const exact_job *j) { return j->read == FAN_DT_FLOAT64 || j->read == FAN_DT_COMPLEX128; }
-
-static double term_at(const exact_job *j, const char *p, size_t i)
-{
-    return job_wide(j) ? ((const fan_any_f64 *)(const void *)p)[i] : (double)((const fan_any_f32 *)(const void *)p)[i];
 }
 
 /* row_need: adds a row of terms to a need by its exponents: `lowest` may be lower than it need be. false: there are inf
@@ -559,7 +548,7 @@ static bool row_need(const exact_job *j, const window_loops *loops, const char *
     row_facts f;
     int e;
     double most, least;
-    if (job_wide(j)) {
+    if (fan__exact_is_wide(j->d)) {
         loops->facts_double(p, n, &f);
         if (f.high >> 52 == 0x7ff)
             return false;
@@ -599,7 +588,7 @@ static window_need terms_need(fan_window *w, int64_t at, const exact_job *j, con
         const char *p = fan__exact_term(j, k, first, len, room);
         double most = 0;
         for (size_t i = 0; i < v.n; i++)
-            need_number(&need, &most, term_at(j, p, i));
+            need_number(&need, &most, fan__exact_number(j, p, i));
         need.most = bound_plus(need.most, most);
     }
     if (!block_fits(w, at, &need))
@@ -621,13 +610,13 @@ static void terms_add(fan_window *w, int64_t at, const exact_job *j, const windo
     for (size_t k = 0; k < j->n; k++) {
         const char *p = fan__exact_term(j, k, first, len, room);
         if (fast)
-            (job_wide(j) ? small ? loops->double_small : loops->double_large
-             : small     ? loops->single_small
-                         : loops->single_large)(low, p, v.n, by, b->empty);
+            (fan__exact_is_wide(j->d) ? small ? loops->double_small : loops->double_large
+             : small                  ? loops->single_small
+                                      : loops->single_large)(low, p, v.n, by, b->empty);
         else if (b->form == WORDS_128 && !b->special)
-            wide_add(b, low, p, v.n, job_wide(j));
+            wide_add(b, low, p, v.n, fan__exact_is_wide(j->d));
         for (size_t i = 0; i < v.n && !fast && (b->form != WORDS_128 || b->special); i++)
-            number_add(w, b, low, i, term_at(j, p, i));
+            number_add(w, b, low, i, fan__exact_number(j, p, i));
         b->empty = false;
     }
 }
@@ -675,7 +664,7 @@ fan_status fan_window_add_at(fan_window *w, const fan_array *values, const int64
             const char *p = fan__exact_term(&j, 0, from, len, room);
             for (int64_t i = 0; i < len * parts; i++) {
                 int64_t number = at[from + i / parts] * parts + i % parts;
-                double x = term_at(&j, p, (size_t)i);
+                double x = fan__exact_number(&j, p, (size_t)i);
                 if (add) {
                     block_begin(w, number / B);
                     number_add(w, w->block + number / B, w->word + number / B * B, (size_t)(number % B), x);
@@ -693,7 +682,7 @@ fan_status fan_window_add_at(fan_window *w, const fan_array *values, const int64
 fan_window *fan_window_copy(const fan_window *from, fan_dtype d)
 {
     fan_window *w = fan_window_new(d, from->size);
-    size_t spread = window_parts(d) / window_parts(from->dtype), limbs;
+    size_t spread = fan__exact_parts(d) / fan__exact_parts(from->dtype), limbs;
     if (!w)
         return NULL;
     limbs = (size_t)w->kind.limbs;
@@ -721,7 +710,8 @@ fan_window *fan_window_copy(const fan_window *from, fan_dtype d)
             } else if (b->form == LIMBS) {
                 limbs_merge((uint64_t *)b->more + i * limbs, &w->kind, &v, &from->kind, k);
             } else {
-                cell_set(b, w->word + at * B, i, top <= NO_NUMBER ? 0 : cell_value(&v, k), top <= NO_NUMBER ? top : 0);
+                cell_set(b, w->word + at * B, i, top <= FAN_ACC_NAN ? 0 : cell_value(&v, k),
+                         top <= FAN_ACC_NAN ? top : 0);
             }
         }
     }
@@ -764,7 +754,7 @@ static void block_round(const window_view *v, const fan_exact_kind *k, const jud
     bool tame =
         !b->empty && !b->special && b->form != LIMBS && b->base > -900 && top < 900 && size > 0x1p-50 && size < 0x1p50;
     double unit = tame ? ldexp(1, b->base) : 0;
-    if (tame && bits <= 50 && (shifts || !odd)) {
+    if (tame && b->form == WORDS_64 && bits <= 50 && (shifts || !odd)) {
         loops->round(value, v->low, v->n, unit);
         for (size_t i = 0; i < v->n && factor; i++)
             value[i] *= *factor;
@@ -773,7 +763,7 @@ static void block_round(const window_view *v, const fan_exact_kind *k, const jud
     for (size_t i = 0; i < v->n; i++) {
         if (b->empty)
             value[i] = (factor ? *factor : 1.0) * -0.0;
-        else if (!tame || cell_top(v, k, i) == NOTHING)
+        else if (!tame || cell_top(v, k, i) == FAN_ACC_NOTHING)
             value[i] = cell_round(v, k, i, factor, odd);
         else if (bits <= 53 && odd && !shifts)
             value[i] = product_odd((double)v->low[i] * unit, *factor);
@@ -789,7 +779,7 @@ void fan_window_round(const fan_array *out, const fan_window *w, const fan_scale
 {
     FAN_UNINITIALIZED fan_nditer iter;
     FAN_UNINITIALIZED double value[B];
-    size_t parts = window_parts(w->dtype);
+    size_t parts = fan__exact_parts(w->dtype);
     judge j = {.by = 1.0, .shifts = true};
     const window_loops *loops = window_loops_now();
     if (out->size == 0)
@@ -849,11 +839,11 @@ static void view_add(fan_window *w, int64_t at, const window_view *from, const w
         int64_t top = cell_top(&mine, &w->kind, i), other = cell_top(from, &w->kind, i);
         if (b->form == LIMBS)
             limbs_merge((uint64_t *)b->more + i * (size_t)w->kind.limbs, &w->kind, from, &w->kind, i);
-        else if (other <= NO_NUMBER && other != NOTHING)
+        else if (other <= FAN_ACC_NAN && other != FAN_ACC_NOTHING)
             cell_set(b, low, i, 0, cell_special(top, other));
-        else if (other != NOTHING && (top > NO_NUMBER || top == NOTHING))
+        else if (other != FAN_ACC_NOTHING && (top > FAN_ACC_NAN || top == FAN_ACC_NOTHING))
             cell_set(b, low, i,
-                     (top == NOTHING ? 0 : cell_value(&mine, i)) +
+                     (top == FAN_ACC_NOTHING ? 0 : cell_value(&mine, i)) +
                          (__int128)((unsigned __int128)cell_value(from, i) << by),
                      0);
     }
@@ -922,7 +912,7 @@ static window_header header_of(const window_view *v, const window_loops *loops, 
         numbers = size.numbers;
     } else {
         for (size_t i = 0; i < v->n && !b->empty; i++)
-            if ((b->form == WORDS_64 ? v->low[i] : high_of(b)[i]) > NO_NUMBER) {
+            if ((b->form == WORDS_64 ? v->low[i] : high_of(b)[i]) > FAN_ACC_NAN) {
                 cell_size(v, i, &any, &large);
                 numbers++;
             }
@@ -949,7 +939,7 @@ static inline __attribute__((always_inline)) void pack_width(char *p, const int6
 {
     const int64_t lowest = (int64_t)((uint64_t)INT64_MIN >> (64 - 8 * width)) * (width == 8 ? 1 : -1);
     for (size_t i = 0; i < n; i++, p += width) {
-        int64_t x = w[i] == NOTHING ? lowest : w[i] >> zeros;
+        int64_t x = w[i] == FAN_ACC_NOTHING ? lowest : w[i] >> zeros;
         memcpy(p, &x, sizeof x);
     }
 }
@@ -975,7 +965,7 @@ static inline __attribute__((always_inline)) void unpack_width(const char *p, in
         uint64_t x = 0;
         memcpy(&x, p, n > 8 && i < whole ? sizeof x : width);
         int64_t v = (int64_t)(x << up) >> up;
-        w[i] = v < lowest + 4 ? NOTHING + (v - lowest) : v;
+        w[i] = v < lowest + 4 ? FAN_ACC_NOTHING + (v - lowest) : v;
     }
 }
 
@@ -1008,8 +998,8 @@ size_t fan_window_pack(const fan_window *w, int64_t first, int64_t n, void *to)
         else
             for (size_t i = 0; i < v.n && h.width; i++) {
                 int64_t top = cell_top(&v, &w->kind, i);
-                __int128 x =
-                    top > NO_NUMBER ? cell_value(&v, i) >> zeros : message_lowest(h.width) + (__int128)(top - NOTHING);
+                __int128 x = top > FAN_ACC_NAN ? cell_value(&v, i) >> zeros
+                                               : message_lowest(h.width) + (__int128)(top - FAN_ACC_NOTHING);
                 memcpy(p + i * h.width, &x, sizeof x);
             }
         p += header_bytes(&h, v.n, &w->kind);
@@ -1041,7 +1031,7 @@ static void unpack(const window_header *h, const char *p, size_t n, window_block
         int up = 128 - 8 * h->width;
         memcpy(&x, p + i * h->width, h->width);
         x = (__int128)((unsigned __int128)x << up) >> up;
-        cell_set(b, low, i, x, x < lowest + 4 ? (int64_t)(x - lowest) + NOTHING : 0);
+        cell_set(b, low, i, x, x < lowest + 4 ? (int64_t)(x - lowest) + FAN_ACC_NOTHING : 0);
     }
 }
 

@@ -7,8 +7,8 @@
  *
  *   base     its unit is 2^base. The first terms choose it a few bits below their lowest set bit. A term with a bit
  *            below it lowers it: every word is shifted left.
- *   bound    no |number| exceeds it. It grows by the largest |term| of each addition, and says without a look at the
- *            words that none overflows. If it does not fit any more, the words are read and it is computed anew.
+ *   bound    no |number| exceeds it. It grows by the largest |term| of each addition, and excludes an overflow
+ *            without a read of the words. If it does not fit any more, the words are read and it is computed anew.
  *   form     words of 64 bits; of 128 where the range of its terms requires them; superaccumulators (superacc.h) beyond
  *
  * Values of the top word that no number reaches represent "only -0.0 so far", +inf, -inf and NaN, as in superacc.h, so

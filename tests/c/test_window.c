@@ -308,6 +308,28 @@ static void many_terms(void)
     fan_array_drop(out);
 }
 
+/* Words of 128 bits whose numbers have become small again: a sum of -0.0 alone keeps its sign. */
+static void wide_words_keep_minus_zero(void)
+{
+    static const float first[] = {0x1p70f, 0x1p-20f, -0x1p70f, 0x1p-60f};
+    int64_t size = 2, count[4];
+    fan_array *a = array_of(FAN_DT_FLOAT32, size), *out = array_of(FAN_DT_FLOAT32, size);
+    float *x = (float *)(void *)a->data, *y = (float *)(void *)out->data;
+    fan_window *w = fan_window_new(FAN_DT_FLOAT32, size);
+    for (int k = 0; k < 4; k++) {
+        x[0] = first[k];
+        x[1] = -0.0f;
+        CHECK_OK(fan_window_add(w, (const fan_array *const[]){a}, 1, NULL));
+    }
+    fan_window_forms(w, count);
+    CHECK_INT(count[2], 1);
+    fan_window_round(out, w, NULL);
+    CHECK(y[0] == 0x1p-20f && y[1] == 0 && signbit(y[1]));
+    fan_window_free(w);
+    fan_array_drop(a);
+    fan_array_drop(out);
+}
+
 static void a_planted_fault_is_found(void)
 {
     int64_t size = 256;
@@ -345,6 +367,7 @@ int main(int argc, char **argv)
     copies_widen_without_loss();
     elements_by_index();
     many_terms();
+    wide_words_keep_minus_zero();
     a_planted_fault_is_found();
     CHECK_INT(fan_mem_get().live, live);
     return check_done();
