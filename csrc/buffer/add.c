@@ -902,10 +902,10 @@ static bool add_plain_begin(const fan_buffer *b, size_t slot, const fan_fast_kin
     void *sum = to->object;
     if (!kind->check_at_use)
         return add_plain_unchanged(fast, kind, one, to, sum);
-    bool asked = !sum || add_plain_was_checked(fast, to, sum);
+    bool checked = !sum || add_plain_was_checked(fast, to, sum);
     if (sum)
         fast->hold(sum);
-    bool good = fast->has_own_value(one->object) && (asked || (fast->is_detached(sum) && fast->has_own_value(sum)));
+    bool good = fast->has_own_value(one->object) && (checked || (fast->is_detached(sum) && fast->has_own_value(sum)));
     good = good && add_plain_can(b, slot, kind, one->data, one->key, &then) && then.sum == to->sum &&
            then.object == sum && add_plain_unchanged(fast, kind, one, &then, sum);
     if (good)

@@ -22,7 +22,7 @@ void fan_budget_auto_set(const fan_auto_budget *to)
 #endif
 
 /* A quarter of the cache: the sum, what the maker works on and what it makes next want to be there, too. And what a
- * fold lets go of at once is no more than allocators keep: glibc gives back what is free at the end of its heap from
+ * fold frees at once is no more than allocators keep: glibc gives back what is free at the end of its heap from
  * 128 KiB on, and then the maker's next gradients cost a page fault for each 4 KB. */
 #define BUDGET_ALONE_MOST (UINT64_C(128) << 10)
 

@@ -89,7 +89,7 @@ uint64_t fan_fold_expanded(const fan_fold *f);
 typedef enum fan_writer {
     FAN_WRITER_SUM,      /* the fold, in one pass */
     FAN_WRITER_PREFIXES, /* the fold, dense and sparse terms one by one: each prefix in the dtype of its own */
-    FAN_WRITER_TAKER,    /* whoever takes the term, in the order of the consumer's stream (S18) */
+    FAN_WRITER_TAKER,    /* the taker of the term, in the order of the consumer's stream (S18) */
     FAN_WRITER_TARGET    /* the producer of a target, on the accumulation stream */
 } fan_writer;
 /* fan_term_may_write: A6: whether the memory of a dense or sparse term may be written. */

@@ -195,14 +195,14 @@ done:
 }
 
 /* snapshot_index: the number of an array; -1 with IndexError. */
-static Py_ssize_t snapshot_index(const snapshot *self, PyObject *o, const char *who)
+static Py_ssize_t snapshot_index(const snapshot *self, PyObject *o, const char *call)
 {
     int64_t i;
-    if (fan_index(o, who, PyExc_IndexError, &i) < 0)
+    if (fan_index(o, call, PyExc_IndexError, &i) < 0)
         return -1;
     if ((uint64_t)i < self->was.n)
         return (Py_ssize_t)i;
-    PyErr_Format(PyExc_IndexError, "%s: there is no array %lld: expected 0 to %zd", who, (long long)i,
+    PyErr_Format(PyExc_IndexError, "%s: there is no array %lld: expected 0 to %zd", call, (long long)i,
                  (Py_ssize_t)self->was.n - 1);
     return -1;
 }

@@ -3,7 +3,7 @@
  * csrc/py/declare.py writes py/declared/X.h from core.pyi, for each class X and each file with functions of the module.
  * A C file includes it after its functions. It defines tables of names for fan_parse, and a door for each function: the
  * function with CPython's signature that parses the arguments and calls ours. A door that is a step of explored
- * schedules (base/thread.h, Calls and turns) first tells the scheduler, if there is one, what the call may access.
+ * schedules (base/thread.h, Calls and turns) first reports to the scheduler, if there is one, what the call may access.
  */
 #ifndef FAN_PY_DECLARED_H
 #define FAN_PY_DECLARED_H

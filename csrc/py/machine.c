@@ -28,7 +28,7 @@ static void after_block(void *Py_UNUSED(ctx), void *left) { fan_allow_threads_en
 /* An event that was never recorded is warned of where the user waits for it (stream.c): `warn` is left out. */
 static const fan_sim_hooks hooks = {.call_site = hook_site, .before_block = before_block, .after_block = after_block};
 
-/* Who chooses among the host threads */
+/* The choice among the host threads */
 
 static int choose(void *ctx, uint32_t enabled)
 {

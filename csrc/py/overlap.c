@@ -101,7 +101,6 @@ static PyObject *overlaps(PyObject *Py_UNUSED(module), PyObject *args)
     for (size_t i = 0; i < r.n; i++)
         regions[i] = r.items[i].region;
     Py_BEGIN_ALLOW_THREADS
-        ;
         fan_interrupt_begin(&interrupt, fan_check_signals, &err);
         status = fan_overlaps_new(regions, r.n, &list, &err);
         if (status == FAN_OK)
@@ -179,7 +178,6 @@ static PyObject *overlaps_pairs(PyObject *Py_UNUSED(module), PyObject *args)
         !(list = PyCapsule_GetPointer(capsule, CAPSULE)) || fan_overlap_budget_arg(given, &budget) < 0)
         return NULL;
     Py_BEGIN_ALLOW_THREADS
-        ;
         fan_interrupt_begin(&interrupt, fan_check_signals, &err);
         status = fan_interrupt_end(&interrupt, fan_overlaps_pairs(list, budget, &pairs, &n, &err));
     Py_END_ALLOW_THREADS;

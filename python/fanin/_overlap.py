@@ -65,7 +65,7 @@ DISJOINT = Verdict(None)
 
 
 def verdict(found: Witness | str | None) -> Verdict:
-    """The verdict that the core's answer stands for."""
+    """The verdict of what the core returned."""
     return DISJOINT if found is None else Verdict(found)
 
 
