@@ -12,6 +12,7 @@ from . import _core
 from ._words import counted
 
 Witness = tuple[tuple[int, ...], tuple[int, ...]]
+Pairs = tuple[tuple[int, int], ...]
 
 
 @final
@@ -118,22 +119,29 @@ class Overlaps:
         """The indices of all arrays that share memory with another one, ascending."""
         return tuple(sorted(chain.from_iterable(self.components)))
 
-    @cached_property
-    def _pairs(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-        return _core.overlaps_pairs(self._found, self._budget)
+    def _pairs(self) -> tuple[Pairs, Pairs]:
+        """All pairs and the undecided ones. Threads that are here at once get the same two: the first that is stored.
 
-    @cached_property
-    def pairs(self) -> tuple[tuple[int, int], ...]:
+        A cached_property has no lock since Python 3.12.
+        """
+        made: tuple[Pairs, Pairs] | None = self.__dict__.get("_made")
+        if made is None:
+            pairs, unknown = _core.overlaps_pairs(self._found, self._budget)
+            made = self.__dict__.setdefault("_made", (tuple(pairs), tuple(unknown)))
+        return made
+
+    @property
+    def pairs(self) -> Pairs:
         """All pairs (i, j), i < j, of arrays that are not surely disjoint, ascending.
 
         Made at the first use: there may be n * (n - 1) / 2.
         """
-        return tuple(self._pairs[0])
+        return self._pairs()[0]
 
-    @cached_property
-    def unknown(self) -> tuple[tuple[int, int], ...]:
+    @property
+    def unknown(self) -> Pairs:
         """The undecided pairs."""
-        return tuple(self._pairs[1])
+        return self._pairs()[1]
 
     def verdict(self, i: int, j: int, /) -> Verdict:
         """The Verdict on arrays i and j, with its witness."""
