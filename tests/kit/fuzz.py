@@ -57,6 +57,9 @@ PROGRAM, KEPT, HANGS = 250, 8, 100
 # The entry points
 
 
+PROPERTIES = (property, functools.cached_property)
+
+
 @dataclass(frozen=True)
 class Entry:
     """A function, a method or a property: where it is, and the kinds and annotations of its parameters."""
@@ -90,7 +93,7 @@ def _from_stub(owner: Any, f: ast.FunctionDef, method: bool) -> Entry:
 
 
 def _from_signature(owner: Any, name: str, f: Any, method: bool) -> Entry:
-    if isinstance(f, property):
+    if isinstance(f, PROPERTIES):
         return Entry(owner, name, "property", (), inspect.getdoc(f) or "")
     found = []
     for p in [*inspect.signature(f).parameters.values()][int(method) :]:
@@ -129,7 +132,7 @@ def entries() -> dict[str, Entry]:
         if c.__name__ not in MADE_ELSEWHERE:
             add(_from_signature(c, "__init__", c, False))
         for name, f in vars(c).items():
-            if (inspect.isfunction(f) or isinstance(f, property)) and (not name.startswith("_") or name in PROTOCOLS):
+            if (inspect.isfunction(f) or isinstance(f, PROPERTIES)) and (not name.startswith("_") or name in PROTOCOLS):
                 add(_from_signature(c, name, f, True))
     for node in ast.parse(SIGNATURES.read_text()).body:
         if isinstance(node, ast.FunctionDef) and node.name in PUBLIC():
