@@ -31,13 +31,12 @@ fan_cuda *fan_cuda_hold(fan_cuda *c);
 void fan_cuda_drop(fan_cuda *c); /* c may be NULL */
 const fan_cuda_api *fan_cuda_driver(const fan_cuda *c);
 int fan_cuda_count(const fan_cuda *c);
-/* fan_cuda_device: initializes device `index` if needed: a hold in *out. FAN_ERR_VALUE if there is no such device. */
-fan_status fan_cuda_device(fan_cuda *c, int index, fan_device **out, fan_error *err);
+/* fan_cuda_device: initializes device `index` if needed: a hold in *out. FAN_ERR_VALUE if there is no such device.
+ * *wants: the device's compute capability (89: 8.9) if the call failed because the build embedded no kernels that this
+ * driver takes, and fan_cuda_give_kernels gave none before; else 0. */
+fan_status fan_cuda_device(fan_cuda *c, int index, fan_device **out, int *wants, fan_error *err);
 /* fan_cuda_kernels: returns which image a device's kernels were loaded from; NULL: not used yet. */
 const char *fan_cuda_kernels(const fan_cuda *c, int index);
-/* fan_cuda_wants_kernels: after fan_cuda_device failed: the device's compute capability (89: 8.9) if it failed because
- * the build embedded no kernels that this driver takes, and none were given; else 0. */
-int fan_cuda_wants_kernels(const fan_cuda *c, int index);
 /* fan_cuda_give_kernels: copies a CUBIN or PTX for a device that fan_cuda_device loads when it is next called; `words`
  * (of at most 63 bytes) is what fan_cuda_kernels returns then. The first image given stays. */
 fan_status fan_cuda_give_kernels(fan_cuda *c, int index, const void *code, size_t bytes, const char *words,

@@ -79,13 +79,13 @@ static fan_status driver_find(long index, fan_device **out, fan_error *err)
     fan_cuda *c;
     *out = NULL;
     FAN_TRY(fan_driver_open(&c, err));
-    fan_status status = fan_cuda_device(c, (int)index, out, err);
-    int compute = status == FAN_OK ? 0 : fan_cuda_wants_kernels(c, (int)index);
+    int compute;
+    fan_status status = fan_cuda_device(c, (int)index, out, &compute, err);
     fan_compile_kernels *compile = atomic_load(&driver_compiler);
     if (compute && compile) {
         status = compile(c, (int)index, compute, err);
         if (status == FAN_OK)
-            status = fan_cuda_device(c, (int)index, out, err);
+            status = fan_cuda_device(c, (int)index, out, &compute, err);
     }
     fan_cuda_drop(c);
     return status;

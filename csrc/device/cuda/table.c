@@ -311,9 +311,10 @@ done:
     return status;
 }
 
-fan_status fan_cuda_device(fan_cuda *c, int index, fan_device **out, fan_error *err)
+fan_status fan_cuda_device(fan_cuda *c, int index, fan_device **out, int *wants, fan_error *err)
 {
     *out = NULL;
+    *wants = 0;
     if (index < 0 || index >= c->count)
         return fan_fail(err, FAN_ERR_VALUE, "no device cuda:%d: the driver has %d device%s", index, c->count,
                         c->count == 1 ? "" : "s");
@@ -327,8 +328,11 @@ fan_status fan_cuda_device(fan_cuda *c, int index, fan_device **out, fan_error *
         status = fan__cuda_refuse_dead(p, err);
     } else if (!ready) {
         int mode = fan__cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED); /* another thread may be capturing */
+        p->image.wanted = false;
         status = table_make_ready(p, err);
         (void)fan__cuda_relax(p, mode);
+        /* Here: without the lock, another thread could give kernels between the failure and the question. */
+        *wants = status != FAN_OK && p->image.wanted ? p->compute : 0;
         if (status != FAN_OK && fan__cuda_usable(p))
             table_part_fini(p);
         atomic_store_explicit(&p->ready, status == FAN_OK, memory_order_release);
@@ -343,17 +347,6 @@ const char *fan_cuda_kernels(const fan_cuda *c, int index)
 {
     const fan_cuda_part *p = &c->parts[index];
     return atomic_load_explicit(&p->ready, memory_order_acquire) ? p->loaded : NULL;
-}
-
-int fan_cuda_wants_kernels(const fan_cuda *c, int index)
-{
-    if (index < 0 || index >= c->count)
-        return 0;
-    const fan_cuda_part *p = &c->parts[index];
-    (void)pthread_mutex_lock(&fan__cuda_making);
-    int compute = p->image.wanted ? p->compute : 0;
-    (void)pthread_mutex_unlock(&fan__cuda_making);
-    return compute;
 }
 
 fan_status fan_cuda_give_kernels(fan_cuda *c, int index, const void *code, size_t bytes, const char *words,
