@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -208,3 +209,12 @@ def test_a_wrong_output_is_found() -> None:
     assert matches("a ... c", "a b b c\n")
     assert not matches("1\n3\n", "1\n2\n")
     assert not matches("1", "1\n2")
+
+
+def test_the_picture_of_the_readme_is_drawn_from_a_trace_and_has_few_labels(tmp_path: Path) -> None:
+    drawn = tmp_path / "scene.svg"
+    subprocess.run([sys.executable, ROOT / "docs" / "scene.py", drawn], check=True)
+    assert drawn.read_text() == (ROOT / "docs" / "scene.svg").read_text(), "python docs/scene.py draws it anew"
+    words = re.findall(r"<text[^>]*>([^<]+)</text>", drawn.read_text())
+    assert {"mul", "sin", "sum", "step", "waits for exp", "waits for sin", "wait for mul, left out"} <= set(words)
+    assert len(words) <= 20 and "docs/scene.svg" in README.read_text()
