@@ -14,7 +14,7 @@
 #include "buffer/add.h"
 #include "buffer/fold.h"
 #include "buffer/convert.h"
-#include "buffer/host.h"
+#include "buffer/plain.h"
 #include "buffer/slot.h"
 #include "buffer/options.h"
 #include "buffer/order.h"
@@ -770,29 +770,29 @@ fan_status fan_buffer_add(fan_buffer *b, size_t slot, fan_contribution *c, fan_e
     return status;
 }
 
-/* ---- a plain contribution (host.h): without a lock, a value or an item ---- */
+/* ---- a plain contribution (plain.h): without a lock, a value or an item ---- */
 
 static void add_plain_count_peak(fan_buffer *b, uint64_t now)
 {
-    if (now > b->quick.peak_parked_bytes)
-        b->quick.peak_parked_bytes = now;
-    if (now > fan_fast_total.peak_parked_bytes)
-        fan_fast_total.peak_parked_bytes = now;
+    if (now > b->plain.peak_parked_bytes)
+        b->plain.peak_parked_bytes = now;
+    if (now > fan_plain_total.peak_parked_bytes)
+        fan_plain_total.peak_parked_bytes = now;
 }
 
 /* Whether the first gradient of a slot is as declared (A9, A10, A12), and of a dtype that is summed here. It
  * may be large while it is alone. */
-static bool add_plain_fits(const fan_slot_spec *spec, const fan_fast_kind *k)
+static bool add_plain_fits(const fan_slot_spec *spec, const fan_plain_kind *k)
 {
     return !spec->exact && fan_slot_takes(spec, k->dtype, k->ndim, k->shape) &&
            fan_sum_flat_fits(k->dtype, fan_accum_dtype(k->dtype, spec->accumulate));
 }
 
-static inline __attribute__((always_inline)) bool add_plain_park(fan_buffer *b, size_t slot, const fan_fast_kind *kind,
+static inline __attribute__((always_inline)) bool add_plain_park(fan_buffer *b, size_t slot, const fan_plain_kind *kind,
                                                                  const fan_entry *one)
 {
     fan_slot *s = &b->slots[slot];
-    if (s->p != &fan_slot_state_none || s->busy || fan_host_stats_on_device(b, slot))
+    if (s->p != &fan_slot_state_none || s->busy || fan_plain_stats_on_device(b, slot))
         return false;
     fan_list *p = fan_slot_list(s);
     if (!p || (p->n && (p->entries[0].key < 0) != (one->key < 0)))
@@ -801,9 +801,9 @@ static inline __attribute__((always_inline)) bool add_plain_park(fan_buffer *b, 
         if (!add_plain_fits(s->spec, kind))
             return false;
         p->kind = *kind;
-        p->size = fan_fast_bytes(kind);
+        p->size = fan_plain_bytes(kind);
         p->bytes = p->size ? p->size : 1;
-    } else if (kind && (fan_fast_is_large(p->size) || !fan_fast_same(&p->kind, kind))) {
+    } else if (kind && (fan_plain_is_large(p->size) || !fan_plain_same(&p->kind, kind))) {
         return false;
     }
     if (s->expected >= 0 && fan_list_count(p) >= s->expected)
@@ -812,18 +812,18 @@ static inline __attribute__((always_inline)) bool add_plain_park(fan_buffer *b, 
 }
 
 /* add_plain_count: true: the budget is to be checked; `due`: it is anyway. */
-static inline __attribute__((always_inline)) bool add_plain_count(fan_buffer *b, size_t slot, const fan_fast_kind *kind,
-                                                                  bool copied, bool due)
+static inline __attribute__((always_inline)) bool add_plain_count(fan_buffer *b, size_t slot,
+                                                                  const fan_plain_kind *kind, bool copied, bool due)
 {
-    FAN_FAST_COUNT(b, adds, 1);
+    FAN_PLAIN_COUNT(b, adds, 1);
     if (!kind)
         return false;
     if (copied) { /* a copy that was made for the buffer is counted as one of its own */
-        uint64_t size = fan_fast_bytes(kind);
-        FAN_FAST_COUNT(b, copies, 1);
-        FAN_FAST_COUNT(b, passes, 1);
-        FAN_FAST_COUNT(b, bytes_read, size);
-        FAN_FAST_COUNT(b, bytes_written, size);
+        uint64_t size = fan_plain_bytes(kind);
+        FAN_PLAIN_COUNT(b, copies, 1);
+        FAN_PLAIN_COUNT(b, passes, 1);
+        FAN_PLAIN_COUNT(b, bytes_read, size);
+        FAN_PLAIN_COUNT(b, bytes_written, size);
     }
     const fan_list *p = b->slots[slot].list;
     if (fan_sched_active())
@@ -846,68 +846,69 @@ typedef struct add_plain_op {
 /* add_plain_takes: whether one more of this kind is added straight into the sum, which is the first of the slot's list,
  * with nothing behind it (A6): it is complete up to `key`. With an automatic budget they wait until some can be summed
  * together. */
-static bool add_plain_takes(const fan_buffer *b, size_t slot, const fan_fast_kind *k, const char *data, int64_t key)
+static bool add_plain_takes(const fan_buffer *b, size_t slot, const fan_plain_kind *k, const char *data, int64_t key)
 {
     const fan_slot *s = &b->slots[slot];
     const fan_list *p = s->list;
     const fan_entry *first = &p->entries[0];
     if (b->budget == FAN_BUDGET_AUTO || s->p != &fan_slot_state_none || s->busy || s->targets || p->n != 1 ||
-        k->scalar || !fan_fast_same(&p->kind, k) || (first->key < 0) != (key < 0) ||
+        k->scalar || !fan_plain_same(&p->kind, k) || (first->key < 0) != (key < 0) ||
         (key >= 0 && (uint64_t)key != (uint64_t)first->key + 1) || (s->expected >= 0 && p->summed >= s->expected))
         return false;
-    return !fan_flats_meet(first->data, p->bytes, data, p->bytes) && fan_fast_is_flat(p->size, 2) &&
-           fan_host_reusable(b, slot, 1, fan_host_accum(b, slot));
+    return !fan_flats_meet(first->data, p->bytes, data, p->bytes) && fan_plain_is_flat(p->size, 2) &&
+           fan_plain_reusable(b, slot, 1, fan_plain_accum(b, slot));
 }
 
 static inline bool add_plain_has_sum(const fan_slot *s) { return s->list && s->list->summed; }
 
-static bool add_plain_can(const fan_buffer *b, size_t slot, const fan_fast_kind *kind, const char *data, int64_t key,
+static bool add_plain_can(const fan_buffer *b, size_t slot, const fan_plain_kind *kind, const char *data, int64_t key,
                           add_plain_op *out)
 {
     const fan_slot *s = &b->slots[slot];
     if (b->sum_stats || !add_plain_has_sum(s) ||
-        atomic_load_explicit(&b->parked, memory_order_relaxed) + fan_fast_kind_bytes(kind) <= b->budget ||
+        atomic_load_explicit(&b->parked, memory_order_relaxed) + fan_plain_kind_bytes(kind) <= b->budget ||
         !add_plain_takes(b, slot, kind, data, key))
         return false;
     const fan_entry *first = &s->list->entries[0];
     *out = (add_plain_op){
-        s->list, first->owned ? NULL : first->object, first->data, data, fan_fast_elements(kind), key, kind->dtype};
+        s->list, first->owned ? NULL : first->object, first->data, data, fan_plain_elements(kind), key, kind->dtype};
     return true;
 }
 
 /* add_plain_unchanged: the gradient is what it was, and so is a sum that was donated (NULL: it is the buffer's own). */
-static bool add_plain_unchanged(const fan_fast_frontend *fast, const fan_fast_kind *kind, const fan_entry *one,
+static bool add_plain_unchanged(const fan_plain_frontend *plain, const fan_plain_kind *kind, const fan_entry *one,
                                 const add_plain_op *to, void *sum)
 {
-    return (!kind->check_at_use || fast->is_unchanged(one->object, kind, one->data)) &&
-           (!sum || (fast->is_unchanged(sum, kind, to->sum) && fast->writable(sum, kind)));
+    return (!kind->check_at_use || plain->is_unchanged(one->object, kind, one->data)) &&
+           (!sum || (plain->is_unchanged(sum, kind, to->sum) && plain->writable(sum, kind)));
 }
 
 /* add_plain_was_checked: the sum was checked when the second contribution came, and has had no other reference since.
  */
-static bool add_plain_was_checked(const fan_fast_frontend *fast, const add_plain_op *to, void *sum)
+static bool add_plain_was_checked(const fan_plain_frontend *plain, const add_plain_op *to, void *sum)
 {
-    return to->list->summed > 1 && fast->nobody_else_has(sum);
+    return to->list->summed > 1 && plain->nobody_else_has(sum);
 }
 
 /* add_plain_begin: whether `one` is to be added into the slot's sum at once. Calls the library first, which
  * may run arbitrary code, and then checks all again. */
-static bool add_plain_begin(const fan_buffer *b, size_t slot, const fan_fast_kind *kind, const fan_entry *one,
+static bool add_plain_begin(const fan_buffer *b, size_t slot, const fan_plain_kind *kind, const fan_entry *one,
                             add_plain_op *to)
 {
-    const fan_fast_frontend *fast = b->frontend->fast;
+    const fan_plain_frontend *plain = b->frontend->plain;
     FAN_UNINITIALIZED add_plain_op then;
     if (one->owned || !add_plain_can(b, slot, kind, one->data, one->key, to))
         return false;
     void *sum = to->object;
     if (!kind->check_at_use)
-        return add_plain_unchanged(fast, kind, one, to, sum);
-    bool checked = !sum || add_plain_was_checked(fast, to, sum);
+        return add_plain_unchanged(plain, kind, one, to, sum);
+    bool checked = !sum || add_plain_was_checked(plain, to, sum);
     if (sum)
-        fast->hold(sum);
-    bool good = fast->has_own_value(one->object) && (checked || (fast->is_detached(sum) && fast->has_own_value(sum)));
+        plain->hold(sum);
+    bool good =
+        plain->has_own_value(one->object) && (checked || (plain->is_detached(sum) && plain->has_own_value(sum)));
     good = good && add_plain_can(b, slot, kind, one->data, one->key, &then) && then.sum == to->sum &&
-           then.object == sum && add_plain_unchanged(fast, kind, one, &then, sum);
+           then.object == sum && add_plain_unchanged(plain, kind, one, &then, sum);
     if (good)
         *to = then;
     if (sum)
@@ -925,53 +926,53 @@ static void add_plain_sum(fan_buffer *b, const add_plain_op *one)
                        NULL);
     fan_entry *sum = &one->list->entries[0];
     one->list->summed++;
-    one->list->rules |= fan_plan_fast_fold(true);
+    one->list->rules |= fan_plan_plain_fold(true);
     *sum = fan_entry_of(sum->object, sum->data, one->key, false, sum->owned);
-    FAN_FAST_COUNT(b, adds, 1);
-    FAN_FAST_COUNT(b, folds, 1);
-    FAN_FAST_COUNT(b, passes, 1);
-    FAN_FAST_COUNT(b, in_place, 1);
-    FAN_FAST_COUNT(b, bytes_read, 2 * bytes);
-    FAN_FAST_COUNT(b, bytes_written, bytes);
+    FAN_PLAIN_COUNT(b, adds, 1);
+    FAN_PLAIN_COUNT(b, folds, 1);
+    FAN_PLAIN_COUNT(b, passes, 1);
+    FAN_PLAIN_COUNT(b, in_place, 1);
+    FAN_PLAIN_COUNT(b, bytes_read, 2 * bytes);
+    FAN_PLAIN_COUNT(b, bytes_written, bytes);
     add_plain_count_peak(b, now);
 }
 
-bool fan_fast_add_inplace(fan_buffer *b, size_t slot, const fan_fast_kind *kind, const fan_entry *one)
+bool fan_plain_add_inplace(fan_buffer *b, size_t slot, const fan_plain_kind *kind, const fan_entry *one)
 {
     FAN_UNINITIALIZED add_plain_op inplace;
     assert(slot < b->nslots);
-    if (!fan_fast_allowed() || !fan_buffer_is_usable(b) || !add_plain_has_sum(&b->slots[slot]) ||
+    if (!fan_plain_allowed() || !fan_buffer_is_usable(b) || !add_plain_has_sum(&b->slots[slot]) ||
         !add_plain_begin(b, slot, kind, one, &inplace))
         return false;
     add_plain_sum(b, &inplace);
     return true;
 }
 
-fan_status fan_fast_add(fan_buffer *b, size_t slot, const fan_fast_kind *kind, const fan_entry *one, bool alone,
-                        bool *added, fan_error *err)
+fan_status fan_plain_add(fan_buffer *b, size_t slot, const fan_plain_kind *kind, const fan_entry *one, bool alone,
+                         bool *added, fan_error *err)
 {
     assert(slot < b->nslots);
-    *added = kind && add_plain_has_sum(&b->slots[slot]) && fan_fast_add_inplace(b, slot, kind, one);
-    if (*added || !fan_fast_allowed() || !fan_buffer_is_usable(b))
+    *added = kind && add_plain_has_sum(&b->slots[slot]) && fan_plain_add_inplace(b, slot, kind, one);
+    if (*added || !fan_plain_allowed() || !fan_buffer_is_usable(b))
         return FAN_OK;
     if (!add_plain_park(b, slot, kind, one))
         return FAN_OK;
     *added = true;
     if (kind)
-        b->frontend->fast->hold(one->object);
+        b->frontend->plain->hold(one->object);
     if (b->sum_stats)
         b->sum_stats[slot] = (fan_sum_stats){.valid = false};
     if (!add_plain_count(b, slot, kind, one->owned, false))
         return FAN_OK;
     fan_sched_stepped();
-    return fan_fast_fold_due(b, slot, one->object, alone, err);
+    return fan_plain_fold_due(b, slot, one->object, alone, err);
 }
 
 /* ---- many plain contributions ---- */
 
 #define ADD_AHEAD 8
 
-void fan_fast_prefetch(const fan_buffer *b, size_t slot)
+void fan_plain_prefetch(const fan_buffer *b, size_t slot)
 {
     if (slot >= b->nslots)
         return;
@@ -981,17 +982,17 @@ void fan_fast_prefetch(const fan_buffer *b, size_t slot)
         __builtin_prefetch(p + at, 1);
 }
 
-/* add_plain_read: the k-th of a batch; false: it is not for the fast path. */
-static bool add_plain_read(const fan_buffer *b, const fan_fast_batch *batch, size_t k, size_t *slot,
-                           fan_fast_kind *kind, fan_entry *one)
+/* add_plain_read: the k-th of a batch; false: it is not a plain one. */
+static bool add_plain_read(const fan_buffer *b, const fan_plain_batch *batch, size_t k, size_t *slot,
+                           fan_plain_kind *kind, fan_entry *one)
 {
     return batch->read(batch->ctx, k, slot, kind, one) && *slot < b->nslots;
 }
 
 /* add_plain_sum_all: true: all went straight into their sums; false: one is not for that, and nothing happened. */
-static bool add_plain_sum_all(fan_buffer *b, const fan_fast_batch *batch)
+static bool add_plain_sum_all(fan_buffer *b, const fan_plain_batch *batch)
 {
-    FAN_UNINITIALIZED fan_fast_kind kind;
+    FAN_UNINITIALIZED fan_plain_kind kind;
     FAN_UNINITIALIZED add_plain_op next;
     fan_entry one;
     add_plain_op *all = NULL; /* made once there is one */
@@ -1021,9 +1022,9 @@ static bool add_plain_sum_all(fan_buffer *b, const fan_fast_batch *batch)
 }
 
 /* add_plain_take_back: the first n of a batch, which were parked, the last one first. */
-static void add_plain_take_back(fan_buffer *b, const fan_fast_batch *batch, size_t n)
+static void add_plain_take_back(fan_buffer *b, const fan_plain_batch *batch, size_t n)
 {
-    FAN_UNINITIALIZED fan_fast_kind kind;
+    FAN_UNINITIALIZED fan_plain_kind kind;
     fan_entry one;
     size_t slot;
     while (n-- > 0) {
@@ -1034,21 +1035,21 @@ static void add_plain_take_back(fan_buffer *b, const fan_fast_batch *batch, size
             fan_list_unpark(b, p, 1);
             b->frontend->drop(one.object);
         }
-        b->quick.adds--;
-        fan_fast_total.adds--;
+        b->plain.adds--;
+        fan_plain_total.adds--;
     }
 }
 
-fan_status fan_fast_add_many(fan_buffer *b, const fan_fast_batch *batch, bool *added, fan_error *err)
+fan_status fan_plain_add_many(fan_buffer *b, const fan_plain_batch *batch, bool *added, fan_error *err)
 {
-    FAN_UNINITIALIZED fan_fast_kind kind;
+    FAN_UNINITIALIZED fan_plain_kind kind;
     fan_entry one;
     size_t k = 0, slot;
     bool due = false;
-    *added = fan_fast_allowed() && fan_buffer_is_usable(b);
+    *added = fan_plain_allowed() && fan_buffer_is_usable(b);
     if (!*added || (batch->n && add_plain_sum_all(b, batch)))
         return FAN_OK;
-    uint64_t peak = b->quick.peak_parked_bytes, total_peak = fan_fast_total.peak_parked_bytes;
+    uint64_t peak = b->plain.peak_parked_bytes, total_peak = fan_plain_total.peak_parked_bytes;
     for (; k < batch->n; k++) {
         if (batch->far)
             batch->prefetch(batch->ctx, k);
@@ -1056,14 +1057,14 @@ fan_status fan_fast_add_many(fan_buffer *b, const fan_fast_batch *batch, bool *a
             !add_plain_park(b, slot, one.object ? &kind : NULL, &one))
             break;
         if (one.object)
-            b->frontend->fast->hold(one.object);
+            b->frontend->plain->hold(one.object);
         due |= add_plain_count(b, slot, one.object ? &kind : NULL, false, due);
     }
     *added = k == batch->n;
     if (!*added) {
         add_plain_take_back(b, batch, k);
-        b->quick.peak_parked_bytes = peak;
-        fan_fast_total.peak_parked_bytes = total_peak;
+        b->plain.peak_parked_bytes = peak;
+        fan_plain_total.peak_parked_bytes = total_peak;
         return FAN_OK;
     }
     for (k = 0; b->sum_stats && k < batch->n; k++) { /* last of all: of what was taken back all is known still */
@@ -1075,7 +1076,7 @@ fan_status fan_fast_add_many(fan_buffer *b, const fan_fast_batch *batch, bool *a
     for (k = 0; k < batch->n && due; k++) {
         const void *object = batch->again(batch->ctx, k, &slot);
         if (object)
-            FAN_TRY(fan_fast_fold_due(b, slot, object, false, err));
+            FAN_TRY(fan_plain_fold_due(b, slot, object, false, err));
     }
     return FAN_OK;
 }

@@ -4,7 +4,7 @@
 #include "base/fault.h"
 #include "base/mem.h"
 #include "buffer/fold.h"
-#include "buffer/host.h"
+#include "buffer/plain.h"
 #include "buffer/options.h"
 #include "buffer/slot.h"
 
@@ -107,7 +107,7 @@ static bool budget_ints_leave(const fan_slot *s, size_t m)
     const fan_value *next = NULL;
     if (!s->p->has_weak_int || !s->list)
         return false;
-    const fan_fast_kind *k = &s->list->kind;
+    const fan_plain_kind *k = &s->list->kind;
     const fan_value plain = {.form = FAN_FORM_DENSE, .dtype = k->dtype};
     for (size_t i = 0; i < m + (s->list->summed > 0) && !next; i++) {
         const fan_entry *one = &s->list->entries[i];
@@ -182,7 +182,7 @@ fan_status fan_slot_promote(fan_buffer *b, size_t slot, fan_error *err)
     return !s->busy && !s->spec->exact && (plain || first) ? budget_fold(b, slot, first, err) : FAN_OK;
 }
 
-/* ---- plain entries (host.h) ---- */
+/* ---- plain entries (plain.h) ---- */
 
 /* Checks once more which contribution was parked last, if its maker still held it then: most makers drop each before
  * they add the next. */
@@ -200,7 +200,7 @@ static void budget_recheck_newest(fan_buffer *b)
 /* budget_plain_fits: whether the list of a slot is summed in its own dtype. */
 static bool budget_plain_fits(const fan_buffer *b, size_t slot)
 {
-    return fan_host_accum(b, slot) == b->slots[slot].list->kind.dtype;
+    return fan_plain_accum(b, slot) == b->slots[slot].list->kind.dtype;
 }
 
 /* Whether the budget is passed now that `object`, which its caller still holds, is parked too. */
@@ -235,7 +235,7 @@ static bool budget_plain_may(const fan_buffer *b, size_t slot)
 {
     const fan_slot *s = &b->slots[slot];
     const fan_list *p = s->list;
-    return fan_fast_allowed() && s->p == &fan_slot_state_none && !s->busy && !s->targets && !b->sum_stats && p &&
+    return fan_plain_allowed() && s->p == &fan_slot_state_none && !s->busy && !s->targets && !b->sum_stats && p &&
            !p->undefined && !p->kind.scalar && budget_plain_fits(b, slot);
 }
 
@@ -244,9 +244,9 @@ static void budget_plain_commit(fan_buffer *b, fan_list *p, size_t n, void *obje
 {
     bool first = object == p->entries[0].object, owned = !first || p->entries[0].owned;
     size_t parked = n - (p->summed > 0);
-    fan_host_count(b, p, n, first, false);
+    fan_plain_count(b, p, n, first, false);
     fan_list_unpark(b, p, parked);
-    p->rules = (p->summed ? p->rules : 0) | fan_plan_fast_fold(first);
+    p->rules = (p->summed ? p->rules : 0) | fan_plan_plain_fold(first);
     p->summed += (int64_t)parked;
     p->entries[0] = fan_entry_of(object, data, p->entries[n - 1].key, false, owned);
     memmove(&p->entries[1], &p->entries[n], (p->n - n) * sizeof *p->entries);
@@ -267,12 +267,12 @@ static bool budget_plain_fold(fan_buffer *b, size_t slot)
     fan_entry *gone = n <= FAN_LIST_INLINE ? inline_gone : fan_alloc(n * sizeof *gone);
     if (n < 2 || !gone)
         return false;
-    fan_host_claim(s);
-    void *to = fan_host_place(b, slot, n, p->kind.dtype, true, &data);
+    fan_plain_claim(s);
+    void *to = fan_plain_place(b, slot, n, p->kind.dtype, true, &data);
     bool first = to == p->entries[0].object;
-    bool good = to && fan_host_has_values(b, p, n, first) && fan_host_unchanged(b, p, n);
+    bool good = to && fan_plain_has_values(b, p, n, first) && fan_plain_unchanged(b, p, n);
     if (good) {
-        fan_host_sum(b, p, n, p->kind.dtype, NULL, data, NULL, NULL);
+        fan_plain_fold(b, p, n, p->kind.dtype, NULL, data, NULL, NULL);
         memcpy(gone, p->entries, n * sizeof *gone);
         budget_plain_commit(b, p, n, to, data);
     } else {
@@ -281,7 +281,7 @@ static bool budget_plain_fold(fan_buffer *b, size_t slot)
         if (b->frontend->clear_error)
             b->frontend->clear_error(); /* the general path reports it, if there is anything to report */
     }
-    fan_host_release(b, (fan_span){slot, slot + 1});
+    fan_plain_release(b, (fan_span){slot, slot + 1});
     for (size_t i = first; good && i < n; i++) /* last: it may call back */
         b->frontend->drop(gone[i].object);
     if (gone != inline_gone)
@@ -293,7 +293,7 @@ static bool budget_plain_fold(fan_buffer *b, size_t slot)
 static bool budget_plain_first(fan_buffer *b, size_t slot)
 {
     fan_list *p = b->slots[slot].list;
-    if (!budget_plain_may(b, slot) || p->summed || fan_fast_is_large(p->size))
+    if (!budget_plain_may(b, slot) || p->summed || fan_plain_is_large(p->size))
         return false;
     fan_list_sort(p);
     if (fan_list_prefix(p) != 1)
@@ -304,7 +304,7 @@ static bool budget_plain_first(fan_buffer *b, size_t slot)
     return true;
 }
 
-fan_status fan_fast_fold_due(fan_buffer *b, size_t slot, const void *object, bool alone, fan_error *err)
+fan_status fan_plain_fold_due(fan_buffer *b, size_t slot, const void *object, bool alone, fan_error *err)
 {
     if (!budget_plain_due(b, slot, object, alone) || budget_plain_first(b, slot) || budget_plain_fold(b, slot))
         return FAN_OK;

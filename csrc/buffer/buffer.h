@@ -188,7 +188,7 @@ void fan_buffer_counters(const fan_buffer *b, fan_counters *out);
 void fan_counters_total(fan_counters *out); /* of the process */
 
 /* fan_buffer_visit: calls `visit` for every object that the buffer holds (garbage collection); stops at the first
- * non-zero answer. v: the value that it is held as; NULL: as a gradient of the fast path, or as a `combine`. */
+ * non-zero answer. v: the value that it is held as; NULL: as a plain entry, or as a `combine`. */
 int fan_buffer_visit(fan_buffer *b, int (*visit)(void *object, const fan_value *v, void *arg), void *arg);
 /* fan_buffer_abandon: garbage collection: drops every object; the buffer is empty. */
 void fan_buffer_abandon(fan_buffer *b);

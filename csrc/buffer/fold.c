@@ -5,7 +5,7 @@
 #include "base/trace.h"
 #include "buffer/fold.h"
 #include "buffer/fold_job.h"
-#include "buffer/host.h"
+#include "buffer/plain.h"
 #include "buffer/slot.h"
 #include "buffer/options.h"
 #include "buffer/order.h"
@@ -82,10 +82,10 @@ static fan_status fold_gather_plain(fan_gathered *gathered, const fan_entry *one
     bool kept = false;
     t->owned = one->owned || (t->is_value && s->list->summed > 1);
     t->donated = one->donated;
-    /* Checked before fast_value makes a value, which has a reference of its own. */
+    /* Checked before plain_value makes a value, which has a reference of its own. */
     t->unshared =
-        gathered->fold.n == 0 && !t->owned && !one->donated && !one->exposed && frontend->fast->unshared(one->object);
-    fan_status status = frontend->fast_value(one->object, one->data, &s->list->kind, v, &kept, err);
+        gathered->fold.n == 0 && !t->owned && !one->donated && !one->exposed && frontend->plain->unshared(one->object);
+    fan_status status = frontend->plain_value(one->object, one->data, &s->list->kind, v, &kept, err);
     if (status == FAN_ERR_STATE)
         return fan_slot_changed(gathered->fold.b, gathered->fold.slot, one->key, err);
     FAN_TRY(status);

@@ -37,8 +37,8 @@ size_t fan_slot_due(fan_buffer *b, size_t slot, uint64_t pending);
 /* fan_slot_fold_while_due: locked on entry and on return: folds while the budget is passed and there is something to
  * fold. */
 fan_status fan_slot_fold_while_due(fan_buffer *b, size_t slot, fan_error *err);
-/* fan_fast_fold_due: after the plain entry `object` was parked in the slot, and perhaps the budget passed. */
-fan_status fan_fast_fold_due(fan_buffer *b, size_t slot, const void *object, bool alone, fan_error *err);
+/* fan_plain_fold_due: after the plain entry `object` was parked in the slot, and perhaps the budget passed. */
+fan_status fan_plain_fold_due(fan_buffer *b, size_t slot, const void *object, bool alone, fan_error *err);
 /* fan_slot_promote: locked on entry and on return: a slot whose only contribution waits: it becomes the sum; and a sum
  * of plain entries gets an item. */
 fan_status fan_slot_promote(fan_buffer *b, size_t slot, fan_error *err);

@@ -125,7 +125,7 @@ struct fan_buffer {
         FAN_COUNTER_LIST(X)
 #undef X
     } n;
-    fan_counters quick; /* what the fast path counts */
+    fan_counters plain; /* what is counted of plain entries */
     bool small;         /* slots, locks and lists lie in the block of the buffer itself (fan_small) */
 };
 

@@ -289,7 +289,7 @@ void fan_buffer_reuse(fan_buffer *b, uint64_t budget)
     b->weighed = 0;
     b->last_parked.object = NULL;
     memset(&b->n, 0, sizeof b->n);
-    memset(&b->quick, 0, sizeof b->quick);
+    memset(&b->plain, 0, sizeof b->plain);
     for (size_t i = 0; i < b->nlocks; i++)
         fan_mutex_renew(&b->locks[i]);
 }

@@ -7,7 +7,7 @@
 
 #define MOVED_TERMS 64 /* what comes out of order moves so many at most */
 
-size_t fan_fast_elements(const fan_fast_kind *k)
+size_t fan_plain_elements(const fan_plain_kind *k)
 {
     size_t n = 1;
     for (int i = 0; i < k->ndim; i++)
@@ -15,15 +15,15 @@ size_t fan_fast_elements(const fan_fast_kind *k)
     return n;
 }
 
-uint64_t fan_fast_bytes(const fan_fast_kind *k) { return fan_dtype_size(k->dtype) * fan_fast_elements(k); }
+uint64_t fan_plain_bytes(const fan_plain_kind *k) { return fan_dtype_size(k->dtype) * fan_plain_elements(k); }
 
-uint64_t fan_fast_kind_bytes(const fan_fast_kind *k)
+uint64_t fan_plain_kind_bytes(const fan_plain_kind *k)
 {
-    uint64_t n = fan_fast_bytes(k);
+    uint64_t n = fan_plain_bytes(k);
     return n ? n : 1; /* so that what has no bytes passes a budget of 0, too */
 }
 
-bool fan_fast_axes(int ndim, const int64_t *shape, const int64_t *strides, int64_t unit, uint16_t *axes)
+bool fan_plain_axes(int ndim, const int64_t *shape, const int64_t *strides, int64_t unit, uint16_t *axes)
 {
     unsigned left = (1u << ndim) - 1;
     int64_t run = unit;
@@ -41,7 +41,7 @@ bool fan_fast_axes(int ndim, const int64_t *shape, const int64_t *strides, int64
     return run > 0;
 }
 
-void fan_fast_strides(const fan_fast_kind *k, int64_t unit, int64_t *strides)
+void fan_plain_strides(const fan_plain_kind *k, int64_t unit, int64_t *strides)
 {
     for (int at = 0; at < k->ndim; at++) {
         int i = k->axes ? k->axes >> 4 * at & 15 : k->ndim - 1 - at;

@@ -10,7 +10,7 @@
 #include "base/keys.h"
 #include "buffer/value.h"
 
-static inline bool fan_fast_same(const fan_fast_kind *a, const fan_fast_kind *b)
+static inline bool fan_plain_same(const fan_plain_kind *a, const fan_plain_kind *b)
 {
     if (a->dtype != b->dtype || a->origin != b->origin || a->ndim != b->ndim || a->axes != b->axes)
         return false;
@@ -20,15 +20,15 @@ static inline bool fan_fast_same(const fan_fast_kind *a, const fan_fast_kind *b)
     return true;
 }
 
-/* fan_fast_elements, fan_fast_bytes: of one gradient of a kind. fan_fast_kind_bytes: what it counts against a budget:
- * at least 1. */
-size_t fan_fast_elements(const fan_fast_kind *k);
-uint64_t fan_fast_bytes(const fan_fast_kind *k);
-uint64_t fan_fast_kind_bytes(const fan_fast_kind *k);
-/* fan_fast_axes: fan_fast_kind.axes of an array that is not in C order; `unit`: the stride between two neighbours in
- * memory. false: its memory has gaps, or it overlaps itself. fan_fast_strides: the strides of such a kind. */
-bool fan_fast_axes(int ndim, const int64_t *shape, const int64_t *strides, int64_t unit, uint16_t *axes);
-void fan_fast_strides(const fan_fast_kind *k, int64_t unit, int64_t *strides);
+/* fan_plain_elements, fan_plain_bytes: of one gradient of a kind. fan_plain_kind_bytes: what it counts against a
+ * budget: at least 1. */
+size_t fan_plain_elements(const fan_plain_kind *k);
+uint64_t fan_plain_bytes(const fan_plain_kind *k);
+uint64_t fan_plain_kind_bytes(const fan_plain_kind *k);
+/* fan_plain_axes: fan_plain_kind.axes of an array that is not in C order; `unit`: the stride between two neighbours in
+ * memory. false: its memory has gaps, or it overlaps itself. fan_plain_strides: the strides of such a kind. */
+bool fan_plain_axes(int ndim, const int64_t *shape, const int64_t *strides, int64_t unit, uint16_t *axes);
+void fan_plain_strides(const fan_plain_kind *k, int64_t unit, int64_t *strides);
 
 /* A contribution that is more than a plain one: converted, on a stream, sparse, an object, or on its way. Owned by its
  * slot from reservation on; only the slot's folder takes it away again. */
@@ -56,7 +56,7 @@ typedef struct fan_entry {
         void *object;   /* the frontend's; held; NULL: undefined (S2) */
         fan_item *item; /* owned */
     };
-    char *data; /* the address of its first element; or the value itself (fan_fast_kind.inside) */
+    char *data; /* the address of its first element; or the value itself (fan_plain_kind.inside) */
     uint64_t donated : 1;
     uint64_t owned : 1;   /* a copy that was made for the buffer .. */
     uint64_t exposed : 1; /* .. and shown to the user by a take */
@@ -84,7 +84,7 @@ static inline fan_entry fan_entry_of(void *object, char *data, int64_t key, bool
 }
 
 /* fan_entry_data: where a term's elements are. */
-static inline const char *fan_entry_data(const fan_fast_kind *kind, const fan_entry *one)
+static inline const char *fan_entry_data(const fan_plain_kind *kind, const fan_entry *one)
 {
     return kind->inside ? (const char *)&one->data : one->data;
 }
@@ -92,9 +92,9 @@ static inline const char *fan_entry_data(const fan_fast_kind *kind, const fan_en
 #define FAN_LIST_INLINE 4
 
 typedef struct fan_list {
-    fan_fast_kind kind; /* of all that are defined; none are: unset */
-    uint64_t size;      /* of one, in bytes .. */
-    uint64_t bytes;     /* .. and what it counts against a budget: at least 1 */
+    fan_plain_kind kind; /* of all that are defined; none are: unset */
+    uint64_t size;       /* of one, in bytes .. */
+    uint64_t bytes;      /* .. and what it counts against a budget: at least 1 */
     size_t n, cap;
     /* 0: the first of the list is a contribution like the others. Else it is the sum of so many contributions, and no
      * longer parked; of several it is memory of the buffer, of one it is that contribution itself. */

@@ -9,7 +9,7 @@ static struct {
     FAN_COUNTER_LIST(X)
 #undef X
 } total;
-fan_counters fan_fast_total;
+fan_counters fan_plain_total;
 
 /* get: an option, as a step of a scheduled thread reads it. */
 static bool get(const atomic_bool *option)
@@ -63,13 +63,13 @@ void fan_count_parked(fan_buffer *b, uint64_t bytes)
 
 bool fan_warn_mismatch_now(void) { return get(&warn_on) && !atomic_exchange(&warned, true); }
 
-static void counted(const fan_counters *quick, fan_counters *out)
+static void counted(const fan_counters *plain, fan_counters *out)
 {
     uint64_t peak = out->peak_parked_bytes;
-#define X(name) out->name += quick->name;
+#define X(name) out->name += plain->name;
     FAN_COUNTER_LIST(X)
 #undef X
-    out->peak_parked_bytes = peak > quick->peak_parked_bytes ? peak : quick->peak_parked_bytes;
+    out->peak_parked_bytes = peak > plain->peak_parked_bytes ? peak : plain->peak_parked_bytes;
 }
 
 void fan_buffer_counters(const fan_buffer *b, fan_counters *out)
@@ -77,7 +77,7 @@ void fan_buffer_counters(const fan_buffer *b, fan_counters *out)
 #define X(name) out->name = atomic_load_explicit(&b->n.name, memory_order_relaxed);
     FAN_COUNTER_LIST(X)
 #undef X
-    counted(&b->quick, out);
+    counted(&b->plain, out);
 }
 
 void fan_counters_total(fan_counters *out)
@@ -85,7 +85,7 @@ void fan_counters_total(fan_counters *out)
 #define X(name) out->name = atomic_load_explicit(&total.name, memory_order_relaxed);
     FAN_COUNTER_LIST(X)
 #undef X
-    counted(&fan_fast_total, out);
+    counted(&fan_plain_total, out);
 }
 
 void fan_touch_budget(const fan_buffer *b, fan_sched_mode how)

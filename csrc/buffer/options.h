@@ -7,7 +7,7 @@
 /* fan_count: adds to a counter of the buffer and of the process. */
 void fan_count(fan_buffer *b, size_t counter_offset, uint64_t n);
 #define FAN_COUNT(b, name, k) fan_count((b), offsetof(fan_counters, name), (k))
-extern fan_counters fan_fast_total; /* of the process: what is counted by the fast path */
+extern fan_counters fan_plain_total; /* of the process: what is counted of plain entries */
 /* fan_count_parked: `bytes` more are parked; the peaks. */
 void fan_count_parked(fan_buffer *b, uint64_t bytes);
 /* fan_warn_mismatch_now: S6: whether it is to be warned of now: once per process, while the warning is on. */

@@ -56,12 +56,12 @@ fan_add_plan fan_plan_add(const fan_add_facts *f)
     return plan;
 }
 
-uint64_t fan_plan_fast_slot(bool defined, bool undefined)
+uint64_t fan_plan_plain_slot(bool defined, bool undefined)
 {
     return (undefined ? FAN_S(2) : 0) | (defined ? FAN_S(3) : 0);
 }
 
-uint64_t fan_plan_fast_fold(bool reusable)
+uint64_t fan_plan_plain_fold(bool reusable)
 {
     fan_side first = {.form = FAN_FORM_DENSE, .reusable = reusable}, other = {.form = FAN_FORM_DENSE};
     return fan_accum(first, other, false).rules;

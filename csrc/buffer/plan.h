@@ -70,10 +70,10 @@ typedef struct fan_add_plan {
 
 fan_add_plan fan_plan_add(const fan_add_facts *facts);
 
-/* fan_plan_fast_slot: the rules by which gradients of the fast path (host.h) came to a slot, of which some are defined,
- * some not. fan_plan_fast_fold: those of a sum of them; `reusable`: fan_reusable returned yes for the first. */
-uint64_t fan_plan_fast_slot(bool defined, bool undefined);
-uint64_t fan_plan_fast_fold(bool reusable);
+/* fan_plan_plain_slot: the rules by which plain contributions (plain.h) came to a slot, of which some are defined,
+ * some not. fan_plan_plain_fold: those of a sum of them; `reusable`: fan_reusable returned yes for the first. */
+uint64_t fan_plan_plain_slot(bool defined, bool undefined);
+uint64_t fan_plan_plain_fold(bool reusable);
 
 /* ---- fold: a running sum and what came since, in one pass (A1-A8, A11, A13, S12-S17, S22) ---- */
 
@@ -166,7 +166,7 @@ typedef struct fan_take_plan {
     uint64_t rules;
 } fan_take_plan;
 
-/* Inline: of plain entries (host.h) most facts are constants. */
+/* Inline: of plain entries (plain.h) most facts are constants. */
 static inline fan_take_way fan_plan_take_way(const fan_take_facts *f)
 {
     bool sums = f->terms > 1, anew = f->scaled || f->has_out;

@@ -358,7 +358,7 @@ fan_status fan_slot_poisoned(const fan_buffer *b, size_t slot, fan_error *err)
 }
 
 /* A10: the dtypes that a plain entry of this kind brings. */
-static fan_dtype_set slot_entry_dtypes(const fan_slot_spec *spec, const fan_fast_kind *k)
+static fan_dtype_set slot_entry_dtypes(const fan_slot_spec *spec, const fan_plain_kind *k)
 {
     return fan_dtype_set_add(0, k->dtype, k->weak && spec->dtype == FAN_DT_NONE);
 }
@@ -404,7 +404,7 @@ static void slot_weak_range(fan_slot_state *p, const fan_list *list)
 static void slot_fill_state(fan_slot_state *p, const fan_slot *s, int64_t *shape)
 {
     const fan_list *list = s->list;
-    const fan_fast_kind *k = &list->kind;
+    const fan_plain_kind *k = &list->kind;
     bool some = fan_list_defined(list);
     p->seen = some ? slot_entry_dtypes(s->spec, k) : 0;
     if (some && k->weak)
@@ -412,7 +412,7 @@ static void slot_fill_state(fan_slot_state *p, const fan_slot *s, int64_t *shape
     p->keyed = list->entries[0].key < 0 ? -1 : 1;
     p->count = fan_list_count(list);
     p->device = some ? fan_device_hold(fan_cpu()) : NULL;
-    p->rules = fan_plan_fast_slot(some, list->undefined > 0) | (list->summed ? list->rules : 0);
+    p->rules = fan_plan_plain_slot(some, list->undefined > 0) | (list->summed ? list->rules : 0);
     if (list->summed) {
         p->summed_seen = p->seen;
         p->like_key = list->entries[0].key < 0 ? -1 : 0; /* all are of one kind */

@@ -5,7 +5,7 @@
 #include "base/fault.h"
 #include "base/mem.h"
 #include "buffer/fold.h"
-#include "buffer/host.h"
+#include "buffer/plain.h"
 #include "buffer/slot.h"
 #include "buffer/fold_job.h"
 #include "buffer/options.h"
@@ -745,18 +745,18 @@ fan_status fan_buffer_take(fan_buffer *b, const fan_take *options, fan_value *re
     return status;
 }
 
-/* ---- slots that hold plain entries alone (host.h): the constant plan ---- */
+/* ---- slots that hold plain entries alone (plain.h): the constant plan ---- */
 
 #define TAKE_AHEAD 8
 #define TAKE_FEW_OUTS 8
 #define TAKE_FAR 500 /* slots that no near cache holds */
 
 /* One take of such slots. */
-typedef struct take_host {
+typedef struct take_plain {
     fan_buffer *b;
     fan_span span;
     const fan_take *options;
-    const fan_fast_outs *outs;
+    const fan_plain_outs *outs;
     void **results;
     fan_flat inline_outs[TAKE_FEW_OUTS], *written; /* the arrays of the caller's that are written */
     bool inline_given[TAKE_FEW_OUTS], *given;      /* of each slot: the caller named an array for its sum */
@@ -765,7 +765,7 @@ typedef struct take_host {
     size_t nscratch;
     bool calls;    /* some entries are of a kind that is checked at use */
     bool announce; /* some of the arrays that are written are of a library that counts writes */
-} take_host;
+} take_plain;
 
 static fan_list *take_list(const fan_buffer *b, size_t slot) { return b->slots[slot].list; }
 
@@ -782,40 +782,40 @@ static bool take_scale_fits(const fan_take *options, fan_dtype dtype, fan_dtype 
 }
 
 /* 1. claim. False: the slot holds something else, or lacks a contribution. */
-static bool take_host_claim_slot(fan_buffer *b, size_t slot, const fan_take *options)
+static bool take_plain_claim_slot(fan_buffer *b, size_t slot, const fan_take *options)
 {
     fan_slot *s = &b->slots[slot];
     fan_list *p = s->list;
-    if (s->p != &fan_slot_state_none || s->busy || s->targets || fan_host_stats_on_device(b, slot) ||
+    if (s->p != &fan_slot_state_none || s->busy || s->targets || fan_plain_stats_on_device(b, slot) ||
         (s->expected >= 0 && s->expected != fan_list_count(p)))
         return false;
     if (p && p->n) {
         if (options->scale.on && fan_list_defined(p) &&
-            !take_scale_fits(options, p->kind.dtype, fan_host_accum(b, slot)))
+            !take_scale_fits(options, p->kind.dtype, fan_plain_accum(b, slot)))
             return false;
         fan_list_sort(p);
         if (p->undefined)
             fan_list_undefined_last(p);
     }
-    fan_host_claim(s);
+    fan_plain_claim(s);
     return true;
 }
 
-static void take_host_give_back(fan_buffer *b, fan_span span)
+static void take_plain_give_back(fan_buffer *b, fan_span span)
 {
     for (size_t i = span.first; i < span.end; i++) {
         fan_list *p = take_list(b, i);
         if (p && p->undefined && p->entries[0].key >= 0)
             fan_list_by_key(p);
     }
-    fan_host_release(b, span);
+    fan_plain_release(b, span);
 }
 
-static bool take_host_claim(fan_buffer *b, fan_span span, const fan_take *options)
+static bool take_plain_claim(fan_buffer *b, fan_span span, const fan_take *options)
 {
     for (size_t i = span.first; i < span.end; i++)
-        if (!take_host_claim_slot(b, i, options)) {
-            take_host_give_back(b, (fan_span){span.first, i});
+        if (!take_plain_claim_slot(b, i, options)) {
+            take_plain_give_back(b, (fan_span){span.first, i});
             return false;
         }
     return true;
@@ -834,11 +834,11 @@ static bool take_stays_in_int64(const fan_list *p, const fan_take *options)
 }
 
 /* take_fetch: prefetches what belongs to the entries of a slot TAKE_AHEAD of this one. */
-static void take_fetch(const take_host *t, size_t slot, bool memory)
+static void take_fetch(const take_plain *t, size_t slot, bool memory)
 {
     size_t at = slot + TAKE_AHEAD < t->span.end ? slot + TAKE_AHEAD : slot;
     const fan_list *p = take_list(t->b, at);
-    fan_fast_prefetch(t->b, slot + 2 * TAKE_AHEAD);
+    fan_plain_prefetch(t->b, slot + 2 * TAKE_AHEAD);
     for (size_t k = 0; k < take_defined(p); k++)
         __builtin_prefetch(memory ? (const void *)p->entries[k].data : p->entries[k].object);
 }
@@ -854,8 +854,8 @@ static bool take_keys_whole(const fan_list *p)
 }
 
 /* 2. gather: how the sum of a slot reaches its taker (A14). */
-static inline fan_take_way take_host_way(const fan_buffer *b, size_t slot, const fan_take *options, const fan_list *p,
-                                         size_t n, fan_dtype acc)
+static inline fan_take_way take_plain_way(const fan_buffer *b, size_t slot, const fan_take *options, const fan_list *p,
+                                          size_t n, fan_dtype acc)
 {
     fan_take_facts facts = {.terms = n,
                             .dense = n,
@@ -866,45 +866,45 @@ static inline fan_take_way take_host_way(const fan_buffer *b, size_t slot, const
                             .alone = options->one || b->nslots == 1,
                             .first_donated = p->entries[0].donated,
                             .same_dtype = true,
-                            .must_copy = n == 1 && options->writable && !fan_host_reusable(b, slot, 1, p->kind.dtype)};
+                            .must_copy = n == 1 && options->writable && !fan_plain_reusable(b, slot, 1, p->kind.dtype)};
     return fan_plan_take(&facts).way;
 }
 
 /* What the sum is written into, or is already: the first entry, or a fresh one, whose hold is the caller's. NULL: it is
  * for the general path. */
-static inline void *take_host_place(const fan_buffer *b, size_t slot, const fan_take *options, fan_list *p, size_t n,
-                                    fan_dtype acc)
+static inline void *take_plain_place(const fan_buffer *b, size_t slot, const fan_take *options, fan_list *p, size_t n,
+                                     fan_dtype acc)
 {
-    fan_take_way way = take_host_way(b, slot, options, p, n, acc);
+    fan_take_way way = take_plain_way(b, slot, options, p, n, acc);
     p->out = p->entries[0].data;
     if (way == FAN_TAKE_HAND)
         return p->entries[0].object;
     /* Nothing fails once a donated one is written (FAN_TAKE_LATE). */
-    return fan_host_place(b, slot, n, acc, way == FAN_TAKE_COMMIT || way == FAN_TAKE_LATE, &p->out);
+    return fan_plain_place(b, slot, n, acc, way == FAN_TAKE_COMMIT || way == FAN_TAKE_LATE, &p->out);
 }
 
 /* The sum of numbers, as a number with the caller's hold. */
-static void *take_host_number(const take_host *t, size_t slot, const fan_list *p, size_t n, fan_dtype acc)
+static void *take_plain_number(const take_plain *t, size_t slot, const fan_list *p, size_t n, fan_dtype acc)
 {
     _Alignas(16) char value[16];
-    if (take_host_way(t->b, slot, t->options, p, n, acc) == FAN_TAKE_HAND) {
-        t->b->frontend->fast->hold(p->entries[0].object);
+    if (take_plain_way(t->b, slot, t->options, p, n, acc) == FAN_TAKE_HAND) {
+        t->b->frontend->plain->hold(p->entries[0].object);
         return p->entries[0].object;
     }
-    fan_host_sum(t->b, p, n, acc, take_scale(t->options), value, t->scratch, NULL);
-    return t->b->frontend->fast->number(&p->kind, value);
+    fan_plain_fold(t->b, p, n, acc, take_scale(t->options), value, t->scratch, NULL);
+    return t->b->frontend->plain->number(&p->kind, value);
 }
 
 /* The caller's array, where there is one for this slot; false: it is for the general path. */
-static bool take_host_place_out(take_host *t, size_t slot)
+static bool take_plain_place_out(take_plain *t, size_t slot)
 {
     fan_list *p = take_list(t->b, slot);
     fan_flat *to = &t->written[t->nwritten];
     bool some = take_defined(p);
     void *object = NULL;
-    fan_fast_where where = t->outs->at(t->outs->ctx, slot, some ? &p->kind : NULL, &object, &to->data, &to->bytes);
-    if (where != FAN_FAST_THERE)
-        return where != FAN_FAST_REFUSED;
+    fan_plain_where where = t->outs->at(t->outs->ctx, slot, some ? &p->kind : NULL, &object, &to->data, &to->bytes);
+    if (where != FAN_PLAIN_THERE)
+        return where != FAN_PLAIN_REFUSED;
     to->owner = slot;
     t->nwritten++;
     t->given[slot - t->span.first] = true;
@@ -920,7 +920,7 @@ static bool take_host_place_out(take_host *t, size_t slot)
 
 /* D11: whether sums may be written to the outs in any order: none meets another, nor what is still read, but for an
  * entry of its own slot that is all of it. Sorts them by address. */
-static bool take_host_outs_disjoint(const take_host *t)
+static bool take_plain_outs_disjoint(const take_plain *t)
 {
     size_t near[8] = {0}; /* where the last k-th entry was */
     if (!fan_flats_disjoint(t->written, t->nwritten))
@@ -930,7 +930,7 @@ static bool take_host_outs_disjoint(const take_host *t)
         for (size_t k = 0; k < take_defined(p); k++) {
             const char *data = p->entries[k].data;
             const fan_flat *met = fan_flats_last_met(t->written, t->nwritten, data, p->bytes, &near[k % 8]);
-            if (met && (met->owner != i || met->data != data || p->n > FAN_FAST_TERMS))
+            if (met && (met->owner != i || met->data != data || p->n > FAN_PLAIN_TERMS))
                 return false;
         }
     }
@@ -938,17 +938,17 @@ static bool take_host_outs_disjoint(const take_host *t)
 }
 
 /* take_reads_all: a single entry is read, too, and not just handed through. */
-static bool take_reads_all(const take_host *t)
+static bool take_reads_all(const take_plain *t)
 {
     return t->outs || t->options->scale.on || t->options->writable || t->b->sum_stats;
 }
 
-/* take_host_sums: whether the sum of a slot is made here: a large array is handed through at most, and of Python ints
+/* take_plain_sums: whether the sum of a slot is made here: a large array is handed through at most, and of Python ints
  * the general path reports what does not fit. */
-static bool take_host_sums(take_host *t, const fan_list *p, size_t n, fan_dtype acc)
+static bool take_plain_sums(take_plain *t, const fan_list *p, size_t n, fan_dtype acc)
 {
-    size_t bytes = fan_host_scratch(p, n, acc, t->b->sum_stats);
-    if (fan_fast_is_large(p->size) && take_reads_all(t))
+    size_t bytes = fan_plain_scratch(p, n, acc, t->b->sum_stats);
+    if (fan_plain_is_large(p->size) && take_reads_all(t))
         return false;
     if (bytes > t->nscratch) {
         fan_free(t->scratch);
@@ -959,13 +959,13 @@ static bool take_host_sums(take_host *t, const fan_list *p, size_t n, fan_dtype 
     return !p->kind.weak || p->kind.dtype != FAN_DT_INT64 || take_stays_in_int64(p, t->options);
 }
 
-static bool take_host_gather(take_host *t)
+static bool take_plain_gather(take_plain *t)
 {
     bool far = t->span.end - t->span.first >= TAKE_FAR;
     for (size_t i = t->span.first; t->outs && i < t->span.end; i++)
-        if (!take_host_place_out(t, i))
+        if (!take_plain_place_out(t, i))
             return false;
-    if (t->outs && !take_host_outs_disjoint(t))
+    if (t->outs && !take_plain_outs_disjoint(t))
         return false;
     for (size_t i = t->span.first; i < t->span.end; i++) {
         void **result = &t->results[i - t->span.first];
@@ -975,36 +975,37 @@ static bool take_host_gather(take_host *t)
             take_fetch(t, i, false);
         if (!n)
             continue;
-        fan_dtype acc = fan_host_accum(t->b, i);
+        fan_dtype acc = fan_plain_accum(t->b, i);
         t->calls = t->calls || p->kind.check_at_use;
-        if (!take_host_sums(t, p, n, acc))
+        if (!take_plain_sums(t, p, n, acc))
             return false;
         if (*result)
             continue;
-        *result = p->kind.scalar ? take_host_number(t, i, p, n, acc) : take_host_place(t->b, i, t->options, p, n, acc);
+        *result =
+            p->kind.scalar ? take_plain_number(t, i, p, n, acc) : take_plain_place(t->b, i, t->options, p, n, acc);
         if (!*result)
             return false;
         if (!p->kind.scalar && *result == p->entries[0].object)
-            t->b->frontend->fast->hold(*result);
+            t->b->frontend->plain->hold(*result);
     }
     return true;
 }
 
 /* Checks that what will be read is unchanged. Calls the libraries first, also those that count writes to their arrays.
  */
-static bool take_host_readable(const take_host *t)
+static bool take_plain_readable(const take_plain *t)
 {
-    const fan_fast_frontend *fast = t->b->frontend->fast;
+    const fan_plain_frontend *plain = t->b->frontend->plain;
     bool reads = take_reads_all(t), far = t->span.end - t->span.first >= TAKE_FAR;
     for (size_t i = t->span.first; t->calls && i < t->span.end; i++) {
         const fan_list *p = take_list(t->b, i);
         size_t n = take_defined(p);
-        if (n && !fan_host_has_values(t->b, p, n, t->results[i - t->span.first] == p->entries[0].object))
+        if (n && !fan_plain_has_values(t->b, p, n, t->results[i - t->span.first] == p->entries[0].object))
             return false;
     }
     for (size_t i = 0; t->announce && i < t->nwritten; i++) {
         void *to = t->results[t->written[i].owner - t->span.first];
-        if (to && !fast->wrote(to))
+        if (to && !plain->wrote(to))
             return false;
     }
     for (size_t i = t->span.first; i < t->span.end; i++) {
@@ -1012,12 +1013,12 @@ static bool take_host_readable(const take_host *t)
         size_t n = take_defined(p);
         if (far)
             take_fetch(t, i, false);
-        if (n && !p->kind.scalar && (n > 1 || reads) && !fan_host_unchanged(t->b, p, n))
+        if (n && !p->kind.scalar && (n > 1 || reads) && !fan_plain_unchanged(t->b, p, n))
             return false;
     }
     for (size_t i = 0; (t->calls || t->announce) && i < t->nwritten; i++) {
         void *to = t->results[t->written[i].owner - t->span.first];
-        if (to && !fast->is_unchanged(to, &take_list(t->b, t->written[i].owner)->kind, t->written[i].data))
+        if (to && !plain->is_unchanged(to, &take_list(t->b, t->written[i].owner)->kind, t->written[i].data))
             return false;
     }
     return true;
@@ -1036,7 +1037,7 @@ static void take_keep_stats(fan_buffer *b, size_t slot, const fan_stats *stats)
     sum_stats->nonfinite_key = sum_stats->has_nonfinite ? take_list(b, slot)->entries[stats->bad].key : -1;
 }
 
-static void take_host_sum_slot(const take_host *t, size_t slot, bool is_out)
+static void take_plain_sum_slot(const take_plain *t, size_t slot, bool is_out)
 {
     _Alignas(16) char value[16];
     FAN_UNINITIALIZED fan_stats sum_stats;
@@ -1050,22 +1051,22 @@ static void take_host_sum_slot(const take_host *t, size_t slot, bool is_out)
     if (handed && !stats)
         return;
     if (stats || !number)
-        fan_host_sum(b, p, n, fan_host_accum(b, slot), take_scale(t->options), number ? value : p->out, t->scratch,
-                     stats);
+        fan_plain_fold(b, p, n, fan_plain_accum(b, slot), take_scale(t->options), number ? value : p->out, t->scratch,
+                       stats);
     if (stats)
         take_keep_stats(b, slot, stats);
     if (!handed)
-        fan_host_count(b, p, n, first && !is_out, n == 1 && !is_out);
+        fan_plain_count(b, p, n, first && !is_out, n == 1 && !is_out);
 }
 
-static void take_host_sum(const take_host *t)
+static void take_plain_sum(const take_plain *t)
 {
     bool far = t->span.end - t->span.first >= TAKE_FAR;
     for (size_t i = t->span.first; i < t->span.end; i++) {
         if (far)
             take_fetch(t, i, true);
         if (take_defined(take_list(t->b, i)))
-            take_host_sum_slot(t, i, t->outs && t->given[i - t->span.first]);
+            take_plain_sum_slot(t, i, t->outs && t->given[i - t->span.first]);
         else if (t->b->sum_stats)
             take_keep_stats(t->b, i, NULL);
     }
@@ -1098,7 +1099,7 @@ static bool take_defer_drop(take_drops *d, void *object)
     return true;
 }
 
-static void take_host_hand_over(fan_buffer *b, fan_span span)
+static void take_plain_hand_over(fan_buffer *b, fan_span span)
 {
     FAN_UNINITIALIZED take_drops d;
     d.all = d.inline_objects;
@@ -1108,7 +1109,7 @@ static void take_host_hand_over(fan_buffer *b, fan_span span)
         fan_list *p = take_list(b, i);
         for (size_t k = 0; p && k < p->n; k++) {
             void *object = p->entries[k].object;
-            if (object && !b->frontend->fast->drop_if_shared(object) && !take_defer_drop(&d, object))
+            if (object && !b->frontend->plain->drop_if_shared(object) && !take_defer_drop(&d, object))
                 b->frontend->drop(object);
         }
         if (p && p->n) {
@@ -1117,7 +1118,7 @@ static void take_host_hand_over(fan_buffer *b, fan_span span)
             fan_list_shrink(p);
         }
     }
-    fan_host_release(b, span);
+    fan_plain_release(b, span);
     for (size_t i = 0; i < d.n; i++)
         b->frontend->drop(d.all[i]);
     if (d.all != d.inline_objects)
@@ -1125,9 +1126,9 @@ static void take_host_hand_over(fan_buffer *b, fan_span span)
 }
 
 /* As if there had been no take. The general path reports what is wrong, if anything is. */
-static void take_host_call_off(const take_host *t)
+static void take_plain_call_off(const take_plain *t)
 {
-    take_host_give_back(t->b, t->span);
+    take_plain_give_back(t->b, t->span);
     for (size_t i = 0; i < t->span.end - t->span.first; i++) {
         if (t->results[i])
             t->b->frontend->drop(t->results[i]);
@@ -1137,7 +1138,7 @@ static void take_host_call_off(const take_host *t)
         t->b->frontend->clear_error();
 }
 
-static bool take_host_outs_begin(take_host *t)
+static bool take_plain_outs_begin(take_plain *t)
 {
     size_t n = t->span.end - t->span.first;
     if (!t->outs)
@@ -1152,31 +1153,31 @@ static bool take_host_outs_begin(take_host *t)
 
 /* The same steps for one slot with a few arrays, as most takes are, without what several slots need between them.
  * *result NULL: it is not that, and nothing happened. False: it is for the general path. */
-static bool take_host_one(fan_buffer *b, size_t slot, const fan_take *options, void **result)
+static bool take_plain_one(fan_buffer *b, size_t slot, const fan_take *options, void **result)
 {
     if (b->slots[slot].p != &fan_slot_state_none)
         return false; /* the list may have no plain entry, and then no kind */
     fan_list *p = take_list(b, slot);
     size_t n = take_defined(p);
-    if (!n || n > FAN_FAST_TERMS || p->undefined || p->kind.scalar || p->size > FAN_FAST_BYTES || b->sum_stats)
+    if (!n || n > FAN_PLAIN_TERMS || p->undefined || p->kind.scalar || p->size > FAN_PLAIN_BYTES || b->sum_stats)
         return true;
-    if (!take_host_claim_slot(b, slot, options))
+    if (!take_plain_claim_slot(b, slot, options))
         return false;
-    fan_dtype acc = fan_host_accum(b, slot);
-    void *to = take_host_place(b, slot, options, p, n, acc);
+    fan_dtype acc = fan_plain_accum(b, slot);
+    void *to = take_plain_place(b, slot, options, p, n, acc);
     bool first = to == p->entries[0].object, reads = n > 1 || options->scale.on || options->writable;
-    if (to && fan_host_has_values(b, p, n, first) && (!reads || fan_host_unchanged(b, p, n))) {
+    if (to && fan_plain_has_values(b, p, n, first) && (!reads || fan_plain_unchanged(b, p, n))) {
         if (n > 1 || !first) {
-            fan_host_sum(b, p, n, acc, take_scale(options), p->out, NULL, NULL);
-            fan_host_count(b, p, n, first, n == 1);
+            fan_plain_fold(b, p, n, acc, take_scale(options), p->out, NULL, NULL);
+            fan_plain_count(b, p, n, first, n == 1);
         }
         if (first) /* the list's hold is the caller's from now on */
             p->entries[0].object = NULL;
-        take_host_hand_over(b, (fan_span){slot, slot + 1});
+        take_plain_hand_over(b, (fan_span){slot, slot + 1});
         *result = to;
         return true;
     }
-    fan_host_release(b, (fan_span){slot, slot + 1});
+    fan_plain_release(b, (fan_span){slot, slot + 1});
     if (to && !first)
         b->frontend->drop(to);
     if (b->frontend->clear_error)
@@ -1184,17 +1185,17 @@ static bool take_host_one(fan_buffer *b, size_t slot, const fan_take *options, v
     return false;
 }
 
-bool fan_fast_take(fan_buffer *b, fan_span span, const fan_take *options, const fan_fast_outs *outs, void **results)
+bool fan_plain_take(fan_buffer *b, fan_span span, const fan_take *options, const fan_plain_outs *outs, void **results)
 {
-    FAN_UNINITIALIZED take_host t;
-    if (!fan_fast_allowed() || !fan_buffer_is_usable(b))
+    FAN_UNINITIALIZED take_plain t;
+    if (!fan_plain_allowed() || !fan_buffer_is_usable(b))
         return false;
     if (!outs && span.end - span.first == 1) {
-        bool good = take_host_one(b, span.first, options, results);
+        bool good = take_plain_one(b, span.first, options, results);
         if (!good || results[0])
             return good;
     }
-    if (!take_host_claim(b, span, options))
+    if (!take_plain_claim(b, span, options))
         return false;
     t.b = b;
     t.span = span;
@@ -1207,12 +1208,12 @@ bool fan_fast_take(fan_buffer *b, fan_span span, const fan_take *options, const 
     t.calls = t.announce = false;
     t.scratch = NULL;
     t.nscratch = 0;
-    bool good = take_host_outs_begin(&t) && take_host_gather(&t) && take_host_readable(&t);
+    bool good = take_plain_outs_begin(&t) && take_plain_gather(&t) && take_plain_readable(&t);
     if (good) {
-        take_host_sum(&t);
-        take_host_hand_over(b, span);
+        take_plain_sum(&t);
+        take_plain_hand_over(b, span);
     } else {
-        take_host_call_off(&t);
+        take_plain_call_off(&t);
     }
     fan_free(t.scratch);
     if (t.written != t.inline_outs) {

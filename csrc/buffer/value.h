@@ -32,33 +32,33 @@ typedef struct fan_value {
     size_t nparts;
 } fan_value;
 
-/* What the plain contributions of one slot (host.h) have in common: gap-free host arrays, or numbers. */
-#define FAN_FAST_NDIM 4
-typedef struct fan_fast_kind {
+/* What the plain contributions of one slot (plain.h) have in common: gap-free host arrays, or numbers. */
+#define FAN_PLAIN_NDIM 4
+typedef struct fan_plain_kind {
     fan_dtype dtype;
     uint8_t origin; /* as in fan_value */
     int8_t ndim;
     uint16_t axes;     /* the axes from the fastest to the slowest, four bits each; 0: C order */
-    bool check_at_use; /* whether the memory holds the value is checked when it is used: `fast_value` may call out then,
-                          and no lock may be held */
+    bool check_at_use; /* whether the memory holds the value is checked when it is used: `plain_value` may call out
+                          then, and no lock may be held */
     bool scalar;       /* an immutable number: the frontend makes an object of what its sum is written into */
     bool weak;         /* as in fan_value */
     bool inside;       /* the value itself, of at most 8 bytes, is in the place of its address */
-    int64_t shape[FAN_FAST_NDIM];
-} fan_fast_kind;
+    int64_t shape[FAN_PLAIN_NDIM];
+} fan_plain_kind;
 
 #define FAN_BUSY_BYTES 65536 /* from here on the frontend is left while elements are read */
 
-/* The frontend's functions for plain entries (host.h), called inside the interpreter (fan_frontend.fast). They call no
- * other code but where it is stated. */
-typedef struct fan_fast_frontend {
+/* The frontend's functions for plain entries (plain.h), called inside the interpreter (fan_frontend.plain). They call
+ * no other code but where it is stated. */
+typedef struct fan_plain_frontend {
     void (*hold)(void *object);
     /* drop_if_shared: gives up a hold that is not the last one, and returns whether it was such: nothing is called
      * back.
      */
     bool (*drop_if_shared)(void *object);
     /* is_unchanged: whether a gradient is what it was when it came: memory, dtype, shape. */
-    bool (*is_unchanged)(void *object, const fan_fast_kind *kind, const char *data);
+    bool (*is_unchanged)(void *object, const fan_plain_kind *kind, const char *data);
     /* has_own_value: of a kind that is checked at use: whether its memory holds its value. is_detached: and whether it
      * requires no gradient, so that it may itself be a sum, or be written. Both may call its library. */
     bool (*has_own_value)(void *object);
@@ -67,18 +67,18 @@ typedef struct fan_fast_frontend {
     /* unshared: the buffer's hold on the array is the only one, and its memory cannot be reached otherwise. writable:
      * its memory may be written. */
     bool (*unshared)(void *object);
-    bool (*writable)(void *object, const fan_fast_kind *kind);
+    bool (*writable)(void *object, const fan_plain_kind *kind);
     /* fresh: a new array of the kind that `like` is of, and where its first element is; the caller's hold. NULL: none,
-     * or not for the fast path. May call its library. */
-    void *(*fresh)(void *like, const fan_fast_kind *kind, char **data);
-    /* number: an immutable number of a kind (fan_fast_kind.scalar); the caller's hold, or NULL. */
-    void *(*number)(const fan_fast_kind *kind, const char *value);
+     * or not a plain one. May call its library. */
+    void *(*fresh)(void *like, const fan_plain_kind *kind, char **data);
+    /* number: an immutable number of a kind (fan_plain_kind.scalar); the caller's hold, or NULL. */
+    void *(*number)(const fan_plain_kind *kind, const char *value);
     /* wrote: reports, before it happens, that an array is about to be written, for libraries that count writes. May
      * call its library; false: it refused. */
     bool (*wrote)(void *object);
-} fan_fast_frontend;
+} fan_plain_frontend;
 
-/* The frontend's callbacks. With a lock of ours held are called `alone`, `fast_value` of a kind that is not checked at
+/* The frontend's callbacks. With a lock of ours held are called `alone`, `plain_value` of a kind that is not checked at
  * use, and `drop` of a hold that is not the last one; nothing else. */
 typedef struct fan_frontend {
     void (*hold)(void *object);
@@ -87,14 +87,14 @@ typedef struct fan_frontend {
      * otherwise. */
     bool (*unshared)(void *object);
     /* alone: whether only the buffer keeps the object and its memory alive, as far as can be seen without a call. v:
-     * the value that it is held as; NULL: it is parked by the fast path. A guess: it decides when something is summed,
+     * the value that it is held as; NULL: it is parked as a plain entry. A guess: it decides when something is summed,
      * never what. Calls no other code: a lock may be held. */
     bool (*alone)(void *object, const fan_value *v);
-    /* fast_value: makes the value of a gradient of the fast path, whose first element is at `data`, with a hold of its
+    /* plain_value: makes the value of a plain entry, whose first element is at `data`, with a hold of its
      * own on the object. Calls no other code, unless the kind is checked at use: a lock may be held. *kept: whether
      * the library that was called has a hold on the object now. */
-    fan_status (*fast_value)(void *object, char *data, const fan_fast_kind *kind, fan_value *out, bool *kept,
-                             fan_error *err);
+    fan_status (*plain_value)(void *object, char *data, const fan_plain_kind *kind, fan_value *out, bool *kept,
+                              fan_error *err);
     /* is_unchanged: whether host memory of the caller lies where it lay when it was added, with the same size, dtype
      * and shape. Called whenever it is about to be read. Calls no other code. NULL: memory never moves. */
     bool (*is_unchanged)(const fan_value *v);
@@ -118,8 +118,8 @@ typedef struct fan_frontend {
      * and never with `err` of a failing call. */
     fan_status (*mismatch)(const char *buffer, size_t slot, const fan_stream *producer, const fan_stream *consumer,
                            fan_error *err);
-    /* fast: for plain entries (host.h); NULL: there are none. */
-    const fan_fast_frontend *fast;
+    /* plain: for plain entries (plain.h); NULL: there are none. */
+    const fan_plain_frontend *plain;
 } fan_frontend;
 
 /* fan_value_copy: *dst becomes another value of the same things, with holds of its own; FAN_ERR_NOMEM. */

@@ -4,7 +4,7 @@
  * the operation, and returns one along each edge, one for each input. It holds the nodes after it, never those before.
  *
  * Title: One thread at a time. Nodes are made, linked, numbered and freed inside the frontend's interpreter, which runs
- * one thread at a time (buffer/host.h). No lock is needed.
+ * one thread at a time (buffer/plain.h). No lock is needed.
  *
  * Title: Without recursion. The last reference to a node may be an edge of the node before it, and so on for a million
  * nodes: fan_node_end puts a node on a list of its thread, and the outermost call frees the list.

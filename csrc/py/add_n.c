@@ -34,7 +34,7 @@ static int add_all(fan_buffer *core, PyObject *arrays, PyObject *keys)
         int64_t key = -1;
         int added = keys ? fan_index(PyTuple_GET_ITEM(keys, i), "key", PyExc_ValueError, &key) : 0;
         if (added == 0)
-            added = fan_fast_add_only(core, array, key);
+            added = fan_plain_add_only(core, array, key);
         if (added < 0 || (added == 0 && add_any(core, array, key) < 0)) {
             note(i);
             return -1;
@@ -44,52 +44,52 @@ static int add_all(fan_buffer *core, PyObject *arrays, PyObject *keys)
 }
 
 /* all_readable: of arrays that are checked at use; their library is asked before anything is looked at once more. */
-static bool all_readable(PyObject *const *arrays, size_t n, const fan_fast_kind *kind, const char *const *data)
+static bool all_readable(PyObject *const *arrays, size_t n, const fan_plain_kind *kind, const char *const *data)
 {
     for (size_t i = 0; i < n; i++)
-        if (!fan_fast_has_own_value(arrays[i]))
+        if (!fan_plain_has_own_value(arrays[i]))
             return false;
     for (size_t i = 0; i < n; i++)
-        if (!fan_fast_is_unchanged(arrays[i], kind, data[i]))
+        if (!fan_plain_is_unchanged(arrays[i], kind, data[i]))
             return false;
     return true;
 }
 
 /* add_n_plain: the sum of a few small arrays of one kind, in `out` where that is not NULL; NULL without an exception:
- * not for the fast path. */
+ * not plain ones. */
 static PyObject *add_n_plain(PyObject *arrays, PyObject *out)
 {
-    FAN_UNINITIALIZED const char *src[FAN_FAST_TERMS];
-    FAN_UNINITIALIZED PyObject *held[FAN_FAST_TERMS]; /* their list may change while they are summed */
-    FAN_UNINITIALIZED fan_fast_kind kind, other;
+    FAN_UNINITIALIZED const char *src[FAN_PLAIN_TERMS];
+    FAN_UNINITIALIZED PyObject *held[FAN_PLAIN_TERMS]; /* their list may change while they are summed */
+    FAN_UNINITIALIZED fan_plain_kind kind, other;
     Py_ssize_t n = PyList_CheckExact(arrays) || PyTuple_CheckExact(arrays) ? PySequence_Fast_GET_SIZE(arrays) : 0;
     PyObject **items = n ? PySequence_Fast_ITEMS(arrays) : NULL;
     char *data, *to;
-    if (n < 2 || n > FAN_FAST_TERMS || !fan_fast_import(items[0], &kind, &data) || (kind.check_at_use && out) ||
-        kind.scalar || !fan_fast_fits(kind.dtype, fan_dtype_accumulate(kind.dtype), fan_fast_bytes(&kind)) ||
-        !fan_fast_is_flat(fan_fast_bytes(&kind), (size_t)n) || !fan_fast_allowed())
+    if (n < 2 || n > FAN_PLAIN_TERMS || !fan_plain_import(items[0], &kind, &data) || (kind.check_at_use && out) ||
+        kind.scalar || !fan_plain_fits(kind.dtype, fan_dtype_accumulate(kind.dtype), fan_plain_bytes(&kind)) ||
+        !fan_plain_is_flat(fan_plain_bytes(&kind), (size_t)n) || !fan_plain_allowed())
         return NULL;
     src[0] = data;
     for (Py_ssize_t i = 1; i < n; i++) {
-        if (!fan_fast_import(items[i], &other, &data) || !fan_fast_same(&kind, &other))
+        if (!fan_plain_import(items[i], &other, &data) || !fan_plain_same(&kind, &other))
             return NULL;
         src[i] = data;
     }
     if (out) {
-        if (!fan_fast_writable_now(out, &other, &to) || !fan_fast_same(&kind, &other))
+        if (!fan_plain_writable_now(out, &other, &to) || !fan_plain_same(&kind, &other))
             return NULL;
-        uint64_t bytes = fan_fast_bytes(&kind);
+        uint64_t bytes = fan_plain_bytes(&kind);
         for (Py_ssize_t i = 0; i < n; i++)
             if (src[i] != to && fan_flats_meet(src[i], bytes, to, bytes))
                 return NULL;
     }
     for (Py_ssize_t i = 0; i < n; i++)
         held[i] = Py_NewRef(items[i]);
-    PyObject *sum = out ? Py_NewRef(out) : fan_fast_fresh(held[0], &kind, &to);
+    PyObject *sum = out ? Py_NewRef(out) : fan_plain_fresh(held[0], &kind, &to);
     if (sum && kind.check_at_use && !all_readable(held, (size_t)n, &kind, src))
         Py_CLEAR(sum);
     if (sum)
-        fan_fast_sum(&fan_python, &kind, src, (size_t)n, to);
+        fan_plain_sum(&fan_python, &kind, src, (size_t)n, to);
     for (Py_ssize_t i = 0; i < n; i++)
         Py_DECREF(held[i]);
     return sum;
@@ -137,7 +137,7 @@ static int operands_of(const add_n_args *a, PyObject **items, PyObject **keys)
 static PyObject *take_sum(fan_buffer *core, const add_n_args *a)
 {
     PyObject *out = a->out ? a->out : Py_None, *scale = a->scale ? a->scale : Py_None, *outs, *list;
-    PyObject *sum = fan_fast_take_only(core, out, scale);
+    PyObject *sum = fan_plain_take_only(core, out, scale);
     if (sum)
         return sum;
     outs = out == Py_None ? Py_NewRef(Py_None) : PyTuple_Pack(1, out);

@@ -1,4 +1,4 @@
-/* buffer_add: InputBuffer.add: a plain contribution (buffer/host.h) in one call of the core; whatever it is not,
+/* buffer_add: InputBuffer.add: a plain contribution (buffer/plain.h) in one call of the core; whatever it is not,
  * becomes a value first, or an error. */
 #include "py/buffer_part.h"
 
@@ -128,9 +128,9 @@ int fan_add_on(fan_buffer *core, size_t slot, fan_contribution *c)
     return status == FAN_OK ? 0 : -1;
 }
 
-/* ---- plain contributions (buffer/host.h) ---- */
+/* ---- plain contributions (buffer/plain.h) ---- */
 
-/* What add is told by name, as far as the fast path knows it. */
+/* What add is told by name, as far as plain contributions need it. */
 typedef struct add_options {
     Py_ssize_t key; /* -1: none */
     bool donate, copy;
@@ -160,7 +160,7 @@ static bool add_options_of(PyObject *const *values, PyObject *kwnames, add_optio
 
 int fan_buffer_add_plain(buffer_object *self, PyObject *const *args, PyObject *kwnames)
 {
-    FAN_UNINITIALIZED fan_fast_kind kind;
+    FAN_UNINITIALIZED fan_plain_kind kind;
     FAN_UNINITIALIZED fan_error err;
     Py_ssize_t slot = fan_small_index(args[0]);
     PyObject *gradient = args[1] == Py_None ? NULL : args[1], *copy = NULL;
@@ -168,21 +168,21 @@ int fan_buffer_add_plain(buffer_object *self, PyObject *const *args, PyObject *k
     char *data = NULL;
     bool added;
     if (slot < 0 || (size_t)slot >= self->n || self->create_graph ||
-        (kwnames && !add_options_of(args + 2, kwnames, &t)) || (gradient && !fan_fast_import(gradient, &kind, &data)))
+        (kwnames && !add_options_of(args + 2, kwnames, &t)) || (gradient && !fan_plain_import(gradient, &kind, &data)))
         return 0;
     if (t.copy && gradient) {
         fan_entry given = fan_entry_of(gradient, data, t.key, false, false);
-        if (!kind.scalar && fan_fast_add_inplace(self->core, (size_t)slot, &kind, &given))
+        if (!kind.scalar && fan_plain_add_inplace(self->core, (size_t)slot, &kind, &given))
             return 1; /* the buffer keeps no reference, so needs no copy */
-        if (kind.scalar || !fan_fast_allowed() || !fan_fast_fits(kind.dtype, kind.dtype, fan_fast_bytes(&kind)) ||
-            !(copy = fan_fast_copy(gradient, &kind, &data)))
+        if (kind.scalar || !fan_plain_allowed() || !fan_plain_fits(kind.dtype, kind.dtype, fan_plain_bytes(&kind)) ||
+            !(copy = fan_plain_copy(gradient, &kind, &data)))
             return 0; /* the general path copies what is too large for this one */
         gradient = copy;
     }
     fan_entry one = fan_entry_of(gradient, data, t.key, gradient && t.donate, copy != NULL);
     fan_error_clear(&err);
-    fan_status status = fan_fast_add(self->core, (size_t)slot, gradient ? &kind : NULL, &one,
-                                     copy || (gradient && fan_alone(gradient, 1)), &added, &err);
+    fan_status status = fan_plain_add(self->core, (size_t)slot, gradient ? &kind : NULL, &one,
+                                      copy || (gradient && fan_alone(gradient, 1)), &added, &err);
     Py_XDECREF(copy);
     if (status == FAN_OK)
         return added;
@@ -190,18 +190,18 @@ int fan_buffer_add_plain(buffer_object *self, PyObject *const *args, PyObject *k
     return -1;
 }
 
-int fan_fast_add_only(fan_buffer *core, PyObject *gradient, int64_t key)
+int fan_plain_add_only(fan_buffer *core, PyObject *gradient, int64_t key)
 {
-    FAN_UNINITIALIZED fan_fast_kind kind;
+    FAN_UNINITIALIZED fan_plain_kind kind;
     FAN_UNINITIALIZED fan_error err;
     PyObject *defined = gradient == Py_None ? NULL : gradient;
     char *data = NULL;
     bool added;
-    if (key > FAN_ENTRY_KEY_MAX || (defined && !fan_fast_import(defined, &kind, &data)))
+    if (key > FAN_ENTRY_KEY_MAX || (defined && !fan_plain_import(defined, &kind, &data)))
         return 0;
     fan_entry one = fan_entry_of(defined, data, key, false, false);
     fan_error_clear(&err);
-    fan_status status = fan_fast_add(core, 0, defined ? &kind : NULL, &one, false, &added, &err);
+    fan_status status = fan_plain_add(core, 0, defined ? &kind : NULL, &one, false, &added, &err);
     if (status == FAN_OK)
         return added;
     fan_raise(status, &err);

@@ -117,7 +117,7 @@ done:
     return result;
 }
 
-/* ---- plain contributions (buffer/host.h) ---- */
+/* ---- plain contributions (buffer/plain.h) ---- */
 
 #define AHEAD 8
 #define FAR 500 /* slots that no near cache holds */
@@ -128,7 +128,7 @@ typedef struct batch_source {
     bool donate;
 } batch_source;
 
-static bool source_read(void *ctx, size_t k, size_t *slot, fan_fast_kind *kind, fan_entry *one)
+static bool source_read(void *ctx, size_t k, size_t *slot, fan_plain_kind *kind, fan_entry *one)
 {
     const batch_source *m = ctx;
     Py_ssize_t at = fan_small_index(PyTuple_GET_ITEM(m->args->slots, (Py_ssize_t)k)), key = -1;
@@ -139,7 +139,7 @@ static bool source_read(void *ctx, size_t k, size_t *slot, fan_fast_kind *kind, 
         return false;
     if (gradient == Py_None)
         gradient = NULL;
-    else if (!fan_fast_import(gradient, kind, &data))
+    else if (!fan_plain_import(gradient, kind, &data))
         return false;
     *slot = (size_t)at;
     *one = fan_entry_of(gradient, data, key, gradient && m->donate, false);
@@ -168,7 +168,7 @@ static void source_prefetch(void *ctx, size_t at)
         PyObject *o = PyTuple_GET_ITEM(m->args->gradients, k + AHEAD);
         if (PyArray_CheckExact(o))
             __builtin_prefetch(PyArray_DIMS((PyArrayObject *)o));
-        fan_fast_prefetch(m->self->core, (size_t)fan_small_index(PyTuple_GET_ITEM(m->args->slots, k + AHEAD)));
+        fan_plain_prefetch(m->self->core, (size_t)fan_small_index(PyTuple_GET_ITEM(m->args->slots, k + AHEAD)));
     }
 }
 
@@ -176,12 +176,12 @@ static int batch_plain(buffer_object *self, const fan_batch_args *args, bool don
 {
     FAN_UNINITIALIZED fan_error err;
     batch_source m = {args, self, donate};
-    fan_fast_batch batch = {(size_t)args->n, self->n >= FAR, source_read, source_again, source_prefetch, &m};
+    fan_plain_batch batch = {(size_t)args->n, self->n >= FAR, source_read, source_again, source_prefetch, &m};
     bool added;
     if (self->create_graph)
         return 0;
     fan_error_clear(&err);
-    fan_status status = fan_fast_add_many(self->core, &batch, &added, &err);
+    fan_status status = fan_plain_add_many(self->core, &batch, &added, &err);
     if (status == FAN_OK)
         return added;
     fan_raise(status, &err);

@@ -66,11 +66,12 @@ int fan_contribution_of(buffer_object *self, size_t slot, PyObject *gradient, Py
 /* fan_add_on: fan_buffer_add, with the current stream of the gradient's library as that of the device, where the caller
  * made none the current one (S4, S5). */
 int fan_add_on(fan_buffer *core, size_t slot, fan_contribution *c);
-/* fan_buffer_add_plain: adds args[1] to slot args[0] where it is a plain contribution. fan_fast_add_only: the same to a
- * buffer of one slot, with a key (-1: none). 1: added; 0: it is not plain, and nothing happened; -1 with an exception.
+/* fan_buffer_add_plain: adds args[1] to slot args[0] where it is a plain contribution. fan_plain_add_only: the same to
+ * a buffer of one slot, with a key (-1: none). 1: added; 0: it is not plain, and nothing happened; -1 with an
+ * exception.
  */
 int fan_buffer_add_plain(buffer_object *self, PyObject *const *args, PyObject *kwnames);
-int fan_fast_add_only(fan_buffer *core, PyObject *gradient, int64_t key);
+int fan_plain_add_only(fan_buffer *core, PyObject *gradient, int64_t key);
 /* fan_buffer_add_one: InputBuffer.add, with its parameters in the order of core.pyi; as are the other methods that take
  * `a`. fan_buffer_add_fast: the same for a plain contribution, of the arguments as they come; 0: it is none, and
  * nothing happened. */
@@ -91,11 +92,11 @@ PyObject *fan_buffer_add_batch(PyObject *o, PyObject *const *a);
 /* fan_take_all: the sums as a list, of `only`, where that is not NULL, of this slot alone. */
 PyObject *fan_take_all(fan_buffer *core, const size_t *only, PyObject *slot_names, fan_stream *stream, PyObject *out,
                        PyObject *scale, bool writable);
-/* fan_fast_take_only: of a buffer of one slot: the sum, which is the caller's alone. out, scale: None: not given. NULL
- * without an exception: it is not that of plain contributions, and nothing happened. fan_fast_writable_now: `o` is an
+/* fan_plain_take_only: of a buffer of one slot: the sum, which is the caller's alone. out, scale: None: not given. NULL
+ * without an exception: it is not that of plain contributions, and nothing happened. fan_plain_writable_now: `o` is an
  * array that such a sum may be written into. */
-PyObject *fan_fast_take_only(fan_buffer *core, PyObject *out, PyObject *scale);
-bool fan_fast_writable_now(PyObject *o, fan_fast_kind *kind, char **data);
+PyObject *fan_plain_take_only(fan_buffer *core, PyObject *out, PyObject *scale);
+bool fan_plain_writable_now(PyObject *o, fan_plain_kind *kind, char **data);
 PyObject *fan_buffer_take_sums(PyObject *o, PyObject *const *a);
 int fan_buffer_take_fast(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames, PyObject **result);
 /* fan_stats_wrap: a fanin.Stats, or None of a sum that is undefined or no array. */

@@ -1,4 +1,4 @@
-/* buffer_take: InputBuffer.take: of plain contributions (buffer/host.h) in one call of the core; else by values. */
+/* buffer_take: InputBuffer.take: of plain contributions (buffer/plain.h) in one call of the core; else by values. */
 #include "py/buffer_part.h"
 
 #include "base/mem.h"
@@ -170,16 +170,16 @@ PyObject *fan_buffer_take_sums(PyObject *o, PyObject *const *a)
     return one ? only_item(list) : list;
 }
 
-/* ---- slots of plain contributions (buffer/host.h) ---- */
+/* ---- slots of plain contributions (buffer/plain.h) ---- */
 
-bool fan_fast_writable_now(PyObject *o, fan_fast_kind *kind, char **data)
+bool fan_plain_writable_now(PyObject *o, fan_plain_kind *kind, char **data)
 {
-    if (!fan_fast_import(o, kind, data))
+    if (!fan_plain_import(o, kind, data))
         return false;
     if (!kind->check_at_use)
         return PyArray_CheckExact(o) && PyArray_ISWRITEABLE((PyArrayObject *)o);
-    Py_INCREF(o);                                                     /* its library is asked, and may do anything */
-    bool good = fan_fast_is_detached(o) && fan_fast_has_own_value(o); /* before it is written it is looked at again */
+    Py_INCREF(o);                                                       /* its library is asked, and may do anything */
+    bool good = fan_plain_is_detached(o) && fan_plain_has_own_value(o); /* before it is written it is looked at again */
     Py_DECREF(o);
     return good;
 }
@@ -190,24 +190,24 @@ typedef struct out_args {
     bool one;
 } out_args;
 
-static fan_fast_where outs_at(void *ctx, size_t slot, const fan_fast_kind *kind, void **object, char **data,
-                              uint64_t *bytes)
+static fan_plain_where outs_at(void *ctx, size_t slot, const fan_plain_kind *kind, void **object, char **data,
+                               uint64_t *bytes)
 {
     const out_args *to = ctx;
-    FAN_UNINITIALIZED fan_fast_kind is;
+    FAN_UNINITIALIZED fan_plain_kind is;
     if (!to->one && (Py_ssize_t)slot >= PySequence_Fast_GET_SIZE(to->out)) /* it became shorter meanwhile */
-        return FAN_FAST_REFUSED;
+        return FAN_PLAIN_REFUSED;
     PyObject *o = to->one ? to->out : PySequence_Fast_GET_ITEM(to->out, (Py_ssize_t)slot);
     if (o == Py_None)
-        return FAN_FAST_NOWHERE;
+        return FAN_PLAIN_NOWHERE;
     Py_INCREF(o); /* its library is asked, which may take it out of the list */
-    if (!fan_fast_writable_now(o, &is, data) || (kind && !fan_fast_same(&is, kind))) {
+    if (!fan_plain_writable_now(o, &is, data) || (kind && !fan_plain_same(&is, kind))) {
         Py_DECREF(o);
-        return FAN_FAST_REFUSED;
+        return FAN_PLAIN_REFUSED;
     }
     *object = o;
-    *bytes = fan_fast_bytes(&is);
-    return FAN_FAST_THERE;
+    *bytes = fan_plain_bytes(&is);
+    return FAN_PLAIN_THERE;
 }
 
 /* scale_of: false: it must be asked for its value, or what must be said is an error. */
@@ -223,8 +223,8 @@ static bool scale_of(PyObject *value, fan_take *how)
     return false;
 }
 
-/* take_options_of: what take is told by name, as far as the fast path knows it; false: something else is there, or what
- * must be said is an error. */
+/* take_options_of: what take is told by name, as far as plain contributions need it; false: something else is there, or
+ * what must be said is an error. */
 static bool take_options_of(PyObject *const *values, PyObject *kwnames, PyObject **out, fan_take *how)
 {
     const fan_state *st = fan_state_get();
@@ -250,20 +250,20 @@ static bool take_options_of(PyObject *const *values, PyObject *kwnames, PyObject
     return how->one || !*out || PyList_CheckExact(*out) || PyTuple_CheckExact(*out);
 }
 
-static PyObject *take_one(fan_buffer *core, const fan_take *how, const fan_fast_outs *places)
+static PyObject *take_one(fan_buffer *core, const fan_take *how, const fan_plain_outs *places)
 {
     void *sum = NULL;
-    if (!fan_fast_take(core, (fan_span){how->slot, how->slot + 1}, how, places, &sum))
+    if (!fan_plain_take(core, (fan_span){how->slot, how->slot + 1}, how, places, &sum))
         return NULL;
     return sum ? sum : Py_NewRef(Py_None);
 }
 
-static PyObject *take_each(buffer_object *self, const fan_take *how, const fan_fast_outs *places)
+static PyObject *take_each(buffer_object *self, const fan_take *how, const fan_plain_outs *places)
 {
     /* Made before a slot is claimed: this may collect garbage, which may do anything, add for one. */
     PyObject *list = PyList_New((Py_ssize_t)self->n);
     PyObject **items = list ? PySequence_Fast_ITEMS(list) : NULL;
-    if (!list || !fan_fast_take(self->core, (fan_span){0, self->n}, how, places, (void **)items)) {
+    if (!list || !fan_plain_take(self->core, (fan_span){0, self->n}, how, places, (void **)items)) {
         Py_XDECREF(list);
         return NULL;
     }
@@ -281,7 +281,7 @@ static PyObject *take_plain(buffer_object *self, PyObject *const *args, PyObject
         (out && !how.one && (size_t)PySequence_Fast_GET_SIZE(out) != self->n))
         return NULL;
     out_args to = {out, how.one};
-    fan_fast_outs places = {outs_at, &to};
+    fan_plain_outs places = {outs_at, &to};
     PyObject *sums =
         how.one ? take_one(self->core, &how, out ? &places : NULL) : take_each(self, &how, out ? &places : NULL);
     if (!sums && PyErr_Occurred())
@@ -289,11 +289,11 @@ static PyObject *take_plain(buffer_object *self, PyObject *const *args, PyObject
     return sums;
 }
 
-PyObject *fan_fast_take_only(fan_buffer *core, PyObject *out, PyObject *scale)
+PyObject *fan_plain_take_only(fan_buffer *core, PyObject *out, PyObject *scale)
 {
     fan_take how = {.one = true, .writable = true};
     out_args to = {out, true};
-    fan_fast_outs places = {outs_at, &to};
+    fan_plain_outs places = {outs_at, &to};
     PyObject *sum = scale_of(scale, &how) ? take_one(core, &how, out == Py_None ? NULL : &places) : NULL;
     if (!sum && PyErr_Occurred())
         PyErr_Clear(); /* as above */

@@ -17,7 +17,7 @@ static inline const fan_slot_spec *spec_of(const fan_node *n, uint32_t slot)
 static bool can_forward_object(const fan_node *to, uint32_t slot, PyObject *o)
 {
     const fan_slot_spec *spec = spec_of(to, slot);
-    FAN_UNINITIALIZED fan_fast_kind kind;
+    FAN_UNINITIALIZED fan_plain_kind kind;
     const int64_t *shape;
     fan_dtype of;
     char *data;
@@ -34,8 +34,9 @@ static bool can_forward_object(const fan_node *to, uint32_t slot, PyObject *o)
                (!spec || fan_slot_takes(spec, dtype, PyArray_NDIM(a), (const int64_t *)PyArray_DIMS(a)));
     }
     if (fan_tensor_on_cpu(o, &of, &ndim, &shape))
-        return (!spec || fan_slot_takes(spec, of, ndim, shape)) && fan_fast_is_detached(o) && fan_fast_has_own_value(o);
-    if (!fan_fast_import(o, &kind, &data) || (spec && !fan_slot_takes(spec, kind.dtype, kind.ndim, kind.shape)))
+        return (!spec || fan_slot_takes(spec, of, ndim, shape)) && fan_plain_is_detached(o) &&
+               fan_plain_has_own_value(o);
+    if (!fan_plain_import(o, &kind, &data) || (spec && !fan_slot_takes(spec, kind.dtype, kind.ndim, kind.shape)))
         return false;
     return !kind.check_at_use;
 }
@@ -56,9 +57,9 @@ static bool can_forward(const fan_node *to, uint32_t slot, void *gradient)
 /* on_host: whether a gradient lies on the CPU, as can be said without a call. */
 static bool on_host(PyObject *gradient)
 {
-    FAN_UNINITIALIZED fan_fast_kind kind;
+    FAN_UNINITIALIZED fan_plain_kind kind;
     char *data;
-    return fan_is_unboxed(gradient) || PyArray_CheckExact(gradient) || fan_fast_import(gradient, &kind, &data);
+    return fan_is_unboxed(gradient) || PyArray_CheckExact(gradient) || fan_plain_import(gradient, &kind, &data);
 }
 
 static fan_status place(void *gradient, fan_value *value, fan_stream **current, fan_error *err)
@@ -191,14 +192,14 @@ static int add_shown(buffer_object *b, uint32_t slot, uint32_t key, void *gradie
 static fan_status add(void *buffer, uint32_t slot, uint32_t key, void *gradient, const fan_producer *producer,
                       fan_error *err)
 {
-    FAN_UNINITIALIZED fan_fast_kind kind;
+    FAN_UNINITIALIZED fan_plain_kind kind;
     buffer_object *b = buffer;
     char *data = NULL;
     bool added = false;
-    if (!b->create_graph && (!gradient || fan_fast_import(gradient, &kind, &data))) {
+    if (!b->create_graph && (!gradient || fan_plain_import(gradient, &kind, &data))) {
         fan_entry one = fan_entry_of(gradient, data, key, false, false);
-        fan_status status =
-            fan_fast_add(b->core, slot, gradient ? &kind : NULL, &one, gradient && fan_alone(gradient, 1), &added, err);
+        fan_status status = fan_plain_add(b->core, slot, gradient ? &kind : NULL, &one,
+                                          gradient && fan_alone(gradient, 1), &added, err);
         if (status != FAN_OK)
             fan_raise(status, err);
         else if (added)
@@ -223,7 +224,7 @@ static fan_status take(const fan_node *n, void *buffer, uint32_t slot, void **su
     buffer_object *b = buffer;
     const size_t only = slot;
     PyObject *list;
-    if (!out && !b->create_graph && fan_fast_take(b->core, (fan_span){slot, (size_t)slot + 1}, &how, NULL, sum))
+    if (!out && !b->create_graph && fan_plain_take(b->core, (fan_span){slot, (size_t)slot + 1}, &how, NULL, sum))
         return FAN_OK;
     PyErr_Clear(); /* the general path says it, if there is anything to say */
     list = fan_take_all(b->core, &only, b->names, NULL, out ? out : Py_None, Py_None, false);

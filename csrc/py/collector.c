@@ -15,7 +15,7 @@ static int plain_add(PyObject *hook, PyObject *gradient)
 {
     PyObject *args[] = {PyTuple_GET_ITEM(hook, SLOT), gradient, Py_True}, *came = PyTuple_GET_ITEM(hook, CAME);
     if (PyTuple_GET_ITEM(hook, SMALL) != Py_True || PyByteArray_AS_STRING(came)[PyByteArray_GET_SIZE(came) - 1] ||
-        !fan_is_tensor(fan_state_get(), gradient) || !fan_fast_is_detached(gradient))
+        !fan_is_tensor(fan_state_get(), gradient) || !fan_plain_is_detached(gradient))
         return 0;
     return fan_buffer_add_plain(fan_buffer_self(PyTuple_GET_ITEM(hook, BUFFER)), args, PyTuple_GET_ITEM(hook, COPY));
 }

@@ -28,7 +28,8 @@ static bool is_plain_table(PyObject *type, PyObject *plain)
     return good;
 }
 
-/* quick_tensors: how exact torch tensors are read by the fast path, told by _interop.torch when it meets the first one.
+/* quick_tensors: how exact torch tensors are read as plain contributions, told by _interop.torch when it meets the
+ * first one.
  */
 static PyObject *quick_tensors(PyObject *Py_UNUSED(module), PyObject *const *a)
 {

@@ -126,17 +126,17 @@ static fan_status mismatch(const char *buffer, size_t slot, const fan_stream *pr
     return FAN_OK;
 }
 
-/* ---- the fast path: always inside the interpreter ---- */
+/* ---- plain contributions: always inside the interpreter ---- */
 
-static fan_status fast_value(void *object, char *data, const fan_fast_kind *kind, fan_value *out, bool *kept,
-                             fan_error *err)
+static fan_status plain_value(void *object, char *data, const fan_plain_kind *kind, fan_value *out, bool *kept,
+                              fan_error *err)
 {
     *kept = false;
     if (fan_is_unboxed(object)) {
         *out = fan_unboxed_value(object);
         return FAN_OK;
     }
-    if (!fan_fast_is_unchanged(object, kind, data))
+    if (!fan_plain_is_unchanged(object, kind, data))
         return fan_fail(err, FAN_ERR_STATE, "a gradient was changed after it was added");
     Py_ssize_t refs = Py_REFCNT((PyObject *)object);
     if (fan_import(object, false, false, out) < 0)
@@ -145,7 +145,7 @@ static fan_status fast_value(void *object, char *data, const fan_fast_kind *kind
     return FAN_OK;
 }
 
-static bool fast_drop_if_shared(void *object)
+static bool plain_drop_if_shared(void *object)
 {
     if (fan_is_unboxed(object)) {
         fan_array *a = fan_unboxed_array(object);
@@ -160,15 +160,15 @@ static bool fast_drop_if_shared(void *object)
     return true;
 }
 
-static bool fast_is_unchanged(void *object, const fan_fast_kind *kind, const char *data)
+static bool plain_is_unchanged(void *object, const fan_plain_kind *kind, const char *data)
 {
-    return fan_fast_is_unchanged(object, kind, data);
+    return fan_plain_is_unchanged(object, kind, data);
 }
 
-static bool fast_has_own_value(void *object) { return fan_fast_has_own_value(object); }
-static bool fast_is_detached(void *object) { return fan_fast_is_detached(object); }
+static bool plain_has_own_value(void *object) { return fan_plain_has_own_value(object); }
+static bool plain_is_detached(void *object) { return fan_plain_is_detached(object); }
 
-static bool fast_nobody_else_has(void *object)
+static bool plain_nobody_else_has(void *object)
 {
     if (fan_is_unboxed(object))
         return fan_unboxed_is_unique(object);
@@ -177,16 +177,19 @@ static bool fast_nobody_else_has(void *object)
     return Py_REFCNT((PyObject *)object) == 1 && at > 0 && *(PyObject *const *)weak == NULL;
 }
 
-static bool fast_unshared(void *object) { return fan_only_ours(object, 1); }
+static bool plain_unshared(void *object) { return fan_only_ours(object, 1); }
 
-static bool fast_writable(void *object, const fan_fast_kind *kind) { return fan_fast_writable(object, kind); }
+static bool plain_writable(void *object, const fan_plain_kind *kind) { return fan_plain_writable(object, kind); }
 
-static void *fast_fresh(void *like, const fan_fast_kind *kind, char **data) { return fan_fast_fresh(like, kind, data); }
+static void *plain_fresh(void *like, const fan_plain_kind *kind, char **data)
+{
+    return fan_plain_fresh(like, kind, data);
+}
 
-static void *fast_number(const fan_fast_kind *kind, const char *value) { return fan_fast_number(kind, value); }
+static void *plain_number(const fan_plain_kind *kind, const char *value) { return fan_plain_number(kind, value); }
 
-/* fast_wrote: of what the fast path writes only a torch tensor is of a library that counts. */
-static bool fast_wrote(void *object)
+/* plain_wrote: of plain arrays that are written only a torch tensor is of a library that counts. */
+static bool plain_wrote(void *object)
 {
     const fan_state *st = fan_state_get();
     if (!fan_is_tensor(st, object))
@@ -196,18 +199,18 @@ static bool fast_wrote(void *object)
     return wrote != NULL;
 }
 
-static const fan_fast_frontend fast = {
+static const fan_plain_frontend plain = {
     .hold = fan_object_hold_here,
-    .drop_if_shared = fast_drop_if_shared,
-    .is_unchanged = fast_is_unchanged,
-    .has_own_value = fast_has_own_value,
-    .is_detached = fast_is_detached,
-    .nobody_else_has = fast_nobody_else_has,
-    .unshared = fast_unshared,
-    .writable = fast_writable,
-    .fresh = fast_fresh,
-    .number = fast_number,
-    .wrote = fast_wrote,
+    .drop_if_shared = plain_drop_if_shared,
+    .is_unchanged = plain_is_unchanged,
+    .has_own_value = plain_has_own_value,
+    .is_detached = plain_is_detached,
+    .nobody_else_has = plain_nobody_else_has,
+    .unshared = plain_unshared,
+    .writable = plain_writable,
+    .fresh = plain_fresh,
+    .number = plain_number,
+    .wrote = plain_wrote,
 };
 
 const fan_frontend fan_python = {
@@ -215,7 +218,7 @@ const fan_frontend fan_python = {
     .drop = fan_object_drop,
     .unshared = unshared,
     .alone = alone,
-    .fast_value = fast_value,
+    .plain_value = plain_value,
     .is_unchanged = fan_value_is_unchanged,
     .clear_error = clear_error,
     .combine = combine,
@@ -225,6 +228,6 @@ const fan_frontend fan_python = {
     .check_signals = fan_check_signals,
     .mismatch = mismatch,
 #ifndef Py_GIL_DISABLED
-    .fast = &fast, /* its counters need one thread at a time */
+    .plain = &plain, /* its counters need one thread at a time */
 #endif
 };

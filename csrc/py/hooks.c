@@ -169,11 +169,11 @@ static bool values_match(const fan_value *a, const fan_value *b)
 /* check_replaced: of the same shape, dtype and device: 0, or -1 with an exception. */
 static int check_replaced(PyObject *was, PyObject *is, const char *who, const char *at)
 {
-    FAN_UNINITIALIZED fan_fast_kind one, two;
+    FAN_UNINITIALIZED fan_plain_kind one, two;
     char *data, before[256], now[256];
     fan_value a, b;
     bool good;
-    if (fan_fast_import(was, &one, &data) && fan_fast_import(is, &two, &data) && one.dtype == two.dtype &&
+    if (fan_plain_import(was, &one, &data) && fan_plain_import(is, &two, &data) && one.dtype == two.dtype &&
         one.ndim == two.ndim && memcmp(one.shape, two.shape, (size_t)one.ndim * sizeof *one.shape) == 0)
         return 0;
     if (fan_import(was, false, true, &a) < 0)

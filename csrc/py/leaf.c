@@ -140,16 +140,17 @@ static PyObject *copied(const leaf_object *self, PyObject *sum, bool recording)
 /* add_in_place: L5: 0, or -1 with an exception. */
 static int add_in_place(const leaf_object *self, PyObject *grad, PyObject *sum)
 {
-    FAN_UNINITIALIZED fan_fast_kind one, two;
+    FAN_UNINITIALIZED fan_plain_kind one, two;
     char *to = NULL, *from = NULL;
     PyObject *same;
-    if (fan_fast_allowed() && PyArray_CheckExact(grad) && PyArray_CheckExact(sum) && fan_fast_import(grad, &one, &to) &&
-        fan_fast_import(sum, &two, &from) && fan_fast_same(&one, &two) && PyArray_ISWRITEABLE((PyArrayObject *)grad) &&
-        fan_fast_fits(one.dtype, fan_dtype_accumulate(one.dtype), fan_fast_bytes(&one)) &&
-        !fan_flats_meet(to, fan_fast_bytes(&one), from, fan_fast_bytes(&one)) &&
-        fan_fast_is_unchanged(grad, &one, to) && fan_fast_is_unchanged(sum, &two, from)) {
+    if (fan_plain_allowed() && PyArray_CheckExact(grad) && PyArray_CheckExact(sum) &&
+        fan_plain_import(grad, &one, &to) && fan_plain_import(sum, &two, &from) && fan_plain_same(&one, &two) &&
+        PyArray_ISWRITEABLE((PyArrayObject *)grad) &&
+        fan_plain_fits(one.dtype, fan_dtype_accumulate(one.dtype), fan_plain_bytes(&one)) &&
+        !fan_flats_meet(to, fan_plain_bytes(&one), from, fan_plain_bytes(&one)) &&
+        fan_plain_is_unchanged(grad, &one, to) && fan_plain_is_unchanged(sum, &two, from)) {
         const char *terms[2] = {to, from};
-        fan_fast_sum(&fan_python, &one, terms, 2, to);
+        fan_plain_sum(&fan_python, &one, terms, 2, to);
         return 0;
     }
     same = summed(self, grad, sum, grad, false, false);

@@ -18,7 +18,7 @@
 #include <numpy/arrayobject.h>
 #include <structmember.h>
 
-#include "buffer/host.h"
+#include "buffer/plain.h"
 #include "device/sim/sim.h"
 
 #include <string.h>
@@ -238,29 +238,29 @@ typedef enum fan_origin {
 /* fan_import: any gradient (None too) as a value; the caller owns its holds. `recording`: A1, everything is an object.
  * `has_combine`: containers are objects. -1 with an exception set. */
 int fan_import(PyObject *o, bool recording, bool has_combine, fan_value *out);
-/* ---- import_fast.c: gradients of the fast path (buffer/host.h); all inside the interpreter ---- */
+/* ---- import_plain.c: plain contributions (buffer/plain.h); all inside the interpreter ---- */
 
-/* fan_fast_import: what the fast path needs to know of a gradient; false: it is none for it, nothing is said. Calls
- * nobody. fan_fast_is_unchanged: whether one is what it was when it came: memory, dtype, shape. */
-bool fan_fast_import(PyObject *o, fan_fast_kind *kind, char **data);
-bool fan_fast_is_unchanged(PyObject *o, const fan_fast_kind *kind, const char *data);
-/* fan_fast_has_own_value: of one whose kind is checked at use: whether its memory holds its value.
- * fan_fast_is_detached: whether it asks for no gradient of its own. */
-bool fan_fast_has_own_value(PyObject *o);
-bool fan_fast_is_detached(PyObject *o);
+/* fan_plain_import: the kind and the address of a plain contribution; false: it is none, nothing is said. Calls
+ * nobody. fan_plain_is_unchanged: whether one is what it was when it came: memory, dtype, shape. */
+bool fan_plain_import(PyObject *o, fan_plain_kind *kind, char **data);
+bool fan_plain_is_unchanged(PyObject *o, const fan_plain_kind *kind, const char *data);
+/* fan_plain_has_own_value: of one whose kind is checked at use: whether its memory holds its value.
+ * fan_plain_is_detached: whether it asks for no gradient of its own. */
+bool fan_plain_has_own_value(PyObject *o);
+bool fan_plain_is_detached(PyObject *o);
 /* fan_tensor_on_cpu: dtype and shape, which live as long as it does, of a torch tensor on the CPU, whatever its layout;
  * false: it is none, or complex. */
 bool fan_tensor_on_cpu(PyObject *o, fan_dtype *dtype, int *ndim, const int64_t **shape);
-/* fan_fast_writable: whether its memory may be written. */
-bool fan_fast_writable(PyObject *o, const fan_fast_kind *kind);
-/* fan_fast_fresh: an array of the kind that `first` is of, to write a sum into, and where its first element is; NULL:
- * with an exception, or, without one, not by the fast path. */
-PyObject *fan_fast_fresh(PyObject *first, const fan_fast_kind *kind, char **data);
-/* fan_fast_number: the number of a kind (fan_fast_kind.scalar) whose value is at `value`; new reference. */
-PyObject *fan_fast_number(const fan_fast_kind *kind, const char *value);
-/* fan_fast_copy: a fresh one with the same elements, and where they are; NULL, without an exception: not by the short
+/* fan_plain_writable: whether its memory may be written. */
+bool fan_plain_writable(PyObject *o, const fan_plain_kind *kind);
+/* fan_plain_fresh: an array of the kind that `first` is of, to write a sum into, and where its first element is; NULL:
+ * with an exception, or, without one, it is no plain one. */
+PyObject *fan_plain_fresh(PyObject *first, const fan_plain_kind *kind, char **data);
+/* fan_plain_number: the number of a kind (fan_plain_kind.scalar) whose value is at `value`; new reference. */
+PyObject *fan_plain_number(const fan_plain_kind *kind, const char *value);
+/* fan_plain_copy: a fresh one with the same elements, and where they are; NULL, without an exception: not by the short
  * way. */
-PyObject *fan_fast_copy(PyObject *o, const fan_fast_kind *kind, char **data);
+PyObject *fan_plain_copy(PyObject *o, const fan_plain_kind *kind, char **data);
 /* fan_owner_has: whether the bytes [lo, hi) lie in the memory that the owner of a view has now:
  * `ndarray.resize(refcheck=False)` may have moved or cut it. True where the owner is none that can be asked. */
 bool fan_owner_has(PyObject *view, const char *lo, const char *hi);

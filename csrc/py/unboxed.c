@@ -2,13 +2,13 @@
 
 #include <string.h>
 
-bool fan_unboxed_fast(void *object, fan_fast_kind *kind, char **data)
+bool fan_unboxed_plain(void *object, fan_plain_kind *kind, char **data)
 {
     const fan_array *a = fan_unboxed_array(object);
 #ifdef Py_GIL_DISABLED
-    return false; /* the fast path's counters need one thread at a time */
+    return false; /* the counters of plain entries need one thread at a time */
 #endif
-    if (a->ndim > FAN_FAST_NDIM || !fan_array_in_c_order(a))
+    if (a->ndim > FAN_PLAIN_NDIM || !fan_array_in_c_order(a))
         return false;
     kind->dtype = a->dtype;
     kind->origin = FAN_FROM_NDARRAY;
@@ -21,7 +21,7 @@ bool fan_unboxed_fast(void *object, fan_fast_kind *kind, char **data)
     return true;
 }
 
-void *fan_unboxed_fresh(const fan_fast_kind *kind, char **data)
+void *fan_unboxed_fresh(const fan_plain_kind *kind, char **data)
 {
     fan_array *a;
     if (fan_array_new(kind->dtype, kind->ndim, kind->shape, NULL, &a, NULL) != FAN_OK)

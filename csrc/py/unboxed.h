@@ -1,6 +1,6 @@
 /* unboxed: arrays of the core that travel through a pass without a Python object around them.
  *
- * The engine and the fast path of buffers carry `void *`: an object, or, with the lowest bit set, a fan_array on the
+ * The engine and plain entries of buffers carry `void *`: an object, or, with the lowest bit set, a fan_array on the
  * CPU. Holds of the latter are taken and dropped on any thread, without the interpreter. They become ndarrays where
  * Python code gets them: in functions, hooks, leaves and results.
  */
@@ -14,10 +14,10 @@ static inline bool fan_is_unboxed(const void *object) { return (uintptr_t)object
 static inline fan_array *fan_unboxed_array(void *object) { return (fan_array *)(void *)((char *)object - 1); }
 static inline void *fan_unboxed(fan_array *a) { return a ? (char *)a + 1 : NULL; } /* takes the hold */
 
-/* fan_unboxed_fast: its data and type for the fast path; false: the fast path does not take it. */
-bool fan_unboxed_fast(void *object, fan_fast_kind *kind, char **data);
-/* fan_unboxed_fresh: a new one of a type, as fan_fast_fresh; NULL: out of memory. */
-void *fan_unboxed_fresh(const fan_fast_kind *kind, char **data);
+/* fan_unboxed_plain: its data and kind; false: it is no plain contribution. */
+bool fan_unboxed_plain(void *object, fan_plain_kind *kind, char **data);
+/* fan_unboxed_fresh: a new one of a type, as fan_plain_fresh; NULL: out of memory. */
+void *fan_unboxed_fresh(const fan_plain_kind *kind, char **data);
 /* fan_unboxed_is_unique: one hold on the array and on its memory, which the core owns. */
 bool fan_unboxed_is_unique(void *object);
 /* fan_unboxed_value: a value with a hold of its own. */

@@ -88,7 +88,7 @@ static void the_fast_path_does_what_the_plans_say(void)
             fan_add_plan p = fan_plan_add(&f);
             CHECK(p.convert == FAN_CONVERT_NOT && p.record == FAN_RECORD_NOT);
             CHECK(!p.wait && !p.mark && !p.mark_source && !fan_stream_id_set(p.ready));
-            CHECK(p.rules == fan_plan_fast_slot(defined, !defined));
+            CHECK(p.rules == fan_plan_plain_slot(defined, !defined));
         }
     for (size_t terms = 2; terms < 5; terms++)
         for (int first = 0; first < 2; first++)
@@ -107,7 +107,7 @@ static void the_fast_path_does_what_the_plans_say(void)
                     fan_fold_plan p = fan_plan_fold(&f);
                     CHECK(p.kind == FAN_FOLD_DENSE && p.dtype == FAN_DT_FLOAT32 && !p.expanded && !p.batches);
                     CHECK(p.action == (first ? FAN_ACTION_FRESH : FAN_ACTION_INTO_OLD));
-                    CHECK(p.rules == fan_plan_fast_fold(!first));
+                    CHECK(p.rules == fan_plan_plain_fold(!first));
                     CHECK(!p.after.wait_taker && !p.after.mark_out && !fan_stream_id_set(p.after.slot.accum));
                     fan_take_facts t = {.terms = terms, .dense = terms, .same_dtype = true, .whole = true};
                     CHECK(fan_plan_take(&t).way == FAN_TAKE_COMMIT && !fan_plan_take(&t).rules);
@@ -173,9 +173,9 @@ int main(void)
     the_fast_path_does_what_the_plans_say();
     takes();
     targets();
-    CHECK_INT(fan_plan_fast_slot(true, false), FAN_S(3));
-    CHECK_INT(fan_plan_fast_slot(true, true), FAN_S(2) | FAN_S(3));
-    CHECK_INT(fan_plan_fast_fold(true), FAN_A(6));
-    CHECK_INT(fan_plan_fast_fold(false), FAN_A(7));
+    CHECK_INT(fan_plan_plain_slot(true, false), FAN_S(3));
+    CHECK_INT(fan_plan_plain_slot(true, true), FAN_S(2) | FAN_S(3));
+    CHECK_INT(fan_plan_plain_fold(true), FAN_A(6));
+    CHECK_INT(fan_plan_plain_fold(false), FAN_A(7));
     return check_done();
 }

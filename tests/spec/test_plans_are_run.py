@@ -47,25 +47,25 @@ QUESTIONS: dict[str, tuple[str, set[str]]] = {
     ),
     "may this memory be written (A6)?": (
         r"\bfan_reusable\(",
-        {"fan_term_may_write", "fan_host_reusable"},
+        {"fan_term_may_write", "fan_plain_reusable"},
     ),
     "does the buffer alone hold it (A6)?": (
         r"->unshared\(",
-        {"fan_host_reusable", "fan_term_may_write", "fold_gather_plain"},
+        {"fan_plain_reusable", "fan_term_may_write", "fold_gather_plain"},
     ),
     "is it handed through (A14)?": (r"(?:return|[^=!]=) FAN_TAKE_HAND\b", {"fan_plan_take_way"}),
     "is it copied into out= (D11)?": (r"\bout_overlaps_inputs \|\|", {"fan_plan_take_way"}),
     "is it unchanged since it came?": (
         r"->is_unchanged\(",
         {
-            "fan_host_unchanged",
+            "fan_plain_unchanged",
             "fan_slot_check_unmoved",
             "add_plain_unchanged",
             "take_check_outs",
-            "take_host_readable",
+            "take_plain_readable",
         },
     ),
-    "has its memory its value?": (r"->has_own_value\(", {"fan_host_has_values", "add_plain_begin"}),
+    "has its memory its value?": (r"->has_own_value\(", {"fan_plain_has_values", "add_plain_begin"}),
     "does a newer event cover it (S12)?": (r"\bfan_event_covers\(", {"order_covered"}),
     "is the budget passed?": (r"\bfan_budget_exceeded\(", {"fan_slot_due", "budget_plain_due"}),
 }

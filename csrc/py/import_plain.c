@@ -1,4 +1,4 @@
-/* import_fast: what the fast path of the buffer (buffer/host.h) needs to know of a gradient: ndarrays, exact torch
+/* import_plain: what a gradient must be to be plain (buffer/plain.h): ndarrays, exact torch
  * tensors, NumPy's scalars and Python's numbers, read without a call and without a lock. */
 #include "py/dlpack.h"
 #include "py/unboxed.h"
@@ -45,7 +45,7 @@ bool fan_tensor_look(const fan_state *st, PyObject *o, fan_dl_tensor *out)
     return false;
 }
 
-static bool kind_of_tensor(const fan_state *st, PyObject *o, fan_fast_kind *kind, char **data)
+static bool kind_of_tensor(const fan_state *st, PyObject *o, fan_plain_kind *kind, char **data)
 {
     fan_dl_tensor t;
     int64_t run = 1;
@@ -53,7 +53,7 @@ static bool kind_of_tensor(const fan_state *st, PyObject *o, fan_fast_kind *kind
     if (!fan_tensor_look(st, o, &t))
         return false;
     if (t.device.type != FAN_DL_CPU || t.dtype.lanes != 1 || t.dtype.code == FAN_DL_COMPLEX || t.ndim < 0 ||
-        t.ndim > FAN_FAST_NDIM || !t.data)
+        t.ndim > FAN_PLAIN_NDIM || !t.data)
         return false;
     kind->dtype = fan_dl_dtype_of(t.dtype);
     if (kind->dtype == FAN_DT_NONE)
@@ -64,7 +64,7 @@ static bool kind_of_tensor(const fan_state *st, PyObject *o, fan_fast_kind *kind
         run *= t.shape[i];
     }
     kind->axes = 0;
-    if (!in_c_order && !fan_fast_axes(t.ndim, t.shape, t.strides, 1, &kind->axes))
+    if (!in_c_order && !fan_plain_axes(t.ndim, t.shape, t.strides, 1, &kind->axes))
         return false;
     kind->origin = st->torch_origin;
     kind->ndim = (int8_t)t.ndim;
@@ -74,7 +74,7 @@ static bool kind_of_tensor(const fan_state *st, PyObject *o, fan_fast_kind *kind
     return run > 0;
 }
 
-static bool set_number(fan_fast_kind *kind, fan_dtype dtype, fan_origin origin, bool inside)
+static bool set_number(fan_plain_kind *kind, fan_dtype dtype, fan_origin origin, bool inside)
 {
     kind->dtype = dtype;
     kind->origin = (uint8_t)origin;
@@ -88,7 +88,7 @@ static bool set_number(fan_fast_kind *kind, fan_dtype dtype, fan_origin origin, 
 }
 
 /* kind_of_number: a Python number whose type is exactly that. */
-static bool kind_of_number(PyObject *o, fan_fast_kind *kind, char **data)
+static bool kind_of_number(PyObject *o, fan_plain_kind *kind, char **data)
 {
     int overflow = 0;
     int64_t n = 0;
@@ -114,7 +114,7 @@ static bool kind_of_number(PyObject *o, fan_fast_kind *kind, char **data)
 }
 
 /* kind_of_numpy_scalar: one of NumPy's own scalars. */
-static bool kind_of_numpy_scalar(PyObject *o, fan_fast_kind *kind, char **data)
+static bool kind_of_numpy_scalar(PyObject *o, fan_plain_kind *kind, char **data)
 {
     const PyTypeObject *t = Py_TYPE(o);
 #define NUMBER(Name, DTYPE)                                           \
@@ -147,7 +147,7 @@ static bool kind_of_numpy_scalar(PyObject *o, fan_fast_kind *kind, char **data)
     return false;
 }
 
-PyObject *fan_fast_number(const fan_fast_kind *kind, const char *value)
+PyObject *fan_plain_number(const fan_plain_kind *kind, const char *value)
 {
     union {
         double f;
@@ -173,24 +173,24 @@ PyObject *fan_fast_number(const fan_fast_kind *kind, const char *value)
     }
 }
 
-/* axes_of_ndarray: of an array of at most FAN_FAST_NDIM axes; false: its memory is not gap-free. */
+/* axes_of_ndarray: of an array of at most FAN_PLAIN_NDIM axes; false: its memory is not gap-free. */
 static inline bool axes_of_ndarray(const PyArrayObject *a, uint16_t *axes)
 {
     _Static_assert(sizeof(npy_intp) == sizeof(int64_t), "NumPy's shapes and strides are read as ours");
     *axes = 0;
     return PyArray_CHKFLAGS(a, NPY_ARRAY_C_CONTIGUOUS) ||
            (PyArray_CHKFLAGS(a, NPY_ARRAY_ALIGNED) &&
-            fan_fast_axes(PyArray_NDIM(a), (const int64_t *)PyArray_DIMS((PyArrayObject *)a),
-                          (const int64_t *)PyArray_STRIDES((PyArrayObject *)a), (int64_t)PyArray_ITEMSIZE(a), axes));
+            fan_plain_axes(PyArray_NDIM(a), (const int64_t *)PyArray_DIMS((PyArrayObject *)a),
+                           (const int64_t *)PyArray_STRIDES((PyArrayObject *)a), (int64_t)PyArray_ITEMSIZE(a), axes));
 }
 
-bool fan_fast_import(PyObject *o, fan_fast_kind *kind, char **data)
+bool fan_plain_import(PyObject *o, fan_plain_kind *kind, char **data)
 {
 #ifdef Py_GIL_DISABLED
     return false; /* its counters need one thread at a time */
 #endif
     if (fan_is_unboxed(o))
-        return fan_unboxed_fast(o, kind, data);
+        return fan_unboxed_plain(o, kind, data);
     if (!PyArray_CheckExact(o)) {
         const fan_state *st = fan_state_get();
         if (fan_is_tensor(st, o))
@@ -199,7 +199,7 @@ bool fan_fast_import(PyObject *o, fan_fast_kind *kind, char **data)
     }
     PyArrayObject *a = (PyArrayObject *)o;
     int ndim = PyArray_NDIM(a);
-    if (ndim > FAN_FAST_NDIM || !axes_of_ndarray(a, &kind->axes))
+    if (ndim > FAN_PLAIN_NDIM || !axes_of_ndarray(a, &kind->axes))
         return false;
     kind->dtype = fan_dtype_of_descr(PyArray_DESCR(a));
     if (kind->dtype == FAN_DT_NONE)
@@ -225,7 +225,7 @@ bool fan_tensor_on_cpu(PyObject *o, fan_dtype *dtype, int *ndim, const int64_t *
     return t.device.type == FAN_DL_CPU && *dtype != FAN_DT_NONE;
 }
 
-bool fan_fast_has_own_value(PyObject *o)
+bool fan_plain_has_own_value(PyObject *o)
 {
     PyObject *neg = ((PyMethodDescrObject *)fan_state_get()->torch_is_neg)->d_method->ml_meth(o, NULL);
     if (!neg)
@@ -234,7 +234,7 @@ bool fan_fast_has_own_value(PyObject *o)
     return neg == Py_False;
 }
 
-bool fan_fast_is_detached(PyObject *o)
+bool fan_plain_is_detached(PyObject *o)
 {
     const PyGetSetDef *asks = ((PyGetSetDescrObject *)fan_state_get()->torch_requires_grad)->d_getset;
     PyObject *grad = asks->get(o, asks->closure);
@@ -259,9 +259,9 @@ bool fan_owner_has(PyObject *view, const char *lo, const char *hi)
     return at <= lo && hi <= at + PyArray_NBYTES((PyArrayObject *)owner);
 }
 
-/* same_ndarray: whether an ndarray still is what fan_fast_import read. Field by field, as each take calls it for each
+/* same_ndarray: whether an ndarray still is what fan_plain_import read. Field by field, as each take calls it for each
  * term. */
-static bool same_ndarray(PyObject *o, const fan_fast_kind *kind, const char *data)
+static bool same_ndarray(PyObject *o, const fan_plain_kind *kind, const char *data)
 {
     PyArrayObject *a = (PyArrayObject *)o;
     uint16_t axes;
@@ -277,18 +277,18 @@ static bool same_ndarray(PyObject *o, const fan_fast_kind *kind, const char *dat
     return !PyArray_BASE(a) || fan_owner_has(o, data, data + PyArray_NBYTES(a));
 }
 
-bool fan_fast_is_unchanged(PyObject *o, const fan_fast_kind *kind, const char *data)
+bool fan_plain_is_unchanged(PyObject *o, const fan_plain_kind *kind, const char *data)
 {
-    FAN_UNINITIALIZED fan_fast_kind now;
+    FAN_UNINITIALIZED fan_plain_kind now;
     char *at;
     if (kind->scalar || fan_is_unboxed(o))
         return true; /* what cannot be changed */
     if (!kind->check_at_use)
         return same_ndarray(o, kind, data);
-    return fan_fast_import(o, &now, &at) && at == data && fan_fast_same(&now, kind);
+    return fan_plain_import(o, &now, &at) && at == data && fan_plain_same(&now, kind);
 }
 
-bool fan_fast_writable(PyObject *o, const fan_fast_kind *kind)
+bool fan_plain_writable(PyObject *o, const fan_plain_kind *kind)
 {
     assert(!kind->scalar); /* a number has no flags */
     if (fan_is_unboxed(o))
@@ -301,17 +301,17 @@ bool fan_fast_writable(PyObject *o, const fan_fast_kind *kind)
 /* What tells torch of a tensor; its elements lie behind it, in the same block. */
 typedef struct tensor_block {
     fan_dl_versioned managed;
-    int64_t shape[FAN_FAST_NDIM], strides[FAN_FAST_NDIM];
+    int64_t shape[FAN_PLAIN_NDIM], strides[FAN_PLAIN_NDIM];
 } tensor_block;
 
 /* block_gone: by whichever thread lets go of the tensor's memory last. */
 static void block_gone(fan_dl_versioned *managed) { fan_free(managed); }
 
 /* fresh_tensor: torch wraps memory of ours: half the work of asking its allocator for a tensor and wrapping that. */
-static PyObject *fresh_tensor(const fan_fast_kind *kind, char **data)
+static PyObject *fresh_tensor(const fan_plain_kind *kind, char **data)
 {
     const fan_state *st = fan_state_get();
-    tensor_block *block = fan_alloc(sizeof *block + DATA_ALIGN - 1 + (size_t)fan_fast_bytes(kind));
+    tensor_block *block = fan_alloc(sizeof *block + DATA_ALIGN - 1 + (size_t)fan_plain_bytes(kind));
     void *object = NULL;
     if (!block)
         return NULL;
@@ -327,7 +327,7 @@ static PyObject *fresh_tensor(const fan_fast_kind *kind, char **data)
                                                    .strides = block->strides}};
     for (int i = 0; i < kind->ndim; i++)
         block->shape[i] = kind->shape[i];
-    fan_fast_strides(kind, 1, block->strides);
+    fan_plain_strides(kind, 1, block->strides);
     if (st->torch_api->give(&block->managed, &object) != 0) /* which has the block, errors too */
         object = NULL;
     PyErr_Clear();
@@ -336,19 +336,19 @@ static PyObject *fresh_tensor(const fan_fast_kind *kind, char **data)
     return object;
 }
 
-PyObject *fan_fast_fresh(PyObject *first, const fan_fast_kind *kind, char **data)
+PyObject *fan_plain_fresh(PyObject *first, const fan_plain_kind *kind, char **data)
 {
     if (fan_is_unboxed(first))
         return fan_unboxed_fresh(kind, data);
     if (kind->check_at_use)
         return fresh_tensor(kind, data);
     PyArray_Descr *d = PyArray_DESCR((PyArrayObject *)first);
-    npy_intp dims[FAN_FAST_NDIM];
-    int64_t strides[FAN_FAST_NDIM];
+    npy_intp dims[FAN_PLAIN_NDIM];
+    int64_t strides[FAN_PLAIN_NDIM];
     for (int i = 0; i < kind->ndim; i++)
         dims[i] = (npy_intp)kind->shape[i];
     if (kind->axes)
-        fan_fast_strides(kind, PyDataType_ELSIZE(d), strides);
+        fan_plain_strides(kind, PyDataType_ELSIZE(d), strides);
     Py_INCREF(d);
     PyObject *made = PyArray_NewFromDescr(&PyArray_Type, d, kind->ndim, dims, kind->axes ? (npy_intp *)strides : NULL,
                                           NULL, 0, NULL);
@@ -356,16 +356,16 @@ PyObject *fan_fast_fresh(PyObject *first, const fan_fast_kind *kind, char **data
     return made;
 }
 
-PyObject *fan_fast_copy(PyObject *o, const fan_fast_kind *kind, char **data)
+PyObject *fan_plain_copy(PyObject *o, const fan_plain_kind *kind, char **data)
 {
     char *from = *data, *to = NULL;
-    PyObject *copy = !kind->check_at_use || fan_fast_has_own_value(o) ? fan_fast_fresh(o, kind, &to) : NULL;
+    PyObject *copy = !kind->check_at_use || fan_plain_has_own_value(o) ? fan_plain_fresh(o, kind, &to) : NULL;
     PyErr_Clear();
-    if (copy && !fan_fast_is_unchanged(o, kind, from)) /* the calls above may have run arbitrary code */
+    if (copy && !fan_plain_is_unchanged(o, kind, from)) /* the calls above may have run arbitrary code */
         Py_CLEAR(copy);
     if (!copy)
         return NULL;
     *data = to;
-    memcpy(to, from, (size_t)fan_fast_bytes(kind));
+    memcpy(to, from, (size_t)fan_plain_bytes(kind));
     return copy;
 }

@@ -1,0 +1,220 @@
+/* host: plain entries, and their sums: gap-free arrays of the host, of one kind, in a slot to which nothing else came.
+ *
+ * Nothing about them needs a decision on the way: no stream, no conversion, and a sum is one pass over memory. So they
+ * are not made values: an entry is the object and the address of its first element, computed once at the add. Size and
+ * kind are checked there, too: what could not be summed here is not parked as a plain entry, but for one large array
+ * alone, which a chain without fan-in takes as it came. The plan is the constant one: no stream waits, and the sum is
+ * dense, into the first entry (A6) or into fresh memory.
+ *
+ *   add    a sum that is the buffer's own, and past the budget: added into it, in place; else parked   add.c
+ *   fold   past the budget: the ready prefix is summed, and its sum stays in the list as the first      budget.c
+ *   take   claimed; where does each sum go? is what will be read unchanged? summed; handed over         take.c
+ *
+ * A slot with plain entries gets a state (slot.h) as soon as anything else comes to it, or a call needs more than a
+ * sum; the entries stay in its list, and fan_gather makes values of them for each sum.
+ *
+ * No lock is taken here. Plain entries are for a frontend whose interpreter lets one thread in at a time, as Python's
+ * GIL does, and leaves the interpreter only while jobs run and while a thread waits: so all that changes a slot happens
+ * inside the interpreter. The counters are plain numbers for the same reason. A frontend without such a lock offers no
+ * fan_plain_frontend, and has no plain entries.
+ */
+#ifndef FAN_BUFFER_PLAIN_H
+#define FAN_BUFFER_PLAIN_H
+
+#include "array/convert.h"
+#include "array/extents.h"
+#include "base/pool.h"
+#include "base/trace.h"
+#include "buffer/options.h"
+#include "buffer/slot.h"
+
+#define FAN_PLAIN_BYTES 65536 /* larger arrays are summed without the interpreter */
+#define FAN_PLAIN_TERMS 64    /* terms of one pass */
+
+/* FAN_PLAIN_COUNT: adds to a counter of the buffer and of the process; inside the interpreter. */
+#define FAN_PLAIN_COUNT(b, name, k) ((b)->plain.name += (k), fan_plain_total.name += (k))
+
+/* fan_plain_is_large: an array of `bytes` is summed in recycled memory, by the general path. fan_plain_fits: whether
+ * arrays of `bytes` each are summed here, of which `acc` is the accumulation dtype. fan_plain_is_flat: whether one
+ * thread that reads all n runs of `bytes` side by side is the quickest way to sum them. */
+static inline bool fan_plain_is_large(uint64_t bytes) { return bytes >= FAN_POOL_FROM; }
+bool fan_plain_fits(fan_dtype dtype, fan_dtype acc, uint64_t bytes);
+#define FAN_PLAIN_PARALLEL_BYTES ((uint64_t)4 << 20) /* of terms and sum, from which on several threads pay */
+#define FAN_PLAIN_FEW_RUNS 8 /* runs that are read side by side where they are not in a near cache */
+static inline bool fan_plain_is_flat(uint64_t bytes, size_t n)
+{
+    return bytes <= FAN_PLAIN_BYTES || (n <= FAN_PLAIN_FEW_RUNS && (n + 1) * bytes < FAN_PLAIN_PARALLEL_BYTES);
+}
+/* fan_plain_allowed: false while a trace or debug=True is on, or this thread records: they need the general path. */
+extern atomic_bool fan_debug_on; /* as fan_get_debug returns it; the caller has declared that options are read */
+static inline bool fan_plain_allowed(void)
+{
+    return !atomic_load_explicit(&fan_debug_on, memory_order_relaxed) && !fan_storage_redirected() &&
+           (atomic_load_explicit(&fan_traces, memory_order_relaxed) == 0 || !fan_trace_on());
+}
+
+/* ---- for the frontend ---- */
+
+/* fan_plain_add_inplace: adds one plain contribution into the slot's sum, and keeps no reference to it. false: nothing
+ * happened, as there is no sum that may be written, or the budget wants the contribution to wait. */
+bool fan_plain_add_inplace(fan_buffer *b, size_t slot, const fan_plain_kind *kind, const fan_entry *one);
+/* fan_plain_add: adds one plain contribution. *added false: nothing happened, and fan_buffer_add decides, or raises.
+ * kind: NULL of an undefined one. `alone` as in fan_contribution. The buffer takes a hold of its own. A status that is
+ * not FAN_OK: it is parked, and the fold that it made due failed. */
+fan_status fan_plain_add(fan_buffer *b, size_t slot, const fan_plain_kind *kind, const fan_entry *one, bool alone,
+                         bool *added, fan_error *err);
+
+/* A batch of gradients. */
+typedef struct fan_plain_batch {
+    size_t n;
+    bool far; /* no near cache holds it: `prefetch` is worth its calls */
+    /* read: the k-th of them, the same each time. kind: set where one->object is. false: it is no plain one. */
+    bool (*read)(void *ctx, size_t k, size_t *slot, fan_plain_kind *kind, fan_entry *one);
+    void *(*again)(void *ctx, size_t k, size_t *slot); /* the object and the slot of one that was read */
+    void (*prefetch)(void *ctx, size_t k);             /* k may be past the end */
+    void *ctx;
+} fan_plain_batch;
+/* fan_plain_add_many: adds all or, with *added false, none of them. */
+fan_status fan_plain_add_many(fan_buffer *b, const fan_plain_batch *batch, bool *added, fan_error *err);
+/* fan_plain_prefetch: fetches into the cache what an add to `slot`, or a take of it, reads. The slot need not exist. */
+void fan_plain_prefetch(const fan_buffer *b, size_t slot);
+
+/* Slots [first, end). */
+typedef struct fan_span {
+    size_t first, end;
+} fan_span;
+
+typedef enum fan_plain_where { FAN_PLAIN_NOWHERE, FAN_PLAIN_THERE, FAN_PLAIN_REFUSED } fan_plain_where;
+
+/* Where the caller of a take wants its sums. */
+typedef struct fan_plain_outs {
+    /* at: NOWHERE: this sum is not written into an array of the caller's. THERE: *object (a hold), *data and *bytes are
+     * its place, and it is gap-free, may be written, and is of *kind, which is NULL for a slot whose sum is undefined.
+     * REFUSED: it is for the general path. */
+    fan_plain_where (*at)(void *ctx, size_t slot, const fan_plain_kind *kind, void **object, char **data,
+                          uint64_t *bytes);
+    void *ctx;
+} fan_plain_outs;
+
+/* fan_plain_take: a take of the slots of a span: results[i], all NULL before, gets the sum of slot first + i with a
+ * hold of the caller's, or NULL where it is undefined; the slots are empty then. outs: NULL: none. False: nothing
+ * happened, and fan_buffer_take decides, or raises. */
+bool fan_plain_take(fan_buffer *b, fan_span span, const fan_take *how, const fan_plain_outs *outs, void **results);
+
+/* fan_plain_sum: the sum of 2 to FAN_PLAIN_TERMS arrays of one kind into `out`, one of them or apart from all, and
+ * counted. Other threads of the frontend may run meanwhile: the caller holds what the arrays belong to. */
+void fan_plain_sum(const fan_frontend *f, const fan_plain_kind *kind, const char *const *src, size_t n, char *out);
+
+/* ---- for the verbs ---- */
+
+/* fan_plain_claim, fan_plain_release: the slot is this thread's; no other adds or takes. release of [first, end) wakes
+ * the threads that wait. */
+static inline void fan_plain_claim(fan_slot *s)
+{
+    s->busy = s->taking = true;
+    fan_slot_set_owner(s, fan_thread_id());
+}
+static inline void fan_plain_release(fan_buffer *b, fan_span span)
+{
+    for (size_t i = span.first; i < span.end; i++) {
+        b->slots[i].busy = b->slots[i].taking = false;
+        fan_slot_set_owner(&b->slots[i], 0);
+    }
+    if (atomic_load(&b->waiting))
+        fan_slot_wake_all(b);
+}
+
+/* fan_plain_stats_on_device: with stats: the statistics of the slot's last sum are on a device. */
+static inline bool fan_plain_stats_on_device(const fan_buffer *b, size_t slot)
+{
+    return b->sum_stats && (b->sum_stats[slot].device_words || b->sum_stats[slot].stream);
+}
+/* fan_plain_accum: the accumulation dtype of what waits in the slot. */
+static inline fan_dtype fan_plain_accum(const fan_buffer *b, size_t slot)
+{
+    fan_dtype d = b->slots[slot].list->kind.dtype, wish = b->slots[slot].spec->accumulate;
+    return wish == FAN_DT_NONE ? fan_dtype_accumulate(d) : fan_accum_dtype(d, wish);
+}
+/* fan_plain_scratch: bytes that a sum of n entries in dtype `acc` needs beside them. */
+static inline size_t fan_plain_scratch(const fan_list *p, size_t n, fan_dtype acc, bool stats)
+{
+    bool whole = n > FAN_PLAIN_TERMS && (stats || acc != p->kind.dtype);
+    return whole ? (n + 1) * (sizeof(fan_array) + sizeof(fan_operand) + sizeof(char *)) : 0;
+}
+/* fan_plain_reusable: A6 of the first entry, as the target of a sum of n in dtype `acc`. */
+static inline bool fan_plain_reusable(const fan_buffer *b, size_t slot, size_t n, fan_dtype acc)
+{
+    const fan_list *p = b->slots[slot].list;
+    const fan_entry *first = &p->entries[0];
+    const fan_plain_frontend *plain = b->frontend->plain;
+    if (p->kind.scalar)
+        return false;
+    bool owned = p->summed > 1 || first->owned, unshared = !owned && !first->donated && plain->unshared(first->object);
+    if (!owned && !first->donated && !unshared) /* the usual case, whatever else is so: the caller holds it */
+        return false;
+    fan_reuse facts = {.dense = true,
+                       .writable = true,
+                       .same_dtype = acc == p->kind.dtype,
+                       .disjoint = true,
+                       .owned = owned,
+                       .exposed = first->exposed,
+                       .donated = first->donated,
+                       .host = true};
+    facts.unshared = unshared;
+    facts.writable = !facts.donated || facts.owned || plain->writable(first->object, &p->kind);
+    for (size_t k = 1; k < n && facts.disjoint; k++)
+        facts.disjoint = !fan_flats_meet(p->entries[k].data, p->bytes, first->data, p->bytes);
+    return fan_reusable(&facts) == FAN_REUSE_YES;
+}
+/* fan_plain_place: the object that the sum of the first n entries is written into, and where: the first, where `reuse`
+ * and A6 allow it, or a fresh one, whose hold is the caller's. NULL: no memory, or the library refuses. May call it. */
+static inline void *fan_plain_place(const fan_buffer *b, size_t slot, size_t n, fan_dtype acc, bool reuse, char **data)
+{
+    const fan_list *p = b->slots[slot].list;
+    const fan_plain_frontend *plain = b->frontend->plain;
+    void *first = p->entries[0].object;
+    *data = p->entries[0].data;
+    return reuse && fan_plain_reusable(b, slot, n, acc) ? first : plain->fresh(first, &p->kind, data);
+}
+/* fan_plain_has_values: whether the memory of each of the first n entries holds its value, and the first may be handed
+ * out or written (`first`). Calls the array library, which may run arbitrary code: after the result is allocated and
+ * before fan_plain_unchanged. An array of ours is never passed to it: it could keep a reference to memory that we write
+ * later. */
+static inline bool fan_plain_has_values(const fan_buffer *b, const fan_list *p, size_t n, bool first)
+{
+    const fan_plain_frontend *plain = b->frontend->plain;
+    if (!p->kind.check_at_use)
+        return true;
+    if (first && !p->entries[0].owned && !plain->is_detached(p->entries[0].object))
+        return false;
+    for (size_t k = 0; k < n; k++)
+        if (!p->entries[k].owned && !plain->has_own_value(p->entries[k].object))
+            return false;
+    return true;
+}
+/* fan_plain_unchanged: whether each of the first n entries is what it was when it came. Calls no library. */
+static inline bool fan_plain_unchanged(const fan_buffer *b, const fan_list *p, size_t n)
+{
+    const fan_plain_frontend *plain = b->frontend->plain;
+    for (size_t k = 0; k < n; k++)
+        if (!plain->is_unchanged(p->entries[k].object, &p->kind, p->entries[k].data))
+            return false;
+    return true;
+}
+/* fan_plain_fold: `out` becomes the left fold of the first n entries, scaled (NULL: not), with statistics (NULL: none).
+ * out is the first of them or apart from all; up to FAN_PLAIN_TERMS any of them. scratch: of fan_plain_scratch bytes.
+ * It allocates nothing and cannot fail. Other threads of the frontend may run meanwhile: the slot is claimed. */
+void fan_plain_fold(fan_buffer *b, const fan_list *p, size_t n, fan_dtype acc, const fan_scale *scale, char *out,
+                    void *scratch, fan_stats *stats);
+/* fan_plain_count: counts such a sum. */
+static inline void fan_plain_count(fan_buffer *b, const fan_list *p, size_t n, bool in_place, bool copied)
+{
+    FAN_PLAIN_COUNT(b, passes, 1);
+    FAN_PLAIN_COUNT(b, bytes_read, n * p->size);
+    FAN_PLAIN_COUNT(b, bytes_written, p->size);
+    FAN_PLAIN_COUNT(b, folds, n > 1);
+    FAN_PLAIN_COUNT(b, in_place, in_place ? n - 1 : 0);
+    FAN_PLAIN_COUNT(b, copies, copied);
+}
+
+#endif
