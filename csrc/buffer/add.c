@@ -856,7 +856,7 @@ static bool add_plain_takes(const fan_buffer *b, size_t slot, const fan_plain_ki
         (key >= 0 && (uint64_t)key != (uint64_t)first->key + 1) || (s->expected >= 0 && p->summed >= s->expected))
         return false;
     return !fan_flats_meet(first->data, p->bytes, data, p->bytes) && fan_plain_is_flat(p->size, 2) &&
-           fan_plain_reusable(b, slot, 1, fan_plain_accum(b, slot));
+           fan_plain_may_write(b, slot, 1, fan_plain_accum(b, slot)) == FAN_REUSE_YES;
 }
 
 static inline bool add_plain_has_sum(const fan_slot *s) { return s->list && s->list->summed; }

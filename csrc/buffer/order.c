@@ -92,10 +92,9 @@ fan_status fan_order_wait_terms(fan_fold *f, fan_error *err)
             fan_sync_term_plan(fan_stream_id_of(A), fan_stream_id_of(t->producer), i == 0, order_covered(f, i));
         f->rules |= plan.rules;
         if (plan.mark)
-            FAN_TRY(fan_order_record_stream(t->v, FAN_FAULT(MARK_ON_PRODUCER) ? t->producer : A,
-                                            i == 0 ? FAN_PLAN_S13_MARK : FAN_PLAN_S12_MARK, err));
+            FAN_TRY(fan_order_record_stream(t->v, FAN_FAULT(MARK_ON_PRODUCER) ? t->producer : A, plan.mark, err));
         if (plan.wait)
-            FAN_TRY(fan_order_wait(f->b, f->slot, A, t->event, i == 0 ? FAN_PLAN_S13_WAIT : FAN_PLAN_S12_WAIT, err));
+            FAN_TRY(fan_order_wait(f->b, f->slot, A, t->event, plan.wait, err));
     }
     return FAN_OK;
 }

@@ -141,17 +141,17 @@ static inline size_t fan_plain_scratch(const fan_list *p, size_t n, fan_dtype ac
     bool whole = n > FAN_PLAIN_TERMS && (stats || acc != p->kind.dtype);
     return whole ? (n + 1) * (sizeof(fan_array) + sizeof(fan_operand) + sizeof(char *)) : 0;
 }
-/* fan_plain_reusable: A6 of the first entry, as the target of a sum of n in dtype `acc`. */
-static inline bool fan_plain_reusable(const fan_buffer *b, size_t slot, size_t n, fan_dtype acc)
+/* fan_plain_may_write: A6 of the first entry, as the target of a sum of n in dtype `acc`. */
+static inline fan_reuse_answer fan_plain_may_write(const fan_buffer *b, size_t slot, size_t n, fan_dtype acc)
 {
     const fan_list *p = b->slots[slot].list;
     const fan_entry *first = &p->entries[0];
     const fan_plain_frontend *plain = b->frontend->plain;
     if (p->kind.scalar)
-        return false;
+        return FAN_REUSE_HELD;
     bool owned = p->summed > 1 || first->owned, unshared = !owned && !first->donated && plain->unshared(first->object);
     if (!owned && !first->donated && !unshared) /* the usual case, whatever else is so: the caller holds it */
-        return false;
+        return FAN_REUSE_HELD;
     fan_reuse facts = {.dense = true,
                        .writable = true,
                        .same_dtype = acc == p->kind.dtype,
@@ -164,7 +164,7 @@ static inline bool fan_plain_reusable(const fan_buffer *b, size_t slot, size_t n
     facts.writable = !facts.donated || facts.owned || plain->writable(first->object, &p->kind);
     for (size_t k = 1; k < n && facts.disjoint; k++)
         facts.disjoint = !fan_flats_meet(p->entries[k].data, p->bytes, first->data, p->bytes);
-    return fan_reusable(&facts) == FAN_REUSE_YES;
+    return fan_reusable(&facts);
 }
 /* fan_plain_place: the object that the sum of the first n entries is written into, and where: the first, where `reuse`
  * and A6 allow it, or a fresh one, whose hold is the caller's. NULL: no memory, or the library refuses. May call it. */
@@ -174,7 +174,7 @@ static inline void *fan_plain_place(const fan_buffer *b, size_t slot, size_t n, 
     const fan_plain_frontend *plain = b->frontend->plain;
     void *first = p->entries[0].object;
     *data = p->entries[0].data;
-    return reuse && fan_plain_reusable(b, slot, n, acc) ? first : plain->fresh(first, &p->kind, data);
+    return reuse && fan_plain_may_write(b, slot, n, acc) == FAN_REUSE_YES ? first : plain->fresh(first, &p->kind, data);
 }
 /* fan_plain_has_values: whether the memory of each of the first n entries holds its value, and the first may be handed
  * out or written (`first`). Calls the array library, which may run arbitrary code: after the result is allocated and

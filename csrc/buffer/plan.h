@@ -153,10 +153,10 @@ typedef struct fan_take_facts {
     bool whole;       /* no key is missing */
     bool alone, last; /* no other slot is taken; none is left that could fail */
     bool first_donated;
-    bool same_dtype;  /* the first term is of the sum's dtype */
-    bool overwritten; /* some out= lies where the only term lies */
-    bool summed;      /* the only term is the sum of several contributions */
-    bool must_copy;   /* the taker will write, and the only term may have other holders */
+    bool same_dtype;        /* the first term is of the sum's dtype */
+    bool overwritten;       /* some out= lies where the only term lies */
+    bool summed;            /* the only term is the sum of several contributions */
+    fan_reuse_answer reuse; /* of the only term: whether the taker may write it (A6); read where `writable` is set */
 } fan_take_facts;
 
 typedef struct fan_take_plan {
@@ -186,7 +186,8 @@ static inline fan_take_way fan_plan_take_way(const fan_take_facts *f)
     if (sums && !exact && !anew && (objects || !f->widened) && f->sparse < f->terms && whole &&
         !(f->writable && f->expanded))
         return FAN_TAKE_COMMIT;
-    if (f->terms == 1 && !exact && !anew && !f->overwritten && !f->must_copy && (objects || f->same_dtype))
+    bool must_copy = f->writable && !objects && f->reuse != FAN_REUSE_YES;
+    if (f->terms == 1 && !exact && !anew && !f->overwritten && !must_copy && (objects || f->same_dtype))
         return FAN_TAKE_HAND;
     return FAN_TAKE_FINISH;
 }

@@ -80,10 +80,11 @@ fan_sync_convert fan_sync_convert_plan(uint64_t D, const fan_sync_add *add)
 
 fan_sync_term fan_sync_term_plan(fan_stream_id accum, fan_stream_id producer, bool first, bool covered)
 {
-    fan_sync_term plan = {.mark = fan_stream_id_set(accum)};
-    bool other_stream = plan.mark && fan_stream_id_set(producer) && !fan_stream_id_same(accum, producer);
-    plan.rules = !other_stream ? 0 : first ? FAN_S(13) : FAN_S(12);
-    plan.wait = other_stream && !covered;
+    bool streams = fan_stream_id_set(accum);
+    bool other_stream = streams && fan_stream_id_set(producer) && !fan_stream_id_same(accum, producer);
+    fan_sync_term plan = {.rules = !other_stream ? 0 : first ? FAN_S(13) : FAN_S(12)};
+    plan.mark = !streams ? 0 : first ? FAN_PLAN_S13_MARK : FAN_PLAN_S12_MARK;
+    plan.wait = !other_stream || covered ? 0 : first ? FAN_PLAN_S13_WAIT : FAN_PLAN_S12_WAIT;
     return plan;
 }
 

@@ -133,8 +133,9 @@ typedef struct fan_sync_convert {
 fan_sync_convert fan_sync_convert_plan(uint64_t D, const fan_sync_add *add);
 
 typedef struct fan_sync_term {
-    bool wait; /* A waits for its event */
-    bool mark; /* it is used on A. Also where P is A: its memory may belong to a third stream (Lifetime). */
+    uint64_t wait; /* the plan bit by which A waits for its event; 0: it does not */
+    uint64_t mark; /* .. and by which it is used on A. Also where P is A: its memory may belong to a third stream
+                      (Lifetime). */
     uint64_t rules;
 } fan_sync_term;
 

@@ -277,8 +277,8 @@ static fan_take_facts take_facts(const take_op *t, const take_slot *c, bool last
     }
     if (f->n == 1 && !facts.has_out && !facts.scaled) {
         facts.overwritten = take_written_by_out(&t->outs, f->terms[0].v);
-        facts.must_copy =
-            facts.writable && !facts.objects && fan_term_may_write(f, 0, FAN_WRITER_TAKER) != FAN_REUSE_YES;
+        if (facts.writable && !facts.objects)
+            facts.reuse = fan_term_may_write(f, 0, FAN_WRITER_TAKER);
     }
     return facts;
 }
@@ -865,8 +865,9 @@ static inline fan_take_way take_plain_way(const fan_buffer *b, size_t slot, cons
                             .whole = n == 1 || take_keys_whole(p),
                             .alone = options->one || b->nslots == 1,
                             .first_donated = p->entries[0].donated,
-                            .same_dtype = true,
-                            .must_copy = n == 1 && options->writable && !fan_plain_reusable(b, slot, 1, p->kind.dtype)};
+                            .same_dtype = true};
+    if (n == 1 && options->writable)
+        facts.reuse = fan_plain_may_write(b, slot, 1, p->kind.dtype);
     return fan_plan_take(&facts).way;
 }
 

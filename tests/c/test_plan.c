@@ -130,7 +130,9 @@ static void takes(void)
     CHECK(fan_plan_take(&f).way == FAN_TAKE_HAND && fan_plan_take(&f).rules == FAN_A(14));
     f.summed = true; /* a sum is no single contribution */
     CHECK(fan_plan_take(&f).way == FAN_TAKE_HAND && !fan_plan_take(&f).rules);
-    f.must_copy = true;
+    f.writable = true;
+    CHECK_INT(fan_plan_take(&f).way, FAN_TAKE_HAND);
+    f.reuse = FAN_REUSE_HELD; /* the taker will write it */
     CHECK(fan_plan_take(&f).way == FAN_TAKE_FINISH && fan_plan_take(&f).counts && !fan_plan_take(&f).rules);
     f = (fan_take_facts){.terms = 2, .dense = 2, .whole = true};
     CHECK_INT(fan_plan_take(&f).way, FAN_TAKE_COMMIT);

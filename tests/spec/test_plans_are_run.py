@@ -47,11 +47,11 @@ QUESTIONS: dict[str, tuple[str, set[str]]] = {
     ),
     "may this memory be written (A6)?": (
         r"\bfan_reusable\(",
-        {"fan_term_may_write", "fan_plain_reusable"},
+        {"fan_term_may_write", "fan_plain_may_write"},
     ),
     "does the buffer alone hold it (A6)?": (
         r"->unshared\(",
-        {"fan_plain_reusable", "fan_term_may_write", "fold_gather_plain"},
+        {"fan_plain_may_write", "fan_term_may_write", "fold_gather_plain"},
     ),
     "is it handed through (A14)?": (r"(?:return|[^=!]=) FAN_TAKE_HAND\b", {"fan_plan_take_way"}),
     "is it copied into out= (D11)?": (r"\bout_overlaps_inputs \|\|", {"fan_plan_take_way"}),
