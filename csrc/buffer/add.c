@@ -876,18 +876,12 @@ static bool add_plain_can(const fan_buffer *b, size_t slot, const fan_plain_kind
 }
 
 /* add_plain_unchanged: the gradient is what it was, and so is a sum that was donated (NULL: it is the buffer's own). */
-static bool add_plain_unchanged(const fan_plain_frontend *plain, const fan_plain_kind *kind, const fan_entry *one,
-                                const add_plain_op *to, void *sum)
+static bool add_plain_unchanged(const fan_buffer *b, const fan_plain_kind *kind, const fan_entry *one,
+                                const add_plain_op *to)
 {
-    return (!kind->check_at_use || plain->is_unchanged(one->object, kind, one->data)) &&
-           (!sum || (plain->is_unchanged(sum, kind, to->sum) && plain->writable(sum, kind)));
-}
-
-/* add_plain_was_checked: the sum was checked when the second contribution came, and has had no other reference since.
- */
-static bool add_plain_was_checked(const fan_plain_frontend *plain, const add_plain_op *to, void *sum)
-{
-    return to->list->summed > 1 && plain->nobody_else_has(sum);
+    return (!kind->check_at_use || fan_plain_unchanged(b, one->object, kind, one->data)) &&
+           (!to->object ||
+            (fan_plain_unchanged(b, to->object, kind, to->sum) && b->frontend->plain->writable(to->object, kind)));
 }
 
 /* add_plain_begin: whether `one` is to be added into the slot's sum at once. Calls the library first, which
@@ -899,16 +893,17 @@ static bool add_plain_begin(const fan_buffer *b, size_t slot, const fan_plain_ki
     FAN_UNINITIALIZED add_plain_op then;
     if (one->owned || !add_plain_can(b, slot, kind, one->data, one->key, to))
         return false;
-    void *sum = to->object;
     if (!kind->check_at_use)
-        return add_plain_unchanged(plain, kind, one, to, sum);
-    bool checked = !sum || add_plain_was_checked(plain, to, sum);
+        return add_plain_unchanged(b, kind, one, to);
+    const fan_entry first = to->list->entries[0];
+    void *sum = to->object;
+    /* It was checked when the second contribution came, and has had no other reference since. */
+    bool checked = sum && to->list->summed > 1 && plain->nobody_else_has(sum);
     if (sum)
         plain->hold(sum);
-    bool good =
-        plain->has_own_value(one->object) && (checked || (plain->is_detached(sum) && plain->has_own_value(sum)));
+    bool good = fan_plain_has_value(b, one, false) && (checked || fan_plain_has_value(b, &first, true));
     good = good && add_plain_can(b, slot, kind, one->data, one->key, &then) && then.sum == to->sum &&
-           then.object == sum && add_plain_unchanged(plain, kind, one, &then, sum);
+           then.object == sum && add_plain_unchanged(b, kind, one, &then);
     if (good)
         *to = then;
     if (sum)
@@ -937,35 +932,48 @@ static void add_plain_sum(fan_buffer *b, const add_plain_op *one)
     add_plain_count_peak(b, now);
 }
 
-bool fan_plain_add_inplace(fan_buffer *b, size_t slot, const fan_plain_kind *kind, const fan_entry *one)
+static bool add_plain_into_sum(fan_buffer *b, size_t slot, const fan_plain_kind *kind, const fan_entry *one)
 {
-    FAN_UNINITIALIZED add_plain_op inplace;
-    assert(slot < b->nslots);
-    if (!fan_plain_allowed() || !fan_buffer_is_usable(b) || !add_plain_has_sum(&b->slots[slot]) ||
-        !add_plain_begin(b, slot, kind, one, &inplace))
+    FAN_UNINITIALIZED add_plain_op op;
+    if (!add_plain_begin(b, slot, kind, one, &op))
         return false;
-    add_plain_sum(b, &inplace);
+    add_plain_sum(b, &op);
     return true;
 }
 
-fan_status fan_plain_add(fan_buffer *b, size_t slot, const fan_plain_kind *kind, const fan_entry *one, bool alone,
-                         bool *added, fan_error *err)
+fan_status fan_plain_add(fan_buffer *b, size_t slot, const fan_plain_kind *kind, fan_entry *one, bool *added,
+                         fan_error *err)
 {
     assert(slot < b->nslots);
-    *added = kind && add_plain_has_sum(&b->slots[slot]) && fan_plain_add_inplace(b, slot, kind, one);
-    if (*added || !fan_plain_allowed() || !fan_buffer_is_usable(b))
+    *added = false;
+    if (!fan_plain_allowed() || !fan_buffer_is_usable(b))
         return FAN_OK;
-    if (!add_plain_park(b, slot, kind, one))
+    if (kind && add_plain_has_sum(&b->slots[slot]) && add_plain_into_sum(b, slot, kind, one)) {
+        *added = true; /* the buffer keeps no reference, so needs no copy */
         return FAN_OK;
-    *added = true;
-    if (kind)
+    }
+    void *copy = NULL;
+    if (one->copy && kind) {
+        if (kind->scalar || !fan_plain_fits(kind->dtype, kind->dtype, fan_plain_bytes(kind)) ||
+            !(copy = b->frontend->plain->copy(one->object, kind, &one->data)))
+            return FAN_OK;
+        one->object = copy;
+        one->owned = one->alone = true;
+    }
+    /* To copy may have called the array library, which may run arbitrary code. */
+    *added = (!copy || (fan_plain_allowed() && fan_buffer_is_usable(b))) && add_plain_park(b, slot, kind, one);
+    if (*added && kind)
         b->frontend->plain->hold(one->object);
+    if (copy)
+        b->frontend->drop(copy);
+    if (!*added)
+        return FAN_OK;
     if (b->sum_stats)
         b->sum_stats[slot] = (fan_sum_stats){.valid = false};
     if (!add_plain_count(b, slot, kind, one->owned, false))
         return FAN_OK;
     fan_sched_stepped();
-    return fan_plain_fold_due(b, slot, one->object, alone, err);
+    return fan_plain_fold_due(b, slot, one->object, one->alone, err);
 }
 
 /* ---- many plain contributions ---- */

@@ -270,7 +270,7 @@ static bool budget_plain_fold(fan_buffer *b, size_t slot)
     fan_plain_claim(s);
     void *to = fan_plain_place(b, slot, n, p->kind.dtype, true, &data);
     bool first = to == p->entries[0].object;
-    bool good = to && fan_plain_has_values(b, p, n, first) && fan_plain_unchanged(b, p, n);
+    bool good = to && fan_plain_has_values(b, p, n, first) && fan_plain_all_unchanged(b, p, n);
     if (good) {
         fan_plain_fold(b, p, n, p->kind.dtype, NULL, data, NULL, NULL);
         memcpy(gone, p->entries, n * sizeof *gone);

@@ -61,9 +61,11 @@ typedef struct fan_entry {
     uint64_t owned : 1;   /* a copy that was made for the buffer .. */
     uint64_t exposed : 1; /* .. and shown to the user by a take */
     uint64_t general : 1;
-    int64_t key : 60; /* of a plain one; -1: none */
+    uint64_t alone : 1; /* of a plain one, on arrival: but for its call only the buffer holds it .. */
+    uint64_t copy : 1;  /* .. and the buffer is to keep a copy, not the object */
+    int64_t key : 58;   /* of a plain one; -1: none */
 } fan_entry;
-#define FAN_ENTRY_KEY_MAX (INT64_MAX >> 4)
+#define FAN_ENTRY_KEY_MAX (INT64_MAX >> 6)
 
 static inline int64_t fan_entry_key(const fan_entry *one) { return one->general ? one->item->key : one->key; }
 /* fan_entry_parked: a fold may sum it. */

@@ -55,14 +55,12 @@ static inline bool fan_plain_allowed(void)
 
 /* ---- for the frontend ---- */
 
-/* fan_plain_add_inplace: adds one plain contribution into the slot's sum, and keeps no reference to it. false: nothing
- * happened, as there is no sum that may be written, or the budget wants the contribution to wait. */
-bool fan_plain_add_inplace(fan_buffer *b, size_t slot, const fan_plain_kind *kind, const fan_entry *one);
-/* fan_plain_add: adds one plain contribution. *added false: nothing happened, and fan_buffer_add decides, or raises.
- * kind: NULL of an undefined one. `alone` as in fan_contribution. The buffer takes a hold of its own. A status that is
- * not FAN_OK: it is parked, and the fold that it made due failed. */
-fan_status fan_plain_add(fan_buffer *b, size_t slot, const fan_plain_kind *kind, const fan_entry *one, bool alone,
-                         bool *added, fan_error *err);
+/* fan_plain_add: adds one plain contribution, of which the caller has set the bits of *one. *added false: nothing
+ * happened, and fan_buffer_add decides, or raises. kind: NULL of an undefined one. The buffer takes a hold of its own,
+ * on the object or on a copy, which *one is then; none where it adds into its sum at once. A status that is not FAN_OK:
+ * it is parked, and the fold that it made due failed. */
+fan_status fan_plain_add(fan_buffer *b, size_t slot, const fan_plain_kind *kind, fan_entry *one, bool *added,
+                         fan_error *err);
 
 /* A batch of gradients. */
 typedef struct fan_plain_batch {
@@ -141,6 +139,12 @@ static inline size_t fan_plain_scratch(const fan_list *p, size_t n, fan_dtype ac
     bool whole = n > FAN_PLAIN_TERMS && (stats || acc != p->kind.dtype);
     return whole ? (n + 1) * (sizeof(fan_array) + sizeof(fan_operand) + sizeof(char *)) : 0;
 }
+/* fan_plain_unshared: A6: whether no code but the buffer can reach the memory of an entry that the buffer did not make.
+ */
+static inline bool fan_plain_unshared(const fan_buffer *b, const fan_entry *one, bool owned)
+{
+    return !owned && !one->donated && b->frontend->plain->unshared(one->object);
+}
 /* fan_plain_may_write: A6 of the first entry, as the target of a sum of n in dtype `acc`. */
 static inline fan_reuse_answer fan_plain_may_write(const fan_buffer *b, size_t slot, size_t n, fan_dtype acc)
 {
@@ -149,7 +153,7 @@ static inline fan_reuse_answer fan_plain_may_write(const fan_buffer *b, size_t s
     const fan_plain_frontend *plain = b->frontend->plain;
     if (p->kind.scalar)
         return FAN_REUSE_HELD;
-    bool owned = p->summed > 1 || first->owned, unshared = !owned && !first->donated && plain->unshared(first->object);
+    bool owned = p->summed > 1 || first->owned, unshared = fan_plain_unshared(b, first, owned);
     if (!owned && !first->donated && !unshared) /* the usual case, whatever else is so: the caller holds it */
         return FAN_REUSE_HELD;
     fan_reuse facts = {.dense = true,
@@ -176,28 +180,32 @@ static inline void *fan_plain_place(const fan_buffer *b, size_t slot, size_t n, 
     *data = p->entries[0].data;
     return reuse && fan_plain_may_write(b, slot, n, acc) == FAN_REUSE_YES ? first : plain->fresh(first, &p->kind, data);
 }
-/* fan_plain_has_values: whether the memory of each of the first n entries holds its value, and the first may be handed
- * out or written (`first`). Calls the array library, which may run arbitrary code: after the result is allocated and
- * before fan_plain_unchanged. An array of ours is never passed to it: it could keep a reference to memory that we write
- * later. */
-static inline bool fan_plain_has_values(const fan_buffer *b, const fan_list *p, size_t n, bool first)
+/* fan_plain_has_value: whether the memory of an entry holds its value, and, where it is `handed` out or written, needs
+ * no gradient. Calls the array library, which may run arbitrary code: after the result is allocated and before
+ * fan_plain_unchanged. An array of ours is never passed to it: it could keep a reference to memory that we write later.
+ * fan_plain_has_values: the same of the first n entries, of which the first may be handed out or written. */
+static inline bool fan_plain_has_value(const fan_buffer *b, const fan_entry *one, bool handed)
 {
     const fan_plain_frontend *plain = b->frontend->plain;
-    if (!p->kind.check_at_use)
-        return true;
-    if (first && !p->entries[0].owned && !plain->is_detached(p->entries[0].object))
-        return false;
-    for (size_t k = 0; k < n; k++)
-        if (!p->entries[k].owned && !plain->has_own_value(p->entries[k].object))
+    return one->owned || ((!handed || plain->is_detached(one->object)) && plain->has_own_value(one->object));
+}
+static inline bool fan_plain_has_values(const fan_buffer *b, const fan_list *p, size_t n, bool first)
+{
+    for (size_t k = 0; p->kind.check_at_use && k < n; k++)
+        if (!fan_plain_has_value(b, &p->entries[k], first && k == 0))
             return false;
     return true;
 }
-/* fan_plain_unchanged: whether each of the first n entries is what it was when it came. Calls no library. */
-static inline bool fan_plain_unchanged(const fan_buffer *b, const fan_list *p, size_t n)
+/* fan_plain_unchanged: whether an array is what it was when it was read first. fan_plain_all_unchanged: the same of the
+ * first n entries. They call no library. */
+static inline bool fan_plain_unchanged(const fan_buffer *b, void *object, const fan_plain_kind *kind, const char *data)
 {
-    const fan_plain_frontend *plain = b->frontend->plain;
+    return b->frontend->plain->is_unchanged(object, kind, data);
+}
+static inline bool fan_plain_all_unchanged(const fan_buffer *b, const fan_list *p, size_t n)
+{
     for (size_t k = 0; k < n; k++)
-        if (!plain->is_unchanged(p->entries[k].object, &p->kind, p->entries[k].data))
+        if (!fan_plain_unchanged(b, p->entries[k].object, &p->kind, p->entries[k].data))
             return false;
     return true;
 }

@@ -166,11 +166,16 @@ fan_status fan_slot_changed(const fan_buffer *b, size_t slot, int64_t key, fan_e
                     FAN_SLOT_WHO(b, slot), which);
 }
 
-fan_status fan_slot_check_unmoved(const fan_buffer *b, size_t slot, const fan_value *v, int64_t key, fan_error *err)
+bool fan_value_unmoved(const fan_buffer *b, const fan_value *v)
 {
     bool foreign = b->frontend->is_unchanged && v->device == fan_cpu() &&
                    (v->form == FAN_FORM_DENSE || v->form == FAN_FORM_SPARSE);
-    return !foreign || b->frontend->is_unchanged(v) ? FAN_OK : fan_slot_changed(b, slot, key, err);
+    return !foreign || b->frontend->is_unchanged(v);
+}
+
+fan_status fan_slot_check_unmoved(const fan_buffer *b, size_t slot, const fan_value *v, int64_t key, fan_error *err)
+{
+    return fan_value_unmoved(b, v) ? FAN_OK : fan_slot_changed(b, slot, key, err);
 }
 
 fan_status fan_slot_hash(const fan_buffer *b, const fan_array *a, bool may_end, uint64_t *out, fan_error *err)

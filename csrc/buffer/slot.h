@@ -38,8 +38,10 @@ fan_status fan_slot_claim_all(fan_buffer *b, size_t slot, bool taking, const cha
  * adds would miss its pass. */
 fan_status fan_slot_in_target(const fan_buffer *b, size_t slot, const char *what, fan_error *err);
 
-/* fan_slot_changed: the error that names the contribution which its caller changed: buffer, slot, key (-1: none).
- * fan_slot_check_unmoved: that error if memory of the value lies elsewhere than when it was added. */
+/* fan_value_unmoved: whether the memory of the value lies where it lay when it was read first. fan_slot_changed: the
+ * error that names the contribution which its caller changed: buffer, slot, key (-1: none). fan_slot_check_unmoved:
+ * that error if memory of the value lies elsewhere than when it was added. */
+bool fan_value_unmoved(const fan_buffer *b, const fan_value *v);
 fan_status fan_slot_changed(const fan_buffer *b, size_t slot, int64_t key, fan_error *err);
 fan_status fan_slot_check_unmoved(const fan_buffer *b, size_t slot, const fan_value *v, int64_t key, fan_error *err);
 /* fan_slot_hash: of the elements of host memory, while other threads of the frontend may run; the user may end it where

@@ -615,9 +615,9 @@ static fan_status take_show_all(const take_op *t, fan_error *err)
 static fan_status take_check_outs(const take_op *t, fan_error *err)
 {
     const fan_buffer *b = t->b;
-    for (size_t i = 0; b->frontend->is_unchanged && i < t->n; i++) {
+    for (size_t i = 0; i < t->n; i++) {
         const take_slot *c = &t->slots[i];
-        if (c->out && c->out->device == fan_cpu() && !b->frontend->is_unchanged(c->out))
+        if (c->out && !fan_value_unmoved(b, c->out))
             return fan_fail(err, FAN_ERR_STATE,
                             FAN_SLOT_SAID ": the memory, dtype or shape of out= was changed during the take",
                             FAN_SLOT_WHO(b, c->slot));
@@ -1014,12 +1014,12 @@ static bool take_plain_readable(const take_plain *t)
         size_t n = take_defined(p);
         if (far)
             take_fetch(t, i, false);
-        if (n && !p->kind.scalar && (n > 1 || reads) && !fan_plain_unchanged(t->b, p, n))
+        if (n && !p->kind.scalar && (n > 1 || reads) && !fan_plain_all_unchanged(t->b, p, n))
             return false;
     }
     for (size_t i = 0; (t->calls || t->announce) && i < t->nwritten; i++) {
         void *to = t->results[t->written[i].owner - t->span.first];
-        if (to && !plain->is_unchanged(to, &take_list(t->b, t->written[i].owner)->kind, t->written[i].data))
+        if (to && !fan_plain_unchanged(t->b, to, &take_list(t->b, t->written[i].owner)->kind, t->written[i].data))
             return false;
     }
     return true;
@@ -1167,7 +1167,7 @@ static bool take_plain_one(fan_buffer *b, size_t slot, const fan_take *options, 
     fan_dtype acc = fan_plain_accum(b, slot);
     void *to = take_plain_place(b, slot, options, p, n, acc);
     bool first = to == p->entries[0].object, reads = n > 1 || options->scale.on || options->writable;
-    if (to && fan_plain_has_values(b, p, n, first) && (!reads || fan_plain_unchanged(b, p, n))) {
+    if (to && fan_plain_has_values(b, p, n, first) && (!reads || fan_plain_all_unchanged(b, p, n))) {
         if (n > 1 || !first) {
             fan_plain_fold(b, p, n, acc, take_scale(options), p->out, NULL, NULL);
             fan_plain_count(b, p, n, first, n == 1);

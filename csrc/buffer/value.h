@@ -71,6 +71,8 @@ typedef struct fan_plain_frontend {
     /* fresh: a new array of the kind that `like` is of, and where its first element is; the caller's hold. NULL: none,
      * or not a plain one. May call its library. */
     void *(*fresh)(void *like, const fan_plain_kind *kind, char **data);
+    /* copy: a fresh one with the elements of `of`, whose address *data becomes; else as fresh. */
+    void *(*copy)(void *of, const fan_plain_kind *kind, char **data);
     /* number: an immutable number of a kind (fan_plain_kind.scalar); the caller's hold, or NULL. */
     void *(*number)(const fan_plain_kind *kind, const char *value);
     /* wrote: reports, before it happens, that an array is about to be written, for libraries that count writes. May

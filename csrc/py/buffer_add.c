@@ -163,27 +163,18 @@ int fan_buffer_add_plain(buffer_object *self, PyObject *const *args, PyObject *k
     FAN_UNINITIALIZED fan_plain_kind kind;
     FAN_UNINITIALIZED fan_error err;
     Py_ssize_t slot = fan_small_index(args[0]);
-    PyObject *gradient = args[1] == Py_None ? NULL : args[1], *copy = NULL;
+    PyObject *gradient = args[1] == Py_None ? NULL : args[1];
     add_options t = {.key = -1};
     char *data = NULL;
     bool added;
     if (slot < 0 || (size_t)slot >= self->n || self->create_graph ||
         (kwnames && !add_options_of(args + 2, kwnames, &t)) || (gradient && !fan_plain_import(gradient, &kind, &data)))
         return 0;
-    if (t.copy && gradient) {
-        fan_entry given = fan_entry_of(gradient, data, t.key, false, false);
-        if (!kind.scalar && fan_plain_add_inplace(self->core, (size_t)slot, &kind, &given))
-            return 1; /* the buffer keeps no reference, so needs no copy */
-        if (kind.scalar || !fan_plain_allowed() || !fan_plain_fits(kind.dtype, kind.dtype, fan_plain_bytes(&kind)) ||
-            !(copy = fan_plain_copy(gradient, &kind, &data)))
-            return 0; /* the general path copies what is too large for this one */
-        gradient = copy;
-    }
-    fan_entry one = fan_entry_of(gradient, data, t.key, gradient && t.donate, copy != NULL);
+    fan_entry one = fan_entry_of(gradient, data, t.key, gradient && t.donate, false);
+    one.copy = t.copy;
+    one.alone = gradient && fan_alone(gradient, 1);
     fan_error_clear(&err);
-    fan_status status = fan_plain_add(self->core, (size_t)slot, gradient ? &kind : NULL, &one,
-                                      copy || (gradient && fan_alone(gradient, 1)), &added, &err);
-    Py_XDECREF(copy);
+    fan_status status = fan_plain_add(self->core, (size_t)slot, gradient ? &kind : NULL, &one, &added, &err);
     if (status == FAN_OK)
         return added;
     fan_raise(status, &err);
@@ -201,7 +192,7 @@ int fan_plain_add_only(fan_buffer *core, PyObject *gradient, int64_t key)
         return 0;
     fan_entry one = fan_entry_of(defined, data, key, false, false);
     fan_error_clear(&err);
-    fan_status status = fan_plain_add(core, 0, defined ? &kind : NULL, &one, false, &added, &err);
+    fan_status status = fan_plain_add(core, 0, defined ? &kind : NULL, &one, &added, &err);
     if (status == FAN_OK)
         return added;
     fan_raise(status, &err);

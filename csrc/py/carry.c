@@ -198,8 +198,8 @@ static fan_status add(void *buffer, uint32_t slot, uint32_t key, void *gradient,
     bool added = false;
     if (!b->create_graph && (!gradient || fan_plain_import(gradient, &kind, &data))) {
         fan_entry one = fan_entry_of(gradient, data, key, false, false);
-        fan_status status = fan_plain_add(b->core, slot, gradient ? &kind : NULL, &one,
-                                          gradient && fan_alone(gradient, 1), &added, err);
+        one.alone = gradient && fan_alone(gradient, 1);
+        fan_status status = fan_plain_add(b->core, slot, gradient ? &kind : NULL, &one, &added, err);
         if (status != FAN_OK)
             fan_raise(status, err);
         else if (added)

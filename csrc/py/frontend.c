@@ -186,6 +186,8 @@ static void *plain_fresh(void *like, const fan_plain_kind *kind, char **data)
     return fan_plain_fresh(like, kind, data);
 }
 
+static void *plain_copy(void *of, const fan_plain_kind *kind, char **data) { return fan_plain_copy(of, kind, data); }
+
 static void *plain_number(const fan_plain_kind *kind, const char *value) { return fan_plain_number(kind, value); }
 
 /* plain_wrote: of plain arrays that are written only a torch tensor is of a library that counts. */
@@ -209,6 +211,7 @@ static const fan_plain_frontend plain = {
     .unshared = plain_unshared,
     .writable = plain_writable,
     .fresh = plain_fresh,
+    .copy = plain_copy,
     .number = plain_number,
     .wrote = plain_wrote,
 };

@@ -51,7 +51,7 @@ QUESTIONS: dict[str, tuple[str, set[str]]] = {
     ),
     "does the buffer alone hold it (A6)?": (
         r"->unshared\(",
-        {"fan_plain_may_write", "fan_term_may_write", "fold_gather_plain"},
+        {"fan_plain_unshared", "fan_term_may_write"},
     ),
     "is it handed through (A14)?": (r"(?:return|[^=!]=) FAN_TAKE_HAND\b", {"fan_plan_take_way"}),
     "is it copied into out= (D11)?": (r"\bout_overlaps_inputs \|\|", {"fan_plan_take_way"}),
@@ -59,13 +59,10 @@ QUESTIONS: dict[str, tuple[str, set[str]]] = {
         r"->is_unchanged\(",
         {
             "fan_plain_unchanged",
-            "fan_slot_check_unmoved",
-            "add_plain_unchanged",
-            "take_check_outs",
-            "take_plain_readable",
+            "fan_value_unmoved",
         },
     ),
-    "has its memory its value?": (r"->has_own_value\(", {"fan_plain_has_values", "add_plain_begin"}),
+    "has its memory its value?": (r"->has_own_value\(", {"fan_plain_has_value"}),
     "does a newer event cover it (S12)?": (r"\bfan_event_covers\(", {"order_covered"}),
     "is the budget passed?": (r"\bfan_budget_exceeded\(", {"fan_slot_due", "budget_plain_due"}),
 }
