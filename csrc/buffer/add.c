@@ -205,7 +205,7 @@ static fan_status add_check_key(const fan_buffer *b, size_t slot, const fan_cont
         return add_refuse(err, FAN_ERR_VALUE, b, slot, c->key,
                           "this pass adds %s keys to this slot; keep to that until take() (A15)",
                           p->keyed > 0 ? "with" : "without");
-    if (s->expected >= 0 && p->count >= s->expected)
+    if (fan_slot_missing(s, 1) <= 0)
         return add_refuse(err, FAN_ERR_VALUE, b, slot, c->key,
                           "expected %" PRId64 " contribution%s, got one more (A16)", s->expected,
                           FAN_PLURAL(s->expected));
@@ -806,7 +806,7 @@ static inline __attribute__((always_inline)) bool add_plain_park(fan_buffer *b, 
     } else if (kind && (fan_plain_is_large(p->size) || !fan_plain_same(&p->kind, kind))) {
         return false;
     }
-    if (s->expected >= 0 && fan_list_count(p) >= s->expected)
+    if (fan_slot_missing(s, 1) <= 0)
         return false;
     return fan_list_insert(p, one);
 }
@@ -853,7 +853,7 @@ static bool add_plain_takes(const fan_buffer *b, size_t slot, const fan_plain_ki
     const fan_entry *first = &p->entries[0];
     if (b->budget == FAN_BUDGET_AUTO || s->p != &fan_slot_state_none || s->busy || s->targets || p->n != 1 ||
         k->scalar || !fan_plain_same(&p->kind, k) || (first->key < 0) != (key < 0) ||
-        (key >= 0 && (uint64_t)key != (uint64_t)first->key + 1) || (s->expected >= 0 && p->summed >= s->expected))
+        (key >= 0 && (uint64_t)key != (uint64_t)first->key + 1) || fan_slot_missing(s, 1) <= 0)
         return false;
     return !fan_flats_meet(first->data, p->bytes, data, p->bytes) && fan_plain_is_flat(p->size, 2) &&
            fan_plain_may_write(b, slot, 1, fan_plain_accum(b, slot)) == FAN_REUSE_YES;

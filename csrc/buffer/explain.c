@@ -131,7 +131,7 @@ fan_status fan_buffer_ready(fan_buffer *b, size_t slot, bool *ready, fan_error *
     if (status == FAN_OK && s->expected < 0)
         status = fan_fail(err, FAN_ERR_VALUE, FAN_SLOT_SAID ": ready() needs expect(%zu, n) first",
                           FAN_SLOT_WHO(b, slot), slot);
-    *ready = status == FAN_OK && fan_slot_count(s) == s->expected && (s->p->arriving == 0 || FAN_FAULT(READY_TOO_SOON));
+    *ready = status == FAN_OK && fan_slot_missing(s, 0) == 0 && (s->p->arriving == 0 || FAN_FAULT(READY_TOO_SOON));
     fan_slot_unlock(b, slot);
     return status;
 }

@@ -102,6 +102,12 @@ static inline int64_t fan_slot_count(const fan_slot *s)
 {
     return s->p == &fan_slot_state_none ? fan_list_count(s->list) : s->p->count;
 }
+/* fan_slot_missing: A16: how many of the contributions that were expected have not come; `unlimited`: of a slot that
+ * expects no certain number. */
+static inline int64_t fan_slot_missing(const fan_slot *s, int64_t unlimited)
+{
+    return s->expected < 0 ? unlimited : s->expected - fan_slot_count(s);
+}
 /* fan_slot_begin_state: locked: where plain entries are in the list, the state that other contributions need is made of
  * what is known of them. The entries stay. FAN_ERR_NOMEM: nothing happened. */
 fan_status fan__slot_begin_state(fan_buffer *b, size_t slot, fan_error *err);

@@ -131,7 +131,7 @@ static fan_status take_slot_claim(fan_buffer *b, size_t slot, fan_error *err)
     fan_status status = fan_slot_in_target(b, slot, "take", err);
     if (status == FAN_OK && (status = fan_slot_claim_all(b, slot, true, "take", err)) == FAN_OK) {
         status = fan_slot_poisoned(b, slot, err);
-        if (status == FAN_OK && s->expected >= 0 && s->p->count != s->expected)
+        if (status == FAN_OK && fan_slot_missing(s, 0) != 0)
             status = fan_fail(err, FAN_ERR_VALUE,
                               FAN_SLOT_SAID ": expected %" PRId64 " contribution%s, got %" PRId64 " (A16)",
                               FAN_SLOT_WHO(b, slot), s->expected, FAN_PLURAL(s->expected), s->p->count);
@@ -787,7 +787,7 @@ static bool take_plain_claim_slot(fan_buffer *b, size_t slot, const fan_take *op
     fan_slot *s = &b->slots[slot];
     fan_list *p = s->list;
     if (s->p != &fan_slot_state_none || s->busy || s->targets || fan_plain_stats_on_device(b, slot) ||
-        (s->expected >= 0 && s->expected != fan_list_count(p)))
+        fan_slot_missing(s, 0) != 0)
         return false;
     if (p && p->n) {
         if (options->scale.on && fan_list_defined(p) &&

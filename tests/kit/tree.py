@@ -519,11 +519,14 @@ class Function:
 
 
 def c_functions(text: str, file: str = "") -> list[Function]:
-    """The functions of a C file whose body begins with a `{` at the left: all that are more than a line."""
+    """The functions of a C file: those whose body begins with a `{` at the left, and those of one line."""
     found, lines = [], without_comments(text).split("\n")
     head, opened = 0, -1
     for at, line in enumerate(lines):
-        if opened < 0 and line == "{":
+        if opened < 0 and (whole := re.match(r"[\w\s*]*?(\w+)\s*\(.*\{.*\}$", line)):
+            found.append(Function(file, whole[1], at + 1, 1))
+            head = at + 1
+        elif opened < 0 and line == "{":
             name = re.match(r"[\w\s*]*?(\w+)\s*\(", "\n".join(lines[head:at]))
             if name:
                 opened = at

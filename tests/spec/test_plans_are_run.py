@@ -62,6 +62,10 @@ QUESTIONS: dict[str, tuple[str, set[str]]] = {
             "fan_value_unmoved",
         },
     ),
+    "how many are still to come (A16)?": (
+        r"ount(?:\([^)]*\))? (?:[<>]=?|[!=]=|-) \w+->expected|->expected (?:[<>]=?|[!=]=|-) (?!0\b)",
+        {"fan_slot_missing"},
+    ),
     "has its memory its value?": (r"->has_own_value\(", {"fan_plain_has_value"}),
     "does a newer event cover it (S12)?": (r"\bfan_event_covers\(", {"order_covered"}),
     "is the budget passed?": (r"\bfan_budget_exceeded\(", {"fan_slot_due", "budget_plain_due"}),
@@ -253,6 +257,8 @@ def test_a_planted_second_answer_is_found(line: str, found: list[str], tmp_path:
     (tmp_path / "buffer/once.c").write_text("bool once(const fan_reuse *f)\n{\n    return fan_reusable(f);\n}\n")
     (tmp_path / "buffer/x.c").write_text(f"bool again(const fan_reuse *facts)\n{{\n    {line}\n}}\n")
     questions = {"is it free?": (r"\bfan_reusable\(", {"once"})}
+    assert answered_twice(tmp_path, questions) == [f"buffer/x.c: {said}" for said in found]
+    (tmp_path / "buffer/x.c").write_text(f"bool again(const fan_reuse *facts) {{ {line} }}\n")
     assert answered_twice(tmp_path, questions) == [f"buffer/x.c: {said}" for said in found]
     (tmp_path / "buffer/once.c").write_text("")
     assert (
