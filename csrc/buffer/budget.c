@@ -197,10 +197,11 @@ static void budget_recheck_newest(fan_buffer *b)
     }
 }
 
-/* budget_plain_fits: whether the list of a slot is summed in its own dtype. */
+/* budget_plain_fits: whether a sum of a slot's list is of the kind of the list, and may stay in it. */
 static bool budget_plain_fits(const fan_buffer *b, size_t slot)
 {
-    return fan_plain_accum(b, slot) == b->slots[slot].list->kind.dtype;
+    const fan_plain_kind *k = &b->slots[slot].list->kind;
+    return !k->pitch && fan_plain_accum(b, slot) == k->dtype;
 }
 
 /* Whether the budget is passed now that `object`, which its caller still holds, is parked too. */

@@ -149,17 +149,22 @@ bool fan_plain_fits(fan_dtype dtype, fan_dtype acc, uint64_t bytes)
     return !fan_plain_is_large(bytes) && fan_sum_flat_fits(dtype, acc);
 }
 
-/* A gap-free array over a run, for a sum alone. */
-static void plain_array(fan_array *a, const fan_plain_kind *k, size_t count, const char *data)
+/* An array over an entry, or, `gaps` false, over gap-free memory of its size, for a sum alone. */
+static void plain_array(fan_array *a, const fan_plain_kind *k, size_t count, const char *data, bool gaps)
 {
+    int64_t unit = (int64_t)fan_dtype_size(k->dtype);
     memset(a, 0, sizeof *a);
     a->data = (char *)data;
     a->dtype = k->dtype;
-    a->ndim = 1;
+    a->ndim = k->pitch ? 2 : 1;
     a->shape = a->dims;
-    a->strides = a->dims + 1;
+    a->strides = a->dims + a->ndim;
     a->size = a->dims[0] = (int64_t)count;
-    a->dims[1] = (int64_t)fan_dtype_size(k->dtype);
+    a->strides[a->ndim - 1] = unit;
+    if (k->pitch) {
+        fan_plain_rows(k, &a->dims[0], &a->dims[1]);
+        a->strides[0] = unit * (gaps ? k->pitch : a->dims[1]);
+    }
 }
 
 /* The runs as arrays, one more of them than n: for several threads, or for statistics. */
@@ -167,14 +172,14 @@ static void plain_sum_arrays(const fan_plain_kind *k, size_t count, const char *
                              const fan_scale *scale, char *out, fan_array *arrays, fan_operand *in, fan_stats *stats)
 {
     for (size_t i = 0; i < n; i++) {
-        plain_array(&arrays[i], k, count, src[i]);
+        plain_array(&arrays[i], k, count, src[i], true);
         in[i] = (fan_operand){.array = &arrays[i], .acc = acc};
     }
     if (stats && n == 1 && !scale && out == src[0]) { /* it is handed through */
         fan_stats_of(&arrays[0], stats);
         return;
     }
-    plain_array(&arrays[n], k, count, out);
+    plain_array(&arrays[n], k, count, out, false);
     fan_sum_how how = {.stats = stats, .parallel = !stats};
     if (scale)
         how.scale = *scale;
@@ -198,7 +203,7 @@ static inline __attribute__((always_inline)) void plain_sum_runs(const fan_plain
 {
     _Alignas(16) char factor[16];
     size_t count = fan_plain_elements(k);
-    if (stats || !fan_plain_is_flat(count * fan_dtype_size(k->dtype), n)) {
+    if (stats || k->pitch || !fan_plain_is_flat(count * fan_dtype_size(k->dtype), n)) {
         plain_sum_few_arrays(k, count, src, n, acc, scale, out, stats);
     } else if (n == 1 && !scale) {
         memmove(out, src[0], count * fan_dtype_size(k->dtype));

@@ -23,31 +23,69 @@ uint64_t fan_plain_kind_bytes(const fan_plain_kind *k)
     return n ? n : 1; /* so that what has no bytes passes a budget of 0, too */
 }
 
-bool fan_plain_axes(int ndim, const int64_t *shape, const int64_t *strides, int64_t unit, uint16_t *axes)
+/* The axis that comes next in memory: one whose stride is `run`, or of size 1, else, where `gaps` is set, the one with
+ * the least stride; -1: there is none. */
+static int plain_next_axis(unsigned left, int ndim, const int64_t *shape, const int64_t *strides, int64_t run,
+                           bool gaps)
+{
+    int next = -1;
+    for (int i = ndim; i-- > 0;)
+        if ((left >> i & 1) && (shape[i] == 1 || strides[i] == run))
+            return i;
+    for (int i = 0; gaps && i < ndim; i++)
+        if ((left >> i & 1) && strides[i] > run && (next < 0 || strides[i] < strides[next]))
+            next = i;
+    return next;
+}
+
+bool fan_plain_order(fan_plain_kind *k, int ndim, const int64_t *shape, const int64_t *strides, int64_t unit, bool gaps)
 {
     unsigned left = (1u << ndim) - 1;
     int64_t run = unit;
-    *axes = 0;
-    for (int k = 0; k < ndim; k++) {
-        int i = ndim - 1;
-        while (i >= 0 && !((left >> i & 1) && (shape[i] == 1 || strides[i] == run)))
-            i--;
+    k->axes = k->run = 0;
+    k->pitch = 0;
+    for (int at = 0; at < ndim; at++) {
+        int i = plain_next_axis(left, ndim, shape, strides, run, gaps && !k->pitch);
         if (i < 0)
             return false;
+        if (shape[i] != 1 && strides[i] != run) {
+            if (strides[i] % unit || strides[i] / unit > INT32_MAX)
+                return false;
+            k->run = (uint8_t)at;
+            k->pitch = (int32_t)(strides[i] / unit);
+            run = strides[i];
+        }
         left &= ~(1u << i);
-        *axes = (uint16_t)(*axes | i << 4 * k);
+        k->axes = (uint8_t)(k->axes | i << 2 * at);
         run *= shape[i];
     }
     return run > 0;
 }
 
+static int plain_axis(const fan_plain_kind *k, int at) { return k->axes ? k->axes >> 2 * at & 3 : k->ndim - 1 - at; }
+
 void fan_plain_strides(const fan_plain_kind *k, int64_t unit, int64_t *strides)
 {
     for (int at = 0; at < k->ndim; at++) {
-        int i = k->axes ? k->axes >> 4 * at & 15 : k->ndim - 1 - at;
-        strides[i] = unit;
-        unit *= k->shape[i];
+        strides[plain_axis(k, at)] = unit;
+        unit *= k->shape[plain_axis(k, at)];
     }
+}
+
+void fan_plain_rows(const fan_plain_kind *k, int64_t *rows, int64_t *row)
+{
+    *rows = *row = 1;
+    for (int at = 0; at < k->ndim; at++)
+        *(at < k->run ? row : rows) *= k->shape[plain_axis(k, at)];
+}
+
+uint64_t fan_plain_reach(const fan_plain_kind *k)
+{
+    int64_t rows, row;
+    if (!k->pitch)
+        return fan_plain_bytes(k);
+    fan_plain_rows(k, &rows, &row);
+    return fan_dtype_size(k->dtype) * (uint64_t)((rows - 1) * k->pitch + row);
 }
 
 void fan_list_init(fan_list *p)

@@ -10,9 +10,13 @@
 #include "base/keys.h"
 #include "buffer/value.h"
 
+static inline bool fan_plain_same_order(const fan_plain_kind *a, const fan_plain_kind *b)
+{
+    return a->axes == b->axes && a->pitch == b->pitch && a->run == b->run;
+}
 static inline bool fan_plain_same(const fan_plain_kind *a, const fan_plain_kind *b)
 {
-    if (a->dtype != b->dtype || a->origin != b->origin || a->ndim != b->ndim || a->axes != b->axes)
+    if (a->dtype != b->dtype || a->origin != b->origin || a->ndim != b->ndim || !fan_plain_same_order(a, b))
         return false;
     for (int i = 0; i < a->ndim; i++)
         if (a->shape[i] != b->shape[i])
@@ -25,10 +29,15 @@ static inline bool fan_plain_same(const fan_plain_kind *a, const fan_plain_kind 
 size_t fan_plain_elements(const fan_plain_kind *k);
 uint64_t fan_plain_bytes(const fan_plain_kind *k);
 uint64_t fan_plain_kind_bytes(const fan_plain_kind *k);
-/* fan_plain_axes: fan_plain_kind.axes of an array that is not in C order; `unit`: the stride between two neighbours in
- * memory. false: its memory has gaps, or it overlaps itself. fan_plain_strides: the strides of such a kind. */
-bool fan_plain_axes(int ndim, const int64_t *shape, const int64_t *strides, int64_t unit, uint16_t *axes);
+/* fan_plain_order: sets axes, run and pitch of a kind from an array that is not in C order; `unit`: the stride between
+ * two neighbours in memory. false: its memory is neither gap-free nor, where `gaps` is set, rows of a larger array.
+ * fan_plain_strides: the strides of gap-free memory in the order of the kind's axes. fan_plain_reach: the bytes from
+ * the first element to the end of the last one. fan_plain_rows: an array of such a kind as one of two axes. */
+bool fan_plain_order(fan_plain_kind *k, int ndim, const int64_t *shape, const int64_t *strides, int64_t unit,
+                     bool gaps);
 void fan_plain_strides(const fan_plain_kind *k, int64_t unit, int64_t *strides);
+uint64_t fan_plain_reach(const fan_plain_kind *k);
+void fan_plain_rows(const fan_plain_kind *k, int64_t *rows, int64_t *row);
 
 /* A contribution that is more than a plain one: converted, on a stream, sparse, an object, or on its way. Owned by its
  * slot from reservation on; only the slot's folder takes it away again. */

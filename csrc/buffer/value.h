@@ -32,18 +32,21 @@ typedef struct fan_value {
     size_t nparts;
 } fan_value;
 
-/* What the plain contributions of one slot (plain.h) have in common: gap-free host arrays, or numbers. */
+/* What the plain contributions of one slot (plain.h) have in common: host arrays of one shape and order of axes, or
+ * numbers. Their memory is gap-free, or, of rows of a larger array, has gaps of one size along one axis. */
 #define FAN_PLAIN_NDIM 4
 typedef struct fan_plain_kind {
     fan_dtype dtype;
     uint8_t origin; /* as in fan_value */
     int8_t ndim;
-    uint16_t axes;     /* the axes from the fastest to the slowest, four bits each; 0: C order */
+    uint8_t axes;      /* the axes from the fastest to the slowest, two bits each; 0: C order */
+    uint8_t run;       /* with a pitch: so many of the fastest axes are without gaps */
     bool check_at_use; /* whether the memory holds the value is checked when it is used: `plain_value` may call out
                           then, and no lock may be held */
     bool scalar;       /* an immutable number: the frontend makes an object of what its sum is written into */
     bool weak;         /* as in fan_value */
     bool inside;       /* the value itself, of at most 8 bytes, is in the place of its address */
+    int32_t pitch;     /* elements from one place to the next along the axis beyond the run; 0: there are no gaps */
     int64_t shape[FAN_PLAIN_NDIM];
 } fan_plain_kind;
 

@@ -168,7 +168,8 @@ int fan_buffer_add_plain(buffer_object *self, PyObject *const *args, PyObject *k
     char *data = NULL;
     bool added;
     if (slot < 0 || (size_t)slot >= self->n || self->create_graph ||
-        (kwnames && !add_options_of(args + 2, kwnames, &t)) || (gradient && !fan_plain_import(gradient, &kind, &data)))
+        (kwnames && !add_options_of(args + 2, kwnames, &t)) ||
+        (gradient && !fan_plain_import_as(gradient, true, &kind, &data)))
         return 0;
     fan_entry one = fan_entry_of(gradient, data, t.key, gradient && t.donate, false);
     one.copy = t.copy;
@@ -188,7 +189,7 @@ int fan_plain_add_only(fan_buffer *core, PyObject *gradient, int64_t key)
     PyObject *defined = gradient == Py_None ? NULL : gradient;
     char *data = NULL;
     bool added;
-    if (key > FAN_ENTRY_KEY_MAX || (defined && !fan_plain_import(defined, &kind, &data)))
+    if (key > FAN_ENTRY_KEY_MAX || (defined && !fan_plain_import_as(defined, true, &kind, &data)))
         return 0;
     fan_entry one = fan_entry_of(defined, data, key, false, false);
     fan_error_clear(&err);

@@ -139,7 +139,7 @@ static bool source_read(void *ctx, size_t k, size_t *slot, fan_plain_kind *kind,
         return false;
     if (gradient == Py_None)
         gradient = NULL;
-    else if (!fan_plain_import(gradient, kind, &data))
+    else if (!fan_plain_import_as(gradient, true, kind, &data))
         return false;
     *slot = (size_t)at;
     *one = fan_entry_of(gradient, data, key, gradient && m->donate, false);

@@ -45,7 +45,7 @@ bool fan_tensor_look(const fan_state *st, PyObject *o, fan_dl_tensor *out)
     return false;
 }
 
-static bool kind_of_tensor(const fan_state *st, PyObject *o, fan_plain_kind *kind, char **data)
+static bool kind_of_tensor(const fan_state *st, PyObject *o, bool gaps, fan_plain_kind *kind, char **data)
 {
     fan_dl_tensor t;
     int64_t run = 1;
@@ -63,8 +63,9 @@ static bool kind_of_tensor(const fan_state *st, PyObject *o, fan_plain_kind *kin
         in_c_order = in_c_order && (t.shape[i] <= 1 || !t.strides || t.strides[i] == run);
         run *= t.shape[i];
     }
-    kind->axes = 0;
-    if (!in_c_order && !fan_plain_axes(t.ndim, t.shape, t.strides, 1, &kind->axes))
+    kind->axes = kind->run = 0;
+    kind->pitch = 0;
+    if (!in_c_order && !fan_plain_order(kind, t.ndim, t.shape, t.strides, 1, gaps))
         return false;
     kind->origin = st->torch_origin;
     kind->ndim = (int8_t)t.ndim;
@@ -79,7 +80,8 @@ static bool set_number(fan_plain_kind *kind, fan_dtype dtype, fan_origin origin,
     kind->dtype = dtype;
     kind->origin = (uint8_t)origin;
     kind->ndim = 0;
-    kind->axes = 0;
+    kind->axes = kind->run = 0;
+    kind->pitch = 0;
     kind->check_at_use = false;
     kind->scalar = true;
     kind->weak = origin == FAN_FROM_PYTHON_SCALAR;
@@ -173,18 +175,19 @@ PyObject *fan_plain_number(const fan_plain_kind *kind, const char *value)
     }
 }
 
-/* axes_of_ndarray: of an array of at most FAN_PLAIN_NDIM axes; false: its memory is not gap-free. */
-static inline bool axes_of_ndarray(const PyArrayObject *a, uint16_t *axes)
+/* order_of_ndarray: of an array of at most FAN_PLAIN_NDIM axes; false: as fan_plain_order. */
+static inline bool order_of_ndarray(const PyArrayObject *a, bool gaps, fan_plain_kind *kind)
 {
     _Static_assert(sizeof(npy_intp) == sizeof(int64_t), "NumPy's shapes and strides are read as ours");
-    *axes = 0;
+    kind->axes = kind->run = 0;
+    kind->pitch = 0;
     return PyArray_CHKFLAGS(a, NPY_ARRAY_C_CONTIGUOUS) ||
            (PyArray_CHKFLAGS(a, NPY_ARRAY_ALIGNED) &&
-            fan_plain_axes(PyArray_NDIM(a), (const int64_t *)PyArray_DIMS((PyArrayObject *)a),
-                           (const int64_t *)PyArray_STRIDES((PyArrayObject *)a), (int64_t)PyArray_ITEMSIZE(a), axes));
+            fan_plain_order(kind, PyArray_NDIM(a), (const int64_t *)PyArray_DIMS((PyArrayObject *)a),
+                            (const int64_t *)PyArray_STRIDES((PyArrayObject *)a), (int64_t)PyArray_ITEMSIZE(a), gaps));
 }
 
-bool fan_plain_import(PyObject *o, fan_plain_kind *kind, char **data)
+bool fan_plain_import_as(PyObject *o, bool gaps, fan_plain_kind *kind, char **data)
 {
 #ifdef Py_GIL_DISABLED
     return false; /* its counters need one thread at a time */
@@ -194,12 +197,12 @@ bool fan_plain_import(PyObject *o, fan_plain_kind *kind, char **data)
     if (!PyArray_CheckExact(o)) {
         const fan_state *st = fan_state_get();
         if (fan_is_tensor(st, o))
-            return kind_of_tensor(st, o, kind, data);
+            return kind_of_tensor(st, o, gaps, kind, data);
         return kind_of_number(o, kind, data) || (PyArray_IsScalar(o, Generic) && kind_of_numpy_scalar(o, kind, data));
     }
     PyArrayObject *a = (PyArrayObject *)o;
     int ndim = PyArray_NDIM(a);
-    if (ndim > FAN_PLAIN_NDIM || !axes_of_ndarray(a, &kind->axes))
+    if (ndim > FAN_PLAIN_NDIM || !order_of_ndarray(a, gaps, kind))
         return false;
     kind->dtype = fan_dtype_of_descr(PyArray_DESCR(a));
     if (kind->dtype == FAN_DT_NONE)
@@ -264,17 +267,16 @@ bool fan_owner_has(PyObject *view, const char *lo, const char *hi)
 static bool same_ndarray(PyObject *o, const fan_plain_kind *kind, const char *data)
 {
     PyArrayObject *a = (PyArrayObject *)o;
-    uint16_t axes;
+    FAN_UNINITIALIZED fan_plain_kind now;
     if (!PyArray_CheckExact(o) || PyArray_BYTES(a) != data || PyArray_NDIM(a) != kind->ndim ||
         fan_dtype_of_descr(PyArray_DESCR(a)) != kind->dtype)
         return false;
-    if (PyArray_CHKFLAGS(a, NPY_ARRAY_C_CONTIGUOUS) ? kind->axes != 0
-                                                    : !axes_of_ndarray(a, &axes) || axes != kind->axes)
+    if (!order_of_ndarray(a, true, &now) || !fan_plain_same_order(&now, kind))
         return false;
     for (int i = 0; i < kind->ndim; i++)
         if (PyArray_DIM(a, i) != kind->shape[i])
             return false;
-    return !PyArray_BASE(a) || fan_owner_has(o, data, data + PyArray_NBYTES(a));
+    return !PyArray_BASE(a) || fan_owner_has(o, data, data + fan_plain_reach(kind));
 }
 
 bool fan_plain_is_unchanged(PyObject *o, const fan_plain_kind *kind, const char *data)
@@ -285,7 +287,7 @@ bool fan_plain_is_unchanged(PyObject *o, const fan_plain_kind *kind, const char 
         return true; /* what cannot be changed */
     if (!kind->check_at_use)
         return same_ndarray(o, kind, data);
-    return fan_plain_import(o, &now, &at) && at == data && fan_plain_same(&now, kind);
+    return fan_plain_import_as(o, true, &now, &at) && at == data && fan_plain_same(&now, kind);
 }
 
 bool fan_plain_writable(PyObject *o, const fan_plain_kind *kind)

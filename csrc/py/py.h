@@ -242,7 +242,11 @@ int fan_import(PyObject *o, bool recording, bool has_combine, fan_value *out);
 
 /* fan_plain_import: the kind and the address of a plain contribution; false: it is none, nothing is said. Calls
  * nobody. fan_plain_is_unchanged: whether one is what it was when it came: memory, dtype, shape. */
-bool fan_plain_import(PyObject *o, fan_plain_kind *kind, char **data);
+bool fan_plain_import_as(PyObject *o, bool gaps, fan_plain_kind *kind, char **data);
+static inline bool fan_plain_import(PyObject *o, fan_plain_kind *kind, char **data)
+{
+    return fan_plain_import_as(o, false, kind, data);
+}
 bool fan_plain_is_unchanged(PyObject *o, const fan_plain_kind *kind, const char *data);
 /* fan_plain_has_own_value: of one whose kind is checked at use: whether its memory holds its value.
  * fan_plain_is_detached: whether it asks for no gradient of its own. */

@@ -529,7 +529,7 @@ def gradient(layout: str, seed: int) -> Any:
     if layout == "fortran":
         return np.asfortranarray(x)
     if layout == "strided":
-        return np.repeat(x, 2, axis=1)[:, ::2]
+        return x[:, ::-1].copy()[:, ::-1]
     if layout == "float32":
         return x.astype(np.float32)
     return x[:2].copy() if layout == "wrong shape" else x

@@ -33,6 +33,7 @@ VIEWS: dict[str, Callable[[Any], Any]] = {
     "memoryview": lambda o: memoryview(memoryview(o).cast("B")).cast("d"),
     "ndarray": np.frombuffer,
     "strided ndarray": lambda o: np.frombuffer(o)[::2],
+    "reversed ndarray": lambda o: np.frombuffer(o)[::-1],
     "view of a view": lambda o: np.frombuffer(o)[2:].reshape(2, 3).T,
 }
 

@@ -34,6 +34,11 @@ def strided() -> tuple[Any, Any]:
     return a, a[::2]
 
 
+def backwards() -> tuple[Any, Any]:
+    a = np.ones(N)
+    return a, a[::-1]
+
+
 def view() -> tuple[Any, Any]:
     a = np.ones(N)
     return a, a[:]

@@ -679,7 +679,7 @@ def test_what_is_no_array_is_told_how_to_become_one() -> None:
 def test_the_slot_behind_the_last_is_refused_by_every_call(made: int) -> None:
     with fanin.sim.Machine() as m:
         x, s = m.array(np.ones(2)), m.stream()
-        strided = np.ones((4, 4)).T[::2]
+        strided = np.ones((4, 4)).T[::-2]
         calls: list[Callable[[InputBuffer, int], object]] = [
             lambda b, n: b.add(n, 1.0),
             lambda b, n: b.add(n, x, stream=s),

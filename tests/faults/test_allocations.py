@@ -201,9 +201,10 @@ SCENARIOS: dict[str, Callable[[], Any]] = {
     "bounded": plain(30),
     "copied": plain(copy=True),
     "donated": plain(0, donate=True),
-    "eager, the general path": terms(*[np.full(10, k, F)[::2] for k in range(3)], budget=0),
+    "eager, the general path": terms(*[np.full(5, k, F)[::-1] for k in range(3)], budget=0),
+    "eager, rows with gaps": terms(*[np.full(10, k, F)[::2] for k in range(3)], budget=0),
     "keys out of order": backwards(lambda k: np.full(5, k, F)),
-    "keys out of order, the general path": backwards(lambda k: np.full(10, k, F)[::2]),
+    "keys out of order, the general path": backwards(lambda k: np.full(5, k, F)[::-1]),
     "large, alone": terms(LARGE),
     "large, alone, behind an undefined one": terms(None, LARGE, None),
     "large": terms(LARGE, LARGE),
@@ -305,7 +306,7 @@ def test_the_hook_itself_makes_a_step_fail() -> None:
     hooks.fail_at(0, 1)
     try:
         with pytest.raises(MemoryError):
-            buf.add(0, np.ones(6)[::2], donate=True)
+            buf.add(0, np.ones(3)[::-1], donate=True)
     finally:
         hooks.fail_at(-1, 0)
     assert buf.take() == [None]

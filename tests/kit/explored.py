@@ -25,8 +25,8 @@ Step = tuple[Any, ...]
 Program = tuple[tuple[Step, ...], ...]
 
 VALUES = (1e8, -1e8, 1.0, 3.0)
-KINDS = ("small", "strided", "large", "huge", "scalar", "numpy scalar", "sparse", "object", "zero", "none")
-SHAPES = {"small": (2,), "strided": (2,), "sparse": (2,), "zero": (2,), "large": (20_000,), "huge": (1 << 18,)}
+KINDS = ("small", "strided", "rows", "large", "huge", "scalar", "numpy scalar", "sparse", "object", "zero", "none")
+SHAPES = {"small": (2,), "strided": (2,), "rows": (2,), "sparse": (2,), "zero": (2,), "large": (20_000,), "huge": (1 << 18,)}
 
 
 def gradient(m: Machine, kind: str, value: float) -> Any:
@@ -41,7 +41,8 @@ def gradient(m: Machine, kind: str, value: float) -> Any:
         return s, x
     return {
         "small": lambda: np.full(2, value, np.float32),
-        "strided": lambda: np.full(4, value, np.float32)[::2],
+        "strided": lambda: np.full(2, value, np.float32)[::-1],
+        "rows": lambda: np.full(4, value, np.float32)[::2],
         "large": lambda: np.full(20_000, value, np.float32),
         "huge": lambda: np.full(1 << 18, value, np.float32),
         "wide": lambda: np.full(2, value, BFLOAT16),
@@ -168,10 +169,10 @@ def draw_step(r: random.Random, kind: str, slots: int, key: int | None, stats: b
         own = (
             kind
             if kind not in ("mixed", "declared")
-            else r.choice(KINDS if kind == "mixed" else ("small", "small", "strided"))
+            else r.choice(KINDS if kind == "mixed" else ("small", "small", "strided", "rows"))
         )
         return "add", slot, own, value, key
-    if word == "add_many" and kind in ("small", "declared", "strided", "object", "large", "huge", "wide"):
+    if word == "add_many" and kind in ("small", "declared", "strided", "rows", "object", "large", "huge", "wide"):
         return (
             "add_many",
             "small" if kind == "declared" else kind,
@@ -180,7 +181,7 @@ def draw_step(r: random.Random, kind: str, slots: int, key: int | None, stats: b
         )
     if word == "take":
         return "take", r.choice(({}, {}, {"scale": 2.0}, {"writable": True}) if kind != "object" else ({},))
-    if word == "take out" and kind in ("small", "declared", "strided", "wide"):
+    if word == "take out" and kind in ("small", "declared", "strided", "rows", "wide"):
         return ("take out",)
     if word == "expect":
         return "expect", slot, r.randint(1, 2)

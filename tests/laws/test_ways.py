@@ -69,6 +69,14 @@ def laid_out(x: Any, axes: list[int]) -> Any:
     return np.ascontiguousarray(x.transpose(axes)).reshape([x.shape[i] for i in axes]).transpose(np.argsort(axes))
 
 
+def rows_of(x: Any, axis: int) -> Any:
+    """The same array as a part of a larger one, with a gap along this axis."""
+    larger = np.empty_like(x, shape=[n + 2 * (i == axis) for i, n in enumerate(x.shape)])
+    part = larger[tuple(slice(1, n + 1) if i == axis else slice(None) for i, n in enumerate(x.shape))]
+    part[...] = x
+    return part
+
+
 class World:
     """A buffer and all that a program gave it: two of one seed are twins."""
 
@@ -81,6 +89,7 @@ class World:
         self.axes = list(range(len(self.shape)))  #: from the slowest to the fastest in the memory of most gradients
         if r.random() < 0.4:
             r.shuffle(self.axes)
+        self.gap = r.choice(self.axes) if self.axes and r.random() < 0.25 else None
         self.kind = r.choice(
             ["array", "array", "array", "torch", *("float", "int", "complex", "bool", "f8", "f4", "i4", "c8")]
         )
@@ -124,12 +133,14 @@ class World:
         x = array(r, dtype, shape)
         if len(shape) == len(self.axes) and r.random() < 0.9:
             x = laid_out(x, self.axes)
+            if self.gap is not None and r.random() < 0.8:
+                x = rows_of(x, self.gap)
         if r.random() < 0.05:
             x = x[::-1] if x.ndim else x
         if r.random() < 0.1 and self.given and r.random() < 0.8:
             x = r.choice(self.given)
         elif kind == "torch" and isinstance(dtype, str):
-            x = torch.from_numpy(x.copy(order="K"))
+            x = torch.from_numpy(x.copy(order="K") if self.gap is None or not x.flags.writeable else x)
             if r.random() < 0.05 and x.is_floating_point():
                 x = r.choice([torch._neg_view(x), x.clone().requires_grad_()])
         elif r.random() < 0.1:
@@ -185,6 +196,8 @@ class World:
                     self.strict = False  # a single contribution that is its own out is not even read by the fast path
                 elif x is not None and r.random() < 0.5:
                     x = laid_out(x, self.axes)
+            if self.gap is not None and r.random() < 0.8:
+                x = rows_of(x, self.gap)
                 if isinstance(x, np.ndarray) and self.kind == "torch" and not any(x is g for g in self.given):
                     x = torch.from_numpy(x)
                 outs.append(x)

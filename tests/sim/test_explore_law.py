@@ -24,7 +24,7 @@ from kit.support import CSRC
 
 pytestmark = pytest.mark.core
 
-HOST = ("small", "declared", "mixed", "strided", "object", "large", "huge")
+HOST = ("small", "declared", "mixed", "strided", "rows", "object", "large", "huge")
 ALL = (*HOST, "sim")
 #: Sums that are wider than what is added.
 WIDE = ("wide", "sim wide")

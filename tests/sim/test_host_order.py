@@ -139,7 +139,7 @@ def test_a_host_read_races_with_another_streams_write() -> None:
         one_by_one(later, reads, setup=setup)
 
 
-@pytest.mark.parametrize("kind", ["device", "host", "small strided", "sparse"])
+@pytest.mark.parametrize("kind", ["device", "host", "small strided", "small reversed", "sparse"])
 @pytest.mark.parametrize("see", ["ready", "take", "take out", "snapshot"])
 def test_an_add_that_a_thread_saw_comes_before_what_it_does_next(kind: str, see: str) -> None:
     k = Kit()
@@ -153,6 +153,7 @@ def test_an_add_that_a_thread_saw_comes_before_what_it_does_next(kind: str, see:
             "device": lambda: m.array(np.ones(4)),
             "host": lambda: np.ones(4),
             "small strided": lambda: np.ones(8)[::2],
+            "small reversed": lambda: np.ones(4)[::-1],
             "sparse": lambda: fanin.Sparse("coo", (np.zeros((1, 1), np.int64), np.ones(1)), (4,)),
         }[kind]()
 
