@@ -954,7 +954,7 @@ fan_status fan_plain_add(fan_buffer *b, size_t slot, const fan_plain_kind *kind,
     }
     void *copy = NULL;
     if (one->copy && kind) {
-        if (kind->scalar || kind->pitch || !fan_plain_fits(kind->dtype, kind->dtype, fan_plain_bytes(kind)) ||
+        if (kind->scalar || fan_plain_pitch(kind) || !fan_plain_fits(kind->dtype, kind->dtype, fan_plain_bytes(kind)) ||
             !(copy = b->frontend->plain->copy(one->object, kind, &one->data)))
             return FAN_OK;
         one->object = copy;

@@ -201,7 +201,7 @@ static void budget_recheck_newest(fan_buffer *b)
 static bool budget_plain_fits(const fan_buffer *b, size_t slot)
 {
     const fan_plain_kind *k = &b->slots[slot].list->kind;
-    return !k->pitch && fan_plain_accum(b, slot) == k->dtype;
+    return !fan_plain_pitch(k) && fan_plain_accum(b, slot) == k->dtype;
 }
 
 /* Whether the budget is passed now that `object`, which its caller still holds, is parked too. */

@@ -156,14 +156,14 @@ static void plain_array(fan_array *a, const fan_plain_kind *k, size_t count, con
     memset(a, 0, sizeof *a);
     a->data = (char *)data;
     a->dtype = k->dtype;
-    a->ndim = k->pitch ? 2 : 1;
+    a->ndim = fan_plain_pitch(k) ? 2 : 1;
     a->shape = a->dims;
     a->strides = a->dims + a->ndim;
     a->size = a->dims[0] = (int64_t)count;
     a->strides[a->ndim - 1] = unit;
-    if (k->pitch) {
+    if (fan_plain_pitch(k)) {
         fan_plain_rows(k, &a->dims[0], &a->dims[1]);
-        a->strides[0] = unit * (gaps ? k->pitch : a->dims[1]);
+        a->strides[0] = unit * (gaps ? fan_plain_pitch(k) : a->dims[1]);
     }
 }
 
@@ -203,7 +203,7 @@ static inline __attribute__((always_inline)) void plain_sum_runs(const fan_plain
 {
     _Alignas(16) char factor[16];
     size_t count = fan_plain_elements(k);
-    if (stats || k->pitch || !fan_plain_is_flat(count * fan_dtype_size(k->dtype), n)) {
+    if (stats || fan_plain_pitch(k) || !fan_plain_is_flat(count * fan_dtype_size(k->dtype), n)) {
         plain_sum_few_arrays(k, count, src, n, acc, scale, out, stats);
     } else if (n == 1 && !scale) {
         memmove(out, src[0], count * fan_dtype_size(k->dtype));

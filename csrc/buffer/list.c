@@ -23,46 +23,45 @@ uint64_t fan_plain_kind_bytes(const fan_plain_kind *k)
     return n ? n : 1; /* so that what has no bytes passes a budget of 0, too */
 }
 
-/* The axis that comes next in memory: one whose stride is `run`, or of size 1, else, where `gaps` is set, the one with
- * the least stride; -1: there is none. */
-static int plain_next_axis(unsigned left, int ndim, const int64_t *shape, const int64_t *strides, int64_t run,
-                           bool gaps)
+/* The axis with the least stride above `run`; -1: there is none. */
+static int plain_axis_beyond(unsigned left, int ndim, const int64_t *strides, int64_t run)
 {
     int next = -1;
-    for (int i = ndim; i-- > 0;)
-        if ((left >> i & 1) && (shape[i] == 1 || strides[i] == run))
-            return i;
-    for (int i = 0; gaps && i < ndim; i++)
+    for (int i = 0; i < ndim; i++)
         if ((left >> i & 1) && strides[i] > run && (next < 0 || strides[i] < strides[next]))
             next = i;
     return next;
 }
 
-bool fan_plain_order(fan_plain_kind *k, int ndim, const int64_t *shape, const int64_t *strides, int64_t unit, bool gaps)
+#define PLAIN_MOST_PITCH ((int64_t)1 << 22)
+
+bool fan_plain_order(int ndim, const int64_t *shape, const int64_t *strides, int64_t unit, bool gaps, uint32_t *order)
 {
     unsigned left = (1u << ndim) - 1;
     int64_t run = unit;
-    k->axes = k->run = 0;
-    k->pitch = 0;
+    *order = 0;
     for (int at = 0; at < ndim; at++) {
-        int i = plain_next_axis(left, ndim, shape, strides, run, gaps && !k->pitch);
-        if (i < 0)
-            return false;
-        if (shape[i] != 1 && strides[i] != run) {
-            if (strides[i] % unit || strides[i] / unit > INT32_MAX)
+        int i = ndim - 1;
+        while (i >= 0 && !((left >> i & 1) && (shape[i] == 1 || strides[i] == run)))
+            i--;
+        if (i < 0) {
+            i = gaps && *order >> 10 == 0 ? plain_axis_beyond(left, ndim, strides, run) : -1;
+            if (i < 0 || strides[i] % unit || strides[i] / unit >= PLAIN_MOST_PITCH)
                 return false;
-            k->run = (uint8_t)at;
-            k->pitch = (int32_t)(strides[i] / unit);
+            *order |= (uint32_t)(strides[i] / unit) << 10 | (uint32_t)at << 8;
             run = strides[i];
         }
         left &= ~(1u << i);
-        k->axes = (uint8_t)(k->axes | i << 2 * at);
+        *order |= (uint32_t)i << 2 * at;
         run *= shape[i];
     }
     return run > 0;
 }
 
-static int plain_axis(const fan_plain_kind *k, int at) { return k->axes ? k->axes >> 2 * at & 3 : k->ndim - 1 - at; }
+static int plain_axis(const fan_plain_kind *k, int at)
+{
+    return k->order & 255 ? (int)(k->order >> 2 * at & 3) : k->ndim - 1 - at;
+}
 
 void fan_plain_strides(const fan_plain_kind *k, int64_t unit, int64_t *strides)
 {
@@ -76,16 +75,16 @@ void fan_plain_rows(const fan_plain_kind *k, int64_t *rows, int64_t *row)
 {
     *rows = *row = 1;
     for (int at = 0; at < k->ndim; at++)
-        *(at < k->run ? row : rows) *= k->shape[plain_axis(k, at)];
+        *(at < (int)(k->order >> 8 & 3) ? row : rows) *= k->shape[plain_axis(k, at)];
 }
 
 uint64_t fan_plain_reach(const fan_plain_kind *k)
 {
     int64_t rows, row;
-    if (!k->pitch)
+    if (!fan_plain_pitch(k))
         return fan_plain_bytes(k);
     fan_plain_rows(k, &rows, &row);
-    return fan_dtype_size(k->dtype) * (uint64_t)((rows - 1) * k->pitch + row);
+    return fan_dtype_size(k->dtype) * (uint64_t)((rows - 1) * fan_plain_pitch(k) + row);
 }
 
 void fan_list_init(fan_list *p)

@@ -10,13 +10,11 @@
 #include "base/keys.h"
 #include "buffer/value.h"
 
-static inline bool fan_plain_same_order(const fan_plain_kind *a, const fan_plain_kind *b)
-{
-    return a->axes == b->axes && a->pitch == b->pitch && a->run == b->run;
-}
+/* fan_plain_pitch: elements from one place to the next along the axis that has gaps; 0: there are none. */
+static inline int64_t fan_plain_pitch(const fan_plain_kind *k) { return k->order >> 10; }
 static inline bool fan_plain_same(const fan_plain_kind *a, const fan_plain_kind *b)
 {
-    if (a->dtype != b->dtype || a->origin != b->origin || a->ndim != b->ndim || !fan_plain_same_order(a, b))
+    if (a->dtype != b->dtype || a->origin != b->origin || a->ndim != b->ndim || a->order != b->order)
         return false;
     for (int i = 0; i < a->ndim; i++)
         if (a->shape[i] != b->shape[i])
@@ -29,12 +27,13 @@ static inline bool fan_plain_same(const fan_plain_kind *a, const fan_plain_kind 
 size_t fan_plain_elements(const fan_plain_kind *k);
 uint64_t fan_plain_bytes(const fan_plain_kind *k);
 uint64_t fan_plain_kind_bytes(const fan_plain_kind *k);
-/* fan_plain_order: sets axes, run and pitch of a kind from an array that is not in C order; `unit`: the stride between
- * two neighbours in memory. false: its memory is neither gap-free nor, where `gaps` is set, rows of a larger array.
- * fan_plain_strides: the strides of gap-free memory in the order of the kind's axes. fan_plain_reach: the bytes from
- * the first element to the end of the last one. fan_plain_rows: an array of such a kind as one of two axes. */
-bool fan_plain_order(fan_plain_kind *k, int ndim, const int64_t *shape, const int64_t *strides, int64_t unit,
-                     bool gaps);
+/* fan_plain_order: the order of an array that is not in C order: its axes from the fastest to the slowest, two bits
+ * each; from bit 8 on, how many of the fastest have no gap between them, and, from bit 10 on, the pitch beyond them.
+ * `unit`: the stride between two neighbours in memory. false: its memory is neither gap-free nor, where `gaps` is set,
+ * has gaps along one axis alone. fan_plain_strides: the strides of gap-free memory in that order. fan_plain_reach: the
+ * bytes from the first element to the end of the last one. fan_plain_rows: an array of such a kind as one of two axes.
+ */
+bool fan_plain_order(int ndim, const int64_t *shape, const int64_t *strides, int64_t unit, bool gaps, uint32_t *order);
 void fan_plain_strides(const fan_plain_kind *k, int64_t unit, int64_t *strides);
 uint64_t fan_plain_reach(const fan_plain_kind *k);
 void fan_plain_rows(const fan_plain_kind *k, int64_t *rows, int64_t *row);

@@ -136,7 +136,7 @@ static inline fan_dtype fan_plain_accum(const fan_buffer *b, size_t slot)
 /* fan_plain_scratch: bytes that a sum of n entries in dtype `acc` needs beside them. */
 static inline size_t fan_plain_scratch(const fan_list *p, size_t n, fan_dtype acc, bool stats)
 {
-    bool whole = n > FAN_PLAIN_TERMS && (stats || p->kind.pitch || acc != p->kind.dtype);
+    bool whole = n > FAN_PLAIN_TERMS && (stats || fan_plain_pitch(&p->kind) || acc != p->kind.dtype);
     return whole ? (n + 1) * (sizeof(fan_array) + sizeof(fan_operand) + sizeof(char *)) : 0;
 }
 /* fan_plain_unshared: A6: whether no code but the buffer can reach the memory of an entry that the buffer did not make.
@@ -156,7 +156,7 @@ static inline fan_reuse_answer fan_plain_may_write(const fan_buffer *b, size_t s
     bool owned = p->summed > 1 || first->owned, unshared = fan_plain_unshared(b, first, owned);
     if (!owned && !first->donated && !unshared) /* the usual case, whatever else is so: the caller holds it */
         return FAN_REUSE_HELD;
-    fan_reuse facts = {.dense = !p->kind.pitch,
+    fan_reuse facts = {.dense = !fan_plain_pitch(&p->kind),
                        .writable = true,
                        .same_dtype = acc == p->kind.dtype,
                        .disjoint = true,

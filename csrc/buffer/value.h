@@ -39,14 +39,12 @@ typedef struct fan_plain_kind {
     fan_dtype dtype;
     uint8_t origin; /* as in fan_value */
     int8_t ndim;
-    uint8_t axes;      /* the axes from the fastest to the slowest, two bits each; 0: C order */
-    uint8_t run;       /* with a pitch: so many of the fastest axes are without gaps */
     bool check_at_use; /* whether the memory holds the value is checked when it is used: `plain_value` may call out
                           then, and no lock may be held */
     bool scalar;       /* an immutable number: the frontend makes an object of what its sum is written into */
     bool weak;         /* as in fan_value */
     bool inside;       /* the value itself, of at most 8 bytes, is in the place of its address */
-    int32_t pitch;     /* elements from one place to the next along the axis beyond the run; 0: there are no gaps */
+    uint32_t order;    /* of its axes in memory, and its gaps (fan_plain_order); 0: C order, without gaps */
     int64_t shape[FAN_PLAIN_NDIM];
 } fan_plain_kind;
 

@@ -63,9 +63,8 @@ static bool kind_of_tensor(const fan_state *st, PyObject *o, bool gaps, fan_plai
         in_c_order = in_c_order && (t.shape[i] <= 1 || !t.strides || t.strides[i] == run);
         run *= t.shape[i];
     }
-    kind->axes = kind->run = 0;
-    kind->pitch = 0;
-    if (!in_c_order && !fan_plain_order(kind, t.ndim, t.shape, t.strides, 1, gaps))
+    kind->order = 0;
+    if (!in_c_order && !fan_plain_order(t.ndim, t.shape, t.strides, 1, gaps, &kind->order))
         return false;
     kind->origin = st->torch_origin;
     kind->ndim = (int8_t)t.ndim;
@@ -80,8 +79,7 @@ static bool set_number(fan_plain_kind *kind, fan_dtype dtype, fan_origin origin,
     kind->dtype = dtype;
     kind->origin = (uint8_t)origin;
     kind->ndim = 0;
-    kind->axes = kind->run = 0;
-    kind->pitch = 0;
+    kind->order = 0;
     kind->check_at_use = false;
     kind->scalar = true;
     kind->weak = origin == FAN_FROM_PYTHON_SCALAR;
@@ -176,15 +174,15 @@ PyObject *fan_plain_number(const fan_plain_kind *kind, const char *value)
 }
 
 /* order_of_ndarray: of an array of at most FAN_PLAIN_NDIM axes; false: as fan_plain_order. */
-static inline bool order_of_ndarray(const PyArrayObject *a, bool gaps, fan_plain_kind *kind)
+static inline bool order_of_ndarray(const PyArrayObject *a, bool gaps, uint32_t *order)
 {
     _Static_assert(sizeof(npy_intp) == sizeof(int64_t), "NumPy's shapes and strides are read as ours");
-    kind->axes = kind->run = 0;
-    kind->pitch = 0;
+    *order = 0;
     return PyArray_CHKFLAGS(a, NPY_ARRAY_C_CONTIGUOUS) ||
            (PyArray_CHKFLAGS(a, NPY_ARRAY_ALIGNED) &&
-            fan_plain_order(kind, PyArray_NDIM(a), (const int64_t *)PyArray_DIMS((PyArrayObject *)a),
-                            (const int64_t *)PyArray_STRIDES((PyArrayObject *)a), (int64_t)PyArray_ITEMSIZE(a), gaps));
+            fan_plain_order(PyArray_NDIM(a), (const int64_t *)PyArray_DIMS((PyArrayObject *)a),
+                            (const int64_t *)PyArray_STRIDES((PyArrayObject *)a), (int64_t)PyArray_ITEMSIZE(a), gaps,
+                            order));
 }
 
 bool fan_plain_import_as(PyObject *o, bool gaps, fan_plain_kind *kind, char **data)
@@ -202,7 +200,7 @@ bool fan_plain_import_as(PyObject *o, bool gaps, fan_plain_kind *kind, char **da
     }
     PyArrayObject *a = (PyArrayObject *)o;
     int ndim = PyArray_NDIM(a);
-    if (ndim > FAN_PLAIN_NDIM || !order_of_ndarray(a, gaps, kind))
+    if (ndim > FAN_PLAIN_NDIM || !order_of_ndarray(a, gaps, &kind->order))
         return false;
     kind->dtype = fan_dtype_of_descr(PyArray_DESCR(a));
     if (kind->dtype == FAN_DT_NONE)
@@ -267,11 +265,12 @@ bool fan_owner_has(PyObject *view, const char *lo, const char *hi)
 static bool same_ndarray(PyObject *o, const fan_plain_kind *kind, const char *data)
 {
     PyArrayObject *a = (PyArrayObject *)o;
-    FAN_UNINITIALIZED fan_plain_kind now;
+    uint32_t order;
     if (!PyArray_CheckExact(o) || PyArray_BYTES(a) != data || PyArray_NDIM(a) != kind->ndim ||
         fan_dtype_of_descr(PyArray_DESCR(a)) != kind->dtype)
         return false;
-    if (!order_of_ndarray(a, true, &now) || !fan_plain_same_order(&now, kind))
+    if (PyArray_CHKFLAGS(a, NPY_ARRAY_C_CONTIGUOUS) ? kind->order != 0
+                                                    : !order_of_ndarray(a, true, &order) || order != kind->order)
         return false;
     for (int i = 0; i < kind->ndim; i++)
         if (PyArray_DIM(a, i) != kind->shape[i])
@@ -349,10 +348,10 @@ PyObject *fan_plain_fresh(PyObject *first, const fan_plain_kind *kind, char **da
     int64_t strides[FAN_PLAIN_NDIM];
     for (int i = 0; i < kind->ndim; i++)
         dims[i] = (npy_intp)kind->shape[i];
-    if (kind->axes)
+    if (kind->order)
         fan_plain_strides(kind, PyDataType_ELSIZE(d), strides);
     Py_INCREF(d);
-    PyObject *made = PyArray_NewFromDescr(&PyArray_Type, d, kind->ndim, dims, kind->axes ? (npy_intp *)strides : NULL,
+    PyObject *made = PyArray_NewFromDescr(&PyArray_Type, d, kind->ndim, dims, kind->order ? (npy_intp *)strides : NULL,
                                           NULL, 0, NULL);
     *data = made ? PyArray_BYTES((PyArrayObject *)made) : NULL;
     return made;

@@ -13,8 +13,7 @@ bool fan_unboxed_plain(void *object, fan_plain_kind *kind, char **data)
     kind->dtype = a->dtype;
     kind->origin = FAN_FROM_NDARRAY;
     kind->check_at_use = kind->scalar = kind->weak = kind->inside = false;
-    kind->axes = kind->run = 0;
-    kind->pitch = 0;
+    kind->order = 0;
     kind->ndim = (int8_t)a->ndim;
     for (int i = 0; i < a->ndim; i++)
         kind->shape[i] = a->shape[i];
