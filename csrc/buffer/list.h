@@ -57,7 +57,7 @@ typedef struct fan_item {
     bool hashed;
 } fan_item;
 
-/* One contribution. A plain one is a gap-free host array of the list's kind, or undefined, and all that is known of it
+/* One contribution. A plain one is a host array of the list's kind, or undefined, and all that is known of it
  * is here; of any other `general` is set, and it is an item. */
 typedef struct fan_entry {
     union {

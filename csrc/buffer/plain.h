@@ -1,4 +1,4 @@
-/* host: plain entries, and their sums: gap-free arrays of the host, of one kind, in a slot to which nothing else came.
+/* plain: plain entries, and their sums: host arrays of one kind, in a slot to which nothing else came.
  *
  * Nothing about them needs a decision on the way: no stream, no conversion, and a sum is one pass over memory. So they
  * are not made values: an entry is the object and the address of its first element, computed once at the add. Size and
