@@ -26,7 +26,15 @@ Program = tuple[tuple[Step, ...], ...]
 
 VALUES = (1e8, -1e8, 1.0, 3.0)
 KINDS = ("small", "strided", "rows", "large", "huge", "scalar", "numpy scalar", "sparse", "object", "zero", "none")
-SHAPES = {"small": (2,), "strided": (2,), "rows": (2,), "sparse": (2,), "zero": (2,), "large": (20_000,), "huge": (1 << 18,)}
+SHAPES = {
+    "small": (2,),
+    "strided": (2,),
+    "rows": (2,),
+    "sparse": (2,),
+    "zero": (2,),
+    "large": (20_000,),
+    "huge": (1 << 18,),
+}
 
 
 def gradient(m: Machine, kind: str, value: float) -> Any:
