@@ -166,11 +166,15 @@ static inline const char *fan_word_of(PyObject *text)
     return !word || strlen(word) == (size_t)n ? word : "";
 }
 
-/* errors.c: fan_raise turns the box into an exception (FAN_ERR_EXTERN: one is set already) and returns NULL. A live
- * exception becomes __context__. */
+/* errors.c. fan_raise: raises `err` and returns NULL (FAN_ERR_EXTERN: an exception is set already). A live
+ * exception becomes __context__. The fields of an error about a place are attributes of its exception: object, slot,
+ * slot_name, key, expected, got, each if it has it, and reason: the message without the place. */
 PyObject *fan_raise(fan_status s, const fan_error *err);
 /* fan_from_python: the other way: keeps the live exception where it is and returns FAN_ERR_EXTERN. */
 fan_status fan_from_python(fan_error *err);
+/* fan_exception_replace_place: gives a live exception about a place the message "<place>: <reason>"; `place` may be
+ * NULL, after an error. */
+void fan_exception_replace_place(PyObject *e, PyObject *place, PyObject *reason);
 /* fan_raise_sim: fan_raise, and fanin.sim.DeadlockError for FAN_ERR_DEADLOCK. */
 PyObject *fan_raise_sim(fan_status s, const fan_error *err);
 /* fan_check_signals: whether a signal wants the work ended. On any thread. */
