@@ -24,25 +24,21 @@ static inline uint64_t whole_u(double x)
 }
 
 /* X(NAME, memory type, wide type, in: wide of x; out: of an int64, of a uint64, of a float64) */
-#define REAL_LIST(X)                                                                                         \
-    X(BOOL, fan_any_u8, WIDE_I64, x != 0, x != 0, x != 0, x != 0)                                            \
-    X(INT8, fan_any_i8, WIDE_I64, x, (int8_t)x, (int8_t)x, (int8_t)convert_whole(x))                         \
-    X(INT16, fan_any_i16, WIDE_I64, x, (int16_t)x, (int16_t)x, (int16_t)convert_whole(x))                    \
-    X(INT32, fan_any_i32, WIDE_I64, x, (int32_t)x, (int32_t)x, (int32_t)convert_whole(x))                    \
-    X(INT64, fan_any_i64, WIDE_I64, x, x, (int64_t)x, convert_whole(x))                                      \
-    X(UINT8, fan_any_u8, WIDE_I64, x, (uint8_t)x, (uint8_t)x, (uint8_t)convert_whole(x))                     \
-    X(UINT16, fan_any_u16, WIDE_I64, x, (uint16_t)x, (uint16_t)x, (uint16_t)convert_whole(x))                \
-    X(UINT32, fan_any_u32, WIDE_I64, x, (uint32_t)x, (uint32_t)x, (uint32_t)convert_whole(x))                \
-    X(UINT64, fan_any_u64, WIDE_U64, x, (uint64_t)x, x, whole_u(x))                                          \
-    X(FLOAT16, fan_any_u16, WIDE_F64, (double)fan_float_of_float16(x), fan_float16_of(fan_odd_of_i64(x)),    \
-      fan_float16_of(fan_odd_of_u64(x)), fan_float16_of(fan_odd_of_double(x)))                               \
-    X(BFLOAT16, fan_any_u16, WIDE_F64, (double)fan_float_of_bfloat16(x), fan_bfloat16_of(fan_odd_of_i64(x)), \
-      fan_bfloat16_of(fan_odd_of_u64(x)), fan_bfloat16_of(fan_odd_of_double(x)))                             \
-    X(FLOAT8_E4M3FN, fan_any_u8, WIDE_F64, (double)fan_float_of_e4m3fn(x), fan_e4m3fn_of(fan_odd_of_i64(x)), \
-      fan_e4m3fn_of(fan_odd_of_u64(x)), fan_e4m3fn_of(fan_odd_of_double(x)))                                 \
-    X(FLOAT8_E5M2, fan_any_u8, WIDE_F64, (double)fan_float_of_e5m2(x), fan_e5m2_of(fan_odd_of_i64(x)),       \
-      fan_e5m2_of(fan_odd_of_u64(x)), fan_e5m2_of(fan_odd_of_double(x)))                                     \
-    X(FLOAT32, fan_any_f32, WIDE_F64, (double)x, (float)x, (float)x, (float)x)                               \
+#define LOW_REAL(X, NAME, c, bits, ...)                                                              \
+    X(NAME, fan_any_u##bits, WIDE_F64, (double)fan_float_of_##c(x), fan_##c##_of(fan_odd_of_i64(x)), \
+      fan_##c##_of(fan_odd_of_u64(x)), fan_##c##_of(fan_odd_of_double(x)))
+#define REAL_LIST(X)                                                                          \
+    X(BOOL, fan_any_u8, WIDE_I64, x != 0, x != 0, x != 0, x != 0)                             \
+    X(INT8, fan_any_i8, WIDE_I64, x, (int8_t)x, (int8_t)x, (int8_t)convert_whole(x))          \
+    X(INT16, fan_any_i16, WIDE_I64, x, (int16_t)x, (int16_t)x, (int16_t)convert_whole(x))     \
+    X(INT32, fan_any_i32, WIDE_I64, x, (int32_t)x, (int32_t)x, (int32_t)convert_whole(x))     \
+    X(INT64, fan_any_i64, WIDE_I64, x, x, (int64_t)x, convert_whole(x))                       \
+    X(UINT8, fan_any_u8, WIDE_I64, x, (uint8_t)x, (uint8_t)x, (uint8_t)convert_whole(x))      \
+    X(UINT16, fan_any_u16, WIDE_I64, x, (uint16_t)x, (uint16_t)x, (uint16_t)convert_whole(x)) \
+    X(UINT32, fan_any_u32, WIDE_I64, x, (uint32_t)x, (uint32_t)x, (uint32_t)convert_whole(x)) \
+    X(UINT64, fan_any_u64, WIDE_U64, x, (uint64_t)x, x, whole_u(x))                           \
+    FAN_LOW_LIST(LOW_REAL, X)                                                                 \
+    X(FLOAT32, fan_any_f32, WIDE_F64, (double)x, (float)x, (float)x, (float)x)                \
     X(FLOAT64, fan_any_f64, WIDE_F64, x, (double)x, (double)x, x)
 
 enum { WIDE_I64, WIDE_U64, WIDE_F64, WIDE_C128, WIDES };
@@ -129,17 +125,13 @@ static const struct {
 };
 
 /* The common pairs. X(FROM, TO, memory type from, memory type to, expression) */
-#define DIRECT_LIST(X)                                                         \
-    X(BOOL, BOOL, fan_any_u8, fan_any_u8, x != 0)                              \
-    X(FLOAT16, FLOAT32, fan_any_u16, fan_any_f32, fan_float_of_float16(x))     \
-    X(BFLOAT16, FLOAT32, fan_any_u16, fan_any_f32, fan_float_of_bfloat16(x))   \
-    X(FLOAT8_E4M3FN, FLOAT32, fan_any_u8, fan_any_f32, fan_float_of_e4m3fn(x)) \
-    X(FLOAT8_E5M2, FLOAT32, fan_any_u8, fan_any_f32, fan_float_of_e5m2(x))     \
-    X(FLOAT32, FLOAT16, fan_any_f32, fan_any_u16, fan_float16_of(x))           \
-    X(FLOAT32, BFLOAT16, fan_any_f32, fan_any_u16, fan_bfloat16_of(x))         \
-    X(FLOAT32, FLOAT8_E4M3FN, fan_any_f32, fan_any_u8, fan_e4m3fn_of(x))       \
-    X(FLOAT32, FLOAT8_E5M2, fan_any_f32, fan_any_u8, fan_e5m2_of(x))           \
-    X(FLOAT32, FLOAT64, fan_any_f32, fan_any_f64, (double)x)                   \
+#define LOW_DIRECT(X, NAME, c, bits, ...)                               \
+    X(NAME, FLOAT32, fan_any_u##bits, fan_any_f32, fan_float_of_##c(x)) \
+    X(FLOAT32, NAME, fan_any_f32, fan_any_u##bits, fan_##c##_of(x))
+#define DIRECT_LIST(X)                                       \
+    X(BOOL, BOOL, fan_any_u8, fan_any_u8, x != 0)            \
+    FAN_LOW_LIST(LOW_DIRECT, X)                              \
+    X(FLOAT32, FLOAT64, fan_any_f32, fan_any_f64, (double)x) \
     X(FLOAT64, FLOAT32, fan_any_f64, fan_any_f32, (float)x)
 
 #define DIRECT(FROM, TO, S, D, EXPR)                                 \

@@ -2,17 +2,20 @@
 
 #include <string.h>
 
+enum { FROM_NUMPY, FROM_ML_DTYPES };
+
 static const struct {
     const char *name;
     char kind;
+    uint8_t sum, from;
 } facts[FAN_DT_COUNT] = {
-#define X(NAME, name, bytes, kind) {name, kind},
+#define X(NAME, name, bytes, kind, SUM, LIBRARY, ...) {name, kind, FAN_DT_##SUM, FROM_##LIBRARY},
     FAN_DTYPE_LIST(X)
 #undef X
 };
 
 const uint8_t fan_dtype_sizes[FAN_DT_COUNT] = {
-#define X(NAME, name, bytes, kind) bytes,
+#define X(NAME, name, bytes, ...) bytes,
     FAN_DTYPE_LIST(X)
 #undef X
 };
@@ -31,10 +34,9 @@ fan_dtype fan_dtype_from_name(const char *name)
     return FAN_DT_NONE;
 }
 
-static bool is_float8(fan_dtype d) { return d == FAN_DT_FLOAT8_E4M3FN || d == FAN_DT_FLOAT8_E5M2; }
+static bool is_float8(fan_dtype d) { return dtype_valid(d) && (FAN_FLOAT8_SET >> d & 1); }
 
-/* Floats that NumPy does not have itself. */
-static bool dtype_is_foreign(fan_dtype d) { return d == FAN_DT_BFLOAT16 || is_float8(d); }
+bool fan_dtype_of_ml_dtypes(fan_dtype d) { return dtype_valid(d) && facts[d].from == FROM_ML_DTYPES; }
 
 static bool dtype_is_integer(fan_dtype d) { return fan_dtype_kind(d) == 'i' || fan_dtype_kind(d) == 'u'; }
 
@@ -89,9 +91,9 @@ fan_dtype fan_dtype_promote(fan_dtype a, fan_dtype b)
         return promote_integers(a, b);
     if (is_float8(a) && is_float8(b))
         return FAN_DT_NONE;
-    if (dtype_is_foreign(a) && dtype_is_integer(b))
+    if (fan_dtype_of_ml_dtypes(a) && dtype_is_integer(b))
         return a;
-    if (dtype_is_foreign(b) && dtype_is_integer(a))
+    if (fan_dtype_of_ml_dtypes(b) && dtype_is_integer(a))
         return b;
     size_t na = dtype_float_bytes(a), nb = dtype_float_bytes(b), n = na >= nb ? na : nb;
     if (fan_dtype_kind(a) == 'c' || fan_dtype_kind(b) == 'c')
@@ -100,7 +102,7 @@ fan_dtype fan_dtype_promote(fan_dtype a, fan_dtype b)
         return b;
     if (is_float8(b))
         return a;
-    if (n == 2 && (dtype_is_foreign(a) || dtype_is_foreign(b)))
+    if (n == 2 && (fan_dtype_of_ml_dtypes(a) || fan_dtype_of_ml_dtypes(b)))
         return FAN_DT_FLOAT32; /* bfloat16 with float16: neither contains the other */
     return real_of(n);
 }
@@ -124,7 +126,7 @@ fan_dtype fan_dtype_promote_weak(fan_dtype a, char kind)
     }
 }
 
-fan_dtype fan_dtype_accumulate(fan_dtype d) { return d == FAN_DT_FLOAT16 || dtype_is_foreign(d) ? FAN_DT_FLOAT32 : d; }
+fan_dtype fan_dtype_accumulate(fan_dtype d) { return dtype_valid(d) ? (fan_dtype)facts[d].sum : d; }
 
 bool fan_dtype_can_cast(fan_dtype from, fan_dtype to)
 {

@@ -234,10 +234,8 @@ DIRECT(twice, fan_any_f64, WIDE_FIRST, WIDE_TERM, uint64_t, quick_bad_wide(whole
         MEM *d = (MEM *)to;                                                 \
         EACH(float x = from[i];, , d[i] = DOWN(x);)                         \
     }
-LOW_LOOPS(half, fan_any_u16, fan_float_of_float16, fan_float16_of)
-LOW_LOOPS(bfloat16, fan_any_u16, fan_float_of_bfloat16, fan_bfloat16_of)
-LOW_LOOPS(e4m3fn, fan_any_u8, fan_float_of_e4m3fn, fan_e4m3fn_of)
-LOW_LOOPS(e5m2, fan_any_u8, fan_float_of_e5m2, fan_e5m2_of)
+#define LOOPS_OF(X, NAME, c, bits, ...) LOW_LOOPS(c, fan_any_u##bits, fan_float_of_##c, fan_##c##_of)
+FAN_LOW_LIST(LOOPS_OF, )
 
 /* half_direct: a float16 sum is an integer multiple of 2^-24, below 2^19 for 8 terms: always exact, and never a
  * subnormal float32. So rounding to odd keeps 24 of the float64's digits and sets the last if any other was set. */
@@ -253,10 +251,14 @@ ALWAYS_INLINE void half_direct(char *dst, const char *const *src, int sources, s
     }
 }
 
-#define LOW_WAYS(LOW, NAME, TARGET)                                                                          \
-    TARGET static void LOW##_up_##NAME(float *to, const char *from, size_t len) { LOW##_up(to, from, len); } \
-    TARGET static void LOW##_down_##NAME(char *to, const float *from, size_t len) { LOW##_down(to, from, len); }
-#define LOW_WAY(LOW, NAME) {LOW##_up_##NAME, LOW##_down_##NAME}
+/* LOW_WAYS: of a low float, for a vector unit: (its name, its target). */
+#define LOW_WAYS(UNIT, NAME, c, ...) LOW_WAYS_IN(c, BOTH UNIT)
+#define LOW_WAYS_IN(...) LOW_WAYS_OF(__VA_ARGS__)
+#define BOTH(name, target) name, target
+#define LOW_WAYS_OF(c, NAME, TARGET)                                                                     \
+    TARGET static void c##_up_##NAME(float *to, const char *from, size_t len) { c##_up(to, from, len); } \
+    TARGET static void c##_down_##NAME(char *to, const float *from, size_t len) { c##_down(to, from, len); }
+#define LOW_WAY(UNIT, NAME, c, ...) [FAN_DT_##NAME] = {c##_up_##UNIT, c##_down_##UNIT},
 
 /* The loops, compiled for each vector unit. */
 #define WAYS(NAME, TARGET)                                                                                           \
@@ -290,36 +292,38 @@ ALWAYS_INLINE void half_direct(char *dst, const char *const *src, int sources, s
     {                                                                                                                \
         return twice_direct(dst, src, sources, j, len, quick);                                                       \
     }                                                                                                                \
-    LOW_WAYS(bfloat16, NAME, TARGET)                                                                                 \
-    LOW_WAYS(e4m3fn, NAME, TARGET)                                                                                   \
-    LOW_WAYS(e5m2, NAME, TARGET)
-#define WAY(NAME, HALF)                              \
-    {LOW_WAY(half, NAME),   LOW_WAY(bfloat16, NAME), \
-     LOW_WAY(e4m3fn, NAME), LOW_WAY(e5m2, NAME),     \
-     narrow_##NAME,         plain_##NAME,            \
-     wide_##NAME,           judge_narrow_##NAME,     \
-     judge_wide_##NAME,     odd_##NAME,              \
-     single_##NAME,         brain_##NAME,            \
-     twice_##NAME,          HALF}
+    FAN_LOW_ML_LIST(LOW_WAYS, (NAME, TARGET))
+#define WAY(NAME, HALF)             \
+    {{FAN_LOW_LIST(LOW_WAY, NAME)}, \
+     narrow_##NAME,                 \
+     plain_##NAME,                  \
+     wide_##NAME,                   \
+     judge_narrow_##NAME,           \
+     judge_wide_##NAME,             \
+     odd_##NAME,                    \
+     single_##NAME,                 \
+     brain_##NAME,                  \
+     twice_##NAME,                  \
+     HALF}
 
 WAYS(plain, )
-LOW_WAYS(half, plain, )
+LOW_WAYS_OF(float16, plain, )
 #if defined(__x86_64__) && defined(__GNUC__)
 #define AVX2 __attribute__((target("avx2,f16c")))
 #define AVX512 __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,f16c")))
 WAYS(avx2, AVX2)
 WAYS(avx512, AVX512)
 
-/* HALF_WAYS: float16 by hardware instructions, W numbers at once. Every NaN becomes the one that half_down makes. */
+/* HALF_WAYS: float16 by hardware instructions, W numbers at once. Every NaN becomes the one that float16_down makes. */
 #define HALF_WAYS(NAME, TARGET, W, FLOATS, HALVES, WIDEN, NARROW, LOAD, STORE, LOAD_HALVES, STORE_HALVES, ONE_NAN) \
-    TARGET static void half_up_##NAME(float *to, const char *from, size_t len)                                     \
+    TARGET static void float16_up_##NAME(float *to, const char *from, size_t len)                                  \
     {                                                                                                              \
         size_t whole = len - len % W;                                                                              \
         for (size_t i = 0; i < whole; i += W)                                                                      \
             STORE(to + i, WIDEN(LOAD_HALVES((const HALVES *)(const void *)(from + 2 * i))));                       \
-        half_up(to + whole, from + 2 * whole, len - whole);                                                        \
+        float16_up(to + whole, from + 2 * whole, len - whole);                                                     \
     }                                                                                                              \
-    TARGET static void half_down_##NAME(char *to, const float *from, size_t len)                                   \
+    TARGET static void float16_down_##NAME(char *to, const float *from, size_t len)                                \
     {                                                                                                              \
         size_t whole = len - len % W;                                                                              \
         for (size_t i = 0; i < whole; i += W) {                                                                    \
@@ -327,7 +331,7 @@ WAYS(avx512, AVX512)
             STORE_HALVES((HALVES *)(void *)(to + 2 * i),                                                           \
                          NARROW(ONE_NAN(x), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));                       \
         }                                                                                                          \
-        half_down(to + 2 * whole, from + whole, len - whole);                                                      \
+        float16_down(to + 2 * whole, from + whole, len - whole);                                                   \
     }
 
 AVX2 static inline __m256 one_nan_avx2(__m256 x)

@@ -43,7 +43,7 @@ typedef struct low_ways {
 
 /* The loops of one vector unit. */
 typedef struct exact_loops {
-    low_ways half, bfloat16, e4m3fn, e5m2;
+    low_ways low[FAN_DT_COUNT]; /* of low floats; else NULL */
     void (*narrow)(tally *t, const char *const *src, bool first, size_t len);
     void (*plain)(tally *t, const char *const *src, bool first, size_t len);
     void (*wide)(tally *t, const char *const *src, bool first, size_t len);

@@ -25,18 +25,7 @@ void fan__exact_job_begin(exact_job *j, const void *in, size_t step, size_t n, f
 
 const low_ways *fan__exact_low_ways(const exact_loops *how, fan_dtype d)
 {
-    switch (d) {
-    case FAN_DT_FLOAT16:
-        return &how->half;
-    case FAN_DT_BFLOAT16:
-        return &how->bfloat16;
-    case FAN_DT_FLOAT8_E4M3FN:
-        return &how->e4m3fn;
-    case FAN_DT_FLOAT8_E5M2:
-        return &how->e5m2;
-    default:
-        return NULL;
-    }
+    return how->low[d].up ? &how->low[d] : NULL;
 }
 
 const char *fan__exact_term(const exact_job *j, size_t k, int64_t at, int64_t len, char *room)

@@ -202,16 +202,11 @@ typedef uint16_t mem_u16;
     X(single, float, float, x, a + b, a * b, x)                                         \
     X(twice, double, double, x, a + b, a * b, x)                                        \
     X(doubled, float, double, (double)x, a + b, a * b, (float)x)
-#define LOW(X, K, MEM)                                                   \
-    X(K, MEM, float, fan_float_of_##K(x), a + b, a * b, fan_##K##_of(x)) \
-    X(own_##K, MEM, float, fan_float_of_##K(x), fan_float_of_##K(fan_##K##_of(a + b)), a *b, fan_##K##_of(x))
-#define LOW_LIST(X)            \
-    LOW(X, float16, uint16_t)  \
-    LOW(X, bfloat16, uint16_t) \
-    LOW(X, e4m3fn, uint8_t)    \
-    LOW(X, e5m2, uint8_t)
+#define LOW(X, NAME, K, BITS, ...)                                                  \
+    X(K, uint##BITS##_t, float, fan_float_of_##K(x), a + b, a * b, fan_##K##_of(x)) \
+    X(own_##K, uint##BITS##_t, float, fan_float_of_##K(x), fan_float_of_##K(fan_##K##_of(a + b)), a *b, fan_##K##_of(x))
 WIDE_LIST(NUMBERS)
-LOW_LIST(NUMBERS)
+FAN_LOW_LIST(LOW, NUMBERS)
 #undef NUMBERS
 
 /* Vectors of low floats: as lowp.h, lane by lane. A comparison of vectors is a vector of masks. */
@@ -276,18 +271,13 @@ LOW_VECTORS(s)
 #endif
 
 /* Low floats of memory to float32 and back. */
-#define LOW_MEMORY(K, S, MEM, BITS)                                                   \
+#define LOW_MEMORY(S, NAME, K, BITS, ...) LOW_MEMORY_OF(K, S, half##BITS##_##S, BITS)
+#define LOW_MEMORY_OF(K, S, MEM, BITS)                                                \
     ALWAYS vf32_##S K##_in_##S(v##MEM x) { return K##_up_##S(widen##BITS##_##S(x)); } \
     ALWAYS v##MEM K##_out_##S(vf32_##S x) { return narrow##BITS##_##S(K##_down_##S(x)); }
-LOW_MEMORY(float16, w, half16_w, 16)
-LOW_MEMORY(bfloat16, w, half16_w, 16)
-LOW_MEMORY(e5m2, w, half8_w, 8)
-LOW_MEMORY(e4m3fn, w, half8_w, 8)
+FAN_LOW_LIST(LOW_MEMORY, w)
 #if FAN_WIDE > 16
-LOW_MEMORY(float16, s, half16_s, 16)
-LOW_MEMORY(bfloat16, s, half16_s, 16)
-LOW_MEMORY(e5m2, s, half8_s, 8)
-LOW_MEMORY(e4m3fn, s, half8_s, 8)
+FAN_LOW_LIST(LOW_MEMORY, s)
 /* AVX2 and AVX-512 machines have instructions for float16; only their NaNs are made ours first. */
 ALWAYS vf32_w quick_in_w(vhalf16_w x)
 {
@@ -335,14 +325,10 @@ ALWAYS vhalf16_w quick_out_w(vf32_w x)
     X(single, S, f32_##S, float, vf32_##S, x, a + b, a * b, x)                    \
     X(twice, S, f64_##S, double, vf64_##S, x, a + b, a * b, x)                    \
     X(doubled, S, half32_##S, double, vf64_##S, doubles_##S(x), a + b, a * b, floats_##S(x))
-#define LOW_VECTOR(X, K, S, MEM)                                               \
-    X(K, S, MEM, float, vf32_##S, K##_in_##S(x), a + b, a * b, K##_out_##S(x)) \
-    X(own_##K, S, MEM, float, vf32_##S, K##_in_##S(x), K##_in_##S(K##_out_##S(a + b)), a *b, K##_out_##S(x))
-#define LOW_VECTOR_LIST(X, S)              \
-    LOW_VECTOR(X, float16, S, half16_##S)  \
-    LOW_VECTOR(X, bfloat16, S, half16_##S) \
-    LOW_VECTOR(X, e4m3fn, S, half8_##S)    \
-    LOW_VECTOR(X, e5m2, S, half8_##S)
+#define LOW_VECTOR(S, NAME, K, BITS, ...)                                                                              \
+    VECTOR_NUMBERS(K, S, half##BITS##_##S, float, vf32_##S, K##_in_##S(x), a + b, a * b, K##_out_##S(x))               \
+    VECTOR_NUMBERS(own_##K, S, half##BITS##_##S, float, vf32_##S, K##_in_##S(x), K##_in_##S(K##_out_##S(a + b)), a *b, \
+                   K##_out_##S(x))
 
 #define VECTOR_NUMBERS(K, S, MEM, T, V, UP, PLUS, TIMES, DOWN) \
     typedef v##MEM vector_##K##_##S;                           \
@@ -355,10 +341,10 @@ ALWAYS vhalf16_w quick_out_w(vf32_w x)
     ALWAYS V times_##K##_##S(V a, T b) { return TIMES; }       \
     ALWAYS v##MEM down_##K##_##S(V x) { return DOWN; }
 WIDE_VECTOR_LIST(VECTOR_NUMBERS, w)
-LOW_VECTOR_LIST(VECTOR_NUMBERS, w)
+FAN_LOW_LIST(LOW_VECTOR, w)
 #if FAN_WIDE > 16
 WIDE_VECTOR_LIST(VECTOR_NUMBERS, s)
-LOW_VECTOR_LIST(VECTOR_NUMBERS, s)
+FAN_LOW_LIST(LOW_VECTOR, s)
 #endif
 #undef VECTOR_NUMBERS
 
@@ -552,14 +538,12 @@ LIGHT(bits64, bits64, uint64_t, uint64_t, uint64_t, vu64)
 LIGHT(single, single, float, float, float, vf32)
 LIGHT(twice, twice, double, double, double, vf64)
 LIGHT(doubled, twice, float, double, double, vf64)
-LIGHT(float16, single, uint16_t, float, float, vf32)
-LIGHT(bfloat16, single, uint16_t, float, float, vf32)
-HEAVY(e4m3fn, single, uint8_t, float, float, vf32)
-HEAVY(e5m2, single, uint8_t, float, float, vf32)
-HEAVY(own_float16, own_float16, uint16_t, uint16_t, float, vf32)
-HEAVY(own_bfloat16, own_bfloat16, uint16_t, uint16_t, float, vf32)
-HEAVY(own_e4m3fn, own_e4m3fn, uint8_t, uint8_t, float, vf32)
-HEAVY(own_e5m2, own_e5m2, uint8_t, uint8_t, float, vf32)
+#define HOW_16 LIGHT
+#define HOW_8 HEAVY
+#define LOW_FOLDS(X, NAME, K, BITS, ...)                      \
+    HOW_##BITS(K, single, uint##BITS##_t, float, float, vf32) \
+        HEAVY(own_##K, own_##K, uint##BITS##_t, uint##BITS##_t, float, vf32)
+FAN_LOW_LIST(LOW_FOLDS, )
 
 /* ---- Folds that count ----
  *
@@ -751,10 +735,8 @@ OTHERS(bits32, uint32_t, uint32_t, RUN_HERE)
 OTHERS(bits64, uint64_t, uint64_t, RUN_HERE)
 OTHERS(single, float, float, RUN_HERE)
 OTHERS(twice, double, double, RUN_HERE)
-OTHERS(own_float16, uint16_t, float, RUN_THERE)
-OTHERS(own_bfloat16, uint16_t, float, RUN_THERE)
-OTHERS(own_e4m3fn, uint8_t, float, RUN_THERE)
-OTHERS(own_e5m2, uint8_t, float, RUN_THERE)
+#define LOW_OTHERS(X, NAME, K, BITS, ...) OTHERS(own_##K, uint##BITS##_t, float, RUN_THERE)
+FAN_LOW_LIST(LOW_OTHERS, )
 
 /* Complex numbers are added part by part; only these two handle whole ones. */
 #define COMPLEX(K, T)                                             \
@@ -894,10 +876,8 @@ SURVEY_AS(uint8, uint8_t, double, twice, x)
 SURVEY_AS(uint16, uint16_t, double, twice, x)
 SURVEY_AS(uint32, uint32_t, double, twice, x)
 SURVEY_AS(uint64, uint64_t, double, twice, x)
-SURVEY_AS(float16, uint16_t, float, single, fan_float_of_float16(x))
-SURVEY_AS(bfloat16, uint16_t, float, single, fan_float_of_bfloat16(x))
-SURVEY_AS(e4m3fn, uint8_t, float, single, fan_float_of_e4m3fn(x))
-SURVEY_AS(e5m2, uint8_t, float, single, fan_float_of_e5m2(x))
+#define LOW_SURVEY(X, NAME, K, BITS, ...) SURVEY_AS(K, uint##BITS##_t, float, single, fan_float_of_##K(x))
+FAN_LOW_LIST(LOW_SURVEY, )
 
 /* SURVEY_REAL: reads in place. */
 #define SURVEY_REAL(NAME, T)                                                                          \
@@ -960,9 +940,12 @@ static uint64_t read_all(const char *p, size_t bytes)
 
 #define REAL(K, MEM, STATS, WATCH) \
     {sizeof(MEM), 1, sum_##K, NULL, FAN_DT_NONE, add_at_##K, add_up_##K, scale_##K, stats_##STATS, WATCH, NULL}
-#define LOW_REAL(K, MEM, WATCH)                                                                      \
-    {sizeof(MEM),   1,         sum_own_##K, sum_##K, FAN_DT_FLOAT32, add_at_own_##K, add_up_own_##K, \
-     scale_own_##K, stats_##K, NULL,        WATCH}
+#define WATCH_16(K) watch_##K
+#define WATCH_8(K) NULL
+#define LOW_REAL(X, NAME, K, BITS, ...)                                                                        \
+    [FAN_DT_##NAME] = {                                                                                        \
+        BITS / 8,      1,         sum_own_##K, sum_##K,        FAN_DT_FLOAT32, add_at_own_##K, add_up_own_##K, \
+        scale_own_##K, stats_##K, NULL,        WATCH_##BITS(K)},
 #define PAIR(K, MEM, UP, UPPER) \
     {2 * sizeof(MEM), 2, sum_##K, UP, UPPER, add_at_##K, add_up_c##K, fan_loops_scale_c##K, stats_c##K, NULL, NULL}
 
@@ -979,12 +962,8 @@ const fan_loop_set FAN_SET = {
         [FAN_DT_UINT16] = REAL(bits16, uint16_t, uint16, NULL),
         [FAN_DT_UINT32] = REAL(bits32, uint32_t, uint32, NULL),
         [FAN_DT_UINT64] = REAL(bits64, uint64_t, uint64, NULL),
-        [FAN_DT_FLOAT16] = LOW_REAL(float16, uint16_t, watch_float16),
-        [FAN_DT_BFLOAT16] = LOW_REAL(bfloat16, uint16_t, watch_bfloat16),
-        [FAN_DT_FLOAT8_E4M3FN] = LOW_REAL(e4m3fn, uint8_t, NULL),
-        [FAN_DT_FLOAT8_E5M2] = LOW_REAL(e5m2, uint8_t, NULL),
-        [FAN_DT_FLOAT32] = {4, 1, sum_single, sum_doubled, FAN_DT_FLOAT64, add_at_single, add_up_single, scale_single,
-                            stats_single, watch_single, NULL},
+        FAN_LOW_LIST(LOW_REAL, )[FAN_DT_FLOAT32] = {4, 1, sum_single, sum_doubled, FAN_DT_FLOAT64, add_at_single,
+                                                    add_up_single, scale_single, stats_single, watch_single, NULL},
         [FAN_DT_FLOAT64] = REAL(twice, double, twice, watch_twice),
         [FAN_DT_COMPLEX64] = PAIR(single, float, sum_doubled, FAN_DT_COMPLEX128),
         [FAN_DT_COMPLEX128] = PAIR(twice, double, NULL, FAN_DT_NONE),

@@ -8,14 +8,11 @@
 fan_exact_kind fan__exact_kind_of(fan_dtype d)
 {
     switch (d) {
-    case FAN_DT_FLOAT8_E4M3FN:
-        return (fan_exact_kind){1, 9, 4, true};
-    case FAN_DT_FLOAT8_E5M2:
-        return (fan_exact_kind){1, 16, 3, true};
-    case FAN_DT_FLOAT16:
-        return (fan_exact_kind){2, 24, 11, true};
-    case FAN_DT_BFLOAT16:
-        return (fan_exact_kind){5, 133, 8, false};
+#define LOW(X, NAME, c, bits, limbs, unit, digits, always) \
+    case FAN_DT_##NAME:                                    \
+        return (fan_exact_kind){limbs, unit, digits, always};
+        FAN_LOW_LIST(LOW, )
+#undef LOW
     case FAN_DT_FLOAT32:
     case FAN_DT_COMPLEX64:
         return (fan_exact_kind){5, 149, 24, false};

@@ -1,6 +1,8 @@
 #include "base/status.h"
 
+#include <inttypes.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -15,34 +17,63 @@ const char *fan_status_word(fan_status s)
     return i < sizeof words / sizeof words[0] ? words[i] : "unknown status";
 }
 
-__attribute__((format(printf, 4, 0))) static fan_status fill(fan_error *err, fan_status s, int code, const char *fmt,
-                                                             va_list args)
+/* error_fill: `err` may be NULL; at: NULL: no place; expected: NULL: none. Returns s. */
+__attribute__((format(printf, 7, 0))) static fan_status error_fill(fan_error *err, fan_status s, int code,
+                                                                   const fan_place *at, const char *expected,
+                                                                   const char *got, const char *fmt, va_list args)
 {
-    if (err) {
-        err->status = s;
-        err->code = code;
-        if (vsnprintf(err->text, sizeof err->text, fmt, args) < 0)
-            err->text[0] = '\0';
+    if (!err)
+        return s;
+    err->status = s;
+    err->code = code;
+    err->slot = err->key = -1;
+    err->object[0] = err->slot_name[0] = err->expected[0] = err->got[0] = err->text[0] = '\0';
+    if (at) {
+        bool named = at->slot_name && at->slot >= 0;
+        err->slot = at->slot;
+        err->key = at->key;
+        fan_append(err->object, sizeof err->object, "%s", at->object);
+        fan_append(err->slot_name, sizeof err->slot_name, "%s", named ? at->slot_name : "");
+        fan_append(err->text, sizeof err->text, "%s", at->object);
+        if (at->slot >= 0)
+            fan_append(err->text, sizeof err->text, ": slot %" PRId64 "%s%s%s", at->slot, named ? " (" : "",
+                       named ? at->slot_name : "", named ? ")" : "");
+        if (at->key >= 0)
+            fan_append(err->text, sizeof err->text, ", key %" PRId64, at->key);
+        fan_append(err->text, sizeof err->text, ": ");
     }
+    err->reason = (uint16_t)strlen(err->text);
+    if (expected) {
+        fan_append(err->expected, sizeof err->expected, "%s", expected);
+        fan_append(err->got, sizeof err->got, "%s", got);
+        fan_append(err->text, sizeof err->text, "expected %s, got %s", expected, got);
+    }
+    size_t n = strlen(err->text);
+    if (vsnprintf(err->text + n, sizeof err->text - n, fmt, args) < 0)
+        err->text[n] = '\0';
     return s;
 }
 
-fan_status fan_fail(fan_error *err, fan_status s, const char *fmt, ...)
+#define FAIL(code, at, expected, got)                               \
+    va_list args;                                                   \
+    va_start(args, fmt);                                            \
+    error_fill(err, s, (code), (at), (expected), (got), fmt, args); \
+    va_end(args);                                                   \
+    return s
+
+fan_status fan_fail(fan_error *err, fan_status s, const char *fmt, ...) { FAIL(0, NULL, NULL, NULL); }
+
+fan_status fan_fail_code(fan_error *err, fan_status s, int code, const char *fmt, ...) { FAIL(code, NULL, NULL, NULL); }
+
+fan_status fan_fail_at(fan_error *err, fan_status s, int code, fan_place at, const char *fmt, ...)
 {
-    va_list args;
-    va_start(args, fmt);
-    fill(err, s, 0, fmt, args);
-    va_end(args);
-    return s;
+    FAIL(code, &at, NULL, NULL);
 }
 
-fan_status fan_fail_code(fan_error *err, fan_status s, int code, const char *fmt, ...)
+fan_status fan_fail_expected(fan_error *err, fan_status s, fan_place at, const char *expected, const char *got,
+                             const char *fmt, ...)
 {
-    va_list args;
-    va_start(args, fmt);
-    fill(err, s, code, fmt, args);
-    va_end(args);
-    return s;
+    FAIL(0, &at, expected, got);
 }
 
 void fan_append(char *buf, size_t size, const char *fmt, ...)

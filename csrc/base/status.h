@@ -7,6 +7,7 @@
 #define FAN_BASE_STATUS_H
 
 #include <stddef.h>
+#include <stdint.h>
 
 /* X(name, word): the statuses, listed once. */
 #define FAN_STATUS_LIST(X)                  \
@@ -32,10 +33,24 @@ typedef enum fan_status {
 } fan_status;
 
 #define FAN_ERROR_TEXT 1024
+#define FAN_ERROR_NAME 128
 
+/* fan_place: what an error is about. Text begins with it: "grads: slot 2 (w1), key 3: ". */
+typedef struct fan_place {
+    const char *object;    /* the name of the buffer or node; borrowed */
+    int64_t slot;          /* -1: the whole object */
+    const char *slot_name; /* borrowed; NULL: none */
+    int64_t key;           /* -1: none */
+} fan_place;
+
+/* fan_error: the whole message, and its parts as fields, so that no caller reads them out of the message. */
 typedef struct fan_error {
-    fan_status status; /* FAN_OK: empty */
-    int code;          /* the driver's code for FAN_ERR_DEVICE; else 0 */
+    fan_status status;                                      /* FAN_OK: empty */
+    int code;                                               /* the driver's code for FAN_ERR_DEVICE; else 0 */
+    uint16_t reason;                                        /* where in `text` the place ends and the reason begins */
+    int64_t slot, key;                                      /* of the place, if `object` is not "" */
+    char object[FAN_ERROR_NAME], slot_name[FAN_ERROR_NAME]; /* "": none */
+    char expected[FAN_ERROR_NAME], got[FAN_ERROR_NAME];     /* of fan_fail_expected; "": none */
     char text[FAN_ERROR_TEXT];
 } fan_error;
 
@@ -48,6 +63,14 @@ fan_status fan_fail(fan_error *err, fan_status s, const char *fmt, ...) __attrib
 /* fan_fail_code: as fan_fail, with a driver's code. */
 fan_status fan_fail_code(fan_error *err, fan_status s, int code, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
+
+/* fan_fail_at: as fan_fail_code, for an error about a place: fills the fields and puts the place before the text. */
+fan_status fan_fail_at(fan_error *err, fan_status s, int code, fan_place at, const char *fmt, ...)
+    __attribute__((format(printf, 5, 6)));
+
+/* fan_fail_expected: as fan_fail_at: "<place>: expected <expected>, got <got>", and the text after it. */
+fan_status fan_fail_expected(fan_error *err, fan_status s, fan_place at, const char *expected, const char *got,
+                             const char *fmt, ...) __attribute__((format(printf, 6, 7)));
 
 /* fan_append: appends printf-style text to the NUL-terminated string in `buf` (of `size` bytes); truncates. */
 void fan_append(char *buf, size_t size, const char *fmt, ...) __attribute__((format(printf, 3, 4)));

@@ -95,7 +95,8 @@ fan_dtype fan_dtype_set_promote(fan_dtype_set s)
     fan_dtype sum = FAN_DT_NONE;
     if (left == s && s && !(s & (s - 1))) /* one dtype alone, as mostly */
         return (fan_dtype)__builtin_ctz(s);
-    if ((s >> FAN_DT_FLOAT8_E4M3FN & 1u) && (s >> FAN_DT_FLOAT8_E5M2 & 1u))
+    fan_dtype_set eights = s & FAN_FLOAT8_SET;
+    if (eights & (eights - 1))
         return FAN_DT_NONE;
     while (left) {
         fan_dtype best = FAN_DT_NONE;

@@ -28,25 +28,6 @@
 
 /* ---- 1. is it right (A8-A16), and which stream waits (S3-S11)? ---- */
 
-/* refuse: "grads: slot 2 (w1), key 3: " and what follows. */
-static fan_status add_refuse(fan_error *err, fan_status status, const fan_buffer *b, size_t slot, int64_t key,
-                             const char *fmt, ...) __attribute__((format(printf, 6, 7)));
-
-static fan_status add_refuse(fan_error *err, fan_status status, const fan_buffer *b, size_t slot, int64_t key,
-                             const char *fmt, ...)
-{
-    const fan_slot *s = &b->slots[slot];
-    char text[FAN_ERROR_TEXT], keyed[32] = "";
-    va_list args;
-    va_start(args, fmt);
-    vsnprintf(text, sizeof text, fmt, args);
-    va_end(args);
-    if (key >= 0)
-        snprintf(keyed, sizeof keyed, ", key %" PRId64, key);
-    return fan_fail(err, status, "%s: slot %zu%s%s%s%s: %s", b->name, slot, s->spec->name ? " (" : "",
-                    s->spec->name ? s->spec->name : "", s->spec->name ? ")" : "", keyed, text);
-}
-
 static const char *add_kind_words(char kind)
 {
     switch (kind) {
@@ -95,7 +76,7 @@ static fan_status add_check_shape(const fan_buffer *b, size_t slot, const fan_co
     const fan_slot *s = &b->slots[slot];
     const int64_t *shape, *want = s->spec->has_shape ? s->spec->shape : s->p->shape;
     int ndim = fan_value_shape(&c->value, &shape), wdim = s->spec->has_shape ? s->spec->ndim : s->p->ndim;
-    char has[160], wants[160];
+    char has[160], wants[240] = "a gradient of shape ";
     if (ndim < 0 || !(s->spec->has_shape || s->p->shaped))
         return FAN_OK;
     switch (fan_accum_fit(s->spec->has_shape, wdim, want, ndim, shape)) {
@@ -105,10 +86,10 @@ static fan_status add_check_shape(const fan_buffer *b, size_t slot, const fan_co
         out->to.reduce = c->value.form != FAN_FORM_ZERO;
         return FAN_OK;
     default:
-        return add_refuse(err, FAN_ERR_VALUE, b, slot, c->key, "expected a gradient of shape %s%s, got %s (A9)",
-                          fan_shape_text(wdim, want, wants, sizeof wants),
-                          s->spec->has_shape ? " (or one that it broadcasts to)" : " as the first one",
-                          fan_shape_text(ndim, shape, has, sizeof has));
+        fan_append(wants, sizeof wants, "%s%s", fan_shape_text(wdim, want, has, sizeof has),
+                   s->spec->has_shape ? " (or one that it broadcasts to)" : " as the first one");
+        return fan_fail_expected(err, FAN_ERR_VALUE, fan_slot_place(b, slot, c->key), wants,
+                                 fan_shape_text(ndim, shape, has, sizeof has), " (A9)");
     }
 }
 
@@ -121,17 +102,21 @@ static fan_status add_check_dtype(const fan_buffer *b, size_t slot, const fan_co
     out->to.dtype = v->dtype;
     out->seen = s->p->seen;
     if (v->form == FAN_FORM_OBJECT && s->spec->exact)
-        return add_refuse(err, FAN_ERR_TYPE, b, slot, c->key, "an exact sum takes arrays, and no objects (A11)");
+        return fan_fail_at(err, FAN_ERR_TYPE, 0, fan_slot_place(b, slot, c->key),
+                           "an exact sum takes arrays, and no objects (A11)");
     if (v->form == FAN_FORM_OBJECT)
         return FAN_OK;
     if (s->spec->dtype != FAN_DT_NONE) {
         bool fits =
             v->weak ? add_weak_castable(v->dtype, s->spec->dtype) : fan_dtype_can_cast(v->dtype, s->spec->dtype);
-        if (!fits)
-            return add_refuse(err, FAN_ERR_VALUE, b, slot, c->key,
-                              "expected dtype %s, got %s: %s into %s would lose values; convert it yourself (A10)",
-                              fan_dtype_name(s->spec->dtype), fan_dtype_name(v->dtype),
-                              add_kind_words(fan_dtype_kind(v->dtype)), add_kind_words(fan_dtype_kind(s->spec->dtype)));
+        if (!fits) {
+            char want[32] = "dtype ";
+            fan_append(want, sizeof want, "%s", fan_dtype_name(s->spec->dtype));
+            return fan_fail_expected(
+                err, FAN_ERR_VALUE, fan_slot_place(b, slot, c->key), want, fan_dtype_name(v->dtype),
+                ": %s into %s would lose values; convert it yourself (A10)", add_kind_words(fan_dtype_kind(v->dtype)),
+                add_kind_words(fan_dtype_kind(s->spec->dtype)));
+        }
         out->to.dtype = c->summed ? v->dtype : s->spec->dtype;
         out->seen = fan_dtype_set_add(0, s->spec->dtype, false);
         sum = s->spec->dtype;
@@ -139,12 +124,13 @@ static fan_status add_check_dtype(const fan_buffer *b, size_t slot, const fan_co
         out->seen = fan_dtype_set_add(s->p->seen, v->dtype, v->weak);
         sum = fan_dtype_set_promote(out->seen);
         if (sum == FAN_DT_NONE)
-            return add_refuse(err, FAN_ERR_VALUE, b, slot, c->key,
-                              "%s has no common dtype with what the slot holds; declare the slot's dtype (A10)",
-                              fan_dtype_name(v->dtype));
+            return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, c->key),
+                               "%s has no common dtype with what the slot holds; declare the slot's dtype (A10)",
+                               fan_dtype_name(v->dtype));
         if (fan_accum_dtype(sum, s->spec->accumulate) == FAN_DT_NONE)
-            return add_refuse(err, FAN_ERR_VALUE, b, slot, c->key, "accumulate=%s cannot hold a sum of dtype %s (A11)",
-                              fan_dtype_name(s->spec->accumulate), fan_dtype_name(sum));
+            return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, c->key),
+                               "accumulate=%s cannot hold a sum of dtype %s (A11)", fan_dtype_name(s->spec->accumulate),
+                               fan_dtype_name(sum));
     }
     out->weak_lo = s->p->has_weak_int ? s->p->weak_lo : 0;
     out->weak_hi = s->p->has_weak_int ? s->p->weak_hi : 0;
@@ -154,12 +140,12 @@ static fan_status add_check_dtype(const fan_buffer *b, size_t slot, const fan_co
         out->weak_hi = i > out->weak_hi ? i : out->weak_hi;
     }
     if (!add_weak_int_fits(sum, out->weak_lo, out->weak_hi))
-        return add_refuse(err, FAN_ERR_VALUE, b, slot, c->key,
-                          "a Python int among its contributions, %" PRId64 ", does not fit dtype %s",
-                          add_weak_int_fits(sum, 0, out->weak_hi) ? out->weak_lo : out->weak_hi, fan_dtype_name(sum));
+        return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, c->key),
+                           "a Python int among its contributions, %" PRId64 ", does not fit dtype %s",
+                           add_weak_int_fits(sum, 0, out->weak_hi) ? out->weak_lo : out->weak_hi, fan_dtype_name(sum));
     if (s->spec->exact && v->form == FAN_FORM_SPARSE && v->device && v->device->backend->has_streams)
-        return add_refuse(err, FAN_ERR_TYPE, b, slot, c->key,
-                          "an exact sum on a device with streams takes dense gradients (A11)");
+        return fan_fail_at(err, FAN_ERR_TYPE, 0, fan_slot_place(b, slot, c->key),
+                           "an exact sum on a device with streams takes dense gradients (A11)");
     if (v->dtype != out->to.dtype && (v->form == FAN_FORM_DENSE || v->form == FAN_FORM_SPARSE))
         out->to.cast = true;
     return FAN_OK;
@@ -171,13 +157,13 @@ static fan_status add_check_device(const fan_buffer *b, size_t slot, const fan_c
     const fan_slot *s = &b->slots[slot];
     const fan_value *v = &c->value;
     fan_device *want = s->spec->device ? s->spec->device : s->p->device;
-    char has[32], wants[32];
+    char has[64] = "one on ", wants[64] = "a gradient on ", place[32];
     out->to.device = v->device;
     if (!v->device || !want || v->device == want) {
         if (v->form == FAN_FORM_OBJECT && !v->nparts &&
             ((want && want->backend->has_streams) || (c->stream && !want))) {
-            return add_refuse(
-                err, FAN_ERR_TYPE, b, slot, c->key,
+            return fan_fail_at(
+                err, FAN_ERR_TYPE, 0, fan_slot_place(b, slot, c->key),
                 "an object on a device with streams must say what memory it holds: give it __fanin_parts__()");
         }
         return FAN_OK;
@@ -191,10 +177,11 @@ static fan_status add_check_device(const fan_buffer *b, size_t slot, const fan_c
         out->to.download = true;
         return FAN_OK;
     }
-    fan_device_text(want, wants, sizeof wants);
-    fan_device_text(v->device, has, sizeof has);
-    return add_refuse(err, FAN_ERR_VALUE, b, slot, c->key, "expected a gradient on %s, got one on %s%s (A12)", wants,
-                      has, strcmp(wants, has) == 0 ? " of another machine" : "");
+    fan_append(wants, sizeof wants, "%s", fan_device_text(want, place, sizeof place));
+    fan_append(has, sizeof has, "%s", fan_device_text(v->device, place, sizeof place));
+    bool same = strcmp(wants + strlen("a gradient on "), place) == 0;
+    return fan_fail_expected(err, FAN_ERR_VALUE, fan_slot_place(b, slot, c->key), wants, has, "%s (A12)",
+                             same ? " of another machine" : "");
 }
 
 static fan_status add_check_key(const fan_buffer *b, size_t slot, const fan_contribution *c, fan_error *err)
@@ -202,17 +189,16 @@ static fan_status add_check_key(const fan_buffer *b, size_t slot, const fan_cont
     const fan_slot *s = &b->slots[slot];
     const fan_slot_state *p = s->p;
     if (p->keyed && (p->keyed > 0) != (c->key >= 0))
-        return add_refuse(err, FAN_ERR_VALUE, b, slot, c->key,
-                          "this pass adds %s keys to this slot; keep to that until take() (A15)",
-                          p->keyed > 0 ? "with" : "without");
+        return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, c->key),
+                           "this pass adds %s keys to this slot; keep to that until take() (A15)",
+                           p->keyed > 0 ? "with" : "without");
     if (fan_slot_missing(s, 1) <= 0)
-        return add_refuse(err, FAN_ERR_VALUE, b, slot, c->key,
-                          "expected %" PRId64 " contribution%s, got one more (A16)", s->expected,
-                          FAN_PLURAL(s->expected));
+        return fan_slot_fail_count(b, slot, c->key, "one more", err);
     if (c->key < 0)
         return FAN_OK;
     if ((uint64_t)c->key < p->next_key || fan_list_has(s->list, c->key))
-        return add_refuse(err, FAN_ERR_VALUE, b, slot, c->key, "this key has contributed already in this pass (A16)");
+        return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, c->key),
+                           "this key has contributed already in this pass (A16)");
     return FAN_OK;
 }
 
@@ -222,9 +208,9 @@ static fan_status add_check_stream(const fan_buffer *b, size_t slot, const fan_s
     char one[32], two[32];
     if (!s || (s->device->backend == d->backend && s->device->self == d->self))
         return FAN_OK;
-    return add_refuse(err, FAN_ERR_TYPE, b, slot, key,
-                      "the %s stream is on %s, which cannot wait for or be waited for by %s", whose,
-                      fan_device_text(s->device, one, sizeof one), fan_device_text(d, two, sizeof two));
+    return fan_fail_at(err, FAN_ERR_TYPE, 0, fan_slot_place(b, slot, key),
+                       "the %s stream is on %s, which cannot wait for or be waited for by %s", whose,
+                       fan_device_text(s->device, one, sizeof one), fan_device_text(d, two, sizeof two));
 }
 
 fan_status fan_check_contribution(const fan_buffer *b, size_t slot, const fan_contribution *c, fan_stream *current,
@@ -252,7 +238,8 @@ fan_status fan_check_contribution(const fan_buffer *b, size_t slot, const fan_co
         FAN_TRY(add_check_stream(b, slot, c->stream, out->to.device, "producer's", c->key, err));
         FAN_TRY(add_check_stream(b, slot, consumer, out->to.device, "consumer's", c->key, err));
         if (!current)
-            return fan_fail(err, FAN_ERR_NOMEM, "%s: slot %zu: out of memory for the current stream", b->name, slot);
+            return fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_slot_place(b, slot, -1),
+                               "out of memory for the current stream");
         out->producer = c->stream ? c->stream : current;
         facts.device = out->to.device->id;
         facts.producer = fan_stream_id_of(c->stream);
@@ -327,7 +314,7 @@ static fan_status add_put(fan_buffer *b, size_t slot, const fan_contribution *c,
         fan_free(shape);
         if (p && s->p == &fan_slot_state_none)
             fan_slot_state_free(b, p);
-        return fan_fail(err, FAN_ERR_NOMEM, "%s: slot %zu: out of memory", b->name, slot);
+        return fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_slot_place(b, slot, -1), "out of memory");
     }
     if (s->p != p) /* the thread that sums reads it without the lock */
         s->p = p;
@@ -432,7 +419,7 @@ fan_status fan_add_reserve(fan_buffer *b, fan_add_op *x, fan_error *err)
     FAN_TRY(add_across_captures(b, slot, c, &x->streams, err));
     x->item = fan_calloc(sizeof *x->item);
     if (!x->item)
-        return fan_fail(err, FAN_ERR_NOMEM, "%s: slot %zu: out of memory", b->name, slot);
+        return fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_slot_place(b, slot, -1), "out of memory");
     fan_slot_lock(b, slot);
     FAN_GO(x->follows ? fan_slot_poisoned(b, slot, err) : fan_slot_enter(b, slot, "add", err));
     FAN_GO(fan_check_contribution(b, slot, c, x->streams.current, x->streams.consumer, &x->checked, err));

@@ -117,7 +117,7 @@ static fan_status batch_fold_due(fan_buffer *b, const size_t *slots, const size_
     r.batch = fan_batch_new();
     r.all = fan_alloc(n * sizeof *r.all);
     if (!r.batch || !r.all)
-        status = fan_fail(err, FAN_ERR_NOMEM, "%s: out of memory", b->name);
+        status = fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_buffer_place(b), "out of memory");
     for (size_t i = 0; i < n && status == FAN_OK; i++) {
         size_t items = batch_claim(&r, slots[order[i]]);
         if (!items)
@@ -194,7 +194,7 @@ static fan_status batch_trials_make(fan_buffer *b, fan_add_op *x, size_t n, batc
         rest += x[i].bytes;
     t->all = fan_calloc((n ? n : 1) * sizeof *t->all);
     if (!t->all)
-        return fan_fail(err, FAN_ERR_NOMEM, "%s: out of memory", b->name);
+        return fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_buffer_place(b), "out of memory");
     for (size_t i = 0, end; i < n && status == FAN_OK; i = end) {
         uint64_t own = 0;
         for (end = i; end < n && x[end].slot == x[i].slot; end++)
@@ -260,7 +260,7 @@ fan_status fan_buffer_add_many(fan_buffer *b, fan_contribution *c, const size_t 
         FAN_TRY(fan_slot_check(b, slots[i], err));
     fan_add_op *x = fan_calloc((n ? n : 1) * sizeof *x);
     if (!x)
-        return fan_fail(err, FAN_ERR_NOMEM, "%s: out of memory", b->name);
+        return fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_buffer_place(b), "out of memory");
     for (size_t i = 0; i < n; i++)
         x[i] = (fan_add_op){.slot = slots[order[i]], .c = &c[order[i]], .old = {.dtype = FAN_DT_NONE}};
     for (; k < n && status == FAN_OK; k++) {

@@ -108,14 +108,14 @@ fan_status fan_buffer_expect(fan_buffer *b, size_t slot, int64_t n, fan_error *e
 {
     FAN_TRY(fan_slot_check(b, slot, err));
     if (n < 0)
-        return fan_fail(err, FAN_ERR_VALUE, FAN_SLOT_SAID ": expect takes a count >= 0, got %" PRId64,
-                        FAN_SLOT_WHO(b, slot), n);
+        return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, -1),
+                           "expect takes a count >= 0, got %" PRId64, n);
     fan_slot_lock(b, slot);
     fan_status status = FAN_OK;
     if (fan_slot_count(&b->slots[slot]) > n)
-        status = fan_fail(err, FAN_ERR_VALUE,
-                          FAN_SLOT_SAID ": expects %" PRId64 " contribution%s but has %" PRId64 " already (A16)",
-                          FAN_SLOT_WHO(b, slot), n, FAN_PLURAL(n), fan_slot_count(&b->slots[slot]));
+        status = fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, -1),
+                             "expects %" PRId64 " contribution%s but has %" PRId64 " already (A16)", n, FAN_PLURAL(n),
+                             fan_slot_count(&b->slots[slot]));
     else
         b->slots[slot].expected = n;
     fan_slot_unlock(b, slot);
@@ -129,8 +129,8 @@ fan_status fan_buffer_ready(fan_buffer *b, size_t slot, bool *ready, fan_error *
     const fan_slot *s = &b->slots[slot];
     fan_status status = fan_slot_poisoned(b, slot, err);
     if (status == FAN_OK && s->expected < 0)
-        status = fan_fail(err, FAN_ERR_VALUE, FAN_SLOT_SAID ": ready() needs expect(%zu, n) first",
-                          FAN_SLOT_WHO(b, slot), slot);
+        status =
+            fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, -1), "ready() needs expect(%zu, n) first", slot);
     *ready = status == FAN_OK && fan_slot_missing(s, 0) == 0 && (s->p->arriving == 0 || FAN_FAULT(READY_TOO_SOON));
     fan_slot_unlock(b, slot);
     return status;

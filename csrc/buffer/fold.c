@@ -60,7 +60,7 @@ static fan_status fold_gather_entries(fan_buffer *b, size_t slot, size_t m, fan_
     gathered->values = plain ? fan_alloc(plain * sizeof *gathered->values) : NULL;
     gathered->room = fan_calloc(sizeof *gathered->room);
     if (!f->terms || !f->scratch || !gathered->entries || !gathered->room || (plain && !gathered->values))
-        return fan_fail(err, FAN_ERR_NOMEM, "%s: slot %zu: out of memory", b->name, slot);
+        return fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_slot_place(b, slot, -1), "out of memory");
     fan_slot_lock(b, slot);
     if (s->list)
         fan_list_sort(s->list);
@@ -400,8 +400,8 @@ static fan_status fold_with_objects(fan_fold *f, fan_error *err)
     while (f->terms[first].v->form != FAN_FORM_OBJECT)
         first++;
     if ((f->take && f->take->scale.on) || f->out)
-        return fan_fail(err, FAN_ERR_TYPE, "%s: slot %zu sums objects; scale= and out= need arrays", f->b->name,
-                        f->slot);
+        return fan_fail_at(err, FAN_ERR_TYPE, 0, fan_slot_place(f->b, f->slot, -1),
+                           "sums objects; scale= and out= need arrays");
     fan_status status = fold_before_objects(f, first, &sum, err);
     if (status == FAN_OK)
         status = fold_pairs(f, &sum, first ? first : 1, err);

@@ -27,10 +27,9 @@ static fan_status dense_check_ints(const fan_fold *f, bool *all, fan_error *err)
     fan_dtype d = *all ? fan_fold_dtype(f) : n ? fan_dtype_set_promote(f->terms[n - 1].seen) : FAN_DT_NONE;
     if (!n || !fan_int_run_leaves(&run, next, scale, d))
         return FAN_OK;
-    return fan_fail(err, FAN_ERR_OVERFLOW,
-                    FAN_SLOT_SAID
-                    ": the sum of its Python ints does not fit %s; add floats, or object arrays, whose + has no limit",
-                    FAN_SLOT_WHO(f->b, f->slot), fan_dtype_name(d));
+    return fan_fail_at(err, FAN_ERR_OVERFLOW, 0, fan_slot_place(f->b, f->slot, -1),
+                       "the sum of its Python ints does not fit %s; add floats, or object arrays, whose + has no limit",
+                       fan_dtype_name(d));
 }
 
 /* A dense sum while it is made; what it holds is dropped at the end. */

@@ -29,7 +29,7 @@ static fan_dtype exact_dtype(const fan_fold *f)
 static fan_status exact_window(const fan_fold *f, fan_dtype d, int64_t size, fan_window **out, fan_error *err)
 {
     *out = f->state ? fan_window_copy(f->state->sum, d) : fan_window_new(d, size);
-    return *out ? FAN_OK : fan_fail(err, FAN_ERR_NOMEM, "%s: slot %zu: out of memory", f->b->name, f->slot);
+    return *out ? FAN_OK : fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_slot_place(f->b, f->slot, -1), "out of memory");
 }
 
 /* A stored number of a sparse sum, by its place in the dense array. */
@@ -70,7 +70,7 @@ static fan_status exact_add(fan_fold *f, fan_window *sum, const stored *all, siz
     const fan_array **dense = fan_alloc((f->n ? f->n : 1) * sizeof *dense);
     size_t denses = 0;
     if (!dense)
-        return fan_fail(err, FAN_ERR_NOMEM, "%s: slot %zu: out of memory", b->name, f->slot);
+        return fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_slot_place(b, f->slot, -1), "out of memory");
     void *left = b->frontend->allow_threads_begin ? b->frontend->allow_threads_begin() : NULL;
     for (size_t i = 0; i < f->n && status == FAN_OK; i++) {
         const fan_value *v = f->terms[i].v;
@@ -124,7 +124,7 @@ fan_status fan_fold_absorb(fan_fold *f, const fan_value *like, fan_error *err)
     if (!st) {
         st = fan_calloc(sizeof *st);
         if (!st)
-            return fan_fail(err, FAN_ERR_NOMEM, "%s: slot %zu: out of memory", f->b->name, f->slot);
+            return fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_slot_place(f->b, f->slot, -1), "out of memory");
     }
     fan_window *sum = st->sum;
     fan_status status = FAN_OK;
@@ -165,7 +165,7 @@ static fan_status exact_values(fan_fold *f, const fan_sparse *sum, const fan_sca
     int64_t *places = NULL;
     fan_window *window = NULL;
     if (!all)
-        FAN_GO(fan_fail(err, FAN_ERR_NOMEM, "%s: slot %zu: out of memory", f->b->name, f->slot));
+        FAN_GO(fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_slot_place(f->b, f->slot, -1), "out of memory"));
     FAN_GO(exact_window(f, exact_dtype(f), sum->values->size, &window, err));
     FAN_GO(places_among(sum, NULL, 0, &places, err));
     for (size_t i = 0; i < n; i++)

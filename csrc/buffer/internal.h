@@ -152,10 +152,15 @@ static inline bool fan_buffer_is_usable(const fan_buffer *b)
     return __builtin_expect(b->fork_generation == fan_fork_generation(), 1);
 }
 
-/* FAN_SLOT_SAID, FAN_SLOT_WHO: how a message about a slot begins, "grads: slot 2 (w1)", and what fills it in. */
-#define FAN_SLOT_SAID "%s: slot %zu%s%s%s"
-#define FAN_SLOT_WHO(b, i)                                                                                          \
-    (b)->name, (i), (b)->slots[i].spec->name ? " (" : "", (b)->slots[i].spec->name ? (b)->slots[i].spec->name : "", \
-        (b)->slots[i].spec->name ? ")" : ""
+/* fan_slot_place, fan_buffer_place: what a message is about; key: -1: none. */
+static inline fan_place fan_slot_place(const fan_buffer *b, size_t slot, int64_t key)
+{
+    return (fan_place){.object = b->name, .slot = (int64_t)slot, .slot_name = b->slots[slot].spec->name, .key = key};
+}
+
+static inline fan_place fan_buffer_place(const fan_buffer *b)
+{
+    return (fan_place){.object = b->name, .slot = -1, .key = -1};
+}
 
 #endif

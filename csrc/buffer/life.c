@@ -28,8 +28,9 @@ static fan_status slot_declare(fan_buffer *b, size_t i, const fan_slot_spec *spe
     fan_slot_spec *own;
     accumulate = exact ? FAN_DT_NONE : spec->accumulate != FAN_DT_NONE ? spec->accumulate : accumulate;
     if (spec->dtype != FAN_DT_NONE && fan_accum_dtype(spec->dtype, accumulate) == FAN_DT_NONE)
-        return fan_fail(err, FAN_ERR_VALUE, FAN_SLOT_SAID ": accumulate=%s cannot hold a sum of dtype %s (A11)",
-                        FAN_SLOT_WHO(b, i), fan_dtype_name(accumulate), fan_dtype_name(spec->dtype));
+        return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, i, -1),
+                           "accumulate=%s cannot hold a sum of dtype %s (A11)", fan_dtype_name(accumulate),
+                           fan_dtype_name(spec->dtype));
     if (!(own = fan_alloc(sizeof *own + shape + name)))
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
     *own = (fan_slot_spec){.ndim = spec->has_shape ? spec->ndim : 0,

@@ -16,15 +16,15 @@ fan_status fan_order_record(fan_buffer *b, fan_stream *s, uint64_t bit, fan_even
     return FAN_OK;
 }
 
-static fan_status order_refused(const char *who, fan_error *err)
+/* order_refused: an error of the capture's rules, at a place. */
+static fan_status order_refused(fan_place at, fan_error *err)
 {
-    fan_error was;
     if (!err)
         return FAN_ERR_CAPTURE;
-    was = *err;
+    const fan_error was = *err;
     bool redirect = was.code == 906 && !fan_get_capture_redirect();
-    return fan_fail_code(
-        err, FAN_ERR_CAPTURE, was.code, "%s: %s%s", who, was.text,
+    return fan_fail_at(
+        err, FAN_ERR_CAPTURE, was.code, at, "%s%s", was.text,
         redirect ? "; or let fanin.set_options(capture_redirect=True) put the captured stream in its place" : "");
 }
 
@@ -34,11 +34,8 @@ fan_status fan_order_wait(fan_buffer *b, size_t slot, fan_stream *s, fan_event *
     if (!e || !e->stream || (fan_order_left_out(s->device) & bit))
         return FAN_OK;
     fan_status status = fan_stream_wait(s, e, &elided, err);
-    if (status == FAN_ERR_CAPTURE) {
-        char who[256];
-        snprintf(who, sizeof who, FAN_SLOT_SAID, FAN_SLOT_WHO(b, slot));
-        status = order_refused(who, err);
-    }
+    if (status == FAN_ERR_CAPTURE)
+        status = order_refused(fan_slot_place(b, slot, -1), err);
     FAN_TRY(status);
     if (elided)
         FAN_COUNT(b, waits_elided, 1);
@@ -198,7 +195,7 @@ fan_status fan_pass_end(fan_stream *caller, fan_stream *const *streams, size_t n
         fan_status status = fan_stream_wait(on, e, NULL, err);
         fan_event_drop(e);
         if (status == FAN_ERR_CAPTURE)
-            status = order_refused("the end of the pass", err);
+            status = order_refused((fan_place){.object = "the end of the pass", .slot = -1, .key = -1}, err);
         FAN_TRY(status);
     }
     for (size_t i = 0; i < nvalues; i++) {

@@ -40,10 +40,9 @@ fan_status fan_buffer_check_fork(fan_buffer *b, fan_error *err)
     fan_buffer_adopt(b);
     if (b->fork_generation != FAN_FORK_INVALID)
         return FAN_OK;
-    return fan_fail(err, FAN_ERR_STATE,
-                    "%s: another thread was in this buffer when the process was forked, and what it holds is not whole "
-                    "in the child: clear() it, or make one here",
-                    b->name);
+    return fan_fail_at(err, FAN_ERR_STATE, 0, fan_buffer_place(b),
+                       "another thread was in this buffer when the process was forked, and what it holds is not whole "
+                       "in the child: clear() it, or make one here");
 }
 
 void fan_slot_lock(fan_buffer *b, size_t slot)
@@ -93,10 +92,8 @@ static fan_status slot_wait_for_change(fan_buffer *b, size_t slot, fan_error *er
 
 static fan_status slot_reentered(const fan_buffer *b, size_t slot, const char *what, fan_error *err)
 {
-    return fan_fail(
-        err, FAN_ERR_STATE,
-        "%s: %s of slot %zu from within a sum, or a target, that holds that slot or one that its take waits for",
-        b->name, what, slot);
+    return fan_fail_at(err, FAN_ERR_STATE, 0, fan_slot_place(b, slot, -1),
+                       "%s from within a sum, or a target, that holds this slot or one that its take waits for", what);
 }
 
 /* Deadlock guard: true if this thread is folding or lending some slot of b, or is taking one above `slot`. It must not
@@ -160,10 +157,10 @@ fan_status fan_slot_changed(const fan_buffer *b, size_t slot, int64_t key, fan_e
     char which[64] = "a gradient added without a key";
     if (key >= 0)
         snprintf(which, sizeof which, "the gradient added with key %" PRId64, key);
-    return fan_fail(err, FAN_ERR_STATE,
-                    FAN_SLOT_SAID ": %s was changed after it was added (its elements, memory, dtype or shape); leave "
-                                  "it as it is until take(), or add it with copy=True",
-                    FAN_SLOT_WHO(b, slot), which);
+    return fan_fail_at(err, FAN_ERR_STATE, 0, fan_slot_place(b, slot, -1),
+                       "%s was changed after it was added (its elements, memory, dtype or shape); leave "
+                       "it as it is until take(), or add it with copy=True",
+                       which);
 }
 
 bool fan_value_unmoved(const fan_buffer *b, const fan_value *v)
@@ -358,8 +355,15 @@ fan_status fan_slot_poisoned(const fan_buffer *b, size_t slot, fan_error *err)
     const fan_error *first = b->slots[slot].p->poison;
     if (!first)
         return FAN_OK;
-    return fan_fail(err, FAN_ERR_STATE, FAN_SLOT_SAID " is poisoned until clear(): %s", FAN_SLOT_WHO(b, slot),
-                    first->text);
+    return fan_fail_at(err, FAN_ERR_STATE, 0, fan_slot_place(b, slot, -1), "poisoned until clear(): %s", first->text);
+}
+
+fan_status fan_slot_fail_count(const fan_buffer *b, size_t slot, int64_t key, const char *got, fan_error *err)
+{
+    char wants[48];
+    int64_t n = b->slots[slot].expected;
+    snprintf(wants, sizeof wants, "%" PRId64 " contribution%s", n, FAN_PLURAL(n));
+    return fan_fail_expected(err, FAN_ERR_VALUE, fan_slot_place(b, slot, key), wants, got, " (A16)");
 }
 
 /* A10: the dtypes that a plain entry of this kind brings. */
@@ -443,7 +447,7 @@ fan_status fan__slot_begin_state(fan_buffer *b, size_t slot, fan_error *err)
     if (!p || !shape) {
         fan_free(p);
         fan_free(shape);
-        return fan_fail(err, FAN_ERR_NOMEM, "%s: slot %zu: out of memory", b->name, slot);
+        return fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_slot_place(b, slot, -1), "out of memory");
     }
     fan_list_sort(list);
     slot_fill_state(p, s, shape);
@@ -465,7 +469,7 @@ fan_status fan_slot_check(fan_buffer *b, size_t slot, fan_error *err)
 {
     FAN_TRY(fan_buffer_check_fork(b, err));
     if (slot >= b->nslots)
-        return fan_fail(err, FAN_ERR_INDEX, "%s: no slot %zu; it has %zu (S1)", b->name, slot, b->nslots);
+        return fan_fail_at(err, FAN_ERR_INDEX, 0, fan_buffer_place(b), "no slot %zu; it has %zu (S1)", slot, b->nslots);
     return FAN_OK;
 }
 
@@ -473,10 +477,10 @@ fan_status fan_slot_in_target(const fan_buffer *b, size_t slot, const char *what
 {
     for (const fan_target *t = b->slots[slot].targets; t; t = t->next)
         if (t->thread == fan_thread_id())
-            return fan_fail(err, FAN_ERR_STATE,
-                            FAN_SLOT_SAID ": %s() from within a target of that slot: what is added into it would miss "
-                                          "this pass; leave the block first",
-                            FAN_SLOT_WHO(b, slot), what);
+            return fan_fail_at(err, FAN_ERR_STATE, 0, fan_slot_place(b, slot, -1),
+                               "%s() from within a target of that slot: what is added into it would miss "
+                               "this pass; leave the block first",
+                               what);
     return FAN_OK;
 }
 

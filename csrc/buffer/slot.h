@@ -67,6 +67,8 @@ void fan_slot_state_free(fan_buffer *b, fan_slot_state *p);
 bool fan_status_poisons(fan_status s);
 /* fan_slot_poison: locked or owned: keeps the first failure of a device call. */
 void fan_slot_poison(fan_slot *s, fan_status status, const fan_error *err);
+/* fan_slot_fail_count: the slot expects another number of contributions than `got` (A16). */
+fan_status fan_slot_fail_count(const fan_buffer *b, size_t slot, int64_t key, const char *got, fan_error *err);
 fan_status fan_slot_poisoned(const fan_buffer *b, size_t slot, fan_error *err); /* locked */
 /* fan_slot_fail: unlocked: fan_slot_poison of a slot that this thread has made busy: ready() may read it meanwhile. */
 void fan_slot_fail(fan_buffer *b, size_t slot, fan_status status, const fan_error *err);

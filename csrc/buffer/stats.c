@@ -50,7 +50,7 @@ static fan_status stats_memory(fan_device *d, const fan_slot_state *p, int64_t s
 static fan_status stats_memory_for_fold(fan_fold *f, fan_device *d, int64_t size, fan_error *err)
 {
     if (!f->keys && !(f->keys = fan_alloc((f->n + 1) * sizeof *f->keys)))
-        return fan_fail(err, FAN_ERR_NOMEM, "%s: slot %zu: out of memory", f->b->name, f->slot);
+        return fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_slot_place(f->b, f->slot, -1), "out of memory");
     for (size_t i = 0; i < f->n; i++)
         f->keys[i] = f->terms[i].key;
     return stats_memory(d, stats_state(f), size, &f->sum_stats, err);
@@ -227,12 +227,10 @@ static fan_status stats_read(const fan_buffer *b, size_t slot, fan_sum_stats *k,
     uint64_t capture;
     FAN_TRY(fan_stream_capture(k->stream, &capture, err));
     if (capture)
-        return fan_fail_code(
-            err, FAN_ERR_CAPTURE, 900,
-            FAN_SLOT_SAID
-            ": stats() waits for the stream that summed, which is captured now: ask before the capture begins, or "
-            "once it has ended",
-            FAN_SLOT_WHO(b, slot));
+        return fan_fail_at(
+            err, FAN_ERR_CAPTURE, 900, fan_slot_place(b, slot, -1),
+            "stats() waits for the stream that summed, which is captured now: ask before the capture begins, or "
+            "once it has ended");
     fan_stream *on = fan_stream_hold(k->stream);
     if (FAN_FAULT(STATS_WRONG_STREAM)) {
         fan_stream_drop(on);
@@ -274,20 +272,19 @@ fan_status fan_buffer_stats(fan_buffer *b, size_t slot, bool *some, fan_stats *o
     fan_status status = FAN_OK;
     FAN_TRY(fan_slot_check(b, slot, err));
     if (!b->sum_stats)
-        return fan_fail(err, FAN_ERR_VALUE, "%s: stats() needs a buffer that was made with stats=True", b->name);
+        return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_buffer_place(b),
+                           "stats() needs a buffer that was made with stats=True");
     fan_slot_lock(b, slot);
     fan_sum_stats k = fan_sum_stats_hold(&b->sum_stats[slot]);
     fan_slot_unlock(b, slot);
     if (!k.valid)
-        return fan_fail(err, FAN_ERR_VALUE, FAN_SLOT_SAID ": no sum was taken since something was last added to it",
-                        FAN_SLOT_WHO(b, slot));
+        return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, -1),
+                           "no sum was taken since something was last added to it");
     if (k.captured)
-        return fan_fail_code(
-            err, FAN_ERR_CAPTURE, 900,
-            FAN_SLOT_SAID
-            ": its sum was made while its stream was captured, and no figures are kept of what a graph does: "
-            "take it outside the capture, or sum the graph's results with fanin.add_n(.., stats=True)",
-            FAN_SLOT_WHO(b, slot));
+        return fan_fail_at(
+            err, FAN_ERR_CAPTURE, 900, fan_slot_place(b, slot, -1),
+            "its sum was made while its stream was captured, and no figures are kept of what a graph does: "
+            "take it outside the capture, or sum the graph's results with fanin.add_n(.., stats=True)");
     if (k.device_words) {
         status = stats_read(b, slot, &k, err);
         if (status == FAN_OK) {

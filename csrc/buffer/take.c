@@ -94,7 +94,7 @@ static fan_status take_collect_outs(take_op *t, fan_error *err)
     t->inputs.all = fan_alloc((most + 1) * sizeof *t->inputs.all);
     t->outs.all = fan_alloc((given + 1) * sizeof *t->outs.all);
     if (!t->inputs.all || !t->outs.all)
-        return fan_fail(err, FAN_ERR_NOMEM, "%s: out of memory", t->b->name);
+        return fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_buffer_place(t->b), "out of memory");
     for (size_t i = 0; i < t->n; i++) {
         const take_slot *c = &t->slots[i];
         if (c->out)
@@ -113,8 +113,8 @@ static fan_status take_collect_outs(take_op *t, fan_error *err)
     fan_extents_sort(&t->outs);
     const fan_extent_entry *x, *y;
     if (fan_extents_any_pair(&t->outs, &x, &y))
-        return fan_fail(err, FAN_ERR_VALUE, "%s: out= of slots %zu and %zu may share memory", t->b->name,
-                        x->owner < y->owner ? x->owner : y->owner, x->owner < y->owner ? y->owner : x->owner);
+        return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_buffer_place(t->b), "out= of slots %zu and %zu may share memory",
+                           x->owner < y->owner ? x->owner : y->owner, x->owner < y->owner ? y->owner : x->owner);
     for (size_t i = 0; i < t->n; i++) {
         take_slot *c = &t->slots[i];
         c->out_overlaps_inputs = c->out && take_out_overlaps_inputs(&t->inputs, c->out->array, c->slot);
@@ -131,10 +131,11 @@ static fan_status take_slot_claim(fan_buffer *b, size_t slot, fan_error *err)
     fan_status status = fan_slot_in_target(b, slot, "take", err);
     if (status == FAN_OK && (status = fan_slot_claim_all(b, slot, true, "take", err)) == FAN_OK) {
         status = fan_slot_poisoned(b, slot, err);
-        if (status == FAN_OK && fan_slot_missing(s, 0) != 0)
-            status = fan_fail(err, FAN_ERR_VALUE,
-                              FAN_SLOT_SAID ": expected %" PRId64 " contribution%s, got %" PRId64 " (A16)",
-                              FAN_SLOT_WHO(b, slot), s->expected, FAN_PLURAL(s->expected), s->p->count);
+        if (status == FAN_OK && fan_slot_missing(s, 0) != 0) {
+            char got[24];
+            snprintf(got, sizeof got, "%" PRId64, s->p->count);
+            status = fan_slot_fail_count(b, slot, -1, got, err);
+        }
         if (status != FAN_OK)
             fan_slot_let_go(b, slot);
     }
@@ -153,13 +154,14 @@ static fan_status take_check_scale(const take_op *t, const take_slot *c, fan_err
     if (!options->scale.on || d == FAN_DT_NONE)
         return FAN_OK;
     if (!options->real && kind != 'c')
-        return fan_fail(err, FAN_ERR_VALUE, FAN_SLOT_SAID ": scale=%.12g%+.12gj: %s %s sum needs a real number",
-                        FAN_SLOT_WHO(t->b, c->slot), options->scale.re, options->scale.im, take_article(d),
-                        fan_dtype_name(d));
+        return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(t->b, c->slot, -1),
+                           "scale=%.12g%+.12gj: %s %s sum needs a real number", options->scale.re, options->scale.im,
+                           take_article(d), fan_dtype_name(d));
     if (!options->integral && kind != 'f' && kind != 'c')
-        return fan_fail(err, FAN_ERR_VALUE, FAN_SLOT_SAID ": scale=%.12g: %s %s sum needs an integer%s",
-                        FAN_SLOT_WHO(t->b, c->slot), options->scale.re, take_article(d), fan_dtype_name(d),
-                        (options->scale.re < 0x1p63 && options->scale.re >= -0x1p63) ? "" : " that fits int64");
+        return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(t->b, c->slot, -1),
+                           "scale=%.12g: %s %s sum needs an integer%s", options->scale.re, take_article(d),
+                           fan_dtype_name(d),
+                           (options->scale.re < 0x1p63 && options->scale.re >= -0x1p63) ? "" : " that fits int64");
     return FAN_OK;
 }
 
@@ -179,24 +181,25 @@ static fan_status take_check_out(const take_op *t, const take_slot *c, fan_error
         shape = s->p->shape;
     }
     if (ndim < 0)
-        return any ? fan_fail(err, FAN_ERR_TYPE, FAN_SLOT_SAID " sums objects; out= needs arrays",
-                              FAN_SLOT_WHO(b, c->slot))
+        return any ? fan_fail_at(err, FAN_ERR_TYPE, 0, fan_slot_place(b, c->slot, -1),
+                                 "sums objects; out= needs arrays")
                    : FAN_OK;
     if (s->spec->has_shape) {
         ndim = s->spec->ndim;
         shape = s->spec->shape;
     }
     if (ndim != out->array->ndim || memcmp(shape, out->array->shape, (size_t)ndim * sizeof *shape) != 0)
-        return fan_fail(err, FAN_ERR_VALUE, FAN_SLOT_SAID ": out= has shape %s, the sum %s", FAN_SLOT_WHO(b, c->slot),
-                        fan_shape_text(out->array->ndim, out->array->shape, has, sizeof has),
-                        fan_shape_text(ndim, shape, wants, sizeof wants));
+        return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, c->slot, -1), "out= has shape %s, the sum %s",
+                           fan_shape_text(out->array->ndim, out->array->shape, has, sizeof has),
+                           fan_shape_text(ndim, shape, wants, sizeof wants));
     if (d != FAN_DT_NONE && !fan_dtype_can_cast(d, out->dtype))
-        return fan_fail(err, FAN_ERR_VALUE, FAN_SLOT_SAID ": out= of dtype %s cannot take a sum of dtype %s",
-                        FAN_SLOT_WHO(b, c->slot), fan_dtype_name(out->dtype), fan_dtype_name(d));
+        return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, c->slot, -1),
+                           "out= of dtype %s cannot take a sum of dtype %s", fan_dtype_name(out->dtype),
+                           fan_dtype_name(d));
     if (s->p->device && out->device != s->p->device)
-        return fan_fail(err, FAN_ERR_VALUE, FAN_SLOT_SAID ": out= is on %s, the sum on %s", FAN_SLOT_WHO(b, c->slot),
-                        fan_device_text(out->device, has, sizeof has),
-                        fan_device_text(s->p->device, wants, sizeof wants));
+        return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, c->slot, -1), "out= is on %s, the sum on %s",
+                           fan_device_text(out->device, has, sizeof has),
+                           fan_device_text(s->p->device, wants, sizeof wants));
     return FAN_OK;
 }
 
@@ -214,8 +217,8 @@ static fan_status take_gather(take_op *t, fan_error *err)
         c->has_gathered = true;
         for (size_t j = 0; j < f->n; j++)
             if (f->terms[j].v->form == FAN_FORM_OBJECT && (t->options->scale.on || c->out))
-                return fan_fail(err, FAN_ERR_TYPE, FAN_SLOT_SAID " sums objects; scale= and out= need arrays",
-                                FAN_SLOT_WHO(t->b, c->slot));
+                return fan_fail_at(err, FAN_ERR_TYPE, 0, fan_slot_place(t->b, c->slot, -1),
+                                   "sums objects; scale= and out= need arrays");
         FAN_TRY(take_check_scale(t, c, err));
         if (c->out)
             FAN_TRY(take_check_out(t, c, err));
@@ -447,7 +450,7 @@ static fan_status take_order_copy(const take_op *t, take_slot *c, fan_stream *on
     fan_fold *f = &c->gathered.fold;
     const fan_slot_state *p = t->b->slots[c->slot].p;
     if (!on && c->out->device->backend->has_streams)
-        return fan_fail(err, FAN_ERR_NOMEM, "%s: out of memory", t->b->name);
+        return fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_buffer_place(t->b), "out of memory");
     if (on)
         FAN_TRY(fan_order_consumer(f->taker, on, NULL, &f->taker, err));
     fan_stream_id id = fan_stream_id_of(on);
@@ -618,9 +621,8 @@ static fan_status take_check_outs(const take_op *t, fan_error *err)
     for (size_t i = 0; i < t->n; i++) {
         const take_slot *c = &t->slots[i];
         if (c->out && !fan_value_unmoved(b, c->out))
-            return fan_fail(err, FAN_ERR_STATE,
-                            FAN_SLOT_SAID ": the memory, dtype or shape of out= was changed during the take",
-                            FAN_SLOT_WHO(b, c->slot));
+            return fan_fail_at(err, FAN_ERR_STATE, 0, fan_slot_place(b, c->slot, -1),
+                               "the memory, dtype or shape of out= was changed during the take");
     }
     return FAN_OK;
 }
@@ -634,7 +636,7 @@ static fan_status take_all(take_op *t, fan_error *err)
     for (size_t i = 0; i < t->n; i++)
         streams |= t->b->slots[t->slots[i].slot].p->accum != NULL;
     if (streams && t->n > 1 && !t->b->sum_stats && !(t->batch = fan_batch_new()))
-        return fan_fail(err, FAN_ERR_NOMEM, "%s: out of memory", t->b->name);
+        return fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_buffer_place(t->b), "out of memory");
     FAN_GO(take_each_slot(t, TAKE_SUM, err));
     for (size_t i = 0; i < t->n; i++)
         late |= t->slots[i].planned_again;
@@ -718,7 +720,7 @@ fan_status fan_buffer_take(fan_buffer *b, const fan_take *options, fan_value *re
     if (!t.slots || !gone) {
         fan_free(t.slots);
         fan_free(gone);
-        return fan_fail(err, FAN_ERR_NOMEM, "%s: out of memory", b->name);
+        return fan_fail_at(err, FAN_ERR_NOMEM, 0, fan_buffer_place(b), "out of memory");
     }
     for (size_t i = 0; i < t.n; i++) {
         t.slots[i].slot = options->one ? options->slot : i;

@@ -127,10 +127,8 @@ fan_status fan_buffer_target(fan_buffer *b, size_t slot, int64_t key, fan_stream
     fan_slot *s = &b->slots[slot];
     const fan_slot_spec *spec = s->spec;
     if (!spec->has_shape || spec->dtype == FAN_DT_NONE)
-        return fan_fail(err, FAN_ERR_VALUE,
-                        FAN_SLOT_SAID
-                        ": target() needs a slot that declares its shape and dtype: give fanin.Slot(shape=, dtype=)",
-                        FAN_SLOT_WHO(b, slot));
+        return fan_fail_at(err, FAN_ERR_VALUE, 0, fan_slot_place(b, slot, -1),
+                           "target() needs a slot that declares its shape and dtype: give fanin.Slot(shape=, dtype=)");
     fan_dtype acc = fan_accum_dtype(spec->dtype, spec->accumulate);
     fan_device *d = target_device(b, slot, stream);
     fan_array like = {.dtype = acc, .ndim = spec->ndim, .size = 1, .shape = (int64_t *)spec->shape, .strides = strides};

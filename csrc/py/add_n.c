@@ -164,8 +164,7 @@ static PyObject *add_n_any(const add_n_args *a)
     fan_error_context w = {.buffer = "add_n", .slot = -1, .key = -1};
     fan_buffer *core = NULL;
     FAN_UNINITIALIZED fan_error err;
-    if (fan_flag_arg(a->stats, &config.stats) < 0)
-        return NULL;
+    config.stats = a->stats == Py_True;
     fan_error_context_push(&w);
     if (operands_of(a, &items, &keys) == 0 &&
         fan_accumulate_arg(a->accumulate ? a->accumulate : Py_None, &config.accumulate, &config.exact) == 0) {

@@ -22,13 +22,6 @@ int fan_number_arg(PyObject *o, const char *what, int64_t *out)
     return n == -1 && PyErr_Occurred() ? -1 : 0;
 }
 
-int fan_flag_arg(PyObject *o, bool *out)
-{
-    int t = !o || o == Py_False || o == Py_None ? 0 : o == Py_True ? 1 : PyObject_IsTrue(o);
-    *out = t > 0;
-    return t < 0 ? -1 : 0;
-}
-
 int fan_index(PyObject *o, const char *what, PyObject *negative, int64_t *out)
 {
     PyObject *i;

@@ -6,8 +6,6 @@
 
 /* fan_number_arg: an int that fits 64 bits; NULL leaves *out as it is. `what` begins the message. */
 int fan_number_arg(PyObject *o, const char *what, int64_t *out);
-/* fan_flag_arg: a truth value; NULL: false. */
-int fan_flag_arg(PyObject *o, bool *out);
 /* fan_small_index: a plain int from 0 on; -1, without an exception: something else. */
 static inline Py_ssize_t fan_small_index(PyObject *o)
 {

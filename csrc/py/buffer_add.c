@@ -5,8 +5,8 @@
 /* fan_add_flags: donate= and copy=: one gives the array away, the other keeps it the caller's. */
 int fan_add_flags(const buffer_object *self, PyObject *donate, PyObject *copy, bool *donated, bool *copied)
 {
-    if (fan_flag_arg(donate, donated) < 0 || fan_flag_arg(copy, copied) < 0)
-        return -1;
+    *donated = donate == Py_True;
+    *copied = copy == Py_True;
     if (!*donated || !*copied)
         return 0;
     PyErr_Format(PyExc_ValueError, "%s: donate=True gives the array away, copy=True keeps it yours: give one of them",

@@ -133,9 +133,10 @@ PyObject *fan_buffer_declared(const fan_slot_specs *d, PyObject *names, fan_buff
 static int config_of(PyObject *const *a, fan_buffer_config *config, fan_slot_specs *d, PyObject **names)
 {
     config->budget = fan_state_get()->budget;
-    return fan_flag_arg(a[STATS], &config->stats) < 0 || fan_flag_arg(a[LEAF], &config->leaf) < 0 ||
-                   fan_flag_arg(a[CREATE_GRAPH], &config->create_graph) < 0 ||
-                   (a[BUDGET] && a[BUDGET] != Py_None && fan_buffer_budget_arg(a[BUDGET], &config->budget) < 0) ||
+    config->stats = a[STATS] == Py_True;
+    config->leaf = a[LEAF] == Py_True;
+    config->create_graph = a[CREATE_GRAPH] == Py_True;
+    return (a[BUDGET] && a[BUDGET] != Py_None && fan_buffer_budget_arg(a[BUDGET], &config->budget) < 0) ||
                    fan_accumulate_arg(a[ACCUMULATE] ? a[ACCUMULATE] : Py_None, &config->accumulate, &config->exact) <
                        0 ||
                    fan_stream_arg(a[STREAM] ? a[STREAM] : Py_None, &config->stream) < 0 ||

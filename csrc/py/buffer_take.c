@@ -154,17 +154,14 @@ PyObject *fan_buffer_take_sums(PyObject *o, PyObject *const *a)
     fan_error_context w = {.buffer = fan_buffer_name(self->core), .slot = -1, .key = -1};
     fan_stream *s = NULL;
     PyObject *list = NULL;
-    bool writable;
     size_t slot = 0;
-    if (fan_flag_arg(a[WRITABLE], &writable) < 0)
-        return NULL;
     bool one = a[SLOT] && a[SLOT] != Py_None;
     if (one && fan_slot_arg(self, a[SLOT], &slot) < 0)
         return NULL;
     fan_error_context_push(&w);
     if (fan_stream_arg(a[STREAM] ? a[STREAM] : Py_None, &s) == 0)
         list = fan_take_all(self->core, one ? &slot : NULL, self->names, s, a[OUT] ? a[OUT] : Py_None,
-                            a[SCALE] ? a[SCALE] : Py_None, writable);
+                            a[SCALE] ? a[SCALE] : Py_None, a[WRITABLE] == Py_True);
     fan_error_context_pop(&w);
     fan_stream_drop(s);
     return one ? only_item(list) : list;

@@ -5,8 +5,7 @@
 
 #include <stdio.h>
 
-#define X(NAME, name, bytes, kind) \
-    _Static_assert((int)FANIN_##NAME == (int)FAN_DT_##NAME, "fanin.h numbers dtypes as the core does");
+#define X(NAME, ...) _Static_assert((int)FANIN_##NAME == (int)FAN_DT_##NAME, "fanin.h numbers dtypes as the core does");
 FAN_DTYPE_LIST(X)
 #undef X
 

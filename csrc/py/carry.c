@@ -101,42 +101,29 @@ static void buffer_free(void *buffer) { Py_DECREF((PyObject *)buffer); }
 
 /* ---- added ---- */
 
-/* rest_of: what a message of the buffer says of slot and key is left out: ".. : slot 0, key 3: expected" from
- * "expected" on. NULL: it does not begin like that. */
-static const char *rest_of(const char *text, const char *buffer)
-{
-    size_t n = strlen(buffer);
-    const char *colon;
-    if (strncmp(text, buffer, n) != 0 || strncmp(text + n, ": slot ", 7) != 0)
-        return NULL;
-    colon = strstr(text + n + 7, ": ");
-    return colon ? colon + 2 : NULL;
-}
-
-/* name_producer: V3: an error of the buffer says whose gradient it was. */
+/* name_producer: V3: an error about the buffer's slot names the producer of the gradient. An error about another
+ * buffer, which a callback used, stays as it is. */
 static void name_producer(const buffer_object *b, const fan_producer *producer)
 {
-    PyObject *e = fan_exception_take(), *text = e ? PyObject_Str(e) : NULL, *said = NULL, *again = NULL;
-    const char *words = text ? PyUnicode_AsUTF8(text) : NULL;
-    const char *rest = words ? rest_of(words, fan_buffer_name(b->core)) : NULL;
-    char name[128];
+    PyObject *e = fan_exception_take();
+    PyObject *object = e ? PyObject_GetAttrString(e, "object") : NULL, *place = NULL;
+    PyObject *reason = object ? PyObject_GetAttrString(e, "reason") : NULL;
+    bool about_slot = reason && PyUnicode_Check(object) && PyUnicode_Check(reason) && PyObject_HasAttrString(e, "slot");
+    const char *name = about_slot ? PyUnicode_AsUTF8(object) : NULL;
+    char text[128];
     PyErr_Clear();
-    if (rest && producer->node)
-        said = PyUnicode_FromFormat("%s%s returned an invalid gradient at index %u: %s", FAN_FROM_HOOK(producer),
-                                    fan_node_name(producer->node, name, sizeof name), producer->index, rest);
-    else if (rest)
-        said = PyUnicode_FromFormat("%s was given an invalid gradient at index %u: %s", producer->call, producer->index,
-                                    rest);
-    again = said ? PyObject_CallOneArg((PyObject *)Py_TYPE(e), said) : NULL;
-    PyErr_Clear();
-    Py_XDECREF(said);
-    Py_XDECREF(text);
-    if (again && PyExceptionInstance_Check(again)) {
-        PyException_SetCause(again, PyException_GetCause(e));
-        PyException_SetTraceback(again, Py_None);
-        Py_SETREF(e, Py_NewRef(again));
+    if (name && strcmp(name, fan_buffer_name(b->core)) == 0) {
+        place =
+            producer->node
+                ? PyUnicode_FromFormat("%s%s returned an invalid gradient at index %u", FAN_FROM_HOOK(producer),
+                                       fan_node_name(producer->node, text, sizeof text), producer->index)
+                : PyUnicode_FromFormat("%s was given an invalid gradient at index %u", producer->call, producer->index);
+        fan_exception_replace_place(e, place, reason);
+        PyException_SetTraceback(e, Py_None);
     }
-    Py_XDECREF(again);
+    Py_XDECREF(place);
+    Py_XDECREF(reason);
+    Py_XDECREF(object);
     fan_exception_put(e);
 }
 

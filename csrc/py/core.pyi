@@ -1508,7 +1508,7 @@ def can_cast(from_dtype: object, to_dtype: object, /) -> bool:
 
 @final
 class _Exporter:
-    """An array of the core for _interop.export, which converts it to the caller's library."""
+    """An array of the core for _interop.arrays, which converts it to the caller's library."""
     def __dlpack__(
         self,
         *,

@@ -101,12 +101,12 @@ static PyObject *device_array(PyObject *Py_UNUSED(module), PyObject *const *valu
     PyObject *where = values[0], *made = NULL;
     PyArrayObject *from = (PyArrayObject *)values[1];
     fan_device *d = NULL;
-    bool empty;
+    bool empty = values[2] == Py_True;
     int64_t shape[FAN_MAX_NDIM], strides[FAN_MAX_NDIM];
     fan_array *init = NULL, *a = NULL;
     fan_error err = {0};
     fan_status status = FAN_ERR_NOMEM;
-    if (fan_flag_arg(values[2], &empty) < 0 || fan_device_arg(where, &d) < 0)
+    if (fan_device_arg(where, &d) < 0)
         return NULL;
     fan_dtype dtype = fan_dtype_of_descr(PyArray_DESCR(from));
     if (!d || !d->backend->has_streams || dtype == FAN_DT_NONE || PyArray_NDIM(from) > FAN_MAX_NDIM) {

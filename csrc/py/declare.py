@@ -31,7 +31,8 @@ from pathlib import Path
 SIGNATURES = Path(__file__).with_name("core.pyi")
 
 #: What fan_parse checks by itself, by annotation: py/declared.h, fan_decl.kinds.
-KINDS = {"NDArray": "a", "bytearray": "b", "dict": "d", "list": "l", "str": "s", "tuple": "t", "type": "c"}
+KINDS = {"NDArray": "a", "bytearray": "b", "dict": "d", "list": "l", "str": "s", "tuple": "t", "type": "c", "bool": "f"}
+KINDS["bool | None"] = "F"
 
 
 @dataclass
@@ -78,7 +79,7 @@ def shown(p: Parameter) -> str:
 def kind_of(annotation: ast.expr | None) -> str:
     """The kind of `tuple[..]`, `str` and the like."""
     head = annotation.value if isinstance(annotation, ast.Subscript) else annotation
-    return KINDS.get(head.id, "o") if isinstance(head, ast.Name) else "o"
+    return KINDS.get(ast.unparse(head), "o") if head else "o"
 
 
 def parameters(args: list[ast.arg], defaults: list[ast.expr | None]) -> list[Parameter]:

@@ -30,10 +30,12 @@ static size_t distance(const char *a, const char *b)
 static int refuse_unknown(const fan_decl *d, PyObject *name)
 {
     const char *text = PyUnicode_AsUTF8(name), *near = NULL;
-    if (!text)
-        return -1;
+    if (!text) {
+        PyErr_Clear(); /* a lone surrogate: no name of ours is near */
+        text = "";
+    }
     size_t n = strlen(text), least = n < 4 ? 2 : 3; /* a name is near if fewer letters differ */
-    for (size_t i = 0; n < WORD_MAX && i < d->n; i++) {
+    for (size_t i = 0; n > 0 && n < WORD_MAX && i < d->n; i++) {
         size_t changes = distance(text, d->names[i]);
         if (changes < least) {
             least = changes;
@@ -82,16 +84,20 @@ static int by_name(const fan_decl *d, PyObject *name, PyObject *value, PyObject 
 }
 
 /* X(letter, condition on o, what the message calls it) */
-#define KIND_LIST(X)                            \
-    X('a', PyArray_Check(o), "an ndarray")      \
-    X('b', PyByteArray_Check(o), "a bytearray") \
-    X('c', PyType_Check(o), "a type")           \
-    X('d', PyDict_Check(o), "a dict")           \
-    X('l', PyList_Check(o), "a list")           \
-    X('s', PyUnicode_Check(o), "a str")         \
+#define KIND_LIST(X)                                     \
+    X('a', PyArray_Check(o), "an ndarray")               \
+    X('b', PyByteArray_Check(o), "a bytearray")          \
+    X('c', PyType_Check(o), "a type")                    \
+    X('d', PyDict_Check(o), "a dict")                    \
+    X('f', is_bool(o), "a bool")                         \
+    X('F', o == Py_None || is_bool(o), "a bool or None") \
+    X('l', PyList_Check(o), "a list")                    \
+    X('s', PyUnicode_Check(o), "a str")                  \
     X('t', PyTuple_Check(o), "a tuple")
 
-static int check_kinds(const fan_decl *d, PyObject *const *values)
+static bool is_bool(PyObject *o) { return PyBool_Check(o) || PyArray_IsScalar(o, Bool); }
+
+static int check_kinds(const fan_decl *d, PyObject **values)
 {
     for (size_t i = 0; i < d->n; i++) {
         PyObject *o = values[i];
@@ -106,11 +112,13 @@ static int check_kinds(const fan_decl *d, PyObject *const *values)
                          FAN_TYPE_TEXT(o));
             return -1;
         }
+        if (o && PyArray_IsScalar(o, Bool) && (d->kinds[i] == 'f' || d->kinds[i] == 'F'))
+            values[i] = PyObject_IsTrue(o) ? Py_True : Py_False;
     }
     return 0;
 }
 
-static int check_parsed(const fan_decl *d, PyObject *const *values)
+static int check_parsed(const fan_decl *d, PyObject **values)
 {
     for (size_t i = 0; i < d->required; i++)
         if (!values[i]) {

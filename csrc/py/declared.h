@@ -19,7 +19,8 @@ typedef struct fan_decl {
 } fan_decl;
 
 /* fan_parse: writes the arguments of a vectorcall to values[n]: borrowed; NULL: not given. Returns -1 with a TypeError.
- * fan_parse_tuple: the same for tp_new and tp_init; named may be NULL. */
+ * A bool, NumPy's too, is written as Py_True or Py_False. fan_parse_tuple: the same for tp_new and tp_init; named may
+ * be NULL. */
 int fan_parse(const fan_decl *d, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames, PyObject **values);
 int fan_parse_tuple(const fan_decl *d, PyObject *args, PyObject *named, PyObject **values);
 

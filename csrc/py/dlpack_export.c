@@ -112,8 +112,8 @@ int fan_dl_request_parse(PyObject *const *values, fan_dl_request *q)
         return fan_refuse(PyExc_TypeError, "__dlpack__: expected max_version=(major, minor), got %R", max_version);
     if (device != Py_None && !two_ints(device, &q->type, &q->id))
         return fan_refuse(PyExc_TypeError, "__dlpack__: expected dl_device=(type, id), got %R", device);
-    q->copy = copy == Py_None ? -1 : PyObject_IsTrue(copy);
-    return copy != Py_None && q->copy < 0 ? -1 : 0;
+    q->copy = copy == Py_None ? -1 : copy == Py_True;
+    return 0;
 }
 
 int fan_dl_request_decide(const fan_array *a, fan_dl_request *q)

@@ -40,37 +40,38 @@ static fan_dtype of_number(int type_num)
     }
 }
 
-/* find_low: ml_dtypes' types, where the caller has imported it. Never fails: what is not there stays NULL. */
-static void find_low(fan_state *st)
+/* ml_types: the scalar types of ml_dtypes, by dtype; NULL where it has none, or the caller has not imported it. Never
+ * fails. */
+static PyObject *const *ml_types(void)
 {
+    fan_state *st = fan_state_get();
     PyObject *modules, *m;
-    if (st->bfloat16)
-        return;
+    if (st->has_ml_types)
+        return st->ml_types;
     modules = PyImport_GetModuleDict();
     m = modules ? PyDict_GetItemString(modules, "ml_dtypes") : NULL; /* borrowed */
     if (!m)
-        return;
+        return st->ml_types;
     Py_INCREF(m);
-#define X(field)                                                        \
-    if (!st->field && !(st->field = PyObject_GetAttrString(m, #field))) \
-        PyErr_Clear();
-    X(bfloat16)
-    X(float8_e4m3fn)
-    X(float8_e5m2)
-#undef X
+    bool all = true; /* false: another thread imports it now */
+    for (int d = 0; d < FAN_DT_COUNT; d++)
+        if (fan_dtype_of_ml_dtypes((fan_dtype)d) && !st->ml_types[d] &&
+            !(st->ml_types[d] = PyObject_GetAttrString(m, fan_dtype_name((fan_dtype)d)))) {
+            PyErr_Clear();
+            all = false;
+        }
+    st->has_ml_types = all;
     Py_DECREF(m);
+    return st->ml_types;
 }
 
 static fan_dtype of_type(PyTypeObject *t)
 {
-    fan_state *st = fan_state_get();
-    PyObject *o = (PyObject *)t;
-    find_low(st);
-    return !t                       ? FAN_DT_NONE
-           : o == st->bfloat16      ? FAN_DT_BFLOAT16
-           : o == st->float8_e4m3fn ? FAN_DT_FLOAT8_E4M3FN
-           : o == st->float8_e5m2   ? FAN_DT_FLOAT8_E5M2
-                                    : FAN_DT_NONE;
+    PyObject *const *types = ml_types();
+    for (int d = 0; t && d < FAN_DT_COUNT; d++)
+        if (types[d] == (PyObject *)t)
+            return (fan_dtype)d;
+    return FAN_DT_NONE;
 }
 
 fan_dtype fan_dtype_of_descr(PyArray_Descr *d)
@@ -82,36 +83,22 @@ fan_dtype fan_dtype_of_descr(PyArray_Descr *d)
     return of_type(d->typeobj);
 }
 
-static PyObject *low_type(fan_dtype d)
-{
-    fan_state *st = fan_state_get();
-    find_low(st);
-    return d == FAN_DT_BFLOAT16 ? st->bfloat16 : d == FAN_DT_FLOAT8_E4M3FN ? st->float8_e4m3fn : st->float8_e5m2;
-}
-
-bool fan_dtype_of_ml_dtypes(fan_dtype d)
-{
-    return d == FAN_DT_BFLOAT16 || d == FAN_DT_FLOAT8_E4M3FN || d == FAN_DT_FLOAT8_E5M2;
-}
-
-bool fan_dtype_needs_ml_dtypes(fan_dtype d) { return fan_dtype_of_ml_dtypes(d) && !low_type(d); }
+bool fan_dtype_needs_ml_dtypes(fan_dtype d) { return fan_dtype_of_ml_dtypes(d) && !ml_types()[d]; }
 
 PyArray_Descr *fan_descr_of_dtype(fan_dtype d)
 {
+#define NUMBER_IN_NUMPY(NAME) NPY_##NAME
+#define NUMBER_IN_ML_DTYPES(NAME) NPY_NOTYPE
     static const int numbers[FAN_DT_COUNT] = {
-        [FAN_DT_BOOL] = NPY_BOOL,           [FAN_DT_INT8] = NPY_INT8,
-        [FAN_DT_INT16] = NPY_INT16,         [FAN_DT_INT32] = NPY_INT32,
-        [FAN_DT_INT64] = NPY_INT64,         [FAN_DT_UINT8] = NPY_UINT8,
-        [FAN_DT_UINT16] = NPY_UINT16,       [FAN_DT_UINT32] = NPY_UINT32,
-        [FAN_DT_UINT64] = NPY_UINT64,       [FAN_DT_FLOAT16] = NPY_FLOAT16,
-        [FAN_DT_FLOAT32] = NPY_FLOAT32,     [FAN_DT_FLOAT64] = NPY_FLOAT64,
-        [FAN_DT_COMPLEX64] = NPY_COMPLEX64, [FAN_DT_COMPLEX128] = NPY_COMPLEX128,
+#define X(NAME, name, bytes, kind, SUM, LIBRARY, ...) NUMBER_IN_##LIBRARY(NAME),
+        FAN_DTYPE_LIST(X)
+#undef X
     };
     PyArray_Descr *descr = NULL;
     PyObject *type;
     if (!fan_dtype_of_ml_dtypes(d))
         return PyArray_DescrFromType(numbers[d]);
-    type = low_type(d);
+    type = ml_types()[d];
     if (!type) {
         PyErr_Format(PyExc_TypeError, "NumPy has %s only through ml_dtypes, which is not imported: import ml_dtypes",
                      fan_dtype_name(d));
@@ -132,11 +119,17 @@ int fan_dtype_refuse(PyArray_Descr *d, const char *what)
         return fan_refuse(type, "%s has dtype %S, which is not summed; expected %s: x.astype('%s'), or Slot(combine=f)",
                           what, name, d->type_num == NPY_LONGDOUBLE ? "float64" : "complex128",
                           d->type_num == NPY_LONGDOUBLE ? "float64" : "complex128");
-    if (PyTypeNum_ISUSERDEF(d->type_num))
-        return fan_refuse(type,
-                          "%s has dtype %S, which is not summed; of ml_dtypes, bfloat16, float8_e4m3fn and float8_e5m2 "
-                          "are: x.astype('float32'), or Slot(combine=f)",
-                          what, name);
+    if (PyTypeNum_ISUSERDEF(d->type_num)) {
+        char names[256] = "";
+        for (int i = 0; i < FAN_DT_COUNT; i++)
+            if (fan_dtype_of_ml_dtypes((fan_dtype)i))
+                fan_append(names, sizeof names, "%s%s", names[0] ? ", " : "", fan_dtype_name((fan_dtype)i));
+        return fan_refuse(
+            type,
+            "%s has dtype %S, which is not summed; expected one of ml_dtypes' %s: x.astype('float32'), or "
+            "Slot(combine=f)",
+            what, name, names);
+    }
     return fan_refuse(type,
                       "%s has dtype %S, which has no sum; expected bool, int8..64, uint8..64, float or complex: "
                       "x.astype(..), or Slot(combine=f)",

@@ -90,32 +90,66 @@ static void chain(PyObject *context)
     fan_exception_put(e);
 }
 
+/* set_field: an attribute of an exception; takes `value`; NULL: none. A field that cannot be set is left out. */
+static void set_field(PyObject *e, const char *name, PyObject *value)
+{
+    if (!value || PyObject_SetAttrString(e, name, value) < 0)
+        PyErr_Clear();
+    Py_XDECREF(value);
+}
+
+/* text_of: a message may carry names of the user's, cut anywhere. NULL of "". */
+static PyObject *text_of(const char *text)
+{
+    return text[0] ? PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace") : NULL;
+}
+
+/* set_place: the fields of an exception about a place; `reason` is its message without the place. */
+static void set_place(PyObject *e, PyObject *object, int64_t slot, PyObject *slot_name, int64_t key, PyObject *reason)
+{
+    set_field(e, "object", object);
+    if (slot >= 0)
+        set_field(e, "slot", PyLong_FromLongLong(slot));
+    set_field(e, "slot_name", slot_name);
+    if (key >= 0)
+        set_field(e, "key", PyLong_FromLongLong(key));
+    set_field(e, "reason", reason);
+}
+
 PyObject *fan_raise(fan_status s, const fan_error *err)
 {
-    PyObject *context, *e = NULL, *code = NULL, *text;
+    PyObject *context, *e = NULL, *text;
     if (s == FAN_ERR_EXTERN) {
         if (!PyErr_Occurred())
             PyErr_SetString(PyExc_SystemError, "a callback failed and set no exception");
         return NULL;
     }
     context = fan_exception_take();
-    /* A message may carry names of the user's, cut anywhere. */
-    text = PyUnicode_DecodeUTF8(err && err->text[0] ? err->text : fan_status_word(s),
-                                (Py_ssize_t)strlen(err && err->text[0] ? err->text : fan_status_word(s)), "replace");
+    text = text_of(err && err->text[0] ? err->text : fan_status_word(s));
     if (text)
         e = PyObject_CallOneArg(class_of(s), text);
-    if (e && (s == FAN_ERR_DEVICE || s == FAN_ERR_DEVICE_NOMEM)) {
-        code = PyLong_FromLong(err ? err->code : 0);
-        if (!code || PyObject_SetAttrString(e, "code", code) < 0)
-            PyErr_Clear();
+    if (e && (s == FAN_ERR_DEVICE || s == FAN_ERR_DEVICE_NOMEM))
+        set_field(e, "code", PyLong_FromLong(err ? err->code : 0));
+    if (e && err && err->text[0] && err->object[0]) {
+        set_place(e, text_of(err->object), err->slot, text_of(err->slot_name), err->key,
+                  text_of(err->text + err->reason));
+        set_field(e, "expected", text_of(err->expected));
+        set_field(e, "got", text_of(err->got));
     }
     if (e)
         PyErr_SetObject((PyObject *)Py_TYPE(e), e);
     chain(context);
-    Py_XDECREF(code);
     Py_XDECREF(text);
     Py_XDECREF(e);
     return NULL;
+}
+
+void fan_exception_replace_place(PyObject *e, PyObject *place, PyObject *reason)
+{
+    PyObject *args = place ? Py_BuildValue("(N)", PyUnicode_FromFormat("%U: %U", place, reason)) : NULL;
+    if (!args || PyObject_SetAttrString(e, "args", args) < 0)
+        PyErr_Clear();
+    Py_XDECREF(args);
 }
 
 fan_status fan_from_python(fan_error *err)
@@ -176,29 +210,34 @@ fan_stream *fan_error_context_stream(void) { return where ? where->stream : NULL
 static PyObject *prefix(void)
 {
     const fan_error_context *w = where;
-    PyObject *who, *key, *all;
+    PyObject *place, *key, *all;
     if (!w || !w->buffer)
         return PyUnicode_FromString("");
     if (w->slot < 0)
         return PyUnicode_FromFormat("%s: ", w->buffer);
-    who = w->slot_name ? PyUnicode_FromFormat("%s: slot %zd (%U)", w->buffer, w->slot, w->slot_name)
-                       : PyUnicode_FromFormat("%s: slot %zd", w->buffer, w->slot);
+    place = w->slot_name ? PyUnicode_FromFormat("%s: slot %zd (%U)", w->buffer, w->slot, w->slot_name)
+                         : PyUnicode_FromFormat("%s: slot %zd", w->buffer, w->slot);
     key = w->key < 0 ? PyUnicode_FromString("") : PyUnicode_FromFormat(", key %lld", (long long)w->key);
-    all = who && key ? PyUnicode_FromFormat("%U%U: ", who, key) : NULL;
-    Py_XDECREF(who);
+    all = place && key ? PyUnicode_FromFormat("%U%U: ", place, key) : NULL;
+    Py_XDECREF(place);
     Py_XDECREF(key);
     return all;
 }
 
 int fan_refuse(PyObject *type, const char *fmt, ...)
 {
-    PyObject *before = prefix(), *text;
+    const fan_error_context *w = where;
+    PyObject *before = prefix(), *text, *e;
     va_list args;
     va_start(args, fmt);
     text = PyUnicode_FromFormatV(fmt, args);
     va_end(args);
     if (before && text)
         PyErr_Format(type, "%U%U", before, text);
+    if (before && text && w && w->buffer && (e = fan_exception_take())) {
+        set_place(e, text_of(w->buffer), w->slot, Py_XNewRef(w->slot_name), w->key, Py_NewRef(text));
+        fan_exception_put(e);
+    }
     Py_XDECREF(before);
     Py_XDECREF(text);
     return -1;

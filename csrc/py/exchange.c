@@ -99,14 +99,13 @@ static PyObject *read_by_table(PyObject *Py_UNUSED(module), PyObject *const *a)
     fan_state *st = fan_state_get();
     PyObject *type = a[0], *how = NULL;
     int64_t origin;
-    bool asks_value;
-    if (fan_number_arg(a[1], "read_by_table: origin", &origin) < 0 || fan_flag_arg(a[2], &asks_value) < 0 ||
+    if (fan_number_arg(a[1], "read_by_table: origin", &origin) < 0 ||
         (!st->table_types && !(st->table_types = PyDict_New())))
         return NULL;
     if (origin < FAN_FROM_FOREIGN || origin > 255) {
         if (PyDict_Contains(st->table_types, type) > 0 && PyDict_DelItem(st->table_types, type) < 0)
             return NULL;
-    } else if (!(how = PyLong_FromLongLong(origin + (asks_value ? FAN_ASKS_VALUE : 0))) ||
+    } else if (!(how = PyLong_FromLongLong(origin + (a[2] == Py_True ? FAN_ASKS_VALUE : 0))) ||
                PyDict_SetItem(st->table_types, type, how) < 0) {
         Py_XDECREF(how);
         return NULL;

@@ -8,7 +8,7 @@
 
 #include <string.h>
 
-/* export_part: what _interop.export gets of an array: fanin's device array, or an exporter. */
+/* export_part: what _interop.arrays gets of an array: fanin's device array, or an exporter. */
 static PyObject *export_part(fan_array *a, fan_device *d)
 {
     return d && d->backend->has_streams ? fan_array_wrap(a, d) : fan_exporter_new(a);

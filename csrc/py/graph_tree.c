@@ -14,12 +14,11 @@ static PyObject *tree_new(PyTypeObject *type, PyObject *const *a)
     enum { DEVICE, MEMORY, LIMIT, STRICT, VERIFY };
     PyObject *where = a[DEVICE];
     int64_t memory = (int64_t)64 << 20, limit = 8, verify = 0;
-    bool strict;
     fan_device *d = NULL;
     fan_error err = {0};
     fan_status status;
     if (fan_number_arg(a[MEMORY], "GraphTree: memory", &memory) < 0 ||
-        fan_number_arg(a[LIMIT], "GraphTree: limit", &limit) < 0 || fan_flag_arg(a[STRICT], &strict) < 0 ||
+        fan_number_arg(a[LIMIT], "GraphTree: limit", &limit) < 0 ||
         fan_number_arg(a[VERIFY], "GraphTree: verify", &verify) < 0)
         return NULL;
     if (verify < 0 || verify > INT_MAX)
@@ -41,8 +40,10 @@ static PyObject *tree_new(PyTypeObject *type, PyObject *const *a)
     }
     self->d = d;
     self->verify = (unsigned)verify;
-    fan_tree_options options = {
-        .memory = (uint64_t)memory, .limit = (unsigned)limit, .strict = strict, .verify = (unsigned)verify};
+    fan_tree_options options = {.memory = (uint64_t)memory,
+                                .limit = (unsigned)limit,
+                                .strict = a[STRICT] == Py_True,
+                                .verify = (unsigned)verify};
     Py_BEGIN_ALLOW_THREADS
         status = fan_tree_new(d, &options, &self->t, &err);
     Py_END_ALLOW_THREADS

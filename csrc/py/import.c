@@ -115,7 +115,7 @@ done:
     return result;
 }
 
-/* ---- what _interop.describe says ---- */
+/* ---- what _interop.arrays says ---- */
 
 /* The records of _interop/records.py are told apart by the number of their fields. */
 enum { OBJECT_FIELDS = 1, REFUSED_FIELDS = 2, DENSE_FIELDS = 3, STORED_FIELDS = 8 };
@@ -173,7 +173,7 @@ static int import_object(PyObject *o, PyObject *parts, fan_value *out)
     return parts && parts != Py_None ? collect_parts(parts, out) : 0;
 }
 
-/* import_described: what _interop.describe makes of it. The records of _interop/records.py differ in the number of
+/* import_described: what _interop.arrays makes of it. The records of _interop/records.py differ in the number of
  * their fields. */
 static int import_described(PyObject *o, bool recording, bool has_combine, fan_value *out)
 {
@@ -202,7 +202,7 @@ static int import_described(PyObject *o, bool recording, bool has_combine, fan_v
         result = fan_refuse(PyTuple_GET_ITEM(d, 0), "%U", PyTuple_GET_ITEM(d, 1));
         break;
     default:
-        PyErr_SetString(PyExc_SystemError, "_interop.describe gave no record");
+        PyErr_SetString(PyExc_SystemError, "_interop.arrays gave no record");
     }
     PyObject *live = fan_exception_take(); /* a capsule's destructor is another library's code */
     Py_DECREF(d);

@@ -212,7 +212,7 @@ static int import_address(PyObject *source, PyObject *producer, fan_array **out,
     return result;
 }
 
-/* import_source: memory as _interop.describe names it: an ndarray, fanin's device array, (capsule, device type, device
+/* import_source: memory as _interop.arrays names it: an ndarray, fanin's device array, (capsule, device type, device
  * index, fan_dl_writes), or what an address is (import_address). */
 static int import_source(PyObject *source, PyObject *producer, fan_array **out, fan_device **device)
 {

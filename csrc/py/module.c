@@ -141,6 +141,8 @@ static int module_traverse(PyObject *m, visitproc visit, void *arg)
 #define X(type, field) Py_VISIT(st->field);
     FAN_STATE_LIST(X)
 #undef X
+    for (int d = 0; d < FAN_DT_COUNT; d++)
+        Py_VISIT(st->ml_types[d]);
     return 0;
 }
 
@@ -155,6 +157,9 @@ static int module_clear(PyObject *m)
 #define X(field, name) Py_CLEAR(st->field);
     FAN_NAME_LIST(X)
 #undef X
+    st->has_ml_types = false;
+    for (int d = 0; d < FAN_DT_COUNT; d++)
+        Py_CLEAR(st->ml_types[d]);
     return 0;
 }
 

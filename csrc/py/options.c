@@ -94,10 +94,9 @@ static PyObject *set_options(PyObject *module, PyObject *const *a)
     int count = 0;
     uint64_t bytes = 0;
     size_t most = 0;
-    bool on, warns, redirects, detects;
+    bool on = debug == Py_True, warns = warn == Py_True, redirects = redirect == Py_True, detects = detect == Py_True;
     fan_sched_access(FAN_THING_OPTIONS, 0, FAN_SCHED_WRITE);
-    if (fan_flag_arg(debug, &on) < 0 || fan_flag_arg(warn, &warns) < 0 || fan_flag_arg(redirect, &redirects) < 0 ||
-        fan_flag_arg(detect, &detects) < 0 || (budget != Py_None && fan_buffer_budget_arg(budget, &bytes) < 0) ||
+    if ((budget != Py_None && fan_buffer_budget_arg(budget, &bytes) < 0) ||
         (pool != Py_None && pool_arg(pool, &most) < 0))
         return NULL;
     if ((isa != Py_None && !(set = isa_arg(isa))) || (threads != Py_None && (count = threads_arg(threads)) < 0))

@@ -245,12 +245,12 @@ static int parse(pass_parts *parts, PyObject *const *a)
         return -1;
     }
     c->detect = fan_state_get()->detect;
-    if (fan_flag_arg(a[CREATE_GRAPH], &c->create_graph) < 0 ||
-        (a[DETECT] && a[DETECT] != Py_None && fan_flag_arg(a[DETECT], &c->detect) < 0))
-        return -1;
-    c->keep_graph = c->create_graph; /* what was recorded leads back over this graph */
-    if ((a[KEEP_GRAPH] && a[KEEP_GRAPH] != Py_None && fan_flag_arg(a[KEEP_GRAPH], &c->keep_graph) < 0) ||
-        sequence_of(parts, "roots", a[ROOTS], &parts->roots) < 0 ||
+    c->create_graph = a[CREATE_GRAPH] == Py_True;
+    if (a[DETECT] && a[DETECT] != Py_None)
+        c->detect = a[DETECT] == Py_True;
+    /* The nodes that create_graph records lead back over this graph. */
+    c->keep_graph = a[KEEP_GRAPH] && a[KEEP_GRAPH] != Py_None ? a[KEEP_GRAPH] == Py_True : c->create_graph;
+    if (sequence_of(parts, "roots", a[ROOTS], &parts->roots) < 0 ||
         (a[INPUTS] && a[INPUTS] != Py_None && sequence_of(parts, "inputs", a[INPUTS], &parts->inputs) < 0))
         return -1;
     if (function_arg(c, a[SCHEDULE], "schedule", &c->schedule) < 0 ||

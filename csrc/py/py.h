@@ -88,9 +88,6 @@
     X(PyObject, stats_type)    /* fanin.Stats */                                                            \
     X(PyObject, counters_type) /* fanin.Counters */                                                         \
     X(PyObject, process_counters_type)                                                                      \
-    X(PyObject, bfloat16) /* ml_dtypes' scalar types, once the caller has imported it */                    \
-    X(PyObject, float8_e4m3fn)                                                                              \
-    X(PyObject, float8_e5m2)                                                                                \
     X(PyObject, memory_of)   /* fanin._interop.sharing.memory_of: where foreign memory lies (region.c) */   \
     X(PyObject, parts_alone) /* fanin._interop.sharing.has_parts_alone: L3 (leaf.c) */                      \
     X(PyObject, masked_type) /* numpy.ma.MaskedArray */                                                     \
@@ -113,6 +110,8 @@ typedef struct fan_state {
 #define X(field, name) PyObject *field;
     FAN_NAME_LIST(X)
 #undef X
+    PyObject *ml_types[FAN_DT_COUNT];     /* scalar types of ml_dtypes, once the caller has imported it; else NULL */
+    bool has_ml_types;                    /* all of them */
     const struct fan_dl_api *tables[256]; /* the exchange table of each origin (fan_origin); NULL: none is known */
     const struct fan_dl_api *torch_api;   /* how torch tensors are read without a call (dlpack.h); NULL: not known */
     uint8_t torch_origin;
@@ -166,11 +165,15 @@ static inline const char *fan_word_of(PyObject *text)
     return !word || strlen(word) == (size_t)n ? word : "";
 }
 
-/* errors.c: fan_raise turns the box into an exception (FAN_ERR_EXTERN: one is set already) and returns NULL. A live
- * exception becomes __context__. */
+/* errors.c. fan_raise: raises `err` and returns NULL (FAN_ERR_EXTERN: an exception is set already). A live
+ * exception becomes __context__. The fields of an error about a place are attributes of its exception: object, slot,
+ * slot_name, key, expected, got, each if it has it, and reason: the message without the place. */
 PyObject *fan_raise(fan_status s, const fan_error *err);
 /* fan_from_python: the other way: keeps the live exception where it is and returns FAN_ERR_EXTERN. */
 fan_status fan_from_python(fan_error *err);
+/* fan_exception_replace_place: gives a live exception about a place the message "<place>: <reason>"; `place` may be
+ * NULL, after an error. */
+void fan_exception_replace_place(PyObject *e, PyObject *place, PyObject *reason);
 /* fan_raise_sim: fan_raise, and fanin.sim.DeadlockError for FAN_ERR_DEADLOCK. */
 PyObject *fan_raise_sim(fan_status s, const fan_error *err);
 /* fan_check_signals: whether a signal wants the work ended. On any thread. */
@@ -218,9 +221,7 @@ PyArray_Descr *fan_descr_of_dtype(fan_dtype d);
 int fan_dtype_parse(PyObject *o, fan_dtype *out);
 /* fan_dtype_refuse: raises DTypeError with the reason why an array of this dtype is not taken. Returns -1. */
 int fan_dtype_refuse(PyArray_Descr *d, const char *what);
-/* fan_dtype_of_ml_dtypes: whether NumPy has the dtype through ml_dtypes alone. fan_dtype_needs_ml_dtypes: and the
- * caller has not imported that. */
-bool fan_dtype_of_ml_dtypes(fan_dtype d);
+/* fan_dtype_needs_ml_dtypes: whether NumPy has the dtype from ml_dtypes alone, which the caller has not imported. */
 bool fan_dtype_needs_ml_dtypes(fan_dtype d);
 
 /* import.c, export.c: the one way in and out. Origins: what a gradient was. */

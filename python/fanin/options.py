@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Literal
 
 from . import _core
-from ._interop import cuda_interface
+from ._interop import streams
 
 __all__ = ["Counters", "counters", "set_options"]
 
@@ -95,7 +95,7 @@ class Restore:
     ) -> None:
         _core.set_options(*self._before)
         if self._raw is not None:
-            cuda_interface.raw_addresses = self._raw
+            streams.raw_addresses = self._raw
 
 
 def set_options(
@@ -160,9 +160,9 @@ def set_options(
     if threads == 0:
         raise ValueError(f"threads={threads!r}: expected a number of threads from 1 to 1024")
     old = _core.set_options(debug, warn_stream_mismatch, budget, isa, threads, pool_bytes, capture_redirect, detect)
-    raw = cuda_interface.raw_addresses  # in the same step of a thread of `Machine.spawn`
+    raw = streams.raw_addresses  # in the same step of a thread of `Machine.spawn`
     if raw_addresses is not None:
-        cuda_interface.raw_addresses = bool(raw_addresses)
+        streams.raw_addresses = bool(raw_addresses)
     return Restore(
         (
             None if debug is None else old["debug"],

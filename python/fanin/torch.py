@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import re
 import threading
 import types
 import warnings
@@ -35,6 +34,7 @@ from .slots import Slot
 
 __all__ = ["accumulate", "backward"]
 
+BUFFER = "accumulate"  # the name of the block's buffer, for messages
 LARGE = 1 << 16  # bytes: copying more costs more than checking whether a copy is needed
 
 _lock = threading.Lock()  # held while a block begins
@@ -133,7 +133,7 @@ class accumulate:
         if budget is None and dtype != "exact" and all(d == of[d] for d in of):
             budget = 0  # each gradient is added in place while it is in the cache, as torch does
         with _named(self._names):
-            self._buffer = _core.InputBuffer(self._slots(dtype), budget=budget, name="accumulate")
+            self._buffer = _core.InputBuffer(self._slots(dtype), budget=budget, name=BUFFER)
         n = len(self._sums)
         self._firsts: list[torch.Tensor | None] = [None] * n  # earlier gradients, into which the sums are written
         self._came = bytearray(n + 1)  # 1: the slot received a gradient; the last: the block has ended
@@ -492,17 +492,11 @@ def _sum_dtype(own: torch.dtype, accumulate: DTypeLike | None) -> torch.dtype:
 
 
 def _rename(e: BaseException, names: Names) -> None:
-    """Replace slots in a message by the names of the parameters."""
-
-    def of(match: re.Match[str]) -> str:
-        slot = int(match[1])
-        return _word(names[slot]) if slot < len(names) else match[0]
-
-    if len(e.args) == 1 and isinstance(e.args[0], str):
-        text = re.sub(r"^InputBuffer: |^accumulate: |^", "accumulate: ", e.args[0], count=1)
-        for slot, name in enumerate(map(_word, names)):
-            text = text.replace(f"slot {slot} ({name})", name)
-        e.args = (re.sub(r"slot (\d+)", of, text),)
+    """Give an error of the buffer a message about the parameter, not the slot."""
+    reason = getattr(e, "reason", None)
+    if isinstance(reason, str) and getattr(e, "object", None) == BUFFER:
+        slot = getattr(e, "slot", None)
+        e.args = (f"{BUFFER}: {reason}" if slot is None else f"{BUFFER}: {_word(names[slot])}: {reason}",)
 
 
 @contextlib.contextmanager

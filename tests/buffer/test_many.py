@@ -399,7 +399,7 @@ def test_a_launch_that_fails_poisons_its_slots_and_says_which(a_world: Any) -> N
             assert buf.ready(slot)
         else:
             with pytest.raises(
-                RuntimeError, match=rf"grads: slot {slot} is poisoned until clear\(\): .*2 slots: sum grads\[4\]"
+                RuntimeError, match=rf"grads: slot {slot}: poisoned until clear\(\): .*2 slots: sum grads\[4\]"
             ):
                 buf.ready(slot)
     buf.clear()

@@ -156,7 +156,7 @@ def test_a_slot_is_poisoned_if_the_body_raises_with_the_running_sum() -> None:
         out[0] = 7
         1 / 0
     for call in (lambda: buf.add(0, G), buf.take, lambda: buf[0], lambda: buf.target(0).__enter__()):
-        with pytest.raises(RuntimeError, match=r"w: slot 0 is poisoned until clear\(\): the body of target\(\) failed"):
+        with pytest.raises(RuntimeError, match=r"w: slot 0: poisoned until clear\(\): the body of target\(\) failed"):
             call()
     assert (
         buf.explain(0)

@@ -14,8 +14,8 @@ import pytest
 import fanin
 from fake_cuda import FakeDriver
 from fanin import _core
-from fanin._interop import export
-from fanin._interop.origins import TORCH
+from fanin._interop import arrays
+from fanin._interop.classes import TORCH
 from fanin.sim import Machine
 from kit import standins
 from kit.exchange_cuda import like, ready_on, torch_like, values
@@ -416,10 +416,10 @@ def test_a_sum_that_its_library_does_not_take_is_not_lost(name: str, library: Li
 
         _core.table_known(None, TORCH)
         x = [make(library, (3,)).fill(s, value) for value in (1, 2)]
-        made = export.kind_of_library(x[0]) if name != "torch" else TORCH
-        kinds = list(export.KINDS)
-        kinds[made - _core.FROM_FOREIGN] = export.Kind(name, refuses, refuses)
-        patch.setattr(export, "KINDS", kinds)
+        made = arrays.kind_of_library(x[0]) if name != "torch" else TORCH
+        kinds = list(arrays.KINDS)
+        kinds[made - _core.FROM_FOREIGN] = arrays.Kind(name, refuses, refuses)
+        patch.setattr(arrays, "KINDS", kinds)
         buf = fanin.InputBuffer(1, stream=s)
         for g in x:
             buf.add(0, g, stream=s)

@@ -11,7 +11,7 @@ import pytest
 
 import fanin
 from fake_cuda import FakeDriver, use_driver
-from fanin._interop.tables import table_of
+from fanin._interop.classes import table_of
 from kit import standins
 from kit.exchange_cuda import like, values
 from kit.hostile import Deleter

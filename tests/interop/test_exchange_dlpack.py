@@ -603,15 +603,15 @@ def our_tensor() -> Any:
         def __array_namespace__(self) -> Any:
             return Space
 
-    from fanin._interop import export
+    from fanin._interop import arrays
 
-    known = dict(export.namespaces), list(export.KINDS)
+    known = dict(arrays.namespaces), list(arrays.KINDS)
     try:
         assert total(Theirs(), ONE) is caught[0]
     finally:
-        export.namespaces.clear()
-        export.namespaces.update(known[0])
-        export.KINDS[:] = known[1]
+        arrays.namespaces.clear()
+        arrays.namespaces.update(known[0])
+        arrays.KINDS[:] = known[1]
     return caught[0]
 
 

@@ -11,8 +11,7 @@ import pytest
 import fanin
 from fanin import _core
 from fanin._interop import torch
-from fanin._interop.origins import TORCH
-from fanin._interop.tables import TABLE
+from fanin._interop.classes import TABLE, TORCH
 from kit import standins
 from kit.standins import DLArray, InterfaceArray, Library, installed, table_array
 

@@ -17,9 +17,8 @@ import pytest
 
 import fanin
 from fanin import Slot, Sparse, _core
-from fanin._interop.export import export_device
-from fanin._interop.origins import TORCH
-from fanin._interop.tables import table_of
+from fanin._interop.arrays import export_device
+from fanin._interop.classes import TORCH, table_of
 from kit import hooks
 
 pytestmark = [

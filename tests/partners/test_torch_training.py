@@ -1000,3 +1000,13 @@ def test_a_pass_that_runs_past_the_end_of_the_block_loses_nothing_in_silence(n: 
         assert "the block ended while a backward pass ran in another thread" in str(errors[0]) and p.grad is None
     else:
         assert p.grad.eq(2).all()
+
+
+def test_the_name_of_a_parameter_comes_from_the_errors_fields_and_not_from_its_message() -> None:
+    buf = fanin.InputBuffer([fanin.Slot(2, "float32"), fanin.Slot(2, "float32", name="slot 0 (a)")], name="accumulate")
+    with pytest.raises(ValueError, match="slot 1") as caught:
+        buf.add(1, torch.ones(3))
+    reason = getattr(caught.value, "reason")  # noqa: B009
+    caught.value.args = ("another message altogether",)
+    fanin.torch._rename(caught.value, ["w", "slot 0: b"])
+    assert caught.value.args == (f"accumulate: slot 0: b: {reason}",)

@@ -8,6 +8,7 @@
 #define FAN_DEVICE_KERNELS_ARGS_H
 
 #include "array/device_stats.h"
+#include "array/dtype.h"
 
 #include <stdint.h>
 
@@ -162,32 +163,28 @@ typedef struct fan_k_scatter {
 
 /* X(name, bytes of a number in memory, its dtype, the accumulation dtype): the folds with a kernel of their own.
  * Complex ones are folds of twice as many numbers; integers need no sign. */
-#define FAN_K_FOLD_LIST(X)               \
-    X(truth, 1, BOOL, BOOL)              \
-    X(bits8, 1, UINT8, UINT8)            \
-    X(bits16, 2, UINT16, UINT16)         \
-    X(bits32, 4, UINT32, UINT32)         \
-    X(bits64, 8, UINT64, UINT64)         \
-    X(single, 4, FLOAT32, FLOAT32)       \
-    X(twice, 8, FLOAT64, FLOAT64)        \
-    X(doubled, 4, FLOAT32, FLOAT64)      \
-    X(float16, 2, FLOAT16, FLOAT32)      \
-    X(bfloat16, 2, BFLOAT16, FLOAT32)    \
-    X(e4m3fn, 1, FLOAT8_E4M3FN, FLOAT32) \
-    X(e5m2, 1, FLOAT8_E5M2, FLOAT32)
+#define FAN_K_FOLD_LIST(X)          \
+    X(truth, 1, BOOL, BOOL)         \
+    X(bits8, 1, UINT8, UINT8)       \
+    X(bits16, 2, UINT16, UINT16)    \
+    X(bits32, 4, UINT32, UINT32)    \
+    X(bits64, 8, UINT64, UINT64)    \
+    X(single, 4, FLOAT32, FLOAT32)  \
+    X(twice, 8, FLOAT64, FLOAT64)   \
+    X(doubled, 4, FLOAT32, FLOAT64) \
+    FAN_LOW_LIST(FAN_K_LOW_FOLD, X)
+#define FAN_K_LOW_FOLD(X, NAME, c, bits, ...) X(c, bits / 8, NAME, FLOAT32)
 
 /* X(name, dtype in memory, dtype of the sum): those with a kernel for sums over axes. */
-#define FAN_K_REDUCE_LIST(X)          \
-    X(truth, BOOL, BOOL)              \
-    X(bits8, UINT8, UINT8)            \
-    X(bits16, UINT16, UINT16)         \
-    X(bits32, UINT32, UINT32)         \
-    X(bits64, UINT64, UINT64)         \
-    X(single, FLOAT32, FLOAT64)       \
-    X(twice, FLOAT64, FLOAT64)        \
-    X(float16, FLOAT16, FLOAT64)      \
-    X(bfloat16, BFLOAT16, FLOAT64)    \
-    X(e4m3fn, FLOAT8_E4M3FN, FLOAT64) \
-    X(e5m2, FLOAT8_E5M2, FLOAT64)
+#define FAN_K_REDUCE_LIST(X)    \
+    X(truth, BOOL, BOOL)        \
+    X(bits8, UINT8, UINT8)      \
+    X(bits16, UINT16, UINT16)   \
+    X(bits32, UINT32, UINT32)   \
+    X(bits64, UINT64, UINT64)   \
+    X(single, FLOAT32, FLOAT64) \
+    X(twice, FLOAT64, FLOAT64)  \
+    FAN_LOW_LIST(FAN_K_LOW_REDUCE, X)
+#define FAN_K_LOW_REDUCE(X, NAME, c, ...) X(c, NAME, FLOAT64)
 
 #endif

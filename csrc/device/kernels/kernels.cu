@@ -55,10 +55,13 @@ typedef uint4 sixteen;
     X(single, float, float, x, a + b, a * b, x, -0.0f, each)                                              \
     X(twice, double, double, x, a + b, a * b, x, -0.0, each)                                              \
     X(doubled, float, double, (double)x, a + b, a * b, (float)x, -0.0, each)                              \
-    X(float16, uint16_t, float, fan_float_of_float16(x), a + b, a * b, fan_float16_of(x), -0.0f, each)    \
-    X(bfloat16, uint16_t, float, fan_float_of_bfloat16(x), a + b, a * b, fan_bfloat16_of(x), -0.0f, each) \
-    X(e4m3fn, uint8_t, float, fan_float_of_e4m3fn(x), a + b, a * b, fan_e4m3fn_of(x), -0.0f, four)        \
-    X(e5m2, uint8_t, float, fan_float_of_e5m2(x), a + b, a * b, fan_e5m2_of(x), -0.0f, four)
+    FAN_LOW_LIST(LOW_NUMBER, X)
+#define AT_ONCE_16 each
+#define AT_ONCE_8 four
+#define LOW_NUMBER(X, NAME, c, bits, ...) \
+    LOW_NUMBER_OF(X, c, uint##bits##_t, AT_ONCE_##bits)
+#define LOW_NUMBER_OF(X, c, MEM, AT_ONCE) \
+    X(c, MEM, float, fan_float_of_##c(x), a + b, a * b, fan_##c##_of(x), -0.0f, AT_ONCE)
 
 #define AHEAD 4 /* loads of 16 bytes in flight per thread */
 
@@ -355,10 +358,8 @@ DEVICE void row_put(fan_stats_partial *mine, uint64_t rows)
     X(single, float, x, x, 1)                                \
     X(twice, double, x, x, 1)                                \
     X(doubled, float, x, x, 1)                               \
-    X(float16, uint16_t, up_float16(x), up_float16(x), 0)    \
-    X(bfloat16, uint16_t, up_bfloat16(x), up_bfloat16(x), 0) \
-    X(e4m3fn, uint8_t, up_e4m3fn(x), up_e4m3fn(x), 0)        \
-    X(e5m2, uint8_t, up_e5m2(x), up_e5m2(x), 0)
+    FAN_LOW_LIST(LOW_COUNT, X)
+#define LOW_COUNT(X, NAME, c, bits, ...) X(c, uint##bits##_t, up_##c(x), up_##c(x), 0)
 
 /* count_NAME: counts one more element, of one number or two. first_nonfinite_NAME: returns the first source with an inf
  * or a NaN in the element that begins with number `at`. */
@@ -460,6 +461,8 @@ typedef struct wide {
     double re, im;
 } wide;
 
+#define LOW_CASE(X, NAME, ...) case FAN_DT_##NAME:
+
 DEVICE int form_of(int dtype)
 {
     switch (dtype) {
@@ -468,10 +471,7 @@ DEVICE int form_of(int dtype)
     case FAN_DT_COMPLEX64:
     case FAN_DT_COMPLEX128:
         return WIDE_C128;
-    case FAN_DT_FLOAT16:
-    case FAN_DT_BFLOAT16:
-    case FAN_DT_FLOAT8_E4M3FN:
-    case FAN_DT_FLOAT8_E5M2:
+        FAN_LOW_LIST(LOW_CASE, )
     case FAN_DT_FLOAT32:
     case FAN_DT_FLOAT64:
         return WIDE_F64;
@@ -482,17 +482,17 @@ DEVICE int form_of(int dtype)
 
 DEVICE int number_size(int dtype) /* of a part of a complex number */
 {
+#define LOW_SIZE(X, NAME, c, bits, ...) \
+    case FAN_DT_##NAME:                 \
+        return bits / 8;
     switch (dtype) {
+        FAN_LOW_LIST(LOW_SIZE, )
     case FAN_DT_BOOL:
     case FAN_DT_INT8:
     case FAN_DT_UINT8:
-    case FAN_DT_FLOAT8_E4M3FN:
-    case FAN_DT_FLOAT8_E5M2:
         return 1;
     case FAN_DT_INT16:
     case FAN_DT_UINT16:
-    case FAN_DT_FLOAT16:
-    case FAN_DT_BFLOAT16:
         return 2;
     case FAN_DT_INT32:
     case FAN_DT_UINT32:
@@ -564,18 +564,11 @@ NOINLINE_DEVICE wide understand(int dtype, uint64_t lo, uint64_t hi)
     case FAN_DT_INT32:
         w.i = (int32_t)lo;
         break;
-    case FAN_DT_FLOAT16:
-        w.re = (double)fan_float_of_float16((uint16_t)lo);
+#define LOW_READ(X, NAME, c, bits, ...)                        \
+    case FAN_DT_##NAME:                                        \
+        w.re = (double)fan_float_of_##c((uint##bits##_t)lo); \
         break;
-    case FAN_DT_BFLOAT16:
-        w.re = (double)fan_float_of_bfloat16((uint16_t)lo);
-        break;
-    case FAN_DT_FLOAT8_E4M3FN:
-        w.re = (double)fan_float_of_e4m3fn((uint8_t)lo);
-        break;
-    case FAN_DT_FLOAT8_E5M2:
-        w.re = (double)fan_float_of_e5m2((uint8_t)lo);
-        break;
+        FAN_LOW_LIST(LOW_READ, )
     case FAN_DT_COMPLEX64:
         w.im = (double)fan_float_of_bits((uint32_t)hi);
         w.re = (double)fan_float_of_bits((uint32_t)lo);
@@ -663,14 +656,10 @@ DEVICE int64_t convert_to_integer(wide w, int form, int dtype)
 DEVICE double convert_to_float(wide w, int form, int dtype)
 {
     switch (dtype) {
-    case FAN_DT_FLOAT16:
-        return (double)fan_float_of_float16(fan_float16_of(odd_of(w, form)));
-    case FAN_DT_BFLOAT16:
-        return (double)fan_float_of_bfloat16(fan_bfloat16_of(odd_of(w, form)));
-    case FAN_DT_FLOAT8_E4M3FN:
-        return (double)fan_float_of_e4m3fn(fan_e4m3fn_of(odd_of(w, form)));
-    case FAN_DT_FLOAT8_E5M2:
-        return (double)fan_float_of_e5m2(fan_e5m2_of(odd_of(w, form)));
+#define LOW_CONVERT(X, NAME, c, ...) \
+    case FAN_DT_##NAME:              \
+        return (double)fan_float_of_##c(fan_##c##_of(odd_of(w, form)));
+        FAN_LOW_LIST(LOW_CONVERT, )
     case FAN_DT_FLOAT32:
     case FAN_DT_COMPLEX64:
         return (double)single_of(w, form);
@@ -696,14 +685,10 @@ NOINLINE_DEVICE wide convert(wide w, int form, int dtype)
 DEVICE uint64_t low_bits(int dtype, double x)
 {
     switch (dtype) {
-    case FAN_DT_FLOAT16:
-        return fan_float16_of((float)x);
-    case FAN_DT_BFLOAT16:
-        return fan_bfloat16_of((float)x);
-    case FAN_DT_FLOAT8_E4M3FN:
-        return fan_e4m3fn_of((float)x);
-    case FAN_DT_FLOAT8_E5M2:
-        return fan_e5m2_of((float)x);
+#define LOW_WRITE(X, NAME, c, ...) \
+    case FAN_DT_##NAME:            \
+        return fan_##c##_of((float)x);
+        FAN_LOW_LIST(LOW_WRITE, )
     case FAN_DT_FLOAT32:
     case FAN_DT_COMPLEX64:
         return fan_bits_of_float((float)x);
@@ -899,10 +884,8 @@ KERNEL fan_nonfinite_any(ARGS(fan_k_any, a))
     X(bits64, uint64_t, uint64_t, bits64) \
     X(single, float, double, twice)       \
     X(twice, double, double, twice)       \
-    X(float16, uint16_t, double, twice)   \
-    X(bfloat16, uint16_t, double, twice)  \
-    X(e4m3fn, uint8_t, double, twice)     \
-    X(e5m2, uint8_t, double, twice)
+    FAN_LOW_LIST(LOW_GONE, X)
+#define LOW_GONE(X, NAME, c, bits, ...) X(c, uint##bits##_t, double, twice)
 
 /* gone_at: returns the offset of term k from the first; *more: how many terms of its lane follow along the last reduced
  * axis. */

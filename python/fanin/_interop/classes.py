@@ -5,6 +5,7 @@ so no library is imported here.
 from __future__ import annotations
 
 import sys
+import weakref
 from typing import SupportsIndex, TypeGuard
 
 import numpy as np
@@ -12,6 +13,29 @@ import numpy as np
 from .. import _core
 from ..slots import Slot, Sparse, Zero
 from .protocols import Exporter, HasParts, JaxArray, NDArray, ScipySparse, Tensor
+
+# ---- The exchange tables of types: functions in C that give and take arrays without a call of Python's.
+
+TABLE = "__dlpack_c_exchange_api__"
+
+tables: weakref.WeakKeyDictionary[type, object] = weakref.WeakKeyDictionary()
+
+
+def table_of(t: type) -> object:
+    """The exchange table of a type; None without a known one. Its functions order nothing: the caller orders the
+    streams.
+    """
+    if t not in tables:
+        table = getattr(t, TABLE, None)
+        tables[t] = table if table is not None and _core.table_known(table, -1) else None
+    return tables[t]
+
+
+# ---- Numbers of the kinds of arrays that the core cannot read itself, in the order of `export.KINDS`.
+
+TORCH, JAX, SCIPY_ARRAY, SCIPY_MATRIX, TORCH_PARTS = range(_core.FROM_FOREIGN, _core.FROM_FOREIGN + 5)
+LAST = 255  # an origin is a byte
+
 
 SCALARS = (bool, int, float, complex)
 CONTAINERS = (list, tuple, dict, str, bytes, bytearray, set, frozenset)

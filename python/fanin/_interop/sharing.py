@@ -11,8 +11,8 @@ import weakref
 from collections.abc import Callable
 from typing import TypeGuard
 
+from .arrays import capsule_of, is_host
 from .classes import exports, has_memory, is_jax, is_sparse, is_subclass_of_known, is_torch, named
-from .dlpack import capsule_of, is_host
 from .protocols import Exporter, Tensor
 from .records import NEVER, Lent, Memory, Refusal, Refused, Region
 from .streams import NO_SYNC

@@ -7,13 +7,11 @@ import sys
 
 from .. import _core
 from ..slots import Sparse
-from .classes import has_memory, is_torch
-from .origins import TORCH
+from .classes import TABLE, TORCH, has_memory, is_torch, table_of
 from .protocols import Shape, Tensor
 from .records import ALWAYS, NEVER, Capsule, Dense, Stored, refuse
 from .sparse import Part
 from .streams import NO_SYNC, library_stream, wait_for
-from .tables import TABLE, table_of
 
 CUDA = 2  # DLPack's device type of torch's "cuda"
 

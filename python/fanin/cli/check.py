@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 import fanin
+from fanin.sim.search import ScheduleError
 
 from .screen import Screen, natural, positive
 
@@ -180,8 +181,8 @@ def replay(screen: Screen, chosen: Chosen, schedule: str, given: dict[str, objec
     try:
         result = fanin.sim.replay(scenario, schedule, **how)
     except Exception as e:
-        if isinstance(e, ValueError) and str(e).startswith("replay: "):
-            raise Unusable(f"{str(e).removeprefix('replay: ')}; {SCHEDULE}") from None
+        if isinstance(e, ScheduleError):
+            raise Unusable(f"{e.reason}; {SCHEDULE}") from None
         screen.say(f"{name}, order {schedule!r}: {type(e).__name__}: {e}", style="red")
         return 1
     screen.say(f"{name}, order {schedule!r}: {result!r}")

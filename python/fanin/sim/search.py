@@ -89,7 +89,7 @@ class Report:
         """
         schedule = self.schedule if schedule is None else schedule
         if schedule is None:
-            raise ValueError("replay: no run failed, so there is none to replay; name a schedule")
+            raise ScheduleError("no run failed, so there is none to replay; name a schedule")
         return self.run(schedule)
 
     def __str__(self) -> str:
@@ -351,6 +351,14 @@ def explore(
     return search.report(complete, skipped, lambda schedule: replay_scene(scene, schedule))
 
 
+class ScheduleError(ValueError):
+    """There is no schedule, or it does not fit the scenario."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"replay: {reason}")
+        self.reason = reason
+
+
 def replay_scene(scene: Scene, schedule: str) -> object:
     """Run the scenario once in the order of a schedule; return its result or raise its exception."""
     search = _core.explore_new(False, 1)
@@ -358,8 +366,8 @@ def replay_scene(scene: Scene, schedule: str) -> object:
     _core.explore_begin(search)
     run = scene.run(search)
     if _core.explore_state(search)["strayed"]:
-        raise ValueError(
-            f"replay: schedule {schedule!r:.100} does not fit: a thread that it names could not act; the order was"
+        raise ScheduleError(
+            f"schedule {schedule!r:.100} does not fit: a thread that it names could not act; the order was"
             f" {run.schedule!r}"
         )
     if run.error is not None:
