@@ -54,6 +54,7 @@ from fanin._words import counted, type_of
 if TYPE_CHECKING:
     from fanin._core import Recording  # of fanin.graph, without which nothing is compiled
 
+NUMPY_1 = np.lib.NumpyVersion(np.__version__) < "2.0.0"
 Shape = tuple[int, ...]
 Array = NDArray | _core.Array  # on the CPU, or on a device of a machine
 Gradient = Array | fanin.Sparse
@@ -424,6 +425,23 @@ def update(
 # ---------------------------------------------------------------- 3. The class of operations
 
 Vjp = Callable[..., object]
+
+
+def weak(x: Any, dtype: DType) -> Any:
+    """A Python number as NumPy 2 promotes it: NumPy 1 makes float64 of a float32 scalar times a Python number."""
+    return dtype.type(x) if NUMPY_1 and type(x) is float and dtype.kind in "fc" else x
+
+
+def of_numpy_2(forward: Callable[..., object]) -> Callable[..., object]:
+    """The function with its Python numbers promoted as by NumPy 2."""
+
+    def fn(*args: Any) -> object:
+        dtypes = [x.dtype for x in args if hasattr(x, "dtype")]
+        return forward(*(weak(x, np.result_type(*dtypes)) for x in args) if dtypes else args)
+
+    return fn if NUMPY_1 else forward
+
+
 Me = list[weakref.ref[fanin.Node]]  # of the node itself, once it is there
 
 
@@ -439,6 +457,7 @@ class Op:
     def __init__(self, name: str, forward: Callable[..., object], *vjps: Callable[..., Any], view: bool = False,
                  shape: Callable[..., Shape] | None = None, result: bool = False) -> None:  # fmt: skip
         self.name, self.forward, self.vjps, self.n = name, forward, vjps, len(vjps)
+        self.compute = of_numpy_2(forward)
         self.view, self.shape, self.result = view, shape, result
 
     def __call__(self, *args: object) -> Var:  # of arrays alone an array: in a pass that does not record itself
@@ -453,10 +472,10 @@ class Op:
                 x = x.data
             arrays.append(x)
         if device is None:
-            return cast(Var, self.forward(*args) if _here.recording is None else self.queued(args, ()))
+            return cast(Var, self.compute(*args) if _here.recording is None else self.queued(args, ()))
         if device.machine is not None or _here.recording is not None or _core.cpu_wants_handles():
             return self.on_device(device, args, live)
-        data = self.forward(*arrays)
+        data = self.compute(*arrays)
         y = Var(data if type(data) is np.ndarray else np.asarray(data), device)
         if edges:
             me: Me = []
@@ -509,7 +528,7 @@ class Op:
             xs, out = fixed.copy(), views[-1]
             for i, view in zip(places, views, strict=False):
                 xs[i] = view
-            new = np.asarray(self.forward(*xs))
+            new = np.asarray(self.compute(*xs))
             if (new.shape, new.dtype) != (out.shape, out.dtype):  # which NumPy would broadcast, or convert
                 raise fanin.CaptureError(
                     f"{self.name}: its result has shape {new.shape} and dtype {new.dtype}, but {room} shape {out.shape}"
@@ -528,7 +547,7 @@ class Op:
         xs = [next(data) if type(x) is Var else x for x in args]
         no_numbers_of_numpy(self.name, xs)
         places = [i for i, x in enumerate(xs) if type(x) is np.ndarray]
-        like = np.asarray(self.forward(*xs))
+        like = np.asarray(self.compute(*xs))
         if any(np.may_share_memory(like, xs[i]) for i in places):
             return like
         out = recording.empty(like)
@@ -713,7 +732,8 @@ def add_up(x: NDArray, axes: Shape, scale: float) -> object:
 def spread(g: Var | NDArray, y: object, a: Var | NDArray, axes: Shape, scale: float) -> Var:
     """One number for many: a view that repeats itself (A13)."""
     kept = tuple(1 if i in axes else n for i, n in enumerate(a.shape))
-    return expand(reshape(g if scale == 1 else g * scale, kept), tuple(a.shape))
+    factor = scale if type(g) is Var else weak(scale, g.dtype)
+    return expand(reshape(g if scale == 1 else g * factor, kept), tuple(a.shape))
 
 
 summed = Op("sum", add_up, spread,
