@@ -273,10 +273,12 @@ class Var:
 
     @property
     def shape(self) -> Shape:
+        """The shape of its array."""
         return tuple(self.data.shape)
 
     @property
     def dtype(self) -> DType:
+        """The dtype of its array."""
         return self.data.dtype
 
     @property
@@ -288,6 +290,7 @@ class Var:
         return [self.data]
 
     def made_on(self, stream: Stream) -> Var:
+        """Record that `stream` makes the array; return self."""
         self.stream, self.ready = stream, stream.record() if stream is not None and not _here.back else None
         return self
 
@@ -308,6 +311,7 @@ class Var:
         return array if isinstance(array, np.ndarray) else array.numpy()
 
     def leaf(self) -> fanin.Leaf:
+        """The leaf that keeps the gradient; TypeError if this is no parameter."""
         if not isinstance(self.node, fanin.Leaf):
             raise TypeError(f"{self!r} is no parameter and keeps no gradient: tape.grad(loss, [x]) gives it")
         return self.node
@@ -365,18 +369,23 @@ class Var:
 
     @property
     def T(self) -> Var:
+        """The transpose: the axes in reverse order."""
         return transpose(self)
 
     def reshape(self, *shape: int) -> Var:
+        """Return it in another shape with as many elements."""
         return reshape(self, shape)
 
     def sum(self, axis: Axis = None) -> Var:
+        """Return the sum over some axes (default: all)."""
         return total(self, axis)
 
     def mean(self, axis: Axis = None) -> Var:
+        """Return the mean over some axes (default: all)."""
         return total(self, axis, 1 / math.prod(self.shape[i] for i in axes_of(self, axis)))
 
     def to(self, device: Device, on: Device | None = None, stage: Array | None = None) -> Var:
+        """Copy it to another device, as the function `to` does."""
         return to(self, device, on, stage)
 
 
@@ -494,6 +503,7 @@ class Op:
             return [vjp and sum_to(vjp(g, y, *args), args[i].shape) for i, vjp in zip(live, vjps, strict=True)]
 
     def on_device(self, device: Device, args: Any, live: list[int]) -> Var:
+        """Return the result, computed by a kernel on `device`, with a node that computes the gradients there."""
         if device.machine is not None:  # kernels run late, when the caller may have written into his own
             args = [x.copy() if type(x) is np.ndarray else x for x in args]
 
@@ -692,6 +702,7 @@ rows: Op = Op("rows", lambda x, i, n: x[i : i + n], lambda g, y, a, i, n: padded
 
 
 def transpose(a: Var, axes: Shape | None = None) -> Var:
+    """Permute the axes (default: reverse them)."""
     return permute(a, tuple(range(len(a.shape)))[::-1] if axes is None else axes)
 
 
@@ -716,6 +727,7 @@ Axis = int | Sequence[int] | None
 
 
 def axes_of(a: Var | Array, axis: Axis) -> Shape:
+    """Return the axes as non-negative numbers (None: all)."""
     n = len(a.shape)
     given = range(n) if axis is None else np.atleast_1d(axis).tolist()
     axes = tuple(i + n if i < 0 else i for i in given)
@@ -725,6 +737,7 @@ def axes_of(a: Var | Array, axis: Axis) -> Shape:
 
 
 def add_up(x: NDArray, axes: Shape, scale: float) -> object:
+    """Return the sum over `axes`, times `scale`."""
     y = x.sum(axes)
     return y if scale == 1 else y * scale
 
@@ -752,6 +765,7 @@ def pool(a: Var, size: int) -> Var:
 
 
 def windows(x: NDArray, size: int) -> NDArray:
+    """Return, for each pixel of (n, h, w, c), the size x size pixels around it, zeros outside."""
     (n, h, w, c), rim = x.shape, size // 2
     whole = np.pad(x, [(0, 0), (rim, rim), (rim, rim), (0, 0)])
     out = np.empty((n, h, w, size, size, c), x.dtype)
@@ -761,6 +775,7 @@ def windows(x: NDArray, size: int) -> NDArray:
 
 
 def paste(g: NDArray, size: int) -> NDArray:
+    """Add the windows of each pixel up again: the transpose of `windows`."""
     (n, h, w, *_, c), rim = g.shape, size // 2
     whole = np.zeros((n, h + 2 * rim, w + 2 * rim, c), g.dtype)
     for i, j in np.ndindex(size, size):
@@ -790,6 +805,7 @@ def conv2d(a: Var, kernel: Var) -> Var:
 
 
 def add_rows(g: NDArray, index: NDArray, shape: Shape) -> NDArray:
+    """Return zeros of `shape` with row i of `g` added to row index[i]."""
     y = np.zeros(shape, g.dtype)
     np.add.at(y, index, g)
     return y
@@ -818,6 +834,7 @@ gathered = Op("gathered", lambda table, index: table[index],
 
 
 def log_softmax(z: NDArray) -> NDArray:
+    """Return the logarithm of the softmax of each row."""
     z = z - z.max(1, keepdims=True)
     z -= np.log(np.exp(z).sum(1, keepdims=True))
     return z
@@ -832,6 +849,7 @@ def picked(z: NDArray, labels: NDArray) -> NDArray:
 
 
 def softmax_slope(g: Var | NDArray, y: object, z: object, *_: object) -> object:
+    """Return the gradient of the softmax of each row of z, for the gradient g of the result."""
     p = softmax(z)
     return p * (g - reshape(total(g * p, 1), (p.shape[0], 1)))
 
