@@ -2,11 +2,24 @@
 
 #include <stdatomic.h>
 #include <string.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
 /* sum_base.c, sum_avx2.c, sum_avx512.c */
 extern const fan_loop_set fan_loops_base, fan_loops_avx2, fan_loops_avx512;
 
 #define SETS 3
+
+#if defined(__x86_64__)
+/* sum_isa_has_f16c: returns whether the processor converts float16. clang before 19 has no name for it in
+ * __builtin_cpu_supports. The caller also checks avx2, without which the system does not save its registers. */
+static bool sum_isa_has_f16c(void)
+{
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+#endif
 
 /* sum_isa_available: returns set i if this machine supports it. */
 static const fan_loop_set *sum_isa_available(size_t i)
@@ -16,11 +29,11 @@ static const fan_loop_set *sum_isa_available(size_t i)
         return &fan_loops_base;
 #if defined(__x86_64__)
     case 1:
-        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c") ? &fan_loops_avx2 : NULL;
+        return __builtin_cpu_supports("avx2") && sum_isa_has_f16c() ? &fan_loops_avx2 : NULL;
     case 2:
         return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-                       __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")
+                       __builtin_cpu_supports("avx2") && sum_isa_has_f16c()
                    ? &fan_loops_avx512
                    : NULL;
 #endif

@@ -231,9 +231,34 @@ static PyObject *array_matmul(PyObject *a, PyObject *b) { return by_ufunc("matmu
 
 static PyObject *array_divmod(PyObject *a, PyObject *b) { return by_ufunc("divmod", a, b, false); }
 
+/* power_name: returns the function that ndarray.__pow__ calls for a common exponent of a float array, or NULL. Its bits
+ * differ from those of `power` before NumPy 2.3. */
+static const char *power_name(PyObject *a, PyObject *b)
+{
+    if (!fan_array_on_cpu(a) || !(PyFloat_CheckExact(b) || PyLong_CheckExact(b)))
+        return NULL;
+    switch (fan_array_self(a)->a->dtype) {
+    case FAN_DT_FLOAT16:
+    case FAN_DT_FLOAT32:
+    case FAN_DT_FLOAT64:
+    case FAN_DT_COMPLEX64:
+    case FAN_DT_COMPLEX128:
+        break;
+    default:
+        return NULL;
+    }
+    double exponent = PyFloat_AsDouble(b);
+    if (PyErr_Occurred()) {
+        PyErr_Clear(); /* an int that no float holds */
+        return NULL;
+    }
+    return exponent == 2 ? "square" : exponent == 0.5 ? "sqrt" : exponent == -1 ? "reciprocal" : NULL;
+}
+
 static PyObject *array_power(PyObject *a, PyObject *b, PyObject *Py_UNUSED(modulus))
 {
-    return by_ufunc("power", a, b, false);
+    const char *name = power_name(a, b);
+    return by_ufunc(name ? name : "power", a, name ? NULL : b, false);
 }
 
 static PyObject *array_compare(PyObject *a, PyObject *b, int op)

@@ -192,7 +192,7 @@ PyObject *fan_buffer_add_batch(PyObject *o, PyObject *const *a)
 {
     enum { SLOTS, GRADIENTS, KEYS, STREAM, DONATE, COPY };
     buffer_object *self = fan_buffer_self(o);
-    fan_batch_args t = {NULL};
+    fan_batch_args t = {.slots = NULL};
     fan_stream *stream = NULL;
     fan_error_context w = {.buffer = fan_buffer_name(self->core), .slot = -1, .key = -1};
     bool donate, copy;

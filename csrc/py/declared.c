@@ -27,6 +27,9 @@ static size_t distance(const char *a, const char *b)
     return row[n];
 }
 
+/* Arguments of other libraries, and ours of the same meaning. */
+static const char *const elsewhere[][2] = {{"retain_graph", "keep_graph"}};
+
 static int refuse_unknown(const fan_decl *d, PyObject *name)
 {
     const char *text = PyUnicode_AsUTF8(name), *near = NULL;
@@ -42,6 +45,9 @@ static int refuse_unknown(const fan_decl *d, PyObject *name)
             near = d->names[i];
         }
     }
+    for (size_t i = 0; i < sizeof elsewhere / sizeof *elsewhere; i++)
+        for (size_t j = 0; strcmp(text, elsewhere[i][0]) == 0 && j < d->n; j++)
+            near = strcmp(d->names[j], elsewhere[i][1]) == 0 ? d->names[j] : near;
     if (near)
         PyErr_Format(PyExc_TypeError, "%s() has no argument '%U': did you mean '%s'?", d->call, name, near);
     else

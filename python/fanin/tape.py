@@ -54,6 +54,7 @@ from fanin._words import counted, type_of
 if TYPE_CHECKING:
     from fanin._core import Recording  # of fanin.graph, without which nothing is compiled
 
+NUMPY_1 = np.lib.NumpyVersion(np.__version__) < "2.0.0"
 Shape = tuple[int, ...]
 Array = NDArray | _core.Array  # on the CPU, or on a device of a machine
 Gradient = Array | fanin.Sparse
@@ -272,10 +273,12 @@ class Var:
 
     @property
     def shape(self) -> Shape:
+        """The shape of its array."""
         return tuple(self.data.shape)
 
     @property
     def dtype(self) -> DType:
+        """The dtype of its array."""
         return self.data.dtype
 
     @property
@@ -287,6 +290,7 @@ class Var:
         return [self.data]
 
     def made_on(self, stream: Stream) -> Var:
+        """Record that `stream` makes the array; return self."""
         self.stream, self.ready = stream, stream.record() if stream is not None and not _here.back else None
         return self
 
@@ -307,6 +311,7 @@ class Var:
         return array if isinstance(array, np.ndarray) else array.numpy()
 
     def leaf(self) -> fanin.Leaf:
+        """The leaf that keeps the gradient; TypeError if this is no parameter."""
         if not isinstance(self.node, fanin.Leaf):
             raise TypeError(f"{self!r} is no parameter and keeps no gradient: tape.grad(loss, [x]) gives it")
         return self.node
@@ -364,18 +369,23 @@ class Var:
 
     @property
     def T(self) -> Var:
+        """The transpose: the axes in reverse order."""
         return transpose(self)
 
     def reshape(self, *shape: int) -> Var:
+        """Return it in another shape with as many elements."""
         return reshape(self, shape)
 
     def sum(self, axis: Axis = None) -> Var:
+        """Return the sum over some axes (default: all)."""
         return total(self, axis)
 
     def mean(self, axis: Axis = None) -> Var:
+        """Return the mean over some axes (default: all)."""
         return total(self, axis, 1 / math.prod(self.shape[i] for i in axes_of(self, axis)))
 
     def to(self, device: Device, on: Device | None = None, stage: Array | None = None) -> Var:
+        """Copy it to another device, as the function `to` does."""
         return to(self, device, on, stage)
 
 
@@ -424,6 +434,23 @@ def update(
 # ---------------------------------------------------------------- 3. The class of operations
 
 Vjp = Callable[..., object]
+
+
+def weak(x: Any, dtype: DType) -> Any:
+    """A Python number as NumPy 2 promotes it: NumPy 1 makes float64 of a float32 scalar times a Python number."""
+    return dtype.type(x) if NUMPY_1 and type(x) is float and dtype.kind in "fc" else x
+
+
+def of_numpy_2(forward: Callable[..., object]) -> Callable[..., object]:
+    """The function with its Python numbers promoted as by NumPy 2."""
+
+    def fn(*args: Any) -> object:
+        dtypes = [x.dtype for x in args if hasattr(x, "dtype")]
+        return forward(*(weak(x, np.result_type(*dtypes)) for x in args) if dtypes else args)
+
+    return fn if NUMPY_1 else forward
+
+
 Me = list[weakref.ref[fanin.Node]]  # of the node itself, once it is there
 
 
@@ -439,6 +466,7 @@ class Op:
     def __init__(self, name: str, forward: Callable[..., object], *vjps: Callable[..., Any], view: bool = False,
                  shape: Callable[..., Shape] | None = None, result: bool = False) -> None:  # fmt: skip
         self.name, self.forward, self.vjps, self.n = name, forward, vjps, len(vjps)
+        self.compute = of_numpy_2(forward)
         self.view, self.shape, self.result = view, shape, result
 
     def __call__(self, *args: object) -> Var:  # of arrays alone an array: in a pass that does not record itself
@@ -453,10 +481,10 @@ class Op:
                 x = x.data
             arrays.append(x)
         if device is None:
-            return cast(Var, self.forward(*args) if _here.recording is None else self.queued(args, ()))
+            return cast(Var, self.compute(*args) if _here.recording is None else self.queued(args, ()))
         if device.machine is not None or _here.recording is not None or _core.cpu_wants_handles():
             return self.on_device(device, args, live)
-        data = self.forward(*arrays)
+        data = self.compute(*arrays)
         y = Var(data if type(data) is np.ndarray else np.asarray(data), device)
         if edges:
             me: Me = []
@@ -475,6 +503,7 @@ class Op:
             return [vjp and sum_to(vjp(g, y, *args), args[i].shape) for i, vjp in zip(live, vjps, strict=True)]
 
     def on_device(self, device: Device, args: Any, live: list[int]) -> Var:
+        """Return the result, computed by a kernel on `device`, with a node that computes the gradients there."""
         if device.machine is not None:  # kernels run late, when the caller may have written into his own
             args = [x.copy() if type(x) is np.ndarray else x for x in args]
 
@@ -509,7 +538,7 @@ class Op:
             xs, out = fixed.copy(), views[-1]
             for i, view in zip(places, views, strict=False):
                 xs[i] = view
-            new = np.asarray(self.forward(*xs))
+            new = np.asarray(self.compute(*xs))
             if (new.shape, new.dtype) != (out.shape, out.dtype):  # which NumPy would broadcast, or convert
                 raise fanin.CaptureError(
                     f"{self.name}: its result has shape {new.shape} and dtype {new.dtype}, but {room} shape {out.shape}"
@@ -528,7 +557,7 @@ class Op:
         xs = [next(data) if type(x) is Var else x for x in args]
         no_numbers_of_numpy(self.name, xs)
         places = [i for i, x in enumerate(xs) if type(x) is np.ndarray]
-        like = np.asarray(self.forward(*xs))
+        like = np.asarray(self.compute(*xs))
         if any(np.may_share_memory(like, xs[i]) for i in places):
             return like
         out = recording.empty(like)
@@ -673,6 +702,7 @@ rows: Op = Op("rows", lambda x, i, n: x[i : i + n], lambda g, y, a, i, n: padded
 
 
 def transpose(a: Var, axes: Shape | None = None) -> Var:
+    """Permute the axes (default: reverse them)."""
     return permute(a, tuple(range(len(a.shape)))[::-1] if axes is None else axes)
 
 
@@ -697,6 +727,7 @@ Axis = int | Sequence[int] | None
 
 
 def axes_of(a: Var | Array, axis: Axis) -> Shape:
+    """Return the axes as non-negative numbers (None: all)."""
     n = len(a.shape)
     given = range(n) if axis is None else np.atleast_1d(axis).tolist()
     axes = tuple(i + n if i < 0 else i for i in given)
@@ -706,6 +737,7 @@ def axes_of(a: Var | Array, axis: Axis) -> Shape:
 
 
 def add_up(x: NDArray, axes: Shape, scale: float) -> object:
+    """Return the sum over `axes`, times `scale`."""
     y = x.sum(axes)
     return y if scale == 1 else y * scale
 
@@ -713,7 +745,8 @@ def add_up(x: NDArray, axes: Shape, scale: float) -> object:
 def spread(g: Var | NDArray, y: object, a: Var | NDArray, axes: Shape, scale: float) -> Var:
     """One number for many: a view that repeats itself (A13)."""
     kept = tuple(1 if i in axes else n for i, n in enumerate(a.shape))
-    return expand(reshape(g if scale == 1 else g * scale, kept), tuple(a.shape))
+    factor = scale if type(g) is Var else weak(scale, g.dtype)
+    return expand(reshape(g if scale == 1 else g * factor, kept), tuple(a.shape))
 
 
 summed = Op("sum", add_up, spread,
@@ -732,6 +765,7 @@ def pool(a: Var, size: int) -> Var:
 
 
 def windows(x: NDArray, size: int) -> NDArray:
+    """Return, for each pixel of (n, h, w, c), the size x size pixels around it, zeros outside."""
     (n, h, w, c), rim = x.shape, size // 2
     whole = np.pad(x, [(0, 0), (rim, rim), (rim, rim), (0, 0)])
     out = np.empty((n, h, w, size, size, c), x.dtype)
@@ -741,6 +775,7 @@ def windows(x: NDArray, size: int) -> NDArray:
 
 
 def paste(g: NDArray, size: int) -> NDArray:
+    """Add the windows of each pixel up again: the transpose of `windows`."""
     (n, h, w, *_, c), rim = g.shape, size // 2
     whole = np.zeros((n, h + 2 * rim, w + 2 * rim, c), g.dtype)
     for i, j in np.ndindex(size, size):
@@ -770,6 +805,7 @@ def conv2d(a: Var, kernel: Var) -> Var:
 
 
 def add_rows(g: NDArray, index: NDArray, shape: Shape) -> NDArray:
+    """Return zeros of `shape` with row i of `g` added to row index[i]."""
     y = np.zeros(shape, g.dtype)
     np.add.at(y, index, g)
     return y
@@ -798,6 +834,7 @@ gathered = Op("gathered", lambda table, index: table[index],
 
 
 def log_softmax(z: NDArray) -> NDArray:
+    """Return the logarithm of the softmax of each row."""
     z = z - z.max(1, keepdims=True)
     z -= np.log(np.exp(z).sum(1, keepdims=True))
     return z
@@ -812,6 +849,7 @@ def picked(z: NDArray, labels: NDArray) -> NDArray:
 
 
 def softmax_slope(g: Var | NDArray, y: object, z: object, *_: object) -> object:
+    """Return the gradient of the softmax of each row of z, for the gradient g of the result."""
     p = softmax(z)
     return p * (g - reshape(total(g * p, 1), (p.shape[0], 1)))
 

@@ -282,6 +282,8 @@ class Foreign:
 
     def __dlpack__(self, **how: Any) -> Any:
         how.pop("stream", None)
+        if np.lib.NumpyVersion(np.__version__) < "2.1.0":
+            how.pop("max_version", None)
         return self.x.__dlpack__(**how)
 
     def __dlpack_device__(self) -> Any:

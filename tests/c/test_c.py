@@ -10,7 +10,7 @@ import pytest
 
 from kit.support import TEST_C
 
-pytestmark = pytest.mark.core
+pytestmark = [pytest.mark.core, pytest.mark.once]
 
 PROGRAMS = sorted(p.name for p in TEST_C.glob("test_*.c"))
 

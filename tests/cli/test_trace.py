@@ -242,6 +242,7 @@ def test_without_a_simulated_clock_the_order_is_logical() -> None:
     with fanin.trace() as t:
         fanin.add_n([np.ones(3), np.ones(3)])
     picture = t.picture()
+    assert repr(picture) == "<Picture: 1 lane, 1 slice>"
     assert picture.clock.startswith("logical order")
     assert picture.lanes == [Lane(-1, 0)]
     assert all(s.end - s.start == 1 for s in picture.slices)

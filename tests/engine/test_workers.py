@@ -325,7 +325,9 @@ def test_workers_see_the_context_of_the_caller() -> None:
     top, _ = fan_out(meeting(3, then))
     with np.errstate(divide="raise"):
         fanin.backward(one(top), workers=3)
-    assert seen == [(7, "raise")] * 3
+    assert [value for value, _ in seen] == [7] * 3
+    if np.__version__ >= "2":  # before, it belongs to the thread, not to the context
+        assert [handling for _, handling in seen] == ["raise"] * 3
 
 
 @pytest.mark.rule("E9", "E12")

@@ -6,6 +6,7 @@
 
 #include <assert.h>
 #include <stdatomic.h>
+#include <stdlib.h>
 #include <ucontext.h>
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -61,6 +62,7 @@ __attribute__((noinline)) static void block_switch_quick(block_place *from, bloc
         block_jump(to);
     to->begun = true;
     (void)setcontext(&to->at);
+    abort(); /* no switch continues here; without this line clang removes the frame that `jump` returns to */
 }
 
 /* block_switch: continues at `to`, and returns when another switch continues at `from`; with `last` none does. */

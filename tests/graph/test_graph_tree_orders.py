@@ -105,6 +105,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "reflected operators": lambda x, w: 2 * (1 - x) + 3 / (w + 5),
     "unary operators": lambda x, w: abs(-x) + +w,
     "powers and remainders": lambda x, w: x**2 + x % 3 + x // 2,
+    "common powers": lambda x, w: abs(x) ** 0.5 + x**-1 + x**2.0 + w**3 + 2.0**x,
     "a product": lambda x, w: x @ w.T,
     "a product of a vector": lambda x, w: x @ w[0],
     "broadcasting": lambda x, w: x + w[:1],

@@ -77,6 +77,7 @@ def test_a_planted_difference_of_a_declaration_is_found() -> None:
 @pytest.mark.parametrize(
     ("call", "words"),
     [
+        (lambda b: fanin.backward([], retain_graph=True), r"no argument 'retain_graph': did you mean 'keep_graph'"),
         (lambda b: b.add(0, 1.0, coppy=True), r"add\(\) has no argument 'coppy': did you mean 'copy'\?"),
         (lambda b: b.add(0, 1.0, wholly_other=True), r"add\(\) has no argument 'wholly_other'$"),
         (lambda b: b.add(0, 1.0, gradient=2.0), r"add\(\) got 'gradient' twice"),

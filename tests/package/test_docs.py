@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
+import inspect
 import itertools
 import re
+import types
 from pathlib import Path
 
 import pytest
@@ -85,6 +89,38 @@ def test_the_api_page_shows_every_public_module() -> None:
     modules = {p.stem if p.is_file() else p.name for p in (ROOT / "python/fanin").iterdir() if p.suffix in (".py", "")}
     public = {m for m in modules if not m.startswith("_")} - {"slots", "streams", "options", "errors", "include"}
     assert {f"fanin.{m}" for m in public} | {"fanin"} == shown | {"fanin.cli", "fanin.conformance"}
+
+
+SHOWN = ("fanin", "fanin.sim", "fanin.graph", "fanin.tape", "fanin.analysis", "fanin.descriptors", "fanin.testing")
+
+
+def without_docstring(module: types.ModuleType) -> list[str]:
+    """The public functions, classes, methods and properties of a module that have no docstring: the page omits them."""
+    missing = []
+    names = getattr(module, "__all__", [k for k in vars(module) if not k.startswith("_")])
+    for name in names:
+        o = getattr(module, name)
+        if not (inspect.isclass(o) or inspect.isroutine(o)) or not o.__module__.startswith(module.__name__):
+            continue
+        if not inspect.getdoc(o):
+            missing.append(name)
+        for method, value in vars(o).items() if inspect.isclass(o) else ():
+            is_shown = inspect.isroutine(value) or isinstance(value, property | functools.cached_property)
+            if is_shown and not method.startswith("_") and not inspect.getdoc(getattr(o, method)):
+                missing.append(f"{name}.{method}")
+    return missing
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_everything_public_has_a_docstring(name: str) -> None:
+    assert not without_docstring(importlib.import_module(name))
+
+
+def test_a_planted_function_without_a_docstring_is_found() -> None:
+    code = "def f(): pass\nclass C:\n  'c'\n  def m(self): pass\n  @property\n  def p(self): return 1\n"
+    module = types.ModuleType("planted")
+    exec(code, vars(module))
+    assert without_docstring(module) == ["f", "C.m", "C.p"]
 
 
 #: A path of the tree as pages write it: with a folder, and what it ends in.

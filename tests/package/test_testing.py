@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import pytest
 
 import fanin  # NumPy is imported once per process: here, not in a pytest within
-from kit.support import run_python
+from kit.support import ROOT, run_python
 
 pytest_plugins = ["pytester"]
 pytestmark = pytest.mark.core
@@ -143,6 +144,17 @@ def test_a_planted_fault_breaks_a_law(pytester: pytest.Pytester) -> None:
     for law in ("never_written", "slot_that_is_not_there", "one_array_sent_to_two_slots"):
         assert any(line.startswith("FAILED") and law in line for line in out.splitlines()), out
     assert "SKIPPED" in out and "no key=" in out
+
+
+def test_the_suite_without_its_plugin_names_it(pytester: pytest.Pytester) -> None:
+    pytester.makeini("[pytest]\n")
+    done = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--pyargs", "fanin.conformance")
+    assert done.ret == 4 and "pytest -p fanin.testing.plugin" in done.stdout.str() + done.stderr.str()
+
+
+def test_a_pytest_that_does_not_name_the_plugin_does_not_load_it() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert "pytest11" not in project.get("entry-points", {})
 
 
 def test_the_plugin_imports_no_torch() -> None:

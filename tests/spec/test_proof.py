@@ -10,7 +10,7 @@ import pytest
 from kit.proof_program import Line, added, proof, results, side_by_side
 from kit.support import compiler
 
-pytestmark = [pytest.mark.skipif(not compiler(), reason="no C compiler: set CC")]
+pytestmark = [pytest.mark.once, pytest.mark.skipif(not compiler(), reason="no C compiler: set CC")]
 
 #: Waits, records and marks, faults of the buffer's code and of its drivers that whole adds can find: they test the
 #: tests.

@@ -247,8 +247,8 @@ fan_status fan__cuda_scatter(const fan__launch_ctx *s, const fan_array *into, co
     a.entries = values->shape[0];
     a.inside = values->size / values->shape[0];
     a.value_step = values->strides[0];
-    a.into_dtype = into->dtype;
-    a.value_dtype = values->dtype;
+    a.into_dtype = (int32_t)into->dtype;
+    a.value_dtype = (int32_t)values->dtype;
     a.anywhere = fan__is_anywhere(into) || fan__is_anywhere(values);
     if (fan__is_anywhere(sp->indices) || (sp->pointers && fan__is_anywhere(sp->pointers)))
         return fan_fail(err, FAN_ERR_VALUE, "the indices of a sparse gradient on cuda:%d are not aligned to their size",

@@ -102,7 +102,7 @@ static void sum_any_args(const fan_nditer *w, const sum_source *out, const sum_s
     a.size = w->size;
     a.n = (int32_t)n;
     a.ndim = w->ndim;
-    a.out = out->dtype;
+    a.out = (int32_t)out->dtype;
     a.scaled = factor != NULL;
     if (factor)
         memcpy(a.factor, factor, sizeof a.factor);

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from fanin._words import counted
+
 from .line import HOST, LABEL, WORK, Line
 
 Names = Mapping[tuple[int, int], str]  #: what streams are called, by device and stream
@@ -68,7 +70,7 @@ class Race:
     text: str
 
 
-@dataclass
+@dataclass(repr=False)
 class Picture:
     """A trace, placed in time: what files and pictures are made of."""
 
@@ -84,6 +86,10 @@ class Picture:
     gradients: list[Gradient] = field(default_factory=list)
     elided: int = 0
     """Waits that were left out because they already held."""
+
+    def __repr__(self) -> str:
+        races = f", {counted(len(self.races), 'race')}" if self.races else ""
+        return f"<Picture: {counted(len(self.lanes), 'lane')}, {counted(len(self.slices), 'slice')}{races}>"
 
     def in_order(self, names: Names) -> list[Lane]:
         """The lanes by device and role: of one device as `names` lists them, then those of producers alone, then those

@@ -13,7 +13,9 @@ from .protocols import Make
 @pytest.fixture(scope="session")
 def make_buffer(request: pytest.FixtureRequest) -> Make:
     """The function that `--fanin-buffer` names."""
-    word = request.config.getoption("--fanin-buffer")
+    word = request.config.getoption("--fanin-buffer", None)
+    if word is None:
+        pytest.exit("fanin.conformance needs its plugin: pytest -p fanin.testing.plugin --pyargs ..", returncode=4)
     module, colon, name = word.partition(":")
     if not colon:
         pytest.exit(f"--fanin-buffer: expected MODULE:NAME, as in fanin:InputBuffer, not {word!r}", returncode=4)

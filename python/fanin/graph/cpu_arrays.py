@@ -158,13 +158,18 @@ def of_function(f: Kernel, types: object, args: tuple[object, ...], how: dict[st
     if f is np.copyto and len(args) == 2 and not how:
         assign(*args)
         return None
+    out_at = OUT_AT.get(f, len(args))
+    outs = [x for x in (how.get("out"), *args[out_at : out_at + 1]) if x is not None]
     if not _core.cpu_wants_handles():
+        if any(isinstance(x, Array) for x in outs):  # NumPy 1 would write some into the copy of the values
+            raise ValueError(
+                f"np.{f.__name__}: out= is read-only, a copy of the values; write out[...] = np.{f.__name__}(..)"
+            )
         result = f(*[mapped(x, read) for x in args], **{k: mapped(x, read) for k, x in how.items()})
         return mapped(result, own) if type(result) in (list, tuple) else own(result)
     if f in VIEWS:
         return VIEWS[f](*args, **how)
-    out_at = OUT_AT.get(f, len(args))
-    if how.get("out") is not None or any(x is not None for x in args[out_at : out_at + 1]):
+    if outs:
         raise TypeError(
             f"np.{f.__name__}: with out= ufuncs alone can be recorded; write out[...] = np.{f.__name__}(..) without it"
         )

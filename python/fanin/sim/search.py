@@ -81,6 +81,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
+        """Whether every order ran and none failed."""
         return self.outcome == "ok"
 
     def replay(self, schedule: str | None = None) -> Any:

@@ -1,6 +1,6 @@
 """For testers of engines built on fanin: a pytest plugin.
 
-    pytest_plugins = ["fanin.testing.plugin"]        # in the top conftest.py, if the plugin is not installed
+    pytest_plugins = ["fanin.testing.plugin"]         # in the top conftest.py, or: pytest -p fanin.testing.plugin
 
     def test_double(sim_machine):                     # a fresh fanin.sim.Machine, entered
         ...
