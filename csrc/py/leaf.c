@@ -705,6 +705,11 @@ static int check_args(const leaf_args *a)
         PyErr_SetString(PyExc_TypeError, "Leaf() takes an array, or like=(shape, dtype, device) and accumulate=");
         return -1;
     }
+    if (a->array && (PyList_Check(a->array) || PyTuple_Check(a->array))) {
+        PyErr_Format(PyExc_TypeError, "Leaf(): array: expected an array, got a %s: pass np.asarray(x)",
+                     Py_TYPE(a->array)->tp_name);
+        return -1;
+    }
     if (a->like && !calls) {
         PyErr_SetString(PyExc_TypeError, "Leaf(like=..) needs accumulate=, a function that takes each pass's sum");
         return -1;

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from ._core import Leaf, Node
 from ._trace.graphviz import quoted
+from ._words import fitted
 
 
 def reached(call: str, roots: Iterable[object]) -> list[Node | Leaf]:
@@ -79,7 +80,7 @@ class Drawing(str):
         return done.stdout
 
     def _repr_svg_(self) -> str | None:
-        return self.svg() if shutil.which("dot") else None
+        return fitted(self.svg()) if shutil.which("dot") else None
 
 
 def draw(roots: Iterable[object]) -> Drawing:

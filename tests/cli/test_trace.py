@@ -496,6 +496,7 @@ def test_a_notebook_shows_the_picture(t: Trace, monkeypatch: pytest.MonkeyPatch)
     needs_matplotlib()
     shown = t._repr_svg_()
     assert shown is not None and ET.fromstring(shown).tag.endswith("svg")
+    assert "max-width: 100%" in ET.fromstring(shown).attrib["style"]
     assert fanin.trace()._repr_svg_() is None, "nothing to draw"
     with fanin.trace() as now:
         fanin.add_n([np.ones(3), np.ones(3)])

@@ -366,3 +366,9 @@ def test_two_passes_at_once_add_to_one_leaf() -> None:
     for t in several:
         t.join()
     assert w.grad.tolist() == [n * threads] * 1000
+
+
+@pytest.mark.parametrize(("given", "word"), [([1.0, 2.0], "list"), ((1.0, 2.0), "tuple")])
+def test_a_leaf_of_a_list_names_what_makes_an_array_of_it(given: Any, word: str) -> None:
+    with pytest.raises(TypeError, match=rf"array: expected an array, got a {word}: pass np\.asarray\(x\)"):
+        fanin.Leaf(given)

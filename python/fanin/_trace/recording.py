@@ -24,7 +24,7 @@ from types import TracebackType
 
 from .. import _core
 from .._files import path_text, write_whole
-from .._words import counted
+from .._words import counted, fitted
 from ..errors import RaceError
 from .chrome import chrome
 from .graphviz import dot
@@ -104,7 +104,7 @@ class Trace:
         except ImportError:
             warnings.warn('the picture of a trace needs matplotlib: pip install "fanin[demo]"', RuntimeWarning, 2)
             return None
-        return out.getvalue().decode()
+        return fitted(out.getvalue().decode())
 
     # Results
 
