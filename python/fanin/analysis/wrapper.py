@@ -512,7 +512,7 @@ class Functionalized:
         assert record.compiled is not None
         if record.tensors:
             for u, t in enumerate(given.arrays):
-                torch_part().check_bits(t, f"functionalize: {record.named(record.first[u])}")
+                torch_part().check_bits(t, lambda u=u: f"functionalize: {record.named(record.first[u])}")
         own = None
         if record.own:
             every = trees.containers(given.tree)
@@ -594,7 +594,7 @@ def unlike_copies(
         if what is not None:
             found.append(uncompiled(f"{record.named(record.first[u])}: {what}"))
         try:
-            torch_part().check_bits(given, f"functionalize: {record.named(record.first[u])}")
+            torch_part().check_bits(given, lambda u=u: f"functionalize: {record.named(record.first[u])}")
         except ValueError as e:
             found.append(e)
         before_it = run.watch.before[record.first[u]]
