@@ -46,8 +46,9 @@ typedef struct fan_stretch {
 /* fan__stretch_run_end: returns the end of the ascending run that begins at `at`. */
 static size_t fan__stretch_run_end(const fan_stretch *s, size_t n, size_t at);
 /* fan__stretch_merge: sorts by `from` by merging the existing runs, of which there are often few; `scratch` has room
- * for n. */
+ * for n. fan__stretch_distribute: sorts many in any order, digit by digit from the lowest. */
 static void fan__stretch_merge(fan_stretch *s, size_t n, fan_stretch *scratch);
+static void fan__stretch_distribute(fan_stretch *s, size_t n, fan_stretch *scratch);
 /* fan__stretch_meetings: returns how many pairs of sorted stretches overlap. */
 static uint64_t fan__stretch_meetings(const fan_stretch *s, size_t n);
 
@@ -68,6 +69,31 @@ static void fan__stretch_merge(fan_stretch *s, size_t n, fan_stretch *scratch)
             for (size_t to = at; to < end; to++)
                 scratch[to] = b == end || (a < mid && s[a].from <= s[b].from) ? s[a++] : s[b++];
         }
+        memcpy(s, scratch, n * sizeof *s);
+    }
+}
+
+#define DIGIT 11        /* bits */
+#define DISTRIBUTE 4096 /* stretches, and one run in 16, from which on digits are faster */
+
+static void fan__stretch_distribute(fan_stretch *s, size_t n, fan_stretch *scratch)
+{
+    uint64_t low = s[0].from, high = low;
+    for (size_t i = 1; i < n; i++) {
+        low = s[i].from < low ? s[i].from : low;
+        high = s[i].from > high ? s[i].from : high;
+    }
+    for (int shift = 0; shift < 64 && (high - low) >> shift; shift += DIGIT) {
+        size_t at[1 << DIGIT] = {0}, sum = 0, mask = (1 << DIGIT) - 1;
+        for (size_t i = 0; i < n; i++)
+            at[(s[i].from - low) >> shift & mask]++;
+        for (size_t d = 0; d <= mask; d++) {
+            size_t here = at[d];
+            at[d] = sum;
+            sum += here;
+        }
+        for (size_t i = 0; i < n; i++)
+            scratch[at[(s[i].from - low) >> shift & mask]++] = s[i];
         memcpy(s, scratch, n * sizeof *s);
     }
 }
@@ -277,7 +303,13 @@ static fan_status overlaps_sort(work *w, fan_stretch *s, size_t n, fan_error *er
     if (fan__stretch_run_end(s, n, 0) >= n)
         return FAN_OK;
     FAN_TRY(overlaps_room(w, &w->scratch, err));
-    fan__stretch_merge(s, n, w->scratch);
+    size_t runs = 0;
+    for (size_t at = 0; at < n && runs <= n / 16; runs++)
+        at = fan__stretch_run_end(s, n, at);
+    if (n >= DISTRIBUTE && runs > n / 16)
+        fan__stretch_distribute(s, n, w->scratch);
+    else
+        fan__stretch_merge(s, n, w->scratch);
     return FAN_OK;
 }
 

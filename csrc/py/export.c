@@ -107,7 +107,6 @@ static PyObject *export_zero(const fan_value *v)
 PyObject *fan_export(fan_value *v)
 {
     PyObject *o = NULL;
-    fan_value_returned(v);
     if (v->form == FAN_FORM_UNDEFINED)
         o = Py_NewRef(Py_None);
     else if (v->object) {

@@ -92,14 +92,20 @@ _LATER = (*HOUSES, "descriptors", "tape", "torch")  # modules that are imported 
 _OF_HOUSES = {"GraphTree": "graph", "descriptors": "analysis"}  # names and their houses
 
 
+def _need(house: str, name: str) -> None:
+    """Raise ModuleNotFoundError for a name whose house this copy lacks."""
+    if not importlib.util.find_spec(f"{__name__}.{house}"):
+        raise ModuleNotFoundError(
+            f"fanin.{name} needs fanin.{house}, which this copy of fanin does not have", name=f"{__name__}.{house}"
+        )
+
+
 def __getattr__(name: str) -> Any:
     if name not in _LATER and name not in _OF_HOUSES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     house = _OF_HOUSES.get(name, name)
-    if house in HOUSES and not importlib.util.find_spec(f"{__name__}.{house}"):
-        raise ModuleNotFoundError(
-            f"fanin.{name} needs fanin.{house}, which this copy of fanin does not have", name=f"{__name__}.{house}"
-        )
+    if house in HOUSES:
+        _need(house, name)
     if name in _LATER:
         return importlib.import_module(f"{__name__}.{name}")
     found = globals()[name] = getattr(importlib.import_module(f"{__name__}.{house}"), name)

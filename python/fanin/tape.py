@@ -1060,6 +1060,7 @@ def compiled(step: Callable[..., R], *, static: Sequence[Var | NDArray] = (), li
         the cause. This finds differences that cannot be detected otherwise: a number that changes, a branch, hooks
         added later.
     """
+    fanin._need("graph", "tape.compiled")
     return Compiled(step, list(static), limit, verify)
 
 

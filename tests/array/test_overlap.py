@@ -641,7 +641,7 @@ def test_an_array_that_changes_while_others_are_read_harms_nothing() -> None:
 
 
 def test_the_example_of_the_page_runs() -> None:
-    text = (ROOT / "docs" / "analysis.md").read_text().partition("## Overlap")[2].partition("\n## ")[0]
+    text = (ROOT / "docs" / "overlap.md").read_text()
     [code] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     exec(code, {})
 
@@ -677,6 +677,22 @@ def test_work_is_bounded_as_memory_is() -> None:
     one = np.asarray(Placed(1 << 40, (1049,) * 3, (36674, 61119, 85569)))
     two = np.asarray(Placed((1 << 40) + 64023025, (1049,) * 2, (12223, 12224)))
     assert fanin.overlap(one, two).kind == "disjoint" and fanin.overlap(one, two, budget=1000).kind == "unknown"
+
+
+@pytest.mark.parametrize("apart", [0, 1 << 45])
+def test_many_arrays_in_any_order_have_the_pairs_of_the_sorted_ones(apart: int) -> None:
+    """So many are sorted by digits; some lie far from the others, so that there are many digits."""
+    n, draw = 20_000, random.Random(apart)
+    starts = [(1 << 40) + 8 * i + (apart if i > n // 2 else 0) for i in range(n)]
+    pieces = [np.asarray(Placed(start, (draw.choice([8, 8, 8, 9]),), (1,))) for start in starts]
+    order = list(range(n))
+    draw.shuffle(order)
+    meet = [i for i in range(n - 1) if starts[i] + pieces[i].size > starts[i + 1]]
+    assert len(meet) > n // 8
+    found = fanin.overlaps([pieces[i] for i in order])
+    place = {i: k for k, i in enumerate(order)}
+    assert found.pairs == tuple(sorted(tuple(sorted((place[i], place[i + 1]))) for i in meet))
+    assert fanin.overlaps(pieces).pairs == tuple((i, i + 1) for i in meet)
 
 
 def test_to_go_through_what_was_found_is_to_go_through_its_pairs() -> None:

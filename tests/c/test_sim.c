@@ -512,6 +512,28 @@ static void what_a_machine_was_told_it_says(void)
     fan_sim_drop(m);
 }
 
+/* A6: an array that reaches farther than can be decided may hold any byte that was donated. */
+static void what_cannot_be_told_counts_as_donated(void)
+{
+    world w;
+    fan_error err = {0};
+    open(&w, config_of(1, 0, FAN_SIM_SEEDED), 0);
+    fan_device *d = w.s[0]->device;
+    const fan_backend *sim = d->backend;
+    fan_array far = {.data = w.x[1]->data, .dtype = w.x[1]->dtype, .ndim = 1, .size = 2};
+    far.shape = &far.dims[0];
+    far.strides = &far.dims[1];
+    far.shape[0] = 2;
+    far.strides[0] = INT64_C(1) << 62;
+    CHECK_OK(sim->use(d, w.x[0], "add", true, &err));
+    CHECK_OK(sim->use(d, w.x[1], "add", false, &err));
+    CHECK_INT(sim->use(d, &far, "add", false, &err), FAN_ERR_RACE);
+    CHECK_HAS(err.text, "that was donated");
+    sim->returned(d, w.x[0]);
+    CHECK_OK(sim->use(d, &far, "add", false, &err));
+    close(&w);
+}
+
 static void bad_arguments_are_refused(void)
 {
     fan_sim *m = NULL;
@@ -828,6 +850,7 @@ int main(void)
     the_clock_shows_overlap();
     arrays_outlive_the_machine_that_made_them();
     what_a_machine_was_told_it_says();
+    what_cannot_be_told_counts_as_donated();
     bad_arguments_are_refused();
     every_job_touches_what_it_says();
     every_call_can_fail_once_and_changes_nothing();

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 import fanin
 from fanin.sim import Machine
+from kit import hooks
 
 pytestmark = pytest.mark.core
 
@@ -178,6 +180,50 @@ def converted(m: Machine, s: Any, x: Any, buf: Any) -> None:
     slots.add_many([0, 1], [rows, narrow], stream=s, donate=True)
     m.launch(s, nothing, writes=[narrow, rows])
     assert [total.numpy().tolist() for total in slots.take()] == [[4.0] * N, [1.0] * N]
+
+
+def test_a_buffer_ends_its_own_donations_alone(m: Machine) -> None:
+    """An array that another buffer holds as an alias comes back from that one, and stays donated."""
+    s, x = m.stream(0), m.array(np.ones(N), 0)
+    with fanin.stream(s):
+        alias, owner = fanin.InputBuffer(1), fanin.InputBuffer(1)
+        alias.add(0, x, stream=s)
+        owner.add(0, x, stream=s, donate=True)
+        assert alias.take(slot=0) is x
+        with pytest.raises(fanin.RaceError, match="was donated"):
+            m.launch(s, nothing, writes=[x])
+
+
+@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize("budget", [0, None])
+def test_a_failed_fold_ends_a_donation_once(budget: Any, many: bool) -> None:
+    """What is donated again after the failure stays donated when the poisoned slot is cleared."""
+    poisoned = 0
+    for fail in range(12):
+        with Machine(1) as m:
+            s, x = m.stream(0), m.array(np.ones(N), 0)
+            failed, owner = fanin.InputBuffer(1, budget=budget), fanin.InputBuffer(1)
+            with fanin.stream(s):
+                failed.add(0, m.array(np.ones(N), 0), stream=m.stream(0))
+                hooks.fail_call(m, fail)
+                with contextlib.suppress(fanin.DeviceError):
+                    if many:
+                        failed.add_many([0, 0], [x, m.array(np.ones(N), 0)], stream=s, donate=True)
+                    else:
+                        failed.add(0, x, stream=s, donate=True)
+                    failed.take()
+                hooks.fail_call(m, -1)
+                try:
+                    owner.add(0, x, stream=s, donate=True)
+                except fanin.RaceError:  # the slot has it until clear()
+                    failed.clear()
+                    owner.add(0, x, stream=s, donate=True)
+                    poisoned += 1
+                failed.clear()
+                del failed
+                with pytest.raises(fanin.RaceError, match="was donated"):
+                    m.launch(s, nothing, writes=[x])
+    assert 0 < poisoned < 12
 
 
 def sparse(m: Machine) -> tuple[Any, Any]:

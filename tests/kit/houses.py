@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from fnmatch import fnmatch
 from pathlib import Path
@@ -43,6 +44,32 @@ TOOLS = ("python/fanin/cli", "python/fanin/testing", "python/fanin/conformance",
 #: Files of the core that name a house: the first use imports it; the module registers its types, if they are there;
 #: functions for tests read the struct of a machine.
 DOORS = ("python/fanin/__init__", "csrc/py/module", "csrc/py/for_tests")
+
+
+#: How a test names a house: its modules, and what the core has of it.
+NAMES = {
+    "sim": r"\bsim\b|\bMachine\b|explore|simulat|demo\b",
+    "graph": r"fanin\.graph|import graph\b|\bGraphTree|graph_tree|\bcompiled\(|begin_capture|CaptureError",
+    "analysis": r"\banalysis\b|descriptors|functionalize|snapshot|\brestride\b",
+}
+#: Folders of tests of the core: no C programs, whose makefile names every house, and no tests of other libraries.
+CORE_TESTS = ("array", "buffer", "cli", "device", "engine", "interop", "isolated", "laws", "spec", "tape")
+
+
+def core_tests(tests: Path, house: str) -> list[str]:
+    """The files of tests of the core that do not name a house, and import nothing of the tests that does."""
+    named = re.compile(NAMES[house])
+
+    def names(path: Path, above: tuple[Path, ...] = ()) -> bool:
+        text = path.read_text()
+        modules = re.findall(r"^from (\w+(?:\.\w+)*) import", text, re.MULTILINE)
+        files = {tests / f"{name.replace('.', '/')}.py" for name in modules}
+        inner = [f for f in files if f.exists() and f not in (*above, path)]
+        return bool(named.search(text)) or any(names(f, (*above, path)) for f in inner)
+
+    every = sorted(f for folder in CORE_TESTS for f in (tests / folder).glob("test_*.py"))
+    local = {f.parent for f in every if (f.parent / "conftest.py").exists() and names(f.parent / "conftest.py")}
+    return [f.relative_to(tests).as_posix() for f in every if f.parent not in local and not names(f)]
 
 
 def house_of(path: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -11,13 +12,13 @@ from pathlib import Path
 import pytest
 
 import fanin
-from kit.houses import CORE, HOUSES, house_of, remove, wrong_edges
+from kit.houses import CORE, HOUSES, core_tests, house_of, remove, wrong_edges
 from kit.support import CSRC, ROOT, cache_dir, compiler, core_file, emptied, run_python, sanitizer
 from kit.tree import Edge, c_edges, compile_objects, python_edges
 
 #: Imports every module that a copy of the package has, then sums, runs a pass and calls what is lazy.
 USE = """
-import importlib, pkgutil, sys
+import contextlib, importlib, io, pkgutil, sys
 import numpy as np
 import fanin
 gone = sys.argv[1:]
@@ -49,8 +50,23 @@ for house in names:
             assert name not in dir(fanin)
         else:
             assert house not in gone and name in dir(fanin), name
+from fanin import tape
+try:
+    tape.compiled(lambda: None)
+except ModuleNotFoundError as e:
+    assert "graph" in gone and e.name == "fanin.graph" and "fanin.tape.compiled needs fanin.graph" in str(e), e
+else:
+    assert "graph" not in gone
+if "sim" in gone:
+    for command in ("demo", "check"):
+        printed = io.StringIO()
+        with contextlib.redirect_stderr(printed):
+            assert cli.main([command, "--anything", "x"]) == 2
+        assert f"fanin.{command} needs fanin.sim" in printed.getvalue(), printed.getvalue()
 print("the rest works")
 """
+#: Bytes: a sample is drawn from tests of the buffer that are no larger.
+SMALL = 12000
 
 
 def test_the_table_names_each_house_and_every_pattern_has_files() -> None:
@@ -60,17 +76,24 @@ def test_the_table_names_each_house_and_every_pattern_has_files() -> None:
         assert (ROOT / "python" / "fanin" / house / "README.md").is_file(), house
 
 
-@pytest.mark.parametrize("house", HOUSES)
-def test_the_package_works_without_a_house(house: str, tmp_path: Path) -> None:
-    """Its Python files alone are removed: the core that is built has its functions still."""
-    shutil.copytree(ROOT / "python", tmp_path / "python", ignore=shutil.ignore_patterns("__pycache__"))
+@pytest.fixture(scope="module")
+def copies(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Copies of the package, each without the Python files of one house: the core that is built has its functions."""
     built = core_file()
     assert built
-    if not (tmp_path / "python" / "fanin" / built.name).exists():
-        shutil.copy(built, tmp_path / "python" / "fanin")
-    removed = remove(tmp_path, house)
-    assert f"python/fanin/{house}" in removed
-    done = run_python(USE, house, env={"PYTHONPATH": str(tmp_path / "python")})
+    top = tmp_path_factory.mktemp("houses")
+    for house in HOUSES:
+        package = top / house / "python"
+        shutil.copytree(ROOT / "python", package, ignore=shutil.ignore_patterns("__pycache__"))
+        if not (package / "fanin" / built.name).exists():
+            shutil.copy(built, package / "fanin")
+        assert f"python/fanin/{house}" in remove(top / house, house)
+    return top
+
+
+@pytest.mark.parametrize("house", HOUSES)
+def test_the_package_works_without_a_house(house: str, copies: Path) -> None:
+    done = run_python(USE, house, env={"PYTHONPATH": str(copies / house / "python")})
     assert done.stdout.endswith("the rest works\n")
 
 
@@ -87,46 +110,76 @@ def test_a_planted_use_of_a_missing_house_is_found(tmp_path: Path) -> None:
     assert done.returncode and "No module named 'fanin.sim'" in done.stderr
 
 
-#: Tests of the rest that run in a copy without the house.
-REST = {
-    "sim": ("array/test_exact.py", "analysis/test_functionalize_guard.py", "analysis/test_analysis_records.py"),
-    "graph": ("buffer/test_kinds.py", "engine/test_engine_rules.py", "analysis/test_collect.py"),
-    "analysis": ("buffer/test_kinds.py", "engine/test_engine_rules.py", "array/test_sums.py"),
-}
+def passes(tree: Path, files: list[str], env: dict[str, str]) -> None:
+    """Run quick tests of a copy of the tree."""
+    words = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not slow", *files]
+    done = subprocess.run(words, cwd=tree, env=env, capture_output=True, text=True, timeout=900)
+    assert done.returncode in (0, 5), done.stdout[-3000:]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("house", HOUSES)
-def test_a_copy_of_the_tree_without_a_house_builds_and_passes(house: str, tmp_path: Path) -> None:
+def test_tests_of_the_core_pass_without_a_house_a_sample(house: str, copies: Path) -> None:
+    tree = copies / house
+    rest = [f for f in core_tests(ROOT / "tests", house) if f.startswith("buffer/")]
+    small = [f for f in rest if (ROOT / "tests" / f).stat().st_size < SMALL]
+    shutil.copytree(ROOT / "tests", tree / "tests", ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
+    shutil.copy(ROOT / "pyproject.toml", tree)
+    remove(tree, house)
+    for name in ("csrc", "docs", "benchmarks", "examples"):
+        (tree / name).symlink_to(ROOT / name)
+    env = emptied() | {"PYTHONPATH": os.pathsep.join([str(tree / "python"), str(tree / "tests")])}
+    passes(tree, [f"tests/{random.Random(house).choice(small)}"], env)
+
+
+def test_a_test_that_names_a_house_itself_or_by_its_kit_is_not_of_the_rest(tmp_path: Path) -> None:
+    for name, text in {
+        "kit/worlds.py": "from fanin.sim import Machine\n",
+        "kit/plain.py": "import numpy\n",
+        "buffer/test_by_kit.py": "from kit.worlds import it\n",
+        "buffer/test_itself.py": "import fanin\nfanin.sim\n",
+        "buffer/test_core.py": "from kit.plain import it\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert core_tests(tmp_path, "sim") == ["buffer/test_core.py"]
+    assert len(core_tests(tmp_path, "graph")) == 3
+    assert all(len(core_tests(ROOT / "tests", house)) > 30 for house in HOUSES)
+
+
+@pytest.fixture(scope="module")
+def built_without(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """A house, and a copy of the tree that was built without it."""
     if sanitizer():
         pytest.skip("the ordinary build is what a copy makes")
-    tree = tmp_path / "tree"
+    house, tree = request.param, tmp_path_factory.mktemp("built") / "tree"
     ignored = shutil.ignore_patterns("__pycache__", "*.so", "build", ".git", "dist", "*.egg-info")
     shutil.copytree(ROOT, tree, ignore=ignored)
     remove(tree, house)
-    env = emptied() | {"FANIN_DEV": "1", "FANIN_NVCC": "0"}
     words = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
+    env = emptied() | {"FANIN_DEV": "1", "FANIN_NVCC": "0"}
     done = subprocess.run(words, cwd=tree, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
-    env["PYTHONPATH"] = os.pathsep.join([str(tree / "python"), str(tree / "tests")])
-    done = subprocess.run(
-        [sys.executable, "-c", USE, house], cwd=tree, env=env, capture_output=True, text=True, timeout=300
-    )
-    assert done.stdout.endswith("the rest works\n"), done.stderr[-3000:]
-    words = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-x",
-        "-p",
-        "no:cacheprovider",
-        "-m",
-        "not slow",
-        *(f"tests/{one}" for one in REST[house]),
-    ]
-    done = subprocess.run(words, cwd=tree, env=env, capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stdout[-3000:]
+    return house, tree
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("built_without", HOUSES, indirect=True)
+def test_a_copy_of_the_tree_without_a_house_builds_and_works(built_without: tuple[str, Path]) -> None:
+    house, tree = built_without
+    done = run_python(USE, house, env={"PYTHONPATH": str(tree / "python")})
+    assert done.stdout.endswith("the rest works\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("built_without", "file"),
+    [(house, file) for house in HOUSES for file in core_tests(ROOT / "tests", house)],
+    indirect=["built_without"],
+)
+def test_a_copy_of_the_tree_without_a_house_passes(built_without: tuple[str, Path], file: str) -> None:
+    _, tree = built_without
+    env = emptied() | {"FANIN_NVCC": "0", "PYTHONPATH": os.pathsep.join([str(tree / "python"), str(tree / "tests")])}
+    passes(tree, [f"tests/{file}"], env)
 
 
 # Imports between houses

@@ -84,6 +84,27 @@ def test_a_tensor_whose_bytes_are_not_its_values_is_refused_at_each_call(how: st
     assert torch.equal(functionalize(lambda *xs: xs[0][1:])(*args), args[0][1:]), "without a compiler it is right"
 
 
+def test_an_output_is_a_view_of_any_of_the_arguments_that_share_its_bytes() -> None:
+    """Arguments that are not written are copied one by one, and the recorded base is the smallest around an output."""
+
+    def fn(x: Any, y: Any) -> list[Any]:
+        return [None, x.split(2)[1], y.split(2)[1].detach(), x[3:3]]
+
+    x = torch.arange(6.0)
+    f = functionalize(fn, compiler=same)
+    for y in (x[1:], x[2:5], x[:4]):
+        f(x, y)
+        for out, own in zip(f(x, y)[1:], fn(x, y)[1:], strict=True):
+            assert torch.equal(out, own) and out.data_ptr() == own.data_ptr() and out.stride() == own.stride()
+    g = functionalize(lambda x, y, i: (x if i < 2 else y)[int(i) :][:2], compiler=same)
+    assert g(x, x[1:], 1.0).tolist() == [1, 2]
+    assert g(x, x[1:], 1.5).tolist() == [1, 2]
+    with pytest.raises(ValueError, match=r"output\[0\] is another view of args\[1\], otherwise than at the recorded"):
+        g(x, x[1:], 0.0)
+    with pytest.raises(ValueError, match=r"output\[0\] is another view of args\[1\], otherwise than at the recorded"):
+        g(x, x[1:], 2.0)
+
+
 def test_a_function_that_takes_another_part_than_was_recorded_is_an_error() -> None:
     f = functionalize(lambda x, i: x[i : i + 1], compiler=same)
     x = torch.arange(4.0)

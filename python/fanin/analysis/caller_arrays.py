@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from .. import _core
-from .._core import address, restride
+from .._core import address
 from . import trees
 from .memory import Snapshot
-from .private_copies import REMADE, Array, Geometry, GroupMember, Plan, assign, plain, root_of, take_geometry, view_at
+from .private_copies import REMADE, UNSIGNED, Array, Geometry, GroupMember, Plan, plain, root_of, take_geometry, view_at
 
 
 class Lost:
@@ -225,9 +225,7 @@ class RunArrays:
     def _shrink(self, m: GroupMember) -> None:
         """Give an array that was resized memory of the size that it had."""
         array = self.arrays[m.number]
-        restride(array, contiguous(array))
-        array.shape = (array.size,)
-        array.dtype = np.dtype(np.uint8)
+        take_geometry(array, Geometry((array.nbytes,), (1,), UNSIGNED[1]))
         array.resize(math.prod(m.geometry.shape) * m.geometry.dtype.itemsize, refcheck=False)
 
     def _undo_one(self, m: GroupMember, owner: GroupMember | None) -> None:
@@ -235,8 +233,8 @@ class RunArrays:
         array = self.arrays[m.number]
         if m.number in self.gone:
             raise RuntimeError("the function resized the array that owns its memory, which is gone")
-        if not m.geometry.fits(array) and not take_geometry(array, m.geometry):
-            lay(array, m.geometry)
+        if not m.geometry.fits(array):
+            take_geometry(array, m.geometry)
         if owner is None or m is owner:
             where = None if owner is None else address(array)
             self.snapshot.restore(self.at[m.number], where)
@@ -248,23 +246,6 @@ def fields_of(descr: np.dtype) -> list[tuple[np.dtype, tuple[str, ...]]]:
     """A dtype with fields and those inside it, and the names of their fields."""
     inner = [part for name in descr.names or () for part in fields_of(descr[name].base)]
     return [(descr, descr.names), *inner] if descr.names is not None else inner
-
-
-def lay(array: Array, wanted: Geometry) -> None:
-    """Give an array an earlier geometry that no assignments lead to (strides of 0, for example, hide memory)."""
-    restride(array, contiguous(array))
-    for step in ("flat", "dtype", "shape"):
-        assign(array, step, wanted)
-    restride(array, wanted.strides)
-
-
-def contiguous(array: Array) -> tuple[int, ...]:
-    """The strides of C order."""
-    strides, step = [], array.itemsize
-    for n in reversed(array.shape):
-        strides.append(step)
-        step *= max(n, 1)
-    return tuple(reversed(strides))
 
 
 class CallerContainers:

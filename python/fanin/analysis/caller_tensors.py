@@ -54,12 +54,12 @@ def check_place(t: Tensor, name: Callable[[], str]) -> None:
     check_reach(geometry_of(t), name)
 
 
-def check_bits(t: Tensor, name: str) -> None:
+def check_bits(t: Tensor, name: Callable[[], str]) -> None:
     """ValueError for a tensor whose bytes are to be conjugated or negated: a base of others has no such bit."""
     if t.is_conj() or t.is_neg():
         bit, remedy = ("conjugate", "x.resolve_conj()") if t.is_conj() else ("negative", "x.resolve_neg()")
         raise ValueError(
-            f"{name}: expected a tensor whose bytes are its values, got one with its {bit} bit set: pass {remedy}, or"
+            f"{name()}: expected a tensor whose bytes are its values, got one with its {bit} bit set: pass {remedy}, or"
             " no compiler"
         )
 
@@ -335,9 +335,14 @@ def are_plain(tensors: Sequence[Tensor]) -> list[bool]:
     ]
 
 
-def is_alone(t: Tensor) -> bool:
-    """Whether a tensor is strided, on the host, and has no gradient of its own."""
-    return t.is_cpu and layout_of(t) == "strided" and (not t.is_leaf or t.grad is None)
+def are_alone(tensors: Sequence[Tensor]) -> bool:
+    """Whether all are strided, on the host, and have no gradient of their own."""
+    kind = torch()._C.TensorBase
+    return (
+        all(map(kind.is_cpu.__get__, tensors))
+        and {torch().strided}.issuperset(map(kind.layout.__get__, tensors))
+        and not any(t.is_leaf and t.grad is not None for t in tensors)
+    )
 
 
 class RunTensors(RunArrays):
@@ -346,7 +351,8 @@ class RunTensors(RunArrays):
     def __init__(self, plan: Plan, arrays: Sequence[Tensor], copied: Sequence[int] | None = None) -> None:
         super().__init__(plan, arrays, copied)
         self.full: dict[int, SavedTensor] = {}
-        #: of what is no argument, by identity: the number of one that it belongs to, and what it is to that
+        #: of what is no argument, by identity: the number of one that it belongs to, and what it is to that; an undo
+        #: completes this and `beside`
         self.names: dict[int, tuple[int, str]] = {}
         #: pieces of gradients and tangents with kept bytes: the tensor's identity, and which piece
         self.beside: list[tuple[int, int]] = []
@@ -407,16 +413,12 @@ class RunTensors(RunArrays):
     def _save_grads(self, pieces: list[Tensor]) -> list[Tensor]:
         """Keep the gradients of plain tensors; returns them where all are plain themselves."""
         known = {*map(id, self.arrays), *self.names}
-        each = zip(self.of_plain, self.grads, strict=True)
-        of = {id(g): (u, g) for u, g in each if g is not None and id(g) not in known}
-        grads = [g for _, g in of.values()]
-        if all(are_plain(grads)) and versions_of(grads) is not None and all(map(is_alone, grads)):
-            self.names |= {id(g): (u, "{}.grad") for u, g in of.values()}
-            self.beside += [(i, 0) for i in map(id, grads)]
+        grads = list({id(g): g for g in self.grads if g is not None and id(g) not in known}.values())
+        if all(are_plain(grads)) and versions_of(grads) is not None and are_alone(grads):
             pieces += grads
             return grads
-        for u, g in of.values():
-            pieces += self._save_beside(u, g, "{}.grad")
+        for u, g in zip(self.of_plain, self.grads, strict=True):
+            pieces += self._save_beside(u, None if id(g) in known else g, "{}.grad")
         return []
 
     def _keep_owners(self) -> None:
@@ -521,8 +523,10 @@ class RunTensors(RunArrays):
 
     def undo(self) -> Lost:
         """Leave the tensors as they were."""
-        names = self.names | {id(self.arrays[u]): (u, "{}") for u in self.numbers}
-        lost = undo_all([(names[i], h) for i, h in self.saved.items()], self._undo_bytes)
+        self.beside += [(id(g), 0) for g in self.plain[len(self.of_plain) :]]
+        self.names |= {id(self.arrays[u]): (u, "{}") for u in self.numbers}
+        self.names = {id(g): (u, "{}.grad") for u, g in zip(self.of_plain, self.grads, strict=True)} | self.names
+        lost = undo_all([(self.names[i], h) for i, h in self.saved.items()], self._undo_bytes)
         with torch().inference_mode(False):
             for u in self.numbers:
                 lost.unless((u, "{}"), self._forget_history, self.arrays[u])

@@ -9,7 +9,7 @@ import sys
 import types
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple, TypeGuard, cast
 
 import numpy as np
 
@@ -49,6 +49,7 @@ class Call:
     index: list[int | None]
     arrays: list[Any]
     first: list[int]
+    order: tuple[str, ...]  #: the arguments by name, as they were given
     tensors: bool = False  #: the arrays are torch's
     descs: tuple[AOTInput, ...] | None = None  #: what each leaf is, where the caller gave it
 
@@ -65,6 +66,13 @@ class Call:
         short = self.desc(leaf).expr()
         path = self.paths[leaf]
         return short if short == path else f"{short} (at {path})"
+
+    def copied(self, given: trees.Arguments, leaves: Sequence[object]) -> trees.Arguments:
+        """The arguments that were given, with other leaves."""
+        args, named = given
+        tree = args, {k: named[k] for k in sorted(named)}
+        args, kwargs = cast(trees.Arguments, trees.copied(tree, self.form, iter(leaves)))
+        return args, {k: kwargs[k] for k in self.order}
 
     @functools.cached_property
     def paths(self) -> list[str]:
@@ -92,7 +100,7 @@ def call_of(args: tuple[object, ...], kwargs: dict[str, object], api: str) -> Ca
             first.append(i)
             tensors += not isinstance(leaf, np.ndarray)
         index.append(number)
-    call = Call(leaves, form, index, arrays, first, tensors > 0)
+    call = Call(leaves, form, index, arrays, first, tuple(kwargs), tensors > 0)
     if tensors not in (0, len(arrays)):
         other = next(u for u, a in enumerate(arrays) if isinstance(a, np.ndarray) != isinstance(arrays[0], np.ndarray))
         words = [f"{call.name(u)} is {type_of(arrays[u])}" for u in (0, other)]

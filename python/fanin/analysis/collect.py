@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from . import trees
-from .caller_arrays import RunArrays
+from .caller_arrays import CallerContainers, RunArrays
 from .caller_tensors import check_tensor
 from .calls import (
     Call,
@@ -115,11 +115,11 @@ def collect_metadata(
     observed: Observed
     if call.tensors:
         check_arrays(call, check_tensor, "collect_metadata")
-        observed = observe_tensors(fn, call)
+        observed = observe_tensors(fn, call, (args, kwargs))
     else:
         check_arrays(call, check_array, "collect_metadata")
         layout = plan(call.arrays, components_of(Layout(call.arrays)))
-        observed = observe_arrays(fn, call, args, kwargs, layout, grad_enabled, requires_grad)
+        observed = observe_arrays(fn, call, (args, kwargs), layout, grad_enabled, requires_grad)
     return metadata(observed, call, keep_input_mutations, static)
 
 
@@ -213,8 +213,7 @@ def check_flags(call: Call, requires_grad: Sequence[bool] | None, api: str) -> N
 def observe_arrays(
     fn: Callable[..., object],
     call: Call,
-    args: tuple[object, ...],
-    kwargs: dict[str, object],
+    given: trees.Arguments,
     layout: Plan,
     grad_enabled: Callable[[], bool] | None = None,
     requires_grad: Sequence[bool] | None = None,
@@ -223,12 +222,13 @@ def observe_arrays(
     log = Log(grad_enabled)
     run = RunArrays(layout, private_copies(layout, call.arrays, Tracked))
     tracked(run, log)
-    known = {id(leaf): run.arrays[u] for leaf, u in zip(call.leaves, call.index, strict=True) if u is not None}
-    copies = trees.Copies(lambda leaf: known.get(id(leaf), leaf))
-    value = fn(*[copies.of(a) for a in args], **{k: copies.of(v) for k, v in kwargs.items()})
+    leaves = [leaf if u is None else run.arrays[u] for leaf, u in zip(call.leaves, call.index, strict=True)]
+    args, kwargs = tree = call.copied(given, leaves)
+    containers = CallerContainers(tree)
+    value = fn(*args, **kwargs)
     log.close()
     observed = ObservedArrays(call, run, value, log, requires_grad=requires_grad)
-    observed.containers = copies
+    observed.tree, observed.containers = tree, containers
     check_hidden(run, observed.outputs, "collect_metadata")
     return observed
 
@@ -238,7 +238,8 @@ class ObservedArrays:
     as written in any case. `requires_grad`: for each leaf.
     """
 
-    containers: trees.Copies
+    tree: trees.Arguments  #: of a run on copies: these, and what its lists and dicts held
+    containers: CallerContainers
 
     def __init__(
         self,

@@ -35,6 +35,7 @@ from .. import _core
 from .._interop.protocols import NDArray
 from .._overlap import overlaps
 from .._words import type_of
+from .private_copies import Geometry, MemoryAt
 from .protocols import Tensor
 
 __all__ = ["OverlapDifference", "compute_overlapping_inputs", "explain_overlap_differences"]
@@ -123,19 +124,6 @@ def shares(x: object, y: object) -> bool:
     return one.storage == other.storage and bool(_core.overlap(one.array, other.array))
 
 
-class Somewhere:
-    """An array without memory at a place: its address is read, and no element."""
-
-    def __init__(self, start: int, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> None:
-        self.__array_interface__ = {
-            "version": 3,
-            "shape": shape,
-            "strides": strides,
-            "typestr": f"|V{itemsize}",
-            "data": (start, False),
-        }
-
-
 FIRST = 1 << 32
 """The address used for the first byte of a storage without memory."""
 
@@ -161,7 +149,8 @@ def stand_in(array: object, index: int) -> StandIn:
         return StandIn(None, array)
     size = array.element_size()
     start, strides = FIRST + array.storage_offset() * size, tuple(s * size for s in array.stride())
-    return StandIn(array.untyped_storage()._cdata, np.asarray(Somewhere(start, tuple(array.shape), strides, size)))
+    placed = MemoryAt(start, Geometry(tuple(array.shape), strides, np.dtype(f"V{size}")), False, None)
+    return StandIn(array.untyped_storage()._cdata, np.asarray(placed))
 
 
 def not_an_array(x: object, index: int) -> TypeError:

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._core import address
+from .._core import address, restride
 from .._interop.protocols import DType, NDArray
 
 Array = NDArray
@@ -392,41 +392,24 @@ def plain(array: Any) -> Array:
     return result
 
 
-def take_geometry(array: Array, wanted: Geometry) -> bool:
-    """Give an array another shape, dtype and strides over the memory that it has; False where no order of assignments
-    leads there.
+def take_geometry(array: Array, wanted: Geometry) -> None:
+    """Give an array another shape, dtype and strides over the memory that it has. It is made contiguous before: strides
+    of 0, for example, hide memory from assignments.
     """
+    restride(array, contiguous(array))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        first = Geometry.of(array)
-        for steps in (
-            ("dtype", "shape", "strides"),
-            ("flat", "dtype", "shape", "strides"),
-            ("shape", "strides", "dtype", "shape", "strides"),
-        ):
-            try:
-                for step in steps:
-                    assign(array, step, wanted)
-            except (ValueError, TypeError, AttributeError):
-                pass
-            if Geometry.of(array) == wanted:
-                return True
-            restore(array, first)
-    return False
-
-
-def assign(array: Array, step: str, wanted: Geometry) -> None:
-    """One assignment to an array's geometry, where it is not as wanted already."""
-    if step == "flat":
         array.shape = (array.size,)
-    elif getattr(array, step) != getattr(wanted, step):
-        setattr(array, step, getattr(wanted, step))
+        if array.dtype != wanted.dtype:
+            array.dtype = wanted.dtype  # type: ignore[misc]
+        array.shape = wanted.shape
+    restride(array, wanted.strides)
 
 
-def restore(array: Array, first: Geometry) -> None:
-    """Undo what an order of assignments that led nowhere has done."""
-    for step in ("dtype", "shape", "strides", "dtype"):
-        try:
-            assign(array, step, first)
-        except (ValueError, TypeError, AttributeError):
-            continue
+def contiguous(array: Array) -> tuple[int, ...]:
+    """The strides of C order."""
+    strides, step = [], array.itemsize
+    for n in reversed(array.shape):
+        strides.append(step)
+        step *= max(n, 1)
+    return tuple(reversed(strides))

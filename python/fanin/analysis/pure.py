@@ -20,7 +20,7 @@ import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from .._core import address
 from .._interop.protocols import DType
 from .._words import counted, type_of
 from . import trees
-from .caller_arrays import RunArrays
+from .caller_arrays import CallerContainers, RunArrays
 from .calls import Behaviour, Outcome, Place, Role, behaviour_of, check_hidden, deviation, outcome_of
 from .descriptors import (
     AOTInput,
@@ -223,12 +223,10 @@ class Pure:
         arrays = self._arrays(inner)
         run = RunArrays(self.split, private_copies(self.split, arrays, recorded=True))
         it = iter([inner[self.positions[i]] if u is None else run.arrays[u] for i, u in enumerate(self.index)])
-        args, kwargs = self.form.of_call()
-        given = [trees.unflatten(one, it) for one in args]
-        named = {k: trees.unflatten(one, it) for k, one in kwargs.items()}
-        copies = trees.Copies(lambda leaf: leaf)
-        result = self.fn(*[copies.of(a) for a in given], **{k: copies.of(named[k]) for k in self.order})
-        if copies.changed():
+        args, kwargs = given = cast(trees.Arguments, trees.unflatten(self.form, it))
+        containers = CallerContainers(given)
+        result = self.fn(*args, **{k: kwargs[k] for k in self.order})
+        if containers.changed():
             raise ValueError(
                 "pure: the function changed a list or dict among its arguments: a pure function cannot; return what it"
                 " should hold"

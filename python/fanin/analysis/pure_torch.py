@@ -259,18 +259,20 @@ class TensorPure(Pure):
             return was, plain
         if layout_of(o) != "strided" or has_no_storage(o):
             return (was, plain) if p.kind == "input" else (None, None)
-        storage = o.untyped_storage()._cdata
-        if was is plain or storages.get(p.base) != storage:
-            whose = next((u for u, other in storages.items() if other == storage and o.numel()), None)
-            return was, plain if whose is None else Role("view", whose)
+        storage, base = o.untyped_storage()._cdata, p.base
+        if storages.get(base) != storage:
+            base = next((u for u, other in storages.items() if other == storage), -1)
+        # Of arguments that share memory and are not written each has a copy; the recorded base is any of them.
+        if was is plain or base < 0 or self.plan.where[base].group != self.plan.where[p.base].group:
+            return was, Role("view", base) if base >= 0 and o.numel() else plain
         if p.kind == "input":
-            return was, Role("view", p.base)
-        if shown is None or p.base in self.ends:
+            return was, Role("view", base)
+        if shown is None or not self.ends.keys().isdisjoint({base, p.base}):
             return None, None
-        t, (group, place) = tensors[p.base], self.plan.where[p.base]
+        t, (group, place) = tensors[base], self.plan.where[base]
         expected: tuple[object, ...] = shown.shape, shown.dtype
         found: tuple[object, ...] = tuple(o.shape), o.dtype
-        if tuple(t.stride()) == self.given[p.base].stride:
+        if tuple(t.stride()) == self.given[base].stride:
             expected += shown.stride, p.offset - self.plan.groups[group].members[place].offset
             ahead = o.storage_offset() * o.element_size() - t.storage_offset() * t.element_size()
             found += tuple(o.stride()), ahead

@@ -52,9 +52,9 @@ from .records import (
 __all__ = ["ObservedTensors", "from_torch", "observe_tensors"]
 
 
-def observe_tensors(fn: Callable[..., object], call: Call) -> ObservedTensors:
+def observe_tensors(fn: Callable[..., object], call: Call, given: trees.Arguments) -> ObservedTensors:
     """One run on copies; see `ObservedTensors`."""
-    observed = ObservedTensors(call)
+    observed = ObservedTensors(call, given)
     observed.run(fn)
     return observed
 
@@ -68,16 +68,13 @@ class ObservedTensors:
 
     outputs: list[Any]
 
-    def __init__(self, call: Call, undo_others: bool = False) -> None:
+    def __init__(self, call: Call, given: trees.Arguments, undo_others: bool = False) -> None:
         import torch
 
         self.torch, self.call = torch, call
         self.watch = Watch(torch, call.leaves, Copier(torch, call.leaves).copies, undo_others)
-        args, kwargs = call.form.of_call()
-        it = iter(self.watch.copies)
-        #: the arguments of the run, in their tree, and the distinct tensors among them
-        self.args = tuple([trees.unflatten(one, it) for one in args])
-        self.kwargs = {k: trees.unflatten(one, it) for k, one in kwargs.items()}
+        #: the arguments of the run, and the distinct tensors among them
+        self.tree = call.copied(given, self.watch.copies)
         self.tensors: list[Tensor] = [self.watch.copies[i] for i in call.first]
         self.left: bool | None = None  # the grad mode after the function, if it changed it
 
@@ -89,7 +86,8 @@ class ObservedTensors:
         grad, autocast = torch.is_grad_enabled(), autocast_state(torch)
         try:
             with kept_random_state(torch), watch.mode():
-                value = fn(*self.args, **self.kwargs)
+                args, kwargs = self.tree
+                value = fn(*args, **kwargs)
             self.left = torch.is_grad_enabled() if torch.is_grad_enabled() != grad else None
         finally:
             torch.set_grad_enabled(grad)

@@ -187,44 +187,6 @@ def parameters(func: Callable[..., object]) -> tuple[str, ...]:
 #: Methods of ndarray that write it.
 IN_PLACE = ("fill", "sort", "partition", "put", "setfield", "resize")
 
-#: Methods that make an array of their own, and would make it a tracked one.
-FRESH = (
-    "argmax",
-    "argmin",
-    "argpartition",
-    "argsort",
-    "astype",
-    "byteswap",
-    "choose",
-    "clip",
-    "compress",
-    "conj",
-    "conjugate",
-    "copy",
-    "cumprod",
-    "cumsum",
-    "dot",
-    "flatten",
-    "mean",
-    "nonzero",
-    "prod",
-    "repeat",
-    "round",
-    "searchsorted",
-    "std",
-    "sum",
-    "take",
-    "trace",
-    "var",
-    "min",
-    "max",
-    "all",
-    "any",
-    "ptp",
-    "__copy__",
-    "__deepcopy__",
-)
-
 #: Which argument of a method is `out`, counted from 0.
 OUT_AT = {
     "mean": 2,
@@ -248,6 +210,25 @@ OUT_AT = {
     "all": 1,
     "any": 1,
 }
+
+#: Methods that make an array of their own, and would make it a tracked one.
+FRESH = (
+    *OUT_AT,
+    "argpartition",
+    "argsort",
+    "astype",
+    "byteswap",
+    "conj",
+    "conjugate",
+    "copy",
+    "flatten",
+    "nonzero",
+    "repeat",
+    "searchsorted",
+    "ptp",
+    "__copy__",
+    "__deepcopy__",
+)
 
 
 def writing(name: str) -> Callable[..., object]:

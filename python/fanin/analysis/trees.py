@@ -11,16 +11,13 @@ from __future__ import annotations
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final, Literal
 
 from .._words import type_of
 
 #: A leaf's place in a tree's form.
 LEAF: Final = "*"
-
-Leaf = Callable[[object], object]
-#: A container that is being read: it, what is still to be read of it, what was made of the rest.
-Open = tuple[object, Iterator[object], list[object]]
 
 
 #: Containers that are taken apart and made anew; named tuples are, too.
@@ -108,6 +105,8 @@ class Form:
 
 #: The form of anything.
 Spec = Form | Literal["*"]
+#: The arguments of a call, by position and by name.
+Arguments = tuple[tuple[object, ...], dict[str, object]]
 
 
 def flatten(tree: object, leaves: list[object]) -> Spec:
@@ -156,31 +155,37 @@ def containers(tree: object) -> list[object]:
     return found
 
 
-def unflatten(form: Spec, leaves: Iterator[object], given: Mapping[int, object] | None = None) -> object:
+def unflatten(
+    form: Spec,
+    leaves: Iterator[object],
+    given: Mapping[int, object] | None = None,
+    same: Mapping[int, int] = MappingProxyType({}),
+) -> object:
     """A new tree of a form, from its leaves. `given`: containers that are taken as they are, by their place among
-    `containers`; their leaves are passed over.
+    `containers`; `same`: places of containers that are an earlier one again. Their leaves are passed over.
     """
     top: list[object] = []
-    stack: list[tuple[Form | None, Iterator[Spec], list[object]]] = [(None, iter((form,)), top)]
-    place = 0
+    stack: list[tuple[Form | None, Iterator[Spec], list[object], int]] = [(None, iter((form,)), top, -1)]
+    place, known = 0, dict(given or {})
     while stack:
-        node, inner, done = stack[-1]
+        node, inner, done, at = stack[-1]
         for one in inner:
             if not isinstance(one, Form):
                 done.append(next(leaves))
-            elif given and place in given:
-                done.append(given[place])
+            elif (known_at := same.get(place, place)) in known:
+                done.append(known[known_at])
                 place += one.nodes
                 for _ in range(one.leaves):
                     next(leaves)
             else:
+                stack.append((one, iter(one.inner), [], place))
                 place += 1
-                stack.append((one, iter(one.inner), []))
                 break
         else:
             stack.pop()
             if node is not None:
-                stack[-1][2].append(made(node.kind, done, node.keys))
+                known[at] = made(node.kind, done, node.keys)
+                stack[-1][2].append(known[at])
     return top[0]
 
 
@@ -211,66 +216,15 @@ def paths(form: Spec, at: str) -> list[str]:
     return found
 
 
-class Copies:
-    """Copies of trees in which leaves are replaced, each container once: one that is met twice is one copy.
-
-    `pairs` has (original, copy, what the copy held at first) of each list and dict, so that changes to a container can
-    be detected; `tuples` has (original, copy) of each tuple.
-    """
-
-    def __init__(self, leaf: Leaf) -> None:
-        self.leaf = leaf
-        self.pairs: list[tuple[object, object, object]] = []
-        self.tuples: list[tuple[object, object]] = []
-        self._known: dict[int, object] = {}
-
-    def of(self, tree: object) -> object:
-        """The copy of a tree."""
-        top: list[object] = []
-        stack: list[Open] = [(None, iter((tree,)), top)]
-        while stack:
-            node, items, done = stack[-1]
-            for item in items:
-                inner = kind_of(item)
-                if inner is None:
-                    done.append(self.leaf(item))
-                elif id(item) in self._known:
-                    done.append(self._known[id(item)])
-                else:
-                    if inner is list or inner in DICTS:
-                        self._known[id(item)] = made(mark_of(item), [], ())
-                    stack.append((item, iter(items_of(item)), []))
-                    break
-            else:
-                stack.pop()
-                if stack:
-                    stack[-1][2].append(self._filled(node, done))
-        return top[0]
-
-    def _filled(self, node: object, items: list[object]) -> object:
-        """The copy of a container of which all that it holds has been copied."""
-        copy = self._known.get(id(node))
-        if isinstance(node, dict) and isinstance(copy, dict):
-            copy.update(zip(node, items, strict=True))
-            self.pairs.append((node, copy, dict(copy)))
-        elif isinstance(copy, list):
-            copy.extend(items)
-            self.pairs.append((node, copy, list(copy)))
-        else:
-            copy = made(type(node), items, None)
-            if getattr(node, "__dict__", None):
-                copy.__dict__.update(node.__dict__)
-            self._known[id(node)] = copy
-            self.tuples.append((node, copy))
-        return copy
-
-    def original(self) -> dict[int, object]:
-        """Of each copy, by identity, what it is a copy of."""
-        return {id(copy): node for node, copy, *_ in (*self.pairs, *self.tuples)}
-
-    def changed(self) -> list[tuple[object, object]]:
-        """(original, copy) of the containers whose copy holds other things than at first, or in another order."""
-        return [(original, copy) for original, copy, first in self.pairs if not same_items(copy, first)]
+def copied(tree: object, form: Spec, leaves: Iterator[object]) -> object:
+    """A copy of a tree of a form, with other leaves; a container that is met twice is one copy."""
+    every, first = containers(tree), dict[int, int]()
+    same = {k: j for k, node in enumerate(every) if (j := first.setdefault(id(node), k)) != k}
+    copy = unflatten(form, leaves, same=same)
+    for node, new in zip(every, containers(copy), strict=True):
+        if getattr(node, "__dict__", None):
+            new.__dict__.update(node.__dict__)
+    return copy
 
 
 def same_items(one: object, other: object) -> bool:

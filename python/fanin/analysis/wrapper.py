@@ -89,7 +89,7 @@ class Arguments:
     arrays: Sequence[Any]
 
     @property
-    def tree(self) -> object:
+    def tree(self) -> trees.Arguments:
         """All arguments as one tree, as `call_of` reads them."""
         return self.args, {k: self.kwargs[k] for k in sorted(self.kwargs)}
 
@@ -99,7 +99,7 @@ class Record:
     function.
     """
 
-    def __init__(self, owner: Functionalized, call: Call, order: Sequence[str]) -> None:
+    def __init__(self, owner: Functionalized, call: Call) -> None:
         check = torch_part().check_tensor if call.tensors else check_array
         check_arrays(call, check, "functionalize", alone=owner.compiles)
         self.guard = Guard(call)
@@ -115,7 +115,7 @@ class Record:
         self.caller: type[RunArrays] = torch_part().RunTensors if call.tensors else RunArrays
         self.index, self.form, self.first, self.flat = call.index, call.form, call.first, self.guard.flat
         self.owner = owner
-        self.order = tuple(order)
+        self.order = call.order
         self.meta: ViewAndMutationMeta | None = None
         self.outcome: Outcome | None = None
         self.touched: frozenset[int] = frozenset()  #: arrays that were written
@@ -317,7 +317,7 @@ class Functionalized:
             self._refuse(self._records[0], call)
         check_signature(self.fn, args, kwargs, "functionalize")
         check_flags(call, self._requires_grad, "functionalize")
-        record = Record(self, call, tuple(kwargs))
+        record = Record(self, call)
         earlier = self._earlier(record)
         if call.tensors and self._compiler is not None:
             self._learn_from(record, call, given)
@@ -381,7 +381,7 @@ class Functionalized:
         call = call_of(args, kwargs, "functionalize")
         check_signature(self.fn, args, kwargs, "functionalize")
         check_flags(call, self._requires_grad, "functionalize")
-        record = Record(self, call, tuple(kwargs))
+        record = Record(self, call)
         self._learn_from(record, call, Arguments(args, kwargs, call.leaves, call.arrays))
         self._remember(record)
 
@@ -404,7 +404,7 @@ class Functionalized:
         if self._compiler is not None:
             check_hidden(caller, observed.outputs, "functionalize")
             check_outputs(caller, observed.outputs, "functionalize")
-            record.own = own_of(result, given.tree, {})
+            record.own = own_of(result, given.tree)
         record.learn(metadata(observed, call), observed.outcome)
         self._compile(record)
 
@@ -420,27 +420,25 @@ class Functionalized:
     def _learn_from(self, record: Record, call: Call, given: Arguments) -> None:
         """Have a layout recorded by a run on tracked copies."""
         if record.tensors:
-            self._learn_from_tensors(record, call)
+            self._learn_from_tensors(record, call, (given.args, given.kwargs))
         else:
-            observed = observe_arrays(
-                self.fn, call, given.args, given.kwargs, record.plan, requires_grad=self._requires_grad
-            )
+            source = given.args, given.kwargs
+            observed = observe_arrays(self.fn, call, source, record.plan, requires_grad=self._requires_grad)
             if self._compiler is not None and observed.containers.changed():
                 raise changed_containers()
             record.learn(metadata(observed, call), observed.outcome)
-            record.own = own_of(observed.value, given.tree, observed.containers.original())
+            record.own = own_of(observed.value, observed.tree)
         self._compile(record)
 
-    def _learn_from_tensors(self, record: Record, call: Call) -> None:
+    def _learn_from_tensors(self, record: Record, call: Call, source: trees.Arguments) -> None:
         """The same of tensors. ValueError where there is a compiler, and a pure function cannot do what this one does;
         without one `.pure` raises it.
         """
         from . import pure_torch, torch_collect
 
         shown, reads = pure_torch.Shown, pure_torch.Reads()
-        run = torch_collect.ObservedTensors(call, undo_others=True)
-        tree = run.args, run.kwargs
-        caller, containers = record.caller(record.plan, run.tensors), CallerContainers(tree)
+        run = torch_collect.ObservedTensors(call, source, undo_others=True)
+        caller, containers = record.caller(record.plan, run.tensors), CallerContainers(run.tree)
         before = [(history_of(t), state_of(t)) for t in run.tensors]
         result = run.run(reads.around(self.fn))
         outputs: list[object] = []
@@ -459,7 +457,7 @@ class Functionalized:
             u for i, u in enumerate(record.index) if u is not None and record.meta.input_info[i].mutates_data
         )
         record.grad_state = grad_state(call.arrays)
-        record.own = own_of(result, tree, {})
+        record.own = own_of(result, run.tree)
         quiet = frozenset(u for u, t in enumerate(run.tensors) if history_of(t) == before[u][0])
         ends = {u: shown.given(run.tensors[u]) for u in caller.moved}
         given = [shown.given(t) for t in call.arrays]
@@ -512,7 +510,7 @@ class Functionalized:
         assert record.compiled is not None
         if record.tensors:
             for u, t in enumerate(given.arrays):
-                torch_part().check_bits(t, f"functionalize: {record.named(record.first[u])}")
+                torch_part().check_bits(t, lambda u=u: f"functionalize: {record.named(record.first[u])}")
         own = None
         if record.own:
             every = trees.containers(given.tree)
@@ -541,15 +539,16 @@ def undo(record: Record, error: BaseException, caller: RunArrays, containers: Ca
     caller.undo().note(error, lambda u: record.named(record.first[u]))
 
 
-def own_of(result: object, given: object, original: dict[int, object]) -> dict[int, int]:
-    """Which containers of a result are which of the arguments', by their places; `original`: what copies are copies of,
-    by identity.
+def own_of(result: object, given: trees.Arguments) -> dict[int, int]:
+    """Which containers of a result are which of the arguments', by their places, those by name in the order of their
+    names.
     """
+    args, kwargs = given
     places: dict[int, int] = {}
-    for i, node in enumerate(trees.containers(given)):
+    for i, node in enumerate(trees.containers((args, {k: kwargs[k] for k in sorted(kwargs)}))):
         if node != ():  # there is one empty tuple
             places.setdefault(id(node), i)
-    found = {k: places.get(id(original.get(id(node), node))) for k, node in enumerate(trees.containers(result))}
+    found = {k: places.get(id(node)) for k, node in enumerate(trees.containers(result))}
     return {k: i for k, i in found.items() if i is not None}
 
 
@@ -594,7 +593,7 @@ def unlike_copies(
         if what is not None:
             found.append(uncompiled(f"{record.named(record.first[u])}: {what}"))
         try:
-            torch_part().check_bits(given, f"functionalize: {record.named(record.first[u])}")
+            torch_part().check_bits(given, lambda u=u: f"functionalize: {record.named(record.first[u])}")
         except ValueError as e:
             found.append(e)
         before_it = run.watch.before[record.first[u]]

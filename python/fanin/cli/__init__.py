@@ -9,15 +9,16 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-from fanin import __version__
+from fanin import __version__, _need
 
 from . import info
 
 COMMANDS: tuple[ModuleType, ...] = (info,)
-if importlib.util.find_spec("fanin.sim"):  # the simulated machine, which the other commands run on
+MISSING: tuple[str, ...] = ("demo", "check")  #: commands whose house, the simulated machine, this copy lacks
+if importlib.util.find_spec("fanin.sim"):
     from . import check, demo
 
-    COMMANDS = (demo, check, info)
+    COMMANDS, MISSING = (demo, check, info), ()
 
 
 def parser() -> argparse.ArgumentParser:
@@ -42,6 +43,10 @@ def parser() -> argparse.ArgumentParser:
         )
         module.arguments(one)
         one.set_defaults(run=module.run)
+    for name in MISSING:
+        one = commands.add_parser(name, add_help=False, prefix_chars="+")  # whatever its options
+        one.add_argument("rest", nargs=argparse.REMAINDER)
+        one.set_defaults(run=lambda _, name=name: _need("sim", name))
     return whole
 
 
@@ -61,7 +66,9 @@ def main(words: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         silence()
         return 141
-    except OSError as e:
+    except (OSError, ModuleNotFoundError) as e:
+        if isinstance(e, ModuleNotFoundError) and not MISSING:
+            raise
         print(f"fanin: {e}", file=sys.stderr)
         silence()
         return 2

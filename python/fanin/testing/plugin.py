@@ -60,9 +60,9 @@ def sim_machine(request: pytest.FixtureRequest) -> Iterator[Machine | None]:
     if request.node.get_closest_marker("explore"):
         yield None  # each run has its own machine (pytest_pyfunc_call)
         return
-    from fanin.sim import Machine
+    import fanin
 
-    machine = Machine(devices=2, seed=seed_of(request.node))
+    machine = fanin.sim.Machine(devices=2, seed=seed_of(request.node))
     machine.__enter__()
     yield machine
     failed = request.node.stash.get(FAILED, False)
@@ -87,7 +87,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     names = pyfuncitem._fixtureinfo.argnames
     if "sim_machine" not in names:
         pytest.fail("a test marked explore takes the fixture sim_machine and spawns its threads on it", pytrace=False)
-    from fanin.sim import explore
+    import fanin
 
     given = {name: pyfuncitem.funcargs[name] for name in names if name != "sim_machine"}
 
@@ -97,7 +97,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     run.__name__ = pyfuncitem.name
     options = {"seed": seed_of(pyfuncitem), "stop_at_first": True, **mark.kwargs}
     may_miss = options.pop("incomplete", False)
-    report = explore(run, **options)
+    report = fanin.sim.explore(run, **options)
     if report.error is not None:
         report.error.add_note(str(report).partition(":")[0] + f": schedule {report.schedule!r}, seed {options['seed']}")
         raise report.error

@@ -48,6 +48,7 @@ from .groups import (
     plain_outputs_and_tangents,
 )
 from .inputs import (
+    INPUTS,
     BackwardTokenAOTInput,
     BufferAOTInput,
     DummyAOTInput,
@@ -66,8 +67,8 @@ from .inputs import (
     TangentAOTInput,
     ViewBaseAOTInput,
 )
-from .kinds import INPUTS, OUTPUTS
 from .outputs import (
+    OUTPUTS,
     BackwardTokenAOTOutput,
     DummyAOTOutput,
     ForwardTokenAOTOutput,

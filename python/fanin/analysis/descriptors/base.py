@@ -5,10 +5,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import ClassVar
 
 from ..._words import type_of
+
+#: Checks or converts one field of a new descriptor.
+Rule = Callable[["Descriptor", str], None]
 
 
 class NestingError(TypeError, AssertionError):
@@ -24,13 +29,23 @@ class Descriptor:
 
     __slots__ = ()
 
+    #: The short form, as a format of the fields.
+    _form: ClassVar[str] = ""
+    #: What checks or converts a field, by its name.
+    _rules: ClassVar[Mapping[str, Rule]] = MappingProxyType({})
     #: The level (the table of the package) at which another one may contain it; 0: none may. What others define
     #: is of level 1 if it is differentiable.
     _level: ClassVar[int] = 0
 
+    def __post_init__(self) -> None:
+        for name, rule in self._rules.items():
+            rule(self, name)
+
     def expr(self) -> str:
         """The short form, for people: an expression for this value."""
-        raise NotImplementedError(f"{type(self).__name__} has no expr()")
+        if not self._form:
+            raise NotImplementedError(f"{type(self).__name__} has no expr()")
+        return self._form.format_map(vars(self))
 
     def __str__(self) -> str:
         return self.expr()
@@ -48,7 +63,7 @@ class Descriptor:
         return order(self) >= order(other) if isinstance(other, Descriptor) else NotImplemented
 
 
-#: Our own kinds, with their place among the inputs or outputs (`kinds`).
+#: Our own kinds, with their place among the inputs or outputs.
 PLACES: dict[type[Descriptor], int] = {}
 
 
@@ -119,50 +134,54 @@ class DifferentiableAOTOutput(AOTOutput):
 # Allowed nesting
 
 
-def holds(
-    outer: Descriptor, name: str, inner: object, base: type[Descriptor], levels: tuple[int, ...], why: str
-) -> None:
-    """NestingError unless `inner`, the value of the field `name`, is a `base` of one of these levels."""
-    if isinstance(inner, base) and inner._level in levels:
-        return
-    got = (
-        repr(inner)
-        if isinstance(inner, Descriptor)
-        else f"{type_of(inner)}, {inner!r:.60}"
-        if inner is not None
-        else "None"
-    )
-    raise NestingError(f"{type(outer).__name__}: {name} must be {why}; got {got}")
+def rules(**by_field: Rule) -> Mapping[str, Rule]:
+    """The rules of a kind's fields, by their names."""
+    return MappingProxyType(by_field)
 
 
-def as_index(d: Descriptor, *names: str) -> None:
-    """Convert the fields of these names to plain non-negative ints."""
-    for name in names or ("idx",):
-        value = getattr(d, name)
-        if isinstance(value, bool) or not hasattr(value, "__index__"):
-            raise TypeError(f"{type(d).__name__}: {name} must be an int, got {value!r:.60}")
-        if operator.index(value) < 0:
-            raise ValueError(f"{type(d).__name__}: {name}: expected a non-negative integer, got {value!r}")
-        object.__setattr__(d, name, operator.index(value))
+def holds(base: type[Descriptor], levels: tuple[int, ...], why: str) -> Rule:
+    """The rule of a field that holds a `base` of one of these levels; NestingError for anything else."""
+
+    def check(outer: Descriptor, name: str) -> None:
+        inner = getattr(outer, name)
+        if isinstance(inner, base) and inner._level in levels:
+            return
+        known = inner is None or isinstance(inner, Descriptor)
+        got = repr(inner) if known else f"{type_of(inner)}, {inner!r:.60}"
+        raise NestingError(f"{type(outer).__name__}: {name} must be {why}; got {got}")
+
+    return check
 
 
-def as_name(d: Descriptor, name: str) -> str:
-    """The field of this name is a plain str."""
+def as_index(d: Descriptor, name: str) -> None:
+    """The rule of a number: convert it to a plain non-negative int."""
+    value = getattr(d, name)
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{type(d).__name__}: {name} must be an int, got {value!r:.60}")
+    if operator.index(value) < 0:
+        raise ValueError(f"{type(d).__name__}: {name}: expected a non-negative integer, got {value!r}")
+    object.__setattr__(d, name, operator.index(value))
+
+
+def as_name(d: Descriptor, name: str) -> None:
+    """The rule of a name: convert it to a plain str."""
     value = getattr(d, name)
     if not isinstance(value, str):
         raise TypeError(f"{type(d).__name__}: {name} must be a str, got {value!r:.60}")
     object.__setattr__(d, name, str(value))
-    return str(value)
 
 
-def as_attribute(d: Descriptor) -> None:
-    """The field `attr` is the name of an attribute."""
-    attr = as_name(d, "attr")
+def as_attribute(d: Descriptor, name: str) -> None:
+    """The rule of the name of an attribute."""
+    as_name(d, name)
+    attr = getattr(d, name)
     if not attr.isidentifier():
-        raise ValueError(f"{type(d).__name__}: attr must be the name of an attribute, got {attr!r:.60}")
+        raise ValueError(f"{type(d).__name__}: {name} must be the name of an attribute, got {attr!r:.60}")
 
 
 OF_INPUT = "an input that came in as it is, a base, or a dummy (Plain, Param, Buffer, Dummy, ViewBase, SyntheticBase)"
 OF_OUTPUT = "an output before gradients (Plain, Dummy, InputMutation, IntermediateBase, MetadataMutation)"
+OF_GRAD = "a differentiable input before gradients (Plain, Param, Buffer, ViewBase, SyntheticBase)"
+OF_TANGENT = "a differentiable output before gradients (Plain, InputMutation, IntermediateBase, MetadataMutation)"
 PIECE_OF_INPUT = f"{OF_INPUT}, a Tangent, or a SubclassGetAttr: pieces are of whole arrays or of pieces"
 PIECE_OF_OUTPUT = f"{OF_OUTPUT}, a Grad, or a SubclassGetAttr: pieces are of whole arrays or of pieces"

@@ -17,42 +17,13 @@ from .base import (
     NestingError,
 )
 from .inputs import (
-    BackwardTokenAOTInput,
-    BufferAOTInput,
-    DummyAOTInput,
-    ForwardTokenAOTInput,
-    OpaqueRefAOTInput,
-    ParamAOTInput,
-    PhiloxBackwardBaseOffsetAOTInput,
-    PhiloxBackwardSeedAOTInput,
-    PhiloxForwardBaseOffsetAOTInput,
-    PhiloxForwardSeedAOTInput,
-    PlainAOTInput,
+    INPUTS,
     SubclassGetAttrAOTInput,
     SubclassSizeAOTInput,
     SubclassStrideAOTInput,
-    SyntheticBaseAOTInput,
-    TangentAOTInput,
     ViewBaseAOTInput,
 )
-from .kinds import INPUTS, OUTPUTS
-from .outputs import (
-    BackwardTokenAOTOutput,
-    DummyAOTOutput,
-    ForwardTokenAOTOutput,
-    GradAOTOutput,
-    InputMutationAOTOutput,
-    IntermediateBaseAOTOutput,
-    MetadataMutationAOTOutput,
-    PhiloxUpdatedBackwardOffsetAOTOutput,
-    PhiloxUpdatedForwardOffsetAOTOutput,
-    PlainAOTOutput,
-    SavedForBackwardsAOTOutput,
-    SavedForBackwardsNoVcCheckAOTOutput,
-    SubclassGetAttrAOTOutput,
-    SubclassSizeAOTOutput,
-    SubclassStrideAOTOutput,
-)
+from .outputs import OUTPUTS, SubclassGetAttrAOTOutput, SubclassSizeAOTOutput, SubclassStrideAOTOutput
 
 Sides = tuple[type[AOTInput], type[AOTOutput]]
 Kind = Literal["input", "output"] | type[Descriptor] | None
@@ -63,32 +34,12 @@ DEEPEST = 100
 INT = r"(0|[1-9][0-9]{0,999})"
 STR = r"""('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
 
-NAMED: dict[str, type[Descriptor]] = {"self.get_parameter": ParamAOTInput, "self.get_buffer": BufferAOTInput}
-HOLDERS: dict[str, type[Descriptor]] = {
-    "__make_synthetic_base": SyntheticBaseAOTInput,
-    "__output_tangent": TangentAOTInput,
-    "__input_mutation": InputMutationAOTOutput,
-    "__intermediate_base": IntermediateBaseAOTOutput,
-    "__grad": GradAOTOutput,
-}
-INDEXED: dict[str, tuple[type[Descriptor], ...]] = {"args": (PlainAOTInput,), "output": (PlainAOTOutput,)}
-NUMBERED: dict[str, tuple[type[Descriptor], ...]] = {
-    "__dummy": (DummyAOTInput, DummyAOTOutput),
-    "__forward_token": (ForwardTokenAOTInput, ForwardTokenAOTOutput),
-    "__backward_token": (BackwardTokenAOTInput, BackwardTokenAOTOutput),
-    "__opaque_ref": (OpaqueRefAOTInput,),
-    "__aliased_arg_with_metadata_mutation": (MetadataMutationAOTOutput,),
-    "__saved_for_backwards_": (SavedForBackwardsAOTOutput,),
-    "__saved_for_backwards_no_vc_check_": (SavedForBackwardsNoVcCheckAOTOutput,),
-}
-ALONE: dict[str, type[Descriptor]] = {
-    "__philox_forward_seed": PhiloxForwardSeedAOTInput,
-    "__philox_forward_base_offset": PhiloxForwardBaseOffsetAOTInput,
-    "__philox_backward_seed": PhiloxBackwardSeedAOTInput,
-    "__philox_backward_base_offset": PhiloxBackwardBaseOffsetAOTInput,
-    "__philox_updated_forward_offset": PhiloxUpdatedForwardOffsetAOTOutput,
-    "__philox_updated_backward_offset": PhiloxUpdatedBackwardOffsetAOTOutput,
-}
+#: The kinds whose short form begins with a word, by that word; the rest of the form is the same for all of these.
+BY_WORD: dict[str, list[type[Descriptor]]] = {}
+for _kind in (*INPUTS, *OUTPUTS):
+    if _word := re.match(r"self\.\w+|\w+", _kind._form):
+        BY_WORD.setdefault(_word[0], []).append(_kind)
+
 ATTRIBUTES: Sides = (SubclassGetAttrAOTInput, SubclassGetAttrAOTOutput)
 PIECES: dict[str, Sides] = {
     "size": (SubclassSizeAOTInput, SubclassSizeAOTOutput),
@@ -260,28 +211,22 @@ class Reader:
         word = self.need(
             r"(self\.\w+|[a-z_]+)", "args[..], output[..], self.get_parameter(..), or a word that begins with __"
         )
-        if word in NAMED:
-            self.need(r"\(", "'('")
-            target = self.name()
-            self.need(r"\)", "')'")
-            return self.make((NAMED[word],), target)
-        if word in HOLDERS:
-            self.deeper()
-            self.need(r"\(", "'('")
-            inner = self.short()
-            self.need(r"\)", "')'")
-            return [new for d in inner for new in self.make((HOLDERS[word],), d)]
-        if word in INDEXED:
-            self.need(r"\[", "'['")
-            idx = int(self.need(INT, "a position"))
-            self.need(r"\]", "']'")
-            return self.make(INDEXED[word], idx)
-        if word in NUMBERED:
-            return self.make(NUMBERED[word], int(self.need(INT, "a number")))
-        if word in ALONE:
-            return self.make((ALONE[word],))
-        self.at = start
-        raise self.stopped("a word that descriptors print")
+        kinds = BY_WORD.get(word)
+        if kinds is None:
+            self.at = start
+            raise self.stopped("a word that descriptors print")
+        fields: list[object] = [None]  # of each candidate: the field, where the kind has one
+        for part in re.findall(r"\{.*?\}|[^{}]", kinds[0]._form.removeprefix(word)):
+            if part == "{idx}":
+                fields = [int(self.need(INT, "a position" if word in ("args", "output") else "a number"))]
+            elif part == "{target!r}":
+                fields = [self.name()]
+            elif part[0] == "{":
+                self.deeper()
+                fields = [*self.short()]
+            else:
+                self.need(re.escape(part), repr(part))
+        return [new for x in fields for new in self.make(kinds, *(() if x is None else (x,)))]
 
     # repr
 
