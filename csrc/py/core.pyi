@@ -1603,6 +1603,33 @@ def snapshot_data(snapshot: object, i: int, /) -> int: ...
 def snapshot_elsewhere(snapshot: object, arrays: tuple[object, ...], /) -> list[int]: ...
 def restride(a: object, strides: tuple[int, ...], /) -> None: ...
 
+# window.c
+def window_new(dtype: DTypeLike, size: int, /) -> object:
+    """The empty exact sum of `size` elements of a real or complex float dtype."""
+
+def window_add(window: object, arrays: tuple[object, ...], /) -> None:
+    """Add arrays of one shape on the CPU, each with the window's number of elements. Nothing is added on errors."""
+
+def window_merge(window: object, other: object, /) -> None:
+    """Add the sum of another window of the same dtype and size. Nothing is added on errors."""
+
+def window_blocks(window: object, /) -> int:
+    """The number of its blocks of 256 numbers."""
+
+def window_room(window: object, first: int, count: int, /) -> int:
+    """The bytes that window_pack needs at most for blocks [first, first + count)."""
+
+def window_pack(window: object, first: int, count: int, out: NDArray, /) -> int:
+    """Write blocks [first, first + count) as a message to `out`, an array of uint8; return the number of bytes."""
+
+def window_merge_packed(window: object, first: int, count: int, message: NDArray, /) -> None:
+    """Add a message, an array of uint8 at a multiple of 8, to blocks [first, first + count). Nothing is added on
+    errors.
+    """
+
+def window_round(window: object, out: object, scale: complex | None, /) -> None:
+    """Write the sum, times `scale`, rounded once, to an array with the window's number of elements."""
+
 # ---------------------------------------------------------------- errors
 
 class RaceError(RuntimeError):
