@@ -59,7 +59,7 @@ static PyObject *window_new(PyObject *Py_UNUSED(module), PyObject *const *a)
         return NULL;
     if (d == FAN_DT_NONE || !fan_exact_fits(d))
         return PyErr_Format(PyExc_ValueError, "window_new: expected a real or complex float dtype, got %R", a[0]);
-    if (size < 0 || size > PY_SSIZE_T_MAX / 64)
+    if (size < 0 || size > INT64_MAX / 1024)
         return PyErr_Format(PyExc_ValueError, "window_new: %S elements are more than memory can hold", a[1]);
     window *self = fan_calloc(sizeof *self);
     if (self)
