@@ -677,6 +677,7 @@ def backward(
     progress: Callable[[int, int], object] | None = None,
     one: Callable[[Node | Leaf, int], object] | None = None,
     workers: int = 1,
+    reducer: object = None,
 ) -> None:  # step
     """Run a pass backward over the graph of some nodes, and add the gradients of leaves to their `.grad`.
 
@@ -707,6 +708,9 @@ def backward(
     workers : int
         Threads that run nodes, the caller's included, with the same bits for every number. It pays where
         functions release the interpreter's lock, as NumPy's do. `schedule` and `create_graph` need one worker.
+    reducer : fanin.dist.Reducer, optional
+        The gradients of its leaves are summed over ranks; their sums travel while the pass runs, and are added to
+        `.grad` at its end. Excludes `create_graph`.
 
     Raises
     ------
@@ -770,6 +774,14 @@ def grad(
     >>> fanin.grad([(cube, 0, np.ones(2))], [x])
     [array([ 3., 12.])]
     """
+
+def leaf_divert(leaf: Leaf, fn: Callable[[Any], object] | None, /) -> None:
+    """Call `fn` with each pass's sum for the leaf, after its hooks, in place of accumulation and of the hooks after it;
+    None: accumulate again. An error if the leaf has another function already.
+    """
+
+def leaf_accumulate(leaf: Leaf, sum: object, /) -> None:
+    """Add a sum to the leaf's `.grad`, and run the hooks that run after that."""
 
 # walk.c
 def walk(

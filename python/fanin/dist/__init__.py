@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from .engine import Engine, Pending
 from .group import Group, group
+from .reducer import Reducer, clip_norm
 from .sums import add_n
 from .threads import threads
 
-__all__ = ["Engine", "Group", "Pending", "add_n", "group", "threads"]
+__all__ = ["Engine", "Group", "Pending", "Reducer", "add_n", "clip_norm", "group", "threads"]
