@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing as mp
+import os
+import signal
+import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -18,32 +21,39 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.partners
 
 
-def _process(rank: int, size: int, meet: str, work: Callable[[Any], Any], results: Any) -> None:
+def _process(
+    rank: int, size: int, meet: str, work: Callable[[Any], Any], results: Any, meeting_over: Any
+) -> None:
     import torch.distributed as td
 
     try:
         td.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=size)
         results.put((rank, True, work(dist.group())))
-        td.barrier()
-        td.destroy_process_group()
     except BaseException:
         results.put((rank, False, traceback.format_exc()))
+    results.close()
+    results.join_thread()
+    meeting_over.wait()
+    os._exit(0)  # a process group whose ranks are gone may not be destroyed
 
 
-def on_processes(size: int, work: Callable[[Any], Any], folder: Path) -> list[Any]:
+def on_processes(size: int, work: Callable[[Any], Any], folder: Path, alive: int | None = None) -> list[Any]:
+    """What `work` gave on each rank; `alive`: how many ranks, from 0, live to give it."""
     context = mp.get_context("spawn")
     results: Any = context.Queue()
-    ranks = [context.Process(target=_process, args=(r, size, str(folder / "meet"), work, results)) for r in range(size)]
+    over = context.Event()
+    ranks = [context.Process(target=_process, args=(r, size, str(folder / "meet"), work, results, over)) for r in range(size)]
     for p in ranks:
         p.start()
     found = {}
-    for _ in range(size):
+    for _ in range(alive or size):
         rank, good, value = results.get(timeout=120)
         assert good, f"rank {rank}: {value}"
         found[rank] = value
+    over.set()
     for p in ranks:
         p.join(60)
-    return [found[r] for r in range(size)]
+    return [found[r] for r in sorted(found)]
 
 
 def arrays_of(dtype: str) -> list[Any]:
@@ -101,3 +111,20 @@ def waits(group: Any) -> Any:
 def test_a_rank_that_does_not_come_is_an_error_within_the_time_limit(tmp_path: Path) -> None:
     text, closed = on_processes(2, waits, tmp_path)[0]
     assert "is closed" in text and closed
+
+
+def killed(group: Any) -> Any:
+    sums = 0
+    try:
+        while True:
+            dist.add_n([np.ones(200_000)], group, "exact", timeout=30)
+            sums += 1
+            if group.rank == 1 and sums == 5:
+                threading.Timer(0.003, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    except fanin.PeerError:
+        return sums, group.closed
+
+
+def test_a_rank_that_is_killed_in_a_sum_is_an_error_on_the_others(tmp_path: Path) -> None:
+    [(sums, closed)] = on_processes(2, killed, tmp_path, alive=1)
+    assert sums >= 5 and closed

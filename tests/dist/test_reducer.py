@@ -133,6 +133,22 @@ def test_passes_add_to_the_gradient_that_is_there() -> None:
     assert outcomes(3, rank) == [[6.0] * 3] * 3
 
 
+def test_several_workers_and_sparse_gradients_give_the_same_sums() -> None:
+    def rank(group: Group) -> Any:
+        leaves = [fanin.Leaf(np.zeros((4, 3), "f4"), name=f"w{i}") for i in range(6)]
+        values = np.float32([1.0, 2.0])
+        some: list[Any] = []
+        for i, w in enumerate(leaves):
+            g: Any = np.ones((4, 3), "f4")
+            if i == 2:
+                g = fanin.Sparse("coo", (np.array([[0, 3], [1, 1]]), values), (4, 3))
+            some.append((node(w, lambda g: g, "Id"), 0, g))
+        fanin.backward(some, workers=3, reducer=Reducer(leaves, group, bucket_bytes=60, order="exact"))
+        return [float(w.grad.sum()) for w in leaves]
+
+    assert outcomes(2, rank) == [[24.0, 24.0, 6.0, 24.0, 24.0, 24.0]] * 2
+
+
 def test_leaves_that_the_reducer_does_not_have_accumulate_on_their_rank() -> None:
     def rank(group: Group) -> Any:
         a, b = leaves_of(2)
@@ -244,6 +260,7 @@ REFUSED: list[tuple[Callable[[Group], Any], type[Exception], str]] = [
     (lambda g: Reducer(leaves_of(1), g, order="x"), ValueError, "order"),  # type: ignore[arg-type]
     (lambda g: Reducer(leaves_of(1), g, missing="x"), ValueError, "missing"),  # type: ignore[arg-type]
     (lambda g: Reducer(leaves_of(1), g, bucket_bytes=0), ValueError, "bucket_bytes"),
+    (lambda g: Reducer(leaves_of(1), g, scale=1j), ValueError, "real number"),
     (lambda g: Reducer(leaves_of(1), g).at(-1), ValueError, "keys"),
     (lambda g: fanin.backward([], reducer=3), TypeError, "expected a fanin.dist.Reducer, got an int"),
     (lambda g: fanin.backward([], reducer=Reducer([], g), create_graph=True), ValueError, "create_graph"),

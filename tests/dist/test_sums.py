@@ -170,6 +170,9 @@ FAILS: list[tuple[Callable[[Group], Any], type[Exception], str]] = [
     (lambda g: dist.add_n([np.ones(3)], g, keys=[1, 2]), ValueError, "as many keys as arrays"),
     (lambda g: dist.add_n([np.ones(3)], g, keys=[-1]), ValueError, "non-negative"),
     (lambda g: dist.add_n([np.ones(3)], g, keys=["a"]), TypeError, "keys"),
+    (lambda g: dist.add_n([np.ones(3)], g, scale="2"), TypeError, "scale: expected a number"),  # type: ignore[arg-type]
+    (lambda g: dist.add_n([np.ones(3)], g, "exact", scale=1j), ValueError, "needs a real number"),
+    (lambda g: dist.add_n([np.ones(3, "i4")], g, scale=0.5), ValueError, "needs an integer"),
 ]
 
 

@@ -58,9 +58,15 @@ class Options:
         if not 0 <= self.into < size:
             raise ValueError(f"{call}: into={self.into}: there are ranks 0 to {size - 1}")
 
+    def check_scale(self, layout: Layout) -> None:
+        """Raise if the scale does not fit a dtype: before headers, so that no rank waits for data."""
+        for segment in layout.segments if self.scale is not None else ():
+            _core.add_n([typed(np.zeros(segment.itemsize, np.uint8), segment.dtype)], scale=self.scale)
+
     @property
     def text(self) -> str:
-        return f"order={self.order!r}, scale={self.scale!r}, into={self.into!r}"
+        scale = self.scale.item() if isinstance(self.scale, np.generic) else self.scale
+        return f"order={self.order!r}, scale={scale!r}, into={self.into!r}"
 
 
 @dataclass
@@ -119,10 +125,11 @@ def pack(windows: Sequence[object], rank: int) -> tuple[NDArray, list[int]]:
     return raw[:at], sizes
 
 
-def prepare(layout: Layout, terms: list[Term], order: Order | None, rank: int) -> Sent:
+def prepare(layout: Layout, terms: list[Term], options: Options, rank: int) -> Sent:
     """Everything that does not depend on other ranks."""
     sent = Sent(terms)
-    for i, segment in enumerate(layout.segments if order == "exact" else ()):
+    options.check_scale(layout)
+    for i, segment in enumerate(layout.segments if options.order == "exact" else ()):
         if is_inexact(segment.dtype):
             windows = windows_of(segment)
             if terms:
@@ -322,7 +329,7 @@ def add_n(
         if leaf is not None:
             layout = Layout([leaf], ranks.size)
             terms = [Term(layout.flatten([x]), key) for key, x in present]
-            sent = prepare(layout, terms, order, ranks.rank)
+            sent = prepare(layout, terms, options, ranks.rank)
         else:
             sent = Sent([])
         headers = call.meet({**sent.header, "leaf": leaf}, digest=digest(options.text))
@@ -340,7 +347,7 @@ def add_n(
                 )
         layout = Layout([agreed], ranks.size)
         if leaf is None:
-            sent = prepare(layout, [], order, ranks.rank)
+            sent = prepare(layout, [], options, ranks.rank)
         return finish(call, layout, sent, headers, options, [present[0][1] if present else None])[0]
 
 
