@@ -133,6 +133,25 @@ def test_passes_add_to_the_gradient_that_is_there() -> None:
     assert outcomes(3, rank) == [[6.0] * 3] * 3
 
 
+@pytest.mark.parametrize("by_engine", [False, True])
+def test_the_first_rank_leaf_and_node_with_inf_or_nan_are_named_on_every_rank(by_engine: bool) -> None:
+    def rank(group: Group) -> Any:
+        leaves = leaves_of(3)
+        reducer = Reducer(leaves, group, detect=not by_engine, bucket_bytes=1)
+        makes = node(leaves[1], lambda g: g * (np.inf if group.rank == 1 else 1), "Exp")
+        some = [*roots(leaves, 1, skip=(1,)), (makes, 0, np.ones(300, "f4"))]
+        kind = FloatingPointError if group.rank == 1 else fanin.PeerError
+        with pytest.raises(kind, match="inf") as e:
+            fanin.backward(some, reducer=reducer, detect=by_engine)
+        assert all(w.grad is None for w in leaves)
+        if group.rank == 1:
+            return None
+        assert ("Exp" if by_engine else "w1: 300 elements inf or NaN") in str(e.value)
+        return e.value.rank, e.value.leaf  # type: ignore[attr-defined]
+
+    assert outcomes(3, rank)[::2] == [(1, None if by_engine else "w1")] * 2
+
+
 def test_several_workers_and_sparse_gradients_give_the_same_sums() -> None:
     def rank(group: Group) -> Any:
         leaves = [fanin.Leaf(np.zeros((4, 3), "f4"), name=f"w{i}") for i in range(6)]

@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 
 from fanin import _core
 from fanin._interop.protocols import NDArray
-from fanin._words import type_of
+from fanin._words import counted, type_of
 
 from . import sums
 from .group import Call, Group, failure_of
@@ -49,7 +49,7 @@ class _Bucket:
         self.terms, self.masks, self.windows, self.total = [], [], {}, None
         self.start()
 
-    def put(self, i: int, gradient: Any) -> None:
+    def put(self, i: int, gradient: Any, detect: bool) -> None:
         """Take the gradient of leaf i of the bucket."""
         leaf = self.layout.leaves[i]
         dtype = _core.dtype_name(gradient.dtype) if hasattr(gradient, "dtype") else leaf.dtype
@@ -58,7 +58,11 @@ class _Bucket:
         if self.mask >> i & 1:
             raise ValueError(f"Reducer: {leaf.name} got a second gradient: open accumulate() anew for each pass")
         if leaf.size:
-            _core.add_n([host(gradient)], out=self.places[i])
+            done = _core.add_n([host(gradient)], out=self.places[i], stats=detect)
+            if detect and done[1].nonfinite:
+                bad = FloatingPointError(f"Reducer: {leaf.name}: {counted(done[1].nonfinite, 'element')} inf or NaN")
+                bad.leaf = leaf.name  # type: ignore[attr-defined]
+                raise bad
         self.mask |= 1 << i
 
     def finish(self, key: int | None, order: Order | None) -> None:
@@ -99,6 +103,9 @@ class Reducer:
         What a leaf is that has a gradient on some ranks only: an error on every rank, or a sum of those that exist.
     scale : number, optional
         Multiplies each sum before the rounding.
+    detect : bool
+        A gradient with an inf or NaN ends the pass: FloatingPointError on its rank, and on the others a PeerError with
+        rank and leaf. `fanin.backward(detect=True)` names the node that made it, too.
     timeout : float, optional
         Seconds after which a rank no longer waits for another. Default: the group's.
 
@@ -126,11 +133,13 @@ class Reducer:
         into: Into = "all",
         missing: Literal["error", "skip"] = "error",
         scale: complex | None = None,
+        detect: bool = False,
         timeout: float | None = None,
     ) -> None:
         self.group: Group = group if isinstance(group, Group) else group_of(group)
         self.leaves = [_leaf(x, i) for i, x in enumerate(leaves)]
         self.missing = missing
+        self.detect = detect
         self.shards: list[Any] = [None] * len(self.leaves)  #: with into="shard": of each leaf the elements owned here
         self._options = Options(order, scale, into)
         self._options.check("Reducer", self.group.size)
@@ -186,7 +195,7 @@ class Reducer:
 
     def _put(self, bucket: _Bucket, i: int, gradient: Any) -> None:
         with self._state:
-            bucket.put(i, gradient)
+            bucket.put(i, gradient, self.detect)
             if bucket.mask == (1 << len(bucket.indices)) - 1:
                 bucket.closed = True
                 self._state.notify_all()
