@@ -81,6 +81,16 @@ def test_the_sum_of_tensors_has_the_bits_of_one_process(size: int, tmp_path: Pat
     assert on_processes(size, same_bits, tmp_path) == [[]] * size
 
 
+def read_only(group: Any) -> Any:
+    x = np.arange(1000.0)
+    x.flags.writeable = False
+    return dist.add_n([x], group).tolist() == (group.size * x).tolist()
+
+
+def test_read_only_arrays_are_sent(tmp_path: Path) -> None:
+    assert on_processes(2, read_only, tmp_path) == [True, True]
+
+
 def differs(group: Any) -> list[Any]:
     made: list[Any] = []
     for x in (torch.ones(3 + group.rank), object() if group.rank else torch.ones(3), torch.ones(3)):

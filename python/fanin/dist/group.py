@@ -23,7 +23,7 @@ Header = dict[str, Any]
 
 
 class _Here(threading.local):
-    """Of each thread: the group of the rank that it is, and the group in whose pass it is."""
+    """Thread-local: the group of the thread's rank, and the group whose pass runs on the thread."""
 
     default: Group | None = None
     inside: Group | None = None
@@ -71,7 +71,7 @@ class Group:
 
     @property
     def name(self) -> str:
-        """What the engine calls it."""
+        """The engine's name for it."""
         return self._engine.name
 
     @property
@@ -272,7 +272,7 @@ class _Failed:
 
 
 def failure_of(error: BaseException) -> Header:
-    """What a header says of an exception: its text, with the node's name from the engine's note, and the leaf."""
+    """The fields of a header that report an exception: its text with the engine's notes, and the leaf."""
     notes = [n for n in getattr(error, "__notes__", [])]
     place = f" ({'; '.join(notes)[:300]})" if notes else ""
     text = f"{place}: {type(error).__name__}: {str(error)[:600]}"

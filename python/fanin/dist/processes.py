@@ -56,10 +56,11 @@ class TorchEngine:
         return self._pg
 
     def _tensor(self, raw: NDArray) -> Any:
-        return torch.from_numpy(raw).to(self.device)
+        writable = raw if raw.flags.writeable else raw.copy()  # torch has no read-only tensors
+        return torch.from_numpy(writable).to(self.device)
 
     def exchange(self, data: bytes) -> _Works:
-        send = self._tensor(np.frombuffer(data, np.uint8).copy())
+        send = self._tensor(np.frombuffer(data, np.uint8))
         receive = [torch.empty_like(send) for _ in range(self.size)]
         work = dist.all_gather(receive, send, group=self._alive(), async_op=True)
         return _Works([work], lambda: [bytes(x.cpu().numpy()) for x in receive], (send, receive))

@@ -100,7 +100,7 @@ class Reducer:
         "all": every rank's `.grad` gets the sum. "shard": `shards` has each leaf's elements that this rank owns, and no
         `.grad` changes. A rank: its `.grad` alone gets it.
     missing : "error" or "skip"
-        What a leaf is that has a gradient on some ranks only: an error on every rank, or a sum of those that exist.
+        Whether a leaf with a gradient on some ranks only is an error on every rank, or is summed over those ranks.
     scale : number, optional
         Multiplies each sum before the rounding.
     detect : bool

@@ -71,7 +71,7 @@ class Options:
 
 @dataclass
 class Sent:
-    """What this rank has ready for the owners before headers are exchanged."""
+    """The messages of this rank to the owners, made before headers are exchanged."""
 
     terms: list[Term]
     #: For each segment that is summed exactly: the windows' messages, rank after rank, and their bytes.

@@ -27,7 +27,7 @@ class _Meeting:
 
 
 class _World:
-    """What the ranks share: the operations in progress, by number, and the ranks that have ended."""
+    """State that the ranks share: the operations in progress, by number, and the ranks that have ended."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -133,7 +133,7 @@ def threads(n: int, fn: Callable[[Group], T], *, timeout: float = 300.0) -> list
     n : int
         The number of ranks.
     fn : callable
-        What each rank does.
+        Called once on each rank.
     timeout : float
         Seconds after which a rank no longer waits for another.
 
@@ -142,7 +142,7 @@ def threads(n: int, fn: Callable[[Group], T], *, timeout: float = 300.0) -> list
     ValueError
         If `n` is not positive.
     Exception
-        What the first rank raised that failed by itself; the others then have `fanin.PeerError`.
+        The exception of the first rank that failed by itself; the others then have `fanin.PeerError`.
 
     >>> fanin.dist.threads(4, lambda group: group.rank)
     [0, 1, 2, 3]
