@@ -848,6 +848,7 @@ static void view_add(fan_window *w, int64_t at, const window_view *from, const w
     }
 }
 
+#ifdef FAN_TEST
 fan_status fan_window_merge(fan_window *w, const fan_window *from, fan_error *err)
 {
     const window_loops *loops = window_loops_now();
@@ -862,6 +863,7 @@ fan_status fan_window_merge(fan_window *w, const fan_window *from, fan_error *er
     }
     return FAN_OK;
 }
+#endif
 
 /* ---- messages ---- */
 

@@ -1622,9 +1622,6 @@ def window_new(dtype: DTypeLike, size: int, /) -> object:
 def window_add(window: object, arrays: tuple[object, ...], /) -> None:
     """Add arrays of one shape on the CPU, each with the window's number of elements. Nothing is added on errors."""
 
-def window_merge(window: object, other: object, /) -> None:
-    """Add the sum of another window of the same dtype and size. Nothing is added on errors."""
-
 def window_blocks(window: object, /) -> int:
     """The number of its blocks of 256 numbers."""
 

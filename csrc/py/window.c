@@ -25,7 +25,7 @@ static window *window_enter(PyObject *capsule)
 {
     window *self = PyCapsule_GetPointer(capsule, WINDOW);
     if (self && atomic_flag_test_and_set(&self->busy)) {
-        PyErr_SetString(PyExc_RuntimeError, "window: it is in use by this call already, or by another thread");
+        PyErr_SetString(PyExc_RuntimeError, "window: another thread uses it");
         return NULL;
     }
     return self;
@@ -135,30 +135,6 @@ done:
         fan_value_release(&values[i]);
     fan_free(values);
     fan_free(in);
-    if (self)
-        window_leave(self);
-    return result;
-}
-
-static PyObject *window_merge(PyObject *Py_UNUSED(module), PyObject *const *a)
-{
-    PyObject *result = NULL;
-    FAN_UNINITIALIZED fan_error err;
-    window *self = window_enter(a[0]), *other = self ? window_enter(a[1]) : NULL;
-    if (other && (fan_window_dtype(self->w) != fan_window_dtype(other->w) ||
-                  fan_window_size(self->w) != fan_window_size(other->w))) {
-        fan_refuse(PyExc_ValueError, "window_merge: expected a window of %lld elements of %s, got %lld of %s",
-                   (long long)fan_window_size(self->w), fan_dtype_name(fan_window_dtype(self->w)),
-                   (long long)fan_window_size(other->w), fan_dtype_name(fan_window_dtype(other->w)));
-    } else if (other) {
-        fan_error_clear(&err);
-        PyThreadState *left = window_threads_begin(self);
-        fan_status status = fan_window_merge(self->w, other->w, &err);
-        window_threads_end(left);
-        result = window_done(status, &err);
-    }
-    if (other)
-        window_leave(other);
     if (self)
         window_leave(self);
     return result;

@@ -36,7 +36,7 @@ def test_a_window_rounds_to_the_exact_sum_whatever_the_tree_of_merges(dtype: str
         _core.window_add(one, tuple(terms[:cut]))
         for x in terms[cut:]:
             _core.window_add(two, (x,))
-        _core.window_merge(one, two)
+        _core.window_merge_packed(one, 0, _core.window_blocks(one), packed(two, 0, _core.window_blocks(two)))
         out = np.empty(1000, dtype)
         _core.window_round(one, out, 1 / 3)
         assert bits(out) == bits(expected)
@@ -84,8 +84,6 @@ REFUSED: list[tuple[Any, type[Exception], str]] = [
     (lambda w: _core.window_add(w, (None,)), TypeError, "dense array on the CPU"),
     (lambda w: _core.window_add(w, (np.ones(300, "M8[s]"),)), ValueError, "datetime"),
     (lambda w: _core.window_add(7, ()), ValueError, "PyCapsule"),
-    (lambda w: _core.window_merge(w, _core.window_new("float64", 300)), ValueError, "300 elements of float32"),
-    (lambda w: _core.window_merge(w, w), RuntimeError, "in use by this call already"),
     (lambda w: _core.window_pack(w, 0, 3, message()), IndexError, "2 blocks, got first 0, count 3"),
     (lambda w: _core.window_pack(w, 0, 2, message()), BufferError, "writable bytes, got 8"),
     (lambda w: _core.window_pack(w, 0, 2, np.zeros(99, "i4")), TypeError, "uint8"),
@@ -132,7 +130,7 @@ def test_a_window_lets_other_threads_run_and_refuses_those_that_use_it() -> None
         try:
             _core.window_room(window, 0, 1)
         except RuntimeError as e:
-            assert "by another thread" in str(e)
+            assert "another thread uses it" in str(e)
             refused += 1
     worker.join()
     assert refused > 0
@@ -150,11 +148,10 @@ def test_each_allocation_may_fail_and_nothing_is_added() -> None:
         out = np.empty(600, "f4")
         with attempt:
             _core.window_merge_packed(window, 0, 3, sent)  # the words become wider
-            _core.window_merge(window, other)
             _core.window_add(window, (wide,))
         _core.window_round(window, out, None)
         failed += attempt.failed
         _core.window_add(window, (-narrow,))
         _core.window_round(window, out, 2.0**60)
         assert out[0] in (0, 1, 2, 3) and (out == out[0]).all()
-    assert failed > 3
+    assert failed >= 3
