@@ -93,10 +93,10 @@ static size_t block_more_bytes(const fan_window *w, int form)
 }
 
 fan_dtype fan_window_dtype(const fan_window *w) { return w->dtype; }
-#ifdef FAN_TEST
 int64_t fan_window_size(const fan_window *w) { return w->size; }
 int64_t fan_window_blocks(const fan_window *w) { return w->blocks; }
 
+#ifdef FAN_TEST
 size_t fan_window_bytes(const fan_window *w)
 {
     size_t bytes = sizeof *w + (size_t)w->blocks * (B * sizeof *w->word + sizeof *w->block);
@@ -799,7 +799,6 @@ void fan_window_round(const fan_array *out, const fan_window *w, const fan_scale
     }
 }
 
-#ifdef FAN_TEST
 /* ---- merges ---- */
 
 /* view_need: what the content of a block of another window, or of a message, needs. */
@@ -849,6 +848,7 @@ static void view_add(fan_window *w, int64_t at, const window_view *from, const w
     }
 }
 
+#ifdef FAN_TEST
 fan_status fan_window_merge(fan_window *w, const fan_window *from, fan_error *err)
 {
     const window_loops *loops = window_loops_now();
@@ -863,6 +863,7 @@ fan_status fan_window_merge(fan_window *w, const fan_window *from, fan_error *er
     }
     return FAN_OK;
 }
+#endif
 
 /* ---- messages ---- */
 
@@ -1077,4 +1078,3 @@ fan_status fan_window_merge_packed(fan_window *w, int64_t first, int64_t n, cons
     }
     return FAN_OK;
 }
-#endif

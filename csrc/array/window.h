@@ -43,13 +43,8 @@ fan_status fan_window_add_at(fan_window *w, const fan_array *values, const int64
  * the shape of the terms; w does not change. */
 void fan_window_round(const fan_array *out, const fan_window *w, const fan_scale *scale);
 
-#ifdef FAN_TEST
-/* Sums over ranks will call these; until then only test builds have them. */
-int64_t fan_window_size(const fan_window *w); /* elements */
-/* fan_window_bytes: returns the memory that the window occupies. */
-size_t fan_window_bytes(const fan_window *w);
-/* fan_window_merge: adds the sum `from`, of the same dtype and size. */
-fan_status fan_window_merge(fan_window *w, const fan_window *from, fan_error *err);
+/* fan_window_size: returns the number of elements. */
+int64_t fan_window_size(const fan_window *w);
 
 /* Messages between ranks: blocks [first, first + n), each in the fewest whole bytes per number that hold it. Numbers
  * are little-endian. */
@@ -65,6 +60,11 @@ size_t fan_window_pack(const fan_window *w, int64_t first, int64_t n, void *to);
 fan_status fan_window_merge_packed(fan_window *w, int64_t first, int64_t n, const void *from, size_t bytes,
                                    fan_error *err);
 
+#ifdef FAN_TEST
+/* fan_window_merge: adds the sum `from`, of the same dtype and size. */
+fan_status fan_window_merge(fan_window *w, const fan_window *from, fan_error *err);
+/* fan_window_bytes: returns the memory that the window occupies. */
+size_t fan_window_bytes(const fan_window *w);
 /* fan_window_forms: counts the blocks of each form: empty, 64 bits, 128 bits, superaccumulators. */
 void fan_window_forms(const fan_window *w, int64_t count[4]);
 #endif

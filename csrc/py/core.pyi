@@ -677,6 +677,7 @@ def backward(
     progress: Callable[[int, int], object] | None = None,
     one: Callable[[Node | Leaf, int], object] | None = None,
     workers: int = 1,
+    reducer: object = None,
 ) -> None:  # step
     """Run a pass backward over the graph of some nodes, and add the gradients of leaves to their `.grad`.
 
@@ -707,6 +708,9 @@ def backward(
     workers : int
         Threads that run nodes, the caller's included, with the same bits for every number. It pays where
         functions release the interpreter's lock, as NumPy's do. `schedule` and `create_graph` need one worker.
+    reducer : fanin.dist.Reducer, optional
+        The gradients of its leaves are summed over ranks; their sums travel while the pass runs, and are added to
+        `.grad` at its end. Excludes `create_graph`.
 
     Raises
     ------
@@ -770,6 +774,14 @@ def grad(
     >>> fanin.grad([(cube, 0, np.ones(2))], [x])
     [array([ 3., 12.])]
     """
+
+def leaf_divert(leaf: Leaf, fn: Callable[[Any], object] | None, /) -> None:
+    """Call `fn` with each pass's sum for the leaf, after its hooks, in place of accumulation and of the hooks after it;
+    None: accumulate again. An error if the leaf has another function already.
+    """
+
+def leaf_accumulate(leaf: Leaf, sum: object, /) -> None:
+    """Add a sum to the leaf's `.grad`, and run the hooks that run after that."""
 
 # walk.c
 def walk(
@@ -1602,6 +1614,30 @@ def snapshot_restore(snapshot: object, i: int, data: int | None, /) -> None: ...
 def snapshot_data(snapshot: object, i: int, /) -> int: ...
 def snapshot_elsewhere(snapshot: object, arrays: tuple[object, ...], /) -> list[int]: ...
 def restride(a: object, strides: tuple[int, ...], /) -> None: ...
+
+# window.c
+def window_new(dtype: DTypeLike, size: int, /) -> object:
+    """The empty exact sum of `size` elements of a real or complex float dtype."""
+
+def window_add(window: object, arrays: tuple[object, ...], /) -> None:
+    """Add arrays of one shape on the CPU, each with the window's number of elements. Nothing is added on errors."""
+
+def window_blocks(window: object, /) -> int:
+    """The number of its blocks of 256 numbers."""
+
+def window_room(window: object, first: int, count: int, /) -> int:
+    """The bytes that window_pack needs at most for blocks [first, first + count)."""
+
+def window_pack(window: object, first: int, count: int, out: NDArray, /) -> int:
+    """Write blocks [first, first + count) as a message to `out`, an array of uint8; return the number of bytes."""
+
+def window_merge_packed(window: object, first: int, count: int, message: NDArray, /) -> None:
+    """Add a message, an array of uint8 at a multiple of 8, to blocks [first, first + count). Nothing is added on
+    errors.
+    """
+
+def window_round(window: object, out: object, scale: complex | None, /) -> None:
+    """Write the sum, times `scale`, rounded once, to an array with the window's number of elements."""
 
 # ---------------------------------------------------------------- errors
 

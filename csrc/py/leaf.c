@@ -294,22 +294,26 @@ static int claim(leaf_object *self)
     return status == FAN_OK ? 0 : -1;
 }
 
+int fan_leaf_call_with(leaf_object *self, PyObject *fn, void **sum)
+{
+    if (fan_box(sum) < 0)
+        return -1;
+    FAN_UNINITIALIZED fan_guards guards;
+    if (fan_guards_begin(&guards, sum, 1) < 0)
+        return -1;
+    PyObject *call = Py_NewRef(fn), *ignored = PyObject_CallOneArg(call, *sum);
+    Py_DECREF(call);
+    if (fan_guards_end(&guards, &self->base.node) < 0)
+        Py_CLEAR(ignored);
+    Py_XDECREF(ignored);
+    return ignored ? 0 : -1;
+}
+
 int fan_leaf_accumulate(leaf_object *self, void **sum, bool recording)
 {
     int bad;
-    if (self->accumulate) { /* without a claim: it may start a pass */
-        if (fan_box(sum) < 0)
-            return -1;
-        FAN_UNINITIALIZED fan_guards guards;
-        if (fan_guards_begin(&guards, sum, 1) < 0)
-            return -1;
-        PyObject *call = Py_NewRef(self->accumulate), *ignored = PyObject_CallOneArg(call, *sum);
-        Py_DECREF(call);
-        if (fan_guards_end(&guards, &self->base.node) < 0)
-            Py_CLEAR(ignored);
-        Py_XDECREF(ignored);
-        return ignored ? 0 : -1;
-    }
+    if (self->accumulate) /* without a claim: it may start a pass */
+        return fan_leaf_call_with(self, self->accumulate, sum);
     if (claim(self) < 0)
         return -1;
     bad = accumulate_claimed(self, sum, recording);
@@ -535,6 +539,7 @@ static void leaf_free(fan_node *n)
     Py_CLEAR(self->array);
     Py_CLEAR(self->grad);
     Py_CLEAR(self->accumulate);
+    Py_CLEAR(self->divert);
     Py_CLEAR(self->wide);
     Py_CLEAR(self->wide_slots);
     fan_leaf_claim_fini(&self->claim);
@@ -549,6 +554,7 @@ static int leaf_traverse(PyObject *o, visitproc visit, void *arg)
     Py_VISIT(leaf_cast(o)->array);
     Py_VISIT(leaf_cast(o)->grad);
     Py_VISIT(leaf_cast(o)->accumulate);
+    Py_VISIT(leaf_cast(o)->divert);
     Py_VISIT(leaf_cast(o)->wide);
     Py_VISIT(leaf_cast(o)->wide_slots);
     return fan_node_traverse(o, visit, arg);
@@ -559,6 +565,7 @@ static int leaf_clear(PyObject *o)
     Py_XSETREF(leaf_cast(o)->array, Py_NewRef(Py_None));
     Py_CLEAR(leaf_cast(o)->grad);
     Py_CLEAR(leaf_cast(o)->accumulate);
+    Py_CLEAR(leaf_cast(o)->divert);
     Py_CLEAR(leaf_cast(o)->wide);
     Py_CLEAR(leaf_cast(o)->wide_slots);
     leaf_cast(o)->outside = leaf_cast(o)->stale = false;

@@ -233,8 +233,9 @@ static int function_arg(const fan_backward_config *c, PyObject *o, const char *w
     return -1;
 }
 
-/* The parameters of backward, grad and, but for the last one, walk, as core.pyi declares them. */
-enum { ROOTS, INPUTS, KEEP_GRAPH, CREATE_GRAPH, DETECT, SCHEDULE, PROGRESS, ONE, WORKERS };
+/* The parameters of backward and, but for the last one, grad, and, but for the last two, walk, as core.pyi declares
+ * them. */
+enum { ROOTS, INPUTS, KEEP_GRAPH, CREATE_GRAPH, DETECT, SCHEDULE, PROGRESS, ONE, WORKERS, REDUCER };
 
 static int parse(pass_parts *parts, PyObject *const *a)
 {
@@ -303,12 +304,81 @@ static void task_end(fan_backward *p)
     fan_exception_put(live);
 }
 
-static PyObject *backward(PyObject *Py_UNUSED(m), PyObject *const *a)
+static int backward_run(PyObject *const *a)
 {
     size_t nwanted;
     fan_backward *p = fan_task_begin_args("backward", a, false, &nwanted);
     int bad = p ? run_all(p) : -1;
     task_end(p);
+    return bad;
+}
+
+/* backward_reduced: the reducer takes its leaves' sums, and accumulates their sums over ranks at the end. The pass's
+ * exception is raised also if the reducer has another. */
+static int backward_reduced(PyObject *const *a)
+{
+    PyObject *reducer = a[REDUCER], *done, *begun, *error;
+    if (a[CREATE_GRAPH] == Py_True) {
+        PyErr_SetString(PyExc_ValueError, "backward: a pass with reducer= cannot record itself (create_graph=True)");
+        return -1;
+    }
+    if (!PyObject_HasAttrString(reducer, "_begin")) {
+        PyErr_Format(PyExc_TypeError, "backward: reducer: expected a fanin.dist.Reducer, got %s",
+                     FAN_TYPE_TEXT(reducer));
+        return -1;
+    }
+    begun = PyObject_CallMethod(reducer, "_begin", NULL);
+    if (!begun)
+        return -1;
+    Py_DECREF(begun);
+    int bad = backward_run(a);
+    error = fan_exception_take();
+    done = PyObject_CallMethod(reducer, "_end", "O", error ? error : Py_None);
+    Py_XDECREF(done);
+    if (error)
+        fan_exception_put(error);
+    return bad || !done ? -1 : 0;
+}
+
+static PyObject *backward(PyObject *Py_UNUSED(m), PyObject *const *a)
+{
+    bool reduced = a[REDUCER] && a[REDUCER] != Py_None;
+    return (reduced ? backward_reduced(a) : backward_run(a)) < 0 ? NULL : Py_NewRef(Py_None);
+}
+
+/* leaf_of_arg: a Leaf, borrowed; NULL with an exception. */
+static leaf_object *leaf_of_arg(PyObject *o)
+{
+    node_object *n = fan_node_arg(o);
+    if (n && n->node.ops->leaf)
+        return (leaf_object *)n;
+    PyErr_Format(PyExc_TypeError, "expected a fanin.Leaf, got %s", FAN_TYPE_TEXT(o));
+    return NULL;
+}
+
+static PyObject *leaf_divert(PyObject *Py_UNUSED(m), PyObject *const *a)
+{
+    leaf_object *leaf = leaf_of_arg(a[0]);
+    char name[128];
+    if (!leaf)
+        return NULL;
+    if (leaf->divert && a[1] != Py_None)
+        return PyErr_Format(PyExc_RuntimeError, "%s: another fanin.dist.Reducer takes its gradients now",
+                            fan_node_name(&leaf->base.node, name, sizeof name));
+    Py_XSETREF(leaf->divert, a[1] == Py_None ? NULL : Py_NewRef(a[1]));
+    Py_RETURN_NONE;
+}
+
+static PyObject *leaf_accumulate(PyObject *Py_UNUSED(m), PyObject *const *a)
+{
+    leaf_object *leaf = leaf_of_arg(a[0]);
+    void *sum = a[1], *hooks = NULL;
+    if (!leaf || fan_hooks_of_node(&leaf->base, &hooks) < 0)
+        return NULL;
+    Py_INCREF((PyObject *)sum);
+    int bad = fan_leaf_accumulate(leaf, &sum, false) < 0 || fan_hooks_accumulated(&leaf->base, hooks) < 0;
+    Py_XDECREF((PyObject *)sum);
+    Py_XDECREF((PyObject *)hooks);
     return bad ? NULL : Py_NewRef(Py_None);
 }
 

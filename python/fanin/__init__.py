@@ -33,7 +33,15 @@ from ._graphs import draw, free
 from ._overlap import Overlaps, Verdict, overlap, overlaps, overlaps_itself
 from ._trace.recording import trace
 from ._version import __version__
-from .errors import CaptureError, DeviceError, DeviceOutOfMemoryError, DTypeError, RaceError, StreamMismatchWarning
+from .errors import (
+    CaptureError,
+    DeviceError,
+    DeviceOutOfMemoryError,
+    DTypeError,
+    PeerError,
+    RaceError,
+    StreamMismatchWarning,
+)
 from .options import Counters, counters, set_options
 from .slots import Slot, Sparse, Stats, Zero, clip_norm, global_norm
 from .streams import Event, Stream, current_stream, devices, info, stream
@@ -54,6 +62,7 @@ __all__ = [
     "Leaf",
     "Node",
     "Overlaps",
+    "PeerError",
     "RaceError",
     "Slot",
     "Sparse",
@@ -88,7 +97,7 @@ __all__ = [
 
 #: Houses: parts of the package that the rest does without. A copy of fanin may lack their folders.
 HOUSES = ("analysis", "graph", "sim")
-_LATER = (*HOUSES, "descriptors", "tape", "torch")  # modules that are imported at their first use
+_LATER = (*HOUSES, "descriptors", "dist", "tape", "torch")  # modules that are imported at their first use
 _OF_HOUSES = {"GraphTree": "graph", "descriptors": "analysis"}  # names and their houses
 
 

@@ -12,4 +12,23 @@ from __future__ import annotations
 
 from ._core import CaptureError, DeviceError, DeviceOutOfMemoryError, DTypeError, RaceError, StreamMismatchWarning
 
-__all__ = ["CaptureError", "DTypeError", "DeviceError", "DeviceOutOfMemoryError", "RaceError", "StreamMismatchWarning"]
+__all__ = [
+    "CaptureError",
+    "DTypeError",
+    "DeviceError",
+    "DeviceOutOfMemoryError",
+    "PeerError",
+    "RaceError",
+    "StreamMismatchWarning",
+]
+
+
+class PeerError(RuntimeError):
+    """A sum over ranks ended on every rank, because one failed, is gone, or brought something else than the others."""
+
+    rank: int | None  #: the rank that failed or differs; None if it is not known
+    leaf: str | None  #: the name of the leaf that differs
+
+    def __init__(self, message: str, rank: int | None = None, leaf: str | None = None) -> None:
+        super().__init__(message)
+        self.rank, self.leaf = rank, leaf

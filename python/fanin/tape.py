@@ -923,7 +923,8 @@ def roots_of(
 
 
 def backward(losses: Var | Sequence[Var], gradients: Sequence[object] | None = None, *, budget: float | None = None,
-             create_graph: bool = False, progress: Callable[[int, int], object] | None = None) -> None:  # fmt: skip
+             create_graph: bool = False, progress: Callable[[int, int], object] | None = None,
+             reducer: object = None) -> None:  # fmt: skip
     """Add the gradients of the sum of some values to the `.grad` of each parameter that they depend on.
 
     When it returns, the caller's current streams wait for the whole pass. If a node fails, the pass ends; each leaf
@@ -941,10 +942,16 @@ def backward(losses: Var | Sequence[Var], gradients: Sequence[object] | None = N
         The pass records itself: `.grad` becomes a Var, which can be differentiated.
     progress : callable
         `progress(ran, known)`, as for `fanin.backward`.
+    reducer : fanin.dist.Reducer
+        Sums the gradients of its parameters over ranks.
     """
     with fanin.set_options(budget=budget):
         fanin.backward(
-            roots_of(losses, gradients, create_graph), keep_graph=True, create_graph=create_graph, progress=progress
+            roots_of(losses, gradients, create_graph),
+            keep_graph=True,
+            create_graph=create_graph,
+            progress=progress,
+            reducer=reducer,
         )
 
 

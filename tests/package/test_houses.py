@@ -22,7 +22,7 @@ import contextlib, importlib, io, pkgutil, sys
 import numpy as np
 import fanin
 gone = sys.argv[1:]
-OPTIONAL = {"torch", "matplotlib", "jax", "scipy", "pytest", "rich"}
+OPTIONAL = {"torch", "matplotlib", "jax", "scipy", "pytest", "rich", "mpi4py"}
 for module in pkgutil.walk_packages(fanin.__path__, "fanin."):
     if module.name in ("fanin.conformance.conftest", "fanin.cli.demo", "fanin.cli.check", "fanin.__main__"):
         continue

@@ -20,7 +20,7 @@ from kit.support import run_python
 pytestmark = pytest.mark.core
 
 #: The modules that users import, and those in which the names of `fanin` are made.
-PUBLIC = {"analysis", "cli", "conformance", "descriptors", "graph", "sim", "tape", "testing", "torch"}
+PUBLIC = {"analysis", "cli", "conformance", "descriptors", "dist", "graph", "sim", "tape", "testing", "torch"}
 NOUNS = {"errors", "options", "slots", "streams"}
 
 

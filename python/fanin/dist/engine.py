@@ -1,0 +1,52 @@
+"""What a group needs of MPI, torch.distributed or another library that carries messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeVar
+
+from fanin._interop.protocols import NDArray
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Pending(Protocol[T_co]):
+    """An operation that was started."""
+
+    def wait(self, timeout: float) -> T_co:
+        """Return its result when it is complete; raise TimeoutError after `timeout` seconds."""
+        ...
+
+
+class Engine(Protocol):
+    """The operations of one rank. Every rank starts the same operations in the same order, from one thread at a time.
+
+    Messages are contiguous arrays of uint8, which stay alive and unchanged until `wait` returns. An operation that can
+    no longer succeed raises any exception, at its start or in `wait`.
+    """
+
+    rank: int  #: from 0 to size - 1
+    size: int  #: the number of ranks
+    name: str  #: for messages: "MPI_COMM_WORLD"
+
+    def exchange(self, data: bytes) -> Pending[Sequence[bytes]]:
+        """Send the same few bytes to all ranks; the result is what each rank sent. All ranks send as many bytes."""
+        ...
+
+    def all_to_all(
+        self, send: NDArray, send_counts: Sequence[int], receive: NDArray, receive_counts: Sequence[int]
+    ) -> Pending[Any]:
+        """Send consecutive parts of `send` to rank 0, 1 ..; the parts from rank 0, 1 .. fill `receive`."""
+        ...
+
+    def all_gather(self, whole: NDArray, counts: Sequence[int]) -> Pending[Any]:
+        """Send this rank's part of `whole` to all; their parts fill the rest of it."""
+        ...
+
+    def abort(self, reason: str) -> None:
+        """End the operations of all ranks as far as the library can; this rank starts no more."""
+        ...
+
+    def close(self) -> None:
+        """Free what the engine holds. May be called twice."""
+        ...

@@ -1,0 +1,360 @@
+"""Groups of ranks: which engine, who may use it, and how the ranks agree on each sum before data travels."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from fanin._words import type_of
+from fanin.errors import PeerError
+
+from .engine import Engine, Pending
+
+#: Bytes of the first message of a header; longer ones send the rest in a second.
+FRAME = 1024
+
+Header = dict[str, Any]
+
+
+class _Here(threading.local):
+    """Thread-local: the group of the thread's rank, and the group whose pass runs on the thread."""
+
+    default: Group | None = None
+    inside: Group | None = None
+
+
+_here = _Here()
+
+
+def set_default(group: Group) -> None:
+    """Make a group that of this thread (fanin.dist.group)."""
+    _here.default = group
+
+
+class Group:
+    """The ranks that make sums together (`fanin.dist.group`).
+
+    Parameters
+    ----------
+    engine : Engine
+        The operations of this rank.
+    timeout : float
+        Seconds after which this rank no longer waits for another.
+
+    >>> fanin.dist.threads(2, lambda group: (group.rank, group.size, group.name))
+    [(0, 2, '2 threads'), (1, 2, '2 threads')]
+    """
+
+    def __init__(self, engine: Engine, *, timeout: float = 300.0) -> None:
+        self._engine = engine
+        self.timeout = timeout
+        self._passes = 0
+        self._closed: str | None = None
+        self._process = os.getpid()
+        self._busy = threading.Lock()
+
+    @property
+    def rank(self) -> int:
+        """The number of this rank, from 0."""
+        return self._engine.rank
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return self._engine.size
+
+    @property
+    def name(self) -> str:
+        """The engine's name for it."""
+        return self._engine.name
+
+    @property
+    def closed(self) -> str | None:
+        """Why the group is closed; None while it is open."""
+        return self._closed
+
+    def __repr__(self) -> str:
+        state = f", closed: {self._closed}" if self._closed else ""
+        return f"<fanin.dist.Group: rank {self.rank} of {self.size}, {self.name}{state}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close(f"failed: {kind.__name__}: {error}" if kind else "was closed by this rank")
+
+    def close(self, reason: str = "was closed by this rank") -> None:
+        """Close the group; the passes of the other ranks then end with fanin.PeerError. Closing it twice does nothing.
+
+        >>> fanin.dist.threads(2, lambda group: (group.close(), group.closed))[0]
+        (None, 'it was closed by this rank')
+        """
+        if self._closed is None and self._process == os.getpid():
+            self._end(f"it {reason}")
+            self._engine.close()
+
+    def _end(self, reason: str) -> None:
+        if self._closed is None:
+            self._closed = reason
+
+    def barrier(self, timeout: float | None = None) -> None:
+        """Wait until every rank has called it.
+
+        >>> _ = fanin.dist.threads(2, lambda group: group.barrier())
+        """
+        with self.call("barrier", timeout) as call:
+            call.meet({})
+
+    @contextmanager
+    def entered(self, name: str) -> Iterator[None]:
+        """This thread alone uses the group inside."""
+        if self._process != os.getpid():
+            raise RuntimeError(f"{name}: the group {self.name} was made before fork(): a child makes its own")
+        if _here.inside is not None:
+            which = "the same" if _here.inside is self else "another"
+            raise RuntimeError(f"{name}: this thread is inside a pass of {which} group: expected it to end first")
+        if not self._busy.acquire(blocking=False):
+            raise RuntimeError(f"{name}: another thread uses the group {self.name}: expected one thread at a time")
+        _here.inside = self
+        try:
+            self.check_open(name)
+            yield
+        finally:
+            _here.inside = None
+            self._busy.release()
+
+    def check_open(self, name: str) -> None:
+        """Raise RuntimeError if the group is closed."""
+        if self._closed is not None:
+            raise RuntimeError(f"{name}: the group {self.name} is closed: {self._closed}")
+
+    @contextmanager
+    def call(self, name: str, timeout: float | None) -> Iterator[Call]:
+        """One pass of one bucket. If its body raises, every rank's pass ends."""
+        with self.entered(name):
+            self._passes += 1
+            call = Call(self, name, self._passes, 0, self.timeout if timeout is None else timeout)
+            with call:
+                yield call
+
+
+class Call:
+    """One bucket of one pass: first `meet`, then data.
+
+    An exception before `meet` travels in the header's place. After it, an exception that is not raised by every rank
+    closes the group, because the other ranks may wait for data.
+    """
+
+    def __init__(self, group: Group, name: str, number: int, bucket: int, timeout: float) -> None:
+        self.group, self.name, self.timeout = group, name, timeout
+        self.at: Header = {"call": name, "pass": number, "bucket": bucket}
+        self._met = self._over = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> Literal[False]:
+        if error is None or self._over or self.group.closed:
+            pass
+        elif self._met or not isinstance(error, Exception):
+            self._close(f"rank {self.group.rank} failed: {kind.__name__ if kind else ''}: {error}")
+        else:
+            try:
+                self.meet({}, failure=failure_of(error))
+            except PeerError:
+                pass  # this rank raises its own error
+        return False
+
+    def _close(self, reason: str) -> None:
+        self.group._end(reason)
+        self.group._engine.abort(reason)
+
+    def refuse(self, message: str, rank: int | None = None, leaf: str | None = None) -> PeerError:
+        """The error of something that every rank sees in the same headers: the group stays open."""
+        self._over = True
+        return PeerError(f"{self.where}: {message}", rank, leaf)
+
+    @property
+    def where(self) -> str:
+        return f"{self.name}, pass {self.at['pass']}, bucket {self.at['bucket']}"
+
+    def wait(self, pending: Pending[Any]) -> Any:
+        """The result of an operation; a PeerError that closes the group if it does not come."""
+        try:
+            return pending.wait(self.timeout)
+        except TimeoutError as e:
+            reason = f"{e} within {self.timeout:g} s" if str(e) else f"no answer within {self.timeout:g} s"
+            self._close(reason)
+            raise PeerError(f"{self.where}: {reason}; the group {self.group.name} is closed") from None
+        except Exception as e:
+            reason = str(e) if isinstance(e, PeerError) else f"{type(e).__name__}: {e}"
+            self._close(reason)
+            rank = e.rank if isinstance(e, PeerError) else None
+            raise PeerError(f"{self.where}: {reason}; the group {self.group.name} is closed", rank) from e
+        except BaseException as e:
+            self._close(f"rank {self.group.rank} was interrupted: {type(e).__name__}")
+            raise
+
+    def start(self, operation: str, *args: Any) -> Any:
+        """The result of an engine's operation."""
+        try:
+            pending = getattr(self.group._engine, operation)(*args)
+        except Exception as e:
+            pending = _Failed(e)
+        return self.wait(pending)
+
+    def _exchange(self, header: Header) -> list[Header]:
+        data = json.dumps(header, separators=(",", ":")).encode()
+        room = FRAME - 8
+        frames = self.start("exchange", len(data).to_bytes(8, "little") + data[:room].ljust(room, b"\0"))
+        sizes = [int.from_bytes(f[:8], "little") for f in frames]
+        rests: Sequence[bytes] = [b""] * len(frames)
+        if max(sizes) > room:
+            rests = self.start("exchange", data[room:].ljust(max(sizes) - room, b"\0"))
+        try:
+            return [
+                json.loads((f[8:] + r)[:n]) for f, r, n in zip(frames, rests, sizes, strict=True)
+            ]
+        except (ValueError, UnicodeDecodeError):
+            self._close("a header cannot be read")
+            raise PeerError(f"{self.where}: a header cannot be read; the group is closed") from None
+
+    def meet(self, header: Header, *, digest: str = "", failure: Header | None = None) -> list[Header]:
+        """Exchange headers, and return those of all ranks if no rank failed and all are at the same place."""
+        headers = self._exchange({**self.at, "digest": digest, "failure": failure, **header})
+        self._met = True
+        for rank, h in enumerate(headers):
+            if h["failure"]:
+                leaf, text = h["failure"]["leaf"], h["failure"]["text"]
+                raise self.refuse(f"rank {rank} failed{text}", rank, leaf)
+        for rank, h in enumerate(headers):
+            mine, other = (", ".join(f"{k} {x[k]}" for k in self.at) for x in (headers[0], h))
+            if mine != other:
+                raise self.refuse(f"rank {rank} is at {other}, rank 0 at {mine}", rank)
+        return headers
+
+    def compare(self, headers: list[Header], parts: list[list[str]]) -> None:
+        """Raise an error on every rank if digests differ, with the first part that does: [leaf, description]."""
+        if all(h["digest"] == headers[0]["digest"] for h in headers):
+            return
+        for rank, (h, first) in enumerate((h, headers[0]) for h in headers):
+            if h["digest"] != first["digest"]:
+                every = self._exchange({"parts": parts})
+                mine, other = every[0]["parts"], every[rank]["parts"]
+                for i in range(max(len(mine), len(other))):
+                    a = mine[i] if i < len(mine) else ["", "nothing"]
+                    b = other[i] if i < len(other) else [a[0], "nothing"]
+                    if a != b:
+                        leaf = b[0] or a[0]
+                        a_text, b_text = (f"{n}: {t}" if n else t for n, t in ((a[0] or leaf, a[1]), b))
+                        raise self.refuse(f"rank {rank} has {b_text}; rank 0 has {a_text}", rank, leaf or None)
+        raise AssertionError("digests differ, and no part does")
+
+
+class _Failed:
+    """An operation that failed as it was started."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def wait(self, timeout: float) -> Any:
+        raise self.error
+
+
+def failure_of(error: BaseException) -> Header:
+    """The fields of a header that report an exception: its text with the engine's notes, and the leaf."""
+    notes = [n for n in getattr(error, "__notes__", [])]
+    place = f" ({'; '.join(notes)[:300]})" if notes else ""
+    text = f"{place}: {type(error).__name__}: {str(error)[:600]}"
+    return {"text": text, "leaf": getattr(error, "leaf", None)}
+
+
+_groups: dict[int, tuple[object, Group]] = {}  # of process groups and communicators, by id; the object stays alive
+_lock = threading.Lock()
+
+
+def group(x: object = None, *, timeout: float = 300.0) -> Group:
+    """The group of ranks of a communicator.
+
+    The first call for a communicator or process group is collective: every rank of it must make it. Later calls return
+    the same group.
+
+    Parameters
+    ----------
+    x : optional
+        An mpi4py communicator; a torch.distributed ProcessGroup; an object whose `__fanin_group__()` returns an engine
+        (`fanin.dist.Engine`) or a group; a group. Default: the rank's group inside `fanin.dist.threads`; else
+        torch.distributed's world, if it is initialised; else MPI.COMM_WORLD.
+    timeout : float
+        Seconds after which this rank no longer waits for another.
+
+    Raises
+    ------
+    TypeError
+        If `x` is none of these.
+    RuntimeError
+        Without `x`, if there is neither torch.distributed's world nor mpi4py; for an MPI without MPI_THREAD_MULTIPLE.
+    ValueError
+        For a communicator that was freed, or an intercommunicator.
+
+    >>> fanin.dist.threads(2, lambda group: fanin.dist.group() is group)
+    [True, True]
+    """
+    if x is None:
+        if _here.default is not None:
+            return _here.default
+        x = _world()
+    if isinstance(x, Group):
+        return x
+    with _lock:
+        known = _groups.get(id(x))
+        if known and known[0] is x and known[1].closed is None and known[1]._process == os.getpid():
+            return known[1]
+    engine = _engine_of(x)
+    made = engine if isinstance(engine, Group) else Group(engine, timeout=timeout)
+    with _lock:
+        _groups[id(x)] = (x, made)
+    return made
+
+
+def _world() -> object:
+    torch = sys.modules.get("torch.distributed")
+    if torch is not None and torch.is_available() and torch.is_initialized():
+        return torch.group.WORLD
+    try:
+        from mpi4py import MPI
+    except ImportError:
+        raise RuntimeError(
+            "group: expected torch.distributed to be initialised, or mpi4py (pip install 'fanin[mpi]'), or a group by"
+            " fanin.dist.threads; found none"
+        ) from None
+    return MPI.COMM_WORLD
+
+
+def _engine_of(x: object) -> Any:
+    offer = getattr(x, "__fanin_group__", None)
+    if callable(offer):
+        return offer()
+    module = type(x).__module__.partition(".")[0]
+    if module == "mpi4py":
+        from .mpi import MPIEngine
+
+        return MPIEngine(x)
+    if module == "torch" and "torch.distributed" in sys.modules:
+        from .processes import TorchEngine
+
+        return TorchEngine(x)
+    raise TypeError(
+        f"group: expected an mpi4py communicator, a torch.distributed ProcessGroup or an object with __fanin_group__,"
+        f" got {type_of(x)}"
+    )

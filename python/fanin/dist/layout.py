@@ -1,0 +1,207 @@
+"""Which elements travel where: leaves side by side in one flat array for each dtype, dealt out to ranks in blocks."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fanin import _core
+from fanin._interop.protocols import NDArray
+from fanin._words import type_of
+
+BLOCK = 256  #: elements; ranks own runs of whole blocks (N1)
+
+_SIZES = {"bool": 1, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
+_LOW = {"float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"}
+
+
+class Leaf(NamedTuple):
+    """What all ranks must agree on of one leaf."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+def leaf_of(x: Any, name: str) -> Leaf:
+    """The shape and dtype of an array; TypeError or ValueError if it is not one that is summed."""
+    if getattr(x, "shape", None) is None or getattr(x, "dtype", None) is None:
+        raise TypeError(f"{name}: expected an array, got {type_of(x)}")
+    if str(getattr(x, "device", "cpu")).startswith("sim"):
+        raise TypeError(f"{name}: arrays of a simulated device do not travel between ranks: give x.numpy()")
+    dtype = _core.dtype_name(x.dtype)
+    if dtype is None:
+        raise TypeError(f"{name}: expected an array with a dtype, got None")
+    return Leaf(name, tuple(int(n) for n in x.shape), dtype)
+
+
+def itemsize(dtype: str) -> int:
+    """The bytes of an element."""
+    return _SIZES.get(dtype) or np.dtype(dtype).itemsize
+
+
+def is_inexact(dtype: str) -> bool:
+    """Whether sums of the dtype can be exact: real and complex floats."""
+    return "float" in dtype or dtype.startswith("complex")
+
+
+def accumulation(dtype: str) -> str:
+    """The dtype in which sums run (A11)."""
+    return "float32" if dtype in _LOW else dtype
+
+
+def typed(raw: NDArray, dtype: str) -> Any:
+    """Bytes as an array of a dtype: an ndarray, or a tensor if torch is here and ml_dtypes is not."""
+    if dtype not in _SIZES or dtype == "bool":
+        return raw.view(dtype)
+    try:
+        import ml_dtypes
+    except ImportError:
+        torch = sys.modules.get("torch")
+        if torch is None:
+            raise TypeError(f"{dtype}: NumPy has it through ml_dtypes alone: pip install ml_dtypes") from None
+        return torch.from_numpy(raw).view(getattr(torch, dtype))
+    return raw.view(getattr(ml_dtypes, dtype))
+
+
+def flat_bytes(x: Any, dtype: str) -> NDArray | None:
+    """The memory of an array on the CPU without gaps in C order, as bytes; None if a copy is needed."""
+    if type(x) is np.ndarray and x.flags.c_contiguous and x.dtype.isnative:
+        return x.reshape(-1).view(np.uint8)
+    torch = sys.modules.get("torch")
+    if torch is not None and type(x) in (torch.Tensor, torch.nn.Parameter) and x.layout is torch.strided:
+        plain = x.device.type == "cpu" and x.is_contiguous() and not (x.is_conj() or x.is_neg())
+        return x.detach().view(-1).view(torch.uint8).numpy() if plain else None
+    return None
+
+
+def host(x: Any) -> Any:
+    """The array on the CPU: a copy of one on a CUDA device."""
+    return x.detach().cpu() if getattr(x, "is_cuda", False) else x
+
+
+class Place(NamedTuple):
+    """Where a leaf lies in its segment, in elements."""
+
+    leaf: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Segment:
+    """The leaves of one dtype, side by side."""
+
+    dtype: str
+    places: tuple[Place, ...]
+    bounds: tuple[int, ...]  #: rank r owns elements [bounds[r], bounds[r + 1])
+
+    @cached_property
+    def itemsize(self) -> int:
+        return itemsize(self.dtype)
+
+    @property
+    def size(self) -> int:
+        return self.bounds[-1]
+
+    def counts(self, dtype: str | None = None) -> list[int]:
+        """The bytes of each rank's shard in its dtype or another."""
+        each = itemsize(dtype) if dtype else self.itemsize
+        return [each * (b - a) for a, b in zip(self.bounds, self.bounds[1:], strict=False)]
+
+    def empty(self) -> tuple[NDArray, Any]:
+        """A flat array as bytes and as elements, filled with the terms that change no sum: -0.0, 0, False."""
+        raw = np.empty(self.size * self.itemsize, np.uint8)
+        elements = typed(raw, self.dtype)
+        if is_inexact(self.dtype):
+            fill = elements.fill if isinstance(elements, np.ndarray) else elements.fill_
+            fill(complex(-0.0, -0.0) if self.dtype.startswith("complex") else -0.0)
+        else:
+            raw.fill(0)
+        return raw, elements
+
+
+def deal(size: int, ranks: int) -> tuple[int, ...]:
+    """The bounds of each rank's run of whole blocks."""
+    blocks = -(-size // BLOCK)
+    return tuple(min(size, BLOCK * (blocks * r // ranks)) for r in range(ranks)) + (size,)
+
+
+class Layout:
+    """The leaves of one bucket."""
+
+    def __init__(self, leaves: Sequence[Leaf], ranks: int) -> None:
+        self.leaves = tuple(leaves)
+        places: dict[str, list[Place]] = {}
+        for i, leaf in enumerate(self.leaves):
+            mine = places.setdefault(leaf.dtype, [])
+            start = mine[-1].stop if mine else 0
+            mine.append(Place(i, start, start + leaf.size))
+        self.segments = tuple(
+            Segment(dtype, tuple(mine), deal(mine[-1].stop, ranks)) for dtype, mine in places.items()
+        )
+
+    @cached_property
+    def parts(self) -> list[list[str]]:
+        """[name, shape and dtype] of each leaf, for messages and digests."""
+        return [[leaf.name, f"{leaf.dtype} of shape {leaf.shape}"] for leaf in self.leaves]
+
+    def flatten(self, arrays: Sequence[Any]) -> list[NDArray]:
+        """The arrays (None: absent) in one flat array of bytes for each segment, copied only if they have to be."""
+        made = []
+        for segment in self.segments:
+            raw = None
+            if len(segment.places) == 1:
+                x = arrays[segment.places[0].leaf]
+                raw = None if x is None else flat_bytes(x, segment.dtype)
+            if raw is None:
+                raw, elements = segment.empty()
+                for leaf, start, stop in segment.places:
+                    if arrays[leaf] is not None and stop > start:
+                        place = elements[start:stop].reshape(self.leaves[leaf].shape)
+                        _core.add_n([host(arrays[leaf])], out=place)
+            made.append(raw)
+        return made
+
+    def unflatten(self, flats: Sequence[NDArray], like: Sequence[Any]) -> list[Any]:
+        """The leaves of flat arrays, each of the library of `like`."""
+        made: list[Any] = [None] * len(self.leaves)
+        for segment, raw in zip(self.segments, flats, strict=True):
+            for leaf, start, stop in segment.places:
+                piece = raw[start * segment.itemsize : stop * segment.itemsize]
+                made[leaf] = wrapped(piece, segment.dtype, like[leaf]).reshape(self.leaves[leaf].shape)
+        return made
+
+    def shards(self, flats: Sequence[NDArray], rank: int, like: Sequence[Any]) -> list[Any]:
+        """Of each leaf the elements that a rank owns, with one axis."""
+        made: list[Any] = [None] * len(self.leaves)
+        for segment, raw in zip(self.segments, flats, strict=True):
+            low, high = segment.bounds[rank], segment.bounds[rank + 1]
+            for leaf, start, stop in segment.places:
+                a, b = (min(max(x, low), high) - low for x in (start, stop))
+                made[leaf] = wrapped(raw[a * segment.itemsize : b * segment.itemsize], segment.dtype, like[leaf])
+        return made
+
+
+def wrapped(raw: NDArray, dtype: str, like: Any) -> Any:
+    """Bytes as a flat array of the library that `like` is of: a tensor on its device, or an ndarray."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(like, torch.Tensor):
+        return torch.from_numpy(raw).view(getattr(torch, dtype)).to(like.device)
+    return typed(raw, dtype)
+
+
+def digest(*facts: object) -> str:
+    """A short text that differs if the facts do."""
+    return hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()

@@ -1,0 +1,97 @@
+"""The exact norm of arrays: the same on every rank, for any number of ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from fanin import _core
+from fanin._interop.protocols import NDArray
+
+_CHUNK = 1 << 16  # elements that are squared at once
+_SMALL, _LARGE = 2.0**-400, 2.0**500  # squares of float64 between these are exact as two float64
+
+
+def _doubles(x: Any) -> NDArray:
+    """The real numbers of an array as float64, which has them all."""
+    if not isinstance(x, np.ndarray):
+        import torch
+
+        t = x.detach().cpu()
+        x = (torch.view_as_real(t.resolve_conj()) if t.is_complex() else t).double().numpy()
+    flat = np.ascontiguousarray(x).reshape(-1)
+    if flat.dtype.kind == "c":
+        flat = flat.view(flat.real.dtype)
+    return flat.astype(np.float64)
+
+
+def _integer(values: NDArray) -> tuple[int, int]:
+    """The exact sum of finite float64 as (n, e): n * 2**e."""
+    m, e = np.frexp(values)
+    digits, low = (m * 2.0**53).astype(np.int64).tolist(), int(e.min(initial=0))
+    return sum(d << (k - low) for d, k in zip(digits, e.tolist(), strict=True)), low - 53
+
+
+class Squares:
+    """The exact sum of squares, as an integer times a power of two."""
+
+    def __init__(self) -> None:
+        self._window = _core.window_new("float64", 256)
+        self._far: list[tuple[int, int]] = []
+        self.finite = True
+
+    def _terms(self, values: NDArray) -> None:
+        whole = np.zeros(-(-len(values) // 256) * 256)
+        whole[: len(values)] = values
+        _core.window_add(self._window, tuple(whole.reshape(-1, 256)))
+
+    def add(self, x: Any) -> None:
+        """Add the squares of the elements of an array; |z|^2 for complex ones."""
+        wide = str(x.dtype).rpartition(".")[2] in ("float64", "complex128")
+        flat = _doubles(x)
+        self.finite = self.finite and bool(np.isfinite(flat).all())
+        for at in range(0, len(flat) if self.finite else 0, _CHUNK):
+            v = flat[at : at + _CHUNK]
+            if wide:
+                size = np.abs(v)
+                far = (size != 0) & ((size < _SMALL) | (size > _LARGE))
+                for d in v[far].tolist():
+                    n, e = _integer(np.array([d]))
+                    self._far.append((n * n, 2 * e))
+                v = np.where(far, 0.0, v)
+                c = 134217729.0 * v  # two halves of 26 bits, whose products are exact
+                high = c - (c - v)
+                low = v - high
+                self._terms(low * low)
+                self._terms(2 * high * low)
+                v = high
+            self._terms(v * v)
+
+    def total(self) -> tuple[int, int]:
+        """The sum so far as (n, e): n * 2**e."""
+        parts = list(self._far)
+        out = np.empty(256)
+        while True:  # each turn takes 53 bits of each number off
+            _core.window_round(self._window, out, None)
+            if not out.any():
+                break
+            parts.append(_integer(out))
+            _core.window_add(self._window, (-out,))
+        low = min((e for _, e in parts), default=0)
+        return sum(n << (e - low) for n, e in parts), low
+
+
+def root(parts: Iterable[tuple[int, int]]) -> float:
+    """The square root of a sum of n * 2**e."""
+    known = [(n, e) for n, e in parts if n]
+    if not known:
+        return 0.0
+    low = min(e for _, e in known)
+    n = sum(k << (e - low) for k, e in known)
+    up = 130 - n.bit_length()
+    up += (low - up) % 2
+    n = n << up if up > 0 else n >> -up | 1  # the last bit stands for those that are dropped
+    return math.ldexp(math.isqrt(n), (low - up) // 2)

@@ -1,0 +1,363 @@
+"""The sum over ranks of one bucket: each rank sends each owner its part, the owner adds, rounds once, and answers.
+
+    order    what a rank sends to an owner                          what the owner does
+    key      its contributions, in their dtype (N2)                 the left fold in the order of keys
+    exact    its exact partial sum, packed (N3)                     adds the partial sums
+    rank     the fold of its contributions, in the accumulation     the left fold in the order of ranks
+             dtype (N4)
+
+Integers and bool are sums of every order alike; they are folded by rank for "exact".
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from fanin import _core
+from fanin._interop.protocols import NDArray
+from fanin._words import type_of
+
+from .group import Call, Group, Header
+from .group import group as group_of
+from .layout import Layout, Leaf, Segment, accumulation, digest, is_inexact, leaf_of, typed
+
+Order = Literal["key", "exact", "rank"]
+Into = Literal["all", "shard"] | int
+ORDERS = ("key", "exact", "rank")
+
+
+@dataclass
+class Term:
+    """One contribution of this rank to all leaves of a bucket."""
+
+    flats: list[NDArray]  #: bytes, for each segment
+    key: int | None = None
+
+
+@dataclass
+class Options:
+    """How a sum is made; the same on every rank."""
+
+    order: Order | None
+    scale: complex | None = None
+    into: Into = "all"
+
+    def check(self, call: str, size: int) -> None:
+        """Raise ValueError or TypeError for an option that does not exist."""
+        if self.order is not None and self.order not in ORDERS:
+            raise ValueError(f'{call}: expected order="key", "exact" or "rank", got {self.order!r}')
+        if self.into in ("all", "shard"):
+            return
+        if isinstance(self.into, bool) or not isinstance(self.into, int):
+            raise TypeError(f'{call}: expected into="all", "shard" or a rank, got {type_of(self.into)}')
+        if not 0 <= self.into < size:
+            raise ValueError(f"{call}: into={self.into}: there are ranks 0 to {size - 1}")
+
+    def check_scale(self, layout: Layout) -> None:
+        """Raise if the scale does not fit a dtype: before headers, so that no rank waits for data."""
+        for segment in layout.segments if self.scale is not None else ():
+            _core.add_n([typed(np.zeros(segment.itemsize, np.uint8), segment.dtype)], scale=self.scale)
+
+    @property
+    def text(self) -> str:
+        scale = self.scale.item() if isinstance(self.scale, np.generic) else self.scale
+        return f"order={self.order!r}, scale={scale!r}, into={self.into!r}"
+
+
+@dataclass
+class Sent:
+    """The messages of this rank to the owners, made before headers are exchanged."""
+
+    terms: list[Term]
+    #: For each segment that is summed exactly: the windows' messages, rank after rank, and their bytes.
+    packed: dict[int, tuple[NDArray, list[int]]] = field(default_factory=dict)
+    #: For each of these: the windows of this rank, one for each owner.
+    windows: dict[int, list[object]] = field(default_factory=dict)
+
+    @property
+    def header(self) -> Header:
+        return {
+            "terms": len(self.terms),
+            "keys": [t.key for t in self.terms],
+            "sizes": {str(i): sizes for i, (_, sizes) in self.packed.items()},
+        }
+
+
+def parts_of(segment: Segment, raw: NDArray) -> list[Any]:
+    """The shards of a flat array, as elements."""
+    elements = typed(raw, segment.dtype)
+    return [elements[a:b] for a, b in zip(segment.bounds, segment.bounds[1:], strict=False)]
+
+
+def window_add(windows: list[object], segment: Segment, raws: Sequence[NDArray]) -> None:
+    """Add flat arrays to the windows of the owners."""
+    for window, shards in zip(windows, zip(*(parts_of(segment, raw) for raw in raws), strict=True), strict=True):
+        _core.window_add(window, shards)
+
+
+def windows_of(segment: Segment) -> list[object]:
+    """The empty windows of the owners."""
+    return [
+        _core.window_new(segment.dtype, b - a) for a, b in zip(segment.bounds, segment.bounds[1:], strict=False)
+    ]
+
+
+def padded(sizes: Iterable[int]) -> list[int]:
+    """Sizes of messages as they travel: multiples of 8."""
+    return [n + -n % 8 for n in sizes]
+
+
+def pack(windows: Sequence[object], rank: int) -> tuple[NDArray, list[int]]:
+    """The messages of all windows but this rank's own, padded, side by side; and their sizes."""
+    blocks = [_core.window_blocks(w) for w in windows]
+    rooms = [0 if r == rank else _core.window_room(w, 0, blocks[r]) for r, w in enumerate(windows)]
+    raw, sizes, at = np.empty(sum(padded(rooms)), np.uint8), [], 0
+    for r, window in enumerate(windows):
+        sizes.append(0 if r == rank else _core.window_pack(window, 0, blocks[r], raw[at:]))
+        end = at + padded(sizes)[-1]
+        raw[at + sizes[-1] : end] = 0
+        at = end
+    return raw[:at], sizes
+
+
+def prepare(layout: Layout, terms: list[Term], options: Options, rank: int) -> Sent:
+    """Everything that does not depend on other ranks."""
+    sent = Sent(terms)
+    options.check_scale(layout)
+    for i, segment in enumerate(layout.segments if options.order == "exact" else ()):
+        if is_inexact(segment.dtype):
+            windows = windows_of(segment)
+            if terms:
+                window_add(windows, segment, [t.flats[i] for t in terms])
+            sent.windows[i] = windows
+            sent.packed[i] = pack(windows, rank) if terms else (np.empty(0, np.uint8), [0] * len(windows))
+    return sent
+
+
+def agree_on_keys(call: Call, headers: list[Header]) -> list[list[int]]:
+    """The keys of each rank's contributions; by default their places, those of rank 0 first."""
+    given = [(r, k) for r, h in enumerate(headers) for k in h["keys"]]
+    bare = [r for r, k in given if k is None]
+    for r, k in given:
+        if (k is None) != (given[0][1] is None):
+            gives, none = (r, given[0][0]) if given[0][1] is None else (given[0][0], r)
+            raise call.refuse(
+                f"rank {gives} gives keys and rank {none} gives none: expected keys on all ranks or none", r
+            )
+    if bare:
+        numbers = iter(range(len(bare)))
+        return [[next(numbers) for _ in h["keys"]] for h in headers]
+    owner: dict[int, int] = {}
+    for r, k in given:
+        if k in owner:
+            raise call.refuse(f"key {k} of rank {r} was given by rank {owner[k]} before: expected each key once", r)
+        owner[k] = r
+    return [list(h["keys"]) for h in headers]
+
+
+class Sum:
+    """The sum of one bucket, once headers are agreed."""
+
+    def __init__(self, call: Call, layout: Layout, sent: Sent, headers: list[Header], options: Options) -> None:
+        self.call, self.layout, self.sent, self.headers, self.options = call, layout, sent, headers, options
+        self.rank, self.size = call.group.rank, call.group.size
+        self.counts: list[int] = [h["terms"] for h in headers]
+        self.order: Order = options.order or ("key" if max(self.counts) <= 1 else "rank")
+        self.keys: list[list[int]] = []
+        if self.order == "key":
+            self.keys = agree_on_keys(call, headers)
+
+    def run(self) -> list[NDArray]:
+        """For each segment the bytes of the whole sum, or of this rank's shard; nothing if another rank gets them."""
+        return [self.segment(i, s) for i, s in enumerate(self.layout.segments)]
+
+    def segment(self, i: int, segment: Segment) -> NDArray:
+        into, shards = self.options.into, segment.counts()
+        low = sum(shards[: self.rank])
+        whole = np.empty(sum(shards) if into in ("all", self.rank) else shards[self.rank], np.uint8)
+        own = whole[low : low + shards[self.rank]] if into in ("all", self.rank) else whole
+        if i in self.sent.packed:
+            self.exact(i, segment, own)
+        else:
+            self.fold(i, segment, own)
+        if into == "all" and self.size > 1:
+            self.call.start("all_gather", whole, shards)
+        elif isinstance(into, int) and self.size > 1:
+            receives = [n if self.rank == into and r != into else 0 for r, n in enumerate(shards)]
+            sends = [shards[self.rank] if r == into and r != self.rank else 0 for r in range(self.size)]
+            got = np.empty(sum(receives), np.uint8)
+            self.call.start("all_to_all", own if sum(sends) else own[:0], sends, got, receives)
+            if self.rank == into:
+                whole[:low], whole[low + len(own) :] = got[:low], got[low:]
+        return whole
+
+    def exact(self, i: int, segment: Segment, own: NDArray) -> None:
+        raw, sends = self.sent.packed[i]
+        sizes = [h["sizes"][str(i)][self.rank] if h["terms"] else 0 for h in self.headers]
+        got = np.empty(sum(padded(sizes)), np.uint8)
+        if self.size > 1:
+            self.call.start("all_to_all", raw, padded(sends), got, padded(sizes))
+        window, at = self.sent.windows[i][self.rank], 0
+        for n in sizes:
+            if n:
+                _core.window_merge_packed(window, 0, _core.window_blocks(window), got[at : at + n])
+            at += n + -n % 8
+        _core.window_round(window, typed(own, segment.dtype), self.options.scale)
+
+    def fold(self, i: int, segment: Segment, own: NDArray) -> None:
+        counts, flats = self.counts, [t.flats[i] for t in self.sent.terms]
+        folded = self.order != "key" and max(counts) > 1
+        dtype = accumulation(segment.dtype) if folded else segment.dtype
+        if folded and flats:
+            total = np.empty(sum(segment.counts(dtype)), np.uint8)
+            if segment.size:
+                _core.add_n([typed(f, segment.dtype) for f in flats], out=typed(total, dtype))
+            flats = [total]
+        if folded:
+            counts = [min(n, 1) for n in counts]
+        shards = segment.counts(dtype)
+        mine = shards[self.rank]
+        receives = [n * mine for n in counts]
+        if len(flats) == 1:
+            message = flats[0]
+        else:
+            ends = np.cumsum([0, *shards])
+            pieces = [f[a:b] for a, b in zip(ends, ends[1:], strict=False) for f in flats]
+            message = np.concatenate(pieces) if pieces else np.empty(0, np.uint8)
+        got = message
+        if self.size > 1:
+            got = np.empty(sum(receives), np.uint8)
+            self.call.start("all_to_all", message, [n * len(flats) for n in shards], got, receives)
+        if not mine:
+            return
+        terms = [typed(got[k * mine : (k + 1) * mine], dtype) for k in range(sum(counts))]
+        keys = [k for keys in self.keys for k in keys] if self.order == "key" else list(range(len(terms)))
+        ordered = [terms[k] for k in sorted(range(len(terms)), key=keys.__getitem__)]
+        _core.add_n(ordered, out=typed(own, segment.dtype), scale=self.options.scale)
+
+
+def check_keys(keys: Iterable[int], n: int) -> list[int]:
+    """The keys as a list of as many non-negative ints as there are arrays."""
+    made = []
+    for k in keys:
+        if isinstance(k, bool) or not hasattr(k, "__index__"):
+            raise TypeError(f"add_n: keys: expected integers, got {type_of(k)}")
+        made.append(operator.index(k))
+        if not 0 <= made[-1] < 1 << 63:
+            raise ValueError(f"add_n: keys: expected a non-negative int64, got {made[-1]}")
+    if len(made) != n:
+        raise ValueError(f"add_n: expected as many keys as arrays, {n}, got {len(made)}")
+    return made
+
+
+def _one_leaf(arrays: Sequence[Any]) -> Leaf | None:
+    """The leaf of arrays of one shape and dtype; None without arrays."""
+    leaf = None
+    for i, x in enumerate(arrays):
+        one = leaf_of(x, f"arrays[{i}]")._replace(name="")
+        if leaf is not None and one != leaf:
+            raise ValueError(
+                f"add_n: arrays[{i}]: expected {leaf.dtype} of shape {leaf.shape}, as arrays[0] has, got {one.dtype} of"
+                f" shape {one.shape}"
+            )
+        leaf = one
+    return leaf
+
+
+def add_n(
+    arrays: Iterable[Any],
+    group: object = None,
+    order: Order | None = None,
+    *,
+    keys: Iterable[int] | None = None,
+    scale: complex | None = None,
+    into: Into = "all",
+    timeout: float | None = None,
+) -> Any:
+    """Sum arrays of one shape and dtype over all ranks, with one rounding.
+
+    Every rank of the group calls it with the same options.
+
+    Parameters
+    ----------
+    arrays : sequence of arrays
+        The contributions of this rank: none, one or several; None adds nothing. ndarrays, tensors, sparse arrays.
+    group : optional
+        A group, or what `fanin.dist.group` accepts.
+    order : "key", "exact" or "rank", optional
+        "key": the left fold in the order of `keys`, the bits of `fanin.add_n(all_arrays, keys=all_keys)`. "exact": the
+        exact sum, rounded once, the bits of `accumulate="exact"`: they do not depend on the number of ranks, or on
+        which rank brings what. "rank": each rank folds its own, then the ranks' sums are folded in their order.
+        Default: "key" if no rank brings more than one array, else "rank".
+    keys : sequence of int, optional
+        One for each array, each once in all ranks. Default: the place of each array, those of rank 0 first.
+    scale : number, optional
+        Multiplies the sum before the rounding.
+    into : "all", "shard" or int
+        "all" ranks get the sum; each gets its "shard", a flat run of whole blocks of 256 elements; or one rank gets it
+        and the others None.
+    timeout : float, optional
+        Seconds after which this rank no longer waits for another. Default: the group's.
+
+    Raises
+    ------
+    fanin.PeerError
+        On every rank: if a rank failed, is gone, or brings another shape, dtype, options or number of passes.
+    TypeError, ValueError
+        On this rank, for arrays or options that do not fit; the others get a PeerError.
+    RuntimeError
+        If the group is closed, was made before fork(), or is used by another thread.
+
+    >>> def one_each(group):
+    ...     return fanin.dist.add_n([np.array([1.0, 2.0]) * group.rank], group, scale=1 / 2)
+    >>> fanin.dist.threads(3, one_each)[0]
+    array([1.5, 3. ])
+    """
+    ranks = group if isinstance(group, Group) else group_of(group)
+    with ranks.call("add_n", timeout) as call:
+        options = Options(order, scale, into)
+        options.check("add_n", ranks.size)
+        given = list(arrays)
+        numbers = None if keys is None else check_keys(keys, len(given))
+        present = [(None if numbers is None else numbers[i], x) for i, x in enumerate(given) if x is not None]
+        leaf = _one_leaf([x for _, x in present])
+        if leaf is not None:
+            layout = Layout([leaf], ranks.size)
+            terms = [Term(layout.flatten([x]), key) for key, x in present]
+            sent = prepare(layout, terms, options, ranks.rank)
+        else:
+            sent = Sent([])
+        headers = call.meet({**sent.header, "leaf": leaf}, digest=digest(options.text))
+        call.compare(headers, [["", options.text]])
+        leaves = [(r, Leaf("", tuple(h["leaf"][1]), h["leaf"][2])) for r, h in enumerate(headers) if h["leaf"]]
+        if not leaves:
+            raise call.refuse("no rank brings an array: the sum of none has no shape and no dtype")
+        first, agreed = leaves[0]
+        for r, other in leaves:
+            if other != agreed:
+                raise call.refuse(
+                    f"rank {r} brings {other.dtype} of shape {other.shape}, rank {first} {agreed.dtype} of shape"
+                    f" {agreed.shape}",
+                    r,
+                )
+        layout = Layout([agreed], ranks.size)
+        if leaf is None:
+            sent = prepare(layout, [], options, ranks.rank)
+        return finish(call, layout, sent, headers, options, [present[0][1] if present else None])[0]
+
+
+def finish(
+    call: Call, layout: Layout, sent: Sent, headers: list[Header], options: Options, like: Sequence[Any]
+) -> list[Any]:
+    """The sums of a bucket's leaves, or this rank's shards of them, or None where another rank gets them."""
+    flats = Sum(call, layout, sent, headers, options).run()
+    if options.into == "shard":
+        return layout.shards(flats, call.group.rank, like)
+    if options.into in ("all", call.group.rank):
+        return layout.unflatten(flats, like)
+    return [None] * len(layout.leaves)

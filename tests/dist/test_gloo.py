@@ -1,0 +1,140 @@
+"""Sums over ranks by torch.distributed with Gloo: processes that meet at a file."""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import os
+import signal
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fanin
+from fanin import dist
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.partners
+
+
+def _process(
+    rank: int, size: int, meet: str, work: Callable[[Any], Any], results: Any, meeting_over: Any
+) -> None:
+    import torch.distributed as td
+
+    try:
+        td.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=size)
+        results.put((rank, True, work(dist.group())))
+    except BaseException:
+        results.put((rank, False, traceback.format_exc()))
+    results.close()
+    results.join_thread()
+    meeting_over.wait()
+    os._exit(0)  # a process group whose ranks are gone may not be destroyed
+
+
+def on_processes(size: int, work: Callable[[Any], Any], folder: Path, alive: int | None = None) -> list[Any]:
+    """What `work` gave on each rank; `alive`: how many ranks, from 0, live to give it."""
+    context = mp.get_context("spawn")
+    results: Any = context.Queue()
+    over = context.Event()
+    ranks = [context.Process(target=_process, args=(r, size, str(folder / "meet"), work, results, over)) for r in range(size)]
+    for p in ranks:
+        p.start()
+    found = {}
+    for _ in range(alive or size):
+        rank, good, value = results.get(timeout=120)
+        assert good, f"rank {rank}: {value}"
+        found[rank] = value
+    over.set()
+    for p in ranks:
+        p.join(60)
+    return [found[r] for r in sorted(found)]
+
+
+def arrays_of(dtype: str) -> list[Any]:
+    rng = np.random.default_rng(3)
+    values = [rng.standard_normal(3000) * 2.0 ** rng.integers(-9, 9, 3000) for _ in range(8)]
+    return [torch.tensor(v).to(getattr(torch, dtype)) for v in values]
+
+
+def same_bits(group: Any) -> list[str]:
+    wrong = []
+    for dtype in ("float32", "bfloat16", "float64"):
+        arrays = arrays_of(dtype)
+        mine = [k for k in range(8) if k % group.size == group.rank]
+        for order, accumulate in (("key", None), ("exact", "exact")):
+            expected = fanin.add_n(arrays, accumulate=accumulate, scale=0.3)
+            keys = mine if order == "key" else None
+            got = dist.add_n([arrays[k] for k in mine], group, order, keys=keys, scale=0.3)
+            if not (type(got) is torch.Tensor and got.dtype == expected.dtype and torch.equal(got, expected)):
+                wrong.append(f"{order} {dtype}")
+    return wrong
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_the_sum_of_tensors_has_the_bits_of_one_process(size: int, tmp_path: Path) -> None:
+    assert on_processes(size, same_bits, tmp_path) == [[]] * size
+
+
+def read_only(group: Any) -> Any:
+    x = np.arange(1000.0)
+    x.flags.writeable = False
+    return dist.add_n([x], group).tolist() == (group.size * x).tolist()
+
+
+def test_read_only_arrays_are_sent(tmp_path: Path) -> None:
+    assert on_processes(2, read_only, tmp_path) == [True, True]
+
+
+def differs(group: Any) -> list[Any]:
+    made: list[Any] = []
+    for x in (torch.ones(3 + group.rank), object() if group.rank else torch.ones(3), torch.ones(3)):
+        try:
+            made.append(dist.add_n([x], group).tolist())
+        except Exception as e:
+            made.append((type(e).__name__, str(e)))
+    return made
+
+
+def test_what_differs_is_an_error_on_every_rank_and_the_next_pass_works(tmp_path: Path) -> None:
+    for rank, (shapes, failed, good) in enumerate(on_processes(2, differs, tmp_path)):
+        assert shapes[0] == "PeerError" and "rank 1 brings float32 of shape (4,)" in shapes[1]
+        assert failed[0] == ("TypeError" if rank else "PeerError") and "expected an array" in failed[1]
+        assert good == [2.0, 2.0, 2.0]
+
+
+def waits(group: Any) -> Any:
+    if group.rank == 1:
+        return None
+    try:
+        dist.add_n([np.ones(3)], group, timeout=0.5)
+    except fanin.PeerError as e:
+        return str(e), group.closed
+    return None
+
+
+def test_a_rank_that_does_not_come_is_an_error_within_the_time_limit(tmp_path: Path) -> None:
+    text, closed = on_processes(2, waits, tmp_path)[0]
+    assert "is closed" in text and closed
+
+
+def killed(group: Any) -> Any:
+    sums = 0
+    try:
+        while True:
+            dist.add_n([np.ones(200_000)], group, "exact", timeout=30)
+            sums += 1
+            if group.rank == 1 and sums == 5:
+                threading.Timer(0.003, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    except fanin.PeerError:
+        return sums, group.closed
+
+
+def test_a_rank_that_is_killed_in_a_sum_is_an_error_on_the_others(tmp_path: Path) -> None:
+    [(sums, closed)] = on_processes(2, killed, tmp_path, alive=1)
+    assert sums >= 5 and closed

@@ -1,0 +1,424 @@
+"""Reducers: buckets that travel while passes run, and the law of ranks."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fanin
+from fanin import dist, tape
+from fanin.dist.group import Group
+from fanin.dist.norms import Squares, root
+from fanin.dist.reducer import Reducer, _Bucket
+from kit.values import bits
+
+# ---------------------------------------------------------------- the law of ranks
+
+MICRO = 8  # micro-batches a step, dealt out to the ranks
+
+
+def data() -> list[tuple[Any, Any]]:
+    rng = np.random.default_rng(5)
+    return [(rng.standard_normal((6, 12)).astype("f4"), rng.standard_normal((6, 3)).astype("f4")) for _ in range(MICRO)]
+
+
+def network() -> list[Any]:
+    rng = np.random.default_rng(6)
+    shapes = [(12, 40), (40,), (40, 9), (9,), (9, 3)]
+    return [tape.parameter(rng.standard_normal(s).astype("f4") / 3) for s in shapes]
+
+
+def loss_of(w: list[Any], x: Any, y: Any) -> Any:
+    h = tape.tanh(tape.array(x) @ w[0] + w[1])
+    h = tape.tanh(h @ w[2] + w[3])
+    d = h @ w[4] - tape.array(y)
+    return (d * d).mean()
+
+
+def step(w: list[Any], sums: list[Any]) -> None:
+    for x, g in zip(w, sums, strict=True):
+        x.data[...] -= np.float32(0.5) * g
+
+
+def alone(order: str, steps: int) -> bytes:
+    """The weights of one process, whose sums are fanin.add_n of all micro-batches."""
+    w = network()
+    for _ in range(steps):
+        grads = [tape.grad(loss_of(w, x, y), w) for x, y in data()]
+        accumulate = "exact" if order == "exact" else None
+        step(w, [fanin.add_n(g, scale=1 / MICRO, accumulate=accumulate) for g in zip(*grads, strict=True)])
+    return b"".join(bits(x.data) for x in w)
+
+
+def on_ranks(n: int, order: Any, bucket_bytes: int, owner: Callable[[int], int], steps: int) -> list[bytes]:
+    def rank(group: Group) -> bytes:
+        w = network()
+        mine = [k for k in range(MICRO) if owner(k) == group.rank]
+        reducer = Reducer(w, group, order=order, bucket_bytes=bucket_bytes, scale=1 / MICRO)
+        for _ in range(steps):
+            for x in w:
+                x.grad = None
+            for k in mine:
+                key = k if order == "key" else None
+                if k != mine[-1]:
+                    with reducer.accumulate(key):
+                        tape.backward(loss_of(w, *data()[k]))
+                else:
+                    tape.backward(loss_of(w, *data()[k]), reducer=reducer.at(key))
+            step(w, [x.grad for x in w])
+        return b"".join(bits(x.data) for x in w)
+
+    return dist.threads(n, rank, timeout=60)
+
+
+@pytest.mark.parametrize("order", ["exact", "key"])
+def test_weights_after_twenty_steps_are_those_of_one_process(order: str) -> None:
+    expected = alone(order, 20)
+    dealings: list[Callable[[int], Callable[[int], int]]] = [
+        lambda n: lambda k: k % n,
+        lambda n: lambda k: n - 1 - k * n // MICRO,
+    ]
+    ran = 0
+    for n, bucket, dealing in itertools.product((1, 2, 3, 4, 8), (1, 1000, 25 << 20), dealings):
+        assert on_ranks(n, order, bucket, dealing(n), 20) == [expected] * n, (n, bucket)
+        ran += 1
+    assert ran == 30
+
+
+def test_the_law_of_ranks_finds_another_order() -> None:
+    """By rank the bits change with the dealing: the law above can fail."""
+    assert len({on_ranks(n, "rank", 1000, lambda k, n=n: k % n, 20)[0] for n in (1, 2, 3, 4, 8)}) > 1
+
+
+# ---------------------------------------------------------------- one pass
+
+
+def leaves_of(n: int, size: int = 300) -> list[fanin.Leaf]:
+    return [fanin.Leaf(np.zeros(size, "f4"), name=f"w{i}") for i in range(n)]
+
+
+def roots(leaves: list[fanin.Leaf], value: float, skip: tuple[int, ...] = ()) -> list[Any]:
+    return [(w, 0, np.full(w.array.shape, value, "f4")) for i, w in enumerate(leaves) if i not in skip]
+
+
+def outcomes(n: int, fn: Callable[[Group], Any]) -> list[Any]:
+    return dist.threads(n, fn, timeout=20)
+
+
+def test_hooks_before_see_this_ranks_sum_and_hooks_after_see_the_sum_of_all() -> None:
+    def rank(group: Group) -> Any:
+        [w] = leaves_of(1, 2)
+        seen: list[Any] = []
+        w.register_hook(lambda g: seen.append(g.tolist()))
+        w.register_post_accumulate_grad_hook(lambda leaf: seen.append(leaf.grad.tolist()))
+        fanin.backward(roots([w], 1.0 + group.rank), reducer=Reducer([w], group))
+        return seen
+
+    assert outcomes(2, rank) == [[[1, 1], [3, 3]], [[2, 2], [3, 3]]]
+
+
+def test_passes_add_to_the_gradient_that_is_there() -> None:
+    def rank(group: Group) -> Any:
+        leaves = leaves_of(3)
+        reducer = Reducer(leaves, group, bucket_bytes=1)
+        for _ in range(2):
+            fanin.backward(roots(leaves, 1), reducer=reducer)
+        return [float(w.grad[0]) for w in leaves]
+
+    assert outcomes(3, rank) == [[6.0] * 3] * 3
+
+
+@pytest.mark.parametrize("by_engine", [False, True])
+def test_the_first_rank_leaf_and_node_with_inf_or_nan_are_named_on_every_rank(by_engine: bool) -> None:
+    def rank(group: Group) -> Any:
+        leaves = leaves_of(3)
+        reducer = Reducer(leaves, group, detect=not by_engine, bucket_bytes=1)
+        makes = node(leaves[1], lambda g: g * (np.inf if group.rank == 1 else 1), "Exp")
+        some = [*roots(leaves, 1, skip=(1,)), (makes, 0, np.ones(300, "f4"))]
+        kind = FloatingPointError if group.rank == 1 else fanin.PeerError
+        with pytest.raises(kind, match="inf") as e:
+            fanin.backward(some, reducer=reducer, detect=by_engine)
+        assert all(w.grad is None for w in leaves)
+        if group.rank == 1:
+            return None
+        assert ("Exp" if by_engine else "w1: 300 elements inf or NaN") in str(e.value)
+        return e.value.rank, e.value.leaf  # type: ignore[attr-defined]
+
+    assert outcomes(3, rank)[::2] == [(1, None if by_engine else "w1")] * 2
+
+
+def test_several_workers_and_sparse_gradients_give_the_same_sums() -> None:
+    def rank(group: Group) -> Any:
+        leaves = [fanin.Leaf(np.zeros((4, 3), "f4"), name=f"w{i}") for i in range(6)]
+        values = np.float32([1.0, 2.0])
+        some: list[Any] = []
+        for i, w in enumerate(leaves):
+            g: Any = np.ones((4, 3), "f4")
+            if i == 2:
+                g = fanin.Sparse("coo", (np.array([[0, 3], [1, 1]]), values), (4, 3))
+            some.append((node(w, lambda g: g, "Id"), 0, g))
+        fanin.backward(some, workers=3, reducer=Reducer(leaves, group, bucket_bytes=60, order="exact"))
+        return [float(w.grad.sum()) for w in leaves]
+
+    assert outcomes(2, rank) == [[24.0, 24.0, 6.0, 24.0, 24.0, 24.0]] * 2
+
+
+def test_leaves_that_the_reducer_does_not_have_accumulate_on_their_rank() -> None:
+    def rank(group: Group) -> Any:
+        a, b = leaves_of(2)
+        fanin.backward(roots([a, b], 1), reducer=Reducer([a], group))
+        return float(a.grad[0]), float(b.grad[0])
+
+    assert outcomes(2, rank) == [(2.0, 1.0)] * 2
+
+
+def test_a_leaf_without_a_gradient_on_one_rank_is_named_or_skipped() -> None:
+    def rank(group: Group) -> Any:
+        leaves = leaves_of(3)
+        some = roots(leaves, 1, skip=(1, 2) if group.rank == 1 else (2,))
+        with pytest.raises(fanin.PeerError, match=r"w1 has a gradient on ranks \[0, 2\] and none on ranks \[1\]") as e:
+            fanin.backward(some, reducer=Reducer(leaves, group))
+        assert (e.value.leaf, e.value.rank) == ("w1", 1) and all(w.grad is None for w in leaves)
+        fanin.backward(some, reducer=Reducer(leaves, group, missing="skip"))
+        return [None if w.grad is None else float(w.grad[0]) for w in leaves]
+
+    assert outcomes(3, rank) == [[3.0, 2.0, None]] * 3
+
+
+def test_shards_are_left_with_their_owners() -> None:
+    def rank(group: Group) -> Any:
+        leaves = leaves_of(2, 700)
+        reducer = Reducer(leaves, group, into="shard", order="exact")
+        fanin.backward(roots(leaves, 1), reducer=reducer)
+        assert all(w.grad is None for w in leaves)
+        return reducer.shards, reducer.norm()
+
+    ranks = outcomes(3, rank)
+    for i in range(2):
+        assert bits(np.concatenate([shards[i] for shards, _ in ranks])) == bits(np.full(700, 3, "f4"))
+    assert {norm for _, norm in ranks} == {float(np.sqrt(9 * 1400))}
+
+
+def test_one_rank_may_get_the_sums() -> None:
+    def rank(group: Group) -> Any:
+        leaves = leaves_of(2)
+        reducer = Reducer(leaves, group, into=1)
+        fanin.backward(roots(leaves, 1), reducer=reducer)
+        return [w.grad is not None for w in leaves], reducer.norm()
+
+    norm = float(np.sqrt(4 * 600))
+    assert outcomes(2, rank) == [([False, False], norm), ([True, True], norm)]
+
+
+def node(leaf: fanin.Leaf, fn: Callable[[Any], Any], name: str) -> fanin.Node:
+    return fanin.Node(fn, edges=[(leaf, 0)], name=name)
+
+
+def raises(g: Any) -> Any:
+    raise ZeroDivisionError("planted")
+
+
+@pytest.mark.parametrize("at", ["first", "last", "accumulate"])
+def test_a_pass_that_raises_ends_the_pass_of_all_ranks_and_the_next_one_works(at: str) -> None:
+    def rank(group: Group) -> Any:
+        leaves = leaves_of(4)
+        reducer = Reducer(leaves, group, bucket_bytes=1)
+        bad = leaves[-1] if at == "first" else leaves[0]
+        some = [
+            (node(w, raises if group.rank == 1 and w is bad else lambda g: g, "Mul"), 0, np.ones(300, "f4"))
+            for w in leaves
+        ]
+        fails = ZeroDivisionError if group.rank == 1 else fanin.PeerError
+        with pytest.raises(fails, match="planted") as e:
+            if at == "accumulate":
+                with reducer.accumulate():
+                    fanin.backward(some)
+            fanin.backward(some if at != "accumulate" else roots(leaves, 1), reducer=reducer)
+        if group.rank != 1:
+            assert e.value.rank == 1 and "rank 1 failed" in str(e.value) and "Mul" in str(e.value)  # type: ignore[attr-defined]
+        assert all(w.grad is None for w in leaves)
+        fanin.backward(roots(leaves, 1), reducer=reducer)
+        return [float(w.grad[0]) for w in leaves]
+
+    assert outcomes(3, rank) == [[3.0] * 4] * 3
+
+
+def test_leaves_that_differ_are_named_on_every_rank() -> None:
+    def rank(group: Group) -> Any:
+        leaves = leaves_of(3)
+        if group.rank == 2:
+            leaves[1] = fanin.Leaf(np.zeros((2, 2), "f4"), name="w1")
+        with pytest.raises(fanin.PeerError, match=r"rank 2 has w1: float32 of shape \(2, 2\); rank 0 has w1") as e:
+            fanin.backward(roots(leaves, 1), reducer=Reducer(leaves, group))
+        return e.value.leaf
+
+    assert outcomes(3, rank) == ["w1"] * 3
+
+
+@pytest.mark.parametrize("other", [{"order": "exact"}, {"missing": "skip"}, {"scale": 2}, {"bucket_bytes": 1}])
+def test_options_that_differ_are_an_error_on_every_rank(other: Any) -> None:
+    def rank(group: Group) -> Any:
+        leaves = leaves_of(3)
+        reducer = Reducer(leaves, group, **(other if group.rank else {}))
+        with pytest.raises(fanin.PeerError, match="rank 1 has "):
+            fanin.backward(roots(leaves, 1), reducer=reducer)
+        return True
+
+    assert all(outcomes(2, rank))
+
+
+REFUSED: list[tuple[Callable[[Group], Any], type[Exception], str]] = [
+    (lambda g: Reducer([np.ones(2)], g), TypeError, "expected a fanin.Leaf"),
+    (lambda g: Reducer([fanin.Leaf(like=((2,), "f4", None), accumulate=print)], g), TypeError, "like="),
+    (lambda g: Reducer(leaves_of(1) * 2, g), ValueError, "each leaf once"),
+    (lambda g: Reducer(leaves_of(1), g, order="x"), ValueError, "order"),  # type: ignore[arg-type]
+    (lambda g: Reducer(leaves_of(1), g, missing="x"), ValueError, "missing"),  # type: ignore[arg-type]
+    (lambda g: Reducer(leaves_of(1), g, bucket_bytes=0), ValueError, "bucket_bytes"),
+    (lambda g: Reducer(leaves_of(1), g, scale=1j), ValueError, "real number"),
+    (lambda g: Reducer(leaves_of(1), g).at(-1), ValueError, "keys"),
+    (lambda g: fanin.backward([], reducer=3), TypeError, "expected a fanin.dist.Reducer, got an int"),
+    (lambda g: fanin.backward([], reducer=Reducer([], g), create_graph=True), ValueError, "create_graph"),
+    (lambda g: dist.clip_norm(Reducer([], g), -1), ValueError, "max_norm"),
+]
+
+
+@pytest.mark.parametrize(("call", "kind", "words"), REFUSED)
+def test_what_does_not_fit_is_refused_by_name(call: Any, kind: type[Exception], words: str) -> None:
+    def rank(group: Group) -> None:
+        with pytest.raises(kind, match=words):
+            call(group)
+
+    outcomes(1, rank)
+
+
+def test_two_gradients_of_one_leaf_in_one_contribution_are_refused() -> None:
+    def rank(group: Group) -> None:
+        leaves = leaves_of(1)
+        reducer = Reducer(leaves, group)
+        with pytest.raises(ValueError, match="w0 got a second gradient"), reducer.accumulate():
+            fanin.backward(roots(leaves, 1))
+            fanin.backward(roots(leaves, 1))
+        fanin.backward(roots(leaves, 1), reducer=reducer)
+        assert leaves[0].grad[0] == 1
+
+    outcomes(1, rank)
+
+
+def test_a_sum_of_another_group_inside_a_pass_is_refused_on_every_rank() -> None:
+    def rank(group: Group) -> Any:
+        [w] = leaves_of(1)
+        other = Group(group._engine)
+        n = node(w, lambda g: dist.add_n([g], other), "Inner")
+        with pytest.raises(RuntimeError, match="inside a pass of another group"):
+            fanin.backward([(n, 0, np.ones(300, "f4"))], reducer=Reducer([w], group))
+        return w.grad is None
+
+    assert outcomes(2, rank) == [True, True]
+
+
+def test_buckets_travel_while_the_pass_goes_on() -> None:
+    def rank(group: Group) -> Any:
+        first, last = leaves_of(2)
+        reducer = Reducer([first, last], group, bucket_bytes=1)
+        sent = threading.Event()
+        real = reducer._sum
+
+        def summed(call: Any, bucket: _Bucket) -> None:
+            real(call, bucket)
+            sent.set()
+
+        reducer._sum = summed  # type: ignore[method-assign]
+        waits = node(first, lambda g: g if sent.wait(20) else raises(g), "Waits")
+        # the newest ready node runs first: leaves before it
+        fanin.backward([(waits, 0, np.ones(300, "f4")), (last, 0, np.ones(300, "f4"))], reducer=reducer)
+        return float(first.grad[0])
+
+    assert outcomes(2, rank) == [2.0, 2.0]
+
+
+def test_buckets_that_are_sent_as_they_become_ready_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def in_order_of_readiness(self: Reducer, number: int) -> None:
+        left = list(self._buckets)
+        while left:
+            with self._state:
+                while not (self._ended or any(b.closed for b in left)):
+                    self._state.wait()
+                bucket = next((b for b in left if b.closed), left[0])
+            left.remove(bucket)
+            with self._call(number, bucket.number) as call:
+                self._sum(call, bucket)
+
+    def rank(group: Group) -> None:
+        leaves = leaves_of(2)
+        reducer = Reducer(leaves, group, bucket_bytes=1)
+        gate = threading.Event()
+        real = reducer._sum
+        reducer._sum = lambda call, bucket: (gate.set(), real(call, bucket))  # type: ignore[method-assign, assign]
+        early, late = leaves if group.rank else reversed(leaves)
+        waits = node(late, lambda g: g if gate.wait(20) else raises(g), "Waits")
+        fanin.backward([(waits, 0, np.ones(300, "f4")), (early, 0, np.ones(300, "f4"))], reducer=reducer)
+
+    monkeypatch.setattr(Reducer, "_send", in_order_of_readiness)
+    with pytest.raises(fanin.PeerError, match="rank 1 is at .*bucket 1, rank 0 at .*bucket 0"):
+        outcomes(2, rank)
+
+
+# ---------------------------------------------------------------- the norm
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex64", "complex128"])
+def test_the_norm_is_exact(dtype: str) -> None:
+    from fractions import Fraction
+
+    rng = np.random.default_rng(2)
+    x = rng.standard_normal(1000) * 2.0 ** rng.integers(-12, 12, 1000)
+    x = (x + 1j * rng.standard_normal(1000)).astype(dtype) if "complex" in dtype else x.astype(dtype)
+    if dtype == "float64":
+        x[:4] = [5e-324, 1e300, -1e-310, 3e200]
+    squares = Squares()
+    for piece in np.split(x, [3, 500]):
+        squares.add(piece)
+    n, e = squares.total()
+    parts = np.concatenate([x.real, x.imag]).tolist() if "complex" in dtype else x.tolist()
+    assert Fraction(n) * Fraction(2) ** e == sum(Fraction(v) ** 2 for v in parts)
+    assert root([(n, e)]) == pytest.approx(float(np.hypot.reduce(parts)), rel=1e-12)
+
+
+def test_norms_and_clipping_are_the_same_for_any_number_of_ranks() -> None:
+    rng = np.random.default_rng(9)
+    arrays = [rng.standard_normal(300).astype("f4") for _ in range(8)]
+
+    def run(n: int, into: Any) -> Any:
+        def rank(group: Group) -> Any:
+            [w] = leaves_of(1)
+            reducer = Reducer([w], group, order="exact", into=into)
+            mine = arrays[group.rank :: n]
+            for g in mine[:-1]:
+                with reducer.accumulate():
+                    fanin.backward([(w, 0, g)])
+            fanin.backward([(w, 0, mine[-1])], reducer=reducer)
+            norm = dist.clip_norm(reducer, 1.0)
+            return norm, reducer.norm(), w.grad if into == "all" else reducer.shards[0]
+
+        got = outcomes(n, rank)
+        clipped = got[0][2] if into == "all" else np.concatenate([x for _, _, x in got])
+        return {(a, b) for a, b, _ in got}, bits(clipped)
+
+    first = run(1, "all")
+    assert all(run(n, into) == first for n in (2, 3, 8) for into in ("all", "shard"))
+    assert next(iter(first[0]))[1] == pytest.approx(1, rel=1e-6)
+
+
+def test_inf_and_nan_make_the_norm_inf_and_nothing_is_scaled() -> None:
+    def rank(group: Group) -> Any:
+        [w] = leaves_of(1)
+        reducer = Reducer([w], group)
+        fanin.backward(roots([w], float("nan") if group.rank else 1), reducer=reducer)
+        return dist.clip_norm(reducer, 1.0)
+
+    assert outcomes(2, rank) == [float("inf")] * 2

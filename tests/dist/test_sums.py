@@ -1,0 +1,398 @@
+"""Sums over ranks that are threads: the bits of one process, and an error on every rank for what does not fit."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import fanin
+from fanin import dist
+from fanin.dist.group import Call, Group
+from fanin.dist.sums import Sum
+from kit.values import bits
+
+FLOATS = ["float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2", "complex64", "complex128"]
+OTHERS = ["bool", "int8", "int32", "int64", "uint8"]
+
+
+def of_name(dtype: str) -> Any:
+    return np.dtype(getattr(ml_dtypes, dtype, dtype))
+
+
+def drawn(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> Any:
+    if dtype in OTHERS:
+        return rng.integers(0, 2 if dtype == "bool" else 100, shape).astype(dtype)
+    x = rng.standard_normal(shape) * 2.0 ** rng.integers(-6, 6, shape)
+    return (x + 1j * rng.standard_normal(shape)).astype(dtype) if "complex" in dtype else x.astype(of_name(dtype))
+
+
+def on_ranks(n: int, arrays: list[Any], owner: Callable[[int], int], order: Any, **options: Any) -> list[Any]:
+    def rank(group: Group) -> Any:
+        mine = [k for k in range(len(arrays)) if owner(k) == group.rank]
+        keys = mine if order == "key" else None
+        return dist.add_n([arrays[k] for k in mine], group, order, keys=keys, **options)
+
+    return dist.threads(n, rank, timeout=60)
+
+
+@pytest.mark.parametrize("dtype", FLOATS + OTHERS)
+@pytest.mark.parametrize("order", ["key", "exact"])
+def test_the_sum_has_the_bits_of_one_process_for_any_number_of_ranks_and_any_dealing(order: str, dtype: str) -> None:
+    rng = np.random.default_rng(len(dtype))
+    scale = None if dtype == "bool" else 3 if dtype in OTHERS else 1 / 3
+    for shape in ((), (5,), (3, 700)):
+        arrays = [drawn(rng, shape, dtype) for _ in range(8)]
+        exact = order == "exact" and dtype in FLOATS
+        expected = fanin.add_n(arrays, scale=scale, accumulate="exact" if exact else None)
+        for n, shift in itertools.product((1, 2, 3, 8, 9), (0, 1)):
+            for out in on_ranks(n, arrays, lambda k, n=n, s=shift: (k // 2 + s) % n, order, scale=scale):
+                assert bits(out) == bits(np.asarray(expected)), (n, shift, shape)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+def test_the_order_of_ranks_folds_each_ranks_own_sum(n: int) -> None:
+    rng = np.random.default_rng(n)
+    arrays = [drawn(rng, (600,), "bfloat16") for _ in range(8)]
+    own = [fanin.add_n([a.astype("f4") for a in arrays[r::n]]) for r in range(n)]
+    expected = np.empty(600, ml_dtypes.bfloat16)
+    fanin.add_n(own, out=expected, scale=0.5)
+    for order in ("rank", None):
+        for out in on_ranks(n, arrays, lambda k: k % n, order, scale=0.5):
+            assert bits(out) == bits(expected)
+
+
+def test_one_array_a_rank_is_summed_in_the_order_of_ranks_by_default() -> None:
+    arrays = [np.float32([1e8]), np.float32([1]), np.float32([-1e8])]
+    assert on_ranks(3, arrays, lambda k: k, None)[0] == fanin.add_n(arrays)
+
+
+@pytest.mark.parametrize("order", ["key", "exact", "rank"])
+def test_a_shard_is_a_run_of_whole_blocks_and_one_rank_may_get_all(order: str) -> None:
+    arrays = [np.arange(2000, dtype="f4").reshape(2, 1000) * (k + 1) for k in range(4)]
+    expected = fanin.add_n(arrays)
+    shards = on_ranks(3, arrays, lambda k: k % 3, order, into="shard")
+    assert [len(s) % 256 for s in shards[:-1]] == [0, 0] and bits(np.concatenate(shards)) == bits(expected.reshape(-1))
+    for r in range(3):
+        got = on_ranks(3, arrays, lambda k: k % 3, order, into=r)
+        assert [x is None for x in got] == [i != r for i in range(3)] and bits(got[r]) == bits(expected)
+
+
+@pytest.mark.parametrize("order", ["key", "exact", "rank"])
+def test_inf_and_nan_travel_as_in_one_process(order: str) -> None:
+    a, b = np.ones(600, "f4"), np.ones(600, "f4")
+    a[[3, 300, 599]], b[[3, 299, 599]] = np.inf, -np.inf
+    out = on_ranks(2, [a, b], lambda k: k, order)[1]
+    expected = fanin.add_n([a, b], accumulate="exact")
+    assert np.array_equal(out, expected, equal_nan=True) and np.isnan(out[[3, 599]]).all() and np.isinf(out[300])
+
+
+@pytest.mark.parametrize("order", ["key", "exact", "rank"])
+def test_minus_zero_stays_and_a_rank_without_arrays_adds_nothing(order: str) -> None:
+    x = np.full(300, -0.0, "f4")
+    for out in on_ranks(4, [x, x], lambda k: 2, order):
+        assert bits(out) == bits(x)
+
+
+def test_views_of_any_layout_are_summed_and_no_array_is_written() -> None:
+    base = np.arange(24.0).reshape(4, 6)
+    views = [base.T[::2], base[::-1, ::2].T, np.asfortranarray(base[:, :3]).T]
+    kept = base.copy()
+    out = on_ranks(3, views, lambda k: k, "key")[0]
+    assert np.array_equal(out, sum(views)) and np.array_equal(base, kept)
+
+
+# ---------------------------------------------------------------- what does not fit
+
+
+def outcomes(n: int, *calls: Callable[[Group], Any]) -> list[list[Any]]:
+    """What each call gave on each rank: a value, or its exception."""
+
+    def rank(group: Group) -> list[Any]:
+        made: list[Any] = []
+        for call in calls:
+            try:
+                made.append(call(group))
+            except Exception as e:
+                made.append(e)
+        group.closed or group.barrier()
+        return made
+
+    return list(zip(*dist.threads(n, rank, timeout=20), strict=True))
+
+
+def good(group: Group) -> Any:
+    return dist.add_n([np.ones(3)], group).tolist()
+
+
+def other(rank: int, first: Callable[[Group], Any], then: Callable[[Group], Any]) -> Callable[[Group], Any]:
+    return lambda group: then(group) if group.rank == rank else first(group)
+
+
+#: (the call of rank 1, words of the error on every rank)
+PEERS: list[tuple[Callable[[Group], Any], str]] = [
+    (lambda g: dist.add_n([np.ones((3, 1))], g), r"rank 1 brings float64 of shape \(3, 1\), rank 0 .*\(3,\)"),
+    (lambda g: dist.add_n([np.ones(3, "f4")], g), "rank 1 brings float32"),
+    (lambda g: dist.add_n([np.ones(3)], g, scale=2), "rank 1 has order=None, scale=2"),
+    (lambda g: dist.add_n([np.ones(3)], g, "exact"), "rank 1 has order='exact'"),
+    (lambda g: dist.add_n([np.ones(3)], g, into="shard"), "rank 1 has .*into='shard'"),
+    (lambda g: dist.add_n([np.ones(3)], g, keys=[3]), "rank 1 gives keys and rank 0 gives none"),
+    (lambda g: g.barrier(), "rank 1 is at call barrier"),
+]
+
+
+@pytest.mark.parametrize(("call", "words"), PEERS)
+def test_what_differs_is_an_error_on_every_rank_that_names_the_rank_and_the_next_pass_works(
+    call: Callable[[Group], Any], words: str
+) -> None:
+    before, failed, after = outcomes(3, good, other(1, good, call), good)
+    assert before == after == ([3.0] * 3,) * 3
+    for e in failed:
+        assert type(e) is fanin.PeerError and e.rank == 1, e
+        with pytest.raises(fanin.PeerError, match=words):
+            raise e
+
+
+#: (the call of rank 2, what it raises there)
+FAILS: list[tuple[Callable[[Group], Any], type[Exception], str]] = [
+    (lambda g: dist.add_n([object()], g), TypeError, "expected an array, got an object"),
+    (lambda g: dist.add_n([np.ones(3, "M8[s]")], g), fanin.DTypeError, "datetime"),
+    (lambda g: dist.add_n([np.ones(3), np.ones(4)], g), ValueError, r"arrays\[1\]"),
+    (lambda g: dist.add_n([np.ones(3)], g, "sorted"), ValueError, 'expected order="key"'),
+    (lambda g: dist.add_n([np.ones(3)], g, into="none"), TypeError, "into="),
+    (lambda g: dist.add_n([np.ones(3)], g, into=3), ValueError, "there are ranks 0 to 2"),
+    (lambda g: dist.add_n([np.ones(3)], g, keys=[1, 2]), ValueError, "as many keys as arrays"),
+    (lambda g: dist.add_n([np.ones(3)], g, keys=[-1]), ValueError, "non-negative"),
+    (lambda g: dist.add_n([np.ones(3)], g, keys=["a"]), TypeError, "keys"),
+    (lambda g: dist.add_n([np.ones(3)], g, scale="2"), TypeError, "scale: expected a number"),  # type: ignore[arg-type]
+    (lambda g: dist.add_n([np.ones(3)], g, "exact", scale=1j), ValueError, "needs a real number"),
+    (lambda g: dist.add_n([np.ones(3, "i4")], g, scale=0.5), ValueError, "needs an integer"),
+]
+
+
+@pytest.mark.parametrize(("call", "kind", "words"), FAILS)
+def test_a_rank_that_raises_ends_the_pass_of_all(call: Any, kind: type[Exception], words: str) -> None:
+    failed, after = outcomes(3, other(2, good, call), good)
+    assert after == ([3.0] * 3,) * 3
+    assert isinstance(failed[2], kind)
+    for e in failed[:2]:
+        assert type(e) is fanin.PeerError and e.rank == 2
+        with pytest.raises(fanin.PeerError, match=f"rank 2 failed: {kind.__name__}.*"):
+            raise e
+    with pytest.raises(kind, match=words):
+        raise failed[2]
+
+
+def test_a_key_that_two_ranks_give_is_refused_on_both() -> None:
+    [failed] = outcomes(2, lambda g: dist.add_n([np.ones(3)], g, keys=[7]))
+    assert all("key 7 of rank 1 was given by rank 0" in str(e) for e in failed)
+
+
+def test_no_arrays_on_any_rank_are_refused() -> None:
+    [failed] = outcomes(2, lambda g: dist.add_n([], g))
+    assert all("no rank brings an array" in str(e) for e in failed)
+
+
+def test_a_rank_that_leaves_ends_the_pass_of_the_others_and_closes_their_group() -> None:
+    def rank(group: Group) -> Any:
+        if group.rank == 1:
+            return None
+        with pytest.raises(fanin.PeerError, match=r"rank 1 closed its group") as e:
+            good(group)
+        assert e.value.rank == 1
+        with pytest.raises(RuntimeError, match="closed"):
+            good(group)
+        return group.closed
+
+    assert all("rank 1" in c for c in dist.threads(3, rank)[::2])
+
+
+def test_the_first_error_of_a_rank_reaches_the_caller_with_its_rank() -> None:
+    def rank(group: Group) -> None:
+        if group.rank == 1:
+            raise ZeroDivisionError("of rank 1")
+        good(group)
+
+    with pytest.raises(ZeroDivisionError, match="of rank 1") as e:
+        dist.threads(3, rank)
+    assert e.value.__notes__ == ["on rank 1 of 3"]
+
+
+def test_a_rank_that_is_late_is_named_after_the_time_limit_and_closes_the_group() -> None:
+    release = threading.Event()
+
+    def rank(group: Group) -> Any:
+        if group.rank == 1:
+            release.wait()
+            with pytest.raises((fanin.PeerError, RuntimeError), match="rank 0|rank 2"):
+                good(group)
+            return None
+        try:
+            with pytest.raises(fanin.PeerError, match="rank 1 did not answer within 0.05 s|rank [02]"):
+                dist.add_n([np.ones(3)], group, timeout=0.05)
+        finally:
+            release.set()
+        return group.closed
+
+    assert all(dist.threads(3, rank)[::2])
+
+
+def test_a_group_made_anew_on_one_rank_is_found_by_its_pass_number() -> None:
+    def rank(group: Group) -> None:
+        good(group)
+        mine = Group(group._engine) if group.rank == 1 else group
+        with pytest.raises(fanin.PeerError, match="rank 1 is at .*pass 1, .*rank 0 at .*pass 2"):
+            good(mine)
+
+    dist.threads(2, rank)
+
+
+def test_two_threads_in_one_group_are_refused() -> None:
+    def rank(group: Group) -> Any:
+        found: list[BaseException] = []
+
+        def second() -> None:
+            try:
+                good(group)
+            except RuntimeError as e:
+                found.append(e)
+
+        with group.entered("a pass"):
+            worker = threading.Thread(target=second)
+            worker.start()
+            worker.join()
+        return str(found[0]), good(group)
+
+    assert all("another thread uses the group" in text for text, _ in dist.threads(2, rank))
+
+
+def test_a_pass_inside_a_pass_is_refused() -> None:
+    def rank(group: Group) -> None:
+        with group.entered("a pass"), pytest.raises(RuntimeError, match="inside a pass of the same group"):
+            good(group)
+        with group.entered("a pass"), pytest.raises(RuntimeError, match="inside a pass of another group"):
+            dist.threads(1, lambda g: None) and good(Group(group._engine))
+
+    dist.threads(1, rank)
+
+
+def test_a_group_is_refused_after_fork() -> None:
+    def rank(group: Group) -> Any:
+        group._process = os.getpid() + 1  # as in a child
+        with pytest.raises(RuntimeError, match=r"before fork"):
+            good(group)
+        return True
+
+    assert dist.threads(1, rank) == [True]
+
+
+@pytest.mark.parametrize("x", [3, "world", [1], object()])
+def test_what_is_no_group_is_refused(x: object) -> None:
+    with pytest.raises(TypeError, match="expected an mpi4py communicator"):
+        dist.group(x)
+
+
+def test_an_object_may_bring_its_engine() -> None:
+    def rank(group: Group) -> Any:
+        class Comm:
+            def __fanin_group__(self) -> Any:
+                return group._engine
+
+        comm = Comm()
+        return dist.group(comm) is dist.group(comm) and good(dist.group(comm))
+
+    assert dist.threads(2, rank) == [[2.0] * 3] * 2
+
+
+@pytest.mark.parametrize("n", [0, -1, True, 1.5])
+def test_a_number_of_ranks_is_positive(n: Any) -> None:
+    with pytest.raises(ValueError, match="positive number of ranks"):
+        dist.threads(n, lambda g: None)
+
+
+class Breaks:
+    """An engine whose k-th operation fails, at its start or in wait."""
+
+    def __init__(self, engine: Any, at: int, waits: bool) -> None:
+        self.engine, self.left, self.waits = engine, at, waits
+        self.rank, self.size, self.name = engine.rank, engine.size, engine.name
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self.engine, name)
+
+        def broken(*args: Any) -> Any:
+            self.left -= 1
+            if self.left:
+                return call(*args)
+            if not self.waits:
+                raise OSError("the wire broke")
+            call(*args)
+            return self
+
+        return broken if name in ("exchange", "all_to_all", "all_gather") else call
+
+    def wait(self, timeout: float) -> Any:
+        raise OSError("the wire broke")
+
+
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_an_operation_of_the_engine_that_fails_is_an_error_on_every_rank(at: int, waits: bool) -> None:
+    def rank(group: Group) -> Any:
+        if group.rank == 1:
+            group._engine = Breaks(group._engine, at, waits)
+        with pytest.raises(fanin.PeerError, match="the wire broke|rank 1"):
+            good(group)
+        return group.closed
+
+    assert all(dist.threads(3, rank))
+
+
+# ---------------------------------------------------------------- planted faults
+
+
+def test_a_header_without_pass_number_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = Call.__init__
+
+    def without(self: Call, *args: Any) -> None:
+        begin(self, *args)
+        self.at["pass"] = 0
+
+    monkeypatch.setattr(Call, "__init__", without)
+    with pytest.raises(pytest.fail.Exception):
+        test_a_group_made_anew_on_one_rank_is_found_by_its_pass_number()
+
+
+def test_a_failed_rank_that_says_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Call, "__exit__", lambda *args: False)
+    with pytest.raises((AssertionError, fanin.PeerError)):
+        test_a_rank_that_raises_ends_the_pass_of_all(*FAILS[0])
+
+
+def test_an_all_gather_before_the_shard_is_rounded_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Sum.exact
+
+    def late(self: Sum, i: int, segment: Any, own: Any) -> None:
+        kept = own.copy()
+        real(self, i, segment, own)
+        rounded = own.copy()
+        own[:] = kept  # what travels is what was there before
+        start = self.call.start
+
+        def then(operation: str, *args: Any) -> Any:
+            result = start(operation, *args)
+            own[:] = rounded
+            return result
+
+        self.call.start = then  # type: ignore[method-assign]
+
+    monkeypatch.setattr(Sum, "exact", late)
+    arrays = [np.arange(1, 1001, dtype="f4")] * 2
+    out = on_ranks(2, arrays, lambda k: k, "exact")
+    assert any(bits(x) != bits(fanin.add_n(arrays, accumulate="exact")) for x in out)
