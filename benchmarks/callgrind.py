@@ -62,12 +62,6 @@ def lives() -> dict[str, Work]:
         for _ in range(times):
             full.add(0, a)
 
-    def two_adds_and_take(times: int) -> None:
-        for _ in range(times):
-            add(0, a)
-            add(0, b)
-            take()
-
     def add_and_take(times: int) -> None:
         for _ in range(times):
             add(0, a)
@@ -90,23 +84,14 @@ def lives() -> dict[str, Work]:
             many.add_many(slots, gradients)
             many.take()
 
-    def transposed_adds_and_take(times: int) -> None:
-        for _ in range(times):
-            add(0, transposed[0])
-            add(0, transposed[1])
-            take()
+    def adds_and_take(x: np.ndarray, y: np.ndarray) -> Work:
+        def work(times: int) -> None:
+            for _ in range(times):
+                add(0, x)
+                add(0, y)
+                take()
 
-    def gapped_adds_and_take(times: int) -> None:
-        for _ in range(times):
-            add(0, gapped[0])
-            add(0, gapped[1])
-            take()
-
-    def general_adds_and_take(times: int) -> None:
-        for _ in range(times):
-            add(0, every_second[0])
-            add(0, every_second[1])
-            take()
+        return work
 
     def declared_add_and_take(times: int) -> None:
         for _ in range(times):
@@ -132,13 +117,13 @@ def lives() -> dict[str, Work]:
         "(clear again)": clear,
         "buf.add(0, a), budget=0": add_into_sum,
         "buf.add, buf.take()": add_and_take,
-        "buf.add twice, buf.take()": two_adds_and_take,
+        "buf.add twice, buf.take()": adds_and_take(a, b),
         "InputBuffer(1), add twice, take, drop": life,
         "add_n of 8 arrays": add_n,
         f"a slot of two add_many of {SLOTS} and take": add_many,
-        "buf.add twice, buf.take(), transposed": transposed_adds_and_take,
-        "buf.add twice, buf.take(), rows with gaps": gapped_adds_and_take,
-        "buf.add twice, buf.take(), gaps along two axes": general_adds_and_take,
+        "buf.add twice, buf.take(), transposed": adds_and_take(*transposed),
+        "buf.add twice, buf.take(), rows with gaps": adds_and_take(*gapped),
+        "buf.add twice, buf.take(), gaps along two axes": adds_and_take(*every_second),
         "buf.add, buf.take(), declared": declared_add_and_take,
         "np.add(a, b, out=b)": numpy_add,
         "a + b": numpy_fresh,
