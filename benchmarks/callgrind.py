@@ -43,6 +43,8 @@ def lives() -> dict[str, Work]:
     add, take, make = buf.add, buf.take, fanin.InputBuffer
     transposed = [np.ones((8, 4), "f4").T for _ in range(2)]
     gapped = [np.ones((4, 9), "f4")[:, :8] for _ in range(2)]
+    every_second = [np.ones((8, 16), "f4")[::2, ::2] for _ in range(2)]
+    declared = fanin.InputBuffer([fanin.Slot(shape=(16,), dtype="f4")])
 
     def loop(times: int) -> None:
         for _ in range(times):
@@ -59,12 +61,6 @@ def lives() -> dict[str, Work]:
     def add_into_sum(times: int) -> None:
         for _ in range(times):
             full.add(0, a)
-
-    def two_adds_and_take(times: int) -> None:
-        for _ in range(times):
-            add(0, a)
-            add(0, b)
-            take()
 
     def add_and_take(times: int) -> None:
         for _ in range(times):
@@ -88,17 +84,19 @@ def lives() -> dict[str, Work]:
             many.add_many(slots, gradients)
             many.take()
 
-    def transposed_adds_and_take(times: int) -> None:
-        for _ in range(times):
-            add(0, transposed[0])
-            add(0, transposed[1])
-            take()
+    def adds_and_take(x: np.ndarray, y: np.ndarray) -> Work:
+        def work(times: int) -> None:
+            for _ in range(times):
+                add(0, x)
+                add(0, y)
+                take()
 
-    def general_adds_and_take(times: int) -> None:
+        return work
+
+    def declared_add_and_take(times: int) -> None:
         for _ in range(times):
-            add(0, gapped[0])
-            add(0, gapped[1])
-            take()
+            declared.add(0, a)
+            declared.take()
 
     def numpy_add(times: int) -> None:
         for _ in range(times):
@@ -119,12 +117,14 @@ def lives() -> dict[str, Work]:
         "(clear again)": clear,
         "buf.add(0, a), budget=0": add_into_sum,
         "buf.add, buf.take()": add_and_take,
-        "buf.add twice, buf.take()": two_adds_and_take,
+        "buf.add twice, buf.take()": adds_and_take(a, b),
         "InputBuffer(1), add twice, take, drop": life,
         "add_n of 8 arrays": add_n,
         f"a slot of two add_many of {SLOTS} and take": add_many,
-        "buf.add twice, buf.take(), transposed": transposed_adds_and_take,
-        "buf.add twice, buf.take(), rows with gaps": general_adds_and_take,
+        "buf.add twice, buf.take(), transposed": adds_and_take(*transposed),
+        "buf.add twice, buf.take(), rows with gaps": adds_and_take(*gapped),
+        "buf.add twice, buf.take(), gaps along two axes": adds_and_take(*every_second),
+        "buf.add, buf.take(), declared": declared_add_and_take,
         "np.add(a, b, out=b)": numpy_add,
         "a + b": numpy_fresh,
     }
@@ -156,6 +156,7 @@ def calls() -> dict[str, Callable[[], object]]:
     """The single calls whose functions and files are counted. A name in brackets is preparation."""
     a, m = np.ones(16, "f4"), np.ones((8, 4), "f4")
     gapped = [np.ones((4, 9), "f4")[:, :8] for _ in range(2)]
+    every_second = [np.ones((8, 16), "f4")[::2, ::2] for _ in range(2)]
     buf = fanin.InputBuffer(1, budget=float("inf"))
 
     def add(x: np.ndarray) -> Callable[[], object]:
@@ -171,6 +172,9 @@ def calls() -> dict[str, Callable[[], object]]:
         "buf.add(0, x[:, :8]), float32 (4, 8) with gaps": add(gapped[0]),
         "(a second add with gaps)": add(gapped[1]),
         "buf.take() of two with gaps": buf.take,
+        "buf.add(0, x[::2, ::2]), float32 (4, 8), gaps along two axes": add(every_second[0]),
+        "(a second add with gaps along two axes)": add(every_second[1]),
+        "buf.take() of two with gaps along two axes": buf.take,
     }
 
 

@@ -242,7 +242,8 @@ int fan_import(PyObject *o, bool recording, bool has_combine, fan_value *out);
 /* ---- import_plain.c: plain contributions (buffer/plain.h); all inside the interpreter ---- */
 
 /* fan_plain_import: the kind and the address of a plain contribution; false: it is none, nothing is said. Calls
- * nobody. fan_plain_is_unchanged: whether one is what it was when it came: memory, dtype, shape. */
+ * nobody. fan_plain_import_as: with `gaps`, also of an array that has gaps along one axis, for a buffer's list alone.
+ * fan_plain_is_unchanged: whether one is what it was when it came: memory, dtype, shape. */
 bool fan_plain_import_as(PyObject *o, bool gaps, fan_plain_kind *kind, char **data);
 static inline bool fan_plain_import(PyObject *o, fan_plain_kind *kind, char **data)
 {

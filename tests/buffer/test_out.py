@@ -337,3 +337,18 @@ def test_an_out_over_a_gradient_that_is_handed_through_from_another_slot_spares_
     assert two is memory and memory.tolist() == [7, 7, 7]
     spared = one if part == "dense" else one.parts[part == "values"]
     assert spared.ravel().tolist() == [0, 1, 2]
+
+
+def test_an_out_in_the_reach_of_rows_with_gaps_is_written_after_they_are_read() -> None:
+    memory = np.arange(16, dtype="f8").reshape(4, 4)
+    rows, other = memory[:, :2], np.ones((4, 4))[:, :2]
+    expected = rows + other
+    buf = fanin.InputBuffer(2)
+    for x in (np.full(2, 100.0), np.full(2, 200.0)):
+        buf.add(0, x)
+    for x in (rows, other):
+        buf.add(1, x)
+    out = memory[3, :2]
+    sums = buf.take(out=[out, None])
+    assert out.tolist() == [300.0, 300.0]
+    assert sums[1].tolist() == expected.tolist()
