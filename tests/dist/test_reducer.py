@@ -140,6 +140,19 @@ def test_a_leaf_without_a_gradient_on_one_rank_is_named_or_skipped() -> None:
     assert outcomes(3, rank) == [[3.0, 2.0, None]] * 3
 
 
+def test_a_leaf_that_had_a_gradient_in_the_pass_before_may_get_none() -> None:
+    def rank(group: Group) -> Any:
+        leaves = leaves_of(2)
+        reducer = Reducer(leaves, group)
+        for skip in ((), (1,)):
+            for w in leaves:
+                w.grad = None
+            fanin.backward(roots(leaves, 1, skip=skip), reducer=reducer)
+        return [w.grad is None for w in leaves]
+
+    assert outcomes(2, rank) == [[False, True]] * 2
+
+
 def test_shards_are_left_with_their_owners() -> None:
     def rank(group: Group) -> Any:
         leaves = leaves_of(2, 700)
