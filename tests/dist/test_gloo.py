@@ -16,6 +16,7 @@ import pytest
 
 import fanin
 from fanin import dist
+from kit.ranks import alone, train
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.partners
@@ -79,6 +80,15 @@ def same_bits(group: Any) -> list[str]:
 @pytest.mark.parametrize("size", [2, 3])
 def test_the_sum_of_tensors_has_the_bits_of_one_process(size: int, tmp_path: Path) -> None:
     assert on_processes(size, same_bits, tmp_path) == [[]] * size
+
+
+def weights(group: Any) -> list[bool]:
+    return [train(group, o, 1000, lambda k: k % group.size, 20) == alone(o, 20) for o in ("exact", "key")]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_weights_after_twenty_steps_are_those_of_one_process(size: int, tmp_path: Path) -> None:
+    assert on_processes(size, weights, tmp_path) == [[True, True]] * size
 
 
 def read_only(group: Any) -> Any:

@@ -64,6 +64,19 @@ def test_the_sum_has_the_bits_of_one_process(ranks: int) -> None:
     mpiexec(ranks, SAME_BITS)
 
 
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_weights_after_twenty_steps_are_those_of_one_process(ranks: int) -> None:
+    mpiexec(
+        ranks,
+        """
+from kit.ranks import alone, train
+for order in ("exact", "key"):
+    for bucket in (1000, 25 << 20):
+        assert train(dist.group(), order, bucket, lambda k: k % comm.size, 20) == alone(order, 20), (order, bucket)
+""",
+    )
+
+
 def test_what_differs_is_an_error_on_every_rank_and_the_next_pass_works() -> None:
     mpiexec(
         3,

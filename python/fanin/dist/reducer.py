@@ -22,7 +22,7 @@ from .sums import Into, Options, Order, Sent, Term
 
 
 class _Bucket:
-    """Some leaves, and what this rank has for their next sum."""
+    """Some leaves, and the contributions of this rank to their next sum."""
 
     def __init__(self, number: int, indices: Sequence[int], layout: Layout) -> None:
         self.number, self.indices, self.layout = number, indices, layout
@@ -46,7 +46,7 @@ class _Bucket:
 
     def reset(self) -> None:
         """Forget all contributions."""
-        self.terms, self.masks, self.windows, self.total = [], [], {}, None
+        self.terms, self.masks, self.windows, self.total, self.anywhere = [], [], {}, None, 0
         self.start()
 
     def put(self, i: int, gradient: Any, detect: bool) -> None:
@@ -76,7 +76,7 @@ class _Bucket:
         self.masks.append(self.mask)
 
     def sent(self, rank: int) -> Sent:
-        """What goes to the owners."""
+        """The messages to the owners."""
         packed = {i: sums.pack(windows, rank) for i, windows in self.windows.items()}
         return Sent(self.terms, packed, self.windows)
 

@@ -1,0 +1,65 @@
+"""The law of ranks: a small network whose micro-batches are dealt out to ranks; its weights, as bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import fanin
+from fanin import dist, tape
+
+MICRO = 8  # micro-batches a step
+
+
+def data() -> list[tuple[Any, Any]]:
+    rng = np.random.default_rng(5)
+    return [(rng.standard_normal((6, 12)).astype("f4"), rng.standard_normal((6, 3)).astype("f4")) for _ in range(MICRO)]
+
+
+def network() -> list[Any]:
+    rng = np.random.default_rng(6)
+    shapes = [(12, 40), (40,), (40, 9), (9,), (9, 3)]
+    return [tape.parameter(rng.standard_normal(s).astype("f4") / 3) for s in shapes]
+
+
+def loss_of(w: list[Any], x: Any, y: Any) -> Any:
+    h = tape.tanh(tape.array(x) @ w[0] + w[1])
+    h = tape.tanh(h @ w[2] + w[3])
+    d = h @ w[4] - tape.array(y)
+    return (d * d).mean()
+
+
+def step(w: list[Any], sums: list[Any]) -> None:
+    for x, g in zip(w, sums, strict=True):
+        x.data[...] -= np.float32(0.5) * g
+
+
+def alone(order: str, steps: int) -> bytes:
+    """The weights of one process, whose sums are fanin.add_n of all micro-batches."""
+    w = network()
+    for _ in range(steps):
+        grads = [tape.grad(loss_of(w, x, y), w) for x, y in data()]
+        accumulate = "exact" if order == "exact" else None
+        step(w, [fanin.add_n(g, scale=1 / MICRO, accumulate=accumulate) for g in zip(*grads, strict=True)])
+    return b"".join(x.data.tobytes() for x in w)
+
+
+def train(group: dist.Group, order: Any, bucket_bytes: int, owner: Callable[[int], int], steps: int) -> bytes:
+    """The weights of this rank, which has the micro-batches k with owner(k) == its rank."""
+    w = network()
+    mine = [k for k in range(MICRO) if owner(k) == group.rank]
+    reducer = dist.Reducer(w, group, order=order, bucket_bytes=bucket_bytes, scale=1 / MICRO)
+    for _ in range(steps):
+        for x in w:
+            x.grad = None
+        for k in mine:
+            key = k if order == "key" else None
+            if k != mine[-1]:
+                with reducer.accumulate(key):
+                    tape.backward(loss_of(w, *data()[k]))
+            else:
+                tape.backward(loss_of(w, *data()[k]), reducer=reducer.at(key))
+        step(w, [x.grad for x in w])
+    return b"".join(x.data.tobytes() for x in w)
