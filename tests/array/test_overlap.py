@@ -469,6 +469,8 @@ class Dlpack:
 
     def __dlpack__(self, **how: Any) -> Any:
         self.given += 1
+        if np.lib.NumpyVersion(np.__version__) < "2.1.0":
+            how.pop("max_version", None)
         return self.x.__dlpack__(**how)
 
     def __dlpack_device__(self) -> tuple[int, int]:

@@ -10,6 +10,7 @@
 #include "array/sparse.h"
 #include "buffer/accum.h"
 #include "buffer/sync.h"
+#include "device/capture_rule.h"
 
 typedef unsigned long long ull;
 
