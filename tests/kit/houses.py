@@ -62,7 +62,8 @@ def core_tests(tests: Path, house: str) -> list[str]:
 
     def names(path: Path, above: tuple[Path, ...] = ()) -> bool:
         text = path.read_text()
-        modules = re.findall(r"^from (\w+(?:\.\w+)*) import", text, re.MULTILINE)
+        imports = re.findall(r"^from ([\w.]+) import ([\w, ]*)", text, re.MULTILINE)
+        modules = {name for of, these in imports for name in (of, *(f"{of}.{x.strip()}" for x in these.split(",")))}
         files = {tests / f"{name.replace('.', '/')}.py" for name in modules}
         inner = [f for f in files if f.exists() and f not in (*above, path)]
         return bool(named.search(text)) or any(names(f, (*above, path)) for f in inner)
