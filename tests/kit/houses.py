@@ -46,9 +46,9 @@ TOOLS = ("python/fanin/cli", "python/fanin/testing", "python/fanin/conformance",
 DOORS = ("python/fanin/__init__", "csrc/py/module", "csrc/py/for_tests")
 
 
-#: How a test names a house: its modules, and what the core has of it.
+#: How a test names a house: its modules, what the core has of it, and the fixtures that make a machine.
 NAMES = {
-    "sim": r"\bsim\b|\bMachine\b|explore|simulat|demo\b",
+    "sim": r"\bsim\b|\bMachine\b|explore|simulat|demo\b|\ba_world\b|[(,] ?(?:w|driver): ",
     "graph": r"fanin\.graph|import graph\b|\bGraphTree|graph_tree|\bcompiled\(|begin_capture|CaptureError",
     "analysis": r"\banalysis\b|descriptors|functionalize|snapshot|\brestride\b",
 }
