@@ -46,9 +46,9 @@ TOOLS = ("python/fanin/cli", "python/fanin/testing", "python/fanin/conformance",
 DOORS = ("python/fanin/__init__", "csrc/py/module", "csrc/py/for_tests")
 
 
-#: How a test names a house: its modules, and what the core has of it.
+#: How a test names a house: its modules, what the core has of it, and the fixtures that make a machine.
 NAMES = {
-    "sim": r"\bsim\b|\bMachine\b|explore|simulat|demo\b",
+    "sim": r"\bsim\b|\bMachine\b|explore|simulat|demo\b|\ba_world\b|[(,] ?(?:w|driver): ",
     "graph": r"fanin\.graph|import graph\b|\bGraphTree|graph_tree|\bcompiled\(|begin_capture|CaptureError",
     "analysis": r"\banalysis\b|descriptors|functionalize|snapshot|\brestride\b",
 }
@@ -62,7 +62,8 @@ def core_tests(tests: Path, house: str) -> list[str]:
 
     def names(path: Path, above: tuple[Path, ...] = ()) -> bool:
         text = path.read_text()
-        modules = re.findall(r"^from (\w+(?:\.\w+)*) import", text, re.MULTILINE)
+        imports = re.findall(r"^from ([\w.]+) import ([\w, ]*)", text, re.MULTILINE)
+        modules = {name for of, these in imports for name in (of, *(f"{of}.{x.strip()}" for x in these.split(",")))}
         files = {tests / f"{name.replace('.', '/')}.py" for name in modules}
         inner = [f for f in files if f.exists() and f not in (*above, path)]
         return bool(named.search(text)) or any(names(f, (*above, path)) for f in inner)
