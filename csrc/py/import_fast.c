@@ -1,4 +1,4 @@
-/* import_fast: what the fast path of the buffer (buffer/host.h) needs to know of a gradient: ndarrays, exact torch
+/* import_fast: what the fast path of the buffer (buffer/host.h) reads of a gradient: ndarrays, exact torch
  * tensors, NumPy's scalars and Python's numbers, read without a call and without a lock. */
 #include "py/dlpack.h"
 #include "py/unboxed.h"
@@ -245,7 +245,7 @@ bool fan_fast_is_detached(PyObject *o)
 }
 
 /* fan_owner_has: whether the bytes [lo, hi) lie in the memory that the owner of a view has now:
- * `ndarray.resize(refcheck=False)` may have moved or cut it. True where the owner is none that can be asked. */
+ * `ndarray.resize(refcheck=False)` may have moved or cut it. True where the owner cannot be read. */
 bool fan_owner_has(PyObject *view, const char *lo, const char *hi)
 {
     PyObject *owner = view;
@@ -298,7 +298,7 @@ bool fan_fast_writable(PyObject *o, const fan_fast_kind *kind)
 
 #define DATA_ALIGN 64
 
-/* What tells torch of a tensor; its elements lie behind it, in the same block. */
+/* What torch keeps of a tensor; its elements lie behind it, in the same block. */
 typedef struct tensor_block {
     fan_dl_versioned managed;
     int64_t shape[FAN_FAST_NDIM], strides[FAN_FAST_NDIM];
