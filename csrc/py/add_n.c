@@ -5,7 +5,7 @@
 
 /* ---- add_n ---- */
 
-/* note: says of the live exception which array it was. */
+/* note: adds to the live exception which array it is about. */
 static void note(Py_ssize_t i)
 {
     PyObject *e = fan_exception_take(), *done = NULL;

@@ -1,4 +1,4 @@
-/* args: what callers pass, as numbers, flags and texts; whatever is wrong is said with the name of the argument. */
+/* args: converts what callers pass to numbers and texts; each error names the argument. */
 #include "py/args.h"
 
 #include "buffer/sync.h"
@@ -158,7 +158,7 @@ int fan_accumulate_arg(PyObject *o, fan_dtype *dtype, bool *exact)
     return *exact ? 0 : fan_dtype_parse(o, dtype);
 }
 
-/* fan_scale_arg: D10: a number; what it may be for which dtype is the core's to say. */
+/* fan_scale_arg: D10: a number; the core checks whether the sum's dtype allows it. */
 int fan_scale_arg(PyObject *o, fan_take *how)
 {
     PyObject *number = NULL;

@@ -1,4 +1,4 @@
-/* args: what callers pass, as numbers, flags and texts. Each says what is wrong with an exception, and -1 (or NULL). */
+/* args: converts what callers pass to numbers and texts. Each returns -1 (or NULL) with an exception that names it. */
 #ifndef FAN_PY_ARGS_H
 #define FAN_PY_ARGS_H
 
@@ -12,7 +12,7 @@ static inline Py_ssize_t fan_small_index(PyObject *o)
     Py_ssize_t i;
     if (!PyLong_CheckExact(o))
         return -1;
-    /* One digit, without a call: an add of a batch asks for three. */
+    /* One digit, without a call: an add of a batch reads three. */
 #if PY_VERSION_HEX >= 0x030C0000
     if (PyUnstable_Long_IsCompact((PyLongObject *)o))
         return PyUnstable_Long_CompactValue((PyLongObject *)o);
@@ -33,7 +33,7 @@ int fan_is_bare(PyObject *o);
 int fan_sequence_arg(PyObject *o, const char *what, PyObject **out);
 /* fan_accumulate_arg: a dtype, or "exact". */
 int fan_accumulate_arg(PyObject *o, fan_dtype *dtype, bool *exact);
-/* fan_scale_arg: D10: a number; what it may be for which dtype is the core's to say. */
+/* fan_scale_arg: D10: a number; the core checks whether the sum's dtype allows it. */
 int fan_scale_arg(PyObject *o, fan_take *how);
 /* fan_plans_arg: the words of leave_out, a tuple, as bits of plans (fan_plan_bits). */
 int fan_plans_arg(PyObject *words, uint64_t *bits);

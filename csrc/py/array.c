@@ -21,7 +21,7 @@ static void array_dealloc(PyObject *o)
     fan_array_object *self = fan_array_self(o);
     if (self->weakrefs)
         PyObject_ClearWeakRefs(o);
-    /* The memory may go with its last hold: the device is told, and may hand the turn to another host thread. */
+    /* The last hold may free the memory: that calls the device, which may switch to another host thread. */
     Py_BEGIN_ALLOW_THREADS
         fan_array_drop(self->a);
         fan_device_drop(self->d);

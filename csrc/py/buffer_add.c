@@ -130,13 +130,13 @@ int fan_add_on(fan_buffer *core, size_t slot, fan_contribution *c)
 
 /* ---- plain contributions (buffer/plain.h) ---- */
 
-/* What add is told by name, as far as plain contributions need it. */
+/* The options of add that plain contributions need. */
 typedef struct add_options {
     Py_ssize_t key; /* -1: none */
     bool donate, copy;
 } add_options;
 
-/* add_options_of: false: something else is there, or what must be said is an error: for the general path. */
+/* add_options_of: false: another option, or a wrong one: for the general path. */
 static bool add_options_of(PyObject *const *values, PyObject *kwnames, add_options *t)
 {
     const fan_state *st = fan_state_get();

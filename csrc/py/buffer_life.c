@@ -26,7 +26,7 @@ static int slots_arg(PyObject *slots, const char *name, fan_slot_specs *d, PyObj
 }
 
 /* An engine makes a buffer for each node: a few that are as InputBuffer(n) and InputBuffer([Slot(..)]) make them, and
- * that nobody has any more, are kept for their next lives. freelist_take: one of them, with nothing declared. */
+ * without references, are kept for their next lives. freelist_take: one of them, with nothing declared. */
 static PyObject *freelist_take(PyTypeObject *type, size_t n, uint64_t budget)
 {
     fan_state *st = fan_state_get();
@@ -54,7 +54,7 @@ static bool freelist_put(buffer_object *self)
     if (!st || self->declared || !self->core || fan_finalizing() || !fan_buffer_empty_for_reuse(self->core))
         return false;
     fan_slot_specs_forget(self);
-    if (st->nfreelist == FAN_FREELIST) /* asked last: what was dropped may have filled it */
+    if (st->nfreelist == FAN_FREELIST) /* checked last: dropping the buffer's contents may have filled it */
         return false;
     st->freelist[st->nfreelist++] = (PyObject *)self;
     return true;

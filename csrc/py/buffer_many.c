@@ -13,7 +13,7 @@ static int batch_begin(fan_batch_args *t, PyObject *slots, PyObject *gradients, 
     if (bare)
         return fan_refuse(PyExc_TypeError, "gradients: expected a sequence of gradients, got one %.200s: give [x, ..]",
                           Py_TYPE(gradients)->tp_name);
-    /* Tuples of our own: nobody changes them meanwhile. */
+    /* Our own tuples: no other code can change them. */
     if (fan_sequence_arg(slots, "slots", &t->slots) < 0 ||
         fan_sequence_arg(gradients, "gradients", &t->gradients) < 0 ||
         (keys && keys != Py_None && fan_sequence_arg(keys, "keys", &t->keys) < 0))

@@ -5,7 +5,7 @@
 #include "py/args.h"
 
 #define FAN_HAS_COMBINE 1u /* what the slot takes need not be an array */
-#define FAN_LOW_DTYPE 2u   /* its declared dtype is one that NumPy knows through ml_dtypes alone */
+#define FAN_LOW_DTYPE 2u   /* its declared dtype is one that NumPy has from ml_dtypes alone */
 #define FAN_NUMBERS 8u     /* shape or dtype, and no combine: an ndarray of objects has none such */
 #define FAN_ARRAYS 16u     /* an array's leaf: what has a + of its own cannot be added to its .grad */
 #define FAN_DECLARED 4u    /* shape or dtype, in a buffer that records itself (A1): conversions are Python's */
@@ -39,7 +39,7 @@ typedef struct fan_slot_specs {
 } fan_slot_specs;
 /* fan_slot_specs_of: of a sequence of arrays and Slots, for a buffer of this name; *names: a tuple, or NULL. */
 int fan_slot_specs_of(PyObject *slots, const char *name, fan_slot_specs *d, PyObject **names);
-/* fan_slot_specs_note: what add must know of each slot. fan_slot_specs_forget: that, and the slots' names. */
+/* fan_slot_specs_note: what add reads of each slot. fan_slot_specs_forget: that, and the slots' names. */
 int fan_slot_specs_note(buffer_object *self, const fan_slot_specs *d);
 void fan_slot_specs_forget(buffer_object *self);
 void fan_slot_specs_fini(fan_slot_specs *d);

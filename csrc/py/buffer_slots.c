@@ -86,7 +86,7 @@ static int spec_of_example(PyObject *item, fan_slot_spec *spec)
     return result;
 }
 
-/* What a Slot says, each held; NULL: None, or, after a failure, not read. */
+/* The fields of a Slot, each held; NULL: None, or, after a failure, not read. */
 typedef struct slot_words {
     PyObject *shape, *dtype, *device, *accumulate, *combine, *name;
 } slot_words;
@@ -130,7 +130,7 @@ static bool slot_words_known(const fan_state *st, PyObject *said, slot_words *w)
     return true;
 }
 
-/* slot_words_of: a class that is made of Slot may say the same in other ways. */
+/* slot_words_of: a subclass of Slot may give its fields by properties. */
 static int slot_words_of(PyObject *item, slot_words *w)
 {
     const fan_state *st = fan_state_get();

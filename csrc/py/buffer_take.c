@@ -63,7 +63,7 @@ static void free_values(fan_value *v, size_t n)
     fan_exception_put(live);
 }
 
-/* What becomes of the sums while the core holds them still: whatever Python says then, none is lost. */
+/* Exports the sums while the core still holds them, so that an exception loses none. */
 typedef struct shown {
     PyObject *list;
     const fan_value *outs; /* NULL: none */
@@ -73,7 +73,7 @@ static fan_status show(void *ctx, size_t slot, const fan_value *sum, fan_error *
 {
     const shown *to = ctx;
     fan_value copy;
-    if (!sum) { /* libraries that count writes to their arrays are told of ours */
+    if (!sum) { /* reports our write to libraries that count writes */
         const fan_value *out = &to->outs[slot];
         PyObject *arrays = out->origin >= FAN_FROM_FOREIGN ? fan_arrays() : NULL;
         PyObject *wrote = arrays ? PyObject_CallMethod(arrays, "wrote", "O", (PyObject *)out->object) : NULL;
@@ -175,7 +175,7 @@ bool fan_plain_writable_now(PyObject *o, fan_plain_kind *kind, char **data)
         return false;
     if (!kind->check_at_use)
         return PyArray_CheckExact(o) && PyArray_ISWRITEABLE((PyArrayObject *)o);
-    Py_INCREF(o);                                                       /* its library is asked, and may do anything */
+    Py_INCREF(o); /* this calls its library, which may run any code */
     bool good = fan_plain_is_detached(o) && fan_plain_has_own_value(o); /* before it is written it is looked at again */
     Py_DECREF(o);
     return good;
@@ -197,7 +197,7 @@ static fan_plain_where outs_at(void *ctx, size_t slot, const fan_plain_kind *kin
     PyObject *o = to->one ? to->out : PySequence_Fast_GET_ITEM(to->out, (Py_ssize_t)slot);
     if (o == Py_None)
         return FAN_PLAIN_NOWHERE;
-    Py_INCREF(o); /* its library is asked, which may take it out of the list */
+    Py_INCREF(o); /* this calls its library, which may remove it from the list */
     if (!fan_plain_writable_now(o, &is, data) || (kind && !fan_plain_same(&is, kind))) {
         Py_DECREF(o);
         return FAN_PLAIN_REFUSED;
@@ -207,7 +207,7 @@ static fan_plain_where outs_at(void *ctx, size_t slot, const fan_plain_kind *kin
     return FAN_PLAIN_THERE;
 }
 
-/* scale_of: false: it must be asked for its value, or what must be said is an error. */
+/* scale_of: false: reading its value needs a call, or it is wrong. */
 static bool scale_of(PyObject *value, fan_take *how)
 {
     if (value == Py_None)
@@ -220,8 +220,7 @@ static bool scale_of(PyObject *value, fan_take *how)
     return false;
 }
 
-/* take_options_of: what take is told by name, as far as plain contributions need it; false: something else is there, or
- * what must be said is an error. */
+/* take_options_of: the options of take that plain contributions need; false: another option, or a wrong one. */
 static bool take_options_of(PyObject *const *values, PyObject *kwnames, PyObject **out, fan_take *how)
 {
     const fan_state *st = fan_state_get();
@@ -282,7 +281,7 @@ static PyObject *take_plain(buffer_object *self, PyObject *const *args, PyObject
     PyObject *sums =
         how.one ? take_one(self->core, &how, out ? &places : NULL) : take_each(self, &how, out ? &places : NULL);
     if (!sums && PyErr_Occurred())
-        PyErr_Clear(); /* the general path says it, if there is anything to say */
+        PyErr_Clear(); /* the general path raises the error again, if it is one */
     return sums;
 }
 

@@ -1,4 +1,4 @@
-/* buffer_view: what InputBuffer.explain and repr say. */
+/* buffer_view: InputBuffer.explain and repr. */
 #include "py/buffer_part.h"
 
 #include "base/mem.h"
@@ -28,7 +28,7 @@ static PyObject *view_of_item(const fan_item_view *v)
                          PyBool_FromLong(v->ready));
 }
 
-/* look: what a slot looks like now: *items is as long as v->items and the caller's to free. -1 with an exception. */
+/* look: reads the state of a slot: *items is as long as v->items and the caller's to free. -1 with an exception. */
 static int look(const buffer_object *self, size_t slot, fan_slot_view *v, fan_item_view **items)
 {
     FAN_UNINITIALIZED fan_error err;
@@ -91,7 +91,7 @@ static int put_numbers(PyObject *d, const fan_slot_view *v)
                : 0;
 }
 
-/* view_of: what a slot looks like now, as a dict for fanin._trace.explain. */
+/* view_of: the state of a slot, as a dict for fanin._trace.explain. */
 static PyObject *view_of(const buffer_object *self, size_t slot)
 {
     fan_slot_view v;

@@ -1,4 +1,4 @@
-/* call_site: which line of the user's asked for this? Races, traces and warnings name it.
+/* call_site: the line of the user's code that made a call. Races, traces and warnings name it.
  *
  * The innermost frame that is not plumbing. Plumbing is fanin itself, but for what runs as a program of its own (the
  * demo, the command line, scenarios of the test suite), and the frozen part of the standard library. Decided once per
@@ -69,7 +69,7 @@ done:
     return name;
 }
 
-/* call_site_find: what this place is called, "" where it is plumbing or cannot be told; of the module's state. Reading
+/* call_site_find: the name of this place, "" for plumbing and unknown places; of the module's state. Reading
  * a line number means to go through the table of its function, so that a place is only read once. */
 static const char *call_site_find(PyFrameObject *frame)
 {

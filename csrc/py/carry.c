@@ -54,7 +54,7 @@ static bool can_forward(const fan_node *to, uint32_t slot, void *gradient)
 
 /* ---- buffers ---- */
 
-/* on_host: whether a gradient lies on the CPU, as can be said without a call. */
+/* on_host: whether a gradient lies on the CPU, as far as can be read without a call. */
 static bool on_host(PyObject *gradient)
 {
     FAN_UNINITIALIZED fan_plain_kind kind;
@@ -72,7 +72,7 @@ static fan_status place(void *gradient, fan_value *value, fan_stream **current, 
         return fan_from_python(err);
     if (value->device && value->device->backend->has_streams) {
         if (fan_library_stream(value, NULL, current) < 0)
-            PyErr_Clear(); /* it knows none */
+            PyErr_Clear(); /* the library has none */
         if (!*current)
             *current = fan_stream_current(value->device);
         if (*current)
@@ -127,8 +127,8 @@ static void name_producer(const buffer_object *b, const fan_producer *producer)
     fan_exception_put(e);
 }
 
-/* add_between: P is what is current where the gradient was made, unless producer->stream says it; C, and S11's, is what
- * is current where it is consumed. */
+/* add_between: P is what is current where the gradient was made, unless producer->stream names it; C, and S11's, is
+ * what is current where it is consumed. */
 static int add_between(buffer_object *b, uint32_t slot, fan_contribution *c, const fan_producer *producer)
 {
     bool device = c->value.device && c->value.device->backend->has_streams;
@@ -213,7 +213,7 @@ static fan_status take(const fan_node *n, void *buffer, uint32_t slot, void **su
     PyObject *list;
     if (!out && !b->create_graph && fan_plain_take(b->core, (fan_span){slot, (size_t)slot + 1}, &how, NULL, sum))
         return FAN_OK;
-    PyErr_Clear(); /* the general path says it, if there is anything to say */
+    PyErr_Clear(); /* the general path raises the error again, if it is one */
     list = fan_take_all(b->core, &only, b->names, NULL, out ? out : Py_None, Py_None, false);
     if (!list)
         return fan_from_python(err);

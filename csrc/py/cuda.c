@@ -1,4 +1,4 @@
-/* cuda: the CUDA driver as Python has it: which one, opened when it is first asked for, and what is in it. */
+/* cuda: the CUDA driver for Python: opened at its first use; its version and devices. */
 #include "py/args.h"
 #include "py/declared.h"
 

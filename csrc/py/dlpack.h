@@ -73,7 +73,7 @@ _Static_assert(sizeof(void *) != 8 ||
 
 /* The table of a library's types by which tensors are exchanged without Python's calls (DLPack 1.3):
  * `type.__dlpack_c_exchange_api__`, a capsule. It exports memory, not values: a tensor's conjugate and negative bits,
- * and whether it asks for a gradient, are not in it. */
+ * and whether it requires a gradient, are not in it. */
 typedef struct fan_dl_api {
     struct {
         uint32_t major, minor;
@@ -100,10 +100,10 @@ bool fan_tensor_is_plain(const fan_state *st, PyObject *o);
 void fan_tensor_threw(void);
 long long fan_tensor_throws(void);
 
-/* fan_tensor_look: reads what the table says of a torch tensor, borrowed; false: nothing. Runs no Python code. */
+/* fan_tensor_look: reads a torch tensor by its table, borrowed; false: it cannot. Runs no Python code. */
 bool fan_tensor_look(const fan_state *st, PyObject *o, fan_dl_tensor *out);
 
-/* fan_dl_api_of: the table in a capsule; NULL: none that we know, without an exception. */
+/* fan_dl_api_of: the table in a capsule; NULL: no known one, without an exception. */
 const fan_dl_api *fan_dl_api_of(PyObject *capsule);
 fan_dtype fan_dl_dtype_of(fan_dl_dtype d);
 

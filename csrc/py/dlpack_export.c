@@ -46,7 +46,7 @@ PyObject *fan_dlpack_capsule(fan_dl_versioned *managed)
     return PyCapsule_New(managed, "dltensor_versioned", capsule_gone);
 }
 
-/* countable: whether every stride is a whole number of elements, which is all that DLPack can say. */
+/* countable: whether every stride is a whole number of elements: DLPack cannot express others. */
 static bool countable(const fan_array *a)
 {
     int64_t item = (int64_t)fan_dtype_size(a->dtype);

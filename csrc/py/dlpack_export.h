@@ -5,16 +5,16 @@
 
 #include "py/dlpack.h"
 
-/* What a consumer asks of __dlpack__. */
+/* The arguments of __dlpack__. */
 typedef struct fan_dl_request {
     PyObject *stream;
     long major, type, id;
-    int copy; /* -1: not said */
+    int copy; /* -1: not given */
 } fan_dl_request;
 
 /* fan_dl_request_parse: reads the arguments of __dlpack__, in the order of core.pyi. -1 with an exception. */
 int fan_dl_request_parse(PyObject *const *values, fan_dl_request *q);
-/* fan_dl_request_decide: a view goes out as itself unless a copy was asked for or a capsule cannot say what it is; -1
+/* fan_dl_request_decide: a view goes out as itself unless a copy was requested or a capsule cannot describe it; -1
  * with BufferError where a copy is not wanted. */
 int fan_dl_request_decide(const fan_array *a, fan_dl_request *q);
 /* fan_dlpack_offer: a capsule over the memory of `a`, which it holds. */

@@ -156,7 +156,7 @@ static int geometry(const fan_dl_tensor *t, bool writable, fan_storage *st, cons
     return keep_if_inside(out, d);
 }
 
-/* check_device: whether the tensor is where it is to be, and where __dlpack_device__ said. */
+/* check_device: whether the tensor is on the expected device, and on that of __dlpack_device__. */
 static int check_device(const fan_dl_device *at, const fan_dl_device *said, const fan_device *d)
 {
     char words[64], name[32];

@@ -1,4 +1,4 @@
-/* exchange: what fanin._interop and fanin.slots ask and tell: exchange tables, dtypes. */
+/* exchange: functions for fanin._interop and fanin.slots: exchange tables, dtypes. */
 #include "py/args.h"
 #include "py/declared.h"
 #include "py/dlpack_export.h"
@@ -28,8 +28,7 @@ static bool is_plain_table(PyObject *type, PyObject *plain)
     return good;
 }
 
-/* quick_tensors: how exact torch tensors are read as plain contributions, told by _interop.torch when it meets the
- * first one.
+/* quick_tensors: how exact torch tensors are read as plain contributions; _interop.torch calls this for the first one.
  */
 static PyObject *quick_tensors(PyObject *Py_UNUSED(module), PyObject *const *a)
 {
@@ -53,7 +52,7 @@ static PyObject *quick_tensors(PyObject *Py_UNUSED(module), PyObject *const *a)
     Py_RETURN_TRUE;
 }
 
-/* ---- what _interop and fanin.slots ask ---- */
+/* ---- queries of _interop and fanin.slots ---- */
 
 static PyObject *dtype_name(PyObject *Py_UNUSED(module), PyObject *o)
 {

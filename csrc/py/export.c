@@ -66,7 +66,7 @@ static PyObject *export_dense(const fan_value *v)
     scalar = PyArray_Return((PyArrayObject *)nd); /* steals */
     if (!scalar || v->origin == FAN_FROM_NUMPY_SCALAR)
         return scalar;
-    /* NumPy's own scalars know their Python twin; those of ml_dtypes are floats. */
+    /* NumPy's own scalars have a Python twin; those of ml_dtypes are floats. */
     nd = fan_dtype_kind(v->dtype) == 'f' ? PyNumber_Float(scalar) : PyObject_CallMethod(scalar, "item", NULL);
     Py_DECREF(scalar);
     return nd;

@@ -1,4 +1,4 @@
-/* for_tests: what a development build lets tests do to it, as tests/kit/hooks.py asks. A release has nothing of it. */
+/* for_tests: functions of a development build for tests/kit/hooks.py. A release has none of them. */
 #include "py/buffer_part.h"
 #include "device/cuda/driver.h"
 #include "py/dlpack.h"

@@ -1,4 +1,4 @@
-/* frontend: Python as the core sees it: who holds objects, who sums them, when other threads may run (buffer/value.h).
+/* frontend: Python for the core: holds and sums objects, lets other threads run (buffer/value.h).
  */
 #include "py/dlpack.h"
 #include "py/unboxed.h"
@@ -8,7 +8,7 @@
 bool fan_only_ours(PyObject *o, Py_ssize_t refs)
 {
 #ifdef Py_GIL_DISABLED
-    return false; /* counts say nothing here */
+    return false; /* reference counts do not show owners here */
 #endif
     if (fan_is_unboxed(o))
         return fan_unboxed_is_unique(o);
@@ -20,7 +20,7 @@ bool fan_only_ours(PyObject *o, Py_ssize_t refs)
            Py_TYPE(o)->tp_weaklistoffset > 0 && *(PyObject **)weak == NULL;
 }
 
-/* Whose memory an ndarray shows: its own, or that of an ndarray that nobody but it has. */
+/* Whose memory an ndarray shows: its own, or that of an ndarray that it alone refers to. */
 static bool owns(const PyArrayObject *a)
 {
     PyObject *base = PyArray_BASE(a);
@@ -59,7 +59,7 @@ static bool unshared(void *object)
     return alone;
 }
 
-/* shown: what Python sees of a term: its object, or, for a sum of the core's, an array of its origin's kind over the
+/* shown: a term for Python: its object, or, for a sum of the core's, an array of its origin's kind over the
  * same memory. */
 static PyObject *shown(const fan_value *v)
 {

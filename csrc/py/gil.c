@@ -1,4 +1,4 @@
-/* gil: who may touch Python, and when other threads may. */
+/* gil: whether a thread may call Python, and when other threads may. */
 #include "py/py.h"
 
 #if PY_VERSION_HEX >= 0x030D0000
@@ -11,7 +11,7 @@
 
 bool fan_gil_held(void)
 {
-    /* PyGILState_Check says yes when it cannot tell, after finalization for one. */
+    /* PyGILState_Check returns 1 where it cannot check, after finalization for one. */
     PyThreadState *mine = PyGILState_GetThisThreadState();
     return mine && mine == CURRENT_THREAD_STATE();
 }

@@ -1,7 +1,7 @@
 /* import: the one way in: whatever a caller adds becomes a fan_value here.
  *
  *   None | ndarray | Python scalar | fanin's device array | a type with an exchange table | NumPy scalar | Zero |
- *   anything else, as fanin._interop.arrays.describe says
+ *   anything else, as fanin._interop.arrays.describe describes it
  */
 #include "py/import_memory.h"
 #include "py/library.h"
@@ -115,12 +115,12 @@ done:
     return result;
 }
 
-/* ---- what _interop.arrays says ---- */
+/* ---- records of _interop.arrays ---- */
 
-/* The records of _interop/records.py are told apart by the number of their fields. */
+/* The records of _interop/records.py differ in the number of their fields. */
 enum { OBJECT_FIELDS = 1, REFUSED_FIELDS = 2, DENSE_FIELDS = 3, STORED_FIELDS = 8 };
 
-/* collect_parts: the memory that an object says it holds; each part is an array we know, dense or sparse. */
+/* collect_parts: the memory that an object declares; each part is an array that we can read, dense or sparse. */
 static int collect_parts(PyObject *parts, fan_value *out)
 {
     PyObject *fast = Py_TYPE(parts)->tp_iter || PySequence_Check(parts) ? PySequence_Tuple(parts) : NULL;

@@ -54,10 +54,10 @@ int fan_import_ndarray(PyArrayObject *a, PyObject *object, fan_origin origin, bo
 int fan_visit_behind(PyObject *o, const fan_value *v, visitproc visit, void *arg)
 {
 #ifdef Py_GIL_DISABLED
-    return 0; /* counts say nothing here */
+    return 0; /* reference counts do not show owners here */
 #endif
     Py_ssize_t refs = 1;
-    if (v) { /* its storage has it, too, or an array over it; where somebody else may have that, nothing is known */
+    if (v) { /* its storage has it, too, or an array over it; other code may have that, so it cannot be counted */
         const fan_storage *st = v->form == FAN_FORM_DENSE && v->array ? v->array->storage : NULL;
         if (!st || st->release != release_object || atomic_load(&v->array->refs) != 1 || atomic_load(&st->refs) != 1)
             return 0;

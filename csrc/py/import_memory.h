@@ -1,7 +1,7 @@
 /* import_memory: whose memory a gradient's is: ndarrays, and what fanin._interop.arrays.describe names: as values.
  *
  * An array's storage holds the object whose memory it is, and the value holds it as well: so a view outlives the value,
- * and an ndarray that nobody else has counts two references (see unshared in frontend.c).
+ * and an ndarray without other references counts two (see unshared in frontend.c).
  */
 #ifndef FAN_PY_IMPORT_MEMORY_H
 #define FAN_PY_IMPORT_MEMORY_H
@@ -18,7 +18,7 @@ int fan_view_ndarray(PyArrayObject *a, fan_dtype dtype, bool writable, fan_array
 int fan_import_ndarray(PyArrayObject *a, PyObject *object, fan_origin origin, bool writable, fan_value *out);
 bool fan_is_not_summed(PyObject *o);
 int fan_shape_tuple(PyObject *o, int64_t *shape);
-/* fan_import_dense, _sparse: what describe said of one. */
+/* fan_import_dense, _sparse: from the record of one. */
 int fan_import_dense(PyObject *d, fan_value *out);
 int fan_import_sparse(PyObject *d, fan_value *out);
 

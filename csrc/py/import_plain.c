@@ -246,7 +246,7 @@ bool fan_plain_is_detached(PyObject *o)
 }
 
 /* fan_owner_has: whether the bytes [lo, hi) lie in the memory that the owner of a view has now:
- * `ndarray.resize(refcheck=False)` may have moved or cut it. True where the owner is none that can be asked. */
+ * `ndarray.resize(refcheck=False)` may have moved or cut it. True where the owner cannot be read. */
 bool fan_owner_has(PyObject *view, const char *lo, const char *hi)
 {
     PyObject *owner = view;
@@ -299,7 +299,7 @@ bool fan_plain_writable(PyObject *o, const fan_plain_kind *kind)
 
 #define DATA_ALIGN 64
 
-/* What tells torch of a tensor; its elements lie behind it, in the same block. */
+/* What torch keeps of a tensor; its elements lie behind it, in the same block. */
 typedef struct tensor_block {
     fan_dl_versioned managed;
     int64_t shape[FAN_PLAIN_NDIM], strides[FAN_PLAIN_NDIM];

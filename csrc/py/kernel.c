@@ -4,7 +4,7 @@
  * until the work has run is the rules' business, and holding it here would hide their faults.
  *
  * Title: Kept views. A kernel's views are made when it runs and end with it: their memory may be another array's the
- * moment after. Each has an owner, a capsule that holds the machine, and whoever keeps a view, or a view of it, keeps
+ * moment after. Each has an owner, a capsule that holds the machine; keeping a view, or a view of it, keeps
  * that owner: so once the kernel is through, an owner that still has other references shows a view that was kept, and
  * that is an error. What was kept is mapped as long as it is kept; only its bytes may be anyone's. The views in the
  * traceback of a kernel that raised show what was there then.
@@ -60,7 +60,7 @@ static PyObject *owner_new(fan_kernel *k)
     return made;
 }
 
-/* kept: the first view whose owner somebody else has (Kept views), or -1. */
+/* kept: the first view whose owner has other references (Kept views), or -1. */
 static Py_ssize_t kept(PyObject *owners)
 {
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(owners); i++)
@@ -69,7 +69,7 @@ static Py_ssize_t kept(PyObject *owners)
     return -1;
 }
 
-/* check_kept: 0, or -1 with an exception where a view outlives its kernel. A cycle that nobody else reaches is taken
+/* check_kept: 0, or -1 with an exception where a view outlives its kernel. An unreachable cycle is taken
  * apart first. */
 static int check_kept(const fan_kernel *k, PyObject *owners)
 {
@@ -217,7 +217,7 @@ static fan_status kernel_run(void *ctx, fan_error *err)
     return status;
 }
 
-/* arrays_arg: a tuple, so that nobody takes an array away while it is looked at. */
+/* arrays_arg: a tuple, so that no other code removes an array while it is read. */
 static PyObject *arrays_arg(PyObject *o, const char *words)
 {
     PyObject *made = NULL;

@@ -9,7 +9,7 @@ static void tensor_failed(void *ctx, const char *kind, const char *text)
 {
     (void)ctx;
     (void)kind;
-    (void)text; /* the general path tells, if it fails as well */
+    (void)text; /* the general path raises, if it fails as well */
 }
 
 /* ---- memory of other libraries on a device: whose stream, whose allocator ---- */
@@ -22,7 +22,7 @@ static long reads_by_table(PyObject *o)
     return how ? PyLong_AsLong(how) : -1;
 }
 
-/* answers_false: whether an attribute, or a method without arguments, says False. */
+/* answers_false: whether an attribute is False, or a method without arguments returns it. */
 static bool answers_false(PyObject *o, PyObject *name, bool method)
 {
     PyObject *said = method ? PyObject_CallMethodNoArgs(o, name) : PyObject_GetAttr(o, name);
@@ -30,7 +30,7 @@ static bool answers_false(PyObject *o, PyObject *name, bool method)
     return said == Py_False;
 }
 
-/* holds_its_value: whether the memory that a table tells of holds the value of this array (dlpack.h, fan_dl_api). */
+/* holds_its_value: whether the memory in a table's record holds the value of this array (dlpack.h, fan_dl_api). */
 static bool holds_its_value(PyObject *o)
 {
     const fan_state *st = fan_state_get();
@@ -39,7 +39,7 @@ static bool holds_its_value(PyObject *o)
 }
 
 /* tensor_by_table: an array of a CUDA device, by its library's exchange table; the caller's to adopt. NULL: not by this
- * way, and nothing is said. */
+ * way, without an exception. */
 static fan_dl_versioned *tensor_by_table(PyObject *o, const fan_dl_api *api, bool asks_value, fan_device **device)
 {
     const fan_state *st = fan_state_get();
@@ -57,13 +57,13 @@ static fan_dl_versioned *tensor_by_table(PyObject *o, const fan_dl_api *api, boo
                                      : NULL;
     if (b && b->backend->has_streams && fan_backend_device(b, made->tensor.device.id, device) == 0)
         return made;
-    PyErr_Clear(); /* the other way says it, if there is anything to say */
+    PyErr_Clear(); /* the other way raises the error again, if it is one */
     if (made && made->deleter)
         made->deleter(made);
     return NULL;
 }
 
-/* fan_import_by_table: nothing waits for anything. 1: it is imported; 0: not by this way, and nothing is said; -1 with
+/* fan_import_by_table: nothing waits for anything. 1: it is imported; 0: not by this way, without an exception; -1 with
  * an exception. */
 int fan_import_by_table(PyObject *o, fan_value *out)
 {
@@ -88,7 +88,7 @@ int fan_import_by_table(PyObject *o, fan_value *out)
 }
 
 /* handle_of_library: the handle of the current stream, on a CUDA device, of the library that owns an object: 1: it is
- * in *handle; 0: it tells none; -1 with an exception. */
+ * in *handle; 0: it has none; -1 with an exception. */
 static int handle_of_library(PyObject *o, const fan_device *d, unsigned long long *handle)
 {
     long how = reads_by_table(o);
@@ -140,14 +140,14 @@ void fan_release_library_array(void *ctx)
     fan_gil_leave(&gil);
 }
 
-/* fan_is_dense_like: whether a library's tensor is a gap-free one as it was asked for. */
+/* fan_is_dense_like: whether a library's tensor is gap-free and as requested. */
 bool fan_is_dense_like(const fan_dl_tensor *t, const fan_device *d, fan_dtype dtype, int ndim, const int64_t *shape,
                        const int64_t *strides)
 {
     if (t->device.type != d->backend->dlpack[0] || t->device.id != d->index || t->ndim != ndim || t->dtype.lanes != 1 ||
         fan_dl_dtype_of(t->dtype) != dtype)
         return false;
-    if (!t->data) /* sums without elements are not asked for */
+    if (!t->data) /* sums without elements are not requested */
         return false;
     for (int i = 0; i < ndim; i++)
         if (t->shape[i] != shape[i] || (shape[i] > 1 && t->strides && t->strides[i] != strides[i]))
@@ -270,7 +270,7 @@ fan_status fan_fresh(uint8_t origin, fan_device *d, fan_stream *on, fan_dtype dt
         strides[i] = size;
         size *= shape[i];
     }
-    if (capture || !size) /* its allocator is not asked inside a capture: whose pool it would be is not known */
+    if (capture || !size) /* no call of its allocator inside a capture: the pool would be unknown */
         return FAN_OK;
     for (int i = 0; i < ndim; i++)
         if (dims[i] > 1 && steps[i] != strides[i] * (int64_t)fan_dtype_size(dtype))
@@ -284,7 +284,7 @@ fan_status fan_fresh(uint8_t origin, fan_device *d, fan_stream *on, fan_dtype dt
     return status;
 }
 
-/* fan_leaves: an object of a library's leaves us: its allocator, or a second hold on its memory, is told of all the
+/* fan_leaves: an object of a library's leaves us: reports to its allocator, or to a second hold on its memory, all the
  * streams that used it (Lifetime). What fails here is shown by sys.unraisablehook: the object must not be lost. */
 void fan_leaves(PyObject *object, const fan_value *v)
 {

@@ -4,7 +4,7 @@
  * Title: Cycles. A kernel that waits holds its function, and that may hold the machine, or a graph of its. To the
  * collector the machine holds the functions of all its kernels, and a graph, whose kernels are among them, its machine.
  * Arrays and streams hold neither: where the machine is collected although one of them could still have run what is
- * queued, that says so when it is run.
+ * queued, that raises when it is run.
  */
 #include "base/mem.h"
 #include "py/args.h"
@@ -95,7 +95,7 @@ static PyObject *machine_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     return (PyObject *)self;
 }
 
-/* forget: what is queued of the user's will do nothing; lost: or say that it is lost. */
+/* forget: the user's queued functions will do nothing; lost: or raise that they are lost. */
 static void forget(machine_object *self, bool lost)
 {
     while (self->kernels) {

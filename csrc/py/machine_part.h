@@ -11,9 +11,9 @@ typedef struct machine_object machine_object;
 typedef struct fan_kernel {
     struct fan_kernel *prev, *next; /* among its machine's */
     machine_object *owner;          /* NULL once that is gone */
-    fan_sim *m;                     /* no hold: whoever runs it has one */
+    fan_sim *m;                     /* no hold: the caller that runs it has one */
     PyObject *fn;                   /* NULL: forgotten, it does nothing */
-    bool lost;                      /* .. for its machine was collected: it says so */
+    bool lost;                      /* .. its machine was collected: running it raises that */
     PyObject *name;                 /* a str */
     size_t reads, n;
     fan_array *views[]; /* reads, then writes; geometry alone */

@@ -121,7 +121,7 @@ typedef struct fan_state {
     bool counters_known;
     fan_call_site_known call_sites[FAN_CALL_SITES]; /* the last ones, by a hash */
     uint64_t budget;                                /* of buffers that name none (set_options) */
-    bool detect;             /* of passes that do not say; nodes remember where they are made (set_options) */
+    bool detect;             /* of passes that give none; nodes remember where they are made (set_options) */
     struct fan_state *older; /* of an earlier load of the module in this process, if it still lives */
 } fan_state;
 
@@ -135,7 +135,7 @@ PyObject *fan_arrays(void); /* the module _interop.arrays, borrowed; NULL with a
 /* fan_lazy: module.<name> into *cache; borrowed; NULL with an exception. */
 PyObject *fan_lazy(PyObject **cache, const char *module, const char *name);
 
-/* gil.c. fan_gil: may this thread call Python? Whoever gets a callback on a thread it does not know enters first. */
+/* gil.c. fan_gil: may this thread call Python? A callback on an unknown thread enters first. */
 typedef struct fan_gil {
     bool taken; /* by fan_gil_enter, which had to */
     PyGILState_STATE state;
@@ -203,8 +203,8 @@ PyObject *fan_add_two(PyObject *a, PyObject *b); /* add_n([a, b]) */
 int fan_refuse(PyObject *type, const char *fmt, ...);
 int fan_refuse_error(fan_status s, const fan_error *err); /* the same for the box */
 
-/* holds.c. fan_object_hold, _drop: a reference of the core's, on any thread; _hold_here, _drop_here: of who has the
- * interpreter. fan_value_release: all that a value holds; the live exception stays. */
+/* holds.c. fan_object_hold, _drop: a reference of the core's, on any thread; _hold_here, _drop_here: on a thread
+ * that has the interpreter. fan_value_release: all that a value holds; the live exception stays. */
 void fan_object_hold(void *object);
 void fan_object_drop(void *object);
 void fan_object_hold_here(void *object);
@@ -241,9 +241,9 @@ typedef enum fan_origin {
 int fan_import(PyObject *o, bool recording, bool has_combine, fan_value *out);
 /* ---- import_plain.c: plain contributions (buffer/plain.h); all inside the interpreter ---- */
 
-/* fan_plain_import: the kind and the address of a plain contribution; false: it is none, nothing is said. Calls
- * nobody. fan_plain_import_as: with `gaps`, also of an array that has gaps along one axis, for a buffer's list alone.
- * fan_plain_is_unchanged: whether one is what it was when it came: memory, dtype, shape. */
+/* fan_plain_import: the kind and the address of a plain contribution; false, without an exception: it is none. Runs no
+ * Python code. fan_plain_import_as: with `gaps`, also of an array that has gaps along one axis, for a buffer's list
+ * alone. fan_plain_is_unchanged: whether one is what it was when it came: memory, dtype, shape. */
 bool fan_plain_import_as(PyObject *o, bool gaps, fan_plain_kind *kind, char **data);
 static inline bool fan_plain_import(PyObject *o, fan_plain_kind *kind, char **data)
 {
@@ -251,7 +251,7 @@ static inline bool fan_plain_import(PyObject *o, fan_plain_kind *kind, char **da
 }
 bool fan_plain_is_unchanged(PyObject *o, const fan_plain_kind *kind, const char *data);
 /* fan_plain_has_own_value: of one whose kind is checked at use: whether its memory holds its value.
- * fan_plain_is_detached: whether it asks for no gradient of its own. */
+ * fan_plain_is_detached: whether it requires no gradient of its own. */
 bool fan_plain_has_own_value(PyObject *o);
 bool fan_plain_is_detached(PyObject *o);
 /* fan_tensor_on_cpu: dtype and shape, which live as long as it does, of a torch tensor on the CPU, whatever its layout;
@@ -268,15 +268,15 @@ PyObject *fan_plain_number(const fan_plain_kind *kind, const char *value);
  * way. */
 PyObject *fan_plain_copy(PyObject *o, const fan_plain_kind *kind, char **data);
 /* fan_owner_has: whether the bytes [lo, hi) lie in the memory that the owner of a view has now:
- * `ndarray.resize(refcheck=False)` may have moved or cut it. True where the owner is none that can be asked. */
+ * `ndarray.resize(refcheck=False)` may have moved or cut it. True where the owner cannot be read. */
 bool fan_owner_has(PyObject *view, const char *lo, const char *hi);
 
 /* ---- import*.c, export.c, library.c ---- */
 
 /* fan_value_is_unchanged: the frontend's is_unchanged. */
 bool fan_value_is_unchanged(const fan_value *v);
-/* fan_library_stream: the current stream of the library that owns a gradient on a CUDA device, as S4 asks for it: a
- * hold; NULL: there is none, or a stream was made the current one by the caller. `last`: one that was told in the same
+/* fan_library_stream: the current stream of the library that owns a gradient on a CUDA device, as S4 requires: a
+ * hold; NULL: there is none, or a stream was made the current one by the caller. `last`: one that was read in the same
  * call and may be meant again; NULL: none. -1 with an exception. */
 int fan_library_stream(const fan_value *v, fan_stream *last, fan_stream **out);
 /* fan_import_object: what a combine or an operator gave: an object whatever it is. */
@@ -299,14 +299,14 @@ void fan_ndarray_extent(PyObject *o, const char **lo, size_t *bytes);
 int fan_ndarray_check_known(PyObject *o, const char *op);
 #define FAN_KERNEL_MEMORY "fanin.storage" /* the capsule under the views that a kernel is called with */
 /* fan_visit_behind: tp_traverse of what holds o, as the value v (NULL: with one reference): visits what o keeps alive
- * where the collector cannot ask it: an ndarray is not its business, so the base of one that nobody else has is ours.
+ * where the collector cannot visit it: it skips ndarrays, so we visit the base of one without other references.
  */
 int fan_visit_behind(PyObject *o, const fan_value *v, visitproc visit, void *arg);
 /* fan_alone: with just these references, as far as can be seen: whose memory goes when they go. A view of an ndarray
- * that nobody else has counts, too. */
+ * without other references counts, too. */
 bool fan_alone(PyObject *o, Py_ssize_t refs);
 /* fan_only_ours: an ndarray that owns its memory and has just these references: no view, no buffer of another and no
- * weak reference leads to it, and nobody can make one. */
+ * weak reference leads to it, and no other code can make one. */
 bool fan_only_ours(PyObject *o, Py_ssize_t refs);
 /* target.c: the context of InputBuffer.target. */
 PyObject *fan_target_new(PyObject *buffer, size_t slot, int64_t key, fan_stream *stream);

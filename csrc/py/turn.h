@@ -1,7 +1,7 @@
 /* turn: calls of the face as turns of a simulated machine's threads (base/thread.h, Calls and turns).
  *
- * Whatever way a call goes, on a thread that Machine.spawn started its beginning is a step of its own, and `seen` says
- * what it does to what threads share, as far as no lock and no device says so. Elsewhere it costs one load.
+ * On a thread that Machine.spawn started, the beginning of a call is a step of its own, and `seen` records
+ * what it accesses of what threads share, as far as no lock and no device records that. Elsewhere it costs one load.
  * FAN_TURN_..(call, seen) makes call_turn of a method `call`, by the shape of its arguments.
  */
 #ifndef FAN_PY_TURN_H
@@ -10,7 +10,7 @@
 #include "py/declared.h"
 
 
-/* fan_seen_nothing: the step says by itself what it does. fan_seen_options, fan_seen_graph: what it may change. */
+/* fan_seen_nothing: the call records its accesses itself. fan_seen_options, fan_seen_graph: what it may change. */
 static inline void fan_seen_nothing(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     (void)o, (void)args, (void)nargs, (void)kwnames;
