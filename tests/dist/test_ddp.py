@@ -245,13 +245,16 @@ def late(group: Any) -> Any:
     model = good_replica(group, timeout=0.5)
     if group.rank == 1:
         return None
-    return one_pass(model, 0), one_pass(model, 0), group.closed
+    reduce_scatter, world = fanin.torch.ReduceScatter(), torch.distributed.group.WORLD
+    first = one_pass(model, 0)
+    then = attempt(lambda: reduce_scatter(torch.empty(1), torch.ones(2), world, torch.distributed.ReduceOp.SUM))
+    return first, then, group.closed
 
 
 def test_a_rank_without_a_backward_pass_is_an_error_within_the_time_limit(tmp_path: Path) -> None:
-    first, second, closed = on_processes(2, late, tmp_path)[0]
+    first, then, closed = on_processes(2, late, tmp_path)[0]
     assert first[0] == "PeerError" and "within 0.5 s" in first[1] and closed
-    assert second[0] == "RuntimeError" and "is closed" in second[1]
+    assert then[0] == "RuntimeError" and "is closed" in then[1]
 
 
 @pytest.mark.parametrize(
@@ -340,7 +343,9 @@ def shard_faults(group: Any) -> dict[str, Any]:
     comm = fanin.torch.ReduceScatter("exact" if rank == 1 else "key")
     made["options"] = one_pass(sharded("float32", mesh, comm), rank)
     made["next"] = one_pass(sharded("float32", mesh, fanin.torch.ReduceScatter()), rank)
-    model = sharded("float32", mesh, fanin.torch.ReduceScatter(timeout=0.5))
+    model = net()  # one module that stays whole after its forward: nothing but the reduce-scatter travels
+    fully_shard(model, mesh=mesh, reshard_after_forward=False)
+    model.set_custom_reduce_scatter(fanin.torch.ReduceScatter(timeout=0.5))
     loss = loss_of(model(batch(0, rank)))
     if rank == 0:
         made["late"] = attempt(loss.backward)
