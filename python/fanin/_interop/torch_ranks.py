@@ -28,7 +28,18 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_senders.clear)  # a child has no such threads
 
 
-def _ranks(call: str, x: object) -> Group:
+#: The group of each process group, by id; the process group stays alive. A closed group stays closed: making another is
+#: collective, and would wait for ranks whose group is open.
+Known = dict[int, tuple[object, Group]]
+
+
+def _ranks(call: str, x: object, known: Known) -> Group:
+    if id(x) not in known:
+        known[id(x)] = (x, _group(call, x))
+    return known[id(x)][1]
+
+
+def _group(call: str, x: object) -> Group:
     """The group of a process group; RuntimeError where it cannot carry messages."""
     distributed = torch.distributed
     if isinstance(x, Group):
@@ -187,13 +198,14 @@ class _Hook:
 
     def __init__(self, options: Options, timeout: float | None) -> None:
         self.options, self.timeout = options, timeout
+        self.known: Known = {}
         self.current: _Pass | None = None
 
     def ddp_hook(self, state, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations that are strings
         """Start the sum of a bucket, and return the future that DDP waits for."""
         run = self.current
         if run is None:
-            run = self.current = _Pass(self, _ranks("ddp_hook", state))
+            run = self.current = _Pass(self, _ranks("ddp_hook", state, self.known))
         x = bucket.buffer()
         index, run.started, run.complete = bucket.index(), run.started + 1, bucket.is_last()
         parts = [_part(f"parameter {i} of the bucket", g) for i, g in enumerate(bucket.gradients())]
@@ -254,6 +266,8 @@ def ddp_hook(
 
     Notes
     -----
+    A hook whose group is closed raises for ever: make a new replica with a new hook, on every rank.
+
     The error is raised at the end of the pass. Then `.grad` has sums of some buckets and this rank's own gradients of
     the others: call `zero_grad()`. A rank that raises before its first bucket is late.
 
@@ -305,6 +319,7 @@ class ReduceScatter:
     ) -> None:
         self._options = replace(_options("ReduceScatter", order, accumulate, None), into="shard")
         self._timeout = timeout
+        self._known: Known = {}
 
     def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Return an empty tensor for FSDP's gradients.
@@ -340,7 +355,7 @@ class ReduceScatter:
         """
         if async_op:
             raise ValueError("ReduceScatter: expected async_op=False, as FSDP2 calls it")
-        ranks = _ranks("ReduceScatter", group)
+        ranks = _ranks("ReduceScatter", group, self._known)
         n = output_tensor.numel()
         with ranks.call("ReduceScatter", self._timeout) as call:
             options = replace(self._options, scale=_scale(op, ranks.size))
