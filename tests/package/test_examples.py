@@ -214,7 +214,9 @@ def test_an_engine_on_ours_is_told_in_at_most_a_hundred_lines(name: str) -> None
 
 
 def prints(name: str, text: str, *launcher: str) -> None:
-    done = run_python(["-W", "error", *launcher, str(EXAMPLES / name)], env={"OMP_NUM_THREADS": "1"} if launcher else {})
+    done = run_python(
+        ["-W", "error", *launcher, str(EXAMPLES / name)], env={"OMP_NUM_THREADS": "1"} if launcher else {}
+    )
     pattern = re.escape(text).replace(re.escape("..."), ".*?")
     assert re.fullmatch(pattern, done.stdout, re.DOTALL), done.stdout
     assert done.stderr == ""

@@ -161,7 +161,7 @@ class _Pass:
                 with self.group.entered("ddp_hook"), self.call(index) as call:
                     if x.layout is not torch.strided:
                         raise TypeError(
-                            "ddp_hook: a bucket has a sparse gradient, as of Embedding(sparse=True): expected dense ones"
+                            "ddp_hook: a bucket is a sparse gradient, as of Embedding(sparse=True): expected dense"
                         )
                     total = _sum(call, x, parts, options).to(bucket.device)
         except BaseException as e:
