@@ -29,10 +29,11 @@ except ImportError as e:  # pragma: no cover - depends on what is installed
 from . import _core
 from ._interop.protocols import DTypeLike
 from ._interop.torch_graph import backward, on_new_thread, sharded
+from ._interop.torch_ranks import ReduceScatter, ddp_hook
 from ._words import type_of
 from .slots import Slot
 
-__all__ = ["accumulate", "backward"]
+__all__ = ["ReduceScatter", "accumulate", "backward", "ddp_hook"]
 
 BUFFER = "accumulate"  # the name of the block's buffer, for messages
 LARGE = 1 << 16  # bytes: copying more costs more than checking whether a copy is needed

@@ -177,6 +177,16 @@ second derivatives: True
     "14_mygrad.py": ("mygrad", "w: True\nb: True\nhidden: True\nrows: True\n"),
 }
 
+#: What those print that run on ranks: by themselves they say how.
+WITH_RANKS = {
+    "19_ddp.py": """\
+DDP alone is close to fanin's sums: True
+the same bits with small buckets: True
+the same bits with the ranks' parts exchanged: True
+the bits of one process: True
+""",
+}
+
 WITH_A_COMPILER = {
     "15_c_nodes.py": """\
 C behind C: [10. 20.  0.]
@@ -187,7 +197,7 @@ ValueError: by b: expected 3 float64 in C order | in by b
 
 
 def test_every_example_is_here() -> None:
-    every = [*PRINTED, *WITH_TORCH, *WITH_ENGINE, *WITH_A_COMPILER]
+    every = [*PRINTED, *WITH_TORCH, *WITH_ENGINE, *WITH_RANKS, *WITH_A_COMPILER]
     assert sorted(p.name for p in EXAMPLES.glob("*.py")) == sorted(every)
 
 
@@ -203,8 +213,10 @@ def test_an_engine_on_ours_is_told_in_at_most_a_hundred_lines(name: str) -> None
     assert len((EXAMPLES / name).read_text().splitlines()) <= 100
 
 
-def prints(name: str, text: str) -> None:
-    done = run_python(["-W", "error", str(EXAMPLES / name)])
+def prints(name: str, text: str, *launcher: str) -> None:
+    done = run_python(
+        ["-W", "error", *launcher, str(EXAMPLES / name)], env={"OMP_NUM_THREADS": "1"} if launcher else {}
+    )
     pattern = re.escape(text).replace(re.escape("..."), ".*?")
     assert re.fullmatch(pattern, done.stdout, re.DOTALL), done.stdout
     assert done.stderr == ""
@@ -216,7 +228,7 @@ def test_an_example_prints_what_it_should(name: str) -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is not None, reason="torch is installed")
-@pytest.mark.parametrize("name", WITH_TORCH)
+@pytest.mark.parametrize("name", [*WITH_TORCH, *WITH_RANKS])
 def test_an_example_for_torch_says_that_it_needs_it(name: str) -> None:
     prints(name, "this example needs torch, which is not installed\n")
 
@@ -226,6 +238,14 @@ def test_an_example_for_torch_says_that_it_needs_it(name: str) -> None:
 def test_an_example_for_torch_prints_what_it_should(name: str) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     prints(name, WITH_TORCH[name])
+
+
+@pytest.mark.partners
+@pytest.mark.parametrize("name", WITH_RANKS)
+def test_an_example_for_ranks_prints_what_it_should(name: str) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    prints(name, f"this example needs ranks: torchrun --nproc-per-node 2 examples/{name}\n")
+    prints(name, WITH_RANKS[name], "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
 @pytest.mark.parametrize("name", WITH_ENGINE)

@@ -49,11 +49,11 @@ def backward(
     `retain_graph` is: only torch's engine can free them.
 
     Hooks run: those of tensors, leaves and in between, `retain_grad`, those of nodes and of modules; so replicas of
-    `DistributedDataParallel` are synchronised. `torch.utils.checkpoint` without reentrance computes a segment again
-    once (with several workers: once for each tensor that it saved). A compiled model (`torch.compile`, AOTAutograd) may
-    reuse the memory of its saved tensors, unless `retain_graph` is True: a second pass over it is then refused. In
-    `torch.autograd.detect_anomaly()` a node that returns NaN is a RuntimeError, and errors have a note of where the
-    node was made.
+    `DistributedDataParallel` are synchronised, with one rounding by `ddp_hook`. `torch.utils.checkpoint` without
+    reentrance computes a segment again once (with several workers: once for each tensor that it saved). A compiled
+    model (`torch.compile`, AOTAutograd) may reuse the memory of its saved tensors, unless `retain_graph` is True: a
+    second pass over it is then refused. In `torch.autograd.detect_anomaly()` a node that returns NaN is a RuntimeError,
+    and errors have a note of where the node was made.
 
     Parameters
     ----------
@@ -200,7 +200,8 @@ def _refuse_sharded(leaves: list[torch.Tensor]) -> None:
     for i, what in sharded(leaves):
         raise RuntimeError(
             f"backward: leaf {i} of {len(leaves)}, of shape {tuple(leaves[i].shape)}, is sharded by {what}, whose"
-            " gradients this pass would leave in pieces that are not summed: use torch's own backward()"
+            " gradients this pass would leave in pieces that are not summed: use torch's own backward(); FSDP2 sums"
+            " them with one rounding by set_custom_reduce_scatter(fanin.torch.ReduceScatter())"
         )
 
 

@@ -46,6 +46,7 @@ class Options:
     order: Order | None
     scale: complex | None = None
     into: Into = "all"
+    accumulate: str | None = None  #: the dtype in which owners fold, or "exact"; None: that of rule A11
 
     def check(self, call: str, size: int) -> None:
         """Raise ValueError or TypeError for an option that does not exist."""
@@ -58,15 +59,17 @@ class Options:
         if not 0 <= self.into < size:
             raise ValueError(f"{call}: into={self.into}: there are ranks 0 to {size - 1}")
 
-    def check_scale(self, layout: Layout) -> None:
-        """Raise if the scale does not fit a dtype: before headers, so that no rank waits for data."""
-        for segment in layout.segments if self.scale is not None else ():
-            _core.add_n([typed(np.zeros(segment.itemsize, np.uint8), segment.dtype)], scale=self.scale)
+    def check_dtypes(self, layout: Layout) -> None:
+        """Raise if an option does not fit a dtype: before headers, so that no rank waits for data."""
+        for segment in layout.segments if (self.scale, self.accumulate) != (None, None) else ():
+            one = typed(np.zeros(segment.itemsize, np.uint8), segment.dtype)
+            _core.add_n([one], out=one, scale=self.scale, accumulate=self.accumulate)
 
     @property
     def text(self) -> str:
         scale = self.scale.item() if isinstance(self.scale, np.generic) else self.scale
-        return f"order={self.order!r}, scale={scale!r}, into={self.into!r}"
+        sums = "" if self.accumulate is None else f", accumulate={self.accumulate!r}"
+        return f"order={self.order!r}, scale={scale!r}, into={self.into!r}{sums}"
 
 
 @dataclass
@@ -128,7 +131,7 @@ def pack(windows: Sequence[object], rank: int) -> tuple[NDArray, list[int]]:
 def prepare(layout: Layout, terms: list[Term], options: Options, rank: int) -> Sent:
     """Everything that does not depend on other ranks."""
     sent = Sent(terms)
-    options.check_scale(layout)
+    options.check_dtypes(layout)
     for i, segment in enumerate(layout.segments if options.order == "exact" else ()):
         if is_inexact(segment.dtype):
             windows = windows_of(segment)
@@ -238,7 +241,8 @@ class Sum:
         terms = [typed(got[k * mine : (k + 1) * mine], dtype) for k in range(sum(counts))]
         keys = [k for keys in self.keys for k in keys] if self.order == "key" else list(range(len(terms)))
         ordered = [terms[k] for k in sorted(range(len(terms)), key=keys.__getitem__)]
-        _core.add_n(ordered, out=typed(own, segment.dtype), scale=self.options.scale)
+        options = self.options
+        _core.add_n(ordered, out=typed(own, segment.dtype), scale=options.scale, accumulate=options.accumulate)
 
 
 def check_keys(keys: Iterable[int], n: int) -> list[int]:

@@ -1,0 +1,382 @@
+"""Sums over ranks for torch's own data parallelism: `fanin.torch.ddp_hook` and `fanin.torch.ReduceScatter`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from fanin import _core
+from fanin._words import type_of
+from fanin.dist.group import Call, Group, failure_of
+from fanin.dist.group import group as group_of
+from fanin.dist.layout import Layout, digest, host, leaf_of
+from fanin.dist.sums import Options, Order, Term, finish, prepare
+from fanin.errors import PeerError
+
+from .protocols import DTypeLike
+
+#: The thread of each group that sends the buckets of its replicas, in the order in which they became ready.
+_senders: weakref.WeakKeyDictionary[Group, ThreadPoolExecutor] = weakref.WeakKeyDictionary()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_senders.clear)  # a child has no such threads
+
+
+#: The group of each process group, by id; the process group stays alive. A closed group stays closed: making another is
+#: collective, and would wait for ranks whose group is open.
+Known = dict[int, tuple[object, Group]]
+
+
+def _ranks(call: str, x: object, known: Known) -> Group:
+    if id(x) not in known:
+        known[id(x)] = (x, _group(call, x))
+    return known[id(x)][1]
+
+
+def _group(call: str, x: object) -> Group:
+    """The group of a process group; RuntimeError where it cannot carry messages."""
+    distributed = torch.distributed
+    if isinstance(x, Group):
+        return x
+    if x is None and distributed.is_available() and distributed.is_initialized():
+        x = distributed.group.WORLD
+    if x is None:
+        raise RuntimeError(f"{call}: expected torch.distributed to be initialised: call init_process_group()")
+    process_group = isinstance(x, distributed.ProcessGroup)
+    if process_group and distributed.get_backend(x) == "nccl" and not torch.cuda.is_available():  # type: ignore[arg-type, unused-ignore]
+        raise RuntimeError(f"{call}: the process group is of NCCL, and there is no GPU: make it with Gloo")
+    return group_of(x)
+
+
+def _options(call: str, order: Order, accumulate: DTypeLike | None, scale: complex | None) -> Options:
+    """The options of a sum; TypeError or ValueError if they do not fit one another."""
+    if order not in ("key", "exact", "rank"):
+        raise ValueError(f'{call}: expected order="key", "exact" or "rank", got {order!r}')
+    exact = isinstance(accumulate, str) and accumulate == "exact"
+    name = None if accumulate is None else "exact" if exact else _core.dtype_name(accumulate)
+    if order == "exact" and name not in (None, "exact"):
+        raise ValueError(f'{call}: order="exact" sums exactly and rounds once: leave out accumulate={accumulate!r}')
+    if scale is not None and not isinstance(scale, int | float | complex):
+        raise TypeError(f"{call}: scale: expected a number, got {type_of(scale)}")
+    return Options(order, scale, accumulate=name)
+
+
+def _sum(
+    call: Call, x: torch.Tensor, parts: list[list[str]], options: Options, bounds: Sequence[int] | None = None
+) -> torch.Tensor:
+    """The sum of a flat tensor over ranks, or of the part that `bounds` gives this rank.
+
+    Parameters
+    ----------
+    call : Call
+        Which sum it is.
+    x : torch.Tensor
+        What this rank brings.
+    parts : list of [name, description]
+        What all ranks must agree on, for messages.
+    options : Options
+        How the sum is made.
+    bounds : sequence of int, optional
+        Rank r owns elements [bounds[r], bounds[r + 1]). Default: runs of whole blocks.
+    """
+    group = call.group
+    layout = Layout([leaf_of(x, "the bucket")], group.size)
+    if bounds is not None:
+        layout.segments = (replace(layout.segments[0], bounds=tuple(bounds)),)
+    sent = prepare(layout, [Term(layout.flatten([x]))], options, group.rank)
+    parts = [["", options.text], *parts]
+    headers = call.meet(sent.header, digest=digest(parts))
+    call.compare(headers, parts)
+    total: torch.Tensor = finish(call, layout, sent, headers, options, [x])[0]
+    return total
+
+
+def _part(name: str, x: torch.Tensor) -> list[str]:
+    return [name, f"{str(x.dtype).removeprefix('torch.')} of shape {tuple(x.shape)}"]
+
+
+# ---- DistributedDataParallel
+
+
+class _End:
+    """A callback at the end of a pass of torch's engine, which drops it uncalled if the pass raises."""
+
+    def __init__(self, ended: Callable[[], None], failed: Callable[[], None]) -> None:
+        self._ended = ended
+        self._failed: Callable[[], None] | None = failed
+
+    def __call__(self) -> None:
+        self.forget()
+        self._ended()
+
+    def forget(self) -> None:
+        self._failed = None
+
+    def __del__(self) -> None:
+        if self._failed is not None:
+            self._failed()
+
+
+def _at_end(callback: Callable[[], None]) -> None:
+    """Call `callback` after the pass of this thread, and after the callbacks that it has already."""
+    torch.autograd.Variable._execution_engine.queue_callback(callback)  # type: ignore[attr-defined, unused-ignore]
+
+
+class _Pass:
+    """One backward pass of a replica, in which every bucket is summed once."""
+
+    def __init__(self, hook: _Hook, group: Group) -> None:
+        self.hook, self.group = hook, group
+        group._passes += 1
+        self.number = group._passes
+        self.started = 0  # buckets
+        self.complete = False  # the last bucket was started
+        self.error: BaseException | None = None  # the first; every rank has one for the same bucket
+        end = _End(self.ended, self.failed)
+        try:
+            _at_end(end)
+            self.inside = True
+        except RuntimeError:  # at the end of join() this rank takes part in the passes of others
+            end.forget()
+            self.inside = False
+
+    def call(self, bucket: int) -> Call:
+        timeout = self.hook.timeout
+        return Call(self.group, "ddp_hook", self.number, bucket, self.group.timeout if timeout is None else timeout)
+
+    def sum(self, bucket: Any, index: int, x: torch.Tensor, parts: list[list[str]], future: Any) -> None:
+        """Sum a bucket, on the sending thread. After an error the future has this rank's own gradients."""
+        total = bucket
+        try:
+            if self.error is None:
+                options = self.hook.options
+                if options.scale is None:
+                    options = replace(options, scale=1 / self.group.size)
+                with self.group.entered("ddp_hook"), self.call(index) as call:
+                    if x.layout is not torch.strided:
+                        raise TypeError(
+                            "ddp_hook: a bucket is a sparse gradient, as of Embedding(sparse=True): expected dense"
+                        )
+                    total = _sum(call, x, parts, options).to(bucket.device)
+        except BaseException as e:
+            self.error = e
+        future.set_result(total)
+
+    def ended(self) -> None:
+        """The pass reached its end, and DDP waits for the buckets next. Raise after that."""
+        self.hook.current = None
+        if self.inside:
+            _at_end(self.check)
+        else:
+            self.check()
+
+    def check(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+    def failed(self) -> None:
+        """The pass raised. The other ranks may wait for this rank's next bucket: end their passes."""
+        self.hook.current = None
+        if not self.complete:
+            _sender(self.group).submit(self.send_failure)
+
+    def send_failure(self) -> None:
+        if self.error is None:
+            self.error = RuntimeError("the backward pass raised an exception")
+            with contextlib.suppress(PeerError, RuntimeError), self.group.entered("ddp_hook"):
+                self.call(self.started).meet({}, failure=failure_of(self.error))
+
+
+class _Hook:
+    """What `ddp_hook` returns is the method `ddp_hook` of such an object."""
+
+    def __init__(self, options: Options, timeout: float | None) -> None:
+        self.options, self.timeout = options, timeout
+        self.known: Known = {}
+        self.current: _Pass | None = None
+
+    def ddp_hook(self, state, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations that are strings
+        """Start the sum of a bucket, and return the future that DDP waits for."""
+        run = self.current
+        if run is None:
+            run = self.current = _Pass(self, _ranks("ddp_hook", state, self.known))
+        x = bucket.buffer()
+        index, run.started, run.complete = bucket.index(), run.started + 1, bucket.is_last()
+        parts = [_part(f"parameter {i} of the bucket", g) for i, g in enumerate(bucket.gradients())]
+        future: Any = torch.futures.Future(devices=[x.device] if x.is_cuda else None)
+        _sender(run.group).submit(run.sum, x, index, host(x), parts, future)
+        if not run.inside:
+            future.wait()
+            if run.complete or run.error is not None:
+                run.ended()
+        return future
+
+
+def _sender(group: Group) -> ThreadPoolExecutor:
+    if group not in _senders:
+        _senders[group] = ThreadPoolExecutor(1, "fanin.torch")
+    return _senders[group]
+
+
+def ddp_hook(
+    order: Order = "key",
+    accumulate: DTypeLike | None = None,
+    *,
+    scale: complex | None = None,
+    timeout: float | None = None,
+) -> Callable[[Any, Any], Any]:
+    """Make a communication hook with which `DistributedDataParallel` sums gradients with one rounding.
+
+    `model.register_comm_hook(state, fanin.torch.ddp_hook())`: `state` is the process group that DDP was made with, or
+    None for the default one. The bits do not depend on the sizes of buckets. Buckets travel while the pass runs.
+
+    Parameters
+    ----------
+    order : "key", "exact" or "rank"
+        "key" and "rank": the left fold in the order of ranks. "exact": the exact sum, rounded once, so that it does not
+        depend on which rank brings which gradient, or on how many there are.
+    accumulate : DTypeLike, optional
+        The dtype in which the sums run. Default: float32 for float16, bfloat16 and float8, else the dtype itself.
+    scale : number, optional
+        Multiplies each sum before the rounding. Default: 1 / the number of ranks, for DDP's mean.
+    timeout : float, optional
+        Seconds after which this rank no longer waits for another. Default: the group's, 300.
+
+    Returns
+    -------
+    callable
+        For one replica: each has a hook of its own.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For options that do not fit; in a pass, for a bucket with sparse gradients.
+    fanin.PeerError
+        In a pass, on every rank: if a rank's pass raised, or its gradients or options differ. The next pass works,
+        unless a rank raised: DDP itself then refuses that rank's next forward.
+    RuntimeError
+        In a pass: without a process group, for one of NCCL without a GPU, or if the group is closed, as it is after a
+        rank was gone or late by `timeout`.
+
+    Notes
+    -----
+    A hook whose group is closed raises for ever: make a new replica with a new hook, on every rank.
+
+    The error is raised at the end of the pass. Then `.grad` has sums of some buckets and this rank's own gradients of
+    the others: call `zero_grad()`. A rank that raises before its first bucket is late.
+
+    Examples
+    --------
+    >>> model = torch.nn.parallel.DistributedDataParallel(net)  # doctest: +SKIP
+    >>> model.register_comm_hook(None, fanin.torch.ddp_hook(order="exact"))  # doctest: +SKIP
+    """
+    return _Hook(_options("ddp_hook", order, accumulate, scale), timeout).ddp_hook
+
+
+# ---- FSDP2
+
+
+class ReduceScatter:
+    """Sum the gradients of FSDP2 with one rounding: `module.set_custom_reduce_scatter(fanin.torch.ReduceScatter())`.
+
+    Call it for each module that `fully_shard` was called for. FSDP's mean, or the factor of
+    `set_gradient_divide_factor`, multiplies before the rounding. For float16 and float64 FSDP divides itself, before
+    and after the sum; with `set_force_sum_reduction_for_comms(True)` after it. With shards and replicas (a mesh of two
+    dimensions) the sum over replicas is torch's.
+
+    Parameters
+    ----------
+    order : "key", "exact" or "rank"
+        As for `ddp_hook`.
+    accumulate : DTypeLike, optional
+        As for `ddp_hook`.
+    timeout : float, optional
+        Seconds after which this rank no longer waits for another. Default: the group's, 300.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For options that do not fit; in a pass, for a reduction that is no sum.
+    fanin.PeerError
+        In a pass, on every rank: if a rank's gradients or options differ, or a rank is gone or late.
+    RuntimeError
+        In a pass: for a process group of NCCL without a GPU, or a group that is closed.
+
+    Examples
+    --------
+    >>> torch.distributed.fsdp.fully_shard(net)  # doctest: +SKIP
+    >>> net.set_custom_reduce_scatter(fanin.torch.ReduceScatter(order="exact"))  # doctest: +SKIP
+    """
+
+    def __init__(
+        self, order: Order = "key", accumulate: DTypeLike | None = None, *, timeout: float | None = None
+    ) -> None:
+        self._options = replace(_options("ReduceScatter", order, accumulate, None), into="shard")
+        self._timeout = timeout
+        self._known: Known = {}
+
+    def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Return an empty tensor for FSDP's gradients.
+
+        Parameters
+        ----------
+        size : sequence of int
+            Its shape.
+        dtype : torch.dtype
+            Its dtype.
+        device : torch.device
+            Its device.
+        """
+        return torch.empty(tuple(size), dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, op: Any, async_op: bool = False
+    ) -> None:
+        """Write this rank's part of the sum of all ranks' `input_tensor` into `output_tensor`.
+
+        Parameters
+        ----------
+        output_tensor : torch.Tensor
+            As many elements as a rank gets.
+        input_tensor : torch.Tensor
+            The parts of all ranks, side by side.
+        group : ProcessGroup
+            The ranks.
+        op : ReduceOp
+            SUM, AVG or PREMUL_SUM.
+        async_op : bool
+            False: the sum is complete on return.
+        """
+        if async_op:
+            raise ValueError("ReduceScatter: expected async_op=False, as FSDP2 calls it")
+        ranks = _ranks("ReduceScatter", group, self._known)
+        n = output_tensor.numel()
+        with ranks.call("ReduceScatter", self._timeout) as call:
+            options = replace(self._options, scale=_scale(op, ranks.size))
+            if input_tensor.numel() != n * ranks.size or input_tensor.dtype != output_tensor.dtype:
+                raise ValueError(
+                    f"ReduceScatter: expected {ranks.size} * {n} elements of {output_tensor.dtype}, got"
+                    f" {input_tensor.numel()} of {input_tensor.dtype}"
+                )
+            parts = [_part("the gradients of a module", input_tensor)]
+            total = _sum(call, input_tensor, parts, options, [n * r for r in range(ranks.size + 1)])
+        output_tensor.view(-1).copy_(total)
+
+
+def _scale(op: Any, size: int) -> float | None:
+    """The factor by which a reduction multiplies the sum."""
+    ops = torch.distributed.ReduceOp
+    if op == ops.SUM:
+        return None
+    if op == ops.AVG:
+        return 1 / size
+    if op == ops.PREMUL_SUM:
+        factor = op.__getstate__()[1]
+        return float(factor)
+    raise ValueError(f"ReduceScatter: expected a sum or a mean, got {op}")

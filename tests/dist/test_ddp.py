@@ -1,0 +1,364 @@
+"""torch's DDP and FSDP2 with fanin's sums, on processes that Gloo connects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fanin
+from dist.test_gloo import on_processes
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.partners
+
+if torch.distributed.is_available():
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.nn.parallel import DistributedDataParallel as DDP
+
+STEPS, RATE = 5, 0.1
+
+
+def net(dtype: str = "float32") -> Any:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    n = torch.nn
+    made = n.Sequential(n.Linear(12, 40), n.Tanh(), n.Linear(40, 30), n.Tanh(), n.Linear(30, 3))
+    return made.to(getattr(torch, dtype))
+
+
+def batch(step: int, rank: int, dtype: str = "float32") -> Any:
+    x = torch.randn(6, 12, generator=torch.Generator().manual_seed(100 * step + rank))
+    return x.to(getattr(torch, dtype))
+
+
+def loss_of(y: Any) -> Any:
+    return y.float().square().mean()
+
+
+def torch_backward(loss: Any) -> None:
+    loss.backward()
+
+
+def weights(model: Any) -> list[Any]:
+    full = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in model.parameters()]
+    return [p.detach().clone() for p in full]
+
+
+def train(model: Any, rank: int, dtype: str, backward: Callable[[Any], None] = torch_backward) -> list[Any]:
+    optimizer = torch.optim.SGD(model.parameters(), RATE)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        backward(loss_of(model(batch(step, rank, dtype))))
+        optimizer.step()
+    return weights(model)
+
+
+def alone(size: int, dtype: str, accumulate: Any, scale: float | None = None) -> list[Any]:
+    """The weights that one process has, which sums the gradients of all ranks' batches."""
+    model = net(dtype)
+    optimizer = torch.optim.SGD(model.parameters(), RATE)
+    for step in range(STEPS):
+        grads = [
+            torch.autograd.grad(loss_of(model(batch(step, rank, dtype))), list(model.parameters()))
+            for rank in range(size)
+        ]
+        for p, *gs in zip(model.parameters(), *grads, strict=True):
+            p.grad = fanin.add_n(gs, accumulate=accumulate, scale=1 / size if scale is None else scale)
+        optimizer.step()
+    return weights(model)
+
+
+def equal(a: list[Any], b: list[Any]) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def close(a: list[Any], b: list[Any], tolerance: float) -> bool:
+    return all(torch.allclose(x.float(), y.float(), rtol=tolerance, atol=tolerance) for x, y in zip(a, b, strict=True))
+
+
+def attempt(call: Callable[[], Any]) -> Any:
+    """(the type and the text of its exception), or "good"."""
+    try:
+        call()
+    except Exception as e:
+        return type(e).__name__, str(e)
+    return "good"
+
+
+#: order=, accumulate=, and what one process gives as accumulate=
+SUMS = [("key", None, None), ("rank", None, None), ("exact", None, "exact"), ("key", "float64", "float64")]
+
+
+# ---------------------------------------------------------------- DDP
+
+
+def replicas(group: Any) -> list[Any]:
+    wrong = []
+    size = group.size
+    modes: list[dict[str, Any]] = [
+        {"bucket_cap_mb": 1e-4},
+        {},
+        {"gradient_as_bucket_view": True, "bucket_cap_mb": 1e-3},
+        {"static_graph": True},
+        {"find_unused_parameters": True},
+    ]
+    for dtype, tolerance in (("float32", 1e-6), ("bfloat16", 2e-2)):
+        theirs = train(DDP(net(dtype)), group.rank, dtype)
+        for order, accumulate, one in SUMS:
+            expected = alone(size, dtype, one)
+            if not close(theirs, expected, tolerance):
+                wrong.append(f"{dtype} {order}: DDP alone")
+            for mode in modes if order in ("key", "exact") else modes[:1]:
+                model = DDP(net(dtype), **mode)
+                model.register_comm_hook(None, fanin.torch.ddp_hook(order, accumulate))
+                if not equal(train(model, group.rank, dtype), expected):
+                    wrong.append(f"{dtype} {order} {accumulate} {mode}")
+    return wrong
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_replica_has_the_bits_of_one_process_for_any_bucket(size: int, tmp_path: Path) -> None:
+    assert on_processes(size, replicas, tmp_path) == [[]] * size
+
+
+def variants(group: Any) -> dict[str, bool]:
+    made = {}
+    expected = alone(2, "float32", "exact")
+
+    def replica(state: Any = None, **options: Any) -> Any:
+        model = DDP(net(), bucket_cap_mb=1e-3)
+        model.register_comm_hook(state, fanin.torch.ddp_hook("exact", **options))
+        return model
+
+    for state in (group, torch.distributed.group.WORLD, torch.distributed.new_group([0, 1])):
+        made[f"state: {type(state).__name__}"] = equal(train(replica(state), group.rank, "float32"), expected)
+    made["scale"] = equal(train(replica(scale=0.3), group.rank, "float32"), alone(2, "float32", "exact", 0.3))
+    made["fanin.torch.backward"] = equal(
+        train(replica(), group.rank, "float32", fanin.torch.backward), expected
+    )
+    model = replica()
+    with model.no_sync():
+        loss_of(model(batch(0, group.rank))).backward()
+    loss_of(model(batch(1, group.rank))).backward()
+    grads = []
+    for rank in range(2):
+        one = net()
+        for step in range(2):
+            loss_of(one(batch(step, rank))).backward()
+        grads.append([p.grad for p in one.parameters()])
+    made["no_sync"] = equal(
+        [p.grad for p in model.parameters()],
+        [fanin.add_n(gs, accumulate="exact", scale=0.5) for gs in zip(*grads, strict=True)],
+    )
+    model = replica()
+    with model.join():
+        for step in range(1 + 2 * group.rank):
+            model.zero_grad()
+            loss_of(model(batch(step, group.rank))).backward()
+    one = net()
+    loss_of(one(batch(2, 1))).backward()
+    made["join"] = group.rank == 0 or equal(
+        [p.grad for p in model.parameters()], [p.grad * 0.5 for p in one.parameters()]
+    )
+    return made
+
+
+def test_the_group_the_scale_the_engine_micro_batches_and_uneven_inputs_are_as_ddp_has_them(tmp_path: Path) -> None:
+    for found in on_processes(2, variants, tmp_path):
+        assert found == dict.fromkeys(found, True)
+
+
+def good_replica(group: Any, **options: Any) -> Any:
+    model = DDP(net(), bucket_cap_mb=1e-4)
+    model.register_comm_hook(None, fanin.torch.ddp_hook(**options))
+    return model
+
+
+def one_pass(model: Any, rank: int, dtype: str = "float32") -> Any:
+    model.zero_grad()
+    return attempt(lambda: loss_of(model(batch(0, rank, dtype))).backward())
+
+
+class Raises(torch.autograd.Function):
+    """Raises in its backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        raise ValueError("planted")
+
+
+def faults(group: Any) -> dict[str, Any]:
+    rank, made = group.rank, {}
+
+    dtype = "bfloat16" if rank == 1 else "float32"
+    model = DDP(net(dtype), bucket_cap_mb=1e-4, init_sync=False)
+    model.register_comm_hook(None, fanin.torch.ddp_hook())
+    made["dtype"] = one_pass(model, rank, dtype)
+
+    model = good_replica(group, order="exact" if rank == 1 else "key")
+    made["options"] = one_pass(model, rank)
+    made["options, again"] = one_pass(model, rank)
+
+    model = good_replica(group, accumulate="float16" if rank == 1 else None)
+    made["accumulate"] = one_pass(model, rank)
+
+    model = good_replica(group)
+    made["first"] = one_pass(model, rank)  # all parameters in one bucket: DDP divides them before the second pass
+    if rank == 1:
+        model.module[1].register_forward_hook(lambda module, args, y: Raises.apply(y))
+    made["raises"] = one_pass(model, rank)
+
+    sparse = DDP(torch.nn.Embedding(10, 4, sparse=True))
+    sparse.register_comm_hook(None, fanin.torch.ddp_hook())
+    made["sparse"] = attempt(lambda: sparse(torch.tensor([1, 2])).sum().backward())
+
+    made["next"] = one_pass(good_replica(group), rank)
+    made["closed"] = group.closed
+    return made
+
+
+def test_what_differs_or_raises_on_one_rank_is_an_error_on_every_rank(tmp_path: Path) -> None:
+    for rank, found in enumerate(on_processes(2, faults, tmp_path)):
+        kind, text = found["dtype"]
+        assert kind == "PeerError" and "rank 1 has parameter" in text and "bfloat16" in text and "float32" in text
+        for again in ("options", "options, again"):
+            kind, text = found[again]
+            assert kind == "PeerError" and "rank 1 has order='exact'" in text
+        kind, text = found["accumulate"]
+        assert kind == ("PeerError", "ValueError")[rank] and "float16" in text
+        kind, text = found["raises"]
+        assert found["first"] == "good"
+        assert (kind, text) == ("ValueError", "planted") if rank else kind == "PeerError" and "rank 1 failed" in text
+        kind, text = found["sparse"]
+        assert kind == "TypeError" and "sparse gradient" in text
+        assert found["next"] == "good" and found["closed"] is None
+
+
+def late(group: Any) -> Any:
+    model = good_replica(group, timeout=0.5)
+    if group.rank == 1:
+        return None
+    reduce_scatter, world = fanin.torch.ReduceScatter(), torch.distributed.group.WORLD
+    first = one_pass(model, 0)
+    then = attempt(lambda: reduce_scatter(torch.empty(1), torch.ones(2), world, torch.distributed.ReduceOp.SUM))
+    return first, then, group.closed
+
+
+def test_a_rank_without_a_backward_pass_is_an_error_within_the_time_limit(tmp_path: Path) -> None:
+    first, then, closed = on_processes(2, late, tmp_path)[0]
+    assert first[0] == "PeerError" and "within 0.5 s" in first[1] and closed
+    assert then[0] == "RuntimeError" and "is closed" in then[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"order": "ring"}, ValueError, "expected order="),
+        ({"order": "exact", "accumulate": "float64"}, ValueError, 'order="exact" sums exactly'),
+        ({"accumulate": "float33"}, TypeError, "float33"),
+        ({"scale": "2"}, TypeError, "scale: expected a number, got "),
+    ],
+)
+def test_options_that_do_not_fit_are_refused_when_a_hook_is_made(options: Any, error: Any, words: str) -> None:
+    with pytest.raises(error, match=words):
+        fanin.torch.ddp_hook(**options)
+
+
+def test_a_hook_needs_a_process_group_and_nccl_needs_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    td = torch.distributed
+    out, reduce_scatter = torch.empty(2), fanin.torch.ReduceScatter()
+    with pytest.raises(RuntimeError, match=r"expected torch\.distributed to be initialised"):
+        reduce_scatter(out, torch.ones(2), None, None)
+    td.init_process_group("gloo", init_method=f"file://{tmp_path}/one", rank=0, world_size=1)
+    try:
+        for op, value in ((td.ReduceOp.SUM, 1), (td.ReduceOp.AVG, 1), (td.ReduceOp.PREMUL_SUM(0.25), 0.25)):
+            reduce_scatter(out, torch.ones(2), td.group.WORLD, op)
+            assert out.tolist() == [value] * 2
+        with pytest.raises(ValueError, match="expected a sum or a mean, got .*MAX"):
+            reduce_scatter(out, torch.ones(2), td.group.WORLD, td.ReduceOp.MAX)
+        with pytest.raises(ValueError, match="expected async_op=False"):
+            reduce_scatter(out, torch.ones(2), td.group.WORLD, td.ReduceOp.SUM, async_op=True)
+        with pytest.raises(ValueError, match=r"expected 1 \* 2 elements of torch.float32, got 3"):
+            reduce_scatter(out, torch.ones(3), td.group.WORLD, td.ReduceOp.SUM)
+        monkeypatch.setattr(td, "get_backend", lambda group: "nccl")
+        model = DDP(net())
+        model.register_comm_hook(None, fanin.torch.ddp_hook())
+        with pytest.raises(RuntimeError, match="ddp_hook: the process group is of NCCL, and there is no GPU"):
+            loss_of(model(batch(0, 0))).backward()
+        with pytest.raises(RuntimeError, match="ReduceScatter: the process group is of NCCL"):
+            reduce_scatter(out, torch.ones(2), td.group.WORLD, td.ReduceOp.SUM)
+    finally:
+        td.destroy_process_group()
+
+
+# ---------------------------------------------------------------- FSDP2
+
+
+def sharded(dtype: str, mesh: Any, comm: Any = None, factor: float | None = None, **options: Any) -> Any:
+    model = net(dtype)
+    for module in (model[0], model[2], model):
+        fully_shard(module, mesh=mesh, **options)
+        if comm is not None:
+            module.set_custom_reduce_scatter(comm)
+        if factor is not None:
+            module.set_gradient_divide_factor(factor)
+    return model
+
+
+def shards(group: Any) -> list[str]:
+    wrong, size = [], group.size
+    mesh = torch.distributed.init_device_mesh("cpu", (size,))
+    for dtype, tolerance in (("float32", 1e-6), ("bfloat16", 2e-2)):
+        theirs = train(sharded(dtype, mesh), group.rank, dtype)
+        for order, accumulate, one in SUMS:
+            expected = alone(size, dtype, one)
+            if not close(theirs, expected, tolerance):
+                wrong.append(f"{dtype} {order}: FSDP2 alone")
+            comm = fanin.torch.ReduceScatter(order, accumulate)
+            if not equal(train(sharded(dtype, mesh, comm), group.rank, dtype), expected):
+                wrong.append(f"{dtype} {order} {accumulate}")
+    comm = fanin.torch.ReduceScatter("exact")
+    if not equal(train(sharded("float32", mesh, comm, 0.7), group.rank, "float32"), alone(size, "float32", "exact", 1 / 0.7)):
+        wrong.append("a factor")
+    return wrong
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_shards_have_the_bits_of_one_process(size: int, tmp_path: Path) -> None:
+    assert on_processes(size, shards, tmp_path) == [[]] * size
+
+
+def shard_faults(group: Any) -> dict[str, Any]:
+    rank, made = group.rank, {}
+    mesh = torch.distributed.init_device_mesh("cpu", (2,))
+    policy = MixedPrecisionPolicy(reduce_dtype=torch.bfloat16 if rank == 1 else torch.float32)
+    made["dtype"] = one_pass(sharded("float32", mesh, fanin.torch.ReduceScatter(), mp_policy=policy), rank)
+    comm = fanin.torch.ReduceScatter("exact" if rank == 1 else "key")
+    made["options"] = one_pass(sharded("float32", mesh, comm), rank)
+    made["next"] = one_pass(sharded("float32", mesh, fanin.torch.ReduceScatter()), rank)
+    model = net()  # one module that stays whole after its forward: nothing but the reduce-scatter travels
+    fully_shard(model, mesh=mesh, reshard_after_forward=False)
+    model.set_custom_reduce_scatter(fanin.torch.ReduceScatter(timeout=0.5))
+    loss = loss_of(model(batch(0, rank)))
+    if rank == 0:
+        made["late"] = attempt(loss.backward)
+    return made
+
+
+def test_shards_that_differ_are_an_error_on_every_rank(tmp_path: Path) -> None:
+    for rank, found in enumerate(on_processes(2, shard_faults, tmp_path)):
+        kind, text = found["dtype"]
+        assert kind == "PeerError" and "rank 1 has the gradients of a module: bfloat16" in text
+        kind, text = found["options"]
+        assert kind == "PeerError" and "rank 1 has order='exact'" in text
+        assert found["next"] == "good"
+        if rank == 0:
+            kind, text = found["late"]
+            assert kind == "PeerError" and "within 0.5 s" in text
