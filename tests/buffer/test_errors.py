@@ -154,7 +154,12 @@ ADDS: list[tuple[str, Callable[[InputBuffer], Any], type[Exception], str]] = [
     ("an argument twice", lambda b: b.add(0, 1.0, slot=0), TypeError, "add() got 'slot' twice"),  # type: ignore[misc]
     ("by position", lambda b: b.add(0, 1.0, 3), TypeError, "add() takes slot and gradient by position"),  # type: ignore[misc]
     ("nothing", lambda b: b.add(), TypeError, "add() needs 'slot'"),  # type: ignore[call-arg]
-    ("truth that raises", lambda b: b.add(0, np.ones(2), donate=np.ones(2)), ValueError, "ambiguous"),  # type: ignore[arg-type]
+    (
+        "a flag that is an array",
+        lambda b: b.add(0, np.ones(2), donate=np.ones(2)),
+        TypeError,
+        "add(): donate: expected a bool",
+    ),  # type: ignore[arg-type]
     ("expect", lambda b: b.expect(0, -1), ValueError, "grads: slot 0: n: expected a non-negative integer, got -1"),
     (
         "expect too few",
