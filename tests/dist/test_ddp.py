@@ -194,6 +194,17 @@ class Raises(torch.autograd.Function):
         raise ValueError("planted")
 
 
+class Two(torch.nn.Module):
+    """Two outputs, each with parameters of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = torch.nn.Linear(4, 3), torch.nn.Linear(4, 3)
+
+    def forward(self, x: Any) -> Any:
+        return self.a(x), self.b(x)
+
+
 def faults(group: Any) -> dict[str, Any]:
     rank, made = group.rank, {}
 
@@ -205,6 +216,19 @@ def faults(group: Any) -> dict[str, Any]:
     model = good_replica(group, order="exact" if rank == 1 else "key")
     made["options"] = one_pass(model, rank)
     made["options, again"] = one_pass(model, rank)
+
+    two = Two()
+    model = DDP(two, bucket_cap_mb=1e-4)
+    model.register_comm_hook(None, fanin.torch.ddp_hook())
+    for name in ("parts", "a part differs"):
+        model.zero_grad()
+        one, other = model(batch(0, rank)[:, :4])
+        one.sum().backward(retain_graph=True)
+        made[name] = attempt(other.sum().backward)
+        if name == "parts":
+            made["sum of parts"] = two.a.weight.grad[0].tolist()
+            model = DDP(two, bucket_cap_mb=1e-4)
+            model.register_comm_hook(None, fanin.torch.ddp_hook("exact" if rank == 1 else "key"))
 
     model = good_replica(group, accumulate="float16" if rank == 1 else None)
     made["accumulate"] = one_pass(model, rank)
@@ -231,6 +255,9 @@ def test_what_differs_or_raises_on_one_rank_is_an_error_on_every_rank(tmp_path: 
         for again in ("options", "options, again"):
             kind, text = found[again]
             assert kind == "PeerError" and "rank 1 has order='exact'" in text
+        assert found["parts"] == "good" and found["a part differs"][0] == "PeerError"
+        mean = sum(batch(0, r)[:, :4].sum(0) for r in range(2)) / 2
+        assert torch.allclose(torch.tensor(found["sum of parts"]), mean)
         kind, text = found["accumulate"]
         assert kind == ("PeerError", "ValueError")[rank] and "float16" in text
         kind, text = found["raises"]

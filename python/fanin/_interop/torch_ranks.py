@@ -138,13 +138,18 @@ class _Pass:
         self.started = 0  # buckets
         self.complete = False  # the last bucket was started
         self.error: BaseException | None = None  # the first; every rank has one for the same bucket
+        self.watched = False  # torch calls or drops an _End of this pass
+
+    def watch(self) -> None:
+        """A pass of torch's engine runs a bucket: there are several if backward() is called for parts of a model."""
+        if self.watched:
+            return
         end = _End(self.ended, self.failed)
         try:
             _at_end(end)
-            self.inside = True
-        except RuntimeError:  # at the end of join() this rank takes part in the passes of others
+            self.watched = True
+        except RuntimeError:  # no pass runs: at the end of join() this rank takes part in the passes of others
             end.forget()
-            self.inside = False
 
     def call(self, bucket: int) -> Call:
         timeout = self.hook.timeout
@@ -169,12 +174,11 @@ class _Pass:
         future.set_result(total)
 
     def ended(self) -> None:
-        """The pass reached its end, and DDP waits for the buckets next. Raise after that."""
-        self.hook.current = None
-        if self.inside:
+        """The pass reached its end. After the last bucket DDP waits for all of them next: raise after that."""
+        self.watched = False
+        if self.complete:
+            self.hook.current = None
             _at_end(self.check)
-        else:
-            self.check()
 
     def check(self) -> None:
         if self.error is not None:
@@ -206,15 +210,17 @@ class _Hook:
         run = self.current
         if run is None:
             run = self.current = _Pass(self, _ranks("ddp_hook", state, self.known))
+        run.watch()
         x = bucket.buffer()
         index, run.started, run.complete = bucket.index(), run.started + 1, bucket.is_last()
         parts = [_part(f"parameter {i} of the bucket", g) for i, g in enumerate(bucket.gradients())]
         future: Any = torch.futures.Future(devices=[x.device] if x.is_cuda else None)
         _sender(run.group).submit(run.sum, x, index, host(x), parts, future)
-        if not run.inside:
+        if not run.watched:
             future.wait()
             if run.complete or run.error is not None:
-                run.ended()
+                self.current = None
+            run.check()
         return future
 
 
