@@ -275,7 +275,7 @@ def ddp_hook(
     A hook whose group is closed raises for ever: make a new replica with a new hook, on every rank.
 
     The error is raised at the end of the pass. Then `.grad` has sums of some buckets and this rank's own gradients of
-    the others: call `zero_grad()`. A rank that raises before its first bucket is late.
+    the others: call `zero_grad()`. A rank that raises before its first bucket, or in `fanin.torch.backward`, is late.
 
     Examples
     --------
