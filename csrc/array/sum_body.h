@@ -1,3 +1,4 @@
+// clang-format Language: Cpp
 /* sum_body: the loops of sums for one instruction set, each dtype's made by macros, written once and compiled three
  * times. Each file that makes a set includes it once, after it has defined
  *

@@ -46,20 +46,19 @@ typedef uint4 sixteen;
 
 /* X(name, in memory, as a number, in, a plus b, a times b, out, the neutral element of +, whether four are converted at
  * once) */
-#define NUMBER_LIST(X)                                                                                    \
-    X(truth, uint8_t, uint8_t, x != 0, a | b, a & b, x, 0, each)                                          \
-    X(bits8, uint8_t, uint8_t, x, (uint8_t)(a + b), (uint8_t)(a * b), x, 0, each)                         \
-    X(bits16, uint16_t, uint16_t, x, (uint16_t)(a + b), (uint16_t)((uint32_t)a * b), x, 0, each)          \
-    X(bits32, uint32_t, uint32_t, x, a + b, a * b, x, 0, each)                                            \
-    X(bits64, uint64_t, uint64_t, x, a + b, a * b, x, 0, each)                                            \
-    X(single, float, float, x, a + b, a * b, x, -0.0f, each)                                              \
-    X(twice, double, double, x, a + b, a * b, x, -0.0, each)                                              \
-    X(doubled, float, double, (double)x, a + b, a * b, (float)x, -0.0, each)                              \
+#define NUMBER_LIST(X)                                                                           \
+    X(truth, uint8_t, uint8_t, x != 0, a | b, a & b, x, 0, each)                                 \
+    X(bits8, uint8_t, uint8_t, x, (uint8_t)(a + b), (uint8_t)(a * b), x, 0, each)                \
+    X(bits16, uint16_t, uint16_t, x, (uint16_t)(a + b), (uint16_t)((uint32_t)a * b), x, 0, each) \
+    X(bits32, uint32_t, uint32_t, x, a + b, a * b, x, 0, each)                                   \
+    X(bits64, uint64_t, uint64_t, x, a + b, a * b, x, 0, each)                                   \
+    X(single, float, float, x, a + b, a * b, x, -0.0f, each)                                     \
+    X(twice, double, double, x, a + b, a * b, x, -0.0, each)                                     \
+    X(doubled, float, double, (double)x, a + b, a * b, (float)x, -0.0, each)                     \
     FAN_LOW_LIST(LOW_NUMBER, X)
 #define AT_ONCE_16 each
 #define AT_ONCE_8 four
-#define LOW_NUMBER(X, NAME, c, bits, ...) \
-    LOW_NUMBER_OF(X, c, uint##bits##_t, AT_ONCE_##bits)
+#define LOW_NUMBER(X, NAME, c, bits, ...) LOW_NUMBER_OF(X, c, uint##bits##_t, AT_ONCE_##bits)
 #define LOW_NUMBER_OF(X, c, MEM, AT_ONCE) \
     X(c, MEM, float, fan_float_of_##c(x), a + b, a * b, fan_##c##_of(x), -0.0f, AT_ONCE)
 
@@ -349,15 +348,15 @@ DEVICE void row_put(fan_stats_partial *mine, uint64_t rows)
 }
 
 /* X(name, in memory, as a signed number, as an unsigned number, whether an element may be two) */
-#define VALUE_LIST(X)                                        \
-    X(truth, uint8_t, x != 0, x != 0, 0)                     \
-    X(bits8, uint8_t, (int8_t)x, x, 0)                       \
-    X(bits16, uint16_t, (int16_t)x, x, 0)                    \
-    X(bits32, uint32_t, (int32_t)x, x, 0)                    \
-    X(bits64, uint64_t, (int64_t)x, x, 0)                    \
-    X(single, float, x, x, 1)                                \
-    X(twice, double, x, x, 1)                                \
-    X(doubled, float, x, x, 1)                               \
+#define VALUE_LIST(X)                     \
+    X(truth, uint8_t, x != 0, x != 0, 0)  \
+    X(bits8, uint8_t, (int8_t)x, x, 0)    \
+    X(bits16, uint16_t, (int16_t)x, x, 0) \
+    X(bits32, uint32_t, (int32_t)x, x, 0) \
+    X(bits64, uint64_t, (int64_t)x, x, 0) \
+    X(single, float, x, x, 1)             \
+    X(twice, double, x, x, 1)             \
+    X(doubled, float, x, x, 1)            \
     FAN_LOW_LIST(LOW_COUNT, X)
 #define LOW_COUNT(X, NAME, c, bits, ...) X(c, uint##bits##_t, up_##c(x), up_##c(x), 0)
 
@@ -564,8 +563,8 @@ NOINLINE_DEVICE wide understand(int dtype, uint64_t lo, uint64_t hi)
     case FAN_DT_INT32:
         w.i = (int32_t)lo;
         break;
-#define LOW_READ(X, NAME, c, bits, ...)                        \
-    case FAN_DT_##NAME:                                        \
+#define LOW_READ(X, NAME, c, bits, ...)                      \
+    case FAN_DT_##NAME:                                      \
         w.re = (double)fan_float_of_##c((uint##bits##_t)lo); \
         break;
         FAN_LOW_LIST(LOW_READ, )
