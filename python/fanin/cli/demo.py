@@ -611,8 +611,17 @@ examples:
   fanin demo --epochs 5 --seed 7 --out /tmp/demo
   fanin demo --cpu                        the same network without streams
   fanin demo --graph                      .. and its steps recorded once, and replayed
+  fanin demo --ranks 4                    on 1, 2 and 4 ranks (threads): the same weights, bit by bit
+  mpiexec -n 4 fanin demo                 .. on processes; torchrun --nproc-per-node 4 -m fanin demo, too
   fanin demo --leave-out S12.wait         what is this wait for? shows the race that results
   fanin demo --leave-out S9.mark --leave-out S13.mark"""
+
+
+def ranks(text: str) -> int:
+    n = positive(text)
+    if n > 8:
+        raise argparse.ArgumentTypeError(f"expected at most 8 ranks, one for each micro-batch, got {n}")
+    return n
 
 
 def rate(text: str) -> float:
@@ -649,6 +658,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="on the CPU, each step recorded once and replayed, beside the step as it is",
     )
+    parser.add_argument(
+        "--ranks", metavar="N", type=ranks, help="on the CPU on 1, 2, .. N ranks (at most 8), each a thread"
+    )
     parser.add_argument("--out", metavar="DIR", default=".", help="where trace and picture go (default: here)")
     parser.add_argument(
         "--leave-out",
@@ -673,6 +685,10 @@ def run(options: argparse.Namespace) -> int:
         try:
             if options.leave_out:
                 return leave_out(options)
+            from . import ranks as of_ranks
+
+            if options.ranks or of_ranks.launched():
+                return of_ranks.run(options)
             return train_recorded(options) if options.graph else train(options)
         except fanin.RaceError as e:
             Screen().say(f"fanin demo: {e}", style="red")

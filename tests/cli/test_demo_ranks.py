@@ -1,0 +1,87 @@
+"""The demo on several ranks: the same weights for each number of them, and an error where they differ."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from fanin import dist
+from kit.support import run_python
+
+pytest.importorskip("sklearn")
+pytest.importorskip("threadpoolctl")
+
+from fanin.cli import main, ranks
+
+
+def digests(text: str) -> list[str]:
+    return re.findall(r"([0-9a-f]{16})  accuracy", text)
+
+
+def test_the_weights_are_the_same_on_1_2_and_3_ranks(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--ranks", "3", "--steps", "4"]) == 0
+    out = capsys.readouterr().out
+    assert len(digests(out)) == 3 and len(set(digests(out))) == 1
+    assert "1 rank, threads" in out and "3 ranks, threads" in out and "loss: " in out and "the same bits" in out
+
+
+def test_sums_in_the_order_of_ranks_are_found(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = dist.Reducer
+
+    class ByRank(made):  # type: ignore[misc, valid-type]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **{**kwargs, "order": "rank"})
+
+        def at(self, key: int | None = None) -> Any:
+            return super().at(None)
+
+        def accumulate(self, key: int | None = None) -> Any:
+            return super().accumulate(None)
+
+    monkeypatch.setattr(dist, "Reducer", ByRank)
+    assert main(["demo", "--ranks", "2", "--steps", "4"]) == 1
+    out = capsys.readouterr().out
+    assert len(set(digests(out))) == 2 and "the weights differ" in out
+
+
+def test_ranks_that_end_differently_are_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ranks, "train", lambda group, options: ranks.Result(f"{group.rank:016x}", 0.9, []))
+    assert ranks.run(argparse.Namespace(ranks=2)) == 1
+    assert "rank 1 of 2 ended with other weights" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("number", ["0", "9", "x"])
+def test_a_number_of_ranks_that_does_not_fit_is_refused(number: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as e:
+        main(["demo", "--ranks", number])
+    assert e.value.code == 2 and "--ranks" in capsys.readouterr().err
+
+
+@pytest.mark.partners
+def test_torchrun_gives_the_same_weights() -> None:
+    pytest.importorskip("torch")
+    words = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "fanin", "demo", "--steps", "4"]
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 ranks, torch.distributed (gloo)" in done.stdout and len(set(digests(done.stdout))) == 1
+
+
+def test_mpiexec_gives_the_same_weights() -> None:
+    pytest.importorskip("mpi4py")
+    code = (
+        "import subprocess, sys, sysconfig, os\n"
+        "mpiexec = os.path.join(sysconfig.get_path('scripts'), 'mpiexec')\n"
+        "words = [mpiexec, '-n', '2', sys.executable, '-m', 'fanin', 'demo', '--steps', '4']\n"
+        "sys.exit(subprocess.run(words, timeout=200).returncode)"
+    )
+    out = run_python(code).stdout
+    assert "2 ranks, " in out and len(digests(out)) == 2 and len(set(digests(out))) == 1
