@@ -16,7 +16,7 @@ from kit.support import run_python
 pytest.importorskip("sklearn")
 pytest.importorskip("threadpoolctl")
 
-from fanin.cli import main, ranks
+from fanin.cli import demo, main
 
 
 def digests(text: str) -> list[str]:
@@ -54,8 +54,8 @@ def test_sums_in_the_order_of_ranks_are_found(
 def test_ranks_that_end_differently_are_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(ranks, "train", lambda group, options: ranks.Result(f"{group.rank:016x}", 0.9, []))
-    assert ranks.run(argparse.Namespace(ranks=2)) == 1
+    monkeypatch.setattr(demo, "train_rank", lambda group, options: demo.Trained(f"{group.rank:016x}", 0.9, []))
+    assert demo.train_ranks(argparse.Namespace(ranks=2)) == 1
     assert "rank 1 of 2 ended with other weights" in capsys.readouterr().out
 
 

@@ -6,23 +6,27 @@ checked.
 3. The comparison with plain NumPy.
 4. The run: progress, table, trace and picture.
 5. A wait left out.
+6. The network on several ranks.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
 import fanin
-from fanin import tape
+from fanin import dist, tape
 from fanin._interop.protocols import NDArray
 
 from . import files, plain
@@ -30,6 +34,8 @@ from .screen import Screen, natural, positive
 
 #: Of every 5 digits one is held out; of the others each step takes so many, in so many micro-batches.
 BATCH, MICRO_BATCHES = 128, 4
+#: On several ranks: the micro-batches of a step, which are dealt out to them; epochs; points of the loss curve.
+PARTS, RANKS_EPOCHS, POINTS = 8, 4, 8
 #: How often the one residual block is applied: its weights are tied.
 BLOCKS = 2
 #: The largest deviation of a float32 gradient from the float64 one, relative to that gradient's largest entry.
@@ -597,7 +603,106 @@ def leave_out(options: argparse.Namespace) -> int:
     return 0
 
 
-# ---------------------------------------------------------------- 6. The command line
+# ---------------------------------------------------------------- 6. On several ranks
+
+
+@dataclass
+class Trained:
+    """What a rank has when the training ends."""
+
+    digest: str
+    accuracy: float
+    curve: list[float]
+
+
+def train_rank(group: dist.Group, options: argparse.Namespace) -> Trained:
+    """Train on one rank: every rank has the same digits, and passes backward over its own micro-batches."""
+    rng = np.random.default_rng(options.seed)
+    digits = Digits(rng)
+    net = Net(initial(rng), Spread(None), sparse=False)
+    batches, steps = digits.batches(rng), rank_steps(options, digits)
+    reducer = dist.Reducer(list(net.parameters.values()), group, order="key")
+    curve = []
+    for i in range(steps):
+        images, labels = next(batches)
+        parts = list(zip(np.array_split(images, PARTS), np.array_split(labels, PARTS), strict=True))
+        mine = range(group.rank, PARTS, group.size)
+        losses = []
+        for k in mine:
+            logits, _ = net.forward(net.parameters, parts[k][0], 0, 0)
+            loss = tape.cross_entropy(logits, tape.array(parts[k][1]), count=len(images))
+            losses.append(np.float64(loss.numpy()).reshape(1))
+            if k != mine[-1]:
+                with reducer.accumulate(k):
+                    tape.backward(loss)
+            else:
+                tape.backward(loss, reducer=reducer.at(k))
+        learn(net, np.array(options.rate * (1 - i / steps), "f4"))
+        if i % max(1, steps // POINTS) == 0:
+            curve.append(float(dist.add_n(losses, group, keys=list(mine))[0]))
+    weights = b"".join(p.numpy().tobytes() for p in net.parameters.values())
+    return Trained(hashlib.sha256(weights).hexdigest()[:16], accuracy(net, digits), curve)
+
+
+def rank_steps(options: argparse.Namespace, digits: Digits) -> int:
+    epochs = RANKS_EPOCHS if options.epochs == EPOCHS else options.epochs
+    return int(options.steps or epochs * (len(digits.labels) // BATCH))
+
+
+def launched() -> bool:
+    """Whether mpiexec or torchrun started this process as one of several ranks."""
+    return any(int(os.environ.get(name, "1")) > 1 for name in ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE"))
+
+
+def world() -> dist.Group:
+    """The group of the processes that mpiexec or torchrun started."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        import torch.distributed
+
+        if not torch.distributed.is_initialized():
+            torch.distributed.init_process_group("gloo")
+    return dist.group()
+
+
+def train_ranks(options: argparse.Namespace) -> int:
+    """Train on 1, 2, 4 .. ranks and compare; under mpiexec or torchrun, on 1 rank and on all."""
+    screen = Screen()
+    if launched():
+        group = world()
+        if group.size > PARTS:
+            raise SystemExit(f"fanin demo: {group.size} ranks: a step has {PARTS} micro-batches to deal out")
+        found = {f"{group.size} ranks, {group.name}": train_rank(group, options)}
+        if group.rank:
+            return 0
+        found = {"1 rank": dist.threads(1, lambda alone: train_rank(alone, options))[0], **found}
+    else:
+        numbers = sorted({n for n in (1, 2, 4, 8) if n < options.ranks} | {1, options.ranks})
+        found = {}
+        for n in numbers:
+            results: list[Trained] = dist.threads(n, lambda group: train_rank(group, options))
+            for rank, result in enumerate(results):
+                if result != results[0]:
+                    screen.say(f"fanin demo: rank {rank} of {n} ended with other weights than rank 0", style="red")
+                    return 1
+            found[f"{n} rank{'s' * (n > 1)}, threads"] = results[0]
+    return compare(screen, found)
+
+
+def compare(screen: Screen, found: dict[str, Trained]) -> int:
+    """Print the table; 0 if every number of ranks gave the same bits."""
+    rows: list[tuple[str, Any]] = []
+    for name, result in found.items():
+        rows.append((name, f"{result.digest}  accuracy {result.accuracy:.1%}"))
+    first = next(iter(found.values()))
+    screen.say(f"the weights' digest after training on digits in {PARTS} micro-batches a step, order by key")
+    screen.table(rows)
+    screen.say("loss: " + " ".join(f"{x:.3f}" for x in first.curve))
+    same = all(result == first for result in found.values())
+    screen.say("the same bits on every number of ranks" if same else "fanin demo: the weights differ")
+    return 0 if same else 1
+
+
+# ---------------------------------------------------------------- 7. The command line
 
 HELP = f"""Train a small network on real handwritten digits, on two simulated devices, and check its gradients.
 
@@ -685,10 +790,8 @@ def run(options: argparse.Namespace) -> int:
         try:
             if options.leave_out:
                 return leave_out(options)
-            from . import ranks as of_ranks
-
-            if options.ranks or of_ranks.launched():
-                return of_ranks.run(options)
+            if options.ranks or launched():
+                return train_ranks(options)
             return train_recorded(options) if options.graph else train(options)
         except fanin.RaceError as e:
             Screen().say(f"fanin demo: {e}", style="red")
