@@ -153,7 +153,7 @@ def built_without(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
     if sanitizer():
         pytest.skip("the ordinary build is what a copy makes")
     house, tree = request.param, tmp_path_factory.mktemp("built") / "tree"
-    ignored = shutil.ignore_patterns("__pycache__", "*.so", "build", ".git", "dist", "*.egg-info")
+    ignored = shutil.ignore_patterns("__pycache__", "*.so", "build", ".git", "*.egg-info")
     shutil.copytree(ROOT, tree, ignore=ignored)
     remove(tree, house)
     words = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]

@@ -86,8 +86,11 @@ def test_the_sdist_builds_a_wheel_that_installs_and_imports(tmp_path: Path) -> N
     copy = tmp_path / "copy"
     import shutil
 
+    everywhere = shutil.ignore_patterns(".git", ".venv*", "build", "*.so", "scratch", "*.egg-info")
     shutil.copytree(
-        ROOT, copy, ignore=shutil.ignore_patterns(".git", ".venv*", "build", "dist", "*.so", "scratch", "*.egg-info")
+        ROOT,
+        copy,  # `dist` at the top alone: fanin.dist and its tests are sources
+        ignore=lambda folder, names: {*everywhere(folder, names), *({"dist"} if Path(folder) == ROOT else ())},
     )
     quietly(str(tools / "bin" / "python"), "-m", "build", "--sdist", "-o", str(tmp_path), str(copy), cwd=tmp_path)
     (sdist,) = tmp_path.glob("fanin-*.tar.gz")
