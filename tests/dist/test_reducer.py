@@ -21,7 +21,6 @@ from kit.values import bits
 # ---------------------------------------------------------------- the law of ranks
 
 
-
 def on_ranks(n: int, order: Any, bucket_bytes: int, owner: Callable[[int], int], steps: int) -> list[bytes]:
     return dist.threads(n, lambda group: train(group, order, bucket_bytes, owner, steps), timeout=60)
 
@@ -327,7 +326,7 @@ def test_buckets_that_are_sent_as_they_become_ready_are_found(monkeypatch: pytes
         fanin.backward([(waits, 0, np.ones(300, "f4")), (early, 0, np.ones(300, "f4"))], reducer=reducer)
 
     monkeypatch.setattr(Reducer, "_send", in_order_of_readiness)
-    with pytest.raises(fanin.PeerError, match="rank 1 is at .*bucket 1, rank 0 at .*bucket 0"):
+    with pytest.raises(fanin.PeerError, match=r"rank 1 is at .*bucket 1, rank 0 at .*bucket 0"):
         outcomes(2, rank)
 
 
@@ -350,6 +349,13 @@ def test_the_norm_is_exact(dtype: str) -> None:
     parts = np.concatenate([x.real, x.imag]).tolist() if "complex" in dtype else x.tolist()
     assert Fraction(n) * Fraction(2) ** e == sum(Fraction(v) ** 2 for v in parts)
     assert root([(n, e)]) == pytest.approx(float(np.hypot.reduce(parts)), rel=1e-12)
+
+
+def test_the_root_of_a_sum_just_above_a_tie_is_rounded_up() -> None:
+    even = 2**52 + 2
+    tie = (even << 12 | 0x800) ** 2
+    assert root([(tie - 1, 0)]) == root([(tie, 0)]) == float(even << 12)
+    assert root([(tie + 1, 0)]) == float((even + 1) << 12)
 
 
 def test_norms_and_clipping_are_the_same_for_any_number_of_ranks() -> None:

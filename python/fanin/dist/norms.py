@@ -93,5 +93,6 @@ def root(parts: Iterable[tuple[int, int]]) -> float:
     n = sum(k << (e - low) for k, e in known)
     up = 130 - n.bit_length()
     up += (low - up) % 2
-    n = n << up if up > 0 else n >> -up | 1  # the last bit stands for those that are dropped
-    return math.ldexp(math.isqrt(n), (low - up) // 2)
+    n = n << up if up > 0 else n >> -up | 1  # the last bit is set: it replaces the dropped ones
+    whole = math.isqrt(n)
+    return math.ldexp(whole | (whole * whole != n), (low - up) // 2)
