@@ -19,7 +19,9 @@ if torch.distributed.is_available():
     from torch.nn.parallel import DistributedDataParallel as DDP
 
 STEPS = 5
-RATE = 0.125  # a power of two: torch's SGD rounds the product of another rate in some elements of a bfloat16 tensor only
+RATE = (
+    0.125  # a power of two: torch's SGD rounds the product of another rate in some elements of a bfloat16 tensor only
+)
 
 
 def net(dtype: str = "float32") -> Any:
@@ -137,9 +139,7 @@ def variants(group: Any) -> dict[str, bool]:
     for state in (group, torch.distributed.group.WORLD, torch.distributed.new_group([0, 1])):
         made[f"state: {type(state).__name__}"] = equal(train(replica(state), group.rank, "float32"), expected)
     made["scale"] = equal(train(replica(scale=0.3), group.rank, "float32"), alone(2, "float32", "exact", 0.3))
-    made["fanin.torch.backward"] = equal(
-        train(replica(), group.rank, "float32", fanin.torch.backward), expected
-    )
+    made["fanin.torch.backward"] = equal(train(replica(), group.rank, "float32", fanin.torch.backward), expected)
     model = replica()
     with model.no_sync():
         loss_of(model(batch(0, group.rank))).backward()
@@ -312,7 +312,7 @@ def test_a_hook_needs_a_process_group_and_nccl_needs_a_gpu(tmp_path: Path, monke
         for op, value in ((td.ReduceOp.SUM, 1), (td.ReduceOp.AVG, 1), (td.ReduceOp.PREMUL_SUM(0.25), 0.25)):
             reduce_scatter(out, torch.ones(2), td.group.WORLD, op)
             assert out.tolist() == [value] * 2
-        with pytest.raises(ValueError, match="expected a sum or a mean, got .*MAX"):
+        with pytest.raises(ValueError, match=r"expected a sum or a mean, got .*MAX"):
             reduce_scatter(out, torch.ones(2), td.group.WORLD, td.ReduceOp.MAX)
         with pytest.raises(ValueError, match="expected async_op=False"):
             reduce_scatter(out, torch.ones(2), td.group.WORLD, td.ReduceOp.SUM, async_op=True)
@@ -356,7 +356,9 @@ def shards(group: Any) -> list[str]:
             if not equal(train(sharded(dtype, mesh, comm), group.rank, dtype), expected):
                 wrong.append(f"{dtype} {order} {accumulate}")
     comm = fanin.torch.ReduceScatter("exact")
-    if not equal(train(sharded("float32", mesh, comm, 0.7), group.rank, "float32"), alone(size, "float32", "exact", 1 / 0.7)):
+    if not equal(
+        train(sharded("float32", mesh, comm, 0.7), group.rank, "float32"), alone(size, "float32", "exact", 1 / 0.7)
+    ):
         wrong.append("a factor")
     return wrong
 

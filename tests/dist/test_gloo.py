@@ -22,9 +22,7 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.partners
 
 
-def _process(
-    rank: int, size: int, meet: str, work: Callable[[Any], Any], results: Any, meeting_over: Any
-) -> None:
+def _process(rank: int, size: int, meet: str, work: Callable[[Any], Any], results: Any, meeting_over: Any) -> None:
     import torch.distributed as td
 
     try:
@@ -43,7 +41,9 @@ def on_processes(size: int, work: Callable[[Any], Any], folder: Path, alive: int
     context = mp.get_context("spawn")
     results: Any = context.Queue()
     over = context.Event()
-    ranks = [context.Process(target=_process, args=(r, size, str(folder / "meet"), work, results, over)) for r in range(size)]
+    ranks = [
+        context.Process(target=_process, args=(r, size, str(folder / "meet"), work, results, over)) for r in range(size)
+    ]
     for p in ranks:
         p.start()
     found = {}

@@ -230,11 +230,11 @@ def test_a_rank_that_is_late_is_named_after_the_time_limit_and_closes_the_group(
     def rank(group: Group) -> Any:
         if group.rank == 1:
             release.wait()
-            with pytest.raises((fanin.PeerError, RuntimeError), match="rank 0|rank 2"):
+            with pytest.raises((fanin.PeerError, RuntimeError), match=r"rank 0|rank 2"):
                 good(group)
             return None
         try:
-            with pytest.raises(fanin.PeerError, match="rank 1 did not answer within 0.05 s|rank [02]"):
+            with pytest.raises(fanin.PeerError, match=r"rank 1 did not answer within 0.05 s|rank [02]"):
                 dist.add_n([np.ones(3)], group, timeout=0.05)
         finally:
             release.set()
@@ -247,7 +247,7 @@ def test_a_group_made_anew_on_one_rank_is_found_by_its_pass_number() -> None:
     def rank(group: Group) -> None:
         good(group)
         mine = Group(group._engine) if group.rank == 1 else group
-        with pytest.raises(fanin.PeerError, match="rank 1 is at .*pass 1, .*rank 0 at .*pass 2"):
+        with pytest.raises(fanin.PeerError, match=r"rank 1 is at .*pass 1, .*rank 0 at .*pass 2"):
             good(mine)
 
     dist.threads(2, rank)
@@ -347,7 +347,7 @@ def test_an_operation_of_the_engine_that_fails_is_an_error_on_every_rank(at: int
     def rank(group: Group) -> Any:
         if group.rank == 1:
             group._engine = Breaks(group._engine, at, waits)
-        with pytest.raises(fanin.PeerError, match="the wire broke|rank 1"):
+        with pytest.raises(fanin.PeerError, match=r"the wire broke|rank 1"):
             good(group)
         return group.closed
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -99,3 +100,14 @@ def test_a_planted_fork_is_found(tmp_path: Path) -> None:
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests/a.py").write_text('import os\nx = "os.fork()"\nos.fork()\n')
     assert forks(tmp_path) == ["tests/a.py:3"]
+
+
+def test_ruff_reads_every_file_of_python() -> None:
+    """Its default leaves out folders called dist, of which fanin.dist is one."""
+    ruff = Path(sys.executable).with_name("ruff")
+    if not ruff.exists():
+        pytest.skip("ruff is not installed")
+    words = [ruff, "check", "--show-files", "--no-respect-gitignore", "python"]  # a copy may lie in an ignored folder
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    seen = {Path(line) for line in done.stdout.splitlines()}
+    assert set((ROOT / "python").rglob("*.py")) - seen == set()

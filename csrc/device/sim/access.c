@@ -87,7 +87,7 @@ static bool access_is_donated(const fan_sim *m, const fan_op *op, const fan_arra
         fan_region one = fan_region_of(g->what), two = fan_region_of(a);
         fan_verdict verdict;
         int64_t lo, hi;
-        /* A6: what cannot be told counts as an overlap. */
+        /* A6: an undecided overlap counts as one. */
         if (fan_overlap(&one, &two, 0, NULL, NULL, &verdict, NULL) == FAN_OK && verdict == FAN_OVERLAP_DISJOINT)
             continue;
         fan_array_reach(a, &lo, &hi);

@@ -1,4 +1,4 @@
-"""Groups of ranks: which engine, who may use it, and how the ranks agree on each sum before data travels."""
+"""Groups of ranks: which engine, which thread may use it, and how the ranks agree on each sum before data travels."""
 
 from __future__ import annotations
 
@@ -222,9 +222,7 @@ class Call:
         if max(sizes) > room:
             rests = self.start("exchange", data[room:].ljust(max(sizes) - room, b"\0"))
         try:
-            return [
-                json.loads((f[8:] + r)[:n]) for f, r, n in zip(frames, rests, sizes, strict=True)
-            ]
+            return [json.loads((f[8:] + r)[:n]) for f, r, n in zip(frames, rests, sizes, strict=True)]
         except (ValueError, UnicodeDecodeError):
             self._close("a header cannot be read")
             raise PeerError(f"{self.where}: a header cannot be read; the group is closed") from None
@@ -273,7 +271,7 @@ class _Failed:
 
 def failure_of(error: BaseException) -> Header:
     """The fields of a header that report an exception: its text with the engine's notes, and the leaf."""
-    notes = [n for n in getattr(error, "__notes__", [])]
+    notes = getattr(error, "__notes__", [])
     place = f" ({'; '.join(notes)[:300]})" if notes else ""
     text = f"{place}: {type(error).__name__}: {str(error)[:600]}"
     return {"text": text, "leaf": getattr(error, "leaf", None)}

@@ -148,9 +148,7 @@ class Layout:
             mine = places.setdefault(leaf.dtype, [])
             start = mine[-1].stop if mine else 0
             mine.append(Place(i, start, start + leaf.size))
-        self.segments = tuple(
-            Segment(dtype, tuple(mine), deal(mine[-1].stop, ranks)) for dtype, mine in places.items()
-        )
+        self.segments = tuple(Segment(dtype, tuple(mine), deal(mine[-1].stop, ranks)) for dtype, mine in places.items())
 
     @cached_property
     def parts(self) -> list[list[str]]:

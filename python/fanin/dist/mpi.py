@@ -52,7 +52,7 @@ class MPIEngine:
         level = MPI.Query_thread()
         if level < MPI.THREAD_MULTIPLE:
             raise RuntimeError(
-                f"group: MPI was initialised with {_LEVELS[level]}: expected MPI_THREAD_MULTIPLE, because buckets travel"
+                f"group: MPI was initialised with {_LEVELS[level]}: expected MPI_THREAD_MULTIPLE, as buckets travel"
                 " on a thread of their own (mpi4py.rc.thread_level)"
             )
         self.rank, self.size, self.name = comm.Get_rank(), comm.Get_size(), comm.Get_name() or "an MPI communicator"
@@ -95,9 +95,7 @@ class MPIEngine:
 
     def all_gather(self, whole: NDArray, counts: Sequence[int]) -> _Request:
         self._check_counts(counts)
-        request = self._alive().Iallgatherv(
-            MPI.IN_PLACE, [whole, counts, _displacements(counts), MPI.BYTE]
-        )
+        request = self._alive().Iallgatherv(MPI.IN_PLACE, [whole, counts, _displacements(counts), MPI.BYTE])
         return _Request(request, lambda: None, (whole,))
 
     def abort(self, reason: str) -> None:

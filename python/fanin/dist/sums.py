@@ -11,6 +11,7 @@ Integers and bool are sums of every order alike; they are folded by rank for "ex
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -105,9 +106,7 @@ def window_add(windows: list[object], segment: Segment, raws: Sequence[NDArray])
 
 def windows_of(segment: Segment) -> list[object]:
     """The empty windows of the owners."""
-    return [
-        _core.window_new(segment.dtype, b - a) for a, b in zip(segment.bounds, segment.bounds[1:], strict=False)
-    ]
+    return [_core.window_new(segment.dtype, b - a) for a, b in zip(segment.bounds, segment.bounds[1:], strict=False)]
 
 
 def padded(sizes: Iterable[int]) -> list[int]:
@@ -230,7 +229,7 @@ class Sum:
             message = flats[0]
         else:
             ends = np.cumsum([0, *shards])
-            pieces = [f[a:b] for a, b in zip(ends, ends[1:], strict=False) for f in flats]
+            pieces = [f[a:b] for a, b in itertools.pairwise(ends) for f in flats]
             message = np.concatenate(pieces) if pieces else np.empty(0, np.uint8)
         got = message
         if self.size > 1:

@@ -68,9 +68,7 @@ class _Operation:
         world, posted = self.world, self.meeting.posted
         with world.changed:
             everyone = range(world.size)
-            world.until(
-                lambda: len(posted) == world.size, lambda: [r for r in everyone if r not in posted], timeout
-            )
+            world.until(lambda: len(posted) == world.size, lambda: [r for r in everyone if r not in posted], timeout)
         result = self.read(posted)
         with world.changed:
             self.meeting.done += 1
