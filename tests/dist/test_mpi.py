@@ -77,6 +77,20 @@ for order in ("exact", "key"):
     )
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_traces_of_all_ranks_are_gathered_on_one(ranks: int) -> None:
+    mpiexec(
+        ranks,
+        """
+from kit.ranks import check_messages, gathered
+whole = gathered(dist.group())
+assert (whole is None) == (comm.rank > 0)
+if whole:
+    check_messages(whole, comm.size)
+""",
+    )
+
+
 def test_what_differs_is_an_error_on_every_rank_and_the_next_pass_works() -> None:
     mpiexec(
         3,

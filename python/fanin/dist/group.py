@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Literal, Self
 
+from fanin import _core
 from fanin._words import type_of
 from fanin.errors import PeerError
 
+from .counters import GroupCounters, Tally
 from .engine import Engine, Pending
 
 #: Bytes of the first message of a header; longer ones send the rest in a second.
 FRAME = 1024
 
 Header = dict[str, Any]
+
+#: What an engine's operations are called in traces.
+STEPS = {"exchange": "headers", "all_to_all": "to owners", "all_gather": "back"}
+
+_numbers = itertools.count(1)
 
 
 class _Here(threading.local):
@@ -54,7 +63,9 @@ class Group:
     def __init__(self, engine: Engine, *, timeout: float = 300.0) -> None:
         self._engine = engine
         self.timeout = timeout
+        self._number = next(_numbers)  #: for traces
         self._passes = 0
+        self._tally = Tally()
         self._closed: str | None = None
         self._process = os.getpid()
         self._busy = threading.Lock()
@@ -78,6 +89,18 @@ class Group:
     def closed(self) -> str | None:
         """Why the group is closed; None while it is open."""
         return self._closed
+
+    @property
+    def counters(self) -> GroupCounters:
+        """The work of this rank in this group so far.
+
+        >>> def one_each(group):
+        ...     fanin.dist.add_n([np.ones(512)], group)
+        ...     return group.counters.sums, group.counters.bytes_sent >= 2 * 2048
+        >>> fanin.dist.threads(2, one_each)
+        [(1, True), (1, True)]
+        """
+        return self._tally.counters()
 
     def __repr__(self) -> str:
         state = f", closed: {self._closed}" if self._closed else ""
@@ -142,6 +165,7 @@ class Group:
         with self.entered(name):
             self._passes += 1
             call = Call(self, name, self._passes, 0, self.timeout if timeout is None else timeout)
+            call.title = name
             with call:
                 yield call
 
@@ -156,6 +180,9 @@ class Call:
     def __init__(self, group: Group, name: str, number: int, bucket: int, timeout: float) -> None:
         self.group, self.name, self.timeout = group, name, timeout
         self.at: Header = {"call": name, "pass": number, "bucket": bucket}
+        self.title = f"bucket {bucket}"  #: in traces
+        self.data_ns = (0, 0)  #: when its data began and ended to travel
+        self._summing = 0  #: since when the owner sums what came
         self._met = self._over = False
 
     def __enter__(self) -> Self:
@@ -164,7 +191,11 @@ class Call:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> Literal[False]:
-        if error is None or self._over or self.group.closed:
+        if error is None:
+            self._summed()
+            if self.data_ns[0]:
+                self.group._tally.summed(*self.data_ns)
+        elif self._over or self.group.closed:
             pass
         elif self._met or not isinstance(error, Exception):
             self._close(f"rank {self.group.rank} failed: {kind.__name__ if kind else ''}: {error}")
@@ -205,13 +236,36 @@ class Call:
             self._close(f"rank {self.group.rank} was interrupted: {type(e).__name__}")
             raise
 
-    def start(self, operation: str, *args: Any) -> Any:
-        """The result of an engine's operation."""
+    def start(self, operation: str, *args: Any, step: str | None = None) -> Any:
+        """The result of an engine's operation; `step`: its name in traces."""
+        self._summed()
+        begin, engine = time.monotonic_ns(), self.group._engine
         try:
-            pending = getattr(self.group._engine, operation)(*args)
+            pending = getattr(engine, operation)(*args)
         except Exception as e:
             pending = _Failed(e)
-        return self.wait(pending)
+        result = self.wait(pending)
+        end, title = time.monotonic_ns(), step or STEPS[operation]
+        sends = sends_of(operation, args, engine.rank, engine.size)
+        self.group._tally.sent(sends, begin, end, operation == "exchange")
+        if operation != "exchange":
+            self.data_ns = (self.data_ns[0] or begin, end)
+        self.trace(title, begin, () if operation == "exchange" else sends)
+        if title == "to owners":
+            self._summing = time.monotonic_ns()
+        return result
+
+    def _summed(self) -> None:
+        """The owner's sum, if one was made since data came, has ended."""
+        if self._summing:
+            self.data_ns = (self.data_ns[0], time.monotonic_ns())
+            self.trace("sum", self._summing)
+            self._summing = 0
+
+    def trace(self, step: str, begin_ns: int, sends: tuple[int, ...] = ()) -> None:
+        """Write a step since `begin_ns` to the traces of this thread, with the bytes sent to each rank."""
+        at = self.at
+        _core.trace_bucket(f"{self.title}: {step}", self.group._number, at["pass"], at["bucket"], begin_ns, sends)
 
     def _exchange(self, header: Header) -> list[Header]:
         data = json.dumps(header, separators=(",", ":")).encode()
@@ -257,6 +311,15 @@ class Call:
                         a_text, b_text = (f"{n}: {t}" if n else t for n, t in ((a[0] or leaf, a[1]), b))
                         raise self.refuse(f"rank {rank} has {b_text}; rank 0 has {a_text}", rank, leaf or None)
         raise AssertionError("digests differ, and no part does")
+
+
+def sends_of(operation: str, args: Sequence[Any], rank: int, size: int) -> tuple[int, ...]:
+    """The bytes that an operation sends to each rank; none to this one."""
+    if operation == "exchange":
+        counts = [len(args[0])] * size
+    else:
+        counts = list(args[1]) if operation == "all_to_all" else [args[1][rank]] * size
+    return tuple(0 if r == rank else int(n) for r, n in enumerate(counts))
 
 
 class _Failed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -11,10 +12,13 @@ from typing import Any, Literal, Self
 
 from fanin import _core
 from fanin._interop.protocols import NDArray
+from fanin._trace.recording import beside, recording
 from fanin._words import counted, type_of
 
 from . import sums
-from .group import Call, Group, failure_of
+from .counters import BadTerm, SumStats
+from .explain import explain
+from .group import Call, Group, Header, failure_of
 from .group import group as group_of
 from .layout import Layout, digest, host, is_inexact, itemsize, leaf_of
 from .norms import Squares, root
@@ -31,6 +35,8 @@ class _Bucket:
         self.windows: dict[int, list[object]] = {}  #: exact sums of the terms so far, by segment
         self.total: list[NDArray] | None = None
         self.anywhere = 0  #: the leaves that any rank has, as bits
+        self.bad: list[int] | None = None  #: the first contribution with an inf or NaN, its leaf, how many elements
+        self.headers: list[Header] | None = None  #: of the last sum
         self.start()
 
     def start(self) -> None:
@@ -46,10 +52,10 @@ class _Bucket:
 
     def reset(self) -> None:
         """Forget all contributions."""
-        self.terms, self.masks, self.windows, self.total, self.anywhere = [], [], {}, None, 0
+        self.terms, self.masks, self.windows, self.total, self.anywhere, self.bad = [], [], {}, None, 0, None
         self.start()
 
-    def put(self, i: int, gradient: Any, detect: bool) -> None:
+    def put(self, i: int, gradient: Any, detect: bool, stats: bool) -> None:
         """Take the gradient of leaf i of the bucket."""
         leaf = self.layout.leaves[i]
         dtype = _core.dtype_name(gradient.dtype) if hasattr(gradient, "dtype") else leaf.dtype
@@ -58,9 +64,12 @@ class _Bucket:
         if self.mask >> i & 1:
             raise ValueError(f"Reducer: {leaf.name} got a second gradient: open accumulate() anew for each pass")
         if leaf.size:
-            done = _core.add_n([host(gradient)], out=self.places[i], stats=detect)
-            if detect and done[1].nonfinite:
-                bad = FloatingPointError(f"Reducer: {leaf.name}: {counted(done[1].nonfinite, 'element')} inf or NaN")
+            done = _core.add_n([host(gradient)], out=self.places[i], stats=detect or stats)
+            nonfinite = done[1].nonfinite if detect or stats else 0
+            if nonfinite:
+                self.bad = min(self.bad or [len(self.terms), i, nonfinite], [len(self.terms), i, nonfinite])
+            if detect and nonfinite:
+                bad = FloatingPointError(f"Reducer: {leaf.name}: {counted(nonfinite, 'element')} inf or NaN")
                 bad.leaf = leaf.name  # type: ignore[attr-defined]
                 raise bad
         self.mask |= 1 << i
@@ -106,6 +115,8 @@ class Reducer:
     detect : bool
         A gradient with an inf or NaN ends the pass: FloatingPointError on its rank, and on the others a PeerError with
         rank and leaf. `fanin.backward(detect=True)` names the node that made it, too.
+    stats : bool
+        Count the inf and NaN of each contribution, so that `stats()` names the first bad one.
     timeout : float, optional
         Seconds after which a rank no longer waits for another. Default: the group's.
 
@@ -134,12 +145,15 @@ class Reducer:
         missing: Literal["error", "skip"] = "error",
         scale: complex | None = None,
         detect: bool = False,
+        stats: bool = False,
         timeout: float | None = None,
     ) -> None:
         self.group: Group = group if isinstance(group, Group) else group_of(group)
         self.leaves = [_leaf(x, i) for i, x in enumerate(leaves)]
         self.missing = missing
         self.detect = detect
+        self._count_bad = stats
+        self._bad: BadTerm | None = None  #: of the last pass
         self.shards: list[Any] = [None] * len(self.leaves)  #: with into="shard": of each leaf the elements owned here
         self._options = Options(order, scale, into)
         self._options.check("Reducer", self.group.size)
@@ -195,7 +209,7 @@ class Reducer:
 
     def _put(self, bucket: _Bucket, i: int, gradient: Any) -> None:
         with self._state:
-            bucket.put(i, gradient, self.detect)
+            bucket.put(i, gradient, self.detect, self._count_bad)
             if bucket.mask == (1 << len(bucket.indices)) - 1:
                 bucket.closed = True
                 self._state.notify_all()
@@ -267,11 +281,19 @@ class Reducer:
             raise
         self._pass = pass_
         self.group._passes += 1
-        self._sending = self._sender.submit(self._send, self.group._passes)
+        rings, number = beside(), self.group._passes
+        self._travels: list[tuple[int, int]] = []
+
+        def send() -> None:
+            with recording(rings):
+                self._send(number)
+
+        self._sending = self._sender.submit(send)
 
     def _end(self, error: BaseException | None) -> None:
         assert self._sending is not None
         self._open.close()
+        ended = time.monotonic_ns()
         with self._pass:
             with self._state:
                 self._error, self._ended = error, True
@@ -285,6 +307,8 @@ class Reducer:
                 if error is None:
                     raise
                 return
+        self.group._tally.passed(self._travels, ended)
+        self._bad = self._first_bad()
         made = self._results()
         self._reset()
         if self._options.into == "shard":
@@ -320,8 +344,10 @@ class Reducer:
                 if failed is not None:
                     call.meet({}, failure=failure_of(failed))
                 self._sum(call, bucket)
+            self._travels.append(call.data_ns)
         failed = self._until(None)
         with self._call(number, len(self._buckets)) as call:
+            call.title = "pass end"
             call.meet({}, failure=None if failed is None else failure_of(failed))
 
     def _until(self, bucket: _Bucket | None) -> BaseException | None:
@@ -335,13 +361,16 @@ class Reducer:
         return Call(self.group, "backward", number, bucket, self._timeout)
 
     def _sum(self, call: Call, bucket: _Bucket) -> None:
+        begin = time.monotonic_ns()
         bucket.finish(self._key, self._options.order)
         sent = bucket.sent(self.group.rank)
+        call.trace("pack", begin)
         mine = 0
         for mask in bucket.masks:
             mine |= mask
-        headers = call.meet({**sent.header, "has": f"{mine:x}"}, digest=self._digest)
+        headers = call.meet({**sent.header, "has": f"{mine:x}", "bad": bucket.bad}, digest=self._digest)
         call.compare(headers, self._parts)
+        bucket.headers = headers
         has = [int(h["has"], 16) for h in headers]
         for mask in has:
             bucket.anywhere |= mask
@@ -358,27 +387,106 @@ class Reducer:
                     )
         bucket.total = sums.Sum(call, bucket.layout, sent, headers, self._options).run() if bucket.anywhere else None
 
-    # ---- the norm
+    # ---- what is known of the sums
+
+    def _first_bad(self) -> BadTerm | None:
+        """Of the last pass: by key, or without keys by rank and contribution; then by leaf."""
+        found: list[tuple[tuple[int, ...], BadTerm]] = []
+        for bucket in self._buckets:
+            for rank, h in enumerate(bucket.headers or ()):
+                if h["bad"]:
+                    place, i, elements = h["bad"]
+                    key = h["keys"][place]
+                    term = BadTerm(rank, bucket.layout.leaves[i].name, elements, place, key)
+                    found.append(((-1 if key is None else key, rank, place, bucket.indices[i]), term))
+        return min(found, key=lambda one: one[0])[1] if found else None
+
+    def explain(self, which: Any) -> str:
+        """Sentences, with the numbers of the rules, about a bucket: who owns its elements, whose terms are summed in
+        which order, what travelled as which type, with bytes. Of the last pass; no message is sent.
+
+        Parameters
+        ----------
+        which : int, or a leaf
+            The number of a bucket, or one of the leaves, of which only the elements are explained.
+
+        Raises
+        ------
+        IndexError, ValueError
+            For a bucket that does not exist, or a leaf that is not the reducer's.
+
+        >>> def train(group):
+        ...     w = fanin.Leaf(np.zeros(300, "f4"), name="w")
+        ...     reducer = fanin.dist.Reducer([w], group)
+        ...     fanin.backward([(w, 0, np.ones(300, "f4"))], reducer=reducer)
+        ...     return reducer.explain(w)
+        >>> print(fanin.dist.threads(2, train)[0])
+        bucket 0 of 1: w: 300 elements, 1.172 KiB.
+        w, float32: rank 0 owns elements 0 to 255, rank 1 owns elements 256 to 299 (N1).
+        Terms: 1 of rank 0, 1 of rank 1.
+        The owner folds from the left, in float32: key 0 of rank 0, key 1 of rank 1 (N2).
+        This rank sent float32 to owners: 176 B.
+        Each owner sends its part of the sum to all ranks, as float32; this rank 1 KiB to each (N6).
+        """
+        only = None
+        if isinstance(which, int) and not isinstance(which, bool):
+            if not 0 <= which < len(self._buckets):
+                raise IndexError(f"explain: expected a bucket from 0 to {len(self._buckets) - 1}, got {which}")
+            bucket = self._buckets[which]
+        else:
+            index = self.leaves.index(_leaf(which, 0)) if _leaf(which, 0) in self.leaves else -1
+            if index < 0:
+                raise ValueError(f"explain: expected a leaf of this reducer, got {which!r:.80}")
+            bucket = next(b for b in self._buckets if index in b.indices)
+            only = list(bucket.indices).index(index)
+        where = f"bucket {bucket.number} of {len(self._buckets)}"
+        return explain(where, bucket.layout, self._options, bucket.headers, self.group.rank, only)
 
     def norm(self) -> float:
         """The 2-norm of the sums, exact but for one rounding; inf if an element is inf or NaN.
 
         It is that of all `.grad`, or with into="shard" of all shards. Unless into="all", every rank must call it.
         """
-        squares = Squares()
+        return self._over_ranks("Reducer.norm", False).norm
+
+    def stats(self) -> SumStats:
+        """Statistics of the sums, the same on every rank: their norm, their largest magnitude, how many elements are
+        inf or NaN, and with `Reducer(stats=True)` the first contribution that brought one.
+
+        They are those of all `.grad`, or with into="shard" of all shards. Unless into="all", every rank must call it.
+
+        >>> def train(group):
+        ...     w = fanin.Leaf(np.zeros(2), name="w")
+        ...     reducer = fanin.dist.Reducer([w], group, stats=True)
+        ...     fanin.backward([(w, 0, np.array([1.0, np.nan if group.rank == 2 else 1.0]))], reducer=reducer)
+        ...     return reducer.stats()
+        >>> fanin.dist.threads(3, train)[0]
+        SumStats(norm=inf, absmax=3.0, nonfinite=1, bad=BadTerm(rank=2, leaf='w', elements=1, contribution=0, key=None))
+        """
+        return self._over_ranks("Reducer.stats", True)
+
+    def _over_ranks(self, call_name: str, every: bool) -> SumStats:
+        squares, absmax, nonfinite = Squares(), 0.0, 0
         mine = self.shards if self._options.into == "shard" else [leaf.grad for leaf in self.leaves]
-        here = self._options.into in ("all", "shard", self.group.rank)
-        for x in mine if here else ():
+        for x in mine if self._options.into in ("all", "shard", self.group.rank) else ():
             if x is not None:
                 squares.add(x)
-        if self._options.into == "all":
-            return root([squares.total()]) if squares.finite else float("inf")
-        n, e = squares.total()
-        with self.group.call("Reducer.norm", self._timeout) as call:
-            headers = call.meet({"squares": [f"{n:x}", e], "finite": squares.finite})
-        if not all(h["finite"] for h in headers):
-            return float("inf")
-        return root([(int(h["squares"][0], 16), h["squares"][1]) for h in headers])
+                if every:
+                    one = _core.add_n([x], stats=True)[1]
+                    absmax, nonfinite = max(absmax, one.absmax), nonfinite + one.nonfinite
+        n, e = squares.total() if squares.finite else (0, 0)
+        facts = {"squares": [f"{n:x}", e], "finite": squares.finite, "absmax": absmax, "nonfinite": nonfinite}
+        headers: list[Header] = [facts]
+        if self._options.into != "all":
+            with self.group.call(call_name, self._timeout) as call:
+                headers = call.meet(facts)
+        finite = all(h["finite"] for h in headers)
+        return SumStats(
+            root([(int(h["squares"][0], 16), h["squares"][1]) for h in headers]) if finite else float("inf"),
+            max(h["absmax"] for h in headers),
+            sum(h["nonfinite"] for h in headers),
+            self._bad,
+        )
 
 
 def _leaf(x: Any, i: int) -> Any:
