@@ -20,7 +20,6 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 myst_heading_anchors = 4
 napoleon_google_docstring = False
 napoleon_use_rtype = False
-suppress_warnings = ["ref.python"]  # words of types, such as "device", are names of attributes, too
 html_theme = "pydata_sphinx_theme"
 html_title = "fanin"
 html_show_sourcelink = False
@@ -117,9 +116,13 @@ def numbers_in(text: str) -> list[tuple[str, str | None]]:
 def add_anchors(app: Any, doctree: Any) -> None:
     """Give each row and heading of a rule or a decision an anchor: rules.html#s12, decisions.html#d7."""
     from docutils import nodes
+    from sphinx import addnodes
 
     page = app.env.docname
     found = app.env.fanin_numbers = getattr(app.env, "fanin_numbers", {})
+    for node in list(doctree.findall(addnodes.pending_xref)):
+        if node["refdomain"] == "py" and node["reftarget"].islower() and "." not in node["reftarget"]:
+            node.replace_self(node.children)  # a word of a type, such as "device", which is an attribute's name, too
     for node in doctree.findall(lambda n: page in NUMBERED and isinstance(n, nodes.row | nodes.section)):
         number = NUMBER.match(node[0].astext())
         if number and number[1][0] in NUMBERED[page]:
