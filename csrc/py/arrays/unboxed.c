@@ -1,0 +1,56 @@
+#include "py/arrays/unboxed.h"
+
+#include <string.h>
+
+bool fan_unboxed_plain(void *object, fan_plain_kind *kind, char **data)
+{
+    const fan_array *a = fan_unboxed_array(object);
+#ifdef Py_GIL_DISABLED
+    return false; /* the counters of plain entries need one thread at a time */
+#endif
+    if (a->ndim > FAN_PLAIN_NDIM || !fan_array_in_c_order(a))
+        return false;
+    kind->dtype = a->dtype;
+    kind->origin = FAN_FROM_NDARRAY;
+    kind->check_at_use = kind->scalar = kind->weak = kind->inside = false;
+    kind->order = 0;
+    kind->ndim = (int8_t)a->ndim;
+    for (int i = 0; i < a->ndim; i++)
+        kind->shape[i] = a->shape[i];
+    *data = a->data;
+    return true;
+}
+
+void *fan_unboxed_fresh(const fan_plain_kind *kind, char **data)
+{
+    fan_array *a;
+    if (fan_array_new(kind->dtype, kind->ndim, kind->shape, NULL, &a, NULL) != FAN_OK)
+        return NULL;
+    *data = a->data;
+    return fan_unboxed(a);
+}
+
+bool fan_unboxed_is_unique(void *object)
+{
+    const fan_array *a = fan_unboxed_array(object);
+    return atomic_load_explicit(&a->refs, memory_order_acquire) == 1 && a->writable &&
+           fan_storage_only_ours(a->storage);
+}
+
+fan_value fan_unboxed_value(void *object)
+{
+    fan_value v = fan_value_dense(fan_array_hold(fan_unboxed_array(object)), fan_cpu());
+    v.origin = FAN_FROM_NDARRAY; /* the lowest rank */
+    return v;
+}
+
+int fan__box(void **object)
+{
+    fan_array *a = fan_unboxed_array(*object);
+    PyObject *boxed = fan_export_array(a);
+    if (!boxed)
+        return -1;
+    *object = boxed;
+    fan_array_drop(a);
+    return 0;
+}
