@@ -3,6 +3,7 @@
 #include "array/snapshot.h"
 #include "base/mem.h"
 #include "py/arrays/region.h"
+#include "py/base/args.h"
 
 #define LAYOUT "fanin.layout"
 #define SNAPSHOT "fanin.snapshot"

@@ -51,7 +51,7 @@ PyObject *fan_plain_copy(PyObject *o, const fan_plain_kind *kind, char **data);
  * `ndarray.resize(refcheck=False)` may have moved or cut it. True where the owner cannot be read. */
 bool fan_owner_has(PyObject *view, const char *lo, const char *hi);
 
-/* ---- import*.c, export.c, library.c ---- */
+/* ---- import.c, export.c, library.c ---- */
 
 /* fan_value_is_unchanged: the frontend's is_unchanged. */
 bool fan_value_is_unchanged(const fan_value *v);
@@ -59,6 +59,11 @@ bool fan_value_is_unchanged(const fan_value *v);
  * hold; NULL: there is none, or a stream was made the current one by the caller. `last`: one that was read in the same
  * call and may be meant again; NULL: none. -1 with an exception. */
 int fan_library_stream(const fan_value *v, fan_stream *last, fan_stream **out);
+/* fan_view_ndarray: the memory of an ndarray of this dtype, with a hold on the array: 0, or -1 with an exception. Two
+ * references are left then: the value's, and that of the storage, which outlives the value. fan_shape_tuple: a tuple of
+ * ints that fanin itself made or checked; its length, -1 with an exception. */
+int fan_view_ndarray(PyArrayObject *a, fan_dtype dtype, bool writable, fan_array **out);
+int fan_shape_tuple(PyObject *o, int64_t *shape);
 /* fan_import_object: what a combine or an operator gave: an object whatever it is. */
 int fan_import_object(PyObject *o, fan_value *out);
 /* fan_import_out: a writable array to write a sum into (out=). BufferError if it cannot be written. */
@@ -93,7 +98,7 @@ fan_status fan_fresh(uint8_t origin, fan_device *d, fan_stream *on, fan_dtype dt
                      const fan_array *like, fan_array **out, fan_error *err);
 extern const fan_frontend fan_python; /* the frontend of every buffer made from Python */
 
-/* holds.c. fan_object_hold, _drop: a reference of the core's, on any thread; _hold_here, _drop_here: on a thread
+/* objects.c. fan_object_hold, _drop: a reference of the core's, on any thread; _hold_here, _drop_here: on a thread
  * that has the interpreter. fan_value_release: all that a value holds; the live exception stays. */
 void fan_object_hold(void *object);
 void fan_object_drop(void *object);

@@ -1,6 +1,6 @@
 /* exchange: functions for fanin._interop and fanin.slots: exchange tables, dtypes. */
 #include "py/base/args.h"
-#include "py/base/declared.h"
+#include "py/arrays/arrays.h"
 #include "py/arrays/dlpack_export.h"
 #include "py/arrays/library.h"
 

@@ -1,6 +1,7 @@
 /* export: the one way out: every sum becomes a Python object again: the value's own, or a new one of its origin's kind
  * (D15). */
 #include "py/base/args.h"
+#include "py/arrays/arrays.h"
 #include "py/device/backends.h"
 #include "py/arrays/dlpack_export.h"
 #include "py/arrays/library.h"

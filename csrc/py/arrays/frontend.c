@@ -1,7 +1,8 @@
 /* frontend: Python for the core: holds and sums objects, lets other threads run (buffer/value.h).
  */
 #include "py/arrays/dlpack.h"
-#include "py/arrays/unboxed.h"
+#include "py/arrays/arrays.h"
+#include "py/arrays/objects.h"
 
 #include <stdio.h>
 
@@ -48,7 +49,7 @@ static bool alone(void *object, const fan_value *v)
            fan_alone(object, v && !fan_is_unboxed(object) && PyArray_CheckExact((PyObject *)object) ? 2 : 1);
 }
 
-/* Two references: the value's, and that of the storage over it (import_memory.c). */
+/* Two references: the value's, and that of the storage over it (import.c). */
 static bool unshared(void *object)
 {
     fan_gil gil;

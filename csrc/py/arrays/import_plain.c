@@ -1,7 +1,8 @@
 /* import_plain: what a gradient must be to be plain (buffer/plain.h): ndarrays, exact torch
  * tensors, NumPy's scalars and Python's numbers, read without a call and without a lock. */
 #include "py/arrays/dlpack.h"
-#include "py/arrays/unboxed.h"
+#include "py/arrays/arrays.h"
+#include "py/arrays/objects.h"
 
 #include "base/mem.h"
 

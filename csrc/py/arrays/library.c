@@ -1,7 +1,8 @@
 #include "py/arrays/library.h"
+#include "py/arrays/arrays.h"
 
 #include "py/device/backends.h"
-#include "py/arrays/dlpack_import.h"
+#include "py/arrays/dlpack.h"
 
 #include <string.h>
 

@@ -1,5 +1,5 @@
 /* ndarray: a host array of ours as an ndarray; of a graph tree as a handle, for an ndarray cannot end. */
-#include "py/base/py.h"
+#include "py/arrays/arrays.h"
 
 #include "array/nditer.h"
 #include "array/extents.h"

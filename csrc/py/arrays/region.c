@@ -1,9 +1,11 @@
 /* region: see region.h. ndarrays, torch tensors (by torch's exchange table), fanin's device arrays and objects with a
  * buffer are read here, without calling Python; for everything else fanin._interop.sharing.memory_of is called. */
 #include "py/arrays/region.h"
+#include "py/base/args.h"
+#include "py/base/handles.h"
 
 #include "base/mem.h"
-#include "py/arrays/dlpack_import.h"
+#include "py/arrays/dlpack.h"
 
 #include <stdio.h>
 

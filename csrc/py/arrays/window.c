@@ -3,7 +3,7 @@
 #include "array/window.h"
 #include "base/mem.h"
 #include "py/base/args.h"
-#include "py/base/declared.h"
+#include "py/arrays/arrays.h"
 
 #define WINDOW "fanin.window"
 

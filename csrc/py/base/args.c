@@ -1,10 +1,173 @@
-/* args: converts what callers pass to numbers and texts; each error names the argument. */
+/* args: reads the arguments of a call, and converts each to a number or a text; errors name the argument. */
 #include "py/base/args.h"
 
 #include "buffer/sync.h"
 
 #include <math.h>
 #include <string.h>
+
+/* ---- the arguments of a call ---- */
+
+#define WORD_MAX 32 /* bytes of a parameter's name */
+
+/* distance: how many letters must be changed, added or removed to make b of a; both are shorter than WORD_MAX. */
+static size_t distance(const char *a, const char *b)
+{
+    size_t row[WORD_MAX + 1], n = strlen(b);
+    for (size_t j = 0; j <= n; j++)
+        row[j] = j;
+    for (size_t i = 1; a[i - 1]; i++) {
+        size_t left_above = row[0];
+        row[0] = i;
+        for (size_t j = 1; j <= n; j++) {
+            size_t above = row[j], best = above < row[j - 1] ? above : row[j - 1];
+            row[j] = a[i - 1] == b[j - 1] ? left_above : 1 + (left_above < best ? left_above : best);
+            left_above = above;
+        }
+    }
+    return row[n];
+}
+
+/* Arguments of other libraries, and ours of the same meaning. */
+static const char *const elsewhere[][2] = {{"retain_graph", "keep_graph"}};
+
+static int refuse_unknown(const fan_decl *d, PyObject *name)
+{
+    const char *text = PyUnicode_AsUTF8(name), *near = NULL;
+    if (!text) {
+        PyErr_Clear(); /* a lone surrogate: no name of ours is near */
+        text = "";
+    }
+    size_t n = strlen(text), least = n < 4 ? 2 : 3; /* a name is near if fewer letters differ */
+    for (size_t i = 0; n > 0 && n < WORD_MAX && i < d->n; i++) {
+        size_t changes = distance(text, d->names[i]);
+        if (changes < least) {
+            least = changes;
+            near = d->names[i];
+        }
+    }
+    for (size_t i = 0; i < sizeof elsewhere / sizeof *elsewhere; i++)
+        for (size_t j = 0; strcmp(text, elsewhere[i][0]) == 0 && j < d->n; j++)
+            near = strcmp(d->names[j], elsewhere[i][1]) == 0 ? d->names[j] : near;
+    if (near)
+        PyErr_Format(PyExc_TypeError, "%s() has no argument '%U': did you mean '%s'?", d->call, name, near);
+    else
+        PyErr_Format(PyExc_TypeError, "%s() has no argument '%U'", d->call, name);
+    return -1;
+}
+
+static int refuse_positional(const fan_decl *d, Py_ssize_t given)
+{
+    char names[256] = "";
+    for (size_t i = 0; i < d->by_place; i++)
+        fan_append(names, sizeof names, "%s%s", i == 0 ? "" : i + 1 == d->by_place ? " and " : ", ", d->names[i]);
+    if (d->by_place == 0)
+        PyErr_Format(PyExc_TypeError, "%s() takes %s, got %zd by position", d->call,
+                     d->n ? "arguments by name only" : "no arguments", given);
+    else
+        PyErr_Format(PyExc_TypeError, "%s() takes %s by position%s; got %zd by position", d->call, names,
+                     d->n > d->by_place ? ", and the rest by name" : "", given);
+    return -1;
+}
+
+/* by_name: writes the value that the caller gave by this name. */
+static int by_name(const fan_decl *d, PyObject *name, PyObject *value, PyObject **values)
+{
+    size_t i = 0;
+    while (i < d->n && PyUnicode_CompareWithASCIIString(name, d->names[i]) != 0)
+        i++;
+    if (i == d->n)
+        return refuse_unknown(d, name);
+    if (i < d->by_place_only) {
+        PyErr_Format(PyExc_TypeError, "%s() takes '%U' by position, not by name", d->call, name);
+        return -1;
+    }
+    if (values[i]) {
+        PyErr_Format(PyExc_TypeError, "%s() got '%U' twice: by position and by name", d->call, name);
+        return -1;
+    }
+    values[i] = value;
+    return 0;
+}
+
+/* X(letter, condition on o, what the message calls it) */
+#define KIND_LIST(X)                                     \
+    X('a', PyArray_Check(o), "an ndarray")               \
+    X('b', PyByteArray_Check(o), "a bytearray")          \
+    X('c', PyType_Check(o), "a type")                    \
+    X('d', PyDict_Check(o), "a dict")                    \
+    X('f', is_bool(o), "a bool")                         \
+    X('F', o == Py_None || is_bool(o), "a bool or None") \
+    X('l', PyList_Check(o), "a list")                    \
+    X('s', PyUnicode_Check(o), "a str")                  \
+    X('t', PyTuple_Check(o), "a tuple")
+
+static bool is_bool(PyObject *o) { return PyBool_Check(o) || PyArray_IsScalar(o, Bool); }
+
+static int check_kinds(const fan_decl *d, PyObject **values)
+{
+    for (size_t i = 0; i < d->n; i++) {
+        PyObject *o = values[i];
+        const char *expected = NULL;
+#define X(letter, condition, text)                    \
+    if (o && d->kinds[i] == (letter) && !(condition)) \
+        expected = text;
+        KIND_LIST(X)
+#undef X
+        if (expected) {
+            PyErr_Format(PyExc_TypeError, "%s(): %s: expected %s, got %s", d->call, d->names[i], expected,
+                         FAN_TYPE_TEXT(o));
+            return -1;
+        }
+        if (o && PyArray_IsScalar(o, Bool) && (d->kinds[i] == 'f' || d->kinds[i] == 'F'))
+            values[i] = PyObject_IsTrue(o) ? Py_True : Py_False;
+    }
+    return 0;
+}
+
+static int check_parsed(const fan_decl *d, PyObject **values)
+{
+    for (size_t i = 0; i < d->required; i++)
+        if (!values[i]) {
+            PyErr_Format(PyExc_TypeError, "%s() needs '%s'", d->call, d->names[i]);
+            return -1;
+        }
+    return d->kinds ? check_kinds(d, values) : 0;
+}
+
+int fan_parse(const fan_decl *d, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames, PyObject **values)
+{
+    Py_ssize_t named = kwnames ? PyTuple_GET_SIZE(kwnames) : 0;
+    if (nargs > d->by_place)
+        return refuse_positional(d, nargs);
+    for (Py_ssize_t i = 0; i < d->n; i++)
+        values[i] = i < nargs ? args[i] : NULL;
+    for (Py_ssize_t k = 0; k < named; k++)
+        if (by_name(d, PyTuple_GET_ITEM(kwnames, k), args[nargs + k], values) < 0)
+            return -1;
+    return check_parsed(d, values);
+}
+
+int fan_parse_tuple(const fan_decl *d, PyObject *args, PyObject *named, PyObject **values)
+{
+    Py_ssize_t nargs = PyTuple_GET_SIZE(args), at = 0;
+    PyObject *name, *value;
+    if (nargs > d->by_place)
+        return refuse_positional(d, nargs);
+    for (Py_ssize_t i = 0; i < d->n; i++)
+        values[i] = i < nargs ? PyTuple_GET_ITEM(args, i) : NULL;
+    while (named && PyDict_Next(named, &at, &name, &value)) {
+        if (!PyUnicode_Check(name)) {
+            PyErr_Format(PyExc_TypeError, "%s(): expected keywords that are str, got %s", d->call, FAN_TYPE_TEXT(name));
+            return -1;
+        }
+        if (by_name(d, name, value, values) < 0)
+            return -1;
+    }
+    return check_parsed(d, values);
+}
+
+/* ---- one argument ---- */
 
 int fan_number_arg(PyObject *o, const char *what, int64_t *out)
 {

@@ -38,7 +38,7 @@ PyObject *fan_event_make(PyTypeObject *type, fan_event *e);
 int fan_stream_arg(PyObject *o, fan_stream **out);
 PyObject *fan_stream_wrap(fan_stream *s); /* new reference; takes a hold of its own */
 PyObject *fan_event_wrap(fan_event *e);
-fan_event *fan_event_arg(PyObject *o); /* borrowed; NULL without exception if o is no Event */
+fan_event *fan_event_arg(PyObject *o);                 /* borrowed; NULL without exception if o is no Event */
 PyObject *fan_array_wrap(fan_array *a, fan_device *d); /* takes holds of its own */
 fan_array *fan_array_arg(PyObject *o, fan_device **d); /* borrowed; NULL without exception if o is none */
 /* fan_handles_begin, _end: around a function of a graph tree on the CPU: on this thread the core returns handles, whose

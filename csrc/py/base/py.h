@@ -135,7 +135,7 @@ PyObject *fan_arrays(void); /* the module _interop.arrays, borrowed; NULL with a
 /* fan_lazy: module.<name> into *cache; borrowed; NULL with an exception. */
 PyObject *fan_lazy(PyObject **cache, const char *module, const char *name);
 
-/* gil.c. fan_gil: may this thread call Python? A callback on an unknown thread enters first. */
+/* fan_gil: may this thread call Python? A callback on an unknown thread enters first. */
 typedef struct fan_gil {
     bool taken; /* by fan_gil_enter, which had to */
     PyGILState_STATE state;
@@ -225,8 +225,7 @@ extern PyType_Spec fan_buffer_spec, fan_stream_spec, fan_event_spec, fan_array_s
     fan_graph_function_spec, fan_graph_step_spec, fan_function_spec, fan_node_spec, fan_leaf_spec, fan_edges_spec,
     fan_hook_spec, fan_backward_walk_spec;
 /* Their vectorcalls. */
-PyObject *fan_buffer_call(PyObject *type, PyObject *const *args, size_t nargsf,
-                          PyObject *kwnames);
+PyObject *fan_buffer_call(PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames);
 PyObject *fan_node_call(PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames);
 PyObject *fan_leaf_call(PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames);
 /* Functions of the module, one table per file, joined in module.c. */

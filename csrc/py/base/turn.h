@@ -7,7 +7,7 @@
 #ifndef FAN_PY_TURN_H
 #define FAN_PY_TURN_H
 
-#include "py/base/declared.h"
+#include "py/base/args.h"
 
 
 /* fan_seen_nothing: the call records its accesses itself. fan_seen_options, fan_seen_graph: what it may change. */

@@ -1,7 +1,7 @@
 /* add_n: the sum of arrays, without a buffer of the caller's. */
 #include "array/extents.h"
 #include "py/buffer/buffer_object.h"
-#include "py/base/declared.h"
+#include "py/base/args.h"
 
 /* ---- add_n ---- */
 

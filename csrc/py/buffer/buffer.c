@@ -1,6 +1,6 @@
 /* buffer: fanin.InputBuffer: its methods. */
 #include "py/buffer/buffer_object.h"
-#include "py/base/declared.h"
+#include "py/base/args.h"
 
 static PyObject *buffer_target(PyObject *o, PyObject *const *a)
 {

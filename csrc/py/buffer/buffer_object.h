@@ -1,4 +1,4 @@
-/* buffer_part: what the files of InputBuffer share. */
+/* buffer_object: what the files of InputBuffer share. */
 #ifndef FAN_PY_BUFFER_OBJECT_H
 #define FAN_PY_BUFFER_OBJECT_H
 

@@ -2,7 +2,7 @@
  * a buffer, before it reaches .grad, which other threads of torch's read and write. A small dense tensor is added here,
  * everything else by a function in Python. */
 #include "py/buffer/buffer_object.h"
-#include "py/base/declared.h"
+#include "py/base/args.h"
 #include "py/arrays/dlpack.h"
 
 /* Items of a hook's tuple. SMALL: whether its gradients are small enough to be copied here. CAME: a bytearray, a byte

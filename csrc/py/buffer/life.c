@@ -1,6 +1,6 @@
 /* buffer_life: InputBuffers are made, kept for their next lives, shown to the collector, and end. */
 #include "py/buffer/buffer_object.h"
-#include "py/arrays/unboxed.h"
+#include "py/arrays/objects.h"
 
 #include "base/mem.h"
 

@@ -1,5 +1,6 @@
 /* buffer_slots: what the slots of a buffer are declared to be, and which of them is meant. */
 #include "py/buffer/buffer_object.h"
+#include "py/device/backends.h"
 
 #include "base/mem.h"
 

@@ -1,6 +1,6 @@
 /* target: `with buf.target(slot) as out:`, a context that lends an array to add into. */
 #include "py/buffer/buffer_object.h"
-#include "py/base/declared.h"
+#include "py/base/args.h"
 
 #include <string.h>
 

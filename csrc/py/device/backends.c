@@ -1,5 +1,5 @@
 #include "py/device/backends.h"
-#include "py/base/declared.h"
+#include "py/base/args.h"
 
 #include <limits.h>
 #include <string.h>

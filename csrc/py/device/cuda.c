@@ -1,6 +1,7 @@
 /* cuda: the CUDA driver for Python: opened at its first use; its version and devices. */
 #include "py/base/args.h"
-#include "py/base/declared.h"
+#include "py/base/handles.h"
+#include "py/device/backends.h"
 
 #include "device/cuda/driver.h"
 

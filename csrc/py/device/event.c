@@ -1,6 +1,7 @@
 /* event: fanin.Event, a point in a stream's queue. */
 #include "py/base/handles.h"
-#include "py/base/declared.h"
+#include "py/device/backends.h"
+#include "py/base/args.h"
 
 static PyObject *event_new(PyTypeObject *type, PyObject *const *a)
 {

@@ -1,7 +1,7 @@
 /* stream: fanin.Stream, a queue of a device. */
 #include "py/device/backends.h"
 #include "py/base/handles.h"
-#include "py/base/declared.h"
+#include "py/base/args.h"
 
 #include "base/mem.h"
 

@@ -2,7 +2,7 @@
 
 #include "base/mem.h"
 #include "device/cpu/recording.h"
-#include "py/arrays/import_memory.h"
+#include "py/arrays/arrays.h"
 
 #include <string.h>
 

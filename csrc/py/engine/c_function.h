@@ -3,7 +3,7 @@
 #define FAN_PY_C_FUNCTION_H
 
 #include "engine/node.h"
-#include "py/arrays/unboxed.h"
+#include "py/arrays/objects.h"
 
 #include <fanin.h>
 

@@ -3,7 +3,7 @@
  *
  * A node's hooks are tuples that are replaced and never changed, so a running hook may add or remove hooks. */
 #include "py/engine/node_object.h"
-#include "py/base/declared.h"
+#include "py/base/args.h"
 
 #include "base/mem.h"
 

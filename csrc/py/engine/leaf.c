@@ -1,6 +1,6 @@
 /* leaf: fanin.Leaf, where gradients end (rules L; engine/leaf.h decides). */
 #include "py/engine/node_object.h"
-#include "py/base/declared.h"
+#include "py/base/args.h"
 
 #include "array/extents.h"
 #include "base/fault.h"

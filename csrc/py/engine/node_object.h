@@ -1,4 +1,4 @@
-/* engine_part: what the engine's files in this folder share (csrc/engine). */
+/* node_object: what the engine's files in this folder share (csrc/engine). */
 #ifndef FAN_PY_NODE_OBJECT_H
 #define FAN_PY_NODE_OBJECT_H
 
@@ -7,7 +7,7 @@
 #include "engine/engine.h"
 #include "py/buffer/buffer_object.h"
 #include "py/engine/c_function.h"
-#include "py/arrays/unboxed.h"
+#include "py/arrays/objects.h"
 
 typedef enum fan_hook_when { FAN_HOOK_SLOT, FAN_HOOK_PRE, FAN_HOOK_POST, FAN_HOOK_TIMES } fan_hook_when;
 
@@ -173,8 +173,6 @@ PyObject *fan_node_get_name(PyObject *o, void *closure);
 PyObject *fan_node_get_number(PyObject *o, void *closure);
 PyObject *fan_node_register_hook(PyObject *o, PyObject *const *a);
 
-/* ---- node_buffer.c ---- */
-
 /* fan_node_buffer: a new buffer for a node's gradients, with the stream (NULL: the current one), create_graph (A1) and
  * stats (E11) of `how`; NULL with an exception. */
 buffer_object *fan_node_buffer(const node_object *n, fan_buffer_config how);
@@ -200,12 +198,6 @@ void *fan_error_both(void *first, void *second);
 void fan_error_orphaned(void *error);
 /* fan_task_failed: raises the error, with notes: where the pass ended, and which gradients are lost (E14). */
 void fan_task_failed(const fan_backward *p, fan_status status, const fan_error *err);
-
-/* ---- worker.c: see fan_engine_frontend ---- */
-
-fan_status fan_worker_new(void **worker, fan_error *err);
-bool fan_worker_enter(void *worker);
-void fan_worker_leave(void *worker);
 
 /* ---- carry.c, pass.c ---- */
 

@@ -1,6 +1,6 @@
 /* pass: fanin.backward and fanin.grad (engine/engine.h). */
 #include "py/engine/node_object.h"
-#include "py/base/declared.h"
+#include "py/base/args.h"
 
 #include "base/mem.h"
 #include "base/workers.h"

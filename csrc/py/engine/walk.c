@@ -1,6 +1,6 @@
 /* walk: `fanin.walk(roots)`: a pass whose nodes the caller runs (E16). */
 #include "py/engine/node_object.h"
-#include "py/base/declared.h"
+#include "py/base/args.h"
 
 #include "base/mem.h"
 

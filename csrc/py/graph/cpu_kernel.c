@@ -2,7 +2,7 @@
  * place; arrays and launches inside functions of graph trees. */
 #include "py/base/args.h"
 #include "py/graph/cpu_kernel.h"
-#include "py/arrays/import_memory.h"
+#include "py/arrays/arrays.h"
 
 #include "array/extents.h"
 #include "base/mem.h"

@@ -1,8 +1,8 @@
 /* graph_function: a function of a graph tree: converts operands and results between Python and the core. */
 #include "py/graph/tree_object.h"
 #include "py/base/handles.h"
-#include "py/arrays/import_memory.h"
-#include "py/base/declared.h"
+#include "py/arrays/arrays.h"
+#include "py/base/args.h"
 
 #include "base/mem.h"
 

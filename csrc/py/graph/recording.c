@@ -6,6 +6,7 @@
  * not the recording: they show the result of the last replay, and never freed memory.
  */
 #include "py/graph/cpu_kernel.h"
+#include "py/arrays/arrays.h"
 
 #include "array/extents.h"
 #include "array/overlap.h"

@@ -1,7 +1,7 @@
 /* graph_tree: fanin.GraphTree, and its steps. */
 #include "py/graph/tree_object.h"
+#include "py/device/backends.h"
 #include "py/base/args.h"
-#include "py/base/declared.h"
 
 #include "base/mem.h"
 

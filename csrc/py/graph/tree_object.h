@@ -1,4 +1,4 @@
-/* graph_part: what the files of graph trees share. */
+/* tree_object: what the files of graph trees share. */
 #ifndef FAN_PY_TREE_OBJECT_H
 #define FAN_PY_TREE_OBJECT_H
 

@@ -1,5 +1,5 @@
 /* module: fanin._core. */
-#include "py/base/py.h"
+#include "py/buffer/buffer_object.h"
 
 #include "py/declared/docs.h"
 

@@ -1,7 +1,7 @@
 /* options: process-wide switches and counters. */
 #include "py/device/backends.h"
+#include "py/buffer/buffer_object.h"
 #include "py/base/args.h"
-#include "py/base/declared.h"
 
 #include "array/sum_isa.h"
 #include "base/mem.h"

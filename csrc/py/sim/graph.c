@@ -1,5 +1,6 @@
 /* machine_graph: fanin._core.Graph, a captured graph of a simulated machine. */
 #include "py/sim/machine_object.h"
+#include "py/base/handles.h"
 
 typedef struct graph_object {
     PyObject_HEAD fan_sim_graph *g; /* held */

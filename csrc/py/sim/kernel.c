@@ -10,6 +10,7 @@
  * traceback of a kernel that raised show what was there then.
  */
 #include "py/base/args.h"
+#include "py/arrays/arrays.h"
 #include "py/sim/machine_object.h"
 
 #include "base/mem.h"

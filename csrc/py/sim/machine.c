@@ -8,6 +8,7 @@
  */
 #include "base/mem.h"
 #include "py/base/args.h"
+#include "py/base/handles.h"
 #include "py/sim/machine_object.h"
 #include "py/base/turn.h"
 

@@ -1,4 +1,4 @@
-/* machine_part: what the files of the simulated machine share: the machine, its kernels, graphs and searches. */
+/* machine_object: what the files of the simulated machine share: the machine, its kernels, graphs and searches. */
 #ifndef FAN_PY_MACHINE_OBJECT_H
 #define FAN_PY_MACHINE_OBJECT_H
 
@@ -47,7 +47,7 @@ static inline PyObject *fan_sim_done(fan_status status, const fan_error *err)
 void fan_kernel_unlink(fan_kernel *k);
 PyObject *fan_machine_launch(PyObject *o, PyObject *args);
 
-/* ---- machine_graph.c ---- */
+/* ---- graph.c ---- */
 
 PyObject *fan_machine_begin_capture(PyObject *o, PyObject *args);
 PyObject *fan_machine_end_capture(PyObject *o, PyObject *where);

@@ -4,8 +4,8 @@
  * CPU. Holds of the latter are taken and dropped on any thread, without the interpreter. They become ndarrays where
  * Python code gets them: in functions, hooks, leaves and results.
  */
-#ifndef FAN_PY_UNBOXED_H
-#define FAN_PY_UNBOXED_H
+#ifndef FAN_PY_OBJECTS_H
+#define FAN_PY_OBJECTS_H
 
 #include "buffer/value.h"
 #include "py/base/py.h"
