@@ -248,8 +248,6 @@ int fan_is_bare(PyObject *o)
     return bare;
 }
 
-#define ITEM(tuple, i) PyTuple_GET_ITEM(tuple, i)
-
 int fan_sequence_arg(PyObject *o, const char *what, PyObject **out)
 {
     if (PyUnicode_Check(o) || PyBytes_Check(o) || PyDict_Check(o) || PyAnySet_Check(o) ||
