@@ -210,7 +210,7 @@ typedef struct fan_backend {
     const fan_recorder *recorder;
 } fan_backend;
 
-/* fan_backend_entry: what the registry (py/backends.h) knows of a backend beside its table. */
+/* fan_backend_entry: what the registry (py/device/backends.h) knows of a backend beside its table. */
 typedef struct fan_backend_entry {
     const fan_backend *backend;
 
