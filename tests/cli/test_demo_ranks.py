@@ -55,7 +55,7 @@ def test_ranks_that_end_differently_are_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(demo, "train_rank", lambda group, options: demo.Trained(f"{group.rank:016x}", 0.9, []))
-    assert demo.train_ranks(argparse.Namespace(ranks=2)) == 1
+    assert demo.train_ranks(argparse.Namespace(ranks=2, graph=False, leave_out=None)) == 1
     assert "rank 1 of 2 ended with other weights" in capsys.readouterr().out
 
 
@@ -64,6 +64,22 @@ def test_a_number_of_ranks_that_does_not_fit_is_refused(number: str, capsys: pyt
     with pytest.raises(SystemExit) as e:
         main(["demo", "--ranks", number])
     assert e.value.code == 2 and "--ranks" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--graph"], ["--leave-out", "S12.wait"]])
+@pytest.mark.parametrize("launched", [False, True])
+def test_what_is_for_one_process_is_refused_on_ranks(
+    words: list[str], launched: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if launched:
+        monkeypatch.setenv("PMI_SIZE", "2")
+    assert main(["demo", *words, *([] if launched else ["--ranks", "2"])]) == 2
+    assert f"{words[0]} is for one process" in capsys.readouterr().err
+
+
+def test_ranks_train_on_the_cpu_with_cpu_given_or_not(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--ranks", "2", "--cpu", "--steps", "1"]) == 0
+    assert len(digests(capsys.readouterr().out)) == 2
 
 
 @pytest.mark.partners

@@ -14,7 +14,7 @@ from fanin._interop.protocols import NDArray
 from fanin._words import counted, type_of
 
 from . import sums
-from .group import Call, Group, failure_of
+from .group import Call, Group, failure_of, seconds
 from .group import group as group_of
 from .layout import Layout, digest, host, is_inexact, itemsize, leaf_of
 from .norms import Squares, root
@@ -149,7 +149,7 @@ class Reducer:
             raise ValueError(f"Reducer: expected a positive number of bucket_bytes, got {bucket_bytes!r}")
         if len({id(leaf) for leaf in self.leaves}) < len(self.leaves):
             raise ValueError("Reducer: expected each leaf once")
-        self._timeout = self.group.timeout if timeout is None else timeout
+        self._timeout = self.group.timeout if timeout is None else seconds("Reducer", timeout)
         self._buckets = self._divide(bucket_bytes)
         self._key: int | None = None
         self._state = threading.Condition()
