@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fanin import dist
-from kit.support import run_python
+from kit.ranks import NO_MPI, under_mpiexec
 
 pytest.importorskip("sklearn")
 pytest.importorskip("threadpoolctl")
@@ -91,13 +91,9 @@ def test_torchrun_gives_the_same_weights() -> None:
     assert "2 ranks, torch.distributed (gloo)" in done.stdout and len(set(digests(done.stdout))) == 1
 
 
+@pytest.mark.partners
+@pytest.mark.skipif(NO_MPI, reason="needs mpi4py and mpiexec: the extra mpi")
 def test_mpiexec_gives_the_same_weights() -> None:
-    pytest.importorskip("mpi4py")
-    code = (
-        "import subprocess, sys, sysconfig, os\n"
-        "mpiexec = os.path.join(sysconfig.get_path('scripts'), 'mpiexec')\n"
-        "words = [mpiexec, '-n', '2', sys.executable, '-m', 'fanin', 'demo', '--steps', '4']\n"
-        "sys.exit(subprocess.run(words, timeout=200).returncode)"
-    )
-    out = run_python(code).stdout
-    assert "2 ranks, " in out and len(digests(out)) == 2 and len(set(digests(out))) == 1
+    done = under_mpiexec(2, "-m", "fanin", "demo", "--steps", "4")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 ranks, " in done.stdout and len(digests(done.stdout)) == 2 and len(set(digests(done.stdout))) == 1

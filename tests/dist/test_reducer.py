@@ -1,8 +1,7 @@
-"""Reducers: buckets that travel while passes run, and the law of ranks."""
+"""Reducers: buckets that travel while passes run."""
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -15,34 +14,9 @@ from fanin import dist
 from fanin.dist.group import Group
 from fanin.dist.norms import Squares, root
 from fanin.dist.reducer import Reducer, _Bucket
-from kit.ranks import MICRO, alone, train
 from kit.values import bits
 
-# ---------------------------------------------------------------- the law of ranks
-
-
-def on_ranks(n: int, order: Any, bucket_bytes: int, owner: Callable[[int], int], steps: int) -> list[bytes]:
-    return dist.threads(n, lambda group: train(group, order, bucket_bytes, owner, steps), timeout=60)
-
-
-@pytest.mark.parametrize("order", ["exact", "key"])
-def test_weights_after_twenty_steps_are_those_of_one_process(order: str) -> None:
-    expected = alone(order, 20)
-    dealings: list[Callable[[int], Callable[[int], int]]] = [
-        lambda n: lambda k: k % n,
-        lambda n: lambda k: n - 1 - k * n // MICRO,
-    ]
-    ran = 0
-    for n, bucket, dealing in itertools.product((1, 2, 3, 4, 8), (1, 1000, 25 << 20), dealings):
-        assert on_ranks(n, order, bucket, dealing(n), 20) == [expected] * n, (n, bucket)
-        ran += 1
-    assert ran == 30
-
-
-def test_the_law_of_ranks_finds_another_order() -> None:
-    """By rank the bits change with the dealing: the law above can fail."""
-    assert len({on_ranks(n, "rank", 1000, lambda k, n=n: k % n, 20)[0] for n in (1, 2, 3, 4, 8)}) > 1
-
+pytestmark = pytest.mark.core
 
 # ---------------------------------------------------------------- one pass
 
@@ -101,6 +75,7 @@ def test_the_first_rank_leaf_and_node_with_inf_or_nan_are_named_on_every_rank(by
     assert outcomes(3, rank)[::2] == [(1, None if by_engine else "w1")] * 2
 
 
+@pytest.mark.threads
 def test_several_workers_and_sparse_gradients_give_the_same_sums() -> None:
     def rank(group: Group) -> Any:
         leaves = [fanin.Leaf(np.zeros((4, 3), "f4"), name=f"w{i}") for i in range(6)]
@@ -283,6 +258,7 @@ def test_a_sum_of_another_group_inside_a_pass_is_refused_on_every_rank() -> None
     assert outcomes(2, rank) == [True, True]
 
 
+@pytest.mark.threads
 def test_buckets_travel_while_the_pass_goes_on() -> None:
     def rank(group: Group) -> Any:
         first, last = leaves_of(2)

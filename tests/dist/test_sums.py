@@ -18,6 +18,8 @@ from fanin.dist.group import Call, Group
 from fanin.dist.sums import Sum
 from kit.values import bits
 
+pytestmark = pytest.mark.core
+
 FLOATS = ["float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2", "complex64", "complex128"]
 OTHERS = ["bool", "int8", "int32", "int64", "uint8"]
 

@@ -668,7 +668,7 @@ def train_ranks(options: argparse.Namespace) -> int:
     """Train on 1, 2, 4 .. ranks and compare; under mpiexec or torchrun, on 1 rank and on all."""
     for word, given in (("--graph", options.graph), ("--leave-out", options.leave_out)):
         if given:
-            print(f"fanin demo: {word} is for one process: run it without --ranks, mpiexec or torchrun", file=sys.stderr)
+            print(f"fanin demo: {word} is for one process: leave out --ranks, mpiexec, torchrun", file=sys.stderr)
             return 2
     screen = Screen()
     if launched():
