@@ -212,6 +212,7 @@ def test_options_that_differ_are_an_error_on_every_rank(other: Any) -> None:
 REFUSED: list[tuple[Callable[[Group], Any], type[Exception], str]] = [
     (lambda g: Reducer([np.ones(2)], g), TypeError, "expected a fanin.Leaf"),
     (lambda g: Reducer([fanin.Leaf(like=((2,), "f4", None), accumulate=print)], g), TypeError, "like="),
+    (lambda g: Reducer([], g), ValueError, "expected leaves, got none"),
     (lambda g: Reducer(leaves_of(1) * 2, g), ValueError, "each leaf once"),
     (lambda g: Reducer(leaves_of(1), g, order="x"), ValueError, "order"),  # type: ignore[arg-type]
     (lambda g: Reducer(leaves_of(1), g, missing="x"), ValueError, "missing"),  # type: ignore[arg-type]
@@ -219,8 +220,8 @@ REFUSED: list[tuple[Callable[[Group], Any], type[Exception], str]] = [
     (lambda g: Reducer(leaves_of(1), g, scale=1j), ValueError, "real number"),
     (lambda g: Reducer(leaves_of(1), g).at(-1), ValueError, "keys"),
     (lambda g: fanin.backward([], reducer=3), TypeError, "expected a fanin.dist.Reducer, got an int"),
-    (lambda g: fanin.backward([], reducer=Reducer([], g), create_graph=True), ValueError, "create_graph"),
-    (lambda g: dist.clip_norm(Reducer([], g), -1), ValueError, "max_norm"),
+    (lambda g: fanin.backward([], reducer=Reducer(leaves_of(1), g), create_graph=True), ValueError, "create_graph"),
+    (lambda g: dist.clip_norm(Reducer(leaves_of(1), g), -1), ValueError, "max_norm"),
 ]
 
 

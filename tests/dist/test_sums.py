@@ -343,7 +343,7 @@ def test_a_time_limit_is_a_positive_number_of_seconds(timeout: Any, kind: type[E
         calls: list[Callable[[], Any]] = [
             lambda: dist.group(group, timeout=timeout),
             lambda: Group(group._engine, timeout=timeout),
-            lambda: dist.Reducer([], group, timeout=timeout),
+            lambda: dist.Reducer([fanin.Leaf(np.ones(3))], group, timeout=timeout),
             lambda: dist.threads(1, good, timeout=timeout),
             lambda: dist.add_n([np.ones(3)], group, timeout=timeout),
         ]
