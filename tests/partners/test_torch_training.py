@@ -397,7 +397,7 @@ def test_what_is_taken_is_known_by_the_tensor_and_not_by_a_number() -> None:
             warnings.simplefilter("ignore", ResourceWarning)
             del p, block
     gc.collect()
-    assert not fanin.torch._blocks
+    assert not torch_leaves._takings
 
 
 # Memory

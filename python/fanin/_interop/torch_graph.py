@@ -29,6 +29,7 @@ from fanin.dist.reducer import Reducer
 from .._words import counted, type_of
 from .protocols import DTypeLike
 from .sharing import parts_alone
+from .torch_leaves import sharded
 
 
 def backward(
@@ -235,30 +236,6 @@ def _refuse_sharded(leaves: list[torch.Tensor]) -> None:
             " gradients this pass would leave in pieces that are not summed: use torch's own backward(); FSDP2 sums"
             " them with one rounding by set_custom_reduce_scatter(fanin.torch.ReduceScatter())"
         )
-
-
-def sharded(leaves: list[torch.Tensor]) -> Iterator[tuple[int, str]]:
-    """Which leaves FSDP or DTensor shards."""
-    gathered = {id(p) for p in _gathered()}
-    dtensor = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
-    for i, leaf in enumerate(leaves):
-        if dtensor is not None and isinstance(leaf, dtensor):
-            yield i, "DTensor"
-        elif id(leaf) in gathered or getattr(leaf, "_fsdp_flattened", False):
-            yield i, "FSDP"
-
-
-def _gathered() -> Iterator[torch.Tensor]:
-    """The parameters that FSDP (`fully_shard`) has put together for a forward."""
-    modules = getattr(sys.modules.get("torch.distributed._composable_state"), "_module_state_mapping", {})
-    for reference in list(modules.values()):
-        state = reference()
-        groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
-        for group in groups:
-            for one in getattr(group, "fsdp_params", ()):
-                parameter = getattr(one, "_unsharded_param", None)
-                if parameter is not None:
-                    yield parameter
 
 
 def _refuse_checkpoints(graph: _Graph, leaves: list[_Node]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,7 +12,6 @@ import torch
 from torch.autograd.graph import Node
 
 from .._words import type_of
-from .torch_graph import sharded
 
 #: The name of each parameter; a number: its index among those given, if it has no name.
 Names = list[str | int]
@@ -160,6 +160,30 @@ def leaves_of(
             )
         )
     return list(tensors.values()), names
+
+
+def sharded(leaves: list[torch.Tensor]) -> Iterator[tuple[int, str]]:
+    """Which leaves FSDP or DTensor shards."""
+    gathered = {id(p) for p in _gathered()}
+    dtensor = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+    for i, leaf in enumerate(leaves):
+        if dtensor is not None and isinstance(leaf, dtensor):
+            yield i, "DTensor"
+        elif id(leaf) in gathered or getattr(leaf, "_fsdp_flattened", False):
+            yield i, "FSDP"
+
+
+def _gathered() -> Iterator[torch.Tensor]:
+    """The parameters that FSDP (`fully_shard`) has put together for a forward."""
+    modules = getattr(sys.modules.get("torch.distributed._composable_state"), "_module_state_mapping", {})
+    for reference in list(modules.values()):
+        state = reference()
+        groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
+        for group in groups:
+            for one in getattr(group, "fsdp_params", ()):
+                parameter = getattr(one, "_unsharded_param", None)
+                if parameter is not None:
+                    yield parameter
 
 
 class TorchLeaf:
