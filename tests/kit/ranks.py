@@ -1,15 +1,39 @@
-"""The law of ranks: a small network whose micro-batches are dealt out to ranks; its weights, as bytes."""
+"""The law of ranks: a small network whose micro-batches are dealt out to ranks; its weights, as bytes. Programs under
+mpiexec.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import fanin
 from fanin import dist, tape
+from kit.support import ROOT
+
+MPIEXEC = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+NO_MPI = importlib.util.find_spec("mpi4py") is None or MPIEXEC is None
+
+
+def under_mpiexec(ranks: int, *words: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    """Run Python on several ranks; `words` are its arguments, `options` those of mpiexec."""
+    return subprocess.run(
+        [str(MPIEXEC), *options, "-n", str(ranks), sys.executable, *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": f"{ROOT / 'python'}:{ROOT / 'tests'}"},
+    )
+
 
 MICRO = 8  # micro-batches a step
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import sys
 import threading
@@ -56,13 +57,18 @@ class Group:
     timeout : float
         Seconds after which this rank no longer waits for another.
 
+    Raises
+    ------
+    TypeError, ValueError
+        If `timeout` is not a positive number.
+
     >>> fanin.dist.threads(2, lambda group: (group.rank, group.size, group.name))
     [(0, 2, '2 threads'), (1, 2, '2 threads')]
     """
 
     def __init__(self, engine: Engine, *, timeout: float = 300.0) -> None:
         self._engine = engine
-        self.timeout = timeout
+        self.timeout = seconds("group", timeout)
         self._number = next(_numbers)  #: for traces
         self._passes = 0
         self._tally = Tally()
@@ -164,10 +170,21 @@ class Group:
         """One pass of one bucket. If its body raises, every rank's pass ends."""
         with self.entered(name):
             self._passes += 1
-            call = Call(self, name, self._passes, 0, self.timeout if timeout is None else timeout)
+            call = Call(self, name, self._passes, 0, self.timeout)
             call.title = name
             with call:
+                if timeout is not None:
+                    call.timeout = seconds(name, timeout)
                 yield call
+
+
+def seconds(call: str, timeout: float) -> float:
+    """The time limit; TypeError or ValueError if it is not a positive number."""
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float):
+        raise TypeError(f"{call}: timeout: expected a number of seconds, got {type_of(timeout)}")
+    if not 0 < timeout < math.inf:
+        raise ValueError(f"{call}: timeout: expected a positive number of seconds, got {timeout}")
+    return timeout
 
 
 class Call:
@@ -340,11 +357,20 @@ def failure_of(error: BaseException) -> Header:
     return {"text": text, "leaf": getattr(error, "leaf", None)}
 
 
-_groups: dict[int, tuple[object, Group]] = {}  # of process groups and communicators, by id; the object stays alive
-_lock = threading.Lock()
+class _Known:
+    """A communicator, which stays alive, and its group. The lock: one thread at a time makes the group."""
+
+    def __init__(self, x: object) -> None:
+        self.x, self.lock = x, threading.Lock()
+        self.group: Group | None = None
 
 
-def group(x: object = None, *, timeout: float = 300.0) -> Group:
+_known: dict[int, _Known] = {}  # by id
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_known.clear)  # another thread may have held a lock
+
+
+def group(x: object = None, *, timeout: float | None = None) -> Group:
     """The group of ranks of a communicator.
 
     The first call for a communicator or process group is collective: every rank of it must make it. Later calls return
@@ -356,8 +382,8 @@ def group(x: object = None, *, timeout: float = 300.0) -> Group:
         An mpi4py communicator; a torch.distributed ProcessGroup; an object whose `__fanin_group__()` returns an engine
         (`fanin.dist.Engine`) or a group; a group. Default: the rank's group inside `fanin.dist.threads`; else
         torch.distributed's world, if it is initialised; else MPI.COMM_WORLD.
-    timeout : float
-        Seconds after which this rank no longer waits for another.
+    timeout : float, optional
+        Seconds after which this rank no longer waits for another. Default: as before; 300 for a new group.
 
     Raises
     ------
@@ -366,26 +392,31 @@ def group(x: object = None, *, timeout: float = 300.0) -> Group:
     RuntimeError
         Without `x`, if there is neither torch.distributed's world nor mpi4py; for an MPI without MPI_THREAD_MULTIPLE.
     ValueError
-        For a communicator that was freed, or an intercommunicator.
+        For a communicator that was freed, an intercommunicator, or a `timeout` that is not positive.
 
     >>> fanin.dist.threads(2, lambda group: fanin.dist.group() is group)
     [True, True]
     """
+    limit = None if timeout is None else seconds("group", timeout)
+    made = _group(x)
+    if limit is not None:
+        made.timeout = limit
+    return made
+
+
+def _group(x: object) -> Group:
     if x is None:
         if _here.default is not None:
             return _here.default
         x = _world()
     if isinstance(x, Group):
         return x
-    with _lock:
-        known = _groups.get(id(x))
-        if known and known[0] is x and known[1].closed is None and known[1]._process == os.getpid():
-            return known[1]
-    engine = _engine_of(x)
-    made = engine if isinstance(engine, Group) else Group(engine, timeout=timeout)
-    with _lock:
-        _groups[id(x)] = (x, made)
-    return made
+    known = _known.setdefault(id(x), _Known(x))
+    with known.lock:
+        if known.group is None or known.group.closed is not None:
+            engine = _engine_of(x)
+            known.group = engine if isinstance(engine, Group) else Group(engine)
+        return known.group
 
 
 def _world() -> object:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any, Literal, Self
 
@@ -18,7 +19,7 @@ from fanin._words import counted, type_of
 from . import sums
 from .counters import BadTerm, SumStats
 from .explain import explain
-from .group import Call, Group, Header, failure_of
+from .group import Call, Group, Header, failure_of, seconds
 from .group import group as group_of
 from .layout import Layout, digest, host, is_inexact, itemsize, leaf_of
 from .norms import Squares, root
@@ -62,7 +63,9 @@ class _Bucket:
         if tuple(getattr(gradient, "shape", leaf.shape)) != leaf.shape or dtype != leaf.dtype:
             raise ValueError(f"Reducer: {leaf.name}: expected {leaf.dtype} of shape {leaf.shape}, got {gradient!r:.80}")
         if self.mask >> i & 1:
-            raise ValueError(f"Reducer: {leaf.name} got a second gradient: open accumulate() anew for each pass")
+            raise ValueError(
+                f"Reducer: {leaf.name} got a second gradient: open accumulate() anew, or call at(), for each pass"
+            )
         if leaf.size:
             done = _core.add_n([host(gradient)], out=self.places[i], stats=detect or stats)
             nonfinite = done[1].nonfinite if detect or stats else 0
@@ -84,8 +87,10 @@ class _Bucket:
         self.terms.append(Term(flats, key))
         self.masks.append(self.mask)
 
-    def sent(self, rank: int) -> Sent:
+    def sent(self, rank: int, order: Order | None) -> Sent:
         """The messages to the owners."""
+        if not self.terms:
+            return sums.prepare(self.layout, [], Options(order), rank)
         packed = {i: sums.pack(windows, rank) for i, windows in self.windows.items()}
         return Sent(self.terms, packed, self.windows)
 
@@ -97,8 +102,10 @@ class Reducer:
 
     Parameters
     ----------
-    leaves : sequence of fanin.Leaf, or parameters of fanin.tape
-        Arrays on the CPU. The last ones travel first.
+    leaves : sequence of fanin.Leaf, of parameters of fanin.tape or torch, or of (str, torch.Tensor)
+        The last ones travel first. Arrays are on the CPU; gradients of CUDA tensors are copied to it. Tensors that
+        require no gradient are skipped. Passes over tensors are those of `fanin.torch.backward`, and in `accumulate()`
+        also torch's own; `fanin.torch.accumulate(group=)` makes the reducer itself.
     group : optional
         A group, or what `fanin.dist.group` accepts.
     order : "key", "exact" or "rank", optional
@@ -149,7 +156,13 @@ class Reducer:
         timeout: float | None = None,
     ) -> None:
         self.group: Group = group if isinstance(group, Group) else group_of(group)
-        self.leaves = [_leaf(x, i) for i, x in enumerate(leaves)]
+        self.leaves = _leaves(leaves)
+        self._tensors = [leaf for leaf in self.leaves if not isinstance(leaf, _core.Leaf)]
+        self._taking: Any = None
+        if self._tensors:
+            from fanin._interop.torch_leaves import Taking
+
+            self._taking = Taking("Reducer", [t.tensor for t in self._tensors], [t.name for t in self._tensors])
         self.missing = missing
         self.detect = detect
         self._count_bad = stats
@@ -161,11 +174,13 @@ class Reducer:
             raise ValueError(f'Reducer: expected missing="error" or "skip", got {missing!r}')
         if isinstance(bucket_bytes, bool) or not isinstance(bucket_bytes, int) or bucket_bytes < 1:
             raise ValueError(f"Reducer: expected a positive number of bucket_bytes, got {bucket_bytes!r}")
-        if len({id(leaf) for leaf in self.leaves}) < len(self.leaves):
+        if len({id(getattr(leaf, "tensor", leaf)) for leaf in self.leaves}) < len(self.leaves):
             raise ValueError("Reducer: expected each leaf once")
-        self._timeout = self.group.timeout if timeout is None else timeout
+        self._timeout = self.group.timeout if timeout is None else seconds("Reducer", timeout)
         self._buckets = self._divide(bucket_bytes)
         self._key: int | None = None
+        self._each = False  # gradients of several passes come: a second one of a leaf begins a contribution
+        self._name = "backward"
         self._state = threading.Condition()
         self._ended = False  # the pass at hand, on this rank
         self._error: BaseException | None = None  # .. by this
@@ -201,18 +216,36 @@ class Reducer:
 
     def _divert(self) -> None:
         """The leaves' sums go to the buckets until the pass ends."""
+        puts = {}
         for bucket in self._buckets:
             for i, index in enumerate(bucket.indices):
-                leaf = self.leaves[index]
-                _core.leaf_divert(leaf, partial(self._put, bucket, i))
+                puts[index] = partial(self._put, bucket, i)
+        collectors = []
+        for index, leaf in enumerate(self.leaves):
+            if isinstance(leaf, _core.Leaf):
+                _core.leaf_divert(leaf, puts[index])
                 self._open.callback(_core.leaf_divert, leaf, None)
+            else:
+                collectors.append(leaf.collector(puts[index]))
+        if self._taking:
+            self._open.callback(self._taking.end)
+            self._taking.begin(collectors)
+            self._open.callback(self._taking.check)
 
     def _put(self, bucket: _Bucket, i: int, gradient: Any) -> None:
         with self._state:
+            if self._each and self._key is None and bucket.mask >> i & 1:
+                self._contribute(bucket)
             bucket.put(i, gradient, self.detect, self._count_bad)
             if bucket.mask == (1 << len(bucket.indices)) - 1:
                 bucket.closed = True
                 self._state.notify_all()
+
+    def _contribute(self, bucket: _Bucket) -> None:
+        """The bucket's contribution is complete: begin the next one."""
+        if bucket.mask:
+            bucket.finish(self._key, self._options.order)
+            bucket.start()
 
     @contextmanager
     def accumulate(self, key: int | None = None) -> Iterator[None]:
@@ -243,9 +276,10 @@ class Reducer:
                 with self._open:
                     self._divert()
                     yield
+                self._key = number
                 for bucket in self._buckets:
-                    bucket.finish(number, self._options.order)
-                    bucket.start()
+                    self._contribute(bucket)
+                self._key = None
             except BaseException as e:
                 failed = e
             if failed is not None:
@@ -292,11 +326,15 @@ class Reducer:
 
     def _end(self, error: BaseException | None) -> None:
         assert self._sending is not None
-        self._open.close()
+        failed = error
+        try:
+            self._open.close()
+        except RuntimeError as e:  # .grad was set in the pass
+            failed = error or e
         ended = time.monotonic_ns()
         with self._pass:
             with self._state:
-                self._error, self._ended = error, True
+                self._error, self._ended = failed, True
                 self._state.notify_all()
             try:
                 self._sending.result()
@@ -304,8 +342,10 @@ class Reducer:
                 if self.group.closed is None and not isinstance(e, Exception):
                     self.group.close(f"rank {self.group.rank} was interrupted: {type(e).__name__}")
                 self._reset()
-                if error is None:
+                if failed is None:
                     raise
+                if error is None:
+                    raise failed from None
                 return
         self.group._tally.passed(self._travels, ended)
         self._bad = self._first_bad()
@@ -315,8 +355,68 @@ class Reducer:
             self.shards = made
             return
         for leaf, total in zip(self.leaves, made, strict=True):
-            if total is not None:
+            if total is None:
+                continue
+            if isinstance(leaf, _core.Leaf):
                 _core.leaf_accumulate(leaf, total)
+            else:
+                leaf.accumulate(total)
+
+    @contextmanager
+    def _reduced(self) -> Iterator[None]:
+        """A pass of fanin.torch.backward."""
+        error: BaseException | None = None
+        self._begin()
+        try:
+            yield
+        except BaseException as e:
+            error = e
+            raise
+        finally:
+            self._end(error)
+
+    # ---- fanin.torch.accumulate
+
+    def _collect(self) -> None:
+        """Collect the gradients of any number of passes, on any thread, until `_collected`."""
+        self._each, self._name, self._taking.call = True, "accumulate", "accumulate"
+        try:
+            self._divert()
+        except BaseException:
+            self._open.close()
+            raise
+
+    def _collect_at(self, key: int) -> None:
+        """The gradients that come next have this key."""
+        number = sums.check_keys([key], 1)[0]
+        with self._state:
+            for bucket in self._buckets:
+                self._contribute(bucket)
+            self._key = number
+
+    def _drop(self) -> None:
+        """End without a sum: the other ranks wait until their time limit."""
+        self._open.close()
+        self._reset()
+
+    def _collected(self, error: BaseException | None) -> None:
+        """Sum what was collected over ranks; an error of this rank ends the sum of all."""
+        failed = error
+        try:
+            self._open.close()
+        except RuntimeError as e:  # .grad was set in the block
+            failed = error or e
+        if failed is None:
+            for bucket in self._buckets:
+                self._contribute(bucket)
+            self._key = None
+            self._begin()
+            self._end(None)
+            return
+        with suppress(RuntimeError), self.group.entered("accumulate"):
+            self._fail(failed)
+        if error is None:
+            raise failed
 
     def _results(self) -> list[Any]:
         made: list[Any] = [None] * len(self.leaves)
@@ -358,12 +458,13 @@ class Reducer:
             return self._error
 
     def _call(self, number: int, bucket: int) -> Call:
-        return Call(self.group, "backward", number, bucket, self._timeout)
+        return Call(self.group, self._name, number, bucket, self._timeout)
 
     def _sum(self, call: Call, bucket: _Bucket) -> None:
         begin = time.monotonic_ns()
-        bucket.finish(self._key, self._options.order)
-        sent = bucket.sent(self.group.rank)
+        if bucket.mask:
+            bucket.finish(self._key, self._options.order)
+        sent = bucket.sent(self.group.rank, self._options.order)
         call.trace("pack", begin)
         mine = 0
         for mask in bucket.masks:
@@ -434,8 +535,9 @@ class Reducer:
                 raise IndexError(f"explain: expected a bucket from 0 to {len(self._buckets) - 1}, got {which}")
             bucket = self._buckets[which]
         else:
-            index = self.leaves.index(_leaf(which, 0)) if _leaf(which, 0) in self.leaves else -1
-            if index < 0:
+            leaf = getattr(which, "edge", (which,))[0]
+            index = next((i for i, x in enumerate(self.leaves) if leaf is x or leaf is getattr(x, "tensor", x)), None)
+            if index is None:
                 raise ValueError(f"explain: expected a leaf of this reducer, got {which!r:.80}")
             bucket = next(b for b in self._buckets if index in b.indices)
             only = list(bucket.indices).index(index)
@@ -489,13 +591,28 @@ class Reducer:
         )
 
 
-def _leaf(x: Any, i: int) -> Any:
-    leaf = x if isinstance(x, _core.Leaf) else getattr(x, "edge", (None,))[0]
-    if not isinstance(leaf, _core.Leaf):
-        raise TypeError(f"Reducer: leaves[{i}]: expected a fanin.Leaf or a parameter of fanin.tape, got {type_of(x)}")
-    if leaf.array is None:
-        raise TypeError(f"Reducer: leaves[{i}]: expected a leaf made of an array, got one with like=")
-    return leaf
+def _leaves(leaves: Iterable[Any]) -> list[Any]:
+    made: list[Any] = []
+    for i, x in enumerate(leaves):
+        name, leaf = x if isinstance(x, tuple) and len(x) == 2 else (i, x)
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(leaf, torch.Tensor):
+            from fanin._interop.torch_leaves import TorchLeaf
+
+            if leaf.requires_grad:
+                made.append(TorchLeaf(leaf, name))
+            continue
+        leaf = x if isinstance(x, _core.Leaf) else getattr(x, "edge", (None,))[0]
+        if not isinstance(leaf, _core.Leaf):
+            raise TypeError(
+                f"Reducer: leaves[{i}]: expected a fanin.Leaf or a parameter of fanin.tape or torch, got {type_of(x)}"
+            )
+        if leaf.array is None:
+            raise TypeError(f"Reducer: leaves[{i}]: expected a leaf made of an array, got one with like=")
+        made.append(leaf)
+    if not made:
+        raise ValueError("Reducer: expected leaves, got none that requires a gradient (a used iterator is empty)")
+    return made
 
 
 def clip_norm(reducer: Reducer, max_norm: float) -> float:
