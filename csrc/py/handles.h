@@ -23,6 +23,7 @@ static inline fan_stream *fan_stream_of(PyObject *o) { return ((fan_stream_objec
 static inline fan_event *fan_event_of(PyObject *o) { return ((fan_event_object *)o)->e; }
 static inline fan_array_object *fan_array_self(PyObject *o) { return (fan_array_object *)o; }
 
+int fan_stream_open(const fan_stream *s); /* fan_stream_check_open: 0, or -1 with an exception */
 /* fan_stream_make, fan_event_make: a new object of this type or subclass, with its own hold. */
 PyObject *fan_stream_make(PyTypeObject *type, fan_stream *s);
 PyObject *fan_event_make(PyTypeObject *type, fan_event *e);

@@ -326,7 +326,8 @@ int fan_index(PyObject *o, const char *what, PyObject *negative, int64_t *out);
 
 /* handles.c */
 /* fan_stream_arg: a stream from whatever is one (fanin.Stream, torch's, CuPy's, anything with __cuda_stream__:
- * _interop.streams.foreign); None: NULL. A hold in *out. -1: TypeError where it is no stream. */
+ * _interop.streams.foreign); None: NULL. A hold in *out. -1: TypeError where it is no stream, RuntimeError where it is
+ * closed. */
 int fan_stream_arg(PyObject *o, fan_stream **out);
 PyObject *fan_stream_wrap(fan_stream *s); /* new reference; takes a hold of its own */
 PyObject *fan_event_wrap(fan_event *e);
