@@ -10,12 +10,24 @@ PyObject *fan_stream_make(PyTypeObject *type, fan_stream *s)
 
 PyObject *fan_stream_wrap(fan_stream *s) { return fan_stream_make(fan_state_get()->stream_type, s); }
 
+int fan_stream_open(const fan_stream *s)
+{
+    fan_error err = {0};
+    fan_status status = fan_stream_check_open(s, &err);
+    if (status == FAN_OK)
+        return 0;
+    fan_raise(status, &err);
+    return -1;
+}
+
 int fan_stream_arg(PyObject *o, fan_stream **out)
 {
     *out = NULL;
     if (!o || o == Py_None)
         return 0;
     if (Py_TYPE(o) == fan_state_get()->stream_type) {
+        if (fan_stream_open(fan_stream_of(o)) < 0)
+            return -1;
         *out = fan_stream_hold(fan_stream_of(o));
         return 0;
     }

@@ -29,12 +29,14 @@ static inline fan_stream *fan_stream_of(PyObject *o) { return ((fan_stream_objec
 static inline fan_event *fan_event_of(PyObject *o) { return ((fan_event_object *)o)->e; }
 static inline fan_array_object *fan_array_self(PyObject *o) { return (fan_array_object *)o; }
 
+int fan_stream_open(const fan_stream *s); /* fan_stream_check_open: 0, or -1 with an exception */
 /* fan_stream_make, fan_event_make: a new object of this type or subclass, with its own hold. */
 PyObject *fan_stream_make(PyTypeObject *type, fan_stream *s);
 PyObject *fan_event_make(PyTypeObject *type, fan_event *e);
 
 /* fan_stream_arg: a stream from whatever is one (fanin.Stream, torch's, CuPy's, anything with __cuda_stream__:
- * _interop.streams.foreign); None: NULL. A hold in *out. -1: TypeError where it is no stream. */
+ * _interop.streams.foreign); None: NULL. A hold in *out. -1: TypeError where it is no stream, RuntimeError where it is
+ * closed. */
 int fan_stream_arg(PyObject *o, fan_stream **out);
 PyObject *fan_stream_wrap(fan_stream *s); /* new reference; takes a hold of its own */
 PyObject *fan_event_wrap(fan_event *e);

@@ -44,6 +44,10 @@ static PyObject *event_record(PyObject *o, PyObject *arg)
         return NULL;
     if (!s && !(s = fan_stream_current(e->device)))
         return PyErr_NoMemory();
+    if (fan_stream_open(s) < 0) {
+        fan_stream_drop(s);
+        return NULL;
+    }
     if (s->device != e->device) {
         char mine[32], theirs[32];
         PyErr_Format(PyExc_ValueError,

@@ -55,6 +55,8 @@ static PyObject *stream_wait(PyObject *o, PyObject *arg)
     fan_event *e = fan_event_arg(arg);
     fan_error err = {0};
     fan_status status;
+    if (fan_stream_open(s) < 0)
+        return NULL;
     if (!e) {
         bool claims = PyObject_HasAttrString((PyObject *)Py_TYPE(arg), "__cuda_stream__");
         if (arg != Py_None && fan_stream_arg(arg, &other) < 0 && (claims || !PyErr_ExceptionMatches(PyExc_TypeError)))
@@ -84,6 +86,8 @@ static PyObject *stream_record(PyObject *o, PyObject *Py_UNUSED(none))
     PyObject *made = NULL;
     fan_error err = {0};
     fan_status status;
+    if (fan_stream_open(fan_stream_of(o)) < 0)
+        return NULL;
     Py_BEGIN_ALLOW_THREADS
         status = fan_event_record(fan_stream_of(o), &e, &err);
     Py_END_ALLOW_THREADS
