@@ -55,6 +55,8 @@ class Reference:
 class DictBuffer:
     """`sums[slot] += gradient`."""
 
+    lacks: Mapping[str, str] = {"threads": ONE_THREAD}
+
     def __init__(self, n: int) -> None:
         self.n, self.sums = n, dict[int, Any]()
 
@@ -87,7 +89,7 @@ class Value:
 class Dict:
     """An engine as it is often begun: the graph in the order in which it was made, and a dict of +=."""
 
-    lacks: Mapping[str, str] = {}
+    lacks: Mapping[str, str] = {"threads": ONE_THREAD}
 
     def leaf(self, array: Any) -> Value:
         return Value()
@@ -220,7 +222,7 @@ class Hips:
 class Micrograd:
     """micrograd. Its sums are written by each operation, with +=, so they are here; its values hold arrays."""
 
-    lacks: Mapping[str, str] = {"streams": HOST}
+    lacks: Mapping[str, str] = {"threads": "no lock protects its +=", "streams": HOST}
 
     def __init__(self) -> None:
         from micrograd.engine import Value
@@ -294,7 +296,11 @@ class Tinygrad:
     results into the graph. What runs late in tinygrad is therefore run at once.
     """
 
-    lacks: Mapping[str, str] = {"streams": HOST, "arrays": "its gradients are its own arrays"}
+    lacks: Mapping[str, str] = {
+        "threads": "a pass goes through all tensors of the process",
+        "streams": HOST,
+        "arrays": "its gradients are its own arrays",
+    }
 
     def __init__(self) -> None:
         import os

@@ -1,4 +1,4 @@
-"""The pytest plugin: the fixture `sim_machine`, the marker `explore`, the options `--fanin-buffer` and `--fanin-engine`.
+"""The pytest plugin: the fixture `sim_machine`, the marker `explore`, options for `fanin.conformance`.
 
 It imports fanin only when a test needs it.
 """
