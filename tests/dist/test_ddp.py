@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -286,6 +288,23 @@ def test_a_rank_without_a_backward_pass_is_an_error_within_the_time_limit(tmp_pa
     first, then, closed = on_processes(2, late, tmp_path)[0]
     assert first[0] == "PeerError" and "within 0.5 s" in first[1] and closed
     assert then[0] == "RuntimeError" and "is closed" in then[1]
+
+
+def killed(group: Any) -> Any:
+    model, passes = good_replica(group, timeout=60), 0
+    if group.rank == 1:
+        first = next(model.module.parameters())  # its gradient comes last: buckets have travelled
+        first.register_hook(lambda g: os.kill(os.getpid(), signal.SIGKILL) if passes == 3 else None)
+    while True:
+        made = one_pass(model, group.rank)
+        if made != "good":
+            return passes, made, group.closed
+        passes += 1
+
+
+def test_a_rank_that_is_killed_in_a_pass_is_an_error_on_the_others(tmp_path: Path) -> None:
+    [(passes, (kind, text), closed)] = on_processes(2, killed, tmp_path, alive=1)
+    assert passes == 3 and kind == "PeerError" and "is closed" in text and closed
 
 
 @pytest.mark.parametrize(

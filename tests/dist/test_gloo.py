@@ -97,6 +97,31 @@ def weights(group: Any) -> list[bool]:
     return [train(group, o, 1000, lambda k: k % group.size, 20) == alone(o, 20) for o in ("exact", "key")]
 
 
+class OnDevice(torch.Tensor):  # type: ignore[misc]
+    """A tensor that claims to be on a CUDA device: its memory may not be read, before it is copied to the host."""
+
+    is_cuda = True
+
+    def detach(self) -> Any:
+        return self
+
+    def cpu(self) -> Any:
+        return self.as_subclass(torch.Tensor)
+
+    def numpy(self) -> Any:
+        raise AssertionError("device memory was read")
+
+
+def test_a_tensor_of_a_device_is_copied_to_the_host_before_it_travels() -> None:
+    def rank(group: Any) -> Any:
+        x = torch.arange(3.0).as_subclass(OnDevice)
+        bucket = dist.reducer._Bucket(0, [0], dist.layout.Layout([dist.layout.Leaf("w", (3,), "float32")], 2))
+        bucket.put(0, x, False)
+        return dist.add_n([x], group).tolist(), bucket.places[0].tolist()
+
+    assert dist.threads(2, rank) == [([0.0, 2.0, 4.0], [0.0, 1.0, 2.0])] * 2
+
+
 @pytest.mark.parametrize("size", [2, 3])
 def test_weights_after_twenty_steps_are_those_of_one_process(size: int, tmp_path: Path) -> None:
     assert on_processes(size, weights, tmp_path) == [[True, True]] * size
@@ -112,23 +137,6 @@ def test_read_only_arrays_are_sent(tmp_path: Path) -> None:
     assert on_processes(2, read_only, tmp_path) == [True, True]
 
 
-def differs(group: Any) -> list[Any]:
-    made: list[Any] = []
-    for x in (torch.ones(3 + group.rank), object() if group.rank else torch.ones(3), torch.ones(3)):
-        try:
-            made.append(dist.add_n([x], group).tolist())
-        except Exception as e:
-            made.append((type(e).__name__, str(e)))
-    return made
-
-
-def test_what_differs_is_an_error_on_every_rank_and_the_next_pass_works(tmp_path: Path) -> None:
-    for rank, (shapes, failed, good) in enumerate(on_processes(2, differs, tmp_path)):
-        assert shapes[0] == "PeerError" and "rank 1 brings float32 of shape (4,)" in shapes[1]
-        assert failed[0] == ("TypeError" if rank else "PeerError") and "expected an array" in failed[1]
-        assert good == [2.0, 2.0, 2.0]
-
-
 def waits(group: Any) -> Any:
     if group.rank == 1:
         return None
@@ -142,6 +150,58 @@ def waits(group: Any) -> Any:
 def test_a_rank_that_does_not_come_is_an_error_within_the_time_limit(tmp_path: Path) -> None:
     text, closed = on_processes(2, waits, tmp_path)[0]
     assert "is closed" in text and closed
+
+
+def interrupted(group: Any) -> Any:
+    if group.rank == 1:
+        return None
+    engine, calls = group._engine, iter(range(1000))
+    alive = engine._alive
+
+    def between_waits() -> Any:
+        if next(calls) == 1:  # 0: as the operation starts
+            os.kill(os.getpid(), signal.SIGINT)
+        return alive()
+
+    engine._alive = between_waits
+    try:
+        dist.add_n([np.ones(3)], group, timeout=100)
+    except KeyboardInterrupt:
+        return group.closed
+
+
+def test_ctrl_c_ends_the_wait_of_a_rank(tmp_path: Path) -> None:
+    closed, _ = on_processes(2, interrupted, tmp_path)
+    assert "rank 0 was interrupted" in closed
+
+
+def forked(group: Any) -> Any:
+    child = os.fork()
+    if child == 0:
+        try:
+            dist.add_n([np.ones(1)], group)
+        except RuntimeError as e:
+            os._exit(0 if "fork" in str(e) else 1)
+        os._exit(2)
+    return os.waitpid(child, 0)[1]
+
+
+def test_a_group_is_not_used_after_fork(tmp_path: Path) -> None:
+    assert on_processes(2, forked, tmp_path) == [0, 0]
+
+
+def destroyed(group: Any) -> Any:
+    dist.add_n([np.ones(1)], group)
+    torch.distributed.destroy_process_group()
+    try:
+        dist.add_n([np.ones(1)], group)
+    except fanin.PeerError as e:
+        return str(e), group.closed
+
+
+def test_a_process_group_that_was_destroyed_is_an_error(tmp_path: Path) -> None:
+    for text, closed in on_processes(2, destroyed, tmp_path):
+        assert "the process group was destroyed" in text and closed
 
 
 def killed(group: Any) -> Any:

@@ -72,19 +72,6 @@ if whole:
     )
 
 
-def test_what_differs_is_an_error_on_every_rank_and_the_next_pass_works() -> None:
-    mpiexec(
-        3,
-        """
-with pytest.raises(fanin.PeerError, match=r"rank 2 brings float64 of shape \\(4,\\), rank 0"):
-    dist.add_n([np.ones(3 + (comm.rank == 2))])
-with pytest.raises(TypeError if comm.rank == 1 else fanin.PeerError, match="expected an array"):
-    dist.add_n([object() if comm.rank == 1 else np.ones(3)])
-assert dist.add_n([np.ones(3)]).tolist() == [3, 3, 3]
-""",
-    )
-
-
 def test_a_header_longer_than_its_frame_travels_in_two_messages() -> None:
     mpiexec(
         2,
@@ -96,22 +83,123 @@ assert got.tolist() == [800, 800]
     )
 
 
-def test_a_rank_that_is_killed_is_an_error_within_the_time_limit() -> None:
-    out = mpiexec(
+def test_a_late_rank_is_an_error_within_the_time_limit_and_raises_the_same_when_it_comes() -> None:
+    mpiexec(
         2,
         """
-import sys, threading
 group = dist.group(comm.Dup())
 if comm.rank == 0:
     with pytest.raises(fanin.PeerError, match="no answer of a rank within 0.3 s; .* closed"):
         dist.add_n([np.ones(3)], group, timeout=0.3)
     with pytest.raises(RuntimeError, match="closed: no answer"):
         dist.add_n([np.ones(3)], group)
-    print("ended")
-comm.Barrier()  # rank 1 never comes to the sum
+    comm.send(True, 1)
+else:
+    comm.recv(source=0)
+    with pytest.raises(fanin.PeerError, match="no answer of a rank within 0.3 s") as e:
+        dist.add_n([np.ones(3)], group, timeout=60)
+    assert e.value.rank == 0
+assert dist.add_n([np.ones(3)]).tolist() == [2, 2, 2]  # another group works
 """,
     )
-    assert "ended" in out
+
+
+#: interrupt_when(engine, holds): a SIGINT for this process as soon as its engine waits for other ranks and holds().
+INTERRUPT = """
+import os, signal
+def interrupt_when(engine, holds):
+    check = engine.check
+    def look():
+        check()
+        if holds():
+            engine.check = check
+            os.kill(os.getpid(), signal.SIGINT)
+    engine.check = look
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "holds"),
+    [("dist.add_n([np.ones(3)], group)", "True"), ("fanin.backward(roots, reducer=reducer)", "reducer._ended")],
+)
+def test_ctrl_c_on_a_rank_that_waits_is_an_error_on_the_others(call: str, holds: str) -> None:
+    mpiexec(
+        2,
+        f"""
+{INTERRUPT}
+group = dist.group(comm.Dup(), timeout=60)
+ws = [fanin.Leaf(np.zeros(3), name=f"w{{i}}") for i in range(3)]
+roots = [(w, 0, np.ones(3)) for w in ws]
+reducer = dist.Reducer(ws, group, bucket_bytes=1)
+if comm.rank == 1:
+    interrupt_when(group._engine, lambda: {holds})
+    with pytest.raises(KeyboardInterrupt):
+        {call}
+    assert "rank 1 was interrupted" in group.closed
+    comm.send(True, 0)
+else:
+    comm.recv(source=1)
+    with pytest.raises(fanin.PeerError, match="rank 1 was interrupted: KeyboardInterrupt") as e:
+        {call}
+    assert e.value.rank == 1
+assert all(w.grad is None for w in ws)
+assert dist.add_n([np.ones(3)]).tolist() == [2, 2, 2]  # another group works
+""",
+    )
+
+
+def test_a_rank_that_ends_by_an_exception_ends_the_wait_of_the_others() -> None:
+    done = under_mpiexec(
+        3,
+        "-c",
+        BEGIN
+        + """
+group = dist.group(timeout=100)
+if comm.rank == 1:
+    raise ValueError("planted")
+with pytest.raises(fanin.PeerError, match="rank 1 ended: ValueError: planted") as e:
+    dist.add_n([np.ones(3)])
+assert e.value.rank == 1
+print("ended")
+""",
+    )
+    assert done.returncode and done.stdout == "ended\nended\n", done.stdout + done.stderr
+
+
+def test_mpiexec_ends_the_other_ranks_if_one_is_killed() -> None:
+    done = under_mpiexec(
+        2,
+        "-c",
+        BEGIN
+        + """
+import os, signal
+while True:
+    dist.add_n([np.ones(300)])
+    if comm.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+""",
+    )
+    assert done.returncode
+
+
+def test_a_bucket_above_the_largest_message_is_an_error_on_every_rank_before_data_travels() -> None:
+    mpiexec(
+        2,
+        """
+group = dist.group()
+assert group._engine.largest == (None if MPI.Get_version() >= (4, 0) else 2**31 - 1)
+group._engine.largest = 3000
+for order in ("key", "exact", "rank"):
+    with pytest.raises(fanin.PeerError, match="8000 bytes in one message: .* has at most 3000; use smaller buckets"):
+        dist.add_n([np.ones(1000)], order=order)
+    assert dist.add_n([np.ones(100)], order=order).tolist() == [2] * 100
+for order, sent in (("key", [np.ones(300)] * (2 - comm.rank)), ("exact", [np.array([1e-300, 1e300] * 150)])):
+    with pytest.raises(fanin.PeerError, match="bytes in one message"):  # the shards of one rank
+        dist.add_n(sent, order=order, into="shard")
+group._engine.largest = None
+assert dist.add_n([np.ones(1000)]).tolist() == [2] * 1000
+""",
+    )
 
 
 def test_communicators_that_cannot_be_used_are_refused_by_name() -> None:
@@ -134,9 +222,16 @@ with pytest.raises(RuntimeError, match="closed: .*was freed"):
     )
 
 
-def test_an_mpi_without_threads_is_refused_by_name() -> None:
-    single = "import mpi4py\nmpi4py.rc.thread_level = 'single'\n" + BEGIN
-    mpiexec(1, "with pytest.raises(RuntimeError, match='MPI_THREAD_SINGLE: expected'):\n    dist.group()\n", single)
+@pytest.mark.parametrize("level", ["single", "funneled", "serialized"])
+def test_an_mpi_without_threads_is_refused_by_name(level: str) -> None:
+    mpiexec(
+        1,
+        f"""
+with pytest.raises(RuntimeError, match="MPI_THREAD_{level.upper()}: expected .* set mpi4py.rc.thread_level = 'multi"):
+    dist.group()
+""",
+        f"import mpi4py\nmpi4py.rc.thread_level = '{level}'\n{BEGIN}",
+    )
 
 
 def test_a_group_is_not_used_after_fork() -> None:

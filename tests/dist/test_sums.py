@@ -16,6 +16,7 @@ import fanin
 from fanin import dist
 from fanin.dist.group import Call, Group
 from fanin.dist.sums import Sum
+from kit.support import run_python
 from kit.values import bits
 
 pytestmark = pytest.mark.core
@@ -400,6 +401,37 @@ def test_an_operation_of_the_engine_that_fails_is_an_error_on_every_rank(at: int
         return group.closed
 
     assert all(dist.threads(3, rank))
+
+
+def test_ctrl_c_ends_the_waits_of_all_ranks() -> None:
+    code = """
+import os, signal, threading
+import numpy as np
+import fanin
+from fanin import dist
+ended = []
+def rank(group):
+    if group.rank == 1:  # comes to no sum before the others were interrupted
+        while not ended:
+            os.kill(os.getpid(), signal.SIGINT)
+            first.wait(1)
+        return
+    try:
+        dist.add_n([np.ones(3)], group, timeout=60)
+    except fanin.PeerError as e:
+        ended.append(str(e))
+        first.set()
+first = threading.Event()
+try:
+    dist.threads(3, rank)
+except KeyboardInterrupt:
+    print("interrupted")
+while not first.wait(1):
+    pass
+print(ended[0])
+"""
+    out = run_python(code).stdout
+    assert "interrupted" in out and "was ended: KeyboardInterrupt" in out
 
 
 # ---------------------------------------------------------------- planted faults

@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from kit.ranks import NO_MPI, under_mpiexec
 from kit.support import ROOT, compiler, run_python
 
 EXAMPLES = ROOT / "examples"
@@ -91,6 +92,12 @@ a loss of an ended step: RuntimeError: this is an output of train, ...step 100, 
         """\
 first: [2.23732812 3.75604923 3.64391738]
 second: [ 2.89377807  2.93738788 -6.14986464] = [ 2.89377807  2.93738788 -6.14986464]
+"""
+    ),
+    "20_mpi.py": (
+        """\
+4 ranks (4 threads): the weights of one rank: True
+PeerError: add_n, pass 51, bucket 0: rank 3 brings float64 of shape (4,), rank 0 float64 of shape (3,)
 """
     ),
     "08_upstream_holes.py": "torch...\n",  # what it prints where torch is here: tests/partners/test_analysis_torch.py
@@ -246,6 +253,14 @@ def test_an_example_for_ranks_prints_what_it_should(name: str) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     prints(name, f"this example needs ranks: torchrun --nproc-per-node 2 examples/{name}\n")
     prints(name, WITH_RANKS[name], "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+
+
+@pytest.mark.partners
+@pytest.mark.skipif(NO_MPI, reason="needs mpi4py and mpiexec: the extra mpi")
+def test_the_example_for_mpi_gives_the_same_weights_under_mpiexec() -> None:
+    done = under_mpiexec(2, "-W", "error", str(EXAMPLES / "20_mpi.py"))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("2 ranks (MPI_COMM_WORLD): the weights of one rank: True\nPeerError: add_n, pass 51")
 
 
 @pytest.mark.parametrize("name", WITH_ENGINE)

@@ -22,7 +22,8 @@ class Engine(Protocol):
     """The operations of one rank. Every rank starts the same operations in the same order, from one thread at a time.
 
     Messages are contiguous arrays of uint8, which stay alive and unchanged until `wait` returns. An operation that can
-    no longer succeed raises any exception, at its start or in `wait`.
+    no longer succeed raises any exception, at its start or in `wait`. An engine may have `largest`, the bytes of its
+    largest message.
     """
 
     rank: int  #: from 0 to size - 1

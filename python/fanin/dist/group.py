@@ -134,6 +134,11 @@ class Group:
         if self._closed is None:
             self._closed = reason
 
+    def abort(self, reason: str) -> None:
+        """Close the group because of an error, and end the other ranks' waits as far as the engine can."""
+        self._end(reason)
+        self._engine.abort(reason)
+
     def barrier(self, timeout: float | None = None) -> None:
         """Wait until every rank has called it.
 
@@ -215,17 +220,13 @@ class Call:
         elif self._over or self.group.closed:
             pass
         elif self._met or not isinstance(error, Exception):
-            self._close(f"rank {self.group.rank} failed: {kind.__name__ if kind else ''}: {error}")
+            self.group.abort(f"rank {self.group.rank} failed: {kind.__name__ if kind else ''}: {error}")
         else:
             try:
                 self.meet({}, failure=failure_of(error))
             except PeerError:
                 pass  # this rank raises its own error
         return False
-
-    def _close(self, reason: str) -> None:
-        self.group._end(reason)
-        self.group._engine.abort(reason)
 
     def refuse(self, message: str, rank: int | None = None, leaf: str | None = None) -> PeerError:
         """The error of something that every rank sees in the same headers: the group stays open."""
@@ -242,15 +243,15 @@ class Call:
             return pending.wait(self.timeout)
         except TimeoutError as e:
             reason = f"{e} within {self.timeout:g} s" if str(e) else f"no answer within {self.timeout:g} s"
-            self._close(reason)
+            self.group.abort(reason)
             raise PeerError(f"{self.where}: {reason}; the group {self.group.name} is closed") from None
         except Exception as e:
             reason = str(e) if isinstance(e, PeerError) else f"{type(e).__name__}: {e}"
-            self._close(reason)
+            self.group.abort(reason)
             rank = e.rank if isinstance(e, PeerError) else None
             raise PeerError(f"{self.where}: {reason}; the group {self.group.name} is closed", rank) from e
         except BaseException as e:
-            self._close(f"rank {self.group.rank} was interrupted: {type(e).__name__}")
+            self.group.abort(f"rank {self.group.rank} was interrupted: {type(e).__name__}")
             raise
 
     def start(self, operation: str, *args: Any, step: str | None = None) -> Any:
@@ -295,7 +296,7 @@ class Call:
         try:
             return [json.loads((f[8:] + r)[:n]) for f, r, n in zip(frames, rests, sizes, strict=True)]
         except (ValueError, UnicodeDecodeError):
-            self._close("a header cannot be read")
+            self.group.abort("a header cannot be read")
             raise PeerError(f"{self.where}: a header cannot be read; the group is closed") from None
 
     def meet(self, header: Header, *, digest: str = "", failure: Header | None = None) -> list[Header]:

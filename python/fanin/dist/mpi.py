@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,29 +12,34 @@ import numpy as np
 from mpi4py import MPI
 
 from fanin._interop.protocols import NDArray
+from fanin.errors import PeerError
 
 _LEVELS = {
     MPI.THREAD_SINGLE: "MPI_THREAD_SINGLE",
     MPI.THREAD_FUNNELED: "MPI_THREAD_FUNNELED",
     MPI.THREAD_SERIALIZED: "MPI_THREAD_SERIALIZED",
 }
-#: Above this many bytes MPI before version 4 has no count.
-_LARGE = 2**31 - 1
+#: A rank that ends the operations of all sends them its reason with this tag, in as many bytes.
+_TAG, _REASON = 7, 512
+_PROBE = 1e-3  #: seconds between two looks for such a message
 
 
 class _Request:
     """An operation in progress; `keep`: its buffers, until it is complete."""
 
-    def __init__(self, request: Any, result: Callable[[], Any], keep: tuple[Any, ...]) -> None:
-        self.request, self.result, self.keep = request, result, keep
+    def __init__(self, engine: MPIEngine, request: Any, result: Callable[[], Any], keep: tuple[Any, ...]) -> None:
+        self.engine, self.request, self.result, self.keep = engine, request, result, keep
 
     def wait(self, timeout: float) -> Any:
-        begin = time.monotonic()
+        begin = probed = time.monotonic()
         while not self.request.Test():
-            spent = time.monotonic() - begin
-            if spent > timeout:
+            now = time.monotonic()
+            if now - probed > _PROBE:
+                self.engine.check()
+                probed = now
+            if now - begin > timeout:
                 raise TimeoutError("no answer of a rank")
-            if spent > 1:  # before, as MPI's own waits do: MPI makes progress in Test alone, and a yield costs a slice
+            if now - begin > 1:  # before, as MPI's own waits do: MPI makes progress in Test alone
                 time.sleep(1e-3)
         return self.result()
 
@@ -53,11 +60,16 @@ class MPIEngine:
         if level < MPI.THREAD_MULTIPLE:
             raise RuntimeError(
                 f"group: MPI was initialised with {_LEVELS[level]}: expected MPI_THREAD_MULTIPLE, as buckets travel"
-                " on a thread of their own (mpi4py.rc.thread_level)"
+                " on a thread of their own: set mpi4py.rc.thread_level = 'multiple' before mpi4py.MPI is imported, with"
+                " an MPI that has it"
             )
         self.rank, self.size, self.name = comm.Get_rank(), comm.Get_size(), comm.Get_name() or "an MPI communicator"
+        #: The bytes of a message: before version 4 MPI's counts are ints.
+        self.largest = None if MPI.Get_version() >= (4, 0) else 2**31 - 1
         self._owner, self._ended = comm, False
         self._comm = comm.Dup()
+        self._sent: list[Any] = []
+        atexit.register(self._at_exit)
 
     def _alive(self) -> Any:
         if self._ended or MPI.Is_finalized():
@@ -66,41 +78,49 @@ class MPIEngine:
             raise RuntimeError(f"the communicator {self.name} was freed")
         return self._comm
 
-    @staticmethod
-    def _check_counts(counts: Sequence[int]) -> None:
-        if sum(counts) > _LARGE and MPI.Get_version() < (4, 0):
-            raise OverflowError(
-                f"{sum(counts)} bytes in one message: MPI {MPI.Get_version()} has counts up to 2**31 - 1; use smaller"
-                " buckets, or MPI 4"
-            )
+    def check(self) -> None:
+        """Raise if a rank, or this one on another thread, has ended the operations of all."""
+        status = MPI.Status()
+        if self._alive().Iprobe(MPI.ANY_SOURCE, _TAG, status):
+            reason = np.zeros(_REASON, np.uint8)
+            self._comm.Recv([reason, MPI.BYTE], status.Get_source(), _TAG)
+            raise PeerError(reason.tobytes().rstrip(b"\0").decode(errors="replace"), status.Get_source())
 
     def exchange(self, data: bytes) -> _Request:
         comm, n = self._alive(), len(data)
         send, receive = np.frombuffer(data, np.uint8), np.empty(n * self.size, np.uint8)
         request = comm.Iallgather([send, MPI.BYTE], [receive, MPI.BYTE])
-        return _Request(
-            request, lambda: [receive[r * n : (r + 1) * n].tobytes() for r in range(self.size)], (data, send, receive)
-        )
+        parts = range(0, n * self.size, n)
+        return _Request(self, request, lambda: [receive[i : i + n].tobytes() for i in parts], (data, send, receive))
 
     def all_to_all(
         self, send: NDArray, send_counts: Sequence[int], receive: NDArray, receive_counts: Sequence[int]
     ) -> _Request:
-        self._check_counts(send_counts)
-        self._check_counts(receive_counts)
         request = self._alive().Ialltoallv(
             [send, send_counts, _displacements(send_counts), MPI.BYTE],
             [receive, receive_counts, _displacements(receive_counts), MPI.BYTE],
         )
-        return _Request(request, lambda: None, (send, receive))
+        return _Request(self, request, lambda: None, (send, receive))
 
     def all_gather(self, whole: NDArray, counts: Sequence[int]) -> _Request:
-        self._check_counts(counts)
         request = self._alive().Iallgatherv(MPI.IN_PLACE, [whole, counts, _displacements(counts), MPI.BYTE])
-        return _Request(request, lambda: None, (whole,))
+        return _Request(self, request, lambda: None, (whole,))
 
     def abort(self, reason: str) -> None:
-        self._ended = True  # MPI cannot cancel collective operations: the other ranks' time limit ends them
+        """Send the reason to all ranks: MPI cannot cancel collective operations."""
+        if self._ended or MPI.Is_finalized():
+            return
+        self._ended = True
+        text = np.frombuffer(reason.encode()[:_REASON].ljust(_REASON, b"\0"), np.uint8)
+        for rank in range(self.size):
+            if rank != self.rank:
+                self._sent.append((self._comm.Isend([text, MPI.BYTE], rank, _TAG), text))
 
     def close(self) -> None:
         # Freeing a communicator is collective, and the other ranks may never come: it is left to MPI_Finalize.
-        self._ended = True
+        self.abort(f"rank {self.rank} closed its group")
+
+    def _at_exit(self) -> None:
+        error = getattr(sys, "last_value", None)
+        if error is not None:  # MPI_Finalize waits for the other ranks, which may wait for this one
+            self.abort(f"rank {self.rank} ended: {type(error).__name__}: {error}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -12,6 +13,9 @@ import torch.distributed as dist
 
 from fanin._interop.protocols import NDArray
 
+#: Seconds after which a wait for the other ranks lets Python handle signals.
+_SLICE = 0.1
+
 
 class _Works:
     """Operations in progress; `keep`: their buffers, until they are complete."""
@@ -21,13 +25,37 @@ class _Works:
 
     def wait(self, timeout: float) -> Any:
         for work in self.works:
-            try:
-                work.wait(timedelta(seconds=timeout))
-            except RuntimeError as e:
-                if "timed out" in str(e).lower() or "timeout" in str(e).lower():
-                    raise TimeoutError("no answer of a rank") from e
-                raise
+            self.one(work, timeout)
         return self.result()
+
+    def one(self, work: Any, timeout: float) -> None:
+        try:
+            work.wait(timedelta(seconds=timeout))
+        except RuntimeError as e:
+            if "timed out" in str(e).lower() or "timeout" in str(e).lower():
+                raise TimeoutError("no answer of a rank") from e
+            raise
+
+
+class _Header(_Works):
+    """A collective operation of Gloo, in which ranks wait for late ones: Ctrl-C ends it. (A wait of point-to-point
+    operations that times out closes the connection, so those wait in one piece.)
+    """
+
+    def __init__(self, engine: TorchEngine, work: Any, result: Callable[[], Any], keep: tuple[Any, ...]) -> None:
+        super().__init__([work], result, keep)
+        self.engine = engine
+
+    def one(self, work: Any, timeout: float) -> None:
+        end = time.monotonic() + timeout
+        while True:
+            left = end - time.monotonic()
+            try:
+                return super().one(work, max(min(left, _SLICE), 1e-3))
+            except TimeoutError:
+                if left <= _SLICE:
+                    raise
+                self.engine._alive()
 
 
 def _pieces(x: Any, counts: Sequence[int]) -> list[Any]:
@@ -52,7 +80,7 @@ class TorchEngine:
 
     def _alive(self) -> Any:
         if self._ended or not dist.is_initialized():
-            raise RuntimeError("the process group was destroyed")
+            raise RuntimeError("the engine was closed" if self._ended else "the process group was destroyed")
         return self._pg
 
     def _tensor(self, raw: NDArray) -> Any:
@@ -63,7 +91,10 @@ class TorchEngine:
         send = self._tensor(np.frombuffer(data, np.uint8))
         receive = [torch.empty_like(send) for _ in range(self.size)]
         work = dist.all_gather(receive, send, group=self._alive(), async_op=True)
-        return _Works([work], lambda: [bytes(x.cpu().numpy()) for x in receive], (send, receive))
+        keep = (send, receive)
+        if self.device.type != "cpu":
+            return _Works([work], lambda: [bytes(x.cpu().numpy()) for x in receive], keep)
+        return _Header(self, work, lambda: [bytes(x.numpy()) for x in receive], keep)
 
     def all_to_all(
         self, send: NDArray, send_counts: Sequence[int], receive: NDArray, receive_counts: Sequence[int]

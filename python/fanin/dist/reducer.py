@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any, Literal, Self
@@ -325,31 +325,20 @@ class Reducer:
         self._sending = self._sender.submit(send)
 
     def _end(self, error: BaseException | None) -> None:
-        assert self._sending is not None
-        failed = error
+        """End the pass, which raised `error`: wait for the sums, and add them to .grad."""
         try:
-            self._open.close()
-        except RuntimeError as e:  # .grad was set in the pass
-            failed = error or e
-        ended = time.monotonic_ns()
-        with self._pass:
-            with self._state:
-                self._error, self._ended = failed, True
-                self._state.notify_all()
-            try:
-                self._sending.result()
-            except BaseException as e:
-                if self.group.closed is None and not isinstance(e, Exception):
-                    self.group.close(f"rank {self.group.rank} was interrupted: {type(e).__name__}")
-                self._reset()
-                if failed is None:
-                    raise
-                if error is None:
-                    raise failed from None
+            made = self._finish(error)
+        except BaseException as e:
+            if not isinstance(e, Exception) and e is not error:  # Ctrl-C: the sending thread may wait for other ranks
+                self.group.abort(f"rank {self.group.rank} was interrupted: {type(e).__name__}")
+                with self._state:
+                    self._state.notify_all()
+                self._open.close()
+                self._pass.close()
+            self._reset()
+            if e is error:
                 return
-        self.group._tally.passed(self._travels, ended)
-        self._bad = self._first_bad()
-        made = self._results()
+            raise
         self._reset()
         if self._options.into == "shard":
             self.shards = made
@@ -361,6 +350,30 @@ class Reducer:
                 _core.leaf_accumulate(leaf, total)
             else:
                 leaf.accumulate(total)
+
+    def _finish(self, error: BaseException | None) -> list[Any]:
+        assert self._sending is not None
+        try:
+            self._open.close()
+        except RuntimeError as e:  # .grad was set in the pass
+            error = error or e
+        ended = time.monotonic_ns()
+        with self._pass:
+            with self._state:
+                self._error, self._ended = error, True
+                self._state.notify_all()
+            while not wait([self._sending], 1.0).done:
+                pass  # a signal that comes just before a wait does not end it
+            try:
+                self._sending.result()
+            except Exception:
+                if error is None:
+                    raise
+        if error is not None:
+            raise error
+        self.group._tally.passed(self._travels, ended)
+        self._bad = self._first_bad()
+        return self._results()
 
     @contextmanager
     def _reduced(self) -> Iterator[None]:
@@ -453,7 +466,7 @@ class Reducer:
     def _until(self, bucket: _Bucket | None) -> BaseException | None:
         """Wait until a bucket is closed (None: until the pass has ended), and return this rank's error."""
         with self._state:
-            while not (self._ended or (bucket is not None and bucket.closed)):
+            while not (self._ended or self.group.closed or (bucket is not None and bucket.closed)):
                 self._state.wait()
             return self._error
 

@@ -185,6 +185,8 @@ class Sum:
 
     def segment(self, i: int, segment: Segment) -> NDArray:
         into, shards = self.options.into, segment.counts()
+        if self.size > 1 and into != "shard":
+            self.check_size([sum(shards)])
         low = sum(shards[: self.rank])
         whole = np.empty(sum(shards) if into in ("all", self.rank) else shards[self.rank], np.uint8)
         own = whole[low : low + shards[self.rank]] if into in ("all", self.rank) else whole
@@ -203,8 +205,19 @@ class Sum:
                 whole[:low], whole[low + len(own) :] = got[:low], got[low:]
         return whole
 
+    def check_size(self, messages: Iterable[int]) -> None:
+        """Raise an error on every rank if the engine has no message of so many bytes."""
+        largest, n = getattr(self.call.group._engine, "largest", None), max(messages)
+        if largest is not None and n > largest:
+            raise self.call.refuse(
+                f"{n} bytes in one message: {self.call.group.name} has at most {largest}; use smaller buckets"
+                " (bucket_bytes=), or MPI 4"
+            )
+
     def exact(self, i: int, segment: Segment, own: NDArray) -> None:
         raw, sends = self.sent.packed[i]
+        table = [padded(h["sizes"][str(i)]) if h["terms"] else [0] * self.size for h in self.headers]
+        self.check_size([sum(line) for line in (*table, *zip(*table, strict=True))])
         sizes = [h["sizes"][str(i)][self.rank] if h["terms"] else 0 for h in self.headers]
         got = np.empty(sum(padded(sizes)), np.uint8)
         if self.size > 1:
@@ -228,6 +241,7 @@ class Sum:
         if folded:
             counts = [min(n, 1) for n in counts]
         shards = segment.counts(dtype)
+        self.check_size([max(counts) * sum(shards), sum(counts) * max(shards)])
         mine = shards[self.rank]
         receives = [n * mine for n in counts]
         if len(flats) == 1:

@@ -40,14 +40,14 @@ class _World:
             self.gone.setdefault(rank, reason)
             self.changed.notify_all()
 
-    def until(self, holds: Callable[[], bool], missing: Callable[[], list[int]], timeout: float) -> None:
-        """Wait until `holds()`, under the lock. `missing()`: the ranks on which that depends."""
+    def until(self, rank: int, holds: Callable[[], bool], missing: Callable[[], list[int]], timeout: float) -> None:
+        """Let a rank wait until `holds()`, under the lock. `missing()`: the ranks on which that depends."""
         end = time.monotonic() + timeout
         while not holds():
             late = missing()
-            for rank in late:
-                if rank in self.gone:
-                    raise PeerError(f"rank {rank} {self.gone[rank]}", rank)
+            for r in (*late, rank):  # another thread of this rank may have ended it
+                if r in self.gone:
+                    raise PeerError(f"rank {r} {self.gone[r]}", r)
             if not self.changed.wait(min(end - time.monotonic(), threading.TIMEOUT_MAX)) and not holds():
                 ranks = ", ".join(map(str, late))
                 raise TimeoutError(f"rank {ranks} did not answer" if len(late) == 1 else f"no answer of ranks {ranks}")
@@ -57,7 +57,7 @@ class _Operation:
     """One rank's part of an operation; `read` copies from what all ranks have posted."""
 
     def __init__(self, engine: ThreadEngine, value: Any, read: Callable[[dict[int, Any]], Any]) -> None:
-        self.world, self.read = engine.world, read
+        self.world, self.rank, self.read = engine.world, engine.rank, read
         self.number, engine.started = engine.started, engine.started + 1
         with self.world.changed:
             self.meeting = self.world.meetings.setdefault(self.number, _Meeting())
@@ -68,13 +68,14 @@ class _Operation:
         world, posted = self.world, self.meeting.posted
         with world.changed:
             everyone = range(world.size)
-            world.until(lambda: len(posted) == world.size, lambda: [r for r in everyone if r not in posted], timeout)
+            absent = lambda: [r for r in everyone if r not in posted]  # noqa: E731
+            world.until(self.rank, lambda: len(posted) == world.size, absent, timeout)
         result = self.read(posted)
         with world.changed:
             self.meeting.done += 1
             world.changed.notify_all()
             # A sender may write into its message once all ranks have copied it.
-            world.until(lambda: self.meeting.done == world.size, lambda: list(world.gone), timeout)
+            world.until(self.rank, lambda: self.meeting.done == world.size, lambda: list(world.gone), timeout)
             world.meetings.pop(self.number, None)
         return result
 
@@ -115,7 +116,7 @@ class ThreadEngine:
         return _Operation(self, whole, read)
 
     def abort(self, reason: str) -> None:
-        self.world.leave(self.rank, reason)
+        self.world.leave(self.rank, reason.removeprefix(f"rank {self.rank} "))
 
     def close(self) -> None:
         self.world.leave(self.rank, "closed its group")

@@ -1,0 +1,46 @@
+"""What one rank does wrong is an error on every rank, whichever engine carries the messages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fanin import dist
+from fanin.dist.group import Call
+from kit import bad_ranks
+from kit.ranks import NO_MPI, under_mpiexec
+
+
+@pytest.mark.core
+def test_what_a_rank_does_wrong_is_an_error_on_all_ranks_that_are_threads() -> None:
+    assert dist.threads(2, bad_ranks.wrongs, timeout=60) == [[], []]
+
+
+@pytest.mark.partners
+@pytest.mark.skipif(NO_MPI, reason="needs mpi4py and mpiexec: the extra mpi")
+def test_what_a_rank_does_wrong_is_an_error_on_all_ranks_of_mpi() -> None:
+    program = "from fanin import dist; from kit.bad_ranks import wrongs; print(wrongs(dist.group(timeout=60)))"
+    done = under_mpiexec(2, "-c", program)
+    assert (done.returncode, done.stdout) == (0, "[]\n[]\n"), done.stdout + done.stderr
+
+
+@pytest.mark.partners
+def test_what_a_rank_does_wrong_is_an_error_on_all_ranks_of_gloo(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from dist.test_gloo import on_processes
+
+    assert on_processes(2, bad_ranks.wrongs, tmp_path) == [[], []]
+
+
+@pytest.mark.core
+def test_a_rank_that_is_not_named_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Call.refuse
+
+    def nameless(self: Any, message: str, rank: int | None = None, leaf: str | None = None) -> Any:
+        return real(self, message, None, leaf)
+
+    monkeypatch.setattr(Call, "refuse", nameless)
+    wrong = dist.threads(2, bad_ranks.wrongs, timeout=60)[0]
+    assert len([w for w in wrong if "rank None is named" in w]) == len(bad_ranks.CASES)
