@@ -9,6 +9,8 @@ Three builds, chosen by the environment:
 FANIN_JOBS=n sets how many compilers run at once (default: the processors at hand).
 FANIN_NVCC=0 keeps nvcc out of a release build, which embeds machine code of the CUDA kernels if nvcc is there;
 FANIN_NVCC=1 makes any build fail without it. Without machine code NVRTC compiles them at first use (fanin._kernels).
+FANIN_URL, the repository's address, which a hosted release sets: links of README.md become absolute, and the package
+has project URLs.
 The build prints which flags the compiler refuses, and leaves them out.
 """
 
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -36,6 +39,7 @@ DEV = os.environ.get("FANIN_DEV", "") not in ("", "0")
 SANITIZE = os.environ.get("FANIN_SANITIZE", "").replace(" ", "")
 BUILD = SANITIZE or ("dev" if DEV else "release")
 NVCC = os.environ.get("FANIN_NVCC", "")
+URL = os.environ.get("FANIN_URL", "").rstrip("/")
 
 MACROS = [
     ("NPY_NO_DEPRECATED_API", "NPY_1_25_API_VERSION"),
@@ -235,7 +239,27 @@ if not sys.platform.startswith(("linux", "darwin")):
 major = int(setuptools.__version__.split(".")[0])
 license_words = {"license_expression" if major >= 77 else "license": "BSD-3-Clause"}
 
+
+def readme() -> str:
+    """README.md; with an address, its links hold on a package index, too."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    if URL:
+        text = re.sub(r"\]\((?!https://|#)(?=[^)]*\.svg\))", f"]({URL}/raw/main/", text)
+        text = re.sub(r"\]\((?!https://|#)", f"]({URL}/blob/main/", text)
+    return text
+
+
+def urls() -> dict[str, str]:
+    if not URL:
+        return {}
+    changes = f"{URL}/blob/main/CHANGELOG.md"
+    return {"Homepage": URL, "Documentation": f"{URL}/tree/main/docs", "Source": URL, "Changelog": changes}
+
+
 setup(
+    long_description=readme(),
+    long_description_content_type="text/markdown",
+    project_urls=urls(),
     ext_modules=[
         Extension(
             "fanin._core",

@@ -8,7 +8,7 @@ import fanin
 
 
 @fanin.sim.scenario
-def keyed_sums_do_not_depend_on_order(m):
+def keyed_sums_in_any_order(m):
     """Two producers on host threads and streams of their own."""
     consumer = m.stream()
     buf = fanin.InputBuffer(1, stream=consumer)

@@ -15,7 +15,9 @@ __all__ = ["Counters", "counters", "set_options"]
 
 @dataclass(frozen=True, slots=True)
 class Counters(Mapping[str, int]):
-    """The work of a buffer, or of all buffers; fields can be read as attributes or by name, as from a dict."""
+    """The work of a buffer, or of all buffers; fields can be read as attributes or by name, as from a dict, and
+    `print` shows a table.
+    """
 
     adds: int  #: contributions added, undefined ones included
     copies: int  #: contributions or results that were copied or converted
@@ -41,6 +43,9 @@ class Counters(Mapping[str, int]):
 
     def __len__(self) -> int:
         return len(fields(self))
+
+    def __str__(self) -> str:
+        return "\n".join(f"{name:17} {value:>15,}" for name, value in self.items())
 
 
 @dataclass(frozen=True, slots=True)

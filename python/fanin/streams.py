@@ -121,9 +121,11 @@ def _kernels_words(kernels: dict[str, Any]) -> str:
 
 
 class Info(dict[str, Any]):
-    """The result of `info`: a dict of data, ready for JSON, that prints one line for each entry."""
+    """The result of `info`: a dict of data, ready for JSON, that prints as a table of 80 columns."""
 
     def __str__(self) -> str:
+        from textwrap import fill
+
         words = {
             **self,
             "python": f"{self['python']} ({self['implementation']})",
@@ -141,7 +143,10 @@ class Info(dict[str, Any]):
         }
         del words["implementation"]
         width = max(map(len, words))
-        return "\n".join(f"{key:<{width}}  {value}" for key, value in words.items())
+        return "\n".join(
+            fill(f"{key:<{width}}  {value}", 80, subsequent_indent=" " * (width + 2), break_on_hyphens=False)
+            for key, value in words.items()
+        )
 
     __repr__ = __str__
 

@@ -38,7 +38,7 @@ def test_a_sum_on_the_cpu_with_a_gap() -> None:
         "Key 2 is due next: what lies beyond it waits for it, or for take(), which skips gaps (A15).",
         "At the next sum the others will be added into the first, in place: it is reusable (A6).",
         "budget=0: 6 B wait in all slots, 0 B may.",
-        "Rules that decided so far: S3, A7.",
+        "Rules that decided so far: S3, A7 (docs/rules.md).",
     ]
 
 
@@ -84,7 +84,7 @@ def test_the_four_cases_of_streams(consumer: tuple[int, int], producer: tuple[in
         assert words.format(C=C.handle, P=P.handle) in lines
         event = "" if consumer == producer else ", with an event"
         assert f"Parked, the 1st to come: dense float64, made on stream {P.handle}{event}." in lines
-        assert lines[-1] == f"Rules that decided so far: {re.findall(r'S[0-9]+', words)[0]}."
+        assert lines[-1] == f"Rules that decided so far: {re.findall(r'S[0-9]+', words)[0]} (docs/rules.md)."
         buf.take()
 
 
@@ -167,7 +167,7 @@ def test_the_rules_of_sums_that_were_made_are_those_that_ran(
                 buf.add(0, gradients[i])
             else:
                 buf.add(0, gradients.pop())
-        assert buf.explain(0).splitlines()[-1] == f"Rules that decided so far: {rules}."
+        assert buf.explain(0).splitlines()[-1] == f"Rules that decided so far: {rules} (docs/rules.md)."
 
 
 @pytest.mark.core

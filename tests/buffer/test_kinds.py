@@ -682,6 +682,8 @@ def test_counters_are_objects_like_any_other() -> None:
     assert (counters.adds, counters["adds"], dict(counters)["peak_parked_bytes"]) == (1, 1, 8)
     assert counters == buf.counters == copy.copy(counters) == pickle.loads(pickle.dumps(counters))
     assert "adds=1" in repr(counters)
+    table = str(fanin.counters()).splitlines()
+    assert [line.split()[0] for line in table] == list(fanin.counters()) and max(map(len, table)) <= 80
     assert fanin.counters().pool_bytes >= 0
     assert list(fanin.counters())[: len(counters)] == list(counters)
     with pytest.raises(AttributeError):

@@ -71,9 +71,9 @@ def test_a_sum_that_is_lent_again_is_so_by_no_rule() -> None:
         out += G
     assert buf.counters.in_place == 1
     assert kept.tolist() == (2 * G).tolist(), "whoever keeps what was lent sees what is added later"
-    assert buf.explain(0).splitlines()[-1] == "Rules that decided so far: S3."
+    assert buf.explain(0).splitlines()[-1] == "Rules that decided so far: S3 (docs/rules.md)."
     buf.add(0, G)
-    assert buf.explain(0).splitlines()[-1] == "Rules that decided so far: S3, A7."
+    assert buf.explain(0).splitlines()[-1] == "Rules that decided so far: S3, A7 (docs/rules.md)."
 
 
 def test_zeros_are_lent_where_it_is_not() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tarfile
@@ -64,6 +65,27 @@ def test_the_version_is_said_in_one_place() -> None:
     assert f"[{fanin.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
 
 
+def metadata(folder: Path, url: str) -> str:
+    """What the package index shows: the metadata of a build with FANIN_URL."""
+    pytest.importorskip("setuptools")
+    command = [sys.executable, "setup.py", "-q", "egg_info", "--egg-base", str(folder)]
+    subprocess.run(command, check=True, capture_output=True, cwd=ROOT, env=emptied({"FANIN_URL": url}))
+    return (folder / "fanin.egg-info" / "PKG-INFO").read_text()
+
+
+def test_links_of_the_readme_hold_on_the_package_index(tmp_path: Path) -> None:
+    text = metadata(tmp_path, "https://repository.invalid/fanin/")
+    assert "Project-URL: Changelog, https://repository.invalid/fanin/blob/main/CHANGELOG.md\n" in text
+    links = re.findall(r"\]\(([^)]+)\)", text)
+    assert "https://repository.invalid/fanin/raw/main/docs/scene.svg" in links
+    assert links and [link for link in links if not link.startswith("https://")] == []
+
+
+def test_a_build_without_an_address_names_none(tmp_path: Path) -> None:
+    text = metadata(tmp_path, "")
+    assert "Project-URL" not in text and "](docs/tutorial.md)" in text
+
+
 def quietly(*words: str, cwd: Path, nvcc: str = "0") -> str:
     done = subprocess.run(
         words,
@@ -96,7 +118,7 @@ def test_the_sdist_builds_a_wheel_that_installs_and_imports(tmp_path: Path) -> N
     (sdist,) = tmp_path.glob("fanin-*.tar.gz")
     with tarfile.open(sdist) as archive:
         inside = {"/".join(n.split("/")[1:]) for n in archive.getnames()}
-    for path in [*ROOT.glob("csrc/**/*.[ch]"), *ROOT.glob("tests/**/*.py"), *ROOT.glob("docs/**/*.md")]:
+    for path in [*ROOT.glob("csrc/**/*.[ch]"), *ROOT.glob("tests/**/*.py"), *ROOT.glob("docs/*.md")]:
         assert str(path.relative_to(ROOT)) in inside, f"the sdist lacks {path.relative_to(ROOT)}"
     assert {"LICENSE", "README.md", "CHANGELOG.md", "python/fanin/py.typed", "csrc/py/core.pyi"} <= inside
 

@@ -103,7 +103,7 @@ def explain(view: View) -> str:
     lines += [f"Parked, {contribution(item, count - len(items) + i + 1)}." for i, item in enumerate(items)]
     lines += [*gap(view), *coming(view), *budget(view)]
     if view["rules"]:
-        lines.append(f"Rules that decided so far: {rules_of(view['rules'])}.")
+        lines.append(f"Rules that decided so far: {rules_of(view['rules'])} (docs/rules.md).")
     return "\n".join(lines)
 
 

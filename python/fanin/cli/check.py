@@ -144,20 +144,15 @@ def explore(screen: Screen, file: Path, chosen: list[Chosen], given: dict[str, o
             report = fanin.sim.explore(scenario, **{**own, **given})
         except (TypeError, ValueError) as e:  # exceptions of the scenario are in the report: this is about its options
             raise Unusable(f"{name}: {e}") from e
-        how = "all" if report.complete else f"{report.sampled} at random"
+        orders = f"{report.runs}, {'all' if report.complete else f'{report.sampled} at random'}"
         found = [report.races, report.deadlocks, report.errors, len(report.results)]
-        rows.append(
-            (
-                name, str(report.runs), str(report.skipped), how, *map(str, found),
-                "FAILED" if report.failed else report.outcome,
-            )
-        )  # fmt: skip
+        rows.append((name, orders, *map(str, found), "FAILED" if report.failed else report.outcome))
         if not report.failed and not report.ok:
             unsure.append((name, str(report).rpartition("\n")[2]))
         if report.failed:
             seed = {**own, **given}.get("seed", 0)
             failed.append((name, report, f" --seed {seed}" if seed else ""))
-    screen.table(rows, ("scenario", "orders", "given up", "which", "races", "deadlocks", "errors", "results", ""))
+    screen.table(rows, ("scenario", "orders", "races", "deadlocks", "errors", "results", ""))
     for name, report, seed in failed:
         screen.say()
         if report.error is not None:

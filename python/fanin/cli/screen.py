@@ -40,7 +40,7 @@ class Screen:
         width = [max(len(r[i]) for r in every) for i in range(len(every[0]))]
         for k, row in enumerate(every):
             cells = [c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, width, strict=True))]
-            self.say("  " + "   ".join(cells).rstrip(), style="bold" if head and k == 0 else "")
+            self.say("  " + "  ".join(cells).rstrip(), style="bold" if head and k == 0 else "")
 
     @contextmanager
     def progress(self, what: str, total: int) -> Iterator[Progress]:
