@@ -567,7 +567,7 @@ class Leaf:
     TypeError
         Without an array.
     ValueError
-        For a dtype, or a stream of another device.
+        For a dtype, one of integers or bool too, or a stream of another device.
 
     >>> w = fanin.Leaf(np.zeros(2), name="w")
     >>> for _ in range(2):
