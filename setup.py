@@ -16,12 +16,14 @@ The build prints which flags the compiler refuses, and leaves them out.
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -29,6 +31,7 @@ from pathlib import Path
 import setuptools
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.sdist import sdist
 
 ROOT = Path(__file__).resolve().parent
 SOURCES = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "csrc").glob("**/*.c"))
@@ -229,6 +232,28 @@ class BuildCore(build_ext):
         return objects
 
 
+class SameSdist(sdist):
+    """sdist whose archive depends on the sources alone, and on SOURCE_DATE_EPOCH, the time of all files."""
+
+    def make_archive(self, base_name, format, root_dir=None, base_dir=None, owner=None, group=None):
+        if format != "gztar":
+            return super().make_archive(base_name, format, root_dir, base_dir, owner, group)
+        time = int(os.environ.get("SOURCE_DATE_EPOCH") or 315532800)  # 1980, where a zip file's time begins
+
+        def plain(info: tarfile.TarInfo) -> tarfile.TarInfo:
+            info.uid = info.gid = 0
+            info.uname = info.gname = ""
+            info.mtime, info.mode = time, 0o755 if info.isdir() or info.mode & 0o100 else 0o644
+            return info
+
+        name, top = f"{base_name}.tar.gz", Path(base_dir or ".")
+        with open(name, "wb") as raw, gzip.GzipFile("", "wb", 9, raw, time) as packed:
+            with tarfile.open(mode="w", fileobj=packed, format=tarfile.PAX_FORMAT) as archive:
+                for path in [top, *sorted(top.rglob("*"))]:
+                    archive.add(path, recursive=False, filter=plain)
+        return name
+
+
 if not sys.platform.startswith(("linux", "darwin")):
     raise SystemExit(
         f"fanin is built on Linux (tested) and macOS (untested), not on {sys.platform}: "
@@ -270,6 +295,6 @@ setup(
             language="c",
         ),
     ],
-    cmdclass={"build_ext": BuildCore},
+    cmdclass={"build_ext": BuildCore, "sdist": SameSdist},
     **license_words,
 )

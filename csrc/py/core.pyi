@@ -19,6 +19,7 @@ from typing import (
 )
 
 import numpy as np
+from typing_extensions import disjoint_base
 
 from ._interop.protocols import DTypeLike, NDArray, StreamLike
 from .graph.trees import GraphStats, Outcome
@@ -337,16 +338,18 @@ def _collectors(
     calls `otherwise` with all others. The parameter gets nothing.
     """
 
+_T = TypeVar("_T")
+
 # add_n.c
 def add_n(
-    arrays: Iterable[object],
+    arrays: Iterable[_T],
     *,
     out: object = None,
     keys: Iterable[int] | None = None,
     accumulate: DTypeLike | None = None,
     scale: complex | None = None,
     stats: bool = False,
-) -> Any:  # step, fast
+) -> _T:  # step, fast
     """Sum arrays of one shape in one pass over memory, with one rounding.
 
     Parameters
@@ -407,6 +410,7 @@ class Edges:
     def __len__(self) -> int: ...
     def __repr__(self) -> str: ...  # step
 
+@disjoint_base
 class Node:
     """An operation of a graph, which a pass runs backward.
 
@@ -563,7 +567,7 @@ class Leaf:
     TypeError
         Without an array.
     ValueError
-        For a dtype, or a stream of another device.
+        For a dtype, one of integers or bool too, or a stream of another device.
 
     >>> w = fanin.Leaf(np.zeros(2), name="w")
     >>> for _ in range(2):
@@ -581,8 +585,8 @@ class Leaf:
     (array([2., 4.]), 'sim:0', True)
     """
     @overload
-    def __init__(
-        self,
+    def __new__(
+        cls,
         array: object,
         *,
         like: None = None,
@@ -590,10 +594,10 @@ class Leaf:
         grad_dtype: DTypeLike | None = None,
         name: object = None,
         stream: StreamLike | None = None,
-    ) -> None: ...  # step
+    ) -> Leaf: ...  # step
     @overload
-    def __init__(
-        self,
+    def __new__(
+        cls,
         array: None = None,
         *,
         like: tuple[Sequence[int] | None, DTypeLike | None, str | None] | Slot,
@@ -601,7 +605,7 @@ class Leaf:
         grad_dtype: DTypeLike | None = None,
         name: object = None,
         stream: StreamLike | None = None,
-    ) -> None: ...  # step
+    ) -> Leaf: ...  # step
     @property
     def grad(self) -> Any:  # step
         """The sum of the gradients of all passes since it was None; may be set."""
@@ -937,9 +941,9 @@ class GraphTree:
         The first `verify` replays of each recording also run the plain function; a difference in any bit is a
         CaptureError that names the array.
     """
-    def __init__(
-        self, device: str, *, memory: int = 67108864, limit: int = 8, strict: bool = False, verify: int = 0
-    ) -> None: ...
+    def __new__(
+        cls, device: str, *, memory: int = 67108864, limit: int = 8, strict: bool = False, verify: int = 0
+    ) -> GraphTree: ...
     def function(
         self,
         fn: Callable[_P, _R],
@@ -1016,8 +1020,8 @@ class _OfNumPy:
     def __mod__(self, other: object, /) -> Array: ...
     def __rmod__(self, other: object, /) -> Array: ...
     def __imod__(self, other: object, /) -> Self: ...
-    def __pow__(self, other: object, /) -> Array: ...
-    def __rpow__(self, other: object, /) -> Array: ...
+    def __pow__(self, other: object, mod: None = None, /) -> Array: ...
+    def __rpow__(self, other: object, mod: None = None, /) -> Array: ...
     def __matmul__(self, other: object, /) -> Array: ...
     def __rmatmul__(self, other: object, /) -> Array: ...
     def __and__(self, other: object, /) -> Array: ...
@@ -1233,6 +1237,7 @@ def cpu_wants_handles() -> bool:
 
 # ---------------------------------------------------------------- the simulated machine
 
+@disjoint_base
 class Machine:
     """The core of fanin.sim.Machine."""
     def __new__(

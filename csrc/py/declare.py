@@ -50,8 +50,8 @@ class Callable:
     by_place_only: list[Parameter] = field(default_factory=list)
     by_place: list[Parameter] = field(default_factory=list)
     by_name: list[Parameter] = field(default_factory=list)
-    star: bool = False  # it has *args
-    stars: bool = False  # .. and **kwargs
+    star: str = ""  # the name of *args
+    stars: str = ""  # of **kwargs
     doc: str = ""
     words: set[str] = field(default_factory=set)  # of its comment
     can: str = "call"  # "get", "set"
@@ -64,12 +64,13 @@ class Callable:
         """What inspect.signature reads; `first` is "$self" of a method."""
         parts = [first] if first else []
         parts += [shown(p) for p in self.by_place_only]
-        if self.by_place_only or (first and not self.all):
+        if self.by_place_only or (first and not self.all and not self.star):
             parts.append("/")
         parts += [shown(p) for p in self.by_place]
-        if self.by_name:
-            parts.append("*")
-        return ", ".join([*parts, *(shown(p) for p in self.by_name)])
+        if self.by_name or self.star:
+            parts.append(f"*{self.star}")
+        parts += [shown(p) for p in self.by_name]
+        return ", ".join([*parts, f"**{self.stars}"] if self.stars else parts)
 
 
 def shown(p: Parameter) -> str:
@@ -97,7 +98,7 @@ def read(node: ast.FunctionDef, lines: list[str], method: bool) -> Callable:
     made.by_place_only = parameters(places[:only], defaults[:only])
     made.by_place = parameters(places[only:], defaults[only:])
     made.by_name = parameters(a.kwonlyargs, a.kw_defaults)
-    made.star, made.stars = a.vararg is not None, a.kwarg is not None
+    made.star, made.stars = a.vararg.arg if a.vararg else "", a.kwarg.arg if a.kwarg else ""
     if method:
         del (made.by_place_only or made.by_place)[0]
     head = lines[node.lineno - 1 : max(node.lineno, node.body[0].lineno - (1 if made.doc else 0))]
@@ -142,7 +143,7 @@ def row_of(c: Callable, call: str, first: str) -> tuple[list[str], str]:
     doc = documented(f"{c.name}({c.signature(first)})", c.doc) if c.doc else "    NULL"
     step = "STEP_" if "step" in c.words else ""
     if c.star or not c.all:
-        flags = ["METH_NOARGS", "METH_VARARGS", "", "METH_VARARGS | METH_KEYWORDS"][c.star + 2 * c.stars]
+        flags = ["METH_NOARGS", "METH_VARARGS", "", "METH_VARARGS | METH_KEYWORDS"][bool(c.star) + 2 * bool(c.stars)]
         shape = "TUPLE" if c.star else "NONE"
         if step and c.stars:
             raise SystemExit(f"core.pyi: {c.name}: a step has no **kwargs")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import tempfile
 from collections.abc import Callable
 from typing import IO
 
@@ -33,6 +32,8 @@ def path_text(path: str | os.PathLike[str], what: str) -> str:
 
 def write_whole(path: str, fill: Callable[[IO[bytes]], object]) -> None:
     """Write a file whole or not at all. Its OSErrors name the path, not the temporary file."""
+    import tempfile  # not at the start: it imports the compressors
+
     name = None
     try:
         if not path or os.path.isdir(path):

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from collections.abc import Iterable
 
 from ._core import Leaf, Node
-from ._trace.graphviz import quoted
 from ._words import fitted
 
 
@@ -64,6 +61,12 @@ def free(roots: Iterable[object]) -> None:
         raise errors[0]
 
 
+def dot_program() -> str | None:
+    import shutil
+
+    return shutil.which("dot")
+
+
 class Drawing(str):
     """Graphviz text of a graph. A notebook shows it as a picture if Graphviz's program `dot` is installed."""
 
@@ -71,7 +74,9 @@ class Drawing(str):
 
     def svg(self) -> str:
         """Return the picture as SVG text; RuntimeError if Graphviz's program `dot` is not on the PATH."""
-        program = shutil.which("dot")
+        import subprocess
+
+        program = dot_program()
         if program is None:
             raise RuntimeError("draw: Graphviz's program `dot` is not on the PATH: install Graphviz, or use the text")
         done = subprocess.run([program, "-Tsvg"], input=self, capture_output=True, text=True, check=False)
@@ -80,7 +85,7 @@ class Drawing(str):
         return done.stdout
 
     def _repr_svg_(self) -> str | None:
-        return fitted(self.svg()) if shutil.which("dot") else None
+        return fitted(self.svg()) if dot_program() else None
 
 
 def draw(roots: Iterable[object]) -> Drawing:
@@ -104,6 +109,8 @@ def draw(roots: Iterable[object]) -> Drawing:
       n0 -> n1;
     }
     """
+    from ._trace.graphviz import quoted
+
     found = reached("draw", roots)
     number = {node: i for i, node in enumerate(found)}
     out = ["digraph fanin {", "  node [fontsize=10];"]

@@ -1,3 +1,3 @@
-"""The version, in the one place where it is written."""
+"""The version: of a release, or with .dev0 the next one's, before its day."""
 
-__version__ = "0.1.0"
+__version__ = "0.1.0.dev0"

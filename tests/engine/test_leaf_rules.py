@@ -10,6 +10,7 @@ import pytest
 import scipy.sparse as sp
 
 import fanin
+from fanin._reference import engine as reference
 
 pytestmark = pytest.mark.core
 
@@ -372,3 +373,20 @@ def test_two_passes_at_once_add_to_one_leaf() -> None:
 def test_a_leaf_of_a_list_names_what_makes_an_array_of_it(given: Any, word: str) -> None:
     with pytest.raises(TypeError, match=rf"array: expected an array, got a {word}: pass np\.asarray\(x\)"):
         fanin.Leaf(given)
+
+
+@pytest.mark.parametrize("dtype", ["int64", "int8", "bool"])
+def test_a_leaf_of_integers_is_refused_unless_its_gradients_are_floats(dtype: str) -> None:
+    with pytest.raises(ValueError, match=rf"floats, got {dtype}: .*x.astype\(float\), or give grad_dtype="):
+        fanin.Leaf(np.zeros(2, dtype))
+    with pytest.raises(ValueError, match="floats, got"):
+        reference.Leaf(np.zeros(2, dtype))
+    with pytest.raises(ValueError, match="floats, got int16"):
+        fanin.Leaf(np.zeros(2), grad_dtype="int16")
+    with pytest.raises(ValueError, match=f"floats, got {dtype}"):
+        fanin.Leaf(like=((2,), dtype, None), accumulate=lambda g: None)
+    w = fanin.Leaf(np.zeros(2, dtype), grad_dtype="float32")
+    fanin.backward([(w, 0, np.float32([1, 2]))])
+    assert w.grad.dtype == np.float32
+    for kind in ("complex64", "bfloat16", "float8_e4m3fn"):
+        assert fanin.Leaf(like=((2,), kind, None), accumulate=lambda g: None).array is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -45,6 +46,77 @@ Slot(shape="3")
 Slot(shape=3.5)
 Slot(shapes=3)
 """
+
+
+#: A user's small project, which mypy --strict accepts without an annotation of Any.
+PROJECT = {
+    "engine.py": """
+from __future__ import annotations
+from collections.abc import Sequence
+import fanin, numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+class Linear:
+    def __init__(self, w: Floats) -> None:
+        self.w, self.leaf = w, fanin.Leaf(w, name="w")
+
+    def __call__(self, x: Floats, after: fanin.Node | fanin.Leaf) -> fanin.Node:
+        def pullback(g: Floats) -> Sequence[Floats]:
+            return (g @ self.w.T, x.T @ g)
+        return fanin.Node(pullback, edges=[(after, 0), (self.leaf, 0)], name="linear")
+
+def step(layer: Linear, x: Floats) -> Floats:
+    fanin.backward([(layer(x, fanin.Leaf(x)), 0, np.ones((2, 3)))])
+    g: Floats = layer.leaf.grad
+    return g
+""",
+    "streams.py": """
+import fanin, numpy as np
+from fanin.sim import Machine, explore
+
+def scenario(m: Machine) -> None:
+    buf = fanin.InputBuffer(1, stream=m.stream())
+    def producer() -> None:
+        s = m.stream()
+        x = m.empty((2, 3), "float32")
+        m.launch(s, lambda v: v.fill(1), writes=[x])
+        buf.add(0, x, stream=s)
+    m.spawn(producer)
+    m.join()
+    reveal_type(m.array(np.ones(3)))
+    reveal_type(m.array(fanin.Sparse("coo", [np.array([[2]]), np.array([1.0])], 4)))
+
+report = explore(scenario, limit=10)
+reveal_type(report.ok)
+reveal_type(fanin.add_n([np.ones(3), np.ones(3)]))
+reveal_type(report.replay())
+""",
+}
+REVEALED = ["fanin._core.Array", "fanin.slots.Sparse", "bool", "numpy.ndarray", "object"]
+
+
+def test_a_users_project_passes_mypy_strict(tmp_path: Path) -> None:
+    """Outside the checkout, where mypy finds fanin by py.typed and its stub, and with a fault that it finds."""
+    pytest.importorskip("mypy", reason="mypy is not installed")
+    for name, code in PROJECT.items():
+        (tmp_path / name).write_text(code)
+    (tmp_path / "wrong.py").write_text("import fanin\nfanin.Leaf(name=3, arrays=1)\nfanin.InputBuffer(1).add('a', 1)\n")
+    (site,) = {Path(fanin.__file__).parents[1]}
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache"), "."],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "MYPYPATH": str(site)},
+    )
+    lines = [line for line in done.stdout.splitlines() if not line.startswith(("/", ".."))]
+    notes = [line.partition("Revealed type is ")[2] for line in lines if "Revealed" in line]
+    assert len(notes) == len(REVEALED) and all(a in b for a, b in zip(REVEALED, notes, strict=True)), done.stdout
+    errors = [line for line in lines if "error:" in line]
+    assert errors and all(line.startswith("wrong.py:") for line in errors), done.stdout
+    assert {line.split(":")[1] for line in errors} == {"2", "3"}, done.stdout
 
 
 def mypy(code: str, folder: Path) -> list[str]:

@@ -678,6 +678,14 @@ static int fill_in(leaf_object *self, const leaf_args *a)
     array = self->base.more->slots.specs[0].dtype;
     if (dtype != FAN_DT_NONE)
         self->base.more->slots.specs[0].dtype = dtype;
+    dtype = self->base.more->slots.specs[0].dtype;
+    if (dtype != FAN_DT_NONE && fan_dtype_kind(dtype) != 'f' && fan_dtype_kind(dtype) != 'c') {
+        PyErr_Format(PyExc_ValueError,
+                     "Leaf(): expected a gradient of real or complex floats, got %s: convert it, x.astype(float), or "
+                     "give grad_dtype=",
+                     fan_dtype_name(dtype));
+        return -1;
+    }
     if (calls)
         self->accumulate = Py_NewRef(a->accumulate);
     else if (a->accumulate && spec_of(self)->dtype == FAN_DT_NONE) {

@@ -215,7 +215,7 @@ class _Hook:
         x = bucket.buffer()
         index, run.started, run.complete = bucket.index(), run.started + 1, bucket.is_last()
         parts = [_part(f"parameter {i} of the bucket", g) for i, g in enumerate(bucket.gradients())]
-        future: Any = torch.futures.Future(devices=[x.device] if x.is_cuda else None)
+        future: torch.futures.Future[Any] = torch.futures.Future(devices=[x.device] if x.is_cuda else None)
         _sender(run.group).submit(run.sum, x, index, host(x), parts, future)
         if not run.watched:
             future.wait()

@@ -95,6 +95,7 @@ class Leaf(Node):
     """
 
     def __init__(self, array: NDArray, *, accumulate: DTypeLike | None = None, name: str | None = None) -> None:
+        need(array.dtype.kind not in "iub", ValueError, f"Leaf(): expected a gradient of floats, got {array.dtype}")
         slot = Slot(shape=array.shape, dtype=array.dtype)
         super().__init__(lambda *_: (), slots=[slot], name=name)
         self.wide = None if accumulate is None else InputBuffer([replace(slot, accumulate=accumulate)])

@@ -14,24 +14,22 @@ A trace records its own thread, and the host threads that a simulated machine sp
 from __future__ import annotations
 
 import io
-import json
 import os
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from .. import _core
 from .._files import path_text, write_whole
 from .._words import counted, fitted
 from ..errors import RaceError
-from .chrome import chrome
-from .graphviz import dot
 from .line import Line
-from .passes import add_passes, summary
-from .picture import Names, Picture, place
+
+if TYPE_CHECKING:  # pictures are imported when one is drawn
+    from .picture import Names, Picture
 
 __all__ = ["Trace", "trace"]
 
@@ -72,6 +70,8 @@ class Pictured:
         pass ...: 2 nodes and leaves on 1 worker, 1 gradient between them
         critical path: ... us, ... us of them waits: double > w
         """
+        from .passes import summary
+
         return summary(self.picture())
 
     def save(self, path: str | os.PathLike[str], *, names: Names | None = None) -> None:
@@ -87,6 +87,10 @@ class Pictured:
         names : dict
             Names of streams: {(0, 2): "copies"} is stream 2 of device 0.
         """
+        import json
+
+        from .chrome import chrome
+
         target = path_text(path, "trace.save")
         text = json.dumps(chrome(self.picture(), names or {}), indent=1)
         write_whole(target, lambda out: out.write(text.encode()))
@@ -109,11 +113,13 @@ class Pictured:
         from .plot import draw
 
         target = path_text(path, "trace.plot")
-        suffix = Path(target).suffix.lstrip(".").lower() or "svg"
+        suffix = os.path.splitext(target)[1].lstrip(".").lower() or "svg"
         write_whole(target, lambda out: draw(self.picture(), out, format=suffix, title=title, names=names))
 
     def dot(self) -> str:
         """The order of the work, as Graphviz DOT text: a cluster for each stream, dashed edges for waits."""
+        from .graphviz import dot
+
         return dot(self.picture())
 
 
@@ -177,6 +183,9 @@ class Trace(Pictured):
         """The lines, placed in time: on the clock of the simulated device where there is one, on that of the host for
         passes on the CPU, else in logical order.
         """
+        from .passes import add_passes
+        from .picture import place
+
         lines = self.lines
         return add_passes(place(lines, self._races), lines)
 

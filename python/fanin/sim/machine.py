@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Generic, NoReturn, Self, TypeVar, cast
+from typing import Generic, NoReturn, Protocol, Self, TypeVar, cast, overload
 
 import numpy as np
 
@@ -24,6 +24,14 @@ from ..slots import Sparse
 
 Array = _core.Array
 T = TypeVar("T")
+
+
+class _SciPy(Protocol):
+    """A sparse array or matrix of SciPy."""
+
+    def tocoo(self) -> object: ...
+
+
 T_co = TypeVar("T_co", covariant=True)
 
 SCHEDULES = ("seeded", "fifo", "lifo", "starve", "round robin")
@@ -262,7 +270,11 @@ class Machine(_core.Machine):
         """Make a new event, to be recorded on streams of `device`."""
         return self._event(self._numbered(device))
 
-    def array(self, value: object, device: int = 0) -> Any:
+    @overload
+    def array(self, value: Sparse | _SciPy, device: int = 0) -> Sparse: ...  # type: ignore[overload-overlap]
+    @overload
+    def array(self, value: object, device: int = 0) -> Array: ...
+    def array(self, value: object, device: int = 0) -> Array | Sparse:
         """Copy an ndarray (or anything that `np.asarray` takes) to a device, ordered before all work queued later.
 
         SciPy's sparse arrays and `fanin.Sparse` become a `fanin.Sparse` with parts on the device.

@@ -84,7 +84,7 @@ class Report:
         """Whether every order ran and none failed."""
         return self.outcome == "ok"
 
-    def replay(self, schedule: str | None = None) -> Any:
+    def replay(self, schedule: str | None = None) -> object:
         """Run the scenario once more in the order that failed, or in `schedule`; return its result or raise its
         exception.
         """
