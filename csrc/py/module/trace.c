@@ -1,5 +1,5 @@
 /* trace: the ring of base/trace.h as Python has it. _trace makes lines, pictures and files of it. */
-#include "py/base/py.h"
+#include "py/base/args.h"
 
 #include "base/thread.h"
 #include "base/trace.h"
@@ -11,15 +11,14 @@ typedef struct trace_object {
 
 static fan_trace *trace_of(PyObject *o) { return ((trace_object *)o)->t; }
 
-static PyObject *trace_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+static PyObject *trace_new(PyTypeObject *type, PyObject *const *a)
 {
-    static char *names[] = {"capacity", NULL};
-    Py_ssize_t capacity;
+    int64_t capacity = 0;
     trace_object *self;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "n:Trace", names, &capacity))
+    if (fan_number_arg(a[0], "trace: capacity", &capacity) < 0)
         return NULL;
     if (capacity < 1)
-        return PyErr_Format(PyExc_ValueError, "trace: capacity: expected a positive integer, got %zd", capacity);
+        return PyErr_Format(PyExc_ValueError, "trace: capacity: expected a positive integer, got %R", a[0]);
     self = (trace_object *)type->tp_alloc(type, 0);
     if (self && !(self->t = fan_trace_new((size_t)capacity))) {
         Py_DECREF(self);
@@ -110,32 +109,22 @@ static PyObject *trace_lines(PyObject *o, PyObject *Py_UNUSED(none))
     return made;
 }
 
-static PyObject *trace_dropped(PyObject *o, void *Py_UNUSED(closure))
+static PyObject *trace_get_dropped(PyObject *o, void *Py_UNUSED(closure))
 {
     return PyLong_FromUnsignedLongLong(fan_trace_dropped(trace_of(o)));
 }
 
 static Py_ssize_t trace_length(PyObject *o) { return (Py_ssize_t)fan_trace_count(trace_of(o)); }
 
-static PyMethodDef methods[] = {
-    {"begin", trace_begin, METH_NOARGS, "begin($self, /)\n--\n\nRecord what this thread does from now on."},
-    {"end", trace_end, METH_NOARGS, "end($self, /)\n--\n\nRecord no more."},
-    {"lines", trace_lines, METH_NOARGS, "lines($self, /)\n--\n\nThe lines, oldest first, as tuples."},
-    {NULL, NULL, 0, NULL},
-};
-
-static PyGetSetDef getset[] = {
-    {"dropped", trace_dropped, NULL, "How many lines were pushed out by newer ones.", NULL},
-    {NULL, NULL, NULL, NULL, NULL},
-};
+#include "py/declared/Trace.h"
 
 static PyType_Slot slots[] = {
-    {Py_tp_doc, "Trace(capacity)\n--\n\nThe core of fanin.trace: a ring of lines."},
-    {Py_tp_new, trace_new},
+    {Py_tp_doc, (void *)trace_doc},
+    {Py_tp_new, trace_new_door},
     {Py_tp_dealloc, trace_dealloc},
     {Py_mp_length, trace_length},
-    {Py_tp_methods, methods},
-    {Py_tp_getset, getset},
+    {Py_tp_methods, trace_methods},
+    {Py_tp_getset, trace_getset},
     {0, NULL},
 };
 
