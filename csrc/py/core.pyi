@@ -1376,7 +1376,7 @@ _TraceLine = tuple[
     int,
     int,
     int,
-    tuple[str, ...],
+    int,
     int,
     int,
     int,
@@ -1420,12 +1420,6 @@ class _Options(TypedDict):
     capture_redirect: bool
     detect: bool
 
-class _Pool(TypedDict):
-    pool_bytes: int
-    pool_peak_bytes: int
-    pool_hits: int
-    pool_misses: int
-
 # options.c
 def get_options() -> _Options:  # step
     """The process's options, as a dict."""
@@ -1448,9 +1442,6 @@ def counters() -> ProcessCounters:  # step
 
 def workers() -> int:  # step
     """How many threads make a large sum together."""
-
-def pool() -> _Pool:  # step
-    """The figures of the pool of memory, as a dict."""
 
 def trim() -> int:  # step
     """Free the memory that is kept for large results, and on CUDA devices all unused memory; return the number

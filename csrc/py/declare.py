@@ -5,9 +5,8 @@
 core.pyi is the one declaration of each class, method, property and function: its typed signature and its docstring are
 written there as normal Python; for_tests.pyi is the same for functions of a development build. For each class C this
 writes FOLDER/py/declared/C.h, for each C file f that a line `# f.c` names f.h with the functions after that line, and
-docs.h with the docstrings of the exceptions. A
-header has the docstrings, the tables of names that fan_parse reads, and the PyMethodDef and PyGetSetDef rows; a C file
-includes it after its functions, which are called
+docs.h with the docstrings of the exceptions. A header has the docstrings, the tables of names that fan_parse reads, and
+the PyMethodDef and PyGetSetDef rows; a C file includes it after its functions, which are called
 
     noun_method, noun_get_property, noun_set_property, noun_new     noun: the last word of the class, in lower case
     function                                                       for a function of the module

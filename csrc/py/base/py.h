@@ -102,7 +102,6 @@ typedef struct fan_call_site_known {
     int at;         /* its instruction */
     char text[96];  /* "": plumbing */
 } fan_call_site_known;
-#define FAN_COUNTERS_ALL (sizeof(fan_counters) / sizeof(uint64_t) + 4) /* those of the pool */
 typedef struct fan_state {
 #define X(type, field) type *field;
     FAN_STATE_LIST(X)
@@ -117,8 +116,6 @@ typedef struct fan_state {
     uint8_t torch_origin;
     PyObject *freelist[FAN_FREELIST]; /* InputBuffers without references, for their next lives */
     unsigned nfreelist;
-    Py_ssize_t counter_offsets[FAN_COUNTERS_ALL]; /* of the slots of these two classes, once `counters_known` */
-    bool counters_known;
     fan_call_site_known call_sites[FAN_CALL_SITES]; /* the last ones, by a hash */
     uint64_t budget;                                /* of buffers that name none (set_options) */
     bool detect;             /* of passes that give none; nodes remember where they are made (set_options) */

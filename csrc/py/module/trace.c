@@ -3,7 +3,6 @@
 
 #include "base/thread.h"
 #include "base/trace.h"
-#include "buffer/rules.h"
 
 typedef struct trace_object {
     PyObject_HEAD fan_trace *t; /* owned; never NULL after new */
@@ -57,41 +56,20 @@ static const char *kind_word(int kind)
     return words[kind];
 }
 
-/* trace_rules: rule bits as a tuple of words: ("S4", "S9"). */
-static PyObject *trace_rules(uint64_t rules)
-{
-    Py_ssize_t i = 0;
-    PyObject *made = PyTuple_New(__builtin_popcountll(rules));
-    for (int bit = 0; made && bit < FAN_S_RULES + FAN_A_RULES; bit++) {
-        PyObject *word;
-        if (!(rules >> bit & 1u))
-            continue;
-        word = bit < FAN_S_RULES ? PyUnicode_FromFormat("S%d", bit + 1)
-                                 : PyUnicode_FromFormat("A%d", bit + 1 - FAN_S_RULES);
-        if (!word)
-            Py_CLEAR(made);
-        else
-            PyTuple_SET_ITEM(made, i++, word);
-    }
-    return made;
-}
-
 static PyObject *line_of(const fan_trace_line *l)
 {
     PyObject *label = PyUnicode_DecodeUTF8(l->label, (Py_ssize_t)strnlen(l->label, FAN_TRACE_LABEL), "replace");
-    PyObject *rules = label ? trace_rules(l->rules) : NULL;
     char how[2] = {l->how, '\0'};
-    if (!rules) {
-        Py_XDECREF(label);
+    if (!label)
         return NULL;
-    }
-    return Py_BuildValue("(ssOiiIKLNKKKKKddNKKIKKK)", kind_word(l->kind), how, l->in_place ? Py_True : Py_False,
+    return Py_BuildValue("(ssOiiIKLKKKKKKddNKKIKKK)", kind_word(l->kind), how, l->in_place ? Py_True : Py_False,
                          (int)l->device, (int)l->slot, (unsigned int)l->count, (unsigned long long)l->buffer,
-                         (long long)l->key, rules, (unsigned long long)l->stream, (unsigned long long)l->other,
-                         (unsigned long long)l->event, (unsigned long long)l->bytes, (unsigned long long)l->host_ns,
-                         l->start_us, l->end_us, label, (unsigned long long)l->work.pass,
-                         (unsigned long long)l->work.node, (unsigned int)l->work.worker, (unsigned long long)l->to,
-                         (unsigned long long)l->begin_ns, (unsigned long long)l->thread);
+                         (long long)l->key, (unsigned long long)l->rules, (unsigned long long)l->stream,
+                         (unsigned long long)l->other, (unsigned long long)l->event, (unsigned long long)l->bytes,
+                         (unsigned long long)l->host_ns, l->start_us, l->end_us, label,
+                         (unsigned long long)l->work.pass, (unsigned long long)l->work.node,
+                         (unsigned int)l->work.worker, (unsigned long long)l->to, (unsigned long long)l->begin_ns,
+                         (unsigned long long)l->thread);
 }
 
 static PyObject *trace_lines(PyObject *o, PyObject *Py_UNUSED(none))

@@ -8,7 +8,7 @@
  */
 #include "base/mem.h"
 #include "py/base/args.h"
-#include "py/base/handles.h"
+#include "py/arrays/arrays.h"
 #include "py/sim/machine_object.h"
 
 static void hook_site(void *Py_UNUSED(ctx), char *buf, size_t size)
@@ -212,12 +212,9 @@ static PyObject *machine_array(PyObject *o, PyObject *const *given)
     machine_object *self = fan_machine_self(o);
     PyArrayObject *from = (PyArrayObject *)given[0];
     int device = device_arg(self, given[1]);
-    int64_t shape[FAN_MAX_NDIM], strides[FAN_MAX_NDIM];
-    fan_array *init = NULL, *a = NULL;
-    fan_storage *st;
+    fan_array *init, *a = NULL;
     fan_dtype dtype;
     fan_error err = {0};
-    fan_status status = FAN_ERR_NOMEM;
     if (device < 0)
         return NULL;
     dtype = fan_dtype_of_descr(PyArray_DESCR(from));
@@ -228,17 +225,10 @@ static PyObject *machine_array(PyObject *o, PyObject *const *given)
                             PyArray_DESCR(from));
     if (PyArray_NDIM(from) > FAN_MAX_NDIM)
         return PyErr_Format(PyExc_ValueError, "Machine.array: at most %d dimensions are supported", FAN_MAX_NDIM);
-    for (int i = 0; i < PyArray_NDIM(from); i++) {
-        shape[i] = PyArray_DIM(from, i);
-        strides[i] = PyArray_STRIDE(from, i);
-    }
-    st = fan_storage_wrap(PyArray_DATA(from), 0, NULL, NULL);
-    if (st)
-        status = fan_array_view(st, PyArray_BYTES(from), dtype, PyArray_NDIM(from), shape, strides, false, &init, &err);
-    if (status == FAN_OK)
-        status = fan_sim_array(self->m, device, dtype, init->ndim, init->shape, init, &a, &err);
+    if (fan_view_ndarray(from, dtype, false, &init) < 0)
+        return NULL;
+    fan_status status = fan_sim_array(self->m, device, dtype, init->ndim, init->shape, init, &a, &err);
     fan_array_drop(init);
-    fan_storage_drop(st);
     return wrap_new(self, device, status, a, &err);
 }
 

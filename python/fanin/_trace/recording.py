@@ -24,7 +24,7 @@ from types import TracebackType
 
 from .. import _core
 from .._files import path_text, write_whole
-from .._words import counted, fitted
+from .._words import counted, fitted, rule_names
 from ..errors import RaceError
 from .chrome import chrome
 from .graphviz import dot
@@ -74,7 +74,9 @@ class Trace:
     @property
     def lines(self) -> tuple[Line, ...]:
         """The recorded lines, in order."""
-        every = [Line(*line) for core in self._cores for line in core.lines()]
+        every = [
+            Line(*line[:8], rule_names(line[8]), *line[9:]) for core in self._cores for line in core.lines()
+        ]
         return tuple(sorted(every, key=lambda line: line.host_ns))
 
     @property
